@@ -1,0 +1,24 @@
+"""Settings for a pytest run of the whole suite.
+
+A test file does not depend on them: `python tests/x_test.py` runs it alone.
+"""
+
+import os
+
+from absl import flags
+
+# The workers of pytest-xdist share one accelerator where there is one, and JAX
+# by default takes most of its memory for the first process.
+os.environ.setdefault('XLA_PYTHON_CLIENT_PREALLOCATE', 'false')
+
+# absltest keeps its settings (its temporary directory, say) in absl flags,
+# which nothing parses under pytest. The defaults are right.
+flags.FLAGS.mark_as_parsed()
+
+
+def pytest_ignore_collect(collection_path):
+  """Skips helper files, which --doctest-modules would import otherwise."""
+  if collection_path.suffix == '.py':
+    if not collection_path.name.endswith('_test.py'):
+      return True
+  return None
