@@ -39,21 +39,18 @@ def linear_scan(
   raise NotImplementedError(_message('linear_scan'))
 
 
-def recurrence(
-    update: Any, x_gates: jax.Array, *args: Any, **kwargs: Any
-) -> NoReturn:
+def recurrence(update: Any, *args: Any, **kwargs: Any) -> NoReturn:
   """Computes carry_t = update(x_t, R h_{t-1}, carry_{t-1}) on the GPU.
 
   Args:
     update: One step of the recurrence, pointwise in batch and feature.
-    x_gates: Input gates of all steps, [batch, time, gates, features].
     *args: Further arguments, not settled yet.
     **kwargs: Further arguments, not settled yet.
 
   Raises:
     NotImplementedError: Always. The kernel is not written yet.
   """
-  del update, x_gates, args, kwargs
+  del update, args, kwargs
   raise NotImplementedError(_message('recurrence'))
 
 
