@@ -1,0 +1,120 @@
+"""The contract between a cell's equations and the engines that unroll them.
+
+A recurrent cell says what happens in one step, and nothing else:
+
+    carry' = update(params, x_gates, h_gates, carry)
+
+`update` is pointwise in batch and feature: it never mixes two batch elements
+or two features. Everything that does mix them is data which the engines own:
+
+  x_gates  what the input says:  W x_t + b, one array for each input gate;
+  h_gates  what the memory says: R h_{t-1}, one array for each recurrent gate.
+
+Because the products are data, one definition of a cell runs in three ways (a
+`lax.scan`, an associative scan, a GPU kernel), every derivative is derived from
+`update`, and no engine knows a cell by name.
+
+Dimensions, here and in the engines:
+
+  B  batch        T  time         F  features
+  G  gates        N  heads        D  features of one head, F = N D
+
+The recurrent kernel is `[G, N, D, D]`, indexed [gate, head, from, to]: dense
+for N = 1, block-diagonal for N > 1 and diagonal for D = 1.
+
+To add a cell, write one file with a frozen dataclass derived from one of the
+three classes below and a layer derived from `rnnzoo.layer.RecurrentLayer`, and
+name the layer in `rnnzoo/__init__.py`. WORKSPACE.md walks through an example.
+"""
+
+import abc
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import jax
+
+Array = jax.Array
+
+# One array [..., F] for each gate, in the order that the cell documents.
+Gates = tuple[Array, ...]
+
+# One array [..., F] for each of the cell's `carry_names`.
+Carry = tuple[Array, ...]
+
+# A cell's own small parameters by name, each [..., F]; often none.
+Params = Mapping[str, Any]
+
+
+class Cell(abc.ABC):
+  """Equations of one recurrent cell, pointwise in batch and feature.
+
+  Subclasses are frozen dataclasses, so that a cell can be the static argument
+  of a compiled function: two equal cells share one compilation.
+
+  Attributes:
+    input_gates: number of arrays in `x_gates`.
+    recurrent_gates: number of arrays in `h_gates`; 0 where the gates do not see
+      the memory.
+    carry_names: what is passed from step to step. The first is h, the output,
+      and what the recurrent kernel multiplies.
+  """
+
+  input_gates: ClassVar[int]
+  recurrent_gates: ClassVar[int]
+  carry_names: ClassVar[tuple[str, ...]]
+
+  @abc.abstractmethod
+  def update(
+      self, params: Params, x_gates: Gates, h_gates: Gates, carry: Carry
+  ) -> Carry:
+    """Returns the carry after one step.
+
+    Args:
+      params: the cell's own parameters, each broadcast against [..., F].
+      x_gates: `input_gates` arrays [..., F].
+      h_gates: `recurrent_gates` arrays [..., F].
+      carry: arrays [..., F], one for each of `carry_names`.
+    """
+
+
+class TwoStageCell(Cell):
+  """A cell whose last recurrent gate multiplies `operand` instead of h.
+
+  One step then holds two dependent products: the gates of the first stage make
+  the operand, and the operand's product completes `h_gates` for `update`.
+  """
+
+  @abc.abstractmethod
+  def operand(
+      self, params: Params, x_gates: Gates, h_gates: Gates, carry: Carry
+  ) -> Array:
+    """Returns what the last recurrent gate multiplies, [..., F].
+
+    Args:
+      params: as for `update`.
+      x_gates: as for `update`.
+      h_gates: the first `recurrent_gates - 1` recurrent gates.
+      carry: as for `update`.
+    """
+
+
+class LinearCell(Cell):
+  """A cell that is affine in its memory: h' = a h + b, with (a, b) free of h.
+
+  Such a cell has no recurrent gates, and time can be computed in parallel.
+  """
+
+  recurrent_gates = 0
+  carry_names = ('h',)
+
+  @abc.abstractmethod
+  def coefficients(self, params: Params, x_gates: Gates) -> tuple[Array, Array]:
+    """Returns (a, b), each [..., F]."""
+
+  def update(
+      self, params: Params, x_gates: Gates, h_gates: Gates, carry: Carry
+  ) -> Carry:
+    del h_gates
+    (h,) = carry
+    a, b = self.coefficients(params, x_gates)
+    return (a * h + b,)

@@ -1,0 +1,97 @@
+"""Checks of what a caller passes: what was given, and what would be right."""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+
+from rnnzoo import cell as cell_lib
+
+Array = jax.Array
+
+
+def kernel(
+    cell: cell_lib.Cell, recurrent_kernel: Array | None, features: int
+) -> None:
+  """Raises ValueError unless the recurrent kernel fits the cell."""
+  name = type(cell).__name__
+  gates = cell.recurrent_gates
+  if gates == 0:
+    if recurrent_kernel is not None:
+      raise ValueError(
+          f'{name} has no recurrent gates: recurrent_kernel must be None, got'
+          f' shape {recurrent_kernel.shape}.'
+      )
+    return
+  shape = jnp.shape(recurrent_kernel)
+  if (
+      len(shape) != 4
+      or shape[0] != gates
+      or shape[2] != shape[3]
+      or shape[1] * shape[2] != features
+  ):
+    got = 'None' if recurrent_kernel is None else f'shape {shape}'
+    raise ValueError(
+        'recurrent_kernel must be [recurrent_gates, heads, head_dim, head_dim]'
+        f' with {gates} recurrent gates for {name} and heads * head_dim ='
+        f' {features}, got {got}.'
+    )
+
+
+def carry(
+    names: Sequence[str], given: object, expected: tuple[int, ...], label: str
+) -> None:
+  """Raises ValueError unless `given` has an array of this shape for each name.
+
+  Args:
+    names: `Cell.carry_names`.
+    given: what the caller passed as a carry.
+    expected: shape of each array.
+    label: the argument's name.
+  """
+  if isinstance(given, (tuple, list)):
+    shapes = [jnp.shape(c) for c in given]
+    if shapes == [expected] * len(names):
+      return
+    got = f'{len(shapes)} of shapes {shapes}'
+  else:
+    got = f'a {type(given).__name__} of shape {jnp.shape(given)}'
+  parts = ', '.join(names) + (',' if len(names) == 1 else '')
+  raise ValueError(
+      f'{label} must be a tuple ({parts}) of {len(names)} arrays of shape'
+      f' {expected}, got {got}.'
+  )
+
+
+def flags(given: Array | None, expected: tuple[int, ...], label: str) -> None:
+  """Raises ValueError unless `given` is bool and of the expected shape."""
+  if given is None:
+    return
+  dtype, shape = jnp.result_type(given), jnp.shape(given)
+  if dtype != jnp.bool_:
+    raise ValueError(
+        f'{label} must be a bool array of shape {expected}, got dtype {dtype};'
+        f' {label}.astype(bool) would work.'
+    )
+  if shape != expected:
+    raise ValueError(f'{label} must have shape {expected}, got {shape}.')
+
+
+def lengths(given: Array | None, expected: tuple[int, ...]) -> None:
+  """Raises ValueError unless `given` is integer and of the expected shape."""
+  if given is None:
+    return
+  dtype, shape = jnp.result_type(given), jnp.shape(given)
+  if not jnp.issubdtype(dtype, jnp.integer):
+    raise ValueError(
+        f'seq_lengths must be an integer array of shape {expected}, got dtype'
+        f' {dtype}; pass the number of valid steps of each sequence.'
+    )
+  if shape != expected:
+    raise ValueError(f'seq_lengths must have shape {expected}, got {shape}.')
+
+
+def positive(value: object, label: str) -> None:
+  """Raises ValueError unless `value` is an int of at least 1."""
+  if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+    raise ValueError(f'{label} must be a positive int, got {value!r}.')

@@ -1,0 +1,33 @@
+"""Bounds on parameters, kept by a projection after each update."""
+
+from typing import Any
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+
+
+def constrain(params: Any) -> Any:
+  """Clips every bounded parameter into its bound; call it after an update.
+
+  A parameter is bounded when its `nnx.Param` has the metadata `max_abs`, as the
+  recurrent kernels of `IndRNN` and `IRevRNN` have: |u| <= max_abs.
+
+  >>> params = nnx.state(model, nnx.Param)                   # doctest: +SKIP
+  >>> nnx.update(model, rnnzoo.constrain(params))            # doctest: +SKIP
+
+  Args:
+    params: any pytree of nnx variables, such as `nnx.state(model, nnx.Param)`.
+
+  Returns:
+    A tree of the same structure.
+  """
+
+  def clip(variable):
+    bound = getattr(variable, 'max_abs', None)
+    if bound is None:
+      return variable
+    return variable.replace(jnp.clip(variable[...], -bound, bound))
+
+  is_variable = lambda x: isinstance(x, nnx.Variable)
+  return jax.tree.map(clip, params, is_leaf=is_variable)

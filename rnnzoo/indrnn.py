@@ -1,0 +1,96 @@
+"""IndRNN: every unit remembers on its own, through one number."""
+
+import dataclasses
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+
+from rnnzoo import cell
+from rnnzoo import initializers
+from rnnzoo import layer
+
+ACTIVATIONS = {'relu': jax.nn.relu, 'tanh': jnp.tanh}
+
+
+@dataclasses.dataclass(frozen=True)
+class IndRNNCell(cell.Cell):
+  """h' = φ(x + u h), u diagonal; carry (h,).
+
+  Attributes:
+    activation: φ, 'relu' or 'tanh'.
+  """
+
+  activation: str = 'relu'
+  input_gates = 1
+  recurrent_gates = 1
+  carry_names = ('h',)
+
+  def __post_init__(self):
+    if self.activation not in ACTIVATIONS:
+      raise ValueError(
+          f'activation must be one of {tuple(ACTIVATIONS)}, got'
+          f' {self.activation!r}.'
+      )
+
+  def update(self, params, x_gates, h_gates, carry):
+    del params, carry
+    return (ACTIVATIONS[self.activation](x_gates[0] + h_gates[0]),)
+
+
+class IndRNN(layer.RecurrentLayer):
+  """Independently recurrent neural network.
+
+      h_t = φ(W x_t + b + u h_{t-1}),  |u| <= max_abs       y_t = h_t
+
+  u is `recurrent_kernel`, [1, features, 1, 1]. Units mix only between layers,
+  so stack them: `rnnzoo.Stack(rnnzoo.IndRNN, ..., norm='batch')`.
+
+  >>> import jax.numpy as jnp, rnnzoo
+  >>> from flax import nnx
+  >>> layer = rnnzoo.IndRNN(3, 8, max_abs=2 ** (1 / 5), rngs=nnx.Rngs(0))
+  >>> layer(jnp.ones((2, 5, 3))).shape               # [batch, time, features]
+  (2, 5, 8)
+
+  Args:
+    in_features: size of x's last axis.
+    features: size of h.
+    activation: φ, 'relu' or 'tanh'.
+    recurrent_range: u starts uniform in this range. The last layer of a stack
+      starts near 1, for instance (0.9, 1.0), to keep memory to the end.
+    max_abs: bound of |u| that `rnnzoo.constrain` enforces after an update, for
+      instance 2^(1/T), so that T steps amplify at most by 2; None for none.
+    **options: those of all layers (`rnnzoo.RecurrentLayer`): use_bias,
+      kernel_init, bias_init, learn_initial_carry, dtype (of the computation),
+      param_dtype, implementation ('scan', 'pallas' or None for the fastest).
+    rngs: `nnx.Rngs` that the parameters are drawn from.
+
+  Raises:
+    ValueError: a size or an option is not valid.
+
+  References:
+    S. Li, W. Li, C. Cook, C. Zhu and Y. Gao, 2018, "Independently recurrent
+    neural network (IndRNN): Building a longer and deeper RNN", equation 4.
+  """
+
+  def __init__(
+      self,
+      in_features: int,
+      features: int,
+      *,
+      activation: str = 'relu',
+      recurrent_range: tuple[float, float] = (0.0, 1.0),
+      max_abs: float | None = None,
+      rngs: nnx.Rngs,
+      **options,
+  ):
+    super().__init__(
+        IndRNNCell(activation),
+        in_features,
+        features,
+        num_heads=features,
+        recurrent_kernel_init=initializers.uniform(*recurrent_range),
+        max_abs=max_abs,
+        rngs=rngs,
+        **options,
+    )

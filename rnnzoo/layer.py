@@ -1,0 +1,348 @@
+"""Layers: cells with parameters, over whole sequences.
+
+`RecurrentLayer` is one cell with its parameters: it projects the input, unrolls
+the cell and takes care of batch axes, carries, resets, masks and dtypes. The layers themselves (`rnnzoo.GRU`, ...) add only what their papers
+say: the cell, initialisers and options.
+
+Layers hold parameters and static configuration, never random state and nothing
+that a call changes, so they work with `nnx.jit`, with `nnx.split` and plain
+`jax.jit`, under `jax.vmap` and `jax.checkpoint`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+
+from rnnzoo import cell as cell_lib
+from rnnzoo import checks
+from rnnzoo import initializers
+from rnnzoo import products
+from rnnzoo import sequence_layer
+from rnnzoo import sequential
+from rnnzoo import unrolling
+
+Array = jax.Array
+Carry = cell_lib.Carry
+Initializer = initializers.Initializer
+
+
+class Constant(nnx.Variable):
+  """A number that a cell needs and that training leaves alone."""
+
+
+class RecurrentLayer(sequence_layer.SequenceLayer):
+  """One cell with its parameters: project the input, unroll the cell.
+
+  Attributes:
+    cell: the equations, static.
+    in_features: size of the input's last axis.
+    out_features: size of the output's last axis, the cell's features.
+    num_heads: number of diagonal blocks of the recurrent kernel.
+    kernel: W, [input_gates, in_features, features].
+    bias: b, [input_gates, features], or None.
+    recurrent_kernel: [recurrent_gates, heads, head_dim, head_dim], or None for
+      a cell without recurrent gates.
+    cell_params: the cell's own parameters by name, each [..., features].
+    learned_carry: one array [features] for each of the cell's carries where the
+      initial carry is learned; empty where it is zero.
+  """
+
+  def __init__(
+      self,
+      cell: cell_lib.Cell,
+      in_features: int,
+      features: int,
+      *,
+      num_heads: int = 1,
+      use_bias: bool = True,
+      cell_params: Mapping[str, nnx.Variable] | None = None,
+      recurrent_structure: Callable[[Array], Array] | None = None,
+      kernel_init: Initializer = initializers.lecun_normal,
+      recurrent_kernel_init: Initializer | Sequence[Initializer] = initializers.orthogonal,
+      max_abs: float | None = None,
+      bias_init: Initializer | Sequence[Initializer] = initializers.zeros,
+      learn_initial_carry: bool = False,
+      dtype: jax.typing.DTypeLike | None = None,
+      param_dtype: jax.typing.DTypeLike = jnp.float32,
+      implementation: unrolling.Implementation = None,
+      rngs: nnx.Rngs,
+  ):
+    """Creates the parameters.
+
+    Args:
+      cell: the equations.
+      in_features: size of the input's last axis.
+      features: size of the carry and of the output.
+      num_heads: number of diagonal blocks of the recurrent kernel, each of size
+        features / num_heads; `features` for a diagonal recurrence.
+      use_bias: whether the input gates have a bias.
+      cell_params: the cell's own parameters by name.
+      recurrent_structure: a hashable function from the stored recurrent kernel
+        to the one that is used, for instance an antisymmetric one; applied once
+        a call, outside the time loop.
+      kernel_init: initialiser of W, called for each gate with shape
+        (in_features, features).
+      recurrent_kernel_init: initialiser of R, called for each gate and head
+        with shape (head_dim, head_dim); a sequence has one for each gate.
+      max_abs: bound of the recurrent kernel's elements for `rnnzoo.constrain`,
+        kept as metadata of its `nnx.Param`; None for none.
+      bias_init: initialiser of b, called for each gate with shape (features,);
+        a sequence has one for each gate.
+      learn_initial_carry: learn the initial carry, from zero, instead of always
+        starting from zero.
+      dtype: dtype of inputs, gates, products and outputs; None for what x and
+        the parameters promote to. State and sums are float32 or wider.
+      param_dtype: dtype of the parameters.
+      implementation: 'scan', 'associative_scan', 'pallas', a sequence of these
+        to try in turn, or None for the fastest that can run.
+      rngs: `nnx.Rngs` with a `params` or default stream.
+
+    Raises:
+      ValueError: a size is not a positive int, or num_heads does not divide
+        features.
+    """
+    checks.positive(in_features, 'in_features')
+    checks.positive(features, 'features')
+    checks.positive(num_heads, 'num_heads')
+    if features % num_heads:
+      raise ValueError(
+          'features must be divisible by num_heads, got'
+          f' features={features} and num_heads={num_heads}.'
+      )
+    unrolling.check_implementation(implementation)
+    self.cell = cell
+    self.in_features = in_features
+    self.out_features = features
+    self.num_heads = num_heads
+    self.recurrent_structure = recurrent_structure
+    self.dtype = dtype
+    self.param_dtype = param_dtype
+    self.implementation = (
+        implementation
+        if implementation is None or isinstance(implementation, str)
+        else tuple(implementation)
+    )
+
+    def stacked(init, gates, shape, heads=None):
+      """Draws [gates, *shape], or [gates, heads, *shape]."""
+      inits = init if isinstance(init, Sequence) else [init] * gates
+      if heads is None:
+        return jnp.stack([f(rngs.params(), shape, param_dtype) for f in inits])
+      draw = lambda f: jax.vmap(lambda key: f(key, shape, param_dtype))
+      keys = [jax.random.split(rngs.params(), heads) for _ in inits]
+      return jnp.stack([draw(f)(key) for f, key in zip(inits, keys)])
+
+    gates = cell.input_gates
+    self.kernel = nnx.Param(stacked(kernel_init, gates, (in_features, features)))
+    self.bias = nnx.data(None)
+    if use_bias:
+      self.bias = nnx.Param(stacked(bias_init, gates, (features,)))
+    self.recurrent_kernel = nnx.data(None)
+    if cell.recurrent_gates:
+      size = features // num_heads
+      blocks = stacked(
+          recurrent_kernel_init, cell.recurrent_gates, (size, size), num_heads
+      )
+      bound = {} if max_abs is None else {'max_abs': max_abs}
+      self.recurrent_kernel = nnx.Param(blocks, **bound)
+    self.cell_params = nnx.Dict(cell_params or {})
+    self.learned_carry = nnx.List(
+        nnx.Param(jnp.zeros((features,), param_dtype))
+        for _ in (cell.carry_names if learn_initial_carry else ())
+    )
+
+  def initial_carry(self, batch_shape: tuple[int, ...] = ()) -> Carry:
+    """Returns the carry that a sequence starts from, and restarts from.
+
+    Args:
+      batch_shape: leading axes of the input, those before time.
+
+    Returns:
+      One array [*batch_shape, features] for each of `cell.carry_names`, float32
+      or wider.
+    """
+    return self._initial_carry(batch_shape, self._state_dtype())
+
+  def unroll(
+      self,
+      x: Array,
+      *,
+      initial_carry: Carry | None = None,
+      reset: Array | None = None,
+      seq_lengths: Array | None = None,
+      mask: Array | None = None,
+      reverse: bool = False,
+      time_major: bool = False,
+      rngs: nnx.Rngs | None = None,
+  ) -> tuple[Carry, Array]:
+    """Runs the layer over a sequence and returns the final carry as well.
+
+    The arguments and errors are those of `SequenceLayer.unroll`; a carry is a
+    tuple with one array [..., features] for each of `cell.carry_names`.
+    """
+    del rngs
+    self._check_input(x, min_ndim=2, axes='[..., time, in_features]')
+    lead = x.shape[:-1]
+    time, batch_shape = (lead[0], lead[1:]) if time_major else (lead[-1], lead[:-1])
+    checks.flags(reset, lead, 'reset')
+    checks.flags(mask, lead, 'mask')
+    checks.lengths(seq_lengths, batch_shape)
+    dtype = self._dtype(x)
+    state = self._state_dtype(x)
+    restart = self._initial_carry(batch_shape, state)
+    carry = restart
+    if initial_carry is not None:
+      self._check_carry(initial_carry, batch_shape, 'initial_carry')
+      carry = tuple(c.astype(state) for c in initial_carry)
+
+    def flat(a, trailing):
+      """[..., time, *trailing] -> [time, B, *trailing]."""
+      if a is None:
+        return None
+      if time_major:
+        return a.reshape(time, -1, *trailing)
+      return jnp.swapaxes(a.reshape(-1, time, *trailing), 0, 1)
+
+    rows = lambda c: c.reshape(-1, self.out_features)
+    reset, mask = flat(reset, ()), flat(mask, ())
+    if seq_lengths is not None:
+      valid = jnp.arange(time)[:, None] < seq_lengths.reshape(-1)
+      mask = valid if mask is None else mask & valid
+      reset = None if reset is None else reset & valid
+    carry, (h,) = unrolling.run(
+        self.cell,
+        self._cell_params(state),
+        project,
+        self._weights(dtype),
+        flat(x.astype(dtype), (self.in_features,)),
+        self._recurrent_kernel(dtype),
+        jax.tree.map(rows, carry),
+        restart=jax.tree.map(rows, restart),
+        reset=reset,
+        mask=mask,
+        reverse=reverse,
+        implementation=self.implementation,
+    )
+    if mask is not None:
+      h = jnp.where(mask[..., None], h, 0)
+    if not time_major:
+      h = jnp.swapaxes(h, 0, 1)
+    shape = (*batch_shape, self.out_features)
+    carry = tuple(c.reshape(shape) for c in carry)
+    return carry, h.astype(dtype).reshape(*lead, self.out_features)
+
+  def step(
+      self, carry: Carry, x: Array, *, reset: Array | None = None
+  ) -> tuple[Carry, Array]:
+    """Takes one step, for streams and for acting in an environment.
+
+    Args:
+      carry: one array [..., features] for each of `cell.carry_names`.
+      x: [..., in_features].
+      reset: bool [...]; where true, the carry restarts before the step.
+
+    Returns:
+      The carry after the step, and the output [..., features].
+
+    Raises:
+      ValueError: an argument has the wrong shape or dtype.
+    """
+    self._check_input(x, min_ndim=1, axes='[..., in_features]')
+    batch_shape = x.shape[:-1]
+    self._check_carry(carry, batch_shape, 'carry')
+    checks.flags(reset, batch_shape, 'reset')
+    dtype = self._dtype(x)
+    state = self._state_dtype(x)
+    carry = tuple(c.astype(state) for c in carry)
+    if reset is not None:
+      restart = self._initial_carry(batch_shape, state)
+      carry = jax.tree.map(
+          lambda a, b: jnp.where(reset[..., None], a, b), restart, carry
+      )
+    gates = project(self._weights(dtype), x.astype(dtype))
+    carry = sequential.step(
+        self.cell,
+        self._cell_params(state),
+        sequential.pack(self.cell, self._recurrent_kernel(dtype)),
+        tuple(gate.astype(state) for gate in gates),
+        carry,
+    )
+    return carry, carry[0].astype(dtype)
+
+  # Parameters as the engines take them.
+
+  def _dtype(self, x: Array):
+    return self.dtype or jnp.result_type(x, self.param_dtype)
+
+  def _state_dtype(self, x: Array | None = None):
+    """The dtype of carries and sums."""
+    dtype = self.dtype or self.param_dtype
+    if x is not None:
+      dtype = self._dtype(x)
+    return jnp.promote_types(dtype, jnp.float32)
+
+  def _initial_carry(self, batch_shape, dtype) -> Carry:
+    shape = (*batch_shape, self.out_features)
+    if not self.learned_carry:
+      return tuple(jnp.zeros(shape, dtype) for _ in self.cell.carry_names)
+    return tuple(
+        jnp.broadcast_to(c[...].astype(dtype), shape)
+        for c in self.learned_carry
+    )
+
+  def _cell_params(self, dtype) -> dict[str, Array]:
+    return {k: v[...].astype(dtype) for k, v in self.cell_params.items()}
+
+  def _weights(self, dtype) -> tuple[Array, Array | None]:
+    bias = None if self.bias is None else self.bias[...].astype(dtype)
+    return self.kernel[...].astype(dtype), bias
+
+  def _recurrent_kernel(self, dtype) -> Array | None:
+    if self.recurrent_kernel is None:
+      return None
+    kernel = self.recurrent_kernel[...]
+    if self.recurrent_structure is not None:
+      kernel = self.recurrent_structure(kernel)
+    return kernel.astype(dtype)
+
+  # Checks.
+
+  def _check_input(self, x: Array, min_ndim: int, axes: str) -> None:
+    shape = jnp.shape(x)
+    if len(shape) < min_ndim or shape[-1] != self.in_features:
+      raise ValueError(
+          f'{type(self).__name__} expects x of shape {axes} with in_features ='
+          f' {self.in_features}, got shape {shape}.'
+      )
+    if not jnp.issubdtype(jnp.result_type(x), jnp.floating):
+      raise ValueError(
+          f'{type(self).__name__} expects floating-point x, got'
+          f' {jnp.result_type(x)}; x.astype(jnp.float32) would work.'
+      )
+
+  def _check_carry(self, carry, batch_shape, label: str) -> None:
+    expected = (*batch_shape, self.out_features)
+    checks.carry(self.cell.carry_names, carry, expected, label)
+
+
+def project(weights: tuple[Array, Array | None], x: Array) -> cell_lib.Gates:
+  """Returns the input gates W_g x + b_g, each [..., features].
+
+  One product a gate: XLA's CPU backend slices a joint product slowly.
+
+  Args:
+    weights: kernel [gates, in_features, features] and bias [gates, features] or
+      None.
+    x: [..., in_features].
+  """
+  kernel, bias = weights
+  wide = jnp.promote_types(x.dtype, jnp.float32)
+  gates = tuple(
+      products.contract('...i,if->...f', x, w, wide) for w in kernel
+  )
+  if bias is None:
+    return gates
+  return tuple(gate + b for gate, b in zip(gates, bias, strict=True))

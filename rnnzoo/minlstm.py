@@ -1,0 +1,101 @@
+"""minLSTM: an LSTM whose gates see the input only, so time runs in parallel."""
+
+import dataclasses
+
+from flax import nnx
+import jax
+
+from rnnzoo import cell
+from rnnzoo import initializers
+from rnnzoo import layer
+from rnnzoo import mingru
+
+sigmoid, softplus = jax.nn.sigmoid, jax.nn.softplus
+
+
+@dataclasses.dataclass(frozen=True)
+class MinLSTMCell(cell.LinearCell):
+  """Gates in the order f, i, h̃, all from the input; carry (h,).
+
+  f' = σ(x_f) / (σ(x_f) + σ(x_i))
+  i' = σ(x_i) / (σ(x_f) + σ(x_i)) = 1 - f'
+  h' = f' h + i' g(x_h)
+
+  Attributes:
+    candidate: 'linear' for g(x) = x; 'positive' for the model of the paper's
+      log-space version, g(x) = x + 0.5 where x >= 0 and σ(x) elsewhere.
+  """
+
+  candidate: str = 'linear'
+  input_gates = 3
+
+  def __post_init__(self):
+    mingru.check_candidate(self.candidate)
+
+  def coefficients(self, params, x_gates):
+    del params
+    f, i, h = x_gates
+    # f' / i' = exp(-d): the quotient of two sigmoids that may both underflow.
+    d = softplus(-f) - softplus(-i)
+    return sigmoid(-d), sigmoid(d) * mingru.CANDIDATES[self.candidate](h)
+
+
+class MinLSTM(layer.RecurrentLayer):
+  """Minimal LSTM, linear in its memory, with forget and input normalised.
+
+      f_t, i_t = σ(W x_t + b)
+      f'_t = f_t / (f_t + i_t),  i'_t = i_t / (f_t + i_t)
+      h_t = f'_t h_{t-1} + i'_t g(W_h x_t + b_h)            y_t = h_t
+
+  >>> import jax.numpy as jnp, rnnzoo
+  >>> from flax import nnx
+  >>> layer = rnnzoo.MinLSTM(in_features=3, features=8, rngs=nnx.Rngs(0))
+  >>> layer(jnp.ones((2, 5, 3))).shape               # [batch, time, features]
+  (2, 5, 8)
+
+  Args:
+    in_features: size of x's last axis.
+    features: size of h.
+    forget_bias: added to the initial bias of f; a positive one keeps memory
+      from the start and speeds training up.
+    candidate: 'linear' for g(x) = x; 'positive' for the model of the paper's
+      log-space version, g(x) = x + 0.5 where x >= 0 and σ(x) elsewhere, which
+      keeps h > 0. Both run in linear space, where a reset is exact and long
+      sequences keep their digits.
+    **options: those of all layers (`rnnzoo.RecurrentLayer`): use_bias,
+      kernel_init, bias_init, learn_initial_carry, dtype (of the computation),
+      param_dtype, implementation ('scan', 'associative_scan', 'pallas' or None
+      for the fastest).
+    rngs: `nnx.Rngs` that the parameters are drawn from.
+
+  Raises:
+    ValueError: a size or an option is not valid.
+
+  References:
+    L. Feng, F. Tung, M. O. Ahmed, Y. Bengio and H. Hajimirsadeghi, 2024, "Were
+    RNNs all we needed?", section 3.2 and appendix B.
+  """
+
+  def __init__(
+      self,
+      in_features: int,
+      features: int,
+      *,
+      forget_bias: float = 0.0,
+      candidate: str = 'linear',
+      bias_init: initializers.Initializer = initializers.zeros,
+      rngs: nnx.Rngs,
+      **options,
+  ):
+    super().__init__(
+        MinLSTMCell(candidate),
+        in_features,
+        features,
+        bias_init=(
+            initializers.shifted(bias_init, forget_bias),
+            bias_init,
+            bias_init,
+        ),
+        rngs=rngs,
+        **options,
+    )

@@ -1,0 +1,73 @@
+"""Models over any layer; no cell is named here."""
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+
+from rnnzoo import sequence_layer
+
+Array = jax.Array
+
+
+class SequenceClassifier(nnx.Module):
+  """Reads a whole sequence and names its class.
+
+  >>> import jax.numpy as jnp, rnnzoo
+  >>> from flax import nnx
+  >>> from rnnzoo import models
+  >>> rngs = nnx.Rngs(0)
+  >>> model = models.SequenceClassifier(
+  ...     rnnzoo.GRU(28, 128, rngs=rngs), num_classes=10, rngs=rngs
+  ... )
+  >>> model(jnp.zeros((4, 28, 28))).shape
+  (4, 10)
+
+  Attributes:
+    backbone: the recurrent layer or stack.
+    head: linear map from its last output to logits.
+  """
+
+  def __init__(
+      self,
+      backbone: sequence_layer.SequenceLayer,
+      num_classes: int,
+      *,
+      rngs: nnx.Rngs,
+  ):
+    """Creates the head.
+
+    Args:
+      backbone: a layer or stack, whose last valid output is classified.
+      num_classes: number of logits.
+      rngs: `nnx.Rngs` that the head's parameters are drawn from.
+    """
+    self.backbone = backbone
+    self.head = nnx.Linear(backbone.out_features, num_classes, rngs=rngs)
+
+  def __call__(
+      self,
+      x: Array,
+      *,
+      seq_lengths: Array | None = None,
+      rngs: nnx.Rngs | None = None,
+  ) -> Array:
+    """Returns logits.
+
+    Args:
+      x: [..., time, in_features].
+      seq_lengths: int [...], the number of valid steps of each sequence.
+      rngs: for dropout while training; None to evaluate.
+
+    Returns:
+      [..., num_classes].
+
+    Raises:
+      ValueError: an argument has the wrong shape or dtype.
+    """
+    y = self.backbone(x, seq_lengths=seq_lengths, rngs=rngs)
+    if seq_lengths is None:
+      last = y[..., -1, :]
+    else:
+      index = jnp.maximum(seq_lengths - 1, 0)[..., None, None]
+      last = jnp.take_along_axis(y, index, axis=-2)[..., 0, :]
+    return self.head(last)

@@ -1,0 +1,95 @@
+"""Products with a recurrent kernel `[G, N, D, D]`, for all gates at once.
+
+The kernel is packed once, outside the time loop, into `[N, D, G D]`, so that
+one product serves every gate. h and the gates stay `[..., F]` with F = N D.
+A diagonal kernel (D = 1) is a multiplication, never a product of 1 x 1
+matrices. Operands keep the kernel's dtype and sums are float32 or wider, which
+is what a bfloat16 recurrence needs.
+"""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+
+Array = jax.Array
+
+
+def pack(kernel: Array) -> Array:
+  """[G, N, D, D] -> [N, D, G D]."""
+  gates, heads, size, _ = kernel.shape
+  return jnp.transpose(kernel, (1, 2, 0, 3)).reshape(heads, size, gates * size)
+
+
+def unpack(packed: Array, gates: int) -> Array:
+  """[N, D, G D] -> [G, N, D, D], the inverse of `pack`."""
+  heads, size, _ = packed.shape
+  return jnp.transpose(packed.reshape(heads, size, gates, size), (2, 0, 1, 3))
+
+
+def multiply(packed: Array, h: Array) -> tuple[Array, ...]:
+  """Returns R_g h for every gate g, each [..., F], in h's dtype."""
+  heads, size, width = packed.shape
+  if size == 1:
+    return tuple(packed[:, 0, g].astype(h.dtype) * h for g in range(width))
+  operand = h.astype(packed.dtype)
+  if heads == 1:
+    out = contract('...d,dg->...g', operand, packed[0], h.dtype)
+    return tuple(jnp.split(out, width // size, axis=-1))
+  operand = operand.reshape(*h.shape[:-1], heads, size)
+  out = contract('...nd,ndg->...ng', operand, packed, h.dtype)
+  return tuple(
+      gate.reshape(h.shape) for gate in jnp.split(out, width // size, axis=-1)
+  )
+
+
+def multiply_transposed(packed: Array, gates: Sequence[Array]) -> Array:
+  """Returns the sum over g of R_g^T gates_g, [..., F]: the adjoint in h."""
+  heads, size, _ = packed.shape
+  shape, dtype = gates[0].shape, gates[0].dtype
+  if size == 1:
+    return sum(packed[:, 0, g].astype(dtype) * x for g, x in enumerate(gates))
+  operand = _join(gates, heads, size).astype(packed.dtype)
+  if heads == 1:
+    operand = operand.reshape(*shape[:-1], -1)
+    return contract('...g,gd->...d', operand, packed[0].T, dtype)
+  out = contract('...ng,ndg->...nd', operand, packed, dtype)
+  return out.reshape(shape)
+
+
+def outer(packed: Array, h: Array, gates: Sequence[Array]) -> Array:
+  """Sums h gates_g^T over all leading axes: the adjoint in the packed kernel.
+
+  Args:
+    packed: [N, D, G D], for its shape and the dtype of the operands.
+    h: [..., F].
+    gates: cotangents of `multiply`'s result, each [..., F].
+
+  Returns:
+    [N, D, G D] in h's dtype.
+  """
+  heads, size, _ = packed.shape
+  if size == 1:
+    sums = [jnp.sum((h * x).reshape(-1, heads), axis=0) for x in gates]
+    return jnp.stack(sums, axis=-1)[:, None]
+  left = h.astype(packed.dtype).reshape(-1, heads, size)
+  right = _join(gates, heads, size).astype(packed.dtype)
+  right = right.reshape(-1, heads, right.shape[-1])
+  if heads == 1:
+    return contract('bd,bg->dg', left[:, 0], right[:, 0], h.dtype)[None]
+  return contract('bnd,bng->ndg', left, right, h.dtype)
+
+
+def contract(subscripts: str, a: Array, b: Array, dtype) -> Array:
+  """`einsum` of two arrays, summed and returned in `dtype`."""
+  if jax.default_backend() == 'cpu':
+    # XLA's CPU backend lacks some products of 16-bit operands with 32-bit sums.
+    # Their values are exact in float32.
+    a, b = a.astype(dtype), b.astype(dtype)
+  return jnp.einsum(subscripts, a, b, preferred_element_type=dtype)
+
+
+def _join(gates: Sequence[Array], heads: int, size: int) -> Array:
+  """G arrays [..., F] -> [..., N, G D]."""
+  split = [x.reshape(*x.shape[:-1], heads, size) for x in gates]
+  return jnp.concatenate(split, axis=-1)

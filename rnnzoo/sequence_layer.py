@@ -1,0 +1,113 @@
+"""The interface that every layer of the zoo has, single or composed."""
+
+import abc
+from typing import Any
+
+from flax import nnx
+import jax
+
+Array = jax.Array
+
+
+class SequenceLayer(nnx.Module):
+  """A layer over sequences: [..., time, in] -> [..., time, out].
+
+  Attributes:
+    in_features: size of the input's last axis.
+    out_features: size of the output's last axis.
+  """
+
+  in_features: int
+  out_features: int
+
+  @abc.abstractmethod
+  def initial_carry(self, batch_shape: tuple[int, ...] = ()) -> Any:
+    """Returns the carry that a sequence starts from, and restarts from.
+
+    Args:
+      batch_shape: leading axes of the input, those before time.
+    """
+
+  @abc.abstractmethod
+  def unroll(
+      self,
+      x: Array,
+      *,
+      initial_carry: Any = None,
+      reset: Array | None = None,
+      seq_lengths: Array | None = None,
+      mask: Array | None = None,
+      reverse: bool = False,
+      time_major: bool = False,
+      rngs: nnx.Rngs | None = None,
+  ) -> tuple[Any, Array]:
+    """Runs the layer over a sequence and returns the final carry as well.
+
+    Args:
+      x: [..., time, in_features], any number of batch axes, none included.
+      initial_carry: what the first step starts from, as `initial_carry`
+        returns it, for instance the final carry of the sequence's last part;
+        None for the layer's own.
+      reset: bool [..., time]; where true, the carry restarts from the layer's
+        own initial carry before this step. It is the boundary between t-1 and
+        t: a reversed run restarts when it goes from t to t-1.
+      seq_lengths: int [...]; the sequence is valid for that many steps. Beyond,
+        the carry is held and the output is zero; padding has no effect and
+        gets no gradient.
+      mask: bool [..., time]; where false, as beyond `seq_lengths`. A reset at a
+        masked step acts all the same: an episode's end is one, seen or not.
+      reverse: run from the last step to the first; outputs stay in the order
+        of x.
+      time_major: x, reset, mask and the output have time as the first axis.
+      rngs: for dropout in composed layers; None for no dropout.
+
+    Returns:
+      The carry after the last valid step, and the output
+      [..., time, out_features].
+
+    Raises:
+      ValueError: an argument has the wrong shape or dtype.
+      NotImplementedError: the layer's implementation cannot run this.
+    """
+
+  def __call__(
+      self,
+      x: Array,
+      *,
+      initial_carry: Any = None,
+      reset: Array | None = None,
+      seq_lengths: Array | None = None,
+      mask: Array | None = None,
+      reverse: bool = False,
+      time_major: bool = False,
+      rngs: nnx.Rngs | None = None,
+  ) -> Array:
+    """Runs the layer over a sequence: `unroll` without the final carry."""
+    return self.unroll(
+        x,
+        initial_carry=initial_carry,
+        reset=reset,
+        seq_lengths=seq_lengths,
+        mask=mask,
+        reverse=reverse,
+        time_major=time_major,
+        rngs=rngs,
+    )[1]
+
+  @abc.abstractmethod
+  def step(
+      self, carry: Any, x: Array, *, reset: Array | None = None
+  ) -> tuple[Any, Array]:
+    """Takes one step, for streams and for acting in an environment.
+
+    Args:
+      carry: as `initial_carry` or the step before returned it.
+      x: [..., in_features].
+      reset: bool [...]; where true, the carry restarts before the step.
+
+    Returns:
+      The carry after the step, and the output [..., out_features].
+
+    Raises:
+      ValueError: an argument has the wrong shape or dtype.
+    """

@@ -1,0 +1,126 @@
+"""The sLSTM: an LSTM with exponential gates, kept in range by a stabiliser."""
+
+import dataclasses
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+
+from rnnzoo import cell
+from rnnzoo import initializers
+from rnnzoo import layer
+
+sigmoid, tanh = jax.nn.sigmoid, jnp.tanh
+
+
+@dataclasses.dataclass(frozen=True)
+class SLSTMCell(cell.Cell):
+  """Gates in the order i, f, z, o; carry (h, c, n, m).
+
+  l  = log σ(f) + m
+  m' = max(i, l), or i where n = 0      stabiliser, leaves h unchanged
+  i' = exp(i - m')
+  f' = exp(l - m'), or 0 where n = 0    n = 0: nothing is stored yet
+  c' = f' c + i' tanh(z)
+  n' = max(f' n + i', 1)                normaliser
+  h' = σ(o) c' / n'
+
+  where i, f, z, o are the sums x + R h.
+  """
+
+  input_gates = 4
+  recurrent_gates = 4
+  carry_names = ('h', 'c', 'n', 'm')
+
+  def update(self, params, x_gates, h_gates, carry):
+    del params
+    _, c, n, m = carry
+    i, f, z, o = map(jnp.add, x_gates, h_gates)
+    empty = n == 0
+    log_f = jax.nn.log_sigmoid(f) + m
+    m = jnp.where(empty, i, jnp.maximum(i, log_f))
+    i = jnp.exp(i - m)
+    # Selected twice: an exponential that overflows where it is not used would
+    # still make the gradient NaN.
+    f = jnp.where(empty, 0, jnp.exp(jnp.where(empty, 0, log_f - m)))
+    c = f * c + i * tanh(z)
+    n = jnp.maximum(f * n + i, 1)
+    return sigmoid(o) * c / n, c, n, m
+
+
+class SLSTM(layer.RecurrentLayer):
+  """sLSTM, the scalar-memory cell of xLSTM.
+
+      l_t = log σ(f̃_t) + m_{t-1}           with ĩ, f̃, z̃, õ = W x_t + b + R h_{t-1}
+      m_t = max(ĩ_t, l_t)
+      c_t = exp(l_t - m_t) c_{t-1} + exp(ĩ_t - m_t) tanh(z̃_t)
+      n_t = exp(l_t - m_t) n_{t-1} + exp(ĩ_t - m_t)
+      h_t = σ(õ_t) c_t / n_t                            y_t = h_t
+
+  A carry with n = 0 holds nothing: the first step takes m_t = ĩ_t.
+
+  >>> import jax.numpy as jnp, rnnzoo
+  >>> from flax import nnx
+  >>> layer = rnnzoo.SLSTM(in_features=3, features=8, rngs=nnx.Rngs(0))
+  >>> layer(jnp.ones((2, 5, 3))).shape               # [batch, time, features]
+  (2, 5, 8)
+
+  Args:
+    in_features: size of x's last axis.
+    features: size of h, c, n and m.
+    num_heads: diagonal blocks of R; features must be a multiple of it.
+    block_index: l, this layer's place among the network's blocks, from 0.
+    num_blocks: L, the number of blocks. Feature j of a head of size D starts
+      with the forget bias 5 - 12 (j / (D-1))^(0.3 + 1.3 l / (L-1)): within a
+      head memories range from long to short, and later blocks keep more long
+      ones.
+    recurrent_kernel_init: initialiser of R, zeros as in xLSTM.
+    **options: those of all layers (`rnnzoo.RecurrentLayer`): use_bias,
+      kernel_init, learn_initial_carry, dtype (of the computation), param_dtype,
+      implementation ('scan', 'pallas' or None for the fastest).
+    rngs: `nnx.Rngs` that the parameters are drawn from.
+
+  Raises:
+    ValueError: a size or an option is not valid.
+
+  References:
+    M. Beck et al., 2024, "xLSTM: Extended long short-term memory", equations 8
+    to 17.
+  """
+
+  def __init__(
+      self,
+      in_features: int,
+      features: int,
+      *,
+      num_heads: int = 4,
+      block_index: int = 0,
+      num_blocks: int = 1,
+      recurrent_kernel_init: initializers.Initializer = initializers.zeros,
+      rngs: nnx.Rngs,
+      **options,
+  ):
+    if not 0 <= block_index < num_blocks:
+      raise ValueError(
+          'block_index must be in [0, num_blocks), got'
+          f' block_index={block_index} and num_blocks={num_blocks}.'
+      )
+    exponent = 0.3 + 1.3 * block_index / max(num_blocks - 1, 1)
+
+    def forget_init(key, shape, dtype):
+      del key
+      size = shape[0] // num_heads
+      place = jnp.arange(size) / max(size - 1, 1)
+      return jnp.tile(5 - 12 * place**exponent, num_heads).astype(dtype)
+
+    zeros = initializers.zeros
+    super().__init__(
+        SLSTMCell(),
+        in_features,
+        features,
+        num_heads=num_heads,
+        recurrent_kernel_init=recurrent_kernel_init,
+        bias_init=(zeros, forget_init, zeros, zeros),
+        rngs=rngs,
+        **options,
+    )

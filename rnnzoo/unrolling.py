@@ -1,0 +1,397 @@
+"""Unrolls a cell over time: the one place that knows all three paths.
+
+`unroll` and `linear_scan` are public; layers call `run`, which also fuses the
+input projection into the loop where the path can. The names of the paths:
+
+  'scan'              `lax.scan`; every cell, every device, the reference
+  'associative_scan'  parallel in time; cells that are linear in their carry
+  'pallas'            GPU kernels; not written yet
+
+`None` takes the fastest that can run here. A path that cannot run raises
+`NotImplementedError`; where others are left to try, the reason is logged once.
+"""
+
+from collections.abc import Callable, Sequence
+import functools
+from typing import Any
+
+from absl import logging
+import jax
+import jax.numpy as jnp
+
+import pallas_kernels
+from rnnzoo import associative
+from rnnzoo import cell as cell_lib
+from rnnzoo import checks
+from rnnzoo import sequential
+
+Array = jax.Array
+Carry = cell_lib.Carry
+Implementation = str | Sequence[str] | None
+
+IMPLEMENTATIONS = ('scan', 'associative_scan', 'pallas')
+
+
+def unroll(
+    cell: cell_lib.Cell,
+    params: cell_lib.Params,
+    x_gates: Array,
+    recurrent_kernel: Array | None,
+    carry: Carry,
+    *,
+    reset: Array | None = None,
+    restart_carry: Carry | None = None,
+    mask: Array | None = None,
+    reverse: bool = False,
+    implementation: Implementation = None,
+) -> tuple[Carry, Array]:
+  """Runs a cell over a sequence of input gates.
+
+  For a layer's parameters, projection and batch axes around this, see
+  `rnnzoo.layer.RecurrentLayer`.
+
+  >>> import jax, jax.numpy as jnp, rnnzoo
+  >>> x_gates = jnp.ones((2, 5, 3, 8))              # batch, time, gates, features
+  >>> kernel = 0.1 * jnp.ones((3, 1, 8, 8))         # gates, heads, from, to
+  >>> carry = (jnp.zeros((2, 8)),)
+  >>> params = {'recurrent_bias': jnp.zeros(8)}
+  >>> carry, h = rnnzoo.unroll(rnnzoo.GRUCell(), params, x_gates, kernel, carry)
+  >>> h.shape, carry[0].shape
+  ((2, 5, 8), (2, 8))
+
+  Args:
+    cell: the equations, for instance `rnnzoo.LSTMCell()`.
+    params: the cell's own parameters by name, each [..., features]; {} for a
+      cell that has none.
+    x_gates: W x_t + b, [batch, time, input_gates, features].
+    recurrent_kernel: R, [recurrent_gates, heads, head_dim, head_dim] indexed
+      [gate, head, from, to], with heads * head_dim = features; None for a cell
+      without recurrent gates. Its dtype is that of the product's operands; sums
+      and state are float32 or wider.
+    carry: what the first step starts from, one array [batch, features] for each
+      of `cell.carry_names`.
+    reset: bool [batch, time]; where true, the carry restarts before this step.
+      It is the boundary between t-1 and t: a reversed run restarts when it goes
+      from t to t-1.
+    restart_carry: what a reset restarts from, shaped as `carry`; zeros if None.
+    mask: bool [batch, time]; where false, the carry is held over the step and
+      the inputs there have no effect. A reset acts all the same.
+    reverse: run from the last step to the first; h stays in the order of x.
+    implementation: 'scan', 'associative_scan', 'pallas', a sequence of these to
+      try in turn, or None for the fastest that can run.
+
+  Returns:
+    The final carry, each [batch, features], and h after every step,
+    [batch, time, features]; float32 or wider.
+
+  Raises:
+    ValueError: an argument has the wrong shape or dtype.
+    NotImplementedError: the implementation named cannot run this.
+  """
+  carry, carries = unroll_carries(
+      cell,
+      params,
+      x_gates,
+      recurrent_kernel,
+      carry,
+      reset=reset,
+      restart_carry=restart_carry,
+      mask=mask,
+      reverse=reverse,
+      implementation=implementation,
+      outputs=1,
+  )
+  return carry, carries[0]
+
+
+def unroll_carries(
+    cell: cell_lib.Cell,
+    params: cell_lib.Params,
+    x_gates: Array,
+    recurrent_kernel: Array | None,
+    carry: Carry,
+    *,
+    reset: Array | None = None,
+    restart_carry: Carry | None = None,
+    mask: Array | None = None,
+    reverse: bool = False,
+    implementation: Implementation = None,
+    outputs: int | None = None,
+) -> tuple[Carry, Carry]:
+  """Like `unroll`, returning more of the carry than h for every step.
+
+  Args:
+    cell: as for `unroll`, and so are the arguments up to `implementation`.
+    params: as for `unroll`.
+    x_gates: as for `unroll`.
+    recurrent_kernel: as for `unroll`.
+    carry: as for `unroll`.
+    reset: as for `unroll`.
+    restart_carry: as for `unroll`.
+    mask: as for `unroll`.
+    reverse: as for `unroll`.
+    implementation: as for `unroll`.
+    outputs: how many of the carry's arrays to return; all if None.
+
+  Returns:
+    The final carry, each [batch, features], and the first `outputs` arrays of
+    the carry after every step, each [batch, time, features].
+
+  Raises:
+    ValueError: an argument has the wrong shape or dtype.
+    NotImplementedError: the implementation named cannot run this.
+  """
+  if x_gates.ndim != 4 or x_gates.shape[2] != cell.input_gates:
+    raise ValueError(
+        'x_gates must be [batch, time, input_gates, features] with'
+        f' {cell.input_gates} input gates for {type(cell).__name__}, got shape'
+        f' {x_gates.shape}.'
+    )
+  batch, time, _, features = x_gates.shape
+  checks.kernel(cell, recurrent_kernel, features)
+  checks.carry(cell.carry_names, carry, (batch, features), 'carry')
+  checks.flags(reset, (batch, time), 'reset')
+  checks.flags(mask, (batch, time), 'mask')
+  dtype = jnp.promote_types(x_gates.dtype, jnp.float32)
+  if restart_carry is None:
+    restart_carry = tuple(jnp.zeros((batch, features), dtype) for _ in carry)
+  else:
+    checks.carry(
+        cell.carry_names, restart_carry, (batch, features), 'restart_carry'
+    )
+  time_major = lambda x: None if x is None else jnp.swapaxes(x, 0, 1)
+  carry, carries = run(
+      cell,
+      params,
+      _split_gates,
+      (),
+      time_major(x_gates),
+      recurrent_kernel,
+      tuple(c.astype(dtype) for c in carry),
+      restart=tuple(c.astype(dtype) for c in restart_carry),
+      reset=time_major(reset),
+      mask=time_major(mask),
+      reverse=reverse,
+      implementation=implementation,
+      outputs=len(carry) if outputs is None else outputs,
+  )
+  return carry, tuple(map(time_major, carries))
+
+
+def linear_scan(
+    a: Array,
+    b: Array,
+    h0: Array | None = None,
+    *,
+    reset: Array | None = None,
+    reverse: bool = False,
+    implementation: Implementation = None,
+) -> Array:
+  """Returns h_t = a_t h_{t-1} + b_t, the first-order linear recurrence.
+
+  >>> import jax.numpy as jnp, rnnzoo
+  >>> a = jnp.full((1, 4, 1), 0.5)
+  >>> rnnzoo.linear_scan(a, jnp.ones_like(a))[0, :, 0].tolist()
+  [1.0, 1.5, 1.75, 1.875]
+
+  Args:
+    a: [batch, time, features].
+    b: [batch, time, features].
+    h0: h before the first step, [batch, features]; zeros if None.
+    reset: bool [batch, time]; where true, h restarts from zero before the step.
+    reverse: run from the last step to the first.
+    implementation: as for `unroll`.
+
+  Returns:
+    h, [batch, time, features], in the dtype of a and b; sums are float32 or
+    wider.
+
+  Raises:
+    ValueError: an argument has the wrong shape or dtype.
+    NotImplementedError: the implementation named cannot run this.
+  """
+  if a.ndim != 3 or a.shape != b.shape:
+    raise ValueError(
+        'a and b must both be [batch, time, features], got shapes'
+        f' {a.shape} and {b.shape}.'
+    )
+  batch, time, features = a.shape
+  checks.flags(reset, (batch, time), 'reset')
+  out_dtype = jnp.result_type(a, b)
+  dtype = jnp.promote_types(out_dtype, jnp.float32)
+  if h0 is None:
+    h0 = jnp.zeros((batch, features), dtype)
+  if h0.shape != (batch, features):
+    raise ValueError(
+        f'h0 must be [batch, features] = {(batch, features)}, got {h0.shape}.'
+    )
+  a, b, h0 = (x.astype(dtype) for x in (a, b, h0))
+  if time == 0:
+    return b.astype(out_dtype)
+  if reset is not None:
+    reset = boundary(reset, reverse, axis=1)
+    a = jnp.where(reset[..., None], 0, a)
+
+  def attempt(name):
+    if name == 'pallas':
+      return pallas_kernels.linear_scan(a, b, h0, reset=reset, reverse=reverse)
+    solve = associative.compose_scan
+    if name == 'scan':
+      solve = associative.step_scan
+    a_t, b_t = jnp.swapaxes(a, 0, 1), jnp.swapaxes(b, 0, 1)
+    h = associative.linear_scan(solve, reverse, a_t, b_t, h0)
+    return jnp.swapaxes(h, 0, 1)
+
+  return first_that_can(attempt, implementation, True).astype(out_dtype)
+
+
+def run(
+    cell: cell_lib.Cell,
+    params: cell_lib.Params,
+    project: Callable[[Any, Any], cell_lib.Gates],
+    weights: Any,
+    inputs: Any,
+    recurrent_kernel: Array | None,
+    carry: Carry,
+    *,
+    restart: Carry,
+    reset: Array | None,
+    mask: Array | None,
+    reverse: bool,
+    implementation: Implementation,
+    outputs: int = 1,
+) -> tuple[Carry, Carry]:
+  """Runs a cell over projected inputs, time-major and without checks.
+
+  Args:
+    cell: the equations.
+    params: the cell's own parameters.
+    project: a module-level function (weights, inputs) -> x_gates.
+    weights: parameters of the projection.
+    inputs: [time, batch, ...].
+    recurrent_kernel: [gates, heads, head_dim, head_dim] or None.
+    carry: each [batch, features], in the dtype of all state.
+    restart: what a reset restarts from, as `carry`.
+    reset: bool [time, batch] or None.
+    mask: bool [time, batch] or None.
+    reverse: run from the last step to the first.
+    implementation: as for `unroll`.
+    outputs: how many of the carry's arrays to return for all steps.
+
+  Returns:
+    The final carry and `outputs` arrays [time, batch, features].
+  """
+  time = jax.tree.leaves(inputs)[0].shape[0]
+  batch, features = carry[0].shape
+  if time == 0:
+    empty = jnp.zeros((0, batch, features), carry[0].dtype)
+    return carry, (empty,) * outputs
+  if reset is not None:
+    reset = boundary(reset, reverse, axis=0)
+
+  def attempt(name):
+    if name == 'scan':
+      rows = batch * cell.input_gates * features
+      plan = sequential.Plan(
+          cell,
+          project,
+          reverse,
+          outputs,
+          sequential.chunk_length(time, rows),
+      )
+      return sequential.unroll(
+          plan,
+          sequential.Operands(
+              params,
+              weights,
+              inputs,
+              recurrent_kernel,
+              carry,
+              restart,
+              reset,
+              mask,
+          ),
+      )
+    if name == 'pallas':
+      return pallas_kernels.recurrence(cell)
+    if not isinstance(cell, cell_lib.LinearCell):
+      raise NotImplementedError(
+          f"implementation='associative_scan' cannot run {type(cell).__name__}:"
+          ' it is not linear in its carry, and the Newton iteration for such'
+          " cells is not written yet. implementation='scan' works."
+      )
+    x_gates = sequential.project(project, carry, mask, weights, inputs)
+    h = associative.unroll(
+        cell, params, x_gates, carry, restart, reset, mask, reverse
+    )
+    return (h[0] if reverse else h[-1],), (h,)
+
+  linear = isinstance(cell, cell_lib.LinearCell)
+  return first_that_can(attempt, implementation, linear)
+
+
+def first_that_can(
+    attempt: Callable[[str], Any], implementation: Implementation, linear: bool
+) -> Any:
+  """Returns the result of the first implementation that can run.
+
+  Args:
+    attempt: runs one implementation by name, or raises NotImplementedError.
+    implementation: a name, a sequence of names, or None for the default order.
+    linear: whether the recurrence is linear in its carry.
+  """
+  names = _names(implementation, linear)
+  for name in names[:-1]:
+    try:
+      return attempt(name)
+    except NotImplementedError as error:
+      _log_once(f'implementation={name!r} is passed over: {error}')
+  return attempt(names[-1])
+
+
+def check_implementation(implementation: Implementation) -> None:
+  """Raises ValueError unless `implementation` names what there is."""
+  names = implementation
+  if names is None:
+    return
+  if isinstance(names, str):
+    names = (names,)
+  if not names or any(name not in IMPLEMENTATIONS for name in names):
+    raise ValueError(
+        f'implementation must be None, one of {IMPLEMENTATIONS} or a sequence'
+        f' of these, got {implementation!r}.'
+    )
+
+
+def _names(implementation: Implementation, linear: bool) -> Sequence[str]:
+  check_implementation(implementation)
+  if implementation is None:
+    backend = jax.default_backend()
+    # On a CPU, steps over time-major data in cache beat O(T log T) work.
+    parallel = ('associative_scan',) if linear and backend != 'cpu' else ()
+    kernels = ('pallas',) if backend == 'gpu' else ()
+    return (*kernels, *parallel, 'scan')
+  if isinstance(implementation, str):
+    return (implementation,)
+  return implementation
+
+
+@functools.cache
+def _log_once(message: str) -> None:
+  logging.info('%s', message)
+
+
+def boundary(reset: Array, reverse: bool, axis: int) -> Array:
+  """Turns boundaries between t-1 and t into restarts in loop order."""
+  if not reverse:
+    return reset
+  size = reset.shape[axis]
+  rest = jax.lax.slice_in_dim(reset, 1, size, axis=axis)
+  last = jnp.zeros_like(jax.lax.slice_in_dim(reset, 0, 1, axis=axis))
+  return jnp.concatenate([rest, last], axis=axis)
+
+
+def _split_gates(weights: tuple[()], x_gates: Array) -> cell_lib.Gates:
+  """The projection of `unroll`, whose input is projected already."""
+  del weights
+  return tuple(x_gates[:, :, g] for g in range(x_gates.shape[2]))
