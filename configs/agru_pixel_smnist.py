@@ -1,0 +1,26 @@
+"""A-GRU on pixel-wise MNIST: 784 steps of one pixel.
+
+Source: the public study agru_benchmark, which ran all of 300 epochs and did
+not publish its gamma. With 0.01 the cell is chaotic over 784 steps; with 2 it
+contracts.
+
+Published: 0.9809 (1 run).
+Measured: not yet.
+
+  python train.py --config=configs/agru_pixel_smnist.py
+"""
+
+import ml_collections
+
+from configs import agru_smnist
+
+
+def get_config() -> ml_collections.ConfigDict:
+  config = agru_smnist.get_config()
+  config.data.sequence = 'pixel'
+  # 0.01 is chaotic over hundreds of steps.
+  config.model.options.AGRU.gamma = 2.0
+  # Long sequences are learned late.
+  config.num_epochs = 300
+  config.early_stopping.patience = 30
+  return config

@@ -1,0 +1,22 @@
+"""GRU on pixel-wise MNIST: 784 steps of one pixel.
+
+Source: the public study agru_benchmark, which ran all of 300 epochs.
+
+Published: 0.9809 (1 run).
+Measured: not yet.
+
+  python train.py --config=configs/gru_pixel_smnist.py
+"""
+
+import ml_collections
+
+from configs import gru_smnist
+
+
+def get_config() -> ml_collections.ConfigDict:
+  config = gru_smnist.get_config()
+  config.data.sequence = 'pixel'
+  # Long sequences are learned late.
+  config.num_epochs = 300
+  config.early_stopping.patience = 30
+  return config

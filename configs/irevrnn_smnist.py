@@ -1,0 +1,34 @@
+"""iRevRNN, two layers, on row-wise MNIST: 28 steps of 28 pixels.
+
+The recipe is agru_benchmark's, see configs/base_smnist.py, with IndRNN's way of
+treating the recurrent weights.
+
+Published: nothing with this recipe.
+Measured: not yet.
+
+  python train.py --config=configs/irevrnn_smnist.py
+"""
+
+import ml_collections
+
+from configs import base_smnist
+
+
+def get_config() -> ml_collections.ConfigDict:
+  config = base_smnist.get_config()
+  config.model.layer = 'IRevRNN'
+  # One layer's units do not mix.
+  config.model.num_layers = 2
+  config.model.norm = 'batch'
+  config.model.options.IRevRNN = {
+      # Reversible steps inside each time step.
+      'inner_steps': 3,
+      # The bound of |w|.
+      'max_abs': 1.002,
+  }
+  config.model.last_layer_options.IRevRNN = {
+      # The last layer keeps memory to the end.
+      'recurrent_range': (0.9, 1.0),
+  }
+  config.optimizer.weight_decay_exclude = 'recurrent_kernel|bias'
+  return config

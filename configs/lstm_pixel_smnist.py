@@ -1,0 +1,22 @@
+"""LSTM on pixel-wise MNIST: 784 steps of one pixel.
+
+Source: the public study agru_benchmark, which ran all of 300 epochs.
+
+Published: 0.9739 (1 run); Chang et al., 2019, have 0.973.
+Measured: not yet.
+
+  python train.py --config=configs/lstm_pixel_smnist.py
+"""
+
+import ml_collections
+
+from configs import lstm_smnist
+
+
+def get_config() -> ml_collections.ConfigDict:
+  config = lstm_smnist.get_config()
+  config.data.sequence = 'pixel'
+  # Long sequences are learned late.
+  config.num_epochs = 300
+  config.early_stopping.patience = 30
+  return config

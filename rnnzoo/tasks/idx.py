@@ -1,0 +1,132 @@
+"""The IDX files in which MNIST is distributed: reading, checking, fetching."""
+
+from collections.abc import Mapping
+import gzip
+import hashlib
+import http.client
+import os
+import pathlib
+import threading
+import types
+import urllib.request
+
+import numpy as np
+
+URL = 'https://storage.googleapis.com/cvdf-datasets/mnist/'
+
+# MD5 sums of the canonical files, as TFDS and torchvision have them too.
+CHECKSUMS: Mapping[str, str] = types.MappingProxyType(
+    {
+        'train-images-idx3-ubyte.gz': 'f68b3c2dcbeaaa9fbdd348bbdeb94873',
+        'train-labels-idx1-ubyte.gz': 'd53e105ee54ea40749a09fcbcd1e9432',
+        't10k-images-idx3-ubyte.gz': '9fb629c4189551a2d022fa330f9573f3',
+        't10k-labels-idx1-ubyte.gz': 'ec29112dd5afa0611ce80d1b7f02629c',
+    }
+)
+
+# The smallest of the four, 4.5 kB, which the probe of the network fetches.
+_SMALLEST = 't10k-labels-idx1-ubyte.gz'
+
+
+def read(path: str | os.PathLike[str]) -> np.ndarray:
+  """Returns the uint8 array in a gzipped IDX file.
+
+  An IDX file is two zero bytes, a type byte (8 for uint8), the number of axes,
+  the length of each axis as a big-endian int32, and the data in C order.
+
+  Args:
+    path: the file, still compressed.
+
+  Raises:
+    ValueError: the file is not an IDX file of bytes, or not a whole one.
+  """
+  try:
+    content = gzip.decompress(pathlib.Path(path).read_bytes())
+  except (gzip.BadGzipFile, EOFError) as error:
+    raise ValueError(f'{path} is not a whole gzip file: {error}') from error
+  if len(content) < 4 or content[:3] != b'\x00\x00\x08':
+    raise ValueError(f'{path} is not an IDX file of unsigned bytes')
+  data_start = 4 + 4 * content[3]
+  shape = tuple(np.frombuffer(content[4:data_start], '>i4').tolist())
+  data = np.frombuffer(content, np.uint8, offset=data_start)
+  if data.size != np.prod(shape):
+    raise ValueError(
+        f'{path} holds {data.size} bytes of data, but its header says {shape}'
+    )
+  return data.reshape(shape)
+
+
+def verify(
+    directory: str | os.PathLike[str],
+    checksums: Mapping[str, str] = CHECKSUMS,
+) -> None:
+  """Checks that the four files are in `directory`, and are the right ones.
+
+  Args:
+    directory: where the files are.
+    checksums: the MD5 sum that each file must have.
+
+  Raises:
+    FileNotFoundError: the directory or one of the files is missing.
+    ValueError: a file's checksum is wrong.
+  """
+  directory = pathlib.Path(directory)
+  if not directory.is_dir():
+    raise FileNotFoundError(f'the data directory {directory} does not exist')
+  missing = [name for name in checksums if not (directory / name).is_file()]
+  if missing:
+    raise FileNotFoundError(f'{directory} lacks {", ".join(missing)}')
+  for name, expected in checksums.items():
+    actual = hashlib.md5((directory / name).read_bytes()).hexdigest()
+    if actual != expected:
+      raise ValueError(
+          f'{directory / name} has the MD5 sum {actual}, but MNIST has'
+          f' {expected}; the file is damaged or is another one'
+      )
+
+
+def reachable(timeout: float = 4.0) -> bool:
+  """Returns whether MNIST can be downloaded from here, within `timeout` s.
+
+  It fetches the smallest file and checks it, so that neither a dead name server
+  nor a log-in page counts as a network.
+  """
+  answers = []
+
+  def probe():
+    try:
+      with urllib.request.urlopen(URL + _SMALLEST, timeout=timeout) as response:
+        answers.append(hashlib.md5(response.read()).hexdigest())
+    except (OSError, http.client.HTTPException):
+      pass  # No answer is the answer.
+
+  # Looking a name up knows no timeout, so a thread that may be left behind does
+  # it.
+  thread = threading.Thread(target=probe, daemon=True)
+  thread.start()
+  thread.join(timeout)
+  return answers == [CHECKSUMS[_SMALLEST]]
+
+
+def download(directory: str | os.PathLike[str]) -> None:
+  """Fetches those of the four files that `directory` lacks.
+
+  Raises:
+    ConnectionError: a file could not be fetched.
+  """
+  directory = pathlib.Path(directory)
+  directory.mkdir(parents=True, exist_ok=True)
+  for name in CHECKSUMS:
+    path = directory / name
+    if path.exists():
+      continue
+    partial = path.with_suffix('.part')
+    try:
+      with urllib.request.urlopen(URL + name, timeout=30) as response:
+        partial.write_bytes(response.read())
+    except (OSError, http.client.HTTPException) as error:
+      raise ConnectionError(
+          f'could not download {URL + name} ({error}); fetch the four files by'
+          ' other means and pass their directory as --config.data.manual_dir'
+      ) from error
+    os.replace(partial, path)

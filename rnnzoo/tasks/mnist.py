@@ -1,0 +1,138 @@
+"""Images of handwritten digits: MNIST, or a small stand-in that says so.
+
+MNIST is read through TensorFlow Datasets (without TensorFlow). Where no copy is
+prepared yet, one is made from local IDX files or from a download. Where there
+is neither, scikit-learn's embedded digits stand in: 1,797 real images of 8 x 8
+pixels, which are good enough to see that everything works and no substitute for
+the result. `Images.name` tells the two apart everywhere.
+"""
+
+import dataclasses
+import os
+import pathlib
+import tempfile
+
+import ml_collections
+import numpy as np
+
+from rnnzoo.tasks import idx
+
+DIGITS_NAME = 'scikit-learn digits (8 x 8), NOT MNIST'
+SOURCES = ('auto', 'mnist', 'digits')
+
+# scikit-learn defines no test split. This one is fixed: the first 360 images
+# (20 %) in the order of `np.random.RandomState(0).permutation(1797)`, a stream
+# that NumPy promises never to change.
+_DIGITS_TEST = 360
+
+
+@dataclasses.dataclass(frozen=True)
+class Images:
+  """Grey images with their labels, in the data set's own split.
+
+  Attributes:
+    name: what they are, for people.
+    train_images: uint8 [N, height, width].
+    train_labels: int32 [N].
+    test_images: uint8 [N, height, width].
+    test_labels: int32 [N].
+    white: the greatest value that a pixel can have.
+  """
+
+  name: str
+  train_images: np.ndarray
+  train_labels: np.ndarray
+  test_images: np.ndarray
+  test_labels: np.ndarray
+  white: int
+
+
+def load(data: ml_collections.ConfigDict) -> Images:
+  """Returns MNIST, or the stand-in where the config allows it.
+
+  Args:
+    data: `config.data` with `source`, `manual_dir` and `data_dir`.
+
+  Raises:
+    FileNotFoundError: `manual_dir` or a file in it is missing, or `source` is
+      'mnist' and there is no MNIST to be had.
+    ConnectionError: the network went away in the middle of a download.
+    ValueError: a checksum is wrong, or `source` is unknown.
+  """
+  if data.source not in SOURCES:
+    raise ValueError(
+        f'config.data.source is {data.source!r}; known are'
+        f' {", ".join(map(repr, SOURCES))}'
+    )
+  if data.source == 'digits':
+    return _load_digits()
+  data_dir = pathlib.Path(
+      data.data_dir
+      or os.environ.get('TFDS_DATA_DIR')
+      or '~/tensorflow_datasets'
+  ).expanduser()
+  if data.manual_dir:
+    # Even where a prepared copy makes the files needless: whoever names them
+    # wants to hear that they are not there.
+    idx.verify(pathlib.Path(data.manual_dir).expanduser())
+  if (data_dir / 'mnist' / '3.0.1' / 'dataset_info.json').is_file():
+    print(f'data: MNIST, prepared in {data_dir}', flush=True)
+    return _read_mnist(data_dir)
+  if data.manual_dir:
+    print(f'data: MNIST, from {data.manual_dir} to {data_dir}', flush=True)
+    return _prepare_mnist(data_dir, pathlib.Path(data.manual_dir).expanduser())
+  if idx.reachable():
+    print(f'data: MNIST, from {idx.URL} to {data_dir}', flush=True)
+    with tempfile.TemporaryDirectory() as idx_dir:
+      idx.download(idx_dir)
+      idx.verify(idx_dir)
+      return _prepare_mnist(data_dir, pathlib.Path(idx_dir))
+  if data.source == 'mnist':
+    raise FileNotFoundError(
+        f'MNIST is not prepared in {data_dir} and cannot be downloaded from'
+        ' here; pass the directory of its four IDX files as'
+        ' --config.data.manual_dir'
+    )
+  print(
+      f'WARNING: MNIST is not prepared in {data_dir} and cannot be downloaded'
+      ' from here.\n'
+      f'WARNING: this run trains on {DIGITS_NAME}.\n'
+      'WARNING: for MNIST, pass the directory of its four IDX files as'
+      ' --config.data.manual_dir.',
+      flush=True,
+  )
+  return _load_digits()
+
+
+def _prepare_mnist(data_dir: pathlib.Path, idx_dir: pathlib.Path) -> Images:
+  from rnnzoo.tasks import tfds_mnist  # Slow to import.
+
+  tfds_mnist.prepare(data_dir, idx_dir)
+  return _read_mnist(data_dir)
+
+
+def _read_mnist(data_dir: pathlib.Path) -> Images:
+  from rnnzoo.tasks import tfds_mnist  # Slow to import.
+
+  train_images, train_labels = tfds_mnist.read(data_dir, 'train')
+  test_images, test_labels = tfds_mnist.read(data_dir, 'test')
+  return Images(
+      'MNIST', train_images, train_labels, test_images, test_labels, white=255
+  )
+
+
+def _load_digits() -> Images:
+  from sklearn import datasets  # Slow to import, and seldom needed.
+
+  digits = datasets.load_digits()
+  order = np.random.RandomState(0).permutation(len(digits.target))
+  images = digits.images[order].astype(np.uint8)
+  labels = digits.target[order].astype(np.int32)
+  return Images(
+      DIGITS_NAME,
+      images[_DIGITS_TEST:],
+      labels[_DIGITS_TEST:],
+      images[:_DIGITS_TEST],
+      labels[:_DIGITS_TEST],
+      white=16,
+  )

@@ -1,0 +1,78 @@
+"""TensorFlow Datasets' `mnist`, prepared and read without TensorFlow.
+
+The stock builder extracts its archives with `tf.io.gfile`. This subclass, of
+the same name, version and features, reads local IDX files instead, so that the
+copy it writes is the copy that the stock builder would have written and can be
+read by either. It lives in a module of its own because importing TFDS takes a
+while, which only those who read MNIST should pay.
+"""
+
+import io
+import os
+
+import numpy as np
+from PIL import Image
+import tensorflow_datasets as tfds
+from tensorflow_datasets.image_classification import mnist as tfds_mnist
+
+from rnnzoo.tasks import idx
+
+
+class MNIST(tfds_mnist.MNIST, skip_registration=True):
+  """The stock `mnist` dataset from local IDX files."""
+
+  name = 'mnist'
+  MANUAL_DOWNLOAD_INSTRUCTIONS = 'The four IDX files, still compressed.'
+
+  def _split_generators(self, dl_manager):
+    directory = dl_manager.manual_dir
+    return {
+        split: self._generate_examples(
+            idx.read(directory / f'{prefix}-images-idx3-ubyte.gz'),
+            idx.read(directory / f'{prefix}-labels-idx1-ubyte.gz'),
+        )
+        for split, prefix in (('train', 'train'), ('test', 't10k'))
+    }
+
+  def _generate_examples(self, images, labels):
+    for index, (image, label) in enumerate(zip(images, labels, strict=True)):
+      # TFDS would encode an array with TensorFlow; bytes are stored as they
+      # are.
+      encoded = io.BytesIO()
+      Image.fromarray(image).save(encoded, 'PNG')
+      encoded.seek(0)
+      yield index, {'image': encoded, 'label': int(label)}
+
+
+def prepare(data_dir: str | os.PathLike[str], idx_dir: str | os.PathLike[str]):
+  """Writes TFDS's `mnist` under `data_dir` from the IDX files in `idx_dir`."""
+  tfds.disable_progress_bar()
+  builder = MNIST(data_dir=data_dir, file_format='array_record')
+  builder.download_and_prepare(
+      download_config=tfds.download.DownloadConfig(manual_dir=idx_dir)
+  )
+
+
+def read(
+    data_dir: str | os.PathLike[str], split: str
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns (images [N, 28, 28] uint8, labels [N] int32) of a prepared split.
+
+  Args:
+    data_dir: where `prepare`, or TFDS itself, wrote `mnist`.
+    split: 'train' or 'test'.
+
+  Raises:
+    ValueError: the copy is not in a format that can be read by index.
+  """
+  try:
+    source = tfds.data_source('mnist:3.0.1', split=split, data_dir=data_dir)
+  except NotImplementedError as error:
+    raise ValueError(
+        f'the copy of mnist in {data_dir} is stored for TensorFlow readers'
+        ' only; pass another directory as --config.data.data_dir'
+    ) from error
+  examples = source.__getitems__(range(len(source)))
+  images = np.stack([example['image'][..., 0] for example in examples])
+  labels = np.array([example['label'] for example in examples], np.int32)
+  return images, labels

@@ -1,0 +1,27 @@
+"""Training: any task, any model, one config, one run directory.
+
+    experiment = training.prepare(config, workdir='runs/mine')
+    report = training.train_and_evaluate(experiment)
+
+The data set lives on the device and one compiled call does many steps, so that
+small recurrent models are not bound by Python. After each epoch the model is
+validated; plateau rule, early stopping and the choice of the best parameters
+follow the monitored value; a checkpoint is written. At the end the best
+parameters are tested. Several seeds run one after another and share all
+compiled code. The modules, in the order in which a run meets them:
+
+  experiment      config -> checked experiment with its data
+  run_directory   the directory of a run: new, or resumed
+  program         the compiled functions: initialise, train, evaluate
+  optimization    optimiser, schedule, plateau rule
+  loop            seeds, epochs, validation, the final test
+  checkpointing   what a killed run goes on from
+  progress        the bar on the terminal
+  reporting       metric files, curves, the final report
+"""
+
+from rnnzoo.training.experiment import Experiment
+from rnnzoo.training.experiment import prepare
+from rnnzoo.training.loop import train_and_evaluate
+
+__all__ = ('Experiment', 'prepare', 'train_and_evaluate')

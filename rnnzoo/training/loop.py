@@ -1,0 +1,277 @@
+"""The loop: seeds, epochs, validation, checkpoints, the final test.
+
+All randomness is a function of (seed, epoch, step). That, and checkpoints that
+hold all the rest, is why a run that was killed and resumed gives, on CPU,
+bitwise what an uninterrupted run gives.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+import json
+import math
+import time
+from typing import Any
+
+from flax.training import early_stopping
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+import optax
+
+from rnnzoo import tasks
+from rnnzoo.training import checkpointing
+from rnnzoo.training import experiment as experiments
+from rnnzoo.training import optimization
+from rnnzoo.training import program as programs
+from rnnzoo.training import progress as progress_lib
+from rnnzoo.training import reporting
+
+# Seconds that one compiled call should take: long enough for Python's share to
+# vanish, short enough for the progress bar to move.
+_SHORT_CALL, _LONG_CALL = 0.3, 1.5
+
+
+def train_and_evaluate(experiment: experiments.Experiment) -> dict[str, Any]:
+  """Trains and tests all seeds, and returns the report.
+
+  Args:
+    experiment: what `prepare` returned. Seeds that are done are not run again.
+
+  Returns:
+    What report.json holds; ['test']['accuracy']['mean'] is the main result.
+  """
+  config, task = experiment.config, experiment.task
+  print(
+      f'run directory: {experiment.workdir} (to resume after a kill, pass it as'
+      ' --workdir)',
+      flush=True,
+  )
+  print(f'device: {jax.devices()[0].device_kind}', flush=True)
+  splits = jax.device_put({k: dict(v) for k, v in task.splits.items()})
+  results = []
+  for seed in range(config.seed, config.seed + config.num_seeds):
+    result_path = experiment.workdir / f'seed_{seed}' / 'result.json'
+    if not result_path.exists():
+      run_seed(experiment, splits, seed)
+    results.append(json.loads(result_path.read_text(encoding='utf-8')))
+  report = reporting.summarize(experiment.name, task.dataset, results)
+  text = reporting.format_report(report)
+  reporting.write_json(experiment.workdir / 'report.json', report)
+  reporting.write_atomically(experiment.workdir / 'report.txt', text)
+  title = f'{experiment.name}, {task.dataset}'
+  reporting.plot_curves(
+      experiment.workdir / 'curves.png',
+      title,
+      {f'seed {result["seed"]}': result['history'] for result in results},
+  )
+  reporting.plot_confusions(
+      experiment.workdir / 'confusion_matrix.png',
+      f'{title}, test, {config.num_seeds} seed(s)',
+      report['confusion_matrix'],
+      task.class_names,
+  )
+  print(text, end='', flush=True)
+  return report
+
+
+@dataclasses.dataclass
+class _Run:
+  """What one seed's training has come to; all of it is in a checkpoint.
+
+  Attributes:
+    state: what the next step needs.
+    plateau: the plateau rule's state, or ().
+    best: (params, statistics) of the best epoch so far.
+    best_epoch: which one that was.
+    stopper: the state of early stopping, which also knows the best value.
+    history: one row of numbers an epoch.
+    stopped: why training has ended, '' while it goes on.
+  """
+
+  state: programs.TrainState
+  plateau: optax.OptState
+  best: Any
+  stopper: early_stopping.EarlyStopping
+  best_epoch: int = 0
+  history: list[reporting.Row] = dataclasses.field(default_factory=list)
+  stopped: str = ''
+
+  def save(self, checkpoints: checkpointing.Checkpoints) -> None:
+    checkpoints.save(
+        len(self.history),
+        (self.state, self.plateau),
+        self.best,
+        {
+            'best_epoch': self.best_epoch,
+            'history': self.history,
+            'stopped': self.stopped,
+            'stopper': dataclasses.asdict(self.stopper),
+        },
+    )
+
+  def restore(self, checkpoints: checkpointing.Checkpoints) -> bool:
+    """Returns whether there was a checkpoint to go on from."""
+    restored = checkpoints.restore((self.state, self.plateau), self.best)
+    if restored is None:
+      return False
+    (self.state, self.plateau), self.best, progress = restored
+    self.best_epoch = progress['best_epoch']
+    self.history = progress['history']
+    self.stopped = progress['stopped']
+    self.stopper = self.stopper.replace(**progress['stopper'])
+    return True
+
+
+def run_seed(
+    experiment: experiments.Experiment,
+    splits: Mapping[str, tasks.Examples],
+    seed: int,
+) -> None:
+  """Trains one seed, tests its best parameters and writes its result.json.
+
+  Args:
+    experiment: what `prepare` returned.
+    splits: the task's splits, on the device.
+    seed: of initialisation, shuffling and dropout.
+  """
+  config, program, task = experiment.config, experiment.program, experiment.task
+  directory = experiment.workdir / f'seed_{seed}'
+  directory.mkdir(exist_ok=True)
+  keys = jax.random.split(jax.random.key(seed), 3)
+  state = program.init(keys[0])
+  run = _Run(
+      state=state,
+      plateau=(
+          experiment.plateau.init(state.params) if experiment.plateau else ()
+      ),
+      best=_copy((state.params, state.statistics)),
+      stopper=make_stopper(config.early_stopping),
+  )
+  with checkpointing.Checkpoints(directory / 'checkpoints') as checkpoints:
+    if run.restore(checkpoints):
+      print(f'seed {seed}: resumed after epoch {len(run.history)}', flush=True)
+    progress = progress_lib.Progress(
+        f'seed {seed}',
+        config.num_epochs * experiment.steps_per_epoch,
+        len(run.history) * experiment.steps_per_epoch,
+    )
+    with reporting.Events(
+        directory, task.dataset, len(run.history) + 1
+    ) as events:
+      while not run.stopped:
+        start = time.monotonic()
+        is_best = _run_epoch(experiment, run, splits, keys, progress)
+        row = run.history[-1]
+        progress.epoch(row, config.num_epochs, is_best)
+        events.write(row, epoch_seconds=time.monotonic() - start)
+        if run.stopped or len(run.history) % config.checkpoint_every == 0:
+          run.save(checkpoints)
+        reporting.write_csv(
+            directory / 'metrics.csv', task.dataset, run.history
+        )
+  reporting.write_csv(directory / 'metrics.csv', task.dataset, run.history)
+  losses, predictions = program.evaluate(*run.best, splits['test'])
+  test = reporting.classification_metrics(
+      task.splits['test']['label'], predictions, len(task.class_names)
+  )
+  test['loss'] = float(np.mean(losses, dtype=np.float64))
+  progress.close(f'test accuracy {test["accuracy"]:.4f}, {run.stopped}')
+  reporting.write_json(
+      directory / 'result.json',
+      {
+          'seed': seed,
+          'dataset': task.dataset,
+          'test': test,
+          'best_epoch': run.best_epoch,
+          'num_epochs': len(run.history),
+          'stopped': run.stopped,
+          'num_parameters': sum(
+              leaf.size for leaf in jax.tree.leaves(run.state.params)
+          ),
+          'history': run.history,
+      },
+  )
+
+
+def _run_epoch(
+    experiment: experiments.Experiment,
+    run: _Run,
+    splits: Mapping[str, tasks.Examples],
+    keys: jax.Array,
+    progress: progress_lib.Progress,
+) -> bool:
+  """Trains and validates for one epoch, and returns whether it is the best."""
+  config, program = experiment.config, experiment.program
+  epoch = len(run.history) + 1
+  order = program.shuffle(keys[1], epoch)
+  scale = run.plateau.scale if experiment.plateau else jnp.ones(())
+  learning_rate = float(experiment.schedule(run.state.step) * scale)
+  done, call_steps = 0, 1
+  while done < experiment.steps_per_epoch:
+    call_steps = min(call_steps, experiment.steps_per_epoch - done)
+    start = time.monotonic()
+    run.state = jax.block_until_ready(
+        program.train_steps(
+            run.state, splits['train'], order, call_steps, scale, keys[2]
+        )
+    )
+    seconds = time.monotonic() - start
+    done += call_steps
+    progress.update(len(run.history) * experiment.steps_per_epoch + done)
+    if seconds < _SHORT_CALL:
+      call_steps *= 2
+    elif seconds > _LONG_CALL:
+      call_steps = max(call_steps // 2, 1)
+  losses, predictions = program.evaluate(
+      run.state.params, run.state.statistics, splits['validation']
+  )
+  labels = experiment.task.splits['validation']['label']
+  row = {
+      'epoch': epoch,
+      'learning_rate': learning_rate,
+      'train_loss': float(run.state.loss) / experiment.steps_per_epoch,
+      'train_accuracy': float(run.state.accuracy) / experiment.steps_per_epoch,
+      'validation_loss': float(np.mean(losses, dtype=np.float64)),
+      'validation_accuracy': float(np.mean(predictions == labels)),
+  }
+  run.history.append(row)
+  # Early stopping and the plateau rule take what is to become small.
+  value = row[config.monitor]
+  value = -value if config.monitor == 'validation_accuracy' else value
+  if experiment.plateau:
+    run.plateau = optimization.update_plateau(
+        experiment.plateau, run.plateau, value
+    )
+  run.stopper = run.stopper.update(value)
+  if run.stopper.has_improved:
+    run.best_epoch = epoch
+    run.best = _copy((run.state.params, run.state.statistics))
+  if not math.isfinite(row['train_loss']):
+    run.stopped = f'the loss was not finite in epoch {epoch}'
+  elif run.stopper.should_stop:
+    run.stopped = f'early stopping after epoch {epoch}'
+  elif epoch == config.num_epochs:
+    run.stopped = f'all {epoch} epochs'
+  return run.stopper.has_improved
+
+
+def make_stopper(
+    config: ml_collections.ConfigDict,
+) -> early_stopping.EarlyStopping:
+  """Returns early stopping that never stops if `config.patience` is 0.
+
+  Args:
+    config: `config.early_stopping` with `patience`, the number of epochs in a
+      row without improvement that ends training, and `min_delta`.
+  """
+  # flax's rule stops at the epoch after the tolerated ones.
+  patience = config.patience - 1 if config.patience else 2**31
+  return early_stopping.EarlyStopping(
+      min_delta=config.min_delta, patience=patience
+  )
+
+
+def _copy(tree: Any) -> Any:
+  """Returns a copy that survives when the next step donates the original."""
+  return jax.tree.map(jnp.copy, tree)

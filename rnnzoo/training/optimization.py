@@ -1,0 +1,180 @@
+"""Optimisers, learning-rate schedules and the plateau rule, from a config.
+
+`make_optimizer` chains optax transformations in the order that the recipes
+need: clip the gradient, add L2 weight decay (or, for 'adamw', decay apart from
+the moments), scale by the optimiser's moments, scale by the learning rate.
+`make_plateau` is kept apart: it moves once an epoch, on the host, while the
+optimiser moves once a step.
+"""
+
+from collections.abc import Callable, Mapping
+import math
+import re
+import types
+
+import jax
+import ml_collections
+import optax
+from optax import contrib
+
+# Each takes `config.optimizer` and returns the scaling by its moments.
+_MOMENTS: Mapping[
+    str, Callable[[ml_collections.ConfigDict], optax.GradientTransformation]
+] = types.MappingProxyType(
+    {
+        'adam': lambda config: optax.scale_by_adam(config.b1, config.b2),
+        'adamw': lambda config: optax.scale_by_adam(config.b1, config.b2),
+        'adagrad': lambda config: optax.scale_by_rss(),
+        'rmsprop': lambda config: optax.scale_by_rms(config.b2),
+        'sgd': lambda config: optax.trace(config.b1),
+    }
+)
+
+SCHEDULES = ('constant', 'cosine')
+
+
+def make_optimizer(
+    config: ml_collections.ConfigDict, num_steps: int
+) -> optax.GradientTransformation:
+  """Returns the optimiser that `config.optimizer` describes.
+
+  Args:
+    config: `config.optimizer`; `configs/base_smnist.py` explains its fields.
+    num_steps: steps of the whole training, for the schedule.
+
+  Raises:
+    ValueError: a name is unknown, or a number is out of range.
+  """
+  if config.name not in _MOMENTS:
+    raise ValueError(
+        f'config.optimizer.name is {config.name!r}; known are'
+        f' {", ".join(map(repr, _MOMENTS))}'
+    )
+  for name in ('clip_norm', 'clip_value', 'weight_decay', 'warmup_steps'):
+    if config[name] < 0:
+      raise ValueError(
+          f'config.optimizer.{name} must not be negative, got {config[name]}'
+      )
+  transformations = []
+  if config.clip_value:
+    transformations.append(optax.clip(config.clip_value))
+  if config.clip_norm:
+    transformations.append(optax.clip_by_global_norm(config.clip_norm))
+  decay = optax.add_decayed_weights(
+      config.weight_decay, mask=decay_mask(config.weight_decay_exclude)
+  )
+  if config.weight_decay and config.name != 'adamw':
+    transformations.append(decay)
+  transformations.append(_MOMENTS[config.name](config))
+  if config.weight_decay and config.name == 'adamw':
+    transformations.append(decay)
+  transformations.append(
+      optax.scale_by_learning_rate(make_schedule(config, num_steps))
+  )
+  return optax.chain(*transformations)
+
+
+def make_schedule(
+    config: ml_collections.ConfigDict, num_steps: int
+) -> optax.Schedule:
+  """Returns the learning rate as a function of the step.
+
+  Args:
+    config: `config.optimizer` with `learning_rate`, `schedule`, `warmup_steps`.
+    num_steps: steps of the whole training, where a cosine ends at zero.
+
+  Raises:
+    ValueError: the schedule is unknown, or the learning rate is not positive.
+  """
+  if not config.learning_rate > 0:
+    raise ValueError(
+        'config.optimizer.learning_rate must be positive, got'
+        f' {config.learning_rate}'
+    )
+  if config.schedule not in SCHEDULES:
+    raise ValueError(
+        f'config.optimizer.schedule is {config.schedule!r}; known are'
+        f' {", ".join(map(repr, SCHEDULES))}'
+    )
+  if config.schedule == 'constant':
+    after_warmup = optax.constant_schedule(config.learning_rate)
+  else:
+    after_warmup = optax.cosine_decay_schedule(
+        config.learning_rate, max(num_steps - config.warmup_steps, 1)
+    )
+  if not config.warmup_steps:
+    return after_warmup
+  warmup = optax.linear_schedule(0.0, config.learning_rate, config.warmup_steps)
+  return optax.join_schedules([warmup, after_warmup], [config.warmup_steps])
+
+
+def decay_mask(exclude: str) -> Callable[[optax.Params], optax.Params]:
+  """Returns a function from parameters to which of them decay.
+
+  Args:
+    exclude: a regular expression, searched for in the path of each parameter,
+      as in "['backbone']['layers'][0]['bias']"; '' excludes none.
+
+  Raises:
+    ValueError: it is not a regular expression.
+  """
+  try:
+    pattern = re.compile(exclude)
+  except re.error as error:
+    raise ValueError(
+        'config.optimizer.weight_decay_exclude is not a regular expression:'
+        f' {error}'
+    ) from error
+
+  def mask(params):
+    return jax.tree_util.tree_map_with_path(
+        lambda path, _: not (
+            exclude and pattern.search(jax.tree_util.keystr(path))
+        ),
+        params,
+    )
+
+  return mask
+
+
+def make_plateau(
+    config: ml_collections.ConfigDict,
+) -> optax.GradientTransformationExtraArgs | None:
+  """Returns the rule that lowers the learning rate on a plateau, or None.
+
+  Its state's `scale` multiplies the learning rate. Give it the monitored value
+  once an epoch with `update_plateau`.
+
+  Args:
+    config: `config.optimizer` with `plateau_factor` (1 for none) and
+      `plateau_patience`, how many epochs without improvement are tolerated: the
+      next one lowers the rate, as in torch's ReduceLROnPlateau.
+
+  Raises:
+    ValueError: the factor or the patience is out of range.
+  """
+  if config.plateau_factor == 1.0:
+    return None
+  if not 0.0 < config.plateau_factor < 1.0 or config.plateau_patience < 0:
+    raise ValueError(
+        'config.optimizer.plateau_factor must lie in (0, 1] and'
+        ' plateau_patience must not be negative, got'
+        f' {config.plateau_factor} and {config.plateau_patience}'
+    )
+  # optax lowers at the last tolerated epoch, torch at the one after it.
+  return contrib.reduce_on_plateau(
+      config.plateau_factor, patience=config.plateau_patience + 1
+  )
+
+
+def update_plateau(
+    plateau: optax.GradientTransformationExtraArgs,
+    state: optax.OptState,
+    value: float,
+) -> optax.OptState:
+  """Returns the state after an epoch whose monitored value is `value`."""
+  # A loss that is no number has not improved. The rule itself would remember
+  # an infinite one as the average.
+  value = value if math.isfinite(value) else 1e30
+  _, state = plateau.update({}, state, value=value)
+  return state

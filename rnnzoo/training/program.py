@@ -1,0 +1,176 @@
+"""The compiled functions of an experiment: initialise, train, evaluate.
+
+One call of `train_steps` does many steps in a loop on the device. Its state
+carries all that the next call needs, so it does not matter where calls begin
+and end: the numbers are the same.
+
+Dimensions: N examples of a split, S steps of an epoch, B batch.
+"""
+
+from collections.abc import Callable, Mapping
+import functools
+from typing import NamedTuple
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import rnnzoo
+from rnnzoo import tasks
+
+
+class TrainState(NamedTuple):
+  """What one step of training passes to the next.
+
+  Attributes:
+    params: the trained parameters.
+    statistics: all else that the model stores: BatchNorm's running averages.
+    optimizer: the optimiser's state.
+    step: int32 [], steps done since the start of training.
+    loss: float32 [], sum of the mean losses of this epoch's steps so far.
+    accuracy: float32 [], likewise.
+  """
+
+  params: nnx.State
+  statistics: nnx.State
+  optimizer: optax.OptState
+  step: jax.Array
+  loss: jax.Array
+  accuracy: jax.Array
+
+
+class Program(NamedTuple):
+  """The compiled functions, shared by all seeds of an experiment.
+
+  Attributes:
+    init: (key) -> TrainState.
+    shuffle: (key, epoch) -> int32 [S, B], which examples each step sees. The
+      last batch is filled up with the first examples of the same order, so
+      every example is seen in every epoch.
+    train_steps: (state, examples, order, num_steps, scale, key) -> the state
+      `num_steps` later. `scale` multiplies the learning rate. The given state
+      is donated: it cannot be used afterwards.
+    evaluate: (params, statistics, examples) -> (losses [N], predictions [N]).
+  """
+
+  init: Callable[..., TrainState]
+  shuffle: Callable[..., jax.Array]
+  train_steps: Callable[..., TrainState]
+  evaluate: Callable[..., tuple[np.ndarray, np.ndarray]]
+
+
+def make_program(
+    task: tasks.Task,
+    optimizer: optax.GradientTransformation,
+    eval_batch_size: int,
+) -> Program:
+  """Returns the compiled functions of an experiment.
+
+  Args:
+    task: what is learnt.
+    optimizer: how.
+    eval_batch_size: B in evaluation, where no gradients need memory.
+
+  Raises:
+    ValueError: the task cannot build its model.
+  """
+  num_examples = len(task.splits['train']['label'])
+  batch_size = task.batch_size
+  steps_per_epoch = -(-num_examples // batch_size)
+  graphdef, *_ = nnx.split(
+      nnx.eval_shape(lambda: task.build_model(nnx.Rngs(0))), nnx.Param, ...
+  )
+
+  @jax.jit
+  def init(key):
+    model = task.build_model(nnx.Rngs(key))
+    _, params, statistics = nnx.split(model, nnx.Param, ...)
+    params = rnnzoo.constrain(params)
+    zero = jnp.zeros((), jnp.float32)
+    return TrainState(
+        params,
+        statistics,
+        optimizer.init(params),
+        step=jnp.zeros((), jnp.int32),
+        loss=zero,
+        accuracy=zero,
+    )
+
+  @jax.jit
+  def shuffle(key, epoch):
+    order = jax.random.permutation(jax.random.fold_in(key, epoch), num_examples)
+    wrapped = jnp.arange(steps_per_epoch * batch_size) % num_examples
+    return order[wrapped].reshape(steps_per_epoch, batch_size)
+
+  def loss_fn(params, statistics, batch, rngs):
+    # Variables of this trace: the model writes its running averages.
+    model = nnx.merge(graphdef, params, statistics, copy=True)
+    losses, predictions = task.evaluate(model, batch, rngs)
+    accuracy = jnp.mean(predictions == batch['label'], dtype=jnp.float32)
+    _, _, statistics = nnx.split(model, nnx.Param, ...)
+    return jnp.mean(losses), (statistics, accuracy)
+
+  def step(state, examples, order, scale, key):
+    step_in_epoch = state.step % steps_per_epoch
+    batch = _take(examples, order[step_in_epoch])
+    rngs = nnx.Rngs(dropout=jax.random.fold_in(key, state.step))
+    (loss, (statistics, accuracy)), gradients = jax.value_and_grad(
+        loss_fn, has_aux=True
+    )(state.params, state.statistics, batch, rngs)
+    updates, optimizer_state = optimizer.update(
+        gradients, state.optimizer, state.params
+    )
+    updates = optax.tree.scale(scale, updates)
+    params = optax.apply_updates(state.params, updates)
+    is_first = step_in_epoch == 0
+    return TrainState(
+        rnnzoo.constrain(params),
+        statistics,
+        optimizer_state,
+        state.step + 1,
+        jnp.where(is_first, 0.0, state.loss) + loss,
+        jnp.where(is_first, 0.0, state.accuracy) + accuracy,
+    )
+
+  @functools.partial(jax.jit, donate_argnums=0)
+  def train_steps(state, examples, order, num_steps, scale, key):
+    # The number of steps is traced: calls of any length share one compilation.
+    return jax.lax.fori_loop(
+        0,
+        num_steps,
+        lambda _, state: step(state, examples, order, scale, key),
+        state,
+    )
+
+  @jax.jit
+  def evaluate_batches(params, statistics, examples, order):
+    def evaluate_batch(indices):
+      model = nnx.merge(graphdef, params, statistics)
+      return task.evaluate(model, _take(examples, indices))
+
+    return jax.lax.map(evaluate_batch, order)
+
+  def evaluate(params, statistics, examples):
+    size = len(examples['label'])
+    batch = min(size, eval_batch_size)
+    num_batches = -(-size // batch)
+    # The last batch is filled up with example 0, whose results are cut off.
+    order = np.zeros(num_batches * batch, np.int32)
+    order[:size] = np.arange(size)
+    losses, predictions = evaluate_batches(
+        params, statistics, examples, order.reshape(num_batches, batch)
+    )
+    return (
+        np.asarray(losses).reshape(-1)[:size],
+        np.asarray(predictions).reshape(-1)[:size],
+    )
+
+  return Program(init, shuffle, train_steps, evaluate)
+
+
+def _take(
+    examples: Mapping[str, jax.Array], indices: jax.Array
+) -> dict[str, jax.Array]:
+  return {name: array[indices] for name, array in examples.items()}
