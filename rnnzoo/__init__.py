@@ -18,6 +18,7 @@ from rnnzoo.agru import AGRUCell
 from rnnzoo.antisymmetric import AntisymmetricRNN
 from rnnzoo.antisymmetric import AntisymmetricRNNCell
 from rnnzoo.antisymmetric import GatedAntisymmetricRNNCell
+from rnnzoo.bidirectional import Bidirectional
 from rnnzoo.cell import Cell
 from rnnzoo.cell import LinearCell
 from rnnzoo.cell import TwoStageCell
@@ -40,22 +41,23 @@ from rnnzoo.minlstm import MinLSTMCell
 from rnnzoo.sequence_layer import SequenceLayer
 from rnnzoo.slstm import SLSTM
 from rnnzoo.slstm import SLSTMCell
-from rnnzoo.stack import Bidirectional
 from rnnzoo.stack import Stack
 from rnnzoo.unrolling import linear_scan
 from rnnzoo.unrolling import unroll
 from rnnzoo.unrolling import unroll_carries
 
 # Every layer by name, as configs name it.
-LAYERS: _Mapping[str, type[RecurrentLayer]] = _types.MappingProxyType({
-    'Elman': Elman,
-    'LSTM': LSTM,
-    'GRU': GRU,
-    'SLSTM': SLSTM,
-    'AGRU': AGRU,
-    'AntisymmetricRNN': AntisymmetricRNN,
-    'IndRNN': IndRNN,
-    'IRevRNN': IRevRNN,
-    'MinGRU': MinGRU,
-    'MinLSTM': MinLSTM,
-})
+LAYERS: _Mapping[str, type[RecurrentLayer]] = _types.MappingProxyType(
+    {
+        'Elman': Elman,
+        'LSTM': LSTM,
+        'GRU': GRU,
+        'SLSTM': SLSTM,
+        'AGRU': AGRU,
+        'AntisymmetricRNN': AntisymmetricRNN,
+        'IndRNN': IndRNN,
+        'IRevRNN': IRevRNN,
+        'MinGRU': MinGRU,
+        'MinLSTM': MinLSTM,
+    }
+)

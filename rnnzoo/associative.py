@@ -105,7 +105,7 @@ def compose_scan(a: Array, b: Array, reverse: bool) -> Array:
 
 
 def _affine(a: Array, b: Array, h: Array) -> Array:
-  """a h + b, where a = 0 forgets even an infinite h."""
+  """Returns a h + b, where a = 0 forgets even an infinite h."""
   return jnp.where(a == 0, b, a * h + b)
 
 

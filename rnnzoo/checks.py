@@ -95,3 +95,10 @@ def positive(value: object, label: str) -> None:
   """Raises ValueError unless `value` is an int of at least 1."""
   if not isinstance(value, int) or isinstance(value, bool) or value < 1:
     raise ValueError(f'{label} must be a positive int, got {value!r}.')
+
+
+def describe(carry: object) -> str:
+  """Says what was passed as a tuple of carries."""
+  if isinstance(carry, (tuple, list)):
+    return f'{len(carry)} of them'
+  return f'a {type(carry).__name__}'

@@ -1,8 +1,9 @@
 """Layers: cells with parameters, over whole sequences.
 
 `RecurrentLayer` is one cell with its parameters: it projects the input, unrolls
-the cell and takes care of batch axes, carries, resets, masks and dtypes. The layers themselves (`rnnzoo.GRU`, ...) add only what their papers
-say: the cell, initialisers and options.
+the cell and takes care of batch axes, carries, resets, masks and dtypes. The
+layers themselves (`rnnzoo.GRU`, ...) add only what their papers say: the cell,
+initialisers and options.
 
 Layers hold parameters and static configuration, never random state and nothing
 that a call changes, so they work with `nnx.jit`, with `nnx.split` and plain
@@ -10,7 +11,6 @@ that a call changes, so they work with `nnx.jit`, with `nnx.split` and plain
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from flax import nnx
 import jax
@@ -20,8 +20,9 @@ from rnnzoo import cell as cell_lib
 from rnnzoo import checks
 from rnnzoo import initializers
 from rnnzoo import products
+from rnnzoo import selection
 from rnnzoo import sequence_layer
-from rnnzoo import sequential
+from rnnzoo import steps
 from rnnzoo import unrolling
 
 Array = jax.Array
@@ -61,13 +62,15 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
       cell_params: Mapping[str, nnx.Variable] | None = None,
       recurrent_structure: Callable[[Array], Array] | None = None,
       kernel_init: Initializer = initializers.lecun_normal,
-      recurrent_kernel_init: Initializer | Sequence[Initializer] = initializers.orthogonal,
+      recurrent_kernel_init: (
+          Initializer | Sequence[Initializer]
+      ) = initializers.orthogonal,
       max_abs: float | None = None,
       bias_init: Initializer | Sequence[Initializer] = initializers.zeros,
       learn_initial_carry: bool = False,
       dtype: jax.typing.DTypeLike | None = None,
       param_dtype: jax.typing.DTypeLike = jnp.float32,
-      implementation: unrolling.Implementation = None,
+      implementation: selection.Implementation = None,
       rngs: nnx.Rngs,
   ):
     """Creates the parameters.
@@ -112,7 +115,7 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
           'features must be divisible by num_heads, got'
           f' features={features} and num_heads={num_heads}.'
       )
-    unrolling.check_implementation(implementation)
+    selection.check_implementation(implementation)
     self.cell = cell
     self.in_features = in_features
     self.out_features = features
@@ -133,10 +136,12 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
         return jnp.stack([f(rngs.params(), shape, param_dtype) for f in inits])
       draw = lambda f: jax.vmap(lambda key: f(key, shape, param_dtype))
       keys = [jax.random.split(rngs.params(), heads) for _ in inits]
-      return jnp.stack([draw(f)(key) for f, key in zip(inits, keys)])
+      return jnp.stack([draw(f)(key) for f, key in zip(inits, keys, strict=True)])
 
     gates = cell.input_gates
-    self.kernel = nnx.Param(stacked(kernel_init, gates, (in_features, features)))
+    self.kernel = nnx.Param(
+        stacked(kernel_init, gates, (in_features, features))
+    )
     self.bias = nnx.data(None)
     if use_bias:
       self.bias = nnx.Param(stacked(bias_init, gates, (features,)))
@@ -186,7 +191,9 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
     del rngs
     self._check_input(x, min_ndim=2, axes='[..., time, in_features]')
     lead = x.shape[:-1]
-    time, batch_shape = (lead[0], lead[1:]) if time_major else (lead[-1], lead[:-1])
+    time, batch_shape = (
+        (lead[0], lead[1:]) if time_major else (lead[-1], lead[:-1])
+    )
     checks.flags(reset, lead, 'reset')
     checks.flags(mask, lead, 'mask')
     checks.lengths(seq_lengths, batch_shape)
@@ -263,10 +270,10 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
           lambda a, b: jnp.where(reset[..., None], a, b), restart, carry
       )
     gates = project(self._weights(dtype), x.astype(dtype))
-    carry = sequential.step(
+    carry = steps.step(
         self.cell,
         self._cell_params(state),
-        sequential.pack(self.cell, self._recurrent_kernel(dtype)),
+        steps.pack(self.cell, self._recurrent_kernel(dtype)),
         tuple(gate.astype(state) for gate in gates),
         carry,
     )
@@ -340,9 +347,7 @@ def project(weights: tuple[Array, Array | None], x: Array) -> cell_lib.Gates:
   """
   kernel, bias = weights
   wide = jnp.promote_types(x.dtype, jnp.float32)
-  gates = tuple(
-      products.contract('...i,if->...f', x, w, wide) for w in kernel
-  )
+  gates = tuple(products.contract('...i,if->...f', x, w, wide) for w in kernel)
   if bias is None:
     return gates
   return tuple(gate + b for gate, b in zip(gates, bias, strict=True))

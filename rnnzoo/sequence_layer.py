@@ -1,6 +1,7 @@
 """The interface that every layer of the zoo has, single or composed."""
 
 import abc
+from collections.abc import Callable
 from typing import Any
 
 from flax import nnx
@@ -111,3 +112,8 @@ class SequenceLayer(nnx.Module):
     Raises:
       ValueError: an argument has the wrong shape or dtype.
     """
+
+
+# A layer class, or any function with the signature
+# (in_features, features, *, rngs, **options).
+LayerFactory = Callable[..., SequenceLayer]

@@ -51,7 +51,8 @@ class SLSTMCell(cell.Cell):
 class SLSTM(layer.RecurrentLayer):
   """sLSTM, the scalar-memory cell of xLSTM.
 
-      l_t = log σ(f̃_t) + m_{t-1}           with ĩ, f̃, z̃, õ = W x_t + b + R h_{t-1}
+      ĩ_t, f̃_t, z̃_t, õ_t = W x_t + b + R h_{t-1}
+      l_t = log σ(f̃_t) + m_{t-1}
       m_t = max(ĩ_t, l_t)
       c_t = exp(l_t - m_t) c_{t-1} + exp(ĩ_t - m_t) tanh(z̃_t)
       n_t = exp(l_t - m_t) n_{t-1} + exp(ĩ_t - m_t)

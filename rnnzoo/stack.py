@@ -1,6 +1,6 @@
-"""Layers over layers: `Stack` in depth, `Bidirectional` in both directions."""
+"""Layers in depth, with what papers put between them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from flax import nnx
@@ -11,8 +11,7 @@ from rnnzoo import checks
 from rnnzoo import sequence_layer
 
 Array = jax.Array
-SequenceLayer = sequence_layer.SequenceLayer
-LayerFactory = Callable[..., SequenceLayer]
+LayerFactory = sequence_layer.LayerFactory
 
 NORMS = (None, 'layer', 'batch')
 
@@ -203,112 +202,8 @@ class Stack(sequence_layer.SequenceLayer):
     if not isinstance(carry, (tuple, list)) or len(carry) != count:
       raise ValueError(
           f'{label} must be a tuple of {count} carries, one for each layer; got'
-          f' {_describe(carry)}.'
+          f' {checks.describe(carry)}.'
       )
-
-
-class Bidirectional(sequence_layer.SequenceLayer):
-  """Two layers, one in each direction of time, with outputs side by side.
-
-      y_t = [forward(x)_t, backward(x)_t]
-
-  >>> import jax.numpy as jnp, rnnzoo
-  >>> from flax import nnx
-  >>> layer = rnnzoo.Bidirectional(rnnzoo.GRU, 3, 8, rngs=nnx.Rngs(0))
-  >>> layer(jnp.ones((2, 5, 3))).shape          # [batch, time, 2 * features]
-  (2, 5, 16)
-
-  Attributes:
-    forward: the layer that runs from the first step to the last.
-    backward: the layer that runs from the last step to the first.
-  """
-
-  def __init__(
-      self,
-      layer: LayerFactory,
-      in_features: int,
-      features: int,
-      *,
-      rngs: nnx.Rngs,
-      **options,
-  ):
-    """Creates the two layers.
-
-    Args:
-      layer: a layer class such as `rnnzoo.GRU`, or any function with its
-        signature.
-      in_features: size of the input's last axis.
-      features: `features` of each direction; the output has twice as many.
-      rngs: `nnx.Rngs` that the parameters are drawn from.
-      **options: passed to both layers.
-
-    Raises:
-      ValueError: an option is not valid.
-    """
-    self.forward = layer(in_features, features, rngs=rngs, **options)
-    self.backward = layer(in_features, features, rngs=rngs, **options)
-    self.in_features = in_features
-    self.out_features = self.forward.out_features + self.backward.out_features
-
-  def initial_carry(self, batch_shape: tuple[int, ...] = ()) -> tuple[Any, Any]:
-    """Returns the initial carries of the forward and the backward layer.
-
-    Args:
-      batch_shape: leading axes of the input, those before time.
-    """
-    return (
-        self.forward.initial_carry(batch_shape),
-        self.backward.initial_carry(batch_shape),
-    )
-
-  def unroll(
-      self,
-      x: Array,
-      *,
-      initial_carry: tuple[Any, Any] | None = None,
-      reset: Array | None = None,
-      seq_lengths: Array | None = None,
-      mask: Array | None = None,
-      reverse: bool = False,
-      time_major: bool = False,
-      rngs: nnx.Rngs | None = None,
-  ) -> tuple[tuple[Any, Any], Array]:
-    """Runs both layers over a sequence and returns the final carries as well.
-
-    The arguments and errors are those of `SequenceLayer.unroll`; a carry is the
-    pair (forward, backward). With `reverse`, the two exchange directions.
-    """
-    if initial_carry is None:
-      initial_carry = (None, None)
-    if not isinstance(initial_carry, (tuple, list)) or len(initial_carry) != 2:
-      raise ValueError(
-          'initial_carry must be a pair (forward, backward) of carries; got'
-          f' {_describe(initial_carry)}.'
-      )
-
-    def direction(level, carry, reverse):
-      return level.unroll(
-          x,
-          initial_carry=carry,
-          reset=reset,
-          seq_lengths=seq_lengths,
-          mask=mask,
-          reverse=reverse,
-          time_major=time_major,
-          rngs=rngs,
-      )
-
-    first, y = direction(self.forward, initial_carry[0], reverse)
-    second, z = direction(self.backward, initial_carry[1], not reverse)
-    return (first, second), jnp.concatenate([y, z], axis=-1)
-
-  def step(self, carry, x, *, reset=None):
-    """Raises NotImplementedError: one direction needs the future."""
-    raise NotImplementedError(
-        'Bidirectional cannot take single steps: its backward layer needs the'
-        ' whole sequence. Call the layer or `unroll`, or step a layer of one'
-        ' direction.'
-    )
 
 
 def _valid_steps(y, mask, seq_lengths, time_major) -> Array | None:
@@ -322,9 +217,3 @@ def _valid_steps(y, mask, seq_lengths, time_major) -> Array | None:
   else:
     valid = jnp.arange(shape[-1]) < seq_lengths[..., None]
   return valid if mask is None else mask & valid
-
-
-def _describe(carry: object) -> str:
-  if isinstance(carry, (tuple, list)):
-    return f'{len(carry)} of them'
-  return f'a {type(carry).__name__}'

@@ -11,11 +11,9 @@ input projection into the loop where the path can. The names of the paths:
 `NotImplementedError`; where others are left to try, the reason is logged once.
 """
 
-from collections.abc import Callable, Sequence
-import functools
+from collections.abc import Callable
 from typing import Any
 
-from absl import logging
 import jax
 import jax.numpy as jnp
 
@@ -23,13 +21,13 @@ import pallas_kernels
 from rnnzoo import associative
 from rnnzoo import cell as cell_lib
 from rnnzoo import checks
+from rnnzoo import selection
 from rnnzoo import sequential
+from rnnzoo import steps
 
 Array = jax.Array
 Carry = cell_lib.Carry
-Implementation = str | Sequence[str] | None
-
-IMPLEMENTATIONS = ('scan', 'associative_scan', 'pallas')
+Implementation = selection.Implementation
 
 
 def unroll(
@@ -51,8 +49,8 @@ def unroll(
   `rnnzoo.layer.RecurrentLayer`.
 
   >>> import jax, jax.numpy as jnp, rnnzoo
-  >>> x_gates = jnp.ones((2, 5, 3, 8))              # batch, time, gates, features
-  >>> kernel = 0.1 * jnp.ones((3, 1, 8, 8))         # gates, heads, from, to
+  >>> x_gates = jnp.ones((2, 5, 3, 8))        # batch, time, gates, features
+  >>> kernel = 0.1 * jnp.ones((3, 1, 8, 8))   # gates, heads, from, to
   >>> carry = (jnp.zeros((2, 8)),)
   >>> params = {'recurrent_bias': jnp.zeros(8)}
   >>> carry, h = rnnzoo.unroll(rnnzoo.GRUCell(), params, x_gates, kernel, carry)
@@ -242,7 +240,9 @@ def linear_scan(
     h = associative.linear_scan(solve, reverse, a_t, b_t, h0)
     return jnp.swapaxes(h, 0, 1)
 
-  return first_that_can(attempt, implementation, True).astype(out_dtype)
+  return selection.first_that_can(attempt, implementation, True).astype(
+      out_dtype
+  )
 
 
 def run(
@@ -292,7 +292,7 @@ def run(
   def attempt(name):
     if name == 'scan':
       rows = batch * cell.input_gates * features
-      plan = sequential.Plan(
+      plan = steps.Plan(
           cell,
           project,
           reverse,
@@ -301,7 +301,7 @@ def run(
       )
       return sequential.unroll(
           plan,
-          sequential.Operands(
+          steps.Operands(
               params,
               weights,
               inputs,
@@ -320,65 +320,14 @@ def run(
           ' it is not linear in its carry, and the Newton iteration for such'
           " cells is not written yet. implementation='scan' works."
       )
-    x_gates = sequential.project(project, carry, mask, weights, inputs)
+    x_gates = steps.project(project, carry, mask, weights, inputs)
     h = associative.unroll(
         cell, params, x_gates, carry, restart, reset, mask, reverse
     )
     return (h[0] if reverse else h[-1],), (h,)
 
   linear = isinstance(cell, cell_lib.LinearCell)
-  return first_that_can(attempt, implementation, linear)
-
-
-def first_that_can(
-    attempt: Callable[[str], Any], implementation: Implementation, linear: bool
-) -> Any:
-  """Returns the result of the first implementation that can run.
-
-  Args:
-    attempt: runs one implementation by name, or raises NotImplementedError.
-    implementation: a name, a sequence of names, or None for the default order.
-    linear: whether the recurrence is linear in its carry.
-  """
-  names = _names(implementation, linear)
-  for name in names[:-1]:
-    try:
-      return attempt(name)
-    except NotImplementedError as error:
-      _log_once(f'implementation={name!r} is passed over: {error}')
-  return attempt(names[-1])
-
-
-def check_implementation(implementation: Implementation) -> None:
-  """Raises ValueError unless `implementation` names what there is."""
-  names = implementation
-  if names is None:
-    return
-  if isinstance(names, str):
-    names = (names,)
-  if not names or any(name not in IMPLEMENTATIONS for name in names):
-    raise ValueError(
-        f'implementation must be None, one of {IMPLEMENTATIONS} or a sequence'
-        f' of these, got {implementation!r}.'
-    )
-
-
-def _names(implementation: Implementation, linear: bool) -> Sequence[str]:
-  check_implementation(implementation)
-  if implementation is None:
-    backend = jax.default_backend()
-    # On a CPU, steps over time-major data in cache beat O(T log T) work.
-    parallel = ('associative_scan',) if linear and backend != 'cpu' else ()
-    kernels = ('pallas',) if backend == 'gpu' else ()
-    return (*kernels, *parallel, 'scan')
-  if isinstance(implementation, str):
-    return (implementation,)
-  return implementation
-
-
-@functools.cache
-def _log_once(message: str) -> None:
-  logging.info('%s', message)
+  return selection.first_that_can(attempt, implementation, linear)
 
 
 def boundary(reset: Array, reverse: bool, axis: int) -> Array:

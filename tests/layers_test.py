@@ -87,11 +87,15 @@ def cases():
 
 
 def randomize(tree, seed, dtype, scale=0.4):
-  """Replaces every array by random numbers that `dtype` can hold."""
+  """Replaces every array by random numbers that `dtype` can hold.
+
+  In numpy, as all that surrounds the functions under test: an operation of
+  jax.numpy would be compiled for each shape and dtype.
+  """
   leaves, treedef = jax.tree.flatten(tree)
   rng = np.random.default_rng(seed)
   made = [
-      jnp.asarray((scale * rng.standard_normal(x.shape)).astype(dtype))
+      (scale * rng.standard_normal(x.shape)).astype(dtype)
       for x in leaves
   ]
   return jax.tree.unflatten(treedef, made)
@@ -103,7 +107,7 @@ def random_carry(cell, seed, dtype):
   carry = []
   for name in cell.carry_names:
     value = 0.4 * rng.standard_normal((BATCH, FEATURES))
-    carry.append(jnp.asarray(1 + value**2 if name == 'n' else value, dtype))
+    carry.append((1 + value**2 if name == 'n' else value).astype(dtype))
   return tuple(carry)
 
 
@@ -149,18 +153,18 @@ class LayersTest(parameterized.TestCase):
     # sLSTM's n is 0 or at least 1; a learned one starts at 0 and is tested so.
     if 'n' in layer.cell.carry_names:
       state['learned_carry'] = jax.tree.map(
-          jnp.zeros_like, state['learned_carry']
+          np.zeros_like, state['learned_carry']
       )
-    x = randomize(jnp.zeros((BATCH, time, IN)), 3, jnp.dtype(dtype), 1.0)
+    x = randomize(np.zeros((BATCH, time, IN)), 3, jnp.dtype(dtype), 1.0)
     carry = random_carry(layer.cell, 4, wide)
     weights = tuple(
-        randomize(jnp.zeros(shape), 5 + i, wide, 1.0)
+        randomize(np.zeros(shape), 5 + i, wide, 1.0)
         for i, shape in enumerate(
             [(BATCH, time, FEATURES)] + [(BATCH, FEATURES)] * len(carry)
         )
     )
 
-    @jax.jit
+    @functools.partial(jax.jit, compiler_options=reference.FAST_COMPILE)
     def run(state, x, carry):
       def loss(state, x, carry):
         final, y = nnx.merge(graphdef, state).unroll(
@@ -179,7 +183,9 @@ class LayersTest(parameterized.TestCase):
     self.assertEqual(final[0].dtype, wide)
 
     made = nnx.merge(graphdef, state)
-    double = lambda tree: jax.tree.map(lambda v: v.astype(jnp.float64), tree)
+    double = lambda tree: jax.tree.map(
+        lambda v: np.asarray(v, np.float64), tree
+    )
     pure = lambda v: None if v is None else v[...]
     arrays = double(
         dict(
@@ -189,11 +195,14 @@ class LayersTest(parameterized.TestCase):
             recurrent_kernel=pure(made.recurrent_kernel),
             cell_params={k: v[...] for k, v in made.cell_params.items()},
             carry=carry,
-            restart=made.initial_carry((BATCH,)),
+            restart=tuple(
+                np.broadcast_to(c[...], (BATCH, FEATURES))
+                for c in made.learned_carry
+            ),
         )
     )
     none = lambda flags, value: (
-        jnp.full((BATCH, time), value) if flags is None else jnp.asarray(flags)
+        np.full((BATCH, time), value) if flags is None else flags
     )
     (want_final, want_y), want = reference.layer_value_and_grad(
         layer.cell,
@@ -216,7 +225,7 @@ class LayersTest(parameterized.TestCase):
     }
     if reset is None:
       del got['restart']
-    want['restart'] = jax.tree.map(lambda g: g.sum(0), want['restart'])
+    want['restart'] = jax.tree.map(lambda g: np.asarray(g).sum(0), want['restart'])
     forward, backward = TOLERANCE[dtype]
     self._close('y', y, want_y, forward)
     for name, a, b in zip(layer.cell.carry_names, final, want_final):

@@ -14,6 +14,10 @@ import jax.numpy as jnp
 import rnnzoo
 
 
+# Compile time is most of a test's time; speed of the result is of no interest.
+FAST_COMPILE = {'xla_backend_optimization_level': 0}
+
+
 def products(kernel, h):
   """Returns R_g h for every gate; h [B, F], kernel [G, N, D, D]."""
   _, heads, size, _ = kernel.shape
@@ -77,7 +81,9 @@ def unroll(cell, params, x_gates, kernel, carry, restart, reset, mask, reverse):
   return final, tuple(jnp.moveaxis(c, 0, 1) for c in carries)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+@functools.partial(
+    jax.jit, static_argnums=(0, 1, 2), compiler_options=FAST_COMPILE
+)
 def layer_value_and_grad(
     cell, structure, reverse, arrays, reset, mask, weights
 ):

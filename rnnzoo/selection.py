@@ -1,0 +1,63 @@
+"""Which path runs: the names of the paths, their order, and falling back."""
+
+from collections.abc import Callable, Sequence
+import functools
+from typing import Any
+
+from absl import logging
+import jax
+
+Implementation = str | Sequence[str] | None
+
+IMPLEMENTATIONS = ('scan', 'associative_scan', 'pallas')
+
+
+def first_that_can(
+    attempt: Callable[[str], Any], implementation: Implementation, linear: bool
+) -> Any:
+  """Returns the result of the first implementation that can run.
+
+  Args:
+    attempt: runs one implementation by name, or raises NotImplementedError.
+    implementation: a name, a sequence of names, or None for the default order.
+    linear: whether the recurrence is linear in its carry.
+  """
+  names = _names(implementation, linear)
+  for name in names[:-1]:
+    try:
+      return attempt(name)
+    except NotImplementedError as error:
+      _log_once(f'implementation={name!r} is passed over: {error}')
+  return attempt(names[-1])
+
+
+def check_implementation(implementation: Implementation) -> None:
+  """Raises ValueError unless `implementation` names what there is."""
+  names = implementation
+  if names is None:
+    return
+  if isinstance(names, str):
+    names = (names,)
+  if not names or any(name not in IMPLEMENTATIONS for name in names):
+    raise ValueError(
+        f'implementation must be None, one of {IMPLEMENTATIONS} or a sequence'
+        f' of these, got {implementation!r}.'
+    )
+
+
+def _names(implementation: Implementation, linear: bool) -> Sequence[str]:
+  check_implementation(implementation)
+  if implementation is None:
+    backend = jax.default_backend()
+    # On a CPU, steps over time-major data in cache beat O(T log T) work.
+    parallel = ('associative_scan',) if linear and backend != 'cpu' else ()
+    kernels = ('pallas',) if backend == 'gpu' else ()
+    return (*kernels, *parallel, 'scan')
+  if isinstance(implementation, str):
+    return (implementation,)
+  return implementation
+
+
+@functools.cache
+def _log_once(message: str) -> None:
+  logging.info('%s', message)
