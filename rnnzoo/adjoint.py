@@ -33,6 +33,7 @@ def backward(
     plan: steps.Plan,
     operands: steps.Operands,
     carries: Carry,
+    h_gates: Gates | None,
     cotangents: tuple[Carry, Carry],
 ) -> steps.Operands:
   """Returns the cotangents of an unroll's operands.
@@ -41,6 +42,7 @@ def backward(
     plan: what is static.
     operands: what the unroll was given.
     carries: after every step, each [T, B, F].
+    h_gates: of every step, each [T, B, F], or None to form them again.
     cotangents: of the final carry, each [B, F], and of the returned carries,
       each [T, B, F].
 
@@ -81,7 +83,7 @@ def backward(
 
   def chunk(state, xs):
     d_carry, sums = state
-    inputs, reset, mask, carries_in_chunk, d_outputs, index = xs
+    inputs, reset, mask, carries_in_chunk, h_gates, d_outputs, index = xs
     before = _previous(carries, carries_in_chunk, carry, index, plan.reverse)
     start = steps.select(reset, restart, before)
     x_gates, pull_projection = jax.vjp(
@@ -89,7 +91,9 @@ def backward(
         weights,
         inputs,
     )
-    pullbacks, operand = _linearize(plan.cell, params, kernels, x_gates, start)
+    if h_gates is None:
+      h_gates = steps.multiply(plan.cell, params, kernels, x_gates, start)
+    pullbacks, operand = _linearize(plan.cell, params, x_gates, h_gates, start)
     d_carry, (d_new, d_operand, d_restart) = lax.scan(
         body,
         d_carry,
@@ -128,7 +132,15 @@ def backward(
       steps.scan_chunks(
           chunk,
           (d_carry, jax.tree.map(_zero_sum, sums)),
-          (inputs, reset, mask, carries, d_outputs, jnp.arange(time)),
+          (
+              inputs,
+              reset,
+              mask,
+              carries,
+              h_gates,
+              d_outputs,
+              jnp.arange(time),
+          ),
           plan.chunk,
           not plan.reverse,
       )
@@ -158,7 +170,13 @@ class _Pullbacks(NamedTuple):
   operand: Callable[[Array], Any] | None
 
 
-def _linearize(cell, params, kernels, x_gates, carry) -> tuple[_Pullbacks, Any]:
+def _linearize(
+    cell: cell_lib.Cell,
+    params: cell_lib.Params,
+    x_gates: Gates,
+    h_gates: Gates,
+    carry: Carry,
+) -> tuple[_Pullbacks, Array | None]:
   """Linearises a chunk's steps around carries [T, B, F], all at once.
 
   Returns:
@@ -170,14 +188,11 @@ def _linearize(cell, params, kernels, x_gates, carry) -> tuple[_Pullbacks, Any]:
     pull = lambda *args: jax.vjp(fn, params, *args)[1]
     return jax.vmap(pull)(*args)
 
-  h_gates: Gates = ()
   operand = pull_operand = None
-  if kernels:
-    h_gates = products.multiply(kernels[0], carry[0])
   if isinstance(cell, cell_lib.TwoStageCell):
-    operand = cell.operand(params, x_gates, h_gates, carry)
-    pull_operand = over_time(cell.operand, x_gates, h_gates, carry)
-    h_gates += products.multiply(kernels[1], operand)
+    first = h_gates[:-1]
+    operand = cell.operand(params, x_gates, first, carry)
+    pull_operand = over_time(cell.operand, x_gates, first, carry)
   pull_update = over_time(cell.update, x_gates, h_gates, carry)
   return _Pullbacks(pull_update, pull_operand), operand
 

@@ -136,7 +136,9 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
         return jnp.stack([f(rngs.params(), shape, param_dtype) for f in inits])
       draw = lambda f: jax.vmap(lambda key: f(key, shape, param_dtype))
       keys = [jax.random.split(rngs.params(), heads) for _ in inits]
-      return jnp.stack([draw(f)(key) for f, key in zip(inits, keys, strict=True)])
+      return jnp.stack(
+          [draw(f)(key) for f, key in zip(inits, keys, strict=True)]
+      )
 
     gates = cell.input_gates
     self.kernel = nnx.Param(
@@ -270,7 +272,7 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
           lambda a, b: jnp.where(reset[..., None], a, b), restart, carry
       )
     gates = project(self._weights(dtype), x.astype(dtype))
-    carry = steps.step(
+    carry, _ = steps.step(
         self.cell,
         self._cell_params(state),
         steps.pack(self.cell, self._recurrent_kernel(dtype)),

@@ -4,11 +4,13 @@ This is the reference that every other path is tested against, and the path
 that runs everywhere. Forward and backward work through time in chunks: a
 chunk's input projection comes first, then its steps one by one, so the gates of
 all T steps never exist at once. Saved for the backward pass (`adjoint.py`) are
-the inputs and the carries. The path knows cells with one stage and with two,
-and no cell by name.
+the inputs, the carries and, where they are small, the recurrent gates. The path
+knows cells with one stage and with two, and no cell by name.
 """
 
+from collections.abc import Callable
 import functools
+from typing import Any
 
 import jax
 from jax import lax
@@ -20,24 +22,63 @@ from rnnzoo import steps
 Carry = cell_lib.Carry
 
 
-def chunk_length(time: int, rows: int) -> int:
-  """Returns how many steps to take at once.
+# Elements of all gates that fit in a CPU's cache, and on an accelerator in few,
+# large operations.
+_CHUNK_ELEMENTS = {'cpu': 2**19}
+_CHUNK_ELEMENTS_ELSEWHERE = 2**26
 
-  On a CPU a chunk's gates should stay in cache: on two cores, chunks of about
-  2 MiB made forward and backward twice as fast at T = 784 as one pass, most of
-  it page faults saved. An accelerator wants few, large operations.
+# Recurrent gates are saved for the backward pass up to this many elements.
+_SAVED_ELEMENTS = 2**22
+
+
+def chunk_length(time: int, width: int) -> int:
+  """Returns for how many steps the input gates are formed at once.
+
+  On two CPU cores, chunks of about 2 MiB made forward and backward twice as
+  fast at T = 784 as one pass: gates stay in cache, and most of the page faults
+  of large temporaries are saved.
 
   Args:
     time: T.
-    rows: elements of all gates in one step, B G F.
+    width: elements of all input gates in one step.
   """
-  budget = 2**19 if jax.default_backend() == 'cpu' else 2**26
-  target = max(1, min(time, budget // max(rows, 1)))
+  budget = _CHUNK_ELEMENTS.get(jax.default_backend(), _CHUNK_ELEMENTS_ELSEWHERE)
+  target = max(1, min(time, budget // max(width, 1)))
   # A divisor of T near the target spares a remainder, compiled on its own.
   for length in range(target, target // 2, -1):
     if time % length == 0:
       return length
   return target
+
+
+def make_plan(
+    cell: cell_lib.Cell,
+    project: Callable[[Any, Any], cell_lib.Gates],
+    time: int,
+    carry_elements: int,
+    *,
+    reverse: bool,
+    outputs: int,
+) -> steps.Plan:
+  """Chooses what depends on sizes.
+
+  Args:
+    cell: the equations.
+    project: as for `Plan`.
+    time: T.
+    carry_elements: elements of one array of the carry, B F.
+    reverse: as for `Plan`.
+    outputs: as for `Plan`.
+  """
+  saved = time * cell.recurrent_gates * carry_elements
+  return steps.Plan(
+      cell,
+      project,
+      reverse,
+      outputs,
+      chunk_length(time, cell.input_gates * carry_elements),
+      saved <= _SAVED_ELEMENTS,
+  )
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -52,20 +93,22 @@ def unroll(plan: steps.Plan, operands: steps.Operands) -> tuple[Carry, Carry]:
     The carry after the last step, each [B, F], and the first `plan.outputs`
     arrays of the carries after every step, each [T, B, F].
   """
-  carry, carries = _forward(plan, operands)
+  carry, (carries, _) = _forward(plan, operands)
   return carry, carries[: plan.outputs]
 
 
-def _forward(plan: steps.Plan, operands: steps.Operands) -> tuple[Carry, Carry]:
+def _forward(plan: steps.Plan, operands: steps.Operands):
+  """Returns the final carry, all carries, and the gates if they are saved."""
   params, weights, inputs, kernel, carry, restart, reset, mask = operands
   kernels = steps.pack(plan.cell, kernel)
 
   def body(carry, xs):
     x_gates, reset, mask = xs
     start = steps.select(reset, restart, carry)
-    new = steps.step(plan.cell, params, kernels, x_gates, start)
-    carry = new if mask is None else steps.select(mask, new, start)
-    return carry, carry
+    carry, h_gates = steps.step(plan.cell, params, kernels, x_gates, start)
+    if mask is not None:
+      carry = steps.select(mask, carry, start)
+    return carry, (carry, h_gates if plan.save_gates else None)
 
   def chunk(carry, xs):
     inputs, reset, mask = xs
@@ -78,8 +121,8 @@ def _forward(plan: steps.Plan, operands: steps.Operands) -> tuple[Carry, Carry]:
 
 
 def _forward_with_residuals(plan: steps.Plan, operands: steps.Operands):
-  carry, carries = _forward(plan, operands)
-  return (carry, carries[: plan.outputs]), (operands, carries)
+  carry, (carries, h_gates) = _forward(plan, operands)
+  return (carry, carries[: plan.outputs]), (operands, carries, h_gates)
 
 
 def _backward(plan: steps.Plan, residuals, cotangents):

@@ -25,7 +25,9 @@ class Plan:
     project: maps (weights, inputs [T, B, ...]) to x_gates, each [T, B, F].
     reverse: whether time runs from the last step to the first.
     outputs: how many of the carry's leading arrays are returned for all steps.
-    chunk: number of steps for which gates exist at once.
+    chunk: number of steps for which input gates exist at once.
+    save_gates: whether the forward pass saves the recurrent gates of all steps
+      for the backward pass, which otherwise forms them again.
   """
 
   cell: cell_lib.Cell
@@ -33,6 +35,7 @@ class Plan:
   reverse: bool
   outputs: int
   chunk: int
+  save_gates: bool
 
 
 class Operands(NamedTuple):
@@ -65,16 +68,37 @@ def step(
     kernels: tuple[Array, ...],
     x_gates: Gates,
     carry: Carry,
-) -> Carry:
-  """Returns the carry after one step; `kernels` as `pack` returns them."""
-  h_gates: Gates = ()
-  if kernels:
-    h_gates = products.multiply(kernels[0], carry[0])
+) -> tuple[Carry, Gates]:
+  """Returns the carry after one step, and the recurrent gates it saw.
+
+  Args:
+    cell: the equations.
+    params: the cell's own parameters.
+    kernels: as `pack` returns them.
+    x_gates: each [..., F].
+    carry: before the step, each [..., F].
+  """
+  h_gates = multiply(cell, params, kernels, x_gates, carry)
+  new = cell.update(params, x_gates, h_gates, carry)
+  carry = tuple(n.astype(c.dtype) for n, c in zip(new, carry, strict=True))
+  return carry, h_gates
+
+
+def multiply(
+    cell: cell_lib.Cell,
+    params: cell_lib.Params,
+    kernels: tuple[Array, ...],
+    x_gates: Gates,
+    carry: Carry,
+) -> Gates:
+  """Returns the recurrent gates, each [..., F]; arguments as for `step`."""
+  if not kernels:
+    return ()
+  h_gates = products.multiply(kernels[0], carry[0])
   if isinstance(cell, cell_lib.TwoStageCell):
     operand = cell.operand(params, x_gates, h_gates, carry)
     h_gates += products.multiply(kernels[1], operand)
-  new = cell.update(params, x_gates, h_gates, carry)
-  return tuple(n.astype(c.dtype) for n, c in zip(new, carry, strict=True))
+  return h_gates
 
 
 def pack(cell: cell_lib.Cell, kernel: Array | None) -> tuple[Array, ...]:

@@ -291,13 +291,13 @@ def run(
 
   def attempt(name):
     if name == 'scan':
-      rows = batch * cell.input_gates * features
-      plan = steps.Plan(
+      plan = sequential.make_plan(
           cell,
           project,
-          reverse,
-          outputs,
-          sequential.chunk_length(time, rows),
+          time,
+          batch * features,
+          reverse=reverse,
+          outputs=outputs,
       )
       return sequential.unroll(
           plan,
