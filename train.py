@@ -49,18 +49,23 @@ def parse_flags(argv: list[str]) -> list[str]:
   Returns:
     What is left of it: the program's name.
   """
-  # What matters is printed; JAX and orbax log much besides.
-  flags.FLAGS.set_default('verbosity', logging.WARNING)
   try:
     rest = flags.FLAGS(argv)
   except (AttributeError, KeyError) as error:
+    while isinstance(error.args[0], Exception):
+      error = error.args[0]
+    text = str(error.args[0]).replace('\n', '. ')
     _give_up(
-        f'the config has no field {str(error).strip(chr(34))}; an override is'
-        ' --config.<field>=<value>, and configs/base_smnist.py explains the'
-        ' fields'
+        f'the config has no field {text} (configs/base_smnist.py explains the'
+        ' fields)'
     )
-  except (flags.Error, TypeError, ValueError) as error:
+  except TypeError as error:
+    _give_up(f'an override does not fit the config: {error}')
+  except (flags.Error, ValueError) as error:
     _give_up(error)
+  if flags.FLAGS['verbosity'].using_default_value:
+    # What matters is printed; JAX and orbax log much besides.
+    flags.FLAGS.verbosity = logging.WARNING
   if rest[1:]:
     _give_up(f'unknown argument {rest[1]!r}; a config is --config=<file>')
   if flags.FLAGS['config'].value is None:

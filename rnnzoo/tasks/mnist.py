@@ -7,6 +7,7 @@ pixels, which are good enough to see that everything works and no substitute for
 the result. `Images.name` tells the two apart everywhere.
 """
 
+from collections.abc import Mapping
 import dataclasses
 import os
 import pathlib
@@ -47,11 +48,15 @@ class Images:
   white: int
 
 
-def load(data: ml_collections.ConfigDict) -> Images:
+def load(
+    data: ml_collections.ConfigDict,
+    checksums: Mapping[str, str] = idx.CHECKSUMS,
+) -> Images:
   """Returns MNIST, or the stand-in where the config allows it.
 
   Args:
     data: `config.data` with `source`, `manual_dir` and `data_dir`.
+    checksums: the MD5 sum of each of MNIST's files.
 
   Raises:
     FileNotFoundError: `manual_dir` or a file in it is missing, or `source` is
@@ -74,7 +79,7 @@ def load(data: ml_collections.ConfigDict) -> Images:
   if data.manual_dir:
     # Even where a prepared copy makes the files needless: whoever names them
     # wants to hear that they are not there.
-    idx.verify(pathlib.Path(data.manual_dir).expanduser())
+    idx.verify(pathlib.Path(data.manual_dir).expanduser(), checksums)
   if (data_dir / 'mnist' / '3.0.1' / 'dataset_info.json').is_file():
     print(f'data: MNIST, prepared in {data_dir}', flush=True)
     return _read_mnist(data_dir)
@@ -85,7 +90,7 @@ def load(data: ml_collections.ConfigDict) -> Images:
     print(f'data: MNIST, from {idx.URL} to {data_dir}', flush=True)
     with tempfile.TemporaryDirectory() as idx_dir:
       idx.download(idx_dir)
-      idx.verify(idx_dir)
+      idx.verify(idx_dir, checksums)
       return _prepare_mnist(data_dir, pathlib.Path(idx_dir))
   if data.source == 'mnist':
     raise FileNotFoundError(

@@ -104,10 +104,11 @@ def make_program(
     wrapped = jnp.arange(steps_per_epoch * batch_size) % num_examples
     return order[wrapped].reshape(steps_per_epoch, batch_size)
 
-  def loss_fn(params, statistics, batch, rngs):
-    # Variables of this trace: the model writes its running averages.
+  def loss_fn(params, statistics, batch, key):
+    # Variables of this trace: the model writes its running averages, and Rngs
+    # count.
     model = nnx.merge(graphdef, params, statistics, copy=True)
-    losses, predictions = task.evaluate(model, batch, rngs)
+    losses, predictions = task.evaluate(model, batch, nnx.Rngs(dropout=key))
     accuracy = jnp.mean(predictions == batch['label'], dtype=jnp.float32)
     _, _, statistics = nnx.split(model, nnx.Param, ...)
     return jnp.mean(losses), (statistics, accuracy)
@@ -115,10 +116,10 @@ def make_program(
   def step(state, examples, order, scale, key):
     step_in_epoch = state.step % steps_per_epoch
     batch = _take(examples, order[step_in_epoch])
-    rngs = nnx.Rngs(dropout=jax.random.fold_in(key, state.step))
+    dropout_key = jax.random.fold_in(key, state.step)
     (loss, (statistics, accuracy)), gradients = jax.value_and_grad(
         loss_fn, has_aux=True
-    )(state.params, state.statistics, batch, rngs)
+    )(state.params, state.statistics, batch, dropout_key)
     updates, optimizer_state = optimizer.update(
         gradients, state.optimizer, state.params
     )
