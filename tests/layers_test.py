@@ -15,10 +15,10 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import reference
 
 import rnnzoo
 from rnnzoo import sequential
-from tests import reference
 
 BATCH, IN, FEATURES = 3, 4, 8
 
@@ -44,6 +44,15 @@ SEQUENCES = {
     'reset_mask_reverse': (7, True, True, True),
 }
 
+# Options that give a layer other equations.
+OPTIONS = {
+    'AntisymmetricRNN': [{'gated': True}],
+    'AGRU': [{'learn_epsilon': False, 'gamma': 2.0}],
+    'MinGRU': [{'candidate': 'positive'}],
+    'MinLSTM': [{'candidate': 'positive'}],
+    'IndRNN': [{'activation': 'tanh'}],
+}
+
 
 def abstract(cls, **options):
   """A layer with shapes in place of arrays."""
@@ -51,39 +60,37 @@ def abstract(cls, **options):
   return nnx.eval_shape(make)
 
 
-def variants():
+def variants(layers):
   """Yields (name, options) for each layer, with heads where it has them."""
-  for name, layer in rnnzoo.LAYERS.items():
+  for name, layer in layers.items():
     yield name, {}
     made = abstract(layer)
     kernel = made.recurrent_kernel
     if kernel is not None and kernel.shape[-1] > 1:
       heads = 1 if made.num_heads > 1 else 2
       yield name, {'num_heads': heads}
-  yield 'AntisymmetricRNN', {'gated': True}
-  yield 'AGRU', {'learn_epsilon': False, 'gamma': 2.0}
-  yield 'MinGRU', {'candidate': 'positive'}
-  yield 'MinLSTM', {'candidate': 'positive'}
-  yield 'IndRNN', {'activation': 'tanh'}
+    for options in OPTIONS.get(name, ()):
+      yield name, options
 
 
-def cases():
-  for (layer, options), sequence in itertools.product(variants(), SEQUENCES):
+def cases(layers):
+  """Yields the suite's cases for a mapping such as `rnnzoo.LAYERS`."""
+  for name, options in variants(layers):
+    layer = layers[name]
     paths = ['scan']
-    cell = abstract(rnnzoo.LAYERS[layer], **options).cell
-    if isinstance(cell, rnnzoo.LinearCell):
+    if isinstance(abstract(layer, **options).cell, rnnzoo.LinearCell):
       paths.append('associative_scan')
-    for path, dtype in itertools.product(paths, TOLERANCE):
-      tag = '_'.join(f'{k}_{v}' for k, v in options.items())
-      name = '_'.join(filter(None, (layer, tag, sequence, path, dtype)))
-      yield dict(
-          testcase_name=name,
-          layer=layer,
-          options=options,
-          sequence=sequence,
-          path=path,
-          dtype=dtype,
-      )
+    tag = '_'.join(f'{k}_{v}' for k, v in options.items())
+    for sequence, path, dtype in itertools.product(SEQUENCES, paths, TOLERANCE):
+      parts = (name, tag, sequence, path, dtype)
+      yield {
+          'testcase_name': '_'.join(filter(None, parts)),
+          'layer': layer,
+          'options': options,
+          'sequence': sequence,
+          'path': path,
+          'dtype': dtype,
+      }
 
 
 def randomize(tree, seed, dtype, scale=0.4):
@@ -94,10 +101,7 @@ def randomize(tree, seed, dtype, scale=0.4):
   """
   leaves, treedef = jax.tree.flatten(tree)
   rng = np.random.default_rng(seed)
-  made = [
-      (scale * rng.standard_normal(x.shape)).astype(dtype)
-      for x in leaves
-  ]
+  made = [(scale * rng.standard_normal(x.shape)).astype(dtype) for x in leaves]
   return jax.tree.unflatten(treedef, made)
 
 
@@ -116,10 +120,10 @@ def relative_error(got, want):
   return np.linalg.norm(got - want) / (np.linalg.norm(want) or 1.0)
 
 
-class LayersTest(parameterized.TestCase):
+class CrossProduct(parameterized.TestCase):
+  """The suite for any layers: a subclass parameterizes `check` by `cases`."""
 
-  @parameterized.named_parameters(*cases())
-  def test_agrees_with_reference(self, layer, options, sequence, path, dtype):
+  def check(self, layer, options, sequence, path, dtype):
     time, has_reset, has_mask, reverse = SEQUENCES[sequence]
     rng = np.random.default_rng(1)
     reset = mask = None
@@ -129,12 +133,11 @@ class LayersTest(parameterized.TestCase):
       mask = rng.random((BATCH, time)) < 0.6
       mask[0] = True  # One sequence without padding, one that is all padding.
       mask[1] = False
-    with jax.enable_x64(True), mock.patch.object(
-        sequential, 'chunk_length', lambda *_: 3
+    with (
+        jax.enable_x64(True),
+        mock.patch.object(sequential, 'chunk_length', lambda *_: 3),
     ):
-      self._compare(
-          rnnzoo.LAYERS[layer], options, path, dtype, time, reset, mask, reverse
-      )
+      self._compare(layer, options, path, dtype, time, reset, mask, reverse)
 
   def _compare(self, cls, options, path, dtype, time, reset, mask, reverse):
     wide = jnp.promote_types(dtype, jnp.float32)
@@ -172,7 +175,8 @@ class LayersTest(parameterized.TestCase):
         )
         outputs = (y, *final)
         total = sum(
-            jnp.sum(w * o.astype(w.dtype)) for w, o in zip(weights, outputs)
+            jnp.sum(w * o.astype(w.dtype))
+            for w, o in zip(weights, outputs, strict=True)
         )
         return total, (final, y)
 
@@ -188,18 +192,18 @@ class LayersTest(parameterized.TestCase):
     )
     pure = lambda v: None if v is None else v[...]
     arrays = double(
-        dict(
-            x=x,
-            kernel=pure(made.kernel),
-            bias=pure(made.bias),
-            recurrent_kernel=pure(made.recurrent_kernel),
-            cell_params={k: v[...] for k, v in made.cell_params.items()},
-            carry=carry,
-            restart=tuple(
+        {
+            'x': x,
+            'kernel': pure(made.kernel),
+            'bias': pure(made.bias),
+            'recurrent_kernel': pure(made.recurrent_kernel),
+            'cell_params': {k: v[...] for k, v in made.cell_params.items()},
+            'carry': carry,
+            'restart': tuple(
                 np.broadcast_to(c[...], (BATCH, FEATURES))
                 for c in made.learned_carry
             ),
-        )
+        }
     )
     none = lambda flags, value: (
         np.full((BATCH, time), value) if flags is None else flags
@@ -225,23 +229,32 @@ class LayersTest(parameterized.TestCase):
     }
     if reset is None:
       del got['restart']
-    want['restart'] = jax.tree.map(lambda g: np.asarray(g).sum(0), want['restart'])
+    want['restart'] = jax.tree.map(
+        lambda g: np.asarray(g).sum(0), want['restart']
+    )
     forward, backward = TOLERANCE[dtype]
     self._close('y', y, want_y, forward)
-    for name, a, b in zip(layer.cell.carry_names, final, want_final):
+    names = layer.cell.carry_names
+    for name, a, b in zip(names, final, want_final, strict=True):
       self._close(f'final {name}', a, b, forward)
     for name, gradient in got.items():
-      a = [pure(v) if isinstance(v, nnx.Variable) else v for v in jax.tree.leaves(
-          gradient, is_leaf=lambda v: isinstance(v, nnx.Variable))]
+      a = jax.tree.leaves(gradient)
       b = jax.tree.leaves(want[name])
       self.assertEqual(len(a), len(b), name)
-      for i, (a_i, b_i) in enumerate(zip(a, b)):
+      for i, (a_i, b_i) in enumerate(zip(a, b, strict=True)):
         self._close(f'd {name} {i}', a_i, b_i, backward)
 
   def _close(self, name, got, want, tolerance):
     self.assertEqual(got.shape, want.shape, name)
     error = relative_error(got, want)
     self.assertLessEqual(error, tolerance, name)
+
+
+class LayersTest(CrossProduct):
+
+  @parameterized.named_parameters(*cases(rnnzoo.LAYERS))
+  def test_agrees_with_reference(self, **case):
+    self.check(**case)
 
 
 if __name__ == '__main__':

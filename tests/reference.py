@@ -10,12 +10,32 @@ import functools
 import jax
 from jax import lax
 import jax.numpy as jnp
+import numpy as np
 
 import rnnzoo
 
 
-# Compile time is most of a test's time; speed of the result is of no interest.
-FAST_COMPILE = {'xla_backend_optimization_level': 0}
+def _fast_compile():
+  """Returns options under which XLA's CPU backend compiles in least time.
+
+  Compile time is most of a test's time; speed of the result is of no interest.
+  XLA's older emitters, which releases up to jax 0.11 still have, compile these
+  programs four times faster than the new ones.
+  """
+  options = {'xla_backend_optimization_level': 0}
+  emitters = {'xla_cpu_use_fusion_emitters': False}
+  try:
+    jax.jit(lambda: 0.0, compiler_options=options | emitters)()
+  except jax.errors.JaxRuntimeError:
+    return options
+  return options | emitters
+
+
+FAST_COMPILE = _fast_compile()
+
+# Every sequence is padded to this many steps, by a mask, so that a cell's
+# reference is compiled once.
+MAX_TIME = 7
 
 
 def products(kernel, h):
@@ -37,34 +57,19 @@ def step(cell, params, kernel, x_gates, carry):
   return cell.update(params, x_gates, h_gates, carry)
 
 
-def unroll(cell, params, x_gates, kernel, carry, restart, reset, mask, reverse):
-  """Runs a cell over x_gates [B, T, G, F].
+def unroll(cell, params, x_gates, kernel, carry, restart, reset, mask):
+  """Runs a cell over x_gates [B, T, G, F], from the first step to the last.
 
   `restart` is a carry; `reset` and `mask` are bool [B, T].
 
   Returns:
     The final carry and all carries, each [B, T, F].
   """
-  if reverse:  # A boundary is between t-1 and t, whatever the direction.
-    flip = lambda x: jnp.flip(x, axis=1)
-    boundary = jnp.roll(flip(reset), 1, axis=1).at[:, 0].set(False)
-    final, carries = unroll(
-        cell,
-        params,
-        flip(x_gates),
-        kernel,
-        carry,
-        restart,
-        boundary,
-        flip(mask),
-        False,
-    )
-    return final, tuple(map(flip, carries))
 
   def body(carry, xs):
     x_t, reset_t, mask_t = xs
     choose = lambda c, a, b: tuple(
-        jnp.where(c[:, None], x, y) for x, y in zip(a, b)
+        jnp.where(c[:, None], x, y) for x, y in zip(a, b, strict=True)
     )
     start = choose(reset_t, restart, carry)
     x_t = tuple(jnp.where(mask_t[:, None], x, 0) for x in x_t)
@@ -82,27 +87,9 @@ def unroll(cell, params, x_gates, kernel, carry, restart, reset, mask, reverse):
 
 
 @functools.partial(
-    jax.jit, static_argnums=(0, 1, 2), compiler_options=FAST_COMPILE
+    jax.jit, static_argnums=(0, 1), compiler_options=FAST_COMPILE
 )
-def layer_value_and_grad(
-    cell, structure, reverse, arrays, reset, mask, weights
-):
-  """Value and gradients of a weighted sum of a layer's outputs and final carry.
-
-  Args:
-    cell: static.
-    structure: the layer's `recurrent_structure` or None, static.
-    reverse: static.
-    arrays: dict with x [B, T, in], kernel, bias, recurrent_kernel (or None),
-      cell_params, carry and restart; what is differentiated.
-    reset: bool [B, T].
-    mask: bool [B, T].
-    weights: one array for h of every step [B, T, F], one for each final carry.
-
-  Returns:
-    (final carry, masked h of every step), gradients like `arrays`.
-  """
-
+def _value_and_grad(cell, structure, arrays, reset, mask, weights):
   def loss(arrays):
     recurrent = arrays['recurrent_kernel']
     if structure is not None:
@@ -117,12 +104,55 @@ def layer_value_and_grad(
         arrays['restart'],
         reset,
         mask,
-        reverse,
     )
     h = jnp.where(mask[..., None], carries[0], 0)
     outputs = (h, *final)
-    total = sum(jnp.sum(w * y) for w, y in zip(weights, outputs))
+    total = sum(jnp.sum(w * y) for w, y in zip(weights, outputs, strict=True))
     return total, (final, h)
 
   (_, outputs), grads = jax.value_and_grad(loss, has_aux=True)(arrays)
   return outputs, grads
+
+
+def layer_value_and_grad(
+    cell, structure, reverse, arrays, reset, mask, weights
+):
+  """Value and gradients of a weighted sum of a layer's outputs and final carry.
+
+  Args:
+    cell: static.
+    structure: the layer's `recurrent_structure` or None, static.
+    reverse: run from the last step to the first.
+    arrays: dict with x [B, T, in], kernel, bias, recurrent_kernel (or None),
+      cell_params, carry and restart; numpy arrays; what is differentiated.
+    reset: bool [B, T].
+    mask: bool [B, T].
+    weights: one array for h of every step [B, T, F], one for each final carry.
+
+  Returns:
+    (final carry, masked h of every step), gradients like `arrays`.
+  """
+  time = arrays['x'].shape[1]
+
+  def loop_order(x):
+    """Flips a reversed sequence, so that the loop is always a forward one."""
+    return np.flip(x, axis=1) if reverse else x
+
+  def padded(x):
+    widths = [(0, 0)] * x.ndim
+    widths[1] = (0, MAX_TIME - time)
+    return np.pad(loop_order(x), widths)
+
+  if reverse:  # A boundary is between t-1 and t, whatever the direction.
+    reset = np.roll(reset, -1, axis=1)
+    reset[:, -1] = False
+  (final, h), grads = _value_and_grad(
+      cell,
+      structure,
+      arrays | {'x': padded(arrays['x'])},
+      padded(reset),
+      padded(mask),
+      (padded(weights[0]), *weights[1:]),
+  )
+  unpadded = lambda x: loop_order(np.asarray(x)[:, :time])
+  return (final, unpadded(h)), grads | {'x': unpadded(grads['x'])}
