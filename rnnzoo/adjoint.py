@@ -52,6 +52,8 @@ def backward(
   params, weights, inputs, kernel, carry, restart, reset, mask = operands
   d_carry, d_outputs = cotangents
   kernels = steps.pack(plan.cell, kernel)
+  # Transposed here, not in the loop, where each step would do it again.
+  transposed = tuple(map(products.transpose, kernels))
   stages = len(kernels)
 
   def body(d_carry, xs):
@@ -66,11 +68,11 @@ def backward(
     (_, _, d_h_gates, d_start), d_operand = _pull(
         pullbacks,
         d_new,
-        lambda d: products.multiply_transposed(kernels[1], (d,)),
+        lambda d: products.multiply_transposed(transposed[1], (d,)),
     )
     if stages:
       first = d_h_gates if stages == 1 else d_h_gates[:-1]
-      d_h = products.multiply_transposed(kernels[0], first)
+      d_h = products.multiply_transposed(transposed[0], first)
       d_start = (d_start[0] + d_h, *d_start[1:])
     if mask is not None:
       held = steps.select(mask, _zeros(d_carry), d_carry)

@@ -224,8 +224,8 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
     carry, (h,) = unrolling.run(
         self.cell,
         self._cell_params(state),
-        project,
-        self._weights(dtype),
+        products.project,
+        self._weights(),
         flat(x.astype(dtype), (self.in_features,)),
         self._recurrent_kernel(dtype),
         jax.tree.map(rows, carry),
@@ -271,7 +271,7 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
       carry = jax.tree.map(
           lambda a, b: jnp.where(reset[..., None], a, b), restart, carry
       )
-    gates = project(self._weights(dtype), x.astype(dtype))
+    gates = products.project(self._weights(), x.astype(dtype))
     carry, _ = steps.step(
         self.cell,
         self._cell_params(state),
@@ -305,9 +305,9 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
   def _cell_params(self, dtype) -> dict[str, Array]:
     return {k: v[...].astype(dtype) for k, v in self.cell_params.items()}
 
-  def _weights(self, dtype) -> tuple[Array, Array | None]:
-    bias = None if self.bias is None else self.bias[...].astype(dtype)
-    return self.kernel[...].astype(dtype), bias
+  def _weights(self) -> tuple[Array, Array | None]:
+    bias = None if self.bias is None else self.bias[...]
+    return self.kernel[...], bias
 
   def _recurrent_kernel(self, dtype) -> Array | None:
     if self.recurrent_kernel is None:
@@ -335,21 +335,3 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
   def _check_carry(self, carry, batch_shape, label: str) -> None:
     expected = (*batch_shape, self.out_features)
     checks.carry(self.cell.carry_names, carry, expected, label)
-
-
-def project(weights: tuple[Array, Array | None], x: Array) -> cell_lib.Gates:
-  """Returns the input gates W_g x + b_g, each [..., features].
-
-  One product a gate: XLA's CPU backend slices a joint product slowly.
-
-  Args:
-    weights: kernel [gates, in_features, features] and bias [gates, features] or
-      None.
-    x: [..., in_features].
-  """
-  kernel, bias = weights
-  wide = jnp.promote_types(x.dtype, jnp.float32)
-  gates = tuple(products.contract('...i,if->...f', x, w, wide) for w in kernel)
-  if bias is None:
-    return gates
-  return tuple(gate + b for gate, b in zip(gates, bias, strict=True))
