@@ -52,9 +52,9 @@ def parse_flags(argv: list[str]) -> list[str]:
   try:
     rest = flags.FLAGS(argv)
   except (AttributeError, KeyError) as error:
-    while isinstance(error.args[0], Exception):
-      error = error.args[0]
-    text = str(error.args[0]).replace('\n', '. ')
+    # ml_collections wraps one error in the other.
+    inner = error.args[0] if isinstance(error, AttributeError) else error
+    text = str(inner.args[0]).replace('\n', '. ')
     _give_up(
         f'the config has no field {text} (configs/base_smnist.py explains the'
         ' fields)'
@@ -65,7 +65,7 @@ def parse_flags(argv: list[str]) -> list[str]:
     _give_up(error)
   if flags.FLAGS['verbosity'].using_default_value:
     # What matters is printed; JAX and orbax log much besides.
-    flags.FLAGS.verbosity = logging.WARNING
+    flags.FLAGS.verbosity = logging.WARNING  # type: ignore[assignment]
   if rest[1:]:
     _give_up(f'unknown argument {rest[1]!r}; a config is --config=<file>')
   if flags.FLAGS['config'].value is None:

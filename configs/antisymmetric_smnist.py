@@ -21,7 +21,7 @@ def get_config() -> ml_collections.ConfigDict:
       # Whether the input gates each step.
       'gated': True,
       # The step size: 28 steps need larger ones than the paper's 784.
-      'epsilon': 0.1,
+      'epsilon': 0.3,
       # The damping.
       'gamma': 0.01,
   }

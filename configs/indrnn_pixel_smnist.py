@@ -8,6 +8,8 @@ Measured: not yet.
   python train.py --config=configs/indrnn_pixel_smnist.py
 """
 
+import math
+
 import ml_collections
 
 from configs import base_smnist
@@ -27,8 +29,7 @@ def get_config() -> ml_collections.ConfigDict:
   config.model.share_dropout_over_time = True
   config.model.options.IndRNN = {
       # 5^(1/784): all steps together amplify by no more than 5.
-      'max_abs': 5
-      ** (1 / 784),
+      'max_abs': math.pow(5, 1 / 784),
   }
   config.model.last_layer_options.IndRNN = {
       # The last layer keeps memory to the end.

@@ -9,6 +9,8 @@ Measured: not yet.
   python train.py --config=configs/indrnn_smnist.py
 """
 
+import math
+
 import ml_collections
 
 from configs import base_smnist
@@ -22,8 +24,7 @@ def get_config() -> ml_collections.ConfigDict:
   config.model.norm = 'batch'
   config.model.options.IndRNN = {
       # 2^(1/28): all steps together amplify by no more than 2.
-      'max_abs': 2
-      ** (1 / 28),
+      'max_abs': math.pow(2, 1 / 28),
   }
   config.model.last_layer_options.IndRNN = {
       # The last layer keeps memory to the end.

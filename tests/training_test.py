@@ -350,6 +350,17 @@ class TrainAndEvaluateTest(absltest.TestCase):
     result = json.loads((self.workdir / 'seed_0/result.json').read_text())
     accuracies = [row['validation_accuracy'] for row in result['history']]
     self.assertEqual(seed['best_epoch'], 1 + int(np.argmax(accuracies)))
+    experiment = training.prepare(self.config, str(self.workdir), 'sign')
+    model = training.best_model(experiment, seed=0)
+    task = experiment.task
+    _, predictions = task.evaluate(model, task.splits['test'])
+    self.assertAlmostEqual(
+        float(np.mean(predictions == task.splits['test']['label'])),
+        seed['test']['accuracy'],
+        places=6,
+    )
+    with self.assertRaisesRegex(FileNotFoundError, 'no checkpoint'):
+      training.best_model(experiment, seed=5)
 
   def test_early_stopping_ends_training(self):
     self.config.update(num_seeds=1)

@@ -99,7 +99,7 @@ class SequentialMnist:
     inputs = to_sequences(
         images.train_images, config.data.sequence, config.data.permutation_seed
     )
-    self.splits = {
+    self.splits: Mapping[str, Mapping[str, jax.Array | np.ndarray]] = {
         'train': {'inputs': inputs[train], 'label': images.train_labels[train]},
         'validation': {
             'inputs': inputs[validation],
@@ -155,7 +155,7 @@ class SequentialMnist:
   def evaluate(
       self,
       model: nnx.Module,
-      examples: dict[str, jax.Array],
+      examples: Mapping[str, jax.Array | np.ndarray],
       rngs: nnx.Rngs | None = None,
   ) -> tuple[jax.Array, jax.Array]:
     """Returns (losses [B] float32, predicted digits [B] int32) of a batch.
@@ -173,7 +173,7 @@ class SequentialMnist:
     return losses, jnp.argmax(logits, axis=-1).astype(jnp.int32)
 
 
-def find_layer(name: str) -> type[nnx.Module]:
+def find_layer(name: str) -> type[rnnzoo.RecurrentLayer]:
   """Returns the layer class of that name.
 
   Raises:

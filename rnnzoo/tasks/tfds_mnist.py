@@ -7,9 +7,11 @@ read by either. It lives in a module of its own because importing TFDS takes a
 while, which only those who read MNIST should pay.
 """
 
+from collections.abc import Mapping
 import io
 import os
 import types
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -19,14 +21,16 @@ from tensorflow_datasets.image_classification import mnist as tfds_mnist
 from rnnzoo.tasks import idx
 
 
-class MNIST(tfds_mnist.MNIST, skip_registration=True):
+class MNIST(  # type: ignore[call-arg]  # TFDS comes without types.
+    tfds_mnist.MNIST, skip_registration=True
+):
   """The stock `mnist` dataset from local IDX files."""
 
   name = 'mnist'
   MANUAL_DOWNLOAD_INSTRUCTIONS = 'The four IDX files, still compressed.'
   # Nothing is downloaded. TFDS would look for a file of checksums beside this
   # one, with a package that it does not require.
-  url_infos = types.MappingProxyType({})
+  url_infos: Mapping[str, Any] = types.MappingProxyType({})
 
   def _split_generators(self, dl_manager):
     directory = dl_manager.manual_dir

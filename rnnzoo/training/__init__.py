@@ -2,6 +2,7 @@
 
     experiment = training.prepare(config, workdir='runs/mine')
     report = training.train_and_evaluate(experiment)
+    model = training.best_model(experiment, seed=0)
 
 The data set lives on the device and one compiled call does many steps, so that
 small recurrent models are not bound by Python. After each epoch the model is
@@ -22,6 +23,7 @@ compiled code. The modules, in the order in which a run meets them:
 
 from rnnzoo.training.experiment import Experiment
 from rnnzoo.training.experiment import prepare
+from rnnzoo.training.loop import best_model
 from rnnzoo.training.loop import train_and_evaluate
 
-__all__ = ('Experiment', 'prepare', 'train_and_evaluate')
+__all__ = ('Experiment', 'best_model', 'prepare', 'train_and_evaluate')

@@ -63,25 +63,32 @@ class Checkpoints:
     """Returns (state, best, progress) of the latest checkpoint, or None.
 
     Args:
-      state: pytree like the one that was saved; its values do not matter.
+      state: pytree like the one that was saved, of arrays or their shapes.
       best: the same.
     """
-    epoch = self._manager.latest_step()
-    if epoch is None:
-      return None
-    restored = self._manager.restore(
-        epoch,
-        args=ocp.args.Composite(
-            state=ocp.args.StandardRestore(_by_path(state)),
-            best=ocp.args.StandardRestore(_by_path(best)),
-            progress=ocp.args.JsonRestore(),
-        ),
+    restored = self._restore(
+        state=ocp.args.StandardRestore(_by_path(state)),
+        best=ocp.args.StandardRestore(_by_path(best)),
+        progress=ocp.args.JsonRestore(),
     )
+    if restored is None:
+      return None
     return (
         _from_paths(restored['state'], state),
         _from_paths(restored['best'], best),
         restored['progress'],
     )
+
+  def restore_best(self, best: Any) -> Any | None:
+    """Returns `best` of the latest checkpoint, or None; as `restore`."""
+    restored = self._restore(best=ocp.args.StandardRestore(_by_path(best)))
+    return restored and _from_paths(restored['best'], best)
+
+  def _restore(self, **items: ocp.args.CheckpointArgs) -> Any | None:
+    epoch = self._manager.latest_step()
+    if epoch is None:
+      return None
+    return self._manager.restore(epoch, args=ocp.args.Composite(**items))
 
 
 def _by_path(tree: Any) -> dict[str, jax.Array]:

@@ -12,6 +12,7 @@ import math
 import time
 from typing import Any
 
+from flax import nnx
 from flax.training import early_stopping
 import jax
 import jax.numpy as jnp
@@ -173,7 +174,9 @@ def run_seed(
   reporting.write_csv(directory / 'metrics.csv', task.dataset, run.history)
   losses, predictions = program.evaluate(*run.best, splits['test'])
   test = reporting.classification_metrics(
-      task.splits['test']['label'], predictions, len(task.class_names)
+      np.asarray(task.splits['test']['label']),
+      predictions,
+      len(task.class_names),
   )
   test['loss'] = float(np.mean(losses, dtype=np.float64))
   progress.close(f'test accuracy {test["accuracy"]:.4f}, {run.stopped}')
@@ -192,6 +195,26 @@ def run_seed(
           'history': run.history,
       },
   )
+
+
+def best_model(experiment: experiments.Experiment, seed: int) -> nnx.Module:
+  """Returns the model of a seed's best epoch so far.
+
+  Args:
+    experiment: what `prepare` returned for the run directory.
+    seed: which of its seeds.
+
+  Raises:
+    FileNotFoundError: the seed has no checkpoint.
+  """
+  directory = experiment.workdir / f'seed_{seed}' / 'checkpoints'
+  abstract = nnx.eval_shape(lambda: experiment.task.build_model(nnx.Rngs(seed)))
+  graphdef, *state = programs.split(abstract)
+  with checkpointing.Checkpoints(directory) as checkpoints:
+    best = checkpoints.restore_best(tuple(state))
+  if best is None:
+    raise FileNotFoundError(f'there is no checkpoint in {directory}')
+  return nnx.merge(graphdef, *best)
 
 
 def _run_epoch(
@@ -229,7 +252,8 @@ def _run_epoch(
   labels = experiment.task.splits['validation']['label']
   row = {
       'epoch': epoch,
-      'learning_rate': learning_rate,
+      # Without the digits that float32 makes up.
+      'learning_rate': float(f'{learning_rate:.6g}'),
       'train_loss': float(run.state.loss) / experiment.steps_per_epoch,
       'train_accuracy': float(run.state.accuracy) / experiment.steps_per_epoch,
       'validation_loss': float(np.mean(losses, dtype=np.float64)),

@@ -79,14 +79,12 @@ def make_program(
   num_examples = len(task.splits['train']['label'])
   batch_size = task.batch_size
   steps_per_epoch = -(-num_examples // batch_size)
-  graphdef, *_ = nnx.split(
-      nnx.eval_shape(lambda: task.build_model(nnx.Rngs(0))), nnx.Param, ...
-  )
+  graphdef, _, _ = split(nnx.eval_shape(lambda: task.build_model(nnx.Rngs(0))))
 
   @jax.jit
   def init(key):
     model = task.build_model(nnx.Rngs(key))
-    _, params, statistics = nnx.split(model, nnx.Param, ...)
+    _, params, statistics = split(model)
     params = rnnzoo.constrain(params)
     zero = jnp.zeros((), jnp.float32)
     return TrainState(
@@ -110,7 +108,7 @@ def make_program(
     model = nnx.merge(graphdef, params, statistics, copy=True)
     losses, predictions = task.evaluate(model, batch, nnx.Rngs(dropout=key))
     accuracy = jnp.mean(predictions == batch['label'], dtype=jnp.float32)
-    _, _, statistics = nnx.split(model, nnx.Param, ...)
+    _, _, statistics = split(model)
     return jnp.mean(losses), (statistics, accuracy)
 
   def step(state, examples, order, scale, key):
@@ -169,6 +167,12 @@ def make_program(
     )
 
   return Program(init, shuffle, train_steps, evaluate)
+
+
+def split(model: nnx.Module) -> tuple[nnx.GraphDef, nnx.State, nnx.State]:
+  """Returns (structure, parameters, all else that the model stores)."""
+  graphdef, params, statistics = nnx.split(model, nnx.Param, ...)  # type: ignore[misc]
+  return graphdef, params, statistics
 
 
 def _take(

@@ -80,7 +80,7 @@ def open_or_create(
 
 def _flatten(tree: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
   """Returns {'a.b': value} for {'a': {'b': value}}."""
-  flat = {}
+  flat: dict[str, Any] = {}
   for key, value in tree.items():
     if isinstance(value, Mapping):
       flat |= _flatten(value, f'{prefix}{key}.')
