@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from rnnzoo import cell
+from rnnzoo import checks
 from rnnzoo import layer
 
 sigmoid, tanh = jax.nn.sigmoid, jnp.tanh
@@ -83,6 +84,7 @@ class GRU(layer.RecurrentLayer):
       rngs: nnx.Rngs,
       **options,
   ):
+    checks.positive(features, 'features')
     recurrent_bias = nnx.Param(jnp.zeros((features,), param_dtype))
     super().__init__(
         GRUCell(),

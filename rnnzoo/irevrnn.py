@@ -108,6 +108,7 @@ class IRevRNN(layer.RecurrentLayer):
       rngs: nnx.Rngs,
       **options,
   ):
+    checks.positive(features, 'features')
     checks.positive(inner_steps, 'inner_steps')
     shape = (inner_steps, features)
     inner = {
