@@ -1,0 +1,182 @@
+"""What a benchmark says: a table to read, JSON to keep, a plot of the JSON."""
+
+from collections.abc import Mapping, Sequence
+import json
+import pathlib
+from typing import Any
+
+Row = Mapping[str, Any]
+
+LABELS = ('layer', 'implementation', 'projection', 'direction')
+
+
+def header(result: Mapping[str, Any]) -> str:
+  """Returns what a reader has to know about all the numbers."""
+  device, copy = result['device'], result['copy']
+  versions = ', '.join(f'{k} {v}' for k, v in result['versions'].items())
+  return (
+      f'{result["date"]}, commit {result["commit"] or "unknown"}\n'
+      f'{device["count"]} x {device["kind"]} ({device["platform"]}),'
+      f' {result["host_cores"]} host cores, load'
+      f' {result["load_average"]:.1f}; {versions}\n'
+      f'copy of {copy["array_bytes"] / 2**20:.0f} MiB:'
+      f' {copy["gb_per_s"]:.1f} GB/s'
+  )
+
+
+def table(
+    title: str, rows: Sequence[Row], reasons: dict[str, int] | None = None
+) -> str:
+  """Returns rows as aligned text; reasons stand below, numbered.
+
+  Args:
+    title: stands above.
+    rows: as `rnnzoo.benchmark.measure` returns them.
+    reasons: those already told by earlier tables, with their numbers; new ones
+      are added.
+  """
+  reasons = {} if reasons is None else reasons
+  told = len(reasons)
+  lines = [
+      [
+          *LABELS,
+          'ms',
+          'quartiles',
+          'error',
+          'compile s',
+          'temp MiB',
+          'GB/s',
+          '% of copy',
+      ]
+  ]
+  for row in _merged(rows):
+    cells = [row[label] for label in LABELS]
+    if row['status'] == 'ok':
+      cells += [
+          f'{row["median_ms"]:.3f}',
+          f'{row["low_ms"]:.3f} - {row["high_ms"]:.3f}',
+      ]
+    else:
+      number = reasons.setdefault(row['reason'], len(reasons) + 1)
+      cells += [row['status'], f'[{number}]']
+    cells += [
+        _number(row.get('error'), '.1e'),
+        _number(row.get('compile_s'), '.2f'),
+        _number(row.get('temp_bytes'), '.1f', 2**-20),
+        _number(row.get('gb_per_s'), '.1f'),
+        _number(row.get('copy_fraction'), '.0f', 100),
+    ]
+    lines.append(cells)
+  widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+  text = ['', title]
+  for cells in lines:
+    padded = [
+        cell.ljust(width) if i < len(LABELS) else cell.rjust(width)
+        for i, (cell, width) in enumerate(zip(cells, widths, strict=True))
+    ]
+    text.append('  '.join(padded).rstrip())
+  new = list(reasons)[told:]
+  text += [
+      f'[{number}] {reason}' for number, reason in enumerate(new, told + 1)
+  ]
+  return '\n'.join(text)
+
+
+def _merged(rows: Sequence[Row]) -> list[Row]:
+  """Groups rows by path; one row is enough for a path that can do nothing."""
+  groups: dict[tuple[str, str], list[Row]] = {}
+  for row in rows:
+    key = row['layer'], row['implementation']
+    groups.setdefault(key, []).append(row)
+  merged = []
+  for group in groups.values():
+    reasons = {row['reason'] for row in group if row['status'] == 'cannot'}
+    same = all(row['status'] == 'cannot' for row in group) and len(reasons) == 1
+    if same:
+      merged.append({**group[0], 'projection': 'any', 'direction': 'any'})
+    else:
+      merged += group
+  return merged
+
+
+def _number(value: float | None, form: str, scale: float = 1) -> str:
+  return '' if value is None else format(scale * value, form)
+
+
+def write(result: Mapping[str, Any], path: str) -> None:
+  """Writes a result as JSON, one row a line."""
+  rest = {key: value for key, value in result.items() if key != 'rows'}
+  # Lines of rows make a readable difference between two committed results.
+  head = json.dumps(rest, indent=2).removesuffix('\n}')
+  rows = ',\n'.join('    ' + json.dumps(row) for row in result['rows'])
+  file = pathlib.Path(path)
+  file.parent.mkdir(parents=True, exist_ok=True)
+  file.write_text(f'{head},\n  "rows": [\n{rows}\n  ]\n}}\n')
+
+
+def plot(path: str) -> str:
+  """Plots a JSON file that `write` made.
+
+  Args:
+    path: the JSON file.
+
+  Returns:
+    The path of the PNG file beside it.
+  """
+  from matplotlib import figure as figures  # Slow to import.
+
+  result = json.loads(pathlib.Path(path).read_text())
+  rows = [row for row in result['rows'] if row['status'] == 'ok']
+  inputs = list(dict.fromkeys((r['shape'], r['dtype']) for r in result['rows']))
+  directions = list(dict.fromkeys(row['direction'] for row in result['rows']))
+  layers = list(dict.fromkeys(row['layer'] for row in result['rows']))
+  variants = list(
+      dict.fromkeys((r['implementation'], r['projection']) for r in rows)
+  )
+  figure = figures.Figure(
+      figsize=(
+          1.5 + 5 * len(directions),
+          1 + (1 + 0.4 * len(layers)) * len(inputs),
+      ),
+      layout='constrained',
+  )
+  axes = figure.subplots(len(inputs), len(directions), squeeze=False)
+  height = 0.8 / max(len(variants), 1)
+  for i, (shape, dtype) in enumerate(inputs):
+    for j, direction in enumerate(directions):
+      ax = axes[i, j]
+      for k, (implementation, projection) in enumerate(variants):
+        own = [
+            row
+            for row in rows
+            if (row['shape'], row['dtype']) == (shape, dtype)
+            and row['direction'] == direction
+            and row['implementation'] == implementation
+            and row['projection'] == projection
+        ]
+        medians = [row['median_ms'] for row in own]
+        ax.barh(
+            [layers.index(row['layer']) + k * height for row in own],
+            medians,
+            height,
+            xerr=[
+                [row['median_ms'] - row['low_ms'] for row in own],
+                [row['high_ms'] - row['median_ms'] for row in own],
+            ],
+            label=f'{implementation}, {projection} projection',
+        )
+      ax.set_title(f'{shape}, {dtype}, {direction}')
+      ax.set_xlabel('milliseconds, median and quartiles')
+      ax.set_yticks([y + 0.4 - height / 2 for y in range(len(layers))], layers)
+      ax.set_ylim(len(layers) - 0.1, -0.1 - height)  # The first layer on top.
+      ax.set_xlim(left=0)
+  handles, labels = axes[0, 0].get_legend_handles_labels()
+  if handles:
+    figure.legend(handles, labels, loc='outside lower center', ncols=2)
+  figure.suptitle(
+      f'{result["device"]["kind"]}, jax {result["versions"]["jax"]},'
+      f' {result["date"][:10]}'
+  )
+  target = pathlib.Path(path).with_suffix('.png')
+  figure.savefig(target, dpi=120)
+  return str(target)

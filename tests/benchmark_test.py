@@ -1,0 +1,203 @@
+"""The benchmark program, on shapes too small to say anything about speed."""
+
+import json
+import pathlib
+import subprocess
+import sys
+from unittest import mock
+
+from absl.testing import absltest
+from absl.testing import flagsaver
+import numpy as np
+
+from rnnzoo import associative
+from rnnzoo import benchmark
+from rnnzoo import benchmark_cases
+from rnnzoo import benchmark_report
+from rnnzoo import benchmark_timing
+
+
+def run(*arguments):
+  """Runs the program; returns its exit code and what it printed."""
+  printed = []
+  keep = lambda *values, file=None, **_: printed.append((file, *values))
+  # Copying 64 MiB says nothing here.
+  copy = {'gb_per_s': 10.0, 'array_bytes': 8}
+  with (
+      flagsaver.flagsaver(),
+      mock.patch('builtins.print', keep),
+      mock.patch.object(benchmark_timing, 'copy_bandwidth', lambda _: copy),
+  ):
+    try:
+      code = benchmark.main(benchmark.parse_flags(['benchmark', *arguments]))
+    except SystemExit as stop:
+      code = stop.code
+  err = [str(v) for file, *values in printed if file for v in values]
+  out = [str(v) for file, *values in printed if not file for v in values]
+  return code, '\n'.join(out), '\n'.join(err)
+
+
+class BenchmarkTest(absltest.TestCase):
+
+  def output(self):
+    return pathlib.Path(self.create_tempdir().full_path) / 'new' / 'out.json'
+
+  def test_table_json_and_plot(self):
+    path = self.output()
+    code, out, _ = run(
+        '--layers=Elman,MinGRU',
+        '--shapes=small',
+        '--repeats=2',
+        f'--output={path}',
+    )
+    self.assertEqual(code, 0, out)
+
+    result = json.loads(path.read_text())
+    for field in ('suite', 'command', 'date', 'commit', 'host_cores'):
+      self.assertIn(field, result)
+    self.assertContainsSubset(
+        ('jax', 'jaxlib', 'flax', 'python'), result['versions']
+    )
+    self.assertEqual(result['shapes']['small']['time'], 12)
+    # 2 layers, 3 implementations, 2 directions, 2 projections.
+    self.assertLen(result['rows'], 24)
+    status = {}
+    for row in result['rows']:
+      key = row['layer'], row['implementation']
+      status.setdefault(key, set()).add(row['status'])
+    self.assertEqual(status['Elman', 'scan'], {'ok'})
+    self.assertEqual(status['Elman', 'associative_scan'], {'cannot'})
+    self.assertEqual(status['MinGRU', 'associative_scan'], {'ok'})
+    for row in result['rows']:
+      if row['status'] == 'cannot':
+        self.assertNotEmpty(row['reason'])
+        self.assertNotIn('median_ms', row)
+        continue
+      self.assertGreater(row['median_ms'], 0)
+      self.assertLessEqual(row['low_ms'], row['high_ms'])
+      self.assertGreater(row['compile_s'], 0)
+      self.assertLessEqual(row['error'], row['tolerance'])
+      linear = row['layer'] == 'MinGRU' and row['projection'] == 'without'
+      self.assertEqual('copy_fraction' in row, linear)
+
+    lines = out.splitlines()
+    (head,) = [line for line in lines if line.startswith('layer ')]
+    body = [line for line in lines if line.startswith(('Elman', 'MinGRU'))]
+    # What an implementation cannot do at all is one line instead of four.
+    lengths = [1 if each == {'cannot'} else 4 for each in status.values()]
+    self.assertLen(body, sum(lengths))
+    column = head.index('direction')
+    for line in body:
+      self.assertIn(
+          line[column:].split()[0], (*benchmark_cases.DIRECTIONS, 'any')
+      )
+    self.assertIn('not linear in its carry', out)
+    self.assertTrue(
+        path.with_suffix('.png').read_bytes().startswith(b'\x89PNG')
+    )
+
+  def test_wrong_result_fails(self):
+    right = associative.unroll
+    wrong = lambda *args: right(*args) * 1.001
+    path = self.output()
+    with mock.patch.object(associative, 'unroll', wrong):
+      code, out, _ = run(
+          '--layers=MinGRU',
+          '--implementations=scan,associative_scan',
+          '--shapes=small',
+          '--repeats=1',
+          f'--output={path}',
+      )
+    self.assertEqual(code, 1)
+    self.assertIn('relative error 1.0e-03 from the float64 scan', out)
+    for row in json.loads(path.read_text())['rows']:
+      failed = row['implementation'] == 'associative_scan'
+      self.assertEqual(row['status'], 'failed' if failed else 'ok')
+      self.assertEqual('median_ms' in row, not failed)
+
+  def test_relative_error(self):
+    expected = {'y': np.ones(4), 'gradient': [np.ones(2), np.zeros(1)]}
+    error = benchmark_cases.relative_error
+    self.assertEqual(error({'y': np.ones(4)}, expected), 0)
+    got = {'gradient': [np.array([1, np.nan]), np.zeros(1)]}
+    self.assertTrue(np.isnan(error(got, expected)))
+    got = {'gradient': [np.ones(2), np.full(1, 0.5)]}
+    self.assertEqual(error(got, expected), 0.5)
+
+  def test_plot_from_json_alone(self):
+    row = {
+        'layer': 'X',
+        'implementation': 'scan',
+        'projection': 'with',
+        'direction': 'forward',
+        'shape': 'small',
+        'dtype': 'float32',
+        'status': 'ok',
+        'reason': '',
+        'median_ms': 2.0,
+        'low_ms': 1.0,
+        'high_ms': 3.0,
+    }
+    result = {
+        'date': '2026-01-01T00:00',
+        'device': {'kind': 'some device'},
+        'versions': {'jax': '0'},
+        'rows': [row, {**row, 'layer': 'Y', 'status': 'cannot'}],
+    }
+    path = self.output()
+    benchmark_report.write(result, path)
+    code, out, _ = run(f'--plot_from={path}')
+    self.assertEqual(code, 0)
+    self.assertEqual(out, str(path.with_suffix('.png')))
+    self.assertTrue(path.with_suffix('.png').is_file())
+
+  def test_bad_flags_are_one_sentence(self):
+    path = self.output()
+    path.parent.mkdir()
+    path.write_text('[]')
+    for argument, expected in {
+        '--layers=Elman,GRUU': "'GRUU' is given, and there are Elman, LSTM",
+        '--implementations=': 'there are scan, associative_scan, pallas',
+        '--shapes=tiny': 'there are small, row_mnist',
+        '--dtypes=float64': 'there are float32, bfloat16',
+        '--repeats=0': 'repeats',
+        '--suite=cell': 'cells',
+        '--no_such_flag': 'no_such_flag',
+        'GRU': "unknown argument 'GRU'",
+        '--output=x.txt': 'must be the name of a .json file',
+        '--plot_from=nowhere.json': "there is no file 'nowhere.json'",
+        f'--plot_from={path}': 'is not what a benchmark wrote',
+    }.items():
+      with self.subTest(argument):
+        code, _, err = run(argument)
+        self.assertEqual(code, 2)
+        self.assertIn(expected, err)
+        self.assertLen(err.splitlines(), 1)
+
+  def test_runs_as_a_module(self):
+    ended = subprocess.run(
+        [sys.executable, '-m', 'rnnzoo.benchmark', '--repeats=many'],
+        cwd=pathlib.Path(benchmark.__file__).parents[1],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    self.assertEqual(ended.returncode, 2)
+    self.assertLen(ended.stderr.splitlines(), 1)
+
+
+class InterleaveTest(absltest.TestCase):
+
+  def test_takes_turns(self):
+    order = []
+    calls = [lambda: order.append('a'), lambda: order.append('b')]
+    with mock.patch.object(benchmark_timing, 'MAX_CALLS', 1):
+      times = benchmark_timing.interleave(calls, repeats=3)
+    # Two calls each to warm up, then one to settle and one to time, in turn.
+    self.assertEqual(''.join(order), 'aabb' + 'aabb' * 3)
+    self.assertEqual([t.samples for t in times], [3, 3])
+    self.assertLessEqual(times[0].low_ms, times[0].median_ms)
+
+
+if __name__ == '__main__':
+  absltest.main()
