@@ -213,6 +213,12 @@ class SequentialMnistTest(parameterized.TestCase):
     self.assertEqual(images.dtype, np.uint8)
     self.assertLen(task.splits['validation']['label'], 216)
 
+  def test_digits_have_batches_of_their_own(self):
+    config = digits_config()
+    self.assertEqual(smnist.SequentialMnist(config).batch_size, 32)
+    config.batch_size = 16
+    self.assertEqual(smnist.SequentialMnist(config).batch_size, 16)
+
   def test_losses_and_predictions(self):
     config = digits_config()
     config.model.features = 4

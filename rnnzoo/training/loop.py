@@ -171,6 +171,7 @@ def run_seed(
         reporting.write_csv(
             directory / 'metrics.csv', task.dataset, run.history
         )
+  # Once more: a kill between checkpoint and file would have left a line out.
   reporting.write_csv(directory / 'metrics.csv', task.dataset, run.history)
   losses, predictions = program.evaluate(*run.best, splits['test'])
   test = reporting.classification_metrics(
@@ -260,9 +261,11 @@ def _run_epoch(
       'validation_accuracy': float(np.mean(predictions == labels)),
   }
   run.history.append(row)
-  # Early stopping and the plateau rule take what is to become small.
   value = row[config.monitor]
-  value = -value if config.monitor == 'validation_accuracy' else value
+  if config.monitor == 'validation_accuracy':
+    # Early stopping and the plateau rule take what is to become small, and the
+    # latter's relative threshold means nothing below zero.
+    value = 1.0 - value
   if experiment.plateau:
     run.plateau = optimization.update_plateau(
         experiment.plateau, run.plateau, value

@@ -55,7 +55,7 @@ class Progress:
         f' accuracy {row["train_accuracy"]:.4f}'
         f' validation loss {row["validation_loss"]:.4f}'
         f' accuracy {row["validation_accuracy"]:.4f}'
-        + (' *' if is_best else '')
+        + (' (best)' if is_best else '')
     )
 
   def close(self, text: str) -> None:

@@ -113,7 +113,7 @@ def summarize(
   Args:
     name: of the experiment.
     dataset: the name of the data set.
-    results: one a seed, as `training` writes them to result.json.
+    results: one a seed, as the loop writes them to result.json.
 
   Returns:
     The std is that of the population (divided by the number of seeds), as in
