@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from rnnzoo import cell as cell_lib
 
@@ -23,7 +24,7 @@ def kernel(
           f' shape {recurrent_kernel.shape}.'
       )
     return
-  shape = jnp.shape(recurrent_kernel)
+  shape = np.shape(recurrent_kernel)
   if (
       len(shape) != 4
       or shape[0] != gates
@@ -50,12 +51,12 @@ def carry(
     label: the argument's name.
   """
   if isinstance(given, (tuple, list)):
-    shapes = [jnp.shape(c) for c in given]
+    shapes = [np.shape(c) for c in given]
     if shapes == [expected] * len(names):
       return
     got = f'{len(shapes)} of shapes {shapes}'
   else:
-    got = f'a {type(given).__name__} of shape {jnp.shape(given)}'
+    got = f'a {type(given).__name__} of shape {np.shape(given)}'
   parts = ', '.join(names) + (',' if len(names) == 1 else '')
   raise ValueError(
       f'{label} must be a tuple ({parts}) of {len(names)} arrays of shape'
@@ -67,7 +68,7 @@ def flags(given: Array | None, expected: tuple[int, ...], label: str) -> None:
   """Raises ValueError unless `given` is bool and of the expected shape."""
   if given is None:
     return
-  dtype, shape = jnp.result_type(given), jnp.shape(given)
+  dtype, shape = jnp.result_type(given), np.shape(given)
   if dtype != jnp.bool_:
     raise ValueError(
         f'{label} must be a bool array of shape {expected}, got dtype {dtype};'
@@ -81,7 +82,7 @@ def lengths(given: Array | None, expected: tuple[int, ...]) -> None:
   """Raises ValueError unless `given` is integer and of the expected shape."""
   if given is None:
     return
-  dtype, shape = jnp.result_type(given), jnp.shape(given)
+  dtype, shape = jnp.result_type(given), np.shape(given)
   if not jnp.issubdtype(dtype, jnp.integer):
     raise ValueError(
         f'seq_lengths must be an integer array of shape {expected}, got dtype'

@@ -6,7 +6,6 @@ has, see equations_test.py.
 
 import functools
 import pathlib
-import types
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -130,36 +129,6 @@ class TorchTest(parameterized.TestCase):
           got,
           want,
       )
-
-  def test_takes_a_part_of_a_model(self):
-    golden = load('gru', 'one_layer')
-    arrays = state_dict(golden, golden['weights'])
-    model = {'encoder.' + k: v for k, v in arrays.items()}
-    model['decoder.weight'] = np.ones(3)
-    _, _, in_features = golden['x'].shape
-    features = golden['initial'].shape[-1]
-    make = lambda: rnnzoo.GRU(in_features, features, rngs=nnx.Rngs(0))
-    whole, part = make(), make()
-    convert.from_torch(whole, arrays)
-    convert.from_torch(part, model, prefix='encoder.')
-    np.testing.assert_array_equal(part.kernel[...], whole.kernel[...])
-
-  def test_reads_tensors(self):
-    # What convert needs of a torch.Tensor.
-    array = np.ones((4, 2), np.float32)
-    tensor = types.SimpleNamespace(
-        dtype='torch.bfloat16', float=lambda: array, cpu=lambda: tensor
-    )
-    tensor.detach = lambda: tensor
-    arrays = {
-        'weight_ih_l0': tensor,
-        'weight_hh_l0': np.zeros((4, 4)),
-        'bias_ih_l0': np.zeros(4),
-        'bias_hh_l0': np.zeros(4),
-    }
-    layer = rnnzoo.Elman(2, 4, rngs=nnx.Rngs(0))
-    convert.from_torch(layer, arrays)
-    np.testing.assert_array_equal(layer.kernel[0], np.ones((2, 4)))
 
 
 def gradients_as_torch(d_layer, bidirectional):
