@@ -11,6 +11,7 @@ that a call changes, so they work with `nnx.jit`, with `nnx.split` and plain
 """
 
 from collections.abc import Callable, Mapping, Sequence
+import math
 
 from flax import nnx
 import jax
@@ -207,18 +208,21 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
       self._check_carry(initial_carry, batch_shape, 'initial_carry')
       carry = tuple(c.astype(state) for c in initial_carry)
 
+    # Not -1, which has no meaning where there are no steps.
+    batch = math.prod(batch_shape)
+
     def flat(a, trailing):
       """[..., time, *trailing] -> [time, B, *trailing]."""
       if a is None:
         return None
       if time_major:
-        return a.reshape(time, -1, *trailing)
-      return jnp.swapaxes(a.reshape(-1, time, *trailing), 0, 1)
+        return a.reshape(time, batch, *trailing)
+      return jnp.swapaxes(a.reshape(batch, time, *trailing), 0, 1)
 
-    rows = lambda c: c.reshape(-1, self.out_features)
+    rows = lambda c: c.reshape(batch, self.out_features)
     reset, mask = flat(reset, ()), flat(mask, ())
     if seq_lengths is not None:
-      valid = jnp.arange(time)[:, None] < seq_lengths.reshape(-1)
+      valid = jnp.arange(time)[:, None] < seq_lengths.reshape(batch)
       mask = valid if mask is None else mask & valid
       reset = None if reset is None else reset & valid
     carry, (h,) = unrolling.run(
