@@ -97,7 +97,7 @@ class TorchTest(parameterized.TestCase):
       )
       weights = (golden['w_y'], carry_of(golden['w_final']))
 
-      @functools.partial(jax.jit, compiler_options=reference.FAST_COMPILE)
+      @reference.jit
       def run(layer, x, carry):
         def loss(layer, x, carry):
           final, y = layer.unroll(

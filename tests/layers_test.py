@@ -167,7 +167,7 @@ class CrossProduct(parameterized.TestCase):
         )
     )
 
-    @functools.partial(jax.jit, compiler_options=reference.FAST_COMPILE)
+    @reference.jit
     def run(state, x, carry):
       def loss(state, x, carry):
         final, y = nnx.merge(graphdef, state).unroll(

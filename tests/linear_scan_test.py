@@ -70,7 +70,7 @@ def scan_all(time, dtype, *, reverse, with_reset):
   }
   functions['plain'] = lambda a, b, h0: plain(a, b, h0, reset, reverse)
 
-  @functools.partial(jax.jit, compiler_options=reference.FAST_COMPILE)
+  @reference.jit
   def run(*args):
     results = {}
     for name, f in functions.items():

@@ -32,6 +32,7 @@ def _fast_compile():
 
 
 FAST_COMPILE = _fast_compile()
+jit = functools.partial(jax.jit, compiler_options=FAST_COMPILE)
 
 # Every sequence is padded to this many steps, by a mask, so that a cell's
 # reference is compiled once.
