@@ -128,7 +128,8 @@ SUITES: Mapping[str, Callable[..., Iterator[Case]]] = {'cells': cells}
 
 
 def _create(name: str, shape: Shape, **options) -> rnnzoo.RecurrentLayer:
-  return rnnzoo.LAYERS[name](
+  layer: Any = rnnzoo.LAYERS[name]  # The base class has another signature.
+  return layer(
       shape.in_features,
       shape.features,
       rngs=nnx.Rngs(0),
@@ -173,7 +174,7 @@ def _unroll(layer, create, shape: Shape):
           (zero,) * len(cell.carry_names),
           implementation=implementation,
       )
-      return h.astype(dtype)
+      return jnp.asarray(h, dtype)
 
     return run
 

@@ -88,7 +88,7 @@ def _merged(rows: Sequence[Row]) -> list[Row]:
   for row in rows:
     key = row['layer'], row['implementation']
     groups.setdefault(key, []).append(row)
-  merged = []
+  merged: list[Row] = []
   for group in groups.values():
     reasons = {row['reason'] for row in group if row['status'] == 'cannot'}
     same = all(row['status'] == 'cannot' for row in group) and len(reasons) == 1
