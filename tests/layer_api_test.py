@@ -186,16 +186,20 @@ class ChunksTest(parameterized.TestCase):
       )
       return sum(jnp.sum(jnp.sin(a)) for a in (y, *final)), (final, y)
 
-    def run(length):
-      with mock.patch.object(sequential, 'chunk_length', lambda *_: length):
+    def run(length, saved=sequential._SAVED_ELEMENTS):
+      with (
+          mock.patch.object(sequential, 'chunk_length', lambda *_: length),
+          mock.patch.object(sequential, '_SAVED_ELEMENTS', saved),
+      ):
         grad = jax.value_and_grad(loss, (0, 1, 2), has_aux=True)
         return reference.jit(lambda *a: grad(*a))(layer, x, carry)
 
     whole = run(TIME)
-    for length in (1, 2):
+    # Nor does it matter whether recurrent gates are saved or formed again.
+    for got in (run(1), run(2), run(2, saved=0)):
       jax.tree.map(
           functools.partial(np.testing.assert_allclose, rtol=2e-6, atol=2e-6),
-          run(length),
+          got,
           whole,
       )
 
