@@ -32,6 +32,7 @@ from rnnzoo.indrnn import IndRNNCell
 from rnnzoo.irevrnn import IRevRNN
 from rnnzoo.irevrnn import IRevRNNCell
 from rnnzoo.layer import RecurrentLayer
+from rnnzoo.linear_recurrence import linear_scan
 from rnnzoo.lstm import LSTM
 from rnnzoo.lstm import LSTMCell
 from rnnzoo.mingru import MinGRU
@@ -42,7 +43,6 @@ from rnnzoo.sequence_layer import SequenceLayer
 from rnnzoo.slstm import SLSTM
 from rnnzoo.slstm import SLSTMCell
 from rnnzoo.stack import Stack
-from rnnzoo.unrolling import linear_scan
 from rnnzoo.unrolling import unroll
 from rnnzoo.unrolling import unroll_carries
 

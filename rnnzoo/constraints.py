@@ -13,8 +13,11 @@ def constrain(params: Any) -> Any:
   A parameter is bounded when its `nnx.Param` has the metadata `max_abs`, as the
   recurrent kernels of `IndRNN` and `IRevRNN` have: |u| <= max_abs.
 
-  >>> params = nnx.state(model, nnx.Param)                   # doctest: +SKIP
-  >>> nnx.update(model, rnnzoo.constrain(params))            # doctest: +SKIP
+  >>> import rnnzoo
+  >>> layer = rnnzoo.IndRNN(3, 8, max_abs=0.5, rngs=nnx.Rngs(0))
+  >>> nnx.update(layer, rnnzoo.constrain(nnx.state(layer, nnx.Param)))
+  >>> float(jnp.max(layer.recurrent_kernel[...])) <= 0.5
+  True
 
   Args:
     params: any pytree of nnx variables, such as `nnx.state(model, nnx.Param)`.

@@ -19,9 +19,9 @@ Array = jax.Array
 def project(weights: tuple[Array, Array | None], x: Array) -> tuple[Array, ...]:
   """Returns the input gates W_g x + b_g, each [..., F], float32 or wider.
 
-  Forward, each gate has a product of its own, since XLA's CPU backend slices a
-  joint one slowly. Backward, the gradient of W is one product in the order
-  xᵀ dgates: autodiff's order, a product a gate, takes up to twice as long.
+  Each gate has a product of its own, since XLA's CPU backend slices a joint one
+  slowly, and the gradient of W is xᵀ dgates: autodiff's order, the transpose of
+  that, takes up to twice as long there.
 
   Args:
     weights: W, [G, I, F], and b, [G, F], or None; W is cast to x's dtype.
@@ -42,22 +42,20 @@ def _project_fwd(weights, x):
 
 def _project_bwd(residuals, d_gates):
   (kernel, bias), x = residuals
-  gates, size, features = kernel.shape
   wide = d_gates[0].dtype
   operand = kernel.astype(x.dtype)
-  d_gates = [d.astype(x.dtype) for d in d_gates]
-  rows = jnp.concatenate(d_gates, axis=-1).reshape(-1, gates * features)
-  d_kernel = contract('bi,bg->ig', x.reshape(-1, size), rows, wide)
-  d_kernel = jnp.swapaxes(d_kernel.reshape(size, gates, features), 0, 1)
+  rows = [d.astype(x.dtype).reshape(-1, kernel.shape[-1]) for d in d_gates]
+  d_kernel = jnp.stack(_sum_outer(x.reshape(-1, x.shape[-1]), rows, wide))
   d_x = sum(
-      contract('...f,if->...i', d, w, wide)
-      for d, w in zip(d_gates, operand, strict=True)
+      contract('bf,if->bi', d, w, wide)
+      for d, w in zip(rows, operand, strict=True)
   )
   d_bias = None
   if bias is not None:
-    d_bias = jnp.sum(rows.astype(wide), axis=0).reshape(gates, features)
+    d_bias = jnp.stack([jnp.sum(d.astype(wide), axis=0) for d in rows])
     d_bias = d_bias.astype(bias.dtype)
-  return (d_kernel.astype(kernel.dtype), d_bias), d_x.astype(x.dtype)
+  d_x = d_x.reshape(x.shape).astype(x.dtype)
+  return (d_kernel.astype(kernel.dtype), d_bias), d_x
 
 
 project.defvjp(_project_fwd, _project_bwd)
@@ -128,11 +126,22 @@ def outer(packed: Array, h: Array, gates: Sequence[Array]) -> Array:
     sums = [jnp.sum((h * x).reshape(-1, heads), axis=0) for x in gates]
     return jnp.stack(sums, axis=-1)[:, None]
   left = h.astype(packed.dtype).reshape(-1, heads, size)
+  if heads == 1:
+    rows = [x.astype(packed.dtype).reshape(-1, size) for x in gates]
+    blocks = _sum_outer(left[:, 0], rows, h.dtype)
+    return jnp.concatenate(blocks, axis=-1)[None]
   right = _join(gates, heads, size).astype(packed.dtype)
   right = right.reshape(-1, heads, right.shape[-1])
-  if heads == 1:
-    return contract('bd,bg->dg', left[:, 0], right[:, 0], h.dtype)[None]
   return contract('bnd,bng->ndg', left, right, h.dtype)
+
+
+def _sum_outer(left: Array, rights: Sequence[Array], dtype) -> list[Array]:
+  """Returns leftᵀ right for each right; all have the same number of rows."""
+  columns = left.T
+  if jax.default_backend() == 'cpu':
+    # XLA's CPU backend would transpose inside each product, and slowly.
+    columns = jax.lax.optimization_barrier(columns)
+  return [contract('ib,bg->ig', columns, right, dtype) for right in rights]
 
 
 def contract(subscripts: str, a: Array, b: Array, dtype) -> Array:

@@ -22,12 +22,11 @@ from rnnzoo import steps
 Carry = cell_lib.Carry
 
 
-# A CPU takes up to `whole` elements of input gates at once, and beyond that
-# chunks of about `chunk`: 8 and 2 MiB in float32.
-_CPU_ELEMENTS = {'whole': 2**21, 'chunk': 2**19}
-
-# An accelerator wants few, large operations: chunks of 256 MiB.
-_ACCELERATOR_ELEMENTS = {'whole': 2**26, 'chunk': 2**26}
+# Elements of input gates that are formed at once. On a CPU they should stay in
+# cache: 2 MiB in float32, or up to 8 MiB where 2 are not even 32 steps. An
+# accelerator wants few, large operations: 256 MiB.
+_CPU_ELEMENTS, _CPU_ELEMENTS_OF_FEW_STEPS, _FEW_STEPS = 2**19, 2**21, 32
+_ACCELERATOR_ELEMENTS = 2**26
 
 # Recurrent gates are saved for the backward pass up to this many elements.
 _SAVED_ELEMENTS = 2**22
@@ -44,11 +43,13 @@ def chunk_length(time: int, width: int) -> int:
     time: T.
     width: elements of all input gates in one step.
   """
-  is_cpu = jax.default_backend() == 'cpu'
-  elements = _CPU_ELEMENTS if is_cpu else _ACCELERATOR_ELEMENTS
-  if time * width <= elements['whole']:
-    return max(time, 1)
-  target = max(1, min(time, elements['chunk'] // width))
+  width = max(width, 1)
+  if jax.default_backend() == 'cpu':
+    few = min(_FEW_STEPS, _CPU_ELEMENTS_OF_FEW_STEPS // width)
+    target = max(_CPU_ELEMENTS // width, few)
+  else:
+    target = _ACCELERATOR_ELEMENTS // width
+  target = max(1, min(time, target))
   # A divisor of T near the target spares a remainder, compiled on its own.
   for length in range(target, target // 2, -1):
     if time % length == 0:

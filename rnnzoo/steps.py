@@ -138,6 +138,16 @@ def select(condition: Array | None, chosen: Carry, other: Carry) -> Carry:
   )
 
 
+def boundary(reset: Array, reverse: bool, axis: int) -> Array:
+  """Turns boundaries between t-1 and t into restarts in loop order."""
+  if not reverse:
+    return reset
+  size = reset.shape[axis]
+  rest = lax.slice_in_dim(reset, 1, size, axis=axis)
+  last = jnp.zeros_like(lax.slice_in_dim(reset, 0, 1, axis=axis))
+  return jnp.concatenate([rest, last], axis=axis)
+
+
 def scan_chunks(body, init, xs, length, reverse):
   """Like `lax.scan`, handing the body `length` steps at a time.
 

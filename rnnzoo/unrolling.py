@@ -1,7 +1,7 @@
 """Unrolls a cell over time: the one place that knows all three paths.
 
-`unroll` and `linear_scan` are public; layers call `run`, which also fuses the
-input projection into the loop where the path can. The names of the paths:
+`unroll` is public; layers call `run`, which also fuses the input projection
+into the loop where the path can. The names of the paths:
 
   'scan'              `lax.scan`; every cell, every device, the reference
   'associative_scan'  parallel in time; cells that are linear in their carry
@@ -12,6 +12,7 @@ input projection into the loop where the path can. The names of the paths:
 """
 
 from collections.abc import Callable
+import dataclasses
 from typing import Any
 
 import jax
@@ -176,75 +177,6 @@ def unroll_carries(
   return carry, tuple(map(time_major, carries))
 
 
-def linear_scan(
-    a: Array,
-    b: Array,
-    h0: Array | None = None,
-    *,
-    reset: Array | None = None,
-    reverse: bool = False,
-    implementation: Implementation = None,
-) -> Array:
-  """Returns h_t = a_t h_{t-1} + b_t, the first-order linear recurrence.
-
-  >>> import jax.numpy as jnp, rnnzoo
-  >>> a = jnp.full((1, 4, 1), 0.5)
-  >>> rnnzoo.linear_scan(a, jnp.ones_like(a))[0, :, 0].tolist()
-  [1.0, 1.5, 1.75, 1.875]
-
-  Args:
-    a: [batch, time, features].
-    b: [batch, time, features].
-    h0: h before the first step, [batch, features]; zeros if None.
-    reset: bool [batch, time]; where true, h restarts from zero before the step.
-    reverse: run from the last step to the first.
-    implementation: as for `unroll`.
-
-  Returns:
-    h, [batch, time, features], in the dtype of a and b; sums are float32 or
-    wider.
-
-  Raises:
-    ValueError: an argument has the wrong shape or dtype.
-    NotImplementedError: the implementation named cannot run this.
-  """
-  if a.ndim != 3 or a.shape != b.shape:
-    raise ValueError(
-        'a and b must both be [batch, time, features], got shapes'
-        f' {a.shape} and {b.shape}.'
-    )
-  batch, time, features = a.shape
-  checks.flags(reset, (batch, time), 'reset')
-  out_dtype = jnp.result_type(a, b)
-  dtype = jnp.promote_types(out_dtype, jnp.float32)
-  if h0 is None:
-    h0 = jnp.zeros((batch, features), dtype)
-  if h0.shape != (batch, features):
-    raise ValueError(
-        f'h0 must be [batch, features] = {(batch, features)}, got {h0.shape}.'
-    )
-  a, b, h0 = (x.astype(dtype) for x in (a, b, h0))
-  if time == 0:
-    return b.astype(out_dtype)
-  if reset is not None:
-    reset = boundary(reset, reverse, axis=1)
-    a = jnp.where(reset[..., None], 0, a)
-
-  def attempt(name):
-    if name == 'pallas':
-      return pallas_kernels.linear_scan(a, b, h0, reset=reset, reverse=reverse)
-    solve = associative.compose_scan
-    if name == 'scan':
-      solve = associative.step_scan
-    a_t, b_t = jnp.swapaxes(a, 0, 1), jnp.swapaxes(b, 0, 1)
-    h = associative.linear_scan(solve, reverse, a_t, b_t, h0)
-    return jnp.swapaxes(h, 0, 1)
-
-  return selection.first_that_can(attempt, implementation, True).astype(
-      out_dtype
-  )
-
-
 def run(
     cell: cell_lib.Cell,
     params: cell_lib.Params,
@@ -287,31 +219,31 @@ def run(
     empty = jnp.zeros((0, batch, features), carry[0].dtype)
     return carry, (empty,) * outputs
   if reset is not None:
-    reset = boundary(reset, reverse, axis=0)
+    reset = steps.boundary(reset, reverse, axis=0)
+
+  def steps_of(cell, params, project, weights):
+    plan = sequential.make_plan(
+        cell,
+        project,
+        time,
+        batch * features,
+        reverse=reverse,
+        outputs=outputs,
+    )
+    operands = steps.Operands(
+        params, weights, inputs, recurrent_kernel, carry, restart, reset, mask
+    )
+    return sequential.unroll(plan, operands)
 
   def attempt(name):
+    if name == 'scan' and isinstance(cell, cell_lib.LinearCell):
+      # All of a linear cell's equations are free of h: only a h + b is left for
+      # the loop.
+      return steps_of(
+          _Affine(), {}, _Coefficients(cell, project), (params, weights)
+      )
     if name == 'scan':
-      plan = sequential.make_plan(
-          cell,
-          project,
-          time,
-          batch * features,
-          reverse=reverse,
-          outputs=outputs,
-      )
-      return sequential.unroll(
-          plan,
-          steps.Operands(
-              params,
-              weights,
-              inputs,
-              recurrent_kernel,
-              carry,
-              restart,
-              reset,
-              mask,
-          ),
-      )
+      return steps_of(cell, params, project, weights)
     if name == 'pallas':
       return pallas_kernels.recurrence(cell)
     if not isinstance(cell, cell_lib.LinearCell):
@@ -330,14 +262,30 @@ def run(
   return selection.first_that_can(attempt, implementation, linear)
 
 
-def boundary(reset: Array, reverse: bool, axis: int) -> Array:
-  """Turns boundaries between t-1 and t into restarts in loop order."""
-  if not reverse:
-    return reset
-  size = reset.shape[axis]
-  rest = jax.lax.slice_in_dim(reset, 1, size, axis=axis)
-  last = jnp.zeros_like(jax.lax.slice_in_dim(reset, 0, 1, axis=axis))
-  return jnp.concatenate([rest, last], axis=axis)
+@dataclasses.dataclass(frozen=True)
+class _Affine(cell_lib.LinearCell):
+  """h' = a h + b, with the coefficients as input gates."""
+
+  input_gates = 2
+
+  def coefficients(self, params, x_gates):
+    del params
+    return x_gates
+
+
+@dataclasses.dataclass(frozen=True)
+class _Coefficients:
+  """A projection to a linear cell's coefficients instead of its gates."""
+
+  cell: cell_lib.LinearCell
+  project: Callable[[Any, Any], cell_lib.Gates]
+
+  def __call__(self, weights: Any, inputs: Any) -> cell_lib.Gates:
+    params, weights = weights
+    x_gates = self.project(weights, inputs)
+    dtype = jnp.promote_types(x_gates[0].dtype, jnp.float32)
+    x_gates = tuple(gate.astype(dtype) for gate in x_gates)
+    return self.cell.coefficients(params, x_gates)
 
 
 def _split_gates(weights: tuple[()], x_gates: Array) -> cell_lib.Gates:

@@ -1,0 +1,67 @@
+"""Collects finished training runs into one JSON file.
+
+  python benchmarks/collect_runs.py --commit=$(git rev-parse --short HEAD) \
+      runs/agru_smnist runs/gru_smnist
+
+Rows are added to the output, and replace rows of the same experiment.
+"""
+
+import datetime
+import json
+import pathlib
+
+from absl import app
+from absl import flags
+
+_COMMIT = flags.DEFINE_string(
+    'commit', None, 'The commit that the runs were made with.', required=True
+)
+_OUTPUT = flags.DEFINE_string(
+    'output', 'benchmarks/smnist.json', 'The JSON file to add to.'
+)
+
+
+def collect(directory: pathlib.Path, commit: str) -> dict:
+  """Returns one row from a run directory of `train.py`."""
+  read = lambda name: json.loads((directory / name).read_text(encoding='utf-8'))
+  report, run, config = read('report.json'), read('run.json'), read('config.json')
+  ended = datetime.datetime.fromtimestamp(
+      (directory / 'report.json').stat().st_mtime, datetime.timezone.utc
+  )
+  return {
+      'experiment': report['experiment'],
+      'layer': config['model']['layer'],
+      'features': config['model']['features'],
+      'dataset': report['dataset'],
+      'accuracy': report['test']['accuracy'],
+      'seeds': [
+          {
+              'seed': seed['seed'],
+              'accuracy': seed['test']['accuracy'],
+              'epochs': seed['num_epochs'],
+              'parameters': seed['num_parameters'],
+          }
+          for seed in report['seeds']
+      ],
+      'device': run['device'],
+      'jax': run['jax'],
+      'flax': run['flax'],
+      'commit': commit,
+      'date': ended.date().isoformat(),
+  }
+
+
+def main(argv: list[str]) -> None:
+  path = pathlib.Path(_OUTPUT.value)
+  rows = json.loads(path.read_text(encoding='utf-8')) if path.exists() else []
+  by_name = {row['experiment']: row for row in rows}
+  for directory in argv[1:]:
+    row = collect(pathlib.Path(directory), _COMMIT.value)
+    by_name[row['experiment']] = row
+  rows = [by_name[name] for name in sorted(by_name)]
+  path.write_text(json.dumps(rows, indent=2) + '\n', encoding='utf-8')
+  print(f'{path}: {len(rows)} rows')
+
+
+if __name__ == '__main__':
+  app.run(main)

@@ -1,0 +1,81 @@
+"""The first-order linear recurrence as an operation of its own."""
+
+import jax
+import jax.numpy as jnp
+
+import pallas_kernels
+from rnnzoo import associative
+from rnnzoo import checks
+from rnnzoo import selection
+from rnnzoo import steps
+
+Array = jax.Array
+
+
+def linear_scan(
+    a: Array,
+    b: Array,
+    h0: Array | None = None,
+    *,
+    reset: Array | None = None,
+    reverse: bool = False,
+    implementation: selection.Implementation = None,
+) -> Array:
+  """Returns h_t = a_t h_{t-1} + b_t, the first-order linear recurrence.
+
+  >>> import jax.numpy as jnp, rnnzoo
+  >>> a = jnp.full((1, 4, 1), 0.5)
+  >>> rnnzoo.linear_scan(a, jnp.ones_like(a))[0, :, 0].tolist()
+  [1.0, 1.5, 1.75, 1.875]
+
+  Args:
+    a: [batch, time, features].
+    b: [batch, time, features].
+    h0: h before the first step, [batch, features]; zeros if None.
+    reset: bool [batch, time]; where true, h restarts from zero before the step.
+    reverse: run from the last step to the first.
+    implementation: as for `unroll`.
+
+  Returns:
+    h, [batch, time, features], in the dtype of a and b; sums are float32 or
+    wider.
+
+  Raises:
+    ValueError: an argument has the wrong shape or dtype.
+    NotImplementedError: the implementation named cannot run this.
+  """
+  if a.ndim != 3 or a.shape != b.shape:
+    raise ValueError(
+        'a and b must both be [batch, time, features], got shapes'
+        f' {a.shape} and {b.shape}.'
+    )
+  batch, time, features = a.shape
+  checks.flags(reset, (batch, time), 'reset')
+  out_dtype = jnp.result_type(a, b)
+  dtype = jnp.promote_types(out_dtype, jnp.float32)
+  if h0 is None:
+    h0 = jnp.zeros((batch, features), dtype)
+  if h0.shape != (batch, features):
+    raise ValueError(
+        f'h0 must be [batch, features] = {(batch, features)}, got {h0.shape}.'
+    )
+  a, b, h0 = (x.astype(dtype) for x in (a, b, h0))
+  if time == 0:
+    return b.astype(out_dtype)
+  if reset is not None:
+    reset = steps.boundary(reset, reverse, axis=1)
+    a = jnp.where(reset[..., None], 0, a)
+
+  def attempt(name):
+    if name == 'pallas':
+      return pallas_kernels.linear_scan(a, b, h0, reset=reset, reverse=reverse)
+    solve = associative.compose_scan
+    if name == 'scan':
+      solve = associative.step_scan
+    a_t, b_t = jnp.swapaxes(a, 0, 1), jnp.swapaxes(b, 0, 1)
+    h = associative.linear_scan(solve, reverse, a_t, b_t, h0)
+    return jnp.swapaxes(h, 0, 1)
+
+  return selection.first_that_can(attempt, implementation, True).astype(
+      out_dtype
+  )
