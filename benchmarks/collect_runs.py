@@ -24,9 +24,10 @@ _OUTPUT = flags.DEFINE_string(
 def collect(directory: pathlib.Path, commit: str) -> dict:
   """Returns one row from a run directory of `train.py`."""
   read = lambda name: json.loads((directory / name).read_text(encoding='utf-8'))
-  report, run, config = read('report.json'), read('run.json'), read('config.json')
+  report, run = read('report.json'), read('run.json')
+  config = read('config.json')
   ended = datetime.datetime.fromtimestamp(
-      (directory / 'report.json').stat().st_mtime, datetime.timezone.utc
+      (directory / 'report.json').stat().st_mtime, datetime.UTC
   )
   return {
       'experiment': report['experiment'],
@@ -52,6 +53,7 @@ def collect(directory: pathlib.Path, commit: str) -> dict:
 
 
 def main(argv: list[str]) -> None:
+  """Adds the run directories named on the command line."""
   path = pathlib.Path(_OUTPUT.value)
   rows = json.loads(path.read_text(encoding='utf-8')) if path.exists() else []
   by_name = {row['experiment']: row for row in rows}

@@ -4,7 +4,7 @@ The recipe is agru_benchmark's, see configs/base_smnist.py, with IndRNN's way of
 treating the recurrent weights.
 
 Published: nothing with this recipe.
-Measured: not yet.
+Measured: 0.9859 +- 0.0014 (3 seeds, NVIDIA H200, commit 92b6ffe).
 
   python train.py --config=configs/irevrnn_smnist.py
 """

@@ -4,7 +4,7 @@ Source: the public study agru_benchmark, whose baselines have Xavier weights and
 a forget bias of 2; see configs/base_smnist.py.
 
 Published: 0.9882 +- 0.0013 (5 runs).
-Measured: not yet.
+Measured: 0.9884 +- 0.0005 (3 seeds, NVIDIA H200, commit b28890b).
 
   python train.py --config=configs/lstm_smnist.py
 """

@@ -4,7 +4,7 @@ The recipe is agru_benchmark's, see configs/base_smnist.py, with the cell's own
 initialisation.
 
 Published: nothing with this recipe.
-Measured: not yet.
+Measured: 0.9849 +- 0.0003 (3 seeds, NVIDIA H200, commit 92b6ffe).
 
   python train.py --config=configs/slstm_smnist.py
 """

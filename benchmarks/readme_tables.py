@@ -1,0 +1,115 @@
+"""Writes the tables of README.md from the JSON files in benchmarks/.
+
+  python benchmarks/readme_tables.py
+
+A table stands between `<!-- begin NAME -->` and `<!-- end NAME -->`.
+"""
+
+import ast
+import json
+import pathlib
+import re
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+
+def load(name: str):
+  """Returns the content of benchmarks/<name>."""
+  return json.loads((ROOT / 'benchmarks' / name).read_text(encoding='utf-8'))
+
+
+def published(experiment: str) -> str:
+  """Returns what a config's docstring says was published, in percent."""
+  path = ROOT / 'configs' / f'{experiment}.py'
+  text = ast.get_docstring(ast.parse(path.read_text(encoding='utf-8')))
+  match = re.search(r'Published: (0\.\d+)(?: \+- (0\.\d+))?', text)
+  if match is None:
+    return ''
+  mean, std = (float(x) if x else None for x in match.groups())
+  return f'{100 * mean:.2f}' + (f' ± {100 * std:.2f}' if std else '')
+
+
+def row_smnist() -> str:
+  """Returns the table of test accuracies on row-wise MNIST."""
+  rows = [r for r in load('smnist.json') if r['dataset'] == 'MNIST']
+  rows.sort(key=lambda row: -row['accuracy']['mean'])
+  lines = [
+      '| config | test accuracy, % | published, % | seeds | parameters |'
+      ' commit |',
+      '|---|---|---|---|---|---|',
+  ]
+  for row in rows:
+    mean, std = row['accuracy']['mean'], row['accuracy']['std']
+    seeds = row['seeds']
+    name = row['experiment']
+    lines.append(
+        f'| [`{name}`](configs/{name}.py) | {100 * mean:.2f} ± {100 * std:.2f}'
+        f' | {published(name)} | {len(seeds)} | {seeds[0]["parameters"]:,} |'
+        f' {row["commit"]} |'
+    )
+  first = rows[0]
+  lines += [
+      '',
+      f'{first["device"]}, jax {first["jax"]}, {max(r["date"] for r in rows)};'
+      ' mean ± standard deviation over seeds.',
+  ]
+  return '\n'.join(lines)
+
+
+def cpu_peers() -> str:
+  """Returns the table of CPU times beside flax and torch."""
+  data = load('cpu_peers.json')
+  lines = [
+      '| batch x time x in x features | layer | rnnzoo, ms | flax.nnx, ms |'
+      ' torch, ms |',
+      '|---|---|---|---|---|',
+  ]
+  groups: dict[tuple[str, str], list] = {}
+  for row in data['rows']:
+    groups.setdefault((row['shape'], row['layer']), []).append(row)
+  for (_, layer), rows in groups.items():
+    sizes = rows[0]['sizes']
+    shape = ' x '.join(str(sizes[key]) for key in 'BTIF')
+    peers = {'rnnzoo': [], 'flax': [], 'torch': []}
+    for row in rows:
+      peers[row['program'].split()[0].split('.')[0]].append(row['median_ms'])
+    cell = lambda times: f'{min(times):.1f}' if times else ''
+    lines.append(
+        f'| {shape} | {layer} | {cell(peers["rnnzoo"])} |'
+        f' {cell(peers["flax"])} | {cell(peers["torch"])} |'
+    )
+  versions = ', '.join(f'{k} {v}' for k, v in data['versions'].items())
+  lines += [
+      '',
+      f'{data["device"]["kind"]}, {data["host_cores"]} cores;'
+      f' {versions}; {data["date"][:10]}. Forward and backward, float32,'
+      ' interleaved medians; the faster of two flax cells for the LSTM.',
+  ]
+  return '\n'.join(lines)
+
+
+TABLES = {'row_smnist': row_smnist, 'cpu_peers': cpu_peers}
+
+
+def render(text: str) -> str:
+  """Returns README text with every table made anew."""
+  for name, table in TABLES.items():
+    pattern = rf'(<!-- begin {name} -->\n).*?(<!-- end {name} -->)'
+    if not re.search(pattern, text, re.DOTALL):
+      raise ValueError(f'README.md has no place for the table {name!r}')
+    put = lambda match, table=table: f'{match[1]}{table()}\n{match[2]}'
+    text = re.sub(pattern, put, text, flags=re.DOTALL)
+  return text
+
+
+def main() -> int:
+  """Writes README.md; returns the exit code."""
+  path = ROOT / 'README.md'
+  path.write_text(render(path.read_text(encoding='utf-8')), encoding='utf-8')
+  print(f'{path.name}: {", ".join(TABLES)}')
+  return 0
+
+
+if __name__ == '__main__':
+  sys.exit(main())

@@ -1,0 +1,76 @@
+"""The documents are true: examples run, tables come from the committed JSON."""
+
+import ast
+import importlib.util
+import json
+import pathlib
+import re
+
+from absl.testing import absltest
+from flax import nnx
+import jax.numpy as jnp
+
+import rnnzoo
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+
+def read(name):
+  return (ROOT / name).read_text(encoding='utf-8')
+
+
+def python_blocks(name):
+  return re.findall(r'```python\n(.*?)```', read(name), re.DOTALL)
+
+
+def readme_tables():
+  path = ROOT / 'benchmarks' / 'readme_tables.py'
+  spec = importlib.util.spec_from_file_location('readme_tables', path)
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  return module
+
+
+class DocumentsTest(absltest.TestCase):
+
+  def test_readme_example_runs(self):
+    (example,) = python_blocks('README.md')
+    names = {}
+    exec(compile(example, 'README.md', 'exec'), names)
+    self.assertEqual(names['y'].shape, (8, 100, 128))
+    self.assertEqual(names['y_t'].shape, (8, 128))
+
+  def test_readme_names_every_layer(self):
+    for name in rnnzoo.LAYERS:
+      self.assertIn(f'| `{name}` |', read('README.md'))
+
+  def test_new_cell_of_the_walk_through_runs(self):
+    (example,) = python_blocks('WORKSPACE.md')
+    names = {'__name__': 'rnnzoo.mgu'}
+    exec(compile(example, 'WORKSPACE.md', 'exec'), names)
+    layer = names['MGU'](3, 8, num_heads=2, rngs=nnx.Rngs(0))
+    self.assertEqual(layer(jnp.ones((2, 5, 3))).shape, (2, 5, 8))
+
+  def test_readme_tables_come_from_json(self):
+    self.assertEqual(
+        readme_tables().render(read('README.md')),
+        read('README.md'),
+        'run python benchmarks/readme_tables.py',
+    )
+
+  def test_configs_state_the_measured_accuracy(self):
+    for row in json.loads(read('benchmarks/smnist.json')):
+      text = ast.get_docstring(
+          ast.parse(read(f'configs/{row["experiment"]}.py'))
+      )
+      accuracy = row['accuracy']
+      self.assertIn(
+          f'Measured: {accuracy["mean"]:.4f} +- {accuracy["std"]:.4f}'
+          f' ({len(row["seeds"])} seeds, {row["device"]},'
+          f' commit {row["commit"]}).',
+          text,
+      )
+
+
+if __name__ == '__main__':
+  absltest.main()
