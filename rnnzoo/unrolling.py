@@ -285,7 +285,9 @@ class _Coefficients:
     x_gates = self.project(weights, inputs)
     dtype = jnp.promote_types(x_gates[0].dtype, jnp.float32)
     x_gates = tuple(gate.astype(dtype) for gate in x_gates)
-    return self.cell.coefficients(params, x_gates)
+    coefficients = self.cell.coefficients(params, x_gates)
+    # One may be free of the input, a learned decay for instance.
+    return tuple(jnp.broadcast_to(c, x_gates[0].shape) for c in coefficients)
 
 
 def _split_gates(weights: tuple[()], x_gates: Array) -> cell_lib.Gates:
