@@ -77,7 +77,7 @@ def backward(
     if mask is not None:
       held = steps.select(mask, _zeros(d_carry), d_carry)
       d_start = tuple(map(jnp.add, d_start, held))
-    d_restart = ()
+    d_restart: Carry = ()
     if reset is not None:
       d_restart = steps.select(reset, d_start, _zeros(d_start))
       d_start = steps.select(reset, _zeros(d_start), d_start)
@@ -109,7 +109,7 @@ def backward(
     d_kernels: tuple[Array, ...] = ()
     if stages == 1:
       d_kernels = (products.outer(kernels[0], start[0], d_h_gates),)
-    elif stages == 2:
+    elif operand is not None:
       d_kernels = (
           products.outer(kernels[0], start[0], d_h_gates[:-1]),
           products.outer(kernels[1], operand, d_h_gates[-1:]),

@@ -110,7 +110,8 @@ class AGRU(layer.RecurrentLayer):
     )
 
 
-def _candidate_init(key, shape, dtype):
+def _candidate_init(key, shape, dtype=None, out_sharding=None):
   """W ~ U(-1/√n, 1/√n), n = head_dim."""
+  del out_sharding
   bound = shape[0] ** -0.5
   return jax.random.uniform(key, shape, dtype, -bound, bound)

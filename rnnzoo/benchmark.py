@@ -162,7 +162,7 @@ def parse_flags(argv: list[str]) -> list[str]:
   if _PLOT_FROM.value and not pathlib.Path(_PLOT_FROM.value).is_file():
     _give_up(f'there is no file {_PLOT_FROM.value!r} to plot')
   if flags.FLAGS['verbosity'].using_default_value:
-    flags.FLAGS.verbosity = logging.WARNING
+    flags.FLAGS['verbosity'].value = logging.WARNING
   return rest
 
 

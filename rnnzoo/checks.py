@@ -1,6 +1,7 @@
 """Checks of what a caller passes: what was given, and what would be right."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +25,7 @@ def kernel(
           f' shape {recurrent_kernel.shape}.'
       )
     return
-  shape = np.shape(recurrent_kernel)
+  shape = () if recurrent_kernel is None else np.shape(recurrent_kernel)
   if (
       len(shape) != 4
       or shape[0] != gates
@@ -40,7 +41,7 @@ def kernel(
 
 
 def carry(
-    names: Sequence[str], given: object, expected: tuple[int, ...], label: str
+    names: Sequence[str], given: Any, expected: tuple[int, ...], label: str
 ) -> None:
   """Raises ValueError unless `given` has an array of this shape for each name.
 

@@ -92,7 +92,7 @@ def from_torch(
     nnx.update(part, weights)
 
 
-def from_flax(layer: layer_lib.RecurrentLayer, cell: nnx.Module) -> None:
+def from_flax(layer: layer_lib.RecurrentLayer, cell: Any) -> None:
   """Fills a layer with the weights of a `flax.nnx` cell.
 
   >>> import numpy as np, rnnzoo
@@ -132,7 +132,8 @@ def from_flax(layer: layer_lib.RecurrentLayer, cell: nnx.Module) -> None:
     joined = lambda parts: jnp.concatenate(parts, axis=-1)
     weight_ih = joined([part.kernel[...] for part in inputs])
     weight_hh = joined([part.kernel[...] for part in hidden])
-    bias = joined([part.bias[...] for part in hidden])
+    biases = [part.bias for part in hidden if part.bias is not None]
+    bias = joined([b[...] for b in biases])
   else:
     weight_ih = cell.dense_i.kernel[...]
     weight_hh = cell.dense_h.kernel[...]
@@ -246,9 +247,9 @@ def _check_layer(layer) -> None:
     )
 
 
-def _flax_kind(cell) -> tuple[type, str]:
+def _flax_kind(cell: Any) -> tuple[type, str]:
   """Returns the class of the same equations, and the activation's name."""
-  names = {nnx.tanh: 'tanh', nnx.relu: 'relu'}
+  names: dict[Any, str] = {nnx.tanh: 'tanh', nnx.relu: 'relu'}
   name = names.get(getattr(cell, 'activation_fn', None), 'another activation')
   if isinstance(cell, nnx.SimpleCell) and not cell.residual:
     return elman.ElmanCell, name

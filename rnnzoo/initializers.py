@@ -23,7 +23,7 @@ def orthogonal(key, shape, dtype=jnp.float32, out_sharding=None):
 def uniform(low: float, high: float) -> Initializer:
   """Returns an initialiser U(low, high)."""
 
-  def init(key, shape, dtype, out_sharding=None):
+  def init(key, shape, dtype=None, out_sharding=None):
     del out_sharding
     return jax.random.uniform(key, shape, dtype, low, high)
 
@@ -33,7 +33,7 @@ def uniform(low: float, high: float) -> Initializer:
 def shifted(init: Initializer, offset: float) -> Initializer:
   """Returns an initialiser that adds `offset` to what `init` gives."""
 
-  def shifted_init(key, shape, dtype, out_sharding=None):
+  def shifted_init(key, shape, dtype=None, out_sharding=None):
     del out_sharding
     return init(key, shape, dtype) + offset
 

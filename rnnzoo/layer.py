@@ -154,8 +154,9 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
       blocks = stacked(
           recurrent_kernel_init, cell.recurrent_gates, (size, size), num_heads
       )
-      bound = {} if max_abs is None else {'max_abs': max_abs}
-      self.recurrent_kernel = nnx.Param(blocks, **bound)
+      self.recurrent_kernel = nnx.Param(blocks)
+      if max_abs is not None:
+        self.recurrent_kernel.set_metadata(max_abs=max_abs)
     self.cell_params = nnx.Dict(cell_params or {})
     self.learned_carry = nnx.List(
         nnx.Param(jnp.zeros((features,), param_dtype))

@@ -8,6 +8,7 @@ or wider, which is what a bfloat16 recurrence needs.
 """
 
 from collections.abc import Sequence
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -46,9 +47,11 @@ def _project_bwd(residuals, d_gates):
   operand = kernel.astype(x.dtype)
   rows = [d.astype(x.dtype).reshape(-1, kernel.shape[-1]) for d in d_gates]
   d_kernel = jnp.stack(_sum_outer(x.reshape(-1, x.shape[-1]), rows, wide))
-  d_x = sum(
-      contract('bf,if->bi', d, w, wide)
-      for d, w in zip(rows, operand, strict=True)
+  d_x = _sum(
+      [
+          contract('bf,if->bi', d, w, wide)
+          for d, w in zip(rows, operand, strict=True)
+      ]
   )
   d_bias = None
   if bias is not None:
@@ -99,8 +102,8 @@ def multiply_transposed(transposed: Array, gates: Sequence[Array]) -> Array:
   heads, _, size = transposed.shape
   shape, dtype = gates[0].shape, gates[0].dtype
   if size == 1:
-    return sum(
-        transposed[:, g, 0].astype(dtype) * x for g, x in enumerate(gates)
+    return _sum(
+        [transposed[:, g, 0].astype(dtype) * x for g, x in enumerate(gates)]
     )
   operand = _join(gates, heads, size).astype(transposed.dtype)
   if heads == 1:
@@ -151,6 +154,10 @@ def contract(subscripts: str, a: Array, b: Array, dtype) -> Array:
     # Their values are exact in float32.
     a, b = a.astype(dtype), b.astype(dtype)
   return jnp.einsum(subscripts, a, b, preferred_element_type=dtype)
+
+
+def _sum(arrays: Sequence[Array]) -> Array:
+  return functools.reduce(jnp.add, arrays)
 
 
 def _join(gates: Sequence[Array], heads: int, size: int) -> Array:

@@ -132,7 +132,8 @@ def _forward_with_residuals(plan: steps.Plan, operands: steps.Operands):
 
 
 def _backward(plan: steps.Plan, residuals, cotangents):
-  return (adjoint.backward(plan, *residuals, cotangents),)
+  operands, carries, h_gates = residuals
+  return (adjoint.backward(plan, operands, carries, h_gates, cotangents),)
 
 
 unroll.defvjp(_forward_with_residuals, _backward)

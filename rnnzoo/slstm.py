@@ -108,8 +108,8 @@ class SLSTM(layer.RecurrentLayer):
       )
     exponent = 0.3 + 1.3 * block_index / max(num_blocks - 1, 1)
 
-    def forget_init(key, shape, dtype):
-      del key
+    def forget_init(key, shape, dtype=None, out_sharding=None):
+      del key, out_sharding
       size = shape[0] // num_heads
       place = jnp.arange(size) / max(size - 1, 1)
       return jnp.tile(5 - 12 * place**exponent, num_heads).astype(dtype)

@@ -87,7 +87,8 @@ class Stack(sequence_layer.SequenceLayer):
           f'layer must be one factory or num_layers = {num_layers} of them, got'
           f' {len(factories)}.'
       )
-    layers, norms = [], []
+    layers: list[sequence_layer.SequenceLayer] = []
+    norms: list[nnx.Module] = []
     size = in_features
     for factory in factories:
       level = factory(size, features, rngs=rngs, **options)

@@ -158,7 +158,10 @@ def unroll_carries(
     checks.carry(
         cell.carry_names, restart_carry, (batch, features), 'restart_carry'
     )
-  time_major = lambda x: None if x is None else jnp.swapaxes(x, 0, 1)
+
+  def time_major(x: Any) -> Any:
+    return None if x is None else jnp.swapaxes(x, 0, 1)
+
   carry, carries = run(
       cell,
       params,
