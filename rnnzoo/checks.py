@@ -40,6 +40,33 @@ def kernel(
     )
 
 
+def inputs(given: Any, axes: str, in_features: int, layer: str) -> None:
+  """Raises ValueError unless `given` is what a layer projects.
+
+  Args:
+    given: x as the caller passed it.
+    axes: its axes as text, for instance '[..., time, in_features]'.
+    in_features: size of the last axis.
+    layer: the layer's name.
+  """
+  if not hasattr(given, 'dtype'):
+    raise ValueError(
+        f'{layer} expects an array of shape {axes}, got a'
+        f' {type(given).__name__}; jnp.asarray(x) would work.'
+    )
+  shape = np.shape(given)
+  if len(shape) < axes.count(',') or shape[-1] != in_features:
+    raise ValueError(
+        f'{layer} expects x of shape {axes} with in_features = {in_features},'
+        f' got shape {shape}.'
+    )
+  if not jnp.issubdtype(given.dtype, jnp.floating):
+    raise ValueError(
+        f'{layer} expects floating-point x, got {given.dtype};'
+        ' x.astype(jnp.float32) would work.'
+    )
+
+
 def carry(
     names: Sequence[str], given: Any, expected: tuple[int, ...], label: str
 ) -> None:

@@ -187,13 +187,8 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
       time_major: bool = False,
       rngs: nnx.Rngs | None = None,
   ) -> tuple[Carry, Array]:
-    """Runs the layer over a sequence and returns the final carry as well.
-
-    The arguments and errors are those of `SequenceLayer.unroll`; a carry is a
-    tuple with one array [..., features] for each of `cell.carry_names`.
-    """
-    del rngs
-    self._check_input(x, min_ndim=2, axes='[..., time, in_features]')
+    del rngs  # Documented in SequenceLayer.unroll, as `help` shows.
+    self._check_input(x, '[..., time, in_features]')
     lead = x.shape[:-1]
     time, batch_shape = (
         (lead[0], lead[1:]) if time_major else (lead[-1], lead[:-1])
@@ -264,7 +259,7 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
     Raises:
       ValueError: an argument has the wrong shape or dtype.
     """
-    self._check_input(x, min_ndim=1, axes='[..., in_features]')
+    self._check_input(x, '[..., in_features]')
     batch_shape = x.shape[:-1]
     self._check_carry(carry, batch_shape, 'carry')
     checks.flags(reset, batch_shape, 'reset')
@@ -322,21 +317,9 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
       kernel = self.recurrent_structure(kernel)
     return kernel.astype(dtype)
 
-  # Checks.
+  def _check_input(self, x: Array, axes: str) -> None:
+    checks.inputs(x, axes, self.in_features, type(self).__name__)
 
-  def _check_input(self, x: Array, min_ndim: int, axes: str) -> None:
-    shape = jnp.shape(x)
-    if len(shape) < min_ndim or shape[-1] != self.in_features:
-      raise ValueError(
-          f'{type(self).__name__} expects x of shape {axes} with in_features ='
-          f' {self.in_features}, got shape {shape}.'
-      )
-    if not jnp.issubdtype(jnp.result_type(x), jnp.floating):
-      raise ValueError(
-          f'{type(self).__name__} expects floating-point x, got'
-          f' {jnp.result_type(x)}; x.astype(jnp.float32) would work.'
-      )
-
-  def _check_carry(self, carry, batch_shape, label: str) -> None:
+  def _check_carry(self, carry: Carry, batch_shape, label: str) -> None:
     expected = (*batch_shape, self.out_features)
     checks.carry(self.cell.carry_names, carry, expected, label)

@@ -46,9 +46,10 @@ class SequenceLayer(nnx.Module):
 
     Args:
       x: [..., time, in_features], any number of batch axes, none included.
-      initial_carry: what the first step starts from, as `initial_carry`
-        returns it, for instance the final carry of the sequence's last part;
-        None for the layer's own.
+      initial_carry: what the first step starts from, as the method
+        `initial_carry` returns it, for instance the final carry of the
+        sequence's last part; None for the layer's own. A recurrent layer's is a
+        tuple of arrays [..., features], one for each of `cell.carry_names`.
       reset: bool [..., time]; where true, the carry restarts from the layer's
         own initial carry before this step. It is the boundary between t-1 and
         t: a reversed run restarts when it goes from t to t-1.
@@ -83,7 +84,13 @@ class SequenceLayer(nnx.Module):
       time_major: bool = False,
       rngs: nnx.Rngs | None = None,
   ) -> Array:
-    """Runs the layer over a sequence: `unroll` without the final carry."""
+    """Runs the layer over a sequence: `unroll` without the final carry.
+
+    Arguments and errors are those of `unroll`.
+
+    Returns:
+      The output, [..., time, out_features].
+    """
     return self.unroll(
         x,
         initial_carry=initial_carry,
