@@ -229,7 +229,7 @@ def _zeros(tree):
 
 def _zero_sum(x: Array) -> Array:
   """Zeros to add gradients of x to: float32 or wider."""
-  return jnp.zeros(x.shape, jnp.promote_types(x.dtype, jnp.float32))
+  return jnp.zeros_like(x, jnp.promote_types(x.dtype, jnp.float32))
 
 
 def _previous(carries, in_chunk, carry, index, reverse) -> Carry:

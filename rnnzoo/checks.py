@@ -1,6 +1,7 @@
 """Checks of what a caller passes: what was given, and what would be right."""
 
 from collections.abc import Sequence
+import numbers
 from typing import Any
 
 import jax
@@ -122,7 +123,8 @@ def lengths(given: Array | None, expected: tuple[int, ...]) -> None:
 
 def positive(value: object, label: str) -> None:
   """Raises ValueError unless `value` is an int of at least 1."""
-  if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+  is_int = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+  if not is_int or value < 1:  # type: ignore[operator]
     raise ValueError(f'{label} must be a positive int, got {value!r}.')
 
 

@@ -116,6 +116,11 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
           'features must be divisible by num_heads, got'
           f' features={features} and num_heads={num_heads}.'
       )
+    if num_heads > 1 and not cell.recurrent_gates:
+      raise ValueError(
+          f'{type(self).__name__} has no recurrent kernel to divide: num_heads'
+          f' must be 1, got {num_heads}.'
+      )
     selection.check_implementation(implementation)
     self.cell = cell
     self.in_features = in_features

@@ -49,9 +49,11 @@ def linear_scan(
         'a and b must both be [batch, time, features], got shapes'
         f' {a.shape} and {b.shape}.'
     )
+  out_dtype = jnp.result_type(a, b)
+  if not jnp.issubdtype(out_dtype, jnp.floating):
+    raise ValueError(f'a and b must be floating-point, got {out_dtype}.')
   batch, time, features = a.shape
   checks.flags(reset, (batch, time), 'reset')
-  out_dtype = jnp.result_type(a, b)
   dtype = jnp.promote_types(out_dtype, jnp.float32)
   if h0 is None:
     h0 = jnp.zeros((batch, features), dtype)
@@ -59,7 +61,7 @@ def linear_scan(
     raise ValueError(
         f'h0 must be [batch, features] = {(batch, features)}, got {h0.shape}.'
     )
-  a, b, h0 = (x.astype(dtype) for x in (a, b, h0))
+  a, b, h0 = steps.vary_alike([x.astype(dtype) for x in (a, b, h0)])
   if time == 0:
     return b.astype(out_dtype)
   if reset is not None:

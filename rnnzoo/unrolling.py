@@ -216,6 +216,11 @@ def run(
   Returns:
     The final carry and `outputs` arrays [time, batch, features].
   """
+  operands = steps.Operands(
+      params, weights, inputs, recurrent_kernel, carry, restart, reset, mask
+  )
+  operands = steps.vary_alike(operands)
+  params, weights, inputs, _, carry, restart, reset, mask = operands
   time = jax.tree.leaves(inputs)[0].shape[0]
   batch, features = carry[0].shape
   if time == 0:
@@ -233,10 +238,9 @@ def run(
         reverse=reverse,
         outputs=outputs,
     )
-    operands = steps.Operands(
-        params, weights, inputs, recurrent_kernel, carry, restart, reset, mask
+    return sequential.unroll(
+        plan, operands._replace(params=params, weights=weights, reset=reset)
     )
-    return sequential.unroll(plan, operands)
 
   def attempt(name):
     if name == 'scan' and isinstance(cell, cell_lib.LinearCell):
