@@ -28,7 +28,6 @@ from rnnzoo.elman import ElmanCell
 from rnnzoo.gru import GRU
 from rnnzoo.gru import GRUCell
 from rnnzoo.indrnn import IndRNN
-from rnnzoo.indrnn import IndRNNCell
 from rnnzoo.irevrnn import IRevRNN
 from rnnzoo.irevrnn import IRevRNNCell
 from rnnzoo.layer import RecurrentLayer

@@ -28,6 +28,7 @@ class AGRUCell(cell.TwoStageCell):
   input_gates = 3
   recurrent_gates = 3
   carry_names = ('h',)
+  param_names = ('epsilon',)
 
   def operand(self, params, x_gates, h_gates, carry):
     del params

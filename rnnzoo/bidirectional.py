@@ -50,6 +50,7 @@ class Bidirectional(sequence_layer.SequenceLayer):
     Raises:
       ValueError: an option is not valid.
     """
+    checks.factories([layer])
     self.forward = layer(in_features, features, rngs=rngs, **options)
     self.backward = layer(in_features, features, rngs=rngs, **options)
     self.in_features = in_features

@@ -57,11 +57,13 @@ class Cell(abc.ABC):
       the memory.
     carry_names: what is passed from step to step. The first is h, the output,
       and what the recurrent kernel multiplies.
+    param_names: the names in `params`, the cell's own parameters.
   """
 
   input_gates: ClassVar[int]
   recurrent_gates: ClassVar[int]
   carry_names: ClassVar[tuple[str, ...]]
+  param_names: ClassVar[tuple[str, ...]] = ()
 
   @abc.abstractmethod
   def update(

@@ -70,8 +70,8 @@ def inputs(given: Any, axes: str, in_features: int, layer: str) -> None:
 
 def carry(
     names: Sequence[str], given: Any, expected: tuple[int, ...], label: str
-) -> None:
-  """Raises ValueError unless `given` has an array of this shape for each name.
+) -> cell_lib.Carry:
+  """Returns a carry as arrays, or raises ValueError.
 
   Args:
     names: `Cell.carry_names`.
@@ -82,10 +82,12 @@ def carry(
   if isinstance(given, (tuple, list)):
     shapes = [np.shape(c) for c in given]
     if shapes == [expected] * len(names):
-      return
+      return tuple(map(jnp.asarray, given))
     got = f'{len(shapes)} of shapes {shapes}'
   else:
-    got = f'a {type(given).__name__} of shape {np.shape(given)}'
+    got = f'a {type(given).__name__}'
+    if hasattr(given, 'shape'):
+      got = f'one array of shape {given.shape}'
   parts = ', '.join(names) + (',' if len(names) == 1 else '')
   raise ValueError(
       f'{label} must be a tuple ({parts}) of {len(names)} arrays of shape'
@@ -93,11 +95,12 @@ def carry(
   )
 
 
-def flags(given: Array | None, expected: tuple[int, ...], label: str) -> None:
-  """Raises ValueError unless `given` is bool and of the expected shape."""
+def flags(given: Any, expected: tuple[int, ...], label: str) -> Array | None:
+  """Returns `given` as a bool array of this shape, or raises ValueError."""
   if given is None:
-    return
-  dtype, shape = jnp.result_type(given), np.shape(given)
+    return None
+  given = jnp.asarray(given)
+  dtype, shape = given.dtype, given.shape
   if dtype != jnp.bool_:
     raise ValueError(
         f'{label} must be a bool array of shape {expected}, got dtype {dtype};'
@@ -105,13 +108,15 @@ def flags(given: Array | None, expected: tuple[int, ...], label: str) -> None:
     )
   if shape != expected:
     raise ValueError(f'{label} must have shape {expected}, got {shape}.')
+  return given
 
 
-def lengths(given: Array | None, expected: tuple[int, ...]) -> None:
-  """Raises ValueError unless `given` is integer and of the expected shape."""
+def lengths(given: Any, expected: tuple[int, ...]) -> Array | None:
+  """Returns `given` as an integer array of this shape, or raises ValueError."""
   if given is None:
-    return
-  dtype, shape = jnp.result_type(given), np.shape(given)
+    return None
+  given = jnp.asarray(given)
+  dtype, shape = given.dtype, given.shape
   if not jnp.issubdtype(dtype, jnp.integer):
     raise ValueError(
         f'seq_lengths must be an integer array of shape {expected}, got dtype'
@@ -119,6 +124,25 @@ def lengths(given: Array | None, expected: tuple[int, ...]) -> None:
     )
   if shape != expected:
     raise ValueError(f'seq_lengths must have shape {expected}, got {shape}.')
+  return given
+
+
+def floating(dtype: Any, label: str) -> None:
+  """Raises ValueError unless `dtype` is a floating-point one."""
+  if not jnp.issubdtype(dtype, jnp.floating):
+    raise ValueError(
+        f'{label} must be a floating-point dtype, got {jnp.dtype(dtype)}.'
+    )
+
+
+def params(cell: cell_lib.Cell, given: Any) -> None:
+  """Raises ValueError unless the cell's own parameters are all there."""
+  missing = [name for name in cell.param_names if name not in given]
+  if missing:
+    raise ValueError(
+        f'params of {type(cell).__name__} must have {cell.param_names}, each'
+        f' [..., features]; {missing} are missing.'
+    )
 
 
 def positive(value: object, label: str) -> None:
@@ -133,3 +157,14 @@ def describe(carry: object) -> str:
   if isinstance(carry, (tuple, list)):
     return f'{len(carry)} of them'
   return f'a {type(carry).__name__}'
+
+
+def factories(given: Sequence[Any]) -> None:
+  """Raises ValueError unless each is a layer class or a function making one."""
+  for factory in given:
+    if not callable(factory) or hasattr(factory, 'out_features'):
+      raise ValueError(
+          'layer must be a layer class such as rnnzoo.GRU, or a function with'
+          f' its signature, got {type(factory).__name__}'
+          f' {factory if isinstance(factory, str) else "instance"!r}.'
+      )

@@ -24,6 +24,9 @@ def constrain(params: Any) -> Any:
 
   Returns:
     A tree of the same structure.
+
+  Raises:
+    ValueError: there is no nnx variable in the tree.
   """
 
   def clip(variable):
@@ -33,4 +36,9 @@ def constrain(params: Any) -> Any:
     return variable.replace(jnp.clip(variable[...], -bound, bound))
 
   is_variable = lambda x: isinstance(x, nnx.Variable)
+  if not any(map(is_variable, jax.tree.leaves(params, is_leaf=is_variable))):
+    raise ValueError(
+        'constrain needs nnx variables, which carry the bounds; pass'
+        ' nnx.state(model, nnx.Param), not a tree of arrays.'
+    )
   return jax.tree.map(clip, params, is_leaf=is_variable)

@@ -14,7 +14,7 @@ ACTIVATIONS = {'tanh': jnp.tanh, 'relu': jax.nn.relu}
 
 @dataclasses.dataclass(frozen=True)
 class ElmanCell(cell.Cell):
-  """h' = φ(x + R h), with φ = tanh or relu.
+  """h' = φ(x + R h), with φ = tanh or relu; carry (h,).
 
   Attributes:
     activation: φ, 'tanh' or 'relu'.

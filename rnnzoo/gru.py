@@ -26,6 +26,7 @@ class GRUCell(cell.Cell):
   input_gates = 3
   recurrent_gates = 3
   carry_names = ('h',)
+  param_names = ('recurrent_bias',)
 
   def update(self, params, x_gates, h_gates, carry):
     (h,) = carry

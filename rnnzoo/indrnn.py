@@ -1,41 +1,14 @@
-"""IndRNN: every unit remembers on its own, through one number."""
+"""IndRNN: every unit remembers on its own, through one number.
 
-import dataclasses
+The equation is the Elman network's, h' = φ(x + R h), with a diagonal R = u; so
+is the cell.
+"""
 
 from flax import nnx
-import jax
-import jax.numpy as jnp
 
-from rnnzoo import cell
+from rnnzoo import elman
 from rnnzoo import initializers
 from rnnzoo import layer
-
-ACTIVATIONS = {'relu': jax.nn.relu, 'tanh': jnp.tanh}
-
-
-@dataclasses.dataclass(frozen=True)
-class IndRNNCell(cell.Cell):
-  """h' = φ(x + u h), u diagonal; carry (h,).
-
-  Attributes:
-    activation: φ, 'relu' or 'tanh'.
-  """
-
-  activation: str = 'relu'
-  input_gates = 1
-  recurrent_gates = 1
-  carry_names = ('h',)
-
-  def __post_init__(self):
-    if self.activation not in ACTIVATIONS:
-      raise ValueError(
-          f'activation must be one of {tuple(ACTIVATIONS)}, got'
-          f' {self.activation!r}.'
-      )
-
-  def update(self, params, x_gates, h_gates, carry):
-    del params, carry
-    return (ACTIVATIONS[self.activation](x_gates[0] + h_gates[0]),)
 
 
 class IndRNN(layer.RecurrentLayer):
@@ -85,7 +58,7 @@ class IndRNN(layer.RecurrentLayer):
       **options,
   ):
     super().__init__(
-        IndRNNCell(activation),
+        elman.ElmanCell(activation),
         in_features,
         features,
         num_heads=features,

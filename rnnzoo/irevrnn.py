@@ -23,14 +23,16 @@ class IRevRNNCell(cell.Cell):
   hⁱ = hⁱ⁻¹ + bᵢ tanh(cⁱ)
   c' = cᴿ,  h' = relu(x + hᴿ)
 
-  a and b are params['a'] and params['b'], [R, F]. Nothing inside a step is
-  stored for the backward pass: it reruns the R steps from (h, c), exactly and
-  without a division, so memory does not grow with R.
+  a and b are params['a'] and params['b'], [R, F]. Between the passes h and c
+  are saved and nothing of the inner steps: the backward pass reruns them from
+  (h, c), exactly and without a division. While it works on a chunk of steps,
+  it holds what it needs of the inner steps of that chunk.
   """
 
   input_gates = 1
   recurrent_gates = 1
   carry_names = ('h', 'c')
+  param_names = ('a', 'b')
 
   def update(self, params, x_gates, h_gates, carry):
     (h,) = h_gates

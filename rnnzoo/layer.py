@@ -121,6 +121,9 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
           f'{type(self).__name__} has no recurrent kernel to divide: num_heads'
           f' must be 1, got {num_heads}.'
       )
+    checks.floating(param_dtype, 'param_dtype')
+    if dtype is not None:
+      checks.floating(dtype, 'dtype')
     selection.check_implementation(implementation)
     self.cell = cell
     self.in_features = in_features
@@ -138,6 +141,11 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
     def stacked(init, gates, shape, heads=None):
       """Draws [gates, *shape], or [gates, heads, *shape]."""
       inits = init if isinstance(init, Sequence) else [init] * gates
+      if len(inits) != gates:
+        raise ValueError(
+            f'{type(self).__name__} needs one initialiser or {gates}, one for'
+            f' each gate; got {len(inits)}.'
+        )
       if heads is None:
         return jnp.stack([f(rngs.params(), shape, param_dtype) for f in inits])
       draw = lambda f: jax.vmap(lambda key: f(key, shape, param_dtype))
@@ -198,16 +206,16 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
     time, batch_shape = (
         (lead[0], lead[1:]) if time_major else (lead[-1], lead[:-1])
     )
-    checks.flags(reset, lead, 'reset')
-    checks.flags(mask, lead, 'mask')
-    checks.lengths(seq_lengths, batch_shape)
+    reset = checks.flags(reset, lead, 'reset')
+    mask = checks.flags(mask, lead, 'mask')
+    seq_lengths = checks.lengths(seq_lengths, batch_shape)
     dtype = self._dtype(x)
     state = self._state_dtype(x)
     restart = self._initial_carry(batch_shape, state)
     carry = restart
     if initial_carry is not None:
-      self._check_carry(initial_carry, batch_shape, 'initial_carry')
-      carry = tuple(c.astype(state) for c in initial_carry)
+      carry = self._check_carry(initial_carry, batch_shape, 'initial_carry')
+      carry = tuple(c.astype(state) for c in carry)
 
     # Not -1, which has no meaning where there are no steps.
     batch = math.prod(batch_shape)
@@ -266,8 +274,8 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
     """
     self._check_input(x, '[..., in_features]')
     batch_shape = x.shape[:-1]
-    self._check_carry(carry, batch_shape, 'carry')
-    checks.flags(reset, batch_shape, 'reset')
+    carry = self._check_carry(carry, batch_shape, 'carry')
+    reset = checks.flags(reset, batch_shape, 'reset')
     dtype = self._dtype(x)
     state = self._state_dtype(x)
     carry = tuple(c.astype(state) for c in carry)
@@ -276,7 +284,7 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
       carry = jax.tree.map(
           lambda a, b: jnp.where(reset[..., None], a, b), restart, carry
       )
-    gates = products.project(self._weights(), x.astype(dtype))
+    gates = products.project_forward(self._weights(), x.astype(dtype))
     carry, _ = steps.step(
         self.cell,
         self._cell_params(state),
@@ -325,6 +333,6 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
   def _check_input(self, x: Array, axes: str) -> None:
     checks.inputs(x, axes, self.in_features, type(self).__name__)
 
-  def _check_carry(self, carry: Carry, batch_shape, label: str) -> None:
+  def _check_carry(self, carry: Carry, batch_shape, label: str) -> Carry:
     expected = (*batch_shape, self.out_features)
-    checks.carry(self.cell.carry_names, carry, expected, label)
+    return checks.carry(self.cell.carry_names, carry, expected, label)

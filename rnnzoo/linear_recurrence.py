@@ -44,6 +44,7 @@ def linear_scan(
     ValueError: an argument has the wrong shape or dtype.
     NotImplementedError: the implementation named cannot run this.
   """
+  a, b = jnp.asarray(a), jnp.asarray(b)
   if a.ndim != 3 or a.shape != b.shape:
     raise ValueError(
         'a and b must both be [batch, time, features], got shapes'
@@ -53,7 +54,7 @@ def linear_scan(
   if not jnp.issubdtype(out_dtype, jnp.floating):
     raise ValueError(f'a and b must be floating-point, got {out_dtype}.')
   batch, time, features = a.shape
-  checks.flags(reset, (batch, time), 'reset')
+  reset = checks.flags(reset, (batch, time), 'reset')
   dtype = jnp.promote_types(out_dtype, jnp.float32)
   if h0 is None:
     h0 = jnp.zeros((batch, features), dtype)

@@ -15,7 +15,8 @@ which linen passes itself; so are the methods, by `nnx_method='unroll'`,
 `'step'` or `'initial_carry'`. Parameters have the same names and shapes.
 Dropout in a `Stack` is on where the call has an `rngs=nnx.Rngs(...)`, which a
 linen module that contains the stack can pass; `apply(..., rngs={...})` is
-linen's own argument and does not reach it.
+linen's own argument and does not reach it. Bounds (`max_abs`) are metadata of
+nnx parameters: `rnnzoo.constrain` does not see them here.
 """
 
 import functools

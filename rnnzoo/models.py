@@ -4,6 +4,7 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 
+from rnnzoo import bidirectional
 from rnnzoo import sequence_layer
 
 Array = jax.Array
@@ -37,10 +38,20 @@ class SequenceClassifier(nnx.Module):
     """Creates the head.
 
     Args:
-      backbone: a layer or stack, whose last valid output is classified.
+      backbone: a layer or stack, whose last valid output is classified. Not one
+        that runs backwards as well: there its last output has seen one step.
       num_classes: number of logits.
       rngs: `nnx.Rngs` that the head's parameters are drawn from.
+
+    Raises:
+      ValueError: the backbone runs in both directions.
     """
+    if isinstance(backbone, bidirectional.Bidirectional):
+      raise ValueError(
+          'SequenceClassifier reads the last output, of which the backward half'
+          ' of a Bidirectional has seen one step; classify its final carries,'
+          ' from unroll, instead.'
+      )
     self.backbone = backbone
     self.head = nnx.Linear(backbone.out_features, num_classes, rngs=rngs)
 

@@ -54,10 +54,10 @@ class SequenceLayer(nnx.Module):
         own initial carry before this step. It is the boundary between t-1 and
         t: a reversed run restarts when it goes from t to t-1.
       seq_lengths: int [...]; the sequence is valid for that many steps. Beyond,
-        the carry is held and the output is zero; padding has no effect and
-        gets no gradient.
-      mask: bool [..., time]; where false, as beyond `seq_lengths`. A reset at a
-        masked step acts all the same: an episode's end is one, seen or not.
+        the carry is held and the output is zero; padding has no effect, resets
+        in it included, and gets no gradient.
+      mask: bool [..., time]; where false, as beyond `seq_lengths`, except that
+        a reset acts all the same: an episode's end is one, seen or not.
       reverse: run from the last step to the first; outputs stay in the order
         of x.
       time_major: x, reset, mask and the output have time as the first axis.

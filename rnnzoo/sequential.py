@@ -2,10 +2,11 @@
 
 This is the reference that every other path is tested against, and the path
 that runs everywhere. Forward and backward work through time in chunks: a
-chunk's input projection comes first, then its steps one by one, so the gates of
-all T steps never exist at once. Saved for the backward pass (`adjoint.py`) are
-the inputs, the carries and, where they are small, the recurrent gates. The path
-knows cells with one stage and with two, and no cell by name.
+chunk's input projection comes first, then its steps one by one, so the input
+gates of a long sequence never exist at once. Saved for the backward pass
+(`adjoint.py`) are the inputs, the carries and, where they are small, the
+recurrent gates. The path knows cells with one stage and with two, and no cell
+by name.
 """
 
 from collections.abc import Callable
@@ -35,9 +36,9 @@ _SAVED_ELEMENTS = 2**22
 def chunk_length(time: int, width: int) -> int:
   """Returns for how many steps the input gates are formed at once.
 
-  On two CPU cores, chunks made forward and backward twice as fast at T = 784 as
-  one pass: gates stay in cache, and the page faults of large temporaries, half
-  of the time, are saved.
+  On a CPU, chunks keep gates in cache and save the page faults of large
+  temporaries; the gain over one pass is most of what benchmarks/cpu_peers.json
+  shows at T = 784.
 
   Args:
     time: T.

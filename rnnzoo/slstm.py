@@ -56,9 +56,10 @@ class SLSTM(layer.RecurrentLayer):
       m_t = max(ĩ_t, l_t)
       c_t = exp(l_t - m_t) c_{t-1} + exp(ĩ_t - m_t) tanh(z̃_t)
       n_t = exp(l_t - m_t) n_{t-1} + exp(ĩ_t - m_t)
-      h_t = σ(õ_t) c_t / n_t                            y_t = h_t
+      h_t = σ(õ_t) c_t / max(n_t, 1)                    y_t = h_t
 
-  A carry with n = 0 holds nothing: the first step takes m_t = ĩ_t.
+  A carry with n = 0 holds nothing: the first step takes m_t = ĩ_t. So of a
+  learned initial carry only h has an effect.
 
   >>> import jax.numpy as jnp, rnnzoo
   >>> from flax import nnx

@@ -15,6 +15,9 @@ LayerFactory = sequence_layer.LayerFactory
 
 NORMS = (None, 'layer', 'batch')
 
+# Those options of the layers that their normalisations share.
+_NORM_OPTIONS = ('dtype', 'param_dtype')
+
 
 class Stack(sequence_layer.SequenceLayer):
   """Several recurrent layers, each over the outputs of the one below.
@@ -81,7 +84,11 @@ class Stack(sequence_layer.SequenceLayer):
       raise ValueError(f'dropout_rate must be in [0, 1), got {dropout_rate}.')
     if norm not in NORMS:
       raise ValueError(f'norm must be one of {NORMS}, got {norm!r}.')
-    factories = [layer] * num_layers if callable(layer) else list(layer)
+    several = isinstance(layer, Sequence) and not isinstance(layer, str)
+    factories: list[Any] = [layer] * num_layers
+    if several:
+      factories = list(layer)  # type: ignore[arg-type]
+    checks.factories(factories)
     if len(factories) != num_layers:
       raise ValueError(
           f'layer must be one factory or num_layers = {num_layers} of them, got'
@@ -94,10 +101,11 @@ class Stack(sequence_layer.SequenceLayer):
       level = factory(size, features, rngs=rngs, **options)
       size = level.out_features
       layers.append(level)
+      dtypes = {k: v for k, v in options.items() if k in _NORM_OPTIONS}
       if norm == 'layer':
-        norms.append(nnx.LayerNorm(size, rngs=rngs))
+        norms.append(nnx.LayerNorm(size, **dtypes, rngs=rngs))
       elif norm == 'batch':
-        norms.append(nnx.BatchNorm(size, rngs=rngs))
+        norms.append(nnx.BatchNorm(size, **dtypes, rngs=rngs))
     self.layers = nnx.List(layers)
     self.norms = nnx.List(norms)
     self.in_features = in_features
@@ -183,8 +191,7 @@ class Stack(sequence_layer.SequenceLayer):
     if self.norms:
       norm = self.norms[index]
       if isinstance(norm, nnx.BatchNorm):
-        statistics = None if valid is None else valid[..., None]
-        y = norm(y, use_running_average=rngs is None, mask=statistics)
+        y = _batch_norm(norm, y, valid, use_running_average=rngs is None)
       else:
         y = norm(y)
     is_last = index == len(self.layers) - 1
@@ -193,7 +200,7 @@ class Stack(sequence_layer.SequenceLayer):
       dropout = nnx.Dropout(self.dropout_rate, broadcast_dims=shared)
       y = dropout(y, deterministic=False, rngs=rngs)
     if self.residual and x.shape == y.shape:
-      y = y + x
+      y = y + x.astype(y.dtype)
     if valid is not None:
       y = jnp.where(valid[..., None], y, 0)
     return y
@@ -207,14 +214,31 @@ class Stack(sequence_layer.SequenceLayer):
       )
 
 
+def _batch_norm(norm, y, valid, use_running_average) -> Array:
+  """Normalises over batch and time; a batch without a valid step is no batch.
+
+  Its statistics are NaN and would stay in the running averages.
+  """
+  before = norm.mean[...], norm.var[...]
+  statistics = None if valid is None else valid[..., None]
+  y = norm(y, use_running_average=use_running_average, mask=statistics)
+  if use_running_average or (valid is None and y.size):
+    return y
+  is_batch = jnp.any(valid) if valid is not None else jnp.asarray(False)
+  norm.mean[...] = jnp.where(is_batch, norm.mean[...], before[0])
+  norm.var[...] = jnp.where(is_batch, norm.var[...], before[1])
+  return y
+
+
 def _valid_steps(y, mask, seq_lengths, time_major) -> Array | None:
   """Returns bool [..., time], false in padding, or None without padding."""
+  mask = None if mask is None else jnp.asarray(mask)
   if seq_lengths is None:
     return mask
   shape = y.shape[:-1]
   if time_major:
     steps = jnp.arange(shape[0]).reshape(-1, *(1,) * (len(shape) - 1))
-    valid = steps < seq_lengths
+    valid = steps < jnp.asarray(seq_lengths)
   else:
-    valid = jnp.arange(shape[-1]) < seq_lengths[..., None]
+    valid = jnp.arange(shape[-1]) < jnp.asarray(seq_lengths)[..., None]
   return valid if mask is None else mask & valid

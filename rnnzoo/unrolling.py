@@ -148,14 +148,15 @@ def unroll_carries(
     )
   batch, time, _, features = x_gates.shape
   checks.kernel(cell, recurrent_kernel, features)
-  checks.carry(cell.carry_names, carry, (batch, features), 'carry')
-  checks.flags(reset, (batch, time), 'reset')
-  checks.flags(mask, (batch, time), 'mask')
+  checks.params(cell, params)
+  carry = checks.carry(cell.carry_names, carry, (batch, features), 'carry')
+  reset = checks.flags(reset, (batch, time), 'reset')
+  mask = checks.flags(mask, (batch, time), 'mask')
   dtype = jnp.promote_types(x_gates.dtype, jnp.float32)
   if restart_carry is None:
     restart_carry = tuple(jnp.zeros((batch, features), dtype) for _ in carry)
   else:
-    checks.carry(
+    restart_carry = checks.carry(
         cell.carry_names, restart_carry, (batch, features), 'restart_carry'
     )
 

@@ -232,7 +232,7 @@ class FunctionsTest(parameterized.TestCase):
       ('recurrent_kernel', np.ones((2, 1, 4, 4)), r'got shape \(2, 1, 4, 4\)'),
       ('recurrent_kernel', np.ones((3, 1, 2, 2)), r'= 4, got shape \(3, 1, 2'),
       ('carry', None, r'carry must be a tuple \(h,\) .* got a NoneType'),
-      ('carry', h, r'carry must be a tuple \(h,\) .* got a ndarray'),
+      ('carry', h, r'carry must be a tuple \(h,\) .* got one array of shape'),
       ('restart_carry', (h, h), 'restart_carry must be .* got 2 of'),
       ('reset', np.zeros((5, 2), bool), r'reset .*\(2, 5\), got \(5, 2\)'),
       ('mask', np.zeros((2, 5)), 'mask must be a bool array .* got dtype'),

@@ -270,7 +270,7 @@ def _run_epoch(
     run.plateau = optimization.update_plateau(
         experiment.plateau, run.plateau, value
     )
-  run.stopper = run.stopper.update(value)
+  run.stopper = run.stopper.update(optimization.finite(value))
   if run.stopper.has_improved:
     run.best_epoch = epoch
     run.best = _copy((run.state.params, run.state.statistics))

@@ -173,8 +173,14 @@ def update_plateau(
     value: float,
 ) -> optax.OptState:
   """Returns the state after an epoch whose monitored value is `value`."""
-  # A loss that is no number has not improved. The rule itself would remember
-  # an infinite one as the average.
-  value = value if math.isfinite(value) else 1e30
-  _, state = plateau.update({}, state, value=value)
+  _, state = plateau.update({}, state, value=finite(value))
   return state
+
+
+def finite(value: float) -> float:
+  """Returns a monitored value, or a huge one in place of no finite number.
+
+  Such a value has not improved, but rules that compare would take NaN for an
+  improvement, or remember an infinity as the average.
+  """
+  return value if math.isfinite(value) else 1e30
