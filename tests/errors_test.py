@@ -38,7 +38,10 @@ class ConstructorTest(parameterized.TestCase):
       ('GRU', {'num_heads': 3}, 'divisible by num_heads.*=4 and num_heads=3'),
       ('GRU', {'num_heads': 0}, 'num_heads must be a positive int, got 0'),
       ('Elman', {'activation': 'silu'}, "'tanh', 'relu'.*got 'silu'"),
-      ('IndRNN', {'activation': 'silu'}, "'relu', 'tanh'.*got 'silu'"),
+      ('IndRNN', {'activation': 'silu'}, "'tanh', 'relu'.*got 'silu'"),
+      ('MinGRU', {'num_heads': 2}, 'num_heads must be 1, got 2'),
+      ('GRU', {'dtype': jnp.int32}, 'dtype must be a floating.* got int32'),
+      ('GRU', {'bias_init': [jax.nn.initializers.zeros] * 2}, '3, .* got 2'),
       ('MinGRU', {'candidate': 'log'}, "'linear', 'positive'.*got 'log'"),
       ('MinLSTM', {'candidate': 'log'}, "'linear', 'positive'.*got 'log'"),
       ('IRevRNN', {'inner_steps': 0}, 'inner_steps must be .*, got 0'),
@@ -134,7 +137,7 @@ class CallTest(parameterized.TestCase):
       layer(**({'x': x} | arguments))
 
   @parameterized.parameters(
-      (h, r'got a ndarray of shape \(2, 4\)'),
+      (h, r'got one array of shape \(2, 4\)'),
       ((h,), r'got 1 of shapes \[\(2, 4\)\]'),
       ((h, h[:1]), r'got 2 of shapes \[\(2, 4\), \(1, 4\)\]'),
       ([h[:, :3], h], r'got 2 of shapes \[\(2, 3\), \(2, 4\)\]'),
@@ -224,6 +227,20 @@ class ImplementationTest(parameterized.TestCase):
 
 
 class FunctionsTest(parameterized.TestCase):
+
+  def test_missing_cell_parameter(self):
+    with self.assertRaisesRegex(ValueError, "'recurrent_bias'.* missing"):
+      rnnzoo.unroll(
+          rnnzoo.GRUCell(),
+          {},
+          jnp.ones((BATCH, TIME, 3, FEATURES)),
+          jnp.ones((3, 1, FEATURES, FEATURES)),
+          (h,),
+      )
+
+  def test_constrain_needs_variables(self):
+    with self.assertRaisesRegex(ValueError, 'nnx variables'):
+      rnnzoo.constrain({'kernel': h})
 
   @parameterized.parameters(
       ('x_gates', h, r'with 3 input gates for GRUCell, got shape \(2, 4\)'),

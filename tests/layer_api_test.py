@@ -5,6 +5,7 @@ from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
+from flax import nnx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -169,6 +170,21 @@ class AnyLayerTest(parameterized.TestCase):
     for c in (*carry, *step_carry, *layer.initial_carry()):
       self.assertEqual(c.dtype, jnp.float32)
     self.assertEqual(layer.kernel.dtype, jnp.float32)
+
+
+class EdgesTest(parameterized.TestCase):
+
+  def test_gradient_of_an_empty_batch_is_zero(self):
+    layer = rnnzoo.AGRU(3, 4, rngs=nnx.Rngs(0))
+    grads = nnx.grad(lambda layer: layer(jnp.ones((0, 5, 3))).sum())(layer)
+    for leaf in jax.tree.leaves(grads):
+      np.testing.assert_array_equal(leaf, 0)
+
+  def test_step_has_forward_mode(self):
+    layer = rnnzoo.GRU(3, 4, rngs=nnx.Rngs(0))
+    carry, x = layer.initial_carry((2,)), jnp.ones((2, 3))
+    jacobian = jax.jacfwd(lambda x: layer.step(carry, x)[1])(x)
+    self.assertEqual(jacobian.shape, (2, 4, 2, 3))
 
 
 class ChunksTest(parameterized.TestCase):

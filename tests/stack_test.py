@@ -209,6 +209,29 @@ class NormTest(parameterized.TestCase):
     train_step(stack, x, nnx.Rngs(0))
     self.assertGreater(np.abs(self.statistics(stack)[0]).max(), 1e-5)
 
+  def test_batch_without_a_valid_step_changes_no_average(self):
+    stack = rnnzoo.Stack(
+        rnnzoo.GRU, IN, FEATURES, norm='batch', rngs=nnx.Rngs(0)
+    )
+    x = jnp.ones((2, 3, IN))
+    stack(x, seq_lengths=jnp.zeros(2, int), rngs=nnx.Rngs(1))
+    np.testing.assert_array_equal(stack.norms[0].mean[...], 0)
+    np.testing.assert_array_equal(stack.norms[0].var[...], 1)
+
+  @parameterized.parameters('layer', 'batch')
+  def test_keeps_the_dtype(self, norm):
+    stack = rnnzoo.Stack(
+        rnnzoo.GRU,
+        FEATURES,
+        FEATURES,
+        norm=norm,
+        residual=True,
+        dtype=jnp.bfloat16,
+        rngs=nnx.Rngs(0),
+    )
+    y = stack(jnp.ones((2, 3, FEATURES)), rngs=nnx.Rngs(1))
+    self.assertEqual(y.dtype, jnp.bfloat16)
+
 
 class BidirectionalTest(parameterized.TestCase):
 
@@ -258,6 +281,11 @@ class BidirectionalTest(parameterized.TestCase):
 
 
 class SequenceClassifierTest(parameterized.TestCase):
+
+  def test_refuses_a_backward_half_that_saw_one_step(self):
+    backbone = rnnzoo.Bidirectional(rnnzoo.GRU, IN, FEATURES, rngs=nnx.Rngs(0))
+    with self.assertRaisesRegex(ValueError, 'final carries'):
+      models.SequenceClassifier(backbone, num_classes=7, rngs=nnx.Rngs(0))
 
   def test_reads_the_last_valid_output(self):
     backbone = make(num_layers=2)
