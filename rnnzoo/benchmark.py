@@ -179,7 +179,9 @@ def main(unused_argv: list[str]) -> int:
   except OSError as error:
     _give_up(error)
   shapes = {name: benchmark_cases.SHAPES[name] for name in _SHAPES.value}
-  command = ['python', '-m', 'rnnzoo.benchmark', *sys.argv[1:]]
+  # Where the file went says nothing about the result.
+  options = [a for a in sys.argv[1:] if not a.startswith('--output')]
+  command = ['python', '-m', 'rnnzoo.benchmark', *options]
   result = {
       'suite': _SUITE.value,
       'command': shlex.join(command),
