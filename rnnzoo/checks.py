@@ -152,6 +152,28 @@ def positive(value: object, label: str) -> None:
     raise ValueError(f'{label} must be a positive int, got {value!r}.')
 
 
+def heads(features: int, num_heads: int, has_kernel: bool) -> None:
+  """Raises ValueError unless the features can be divided into heads.
+
+  Args:
+    features: as a layer was given it.
+    num_heads: as a layer was given it.
+    has_kernel: whether there is a recurrent kernel to divide.
+  """
+  positive(features, 'features')
+  positive(num_heads, 'num_heads')
+  if features % num_heads:
+    raise ValueError(
+        'features must be divisible by num_heads, got'
+        f' features={features} and num_heads={num_heads}.'
+    )
+  if num_heads > 1 and not has_kernel:
+    raise ValueError(
+        'A layer without a recurrent kernel has no heads: num_heads must be 1,'
+        f' got {num_heads}.'
+    )
+
+
 def describe(carry: object) -> str:
   """Says what was passed as a tuple of carries."""
   if isinstance(carry, (tuple, list)):

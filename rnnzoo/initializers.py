@@ -1,5 +1,8 @@
 """Initialisers that the layers use, beside those of `jax.nn.initializers`."""
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -38,3 +41,42 @@ def shifted(init: Initializer, offset: float) -> Initializer:
     return init(key, shape, dtype) + offset
 
   return shifted_init
+
+
+def draw(
+    init: Initializer | Sequence[Initializer],
+    next_key: Callable[[], jax.Array],
+    gates: int,
+    shape: tuple[int, ...],
+    dtype: Any,
+    heads: int | None = None,
+) -> jax.Array:
+  """Draws parameters gate by gate.
+
+  Args:
+    init: one initialiser, or one for each gate.
+    next_key: returns a new random key.
+    gates: number of gates.
+    shape: what an initialiser is called with.
+    dtype: of the parameters.
+    heads: number of heads, each drawn on its own; None for no such axis.
+
+  Returns:
+    [gates, *shape] or [gates, heads, *shape].
+
+  Raises:
+    ValueError: there are several initialisers, but not one for each gate.
+  """
+  inits = list(init) if isinstance(init, Sequence) else [init] * gates
+  if len(inits) != gates:
+    raise ValueError(
+        f'An initialiser must be one, or {gates}, one for each gate; got'
+        f' {len(inits)}.'
+    )
+  if heads is None:
+    return jnp.stack([f(next_key(), shape, dtype) for f in inits])
+  each_head = lambda f: jax.vmap(lambda key: f(key, shape, dtype))
+  keys = [jax.random.split(next_key(), heads) for _ in inits]
+  return jnp.stack(
+      [each_head(f)(key) for f, key in zip(inits, keys, strict=True)]
+  )

@@ -109,18 +109,7 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
         features.
     """
     checks.positive(in_features, 'in_features')
-    checks.positive(features, 'features')
-    checks.positive(num_heads, 'num_heads')
-    if features % num_heads:
-      raise ValueError(
-          'features must be divisible by num_heads, got'
-          f' features={features} and num_heads={num_heads}.'
-      )
-    if num_heads > 1 and not cell.recurrent_gates:
-      raise ValueError(
-          f'{type(self).__name__} has no recurrent kernel to divide: num_heads'
-          f' must be 1, got {num_heads}.'
-      )
+    checks.heads(features, num_heads, cell.recurrent_gates > 0)
     checks.floating(param_dtype, 'param_dtype')
     if dtype is not None:
       checks.floating(dtype, 'dtype')
@@ -138,36 +127,26 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
         else tuple(implementation)
     )
 
-    def stacked(init, gates, shape, heads=None):
-      """Draws [gates, *shape], or [gates, heads, *shape]."""
-      inits = init if isinstance(init, Sequence) else [init] * gates
-      if len(inits) != gates:
-        raise ValueError(
-            f'{type(self).__name__} needs one initialiser or {gates}, one for'
-            f' each gate; got {len(inits)}.'
-        )
-      if heads is None:
-        return jnp.stack([f(rngs.params(), shape, param_dtype) for f in inits])
-      draw = lambda f: jax.vmap(lambda key: f(key, shape, param_dtype))
-      keys = [jax.random.split(rngs.params(), heads) for _ in inits]
-      return jnp.stack(
-          [draw(f)(key) for f, key in zip(inits, keys, strict=True)]
+    def draw(init, gates, *shape, heads=None):
+      return nnx.Param(
+          initializers.draw(init, rngs.params, gates, shape, param_dtype, heads)
       )
 
     gates = cell.input_gates
-    self.kernel = nnx.Param(
-        stacked(kernel_init, gates, (in_features, features))
-    )
+    self.kernel = draw(kernel_init, gates, in_features, features)
     self.bias = nnx.data(None)
     if use_bias:
-      self.bias = nnx.Param(stacked(bias_init, gates, (features,)))
+      self.bias = draw(bias_init, gates, features)
     self.recurrent_kernel = nnx.data(None)
     if cell.recurrent_gates:
       size = features // num_heads
-      blocks = stacked(
-          recurrent_kernel_init, cell.recurrent_gates, (size, size), num_heads
+      self.recurrent_kernel = draw(
+          recurrent_kernel_init,
+          cell.recurrent_gates,
+          size,
+          size,
+          heads=num_heads,
       )
-      self.recurrent_kernel = nnx.Param(blocks)
       if max_abs is not None:
         self.recurrent_kernel.set_metadata(max_abs=max_abs)
     self.cell_params = nnx.Dict(cell_params or {})
