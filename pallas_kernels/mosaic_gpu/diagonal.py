@@ -1,0 +1,279 @@
+"""Diagonal recurrences: every feature on its own, its carry in registers.
+
+carry_t = update(params, inputs_t, carry_{t-1}), pointwise and not linear, so
+time is sequential and what counts is the latency of one step. Each thread has
+one feature of one batch row: its carry never leaves the registers, inputs
+arrive by TMA several blocks ahead and carries leave the same way. Enough
+threads to hide that latency come from several CTAs on a multiprocessor.
+
+Saved for the adjoint are the carries alone. It runs `update` again at each step
+for what the derivative needs, so memory does not grow with what happens inside
+a step. That part does not depend on the adjoint and overlaps with it.
+"""
+
+from collections.abc import Callable, Sequence
+import dataclasses
+from typing import Any
+
+import jax
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+import jax.numpy as jnp
+
+from pallas_kernels import pointwise
+from pallas_kernels.mosaic_gpu import flags as flags_lib
+from pallas_kernels.mosaic_gpu import streams as streams_lib
+
+Array = jax.Array
+Carry = tuple[Array, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+  """What is static in a call.
+
+  Attributes:
+    update: (params, inputs, carry) -> carry, pointwise; all are tuples.
+    params: how many per-feature parameters there are.
+    layout: of all streams.
+    config: how the work is cut; one warpgroup, no cluster.
+    reverse: whether time runs from the last step to the first.
+    flags: whether some steps restart or are held.
+    interpret: run on a CPU, for tests.
+  """
+
+  update: Callable[[Any, tuple[Array, ...], Carry], Carry]
+  params: int
+  layout: streams_lib.Layout
+  config: streams_lib.Config
+  reverse: bool
+  flags: bool
+  interpret: Any = None
+
+
+def forward(
+    plan: Plan,
+    params: Array,
+    arrays: Sequence[Array],
+    carry: Array,
+    restart: Array,
+    flags: Array,
+    outputs: int,
+    out_dtype: Any,
+) -> tuple[tuple[Array, ...], Array]:
+  """Runs the recurrence.
+
+  Args:
+    plan: what is static.
+    params: [plan.params, Fp], with Fp the padded features.
+    arrays: the inputs, each [B, T, F] or [B, T, G, F].
+    carry: what the first step starts from, [S, B, Fp].
+    restart: what a reset restarts from, [S, B, Fp].
+    flags: int32 [B, T], bits RESET and HOLD; unused without `plan.flags`.
+    outputs: how many arrays of the carry are returned for all steps.
+    out_dtype: dtype of these.
+
+  Returns:
+    The first `outputs` carries, each [B, T, F], and the carry after the last
+    step, float32 [S, B, Fp].
+  """
+  layout, config = plan.layout, plan.config
+  arrays = [layout.widen(x) for x in arrays]
+  ins = streams_lib.streams_of(arrays)
+  outs = tuple(
+      streams_lib.Stream(i, None, out_dtype) for i in range(outputs)
+  )
+  states = carry.shape[0]
+
+  def body(*refs):
+    params, carry, restart, flags, *refs = refs
+    inputs, refs = refs[: len(arrays)], refs[len(arrays) :]
+    out_refs, refs = refs[:outputs], refs[outputs:]
+    last_ref, *scratch = refs
+    in_rings, scratch = scratch[: len(ins)], scratch[len(ins) :]
+    out_rings, (barriers,) = scratch[:outputs], scratch[outputs:]
+    walk = _walk(plan, plan.reverse)
+    read = lambda ref: tuple(
+        ref[i, walk.batch, walk.features] for i in range(states)
+    )
+    theta = tuple(params[k, walk.features] for k in range(plan.params))
+    flags = flags if plan.flags else None
+    restart = read(restart) if plan.flags else None
+    walk.prefetch(ins, inputs, in_rings, barriers)
+
+    def wave(k, carry):
+      block = flags_lib.Block(walk, flags, k)
+      out = []
+      for i, row in enumerate(walk.read(in_rings, barriers, k)):
+        start = flags_lib.select(block.restarts(i), restart, carry)
+        carry = pointwise.legalize(plan.update)(theta, row, start)
+        carry = flags_lib.select(block.idle(i), start, carry)
+        out.append(carry[:outputs])
+      walk.write(outs, out_refs, out_rings, k, out)
+      walk.refill(ins, inputs, in_rings, barriers, k)
+      return carry
+
+    carry = lax.fori_loop(0, walk.waves, wave, read(carry))
+    for i, value in enumerate(carry):
+      last_ref[i, walk.batch, walk.features] = value
+    plgpu.wait_smem_to_gmem(0)
+
+  stream = jax.ShapeDtypeStruct(layout.shape, out_dtype)
+  small = jax.ShapeDtypeStruct(carry.shape, jnp.float32)
+  *carries, last = _kernel(
+      plan, body, 'diagonal_recurrence', ins, outs, (*(stream,) * outputs, small)
+  )(params, carry, restart, flags, *arrays)
+  return tuple(map(layout.narrow, carries)), last
+
+
+def backward(
+    plan: Plan,
+    params: Array,
+    arrays: Sequence[Array],
+    carries: Sequence[Array],
+    carry: Array,
+    restart: Array,
+    flags: Array,
+    d_carries: Sequence[Array],
+    d_last: Array,
+) -> tuple[tuple[Array, ...], Array, Array, Array]:
+  """Runs the adjoint of `forward`.
+
+  Args:
+    plan: as for `forward`, except `config`.
+    params: as for `forward`.
+    arrays: as for `forward`.
+    carries: all arrays of the carry after every step, each [B, T, F].
+    carry: as for `forward`.
+    restart: as for `forward`.
+    flags: as for `forward`.
+    d_carries: cotangents of the first of them, each [B, T, F].
+    d_last: cotangent of the last carry, float32 [S, B, Fp].
+
+  Returns:
+    The cotangents of `arrays`, of `carry` [S, B, Fp], and, to be summed over
+    the batch, of the parameters [B, plan.params, Fp]; of `restart` [S, B, Fp].
+  """
+  layout, config = plan.layout, plan.config
+  states, outputs, count = len(carries), len(d_carries), len(arrays)
+  arrays = [layout.widen(x) for x in (*arrays, *carries, *d_carries)]
+  shift = 1 if plan.reverse else -1
+  outs = streams_lib.streams_of(arrays[:count])
+  gates = len(outs)
+  ins = (
+      *outs,
+      *(
+          streams_lib.Stream(count + i, None, x.dtype, shift)
+          for i, x in enumerate(carries)
+      ),
+      *(
+          streams_lib.Stream(count + states + i, None, x.dtype)
+          for i, x in enumerate(d_carries)
+      ),
+  )
+
+  def body(*refs):
+    params, carry, restart, flags, d_last, *refs = refs
+    inputs, refs = refs[: len(arrays)], refs[len(arrays) :]
+    d_arrays, refs = refs[:count], refs[count:]
+    d_carry_ref, d_params_ref, d_restart_ref, *scratch = refs
+    in_rings, scratch = scratch[: len(ins)], scratch[len(ins) :]
+    out_rings, (barriers,) = scratch[: len(outs)], scratch[len(outs) :]
+    walk = _walk(plan, not plan.reverse)
+    read = lambda ref: tuple(
+        ref[i, walk.batch, walk.features] for i in range(states)
+    )
+    theta = tuple(params[k, walk.features] for k in range(plan.params))
+    first = read(carry)
+    flags = flags if plan.flags else None
+    restart = read(restart) if plan.flags else None
+    walk.prefetch(ins, inputs, in_rings, barriers)
+    first_time = layout.time - 1 if plan.reverse else 0
+
+    def wave(k, state):
+      d_carry, d_theta, d_restart = state
+      block = flags_lib.Block(walk, flags, k)
+      out = []
+      for i, values in enumerate(walk.read(in_rings, barriers, k)):
+        row, values = values[:gates], values[gates:]
+        start, g = values[:states], values[states:]
+        is_first = walk.time(k, i) == first_time
+        start = flags_lib.select(is_first, first, start)
+        start = flags_lib.select(block.restarts(i), restart, start)
+        seen = tuple(map(jnp.add, d_carry, g))
+        d_carry = (*seen, *d_carry[outputs:])
+        zeros = (0.0,) * states
+        d_new = flags_lib.select(block.idle(i), zeros, d_carry)
+        _, pull = pointwise.vjp(plan.update, theta, row, start)
+        d_params, d_row, d_start = pull(d_new)
+        d_carry = flags_lib.select(block.idle(i), d_carry, d_start)
+        d_theta = tuple(map(jnp.add, d_theta, d_params))
+        if plan.flags:
+          d_in = flags_lib.select(block.restarts(i), d_carry, zeros)
+          d_restart = tuple(map(jnp.add, d_restart, d_in))
+          d_carry = flags_lib.select(block.restarts(i), zeros, d_carry)
+        out.append(d_row)
+      walk.write(outs, d_arrays, out_rings, k, out)
+      walk.refill(ins, inputs, in_rings, barriers, k)
+      return d_carry, d_theta, d_restart
+
+    d_carry = read(d_last)
+    zero = d_carry[0] * 0.0
+    d_theta = tuple(zero for _ in theta)
+    d_restart = (zero,) * states if plan.flags else ()
+    d_carry, d_theta, d_restart = lax.fori_loop(
+        0, walk.waves, wave, (d_carry, d_theta, d_restart)
+    )
+    for i, value in enumerate(d_carry):
+      d_carry_ref[i, walk.batch, walk.features] = value
+    for i, value in enumerate(d_theta):
+      d_params_ref[walk.batch, i, walk.features] = value
+    for i, value in enumerate(d_restart):
+      d_restart_ref[i, walk.batch, walk.features] = value
+    plgpu.wait_smem_to_gmem(0)
+
+  small = jax.ShapeDtypeStruct(carry.shape, jnp.float32)
+  batch, padded = layout.batch, layout.padded(config.width)
+  d_params = (batch, max(plan.params, 1), padded)
+  *d_arrays, d_carry, d_params, d_restart = _kernel(
+      plan,
+      body,
+      'diagonal_recurrence_adjoint',
+      ins,
+      outs,
+      (
+          *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays[:count]),
+          small,
+          jax.ShapeDtypeStruct(d_params, jnp.float32),
+          small,
+      ),
+  )(params, carry, restart, flags, d_last, *arrays)
+  return tuple(map(layout.narrow, d_arrays)), d_carry, d_params, d_restart
+
+
+def _walk(plan: Plan, reverse: bool) -> streams_lib.Walk:
+  width = plan.config.width
+  features = pl.ds(lax.axis_index('tile') * width, width)
+  batch = lax.axis_index('batch')
+  return streams_lib.Walk(
+      plan.layout, plan.config, reverse, batch, features, 0, 0
+  )
+
+
+def _kernel(plan: Plan, body, name, ins, outs, out_type):
+  config, layout = plan.config, plan.layout
+  body.__name__ = name
+  return plgpu.kernel(
+      body,
+      out_type=out_type,
+      grid=(layout.batch, layout.padded(config.width) // config.width),
+      grid_names=('batch', 'tile'),
+      scratch_types=[
+          *streams_lib.ring_types(ins, config, config.stages),
+          *streams_lib.ring_types(outs, config, streams_lib.OUT_SLOTS),
+          streams_lib.barrier_type(ins, config),
+      ],
+      compiler_params=streams_lib.compiler_params(),
+      interpret=plan.interpret,
+  )

@@ -1,0 +1,305 @@
+"""Time streams: how a kernel walks over [batch, time, features] arrays.
+
+A kernel sees time as loop steps 0, 1, 2, ..., whichever way the recurrence
+runs. Step s is time s, or time T - 1 - s where the recurrence runs backwards,
+so one kernel body serves both directions and nothing is flipped in memory.
+
+Features are the lanes: a warpgroup of 128 threads holds `width` features of one
+batch row, one or two a thread. Time is cut into blocks of `rows` steps. Blocks
+are dealt in turn to `parts` = cluster x warpgroups; each part copies its own
+blocks in and out by TMA, several ahead, and waits for nobody else in doing so.
+Blocks may reach beyond the sequence on either side: TMA reads zeros there and
+drops what is written.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+import math
+from typing import Any
+
+import jax
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+import jax.numpy as jnp
+
+Array = jax.Array
+Ref = Any
+
+# Threads of a warpgroup, what Mosaic GPU calls a thread.
+LANES = 128
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """How a kernel cuts its work; chosen by `tuning.py`.
+
+  Attributes:
+    rows: time steps in a block.
+    warpgroups: parts of time in a CTA; 1 for a recurrence that is not linear.
+    cluster: CTAs that share a sequence; 1 for a recurrence that is not linear.
+    stages: blocks in flight from device memory, for each warpgroup.
+    width: features of a warpgroup, a multiple of 128.
+  """
+
+  rows: int = 8
+  warpgroups: int = 1
+  cluster: int = 1
+  stages: int = 2
+  width: int = LANES
+
+  @property
+  def parts(self) -> int:
+    return self.cluster * self.warpgroups
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+  """The arrays that a kernel walks over.
+
+  Attributes:
+    batch: B.
+    time: T.
+    features: F.
+    time_major: whether arrays are [T, B, F] instead of [B, T, F].
+    margin: steps by which arrays are longer on either side. Interpret mode
+      knows no copies that reach beyond an array; kernels do without.
+  """
+
+  batch: int
+  time: int
+  features: int
+  time_major: bool = False
+  margin: int = 0
+
+  @property
+  def shape(self) -> tuple[int, int, int]:
+    """Shape of a stream."""
+    time = self.time + 2 * self.margin
+    if self.time_major:
+      return time, self.batch, self.features
+    return self.batch, time, self.features
+
+  def widen(self, x: Array) -> Array:
+    """Adds the margins to a stream."""
+    if not self.margin:
+      return x
+    pads = [(0, 0)] * x.ndim
+    pads[0 if self.time_major else 1] = (self.margin, self.margin)
+    return jnp.pad(x, pads)
+
+  def narrow(self, x: Array) -> Array:
+    """Removes the margins."""
+    axis = 0 if self.time_major else 1
+    end = x.shape[axis] - self.margin
+    return lax.slice_in_dim(x, self.margin, end, axis=axis)
+
+  def padded(self, width: int) -> int:
+    """Returns F rounded up to whole tiles, as small operands are padded."""
+    return pl.cdiv(self.features, width) * width
+
+  def block(self, ref: Ref, gate: int | None, batch, start, size, features):
+    """Returns one block [size, width] of a stream in device memory."""
+    lead = (batch, pl.ds(start + self.margin, size))
+    if self.time_major:
+      lead = lead[::-1]
+    gate_index = () if gate is None else (gate,)
+    return ref.at[(*lead, *gate_index, features)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Stream:
+  """One [B, T, F] stream: an array, or one gate of a [B, T, G, F] array.
+
+  Attributes:
+    array: position among the kernel's arrays.
+    gate: index of the third axis, or None where there is none.
+    dtype: as stored.
+    shift: how many steps of time later it is read.
+  """
+
+  array: int
+  gate: int | None
+  dtype: Any
+  shift: int = 0
+
+
+class Walk:
+  """A part's way through time.
+
+  Args:
+    layout: the arrays.
+    config: the cut.
+    reverse: whether loop steps run from the last time to the first.
+    batch: index of the batch row.
+    features: the `pl.ds` of the features.
+    part: which of the blocks dealt to `parts` are this part's.
+    ring: index of this part's rings in shared memory.
+  """
+
+  def __init__(self, layout, config, reverse, batch, features, part, ring):
+    self.layout = layout
+    self.config = config
+    self.reverse = reverse
+    self.batch = batch
+    self.features = features
+    self.part = part
+    self.ring = ring
+
+  @property
+  def waves(self) -> int:
+    """How many blocks each part has."""
+    return pl.cdiv(self.layout.time, self.config.parts * self.config.rows)
+
+  @property
+  def ragged(self) -> bool:
+    """Whether some blocks reach beyond the sequence."""
+    return self.layout.time % (self.config.parts * self.config.rows) != 0
+
+  def first_step(self, wave):
+    """Returns the loop step of the block's first row."""
+    return (wave * self.config.parts + self.part) * self.config.rows
+
+  def start(self, wave):
+    """Returns the earliest time in the block."""
+    first = self.first_step(wave)
+    if self.reverse:
+      return self.layout.time - first - self.config.rows
+    return first
+
+  def row(self, i: int) -> int:
+    """Returns the block's row in memory that holds its i-th loop step."""
+    return self.config.rows - 1 - i if self.reverse else i
+
+  def time(self, wave, i: int):
+    """Returns the time of the block's i-th loop step."""
+    step = self.first_step(wave) + i
+    return self.layout.time - 1 - step if self.reverse else step
+
+  def slot(self, wave, slots: int):
+    """Returns where a wave's block lies in a ring of this part."""
+    return self.ring * slots + lax.rem(wave, slots)
+
+  def load(self, streams, arrays, buffers, barriers, wave):
+    """Starts copying a wave's blocks into the ring."""
+    slot = self.slot(wave, self.config.stages)
+    for stream, buffer in zip(streams, buffers, strict=True):
+      source = self.layout.block(
+          arrays[stream.array],
+          stream.gate,
+          self.batch,
+          self.start(wave) + stream.shift,
+          self.config.rows,
+          self.features,
+      )
+      plgpu.copy_gmem_to_smem(source, buffer.at[slot], barriers.at[slot])
+
+  def prefetch(self, streams, arrays, buffers, barriers):
+    """Fills the rings before the first wave."""
+    for wave in range(min(self.config.stages, self.waves)):
+      self.load(streams, arrays, buffers, barriers, wave)
+
+  def refill(self, streams, arrays, buffers, barriers, wave):
+    """Reuses a wave's slot, which every thread has read."""
+
+    @pl.when(wave + self.config.stages < self.waves)
+    def _():
+      self.load(
+          streams, arrays, buffers, barriers, wave + self.config.stages
+      )
+
+  def read(self, buffers, barriers, wave) -> list[tuple[Array, ...]]:
+    """Waits for a wave's blocks; returns its rows in loop order, float32."""
+    slot = self.slot(wave, self.config.stages)
+    plgpu.barrier_wait(barriers.at[slot])
+    return [
+        tuple(
+            buffer[slot, self.row(i)].astype(jnp.float32) for buffer in buffers
+        )
+        for i in range(self.config.rows)
+    ]
+
+  def write(self, streams, arrays, buffers, wave, rows):
+    """Copies a wave's rows, in loop order, out to device memory.
+
+    Returns once the rows are in shared memory and every thread has got there.
+    """
+    # The copy before the last has left its slot.
+    plgpu.wait_smem_to_gmem(OUT_SLOTS - 1, wait_read_only=True)
+    slot = self.slot(wave, OUT_SLOTS)
+    for i, row in enumerate(rows):
+      for stream, buffer, value in zip(streams, buffers, row, strict=True):
+        buffer[slot, self.row(i)] = value.astype(stream.dtype)
+    plgpu.commit_smem()
+    for stream, buffer in zip(streams, buffers, strict=True):
+      target = self.layout.block(
+          arrays[stream.array],
+          stream.gate,
+          self.batch,
+          self.start(wave),
+          self.config.rows,
+          self.features,
+      )
+      plgpu.copy_smem_to_gmem(buffer.at[slot], target, commit_group=False)
+    plgpu.commit_smem_to_gmem_group()
+
+
+# Blocks being written to device memory, for each warpgroup.
+OUT_SLOTS = 2
+
+
+def ring_types(streams: Sequence[Stream], config: Config, slots: int):
+  """Returns the shared memory that the streams of a CTA pass through."""
+  shape = (config.warpgroups * slots, config.rows, config.width)
+  return tuple(plgpu.SMEM(shape, stream.dtype) for stream in streams)
+
+
+def barrier_type(streams: Sequence[Stream], config: Config):
+  """Returns the barriers by which arriving blocks are waited for."""
+  return plgpu.Barrier(
+      num_arrivals=len(streams),
+      num_barriers=config.warpgroups * config.stages,
+  )
+
+
+def shared_bytes(
+    inputs: Sequence[Stream], outputs: Sequence[Stream], config: Config
+) -> int:
+  """Returns the bytes of shared memory that the rings of a CTA take."""
+  block = config.warpgroups * config.rows * config.width
+  size = lambda streams: sum(jnp.dtype(s.dtype).itemsize for s in streams)
+  return block * (config.stages * size(inputs) + OUT_SLOTS * size(outputs))
+
+
+def streams_of(arrays: Sequence[Any], first: int = 0) -> tuple[Stream, ...]:
+  """Returns the streams in arrays [B, T, F] or [B, T, G, F], in order."""
+  streams: list[Stream] = []
+  for i, array in enumerate(arrays, first):
+    gates = range(array.shape[2]) if array.ndim == 4 else (None,)
+    streams += [Stream(i, gate, array.dtype) for gate in gates]
+  return tuple(streams)
+
+
+def pad_features(x: Array, width: int) -> Array:
+  """Pads the last axis of a small operand to whole tiles."""
+  missing = -x.shape[-1] % width
+  if not missing:
+    return x
+  return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)])
+
+
+def compiler_params() -> plgpu.CompilerParams:
+  """Returns the options that all these kernels are compiled with.
+
+  Barriers are placed by hand: those that Pallas would insert around every
+  access to shared memory take several times as long as the arithmetic.
+  """
+  return plgpu.CompilerParams(
+      approx_math=True,
+      unsafe_no_auto_barriers=True,
+      lowering_semantics=plgpu.LoweringSemantics.Lane,
+  )
+
+
+def elements(shape: Sequence[int]) -> int:
+  return math.prod(shape)

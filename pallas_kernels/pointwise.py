@@ -1,0 +1,210 @@
+"""Pointwise functions and their derivatives as code that Mosaic GPU lowers.
+
+A cell's `update` is plain `jnp`, written for any device. Inside a kernel body
+it meets a compiler that knows fewer primitives, and on a GPU some of those it
+knows are slow. Both functions here trace a function, replace what needs
+replacing and leave the rest as it is:
+
+* `legalize(fn)` is fn, for calls inside a kernel body;
+* `vjp(fn, *args)` is `jax.vjp`, likewise: the derivative is derived from the
+  same definition, so no cell has one of its own.
+
+Kernels are compiled with approximate mathematics: exp, tanh and rsqrt are single
+instructions of the special-function unit. The replacements below turn these
+into float32 results: errors are a few 1e-7 of the result, where tanh alone
+would be off by 5e-4. A primitive that is neither replaced nor known to lower
+raises `NotImplementedError` while tracing, early enough to choose another path.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax import lax
+from jax.extend import core as jex_core
+import jax.numpy as jnp
+
+Array = jax.Array
+
+
+def legalize(fn: Callable[..., Any]) -> Callable[..., Any]:
+  """Returns `fn` for calls inside a kernel body.
+
+  Args:
+    fn: a pointwise function of pytrees of arrays.
+
+  Raises:
+    NotImplementedError: when called, where fn has a primitive without a rule.
+  """
+
+  def legal_fn(*args):
+    closed, shape = jax.make_jaxpr(fn, return_shape=True)(*args)
+    leaves = _evaluate(closed.jaxpr, closed.consts, *jax.tree.leaves(args))
+    return jax.tree.unflatten(jax.tree.structure(shape), leaves)
+
+  return legal_fn
+
+
+def vjp(fn: Callable[..., Any], *args) -> tuple[Any, Callable[[Any], Any]]:
+  """`jax.vjp` inside a kernel body.
+
+  Args:
+    fn: a pointwise function of pytrees of arrays.
+    *args: where it is linearised.
+
+  Returns:
+    The value, and a function from its cotangent to the arguments'.
+  """
+  value, pull = legalize(lambda *args: jax.vjp(fn, *args))(*args)
+  return value, lambda cotangent: legalize(lambda f, ct: f(ct))(pull, cotangent)
+
+
+def _evaluate(jaxpr, consts, *args) -> list[Any]:
+  values = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args)))
+
+  def read(v):
+    return v.val if isinstance(v, jex_core.Literal) else values[v]
+
+  for eqn in jaxpr.eqns:
+    inputs = [read(v) for v in eqn.invars]
+    name = eqn.primitive.name
+    inner = eqn.params.get('jaxpr') or eqn.params.get('call_jaxpr')
+    if name in _REPLACED:
+      outputs = [_REPLACED[name](*inputs, **eqn.params)]
+    elif inner is not None and name in _CALLS:
+      outputs = _evaluate(
+          getattr(inner, 'jaxpr', inner), getattr(inner, 'consts', ()), *inputs
+      )
+    elif name in _NATIVE:
+      outputs = eqn.primitive.bind(*inputs, **eqn.params)
+      outputs = outputs if eqn.primitive.multiple_results else [outputs]
+    else:
+      raise NotImplementedError(
+          f'GPU kernels have no rule for the primitive {name!r} in a pointwise'
+          f' function. They have rules for {sorted({*_NATIVE, *_REPLACED})}.'
+      )
+    values.update(zip(eqn.outvars, outputs, strict=True))
+  return [read(v) for v in jaxpr.outvars]
+
+
+def _reciprocal_of_positive(x):
+  root = lax.rsqrt(x)
+  return root * root
+
+
+def _logistic(x, **_):
+  # exp may overflow: the reciprocal of infinity is 0, as it should be.
+  return _reciprocal_of_positive(1 + jnp.exp(-x))
+
+
+def _divide(x, y):
+  """x / y by a reciprocal square root: one instruction and two products."""
+  if not jnp.issubdtype(jnp.result_type(y), jnp.floating):
+    return lax.div(x, y)
+  positive = _reciprocal_of_positive(jnp.abs(y))
+  return x * jnp.where(y < 0, -positive, positive)
+
+
+def _tanh(x, **_):
+  """tanh to float32 accuracy by one Newton step from the fast instruction.
+
+  With E = exp(-2|x|), tanh|x| is the root y of (1 - y) - (1 + y) E, which is
+  linear in y with slope -(1 + E), and 1 / (1 + E) is (1 + y) / 2. For small x
+  the residual has no digits left and the series takes over. Everything but E
+  and the last two products is off the critical path, which in a recurrence is
+  what counts.
+  """
+  fast = jnp.tanh(x)
+  size = jnp.abs(fast)
+  residual = (1 - size) - (1 + size) * jnp.exp(-2 * jnp.abs(x))
+  half = jnp.where(x < 0, -0.5, 0.5)
+  square = x * x
+  series = x * (1 + square * (-1 / 3 + square * (2 / 15)))
+  small = jnp.abs(x) < 0.1
+  slope = jnp.where(small, 0, half + 0.5 * fast)
+  return slope * residual + jnp.where(small, series, fast)
+
+
+def _log1p(x, **_):
+  series = x * (1 - x * (1 / 2 - x * (1 / 3 - x * (1 / 4 - x * (1 / 5)))))
+  return jnp.where(jnp.abs(x) < 0.03, series, jnp.log(1 + x))
+
+
+def _expm1(x, **_):
+  series = x * (1 + x * (1 / 2 + x * (1 / 6 + x * (1 / 24 + x * (1 / 120)))))
+  return jnp.where(jnp.abs(x) < 0.1, series, jnp.exp(x) - 1)
+
+
+def _integer_pow(x, *, y):
+  if y < 0:
+    return _divide(jnp.ones_like(x), _integer_pow(x, y=-y))
+  result = None
+  for bit in bin(y)[2:]:
+    result = None if result is None else result * result
+    if bit == '1':
+      result = x if result is None else result * x
+  return jnp.ones_like(x) if result is None else result
+
+
+# Primitives that `jax.vjp` and `jax.nn` emit and Mosaic GPU does not lower, or
+# not well.
+_REPLACED = {
+    'add_any': lambda x, y: x + y,
+    'copy': lambda x: x,
+    'copy_p': lambda x: x,
+    'div': _divide,
+    'expm1': _expm1,
+    'integer_pow': _integer_pow,
+    'log1p': _log1p,
+    'logistic': _logistic,
+    'one_minus_square': lambda x: (1 + x) * (1 - x),
+    'square': lambda x: x * x,
+    'stop_gradient': lambda x: x,
+    'tanh': _tanh,
+}
+
+# Primitives that hold a function: it is evaluated in place.
+_CALLS = (
+    'jit',
+    'pjit',
+    'closed_call',
+    'core_call',
+    'custom_jvp_call',
+    'custom_vjp_call',
+    'custom_vjp_call_jaxpr',
+    'remat',
+    'checkpoint',
+)
+
+# Primitives that Mosaic GPU lowers on registers of any layout.
+_NATIVE = frozenset((
+    'abs',
+    'add',
+    'and',
+    'broadcast_in_dim',
+    'clamp',
+    'convert_element_type',
+    'cos',
+    'eq',
+    'exp',
+    'exp2',
+    'ge',
+    'gt',
+    'le',
+    'log',
+    'lt',
+    'max',
+    'min',
+    'mul',
+    'ne',
+    'neg',
+    'not',
+    'or',
+    'rsqrt',
+    'select_n',
+    'sign',
+    'sin',
+    'sqrt',
+    'sub',
+    'xor',
+))
