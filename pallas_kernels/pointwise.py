@@ -17,6 +17,7 @@ raises `NotImplementedError` while tracing, early enough to choose another path.
 """
 
 from collections.abc import Callable
+import math
 from typing import Any
 
 import jax
@@ -39,7 +40,9 @@ def legalize(fn: Callable[..., Any]) -> Callable[..., Any]:
 
   def legal_fn(*args):
     closed, shape = jax.make_jaxpr(fn, return_shape=True)(*args)
-    leaves = _evaluate(closed.jaxpr, closed.consts, *jax.tree.leaves(args))
+    leaves = _Evaluation().run(
+        closed.jaxpr, closed.consts, *jax.tree.leaves(args)
+    )
     return jax.tree.unflatten(jax.tree.structure(shape), leaves)
 
   return legal_fn
@@ -59,32 +62,102 @@ def vjp(fn: Callable[..., Any], *args) -> tuple[Any, Callable[[Any], Any]]:
   return value, lambda cotangent: legalize(lambda f, ct: f(ct))(pull, cotangent)
 
 
-def _evaluate(jaxpr, consts, *args) -> list[Any]:
-  values = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args)))
+def used(fn: Callable[..., Any], *args) -> list[bool]:
+  """Returns which leaves of the arguments a function's value depends on."""
+  jaxpr = jax.make_jaxpr(legalize(fn))(*args).jaxpr
+  live = {v for v in jaxpr.outvars if not isinstance(v, jex_core.Literal)}
+  for eqn in reversed(jaxpr.eqns):
+    if live.intersection(eqn.outvars):
+      live.update(
+          v for v in eqn.invars if not isinstance(v, jex_core.Literal)
+      )
+  return [v in live for v in jaxpr.invars]
 
-  def read(v):
-    return v.val if isinstance(v, jex_core.Literal) else values[v]
 
-  for eqn in jaxpr.eqns:
-    inputs = [read(v) for v in eqn.invars]
+class _Evaluation:
+  """Runs a jaxpr with replacements, and computes nothing costly twice.
+
+  The compiler merges equal arithmetic, but not equal special functions, and
+  does not know that some of them share most of their work.
+  """
+
+  def __init__(self):
+    self._results = {}
+    self._negated = {}
+    # Keys hold identities, so what they identify must stay alive.
+    self._alive = []
+
+  def run(self, jaxpr, consts, *args) -> list[Any]:
+    values = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args)))
+
+    def read(v):
+      return v.val if isinstance(v, jex_core.Literal) else values[v]
+
+    for eqn in jaxpr.eqns:
+      inputs = [read(v) for v in eqn.invars]
+      outputs = self._apply(eqn, inputs)
+      values.update(zip(eqn.outvars, outputs, strict=True))
+    return [read(v) for v in jaxpr.outvars]
+
+  def _apply(self, eqn, inputs) -> list[Any]:
     name = eqn.primitive.name
     inner = eqn.params.get('jaxpr') or eqn.params.get('call_jaxpr')
+    if name in _SHARED:
+      return [_SHARED[name](self, *inputs)]
     if name in _REPLACED:
-      outputs = [_REPLACED[name](*inputs, **eqn.params)]
-    elif inner is not None and name in _CALLS:
-      outputs = _evaluate(
-          getattr(inner, 'jaxpr', inner), getattr(inner, 'consts', ()), *inputs
-      )
-    elif name in _NATIVE:
-      outputs = eqn.primitive.bind(*inputs, **eqn.params)
-      outputs = outputs if eqn.primitive.multiple_results else [outputs]
-    else:
+      return [_REPLACED[name](*inputs, **eqn.params)]
+    if inner is not None and name in _CALLS:
+      consts = getattr(inner, 'consts', ())
+      return self.run(getattr(inner, 'jaxpr', inner), consts, *inputs)
+    if name not in _NATIVE:
       raise NotImplementedError(
           f'GPU kernels have no rule for the primitive {name!r} in a pointwise'
-          f' function. They have rules for {sorted({*_NATIVE, *_REPLACED})}.'
+          ' function. They have rules for'
+          f' {sorted({*_NATIVE, *_REPLACED, *_SHARED})}.'
       )
-    values.update(zip(eqn.outvars, outputs, strict=True))
-  return [read(v) for v in jaxpr.outvars]
+    outputs = eqn.primitive.bind(*inputs, **eqn.params)
+    if name == 'neg':
+      self._alive += [outputs, *inputs]
+      self._negated[id(outputs)] = inputs[0]
+    return outputs if eqn.primitive.multiple_results else [outputs]
+
+  def once(self, name: str, x, make: Callable[[], Any]):
+    """Returns `make()`, called once for each name and x."""
+    key = name, id(x)
+    if key not in self._results:
+      self._alive.append(x)
+      self._results[key] = make()
+    return self._results[key]
+
+  def logistic(self, x):
+    """1 / (1 + exp(-x)); with 1 / (1 + exp(x)) at the price of a product."""
+    negated = id(x) in self._negated
+    x = self._negated.get(id(x), x)
+
+    def make():
+      # Bounded, so that a product with the reciprocal is never inf * 0.
+      e = jnp.minimum(lax.exp2((-1 / math.log(2)) * x), 1e30)
+      return e, _reciprocal_of_positive(1 + e)
+
+    e, result = self.once('logistic', x, make)
+    return e * result if negated else result
+
+  def div(self, x, y):
+    """x / y by a reciprocal square root, which is one instruction."""
+    if not jnp.issubdtype(jnp.result_type(y), jnp.floating):
+      return lax.div(x, y)
+
+    def make():
+      positive = _reciprocal_of_positive(jnp.abs(y))
+      return jnp.where(y < 0, -positive, positive)
+
+    return x * self.once('reciprocal', y, make)
+
+  def tanh(self, x):
+    return self.once('tanh', x, lambda: _tanh(x))
+
+  def exp(self, x):
+    return self.once('exp', x, lambda: jnp.exp(x))
 
 
 def _reciprocal_of_positive(x):
@@ -92,20 +165,7 @@ def _reciprocal_of_positive(x):
   return root * root
 
 
-def _logistic(x, **_):
-  # exp may overflow: the reciprocal of infinity is 0, as it should be.
-  return _reciprocal_of_positive(1 + jnp.exp(-x))
-
-
-def _divide(x, y):
-  """x / y by a reciprocal square root: one instruction and two products."""
-  if not jnp.issubdtype(jnp.result_type(y), jnp.floating):
-    return lax.div(x, y)
-  positive = _reciprocal_of_positive(jnp.abs(y))
-  return x * jnp.where(y < 0, -positive, positive)
-
-
-def _tanh(x, **_):
+def _tanh(x):
   """tanh to float32 accuracy by one Newton step from the fast instruction.
 
   With E = exp(-2|x|), tanh|x| is the root y of (1 - y) - (1 + y) E, which is
@@ -116,13 +176,11 @@ def _tanh(x, **_):
   """
   fast = jnp.tanh(x)
   size = jnp.abs(fast)
-  residual = (1 - size) - (1 + size) * jnp.exp(-2 * jnp.abs(x))
+  residual = (1 - size) - (1 + size) * lax.exp2((-2 / math.log(2)) * abs(x))
   half = jnp.where(x < 0, -0.5, 0.5)
-  square = x * x
-  series = x * (1 + square * (-1 / 3 + square * (2 / 15)))
-  small = jnp.abs(x) < 0.1
+  small = jnp.abs(x) < 0.03
   slope = jnp.where(small, 0, half + 0.5 * fast)
-  return slope * residual + jnp.where(small, series, fast)
+  return slope * residual + jnp.where(small, x - x * x * x * (1 / 3), fast)
 
 
 def _log1p(x, **_):
@@ -137,7 +195,7 @@ def _expm1(x, **_):
 
 def _integer_pow(x, *, y):
   if y < 0:
-    return _divide(jnp.ones_like(x), _integer_pow(x, y=-y))
+    return 1 / _integer_pow(x, y=-y)
   result = None
   for bit in bin(y)[2:]:
     result = None if result is None else result * result
@@ -152,15 +210,20 @@ _REPLACED = {
     'add_any': lambda x, y: x + y,
     'copy': lambda x: x,
     'copy_p': lambda x: x,
-    'div': _divide,
     'expm1': _expm1,
     'integer_pow': _integer_pow,
     'log1p': _log1p,
-    'logistic': _logistic,
     'one_minus_square': lambda x: (1 + x) * (1 - x),
     'square': lambda x: x * x,
     'stop_gradient': lambda x: x,
-    'tanh': _tanh,
+}
+
+# Primitives that are costly, and that share work with each other.
+_SHARED = {
+    'div': _Evaluation.div,
+    'exp': _Evaluation.exp,
+    'logistic': _Evaluation.logistic,
+    'tanh': _Evaluation.tanh,
 }
 
 # Primitives that hold a function: it is evaluated in place.
@@ -186,7 +249,6 @@ _NATIVE = frozenset((
     'convert_element_type',
     'cos',
     'eq',
-    'exp',
     'exp2',
     'ge',
     'gt',

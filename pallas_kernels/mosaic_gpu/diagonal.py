@@ -105,7 +105,8 @@ def forward(
     def wave(k, carry):
       block = flags_lib.Block(walk, flags, k)
       out = []
-      for i, row in enumerate(walk.read(in_rings, barriers, k)):
+      walk.wait(barriers, k)
+      for i, row in enumerate(walk.rows(in_rings, k)):
         start = flags_lib.select(block.restarts(i), restart, carry)
         carry = pointwise.legalize(plan.update)(theta, row, start)
         carry = flags_lib.select(block.idle(i), start, carry)
@@ -195,7 +196,8 @@ def backward(
       d_carry, d_theta, d_restart = state
       block = flags_lib.Block(walk, flags, k)
       out = []
-      for i, values in enumerate(walk.read(in_rings, barriers, k)):
+      walk.wait(barriers, k)
+      for i, values in enumerate(walk.rows(in_rings, k)):
         row, values = values[:gates], values[gates:]
         start, g = values[:states], values[states:]
         is_first = walk.time(k, i) == first_time

@@ -33,7 +33,7 @@ def pack(reset: Array | None, mask: Array | None) -> Array | None:
 
 
 class Block:
-  """The flags of a block's steps.
+  """The flags of a block's steps; those beyond the sequence are held.
 
   Args:
     walk: over time.
@@ -42,36 +42,31 @@ class Block:
   """
 
   def __init__(self, walk, ref: Any, wave):
-    self.walk = walk
-    self.wave = wave
-    self.codes = None
+    time = walk.layout.time
+    steps = range(walk.config.rows)
+    first = walk.first_step(wave)
+    self._beyond = None
+    if walk.ragged:
+      self._beyond = [first + i >= time for i in steps]
+    self._codes = None
     if ref is not None:
-      last = walk.layout.time - 1
-      self.codes = [
-          ref[walk.batch, jnp.clip(walk.time(wave, i), 0, last)]
-          for i in range(walk.config.rows)
-      ]
+      times = (jnp.clip(walk.time(wave, i), 0, time - 1) for i in steps)
+      self._codes = [ref[walk.batch, t] for t in times]
+      if walk.ragged:
+        self._codes = [
+            jnp.where(beyond, HOLD, code)
+            for beyond, code in zip(self._beyond, self._codes, strict=True)
+        ]
 
   def restarts(self, i: int):
     """Whether the carry restarts before the i-th step."""
-    return None if self.codes is None else (self.codes[i] & RESET) != 0
-
-  def held(self, i: int):
-    """Whether the carry is held over the i-th step."""
-    return None if self.codes is None else (self.codes[i] & HOLD) != 0
-
-  def beyond(self, i: int):
-    """Whether the i-th step lies beyond the sequence."""
-    if not self.walk.ragged:
-      return None
-    return self.walk.first_step(self.wave) + i >= self.walk.layout.time
+    return None if self._codes is None else (self._codes[i] & RESET) != 0
 
   def idle(self, i: int):
-    """Whether the i-th step leaves the carry alone, for either reason."""
-    held, beyond = self.held(i), self.beyond(i)
-    if held is None or beyond is None:
-      return beyond if held is None else held
-    return held | beyond
+    """Whether the carry is held over the i-th step."""
+    if self._codes is None:
+      return None if self._beyond is None else self._beyond[i]
+    return (self._codes[i] & HOLD) != 0
 
 
 def select(condition, chosen, other) -> tuple[Any, ...]:

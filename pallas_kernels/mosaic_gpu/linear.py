@@ -104,41 +104,40 @@ def forward(
     theta = tuple(params[k, at.features] for k in range(plan.params))
     flags = flags if plan.flags else None
     restart = restart[at.batch, at.features] if plan.flags else None
-    exchange = _Exchange(config, exchange_refs, at)
+    exchange = _Exchange(walk, barriers, exchange_refs, at)
     walk.prefetch(ins, inputs, in_rings, barriers)
 
-    def wave(k, h):
+    def summarise(k):
       block = flags_lib.Block(walk, flags, k)
-      rows = walk.read(in_rings, barriers, k)
       maps = []
-      for i, row in enumerate(rows):
+      for i, row in enumerate(walk.rows(in_rings, k)):
         pair = pointwise.legalize(plan.coefficients)(theta, row)
-        pair = flags_lib.select(block.held(i), (1.0, 0.0), pair)
+        pair = flags_lib.select(block.idle(i), (1.0, 0.0), pair)
         forget = (0.0, lambda pair=pair: _affine(pair, restart))
-        pair = flags_lib.select(block.restarts(i), forget, pair)
-        maps.append(flags_lib.select(block.beyond(i), (1.0, 0.0), pair))
-      start, h = exchange.run(k, h, maps)
-      if config.parts > 1:
-        walk.refill(ins, inputs, in_rings, barriers, k)
+        maps.append(flags_lib.select(block.restarts(i), forget, pair))
+      return maps, None
+
+    def wave(k, h):
+      maps, _ = exchange.publish(k, summarise)
+      start, h = exchange.collect(k, h)
       out = []
       for pair in maps:
         start = _affine(pair, start)
         out.append((start,))
       walk.write(outs, (h_ref,), out_rings, k, out)
-      if config.parts == 1:
-        h = start
-        walk.refill(ins, inputs, in_rings, barriers, k)
-      return h
+      walk.refill(ins, inputs, in_rings, barriers, k)
+      return h if config.parts > 1 else start
 
     h = h0[at.batch, at.features]
+    exchange.begin(h, summarise)
     h = lax.fori_loop(0, walk.waves, wave, h)
+    h = exchange.finish(h)
 
     @pl.when(at.part == 0)
     def _():
       last_ref[at.batch, at.features] = h
 
     plgpu.wait_smem_to_gmem(0)
-    exchange.finish()
 
   batch, padded = layout.batch, layout.padded(config.width)
   h, last = _kernel(
@@ -190,8 +189,10 @@ def backward(
   shift = 1 if plan.reverse else -1
   previous = streams_lib.Stream(count, None, h.dtype, shift)
   cotangent = streams_lib.Stream(count + 1, None, d_h.dtype)
-  outs = streams_lib.streams_of(arrays)
-  ins = (*outs, previous, cotangent)
+  outs = streams_lib.streams_of(arrays[:count])
+  needed = _needed(plan, len(outs))
+  read = (stream for stream, need in zip(outs, needed, strict=True) if need)
+  ins = (*read, previous, cotangent)
 
   def body(*refs):
     refs = list(refs)
@@ -209,33 +210,39 @@ def backward(
     h0 = h0[at.batch, at.features]
     flags = flags if plan.flags else None
     restart = restart[at.batch, at.features] if plan.flags else None
-    exchange = _Exchange(config, exchange_refs, at)
+    exchange = _Exchange(walk, barriers, exchange_refs, at)
     walk.prefetch(ins, inputs, in_rings, barriers)
     first_time = layout.time - 1 if plan.reverse else 0
+    mu0 = d_last[at.batch, at.features]
+
+    def rows_of(k):
+      """Returns inputs, h before the step and g, for each step in a block."""
+      for values in walk.rows(in_rings, k):
+        given = iter(values)
+        row = tuple(next(given) if need else 0.0 * mu0 for need in needed)
+        yield (row, *given)
+
+    def summarise(k):
+      block = flags_lib.Block(walk, flags, k)
+      maps, kept = [], []
+      for i, (row, before, g) in enumerate(rows_of(k)):
+        (a, _), pull = pointwise.vjp(plan.coefficients, theta, row)
+        (a,) = flags_lib.select(block.idle(i), (1.0,), (a,))
+        pair = (a, a * g)
+        maps.append(flags_lib.select(block.restarts(i), (0.0, 0.0), pair))
+        kept.append((a, pull, before, g))
+      return maps, (kept, block)
 
     def wave(k, state):
       mu, d_theta, d_restart = state
-      block = flags_lib.Block(walk, flags, k)
-      rows = walk.read(in_rings, barriers, k)
-      maps, pulls = [], []
-      for i, (*row, _, g) in enumerate(rows):
-        (a, _), pull = pointwise.vjp(plan.coefficients, theta, tuple(row))
-        (a,) = flags_lib.select(block.held(i), (1.0,), (a,))
-        pulls.append((a, pull))
-        pair = flags_lib.select(block.restarts(i), (0.0, 0.0), (a, a * g))
-        maps.append(flags_lib.select(block.beyond(i), (1.0, 0.0), pair))
-      start, mu = exchange.run(k, mu, maps)
-      if config.parts > 1:
-        walk.refill(ins, inputs, in_rings, barriers, k)
+      maps, (kept, block) = exchange.publish(k, summarise)
+      start, mu = exchange.collect(k, mu)
       out = []
-      for i, (*_, before, g) in enumerate(rows):
-        a, pull = pulls[i]
+      for i, (a, pull, before, g) in enumerate(kept):
         adjoint = g + start
         is_first = walk.time(k, i) == first_time
         (before,) = flags_lib.select(is_first, (h0,), (before,))
-        (before,) = flags_lib.select(
-            block.restarts(i), (restart,), (before,)
-        )
+        (before,) = flags_lib.select(block.restarts(i), (restart,), (before,))
         d_a, d_b = flags_lib.select(
             block.idle(i), (0.0, 0.0), (adjoint * before, adjoint)
         )
@@ -247,16 +254,15 @@ def backward(
         start = _affine(maps[i], start)
         out.append(d_row)
       walk.write(outs, d_arrays, out_rings, k, out)
-      if config.parts == 1:
-        mu = start
-        walk.refill(ins, inputs, in_rings, barriers, k)
-      return mu, d_theta, d_restart
+      walk.refill(ins, inputs, in_rings, barriers, k)
+      return (mu if config.parts > 1 else start), d_theta, d_restart
 
-    mu = d_last[at.batch, at.features]
-    zero = mu * 0.0
+    zero = mu0 * 0.0
     d_theta = tuple(zero for _ in theta)
-    state = (mu, d_theta, zero if plan.flags else ())
+    state = (mu0, d_theta, zero if plan.flags else ())
+    exchange.begin(mu0, summarise)
     mu, d_theta, d_restart = lax.fori_loop(0, walk.waves, wave, state)
+    mu = exchange.finish(mu)
 
     @pl.when(at.part == 0)
     def _():
@@ -267,7 +273,6 @@ def backward(
     if plan.flags:
       d_restart_ref[at.batch, at.part, at.features] = d_restart
     plgpu.wait_smem_to_gmem(0)
-    exchange.finish()
 
   batch, padded = layout.batch, layout.padded(config.width)
   partial = (batch, config.parts)
@@ -278,7 +283,7 @@ def backward(
       ins,
       outs,
       (
-          *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays),
+          *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays[:count]),
           jax.ShapeDtypeStruct((batch, padded), jnp.float32),
           jax.ShapeDtypeStruct(
               (*partial, max(plan.params, 1), padded), jnp.float32
@@ -319,84 +324,187 @@ def _place(plan: Plan, reverse: bool):
 class _Exchange:
   """How parts learn what the blocks before theirs amount to.
 
+  Each wave's maps are published, and collected by all parts. CTAs of a cluster
+  take their time to hear from each other, so there a wave is published while
+  the one before it is still to be collected; its rows are then read twice from
+  shared memory, and once from device memory. One warpgroup collects for all of
+  its CTA.
+
   Args:
-    config: the cut.
+    walk: over time.
+    barriers: of the blocks that arrive from device memory.
     refs: scratch, as `_exchange_types` lists it.
     at: where this part works.
   """
 
-  def __init__(self, config, refs, at):
-    self.config = config
+  def __init__(self, walk, barriers, refs, at):
+    self.walk = walk
+    self.config = walk.config
+    self.barriers = barriers
     self.at = at
     refs = list(refs)
-    if config.warpgroups > 1:
+    if self.config.warpgroups > 1:
       self.maps, self.barrier, *refs = refs
-    if config.cluster > 1:
-      self.block_maps, self.block_barrier = refs
+    if self.config.cluster > 1:
+      self.block_maps, self.starts, self.state, *refs = refs
+      self.block_barriers, *refs = refs
+      if self.config.warpgroups > 1:
+        (self.start_barrier,) = refs
 
-  def run(self, wave, h, maps) -> tuple[Array, Array]:
+  def begin(self, h, summarise):
+    """Publishes the first wave, where publishing runs ahead.
+
+    Args:
+      h: before the first step.
+      summarise: as for `publish`.
+    """
+    if self.config.cluster > 1:
+      self._by_leader(lambda: self._store(self.state, h))
+      self._publish(0, summarise)
+
+  def publish(self, wave, summarise):
+    """Publishes this part's block of a wave, or of the next one.
+
+    Args:
+      wave: index of the wave.
+      summarise: maps a wave to the maps of its steps, and to anything else that
+        is worth keeping.
+
+    Returns:
+      What `summarise` returns for this wave.
+    """
+    if self.config.cluster == 1:
+      return self._publish(wave, summarise)
+
+    @pl.when(wave + 1 < self.walk.waves)
+    def _():
+      self._publish(wave + 1, summarise)
+
+    return summarise(wave)
+
+  def _publish(self, wave, summarise):
+    self.walk.wait(self.barriers, wave)
+    maps, kept = summarise(wave)
+    if self.config.parts == 1:
+      return maps, kept
+    total = _compose(maps)
+    slot = lax.rem(wave, _SLOTS)
+    if self.config.warpgroups > 1:
+      self._store(self.maps.at[slot, self.at.warpgroup], *total)
+      plgpu.barrier_arrive(self.barrier)
+      plgpu.barrier_wait(self.barrier)
+    if self.config.cluster > 1:
+
+      def publish():
+        block = _compose(self._warpgroup_maps(slot, total))
+        self._store(self.block_maps.at[slot], *block)
+        plgpu.commit_smem()
+        plgpu.barrier_arrive(self.block_barriers.at[lax.rem(wave, 2)])
+
+      self._by_leader(publish)
+    return maps, kept
+
+  def collect(self, wave, h) -> tuple[Array, Array]:
     """Returns h before this part's block, and h after the whole wave.
 
     Args:
       wave: index of the wave.
       h: before the wave.
-      maps: (a, b) of each step of this part's block.
     """
-    config = self.config
-    if config.parts == 1:
+    if self.config.parts == 1:
       return h, h
-    total = _compose(maps)
-    slot = lax.rem(wave, 2)
-    if config.warpgroups > 1:
-      for i, value in enumerate(total):
-        self.maps[slot, self.at.warpgroup, i] = value
-      plgpu.barrier_arrive(self.barrier)
-      plgpu.barrier_wait(self.barrier)
-      read = lambda w: tuple(self.maps[slot, w, i] for i in range(2))
-      inner = [read(w) for w in range(config.warpgroups)]
+    slot = lax.rem(wave, _SLOTS)
+    if self.config.cluster == 1:
+      return _pick(self._warpgroup_maps(slot, None), self.at.warpgroup, h)
+    start_ref = self.starts.at[lax.rem(wave, 2)]
+
+    def collect():
+      plgpu.barrier_wait(self.block_barriers.at[lax.rem(wave, 2)])
+      blocks = []
+      for block in range(self.config.cluster):
+        at = {'block': jnp.int32(block)}
+        peer = plgpu.cluster_ref(self.block_maps, at)
+        blocks.append((peer[slot, 0], peer[slot, 1]))
+      start, after = _pick(blocks, self.at.block, self.state[0])
+      self._store(self.state, after)
+      self._store(start_ref, start)
+
+    self._by_leader(collect)
+    if self.config.warpgroups == 1:
+      return start_ref[0], h
+    plgpu.barrier_arrive(self.start_barrier)
+    plgpu.barrier_wait(self.start_barrier)
+    maps = self._warpgroup_maps(slot, None)
+    start, _ = _pick(maps, self.at.warpgroup, start_ref[0])
+    return start, h
+
+  def finish(self, h) -> Array:
+    """Returns the last h, once no peer reads from here any more.
+
+    Args:
+      h: as the last wave left it.
+    """
+    if self.config.cluster == 1:
+      return h
+
+    def finish():
+      barrier = self.block_barriers.at[self.walk.waves % 2]
+      plgpu.barrier_arrive(barrier)
+      plgpu.barrier_wait(barrier)
+
+    self._by_leader(finish)
+    return self.state[0]
+
+  def _warpgroup_maps(self, slot, total) -> list[Map]:
+    """Returns the maps of this CTA's blocks."""
+    if self.config.warpgroups == 1:
+      return [total]
+    return [
+        (self.maps[slot, w, 0], self.maps[slot, w, 1])
+        for w in range(self.config.warpgroups)
+    ]
+
+  def _by_leader(self, fn):
+    if self.config.warpgroups == 1:
+      fn()
     else:
-      inner = [total]
-    if config.cluster > 1:
-      total = _compose(inner)
+      pl.when(self.at.warpgroup == 0)(fn)
 
-      @pl.when(self.at.warpgroup == 0)
-      def _():
-        for i, value in enumerate(total):
-          self.block_maps[slot, i] = value
+  def _store(self, ref, *values):
+    for i, value in enumerate(values):
+      ref[i] = value
 
-      plgpu.commit_smem()
-      plgpu.barrier_arrive(self.block_barrier)
-      plgpu.barrier_wait(self.block_barrier)
-      outer = []
-      for block in range(config.cluster):
-        peer = plgpu.cluster_ref(self.block_maps, {'block': jnp.int32(block)})
-        outer.append(tuple(peer[slot, i] for i in range(2)))
-      h, after = _pick(outer, self.at.block, h)
-      start, _ = _pick(inner, self.at.warpgroup, h)
-      return start, after
-    return _pick(inner, self.at.warpgroup, h)
 
-  def finish(self):
-    """Keeps shared memory alive until the last peer has read it."""
-    if self.config.cluster > 1:
-      plgpu.barrier_arrive(self.block_barrier)
-      plgpu.barrier_wait(self.block_barrier)
+# A part can be two waves ahead of one whose maps are being read.
+_SLOTS = 4
 
 
 def _exchange_types(config: streams_lib.Config):
   types: list[Any] = []
+  lanes = lambda *shape: plgpu.SMEM((*shape, config.width), jnp.float32)
+  among_warpgroups = plgpu.Barrier(num_arrivals=config.warpgroups)
   if config.warpgroups > 1:
-    shape = (2, config.warpgroups, 2, config.width)
-    types.append(plgpu.SMEM(shape, jnp.float32))
-    types.append(plgpu.Barrier(num_arrivals=config.warpgroups))
+    types += [lanes(_SLOTS, config.warpgroups, 2), among_warpgroups]
   if config.cluster > 1:
-    types.append(plgpu.SMEM((2, 2, config.width), jnp.float32))
+    types += [lanes(_SLOTS, 2), lanes(2, 1), lanes(1)]
     types.append(
-        plgpu.ClusterBarrier(
-            collective_axes=('block',), num_arrivals=config.warpgroups
-        )
+        plgpu.ClusterBarrier(collective_axes=('block',), num_barriers=2)
     )
+    if config.warpgroups > 1:
+      types.append(among_warpgroups)
   return types
+
+
+def _needed(plan: Plan, inputs: int) -> list[bool]:
+  """Returns which inputs the adjoint has to read."""
+  lane = jax.ShapeDtypeStruct((plan.config.width,), jnp.float32)
+  params, row = (lane,) * plan.params, (lane,) * inputs
+
+  def adjoint(params, cotangents, row):
+    (a, _), pull = jax.vjp(plan.coefficients, params, row)
+    return a, pull(cotangents)
+
+  return pointwise.used(adjoint, params, (lane, lane), row)[-inputs:]
 
 
 def _kernel(plan: Plan, body, name, ins, outs, out_type):

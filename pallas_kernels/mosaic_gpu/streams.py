@@ -208,10 +208,13 @@ class Walk:
           streams, arrays, buffers, barriers, wave + self.config.stages
       )
 
-  def read(self, buffers, barriers, wave) -> list[tuple[Array, ...]]:
-    """Waits for a wave's blocks; returns its rows in loop order, float32."""
+  def wait(self, barriers, wave):
+    """Waits for a wave's blocks to arrive."""
+    plgpu.barrier_wait(barriers.at[self.slot(wave, self.config.stages)])
+
+  def rows(self, buffers, wave) -> list[tuple[Array, ...]]:
+    """Returns the rows of a wave that has arrived, in loop order, float32."""
     slot = self.slot(wave, self.config.stages)
-    plgpu.barrier_wait(barriers.at[slot])
     return [
         tuple(
             buffer[slot, self.row(i)].astype(jnp.float32) for buffer in buffers
