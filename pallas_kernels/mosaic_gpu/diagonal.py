@@ -37,7 +37,7 @@ class Plan:
     update: (params, inputs, carry) -> carry, pointwise; all are tuples.
     params: how many per-feature parameters there are.
     layout: of all streams.
-    config: how the work is cut; one warpgroup, no cluster.
+    config: how the work is cut; one warpgroup, one segment.
     reverse: whether time runs from the last step to the first.
     flags: whether some steps restart or are held.
     interpret: run on a CPU, for tests.
@@ -221,7 +221,7 @@ def backward(
       return d_carry, d_theta, d_restart
 
     d_carry = read(d_last)
-    zero = d_carry[0] * 0.0
+    zero = streams_lib.zeros(config.width)
     d_theta = tuple(zero for _ in theta)
     d_restart = (zero,) * states if plan.flags else ()
     d_carry, d_theta, d_restart = lax.fori_loop(
@@ -258,9 +258,7 @@ def _walk(plan: Plan, reverse: bool) -> streams_lib.Walk:
   width = plan.config.width
   features = pl.ds(lax.axis_index('tile') * width, width)
   batch = lax.axis_index('batch')
-  return streams_lib.Walk(
-      plan.layout, plan.config, reverse, batch, features, 0, 0
-  )
+  return streams_lib.Walk(plan.layout, plan.config, reverse, batch, features)
 
 
 def _kernel(plan: Plan, body, name, ins, outs, out_type):

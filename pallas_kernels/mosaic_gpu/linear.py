@@ -5,12 +5,15 @@ is traced into the kernel, so a cell's gates are computed where they are used
 and only its pre-activations and h cross device memory. For a plain scan it is
 the identity.
 
-Time is parallel in waves (Martin and Cundy, 2018). Each of P parts has one
-block of a wave in registers and reduces it to the affine map h -> A h + B that
-it amounts to. The parts exchange these maps, so that each knows the h it starts
-from, and then run through their block. A part is a warpgroup; those of a CTA
-exchange through shared memory, CTAs of a cluster read each other's. Every
-element is read once and written once.
+A stretch of steps amounts to one affine map h -> A h + B (Martin and Cundy,
+2018), which is what makes time parallel, at two levels:
+
+* Warpgroups of a CTA have a block of steps each, in registers. They exchange
+  the maps of their blocks through shared memory, so that each knows the h it
+  starts from, and then run through their block. Nothing is read twice.
+* Where batch and features alone do not fill the card, a sequence has several
+  segments, and a first pass over all but the last finds their maps. Inputs of
+  the maps are then read twice.
 
 The adjoint is a recurrence of the same kind in the other direction. With
 λ_t = g_t + μ_{t+1} and μ_t = a_t λ_t,
@@ -40,12 +43,13 @@ Array = jax.Array
 Ref = Any
 Map = tuple[Array, Array]
 
+
 @dataclasses.dataclass(frozen=True)
 class Plan:
   """What is static in a call.
 
   Attributes:
-    coefficients: (params, inputs) -> (a, b), pointwise; inputs is a tuple.
+    coefficients: (params, inputs) -> (a, b), pointwise; both are tuples.
     params: how many per-feature parameters there are.
     layout: of all streams.
     config: how the work is cut.
@@ -61,6 +65,23 @@ class Plan:
   reverse: bool
   flags: bool
   interpret: Any = None
+
+  def needed(self, inputs: int) -> tuple[list[bool], list[bool]]:
+    """Returns which inputs a depends on, and which the adjoint reads."""
+    lane = jax.ShapeDtypeStruct((self.config.width,), jnp.float32)
+    params, row = (lane,) * self.params, (lane,) * inputs
+
+    def factor(params, row):
+      return self.coefficients(params, row)[0]
+
+    def adjoint(params, cotangents, row):
+      (a, _), pull = jax.vjp(self.coefficients, params, row)
+      return a, pull(cotangents)
+
+    return (
+        pointwise.used(factor, params, row)[-inputs:],
+        pointwise.used(adjoint, params, (lane, lane), row)[-inputs:],
+    )
 
 
 def forward(
@@ -91,55 +112,51 @@ def forward(
   ins = streams_lib.streams_of(arrays)
   outs = (streams_lib.Stream(0, None, out_dtype),)
 
-  def body(*refs):
-    refs = list(refs)
-    params, h0, restart, flags = refs[:4]
-    inputs = refs[4 : 4 + len(arrays)]
-    h_ref, last_ref = refs[4 + len(arrays) : 6 + len(arrays)]
-    scratch = refs[6 + len(arrays) :]
-    in_rings, scratch = scratch[: len(ins)], scratch[len(ins) :]
-    out_rings, scratch = scratch[: len(outs)], scratch[len(outs) :]
-    barriers, *exchange_refs = scratch
-    at, walk = _place(plan, plan.reverse)
-    theta = tuple(params[k, at.features] for k in range(plan.params))
-    flags = flags if plan.flags else None
-    restart = restart[at.batch, at.features] if plan.flags else None
-    exchange = _Exchange(walk, barriers, exchange_refs, at)
-    walk.prefetch(ins, inputs, in_rings, barriers)
+  def step_map(theta, row, restart, restarts, idle):
+    pair = pointwise.legalize(plan.coefficients)(theta, row)
+    pair = flags_lib.select(idle, (1.0, 0.0), pair)
+    forget = (0.0, lambda: _affine(pair, restart))
+    return flags_lib.select(restarts, forget, pair)
 
-    def summarise(k):
-      block = flags_lib.Block(walk, flags, k)
-      maps = []
-      for i, row in enumerate(walk.rows(in_rings, k)):
-        pair = pointwise.legalize(plan.coefficients)(theta, row)
-        pair = flags_lib.select(block.idle(i), (1.0, 0.0), pair)
-        forget = (0.0, lambda pair=pair: _affine(pair, restart))
-        maps.append(flags_lib.select(block.restarts(i), forget, pair))
-      return maps, None
+  segments = _summarise(
+      plan, plan.reverse, ins, step_map, (params, restart, flags), arrays
+  )
+
+  def body(params, h0, restart, flags, segments, *refs):
+    inputs, (h_ref, last_ref), rings, out_rings, barriers, scratch = _split(
+        refs, len(arrays), 2, len(ins), 1
+    )
+    walk = _walk(plan, plan.reverse)
+    theta, restart, flags = _small(plan, walk, params, restart, flags)
+    exchange = _Exchange(walk, scratch)
+    walk.prefetch(ins, inputs, rings, barriers)
 
     def wave(k, h):
-      maps, _ = exchange.publish(k, summarise)
-      start, h = exchange.collect(k, h)
+      block = flags_lib.Block(walk, flags, k)
+      walk.wait(barriers, k)
+      maps = [
+          step_map(theta, row, restart, block.restarts(i), block.idle(i))
+          for i, row in enumerate(walk.rows(rings, k))
+      ]
+      start, h = exchange.run(k, maps, h)
+      if config.warpgroups > 1:
+        walk.refill(ins, inputs, rings, barriers, k)
       out = []
       for pair in maps:
         start = _affine(pair, start)
         out.append((start,))
       walk.write(outs, (h_ref,), out_rings, k, out)
-      walk.refill(ins, inputs, in_rings, barriers, k)
-      return h if config.parts > 1 else start
+      if config.warpgroups == 1:
+        h = start
+        walk.refill(ins, inputs, rings, barriers, k)
+      return h
 
-    h = h0[at.batch, at.features]
-    exchange.begin(h, summarise)
+    h = _enter(walk, segments, h0[walk.batch, walk.features])
     h = lax.fori_loop(0, walk.waves, wave, h)
-    h = exchange.finish(h)
-
-    @pl.when(at.part == 0)
-    def _():
-      last_ref[at.batch, at.features] = h
-
+    _leave(walk, last_ref, h)
     plgpu.wait_smem_to_gmem(0)
 
-  batch, padded = layout.batch, layout.padded(config.width)
+  padded = layout.padded(config.width)
   h, last = _kernel(
       plan,
       body,
@@ -148,9 +165,9 @@ def forward(
       outs,
       (
           jax.ShapeDtypeStruct(layout.shape, out_dtype),
-          jax.ShapeDtypeStruct((batch, padded), jnp.float32),
+          jax.ShapeDtypeStruct((layout.batch, padded), jnp.float32),
       ),
-  )(params, h0, restart, flags, *arrays)
+  )(params, h0, restart, flags, segments, *arrays)
   return layout.narrow(h), last
 
 
@@ -179,8 +196,9 @@ def backward(
     d_last: cotangent of the last h, float32 [B, Fp].
 
   Returns:
-    The cotangents of `arrays`, of h0 [B, Fp], and, to be summed over the parts
-    P, of the parameters [B, P, plan.params, Fp] and of `restart` [B, P, Fp].
+    The cotangents of `arrays`, of h0 [B, Fp], and, to be summed over P parts of
+    a sequence, of the parameters [B, P, plan.params, Fp] and of `restart`
+    [B, P, Fp].
   """
   layout, config = plan.layout, plan.config
   *arrays, h, d_h = (layout.widen(x) for x in (*arrays, h, d_h))
@@ -189,54 +207,60 @@ def backward(
   shift = 1 if plan.reverse else -1
   previous = streams_lib.Stream(count, None, h.dtype, shift)
   cotangent = streams_lib.Stream(count + 1, None, d_h.dtype)
-  outs = streams_lib.streams_of(arrays[:count])
-  needed = _needed(plan, len(outs))
-  read = (stream for stream, need in zip(outs, needed, strict=True) if need)
-  ins = (*read, previous, cotangent)
+  outs = streams_lib.streams_of(arrays)
+  for_factor, for_adjoint = plan.needed(len(outs))
+  some = lambda needed: tuple(s for s, n in zip(outs, needed, strict=True) if n)
+  ins = (*some(for_adjoint), previous, cotangent)
 
-  def body(*refs):
-    refs = list(refs)
-    params, h0, restart, flags, d_last = refs[:5]
-    refs = refs[5:]
-    inputs, refs = refs[: count + 2], refs[count + 2 :]
-    d_arrays, refs = refs[:count], refs[count:]
-    d_h0_ref, d_params_ref, d_restart_ref = refs[:3]
-    scratch = refs[3:]
-    in_rings, scratch = scratch[: len(ins)], scratch[len(ins) :]
-    out_rings, scratch = scratch[: len(outs)], scratch[len(outs) :]
-    barriers, *exchange_refs = scratch
-    at, walk = _place(plan, not plan.reverse)
-    theta = tuple(params[k, at.features] for k in range(plan.params))
-    h0 = h0[at.batch, at.features]
-    flags = flags if plan.flags else None
-    restart = restart[at.batch, at.features] if plan.flags else None
-    exchange = _Exchange(walk, barriers, exchange_refs, at)
-    walk.prefetch(ins, inputs, in_rings, barriers)
+  def expand(values, needed, like):
+    """Puts zeros where inputs are not read; returns inputs and the rest."""
+    values = iter(values)
+    row = tuple(next(values) if need else like * 0.0 for need in needed)
+    return row, *values
+
+  def step_map(theta, values, restart, restarts, idle):
+    del restart
+    row, g = expand(values, for_factor, values[-1])
+    a, _ = pointwise.legalize(plan.coefficients)(theta, row)
+    (a,) = flags_lib.select(idle, (1.0,), (a,))
+    return flags_lib.select(restarts, (0.0, 0.0), (a, a * g))
+
+  segments = _summarise(
+      plan,
+      not plan.reverse,
+      (*some(for_factor), cotangent),
+      step_map,
+      (params, restart, flags),
+      (*arrays, h, d_h),
+  )
+
+  def body(params, h0, restart, flags, d_last, segments, *refs):
+    inputs, out_refs, rings, out_rings, barriers, scratch = _split(
+        refs, count + 2, count + 3, len(ins), len(outs)
+    )
+    *d_arrays, d_h0_ref, d_params_ref, d_restart_ref = out_refs
+    walk = _walk(plan, not plan.reverse)
+    theta, restart, flags = _small(plan, walk, params, restart, flags)
+    h0 = h0[walk.batch, walk.features]
+    exchange = _Exchange(walk, scratch)
+    walk.prefetch(ins, inputs, rings, barriers)
     first_time = layout.time - 1 if plan.reverse else 0
-    mu0 = d_last[at.batch, at.features]
 
-    def rows_of(k):
-      """Returns inputs, h before the step and g, for each step in a block."""
-      for values in walk.rows(in_rings, k):
-        given = iter(values)
-        row = tuple(next(given) if need else 0.0 * mu0 for need in needed)
-        yield (row, *given)
-
-    def summarise(k):
+    def wave(k, state):
+      mu, d_theta, d_restart = state
       block = flags_lib.Block(walk, flags, k)
+      walk.wait(barriers, k)
       maps, kept = [], []
-      for i, (row, before, g) in enumerate(rows_of(k)):
+      for i, values in enumerate(walk.rows(rings, k)):
+        row, before, g = expand(values, for_adjoint, values[-1])
         (a, _), pull = pointwise.vjp(plan.coefficients, theta, row)
         (a,) = flags_lib.select(block.idle(i), (1.0,), (a,))
         pair = (a, a * g)
         maps.append(flags_lib.select(block.restarts(i), (0.0, 0.0), pair))
         kept.append((a, pull, before, g))
-      return maps, (kept, block)
-
-    def wave(k, state):
-      mu, d_theta, d_restart = state
-      maps, (kept, block) = exchange.publish(k, summarise)
-      start, mu = exchange.collect(k, mu)
+      start, mu = exchange.run(k, maps, mu)
+      if config.warpgroups > 1:
+        walk.refill(ins, inputs, rings, barriers, k)
       out = []
       for i, (a, pull, before, g) in enumerate(kept):
         adjoint = g + start
@@ -254,28 +278,31 @@ def backward(
         start = _affine(maps[i], start)
         out.append(d_row)
       walk.write(outs, d_arrays, out_rings, k, out)
-      walk.refill(ins, inputs, in_rings, barriers, k)
-      return (mu if config.parts > 1 else start), d_theta, d_restart
+      if config.warpgroups == 1:
+        mu = start
+        walk.refill(ins, inputs, rings, barriers, k)
+      return mu, d_theta, d_restart
 
-    zero = mu0 * 0.0
+    mu = _enter(walk, segments, d_last[walk.batch, walk.features])
+    zero = streams_lib.zeros(config.width)
     d_theta = tuple(zero for _ in theta)
-    state = (mu0, d_theta, zero if plan.flags else ())
-    exchange.begin(mu0, summarise)
+    state = (mu, d_theta, zero if plan.flags else ())
     mu, d_theta, d_restart = lax.fori_loop(0, walk.waves, wave, state)
-    mu = exchange.finish(mu)
-
-    @pl.when(at.part == 0)
-    def _():
-      d_h0_ref[at.batch, at.features] = mu
-
+    _leave(walk, d_h0_ref, mu)
+    part = walk.segment * config.warpgroups + walk.warpgroup
     for k, value in enumerate(d_theta):
-      d_params_ref[at.batch, at.part, k, at.features] = value
+      d_params_ref[walk.batch, part, k, walk.features] = value
     if plan.flags:
-      d_restart_ref[at.batch, at.part, at.features] = d_restart
+      d_restart_ref[walk.batch, part, walk.features] = d_restart
     plgpu.wait_smem_to_gmem(0)
 
   batch, padded = layout.batch, layout.padded(config.width)
-  partial = (batch, config.parts)
+  parts = (batch, config.segments * config.warpgroups)
+  shapes = (
+      (batch, padded),
+      (*parts, max(plan.params, 1), padded),
+      (*parts, padded),
+  )
   *d_arrays, d_h0, d_params, d_restart = _kernel(
       plan,
       body,
@@ -283,244 +310,210 @@ def backward(
       ins,
       outs,
       (
-          *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays[:count]),
-          jax.ShapeDtypeStruct((batch, padded), jnp.float32),
-          jax.ShapeDtypeStruct(
-              (*partial, max(plan.params, 1), padded), jnp.float32
-          ),
-          jax.ShapeDtypeStruct((*partial, padded), jnp.float32),
+          *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays),
+          *(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes),
       ),
-  )(params, h0, restart, flags, d_last, *arrays, h, d_h)
+  )(params, h0, restart, flags, d_last, segments, *arrays, h, d_h)
   return tuple(map(layout.narrow, d_arrays)), d_h0, d_params, d_restart
 
 
-@dataclasses.dataclass(frozen=True)
-class _Place:
-  """Where a part works: its batch row, its features, its place in a wave."""
+def _summarise(
+    plan: Plan, reverse: bool, ins, step_map, small, arrays
+) -> Array:
+  """Returns the maps (A, B) that all segments but the last amount to.
 
-  batch: Array
-  features: Any
-  part: Array
-  block: Array
-  warpgroup: Array
+  Args:
+    plan: what is static.
+    reverse: direction of the loop.
+    ins: the streams that the maps depend on.
+    step_map: (params, row, restart, restarts, idle) -> (a, b).
+    small: params, restart and flags.
+    arrays: what the streams are part of.
 
+  Returns:
+    [segments - 1, 2, B, Fp], or something small where there is one segment.
+  """
+  layout, config = plan.layout, plan.config
+  if config.segments == 1:
+    return jnp.zeros((1, 1), jnp.float32)
 
-def _place(plan: Plan, reverse: bool):
-  config = plan.config
-  batch = lax.axis_index('batch')
-  features = pl.ds(lax.axis_index('tile') * config.width, config.width)
-  block = lax.axis_index('block') if config.cluster > 1 else jnp.int32(0)
-  warpgroup = (
-      lax.axis_index('warpgroup') if config.warpgroups > 1 else jnp.int32(0)
-  )
-  part = block * config.warpgroups + warpgroup
-  at = _Place(batch, features, part, block, warpgroup)
-  walk = streams_lib.Walk(
-      plan.layout, config, reverse, batch, features, part, warpgroup
-  )
-  return at, walk
+  def body(params, restart, flags, *refs):
+    inputs, (maps_ref,), rings, _, barriers, scratch = _split(
+        refs, len(arrays), 1, len(ins), 0
+    )
+    walk = _walk(plan, reverse)
+    theta, restart, flags = _small(plan, walk, params, restart, flags)
+    exchange = _Exchange(walk, scratch)
+    walk.prefetch(ins, inputs, rings, barriers)
+
+    def wave(k, total):
+      block = flags_lib.Block(walk, flags, k)
+      walk.wait(barriers, k)
+      maps = [
+          step_map(theta, row, restart, block.restarts(i), block.idle(i))
+          for i, row in enumerate(walk.rows(rings, k))
+      ]
+      total = exchange.compose(k, maps, total)
+      plgpu.commit_smem()  # Every thread has read its rows.
+      walk.refill(ins, inputs, rings, barriers, k)
+      return total
+
+    zero = streams_lib.zeros(config.width)
+    total = lax.fori_loop(0, walk.waves, wave, (zero + 1.0, zero))
+
+    @pl.when(walk.warpgroup == 0)
+    def _():
+      for i, value in enumerate(total):
+        maps_ref[walk.segment, i, walk.batch, walk.features] = value
+
+  shape = (config.segments - 1, 2, layout.batch, layout.padded(config.width))
+  (maps,) = _kernel(
+      plan,
+      body,
+      'linear_recurrence_segments',
+      ins,
+      (),
+      (jax.ShapeDtypeStruct(shape, jnp.float32),),
+      segments=config.segments - 1,
+  )(*small, *arrays)
+  return maps
 
 
 class _Exchange:
-  """How parts learn what the blocks before theirs amount to.
-
-  Each wave's maps are published, and collected by all parts. CTAs of a cluster
-  take their time to hear from each other, so there a wave is published while
-  the one before it is still to be collected; its rows are then read twice from
-  shared memory, and once from device memory. One warpgroup collects for all of
-  its CTA.
+  """How warpgroups learn what the blocks before theirs amount to.
 
   Args:
     walk: over time.
-    barriers: of the blocks that arrive from device memory.
     refs: scratch, as `_exchange_types` lists it.
-    at: where this part works.
   """
 
-  def __init__(self, walk, barriers, refs, at):
-    self.walk = walk
-    self.config = walk.config
-    self.barriers = barriers
-    self.at = at
-    refs = list(refs)
-    if self.config.warpgroups > 1:
-      self.maps, self.barrier, *refs = refs
-    if self.config.cluster > 1:
-      self.block_maps, self.starts, self.state, *refs = refs
-      self.block_barriers, *refs = refs
-      if self.config.warpgroups > 1:
-        (self.start_barrier,) = refs
+  def __init__(self, walk, refs):
+    self.count = walk.config.warpgroups
+    self.warpgroup = walk.warpgroup
+    if self.count > 1:
+      self.maps, self.barrier = refs
 
-  def begin(self, h, summarise):
-    """Publishes the first wave, where publishing runs ahead.
-
-    Args:
-      h: before the first step.
-      summarise: as for `publish`.
-    """
-    if self.config.cluster > 1:
-      self._by_leader(lambda: self._store(self.state, h))
-      self._publish(0, summarise)
-
-  def publish(self, wave, summarise):
-    """Publishes this part's block of a wave, or of the next one.
+  def run(self, wave, maps: Sequence[Map], h: Array) -> tuple[Array, Array]:
+    """Returns h before this warpgroup's block, and h after the whole wave.
 
     Args:
       wave: index of the wave.
-      summarise: maps a wave to the maps of its steps, and to anything else that
-        is worth keeping.
-
-    Returns:
-      What `summarise` returns for this wave.
-    """
-    if self.config.cluster == 1:
-      return self._publish(wave, summarise)
-
-    @pl.when(wave + 1 < self.walk.waves)
-    def _():
-      self._publish(wave + 1, summarise)
-
-    return summarise(wave)
-
-  def _publish(self, wave, summarise):
-    self.walk.wait(self.barriers, wave)
-    maps, kept = summarise(wave)
-    if self.config.parts == 1:
-      return maps, kept
-    total = _compose(maps)
-    slot = lax.rem(wave, _SLOTS)
-    if self.config.warpgroups > 1:
-      self._store(self.maps.at[slot, self.at.warpgroup], *total)
-      plgpu.barrier_arrive(self.barrier)
-      plgpu.barrier_wait(self.barrier)
-    if self.config.cluster > 1:
-
-      def publish():
-        block = _compose(self._warpgroup_maps(slot, total))
-        self._store(self.block_maps.at[slot], *block)
-        plgpu.commit_smem()
-        plgpu.barrier_arrive(self.block_barriers.at[lax.rem(wave, 2)])
-
-      self._by_leader(publish)
-    return maps, kept
-
-  def collect(self, wave, h) -> tuple[Array, Array]:
-    """Returns h before this part's block, and h after the whole wave.
-
-    Args:
-      wave: index of the wave.
+      maps: of each step in this warpgroup's block.
       h: before the wave.
     """
-    if self.config.parts == 1:
+    if self.count == 1:
       return h, h
-    slot = lax.rem(wave, _SLOTS)
-    if self.config.cluster == 1:
-      return _pick(self._warpgroup_maps(slot, None), self.at.warpgroup, h)
-    start_ref = self.starts.at[lax.rem(wave, 2)]
-
-    def collect():
-      plgpu.barrier_wait(self.block_barriers.at[lax.rem(wave, 2)])
-      blocks = []
-      for block in range(self.config.cluster):
-        at = {'block': jnp.int32(block)}
-        peer = plgpu.cluster_ref(self.block_maps, at)
-        blocks.append((peer[slot, 0], peer[slot, 1]))
-      start, after = _pick(blocks, self.at.block, self.state[0])
-      self._store(self.state, after)
-      self._store(start_ref, start)
-
-    self._by_leader(collect)
-    if self.config.warpgroups == 1:
-      return start_ref[0], h
-    plgpu.barrier_arrive(self.start_barrier)
-    plgpu.barrier_wait(self.start_barrier)
-    maps = self._warpgroup_maps(slot, None)
-    start, _ = _pick(maps, self.at.warpgroup, start_ref[0])
+    start = h
+    for i, pair in enumerate(self._share(wave, maps)):
+      start = h if i == 0 else jnp.where(self.warpgroup == i, h, start)
+      h = _affine(pair, h)
     return start, h
 
-  def finish(self, h) -> Array:
-    """Returns the last h, once no peer reads from here any more.
+  def compose(self, wave, maps: Sequence[Map], total: Map) -> Map:
+    """Returns the map of all waves up to and with this one.
 
     Args:
-      h: as the last wave left it.
+      wave: index of the wave.
+      maps: of each step in this warpgroup's block.
+      total: the map of the waves before.
     """
-    if self.config.cluster == 1:
-      return h
+    return _compose([total, *self._share(wave, maps)])
 
-    def finish():
-      barrier = self.block_barriers.at[self.walk.waves % 2]
-      plgpu.barrier_arrive(barrier)
-      plgpu.barrier_wait(barrier)
-
-    self._by_leader(finish)
-    return self.state[0]
-
-  def _warpgroup_maps(self, slot, total) -> list[Map]:
-    """Returns the maps of this CTA's blocks."""
-    if self.config.warpgroups == 1:
+  def _share(self, wave, maps: Sequence[Map]) -> list[Map]:
+    """Returns the map of every warpgroup's block."""
+    total = _compose(maps)
+    if self.count == 1:
       return [total]
+    # One of two sets may still be read by a warpgroup that is behind.
+    slot = lax.rem(wave, 2)
+    for i, value in enumerate(total):
+      self.maps[slot, self.warpgroup, i] = value
+    plgpu.barrier_arrive(self.barrier)
+    plgpu.barrier_wait(self.barrier)
     return [
         (self.maps[slot, w, 0], self.maps[slot, w, 1])
-        for w in range(self.config.warpgroups)
+        for w in range(self.count)
     ]
-
-  def _by_leader(self, fn):
-    if self.config.warpgroups == 1:
-      fn()
-    else:
-      pl.when(self.at.warpgroup == 0)(fn)
-
-  def _store(self, ref, *values):
-    for i, value in enumerate(values):
-      ref[i] = value
-
-
-# A part can be two waves ahead of one whose maps are being read.
-_SLOTS = 4
 
 
 def _exchange_types(config: streams_lib.Config):
-  types: list[Any] = []
-  lanes = lambda *shape: plgpu.SMEM((*shape, config.width), jnp.float32)
-  among_warpgroups = plgpu.Barrier(num_arrivals=config.warpgroups)
-  if config.warpgroups > 1:
-    types += [lanes(_SLOTS, config.warpgroups, 2), among_warpgroups]
-  if config.cluster > 1:
-    types += [lanes(_SLOTS, 2), lanes(2, 1), lanes(1)]
-    types.append(
-        plgpu.ClusterBarrier(collective_axes=('block',), num_barriers=2)
+  if config.warpgroups == 1:
+    return []
+  shape = (2, config.warpgroups, 2, config.width)
+  return [
+      plgpu.SMEM(shape, jnp.float32),
+      plgpu.Barrier(num_arrivals=config.warpgroups),
+  ]
+
+
+def _walk(plan: Plan, reverse: bool) -> streams_lib.Walk:
+  config = plan.config
+  features = pl.ds(lax.axis_index('tile') * config.width, config.width)
+  warpgroup = lax.axis_index('warpgroup') if config.warpgroups > 1 else 0
+  return streams_lib.Walk(
+      plan.layout,
+      config,
+      reverse,
+      lax.axis_index('batch'),
+      features,
+      lax.axis_index('segment') if config.segments > 1 else 0,
+      warpgroup,
+  )
+
+
+def _small(plan: Plan, walk, params: Ref, restart: Ref, flags: Ref):
+  """Returns parameters and restart in registers, and flags if there are any."""
+  theta = tuple(params[k, walk.features] for k in range(plan.params))
+  if not plan.flags:
+    return theta, None, None
+  return theta, restart[walk.batch, walk.features], flags
+
+
+def _enter(walk, segments: Ref, h: Array) -> Array:
+  """Returns h before this segment, from h before the first."""
+  for i in range(walk.config.segments - 1):
+    pair = tuple(
+        segments[i, j, walk.batch, walk.features] for j in range(2)
     )
-    if config.warpgroups > 1:
-      types.append(among_warpgroups)
-  return types
+    h = jnp.where(i < walk.segment, _affine(pair, h), h)
+  return h
 
 
-def _needed(plan: Plan, inputs: int) -> list[bool]:
-  """Returns which inputs the adjoint has to read."""
-  lane = jax.ShapeDtypeStruct((plan.config.width,), jnp.float32)
-  params, row = (lane,) * plan.params, (lane,) * inputs
+def _leave(walk, ref: Ref, h: Array):
+  """Writes h after the last segment."""
+  is_last = walk.segment == walk.config.segments - 1
 
-  def adjoint(params, cotangents, row):
-    (a, _), pull = jax.vjp(plan.coefficients, params, row)
-    return a, pull(cotangents)
-
-  return pointwise.used(adjoint, params, (lane, lane), row)[-inputs:]
+  @pl.when(is_last & (walk.warpgroup == 0))
+  def _():
+    ref[walk.batch, walk.features] = h
 
 
-def _kernel(plan: Plan, body, name, ins, outs, out_type):
+def _split(refs, inputs: int, outputs: int, rings: int, out_rings: int):
+  """Splits a kernel's references by what they are."""
+  parts = []
+  for size in (inputs, outputs, rings, out_rings):
+    parts.append(refs[:size])
+    refs = refs[size:]
+  return *parts, refs[0], refs[1:]
+
+
+def _kernel(plan: Plan, body, name, ins, outs, out_type, segments=None):
   config, layout = plan.config, plan.layout
-  tiles = layout.padded(config.width) // config.width
+  grid = {
+      'batch': layout.batch,
+      'tile': layout.padded(config.width) // config.width,
+  }
+  if config.segments > 1:
+    grid['segment'] = segments or config.segments
   options: dict[str, Any] = {}
-  if config.cluster > 1:
-    options |= {'cluster': (config.cluster,), 'cluster_names': ('block',)}
   if config.warpgroups > 1:
-    options |= {'num_threads': config.warpgroups, 'thread_name': 'warpgroup'}
+    options = {'num_threads': config.warpgroups, 'thread_name': 'warpgroup'}
   body.__name__ = name
   return plgpu.kernel(
       body,
       out_type=out_type,
-      grid=(layout.batch, tiles),
-      grid_names=('batch', 'tile'),
+      grid=tuple(grid.values()),
+      grid_names=tuple(grid),
       scratch_types=[
           *streams_lib.ring_types(ins, config, config.stages),
           *streams_lib.ring_types(outs, config, streams_lib.OUT_SLOTS),
@@ -545,12 +538,3 @@ def _compose(maps: Sequence[Map]) -> Map:
   for pair in maps[1:]:
     a, b = pair[0] * a, _affine(pair, b)
   return a, b
-
-
-def _pick(maps: Sequence[Map], index, h) -> tuple[Array, Array]:
-  """Returns h before the index-th map, and h after all of them."""
-  start = h
-  for i, pair in enumerate(maps):
-    start = h if i == 0 else jnp.where(index == i, h, start)
-    h = _affine(pair, h)
-  return start, h

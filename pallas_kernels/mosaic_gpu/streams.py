@@ -5,16 +5,16 @@ runs. Step s is time s, or time T - 1 - s where the recurrence runs backwards,
 so one kernel body serves both directions and nothing is flipped in memory.
 
 Features are the lanes: a warpgroup of 128 threads holds `width` features of one
-batch row, one or two a thread. Time is cut into blocks of `rows` steps. Blocks
-are dealt in turn to `parts` = cluster x warpgroups; each part copies its own
-blocks in and out by TMA, several ahead, and waits for nobody else in doing so.
-Blocks may reach beyond the sequence on either side: TMA reads zeros there and
-drops what is written.
+batch row, one or two a thread. Time is cut into segments, one for each CTA, and
+a segment into blocks of `rows` steps, which are dealt in turn to the warpgroups
+of the CTA: one block each is a wave. Each warpgroup copies its own blocks in
+and out by TMA, several ahead, and waits for nobody else in doing so. Blocks may
+reach beyond the sequence on either side: TMA reads zeros there and drops what
+is written.
 """
 
 from collections.abc import Sequence
 import dataclasses
-import math
 from typing import Any
 
 import jax
@@ -36,21 +36,17 @@ class Config:
 
   Attributes:
     rows: time steps in a block.
-    warpgroups: parts of time in a CTA; 1 for a recurrence that is not linear.
-    cluster: CTAs that share a sequence; 1 for a recurrence that is not linear.
+    warpgroups: of a CTA; 1 for a recurrence that is not linear.
+    segments: of a sequence; 1 for a recurrence that is not linear.
     stages: blocks in flight from device memory, for each warpgroup.
     width: features of a warpgroup, a multiple of 128.
   """
 
   rows: int = 8
   warpgroups: int = 1
-  cluster: int = 1
+  segments: int = 1
   stages: int = 2
   width: int = LANES
-
-  @property
-  def parts(self) -> int:
-    return self.cluster * self.warpgroups
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,7 +121,7 @@ class Stream:
 
 
 class Walk:
-  """A part's way through time.
+  """A warpgroup's way through time.
 
   Args:
     layout: the arrays.
@@ -133,32 +129,37 @@ class Walk:
     reverse: whether loop steps run from the last time to the first.
     batch: index of the batch row.
     features: the `pl.ds` of the features.
-    part: which of the blocks dealt to `parts` are this part's.
-    ring: index of this part's rings in shared memory.
+    segment: index of the segment.
+    warpgroup: index in the CTA.
   """
 
-  def __init__(self, layout, config, reverse, batch, features, part, ring):
+  def __init__(
+      self, layout, config, reverse, batch, features, segment=0, warpgroup=0
+  ):
     self.layout = layout
     self.config = config
     self.reverse = reverse
     self.batch = batch
     self.features = features
-    self.part = part
-    self.ring = ring
+    self.segment = segment
+    self.warpgroup = warpgroup
+    self._wave = config.warpgroups * config.rows
 
   @property
   def waves(self) -> int:
-    """How many blocks each part has."""
-    return pl.cdiv(self.layout.time, self.config.parts * self.config.rows)
+    """How many blocks each warpgroup has."""
+    return pl.cdiv(self.layout.time, self.config.segments * self._wave)
 
   @property
   def ragged(self) -> bool:
     """Whether some blocks reach beyond the sequence."""
-    return self.layout.time % (self.config.parts * self.config.rows) != 0
+    steps = self.waves * self.config.segments * self._wave
+    return self.layout.time != steps
 
   def first_step(self, wave):
     """Returns the loop step of the block's first row."""
-    return (wave * self.config.parts + self.part) * self.config.rows
+    wave = self.segment * self.waves + wave
+    return wave * self._wave + self.warpgroup * self.config.rows
 
   def start(self, wave):
     """Returns the earliest time in the block."""
@@ -177,8 +178,8 @@ class Walk:
     return self.layout.time - 1 - step if self.reverse else step
 
   def slot(self, wave, slots: int):
-    """Returns where a wave's block lies in a ring of this part."""
-    return self.ring * slots + lax.rem(wave, slots)
+    """Returns where a wave's block lies in this warpgroup's ring."""
+    return self.warpgroup * slots + lax.rem(wave, slots)
 
   def load(self, streams, arrays, buffers, barriers, wave):
     """Starts copying a wave's blocks into the ring."""
@@ -283,6 +284,12 @@ def streams_of(arrays: Sequence[Any], first: int = 0) -> tuple[Stream, ...]:
   return tuple(streams)
 
 
+def zeros(width: int) -> Array:
+  """Returns zeros in registers, laid out as what is read from a stream."""
+  layout = plgpu.Layout.WG_STRIDED((width,), vec_size=min(2, width // LANES))
+  return plgpu.layout_cast(jnp.zeros((width,), jnp.float32), layout)
+
+
 def pad_features(x: Array, width: int) -> Array:
   """Pads the last axis of a small operand to whole tiles."""
   missing = -x.shape[-1] % width
@@ -302,7 +309,3 @@ def compiler_params() -> plgpu.CompilerParams:
       unsafe_no_auto_barriers=True,
       lowering_semantics=plgpu.LoweringSemantics.Lane,
   )
-
-
-def elements(shape: Sequence[int]) -> int:
-  return math.prod(shape)
