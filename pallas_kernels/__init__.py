@@ -9,54 +9,19 @@ Two names are public:
 * `linear_scan`: h_t = a_t h_{t-1} + b_t.
 * `recurrence`: carry_t = update(x_t, R h_{t-1}, carry_{t-1}).
 
-The kernels are not written yet. Both functions raise `NotImplementedError`, the
-error by which a caller learns that it has to run the same computation on
-another path.
+Both are differentiable in all their arrays, and both raise
+`NotImplementedError`, the error by which a caller learns that it has to run the
+same computation on another path, where the device, the jax version, a dtype or
+the cell is one that the kernels cannot run.
+
+From the outside in: `affine` and `recurrent` hold the two functions, `engine`
+makes forward and backward kernels one differentiable operation, `tuning`
+chooses how they cut their work, `targets` knows the device, `pointwise` turns a
+cell's equations and their derivatives into kernel code, and `mosaic_gpu` holds
+the kernels.
 """
 
-from typing import Any, NoReturn
-
-import jax
+from pallas_kernels.affine import linear_scan
+from pallas_kernels.recurrent import recurrence
 
 __all__ = ['linear_scan', 'recurrence']
-
-
-def linear_scan(
-    a: jax.Array, b: jax.Array, *args: Any, **kwargs: Any
-) -> NoReturn:
-  """Computes h_t = a_t h_{t-1} + b_t on the GPU.
-
-  Args:
-    a: Coefficients, [batch, time, features].
-    b: Terms free of h, [batch, time, features].
-    *args: Further arguments, not settled yet.
-    **kwargs: Further arguments, not settled yet.
-
-  Raises:
-    NotImplementedError: Always. The kernel is not written yet.
-  """
-  del a, b, args, kwargs
-  raise NotImplementedError(_message('linear_scan'))
-
-
-def recurrence(update: Any, *args: Any, **kwargs: Any) -> NoReturn:
-  """Computes carry_t = update(x_t, R h_{t-1}, carry_{t-1}) on the GPU.
-
-  Args:
-    update: One step of the recurrence, pointwise in batch and feature.
-    *args: Further arguments, not settled yet.
-    **kwargs: Further arguments, not settled yet.
-
-  Raises:
-    NotImplementedError: Always. The kernel is not written yet.
-  """
-  del update, args, kwargs
-  raise NotImplementedError(_message('recurrence'))
-
-
-def _message(name: str) -> str:
-  return (
-      f'pallas_kernels.{name}: the GPU kernels are not written yet. Use'
-      " implementation='scan', which runs every cell, or"
-      " implementation='associative_scan', which runs the linear ones."
-  )

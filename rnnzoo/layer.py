@@ -226,6 +226,8 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
         mask=mask,
         reverse=reverse,
         implementation=self.implementation,
+        time_major=time_major,
+        out_dtype=dtype,
     )
     if mask is not None:
       h = jnp.where(mask[..., None], h, 0)

@@ -62,16 +62,20 @@ def linear_scan(
     raise ValueError(
         f'h0 must be [batch, features] = {(batch, features)}, got {h0.shape}.'
     )
-  a, b, h0 = steps.vary_alike([x.astype(dtype) for x in (a, b, h0)])
+  a, b, h0 = steps.vary_alike([a, b, h0.astype(dtype)])
   if time == 0:
     return b.astype(out_dtype)
   if reset is not None:
     reset = steps.boundary(reset, reverse, axis=1)
-    a = jnp.where(reset[..., None], 0, a)
 
   def attempt(name):
     if name == 'pallas':
       return pallas_kernels.linear_scan(a, b, h0, reset=reset, reverse=reverse)
+    return xla(name, a.astype(dtype), b.astype(dtype))
+
+  def xla(name, a, b):
+    if reset is not None:
+      a = jnp.where(reset[..., None], 0, a)
     solve = associative.compose_scan
     if name == 'scan':
       solve = associative.step_scan

@@ -5,7 +5,7 @@ into the loop where the path can. The names of the paths:
 
   'scan'              `lax.scan`; every cell, every device, the reference
   'associative_scan'  parallel in time; cells that are linear in their carry
-  'pallas'            GPU kernels; not written yet
+  'pallas'            GPU kernels; cells that are linear or diagonal
 
 `None` takes the fastest that can run here. A path that cannot run raises
 `NotImplementedError`; where others are left to try, the reason is logged once.
@@ -22,6 +22,7 @@ import pallas_kernels
 from rnnzoo import associative
 from rnnzoo import cell as cell_lib
 from rnnzoo import checks
+from rnnzoo import products
 from rnnzoo import selection
 from rnnzoo import sequential
 from rnnzoo import steps
@@ -177,6 +178,7 @@ def unroll_carries(
       reverse=reverse,
       implementation=implementation,
       outputs=len(carry) if outputs is None else outputs,
+      time_major=False,
   )
   return carry, tuple(map(time_major, carries))
 
@@ -196,6 +198,8 @@ def run(
     reverse: bool,
     implementation: Implementation,
     outputs: int = 1,
+    time_major: bool = True,
+    out_dtype: jax.typing.DTypeLike | None = None,
 ) -> tuple[Carry, Carry]:
   """Runs a cell over projected inputs, time-major and without checks.
 
@@ -213,6 +217,11 @@ def run(
     reverse: run from the last step to the first.
     implementation: as for `unroll`.
     outputs: how many of the carry's arrays to return for all steps.
+    time_major: whether inputs lie in memory as they are given; otherwise they
+      were transposed from [batch, time, ...] and the outputs will be back. A
+      kernel then works on the original.
+    out_dtype: what the outputs will be cast to, which a kernel does itself;
+      None for the carry's dtype.
 
   Returns:
     The final carry and `outputs` arrays [time, batch, features].
@@ -253,7 +262,15 @@ def run(
     if name == 'scan':
       return steps_of(cell, params, project, weights)
     if name == 'pallas':
-      return pallas_kernels.recurrence(cell)
+      return _run_kernel(
+          cell,
+          project,
+          operands._replace(params=params, weights=weights, reset=reset),
+          reverse=reverse,
+          time_major=time_major,
+          outputs=outputs,
+          out_dtype=out_dtype,
+      )
     if not isinstance(cell, cell_lib.LinearCell):
       raise NotImplementedError(
           f"implementation='associative_scan' cannot run {type(cell).__name__}:"
@@ -268,6 +285,45 @@ def run(
 
   linear = isinstance(cell, cell_lib.LinearCell)
   return selection.first_that_can(attempt, implementation, linear)
+
+
+def _run_kernel(
+    cell, project, operands, *, reverse, time_major, outputs, out_dtype
+) -> tuple[Carry, Carry]:
+  """Runs a cell by `pallas_kernels.recurrence`; arguments as for `run`."""
+  params, weights, inputs, kernel, carry, restart, reset, mask = operands
+  if mask is not None:
+    inputs = jax.tree.map(lambda x: steps.where(mask, x, 0), inputs)
+
+  def swap(x):
+    return None if x is None else jnp.swapaxes(x, 0, 1)
+
+  # A transpose of a transpose is nothing to the compiler.
+  own = (lambda x: x) if time_major else swap
+  bias = None
+  if project is products.project:
+    kernel_of_inputs, bias = weights
+    x_gates = products.project_joint(kernel_of_inputs, own(inputs))
+  elif project is _split_gates:
+    x_gates = own(inputs)
+  else:
+    x_gates = tuple(own(gate) for gate in project(weights, inputs))
+  carry, carries = pallas_kernels.recurrence(
+      cell,
+      params,
+      x_gates,
+      kernel,
+      carry,
+      bias=bias,
+      restart=restart,
+      reset=swap(reset),
+      mask=swap(mask),
+      reverse=reverse,
+      time_major=time_major,
+      outputs=outputs,
+      out_dtype=out_dtype or carry[0].dtype,
+  )
+  return carry, tuple(map(own, carries))
 
 
 @dataclasses.dataclass(frozen=True)

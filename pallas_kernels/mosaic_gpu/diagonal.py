@@ -221,7 +221,7 @@ def backward(
       return d_carry, d_theta, d_restart
 
     d_carry = read(d_last)
-    zero = streams_lib.zeros(config.width)
+    zero = streams_lib.zeros()
     d_theta = tuple(zero for _ in theta)
     d_restart = (zero,) * states if plan.flags else ()
     d_carry, d_theta, d_restart = lax.fori_loop(
@@ -236,7 +236,7 @@ def backward(
     plgpu.wait_smem_to_gmem(0)
 
   small = jax.ShapeDtypeStruct(carry.shape, jnp.float32)
-  batch, padded = layout.batch, layout.padded(config.width)
+  batch, padded = layout.batch, layout.padded
   d_params = (batch, max(plan.params, 1), padded)
   *d_arrays, d_carry, d_params, d_restart = _kernel(
       plan,
@@ -255,8 +255,7 @@ def backward(
 
 
 def _walk(plan: Plan, reverse: bool) -> streams_lib.Walk:
-  width = plan.config.width
-  features = pl.ds(lax.axis_index('tile') * width, width)
+  features = pl.ds(lax.axis_index('tile') * streams_lib.LANES, streams_lib.LANES)
   batch = lax.axis_index('batch')
   return streams_lib.Walk(plan.layout, plan.config, reverse, batch, features)
 
@@ -267,7 +266,7 @@ def _kernel(plan: Plan, body, name, ins, outs, out_type):
   return plgpu.kernel(
       body,
       out_type=out_type,
-      grid=(layout.batch, layout.padded(config.width) // config.width),
+      grid=(layout.batch, layout.padded // streams_lib.LANES),
       grid_names=('batch', 'tile'),
       scratch_types=[
           *streams_lib.ring_types(ins, config, config.stages),

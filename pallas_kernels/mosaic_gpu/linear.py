@@ -68,7 +68,7 @@ class Plan:
 
   def needed(self, inputs: int) -> tuple[list[bool], list[bool]]:
     """Returns which inputs a depends on, and which the adjoint reads."""
-    lane = jax.ShapeDtypeStruct((self.config.width,), jnp.float32)
+    lane = jax.ShapeDtypeStruct((streams_lib.LANES,), jnp.float32)
     params, row = (lane,) * self.params, (lane,) * inputs
 
     def factor(params, row):
@@ -156,7 +156,7 @@ def forward(
     _leave(walk, last_ref, h)
     plgpu.wait_smem_to_gmem(0)
 
-  padded = layout.padded(config.width)
+  padded = layout.padded
   h, last = _kernel(
       plan,
       body,
@@ -284,7 +284,7 @@ def backward(
       return mu, d_theta, d_restart
 
     mu = _enter(walk, segments, d_last[walk.batch, walk.features])
-    zero = streams_lib.zeros(config.width)
+    zero = streams_lib.zeros()
     d_theta = tuple(zero for _ in theta)
     state = (mu, d_theta, zero if plan.flags else ())
     mu, d_theta, d_restart = lax.fori_loop(0, walk.waves, wave, state)
@@ -296,7 +296,7 @@ def backward(
       d_restart_ref[walk.batch, part, walk.features] = d_restart
     plgpu.wait_smem_to_gmem(0)
 
-  batch, padded = layout.batch, layout.padded(config.width)
+  batch, padded = layout.batch, layout.padded
   parts = (batch, config.segments * config.warpgroups)
   shapes = (
       (batch, padded),
@@ -358,7 +358,7 @@ def _summarise(
       walk.refill(ins, inputs, rings, barriers, k)
       return total
 
-    zero = streams_lib.zeros(config.width)
+    zero = streams_lib.zeros()
     total = lax.fori_loop(0, walk.waves, wave, (zero + 1.0, zero))
 
     @pl.when(walk.warpgroup == 0)
@@ -366,7 +366,7 @@ def _summarise(
       for i, value in enumerate(total):
         maps_ref[walk.segment, i, walk.batch, walk.features] = value
 
-  shape = (config.segments - 1, 2, layout.batch, layout.padded(config.width))
+  shape = (config.segments - 1, 2, layout.batch, layout.padded)
   (maps,) = _kernel(
       plan,
       body,
@@ -439,7 +439,7 @@ class _Exchange:
 def _exchange_types(config: streams_lib.Config):
   if config.warpgroups == 1:
     return []
-  shape = (2, config.warpgroups, 2, config.width)
+  shape = (2, config.warpgroups, 2, streams_lib.LANES)
   return [
       plgpu.SMEM(shape, jnp.float32),
       plgpu.Barrier(num_arrivals=config.warpgroups),
@@ -448,7 +448,7 @@ def _exchange_types(config: streams_lib.Config):
 
 def _walk(plan: Plan, reverse: bool) -> streams_lib.Walk:
   config = plan.config
-  features = pl.ds(lax.axis_index('tile') * config.width, config.width)
+  features = pl.ds(lax.axis_index('tile') * streams_lib.LANES, streams_lib.LANES)
   warpgroup = lax.axis_index('warpgroup') if config.warpgroups > 1 else 0
   return streams_lib.Walk(
       plan.layout,
@@ -501,7 +501,7 @@ def _kernel(plan: Plan, body, name, ins, outs, out_type, segments=None):
   config, layout = plan.config, plan.layout
   grid = {
       'batch': layout.batch,
-      'tile': layout.padded(config.width) // config.width,
+      'tile': layout.padded // streams_lib.LANES,
   }
   if config.segments > 1:
     grid['segment'] = segments or config.segments

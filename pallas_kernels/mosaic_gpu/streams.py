@@ -4,8 +4,8 @@ A kernel sees time as loop steps 0, 1, 2, ..., whichever way the recurrence
 runs. Step s is time s, or time T - 1 - s where the recurrence runs backwards,
 so one kernel body serves both directions and nothing is flipped in memory.
 
-Features are the lanes: a warpgroup of 128 threads holds `width` features of one
-batch row, one or two a thread. Time is cut into segments, one for each CTA, and
+Features are the lanes: a warpgroup of 128 threads holds a tile of 128 features
+of one batch row, one a thread. Time is cut into segments, one for each CTA, and
 a segment into blocks of `rows` steps, which are dealt in turn to the warpgroups
 of the CTA: one block each is a wave. Each warpgroup copies its own blocks in
 and out by TMA, several ahead, and waits for nobody else in doing so. Blocks may
@@ -39,14 +39,12 @@ class Config:
     warpgroups: of a CTA; 1 for a recurrence that is not linear.
     segments: of a sequence; 1 for a recurrence that is not linear.
     stages: blocks in flight from device memory, for each warpgroup.
-    width: features of a warpgroup, a multiple of 128.
   """
 
   rows: int = 8
   warpgroups: int = 1
   segments: int = 1
   stages: int = 2
-  width: int = LANES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,12 +88,13 @@ class Layout:
     end = x.shape[axis] - self.margin
     return lax.slice_in_dim(x, self.margin, end, axis=axis)
 
-  def padded(self, width: int) -> int:
-    """Returns F rounded up to whole tiles, as small operands are padded."""
-    return pl.cdiv(self.features, width) * width
+  @property
+  def padded(self) -> int:
+    """F rounded up to whole tiles, as small operands are padded."""
+    return round_up(self.features, LANES)
 
   def block(self, ref: Ref, gate: int | None, batch, start, size, features):
-    """Returns one block [size, width] of a stream in device memory."""
+    """Returns one block [size, LANES] of a stream in device memory."""
     lead = (batch, pl.ds(start + self.margin, size))
     if self.time_major:
       lead = lead[::-1]
@@ -254,7 +253,7 @@ OUT_SLOTS = 2
 
 def ring_types(streams: Sequence[Stream], config: Config, slots: int):
   """Returns the shared memory that the streams of a CTA pass through."""
-  shape = (config.warpgroups * slots, config.rows, config.width)
+  shape = (config.warpgroups * slots, config.rows, LANES)
   return tuple(plgpu.SMEM(shape, stream.dtype) for stream in streams)
 
 
@@ -270,8 +269,8 @@ def shared_bytes(
     inputs: Sequence[Stream], outputs: Sequence[Stream], config: Config
 ) -> int:
   """Returns the bytes of shared memory that the rings of a CTA take."""
-  block = config.warpgroups * config.rows * config.width
-  size = lambda streams: sum(jnp.dtype(s.dtype).itemsize for s in streams)
+  block = config.warpgroups * config.rows * LANES
+  size = lambda streams: sum(s.dtype.itemsize for s in streams)
   return block * (config.stages * size(inputs) + OUT_SLOTS * size(outputs))
 
 
@@ -284,15 +283,19 @@ def streams_of(arrays: Sequence[Any], first: int = 0) -> tuple[Stream, ...]:
   return tuple(streams)
 
 
-def zeros(width: int) -> Array:
+def zeros() -> Array:
   """Returns zeros in registers, laid out as what is read from a stream."""
-  layout = plgpu.Layout.WG_STRIDED((width,), vec_size=min(2, width // LANES))
-  return plgpu.layout_cast(jnp.zeros((width,), jnp.float32), layout)
+  layout = plgpu.Layout.WG_STRIDED((LANES,), vec_size=1)
+  return plgpu.layout_cast(jnp.zeros((LANES,), jnp.float32), layout)
 
 
-def pad_features(x: Array, width: int) -> Array:
-  """Pads the last axis of a small operand to whole tiles."""
-  missing = -x.shape[-1] % width
+def round_up(size: int, multiple: int) -> int:
+  return pl.cdiv(size, multiple) * multiple
+
+
+def pad_features(x: Array, size: int) -> Array:
+  """Pads the last axis to `size`."""
+  missing = size - x.shape[-1]
   if not missing:
     return x
   return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)])

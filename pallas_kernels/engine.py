@@ -1,0 +1,230 @@
+"""Kernels with their derivatives: one `custom_vjp` for linear and diagonal.
+
+This is where arrays are brought into the form that kernels take, where
+`tuning.py` is asked how to cut the work, and where forward and backward kernels
+become one differentiable operation.
+"""
+
+from collections.abc import Callable
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+from jax.experimental.pallas import mosaic_gpu as plgpu
+import jax.numpy as jnp
+
+from pallas_kernels import pointwise
+from pallas_kernels import targets
+from pallas_kernels import tuning
+from pallas_kernels.mosaic_gpu import diagonal
+from pallas_kernels.mosaic_gpu import flags as flags_lib
+from pallas_kernels.mosaic_gpu import linear
+from pallas_kernels.mosaic_gpu import streams
+
+Array = jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+  """What is static in a call.
+
+  Attributes:
+    step: (theta, inputs) -> (a, b) if linear, else (theta, inputs, carry) ->
+      carry; pointwise, hashable.
+    linear: which of the two.
+    params: how many rows of theta there are.
+    shape: (B, T, F).
+    time_major: whether streams are [T, B, ...].
+    reverse: whether time runs from the last step to the first.
+    outputs: how many arrays of the carry are returned for all steps.
+    out_dtype: dtype of these.
+    target: the device.
+  """
+
+  step: Callable[..., Any]
+  linear: bool
+  params: int
+  shape: tuple[int, int, int]
+  time_major: bool
+  reverse: bool
+  outputs: int
+  out_dtype: Any
+  target: targets.Target
+
+
+def run(
+    call: Call,
+    theta: Array,
+    arrays: tuple[Array, ...],
+    carry: Array,
+    restart: Array,
+    reset: Array | None,
+    mask: Array | None,
+) -> tuple[Array, tuple[Array, ...]]:
+  """Runs a recurrence; differentiable in theta, arrays, carry and restart.
+
+  Args:
+    call: what is static.
+    theta: float32 [rows, F].
+    arrays: streams of inputs, [B, T, F] or [B, T, g, F].
+    carry: float32 [S, B, F].
+    restart: float32 [S, B, F].
+    reset: bool [B, T] or None, in the order of the loop.
+    mask: bool [B, T] or None.
+
+  Returns:
+    The final carry, float32 [S, B, F], and `call.outputs` streams.
+  """
+  _, _, features = call.shape
+  flags = flags_lib.pack(reset, mask)
+  # TMA wants rows of device memory to start at multiples of 16 bytes.
+  sizes = [x.dtype.itemsize for x in arrays] + [call.out_dtype.itemsize]
+  aligned = streams.round_up(features, 16 // min(sizes))
+  arrays = tuple(streams.pad_features(x, aligned) for x in arrays)
+  inner = dataclasses.replace(call, shape=(*call.shape[:2], aligned))
+  small = [
+      streams.pad_features(x, streams.round_up(aligned, streams.LANES))
+      for x in (theta, carry, restart)
+  ]
+  last, carries = _run(inner, small[0], arrays, small[1], small[2], flags)
+  cut = lambda x: x[..., :features]
+  if aligned != features:
+    carries = tuple(map(cut, carries))
+  return cut(last), carries
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _run(call: Call, theta, arrays, carry, restart, flags):
+  return _forward(call, theta, arrays, carry, restart, flags, call.outputs)
+
+
+def _run_fwd(call: Call, theta, arrays, carry, restart, flags):
+  states = carry.shape[0]
+  last, carries = _forward(
+      call, theta, arrays, carry, restart, flags, states
+  )
+  saved = theta, arrays, carries, carry, restart, flags
+  return (last, carries[: call.outputs]), saved
+
+
+def _forward(call: Call, theta, arrays, carry, restart, flags, outputs):
+  layout = _layout(call)
+  ins = streams.streams_of(arrays)
+  outs = [streams.Stream(i, None, call.out_dtype) for i in range(outputs)]
+  has_flags = flags is not None
+  flags = flags if has_flags else jnp.zeros((1, 1), jnp.int32)
+  interpret = _interpret(call)
+  if call.linear:
+    config = tuning.linear(layout, ins, outs, call.target)
+    plan = linear.Plan(
+        call.step,
+        call.params,
+        _with_margin(layout, config, interpret),
+        config,
+        call.reverse,
+        has_flags,
+        interpret,
+    )
+    h, last = linear.forward(
+        plan, theta, arrays, carry[0], restart[0], flags, call.out_dtype
+    )
+    return last[None], (h,)[:outputs]
+  size = _operations(call, len(ins), carry.shape[0])
+  config = tuning.diagonal(layout, ins, outs, call.target, size)
+  plan = diagonal.Plan(
+      call.step,
+      call.params,
+      _with_margin(layout, config, interpret),
+      config,
+      call.reverse,
+      has_flags,
+      interpret,
+  )
+  carries, last = diagonal.forward(
+      plan, theta, arrays, carry, restart, flags, outputs, call.out_dtype
+  )
+  return last, carries
+
+
+def _run_bwd(call: Call, saved, cotangents):
+  theta, arrays, carries, carry, restart, flags = saved
+  d_last, d_carries = cotangents
+  layout = _layout(call)
+  has_flags = flags is not None
+  flags = flags if has_flags else jnp.zeros((1, 1), jnp.int32)
+  outs = streams.streams_of(arrays)
+  others = [streams.Stream(0, None, x.dtype) for x in (*carries, *d_carries)]
+  interpret = _interpret(call)
+  if call.linear:
+    config = tuning.linear(layout, [*outs, *others], outs, call.target)
+    plan = linear.Plan(
+        call.step,
+        call.params,
+        _with_margin(layout, config, interpret),
+        config,
+        call.reverse,
+        has_flags,
+        interpret,
+    )
+    d_arrays, d_carry, d_theta, d_restart = linear.backward(
+        plan,
+        theta,
+        arrays,
+        carries[0],
+        carry[0],
+        restart[0],
+        flags,
+        d_carries[0],
+        d_last[0],
+    )
+    d_carry, d_restart = d_carry[None], d_restart.sum(1)[None]
+    d_theta = d_theta.sum((0, 1))
+  else:
+    size = 3 * _operations(call, len(outs), carry.shape[0])
+    config = tuning.diagonal(
+        layout, [*outs, *others], outs, call.target, size
+    )
+    plan = diagonal.Plan(
+        call.step,
+        call.params,
+        _with_margin(layout, config, interpret),
+        config,
+        call.reverse,
+        has_flags,
+        interpret,
+    )
+    d_arrays, d_carry, d_theta, d_restart = diagonal.backward(
+        plan, theta, arrays, carries, carry, restart, flags, d_carries, d_last
+    )
+    d_theta = d_theta.sum(0)
+  d_theta = d_theta if call.params else jnp.zeros_like(theta)
+  d_restart = d_restart if has_flags else jnp.zeros_like(restart)
+  return d_theta, d_arrays, d_carry, d_restart, None
+
+
+_run.defvjp(_run_fwd, _run_bwd)
+
+
+def _layout(call: Call) -> streams.Layout:
+  return streams.Layout(*call.shape, call.time_major)
+
+
+def _interpret(call: Call):
+  return plgpu.InterpretGPUParams() if call.target.interpret else None
+
+
+def _with_margin(layout, config, interpret):
+  """Interpret mode knows no copies that reach beyond an array."""
+  if not interpret:
+    return layout
+  margin = config.segments * config.warpgroups * config.rows
+  return dataclasses.replace(layout, margin=margin)
+
+
+def _operations(call: Call, gates: int, states: int) -> int:
+  """Returns about how many operations one step of a diagonal cell is."""
+  lane = jax.ShapeDtypeStruct((streams.LANES,), jnp.float32)
+  args = (lane,) * call.params, (lane,) * gates, (lane,) * states
+  step = pointwise.legalize(call.step)
+  return len(jax.make_jaxpr(step)(*args).eqns)

@@ -1,0 +1,232 @@
+"""`recurrence`: any cell's update over time, with derivatives.
+
+A cell comes in as an argument with equations and no name. What an engine needs
+to know of it:
+
+* whether it is linear in its carry (it then has `coefficients`), for
+  `mosaic_gpu/linear.py`;
+* whether its recurrent kernel is diagonal, for `mosaic_gpu/diagonal.py`.
+
+Everything that is one number a feature (the cell's parameters, a bias of the
+input gates, a diagonal recurrent kernel) reaches a kernel as rows of one array,
+`theta`. A kernel adds the bias itself and sums its gradient in registers, which
+spares a pass over the gates either way.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+import math
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels import targets
+
+Array = jax.Array
+Carry = tuple[Array, ...]
+
+class Cell(Protocol):
+  """What this module asks of a cell; equal cells share a compilation."""
+
+  input_gates: int
+  recurrent_gates: int
+  carry_names: tuple[str, ...]
+
+  def update(self, params, x_gates, h_gates, carry) -> Carry:
+    """Returns the carry after one step, pointwise in batch and feature."""
+
+
+def recurrence(
+    cell: Cell,
+    params: Mapping[str, Array],
+    x_gates: Array | Sequence[Array],
+    recurrent_kernel: Array | None,
+    carry: Carry,
+    *,
+    bias: Array | None = None,
+    restart: Carry | None = None,
+    reset: Array | None = None,
+    mask: Array | None = None,
+    reverse: bool = False,
+    time_major: bool = False,
+    outputs: int = 1,
+    out_dtype: jax.typing.DTypeLike | None = None,
+) -> tuple[Carry, Carry]:
+  """Computes carry_t = update(x_t, R h_{t-1}, carry_{t-1}) on the GPU.
+
+  Every array is read and written once, in the layout that it has. Rows of
+  features have to start at multiples of 16 bytes: where features do not fill
+  them, x_gates are copied once to do so.
+
+  Args:
+    cell: the equations.
+    params: the cell's own parameters by name, each [..., F].
+    x_gates: input gates, [B, T, G, F] or a sequence of arrays [B, T, F] and
+      [B, T, g, F] that have G gates in all; float32, bfloat16 or float16.
+    recurrent_kernel: [G', N, D, D] with N D = F, or None for a cell without
+      recurrent gates. Only D = 1 for now.
+    carry: what the first step starts from, each [B, F].
+    bias: added to the input gates, [G, F], or None.
+    restart: what a reset restarts from, each [B, F]; zeros if None.
+    reset: bool [B, T]; where true, the carry restarts before the step, in the
+      order of the loop.
+    mask: bool [B, T]; where false, the carry is held over the step.
+    reverse: run from the last step to the first.
+    time_major: x_gates and the outputs are [T, B, ...] instead of [B, T, ...].
+    outputs: how many of the carry's arrays to return for all steps.
+    out_dtype: dtype of these; that of x_gates if None. The carry inside the
+      kernel is float32.
+
+  Returns:
+    The final carry, each float32 [B, F], and the first `outputs` arrays of the
+    carry after every step, each [B, T, F].
+
+  Raises:
+    NotImplementedError: the device, the jax version, a dtype or the cell is one
+      that the kernels cannot run.
+  """
+  target = targets.current()
+  arrays = x_gates if isinstance(x_gates, (list, tuple)) else (x_gates,)
+  targets.check_dtypes('recurrence', arrays)
+  linear = hasattr(cell, 'coefficients')
+  if not linear and (
+      recurrent_kernel is None
+      or recurrent_kernel.shape[-1] != 1
+      or hasattr(cell, 'operand')
+  ):
+    raise NotImplementedError(
+        f'GPU kernels cannot run {type(cell).__name__} yet: they run linear'
+        " cells, and cells with a diagonal recurrent kernel. implementation="
+        "'scan' runs every cell."
+    )
+  # Pallas's GPU backend is imported where it is known to work.
+  from pallas_kernels import engine
+
+  features = arrays[0].shape[-1]
+  lead = arrays[0].shape[:2]
+  batch, time = lead[::-1] if time_major else lead
+  targets.check_sizes('recurrence', batch, time, features)
+  rows = _Rows.of(params, bias, recurrent_kernel, features)
+  step: Callable[..., Any]
+  step = _Coefficients(cell, rows) if linear else _Update(cell, rows)
+  if restart is None:
+    restart = tuple(jnp.zeros_like(c) for c in carry)
+  stack = lambda xs: jnp.stack([x.astype(jnp.float32) for x in xs])
+  last, carries = engine.run(
+      engine.Call(
+          step,
+          linear,
+          rows.count,
+          (batch, time, features),
+          time_major,
+          reverse,
+          outputs,
+          jnp.dtype(out_dtype or arrays[0].dtype),
+          target,
+      ),
+      rows.pack(params, bias, recurrent_kernel),
+      tuple(arrays),
+      stack(carry),
+      stack(restart),
+      reset,
+      mask,
+  )
+  return tuple(last), carries
+
+
+@dataclasses.dataclass(frozen=True)
+class _Rows:
+  """What the rows of theta [rows, F] are.
+
+  Attributes:
+    params: names and leading axes of the cell's own parameters.
+    bias: number of input gates that have a bias.
+    recurrent: number of recurrent gates.
+    features: F.
+  """
+
+  params: tuple[tuple[str, tuple[int, ...]], ...]
+  bias: int
+  recurrent: int
+  features: int
+
+  @classmethod
+  def of(cls, params, bias, recurrent_kernel, features):
+    return cls(
+        tuple((k, tuple(v.shape[:-1])) for k, v in sorted(params.items())),
+        0 if bias is None else bias.shape[0],
+        0 if recurrent_kernel is None else recurrent_kernel.shape[0],
+        features,
+    )
+
+  @property
+  def count(self) -> int:
+    own = sum(math.prod(shape) for _, shape in self.params)
+    return own + self.bias + self.recurrent
+
+  def pack(self, params, bias, recurrent_kernel) -> Array:
+    """Returns theta, float32 [rows, F]; one row of zeros if there are none."""
+    parts = [
+        jnp.broadcast_to(params[name], (*shape, self.features)).reshape(
+            -1, self.features
+        )
+        for name, shape in self.params
+    ]
+    if self.bias:
+      parts.append(bias)
+    if self.recurrent:
+      parts.append(recurrent_kernel[:, :, 0, 0])
+    if not parts:
+      parts.append(jnp.zeros((1, self.features)))
+    return jnp.concatenate([part.astype(jnp.float32) for part in parts])
+
+  def unpack(self, theta: Sequence[Array]):
+    """Returns params, bias and recurrent weights of one feature.
+
+    A parameter with leading axes becomes a nested tuple, which indexes and
+    iterates like it.
+    """
+    rest = iter(theta)
+
+    def nest(shape):
+      if not shape:
+        return next(rest)
+      return tuple(nest(shape[1:]) for _ in range(shape[0]))
+
+    params = {name: nest(shape) for name, shape in self.params}
+    return params, nest((self.bias,)), nest((self.recurrent,))
+
+
+def _add(row: Sequence[Array], bias: Sequence[Array]) -> tuple[Array, ...]:
+  if not bias:
+    return tuple(row)
+  return tuple(x + b for x, b in zip(row, bias, strict=True))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Coefficients:
+  """(theta, input gates) -> (a, b) of a linear cell."""
+
+  cell: Any
+  rows: _Rows
+
+  def __call__(self, theta, row):
+    params, bias, _ = self.rows.unpack(theta)
+    a, b = self.cell.coefficients(params, _add(row, bias))
+    # One may be free of the input, a learned decay for instance.
+    return tuple(jnp.broadcast_to(x, row[0].shape) for x in (a, b))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Update:
+  """(theta, input gates, carry) -> carry of a cell with a diagonal R."""
+
+  cell: Any
+  rows: _Rows
+
+  def __call__(self, theta, row, carry):
+    params, bias, weights = self.rows.unpack(theta)
+    h_gates = tuple(w * carry[0] for w in weights)
+    new = self.cell.update(params, _add(row, bias), h_gates, carry)
+    return tuple(x.astype(jnp.float32) for x in new)
