@@ -2,12 +2,13 @@
 
 A cell's `update` is plain `jnp`, written for any device. Inside a kernel body
 it meets a compiler that knows fewer primitives, and on a GPU some of those it
-knows are slow. Both functions here trace a function, replace what needs
+knows are slow. The functions here trace a function, replace what needs
 replacing and leave the rest as it is:
 
 * `legalize(fn)` is fn, for calls inside a kernel body;
 * `vjp(fn, *args)` is `jax.vjp`, likewise: the derivative is derived from the
-  same definition, so no cell has one of its own.
+  same definition, so no cell has one of its own;
+* `map_rows` does either for several steps at once.
 
 Kernels are compiled with approximate mathematics: exp, tanh and rsqrt are single
 instructions of the special-function unit. The replacements below turn these
@@ -16,7 +17,7 @@ would be off by 5e-4. A primitive that is neither replaced nor known to lower
 raises `NotImplementedError` while tracing, early enough to choose another path.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 import math
 from typing import Any
 
@@ -56,10 +57,63 @@ def vjp(fn: Callable[..., Any], *args) -> tuple[Any, Callable[[Any], Any]]:
     *args: where it is linearised.
 
   Returns:
-    The value, and a function from its cotangent to the arguments'.
+    The value, and a function from its cotangent to the arguments'; it is a
+    pytree, for `pull`.
   """
-  value, pull = legalize(lambda *args: jax.vjp(fn, *args))(*args)
-  return value, lambda cotangent: legalize(lambda f, ct: f(ct))(pull, cotangent)
+  return legalize(lambda *args: jax.vjp(fn, *args))(*args)
+
+
+def pull(pullback, cotangent) -> Any:
+  """Applies a pullback from `vjp`, inside a kernel body."""
+  return legalize(lambda f, ct: f(ct))(pullback, cotangent)
+
+
+def map_rows(
+    fn: Callable[[Any, Any], Any], shared: Any, rows: Sequence[Any]
+) -> list[Any]:
+  """Returns [fn(shared, row) for row in rows], for calls in a kernel body.
+
+  Each operation is done for all rows before the next one. A warp waits long for
+  the result of a special function; this way it has other rows to go on with,
+  which the compiler would not find out by itself.
+
+  Args:
+    fn: a pointwise function of pytrees of arrays.
+    shared: its first argument.
+    rows: second arguments, all of one structure.
+  """
+  closed, shape = jax.make_jaxpr(legalize(fn), return_shape=True)(
+      shared, rows[0]
+  )
+  columns = [jax.tree.leaves((shared, row)) for row in rows]
+  args = [list(column) for column in zip(*columns, strict=True)]
+  outputs = _run_rows(closed.jaxpr, closed.consts, args, len(rows))
+  structure = jax.tree.structure(shape)
+  return [
+      jax.tree.unflatten(structure, [column[i] for column in outputs])
+      for i in range(len(rows))
+  ]
+
+
+def _run_rows(jaxpr, consts, args, count: int) -> list[list[Any]]:
+  """Evaluates a jaxpr of native primitives for several rows at once."""
+  columns = [[const] * count for const in consts] + args
+  values = dict(zip((*jaxpr.constvars, *jaxpr.invars), columns))
+
+  def read(v):
+    return [v.val] * count if isinstance(v, jex_core.Literal) else values[v]
+
+  for eqn in jaxpr.eqns:
+    inputs = [read(v) for v in eqn.invars]
+    inner = eqn.params.get('jaxpr')
+    if inner is not None:
+      outputs = _run_rows(inner.jaxpr, inner.consts, inputs, count)
+    else:
+      outputs = [
+          [eqn.primitive.bind(*row, **eqn.params) for row in zip(*inputs)]
+      ]
+    values.update(zip(eqn.outvars, outputs, strict=True))
+  return [read(v) for v in jaxpr.outvars]
 
 
 def used(fn: Callable[..., Any], *args) -> list[bool]:

@@ -174,6 +174,10 @@ def backward(
       ),
   )
 
+  def linearise(theta, given):
+    row, start = given
+    return jax.vjp(plan.update, theta, row, start)[1]
+
   def body(*refs):
     params, carry, restart, flags, d_last, *refs = refs
     inputs, refs = refs[: len(arrays)], refs[len(arrays) :]
@@ -195,20 +199,26 @@ def backward(
     def wave(k, state):
       d_carry, d_theta, d_restart = state
       block = flags_lib.Block(walk, flags, k)
-      out = []
       walk.wait(barriers, k)
+      given, cotangents = [], []
       for i, values in enumerate(walk.rows(in_rings, k)):
         row, values = values[:gates], values[gates:]
         start, g = values[:states], values[states:]
         is_first = walk.time(k, i) == first_time
         start = flags_lib.select(is_first, first, start)
         start = flags_lib.select(block.restarts(i), restart, start)
+        given.append((row, start))
+        cotangents.append(g)
+      out = []
+      pullbacks = pointwise.map_rows(linearise, theta, given)
+      for i, (g, pullback) in enumerate(
+          zip(cotangents, pullbacks, strict=True)
+      ):
         seen = tuple(map(jnp.add, d_carry, g))
         d_carry = (*seen, *d_carry[outputs:])
         zeros = (0.0,) * states
         d_new = flags_lib.select(block.idle(i), zeros, d_carry)
-        _, pull = pointwise.vjp(plan.update, theta, row, start)
-        d_params, d_row, d_start = pull(d_new)
+        d_params, d_row, d_start = pointwise.pull(pullback, d_new)
         d_carry = flags_lib.select(block.idle(i), d_carry, d_start)
         d_theta = tuple(map(jnp.add, d_theta, d_params))
         if plan.flags:

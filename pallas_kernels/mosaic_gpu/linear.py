@@ -112,14 +112,17 @@ def forward(
   ins = streams_lib.streams_of(arrays)
   outs = (streams_lib.Stream(0, None, out_dtype),)
 
-  def step_map(theta, row, restart, restarts, idle):
-    pair = pointwise.legalize(plan.coefficients)(theta, row)
-    pair = flags_lib.select(idle, (1.0, 0.0), pair)
-    forget = (0.0, lambda: _affine(pair, restart))
-    return flags_lib.select(restarts, forget, pair)
+  def step_maps(theta, rows, restart, block):
+    maps = []
+    pairs = pointwise.map_rows(plan.coefficients, theta, rows)
+    for i, pair in enumerate(pairs):
+      pair = flags_lib.select(block.idle(i), (1.0, 0.0), pair)
+      forget = (0.0, lambda pair=pair: _affine(pair, restart))
+      maps.append(flags_lib.select(block.restarts(i), forget, pair))
+    return maps
 
   segments = _summarise(
-      plan, plan.reverse, ins, step_map, (params, restart, flags), arrays
+      plan, plan.reverse, ins, step_maps, (params, restart, flags), arrays
   )
 
   def body(params, h0, restart, flags, segments, *refs):
@@ -134,10 +137,7 @@ def forward(
     def wave(k, h):
       block = flags_lib.Block(walk, flags, k)
       walk.wait(barriers, k)
-      maps = [
-          step_map(theta, row, restart, block.restarts(i), block.idle(i))
-          for i, row in enumerate(walk.rows(rings, k))
-      ]
+      maps = step_maps(theta, walk.rows(rings, k), restart, block)
       start, h = exchange.run(k, maps, h)
       if config.warpgroups > 1:
         walk.refill(ins, inputs, rings, barriers, k)
@@ -212,27 +212,44 @@ def backward(
   some = lambda needed: tuple(s for s, n in zip(outs, needed, strict=True) if n)
   ins = (*some(for_adjoint), previous, cotangent)
 
-  def expand(values, needed, like):
+  def expand(rows, needed):
     """Puts zeros where inputs are not read; returns inputs and the rest."""
-    values = iter(values)
-    row = tuple(next(values) if need else like * 0.0 for need in needed)
-    return row, *values
+    zero = streams_lib.zeros()
+    for values in map(iter, rows):
+      row = tuple(next(values) if need else zero for need in needed)
+      yield row, *values
 
-  def step_map(theta, values, restart, restarts, idle):
+  def factors(factors_of_rows, cotangents, block):
+    """Returns a, and the adjoint's maps, of each step in a block."""
+    maps, kept = [], []
+    for i, (a, g) in enumerate(zip(factors_of_rows, cotangents, strict=True)):
+      (a,) = flags_lib.select(block.idle(i), (1.0,), (a,))
+      pair = flags_lib.select(block.restarts(i), (0.0, 0.0), (a, a * g))
+      maps.append(pair)
+      kept.append(a)
+    return kept, maps
+
+  def step_maps(theta, rows, restart, block):
     del restart
-    row, g = expand(values, for_factor, values[-1])
-    a, _ = pointwise.legalize(plan.coefficients)(theta, row)
-    (a,) = flags_lib.select(idle, (1.0,), (a,))
-    return flags_lib.select(restarts, (0.0, 0.0), (a, a * g))
+    rows, cotangents = zip(*expand(rows, for_factor), strict=True)
+    pairs = pointwise.map_rows(plan.coefficients, theta, rows)
+    return factors([a for a, _ in pairs], cotangents, block)[1]
 
   segments = _summarise(
       plan,
       not plan.reverse,
       (*some(for_factor), cotangent),
-      step_map,
+      step_maps,
       (params, restart, flags),
       (*arrays, h, d_h),
   )
+
+  def linearise(theta, row):
+    return jax.vjp(plan.coefficients, theta, row)
+
+  def pull(_, given):
+    pullback, d_pair = given
+    return pullback(d_pair)
 
   def body(params, h0, restart, flags, d_last, segments, *refs):
     inputs, out_refs, rings, out_rings, barriers, scratch = _split(
@@ -250,32 +267,32 @@ def backward(
       mu, d_theta, d_restart = state
       block = flags_lib.Block(walk, flags, k)
       walk.wait(barriers, k)
-      maps, kept = [], []
-      for i, values in enumerate(walk.rows(rings, k)):
-        row, before, g = expand(values, for_adjoint, values[-1])
-        (a, _), pull = pointwise.vjp(plan.coefficients, theta, row)
-        (a,) = flags_lib.select(block.idle(i), (1.0,), (a,))
-        pair = (a, a * g)
-        maps.append(flags_lib.select(block.restarts(i), (0.0, 0.0), pair))
-        kept.append((a, pull, before, g))
+      rows, befores, cotangents = zip(
+          *expand(walk.rows(rings, k), for_adjoint), strict=True
+      )
+      values = pointwise.map_rows(linearise, theta, rows)
+      scales, maps = factors([a for (a, _), _ in values], cotangents, block)
       start, mu = exchange.run(k, maps, mu)
       if config.warpgroups > 1:
         walk.refill(ins, inputs, rings, barriers, k)
-      out = []
-      for i, (a, pull, before, g) in enumerate(kept):
-        adjoint = g + start
+      given = []
+      for i, (_, pullback) in enumerate(values):
+        adjoint = cotangents[i] + start
+        start = _affine(maps[i], start)
         is_first = walk.time(k, i) == first_time
-        (before,) = flags_lib.select(is_first, (h0,), (before,))
+        (before,) = flags_lib.select(is_first, (h0,), (befores[i],))
         (before,) = flags_lib.select(block.restarts(i), (restart,), (before,))
-        d_a, d_b = flags_lib.select(
+        d_pair = flags_lib.select(
             block.idle(i), (0.0, 0.0), (adjoint * before, adjoint)
         )
-        d_params, d_row = pull((d_a, d_b))
-        d_theta = tuple(map(jnp.add, d_theta, d_params))
+        given.append((pullback, d_pair))
         if plan.flags:
-          (d_in,) = flags_lib.select(block.restarts(i), (a * adjoint,), (0.0,))
+          d_in = (scales[i] * adjoint,)
+          (d_in,) = flags_lib.select(block.restarts(i), d_in, (0.0,))
           d_restart = d_restart + d_in
-        start = _affine(maps[i], start)
+      out = []
+      for d_params, d_row in pointwise.map_rows(pull, (), given):
+        d_theta = tuple(map(jnp.add, d_theta, d_params))
         out.append(d_row)
       walk.write(outs, d_arrays, out_rings, k, out)
       if config.warpgroups == 1:
@@ -318,7 +335,7 @@ def backward(
 
 
 def _summarise(
-    plan: Plan, reverse: bool, ins, step_map, small, arrays
+    plan: Plan, reverse: bool, ins, step_maps, small, arrays
 ) -> Array:
   """Returns the maps (A, B) that all segments but the last amount to.
 
@@ -326,7 +343,7 @@ def _summarise(
     plan: what is static.
     reverse: direction of the loop.
     ins: the streams that the maps depend on.
-    step_map: (params, row, restart, restarts, idle) -> (a, b).
+    step_maps: (params, rows, restart, block) -> the map of each step.
     small: params, restart and flags.
     arrays: what the streams are part of.
 
@@ -349,10 +366,7 @@ def _summarise(
     def wave(k, total):
       block = flags_lib.Block(walk, flags, k)
       walk.wait(barriers, k)
-      maps = [
-          step_map(theta, row, restart, block.restarts(i), block.idle(i))
-          for i, row in enumerate(walk.rows(rings, k))
-      ]
+      maps = step_maps(theta, walk.rows(rings, k), restart, block)
       total = exchange.compose(k, maps, total)
       plgpu.commit_smem()  # Every thread has read its rows.
       walk.refill(ins, inputs, rings, barriers, k)
