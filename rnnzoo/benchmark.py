@@ -1,6 +1,7 @@
-"""Times every layer on every path, after checking what it computes.
+"""Times layers on every path, after checking what they compute.
 
   python -m rnnzoo.benchmark
+  python -m rnnzoo.benchmark --suite=linear
   python -m rnnzoo.benchmark --layers=GRU,LSTM --shapes=pixel_mnist,long
   python -m rnnzoo.benchmark --plot_from=benchmarks/cells_cpu.json
 
@@ -10,12 +11,15 @@ so; or `failed`, where the result is not that of the 'scan' path in float64, and
 then it is not timed and the exit code is 1. Results are printed as a table,
 written as JSON, and plotted from the JSON.
 
+The suite 'cells' has every layer, at shapes of tasks; the suite 'linear' those
+that memory bandwidth bounds, at shapes of large models (`benchmark_linear`).
+
 With the projection, a row is a layer on x; without it, `rnnzoo.unroll` on given
 input gates. Backward is the gradient by everything that is given: parameters,
 recurrent kernel, and x or the input gates.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import dataclasses
 import functools
 import itertools
@@ -32,7 +36,9 @@ import numpy as np
 
 import rnnzoo
 from rnnzoo import benchmark_cases
+from rnnzoo import benchmark_linear
 from rnnzoo import benchmark_report
+from rnnzoo import benchmark_rotation
 from rnnzoo import benchmark_timing
 from rnnzoo import selection
 
@@ -91,11 +97,66 @@ def measure(
   return rows
 
 
-def _names(flag: str, known: Sequence[str], default: Sequence[str], text: str):
-  """Defines a flag that lists some of the known names."""
-  holder = flags.DEFINE_list(flag, list(default), text)
+@dataclasses.dataclass(frozen=True)
+class Suite:
+  """What can be asked of a suite, and how it answers.
+
+  Attributes:
+    layers: names of what it measures.
+    shapes: by name.
+    default_shapes: names of those measured if none are named.
+    default_dtypes: likewise.
+    rows: measures (layers, implementations, shape's name, dtype, repeats).
+    copy_bandwidth: maps repeats to what a large copy does.
+  """
+
+  layers: Sequence[str]
+  shapes: Mapping[str, benchmark_cases.Shape]
+  default_shapes: Sequence[str]
+  default_dtypes: Sequence[str]
+  rows: Callable[..., list[dict[str, Any]]]
+  copy_bandwidth: Callable[[int], dict[str, Any]]
+
+
+def _cells_rows(layers, implementations, shape, dtype, repeats):
+  sizes = benchmark_cases.SHAPES[shape]
+  cases = benchmark_cases.cells(layers, implementations, sizes, dtype)
+  return measure(cases, repeats)
+
+
+def _linear_rows(layers, implementations, shape, dtype, repeats):
+  cases = benchmark_linear.cases(layers, implementations, shape, dtype)
+  return benchmark_rotation.measure(cases, repeats)
+
+
+SUITES: Mapping[str, Suite] = {
+    'cells': Suite(
+        layers=tuple(rnnzoo.LAYERS),
+        shapes=benchmark_cases.SHAPES,
+        default_shapes=('row_mnist', 'pixel_mnist'),
+        default_dtypes=('float32',),
+        rows=_cells_rows,
+        copy_bandwidth=lambda n: benchmark_timing.copy_bandwidth(n),
+    ),
+    'linear': Suite(
+        layers=benchmark_linear.LAYERS,
+        shapes=benchmark_linear.SHAPES,
+        default_shapes=tuple(benchmark_linear.SHAPES)[1:],
+        default_dtypes=benchmark_cases.DTYPES,
+        rows=_linear_rows,
+        copy_bandwidth=benchmark_rotation.copy_bandwidth,
+    ),
+}
+
+
+def _names(flag: str, known: Iterable[str], text: str):
+  """Defines a flag that lists some of the known names; None for a default."""
+  known = tuple(dict.fromkeys(known))
+  holder = flags.DEFINE_list(flag, None, text)
 
   def check(names):
+    if names is None:
+      return True
     given = next((repr(n) for n in names if n not in known), None)
     if given or not names:
       raise flags.ValidationError(
@@ -107,26 +168,26 @@ def _names(flag: str, known: Sequence[str], default: Sequence[str], text: str):
   return holder
 
 
-_SUITE = flags.DEFINE_enum(
-    'suite', 'cells', list(benchmark_cases.SUITES), 'What to time.'
-)
+_SUITE = flags.DEFINE_enum('suite', 'cells', list(SUITES), 'What to time.')
 _LAYERS = _names(
-    'layers', tuple(rnnzoo.LAYERS), tuple(rnnzoo.LAYERS), 'Which layers.'
+    'layers',
+    itertools.chain(*(suite.layers for suite in SUITES.values())),
+    'Which layers; all of the suite if not given.',
 )
 _IMPLEMENTATIONS = _names(
     'implementations',
     selection.IMPLEMENTATIONS,
-    selection.IMPLEMENTATIONS,
-    'Which paths over time.',
+    'Which paths over time; all if not given.',
 )
 _SHAPES = _names(
     'shapes',
-    tuple(benchmark_cases.SHAPES),
-    ('row_mnist', 'pixel_mnist'),
-    'Which input shapes, by name.',
+    itertools.chain(*(suite.shapes for suite in SUITES.values())),
+    'Which input shapes, by name; a default of the suite if not given.',
 )
 _DTYPES = _names(
-    'dtypes', benchmark_cases.DTYPES, ('float32',), 'Which dtypes.'
+    'dtypes',
+    benchmark_cases.DTYPES,
+    'Which dtypes; a default of the suite if not given.',
 )
 _REPEATS = flags.DEFINE_integer(
     'repeats', 10, 'Samples of each time.', lower_bound=1
@@ -161,6 +222,14 @@ def parse_flags(argv: list[str]) -> list[str]:
       _give_up(f'{path!r} must be the name of a .json file')
   if _PLOT_FROM.value and not pathlib.Path(_PLOT_FROM.value).is_file():
     _give_up(f'there is no file {_PLOT_FROM.value!r} to plot')
+  suite = SUITES[_SUITE.value]
+  for names, known in ((_LAYERS, suite.layers), (_SHAPES, suite.shapes)):
+    other = [repr(name) for name in names.value or () if name not in known]
+    if other:
+      _give_up(
+          f'{other[0]} is of another suite than {_SUITE.value!r}, which has'
+          f' {", ".join(known)}'
+      )
   if flags.FLAGS['verbosity'].using_default_value:
     flags.FLAGS['verbosity'].value = logging.WARNING
   return rest
@@ -171,14 +240,18 @@ def main(unused_argv: list[str]) -> int:
   if _PLOT_FROM.value:
     try:
       print(benchmark_report.plot(_PLOT_FROM.value))
-    except (KeyError, TypeError, ValueError):
+    except (AttributeError, KeyError, TypeError, ValueError):
       _give_up(f'{_PLOT_FROM.value!r} is not what a benchmark wrote')
     return 0
   try:
     pathlib.Path(_OUTPUT.value).parent.mkdir(parents=True, exist_ok=True)
   except OSError as error:
     _give_up(error)
-  shapes = {name: benchmark_cases.SHAPES[name] for name in _SHAPES.value}
+  suite = SUITES[_SUITE.value]
+  layers = _LAYERS.value or suite.layers
+  implementations = _IMPLEMENTATIONS.value or selection.IMPLEMENTATIONS
+  shapes = _SHAPES.value or suite.default_shapes
+  dtypes = _DTYPES.value or suite.default_dtypes
   # Where the file went says nothing about the result.
   options = [a for a in sys.argv[1:] if not a.startswith('--output')]
   command = ['python', '-m', 'rnnzoo.benchmark', *options]
@@ -186,24 +259,33 @@ def main(unused_argv: list[str]) -> int:
       'suite': _SUITE.value,
       'command': shlex.join(command),
       **benchmark_timing.environment(),
-      'copy': benchmark_timing.copy_bandwidth(_REPEATS.value),
-      'shapes': {k: dataclasses.asdict(v) for k, v in shapes.items()},
+      'copy': suite.copy_bandwidth(_REPEATS.value),
+      'shapes': {k: dataclasses.asdict(suite.shapes[k]) for k in shapes},
       'rows': [],
   }
   print(benchmark_report.header(result), flush=True)
-  suite = benchmark_cases.SUITES[_SUITE.value]
   reasons: dict[str, int] = {}
-  for (name, shape), dtype in itertools.product(shapes.items(), _DTYPES.value):
-    title = f'{name} ({shape}), {dtype}'
+  for name, dtype in itertools.product(shapes, dtypes):
+    title = f'{name} ({suite.shapes[name]}), {dtype}'
     print(f'compiling, checking and timing {title} ...', file=sys.stderr)
-    cases = suite(_LAYERS.value, _IMPLEMENTATIONS.value, shape, dtype)
-    rows = measure(cases, _REPEATS.value)
+    rows = suite.rows(layers, implementations, name, dtype, _REPEATS.value)
     for row in rows:
       if 'gb_per_s' in row:
         row['copy_fraction'] = row['gb_per_s'] / result['copy']['gb_per_s']
     result['rows'] += [{'shape': name, 'dtype': dtype, **row} for row in rows]
-    print(benchmark_report.table(title, rows, reasons), flush=True)
-  benchmark_report.write(result, _OUTPUT.value)
+    if rows:
+      print(benchmark_report.table(title, rows, reasons), flush=True)
+    # What a run that is cut off has measured so far is not lost.
+    benchmark_report.write(result, _OUTPUT.value)
+  if _SUITE.value == 'linear' and 'IRevRNN' in layers:
+    result['memory'] = [
+        row
+        for name in shapes
+        if name in benchmark_linear.DIAGONAL
+        for row in benchmark_linear.memory(name, dtypes[0], implementations)
+    ]
+    print(benchmark_report.memory_table(result['memory']), flush=True)
+    benchmark_report.write(result, _OUTPUT.value)
   print(_OUTPUT.value)
   try:
     print(benchmark_report.plot(_OUTPUT.value))

@@ -1,7 +1,7 @@
 """What a benchmark can measure: shapes, suites, and the right answers.
 
-A suite is a function that makes cases, entered in `SUITES`. A case is something
-to compile and time, with what it should compute.
+A suite makes cases. A case is something to compile and time, with what it
+should compute. `cells` is one; `benchmark_linear` has another.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -68,6 +68,7 @@ class Case:
     tolerance: largest ||y - expected|| / ||expected|| of any array.
     bytes_moved: what must be read and written at least, where that is the limit
       of the recurrence; None otherwise.
+    part: takes the part of results that `expected` returns.
   """
 
   layer: str
@@ -79,6 +80,7 @@ class Case:
   expected: Callable[[], Any]
   tolerance: float
   bytes_moved: int | None = None
+  part: Callable[[Any], Any] = lambda tree: tree
 
 
 def cells(
@@ -87,7 +89,10 @@ def cells(
     shape: Shape,
     dtype: str,
 ) -> Iterator[Case]:
-  """Every layer on every implementation, both directions, both projections."""
+  """Every layer on every implementation, both directions, both projections.
+
+  One case at a time, so that references need not all be in memory.
+  """
   for name in layers:
     create = functools.partial(_create, name, shape)
     layer = create()
@@ -99,8 +104,8 @@ def cells(
           jax.device_put(_low_precision(arrays, dtype)),
           jax.device_put(_representable(weights, dtype)),
       )
-      both = _vjp(make('scan', 'float64'))
-      expected = functools.cache(functools.partial(_float64, both, arguments))
+      both = with_gradient(make('scan', 'float64'))
+      expected = functools.cache(functools.partial(in_float64, both, arguments))
       for implementation in implementations:
         run = make(implementation, dtype)
         for direction in DIRECTIONS:
@@ -108,13 +113,13 @@ def cells(
           moved = None
           if projection == 'without' and _bound_by_bytes(layer):
             carries = len(layer.cell.carry_names)
-            moved = _bytes_moved(arguments[0]['x_gates'], carries, forward)
+            moved = bytes_moved(arguments[0]['x_gates'], carries, forward)
           yield Case(
               layer=name,
               implementation=implementation,
               projection=projection,
               direction=direction,
-              function=_forward(run) if forward else _vjp(run),
+              function=forward_only(run) if forward else with_gradient(run),
               arguments=arguments,
               expected=expected,
               tolerance=tolerance(
@@ -122,11 +127,6 @@ def cells(
               ),
               bytes_moved=moved,
           )
-
-
-# Each maps (layers, implementations, shape, dtype) to cases, one at a time, so
-# that references need not all be in memory.
-SUITES: Mapping[str, Callable[..., Iterator[Case]]] = {'cells': cells}
 
 
 # Problems: arrays in float32, and make(implementation, dtype) -> run(arrays).
@@ -191,11 +191,14 @@ def _unroll(layer, create, shape: Shape):
   return arrays, make
 
 
-def _forward(run):
+def forward_only(run: Callable[[Any], Any]) -> Callable[..., Any]:
+  """Returns a case's function: `run` of the arrays."""
   return lambda arrays, weights: {'y': run(arrays)}
 
 
-def _vjp(run):
+def with_gradient(run: Callable[[Any], Any]) -> Callable[..., Any]:
+  """Returns a case's function: `run`, and its gradient for given weights."""
+
   def function(arrays, weights):
     y, pull = jax.vjp(run, arrays)
     (gradient,) = pull(weights.astype(y.dtype))
@@ -207,7 +210,8 @@ def _vjp(run):
 # What a result is compared with.
 
 
-def _float64(function, arguments):
+def in_float64(function: Callable[..., Any], arguments: Any) -> Any:
+  """Returns what a case's function computes in float64."""
   with jax.enable_x64(True):
     wide = jax.tree.map(lambda a: np.asarray(a, np.float64), arguments)
     return jax.tree.map(np.asarray, jax.jit(function)(*wide))
@@ -282,7 +286,7 @@ def _bound_by_bytes(layer: rnnzoo.RecurrentLayer) -> bool:
   return kernel is None or kernel.shape[-1] == 1
 
 
-def _bytes_moved(x_gates: jax.Array, carries: int, forward: bool) -> int:
+def bytes_moved(x_gates: jax.Array, carries: int, forward: bool) -> int:
   """Returns the bytes of the tensors that must be read and written once.
 
   Forward reads the input gates and writes h. Backward reads both again, and dh,

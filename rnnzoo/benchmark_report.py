@@ -13,6 +13,12 @@ LABELS = ('layer', 'implementation', 'projection', 'direction')
 def header(result: Mapping[str, Any]) -> str:
   """Returns what a reader has to know about all the numbers."""
   device, copy = result['device'], result['copy']
+  also = ', '.join(
+      f'{name.removesuffix("_gb_per_s")} {value:.1f}'
+      for name, value in copy.items()
+      if name.endswith('_gb_per_s') and value is not None
+  )
+  also = also and f' ({also})'
   versions = ', '.join(f'{k} {v}' for k, v in result['versions'].items())
   return (
       f'{result["date"]}, commit {result["commit"] or "unknown"}\n'
@@ -20,7 +26,7 @@ def header(result: Mapping[str, Any]) -> str:
       f' {result["host_cores"]} host cores, load'
       f' {result["load_average"]:.1f}; {versions}\n'
       f'copy of {copy["array_bytes"] / 2**20:.0f} MiB:'
-      f' {copy["gb_per_s"]:.1f} GB/s'
+      f' {copy["gb_per_s"]:.1f} GB/s{also}'
   )
 
 
@@ -103,6 +109,20 @@ def _number(value: float | None, form: str, scale: float = 1) -> str:
   return '' if value is None else format(scale * value, form)
 
 
+def memory_table(rows: Sequence[Row]) -> str:
+  """Returns what `benchmark_linear.memory` found, one line a program."""
+  lines = ['', 'temporary memory of a gradient']
+  for row in rows:
+    found = f'{row["status"]}: {row["reason"]}'
+    if row['status'] == 'ok':
+      found = f'{_number(row["temp_bytes"], ".1f", 2**-20)} MiB'
+    lines.append(
+        f'{row["layer"]}  R = {row["inner_steps"]}  {row["shape"]} '
+        f' {row["dtype"]}  {row["implementation"]}  {found}'
+    )
+  return '\n'.join(lines)
+
+
 def write(result: Mapping[str, Any], path: str) -> None:
   """Writes a result as JSON, one row a line."""
   rest = {key: value for key, value in result.items() if key != 'rows'}
@@ -123,9 +143,22 @@ def plot(path: str) -> str:
   Returns:
     The path of the PNG file beside it.
   """
+  result = json.loads(pathlib.Path(path).read_text())
+  draw = _bandwidths if result.get('suite') == 'linear' else _times
+  figure = draw(result)
+  figure.suptitle(
+      f'{result["device"]["kind"]}, jax {result["versions"]["jax"]},'
+      f' {result["date"][:10]}'
+  )
+  target = pathlib.Path(path).with_suffix('.png')
+  figure.savefig(target, dpi=120)
+  return str(target)
+
+
+def _times(result: Mapping[str, Any]):
+  """A panel for each input and direction, a bar for each path: its time."""
   from matplotlib import figure as figures  # Slow to import.
 
-  result = json.loads(pathlib.Path(path).read_text())
   rows = [row for row in result['rows'] if row['status'] == 'ok']
   inputs = list(dict.fromkeys((r['shape'], r['dtype']) for r in result['rows']))
   directions = list(dict.fromkeys(row['direction'] for row in result['rows']))
@@ -173,10 +206,61 @@ def plot(path: str) -> str:
   handles, labels = axes[0, 0].get_legend_handles_labels()
   if handles:
     figure.legend(handles, labels, loc='outside lower center', ncols=2)
-  figure.suptitle(
-      f'{result["device"]["kind"]}, jax {result["versions"]["jax"]},'
-      f' {result["date"][:10]}'
+  return figure
+
+
+def _bandwidths(result: Mapping[str, Any]):
+  """A panel for each dtype and direction, bars as a share of a copy's speed.
+
+  Rows of layers have no such share; they are in the JSON and in the table.
+  """
+  from matplotlib import figure as figures  # Slow to import.
+
+  rows = [row for row in result['rows'] if 'copy_fraction' in row]
+  problems = list(dict.fromkeys((r['layer'], r['shape']) for r in rows))
+  dtypes = list(dict.fromkeys(row['dtype'] for row in rows)) or ['']
+  directions = list(dict.fromkeys(row['direction'] for row in rows)) or ['']
+  paths = list(dict.fromkeys(row['implementation'] for row in rows))
+  height = 0.8 / max(len(paths), 1)
+  figure = figures.Figure(
+      figsize=(
+          2 + 5 * len(directions),
+          1 + (0.8 + 0.7 * len(problems)) * len(dtypes),
+      ),
+      layout='constrained',
   )
-  target = pathlib.Path(path).with_suffix('.png')
-  figure.savefig(target, dpi=120)
-  return str(target)
+  axes = figure.subplots(len(dtypes), len(directions), squeeze=False)
+  for i, dtype in enumerate(dtypes):
+    for j, direction in enumerate(directions):
+      ax = axes[i, j]
+      for k, path in enumerate(paths):
+        own = [
+            row
+            for row in rows
+            if (row['dtype'], row['direction'], row['implementation'])
+            == (dtype, direction, path)
+        ]
+        bars = ax.barh(
+            [
+                problems.index((row['layer'], row['shape'])) + k * height
+                for row in own
+            ],
+            [100 * row['copy_fraction'] for row in own],
+            height,
+            label=path,
+        )
+        labels = [f'{row["median_ms"]:.3g} ms' for row in own]
+        ax.bar_label(bars, labels, padding=2, fontsize=7)
+      ax.set_title(f'{dtype}, {direction}')
+      ax.set_xlabel("% of a copy's bandwidth")
+      ax.set_yticks(
+          [y + 0.4 - height / 2 for y in range(len(problems))],
+          [f'{layer}\n{shape}' for layer, shape in problems],
+      )
+      ax.set_ylim(len(problems) - 0.1, -0.1 - height)
+      ax.set_xlim(0, 118)
+      ax.axvline(100, color='gray', linewidth=0.8)
+  handles, labels = axes[0, 0].get_legend_handles_labels()
+  if handles:
+    figure.legend(handles, labels, loc='outside lower center', ncols=3)
+  return figure

@@ -104,6 +104,16 @@ def interleave(calls: Sequence[Callable[[], Any]], repeats: int) -> list[Times]:
   return [_summary(own, n) for own, n in zip(samples, counts, strict=True)]
 
 
+def one_by_one(call: Callable[[], Any], repeats: int) -> Times:
+  """Times a call that is warm, and so long that it needs no others in flight.
+
+  Args:
+    call: a function without arguments that returns arrays to wait for.
+    repeats: number of samples.
+  """
+  return _summary([1e3 * _seconds(call, 1) for _ in range(repeats)], 1)
+
+
 def _seconds(call: Callable[[], Any], count: int) -> float:
   # On a CPU dispatch is cheap, and calls in flight may run side by side.
   in_turn = jax.default_backend() == 'cpu'

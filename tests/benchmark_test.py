@@ -8,12 +8,15 @@ from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import flagsaver
+import jax.numpy as jnp
 import numpy as np
 
 from rnnzoo import associative
 from rnnzoo import benchmark
 from rnnzoo import benchmark_cases
+from rnnzoo import benchmark_linear
 from rnnzoo import benchmark_report
+from rnnzoo import benchmark_rotation
 from rnnzoo import benchmark_timing
 
 
@@ -115,6 +118,64 @@ class BenchmarkTest(absltest.TestCase):
       self.assertEqual(row['status'], 'failed' if failed else 'ok')
       self.assertEqual('median_ms' in row, not failed)
 
+  def test_linear_suite(self):
+    path = self.output()
+    copy = {'gb_per_s': 10.0, 'jax_gb_per_s': 10.0, 'torch_gb_per_s': None}
+    with mock.patch.object(
+        benchmark_rotation,
+        'copy_bandwidth',
+        lambda _: {**copy, 'array_bytes': 8},
+    ):
+      code, out, _ = run(
+          '--suite=linear',
+          '--layers=linear_scan,MinGRU',
+          '--implementations=scan,pallas',
+          '--shapes=small',
+          '--dtypes=float32',
+          '--repeats=1',
+          f'--output={path}',
+      )
+    self.assertEqual(code, 0, out)
+    result = json.loads(path.read_text())
+    self.assertEqual(result['suite'], 'linear')
+    # Two on gates, both directions, both paths; a layer; its products.
+    self.assertLen(result['rows'], 8 + 2 + 2)
+    size = 4 * 12 * 8 * 4
+    moved = {
+        ('linear_scan', 'forward'): 3,
+        ('linear_scan', 'forward+backward'): 8,
+        ('MinGRU', 'forward'): 3,
+        ('MinGRU', 'forward+backward'): 9,
+    }
+    for row in result['rows']:
+      if row['implementation'] == 'pallas':
+        self.assertEqual(row['status'], 'cannot')
+        self.assertIn('GPU kernels need', row['reason'])
+        continue
+      self.assertEqual(row['status'], 'ok', row)
+      self.assertLessEqual(row['error'], row['tolerance'])
+      self.assertGreater(row['median_ms'], 0)
+      self.assertEqual(row['sets'], 2)
+      if row['projection'] == 'without':
+        tensors = moved.pop((row['layer'], row['direction']))
+        self.assertEqual(row['bytes_moved'], tensors * size)
+        self.assertGreater(row['copy_fraction'], 0)
+    self.assertEmpty(moved)
+    self.assertIn('GPU kernels need', out)
+    self.assertTrue(
+        path.with_suffix('.png').read_bytes().startswith(b'\x89PNG')
+    )
+
+  def test_linear_suite_memory(self):
+    rows = benchmark_linear.memory('small', 'float32', ['scan', 'pallas'])
+    self.assertEqual([row['inner_steps'] for row in rows], [1, 1, 8, 8])
+    for row in rows:
+      if row['implementation'] == 'scan':
+        self.assertGreater(row['temp_bytes'], 0)
+      else:
+        self.assertEqual(row['status'], 'cannot')
+    self.assertIn('R = 8', benchmark_report.memory_table(rows))
+
   def test_relative_error(self):
     expected = {'y': np.ones(4), 'gradient': [np.ones(2), np.zeros(1)]}
     error = benchmark_cases.relative_error
@@ -162,6 +223,8 @@ class BenchmarkTest(absltest.TestCase):
         '--dtypes=float64': 'there are float32, bfloat16',
         '--repeats=0': 'repeats',
         '--suite=cell': 'cells',
+        '--layers=linear_scan': 'is of another suite than',
+        '--shapes=wide': "'wide' is of another suite than 'cells'",
         '--no_such_flag': 'no_such_flag',
         'GRU': "unknown argument 'GRU'",
         '--output=x.txt': 'must be the name of a .json file',
@@ -184,6 +247,53 @@ class BenchmarkTest(absltest.TestCase):
     )
     self.assertEqual(ended.returncode, 2)
     self.assertLen(ended.stderr.splitlines(), 1)
+
+
+class RotationTest(absltest.TestCase):
+
+  def case(self, function, **options):
+    x = jnp.arange(6.0)
+    return benchmark_cases.Case(
+        layer='double',
+        implementation='ours',
+        projection='without',
+        direction='forward',
+        function=lambda arrays, _: {'y': function(arrays)},
+        arguments=(x, x),
+        expected=lambda: {'y': 2 * np.arange(6.0)},
+        tolerance=1e-6,
+        **options,
+    )
+
+  def test_sets_are_distinct_and_each_is_used(self):
+    x = jnp.arange(6.0)
+    sets = benchmark_rotation.input_sets((x, {'k': x[None, :]}))
+    self.assertLen(sets, 2)
+    self.assertFalse(np.array_equal(sets[0][0], sets[1][0]))
+    results = benchmark_rotation.rotate(lambda a, b: a + b['k'][0])(sets)
+    for (a, _), result in zip(sets, results, strict=True):
+      np.testing.assert_array_equal(result, 2 * a)
+
+  def test_wrong_or_broken_is_not_timed(self):
+    def broken(x):
+      raise TypeError('no such instruction')
+
+    cases = [
+        self.case(lambda x: 2 * x),
+        self.case(lambda x: 2.1 * x),
+        self.case(broken),
+        # Wrong where the reference does not look.
+        self.case(lambda x: (2 * x).at[5].set(0), part=lambda tree: got),
+    ]
+    got = {'y': 2 * np.arange(6.0)}
+    rows = benchmark_rotation.measure([cases], repeats=1)
+    self.assertEqual(
+        [row['status'] for row in rows], ['ok', 'failed', 'failed', 'failed']
+    )
+    self.assertIn('relative error', rows[1]['reason'])
+    self.assertIn('no such instruction', rows[2]['reason'])
+    self.assertIn('over all elements', rows[3]['reason'])
+    self.assertEqual(['median_ms' in row for row in rows], [True] + 3 * [False])
 
 
 class InterleaveTest(absltest.TestCase):
