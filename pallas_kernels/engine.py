@@ -78,9 +78,7 @@ def run(
   """
   _, _, features = call.shape
   flags = flags_lib.pack(reset, mask)
-  # TMA wants rows of device memory to start at multiples of 16 bytes.
-  sizes = [x.dtype.itemsize for x in arrays] + [call.out_dtype.itemsize]
-  aligned = streams.round_up(features, 16 // min(sizes))
+  aligned = _aligned(call, arrays)
   arrays = tuple(streams.pad_features(x, aligned) for x in arrays)
   inner = dataclasses.replace(call, shape=(*call.shape[:2], aligned))
   small = [
@@ -181,7 +179,7 @@ def _run_bwd(call: Call, saved, cotangents):
     d_carry, d_restart = d_carry[None], d_restart.sum(1)[None]
     d_theta = d_theta.sum((0, 1))
   else:
-    size = 3 * _operations(call, len(outs), carry.shape[0])
+    size = _operations(call, len(outs), carry.shape[0])
     config = tuning.diagonal(
         layout, [*outs, *others], outs, call.target, size
     )
@@ -204,6 +202,24 @@ def _run_bwd(call: Call, saved, cotangents):
 
 
 _run.defvjp(_run_fwd, _run_bwd)
+
+
+def _aligned(call: Call, arrays: tuple[Array, ...]) -> int:
+  """Returns how many features arrays need to have, at least F."""
+  batch, _, features = call.shape
+  # TMA wants rows of device memory to start at multiples of 16 bytes.
+  sizes = [x.dtype.itemsize for x in arrays] + [call.out_dtype.itemsize]
+  multiple = 16 // min(sizes)
+  aligned = streams.round_up(features, multiple)
+  # A tile of features that is wider than F must not look contiguous, or what is
+  # beyond F would be copied too.
+  gates = {x.shape[2] if x.ndim == 4 else 1 for x in arrays} | {1}
+  rows = {g * (batch if call.time_major else 1) for g in gates}
+  while aligned < streams.LANES and streams.LANES in (
+      row * aligned for row in rows
+  ):
+    aligned += multiple
+  return aligned
 
 
 def _layout(call: Call) -> streams.Layout:

@@ -15,6 +15,7 @@ is written.
 
 from collections.abc import Sequence
 import dataclasses
+import math
 from typing import Any
 
 import jax
@@ -35,7 +36,8 @@ class Config:
   """How a kernel cuts its work; chosen by `tuning.py`.
 
   Attributes:
-    rows: time steps in a block.
+    rows: time steps in a block, at least 2: Pallas takes a single row for
+      contiguous whatever its end.
     warpgroups: of a CTA; 1 for a recurrence that is not linear.
     segments: of a sequence; 1 for a recurrence that is not linear.
     stages: blocks in flight from device memory, for each warpgroup.
@@ -92,6 +94,11 @@ class Layout:
   def padded(self) -> int:
     """F rounded up to whole tiles, as small operands are padded."""
     return round_up(self.features, LANES)
+
+  def is_contiguous(self, array: Any) -> bool:
+    """Whether consecutive steps of a tile of features are contiguous."""
+    axis = 0 if self.time_major else 1
+    return math.prod(array.shape[axis + 1 :]) == LANES
 
   def block(self, ref: Ref, gate: int | None, batch, start, size, features):
     """Returns one block [size, LANES] of a stream in device memory."""
@@ -196,8 +203,13 @@ class Walk:
 
   def prefetch(self, streams, arrays, buffers, barriers):
     """Fills the rings before the first wave."""
-    for wave in range(min(self.config.stages, self.waves)):
+
+    # A loop, so that starts beyond an array, which TMA can do with, are not
+    # numbers that could be checked while tracing.
+    @pl.loop(0, min(self.config.stages, self.waves))
+    def _(wave):
       self.load(streams, arrays, buffers, barriers, wave)
+
 
   def refill(self, streams, arrays, buffers, barriers, wave):
     """Reuses a wave's slot, which every thread has read."""
@@ -235,16 +247,28 @@ class Walk:
         buffer[slot, self.row(i)] = value.astype(stream.dtype)
     plgpu.commit_smem()
     for stream, buffer in zip(streams, buffers, strict=True):
-      target = self.layout.block(
-          arrays[stream.array],
-          stream.gate,
-          self.batch,
-          self.start(wave),
-          self.config.rows,
-          self.features,
-      )
-      plgpu.copy_smem_to_gmem(buffer.at[slot], target, commit_group=False)
+      self._store(arrays[stream.array], stream.gate, buffer.at[slot], wave)
     plgpu.commit_smem_to_gmem_group()
+
+  def _store(self, array, gate, block, wave):
+    """Starts copying one block to device memory, as far as it lies inside."""
+    rows, start = self.config.rows, self.start(wave)
+    at = lambda start, size: self.layout.block(
+        array, gate, self.batch, start, size, self.features
+    )
+    inside = not self.ragged or self.layout.margin
+    if inside or not self.layout.is_contiguous(array):
+      plgpu.copy_smem_to_gmem(block, at(start, rows), commit_group=False)
+      return
+    # Pallas copies what is contiguous without regard to where it ends.
+    for i in range(rows):
+      inside = (start + i >= 0) & (start + i < self.layout.time)
+      plgpu.copy_smem_to_gmem(
+          block.at[pl.ds(i, 1)],
+          at(start + i, 1),
+          predicate=inside,
+          commit_group=False,
+      )
 
 
 # Blocks being written to device memory, for each warpgroup.
