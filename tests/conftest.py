@@ -11,6 +11,9 @@ from absl import flags
 # by default takes most of its memory for the first process.
 os.environ.setdefault('XLA_PYTHON_CLIENT_PREALLOCATE', 'false')
 
+# See abstract_gpu.py, which comes too late where another test came first.
+os.environ.setdefault('NPROC', '16')
+
 # absltest keeps its settings (its temporary directory, say) in absl flags,
 # which nothing parses under pytest. The defaults are right.
 flags.FLAGS.mark_as_parsed()

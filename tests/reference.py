@@ -34,8 +34,8 @@ def _fast_compile():
 FAST_COMPILE = _fast_compile()
 jit = functools.partial(jax.jit, compiler_options=FAST_COMPILE)
 
-# Every sequence is padded to this many steps, by a mask, so that a cell's
-# reference is compiled once.
+# Every shorter sequence is padded to this many steps, by a mask, so that a
+# cell's reference is compiled once.
 MAX_TIME = 7
 
 
@@ -141,7 +141,7 @@ def layer_value_and_grad(
 
   def padded(x):
     widths = [(0, 0)] * x.ndim
-    widths[1] = (0, MAX_TIME - time)
+    widths[1] = (0, max(MAX_TIME, time) - time)
     return np.pad(loop_order(x), widths)
 
   if reverse:  # A boundary is between t-1 and t, whatever the direction.

@@ -1,0 +1,59 @@
+"""GPU kernels on a machine without a GPU: interpreted, or lowered for one.
+
+Pallas can do neither before jax 0.11. A test written with these functions then
+passes if the first kernel says so.
+"""
+
+from collections.abc import Iterator
+import contextlib
+import os
+
+import jax
+
+from pallas_kernels import targets
+
+# Interpreted warpgroups wait for each other in threads of XLA's CPU backend, of
+# which it makes one a core. With too few they wait for ever. Read when the
+# first array is made, so this module is to be imported before.
+os.environ.setdefault('NPROC', '16')
+
+RUNS = jax.__version_info__ >= (0, 11)
+
+
+@contextlib.contextmanager
+def interpreted(test) -> Iterator[None]:
+  """Runs kernels inside on the CPU; around all of a test's computation."""
+  if not RUNS:
+    with test.assertRaisesRegex(NotImplementedError, 'need jax >= 0.11'):
+      yield
+    return
+  try:
+    with targets.interpreted():
+      yield
+  except BaseException:
+    # An interrupted kernel would make those after it fail.
+    from jax._src.pallas.mosaic_gpu.interpret import interpret_pallas_call
+
+    interpret_pallas_call.reset_gpu_interpret_mode_state()
+    raise
+
+
+@contextlib.contextmanager
+def device(test, kind: str) -> Iterator[None]:
+  """Compiles for a GPU that is not there, 'NVIDIA H200' for instance."""
+  if not RUNS:
+    with test.assertRaisesRegex(NotImplementedError, 'need jax >= 0.11'):
+      yield
+    return
+  described = jax.sharding.AbstractDevice(
+      device_kind=kind, num_cores=132, platform='cuda'
+  )
+  mesh = jax.sharding.AbstractMesh((), (), abstract_device=described)
+  with jax.sharding.use_abstract_mesh(mesh):
+    yield
+
+
+def lower(f, *args) -> str:
+  """Returns what a function becomes for CUDA, as text."""
+  lowered = jax.jit(f).trace(*args).lower(lowering_platforms=('cuda',))
+  return lowered.as_text()

@@ -1,0 +1,335 @@
+"""GPU kernels, interpreted on a CPU, against float64.
+
+The same bodies that a GPU runs, with its memories and barriers imitated: wrong
+indices, wrong derivatives and waiting for ever show here, races hardly and the
+accuracy of fast instructions not at all. `jax.checkpoint` is tested by lowering
+only, since interpreted kernels have effects that it does not take.
+"""
+
+import contextlib
+import functools
+from unittest import mock
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import abstract_gpu
+import comparison
+from flax import nnx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import random_layers
+
+import rnnzoo
+from rnnzoo import selection
+
+if abstract_gpu.RUNS:
+  from pallas_kernels import tuning
+  from pallas_kernels.mosaic_gpu import streams
+
+# As layers_test.TOLERANCE, for more steps. Kernels read gates and, in the
+# backward pass, h rounded to bfloat16: one more rounding each, 4 u and 6 u.
+TOLERANCE = {'float32': (2e-6, 4e-6), 'bfloat16': (1.6e-2, 2.4e-2)}
+
+# With relu, a pre-activation that rounds across zero changes the gradient by
+# its whole size: of 2^-8 of them, which is 2^-4 in the norm.
+RELU = {'float32': (2e-6, 4e-6), 'bfloat16': (1.6e-2, 6.3e-2)}
+
+# (layer, options, dtype, (batch, time, features), what else).
+POSITIVE, TANH = {'candidate': 'positive'}, {'activation': 'tanh'}
+DIAGONAL = {'num_heads': 8}
+CASES = (
+    ('MinGRU', {}, 'float32', (3, 13, 8), 'reset mask reverse'),
+    ('MinGRU', POSITIVE, 'float32', (2, 40, 130), 'reset time_major'),
+    ('MinGRU', {}, 'bfloat16', (3, 40, 130), 'lengths reverse time_major'),
+    ('MinGRU', {}, 'float32', (1, 1, 1), ''),
+    ('MinGRU', {}, 'float32', (1, 257, 8), 'reset lengths'),
+    ('MinGRU', POSITIVE, 'bfloat16', (1, 257, 1), 'reverse'),
+    ('MinGRU', {'use_bias': False}, 'float32', (2, 13, 8), 'mask time_major'),
+    ('MinLSTM', {}, 'float32', (3, 13, 256), 'lengths'),
+    ('MinLSTM', POSITIVE, 'float32', (2, 40, 8), 'reset reverse time_major'),
+    ('MinLSTM', {}, 'bfloat16', (3, 13, 130), 'reset mask'),
+    ('MinLSTM', POSITIVE, 'float32', (2, 1, 130), 'reset'),
+    ('MinLSTM', POSITIVE, 'bfloat16', (1, 257, 8), 'reset reverse'),
+    ('IndRNN', {}, 'float32', (3, 13, 130), 'reset mask reverse'),
+    ('IndRNN', TANH, 'float32', (3, 40, 8), 'lengths time_major'),
+    ('IndRNN', TANH, 'bfloat16', (2, 40, 130), 'reset reverse'),
+    ('IndRNN', {}, 'float32', (1, 257, 1), ''),
+    ('IndRNN', {}, 'bfloat16', (2, 1, 256), 'reset'),
+    ('IRevRNN', {}, 'float32', (3, 13, 8), 'reset mask'),
+    ('IRevRNN', {'inner_steps': 1}, 'float32', (2, 40, 130), 'reverse'),
+    ('IRevRNN', {}, 'bfloat16', (2, 13, 256), 'lengths reverse'),
+    ('IRevRNN', {}, 'float32', (1, 257, 1), 'mask time_major'),
+    ('LSTM', DIAGONAL, 'float32', (3, 13, 8), 'reset mask reverse'),
+    ('GRU', DIAGONAL, 'float32', (3, 13, 8), 'reset lengths'),
+)
+
+
+def named():
+  """Yields the cases with names."""
+  for layer, options, dtype, sizes, flags in CASES:
+    size = 'x'.join(map(str, sizes))
+    values = (str(value) for value in options.values())
+    parts = (layer, *values, dtype, size, *flags.split())
+    yield '_'.join(parts), layer, options, dtype, sizes, flags
+
+
+class LayersTest(comparison.ComparisonTestCase):
+
+  @parameterized.named_parameters(*named())
+  def test_agrees_with_reference(self, layer, options, dtype, sizes, flags):
+    batch, time, features = sizes
+    case = comparison.Case(
+        rnnzoo.LAYERS[layer],
+        options,
+        'pallas',
+        dtype,
+        batch=batch,
+        time=time,
+        features=features,
+        # So that |u| < 1 and nothing grows with the length.
+        scale=0.2 if time > 40 else 0.4,
+        **dict.fromkeys(flags.split(), True),
+    )
+    tolerance = TOLERANCE
+    if layer in ('IndRNN', 'IRevRNN') and options != TANH:
+      tolerance = RELU
+    with abstract_gpu.interpreted(self):
+      self.compare(case, tolerance[dtype])
+
+
+def adjoint(a, b, h0, reset, reverse, g):
+  """h, and the gradients of sum(g h) by a, b and h0: loops in float64."""
+  a, b, h0, g = (np.asarray(x, np.float64) for x in (a, b, h0, g))
+  time = a.shape[1]
+  before, h = np.zeros_like(b), np.zeros_like(b)
+  # reset[t] is the boundary between t-1 and t, whatever the direction.
+  boundary = np.roll(reset, -1, axis=1) if reverse else reset.copy()
+  if reverse:
+    boundary[:, -1] = False
+  keep = 1.0 - boundary[:, :, None]
+  order = range(time)[::-1] if reverse else range(time)
+  state = h0
+  for t in order:
+    before[:, t] = keep[:, t] * state
+    h[:, t] = state = a[:, t] * before[:, t] + b[:, t]
+  d_a, d_b = np.zeros_like(a), np.zeros_like(b)
+  d_state = np.zeros_like(h0)
+  for t in order[::-1]:
+    d_b[:, t] = d_state + g[:, t]
+    d_a[:, t] = d_b[:, t] * before[:, t]
+    d_state = keep[:, t] * a[:, t] * d_b[:, t]
+  return h, (d_a, d_b, d_state)
+
+
+def draw(batch, time, features, with_reset, dtype=np.float32):
+  """Returns a, b, h0, reset and weights; a has negatives, zeros and ones."""
+  rng = np.random.default_rng(0)
+  a = rng.uniform(-1.05, 1.05, (batch, time, features))
+  a[rng.random(a.shape) < 0.05] = 0
+  a[rng.random(a.shape) < 0.3] = 1
+  b, g = rng.standard_normal((2, batch, time, features))
+  h0 = rng.standard_normal((batch, features)).astype(np.float32)
+  reset = rng.random((batch, time)) < (0.1 if with_reset else 0)
+  return a.astype(dtype), b.astype(dtype), h0, reset, g.astype(dtype)
+
+
+def cut(rows, warpgroups, segments, stages):
+  """Makes the kernels for linear recurrences cut their work in this way."""
+  if not abstract_gpu.RUNS:
+    return contextlib.nullcontext()
+  config = streams.Config(
+      rows=rows, warpgroups=warpgroups, segments=segments, stages=stages
+  )
+  return mock.patch.object(tuning, 'linear', lambda *_: config)
+
+
+# Rows of a block, warpgroups, segments and stages.
+CUTS = ((4, 4, 1, 2), (2, 2, 3, 2), (8, 1, 4, 1), (16, 2, 1, 2))
+
+
+class LinearScanTest(parameterized.TestCase):
+
+  def check(self, sizes, dtype, with_reset, reverse):
+    a, b, h0, reset, g = draw(*sizes, with_reset, dtype)
+
+    def loss(a, b, h0):
+      h = rnnzoo.linear_scan(
+          a,
+          b,
+          h0,
+          reset=reset if with_reset else None,
+          reverse=reverse,
+          implementation='pallas',
+      )
+      return jnp.sum(g.astype(np.float32) * h), h
+
+    grad = jax.jit(jax.grad(loss, (0, 1, 2), has_aux=True))
+    gradients, h = grad(a, b, h0)
+    self.assertEqual(h.dtype, a.dtype)
+    want_h, want = adjoint(a, b, h0, reset, reverse, g)
+    # Summands in float32, rounded as they are written; in bfloat16 h is read
+    # rounded for d_a.
+    tolerance = 1e-2 if dtype == jnp.bfloat16 else 2e-6
+    self.assertLess(comparison.relative_error(h, want_h), tolerance)
+    for name, x, y in zip(('a', 'b', 'h0'), gradients, want, strict=True):
+      self.assertLess(comparison.relative_error(x, y), tolerance, f'd {name}')
+
+  @parameterized.parameters(
+      ((2, 1, 1), np.float32, True, False),
+      ((2, 13, 8), np.float32, True, False),
+      ((2, 40, 130), jnp.bfloat16, True, True),
+      ((1, 257, 256), np.float32, False, True),
+      ((1, 513, 8), np.float32, True, False),  # Four segments.
+  )
+  def test_agrees_with_loop(self, sizes, dtype, with_reset, reverse):
+    with abstract_gpu.interpreted(self):
+      self.check(sizes, dtype, with_reset, reverse)
+
+  @parameterized.parameters(*enumerate(CUTS))
+  def test_any_cut(self, i, cut_as):
+    with abstract_gpu.interpreted(self), cut(*cut_as):
+      self.check((1, 61, 8), np.float32, i % 2 == 0, i > 1)
+
+  @parameterized.parameters(*CUTS)
+  def test_any_cut_of_a_layer(self, *cut_as):
+    # Parameters and restarts have gradients from every warpgroup and segment.
+    case = functools.partial(comparison.Case, rnnzoo.MinGRU, {}, 'pallas')
+    case = case(
+        'float32', batch=2, time=61, reset=True, mask=True, reverse=True
+    )
+    compare = comparison.ComparisonTestCase.compare
+    with abstract_gpu.interpreted(self), cut(*cut_as):
+      compare(self, case, TOLERANCE['float32'])
+
+  _close = comparison.ComparisonTestCase._close
+
+  @parameterized.product(
+      cut_as=(None, (2, 2, 1, 2), (1, 2, 2, 2), (3, 1, 2, 1)),
+      reverse=(False, True),
+  )
+  def test_forgets_an_infinity(self, cut_as, reverse):
+    # By a reset in the first row, by a = 0 in the second.
+    a = np.ones((2, 6, 1), np.float32)
+    b = np.ones_like(a)
+    b[:, 4 if reverse else 1] = np.inf
+    reset = np.zeros((2, 6), bool)
+    reset[0, 3] = True
+    a[1, 2 if reverse else 3] = 0
+    after = np.arange(3)[::-1] if reverse else np.arange(3, 6)
+
+    def loss(a, b):
+      h = rnnzoo.linear_scan(
+          a, b, reset=reset, reverse=reverse, implementation='pallas'
+      )
+      return jnp.sum(h[:1, after]), h
+
+    context = cut(*cut_as) if cut_as else contextlib.nullcontext()
+    with abstract_gpu.interpreted(self), context:
+      (d_a, d_b), h = jax.grad(loss, (0, 1), has_aux=True)(a, b)
+      h = np.asarray(h)
+      np.testing.assert_array_equal(h[:, after, 0], [[1, 2, 3]] * 2)
+      self.assertTrue(np.isfinite(d_a[0, after]).all())
+      self.assertTrue(np.isfinite(d_b).all())
+
+  def test_low_precision_sums_in_float32(self):
+    # 1 + 1/256 is 1 in bfloat16: a sum in bfloat16 would stay at 1.
+    b = np.full((1, 257, 1), 2**-8, jnp.bfloat16)
+    b[:, 0] = 1
+    with abstract_gpu.interpreted(self):
+      h = rnnzoo.linear_scan(np.ones_like(b), b, implementation='pallas')
+      self.assertEqual(float(h[0, -1, 0]), 2)
+
+  def test_mixed_dtypes(self):
+    a, b, *_ = draw(2, 13, 8, with_reset=False)
+    b = b.astype(jnp.bfloat16)
+    scan = functools.partial(rnnzoo.linear_scan, a, b)
+    with abstract_gpu.interpreted(self):
+      h = scan(implementation='pallas')
+      self.assertEqual(h.dtype, np.float32)
+      np.testing.assert_allclose(
+          h, scan(implementation='scan'), rtol=1e-5, atol=1e-5
+      )
+
+
+class TransformationsTest(parameterized.TestCase):
+
+  def close(self, run):
+    """`run`, a function of the implementation, is the same by the loop."""
+    with abstract_gpu.interpreted(self):
+      got = run('pallas')
+      jax.tree.map(
+          lambda x, y: self.assertLess(comparison.relative_error(x, y), 4e-6),
+          got,
+          run('scan'),
+      )
+
+  @parameterized.parameters('MinGRU', 'IndRNN')
+  def test_vmap(self, name):
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((3, 2, 13, 4)).astype(np.float32)
+
+    def run(implementation):
+      layer = random_layers.make(name, 4, 8, implementation=implementation)
+      graphdef, state = nnx.split(layer)
+      reset = np.arange(13) % 5 == 3
+
+      def loss(state, x):
+        layer = nnx.merge(graphdef, state)
+        return jnp.sum(layer(x, reset=np.tile(reset, (2, 1))) ** 2)
+
+      many = jax.tree.map(lambda p: jnp.stack([p, 0.5 * p, -p]), state)
+      grad = jax.grad(loss, (0, 1))
+      # Over batches, over ensembles, and over both.
+      return (
+          jax.vmap(grad, (None, 0))(state, x),
+          jax.vmap(grad, (0, None))(many, x[0]),
+          jax.grad(lambda *args: jax.vmap(loss)(*args).sum())(many, x),
+      )
+
+    self.close(run)
+
+  def test_x64(self):
+    # Indices and constants stay what the kernel takes.
+    a, b, h0, *_ = draw(2, 13, 8, with_reset=False)
+
+    def run(implementation):
+      f = functools.partial(rnnzoo.linear_scan, implementation=implementation)
+      loss = lambda *args: jnp.sum(f(*args) ** 2)
+      return jax.grad(loss, (0, 1, 2))(a, b, h0)
+
+    with jax.enable_x64(True):
+      self.close(run)
+
+  def test_sees_no_padding(self):
+    x = np.ones((2, 13, 4), np.float32)
+    x[1, 5:] = np.nan
+
+    def run(implementation):
+      layer = random_layers.make('IndRNN', 4, 8, implementation=implementation)
+      loss = lambda layer, x: jnp.sum(layer(x, seq_lengths=np.array([13, 5])))
+      gradients = nnx.grad(loss, argnums=(0, 1))(layer, x)
+      for leaf in jax.tree.leaves(gradients):
+        self.assertTrue(np.isfinite(leaf).all())
+      return gradients
+
+    self.close(run)
+
+  def test_one_of_several(self):
+    # What the kernels cannot run goes to the next, and the reason to the log.
+    selection._log_once.cache_clear()
+    x = np.ones((2, 5, 4), np.float32)
+    layer = random_layers.make('AGRU', 4, 8, implementation=('pallas', 'scan'))
+    scan = random_layers.make('AGRU', 4, 8, implementation='scan')
+    np.testing.assert_array_equal(layer(x), scan(x))
+    layer.implementation = 'pallas'
+    with abstract_gpu.interpreted(self):
+      if abstract_gpu.RUNS:
+        with self.assertRaisesRegex(NotImplementedError, 'cannot run AGRUCell'):
+          layer(x)
+      else:
+        layer(x)
+
+
+if __name__ == '__main__':
+  absltest.main()
