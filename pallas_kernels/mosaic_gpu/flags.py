@@ -42,16 +42,14 @@ class Block:
   """
 
   def __init__(self, walk, ref: Any, wave):
-    time = walk.layout.time
-    steps = range(walk.config.rows)
-    first = walk.first_step(wave)
+    end = walk.layout.time
+    times = [walk.time(wave, i) for i in range(walk.config.rows)]
     self._beyond = None
     if walk.ragged:
-      self._beyond = [first + i >= time for i in steps]
+      self._beyond = [time >= end for time in times]
     self._codes = None
     if ref is not None:
-      times = (jnp.clip(walk.time(wave, i), 0, time - 1) for i in steps)
-      self._codes = [ref[walk.batch, t] for t in times]
+      self._codes = [ref[walk.batch, jnp.minimum(t, end - 1)] for t in times]
       if walk.ragged:
         self._codes = [
             jnp.where(beyond, HOLD, code)

@@ -1,8 +1,9 @@
 """Time streams: how a kernel walks over [batch, time, features] arrays.
 
 A kernel sees time as loop steps 0, 1, 2, ..., whichever way the recurrence
-runs. Step s is time s, or time T - 1 - s where the recurrence runs backwards,
-so one kernel body serves both directions and nothing is flipped in memory.
+runs. Step s is time s, or time S - 1 - s where the recurrence runs backwards,
+with S the steps that all blocks have together. So one kernel body serves both
+directions, and nothing is flipped in memory.
 
 Features are the lanes: a warpgroup of 128 threads holds a tile of 128 features
 of one batch row, one a thread. Time is cut into segments, one for each CTA, and
@@ -157,10 +158,14 @@ class Walk:
     return pl.cdiv(self.layout.time, self.config.segments * self._wave)
 
   @property
+  def steps(self) -> int:
+    """How many steps all blocks have together, at least T."""
+    return self.waves * self.config.segments * self._wave
+
+  @property
   def ragged(self) -> bool:
     """Whether some blocks reach beyond the sequence."""
-    steps = self.waves * self.config.segments * self._wave
-    return self.layout.time != steps
+    return self.layout.time != self.steps
 
   def first_step(self, wave):
     """Returns the loop step of the block's first row."""
@@ -171,7 +176,7 @@ class Walk:
     """Returns the earliest time in the block."""
     first = self.first_step(wave)
     if self.reverse:
-      return self.layout.time - first - self.config.rows
+      return self.steps - first - self.config.rows
     return first
 
   def row(self, i: int) -> int:
@@ -181,7 +186,7 @@ class Walk:
   def time(self, wave, i: int):
     """Returns the time of the block's i-th loop step."""
     step = self.first_step(wave) + i
-    return self.layout.time - 1 - step if self.reverse else step
+    return self.steps - 1 - step if self.reverse else step
 
   def slot(self, wave, slots: int):
     """Returns where a wave's block lies in this warpgroup's ring."""
@@ -256,19 +261,23 @@ class Walk:
     at = lambda start, size: self.layout.block(
         array, gate, self.batch, start, size, self.features
     )
-    inside = not self.ragged or self.layout.margin
-    if inside or not self.layout.is_contiguous(array):
+
+    def whole():
       plgpu.copy_smem_to_gmem(block, at(start, rows), commit_group=False)
-      return
-    # Pallas copies what is contiguous without regard to where it ends.
-    for i in range(rows):
-      inside = (start + i >= 0) & (start + i < self.layout.time)
-      plgpu.copy_smem_to_gmem(
-          block.at[pl.ds(i, 1)],
-          at(start + i, 1),
-          predicate=inside,
-          commit_group=False,
-      )
+
+    if not self.ragged or self.layout.margin:
+      whole()
+    elif not self.layout.is_contiguous(array):
+      pl.when(start < self.layout.time)(whole)
+    else:
+      # Pallas copies what is contiguous without regard to where it ends.
+      for i in range(rows):
+        plgpu.copy_smem_to_gmem(
+            block.at[pl.ds(i, 1)],
+            at(start + i, 1),
+            predicate=start + i < self.layout.time,
+            commit_group=False,
+        )
 
 
 # Blocks being written to device memory, for each warpgroup.
