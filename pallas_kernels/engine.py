@@ -11,6 +11,7 @@ import functools
 from typing import Any
 
 import jax
+from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
@@ -97,11 +98,16 @@ def _run(call: Call, theta, arrays, carry, restart, flags):
   return _forward(call, theta, arrays, carry, restart, flags, call.outputs)
 
 
+def _vary_as(x, like):
+  """Gives what a kernel returned the mesh axes that its operand varies over."""
+  axes = lambda x: jax.typeof(x).manual_axis_type.varying
+  missing = tuple(sorted(axes(like) - axes(x)))
+  return lax.pcast(x, missing, to='varying') if missing else x
+
+
 def _run_fwd(call: Call, theta, arrays, carry, restart, flags):
   states = carry.shape[0]
-  last, carries = _forward(
-      call, theta, arrays, carry, restart, flags, states
-  )
+  last, carries = _forward(call, theta, arrays, carry, restart, flags, states)
   saved = theta, arrays, carries, carry, restart, flags
   return (last, carries[: call.outputs]), saved
 
@@ -111,7 +117,7 @@ def _forward(call: Call, theta, arrays, carry, restart, flags, outputs):
   ins = streams.streams_of(arrays)
   outs = [streams.Stream(i, None, call.out_dtype) for i in range(outputs)]
   has_flags = flags is not None
-  flags = flags if has_flags else jnp.zeros((1, 1), jnp.int32)
+  theta, restart, flags = _unread(call, theta, carry, restart, flags)
   interpret = _interpret(call)
   if call.linear:
     config = tuning.linear(layout, ins, outs, call.target)
@@ -127,7 +133,8 @@ def _forward(call: Call, theta, arrays, carry, restart, flags, outputs):
     h, last = linear.forward(
         plan, theta, arrays, carry[0], restart[0], flags, call.out_dtype
     )
-    return last[None], (h,)[:outputs]
+    last, carries = last[None], (h,)[:outputs]
+    return jax.tree.map(lambda x: _vary_as(x, carry), (last, carries))
   size = _operations(call, len(ins), carry.shape[0])
   config = tuning.diagonal(layout, ins, outs, call.target, size)
   plan = diagonal.Plan(
@@ -142,7 +149,7 @@ def _forward(call: Call, theta, arrays, carry, restart, flags, outputs):
   carries, last = diagonal.forward(
       plan, theta, arrays, carry, restart, flags, outputs, call.out_dtype
   )
-  return last, carries
+  return jax.tree.map(lambda x: _vary_as(x, carry), (last, carries))
 
 
 def _run_bwd(call: Call, saved, cotangents):
@@ -150,7 +157,8 @@ def _run_bwd(call: Call, saved, cotangents):
   d_last, d_carries = cotangents
   layout = _layout(call)
   has_flags = flags is not None
-  flags = flags if has_flags else jnp.zeros((1, 1), jnp.int32)
+  given = theta, restart
+  theta, restart, flags = _unread(call, theta, carry, restart, flags)
   outs = streams.streams_of(arrays)
   others = [streams.Stream(0, None, x.dtype) for x in (*carries, *d_carries)]
   interpret = _interpret(call)
@@ -180,9 +188,7 @@ def _run_bwd(call: Call, saved, cotangents):
     d_theta = d_theta.sum((0, 1))
   else:
     size = _operations(call, len(outs), carry.shape[0])
-    config = tuning.diagonal(
-        layout, [*outs, *others], outs, call.target, size
-    )
+    config = tuning.diagonal(layout, [*outs, *others], outs, call.target, size)
     plan = diagonal.Plan(
         call.step,
         call.params,
@@ -196,12 +202,26 @@ def _run_bwd(call: Call, saved, cotangents):
         plan, theta, arrays, carries, carry, restart, flags, d_carries, d_last
     )
     d_theta = d_theta.sum(0)
-  d_theta = d_theta if call.params else jnp.zeros_like(theta)
-  d_restart = d_restart if has_flags else jnp.zeros_like(restart)
-  return d_theta, d_arrays, d_carry, d_restart, None
+  d_theta = d_theta if call.params else jnp.zeros_like(given[0])
+  d_restart = d_restart if has_flags else jnp.zeros_like(given[1])
+  cotangents = d_theta, d_arrays, d_carry, d_restart
+  primals = given[0], arrays, carry, given[1]
+  return *jax.tree.map(_vary_as, cotangents, primals), None
 
 
 _run.defvjp(_run_fwd, _run_bwd)
+
+
+def _unread(call: Call, theta, carry, restart, flags):
+  """Replaces operands that a kernel will not read by one that is there.
+
+  Zeros would do, but every constant is a launch of its own.
+  """
+  if not call.params:
+    theta = carry[0]
+  if flags is None:
+    restart = flags = carry
+  return theta, restart, flags
 
 
 def _aligned(call: Call, arrays: tuple[Array, ...]) -> int:

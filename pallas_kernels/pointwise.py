@@ -10,11 +10,12 @@ replacing and leave the rest as it is:
   same definition, so no cell has one of its own;
 * `map_rows` does either for several steps at once.
 
-Kernels are compiled with approximate mathematics: exp, tanh and rsqrt are single
-instructions of the special-function unit. The replacements below turn these
-into float32 results: errors are a few 1e-7 of the result, where tanh alone
-would be off by 5e-4. A primitive that is neither replaced nor known to lower
-raises `NotImplementedError` while tracing, early enough to choose another path.
+Kernels are compiled with approximate mathematics: exp, tanh and rsqrt are
+single instructions of the special-function unit. The replacements below turn
+these into float32 results. Errors are mostly a few 1e-7 of the result and at
+most 4e-6, where tanh alone would be off by 5e-4. A primitive that is neither
+replaced nor known to lower raises `NotImplementedError` while tracing, early
+enough to choose another path.
 """
 
 from collections.abc import Callable, Sequence
@@ -98,7 +99,8 @@ def map_rows(
 def _run_rows(jaxpr, consts, args, count: int) -> list[list[Any]]:
   """Evaluates a jaxpr of native primitives for several rows at once."""
   columns = [[const] * count for const in consts] + args
-  values = dict(zip((*jaxpr.constvars, *jaxpr.invars), columns))
+  variables = (*jaxpr.constvars, *jaxpr.invars)
+  values = dict(zip(variables, columns, strict=True))
 
   def read(v):
     return [v.val] * count if isinstance(v, jex_core.Literal) else values[v]
@@ -109,9 +111,8 @@ def _run_rows(jaxpr, consts, args, count: int) -> list[list[Any]]:
     if inner is not None:
       outputs = _run_rows(inner.jaxpr, inner.consts, inputs, count)
     else:
-      outputs = [
-          [eqn.primitive.bind(*row, **eqn.params) for row in zip(*inputs)]
-      ]
+      rows = zip(*inputs, strict=True)
+      outputs = [[eqn.primitive.bind(*row, **eqn.params) for row in rows]]
     values.update(zip(eqn.outvars, outputs, strict=True))
   return [read(v) for v in jaxpr.outvars]
 
@@ -122,9 +123,7 @@ def used(fn: Callable[..., Any], *args) -> list[bool]:
   live = {v for v in jaxpr.outvars if not isinstance(v, jex_core.Literal)}
   for eqn in reversed(jaxpr.eqns):
     if live.intersection(eqn.outvars):
-      live.update(
-          v for v in eqn.invars if not isinstance(v, jex_core.Literal)
-      )
+      live.update(v for v in eqn.invars if not isinstance(v, jex_core.Literal))
   return [v in live for v in jaxpr.invars]
 
 
@@ -142,7 +141,8 @@ class _Evaluation:
     self._alive = []
 
   def run(self, jaxpr, consts, *args) -> list[Any]:
-    values = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args)))
+    variables = (*jaxpr.constvars, *jaxpr.invars)
+    values = dict(zip(variables, (*consts, *args), strict=True))
 
     def read(v):
       return v.val if isinstance(v, jex_core.Literal) else values[v]
@@ -197,7 +197,7 @@ class _Evaluation:
     return e * result if negated else result
 
   def div(self, x, y):
-    """x / y by a reciprocal square root, which is one instruction."""
+    """Returns x / y by a reciprocal square root, which is one instruction."""
     if not jnp.issubdtype(jnp.result_type(y), jnp.floating):
       return lax.div(x, y)
 
@@ -220,7 +220,7 @@ def _reciprocal_of_positive(x):
 
 
 def _tanh(x):
-  """tanh to float32 accuracy by one Newton step from the fast instruction.
+  """Returns tanh, by one Newton step from the fast instruction.
 
   With E = exp(-2|x|), tanh|x| is the root y of (1 - y) - (1 + y) E, which is
   linear in y with slope -(1 + E), and 1 / (1 + E) is (1 + y) / 2. For small x
@@ -290,37 +290,40 @@ _CALLS = (
     'custom_vjp_call',
     'custom_vjp_call_jaxpr',
     'remat',
+    'remat2',
     'checkpoint',
 )
 
 # Primitives that Mosaic GPU lowers on registers of any layout.
-_NATIVE = frozenset((
-    'abs',
-    'add',
-    'and',
-    'broadcast_in_dim',
-    'clamp',
-    'convert_element_type',
-    'cos',
-    'eq',
-    'exp2',
-    'ge',
-    'gt',
-    'le',
-    'log',
-    'lt',
-    'max',
-    'min',
-    'mul',
-    'ne',
-    'neg',
-    'not',
-    'or',
-    'rsqrt',
-    'select_n',
-    'sign',
-    'sin',
-    'sqrt',
-    'sub',
-    'xor',
-))
+_NATIVE = frozenset(
+    (
+        'abs',
+        'add',
+        'and',
+        'broadcast_in_dim',
+        'clamp',
+        'convert_element_type',
+        'cos',
+        'eq',
+        'exp2',
+        'ge',
+        'gt',
+        'le',
+        'log',
+        'lt',
+        'max',
+        'min',
+        'mul',
+        'ne',
+        'neg',
+        'not',
+        'or',
+        'rsqrt',
+        'select_n',
+        'sign',
+        'sin',
+        'sqrt',
+        'sub',
+        'xor',
+    )
+)

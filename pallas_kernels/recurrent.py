@@ -26,6 +26,7 @@ from pallas_kernels import targets
 Array = jax.Array
 Carry = tuple[Array, ...]
 
+
 class Cell(Protocol):
   """What this module asks of a cell; equal cells share a compilation."""
 
@@ -97,7 +98,7 @@ def recurrence(
   ):
     raise NotImplementedError(
         f'GPU kernels cannot run {type(cell).__name__} yet: they run linear'
-        " cells, and cells with a diagonal recurrent kernel. implementation="
+        ' cells, and cells with a diagonal recurrent kernel. implementation='
         "'scan' runs every cell."
     )
   # Pallas's GPU backend is imported where it is known to work.

@@ -78,12 +78,10 @@ def forward(
     The first `outputs` carries, each [B, T, F], and the carry after the last
     step, float32 [S, B, Fp].
   """
-  layout, config = plan.layout, plan.config
+  layout = plan.layout
   arrays = [layout.widen(x) for x in arrays]
   ins = streams_lib.streams_of(arrays)
-  outs = tuple(
-      streams_lib.Stream(i, None, out_dtype) for i in range(outputs)
-  )
+  outs = tuple(streams_lib.Stream(i, None, out_dtype) for i in range(outputs))
   states = carry.shape[0]
 
   def body(*refs):
@@ -95,9 +93,9 @@ def forward(
     out_rings, (barriers,) = scratch[:outputs], scratch[outputs:]
     walk = _walk(plan, plan.reverse)
     read = lambda ref: tuple(
-        ref[i, walk.batch, walk.features] for i in range(states)
+        walk.read(ref, i, walk.batch) for i in range(states)
     )
-    theta = tuple(params[k, walk.features] for k in range(plan.params))
+    theta = tuple(walk.read(params, k) for k in range(plan.params))
     flags = flags if plan.flags else None
     restart = read(restart) if plan.flags else None
     walk.prefetch(ins, inputs, in_rings, barriers)
@@ -123,7 +121,12 @@ def forward(
   stream = jax.ShapeDtypeStruct(layout.shape, out_dtype)
   small = jax.ShapeDtypeStruct(carry.shape, jnp.float32)
   *carries, last = _kernel(
-      plan, body, 'diagonal_recurrence', ins, outs, (*(stream,) * outputs, small)
+      plan,
+      body,
+      'diagonal_recurrence',
+      ins,
+      outs,
+      (*(stream,) * outputs, small),
   )(params, carry, restart, flags, *arrays)
   return tuple(map(layout.narrow, carries)), last
 
@@ -156,7 +159,7 @@ def backward(
     The cotangents of `arrays`, of `carry` [S, B, Fp], and, to be summed over
     the batch, of the parameters [B, plan.params, Fp]; of `restart` [S, B, Fp].
   """
-  layout, config = plan.layout, plan.config
+  layout = plan.layout
   states, outputs, count = len(carries), len(d_carries), len(arrays)
   arrays = [layout.widen(x) for x in (*arrays, *carries, *d_carries)]
   shift = 1 if plan.reverse else -1
@@ -187,9 +190,9 @@ def backward(
     out_rings, (barriers,) = scratch[: len(outs)], scratch[len(outs) :]
     walk = _walk(plan, not plan.reverse)
     read = lambda ref: tuple(
-        ref[i, walk.batch, walk.features] for i in range(states)
+        walk.read(ref, i, walk.batch) for i in range(states)
     )
-    theta = tuple(params[k, walk.features] for k in range(plan.params))
+    theta = tuple(walk.read(params, k) for k in range(plan.params))
     first = read(carry)
     flags = flags if plan.flags else None
     restart = read(restart) if plan.flags else None
@@ -265,7 +268,9 @@ def backward(
 
 
 def _walk(plan: Plan, reverse: bool) -> streams_lib.Walk:
-  features = pl.ds(lax.axis_index('tile') * streams_lib.LANES, streams_lib.LANES)
+  features = pl.ds(
+      lax.axis_index('tile') * streams_lib.LANES, streams_lib.LANES
+  )
   batch = lax.axis_index('batch')
   return streams_lib.Walk(plan.layout, plan.config, reverse, batch, features)
 

@@ -151,7 +151,7 @@ def forward(
         walk.refill(ins, inputs, rings, barriers, k)
       return h
 
-    h = _enter(walk, segments, h0[walk.batch, walk.features])
+    h = _enter(walk, segments, walk.read(h0, walk.batch))
     h = lax.fori_loop(0, walk.waves, wave, h)
     _leave(walk, last_ref, h)
     plgpu.wait_smem_to_gmem(0)
@@ -258,7 +258,7 @@ def backward(
     *d_arrays, d_h0_ref, d_params_ref, d_restart_ref = out_refs
     walk = _walk(plan, not plan.reverse)
     theta, restart, flags = _small(plan, walk, params, restart, flags)
-    h0 = h0[walk.batch, walk.features]
+    h0 = walk.read(h0, walk.batch)
     exchange = _Exchange(walk, scratch)
     walk.prefetch(ins, inputs, rings, barriers)
     first_time = layout.time - 1 if plan.reverse else 0
@@ -300,7 +300,7 @@ def backward(
         walk.refill(ins, inputs, rings, barriers, k)
       return mu, d_theta, d_restart
 
-    mu = _enter(walk, segments, d_last[walk.batch, walk.features])
+    mu = _enter(walk, segments, walk.read(d_last, walk.batch))
     zero = streams_lib.zeros()
     d_theta = tuple(zero for _ in theta)
     state = (mu, d_theta, zero if plan.flags else ())
@@ -348,11 +348,12 @@ def _summarise(
     arrays: what the streams are part of.
 
   Returns:
-    [segments - 1, 2, B, Fp], or something small where there is one segment.
+    [segments - 1, 2, B, Fp], or something else, which is not to be read, where
+    there is one segment.
   """
   layout, config = plan.layout, plan.config
   if config.segments == 1:
-    return jnp.zeros((1, 1), jnp.float32)
+    return small[0]
 
   def body(params, restart, flags, *refs):
     inputs, (maps_ref,), rings, _, barriers, scratch = _split(
@@ -462,7 +463,9 @@ def _exchange_types(config: streams_lib.Config):
 
 def _walk(plan: Plan, reverse: bool) -> streams_lib.Walk:
   config = plan.config
-  features = pl.ds(lax.axis_index('tile') * streams_lib.LANES, streams_lib.LANES)
+  features = pl.ds(
+      lax.axis_index('tile') * streams_lib.LANES, streams_lib.LANES
+  )
   warpgroup = lax.axis_index('warpgroup') if config.warpgroups > 1 else 0
   return streams_lib.Walk(
       plan.layout,
@@ -477,18 +480,16 @@ def _walk(plan: Plan, reverse: bool) -> streams_lib.Walk:
 
 def _small(plan: Plan, walk, params: Ref, restart: Ref, flags: Ref):
   """Returns parameters and restart in registers, and flags if there are any."""
-  theta = tuple(params[k, walk.features] for k in range(plan.params))
+  theta = tuple(walk.read(params, k) for k in range(plan.params))
   if not plan.flags:
     return theta, None, None
-  return theta, restart[walk.batch, walk.features], flags
+  return theta, walk.read(restart, walk.batch), flags
 
 
 def _enter(walk, segments: Ref, h: Array) -> Array:
   """Returns h before this segment, from h before the first."""
   for i in range(walk.config.segments - 1):
-    pair = tuple(
-        segments[i, j, walk.batch, walk.features] for j in range(2)
-    )
+    pair = tuple(walk.read(segments, i, j, walk.batch) for j in range(2))
     h = jnp.where(i < walk.segment, _affine(pair, h), h)
   return h
 

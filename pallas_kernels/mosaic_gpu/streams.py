@@ -215,15 +215,21 @@ class Walk:
     def _(wave):
       self.load(streams, arrays, buffers, barriers, wave)
 
-
   def refill(self, streams, arrays, buffers, barriers, wave):
     """Reuses a wave's slot, which every thread has read."""
 
     @pl.when(wave + self.config.stages < self.waves)
     def _():
-      self.load(
-          streams, arrays, buffers, barriers, wave + self.config.stages
-      )
+      self.load(streams, arrays, buffers, barriers, wave + self.config.stages)
+
+  def read(self, ref: Ref, *index) -> Array:
+    """Returns one row of a small operand [..., Fp] in registers.
+
+    Under `shard_map` what is read from device memory has a type that varies
+    over mesh axes, and what is read from shared memory has not, while loops and
+    derivatives want one type. Any operation drops it.
+    """
+    return ref[(*index, self.features)] + zeros()
 
   def wait(self, barriers, wave):
     """Waits for a wave's blocks to arrive."""
@@ -323,6 +329,7 @@ def zeros() -> Array:
 
 
 def round_up(size: int, multiple: int) -> int:
+  """Returns the next multiple that is at least `size`."""
   return pl.cdiv(size, multiple) * multiple
 
 
