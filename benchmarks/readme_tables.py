@@ -89,7 +89,53 @@ def cpu_peers() -> str:
   return '\n'.join(lines)
 
 
-TABLES = {'row_smnist': row_smnist, 'cpu_peers': cpu_peers}
+def linear_h200() -> str:
+  """Returns the table of linear and diagonal recurrences on a GPU."""
+  data = load('linear_h200.json')
+  times: dict[tuple[str, str, str], dict[tuple[str, str], dict]] = {}
+  for row in data['rows']:
+    if row['status'] == 'ok' and row['projection'] == 'without':
+      case = row['layer'], row['shape'], row['dtype']
+      run = row['implementation'], row['direction']
+      times.setdefault(case, {})[run] = row
+
+  def cell(runs, implementation, percent):
+    cells = []
+    for direction in ('forward', 'forward+backward'):
+      row = runs.get((implementation, direction))
+      if row is None:
+        return ''
+      share = f' ({100 * row["copy_fraction"]:.0f} %)' if percent else ''
+      cells.append(f'{row["median_ms"]:.3f}{share}')
+    return ' / '.join(cells)
+
+  lines = [
+      '| recurrence | batch x time x features | dtype | GPU kernel, ms (% of a'
+      " copy's bandwidth) | `associative_scan`, ms |",
+      '|---|---|---|---|---|',
+  ]
+  for (layer, shape, dtype), runs in times.items():
+    sizes = data['shapes'][shape]
+    size = f'{sizes["batch"]} x {sizes["time"]} x {sizes["features"]}'
+    lines.append(
+        f'| `{layer}` | {size} | {dtype} | {cell(runs, "pallas", True)} |'
+        f' {cell(runs, "associative_scan", False)} |'
+    )
+  versions = data['versions']
+  lines += [
+      '',
+      f'{data["device"]["kind"]}, jax {versions["jax"]}, {data["date"][:10]};'
+      f' a copy: {data["copy"]["gb_per_s"]:.0f} GB/s. Forward / forward and'
+      ' backward, gates given, medians of calls in flight.',
+  ]
+  return '\n'.join(lines)
+
+
+TABLES = {
+    'row_smnist': row_smnist,
+    'cpu_peers': cpu_peers,
+    'linear_h200': linear_h200,
+}
 
 
 def render(text: str) -> str:
