@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels import arguments
 from pallas_kernels import targets
 
 Array = jax.Array
@@ -26,8 +27,8 @@ def linear_scan(
     a: [B, T, F]; float32, bfloat16 or float16.
     b: [B, T, F].
     h0: h before the first step, [B, F]; zeros if None.
-    reset: bool [B, T]; where true, h restarts from zero before the step, in the
-      order of the loop.
+    reset: bool [B, T], also where arrays are time-major; where true, h restarts
+      from zero before the step, in the order of the loop.
     reverse: run from the last step to the first.
     time_major: a, b and h are [T, B, F] instead.
 
@@ -35,20 +36,27 @@ def linear_scan(
     h, [B, T, F], in the dtype that a and b promote to.
 
   Raises:
-    NotImplementedError: the device, the jax version or a dtype is one that the
-      kernels cannot run.
+    ValueError: an argument has the wrong shape or dtype.
+    NotImplementedError: the device, the jax version, a dtype or a size is one
+      that the kernels cannot run; or a second derivative is asked for.
   """
   target = targets.current()
-  targets.check_dtypes('linear_scan', (a, b))
+  if a.ndim != 3:
+    raise ValueError(f'a must be [batch, time, features], got {a.shape}.')
+  arguments.shape('b', b, 'like a', a.shape)
+  arguments.dtypes('linear_scan', (a.dtype, b.dtype))
+  arguments.unsharded('linear_scan', (a, b, h0, reset))
   # Pallas's GPU backend is imported where it is known to work.
   from pallas_kernels import engine
 
   batch, time, features = a.shape
   if time_major:
     batch, time = time, batch
-  targets.check_sizes('linear_scan', batch, time, features)
+  arguments.sizes('linear_scan', batch, time, features)
+  arguments.flags('reset', reset, batch, time)
   if h0 is None:
     h0 = jnp.zeros((batch, features), jnp.float32)
+  arguments.shape('h0', h0, '[batch, features]', (batch, features))
   h0 = h0.astype(jnp.float32)[None]
   call = engine.Call(
       step=_inputs,

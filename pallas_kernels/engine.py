@@ -105,7 +105,25 @@ def _vary_as(x, like):
   return lax.pcast(x, missing, to='varying') if missing else x
 
 
+@jax.custom_jvp
+def _differentiable_once(operands):
+  """Returns the operands; says so where they are differentiated."""
+  return operands
+
+
+@_differentiable_once.defjvp
+def _differentiable_once_jvp(primals, tangents):
+  del primals, tangents
+  raise NotImplementedError(
+      'GPU kernels have first derivatives only, in reverse mode.'
+      " rnnzoo's implementation='scan' has second derivatives too."
+  )
+
+
 def _run_fwd(call: Call, theta, arrays, carry, restart, flags):
+  theta, arrays, carry, restart = _differentiable_once(
+      (theta, arrays, carry, restart)
+  )
   states = carry.shape[0]
   last, carries = _forward(call, theta, arrays, carry, restart, flags, states)
   saved = theta, arrays, carries, carry, restart, flags
@@ -153,7 +171,9 @@ def _forward(call: Call, theta, arrays, carry, restart, flags, outputs):
 
 
 def _run_bwd(call: Call, saved, cotangents):
-  theta, arrays, carries, carry, restart, flags = saved
+  *saved, flags = saved
+  saved, cotangents = _differentiable_once((tuple(saved), cotangents))
+  theta, arrays, carries, carry, restart = saved
   d_last, d_carries = cotangents
   layout = _layout(call)
   has_flags = flags is not None

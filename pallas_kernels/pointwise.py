@@ -263,7 +263,6 @@ def _integer_pow(x, *, y):
 _REPLACED = {
     'add_any': lambda x, y: x + y,
     'copy': lambda x: x,
-    'copy_p': lambda x: x,
     'expm1': _expm1,
     'integer_pow': _integer_pow,
     'log1p': _log1p,
@@ -283,13 +282,9 @@ _SHARED = {
 # Primitives that hold a function: it is evaluated in place.
 _CALLS = (
     'jit',
-    'pjit',
     'closed_call',
-    'core_call',
     'custom_jvp_call',
     'custom_vjp_call',
-    'custom_vjp_call_jaxpr',
-    'remat',
     'remat2',
     'checkpoint',
 )

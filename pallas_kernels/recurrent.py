@@ -21,6 +21,7 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels import arguments
 from pallas_kernels import targets
 
 Array = jax.Array
@@ -28,7 +29,11 @@ Carry = tuple[Array, ...]
 
 
 class Cell(Protocol):
-  """What this module asks of a cell; equal cells share a compilation."""
+  """What all cells have; equal cells share a compilation.
+
+  A linear cell also has `coefficients(params, x_gates)`, which is then used
+  instead of `update`, and one with two dependent products has `operand`.
+  """
 
   input_gates: int
   recurrent_gates: int
@@ -70,44 +75,57 @@ def recurrence(
     carry: what the first step starts from, each [B, F].
     bias: added to the input gates, [G, F], or None.
     restart: what a reset restarts from, each [B, F]; zeros if None.
-    reset: bool [B, T]; where true, the carry restarts before the step, in the
-      order of the loop.
-    mask: bool [B, T]; where false, the carry is held over the step.
+    reset: bool [B, T], also where x_gates are time-major; where true, the carry
+      restarts before the step, in the order of the loop.
+    mask: bool [B, T], likewise; where false, the carry is held over the step.
     reverse: run from the last step to the first.
     time_major: x_gates and the outputs are [T, B, ...] instead of [B, T, ...].
     outputs: how many of the carry's arrays to return for all steps.
-    out_dtype: dtype of these; that of x_gates if None. The carry inside the
-      kernel is float32.
+    out_dtype: dtype of these, and of the carries that are saved for the
+      backward pass; that of x_gates if None. The carry inside the kernel is
+      float32.
 
   Returns:
     The final carry, each float32 [B, F], and the first `outputs` arrays of the
     carry after every step, each [B, T, F].
 
   Raises:
-    NotImplementedError: the device, the jax version, a dtype or the cell is one
-      that the kernels cannot run.
+    ValueError: an argument has the wrong shape or dtype.
+    NotImplementedError: the device, the jax version, a dtype, a size or the
+      cell is one that the kernels cannot run; or a second derivative is asked
+      for.
   """
   target = targets.current()
   arrays = x_gates if isinstance(x_gates, (list, tuple)) else (x_gates,)
-  targets.check_dtypes('recurrence', arrays)
+  out_dtype = jnp.dtype(out_dtype or arrays[0].dtype)
+  arguments.dtypes('recurrence', [*(x.dtype for x in arrays), out_dtype])
+  arguments.unsharded(
+      'recurrence',
+      (params, arrays, recurrent_kernel, carry, bias, restart, reset, mask),
+  )
+  features = arrays[0].shape[-1]
+  lead = arrays[0].shape[:2]
+  batch, time = lead[::-1] if time_major else lead
+  arguments.sizes('recurrence', batch, time, features)
+  _check_gates(cell, arrays, bias)
   linear = hasattr(cell, 'coefficients')
-  if not linear and (
-      recurrent_kernel is None
-      or recurrent_kernel.shape[-1] != 1
-      or hasattr(cell, 'operand')
-  ):
-    raise NotImplementedError(
-        f'GPU kernels cannot run {type(cell).__name__} yet: they run linear'
-        ' cells, and cells with a diagonal recurrent kernel. implementation='
-        "'scan' runs every cell."
+  if cell.recurrent_gates:
+    _check_kernel(cell, recurrent_kernel, features)
+  elif not linear:
+    raise NotImplementedError(_cannot(cell))
+  arguments.carry('carry', carry, cell.carry_names, batch, features)
+  if restart is not None:
+    arguments.carry('restart', restart, cell.carry_names, batch, features)
+  arguments.flags('reset', reset, batch, time)
+  arguments.flags('mask', mask, batch, time)
+  if not 1 <= outputs <= len(cell.carry_names):
+    raise ValueError(
+        f'outputs must be 1 to {len(cell.carry_names)} for'
+        f' {type(cell).__name__}, got {outputs}.'
     )
   # Pallas's GPU backend is imported where it is known to work.
   from pallas_kernels import engine
 
-  features = arrays[0].shape[-1]
-  lead = arrays[0].shape[:2]
-  batch, time = lead[::-1] if time_major else lead
-  targets.check_sizes('recurrence', batch, time, features)
   rows = _Rows.of(params, bias, recurrent_kernel, features)
   step: Callable[..., Any]
   step = _Coefficients(cell, rows) if linear else _Update(cell, rows)
@@ -123,7 +141,7 @@ def recurrence(
           time_major,
           reverse,
           outputs,
-          jnp.dtype(out_dtype or arrays[0].dtype),
+          out_dtype,
           target,
       ),
       rows.pack(params, bias, recurrent_kernel),
@@ -134,6 +152,48 @@ def recurrence(
       mask,
   )
   return tuple(last), carries
+
+
+def _check_gates(cell: Cell, arrays: Sequence[Array], bias: Array | None):
+  """Raises ValueError unless the input gates are all there."""
+  for x in arrays:
+    if x.ndim not in (3, 4):
+      raise ValueError(
+          'x_gates must be [batch, time, gates, features] or arrays [batch,'
+          f' time, features], got an array of shape {x.shape}.'
+      )
+    ends = (*arrays[0].shape[:2], *x.shape[2:-1], arrays[0].shape[-1])
+    arguments.shape('x_gates', x, 'alike in batch, time and features', ends)
+  gates = sum(x.shape[2] if x.ndim == 4 else 1 for x in arrays)
+  if gates != cell.input_gates:
+    raise ValueError(
+        f'x_gates must hold {cell.input_gates} gates for'
+        f' {type(cell).__name__}, got {gates}.'
+    )
+  if bias is not None:
+    expected = (gates, arrays[0].shape[-1])
+    arguments.shape('bias', bias, '[gates, features]', expected)
+
+
+def _check_kernel(cell: Cell, recurrent_kernel: Array | None, features: int):
+  """Raises an error unless the recurrent kernel is there and diagonal."""
+  expected = (cell.recurrent_gates, features, 1, 1)
+  axes = '[gates, heads, head_dim, head_dim]'
+  if recurrent_kernel is None:
+    raise ValueError(
+        f'{type(cell).__name__} needs a recurrent_kernel {axes}, got None.'
+    )
+  if hasattr(cell, 'operand') or recurrent_kernel.shape[-1] != 1:
+    raise NotImplementedError(_cannot(cell))
+  arguments.shape('recurrent_kernel', recurrent_kernel, axes, expected)
+
+
+def _cannot(cell: Cell) -> str:
+  return (
+      f'GPU kernels cannot run {type(cell).__name__} with this recurrent kernel'
+      ' yet: they run linear cells, and cells with a diagonal recurrent kernel.'
+      f' {targets.OTHERWISE}'
+  )
 
 
 @dataclasses.dataclass(frozen=True)

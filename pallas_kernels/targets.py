@@ -5,19 +5,28 @@ Whoever calls one learns by `NotImplementedError`, while tracing, that another
 path has to be taken.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 import contextlib
 from typing import NamedTuple
 
 import jax
 
-# Kinds of devices that are known without being there, for lowering: their
-# compute capability.
-_KINDS = {'NVIDIA H100': 9, 'NVIDIA H200': 9, 'NVIDIA B200': 10}
+# How the names of devices begin that are known without being there, for
+# lowering, and the major number of their compute capability.
+_KINDS = {
+    'NVIDIA H100': 9,
+    'NVIDIA H200': 9,
+    'NVIDIA GH200': 9,
+    'NVIDIA B200': 10,
+    'NVIDIA GB200': 10,
+}
 
-_OTHERWISE = (
-    "implementation='scan' runs everywhere; 'associative_scan' runs linear"
-    ' cells; None takes the fastest that can run.'
+# Compute capabilities 9.x and 10.x have the shared memory that blocks need.
+_MAJORS = (9, 10)
+
+OTHERWISE = (
+    "rnnzoo's implementation='scan' runs everywhere, 'associative_scan' runs"
+    ' linear cells, and None takes the fastest that can run.'
 )
 
 _interpreting = False
@@ -58,43 +67,38 @@ def current() -> Target:
   if version < (0, 11):
     raise NotImplementedError(
         f'GPU kernels need jax >= 0.11, and this is jax {jax.__version__}.'
-        f' {_OTHERWISE}'
+        f' {OTHERWISE}'
     )
   if _interpreting:
     return Target('interpreter', 4, True)
-  described = jax.sharding.get_abstract_mesh().abstract_device
-  if described is not None:
-    kind, platform = described.device_kind, described.platform
-    cores, major = described.num_cores, _KINDS.get(kind, 0)
-  else:
-    device = jax.devices()[0]
-    kind, platform = device.device_kind, device.platform
-    cores = getattr(device, 'core_count', None)
-    major = int(getattr(device, 'compute_capability', '0').split('.')[0])
-  if platform not in ('gpu', 'cuda') or major < 9:
+  kind, platform, cores, major = _describe()
+  if platform not in ('gpu', 'cuda') or major not in _MAJORS:
     raise NotImplementedError(
-        'GPU kernels need an NVIDIA GPU of compute capability 9.0 or newer'
-        f' (H100, H200, B200), and the device here is {kind!r}. {_OTHERWISE}'
+        'GPU kernels need an NVIDIA GPU of compute capability 9.0 (H100, H200)'
+        f' or 10.0 (B200), and the device here is {kind!r}. {OTHERWISE}'
     )
   return Target(kind, cores or 132, False)
 
 
-_DTYPES = ('float32', 'bfloat16', 'float16')
+def _describe() -> tuple[str, str, int | None, int]:
+  """Returns kind, platform, number of cores and major compute capability."""
+  device = default_device()
+  described = jax.sharding.get_abstract_mesh().abstract_device
+  if described is not None and described.device_kind != device.device_kind:
+    # Compiled for a device that is not here.
+    kind = described.device_kind
+    known = (m for name, m in _KINDS.items() if kind.startswith(name))
+    return kind, described.platform, described.num_cores, next(known, 0)
+  cores = getattr(device, 'core_count', None)
+  # 'gfx942' on an AMD GPU.
+  capability = str(getattr(device, 'compute_capability', '0')).split('.')[0]
+  major = int(capability) if capability.isdigit() else 0
+  return device.device_kind, device.platform, cores, major
 
 
-def check_dtypes(name: str, arrays: Sequence[jax.Array]) -> None:
-  """Raises NotImplementedError unless kernels can read the arrays."""
-  given = sorted({x.dtype.name for x in arrays})
-  if not set(given) <= set(_DTYPES):
-    raise NotImplementedError(
-        f'{name} on the GPU takes {_DTYPES}, got {given}. {_OTHERWISE}'
-    )
-
-
-def check_sizes(name: str, batch: int, time: int, features: int) -> None:
-  """Raises NotImplementedError where there is nothing to compute."""
-  if not batch or not time or not features:
-    raise NotImplementedError(
-        f'{name} on the GPU needs batch, time and features above 0, got'
-        f' {(batch, time, features)}. {_OTHERWISE}'
-    )
+def default_device() -> jax.Device:
+  """Returns the device that computations go to unless told otherwise."""
+  default = jax.config.jax_default_device
+  if isinstance(default, str):
+    return jax.local_devices(backend=default)[0]
+  return default or jax.local_devices()[0]

@@ -48,7 +48,7 @@ def check_implementation(implementation: Implementation) -> None:
 def _names(implementation: Implementation, linear: bool) -> Sequence[str]:
   check_implementation(implementation)
   if implementation is None:
-    backend = jax.default_backend()
+    backend = _backend()
     # On a CPU, steps over time-major data in cache beat O(T log T) work.
     parallel = ('associative_scan',) if linear and backend != 'cpu' else ()
     kernels = ('pallas',) if backend == 'gpu' else ()
@@ -56,6 +56,14 @@ def _names(implementation: Implementation, linear: bool) -> Sequence[str]:
   if isinstance(implementation, str):
     return (implementation,)
   return implementation
+
+
+def _backend() -> str:
+  """Returns where computations go unless told otherwise: 'cpu', 'gpu', ..."""
+  default = jax.config.jax_default_device
+  if default is None:
+    return jax.default_backend()
+  return default if isinstance(default, str) else default.platform
 
 
 @functools.cache

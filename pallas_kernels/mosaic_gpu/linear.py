@@ -421,7 +421,7 @@ class _Exchange:
     start = h
     for i, pair in enumerate(self._share(wave, maps)):
       start = h if i == 0 else jnp.where(self.warpgroup == i, h, start)
-      h = _affine(pair, h)
+      h = _apply(pair, h)
     return start, h
 
   def compose(self, wave, maps: Sequence[Map], total: Map) -> Map:
@@ -490,7 +490,7 @@ def _enter(walk, segments: Ref, h: Array) -> Array:
   """Returns h before this segment, from h before the first."""
   for i in range(walk.config.segments - 1):
     pair = tuple(walk.read(segments, i, j, walk.batch) for j in range(2))
-    h = jnp.where(i < walk.segment, _affine(pair, h), h)
+    h = jnp.where(i < walk.segment, _apply(pair, h), h)
   return h
 
 
@@ -547,9 +547,16 @@ def _affine(pair: Map, h: Array) -> Array:
   return jnp.where(a == 0, b, a * h + b)
 
 
+def _apply(pair: Map, h: Array) -> Array:
+  """Returns A h + B of many steps, where A may have overflowed and h be 0."""
+  a, b = pair
+  return jnp.where((a == 0) | (h == 0), b, a * h + b)
+
+
 def _compose(maps: Sequence[Map]) -> Map:
   """Returns the affine map that a sequence of them amounts to."""
   a, b = maps[0]
   for pair in maps[1:]:
-    a, b = pair[0] * a, _affine(pair, b)
+    # A product that has overflowed is forgotten too.
+    a, b = jnp.where(pair[0] == 0, 0.0, pair[0] * a), _affine(pair, b)
   return a, b

@@ -313,10 +313,10 @@ def shared_bytes(
   return block * (config.stages * size(inputs) + OUT_SLOTS * size(outputs))
 
 
-def streams_of(arrays: Sequence[Any], first: int = 0) -> tuple[Stream, ...]:
+def streams_of(arrays: Sequence[Any]) -> tuple[Stream, ...]:
   """Returns the streams in arrays [B, T, F] or [B, T, G, F], in order."""
   streams: list[Stream] = []
-  for i, array in enumerate(arrays, first):
+  for i, array in enumerate(arrays):
     gates = range(array.shape[2]) if array.ndim == 4 else (None,)
     streams += [Stream(i, gate, array.dtype) for gate in gates]
   return tuple(streams)
