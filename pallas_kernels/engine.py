@@ -20,6 +20,7 @@ from pallas_kernels import targets
 from pallas_kernels import tuning
 from pallas_kernels.mosaic_gpu import diagonal
 from pallas_kernels.mosaic_gpu import flags as flags_lib
+from pallas_kernels.mosaic_gpu import launch
 from pallas_kernels.mosaic_gpu import linear
 from pallas_kernels.mosaic_gpu import streams
 
@@ -136,18 +137,9 @@ def _forward(call: Call, theta, arrays, carry, restart, flags, outputs):
   outs = [streams.Stream(i, None, call.out_dtype) for i in range(outputs)]
   has_flags = flags is not None
   theta, restart, flags = _unread(call, theta, carry, restart, flags)
-  interpret = _interpret(call)
   if call.linear:
     config = tuning.linear(layout, ins, outs, call.target)
-    plan = linear.Plan(
-        call.step,
-        call.params,
-        _with_margin(layout, config, interpret),
-        config,
-        call.reverse,
-        has_flags,
-        interpret,
-    )
+    plan = _plan(call, config, has_flags)
     h, last = linear.forward(
         plan, theta, arrays, carry[0], restart[0], flags, call.out_dtype
     )
@@ -155,15 +147,7 @@ def _forward(call: Call, theta, arrays, carry, restart, flags, outputs):
     return jax.tree.map(lambda x: _vary_as(x, carry), (last, carries))
   size = _operations(call, len(ins), carry.shape[0])
   config = tuning.diagonal(layout, ins, outs, call.target, size)
-  plan = diagonal.Plan(
-      call.step,
-      call.params,
-      _with_margin(layout, config, interpret),
-      config,
-      call.reverse,
-      has_flags,
-      interpret,
-  )
+  plan = _plan(call, config, has_flags)
   carries, last = diagonal.forward(
       plan, theta, arrays, carry, restart, flags, outputs, call.out_dtype
   )
@@ -181,18 +165,9 @@ def _run_bwd(call: Call, saved, cotangents):
   theta, restart, flags = _unread(call, theta, carry, restart, flags)
   outs = streams.streams_of(arrays)
   others = [streams.Stream(0, None, x.dtype) for x in (*carries, *d_carries)]
-  interpret = _interpret(call)
   if call.linear:
     config = tuning.linear(layout, [*outs, *others], outs, call.target)
-    plan = linear.Plan(
-        call.step,
-        call.params,
-        _with_margin(layout, config, interpret),
-        config,
-        call.reverse,
-        has_flags,
-        interpret,
-    )
+    plan = _plan(call, config, has_flags)
     d_arrays, d_carry, d_theta, d_restart = linear.backward(
         plan,
         theta,
@@ -209,15 +184,7 @@ def _run_bwd(call: Call, saved, cotangents):
   else:
     size = _operations(call, len(outs), carry.shape[0])
     config = tuning.diagonal(layout, [*outs, *others], outs, call.target, size)
-    plan = diagonal.Plan(
-        call.step,
-        call.params,
-        _with_margin(layout, config, interpret),
-        config,
-        call.reverse,
-        has_flags,
-        interpret,
-    )
+    plan = _plan(call, config, has_flags)
     d_arrays, d_carry, d_theta, d_restart = diagonal.backward(
         plan, theta, arrays, carries, carry, restart, flags, d_carries, d_last
     )
@@ -266,16 +233,22 @@ def _layout(call: Call) -> streams.Layout:
   return streams.Layout(*call.shape, call.time_major)
 
 
-def _interpret(call: Call):
-  return plgpu.InterpretGPUParams() if call.target.interpret else None
-
-
-def _with_margin(layout, config, interpret):
-  """Interpret mode knows no copies that reach beyond an array."""
-  if not interpret:
-    return layout
-  margin = config.segments * config.warpgroups * config.rows
-  return dataclasses.replace(layout, margin=margin)
+def _plan(call: Call, config: streams.Config, has_flags: bool) -> launch.Plan:
+  layout, interpret = _layout(call), None
+  if call.target.interpret:
+    interpret = plgpu.InterpretGPUParams()
+    # Interpret mode knows no copies that reach beyond an array.
+    margin = config.segments * config.warpgroups * config.rows
+    layout = dataclasses.replace(layout, margin=margin)
+  return launch.Plan(
+      call.step,
+      call.params,
+      layout,
+      config,
+      call.reverse,
+      has_flags,
+      interpret,
+  )
 
 
 def _operations(call: Call, gates: int, states: int) -> int:

@@ -6,9 +6,10 @@ knows are slow. The functions here trace a function, replace what needs
 replacing and leave the rest as it is:
 
 * `legalize(fn)` is fn, for calls inside a kernel body;
-* `vjp(fn, *args)` is `jax.vjp`, likewise: the derivative is derived from the
-  same definition, so no cell has one of its own;
-* `map_rows` does either for several steps at once.
+* `map_rows` is the same for several steps at once.
+
+fn may itself be a `jax.vjp`: the derivative is derived from the one definition,
+so no cell has one of its own. `pull` applies what it returned.
 
 Kernels are compiled with approximate mathematics: exp, tanh and rsqrt are
 single instructions of the special-function unit. The replacements below turn
@@ -50,22 +51,8 @@ def legalize(fn: Callable[..., Any]) -> Callable[..., Any]:
   return legal_fn
 
 
-def vjp(fn: Callable[..., Any], *args) -> tuple[Any, Callable[[Any], Any]]:
-  """`jax.vjp` inside a kernel body.
-
-  Args:
-    fn: a pointwise function of pytrees of arrays.
-    *args: where it is linearised.
-
-  Returns:
-    The value, and a function from its cotangent to the arguments'; it is a
-    pytree, for `pull`.
-  """
-  return legalize(lambda *args: jax.vjp(fn, *args))(*args)
-
-
 def pull(pullback, cotangent) -> Any:
-  """Applies a pullback from `vjp`, inside a kernel body."""
+  """Applies what `jax.vjp` returned under `legalize` or `map_rows`."""
   return legalize(lambda f, ct: f(ct))(pullback, cotangent)
 
 

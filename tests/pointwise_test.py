@@ -53,6 +53,11 @@ def double(f, *args):
     return jax.tree.map(np.asarray, f(*args))
 
 
+def vjp(f, *args):
+  """`jax.vjp` as kernels compute it; `pointwise.pull` applies the pullback."""
+  return pointwise.legalize(lambda *args: jax.vjp(f, *args))(*args)
+
+
 def close(got, want, rtol=TOLERANCE):
   np.testing.assert_allclose(got, want, rtol=rtol, atol=1e-30)
 
@@ -93,8 +98,8 @@ class FunctionsTest(parameterized.TestCase):
   @parameterized.parameters(*DERIVATIVES)
   def test_derivative(self, name):
     f, x = FUNCTIONS[name]
-    value, pull = pointwise.vjp(f, x)
-    (got,) = pull(jax.tree.map(jnp.ones_like, value))
+    value, pullback = vjp(f, x)
+    (got,) = pointwise.pull(pullback, jax.tree.map(jnp.ones_like, value))
 
     def gradient(x):
       value, pull = jax.vjp(f, x)
@@ -123,8 +128,8 @@ class FunctionsTest(parameterized.TestCase):
         strict=True,
     ):
       np.testing.assert_allclose(y, want, atol=1e-29)
-    _, pull = pointwise.vjp(pair, x[:2])
-    (d_x,) = pull((np.ones(2, 'f'), np.ones(2, 'f')))
+    _, pullback = vjp(pair, x[:2])
+    (d_x,) = pointwise.pull(pullback, (np.ones(2, 'f'), np.ones(2, 'f')))
     np.testing.assert_allclose(d_x, 0, atol=1e-29)
 
   def test_logistic_is_shared(self):
@@ -184,9 +189,9 @@ def steps():
 
 
 def rows(param):
-  """A parameter as a kernel has it: rows of features in nested tuples."""
+  """A parameter as a kernel has it: arrays like a gate, in nested tuples."""
   if param.ndim < 2:
-    return np.broadcast_to(param, (128,))
+    return np.broadcast_to(param, (3, 128))
   return tuple(map(rows, param))
 
 
@@ -207,9 +212,10 @@ class CellsTest(parameterized.TestCase):
     f = cell.update
     if isinstance(cell, rnnzoo.LinearCell):
       f, args = cell.coefficients, args[:2]
-    value, pull = pointwise.vjp(f, *args)
+    value, pullback = vjp(f, *args)
     cotangent = draw(len(value))
-    got = pointwise.legalize(f)(*args), value, pull(cotangent)
+    pulled = pointwise.pull(pullback, cotangent)
+    got = pointwise.legalize(f)(*args), value, pulled
 
     def want(args, cotangent):
       value, pull = jax.vjp(f, *args)

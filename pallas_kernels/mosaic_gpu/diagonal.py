@@ -1,55 +1,31 @@
 """Diagonal recurrences: every feature on its own, its carry in registers.
 
-carry_t = update(params, inputs_t, carry_{t-1}), pointwise and not linear, so
+carry_t = plan.step(params, inputs_t, carry_{t-1}), pointwise and not linear, so
 time is sequential and what counts is the latency of one step. Each thread has
 one feature of one batch row: its carry never leaves the registers, inputs
 arrive by TMA several blocks ahead and carries leave the same way. Enough
 threads to hide that latency come from several CTAs on a multiprocessor.
 
-Saved for the adjoint are the carries alone. It runs `update` again at each step
+Saved for the adjoint are the carries alone. It runs the step again at each step
 for what the derivative needs, so memory does not grow with what happens inside
 a step. That part does not depend on the adjoint and overlaps with it.
 """
 
-from collections.abc import Callable, Sequence
-import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 from jax import lax
-from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
 from pallas_kernels import pointwise
 from pallas_kernels.mosaic_gpu import flags as flags_lib
+from pallas_kernels.mosaic_gpu import launch
 from pallas_kernels.mosaic_gpu import streams as streams_lib
 
 Array = jax.Array
-Carry = tuple[Array, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class Plan:
-  """What is static in a call.
-
-  Attributes:
-    update: (params, inputs, carry) -> carry, pointwise; all are tuples.
-    params: how many per-feature parameters there are.
-    layout: of all streams.
-    config: how the work is cut; one warpgroup, one segment.
-    reverse: whether time runs from the last step to the first.
-    flags: whether some steps restart or are held.
-    interpret: run on a CPU, for tests.
-  """
-
-  update: Callable[[Any, tuple[Array, ...], Carry], Carry]
-  params: int
-  layout: streams_lib.Layout
-  config: streams_lib.Config
-  reverse: bool
-  flags: bool
-  interpret: Any = None
+Plan = launch.Plan
 
 
 def forward(
@@ -70,7 +46,8 @@ def forward(
     arrays: the inputs, each [B, T, F] or [B, T, G, F].
     carry: what the first step starts from, [S, B, Fp].
     restart: what a reset restarts from, [S, B, Fp].
-    flags: int32 [B, T], bits RESET and HOLD; unused without `plan.flags`.
+    flags: int32 [B, T], bits RESET and HOLD. Without `plan.flags` neither they
+      nor `restart` are read, without `plan.params` not `params`.
     outputs: how many arrays of the carry are returned for all steps.
     out_dtype: dtype of these.
 
@@ -84,14 +61,12 @@ def forward(
   outs = tuple(streams_lib.Stream(i, None, out_dtype) for i in range(outputs))
   states = carry.shape[0]
 
-  def body(*refs):
-    params, carry, restart, flags, *refs = refs
-    inputs, refs = refs[: len(arrays)], refs[len(arrays) :]
-    out_refs, refs = refs[:outputs], refs[outputs:]
-    last_ref, *scratch = refs
-    in_rings, scratch = scratch[: len(ins)], scratch[len(ins) :]
-    out_rings, (barriers,) = scratch[:outputs], scratch[outputs:]
-    walk = _walk(plan, plan.reverse)
+  def body(params, carry, restart, flags, *refs):
+    inputs, out_refs, in_rings, out_rings, barriers, _ = launch.split(
+        refs, len(arrays), outputs + 1, ins, outs
+    )
+    *out_refs, last_ref = out_refs
+    walk = launch.walk(plan, plan.reverse)
     read = lambda ref: tuple(
         walk.read(ref, i, walk.batch) for i in range(states)
     )
@@ -106,7 +81,7 @@ def forward(
       walk.wait(barriers, k)
       for i, row in enumerate(walk.rows(in_rings, k)):
         start = flags_lib.select(block.restarts(i), restart, carry)
-        carry = pointwise.legalize(plan.update)(theta, row, start)
+        carry = pointwise.legalize(plan.step)(theta, row, start)
         carry = flags_lib.select(block.idle(i), start, carry)
         out.append(carry[:outputs])
       walk.write(outs, out_refs, out_rings, k, out)
@@ -120,7 +95,7 @@ def forward(
 
   stream = jax.ShapeDtypeStruct(layout.shape, out_dtype)
   small = jax.ShapeDtypeStruct(carry.shape, jnp.float32)
-  *carries, last = _kernel(
+  *carries, last = launch.kernel(
       plan,
       body,
       'diagonal_recurrence',
@@ -179,16 +154,14 @@ def backward(
 
   def linearise(theta, given):
     row, start = given
-    return jax.vjp(plan.update, theta, row, start)[1]
+    return jax.vjp(plan.step, theta, row, start)[1]
 
-  def body(*refs):
-    params, carry, restart, flags, d_last, *refs = refs
-    inputs, refs = refs[: len(arrays)], refs[len(arrays) :]
-    d_arrays, refs = refs[:count], refs[count:]
-    d_carry_ref, d_params_ref, d_restart_ref, *scratch = refs
-    in_rings, scratch = scratch[: len(ins)], scratch[len(ins) :]
-    out_rings, (barriers,) = scratch[: len(outs)], scratch[len(outs) :]
-    walk = _walk(plan, not plan.reverse)
+  def body(params, carry, restart, flags, d_last, *refs):
+    inputs, out_refs, in_rings, out_rings, barriers, _ = launch.split(
+        refs, len(arrays), count + 3, ins, outs
+    )
+    *d_arrays, d_carry_ref, d_params_ref, d_restart_ref = out_refs
+    walk = launch.walk(plan, not plan.reverse)
     read = lambda ref: tuple(
         walk.read(ref, i, walk.batch) for i in range(states)
     )
@@ -251,7 +224,7 @@ def backward(
   small = jax.ShapeDtypeStruct(carry.shape, jnp.float32)
   batch, padded = layout.batch, layout.padded
   d_params = (batch, max(plan.params, 1), padded)
-  *d_arrays, d_carry, d_params, d_restart = _kernel(
+  *d_arrays, d_carry, d_params, d_restart = launch.kernel(
       plan,
       body,
       'diagonal_recurrence_adjoint',
@@ -265,29 +238,3 @@ def backward(
       ),
   )(params, carry, restart, flags, d_last, *arrays)
   return tuple(map(layout.narrow, d_arrays)), d_carry, d_params, d_restart
-
-
-def _walk(plan: Plan, reverse: bool) -> streams_lib.Walk:
-  features = pl.ds(
-      lax.axis_index('tile') * streams_lib.LANES, streams_lib.LANES
-  )
-  batch = lax.axis_index('batch')
-  return streams_lib.Walk(plan.layout, plan.config, reverse, batch, features)
-
-
-def _kernel(plan: Plan, body, name, ins, outs, out_type):
-  config, layout = plan.config, plan.layout
-  body.__name__ = name
-  return plgpu.kernel(
-      body,
-      out_type=out_type,
-      grid=(layout.batch, layout.padded // streams_lib.LANES),
-      grid_names=('batch', 'tile'),
-      scratch_types=[
-          *streams_lib.ring_types(ins, config, config.stages),
-          *streams_lib.ring_types(outs, config, streams_lib.OUT_SLOTS),
-          streams_lib.barrier_type(ins, config),
-      ],
-      compiler_params=streams_lib.compiler_params(),
-      interpret=plan.interpret,
-  )

@@ -1,7 +1,7 @@
 """Linear recurrences: h_t = a_t h_{t-1} + b_t, at the speed of memory.
 
-(a_t, b_t) come from `coefficients(params, inputs_t)`, a pointwise function that
-is traced into the kernel, so a cell's gates are computed where they are used
+(a_t, b_t) come from `plan.step(params, inputs_t)`, a pointwise function that is
+traced into the kernel, so a cell's gates are computed where they are used
 and only its pre-activations and h cross device memory. For a plain scan it is
 the identity.
 
@@ -21,12 +21,10 @@ The adjoint is a recurrence of the same kind in the other direction. With
     μ_t = a_t μ_{t+1} + a_t g_t,    da_t = λ_t h_{t-1},    db_t = λ_t,
 
 and the inputs' gradients follow from da and db by the derivative of
-`coefficients`. A composition that forgets (a = 0) takes b alone: the product
-would turn an infinity before it into NaN.
+the step.
 """
 
-from collections.abc import Callable, Sequence
-import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -37,51 +35,13 @@ import jax.numpy as jnp
 
 from pallas_kernels import pointwise
 from pallas_kernels.mosaic_gpu import flags as flags_lib
+from pallas_kernels.mosaic_gpu import launch
+from pallas_kernels.mosaic_gpu import maps as maps_lib
 from pallas_kernels.mosaic_gpu import streams as streams_lib
 
 Array = jax.Array
 Ref = Any
-Map = tuple[Array, Array]
-
-
-@dataclasses.dataclass(frozen=True)
-class Plan:
-  """What is static in a call.
-
-  Attributes:
-    coefficients: (params, inputs) -> (a, b), pointwise; both are tuples.
-    params: how many per-feature parameters there are.
-    layout: of all streams.
-    config: how the work is cut.
-    reverse: whether time runs from the last step to the first.
-    flags: whether some steps restart or are held.
-    interpret: run on a CPU, for tests.
-  """
-
-  coefficients: Callable[[Any, tuple[Array, ...]], tuple[Array, Array]]
-  params: int
-  layout: streams_lib.Layout
-  config: streams_lib.Config
-  reverse: bool
-  flags: bool
-  interpret: Any = None
-
-  def needed(self, inputs: int) -> tuple[list[bool], list[bool]]:
-    """Returns which inputs a depends on, and which the adjoint reads."""
-    lane = jax.ShapeDtypeStruct((streams_lib.LANES,), jnp.float32)
-    params, row = (lane,) * self.params, (lane,) * inputs
-
-    def factor(params, row):
-      return self.coefficients(params, row)[0]
-
-    def adjoint(params, cotangents, row):
-      (a, _), pull = jax.vjp(self.coefficients, params, row)
-      return a, pull(cotangents)
-
-    return (
-        pointwise.used(factor, params, row)[-inputs:],
-        pointwise.used(adjoint, params, (lane, lane), row)[-inputs:],
-    )
+Plan = launch.Plan
 
 
 def forward(
@@ -101,7 +61,8 @@ def forward(
     arrays: the inputs, each [B, T, F] or [B, T, G, F].
     h0: [B, Fp].
     restart: what a reset restarts from, [B, Fp].
-    flags: int32 [B, T], bits RESET and HOLD; unused without `plan.flags`.
+    flags: int32 [B, T], bits RESET and HOLD. Without `plan.flags` neither they
+      nor `restart` are read, without `plan.params` not `params`.
     out_dtype: dtype of h.
 
   Returns:
@@ -114,10 +75,10 @@ def forward(
 
   def step_maps(theta, rows, restart, block):
     maps = []
-    pairs = pointwise.map_rows(plan.coefficients, theta, rows)
+    pairs = pointwise.map_rows(plan.step, theta, rows)
     for i, pair in enumerate(pairs):
       pair = flags_lib.select(block.idle(i), (1.0, 0.0), pair)
-      forget = (0.0, lambda pair=pair: _affine(pair, restart))
+      forget = (0.0, lambda pair=pair: maps_lib.step(pair, restart))
       maps.append(flags_lib.select(block.restarts(i), forget, pair))
     return maps
 
@@ -126,12 +87,12 @@ def forward(
   )
 
   def body(params, h0, restart, flags, segments, *refs):
-    inputs, (h_ref, last_ref), rings, out_rings, barriers, scratch = _split(
-        refs, len(arrays), 2, len(ins), 1
+    inputs, (h_ref, last_ref), rings, out_rings, barriers, scratch = (
+        launch.split(refs, len(arrays), 2, ins, outs)
     )
-    walk = _walk(plan, plan.reverse)
+    walk = launch.walk(plan, plan.reverse)
     theta, restart, flags = _small(plan, walk, params, restart, flags)
-    exchange = _Exchange(walk, scratch)
+    exchange = maps_lib.Exchange(walk, scratch)
     walk.prefetch(ins, inputs, rings, barriers)
 
     def wave(k, h):
@@ -143,7 +104,7 @@ def forward(
         walk.refill(ins, inputs, rings, barriers, k)
       out = []
       for pair in maps:
-        start = _affine(pair, start)
+        start = maps_lib.step(pair, start)
         out.append((start,))
       walk.write(outs, (h_ref,), out_rings, k, out)
       if config.warpgroups == 1:
@@ -157,7 +118,7 @@ def forward(
     plgpu.wait_smem_to_gmem(0)
 
   padded = layout.padded
-  h, last = _kernel(
+  h, last = launch.kernel(
       plan,
       body,
       'linear_recurrence',
@@ -167,6 +128,7 @@ def forward(
           jax.ShapeDtypeStruct(layout.shape, out_dtype),
           jax.ShapeDtypeStruct((layout.batch, padded), jnp.float32),
       ),
+      maps_lib.exchange_types(config),
   )(params, h0, restart, flags, segments, *arrays)
   return layout.narrow(h), last
 
@@ -196,9 +158,9 @@ def backward(
     d_last: cotangent of the last h, float32 [B, Fp].
 
   Returns:
-    The cotangents of `arrays`, of h0 [B, Fp], and, to be summed over P parts of
-    a sequence, of the parameters [B, P, plan.params, Fp] and of `restart`
-    [B, P, Fp].
+    The cotangents of `arrays`, of h0 [B, Fp], and, to be summed over the P
+    segments and warpgroups, of the parameters [B, P, plan.params, Fp] and of
+    `restart` [B, P, Fp].
   """
   layout, config = plan.layout, plan.config
   *arrays, h, d_h = (layout.widen(x) for x in (*arrays, h, d_h))
@@ -208,7 +170,7 @@ def backward(
   previous = streams_lib.Stream(count, None, h.dtype, shift)
   cotangent = streams_lib.Stream(count + 1, None, d_h.dtype)
   outs = streams_lib.streams_of(arrays)
-  for_factor, for_adjoint = plan.needed(len(outs))
+  for_factor, for_adjoint = _needed(plan, len(outs))
   some = lambda needed: tuple(s for s, n in zip(outs, needed, strict=True) if n)
   ins = (*some(for_adjoint), previous, cotangent)
 
@@ -232,7 +194,7 @@ def backward(
   def step_maps(theta, rows, restart, block):
     del restart
     rows, cotangents = zip(*expand(rows, for_factor), strict=True)
-    pairs = pointwise.map_rows(plan.coefficients, theta, rows)
+    pairs = pointwise.map_rows(plan.step, theta, rows)
     return factors([a for a, _ in pairs], cotangents, block)[1]
 
   segments = _summarise(
@@ -245,21 +207,21 @@ def backward(
   )
 
   def linearise(theta, row):
-    return jax.vjp(plan.coefficients, theta, row)
+    return jax.vjp(plan.step, theta, row)
 
   def pull(_, given):
     pullback, d_pair = given
     return pullback(d_pair)
 
   def body(params, h0, restart, flags, d_last, segments, *refs):
-    inputs, out_refs, rings, out_rings, barriers, scratch = _split(
-        refs, count + 2, count + 3, len(ins), len(outs)
+    inputs, out_refs, rings, out_rings, barriers, scratch = launch.split(
+        refs, count + 2, count + 3, ins, outs
     )
     *d_arrays, d_h0_ref, d_params_ref, d_restart_ref = out_refs
-    walk = _walk(plan, not plan.reverse)
+    walk = launch.walk(plan, not plan.reverse)
     theta, restart, flags = _small(plan, walk, params, restart, flags)
     h0 = walk.read(h0, walk.batch)
-    exchange = _Exchange(walk, scratch)
+    exchange = maps_lib.Exchange(walk, scratch)
     walk.prefetch(ins, inputs, rings, barriers)
     first_time = layout.time - 1 if plan.reverse else 0
 
@@ -278,7 +240,7 @@ def backward(
       given = []
       for i, (_, pullback) in enumerate(values):
         adjoint = cotangents[i] + start
-        start = _affine(maps[i], start)
+        start = maps_lib.step(maps[i], start)
         is_first = walk.time(k, i) == first_time
         (before,) = flags_lib.select(is_first, (h0,), (befores[i],))
         (before,) = flags_lib.select(block.restarts(i), (restart,), (before,))
@@ -320,7 +282,7 @@ def backward(
       (*parts, max(plan.params, 1), padded),
       (*parts, padded),
   )
-  *d_arrays, d_h0, d_params, d_restart = _kernel(
+  *d_arrays, d_h0, d_params, d_restart = launch.kernel(
       plan,
       body,
       'linear_recurrence_adjoint',
@@ -330,6 +292,7 @@ def backward(
           *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays),
           *(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes),
       ),
+      maps_lib.exchange_types(config),
   )(params, h0, restart, flags, d_last, segments, *arrays, h, d_h)
   return tuple(map(layout.narrow, d_arrays)), d_h0, d_params, d_restart
 
@@ -356,12 +319,12 @@ def _summarise(
     return small[0]
 
   def body(params, restart, flags, *refs):
-    inputs, (maps_ref,), rings, _, barriers, scratch = _split(
-        refs, len(arrays), 1, len(ins), 0
+    inputs, (maps_ref,), rings, _, barriers, scratch = launch.split(
+        refs, len(arrays), 1, ins, ()
     )
-    walk = _walk(plan, reverse)
+    walk = launch.walk(plan, reverse)
     theta, restart, flags = _small(plan, walk, params, restart, flags)
-    exchange = _Exchange(walk, scratch)
+    exchange = maps_lib.Exchange(walk, scratch)
     walk.prefetch(ins, inputs, rings, barriers)
 
     def wave(k, total):
@@ -382,100 +345,17 @@ def _summarise(
         maps_ref[walk.segment, i, walk.batch, walk.features] = value
 
   shape = (config.segments - 1, 2, layout.batch, layout.padded)
-  (maps,) = _kernel(
+  (maps,) = launch.kernel(
       plan,
       body,
       'linear_recurrence_segments',
       ins,
       (),
       (jax.ShapeDtypeStruct(shape, jnp.float32),),
+      maps_lib.exchange_types(config),
       segments=config.segments - 1,
   )(*small, *arrays)
   return maps
-
-
-class _Exchange:
-  """How warpgroups learn what the blocks before theirs amount to.
-
-  Args:
-    walk: over time.
-    refs: scratch, as `_exchange_types` lists it.
-  """
-
-  def __init__(self, walk, refs):
-    self.count = walk.config.warpgroups
-    self.warpgroup = walk.warpgroup
-    if self.count > 1:
-      self.maps, self.barrier = refs
-
-  def run(self, wave, maps: Sequence[Map], h: Array) -> tuple[Array, Array]:
-    """Returns h before this warpgroup's block, and h after the whole wave.
-
-    Args:
-      wave: index of the wave.
-      maps: of each step in this warpgroup's block.
-      h: before the wave.
-    """
-    if self.count == 1:
-      return h, h
-    start = h
-    for i, pair in enumerate(self._share(wave, maps)):
-      start = h if i == 0 else jnp.where(self.warpgroup == i, h, start)
-      h = _apply(pair, h)
-    return start, h
-
-  def compose(self, wave, maps: Sequence[Map], total: Map) -> Map:
-    """Returns the map of all waves up to and with this one.
-
-    Args:
-      wave: index of the wave.
-      maps: of each step in this warpgroup's block.
-      total: the map of the waves before.
-    """
-    return _compose([total, *self._share(wave, maps)])
-
-  def _share(self, wave, maps: Sequence[Map]) -> list[Map]:
-    """Returns the map of every warpgroup's block."""
-    total = _compose(maps)
-    if self.count == 1:
-      return [total]
-    # One of two sets may still be read by a warpgroup that is behind.
-    slot = lax.rem(wave, 2)
-    for i, value in enumerate(total):
-      self.maps[slot, self.warpgroup, i] = value
-    plgpu.barrier_arrive(self.barrier)
-    plgpu.barrier_wait(self.barrier)
-    return [
-        (self.maps[slot, w, 0], self.maps[slot, w, 1])
-        for w in range(self.count)
-    ]
-
-
-def _exchange_types(config: streams_lib.Config):
-  if config.warpgroups == 1:
-    return []
-  shape = (2, config.warpgroups, 2, streams_lib.LANES)
-  return [
-      plgpu.SMEM(shape, jnp.float32),
-      plgpu.Barrier(num_arrivals=config.warpgroups),
-  ]
-
-
-def _walk(plan: Plan, reverse: bool) -> streams_lib.Walk:
-  config = plan.config
-  features = pl.ds(
-      lax.axis_index('tile') * streams_lib.LANES, streams_lib.LANES
-  )
-  warpgroup = lax.axis_index('warpgroup') if config.warpgroups > 1 else 0
-  return streams_lib.Walk(
-      plan.layout,
-      config,
-      reverse,
-      lax.axis_index('batch'),
-      features,
-      lax.axis_index('segment') if config.segments > 1 else 0,
-      warpgroup,
-  )
 
 
 def _small(plan: Plan, walk, params: Ref, restart: Ref, flags: Ref):
@@ -490,7 +370,7 @@ def _enter(walk, segments: Ref, h: Array) -> Array:
   """Returns h before this segment, from h before the first."""
   for i in range(walk.config.segments - 1):
     pair = tuple(walk.read(segments, i, j, walk.batch) for j in range(2))
-    h = jnp.where(i < walk.segment, _apply(pair, h), h)
+    h = jnp.where(i < walk.segment, maps_lib.apply(pair, h), h)
   return h
 
 
@@ -503,60 +383,19 @@ def _leave(walk, ref: Ref, h: Array):
     ref[walk.batch, walk.features] = h
 
 
-def _split(refs, inputs: int, outputs: int, rings: int, out_rings: int):
-  """Splits a kernel's references by what they are."""
-  parts = []
-  for size in (inputs, outputs, rings, out_rings):
-    parts.append(refs[:size])
-    refs = refs[size:]
-  return *parts, refs[0], refs[1:]
+def _needed(plan: Plan, inputs: int) -> tuple[list[bool], list[bool]]:
+  """Returns which inputs a depends on, and which the adjoint reads."""
+  lane = jax.ShapeDtypeStruct((streams_lib.LANES,), jnp.float32)
+  params, row = (lane,) * plan.params, (lane,) * inputs
 
+  def factor(params, row):
+    return plan.step(params, row)[0]
 
-def _kernel(plan: Plan, body, name, ins, outs, out_type, segments=None):
-  config, layout = plan.config, plan.layout
-  grid = {
-      'batch': layout.batch,
-      'tile': layout.padded // streams_lib.LANES,
-  }
-  if config.segments > 1:
-    grid['segment'] = segments or config.segments
-  options: dict[str, Any] = {}
-  if config.warpgroups > 1:
-    options = {'num_threads': config.warpgroups, 'thread_name': 'warpgroup'}
-  body.__name__ = name
-  return plgpu.kernel(
-      body,
-      out_type=out_type,
-      grid=tuple(grid.values()),
-      grid_names=tuple(grid),
-      scratch_types=[
-          *streams_lib.ring_types(ins, config, config.stages),
-          *streams_lib.ring_types(outs, config, streams_lib.OUT_SLOTS),
-          streams_lib.barrier_type(ins, config),
-          *_exchange_types(config),
-      ],
-      compiler_params=streams_lib.compiler_params(),
-      interpret=plan.interpret,
-      **options,
+  def adjoint(params, cotangents, row):
+    (a, _), pull = jax.vjp(plan.step, params, row)
+    return a, pull(cotangents)
+
+  return (
+      pointwise.used(factor, params, row)[-inputs:],
+      pointwise.used(adjoint, params, (lane, lane), row)[-inputs:],
   )
-
-
-def _affine(pair: Map, h: Array) -> Array:
-  """Returns a h + b, where a = 0 forgets even an infinite h."""
-  a, b = pair
-  return jnp.where(a == 0, b, a * h + b)
-
-
-def _apply(pair: Map, h: Array) -> Array:
-  """Returns A h + B of many steps, where A may have overflowed and h be 0."""
-  a, b = pair
-  return jnp.where((a == 0) | (h == 0), b, a * h + b)
-
-
-def _compose(maps: Sequence[Map]) -> Map:
-  """Returns the affine map that a sequence of them amounts to."""
-  a, b = maps[0]
-  for pair in maps[1:]:
-    # A product that has overflowed is forgotten too.
-    a, b = jnp.where(pair[0] == 0, 0.0, pair[0] * a), _affine(pair, b)
-  return a, b

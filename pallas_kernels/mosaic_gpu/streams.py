@@ -44,10 +44,10 @@ class Config:
     stages: blocks in flight from device memory, for each warpgroup.
   """
 
-  rows: int = 8
-  warpgroups: int = 1
-  segments: int = 1
-  stages: int = 2
+  rows: int
+  warpgroups: int
+  segments: int
+  stages: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -339,16 +339,3 @@ def pad_features(x: Array, size: int) -> Array:
   if not missing:
     return x
   return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)])
-
-
-def compiler_params() -> plgpu.CompilerParams:
-  """Returns the options that all these kernels are compiled with.
-
-  Barriers are placed by hand: those that Pallas would insert around every
-  access to shared memory take several times as long as the arithmetic.
-  """
-  return plgpu.CompilerParams(
-      approx_math=True,
-      unsafe_no_auto_barriers=True,
-      lowering_semantics=plgpu.LoweringSemantics.Lane,
-  )

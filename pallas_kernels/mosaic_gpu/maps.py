@@ -1,0 +1,106 @@
+"""Affine maps h -> a h + b: what steps of a linear recurrence amount to.
+
+A map that forgets (a = 0) takes b alone: the product would turn an infinity
+before it into NaN.
+"""
+
+from collections.abc import Sequence
+
+import jax
+from jax import lax
+from jax.experimental.pallas import mosaic_gpu as plgpu
+import jax.numpy as jnp
+
+from pallas_kernels.mosaic_gpu import streams
+
+Array = jax.Array
+Map = tuple[Array, Array]
+
+
+def step(pair: Map, h: Array) -> Array:
+  """Returns a h + b of one step."""
+  a, b = pair
+  return jnp.where(a == 0, b, a * h + b)
+
+
+def apply(pair: Map, h: Array) -> Array:
+  """Returns a h + b of many steps, where a may have overflowed and h be 0."""
+  a, b = pair
+  return jnp.where((a == 0) | (h == 0), b, a * h + b)
+
+
+def compose(maps: Sequence[Map]) -> Map:
+  """Returns the affine map that a sequence of them amounts to."""
+  a, b = maps[0]
+  for pair in maps[1:]:
+    # A product that has overflowed is forgotten too.
+    a, b = jnp.where(pair[0] == 0, 0.0, pair[0] * a), step(pair, b)
+  return a, b
+
+
+class Exchange:
+  """How warpgroups learn what the blocks before theirs amount to.
+
+  Args:
+    walk: over time.
+    refs: scratch, as `exchange_types` lists it.
+  """
+
+  def __init__(self, walk, refs):
+    self.count = walk.config.warpgroups
+    self.warpgroup = walk.warpgroup
+    if self.count > 1:
+      self.maps, self.barrier = refs
+
+  def run(self, wave, maps: Sequence[Map], h: Array) -> tuple[Array, Array]:
+    """Returns h before this warpgroup's block, and h after the whole wave.
+
+    Args:
+      wave: index of the wave.
+      maps: of each step in this warpgroup's block.
+      h: before the wave.
+    """
+    if self.count == 1:
+      return h, h
+    start = h
+    for i, pair in enumerate(self._share(wave, maps)):
+      start = h if i == 0 else jnp.where(self.warpgroup == i, h, start)
+      h = apply(pair, h)
+    return start, h
+
+  def compose(self, wave, maps: Sequence[Map], total: Map) -> Map:
+    """Returns the map of all waves up to and with this one.
+
+    Args:
+      wave: index of the wave.
+      maps: of each step in this warpgroup's block.
+      total: the map of the waves before.
+    """
+    return compose([total, *self._share(wave, maps)])
+
+  def _share(self, wave, maps: Sequence[Map]) -> list[Map]:
+    """Returns the map of every warpgroup's block."""
+    total = compose(maps)
+    if self.count == 1:
+      return [total]
+    # One of two sets may still be read by a warpgroup that is behind.
+    slot = lax.rem(wave, 2)
+    for i, value in enumerate(total):
+      self.maps[slot, self.warpgroup, i] = value
+    plgpu.barrier_arrive(self.barrier)
+    plgpu.barrier_wait(self.barrier)
+    return [
+        (self.maps[slot, w, 0], self.maps[slot, w, 1])
+        for w in range(self.count)
+    ]
+
+
+def exchange_types(config: streams.Config) -> list:
+  """Returns the scratch of an `Exchange`."""
+  if config.warpgroups == 1:
+    return []
+  shape = (2, config.warpgroups, 2, streams.LANES)
+  return [
+      plgpu.SMEM(shape, jnp.float32),
+      plgpu.Barrier(num_arrivals=config.warpgroups),
+  ]
