@@ -232,6 +232,19 @@ class LinearScanTest(parameterized.TestCase):
       self.assertTrue(np.isfinite(d_a[0, after]).all())
       self.assertTrue(np.isfinite(d_b).all())
 
+  @parameterized.parameters(None, *CUTS[1:3])
+  def test_forgets_a_product_that_overflows(self, *cut_as):
+    # 1e60 is no float32, and neither is it times 0.
+    a = np.ones((1, 8, 1), np.float32)
+    a[:, :3, 0] = 1e30, 1e30, 0
+    b = np.ones_like(a)
+    b[:, :2] = 0
+    context = cut(*cut_as) if cut_as[0] else contextlib.nullcontext()
+    with abstract_gpu.interpreted(self), context:
+      h = rnnzoo.linear_scan(a, b, implementation='pallas')
+      want = [0, 0, 1, 2, 3, 4, 5, 6]
+      np.testing.assert_array_equal(np.asarray(h)[0, :, 0], want)
+
   def test_low_precision_sums_in_float32(self):
     # 1 + 1/256 is 1 in bfloat16: a sum in bfloat16 would stay at 1.
     b = np.full((1, 257, 1), 2**-8, jnp.bfloat16)

@@ -215,6 +215,12 @@ class OtherDevicesTest(parameterized.TestCase):
       with self.assertRaisesRegex(NotImplementedError, message):
         jax.eval_shape(f, *args)
 
+  @parameterized.parameters('NVIDIA H100 80GB HBM3', 'NVIDIA GH200 480GB')
+  def test_other_hopper(self, kind):
+    f, args = gradient('MinGRU', {}, 'float32', (2, 13, 8))
+    with abstract_gpu.device(self, kind):
+      self.assertIn('mosaic_gpu', abstract_gpu.lower(f, *args))
+
   @parameterized.parameters('MinGRU', 'IndRNN')
   def test_falls_back_without_a_warning(self, name):
     layer = rnnzoo.LAYERS[name](3, 4, rngs=nnx.Rngs(0))
