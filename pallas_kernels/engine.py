@@ -236,7 +236,7 @@ def _layout(call: Call) -> streams.Layout:
 def _plan(call: Call, config: streams.Config, has_flags: bool) -> launch.Plan:
   layout, interpret = _layout(call), None
   if call.target.interpret:
-    interpret = plgpu.InterpretGPUParams()
+    interpret = plgpu.InterpretGPUParams()  # type: ignore[attr-defined]
     # Interpret mode knows no copies that reach beyond an array.
     margin = config.segments * config.warpgroups * config.rows
     layout = dataclasses.replace(layout, margin=margin)

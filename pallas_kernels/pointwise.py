@@ -247,7 +247,7 @@ def _integer_pow(x, *, y):
 
 # Primitives that `jax.vjp` and `jax.nn` emit and Mosaic GPU does not lower, or
 # not well.
-_REPLACED = {
+_REPLACED: dict[str, Callable[..., Any]] = {
     'add_any': lambda x, y: x + y,
     'copy': lambda x: x,
     'expm1': _expm1,
@@ -259,7 +259,7 @@ _REPLACED = {
 }
 
 # Primitives that are costly, and that share work with each other.
-_SHARED = {
+_SHARED: dict[str, Callable[..., Any]] = {
     'div': _Evaluation.div,
     'exp': _Evaluation.exp,
     'logistic': _Evaluation.logistic,

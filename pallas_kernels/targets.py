@@ -7,7 +7,7 @@ path has to be taken.
 
 from collections.abc import Iterator
 import contextlib
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
@@ -98,7 +98,8 @@ def _describe() -> tuple[str, str, int | None, int]:
 
 def default_device() -> jax.Device:
   """Returns the device that computations go to unless told otherwise."""
-  default = jax.config.jax_default_device
+  config: Any = jax.config  # Its attributes have no types.
+  default = config.jax_default_device
   if isinstance(default, str):
     return jax.local_devices(backend=default)[0]
   return default or jax.local_devices()[0]

@@ -302,7 +302,7 @@ def memory(
       if implementation == 'associative_scan':
         continue
       run = _make_unroll(layer.cell, implementation, dtype)
-      row = {
+      row: dict[str, Any] = {
           'layer': 'IRevRNN',
           'inner_steps': inner_steps,
           'shape': name,

@@ -60,7 +60,8 @@ def _names(implementation: Implementation, linear: bool) -> Sequence[str]:
 
 def _backend() -> str:
   """Returns where computations go unless told otherwise: 'cpu', 'gpu', ..."""
-  default = jax.config.jax_default_device
+  config: Any = jax.config  # Its attributes have no types.
+  default = config.jax_default_device
   if default is None:
     return jax.default_backend()
   return default if isinstance(default, str) else default.platform

@@ -300,6 +300,7 @@ def _run_kernel(
 
   # A transpose of a transpose is nothing to the compiler.
   own = (lambda x: x) if time_major else swap
+  x_gates: Any
   bias = None
   if project is products.project:
     kernel_of_inputs, bias = weights

@@ -49,12 +49,13 @@ class Block:
       self._beyond = [time >= end for time in times]
     self._codes = None
     if ref is not None:
-      self._codes = [ref[walk.batch, jnp.minimum(t, end - 1)] for t in times]
+      codes = [ref[walk.batch, jnp.minimum(t, end - 1)] for t in times]
       if walk.ragged:
-        self._codes = [
-            jnp.where(beyond, HOLD, code)
-            for beyond, code in zip(self._beyond, self._codes, strict=True)
+        codes = [
+            jnp.where(time >= end, HOLD, code)
+            for time, code in zip(times, codes, strict=True)
         ]
+      self._codes = codes
 
   def restarts(self, i: int):
     """Whether the carry restarts before the i-th step."""

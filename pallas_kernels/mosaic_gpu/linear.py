@@ -319,7 +319,7 @@ def _summarise(
     return small[0]
 
   def body(params, restart, flags, *refs):
-    inputs, (maps_ref,), rings, _, barriers, scratch = launch.split(
+    inputs, (maps_ref,), rings, _none, barriers, scratch = launch.split(
         refs, len(arrays), 1, ins, ()
     )
     walk = launch.walk(plan, reverse)
