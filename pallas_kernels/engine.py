@@ -2,7 +2,8 @@
 
 This is where arrays are brought into the form that kernels take, where
 `tuning.py` is asked how to cut the work, and where forward and backward kernels
-become one differentiable operation.
+become one differentiable operation. Under `vmap` a kernel gains an axis of its
+grid, by Pallas's own rule: CTAs share nothing here, so that is right.
 """
 
 from collections.abc import Callable
@@ -99,13 +100,6 @@ def _run(call: Call, theta, arrays, carry, restart, flags):
   return _forward(call, theta, arrays, carry, restart, flags, call.outputs)
 
 
-def _vary_as(x, like):
-  """Gives what a kernel returned the mesh axes that its operand varies over."""
-  axes = lambda x: jax.typeof(x).manual_axis_type.varying
-  missing = tuple(sorted(axes(like) - axes(x)))
-  return lax.pcast(x, missing, to='varying') if missing else x
-
-
 @jax.custom_jvp
 def _differentiable_once(operands):
   """Returns the operands; says so where they are differentiated."""
@@ -197,6 +191,13 @@ def _run_bwd(call: Call, saved, cotangents):
 
 
 _run.defvjp(_run_fwd, _run_bwd)
+
+
+def _vary_as(x, like):
+  """Gives what a kernel returned the mesh axes that its operand varies over."""
+  axes = lambda x: jax.typeof(x).manual_axis_type.varying
+  missing = tuple(sorted(axes(like) - axes(x)))
+  return lax.pcast(x, missing, to='varying') if missing else x
 
 
 def _unread(call: Call, theta, carry, restart, flags):

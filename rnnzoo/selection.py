@@ -5,7 +5,8 @@ import functools
 from typing import Any
 
 from absl import logging
-import jax
+
+from pallas_kernels import targets
 
 Implementation = str | Sequence[str] | None
 
@@ -48,7 +49,7 @@ def check_implementation(implementation: Implementation) -> None:
 def _names(implementation: Implementation, linear: bool) -> Sequence[str]:
   check_implementation(implementation)
   if implementation is None:
-    backend = _backend()
+    backend = targets.default_device().platform
     # On a CPU, steps over time-major data in cache beat O(T log T) work.
     parallel = ('associative_scan',) if linear and backend != 'cpu' else ()
     kernels = ('pallas',) if backend == 'gpu' else ()
@@ -56,15 +57,6 @@ def _names(implementation: Implementation, linear: bool) -> Sequence[str]:
   if isinstance(implementation, str):
     return (implementation,)
   return implementation
-
-
-def _backend() -> str:
-  """Returns where computations go unless told otherwise: 'cpu', 'gpu', ..."""
-  config: Any = jax.config  # Its attributes have no types.
-  default = config.jax_default_device
-  if default is None:
-    return jax.default_backend()
-  return default if isinstance(default, str) else default.platform
 
 
 @functools.cache

@@ -5,7 +5,8 @@ into the loop where the path can. The names of the paths:
 
   'scan'              `lax.scan`; every cell, every device, the reference
   'associative_scan'  parallel in time; cells that are linear in their carry
-  'pallas'            GPU kernels; cells that are linear or diagonal
+  'pallas'            GPU kernels; cells that are linear or diagonal, first
+                      derivatives
 
 `None` takes the fastest that can run here. A path that cannot run raises
 `NotImplementedError`; where others are left to try, the reason is logged once.

@@ -29,7 +29,6 @@ from typing import Any
 
 import jax
 from jax import lax
-from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
@@ -37,10 +36,10 @@ from pallas_kernels import pointwise
 from pallas_kernels.mosaic_gpu import flags as flags_lib
 from pallas_kernels.mosaic_gpu import launch
 from pallas_kernels.mosaic_gpu import maps as maps_lib
+from pallas_kernels.mosaic_gpu import segments as segments_lib
 from pallas_kernels.mosaic_gpu import streams as streams_lib
 
 Array = jax.Array
-Ref = Any
 Plan = launch.Plan
 
 
@@ -82,7 +81,7 @@ def forward(
       maps.append(flags_lib.select(block.restarts(i), forget, pair))
     return maps
 
-  segments = _summarise(
+  segments = segments_lib.summarise(
       plan, plan.reverse, ins, step_maps, (params, restart, flags), arrays
   )
 
@@ -91,7 +90,9 @@ def forward(
         launch.split(refs, len(arrays), 2, ins, outs)
     )
     walk = launch.walk(plan, plan.reverse)
-    theta, restart, flags = _small(plan, walk, params, restart, flags)
+    theta, restart, flags = segments_lib.small(
+        plan, walk, params, restart, flags
+    )
     exchange = maps_lib.Exchange(walk, scratch)
     walk.prefetch(ins, inputs, rings, barriers)
 
@@ -112,9 +113,9 @@ def forward(
         walk.refill(ins, inputs, rings, barriers, k)
       return h
 
-    h = _enter(walk, segments, walk.read(h0, walk.batch))
+    h = segments_lib.enter(walk, segments, walk.read(h0, walk.batch))
     h = lax.fori_loop(0, walk.waves, wave, h)
-    _leave(walk, last_ref, h)
+    segments_lib.leave(walk, last_ref, h)
     plgpu.wait_smem_to_gmem(0)
 
   padded = layout.padded
@@ -197,7 +198,7 @@ def backward(
     pairs = pointwise.map_rows(plan.step, theta, rows)
     return factors([a for a, _ in pairs], cotangents, block)[1]
 
-  segments = _summarise(
+  segments = segments_lib.summarise(
       plan,
       not plan.reverse,
       (*some(for_factor), cotangent),
@@ -219,7 +220,9 @@ def backward(
     )
     *d_arrays, d_h0_ref, d_params_ref, d_restart_ref = out_refs
     walk = launch.walk(plan, not plan.reverse)
-    theta, restart, flags = _small(plan, walk, params, restart, flags)
+    theta, restart, flags = segments_lib.small(
+        plan, walk, params, restart, flags
+    )
     h0 = walk.read(h0, walk.batch)
     exchange = maps_lib.Exchange(walk, scratch)
     walk.prefetch(ins, inputs, rings, barriers)
@@ -262,12 +265,12 @@ def backward(
         walk.refill(ins, inputs, rings, barriers, k)
       return mu, d_theta, d_restart
 
-    mu = _enter(walk, segments, walk.read(d_last, walk.batch))
+    mu = segments_lib.enter(walk, segments, walk.read(d_last, walk.batch))
     zero = streams_lib.zeros()
     d_theta = tuple(zero for _ in theta)
     state = (mu, d_theta, zero if plan.flags else ())
     mu, d_theta, d_restart = lax.fori_loop(0, walk.waves, wave, state)
-    _leave(walk, d_h0_ref, mu)
+    segments_lib.leave(walk, d_h0_ref, mu)
     part = walk.segment * config.warpgroups + walk.warpgroup
     for k, value in enumerate(d_theta):
       d_params_ref[walk.batch, part, k, walk.features] = value
@@ -295,92 +298,6 @@ def backward(
       maps_lib.exchange_types(config),
   )(params, h0, restart, flags, d_last, segments, *arrays, h, d_h)
   return tuple(map(layout.narrow, d_arrays)), d_h0, d_params, d_restart
-
-
-def _summarise(
-    plan: Plan, reverse: bool, ins, step_maps, small, arrays
-) -> Array:
-  """Returns the maps (A, B) that all segments but the last amount to.
-
-  Args:
-    plan: what is static.
-    reverse: direction of the loop.
-    ins: the streams that the maps depend on.
-    step_maps: (params, rows, restart, block) -> the map of each step.
-    small: params, restart and flags.
-    arrays: what the streams are part of.
-
-  Returns:
-    [segments - 1, 2, B, Fp], or something else, which is not to be read, where
-    there is one segment.
-  """
-  layout, config = plan.layout, plan.config
-  if config.segments == 1:
-    return small[0]
-
-  def body(params, restart, flags, *refs):
-    inputs, (maps_ref,), rings, _none, barriers, scratch = launch.split(
-        refs, len(arrays), 1, ins, ()
-    )
-    walk = launch.walk(plan, reverse)
-    theta, restart, flags = _small(plan, walk, params, restart, flags)
-    exchange = maps_lib.Exchange(walk, scratch)
-    walk.prefetch(ins, inputs, rings, barriers)
-
-    def wave(k, total):
-      block = flags_lib.Block(walk, flags, k)
-      walk.wait(barriers, k)
-      maps = step_maps(theta, walk.rows(rings, k), restart, block)
-      total = exchange.compose(k, maps, total)
-      plgpu.commit_smem()  # Every thread has read its rows.
-      walk.refill(ins, inputs, rings, barriers, k)
-      return total
-
-    zero = streams_lib.zeros()
-    total = lax.fori_loop(0, walk.waves, wave, (zero + 1.0, zero))
-
-    @pl.when(walk.warpgroup == 0)
-    def _():
-      for i, value in enumerate(total):
-        maps_ref[walk.segment, i, walk.batch, walk.features] = value
-
-  shape = (config.segments - 1, 2, layout.batch, layout.padded)
-  (maps,) = launch.kernel(
-      plan,
-      body,
-      'linear_recurrence_segments',
-      ins,
-      (),
-      (jax.ShapeDtypeStruct(shape, jnp.float32),),
-      maps_lib.exchange_types(config),
-      segments=config.segments - 1,
-  )(*small, *arrays)
-  return maps
-
-
-def _small(plan: Plan, walk, params: Ref, restart: Ref, flags: Ref):
-  """Returns parameters and restart in registers, and flags if there are any."""
-  theta = tuple(walk.read(params, k) for k in range(plan.params))
-  if not plan.flags:
-    return theta, None, None
-  return theta, walk.read(restart, walk.batch), flags
-
-
-def _enter(walk, segments: Ref, h: Array) -> Array:
-  """Returns h before this segment, from h before the first."""
-  for i in range(walk.config.segments - 1):
-    pair = tuple(walk.read(segments, i, j, walk.batch) for j in range(2))
-    h = jnp.where(i < walk.segment, maps_lib.apply(pair, h), h)
-  return h
-
-
-def _leave(walk, ref: Ref, h: Array):
-  """Writes h after the last segment."""
-  is_last = walk.segment == walk.config.segments - 1
-
-  @pl.when(is_last & (walk.warpgroup == 0))
-  def _():
-    ref[walk.batch, walk.features] = h
 
 
 def _needed(plan: Plan, inputs: int) -> tuple[list[bool], list[bool]]:

@@ -10,8 +10,9 @@ of one batch row, one a thread. Time is cut into segments, one for each CTA, and
 a segment into blocks of `rows` steps, which are dealt in turn to the warpgroups
 of the CTA: one block each is a wave. Each warpgroup copies its own blocks in
 and out by TMA, several ahead, and waits for nobody else in doing so. Blocks may
-reach beyond the sequence on either side: TMA reads zeros there and drops what
-is written.
+reach beyond the end of the sequence, and before its start where a stream is
+read with a shift. TMA reads zeros there, and drops what is written beyond the
+end; before the start it cannot write.
 """
 
 from collections.abc import Sequence
