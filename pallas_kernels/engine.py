@@ -101,13 +101,13 @@ def _run(call: Call, theta, arrays, carry, restart, flags):
 
 
 @jax.custom_jvp
-def _differentiable_once(operands):
+def differentiable_once(operands):
   """Returns the operands; says so where they are differentiated."""
   return operands
 
 
-@_differentiable_once.defjvp
-def _differentiable_once_jvp(primals, tangents):
+@differentiable_once.defjvp
+def differentiable_once_jvp(primals, tangents):
   del primals, tangents
   raise NotImplementedError(
       'GPU kernels have first derivatives only, in reverse mode.'
@@ -116,7 +116,7 @@ def _differentiable_once_jvp(primals, tangents):
 
 
 def _run_fwd(call: Call, theta, arrays, carry, restart, flags):
-  theta, arrays, carry, restart = _differentiable_once(
+  theta, arrays, carry, restart = differentiable_once(
       (theta, arrays, carry, restart)
   )
   states = carry.shape[0]
@@ -138,19 +138,19 @@ def _forward(call: Call, theta, arrays, carry, restart, flags, outputs):
         plan, theta, arrays, carry[0], restart[0], flags, call.out_dtype
     )
     last, carries = last[None], (h,)[:outputs]
-    return jax.tree.map(lambda x: _vary_as(x, carry), (last, carries))
+    return jax.tree.map(lambda x: vary_as(x, carry), (last, carries))
   size = _operations(call, len(ins), carry.shape[0])
   config = tuning.diagonal(layout, ins, outs, call.target, size)
   plan = _plan(call, config, has_flags)
   carries, last = diagonal.forward(
       plan, theta, arrays, carry, restart, flags, outputs, call.out_dtype
   )
-  return jax.tree.map(lambda x: _vary_as(x, carry), (last, carries))
+  return jax.tree.map(lambda x: vary_as(x, carry), (last, carries))
 
 
 def _run_bwd(call: Call, saved, cotangents):
   *saved, flags = saved
-  saved, cotangents = _differentiable_once((tuple(saved), cotangents))
+  saved, cotangents = differentiable_once((tuple(saved), cotangents))
   theta, arrays, carries, carry, restart = saved
   d_last, d_carries = cotangents
   layout = _layout(call)
@@ -187,13 +187,13 @@ def _run_bwd(call: Call, saved, cotangents):
   d_restart = d_restart if has_flags else jnp.zeros_like(given[1])
   cotangents = d_theta, d_arrays, d_carry, d_restart
   primals = given[0], arrays, carry, given[1]
-  return *jax.tree.map(_vary_as, cotangents, primals), None
+  return *jax.tree.map(vary_as, cotangents, primals), None
 
 
 _run.defvjp(_run_fwd, _run_bwd)
 
 
-def _vary_as(x, like):
+def vary_as(x, like):
   """Gives what a kernel returned the mesh axes that its operand varies over."""
   axes = lambda x: jax.typeof(x).manual_axis_type.varying
   missing = tuple(sorted(axes(like) - axes(x)))

@@ -114,6 +114,49 @@ def used(fn: Callable[..., Any], *args) -> list[bool]:
   return [v in live for v in jaxpr.invars]
 
 
+def value_numbers(fn: Callable[..., Any], *args) -> list[int]:
+  """Returns a number for each leaf of a function's value; equal means equal.
+
+  Two leaves have one number if they are the same operations of the same values,
+  additions of zero aside.
+  """
+  closed = jax.make_jaxpr(legalize(fn))(*args)
+  numbers: dict[Any, int] = {}
+  zeros: set[int] = set()
+
+  def number(key):
+    return numbers.setdefault(key, len(numbers))
+
+  def run(jaxpr, inputs):
+    values = dict(zip(jaxpr.invars, inputs, strict=True))
+    values |= {v: number(v) for v in jaxpr.constvars}
+
+    def read(v):
+      if not isinstance(v, jex_core.Literal):
+        return values[v]
+      found = number(('literal', str(v.val)))
+      if jnp.ndim(v.val) == 0 and v.val == 0:
+        zeros.add(found)
+      return found
+
+    for eqn in jaxpr.eqns:
+      args = tuple(read(v) for v in eqn.invars)
+      name, inner = eqn.primitive.name, eqn.params.get('jaxpr')
+      if inner is not None:
+        outs = run(inner.jaxpr, args)
+      elif name == 'add' and zeros.intersection(args):
+        outs = [args[0] if args[1] in zeros else args[1]]
+      else:
+        key = name, str(sorted(eqn.params.items())), args
+        outs = [number((key, i)) for i in range(len(eqn.outvars))]
+        if name == 'broadcast_in_dim' and args[0] in zeros:
+          zeros.update(outs)
+      values.update(zip(eqn.outvars, outs, strict=True))
+    return [read(v) for v in jaxpr.outvars]
+
+  return run(closed.jaxpr, [number(v) for v in closed.jaxpr.invars])
+
+
 class _Evaluation:
   """Runs a jaxpr with replacements, and computes nothing costly twice.
 

@@ -58,6 +58,8 @@ def recurrence(
     time_major: bool = False,
     outputs: int = 1,
     out_dtype: jax.typing.DTypeLike | None = None,
+    recurrent_gradient_clip: float | None = None,
+    stop_recurrent_gradient: bool = False,
 ) -> tuple[Carry, Carry]:
   """Computes carry_t = update(x_t, R h_{t-1}, carry_{t-1}) on the GPU.
 
@@ -112,7 +114,10 @@ def recurrence(
   if cell.recurrent_gates:
     _check_kernel(cell, recurrent_kernel, features)
   elif not linear:
-    raise NotImplementedError(_cannot(cell))
+    raise NotImplementedError(
+        f'GPU kernels cannot run {type(cell).__name__}: it has no recurrent'
+        f' gates and no coefficients. {targets.OTHERWISE}'
+    )
   arguments.carry('carry', carry, cell.carry_names, batch, features)
   if restart is not None:
     arguments.carry('restart', restart, cell.carry_names, batch, features)
@@ -123,15 +128,53 @@ def recurrence(
         f'outputs must be 1 to {len(cell.carry_names)} for'
         f' {type(cell).__name__}, got {outputs}.'
     )
+  if restart is None:
+    restart = tuple(jnp.zeros_like(c) for c in carry)
+  stack = lambda xs: jnp.stack([x.astype(jnp.float32) for x in xs])
   # Pallas's GPU backend is imported where it is known to work.
+  if cell.recurrent_gates and not _is_diagonal(cell, recurrent_kernel):
+    from pallas_kernels import dense
+
+    if targets.current().interpret:
+      raise NotImplementedError(
+          'The kernels for dense recurrences cannot be interpreted on a CPU.'
+      )
+    rows = _Rows.of(params, bias, None, features)
+    heads, size = recurrent_kernel.shape[1:3]
+    last, carries = dense.run(
+        dense.Call(
+            _Gated('update', cell, rows),
+            _Gated('operand', cell, rows) if hasattr(cell, 'operand') else None,
+            rows.count,
+            (batch, time, heads, size),
+            time_major,
+            reverse,
+            outputs,
+            out_dtype,
+            recurrent_gradient_clip,
+            stop_recurrent_gradient,
+            target,
+        ),
+        rows.pack(params, bias, None),
+        _join(arrays),
+        recurrent_kernel,
+        stack(carry),
+        stack(restart),
+        reset,
+        mask,
+    )
+    return tuple(last), carries
+  if recurrent_gradient_clip is not None or stop_recurrent_gradient:
+    raise NotImplementedError(
+        'GPU kernels have recurrent_gradient_clip and stop_recurrent_gradient'
+        ' for recurrent kernels that are not diagonal only.'
+        f' {targets.OTHERWISE}'
+    )
   from pallas_kernels import engine
 
   rows = _Rows.of(params, bias, recurrent_kernel, features)
   step: Callable[..., Any]
   step = _Coefficients(cell, rows) if linear else _Update(cell, rows)
-  if restart is None:
-    restart = tuple(jnp.zeros_like(c) for c in carry)
-  stack = lambda xs: jnp.stack([x.astype(jnp.float32) for x in xs])
   last, carries = engine.run(
       engine.Call(
           step,
@@ -176,24 +219,27 @@ def _check_gates(cell: Cell, arrays: Sequence[Array], bias: Array | None):
 
 
 def _check_kernel(cell: Cell, recurrent_kernel: Array | None, features: int):
-  """Raises an error unless the recurrent kernel is there and diagonal."""
-  expected = (cell.recurrent_gates, features, 1, 1)
+  """Raises ValueError unless the recurrent kernel is there."""
   axes = '[gates, heads, head_dim, head_dim]'
   if recurrent_kernel is None:
     raise ValueError(
         f'{type(cell).__name__} needs a recurrent_kernel {axes}, got None.'
     )
-  if hasattr(cell, 'operand') or recurrent_kernel.shape[-1] != 1:
-    raise NotImplementedError(_cannot(cell))
+  size = recurrent_kernel.shape[-1]
+  expected = (cell.recurrent_gates, features // max(size, 1), size, size)
   arguments.shape('recurrent_kernel', recurrent_kernel, axes, expected)
 
 
-def _cannot(cell: Cell) -> str:
-  return (
-      f'GPU kernels cannot run {type(cell).__name__} with this recurrent kernel'
-      ' yet: they run linear cells, and cells with a diagonal recurrent kernel.'
-      f' {targets.OTHERWISE}'
-  )
+def _is_diagonal(cell: Cell, recurrent_kernel: Array) -> bool:
+  return recurrent_kernel.shape[-1] == 1 and not hasattr(cell, 'operand')
+
+
+def _join(arrays: Sequence[Array]) -> Array:
+  """Joins arrays [B, T, F] and [B, T, g, F] to one [B, T, G, F]."""
+  if len(arrays) == 1 and arrays[0].ndim == 4:
+    return arrays[0]
+  whole = [x if x.ndim == 4 else x[:, :, None] for x in arrays]
+  return jnp.concatenate(whole, axis=2)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -291,3 +337,18 @@ class _Update:
     h_gates = tuple(w * carry[0] for w in weights)
     new = self.cell.update(params, _add(row, bias), h_gates, carry)
     return tuple(x.astype(jnp.float32) for x in new)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Gated:
+  """(theta, input gates, h_gates, carry) -> what a cell's method returns."""
+
+  method: str
+  cell: Any
+  rows: _Rows
+
+  def __call__(self, theta, row, h_gates, carry):
+    params, bias, _ = self.rows.unpack(theta)
+    method = getattr(self.cell, self.method)
+    new = method(params, _add(row, bias), h_gates, carry)
+    return jax.tree.map(lambda x: x.astype(jnp.float32), new)

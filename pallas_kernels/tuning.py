@@ -9,6 +9,7 @@ where a table below knows what was fastest on a device, it decides.
 from collections.abc import Iterable, Sequence
 
 from pallas_kernels import targets
+from pallas_kernels.mosaic_gpu import cta as cta_lib
 from pallas_kernels.mosaic_gpu import streams as streams_lib
 
 Config = streams_lib.Config
@@ -161,3 +162,45 @@ def _smaller(config: Config, steps: int) -> Iterable[Config]:
     rows = max(2, rows // 2)
     yield Config(rows, warpgroups, config.segments, 2)
   yield Config(2, 1, config.segments, 1)
+
+
+# Heads of up to this many units are one CTA's.
+_SHARED_UNITS = 64
+
+# Units of a CTA where a head is spread over several.
+_SPREAD_UNITS = 16
+
+
+def dense(
+    shape: cta_lib.Shape,
+    gates: int,
+    dtype,
+    adjoint: bool,
+    target: targets.Target,
+) -> cta_lib.Config:
+  """Chooses the configuration of a recurrence with a dense kernel.
+
+  Args:
+    shape: sizes.
+    gates: how many recurrent gates there are.
+    dtype: of what is multiplied.
+    adjoint: whether it is for the adjoint.
+    target: the device.
+  """
+  del gates, dtype, adjoint
+  rows = -(-shape.batch // 8)
+  if shape.size <= _SHARED_UNITS:
+    warpgroups = -(-shape.size // 32)
+    return cta_lib.Config(True, 8, -(-shape.size // 8) * 8, warpgroups)
+  units = _SPREAD_UNITS
+  parts = shape.heads * -(-shape.size // units)
+  if parts > target.cores:
+    raise NotImplementedError(
+        f'GPU kernels hold a recurrent kernel of up to {target.cores} parts of'
+        f' {units} units on this device, and this one has {parts}.'
+        f' {targets.OTHERWISE}'
+    )
+  slices = min(rows, target.cores // parts)
+  columns = 8 * -(-rows // slices)
+  warpgroups = 1 if shape.size <= 128 else 2
+  return cta_lib.Config(False, columns, units, warpgroups)

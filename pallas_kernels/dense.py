@@ -1,0 +1,271 @@
+"""Recurrences with a dense kernel: kernels, products around them, one VJP.
+
+What is sequential runs in `mosaic_gpu/dense.py`. Here is what is not: the
+recurrent gates of all steps, which the adjoint needs again, are one product;
+the gradient of the recurrent kernel is another.
+"""
+
+from collections.abc import Callable
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+
+from pallas_kernels import engine
+from pallas_kernels import targets
+from pallas_kernels import tuning
+from pallas_kernels.mosaic_gpu import cta as cta_lib
+from pallas_kernels.mosaic_gpu import dense
+from pallas_kernels.mosaic_gpu import flags as flags_lib
+
+Array = jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+  """What is static in a call.
+
+  Attributes:
+    update: (theta, inputs, h_gates, carry) -> carry, pointwise, hashable.
+    operand: (theta, inputs, h_gates, carry) -> what the last recurrent gate
+      multiplies, or None where that is h.
+    params: how many rows of theta there are.
+    shape: (B, T, N, D).
+    time_major: whether streams are [T, B, ...].
+    reverse: whether time runs from the last step to the first.
+    outputs: how many arrays of the carry are returned for all steps.
+    out_dtype: dtype of these.
+    clip: bound of what comes back through a product, or None.
+    stop: whether nothing does.
+    target: the device.
+  """
+
+  update: Callable[..., Any]
+  operand: Callable[..., Any] | None
+  params: int
+  shape: tuple[int, int, int, int]
+  time_major: bool
+  reverse: bool
+  outputs: int
+  out_dtype: Any
+  clip: float | None
+  stop: bool
+  target: targets.Target
+
+
+def run(
+    call: Call,
+    theta: Array,
+    x: Array,
+    kernel: Array,
+    carry: Array,
+    restart: Array,
+    reset: Array | None,
+    mask: Array | None,
+) -> tuple[Array, tuple[Array, ...]]:
+  """Runs a recurrence; differentiable in all arrays but the last two.
+
+  Args:
+    call: what is static.
+    theta: float32 [P, F].
+    x: the inputs, [B, T, G, F].
+    kernel: R, [G', N, D, D].
+    carry: float32 [S, B, F].
+    restart: float32 [S, B, F].
+    reset: bool [B, T] or None, in the order of the loop.
+    mask: bool [B, T] or None.
+
+  Returns:
+    The final carry, float32 [S, B, F], and `call.outputs` streams.
+  """
+  batch, time, heads, size = call.shape
+  flags = flags_lib.pack(reset, mask)
+  # Rows of a head have to start at multiples of 16 bytes.
+  padded = -(-size // 8) * 8
+  if padded == size:
+    return _run(call, theta, x, kernel, carry, restart, flags)
+  missing = padded - size
+
+  def pad(a):
+    a = a.reshape(*a.shape[:-1], heads, size)
+    a = jnp.pad(a, [(0, 0)] * (a.ndim - 1) + [(0, missing)])
+    return a.reshape(*a.shape[:-2], heads * padded)
+
+  def cut(a):
+    a = a.reshape(*a.shape[:-1], heads, padded)[..., :size]
+    return a.reshape(*a.shape[:-2], heads * size)
+
+  call = dataclasses.replace(call, shape=(batch, time, heads, padded))
+  kernel = jnp.pad(kernel, ((0, 0), (0, 0), (0, missing), (0, missing)))
+  last, carries = _run(
+      call, pad(theta), pad(x), kernel, pad(carry), pad(restart), flags
+  )
+  return cut(last), tuple(map(cut, carries))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _run(call: Call, theta, x, kernel, carry, restart, flags):
+  return _forward(call, theta, x, kernel, carry, restart, flags, False)[:2]
+
+
+def _run_fwd(call: Call, theta, x, kernel, carry, restart, flags):
+  theta, x, kernel, carry, restart = engine.differentiable_once(
+      (theta, x, kernel, carry, restart)
+  )
+  last, carries, h, starts, u = _forward(
+      call, theta, x, kernel, carry, restart, flags, True
+  )
+  saved = theta, x, kernel, carry, restart, h, starts, u
+  return (last, carries), (saved, flags)
+
+
+def _forward(call: Call, theta, x, kernel, carry, restart, flags, save):
+  plan = _plan(call, x, kernel, carry.shape[0], flags is not None, False)
+  wanted = [(i, call.out_dtype) for i in range(call.outputs)]
+  if call.out_dtype == plan.dtype:
+    wanted = wanted[1:]
+  (h, *others), last, starts, u = dense.forward(
+      plan,
+      theta,
+      x,
+      _matrix(jnp.swapaxes(kernel, -1, -2), plan.dtype),
+      carry,
+      restart,
+      None if flags is None else dense.prepare_flags(flags, plan.shape),
+      wanted,
+      save,
+  )
+  carries = tuple(others)
+  if call.out_dtype == plan.dtype:
+    carries = (h, *others)
+  results = last, carries, h, starts, u
+  return jax.tree.map(lambda x: engine.vary_as(x, carry), results)
+
+
+def _run_bwd(call: Call, saved, cotangents):
+  saved, flags = saved
+  saved, cotangents = engine.differentiable_once((saved, cotangents))
+  theta, x, kernel, carry, restart, h, starts, u = saved
+  d_last, d_carries = cotangents
+  plan = _plan(call, x, kernel, carry.shape[0], flags is not None, True)
+  h_start = _starts(plan, h, carry[0], restart[0], flags)
+  operand = kernel.astype(plan.dtype)
+  first = operand if u is None else operand[:-1]
+  gates = [_multiply(plan.shape, h_start, first)]
+  if u is not None:
+    gates.append(_multiply(plan.shape, u, operand[-1:]))
+  h_gates = gates[0] if len(gates) == 1 else jnp.concatenate(gates, axis=2)
+  d_x, d_extra, d_carry, d_theta, d_restart = dense.backward(
+      plan,
+      theta,
+      x,
+      h_gates,
+      (h_start, *starts),
+      _matrix(kernel, plan.dtype),
+      None if flags is None else dense.prepare_flags(flags, plan.shape),
+      d_carries,
+      d_last,
+  )
+  d_gates = _recurrent_cotangents(plan, d_x, d_extra, carry.shape[0])
+  if u is None:
+    d_kernel = _outer(plan.shape, h_start, d_gates)
+  else:
+    d_kernel = jnp.concatenate([
+        _outer(plan.shape, h_start, d_gates[:, :, :-1]),
+        _outer(plan.shape, u, d_gates[:, :, -1:]),
+    ])
+  d_theta = d_theta.sum(1) if call.params else jnp.zeros_like(theta)
+  if flags is None:
+    d_restart = jnp.zeros_like(restart)
+  cotangents = (
+      d_theta,
+      d_x.astype(x.dtype),
+      d_kernel.astype(kernel.dtype),
+      d_carry,
+      d_restart,
+  )
+  primals = theta, x, kernel, carry, restart
+  return *jax.tree.map(engine.vary_as, cotangents, primals), None
+
+
+_run.defvjp(_run_fwd, _run_bwd)
+
+
+def _plan(call: Call, x, kernel, states, has_flags, adjoint) -> dense.Plan:
+  shape = cta_lib.Shape(*call.shape, call.time_major)
+  dtype = jnp.promote_types(x.dtype, kernel.dtype)
+  return dense.Plan(
+      call.update,
+      call.operand,
+      call.params,
+      x.shape[2],
+      kernel.shape[0],
+      shape,
+      call.reverse,
+      has_flags,
+      dtype,
+      tuning.dense(shape, kernel.shape[0], dtype, adjoint, call.target),
+      call.clip,
+      call.stop,
+  )
+
+
+def _matrix(kernel: Array, dtype) -> tuple[Array, ...]:
+  """Returns a recurrent kernel as tensor cores take it."""
+  if dtype == jnp.float32:
+    return cta_lib.split_parts(kernel.astype(jnp.float32))
+  return (kernel.astype(dtype),)
+
+
+def _starts(plan: dense.Plan, h, initial, restart, flags) -> Array:
+  """Returns the h that every step starts from, [B, T, F]."""
+  shape = plan.shape
+  axis = 0 if shape.time_major else 1
+  cut = functools.partial(lax.slice_in_dim, h, axis=axis)
+  initial = jnp.expand_dims(initial.astype(h.dtype), axis)
+  if plan.reverse:
+    parts = [cut(1, shape.time), initial]
+  else:
+    parts = [initial, cut(0, shape.time - 1)]
+  starts = jnp.concatenate(parts, axis)
+  if flags is None:
+    return starts
+  resets = (flags & flags_lib.RESET) != 0
+  if shape.time_major:
+    resets = resets.T
+  restart = jnp.expand_dims(restart.astype(h.dtype), axis)
+  return jnp.where(resets[..., None], restart, starts)
+
+
+def _multiply(shape, h: Array, kernel: Array) -> Array:
+  """[B, T, F] and [G, N, D, D] -> [B, T, G, F]."""
+  heads = h.reshape(*h.shape[:2], shape.heads, shape.size)
+  out = jnp.einsum('abnd,gnde->abgne', heads, kernel)
+  return out.reshape(*out.shape[:3], shape.features)
+
+
+def _outer(shape, h: Array, d_gates: Array) -> Array:
+  """[B, T, F] and [B, T, G, F] -> float32 [G, N, D, D]."""
+  heads = h.reshape(*h.shape[:2], shape.heads, shape.size)
+  d_gates = d_gates.reshape(*d_gates.shape[:3], shape.heads, shape.size)
+  return jnp.einsum(
+      'abnd,abgne->gnde', heads, d_gates, preferred_element_type=jnp.float32
+  )
+
+
+def _recurrent_cotangents(plan, d_x, d_extra, states) -> Array:
+  """Returns the cotangents of the recurrent gates, [B, T, G', F]."""
+  same = dense.shared_gates(plan, states)
+  if same == tuple(range(plan.gates)):
+    return d_x
+  if all(i is None for i in same):
+    return d_extra
+  extra = iter(range(plan.recurrent))
+  gates = [
+      d_x[:, :, i] if i is not None else d_extra[:, :, next(extra)]
+      for i in same
+  ]
+  return jnp.stack(gates, axis=2)

@@ -1,0 +1,815 @@
+"""The share of a dense recurrence that one CTA has, and where it lies.
+
+A CTA has some batch rows (columns, for the tensor cores) and some units of one
+head. It multiplies the recurrent kernel's rows of these units, which stay in
+registers for the whole sequence, with what all units of the head have made of
+their step. Two placements:
+
+* shared: the CTA has all units of its head. Each warp has some of them and
+  multiplies whole rows. What is multiplied passes through shared memory.
+* spread: the units of a head are dealt to several CTAs. Each warp multiplies a
+  part of every row, and the parts are summed through shared memory. What is
+  multiplied passes through device memory, where it is an output anyway; that
+  memory is poisoned first, so that reading it is waiting for it (`ptx.poll`).
+
+Either way a warpgroup's threads end up with the product's elements, and they
+keep the carry of these elements in registers. Tiles of streams pass through
+shared memory: in by asynchronous copies, several steps ahead.
+
+Words: a *half* is 8 rows of a product, half of a tensor core's tile; a *block*
+is 32 of the elements that it sums over.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+from typing import Any
+
+import jax
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+import jax.numpy as jnp
+
+from pallas_kernels.mosaic_gpu import ptx
+
+Array = jax.Array
+Ref = Any
+
+LANES = ptx.LANES
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """How a dense recurrence is cut; chosen by `tuning.py`.
+
+  Attributes:
+    shared: whether a CTA has all units of its head.
+    columns: batch rows of a CTA, a multiple of 8.
+    units: of a CTA, a multiple of 8.
+    warpgroups: of a CTA.
+    stages: steps for which inputs are in flight or in use, at least 4.
+  """
+
+  shared: bool
+  columns: int
+  units: int
+  warpgroups: int
+  stages: int = 6
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+  """Sizes of a recurrence: features are heads times size."""
+
+  batch: int
+  time: int
+  heads: int
+  size: int
+  time_major: bool
+
+  @property
+  def features(self) -> int:
+    return self.heads * self.size
+
+  @property
+  def blocks(self) -> int:
+    """Blocks of a head."""
+    return pl.cdiv(self.size, 32)
+
+  def stream(self, gates: int | None = None) -> tuple[int, ...]:
+    """Returns the shape of an array with all steps."""
+    lead = (self.batch, self.time)
+    lead = lead[::-1] if self.time_major else lead
+    return (*lead, *(() if gates is None else (gates,)), self.features)
+
+
+@dataclasses.dataclass(frozen=True)
+class Stream:
+  """An array [B, T, F] or [B, T, G, F], or flags int32 [T, B'].
+
+  Attributes:
+    dtype: as stored.
+    gates: G, or None where there is no such axis.
+    flags: whether it is flags.
+  """
+
+  dtype: Any
+  gates: int | None = None
+  flags: bool = False
+
+  @property
+  def tiles(self) -> int:
+    return self.gates or 1
+
+
+def split_parts(x: Array) -> tuple[Array, Array]:
+  """Returns two bfloat16 arrays whose sum is x but for 2^-17 of it."""
+  high = lax.reduce_precision(x, 8, 7)
+  return high.astype(jnp.bfloat16), (x - high).astype(jnp.bfloat16)
+
+
+class Cta:
+  """Inside a kernel: this thread's coordinates, and what they are good for.
+
+  Args:
+    config: the cut.
+    shape: sizes.
+    reverse: whether the kernel's loop runs from the last time to the first.
+    dtype: of what is multiplied, float32 in two bfloat16 parts.
+  """
+
+  def __init__(self, config: Config, shape: Shape, reverse: bool, dtype: Any):
+    self.config, self.shape, self.reverse = config, shape, reverse
+    self.dtype = jnp.dtype(dtype)
+    self.split = self.dtype == jnp.float32
+    self.short = jnp.dtype(jnp.bfloat16) if self.split else self.dtype
+    self.threads = config.warpgroups * LANES
+    self.warps = 4 * config.warpgroups
+    self.row0 = lax.axis_index('slice') * config.columns
+    self.head = lax.axis_index('head')
+    self.unit0 = jnp.int32(0)
+    if not config.shared:
+      self.unit0 = lax.axis_index('part') * config.units
+    self.group = jnp.int32(0)
+    if config.warpgroups > 1:
+      self.group = lax.axis_index('warpgroup')
+    self.tid = ptx.thread()
+    self.index = self.tid + self.group * LANES
+    lane = self.tid & 31
+    self.lane = lane
+    self.warp = (self.tid >> 5) + 4 * self.group
+    self.quad, self.place = lane >> 2, lane & 3
+    self.tiles = config.columns // 8
+    self._elements()
+
+  # Elements: (unit, column) of what this thread keeps.
+
+  def _elements(self):
+    config = self.config
+    units, columns = [], []
+    if config.shared:
+      for s in range(self.warp_units // 8):
+        for n in range(self.tiles):
+          for p in range(2):
+            units.append(self.warp * self.warp_units + 8 * s + self.quad)
+            columns.append(8 * n + 2 * self.place + p)
+      own = None
+    else:
+      total = config.units * config.columns
+      active = min(config.warpgroups, total // LANES)
+      self.count = total // LANES // active
+      group = self.group
+      if active < config.warpgroups:
+        # The others do the same work in the same time, and store nothing.
+        group = lax.rem(group, jnp.int32(active))
+      for j in range(self.count):
+        e = (group * self.count + j) * LANES + self.tid
+        octet = e >> 3
+        tile = lax.div(octet, jnp.int32(config.units))
+        units.append(octet - tile * config.units)
+        columns.append(8 * tile + (e & 7))
+      own = None
+      if active < config.warpgroups:
+        own = jnp.where(self.group < active, jnp.int32(1), jnp.int32(0))
+    self.count = len(units)
+    self.unit, self.column = ptx.stack(units), ptx.stack(columns)
+    inside = self.unit0 + self.unit < self.shape.size
+    inside &= self.row0 + self.column < self.shape.batch
+    if config.shared:
+      inside &= self.unit < config.units
+    self.valid = _flag(inside) if own is None else _flag(inside) * own
+
+  @property
+  def warp_units(self) -> int:
+    """Units of a warp where they are shared out to warps."""
+    return 8 * pl.cdiv(self.config.units, 8 * self.warps)
+
+  def zeros(self) -> Array:
+    return ptx.full(self.count, 0.0)
+
+  def feature(self, unit):
+    return self.head * self.shape.size + self.unit0 + unit
+
+  # Arrays in device memory, by element.
+
+  def offset(self, time, gate: int = 0, gates: int = 1) -> Array:
+    """Returns where this thread's elements lie in an array with all steps."""
+    fixed = self._at(self.row0 + self.column, 0, gate, gates)
+    return fixed + self.feature(self.unit) + self._at(0, time, 0, gates)
+
+  def _at(self, row, time, gate, gates):
+    """Returns where a row's step starts; the parts that do not change apart."""
+    shape = self.shape
+    by_row, by_time = shape.time, 1
+    if shape.time_major:
+      by_row, by_time = 1, shape.batch
+    step = gates * shape.features
+    return (row * (by_row * step) + gate * shape.features) + (
+        time * (by_time * step)
+    )
+
+  def read_param(self, ref: Ref, i: int) -> Array:
+    """Returns row i of an array float32 [P, F]."""
+    unit = jnp.minimum(self.unit0 + self.unit, self.shape.size - 1)
+    at = i * self.shape.features + self.head * self.shape.size + unit
+    return ptx.load(ref, at, jnp.float32, shared=False, count=self.count)
+
+  def _row_offset(self, i: int):
+    """Where elements lie in an array [S, B, F], those outside at the edge."""
+    row = jnp.minimum(self.row0 + self.column, self.shape.batch - 1)
+    unit = jnp.minimum(self.unit0 + self.unit, self.shape.size - 1)
+    at = (i * self.shape.batch + row) * self.shape.features
+    return at + self.head * self.shape.size + unit
+
+  def read_rows(self, ref: Ref, count: int) -> tuple[Array, ...]:
+    """Returns this thread's elements of an array float32 [S, B, F]."""
+    return tuple(
+        ptx.load(
+            ref, self._row_offset(i), jnp.float32, shared=False,
+            count=self.count,
+        )
+        for i in range(count)
+    )
+
+  def write_rows(self, ref: Ref, values: Sequence[Array], first: int = 0):
+    """Stores this thread's elements of an array float32 [S, B, F]."""
+    for i, value in enumerate(values):
+      at = self._row_offset(first + i)
+      ptx.store(
+          ref, at, value, jnp.float32, shared=False, where=self.valid
+      )
+
+  def write(self, ref, time, value, dtype, gate=0, gates=1, publish=False):
+    """Stores this thread's elements of one step to device memory."""
+    ptx.store(
+        ref,
+        self.offset(time, gate, gates),
+        value,
+        dtype,
+        shared=False,
+        where=self.valid,
+        publish=publish,
+    )
+
+  # Tiles in shared memory: columns of units, 16-byte chunks permuted so that
+  # neither a warp's reads nor its writes meet in one bank.
+
+  def pitch(self, size: int) -> int:
+    return pl.cdiv(self.config.units * size, 128) * 128
+
+  def tile_bytes(self, size: int) -> int:
+    return self.config.columns * self.pitch(size)
+
+  def in_tile(self, size: int) -> Array:
+    """Returns where this thread's elements lie in a tile, in bytes."""
+    byte = self.unit * size
+    chunk = (byte >> 4) ^ _permutation(self.column)
+    return self.column * self.pitch(size) + (chunk << 4) + (byte & 15)
+
+  def time(self, step):
+    return self.shape.time - 1 - step if self.reverse else step
+
+  def barrier(self):
+    ptx.barrier(self.config.warpgroups)
+
+
+def _flag(condition) -> Array:
+  return jnp.where(condition, jnp.int32(1), jnp.int32(0))
+
+
+def _permutation(column):
+  return ((column & 1) << 2) | ((column >> 1) & 3)
+
+
+class Ring:
+  """Tiles of the streams that a kernel reads, several steps ahead.
+
+  Args:
+    cta: coordinates.
+    streams: what is read.
+    refs: in device memory.
+    buffer: int32 in shared memory, `words` of it.
+  """
+
+  def __init__(self, cta: Cta, streams, refs, buffer):
+    self.cta, self.streams, self.refs = cta, streams, refs
+    self.buffer = buffer
+    self.offsets, self.slot_bytes = _places(cta, streams)
+    self._copies = []
+    for stream, ref, start in zip(streams, refs, self.offsets, strict=True):
+      self._copies += [
+          (ref, stream, start + inner, at, where)
+          for inner, at, where in _chunks(cta, stream)
+      ]
+
+  @classmethod
+  def words(cls, config: Config, streams) -> int:
+    return config.stages * _slot_bytes(config, streams) // 4
+
+  def slot(self, step):
+    return lax.rem(step, jnp.int32(self.cta.config.stages)) * self.slot_bytes
+
+  def start(self, step):
+    """Starts copying the tiles of a step, if there is such a step."""
+    cta = self.cta
+    exists = jnp.where(step < cta.shape.time, jnp.int32(1), jnp.int32(0))
+    time = cta.time(jnp.minimum(step, cta.shape.time - 1))
+    slot = self.slot(step)
+    for ref, stream, inner, at, where in self._copies:
+      size = jnp.dtype(stream.dtype).itemsize
+      ptx.fetch(
+          self.buffer,
+          inner + slot,
+          ref,
+          at + time * _stride(cta.shape, stream),
+          size,
+          where * exists,
+      )
+    ptx.fetch_commit()
+
+  def prologue(self):
+    for step in range(self.cta.config.stages - 1):
+      self.start(jnp.int32(step))
+
+  def wait(self, ahead: int):
+    """Waits for the tiles of the step and `ahead` more: before a barrier."""
+    ptx.fetch_wait(self.cta.config.stages - 2 - ahead)
+
+  def read(self, step, i: int) -> list[Array]:
+    """Returns this thread's elements of stream i, one array a gate."""
+    cta, stream = self.cta, self.streams[i]
+    start = self.slot(step) + self.offsets[i]
+    if stream.flags:
+      at = start + 4 * cta.column
+      return [
+          ptx.load(self.buffer, at, jnp.int32, shared=True, count=cta.count)
+      ]
+    size = jnp.dtype(stream.dtype).itemsize
+    at = start + cta.in_tile(size)
+    return [
+        ptx.load(
+            self.buffer,
+            at + gate * cta.tile_bytes(size),
+            stream.dtype,
+            shared=True,
+            count=cta.count,
+        )
+        for gate in range(stream.tiles)
+    ]
+
+  def read_flags_of(self, step, i: int, column) -> Array:
+    """Returns the flags of some columns, int32 [128]."""
+    at = self.slot(step) + self.offsets[i] + 4 * column
+    return ptx.load(self.buffer, at, jnp.int32, shared=True)
+
+
+def _stride(shape: Shape, stream: Stream) -> int:
+  """Elements from one time to the next."""
+  if stream.flags:
+    return pl.cdiv(shape.batch, 4) * 4
+  return shape.features * stream.tiles * (
+      shape.batch if shape.time_major else 1
+  )
+
+
+def _slot_bytes(config: Config, streams) -> int:
+  total = 0
+  for stream in streams:
+    if stream.flags:
+      total += max(128, 4 * config.columns)
+    else:
+      size = jnp.dtype(stream.dtype).itemsize
+      pitch = pl.cdiv(config.units * size, 128) * 128
+      total += stream.tiles * config.columns * pitch
+  return total
+
+
+def _places(cta: Cta, streams) -> tuple[list[int], int]:
+  """Returns where streams lie in a slot, and its size, in bytes."""
+  offsets = [
+      _slot_bytes(cta.config, streams[:i]) for i in range(len(streams))
+  ]
+  return offsets, _slot_bytes(cta.config, streams)
+
+
+def _chunks(cta: Cta, stream: Stream) -> list[tuple[Array, Array, Array]]:
+  """Deals the 16-byte chunks of a step's tiles to the threads of a CTA.
+
+  Returns:
+    For each chunk of a thread: where it lies in the stream's tiles, in bytes;
+    where it lies in the array at time 0, in elements; and 2 if it lies there, 1
+    if it is beyond the array, 0 if there is no such chunk.
+  """
+  config, shape = cta.config, cta.shape
+  size = jnp.dtype(stream.dtype).itemsize
+  if stream.flags:
+    # [T, B'] with B' the batch rounded up to 4.
+    count = pl.cdiv(config.columns, 4)
+    at = cta.row0 + 4 * cta.index
+    where = _flag(cta.index < count) + _flag(
+        (cta.index < count) & (at < shape.batch)
+    )
+    return [(16 * cta.index, jnp.where(where > 1, at, 0), where)]
+  per_row = pl.cdiv(config.units * size, 16)
+  per_tile = config.columns * per_row
+  total = stream.tiles * per_tile
+  chunks = []
+  for k in range(pl.cdiv(total, cta.threads)):
+    q = cta.index + k * cta.threads
+    gate = lax.div(q, jnp.int32(per_tile))
+    rest = q - gate * per_tile
+    row = lax.div(rest, jnp.int32(per_row))
+    chunk = rest - row * per_row
+    unit = cta.unit0 + chunk * (16 // size)
+    where = (unit < shape.size) & (cta.row0 + row < shape.batch)
+    where = _flag(q < total) + _flag(where & (q < total))
+    inner = gate * cta.tile_bytes(size) + row * cta.pitch(size)
+    inner += (chunk ^ _permutation(row)) << 4
+    strides = (1 if shape.time_major else shape.time) * stream.tiles
+    at = (cta.row0 + row) * strides + gate
+    at = at * shape.features + cta.head * shape.size + unit
+    # What is not there must not be addressed beyond the array.
+    chunks.append((inner, jnp.where(where > 1, at, 0), where))
+  return chunks
+
+
+class Staging:
+  """Tiles that leave through shared memory, where a CTA has whole heads.
+
+  Args:
+    cta: coordinates.
+    streams: what is written.
+    refs: in device memory.
+    buffer: int32 in shared memory, `words` of it.
+  """
+
+  def __init__(self, cta: Cta, streams, refs, buffer):
+    self.cta, self.streams, self.refs = cta, streams, refs
+    self.buffer = buffer
+    self.offsets, self.slot_bytes = _places(cta, streams)
+    self._copies = []
+    for stream, ref, start in zip(streams, refs, self.offsets, strict=True):
+      self._copies += [
+          (ref, stream, start + inner, at, where >> 1)
+          for inner, at, where in _chunks(cta, stream)
+      ]
+
+  @classmethod
+  def words(cls, config: Config, streams) -> int:
+    return 2 * _slot_bytes(config, streams) // 4
+
+  def write(self, step, i: int, values: Sequence[Array]):
+    """Puts this thread's elements of stream i into a tile, one a gate."""
+    cta, stream = self.cta, self.streams[i]
+    size = jnp.dtype(stream.dtype).itemsize
+    start = (step & 1) * self.slot_bytes + self.offsets[i] + cta.in_tile(size)
+    for gate, value in enumerate(values):
+      ptx.store(
+          self.buffer,
+          start + gate * cta.tile_bytes(size),
+          value,
+          stream.dtype,
+          shared=True,
+          where=cta.valid,
+      )
+
+  def flush(self, step):
+    """Copies a step's tiles to device memory, after a barrier."""
+    cta = self.cta
+    time = cta.time(step)
+    slot = (step & 1) * self.slot_bytes
+    for ref, stream, inner, at, where in self._copies:
+      size = jnp.dtype(stream.dtype).itemsize
+      at = at + time * _stride(cta.shape, stream)
+      ptx.copy_out(ref, at, self.buffer, inner + slot, size, where)
+
+
+@dataclasses.dataclass(frozen=True)
+class Product:
+  """Which product: rows and sums of a matrix [gates, N, D, D].
+
+  Attributes:
+    gates: how many gates of the matrix, from `first`.
+    first: the first gate.
+    transposed: whether gates are summed over, as in the adjoint; otherwise each
+      has a result of its own.
+  """
+
+  gates: int
+  first: int
+  transposed: bool
+
+  @property
+  def results(self) -> int:
+    return 1 if self.transposed else self.gates
+
+  @property
+  def operands(self) -> int:
+    return self.gates if self.transposed else 1
+
+  def halves(self, config: Config) -> int:
+    """Halves of the rows that each warp multiplies, an even number."""
+    units = config.units
+    if config.shared:
+      units = pl.cdiv(config.units, 32 * config.warpgroups) * 8
+    return pl.cdiv(self.results * units // 8, 2) * 2
+
+  def blocks(self, config: Config, shape: Shape) -> int:
+    """Blocks that each warp sums over."""
+    blocks = self.operands * shape.blocks
+    return blocks if config.shared else pl.cdiv(blocks, 4 * config.warpgroups)
+
+
+class Multiplier:
+  """A product whose matrix stays in registers.
+
+  Args:
+    cta: coordinates.
+    product: which.
+    matrix: [gates of all, N, D, D], indexed [gate, head, row, sum], or two of
+      them for the parts of float32.
+    operand: int32 in shared memory, `operand_words` of it, or None.
+    partials: int32 in shared memory, `partial_words` of it, or None.
+  """
+
+  def __init__(self, cta: Cta, product: Product, matrix, operand, partials):
+    self.cta, self.product = cta, product
+    self.operand, self.partials = operand, partials
+    config, shape = cta.config, cta.shape
+    self.halves = product.halves(config)
+    self.blocks = product.blocks(config, shape)
+    self.sub = (cta.warp_units if config.shared else config.units) // 8
+    self.plane_bytes = self._plane_bytes(config, shape, product)
+    self.matrix = [
+        [
+            [self._fragment(ref, h, i) for i in range(self.blocks)]
+            for h in range(self.halves)
+        ]
+        for ref in matrix
+    ]
+
+  @staticmethod
+  def _plane_bytes(config, shape, product) -> int:
+    return config.columns * pl.cdiv(product.operands * shape.blocks, 2) * 128
+
+  @classmethod
+  def operand_words(cls, config, shape, product, split: bool) -> int:
+    """Shared memory for what is multiplied, for two steps."""
+    if not config.shared:
+      return 0
+    planes = 2 if split else 1
+    return 2 * planes * cls._plane_bytes(config, shape, product) // 4
+
+  @classmethod
+  def partial_words(cls, config, product) -> int:
+    """Shared memory for the sums of each warp, for two steps."""
+    if config.shared:
+      return 0
+    halves = product.halves(config)
+    return 2 * 4 * config.warpgroups * halves * config.columns * 8
+
+  def _block(self, i: int):
+    """Returns gate and first element of this warp's i-th block."""
+    cta = self.cta
+    if cta.config.shared:
+      gate, block = divmod(i, cta.shape.blocks)
+      return gate, jnp.int32(32 * block), None
+    index = cta.warp * self.blocks + i
+    gate = lax.div(index, jnp.int32(cta.shape.blocks))
+    block = index - gate * cta.shape.blocks
+    return gate, 32 * block, gate < self.product.operands
+
+  def _fragment(self, ref, half: int, i: int):
+    """Loads 8 elements of one row of the matrix, as four words."""
+    cta, product = self.cta, self.product
+    result, sub = divmod(half, self.sub)
+    if result >= product.results:
+      return [ptx.full(1, 0, jnp.int32)] * 4
+    unit = 8 * sub + cta.quad
+    if cta.config.shared:
+      unit = unit + cta.warp * cta.warp_units
+    row = cta.unit0 + unit
+    gate, start, exists = self._block(i)
+    k = start + 8 * cta.place
+    where = (row < cta.shape.size) & (k < cta.shape.size)
+    if cta.config.shared:
+      where &= unit < cta.config.units
+    if exists is not None:
+      where &= exists
+    gate = product.first + (gate if product.transposed else result)
+    at = (gate * cta.shape.heads + cta.head) * cta.shape.size + row
+    at = jnp.where(where, at * cta.shape.size + k, 0)
+    return ptx.load_words(ref, at, shared=False, size=2, where=_flag(where))
+
+  # Through shared memory.
+
+  def clear(self):
+    """Fills the operand's tiles with zeros."""
+    cta = self.cta
+    planes = 2 if cta.split else 1
+    words = 2 * planes * self.plane_bytes // 4
+    for k in range(pl.cdiv(words, cta.threads)):
+      at = cta.index + k * cta.threads
+      ptx.store(
+          self.operand, 4 * at, ptx.full(1, 0, jnp.int32), jnp.int32,
+          shared=True, where=_flag(at < words),
+      )
+
+  def put(self, step, values: Sequence[Array]):
+    """Puts this thread's elements of the operand into a tile, one a gate."""
+    cta = self.cta
+    planes = 2 if cta.split else 1
+    start = (step & 1) * (planes * self.plane_bytes)
+    pitch = self.plane_bytes // cta.config.columns
+    for gate, value in enumerate(values):
+      byte = 2 * (gate * 32 * cta.shape.blocks + cta.unit)
+      chunk = (byte >> 4) ^ _permutation(cta.column)
+      at = start + cta.column * pitch + (chunk << 4) + (byte & 15)
+      if not cta.split:
+        ptx.store(
+            self.operand, at, value, cta.short, shared=True, where=cta.valid
+        )
+        continue
+      high = ptx.round_short(value)
+      for plane, part in enumerate((high, value - high)):
+        ptx.store(
+            self.operand, at + plane * self.plane_bytes, part, cta.short,
+            shared=True, where=cta.valid,
+        )
+
+  def take(self, step) -> list[Any]:
+    """Returns the operand's fragments: [plane][block][tile] of four words."""
+    cta = self.cta
+    planes = 2 if cta.split else 1
+    pitch = self.plane_bytes // cta.config.columns
+    start = (step & 1) * (planes * self.plane_bytes)
+
+    def fragment(plane, i, n):
+      column = 8 * n + cta.quad
+      chunk = (4 * i + cta.place) ^ _permutation(column)
+      at = start + plane * self.plane_bytes + column * pitch + (chunk << 4)
+      return ptx.load_words(self.operand, at, shared=True, size=2)
+
+    return [
+        [
+            [fragment(p, i, n) for n in range(cta.tiles)]
+            for i in range(self.blocks)
+        ]
+        for p in range(planes)
+    ]
+
+  # Through device memory.
+
+  def await_(self, time, source, others=()) -> list[Any]:
+    """Returns the operand's fragments as soon as they have been published.
+
+    Args:
+      time: of the step.
+      source: maps a gate (an int32 [128], or an int where there is one) to
+        (reference, gate, gates) for arrays with all steps.
+      others: functions of a column to (int32 condition, reference [B, F]).
+    """
+    cta, shape = self.cta, self.cta.shape
+    places = []
+    per_fragment = 2 if cta.split else 1
+    for i in range(self.blocks):
+      gate, start, exists = self._block(i)
+      k = start + 8 * cta.place
+      inside = k < shape.size
+      if exists is not None:
+        inside &= exists
+        gate = jnp.where(exists, gate, 0)
+      k = jnp.where(inside, k, 0)
+      feature = cta.head * shape.size + k
+      for n in range(cta.tiles):
+        column = 8 * n + cta.quad
+        row = jnp.minimum(cta.row0 + column, shape.batch - 1)
+        (ref, at_gate, gates), *more = source(gate)
+
+        def place(gate, gates):
+          fixed = cta._at(row, 0, gate, gates) + feature
+          return fixed + cta._at(0, time, 0, gates)
+
+        at = place(at_gate, gates)
+        alternatives = [(c, r, place(g, m)) for c, (r, g, m) in more]
+        alternatives += [
+            (condition, r, row * shape.features + feature)
+            for condition, r in (other(column) for other in others)
+        ]
+        for j in range(per_fragment):
+          shift = lambda x: x + 4 * j
+          places.append((
+              ref,
+              shift(at),
+              *((c, r, shift(o)) for c, r, o in alternatives),
+          ))
+    words = []
+    # All in one loop: a wait for one is a wait for all.
+    flat = ptx.poll(places, cta.dtype.itemsize)
+    for j in range(0, len(flat), 4):
+      words.append(flat[j : j + 4])
+    if not cta.split:
+      grid = [
+          words[i * cta.tiles : (i + 1) * cta.tiles]
+          for i in range(self.blocks)
+      ]
+      return [grid]
+    planes = [[], []]
+    for i in range(self.blocks):
+      rows = [[], []]
+      for n in range(cta.tiles):
+        q = 2 * (i * cta.tiles + n)
+        values = [ptx.as_float(w) for w in (*words[q], *words[q + 1])]
+        for row, part in zip(rows, _parts(values), strict=True):
+          row.append(part)
+      for plane, row in zip(planes, rows, strict=True):
+        plane.append(row)
+    return planes
+
+  def multiply(self, fragments) -> list[list[Any]]:
+    """Returns sums [half][tile], each two float32 [128]."""
+    cta = self.cta
+    zero = ptx.full(1, 0.0)
+    acc = [
+        [[zero] * 4 for _ in range(cta.tiles)]
+        for _ in range(self.halves // 2)
+    ]
+    pairs = [(0, 0)]
+    if cta.split:
+      pairs = [(0, 1), (1, 0), (0, 0)]
+    for i in range(self.blocks):
+      for of_matrix, of_operand in pairs:
+        for half_step in range(2):
+          for tile in range(self.halves // 2):
+            low, high = (
+                self.matrix[of_matrix][2 * tile + h][i] for h in range(2)
+            )
+            j = 2 * half_step
+            a = (low[j], high[j], low[j + 1], high[j + 1])
+            for n in range(cta.tiles):
+              b = fragments[of_operand][i][n][j : j + 2]
+              acc[tile][n] = ptx.mma(acc[tile][n], a, b, cta.short)
+    return [
+        [acc[h // 2][n][2 * (h % 2) :][:2] for n in range(cta.tiles)]
+        for h in range(self.halves)
+    ]
+
+  def elements(self, sums) -> list[Array]:
+    """Returns this thread's elements of each result from its own sums."""
+    cta = self.cta
+    return [
+        ptx.stack([
+            x
+            for s in range(self.sub)
+            for n in range(cta.tiles)
+            for x in sums[result * self.sub + s][n]
+        ])
+        for result in range(self.product.results)
+    ]
+
+  def leave(self, step, sums):
+    """Leaves this warp's part of the sums to the others."""
+    cta = self.cta
+    for half, row in enumerate(sums):
+      if half >= self.product.results * self.sub:
+        continue
+      for n, pair in enumerate(row):
+        at = self._partial(step, cta.warp, half, n) + 8 * cta.lane
+        ptx.store_pair(self.partials, at, pair)
+
+  def _partial(self, step, warp, half, tile):
+    cta = self.cta
+    index = (step & 1) * cta.warps + warp
+    return ((index * self.halves + half) * cta.tiles + tile) * 256
+
+  def gather(self, step) -> list[Array]:
+    """Returns this thread's elements, summed over warps, after a barrier."""
+    cta = self.cta
+    results = []
+    for result in range(self.product.results):
+      half = result * self.sub + (cta.unit >> 3)
+      within = ((cta.unit & 7) << 5) + ((cta.column & 7) << 2)
+      parts = []
+      for warp in range(cta.warps):
+        at = self._partial(step, warp, half, cta.column >> 3) + within
+        parts.append(
+            ptx.load(
+                self.partials, at, jnp.float32, shared=True, count=cta.count
+            )
+        )
+      while len(parts) > 1:
+        parts = [a + b for a, b in zip(parts[::2], parts[1::2], strict=True)]
+      results.append(parts[0])
+    return results
+
+
+def _parts(values: Sequence[Array]):
+  """Packs eight float32 as words of their high and of their low parts."""
+  high, low = [], []
+  for a, b in zip(values[::2], values[1::2], strict=True):
+    word = ptx.narrow(a, b, jnp.bfloat16)
+    high.append(word)
+    low.append(
+        ptx.narrow(a - ptx.lower(word), b - ptx.upper(word), jnp.bfloat16)
+    )
+  return high, low

@@ -1,0 +1,725 @@
+"""Recurrences with a dense or block-diagonal kernel: persistent in time.
+
+carry_t = update(theta, x_t, R h_{t-1}, carry_{t-1}), and its adjoint. What
+takes time is latency: one step's product cannot start before the step before it
+has ended. So the recurrent kernel stays in registers, the carry never leaves
+them, inputs arrive several steps ahead, outputs leave without being waited for,
+and only what is multiplied is exchanged; `cta.py` says between whom and how.
+
+The adjoint multiplies the transposed kernel with the gates' cotangents, step by
+step; the gates themselves, and the gradient of the kernel, are products over
+all steps at once and are left to the compiler.
+"""
+
+from collections.abc import Callable, Sequence
+import dataclasses
+from typing import Any
+
+import jax
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+import jax.numpy as jnp
+
+from pallas_kernels import pointwise
+from pallas_kernels.mosaic_gpu import cta as cta_lib
+from pallas_kernels.mosaic_gpu import flags as flags_lib
+from pallas_kernels.mosaic_gpu import ptx
+
+Array = jax.Array
+Stream = cta_lib.Stream
+Product = cta_lib.Product
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+  """What is static in a call.
+
+  Attributes:
+    update: (theta, inputs, h_gates, carry) -> carry, pointwise, in tuples.
+    operand: (theta, inputs, h_gates, carry) -> what the last recurrent gate
+      multiplies; None where that is h.
+    params: how many rows of theta there are.
+    gates: how many inputs there are.
+    recurrent: how many recurrent gates there are.
+    shape: sizes.
+    reverse: whether time runs from the last step to the first.
+    flags: whether some steps restart or are held.
+    dtype: of the inputs and of what is multiplied.
+    config: how the work is cut.
+    clip: bound of what comes back through a product, or None.
+    stop: whether nothing does.
+  """
+
+  update: Callable[..., Any]
+  operand: Callable[..., Any] | None
+  params: int
+  gates: int
+  recurrent: int
+  shape: cta_lib.Shape
+  reverse: bool
+  flags: bool
+  dtype: Any
+  config: cta_lib.Config
+  clip: float | None = None
+  stop: bool = False
+
+  @property
+  def stages(self) -> list[Product]:
+    """The products of a step."""
+    if self.operand is None:
+      return [Product(self.recurrent, 0, False)]
+    last = self.recurrent - 1
+    return [Product(last, 0, False), Product(1, last, False)]
+
+  @property
+  def adjoints(self) -> list[Product]:
+    """Those of the adjoint, the last stage first."""
+    return [
+        Product(p.gates, p.first, True) for p in reversed(self.stages)
+    ]
+
+  @property
+  def ahead(self) -> int:
+    """How many steps' inputs are needed before their step."""
+    return 1 if self.flags else 0
+
+
+def prepare_flags(flags: Array, shape: cta_lib.Shape) -> Array:
+  """[B, T] -> int32 [T, B'], B' the batch rounded up to 4."""
+  missing = -shape.batch % 4
+  return jnp.pad(flags.T, ((0, 0), (0, missing)))
+
+
+def forward(
+    plan: Plan,
+    theta: Array,
+    x: Array,
+    matrix: Sequence[Array],
+    carry: Array,
+    restart: Array,
+    flags: Array | None,
+    wanted: Sequence[tuple[int, Any]],
+    save: bool,
+) -> tuple[tuple[Array, ...], Array, tuple[Array, ...], Array | None]:
+  """Runs the recurrence.
+
+  Args:
+    plan: what is static.
+    theta: float32 [plan.params or 1, F].
+    x: the inputs, [B, T, G, F].
+    matrix: R transposed, [G', N, D, D] indexed [gate, head, to, from], in 16
+      bits; two of them for the parts of float32.
+    carry: what the first step starts from, float32 [S, B, F].
+    restart: what a reset restarts from, float32 [S, B, F].
+    flags: int32 [T, B'], as `prepare_flags` returns them, or None.
+    wanted: which arrays of the carry are returned for all steps besides h, and
+      in which dtype.
+    save: whether what the adjoint needs is returned too.
+
+  Returns:
+    h after every step, in `plan.dtype`, and what is wanted, each [B, T, F]; the
+    carry after the last step, [S, B, F]; if saved, the carries but h that every
+    step starts from, float32, each [B, T, F]; and the operand of the second
+    product, [B, T, F], if there is one.
+  """
+  shape, config = plan.shape, plan.config
+  states = carry.shape[0]
+  two = plan.operand is not None
+  stages = plan.stages
+  ins = [Stream(x.dtype, plan.gates)]
+  if plan.flags:
+    ins.append(Stream(jnp.int32, flags=True))
+  saved = states - 1 if save else 0
+  kept = two and (save or not config.shared)
+  outs = [Stream(plan.dtype), *(Stream(dtype) for _, dtype in wanted)]
+  outputs = len(outs)
+  outs += [Stream(jnp.float32)] * saved
+  outs += [Stream(plan.dtype)] * kept
+  planes = len(matrix)
+  split = planes == 2
+  # What the first step and restarts multiply, as it would have been published.
+  first = _publishable(carry[0], plan.dtype)
+  again = _publishable(restart[0], plan.dtype) if plan.flags else first
+  operands = [theta, carry, restart, first, again, *matrix, x]
+  if plan.flags:
+    operands.append(flags)
+
+  def body(*refs):
+    theta, carry, restart, first, again = refs[:5]
+    matrix = refs[5 : 5 + planes]
+    n = 5 + planes
+    inputs = refs[n : n + len(ins)]
+    n += len(ins)
+    out_refs, last_ref = refs[n : n + len(outs)], refs[n + len(outs)]
+    scratch = refs[n + len(outs) + 1 :]
+    cta = cta_lib.Cta(config, shape, plan.reverse, plan.dtype)
+    ring = cta_lib.Ring(cta, ins, inputs, scratch[0])
+    multipliers = [
+        cta_lib.Multiplier(
+            cta, stage, matrix, scratch[2 + i], scratch[2 + i]
+        )
+        for i, stage in enumerate(stages)
+    ]
+    ring.prologue()
+    theta = tuple(cta.read_param(theta, i) for i in range(plan.params))
+    restart = cta.read_rows(restart, states) if plan.flags else None
+    state = cta.read_rows(carry, states)
+    operand_ref = out_refs[-1] if kept else None
+
+    def restarts(step):
+      """Where the carry restarts before a step that is in the ring."""
+      if not plan.flags:
+        return None
+      return (ring.read(step, 1)[0] & flags_lib.RESET) != 0
+
+    def held(step):
+      if not plan.flags:
+        return None
+      return (ring.read(step, 1)[0] & flags_lib.HOLD) != 0
+
+    def pointwise_step(step, start, gates, finish):
+      row = tuple(ring.read(step, 0))
+      h_gates = gates
+      u = None
+      if two:
+        u = pointwise.legalize(plan.operand)(theta, row, h_gates, start)
+        h_gates = (*h_gates, *finish(u))
+      new = pointwise.legalize(plan.update)(theta, row, h_gates, start)
+      return flags_lib.select(held(step), start, new), u
+
+    if config.shared:
+      staging = cta_lib.Staging(cta, outs, out_refs, scratch[1])
+      for multiplier in multipliers:
+        multiplier.clear()
+      ring.wait(plan.ahead)
+      cta.barrier()
+      state = flags_lib.select(restarts(0), restart, state)
+      multipliers[0].put(jnp.int32(0), state[:1])
+
+      def loop(step, state):
+        ring.wait(plan.ahead)
+        cta.barrier()
+        ring.start(step + (config.stages - 1))
+        pl.when(step > 0)(lambda: staging.flush(step - 1))
+        product = multipliers[0]
+        gates = tuple(product.elements(product.multiply(product.take(step))))
+
+        def finish(u):
+          product = multipliers[1]
+          product.put(step, (u,))
+          cta.barrier()
+          return product.elements(product.multiply(product.take(step)))
+
+        new, u = pointwise_step(step, state, gates, finish)
+        written = [new[0], *(new[i] for i, _ in wanted)]
+        written += [*state[1 : 1 + saved], *[u] * kept]
+        for i, value in enumerate(written):
+          staging.write(step, i, (value,))
+        following = new
+        if plan.flags:
+          following = flags_lib.select(restarts(step + 1), restart, new)
+        multipliers[0].put(step + 1, following[:1])
+        return *following, *(new if plan.flags else ())
+
+      # With flags, what the next step starts from is not all of the carry.
+      init = state * (2 if plan.flags else 1)
+      state = lax.fori_loop(
+          0, shape.time, lambda step, s: loop(step, s[:states]), init
+      )
+      cta.barrier()
+      staging.flush(jnp.int32(shape.time - 1))
+      cta.write_rows(last_ref, state[-states:])
+      return
+
+    _poison(cta, [out_refs[0], *[operand_ref] * kept], plan.dtype)
+    ring.wait(plan.ahead)
+    _everyone(cta)
+
+    def loop(step, state):
+      time = cta.time(step)
+      product = multipliers[0]
+
+      def at_start(column):
+        return _flag(step == 0), first
+
+      def at_reset(column):
+        flags = ring.read_flags_of(step, 1, column)
+        return flags & flags_lib.RESET, again
+
+      others = (at_start, *([at_reset] if plan.flags else []))
+      before = cta.time(jnp.maximum(step - 1, 0))
+      fragments = product.await_(
+          before, lambda _: [(out_refs[0], 0, 1)], others
+      )
+      product.leave(step, product.multiply(fragments))
+      ring.wait(plan.ahead)
+      cta.barrier()
+      ring.start(step + (config.stages - 1))
+      start = flags_lib.select(restarts(step), restart, state)
+      gates = tuple(product.gather(step))
+
+      def finish(u):
+        product = multipliers[1]
+        cta.write(operand_ref, time, u, plan.dtype, publish=True)
+        fragments = product.await_(time, lambda _: [(operand_ref, 0, 1)])
+        product.leave(step, product.multiply(fragments))
+        cta.barrier()
+        return product.gather(step)
+
+      new, _ = pointwise_step(step, start, gates, finish)
+      cta.write(out_refs[0], time, new[0], plan.dtype, publish=True)
+      written = [*(new[i] for i, _ in wanted), *start[1 : 1 + saved]]
+      for ref, stream, value in zip(
+          out_refs[1:], outs[1:], written, strict=False
+      ):
+        cta.write(ref, time, value, stream.dtype)
+      return tuple(new)
+
+    state = lax.fori_loop(0, shape.time, loop, state)
+    cta.write_rows(last_ref, state)
+
+  stream = lambda s: jax.ShapeDtypeStruct(shape.stream(s.gates), s.dtype)
+  small = jax.ShapeDtypeStruct(carry.shape, jnp.float32)
+  *results, last = _kernel(
+      plan,
+      body,
+      'dense_recurrence',
+      ins,
+      outs,
+      stages,
+      split,
+      (*map(stream, outs), small),
+  )(*operands)
+  u = results[-1] if kept and save else None
+  carries = tuple(results[:outputs])
+  return carries, last, tuple(results[outputs : outputs + saved]), u
+
+
+def backward(
+    plan: Plan,
+    theta: Array,
+    x: Array,
+    h_gates: Array,
+    starts: Sequence[Array],
+    matrix: Sequence[Array],
+    flags: Array | None,
+    d_carries: Sequence[Array],
+    d_last: Array,
+) -> tuple[Array, Array | None, Array, Array, Array]:
+  """Runs the adjoint of `forward`.
+
+  Args:
+    plan: as for `forward`, except `config`.
+    theta: as for `forward`.
+    x: as for `forward`.
+    h_gates: the recurrent gates of every step, [B, T, G', F].
+    starts: the carries that every step starts from, each [B, T, F].
+    matrix: R, [G', N, D, D] indexed [gate, head, from, to], as for `forward`.
+    flags: as for `forward`.
+    d_carries: cotangents of the first of the carries, each [B, T, F].
+    d_last: cotangent of the last carry, float32 [S, B, F].
+
+  Returns:
+    The cotangents of x, [B, T, G, F]; of those recurrent gates that are not
+    equal to one of an input, [B, T, n, F], see `shared_gates`; of the carry
+    before the first step, [S, B, F]; and, to be summed over the batch, of theta
+    [P, B, F] and of the restart [S, B, F].
+  """
+  shape, config = plan.shape, plan.config
+  states, outputs = len(starts), len(d_carries)
+  two = plan.operand is not None
+  adjoints = plan.adjoints
+  same = shared_gates(plan, states)
+  extra = [i for i, j in enumerate(same) if j is None]
+  ins = [Stream(x.dtype, plan.gates), Stream(h_gates.dtype, plan.recurrent)]
+  ins += [Stream(s.dtype) for s in starts]
+  ins += [Stream(d.dtype) for d in d_carries]
+  arrays = [x, h_gates, *starts, *d_carries]
+  if plan.flags:
+    ins.append(Stream(jnp.int32, flags=True))
+    arrays.append(flags)
+  outs = [Stream(plan.dtype, plan.gates)]
+  if extra:
+    outs.append(Stream(plan.dtype, len(extra)))
+  planes = len(matrix)
+  split = planes == 2
+  rows = max(plan.params, 1)
+
+  def linearise(theta, row, gates, start):
+    return jax.vjp(plan.update, theta, row, gates, start)[1]
+
+  def linearise_operand(theta, row, gates, start):
+    return jax.vjp(plan.operand, theta, row, gates, start)[1]
+
+  def body(*refs):
+    theta, d_last = refs[:2]
+    matrix = refs[2 : 2 + planes]
+    n = 2 + planes
+    inputs = refs[n : n + len(ins)]
+    n += len(ins)
+    out_refs = refs[n : n + len(outs)]
+    n += len(outs)
+    d_carry_ref, d_theta_ref, d_restart_ref = refs[n : n + 3]
+    scratch = refs[n + 3 :]
+    cta = cta_lib.Cta(config, shape, not plan.reverse, plan.dtype)
+    ring = cta_lib.Ring(cta, ins, inputs, scratch[0])
+    multipliers = [
+        cta_lib.Multiplier(
+            cta, product, matrix, scratch[2 + i], scratch[2 + i]
+        )
+        for i, product in enumerate(adjoints)
+    ]
+    ring.prologue()
+    theta = tuple(cta.read_param(theta, i) for i in range(plan.params))
+
+    def flags_at(step, bit):
+      if not plan.flags:
+        return None
+      return (ring.read(step, len(ins) - 1)[0] & bit) != 0
+
+    def linear(step):
+      """Everything of a step that does not depend on the adjoint."""
+      row = tuple(ring.read(step, 0))
+      gates = tuple(ring.read(step, 1))
+      start = tuple(ring.read(step, 2 + i)[0] for i in range(states))
+      g = tuple(ring.read(step, 2 + states + i)[0] for i in range(outputs))
+      pulls = [pointwise.legalize(linearise)(theta, row, gates, start)]
+      if two:
+        pulls.append(
+            pointwise.legalize(linearise_operand)(
+                theta, row, gates[:-1], start
+            )
+        )
+      idle = flags_at(step, flags_lib.HOLD)
+      resets = flags_at(step, flags_lib.RESET)
+      return pulls, g, idle, resets
+
+    def bounded(d):
+      if plan.clip is not None:
+        d = jnp.minimum(jnp.maximum(d, -plan.clip), plan.clip)
+      return d
+
+    def pull(ahead, d_carry, through):
+      """Pulls one step back, as far as products have to be gathered.
+
+      Args:
+        ahead: what `linear` returned.
+        d_carry: cotangent of the carry after the step.
+        through: maps the last recurrent gate's cotangent to the operand's.
+      """
+      pulls, g, idle, resets = ahead
+      seen = tuple(map(jnp.add, d_carry, g))
+      d_carry = (*seen, *d_carry[outputs:])
+      zeros = (0.0,) * states
+      d_new = flags_lib.select(idle, zeros, d_carry)
+      d_theta, d_row, d_gates, d_start = pointwise.pull(pulls[0], d_new)
+      if two:
+        d_u = through(d_gates[-1])
+        more = pointwise.pull(pulls[1], d_u)
+        d_theta, d_row, d_start = jax.tree.map(
+            jnp.add, (d_theta, d_row, d_start), (more[0], more[1], more[3])
+        )
+        d_gates = (*map(jnp.add, d_gates[:-1], more[2]), d_gates[-1])
+      kept = flags_lib.select(idle, d_carry, zeros) if plan.flags else None
+      return d_theta, d_row, d_gates, d_start, kept, resets
+
+    def close(d_start, kept, resets, d_h, d_restart):
+      """Adds up the cotangent of the carry before the step."""
+      if d_h is not None:
+        d_start = (d_start[0] + bounded(d_h), *d_start[1:])
+      if kept is not None:
+        d_start = tuple(map(jnp.add, d_start, kept))
+        zeros = (0.0,) * states
+        d_in = flags_lib.select(resets, d_start, zeros)
+        d_restart = tuple(map(jnp.add, d_restart, d_in))
+        d_start = flags_lib.select(resets, zeros, d_start)
+      return d_start, d_restart
+
+    zero = cta.zeros()
+    d_carry = cta.read_rows(d_last, states)
+    d_sums = tuple(zero for _ in theta)
+    d_restart = (zero,) * states if plan.flags else ()
+    state = d_carry, d_sums, d_restart
+
+    def distinct(d_row, d_gates):
+      return [tuple(d_row), tuple(d_gates[i] for i in extra)][: len(outs)]
+
+    if config.shared:
+      staging = cta_lib.Staging(cta, outs, out_refs, scratch[1])
+      for multiplier in multipliers:
+        multiplier.clear()
+      ring.wait(0)
+      cta.barrier()
+
+      def loop(step, state):
+        d_carry, d_sums, d_restart = state
+
+        def through(d_gate):
+          product = multipliers[0]
+          if plan.stop:
+            return cta.zeros()
+          product.put(step, (d_gate,))
+          cta.barrier()
+          fragments = product.take(step)
+          return bounded(
+              product.elements(product.multiply(fragments))[0]
+          )
+
+        d_theta, d_row, d_gates, d_start, kept, resets = pull(
+            linear(step), d_carry, through
+        )
+        product = multipliers[-1]
+        if not plan.stop:
+          product.put(step, d_gates[: product.product.gates])
+        for i, values in enumerate(distinct(d_row, d_gates)):
+          staging.write(step, i, values)
+        ring.wait(1)
+        cta.barrier()
+        ring.start(step + (config.stages - 1))
+        staging.flush(step)
+        d_h = None
+        if not plan.stop:
+          fragments = product.take(step)
+          (d_h,) = product.elements(product.multiply(fragments))
+        d_start, d_restart = close(d_start, kept, resets, d_h, d_restart)
+        d_sums = tuple(map(jnp.add, d_sums, d_theta))
+        return d_start, d_sums, d_restart
+
+    else:
+      _poison(cta, out_refs, plan.dtype)
+      ring.wait(0)
+      _everyone(cta)
+
+      def source(gate):
+        """Where the cotangent of a recurrent gate is written."""
+        if same == tuple(range(plan.gates)):
+          return [(out_refs[0], gate, plan.gates)]
+        found = []
+        for i, j in enumerate(same):
+          ref = out_refs[0] if j is not None else out_refs[1]
+          place = j if j is not None else extra.index(i)
+          total = plan.gates if j is not None else len(extra)
+          found.append((_flag(gate == i), (ref, place, total)))
+        return [found[0][1], *found[1:]]
+
+      def loop(step, state):
+        time = cta.time(step)
+        d_carry, d_sums, d_restart = state
+
+        def write(i, gate, value):
+          gates = outs[i].gates
+          cta.write(
+              out_refs[i], time, value, plan.dtype, gate, gates, publish=True
+          )
+
+        def product_of(index):
+          product = multipliers[index]
+
+          fragments = product.await_(
+              time, lambda gate: source(gate + product.product.first)
+          )
+          product.leave(step, product.multiply(fragments))
+          if index == len(multipliers) - 1:
+            ring.wait(1)
+          cta.barrier()
+          if index == len(multipliers) - 1:
+            ring.start(step + (config.stages - 1))
+          return product.gather(step)[0]
+
+        def through(d_gate):
+          last = plan.recurrent - 1
+          if same[last] is None:
+            write(1, extra.index(last), d_gate)
+          else:
+            write(0, same[last], d_gate)
+          if plan.stop:
+            return cta.zeros()
+          return bounded(product_of(0))
+
+        d_theta, d_row, d_gates, d_start, kept, resets = pull(
+            linear(step), d_carry, through
+        )
+        done = set()
+        if two:
+          last = plan.recurrent - 1
+          done = {(1, extra.index(last)) if same[last] is None else (
+              0, same[last]
+          )}
+        for i, values in enumerate(distinct(d_row, d_gates)):
+          for gate, value in enumerate(values):
+            if (i, gate) not in done:
+              write(i, gate, value)
+        d_h = None
+        if plan.stop:
+          ring.wait(1)
+          cta.barrier()
+          ring.start(step + (config.stages - 1))
+        else:
+          d_h = product_of(len(multipliers) - 1)
+        d_start, d_restart = close(d_start, kept, resets, d_h, d_restart)
+        d_sums = tuple(map(jnp.add, d_sums, d_theta))
+        return d_start, d_sums, d_restart
+
+    d_carry, d_sums, d_restart = lax.fori_loop(0, shape.time, loop, state)
+    cta.write_rows(d_carry_ref, d_carry)
+    cta.write_rows(d_theta_ref, d_sums)
+    cta.write_rows(d_restart_ref, d_restart)
+
+  stream = lambda s: jax.ShapeDtypeStruct(shape.stream(s.gates), s.dtype)
+  small = lambda n: jax.ShapeDtypeStruct(
+      (n, shape.batch, shape.features), jnp.float32
+  )
+  *d_arrays, d_carry, d_theta, d_restart = _kernel(
+      plan,
+      body,
+      'dense_recurrence_adjoint',
+      ins,
+      outs,
+      adjoints,
+      split,
+      (*map(stream, outs), small(states), small(rows), small(states)),
+  )(theta, d_last, *matrix, *arrays)
+  d_extra = d_arrays[1] if extra else None
+  return d_arrays[0], d_extra, d_carry, d_theta, d_restart
+
+
+def shared_gates(plan: Plan, states: int) -> tuple[int | None, ...]:
+  """Returns for each recurrent gate the input with the same cotangent.
+
+  Where a gate is the sum x + R h, the two cotangents are one array, which need
+  not be written twice.
+  """
+  aval = jax.ShapeDtypeStruct((ptx.LANES,), jnp.float32)
+  avals = lambda n: (aval,) * n
+
+  def pull(theta, row, gates, start, d_new, d_u):
+    _, f = jax.vjp(plan.update, theta, row, gates, start)
+    _, d_row, d_gates, _ = f(d_new)
+    if plan.operand is not None:
+      _, f = jax.vjp(plan.operand, theta, row, gates[:-1], start)
+      more = f(d_u)
+      d_row = tuple(map(jnp.add, d_row, more[1]))
+      d_gates = (*map(jnp.add, d_gates[:-1], more[2]), d_gates[-1])
+    return d_row, d_gates
+
+  numbers = pointwise.value_numbers(
+      pull,
+      avals(plan.params),
+      avals(plan.gates),
+      avals(plan.recurrent),
+      avals(states),
+      avals(states),
+      aval,
+  )
+  d_row, d_gates = numbers[: plan.gates], numbers[plan.gates :]
+  taken: set[int] = set()
+  same: list[int | None] = []
+  for number in d_gates:
+    found = [
+        j for j, n in enumerate(d_row) if n == number and j not in taken
+    ]
+    same.append(found[0] if found else None)
+    taken.update(found[:1])
+  return tuple(same)
+
+
+def _publishable(x: Array, dtype) -> Array:
+  """Casts, without NaNs that look like `ptx.POISON`."""
+  return jnp.where(jnp.isnan(x), jnp.nan, x).astype(dtype)
+
+
+def _flag(condition) -> Array:
+  return jnp.where(condition, jnp.int32(1), jnp.int32(0))
+
+
+def _poison(cta: cta_lib.Cta, refs: Sequence[Any], dtype) -> None:
+  """Fills this CTA's part of what will be published with `ptx.POISON`."""
+  shape, config = cta.shape, cta.config
+  size = jnp.dtype(dtype).itemsize
+  done = []
+  for ref in refs:
+    if any(ref is other for other in done):
+      continue
+    done.append(ref)
+    gates = ref.shape[2] if len(ref.shape) == 4 else 1
+    per_row = config.units * size // 16
+    total = gates * config.columns * per_row
+    rounds = pl.cdiv(total, cta.threads)
+    # Several steps at once, or most threads would have nothing to do.
+    steps = max(1, cta.threads // total)
+
+    def fill(k, _, ref=ref, gates=gates, rounds=rounds, steps=steps,
+             total=total):
+      for i in range(rounds):
+        q = cta.index + i * cta.threads
+        ahead = lax.div(q, jnp.int32(total))
+        q = q - ahead * total
+        time = k * steps + ahead
+        gate = lax.div(q, jnp.int32(config.columns * per_row))
+        q = q - gate * (config.columns * per_row)
+        row = lax.div(q, jnp.int32(per_row))
+        unit = cta.unit0 + (q - row * per_row) * (16 // size)
+        where = (unit < shape.size) & (cta.row0 + row < shape.batch)
+        where &= (gate < gates) & (time < shape.time) & (ahead < steps)
+        at = cta._at(cta.row0 + row, time, gate, gates)
+        at = at + cta.head * shape.size + unit
+        ptx.fill(ref, jnp.where(where, at, 0), size, _flag(where))
+      return ()
+
+    lax.fori_loop(0, pl.cdiv(shape.time, steps), fill, ())
+
+
+def _everyone(cta: cta_lib.Cta) -> None:
+  """Waits for all CTAs of the grid."""
+  semaphore = pl.get_global(plgpu.SemaphoreType.REGULAR)
+  shape, config = cta.shape, cta.config
+  ctas = (
+      shape.heads
+      * pl.cdiv(shape.size, config.units)
+      * pl.cdiv(shape.batch, config.columns)
+  )
+  ptx.fence()
+  cta.barrier()
+  plgpu.semaphore_signal(semaphore, 1, memory_scope='gpu')
+  plgpu.semaphore_wait(
+      semaphore,
+      ctas * config.warpgroups,
+      decrement=False,
+      memory_scope='gpu',
+  )
+  cta.barrier()
+
+
+def _kernel(plan, body, name, ins, outs, products, split, out_type):
+  """Returns a kernel as a function of arrays."""
+  config, shape = plan.config, plan.shape
+  grid = {'slice': pl.cdiv(shape.batch, config.columns), 'head': shape.heads}
+  if not config.shared:
+    grid['part'] = pl.cdiv(shape.size, config.units)
+  options: dict[str, Any] = {}
+  if config.warpgroups > 1:
+    options = {'num_threads': config.warpgroups, 'thread_name': 'warpgroup'}
+  words = [
+      cta_lib.Ring.words(config, ins),
+      cta_lib.Staging.words(config, outs) if config.shared else 0,
+  ]
+  for product in products:
+    words.append(
+        cta_lib.Multiplier.operand_words(config, shape, product, split)
+        + cta_lib.Multiplier.partial_words(config, product)
+    )
+  body.__name__ = name
+  return plgpu.kernel(
+      body,
+      out_type=tuple(out_type),
+      grid=tuple(grid.values()),
+      grid_names=tuple(grid),
+      scratch_types=[plgpu.SMEM((max(n, 32),), jnp.int32) for n in words],
+      compiler_params=plgpu.CompilerParams(
+          approx_math=True,
+          unsafe_no_auto_barriers=True,
+          lowering_semantics=plgpu.LoweringSemantics.Lane,
+      ),
+      **options,
+  )
