@@ -9,7 +9,8 @@ linear in the adjoint λ,
 
 and the gradients of kernels are then one product a chunk, added up in float32.
 Adding them step by step, as plain autodiff of a scan does, is slower and loses
-digits in bfloat16.
+digits in bfloat16. One thing need not be linear: `recurrent_gradient_clip`
+bounds what comes back through the recurrent kernel.
 """
 
 from collections.abc import Callable
@@ -55,6 +56,15 @@ def backward(
   # Transposed here, not in the loop, where each step would do it again.
   transposed = tuple(map(products.transpose, kernels))
   stages = len(kernels)
+  stop = plan.stop_recurrent_gradient
+
+  def through(stage, d_gates):
+    """Cotangent of what a stage's kernel multiplies."""
+    if stop:
+      return jnp.zeros_like(d_gates[0])
+    d = products.multiply_transposed(transposed[stage], d_gates)
+    clip = plan.recurrent_gradient_clip
+    return d if clip is None else jnp.clip(d, -clip, clip)
 
   def body(d_carry, xs):
     pullbacks, d_outputs, reset, mask = xs
@@ -66,14 +76,11 @@ def backward(
         else steps.select(mask, d_carry, _zeros(d_carry))
     )
     (_, _, d_h_gates, d_start), d_operand = _pull(
-        pullbacks,
-        d_new,
-        lambda d: products.multiply_transposed(transposed[1], (d,)),
+        pullbacks, d_new, lambda d: through(1, (d,))
     )
     if stages:
       first = d_h_gates if stages == 1 else d_h_gates[:-1]
-      d_h = products.multiply_transposed(transposed[0], first)
-      d_start = (d_start[0] + d_h, *d_start[1:])
+      d_start = (d_start[0] + through(0, first), *d_start[1:])
     if mask is not None:
       held = steps.select(mask, _zeros(d_carry), d_carry)
       d_start = tuple(map(jnp.add, d_start, held))
@@ -94,7 +101,9 @@ def backward(
         inputs,
     )
     if h_gates is None:
-      h_gates = steps.multiply(plan.cell, params, kernels, x_gates, start)
+      h_gates = steps.multiply(
+          plan.cell, params, kernels, x_gates, start, stop=stop
+      )
     pullbacks, operand = _linearize(plan.cell, params, x_gates, h_gates, start)
     d_carry, (d_new, d_operand, d_restart) = lax.scan(
         body,
@@ -107,11 +116,14 @@ def backward(
     )(pullbacks, d_new, d_operand)
     d_weights, d_inputs = pull_projection(d_x_gates)
     d_kernels: tuple[Array, ...] = ()
+    h = start[0]
+    if stop:  # A constant in second derivatives, too.
+      h, operand = lax.stop_gradient((h, operand))
     if stages == 1:
-      d_kernels = (products.outer(kernels[0], start[0], d_h_gates),)
+      d_kernels = (products.outer(kernels[0], h, d_h_gates),)
     elif operand is not None:
       d_kernels = (
-          products.outer(kernels[0], start[0], d_h_gates[:-1]),
+          products.outer(kernels[0], h, d_h_gates[:-1]),
           products.outer(kernels[1], operand, d_h_gates[-1:]),
       )
     time_sum = functools.partial(jnp.sum, axis=0)

@@ -69,7 +69,8 @@ class AGRU(layer.RecurrentLayer):
     num_heads: diagonal blocks of U and A; features must be a multiple of it.
     kernel_init: initialiser of V, Xavier uniform.
     **options: those of all layers (`rnnzoo.RecurrentLayer`): use_bias,
-      bias_init, learn_initial_carry, dtype (of the computation), param_dtype,
+      bias_init, learn_initial_carry, recurrent_gradient_clip,
+      stop_recurrent_gradient, dtype (of the computation), param_dtype,
       implementation ('scan', 'pallas' or None for the fastest).
     rngs: `nnx.Rngs` that the parameters are drawn from.
 

@@ -102,7 +102,8 @@ class AntisymmetricRNN(layer.RecurrentLayer):
     num_heads: diagonal blocks of A; features must be a multiple of it.
     kernel_init: initialiser of V, N(0, 1 / in_features).
     **options: those of all layers (`rnnzoo.RecurrentLayer`): use_bias,
-      bias_init, learn_initial_carry, dtype (of the computation), param_dtype,
+      bias_init, learn_initial_carry, recurrent_gradient_clip,
+      stop_recurrent_gradient, dtype (of the computation), param_dtype,
       implementation ('scan', 'pallas' or None for the fastest).
     rngs: `nnx.Rngs` that the parameters are drawn from.
 

@@ -152,6 +152,34 @@ def positive(value: object, label: str) -> None:
     raise ValueError(f'{label} must be a positive int, got {value!r}.')
 
 
+def recurrent_gradient(
+    cell: cell_lib.Cell, clip: Any, stop: Any
+) -> float | None:
+  """Returns `clip` as a float, or raises ValueError.
+
+  Args:
+    cell: the equations.
+    clip: what the caller passed as recurrent_gradient_clip.
+    stop: what the caller passed as stop_recurrent_gradient.
+  """
+  is_number = isinstance(clip, numbers.Real) and not isinstance(clip, bool)
+  if clip is not None and not (is_number and clip > 0):
+    raise ValueError(
+        'recurrent_gradient_clip must be a number above 0, or None, got'
+        f' {clip!r}.'
+    )
+  if not isinstance(stop, (bool, np.bool_)):
+    raise ValueError(f'stop_recurrent_gradient must be a bool, got {stop!r}.')
+  if cell.recurrent_gates == 0 and (clip is not None or stop):
+    name = 'stop_recurrent_gradient' if stop else 'recurrent_gradient_clip'
+    raise ValueError(
+        f'{type(cell).__name__} has no recurrent gates, so there is no gradient'
+        f' through their product for {name} to act on; got'
+        f' {name}={stop if stop else clip!r}.'
+    )
+  return None if clip is None else float(clip)
+
+
 def heads(features: int, num_heads: int, has_kernel: bool) -> None:
   """Raises ValueError unless the features can be divided into heads.
 

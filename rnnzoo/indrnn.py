@@ -34,8 +34,9 @@ class IndRNN(layer.RecurrentLayer):
     max_abs: bound of |u| that `rnnzoo.constrain` enforces after an update, for
       instance 2^(1/T), so that T steps amplify at most by 2; None for none.
     **options: those of all layers (`rnnzoo.RecurrentLayer`): use_bias,
-      kernel_init, bias_init, learn_initial_carry, dtype (of the computation),
-      param_dtype, implementation ('scan', 'pallas' or None for the fastest).
+      kernel_init, bias_init, learn_initial_carry, recurrent_gradient_clip,
+      stop_recurrent_gradient, dtype (of the computation), param_dtype,
+      implementation ('scan', 'pallas' or None for the fastest).
     rngs: `nnx.Rngs` that the parameters are drawn from.
 
   Raises:

@@ -84,8 +84,9 @@ class IRevRNN(layer.RecurrentLayer):
       for none.
     inner_scale: standard deviation that a and b start with.
     **options: those of all layers (`rnnzoo.RecurrentLayer`): use_bias,
-      kernel_init, bias_init, learn_initial_carry, dtype (of the computation),
-      param_dtype, implementation ('scan', 'pallas' or None for the fastest).
+      kernel_init, bias_init, learn_initial_carry, recurrent_gradient_clip,
+      stop_recurrent_gradient, dtype (of the computation), param_dtype,
+      implementation ('scan', 'pallas' or None for the fastest).
     rngs: `nnx.Rngs` that the parameters are drawn from.
 
   Raises:

@@ -69,6 +69,8 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
       max_abs: float | None = None,
       bias_init: Initializer | Sequence[Initializer] = initializers.zeros,
       learn_initial_carry: bool = False,
+      recurrent_gradient_clip: float | None = None,
+      stop_recurrent_gradient: bool = False,
       dtype: jax.typing.DTypeLike | None = None,
       param_dtype: jax.typing.DTypeLike = jnp.float32,
       implementation: selection.Implementation = None,
@@ -97,6 +99,15 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
         a sequence has one for each gate.
       learn_initial_carry: learn the initial carry, from zero, instead of always
         starting from zero.
+      recurrent_gradient_clip: c > 0, against gradients that grow over time: in
+        the backward pass, the cotangent that comes back through each product
+        with the recurrent kernel is clipped elementwise to [-c, c] before it is
+        added to the rest of the carry's. None: unclipped.
+      stop_recurrent_gradient: that cotangent is zero: what the recurrent kernel
+        multiplies counts as a constant. The kernel is learned all the same, and
+        gradients still reach the past by the rest of the cell, as through an
+        LSTM's c. A gate that acts on this operand only, A-GRU's r, then has no
+        gradient.
       dtype: dtype of inputs, gates, products and outputs; None for what x and
         the parameters promote to. State and sums are float32 or wider.
       param_dtype: dtype of the parameters.
@@ -105,8 +116,8 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
       rngs: `nnx.Rngs` with a `params` or default stream.
 
     Raises:
-      ValueError: a size is not a positive int, or num_heads does not divide
-        features.
+      ValueError: a size is not a positive int, num_heads does not divide
+        features, or an option is not one for this cell.
     """
     checks.positive(in_features, 'in_features')
     checks.heads(features, num_heads, cell.recurrent_gates > 0)
@@ -114,11 +125,16 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
     if dtype is not None:
       checks.floating(dtype, 'dtype')
     selection.check_implementation(implementation)
+    recurrent_gradient_clip = checks.recurrent_gradient(
+        cell, recurrent_gradient_clip, stop_recurrent_gradient
+    )
     self.cell = cell
     self.in_features = in_features
     self.out_features = features
     self.num_heads = num_heads
     self.recurrent_structure = recurrent_structure
+    self.recurrent_gradient_clip = recurrent_gradient_clip
+    self.stop_recurrent_gradient = bool(stop_recurrent_gradient)
     self.dtype = dtype
     self.param_dtype = param_dtype
     self.implementation = (
@@ -225,6 +241,8 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
         reset=reset,
         mask=mask,
         reverse=reverse,
+        recurrent_gradient_clip=self.recurrent_gradient_clip,
+        stop_recurrent_gradient=self.stop_recurrent_gradient,
         implementation=self.implementation,
         time_major=time_major,
         out_dtype=dtype,
@@ -272,6 +290,8 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
         steps.pack(self.cell, self._recurrent_kernel(dtype)),
         tuple(gate.astype(state) for gate in gates),
         carry,
+        clip=self.recurrent_gradient_clip,
+        stop=self.stop_recurrent_gradient,
     )
     return carry, carry[0].astype(dtype)
 

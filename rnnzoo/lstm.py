@@ -57,9 +57,10 @@ class LSTM(layer.RecurrentLayer):
       from the start, for instance 1 (Jozefowicz et al., 2015).
     num_heads: diagonal blocks of R; features must be a multiple of it.
     **options: those of all layers (`rnnzoo.RecurrentLayer`): use_bias,
-      kernel_init, recurrent_kernel_init, bias_init, learn_initial_carry, dtype
-      (of the computation), param_dtype, implementation ('scan', 'pallas' or
-      None for the fastest).
+      kernel_init, recurrent_kernel_init, bias_init, learn_initial_carry,
+      recurrent_gradient_clip, stop_recurrent_gradient, dtype (of the
+      computation), param_dtype, implementation ('scan', 'pallas' or None for
+      the fastest).
     rngs: `nnx.Rngs` that the parameters are drawn from.
 
   Raises:

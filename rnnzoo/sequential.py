@@ -66,6 +66,8 @@ def make_plan(
     *,
     reverse: bool,
     outputs: int,
+    recurrent_gradient_clip: float | None = None,
+    stop_recurrent_gradient: bool = False,
 ) -> steps.Plan:
   """Chooses what depends on sizes.
 
@@ -76,6 +78,8 @@ def make_plan(
     carry_elements: elements of one array of the carry, B F.
     reverse: as for `Plan`.
     outputs: as for `Plan`.
+    recurrent_gradient_clip: as for `Plan`.
+    stop_recurrent_gradient: as for `Plan`.
   """
   saved = time * cell.recurrent_gates * carry_elements
   return steps.Plan(
@@ -85,6 +89,8 @@ def make_plan(
       outputs,
       chunk_length(time, cell.input_gates * carry_elements),
       saved <= _SAVED_ELEMENTS,
+      recurrent_gradient_clip,
+      stop_recurrent_gradient,
   )
 
 
@@ -112,7 +118,16 @@ def _forward(plan: steps.Plan, operands: steps.Operands):
   def body(carry, xs):
     x_gates, reset, mask = xs
     start = steps.select(reset, restart, carry)
-    carry, h_gates = steps.step(plan.cell, params, kernels, x_gates, start)
+    # Clipping is left to the adjoint. Autodiff of this pass serves second
+    # derivatives only, and that of a clipped gradient is not itself clipped.
+    carry, h_gates = steps.step(
+        plan.cell,
+        params,
+        kernels,
+        x_gates,
+        start,
+        stop=plan.stop_recurrent_gradient,
+    )
     if mask is not None:
       carry = steps.select(mask, carry, start)
     return carry, (carry, h_gates if plan.save_gates else None)

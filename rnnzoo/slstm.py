@@ -78,7 +78,8 @@ class SLSTM(layer.RecurrentLayer):
       ones.
     recurrent_kernel_init: initialiser of R, zeros as in xLSTM.
     **options: those of all layers (`rnnzoo.RecurrentLayer`): use_bias,
-      kernel_init, learn_initial_carry, dtype (of the computation), param_dtype,
+      kernel_init, learn_initial_carry, recurrent_gradient_clip,
+      stop_recurrent_gradient, dtype (of the computation), param_dtype,
       implementation ('scan', 'pallas' or None for the fastest).
     rngs: `nnx.Rngs` that the parameters are drawn from.
 

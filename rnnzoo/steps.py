@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -28,6 +29,9 @@ class Plan:
     chunk: number of steps for which input gates exist at once.
     save_gates: whether the forward pass saves the recurrent gates of all steps
       for the backward pass, which otherwise forms them again.
+    recurrent_gradient_clip: bound of each cotangent that comes back through a
+      product with the recurrent kernel, or None.
+    stop_recurrent_gradient: whether no cotangent comes back through these.
   """
 
   cell: cell_lib.Cell
@@ -36,6 +40,8 @@ class Plan:
   outputs: int
   chunk: int
   save_gates: bool
+  recurrent_gradient_clip: float | None = None
+  stop_recurrent_gradient: bool = False
 
 
 class Operands(NamedTuple):
@@ -68,6 +74,9 @@ def step(
     kernels: tuple[Array, ...],
     x_gates: Gates,
     carry: Carry,
+    *,
+    clip: float | None = None,
+    stop: bool = False,
 ) -> tuple[Carry, Gates]:
   """Returns the carry after one step, and the recurrent gates it saw.
 
@@ -77,8 +86,12 @@ def step(
     kernels: as `pack` returns them.
     x_gates: each [..., F].
     carry: before the step, each [..., F].
+    clip: `recurrent_gradient_clip` of plain autodiff through this function.
+    stop: `stop_recurrent_gradient`, likewise.
   """
-  h_gates = multiply(cell, params, kernels, x_gates, carry)
+  h_gates = multiply(
+      cell, params, kernels, x_gates, carry, clip=clip, stop=stop
+  )
   new = cell.update(params, x_gates, h_gates, carry)
   carry = tuple(n.astype(c.dtype) for n, c in zip(new, carry, strict=True))
   return carry, h_gates
@@ -90,15 +103,37 @@ def multiply(
     kernels: tuple[Array, ...],
     x_gates: Gates,
     carry: Carry,
+    *,
+    clip: float | None = None,
+    stop: bool = False,
 ) -> Gates:
   """Returns the recurrent gates, each [..., F]; arguments as for `step`."""
   if not kernels:
     return ()
-  h_gates = products.multiply(kernels[0], carry[0])
+
+  def guarded(x):
+    if stop:
+      return lax.stop_gradient(x)
+    return x if clip is None else _clip_cotangent(clip, x)
+
+  h_gates = products.multiply(kernels[0], guarded(carry[0]))
   if isinstance(cell, cell_lib.TwoStageCell):
     operand = cell.operand(params, x_gates, h_gates, carry)
-    h_gates += products.multiply(kernels[1], operand)
+    h_gates += products.multiply(kernels[1], guarded(operand))
   return h_gates
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _clip_cotangent(bound: float, x: Array) -> Array:
+  """Returns x; its cotangent is clipped to [-bound, bound]."""
+  del bound
+  return x
+
+
+_clip_cotangent.defvjp(
+    lambda bound, x: (x, None),
+    lambda bound, _, d: (jnp.clip(d, -bound, bound),),
+)
 
 
 def pack(cell: cell_lib.Cell, kernel: Array | None) -> tuple[Array, ...]:

@@ -44,6 +44,8 @@ def unroll(
     restart_carry: Carry | None = None,
     mask: Array | None = None,
     reverse: bool = False,
+    recurrent_gradient_clip: float | None = None,
+    stop_recurrent_gradient: bool = False,
     implementation: Implementation = None,
 ) -> tuple[Carry, Array]:
   """Runs a cell over a sequence of input gates.
@@ -78,6 +80,13 @@ def unroll(
     mask: bool [batch, time]; where false, the carry is held over the step and
       the inputs there have no effect. A reset acts all the same.
     reverse: run from the last step to the first; h stays in the order of x.
+    recurrent_gradient_clip: c > 0: in the backward pass, the cotangent of what
+      the recurrent kernel multiplies, R^T dgates, is clipped elementwise to
+      [-c, c] before it is added to the rest of the carry's. None: unclipped.
+    stop_recurrent_gradient: what the recurrent kernel multiplies counts as a
+      constant: that cotangent is zero. The recurrent kernel has its gradient
+      all the same, and what `cell.update` does with the carry is differentiated
+      as ever.
     implementation: 'scan', 'associative_scan', 'pallas', a sequence of these to
       try in turn, or None for the fastest that can run.
 
@@ -86,7 +95,8 @@ def unroll(
     [batch, time, features]; float32 or wider.
 
   Raises:
-    ValueError: an argument has the wrong shape or dtype.
+    ValueError: an argument has the wrong shape or dtype, or a cell without
+      recurrent gates was given an option for their gradient.
     NotImplementedError: the implementation named cannot run this.
   """
   carry, carries = unroll_carries(
@@ -99,6 +109,8 @@ def unroll(
       restart_carry=restart_carry,
       mask=mask,
       reverse=reverse,
+      recurrent_gradient_clip=recurrent_gradient_clip,
+      stop_recurrent_gradient=stop_recurrent_gradient,
       implementation=implementation,
       outputs=1,
   )
@@ -116,6 +128,8 @@ def unroll_carries(
     restart_carry: Carry | None = None,
     mask: Array | None = None,
     reverse: bool = False,
+    recurrent_gradient_clip: float | None = None,
+    stop_recurrent_gradient: bool = False,
     implementation: Implementation = None,
     outputs: int | None = None,
 ) -> tuple[Carry, Carry]:
@@ -131,6 +145,8 @@ def unroll_carries(
     restart_carry: as for `unroll`.
     mask: as for `unroll`.
     reverse: as for `unroll`.
+    recurrent_gradient_clip: as for `unroll`.
+    stop_recurrent_gradient: as for `unroll`.
     implementation: as for `unroll`.
     outputs: how many of the carry's arrays to return; all if None.
 
@@ -139,7 +155,7 @@ def unroll_carries(
     the carry after every step, each [batch, time, features].
 
   Raises:
-    ValueError: an argument has the wrong shape or dtype.
+    ValueError: as for `unroll`.
     NotImplementedError: the implementation named cannot run this.
   """
   if x_gates.ndim != 4 or x_gates.shape[2] != cell.input_gates:
@@ -154,6 +170,9 @@ def unroll_carries(
   carry = checks.carry(cell.carry_names, carry, (batch, features), 'carry')
   reset = checks.flags(reset, (batch, time), 'reset')
   mask = checks.flags(mask, (batch, time), 'mask')
+  recurrent_gradient_clip = checks.recurrent_gradient(
+      cell, recurrent_gradient_clip, stop_recurrent_gradient
+  )
   dtype = jnp.promote_types(x_gates.dtype, jnp.float32)
   if restart_carry is None:
     restart_carry = tuple(jnp.zeros((batch, features), dtype) for _ in carry)
@@ -177,6 +196,8 @@ def unroll_carries(
       reset=time_major(reset),
       mask=time_major(mask),
       reverse=reverse,
+      recurrent_gradient_clip=recurrent_gradient_clip,
+      stop_recurrent_gradient=stop_recurrent_gradient,
       implementation=implementation,
       outputs=len(carry) if outputs is None else outputs,
       time_major=False,
@@ -197,6 +218,8 @@ def run(
     reset: Array | None,
     mask: Array | None,
     reverse: bool,
+    recurrent_gradient_clip: float | None = None,
+    stop_recurrent_gradient: bool = False,
     implementation: Implementation,
     outputs: int = 1,
     time_major: bool = True,
@@ -216,6 +239,8 @@ def run(
     reset: bool [time, batch] or None.
     mask: bool [time, batch] or None.
     reverse: run from the last step to the first.
+    recurrent_gradient_clip: as for `unroll`.
+    stop_recurrent_gradient: as for `unroll`.
     implementation: as for `unroll`.
     outputs: how many of the carry's arrays to return for all steps.
     time_major: whether inputs lie in memory as they are given; otherwise they
@@ -240,6 +265,12 @@ def run(
   if reset is not None:
     reset = steps.boundary(reset, reverse, axis=0)
 
+  recurrent_gradient: dict[str, Any] = {}
+  if recurrent_gradient_clip is not None:
+    recurrent_gradient['recurrent_gradient_clip'] = recurrent_gradient_clip
+  if stop_recurrent_gradient:
+    recurrent_gradient['stop_recurrent_gradient'] = True
+
   def steps_of(cell, params, project, weights):
     plan = sequential.make_plan(
         cell,
@@ -248,6 +279,7 @@ def run(
         batch * features,
         reverse=reverse,
         outputs=outputs,
+        **recurrent_gradient,
     )
     return sequential.unroll(
         plan, operands._replace(params=params, weights=weights, reset=reset)
@@ -271,6 +303,13 @@ def run(
           time_major=time_major,
           outputs=outputs,
           out_dtype=out_dtype,
+          **recurrent_gradient,
+      )
+    if recurrent_gradient:
+      raise NotImplementedError(
+          "implementation='associative_scan' cannot take"
+          f' {" and ".join(recurrent_gradient)}: it needs an adjoint that is'
+          " linear, and a clipped one is not. implementation='scan' works."
       )
     if not isinstance(cell, cell_lib.LinearCell):
       raise NotImplementedError(
@@ -289,9 +328,23 @@ def run(
 
 
 def _run_kernel(
-    cell, project, operands, *, reverse, time_major, outputs, out_dtype
+    cell,
+    project,
+    operands,
+    *,
+    reverse,
+    time_major,
+    outputs,
+    out_dtype,
+    **recurrent_gradient,
 ) -> tuple[Carry, Carry]:
   """Runs a cell by `pallas_kernels.recurrence`; arguments as for `run`."""
+  if recurrent_gradient:
+    raise NotImplementedError(
+        "implementation='pallas' cannot take"
+        f' {" and ".join(recurrent_gradient)} yet.'
+        " implementation='scan' works."
+    )
   params, weights, inputs, kernel, carry, restart, reset, mask = operands
   if mask is not None:
     inputs = jax.tree.map(lambda x: steps.where(mask, x, 0), inputs)
@@ -324,6 +377,7 @@ def _run_kernel(
       time_major=time_major,
       outputs=outputs,
       out_dtype=out_dtype or carry[0].dtype,
+      **recurrent_gradient,
   )
   return carry, tuple(map(own, carries))
 

@@ -45,6 +45,22 @@ class ConstructorTest(parameterized.TestCase):
       ('MinGRU', {'candidate': 'log'}, "'linear', 'positive'.*got 'log'"),
       ('MinLSTM', {'candidate': 'log'}, "'linear', 'positive'.*got 'log'"),
       ('IRevRNN', {'inner_steps': 0}, 'inner_steps must be .*, got 0'),
+      ('GRU', {'recurrent_gradient_clip': 0.0}, 'number above 0, .* got 0.0'),
+      ('GRU', {'recurrent_gradient_clip': -1}, 'number above 0, .* got -1'),
+      ('GRU', {'recurrent_gradient_clip': np.nan}, 'above 0, .* got nan'),
+      ('GRU', {'recurrent_gradient_clip': True}, 'above 0, .* got True'),
+      ('GRU', {'recurrent_gradient_clip': '1'}, "above 0, .* got '1'"),
+      ('LSTM', {'stop_recurrent_gradient': 1.0}, 'must be a bool, got 1.0'),
+      (
+          'MinGRU',
+          {'recurrent_gradient_clip': 1.0},
+          'MinGRUCell has no recurrent gates.* got recurrent_gradient_clip=1.0',
+      ),
+      (
+          'MinLSTM',
+          {'stop_recurrent_gradient': True},
+          'no recurrent gates.* got stop_recurrent_gradient=True',
+      ),
       ('SLSTM', {'block_index': 2}, r'\[0, num_blocks\).*=2 and num_blocks=1'),
   )
   def test_option(self, layer, options, message):
@@ -198,6 +214,25 @@ class ImplementationTest(parameterized.TestCase):
     with self.assertRaisesRegex(NotImplementedError, message):
       rnnzoo.linear_scan(x, x, implementation='pallas')
 
+  @parameterized.product(
+      path=('associative_scan', 'pallas'),
+      option=(
+          {'recurrent_gradient_clip': 1.0},
+          {'stop_recurrent_gradient': True},
+      ),
+  )
+  def test_recurrent_gradient(self, path, option):
+    layer = make(rnnzoo.GRU, implementation=path, **option)
+    (name,) = option
+    reason = '.* linear, and a clipped one is not' if path != 'pallas' else ''
+    with self.assertRaisesRegex(
+        NotImplementedError,
+        f"'{path}' cannot take {name}{reason}.*implementation='scan' works",
+    ):
+      layer(x)
+    layer.implementation = (path, 'scan')
+    self.assertEqual(layer(x).shape, (BATCH, TIME, FEATURES))
+
   def test_none_of_a_sequence(self):
     layer = make(rnnzoo.GRU, implementation=('pallas', 'associative_scan'))
     with self.assertRaisesRegex(NotImplementedError, "'scan' works"):
@@ -254,6 +289,8 @@ class FunctionsTest(parameterized.TestCase):
       ('restart_carry', (h, h), 'restart_carry must be .* got 2 of'),
       ('reset', np.zeros((5, 2), bool), r'reset .*\(2, 5\), got \(5, 2\)'),
       ('mask', np.zeros((2, 5)), 'mask must be a bool array .* got dtype'),
+      ('recurrent_gradient_clip', 0, 'must be a number above 0, .* got 0'),
+      ('stop_recurrent_gradient', None, 'must be a bool, got None'),
       ('implementation', 'cuda', "must be None, one of .* got 'cuda'"),
   )
   def test_unroll(self, name, value, message):
@@ -277,6 +314,17 @@ class FunctionsTest(parameterized.TestCase):
           jnp.ones((BATCH, TIME, 2, FEATURES)),
           jnp.ones((2, 1, FEATURES, FEATURES)),
           (h,),
+      )
+
+  def test_unroll_without_recurrent_gates(self):
+    with self.assertRaisesRegex(ValueError, 'MinGRUCell has no recurrent g'):
+      rnnzoo.unroll(
+          rnnzoo.MinGRUCell(),
+          {},
+          jnp.ones((BATCH, TIME, 2, FEATURES)),
+          None,
+          (h,),
+          recurrent_gradient_clip=1.0,
       )
 
   @parameterized.parameters(

@@ -46,22 +46,33 @@ def products(kernel, h):
   return tuple(gate.reshape(h.shape) for gate in y)
 
 
-def step(cell, params, kernel, x_gates, carry):
-  """One step of any cell."""
+def step(cell, params, kernel, x_gates, carry, seen=lambda x: x):
+  """One step of any cell; its recurrent kernel multiplies seen(h)."""
   h_gates = ()
   if isinstance(cell, rnnzoo.TwoStageCell):
-    h_gates = products(kernel[:-1], carry[0])
+    h_gates = products(kernel[:-1], seen(carry[0]))
     operand = cell.operand(params, x_gates, h_gates, carry)
-    h_gates += products(kernel[-1:], operand)
+    h_gates += products(kernel[-1:], seen(operand))
   elif kernel is not None:
-    h_gates = products(kernel, carry[0])
+    h_gates = products(kernel, seen(carry[0]))
   return cell.update(params, x_gates, h_gates, carry)
 
 
-def unroll(cell, params, x_gates, kernel, carry, restart, reset, mask):
+def unroll(
+    cell,
+    params,
+    x_gates,
+    kernel,
+    carry,
+    restart,
+    reset,
+    mask,
+    seen=lambda x: x,
+):
   """Runs a cell over x_gates [B, T, G, F], from the first step to the last.
 
-  `restart` is a carry; `reset` and `mask` are bool [B, T].
+  `restart` is a carry; `reset` and `mask` are bool [B, T]; `seen` is as for
+  `step`.
 
   Returns:
     The final carry and all carries, each [B, T, F].
@@ -74,7 +85,8 @@ def unroll(cell, params, x_gates, kernel, carry, restart, reset, mask):
     )
     start = choose(reset_t, restart, carry)
     x_t = tuple(jnp.where(mask_t[:, None], x, 0) for x in x_t)
-    new = choose(mask_t, step(cell, params, kernel, x_t, start), start)
+    new = step(cell, params, kernel, x_t, start, seen)
+    new = choose(mask_t, new, start)
     return new, new
 
   time_major = lambda x: jnp.moveaxis(x, 1, 0)
