@@ -6,9 +6,11 @@
 Rows are added to the output, and replace rows of the same experiment.
 """
 
+import csv
 import datetime
 import json
 import pathlib
+import statistics
 
 from absl import app
 from absl import flags
@@ -19,6 +21,17 @@ _COMMIT = flags.DEFINE_string(
 _OUTPUT = flags.DEFINE_string(
     'output', 'benchmarks/smnist.json', 'The JSON file to add to.'
 )
+
+
+def seconds_per_epoch(path: pathlib.Path) -> float | None:
+  """Returns the mean over epochs that did not compile, or None."""
+  if not path.exists():
+    return None
+  with path.open(encoding='utf-8', newline='') as file:
+    rows = [row for row in csv.DictReader(file) if row['compiled'] == '0']
+  if not rows:
+    return None
+  return round(statistics.mean(float(row['seconds']) for row in rows), 4)
 
 
 def collect(directory: pathlib.Path, commit: str) -> dict:
@@ -41,6 +54,9 @@ def collect(directory: pathlib.Path, commit: str) -> dict:
               'accuracy': seed['test']['accuracy'],
               'epochs': seed['num_epochs'],
               'parameters': seed['num_parameters'],
+              'seconds_per_epoch': seconds_per_epoch(
+                  directory / f'seed_{seed["seed"]}' / 'seconds.csv'
+              ),
           }
           for seed in report['seeds']
       ],

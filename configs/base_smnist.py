@@ -30,8 +30,11 @@ def get_config() -> ml_collections.ConfigDict:
   # What plateau, early stopping and the choice of the best epoch look at:
   # 'validation_loss' or 'validation_accuracy'.
   config.monitor = 'validation_loss'
-  # Epochs from one checkpoint to the next; a kill costs no more than these.
+  # Epochs from one checkpoint to the next, at least.
   config.checkpoint_every = 1
+  # Seconds from one checkpoint to the next, at least; a kill costs these and
+  # an epoch.
+  config.checkpoint_seconds = 10.0
 
   data = config.data = ml_collections.ConfigDict()
   # 'mnist'; 'digits' for scikit-learn's 1,797 images of 8 x 8; 'auto' for MNIST

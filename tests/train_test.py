@@ -24,6 +24,7 @@ TINY = (
     '--config.model.dropout_rate=0.1',
     '--config.num_epochs=3',
     '--config.num_seeds=2',
+    '--config.checkpoint_seconds=0',
 )
 
 # Runs the program and kills it, as nothing can be caught, in mid-epoch.

@@ -30,6 +30,7 @@ from rnnzoo.training import optimization
 from rnnzoo.training import program as programs
 from rnnzoo.training import reporting
 from rnnzoo.training import run_directory
+from rnnzoo.training import timing
 
 # configs/ is never installed.
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
@@ -223,6 +224,26 @@ class ProgramTest(parameterized.TestCase):
     chex.assert_trees_all_equal(one, several)
     self.assertEqual(one.step, 7)
 
+  @parameterized.parameters('cpu', 'gpu')
+  def test_an_epoch_in_any_number_of_calls(self, backend):
+    task, program = make_program()
+    key, done = jax.random.key(2), []
+    with mock.patch.object(jax, 'default_backend', return_value=backend):
+      state = programs.run_epoch(
+          program,
+          program.init(jax.random.key(0)),
+          task.splits['train'],
+          program.shuffle(jax.random.key(1), 1),
+          1.0,
+          key,
+          done.append,
+      )
+    self.assertEqual(done, [7] if backend == 'gpu' else sorted(set(done)))
+    self.assertEqual(done[-1], 7)
+    *_, expected = self.run_calls([7])
+    # The compiler knows the number of steps in one of them only.
+    chex.assert_trees_all_close(state, expected, rtol=1e-5, atol=1e-6)
+
   def test_loss_is_that_of_the_epoch(self):
     *_, first = self.run_calls([7])
     *_, second = self.run_calls([7, 1])
@@ -382,6 +403,33 @@ class TrainAndEvaluateTest(absltest.TestCase):
         rtol=1e-6,
     )
 
+  def test_checkpoints_are_seconds_apart(self):
+    self.config.update(num_seeds=1)
+    for seconds, epochs in ((0.0, [1, 2, 3, 4]), (1e6, [4])):
+      self.config.checkpoint_seconds = seconds
+      self.workdir = pathlib.Path(self.create_tempdir().full_path)
+      with mock.patch.object(
+          checkpointing.Checkpoints, 'save', autospec=True
+      ) as save:
+        self.train()
+      self.assertEqual([call.args[1] for call in save.mock_calls], epochs)
+
+  def test_seconds_of_each_epoch(self):
+    self.config.update(num_seeds=1)
+    self.train()
+    text = (self.workdir / 'seed_0/seconds.csv').read_text()
+    head, *lines = (line.split(',') for line in text.splitlines())
+    self.assertEqual(
+        head,
+        ['dataset', 'epoch', 'seconds', 'training', 'validation', 'compiled'],
+    )
+    self.assertEqual([line[1] for line in lines], ['1', '2', '3', '4'])
+    self.assertEqual([line[-1] for line in lines], ['1', '0', '0', '0'])
+    for _, _, total, training_, validation, _ in lines:
+      self.assertGreaterEqual(
+          float(total) + 1e-5, float(training_) + float(validation)
+      )
+
   def test_another_config_is_refused(self):
     training.prepare(self.config, str(self.workdir))
     self.config.data.manual_dir = 'elsewhere'  # Says nothing about the result.
@@ -403,6 +451,7 @@ class TrainAndEvaluateTest(absltest.TestCase):
         ('batch_size', 0),
         ('eval_batch_size', 0),
         ('checkpoint_every', 0),
+        ('checkpoint_seconds', -1.0),
         ('task', 'mnist'),
         ('monitor', 'test_loss'),
     ):
@@ -410,6 +459,44 @@ class TrainAndEvaluateTest(absltest.TestCase):
       config[name] = value
       with self.subTest(name), self.assertRaisesRegex(ValueError, name):
         training.prepare(config, str(self.workdir))
+
+
+class EpochTimesTest(absltest.TestCase):
+
+  def run_epochs(self, times, num_epochs, seconds):
+    with mock.patch.object(timing, 'time') as time:
+      for _ in range(num_epochs):
+        time.monotonic.return_value = 0.0
+        times.start()
+        for name in ('training', 'validation'):
+          time.monotonic.return_value += seconds / 4
+          times.lap(name)
+        time.monotonic.return_value = seconds
+        times.stop()
+
+  def test_resumed(self):
+    path = pathlib.Path(self.create_tempdir().full_path) / 'seconds.csv'
+    times = timing.EpochTimes(path, 'a, b', done=0)
+    self.run_epochs(times, 1, 9.0)
+    self.assertEqual(times.summary(), '')
+    self.run_epochs(times, 2, 2.0)
+    # Epoch 3 was done, but is in no checkpoint.
+    times = timing.EpochTimes(path, 'a, b', done=2)
+    self.run_epochs(times, 2, 4.0)
+    self.assertEqual(
+        path.read_text().splitlines()[1:],
+        [
+            '"a, b",1,9.0,2.25,2.25,1',
+            '"a, b",2,2.0,0.5,0.5,0',
+            '"a, b",3,4.0,1.0,1.0,1',
+            '"a, b",4,4.0,1.0,1.0,0',
+        ],
+    )
+    self.assertEqual(
+        times.summary(),
+        '3.000 s an epoch, of which 0.750 training and 0.750 validation (mean'
+        ' of 2, without compilation)',
+    )
 
 
 class CheckpointsTest(absltest.TestCase):

@@ -7,9 +7,10 @@
 The data set lives on the device and one compiled call does many steps, so that
 small recurrent models are not bound by Python. After each epoch the model is
 validated; plateau rule, early stopping and the choice of the best parameters
-follow the monitored value; a checkpoint is written. At the end the best
-parameters are tested. Several seeds run one after another and share all
-compiled code. The modules, in the order in which a run meets them:
+follow the monitored value; a checkpoint is written if the last one is old
+enough. At the end the best parameters are tested. Several seeds run one after
+another and share all compiled code. The modules, in the order in which a run
+meets them:
 
   experiment      config -> checked experiment with its data
   run_directory   the directory of a run: new, or resumed
@@ -18,6 +19,7 @@ compiled code. The modules, in the order in which a run meets them:
   loop            seeds, epochs, validation, the final test
   checkpointing   what a killed run goes on from
   progress        the bar on the terminal
+  timing          the seconds of each epoch
   reporting       metric files, curves, the final report
 """
 

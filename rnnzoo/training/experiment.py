@@ -104,6 +104,7 @@ def _check(config: ml_collections.ConfigDict) -> None:
       ('batch_size', config.batch_size, 1),
       ('eval_batch_size', config.eval_batch_size, 1),
       ('checkpoint_every', config.checkpoint_every, 1),
+      ('checkpoint_seconds', config.checkpoint_seconds, 0),
       ('early_stopping.patience', config.early_stopping.patience, 0),
   ):
     if value < least:

@@ -27,10 +27,7 @@ from rnnzoo.training import optimization
 from rnnzoo.training import program as programs
 from rnnzoo.training import progress as progress_lib
 from rnnzoo.training import reporting
-
-# Seconds that one compiled call should take: long enough for Python's share to
-# vanish, short enough for the progress bar to move.
-_SHORT_CALL, _LONG_CALL = 0.3, 1.5
+from rnnzoo.training import timing
 
 
 def train_and_evaluate(experiment: experiments.Experiment) -> dict[str, Any]:
@@ -157,20 +154,32 @@ def run_seed(
         config.num_epochs * experiment.steps_per_epoch,
         len(run.history) * experiment.steps_per_epoch,
     )
+    times = timing.EpochTimes(
+        directory / 'seconds.csv', task.dataset, len(run.history)
+    )
+    saved = time.monotonic()
     with reporting.Events(
         directory, task.dataset, len(run.history) + 1
     ) as events:
       while not run.stopped:
-        start = time.monotonic()
-        is_best = _run_epoch(experiment, run, splits, keys, progress)
+        times.start()
+        learning_rate = _train_epoch(experiment, run, splits, keys, progress)
+        times.lap('training')
+        is_best = _validate(experiment, run, splits, learning_rate)
+        times.lap('validation')
         row = run.history[-1]
         progress.epoch(row, config.num_epochs, is_best)
-        events.write(row, epoch_seconds=time.monotonic() - start)
-        if run.stopped or len(run.history) % config.checkpoint_every == 0:
+        events.write(row, epoch_seconds=times.elapsed())
+        if run.stopped or (
+            len(run.history) % config.checkpoint_every == 0
+            and time.monotonic() - saved >= config.checkpoint_seconds
+        ):
           run.save(checkpoints)
+          saved = time.monotonic()
         reporting.write_csv(
             directory / 'metrics.csv', task.dataset, run.history
         )
+        times.stop()
   # Once more: a kill between checkpoint and file would have left a line out.
   reporting.write_csv(directory / 'metrics.csv', task.dataset, run.history)
   losses, predictions = program.evaluate(*run.best, splits['test'])
@@ -181,6 +190,8 @@ def run_seed(
   )
   test['loss'] = float(np.mean(losses, dtype=np.float64))
   progress.close(f'test accuracy {test["accuracy"]:.4f}, {run.stopped}')
+  if times.summary():
+    print(f'seed {seed}: {times.summary()}', flush=True)
   reporting.write_json(
       directory / 'result.json',
       {
@@ -218,36 +229,38 @@ def best_model(experiment: experiments.Experiment, seed: int) -> nnx.Module:
   return nnx.merge(graphdef, *best)
 
 
-def _run_epoch(
+def _train_epoch(
     experiment: experiments.Experiment,
     run: _Run,
     splits: Mapping[str, tasks.Examples],
     keys: jax.Array,
     progress: progress_lib.Progress,
-) -> bool:
-  """Trains and validates for one epoch, and returns whether it is the best."""
-  config, program = experiment.config, experiment.program
-  epoch = len(run.history) + 1
-  order = program.shuffle(keys[1], epoch)
+) -> float:
+  """Trains for one epoch, and returns the learning rate of its first step."""
+  program, done = experiment.program, len(run.history)
   scale = run.plateau.scale if experiment.plateau else jnp.ones(())
   learning_rate = float(experiment.schedule(run.state.step) * scale)
-  done, call_steps = 0, 1
-  while done < experiment.steps_per_epoch:
-    call_steps = min(call_steps, experiment.steps_per_epoch - done)
-    start = time.monotonic()
-    run.state = jax.block_until_ready(
-        program.train_steps(
-            run.state, splits['train'], order, call_steps, scale, keys[2]
-        )
-    )
-    seconds = time.monotonic() - start
-    done += call_steps
-    progress.update(len(run.history) * experiment.steps_per_epoch + done)
-    if seconds < _SHORT_CALL:
-      call_steps *= 2
-    elif seconds > _LONG_CALL:
-      call_steps = max(call_steps // 2, 1)
-  losses, predictions = program.evaluate(
+  run.state = programs.run_epoch(
+      program,
+      run.state,
+      splits['train'],
+      program.shuffle(keys[1], done + 1),
+      scale,
+      keys[2],
+      lambda step: progress.update(done * experiment.steps_per_epoch + step),
+  )
+  return learning_rate
+
+
+def _validate(
+    experiment: experiments.Experiment,
+    run: _Run,
+    splits: Mapping[str, tasks.Examples],
+    learning_rate: float,
+) -> bool:
+  """Validates, draws the conclusions, and returns whether it is the best."""
+  config, epoch = experiment.config, len(run.history) + 1
+  losses, predictions = experiment.program.evaluate(
       run.state.params, run.state.statistics, splits['validation']
   )
   labels = experiment.task.splits['validation']['label']

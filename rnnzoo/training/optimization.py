@@ -162,9 +162,11 @@ def make_plateau(
         f' {config.plateau_factor} and {config.plateau_patience}'
     )
   # optax lowers at the last tolerated epoch, torch at the one after it.
-  return contrib.reduce_on_plateau(
+  rule = contrib.reduce_on_plateau(
       config.plateau_factor, patience=config.plateau_patience + 1
   )
+  # Uncompiled, its lax.cond would be traced and compiled anew each epoch.
+  return rule._replace(update=jax.jit(rule.update))
 
 
 def update_plateau(

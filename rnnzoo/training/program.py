@@ -1,14 +1,15 @@
 """The compiled functions of an experiment: initialise, train, evaluate.
 
-One call of `train_steps` does many steps in a loop on the device. Its state
-carries all that the next call needs, so it does not matter where calls begin
-and end: the numbers are the same.
+One call of `train_steps` or `train_epoch` does many steps in a loop on the
+device. The state carries all that the next call needs, so it does not matter
+where calls of `train_steps` begin and end: the numbers are the same.
 
 Dimensions: N examples of a split, S steps of an epoch, B batch.
 """
 
 from collections.abc import Callable, Mapping
 import functools
+import time
 from typing import NamedTuple
 
 from flax import nnx
@@ -19,6 +20,10 @@ import optax
 
 import rnnzoo
 from rnnzoo import tasks
+
+# Seconds that one compiled call should take on a CPU: long enough for Python's
+# share to vanish, short enough for the progress bar to move.
+_SHORT_CALL, _LONG_CALL = 0.3, 1.5
 
 
 class TrainState(NamedTuple):
@@ -52,12 +57,16 @@ class Program(NamedTuple):
     train_steps: (state, examples, order, num_steps, scale, key) -> the state
       `num_steps` later. `scale` multiplies the learning rate. The given state
       is donated: it cannot be used afterwards.
+    train_epoch: (state, examples, order, scale, key) -> the state S steps
+      later, likewise. The compiler knows how many steps there are, so a GPU
+      need not ask the host after each whether to go on.
     evaluate: (params, statistics, examples) -> (losses [N], predictions [N]).
   """
 
   init: Callable[..., TrainState]
   shuffle: Callable[..., jax.Array]
   train_steps: Callable[..., TrainState]
+  train_epoch: Callable[..., TrainState]
   evaluate: Callable[..., tuple[np.ndarray, np.ndarray]]
 
 
@@ -133,15 +142,22 @@ def make_program(
         jnp.where(is_first, 0.0, state.accuracy) + accuracy,
     )
 
-  @functools.partial(jax.jit, donate_argnums=0)
-  def train_steps(state, examples, order, num_steps, scale, key):
-    # The number of steps is traced: calls of any length share one compilation.
+  def steps(state, examples, order, num_steps, scale, key):
     return jax.lax.fori_loop(
         0,
         num_steps,
         lambda _, state: step(state, examples, order, scale, key),
         state,
     )
+
+  @functools.partial(jax.jit, donate_argnums=0)
+  def train_steps(state, examples, order, num_steps, scale, key):
+    # The number of steps is traced: calls of any length share one compilation.
+    return steps(state, examples, order, num_steps, scale, key)
+
+  @functools.partial(jax.jit, donate_argnums=0)
+  def train_epoch(state, examples, order, scale, key):
+    return steps(state, examples, order, steps_per_epoch, scale, key)
 
   @jax.jit
   def evaluate_batches(params, statistics, examples, order):
@@ -166,7 +182,52 @@ def make_program(
         np.asarray(predictions).reshape(-1)[:size],
     )
 
-  return Program(init, shuffle, train_steps, evaluate)
+  return Program(init, shuffle, train_steps, train_epoch, evaluate)
+
+
+def run_epoch(
+    program: Program,
+    state: TrainState,
+    examples: Mapping[str, jax.Array | np.ndarray],
+    order: jax.Array,
+    scale: jax.typing.ArrayLike,
+    key: jax.Array,
+    on_progress: Callable[[int], None],
+) -> TrainState:
+  """Returns the state an epoch later: after one call, or on a CPU several.
+
+  Args:
+    program: the compiled functions.
+    state: is donated: it cannot be used afterwards.
+    examples: the training split, on the device.
+    order: what `program.shuffle` returned.
+    scale: multiplies the learning rate.
+    key: of dropout.
+    on_progress: is told, from time to time, how many steps are done.
+  """
+  num_steps = len(order)
+  if jax.default_backend() != 'cpu':
+    state = jax.block_until_ready(
+        program.train_epoch(state, examples, order, scale, key)
+    )
+    on_progress(num_steps)
+    return state
+  # An epoch may take minutes here, and another call costs next to nothing.
+  done, call_steps = 0, 1
+  while done < num_steps:
+    call_steps = min(call_steps, num_steps - done)
+    start = time.monotonic()
+    state = jax.block_until_ready(
+        program.train_steps(state, examples, order, call_steps, scale, key)
+    )
+    seconds = time.monotonic() - start
+    done += call_steps
+    on_progress(done)
+    if seconds < _SHORT_CALL:
+      call_steps *= 2
+    elif seconds > _LONG_CALL:
+      call_steps = max(call_steps // 2, 1)
+  return state
 
 
 def split(model: nnx.Module) -> tuple[nnx.GraphDef, nnx.State, nnx.State]:
