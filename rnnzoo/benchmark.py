@@ -2,6 +2,7 @@
 
   python -m rnnzoo.benchmark
   python -m rnnzoo.benchmark --suite=linear
+  python -m rnnzoo.benchmark --suite=dense
   python -m rnnzoo.benchmark --layers=GRU,LSTM --shapes=pixel_mnist,long
   python -m rnnzoo.benchmark --plot_from=benchmarks/cells_cpu.json
 
@@ -12,7 +13,8 @@ then it is not timed and the exit code is 1. Results are printed as a table,
 written as JSON, and plotted from the JSON.
 
 The suite 'cells' has every layer, at shapes of tasks; the suite 'linear' those
-that memory bandwidth bounds, at shapes of large models (`benchmark_linear`).
+that memory bandwidth bounds, at shapes of large models (`benchmark_linear`);
+the suite 'dense' those with a product R h in every step (`benchmark_dense`).
 
 With the projection, a row is a layer on x; without it, `rnnzoo.unroll` on given
 input gates. Backward is the gradient by everything that is given: parameters,
@@ -35,11 +37,15 @@ import jax
 import numpy as np
 
 import rnnzoo
+from rnnzoo import benchmark_baselines
 from rnnzoo import benchmark_cases
+from rnnzoo import benchmark_dense
 from rnnzoo import benchmark_linear
 from rnnzoo import benchmark_report
 from rnnzoo import benchmark_rotation
+from rnnzoo import benchmark_steps
 from rnnzoo import benchmark_timing
+from rnnzoo import benchmark_watchdog
 from rnnzoo import selection
 
 
@@ -105,28 +111,40 @@ class Suite:
     layers: names of what it measures.
     shapes: by name.
     default_shapes: names of those measured if none are named.
-    default_dtypes: likewise.
-    rows: measures (layers, implementations, shape's name, dtype, repeats).
+    dtypes: maps a shape's name to the dtypes measured if none are named.
+    rows: measures (layers, implementations, shape's name, dtype, repeats,
+      watchdog) and yields rows.
     copy_bandwidth: maps repeats to what a large copy does.
+    implementations: names of what can run in it.
   """
 
   layers: Sequence[str]
   shapes: Mapping[str, benchmark_cases.Shape]
   default_shapes: Sequence[str]
-  default_dtypes: Sequence[str]
-  rows: Callable[..., list[dict[str, Any]]]
+  dtypes: Callable[[str], Sequence[str]]
+  rows: Callable[..., Iterable[dict[str, Any]]]
   copy_bandwidth: Callable[[int], dict[str, Any]]
+  implementations: Sequence[str] = selection.IMPLEMENTATIONS
 
 
-def _cells_rows(layers, implementations, shape, dtype, repeats):
+def _cells_rows(layers, implementations, shape, dtype, repeats, watchdog):
+  del watchdog
+  implementations = implementations or selection.IMPLEMENTATIONS
   sizes = benchmark_cases.SHAPES[shape]
   cases = benchmark_cases.cells(layers, implementations, sizes, dtype)
   return measure(cases, repeats)
 
 
-def _linear_rows(layers, implementations, shape, dtype, repeats):
+def _linear_rows(layers, implementations, shape, dtype, repeats, watchdog):
+  del watchdog
+  implementations = implementations or selection.IMPLEMENTATIONS
   cases = benchmark_linear.cases(layers, implementations, shape, dtype)
   return benchmark_rotation.measure(cases, repeats)
+
+
+def _dense_rows(layers, implementations, shape, dtype, repeats, watchdog):
+  problems = benchmark_dense.problems(layers, implementations, shape, dtype)
+  return benchmark_steps.measure(problems, repeats, watchdog)
 
 
 SUITES: Mapping[str, Suite] = {
@@ -134,7 +152,7 @@ SUITES: Mapping[str, Suite] = {
         layers=tuple(rnnzoo.LAYERS),
         shapes=benchmark_cases.SHAPES,
         default_shapes=('row_mnist', 'pixel_mnist'),
-        default_dtypes=('float32',),
+        dtypes=lambda shape: ('float32',),
         rows=_cells_rows,
         copy_bandwidth=lambda n: benchmark_timing.copy_bandwidth(n),
     ),
@@ -142,11 +160,29 @@ SUITES: Mapping[str, Suite] = {
         layers=benchmark_linear.LAYERS,
         shapes=benchmark_linear.SHAPES,
         default_shapes=tuple(benchmark_linear.SHAPES)[1:],
-        default_dtypes=benchmark_cases.DTYPES,
+        dtypes=lambda shape: benchmark_cases.DTYPES,
         rows=_linear_rows,
         copy_bandwidth=benchmark_rotation.copy_bandwidth,
     ),
+    'dense': Suite(
+        layers=benchmark_dense.LAYERS,
+        shapes=benchmark_dense.SHAPES,
+        default_shapes=tuple(benchmark_dense.SHAPES)[1:],
+        dtypes=benchmark_dense.dtypes,
+        rows=_dense_rows,
+        copy_bandwidth=lambda n: benchmark_timing.copy_bandwidth(n),
+        implementations=benchmark_dense.IMPLEMENTATIONS,
+    ),
 }
+
+
+def _check_rows(layers):
+  problems = functools.partial(
+      benchmark_dense.checks, layers, _IMPLEMENTATIONS.value, _DTYPES.value
+  )
+  return lambda repeats, watchdog: benchmark_steps.measure(
+      problems(), repeats, watchdog
+  )
 
 
 def _names(flag: str, known: Iterable[str], text: str):
@@ -174,10 +210,11 @@ _LAYERS = _names(
     itertools.chain(*(suite.layers for suite in SUITES.values())),
     'Which layers; all of the suite if not given.',
 )
+flags.DEFINE_alias('cells', 'layers')
 _IMPLEMENTATIONS = _names(
     'implementations',
-    selection.IMPLEMENTATIONS,
-    'Which paths over time; all if not given.',
+    (*selection.IMPLEMENTATIONS, *benchmark_dense.IMPLEMENTATIONS),
+    'Which paths over time; all if not given, or a default of the suite.',
 )
 _SHAPES = _names(
     'shapes',
@@ -186,11 +223,20 @@ _SHAPES = _names(
 )
 _DTYPES = _names(
     'dtypes',
-    benchmark_cases.DTYPES,
+    (*benchmark_cases.DTYPES, *benchmark_dense.DTYPES),
     'Which dtypes; a default of the suite if not given.',
 )
 _REPEATS = flags.DEFINE_integer(
     'repeats', 10, 'Samples of each time.', lower_bound=1
+)
+_CHECK_ONLY = flags.DEFINE_bool(
+    'check_only', False, "Suite 'dense': check many odd sizes, time nothing."
+)
+_TIMEOUT = flags.DEFINE_float(
+    'timeout',
+    120,
+    "Suite 'dense': seconds after which whatever has not ended is a failure.",
+    lower_bound=0.1,
 )
 _OUTPUT = flags.DEFINE_string(
     'output',
@@ -223,13 +269,19 @@ def parse_flags(argv: list[str]) -> list[str]:
   if _PLOT_FROM.value and not pathlib.Path(_PLOT_FROM.value).is_file():
     _give_up(f'there is no file {_PLOT_FROM.value!r} to plot')
   suite = SUITES[_SUITE.value]
-  for names, known in ((_LAYERS, suite.layers), (_SHAPES, suite.shapes)):
+  for names, known in (
+      (_LAYERS, suite.layers),
+      (_SHAPES, suite.shapes),
+      (_IMPLEMENTATIONS, suite.implementations),
+  ):
     other = [repr(name) for name in names.value or () if name not in known]
     if other:
       _give_up(
           f'{other[0]} is of another suite than {_SUITE.value!r}, which has'
           f' {", ".join(known)}'
       )
+  if _CHECK_ONLY.value and _SUITE.value != 'dense':
+    _give_up("--check_only is for the suite 'dense'; the others always check")
   if flags.FLAGS['verbosity'].using_default_value:
     flags.FLAGS['verbosity'].value = logging.WARNING
   return rest
@@ -249,9 +301,9 @@ def main(unused_argv: list[str]) -> int:
     _give_up(error)
   suite = SUITES[_SUITE.value]
   layers = _LAYERS.value or suite.layers
-  implementations = _IMPLEMENTATIONS.value or selection.IMPLEMENTATIONS
-  shapes = _SHAPES.value or suite.default_shapes
-  dtypes = _DTYPES.value or suite.default_dtypes
+  only_checks = _CHECK_ONLY.value and not _SHAPES.value
+  shapes = () if only_checks else _SHAPES.value or suite.default_shapes
+  repeats = 0 if _CHECK_ONLY.value else _REPEATS.value
   # Where the file went says nothing about the result.
   options = [a for a in sys.argv[1:] if not a.startswith('--output')]
   command = ['python', '-m', 'rnnzoo.benchmark', *options]
@@ -259,20 +311,42 @@ def main(unused_argv: list[str]) -> int:
       'suite': _SUITE.value,
       'command': shlex.join(command),
       **benchmark_timing.environment(),
-      'copy': suite.copy_bandwidth(_REPEATS.value),
+      'copy': suite.copy_bandwidth(repeats) if repeats else None,
       'shapes': {k: dataclasses.asdict(suite.shapes[k]) for k in shapes},
       'rows': [],
   }
+  if _SUITE.value == 'dense':
+    result['published_ms'] = benchmark_baselines.PUBLISHED
   print(benchmark_report.header(result), flush=True)
+  found: list[dict[str, Any]] = result['rows']
+
+  def save_hanging(what: str, reason: str) -> None:
+    result['hung'] = {'what': what, 'reason': reason}
+    benchmark_report.write(result, _OUTPUT.value)
+
+  watchdog = benchmark_watchdog.Watchdog(_TIMEOUT.value, save_hanging)
+  parts = [
+      (
+          {'shape': name, 'dtype': dtype},
+          f'{name} ({suite.shapes[name]}), {dtype}',
+          functools.partial(
+              suite.rows, layers, _IMPLEMENTATIONS.value, name, dtype
+          ),
+      )
+      for name in shapes
+      for dtype in _DTYPES.value or suite.dtypes(name)
+  ]
+  if only_checks:
+    parts = [({'shape': 'checks'}, 'checks', _check_rows(layers))]
   reasons: dict[str, int] = {}
-  for name, dtype in itertools.product(shapes, dtypes):
-    title = f'{name} ({suite.shapes[name]}), {dtype}'
+  for labels, title, measure_part in parts:
     print(f'compiling, checking and timing {title} ...', file=sys.stderr)
-    rows = suite.rows(layers, implementations, name, dtype, _REPEATS.value)
-    for row in rows:
+    rows = []
+    for row in measure_part(repeats, watchdog):
       if 'gb_per_s' in row:
         row['copy_fraction'] = row['gb_per_s'] / result['copy']['gb_per_s']
-    result['rows'] += [{'shape': name, 'dtype': dtype, **row} for row in rows]
+      rows.append(row)
+      found.append({**labels, **row})
     if rows:
       print(benchmark_report.table(title, rows, reasons), flush=True)
     # What a run that is cut off has measured so far is not lost.
@@ -282,16 +356,30 @@ def main(unused_argv: list[str]) -> int:
         row
         for name in shapes
         if name in benchmark_linear.DIAGONAL
-        for row in benchmark_linear.memory(name, dtypes[0], implementations)
+        for row in benchmark_linear.memory(
+            name,
+            (_DTYPES.value or suite.dtypes(name))[0],
+            _IMPLEMENTATIONS.value or suite.implementations,
+        )
     ]
     print(benchmark_report.memory_table(result['memory']), flush=True)
     benchmark_report.write(result, _OUTPUT.value)
   print(_OUTPUT.value)
+  if not repeats:
+    return _code(result)
   try:
     print(benchmark_report.plot(_OUTPUT.value))
   except ModuleNotFoundError as error:
     print(f'no plot: {error}; --plot_from makes it later', file=sys.stderr)
-  return int(any(row['status'] == 'failed' for row in result['rows']))
+  return _code(result)
+
+
+def _code(result) -> int:
+  bad = [row for row in result['rows'] if row['status'] == 'failed']
+  if not bad:
+    return 0
+  print(f'FAILED: {len(bad)} of {len(result["rows"])} rows', file=sys.stderr)
+  return 1
 
 
 if __name__ == '__main__':
