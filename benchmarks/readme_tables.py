@@ -137,57 +137,93 @@ def linear_h200() -> str:
 
 
 def dense_h200() -> str:
-  """Returns the table of cells with a dense recurrent kernel on a GPU."""
+  """Returns tables of cells with a dense recurrent kernel on a GPU."""
   data = load('dense_h200.json')
   directions = ('forward', 'forward+backward')
-  times: dict[tuple, dict[tuple[str, str], float]] = {}
+  times: dict[tuple[str, ...], dict[str, float]] = {}
   for row in data['rows']:
-    case = row['shape'], row['dtype'], row['projection'], row['layer']
     if row['status'] == 'ok' and 'median_ms' in row:
-      run = row['implementation'], row['direction']
-      times.setdefault(case, {})[run] = row['median_ms']
+      keys = ('shape', 'dtype', 'projection', 'layer', 'implementation')
+      case = tuple(row[key] for key in keys)
+      times.setdefault(case, {})[row['direction']] = row['median_ms']
 
-  def cell(runs, implementation):
-    found = [runs.get((implementation, way)) for way in directions]
-    if found == [None, None]:
+  def cell(*case):
+    runs = times.get(case)
+    if runs is None:
       return ''
+    found = [runs.get(direction) for direction in directions]
     return ' / '.join('-' if ms is None else f'{ms:.2f}' for ms in found)
 
-  lines = [
-      '| layer | batch x time x heads x head dim | dtype | GPU kernel, ms |'
-      " `'scan'`, ms | by hand with `lax.scan`, unrolled by 8, ms | published,"
-      ' ms |',
-      '|---|---|---|---|---|---|---|',
-  ]
-  for (shape, dtype, projection, layer), runs in times.items():
+  def size(shape):
     sizes = data['shapes'][shape]
     heads = sizes['num_heads']
-    size = (
+    return (
         f'{sizes["batch"]} x {sizes["time"]} x {heads} x'
         f' {sizes["features"] // heads}'
     )
-    peers = [
-        f'{name}: {own[shape][0]} / {own[shape][1]}'
-        for name, own in data['published_ms'].items()
-        if shape in own and (layer, dtype) == ('LSTM', 'bfloat16')
-        if (projection == 'with') == ('with projection' in name)
-    ]
-    if own := cell(runs, 'cudnn'):
-      peers.append(f"JAX's cuDNN, {dtype}, measured here: {own}")
-    name = f'`{layer}`'
-    if projection == 'with':
-      name += ' layer, with its projection'
-    lines.append(
-        f'| {name} | {size} | {dtype} | {cell(runs, "pallas")} |'
-        f' {cell(runs, "scan")} | {cell(runs, "lax_scan_8")} |'
-        f' {"; ".join(peers)} |'
-    )
+
+  def published(name, shape):
+    found = data['published_ms'][name].get(shape)
+    return f'{found[0]:.2f} / {found[1]:.2f}' if found else ''
+
+  def table(head, body):
+    first, *rest = ('| ' + ' | '.join(row) + ' |' for row in (head, *body))
+    return [first, '|' + '---|' * len(head), *rest]
+
+  given = [case for case in times if case[2] == 'without']
+  layers = list(dict.fromkeys(case[3] for case in given))
+  cases = list(dict.fromkeys(case[:3] for case in given))
+  lines = table(
+      [
+          'batch x time x heads x head dim',
+          *(f'`{layer}`' for layer in layers),
+          'LSTM by hand, `lax.scan` unrolled by 8',
+          'LSTM of FlashRNN',
+      ],
+      [
+          [
+              size(case[0]),
+              *(cell(*case, layer, 'pallas') for layer in layers),
+              cell(*case, 'LSTM', 'lax_scan_8'),
+              published('FlashRNN fused, bfloat16', case[0]),
+          ]
+          for case in cases
+      ],
+  )
+  lines.append('')
+  cases = [case[:4] for case in times if case[2] == 'with']
+  lines += table(
+      [
+          'layer, with its projection',
+          'batch x time x heads x head dim',
+          'dtype',
+          'GPU kernel',
+          "`'scan'`",
+          "JAX's cuDNN",
+          "torch's cuDNN, float16",
+      ],
+      [
+          [
+              f'`{layer}`',
+              size(shape),
+              dtype,
+              cell(shape, dtype, projection, layer, 'pallas'),
+              cell(shape, dtype, projection, layer, 'scan'),
+              cell(shape, dtype, projection, layer, 'cudnn'),
+              published('cuDNN, float16, with projection', shape)
+              if (layer, dtype) == ('LSTM', 'bfloat16')
+              else '',
+          ]
+          for shape, dtype, projection, layer in dict.fromkeys(cases)
+      ],
+  )
   versions = data['versions']
   lines += [
       '',
       f'{data["device"]["kind"]}, jax {versions["jax"]}, {data["date"][:10]}.'
-      ' Forward / forward and backward, gates given but for layers, medians of'
-      ' calls in flight.',
+      ' Milliseconds forward / forward and backward, medians of calls in'
+      ' flight; above, on given gates in bfloat16. FlashRNN and torch: public'
+      ' programs, on an H100 or H200.',
   ]
   return '\n'.join(lines)
 

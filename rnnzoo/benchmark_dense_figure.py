@@ -12,7 +12,7 @@ def latencies(result: Mapping[str, Any]):
   """A panel for each direction; a bar for each program, by shape.
 
   Above, LSTMs on given gates beside published times; below, every cell's
-  kernel. They differ by factors of ten, so the axis is logarithmic.
+  kernel.
 
   Args:
     result: the content of a JSON file.
@@ -29,32 +29,38 @@ def latencies(result: Mapping[str, Any]):
   ]
   first = {row['shape']: row['dtype'] for row in reversed(rows)}
   rows = [row for row in rows if row['dtype'] == first[row['shape']]]
-  shapes = list(dict.fromkeys(row['shape'] for row in rows))
   lstm: dict[str, dict[str, Mapping[str, float]]] = {}
   cells: dict[str, dict[str, Mapping[str, float]]] = {}
   for row in rows:
     time = {row['direction']: row['median_ms']}
+    name = row['implementation']
     if row['layer'] == 'LSTM':
-      name = row['implementation']
-      name = _NAMES.get(name, f'rnnzoo, {name}')
-      _add(lstm, name, row['shape'], time)
-    if row['implementation'] == 'pallas':
+      _add(lstm, _NAMES.get(name, f'rnnzoo, {name}'), row['shape'], time)
+    # Other batches have the LSTM only.
+    if name == 'pallas' and '_batch' not in row['shape']:
       _add(cells, row['layer'], row['shape'], time)
+  shapes = {row['shape'] for row in rows}
   for name, own in result['published_ms'].items():
     for shape, times in own.items():
       if shape in shapes:
         _add(lstm, name, shape, dict(zip(DIRECTIONS, times, strict=True)))
-  panels = [('LSTM', lstm)] + ([('kernels', cells)] if cells else [])
-  height = 1.5 + 0.9 * max(1, len(shapes)) * len(panels)
-  figure = figures.Figure(figsize=(12, height), layout='constrained')
-  axes = figure.subplots(len(panels), 2, squeeze=False)
-  for (title, bars), line in zip(panels, axes, strict=True):
+  panels = [('LSTM', lstm, 'log'), ("every cell's kernel", cells, 'linear')]
+  panels = [panel for panel in panels if panel[1]] or panels[:1]
+  heights = [1.5 + 0.55 * len(_shapes(bars)) for _, bars, _ in panels]
+  figure = figures.Figure(figsize=(12, sum(heights)), layout='constrained')
+  axes = figure.subplots(len(panels), 2, squeeze=False, height_ratios=heights)
+  for (title, bars, scale), line in zip(panels, axes, strict=True):
     for ax, direction in zip(line, DIRECTIONS, strict=True):
-      _bars(ax, shapes, bars, direction)
+      _bars(ax, bars, direction, scale)
       ax.set_title(f'{title}, {direction}')
     if bars:
       line[1].legend(loc='center left', bbox_to_anchor=(1.02, 0.5), fontsize=8)
   return figure
+
+
+def _shapes(bars) -> list[str]:
+  """Returns the shapes that there are bars for."""
+  return list(dict.fromkeys(shape for own in bars.values() for shape in own))
 
 
 def _add(bars, name, shape, times) -> None:
@@ -62,9 +68,16 @@ def _add(bars, name, shape, times) -> None:
   own[shape] = {**own.get(shape, {}), **times}
 
 
-def _bars(ax, shapes, bars, direction) -> None:
+def _bars(ax, bars, direction, scale) -> None:
   """Draws one panel: bars[name][shape][direction] in milliseconds."""
+  shapes = _shapes(bars)
   height = 0.8 / max(len(bars), 1)
+  times = [
+      each[direction]
+      for own in bars.values()
+      for each in own.values()
+      if direction in each
+  ]
   for k, (name, own) in enumerate(bars.items()):
     found = [
         (shapes.index(shape) + k * height, times[direction])
@@ -75,14 +88,10 @@ def _bars(ax, shapes, bars, direction) -> None:
         [y for y, _ in found], [ms for _, ms in found], height, label=name
     )
     ax.bar_label(drawn, [f'{ms:.3g}' for _, ms in found], padding=2, fontsize=6)
-  ax.set_xscale('log')
   ax.set_xlabel('milliseconds')
-  times = [
-      ms
-      for own in bars.values()
-      for each in own.values()
-      for ms in each.values()
-  ]
-  ax.set_xlim(0.7 * min(times, default=1), 1.6 * max(times, default=1))
+  if times:
+    ax.set_xscale(scale)
+    low = 0.7 * min(times) if scale == 'log' else 0
+    ax.set_xlim(low, 1.2 * max(times))
   ax.set_yticks([y + 0.4 - height / 2 for y in range(len(shapes))], shapes)
   ax.set_ylim(len(shapes) - 0.1, -0.1 - height)  # The first shape on top.

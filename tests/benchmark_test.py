@@ -21,6 +21,7 @@ from rnnzoo import benchmark_rotation
 from rnnzoo import benchmark_steps
 from rnnzoo import benchmark_timing
 from rnnzoo import benchmark_watchdog
+from tests import documents_test
 
 
 def run(*arguments):
@@ -213,6 +214,11 @@ class BenchmarkTest(absltest.TestCase):
           backward and row['projection'] == 'without',
       )
     self.assertIn('GPU kernels', out)
+    tables = documents_test.readme_tables()
+    with mock.patch.object(tables, 'load', lambda _: result):
+      lines = tables.dense_h200().splitlines()
+    (row,) = [line for line in lines if line.startswith('| `GRU`')]
+    self.assertIn('| 4 x 12 x 2 x 8 | bfloat16 |', row)
     self.assertTrue(
         path.with_suffix('.png').read_bytes().startswith(b'\x89PNG')
     )
