@@ -20,6 +20,7 @@ import dataclasses
 import functools
 from typing import Any
 
+from flax import nnx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -233,12 +234,32 @@ def checks(
 # Problems.
 
 
-def _create(name: str, shape: Shape, **options) -> rnnzoo.RecurrentLayer:
-  if name == 'SLSTM':  # Its own initialiser is zero.
-    options['recurrent_kernel_init'] = jax.nn.initializers.orthogonal()
-  return benchmark_cases.create(
-      name, shape, num_heads=shape.num_heads, **options
-  )
+def _drawn(rng, shape: Shape, make_layer) -> rnnzoo.RecurrentLayer:
+  """Returns a layer with random parameters, for zero biases hide errors.
+
+  Initialisers are compiled, which takes longer than all else here.
+
+  Args:
+    rng: where the parameters come from.
+    shape: the layer's.
+    make_layer: returns the layer, and is not run.
+  """
+  layer = nnx.eval_shape(make_layer)
+  # W - Wᵀ has twice the variance of W, and the damping is to prevail.
+  gain = 1 if layer.recurrent_structure is None else 3**-0.5
+
+  def draw(x):
+    if not x.shape:
+      return jnp.ones((), x.dtype)  # A-GRU's ε.
+    scale = 0.3
+    if x.ndim == 4:
+      scale = gain * x.shape[-1] ** -0.5
+    elif x.ndim == 3:
+      scale = shape.in_features**-0.5
+    return jnp.asarray(scale * rng.standard_normal(x.shape), x.dtype)
+
+  graphdef, state = nnx.split(layer)
+  return nnx.merge(graphdef, jax.tree.map(draw, state))
 
 
 def _on_gates(
@@ -249,9 +270,12 @@ def _on_gates(
     options: Sequence[str] = ('timed',),
 ) -> benchmark_steps.Problem:
   """A cell on given input gates."""
-  layer = _create(name, shape)
-  kernel = benchmark_cases.recurrent_kernel(layer)
   rng = np.random.default_rng(0)
+  make_layer = functools.partial(
+      benchmark_cases.create, name, shape, num_heads=shape.num_heads
+  )
+  layer = _drawn(rng, shape, make_layer)
+  kernel = benchmark_cases.recurrent_kernel(layer)
   size = (shape.batch, shape.time, layer.cell.input_gates, shape.features)
   rows = (shape.batch, shape.features)
   reset, mask = _flags(rng, options, size[:2])
@@ -268,10 +292,8 @@ def _on_gates(
       'kernel': jnp.asarray(kernel, dtype),
       # One number would be a sum over everything, which may cancel.
       'params': {
-          k: jnp.broadcast_to(v, shape.features)
-          for k, v in _filled(
-              {k: v[...] for k, v in layer.cell_params.items()}, rng
-          ).items()
+          k: jnp.broadcast_to(v[...], shape.features)
+          for k, v in layer.cell_params.items()
       },
       'carry': carry(),
   }
@@ -336,7 +358,13 @@ def _on_input(
   """A layer on x; one of a check is unrolled with all its options."""
   rng = np.random.default_rng(0)
   extra: dict[str, Any] = {'learn_initial_carry': True} if options else {}
-  make_layer = functools.partial(_create, name, shape, **extra)
+  make_layer = functools.partial(
+      benchmark_cases.create,
+      name,
+      shape,
+      num_heads=shape.num_heads,
+      **extra,
+  )
   call = {}
   if options:
     reset, mask = _flags(rng, options, (shape.batch, shape.time))
@@ -347,10 +375,11 @@ def _on_input(
         'seq_lengths': jnp.asarray(lengths),
         'reverse': 'reverse' in options,
     }
-  arrays, make = benchmark_cases.on_input(make_layer(), make_layer, shape, call)
+  layer = _drawn(rng, shape, make_layer)
+  arrays, make = benchmark_cases.on_input(layer, make_layer, shape, call)
   arrays['state'] = jax.tree.map(
       lambda a: jnp.asarray(benchmark_cases.representable(a, dtype)),
-      _filled(arrays['state'], rng),
+      arrays['state'],
   )
   arrays['x'] = jnp.asarray(arrays['x'], dtype)
   arguments = arrays, _normal(
@@ -376,17 +405,6 @@ def _on_input(
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def _normal(seed: int, shape: tuple[int, ...], dtype: str) -> jax.Array:
   return jax.random.normal(jax.random.key(seed), shape, dtype)
-
-
-def _filled(tree, rng):
-  """Replaces zeros, of biases for instance, for they hide errors."""
-
-  def fill(x):
-    if np.any(x):
-      return jnp.asarray(x)
-    return jnp.asarray(0.3 * rng.standard_normal(x.shape), x.dtype)
-
-  return jax.tree.map(fill, tree)
 
 
 def _flags(rng, options, shape):

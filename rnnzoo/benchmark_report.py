@@ -53,7 +53,7 @@ def table(
 
   Args:
     title: stands above.
-    rows: as `rnnzoo.benchmark.measure` returns them.
+    rows: as `rnnzoo.benchmark_suites.measure` returns them.
     reasons: those already told by earlier tables, with their numbers; new ones
       are added.
   """

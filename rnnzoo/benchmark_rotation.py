@@ -47,8 +47,8 @@ def measure(
     repeats: number of samples of each.
 
   Returns:
-    One row for each case, as `rnnzoo.benchmark.measure` returns them, with
-    `sets`, the number of input sets that a call took in turn, and
+    One row for each case, as `rnnzoo.benchmark_suites.measure` returns them,
+    with `sets`, the number of input sets that a call took in turn, and
     `difference`, the relative difference of all elements from those of the
     first implementation that was right. Times are those of one set.
   """

@@ -163,11 +163,11 @@ def measure(
     watchdog: watches over every run.
 
   Yields:
-    One row for each run, as `rnnzoo.benchmark.measure` returns them, with
-    `errors` and `scan_errors` of each array by its name, `ratio`, the largest
-    of their quotients, and `sets`, the number of input sets that calls took in
-    turn. A row that `failed` is timed all the same if only its ratio is wrong.
-    `compile_s` means little where several were `compiled_together`.
+    One row for each run, as `rnnzoo.benchmark_suites.measure` returns them,
+    with `errors` and `scan_errors` of each array by its name, `ratio`, the
+    largest of their quotients, and `sets`, the number of input sets that calls
+    took in turn. A row that `failed` is timed all the same if only its ratio is
+    wrong. `compile_s` means little where several were `compiled_together`.
   """
   groups = []
   for problem in problems:
