@@ -409,6 +409,7 @@ def _normal(seed: int, shape: tuple[int, ...], dtype: str) -> jax.Array:
 
 def _flags(rng, options, shape):
   """Returns reset and mask, bool [B, T], or None for those not asked for."""
-  reset = jnp.asarray(rng.random(shape) < 0.1) if 'reset' in options else None
+  rate = 0.1 if shape[1] > 5 else 0.5  # Some, in few steps too.
+  reset = jnp.asarray(rng.random(shape) < rate) if 'reset' in options else None
   mask = jnp.asarray(rng.random(shape) < 0.8) if 'mask' in options else None
   return reset, mask
