@@ -136,16 +136,115 @@ def linear_h200() -> str:
   return '\n'.join(lines)
 
 
+def dense_h200() -> str:
+  """Returns tables of cells with a dense recurrent kernel on a GPU."""
+  data = load('dense_h200.json')
+  directions = ('forward', 'forward+backward')
+  times: dict[tuple[str, ...], dict[str, float]] = {}
+  for row in data['rows']:
+    if row['status'] == 'ok' and 'median_ms' in row:
+      keys = ('shape', 'dtype', 'projection', 'layer', 'implementation')
+      case = tuple(row[key] for key in keys)
+      times.setdefault(case, {})[row['direction']] = row['median_ms']
+
+  def cell(*case):
+    runs = times.get(case)
+    if runs is None:
+      return ''
+    found = [runs.get(direction) for direction in directions]
+    return ' / '.join('-' if ms is None else f'{ms:.2f}' for ms in found)
+
+  def size(shape):
+    sizes = data['shapes'][shape]
+    heads = sizes['num_heads']
+    return (
+        f'{sizes["batch"]} x {sizes["time"]} x {heads} x'
+        f' {sizes["features"] // heads}'
+    )
+
+  def published(name, shape):
+    found = data['published_ms'][name].get(shape)
+    return f'{found[0]:.2f} / {found[1]:.2f}' if found else ''
+
+  def table(head, body):
+    first, *rest = ('| ' + ' | '.join(row) + ' |' for row in (head, *body))
+    return [first, '|' + '---|' * len(head), *rest]
+
+  given = [case for case in times if case[2] == 'without']
+  layers = list(dict.fromkeys(case[3] for case in given))
+  cases = list(dict.fromkeys(case[:3] for case in given))
+  lines = table(
+      [
+          'batch x time x heads x head dim',
+          *(f'`{layer}`' for layer in layers),
+          'LSTM by hand, `lax.scan` unrolled by 8',
+          'LSTM of FlashRNN',
+      ],
+      [
+          [
+              size(case[0]),
+              *(cell(*case, layer, 'pallas') for layer in layers),
+              cell(*case, 'LSTM', 'lax_scan_8'),
+              published('FlashRNN fused, bfloat16', case[0]),
+          ]
+          for case in cases
+      ],
+  )
+  lines.append('')
+  cases = [case[:4] for case in times if case[2] == 'with']
+  lines += table(
+      [
+          'layer, with its projection',
+          'batch x time x heads x head dim',
+          'dtype',
+          'GPU kernel',
+          "`'scan'`",
+          "JAX's cuDNN",
+          "torch's cuDNN, float16",
+      ],
+      [
+          [
+              f'`{layer}`',
+              size(shape),
+              dtype,
+              cell(shape, dtype, projection, layer, 'pallas'),
+              cell(shape, dtype, projection, layer, 'scan'),
+              cell(shape, dtype, projection, layer, 'cudnn'),
+              published('cuDNN, float16, with projection', shape)
+              if (layer, dtype) == ('LSTM', 'bfloat16')
+              else '',
+          ]
+          for shape, dtype, projection, layer in dict.fromkeys(cases)
+      ],
+  )
+  versions = data['versions']
+  lines += [
+      '',
+      f'{data["device"]["kind"]}, jax {versions["jax"]}, {data["date"][:10]}.'
+      ' Milliseconds forward / forward and backward, medians of calls in'
+      ' flight; above, on given gates in bfloat16. FlashRNN and torch: public'
+      ' programs, on an H100 or H200.',
+  ]
+  return '\n'.join(lines)
+
+
 TABLES = {
     'row_smnist': row_smnist,
     'cpu_peers': cpu_peers,
     'linear_h200': linear_h200,
+    'dense_h200': dense_h200,
 }
+
+# Tables whose JSON is not there yet.
+OPTIONAL = ('dense_h200',)
 
 
 def render(text: str) -> str:
   """Returns README text with every table made anew."""
   for name, table in TABLES.items():
+    path = ROOT / 'benchmarks' / f'{name}.json'
+    if name in OPTIONAL and not path.exists():
+      continue
     pattern = rf'(<!-- begin {name} -->\n).*?(<!-- end {name} -->)'
     if not re.search(pattern, text, re.DOTALL):
       raise ValueError(f'README.md has no place for the table {name!r}')

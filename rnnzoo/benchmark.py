@@ -2,6 +2,7 @@
 
   python -m rnnzoo.benchmark
   python -m rnnzoo.benchmark --suite=linear
+  python -m rnnzoo.benchmark --suite=dense
   python -m rnnzoo.benchmark --layers=GRU,LSTM --shapes=pixel_mnist,long
   python -m rnnzoo.benchmark --plot_from=benchmarks/cells_cpu.json
 
@@ -12,14 +13,15 @@ then it is not timed and the exit code is 1. Results are printed as a table,
 written as JSON, and plotted from the JSON.
 
 The suite 'cells' has every layer, at shapes of tasks; the suite 'linear' those
-that memory bandwidth bounds, at shapes of large models (`benchmark_linear`).
+that memory bandwidth bounds, at shapes of large models (`benchmark_linear`);
+the suite 'dense' those with a product R h in every step (`benchmark_dense`).
 
 With the projection, a row is a layer on x; without it, `rnnzoo.unroll` on given
 input gates. Backward is the gradient by everything that is given: parameters,
 recurrent kernel, and x or the input gates.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable
 import dataclasses
 import functools
 import itertools
@@ -31,122 +33,28 @@ from typing import Any, NoReturn
 from absl import app
 from absl import flags
 from absl import logging
-import jax
-import numpy as np
 
-import rnnzoo
+from rnnzoo import benchmark_baselines
 from rnnzoo import benchmark_cases
+from rnnzoo import benchmark_dense
 from rnnzoo import benchmark_linear
 from rnnzoo import benchmark_report
-from rnnzoo import benchmark_rotation
+from rnnzoo import benchmark_steps
+from rnnzoo import benchmark_suites
 from rnnzoo import benchmark_timing
+from rnnzoo import benchmark_watchdog
 from rnnzoo import selection
 
-
-def measure(
-    cases: Iterable[benchmark_cases.Case], repeats: int
-) -> list[dict[str, Any]]:
-  """Checks every case, then times those that are right, interleaved.
-
-  Args:
-    cases: what to measure.
-    repeats: number of samples of each.
-
-  Returns:
-    One row for each case: what it is, `status` and `reason`, and as far as it
-    got `error`, `tolerance`, `compile_s`, XLA's view of memory, and times.
-  """
-  rows, right, calls = [], [], []
-  for case in cases:
-    row = {label: getattr(case, label) for label in benchmark_report.LABELS}
-    row |= {'status': 'ok', 'reason': ''}
-    rows.append(row)
-    try:
-      program = benchmark_timing.build(case.function, *case.arguments)
-      got = jax.tree.map(np.asarray, program.call(*case.arguments))
-      error = benchmark_cases.relative_error(got, case.expected())
-    except NotImplementedError as exception:
-      row |= {'status': 'cannot', 'reason': str(exception)}
-      continue
-    except jax.errors.JaxRuntimeError as exception:  # Out of memory, say.
-      row |= {'status': 'failed', 'reason': str(exception)}
-      continue
-    row |= {
-        'error': error,
-        'tolerance': case.tolerance,
-        'compile_s': program.compile_s,
-        **program.memory,
-        'bytes_moved': case.bytes_moved,
-    }
-    if error <= case.tolerance:
-      right.append(row)
-      calls.append(functools.partial(program.call, *case.arguments))
-    else:  # NaN too.
-      row |= {
-          'status': 'failed',
-          'reason': (
-              f'relative error {error:.1e} from the float64 scan is above'
-              f' {case.tolerance:.1e}'
-          ),
-      }
-  times = benchmark_timing.interleave(calls, repeats)
-  for row, measured in zip(right, times, strict=True):
-    row |= dataclasses.asdict(measured)
-    if row['bytes_moved'] is not None:
-      row['gb_per_s'] = row['bytes_moved'] / measured.median_ms / 1e6
-  return rows
+SUITES = benchmark_suites.SUITES
 
 
-@dataclasses.dataclass(frozen=True)
-class Suite:
-  """What can be asked of a suite, and how it answers.
-
-  Attributes:
-    layers: names of what it measures.
-    shapes: by name.
-    default_shapes: names of those measured if none are named.
-    default_dtypes: likewise.
-    rows: measures (layers, implementations, shape's name, dtype, repeats).
-    copy_bandwidth: maps repeats to what a large copy does.
-  """
-
-  layers: Sequence[str]
-  shapes: Mapping[str, benchmark_cases.Shape]
-  default_shapes: Sequence[str]
-  default_dtypes: Sequence[str]
-  rows: Callable[..., list[dict[str, Any]]]
-  copy_bandwidth: Callable[[int], dict[str, Any]]
-
-
-def _cells_rows(layers, implementations, shape, dtype, repeats):
-  sizes = benchmark_cases.SHAPES[shape]
-  cases = benchmark_cases.cells(layers, implementations, sizes, dtype)
-  return measure(cases, repeats)
-
-
-def _linear_rows(layers, implementations, shape, dtype, repeats):
-  cases = benchmark_linear.cases(layers, implementations, shape, dtype)
-  return benchmark_rotation.measure(cases, repeats)
-
-
-SUITES: Mapping[str, Suite] = {
-    'cells': Suite(
-        layers=tuple(rnnzoo.LAYERS),
-        shapes=benchmark_cases.SHAPES,
-        default_shapes=('row_mnist', 'pixel_mnist'),
-        default_dtypes=('float32',),
-        rows=_cells_rows,
-        copy_bandwidth=lambda n: benchmark_timing.copy_bandwidth(n),
-    ),
-    'linear': Suite(
-        layers=benchmark_linear.LAYERS,
-        shapes=benchmark_linear.SHAPES,
-        default_shapes=tuple(benchmark_linear.SHAPES)[1:],
-        default_dtypes=benchmark_cases.DTYPES,
-        rows=_linear_rows,
-        copy_bandwidth=benchmark_rotation.copy_bandwidth,
-    ),
-}
+def _check_rows(layer):
+  problems = functools.partial(
+      benchmark_dense.checks, [layer], _IMPLEMENTATIONS.value, _DTYPES.value
+  )
+  return lambda repeats, watchdog: benchmark_steps.measure(
+      problems(), repeats, watchdog
+  )
 
 
 def _names(flag: str, known: Iterable[str], text: str):
@@ -174,10 +82,11 @@ _LAYERS = _names(
     itertools.chain(*(suite.layers for suite in SUITES.values())),
     'Which layers; all of the suite if not given.',
 )
+flags.DEFINE_alias('cells', 'layers')
 _IMPLEMENTATIONS = _names(
     'implementations',
-    selection.IMPLEMENTATIONS,
-    'Which paths over time; all if not given.',
+    (*selection.IMPLEMENTATIONS, *benchmark_dense.IMPLEMENTATIONS),
+    'Which paths over time; all if not given, or a default of the suite.',
 )
 _SHAPES = _names(
     'shapes',
@@ -186,11 +95,20 @@ _SHAPES = _names(
 )
 _DTYPES = _names(
     'dtypes',
-    benchmark_cases.DTYPES,
+    (*benchmark_cases.DTYPES, *benchmark_dense.DTYPES),
     'Which dtypes; a default of the suite if not given.',
 )
 _REPEATS = flags.DEFINE_integer(
     'repeats', 10, 'Samples of each time.', lower_bound=1
+)
+_CHECK_ONLY = flags.DEFINE_bool(
+    'check_only', False, "Suite 'dense': check many odd sizes, time nothing."
+)
+_TIMEOUT = flags.DEFINE_float(
+    'timeout',
+    120,
+    "Suite 'dense': seconds after which whatever has not ended is a failure.",
+    lower_bound=0.1,
 )
 _OUTPUT = flags.DEFINE_string(
     'output',
@@ -223,13 +141,19 @@ def parse_flags(argv: list[str]) -> list[str]:
   if _PLOT_FROM.value and not pathlib.Path(_PLOT_FROM.value).is_file():
     _give_up(f'there is no file {_PLOT_FROM.value!r} to plot')
   suite = SUITES[_SUITE.value]
-  for names, known in ((_LAYERS, suite.layers), (_SHAPES, suite.shapes)):
+  for names, known in (
+      (_LAYERS, suite.layers),
+      (_SHAPES, suite.shapes),
+      (_IMPLEMENTATIONS, suite.implementations),
+  ):
     other = [repr(name) for name in names.value or () if name not in known]
     if other:
       _give_up(
           f'{other[0]} is of another suite than {_SUITE.value!r}, which has'
           f' {", ".join(known)}'
       )
+  if _CHECK_ONLY.value and _SUITE.value != 'dense':
+    _give_up("--check_only is for the suite 'dense'; the others always check")
   if flags.FLAGS['verbosity'].using_default_value:
     flags.FLAGS['verbosity'].value = logging.WARNING
   return rest
@@ -249,9 +173,9 @@ def main(unused_argv: list[str]) -> int:
     _give_up(error)
   suite = SUITES[_SUITE.value]
   layers = _LAYERS.value or suite.layers
-  implementations = _IMPLEMENTATIONS.value or selection.IMPLEMENTATIONS
-  shapes = _SHAPES.value or suite.default_shapes
-  dtypes = _DTYPES.value or suite.default_dtypes
+  only_checks = _CHECK_ONLY.value and not _SHAPES.value
+  shapes = () if only_checks else _SHAPES.value or suite.default_shapes
+  repeats = 0 if _CHECK_ONLY.value else _REPEATS.value
   # Where the file went says nothing about the result.
   options = [a for a in sys.argv[1:] if not a.startswith('--output')]
   command = ['python', '-m', 'rnnzoo.benchmark', *options]
@@ -259,20 +183,46 @@ def main(unused_argv: list[str]) -> int:
       'suite': _SUITE.value,
       'command': shlex.join(command),
       **benchmark_timing.environment(),
-      'copy': suite.copy_bandwidth(_REPEATS.value),
+      'copy': suite.copy_bandwidth(repeats) if repeats else None,
       'shapes': {k: dataclasses.asdict(suite.shapes[k]) for k in shapes},
       'rows': [],
   }
+  if _SUITE.value == 'dense':
+    result['published_ms'] = benchmark_baselines.PUBLISHED
   print(benchmark_report.header(result), flush=True)
+  found: list[dict[str, Any]] = result['rows']
+
+  def save_hanging(what: str, reason: str) -> None:
+    result['hung'] = {'what': what, 'reason': reason}
+    benchmark_report.write(result, _OUTPUT.value)
+
+  watchdog = benchmark_watchdog.Watchdog(_TIMEOUT.value, save_hanging)
+  parts = [
+      (
+          {'shape': name, 'dtype': dtype},
+          f'{name} ({suite.shapes[name]}), {dtype}',
+          functools.partial(
+              suite.rows, layers, _IMPLEMENTATIONS.value, name, dtype
+          ),
+      )
+      for name in shapes
+      for dtype in _DTYPES.value or suite.dtypes(name)
+  ]
+  if only_checks:
+    parts = [
+        ({'shape': 'checks'}, f'checks of {layer}', _check_rows(layer))
+        for layer in layers
+    ]
   reasons: dict[str, int] = {}
-  for name, dtype in itertools.product(shapes, dtypes):
-    title = f'{name} ({suite.shapes[name]}), {dtype}'
-    print(f'compiling, checking and timing {title} ...', file=sys.stderr)
-    rows = suite.rows(layers, implementations, name, dtype, _REPEATS.value)
-    for row in rows:
+  for labels, title, measure_part in parts:
+    what = 'checking and timing' if repeats else 'checking'
+    print(f'compiling, {what} {title} ...', file=sys.stderr)
+    rows = []
+    for row in measure_part(repeats, watchdog):
       if 'gb_per_s' in row:
         row['copy_fraction'] = row['gb_per_s'] / result['copy']['gb_per_s']
-    result['rows'] += [{'shape': name, 'dtype': dtype, **row} for row in rows]
+      rows.append(row)
+      found.append({**labels, **row})
     if rows:
       print(benchmark_report.table(title, rows, reasons), flush=True)
     # What a run that is cut off has measured so far is not lost.
@@ -282,16 +232,30 @@ def main(unused_argv: list[str]) -> int:
         row
         for name in shapes
         if name in benchmark_linear.DIAGONAL
-        for row in benchmark_linear.memory(name, dtypes[0], implementations)
+        for row in benchmark_linear.memory(
+            name,
+            (_DTYPES.value or suite.dtypes(name))[0],
+            _IMPLEMENTATIONS.value or suite.implementations,
+        )
     ]
     print(benchmark_report.memory_table(result['memory']), flush=True)
     benchmark_report.write(result, _OUTPUT.value)
   print(_OUTPUT.value)
+  if not repeats:
+    return _code(result)
   try:
     print(benchmark_report.plot(_OUTPUT.value))
   except ModuleNotFoundError as error:
     print(f'no plot: {error}; --plot_from makes it later', file=sys.stderr)
-  return int(any(row['status'] == 'failed' for row in result['rows']))
+  return _code(result)
+
+
+def _code(result) -> int:
+  bad = [row for row in result['rows'] if row['status'] == 'failed']
+  if not bad:
+    return 0
+  print(f'FAILED: {len(bad)} of {len(result["rows"])} rows', file=sys.stderr)
+  return 1
 
 
 if __name__ == '__main__':

@@ -94,15 +94,15 @@ def cells(
   One case at a time, so that references need not all be in memory.
   """
   for name in layers:
-    create = functools.partial(_create, name, shape)
-    layer = create()
-    for projection, problem in (('with', _layer), ('without', _unroll)):
-      arrays, make = problem(layer, create, shape)
-      arrays = jax.tree.map(lambda a: _representable(a, dtype), arrays)
+    make_layer = functools.partial(create, name, shape)
+    layer = make_layer()
+    for projection, problem in (('with', on_input), ('without', _unroll)):
+      arrays, make = problem(layer, make_layer, shape)
+      arrays = jax.tree.map(lambda a: representable(a, dtype), arrays)
       weights = _normal((shape.batch, shape.time, shape.features), seed=1)
       arguments = (
           jax.device_put(_low_precision(arrays, dtype)),
-          jax.device_put(_representable(weights, dtype)),
+          jax.device_put(representable(weights, dtype)),
       )
       both = with_gradient(make('scan', 'float64'))
       expected = functools.cache(functools.partial(in_float64, both, arguments))
@@ -132,7 +132,8 @@ def cells(
 # Problems: arrays in float32, and make(implementation, dtype) -> run(arrays).
 
 
-def _create(name: str, shape: Shape, **options) -> rnnzoo.RecurrentLayer:
+def create(name: str, shape: Shape, **options) -> rnnzoo.RecurrentLayer:
+  """Returns a layer by name, with `OPTIONS`."""
   layer: Any = rnnzoo.LAYERS[name]  # The base class has another signature.
   return layer(
       shape.in_features,
@@ -143,28 +144,27 @@ def _create(name: str, shape: Shape, **options) -> rnnzoo.RecurrentLayer:
   )
 
 
-def _layer(layer, create, shape: Shape):
-  """The layer on x."""
+def on_input(layer, make_layer, shape: Shape, call=None):
+  """The layer on x; `call` are further arguments of the call."""
+  call = call or {}
 
   def make(implementation, dtype):
     build = functools.partial(
-        create, dtype=jnp.dtype(dtype), implementation=implementation
+        make_layer, dtype=jnp.dtype(dtype), implementation=implementation
     )
     graphdef = nnx.graphdef(nnx.eval_shape(build))
-    return lambda arrays: nnx.merge(graphdef, arrays['state'])(arrays['x'])
+    return lambda arrays: nnx.merge(graphdef, arrays['state'])(
+        arrays['x'], **call
+    )
 
   x = _normal((shape.batch, shape.time, shape.in_features), seed=0)
   return {'x': x, 'state': nnx.state(layer)}, make
 
 
-def _unroll(layer, create, shape: Shape):
+def _unroll(layer, make_layer, shape: Shape):
   """`rnnzoo.unroll` of the layer's cell on given input gates."""
-  del create
-  cell, kernel = layer.cell, layer.recurrent_kernel
-  if kernel is not None:
-    kernel = kernel[...]
-    if layer.recurrent_structure is not None:
-      kernel = layer.recurrent_structure(kernel)
+  del make_layer
+  cell, kernel = layer.cell, recurrent_kernel(layer)
   gates = (shape.batch, shape.time, cell.input_gates, shape.features)
 
   def make(implementation, dtype):
@@ -191,17 +191,31 @@ def _unroll(layer, create, shape: Shape):
   return arrays, make
 
 
+def recurrent_kernel(layer: rnnzoo.RecurrentLayer) -> jax.Array | None:
+  """Returns the recurrent kernel that a layer uses."""
+  if layer.recurrent_kernel is None:
+    return None
+  kernel = layer.recurrent_kernel[...]
+  if layer.recurrent_structure is None:
+    return kernel
+  return layer.recurrent_structure(kernel)
+
+
 def forward_only(run: Callable[[Any], Any]) -> Callable[..., Any]:
   """Returns a case's function: `run` of the arrays."""
   return lambda arrays, weights: {'y': run(arrays)}
 
 
 def with_gradient(run: Callable[[Any], Any]) -> Callable[..., Any]:
-  """Returns a case's function: `run`, and its gradient for given weights."""
+  """Returns a case's function: `run`, and its gradient for given weights.
+
+  Args:
+    run: maps arrays to an array or a tree of them, and the weights are alike.
+  """
 
   def function(arrays, weights):
     y, pull = jax.vjp(run, arrays)
-    (gradient,) = pull(weights.astype(y.dtype))
+    (gradient,) = pull(jax.tree.map(lambda w, y: w.astype(y.dtype), weights, y))
     return {'y': y, 'gradient': gradient}
 
   return function
@@ -260,7 +274,7 @@ def tolerance(dtype: str, time: int, kinked: bool = False) -> float:
   return state + ((4 * unit) ** 0.5 if kinked else 4 * unit)
 
 
-def _representable(array, dtype: str) -> np.ndarray:
+def representable(array, dtype: str) -> np.ndarray:
   """Rounds to `dtype`, so that the reference sees the same numbers."""
   return np.asarray(array).astype(jnp.dtype(dtype)).astype(np.float32)
 

@@ -5,14 +5,26 @@ import json
 import pathlib
 from typing import Any
 
+from rnnzoo import benchmark_dense_figure
+
 Row = Mapping[str, Any]
+
+# Last columns of a table: title, key, format, factor.
+_COLUMNS = (
+    ('GB/s', 'gb_per_s', '.1f', 1.0),
+    ('% of copy', 'copy_fraction', '.0f', 100.0),
+)
+_DENSE_COLUMNS = (
+    ("x scan's error", 'ratio', '.2f', 1.0),
+    ('us a step', 'us_per_step', '.2f', 1.0),
+)
 
 LABELS = ('layer', 'implementation', 'projection', 'direction')
 
 
 def header(result: Mapping[str, Any]) -> str:
   """Returns what a reader has to know about all the numbers."""
-  device, copy = result['device'], result['copy']
+  device, copy = result['device'], result['copy'] or {}
   also = ', '.join(
       f'{name.removesuffix("_gb_per_s")} {value:.1f}'
       for name, value in copy.items()
@@ -24,9 +36,13 @@ def header(result: Mapping[str, Any]) -> str:
       f'{result["date"]}, commit {result["commit"] or "unknown"}\n'
       f'{device["count"]} x {device["kind"]} ({device["platform"]}),'
       f' {result["host_cores"]} host cores, load'
-      f' {result["load_average"]:.1f}; {versions}\n'
-      f'copy of {copy["array_bytes"] / 2**20:.0f} MiB:'
-      f' {copy["gb_per_s"]:.1f} GB/s{also}'
+      f' {result["load_average"]:.1f}; {versions}'
+      + (
+          f'\ncopy of {copy["array_bytes"] / 2**20:.0f} MiB:'
+          f' {copy["gb_per_s"]:.1f} GB/s{also}'
+          if copy
+          else ''
+      )
   )
 
 
@@ -37,12 +53,14 @@ def table(
 
   Args:
     title: stands above.
-    rows: as `rnnzoo.benchmark.measure` returns them.
+    rows: as `rnnzoo.benchmark_suites.measure` returns them.
     reasons: those already told by earlier tables, with their numbers; new ones
       are added.
   """
   reasons = {} if reasons is None else reasons
   told = len(reasons)
+  dense = any('ratio' in row for row in rows)
+  columns = _DENSE_COLUMNS if dense else _COLUMNS
   lines = [
       [
           *LABELS,
@@ -51,26 +69,27 @@ def table(
           'error',
           'compile s',
           'temp MiB',
-          'GB/s',
-          '% of copy',
+          *(name for name, *_ in columns),
       ]
   ]
   for row in _merged(rows):
     cells = [row[label] for label in LABELS]
-    if row['status'] == 'ok':
+    if 'median_ms' in row:
       cells += [
           f'{row["median_ms"]:.3f}',
           f'{row["low_ms"]:.3f} - {row["high_ms"]:.3f}',
       ]
     else:
+      cells += [row['status'], '']
+    if row['status'] != 'ok':
       number = reasons.setdefault(row['reason'], len(reasons) + 1)
-      cells += [row['status'], f'[{number}]']
+      mark = '' if row['status'] in cells else f'{row["status"]} '
+      cells[-1] = f'{mark}[{number}]'
     cells += [
         _number(row.get('error'), '.1e'),
         _number(row.get('compile_s'), '.2f'),
         _number(row.get('temp_bytes'), '.1f', 2**-20),
-        _number(row.get('gb_per_s'), '.1f'),
-        _number(row.get('copy_fraction'), '.0f', 100),
+        *(_number(row.get(key), form, by) for _, key, form, by in columns),
     ]
     lines.append(cells)
   widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
@@ -144,7 +163,10 @@ def plot(path: str) -> str:
     The path of the PNG file beside it.
   """
   result = json.loads(pathlib.Path(path).read_text())
-  draw = _bandwidths if result.get('suite') == 'linear' else _times
+  draw = {
+      'linear': _bandwidths,
+      'dense': benchmark_dense_figure.latencies,
+  }.get(result.get('suite'), _times)
   figure = draw(result)
   figure.suptitle(
       f'{result["device"]["kind"]}, jax {result["versions"]["jax"]},'

@@ -11,6 +11,7 @@ neither merges them nor runs them side by side.
 from collections.abc import Callable, Iterable, Sequence
 import dataclasses
 import functools
+import itertools
 import sys
 import time
 import traceback
@@ -46,8 +47,8 @@ def measure(
     repeats: number of samples of each.
 
   Returns:
-    One row for each case, as `rnnzoo.benchmark.measure` returns them, with
-    `sets`, the number of input sets that a call took in turn, and
+    One row for each case, as `rnnzoo.benchmark_suites.measure` returns them,
+    with `sets`, the number of input sets that a call took in turn, and
     `difference`, the relative difference of all elements from those of the
     first implementation that was right. Times are those of one set.
   """
@@ -156,7 +157,7 @@ def _time(right, repeats: int) -> None:
   for row, call, measured in zip(fast, calls, times, strict=True):
     _note(row, measured, len(sets))
     if jax.default_backend() != 'cpu':
-      row['dispatch_ms'] = _dispatch_ms(call) / len(sets)
+      row['dispatch_ms'] = dispatch_ms(call) / len(sets)
       if row['dispatch_ms'] > 0.7 * row['median_ms']:
         print(f'bound by dispatch: {row}', file=sys.stderr, flush=True)
 
@@ -170,7 +171,7 @@ def _note(row, times: benchmark_timing.Times, sets: int) -> None:
     row['gb_per_s'] = row['bytes_moved'] / row['median_ms'] / 1e6
 
 
-def _dispatch_ms(call: Callable[[], Any]) -> float:
+def dispatch_ms(call: Callable[[], Any]) -> float:
   """Returns what the host takes to put a call in flight."""
   count = 5
   start = time.perf_counter()
@@ -181,19 +182,42 @@ def _dispatch_ms(call: Callable[[], Any]) -> float:
   return 1e3 * seconds / count
 
 
-def input_sets(arguments: Any) -> list[Any]:
-  """Returns distinct sets like `arguments`, more in all than a cache holds."""
+def input_sets(
+    arguments: Any, change: Callable[[Any, int], Any] | None = None
+) -> list[Any]:
+  """Returns distinct sets like `arguments`, more in all than a cache holds.
+
+  Args:
+    arguments: a tree of arrays.
+    change: maps it and the number of a set to that set; if None, every array's
+      last axis is rolled.
+  """
+  change = _rolled if change is None else change
   count = 2  # On a CPU it takes no more, and nothing else is in flight.
   if jax.default_backend() != 'cpu':
     own = sum(x.nbytes for x in jax.tree.leaves(arguments[0]))
     count = max(2, min(MAX_SETS, int(-(-SET_BYTES // own))))
 
-  @functools.partial(jax.jit, static_argnums=1)
-  def other(tree, i):
-    return jax.tree.map(lambda x: jnp.roll(x, i, axis=-1), tree)
-
+  other = jax.jit(change, static_argnums=1)
   sets = [arguments, *(other(arguments, i) for i in range(1, count))]
   return jax.block_until_ready(sets)
+
+
+def _rolled(tree: Any, i: int) -> Any:
+  return jax.tree.map(lambda x: jnp.roll(x, i, axis=-1), tree)
+
+
+def in_turn(call: Callable[..., Any], sets: list[Any]) -> Callable[[], Any]:
+  """Returns a function that calls with each set of arguments in turn.
+
+  For calls that are longer than their dispatch; others want `rotate`.
+
+  Args:
+    call: a compiled function.
+    sets: as `input_sets` returns them.
+  """
+  turn = itertools.cycle(sets)
+  return lambda: call(*next(turn))
 
 
 def rotate(function: Callable[..., Any]) -> Callable[[list[Any]], list[Any]]:

@@ -62,11 +62,36 @@ class Program:
   memory: Mapping[str, int | None]
 
 
+@dataclasses.dataclass(frozen=True)
+class Lowered:
+  """A function that is traced and lowered, but not yet compiled.
+
+  Attributes:
+    stage: what jax knows of it.
+    seconds: taken so far.
+  """
+
+  stage: jax.stages.Lowered
+  seconds: float
+
+
+def lower(function: Callable[..., Any], *arguments: Any) -> Lowered:
+  """Traces a function for the shapes and dtypes of its arguments."""
+  start = time.perf_counter()
+  stage = jax.jit(function).lower(*arguments)
+  return Lowered(stage, time.perf_counter() - start)
+
+
 def build(function: Callable[..., Any], *arguments: Any) -> Program:
   """Compiles a function for the shapes and dtypes of its arguments."""
+  return finish(lower(function, *arguments))
+
+
+def finish(lowered: Lowered) -> Program:
+  """Compiles what is lowered; this much can be done in several threads."""
   start = time.perf_counter()
-  call = jax.jit(function).lower(*arguments).compile()
-  seconds = time.perf_counter() - start
+  call = lowered.stage.compile()
+  seconds = lowered.seconds + time.perf_counter() - start
   # Not every backend analyses memory, nor every jax the peak.
   analysis = call.memory_analysis()
   names = {

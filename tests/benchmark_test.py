@@ -14,10 +14,14 @@ import numpy as np
 from rnnzoo import associative
 from rnnzoo import benchmark
 from rnnzoo import benchmark_cases
+from rnnzoo import benchmark_dense
 from rnnzoo import benchmark_linear
 from rnnzoo import benchmark_report
 from rnnzoo import benchmark_rotation
+from rnnzoo import benchmark_steps
 from rnnzoo import benchmark_timing
+from rnnzoo import benchmark_watchdog
+from tests import documents_test
 
 
 def run(*arguments):
@@ -176,6 +180,110 @@ class BenchmarkTest(absltest.TestCase):
         self.assertEqual(row['status'], 'cannot')
     self.assertIn('R = 8', benchmark_report.memory_table(rows))
 
+  def test_dense_suite(self):
+    path = self.output()
+    code, out, _ = run(
+        '--suite=dense',
+        '--cells=GRU',
+        '--implementations=scan,pallas',
+        '--shapes=small',
+        '--dtypes=bfloat16',
+        '--repeats=1',
+        f'--output={path}',
+    )
+    self.assertEqual(code, 0, out)
+    result = json.loads(path.read_text())
+    self.assertEqual(result['suite'], 'dense')
+    self.assertEqual(result['shapes']['small']['num_heads'], 2)
+    self.assertIn('12x64', result['published_ms']['FlashRNN fused, bfloat16'])
+    # On gates and on x, both directions, both paths.
+    self.assertLen(result['rows'], 8)
+    for row in result['rows']:
+      if row['implementation'] == 'pallas':
+        self.assertEqual(row['status'], 'cannot')
+        self.assertIn('GPU kernels', row['reason'])
+        continue
+      self.assertEqual(row['status'], 'ok', row)
+      self.assertGreater(row['median_ms'], 0)
+      self.assertGreater(row['compile_s'], 0)
+      self.assertEqual(row['ratio'], 1)
+      self.assertEqual(row['errors'], row['scan_errors'])
+      backward = row['direction'] != 'forward'
+      self.assertEqual(
+          'gradient.kernel' in row['errors'],
+          backward and row['projection'] == 'without',
+      )
+    self.assertIn('GPU kernels', out)
+    tables = documents_test.readme_tables()
+    with mock.patch.object(tables, 'load', lambda _: result):
+      lines = tables.dense_h200().splitlines()
+    (row,) = [line for line in lines if line.startswith('| `GRU`')]
+    self.assertIn('| 4 x 12 x 2 x 8 | bfloat16 |', row)
+    self.assertTrue(
+        path.with_suffix('.png').read_bytes().startswith(b'\x89PNG')
+    )
+
+  def test_dense_checks(self):
+    path = self.output()
+    table = """
+    layer heads x size batch time dtype options
+    GRU   2x8  3 5 bfloat16 reset mask reverse
+    Elman 1x24 3 1 float16  layer reset
+    LSTM  1x24 3 1 bfloat16 -
+    """
+    with mock.patch.object(benchmark_dense, 'CHECKS', table):
+      code, out, _ = run(
+          '--suite=dense',
+          '--check_only',
+          '--layers=GRU,Elman',
+          '--implementations=scan',
+          f'--output={path}',
+      )
+    self.assertEqual(code, 0, out)
+    rows = json.loads(path.read_text())['rows']
+    self.assertLen(rows, 4)
+    self.assertEqual(
+        rows[0]['layer'], 'GRU 2x8 B3 T5 bfloat16 reset mask reverse'
+    )
+    self.assertContainsSubset(
+        (
+            'y.h',
+            'y.carry.0',
+            'gradient.restart.0',
+            'gradient.carry.0',
+            'gradient.params.recurrent_bias',
+        ),
+        rows[1]['errors'],
+    )
+    for row in rows:
+      self.assertEqual(row['status'], 'ok', row)
+      self.assertNotIn('median_ms', row)
+
+  def test_hang_ends_with_a_message(self):
+    path = self.output()
+    program = f"""
+import sys, time
+from rnnzoo import benchmark, benchmark_dense
+benchmark_dense._make_unroll = lambda *_: lambda arrays: time.sleep(60)
+sys.exit(benchmark.main(benchmark.parse_flags([
+    'benchmark', '--suite=dense', '--layers=Elman', '--check_only',
+    '--shapes=small', '--timeout=0.5', '--output={path}',
+])))
+"""
+    ended = subprocess.run(
+        [sys.executable, '-c', program],
+        cwd=pathlib.Path(benchmark.__file__).parents[1],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    self.assertEqual(ended.returncode, benchmark_watchdog.EXIT_CODE)
+    self.assertIn(
+        'Elman pallas without forward: did not end within 0.5 s', ended.stderr
+    )
+    hung = json.loads(path.read_text())['hung']
+    self.assertIn('Elman pallas', hung['what'])
+
   def test_relative_error(self):
     expected = {'y': np.ones(4), 'gradient': [np.ones(2), np.zeros(1)]}
     error = benchmark_cases.relative_error
@@ -294,6 +402,76 @@ class RotationTest(absltest.TestCase):
     self.assertIn('no such instruction', rows[2]['reason'])
     self.assertIn('over all elements', rows[3]['reason'])
     self.assertEqual(['median_ms' in row for row in rows], [True] + 3 * [False])
+
+
+class StepsTest(absltest.TestCase):
+
+  def test_errors_are_judged_beside_scan(self):
+    # With random signs, so that sums do not cancel by accident.
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((2, 8, 4)))
+
+    def make(implementation, dtype):
+      if implementation == 'cannot':
+        raise NotImplementedError('not yet')
+      if implementation == 'broken':
+        raise TypeError('no such instruction')
+      off = {'scan': 2e-6, 'as good': 2.2e-6, 'worse': 4e-6, 'wrong': 1e-3}
+      factor = 2 if dtype == 'float64' else 2 * (1 + off[implementation])
+      return lambda arrays: factor * arrays['x_gates']
+
+    problem = benchmark_steps.Problem(
+        layer='double',
+        projection='without',
+        dtype='float32',
+        time=8,
+        arguments=({'x_gates': x}, x + 1),
+        make=make,
+        implementations=(
+            'scan',
+            'as good',
+            'worse',
+            'wrong',
+            'cannot',
+            'broken',
+        ),
+    )
+    watchdog = benchmark_watchdog.Watchdog(60, lambda *_: None)
+    rows = list(benchmark_steps.measure([problem], 1, watchdog))
+    found = {row['implementation']: row for row in rows}
+    self.assertLen(rows, 2 * len(found))
+    self.assertEqual(
+        {name: row['status'] for name, row in found.items()},
+        {
+            'scan': 'ok',
+            'as good': 'ok',
+            'worse': 'failed',
+            'wrong': 'failed',
+            'cannot': 'cannot',
+            'broken': 'failed',
+        },
+    )
+    self.assertIn("times that of 'scan'", found['worse']['reason'])
+    self.assertAlmostEqual(found['worse']['ratio'], 2, delta=0.2)
+    self.assertIn('relative error of y, 1.0e-03', found['wrong']['reason'])
+    self.assertIn('no such instruction', found['broken']['reason'])
+    timed = [name for name, row in found.items() if 'median_ms' in row]
+    self.assertEqual(timed, ['scan', 'as good', 'worse'])
+
+  def test_table_of_checks(self):
+    layers, sizes = set(), set()
+    for line in benchmark_dense.CHECKS.strip().splitlines()[1:]:
+      layer, size, _, time, dtype, *options = line.split()
+      self.assertIn(layer, benchmark_dense.LAYERS)
+      self.assertIn(dtype, benchmark_dense.DTYPES)
+      self.assertContainsSubset(
+          options, ('-', 'reset', 'mask', 'reverse', 'layer')
+      )
+      layers.add(layer)
+      sizes.add((int(size.split('x')[1]), int(time)))
+    self.assertLen(layers, len(benchmark_dense.LAYERS))
+    self.assertContainsSubset(
+        [(24, 127), (40, 1), (96, 127), (200, 127), (64, 1023)], sizes
+    )
 
 
 class InterleaveTest(absltest.TestCase):

@@ -1,0 +1,105 @@
+"""What the suite 'dense' is compared with: other LSTMs, and published times.
+
+An LSTM as one would write it by hand for `lax.scan`, JAX's own binding of
+cuDNN's LSTM, and what the public programs FlashRNN and torch, with cuDNN, take
+on an H100 or H200.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+# Steps of the hand-written loop that are unrolled, by implementation's name.
+LAX_SCANS: Mapping[str, int] = {'lax_scan': 1, 'lax_scan_8': 8}
+
+CUDNN = 'cudnn'
+
+NAMES = (*LAX_SCANS, CUDNN)
+
+# Milliseconds forward and forward+backward, batch 16 x time 1024, by shape.
+# FlashRNN (Pöppel et al., 2025) is its fused kernel, bfloat16, without the
+# input projection; cuDNN is torch's LSTM, float16, with it.
+PUBLISHED: Mapping[str, Mapping[str, tuple[float, float]]] = {
+    'FlashRNN fused, bfloat16': {
+        '48x16': (2.9, 8.2),
+        '32x24': (2.9, 8.2),
+        '12x64': (2.99, 8.01),
+        '6x128': (3.2, 9.0),
+        '3x256': (3.60, 9.89),
+        '1x768': (4.87, 13.69),
+    },
+    'cuDNN, float16, with projection': {
+        '1x768': (2.51, 7.28),
+        '1x1024': (2.4, 8.1),
+    },
+}
+
+
+def lax_scan(unroll: int) -> Callable[[Any], jax.Array]:
+  """Returns an LSTM on given gates: `lax.scan`, and autodiff backward.
+
+  h is kept in the gates' dtype, c in float32.
+
+  Args:
+    unroll: as for `lax.scan`.
+  """
+
+  def run(arrays):
+    x_gates, kernel = arrays['x_gates'], arrays['kernel']
+    batch, time, gates, features = x_gates.shape
+    _, heads, size, _ = kernel.shape
+    packed = jnp.moveaxis(kernel, 0, 2).reshape(heads, size, gates * size)
+    xs = x_gates.reshape(batch, time, gates, heads, size)
+    xs = xs.transpose(1, 0, 3, 2, 4).reshape(time, batch, heads, gates * size)
+
+    def step(carry, x):
+      h, c = carry
+      sums = x + jnp.einsum('bnd,nde->bne', h, packed)
+      i, f, g, o = jnp.split(sums.astype(jnp.float32), gates, axis=-1)
+      c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
+      h = (jax.nn.sigmoid(o) * jnp.tanh(c)).astype(x.dtype)
+      return (h, c), h
+
+    h, c = (each.reshape(batch, heads, size) for each in arrays['carry'])
+    _, h = jax.lax.scan(step, (h.astype(xs.dtype), c), xs, unroll=unroll)
+    return jnp.swapaxes(h, 0, 1).reshape(batch, time, features)
+
+  return run
+
+
+def cudnn(arrays: Any) -> jax.Array:
+  """The LSTM of cuDNN on x, with a layer's state; JAX has it in float32 only.
+
+  Args:
+    arrays: 'x', [B, T, I], and 'state' of a `rnnzoo.LSTM` with one head.
+
+  Raises:
+    NotImplementedError: there is no NVIDIA GPU, or x is not float32.
+  """
+  x, state = arrays['x'], arrays['state']
+  if jax.default_backend() != 'gpu' or x.dtype != jnp.float32:
+    raise NotImplementedError("JAX's cuDNN LSTM needs a GPU and float32.")
+  from jax.experimental import rnn  # Warns where there is no GPU.
+
+  kernel, recurrent, bias = (
+      state[name][...] for name in ('kernel', 'recurrent_kernel', 'bias')
+  )
+  gates, in_features, features = kernel.shape
+  # [gates, to, from], then two biases, which are added.
+  weights = jnp.concatenate(
+      [
+          jnp.swapaxes(kernel, 1, 2).ravel(),
+          jnp.swapaxes(recurrent[:, 0], 1, 2).ravel(),
+          bias.ravel(),
+          jnp.zeros((gates * features,), jnp.float32),
+      ]
+  )
+  batch, time, _ = x.shape
+  zero = jnp.zeros((1, batch, features), jnp.float32)
+  lengths = jnp.full((batch,), time, jnp.int32)
+  y, *_ = rnn.lstm(
+      x, zero, zero, weights, lengths, in_features, features, 1, 0.0, False
+  )
+  return y
