@@ -31,11 +31,16 @@ import jax.numpy as jnp
 Array = jax.Array
 
 
-def legalize(fn: Callable[..., Any]) -> Callable[..., Any]:
+def legalize(
+    fn: Callable[..., Any], fast: bool = False
+) -> Callable[..., Any]:
   """Returns `fn` for calls inside a kernel body.
 
   Args:
     fn: a pointwise function of pytrees of arrays.
+    fast: whether tanh and the logistic function are to be single instructions,
+      with errors of up to 2^-11, which is a quarter of what rounding to
+      bfloat16 does.
 
   Raises:
     NotImplementedError: when called, where fn has a primitive without a rule.
@@ -43,7 +48,7 @@ def legalize(fn: Callable[..., Any]) -> Callable[..., Any]:
 
   def legal_fn(*args):
     closed, shape = jax.make_jaxpr(fn, return_shape=True)(*args)
-    leaves = _Evaluation().run(
+    leaves = _Evaluation(fast).run(
         closed.jaxpr, closed.consts, *jax.tree.leaves(args)
     )
     return jax.tree.unflatten(jax.tree.structure(shape), leaves)
@@ -164,7 +169,8 @@ class _Evaluation:
   does not know that some of them share most of their work.
   """
 
-  def __init__(self):
+  def __init__(self, fast: bool):
+    self._fast = fast
     self._results = {}
     self._negated = {}
     # Keys hold identities, so what they identify must stay alive.
@@ -217,6 +223,9 @@ class _Evaluation:
     """1 / (1 + exp(-x)); with 1 / (1 + exp(x)) at the price of a product."""
     negated = id(x) in self._negated
     x = self._negated.get(id(x), x)
+    if self._fast:
+      half = self.once('half', x, lambda: 0.5 * jnp.tanh(0.5 * x))
+      return 0.5 - half if negated else 0.5 + half
 
     def make():
       # Bounded, so that a product with the reciprocal is never inf * 0.
@@ -238,7 +247,7 @@ class _Evaluation:
     return x * self.once('reciprocal', y, make)
 
   def tanh(self, x):
-    return self.once('tanh', x, lambda: _tanh(x))
+    return self.once('tanh', x, lambda: (jnp.tanh if self._fast else _tanh)(x))
 
   def exp(self, x):
     return self.once('exp', x, lambda: jnp.exp(x))

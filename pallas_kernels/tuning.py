@@ -202,5 +202,4 @@ def dense(
     )
   slices = min(rows, target.cores // parts)
   columns = 8 * -(-rows // slices)
-  warpgroups = 1 if shape.size <= 128 else 2
-  return cta_lib.Config(False, columns, units, warpgroups)
+  return cta_lib.Config(False, columns, units, 2)

@@ -339,12 +339,6 @@ def _run_kernel(
     **recurrent_gradient,
 ) -> tuple[Carry, Carry]:
   """Runs a cell by `pallas_kernels.recurrence`; arguments as for `run`."""
-  if recurrent_gradient:
-    raise NotImplementedError(
-        "implementation='pallas' cannot take"
-        f' {" and ".join(recurrent_gradient)} yet.'
-        " implementation='scan' works."
-    )
   params, weights, inputs, kernel, carry, restart, reset, mask = operands
   if mask is not None:
     inputs = jax.tree.map(lambda x: steps.where(mask, x, 0), inputs)

@@ -9,8 +9,8 @@ their step. Two placements:
   multiplies whole rows. What is multiplied passes through shared memory.
 * spread: the units of a head are dealt to several CTAs. Each warp multiplies a
   part of every row, and the parts are summed through shared memory. What is
-  multiplied passes through device memory, where it is an output anyway; that
-  memory is poisoned first, so that reading it is waiting for it (`ptx.poll`).
+  multiplied passes through device memory that is poisoned first, so that
+  reading it is waiting for it (`Exchange`).
 
 Either way a warpgroup's threads end up with the product's elements, and they
 keep the carry of these elements in registers. Tiles of streams pass through
@@ -239,17 +239,10 @@ class Cta:
           ref, at, value, jnp.float32, shared=False, where=self.valid
       )
 
-  def write(self, ref, time, value, dtype, gate=0, gates=1, publish=False):
+  def write(self, ref, time, value, dtype, gate=0, gates=1):
     """Stores this thread's elements of one step to device memory."""
-    ptx.store(
-        ref,
-        self.offset(time, gate, gates),
-        value,
-        dtype,
-        shared=False,
-        where=self.valid,
-        publish=publish,
-    )
+    at = self.offset(time, gate, gates)
+    ptx.store(ref, at, value, dtype, shared=False, where=self.valid)
 
   # Tiles in shared memory: columns of units, 16-byte chunks permuted so that
   # neither a warp's reads nor its writes meet in one bank.
@@ -279,6 +272,86 @@ def _flag(condition) -> Array:
 
 def _permutation(column):
   return ((column & 1) << 2) | ((column >> 1) & 3)
+
+
+# Steps that are in an exchange.
+_SLOTS = 8
+
+
+class Exchange:
+  """What CTAs tell each other, step by step, through device memory.
+
+  A few slots are used in turn, so that they stay in the L2 cache. A slot that
+  holds `ptx.POISON` has not been written for its step yet. Its writer poisons
+  it again when all have read it, which is certain as soon as all have written
+  the next one, and long before it is written again.
+
+  Args:
+    cta: coordinates.
+    ref: [slots, B, gates, F] in device memory.
+    gates: how many arrays there are in a step.
+  """
+
+  def __init__(self, cta: Cta, ref: Ref, gates: int):
+    self.cta, self.ref, self.gates = cta, ref, gates
+
+  @staticmethod
+  def shape(shape: Shape, gates: int) -> tuple[int, ...]:
+    return _SLOTS, shape.batch, gates, shape.features
+
+  def offset(self, step, row, gate):
+    """Returns where a row of a step's gate starts."""
+    shape = self.cta.shape
+    per_row = self.gates * shape.features
+    fixed = row * per_row + gate * shape.features
+    return fixed + (step & (_SLOTS - 1)) * (shape.batch * per_row)
+
+  def publish(self, step, values: Sequence[Array], first: int = 0):
+    """Tells all other CTAs this thread's elements, one a gate."""
+    cta = self.cta
+    row = cta.row0 + cta.column
+    feature = cta.feature(cta.unit)
+    for gate, value in enumerate(values):
+      ptx.store(
+          self.ref,
+          self.offset(step, row, first + gate) + feature,
+          value,
+          cta.dtype,
+          shared=False,
+          where=cta.valid,
+          publish=True,
+      )
+
+  def retire(self, step):
+    """Poisons a step's slot again; by threads that have nothing else to do."""
+    cta, config = self.cta, self.cta.config
+    size = cta.dtype.itemsize
+    per_row = config.units * size // 16
+    total = self.gates * config.columns * per_row
+    last = cta.index - (cta.threads - LANES)
+    for k in range(pl.cdiv(total, LANES)):
+      q = last + k * LANES
+      gate = lax.div(q, jnp.int32(config.columns * per_row))
+      rest = q - gate * (config.columns * per_row)
+      row = lax.div(rest, jnp.int32(per_row))
+      unit = cta.unit0 + (rest - row * per_row) * (16 // size)
+      row += cta.row0
+      where = (last >= 0) & (q < total)
+      where &= (unit < cta.shape.size) & (row < cta.shape.batch)
+      at = self.offset(step, row, gate) + cta.head * cta.shape.size + unit
+      ptx.fill(self.ref, jnp.where(where, at, 0), size, _flag(where))
+
+  def settle(self, step):
+    """Makes sure, every few steps, that slots are poisoned in time."""
+    cta = self.cta
+    turn = (step & (_SLOTS // 2 - 1)) == 0
+    if cta.config.warpgroups > 1:
+      turn &= cta.group == cta.config.warpgroups - 1
+    pl.when(turn)(ptx.fence)
+
+  def clear(self):
+    for slot in range(_SLOTS):
+      self.retire(jnp.int32(slot))
 
 
 class Ring:
@@ -660,14 +733,14 @@ class Multiplier:
 
   # Through device memory.
 
-  def await_(self, time, source, others=()) -> list[Any]:
+  def await_(self, exchange: 'Exchange', step, others=()) -> list[Any]:
     """Returns the operand's fragments as soon as they have been published.
 
     Args:
-      time: of the step.
-      source: maps a gate (an int32 [128], or an int where there is one) to
-        (reference, gate, gates) for arrays with all steps.
-      others: functions of a column to (int32 condition, reference [B, F]).
+      exchange: where.
+      step: which.
+      others: functions of a column to (int32 condition, reference [B, F]) that
+        is read instead where the condition is not 0.
     """
     cta, shape = self.cta, self.cta.shape
     places = []
@@ -679,44 +752,32 @@ class Multiplier:
       if exists is not None:
         inside &= exists
         gate = jnp.where(exists, gate, 0)
-      k = jnp.where(inside, k, 0)
-      feature = cta.head * shape.size + k
+      feature = cta.head * shape.size + jnp.where(inside, k, 0)
       for n in range(cta.tiles):
         column = 8 * n + cta.quad
         row = jnp.minimum(cta.row0 + column, shape.batch - 1)
-        (ref, at_gate, gates), *more = source(gate)
-
-        def place(gate, gates):
-          fixed = cta._at(row, 0, gate, gates) + feature
-          return fixed + cta._at(0, time, 0, gates)
-
-        at = place(at_gate, gates)
-        alternatives = [(c, r, place(g, m)) for c, (r, g, m) in more]
-        alternatives += [
-            (condition, r, row * shape.features + feature)
-            for condition, r in (other(column) for other in others)
+        at = exchange.offset(step, row, gate) + feature
+        alternatives = [
+            (condition, ref, row * shape.features + feature)
+            for condition, ref in (other(column) for other in others)
         ]
         for j in range(per_fragment):
-          shift = lambda x: x + 4 * j
           places.append((
-              ref,
-              shift(at),
-              *((c, r, shift(o)) for c, r, o in alternatives),
+              exchange.ref,
+              at + 4 * j,
+              *((c, r, o + 4 * j) for c, r, o in alternatives),
           ))
-    words = []
     # All in one loop: a wait for one is a wait for all.
     flat = ptx.poll(places, cta.dtype.itemsize)
-    for j in range(0, len(flat), 4):
-      words.append(flat[j : j + 4])
+    words = [flat[j : j + 4] for j in range(0, len(flat), 4)]
     if not cta.split:
-      grid = [
-          words[i * cta.tiles : (i + 1) * cta.tiles]
-          for i in range(self.blocks)
+      tiles = cta.tiles
+      return [
+          [words[i * tiles : (i + 1) * tiles] for i in range(self.blocks)]
       ]
-      return [grid]
-    planes = [[], []]
+    planes: list[list[Any]] = [[], []]
     for i in range(self.blocks):
-      rows = [[], []]
+      rows: list[list[Any]] = [[], []]
       for n in range(cta.tiles):
         q = 2 * (i * cta.tiles + n)
         values = [ptx.as_float(w) for w in (*words[q], *words[q + 1])]
@@ -729,26 +790,39 @@ class Multiplier:
   def multiply(self, fragments) -> list[list[Any]]:
     """Returns sums [half][tile], each two float32 [128]."""
     cta = self.cta
+    # The first part of an operand comes last, and small summands first.
+    pairs = [(0, 1), (1, 0), (0, 0)] if cta.split else [(0, 0)]
+    chain = 2 * self.blocks * len(pairs)
+    results = cta.tiles * self.halves // 2
+    # A tensor core takes its time for each product, so a few are under way.
+    ways = max(1, min(chain // 4, 8 // results))
     zero = ptx.full(1, 0.0)
+
+    def sums(tile, n):
+      acc = [[zero] * 4 for _ in range(ways)]
+      steps = [
+          (pair, i, j) for pair in pairs for i in range(self.blocks)
+          for j in (0, 2)
+      ]
+      for way, ((of_matrix, of_operand), i, j) in enumerate(steps):
+        low, high = (
+            self.matrix[of_matrix][2 * tile + h][i] for h in range(2)
+        )
+        a = (low[j], high[j], low[j + 1], high[j + 1])
+        b = fragments[of_operand][i][n][j : j + 2]
+        acc[way % ways] = ptx.mma(acc[way % ways], a, b, cta.short)
+      while len(acc) > 1:
+        rest = acc[len(acc) // 2 * 2 :]
+        acc = [
+            [x + y for x, y in zip(p, q, strict=True)]
+            for p, q in zip(acc[::2], acc[1::2], strict=False)
+        ] + rest
+      return acc[0]
+
     acc = [
-        [[zero] * 4 for _ in range(cta.tiles)]
-        for _ in range(self.halves // 2)
+        [sums(tile, n) for n in range(cta.tiles)]
+        for tile in range(self.halves // 2)
     ]
-    pairs = [(0, 0)]
-    if cta.split:
-      pairs = [(0, 1), (1, 0), (0, 0)]
-    for i in range(self.blocks):
-      for of_matrix, of_operand in pairs:
-        for half_step in range(2):
-          for tile in range(self.halves // 2):
-            low, high = (
-                self.matrix[of_matrix][2 * tile + h][i] for h in range(2)
-            )
-            j = 2 * half_step
-            a = (low[j], high[j], low[j + 1], high[j + 1])
-            for n in range(cta.tiles):
-              b = fragments[of_operand][i][n][j : j + 2]
-              acc[tile][n] = ptx.mma(acc[tile][n], a, b, cta.short)
     return [
         [acc[h // 2][n][2 * (h % 2) :][:2] for n in range(cta.tiles)]
         for h in range(self.halves)

@@ -13,6 +13,7 @@ all steps at once and are left to the compiler.
 
 from collections.abc import Callable, Sequence
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -131,13 +132,17 @@ def forward(
   if plan.flags:
     ins.append(Stream(jnp.int32, flags=True))
   saved = states - 1 if save else 0
-  kept = two and (save or not config.shared)
+  kept = two and save
   outs = [Stream(plan.dtype), *(Stream(dtype) for _, dtype in wanted)]
   outputs = len(outs)
   outs += [Stream(jnp.float32)] * saved
   outs += [Stream(plan.dtype)] * kept
   planes = len(matrix)
   split = planes == 2
+  exchanged = 0 if config.shared else len(stages)
+  legalize = functools.partial(
+      pointwise.legalize, fast=jnp.dtype(plan.dtype).itemsize == 2
+  )
   # What the first step and restarts multiply, as it would have been published.
   first = _publishable(carry[0], plan.dtype)
   again = _publishable(restart[0], plan.dtype) if plan.flags else first
@@ -152,7 +157,8 @@ def forward(
     inputs = refs[n : n + len(ins)]
     n += len(ins)
     out_refs, last_ref = refs[n : n + len(outs)], refs[n + len(outs)]
-    scratch = refs[n + len(outs) + 1 :]
+    n += len(outs) + 1
+    exchange_refs, scratch = refs[n : n + exchanged], refs[n + exchanged :]
     cta = cta_lib.Cta(config, shape, plan.reverse, plan.dtype)
     ring = cta_lib.Ring(cta, ins, inputs, scratch[0])
     multipliers = [
@@ -165,8 +171,6 @@ def forward(
     theta = tuple(cta.read_param(theta, i) for i in range(plan.params))
     restart = cta.read_rows(restart, states) if plan.flags else None
     state = cta.read_rows(carry, states)
-    operand_ref = out_refs[-1] if kept else None
-
     def restarts(step):
       """Where the carry restarts before a step that is in the ring."""
       if not plan.flags:
@@ -183,9 +187,9 @@ def forward(
       h_gates = gates
       u = None
       if two:
-        u = pointwise.legalize(plan.operand)(theta, row, h_gates, start)
+        u = legalize(plan.operand)(theta, row, h_gates, start)
         h_gates = (*h_gates, *finish(u))
-      new = pointwise.legalize(plan.update)(theta, row, h_gates, start)
+      new = legalize(plan.update)(theta, row, h_gates, start)
       return flags_lib.select(held(step), start, new), u
 
     if config.shared:
@@ -232,13 +236,16 @@ def forward(
       cta.write_rows(last_ref, state[-states:])
       return
 
-    _poison(cta, [out_refs[0], *[operand_ref] * kept], plan.dtype)
+    exchanges = [
+        cta_lib.Exchange(cta, ref, 1) for ref in exchange_refs
+    ]
+    _meet(cta, exchanges)
     ring.wait(plan.ahead)
-    _everyone(cta)
+    cta.barrier()
 
     def loop(step, state):
       time = cta.time(step)
-      product = multipliers[0]
+      product, exchange = multipliers[0], exchanges[0]
 
       def at_start(column):
         return _flag(step == 0), first
@@ -248,31 +255,31 @@ def forward(
         return flags & flags_lib.RESET, again
 
       others = (at_start, *([at_reset] if plan.flags else []))
-      before = cta.time(jnp.maximum(step - 1, 0))
-      fragments = product.await_(
-          before, lambda _: [(out_refs[0], 0, 1)], others
-      )
+      fragments = product.await_(exchange, step - 1, others)
       product.leave(step, product.multiply(fragments))
       ring.wait(plan.ahead)
       cta.barrier()
       ring.start(step + (config.stages - 1))
+      pl.when(step > 1)(lambda: exchange.retire(step - 2))
+      exchange.settle(step)
       start = flags_lib.select(restarts(step), restart, state)
       gates = tuple(product.gather(step))
 
       def finish(u):
-        product = multipliers[1]
-        cta.write(operand_ref, time, u, plan.dtype, publish=True)
-        fragments = product.await_(time, lambda _: [(operand_ref, 0, 1)])
-        product.leave(step, product.multiply(fragments))
+        product, exchange = multipliers[1], exchanges[1]
+        exchange.publish(step, (u,))
+        product.leave(
+            step, product.multiply(product.await_(exchange, step))
+        )
         cta.barrier()
+        pl.when(step > 0)(lambda: exchange.retire(step - 1))
         return product.gather(step)
 
-      new, _ = pointwise_step(step, start, gates, finish)
-      cta.write(out_refs[0], time, new[0], plan.dtype, publish=True)
-      written = [*(new[i] for i, _ in wanted), *start[1 : 1 + saved]]
-      for ref, stream, value in zip(
-          out_refs[1:], outs[1:], written, strict=False
-      ):
+      new, u = pointwise_step(step, start, gates, finish)
+      exchange.publish(step, new[:1])
+      written = [new[0], *(new[i] for i, _ in wanted)]
+      written += [*start[1 : 1 + saved], *[u] * kept]
+      for ref, stream, value in zip(out_refs, outs, written, strict=True):
         cta.write(ref, time, value, stream.dtype)
       return tuple(new)
 
@@ -281,7 +288,10 @@ def forward(
 
   stream = lambda s: jax.ShapeDtypeStruct(shape.stream(s.gates), s.dtype)
   small = jax.ShapeDtypeStruct(carry.shape, jnp.float32)
-  *results, last = _kernel(
+  exchange = jax.ShapeDtypeStruct(
+      cta_lib.Exchange.shape(shape, 1), plan.dtype
+  )
+  results = _kernel(
       plan,
       body,
       'dense_recurrence',
@@ -289,9 +299,10 @@ def forward(
       outs,
       stages,
       split,
-      (*map(stream, outs), small),
+      (*map(stream, outs), small, *(exchange,) * exchanged),
   )(*operands)
-  u = results[-1] if kept and save else None
+  results, last = results[: len(outs)], results[len(outs)]
+  u = results[-1] if kept else None
   carries = tuple(results[:outputs])
   return carries, last, tuple(results[outputs : outputs + saved]), u
 
@@ -345,6 +356,9 @@ def backward(
   planes = len(matrix)
   split = planes == 2
   rows = max(plan.params, 1)
+  exchanged = 0 if config.shared else len(adjoints)
+  fast = jnp.dtype(plan.dtype).itemsize == 2
+  legalize = functools.partial(pointwise.legalize, fast=fast)
 
   def linearise(theta, row, gates, start):
     return jax.vjp(plan.update, theta, row, gates, start)[1]
@@ -361,7 +375,8 @@ def backward(
     out_refs = refs[n : n + len(outs)]
     n += len(outs)
     d_carry_ref, d_theta_ref, d_restart_ref = refs[n : n + 3]
-    scratch = refs[n + 3 :]
+    n += 3
+    exchange_refs, scratch = refs[n : n + exchanged], refs[n + exchanged :]
     cta = cta_lib.Cta(config, shape, not plan.reverse, plan.dtype)
     ring = cta_lib.Ring(cta, ins, inputs, scratch[0])
     multipliers = [
@@ -384,10 +399,10 @@ def backward(
       gates = tuple(ring.read(step, 1))
       start = tuple(ring.read(step, 2 + i)[0] for i in range(states))
       g = tuple(ring.read(step, 2 + states + i)[0] for i in range(outputs))
-      pulls = [pointwise.legalize(linearise)(theta, row, gates, start)]
+      pulls = [legalize(linearise)(theta, row, gates, start)]
       if two:
         pulls.append(
-            pointwise.legalize(linearise_operand)(
+            legalize(linearise_operand)(
                 theta, row, gates[:-1], start
             )
         )
@@ -440,128 +455,97 @@ def backward(
     d_carry = cta.read_rows(d_last, states)
     d_sums = tuple(zero for _ in theta)
     d_restart = (zero,) * states if plan.flags else ()
-    state = d_carry, d_sums, d_restart
-
-    def distinct(d_row, d_gates):
-      return [tuple(d_row), tuple(d_gates[i] for i in extra)][: len(outs)]
-
+    distinct = lambda d_row, d_gates: [
+        tuple(d_row), tuple(d_gates[i] for i in extra)
+    ][: len(outs)]
     if config.shared:
       staging = cta_lib.Staging(cta, outs, out_refs, scratch[1])
       for multiplier in multipliers:
         multiplier.clear()
-      ring.wait(0)
-      cta.barrier()
+    else:
+      exchanges = [
+          cta_lib.Exchange(cta, ref, product.operands)
+          for ref, product in zip(exchange_refs, adjoints, strict=True)
+      ]
+      _meet(cta, exchanges)
+    ring.wait(1)
+    cta.barrier()
 
-      def loop(step, state):
-        d_carry, d_sums, d_restart = state
+    def multiply(i, step, values, meanwhile, barrier):
+      """One product, between what all have of its operand."""
+      product = multipliers[i]
+      if config.shared:
+        product.put(step, values)
+        barrier()
+        sums = product.multiply(product.take(step))
+        other = meanwhile()
+        return product.elements(sums)[0], other
+      exchange = exchanges[i]
+      exchange.publish(step, values)
+      other = meanwhile()
+      product.leave(step, product.multiply(product.await_(exchange, step)))
+      barrier()
+      pl.when(step > 0)(lambda: exchange.retire(step - 1))
+      exchange.settle(step)
+      return product.gather(step)[0], other
 
-        def through(d_gate):
-          product = multipliers[0]
-          if plan.stop:
-            return cta.zeros()
-          product.put(step, (d_gate,))
-          cta.barrier()
-          fragments = product.take(step)
-          return bounded(
-              product.elements(product.multiply(fragments))[0]
-          )
+    leaves, tree = jax.tree.flatten(linear(jnp.int32(0)))
 
-        d_theta, d_row, d_gates, d_start, kept, resets = pull(
-            linear(step), d_carry, through
-        )
-        product = multipliers[-1]
-        if not plan.stop:
-          product.put(step, d_gates[: product.product.gates])
-        for i, values in enumerate(distinct(d_row, d_gates)):
-          staging.write(step, i, values)
-        ring.wait(1)
+    def loop(step, state):
+      d_carry, d_sums, d_restart, leaves = state
+
+      def through(d_gate):
+        if plan.stop:
+          return cta.zeros()
+        d_u, _ = multiply(0, step, (d_gate,), lambda: None, cta.barrier)
+        return bounded(d_u)
+
+      d_theta, d_row, d_gates, d_start, kept, resets = pull(
+          jax.tree.unflatten(tree, leaves), d_carry, through
+      )
+
+      def following():
+        return jax.tree.leaves(linear(step + 1))
+
+      def barrier():
+        if config.shared:
+          for i, values in enumerate(distinct(d_row, d_gates)):
+            staging.write(step, i, values)
+        ring.wait(2)
         cta.barrier()
         ring.start(step + (config.stages - 1))
-        staging.flush(step)
-        d_h = None
-        if not plan.stop:
-          fragments = product.take(step)
-          (d_h,) = product.elements(product.multiply(fragments))
-        d_start, d_restart = close(d_start, kept, resets, d_h, d_restart)
-        d_sums = tuple(map(jnp.add, d_sums, d_theta))
-        return d_start, d_sums, d_restart
+        if config.shared:
+          staging.flush(step)
 
-    else:
-      _poison(cta, out_refs, plan.dtype)
-      ring.wait(0)
-      _everyone(cta)
-
-      def source(gate):
-        """Where the cotangent of a recurrent gate is written."""
-        if same == tuple(range(plan.gates)):
-          return [(out_refs[0], gate, plan.gates)]
-        found = []
-        for i, j in enumerate(same):
-          ref = out_refs[0] if j is not None else out_refs[1]
-          place = j if j is not None else extra.index(i)
-          total = plan.gates if j is not None else len(extra)
-          found.append((_flag(gate == i), (ref, place, total)))
-        return [found[0][1], *found[1:]]
-
-      def loop(step, state):
-        time = cta.time(step)
-        d_carry, d_sums, d_restart = state
-
-        def write(i, gate, value):
-          gates = outs[i].gates
-          cta.write(
-              out_refs[i], time, value, plan.dtype, gate, gates, publish=True
+      write = lambda: [
+          cta.write(ref, cta.time(step), value, plan.dtype, gate, len(values))
+          for ref, values in zip(
+              out_refs, distinct(d_row, d_gates), strict=True
           )
+          for gate, value in enumerate(values)
+      ]
 
-        def product_of(index):
-          product = multipliers[index]
+      def meanwhile():
+        if not config.shared:
+          write()
+        return following()
 
-          fragments = product.await_(
-              time, lambda gate: source(gate + product.product.first)
-          )
-          product.leave(step, product.multiply(fragments))
-          if index == len(multipliers) - 1:
-            ring.wait(1)
-          cta.barrier()
-          if index == len(multipliers) - 1:
-            ring.start(step + (config.stages - 1))
-          return product.gather(step)[0]
-
-        def through(d_gate):
-          last = plan.recurrent - 1
-          if same[last] is None:
-            write(1, extra.index(last), d_gate)
-          else:
-            write(0, same[last], d_gate)
-          if plan.stop:
-            return cta.zeros()
-          return bounded(product_of(0))
-
-        d_theta, d_row, d_gates, d_start, kept, resets = pull(
-            linear(step), d_carry, through
+      d_h = None
+      if plan.stop:
+        barrier()
+        leaves = meanwhile()
+      else:
+        last = len(multipliers) - 1
+        d_h, leaves = multiply(
+            last, step, d_gates[: adjoints[last].gates], meanwhile, barrier
         )
-        done = set()
-        if two:
-          last = plan.recurrent - 1
-          done = {(1, extra.index(last)) if same[last] is None else (
-              0, same[last]
-          )}
-        for i, values in enumerate(distinct(d_row, d_gates)):
-          for gate, value in enumerate(values):
-            if (i, gate) not in done:
-              write(i, gate, value)
-        d_h = None
-        if plan.stop:
-          ring.wait(1)
-          cta.barrier()
-          ring.start(step + (config.stages - 1))
-        else:
-          d_h = product_of(len(multipliers) - 1)
-        d_start, d_restart = close(d_start, kept, resets, d_h, d_restart)
-        d_sums = tuple(map(jnp.add, d_sums, d_theta))
-        return d_start, d_sums, d_restart
+      d_start, d_restart = close(d_start, kept, resets, d_h, d_restart)
+      d_sums = tuple(map(jnp.add, d_sums, d_theta))
+      return d_start, d_sums, d_restart, leaves
 
-    d_carry, d_sums, d_restart = lax.fori_loop(0, shape.time, loop, state)
+    d_carry, d_sums, d_restart, _ = lax.fori_loop(
+        0, shape.time, loop, (d_carry, d_sums, d_restart, leaves)
+    )
     cta.write_rows(d_carry_ref, d_carry)
     cta.write_rows(d_theta_ref, d_sums)
     cta.write_rows(d_restart_ref, d_restart)
@@ -570,7 +554,13 @@ def backward(
   small = lambda n: jax.ShapeDtypeStruct(
       (n, shape.batch, shape.features), jnp.float32
   )
-  *d_arrays, d_carry, d_theta, d_restart = _kernel(
+  exchanges = [
+      jax.ShapeDtypeStruct(
+          cta_lib.Exchange.shape(shape, product.operands), plan.dtype
+      )
+      for product in adjoints[:exchanged]
+  ]
+  results = _kernel(
       plan,
       body,
       'dense_recurrence_adjoint',
@@ -578,10 +568,17 @@ def backward(
       outs,
       adjoints,
       split,
-      (*map(stream, outs), small(states), small(rows), small(states)),
+      (
+          *map(stream, outs),
+          small(states),
+          small(rows),
+          small(states),
+          *exchanges,
+      ),
   )(theta, d_last, *matrix, *arrays)
-  d_extra = d_arrays[1] if extra else None
-  return d_arrays[0], d_extra, d_carry, d_theta, d_restart
+  d_carry, d_theta, d_restart = results[len(outs) : len(outs) + 3]
+  d_extra = results[1] if extra else None
+  return results[0], d_extra, d_carry, d_theta, d_restart
 
 
 def shared_gates(plan: Plan, states: int) -> tuple[int | None, ...]:
@@ -633,45 +630,12 @@ def _flag(condition) -> Array:
   return jnp.where(condition, jnp.int32(1), jnp.int32(0))
 
 
-def _poison(cta: cta_lib.Cta, refs: Sequence[Any], dtype) -> None:
-  """Fills this CTA's part of what will be published with `ptx.POISON`."""
-  shape, config = cta.shape, cta.config
-  size = jnp.dtype(dtype).itemsize
-  done = []
-  for ref in refs:
-    if any(ref is other for other in done):
-      continue
-    done.append(ref)
-    gates = ref.shape[2] if len(ref.shape) == 4 else 1
-    per_row = config.units * size // 16
-    total = gates * config.columns * per_row
-    rounds = pl.cdiv(total, cta.threads)
-    # Several steps at once, or most threads would have nothing to do.
-    steps = max(1, cta.threads // total)
-
-    def fill(k, _, ref=ref, gates=gates, rounds=rounds, steps=steps,
-             total=total):
-      for i in range(rounds):
-        q = cta.index + i * cta.threads
-        ahead = lax.div(q, jnp.int32(total))
-        q = q - ahead * total
-        time = k * steps + ahead
-        gate = lax.div(q, jnp.int32(config.columns * per_row))
-        q = q - gate * (config.columns * per_row)
-        row = lax.div(q, jnp.int32(per_row))
-        unit = cta.unit0 + (q - row * per_row) * (16 // size)
-        where = (unit < shape.size) & (cta.row0 + row < shape.batch)
-        where &= (gate < gates) & (time < shape.time) & (ahead < steps)
-        at = cta._at(cta.row0 + row, time, gate, gates)
-        at = at + cta.head * shape.size + unit
-        ptx.fill(ref, jnp.where(where, at, 0), size, _flag(where))
-      return ()
-
-    lax.fori_loop(0, pl.cdiv(shape.time, steps), fill, ())
-
-
-def _everyone(cta: cta_lib.Cta) -> None:
-  """Waits for all CTAs of the grid."""
+def _meet(cta: cta_lib.Cta, exchanges: Sequence[cta_lib.Exchange]) -> None:
+  """Poisons this CTA's parts of the exchanges, and waits for all CTAs."""
+  for exchange in exchanges:
+    exchange.clear()
+  ptx.fence()
+  cta.barrier()
   semaphore = pl.get_global(plgpu.SemaphoreType.REGULAR)
   shape, config = cta.shape, cta.config
   ctas = (
@@ -679,8 +643,6 @@ def _everyone(cta: cta_lib.Cta) -> None:
       * pl.cdiv(shape.size, config.units)
       * pl.cdiv(shape.batch, config.columns)
   )
-  ptx.fence()
-  cta.barrier()
   plgpu.semaphore_signal(semaphore, 1, memory_scope='gpu')
   plgpu.semaphore_wait(
       semaphore,
@@ -688,7 +650,6 @@ def _everyone(cta: cta_lib.Cta) -> None:
       decrement=False,
       memory_scope='gpu',
   )
-  cta.barrier()
 
 
 def _kernel(plan, body, name, ins, outs, products, split, out_type):
