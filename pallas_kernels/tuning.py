@@ -167,7 +167,10 @@ def _smaller(config: Config, steps: int) -> Iterable[Config]:
 # Heads of up to this many units are one CTA's.
 _SHARED_UNITS = 64
 
-# Units of a CTA where a head is spread over several.
+# Heads of up to this many units are one cluster's, of up to 16 CTAs.
+_CLUSTER_UNITS = 512
+
+# Units of a CTA where a head is spread over more.
 _SPREAD_UNITS = 16
 
 
@@ -187,11 +190,17 @@ def dense(
     adjoint: whether it is for the adjoint.
     target: the device.
   """
-  del gates, dtype, adjoint
+  del gates, dtype
   rows = -(-shape.batch // 8)
   if shape.size <= _SHARED_UNITS:
-    warpgroups = -(-shape.size // 32)
-    return cta_lib.Config(True, 8, -(-shape.size // 8) * 8, warpgroups)
+    units = -(-shape.size // 8) * 8
+    if adjoint:
+      return cta_lib.Config('shared', 8, units, 1)
+    return cta_lib.Config('shared', 8, units, -(-units // 32))
+  if shape.size <= _CLUSTER_UNITS:
+    sums = 8 if adjoint else (1 if shape.size <= 128 else 4)
+    warpgroups = 1 if sums == 1 else 2
+    return cta_lib.Config('cluster', 8, 32, warpgroups, sums)
   units = _SPREAD_UNITS
   parts = shape.heads * -(-shape.size // units)
   if parts > target.cores:
@@ -202,4 +211,4 @@ def dense(
     )
   slices = min(rows, target.cores // parts)
   columns = 8 * -(-rows // slices)
-  return cta_lib.Config(False, columns, units, 2)
+  return cta_lib.Config('device', columns, units, 2, 8)

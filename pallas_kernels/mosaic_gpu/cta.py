@@ -3,18 +3,18 @@
 A CTA has some batch rows (columns, for the tensor cores) and some units of one
 head. It multiplies the recurrent kernel's rows of these units, which stay in
 registers for the whole sequence, with what all units of the head have made of
-their step. Two placements:
+their step. How that gets from CTA to CTA depends on the size of the head:
 
-* shared: the CTA has all units of its head. Each warp has some of them and
-  multiplies whole rows. What is multiplied passes through shared memory.
-* spread: the units of a head are dealt to several CTAs. Each warp multiplies a
-  part of every row, and the parts are summed through shared memory. What is
-  multiplied passes through device memory that is poisoned first, so that
-  reading it is waiting for it (`Exchange`).
+* 'shared': one CTA has all units of the head; through its shared memory.
+* 'cluster': the CTAs of a cluster do, each having the operand in its shared
+  memory: they write their parts into each other's.
+* 'device': more CTAs than a cluster holds do, through device memory that is
+  poisoned first, so that reading it is waiting for it (`Exchange`).
 
-Either way a warpgroup's threads end up with the product's elements, and they
-keep the carry of these elements in registers. Tiles of streams pass through
-shared memory: in by asynchronous copies, several steps ahead.
+The warps of a CTA share out the rows, and, where these are few or long, also
+the sums, which then meet in shared memory. Threads end up with some elements of
+the product, and keep the carry of these elements in registers. Tiles of streams
+pass through shared memory: in by asynchronous copies, several steps ahead.
 
 Words: a *half* is 8 rows of a product, half of a tensor core's tile; a *block*
 is 32 of the elements that it sums over.
@@ -43,18 +43,35 @@ class Config:
   """How a dense recurrence is cut; chosen by `tuning.py`.
 
   Attributes:
-    shared: whether a CTA has all units of its head.
+    exchange: 'shared', 'cluster' or 'device'.
     columns: batch rows of a CTA, a multiple of 8.
     units: of a CTA, a multiple of 8.
     warpgroups: of a CTA.
-    stages: steps for which inputs are in flight or in use, at least 4.
+    sums: into how many parts its warps share out the sums, a power of two; 4
+      times `warpgroups` for 'device'.
+    stages: steps for which inputs are in flight or in use, at least 5.
   """
 
-  shared: bool
+  exchange: str
   columns: int
   units: int
   warpgroups: int
+  sums: int = 1
   stages: int = 6
+
+  @property
+  def through_device(self) -> bool:
+    return self.exchange == 'device'
+
+  @property
+  def row_warps(self) -> int:
+    """Into how many parts the warps share out the units."""
+    return 4 * self.warpgroups // self.sums
+
+  @property
+  def warp_units(self) -> int:
+    """Units of a warp."""
+    return 8 * pl.cdiv(self.units, 8 * self.row_warps)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,6 +92,10 @@ class Shape:
   def blocks(self) -> int:
     """Blocks of a head."""
     return pl.cdiv(self.size, 32)
+
+  def parts(self, config: 'Config') -> int:
+    """CTAs of a head."""
+    return pl.cdiv(self.size, config.units)
 
   def stream(self, gates: int | None = None) -> tuple[int, ...]:
     """Returns the shape of an array with all steps."""
@@ -127,9 +148,10 @@ class Cta:
     self.warps = 4 * config.warpgroups
     self.row0 = lax.axis_index('slice') * config.columns
     self.head = lax.axis_index('head')
-    self.unit0 = jnp.int32(0)
-    if not config.shared:
-      self.unit0 = lax.axis_index('part') * config.units
+    self.part = self.unit0 = jnp.int32(0)
+    if config.exchange != 'shared':
+      self.part = lax.axis_index('part')
+      self.unit0 = self.part * config.units
     self.group = jnp.int32(0)
     if config.warpgroups > 1:
       self.group = lax.axis_index('warpgroup')
@@ -146,43 +168,31 @@ class Cta:
 
   def _elements(self):
     config = self.config
-    units, columns = [], []
-    if config.shared:
-      for s in range(self.warp_units // 8):
+    units, columns, own = [], [], []
+    if config.sums == 1:
+      # As the tensor cores leave them.
+      for s in range(config.warp_units // 8):
         for n in range(self.tiles):
           for p in range(2):
-            units.append(self.warp * self.warp_units + 8 * s + self.quad)
+            units.append(self.warp * config.warp_units + 8 * s + self.quad)
             columns.append(8 * n + 2 * self.place + p)
-      own = None
+            own.append(units[-1] < config.units)
     else:
       total = config.units * config.columns
-      active = min(config.warpgroups, total // LANES)
-      self.count = total // LANES // active
-      group = self.group
-      if active < config.warpgroups:
-        # The others do the same work in the same time, and store nothing.
-        group = lax.rem(group, jnp.int32(active))
-      for j in range(self.count):
-        e = (group * self.count + j) * LANES + self.tid
-        octet = e >> 3
+      count = pl.cdiv(total, self.threads)
+      for j in range(count):
+        e = (self.group * count + j) * LANES + self.tid
+        own.append(e < total)
+        # Where there are not enough, some do the work of others.
+        octet = lax.rem(e, jnp.int32(total)) >> 3
         tile = lax.div(octet, jnp.int32(config.units))
         units.append(octet - tile * config.units)
         columns.append(8 * tile + (e & 7))
-      own = None
-      if active < config.warpgroups:
-        own = jnp.where(self.group < active, jnp.int32(1), jnp.int32(0))
     self.count = len(units)
     self.unit, self.column = ptx.stack(units), ptx.stack(columns)
     inside = self.unit0 + self.unit < self.shape.size
     inside &= self.row0 + self.column < self.shape.batch
-    if config.shared:
-      inside &= self.unit < config.units
-    self.valid = _flag(inside) if own is None else _flag(inside) * own
-
-  @property
-  def warp_units(self) -> int:
-    """Units of a warp where they are shared out to warps."""
-    return 8 * pl.cdiv(self.config.units, 8 * self.warps)
+    self.valid = _flag(inside) * ptx.stack([_flag(x) for x in own])
 
   def zeros(self) -> Array:
     return ptx.full(self.count, 0.0)
@@ -263,7 +273,15 @@ class Cta:
     return self.shape.time - 1 - step if self.reverse else step
 
   def barrier(self):
+    """Waits for all threads of the CTA."""
     ptx.barrier(self.config.warpgroups)
+
+  def meet(self):
+    """Waits for all threads of all CTAs that share an operand."""
+    if self.config.exchange == 'cluster':
+      ptx.cluster_barrier()
+    else:
+      self.barrier()
 
 
 def _flag(condition) -> Array:
@@ -507,7 +525,7 @@ def _chunks(cta: Cta, stream: Stream) -> list[tuple[Array, Array, Array]]:
 
 
 class Staging:
-  """Tiles that leave through shared memory, where a CTA has whole heads.
+  """Tiles that leave through shared memory, so that it happens in 16 bytes.
 
   Args:
     cta: coordinates.
@@ -582,15 +600,11 @@ class Product:
 
   def halves(self, config: Config) -> int:
     """Halves of the rows that each warp multiplies, an even number."""
-    units = config.units
-    if config.shared:
-      units = pl.cdiv(config.units, 32 * config.warpgroups) * 8
-    return pl.cdiv(self.results * units // 8, 2) * 2
+    return pl.cdiv(self.results * config.warp_units // 8, 2) * 2
 
   def blocks(self, config: Config, shape: Shape) -> int:
     """Blocks that each warp sums over."""
-    blocks = self.operands * shape.blocks
-    return blocks if config.shared else pl.cdiv(blocks, 4 * config.warpgroups)
+    return pl.cdiv(self.operands * shape.blocks, config.sums)
 
 
 class Multiplier:
@@ -611,7 +625,9 @@ class Multiplier:
     config, shape = cta.config, cta.shape
     self.halves = product.halves(config)
     self.blocks = product.blocks(config, shape)
-    self.sub = (cta.warp_units if config.shared else config.units) // 8
+    self.sub = config.warp_units // 8
+    self.row_warp = lax.rem(cta.warp, jnp.int32(config.row_warps))
+    self.sum_warp = lax.div(cta.warp, jnp.int32(config.row_warps))
     self.plane_bytes = self._plane_bytes(config, shape, product)
     self.matrix = [
         [
@@ -623,12 +639,13 @@ class Multiplier:
 
   @staticmethod
   def _plane_bytes(config, shape, product) -> int:
-    return config.columns * pl.cdiv(product.operands * shape.blocks, 2) * 128
+    blocks = config.sums * product.blocks(config, shape)
+    return config.columns * pl.cdiv(blocks, 2) * 128
 
   @classmethod
   def operand_words(cls, config, shape, product, split: bool) -> int:
     """Shared memory for what is multiplied, for two steps."""
-    if not config.shared:
+    if config.through_device:
       return 0
     planes = 2 if split else 1
     return 2 * planes * cls._plane_bytes(config, shape, product) // 4
@@ -636,21 +653,20 @@ class Multiplier:
   @classmethod
   def partial_words(cls, config, product) -> int:
     """Shared memory for the sums of each warp, for two steps."""
-    if config.shared:
+    if config.sums == 1:
       return 0
     halves = product.halves(config)
     return 2 * 4 * config.warpgroups * halves * config.columns * 8
 
   def _block(self, i: int):
-    """Returns gate and first element of this warp's i-th block."""
-    cta = self.cta
-    if cta.config.shared:
-      gate, block = divmod(i, cta.shape.blocks)
+    """Returns gate, first element and existence of this warp's i-th block."""
+    blocks = self.cta.shape.blocks
+    if self.cta.config.sums == 1:
+      gate, block = divmod(i, blocks)
       return gate, jnp.int32(32 * block), None
-    index = cta.warp * self.blocks + i
-    gate = lax.div(index, jnp.int32(cta.shape.blocks))
-    block = index - gate * cta.shape.blocks
-    return gate, 32 * block, gate < self.product.operands
+    index = self.sum_warp * self.blocks + i
+    gate = lax.div(index, jnp.int32(blocks))
+    return gate, 32 * (index - gate * blocks), gate < self.product.operands
 
   def _fragment(self, ref, half: int, i: int):
     """Loads 8 elements of one row of the matrix, as four words."""
@@ -658,15 +674,12 @@ class Multiplier:
     result, sub = divmod(half, self.sub)
     if result >= product.results:
       return [ptx.full(1, 0, jnp.int32)] * 4
-    unit = 8 * sub + cta.quad
-    if cta.config.shared:
-      unit = unit + cta.warp * cta.warp_units
+    unit = self.row_warp * cta.config.warp_units + 8 * sub + cta.quad
     row = cta.unit0 + unit
     gate, start, exists = self._block(i)
     k = start + 8 * cta.place
     where = (row < cta.shape.size) & (k < cta.shape.size)
-    if cta.config.shared:
-      where &= unit < cta.config.units
+    where &= unit < cta.config.units
     if exists is not None:
       where &= exists
     gate = product.first + (gate if product.transposed else result)
@@ -695,7 +708,7 @@ class Multiplier:
     start = (step & 1) * (planes * self.plane_bytes)
     pitch = self.plane_bytes // cta.config.columns
     for gate, value in enumerate(values):
-      byte = 2 * (gate * 32 * cta.shape.blocks + cta.unit)
+      byte = 2 * (gate * 32 * cta.shape.blocks + cta.unit0 + cta.unit)
       chunk = (byte >> 4) ^ _permutation(cta.column)
       at = start + cta.column * pitch + (chunk << 4) + (byte & 15)
       if not cta.split:
@@ -710,6 +723,35 @@ class Multiplier:
             shared=True, where=cta.valid,
         )
 
+    if cta.config.exchange == 'cluster':
+      cta.barrier()
+      self._send(start, len(values), planes)
+
+  def _send(self, start, gates: int, planes: int):
+    """Copies this CTA's part of the operand to the others of its cluster."""
+    cta, config = self.cta, self.cta.config
+    per_row = config.units // 8
+    rows = gates * planes * config.columns
+    total = rows * per_row
+    pitch = self.plane_bytes // config.columns
+    parts = cta.shape.parts(config)
+    for k in range(pl.cdiv(total * (parts - 1), cta.threads)):
+      q = cta.index + k * cta.threads
+      peer = lax.div(q, jnp.int32(total))
+      rest = q - peer * total
+      row = lax.div(rest, jnp.int32(per_row))
+      unit = cta.unit0 + 8 * (rest - row * per_row)
+      column = lax.rem(row, jnp.int32(config.columns))
+      gate = lax.div(row, jnp.int32(config.columns))
+      plane = lax.div(gate, jnp.int32(gates))
+      gate = gate - plane * gates
+      chunk = (gate * 32 * cta.shape.blocks + unit) >> 3
+      at = plane * self.plane_bytes + column * pitch
+      at = start + at + ((chunk ^ _permutation(column)) << 4)
+      where = (peer < parts - 1) & (unit < cta.shape.size)
+      rank = lax.rem(cta.part + 1 + peer, jnp.int32(parts))
+      ptx.send(self.operand, at, rank, _flag(where))
+
   def take(self, step) -> list[Any]:
     """Returns the operand's fragments: [plane][block][tile] of four words."""
     cta = self.cta
@@ -719,7 +761,8 @@ class Multiplier:
 
     def fragment(plane, i, n):
       column = 8 * n + cta.quad
-      chunk = (4 * i + cta.place) ^ _permutation(column)
+      block = self.sum_warp * self.blocks + i
+      chunk = (4 * block + cta.place) ^ _permutation(column)
       at = start + plane * self.plane_bytes + column * pitch + (chunk << 4)
       return ptx.load_words(self.operand, at, shared=True, size=2)
 
@@ -841,31 +884,28 @@ class Multiplier:
         for result in range(self.product.results)
     ]
 
-  def leave(self, step, sums):
-    """Leaves this warp's part of the sums to the others."""
+  def gather(self, step, sums) -> list[Array]:
+    """Returns this thread's elements of each result, from all warps' sums."""
     cta = self.cta
+    if cta.config.sums == 1:
+      return self.elements(sums)
     for half, row in enumerate(sums):
-      if half >= self.product.results * self.sub:
+      result, sub = divmod(half, self.sub)
+      if result >= self.product.results:
         continue
+      index = result * self.sub * cta.config.row_warps
+      index = index + self.row_warp * self.sub + sub
       for n, pair in enumerate(row):
-        at = self._partial(step, cta.warp, half, n) + 8 * cta.lane
+        at = self._partial(step, self.sum_warp, index, n) + 8 * cta.lane
         ptx.store_pair(self.partials, at, pair)
-
-  def _partial(self, step, warp, half, tile):
-    cta = self.cta
-    index = (step & 1) * cta.warps + warp
-    return ((index * self.halves + half) * cta.tiles + tile) * 256
-
-  def gather(self, step) -> list[Array]:
-    """Returns this thread's elements, summed over warps, after a barrier."""
-    cta = self.cta
+    cta.barrier()
     results = []
     for result in range(self.product.results):
-      half = result * self.sub + (cta.unit >> 3)
+      index = result * self.sub * cta.config.row_warps + (cta.unit >> 3)
       within = ((cta.unit & 7) << 5) + ((cta.column & 7) << 2)
       parts = []
-      for warp in range(cta.warps):
-        at = self._partial(step, warp, half, cta.column >> 3) + within
+      for part in range(cta.config.sums):
+        at = self._partial(step, part, index, cta.column >> 3) + within
         parts.append(
             ptx.load(
                 self.partials, at, jnp.float32, shared=True, count=cta.count
@@ -875,6 +915,13 @@ class Multiplier:
         parts = [a + b for a, b in zip(parts[::2], parts[1::2], strict=True)]
       results.append(parts[0])
     return results
+
+  def _partial(self, step, part, index, tile):
+    """Returns where 8 rows of one tile lie among the sums, in bytes."""
+    cta = self.cta
+    rows = self.halves * cta.config.row_warps
+    place = (step & 1) * cta.config.sums + part
+    return ((place * rows + index) * cta.tiles + tile) * 256
 
 
 def _parts(values: Sequence[Array]):
@@ -887,3 +934,7 @@ def _parts(values: Sequence[Array]):
         ptx.narrow(a - ptx.lower(word), b - ptx.upper(word), jnp.bfloat16)
     )
   return high, low
+
+
+# Steps that are in an exchange.
+_SLOTS = 8

@@ -139,7 +139,7 @@ def forward(
   outs += [Stream(plan.dtype)] * kept
   planes = len(matrix)
   split = planes == 2
-  exchanged = 0 if config.shared else len(stages)
+  exchanged = len(stages) if config.through_device else 0
   legalize = functools.partial(
       pointwise.legalize, fast=jnp.dtype(plan.dtype).itemsize == 2
   )
@@ -163,7 +163,7 @@ def forward(
     ring = cta_lib.Ring(cta, ins, inputs, scratch[0])
     multipliers = [
         cta_lib.Multiplier(
-            cta, stage, matrix, scratch[2 + i], scratch[2 + i]
+            cta, stage, matrix, scratch[2 + 2 * i], scratch[3 + 2 * i]
         )
         for i, stage in enumerate(stages)
     ]
@@ -192,28 +192,30 @@ def forward(
       new = legalize(plan.update)(theta, row, h_gates, start)
       return flags_lib.select(held(step), start, new), u
 
-    if config.shared:
+    if not config.through_device:
       staging = cta_lib.Staging(cta, outs, out_refs, scratch[1])
       for multiplier in multipliers:
         multiplier.clear()
       ring.wait(plan.ahead)
-      cta.barrier()
+      cta.meet()
       state = flags_lib.select(restarts(0), restart, state)
       multipliers[0].put(jnp.int32(0), state[:1])
 
       def loop(step, state):
         ring.wait(plan.ahead)
-        cta.barrier()
+        cta.meet()
         ring.start(step + (config.stages - 1))
         pl.when(step > 0)(lambda: staging.flush(step - 1))
         product = multipliers[0]
-        gates = tuple(product.elements(product.multiply(product.take(step))))
+        sums = product.multiply(product.take(step))
+        gates = tuple(product.gather(step, sums))
 
         def finish(u):
           product = multipliers[1]
           product.put(step, (u,))
-          cta.barrier()
-          return product.elements(product.multiply(product.take(step)))
+          cta.meet()
+          sums = product.multiply(product.take(step))
+          return product.gather(step, sums)
 
         new, u = pointwise_step(step, state, gates, finish)
         written = [new[0], *(new[i] for i, _ in wanted)]
@@ -231,7 +233,7 @@ def forward(
       state = lax.fori_loop(
           0, shape.time, lambda step, s: loop(step, s[:states]), init
       )
-      cta.barrier()
+      cta.meet()
       staging.flush(jnp.int32(shape.time - 1))
       cta.write_rows(last_ref, state[-states:])
       return
@@ -256,24 +258,20 @@ def forward(
 
       others = (at_start, *([at_reset] if plan.flags else []))
       fragments = product.await_(exchange, step - 1, others)
-      product.leave(step, product.multiply(fragments))
       ring.wait(plan.ahead)
-      cta.barrier()
+      gates = tuple(product.gather(step, product.multiply(fragments)))
       ring.start(step + (config.stages - 1))
       pl.when(step > 1)(lambda: exchange.retire(step - 2))
       exchange.settle(step)
       start = flags_lib.select(restarts(step), restart, state)
-      gates = tuple(product.gather(step))
 
       def finish(u):
         product, exchange = multipliers[1], exchanges[1]
         exchange.publish(step, (u,))
-        product.leave(
-            step, product.multiply(product.await_(exchange, step))
-        )
-        cta.barrier()
+        fragments = product.await_(exchange, step)
+        results = product.gather(step, product.multiply(fragments))
         pl.when(step > 0)(lambda: exchange.retire(step - 1))
-        return product.gather(step)
+        return results
 
       new, u = pointwise_step(step, start, gates, finish)
       exchange.publish(step, new[:1])
@@ -356,7 +354,7 @@ def backward(
   planes = len(matrix)
   split = planes == 2
   rows = max(plan.params, 1)
-  exchanged = 0 if config.shared else len(adjoints)
+  exchanged = len(adjoints) if config.through_device else 0
   fast = jnp.dtype(plan.dtype).itemsize == 2
   legalize = functools.partial(pointwise.legalize, fast=fast)
 
@@ -381,7 +379,7 @@ def backward(
     ring = cta_lib.Ring(cta, ins, inputs, scratch[0])
     multipliers = [
         cta_lib.Multiplier(
-            cta, product, matrix, scratch[2 + i], scratch[2 + i]
+            cta, product, matrix, scratch[2 + 2 * i], scratch[3 + 2 * i]
         )
         for i, product in enumerate(adjoints)
     ]
@@ -458,7 +456,7 @@ def backward(
     distinct = lambda d_row, d_gates: [
         tuple(d_row), tuple(d_gates[i] for i in extra)
     ][: len(outs)]
-    if config.shared:
+    if not config.through_device:
       staging = cta_lib.Staging(cta, outs, out_refs, scratch[1])
       for multiplier in multipliers:
         multiplier.clear()
@@ -469,25 +467,38 @@ def backward(
       ]
       _meet(cta, exchanges)
     ring.wait(1)
-    cta.barrier()
+    cta.meet()
 
-    def multiply(i, step, values, meanwhile, barrier):
-      """One product, between what all have of its operand."""
+    def multiply(i, step, values, before, meanwhile, after):
+      """One product, and what is done around it.
+
+      Args:
+        i: which.
+        step: which.
+        values: this thread's elements of its operand.
+        before: called when these are on their way.
+        meanwhile: called when it is time for something else.
+        after: called when all threads have got here.
+      """
       product = multipliers[i]
-      if config.shared:
+      if not config.through_device:
         product.put(step, values)
-        barrier()
+        before()
+        cta.meet()
+        after()
         sums = product.multiply(product.take(step))
         other = meanwhile()
-        return product.elements(sums)[0], other
+        return product.gather(step, sums)[0], other
       exchange = exchanges[i]
       exchange.publish(step, values)
+      before()
       other = meanwhile()
-      product.leave(step, product.multiply(product.await_(exchange, step)))
-      barrier()
+      fragments = product.await_(exchange, step)
+      (result,) = product.gather(step, product.multiply(fragments))
+      after()
       pl.when(step > 0)(lambda: exchange.retire(step - 1))
       exchange.settle(step)
-      return product.gather(step)[0], other
+      return result, other
 
     leaves, tree = jax.tree.flatten(linear(jnp.int32(0)))
 
@@ -497,47 +508,48 @@ def backward(
       def through(d_gate):
         if plan.stop:
           return cta.zeros()
-        d_u, _ = multiply(0, step, (d_gate,), lambda: None, cta.barrier)
+        nothing = lambda: None
+        d_u, _ = multiply(0, step, (d_gate,), nothing, nothing, nothing)
         return bounded(d_u)
 
       d_theta, d_row, d_gates, d_start, kept, resets = pull(
           jax.tree.unflatten(tree, leaves), d_carry, through
       )
 
-      def following():
-        return jax.tree.leaves(linear(step + 1))
-
-      def barrier():
-        if config.shared:
-          for i, values in enumerate(distinct(d_row, d_gates)):
+      def before():
+        for i, values in enumerate(distinct(d_row, d_gates)):
+          if not config.through_device:
             staging.write(step, i, values)
+            continue
+          for gate, value in enumerate(values):
+            cta.write(
+                out_refs[i], cta.time(step), value, plan.dtype, gate,
+                len(values),
+            )
         ring.wait(2)
-        cta.barrier()
+
+      def after():
         ring.start(step + (config.stages - 1))
-        if config.shared:
+        if not config.through_device:
           staging.flush(step)
 
-      write = lambda: [
-          cta.write(ref, cta.time(step), value, plan.dtype, gate, len(values))
-          for ref, values in zip(
-              out_refs, distinct(d_row, d_gates), strict=True
-          )
-          for gate, value in enumerate(values)
-      ]
-
       def meanwhile():
-        if not config.shared:
-          write()
-        return following()
+        return jax.tree.leaves(linear(step + 1))
 
-      d_h = None
       if plan.stop:
-        barrier()
-        leaves = meanwhile()
+        before()
+        cta.barrier()
+        after()
+        d_h, leaves = None, meanwhile()
       else:
         last = len(multipliers) - 1
         d_h, leaves = multiply(
-            last, step, d_gates[: adjoints[last].gates], meanwhile, barrier
+            last,
+            step,
+            d_gates[: adjoints[last].gates],
+            before,
+            meanwhile,
+            after,
         )
       d_start, d_restart = close(d_start, kept, resets, d_h, d_restart)
       d_sums = tuple(map(jnp.add, d_sums, d_theta))
@@ -546,6 +558,8 @@ def backward(
     d_carry, d_sums, d_restart, _ = lax.fori_loop(
         0, shape.time, loop, (d_carry, d_sums, d_restart, leaves)
     )
+    # No CTA leaves while another one may write to its shared memory.
+    cta.meet()
     cta.write_rows(d_carry_ref, d_carry)
     cta.write_rows(d_theta_ref, d_sums)
     cta.write_rows(d_restart_ref, d_restart)
@@ -638,11 +652,8 @@ def _meet(cta: cta_lib.Cta, exchanges: Sequence[cta_lib.Exchange]) -> None:
   cta.barrier()
   semaphore = pl.get_global(plgpu.SemaphoreType.REGULAR)
   shape, config = cta.shape, cta.config
-  ctas = (
-      shape.heads
-      * pl.cdiv(shape.size, config.units)
-      * pl.cdiv(shape.batch, config.columns)
-  )
+  slices = pl.cdiv(shape.batch, config.columns)
+  ctas = shape.heads * shape.parts(config) * slices
   plgpu.semaphore_signal(semaphore, 1, memory_scope='gpu')
   plgpu.semaphore_wait(
       semaphore,
@@ -656,20 +667,23 @@ def _kernel(plan, body, name, ins, outs, products, split, out_type):
   """Returns a kernel as a function of arrays."""
   config, shape = plan.config, plan.shape
   grid = {'slice': pl.cdiv(shape.batch, config.columns), 'head': shape.heads}
-  if not config.shared:
-    grid['part'] = pl.cdiv(shape.size, config.units)
   options: dict[str, Any] = {}
   if config.warpgroups > 1:
     options = {'num_threads': config.warpgroups, 'thread_name': 'warpgroup'}
+  if config.exchange == 'cluster':
+    options['cluster'] = (shape.parts(config),)
+    options['cluster_names'] = ('part',)
+  elif config.through_device:
+    grid['part'] = shape.parts(config)
   words = [
       cta_lib.Ring.words(config, ins),
-      cta_lib.Staging.words(config, outs) if config.shared else 0,
+      0 if config.through_device else cta_lib.Staging.words(config, outs),
   ]
   for product in products:
-    words.append(
-        cta_lib.Multiplier.operand_words(config, shape, product, split)
-        + cta_lib.Multiplier.partial_words(config, product)
-    )
+    words += [
+        cta_lib.Multiplier.operand_words(config, shape, product, split),
+        cta_lib.Multiplier.partial_words(config, product),
+    ]
   body.__name__ = name
   return plgpu.kernel(
       body,

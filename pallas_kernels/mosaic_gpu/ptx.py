@@ -558,3 +558,28 @@ def fill(ref: Ref, offset, size: int, where) -> None:
 def fence() -> None:
   """Makes what this thread has stored visible to all multiprocessors."""
   emit('fence.acq_rel.gpu;', [])
+
+
+def send(ref: Ref, offset, rank, where) -> None:
+  """Copies 16 bytes of shared memory to their place in another CTA's.
+
+  Args:
+    ref: in shared memory.
+    offset: in bytes, here and there.
+    rank: of the other CTA in this one's cluster.
+    where: int32, not 0 for a copy.
+  """
+  code = (
+      '{ .reg .u32 s, r; .reg .b32 w<4>; .reg .pred p; add.u32 s, %0, %1;'
+      ' setp.ne.s32 p, %3, 0; mapa.shared::cluster.u32 r, s, %2;'
+      ' @p ld.shared.v4.b32 {w0, w1, w2, w3}, [s];'
+      ' @p st.shared::cluster.v4.b32 [r], {w0, w1, w2, w3}; }'
+  )
+  emit(code, [], ref, offset, rank, where)
+
+
+def cluster_barrier() -> None:
+  """Waits for all threads of all CTAs of the cluster, and orders memory."""
+  emit(
+      'barrier.cluster.arrive.release; barrier.cluster.wait.acquire;', []
+  )
