@@ -7,6 +7,7 @@ where a table below knows what was fastest on a device, it decides.
 """
 
 from collections.abc import Iterable, Sequence
+import math
 
 from pallas_kernels import targets
 from pallas_kernels.mosaic_gpu import cta as cta_lib
@@ -200,7 +201,8 @@ def dense(
   if shape.size <= _CLUSTER_UNITS:
     sums = 8 if adjoint else (1 if shape.size <= 128 else 4)
     warpgroups = 1 if sums == 1 else 2
-    return cta_lib.Config('cluster', 8, 32, warpgroups, sums)
+    parts = -(-shape.size // 32)
+    return cta_lib.Config('cluster', 8, 32, warpgroups, sums, parts)
   units = _SPREAD_UNITS
   parts = shape.heads * -(-shape.size // units)
   if parts > target.cores:
@@ -211,4 +213,8 @@ def dense(
     )
   slices = min(rows, target.cores // parts)
   columns = 8 * -(-rows // slices)
-  return cta_lib.Config('device', columns, units, 2, 8)
+  # A cluster of 8 fits twice where 16 multiprocessors share a crossbar, which
+  # leaves some of them over; pairs always fit.
+  most = 8 if parts * slices <= 96 else 2
+  cluster = math.gcd(-(-shape.size // units), most)
+  return cta_lib.Config('device', columns, units, 2, 8, cluster)

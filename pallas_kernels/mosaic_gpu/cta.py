@@ -9,7 +9,8 @@ their step. How that gets from CTA to CTA depends on the size of the head:
 * 'cluster': the CTAs of a cluster do, each having the operand in its shared
   memory: they write their parts into each other's.
 * 'device': more CTAs than a cluster holds do, through device memory that is
-  poisoned first, so that reading it is waiting for it (`Exchange`).
+  poisoned first, so that reading it is waiting for it (`Exchange`). Those of a
+  cluster read a part each and write it into each other's shared memory.
 
 The warps of a CTA share out the rows, and, where these are few or long, also
 the sums, which then meet in shared memory. Threads end up with some elements of
@@ -20,7 +21,7 @@ Words: a *half* is 8 rows of a product, half of a tensor core's tile; a *block*
 is 32 of the elements that it sums over.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
 from typing import Any
 
@@ -47,8 +48,8 @@ class Config:
     columns: batch rows of a CTA, a multiple of 8.
     units: of a CTA, a multiple of 8.
     warpgroups: of a CTA.
-    sums: into how many parts its warps share out the sums, a power of two; 4
-      times `warpgroups` for 'device'.
+    sums: into how many parts its warps share out the sums, a power of two.
+    cluster: CTAs of a cluster, a divisor of those of a head.
     stages: steps for which inputs are in flight or in use, at least 5.
   """
 
@@ -57,6 +58,7 @@ class Config:
   units: int
   warpgroups: int
   sums: int = 1
+  cluster: int = 1
   stages: int = 6
 
   @property
@@ -149,9 +151,12 @@ class Cta:
     self.row0 = lax.axis_index('slice') * config.columns
     self.head = lax.axis_index('head')
     self.part = self.unit0 = jnp.int32(0)
-    if config.exchange != 'shared':
-      self.part = lax.axis_index('part')
-      self.unit0 = self.part * config.units
+    self.rank = jnp.int32(0)
+    if config.cluster > 1:
+      self.part = self.rank = lax.axis_index('rank')
+    if config.through_device:
+      self.part = lax.axis_index('group') * config.cluster + self.rank
+    self.unit0 = self.part * config.units
     self.group = jnp.int32(0)
     if config.warpgroups > 1:
       self.group = lax.axis_index('warpgroup')
@@ -277,8 +282,8 @@ class Cta:
     ptx.barrier(self.config.warpgroups)
 
   def meet(self):
-    """Waits for all threads of all CTAs that share an operand."""
-    if self.config.exchange == 'cluster':
+    """Waits for all threads of all CTAs of the cluster."""
+    if self.config.cluster > 1:
       ptx.cluster_barrier()
     else:
       self.barrier()
@@ -615,13 +620,18 @@ class Multiplier:
     product: which.
     matrix: [gates of all, N, D, D], indexed [gate, head, row, sum], or two of
       them for the parts of float32.
-    operand: int32 in shared memory, `operand_words` of it, or None.
-    partials: int32 in shared memory, `partial_words` of it, or None.
+    operand: int32 in shared memory, `operand_words` of it.
+    partials: int32 in shared memory, `partial_words` of it.
+    signals: int32 in shared memory, `SIGNAL_WORDS` of it.
   """
 
-  def __init__(self, cta: Cta, product: Product, matrix, operand, partials):
+  SIGNAL_WORDS = 4
+
+  def __init__(
+      self, cta: Cta, product: Product, matrix, operand, partials, signals
+  ):
     self.cta, self.product = cta, product
-    self.operand, self.partials = operand, partials
+    self.operand, self.partials, self.signals = operand, partials, signals
     config, shape = cta.config, cta.shape
     self.halves = product.halves(config)
     self.blocks = product.blocks(config, shape)
@@ -645,18 +655,16 @@ class Multiplier:
   @classmethod
   def operand_words(cls, config, shape, product, split: bool) -> int:
     """Shared memory for what is multiplied, for two steps."""
-    if config.through_device:
-      return 0
     planes = 2 if split else 1
     return 2 * planes * cls._plane_bytes(config, shape, product) // 4
 
   @classmethod
   def partial_words(cls, config, product) -> int:
-    """Shared memory for the sums of each warp, for two steps."""
+    """Shared memory for the sums of each warp."""
     if config.sums == 1:
       return 0
     halves = product.halves(config)
-    return 2 * 4 * config.warpgroups * halves * config.columns * 8
+    return 4 * config.warpgroups * halves * config.columns * 8
 
   def _block(self, i: int):
     """Returns gate, first element and existence of this warp's i-th block."""
@@ -687,55 +695,63 @@ class Multiplier:
     at = jnp.where(where, at * cta.shape.size + k, 0)
     return ptx.load_words(ref, at, shared=False, size=2, where=_flag(where))
 
-  # Through shared memory.
+  # The operand's way into this CTA's shared memory.
+
+  @property
+  def planes(self) -> int:
+    return 2 if self.cta.split else 1
 
   def clear(self):
-    """Fills the operand's tiles with zeros."""
+    """Fills the operand's tiles with zeros; before a meeting of the cluster."""
     cta = self.cta
-    planes = 2 if cta.split else 1
-    words = 2 * planes * self.plane_bytes // 4
+    words = 2 * self.planes * self.plane_bytes // 4
     for k in range(pl.cdiv(words, cta.threads)):
       at = cta.index + k * cta.threads
       ptx.store(
-          self.operand, 4 * at, ptx.full(1, 0, jnp.int32), jnp.int32,
-          shared=True, where=_flag(at < words),
+          self.operand,
+          4 * at,
+          ptx.full(1, 0, jnp.int32),
+          jnp.int32,
+          shared=True,
+          where=_flag(at < words),
       )
+    ptx.make_signals(self.signals, 2, _flag(cta.index == 0))
+
+  def _place(self, step, plane, gate, column, unit):
+    """Returns where an element of the operand lies, in bytes."""
+    start = (step & 1) * (self.planes * self.plane_bytes)
+    pitch = self.plane_bytes // self.cta.config.columns
+    byte = 2 * (gate * (32 * self.cta.shape.blocks) + unit)
+    chunk = (byte >> 4) ^ _permutation(column)
+    start = start + plane * self.plane_bytes + column * pitch
+    return start + (chunk << 4) + (byte & 15)
 
   def put(self, step, values: Sequence[Array]):
-    """Puts this thread's elements of the operand into a tile, one a gate."""
+    """Puts this thread's elements of the operand into it, one a gate."""
     cta = self.cta
-    planes = 2 if cta.split else 1
-    start = (step & 1) * (planes * self.plane_bytes)
-    pitch = self.plane_bytes // cta.config.columns
     for gate, value in enumerate(values):
-      byte = 2 * (gate * 32 * cta.shape.blocks + cta.unit0 + cta.unit)
-      chunk = (byte >> 4) ^ _permutation(cta.column)
-      at = start + cta.column * pitch + (chunk << 4) + (byte & 15)
-      if not cta.split:
+      unit = cta.unit0 + cta.unit
+      parts = (value,)
+      if cta.split:
+        high = ptx.round_short(value)
+        parts = (high, value - high)
+      for plane, part in enumerate(parts):
+        at = self._place(step, plane, gate, cta.column, unit)
         ptx.store(
-            self.operand, at, value, cta.short, shared=True, where=cta.valid
-        )
-        continue
-      high = ptx.round_short(value)
-      for plane, part in enumerate((high, value - high)):
-        ptx.store(
-            self.operand, at + plane * self.plane_bytes, part, cta.short,
-            shared=True, where=cta.valid,
+            self.operand, at, part, cta.short, shared=True, where=cta.valid
         )
 
-    if cta.config.exchange == 'cluster':
-      cta.barrier()
-      self._send(start, len(values), planes)
-
-  def _send(self, start, gates: int, planes: int):
-    """Copies this CTA's part of the operand to the others of its cluster."""
+  def share(self, step):
+    """Sends what the threads of this CTA have put to the cluster."""
     cta, config = self.cta, self.cta.config
+    cta.barrier()
+    if config.cluster == 1:
+      return
+    gates = self.product.operands
     per_row = config.units // 8
-    rows = gates * planes * config.columns
-    total = rows * per_row
-    pitch = self.plane_bytes // config.columns
-    parts = cta.shape.parts(config)
-    for k in range(pl.cdiv(total * (parts - 1), cta.threads)):
+    total = gates * self.planes * config.columns * per_row
+    peers = config.cluster - 1
+    for k in range(pl.cdiv(total * peers, cta.threads)):
       q = cta.index + k * cta.threads
       peer = lax.div(q, jnp.int32(total))
       rest = q - peer * total
@@ -744,20 +760,94 @@ class Multiplier:
       column = lax.rem(row, jnp.int32(config.columns))
       gate = lax.div(row, jnp.int32(config.columns))
       plane = lax.div(gate, jnp.int32(gates))
-      gate = gate - plane * gates
-      chunk = (gate * 32 * cta.shape.blocks + unit) >> 3
-      at = plane * self.plane_bytes + column * pitch
-      at = start + at + ((chunk ^ _permutation(column)) << 4)
-      where = (peer < parts - 1) & (unit < cta.shape.size)
-      rank = lax.rem(cta.part + 1 + peer, jnp.int32(parts))
-      ptx.send(self.operand, at, rank, _flag(where))
+      at = self._place(step, plane, gate - plane * gates, column, unit)
+      where = _flag((peer < peers) & (unit < cta.shape.size))
+      rank = lax.rem(cta.rank + 1 + peer, jnp.int32(config.cluster))
+      words = ptx.load_words(
+          self.operand, at, shared=True, size=2, where=where
+      )
+      ptx.send(
+          self.operand, at, words, self.signals, step & 1, rank, where
+      )
+    own = jnp.clip(cta.shape.size - cta.unit0, 0, config.units)
+    self._expect(step, cta.shape.size - own)
 
-  def take(self, step) -> list[Any]:
-    """Returns the operand's fragments: [plane][block][tile] of four words."""
+  def _expect(self, step, units):
     cta = self.cta
-    planes = 2 if cta.split else 1
+    rows = self.product.operands * self.planes * cta.config.columns
+    ptx.expect(
+        self.signals, step & 1, 2 * rows * units, _flag(cta.index == 0)
+    )
+
+  def ready(self, step):
+    """Waits for what the others of the cluster have sent."""
+    if self.cta.config.cluster > 1 or self.cta.config.through_device:
+      ptx.await_signal(self.signals, step & 1, (step >> 1) & 1)
+
+  def fetch(self, exchange: 'Exchange', told, step, others=()):
+    """Reads a part of the operand from an exchange, for all of the cluster.
+
+    Args:
+      exchange: where.
+      told: the step of the exchange.
+      step: the step of this operand.
+      others: functions of a column to (int32 condition, reference [B, F]) that
+        is read instead where the condition is not 0.
+    """
+    cta, shape, config = self.cta, self.cta.shape, self.cta.config
+    self._expect(step, shape.size)
+    per_row = shape.size // 8
+    total = self.product.operands * config.columns * per_row
+    share = pl.cdiv(total, config.cluster)
+    rounds = pl.cdiv(share, cta.threads)
+    places, targets = [], []
+    for k in range(rounds):
+      mine = cta.index + k * cta.threads
+      q = cta.rank * share + mine
+      exists = (mine < share) & (q < total)
+      q = jnp.where(exists, q, 0)
+      row = lax.div(q, jnp.int32(per_row))
+      unit = 8 * (q - row * per_row)
+      gate = lax.div(row, jnp.int32(config.columns))
+      column = row - gate * config.columns
+      # What is beyond the batch is never published.
+      row = jnp.minimum(cta.row0 + column, shape.batch - 1)
+      feature = cta.head * shape.size + unit
+      at = exchange.offset(told, row, gate) + feature
+      alternatives = [
+          (condition, ref, row * shape.features + feature)
+          for condition, ref in (other(column) for other in others)
+      ]
+      for j in range(self.planes):
+        places.append((
+            exchange.ref,
+            at + 4 * j,
+            *((c, r, o + 4 * j) for c, r, o in alternatives),
+        ))
+      targets.append((gate, column, unit, _flag(exists)))
+    # All in one loop: a wait for one is a wait for all.
+    flat = ptx.poll(places, cta.dtype.itemsize)
+    for k, (gate, column, unit, exists) in enumerate(targets):
+      words = flat[4 * self.planes * k :][: 4 * self.planes]
+      parts = [words]
+      if cta.split:
+        parts = _parts([ptx.as_float(w) for w in words])
+      for plane, part in enumerate(parts):
+        at = self._place(step, plane, gate, column, unit)
+        for peer in range(config.cluster):
+          rank = cta.rank + peer
+          rank = jnp.where(
+              rank < config.cluster, rank, rank - config.cluster
+          )
+          ptx.send(
+              self.operand, at, part, self.signals, step & 1, rank, exists
+          )
+
+  def take(self, step) -> Callable[[int, int, int], Any]:
+    """Returns a function that loads fragments of the operand."""
+    cta = self.cta
     pitch = self.plane_bytes // cta.config.columns
-    start = (step & 1) * (planes * self.plane_bytes)
+    start = (step & 1) * (self.planes * self.plane_bytes)
 
     def fragment(plane, i, n):
       column = 8 * n + cta.quad
@@ -766,108 +856,58 @@ class Multiplier:
       at = start + plane * self.plane_bytes + column * pitch + (chunk << 4)
       return ptx.load_words(self.operand, at, shared=True, size=2)
 
-    return [
-        [
-            [fragment(p, i, n) for n in range(cta.tiles)]
-            for i in range(self.blocks)
-        ]
-        for p in range(planes)
-    ]
+    return fragment
 
-  # Through device memory.
-
-  def await_(self, exchange: 'Exchange', step, others=()) -> list[Any]:
-    """Returns the operand's fragments as soon as they have been published.
-
-    Args:
-      exchange: where.
-      step: which.
-      others: functions of a column to (int32 condition, reference [B, F]) that
-        is read instead where the condition is not 0.
-    """
-    cta, shape = self.cta, self.cta.shape
-    places = []
-    per_fragment = 2 if cta.split else 1
-    for i in range(self.blocks):
-      gate, start, exists = self._block(i)
-      k = start + 8 * cta.place
-      inside = k < shape.size
-      if exists is not None:
-        inside &= exists
-        gate = jnp.where(exists, gate, 0)
-      feature = cta.head * shape.size + jnp.where(inside, k, 0)
-      for n in range(cta.tiles):
-        column = 8 * n + cta.quad
-        row = jnp.minimum(cta.row0 + column, shape.batch - 1)
-        at = exchange.offset(step, row, gate) + feature
-        alternatives = [
-            (condition, ref, row * shape.features + feature)
-            for condition, ref in (other(column) for other in others)
-        ]
-        for j in range(per_fragment):
-          places.append((
-              exchange.ref,
-              at + 4 * j,
-              *((c, r, o + 4 * j) for c, r, o in alternatives),
-          ))
-    # All in one loop: a wait for one is a wait for all.
-    flat = ptx.poll(places, cta.dtype.itemsize)
-    words = [flat[j : j + 4] for j in range(0, len(flat), 4)]
-    if not cta.split:
-      tiles = cta.tiles
-      return [
-          [words[i * tiles : (i + 1) * tiles] for i in range(self.blocks)]
-      ]
-    planes: list[list[Any]] = [[], []]
-    for i in range(self.blocks):
-      rows: list[list[Any]] = [[], []]
-      for n in range(cta.tiles):
-        q = 2 * (i * cta.tiles + n)
-        values = [ptx.as_float(w) for w in (*words[q], *words[q + 1])]
-        for row, part in zip(rows, _parts(values), strict=True):
-          row.append(part)
-      for plane, row in zip(planes, rows, strict=True):
-        plane.append(row)
-    return planes
-
-  def multiply(self, fragments) -> list[list[Any]]:
-    """Returns sums [half][tile], each two float32 [128]."""
+  def multiply(self, step) -> list[list[Any]]:
+    """Returns sums [half][tile], each two float32 [128], of what is there."""
     cta = self.cta
-    # The first part of an operand comes last, and small summands first.
+    fragment = self.take(step)
+    # (Part of the matrix, part of the operand).
     pairs = [(0, 1), (1, 0), (0, 0)] if cta.split else [(0, 0)]
     chain = 2 * self.blocks * len(pairs)
-    results = cta.tiles * self.halves // 2
+    rows = self.halves // 2
     # A tensor core takes its time for each product, so a few are under way.
-    ways = max(1, min(chain // 4, 8 // results))
+    ways = max(1, min(chain // 4, 8 // (cta.tiles * rows)))
     zero = ptx.full(1, 0.0)
-
-    def sums(tile, n):
-      acc = [[zero] * 4 for _ in range(ways)]
-      steps = [
-          (pair, i, j) for pair in pairs for i in range(self.blocks)
-          for j in (0, 2)
-      ]
-      for way, ((of_matrix, of_operand), i, j) in enumerate(steps):
-        low, high = (
-            self.matrix[of_matrix][2 * tile + h][i] for h in range(2)
-        )
-        a = (low[j], high[j], low[j + 1], high[j + 1])
-        b = fragments[of_operand][i][n][j : j + 2]
-        acc[way % ways] = ptx.mma(acc[way % ways], a, b, cta.short)
-      while len(acc) > 1:
-        rest = acc[len(acc) // 2 * 2 :]
-        acc = [
-            [x + y for x, y in zip(p, q, strict=True)]
-            for p, q in zip(acc[::2], acc[1::2], strict=False)
-        ] + rest
-      return acc[0]
-
     acc = [
-        [sums(tile, n) for n in range(cta.tiles)]
-        for tile in range(self.halves // 2)
+        [[[zero] * 4 for _ in range(ways)] for _ in range(cta.tiles)]
+        for _ in range(rows)
     ]
+    count = 0
+    for i in range(self.blocks):
+      parts = [
+          [fragment(plane, i, n) for n in range(cta.tiles)]
+          for plane in range(self.planes)
+      ]
+      for of_matrix, of_operand in pairs:
+        for j in (0, 2):
+          way = count % ways
+          count += 1
+          for row in range(rows):
+            low, high = (
+                self.matrix[of_matrix][2 * row + h][i] for h in range(2)
+            )
+            a = (low[j], high[j], low[j + 1], high[j + 1])
+            for n in range(cta.tiles):
+              acc[row][n][way] = ptx.mma(
+                  acc[row][n][way],
+                  a,
+                  parts[of_operand][n][j : j + 2],
+                  cta.short,
+              )
+
+    def total(sums):
+      while len(sums) > 1:
+        rest = sums[len(sums) // 2 * 2 :]
+        sums = [
+            [x + y for x, y in zip(p, q, strict=True)]
+            for p, q in zip(sums[::2], sums[1::2], strict=False)
+        ] + rest
+      return sums[0]
+
+    totals = [[total(sums) for sums in row] for row in acc]
     return [
-        [acc[h // 2][n][2 * (h % 2) :][:2] for n in range(cta.tiles)]
+        [totals[h // 2][n][2 * (h % 2) :][:2] for n in range(cta.tiles)]
         for h in range(self.halves)
     ]
 
@@ -884,7 +924,7 @@ class Multiplier:
         for result in range(self.product.results)
     ]
 
-  def gather(self, step, sums) -> list[Array]:
+  def gather(self, sums) -> list[Array]:
     """Returns this thread's elements of each result, from all warps' sums."""
     cta = self.cta
     if cta.config.sums == 1:
@@ -896,7 +936,7 @@ class Multiplier:
       index = result * self.sub * cta.config.row_warps
       index = index + self.row_warp * self.sub + sub
       for n, pair in enumerate(row):
-        at = self._partial(step, self.sum_warp, index, n) + 8 * cta.lane
+        at = self._partial(self.sum_warp, index, n) + 8 * cta.lane
         ptx.store_pair(self.partials, at, pair)
     cta.barrier()
     results = []
@@ -905,7 +945,7 @@ class Multiplier:
       within = ((cta.unit & 7) << 5) + ((cta.column & 7) << 2)
       parts = []
       for part in range(cta.config.sums):
-        at = self._partial(step, part, index, cta.column >> 3) + within
+        at = self._partial(part, index, cta.column >> 3) + within
         parts.append(
             ptx.load(
                 self.partials, at, jnp.float32, shared=True, count=cta.count
@@ -916,12 +956,10 @@ class Multiplier:
       results.append(parts[0])
     return results
 
-  def _partial(self, step, part, index, tile):
+  def _partial(self, part, index, tile):
     """Returns where 8 rows of one tile lie among the sums, in bytes."""
-    cta = self.cta
-    rows = self.halves * cta.config.row_warps
-    place = (step & 1) * cta.config.sums + part
-    return ((place * rows + index) * cta.tiles + tile) * 256
+    rows = self.halves * self.cta.config.row_warps
+    return ((part * rows + index) * self.cta.tiles + tile) * 256
 
 
 def _parts(values: Sequence[Array]):

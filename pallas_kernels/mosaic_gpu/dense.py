@@ -163,7 +163,7 @@ def forward(
     ring = cta_lib.Ring(cta, ins, inputs, scratch[0])
     multipliers = [
         cta_lib.Multiplier(
-            cta, stage, matrix, scratch[2 + 2 * i], scratch[3 + 2 * i]
+            cta, stage, matrix, *scratch[2 + 3 * i : 5 + 3 * i]
         )
         for i, stage in enumerate(stages)
     ]
@@ -192,30 +192,30 @@ def forward(
       new = legalize(plan.update)(theta, row, h_gates, start)
       return flags_lib.select(held(step), start, new), u
 
+    ring.wait(plan.ahead)
+    for multiplier in multipliers:
+      multiplier.clear()
+    cta.meet()
     if not config.through_device:
       staging = cta_lib.Staging(cta, outs, out_refs, scratch[1])
-      for multiplier in multipliers:
-        multiplier.clear()
-      ring.wait(plan.ahead)
-      cta.meet()
       state = flags_lib.select(restarts(0), restart, state)
       multipliers[0].put(jnp.int32(0), state[:1])
+      multipliers[0].share(jnp.int32(0))
 
       def loop(step, state):
-        ring.wait(plan.ahead)
-        cta.meet()
+        # What is shared here is what the step before has put.
         ring.start(step + (config.stages - 1))
         pl.when(step > 0)(lambda: staging.flush(step - 1))
         product = multipliers[0]
-        sums = product.multiply(product.take(step))
-        gates = tuple(product.gather(step, sums))
+        product.ready(step)
+        gates = tuple(product.gather(product.multiply(step)))
 
         def finish(u):
           product = multipliers[1]
           product.put(step, (u,))
-          cta.meet()
-          sums = product.multiply(product.take(step))
-          return product.gather(step, sums)
+          product.share(step)
+          product.ready(step)
+          return product.gather(product.multiply(step))
 
         new, u = pointwise_step(step, state, gates, finish)
         written = [new[0], *(new[i] for i, _ in wanted)]
@@ -226,6 +226,10 @@ def forward(
         if plan.flags:
           following = flags_lib.select(restarts(step + 1), restart, new)
         multipliers[0].put(step + 1, following[:1])
+        ring.wait(plan.ahead)
+        pl.when(step + 1 < shape.time)(
+            lambda: multipliers[0].share(step + 1)
+        )
         return *following, *(new if plan.flags else ())
 
       # With flags, what the next step starts from is not all of the carry.
@@ -233,6 +237,7 @@ def forward(
       state = lax.fori_loop(
           0, shape.time, lambda step, s: loop(step, s[:states]), init
       )
+      # No CTA leaves while another one may write to its shared memory.
       cta.meet()
       staging.flush(jnp.int32(shape.time - 1))
       cta.write_rows(last_ref, state[-states:])
@@ -242,8 +247,6 @@ def forward(
         cta_lib.Exchange(cta, ref, 1) for ref in exchange_refs
     ]
     _meet(cta, exchanges)
-    ring.wait(plan.ahead)
-    cta.barrier()
 
     def loop(step, state):
       time = cta.time(step)
@@ -257,9 +260,10 @@ def forward(
         return flags & flags_lib.RESET, again
 
       others = (at_start, *([at_reset] if plan.flags else []))
-      fragments = product.await_(exchange, step - 1, others)
+      product.fetch(exchange, step - 1, step, others)
+      product.ready(step)
       ring.wait(plan.ahead)
-      gates = tuple(product.gather(step, product.multiply(fragments)))
+      gates = tuple(product.gather(product.multiply(step)))
       ring.start(step + (config.stages - 1))
       pl.when(step > 1)(lambda: exchange.retire(step - 2))
       exchange.settle(step)
@@ -268,8 +272,9 @@ def forward(
       def finish(u):
         product, exchange = multipliers[1], exchanges[1]
         exchange.publish(step, (u,))
-        fragments = product.await_(exchange, step)
-        results = product.gather(step, product.multiply(fragments))
+        product.fetch(exchange, step, step)
+        product.ready(step)
+        results = product.gather(product.multiply(step))
         pl.when(step > 0)(lambda: exchange.retire(step - 1))
         return results
 
@@ -282,6 +287,7 @@ def forward(
       return tuple(new)
 
     state = lax.fori_loop(0, shape.time, loop, state)
+    cta.meet()
     cta.write_rows(last_ref, state)
 
   stream = lambda s: jax.ShapeDtypeStruct(shape.stream(s.gates), s.dtype)
@@ -379,7 +385,7 @@ def backward(
     ring = cta_lib.Ring(cta, ins, inputs, scratch[0])
     multipliers = [
         cta_lib.Multiplier(
-            cta, product, matrix, scratch[2 + 2 * i], scratch[3 + 2 * i]
+            cta, product, matrix, *scratch[2 + 3 * i : 5 + 3 * i]
         )
         for i, product in enumerate(adjoints)
     ]
@@ -456,10 +462,10 @@ def backward(
     distinct = lambda d_row, d_gates: [
         tuple(d_row), tuple(d_gates[i] for i in extra)
     ][: len(outs)]
+    for multiplier in multipliers:
+      multiplier.clear()
     if not config.through_device:
       staging = cta_lib.Staging(cta, outs, out_refs, scratch[1])
-      for multiplier in multipliers:
-        multiplier.clear()
     else:
       exchanges = [
           cta_lib.Exchange(cta, ref, product.operands)
@@ -484,17 +490,19 @@ def backward(
       if not config.through_device:
         product.put(step, values)
         before()
-        cta.meet()
+        product.share(step)
         after()
-        sums = product.multiply(product.take(step))
+        product.ready(step)
+        sums = product.multiply(step)
         other = meanwhile()
-        return product.gather(step, sums)[0], other
+        return product.gather(sums)[0], other
       exchange = exchanges[i]
       exchange.publish(step, values)
       before()
       other = meanwhile()
-      fragments = product.await_(exchange, step)
-      (result,) = product.gather(step, product.multiply(fragments))
+      product.fetch(exchange, step, step)
+      product.ready(step)
+      (result,) = product.gather(product.multiply(step))
       after()
       pl.when(step > 0)(lambda: exchange.retire(step - 1))
       exchange.settle(step)
@@ -670,11 +678,10 @@ def _kernel(plan, body, name, ins, outs, products, split, out_type):
   options: dict[str, Any] = {}
   if config.warpgroups > 1:
     options = {'num_threads': config.warpgroups, 'thread_name': 'warpgroup'}
-  if config.exchange == 'cluster':
-    options['cluster'] = (shape.parts(config),)
-    options['cluster_names'] = ('part',)
-  elif config.through_device:
-    grid['part'] = shape.parts(config)
+  if config.through_device:
+    grid['group'] = shape.parts(config) // config.cluster
+  if config.cluster > 1:
+    options |= {'cluster': (config.cluster,), 'cluster_names': ('rank',)}
   words = [
       cta_lib.Ring.words(config, ins),
       0 if config.through_device else cta_lib.Staging.words(config, outs),
@@ -683,6 +690,7 @@ def _kernel(plan, body, name, ins, outs, products, split, out_type):
     words += [
         cta_lib.Multiplier.operand_words(config, shape, product, split),
         cta_lib.Multiplier.partial_words(config, product),
+        cta_lib.Multiplier.SIGNAL_WORDS,
     ]
   body.__name__ = name
   return plgpu.kernel(

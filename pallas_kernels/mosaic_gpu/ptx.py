@@ -560,22 +560,67 @@ def fence() -> None:
   emit('fence.acq_rel.gpu;', [])
 
 
-def send(ref: Ref, offset, rank, where) -> None:
-  """Copies 16 bytes of shared memory to their place in another CTA's.
+def send(
+    ref: Ref, offset, words: Sequence[Array], signals: Ref, signal, rank, where
+) -> None:
+  """Stores 16 bytes in another CTA's shared memory, and tells its signal.
 
   Args:
     ref: in shared memory.
-    offset: in bytes, here and there.
-    rank: of the other CTA in this one's cluster.
-    where: int32, not 0 for a copy.
+    offset: where in it, in bytes.
+    words: four int32 [128].
+    signals: 64-bit signals in shared memory.
+    signal: which.
+    rank: of the other CTA in this one's cluster; it may be this one.
+    where: int32, not 0 where something is sent.
   """
   code = (
-      '{ .reg .u32 s, r; .reg .b32 w<4>; .reg .pred p; add.u32 s, %0, %1;'
-      ' setp.ne.s32 p, %3, 0; mapa.shared::cluster.u32 r, s, %2;'
-      ' @p ld.shared.v4.b32 {w0, w1, w2, w3}, [s];'
-      ' @p st.shared::cluster.v4.b32 [r], {w0, w1, w2, w3}; }'
+      '{ .reg .u32 s, r, m; .reg .pred p; add.u32 s, %0, %1;'
+      ' mad.lo.u32 m, %7, 8, %6; setp.ne.s32 p, %9, 0;'
+      ' mapa.shared::cluster.u32 r, s, %8; mapa.shared::cluster.u32 m, m, %8;'
+      ' @p st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32'
+      ' [r], {%2, %3, %4, %5}, [m]; }'
   )
-  emit(code, [], ref, offset, rank, where)
+  emit(code, [], ref, offset, *words, signals, signal, rank, where)
+
+
+def make_signals(signals: Ref, count: int, where) -> None:
+  """Makes 64-bit signals in shared memory; before a `cluster_barrier`."""
+  code = '{ .reg .u32 m; .reg .pred p; setp.ne.s32 p, %1, 0;'
+  for i in range(count):
+    code += f' add.u32 m, %0, {8 * i};'
+    code += ' @p mbarrier.init.shared::cta.b64 [m], 1;'
+  code += ' @p fence.mbarrier_init.release.cluster; }'
+  emit(code, [], signals, where)
+
+
+def expect(signals: Ref, signal, size, where) -> None:
+  """Tells a signal that it stands for so many bytes from `send`."""
+  code = (
+      '{ .reg .u32 m; .reg .pred p; setp.ne.s32 p, %3, 0;'
+      ' mad.lo.u32 m, %1, 8, %0;'
+      ' @p mbarrier.arrive.expect_tx.shared::cta.b64 _, [m], %2; }'
+  )
+  emit(code, [], signals, signal, size, where)
+
+
+def await_signal(signals: Ref, signal, turn) -> None:
+  """Waits until all bytes have come.
+
+  Args:
+    signals: in shared memory.
+    signal: which.
+    turn: 0 and 1 alternately, each time that this signal is waited for.
+  """
+  code = (
+      '{ .reg .u32 m, k; .reg .pred p; mad.lo.u32 m, %1, 8, %0; mov.b32 k, 0;'
+      ' again_%%:'
+      ' mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [m], %2;'
+      ' @p bra done_%%; add.u32 k, k, 1;'
+      f' setp.lt.u32 p, k, {_PATIENCE}; @p bra again_%%; trap;'
+      ' done_%%: }'
+  )
+  emit(code, [], signals, signal, turn)
 
 
 def cluster_barrier() -> None:
