@@ -262,17 +262,18 @@ class Cta:
   # Tiles in shared memory: columns of units, 16-byte chunks permuted so that
   # neither a warp's reads nor its writes meet in one bank.
 
-  def pitch(self, size: int) -> int:
-    return pl.cdiv(self.config.units * size, 128) * 128
-
   def tile_bytes(self, size: int) -> int:
-    return self.config.columns * self.pitch(size)
+    return self.config.columns * _pitch(self.config, size)
 
   def in_tile(self, size: int) -> Array:
     """Returns where this thread's elements lie in a tile, in bytes."""
-    byte = self.unit * size
-    chunk = (byte >> 4) ^ _permutation(self.column)
-    return self.column * self.pitch(size) + (chunk << 4) + (byte & 15)
+    return self.place_in_tile(size, self.column, self.unit)
+
+  def place_in_tile(self, size: int, column, unit):
+    pitch = _pitch(self.config, size)
+    byte = unit * size
+    chunk = (byte >> 4) ^ (_permutation(column) & min(7, pitch // 16 - 1))
+    return column * pitch + (chunk << 4) + (byte & 15)
 
   def time(self, step):
     return self.shape.time - 1 - step if self.reverse else step
@@ -291,6 +292,14 @@ class Cta:
 
 def _flag(condition) -> Array:
   return jnp.where(condition, jnp.int32(1), jnp.int32(0))
+
+
+def _pitch(config: Config, size: int) -> int:
+  """Returns bytes from one column of a tile to the next."""
+  row = config.units * size
+  if row > 64:
+    return pl.cdiv(row, 128) * 128
+  return next(pitch for pitch in (16, 32, 64) if row <= pitch)
 
 
 def _permutation(column):
@@ -475,8 +484,7 @@ def _slot_bytes(config: Config, streams) -> int:
       total += max(128, 4 * config.columns)
     else:
       size = jnp.dtype(stream.dtype).itemsize
-      pitch = pl.cdiv(config.units * size, 128) * 128
-      total += stream.tiles * config.columns * pitch
+      total += stream.tiles * config.columns * _pitch(config, size)
   return total
 
 
@@ -519,8 +527,8 @@ def _chunks(cta: Cta, stream: Stream) -> list[tuple[Array, Array, Array]]:
     unit = cta.unit0 + chunk * (16 // size)
     where = (unit < shape.size) & (cta.row0 + row < shape.batch)
     where = _flag(q < total) + _flag(where & (q < total))
-    inner = gate * cta.tile_bytes(size) + row * cta.pitch(size)
-    inner += (chunk ^ _permutation(row)) << 4
+    inner = gate * cta.tile_bytes(size)
+    inner += cta.place_in_tile(size, row, chunk * (16 // size))
     strides = (1 if shape.time_major else shape.time) * stream.tiles
     at = (cta.row0 + row) * strides + gate
     at = at * shape.features + cta.head * shape.size + unit
@@ -654,9 +662,18 @@ class Multiplier:
 
   @classmethod
   def operand_words(cls, config, shape, product, split: bool) -> int:
-    """Shared memory for what is multiplied, for two steps."""
-    planes = 2 if split else 1
-    return 2 * planes * cls._plane_bytes(config, shape, product) // 4
+    """Shared memory for what is multiplied."""
+    planes = cls.slots(config) * (2 if split else 1)
+    return planes * cls._plane_bytes(config, shape, product) // 4
+
+  @staticmethod
+  def slots(config: Config) -> int:
+    """Steps for which there is an operand.
+
+    Through the device, a step's operand comes after all CTAs have published,
+    and thus have used the one before. Otherwise one may be ahead.
+    """
+    return 1 if config.through_device else 2
 
   @classmethod
   def partial_words(cls, config, product) -> int:
@@ -704,7 +721,7 @@ class Multiplier:
   def clear(self):
     """Fills the operand's tiles with zeros; before a meeting of the cluster."""
     cta = self.cta
-    words = 2 * self.planes * self.plane_bytes // 4
+    words = self.slots(cta.config) * self.planes * self.plane_bytes // 4
     for k in range(pl.cdiv(words, cta.threads)):
       at = cta.index + k * cta.threads
       ptx.store(
@@ -717,9 +734,13 @@ class Multiplier:
       )
     ptx.make_signals(self.signals, 2, _flag(cta.index == 0))
 
+  def _slot(self, step):
+    slot = step & (self.slots(self.cta.config) - 1)
+    return slot * (self.planes * self.plane_bytes)
+
   def _place(self, step, plane, gate, column, unit):
     """Returns where an element of the operand lies, in bytes."""
-    start = (step & 1) * (self.planes * self.plane_bytes)
+    start = self._slot(step)
     pitch = self.plane_bytes // self.cta.config.columns
     byte = 2 * (gate * (32 * self.cta.shape.blocks) + unit)
     chunk = (byte >> 4) ^ _permutation(column)
@@ -847,7 +868,7 @@ class Multiplier:
     """Returns a function that loads fragments of the operand."""
     cta = self.cta
     pitch = self.plane_bytes // cta.config.columns
-    start = (step & 1) * (self.planes * self.plane_bytes)
+    start = self._slot(step)
 
     def fragment(plane, i, n):
       column = 8 * n + cta.quad

@@ -205,7 +205,7 @@ def forward(
       def loop(step, state):
         # What is shared here is what the step before has put.
         ring.start(step + (config.stages - 1))
-        pl.when(step > 0)(lambda: staging.flush(step - 1))
+        pl.when(step > 1)(lambda: staging.flush(step - 2))
         product = multipliers[0]
         product.ready(step)
         gates = tuple(product.gather(product.multiply(step)))
@@ -218,18 +218,21 @@ def forward(
           return product.gather(product.multiply(step))
 
         new, u = pointwise_step(step, state, gates, finish)
-        written = [new[0], *(new[i] for i, _ in wanted)]
-        written += [*state[1 : 1 + saved], *[u] * kept]
-        for i, value in enumerate(written):
-          staging.write(step, i, (value,))
         following = new
         if plan.flags:
           following = flags_lib.select(restarts(step + 1), restart, new)
         multipliers[0].put(step + 1, following[:1])
         ring.wait(plan.ahead)
-        pl.when(step + 1 < shape.time)(
-            lambda: multipliers[0].share(step + 1)
-        )
+        # Nobody would wait for what is sent after the last step.
+        share = lambda: multipliers[0].share(step + 1)
+        if config.cluster > 1:
+          pl.when(step + 1 < shape.time)(share)
+        else:
+          share()
+        written = [new[0], *(new[i] for i, _ in wanted)]
+        written += [*state[1 : 1 + saved], *[u] * kept]
+        for i, value in enumerate(written):
+          staging.write(step, i, (value,))
         return *following, *(new if plan.flags else ())
 
       # With flags, what the next step starts from is not all of the carry.
@@ -239,7 +242,8 @@ def forward(
       )
       # No CTA leaves while another one may write to its shared memory.
       cta.meet()
-      staging.flush(jnp.int32(shape.time - 1))
+      for step in range(max(0, shape.time - 2), shape.time):
+        staging.flush(jnp.int32(step))
       cta.write_rows(last_ref, state[-states:])
       return
 
@@ -263,8 +267,11 @@ def forward(
       product.fetch(exchange, step - 1, step, others)
       product.ready(step)
       ring.wait(plan.ahead)
-      gates = tuple(product.gather(product.multiply(step)))
+      sums = product.multiply(step)
+      # Everything of the step before has been used, or this one's operand would
+      # not be there. Early, because what is polled next comes after it.
       ring.start(step + (config.stages - 1))
+      gates = tuple(product.gather(sums))
       pl.when(step > 1)(lambda: exchange.retire(step - 2))
       exchange.settle(step)
       start = flags_lib.select(restarts(step), restart, state)
@@ -502,8 +509,9 @@ def backward(
       other = meanwhile()
       product.fetch(exchange, step, step)
       product.ready(step)
-      (result,) = product.gather(product.multiply(step))
+      sums = product.multiply(step)
       after()
+      (result,) = product.gather(sums)
       pl.when(step > 0)(lambda: exchange.retire(step - 1))
       exchange.settle(step)
       return result, other
