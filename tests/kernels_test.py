@@ -180,7 +180,7 @@ class LinearScanTest(parameterized.TestCase):
       ((2, 13, 8), np.float32, True, False),
       ((2, 40, 130), jnp.bfloat16, True, True),
       ((1, 257, 256), np.float32, False, True),
-      ((1, 513, 8), np.float32, True, False),  # Four segments.
+      ((1, 513, 8), np.float32, True, False),  # Two segments.
   )
   def test_agrees_with_loop(self, sizes, dtype, with_reset, reverse):
     with abstract_gpu.interpreted(self):
