@@ -54,10 +54,9 @@ def linear_scan(
     batch, time = time, batch
   arguments.sizes('linear_scan', batch, time, features)
   arguments.flags('reset', reset, batch, time)
-  if h0 is None:
-    h0 = jnp.zeros((batch, features), jnp.float32)
-  arguments.shape('h0', h0, '[batch, features]', (batch, features))
-  h0 = h0.astype(jnp.float32)[None]
+  if h0 is not None:
+    arguments.shape('h0', h0, '[batch, features]', (batch, features))
+    h0 = h0.astype(jnp.float32)[None]
   call = engine.Call(
       step=_inputs,
       linear=True,
@@ -70,8 +69,7 @@ def linear_scan(
       target=target,
   )
   theta = jnp.zeros((1, features), jnp.float32)
-  zeros = jnp.zeros_like(h0)
-  _, (h,) = engine.run(call, theta, (a, b), h0, zeros, reset, None)
+  _, (h,) = engine.run(call, theta, (a, b), h0, None, reset, None)
   return h
 
 

@@ -60,8 +60,8 @@ def run(
     call: Call,
     theta: Array,
     arrays: tuple[Array, ...],
-    carry: Array,
-    restart: Array,
+    carry: Array | None,
+    restart: Array | None,
     reset: Array | None,
     mask: Array | None,
 ) -> tuple[Array, tuple[Array, ...]]:
@@ -71,8 +71,8 @@ def run(
     call: what is static.
     theta: float32 [rows, F].
     arrays: streams of inputs, [B, T, F] or [B, T, g, F].
-    carry: float32 [S, B, F].
-    restart: float32 [S, B, F].
+    carry: float32 [S, B, F]; None for zeros, if linear.
+    restart: float32 [S, B, F]; None for zeros, if linear.
     reset: bool [B, T] or None, in the order of the loop.
     mask: bool [B, T] or None.
 
@@ -84,11 +84,11 @@ def run(
   aligned = _aligned(call, arrays)
   arrays = tuple(streams.pad_features(x, aligned) for x in arrays)
   inner = dataclasses.replace(call, shape=(*call.shape[:2], aligned))
-  small = [
-      streams.pad_features(x, streams.round_up(aligned, streams.LANES))
-      for x in (theta, carry, restart)
-  ]
-  last, carries = _run(inner, small[0], arrays, small[1], small[2], flags)
+  padded = streams.round_up(aligned, streams.LANES)
+  theta, carry, restart = jax.tree.map(
+      lambda x: streams.pad_features(x, padded), (theta, carry, restart)
+  )
+  last, carries = _run(inner, theta, arrays, carry, restart, flags)
   cut = lambda x: x[..., :features]
   if aligned != features:
     carries = tuple(map(cut, carries))
@@ -119,7 +119,7 @@ def _run_fwd(call: Call, theta, arrays, carry, restart, flags):
   theta, arrays, carry, restart = differentiable_once(
       (theta, arrays, carry, restart)
   )
-  states = carry.shape[0]
+  states = 1 if call.linear else carry.shape[0]
   last, carries = _forward(call, theta, arrays, carry, restart, flags, states)
   saved = theta, arrays, carries, carry, restart, flags
   return (last, carries[: call.outputs]), saved
@@ -129,23 +129,26 @@ def _forward(call: Call, theta, arrays, carry, restart, flags, outputs):
   layout = _layout(call)
   ins = streams.streams_of(arrays)
   outs = [streams.Stream(i, None, call.out_dtype) for i in range(outputs)]
-  has_flags = flags is not None
-  theta, restart, flags = _unread(call, theta, carry, restart, flags)
+  given = carry, restart, flags
+  like = arrays[0] if carry is None else carry
+  theta, carry, restart, flags = _unread(
+      call, theta, arrays, carry, restart, flags
+  )
   if call.linear:
     config = tuning.linear(layout, ins, outs, call.target)
-    plan = _plan(call, config, has_flags)
+    plan = _plan(call, config, *given)
     h, last = linear.forward(
-        plan, theta, arrays, carry[0], restart[0], flags, call.out_dtype
+        plan, theta, arrays, carry, restart, flags, call.out_dtype
     )
     last, carries = last[None], (h,)[:outputs]
-    return jax.tree.map(lambda x: vary_as(x, carry), (last, carries))
+    return jax.tree.map(lambda x: vary_as(x, like), (last, carries))
   size = _operations(call, len(ins), carry.shape[0])
   config = tuning.diagonal(layout, ins, outs, call.target, size)
-  plan = _plan(call, config, has_flags)
+  plan = _plan(call, config, *given)
   carries, last = diagonal.forward(
       plan, theta, arrays, carry, restart, flags, outputs, call.out_dtype
   )
-  return jax.tree.map(lambda x: vary_as(x, carry), (last, carries))
+  return jax.tree.map(lambda x: vary_as(x, like), (last, carries))
 
 
 def _run_bwd(call: Call, saved, cotangents):
@@ -154,21 +157,23 @@ def _run_bwd(call: Call, saved, cotangents):
   theta, arrays, carries, carry, restart = saved
   d_last, d_carries = cotangents
   layout = _layout(call)
-  has_flags = flags is not None
-  given = theta, restart
-  theta, restart, flags = _unread(call, theta, carry, restart, flags)
+  given = carry, restart, flags
+  primals = theta, arrays, carry, restart
+  theta, carry, restart, flags = _unread(
+      call, theta, arrays, carry, restart, flags
+  )
   outs = streams.streams_of(arrays)
   others = [streams.Stream(0, None, x.dtype) for x in (*carries, *d_carries)]
   if call.linear:
     config = tuning.linear(layout, [*outs, *others], outs, call.target)
-    plan = _plan(call, config, has_flags)
+    plan = _plan(call, config, *given)
     d_arrays, d_carry, d_theta, d_restart = linear.backward(
         plan,
         theta,
         arrays,
         carries[0],
-        carry[0],
-        restart[0],
+        carry,
+        restart,
         flags,
         d_carries[0],
         d_last[0],
@@ -178,15 +183,22 @@ def _run_bwd(call: Call, saved, cotangents):
   else:
     size = _operations(call, len(outs), carry.shape[0])
     config = tuning.diagonal(layout, [*outs, *others], outs, call.target, size)
-    plan = _plan(call, config, has_flags)
+    plan = _plan(call, config, *given)
     d_arrays, d_carry, d_theta, d_restart = diagonal.backward(
         plan, theta, arrays, carries, carry, restart, flags, d_carries, d_last
     )
     d_theta = d_theta.sum(0)
-  d_theta = d_theta if call.params else jnp.zeros_like(given[0])
-  d_restart = d_restart if has_flags else jnp.zeros_like(given[1])
-  cotangents = d_theta, d_arrays, d_carry, d_restart
-  primals = given[0], arrays, carry, given[1]
+  d_theta = d_theta if call.params else jnp.zeros_like(primals[0])
+  if given[2] is None and primals[3] is not None:
+    d_restart = jnp.zeros_like(primals[3])
+  # What was None has no cotangent.
+  optional = (
+      None if primal is None else cotangent
+      for primal, cotangent in zip(
+          primals[2:], (d_carry, d_restart), strict=True
+      )
+  )
+  cotangents = d_theta, d_arrays, *optional
   return *jax.tree.map(vary_as, cotangents, primals), None
 
 
@@ -200,16 +212,21 @@ def vary_as(x, like):
   return lax.pcast(x, missing, to='varying') if missing else x
 
 
-def _unread(call: Call, theta, carry, restart, flags):
-  """Replaces operands that a kernel will not read by one that is there.
+def _unread(call: Call, theta, arrays, carry, restart, flags):
+  """Returns a kernel's small operands: theta, carry, restart, flags.
 
-  Zeros would do, but every constant is a launch of its own.
+  Those that it will not read are replaced by one that is there. Zeros would do,
+  but every constant is a launch of its own.
   """
-  if not call.params:
-    theta = carry[0]
-  if flags is None:
-    restart = flags = carry
-  return theta, restart, flags
+  there = arrays[0]
+  if call.linear:  # Then h is all of the carry.
+    carry, restart = (None if x is None else x[0] for x in (carry, restart))
+  return (
+      theta if call.params else there,
+      there if carry is None else carry,
+      there if restart is None or flags is None else restart,
+      there if flags is None else flags,
+  )
 
 
 def _aligned(call: Call, arrays: tuple[Array, ...]) -> int:
@@ -234,7 +251,10 @@ def _layout(call: Call) -> streams.Layout:
   return streams.Layout(*call.shape, call.time_major)
 
 
-def _plan(call: Call, config: streams.Config, has_flags: bool) -> launch.Plan:
+def _plan(
+    call: Call, config: streams.Config, carry, restart, flags
+) -> launch.Plan:
+  """Returns the plan; carry, restart and flags are those of the call."""
   layout, interpret = _layout(call), None
   if call.target.interpret:
     interpret = plgpu.InterpretGPUParams()  # type: ignore[attr-defined]
@@ -247,7 +267,9 @@ def _plan(call: Call, config: streams.Config, has_flags: bool) -> launch.Plan:
       layout,
       config,
       call.reverse,
-      has_flags,
+      flags is not None,
+      carry is not None,
+      restart is not None,
       interpret,
   )
 

@@ -48,7 +48,7 @@ def recurrence(
     params: Mapping[str, Array],
     x_gates: Array | Sequence[Array],
     recurrent_kernel: Array | None,
-    carry: Carry,
+    carry: Carry | None,
     *,
     bias: Array | None = None,
     restart: Carry | None = None,
@@ -74,7 +74,8 @@ def recurrence(
       [B, T, g, F] that have G gates in all; float32, bfloat16 or float16.
     recurrent_kernel: [G', N, D, D] with N D = F, or None for a cell without
       recurrent gates. Only D = 1 for now.
-    carry: what the first step starts from, each [B, F].
+    carry: what the first step starts from, each [B, F]; None for zeros, which
+      a linear recurrence then does not read.
     bias: added to the input gates, [G, F], or None.
     restart: what a reset restarts from, each [B, F]; zeros if None.
     reset: bool [B, T], also where x_gates are time-major; where true, the carry
@@ -118,7 +119,8 @@ def recurrence(
         f'GPU kernels cannot run {type(cell).__name__}: it has no recurrent'
         f' gates and no coefficients. {targets.OTHERWISE}'
     )
-  arguments.carry('carry', carry, cell.carry_names, batch, features)
+  if carry is not None:
+    arguments.carry('carry', carry, cell.carry_names, batch, features)
   if restart is not None:
     arguments.carry('restart', restart, cell.carry_names, batch, features)
   arguments.flags('reset', reset, batch, time)
@@ -128,9 +130,14 @@ def recurrence(
         f'outputs must be 1 to {len(cell.carry_names)} for'
         f' {type(cell).__name__}, got {outputs}.'
     )
-  if restart is None:
-    restart = tuple(jnp.zeros_like(c) for c in carry)
-  stack = lambda xs: jnp.stack([x.astype(jnp.float32) for x in xs])
+
+  def stack(xs):
+    if xs is not None:
+      return jnp.stack([x.astype(jnp.float32) for x in xs])
+    if linear:
+      return None
+    return jnp.zeros((len(cell.carry_names), batch, features), jnp.float32)
+
   # Pallas's GPU backend is imported where it is known to work.
   if cell.recurrent_gates and not _is_diagonal(cell, recurrent_kernel):
     from pallas_kernels import dense

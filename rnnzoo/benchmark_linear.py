@@ -203,11 +203,11 @@ def _make_unroll(cell, implementation, dtype):
     params, x_gates, kernel = (
         arrays[key] for key in ('params', 'x_gates', 'kernel')
     )
+    if implementation == 'pallas':
+      _, (h,) = pallas_kernels.recurrence(cell, params, x_gates, kernel, None)
+      return h
     zero = jnp.zeros((x_gates.shape[0], x_gates.shape[-1]), jnp.float32)
     carry = (zero,) * len(cell.carry_names)
-    if implementation == 'pallas':
-      _, (h,) = pallas_kernels.recurrence(cell, params, x_gates, kernel, carry)
-      return h
     _, h = rnnzoo.unroll(
         cell, params, x_gates, kernel, carry, implementation=implementation
     )

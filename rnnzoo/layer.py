@@ -246,6 +246,7 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
         implementation=self.implementation,
         time_major=time_major,
         out_dtype=dtype,
+        from_zero=initial_carry is None and not self.learned_carry,
     )
     if mask is not None:
       h = jnp.where(mask[..., None], h, 0)

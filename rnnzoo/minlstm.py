@@ -3,14 +3,16 @@
 import dataclasses
 
 from flax import nnx
-import jax
+from jax import lax
+import jax.numpy as jnp
 
 from rnnzoo import cell
 from rnnzoo import initializers
 from rnnzoo import layer
 from rnnzoo import mingru
 
-sigmoid, softplus = jax.nn.sigmoid, jax.nn.softplus
+# Beyond it a sigmoid is what it is there: an infinity less itself is not 0.
+_LARGE = 1e30
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,9 +37,16 @@ class MinLSTMCell(cell.LinearCell):
   def coefficients(self, params, x_gates):
     del params
     f, i, h = x_gates
-    # f' / i' = exp(-d): the quotient of two sigmoids that may both underflow.
-    d = softplus(-f) - softplus(-i)
-    return sigmoid(-d), sigmoid(d) * mingru.CANDIDATES[self.candidate](h)
+    # With σ(x) = 1 / (1 + exp(-x)), numerators and the denominator are sums of
+    # 1, exp(-f) and exp(-i). The largest becomes 1: none of the sums overflows,
+    # and not all terms underflow. No result depends on the scale.
+    f, i = (jnp.where(x < -_LARGE, -_LARGE, x) for x in (f, i))
+    scale = lax.stop_gradient(jnp.maximum(jnp.maximum(-f, -i), 0))
+    one, exp_f, exp_i = (jnp.exp(x - scale) for x in (0, -f, -i))
+    forget, admit = one + exp_i, one + exp_f
+    total = forget + admit
+    candidate = mingru.CANDIDATES[self.candidate](h)
+    return forget / total, admit / total * candidate
 
 
 class MinLSTM(layer.RecurrentLayer):

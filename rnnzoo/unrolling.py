@@ -224,6 +224,7 @@ def run(
     outputs: int = 1,
     time_major: bool = True,
     out_dtype: jax.typing.DTypeLike | None = None,
+    from_zero: bool = False,
 ) -> tuple[Carry, Carry]:
   """Runs a cell over projected inputs, time-major and without checks.
 
@@ -248,6 +249,8 @@ def run(
       kernel then works on the original.
     out_dtype: what the outputs will be cast to, which a kernel does itself;
       None for the carry's dtype.
+    from_zero: whether carry and restart are known to be zeros, which a kernel
+      then need not read.
 
   Returns:
     The final carry and `outputs` arrays [time, batch, features].
@@ -303,6 +306,7 @@ def run(
           time_major=time_major,
           outputs=outputs,
           out_dtype=out_dtype,
+          from_zero=from_zero,
           **recurrent_gradient,
       )
     if recurrent_gradient:
@@ -336,6 +340,7 @@ def _run_kernel(
     time_major,
     outputs,
     out_dtype,
+    from_zero,
     **recurrent_gradient,
 ) -> tuple[Carry, Carry]:
   """Runs a cell by `pallas_kernels.recurrence`; arguments as for `run`."""
@@ -362,9 +367,9 @@ def _run_kernel(
       params,
       x_gates,
       kernel,
-      carry,
+      None if from_zero else carry,
       bias=bias,
-      restart=restart,
+      restart=None if from_zero else restart,
       reset=swap(reset),
       mask=swap(mask),
       reverse=reverse,

@@ -180,7 +180,7 @@ class LinearScanTest(parameterized.TestCase):
       ((2, 13, 8), np.float32, True, False),
       ((2, 40, 130), jnp.bfloat16, True, True),
       ((1, 257, 256), np.float32, False, True),
-      ((1, 513, 8), np.float32, True, False),  # Four segments.
+      ((1, 513, 8), np.float32, True, False),  # Two segments.
   )
   def test_agrees_with_loop(self, sizes, dtype, with_reset, reverse):
     with abstract_gpu.interpreted(self):
@@ -231,6 +231,31 @@ class LinearScanTest(parameterized.TestCase):
       np.testing.assert_array_equal(h[:, after, 0], [[1, 2, 3]] * 2)
       self.assertTrue(np.isfinite(d_a[0, after]).all())
       self.assertTrue(np.isfinite(d_b).all())
+
+  @parameterized.product(
+      cut_as=(None, (4, 4, 1, 2), (2, 2, 3, 2), (4, 1, 4, 1)),
+      reverse=(False, True),
+  )
+  def test_keeps_an_infinity_until_it_is_forgotten(self, cut_as, reverse):
+    # Beyond products of factors that underflow, and with their signs.
+    a = np.full((2, 32, 1), -1e-20, np.float32)
+    b = np.ones_like(a)
+    b[:, 1] = np.inf
+    a[1, 25] = 0
+    reset = np.zeros((2, 32), bool)
+    reset[0, 25] = True
+    want = np.ones_like(a)
+    want[:, 1:25:2], want[:, 2:25:2] = np.inf, -np.inf
+    if reverse:
+      a, b, want = (x[:, ::-1] for x in (a, b, want))
+      # The boundary between two steps has the index of the later one.
+      reset = np.roll(reset[:, ::-1], 1, axis=1)
+    context = cut(*cut_as) if cut_as else contextlib.nullcontext()
+    with abstract_gpu.interpreted(self), context:
+      h = rnnzoo.linear_scan(
+          a, b, reset=reset, reverse=reverse, implementation='pallas'
+      )
+      np.testing.assert_array_equal(h, want)
 
   @parameterized.parameters(None, *CUTS[1:3])
   def test_forgets_a_product_that_overflows(self, *cut_as):

@@ -25,6 +25,8 @@ class Plan:
     config: how the work is cut.
     reverse: whether time runs from the last step to the first.
     flags: whether some steps restart or are held.
+    carry: whether a linear recurrence starts from a given h; from zero if not.
+    restart: whether it restarts from a given h; from zero if not.
     interpret: Pallas's interpret parameters for a run on a CPU, or None.
   """
 
@@ -34,6 +36,8 @@ class Plan:
   config: streams.Config
   reverse: bool
   flags: bool
+  carry: bool
+  restart: bool
   interpret: Any
 
 

@@ -61,7 +61,8 @@ def forward(
     h0: [B, Fp].
     restart: what a reset restarts from, [B, Fp].
     flags: int32 [B, T], bits RESET and HOLD. Without `plan.flags` neither they
-      nor `restart` are read, without `plan.params` not `params`.
+      nor `restart` are read, without `plan.params` not `params`, without
+      `plan.carry` not h0, without `plan.restart` not `restart`.
     out_dtype: dtype of h.
 
   Returns:
@@ -113,7 +114,8 @@ def forward(
         walk.refill(ins, inputs, rings, barriers, k)
       return h
 
-    h = segments_lib.enter(walk, segments, walk.read(h0, walk.batch))
+    h = segments_lib.initial(walk, h0, plan.carry)
+    h = segments_lib.enter(walk, segments, h)
     h = lax.fori_loop(0, walk.waves, wave, h)
     segments_lib.leave(walk, last_ref, h)
     plgpu.wait_smem_to_gmem(0)
@@ -223,7 +225,7 @@ def backward(
     theta, restart, flags = segments_lib.small(
         plan, walk, params, restart, flags
     )
-    h0 = walk.read(h0, walk.batch)
+    h0 = segments_lib.initial(walk, h0, plan.carry)
     exchange = maps_lib.Exchange(walk, scratch)
     walk.prefetch(ins, inputs, rings, barriers)
     first_time = layout.time - 1 if plan.reverse else 0

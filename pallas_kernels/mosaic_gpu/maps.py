@@ -1,7 +1,9 @@
 """Affine maps h -> a h + b: what steps of a linear recurrence amount to.
 
 A map that forgets (a = 0) takes b alone: the product would turn an infinity
-before it into NaN.
+before it into NaN. A product of factors that underflows forgets nothing, so
+that what comes after an infinity does not depend on how time is cut: it becomes
+the smallest normal number.
 """
 
 from collections.abc import Sequence
@@ -15,6 +17,9 @@ from pallas_kernels.mosaic_gpu import streams
 
 Array = jax.Array
 Map = tuple[Array, Array]
+
+# Bits of the smallest normal float32.
+_SMALLEST = 1 << 23
 
 
 def step(pair: Map, h: Array) -> Array:
@@ -32,10 +37,18 @@ def apply(pair: Map, h: Array) -> Array:
 def compose(maps: Sequence[Map]) -> Map:
   """Returns the affine map that a sequence of them amounts to."""
   a, b = maps[0]
+  forgets = a == 0
   for pair in maps[1:]:
-    # A product that has overflowed is forgotten too.
-    a, b = jnp.where(pair[0] == 0, 0.0, pair[0] * a), step(pair, b)
-  return a, b
+    forgets |= pair[0] == 0
+    a, b = pair[0] * a, step(pair, b)
+  # A product that has overflowed before a factor of 0 is NaN by now.
+  return jnp.where(forgets, 0.0, _not_zero(a)), b
+
+
+def _not_zero(x: Array) -> Array:
+  """Returns x, but for zeros the smallest normal number of their sign."""
+  signed = lax.bitcast_convert_type(x, jnp.int32) | _SMALLEST
+  return jnp.where(x == 0, lax.bitcast_convert_type(signed, jnp.float32), x)
 
 
 class Exchange:

@@ -88,7 +88,12 @@ def small(plan: Plan, walk, params: Ref, restart: Ref, flags: Ref):
   theta = tuple(walk.read(params, k) for k in range(plan.params))
   if not plan.flags:
     return theta, None, None
-  return theta, walk.read(restart, walk.batch), flags
+  return theta, initial(walk, restart, plan.restart), flags
+
+
+def initial(walk, ref: Ref, given: bool) -> Array:
+  """Returns what to start or restart from: zero if nothing is given."""
+  return walk.read(ref, walk.batch) if given else streams_lib.zeros()
 
 
 def enter(walk, segments: Ref, h: Array) -> Array:
