@@ -83,6 +83,12 @@ def run(
   """
   batch, time, heads, size = call.shape
   flags = flags_lib.pack(reset, mask)
+  _check(call, x, kernel)
+  pieces = _pieces(call, x, kernel, carry.shape[0], flags is not None)
+  if pieces > 1:
+    return _in_pieces(
+        pieces, call, theta, x, kernel, carry, restart, reset, mask
+    )
   # Rows of a head have to start at multiples of 16 bytes.
   padded = -(-size // 8) * 8
   if padded == size:
@@ -106,6 +112,75 @@ def run(
   return cut(last), tuple(map(cut, carries))
 
 
+def _check(call: Call, x, kernel) -> None:
+  """Raises NotImplementedError where kernels would not do what is asked."""
+  dtype = jnp.promote_types(x.dtype, kernel.dtype)
+  precision = jax.config.jax_default_matmul_precision
+  if dtype == jnp.float32 and precision in ('highest', 'float32'):
+    raise NotImplementedError(
+        'GPU kernels multiply float32 in two bfloat16 parts, to about 2^-17, and'
+        f' jax_default_matmul_precision is {precision!r}. {targets.OTHERWISE}'
+    )
+  gates = max(x.shape[2], kernel.shape[0])
+  batch, time, heads, size = call.shape
+  if batch * time * gates * heads * (size + 7) >= 2**31:
+    raise NotImplementedError(
+        'GPU kernels for dense recurrences take up to 2^31 elements of gates,'
+        f' got {call.shape} (batch, time, heads, head_dim) times {gates}: split'
+        f' the batch. {targets.OTHERWISE}'
+    )
+
+
+def _pieces(call: Call, x, kernel, states, has_flags) -> int:
+  """Returns into how many pieces the batch has to be cut to fit the device."""
+  batch, time, heads, size = call.shape
+  pieces = 1
+  while True:
+    rows = -(-batch // pieces)
+    padded = -(-size // 8) * 8
+    piece = dataclasses.replace(call, shape=(rows, time, heads, padded))
+    try:
+      _forward_plan(piece, x, kernel, states, has_flags, True)
+      _backward_plan(piece, x, kernel, states, has_flags)
+      return pieces
+    except NotImplementedError:
+      if rows <= 8:
+        raise
+      pieces *= 2
+
+
+def _in_pieces(pieces, call, theta, x, kernel, carry, restart, reset, mask):
+  """Runs some rows of the batch after the others."""
+  batch = call.shape[0]
+  rows = -(-batch // pieces)
+  axis = 1 if call.time_major else 0
+  done = []
+  for start in range(0, batch, rows):
+    end = min(batch, start + rows)
+
+    def cut(a, axis, start=start, end=end):
+      if a is None:
+        return None
+      return lax.slice_in_dim(a, start, end, axis=axis)
+
+    piece = dataclasses.replace(call, shape=(end - start, *call.shape[1:]))
+    done.append(
+        run(
+            piece,
+            theta,
+            cut(x, axis),
+            kernel,
+            cut(carry, 1),
+            cut(restart, 1),
+            cut(reset, 0),
+            cut(mask, 0),
+        )
+    )
+  lasts, carries = zip(*done, strict=True)
+  join = lambda *parts: jnp.concatenate(parts, axis)
+  return jnp.concatenate(lasts, 1), jax.tree.map(join, *carries)
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _run(call: Call, theta, x, kernel, carry, restart, flags):
   return _forward(call, theta, x, kernel, carry, restart, flags, False)[:2]
@@ -123,10 +198,9 @@ def _run_fwd(call: Call, theta, x, kernel, carry, restart, flags):
 
 
 def _forward(call: Call, theta, x, kernel, carry, restart, flags, save):
-  plan = _plan(call, x, kernel, carry.shape[0], flags is not None, False)
-  wanted = [(i, call.out_dtype) for i in range(call.outputs)]
-  if call.out_dtype == plan.dtype:
-    wanted = wanted[1:]
+  plan, wanted = _forward_plan(
+      call, x, kernel, carry.shape[0], flags is not None, save
+  )
   (h, *others), last, starts, u = dense.forward(
       plan,
       theta,
@@ -150,7 +224,7 @@ def _run_bwd(call: Call, saved, cotangents):
   saved, cotangents = engine.differentiable_once((saved, cotangents))
   theta, x, kernel, carry, restart, h, starts, u = saved
   d_last, d_carries = cotangents
-  plan = _plan(call, x, kernel, carry.shape[0], flags is not None, True)
+  plan = _backward_plan(call, x, kernel, carry.shape[0], flags is not None)
   h_start = _starts(plan, h, carry[0], restart[0], flags)
   operand = kernel.astype(plan.dtype)
   first = operand if u is None else operand[:-1]
@@ -173,10 +247,12 @@ def _run_bwd(call: Call, saved, cotangents):
   if u is None:
     d_kernel = _outer(plan.shape, h_start, d_gates)
   else:
-    d_kernel = jnp.concatenate([
-        _outer(plan.shape, h_start, d_gates[:, :, :-1]),
-        _outer(plan.shape, u, d_gates[:, :, -1:]),
-    ])
+    d_kernel = jnp.concatenate(
+        [
+            _outer(plan.shape, h_start, d_gates[:, :, :-1]),
+            _outer(plan.shape, u, d_gates[:, :, -1:]),
+        ]
+    )
   d_theta = d_theta.sum(1) if call.params else jnp.zeros_like(theta)
   if flags is None:
     d_restart = jnp.zeros_like(restart)
@@ -194,23 +270,44 @@ def _run_bwd(call: Call, saved, cotangents):
 _run.defvjp(_run_fwd, _run_bwd)
 
 
-def _plan(call: Call, x, kernel, states, has_flags, adjoint) -> dense.Plan:
-  shape = cta_lib.Shape(*call.shape, call.time_major)
-  dtype = jnp.promote_types(x.dtype, kernel.dtype)
+def _plan(call: Call, x, kernel, has_flags) -> dense.Plan:
+  """Returns a plan without a configuration."""
   return dense.Plan(
       call.update,
       call.operand,
       call.params,
       x.shape[2],
       kernel.shape[0],
-      shape,
+      cta_lib.Shape(*call.shape, call.time_major),
       call.reverse,
       has_flags,
-      dtype,
-      tuning.dense(shape, kernel.shape[0], dtype, adjoint, call.target),
+      jnp.promote_types(x.dtype, kernel.dtype),
+      None,
       call.clip,
       call.stop,
   )
+
+
+def _forward_plan(call: Call, x, kernel, states, has_flags, save):
+  """Returns the plan, and the outputs for all steps besides h."""
+  plan = _plan(call, x, kernel, has_flags)
+  wanted = [(i, call.out_dtype) for i in range(call.outputs)]
+  if call.out_dtype == plan.dtype:
+    wanted = wanted[1:]
+  ins, outs = dense.forward_streams(plan, x.dtype, states, wanted, save)
+  fits = functools.partial(dense.needs, plan, ins, outs, plan.stages)
+  config = tuning.dense(plan.shape, False, fits, call.target)
+  return dataclasses.replace(plan, config=config), wanted
+
+
+def _backward_plan(call: Call, x, kernel, states, has_flags):
+  """Returns the plan of the adjoint."""
+  plan = _plan(call, x, kernel, has_flags)
+  d_dtypes = [call.out_dtype] * call.outputs
+  ins, outs = dense.backward_streams(plan, x.dtype, states, d_dtypes)
+  fits = functools.partial(dense.needs, plan, ins, outs, plan.adjoints)
+  config = tuning.dense(plan.shape, True, fits, call.target)
+  return dataclasses.replace(plan, config=config)
 
 
 def _matrix(kernel: Array, dtype) -> tuple[Array, ...]:

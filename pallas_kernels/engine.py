@@ -107,7 +107,7 @@ def differentiable_once(operands):
 
 
 @differentiable_once.defjvp
-def differentiable_once_jvp(primals, tangents):
+def _differentiable_once_jvp(primals, tangents):
   del primals, tangents
   raise NotImplementedError(
       'GPU kernels have first derivatives only, in reverse mode.'

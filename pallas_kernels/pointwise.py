@@ -31,9 +31,7 @@ import jax.numpy as jnp
 Array = jax.Array
 
 
-def legalize(
-    fn: Callable[..., Any], fast: bool = False
-) -> Callable[..., Any]:
+def legalize(fn: Callable[..., Any], fast: bool = False) -> Callable[..., Any]:
   """Returns `fn` for calls inside a kernel body.
 
   Args:

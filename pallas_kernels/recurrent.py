@@ -73,7 +73,7 @@ def recurrence(
     x_gates: input gates, [B, T, G, F] or a sequence of arrays [B, T, F] and
       [B, T, g, F] that have G gates in all; float32, bfloat16 or float16.
     recurrent_kernel: [G', N, D, D] with N D = F, or None for a cell without
-      recurrent gates. Only D = 1 for now.
+      recurrent gates.
     carry: what the first step starts from, each [B, F]; None for zeros, which
       a linear recurrence then does not read.
     bias: added to the input gates, [G, F], or None.
@@ -87,6 +87,10 @@ def recurrence(
     out_dtype: dtype of these, and of the carries that are saved for the
       backward pass; that of x_gates if None. The carry inside the kernel is
       float32.
+    recurrent_gradient_clip: bound of what comes back through each product with
+      a recurrent kernel that is not diagonal, before it is added to the rest;
+      None for none.
+    stop_recurrent_gradient: whether nothing comes back through it.
 
   Returns:
     The final carry, each float32 [B, F], and the first `outputs` arrays of the

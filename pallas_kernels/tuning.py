@@ -6,7 +6,7 @@ make it slower, and so does arithmetic that warps do one after the other. So
 where a table below knows what was fastest on a device, it decides.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 import math
 
 from pallas_kernels import targets
@@ -189,56 +189,78 @@ def _smaller(config: Config, steps: int) -> Iterable[Config]:
   yield Config(2, 1, config.segments, 1)
 
 
-# Heads of up to this many units are one CTA's.
-_SHARED_UNITS = 64
+# Heads of up to so many units are one CTA's, and one cluster's.
+_SHARED_UNITS, _CLUSTER_UNITS = 64, 512
 
-# Heads of up to this many units are one cluster's, of up to 16 CTAs.
-_CLUSTER_UNITS = 512
+# Units of a CTA in a cluster, and where a head is spread over the device.
+_UNITS_IN_CLUSTER, _UNITS_ON_DEVICE = 32, 16
 
-# Units of a CTA where a head is spread over more.
-_SPREAD_UNITS = 16
+# Registers of a thread that may hold the recurrent kernel, by warpgroups.
+_REGISTERS = {1: 192, 2: 192, 3: 112, 4: 72}
+
+# Shared memory of a CTA, in bytes, but for what Pallas takes itself.
+_CTA_BYTES = 226 * 1024
 
 
 def dense(
     shape: cta_lib.Shape,
-    gates: int,
-    dtype,
     adjoint: bool,
+    needs: Callable[[cta_lib.Config], tuple[int, int]],
     target: targets.Target,
 ) -> cta_lib.Config:
   """Chooses the configuration of a recurrence with a dense kernel.
 
   Args:
     shape: sizes.
-    gates: how many recurrent gates there are.
-    dtype: of what is multiplied.
     adjoint: whether it is for the adjoint.
+    needs: returns the registers that hold the recurrent kernel, and the bytes
+      of shared memory.
     target: the device.
+
+  Raises:
+    NotImplementedError: nothing fits.
   """
-  del gates, dtype
-  rows = -(-shape.batch // 8)
-  if shape.size <= _SHARED_UNITS:
-    units = -(-shape.size // 8) * 8
-    if adjoint:
-      return cta_lib.Config('shared', 8, units, 1)
-    return cta_lib.Config('shared', 8, units, -(-units // 32))
-  if shape.size <= _CLUSTER_UNITS:
-    sums = 8 if adjoint else (1 if shape.size <= 128 else 4)
-    warpgroups = 1 if sums == 1 else 2
-    parts = -(-shape.size // 32)
-    return cta_lib.Config('cluster', 8, 32, warpgroups, sums, parts)
-  units = _SPREAD_UNITS
-  parts = shape.heads * -(-shape.size // units)
-  if parts > target.cores:
-    raise NotImplementedError(
-        f'GPU kernels hold a recurrent kernel of up to {target.cores} parts of'
-        f' {units} units on this device, and this one has {parts}.'
-        f' {targets.OTHERWISE}'
-    )
-  slices = min(rows, target.cores // parts)
-  columns = 8 * -(-rows // slices)
-  # A cluster of 8 fits twice where 16 multiprocessors share a crossbar, which
-  # leaves some of them over; pairs always fit.
-  most = 8 if parts * slices <= 96 else 2
-  cluster = math.gcd(-(-shape.size // units), most)
-  return cta_lib.Config('device', columns, units, 2, 8, cluster)
+  for config in _dense_candidates(shape, adjoint, target):
+    registers, size = needs(config)
+    if registers <= _REGISTERS[config.warpgroups] and size <= _CTA_BYTES:
+      return config
+  raise NotImplementedError(
+      f'A GPU kernel cannot hold a recurrent kernel of {shape.heads} heads of'
+      f' {shape.size} units on {target.cores} multiprocessors, with'
+      f' {shape.batch} sequences. {targets.OTHERWISE}'
+  )
+
+
+def _dense_candidates(
+    shape: cta_lib.Shape, adjoint: bool, target: targets.Target
+) -> Iterable[cta_lib.Config]:
+  """Returns configurations for a dense kernel, the fastest first."""
+  size, rows = shape.size, -(-shape.batch // 8)
+  if size <= _SHARED_UNITS:
+    units = -(-size // 8) * 8
+    warpgroups = 1 if adjoint else -(-units // 32)
+    yield cta_lib.Config('shared', 8, units, warpgroups)
+    yield cta_lib.Config('shared', 8, units, -(-units // 32))
+  if size <= _CLUSTER_UNITS:
+    units = _UNITS_IN_CLUSTER
+    parts = -(-size // units)
+    small = size <= 256
+    cuts = [(2, 8)] if adjoint else [(1, 1), (2, 2)] if small else [(2, 2)]
+    for warpgroups, sums in (*cuts, (2, 4), (2, 8)):
+      yield cta_lib.Config('cluster', 8, units, warpgroups, sums, parts)
+  units = _UNITS_ON_DEVICE
+  parts = -(-size // units)
+  ctas = shape.heads * parts
+  if ctas > target.cores:
+    return
+  # CTAs wait for each other, so all have to be there at once. A cluster of 8
+  # fits twice where 16 multiprocessors share a crossbar, which leaves some
+  # over; pairs always fit.
+  most = target.cores * 8 // 11
+  for slices in range(min(rows, target.cores // ctas), 0, -1):
+    columns = 8 * -(-rows // slices)
+    if columns > 64:
+      break
+    cluster = math.gcd(parts, 8 if ctas * slices <= most else 2)
+    for sums in (8,) if adjoint else (4, 8):
+      yield cta_lib.Config('device', columns, units, 2, sums, cluster)

@@ -24,12 +24,15 @@ import jax.numpy as jnp
 
 from pallas_kernels import pointwise
 from pallas_kernels.mosaic_gpu import cta as cta_lib
+from pallas_kernels.mosaic_gpu import exchange as exchange_lib
 from pallas_kernels.mosaic_gpu import flags as flags_lib
+from pallas_kernels.mosaic_gpu import product as product_lib
 from pallas_kernels.mosaic_gpu import ptx
+from pallas_kernels.mosaic_gpu import tiles
 
 Array = jax.Array
 Stream = cta_lib.Stream
-Product = cta_lib.Product
+Product = product_lib.Product
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +64,7 @@ class Plan:
   reverse: bool
   flags: bool
   dtype: Any
-  config: cta_lib.Config
+  config: Any
   clip: float | None = None
   stop: bool = False
 
@@ -76,9 +79,7 @@ class Plan:
   @property
   def adjoints(self) -> list[Product]:
     """Those of the adjoint, the last stage first."""
-    return [
-        Product(p.gates, p.first, True) for p in reversed(self.stages)
-    ]
+    return [Product(p.gates, p.first, True) for p in reversed(self.stages)]
 
   @property
   def ahead(self) -> int:
@@ -128,15 +129,10 @@ def forward(
   states = carry.shape[0]
   two = plan.operand is not None
   stages = plan.stages
-  ins = [Stream(x.dtype, plan.gates)]
-  if plan.flags:
-    ins.append(Stream(jnp.int32, flags=True))
+  ins, outs = forward_streams(plan, x.dtype, states, wanted, save)
+  outputs = 1 + len(wanted)
   saved = states - 1 if save else 0
   kept = two and save
-  outs = [Stream(plan.dtype), *(Stream(dtype) for _, dtype in wanted)]
-  outputs = len(outs)
-  outs += [Stream(jnp.float32)] * saved
-  outs += [Stream(plan.dtype)] * kept
   planes = len(matrix)
   split = planes == 2
   exchanged = len(stages) if config.through_device else 0
@@ -160,9 +156,9 @@ def forward(
     n += len(outs) + 1
     exchange_refs, scratch = refs[n : n + exchanged], refs[n + exchanged :]
     cta = cta_lib.Cta(config, shape, plan.reverse, plan.dtype)
-    ring = cta_lib.Ring(cta, ins, inputs, scratch[0])
+    ring = tiles.Ring(cta, ins, inputs, scratch[0])
     multipliers = [
-        cta_lib.Multiplier(
+        product_lib.Multiplier(
             cta, stage, matrix, *scratch[2 + 3 * i : 5 + 3 * i]
         )
         for i, stage in enumerate(stages)
@@ -171,6 +167,7 @@ def forward(
     theta = tuple(cta.read_param(theta, i) for i in range(plan.params))
     restart = cta.read_rows(restart, states) if plan.flags else None
     state = cta.read_rows(carry, states)
+
     def restarts(step):
       """Where the carry restarts before a step that is in the ring."""
       if not plan.flags:
@@ -197,18 +194,19 @@ def forward(
       multiplier.clear()
     cta.meet()
     if not config.through_device:
-      staging = cta_lib.Staging(cta, outs, out_refs, scratch[1])
+      staging = tiles.Staging(cta, outs, out_refs, scratch[1])
       state = flags_lib.select(restarts(0), restart, state)
       multipliers[0].put(jnp.int32(0), state[:1])
       multipliers[0].share(jnp.int32(0))
 
       def loop(step, state):
-        # What is shared here is what the step before has put.
-        ring.start(step + (config.stages - 1))
-        pl.when(step > 1)(lambda: staging.flush(step - 2))
+        # What is multiplied is what the step before has put.
         product = multipliers[0]
         product.ready(step)
-        gates = tuple(product.gather(product.multiply(step)))
+        sums = product.multiply(step)
+        ring.start(step + (config.stages - 1))
+        pl.when(step > 0)(lambda: staging.flush(step - 1))
+        gates = tuple(product.gather(sums))
 
         def finish(u):
           product = multipliers[1]
@@ -222,6 +220,10 @@ def forward(
         if plan.flags:
           following = flags_lib.select(restarts(step + 1), restart, new)
         multipliers[0].put(step + 1, following[:1])
+        written = [new[0], *(new[i] for i, _ in wanted)]
+        written += [*state[1 : 1 + saved], *[u] * kept]
+        for i, value in enumerate(written):
+          staging.write(step, i, (value,))
         ring.wait(plan.ahead)
         # Nobody would wait for what is sent after the last step.
         share = lambda: multipliers[0].share(step + 1)
@@ -229,10 +231,6 @@ def forward(
           pl.when(step + 1 < shape.time)(share)
         else:
           share()
-        written = [new[0], *(new[i] for i, _ in wanted)]
-        written += [*state[1 : 1 + saved], *[u] * kept]
-        for i, value in enumerate(written):
-          staging.write(step, i, (value,))
         return *following, *(new if plan.flags else ())
 
       # With flags, what the next step starts from is not all of the carry.
@@ -242,14 +240,11 @@ def forward(
       )
       # No CTA leaves while another one may write to its shared memory.
       cta.meet()
-      for step in range(max(0, shape.time - 2), shape.time):
-        staging.flush(jnp.int32(step))
+      staging.flush(jnp.int32(shape.time - 1))
       cta.write_rows(last_ref, state[-states:])
       return
 
-    exchanges = [
-        cta_lib.Exchange(cta, ref, 1) for ref in exchange_refs
-    ]
+    exchanges = [exchange_lib.Exchange(cta, ref, 1) for ref in exchange_refs]
     _meet(cta, exchanges)
 
     def loop(step, state):
@@ -300,7 +295,7 @@ def forward(
   stream = lambda s: jax.ShapeDtypeStruct(shape.stream(s.gates), s.dtype)
   small = jax.ShapeDtypeStruct(carry.shape, jnp.float32)
   exchange = jax.ShapeDtypeStruct(
-      cta_lib.Exchange.shape(shape, 1), plan.dtype
+      exchange_lib.Exchange.shape(shape, 1), plan.dtype
   )
   results = _kernel(
       plan,
@@ -354,16 +349,11 @@ def backward(
   adjoints = plan.adjoints
   same = shared_gates(plan, states)
   extra = [i for i, j in enumerate(same) if j is None]
-  ins = [Stream(x.dtype, plan.gates), Stream(h_gates.dtype, plan.recurrent)]
-  ins += [Stream(s.dtype) for s in starts]
-  ins += [Stream(d.dtype) for d in d_carries]
+  d_dtypes = [d.dtype for d in d_carries]
+  ins, outs = backward_streams(plan, x.dtype, states, d_dtypes)
   arrays = [x, h_gates, *starts, *d_carries]
   if plan.flags:
-    ins.append(Stream(jnp.int32, flags=True))
     arrays.append(flags)
-  outs = [Stream(plan.dtype, plan.gates)]
-  if extra:
-    outs.append(Stream(plan.dtype, len(extra)))
   planes = len(matrix)
   split = planes == 2
   rows = max(plan.params, 1)
@@ -389,9 +379,9 @@ def backward(
     n += 3
     exchange_refs, scratch = refs[n : n + exchanged], refs[n + exchanged :]
     cta = cta_lib.Cta(config, shape, not plan.reverse, plan.dtype)
-    ring = cta_lib.Ring(cta, ins, inputs, scratch[0])
+    ring = tiles.Ring(cta, ins, inputs, scratch[0])
     multipliers = [
-        cta_lib.Multiplier(
+        product_lib.Multiplier(
             cta, product, matrix, *scratch[2 + 3 * i : 5 + 3 * i]
         )
         for i, product in enumerate(adjoints)
@@ -412,11 +402,7 @@ def backward(
       g = tuple(ring.read(step, 2 + states + i)[0] for i in range(outputs))
       pulls = [legalize(linearise)(theta, row, gates, start)]
       if two:
-        pulls.append(
-            legalize(linearise_operand)(
-                theta, row, gates[:-1], start
-            )
-        )
+        pulls.append(legalize(linearise_operand)(theta, row, gates[:-1], start))
       idle = flags_at(step, flags_lib.HOLD)
       resets = flags_at(step, flags_lib.RESET)
       return pulls, g, idle, resets
@@ -467,15 +453,16 @@ def backward(
     d_sums = tuple(zero for _ in theta)
     d_restart = (zero,) * states if plan.flags else ()
     distinct = lambda d_row, d_gates: [
-        tuple(d_row), tuple(d_gates[i] for i in extra)
+        tuple(d_row),
+        tuple(d_gates[i] for i in extra),
     ][: len(outs)]
     for multiplier in multipliers:
       multiplier.clear()
     if not config.through_device:
-      staging = cta_lib.Staging(cta, outs, out_refs, scratch[1])
+      staging = tiles.Staging(cta, outs, out_refs, scratch[1])
     else:
       exchanges = [
-          cta_lib.Exchange(cta, ref, product.operands)
+          exchange_lib.Exchange(cta, ref, product.operands)
           for ref, product in zip(exchange_refs, adjoints, strict=True)
       ]
       _meet(cta, exchanges)
@@ -498,9 +485,13 @@ def backward(
         product.put(step, values)
         before()
         product.share(step)
-        after()
-        product.ready(step)
-        sums = product.multiply(step)
+        if config.cluster > 1:
+          after()
+          product.ready(step)
+          sums = product.multiply(step)
+        else:
+          sums = product.multiply(step)
+          after()
         other = meanwhile()
         return product.gather(sums)[0], other
       exchange = exchanges[i]
@@ -539,7 +530,11 @@ def backward(
             continue
           for gate, value in enumerate(values):
             cta.write(
-                out_refs[i], cta.time(step), value, plan.dtype, gate,
+                out_refs[i],
+                cta.time(step),
+                value,
+                plan.dtype,
+                gate,
                 len(values),
             )
         ring.wait(2)
@@ -586,7 +581,7 @@ def backward(
   )
   exchanges = [
       jax.ShapeDtypeStruct(
-          cta_lib.Exchange.shape(shape, product.operands), plan.dtype
+          exchange_lib.Exchange.shape(shape, product.operands), plan.dtype
       )
       for product in adjoints[:exchanged]
   ]
@@ -609,6 +604,60 @@ def backward(
   d_carry, d_theta, d_restart = results[len(outs) : len(outs) + 3]
   d_extra = results[1] if extra else None
   return results[0], d_extra, d_carry, d_theta, d_restart
+
+
+def forward_streams(plan: Plan, x_dtype, states: int, wanted, save: bool):
+  """Returns the streams that `forward` reads and writes."""
+  ins = [Stream(x_dtype, plan.gates)]
+  if plan.flags:
+    ins.append(Stream(jnp.int32, flags=True))
+  outs = [Stream(plan.dtype), *(Stream(dtype) for _, dtype in wanted)]
+  if save:
+    outs += [Stream(jnp.float32)] * (states - 1)
+    outs += [Stream(plan.dtype)] * (plan.operand is not None)
+  return ins, outs
+
+
+def backward_streams(plan: Plan, x_dtype, states: int, d_dtypes):
+  """Returns the streams that `backward` reads and writes."""
+  ins = [Stream(x_dtype, plan.gates), Stream(plan.dtype, plan.recurrent)]
+  ins += [Stream(plan.dtype)] + [Stream(jnp.float32)] * (states - 1)
+  ins += [Stream(dtype) for dtype in d_dtypes]
+  if plan.flags:
+    ins.append(Stream(jnp.int32, flags=True))
+  outs = [Stream(plan.dtype, plan.gates)]
+  extra = shared_gates(plan, states).count(None)
+  if extra:
+    outs.append(Stream(plan.dtype, extra))
+  return ins, outs
+
+
+def needs(plan: Plan, ins, outs, products, config) -> tuple[int, int]:
+  """Returns registers for the recurrent kernel, and bytes of shared memory."""
+  split = jnp.dtype(plan.dtype) == jnp.float32
+  registers = sum(
+      4 * product.halves(config) * product.blocks(config, plan.shape)
+      for product in products
+  )
+  words = _words(plan.shape, config, ins, outs, products, split)
+  # Each buffer starts at a multiple of 1024 bytes.
+  size = sum(-(-4 * n // 1024) * 1024 for n in words)
+  return registers * (2 if split else 1), size
+
+
+def _words(shape, config, ins, outs, products, split) -> list[int]:
+  """Returns the shared memory that a kernel takes, in int32."""
+  words = [
+      tiles.Ring.words(config, ins),
+      0 if config.through_device else tiles.Staging.words(config, outs),
+  ]
+  for product in products:
+    words += [
+        product_lib.Multiplier.operand_words(config, shape, product, split),
+        product_lib.Multiplier.partial_words(config, product),
+        product_lib.Multiplier.SIGNAL_WORDS,
+    ]
+  return [max(n, 32) for n in words]
 
 
 def shared_gates(plan: Plan, states: int) -> tuple[int | None, ...]:
@@ -643,9 +692,7 @@ def shared_gates(plan: Plan, states: int) -> tuple[int | None, ...]:
   taken: set[int] = set()
   same: list[int | None] = []
   for number in d_gates:
-    found = [
-        j for j, n in enumerate(d_row) if n == number and j not in taken
-    ]
+    found = [j for j, n in enumerate(d_row) if n == number and j not in taken]
     same.append(found[0] if found else None)
     taken.update(found[:1])
   return tuple(same)
@@ -660,7 +707,7 @@ def _flag(condition) -> Array:
   return jnp.where(condition, jnp.int32(1), jnp.int32(0))
 
 
-def _meet(cta: cta_lib.Cta, exchanges: Sequence[cta_lib.Exchange]) -> None:
+def _meet(cta: cta_lib.Cta, exchanges: Sequence[exchange_lib.Exchange]) -> None:
   """Poisons this CTA's parts of the exchanges, and waits for all CTAs."""
   for exchange in exchanges:
     exchange.clear()
@@ -690,23 +737,14 @@ def _kernel(plan, body, name, ins, outs, products, split, out_type):
     grid['group'] = shape.parts(config) // config.cluster
   if config.cluster > 1:
     options |= {'cluster': (config.cluster,), 'cluster_names': ('rank',)}
-  words = [
-      cta_lib.Ring.words(config, ins),
-      0 if config.through_device else cta_lib.Staging.words(config, outs),
-  ]
-  for product in products:
-    words += [
-        cta_lib.Multiplier.operand_words(config, shape, product, split),
-        cta_lib.Multiplier.partial_words(config, product),
-        cta_lib.Multiplier.SIGNAL_WORDS,
-    ]
+  words = _words(shape, config, ins, outs, products, split)
   body.__name__ = name
-  return plgpu.kernel(
+  kernel = plgpu.kernel(
       body,
       out_type=tuple(out_type),
       grid=tuple(grid.values()),
       grid_names=tuple(grid),
-      scratch_types=[plgpu.SMEM((max(n, 32),), jnp.int32) for n in words],
+      scratch_types=[plgpu.SMEM((n,), jnp.int32) for n in words],
       compiler_params=plgpu.CompilerParams(
           approx_math=True,
           unsafe_no_auto_barriers=True,
@@ -714,3 +752,8 @@ def _kernel(plan, body, name, ins, outs, products, split, out_type):
       ),
       **options,
   )
+  if config.through_device:
+    # Under vmap a kernel gains an axis of its grid. CTAs that wait for each
+    # other have to be on the device at once, so these take turns.
+    return jax.custom_batching.sequential_vmap(kernel)
+  return kernel

@@ -89,9 +89,7 @@ def emit(
     else:
       kinds.append('array')
       types.append(layout(per_thread(x)))
-  types = [
-      t(()) if t is plgpu.Layout.WG_SPLAT else t for t in types
-  ]
+  types = [t(()) if t is plgpu.Layout.WG_SPLAT else t for t in types]
   out = tuple(
       plgpu.ShapeDtypeStruct((count * LANES,), d, layout=layout(count))
       for d in results
@@ -170,9 +168,7 @@ def _inline(template, result_types, operands, pure) -> list[ir.Value]:
   )
   if len(result_types) == 1:
     return [out]
-  return [
-      llvm.extractvalue(t, out, [i]) for i, t in enumerate(result_types)
-  ]
+  return [llvm.extractvalue(t, out, [i]) for i, t in enumerate(result_types)]
 
 
 def _letter(t: ir.Type) -> str:
@@ -438,6 +434,7 @@ def poll(places: Sequence[Sequence[Any]], size: int) -> list[Array]:
   code = ' .reg .pred p; .reg .b32 m, k, x; .reg .u64 o;'
   code += f' .reg .u64 a<{n}>; mov.b32 k, 0;'
   operands: list[Any] = []
+
   def operand(x):
     operands.append(x)
     return name(4 * n + len(operands) - 1)
@@ -480,17 +477,13 @@ def narrow(low: Array, high: Array, dtype) -> Array:
   """Packs two float32 as 16-bit elements of `dtype`, the first one lower."""
   short = _SHORT[jnp.dtype(dtype).name]
   code = f'cvt.rn.{short}x2.f32 %0, %2, %1;'
-  return emit(
-      code, [jnp.int32], low, high, count=per_thread(low), pure=True
-  )[0]
+  return emit(code, [jnp.int32], low, high, count=per_thread(low), pure=True)[0]
 
 
 def as_float(words: Array) -> Array:
   """Returns the float32 that int32 words hold."""
   code = 'mov.b32 %0, %1;'
-  return emit(
-      code, [jnp.float32], words, count=per_thread(words), pure=True
-  )[0]
+  return emit(code, [jnp.float32], words, count=per_thread(words), pure=True)[0]
 
 
 def upper(word: Array) -> Array:
@@ -506,7 +499,7 @@ def lower(word: Array) -> Array:
 def mma(
     acc: Sequence[Array], a: Sequence[Array], b: Sequence[Array], dtype
 ) -> tuple[Array, ...]:
-  """acc + a b on a warp's tensor core: 16 rows, 8 columns, 16 deep.
+  """Acc + a b on a warp's tensor core: 16 rows, 8 columns, 16 deep.
 
   Args:
     acc: four float32 [128]: rows l/4 (twice) and l/4 + 8 (twice), columns 2 (l
@@ -625,6 +618,4 @@ def await_signal(signals: Ref, signal, turn) -> None:
 
 def cluster_barrier() -> None:
   """Waits for all threads of all CTAs of the cluster, and orders memory."""
-  emit(
-      'barrier.cluster.arrive.release; barrier.cluster.wait.acquire;', []
-  )
+  emit('barrier.cluster.arrive.release; barrier.cluster.wait.acquire;', [])

@@ -1,0 +1,434 @@
+"""Products with a matrix that stays in registers, step by step.
+
+Words: a *half* is 8 rows of a product, half of a tensor core's tile; a *block*
+is 32 of the elements that it sums over; a *plane* is one of the two parts of
+float32 operands.
+"""
+
+from collections.abc import Callable, Sequence
+import dataclasses
+from typing import Any
+
+import jax
+from jax import lax
+from jax.experimental import pallas as pl
+import jax.numpy as jnp
+
+from pallas_kernels.mosaic_gpu import cta as cta_lib
+from pallas_kernels.mosaic_gpu import exchange as exchange_lib
+from pallas_kernels.mosaic_gpu import ptx
+
+Array = jax.Array
+Ref = Any
+Cta, Config, Shape, Stream = (
+    cta_lib.Cta,
+    cta_lib.Config,
+    cta_lib.Shape,
+    cta_lib.Stream,
+)
+flag, permutation = cta_lib.flag, cta_lib.permutation
+
+
+@dataclasses.dataclass(frozen=True)
+class Product:
+  """Which product: rows and sums of a matrix [gates, N, D, D].
+
+  Attributes:
+    gates: how many gates of the matrix, from `first`.
+    first: the first gate.
+    transposed: whether gates are summed over, as in the adjoint; otherwise each
+      has a result of its own.
+  """
+
+  gates: int
+  first: int
+  transposed: bool
+
+  @property
+  def results(self) -> int:
+    return 1 if self.transposed else self.gates
+
+  @property
+  def operands(self) -> int:
+    return self.gates if self.transposed else 1
+
+  def halves(self, config: Config) -> int:
+    """Halves of the rows that each warp multiplies, an even number."""
+    return pl.cdiv(self.results * config.warp_units // 8, 2) * 2
+
+  def blocks(self, config: Config, shape: Shape) -> int:
+    """Blocks that each warp sums over."""
+    return pl.cdiv(self.operands * shape.blocks, config.sums)
+
+
+class Multiplier:
+  """A product whose matrix stays in registers.
+
+  Args:
+    cta: coordinates.
+    product: which.
+    matrix: [gates of all, N, D, D], indexed [gate, head, row, sum], or two of
+      them for the parts of float32.
+    operand: int32 in shared memory, `operand_words` of it.
+    partials: int32 in shared memory, `partial_words` of it.
+    signals: int32 in shared memory, `SIGNAL_WORDS` of it.
+  """
+
+  SIGNAL_WORDS = 4
+
+  def __init__(
+      self, cta: Cta, product: Product, matrix, operand, partials, signals
+  ):
+    self.cta, self.product = cta, product
+    self.operand, self.partials, self.signals = operand, partials, signals
+    config, shape = cta.config, cta.shape
+    self.halves = product.halves(config)
+    self.blocks = product.blocks(config, shape)
+    self.sub = config.warp_units // 8
+    self.row_warp = lax.rem(cta.warp, jnp.int32(config.row_warps))
+    self.sum_warp = lax.div(cta.warp, jnp.int32(config.row_warps))
+    self.plane_bytes = self._plane_bytes(config, shape, product)
+    self.matrix = [
+        [
+            [self._fragment(ref, h, i) for i in range(self.blocks)]
+            for h in range(self.halves)
+        ]
+        for ref in matrix
+    ]
+
+  @staticmethod
+  def _plane_bytes(config, shape, product) -> int:
+    blocks = config.sums * product.blocks(config, shape)
+    return config.columns * pl.cdiv(blocks, 2) * 128
+
+  @classmethod
+  def operand_words(cls, config, shape, product, split: bool) -> int:
+    """Shared memory for what is multiplied."""
+    planes = cls.slots(config) * (2 if split else 1)
+    return planes * cls._plane_bytes(config, shape, product) // 4
+
+  @staticmethod
+  def slots(config: Config) -> int:
+    """Steps for which there is an operand.
+
+    Through the device, a step's operand comes after all CTAs have published,
+    and thus have used the one before. Otherwise one may be ahead.
+    """
+    return 1 if config.through_device else 2
+
+  @classmethod
+  def partial_words(cls, config, product) -> int:
+    """Shared memory for the sums of each warp."""
+    if config.sums == 1:
+      return 0
+    halves = product.halves(config)
+    return 4 * config.warpgroups * halves * config.columns * 8
+
+  def _block(self, i: int):
+    """Returns gate, first element and existence of this warp's i-th block."""
+    blocks = self.cta.shape.blocks
+    if self.cta.config.sums == 1:
+      gate, block = divmod(i, blocks)
+      return gate, jnp.int32(32 * block), None
+    index = self.sum_warp * self.blocks + i
+    gate = lax.div(index, jnp.int32(blocks))
+    return gate, 32 * (index - gate * blocks), gate < self.product.operands
+
+  def _fragment(self, ref, half: int, i: int):
+    """Loads 8 elements of one row of the matrix, as four words."""
+    cta, product = self.cta, self.product
+    result, sub = divmod(half, self.sub)
+    if result >= product.results:
+      return [ptx.full(1, 0, jnp.int32)] * 4
+    unit = self.row_warp * cta.config.warp_units + 8 * sub + cta.quad
+    row = cta.unit0 + unit
+    gate, start, exists = self._block(i)
+    k = start + 8 * cta.place
+    where = (row < cta.shape.size) & (k < cta.shape.size)
+    where &= unit < cta.config.units
+    if exists is not None:
+      where &= exists
+    gate = product.first + (gate if product.transposed else result)
+    at = (gate * cta.shape.heads + cta.head) * cta.shape.size + row
+    at = jnp.where(where, at * cta.shape.size + k, 0)
+    return ptx.load_words(ref, at, shared=False, size=2, where=flag(where))
+
+  # The operand's way into this CTA's shared memory.
+
+  @property
+  def planes(self) -> int:
+    return 2 if self.cta.split else 1
+
+  def clear(self):
+    """Fills the operand's tiles with zeros; before a meeting of the cluster."""
+    cta = self.cta
+    words = self.slots(cta.config) * self.planes * self.plane_bytes // 4
+    for k in range(pl.cdiv(words, cta.threads)):
+      at = cta.index + k * cta.threads
+      ptx.store(
+          self.operand,
+          4 * at,
+          ptx.full(1, 0, jnp.int32),
+          jnp.int32,
+          shared=True,
+          where=flag(at < words),
+      )
+    ptx.make_signals(self.signals, 2, flag(cta.index == 0))
+
+  def _slot(self, step):
+    slot = step & (self.slots(self.cta.config) - 1)
+    return slot * (self.planes * self.plane_bytes)
+
+  def _place(self, step, plane, gate, column, unit):
+    """Returns where an element of the operand lies, in bytes."""
+    start = self._slot(step)
+    pitch = self.plane_bytes // self.cta.config.columns
+    byte = 2 * (gate * (32 * self.cta.shape.blocks) + unit)
+    chunk = (byte >> 4) ^ permutation(column)
+    start = start + plane * self.plane_bytes + column * pitch
+    return start + (chunk << 4) + (byte & 15)
+
+  def put(self, step, values: Sequence[Array]):
+    """Puts this thread's elements of the operand into it, one a gate."""
+    cta = self.cta
+    for gate, value in enumerate(values):
+      unit = cta.unit0 + cta.unit
+      parts = (value,)
+      if cta.split:
+        high = ptx.round_short(value)
+        parts = (high, value - high)
+      for plane, part in enumerate(parts):
+        at = self._place(step, plane, gate, cta.column, unit)
+        ptx.store(
+            self.operand, at, part, cta.short, shared=True, where=cta.valid
+        )
+
+  def share(self, step):
+    """Sends what the threads of this CTA have put to the cluster."""
+    cta, config = self.cta, self.cta.config
+    cta.barrier()
+    if config.cluster == 1:
+      return
+    gates = self.product.operands
+    per_row = config.units // 8
+    total = gates * self.planes * config.columns * per_row
+    peers = config.cluster - 1
+    for k in range(pl.cdiv(total * peers, cta.threads)):
+      q = cta.index + k * cta.threads
+      peer = lax.div(q, jnp.int32(total))
+      rest = q - peer * total
+      row = lax.div(rest, jnp.int32(per_row))
+      unit = cta.unit0 + 8 * (rest - row * per_row)
+      column = lax.rem(row, jnp.int32(config.columns))
+      gate = lax.div(row, jnp.int32(config.columns))
+      plane = lax.div(gate, jnp.int32(gates))
+      at = self._place(step, plane, gate - plane * gates, column, unit)
+      where = flag((peer < peers) & (unit < cta.shape.size))
+      rank = lax.rem(cta.rank + 1 + peer, jnp.int32(config.cluster))
+      words = ptx.load_words(self.operand, at, shared=True, size=2, where=where)
+      ptx.send(self.operand, at, words, self.signals, step & 1, rank, where)
+    own = jnp.clip(cta.shape.size - cta.unit0, 0, config.units)
+    self._expect(step, cta.shape.size - own)
+
+  def _expect(self, step, units):
+    cta = self.cta
+    rows = self.product.operands * self.planes * cta.config.columns
+    ptx.expect(self.signals, step & 1, 2 * rows * units, flag(cta.index == 0))
+
+  def ready(self, step):
+    """Waits for what the others of the cluster have sent."""
+    if self.cta.config.cluster > 1 or self.cta.config.through_device:
+      ptx.await_signal(self.signals, step & 1, (step >> 1) & 1)
+
+  def fetch(self, exchange: exchange_lib.Exchange, told, step, others=()):
+    """Reads a part of the operand from an exchange, for all of the cluster.
+
+    Args:
+      exchange: where.
+      told: the step of the exchange.
+      step: the step of this operand.
+      others: functions of a column to (int32 condition, reference [B, F]) that
+        is read instead where the condition is not 0.
+    """
+    cta, shape, config = self.cta, self.cta.shape, self.cta.config
+    self._expect(step, shape.size)
+    per_row = shape.size // 8
+    total = self.product.operands * config.columns * per_row
+    share = pl.cdiv(total, config.cluster)
+    rounds = pl.cdiv(share, cta.threads)
+    places, targets = [], []
+    for k in range(rounds):
+      mine = cta.index + k * cta.threads
+      q = cta.rank * share + mine
+      exists = (mine < share) & (q < total)
+      q = jnp.where(exists, q, 0)
+      row = lax.div(q, jnp.int32(per_row))
+      unit = 8 * (q - row * per_row)
+      gate = lax.div(row, jnp.int32(config.columns))
+      column = row - gate * config.columns
+      # What is beyond the batch is never published.
+      row = jnp.minimum(cta.row0 + column, shape.batch - 1)
+      feature = cta.head * shape.size + unit
+      at = exchange.offset(told, row, gate) + feature
+      alternatives = [
+          (condition, ref, row * shape.features + feature)
+          for condition, ref in (other(column) for other in others)
+      ]
+      for j in range(self.planes):
+        places.append(
+            (
+                exchange.ref,
+                at + 4 * j,
+                *((c, r, o + 4 * j) for c, r, o in alternatives),
+            )
+        )
+      targets.append((gate, column, unit, flag(exists)))
+    # All in one loop: a wait for one is a wait for all.
+    flat = ptx.poll(places, cta.dtype.itemsize)
+    for k, (gate, column, unit, exists) in enumerate(targets):
+      words = flat[4 * self.planes * k :][: 4 * self.planes]
+      parts = [words]
+      if cta.split:
+        parts = _parts([ptx.as_float(w) for w in words])
+      for plane, part in enumerate(parts):
+        at = self._place(step, plane, gate, column, unit)
+        for peer in range(config.cluster):
+          rank = cta.rank + peer
+          rank = jnp.where(rank < config.cluster, rank, rank - config.cluster)
+          ptx.send(self.operand, at, part, self.signals, step & 1, rank, exists)
+
+  def take(self, step) -> Callable[[int, int, int], Any]:
+    """Returns a function that loads fragments of the operand."""
+    cta = self.cta
+    pitch = self.plane_bytes // cta.config.columns
+    start = self._slot(step)
+
+    def fragment(plane, i, n):
+      column = 8 * n + cta.quad
+      block = self.sum_warp * self.blocks + i
+      chunk = (4 * block + cta.place) ^ permutation(column)
+      at = start + plane * self.plane_bytes + column * pitch + (chunk << 4)
+      return ptx.load_words(self.operand, at, shared=True, size=2)
+
+    return fragment
+
+  def multiply(self, step) -> list[list[Any]]:
+    """Returns sums [half][tile], each two float32 [128], of what is there."""
+    cta = self.cta
+    fragment = self.take(step)
+    # (Part of the matrix, part of the operand).
+    pairs = [(0, 1), (1, 0), (0, 0)] if cta.split else [(0, 0)]
+    chain = 2 * self.blocks * len(pairs)
+    rows = self.halves // 2
+    # A tensor core takes its time for each product, so a few are under way.
+    ways = max(1, min(chain // 4, 8 // (cta.tiles * rows)))
+    zero = ptx.full(1, 0.0)
+    acc = [
+        [[[zero] * 4 for _ in range(ways)] for _ in range(cta.tiles)]
+        for _ in range(rows)
+    ]
+    count = 0
+    for i in range(self.blocks):
+      parts = [
+          [fragment(plane, i, n) for n in range(cta.tiles)]
+          for plane in range(self.planes)
+      ]
+      for of_matrix, of_operand in pairs:
+        for j in (0, 2):
+          way = count % ways
+          count += 1
+          for row in range(rows):
+            low, high = (
+                self.matrix[of_matrix][2 * row + h][i] for h in range(2)
+            )
+            a = (low[j], high[j], low[j + 1], high[j + 1])
+            for n in range(cta.tiles):
+              acc[row][n][way] = ptx.mma(
+                  acc[row][n][way],
+                  a,
+                  parts[of_operand][n][j : j + 2],
+                  cta.short,
+              )
+
+    def total(sums):
+      while len(sums) > 1:
+        rest = sums[len(sums) // 2 * 2 :]
+        sums = [
+            [x + y for x, y in zip(p, q, strict=True)]
+            for p, q in zip(sums[::2], sums[1::2], strict=False)
+        ] + rest
+      return sums[0]
+
+    totals = [[total(sums) for sums in row] for row in acc]
+    return [
+        [totals[h // 2][n][2 * (h % 2) :][:2] for n in range(cta.tiles)]
+        for h in range(self.halves)
+    ]
+
+  def elements(self, sums) -> list[Array]:
+    """Returns this thread's elements of each result from its own sums."""
+    cta = self.cta
+    return [
+        ptx.stack(
+            [
+                x
+                for s in range(self.sub)
+                for n in range(cta.tiles)
+                for x in sums[result * self.sub + s][n]
+            ]
+        )
+        for result in range(self.product.results)
+    ]
+
+  def gather(self, sums) -> list[Array]:
+    """Returns this thread's elements of each result, from all warps' sums."""
+    cta = self.cta
+    if cta.config.sums == 1:
+      return self.elements(sums)
+    for half, row in enumerate(sums):
+      result, sub = divmod(half, self.sub)
+      if result >= self.product.results:
+        continue
+      index = result * self.sub * cta.config.row_warps
+      index = index + self.row_warp * self.sub + sub
+      for n, pair in enumerate(row):
+        at = self._partial(self.sum_warp, index, n) + 8 * cta.lane
+        ptx.store_pair(self.partials, at, pair)
+    cta.barrier()
+    results = []
+    for result in range(self.product.results):
+      index = result * self.sub * cta.config.row_warps + (cta.unit >> 3)
+      within = ((cta.unit & 7) << 5) + ((cta.column & 7) << 2)
+      parts = []
+      for part in range(cta.config.sums):
+        at = self._partial(part, index, cta.column >> 3) + within
+        parts.append(
+            ptx.load(
+                self.partials, at, jnp.float32, shared=True, count=cta.count
+            )
+        )
+      while len(parts) > 1:
+        parts = [a + b for a, b in zip(parts[::2], parts[1::2], strict=True)]
+      results.append(parts[0])
+    return results
+
+  def _partial(self, part, index, tile):
+    """Returns where 8 rows of one tile lie among the sums, in bytes."""
+    rows = self.halves * self.cta.config.row_warps
+    return ((part * rows + index) * self.cta.tiles + tile) * 256
+
+
+def _parts(values: Sequence[Array]):
+  """Packs eight float32 as words of their high and of their low parts."""
+  high, low = [], []
+  for a, b in zip(values[::2], values[1::2], strict=True):
+    word = ptx.narrow(a, b, jnp.bfloat16)
+    high.append(word)
+    low.append(
+        ptx.narrow(a - ptx.lower(word), b - ptx.upper(word), jnp.bfloat16)
+    )
+  return high, low
+
+
+# Steps that are in an exchange.
+_SLOTS = 8

@@ -1,0 +1,227 @@
+"""Tiles of streams on their way through shared memory.
+
+A tile is what a CTA needs of one gate in one step: columns of units. `Ring`
+brings tiles in several steps ahead, `Staging` takes them out; both in pieces of
+16 bytes, which are dealt to the threads of the CTA.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax import lax
+from jax.experimental import pallas as pl
+import jax.numpy as jnp
+
+from pallas_kernels.mosaic_gpu import cta as cta_lib
+from pallas_kernels.mosaic_gpu import ptx
+
+Array = jax.Array
+Ref = Any
+Cta, Config, Shape, Stream = (
+    cta_lib.Cta,
+    cta_lib.Config,
+    cta_lib.Shape,
+    cta_lib.Stream,
+)
+flag, permutation = cta_lib.flag, cta_lib.permutation
+
+
+class Ring:
+  """Tiles of the streams that a kernel reads, several steps ahead.
+
+  Args:
+    cta: coordinates.
+    streams: what is read.
+    refs: in device memory.
+    buffer: int32 in shared memory, `words` of it.
+  """
+
+  def __init__(self, cta: Cta, streams, refs, buffer):
+    self.cta, self.streams, self.refs = cta, streams, refs
+    self.buffer = buffer
+    self.offsets, self.slot_bytes = _places(cta, streams)
+    self._copies = []
+    for stream, ref, start in zip(streams, refs, self.offsets, strict=True):
+      self._copies += [
+          (ref, stream, start + inner, at, where)
+          for inner, at, where in _chunks(cta, stream)
+      ]
+
+  @classmethod
+  def words(cls, config: Config, streams) -> int:
+    return config.stages * _slot_bytes(config, streams) // 4
+
+  def slot(self, step):
+    return lax.rem(step, jnp.int32(self.cta.config.stages)) * self.slot_bytes
+
+  def start(self, step):
+    """Starts copying the tiles of a step, if there is such a step."""
+    cta = self.cta
+    exists = jnp.where(step < cta.shape.time, jnp.int32(1), jnp.int32(0))
+    time = cta.time(jnp.minimum(step, cta.shape.time - 1))
+    slot = self.slot(step)
+    for ref, stream, inner, at, where in self._copies:
+      size = jnp.dtype(stream.dtype).itemsize
+      ptx.fetch(
+          self.buffer,
+          inner + slot,
+          ref,
+          at + time * _stride(cta.shape, stream),
+          size,
+          where * exists,
+      )
+    ptx.fetch_commit()
+
+  def prologue(self):
+    for step in range(self.cta.config.stages - 1):
+      self.start(jnp.int32(step))
+
+  def wait(self, ahead: int):
+    """Waits for the tiles of the step and `ahead` more: before a barrier."""
+    ptx.fetch_wait(self.cta.config.stages - 2 - ahead)
+
+  def read(self, step, i: int) -> list[Array]:
+    """Returns this thread's elements of stream i, one array a gate."""
+    cta, stream = self.cta, self.streams[i]
+    start = self.slot(step) + self.offsets[i]
+    if stream.flags:
+      at = start + 4 * cta.column
+      return [
+          ptx.load(self.buffer, at, jnp.int32, shared=True, count=cta.count)
+      ]
+    size = jnp.dtype(stream.dtype).itemsize
+    at = start + cta.in_tile(size)
+    return [
+        ptx.load(
+            self.buffer,
+            at + gate * cta.tile_bytes(size),
+            stream.dtype,
+            shared=True,
+            count=cta.count,
+        )
+        for gate in range(stream.tiles)
+    ]
+
+  def read_flags_of(self, step, i: int, column) -> Array:
+    """Returns the flags of some columns, int32 [128]."""
+    at = self.slot(step) + self.offsets[i] + 4 * column
+    return ptx.load(self.buffer, at, jnp.int32, shared=True)
+
+
+def _stride(shape: Shape, stream: Stream) -> int:
+  """Elements from one time to the next."""
+  if stream.flags:
+    return pl.cdiv(shape.batch, 4) * 4
+  return (
+      shape.features * stream.tiles * (shape.batch if shape.time_major else 1)
+  )
+
+
+def _slot_bytes(config: Config, streams) -> int:
+  total = 0
+  for stream in streams:
+    if stream.flags:
+      total += max(128, 4 * config.columns)
+    else:
+      size = jnp.dtype(stream.dtype).itemsize
+      total += stream.tiles * config.columns * cta_lib.pitch(config, size)
+  return total
+
+
+def _places(cta: Cta, streams) -> tuple[list[int], int]:
+  """Returns where streams lie in a slot, and its size, in bytes."""
+  offsets = [_slot_bytes(cta.config, streams[:i]) for i in range(len(streams))]
+  return offsets, _slot_bytes(cta.config, streams)
+
+
+def _chunks(cta: Cta, stream: Stream) -> list[tuple[Array, Array, Array]]:
+  """Deals the 16-byte chunks of a step's tiles to the threads of a CTA.
+
+  Returns:
+    For each chunk of a thread: where it lies in the stream's tiles, in bytes;
+    where it lies in the array at time 0, in elements; and 2 if it lies there, 1
+    if it is beyond the array, 0 if there is no such chunk.
+  """
+  config, shape = cta.config, cta.shape
+  size = jnp.dtype(stream.dtype).itemsize
+  if stream.flags:
+    # [T, B'] with B' the batch rounded up to 4.
+    count = pl.cdiv(config.columns, 4)
+    at = cta.row0 + 4 * cta.index
+    where = flag(cta.index < count) + flag(
+        (cta.index < count) & (at < shape.batch)
+    )
+    return [(16 * cta.index, jnp.where(where > 1, at, 0), where)]
+  per_row = pl.cdiv(config.units * size, 16)
+  per_tile = config.columns * per_row
+  total = stream.tiles * per_tile
+  chunks = []
+  for k in range(pl.cdiv(total, cta.threads)):
+    q = cta.index + k * cta.threads
+    gate = lax.div(q, jnp.int32(per_tile))
+    rest = q - gate * per_tile
+    row = lax.div(rest, jnp.int32(per_row))
+    chunk = rest - row * per_row
+    unit = cta.unit0 + chunk * (16 // size)
+    where = (unit < shape.size) & (cta.row0 + row < shape.batch)
+    where = flag(q < total) + flag(where & (q < total))
+    inner = gate * cta.tile_bytes(size)
+    inner += cta.place_in_tile(size, row, chunk * (16 // size))
+    strides = (1 if shape.time_major else shape.time) * stream.tiles
+    at = (cta.row0 + row) * strides + gate
+    at = at * shape.features + cta.head * shape.size + unit
+    # What is not there must not be addressed beyond the array.
+    chunks.append((inner, jnp.where(where > 1, at, 0), where))
+  return chunks
+
+
+class Staging:
+  """Tiles that leave through shared memory, so that it happens in 16 bytes.
+
+  Args:
+    cta: coordinates.
+    streams: what is written.
+    refs: in device memory.
+    buffer: int32 in shared memory, `words` of it.
+  """
+
+  def __init__(self, cta: Cta, streams, refs, buffer):
+    self.cta, self.streams, self.refs = cta, streams, refs
+    self.buffer = buffer
+    self.offsets, self.slot_bytes = _places(cta, streams)
+    self._copies = []
+    for stream, ref, start in zip(streams, refs, self.offsets, strict=True):
+      self._copies += [
+          (ref, stream, start + inner, at, where >> 1)
+          for inner, at, where in _chunks(cta, stream)
+      ]
+
+  @classmethod
+  def words(cls, config: Config, streams) -> int:
+    return 2 * _slot_bytes(config, streams) // 4
+
+  def write(self, step, i: int, values: Sequence[Array]):
+    """Puts this thread's elements of stream i into a tile, one a gate."""
+    cta, stream = self.cta, self.streams[i]
+    size = jnp.dtype(stream.dtype).itemsize
+    start = (step & 1) * self.slot_bytes + self.offsets[i] + cta.in_tile(size)
+    for gate, value in enumerate(values):
+      ptx.store(
+          self.buffer,
+          start + gate * cta.tile_bytes(size),
+          value,
+          stream.dtype,
+          shared=True,
+          where=cta.valid,
+      )
+
+  def flush(self, step):
+    """Copies a step's tiles to device memory, after a barrier."""
+    cta = self.cta
+    time = cta.time(step)
+    slot = (step & 1) * self.slot_bytes
+    for ref, stream, inner, at, where in self._copies:
+      size = jnp.dtype(stream.dtype).itemsize
+      at = at + time * _stride(cta.shape, stream)
+      ptx.copy_out(ref, at, self.buffer, inner + slot, size, where)
