@@ -118,8 +118,9 @@ def _check(call: Call, x, kernel) -> None:
   precision = jax.config.jax_default_matmul_precision
   if dtype == jnp.float32 and precision in ('highest', 'float32'):
     raise NotImplementedError(
-        'GPU kernels multiply float32 in two bfloat16 parts, to about 2^-17, and'
-        f' jax_default_matmul_precision is {precision!r}. {targets.OTHERWISE}'
+        'GPU kernels multiply float32 in two bfloat16 parts, to about 2^-17,'
+        f' and jax_default_matmul_precision is {precision!r}.'
+        f' {targets.OTHERWISE}'
     )
   gates = max(x.shape[2], kernel.shape[0])
   batch, time, heads, size = call.shape
@@ -296,7 +297,9 @@ def _forward_plan(call: Call, x, kernel, states, has_flags, save):
     wanted = wanted[1:]
   ins, outs = dense.forward_streams(plan, x.dtype, states, wanted, save)
   fits = functools.partial(dense.needs, plan, ins, outs, plan.stages)
-  config = tuning.dense(plan.shape, False, fits, call.target)
+  config = tuning.dense(
+      plan.shape, plan.stages[0].gates, False, fits, call.target
+  )
   return dataclasses.replace(plan, config=config), wanted
 
 
@@ -306,7 +309,9 @@ def _backward_plan(call: Call, x, kernel, states, has_flags):
   d_dtypes = [call.out_dtype] * call.outputs
   ins, outs = dense.backward_streams(plan, x.dtype, states, d_dtypes)
   fits = functools.partial(dense.needs, plan, ins, outs, plan.adjoints)
-  config = tuning.dense(plan.shape, True, fits, call.target)
+  config = tuning.dense(
+      plan.shape, plan.stages[0].gates, True, fits, call.target
+  )
   return dataclasses.replace(plan, config=config)
 
 

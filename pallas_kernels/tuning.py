@@ -204,6 +204,7 @@ _CTA_BYTES = 226 * 1024
 
 def dense(
     shape: cta_lib.Shape,
+    gates: int,
     adjoint: bool,
     needs: Callable[[cta_lib.Config], tuple[int, int]],
     target: targets.Target,
@@ -212,6 +213,7 @@ def dense(
 
   Args:
     shape: sizes.
+    gates: how many the first product has.
     adjoint: whether it is for the adjoint.
     needs: returns the registers that hold the recurrent kernel, and the bytes
       of shared memory.
@@ -220,7 +222,7 @@ def dense(
   Raises:
     NotImplementedError: nothing fits.
   """
-  for config in _dense_candidates(shape, adjoint, target):
+  for config in _dense_candidates(shape, gates, adjoint, target):
     registers, size = needs(config)
     if registers <= _REGISTERS[config.warpgroups] and size <= _CTA_BYTES:
       return config
@@ -232,7 +234,7 @@ def dense(
 
 
 def _dense_candidates(
-    shape: cta_lib.Shape, adjoint: bool, target: targets.Target
+    shape: cta_lib.Shape, gates: int, adjoint: bool, target: targets.Target
 ) -> Iterable[cta_lib.Config]:
   """Returns configurations for a dense kernel, the fastest first."""
   size, rows = shape.size, -(-shape.batch // 8)
@@ -262,5 +264,16 @@ def _dense_candidates(
     if columns > 64:
       break
     cluster = math.gcd(parts, 8 if ctas * slices <= most else 2)
-    for sums in (8,) if adjoint else (4, 8):
-      yield cta_lib.Config('device', columns, units, 2, sums, cluster)
+    if not adjoint:
+      yield cta_lib.Config('device', columns, units, 2, 4, cluster)
+    elif cluster > 1:
+      for team in (4, 3, 2):
+        if gates % team == 0:
+          size_of_cluster = cluster
+          if cluster % team:
+            size_of_cluster = math.gcd(parts, 2 * team)
+          if size_of_cluster % team == 0 and size_of_cluster <= cluster:
+            yield cta_lib.Config(
+                'device', columns, units, 2, 4, size_of_cluster, team
+            )
+    yield cta_lib.Config('device', columns, units, 2, 8, cluster)

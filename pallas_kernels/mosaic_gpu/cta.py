@@ -49,6 +49,9 @@ class Config:
     warpgroups: of a CTA.
     sums: into how many parts its warps share out the sums, a power of two.
     cluster: CTAs of a cluster, a divisor of those of a head.
+    team: with 'device', CTAs that share out the gates that are summed over, a
+      divisor of `cluster`: each multiplies some of the gates for the units of
+      all. Less has to be read, at the price of one more exchange in a cluster.
     stages: steps for which inputs are in flight or in use, at least 5.
   """
 
@@ -58,6 +61,7 @@ class Config:
   warpgroups: int
   sums: int = 1
   cluster: int = 1
+  team: int = 1
   stages: int = 6
 
   @property
@@ -69,10 +73,9 @@ class Config:
     """Into how many parts the warps share out the units."""
     return 4 * self.warpgroups // self.sums
 
-  @property
-  def warp_units(self) -> int:
-    """Units of a warp."""
-    return 8 * pl.cdiv(self.units, 8 * self.row_warps)
+  def warp_units(self, units: int | None = None) -> int:
+    """Units of a warp, of all units of the CTA or of `units`."""
+    return 8 * pl.cdiv(units or self.units, 8 * self.row_warps)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,10 +178,11 @@ class Cta:
     units, columns, own = [], [], []
     if config.sums == 1:
       # As the tensor cores leave them.
-      for s in range(config.warp_units // 8):
+      warp_units = config.warp_units()
+      for s in range(warp_units // 8):
         for n in range(self.tiles):
           for p in range(2):
-            units.append(self.warp * config.warp_units + 8 * s + self.quad)
+            units.append(self.warp * warp_units + 8 * s + self.quad)
             columns.append(8 * n + 2 * self.place + p)
             own.append(units[-1] < config.units)
     else:

@@ -206,14 +206,14 @@ def forward(
         sums = product.multiply(step)
         ring.start(step + (config.stages - 1))
         pl.when(step > 0)(lambda: staging.flush(step - 1))
-        gates = tuple(product.gather(sums))
+        gates = tuple(product.gather(step, sums))
 
         def finish(u):
           product = multipliers[1]
           product.put(step, (u,))
           product.share(step)
           product.ready(step)
-          return product.gather(product.multiply(step))
+          return product.gather(step, product.multiply(step))
 
         new, u = pointwise_step(step, state, gates, finish)
         following = new
@@ -251,22 +251,19 @@ def forward(
       time = cta.time(step)
       product, exchange = multipliers[0], exchanges[0]
 
-      def at_start(column):
-        return _flag(step == 0), first
-
       def at_reset(column):
         flags = ring.read_flags_of(step, 1, column)
         return flags & flags_lib.RESET, again
 
-      others = (at_start, *([at_reset] if plan.flags else []))
-      product.fetch(exchange, step - 1, step, others)
+      replace = at_reset if plan.flags else None
+      product.fetch(exchange, step - 1, step, first, replace)
       product.ready(step)
       ring.wait(plan.ahead)
       sums = product.multiply(step)
       # Everything of the step before has been used, or this one's operand would
       # not be there. Early, because what is polled next comes after it.
       ring.start(step + (config.stages - 1))
-      gates = tuple(product.gather(sums))
+      gates = tuple(product.gather(step, sums))
       pl.when(step > 1)(lambda: exchange.retire(step - 2))
       exchange.settle(step)
       start = flags_lib.select(restarts(step), restart, state)
@@ -276,7 +273,7 @@ def forward(
         exchange.publish(step, (u,))
         product.fetch(exchange, step, step)
         product.ready(step)
-        results = product.gather(product.multiply(step))
+        results = product.gather(step, product.multiply(step))
         pl.when(step > 0)(lambda: exchange.retire(step - 1))
         return results
 
@@ -493,7 +490,7 @@ def backward(
           sums = product.multiply(step)
           after()
         other = meanwhile()
-        return product.gather(sums)[0], other
+        return product.gather(step, sums)[0], other
       exchange = exchanges[i]
       exchange.publish(step, values)
       before()
@@ -502,7 +499,7 @@ def backward(
       product.ready(step)
       sums = product.multiply(step)
       after()
-      (result,) = product.gather(sums)
+      (result,) = product.gather(step, sums)
       pl.when(step > 0)(lambda: exchange.retire(step - 1))
       exchange.settle(step)
       return result, other

@@ -52,13 +52,23 @@ class Product:
   def operands(self) -> int:
     return self.gates if self.transposed else 1
 
+  def team(self, config: Config) -> int:
+    """CTAs that share out the gates of the operand."""
+    return config.team if self.operands % config.team == 0 else 1
+
+  def units(self, config: Config) -> int:
+    """Units that a CTA multiplies for."""
+    return config.units * self.team(config)
+
   def halves(self, config: Config) -> int:
     """Halves of the rows that each warp multiplies, an even number."""
-    return pl.cdiv(self.results * config.warp_units // 8, 2) * 2
+    units = config.warp_units(self.units(config))
+    return pl.cdiv(self.results * units // 8, 2) * 2
 
   def blocks(self, config: Config, shape: Shape) -> int:
     """Blocks that each warp sums over."""
-    return pl.cdiv(self.operands * shape.blocks, config.sums)
+    operands = self.operands // self.team(config)
+    return pl.cdiv(operands * shape.blocks, config.sums)
 
 
 class Multiplier:
@@ -74,7 +84,8 @@ class Multiplier:
     signals: int32 in shared memory, `SIGNAL_WORDS` of it.
   """
 
-  SIGNAL_WORDS = 4
+  # For the operands of two steps, and for what a team has summed.
+  SIGNAL_WORDS = 6
 
   def __init__(
       self, cta: Cta, product: Product, matrix, operand, partials, signals
@@ -84,7 +95,16 @@ class Multiplier:
     config, shape = cta.config, cta.shape
     self.halves = product.halves(config)
     self.blocks = product.blocks(config, shape)
-    self.sub = config.warp_units // 8
+    self.team = product.team(config)
+    self.operands = product.operands // self.team
+    self.units = product.units(config)
+    self.member = jnp.int32(0)
+    if self.team > 1:
+      self.member = lax.rem(cta.rank, jnp.int32(self.team))
+    self.unit0 = cta.unit0 - self.member * config.units
+    self.gate0 = self.member * self.operands
+    self.warp_units = config.warp_units(self.units)
+    self.sub = self.warp_units // 8
     self.row_warp = lax.rem(cta.warp, jnp.int32(config.row_warps))
     self.sum_warp = lax.div(cta.warp, jnp.int32(config.row_warps))
     self.plane_bytes = self._plane_bytes(config, shape, product)
@@ -121,8 +141,10 @@ class Multiplier:
     """Shared memory for the sums of each warp."""
     if config.sums == 1:
       return 0
-    halves = product.halves(config)
-    return 4 * config.warpgroups * halves * config.columns * 8
+    words = 4 * config.warpgroups * product.halves(config) * config.columns * 8
+    if product.team(config) > 1:
+      words += product.units(config) * config.columns
+    return words
 
   def _block(self, i: int):
     """Returns gate, first element and existence of this warp's i-th block."""
@@ -132,7 +154,7 @@ class Multiplier:
       return gate, jnp.int32(32 * block), None
     index = self.sum_warp * self.blocks + i
     gate = lax.div(index, jnp.int32(blocks))
-    return gate, 32 * (index - gate * blocks), gate < self.product.operands
+    return gate, 32 * (index - gate * blocks), gate < self.operands
 
   def _fragment(self, ref, half: int, i: int):
     """Loads 8 elements of one row of the matrix, as four words."""
@@ -140,15 +162,18 @@ class Multiplier:
     result, sub = divmod(half, self.sub)
     if result >= product.results:
       return [ptx.full(1, 0, jnp.int32)] * 4
-    unit = self.row_warp * cta.config.warp_units + 8 * sub + cta.quad
-    row = cta.unit0 + unit
+    unit = self.row_warp * self.warp_units + 8 * sub + cta.quad
+    row = self.unit0 + unit
     gate, start, exists = self._block(i)
     k = start + 8 * cta.place
     where = (row < cta.shape.size) & (k < cta.shape.size)
-    where &= unit < cta.config.units
+    where &= unit < self.units
     if exists is not None:
       where &= exists
-    gate = product.first + (gate if product.transposed else result)
+    if product.transposed:
+      gate = product.first + self.gate0 + gate
+    else:
+      gate = product.first + result
     at = (gate * cta.shape.heads + cta.head) * cta.shape.size + row
     at = jnp.where(where, at * cta.shape.size + k, 0)
     return ptx.load_words(ref, at, shared=False, size=2, where=flag(where))
@@ -173,7 +198,7 @@ class Multiplier:
           shared=True,
           where=flag(at < words),
       )
-    ptx.make_signals(self.signals, 2, flag(cta.index == 0))
+    ptx.make_signals(self.signals, 3, flag(cta.index == 0))
 
   def _slot(self, step):
     slot = step & (self.slots(self.cta.config) - 1)
@@ -209,7 +234,7 @@ class Multiplier:
     cta.barrier()
     if config.cluster == 1:
       return
-    gates = self.product.operands
+    gates = self.operands
     per_row = config.units // 8
     total = gates * self.planes * config.columns * per_row
     peers = config.cluster - 1
@@ -232,7 +257,7 @@ class Multiplier:
 
   def _expect(self, step, units):
     cta = self.cta
-    rows = self.product.operands * self.planes * cta.config.columns
+    rows = self.operands * self.planes * cta.config.columns
     ptx.expect(self.signals, step & 1, 2 * rows * units, flag(cta.index == 0))
 
   def ready(self, step):
@@ -240,26 +265,38 @@ class Multiplier:
     if self.cta.config.cluster > 1 or self.cta.config.through_device:
       ptx.await_signal(self.signals, step & 1, (step >> 1) & 1)
 
-  def fetch(self, exchange: exchange_lib.Exchange, told, step, others=()):
+  def fetch(
+      self,
+      exchange: exchange_lib.Exchange,
+      told,
+      step,
+      first: Ref | None = None,
+      replace: Callable[[Any], tuple[Any, Ref]] | None = None,
+  ):
     """Reads a part of the operand from an exchange, for all of the cluster.
 
     Args:
       exchange: where.
       told: the step of the exchange.
       step: the step of this operand.
-      others: functions of a column to (int32 condition, reference [B, F]) that
-        is read instead where the condition is not 0.
+      first: [B, F], what is read instead for step 0.
+      replace: maps a column to (int32 condition, reference [B, F]) that is read
+        instead where the condition is not 0, but no sooner: that the others
+        have published also says that they are done with the step before.
     """
     cta, shape, config = self.cta, self.cta.shape, self.cta.config
     self._expect(step, shape.size)
+    # Those of the cluster that want the same gates.
+    peers = config.cluster // self.team
+    team = lax.div(cta.rank, jnp.int32(self.team))
     per_row = shape.size // 8
-    total = self.product.operands * config.columns * per_row
-    share = pl.cdiv(total, config.cluster)
+    total = self.operands * config.columns * per_row
+    share = pl.cdiv(total, peers)
     rounds = pl.cdiv(share, cta.threads)
     places, targets = [], []
     for k in range(rounds):
       mine = cta.index + k * cta.threads
-      q = cta.rank * share + mine
+      q = team * share + mine
       exists = (mine < share) & (q < total)
       q = jnp.where(exists, q, 0)
       row = lax.div(q, jnp.int32(per_row))
@@ -269,11 +306,11 @@ class Multiplier:
       # What is beyond the batch is never published.
       row = jnp.minimum(cta.row0 + column, shape.batch - 1)
       feature = cta.head * shape.size + unit
-      at = exchange.offset(told, row, gate) + feature
-      alternatives = [
-          (condition, ref, row * shape.features + feature)
-          for condition, ref in (other(column) for other in others)
-      ]
+      at = exchange.offset(told, row, self.gate0 + gate) + feature
+      plain = row * shape.features + feature
+      alternatives = []
+      if first is not None:
+        alternatives.append((flag(step == 0), first, plain))
       for j in range(self.planes):
         places.append(
             (
@@ -282,18 +319,30 @@ class Multiplier:
                 *((c, r, o + 4 * j) for c, r, o in alternatives),
             )
         )
-      targets.append((gate, column, unit, flag(exists)))
+      targets.append((gate, column, unit, flag(exists), plain))
     # All in one loop: a wait for one is a wait for all.
     flat = ptx.poll(places, cta.dtype.itemsize)
-    for k, (gate, column, unit, exists) in enumerate(targets):
+    for k, (gate, column, unit, exists, plain) in enumerate(targets):
       words = flat[4 * self.planes * k :][: 4 * self.planes]
+      if replace is not None:
+        condition, ref = replace(column)
+        size = cta.dtype.itemsize
+        other = []
+        for j in range(self.planes):
+          other += ptx.load_words(
+              ref, plain + 4 * j, shared=False, size=size, where=condition
+          )
+        words = [
+            jnp.where(condition != 0, x, y)
+            for x, y in zip(other, words, strict=True)
+        ]
       parts = [words]
       if cta.split:
         parts = _parts([ptx.as_float(w) for w in words])
       for plane, part in enumerate(parts):
         at = self._place(step, plane, gate, column, unit)
-        for peer in range(config.cluster):
-          rank = cta.rank + peer
+        for peer in range(peers):
+          rank = cta.rank + peer * self.team
           rank = jnp.where(rank < config.cluster, rank, rank - config.cluster)
           ptx.send(self.operand, at, part, self.signals, step & 1, rank, exists)
 
@@ -380,7 +429,7 @@ class Multiplier:
         for result in range(self.product.results)
     ]
 
-  def gather(self, sums) -> list[Array]:
+  def gather(self, step, sums) -> list[Array]:
     """Returns this thread's elements of each result, from all warps' sums."""
     cta = self.cta
     if cta.config.sums == 1:
@@ -395,22 +444,62 @@ class Multiplier:
         at = self._partial(self.sum_warp, index, n) + 8 * cta.lane
         ptx.store_pair(self.partials, at, pair)
     cta.barrier()
-    results = []
-    for result in range(self.product.results):
-      index = result * self.sub * cta.config.row_warps + (cta.unit >> 3)
-      within = ((cta.unit & 7) << 5) + ((cta.column & 7) << 2)
-      parts = []
-      for part in range(cta.config.sums):
-        at = self._partial(part, index, cta.column >> 3) + within
-        parts.append(
-            ptx.load(
-                self.partials, at, jnp.float32, shared=True, count=cta.count
-            )
+    if self.team > 1:
+      return [self._gather_team(step)]
+    return [
+        self._sum(result, cta.unit, cta.column, cta.count)
+        for result in range(self.product.results)
+    ]
+
+  def _sum(self, result: int, unit, column, count: int) -> Array:
+    """Returns elements of a result, summed over this CTA's warps."""
+    index = result * self.sub * self.cta.config.row_warps + (unit >> 3)
+    within = ((unit & 7) << 5) + ((column & 7) << 2)
+    parts = []
+    for part in range(self.cta.config.sums):
+      at = self._partial(part, index, column >> 3) + within
+      parts.append(
+          ptx.load(self.partials, at, jnp.float32, shared=True, count=count)
+      )
+    while len(parts) > 1:
+      parts = [a + b for a, b in zip(parts[::2], parts[1::2], strict=True)]
+    return parts[0]
+
+  def _gather_team(self, step) -> Array:
+    """Sends each CTA of the team what it needs, and sums what it has got."""
+    cta, config = self.cta, self.cta.config
+    own = config.units * config.columns
+    base = self.partial_words(config, self.product) - self.team * own
+    first = cta.rank - self.member
+    total = self.units * config.columns
+    for k in range(pl.cdiv(total, cta.threads)):
+      e = cta.index + k * cta.threads
+      exists = flag(e < total)
+      octet = lax.rem(e, jnp.int32(total)) >> 3
+      tile = lax.div(octet, jnp.int32(self.units))
+      unit = octet - tile * self.units
+      column = 8 * tile + (e & 7)
+      value = self._sum(0, unit, column, 1)
+      owner = lax.div(unit, jnp.int32(config.units))
+      place = (unit - owner * config.units) * config.columns + column
+      at = 4 * (base + self.member * own + place)
+      ptx.send_float(
+          self.partials, at, value, self.signals, 2, first + owner, exists
+      )
+    ptx.expect(self.signals, 2, 4 * self.team * own, flag(cta.index == 0))
+    ptx.await_signal(self.signals, 2, step & 1)
+    place = cta.unit * config.columns + cta.column
+    parts = [
+        ptx.load(
+            self.partials,
+            4 * (base + member * own + place),
+            jnp.float32,
+            shared=True,
+            count=cta.count,
         )
-      while len(parts) > 1:
-        parts = [a + b for a, b in zip(parts[::2], parts[1::2], strict=True)]
-      results.append(parts[0])
-    return results
+        for member in range(self.team)
+    ]
+    return sum(parts[1:], parts[0])
 
   def _partial(self, part, index, tile):
     """Returns where 8 rows of one tile lie among the sums, in bytes."""
