@@ -111,8 +111,10 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
       dtype: dtype of inputs, gates, products and outputs; None for what x and
         the parameters promote to. State and sums are float32 or wider.
       param_dtype: dtype of the parameters.
-      implementation: 'scan', 'associative_scan', 'pallas', a sequence of these
-        to try in turn, or None for the fastest that can run.
+      implementation: 'scan' (everything, everywhere), 'associative_scan' (cells
+        that are linear in their carry), 'pallas' (GPU kernels, first
+        derivatives), a sequence of these to try in turn, or None for the
+        fastest that can run.
       rngs: `nnx.Rngs` with a `params` or default stream.
 
     Raises:

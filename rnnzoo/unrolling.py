@@ -5,11 +5,13 @@ into the loop where the path can. The names of the paths:
 
   'scan'              `lax.scan`; every cell, every device, the reference
   'associative_scan'  parallel in time; cells that are linear in their carry
-  'pallas'            GPU kernels; cells that are linear or diagonal, first
-                      derivatives
+  'pallas'            GPU kernels; cells with recurrent gates, and linear ones,
+                      first derivatives
 
 `None` takes the fastest that can run here. A path that cannot run raises
 `NotImplementedError`; where others are left to try, the reason is logged once.
+`recurrent_gradient_clip` and `stop_recurrent_gradient` are options of 'scan'
+and, unless the recurrent kernel is diagonal, of 'pallas'.
 """
 
 from collections.abc import Callable
@@ -88,7 +90,8 @@ def unroll(
       all the same, and what `cell.update` does with the carry is differentiated
       as ever.
     implementation: 'scan', 'associative_scan', 'pallas', a sequence of these to
-      try in turn, or None for the fastest that can run.
+      try in turn, or None for the fastest that can run. 'scan' can run
+      everything; what the others can, this module's first lines say.
 
   Returns:
     The final carry, each [batch, features], and h after every step,
@@ -97,7 +100,8 @@ def unroll(
   Raises:
     ValueError: an argument has the wrong shape or dtype, or a cell without
       recurrent gates was given an option for their gradient.
-    NotImplementedError: the implementation named cannot run this.
+    NotImplementedError: the implementation named cannot run this cell, these
+      options, sizes or dtypes, or not on this device or with this jax.
   """
   carry, carries = unroll_carries(
       cell,
