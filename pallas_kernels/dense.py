@@ -232,7 +232,7 @@ def _run_bwd(call: Call, saved, cotangents):
   gates = [_multiply(plan.shape, h_start, first)]
   if u is not None:
     gates.append(_multiply(plan.shape, u, operand[-1:]))
-  h_gates = gates[0] if len(gates) == 1 else jnp.concatenate(gates, axis=2)
+  h_gates = gates[0] if len(gates) == 1 else jnp.concatenate(gates, axis=3)
   d_x, d_extra, d_carry, d_theta, d_restart = dense.backward(
       plan,
       theta,
@@ -343,10 +343,9 @@ def _starts(plan: dense.Plan, h, initial, restart, flags) -> Array:
 
 
 def _multiply(shape, h: Array, kernel: Array) -> Array:
-  """[B, T, F] and [G, N, D, D] -> [B, T, G, F]."""
+  """[B, T, F] and [G, N, D, D] -> [N, B, T, G, D], as products leave it."""
   heads = h.reshape(*h.shape[:2], shape.heads, shape.size)
-  out = jnp.einsum('abnd,gnde->abgne', heads, kernel)
-  return out.reshape(*out.shape[:3], shape.features)
+  return jnp.einsum('abnd,gnde->nabge', heads, kernel)
 
 
 def _outer(shape, h: Array, d_gates: Array) -> Array:

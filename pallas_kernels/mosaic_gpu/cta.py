@@ -116,11 +116,13 @@ class Stream:
     dtype: as stored.
     gates: G, or None where there is no such axis.
     flags: whether it is flags.
+    by_head: whether it is [N, B, T, G, D] instead.
   """
 
   dtype: Any
   gates: int | None = None
   flags: bool = False
+  by_head: bool = False
 
   @property
   def tiles(self) -> int:

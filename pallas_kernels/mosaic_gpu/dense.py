@@ -204,7 +204,7 @@ def forward(
         product = multipliers[0]
         product.ready(step)
         sums = product.multiply(step)
-        ring.start(step + (config.stages - 1))
+        ring.advance(step)
         pl.when(step > 0)(lambda: staging.flush(step - 1))
         gates = tuple(product.gather(step, sums))
 
@@ -257,12 +257,10 @@ def forward(
 
       replace = at_reset if plan.flags else None
       product.fetch(exchange, step - 1, step, first, replace)
+      ring.advance(step)
       product.ready(step)
-      ring.wait(plan.ahead)
+      ring.wait(plan.ahead - 1)
       sums = product.multiply(step)
-      # Everything of the step before has been used, or this one's operand would
-      # not be there. Early, because what is polled next comes after it.
-      ring.start(step + (config.stages - 1))
       gates = tuple(product.gather(step, sums))
       pl.when(step > 1)(lambda: exchange.retire(step - 2))
       exchange.settle(step)
@@ -327,7 +325,7 @@ def backward(
     plan: as for `forward`, except `config`.
     theta: as for `forward`.
     x: as for `forward`.
-    h_gates: the recurrent gates of every step, [B, T, G', F].
+    h_gates: the recurrent gates of every step, [N, B, T, G', D].
     starts: the carries that every step starts from, each [B, T, F].
     matrix: R, [G', N, D, D] indexed [gate, head, from, to], as for `forward`.
     flags: as for `forward`.
@@ -496,9 +494,9 @@ def backward(
       before()
       other = meanwhile()
       product.fetch(exchange, step, step)
+      after()
       product.ready(step)
       sums = product.multiply(step)
-      after()
       (result,) = product.gather(step, sums)
       pl.when(step > 0)(lambda: exchange.retire(step - 1))
       exchange.settle(step)
@@ -537,7 +535,7 @@ def backward(
         ring.wait(2)
 
       def after():
-        ring.start(step + (config.stages - 1))
+        ring.advance(step)
         if not config.through_device:
           staging.flush(step)
 
@@ -617,7 +615,10 @@ def forward_streams(plan: Plan, x_dtype, states: int, wanted, save: bool):
 
 def backward_streams(plan: Plan, x_dtype, states: int, d_dtypes):
   """Returns the streams that `backward` reads and writes."""
-  ins = [Stream(x_dtype, plan.gates), Stream(plan.dtype, plan.recurrent)]
+  ins = [
+      Stream(x_dtype, plan.gates),
+      Stream(plan.dtype, plan.recurrent, by_head=True),
+  ]
   ins += [Stream(plan.dtype)] + [Stream(jnp.float32)] * (states - 1)
   ins += [Stream(dtype) for dtype in d_dtypes]
   if plan.flags:

@@ -40,6 +40,10 @@ class Ring:
   def __init__(self, cta: Cta, streams, refs, buffer):
     self.cta, self.streams, self.refs = cta, streams, refs
     self.buffer = buffer
+    # What is read through the device has to queue behind these copies, so they
+    # start before that, where one more slot may still be in use.
+    stages = cta.config.stages
+    self.distance = stages - (2 if cta.config.through_device else 1)
     self.offsets, self.slot_bytes = _places(cta, streams)
     self._copies = []
     for stream, ref, start in zip(streams, refs, self.offsets, strict=True):
@@ -55,8 +59,16 @@ class Ring:
   def slot(self, step):
     return lax.rem(step, jnp.int32(self.cta.config.stages)) * self.slot_bytes
 
-  def start(self, step):
-    """Starts copying the tiles of a step, if there is such a step."""
+  def prologue(self):
+    """Starts copying the tiles of the first steps."""
+    for step in range(self.distance):
+      self._start(jnp.int32(step))
+
+  def advance(self, step):
+    """Starts copying the tiles of a later step than this one."""
+    self._start(step + self.distance)
+
+  def _start(self, step):
     cta = self.cta
     exists = jnp.where(step < cta.shape.time, jnp.int32(1), jnp.int32(0))
     time = cta.time(jnp.minimum(step, cta.shape.time - 1))
@@ -73,13 +85,14 @@ class Ring:
       )
     ptx.fetch_commit()
 
-  def prologue(self):
-    for step in range(self.cta.config.stages - 1):
-      self.start(jnp.int32(step))
-
   def wait(self, ahead: int):
-    """Waits for the tiles of the step and `ahead` more: before a barrier."""
-    ptx.fetch_wait(self.cta.config.stages - 2 - ahead)
+    """Waits for some tiles; before the barrier that shows them to all threads.
+
+    Args:
+      ahead: for how many steps after this one, if `advance` is called later in
+        a step; one less than that if it was called before.
+    """
+    ptx.fetch_wait(self.distance - 1 - ahead)
 
   def read(self, step, i: int) -> list[Array]:
     """Returns this thread's elements of stream i, one array a gate."""
@@ -113,9 +126,8 @@ def _stride(shape: Shape, stream: Stream) -> int:
   """Elements from one time to the next."""
   if stream.flags:
     return pl.cdiv(shape.batch, 4) * 4
-  return (
-      shape.features * stream.tiles * (shape.batch if shape.time_major else 1)
-  )
+  row = shape.size if stream.by_head else shape.features
+  return row * stream.tiles * (shape.batch if shape.time_major else 1)
 
 
 def _slot_bytes(config: Config, streams) -> int:
@@ -170,7 +182,11 @@ def _chunks(cta: Cta, stream: Stream) -> list[tuple[Array, Array, Array]]:
     inner += cta.place_in_tile(size, row, chunk * (16 // size))
     strides = (1 if shape.time_major else shape.time) * stream.tiles
     at = (cta.row0 + row) * strides + gate
-    at = at * shape.features + cta.head * shape.size + unit
+    if stream.by_head:
+      before = cta.head * (shape.batch * shape.time * stream.tiles)
+      at = (before + at) * shape.size + unit
+    else:
+      at = at * shape.features + cta.head * shape.size + unit
     # What is not there must not be addressed beyond the array.
     chunks.append((inner, jnp.where(where > 1, at, 0), where))
   return chunks
