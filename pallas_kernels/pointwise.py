@@ -123,7 +123,9 @@ def value_numbers(fn: Callable[..., Any], *args) -> list[int]:
   Two leaves have one number if they are the same operations of the same values,
   additions of zero aside.
   """
-  closed = jax.make_jaxpr(legalize(fn))(*args)
+  # Shapes without a mesh would be brought to one that is there.
+  with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
+    closed = jax.make_jaxpr(legalize(fn))(*args)
   numbers: dict[Any, int] = {}
   zeros: set[int] = set()
 

@@ -45,12 +45,27 @@ def device(test, kind: str) -> Iterator[None]:
     with test.assertRaisesRegex(NotImplementedError, 'need jax >= 0.11'):
       yield
     return
-  described = jax.sharding.AbstractDevice(
-      device_kind=kind, num_cores=132, platform='cuda'
-  )
-  mesh = jax.sharding.AbstractMesh((), (), abstract_device=described)
+  mesh = jax.sharding.AbstractMesh((), (), abstract_device=_describe(kind))
   with jax.sharding.use_abstract_mesh(mesh):
     yield
+
+
+def mesh(kind: str) -> jax.sharding.AbstractMesh:
+  """Returns two such GPUs along the axis 'data', for `jax.shard_map`."""
+  if not RUNS:
+    return jax.sharding.AbstractMesh((2,), ('data',))
+  return jax.sharding.AbstractMesh(
+      (2,),
+      ('data',),
+      axis_types=(jax.sharding.AxisType.Auto,),
+      abstract_device=_describe(kind),
+  )
+
+
+def _describe(kind: str) -> jax.sharding.AbstractDevice:
+  return jax.sharding.AbstractDevice(
+      device_kind=kind, num_cores=132, platform='cuda'
+  )
 
 
 def lower(f, *args) -> str:

@@ -78,7 +78,8 @@ BAD_RECURRENCES = {
 CANNOT = {
     'out_dtype': ({'out_dtype': jnp.int32}, "takes and returns .*'int32'"),
     'time': ({'x_gates': zeros(2, 0, 1, 8)}, 'above 0'),
-    'dense': ({'recurrent_kernel': zeros(1, 1, 8, 8)}, 'cannot run ElmanCell'),
+    'clip': ({'recurrent_gradient_clip': 1.0}, 'that are not diagonal only'),
+    'stop': ({'stop_recurrent_gradient': True}, 'that are not diagonal only'),
 }
 
 

@@ -363,7 +363,8 @@ class TransformationsTest(parameterized.TestCase):
     layer.implementation = 'pallas'
     with abstract_gpu.interpreted(self):
       if abstract_gpu.RUNS:
-        with self.assertRaisesRegex(NotImplementedError, 'cannot run AGRUCell'):
+        message = 'dense recurrences cannot be interpreted'
+        with self.assertRaisesRegex(NotImplementedError, message):
           layer(x)
       else:
         layer(x)

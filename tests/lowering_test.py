@@ -71,19 +71,21 @@ def gradient(layer, options, dtype, sizes, flags=''):
     lead = lead[::-1]
   x = aval((*lead, 4), jnp.dtype(dtype))
   reset = aval(lead, bool) if 'reset' in flags else None
+  mask = aval(lead, bool) if 'mask' in flags else None
   lengths = aval((batch,), jnp.int32) if 'lengths' in flags else None
 
-  def loss(state, x, reset, lengths):
+  def loss(state, x, reset, lengths, mask):
     final, y = nnx.merge(graphdef, state).unroll(
         x,
         reset=reset,
+        mask=mask,
         seq_lengths=lengths,
         reverse='reverse' in flags,
         time_major='time_major' in flags,
     )
     return sum(jnp.sum(v.astype(jnp.float32) ** 2) for v in (y, *final))
 
-  return jax.grad(loss, (0, 1)), (state, x, reset, lengths)
+  return jax.grad(loss, (0, 1)), (state, x, reset, lengths, mask)
 
 
 class LoweringTest(parameterized.TestCase):
@@ -126,9 +128,9 @@ class LoweringTest(parameterized.TestCase):
         lambda v: aval((3, *v.shape), v.dtype), tree
     )
     with abstract_gpu.device(self, H200):
-      over_batch = jax.vmap(f, (None, 0, None, None))
+      over_batch = jax.vmap(f, (None, 0, None, None, None))
       self.lowers(over_batch, state, many(x), *rest)
-      over_parameters = jax.vmap(f, (0, None, None, None))
+      over_parameters = jax.vmap(f, (0, None, None, None, None))
       self.lowers(over_parameters, many(state), x, *rest)
 
   @parameterized.parameters('MinGRU', 'IRevRNN')
@@ -155,18 +157,7 @@ class LoweringTest(parameterized.TestCase):
 
   @parameterized.product(name=('MinGRU', 'IndRNN'), check_vma=(True, False))
   def test_shard_map(self, name, check_vma):
-    if abstract_gpu.RUNS:
-      described = jax.sharding.AbstractDevice(
-          device_kind=H200, num_cores=132, platform='cuda'
-      )
-      mesh = jax.sharding.AbstractMesh(
-          (2,),
-          ('data',),
-          axis_types=(jax.sharding.AxisType.Auto,),
-          abstract_device=described,
-      )
-    else:
-      mesh = jax.sharding.AbstractMesh((2,), ('data',))
+    mesh = abstract_gpu.mesh(H200)
     make = lambda: rnnzoo.LAYERS[name](
         4, 8, implementation='pallas', rngs=nnx.Rngs(0)
     )
@@ -185,16 +176,6 @@ class LoweringTest(parameterized.TestCase):
 
 
 class OtherDevicesTest(parameterized.TestCase):
-
-  def test_two_stages_are_not_written(self):
-    for name in ('GRU', 'AGRU'):
-      f, args = gradient(name, {}, 'float32', (2, 13, 8))
-      with abstract_gpu.device(self, H200):
-        if not abstract_gpu.RUNS:
-          jax.eval_shape(f, *args)
-        message = f"cannot run {name}Cell .* yet.*'scan' runs everywhere"
-        with self.assertRaisesRegex(NotImplementedError, message):
-          jax.eval_shape(f, *args)
 
   def test_float64(self):
     a = aval((2, 13, 8), jnp.float64)

@@ -179,6 +179,71 @@ class UsedTest(parameterized.TestCase):
     self.assertEqual(used, [True, True, True, False])
 
 
+class FastTest(parameterized.TestCase):
+  """Where results are rounded to bfloat16 anyway."""
+
+  @parameterized.parameters('tanh', 'logistic')
+  def test_value_and_derivative(self, name):
+    # A single instruction has an error of 2^-11 more.
+    f, x = FUNCTIONS[name]
+    fast = pointwise.legalize(f, fast=True)
+    np.testing.assert_allclose(fast(x), double(f, x), rtol=1e-6, atol=2**-22)
+    make = lambda x: jax.vjp(f, x)
+    value, pullback = pointwise.legalize(make, fast=True)(x)
+    (got,) = pointwise.pull(pullback, jnp.ones_like(value))
+    want = double(lambda x: jax.vjp(f, x)[1](jnp.ones_like(x))[0], x)
+    self.assertLess(comparison.relative_error(got, want), 1e-6)
+
+  def test_one_instruction(self):
+    gates = lambda x, y: (
+        jax.nn.sigmoid(x),
+        jax.nn.sigmoid(-x),
+        1 - jax.nn.sigmoid(x),
+        jnp.tanh(y),
+        jnp.tanh(y) ** 2,
+    )
+    x = both_signs(1e-3, 60)
+    fast = pointwise.legalize(gates, fast=True)
+    names = [e.primitive.name for e in jax.make_jaxpr(fast)(x, x).eqns]
+    self.assertEqual(names.count('tanh'), 2)
+    slow = {'exp', 'exp2', 'rsqrt', 'logistic'}
+    self.assertEmpty(slow.intersection(names))
+    for got, want in zip(fast(x, x), double(gates, x, x), strict=True):
+      np.testing.assert_allclose(got, want, atol=1e-6)
+
+  def test_infinities(self):
+    x = np.array([np.inf, -np.inf, np.nan, 1e30, -1e30], np.float32)
+    fast = pointwise.legalize(jax.nn.sigmoid, fast=True)
+    np.testing.assert_array_equal(fast(x), [1, 0, np.nan, 1, 0])
+
+
+class ValueNumbersTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      (lambda x, y: (x + y, x + y, y + x), '001'),
+      (lambda x, y: (x, y, x), '010'),
+      (lambda x, y: (x, x + 0, 0.0 + x, x * 0), '0001'),
+      (lambda x, y: (x + jnp.zeros_like(y), x - y, x - y), '011'),
+      (lambda x, y: (jnp.tanh(x), jnp.tanh(y), jnp.tanh(x)), '010'),
+      (lambda x, y: (2 * x, 3 * x, 2 * x), '010'),
+      (lambda x, y: (x.astype(jnp.bfloat16), x), '01'),
+      (lambda x, y: jax.jit(lambda u: (u * y, u))(x) + (x * y, x), '0101'),
+      (lambda x, y: (x > y, x > y, x < y), '001'),
+      (lambda x, y: (jnp.where(x > y, x, y), jnp.where(x > y, y, x)), '01'),
+  )
+  def test_equal(self, f, expected):
+    x = np.ones(4, np.float32)
+    numbers = pointwise.value_numbers(f, x, x)
+    seen: dict[int, int] = {}
+    found = [seen.setdefault(n, len(seen)) for n in numbers]
+    self.assertEqual(''.join(map(str, found)), expected)
+
+  def test_of_arguments(self):
+    x = np.ones(4, np.float32)
+    one, two = pointwise.value_numbers(lambda x, y: (y, x), x, x)
+    self.assertNotEqual(one, two)
+
+
 def steps():
   """Yields each layer's equations, and what they are functions of."""
   for name in rnnzoo.LAYERS:

@@ -1,0 +1,191 @@
+"""How dense recurrences are cut: every cut fits the GPU and covers the work."""
+
+import dataclasses
+import itertools
+import types
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import abstract_gpu
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pallas_kernels import targets
+import rnnzoo
+
+if abstract_gpu.RUNS:
+  from pallas_kernels import dense
+  from pallas_kernels.mosaic_gpu import cta
+  from pallas_kernels.mosaic_gpu import dense as kernels
+
+CORES = 132
+SHARED_MEMORY = 227 * 1024  # Bytes of a CTA on Hopper and Blackwell.
+SIZES = (8, 24, 40, 64, 72, 96, 128, 200, 256, 384, 512, 640, 768, 1024)
+BATCHES = (1, 9, 16, 64, 256)
+CELLS = {'LSTM': rnnzoo.LSTMCell(), 'AGRU': rnnzoo.AGRUCell()}
+
+
+def call_of(cell, dtype, batch, heads, size):
+  """Returns a call and what its plans depend on besides."""
+  unpacked = lambda method: lambda theta, *args: method(
+      dict(zip(cell.param_names, theta, strict=True)), *args
+  )
+  call = dense.Call(
+      unpacked(cell.update),
+      unpacked(cell.operand) if hasattr(cell, 'operand') else None,
+      len(cell.param_names),
+      (batch, 10, heads, size),
+      False,
+      False,
+      1,
+      jnp.dtype(dtype),
+      None,
+      False,
+      targets.Target('NVIDIA H200', CORES, False),
+  )
+  gates = cell.input_gates
+  x = jax.ShapeDtypeStruct((batch, 10, gates, heads * size), dtype)
+  kernel = jax.ShapeDtypeStruct(
+      (cell.recurrent_gates, heads, size, size), dtype
+  )
+  return call, x, kernel, len(cell.carry_names), True
+
+
+class CutsTest(parameterized.TestCase):
+
+  def check(self, plan, ins, outs, products):
+    config, shape = plan.config, plan.shape
+    registers, size = kernels.needs(plan, ins, outs, products, config)
+    self.assertLessEqual(size, SHARED_MEMORY)
+    # Each thread has 65536 / threads registers, and needs some for the rest.
+    threads = 128 * config.warpgroups
+    self.assertLessEqual(registers, min(255, 65536 // threads) - 32)
+    self.assertEqual(config.columns % 8, 0)
+    self.assertEqual(config.units % 8, 0)
+    self.assertGreaterEqual(config.stages, 5)
+    self.assertEqual(4 * config.warpgroups % config.sums, 0)
+    parts = shape.parts(config)
+    self.assertEqual(parts % config.cluster, 0)
+    self.assertGreaterEqual(parts * config.units, shape.size)
+    if config.exchange == 'shared':
+      self.assertEqual(parts, 1)
+    elif config.exchange == 'cluster':
+      # More than 8 are not portable, and these GPUs have up to 16.
+      self.assertEqual(parts, config.cluster)
+      self.assertLessEqual(config.cluster, 16)
+    else:
+      slices = -(-shape.batch // config.columns)
+      self.assertLessEqual(shape.heads * parts * slices, CORES)
+      self.assertLessEqual(config.cluster, 8)
+    return config.exchange
+
+  @parameterized.product(cell=tuple(CELLS), size=SIZES)
+  def test_fits(self, cell, size):
+    if not abstract_gpu.RUNS:
+      return
+    found = set()
+    for dtype, batch in itertools.product(('float32', 'bfloat16'), BATCHES):
+      for heads in (1, 4) if size < 512 else (1,):
+        given = call_of(CELLS[cell], dtype, batch, heads, size)
+        found |= self._check_call(*given)
+    if size <= 64:
+      self.assertEqual(found, {'shared'})
+    elif size > 512:
+      self.assertEqual(found, {'device'})
+
+  def _check_call(self, call, x, kernel, states, has_flags):
+    """Checks the plans of a call, or of its pieces."""
+    batch, time, heads, size = call.shape
+    try:
+      pieces = dense._pieces(call, x, kernel, states, has_flags)
+    except NotImplementedError:
+      # Only 1024 units in float32 are too many for the registers of a GPU.
+      self.assertEqual((size, x.dtype), (1024, jnp.float32))
+      return set()
+    rows = -(-batch // pieces)
+    call = dataclasses.replace(call, shape=(rows, time, heads, size))
+    plan, wanted = dense._forward_plan(call, x, kernel, states, has_flags, True)
+    ins, outs = kernels.forward_streams(plan, x.dtype, states, wanted, True)
+    found = {self.check(plan, ins, outs, plan.stages)}
+    plan = dense._backward_plan(call, x, kernel, states, has_flags)
+    ins, outs = kernels.backward_streams(
+        plan, x.dtype, states, [call.out_dtype]
+    )
+    return found | {self.check(plan, ins, outs, plan.adjoints)}
+
+
+# Lanes of a warp, and of the quarter of one that moves 16 bytes each at once.
+LANES, QUARTER = np.arange(32), np.arange(8)
+
+
+def ways(first_bytes, size):
+  """Returns how many of a warp's accesses meet in one bank of shared memory."""
+  words = first_bytes[:, None] // 4 + np.arange(max(1, size // 4))
+  return np.bincount(np.unique(words) % 32).max()
+
+
+class TilesTest(parameterized.TestCase):
+
+  def tile(self, units, columns, size):
+    """Returns a function (column, unit) -> byte, and the bytes of a tile."""
+    config = cta.Config('shared', columns, units, 1)
+    place = cta.Cta.place_in_tile
+    made = types.SimpleNamespace(config=config)
+    total = columns * cta.pitch(config, size)
+    return lambda column, unit: place(made, size, column, unit), total
+
+  @parameterized.product(
+      units=tuple(range(8, 72, 8)), columns=(8, 16, 64), size=(2, 4)
+  )
+  def test_places_are_distinct(self, units, columns, size):
+    if not abstract_gpu.RUNS:
+      return
+    place, total = self.tile(units, columns, size)
+    column, unit = np.indices((columns, units))
+    at = place(column, unit)
+    self.assertLen(np.unique(at), at.size)
+    self.assertGreaterEqual(at.min(), 0)
+    self.assertLessEqual(at.max() + size, total)
+    # 16 bytes of a column stay together, for copies.
+    starts = at[:, :: 16 // size]
+    np.testing.assert_array_equal(starts % 16, 0)
+    np.testing.assert_array_equal(
+        at, np.repeat(starts, 16 // size, 1) + unit * size % 16
+    )
+
+  @parameterized.product(units=tuple(range(8, 72, 8)), size=(2, 4))
+  def test_banks(self, units, size):
+    if not abstract_gpu.RUNS:
+      return
+    place, _ = self.tile(units, 16, size)
+    most = {'fragment': 0, 'octet': 0, 'chunk': 0}
+
+    def see(name, at, size):
+      most[name] = max(most[name], ways(at, size))
+
+    # As tensor cores leave sums: 8 units of 4 columns.
+    for unit, pair in itertools.product(range(0, units, 8), range(2)):
+      at = place(2 * (LANES & 3) + pair, unit + (LANES >> 2))
+      see('fragment', at, size)
+    # As they are dealt to threads else: 4 units of 8 columns.
+    for unit in range(0, units, 4):
+      see('octet', place(LANES & 7, unit + (LANES >> 3)), size)
+    # As they are copied.
+    row = -(-units * size // 16)
+    for first in range(0, 8 * row, 8):
+      chunk = first + QUARTER
+      at = place(chunk // row, chunk % row * (16 // size))
+      see('chunk', at, 16)
+    # Two at most; columns of 64 or 128 bytes have none, but for fragments that
+    # are 32 bytes long.
+    self.assertLessEqual(max(most.values()), 2)
+    if units in (32, 64):
+      self.assertEqual(most['octet'], 1)
+      self.assertEqual(most['chunk'], 1)
+    if units in (32, 64) and size == 2:
+      self.assertEqual(most['fragment'], 1)
+
+
+if __name__ == '__main__':
+  absltest.main()
