@@ -233,7 +233,7 @@ def _run_bwd(call: Call, saved, cotangents):
   if u is not None:
     gates.append(_multiply(plan.shape, u, operand[-1:]))
   h_gates = gates[0] if len(gates) == 1 else jnp.concatenate(gates, axis=3)
-  d_x, d_extra, d_carry, d_theta, d_restart = dense.backward(
+  d_x, d_gates, d_carry, d_theta, d_restart = dense.backward(
       plan,
       theta,
       x,
@@ -244,14 +244,15 @@ def _run_bwd(call: Call, saved, cotangents):
       d_carries,
       d_last,
   )
-  d_gates = _recurrent_cotangents(plan, d_x, d_extra, carry.shape[0])
+  if d_gates is None:
+    d_gates = d_x[None]
   if u is None:
     d_kernel = _outer(plan.shape, h_start, d_gates)
   else:
     d_kernel = jnp.concatenate(
         [
-            _outer(plan.shape, h_start, d_gates[:, :, :-1]),
-            _outer(plan.shape, u, d_gates[:, :, -1:]),
+            _outer(plan.shape, h_start, d_gates[:, :, :, :-1]),
+            _outer(plan.shape, u, d_gates[:, :, :, -1:]),
         ]
     )
   d_theta = d_theta.sum(1) if call.params else jnp.zeros_like(theta)
@@ -349,24 +350,8 @@ def _multiply(shape, h: Array, kernel: Array) -> Array:
 
 
 def _outer(shape, h: Array, d_gates: Array) -> Array:
-  """[B, T, F] and [B, T, G, F] -> float32 [G, N, D, D]."""
+  """[B, T, F] and [N, B, T, G, D] -> float32 [G, N, D, D]."""
   heads = h.reshape(*h.shape[:2], shape.heads, shape.size)
-  d_gates = d_gates.reshape(*d_gates.shape[:3], shape.heads, shape.size)
   return jnp.einsum(
-      'abnd,abgne->gnde', heads, d_gates, preferred_element_type=jnp.float32
+      'abnd,nabge->gnde', heads, d_gates, preferred_element_type=jnp.float32
   )
-
-
-def _recurrent_cotangents(plan, d_x, d_extra, states) -> Array:
-  """Returns the cotangents of the recurrent gates, [B, T, G', F]."""
-  same = dense.shared_gates(plan, states)
-  if same == tuple(range(plan.gates)):
-    return d_x
-  if all(i is None for i in same):
-    return d_extra
-  extra = iter(range(plan.recurrent))
-  gates = [
-      d_x[:, :, i] if i is not None else d_extra[:, :, next(extra)]
-      for i in same
-  ]
-  return jnp.stack(gates, axis=2)

@@ -128,8 +128,10 @@ def backward(plan, theta, x, h_gates, starts, matrix, flags, d_carries, d_last):
   loop = Loop(dataclasses.replace(plan, reverse=not plan.reverse), flags)
   matrix = whole(matrix)
   rows = tuple(theta)[: plan.params]
-  same = kernels.shared_gates(plan, len(starts))
-  extra = [i for i, j in enumerate(same) if j is None]
+  shape = plan.shape
+  # [N, B, T, G, D] -> [B, T, G, F].
+  h_gates = jnp.moveaxis(h_gates, 0, 3)
+  h_gates = h_gates.reshape(*h_gates.shape[:3], shape.features)
   zeros = tuple(jnp.zeros_like(d_last))
 
   def through(d_gates, first, last):
@@ -183,15 +185,19 @@ def backward(plan, theta, x, h_gates, starts, matrix, flags, d_carries, d_last):
   )
   init = tuple(d_last), jax.tree.map(jnp.zeros_like, rows), zeros
   (d_carry, d_rows, d_restart), (d_x, d_gates) = lax.scan(step, init, xs)
-  d_extra = None
-  if extra:
-    d_extra = loop.stream(d_gates[:, :, np.array(extra)], plan.dtype)
+  same = kernels.shared_gates(plan, len(starts)) == tuple(range(plan.gates))
+  d_of_gates = None
+  if shape.heads > 1 or not same:
+    d_of_gates = loop.stream(d_gates, plan.dtype)
+    lead = d_of_gates.shape[:3]
+    d_of_gates = d_of_gates.reshape(*lead, shape.heads, shape.size)
+    d_of_gates = jnp.moveaxis(d_of_gates, 3, 0)
   d_theta = jnp.zeros((max(plan.params, 1), *d_last.shape[1:]), jnp.float32)
   for i, d in enumerate(d_rows):
     d_theta = d_theta.at[i, -1].set(d)
   return (
       loop.stream(d_x, plan.dtype),
-      d_extra,
+      d_of_gates,
       jnp.stack(d_carry),
       d_theta,
       jnp.stack(d_restart),

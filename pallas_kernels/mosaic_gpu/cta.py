@@ -101,11 +101,14 @@ class Shape:
     """CTAs of a head."""
     return pl.cdiv(self.size, config.units)
 
-  def stream(self, gates: int | None = None) -> tuple[int, ...]:
+  def stream(self, stream: 'Stream') -> tuple[int, ...]:
     """Returns the shape of an array with all steps."""
     lead = (self.batch, self.time)
     lead = lead[::-1] if self.time_major else lead
-    return (*lead, *(() if gates is None else (gates,)), self.features)
+    if stream.by_head:
+      return (self.heads, *lead, stream.tiles, self.size)
+    gates = () if stream.gates is None else (stream.gates,)
+    return (*lead, *gates, self.features)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,21 +215,21 @@ class Cta:
 
   # Arrays in device memory, by element.
 
-  def offset(self, time, gate: int = 0, gates: int = 1) -> Array:
+  def offset(self, time, stream: Stream, gate: int) -> Array:
     """Returns where this thread's elements lie in an array with all steps."""
-    fixed = self._at(self.row0 + self.column, 0, gate, gates)
-    return fixed + self.feature(self.unit) + self._at(0, time, 0, gates)
-
-  def _at(self, row, time, gate, gates):
-    """Returns where a row's step starts; the parts that do not change apart."""
-    shape = self.shape
+    shape, gates = self.shape, stream.tiles
+    row = shape.size if stream.by_head else shape.features
     by_row, by_time = shape.time, 1
     if shape.time_major:
       by_row, by_time = 1, shape.batch
-    step = gates * shape.features
-    return (row * (by_row * step) + gate * shape.features) + (
-        time * (by_time * step)
-    )
+    # What does not change from step to step, and what does.
+    fixed = (self.row0 + self.column) * (by_row * gates * row) + gate * row
+    if stream.by_head:
+      head = self.head * (shape.batch * shape.time * gates * row)
+      fixed = fixed + head + self.unit0 + self.unit
+    else:
+      fixed = fixed + self.feature(self.unit)
+    return fixed + time * (by_time * gates * row)
 
   def read_param(self, ref: Ref, i: int) -> Array:
     """Returns row i of an array float32 [P, F]."""
@@ -260,9 +263,9 @@ class Cta:
       at = self._row_offset(first + i)
       ptx.store(ref, at, value, jnp.float32, shared=False, where=self.valid)
 
-  def write(self, ref, time, value, dtype, gate=0, gates=1):
+  def write(self, ref, time, value, dtype, stream: Stream, gate: int = 0):
     """Stores this thread's elements of one step to device memory."""
-    at = self.offset(time, gate, gates)
+    at = self.offset(time, stream, gate)
     ptx.store(ref, at, value, dtype, shared=False, where=self.valid)
 
   # Tiles in shared memory: columns of units, 16-byte chunks permuted so that

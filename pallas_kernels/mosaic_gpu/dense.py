@@ -280,14 +280,14 @@ def forward(
       written = [new[0], *(new[i] for i, _ in wanted)]
       written += [*start[1 : 1 + saved], *[u] * kept]
       for ref, stream, value in zip(out_refs, outs, written, strict=True):
-        cta.write(ref, time, value, stream.dtype)
+        cta.write(ref, time, value, stream.dtype, stream)
       return tuple(new)
 
     state = lax.fori_loop(0, shape.time, loop, state)
     cta.meet()
     cta.write_rows(last_ref, state)
 
-  stream = lambda s: jax.ShapeDtypeStruct(shape.stream(s.gates), s.dtype)
+  stream = lambda s: jax.ShapeDtypeStruct(shape.stream(s), s.dtype)
   small = jax.ShapeDtypeStruct(carry.shape, jnp.float32)
   exchange = jax.ShapeDtypeStruct(
       exchange_lib.Exchange.shape(shape, 1), plan.dtype
@@ -333,17 +333,15 @@ def backward(
     d_last: cotangent of the last carry, float32 [S, B, F].
 
   Returns:
-    The cotangents of x, [B, T, G, F]; of those recurrent gates that are not
-    equal to one of an input, [B, T, n, F], see `shared_gates`; of the carry
-    before the first step, [S, B, F]; and, to be summed over the batch, of theta
+    The cotangents of x, [B, T, G, F]; of the recurrent gates, [N, B, T, G', D],
+    or None where these are those of x in the same order; of the carry before
+    the first step, [S, B, F]; and, to be summed over the batch, of theta
     [P, B, F] and of the restart [S, B, F].
   """
   shape, config = plan.shape, plan.config
   states, outputs = len(starts), len(d_carries)
   two = plan.operand is not None
   adjoints = plan.adjoints
-  same = shared_gates(plan, states)
-  extra = [i for i, j in enumerate(same) if j is None]
   d_dtypes = [d.dtype for d in d_carries]
   ins, outs = backward_streams(plan, x.dtype, states, d_dtypes)
   arrays = [x, h_gates, *starts, *d_carries]
@@ -353,8 +351,6 @@ def backward(
   split = planes == 2
   rows = max(plan.params, 1)
   exchanged = len(adjoints) if config.through_device else 0
-  fast = jnp.dtype(plan.dtype).itemsize == 2
-  legalize = functools.partial(pointwise.legalize, fast=fast)
 
   def linearise(theta, row, gates, start):
     return jax.vjp(plan.update, theta, row, gates, start)[1]
@@ -395,9 +391,11 @@ def backward(
       gates = tuple(ring.read(step, 1))
       start = tuple(ring.read(step, 2 + i)[0] for i in range(states))
       g = tuple(ring.read(step, 2 + states + i)[0] for i in range(outputs))
-      pulls = [legalize(linearise)(theta, row, gates, start)]
+      pulls = [pointwise.legalize(linearise)(theta, row, gates, start)]
       if two:
-        pulls.append(legalize(linearise_operand)(theta, row, gates[:-1], start))
+        pulls.append(
+            pointwise.legalize(linearise_operand)(theta, row, gates[:-1], start)
+        )
       idle = flags_at(step, flags_lib.HOLD)
       resets = flags_at(step, flags_lib.RESET)
       return pulls, g, idle, resets
@@ -447,10 +445,9 @@ def backward(
     d_carry = cta.read_rows(d_last, states)
     d_sums = tuple(zero for _ in theta)
     d_restart = (zero,) * states if plan.flags else ()
-    distinct = lambda d_row, d_gates: [
-        tuple(d_row),
-        tuple(d_gates[i] for i in extra),
-    ][: len(outs)]
+    distinct = lambda d_row, d_gates: [tuple(d_row), tuple(d_gates)][
+        : len(outs)
+    ]
     for multiplier in multipliers:
       multiplier.clear()
     if not config.through_device:
@@ -525,12 +522,7 @@ def backward(
             continue
           for gate, value in enumerate(values):
             cta.write(
-                out_refs[i],
-                cta.time(step),
-                value,
-                plan.dtype,
-                gate,
-                len(values),
+                out_refs[i], cta.time(step), value, plan.dtype, outs[i], gate
             )
         ring.wait(2)
 
@@ -570,7 +562,7 @@ def backward(
     cta.write_rows(d_theta_ref, d_sums)
     cta.write_rows(d_restart_ref, d_restart)
 
-  stream = lambda s: jax.ShapeDtypeStruct(shape.stream(s.gates), s.dtype)
+  stream = lambda s: jax.ShapeDtypeStruct(shape.stream(s), s.dtype)
   small = lambda n: jax.ShapeDtypeStruct(
       (n, shape.batch, shape.features), jnp.float32
   )
@@ -597,8 +589,8 @@ def backward(
       ),
   )(theta, d_last, *matrix, *arrays)
   d_carry, d_theta, d_restart = results[len(outs) : len(outs) + 3]
-  d_extra = results[1] if extra else None
-  return results[0], d_extra, d_carry, d_theta, d_restart
+  d_gates = results[1] if len(outs) > 1 else None
+  return results[0], d_gates, d_carry, d_theta, d_restart
 
 
 def forward_streams(plan: Plan, x_dtype, states: int, wanted, save: bool):
@@ -624,9 +616,11 @@ def backward_streams(plan: Plan, x_dtype, states: int, d_dtypes):
   if plan.flags:
     ins.append(Stream(jnp.int32, flags=True))
   outs = [Stream(plan.dtype, plan.gates)]
-  extra = shared_gates(plan, states).count(None)
-  if extra:
-    outs.append(Stream(plan.dtype, extra))
+  # One product over all steps follows, a head at a time, so that it wants heads
+  # first; with one head that is the order of the inputs.
+  same = shared_gates(plan, states) == tuple(range(plan.gates))
+  if plan.shape.heads > 1 or not same:
+    outs.append(Stream(plan.dtype, plan.recurrent, by_head=True))
   return ins, outs
 
 
