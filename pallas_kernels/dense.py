@@ -349,9 +349,23 @@ def _multiply(shape, h: Array, kernel: Array) -> Array:
   return jnp.einsum('abnd,gnde->nabge', heads, kernel)
 
 
+# Elements of a product's result that keep a device busy.
+_BUSY = 1 << 21
+
+
 def _outer(shape, h: Array, d_gates: Array) -> Array:
   """[B, T, F] and [N, B, T, G, D] -> float32 [G, N, D, D]."""
-  heads = h.reshape(*h.shape[:2], shape.heads, shape.size)
-  return jnp.einsum(
-      'abnd,nabge->gnde', heads, d_gates, preferred_element_type=jnp.float32
+  steps = shape.batch * shape.time
+  gates = d_gates.shape[3]
+  result = gates * shape.features * shape.size
+  # A small result of a long sum is left to a few multiprocessors, unless the
+  # sum is cut in parts.
+  parts = 1
+  while parts * result < _BUSY and steps % (2 * parts) == 0:
+    parts *= 2
+  heads = h.reshape(parts, -1, shape.heads, shape.size)
+  d_gates = d_gates.reshape(shape.heads, parts, -1, gates, shape.size)
+  sums = jnp.einsum(
+      'sknd,nskge->sgnde', heads, d_gates, preferred_element_type=jnp.float32
   )
+  return jnp.sum(sums, axis=0)
