@@ -113,7 +113,8 @@ def emit(
 
 
 def _is_ref(x) -> bool:
-  return hasattr(jax.typeof(x), 'inner_aval')
+  # Under vmap it is one with an index applied, which has no type of its own.
+  return hasattr(x, 'transforms') or hasattr(jax.typeof(x), 'inner_aval')
 
 
 def _type(dtype) -> ir.Type:
