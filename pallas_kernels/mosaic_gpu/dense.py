@@ -195,7 +195,7 @@ def forward(
     cta.meet()
     if not config.through_device:
       staging = tiles.Staging(cta, outs, out_refs, scratch[1])
-      state = flags_lib.select(restarts(0), restart, state)
+      state = flags_lib.select(restarts(jnp.int32(0)), restart, state)
       multipliers[0].put(jnp.int32(0), state[:1])
       multipliers[0].share(jnp.int32(0))
 
@@ -235,9 +235,7 @@ def forward(
 
       # With flags, what the next step starts from is not all of the carry.
       init = state * (2 if plan.flags else 1)
-      state = lax.fori_loop(
-          0, shape.time, lambda step, s: loop(step, s[:states]), init
-      )
+      state = _loop(shape.time, lambda step, s: loop(step, s[:states]), init)
       # No CTA leaves while another one may write to its shared memory.
       cta.meet()
       staging.flush(jnp.int32(shape.time - 1))
@@ -283,7 +281,7 @@ def forward(
         cta.write(ref, time, value, stream.dtype, stream)
       return tuple(new)
 
-    state = lax.fori_loop(0, shape.time, loop, state)
+    state = _loop(shape.time, loop, state)
     cta.meet()
     cta.write_rows(last_ref, state)
 
@@ -553,8 +551,8 @@ def backward(
       d_sums = tuple(map(jnp.add, d_sums, d_theta))
       return d_start, d_sums, d_restart, leaves
 
-    d_carry, d_sums, d_restart, _ = lax.fori_loop(
-        0, shape.time, loop, (d_carry, d_sums, d_restart, leaves)
+    d_carry, d_sums, d_restart, _ = _loop(
+        shape.time, loop, (d_carry, d_sums, d_restart, leaves)
     )
     # No CTA leaves while another one may write to its shared memory.
     cta.meet()
@@ -688,6 +686,11 @@ def shared_gates(plan: Plan, states: int) -> tuple[int | None, ...]:
     same.append(found[0] if found else None)
     taken.update(found[:1])
   return tuple(same)
+
+
+def _loop(time: int, body: Callable[..., Any], init: Any) -> Any:
+  """Loops over steps that are int32, whatever JAX makes of Python's numbers."""
+  return lax.fori_loop(0, time, lambda i, s: body(i.astype(jnp.int32), s), init)
 
 
 def _publishable(x: Array, dtype) -> Array:
