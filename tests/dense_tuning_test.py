@@ -22,7 +22,7 @@ if abstract_gpu.RUNS:
 CORES = 132
 SHARED_MEMORY = 227 * 1024  # Bytes of a CTA on Hopper and Blackwell.
 SIZES = (8, 24, 40, 64, 72, 96, 128, 200, 256, 384, 512, 640, 768, 1024)
-BATCHES = (1, 9, 16, 64, 256)
+BATCHES = (1, 9, 64, 256)
 CELLS = {'LSTM': rnnzoo.LSTMCell(), 'AGRU': rnnzoo.AGRUCell()}
 
 
