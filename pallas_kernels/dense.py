@@ -19,6 +19,8 @@ from pallas_kernels import targets
 from pallas_kernels import tuning
 from pallas_kernels.mosaic_gpu import cta as cta_lib
 from pallas_kernels.mosaic_gpu import dense
+from pallas_kernels.mosaic_gpu import dense_backward
+from pallas_kernels.mosaic_gpu import dense_forward
 from pallas_kernels.mosaic_gpu import flags as flags_lib
 
 Array = jax.Array
@@ -202,7 +204,7 @@ def _forward(call: Call, theta, x, kernel, carry, restart, flags, save):
   plan, wanted = _forward_plan(
       call, x, kernel, carry.shape[0], flags is not None, save
   )
-  (h, *others), last, starts, u = dense.forward(
+  (h, *others), last, starts, u = dense_forward.forward(
       plan,
       theta,
       x,
@@ -233,7 +235,7 @@ def _run_bwd(call: Call, saved, cotangents):
   if u is not None:
     gates.append(_multiply(plan.shape, u, operand[-1:]))
   h_gates = gates[0] if len(gates) == 1 else jnp.concatenate(gates, axis=3)
-  d_x, d_gates, d_carry, d_theta, d_restart = dense.backward(
+  d_x, d_gates, d_carry, d_theta, d_restart = dense_backward.backward(
       plan,
       theta,
       x,

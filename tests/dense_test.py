@@ -29,6 +29,8 @@ if abstract_gpu.RUNS:
   from pallas_kernels import dense
   from pallas_kernels.mosaic_gpu import cta
   from pallas_kernels.mosaic_gpu import dense as kernels
+  from pallas_kernels.mosaic_gpu import dense_backward
+  from pallas_kernels.mosaic_gpu import dense_forward
   from pallas_kernels.mosaic_gpu import flags as flags_lib
 
 # Two bfloat16 hold a float32 recurrent kernel to 2^-17 = 8e-6, as its largest
@@ -221,8 +223,8 @@ def imitated(test, pieces=1):
     patch = lambda *args: stack.enter_context(mock.patch.object(*args))
     patch(targets, 'current', lambda: target)
     called = [
-        patch(kernels, 'forward', mock.Mock(side_effect=forward)),
-        patch(kernels, 'backward', mock.Mock(side_effect=backward)),
+        patch(dense_forward, 'forward', mock.Mock(side_effect=forward)),
+        patch(dense_backward, 'backward', mock.Mock(side_effect=backward)),
     ]
     if pieces > 1:
       cut = lambda call, *_: 1 if call.shape[0] < pieces else pieces

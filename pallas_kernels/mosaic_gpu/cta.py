@@ -30,6 +30,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 import jax.numpy as jnp
 
+from pallas_kernels.mosaic_gpu import instructions
 from pallas_kernels.mosaic_gpu import ptx
 
 Array = jax.Array
@@ -235,7 +236,9 @@ class Cta:
     """Returns row i of an array float32 [P, F]."""
     unit = jnp.minimum(self.unit0 + self.unit, self.shape.size - 1)
     at = i * self.shape.features + self.head * self.shape.size + unit
-    return ptx.load(ref, at, jnp.float32, shared=False, count=self.count)
+    return instructions.load(
+        ref, at, jnp.float32, shared=False, count=self.count
+    )
 
   def _row_offset(self, i: int):
     """Where elements lie in an array [S, B, F], those outside at the edge."""
@@ -247,7 +250,7 @@ class Cta:
   def read_rows(self, ref: Ref, count: int) -> tuple[Array, ...]:
     """Returns this thread's elements of an array float32 [S, B, F]."""
     return tuple(
-        ptx.load(
+        instructions.load(
             ref,
             self._row_offset(i),
             jnp.float32,
@@ -261,12 +264,14 @@ class Cta:
     """Stores this thread's elements of an array float32 [S, B, F]."""
     for i, value in enumerate(values):
       at = self._row_offset(first + i)
-      ptx.store(ref, at, value, jnp.float32, shared=False, where=self.valid)
+      instructions.store(
+          ref, at, value, jnp.float32, shared=False, where=self.valid
+      )
 
   def write(self, ref, time, value, dtype, stream: Stream, gate: int = 0):
     """Stores this thread's elements of one step to device memory."""
     at = self.offset(time, stream, gate)
-    ptx.store(ref, at, value, dtype, shared=False, where=self.valid)
+    instructions.store(ref, at, value, dtype, shared=False, where=self.valid)
 
   # Tiles in shared memory: columns of units, 16-byte chunks permuted so that
   # neither a warp's reads nor its writes meet in one bank.
@@ -289,12 +294,12 @@ class Cta:
 
   def barrier(self):
     """Waits for all threads of the CTA."""
-    ptx.barrier(self.config.warpgroups)
+    instructions.barrier(self.config.warpgroups)
 
   def meet(self):
     """Waits for all threads of all CTAs of the cluster."""
     if self.config.cluster > 1:
-      ptx.cluster_barrier()
+      instructions.cluster_barrier()
     else:
       self.barrier()
 

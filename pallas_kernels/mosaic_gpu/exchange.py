@@ -9,6 +9,7 @@ from jax.experimental import pallas as pl
 import jax.numpy as jnp
 
 from pallas_kernels.mosaic_gpu import cta as cta_lib
+from pallas_kernels.mosaic_gpu import instructions
 from pallas_kernels.mosaic_gpu import ptx
 
 Array = jax.Array
@@ -30,9 +31,9 @@ class Exchange:
   """What CTAs tell each other, step by step, through device memory.
 
   A few slots are used in turn, so that they stay in the L2 cache. A slot that
-  holds `ptx.POISON` has not been written for its step yet. Its writer poisons
-  it again when all have read it, which is certain as soon as all have written
-  the next one, and long before it is written again.
+  holds `instructions.POISON` has not been written for its step yet. Its writer
+  poisons it again when all have read it, which is certain as soon as all have
+  written the next one, and long before it is written again.
 
   Args:
     cta: coordinates.
@@ -60,7 +61,7 @@ class Exchange:
     row = cta.row0 + cta.column
     feature = cta.feature(cta.unit)
     for gate, value in enumerate(values):
-      ptx.store(
+      instructions.store(
           self.ref,
           self.offset(step, row, first + gate) + feature,
           value,
@@ -87,7 +88,7 @@ class Exchange:
       where = (last >= 0) & (q < total)
       where &= (unit < cta.shape.size) & (row < cta.shape.batch)
       at = self.offset(step, row, gate) + cta.head * cta.shape.size + unit
-      ptx.fill(self.ref, jnp.where(where, at, 0), size, flag(where))
+      instructions.fill(self.ref, jnp.where(where, at, 0), size, flag(where))
 
   def settle(self, step):
     """Makes sure, every few steps, that slots are poisoned in time."""
@@ -95,7 +96,7 @@ class Exchange:
     turn = (step & (_SLOTS // 2 - 1)) == 0
     if cta.config.warpgroups > 1:
       turn &= cta.group == cta.config.warpgroups - 1
-    pl.when(turn)(ptx.fence)
+    pl.when(turn)(instructions.fence)
 
   def clear(self):
     for slot in range(_SLOTS):

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.mosaic_gpu import cta as cta_lib
 from pallas_kernels.mosaic_gpu import exchange as exchange_lib
+from pallas_kernels.mosaic_gpu import instructions
 from pallas_kernels.mosaic_gpu import ptx
 
 Array = jax.Array
@@ -176,7 +177,9 @@ class Multiplier:
       gate = product.first + result
     at = (gate * cta.shape.heads + cta.head) * cta.shape.size + row
     at = jnp.where(where, at * cta.shape.size + k, 0)
-    return ptx.load_words(ref, at, shared=False, size=2, where=flag(where))
+    return instructions.load_words(
+        ref, at, shared=False, size=2, where=flag(where)
+    )
 
   # The operand's way into this CTA's shared memory.
 
@@ -190,7 +193,7 @@ class Multiplier:
     words = self.slots(cta.config) * self.planes * self.plane_bytes // 4
     for k in range(pl.cdiv(words, cta.threads)):
       at = cta.index + k * cta.threads
-      ptx.store(
+      instructions.store(
           self.operand,
           4 * at,
           ptx.full(1, 0, jnp.int32),
@@ -198,7 +201,7 @@ class Multiplier:
           shared=True,
           where=flag(at < words),
       )
-    ptx.make_signals(self.signals, 3, flag(cta.index == 0))
+    instructions.make_signals(self.signals, 3, flag(cta.index == 0))
 
   def _slot(self, step):
     slot = step & (self.slots(self.cta.config) - 1)
@@ -220,11 +223,11 @@ class Multiplier:
       unit = cta.unit0 + cta.unit
       parts = (value,)
       if cta.split:
-        high = ptx.round_short(value)
+        high = instructions.round_short(value)
         parts = (high, value - high)
       for plane, part in enumerate(parts):
         at = self._place(step, plane, gate, cta.column, unit)
-        ptx.store(
+        instructions.store(
             self.operand, at, part, cta.short, shared=True, where=cta.valid
         )
 
@@ -250,20 +253,26 @@ class Multiplier:
       at = self._place(step, plane, gate - plane * gates, column, unit)
       where = flag((peer < peers) & (unit < cta.shape.size))
       rank = lax.rem(cta.rank + 1 + peer, jnp.int32(config.cluster))
-      words = ptx.load_words(self.operand, at, shared=True, size=2, where=where)
-      ptx.send(self.operand, at, words, self.signals, step & 1, rank, where)
+      words = instructions.load_words(
+          self.operand, at, shared=True, size=2, where=where
+      )
+      instructions.send(
+          self.operand, at, words, self.signals, step & 1, rank, where
+      )
     own = jnp.clip(cta.shape.size - cta.unit0, 0, config.units)
     self._expect(step, cta.shape.size - own)
 
   def _expect(self, step, units):
     cta = self.cta
     rows = self.operands * self.planes * cta.config.columns
-    ptx.expect(self.signals, step & 1, 2 * rows * units, flag(cta.index == 0))
+    instructions.expect(
+        self.signals, step & 1, 2 * rows * units, flag(cta.index == 0)
+    )
 
   def ready(self, step):
     """Waits for what the others of the cluster have sent."""
     if self.cta.config.cluster > 1 or self.cta.config.through_device:
-      ptx.await_signal(self.signals, step & 1, (step >> 1) & 1)
+      instructions.await_signal(self.signals, step & 1, (step >> 1) & 1)
 
   def fetch(
       self,
@@ -321,7 +330,7 @@ class Multiplier:
         )
       targets.append((gate, column, unit, flag(exists), plain))
     # All in one loop: a wait for one is a wait for all.
-    flat = ptx.poll(places, cta.dtype.itemsize)
+    flat = instructions.poll(places, cta.dtype.itemsize)
     for k, (gate, column, unit, exists, plain) in enumerate(targets):
       words = flat[4 * self.planes * k :][: 4 * self.planes]
       if replace is not None:
@@ -329,7 +338,7 @@ class Multiplier:
         size = cta.dtype.itemsize
         other = []
         for j in range(self.planes):
-          other += ptx.load_words(
+          other += instructions.load_words(
               ref, plain + 4 * j, shared=False, size=size, where=condition
           )
         words = [
@@ -338,13 +347,15 @@ class Multiplier:
         ]
       parts = [words]
       if cta.split:
-        parts = _parts([ptx.as_float(w) for w in words])
+        parts = _parts([instructions.as_float(w) for w in words])
       for plane, part in enumerate(parts):
         at = self._place(step, plane, gate, column, unit)
         for peer in range(peers):
           rank = cta.rank + peer * self.team
           rank = jnp.where(rank < config.cluster, rank, rank - config.cluster)
-          ptx.send(self.operand, at, part, self.signals, step & 1, rank, exists)
+          instructions.send(
+              self.operand, at, part, self.signals, step & 1, rank, exists
+          )
 
   def take(self, step) -> Callable[[int, int, int], Any]:
     """Returns a function that loads fragments of the operand."""
@@ -357,7 +368,7 @@ class Multiplier:
       block = self.sum_warp * self.blocks + i
       chunk = (4 * block + cta.place) ^ permutation(column)
       at = start + plane * self.plane_bytes + column * pitch + (chunk << 4)
-      return ptx.load_words(self.operand, at, shared=True, size=2)
+      return instructions.load_words(self.operand, at, shared=True, size=2)
 
     return fragment
 
@@ -392,7 +403,7 @@ class Multiplier:
             )
             a = (low[j], high[j], low[j + 1], high[j + 1])
             for n in range(cta.tiles):
-              acc[row][n][way] = ptx.mma(
+              acc[row][n][way] = instructions.mma(
                   acc[row][n][way],
                   a,
                   parts[of_operand][n][j : j + 2],
@@ -442,7 +453,7 @@ class Multiplier:
       index = index + self.row_warp * self.sub + sub
       for n, pair in enumerate(row):
         at = self._partial(self.sum_warp, index, n) + 8 * cta.lane
-        ptx.store_pair(self.partials, at, pair)
+        instructions.store_pair(self.partials, at, pair)
     cta.barrier()
     if self.team > 1:
       return [self._gather_team(step)]
@@ -459,7 +470,9 @@ class Multiplier:
     for part in range(self.cta.config.sums):
       at = self._partial(part, index, column >> 3) + within
       parts.append(
-          ptx.load(self.partials, at, jnp.float32, shared=True, count=count)
+          instructions.load(
+              self.partials, at, jnp.float32, shared=True, count=count
+          )
       )
     while len(parts) > 1:
       parts = [a + b for a, b in zip(parts[::2], parts[1::2], strict=True)]
@@ -483,14 +496,16 @@ class Multiplier:
       owner = lax.div(unit, jnp.int32(config.units))
       place = (unit - owner * config.units) * config.columns + column
       at = 4 * (base + self.member * own + place)
-      ptx.send_float(
+      instructions.send_float(
           self.partials, at, value, self.signals, 2, first + owner, exists
       )
-    ptx.expect(self.signals, 2, 4 * self.team * own, flag(cta.index == 0))
-    ptx.await_signal(self.signals, 2, step & 1)
+    instructions.expect(
+        self.signals, 2, 4 * self.team * own, flag(cta.index == 0)
+    )
+    instructions.await_signal(self.signals, 2, step & 1)
     place = cta.unit * config.columns + cta.column
     parts = [
-        ptx.load(
+        instructions.load(
             self.partials,
             4 * (base + member * own + place),
             jnp.float32,
@@ -511,10 +526,14 @@ def _parts(values: Sequence[Array]):
   """Packs eight float32 as words of their high and of their low parts."""
   high, low = [], []
   for a, b in zip(values[::2], values[1::2], strict=True):
-    word = ptx.narrow(a, b, jnp.bfloat16)
+    word = instructions.narrow(a, b, jnp.bfloat16)
     high.append(word)
     low.append(
-        ptx.narrow(a - ptx.lower(word), b - ptx.upper(word), jnp.bfloat16)
+        instructions.narrow(
+            a - instructions.lower(word),
+            b - instructions.upper(word),
+            jnp.bfloat16,
+        )
     )
   return high, low
 

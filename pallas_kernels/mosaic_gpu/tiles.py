@@ -14,7 +14,7 @@ from jax.experimental import pallas as pl
 import jax.numpy as jnp
 
 from pallas_kernels.mosaic_gpu import cta as cta_lib
-from pallas_kernels.mosaic_gpu import ptx
+from pallas_kernels.mosaic_gpu import instructions
 
 Array = jax.Array
 Ref = Any
@@ -75,7 +75,7 @@ class Ring:
     slot = self.slot(step)
     for ref, stream, inner, at, where in self._copies:
       size = jnp.dtype(stream.dtype).itemsize
-      ptx.fetch(
+      instructions.fetch(
           self.buffer,
           inner + slot,
           ref,
@@ -83,7 +83,7 @@ class Ring:
           size,
           where * exists,
       )
-    ptx.fetch_commit()
+    instructions.fetch_commit()
 
   def wait(self, ahead: int):
     """Waits for some tiles; before the barrier that shows them to all threads.
@@ -92,7 +92,7 @@ class Ring:
       ahead: for how many steps after this one, if `advance` is called later in
         a step; one less than that if it was called before.
     """
-    ptx.fetch_wait(self.distance - 1 - ahead)
+    instructions.fetch_wait(self.distance - 1 - ahead)
 
   def read(self, step, i: int) -> list[Array]:
     """Returns this thread's elements of stream i, one array a gate."""
@@ -101,12 +101,14 @@ class Ring:
     if stream.flags:
       at = start + 4 * cta.column
       return [
-          ptx.load(self.buffer, at, jnp.int32, shared=True, count=cta.count)
+          instructions.load(
+              self.buffer, at, jnp.int32, shared=True, count=cta.count
+          )
       ]
     size = jnp.dtype(stream.dtype).itemsize
     at = start + cta.in_tile(size)
     return [
-        ptx.load(
+        instructions.load(
             self.buffer,
             at + gate * cta.tile_bytes(size),
             stream.dtype,
@@ -119,7 +121,7 @@ class Ring:
   def read_flags_of(self, step, i: int, column) -> Array:
     """Returns the flags of some columns, int32 [128]."""
     at = self.slot(step) + self.offsets[i] + 4 * column
-    return ptx.load(self.buffer, at, jnp.int32, shared=True)
+    return instructions.load(self.buffer, at, jnp.int32, shared=True)
 
 
 def _stride(shape: Shape, stream: Stream) -> int:
@@ -223,7 +225,7 @@ class Staging:
     size = jnp.dtype(stream.dtype).itemsize
     start = (step & 1) * self.slot_bytes + self.offsets[i] + cta.in_tile(size)
     for gate, value in enumerate(values):
-      ptx.store(
+      instructions.store(
           self.buffer,
           start + gate * cta.tile_bytes(size),
           value,
@@ -240,4 +242,4 @@ class Staging:
     for ref, stream, inner, at, where in self._copies:
       size = jnp.dtype(stream.dtype).itemsize
       at = at + time * _stride(cta.shape, stream)
-      ptx.copy_out(ref, at, self.buffer, inner + slot, size, where)
+      instructions.copy_out(ref, at, self.buffer, inner + slot, size, where)

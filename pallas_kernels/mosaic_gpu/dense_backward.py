@@ -1,0 +1,303 @@
+"""The kernel that runs the adjoint of a dense recurrence."""
+
+from collections.abc import Sequence
+
+import jax
+from jax.experimental import pallas as pl
+import jax.numpy as jnp
+
+from pallas_kernels import pointwise
+from pallas_kernels.mosaic_gpu import cta as cta_lib
+from pallas_kernels.mosaic_gpu import dense
+from pallas_kernels.mosaic_gpu import exchange as exchange_lib
+from pallas_kernels.mosaic_gpu import flags as flags_lib
+from pallas_kernels.mosaic_gpu import product as product_lib
+from pallas_kernels.mosaic_gpu import tiles
+
+Array = jax.Array
+Stream = cta_lib.Stream
+
+
+def backward(
+    plan: dense.Plan,
+    theta: Array,
+    x: Array,
+    h_gates: Array,
+    starts: Sequence[Array],
+    matrix: Sequence[Array],
+    flags: Array | None,
+    d_carries: Sequence[Array],
+    d_last: Array,
+) -> tuple[Array, Array | None, Array, Array, Array]:
+  """Runs the adjoint of `forward`.
+
+  Args:
+    plan: as for `forward`, except `config`.
+    theta: as for `forward`.
+    x: as for `forward`.
+    h_gates: the recurrent gates of every step, [N, B, T, G', D].
+    starts: the carries that every step starts from, each [B, T, F].
+    matrix: R, [G', N, D, D] indexed [gate, head, from, to], as for `forward`.
+    flags: as for `forward`.
+    d_carries: cotangents of the first of the carries, each [B, T, F].
+    d_last: cotangent of the last carry, float32 [S, B, F].
+
+  Returns:
+    The cotangents of x, [B, T, G, F]; of the recurrent gates, [N, B, T, G', D],
+    or None where these are those of x in the same order; of the carry before
+    the first step, [S, B, F]; and, to be summed over the batch, of theta
+    [P, B, F] and of the restart [S, B, F].
+  """
+  shape, config = plan.shape, plan.config
+  states, outputs = len(starts), len(d_carries)
+  two = plan.operand is not None
+  adjoints = plan.adjoints
+  d_dtypes = [d.dtype for d in d_carries]
+  ins, outs = dense.backward_streams(plan, x.dtype, states, d_dtypes)
+  arrays = [x, h_gates, *starts, *d_carries]
+  if plan.flags:
+    arrays.append(flags)
+  planes = len(matrix)
+  split = planes == 2
+  rows = max(plan.params, 1)
+  exchanged = len(adjoints) if config.through_device else 0
+
+  def linearise(theta, row, gates, start):
+    return jax.vjp(plan.update, theta, row, gates, start)[1]
+
+  def linearise_operand(theta, row, gates, start):
+    return jax.vjp(plan.operand, theta, row, gates, start)[1]
+
+  def body(*refs):
+    theta, d_last = refs[:2]
+    matrix = refs[2 : 2 + planes]
+    n = 2 + planes
+    inputs = refs[n : n + len(ins)]
+    n += len(ins)
+    out_refs = refs[n : n + len(outs)]
+    n += len(outs)
+    d_carry_ref, d_theta_ref, d_restart_ref = refs[n : n + 3]
+    n += 3
+    exchange_refs, scratch = refs[n : n + exchanged], refs[n + exchanged :]
+    cta = cta_lib.Cta(config, shape, not plan.reverse, plan.dtype)
+    ring = tiles.Ring(cta, ins, inputs, scratch[0])
+    multipliers = [
+        product_lib.Multiplier(
+            cta, product, matrix, *scratch[2 + 3 * i : 5 + 3 * i]
+        )
+        for i, product in enumerate(adjoints)
+    ]
+    ring.prologue()
+    theta = tuple(cta.read_param(theta, i) for i in range(plan.params))
+
+    def flags_at(step, bit):
+      if not plan.flags:
+        return None
+      return (ring.read(step, len(ins) - 1)[0] & bit) != 0
+
+    def linear(step):
+      """Everything of a step that does not depend on the adjoint."""
+      row = tuple(ring.read(step, 0))
+      gates = tuple(ring.read(step, 1))
+      start = tuple(ring.read(step, 2 + i)[0] for i in range(states))
+      g = tuple(ring.read(step, 2 + states + i)[0] for i in range(outputs))
+      pulls = [pointwise.legalize(linearise)(theta, row, gates, start)]
+      if two:
+        pulls.append(
+            pointwise.legalize(linearise_operand)(theta, row, gates[:-1], start)
+        )
+      idle = flags_at(step, flags_lib.HOLD)
+      resets = flags_at(step, flags_lib.RESET)
+      return pulls, g, idle, resets
+
+    def bounded(d):
+      if plan.clip is not None:
+        d = jnp.minimum(jnp.maximum(d, -plan.clip), plan.clip)
+      return d
+
+    def pull(ahead, d_carry, through):
+      """Pulls one step back, as far as products have to be gathered.
+
+      Args:
+        ahead: what `linear` returned.
+        d_carry: cotangent of the carry after the step.
+        through: maps the last recurrent gate's cotangent to the operand's.
+      """
+      pulls, g, idle, resets = ahead
+      seen = tuple(map(jnp.add, d_carry, g))
+      d_carry = (*seen, *d_carry[outputs:])
+      zeros = (0.0,) * states
+      d_new = flags_lib.select(idle, zeros, d_carry)
+      d_theta, d_row, d_gates, d_start = pointwise.pull(pulls[0], d_new)
+      if two:
+        d_u = through(d_gates[-1])
+        more = pointwise.pull(pulls[1], d_u)
+        d_theta, d_row, d_start = jax.tree.map(
+            jnp.add, (d_theta, d_row, d_start), (more[0], more[1], more[3])
+        )
+        d_gates = (*map(jnp.add, d_gates[:-1], more[2]), d_gates[-1])
+      kept = flags_lib.select(idle, d_carry, zeros) if plan.flags else None
+      return d_theta, d_row, d_gates, d_start, kept, resets
+
+    def close(d_start, kept, resets, d_h, d_restart):
+      """Adds up the cotangent of the carry before the step."""
+      if d_h is not None:
+        d_start = (d_start[0] + bounded(d_h), *d_start[1:])
+      if kept is not None:
+        d_start = tuple(map(jnp.add, d_start, kept))
+        zeros = (0.0,) * states
+        d_in = flags_lib.select(resets, d_start, zeros)
+        d_restart = tuple(map(jnp.add, d_restart, d_in))
+        d_start = flags_lib.select(resets, zeros, d_start)
+      return d_start, d_restart
+
+    zero = cta.zeros()
+    d_carry = cta.read_rows(d_last, states)
+    d_sums = tuple(zero for _ in theta)
+    d_restart = (zero,) * states if plan.flags else ()
+    distinct = lambda d_row, d_gates: [tuple(d_row), tuple(d_gates)][
+        : len(outs)
+    ]
+    for multiplier in multipliers:
+      multiplier.clear()
+    if not config.through_device:
+      staging = tiles.Staging(cta, outs, out_refs, scratch[1])
+    else:
+      exchanges = [
+          exchange_lib.Exchange(cta, ref, product.operands)
+          for ref, product in zip(exchange_refs, adjoints, strict=True)
+      ]
+      dense.meet(cta, exchanges)
+    ring.wait(1)
+    cta.meet()
+
+    def multiply(i, step, values, before, meanwhile, after):
+      """One product, and what is done around it.
+
+      Args:
+        i: which.
+        step: which.
+        values: this thread's elements of its operand.
+        before: called when these are on their way.
+        meanwhile: called when it is time for something else.
+        after: called when all threads have got here.
+      """
+      product = multipliers[i]
+      if not config.through_device:
+        product.put(step, values)
+        before()
+        product.share(step)
+        if config.cluster > 1:
+          after()
+          product.ready(step)
+          sums = product.multiply(step)
+        else:
+          sums = product.multiply(step)
+          after()
+        other = meanwhile()
+        return product.gather(step, sums)[0], other
+      exchange = exchanges[i]
+      exchange.publish(step, values)
+      before()
+      other = meanwhile()
+      product.fetch(exchange, step, step)
+      after()
+      product.ready(step)
+      sums = product.multiply(step)
+      (result,) = product.gather(step, sums)
+      pl.when(step > 0)(lambda: exchange.retire(step - 1))
+      exchange.settle(step)
+      return result, other
+
+    leaves, tree = jax.tree.flatten(linear(jnp.int32(0)))
+
+    def loop(step, state):
+      d_carry, d_sums, d_restart, leaves = state
+
+      def through(d_gate):
+        if plan.stop:
+          return cta.zeros()
+        nothing = lambda: None
+        d_u, _ = multiply(0, step, (d_gate,), nothing, nothing, nothing)
+        return bounded(d_u)
+
+      d_theta, d_row, d_gates, d_start, kept, resets = pull(
+          jax.tree.unflatten(tree, leaves), d_carry, through
+      )
+
+      def before():
+        for i, values in enumerate(distinct(d_row, d_gates)):
+          if not config.through_device:
+            staging.write(step, i, values)
+            continue
+          for gate, value in enumerate(values):
+            cta.write(
+                out_refs[i], cta.time(step), value, plan.dtype, outs[i], gate
+            )
+        ring.wait(2)
+
+      def after():
+        ring.advance(step)
+        if not config.through_device:
+          staging.flush(step)
+
+      def meanwhile():
+        return jax.tree.leaves(linear(step + 1))
+
+      if plan.stop:
+        before()
+        cta.barrier()
+        after()
+        d_h, leaves = None, meanwhile()
+      else:
+        last = len(multipliers) - 1
+        d_h, leaves = multiply(
+            last,
+            step,
+            d_gates[: adjoints[last].gates],
+            before,
+            meanwhile,
+            after,
+        )
+      d_start, d_restart = close(d_start, kept, resets, d_h, d_restart)
+      d_sums = tuple(map(jnp.add, d_sums, d_theta))
+      return d_start, d_sums, d_restart, leaves
+
+    d_carry, d_sums, d_restart, _ = dense.loop(
+        shape.time, loop, (d_carry, d_sums, d_restart, leaves)
+    )
+    # No CTA leaves while another one may write to its shared memory.
+    cta.meet()
+    cta.write_rows(d_carry_ref, d_carry)
+    cta.write_rows(d_theta_ref, d_sums)
+    cta.write_rows(d_restart_ref, d_restart)
+
+  stream = lambda s: jax.ShapeDtypeStruct(shape.stream(s), s.dtype)
+  small = lambda n: jax.ShapeDtypeStruct(
+      (n, shape.batch, shape.features), jnp.float32
+  )
+  exchanges = [
+      jax.ShapeDtypeStruct(
+          exchange_lib.Exchange.shape(shape, product.operands), plan.dtype
+      )
+      for product in adjoints[:exchanged]
+  ]
+  results = dense.kernel(
+      plan,
+      body,
+      'dense_recurrence_adjoint',
+      ins,
+      outs,
+      adjoints,
+      split,
+      (
+          *map(stream, outs),
+          small(states),
+          small(rows),
+          small(states),
+          *exchanges,
+      ),
+  )(theta, d_last, *matrix, *arrays)
+  d_carry, d_theta, d_restart = results[len(outs) : len(outs) + 3]
+  d_gates = results[1] if len(outs) > 1 else None
+  return results[0], d_gates, d_carry, d_theta, d_restart

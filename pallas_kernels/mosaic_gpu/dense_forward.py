@@ -1,0 +1,235 @@
+"""The kernel that runs a dense recurrence."""
+
+from collections.abc import Sequence
+import functools
+from typing import Any
+
+import jax
+from jax.experimental import pallas as pl
+import jax.numpy as jnp
+
+from pallas_kernels import pointwise
+from pallas_kernels.mosaic_gpu import cta as cta_lib
+from pallas_kernels.mosaic_gpu import dense
+from pallas_kernels.mosaic_gpu import exchange as exchange_lib
+from pallas_kernels.mosaic_gpu import flags as flags_lib
+from pallas_kernels.mosaic_gpu import product as product_lib
+from pallas_kernels.mosaic_gpu import tiles
+
+Array = jax.Array
+Stream = cta_lib.Stream
+
+
+def forward(
+    plan: dense.Plan,
+    theta: Array,
+    x: Array,
+    matrix: Sequence[Array],
+    carry: Array,
+    restart: Array,
+    flags: Array | None,
+    wanted: Sequence[tuple[int, Any]],
+    save: bool,
+) -> tuple[tuple[Array, ...], Array, tuple[Array, ...], Array | None]:
+  """Runs the recurrence.
+
+  Args:
+    plan: what is static.
+    theta: float32 [plan.params or 1, F].
+    x: the inputs, [B, T, G, F].
+    matrix: R transposed, [G', N, D, D] indexed [gate, head, to, from], in 16
+      bits; two of them for the parts of float32.
+    carry: what the first step starts from, float32 [S, B, F].
+    restart: what a reset restarts from, float32 [S, B, F].
+    flags: int32 [T, B'], as `prepare_flags` returns them, or None.
+    wanted: which arrays of the carry are returned for all steps besides h, and
+      in which dtype.
+    save: whether what the adjoint needs is returned too.
+
+  Returns:
+    h after every step, in `plan.dtype`, and what is wanted, each [B, T, F]; the
+    carry after the last step, [S, B, F]; if saved, the carries but h that every
+    step starts from, float32, each [B, T, F]; and the operand of the second
+    product, [B, T, F], if there is one.
+  """
+  shape, config = plan.shape, plan.config
+  states = carry.shape[0]
+  two = plan.operand is not None
+  stages = plan.stages
+  ins, outs = dense.forward_streams(plan, x.dtype, states, wanted, save)
+  outputs = 1 + len(wanted)
+  saved = states - 1 if save else 0
+  kept = two and save
+  planes = len(matrix)
+  split = planes == 2
+  exchanged = len(stages) if config.through_device else 0
+  legalize = functools.partial(
+      pointwise.legalize, fast=jnp.dtype(plan.dtype).itemsize == 2
+  )
+  # What the first step and restarts multiply, as it would have been published.
+  first = dense.publishable(carry[0], plan.dtype)
+  again = dense.publishable(restart[0], plan.dtype) if plan.flags else first
+  operands = [theta, carry, restart, first, again, *matrix, x]
+  if plan.flags:
+    operands.append(flags)
+
+  def body(*refs):
+    theta, carry, restart, first, again = refs[:5]
+    matrix = refs[5 : 5 + planes]
+    n = 5 + planes
+    inputs = refs[n : n + len(ins)]
+    n += len(ins)
+    out_refs, last_ref = refs[n : n + len(outs)], refs[n + len(outs)]
+    n += len(outs) + 1
+    exchange_refs, scratch = refs[n : n + exchanged], refs[n + exchanged :]
+    cta = cta_lib.Cta(config, shape, plan.reverse, plan.dtype)
+    ring = tiles.Ring(cta, ins, inputs, scratch[0])
+    multipliers = [
+        product_lib.Multiplier(
+            cta, stage, matrix, *scratch[2 + 3 * i : 5 + 3 * i]
+        )
+        for i, stage in enumerate(stages)
+    ]
+    ring.prologue()
+    theta = tuple(cta.read_param(theta, i) for i in range(plan.params))
+    restart = cta.read_rows(restart, states) if plan.flags else None
+    state = cta.read_rows(carry, states)
+
+    def restarts(step):
+      """Where the carry restarts before a step that is in the ring."""
+      if not plan.flags:
+        return None
+      return (ring.read(step, 1)[0] & flags_lib.RESET) != 0
+
+    def held(step):
+      if not plan.flags:
+        return None
+      return (ring.read(step, 1)[0] & flags_lib.HOLD) != 0
+
+    def pointwise_step(step, start, gates, finish):
+      row = tuple(ring.read(step, 0))
+      h_gates = gates
+      u = None
+      if two:
+        u = legalize(plan.operand)(theta, row, h_gates, start)
+        h_gates = (*h_gates, *finish(u))
+      new = legalize(plan.update)(theta, row, h_gates, start)
+      return flags_lib.select(held(step), start, new), u
+
+    ring.wait(plan.ahead)
+    for multiplier in multipliers:
+      multiplier.clear()
+    cta.meet()
+    if not config.through_device:
+      staging = tiles.Staging(cta, outs, out_refs, scratch[1])
+      state = flags_lib.select(restarts(jnp.int32(0)), restart, state)
+      multipliers[0].put(jnp.int32(0), state[:1])
+      multipliers[0].share(jnp.int32(0))
+
+      def loop(step, state):
+        # What is multiplied is what the step before has put.
+        product = multipliers[0]
+        product.ready(step)
+        sums = product.multiply(step)
+        ring.advance(step)
+        pl.when(step > 0)(lambda: staging.flush(step - 1))
+        gates = tuple(product.gather(step, sums))
+
+        def finish(u):
+          product = multipliers[1]
+          product.put(step, (u,))
+          product.share(step)
+          product.ready(step)
+          return product.gather(step, product.multiply(step))
+
+        new, u = pointwise_step(step, state, gates, finish)
+        following = new
+        if plan.flags:
+          following = flags_lib.select(restarts(step + 1), restart, new)
+        multipliers[0].put(step + 1, following[:1])
+        written = [new[0], *(new[i] for i, _ in wanted)]
+        written += [*state[1 : 1 + saved], *[u] * kept]
+        for i, value in enumerate(written):
+          staging.write(step, i, (value,))
+        ring.wait(plan.ahead)
+        # Nobody would wait for what is sent after the last step.
+        share = lambda: multipliers[0].share(step + 1)
+        if config.cluster > 1:
+          pl.when(step + 1 < shape.time)(share)
+        else:
+          share()
+        return *following, *(new if plan.flags else ())
+
+      # With flags, what the next step starts from is not all of the carry.
+      init = state * (2 if plan.flags else 1)
+      state = dense.loop(
+          shape.time, lambda step, s: loop(step, s[:states]), init
+      )
+      # No CTA leaves while another one may write to its shared memory.
+      cta.meet()
+      staging.flush(jnp.int32(shape.time - 1))
+      cta.write_rows(last_ref, state[-states:])
+      return
+
+    exchanges = [exchange_lib.Exchange(cta, ref, 1) for ref in exchange_refs]
+    dense.meet(cta, exchanges)
+
+    def loop(step, state):
+      time = cta.time(step)
+      product, exchange = multipliers[0], exchanges[0]
+
+      def at_reset(column):
+        flags = ring.read_flags_of(step, 1, column)
+        return flags & flags_lib.RESET, again
+
+      replace = at_reset if plan.flags else None
+      product.fetch(exchange, step - 1, step, first, replace)
+      ring.advance(step)
+      product.ready(step)
+      ring.wait(plan.ahead - 1)
+      sums = product.multiply(step)
+      gates = tuple(product.gather(step, sums))
+      pl.when(step > 1)(lambda: exchange.retire(step - 2))
+      exchange.settle(step)
+      start = flags_lib.select(restarts(step), restart, state)
+
+      def finish(u):
+        product, exchange = multipliers[1], exchanges[1]
+        exchange.publish(step, (u,))
+        product.fetch(exchange, step, step)
+        product.ready(step)
+        results = product.gather(step, product.multiply(step))
+        pl.when(step > 0)(lambda: exchange.retire(step - 1))
+        return results
+
+      new, u = pointwise_step(step, start, gates, finish)
+      exchange.publish(step, new[:1])
+      written = [new[0], *(new[i] for i, _ in wanted)]
+      written += [*start[1 : 1 + saved], *[u] * kept]
+      for ref, stream, value in zip(out_refs, outs, written, strict=True):
+        cta.write(ref, time, value, stream.dtype, stream)
+      return tuple(new)
+
+    state = dense.loop(shape.time, loop, state)
+    cta.meet()
+    cta.write_rows(last_ref, state)
+
+  stream = lambda s: jax.ShapeDtypeStruct(shape.stream(s), s.dtype)
+  small = jax.ShapeDtypeStruct(carry.shape, jnp.float32)
+  exchange = jax.ShapeDtypeStruct(
+      exchange_lib.Exchange.shape(shape, 1), plan.dtype
+  )
+  results = dense.kernel(
+      plan,
+      body,
+      'dense_recurrence',
+      ins,
+      outs,
+      stages,
+      split,
+      (*map(stream, outs), small, *(exchange,) * exchanged),
+  )(*operands)
+  results, last = results[: len(outs)], results[len(outs)]
+  u = results[-1] if kept else None
+  carries = tuple(results[:outputs])
+  return carries, last, tuple(results[outputs : outputs + saved]), u

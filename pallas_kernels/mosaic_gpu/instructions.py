@@ -1,0 +1,421 @@
+"""The instructions that dense kernels are made of, for single threads.
+
+Memory is addressed in bytes from the start of a reference in shared memory, in
+elements in device memory. All accesses are ordered as written; those of other
+threads only by barriers and signals.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.mosaic_gpu import ptx
+
+Array = jax.Array
+Ref = Any
+
+# A pattern that no store below writes, in 16 and 32 bits: a NaN, but not the
+# one that arithmetic makes.
+POISON = -1
+
+
+def barrier(warpgroups: int) -> None:
+  """Waits for all threads of all warpgroups, and orders shared memory."""
+  # Pallas uses the first few of the sixteen barriers.
+  ptx.emit(f'bar.sync 15, {warpgroups * ptx.LANES};', [])
+
+
+# Names of the 16-bit types in PTX.
+_SHORT = {'bfloat16': 'bf16', 'float16': 'f16'}
+
+
+def _address(space: str) -> tuple[str, str]:
+  """Returns code that adds %base and %offset, and the address's name."""
+  if space == 'shared':
+    return '.reg .u32 a; add.u32 a, {base}, {offset};', 'a'
+  return (
+      '.reg .u64 a, o; cvt.s64.s32 o, {offset};'
+      ' shl.b64 o, o, {shift}; add.u64 a, {base}, o;'
+  ), 'a'
+
+
+def load(
+    ref: Ref, offset: Array, dtype, *, shared: bool, count: int = 1
+) -> Array:
+  """Returns float32 of elements of `dtype`, or int32 as they are.
+
+  Args:
+    ref: of any shape.
+    offset: where, int32: in bytes in shared memory, else in elements.
+    dtype: of what is stored there.
+    shared: whether ref lies in shared memory.
+    count: elements a thread.
+  """
+  dtype = jnp.dtype(dtype)
+  space = 'shared' if shared else 'global'
+  code, address = _address(space)
+  code = code.format(base='%1', offset='%2', shift=_log2(dtype.itemsize))
+  if dtype == jnp.int32:
+    code += f' ld.{space}.b32 %0, [{address}];'
+    return ptx.emit('{' + code + '}', [jnp.int32], ref, offset, count=count)[0]
+  if dtype == jnp.float32:
+    code += f' ld.{space}.f32 %0, [{address}];'
+  else:
+    short = _SHORT[dtype.name]
+    code += f' .reg .b16 h; ld.{space}.b16 h, [{address}];'
+    code += f' cvt.f32.{short} %0, h;'
+  return ptx.emit('{' + code + '}', [jnp.float32], ref, offset, count=count)[0]
+
+
+def store(
+    ref: Ref,
+    offset: Array,
+    value: Array,
+    dtype,
+    *,
+    shared: bool,
+    where: Array | None = None,
+    publish: bool = False,
+) -> None:
+  """Stores float32 values as `dtype`, or int32 as they are.
+
+  Args:
+    ref: of any shape.
+    offset: where, int32: in bytes in shared memory, else in elements.
+    value: what, float32 or int32.
+    dtype: of what is stored.
+    shared: whether ref lies in shared memory.
+    where: int32, not 0 where something is stored at all; None for everywhere.
+    publish: whether other multiprocessors are waiting for it, see `poll`.
+  """
+  dtype = jnp.dtype(dtype)
+  space = 'shared' if shared else 'global'
+  code, address = _address(space)
+  code = code.format(base='%0', offset='%1', shift=_log2(dtype.itemsize))
+  guard = ''
+  operands = [ref, offset, value]
+  if where is not None:
+    code += ' .reg .pred p; setp.ne.s32 p, %3, 0;'
+    guard = '@p '
+    operands.append(where)
+  how = f'relaxed.gpu.{space}' if publish else space
+  if dtype == jnp.int32:
+    code += f' {guard}st.{how}.b32 [{address}], %2;'
+  elif dtype == jnp.float32:
+    if publish:
+      code += ' .reg .b32 w; mov.b32 w, %2; min.u32 w, w, 0xFFFFFFFE;'
+      code += f' {guard}st.{how}.b32 [{address}], w;'
+    else:
+      code += f' {guard}st.{how}.f32 [{address}], %2;'
+  else:
+    short = _SHORT[dtype.name]
+    code += f' .reg .b16 h; cvt.rn.{short}.f32 h, %2;'
+    code += f' {guard}st.{how}.b16 [{address}], h;'
+  ptx.emit('{' + code + '}', [], *operands, count=ptx.per_thread(value))
+
+
+def fetch(
+    shared_ref: Ref, shared_offset, ref: Ref, offset, size: int, where
+) -> None:
+  """Starts copying 16 bytes to shared memory, or filling them with zeros.
+
+  Args:
+    shared_ref: where to.
+    shared_offset: in bytes.
+    ref: where from, in device memory.
+    offset: in elements.
+    size: bytes of an element.
+    where: int32, 2 for a copy, 1 for zeros, 0 for nothing.
+  """
+  code, address = _address('global')
+  code = code.format(base='%2', offset='%3', shift=_log2(size))
+  code += (
+      ' .reg .u32 s, n; .reg .pred p; add.u32 s, %0, %1;'
+      ' setp.gt.s32 p, %4, 1; selp.u32 n, 16, 0, p; setp.gt.s32 p, %4, 0;'
+      f' @p cp.async.cg.shared.global [s], [{address}], 16, n;'
+  )
+  ptx.emit('{' + code + '}', [], shared_ref, shared_offset, ref, offset, where)
+
+
+def fetch_commit() -> None:
+  """Makes one group of the copies that this thread started since the last."""
+  ptx.emit('cp.async.commit_group;', [])
+
+
+def fetch_wait(pending: int) -> None:
+  """Waits until at most `pending` of this thread's groups are on the way."""
+  ptx.emit(f'cp.async.wait_group {pending};', [])
+
+
+def copy_out(
+    ref: Ref, offset, shared_ref: Ref, shared_offset, size: int, where
+) -> None:
+  """Copies 16 bytes from shared to device memory; arguments as for `fetch`."""
+  code, address = _address('global')
+  code = code.format(base='%0', offset='%1', shift=_log2(size))
+  code += (
+      ' .reg .u32 s; .reg .b32 w<4>; .reg .pred p; add.u32 s, %2, %3;'
+      ' setp.ne.s32 p, %4, 0;'
+      ' @p ld.shared.v4.b32 {w0, w1, w2, w3}, [s];'
+      f' @p st.global.v4.b32 [{address}], {{w0, w1, w2, w3}};'
+  )
+  ptx.emit('{' + code + '}', [], ref, offset, shared_ref, shared_offset, where)
+
+
+def load_words(ref: Ref, offset, *, shared: bool, size: int, where=None):
+  """Returns 16 bytes as four int32 [128], zeros where `where` is 0.
+
+  Args:
+    ref: of any shape.
+    offset: in bytes in shared memory, else in elements.
+    shared: whether ref lies in shared memory.
+    size: bytes of an element.
+    where: int32, or None for everywhere.
+  """
+  space = 'shared' if shared else 'global'
+  code, address = _address(space)
+  code = code.format(base='%4', offset='%5', shift=_log2(size))
+  words = '{%0, %1, %2, %3}'
+  operands = [ref, offset]
+  if where is not None:
+    code += ' .reg .pred p; setp.ne.s32 p, %6, 0;'
+    code += ''.join(f' mov.b32 %{i}, 0;' for i in range(4))
+    code += f' @p ld.{space}.v4.b32 {words}, [{address}];'
+    operands.append(where)
+  else:
+    code += f' ld.{space}.v4.b32 {words}, [{address}];'
+  return ptx.emit('{' + code + '}', [jnp.int32] * 4, *operands)
+
+
+# Attempts to read what another multiprocessor writes, each of more than half a
+# microsecond, before a kernel gives up.
+_PATIENCE = 1 << 24
+
+
+def poll(places: Sequence[Sequence[Any]], size: int) -> list[Array]:
+  """Reads 16 bytes at each place as soon as they have been written.
+
+  The places hold `POISON` until `store(publish=True)` replaces it, so that the
+  data is its own signal: no flag, no fence, one trip through the L2 cache. If
+  it does not come, the kernel is aborted with an error.
+
+  Args:
+    places: each a reference to device memory and an offset in elements,
+      followed by any number of (int32 condition, reference, offset) that are
+      read instead where the condition is not 0, the last one first.
+    size: bytes of an element, 2 or 4.
+
+  Returns:
+    Four int32 [128] for each place.
+  """
+  n = len(places)
+  name = lambda i: f'%{i}'
+  outs = [name(i) for i in range(4 * n)]
+  code = ' .reg .pred p; .reg .b32 m, k, x; .reg .u64 o;'
+  code += f' .reg .u64 a<{n}>; mov.b32 k, 0;'
+  operands: list[Any] = []
+
+  def operand(x):
+    operands.append(x)
+    return name(4 * n + len(operands) - 1)
+
+  for i, (ref, offset, *others) in enumerate(places):
+    for condition, ref_, offset_ in ((None, ref, offset), *others):
+      code += f' cvt.s64.s32 o, {operand(offset_)};'
+      code += f' shl.b64 o, o, {_log2(size)};'
+      code += f' add.u64 o, o, {operand(ref_)};'
+      if condition is None:
+        code += f' mov.u64 a{i}, o;'
+      else:
+        code += f' setp.ne.s32 p, {operand(condition)}, 0;'
+        code += f' selp.b64 a{i}, o, a{i}, p;'
+  code += ' again_%%:'
+  for i in range(n):
+    words = ', '.join(outs[4 * i : 4 * i + 4])
+    code += f' ld.relaxed.gpu.global.v4.b32 {{{words}}}, [a{i}];'
+  kind = 'u32' if size == 4 else 'u16x2'
+  code += f' mov.b32 m, {outs[0]};'
+  code += ''.join(f' max.{kind} m, m, {x};' for x in outs[1:])
+  if size == 4:
+    code += ' setp.eq.u32 p, m, 0xFFFFFFFF;'
+  else:
+    # Whether one of the halves of ~m is zero.
+    code += ' not.b32 m, m; sub.u32 x, m, 0x00010001;'
+    code += ' lop3.b32 x, x, m, 0x80008000, 0x20; setp.ne.u32 p, x, 0;'
+  # All threads of a warp together, as tensor cores want them.
+  code += ' vote.sync.any.pred p, p, 0xFFFFFFFF;'
+  code += ' add.u32 k, k, 1;'
+  code += ' @!p bra done_%%;'
+  code += f' setp.lt.u32 p, k, {_PATIENCE};'
+  code += ' @p bra again_%%;'
+  code += ' trap;'
+  code += ' done_%%:'
+  return list(ptx.emit('{' + code + '}', [jnp.int32] * (4 * n), *operands))
+
+
+def narrow(low: Array, high: Array, dtype) -> Array:
+  """Packs two float32 as 16-bit elements of `dtype`, the first one lower."""
+  short = _SHORT[jnp.dtype(dtype).name]
+  code = f'cvt.rn.{short}x2.f32 %0, %2, %1;'
+  return ptx.emit(
+      code, [jnp.int32], low, high, count=ptx.per_thread(low), pure=True
+  )[0]
+
+
+def as_float(words: Array) -> Array:
+  """Returns the float32 that int32 words hold."""
+  code = 'mov.b32 %0, %1;'
+  return ptx.emit(
+      code, [jnp.float32], words, count=ptx.per_thread(words), pure=True
+  )[0]
+
+
+def upper(word: Array) -> Array:
+  """Returns the float32 of the upper bfloat16 of a word."""
+  return as_float(word & jnp.int32(-65536))
+
+
+def lower(word: Array) -> Array:
+  """Returns the float32 of the lower bfloat16 of a word."""
+  return as_float(jnp.left_shift(word, jnp.int32(16)))
+
+
+def mma(
+    acc: Sequence[Array], a: Sequence[Array], b: Sequence[Array], dtype
+) -> tuple[Array, ...]:
+  """Acc + a b on a warp's tensor core: 16 rows, 8 columns, 16 deep.
+
+  Args:
+    acc: four float32 [128]: rows l/4 (twice) and l/4 + 8 (twice), columns 2 (l
+      mod 4) and the next, l the lane.
+    a: four int32 [128], two elements each: rows as acc's first and third,
+      columns 2 (l mod 4) and the next; then the same rows, 8 columns further.
+    b: two int32 [128]: column l/4, rows 2 (l mod 4) and the next; 8 further.
+    dtype: of a and b, 16 bits.
+  """
+  short = _SHORT[jnp.dtype(dtype).name]
+  code = (
+      f'mma.sync.aligned.m16n8k16.row.col.f32.{short}.{short}.f32'
+      ' {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13};'
+  )
+  return ptx.emit(code, [jnp.float32] * 4, *a, *b, *acc, pure=True)
+
+
+def _log2(size: int) -> int:
+  return size.bit_length() - 1
+
+
+def round_short(x: Array) -> Array:
+  """Rounds float32 to bfloat16 and back."""
+  code = (
+      '{ .reg .b16 h, z; cvt.rn.bf16.f32 h, %1; mov.b16 z, 0;'
+      ' mov.b32 %0, {z, h}; }'
+  )
+  return ptx.emit(code, [jnp.float32], x, count=ptx.per_thread(x), pure=True)[0]
+
+
+def store_pair(ref: Ref, offset: Array, pair: Sequence[Array]) -> None:
+  """Stores two float32 [128] side by side in shared memory."""
+  code = '{ .reg .u32 a; add.u32 a, %0, %1; st.shared.v2.f32 [a], {%2, %3}; }'
+  ptx.emit(code, [], ref, offset, *pair)
+
+
+def fill(ref: Ref, offset, size: int, where) -> None:
+  """Fills 16 bytes of device memory with `POISON`; arguments as for `fetch`."""
+  code, address = _address('global')
+  code = code.format(base='%0', offset='%1', shift=_log2(size))
+  code += (
+      ' .reg .b32 w; .reg .pred p; mov.b32 w, 0xFFFFFFFF;'
+      ' setp.ne.s32 p, %2, 0;'
+      f' @p st.global.v4.b32 [{address}], {{w, w, w, w}};'
+  )
+  ptx.emit('{' + code + '}', [], ref, offset, where)
+
+
+def fence() -> None:
+  """Makes what this thread has stored visible to all multiprocessors."""
+  ptx.emit('fence.acq_rel.gpu;', [])
+
+
+def send(
+    ref: Ref, offset, words: Sequence[Array], signals: Ref, signal, rank, where
+) -> None:
+  """Stores 16 bytes in another CTA's shared memory, and tells its signal.
+
+  Args:
+    ref: in shared memory.
+    offset: where in it, in bytes.
+    words: four int32 [128].
+    signals: 64-bit signals in shared memory.
+    signal: which.
+    rank: of the other CTA in this one's cluster; it may be this one.
+    where: int32, not 0 where something is sent.
+  """
+  code = (
+      '{ .reg .u32 s, r, m; .reg .pred p; add.u32 s, %0, %1;'
+      ' mad.lo.u32 m, %7, 8, %6; setp.ne.s32 p, %9, 0;'
+      ' mapa.shared::cluster.u32 r, s, %8; mapa.shared::cluster.u32 m, m, %8;'
+      ' @p st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32'
+      ' [r], {%2, %3, %4, %5}, [m]; }'
+  )
+  ptx.emit(code, [], ref, offset, *words, signals, signal, rank, where)
+
+
+def send_float(
+    ref: Ref, offset, value: Array, signals: Ref, signal, rank, where
+) -> None:
+  """Like `send`, for one float32 instead of 16 bytes."""
+  code = (
+      '{ .reg .u32 s, r, m; .reg .pred p; .reg .b32 w; add.u32 s, %0, %1;'
+      ' mad.lo.u32 m, %4, 8, %3; setp.ne.s32 p, %6, 0; mov.b32 w, %2;'
+      ' mapa.shared::cluster.u32 r, s, %5; mapa.shared::cluster.u32 m, m, %5;'
+      ' @p st.async.shared::cluster.mbarrier::complete_tx::bytes.b32'
+      ' [r], w, [m]; }'
+  )
+  ptx.emit(code, [], ref, offset, value, signals, signal, rank, where)
+
+
+def make_signals(signals: Ref, count: int, where) -> None:
+  """Makes 64-bit signals in shared memory; before a `cluster_barrier`."""
+  code = '{ .reg .u32 m; .reg .pred p; setp.ne.s32 p, %1, 0;'
+  for i in range(count):
+    code += f' add.u32 m, %0, {8 * i};'
+    code += ' @p mbarrier.init.shared::cta.b64 [m], 1;'
+  code += ' @p fence.mbarrier_init.release.cluster; }'
+  ptx.emit(code, [], signals, where)
+
+
+def expect(signals: Ref, signal, size, where) -> None:
+  """Tells a signal that it stands for so many bytes from `send`."""
+  code = (
+      '{ .reg .u32 m; .reg .pred p; setp.ne.s32 p, %3, 0;'
+      ' mad.lo.u32 m, %1, 8, %0;'
+      ' @p mbarrier.arrive.expect_tx.shared::cta.b64 _, [m], %2; }'
+  )
+  ptx.emit(code, [], signals, signal, size, where)
+
+
+def await_signal(signals: Ref, signal, turn) -> None:
+  """Waits until all bytes have come.
+
+  Args:
+    signals: in shared memory.
+    signal: which.
+    turn: 0 and 1 alternately, each time that this signal is waited for.
+  """
+  code = (
+      '{ .reg .u32 m, k; .reg .pred p; mad.lo.u32 m, %1, 8, %0; mov.b32 k, 0;'
+      ' again_%%:'
+      ' mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [m], %2;'
+      ' @p bra done_%%; add.u32 k, k, 1;'
+      f' setp.lt.u32 p, k, {_PATIENCE}; @p bra again_%%; trap;'
+      ' done_%%: }'
+  )
+  ptx.emit(code, [], signals, signal, turn)
+
+
+def cluster_barrier() -> None:
+  """Waits for all threads of all CTAs of the cluster, and orders memory."""
+  ptx.emit('barrier.cluster.arrive.release; barrier.cluster.wait.acquire;', [])
