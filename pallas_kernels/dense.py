@@ -117,7 +117,8 @@ def run(
 def _check(call: Call, x, kernel) -> None:
   """Raises NotImplementedError where kernels would not do what is asked."""
   dtype = jnp.promote_types(x.dtype, kernel.dtype)
-  precision = jax.config.jax_default_matmul_precision
+  config: Any = jax.config  # Its attributes have no types.
+  precision = config.jax_default_matmul_precision
   if dtype == jnp.float32 and precision in ('highest', 'float32'):
     raise NotImplementedError(
         'GPU kernels multiply float32 in two bfloat16 parts, to about 2^-17,'

@@ -171,10 +171,10 @@ class _Evaluation:
 
   def __init__(self, fast: bool):
     self._fast = fast
-    self._results = {}
-    self._negated = {}
+    self._results: dict[Any, Any] = {}
+    self._negated: dict[int, Any] = {}
     # Keys hold identities, so what they identify must stay alive.
-    self._alive = []
+    self._alive: list[Any] = []
 
   def run(self, jaxpr, consts, *args) -> list[Any]:
     variables = (*jaxpr.constvars, *jaxpr.invars)

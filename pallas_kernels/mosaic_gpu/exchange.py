@@ -14,13 +14,9 @@ from pallas_kernels.mosaic_gpu import ptx
 
 Array = jax.Array
 Ref = Any
-Cta, Config, Shape, Stream = (
-    cta_lib.Cta,
-    cta_lib.Config,
-    cta_lib.Shape,
-    cta_lib.Stream,
-)
-flag, permutation = cta_lib.flag, cta_lib.permutation
+Cta = cta_lib.Cta
+Shape = cta_lib.Shape
+flag = cta_lib.flag
 LANES = ptx.LANES
 
 # Steps that are in an exchange.

@@ -69,7 +69,9 @@ def emit(
   Returns:
     Arrays [count * 128], one for each of `results`.
   """
-  kinds, given, types = [], [], []
+  kinds: list[str] = []
+  given: list[Any] = []
+  types: list[Any] = []
   for x in operands:
     if isinstance(x, (int, np.integer)):
       x = jnp.int32(x)
@@ -154,7 +156,7 @@ def _inline(template, result_types, operands, pure) -> list[ir.Value]:
   struct = result_types[0]
   if len(result_types) > 1:
     struct = llvm.StructType.get_literal(result_types)
-  out = llvm.inline_asm(
+  out: Any = llvm.inline_asm(
       struct,
       operands,
       text,

@@ -18,13 +18,11 @@ from pallas_kernels.mosaic_gpu import instructions
 
 Array = jax.Array
 Ref = Any
-Cta, Config, Shape, Stream = (
-    cta_lib.Cta,
-    cta_lib.Config,
-    cta_lib.Shape,
-    cta_lib.Stream,
-)
-flag, permutation = cta_lib.flag, cta_lib.permutation
+Cta = cta_lib.Cta
+Config = cta_lib.Config
+Shape = cta_lib.Shape
+Stream = cta_lib.Stream
+flag = cta_lib.flag
 
 
 class Ring:
