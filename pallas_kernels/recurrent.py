@@ -143,7 +143,7 @@ def recurrence(
     return jnp.zeros((len(cell.carry_names), batch, features), jnp.float32)
 
   # Pallas's GPU backend is imported where it is known to work.
-  if cell.recurrent_gates and not _is_diagonal(cell, recurrent_kernel):
+  if recurrent_kernel is not None and not _is_diagonal(cell, recurrent_kernel):
     from pallas_kernels import dense
 
     if targets.current().interpret:

@@ -55,7 +55,7 @@ def backward(
   d_dtypes = [d.dtype for d in d_carries]
   ins, outs = dense.backward_streams(plan, x.dtype, states, d_dtypes)
   arrays = [x, h_gates, *starts, *d_carries]
-  if plan.flags:
+  if flags is not None:
     arrays.append(flags)
   planes = len(matrix)
   split = planes == 2
@@ -66,6 +66,7 @@ def backward(
     return jax.vjp(plan.update, theta, row, gates, start)[1]
 
   def linearise_operand(theta, row, gates, start):
+    assert plan.operand is not None
     return jax.vjp(plan.operand, theta, row, gates, start)[1]
 
   def body(*refs):

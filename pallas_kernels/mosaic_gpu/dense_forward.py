@@ -70,7 +70,7 @@ def forward(
   first = dense.publishable(carry[0], plan.dtype)
   again = dense.publishable(restart[0], plan.dtype) if plan.flags else first
   operands = [theta, carry, restart, first, again, *matrix, x]
-  if plan.flags:
+  if flags is not None:
     operands.append(flags)
 
   def body(*refs):
@@ -110,7 +110,7 @@ def forward(
       row = tuple(ring.read(step, 0))
       h_gates = gates
       u = None
-      if two:
+      if plan.operand is not None:
         u = legalize(plan.operand)(theta, row, h_gates, start)
         h_gates = (*h_gates, *finish(u))
       new = legalize(plan.update)(theta, row, h_gates, start)
@@ -126,7 +126,7 @@ def forward(
       multipliers[0].put(jnp.int32(0), state[:1])
       multipliers[0].share(jnp.int32(0))
 
-      def loop(step, state):
+      def local_loop(step, state):
         # What is multiplied is what the step before has put.
         product = multipliers[0]
         product.ready(step)
@@ -163,7 +163,7 @@ def forward(
       # With flags, what the next step starts from is not all of the carry.
       init = state * (2 if plan.flags else 1)
       state = dense.loop(
-          shape.time, lambda step, s: loop(step, s[:states]), init
+          shape.time, lambda step, s: local_loop(step, s[:states]), init
       )
       # No CTA leaves while another one may write to its shared memory.
       cta.meet()

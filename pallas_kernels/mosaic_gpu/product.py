@@ -149,8 +149,7 @@ class Multiplier:
     """Returns gate, first element and existence of this warp's i-th block."""
     blocks = self.cta.shape.blocks
     if self.cta.config.sums == 1:
-      gate, block = divmod(i, blocks)
-      return gate, jnp.int32(32 * block), None
+      return i // blocks, jnp.int32(32 * (i % blocks)), None
     index = self.sum_warp * self.blocks + i
     gate = lax.div(index, jnp.int32(blocks))
     return gate, 32 * (index - gate * blocks), gate < self.operands
@@ -219,10 +218,10 @@ class Multiplier:
     cta = self.cta
     for gate, value in enumerate(values):
       unit = cta.unit0 + cta.unit
-      parts = (value,)
+      parts = [value]
       if cta.split:
         high = instructions.round_short(value)
-        parts = (high, value - high)
+        parts = [high, value - high]
       for plane, part in enumerate(parts):
         at = self._place(step, plane, gate, cta.column, unit)
         instructions.store(
@@ -381,7 +380,7 @@ class Multiplier:
     # A tensor core takes its time for each product, so a few are under way.
     ways = max(1, min(chain // 4, 8 // (cta.tiles * rows)))
     zero = ptx.full(1, 0.0)
-    acc = [
+    acc: list[list[list[Sequence[Array]]]] = [
         [[[zero] * 4 for _ in range(ways)] for _ in range(cta.tiles)]
         for _ in range(rows)
     ]
@@ -447,8 +446,8 @@ class Multiplier:
       result, sub = divmod(half, self.sub)
       if result >= self.product.results:
         continue
-      index = result * self.sub * cta.config.row_warps
-      index = index + self.row_warp * self.sub + sub
+      index = self.row_warp * self.sub + sub
+      index += result * self.sub * cta.config.row_warps
       for n, pair in enumerate(row):
         at = self._partial(self.sum_warp, index, n) + 8 * cta.lane
         instructions.store_pair(self.partials, at, pair)
