@@ -143,7 +143,8 @@ def recurrence(
     return jnp.zeros((len(cell.carry_names), batch, features), jnp.float32)
 
   # Pallas's GPU backend is imported where it is known to work.
-  if recurrent_kernel is not None and not _is_diagonal(cell, recurrent_kernel):
+  dense_kernel = recurrent_kernel if cell.recurrent_gates else None
+  if dense_kernel is not None and not _is_diagonal(cell, dense_kernel):
     from pallas_kernels import dense
 
     if targets.current().interpret:
@@ -151,7 +152,7 @@ def recurrence(
           'The kernels for dense recurrences cannot be interpreted on a CPU.'
       )
     rows = _Rows.of(params, bias, None, features)
-    heads, size = recurrent_kernel.shape[1:3]
+    heads, size = dense_kernel.shape[1:3]
     last, carries = dense.run(
         dense.Call(
             _Gated('update', cell, rows),
@@ -168,7 +169,7 @@ def recurrence(
         ),
         rows.pack(params, bias, None),
         _join(arrays),
-        recurrent_kernel,
+        dense_kernel,
         stack(carry),
         stack(restart),
         reset,

@@ -66,8 +66,8 @@ def backward(
     return jax.vjp(plan.update, theta, row, gates, start)[1]
 
   def linearise_operand(theta, row, gates, start):
-    assert plan.operand is not None
-    return jax.vjp(plan.operand, theta, row, gates, start)[1]
+    operand: Any = plan.operand
+    return jax.vjp(operand, theta, row, gates, start)[1]
 
   def body(*refs):
     theta, d_last = refs[:2]
