@@ -1,6 +1,7 @@
 """The kernel that runs the adjoint of a dense recurrence."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 from jax.experimental import pallas as pl
