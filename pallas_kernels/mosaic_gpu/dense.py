@@ -210,12 +210,7 @@ def meet(cta: cta_lib.Cta, exchanges: Sequence[exchange_lib.Exchange]) -> None:
   slices = pl.cdiv(shape.batch, config.columns)
   ctas = shape.heads * shape.parts(config) * slices
   plgpu.semaphore_signal(semaphore, 1, memory_scope='gpu')
-  plgpu.semaphore_wait(
-      semaphore,
-      ctas * config.warpgroups,
-      decrement=False,
-      memory_scope='gpu',
-  )
+  instructions.await_count(semaphore, ctas * config.warpgroups)
 
 
 def kernel(plan, body, name, ins, outs, products, split, out_type):

@@ -255,6 +255,21 @@ def poll(places: Sequence[Sequence[Any]], size: int) -> list[Array]:
   return list(ptx.emit('{' + code + '}', [jnp.int32] * (4 * n), *operands))
 
 
+def await_count(semaphore: Ref, count: int) -> None:
+  """Waits until a semaphore in device memory has been signalled often enough.
+
+  If that does not happen, the kernel is aborted with an error.
+  """
+  code = (
+      '{ .reg .u32 v, k; .reg .pred p; mov.b32 k, 0;'
+      ' again_%%: ld.acquire.gpu.global.u32 v, [%0];'
+      ' setp.ge.u32 p, v, %1; @p bra done_%%; add.u32 k, k, 1;'
+      f' setp.lt.u32 p, k, {_PATIENCE}; @p bra again_%%; trap;'
+      ' done_%%: }'
+  )
+  ptx.emit(code, [], semaphore, count)
+
+
 def narrow(low: Array, high: Array, dtype) -> Array:
   """Packs two float32 as 16-bit elements of `dtype`, the first one lower."""
   short = _SHORT[jnp.dtype(dtype).name]
