@@ -15,10 +15,10 @@ same computation on another path, where the device, the jax version, a dtype or
 the cell is one that the kernels cannot run.
 
 From the outside in: `affine` and `recurrent` hold the two functions, `engine`
-makes forward and backward kernels one differentiable operation, `tuning`
-chooses how they cut their work, `targets` knows the device, `pointwise` turns a
-cell's equations and their derivatives into kernel code, and `mosaic_gpu` holds
-the kernels.
+and `dense` make forward and backward kernels one differentiable operation (for
+linear and diagonal recurrences, and for all others), `tuning` chooses how they
+cut their work, `targets` knows the device, `pointwise` turns a cell's equations
+and their derivatives into kernel code, and `mosaic_gpu` holds the kernels.
 """
 
 from pallas_kernels.affine import linear_scan

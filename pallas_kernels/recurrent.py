@@ -5,7 +5,9 @@ to know of it:
 
 * whether it is linear in its carry (it then has `coefficients`), for
   `mosaic_gpu/linear.py`;
-* whether its recurrent kernel is diagonal, for `mosaic_gpu/diagonal.py`.
+* whether its recurrent kernel is diagonal, for `mosaic_gpu/diagonal.py`, or
+  dense, for `mosaic_gpu/dense.py`;
+* whether it has an `operand`, for a second product.
 
 Everything that is one number a feature (the cell's parameters, a bias of the
 input gates, a diagonal recurrent kernel) reaches a kernel as rows of one array,

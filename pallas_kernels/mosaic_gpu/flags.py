@@ -1,7 +1,7 @@
-"""Steps that restart, are held or do not exist: choices by scalars in a kernel.
+"""Steps that restart, are held or do not exist: choices in a kernel.
 
-A condition here is a scalar, the same for all lanes, or None for never: what a
-call does not use costs nothing.
+A condition here is a scalar, the same for all lanes (an array where lanes have
+several sequences), or None for never: what a call does not use costs nothing.
 """
 
 from typing import Any
