@@ -127,11 +127,12 @@ def _check(call: Call, x, kernel) -> None:
     )
   gates = max(x.shape[2], kernel.shape[0])
   batch, time, heads, size = call.shape
-  if batch * time * gates * heads * (size + 7) >= 2**31:
+  rows = max(batch * time, size + 7)
+  if rows * gates * heads * (size + 7) >= 2**31:
     raise NotImplementedError(
-        'GPU kernels for dense recurrences take up to 2^31 elements of gates,'
-        f' got {call.shape} (batch, time, heads, head_dim) times {gates}: split'
-        f' the batch. {targets.OTHERWISE}'
+        'GPU kernels for dense recurrences take up to 2^31 elements of gates'
+        f' and of the recurrent kernel, got {call.shape} (batch, time, heads,'
+        f' head_dim) with {gates} gates: split the batch. {targets.OTHERWISE}'
     )
 
 

@@ -255,10 +255,12 @@ def _dense_candidates(
   ctas = shape.heads * parts
   if ctas > target.cores:
     return
-  # CTAs wait for each other, so all have to be there at once. A cluster of 8
-  # fits twice where 16 multiprocessors share a crossbar, which leaves some
-  # over; pairs always fit.
-  most = target.cores * 8 // 11
+  # CTAs wait for each other, so all have to be there at once. Clusters of 8
+  # have to fit however multiprocessors are dealt to at most 8 groups of 18,
+  # which leaves some over, most where few of them work; pairs always fit.
+  most = (
+      target.cores * 8 // 11 if target.cores >= 128 else target.cores * 3 // 8
+  )
   for slices in range(min(rows, target.cores // ctas), 0, -1):
     columns = 8 * -(-rows // slices)
     if columns > 64:

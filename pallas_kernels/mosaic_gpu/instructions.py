@@ -258,13 +258,14 @@ def poll(places: Sequence[Sequence[Any]], size: int) -> list[Array]:
 def await_count(semaphore: Ref, count: int) -> None:
   """Waits until a semaphore in device memory has been signalled often enough.
 
-  If that does not happen, the kernel is aborted with an error.
+  Other kernels may hold multiprocessors for a while, such as wait for another
+  host. After minutes the kernel is aborted with an error.
   """
   code = (
       '{ .reg .u32 v, k; .reg .pred p; mov.b32 k, 0;'
       ' again_%%: ld.acquire.gpu.global.u32 v, [%0];'
       ' setp.ge.u32 p, v, %1; @p bra done_%%; add.u32 k, k, 1;'
-      f' setp.lt.u32 p, k, {_PATIENCE}; @p bra again_%%; trap;'
+      f' nanosleep.u32 500; setp.lt.u32 p, k, {1 << 28}; @p bra again_%%; trap;'
       ' done_%%: }'
   )
   ptx.emit(code, [], semaphore, count)

@@ -130,8 +130,8 @@ class Multiplier:
   def slots(config: Config) -> int:
     """Steps for which there is an operand.
 
-    Through the device, a step's operand comes after all CTAs have published,
-    and thus have used the one before. Otherwise one may be ahead.
+    Through the device, what is sent to a CTA comes after it has published, and
+    thus has used the operand before (`fetch`). Otherwise one may be ahead.
     """
     return 1 if config.through_device else 2
 
@@ -300,6 +300,10 @@ class Multiplier:
     share = pl.cdiv(total, peers)
     rounds = pl.cdiv(share, cta.threads)
     places, targets = [], []
+
+    def at_start(plain):
+      return [] if first is None else [(flag(step == 0), first, plain)]
+
     for k in range(rounds):
       mine = cta.index + k * cta.threads
       q = team * share + mine
@@ -314,9 +318,7 @@ class Multiplier:
       feature = cta.head * shape.size + unit
       at = exchange.offset(told, row, self.gate0 + gate) + feature
       plain = row * shape.features + feature
-      alternatives = []
-      if first is not None:
-        alternatives.append((flag(step == 0), first, plain))
+      alternatives = at_start(plain)
       for j in range(self.planes):
         places.append(
             (
@@ -326,7 +328,16 @@ class Multiplier:
             )
         )
       targets.append((gate, column, unit, flag(exists), plain))
-    # All in one loop: a wait for one is a wait for all.
+    if peers > 1:
+      # What is sent lands where a peer may still be multiplying the operand of
+      # the step before. It is not, once it has published something since.
+      peer = lax.rem(cta.lane, jnp.int32(peers)) * self.team + self.member
+      unit = (cta.part - cta.rank + peer) * config.units
+      feature = cta.head * shape.size + unit
+      plain = cta.row0 * shape.features + feature
+      at = exchange.offset(told, cta.row0, self.gate0) + feature
+      places.append((exchange.ref, at, *at_start(plain)))
+    # All in one loop: a wait for one is a wait for all, in a warp.
     flat = instructions.poll(places, cta.dtype.itemsize)
     for k, (gate, column, unit, exists, plain) in enumerate(targets):
       words = flat[4 * self.planes * k :][: 4 * self.planes]
