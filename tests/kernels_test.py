@@ -43,23 +43,23 @@ CASES = (
     ('MinGRU', POSITIVE, 'float32', (2, 40, 130), 'reset time_major'),
     ('MinGRU', {}, 'bfloat16', (3, 40, 130), 'lengths reverse time_major'),
     ('MinGRU', {}, 'float32', (1, 1, 1), ''),
-    ('MinGRU', {}, 'float32', (1, 257, 8), 'reset lengths'),
-    ('MinGRU', POSITIVE, 'bfloat16', (1, 257, 1), 'reverse'),
+    ('MinGRU', {}, 'float32', (1, 129, 8), 'reset lengths'),
+    ('MinGRU', POSITIVE, 'bfloat16', (1, 129, 1), 'reverse'),
     ('MinGRU', {'use_bias': False}, 'float32', (2, 13, 8), 'mask time_major'),
     ('MinLSTM', {}, 'float32', (3, 13, 256), 'lengths'),
     ('MinLSTM', POSITIVE, 'float32', (2, 40, 8), 'reset reverse time_major'),
     ('MinLSTM', {}, 'bfloat16', (3, 13, 130), 'reset mask'),
     ('MinLSTM', POSITIVE, 'float32', (2, 1, 130), 'reset'),
-    ('MinLSTM', POSITIVE, 'bfloat16', (1, 257, 8), 'reset reverse'),
+    ('MinLSTM', POSITIVE, 'bfloat16', (1, 129, 8), 'reset reverse'),
     ('IndRNN', {}, 'float32', (3, 13, 130), 'reset mask reverse'),
     ('IndRNN', TANH, 'float32', (3, 40, 8), 'lengths time_major'),
     ('IndRNN', TANH, 'bfloat16', (2, 40, 130), 'reset reverse'),
-    ('IndRNN', {}, 'float32', (1, 257, 1), ''),
+    ('IndRNN', {}, 'float32', (1, 129, 1), ''),
     ('IndRNN', {}, 'bfloat16', (2, 1, 256), 'reset'),
     ('IRevRNN', {}, 'float32', (3, 13, 8), 'reset mask'),
     ('IRevRNN', {'inner_steps': 1}, 'float32', (2, 40, 130), 'reverse'),
     ('IRevRNN', {}, 'bfloat16', (2, 13, 256), 'lengths reverse'),
-    ('IRevRNN', {}, 'float32', (1, 257, 1), 'mask time_major'),
+    ('IRevRNN', {}, 'float32', (1, 129, 1), 'mask time_major'),
     ('LSTM', DIAGONAL, 'float32', (3, 13, 8), 'reset mask reverse'),
     ('GRU', DIAGONAL, 'float32', (3, 13, 8), 'reset lengths'),
 )
@@ -179,7 +179,7 @@ class LinearScanTest(parameterized.TestCase):
       ((2, 1, 1), np.float32, True, False),
       ((2, 13, 8), np.float32, True, False),
       ((2, 40, 130), jnp.bfloat16, True, True),
-      ((1, 257, 256), np.float32, False, True),
+      ((1, 129, 256), np.float32, False, True),
       ((1, 513, 8), np.float32, True, False),  # Two segments.
   )
   def test_agrees_with_loop(self, sizes, dtype, with_reset, reverse):
@@ -204,9 +204,12 @@ class LinearScanTest(parameterized.TestCase):
 
   _close = comparison.ComparisonTestCase._close
 
-  @parameterized.product(
-      cut_as=(None, (2, 2, 1, 2), (1, 2, 2, 2), (3, 1, 2, 1)),
-      reverse=(False, True),
+  @parameterized.parameters(
+      (None, False),
+      ((2, 2, 1, 2), True),
+      ((1, 2, 2, 2), False),
+      ((3, 1, 2, 1), True),
+      ((2, 2, 2, 2), True),
   )
   def test_forgets_an_infinity(self, cut_as, reverse):
     # By a reset in the first row, by a = 0 in the second.
@@ -232,9 +235,12 @@ class LinearScanTest(parameterized.TestCase):
       self.assertTrue(np.isfinite(d_a[0, after]).all())
       self.assertTrue(np.isfinite(d_b).all())
 
-  @parameterized.product(
-      cut_as=(None, (4, 4, 1, 2), (2, 2, 3, 2), (4, 1, 4, 1)),
-      reverse=(False, True),
+  @parameterized.parameters(
+      (None, True),
+      ((4, 4, 1, 2), False),
+      ((2, 2, 3, 2), True),
+      ((4, 1, 4, 1), False),
+      ((2, 2, 2, 2), False),
   )
   def test_keeps_an_infinity_until_it_is_forgotten(self, cut_as, reverse):
     # Beyond products of factors that underflow, and with their signs.
@@ -305,18 +311,18 @@ class TransformationsTest(parameterized.TestCase):
   @parameterized.parameters('MinGRU', 'IndRNN')
   def test_vmap(self, name):
     rng = np.random.default_rng(0)
-    x = rng.standard_normal((3, 2, 13, 4)).astype(np.float32)
+    x = rng.standard_normal((2, 2, 7, 4)).astype(np.float32)
 
     def run(implementation):
       layer = random_layers.make(name, 4, 8, implementation=implementation)
       graphdef, state = nnx.split(layer)
-      reset = np.arange(13) % 5 == 3
+      reset = np.arange(7) % 5 == 3
 
       def loss(state, x):
         layer = nnx.merge(graphdef, state)
         return jnp.sum(layer(x, reset=np.tile(reset, (2, 1))) ** 2)
 
-      many = jax.tree.map(lambda p: jnp.stack([p, 0.5 * p, -p]), state)
+      many = jax.tree.map(lambda p: jnp.stack([0.5 * p, -p]), state)
       grad = jax.grad(loss, (0, 1))
       # Over batches, over ensembles, and over both.
       return (
