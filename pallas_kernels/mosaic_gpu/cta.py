@@ -260,10 +260,10 @@ class Cta:
         for i in range(count)
     )
 
-  def write_rows(self, ref: Ref, values: Sequence[Array], first: int = 0):
+  def write_rows(self, ref: Ref, values: Sequence[Array]):
     """Stores this thread's elements of an array float32 [S, B, F]."""
     for i, value in enumerate(values):
-      at = self._row_offset(first + i)
+      at = self._row_offset(i)
       instructions.store(
           ref, at, value, jnp.float32, shared=False, where=self.valid
       )

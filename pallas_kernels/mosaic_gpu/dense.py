@@ -25,13 +25,14 @@ from pallas_kernels import pointwise
 from pallas_kernels.mosaic_gpu import cta as cta_lib
 from pallas_kernels.mosaic_gpu import exchange as exchange_lib
 from pallas_kernels.mosaic_gpu import instructions
+from pallas_kernels.mosaic_gpu import operand as operand_lib
 from pallas_kernels.mosaic_gpu import product as product_lib
 from pallas_kernels.mosaic_gpu import ptx
 from pallas_kernels.mosaic_gpu import tiles
 
 Array = jax.Array
 Stream = cta_lib.Stream
-Product = product_lib.Product
+Product = operand_lib.Product
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,11 +145,37 @@ def _words(shape, config, ins, outs, products, split) -> list[int]:
   ]
   for product in products:
     words += [
-        product_lib.Multiplier.operand_words(config, shape, product, split),
+        operand_lib.Operand.words(config, shape, product, split),
         product_lib.Multiplier.partial_words(config, product),
-        product_lib.Multiplier.SIGNAL_WORDS,
+        operand_lib.Operand.SIGNAL_WORDS,
     ]
   return [max(n, 32) for n in words]
+
+
+def multipliers(
+    cta: cta_lib.Cta, products, matrix, scratch
+) -> list[product_lib.Multiplier]:
+  """Returns the products of a step, inside a kernel.
+
+  Args:
+    cta: coordinates.
+    products: which.
+    matrix: references to the recurrent kernel.
+    scratch: three references for each product, see `_words`.
+  """
+  made = []
+  for i, product in enumerate(products):
+    operand, partials, signals = scratch[3 * i : 3 * i + 3]
+    made.append(
+        product_lib.Multiplier(
+            cta,
+            product,
+            matrix,
+            operand_lib.Operand(cta, product, operand, signals),
+            partials,
+        )
+    )
+  return made
 
 
 def shared_gates(plan: Plan, states: int) -> tuple[int | None, ...]:

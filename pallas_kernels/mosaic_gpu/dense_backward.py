@@ -12,7 +12,6 @@ from pallas_kernels.mosaic_gpu import cta as cta_lib
 from pallas_kernels.mosaic_gpu import dense
 from pallas_kernels.mosaic_gpu import exchange as exchange_lib
 from pallas_kernels.mosaic_gpu import flags as flags_lib
-from pallas_kernels.mosaic_gpu import product as product_lib
 from pallas_kernels.mosaic_gpu import tiles
 
 Array = jax.Array
@@ -83,12 +82,7 @@ def backward(
     exchange_refs, scratch = refs[n : n + exchanged], refs[n + exchanged :]
     cta = cta_lib.Cta(config, shape, not plan.reverse, plan.dtype)
     ring = tiles.Ring(cta, ins, inputs, scratch[0])
-    multipliers = [
-        product_lib.Multiplier(
-            cta, product, matrix, *scratch[2 + 3 * i : 5 + 3 * i]
-        )
-        for i, product in enumerate(adjoints)
-    ]
+    multipliers = dense.multipliers(cta, adjoints, matrix, scratch[2:])
     ring.prologue()
     theta = tuple(cta.read_param(theta, i) for i in range(plan.params))
 
@@ -161,7 +155,7 @@ def backward(
         : len(outs)
     ]
     for multiplier in multipliers:
-      multiplier.clear()
+      multiplier.operand.clear()
     if not config.through_device:
       staging = tiles.Staging(cta, outs, out_refs, scratch[1])
     else:
@@ -186,12 +180,12 @@ def backward(
       """
       product = multipliers[i]
       if not config.through_device:
-        product.put(step, values)
+        product.operand.put(step, values)
         before()
-        product.share(step)
+        product.operand.share(step)
         if config.cluster > 1:
           after()
-          product.ready(step)
+          product.operand.ready(step)
           sums = product.multiply(step)
         else:
           sums = product.multiply(step)
@@ -202,9 +196,9 @@ def backward(
       exchange.publish(step, values)
       before()
       other = meanwhile()
-      product.fetch(exchange, step, step)
+      product.operand.fetch(exchange, step, step)
       after()
-      product.ready(step)
+      product.operand.ready(step)
       sums = product.multiply(step)
       (result,) = product.gather(step, sums)
       pl.when(step > 0)(lambda: exchange.retire(step - 1))

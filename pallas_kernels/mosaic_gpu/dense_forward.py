@@ -13,7 +13,6 @@ from pallas_kernels.mosaic_gpu import cta as cta_lib
 from pallas_kernels.mosaic_gpu import dense
 from pallas_kernels.mosaic_gpu import exchange as exchange_lib
 from pallas_kernels.mosaic_gpu import flags as flags_lib
-from pallas_kernels.mosaic_gpu import product as product_lib
 from pallas_kernels.mosaic_gpu import tiles
 
 Array = jax.Array
@@ -84,12 +83,7 @@ def forward(
     exchange_refs, scratch = refs[n : n + exchanged], refs[n + exchanged :]
     cta = cta_lib.Cta(config, shape, plan.reverse, plan.dtype)
     ring = tiles.Ring(cta, ins, inputs, scratch[0])
-    multipliers = [
-        product_lib.Multiplier(
-            cta, stage, matrix, *scratch[2 + 3 * i : 5 + 3 * i]
-        )
-        for i, stage in enumerate(stages)
-    ]
+    multipliers = dense.multipliers(cta, stages, matrix, scratch[2:])
     ring.prologue()
     theta = tuple(cta.read_param(theta, i) for i in range(plan.params))
     restart = cta.read_rows(restart, states) if plan.flags else None
@@ -118,18 +112,18 @@ def forward(
 
     ring.wait(plan.ahead)
     for multiplier in multipliers:
-      multiplier.clear()
+      multiplier.operand.clear()
     cta.meet()
     if not config.through_device:
       staging = tiles.Staging(cta, outs, out_refs, scratch[1])
       state = flags_lib.select(restarts(jnp.int32(0)), restart, state)
-      multipliers[0].put(jnp.int32(0), state[:1])
-      multipliers[0].share(jnp.int32(0))
+      multipliers[0].operand.put(jnp.int32(0), state[:1])
+      multipliers[0].operand.share(jnp.int32(0))
 
       def local_loop(step, state):
         # What is multiplied is what the step before has put.
         product = multipliers[0]
-        product.ready(step)
+        product.operand.ready(step)
         sums = product.multiply(step)
         ring.advance(step)
         pl.when(step > 0)(lambda: staging.flush(step - 1))
@@ -137,23 +131,23 @@ def forward(
 
         def finish(u):
           product = multipliers[1]
-          product.put(step, (u,))
-          product.share(step)
-          product.ready(step)
+          product.operand.put(step, (u,))
+          product.operand.share(step)
+          product.operand.ready(step)
           return product.gather(step, product.multiply(step))
 
         new, u = pointwise_step(step, state, gates, finish)
         following = new
         if plan.flags:
           following = flags_lib.select(restarts(step + 1), restart, new)
-        multipliers[0].put(step + 1, following[:1])
+        multipliers[0].operand.put(step + 1, following[:1])
         written = [new[0], *(new[i] for i, _ in wanted)]
         written += [*state[1 : 1 + saved], *[u] * kept]
         for i, value in enumerate(written):
           staging.write(step, i, (value,))
         ring.wait(plan.ahead)
         # Nobody would wait for what is sent after the last step.
-        share = lambda: multipliers[0].share(step + 1)
+        share = lambda: multipliers[0].operand.share(step + 1)
         if config.cluster > 1:
           pl.when(step + 1 < shape.time)(share)
         else:
@@ -183,9 +177,9 @@ def forward(
         return flags & flags_lib.RESET, again
 
       replace = at_reset if plan.flags else None
-      product.fetch(exchange, step - 1, step, first, replace)
+      product.operand.fetch(exchange, step - 1, step, first, replace)
       ring.advance(step)
-      product.ready(step)
+      product.operand.ready(step)
       ring.wait(plan.ahead - 1)
       sums = product.multiply(step)
       gates = tuple(product.gather(step, sums))
@@ -196,8 +190,8 @@ def forward(
       def finish(u):
         product, exchange = multipliers[1], exchanges[1]
         exchange.publish(step, (u,))
-        product.fetch(exchange, step, step)
-        product.ready(step)
+        product.operand.fetch(exchange, step, step)
+        product.operand.ready(step)
         results = product.gather(step, product.multiply(step))
         pl.when(step > 0)(lambda: exchange.retire(step - 1))
         return results

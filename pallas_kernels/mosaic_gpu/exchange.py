@@ -42,6 +42,7 @@ class Exchange:
 
   @staticmethod
   def shape(shape: Shape, gates: int) -> tuple[int, ...]:
+    """Returns the shape of the array in device memory."""
     return _SLOTS, shape.batch, gates, shape.features
 
   def offset(self, step, row, gate):
@@ -51,7 +52,7 @@ class Exchange:
     fixed = row * per_row + gate * shape.features
     return fixed + (step & (_SLOTS - 1)) * (shape.batch * per_row)
 
-  def publish(self, step, values: Sequence[Array], first: int = 0):
+  def publish(self, step, values: Sequence[Array]):
     """Tells all other CTAs this thread's elements, one a gate."""
     cta = self.cta
     row = cta.row0 + cta.column
@@ -59,7 +60,7 @@ class Exchange:
     for gate, value in enumerate(values):
       instructions.store(
           self.ref,
-          self.offset(step, row, first + gate) + feature,
+          self.offset(step, row, gate) + feature,
           value,
           cta.dtype,
           shared=False,
@@ -95,5 +96,6 @@ class Exchange:
     pl.when(turn)(instructions.fence)
 
   def clear(self):
+    """Poisons all slots, before all CTAs meet."""
     for slot in range(_SLOTS):
       self.retire(jnp.int32(slot))

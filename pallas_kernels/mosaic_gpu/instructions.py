@@ -18,7 +18,7 @@ Ref = Any
 
 # A pattern that no store below writes, in 16 and 32 bits: a NaN, but not the
 # one that arithmetic makes.
-POISON = -1
+POISON = '0xFFFFFFFF'
 
 
 def barrier(warpgroups: int) -> None:
@@ -239,7 +239,7 @@ def poll(places: Sequence[Sequence[Any]], size: int) -> list[Array]:
   code += f' mov.b32 m, {outs[0]};'
   code += ''.join(f' max.{kind} m, m, {x};' for x in outs[1:])
   if size == 4:
-    code += ' setp.eq.u32 p, m, 0xFFFFFFFF;'
+    code += f' setp.eq.u32 p, m, {POISON};'
   else:
     # Whether one of the halves of ~m is zero.
     code += ' not.b32 m, m; sub.u32 x, m, 0x00010001;'
@@ -343,7 +343,7 @@ def fill(ref: Ref, offset, size: int, where) -> None:
   code, address = _address('global')
   code = code.format(base='%0', offset='%1', shift=_log2(size))
   code += (
-      ' .reg .b32 w; .reg .pred p; mov.b32 w, 0xFFFFFFFF;'
+      f' .reg .b32 w; .reg .pred p; mov.b32 w, {POISON};'
       ' setp.ne.s32 p, %2, 0;'
       f' @p st.global.v4.b32 [{address}], {{w, w, w, w}};'
   )

@@ -1,12 +1,10 @@
 """Products with a matrix that stays in registers, step by step.
 
-Words: a *half* is 8 rows of a product, half of a tensor core's tile; a *block*
-is 32 of the elements that it sums over; a *plane* is one of the two parts of
-float32 operands.
+A *half* is 8 rows of a product, half of a tensor core's tile; other words are
+those of `operand.py`.
 """
 
-from collections.abc import Callable, Sequence
-import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -15,8 +13,8 @@ from jax.experimental import pallas as pl
 import jax.numpy as jnp
 
 from pallas_kernels.mosaic_gpu import cta as cta_lib
-from pallas_kernels.mosaic_gpu import exchange as exchange_lib
 from pallas_kernels.mosaic_gpu import instructions
+from pallas_kernels.mosaic_gpu import operand as operand_lib
 from pallas_kernels.mosaic_gpu import ptx
 
 Array = jax.Array
@@ -28,48 +26,6 @@ flag = cta_lib.flag
 permutation = cta_lib.permutation
 
 
-@dataclasses.dataclass(frozen=True)
-class Product:
-  """Which product: rows and sums of a matrix [gates, N, D, D].
-
-  Attributes:
-    gates: how many gates of the matrix, from `first`.
-    first: the first gate.
-    transposed: whether gates are summed over, as in the adjoint; otherwise each
-      has a result of its own.
-  """
-
-  gates: int
-  first: int
-  transposed: bool
-
-  @property
-  def results(self) -> int:
-    return 1 if self.transposed else self.gates
-
-  @property
-  def operands(self) -> int:
-    return self.gates if self.transposed else 1
-
-  def team(self, config: Config) -> int:
-    """CTAs that share out the gates of the operand."""
-    return config.team if self.operands % config.team == 0 else 1
-
-  def units(self, config: Config) -> int:
-    """Units that a CTA multiplies for."""
-    return config.units * self.team(config)
-
-  def halves(self, config: Config) -> int:
-    """Halves of the rows that each warp multiplies, an even number."""
-    units = config.warp_units(self.units(config))
-    return pl.cdiv(self.results * units // 8, 2) * 2
-
-  def blocks(self, config: Config, shape: Shape) -> int:
-    """Blocks that each warp sums over."""
-    operands = self.operands // self.team(config)
-    return pl.cdiv(operands * shape.blocks, config.sums)
-
-
 class Multiplier:
   """A product whose matrix stays in registers.
 
@@ -78,35 +34,29 @@ class Multiplier:
     product: which.
     matrix: [gates of all, N, D, D], indexed [gate, head, row, sum], or two of
       them for the parts of float32.
-    operand: int32 in shared memory, `operand_words` of it.
+    operand: what it is multiplied with.
     partials: int32 in shared memory, `partial_words` of it.
-    signals: int32 in shared memory, `SIGNAL_WORDS` of it.
   """
 
-  # For the operands of two steps, and for what a team has summed.
-  SIGNAL_WORDS = 6
-
   def __init__(
-      self, cta: Cta, product: Product, matrix, operand, partials, signals
+      self,
+      cta: Cta,
+      product: operand_lib.Product,
+      matrix,
+      operand: operand_lib.Operand,
+      partials,
   ):
     self.cta, self.product = cta, product
-    self.operand, self.partials, self.signals = operand, partials, signals
+    self.operand, self.partials = operand, partials
     config, shape = cta.config, cta.shape
     self.halves = product.halves(config)
     self.blocks = product.blocks(config, shape)
-    self.team = product.team(config)
-    self.operands = product.operands // self.team
     self.units = product.units(config)
-    self.member = jnp.int32(0)
-    if self.team > 1:
-      self.member = lax.rem(cta.rank, jnp.int32(self.team))
-    self.unit0 = cta.unit0 - self.member * config.units
-    self.gate0 = self.member * self.operands
+    self.unit0 = cta.unit0 - operand.member * config.units
     self.warp_units = config.warp_units(self.units)
     self.sub = self.warp_units // 8
     self.row_warp = lax.rem(cta.warp, jnp.int32(config.row_warps))
     self.sum_warp = lax.div(cta.warp, jnp.int32(config.row_warps))
-    self.plane_bytes = self._plane_bytes(config, shape, product)
     self.matrix = [
         [
             [self._fragment(ref, h, i) for i in range(self.blocks)]
@@ -114,26 +64,6 @@ class Multiplier:
         ]
         for ref in matrix
     ]
-
-  @staticmethod
-  def _plane_bytes(config, shape, product) -> int:
-    blocks = config.sums * product.blocks(config, shape)
-    return config.columns * pl.cdiv(blocks, 2) * 128
-
-  @classmethod
-  def operand_words(cls, config, shape, product, split: bool) -> int:
-    """Shared memory for what is multiplied."""
-    planes = cls.slots(config) * (2 if split else 1)
-    return planes * cls._plane_bytes(config, shape, product) // 4
-
-  @staticmethod
-  def slots(config: Config) -> int:
-    """Steps for which there is an operand.
-
-    Through the device, what is sent to a CTA comes after it has published, and
-    thus has used the operand before (`fetch`). Otherwise one may be ahead.
-    """
-    return 1 if config.through_device else 2
 
   @classmethod
   def partial_words(cls, config, product) -> int:
@@ -152,7 +82,7 @@ class Multiplier:
       return i // blocks, jnp.int32(32 * (i % blocks)), None
     index = self.sum_warp * self.blocks + i
     gate = lax.div(index, jnp.int32(blocks))
-    return gate, 32 * (index - gate * blocks), gate < self.operands
+    return gate, 32 * (index - gate * blocks), gate < self.operand.operands
 
   def _fragment(self, ref, half: int, i: int):
     """Loads 8 elements of one row of the matrix, as four words."""
@@ -169,7 +99,7 @@ class Multiplier:
     if exists is not None:
       where &= exists
     if product.transposed:
-      gate = product.first + self.gate0 + gate
+      gate = product.first + self.operand.gate0 + gate
     else:
       gate = product.first + result
     at = (gate * cta.shape.heads + cta.head) * cta.shape.size + row
@@ -178,212 +108,11 @@ class Multiplier:
         ref, at, shared=False, size=2, where=flag(where)
     )
 
-  # The operand's way into this CTA's shared memory.
-
-  @property
-  def planes(self) -> int:
-    return 2 if self.cta.split else 1
-
-  def clear(self):
-    """Fills the operand's tiles with zeros; before a meeting of the cluster."""
-    cta = self.cta
-    words = self.slots(cta.config) * self.planes * self.plane_bytes // 4
-    for k in range(pl.cdiv(words, cta.threads)):
-      at = cta.index + k * cta.threads
-      instructions.store(
-          self.operand,
-          4 * at,
-          ptx.full(1, 0, jnp.int32),
-          jnp.int32,
-          shared=True,
-          where=flag(at < words),
-      )
-    instructions.make_signals(self.signals, 3, flag(cta.index == 0))
-
-  def _slot(self, step):
-    slot = step & (self.slots(self.cta.config) - 1)
-    return slot * (self.planes * self.plane_bytes)
-
-  def _place(self, step, plane, gate, column, unit):
-    """Returns where an element of the operand lies, in bytes."""
-    start = self._slot(step)
-    pitch = self.plane_bytes // self.cta.config.columns
-    byte = 2 * (gate * (32 * self.cta.shape.blocks) + unit)
-    chunk = (byte >> 4) ^ permutation(column)
-    start = start + plane * self.plane_bytes + column * pitch
-    return start + (chunk << 4) + (byte & 15)
-
-  def put(self, step, values: Sequence[Array]):
-    """Puts this thread's elements of the operand into it, one a gate."""
-    cta = self.cta
-    for gate, value in enumerate(values):
-      unit = cta.unit0 + cta.unit
-      parts = [value]
-      if cta.split:
-        high = instructions.round_short(value)
-        parts = [high, value - high]
-      for plane, part in enumerate(parts):
-        at = self._place(step, plane, gate, cta.column, unit)
-        instructions.store(
-            self.operand, at, part, cta.short, shared=True, where=cta.valid
-        )
-
-  def share(self, step):
-    """Sends what the threads of this CTA have put to the cluster."""
-    cta, config = self.cta, self.cta.config
-    cta.barrier()
-    if config.cluster == 1:
-      return
-    gates = self.operands
-    per_row = config.units // 8
-    total = gates * self.planes * config.columns * per_row
-    peers = config.cluster - 1
-    for k in range(pl.cdiv(total * peers, cta.threads)):
-      q = cta.index + k * cta.threads
-      peer = lax.div(q, jnp.int32(total))
-      rest = q - peer * total
-      row = lax.div(rest, jnp.int32(per_row))
-      unit = cta.unit0 + 8 * (rest - row * per_row)
-      column = lax.rem(row, jnp.int32(config.columns))
-      gate = lax.div(row, jnp.int32(config.columns))
-      plane = lax.div(gate, jnp.int32(gates))
-      at = self._place(step, plane, gate - plane * gates, column, unit)
-      where = flag((peer < peers) & (unit < cta.shape.size))
-      rank = lax.rem(cta.rank + 1 + peer, jnp.int32(config.cluster))
-      words = instructions.load_words(
-          self.operand, at, shared=True, size=2, where=where
-      )
-      instructions.send(
-          self.operand, at, words, self.signals, step & 1, rank, where
-      )
-    own = jnp.clip(cta.shape.size - cta.unit0, 0, config.units)
-    self._expect(step, cta.shape.size - own)
-
-  def _expect(self, step, units):
-    cta = self.cta
-    rows = self.operands * self.planes * cta.config.columns
-    instructions.expect(
-        self.signals, step & 1, 2 * rows * units, flag(cta.index == 0)
-    )
-
-  def ready(self, step):
-    """Waits for what the others of the cluster have sent."""
-    if self.cta.config.cluster > 1 or self.cta.config.through_device:
-      instructions.await_signal(self.signals, step & 1, (step >> 1) & 1)
-
-  def fetch(
-      self,
-      exchange: exchange_lib.Exchange,
-      told,
-      step,
-      first: Ref | None = None,
-      replace: Callable[[Any], tuple[Any, Ref]] | None = None,
-  ):
-    """Reads a part of the operand from an exchange, for all of the cluster.
-
-    Args:
-      exchange: where.
-      told: the step of the exchange.
-      step: the step of this operand.
-      first: [B, F], what is read instead for step 0.
-      replace: maps a column to (int32 condition, reference [B, F]) that is read
-        instead where the condition is not 0, but no sooner: that the others
-        have published also says that they are done with the step before.
-    """
-    cta, shape, config = self.cta, self.cta.shape, self.cta.config
-    self._expect(step, shape.size)
-    # Those of the cluster that want the same gates.
-    peers = config.cluster // self.team
-    team = lax.div(cta.rank, jnp.int32(self.team))
-    per_row = shape.size // 8
-    total = self.operands * config.columns * per_row
-    share = pl.cdiv(total, peers)
-    rounds = pl.cdiv(share, cta.threads)
-    places, targets = [], []
-
-    def at_start(plain):
-      return [] if first is None else [(flag(step == 0), first, plain)]
-
-    for k in range(rounds):
-      mine = cta.index + k * cta.threads
-      q = team * share + mine
-      exists = (mine < share) & (q < total)
-      q = jnp.where(exists, q, 0)
-      row = lax.div(q, jnp.int32(per_row))
-      unit = 8 * (q - row * per_row)
-      gate = lax.div(row, jnp.int32(config.columns))
-      column = row - gate * config.columns
-      # What is beyond the batch is never published.
-      row = jnp.minimum(cta.row0 + column, shape.batch - 1)
-      feature = cta.head * shape.size + unit
-      at = exchange.offset(told, row, self.gate0 + gate) + feature
-      plain = row * shape.features + feature
-      alternatives = at_start(plain)
-      for j in range(self.planes):
-        places.append(
-            (
-                exchange.ref,
-                at + 4 * j,
-                *((c, r, o + 4 * j) for c, r, o in alternatives),
-            )
-        )
-      targets.append((gate, column, unit, flag(exists), plain))
-    if peers > 1:
-      # What is sent lands where a peer may still be multiplying the operand of
-      # the step before. It is not, once it has published something since.
-      peer = lax.rem(cta.lane, jnp.int32(peers)) * self.team + self.member
-      unit = (cta.part - cta.rank + peer) * config.units
-      feature = cta.head * shape.size + unit
-      plain = cta.row0 * shape.features + feature
-      at = exchange.offset(told, cta.row0, self.gate0) + feature
-      places.append((exchange.ref, at, *at_start(plain)))
-    # All in one loop: a wait for one is a wait for all, in a warp.
-    flat = instructions.poll(places, cta.dtype.itemsize)
-    for k, (gate, column, unit, exists, plain) in enumerate(targets):
-      words = flat[4 * self.planes * k :][: 4 * self.planes]
-      if replace is not None:
-        condition, ref = replace(column)
-        size = cta.dtype.itemsize
-        other = []
-        for j in range(self.planes):
-          other += instructions.load_words(
-              ref, plain + 4 * j, shared=False, size=size, where=condition
-          )
-        words = [
-            jnp.where(condition != 0, x, y)
-            for x, y in zip(other, words, strict=True)
-        ]
-      parts = [words]
-      if cta.split:
-        parts = _parts([instructions.as_float(w) for w in words])
-      for plane, part in enumerate(parts):
-        at = self._place(step, plane, gate, column, unit)
-        for peer in range(peers):
-          rank = cta.rank + peer * self.team
-          rank = jnp.where(rank < config.cluster, rank, rank - config.cluster)
-          instructions.send(
-              self.operand, at, part, self.signals, step & 1, rank, exists
-          )
-
-  def take(self, step) -> Callable[[int, int, int], Any]:
-    """Returns a function that loads fragments of the operand."""
-    cta = self.cta
-    pitch = self.plane_bytes // cta.config.columns
-    start = self._slot(step)
-
-    def fragment(plane, i, n):
-      column = 8 * n + cta.quad
-      block = self.sum_warp * self.blocks + i
-      chunk = (4 * block + cta.place) ^ permutation(column)
-      at = start + plane * self.plane_bytes + column * pitch + (chunk << 4)
-      return instructions.load_words(self.operand, at, shared=True, size=2)
-
-    return fragment
-
   def multiply(self, step) -> list[list[Any]]:
     """Returns sums [half][tile], each two float32 [128], of what is there."""
     cta = self.cta
-    fragment = self.take(step)
+    operand = self.operand
+    first = self.sum_warp * self.blocks
     # (Part of the matrix, part of the operand).
     pairs = [(0, 1), (1, 0), (0, 0)] if cta.split else [(0, 0)]
     chain = 2 * self.blocks * len(pairs)
@@ -398,8 +127,11 @@ class Multiplier:
     count = 0
     for i in range(self.blocks):
       parts = [
-          [fragment(plane, i, n) for n in range(cta.tiles)]
-          for plane in range(self.planes)
+          [
+              operand.fragment(step, plane, first + i, n)
+              for n in range(cta.tiles)
+          ]
+          for plane in range(operand.planes)
       ]
       for of_matrix, of_operand in pairs:
         for j in (0, 2):
@@ -463,7 +195,7 @@ class Multiplier:
         at = self._partial(self.sum_warp, index, n) + 8 * cta.lane
         instructions.store_pair(self.partials, at, pair)
     cta.barrier()
-    if self.team > 1:
+    if self.operand.team > 1:
       return [self._gather_team(step)]
     return [
         self._sum(result, cta.unit, cta.column, cta.count)
@@ -488,10 +220,10 @@ class Multiplier:
 
   def _gather_team(self, step) -> Array:
     """Sends each CTA of the team what it needs, and sums what it has got."""
-    cta, config = self.cta, self.cta.config
+    cta, config, operand = self.cta, self.cta.config, self.operand
     own = config.units * config.columns
-    base = self.partial_words(config, self.product) - self.team * own
-    first = cta.rank - self.member
+    base = self.partial_words(config, self.product) - operand.team * own
+    first = cta.rank - operand.member
     total = self.units * config.columns
     for k in range(pl.cdiv(total, cta.threads)):
       e = cta.index + k * cta.threads
@@ -503,14 +235,14 @@ class Multiplier:
       value = self._sum(0, unit, column, 1)
       owner = lax.div(unit, jnp.int32(config.units))
       place = (unit - owner * config.units) * config.columns + column
-      at = 4 * (base + self.member * own + place)
+      at = 4 * (base + operand.member * own + place)
       instructions.send_float(
-          self.partials, at, value, self.signals, 2, first + owner, exists
+          self.partials, at, value, operand.signals, 2, first + owner, exists
       )
     instructions.expect(
-        self.signals, 2, 4 * self.team * own, flag(cta.index == 0)
+        operand.signals, 2, 4 * operand.team * own, flag(cta.index == 0)
     )
-    instructions.await_signal(self.signals, 2, step & 1)
+    instructions.await_signal(operand.signals, 2, step & 1)
     place = cta.unit * config.columns + cta.column
     parts = [
         instructions.load(
@@ -520,7 +252,7 @@ class Multiplier:
             shared=True,
             count=cta.count,
         )
-        for member in range(self.team)
+        for member in range(operand.team)
     ]
     return sum(parts[1:], parts[0])
 
@@ -528,23 +260,3 @@ class Multiplier:
     """Returns where 8 rows of one tile lie among the sums, in bytes."""
     rows = self.halves * self.cta.config.row_warps
     return ((part * rows + index) * self.cta.tiles + tile) * 256
-
-
-def _parts(values: Sequence[Array]):
-  """Packs eight float32 as words of their high and of their low parts."""
-  high, low = [], []
-  for a, b in zip(values[::2], values[1::2], strict=True):
-    word = instructions.narrow(a, b, jnp.bfloat16)
-    high.append(word)
-    low.append(
-        instructions.narrow(
-            a - instructions.lower(word),
-            b - instructions.upper(word),
-            jnp.bfloat16,
-        )
-    )
-  return high, low
-
-
-# Steps that are in an exchange.
-_SLOTS = 8

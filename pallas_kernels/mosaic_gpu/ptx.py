@@ -208,28 +208,6 @@ def stack(arrays: Sequence[Array]) -> Array:
   return inline(*arrays)
 
 
-def split(x: Array, counts: Sequence[int]) -> list[Array]:
-  """Takes apart what threads hold, the inverse of `stack`."""
-  dtype = x.dtype
-
-  @plgpu.inline_mgpu(
-      arg_types=(layout(per_thread(x)),),
-      return_type=tuple(
-          plgpu.ShapeDtypeStruct((n * LANES,), dtype, layout=layout(n))
-          for n in counts
-      ),
-  )
-  def inline(_, arg):
-    values = _scalars(arg, 'array')
-    parts, start = [], 0
-    for n in counts:
-      parts.append(_array(values[start : start + n], dtype))
-      start += n
-    return tuple(parts)
-
-  return list(inline(x))
-
-
 def thread() -> Array:
   """Returns each thread's index in its warpgroup, int32 [128]."""
   code = '{ .reg .u32 t; mov.u32 t, %tid.x; and.b32 %0, t, 127; }'

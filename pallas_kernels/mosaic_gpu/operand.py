@@ -1,0 +1,329 @@
+"""The operand of a product: how it gets from CTA to CTA, step by step.
+
+Words: a *block* is 32 of the elements that a product sums over; a *plane* is
+one of the two parts of float32 operands.
+"""
+
+from collections.abc import Callable, Sequence
+import dataclasses
+from typing import Any
+
+import jax
+from jax import lax
+from jax.experimental import pallas as pl
+import jax.numpy as jnp
+
+from pallas_kernels.mosaic_gpu import cta as cta_lib
+from pallas_kernels.mosaic_gpu import exchange as exchange_lib
+from pallas_kernels.mosaic_gpu import instructions
+from pallas_kernels.mosaic_gpu import ptx
+
+Array = jax.Array
+Ref = Any
+Cta = cta_lib.Cta
+Config = cta_lib.Config
+Shape = cta_lib.Shape
+flag = cta_lib.flag
+permutation = cta_lib.permutation
+
+
+@dataclasses.dataclass(frozen=True)
+class Product:
+  """Which product: rows and sums of a matrix [gates, N, D, D].
+
+  Attributes:
+    gates: how many gates of the matrix, from `first`.
+    first: the first gate.
+    transposed: whether gates are summed over, as in the adjoint; otherwise each
+      has a result of its own.
+  """
+
+  gates: int
+  first: int
+  transposed: bool
+
+  @property
+  def results(self) -> int:
+    return 1 if self.transposed else self.gates
+
+  @property
+  def operands(self) -> int:
+    return self.gates if self.transposed else 1
+
+  def team(self, config: Config) -> int:
+    """CTAs that share out the gates of the operand."""
+    return config.team if self.operands % config.team == 0 else 1
+
+  def units(self, config: Config) -> int:
+    """Units that a CTA multiplies for."""
+    return config.units * self.team(config)
+
+  def halves(self, config: Config) -> int:
+    """Halves of the rows that each warp multiplies, an even number."""
+    units = config.warp_units(self.units(config))
+    return pl.cdiv(self.results * units // 8, 2) * 2
+
+  def blocks(self, config: Config, shape: Shape) -> int:
+    """Blocks that each warp sums over."""
+    operands = self.operands // self.team(config)
+    return pl.cdiv(operands * shape.blocks, config.sums)
+
+
+class Operand:
+  """What all CTAs of a head have made of a step, in this CTA's shared memory.
+
+  Args:
+    cta: coordinates.
+    product: of which it is the operand.
+    ref: int32 in shared memory, `words` of it.
+    signals: int32 in shared memory, `SIGNAL_WORDS` of it.
+  """
+
+  # For the operands of two steps, and for what a team has summed.
+  SIGNAL_WORDS = 6
+
+  def __init__(self, cta: Cta, product: Product, ref, signals):
+    self.cta, self.ref, self.signals = cta, ref, signals
+    config, shape = cta.config, cta.shape
+    self.team = product.team(config)
+    self.operands = product.operands // self.team
+    self.member = jnp.int32(0)
+    if self.team > 1:
+      self.member = lax.rem(cta.rank, jnp.int32(self.team))
+    self.gate0 = self.member * self.operands
+    self.plane_bytes = self._plane_bytes(config, shape, product)
+
+  @staticmethod
+  def _plane_bytes(config, shape, product) -> int:
+    blocks = config.sums * product.blocks(config, shape)
+    return config.columns * pl.cdiv(blocks, 2) * 128
+
+  @classmethod
+  def words(cls, config, shape, product, split: bool) -> int:
+    """Shared memory for what is multiplied."""
+    planes = cls.slots(config) * (2 if split else 1)
+    return planes * cls._plane_bytes(config, shape, product) // 4
+
+  @staticmethod
+  def slots(config: Config) -> int:
+    """Steps for which there is an operand.
+
+    Through the device, what is sent to a CTA comes after it has published, and
+    thus has used the operand before (`fetch`). Otherwise one may be ahead.
+    """
+    return 1 if config.through_device else 2
+
+  @property
+  def planes(self) -> int:
+    return 2 if self.cta.split else 1
+
+  def clear(self):
+    """Fills the operand's tiles with zeros; before a meeting of the cluster."""
+    cta = self.cta
+    words = self.slots(cta.config) * self.planes * self.plane_bytes // 4
+    for k in range(pl.cdiv(words, cta.threads)):
+      at = cta.index + k * cta.threads
+      instructions.store(
+          self.ref,
+          4 * at,
+          ptx.full(1, 0, jnp.int32),
+          jnp.int32,
+          shared=True,
+          where=flag(at < words),
+      )
+    instructions.make_signals(self.signals, 3, flag(cta.index == 0))
+
+  def _slot(self, step):
+    slot = step & (self.slots(self.cta.config) - 1)
+    return slot * (self.planes * self.plane_bytes)
+
+  def _place(self, step, plane, gate, column, unit):
+    """Returns where an element of the operand lies, in bytes."""
+    start = self._slot(step)
+    pitch = self.plane_bytes // self.cta.config.columns
+    byte = 2 * (gate * (32 * self.cta.shape.blocks) + unit)
+    chunk = (byte >> 4) ^ permutation(column)
+    start = start + plane * self.plane_bytes + column * pitch
+    return start + (chunk << 4) + (byte & 15)
+
+  def put(self, step, values: Sequence[Array]):
+    """Puts this thread's elements of the operand into it, one a gate."""
+    cta = self.cta
+    for gate, value in enumerate(values):
+      unit = cta.unit0 + cta.unit
+      parts = [value]
+      if cta.split:
+        high = instructions.round_short(value)
+        parts = [high, value - high]
+      for plane, part in enumerate(parts):
+        at = self._place(step, plane, gate, cta.column, unit)
+        instructions.store(
+            self.ref, at, part, cta.short, shared=True, where=cta.valid
+        )
+
+  def share(self, step):
+    """Sends what the threads of this CTA have put to the cluster."""
+    cta, config = self.cta, self.cta.config
+    cta.barrier()
+    if config.cluster == 1:
+      return
+    gates = self.operands
+    per_row = config.units // 8
+    total = gates * self.planes * config.columns * per_row
+    peers = config.cluster - 1
+    for k in range(pl.cdiv(total * peers, cta.threads)):
+      q = cta.index + k * cta.threads
+      peer = lax.div(q, jnp.int32(total))
+      rest = q - peer * total
+      row = lax.div(rest, jnp.int32(per_row))
+      unit = cta.unit0 + 8 * (rest - row * per_row)
+      column = lax.rem(row, jnp.int32(config.columns))
+      gate = lax.div(row, jnp.int32(config.columns))
+      plane = lax.div(gate, jnp.int32(gates))
+      at = self._place(step, plane, gate - plane * gates, column, unit)
+      where = flag((peer < peers) & (unit < cta.shape.size))
+      rank = lax.rem(cta.rank + 1 + peer, jnp.int32(config.cluster))
+      words = instructions.load_words(
+          self.ref, at, shared=True, size=2, where=where
+      )
+      instructions.send(
+          self.ref, at, words, self.signals, step & 1, rank, where
+      )
+    own = jnp.clip(cta.shape.size - cta.unit0, 0, config.units)
+    self._expect(step, cta.shape.size - own)
+
+  def _expect(self, step, units):
+    cta = self.cta
+    rows = self.operands * self.planes * cta.config.columns
+    instructions.expect(
+        self.signals, step & 1, 2 * rows * units, flag(cta.index == 0)
+    )
+
+  def ready(self, step):
+    """Waits for what the others of the cluster have sent."""
+    if self.cta.config.cluster > 1 or self.cta.config.through_device:
+      instructions.await_signal(self.signals, step & 1, (step >> 1) & 1)
+
+  def fetch(
+      self,
+      exchange: exchange_lib.Exchange,
+      told,
+      step,
+      first: Ref | None = None,
+      replace: Callable[[Any], tuple[Any, Ref]] | None = None,
+  ):
+    """Reads a part of the operand from an exchange, for all of the cluster.
+
+    Args:
+      exchange: where.
+      told: the step of the exchange.
+      step: the step of this operand.
+      first: [B, F], what is read instead for step 0.
+      replace: maps a column to (int32 condition, reference [B, F]) that is read
+        instead where the condition is not 0, but no sooner: that the others
+        have published also says that they are done with the step before.
+    """
+    cta, shape, config = self.cta, self.cta.shape, self.cta.config
+    self._expect(step, shape.size)
+    # Those of the cluster that want the same gates.
+    peers = config.cluster // self.team
+    team = lax.div(cta.rank, jnp.int32(self.team))
+    per_row = shape.size // 8
+    total = self.operands * config.columns * per_row
+    share = pl.cdiv(total, peers)
+    rounds = pl.cdiv(share, cta.threads)
+    places, targets = [], []
+
+    def at_start(plain):
+      return [] if first is None else [(flag(step == 0), first, plain)]
+
+    for k in range(rounds):
+      mine = cta.index + k * cta.threads
+      q = team * share + mine
+      exists = (mine < share) & (q < total)
+      q = jnp.where(exists, q, 0)
+      row = lax.div(q, jnp.int32(per_row))
+      unit = 8 * (q - row * per_row)
+      gate = lax.div(row, jnp.int32(config.columns))
+      column = row - gate * config.columns
+      # What is beyond the batch is never published.
+      row = jnp.minimum(cta.row0 + column, shape.batch - 1)
+      feature = cta.head * shape.size + unit
+      at = exchange.offset(told, row, self.gate0 + gate) + feature
+      plain = row * shape.features + feature
+      alternatives = at_start(plain)
+      for j in range(self.planes):
+        places.append(
+            (
+                exchange.ref,
+                at + 4 * j,
+                *((c, r, o + 4 * j) for c, r, o in alternatives),
+            )
+        )
+      targets.append((gate, column, unit, flag(exists), plain))
+    if peers > 1:
+      # What is sent lands where a peer may still be multiplying the operand of
+      # the step before. It is not, once it has published something since.
+      peer = lax.rem(cta.lane, jnp.int32(peers)) * self.team + self.member
+      unit = (cta.part - cta.rank + peer) * config.units
+      feature = cta.head * shape.size + unit
+      plain = cta.row0 * shape.features + feature
+      at = exchange.offset(told, cta.row0, self.gate0) + feature
+      places.append((exchange.ref, at, *at_start(plain)))
+    # All in one loop: a wait for one is a wait for all, in a warp.
+    flat = instructions.poll(places, cta.dtype.itemsize)
+    for k, (gate, column, unit, exists, plain) in enumerate(targets):
+      words = flat[4 * self.planes * k :][: 4 * self.planes]
+      if replace is not None:
+        condition, ref = replace(column)
+        size = cta.dtype.itemsize
+        other = []
+        for j in range(self.planes):
+          other += instructions.load_words(
+              ref, plain + 4 * j, shared=False, size=size, where=condition
+          )
+        words = [
+            jnp.where(condition != 0, x, y)
+            for x, y in zip(other, words, strict=True)
+        ]
+      parts = [words]
+      if cta.split:
+        parts = _parts([instructions.as_float(w) for w in words])
+      for plane, part in enumerate(parts):
+        at = self._place(step, plane, gate, column, unit)
+        for peer in range(peers):
+          rank = cta.rank + peer * self.team
+          rank = jnp.where(rank < config.cluster, rank, rank - config.cluster)
+          instructions.send(
+              self.ref, at, part, self.signals, step & 1, rank, exists
+          )
+
+  def fragment(self, step, plane: int, block, tile: int) -> list[Array]:
+    """Returns a thread's part of a block for a tensor core, as four words."""
+    cta = self.cta
+    pitch = self.plane_bytes // cta.config.columns
+    column = 8 * tile + cta.quad
+    chunk = (4 * block + cta.place) ^ permutation(column)
+    at = self._slot(step) + plane * self.plane_bytes
+    at = at + column * pitch + (chunk << 4)
+    return instructions.load_words(self.ref, at, shared=True, size=2)
+
+
+def _parts(values: Sequence[Array]):
+  """Packs eight float32 as words of their high and of their low parts."""
+  high, low = [], []
+  for a, b in zip(values[::2], values[1::2], strict=True):
+    word = instructions.narrow(a, b, jnp.bfloat16)
+    high.append(word)
+    low.append(
+        instructions.narrow(
+            a - instructions.lower(word),
+            b - instructions.upper(word),
+            jnp.bfloat16,
+        )
+    )
+  return high, low
+
+
+# Steps that are in an exchange.
+_SLOTS = 8
