@@ -268,14 +268,9 @@ def _dense_candidates(
     cluster = math.gcd(parts, 8 if ctas * slices <= most else 2)
     if not adjoint:
       yield cta_lib.Config('device', columns, units, 2, 4, cluster)
-    elif cluster > 1:
-      for team in (4, 3, 2):
-        if gates % team == 0:
-          size_of_cluster = cluster
-          if cluster % team:
-            size_of_cluster = math.gcd(parts, 2 * team)
-          if size_of_cluster % team == 0 and size_of_cluster <= cluster:
-            yield cta_lib.Config(
-                'device', columns, units, 2, 4, size_of_cluster, team
-            )
+    for team in (4, 3, 2) if adjoint else ():
+      # Whole teams share out all gates.
+      for whole in (cluster, math.gcd(parts, 2 * team)):
+        if gates % team == 0 and whole % team == 0 and whole <= cluster:
+          yield cta_lib.Config('device', columns, units, 2, 4, whole, team)
     yield cta_lib.Config('device', columns, units, 2, 8, cluster)
