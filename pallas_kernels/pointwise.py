@@ -14,12 +14,14 @@ so no cell has one of its own. `pull` applies what it returned.
 Kernels are compiled with approximate mathematics: exp, tanh and rsqrt are
 single instructions of the special-function unit. The replacements below turn
 these into float32 results. Errors are mostly a few 1e-7 of the result and at
-most 4e-6, where tanh alone would be off by 5e-4. A primitive that is neither
+most 4e-6, where tanh alone would be off by 5e-4; where results are rounded to
+16 bits anyway, `Accuracy` says what may be saved. A primitive that is neither
 replaced nor known to lower raises `NotImplementedError` while tracing, early
 enough to choose another path.
 """
 
 from collections.abc import Callable, Sequence
+import dataclasses
 import math
 from typing import Any
 
@@ -27,18 +29,44 @@ import jax
 from jax import lax
 from jax.extend import core as jex_core
 import jax.numpy as jnp
+import numpy as np
 
 Array = jax.Array
 
 
-def legalize(fn: Callable[..., Any], fast: bool = False) -> Callable[..., Any]:
+@dataclasses.dataclass(frozen=True)
+class Accuracy:
+  """What the special functions of a kernel are made of.
+
+  Attributes:
+    error: what tanh, the logistic function and log1p may be off by absolutely,
+      where that is cheaper than being off by some 1e-7 of the result. From
+      2^-22 on, digits near zero are not looked after; from 2^-11 on, which is a
+      quarter of what rounding to bfloat16 does, tanh is a single instruction.
+    reciprocal: 1 / x of a float32 array, or None where there is nothing better
+      than a reciprocal square root.
+  """
+
+  error: float = 0.0
+  reciprocal: Callable[[Any], Any] | None = None
+
+  @property
+  def near(self) -> bool:
+    return self.error >= 2**-22
+
+  @property
+  def fast(self) -> bool:
+    return self.error >= 2**-11
+
+
+def legalize(
+    fn: Callable[..., Any], accuracy: Accuracy = Accuracy()
+) -> Callable[..., Any]:
   """Returns `fn` for calls inside a kernel body.
 
   Args:
     fn: a pointwise function of pytrees of arrays.
-    fast: whether tanh and the logistic function are to be single instructions,
-      with errors of up to 2^-11, which is a quarter of what rounding to
-      bfloat16 does.
+    accuracy: of the special functions in it.
 
   Raises:
     NotImplementedError: when called, where fn has a primitive without a rule.
@@ -46,7 +74,7 @@ def legalize(fn: Callable[..., Any], fast: bool = False) -> Callable[..., Any]:
 
   def legal_fn(*args):
     closed, shape = jax.make_jaxpr(fn, return_shape=True)(*args)
-    leaves = _Evaluation(fast).run(
+    leaves = _Evaluation(accuracy).run(
         closed.jaxpr, closed.consts, *jax.tree.leaves(args)
     )
     return jax.tree.unflatten(jax.tree.structure(shape), leaves)
@@ -54,9 +82,9 @@ def legalize(fn: Callable[..., Any], fast: bool = False) -> Callable[..., Any]:
   return legal_fn
 
 
-def pull(pullback, cotangent) -> Any:
+def pull(pullback, cotangent, accuracy: Accuracy = Accuracy()) -> Any:
   """Applies what `jax.vjp` returned under `legalize` or `map_rows`."""
-  return legalize(lambda f, ct: f(ct))(pullback, cotangent)
+  return legalize(lambda f, ct: f(ct), accuracy)(pullback, cotangent)
 
 
 def map_rows(
@@ -169,8 +197,8 @@ class _Evaluation:
   does not know that some of them share most of their work.
   """
 
-  def __init__(self, fast: bool):
-    self._fast = fast
+  def __init__(self, accuracy: Accuracy):
+    self._accuracy = accuracy
     self._results: dict[Any, Any] = {}
     self._negated: dict[int, Any] = {}
     # Keys hold identities, so what they identify must stay alive.
@@ -193,7 +221,7 @@ class _Evaluation:
     name = eqn.primitive.name
     inner = eqn.params.get('jaxpr') or eqn.params.get('call_jaxpr')
     if name in _SHARED:
-      return [_SHARED[name](self, *inputs)]
+      return [_SHARED[name](self, *inputs, **_params(eqn))]
     if name in _REPLACED:
       return [_REPLACED[name](*inputs, **eqn.params)]
     if inner is not None and name in _CALLS:
@@ -220,42 +248,83 @@ class _Evaluation:
     return self._results[key]
 
   def logistic(self, x):
-    """1 / (1 + exp(-x)); with 1 / (1 + exp(x)) at the price of a product."""
+    """1 / (1 + exp(-x)); with 1 / (1 + exp(x)) at next to no price."""
     negated = id(x) in self._negated
     x = self._negated.get(id(x), x)
-    if self._fast:
+    if self._accuracy.fast:
       half = self.once('half', x, lambda: 0.5 * jnp.tanh(0.5 * x))
       return 0.5 - half if negated else 0.5 + half
+    if self._accuracy.near:
+      make = lambda: self._reciprocal(1 + lax.exp2((-1 / math.log(2)) * x))
+      result = self.once('logistic', x, make)
+      return 1 - result if negated else result
 
-    def make():
+    def make_both():
       # Bounded, so that a product with the reciprocal is never inf * 0.
       e = jnp.minimum(lax.exp2((-1 / math.log(2)) * x), 1e30)
-      return e, _reciprocal_of_positive(1 + e)
+      return e, self._reciprocal(1 + e)
 
-    e, result = self.once('logistic', x, make)
+    e, result = self.once('logistic', x, make_both)
     return e * result if negated else result
 
   def div(self, x, y):
-    """Returns x / y by a reciprocal square root, which is one instruction."""
     if not jnp.issubdtype(jnp.result_type(y), jnp.floating):
       return lax.div(x, y)
+    if not isinstance(y, jax.Array) and jnp.ndim(y) == 0:
+      return x * np.float32(1 / float(y))
+    return x * self._signed_reciprocal(y)
 
-    def make():
-      positive = _reciprocal_of_positive(jnp.abs(y))
-      return jnp.where(y < 0, -positive, positive)
-
-    return x * self.once('reciprocal', y, make)
+  def integer_pow(self, x, *, y):
+    if y < 0 and self._accuracy.reciprocal is None:
+      return self._signed_reciprocal(self.integer_pow(x, y=-y))
+    if y < 0:
+      # The derivative of a quotient has it next to the reciprocal.
+      x, y = self._signed_reciprocal(x), -y
+    result = None
+    for bit in bin(y)[2:]:
+      result = None if result is None else result * result
+      if bit == '1':
+        result = x if result is None else result * x
+    return jnp.ones_like(x) if result is None else result
 
   def tanh(self, x):
-    return self.once('tanh', x, lambda: (jnp.tanh if self._fast else _tanh)(x))
+    def make():
+      if self._accuracy.fast:
+        return jnp.tanh(x)
+      if self._accuracy.near:
+        return 1 - 2 * self._reciprocal(1 + lax.exp2((2 / math.log(2)) * x))
+      return _tanh(x)
+
+    return self.once('tanh', x, make)
 
   def exp(self, x):
     return self.once('exp', x, lambda: jnp.exp(x))
 
+  def log1p(self, x):
+    if self._accuracy.near:
+      return jnp.log(1 + x)
+    return _log1p(x)
 
-def _reciprocal_of_positive(x):
-  root = lax.rsqrt(x)
-  return root * root
+  def _reciprocal(self, x):
+    """Returns 1 / x for x > 0."""
+    if self._accuracy.reciprocal is not None and jnp.ndim(x):
+      return self._accuracy.reciprocal(x)
+    root = lax.rsqrt(x)
+    return root * root
+
+  def _signed_reciprocal(self, x):
+    def make():
+      if self._accuracy.reciprocal is not None and jnp.ndim(x):
+        return self._accuracy.reciprocal(x)
+      positive = self._reciprocal(jnp.abs(x))
+      return jnp.where(x < 0, -positive, positive)
+
+    return self.once('reciprocal', x, make)
+
+
+def _params(eqn) -> dict[str, Any]:
+  """Returns the parameters of a primitive that mean something here."""
+  return {'y': eqn.params['y']} if eqn.primitive.name == 'integer_pow' else {}
 
 
 def _tanh(x):
@@ -276,7 +345,7 @@ def _tanh(x):
   return slope * residual + jnp.where(small, x - x * x * x * (1 / 3), fast)
 
 
-def _log1p(x, **_):
+def _log1p(x):
   series = x * (1 - x * (1 / 2 - x * (1 / 3 - x * (1 / 4 - x * (1 / 5)))))
   return jnp.where(jnp.abs(x) < 0.03, series, jnp.log(1 + x))
 
@@ -286,25 +355,12 @@ def _expm1(x, **_):
   return jnp.where(jnp.abs(x) < 0.1, series, jnp.exp(x) - 1)
 
 
-def _integer_pow(x, *, y):
-  if y < 0:
-    return 1 / _integer_pow(x, y=-y)
-  result = None
-  for bit in bin(y)[2:]:
-    result = None if result is None else result * result
-    if bit == '1':
-      result = x if result is None else result * x
-  return jnp.ones_like(x) if result is None else result
-
-
 # Primitives that `jax.vjp` and `jax.nn` emit and Mosaic GPU does not lower, or
 # not well.
 _REPLACED: dict[str, Callable[..., Any]] = {
     'add_any': lambda x, y: x + y,
     'copy': lambda x: x,
     'expm1': _expm1,
-    'integer_pow': _integer_pow,
-    'log1p': _log1p,
     'one_minus_square': lambda x: (1 + x) * (1 - x),
     'square': lambda x: x * x,
     'stop_gradient': lambda x: x,
@@ -314,6 +370,8 @@ _REPLACED: dict[str, Callable[..., Any]] = {
 _SHARED: dict[str, Callable[..., Any]] = {
     'div': _Evaluation.div,
     'exp': _Evaluation.exp,
+    'integer_pow': _Evaluation.integer_pow,
+    'log1p': _Evaluation.log1p,
     'logistic': _Evaluation.logistic,
     'tanh': _Evaluation.tanh,
 }

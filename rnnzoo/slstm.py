@@ -13,6 +13,18 @@ from rnnzoo import layer
 sigmoid, tanh = jax.nn.sigmoid, jnp.tanh
 
 
+@jax.custom_jvp
+def log_sigmoid(x):
+  """log σ(x), whose derivative is one function, where jax.nn's is several."""
+  return jnp.minimum(x, 0) - jnp.log1p(jnp.exp(-jnp.abs(x)))
+
+
+@log_sigmoid.defjvp
+def _log_sigmoid_jvp(primals, tangents):
+  (x,), (tangent,) = primals, tangents
+  return log_sigmoid(x), tangent * sigmoid(-x)
+
+
 @dataclasses.dataclass(frozen=True)
 class SLSTMCell(cell.Cell):
   """Gates in the order i, f, z, o; carry (h, c, n, m).
@@ -37,14 +49,16 @@ class SLSTMCell(cell.Cell):
     _, c, n, m = carry
     i, f, z, o = map(jnp.add, x_gates, h_gates)
     empty = n == 0
-    log_f = jax.nn.log_sigmoid(f) + m
-    m = jnp.where(empty, i, jnp.maximum(i, log_f))
+    log_f = log_sigmoid(f) + m
+    # Selected, here and below: at a tie, maximum's derivative is a mean.
+    m = jnp.where(empty | (i > log_f), i, log_f)
     i = jnp.exp(i - m)
     # Selected twice: an exponential that overflows where it is not used would
     # still make the gradient NaN.
     f = jnp.where(empty, 0, jnp.exp(jnp.where(empty, 0, log_f - m)))
     c = f * c + i * tanh(z)
-    n = jnp.maximum(f * n + i, 1)
+    n = f * n + i
+    n = jnp.where(n < 1, 1, n)
     return sigmoid(o) * c / n, c, n, m
 
 

@@ -179,18 +179,26 @@ class UsedTest(parameterized.TestCase):
     self.assertEqual(used, [True, True, True, False])
 
 
-class FastTest(parameterized.TestCase):
+FAST = pointwise.Accuracy(2**-11)
+NEAR = pointwise.Accuracy(2**-22)
+# As a GPU has it.
+RECIPROCAL = pointwise.Accuracy(reciprocal=lambda x: np.float32(1) / x)
+
+
+class AccuracyTest(parameterized.TestCase):
   """Where results are rounded to bfloat16 anyway."""
 
-  @parameterized.parameters('tanh', 'logistic')
-  def test_value_and_derivative(self, name):
-    # A single instruction has an error of 2^-11 more.
+  @parameterized.product(
+      name=('tanh', 'logistic', 'log1p_small'), accuracy=(FAST, NEAR)
+  )
+  def test_value_and_derivative(self, name, accuracy):
+    # On a GPU a single instruction has an error of 2^-11 more.
     f, x = FUNCTIONS[name]
-    fast = pointwise.legalize(f, fast=True)
+    fast = pointwise.legalize(f, accuracy)
     np.testing.assert_allclose(fast(x), double(f, x), rtol=1e-6, atol=2**-22)
     make = lambda x: jax.vjp(f, x)
-    value, pullback = pointwise.legalize(make, fast=True)(x)
-    (got,) = pointwise.pull(pullback, jnp.ones_like(value))
+    value, pullback = pointwise.legalize(make, accuracy)(x)
+    (got,) = pointwise.pull(pullback, jnp.ones_like(value), accuracy)
     want = double(lambda x: jax.vjp(f, x)[1](jnp.ones_like(x))[0], x)
     self.assertLess(comparison.relative_error(got, want), 1e-6)
 
@@ -203,18 +211,37 @@ class FastTest(parameterized.TestCase):
         jnp.tanh(y) ** 2,
     )
     x = both_signs(1e-3, 60)
-    fast = pointwise.legalize(gates, fast=True)
+    fast = pointwise.legalize(gates, FAST)
     names = [e.primitive.name for e in jax.make_jaxpr(fast)(x, x).eqns]
     self.assertEqual(names.count('tanh'), 2)
     slow = {'exp', 'exp2', 'rsqrt', 'logistic'}
     self.assertEmpty(slow.intersection(names))
-    for got, want in zip(fast(x, x), double(gates, x, x), strict=True):
-      np.testing.assert_allclose(got, want, atol=1e-6)
+    near = pointwise.legalize(gates, NEAR)
+    names = [e.primitive.name for e in jax.make_jaxpr(near)(x, x).eqns]
+    self.assertEqual(names.count('exp2'), 2)
+    self.assertNotIn('tanh', names)
+    for f in fast, near:
+      for got, want in zip(f(x, x), double(gates, x, x), strict=True):
+        np.testing.assert_allclose(got, want, atol=1e-6)
 
-  def test_infinities(self):
+  @parameterized.parameters(FAST, NEAR, RECIPROCAL)
+  def test_infinities(self, accuracy):
     x = np.array([np.inf, -np.inf, np.nan, 1e30, -1e30], np.float32)
-    fast = pointwise.legalize(jax.nn.sigmoid, fast=True)
-    np.testing.assert_array_equal(fast(x), [1, 0, np.nan, 1, 0])
+    sigmoid = pointwise.legalize(jax.nn.sigmoid, accuracy)
+    np.testing.assert_allclose(sigmoid(x), [1, 0, np.nan, 1, 0], atol=2e-30)
+    tanh = pointwise.legalize(jnp.tanh, accuracy)
+    np.testing.assert_array_equal(tanh(x), [1, -1, np.nan, 1, -1])
+
+  def test_reciprocal(self):
+    f = lambda x: (2 / x, x / 3, x**-2, jax.nn.sigmoid(x))
+    x = both_signs(1e-3, 60)
+    made = pointwise.legalize(f, RECIPROCAL)
+    names = [e.primitive.name for e in jax.make_jaxpr(made)(x).eqns]
+    # One for the quotient and the power, one for the logistic function.
+    self.assertEqual(names.count('div'), 2)
+    self.assertNotIn('rsqrt', names)
+    for got, want in zip(made(x), double(f, x), strict=True):
+      np.testing.assert_allclose(got, want, rtol=1e-5)
 
 
 class ValueNumbersTest(parameterized.TestCase):

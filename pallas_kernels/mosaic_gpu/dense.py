@@ -221,6 +221,12 @@ def loop(time: int, body: Callable[..., Any], init: Any) -> Any:
   return lax.fori_loop(0, time, lambda i, s: body(i.astype(jnp.int32), s), init)
 
 
+def accuracy(plan: Plan, error: float) -> pointwise.Accuracy:
+  """Returns that of pointwise functions, `error` where h has 16 bits."""
+  short = jnp.dtype(plan.dtype).itemsize == 2
+  return pointwise.Accuracy(error if short else 0.0, instructions.reciprocal)
+
+
 def publishable(x: Array, dtype) -> Array:
   """Casts, without NaNs that look like `instructions.POISON`."""
   return jnp.where(jnp.isnan(x), jnp.nan, x).astype(dtype)

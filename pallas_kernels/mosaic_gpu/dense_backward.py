@@ -1,6 +1,7 @@
 """The kernel that runs the adjoint of a dense recurrence."""
 
 from collections.abc import Sequence
+import functools
 from typing import Any
 
 import jax
@@ -62,6 +63,10 @@ def backward(
   rows = max(plan.params, 1)
   exchanged = len(adjoints) if config.through_device else 0
 
+  # More would show: derivatives multiply what the forward kernel has rounded.
+  accuracy = dense.accuracy(plan, 2**-22)
+  legalize = functools.partial(pointwise.legalize, accuracy=accuracy)
+
   def linearise(theta, row, gates, start):
     return jax.vjp(plan.update, theta, row, gates, start)[1]
 
@@ -97,11 +102,9 @@ def backward(
       gates = tuple(ring.read(step, 1))
       start = tuple(ring.read(step, 2 + i)[0] for i in range(states))
       g = tuple(ring.read(step, 2 + states + i)[0] for i in range(outputs))
-      pulls = [pointwise.legalize(linearise)(theta, row, gates, start)]
+      pulls = [legalize(linearise)(theta, row, gates, start)]
       if two:
-        pulls.append(
-            pointwise.legalize(linearise_operand)(theta, row, gates[:-1], start)
-        )
+        pulls.append(legalize(linearise_operand)(theta, row, gates[:-1], start))
       idle = flags_at(step, flags_lib.HOLD)
       resets = flags_at(step, flags_lib.RESET)
       return pulls, g, idle, resets
@@ -124,10 +127,12 @@ def backward(
       d_carry = (*seen, *d_carry[outputs:])
       zeros = (0.0,) * states
       d_new = flags_lib.select(idle, zeros, d_carry)
-      d_theta, d_row, d_gates, d_start = pointwise.pull(pulls[0], d_new)
+      d_theta, d_row, d_gates, d_start = pointwise.pull(
+          pulls[0], d_new, accuracy
+      )
       if two:
         d_u = through(d_gates[-1])
-        more = pointwise.pull(pulls[1], d_u)
+        more = pointwise.pull(pulls[1], d_u, accuracy)
         d_theta, d_row, d_start = jax.tree.map(
             jnp.add, (d_theta, d_row, d_start), (more[0], more[1], more[3])
         )
