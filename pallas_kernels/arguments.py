@@ -72,11 +72,16 @@ def shape(name: str, x: Array, axes: str, expected: Sequence[int]) -> None:
     )
 
 
-def flags(name: str, x: Array | None, batch: int, time: int) -> None:
-  """Raises ValueError unless x is None or bool [batch, time]."""
+def flags(
+    name: str, x: Array | None, batch: int, time: int, both: bool = False
+) -> None:
+  """Raises ValueError unless x is None or bool [batch, time], or 2 of these."""
   if x is None:
     return
-  shape(name, x, '[batch, time]', (batch, time))
+  if both:
+    shape(name, x, '[2, batch, time]', (2, batch, time))
+  else:
+    shape(name, x, '[batch, time]', (batch, time))
   if x.dtype != jnp.bool_:
     raise ValueError(f'{name} must be bool, got {x.dtype}.')
 

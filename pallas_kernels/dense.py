@@ -38,6 +38,7 @@ class Call:
     shape: (B, T, N, D).
     time_major: whether streams are [T, B, ...].
     reverse: whether time runs from the last step to the first.
+    both: whether it runs the other way for the second half of the heads.
     outputs: how many arrays of the carry are returned for all steps.
     out_dtype: dtype of these.
     clip: bound of what comes back through a product, or None.
@@ -51,6 +52,7 @@ class Call:
   shape: tuple[int, int, int, int]
   time_major: bool
   reverse: bool
+  both: bool
   outputs: int
   out_dtype: Any
   clip: float | None
@@ -77,14 +79,20 @@ def run(
     kernel: R, [G', N, D, D].
     carry: float32 [S, B, F].
     restart: float32 [S, B, F].
-    reset: bool [B, T] or None, in the order of the loop.
+    reset: bool [B, T], in the order of the loop, or [2, B, T] with one for each
+      direction; or None.
     mask: bool [B, T] or None.
 
   Returns:
     The final carry, float32 [S, B, F], and `call.outputs` streams.
   """
   batch, time, heads, size = call.shape
+  directions = 1 + call.both
+  if reset is not None:
+    reset = jnp.broadcast_to(reset, (directions, batch, time))
   flags = flags_lib.pack(reset, mask)
+  if flags is not None:
+    flags = jnp.broadcast_to(flags, (directions, batch, time))
   _check(call, x, kernel)
   pieces = _pieces(call, x, kernel, carry.shape[0], flags is not None)
   if pieces > 1:
@@ -177,7 +185,7 @@ def _in_pieces(pieces, call, theta, x, kernel, carry, restart, reset, mask):
             kernel,
             cut(carry, 1),
             cut(restart, 1),
-            cut(reset, 0),
+            cut(reset, 1),
             cut(mask, 0),
         )
     )
@@ -233,9 +241,9 @@ def _run_bwd(call: Call, saved, cotangents):
   h_start = _starts(plan, h, carry[0], restart[0], flags)
   operand = kernel.astype(plan.dtype)
   first = operand if u is None else operand[:-1]
-  gates = [_multiply(plan.shape, h_start, first)]
+  gates = [_multiply(plan, h_start, first)]
   if u is not None:
-    gates.append(_multiply(plan.shape, u, operand[-1:]))
+    gates.append(_multiply(plan, u, operand[-1:]))
   h_gates = gates[0] if len(gates) == 1 else jnp.concatenate(gates, axis=3)
   d_x, d_gates, d_carry, d_theta, d_restart = dense_backward.backward(
       plan,
@@ -286,6 +294,7 @@ def _plan(call: Call, x, kernel, has_flags) -> dense.Plan:
       kernel.shape[0],
       cta_lib.Shape(*call.shape, call.time_major),
       call.reverse,
+      call.both,
       has_flags,
       jnp.promote_types(x.dtype, kernel.dtype),
       None,
@@ -329,11 +338,25 @@ def _matrix(kernel: Array, dtype) -> tuple[Array, ...]:
 
 def _starts(plan: dense.Plan, h, initial, restart, flags) -> Array:
   """Returns the h that every step starts from, [B, T, F]."""
-  shape = plan.shape
+  directions = [plan.reverse]
+  if plan.both:
+    directions.append(not plan.reverse)
+  parts = [
+      jnp.split(x, len(directions), axis=-1) for x in (h, initial, restart)
+  ]
+  starts = []
+  for i, reverse in enumerate(directions):
+    own = None if flags is None else flags[i]
+    starts.append(_starts_of(plan.shape, reverse, *(p[i] for p in parts), own))
+  return starts[0] if len(starts) == 1 else jnp.concatenate(starts, axis=-1)
+
+
+def _starts_of(shape, reverse: bool, h, initial, restart, flags) -> Array:
+  """`_starts` for one direction, with flags [B, T]."""
   axis = 0 if shape.time_major else 1
   cut = functools.partial(lax.slice_in_dim, h, axis=axis)
   initial = jnp.expand_dims(initial.astype(h.dtype), axis)
-  if plan.reverse:
+  if reverse:
     parts = [cut(1, shape.time), initial]
   else:
     parts = [initial, cut(0, shape.time - 1)]
@@ -347,10 +370,15 @@ def _starts(plan: dense.Plan, h, initial, restart, flags) -> Array:
   return jnp.where(resets[..., None], restart, starts)
 
 
-def _multiply(shape, h: Array, kernel: Array) -> Array:
+def _multiply(plan: dense.Plan, h: Array, kernel: Array) -> Array:
   """[B, T, F] and [G, N, D, D] -> [N, B, T, G, D], as products leave it."""
-  heads = h.reshape(*h.shape[:2], shape.heads, shape.size)
-  return jnp.einsum('abnd,gnde->nabge', heads, kernel)
+  heads = h.reshape(*h.shape[:2], plan.shape.heads, plan.shape.size)
+  return jnp.einsum(
+      'abnd,gnde->nabge',
+      heads,
+      kernel,
+      preferred_element_type=plan.gates_dtype,
+  )
 
 
 # Elements of a product's result that keep a device busy.

@@ -57,6 +57,7 @@ def recurrence(
     reset: Array | None = None,
     mask: Array | None = None,
     reverse: bool = False,
+    both_directions: bool = False,
     time_major: bool = False,
     outputs: int = 1,
     out_dtype: jax.typing.DTypeLike | None = None,
@@ -84,6 +85,9 @@ def recurrence(
       restarts before the step, in the order of the loop.
     mask: bool [B, T], likewise; where false, the carry is held over the step.
     reverse: run from the last step to the first.
+    both_directions: run the other way for the second half of the heads, at the
+      same time; `reset` is then [2, B, T], for each half in the order of its
+      loop. For recurrent kernels that are not diagonal.
     time_major: x_gates and the outputs are [T, B, ...] instead of [B, T, ...].
     outputs: how many of the carry's arrays to return for all steps.
     out_dtype: dtype of these, and of the carries that are saved for the
@@ -129,7 +133,7 @@ def recurrence(
     arguments.carry('carry', carry, cell.carry_names, batch, features)
   if restart is not None:
     arguments.carry('restart', restart, cell.carry_names, batch, features)
-  arguments.flags('reset', reset, batch, time)
+  arguments.flags('reset', reset, batch, time, both_directions)
   arguments.flags('mask', mask, batch, time)
   if not 1 <= outputs <= len(cell.carry_names):
     raise ValueError(
@@ -155,6 +159,10 @@ def recurrence(
       )
     rows = _Rows.of(params, bias, None, features)
     heads, size = dense_kernel.shape[1:3]
+    if both_directions and heads % 2:
+      raise ValueError(
+          f'both_directions needs an even number of heads, got {heads}.'
+      )
     last, carries = dense.run(
         dense.Call(
             _Gated('update', cell, rows),
@@ -163,6 +171,7 @@ def recurrence(
             (batch, time, heads, size),
             time_major,
             reverse,
+            both_directions,
             outputs,
             out_dtype,
             recurrent_gradient_clip,
@@ -178,10 +187,14 @@ def recurrence(
         mask,
     )
     return tuple(last), carries
-  if recurrent_gradient_clip is not None or stop_recurrent_gradient:
+  if (
+      recurrent_gradient_clip is not None
+      or stop_recurrent_gradient
+      or both_directions
+  ):
     raise NotImplementedError(
-        'GPU kernels have recurrent_gradient_clip and stop_recurrent_gradient'
-        ' for recurrent kernels that are not diagonal only.'
+        'GPU kernels have recurrent_gradient_clip, stop_recurrent_gradient and'
+        ' both_directions for recurrent kernels that are not diagonal only.'
         f' {targets.OTHERWISE}'
     )
   from pallas_kernels import engine

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from rnnzoo import checks
+from rnnzoo import layer as layer_lib
 from rnnzoo import sequence_layer
 
 Array = jax.Array
@@ -16,6 +17,9 @@ class Bidirectional(sequence_layer.SequenceLayer):
   """Two layers, one in each direction of time, with outputs side by side.
 
       y_t = [forward(x)_t, backward(x)_t]
+
+  On a GPU both directions of a cell with a dense or block-diagonal recurrent
+  kernel run at the same time, in one kernel.
 
   >>> import jax.numpy as jnp, rnnzoo
   >>> from flax import nnx
@@ -92,16 +96,27 @@ class Bidirectional(sequence_layer.SequenceLayer):
           f' {checks.describe(initial_carry)}.'
       )
 
+    call = {
+        'reset': reset,
+        'seq_lengths': seq_lengths,
+        'mask': mask,
+        'time_major': time_major,
+    }
+    try:
+      return layer_lib.unroll_both(
+          self.forward,
+          self.backward,
+          x,
+          initial_carry=tuple(initial_carry),
+          reverse=reverse,
+          **call,
+      )
+    except NotImplementedError:
+      pass  # One after the other, then.
+
     def direction(level, carry, reverse):
       return level.unroll(
-          x,
-          initial_carry=carry,
-          reset=reset,
-          seq_lengths=seq_lengths,
-          mask=mask,
-          reverse=reverse,
-          time_major=time_major,
-          rngs=rngs,
+          x, initial_carry=carry, reverse=reverse, rngs=rngs, **call
       )
 
     first, y = direction(self.forward, initial_carry[0], reverse)

@@ -12,6 +12,7 @@ that a call changes, so they work with `nnx.jit`, with `nnx.split` and plain
 
 from collections.abc import Callable, Mapping, Sequence
 import math
+from typing import Any
 
 from flax import nnx
 import jax
@@ -198,6 +199,29 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
       rngs: nnx.Rngs | None = None,
   ) -> tuple[Carry, Array]:
     del rngs  # Documented in SequenceLayer.unroll, as `help` shows.
+    return self._unroll(
+        x,
+        initial_carry=initial_carry,
+        reset=reset,
+        seq_lengths=seq_lengths,
+        mask=mask,
+        reverse=reverse,
+        time_major=time_major,
+    )
+
+  def _unroll(
+      self,
+      x: Array,
+      *,
+      initial_carry: Carry | None,
+      reset: Array | None,
+      seq_lengths: Array | None,
+      mask: Array | None,
+      reverse: bool,
+      time_major: bool,
+      both_directions: bool = False,
+  ) -> tuple[Carry, Array]:
+    """`unroll`, perhaps the other way for the second half of the heads."""
     self._check_input(x, '[..., time, in_features]')
     lead = x.shape[:-1]
     time, batch_shape = (
@@ -243,6 +267,7 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
         reset=reset,
         mask=mask,
         reverse=reverse,
+        both_directions=both_directions,
         recurrent_gradient_clip=self.recurrent_gradient_clip,
         stop_recurrent_gradient=self.stop_recurrent_gradient,
         implementation=self.implementation,
@@ -329,10 +354,13 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
   def _recurrent_kernel(self, dtype) -> Array | None:
     if self.recurrent_kernel is None:
       return None
+    return self._structured_kernel().astype(dtype)
+
+  def _structured_kernel(self) -> Array:
     kernel = self.recurrent_kernel[...]
     if self.recurrent_structure is not None:
       kernel = self.recurrent_structure(kernel)
-    return kernel.astype(dtype)
+    return kernel
 
   def _check_input(self, x: Array, axes: str) -> None:
     checks.inputs(x, axes, self.in_features, type(self).__name__)
@@ -340,3 +368,121 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
   def _check_carry(self, carry: Carry, batch_shape, label: str) -> Carry:
     expected = (*batch_shape, self.out_features)
     return checks.carry(self.cell.carry_names, carry, expected, label)
+
+
+def unroll_both(
+    first: nnx.Module,
+    second: nnx.Module,
+    x: Array,
+    *,
+    initial_carry: tuple[Carry | None, Carry | None],
+    reverse: bool,
+    **call: Any,
+) -> tuple[tuple[Carry, Carry], Array]:
+  """Runs two layers in opposite directions at the same time, in one kernel.
+
+  Args:
+    first: a layer.
+    second: another one, which runs the other way.
+    x: as for `RecurrentLayer.unroll`.
+    initial_carry: one for each layer, or None for its own.
+    reverse: whether the first layer runs from the last step to the first.
+    **call: the rest of what `RecurrentLayer.unroll` takes.
+
+  Returns:
+    The final carries of both layers, and their outputs side by side.
+
+  Raises:
+    ValueError: an argument has the wrong shape or dtype.
+    NotImplementedError: the two differ in more than parameters, or no kernel
+      can run them like this.
+  """
+  if not _are_alike(first, second):
+    raise NotImplementedError('The two layers are not alike.')
+  if not selection.is_first('pallas', first.implementation):
+    raise NotImplementedError('No other implementation can.')
+  both = _side_by_side(first, second)
+  batch_shape = x.shape[1:-1] if call['time_major'] else x.shape[:-2]
+  carry = None
+  if any(c is not None for c in initial_carry):
+    carries = [
+        level.initial_carry(batch_shape)
+        if given is None
+        else level._check_carry(given, batch_shape, 'initial_carry')
+        for level, given in zip((first, second), initial_carry, strict=True)
+    ]
+    carry = jax.tree.map(_join, *map(tuple, carries))
+  both.implementation = 'pallas'
+  carry, y = both._unroll(
+      x, initial_carry=carry, reverse=reverse, both_directions=True, **call
+  )
+  halves = [jnp.split(c, 2, axis=-1) for c in carry]
+  return (tuple(c[0] for c in halves), tuple(c[1] for c in halves)), y
+
+
+def _side_by_side(first, second) -> RecurrentLayer:
+  """Returns a layer with the heads of two, for one call."""
+
+  def join(x, y):
+    return nnx.Param(_join(x[...], y[...]))
+
+  def of_features(x):
+    """A parameter that all features share is one for each."""
+    return jnp.broadcast_to(x[...], (*x.shape[:-1], first.out_features))
+
+  both = nnx.clone(first)
+  both.out_features = 2 * first.out_features
+  both.num_heads = 2 * first.num_heads
+  both.kernel = join(first.kernel, second.kernel)
+  if first.bias is not None:
+    both.bias = join(first.bias, second.bias)
+  kernels = [layer._structured_kernel() for layer in (first, second)]
+  both.recurrent_kernel = nnx.Param(jnp.concatenate(kernels, axis=1))
+  both.recurrent_structure = None
+  both.cell_params = nnx.Dict(
+      {
+          k: join(of_features(v), of_features(second.cell_params[k]))
+          for k, v in first.cell_params.items()
+      }
+  )
+  both.learned_carry = nnx.List(
+      map(join, first.learned_carry, second.learned_carry)
+  )
+  return both
+
+
+def _join(x: Array, y: Array) -> Array:
+  return jnp.concatenate([x, y], axis=-1)
+
+
+def _are_alike(first, second) -> bool:
+  """Whether two layers differ in parameters only, and have blocks of them."""
+  return (
+      all(
+          isinstance(layer, RecurrentLayer)
+          and type(layer).unroll is RecurrentLayer.unroll
+          and layer.recurrent_kernel is not None
+          and layer.recurrent_kernel.shape[-1] > 1
+          for layer in (first, second)
+      )
+      and _static(first) == _static(second)
+  )
+
+
+def _static(layer: RecurrentLayer) -> tuple[Any, ...]:
+  """Returns what a layer is but for its parameters' values."""
+  return (
+      layer.cell,
+      layer.in_features,
+      layer.out_features,
+      layer.num_heads,
+      layer.recurrent_structure,
+      layer.recurrent_gradient_clip,
+      layer.stop_recurrent_gradient,
+      layer.dtype,
+      layer.param_dtype,
+      layer.implementation,
+      layer.bias is None,
+      len(layer.learned_carry),
+      sorted(layer.cell_params),
+  )

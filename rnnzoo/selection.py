@@ -32,6 +32,16 @@ def first_that_can(
   return attempt(names[-1])
 
 
+def is_first(name: str, implementation: Implementation) -> bool:
+  """Returns whether an implementation is tried before all others.
+
+  Args:
+    name: of the implementation.
+    implementation: as for `first_that_can`.
+  """
+  return _names(implementation, False)[0] == name
+
+
 def check_implementation(implementation: Implementation) -> None:
   """Raises ValueError unless `implementation` names what there is."""
   names = implementation

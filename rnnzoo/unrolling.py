@@ -222,6 +222,7 @@ def run(
     reset: Array | None,
     mask: Array | None,
     reverse: bool,
+    both_directions: bool = False,
     recurrent_gradient_clip: float | None = None,
     stop_recurrent_gradient: bool = False,
     implementation: Implementation,
@@ -244,6 +245,8 @@ def run(
     reset: bool [time, batch] or None.
     mask: bool [time, batch] or None.
     reverse: run from the last step to the first.
+    both_directions: run the other way for the second half of the heads, which
+      'pallas' can if the recurrent kernel is not diagonal.
     recurrent_gradient_clip: as for `unroll`.
     stop_recurrent_gradient: as for `unroll`.
     implementation: as for `unroll`.
@@ -269,7 +272,10 @@ def run(
   if time == 0:
     empty = jnp.zeros((0, batch, features), carry[0].dtype)
     return carry, (empty,) * outputs
-  if reset is not None:
+  if reset is not None and both_directions:
+    ways = [steps.boundary(reset, way, axis=0) for way in (reverse, not reverse)]
+    reset = jnp.stack(ways)
+  elif reset is not None:
     reset = steps.boundary(reset, reverse, axis=0)
 
   recurrent_gradient: dict[str, Any] = {}
@@ -293,6 +299,10 @@ def run(
     )
 
   def attempt(name):
+    if both_directions and name != 'pallas':
+      raise NotImplementedError(
+          f'implementation={name!r} runs in one direction at a time.'
+      )
     if name == 'scan' and isinstance(cell, cell_lib.LinearCell):
       # All of a linear cell's equations are free of h: only a h + b is left for
       # the loop.
@@ -307,6 +317,7 @@ def run(
           project,
           operands._replace(params=params, weights=weights, reset=reset),
           reverse=reverse,
+          both_directions=both_directions,
           time_major=time_major,
           outputs=outputs,
           out_dtype=out_dtype,
@@ -341,6 +352,7 @@ def _run_kernel(
     operands,
     *,
     reverse,
+    both_directions,
     time_major,
     outputs,
     out_dtype,
@@ -374,9 +386,10 @@ def _run_kernel(
       None if from_zero else carry,
       bias=bias,
       restart=None if from_zero else restart,
-      reset=swap(reset),
+      reset=None if reset is None else jnp.swapaxes(reset, -2, -1),
       mask=swap(mask),
       reverse=reverse,
+      both_directions=both_directions,
       time_major=time_major,
       outputs=outputs,
       out_dtype=out_dtype or carry[0].dtype,

@@ -118,6 +118,28 @@ class DenseLoweringTest(parameterized.TestCase):
     with abstract_gpu.device(self, H200):
       self.lowers(f, x_gates, kernel, carry, carry, aval((3, 5), bool))
 
+  @parameterized.parameters(('GRU', 24), ('LSTM', 96), ('AGRU', 640))
+  def test_both_directions(self, name, features):
+    layer = nnx.eval_shape(
+        lambda: rnnzoo.Bidirectional(
+            rnnzoo.LAYERS[name],
+            3,
+            features,
+            dtype='bfloat16',
+            implementation='pallas',
+            rngs=nnx.Rngs(0),
+        )
+    )
+    graphdef, state = nnx.split(layer)
+
+    def loss(state, x, reset):
+      y = nnx.merge(graphdef, state)(x, reset=reset)
+      return jnp.sum(y.astype(jnp.float32) ** 2)
+
+    args = state, aval((9, 5, 3), jnp.float32), aval((9, 5), bool)
+    with abstract_gpu.device(self, H200):
+      self.lowers(jax.grad(loss), *args)
+
   @parameterized.parameters(('AGRU', 24), ('GRU', 96), ('LSTM', 768))
   def test_vmap(self, name, features):
     f, args = gradient(name, {}, 'bfloat16', (2, 3, features), 'reset')

@@ -15,6 +15,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 import abstract_gpu
 import comparison
+from flax import nnx
 import jax
 from jax import lax
 import jax.numpy as jnp
@@ -61,7 +62,7 @@ class Loop:
   def __init__(self, plan, flags):
     self.plan, self.flags = plan, flags
     if flags is not None:
-      self.flags = flags[:, : plan.shape.batch]
+      self.flags = flags[:, 0, : plan.shape.batch]
     if flags is not None and plan.reverse:
       self.flags = self.flags[::-1]
 
@@ -91,8 +92,52 @@ def gates_of(x):
   return tuple(x[:, i] for i in range(x.shape[1]))
 
 
+def in_halves(run, plan, heads_first, *args):
+  """Runs each half of the heads in its direction.
+
+  Args:
+    run: a function of a plan and args.
+    plan: of both directions.
+    heads_first: the argument and the result that have heads as their first
+      axis, or None; matrices have them as their second, all else as the last.
+    *args: matrices are tuples of arrays with four axes, flags are integers.
+
+  Returns:
+    What run returns, put together.
+  """
+
+  def axis_of(i, x):
+    if i == heads_first:
+      return 0
+    if jnp.issubdtype(x.dtype, jnp.integer):
+      return 1  # Flags: the direction.
+    return 1 if x.ndim == 4 and x.shape[2] == x.shape[3] else -1
+
+  shape = dataclasses.replace(plan.shape, heads=plan.shape.heads // 2)
+  results = []
+  for half, reverse in enumerate((plan.reverse, not plan.reverse)):
+    own = dataclasses.replace(plan, shape=shape, reverse=reverse, both=False)
+    cut = [
+        jax.tree.map(lambda x, i=i: jnp.split(x, 2, axis_of(i, x))[half], arg)  # pylint: disable=cell-var-from-loop
+        for i, arg in enumerate(args)
+    ]
+    results.append(run(own, *cut))
+  return tuple(
+      jax.tree.map(
+          lambda x, y, i=i: jnp.concatenate(
+              [x, y], 0 if x.ndim == 5 and i == 1 else -1
+          ),
+          *parts,
+      )
+      for i, parts in enumerate(zip(*results, strict=True))
+  )
+
+
 def forward(plan, theta, x, matrix, carry, restart, flags, wanted, save):
   """A loop in place of `kernels.forward`."""
+  if plan.both:
+    run = lambda *args: forward(*args, wanted, save)
+    return in_halves(run, plan, None, theta, x, matrix, carry, restart, flags)
   loop = Loop(plan, flags)
   matrix = whole(matrix)
   rows = tuple(theta)[: plan.params]
@@ -125,8 +170,23 @@ def forward(plan, theta, x, matrix, carry, restart, flags, wanted, save):
   return tuple(carries), jnp.stack(last), starts, kept
 
 
-def backward(plan, theta, x, h_gates, starts, matrix, flags, d_carries, d_last):
+def backward(
+    plan,
+    theta,
+    x,
+    h_gates,
+    starts,
+    matrix,
+    flags,
+    d_carries,
+    d_last,
+    one_head=True,
+):
   """A loop in place of `kernels.backward`."""
+  if plan.both:
+    run = lambda *args: backward(*args, one_head=False)
+    args = theta, x, h_gates, starts, matrix, flags, d_carries, d_last
+    return in_halves(run, plan, 2, *args)
   loop = Loop(dataclasses.replace(plan, reverse=not plan.reverse), flags)
   matrix = whole(matrix)
   rows = tuple(theta)[: plan.params]
@@ -189,7 +249,7 @@ def backward(plan, theta, x, h_gates, starts, matrix, flags, d_carries, d_last):
   (d_carry, d_rows, d_restart), (d_x, d_gates) = lax.scan(step, init, xs)
   same = kernels.shared_gates(plan, len(starts)) == tuple(range(plan.gates))
   d_of_gates = None
-  if shape.heads > 1 or not same:
+  if shape.heads > 1 or not same or not one_head:
     d_of_gates = loop.stream(d_gates, plan.dtype)
     lead = d_of_gates.shape[:3]
     d_of_gates = d_of_gates.reshape(*lead, shape.heads, shape.size)
@@ -216,7 +276,7 @@ def imitated(test, pieces=1):
   """
   if not abstract_gpu.RUNS:
     with test.assertRaisesRegex(NotImplementedError, 'need jax >= 0.11'):
-      yield
+      yield []
     return
   target = targets.Target('NVIDIA H200', 132, False)
   with contextlib.ExitStack() as stack:
@@ -229,7 +289,7 @@ def imitated(test, pieces=1):
     if pieces > 1:
       cut = lambda call, *_: 1 if call.shape[0] < pieces else pieces
       patch(dense, '_pieces', cut)
-    yield
+    yield called
     for kernel in called:
       kernel.assert_called()
 
@@ -291,6 +351,64 @@ class LayersTest(comparison.ComparisonTestCase):
     case = case_of(layer, {}, 'float32', (3, 7, 5), flags)
     with imitated(self, pieces):
       self.compare(case, TOLERANCE['float32'])
+
+
+class BidirectionalTest(parameterized.TestCase):
+  """Both directions in one kernel."""
+
+  @parameterized.parameters(
+      ('LSTM', heads(2), ''),
+      ('GRU', {}, 'reset mask time_major'),
+      ('AGRU', {'learn_initial_carry': True}, 'reset lengths reverse carry'),
+      ('SLSTM', heads(2), 'reset carry time_major reverse'),
+  )
+  def test_agrees_with_two_scans(self, layer, options, flags):
+    layer = rnnzoo.Bidirectional(
+        rnnzoo.LAYERS[layer], 3, 8, rngs=nnx.Rngs(0), **options
+    )
+    batch, time = 3, 7
+    rng = np.random.default_rng(0)
+    time_major = 'time_major' in flags
+    lead = (time, batch) if time_major else (batch, time)
+    x = rng.standard_normal((*lead, 3)).astype(np.float32)
+    call = {'time_major': time_major, 'reverse': 'reverse' in flags}
+    if 'reset' in flags:
+      call['reset'] = rng.random(lead) < 0.3
+    if 'mask' in flags:
+      call['mask'] = rng.random(lead) < 0.8
+    if 'lengths' in flags:
+      call['seq_lengths'] = np.array([time, 3, 0])
+    if 'carry' in flags:  # The first layer's own, and a given one.
+      draw = lambda c: rng.uniform(0.5, 1.5, c.shape).astype(np.float32)
+      own = layer.backward.initial_carry((batch,))
+      call['initial_carry'] = None, jax.tree.map(draw, own)
+
+    def run(implementation):
+      for level in layer.forward, layer.backward:
+        level.implementation = implementation
+      graphdef, state = nnx.split(layer)
+
+      def loss(state, x):
+        results = nnx.merge(graphdef, state).unroll(x, **call)
+        return sum(jnp.sum(jnp.sin(y)) for y in jax.tree.leaves(results))
+
+      return jax.value_and_grad(loss, (0, 1))(state, x)
+
+    with imitated(self) as called:
+      got = run('pallas')
+      self.assertEqual([kernel.call_count for kernel in called], [1, 1])
+      want = run('scan')
+      for x, y in zip(*map(jax.tree.leaves, (got, want)), strict=True):
+        self.assertLess(comparison.relative_error(x, y), 1e-5)
+
+  def test_layers_that_differ(self):
+    layer = rnnzoo.Bidirectional(
+        rnnzoo.GRU, 3, 8, implementation='pallas', rngs=nnx.Rngs(0)
+    )
+    layer.backward.stop_recurrent_gradient = True
+    with imitated(self) as called:
+      jax.grad(lambda x: jnp.sum(layer(x)))(jnp.ones((2, 4, 3)))
+      self.assertEqual([kernel.call_count for kernel in called], [2, 2])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -458,6 +576,7 @@ class SharedGatesTest(parameterized.TestCase):
         cell.input_gates,
         cell.recurrent_gates,
         cta.Shape(1, 1, 1, 8, False),
+        False,
         False,
         False,
         jnp.float32,

@@ -38,6 +38,7 @@ def call_of(cell, dtype, batch, heads, size):
       (batch, 10, heads, size),
       False,
       False,
+      False,
       1,
       jnp.dtype(dtype),
       None,

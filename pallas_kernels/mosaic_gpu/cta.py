@@ -114,11 +114,11 @@ class Shape:
 
 @dataclasses.dataclass(frozen=True)
 class Stream:
-  """An array [B, T, F] or [B, T, G, F], or flags int32 [T, B'].
+  """An array [B, T, F] or [B, T, G, F], or flags int32 [T, G, B'].
 
   Attributes:
     dtype: as stored.
-    gates: G, or None where there is no such axis.
+    gates: G, or None where there is no such axis; of flags, the directions.
     flags: whether it is flags.
     by_head: whether it is [N, B, T, G, D] instead.
   """
@@ -146,11 +146,15 @@ class Cta:
     config: the cut.
     shape: sizes.
     reverse: whether the kernel's loop runs from the last time to the first.
+    both: whether it does for the other half of the heads, the second one or,
+      with `reverse`, the first.
     dtype: of what is multiplied, float32 in two bfloat16 parts.
   """
 
-  def __init__(self, config: Config, shape: Shape, reverse: bool, dtype: Any):
-    self.config, self.shape, self.reverse = config, shape, reverse
+  def __init__(
+      self, config: Config, shape: Shape, reverse: bool, both: bool, dtype: Any
+  ):
+    self.config, self.shape = config, shape
     self.dtype = jnp.dtype(dtype)
     self.split = self.dtype == jnp.float32
     self.short = jnp.dtype(jnp.bfloat16) if self.split else self.dtype
@@ -158,6 +162,11 @@ class Cta:
     self.warps = 4 * config.warpgroups
     self.row0 = lax.axis_index('slice') * config.columns
     self.head = lax.axis_index('head')
+    self.half = jnp.int32(0)
+    self.reverse: Any = reverse
+    if both:
+      self.half = lax.div(self.head, jnp.int32(shape.heads // 2))
+      self.reverse = self.half == (0 if reverse else 1)
     self.part = self.unit0 = jnp.int32(0)
     self.rank = jnp.int32(0)
     if config.cluster > 1:
@@ -290,7 +299,10 @@ class Cta:
     return column * row + (chunk << 4) + (byte & 15)
 
   def time(self, step):
-    return self.shape.time - 1 - step if self.reverse else step
+    backwards = self.shape.time - 1 - step
+    if isinstance(self.reverse, bool):
+      return backwards if self.reverse else step
+    return jnp.where(self.reverse, backwards, step)
 
   def barrier(self):
     """Waits for all threads of the CTA."""

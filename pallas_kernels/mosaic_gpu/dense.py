@@ -48,6 +48,7 @@ class Plan:
     recurrent: how many recurrent gates there are.
     shape: sizes.
     reverse: whether time runs from the last step to the first.
+    both: whether it runs the other way for the second half of the heads.
     flags: whether some steps restart or are held.
     dtype: of the inputs and of what is multiplied.
     config: how the work is cut.
@@ -62,6 +63,7 @@ class Plan:
   recurrent: int
   shape: cta_lib.Shape
   reverse: bool
+  both: bool
   flags: bool
   dtype: Any
   config: Any
@@ -82,22 +84,32 @@ class Plan:
     return [Product(p.gates, p.first, True) for p in reversed(self.stages)]
 
   @property
+  def gates_dtype(self):
+    import os
+    return jnp.float32 if os.environ.get('GATES')=='f32' else self.dtype
+
+  @property
+  def stream_of_flags(self) -> Stream:
+    return Stream(jnp.int32, 1 + self.both, flags=True)
+
+  @property
   def ahead(self) -> int:
     """How many steps' inputs are needed before their step."""
     return 1 if self.flags else 0
 
 
 def prepare_flags(flags: Array, shape: cta_lib.Shape) -> Array:
-  """[B, T] -> int32 [T, B'], B' the batch rounded up to 4."""
+  """[1 or 2, B, T] -> int32 [T, 1 or 2, B'], B' the batch rounded up to 4."""
   missing = -shape.batch % 4
-  return jnp.pad(flags.T, ((0, 0), (0, missing)))
+  flags = jnp.moveaxis(flags, 2, 0)
+  return jnp.pad(flags, ((0, 0), (0, 0), (0, missing)))
 
 
 def forward_streams(plan: Plan, x_dtype, states: int, wanted, save: bool):
   """Returns the streams that `forward` reads and writes."""
   ins = [Stream(x_dtype, plan.gates)]
   if plan.flags:
-    ins.append(Stream(jnp.int32, flags=True))
+    ins.append(plan.stream_of_flags)
   outs = [Stream(plan.dtype), *(Stream(dtype) for _, dtype in wanted)]
   if save:
     outs += [Stream(jnp.float32)] * (states - 1)
@@ -109,12 +121,12 @@ def backward_streams(plan: Plan, x_dtype, states: int, d_dtypes):
   """Returns the streams that `backward` reads and writes."""
   ins = [
       Stream(x_dtype, plan.gates),
-      Stream(plan.dtype, plan.recurrent, by_head=True),
+      Stream(plan.gates_dtype, plan.recurrent, by_head=True),
   ]
   ins += [Stream(plan.dtype)] + [Stream(jnp.float32)] * (states - 1)
   ins += [Stream(dtype) for dtype in d_dtypes]
   if plan.flags:
-    ins.append(Stream(jnp.int32, flags=True))
+    ins.append(plan.stream_of_flags)
   outs = [Stream(plan.dtype, plan.gates)]
   # One product over all steps follows, a head at a time, so that it wants heads
   # first; with one head that is the order of the inputs.

@@ -40,7 +40,7 @@ def forward(
       bits; two of them for the parts of float32.
     carry: what the first step starts from, float32 [S, B, F].
     restart: what a reset restarts from, float32 [S, B, F].
-    flags: int32 [T, B'], as `prepare_flags` returns them, or None.
+    flags: int32 [T, 1 or 2, B'], as `prepare_flags` returns them, or None.
     wanted: which arrays of the carry are returned for all steps besides h, and
       in which dtype.
     save: whether what the adjoint needs is returned too.
@@ -81,7 +81,9 @@ def forward(
     out_refs, last_ref = refs[n : n + len(outs)], refs[n + len(outs)]
     n += len(outs) + 1
     exchange_refs, scratch = refs[n : n + exchanged], refs[n + exchanged :]
-    cta = cta_lib.Cta(config, shape, plan.reverse, plan.dtype)
+    cta = cta_lib.Cta(
+        config, shape, plan.reverse, plan.both, plan.dtype
+    )
     ring = tiles.Ring(cta, ins, inputs, scratch[0])
     multipliers = dense.multipliers(cta, stages, matrix, scratch[2:])
     ring.prologue()

@@ -125,7 +125,7 @@ class Ring:
 def _stride(shape: Shape, stream: Stream) -> int:
   """Elements from one time to the next."""
   if stream.flags:
-    return pl.cdiv(shape.batch, 4) * 4
+    return stream.tiles * pl.cdiv(shape.batch, 4) * 4
   row = shape.size if stream.by_head else shape.features
   return row * stream.tiles * (shape.batch if shape.time_major else 1)
 
@@ -158,12 +158,14 @@ def _chunks(cta: Cta, stream: Stream) -> list[tuple[Array, Array, Array]]:
   config, shape = cta.config, cta.shape
   size = jnp.dtype(stream.dtype).itemsize
   if stream.flags:
-    # [T, B'] with B' the batch rounded up to 4.
+    # [T, G, B'] with B' the batch rounded up to 4.
     count = pl.cdiv(config.columns, 4)
     at = cta.row0 + 4 * cta.index
     where = flag(cta.index < count) + flag(
         (cta.index < count) & (at < shape.batch)
     )
+    if stream.tiles > 1:
+      at += cta.half * (pl.cdiv(shape.batch, 4) * 4)
     return [(16 * cta.index, jnp.where(where > 1, at, 0), where)]
   per_row = pl.cdiv(config.units * size, 16)
   per_tile = config.columns * per_row
