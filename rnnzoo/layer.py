@@ -457,16 +457,13 @@ def _join(x: Array, y: Array) -> Array:
 
 def _are_alike(first, second) -> bool:
   """Whether two layers differ in parameters only, and have blocks of them."""
-  return (
-      all(
-          isinstance(layer, RecurrentLayer)
-          and type(layer).unroll is RecurrentLayer.unroll
-          and layer.recurrent_kernel is not None
-          and layer.recurrent_kernel.shape[-1] > 1
-          for layer in (first, second)
-      )
-      and _static(first) == _static(second)
-  )
+  return all(
+      isinstance(layer, RecurrentLayer)
+      and type(layer).unroll is RecurrentLayer.unroll
+      and layer.recurrent_kernel is not None
+      and layer.recurrent_kernel.shape[-1] > 1
+      for layer in (first, second)
+  ) and _static(first) == _static(second)
 
 
 def _static(layer: RecurrentLayer) -> tuple[Any, ...]:

@@ -15,7 +15,7 @@ sigmoid, tanh = jax.nn.sigmoid, jnp.tanh
 
 @jax.custom_jvp
 def log_sigmoid(x):
-  """log σ(x), whose derivative is one function, where jax.nn's is several."""
+  """Returns log σ(x), whose derivative is one function and not several."""
   return jnp.minimum(x, 0) - jnp.log1p(jnp.exp(-jnp.abs(x)))
 
 

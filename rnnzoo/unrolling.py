@@ -273,7 +273,9 @@ def run(
     empty = jnp.zeros((0, batch, features), carry[0].dtype)
     return carry, (empty,) * outputs
   if reset is not None and both_directions:
-    ways = [steps.boundary(reset, way, axis=0) for way in (reverse, not reverse)]
+    ways = [
+        steps.boundary(reset, way, axis=0) for way in (reverse, not reverse)
+    ]
     reset = jnp.stack(ways)
   elif reset is not None:
     reset = steps.boundary(reset, reverse, axis=0)

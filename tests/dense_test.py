@@ -117,8 +117,9 @@ def in_halves(run, plan, heads_first, *args):
   results = []
   for half, reverse in enumerate((plan.reverse, not plan.reverse)):
     own = dataclasses.replace(plan, shape=shape, reverse=reverse, both=False)
+    half_of = lambda i, x, half=half: jnp.split(x, 2, axis_of(i, x))[half]
     cut = [
-        jax.tree.map(lambda x, i=i: jnp.split(x, 2, axis_of(i, x))[half], arg)  # pylint: disable=cell-var-from-loop
+        jax.tree.map(functools.partial(half_of, i), arg)
         for i, arg in enumerate(args)
     ]
     results.append(run(own, *cut))

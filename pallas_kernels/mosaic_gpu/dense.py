@@ -86,7 +86,8 @@ class Plan:
   @property
   def gates_dtype(self):
     import os
-    return jnp.float32 if os.environ.get('GATES')=='f32' else self.dtype
+
+    return jnp.float32 if os.environ.get('GATES') == 'f32' else self.dtype
 
   @property
   def stream_of_flags(self) -> Stream:

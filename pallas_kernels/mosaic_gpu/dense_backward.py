@@ -85,9 +85,7 @@ def backward(
     d_carry_ref, d_theta_ref, d_restart_ref = refs[n : n + 3]
     n += 3
     exchange_refs, scratch = refs[n : n + exchanged], refs[n + exchanged :]
-    cta = cta_lib.Cta(
-        config, shape, not plan.reverse, plan.both, plan.dtype
-    )
+    cta = cta_lib.Cta(config, shape, not plan.reverse, plan.both, plan.dtype)
     ring = tiles.Ring(cta, ins, inputs, scratch[0])
     multipliers = dense.multipliers(cta, adjoints, matrix, scratch[2:])
     ring.prologue()

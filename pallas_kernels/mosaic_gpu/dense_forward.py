@@ -81,9 +81,7 @@ def forward(
     out_refs, last_ref = refs[n : n + len(outs)], refs[n + len(outs)]
     n += len(outs) + 1
     exchange_refs, scratch = refs[n : n + exchanged], refs[n + exchanged :]
-    cta = cta_lib.Cta(
-        config, shape, plan.reverse, plan.both, plan.dtype
-    )
+    cta = cta_lib.Cta(config, shape, plan.reverse, plan.both, plan.dtype)
     ring = tiles.Ring(cta, ins, inputs, scratch[0])
     multipliers = dense.multipliers(cta, stages, matrix, scratch[2:])
     ring.prologue()
