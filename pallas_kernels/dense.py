@@ -341,13 +341,19 @@ def _starts(plan: dense.Plan, h, initial, restart, flags) -> Array:
   directions = [plan.reverse]
   if plan.both:
     directions.append(not plan.reverse)
-  parts = [
-      jnp.split(x, len(directions), axis=-1) for x in (h, initial, restart)
+  halves = lambda x: jnp.split(x, len(directions), axis=-1)
+  own_flags = [None] * len(directions) if flags is None else flags
+  starts = [
+      _starts_of(plan.shape, *direction)
+      for direction in zip(
+          directions,
+          halves(h),
+          halves(initial),
+          halves(restart),
+          own_flags,
+          strict=True,
+      )
   ]
-  starts = []
-  for i, reverse in enumerate(directions):
-    own = None if flags is None else flags[i]
-    starts.append(_starts_of(plan.shape, reverse, *(p[i] for p in parts), own))
   return starts[0] if len(starts) == 1 else jnp.concatenate(starts, axis=-1)
 
 

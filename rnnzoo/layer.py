@@ -12,7 +12,7 @@ that a call changes, so they work with `nnx.jit`, with `nnx.split` and plain
 
 from collections.abc import Callable, Mapping, Sequence
 import math
-from typing import Any
+from typing import Any, TypeGuard
 
 from flax import nnx
 import jax
@@ -354,13 +354,10 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
   def _recurrent_kernel(self, dtype) -> Array | None:
     if self.recurrent_kernel is None:
       return None
-    return self._structured_kernel().astype(dtype)
-
-  def _structured_kernel(self) -> Array:
     kernel = self.recurrent_kernel[...]
     if self.recurrent_structure is not None:
       kernel = self.recurrent_structure(kernel)
-    return kernel
+    return kernel.astype(dtype)
 
   def _check_input(self, x: Array, axes: str) -> None:
     checks.inputs(x, axes, self.in_features, type(self).__name__)
@@ -371,8 +368,8 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
 
 
 def unroll_both(
-    first: nnx.Module,
-    second: nnx.Module,
+    first: sequence_layer.SequenceLayer,
+    second: sequence_layer.SequenceLayer,
     x: Array,
     *,
     initial_carry: tuple[Carry | None, Carry | None],
@@ -397,7 +394,9 @@ def unroll_both(
     NotImplementedError: the two differ in more than parameters, or no kernel
       can run them like this.
   """
-  if not _are_alike(first, second):
+  if not (_has_blocks(first) and _has_blocks(second)):
+    raise NotImplementedError('A layer has no recurrent kernel of blocks.')
+  if _static(first) != _static(second):
     raise NotImplementedError('The two layers are not alike.')
   if not selection.is_first('pallas', first.implementation):
     raise NotImplementedError('No other implementation can.')
@@ -436,8 +435,9 @@ def _side_by_side(first, second) -> RecurrentLayer:
   both.kernel = join(first.kernel, second.kernel)
   if first.bias is not None:
     both.bias = join(first.bias, second.bias)
-  kernels = [layer._structured_kernel() for layer in (first, second)]
-  both.recurrent_kernel = nnx.Param(jnp.concatenate(kernels, axis=1))
+  own = lambda layer: layer._recurrent_kernel(layer.param_dtype)
+  kernels = jnp.concatenate([own(first), own(second)], axis=1)
+  both.recurrent_kernel = nnx.Param(kernels)
   both.recurrent_structure = None
   both.cell_params = nnx.Dict(
       {
@@ -455,15 +455,14 @@ def _join(x: Array, y: Array) -> Array:
   return jnp.concatenate([x, y], axis=-1)
 
 
-def _are_alike(first, second) -> bool:
-  """Whether two layers differ in parameters only, and have blocks of them."""
-  return all(
+def _has_blocks(layer) -> TypeGuard[RecurrentLayer]:
+  """Whether it is a layer whose recurrent kernel is not diagonal."""
+  return (
       isinstance(layer, RecurrentLayer)
       and type(layer).unroll is RecurrentLayer.unroll
       and layer.recurrent_kernel is not None
       and layer.recurrent_kernel.shape[-1] > 1
-      for layer in (first, second)
-  ) and _static(first) == _static(second)
+  )
 
 
 def _static(layer: RecurrentLayer) -> tuple[Any, ...]:
