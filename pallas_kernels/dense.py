@@ -203,18 +203,16 @@ def _run_fwd(call: Call, theta, x, kernel, carry, restart, flags):
   theta, x, kernel, carry, restart = engine.differentiable_once(
       (theta, x, kernel, carry, restart)
   )
-  last, carries, h, starts, u = _forward(
+  last, carries, starts, u = _forward(
       call, theta, x, kernel, carry, restart, flags, True
   )
-  saved = theta, x, kernel, carry, restart, h, starts, u
+  saved = theta, x, kernel, carry, restart, starts, u
   return (last, carries), (saved, flags)
 
 
 def _forward(call: Call, theta, x, kernel, carry, restart, flags, save):
-  plan, wanted = _forward_plan(
-      call, x, kernel, carry.shape[0], flags is not None, save
-  )
-  (h, *others), last, starts, u = dense_forward.forward(
+  plan = _forward_plan(call, x, kernel, carry.shape[0], flags is not None, save)
+  carries, last, starts, u = dense_forward.forward(
       plan,
       theta,
       x,
@@ -222,51 +220,49 @@ def _forward(call: Call, theta, x, kernel, carry, restart, flags, save):
       carry,
       restart,
       None if flags is None else dense.prepare_flags(flags, plan.shape),
-      wanted,
+      call.outputs,
+      call.out_dtype,
       save,
   )
-  carries = tuple(others)
-  if call.out_dtype == plan.dtype:
-    carries = (h, *others)
-  results = last, carries, h, starts, u
+  results = last, carries, starts, u
   return jax.tree.map(lambda x: engine.vary_as(x, carry), results)
 
 
 def _run_bwd(call: Call, saved, cotangents):
   saved, flags = saved
   saved, cotangents = engine.differentiable_once((saved, cotangents))
-  theta, x, kernel, carry, restart, h, starts, u = saved
+  theta, x, kernel, carry, restart, starts, u = saved
   d_last, d_carries = cotangents
   plan = _backward_plan(call, x, kernel, carry.shape[0], flags is not None)
-  h_start = _starts(plan, h, carry[0], restart[0], flags)
-  operand = kernel.astype(plan.dtype)
-  first = operand if u is None else operand[:-1]
-  gates = [_multiply(plan, h_start, first)]
-  if u is not None:
-    gates.append(_multiply(plan, u, operand[-1:]))
-  h_gates = gates[0] if len(gates) == 1 else jnp.concatenate(gates, axis=3)
+  # What each of the products multiplies, and with which gates of the kernel.
+  operands = [starts[0], *([] if u is None else [u])]
+  kernels = [
+      kernel[p.first :][: p.gates].astype(plan.dtype) for p in plan.stages
+  ]
+  h_gates = [
+      _multiply(plan, *pair) for pair in zip(operands, kernels, strict=True)
+  ]
   d_x, d_gates, d_carry, d_theta, d_restart = dense_backward.backward(
       plan,
       theta,
       x,
       h_gates,
-      (h_start, *starts),
+      starts,
       _matrix(kernel, plan.dtype),
       None if flags is None else dense.prepare_flags(flags, plan.shape),
       d_carries,
       d_last,
   )
-  if d_gates is None:
-    d_gates = d_x[None]
-  if u is None:
-    d_kernel = _outer(plan.shape, h_start, d_gates)
-  else:
-    d_kernel = jnp.concatenate(
-        [
-            _outer(plan.shape, h_start, d_gates[:, :, :, :-1]),
-            _outer(plan.shape, u, d_gates[:, :, :, -1:]),
-        ]
-    )
+  if not d_gates:
+    d_gates = [
+        d_x[None, :, :, p.first :][..., : p.gates, :] for p in plan.stages
+    ]
+  d_kernel = jnp.concatenate(
+      [
+          _outer(plan.shape, *pair)
+          for pair in zip(operands, d_gates, strict=True)
+      ]
+  )
   d_theta = d_theta.sum(1) if call.params else jnp.zeros_like(theta)
   if flags is None:
     d_restart = jnp.zeros_like(restart)
@@ -304,17 +300,16 @@ def _plan(call: Call, x, kernel, has_flags) -> dense.Plan:
 
 
 def _forward_plan(call: Call, x, kernel, states, has_flags, save):
-  """Returns the plan, and the outputs for all steps besides h."""
+  """Returns the plan of the forward kernel."""
   plan = _plan(call, x, kernel, has_flags)
-  wanted = [(i, call.out_dtype) for i in range(call.outputs)]
-  if call.out_dtype == plan.dtype:
-    wanted = wanted[1:]
-  ins, outs = dense.forward_streams(plan, x.dtype, states, wanted, save)
+  ins, outs = dense.forward_streams(
+      plan, x.dtype, states, call.outputs, call.out_dtype, save
+  )
   fits = functools.partial(dense.needs, plan, ins, outs, plan.stages)
   config = tuning.dense(
       plan.shape, plan.stages[0].gates, False, fits, call.target
   )
-  return dataclasses.replace(plan, config=config), wanted
+  return dataclasses.replace(plan, config=config)
 
 
 def _backward_plan(call: Call, x, kernel, states, has_flags):
@@ -336,52 +331,11 @@ def _matrix(kernel: Array, dtype) -> tuple[Array, ...]:
   return (kernel.astype(dtype),)
 
 
-def _starts(plan: dense.Plan, h, initial, restart, flags) -> Array:
-  """Returns the h that every step starts from, [B, T, F]."""
-  directions = [plan.reverse]
-  if plan.both:
-    directions.append(not plan.reverse)
-  halves = lambda x: jnp.split(x, len(directions), axis=-1)
-  own_flags = [None] * len(directions) if flags is None else flags
-  starts = [
-      _starts_of(plan.shape, *direction)
-      for direction in zip(
-          directions,
-          halves(h),
-          halves(initial),
-          halves(restart),
-          own_flags,
-          strict=True,
-      )
-  ]
-  return starts[0] if len(starts) == 1 else jnp.concatenate(starts, axis=-1)
-
-
-def _starts_of(shape, reverse: bool, h, initial, restart, flags) -> Array:
-  """`_starts` for one direction, with flags [B, T]."""
-  axis = 0 if shape.time_major else 1
-  cut = functools.partial(lax.slice_in_dim, h, axis=axis)
-  initial = jnp.expand_dims(initial.astype(h.dtype), axis)
-  if reverse:
-    parts = [cut(1, shape.time), initial]
-  else:
-    parts = [initial, cut(0, shape.time - 1)]
-  starts = jnp.concatenate(parts, axis)
-  if flags is None:
-    return starts
-  resets = (flags & flags_lib.RESET) != 0
-  if shape.time_major:
-    resets = resets.T
-  restart = jnp.expand_dims(restart.astype(h.dtype), axis)
-  return jnp.where(resets[..., None], restart, starts)
-
-
 def _multiply(plan: dense.Plan, h: Array, kernel: Array) -> Array:
-  """[B, T, F] and [G, N, D, D] -> [N, B, T, G, D], as products leave it."""
-  heads = h.reshape(*h.shape[:2], plan.shape.heads, plan.shape.size)
+  """[N, B, T, 1, D] and [G, N, D, D] -> [N, B, T, G, D]."""
   return jnp.einsum(
-      'abnd,gnde->nabge',
-      heads,
+      'nabsd,gnde->nabge',
+      h,
       kernel,
       preferred_element_type=plan.gates_dtype,
   )
@@ -392,7 +346,7 @@ _BUSY = 1 << 21
 
 
 def _outer(shape, h: Array, d_gates: Array) -> Array:
-  """[B, T, F] and [N, B, T, G, D] -> float32 [G, N, D, D]."""
+  """[N, B, T, 1, D] and [N, B, T, G, D] -> float32 [G, N, D, D]."""
   steps = shape.batch * shape.time
   gates = d_gates.shape[3]
   result = gates * shape.features * shape.size
@@ -401,9 +355,11 @@ def _outer(shape, h: Array, d_gates: Array) -> Array:
   parts = 1
   while parts * result < _BUSY and steps % (2 * parts) == 0:
     parts *= 2
-  heads = h.reshape(parts, -1, shape.heads, shape.size)
-  d_gates = d_gates.reshape(shape.heads, parts, -1, gates, shape.size)
+  cut = lambda x: x.reshape(shape.heads, parts, -1, *x.shape[3:])
   sums = jnp.einsum(
-      'sknd,nskge->sgnde', heads, d_gates, preferred_element_type=jnp.float32
+      'nskzd,nskge->sgnde',
+      cut(h),
+      cut(d_gates),
+      preferred_element_type=jnp.float32,
   )
   return jnp.sum(sums, axis=0)

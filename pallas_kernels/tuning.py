@@ -266,11 +266,14 @@ def _dense_candidates(
     if columns > 64:
       break
     cluster = math.gcd(parts, 8 if ctas * slices <= most else 2)
-    if not adjoint:
-      yield cta_lib.Config('device', columns, units, 2, 4, cluster)
+    cuts = [] if adjoint else [(1, 4, cluster)]
     for team in (4, 3, 2) if adjoint else ():
       # Whole teams share out all gates.
       for whole in (cluster, math.gcd(parts, 2 * team)):
         if gates % team == 0 and whole % team == 0 and whole <= cluster:
-          yield cta_lib.Config('device', columns, units, 2, 4, whole, team)
-    yield cta_lib.Config('device', columns, units, 2, 8, cluster)
+          cuts.append((team, 4, whole))
+    for team, sums, whole in (*cuts, (1, 8, cluster)):
+      for slots in (2, 1):
+        yield cta_lib.Config(
+            'device', columns, units, 2, sums, whole, team, slots
+        )

@@ -92,53 +92,50 @@ def gates_of(x):
   return tuple(x[:, i] for i in range(x.shape[1]))
 
 
-def in_halves(run, plan, heads_first, *args):
+def by_head(plan, x):
+  """[B, T, G, F] -> [N, B, T, G, D]."""
+  x = x.reshape(*x.shape[:3], plan.shape.heads, plan.shape.size)
+  return jnp.moveaxis(x, 3, 0)
+
+
+def in_halves(run, plan, *args):
   """Runs each half of the heads in its direction.
 
   Args:
     run: a function of a plan and args.
     plan: of both directions.
-    heads_first: the argument and the result that have heads as their first
-      axis, or None; matrices have them as their second, all else as the last.
-    *args: matrices are tuples of arrays with four axes, flags are integers.
+    *args: trees of arrays. Heads are the first of five axes, and the second of
+      four if it is a matrix; flags are integers; features are the last axis of
+      all others.
 
   Returns:
     What run returns, put together.
   """
 
-  def axis_of(i, x):
-    if i == heads_first:
-      return 0
+  def axis(x):
     if jnp.issubdtype(x.dtype, jnp.integer):
       return 1  # Flags: the direction.
+    if x.ndim == 5:
+      return 0
     return 1 if x.ndim == 4 and x.shape[2] == x.shape[3] else -1
 
   shape = dataclasses.replace(plan.shape, heads=plan.shape.heads // 2)
   results = []
   for half, reverse in enumerate((plan.reverse, not plan.reverse)):
     own = dataclasses.replace(plan, shape=shape, reverse=reverse, both=False)
-    half_of = lambda i, x, half=half: jnp.split(x, 2, axis_of(i, x))[half]
-    cut = [
-        jax.tree.map(functools.partial(half_of, i), arg)
-        for i, arg in enumerate(args)
-    ]
-    results.append(run(own, *cut))
-  return tuple(
-      jax.tree.map(
-          lambda x, y, i=i: jnp.concatenate(
-              [x, y], 0 if x.ndim == 5 and i == 1 else -1
-          ),
-          *parts,
-      )
-      for i, parts in enumerate(zip(*results, strict=True))
-  )
+    cut = lambda x, half=half: jnp.split(x, 2, axis(x))[half]
+    results.append(run(own, *jax.tree.map(cut, args)))
+  join = lambda x, y: jnp.concatenate([x, y], 0 if x.ndim == 5 else -1)
+  return jax.tree.map(join, *results)
 
 
-def forward(plan, theta, x, matrix, carry, restart, flags, wanted, save):
+def forward(
+    plan, theta, x, matrix, carry, restart, flags, outputs, out_dtype, save
+):
   """A loop in place of `kernels.forward`."""
   if plan.both:
-    run = lambda *args: forward(*args, wanted, save)
-    return in_halves(run, plan, None, theta, x, matrix, carry, restart, flags)
+    run = lambda *args: forward(*args, outputs, out_dtype, save)
+    return in_halves(run, plan, theta, x, matrix, carry, restart, flags)
   loop = Loop(plan, flags)
   matrix = whole(matrix)
   rows = tuple(theta)[: plan.params]
@@ -161,14 +158,15 @@ def forward(plan, theta, x, matrix, carry, restart, flags, wanted, save):
   last, (new, start, u) = lax.scan(
       step, tuple(carry), (loop.steps(x), loop.flags)
   )
-  carries = [loop.stream(new[0], plan.dtype)]
-  carries += [loop.stream(new[i], dtype) for i, dtype in wanted]
+  carries = tuple(loop.stream(x, out_dtype) for x in new[:outputs])
   starts, kept = (), None
+  operand = lambda x: by_head(plan, loop.stream(x, plan.dtype)[:, :, None])
   if save:
-    starts = tuple(loop.stream(s, jnp.float32) for s in start[1:])
+    others = (loop.stream(s, jnp.float32) for s in start[1:])
+    starts = (operand(start[0]), *others)
   if save and plan.operand is not None:
-    kept = loop.stream(u, plan.dtype)
-  return tuple(carries), jnp.stack(last), starts, kept
+    kept = operand(u)
+  return carries, jnp.stack(last), starts, kept
 
 
 def backward(
@@ -187,14 +185,19 @@ def backward(
   if plan.both:
     run = lambda *args: backward(*args, one_head=False)
     args = theta, x, h_gates, starts, matrix, flags, d_carries, d_last
-    return in_halves(run, plan, 2, *args)
+    return in_halves(run, plan, *args)
   loop = Loop(dataclasses.replace(plan, reverse=not plan.reverse), flags)
   matrix = whole(matrix)
   rows = tuple(theta)[: plan.params]
   shape = plan.shape
-  # [N, B, T, G, D] -> [B, T, G, F].
-  h_gates = jnp.moveaxis(h_gates, 0, 3)
-  h_gates = h_gates.reshape(*h_gates.shape[:3], shape.features)
+
+  def joined(x):
+    """[N, B, T, G, D] -> [B, T, G, F]."""
+    x = jnp.moveaxis(x, 0, 3)
+    return x.reshape(*x.shape[:3], shape.features)
+
+  h_gates = jnp.concatenate(list(map(joined, h_gates)), axis=2)
+  starts = (joined(starts[0])[:, :, 0], *starts[1:])
   zeros = tuple(jnp.zeros_like(d_last))
 
   def through(d_gates, first, last):
@@ -249,12 +252,12 @@ def backward(
   init = tuple(d_last), jax.tree.map(jnp.zeros_like, rows), zeros
   (d_carry, d_rows, d_restart), (d_x, d_gates) = lax.scan(step, init, xs)
   same = kernels.shared_gates(plan, len(starts)) == tuple(range(plan.gates))
-  d_of_gates = None
+  d_of_gates = ()
   if shape.heads > 1 or not same or not one_head:
-    d_of_gates = loop.stream(d_gates, plan.dtype)
-    lead = d_of_gates.shape[:3]
-    d_of_gates = d_of_gates.reshape(*lead, shape.heads, shape.size)
-    d_of_gates = jnp.moveaxis(d_of_gates, 3, 0)
+    whole_d = by_head(plan, loop.stream(d_gates, plan.dtype))
+    d_of_gates = tuple(
+        whole_d[:, :, :, p.first :][:, :, :, : p.gates] for p in plan.stages
+    )
   d_theta = jnp.zeros((max(plan.params, 1), *d_last.shape[1:]), jnp.float32)
   for i, d in enumerate(d_rows):
     d_theta = d_theta.at[i, -1].set(d)

@@ -106,8 +106,10 @@ class CutsTest(parameterized.TestCase):
       return set()
     rows = -(-batch // pieces)
     call = dataclasses.replace(call, shape=(rows, time, heads, size))
-    plan, wanted = dense._forward_plan(call, x, kernel, states, has_flags, True)
-    ins, outs = kernels.forward_streams(plan, x.dtype, states, wanted, True)
+    plan = dense._forward_plan(call, x, kernel, states, has_flags, True)
+    ins, outs = kernels.forward_streams(
+        plan, x.dtype, states, call.outputs, call.out_dtype, True
+    )
     found = {self.check(plan, ins, outs, plan.stages)}
     plan = dense._backward_plan(call, x, kernel, states, has_flags)
     ins, outs = kernels.backward_streams(

@@ -53,6 +53,9 @@ class Config:
     team: with 'device', CTAs that share out the gates that are summed over, a
       divisor of `cluster`: each multiplies some of the gates for the units of
       all. Less has to be read, at the price of one more exchange in a cluster.
+    slots: steps for which there is an operand. With two, a CTA may be sent the
+      next step's while it multiplies this one's. It cannot be sent the one
+      after: that is made of what it publishes when it has multiplied.
     stages: steps for which inputs are in flight or in use, at least 5.
   """
 
@@ -63,6 +66,7 @@ class Config:
   sums: int = 1
   cluster: int = 1
   team: int = 1
+  slots: int = 2
   stages: int = 6
 
   @property

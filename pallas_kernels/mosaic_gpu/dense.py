@@ -106,25 +106,28 @@ def prepare_flags(flags: Array, shape: cta_lib.Shape) -> Array:
   return jnp.pad(flags, ((0, 0), (0, 0), (0, missing)))
 
 
-def forward_streams(plan: Plan, x_dtype, states: int, wanted, save: bool):
+def forward_streams(
+    plan: Plan, x_dtype, states: int, outputs: int, out_dtype, save: bool
+):
   """Returns the streams that `forward` reads and writes."""
   ins = [Stream(x_dtype, plan.gates)]
   if plan.flags:
     ins.append(plan.stream_of_flags)
-  outs = [Stream(plan.dtype), *(Stream(dtype) for _, dtype in wanted)]
+  outs = [Stream(out_dtype)] * outputs
   if save:
-    outs += [Stream(jnp.float32)] * (states - 1)
-    outs += [Stream(plan.dtype)] * (plan.operand is not None)
+    # Operands, of products over all steps that are done a head at a time.
+    operand = Stream(plan.dtype, by_head=True)
+    outs += [operand] + [Stream(jnp.float32)] * (states - 1)
+    outs += [operand] * (plan.operand is not None)
   return ins, outs
 
 
 def backward_streams(plan: Plan, x_dtype, states: int, d_dtypes):
   """Returns the streams that `backward` reads and writes."""
-  ins = [
-      Stream(x_dtype, plan.gates),
-      Stream(plan.gates_dtype, plan.recurrent, by_head=True),
-  ]
-  ins += [Stream(plan.dtype)] + [Stream(jnp.float32)] * (states - 1)
+  ins = [Stream(x_dtype, plan.gates)]
+  ins += [Stream(plan.gates_dtype, p.gates, by_head=True) for p in plan.stages]
+  ins += [Stream(plan.dtype, by_head=True)]
+  ins += [Stream(jnp.float32)] * (states - 1)
   ins += [Stream(dtype) for dtype in d_dtypes]
   if plan.flags:
     ins.append(plan.stream_of_flags)
@@ -133,7 +136,7 @@ def backward_streams(plan: Plan, x_dtype, states: int, d_dtypes):
   # first; with one head that is the order of the inputs.
   same = shared_gates(plan, states) == tuple(range(plan.gates))
   if plan.shape.heads > 1 or not same:
-    outs.append(Stream(plan.dtype, plan.recurrent, by_head=True))
+    outs += [Stream(plan.dtype, p.gates, by_head=True) for p in plan.stages]
   return ins, outs
 
 

@@ -23,29 +23,30 @@ def backward(
     plan: dense.Plan,
     theta: Array,
     x: Array,
-    h_gates: Array,
+    h_gates: Sequence[Array],
     starts: Sequence[Array],
     matrix: Sequence[Array],
     flags: Array | None,
     d_carries: Sequence[Array],
     d_last: Array,
-) -> tuple[Array, Array | None, Array, Array, Array]:
+) -> tuple[Array, Sequence[Array], Array, Array, Array]:
   """Runs the adjoint of `forward`.
 
   Args:
     plan: as for `forward`, except `config`.
     theta: as for `forward`.
     x: as for `forward`.
-    h_gates: the recurrent gates of every step, [N, B, T, G', D].
-    starts: the carries that every step starts from, each [B, T, F].
+    h_gates: the recurrent gates of every step, [N, B, T, G', D], those of the
+      second product apart from those of the first.
+    starts: the carries that every step starts from, as `forward` returns them.
     matrix: R, [G', N, D, D] indexed [gate, head, from, to], as for `forward`.
     flags: as for `forward`.
     d_carries: cotangents of the first of the carries, each [B, T, F].
     d_last: cotangent of the last carry, float32 [S, B, F].
 
   Returns:
-    The cotangents of x, [B, T, G, F]; of the recurrent gates, [N, B, T, G', D],
-    or None where these are those of x in the same order; of the carry before
+    The cotangents of x, [B, T, G, F]; of the recurrent gates, as `h_gates`, or
+    nothing where these are those of x in the same order; of the carry before
     the first step, [S, B, F]; and, to be summed over the batch, of theta
     [P, B, F] and of the restart [S, B, F].
   """
@@ -55,7 +56,7 @@ def backward(
   adjoints = plan.adjoints
   d_dtypes = [d.dtype for d in d_carries]
   ins, outs = dense.backward_streams(plan, x.dtype, states, d_dtypes)
-  arrays = [x, h_gates, *starts, *d_carries]
+  arrays = [x, *h_gates, *starts, *d_carries]
   if flags is not None:
     arrays.append(flags)
   planes = len(matrix)
@@ -98,10 +99,11 @@ def backward(
 
     def linear(step):
       """Everything of a step that does not depend on the adjoint."""
+      n = 1 + len(h_gates)
       row = tuple(ring.read(step, 0))
-      gates = tuple(ring.read(step, 1))
-      start = tuple(ring.read(step, 2 + i)[0] for i in range(states))
-      g = tuple(ring.read(step, 2 + states + i)[0] for i in range(outputs))
+      gates = tuple(x for i in range(1, n) for x in ring.read(step, i))
+      start = tuple(ring.read(step, n + i)[0] for i in range(states))
+      g = tuple(ring.read(step, n + states + i)[0] for i in range(outputs))
       pulls = [legalize(linearise)(theta, row, gates, start)]
       if two:
         pulls.append(legalize(linearise_operand)(theta, row, gates[:-1], start))
@@ -156,9 +158,12 @@ def backward(
     d_carry = cta.read_rows(d_last, states)
     d_sums = tuple(zero for _ in theta)
     d_restart = (zero,) * states if plan.flags else ()
-    distinct = lambda d_row, d_gates: [tuple(d_row), tuple(d_gates)][
-        : len(outs)
-    ]
+
+    def distinct(d_row, d_gates):
+      """Returns what is written, one tuple a stream."""
+      parts = [d_gates[p.first :][: p.gates] for p in plan.stages]
+      return [d_row, *parts][: len(outs)]
+
     for multiplier in multipliers:
       multiplier.operand.clear()
     if not config.through_device:
@@ -300,5 +305,4 @@ def backward(
       ),
   )(theta, d_last, *matrix, *arrays)
   d_carry, d_theta, d_restart = results[len(outs) : len(outs) + 3]
-  d_gates = results[1] if len(outs) > 1 else None
-  return results[0], d_gates, d_carry, d_theta, d_restart
+  return results[0], results[1 : len(outs)], d_carry, d_theta, d_restart

@@ -27,7 +27,8 @@ def forward(
     carry: Array,
     restart: Array,
     flags: Array | None,
-    wanted: Sequence[tuple[int, Any]],
+    outputs: int,
+    out_dtype: Any,
     save: bool,
 ) -> tuple[tuple[Array, ...], Array, tuple[Array, ...], Array | None]:
   """Runs the recurrence.
@@ -41,23 +42,24 @@ def forward(
     carry: what the first step starts from, float32 [S, B, F].
     restart: what a reset restarts from, float32 [S, B, F].
     flags: int32 [T, 1 or 2, B'], as `prepare_flags` returns them, or None.
-    wanted: which arrays of the carry are returned for all steps besides h, and
-      in which dtype.
+    outputs: how many arrays of the carry are returned for all steps.
+    out_dtype: dtype of these.
     save: whether what the adjoint needs is returned too.
 
   Returns:
-    h after every step, in `plan.dtype`, and what is wanted, each [B, T, F]; the
-    carry after the last step, [S, B, F]; if saved, the carries but h that every
-    step starts from, float32, each [B, T, F]; and the operand of the second
-    product, [B, T, F], if there is one.
+    The carries after every step, each [B, T, F]; the carry after the last step,
+    [S, B, F]; if saved, the carries that every step starts from, h in
+    `plan.dtype` [N, B, T, 1, D] and the others in float32, each [B, T, F]; and
+    the operand of the second product, [N, B, T, 1, D], if there is one.
   """
   shape, config = plan.shape, plan.config
   states = carry.shape[0]
   two = plan.operand is not None
   stages = plan.stages
-  ins, outs = dense.forward_streams(plan, x.dtype, states, wanted, save)
-  outputs = 1 + len(wanted)
-  saved = states - 1 if save else 0
+  ins, outs = dense.forward_streams(
+      plan, x.dtype, states, outputs, out_dtype, save
+  )
+  saved = states if save else 0
   kept = two and save
   planes = len(matrix)
   split = planes == 2
@@ -141,8 +143,7 @@ def forward(
         if plan.flags:
           following = flags_lib.select(restarts(step + 1), restart, new)
         multipliers[0].operand.put(step + 1, following[:1])
-        written = [new[0], *(new[i] for i, _ in wanted)]
-        written += [*state[1 : 1 + saved], *[u] * kept]
+        written = [*new[:outputs], *state[:saved], *[u] * kept]
         for i, value in enumerate(written):
           staging.write(step, i, (value,))
         ring.wait(plan.ahead)
@@ -198,8 +199,7 @@ def forward(
 
       new, u = pointwise_step(step, start, gates, finish)
       exchange.publish(step, new[:1])
-      written = [new[0], *(new[i] for i, _ in wanted)]
-      written += [*start[1 : 1 + saved], *[u] * kept]
+      written = [*new[:outputs], *start[:saved], *[u] * kept]
       for ref, stream, value in zip(out_refs, outs, written, strict=True):
         cta.write(ref, time, value, stream.dtype, stream)
       return tuple(new)

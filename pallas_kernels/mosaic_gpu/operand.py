@@ -101,17 +101,8 @@ class Operand:
   @classmethod
   def words(cls, config, shape, product, split: bool) -> int:
     """Shared memory for what is multiplied."""
-    planes = cls.slots(config) * (2 if split else 1)
+    planes = config.slots * (2 if split else 1)
     return planes * cls._plane_bytes(config, shape, product) // 4
-
-  @staticmethod
-  def slots(config: Config) -> int:
-    """Steps for which there is an operand.
-
-    Through the device, what is sent to a CTA comes after it has published, and
-    thus has used the operand before (`fetch`). Otherwise one may be ahead.
-    """
-    return 1 if config.through_device else 2
 
   @property
   def planes(self) -> int:
@@ -120,7 +111,7 @@ class Operand:
   def clear(self):
     """Fills the operand's tiles with zeros; before a meeting of the cluster."""
     cta = self.cta
-    words = self.slots(cta.config) * self.planes * self.plane_bytes // 4
+    words = cta.config.slots * self.planes * self.plane_bytes // 4
     for k in range(pl.cdiv(words, cta.threads)):
       at = cta.index + k * cta.threads
       instructions.store(
@@ -134,7 +125,7 @@ class Operand:
     instructions.make_signals(self.signals, 3, flag(cta.index == 0))
 
   def _slot(self, step):
-    slot = step & (self.slots(self.cta.config) - 1)
+    slot = step & (self.cta.config.slots - 1)
     return slot * (self.planes * self.plane_bytes)
 
   def _place(self, step, plane, gate, column, unit):
@@ -221,7 +212,7 @@ class Operand:
       first: [B, F], what is read instead for step 0.
       replace: maps a column to (int32 condition, reference [B, F]) that is read
         instead where the condition is not 0, but no sooner: that the others
-        have published also says that they are done with the step before.
+        have published also says that they are done with earlier steps.
     """
     cta, shape, config = self.cta, self.cta.shape, self.cta.config
     self._expect(step, shape.size)
@@ -261,7 +252,7 @@ class Operand:
             )
         )
       targets.append((gate, column, unit, flag(exists), plain))
-    if peers > 1:
+    if peers > 1 and config.slots == 1:
       # What is sent lands where a peer may still be multiplying the operand of
       # the step before. It is not, once it has published something since.
       peer = lax.rem(cta.lane, jnp.int32(peers)) * self.team + self.member
