@@ -333,12 +333,14 @@ def _matrix(kernel: Array, dtype) -> tuple[Array, ...]:
 
 def _multiply(plan: dense.Plan, h: Array, kernel: Array) -> Array:
   """[N, B, T, 1, D] and [G, N, D, D] -> [N, B, T, G, D]."""
-  return jnp.einsum(
-      'nabsd,gnde->nabge',
-      h,
-      kernel,
+  heads, *lead, _, size = h.shape
+  product = lax.dot_general(
+      h.reshape(heads, -1, size),
+      jnp.transpose(kernel, (1, 2, 0, 3)).reshape(heads, size, -1),
+      (((2,), (1,)), ((0,), (0,))),
       preferred_element_type=plan.gates_dtype,
   )
+  return product.reshape(heads, *lead, -1, size)
 
 
 # Elements of a product's result that keep a device busy.
@@ -348,18 +350,19 @@ _BUSY = 1 << 21
 def _outer(shape, h: Array, d_gates: Array) -> Array:
   """[N, B, T, 1, D] and [N, B, T, G, D] -> float32 [G, N, D, D]."""
   steps = shape.batch * shape.time
-  gates = d_gates.shape[3]
-  result = gates * shape.features * shape.size
+  heads, _, _, gates, size = d_gates.shape
+  result = gates * heads * size**2
   # A small result of a long sum is left to a few multiprocessors, unless the
   # sum is cut in parts.
   parts = 1
   while parts * result < _BUSY and steps % (2 * parts) == 0:
     parts *= 2
-  cut = lambda x: x.reshape(shape.heads, parts, -1, *x.shape[3:])
-  sums = jnp.einsum(
-      'nskzd,nskge->sgnde',
-      cut(h),
-      cut(d_gates),
+  # In an order that needs no array of all steps transposed.
+  sums = lax.dot_general(
+      h.reshape(heads, parts, -1, size),
+      d_gates.reshape(heads, parts, -1, gates * size),
+      (((2,), (2,)), ((0, 1), (0, 1))),
       preferred_element_type=jnp.float32,
   )
-  return jnp.sum(sums, axis=0)
+  sums = jnp.sum(sums, axis=1).reshape(heads, size, gates, size)
+  return jnp.transpose(sums, (2, 0, 1, 3))

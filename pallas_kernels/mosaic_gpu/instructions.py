@@ -295,14 +295,71 @@ def as_float(words: Array) -> Array:
   )[0]
 
 
-def upper(word: Array) -> Array:
-  """Returns the float32 of the upper bfloat16 of a word."""
+def upper(word: Array, dtype=jnp.bfloat16) -> Array:
+  """Returns the float32 of the upper 16-bit element of a word."""
+  if jnp.dtype(dtype) == jnp.float16:
+    return _half(word, 'h')
   return as_float(word & jnp.int32(-65536))
 
 
-def lower(word: Array) -> Array:
-  """Returns the float32 of the lower bfloat16 of a word."""
+def lower(word: Array, dtype=jnp.bfloat16) -> Array:
+  """Returns the float32 of the lower 16-bit element of a word."""
+  if jnp.dtype(dtype) == jnp.float16:
+    return _half(word, 'l')
   return as_float(jnp.left_shift(word, jnp.int32(16)))
+
+
+def _half(word: Array, which: str) -> Array:
+  code = f'{{ .reg .b16 l, h; mov.b32 {{l, h}}, %1; cvt.f32.f16 %0, {which}; }}'
+  return ptx.emit(code, [jnp.float32], word, pure=True)[0]
+
+
+def load_matrices(ref: Ref, offset: Array, count: int) -> Sequence[Array]:
+  """Loads transposed 8 x 8 matrices of 16-bit elements; whole warps do.
+
+  Args:
+    ref: in shared memory.
+    offset: where a row lies, in bytes: of the first matrix for lanes 0 to 7, of
+      the second one for the next 8 lanes, and so on.
+    count: of matrices, 1, 2 or 4.
+
+  Returns:
+    Two elements of each matrix as an int32 [128]: lane l has column l/4 of rows
+    2 (l mod 4) and the next.
+  """
+  words = ', '.join(f'%{i}' for i in range(count))
+  code = (
+      f'{{ .reg .u32 s; add.u32 s, %{count}, %{count + 1};'
+      f' ldmatrix.sync.aligned.m8n8.x{count}.trans.shared.b16 {{{words}}}, [s];'
+      ' }'
+  )
+  return ptx.emit(code, [jnp.int32] * count, ref, offset)
+
+
+def store_matrices(
+    ref: Ref, offset: Array, words: Sequence[Array], where: Array | None
+) -> None:
+  """Stores transposed 8 x 8 matrices; undoes `load_matrices`.
+
+  Args:
+    ref: in shared memory.
+    offset: as for `load_matrices`.
+    words: two elements of each of 1, 2 or 4 matrices.
+    where: int32, not 0 in warps that store at all; None for all.
+  """
+  count = len(words)
+  operands = [ref, offset, *words]
+  names = ', '.join(f'%{2 + i}' for i in range(count))
+  code, guard = '', ''
+  if where is not None:
+    code = f' .reg .pred p; setp.ne.s32 p, %{2 + count}, 0;'
+    guard = '@p '
+    operands.append(where)
+  code = (
+      f'{{ .reg .u32 s; add.u32 s, %0, %1;{code} {guard}stmatrix.sync.aligned'
+      f'.m8n8.x{count}.trans.shared.b16 [s], {{{names}}}; }}'
+  )
+  ptx.emit(code, [], *operands)
 
 
 def mma(

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from pallas_kernels.mosaic_gpu import cta as cta_lib
 from pallas_kernels.mosaic_gpu import exchange as exchange_lib
 from pallas_kernels.mosaic_gpu import instructions
+from pallas_kernels.mosaic_gpu import matrices as matrices_lib
 from pallas_kernels.mosaic_gpu import ptx
 
 Array = jax.Array
@@ -92,6 +93,14 @@ class Operand:
       self.member = lax.rem(cta.rank, jnp.int32(self.team))
     self.gate0 = self.member * self.operands
     self.plane_bytes = self._plane_bytes(config, shape, product)
+    self._matrices = None
+    if matrices_lib.usable(config, cta.short):
+      place = lambda i, column, unit: self._place(
+          i % self.planes, i // self.planes, column, cta.unit0 + unit
+      )
+      self._matrices = matrices_lib.Matrices(
+          cta, self.operands * self.planes, place, written=True
+      )
 
   @staticmethod
   def _plane_bytes(config, shape, product) -> int:
@@ -128,29 +137,31 @@ class Operand:
     slot = step & (self.cta.config.slots - 1)
     return slot * (self.planes * self.plane_bytes)
 
-  def _place(self, step, plane, gate, column, unit):
-    """Returns where an element of the operand lies, in bytes."""
-    start = self._slot(step)
+  def _place(self, plane, gate, column, unit):
+    """Returns where an element lies in a slot, in bytes."""
     pitch = self.plane_bytes // self.cta.config.columns
     byte = 2 * (gate * (32 * self.cta.shape.blocks) + unit)
     chunk = (byte >> 4) ^ permutation(column)
-    start = start + plane * self.plane_bytes + column * pitch
+    start = plane * self.plane_bytes + column * pitch
     return start + (chunk << 4) + (byte & 15)
 
   def put(self, step, values: Sequence[Array]):
     """Puts this thread's elements of the operand into it, one a gate."""
-    cta = self.cta
-    for gate, value in enumerate(values):
-      unit = cta.unit0 + cta.unit
-      parts = [value]
-      if cta.split:
-        high = instructions.round_short(value)
-        parts = [high, value - high]
-      for plane, part in enumerate(parts):
-        at = self._place(step, plane, gate, cta.column, unit)
-        instructions.store(
-            self.ref, at, part, cta.short, shared=True, where=cta.valid
-        )
+    cta, slot = self.cta, self._slot(step)
+    parts = list(values)
+    if cta.split:
+      highs = map(instructions.round_short, values)
+      pairs = zip(highs, values, strict=True)
+      parts = [part for high, x in pairs for part in (high, x - high)]
+    if self._matrices is not None:
+      self._matrices.write(self.ref, slot, parts, cta.short)
+      return
+    for i, part in enumerate(parts):
+      gate, plane = divmod(i, self.planes)
+      at = self._place(plane, gate, cta.column, cta.unit0 + cta.unit)
+      instructions.store(
+          self.ref, slot + at, part, cta.short, shared=True, where=cta.valid
+      )
 
   def share(self, step):
     """Sends what the threads of this CTA have put to the cluster."""
@@ -171,7 +182,8 @@ class Operand:
       column = lax.rem(row, jnp.int32(config.columns))
       gate = lax.div(row, jnp.int32(config.columns))
       plane = lax.div(gate, jnp.int32(gates))
-      at = self._place(step, plane, gate - plane * gates, column, unit)
+      at = self._place(plane, gate - plane * gates, column, unit)
+      at += self._slot(step)
       where = flag((peer < peers) & (unit < cta.shape.size))
       rank = lax.rem(cta.rank + 1 + peer, jnp.int32(config.cluster))
       words = instructions.load_words(
@@ -281,7 +293,7 @@ class Operand:
       if cta.split:
         parts = _parts([instructions.as_float(w) for w in words])
       for plane, part in enumerate(parts):
-        at = self._place(step, plane, gate, column, unit)
+        at = self._slot(step) + self._place(plane, gate, column, unit)
         for peer in range(peers):
           rank = cta.rank + peer * self.team
           rank = jnp.where(rank < config.cluster, rank, rank - config.cluster)

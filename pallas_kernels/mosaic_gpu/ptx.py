@@ -208,6 +208,25 @@ def stack(arrays: Sequence[Array]) -> Array:
   return inline(*arrays)
 
 
+def unstack(array: Array) -> list[Array]:
+  """Returns the elements that threads hold, each [128]; undoes `stack`."""
+  count = per_thread(array)
+  if count == 1:
+    return [array]
+
+  @plgpu.inline_mgpu(
+      arg_types=(layout(count),),
+      return_type=tuple(
+          plgpu.ShapeDtypeStruct((LANES,), array.dtype, layout=layout(1))
+          for _ in range(count)
+      ),
+  )
+  def inline(_, x):
+    return tuple(_array([v], array.dtype) for v in _scalars(x, 'array'))
+
+  return list(inline(array))
+
+
 def thread() -> Array:
   """Returns each thread's index in its warpgroup, int32 [128]."""
   code = '{ .reg .u32 t; mov.u32 t, %tid.x; and.b32 %0, t, 127; }'

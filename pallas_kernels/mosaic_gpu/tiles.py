@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.mosaic_gpu import cta as cta_lib
 from pallas_kernels.mosaic_gpu import instructions
+from pallas_kernels.mosaic_gpu import matrices as matrices_lib
 
 Array = jax.Array
 Ref = Any
@@ -49,6 +50,7 @@ class Ring:
           (ref, stream, start + inner, at, where)
           for inner, at, where in _chunks(cta, stream)
       ]
+    self._matrices = _matrices(cta, streams, written=False)
 
   @classmethod
   def words(cls, config: Config, streams) -> int:
@@ -103,6 +105,9 @@ class Ring:
               self.buffer, at, jnp.int32, shared=True, count=cta.count
           )
       ]
+    matrices = self._matrices[i]
+    if matrices is not None:
+      return matrices.read(self.buffer, start, stream.dtype)
     size = jnp.dtype(stream.dtype).itemsize
     at = start + cta.in_tile(size)
     return [
@@ -145,6 +150,20 @@ def _places(cta: Cta, streams) -> tuple[list[int], int]:
   """Returns where streams lie in a slot, and its size, in bytes."""
   offsets = [_slot_bytes(cta.config, streams[:i]) for i in range(len(streams))]
   return offsets, _slot_bytes(cta.config, streams)
+
+
+def _matrices(cta: Cta, streams, written: bool) -> list[Any]:
+  """Returns how threads have streams' tiles; None for element by element."""
+
+  def of(stream):
+    if stream.flags or not matrices_lib.usable(cta.config, stream.dtype):
+      return None
+    place = lambda gate, column, unit: (
+        gate * cta.tile_bytes(2) + cta.place_in_tile(2, column, unit)
+    )
+    return matrices_lib.Matrices(cta, stream.tiles, place, written)
+
+  return list(map(of, streams))
 
 
 def _chunks(cta: Cta, stream: Stream) -> list[tuple[Array, Array, Array]]:
@@ -214,6 +233,7 @@ class Staging:
           (ref, stream, start + inner, at, where >> 1)
           for inner, at, where in _chunks(cta, stream)
       ]
+    self._matrices = _matrices(cta, streams, written=True)
 
   @classmethod
   def words(cls, config: Config, streams) -> int:
@@ -223,7 +243,12 @@ class Staging:
     """Puts this thread's elements of stream i into a tile, one a gate."""
     cta, stream = self.cta, self.streams[i]
     size = jnp.dtype(stream.dtype).itemsize
-    start = (step & 1) * self.slot_bytes + self.offsets[i] + cta.in_tile(size)
+    start = (step & 1) * self.slot_bytes + self.offsets[i]
+    matrices = self._matrices[i]
+    if matrices is not None:
+      matrices.write(self.buffer, start, values, stream.dtype)
+      return
+    start = start + cta.in_tile(size)
     for gate, value in enumerate(values):
       instructions.store(
           self.buffer,
