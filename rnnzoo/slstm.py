@@ -48,14 +48,14 @@ class SLSTMCell(cell.Cell):
     del params
     _, c, n, m = carry
     i, f, z, o = map(jnp.add, x_gates, h_gates)
-    empty = n == 0
     log_f = log_sigmoid(f) + m
-    # Selected, here and below: at a tie, maximum's derivative is a mean.
-    m = jnp.where(empty | (i > log_f), i, log_f)
-    i = jnp.exp(i - m)
-    # Selected twice: an exponential that overflows where it is not used would
-    # still make the gradient NaN.
-    f = jnp.where(empty, 0, jnp.exp(jnp.where(empty, 0, log_f - m)))
+    # One of the two gates is 1, and an empty cell takes its first input whole.
+    empty = n == 0
+    fresh = empty | (i > log_f)
+    smaller = jnp.exp(-jnp.abs(i - log_f))
+    m = jnp.where(fresh, i, log_f)
+    i = jnp.where(fresh, 1, smaller)
+    f = jnp.where(empty, 0, jnp.where(fresh, smaller, 1))
     c = f * c + i * tanh(z)
     n = f * n + i
     n = jnp.where(n < 1, 1, n)

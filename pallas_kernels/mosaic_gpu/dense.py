@@ -84,12 +84,6 @@ class Plan:
     return [Product(p.gates, p.first, True) for p in reversed(self.stages)]
 
   @property
-  def gates_dtype(self):
-    import os
-
-    return jnp.float32 if os.environ.get('GATES') == 'f32' else self.dtype
-
-  @property
   def stream_of_flags(self) -> Stream:
     return Stream(jnp.int32, 1 + self.both, flags=True)
 
@@ -125,7 +119,7 @@ def forward_streams(
 def backward_streams(plan: Plan, x_dtype, states: int, d_dtypes):
   """Returns the streams that `backward` reads and writes."""
   ins = [Stream(x_dtype, plan.gates)]
-  ins += [Stream(plan.gates_dtype, p.gates, by_head=True) for p in plan.stages]
+  ins += [Stream(jnp.float32, p.gates, by_head=True) for p in plan.stages]
   ins += [Stream(plan.dtype, by_head=True)]
   ins += [Stream(jnp.float32)] * (states - 1)
   ins += [Stream(dtype) for dtype in d_dtypes]

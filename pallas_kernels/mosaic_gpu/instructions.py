@@ -196,6 +196,15 @@ def load_words(ref: Ref, offset, *, shared: bool, size: int, where=None):
   return ptx.emit('{' + code + '}', [jnp.int32] * 4, *operands)
 
 
+def delay(cycles: int) -> None:
+  """Waits for some cycles."""
+  code = (
+      '{ .reg .u32 a, b; .reg .pred p; mov.u32 a, %clock; L%%: mov.u32 b, %clock;'
+      f' sub.u32 b, b, a; setp.lt.u32 p, b, {cycles}; @p bra L%%; }}'
+  )
+  ptx.emit(code, [])
+
+
 # Attempts to read what another multiprocessor writes, each of more than half a
 # microsecond, before a kernel gives up.
 _PATIENCE = 1 << 24
