@@ -239,9 +239,7 @@ def _run_bwd(call: Call, saved, cotangents):
   kernels = [
       kernel[p.first :][: p.gates].astype(plan.dtype) for p in plan.stages
   ]
-  h_gates = [
-      _multiply(*pair) for pair in zip(operands, kernels, strict=True)
-  ]
+  h_gates = [_multiply(*pair) for pair in zip(operands, kernels, strict=True)]
   d_x, d_gates, d_carry, d_theta, d_restart = dense_backward.backward(
       plan,
       theta,

@@ -85,12 +85,23 @@ class Problem:
 
 @dataclasses.dataclass(eq=False)
 class _Run:
-  """A problem, computed in one way; `row` tells what is known of it."""
+  """A problem, computed in one way; `row` tells what is known of it.
+
+  Attributes:
+    problem: what is computed.
+    implementation: how.
+    direction: whether with the gradient.
+    row: what is known of it.
+    timed: whether it is compiled to be timed.
+    lowered: while it is traced and not compiled.
+    program: while it is compiled.
+  """
 
   problem: Problem
   implementation: str
   direction: str
   row: Row
+  timed: bool = False
   lowered: benchmark_timing.Lowered | None = None
   program: benchmark_timing.Program | None = None
 
@@ -112,7 +123,7 @@ class _Run:
     if self.lowered is None:
       return
     try:
-      self.program = benchmark_timing.finish(self.lowered)
+      self.program = benchmark_timing.finish(self.lowered, not self.timed)
     except Exception as error:  # Of a kernel's compiler, say: the others are
       self.fail(error)  # still to be measured.
     else:
@@ -138,7 +149,9 @@ class _Run:
     print(f'FAILED: {self}: {reason}', file=sys.stderr, flush=True)
 
 
-def _run(problem: Problem, implementation: str, direction: str) -> _Run:
+def _run(
+    problem: Problem, implementation: str, direction: str, timed: bool = False
+) -> _Run:
   row = {
       'layer': problem.layer,
       'implementation': implementation,
@@ -147,7 +160,7 @@ def _run(problem: Problem, implementation: str, direction: str) -> _Run:
       'status': 'ok',
       'reason': '',
   }
-  return _Run(problem, implementation, direction, row)
+  return _Run(problem, implementation, direction, row, timed)
 
 
 def measure(
@@ -174,7 +187,7 @@ def measure(
     ways = itertools.product(
         problem.implementations, benchmark_cases.DIRECTIONS
     )
-    groups.append([_run(problem, *way) for way in ways])
+    groups.append([_run(problem, *way, bool(repeats)) for way in ways])
   alone: list[_Run] = []
   together: list[_Run] = []
   for run in itertools.chain(*groups):
@@ -329,7 +342,12 @@ def _judge(run: _Run, errors, scan_errors) -> None:
   }
   if wrong:
     run.row['wrong'] = True
-  if not (baseline or ratios[worst] <= RATIO):
+  # A layer's kernels keep its input gates in 16 bits, where 'scan' computes
+  # them in float32: it is no yardstick for that.
+  gates_rounded = (
+      run.problem.projection == 'with' and jnp.dtype(dtype).itemsize == 2
+  )
+  if not (baseline or gates_rounded or ratios[worst] <= RATIO):
     wrong.append(
         f'the error of {worst}, {errors[worst][0]:.1e}, is'
         f" {ratios[worst]:.2f} times that of 'scan'"

@@ -87,10 +87,17 @@ def build(function: Callable[..., Any], *arguments: Any) -> Program:
   return finish(lower(function, *arguments))
 
 
-def finish(lowered: Lowered) -> Program:
-  """Compiles what is lowered; this much can be done in several threads."""
+def finish(lowered: Lowered, quick: bool = False) -> Program:
+  """Compiles what is lowered; this much can be done in several threads.
+
+  Args:
+    lowered: what to compile.
+    quick: whether to do without the search for the fastest matrix products, for
+      programs that will not be timed.
+  """
   start = time.perf_counter()
-  call = lowered.stage.compile()
+  options = {'xla_gpu_autotune_level': 0} if quick else None
+  call = lowered.stage.compile(compiler_options=options)
   seconds = lowered.seconds + time.perf_counter() - start
   # Not every backend analyses memory, nor every jax the peak.
   analysis = call.memory_analysis()

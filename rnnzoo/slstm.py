@@ -25,6 +25,22 @@ def _log_sigmoid_jvp(primals, tangents):
   return log_sigmoid(x), tangent * sigmoid(-x)
 
 
+@jax.custom_jvp
+def exp_gates(i, l):
+  """Returns exp(min(i - l, 0)) and exp(min(l - i, 0)); one of them is 1."""
+  smaller = jnp.exp(-jnp.abs(i - l))
+  return jnp.where(i > l, 1, smaller), jnp.where(i > l, smaller, 1)
+
+
+@exp_gates.defjvp
+def _exp_gates_jvp(primals, tangents):
+  (i, l), (d_i, d_l) = primals, tangents
+  new, old = exp_gates(i, l)
+  # The one that is 1 stays so.
+  d_new, d_old = jnp.where(i > l, 0, new), jnp.where(i > l, -old, 0)
+  return (new, old), (d_new * (d_i - d_l), d_old * (d_i - d_l))
+
+
 @dataclasses.dataclass(frozen=True)
 class SLSTMCell(cell.Cell):
   """Gates in the order i, f, z, o; carry (h, c, n, m).
@@ -37,7 +53,7 @@ class SLSTMCell(cell.Cell):
   n' = max(f' n + i', 1)                normaliser
   h' = σ(o) c' / n'
 
-  where i, f, z, o are the sums x + R h.
+  where i, f, z, o are the sums x + R h. One of i' and f' is always 1.
   """
 
   input_gates = 4
@@ -48,17 +64,15 @@ class SLSTMCell(cell.Cell):
     del params
     _, c, n, m = carry
     i, f, z, o = map(jnp.add, x_gates, h_gates)
-    log_f = log_sigmoid(f) + m
-    # One of the two gates is 1, and an empty cell takes its first input whole.
+    l = log_sigmoid(f) + m
+    new, old = exp_gates(i, l)
+    # An empty cell takes its first input whole.
     empty = n == 0
-    fresh = empty | (i > log_f)
-    smaller = jnp.exp(-jnp.abs(i - log_f))
-    m = jnp.where(fresh, i, log_f)
-    i = jnp.where(fresh, 1, smaller)
-    f = jnp.where(empty, 0, jnp.where(fresh, smaller, 1))
+    m = jnp.where(empty | (i > l), i, l)
+    i, f = jnp.where(empty, 1, new), jnp.where(empty, 0, old)
     c = f * c + i * tanh(z)
     n = f * n + i
-    n = jnp.where(n < 1, 1, n)
+    n = jnp.where(n < 1, 1, n)  # At a tie, maximum's derivative is a mean.
     return sigmoid(o) * c / n, c, n, m
 
 

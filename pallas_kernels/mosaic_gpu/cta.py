@@ -56,6 +56,8 @@ class Config:
     slots: steps for which there is an operand. With two, a CTA may be sent the
       next step's while it multiplies this one's. It cannot be sent the one
       after: that is made of what it publishes when it has multiplied.
+    delay: cycles for which a CTA does not ask whether others have published:
+      too early it would only be in their way.
     stages: steps for which inputs are in flight or in use, at least 5.
   """
 
@@ -67,6 +69,7 @@ class Config:
   cluster: int = 1
   team: int = 1
   slots: int = 2
+  delay: int = 0
   stages: int = 6
 
   @property

@@ -273,9 +273,8 @@ class Operand:
       plain = cta.row0 * shape.features + feature
       at = exchange.offset(told, cta.row0, self.gate0) + feature
       places.append((exchange.ref, at, *at_start(plain)))
-    import os
-    n = int(os.environ.get('DELAY', '0'))
-    if n: instructions.delay(n)
+    if config.delay:
+      instructions.delay(config.delay)
     # All in one loop: a wait for one is a wait for all, in a warp.
     flat = instructions.poll(places, cta.dtype.itemsize)
     for k, (gate, column, unit, exists, plain) in enumerate(targets):
