@@ -5,7 +5,7 @@ recurrent gates of all steps, which the adjoint needs again, are one product;
 the gradient of the recurrent kernel is another.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 import dataclasses
 import functools
 from typing import Any
@@ -94,13 +94,12 @@ def run(
   if flags is not None:
     flags = jnp.broadcast_to(flags, (directions, batch, time))
   _check(call, x, kernel)
-  pieces = _pieces(call, x, kernel, carry.shape[0], flags is not None)
-  if pieces > 1:
-    return _in_pieces(
-        pieces, call, theta, x, kernel, carry, restart, reset, mask
-    )
   # Rows of a head have to start at multiples of 16 bytes.
   padded = -(-size // 8) * 8
+  call = dataclasses.replace(call, shape=(batch, time, heads, padded))
+  # What cannot be done is said before anything is.
+  _forward_pieces(call, x, kernel, carry, flags, True)
+  _backward_pieces(call, x, kernel, carry, flags)
   if padded == size:
     return _run(call, theta, x, kernel, carry, restart, flags)
   missing = padded - size
@@ -114,7 +113,6 @@ def run(
     a = a.reshape(*a.shape[:-1], heads, padded)[..., :size]
     return a.reshape(*a.shape[:-2], heads * size)
 
-  call = dataclasses.replace(call, shape=(batch, time, heads, padded))
   kernel = jnp.pad(kernel, ((0, 0), (0, 0), (0, missing), (0, missing)))
   last, carries = _run(
       call, pad(theta), pad(x), kernel, pad(carry), pad(restart), flags
@@ -144,54 +142,57 @@ def _check(call: Call, x, kernel) -> None:
     )
 
 
-def _pieces(call: Call, x, kernel, states, has_flags) -> int:
-  """Returns into how many pieces the batch has to be cut to fit the device."""
-  batch, time, heads, size = call.shape
+@dataclasses.dataclass(frozen=True)
+class _Piece:
+  """Some rows of a batch that a kernel can hold at once.
+
+  Attributes:
+    call: for these rows.
+    plan: likewise.
+    start: the first row.
+  """
+
+  call: Call
+  plan: dense.Plan
+  start: int
+
+  def cut(self, axis: int, arrays: Any) -> Any:
+    """Returns the rows of arrays whose batch axis is given."""
+    end = self.start + self.call.shape[0]
+    return jax.tree.map(
+        lambda x: lax.slice_in_dim(x, self.start, end, axis=axis), arrays
+    )
+
+
+def _pieces(call: Call, make_plan: Callable[[Call], dense.Plan]):
+  """Cuts a batch into as few pieces as fit the device.
+
+  Args:
+    call: for the whole batch.
+    make_plan: returns a plan, or raises NotImplementedError.
+  """
+  batch, *rest = call.shape
   pieces = 1
   while True:
     rows = -(-batch // pieces)
-    padded = -(-size // 8) * 8
-    piece = dataclasses.replace(call, shape=(rows, time, heads, padded))
     try:
-      _forward_plan(piece, x, kernel, states, has_flags, True)
-      _backward_plan(piece, x, kernel, states, has_flags)
-      return pieces
+      found = []
+      for start in range(0, batch, rows):
+        shape = (min(rows, batch - start), *rest)
+        piece = dataclasses.replace(call, shape=shape)
+        found.append(_Piece(piece, make_plan(piece), start))
+      return found
     except NotImplementedError:
       if rows <= 8:
         raise
       pieces *= 2
 
 
-def _in_pieces(pieces, call, theta, x, kernel, carry, restart, reset, mask):
-  """Runs some rows of the batch after the others."""
-  batch = call.shape[0]
-  rows = -(-batch // pieces)
-  axis = 1 if call.time_major else 0
-  done = []
-  for start in range(0, batch, rows):
-    end = min(batch, start + rows)
-
-    def cut(a, axis, start=start, end=end):
-      if a is None:
-        return None
-      return lax.slice_in_dim(a, start, end, axis=axis)
-
-    piece = dataclasses.replace(call, shape=(end - start, *call.shape[1:]))
-    done.append(
-        run(
-            piece,
-            theta,
-            cut(x, axis),
-            kernel,
-            cut(carry, 1),
-            cut(restart, 1),
-            cut(reset, 1),
-            cut(mask, 0),
-        )
-    )
-  lasts, carries = zip(*done, strict=True)
-  join = lambda *parts: jnp.concatenate(parts, axis)
-  return jnp.concatenate(lasts, 1), jax.tree.map(join, *carries)
+def _join(axis: int, parts: Sequence[Any]) -> Any:
+  """Puts pieces together again."""
+  if len(parts) == 1:
+    return parts[0]
+  return jax.tree.map(lambda *x: jnp.concatenate(x, axis), *parts)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -211,20 +212,33 @@ def _run_fwd(call: Call, theta, x, kernel, carry, restart, flags):
 
 
 def _forward(call: Call, theta, x, kernel, carry, restart, flags, save):
-  plan = _forward_plan(call, x, kernel, carry.shape[0], flags is not None, save)
-  carries, last, starts, u = dense_forward.forward(
-      plan,
-      theta,
-      x,
-      _matrix(jnp.swapaxes(kernel, -1, -2), plan.dtype),
-      carry,
-      restart,
-      None if flags is None else dense.prepare_flags(flags, plan.shape),
-      call.outputs,
-      call.out_dtype,
-      save,
+  pieces = _forward_pieces(call, x, kernel, carry, flags, save)
+  matrix = _matrix(jnp.swapaxes(kernel, -1, -2), pieces[0].plan.dtype)
+  axis = 1 if call.time_major else 0
+
+  def run_piece(piece: _Piece):
+    own_flags = None
+    if flags is not None:
+      own_flags = dense.prepare_flags(piece.cut(1, flags), piece.plan.shape)
+    return dense_forward.forward(
+        piece.plan,
+        theta,
+        piece.cut(axis, x),
+        matrix,
+        piece.cut(1, carry),
+        piece.cut(1, restart),
+        own_flags,
+        call.outputs,
+        call.out_dtype,
+        save,
+    )
+
+  carries, last, starts, u = zip(*map(run_piece, pieces), strict=True)
+  by_head = _join(
+      axis + 1, [(start[:1], v) for start, v in zip(starts, u, strict=True)]
   )
-  results = last, carries, starts, u
+  starts = *by_head[0], *_join(axis, [start[1:] for start in starts])
+  results = _join(1, last), _join(axis, carries), starts, by_head[1]
   return jax.tree.map(lambda x: engine.vary_as(x, carry), results)
 
 
@@ -233,43 +247,52 @@ def _run_bwd(call: Call, saved, cotangents):
   saved, cotangents = engine.differentiable_once((saved, cotangents))
   theta, x, kernel, carry, restart, starts, u = saved
   d_last, d_carries = cotangents
-  plan = _backward_plan(call, x, kernel, carry.shape[0], flags is not None)
-  # What each of the products multiplies, and with which gates of the kernel.
+  pieces = _backward_pieces(call, x, kernel, carry, flags)
+  axis = 1 if call.time_major else 0
+  matrix = _matrix(kernel, pieces[0].plan.dtype)
+  # What each of the products multiplies.
   operands = [starts[0], *([] if u is None else [u])]
-  kernels = [
-      kernel[p.first :][: p.gates].astype(plan.dtype) for p in plan.stages
-  ]
-  h_gates = [_multiply(*pair) for pair in zip(operands, kernels, strict=True)]
-  d_x, d_gates, d_carry, d_theta, d_restart = dense_backward.backward(
-      plan,
-      theta,
-      x,
-      h_gates,
-      starts,
-      _matrix(kernel, plan.dtype),
-      None if flags is None else dense.prepare_flags(flags, plan.shape),
-      d_carries,
-      d_last,
-  )
-  if not d_gates:
-    d_gates = [
-        d_x[None, :, :, p.first :][..., : p.gates, :] for p in plan.stages
+
+  def pull_piece(piece: _Piece):
+    plan = piece.plan
+    own_flags = None
+    if flags is not None:
+      own_flags = dense.prepare_flags(piece.cut(1, flags), plan.shape)
+    own = piece.cut(axis + 1, operands)
+    h_gates = [
+        _multiply(h, kernel[p.first :][: p.gates].astype(plan.dtype))
+        for h, p in zip(own, plan.stages, strict=True)
     ]
-  d_kernel = jnp.concatenate(
-      [
-          _outer(plan.shape, *pair)
-          for pair in zip(operands, d_gates, strict=True)
+    d_x, d_gates, d_carry, d_theta, d_restart = dense_backward.backward(
+        plan,
+        theta,
+        piece.cut(axis, x),
+        h_gates,
+        (own[0], *piece.cut(axis, starts[1:])),
+        matrix,
+        own_flags,
+        piece.cut(axis, d_carries),
+        piece.cut(1, d_last),
+    )
+    if not d_gates:
+      d_gates = [
+          d_x[None, :, :, p.first :][..., : p.gates, :] for p in plan.stages
       ]
+    d_kernel = jnp.concatenate(
+        [_outer(plan.shape, h, d) for h, d in zip(own, d_gates, strict=True)]
+    )
+    return d_x, d_carry, d_restart, d_theta.sum(1), d_kernel
+
+  d_x, d_carry, d_restart, d_theta, d_kernel = zip(
+      *map(pull_piece, pieces), strict=True
   )
-  d_theta = d_theta.sum(1) if call.params else jnp.zeros_like(theta)
-  if flags is None:
-    d_restart = jnp.zeros_like(restart)
+  add = lambda parts: functools.reduce(jnp.add, parts)
   cotangents = (
-      d_theta,
-      d_x.astype(x.dtype),
-      d_kernel.astype(kernel.dtype),
-      d_carry,
-      d_restart,
+      add(d_theta) if call.params else jnp.zeros_like(theta),
+      _join(axis, d_x).astype(x.dtype),
+      add(d_kernel).astype(kernel.dtype),
+      _join(1, d_carry),
+      jnp.zeros_like(restart) if flags is None else _join(1, d_restart),
   )
   primals = theta, x, kernel, carry, restart
   return *jax.tree.map(engine.vary_as, cotangents, primals), None
@@ -297,28 +320,36 @@ def _plan(call: Call, x, kernel, has_flags) -> dense.Plan:
   )
 
 
-def _forward_plan(call: Call, x, kernel, states, has_flags, save):
-  """Returns the plan of the forward kernel."""
-  plan = _plan(call, x, kernel, has_flags)
-  ins, outs = dense.forward_streams(
-      plan, x.dtype, states, call.outputs, call.out_dtype, save
-  )
-  fits = functools.partial(dense.needs, plan, ins, outs, plan.stages)
-  config = tuning.dense(
-      plan.shape, plan.stages[0].gates, False, fits, call.target
-  )
-  return dataclasses.replace(plan, config=config)
+def _forward_pieces(call: Call, x, kernel, carry, flags, save):
+  """Returns the pieces of the forward kernel."""
+
+  def make_plan(piece: Call):
+    plan = _plan(piece, x, kernel, flags is not None)
+    streams = dense.forward_streams(
+        plan, x.dtype, len(carry), call.outputs, call.out_dtype, save
+    )
+    return _configured(piece, plan, streams, plan.stages, False)
+
+  return _pieces(call, make_plan)
 
 
-def _backward_plan(call: Call, x, kernel, states, has_flags):
-  """Returns the plan of the adjoint."""
-  plan = _plan(call, x, kernel, has_flags)
-  d_dtypes = [call.out_dtype] * call.outputs
-  ins, outs = dense.backward_streams(plan, x.dtype, states, d_dtypes)
-  fits = functools.partial(dense.needs, plan, ins, outs, plan.adjoints)
-  config = tuning.dense(
-      plan.shape, plan.stages[0].gates, True, fits, call.target
-  )
+def _backward_pieces(call: Call, x, kernel, carry, flags):
+  """Returns the pieces of the adjoint."""
+
+  def make_plan(piece: Call):
+    plan = _plan(piece, x, kernel, flags is not None)
+    d_dtypes = [call.out_dtype] * call.outputs
+    streams = dense.backward_streams(plan, x.dtype, len(carry), d_dtypes)
+    return _configured(piece, plan, streams, plan.adjoints, True)
+
+  return _pieces(call, make_plan)
+
+
+def _configured(call: Call, plan: dense.Plan, streams, products, adjoint: bool):
+  """Returns the plan with the configuration that is best of those that fit."""
+  fits = functools.partial(dense.needs, plan, *streams, products)
+  gates = plan.stages[0].gates
+  config = tuning.dense(plan.shape, gates, adjoint, fits, call.target)
   return dataclasses.replace(plan, config=config)
 
 

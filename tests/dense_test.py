@@ -291,7 +291,17 @@ def imitated(test, pieces=1):
         patch(dense_backward, 'backward', mock.Mock(side_effect=backward)),
     ]
     if pieces > 1:
-      cut = lambda call, *_: 1 if call.shape[0] < pieces else pieces
+
+      def cut(call, make_plan):
+        batch, *rest = call.shape
+        rows = -(-batch // pieces)
+        found = []
+        for start in range(0, batch, rows):
+          shape = (min(rows, batch - start), *rest)
+          piece = dataclasses.replace(call, shape=shape)
+          found.append(dense._Piece(piece, make_plan(piece), start))
+        return found
+
       patch(dense, '_pieces', cut)
     yield called
     for kernel in called:

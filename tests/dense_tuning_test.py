@@ -1,6 +1,5 @@
 """How dense recurrences are cut: every cut fits the GPU and covers the work."""
 
-import dataclasses
 import itertools
 import types
 
@@ -97,21 +96,22 @@ class CutsTest(parameterized.TestCase):
 
   def _check_call(self, call, x, kernel, states, has_flags):
     """Checks the plans of a call, or of its pieces."""
-    batch, time, heads, size = call.shape
+    carry, flags = [None] * states, jnp.zeros(()) if has_flags else None
     try:
-      pieces = dense._pieces(call, x, kernel, states, has_flags)
+      pieces = dense._forward_pieces(call, x, kernel, carry, flags, True)
+      adjoints = dense._backward_pieces(call, x, kernel, carry, flags)
     except NotImplementedError:
       # Only 1024 units in float32 are too many for the registers of a GPU.
-      self.assertEqual((size, x.dtype), (1024, jnp.float32))
+      self.assertEqual((call.shape[3], x.dtype), (1024, jnp.float32))
       return set()
-    rows = -(-batch // pieces)
-    call = dataclasses.replace(call, shape=(rows, time, heads, size))
-    plan = dense._forward_plan(call, x, kernel, states, has_flags, True)
+    for parts in pieces, adjoints:
+      self.assertEqual(sum(p.call.shape[0] for p in parts), call.shape[0])
+    plan = pieces[0].plan
     ins, outs = kernels.forward_streams(
         plan, x.dtype, states, call.outputs, call.out_dtype, True
     )
     found = {self.check(plan, ins, outs, plan.stages)}
-    plan = dense._backward_plan(call, x, kernel, states, has_flags)
+    plan = adjoints[0].plan
     ins, outs = kernels.backward_streams(
         plan, x.dtype, states, [call.out_dtype]
     )

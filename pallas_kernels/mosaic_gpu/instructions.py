@@ -199,8 +199,9 @@ def load_words(ref: Ref, offset, *, shared: bool, size: int, where=None):
 def delay(cycles: int) -> None:
   """Waits for some cycles."""
   code = (
-      '{ .reg .u32 a, b; .reg .pred p; mov.u32 a, %clock; L%%: mov.u32 b, %clock;'
-      f' sub.u32 b, b, a; setp.lt.u32 p, b, {cycles}; @p bra L%%; }}'
+      '{ .reg .u32 a, b; .reg .pred p; mov.u32 a, %clock;'
+      ' L%%: mov.u32 b, %clock; sub.u32 b, b, a;'
+      f' setp.lt.u32 p, b, {cycles}; @p bra L%%; }}'
   )
   ptx.emit(code, [])
 
