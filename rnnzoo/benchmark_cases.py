@@ -144,6 +144,18 @@ def create(name: str, shape: Shape, **options) -> rnnzoo.RecurrentLayer:
   )
 
 
+def create_both(name: str, shape: Shape, **options) -> rnnzoo.Bidirectional:
+  """Returns two of these, one in each direction."""
+  return rnnzoo.Bidirectional(
+      rnnzoo.LAYERS[name],
+      shape.in_features,
+      shape.features,
+      rngs=nnx.Rngs(0),
+      **OPTIONS.get(name, {}),
+      **options,
+  )
+
+
 def on_input(layer, make_layer, shape: Shape, call=None):
   """The layer on x; `call` are further arguments of the call."""
   call = call or {}

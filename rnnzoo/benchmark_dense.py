@@ -81,7 +81,8 @@ _REFERENCE_SHAPES = ('small', '12x64', '1x768')
 # Sizes off the grid, each checked in all that is returned and all gradients.
 # A random initial carry is always given. `reset` and `mask` are random, a reset
 # restarts from a random carry; `layer` is a whole layer on x, whose sequences
-# have different lengths and whose initial carry is learned.
+# have different lengths and whose initial carry is learned; with `both` there
+# are two, which run in opposite directions in one kernel.
 CHECKS = """
 layer            heads x size  batch  time  dtype     options
 LSTM             1x24              3   127  bfloat16  reset
@@ -101,6 +102,8 @@ LSTM             1x768             3     1  bfloat16  -
 LSTM             1x128           128    28  float32   reset mask
 LSTM             4x24              3   127  float32   reverse
 LSTM             2x64              3   127  bfloat16  layer reset reverse
+LSTM             2x64              3   127  float32   layer both reset mask
+LSTM             1x768             3   127  bfloat16  layer both reset
 GRU              1x24              3   127  bfloat16  mask reverse
 GRU              3x40              3   127  bfloat16  reset mask
 GRU              1x96              3   127  float16   reset
@@ -110,6 +113,7 @@ GRU              1x768            16   127  bfloat16  reset mask
 GRU              4x96              3     1  float32   reset mask
 GRU              1x128           128    28  float32   reverse
 GRU              2x40              3   127  float32   layer reset
+GRU              1x128             3   127  float32   layer both reset reverse
 SLSTM            2x24              3   127  bfloat16  reset reverse
 SLSTM            1x40              3   127  float16   reset mask
 SLSTM            3x96              3   127  bfloat16  mask
@@ -234,7 +238,7 @@ def checks(
 # Problems.
 
 
-def _drawn(rng, shape: Shape, make_layer) -> rnnzoo.RecurrentLayer:
+def _drawn(rng, shape: Shape, make_layer):
   """Returns a layer with random parameters, for zero biases hide errors.
 
   Initialisers are compiled, which takes longer than all else here.
@@ -246,7 +250,8 @@ def _drawn(rng, shape: Shape, make_layer) -> rnnzoo.RecurrentLayer:
   """
   layer = nnx.eval_shape(make_layer)
   # W - Wᵀ has twice the variance of W, and the damping is to prevail.
-  gain = 1 if layer.recurrent_structure is None else 3**-0.5
+  structure = getattr(layer, 'recurrent_structure', None)
+  gain = 1 if structure is None else 3**-0.5
 
   def draw(x):
     if not x.shape:
@@ -363,8 +368,9 @@ def _on_input(
   """A layer on x; one of a check is unrolled with all its options."""
   rng = np.random.default_rng(0)
   extra: dict[str, Any] = {'learn_initial_carry': True} if options else {}
+  both = 'both' in options
   make_layer = functools.partial(
-      benchmark_cases.create,
+      benchmark_cases.create_both if both else benchmark_cases.create,
       name,
       shape,
       num_heads=shape.num_heads,
@@ -387,9 +393,8 @@ def _on_input(
       arrays['state'],
   )
   arrays['x'] = jnp.asarray(arrays['x'], dtype)
-  arguments = arrays, _normal(
-      1, (*arrays['x'].shape[:2], shape.features), dtype
-  )
+  features = shape.features * (2 if both else 1)
+  arguments = arrays, _normal(1, (*arrays['x'].shape[:2], features), dtype)
 
   def make_run(implementation, dtype):
     if implementation == benchmark_baselines.CUDNN:

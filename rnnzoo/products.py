@@ -108,7 +108,13 @@ def _project_joint_bwd(residuals, d_gates):
       d_gates.reshape(-1, *d_gates.shape[-2:]),
       preferred_element_type=wide,
   )
-  d_x = jnp.einsum('...gf,gif->...i', d_gates, kernel.astype(x.dtype))
+  # A sum of products, not a matrix product, is left of it for one input.
+  d_x = jnp.einsum(
+      '...gf,gif->...i',
+      d_gates,
+      kernel.astype(x.dtype),
+      precision='highest' if x.shape[-1] == 1 else None,
+  )
   return d_kernel.astype(kernel.dtype), d_x
 
 

@@ -64,12 +64,10 @@ class SLSTMCell(cell.Cell):
     del params
     _, c, n, m = carry
     i, f, z, o = map(jnp.add, x_gates, h_gates)
-    l = log_sigmoid(f) + m
-    new, old = exp_gates(i, l)
-    # An empty cell takes its first input whole.
-    empty = n == 0
-    m = jnp.where(empty | (i > l), i, l)
-    i, f = jnp.where(empty, 1, new), jnp.where(empty, 0, old)
+    # An empty cell has nothing to keep: it takes its first input whole.
+    l = log_sigmoid(f) + jnp.where(n == 0, -jnp.inf, m)
+    m = jnp.where(i > l, i, l)
+    i, f = exp_gates(i, l)
     c = f * c + i * tanh(z)
     n = f * n + i
     n = jnp.where(n < 1, 1, n)  # At a tie, maximum's derivative is a mean.
