@@ -25,7 +25,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-import rnnzoo
 from rnnzoo import benchmark_baselines
 from rnnzoo import benchmark_cases
 from rnnzoo import benchmark_steps
