@@ -5,7 +5,7 @@ not publish its gamma. With 0.01 the cell is chaotic over 784 steps; with 2 it
 contracts.
 
 Published: 0.9809 (1 run).
-Measured: not yet.
+Measured: 0.9870 (1 seed, NVIDIA H200, commit 2e1d30a).
 
   python train.py --config=configs/agru_pixel_smnist.py
 """

@@ -3,7 +3,7 @@
 Source: the public study agru_benchmark, which ran all of 300 epochs.
 
 Published: 0.9809 (1 run).
-Measured: not yet.
+Measured: 0.9848 (1 seed, NVIDIA H200, commit 2e1d30a).
 
   python train.py --config=configs/gru_pixel_smnist.py
 """

@@ -164,21 +164,23 @@ class _Piece:
     )
 
 
-def _pieces(call: Call, make_plan: Callable[[Call], dense.Plan]):
+def _pieces(
+    call: Call, make_plan: Callable[[Call], dense.Plan]
+) -> list[_Piece]:
   """Cuts a batch into as few pieces as fit the device.
 
   Args:
     call: for the whole batch.
     make_plan: returns a plan, or raises NotImplementedError.
   """
-  batch, *rest = call.shape
+  batch, time, heads, size = call.shape
   pieces = 1
   while True:
     rows = -(-batch // pieces)
     try:
       found = []
       for start in range(0, batch, rows):
-        shape = (min(rows, batch - start), *rest)
+        shape = (min(rows, batch - start), time, heads, size)
         piece = dataclasses.replace(call, shape=shape)
         found.append(_Piece(piece, make_plan(piece), start))
       return found
@@ -347,7 +349,8 @@ def _backward_pieces(call: Call, x, kernel, carry, flags):
 
 def _configured(call: Call, plan: dense.Plan, streams, products, adjoint: bool):
   """Returns the plan with the configuration that is best of those that fit."""
-  fits = functools.partial(dense.needs, plan, *streams, products)
+  ins, outs = streams
+  fits = functools.partial(dense.needs, plan, ins, outs, products)
   gates = plan.stages[0].gates
   config = tuning.dense(plan.shape, gates, adjoint, fits, call.target)
   return dataclasses.replace(plan, config=config)

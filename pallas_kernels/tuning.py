@@ -270,13 +270,13 @@ def _dense_candidates(
     if columns > 64:
       break
     cluster = math.gcd(parts, 8 if ctas * slices <= most else 2)
-    cuts = [] if adjoint else [(1, 4, cluster)]
+    teams = [] if adjoint else [(1, 4, cluster)]
     for team in (4, 3, 2) if adjoint else ():
       # Whole teams share out all gates.
       for whole in (cluster, math.gcd(parts, 2 * team)):
         if gates % team == 0 and whole % team == 0 and whole <= cluster:
-          cuts.append((team, 4, whole))
-    for team, sums, whole in (*cuts, (1, 8, cluster)):
+          teams.append((team, 4, whole))
+    for team, sums, whole in (*teams, (1, 8, cluster)):
       # With the inputs of the next step the adjoint has something to do while
       # others publish; where many ask for much, that is not enough.
       delay = _DELAY if not adjoint or whole < 8 else 0
