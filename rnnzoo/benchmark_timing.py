@@ -96,7 +96,7 @@ def finish(lowered: Lowered, quick: bool = False) -> Program:
       programs that will not be timed.
   """
   start = time.perf_counter()
-  options = {'xla_gpu_autotune_level': 0} if quick else None
+  options: Any = {'xla_gpu_autotune_level': 0} if quick else None
   call = lowered.stage.compile(compiler_options=options)
   seconds = lowered.seconds + time.perf_counter() - start
   # Not every backend analyses memory, nor every jax the peak.
