@@ -464,7 +464,7 @@ class StepsTest(absltest.TestCase):
       self.assertIn(layer, benchmark_dense.LAYERS)
       self.assertIn(dtype, benchmark_dense.DTYPES)
       self.assertContainsSubset(
-          options, ('-', 'reset', 'mask', 'reverse', 'layer')
+          options, ('-', 'reset', 'mask', 'reverse', 'layer', 'both')
       )
       layers.add(layer)
       sizes.add((int(size.split('x')[1]), int(time)))
