@@ -1,13 +1,15 @@
 """Recurrences with a dense kernel: kernels, products around them, one VJP.
 
-What is sequential runs in `mosaic_gpu/dense.py`. Here is what is not: the
-recurrent gates of all steps, which the adjoint needs again, are one product;
-the gradient of the recurrent kernel is another.
+What is sequential runs in `mosaic_gpu/dense.py`. Here is what is not: for each
+product of a step, the recurrent gates of all steps, which the adjoint needs
+again, are one product over all steps, and the gradient of the recurrent kernel
+is another.
 """
 
 from collections.abc import Callable, Sequence
 import dataclasses
 import functools
+import math
 from typing import Any
 
 import jax
@@ -147,18 +149,16 @@ class _Piece:
   """Some rows of a batch that a kernel can hold at once.
 
   Attributes:
-    call: for these rows.
-    plan: likewise.
+    plan: for these rows.
     start: the first row.
   """
 
-  call: Call
   plan: dense.Plan
   start: int
 
   def cut(self, axis: int, arrays: Any) -> Any:
     """Returns the rows of arrays whose batch axis is given."""
-    end = self.start + self.call.shape[0]
+    end = self.start + self.plan.shape.batch
     return jax.tree.map(
         lambda x: lax.slice_in_dim(x, self.start, end, axis=axis), arrays
     )
@@ -174,20 +174,27 @@ def _pieces(
     make_plan: returns a plan, or raises NotImplementedError.
   """
   batch, time, heads, size = call.shape
-  pieces = 1
-  while True:
-    rows = -(-batch // pieces)
+  plans: dict[int, dense.Plan] = {}
+
+  def plan_of(rows: int) -> dense.Plan:
+    if rows not in plans:
+      shape = (rows, time, heads, size)
+      plans[rows] = make_plan(dataclasses.replace(call, shape=shape))
+    return plans[rows]
+
+  # Kernels take rows by 8.
+  octets = -(-batch // 8)
+  sizes = {8 * -(-octets // pieces) for pieces in range(1, octets + 1)}
+  for rows in sorted(sizes, reverse=True):
+    starts = range(0, batch, rows)
     try:
-      found = []
-      for start in range(0, batch, rows):
-        shape = (min(rows, batch - start), time, heads, size)
-        piece = dataclasses.replace(call, shape=shape)
-        found.append(_Piece(piece, make_plan(piece), start))
-      return found
+      return [
+          _Piece(plan_of(min(rows, batch - start)), start) for start in starts
+      ]
     except NotImplementedError:
-      if rows <= 8:
+      if rows == 8:
         raise
-      pieces *= 2
+  raise ValueError('there are no sequences')
 
 
 def _join(axis: int, parts: Sequence[Any]) -> Any:
@@ -281,7 +288,7 @@ def _run_bwd(call: Call, saved, cotangents):
           d_x[None, :, :, p.first :][..., : p.gates, :] for p in plan.stages
       ]
     d_kernel = jnp.concatenate(
-        [_outer(plan.shape, h, d) for h, d in zip(own, d_gates, strict=True)]
+        [_outer(h, d) for h, d in zip(own, d_gates, strict=True)]
     )
     return d_x, d_carry, d_restart, d_theta.sum(1), d_kernel
 
@@ -330,7 +337,7 @@ def _forward_pieces(call: Call, x, kernel, carry, flags, save):
     streams = dense.forward_streams(
         plan, x.dtype, len(carry), call.outputs, call.out_dtype, save
     )
-    return _configured(piece, plan, streams, plan.stages, False)
+    return _configured(plan, streams, plan.stages, False, call.target)
 
   return _pieces(call, make_plan)
 
@@ -342,17 +349,17 @@ def _backward_pieces(call: Call, x, kernel, carry, flags):
     plan = _plan(piece, x, kernel, flags is not None)
     d_dtypes = [call.out_dtype] * call.outputs
     streams = dense.backward_streams(plan, x.dtype, len(carry), d_dtypes)
-    return _configured(piece, plan, streams, plan.adjoints, True)
+    return _configured(plan, streams, plan.adjoints, True, call.target)
 
   return _pieces(call, make_plan)
 
 
-def _configured(call: Call, plan: dense.Plan, streams, products, adjoint: bool):
+def _configured(plan: dense.Plan, streams, products, adjoint: bool, target):
   """Returns the plan with the configuration that is best of those that fit."""
   ins, outs = streams
   fits = functools.partial(dense.needs, plan, ins, outs, products)
   gates = plan.stages[0].gates
-  config = tuning.dense(plan.shape, gates, adjoint, fits, call.target)
+  config = tuning.dense(plan.shape, gates, adjoint, fits, target)
   return dataclasses.replace(plan, config=config)
 
 
@@ -379,19 +386,24 @@ def _multiply(h: Array, kernel: Array) -> Array:
   return product.reshape(heads, *lead, -1, size)
 
 
-# Elements of a product's result that keep a device busy.
-_BUSY = 1 << 21
+# Elements of a product's result that keep a device busy, and the least number
+# of products that are worth a sum of their own.
+_BUSY, _SUMMED = 1 << 21, 64
 
 
-def _outer(shape, h: Array, d_gates: Array) -> Array:
+def _outer(h: Array, d_gates: Array) -> Array:
   """[N, B, T, 1, D] and [N, B, T, G, D] -> float32 [G, N, D, D]."""
-  steps = shape.batch * shape.time
-  heads, _, _, gates, size = d_gates.shape
+  heads, *lead, gates, size = d_gates.shape
+  steps = math.prod(lead)
   result = gates * heads * size**2
   # A small result of a long sum is left to a few multiprocessors, unless the
   # sum is cut in parts.
   parts = 1
-  while parts * result < _BUSY and steps % (2 * parts) == 0:
+  while (
+      parts * result < _BUSY
+      and steps % (2 * parts) == 0
+      and steps >= 2 * parts * _SUMMED
+  ):
     parts *= 2
   # In an order that needs no array of all steps transposed.
   sums = lax.dot_general(

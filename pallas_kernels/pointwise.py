@@ -270,7 +270,7 @@ class _Evaluation:
   def div(self, x, y):
     if not jnp.issubdtype(jnp.result_type(y), jnp.floating):
       return lax.div(x, y)
-    if not isinstance(y, jax.Array) and jnp.ndim(y) == 0:
+    if not isinstance(y, jax.Array) and jnp.ndim(y) == 0 and y != 0:
       return x * np.float32(1 / float(y))
     return x * self._signed_reciprocal(y)
 
@@ -305,17 +305,24 @@ class _Evaluation:
       return jnp.log(1 + x)
     return _log1p(x)
 
+  def _instruction(self, x):
+    """Returns 1 / x by one instruction, or None."""
+    reciprocal = self._accuracy.reciprocal
+    return reciprocal(x) if reciprocal is not None and jnp.ndim(x) else None
+
   def _reciprocal(self, x):
     """Returns 1 / x for x > 0."""
-    if self._accuracy.reciprocal is not None and jnp.ndim(x):
-      return self._accuracy.reciprocal(x)
+    found = self._instruction(x)
+    if found is not None:
+      return found
     root = lax.rsqrt(x)
     return root * root
 
   def _signed_reciprocal(self, x):
     def make():
-      if self._accuracy.reciprocal is not None and jnp.ndim(x):
-        return self._accuracy.reciprocal(x)
+      found = self._instruction(x)
+      if found is not None:
+        return found
       positive = self._reciprocal(jnp.abs(x))
       return jnp.where(x < 0, -positive, positive)
 
@@ -355,6 +362,15 @@ def _expm1(x, **_):
   return jnp.where(jnp.abs(x) < 0.1, series, jnp.exp(x) - 1)
 
 
+def _reshape(x, *, new_sizes, **_):
+  if tuple(new_sizes) != jnp.shape(x):
+    raise NotImplementedError(
+        'GPU kernels cannot reshape in a pointwise function, from'
+        f' {jnp.shape(x)} to {tuple(new_sizes)}.'
+    )
+  return x
+
+
 # Primitives that `jax.vjp` and `jax.nn` emit and Mosaic GPU does not lower, or
 # not well.
 _REPLACED: dict[str, Callable[..., Any]] = {
@@ -362,6 +378,9 @@ _REPLACED: dict[str, Callable[..., Any]] = {
     'copy': lambda x: x,
     'expm1': _expm1,
     'one_minus_square': lambda x: (1 + x) * (1 - x),
+    # Autodiff inserts these two, which change nothing, where there is a mesh.
+    'reshape': _reshape,
+    'reshard': lambda x, **_: x,
     'square': lambda x: x * x,
     'stop_gradient': lambda x: x,
 }

@@ -306,8 +306,8 @@ def _on_gates(
     arrays['restart'] = carry()
     last = carry()
     if 'm' in layer.cell.carry_names and dtype != 'float32':
-      # sLSTM's c, n and m jump where its stabiliser changes sides, which in a
-      # few of all elements rounding decides; h does not.
+      # The derivatives of sLSTM's c, n and m jump where its stabiliser changes
+      # sides, which in a few of all elements rounding decides; h's do not.
       last = (last[0], *map(jnp.zeros_like, last[1:]))
     weights = {'h': weights, 'carry': last}
   make = functools.partial(

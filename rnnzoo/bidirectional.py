@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from rnnzoo import checks
 from rnnzoo import layer as layer_lib
+from rnnzoo import selection
 from rnnzoo import sequence_layer
 
 Array = jax.Array
@@ -111,8 +112,8 @@ class Bidirectional(sequence_layer.SequenceLayer):
           reverse=reverse,
           **call,
       )
-    except NotImplementedError:
-      pass  # One after the other, then.
+    except NotImplementedError as error:
+      selection.log_once(f'One direction after the other: {error}')
 
     def direction(level, carry, reverse):
       return level.unroll(

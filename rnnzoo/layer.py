@@ -18,6 +18,7 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels import targets
 from rnnzoo import cell as cell_lib
 from rnnzoo import checks
 from rnnzoo import initializers
@@ -392,14 +393,16 @@ def unroll_both(
   Raises:
     ValueError: an argument has the wrong shape or dtype.
     NotImplementedError: the two differ in more than parameters, or no kernel
-      can run them like this.
+      can run them like this, or another implementation comes first.
   """
   if not (_has_blocks(first) and _has_blocks(second)):
-    raise NotImplementedError('A layer has no recurrent kernel of blocks.')
+    raise NotImplementedError('a layer has no recurrent kernel of blocks')
   if _static(first) != _static(second):
-    raise NotImplementedError('The two layers are not alike.')
+    raise NotImplementedError('the layers differ in more than parameters')
   if not selection.is_first('pallas', first.implementation):
-    raise NotImplementedError('No other implementation can.')
+    raise NotImplementedError('the kernels are not what is tried first')
+  targets.current()  # Nothing is put together where no kernel can run.
+  first._check_input(x, '[..., time, in_features]')
   both = _side_by_side(first, second)
   batch_shape = x.shape[1:-1] if call['time_major'] else x.shape[:-2]
   carry = None
@@ -468,6 +471,7 @@ def _has_blocks(layer) -> TypeGuard[RecurrentLayer]:
 def _static(layer: RecurrentLayer) -> tuple[Any, ...]:
   """Returns what a layer is but for its parameters' values."""
   return (
+      type(layer),
       layer.cell,
       layer.in_features,
       layer.out_features,
@@ -480,5 +484,5 @@ def _static(layer: RecurrentLayer) -> tuple[Any, ...]:
       layer.implementation,
       layer.bias is None,
       len(layer.learned_carry),
-      sorted(layer.cell_params),
+      sorted((k, v.shape) for k, v in layer.cell_params.items()),
   )

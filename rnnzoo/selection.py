@@ -28,7 +28,7 @@ def first_that_can(
     try:
       return attempt(name)
     except NotImplementedError as error:
-      _log_once(f'implementation={name!r} is passed over: {error}')
+      log_once(f'implementation={name!r} is passed over: {error}')
   return attempt(names[-1])
 
 
@@ -70,5 +70,6 @@ def _names(implementation: Implementation, linear: bool) -> Sequence[str]:
 
 
 @functools.cache
-def _log_once(message: str) -> None:
+def log_once(message: str) -> None:
+  """Logs a message the first time that it is given."""
   logging.info('%s', message)

@@ -50,14 +50,14 @@ def device(test, kind: str) -> Iterator[None]:
     yield
 
 
-def mesh(kind: str) -> jax.sharding.AbstractMesh:
-  """Returns two such GPUs along the axis 'data', for `jax.shard_map`."""
+def mesh(kind: str, axis: str = 'Auto') -> jax.sharding.AbstractMesh:
+  """Returns two such GPUs along the axis 'data', of a type."""
   if not RUNS:
     return jax.sharding.AbstractMesh((2,), ('data',))
   return jax.sharding.AbstractMesh(
       (2,),
       ('data',),
-      axis_types=(jax.sharding.AxisType.Auto,),
+      axis_types=(getattr(jax.sharding.AxisType, axis),),
       abstract_device=_describe(kind),
   )
 

@@ -73,6 +73,14 @@ BAD_RECURRENCES = {
     ),
     'mask': ({'mask': zeros(2, 5)}, 'mask must be bool, got float32'),
     'outputs': ({'outputs': 2}, 'outputs must be 1 to 1 .* got 2'),
+    'both': (
+        {'both_directions': True, 'reset': zeros(2, 5, dtype=bool)},
+        r'reset must be .* = \(2, 2, 5\), got \(2, 5\)',
+    ),
+    'odd_heads': (
+        {'both_directions': True, 'recurrent_kernel': zeros(1, 1, 8, 8)},
+        'both_directions needs an even number of heads, got 1',
+    ),
 }
 
 CANNOT = {
@@ -80,6 +88,7 @@ CANNOT = {
     'time': ({'x_gates': zeros(2, 0, 1, 8)}, 'above 0'),
     'clip': ({'recurrent_gradient_clip': 1.0}, 'that are not diagonal only'),
     'stop': ({'stop_recurrent_gradient': True}, 'that are not diagonal only'),
+    'both': ({'both_directions': True}, 'that are not diagonal only'),
 }
 
 

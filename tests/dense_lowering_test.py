@@ -177,8 +177,13 @@ class DenseLoweringTest(parameterized.TestCase):
         f, args = gradient(name, {}, 'float32', (2, 5, features), 'reset')
         self.lowers(f, *args)
 
-  @parameterized.parameters(('GRU', 8, True), ('AGRU', 768, False))
-  def test_shard_map(self, name, features, check_vma):
+  @parameterized.parameters(
+      ('GRU', 8, True, True),
+      ('AGRU', 768, True, False),
+      ('LSTM', 8, False, True),
+      ('SLSTM', 16, False, True),
+  )
+  def test_shard_map(self, name, features, flags, check_vma):
     mesh = abstract_gpu.mesh(H200)
     make = lambda: rnnzoo.LAYERS[name](
         4,
@@ -189,7 +194,9 @@ class DenseLoweringTest(parameterized.TestCase):
     )
     graphdef, state = nnx.split(nnx.eval_shape(make))
     sharded = jax.shard_map(
-        lambda state, x, reset: nnx.merge(graphdef, state)(x, reset=reset),
+        lambda state, x, reset: nnx.merge(graphdef, state)(
+            x, reset=reset if flags else None
+        ),
         mesh=mesh,
         in_specs=(P(), P('data'), P('data')),
         out_specs=P('data'),
@@ -200,6 +207,15 @@ class DenseLoweringTest(parameterized.TestCase):
     with abstract_gpu.device(self, H200):
       with jax.sharding.use_abstract_mesh(mesh):
         self.lowers(jax.grad(loss, (0, 1)), state, x, reset)
+
+  @parameterized.product(
+      name=('LSTM', 'SLSTM', 'GRU'), kind=('Auto', 'Explicit')
+  )
+  def test_under_a_mesh(self, name, kind):
+    f, args = gradient(name, {}, 'float32', (2, 5, 8), '')
+    with abstract_gpu.device(self, H200):
+      with jax.sharding.use_abstract_mesh(abstract_gpu.mesh(H200, kind)):
+        self.lowers(f, *args)
 
 
 class RefusalTest(parameterized.TestCase):

@@ -298,8 +298,8 @@ def imitated(test, pieces=1):
         found = []
         for start in range(0, batch, rows):
           shape = (min(rows, batch - start), *rest)
-          piece = dataclasses.replace(call, shape=shape)
-          found.append(dense._Piece(piece, make_plan(piece), start))
+          plan = make_plan(dataclasses.replace(call, shape=shape))
+          found.append(dense._Piece(plan, start))
         return found
 
       patch(dense, '_pieces', cut)
@@ -414,6 +414,21 @@ class BidirectionalTest(parameterized.TestCase):
       want = run('scan')
       for x, y in zip(*map(jax.tree.leaves, (got, want)), strict=True):
         self.assertLess(comparison.relative_error(x, y), 1e-5)
+
+  def test_a_subclass_runs_apart(self):
+    class Shifted(rnnzoo.GRU):
+
+      def _initial_carry(self, batch_shape, dtype):
+        return (super()._initial_carry(batch_shape, dtype)[0] + 1,)
+
+    make = lambda cls: cls(3, 8, implementation='pallas', rngs=nnx.Rngs(0))
+    layer = rnnzoo.Bidirectional(
+        rnnzoo.GRU, 3, 8, implementation='pallas', rngs=nnx.Rngs(0)
+    )
+    layer.backward = make(Shifted)
+    with imitated(self) as called:
+      jax.grad(lambda x: jnp.sum(layer(x)))(jnp.ones((2, 4, 3)))
+      self.assertEqual([kernel.call_count for kernel in called], [2, 2])
 
   def test_layers_that_differ(self):
     layer = rnnzoo.Bidirectional(

@@ -105,7 +105,7 @@ class CutsTest(parameterized.TestCase):
       self.assertEqual((call.shape[3], x.dtype), (1024, jnp.float32))
       return set()
     for parts in pieces, adjoints:
-      self.assertEqual(sum(p.call.shape[0] for p in parts), call.shape[0])
+      self.assertEqual(sum(p.plan.shape.batch for p in parts), call.shape[0])
     plan = pieces[0].plan
     ins, outs = kernels.forward_streams(
         plan, x.dtype, states, call.outputs, call.out_dtype, True

@@ -174,6 +174,13 @@ class LoweringTest(parameterized.TestCase):
       with jax.sharding.use_abstract_mesh(mesh):
         self.lowers(jax.grad(loss), state, aval((4, 13, 4), jnp.float32))
 
+  @parameterized.parameters('IndRNN', 'MinGRU', 'MinLSTM')
+  def test_under_a_mesh(self, name):
+    f, args = gradient(name, {}, 'float32', (2, 13, 8), '')
+    with abstract_gpu.device(self, H200):
+      with jax.sharding.use_abstract_mesh(abstract_gpu.mesh(H200, 'Explicit')):
+        self.lowers(f, *args)
+
 
 class OtherDevicesTest(parameterized.TestCase):
 

@@ -53,9 +53,10 @@ class Config:
     team: with 'device', CTAs that share out the gates that are summed over, a
       divisor of `cluster`: each multiplies some of the gates for the units of
       all. Less has to be read, at the price of one more exchange in a cluster.
-    slots: steps for which there is an operand. With two, a CTA may be sent the
-      next step's while it multiplies this one's. It cannot be sent the one
-      after: that is made of what it publishes when it has multiplied.
+    slots: steps for which there is an operand, 2 or, with 'device', 1. With
+      two, a CTA may be sent the next step's while it multiplies this one's. It
+      cannot be sent the one after: that is made of what it publishes when it
+      has multiplied. With one, it is sent nothing before it has published.
     delay: cycles for which a CTA does not ask whether others have published:
       too early it would only be in their way.
     stages: steps for which inputs are in flight or in use, at least 5.

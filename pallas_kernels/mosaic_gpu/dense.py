@@ -126,7 +126,7 @@ def backward_streams(plan: Plan, x_dtype, states: int, d_dtypes):
   if plan.flags:
     ins.append(plan.stream_of_flags)
   outs = [Stream(plan.dtype, plan.gates)]
-  # One product over all steps follows, a head at a time, so that it wants heads
+  # Products over all steps follow, a head at a time, so that they want heads
   # first; with one head that is the order of the inputs.
   same = shared_gates(plan, states) == tuple(range(plan.gates))
   if plan.shape.heads > 1 or not same:

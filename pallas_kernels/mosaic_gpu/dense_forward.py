@@ -64,7 +64,7 @@ def forward(
   planes = len(matrix)
   split = planes == 2
   exchanged = len(stages) if config.through_device else 0
-  # A quarter of what rounding h to bfloat16 does.
+  # A quarter of what rounding h to bfloat16 does, twice that for float16.
   accuracy = dense.accuracy(plan, 2**-11)
   legalize = functools.partial(pointwise.legalize, accuracy=accuracy)
   # What the first step and restarts multiply, as it would have been published.

@@ -60,7 +60,7 @@ class Matrices:
       for array, octet, tile in members:
         unit = unit0 + 8 * octet
         if not all_there:
-          unit = jnp.minimum(unit, jnp.maximum(last, 0))
+          unit = jnp.minimum(unit, last)
         addresses.append(place(array, 8 * tile + row, unit))
       address = addresses[0]
       for i, other in enumerate(addresses[1:], 1):
