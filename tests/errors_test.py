@@ -236,7 +236,7 @@ class ImplementationTest(parameterized.TestCase):
       layer(x)
 
   def test_falls_back_and_logs_once(self):
-    selection._log_once.cache_clear()
+    selection.log_once.cache_clear()
     layer = make(
         rnnzoo.GRU, implementation=['pallas', 'associative_scan', 'scan']
     )

@@ -361,7 +361,7 @@ class TransformationsTest(parameterized.TestCase):
 
   def test_one_of_several(self):
     # What the kernels cannot run goes to the next, and the reason to the log.
-    selection._log_once.cache_clear()
+    selection.log_once.cache_clear()
     x = np.ones((2, 5, 4), np.float32)
     layer = random_layers.make('AGRU', 4, 8, implementation=('pallas', 'scan'))
     scan = random_layers.make('AGRU', 4, 8, implementation='scan')
