@@ -96,10 +96,9 @@ class CutsTest(parameterized.TestCase):
 
   def _check_call(self, call, x, kernel, states, has_flags):
     """Checks the plans of a call, or of its pieces."""
-    carry, flags = [None] * states, jnp.zeros(()) if has_flags else None
     try:
-      pieces = dense._forward_pieces(call, x, kernel, carry, flags, True)
-      adjoints = dense._backward_pieces(call, x, kernel, carry, flags)
+      pieces = dense._forward_pieces(call, x, kernel, states, has_flags, True)
+      adjoints = dense._backward_pieces(call, x, kernel, states, has_flags)
     except NotImplementedError:
       # Only 1024 units in float32 are too many for the registers of a GPU.
       self.assertEqual((call.shape[3], x.dtype), (1024, jnp.float32))

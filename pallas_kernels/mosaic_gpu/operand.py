@@ -328,7 +328,3 @@ def _parts(values: Sequence[Array]):
         )
     )
   return high, low
-
-
-# Steps that are in an exchange.
-_SLOTS = 8
