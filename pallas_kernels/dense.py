@@ -334,10 +334,11 @@ def _forward_pieces(call: Call, x, kernel, states, has_flags, save):
 
   def make_plan(piece: Call):
     plan = _plan(piece, x, kernel, has_flags)
+    plan = dataclasses.replace(plan, early=dense.early_gates(plan, states))
     streams = dense.forward_streams(
         plan, x.dtype, states, call.outputs, call.out_dtype, save
     )
-    return _configured(plan, streams, plan.stages, False, call.target)
+    return _configured(plan, streams, plan.products, False, call.target)
 
   return _pieces(call, make_plan)
 
@@ -349,7 +350,8 @@ def _backward_pieces(call: Call, x, kernel, states, has_flags):
     plan = _plan(piece, x, kernel, has_flags)
     d_dtypes = [call.out_dtype] * call.outputs
     streams = dense.backward_streams(plan, x.dtype, states, d_dtypes)
-    return _configured(plan, streams, plan.adjoints, True, call.target)
+    products = lambda config: plan.adjoints
+    return _configured(plan, streams, products, True, call.target)
 
   return _pieces(call, make_plan)
 
@@ -357,9 +359,11 @@ def _backward_pieces(call: Call, x, kernel, states, has_flags):
 def _configured(plan: dense.Plan, streams, products, adjoint: bool, target):
   """Returns the plan with the configuration that is best of those that fit."""
   ins, outs = streams
-  fits = functools.partial(dense.needs, plan, ins, outs, products)
+  needs = lambda config: dense.needs(
+      plan, ins, outs, products(config), config
+  )
   gates = plan.stages[0].gates
-  config = tuning.dense(plan.shape, gates, adjoint, fits, target)
+  config = tuning.dense(plan.shape, gates, adjoint, needs, target)
   return dataclasses.replace(plan, config=config)
 
 

@@ -242,29 +242,45 @@ def _dense_candidates(
 ) -> Iterable[cta_lib.Config]:
   """Returns configurations for a dense kernel, the fastest first."""
   size, rows = shape.size, -(-shape.batch // 8)
+  # Clusters of 8 have to fit however multiprocessors are dealt to at most 8
+  # groups of 18, which leaves some over, most where few of them work; pairs
+  # always fit.
+  most = (
+      target.cores * 8 // 11 if target.cores >= 128 else target.cores * 3 // 8
+  )
+
+  def columns_of(parts: int) -> int:
+    """Returns 4 where there are multiprocessors enough for it, else 8."""
+    ctas = shape.heads * parts * -(-shape.batch // 4)
+    return 4 if ctas <= (most if parts > 1 else target.cores) else 8
+
   if size <= _SHARED_UNITS:
     units = -(-size // 8) * 8
     warpgroups = 1 if adjoint else -(-units // 32)
-    yield cta_lib.Config('shared', 8, units, warpgroups)
-    yield cta_lib.Config('shared', 8, units, -(-units // 32))
+    columns = columns_of(1)
+    yield cta_lib.Config('shared', columns, units, warpgroups)
+    yield cta_lib.Config('shared', columns, units, -(-units // 32))
   if size <= _CLUSTER_UNITS:
     units = _UNITS_IN_CLUSTER
     parts = -(-size // units)
+    columns = columns_of(parts)
     small = size <= 256
     cuts = [(2, 8)] if adjoint else [(1, 1), (2, 2)] if small else [(2, 2)]
     for warpgroups, sums in (*cuts, (2, 4), (2, 8)):
-      yield cta_lib.Config('cluster', 8, units, warpgroups, sums, parts)
+      yield cta_lib.Config('cluster', columns, units, warpgroups, sums, parts)
+  elif not adjoint:
+    units = 8 * -(-size // 128)
+    parts = -(-size // units)
+    columns = columns_of(parts)
+    yield cta_lib.Config(
+        'cluster', columns, units, 2, 4, parts, registers=_REGISTERS[2]
+    )
   units = _UNITS_ON_DEVICE
   parts = -(-size // units)
   ctas = shape.heads * parts
   if ctas > target.cores:
     return
-  # CTAs wait for each other, so all have to be there at once. Clusters of 8
-  # have to fit however multiprocessors are dealt to at most 8 groups of 18,
-  # which leaves some over, most where few of them work; pairs always fit.
-  most = (
-      target.cores * 8 // 11 if target.cores >= 128 else target.cores * 3 // 8
-  )
+  # CTAs wait for each other, so all have to be there at once.
   for slices in range(min(rows, target.cores // ctas), 0, -1):
     columns = 8 * -(-rows // slices)
     if columns > 64:

@@ -1,6 +1,7 @@
 """The sLSTM: an LSTM with exponential gates, kept in range by a stabiliser."""
 
 import dataclasses
+import math
 
 from flax import nnx
 import jax
@@ -25,20 +26,27 @@ def _log_sigmoid_jvp(primals, tangents):
   return log_sigmoid(x), tangent * sigmoid(-x)
 
 
+# exp of it is so large that what is beside it does not count, and its square is
+# still a number in float32, as derivatives need it.
+_LARGE = 40.0
+
+
 @jax.custom_jvp
-def exp_gates(i, l):
-  """Returns exp(min(i - l, 0)) and exp(min(l - i, 0)); one of them is 1."""
-  smaller = jnp.exp(-jnp.abs(i - l))
-  return jnp.where(i > l, 1, smaller), jnp.where(i > l, smaller, 1)
+def weigh(i, f, m):
+  """Returns exp(i - l) and max(i, l), where l = log σ(f) + m."""
+  # No logarithm on the way to the first: exp(-l) is exp(-m) (1 + exp(-f)).
+  old, forgotten = jnp.minimum(i - m, _LARGE), jnp.minimum(i - m - f, _LARGE)
+  g = jnp.exp(old) + jnp.exp(forgotten)
+  return g, jnp.maximum(i, log_sigmoid(f) + m)
 
 
-@exp_gates.defjvp
-def _exp_gates_jvp(primals, tangents):
-  (i, l), (d_i, d_l) = primals, tangents
-  new, old = exp_gates(i, l)
-  # The one that is 1 stays so.
-  d_new, d_old = jnp.where(i > l, 0, new), jnp.where(i > l, -old, 0)
-  return (new, old), (d_new * (d_i - d_l), d_old * (d_i - d_l))
+@weigh.defjvp
+def _weigh_jvp(primals, tangents):
+  (_, f, _), (d_i, d_f, d_m) = primals, tangents
+  g, m = weigh(*primals)
+  d_l = d_m + sigmoid(-f) * d_f
+  d_g = jnp.where(g < math.exp(_LARGE), g * (d_i - d_l), 0)
+  return (g, m), (d_g, jnp.where(g > 1, d_i, d_l))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +61,13 @@ class SLSTMCell(cell.Cell):
   n' = max(f' n + i', 1)                normaliser
   h' = σ(o) c' / n'
 
-  where i, f, z, o are the sums x + R h. One of i' and f' is always 1.
+  which is the same as, with g = i' / f' = exp(i - l),
+
+  c' = (c + g tanh(z)) / max(g, 1)
+  n' = max(n + g, 1) / max(g, 1)
+  h' = σ(o) (c + g tanh(z)) / max(n + g, 1)
+
+  where i, f, z, o are the sums x + R h. The second form has h' sooner.
   """
 
   input_gates = 4
@@ -65,13 +79,12 @@ class SLSTMCell(cell.Cell):
     _, c, n, m = carry
     i, f, z, o = map(jnp.add, x_gates, h_gates)
     # An empty cell has nothing to keep: it takes its first input whole.
-    l = log_sigmoid(f) + jnp.where(n == 0, -jnp.inf, m)
-    m = jnp.where(i > l, i, l)
-    i, f = exp_gates(i, l)
-    c = f * c + i * tanh(z)
-    n = f * n + i
+    g, m = weigh(i, f, jnp.where(n == 0, -jnp.inf, m))
+    c = c + g * tanh(z)
+    n = n + g
     n = jnp.where(n < 1, 1, n)  # At a tie, maximum's derivative is a mean.
-    return sigmoid(o) * c / n, c, n, m
+    scale = 1 / jnp.where(g > 1, g, 1)
+    return sigmoid(o) * c / n, scale * c, scale * n, m
 
 
 class SLSTM(layer.RecurrentLayer):

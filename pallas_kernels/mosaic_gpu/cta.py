@@ -45,7 +45,9 @@ class Config:
 
   Attributes:
     exchange: 'shared', 'cluster' or 'device'.
-    columns: batch rows of a CTA, a multiple of 8.
+    columns: batch rows of a CTA, a multiple of 8, or 4: then the 8 columns of a
+      tensor core's tile are these twice, and threads have half as many elements
+      each.
     units: of a CTA, a multiple of 8.
     warpgroups: of a CTA.
     sums: into how many parts its warps share out the sums, a power of two.
@@ -60,6 +62,8 @@ class Config:
     delay: cycles for which a CTA does not ask whether others have published:
       too early it would only be in their way.
     stages: steps for which inputs are in flight or in use, at least 5.
+    registers: of a thread, that hold the recurrent kernel; what goes beyond
+      lies in shared memory.
   """
 
   exchange: str
@@ -72,19 +76,21 @@ class Config:
   slots: int = 2
   delay: int = 0
   stages: int = 6
+  registers: int = 255
 
   @property
   def through_device(self) -> bool:
     return self.exchange == 'device'
 
   @property
-  def row_warps(self) -> int:
-    """Into how many parts the warps share out the units."""
-    return 4 * self.warpgroups // self.sums
+  def tiles(self) -> int:
+    """Tiles of a tensor core, side by side, that have all columns."""
+    return pl.cdiv(self.columns, 8)
 
-  def warp_units(self, units: int | None = None) -> int:
-    """Units of a warp, of all units of the CTA or of `units`."""
-    return 8 * pl.cdiv(units or self.units, 8 * self.row_warps)
+  @property
+  def twice(self) -> bool:
+    """Whether the columns of a tile are 4, twice."""
+    return self.columns == 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,7 +197,7 @@ class Cta:
     self.lane = lane
     self.warp = (self.tid >> 5) + 4 * self.group
     self.quad, self.place = lane >> 2, lane & 3
-    self.tiles = config.columns // 8
+    self.tiles = config.tiles
     self._elements()
 
   # Elements: (unit, column) of what this thread keeps.
@@ -201,12 +207,15 @@ class Cta:
     units, columns, own = [], [], []
     if config.sums == 1:
       # As the tensor cores leave them.
-      warp_units = config.warp_units()
-      for s in range(warp_units // 8):
+      octets = pl.cdiv(config.units, 8 * self.warps)
+      for s in range(octets):
         for n in range(self.tiles):
-          for p in range(2):
-            units.append(self.warp * warp_units + 8 * s + self.quad)
-            columns.append(8 * n + 2 * self.place + p)
+          for p in range(1 if config.twice else 2):
+            units.append(8 * (self.warp * octets + s) + self.quad)
+            column = 2 * self.place + p
+            if config.twice:
+              column = 2 * (self.place & 1) + self.upper
+            columns.append(8 * n + column)
             own.append(units[-1] < config.units)
     else:
       total = config.units * config.columns
@@ -215,15 +224,29 @@ class Cta:
         e = (self.group * count + j) * LANES + self.tid
         own.append(e < total)
         # Where there are not enough, some do the work of others.
-        octet = lax.rem(e, jnp.int32(total)) >> 3
-        tile = lax.div(octet, jnp.int32(config.units))
-        units.append(octet - tile * config.units)
-        columns.append(8 * tile + (e & 7))
+        width = min(config.columns, 8)
+        row = lax.div(lax.rem(e, jnp.int32(total)), jnp.int32(width))
+        tile = lax.div(row, jnp.int32(config.units))
+        units.append(row - tile * config.units)
+        columns.append(8 * tile + (e & (width - 1)))
     self.count = len(units)
     self.unit, self.column = ptx.stack(units), ptx.stack(columns)
     inside = self.unit0 + self.unit < self.shape.size
     inside &= self.row0 + self.column < self.shape.batch
     self.valid = flag(inside) * ptx.stack([flag(x) for x in own])
+
+  @property
+  def upper(self) -> Array:
+    """Which of two columns is this thread's, where tiles have each twice."""
+    return self.place >> 1
+
+  def own_of(self, pair: Sequence[Array]) -> Array:
+    """Returns this thread's of two elements, where tiles have each twice."""
+    return jnp.where(self.upper != 0, pair[1], pair[0])
+
+  def tile_column(self, tile: int, column):
+    """Returns which of the CTA's columns a column of a tile is."""
+    return column & 3 if self.config.twice else 8 * tile + column
 
   def zeros(self) -> Array:
     return ptx.full(self.count, 0.0)

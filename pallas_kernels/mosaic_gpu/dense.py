@@ -54,6 +54,8 @@ class Plan:
     config: how the work is cut.
     clip: bound of what comes back through a product, or None.
     stop: whether nothing does.
+    early: of the recurrent gates, how many come first up to the last that
+      `operand` depends on.
   """
 
   update: Callable[..., Any]
@@ -69,6 +71,7 @@ class Plan:
   config: Any
   clip: float | None = None
   stop: bool = False
+  early: int = 0
 
   @property
   def stages(self) -> list[Product]:
@@ -77,6 +80,20 @@ class Plan:
       return [Product(self.recurrent, 0, False)]
     last = self.recurrent - 1
     return [Product(last, 0, False), Product(1, last, False)]
+
+  def products(self, config) -> list[Product]:
+    """The same, cut where some of it can be done later.
+
+    What the operand does not depend on is multiplied while the operand is on
+    its way. Where that is not far, fewer and fuller products are faster.
+    """
+    first, *others = self.stages
+    early = max(1, self.early)
+    late = first.gates - early
+    if not others or late == 0 or config.sums == 1:
+      return self.stages
+    late_product = Product(late, early, False, late=True)
+    return [Product(early, 0, False), late_product, *others]
 
   @property
   def adjoints(self) -> list[Product]:
@@ -137,14 +154,11 @@ def backward_streams(plan: Plan, x_dtype, states: int, d_dtypes):
 def needs(plan: Plan, ins, outs, products, config) -> tuple[int, int]:
   """Returns registers for the recurrent kernel, and bytes of shared memory."""
   split = jnp.dtype(plan.dtype) == jnp.float32
-  registers = sum(
-      4 * product.halves(config) * product.blocks(config, plan.shape)
-      for product in products
-  )
+  kept = product_lib.kept_blocks(products, config, plan.shape, split)
   words = _words(plan.shape, config, ins, outs, products, split)
   # Each buffer starts at a multiple of 1024 bytes.
   size = sum(-(-4 * n // 1024) * 1024 for n in words)
-  return registers * (2 if split else 1), size
+  return sum(registers for _, registers in kept), size
 
 
 def _words(shape, config, ins, outs, products, split) -> list[int]:
@@ -153,11 +167,17 @@ def _words(shape, config, ins, outs, products, split) -> list[int]:
       tiles.Ring.words(config, ins),
       0 if config.through_device else tiles.Staging.words(config, outs),
   ]
-  for product in products:
+  kept = product_lib.kept_blocks(products, config, shape, split)
+  Multiplier = product_lib.Multiplier
+  for product, (blocks, _) in zip(products, kept, strict=True):
+    if not product.late:
+      words += [
+          operand_lib.Operand.words(config, shape, product, split),
+          operand_lib.Operand.SIGNAL_WORDS,
+      ]
     words += [
-        operand_lib.Operand.words(config, shape, product, split),
-        product_lib.Multiplier.partial_words(config, product),
-        operand_lib.Operand.SIGNAL_WORDS,
+        Multiplier.partial_words(config, product),
+        Multiplier.rest_words(config, product, shape, split, blocks),
     ]
   return [max(n, 32) for n in words]
 
@@ -171,21 +191,35 @@ def multipliers(
     cta: coordinates.
     products: which.
     matrix: references to the recurrent kernel.
-    scratch: three references for each product, see `_words`.
+    scratch: references for each product, see `_words`.
   """
-  made = []
-  for i, product in enumerate(products):
-    operand, partials, signals = scratch[3 * i : 3 * i + 3]
+  kept = product_lib.kept_blocks(products, cta.config, cta.shape, cta.split)
+  made: list[product_lib.Multiplier] = []
+  left = list(scratch)
+  for product, (blocks, _) in zip(products, kept, strict=True):
+    if product.late:
+      operand = made[-1].operand
+    else:
+      operand = operand_lib.Operand(cta, product, left.pop(0), left.pop(0))
     made.append(
         product_lib.Multiplier(
-            cta,
-            product,
-            matrix,
-            operand_lib.Operand(cta, product, operand, signals),
-            partials,
+            cta, product, matrix, operand, left.pop(0), left.pop(0), blocks
         )
     )
   return made
+
+
+def early_gates(plan: Plan, states: int) -> int:
+  """Returns how many recurrent gates come first, up to the operand's last."""
+  if plan.operand is None:
+    return plan.recurrent
+  aval = jax.ShapeDtypeStruct((ptx.LANES,), jnp.float32)
+  avals = lambda n: (aval,) * n
+  counts = plan.params, plan.gates, plan.recurrent - 1, states
+  used = pointwise.used(plan.operand, *map(avals, counts))
+  start = plan.params + plan.gates
+  gates = used[start : start + plan.recurrent - 1]
+  return max((i + 1 for i, needed in enumerate(gates) if needed), default=0)
 
 
 def shared_gates(plan: Plan, states: int) -> tuple[int | None, ...]:

@@ -56,6 +56,7 @@ def forward(
   states = carry.shape[0]
   two = plan.operand is not None
   stages = plan.stages
+  products = plan.products(config)
   ins, outs = dense.forward_streams(
       plan, x.dtype, states, outputs, out_dtype, save
   )
@@ -85,7 +86,9 @@ def forward(
     exchange_refs, scratch = refs[n : n + exchanged], refs[n + exchanged :]
     cta = cta_lib.Cta(config, shape, plan.reverse, plan.both, plan.dtype)
     ring = tiles.Ring(cta, ins, inputs, scratch[0])
-    multipliers = dense.multipliers(cta, stages, matrix, scratch[2:])
+    multipliers = dense.multipliers(cta, products, matrix, scratch[2:])
+    first_product, last_product = multipliers[0], multipliers[-1]
+    late_products = multipliers[1:-1]
     ring.prologue()
     theta = tuple(cta.read_param(theta, i) for i in range(plan.params))
     restart = cta.read_rows(restart, states) if plan.flags else None
@@ -107,48 +110,64 @@ def forward(
       h_gates = gates
       u = None
       if plan.operand is not None:
-        u = legalize(plan.operand)(theta, row, h_gates, start)
+        u = legalize(plan.operand)(theta, row, early(h_gates), start)
         h_gates = (*h_gates, *finish(u))
       new = legalize(plan.update)(theta, row, h_gates, start)
       return flags_lib.select(held(step), start, new), u
 
+    def early(h_gates):
+      """Stands in for gates that the operand does not depend on."""
+      missing = plan.recurrent - 1 - len(h_gates)
+      return (*h_gates, *[cta.zeros()] * missing)
+
+    def multiply_late(step):
+      for product in late_products:
+        product.spread(product.multiply(step))
+
+    def multiply_last(step):
+      """Returns the gates of the last product, after those of late ones."""
+      last_product.operand.ready(step)
+      results = last_product.gather(step, last_product.multiply(step))
+      for product in reversed(late_products):
+        results = product.collect(step) + results
+      return results
+
     ring.wait(plan.ahead)
     for multiplier in multipliers:
-      multiplier.operand.clear()
+      if not multiplier.product.late:
+        multiplier.operand.clear()
     cta.meet()
     if not config.through_device:
       staging = tiles.Staging(cta, outs, out_refs, scratch[1])
       state = flags_lib.select(restarts(jnp.int32(0)), restart, state)
-      multipliers[0].operand.put(jnp.int32(0), state[:1])
-      multipliers[0].operand.share(jnp.int32(0))
+      first_product.operand.put(jnp.int32(0), state[:1])
+      first_product.operand.share(jnp.int32(0))
 
       def local_loop(step, state):
         # What is multiplied is what the step before has put.
-        product = multipliers[0]
-        product.operand.ready(step)
-        sums = product.multiply(step)
+        first_product.operand.ready(step)
+        sums = first_product.multiply(step)
         ring.advance(step)
         pl.when(step > 0)(lambda: staging.flush(step - 1))
-        gates = tuple(product.gather(step, sums))
+        gates = tuple(first_product.gather(step, sums))
 
         def finish(u):
-          product = multipliers[1]
-          product.operand.put(step, (u,))
-          product.operand.share(step)
-          product.operand.ready(step)
-          return product.gather(step, product.multiply(step))
+          last_product.operand.put(step, (u,))
+          last_product.operand.share(step)
+          multiply_late(step)
+          return multiply_last(step)
 
         new, u = pointwise_step(step, state, gates, finish)
         following = new
         if plan.flags:
           following = flags_lib.select(restarts(step + 1), restart, new)
-        multipliers[0].operand.put(step + 1, following[:1])
+        first_product.operand.put(step + 1, following[:1])
         written = [*new[:outputs], *state[:saved], *[u] * kept]
         for i, value in enumerate(written):
           staging.write(step, i, (value,))
         ring.wait(plan.ahead)
         # Nobody would wait for what is sent after the last step.
-        share = lambda: multipliers[0].operand.share(step + 1)
+        share = lambda: first_product.operand.share(step + 1)
         if config.cluster > 1:
           pl.when(step + 1 < shape.time)(share)
         else:
@@ -171,7 +190,7 @@ def forward(
 
     def loop(step, state):
       time = cta.time(step)
-      product, exchange = multipliers[0], exchanges[0]
+      product, exchange = first_product, exchanges[0]
 
       def at_reset(column):
         flags = ring.read_flags_of(step, 1, column)
@@ -189,11 +208,11 @@ def forward(
       start = flags_lib.select(restarts(step), restart, state)
 
       def finish(u):
-        product, exchange = multipliers[1], exchanges[1]
+        exchange = exchanges[1]
         exchange.publish(step, (u,))
-        product.operand.fetch(exchange, step, step)
-        product.operand.ready(step)
-        results = product.gather(step, product.multiply(step))
+        multiply_late(step)
+        last_product.operand.fetch(exchange, step, step)
+        results = multiply_last(step)
         pl.when(step > 0)(lambda: exchange.retire(step - 1))
         return results
 
@@ -219,7 +238,7 @@ def forward(
       'dense_recurrence',
       ins,
       outs,
-      stages,
+      products,
       split,
       (*map(stream, outs), small, *(exchange,) * exchanged),
   )(*operands)

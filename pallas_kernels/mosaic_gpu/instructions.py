@@ -406,10 +406,25 @@ def round_short(x: Array) -> Array:
   return ptx.emit(code, [jnp.float32], x, count=ptx.per_thread(x), pure=True)[0]
 
 
-def store_pair(ref: Ref, offset: Array, pair: Sequence[Array]) -> None:
+def store_pair(ref: Ref, offset: Array, pair: Sequence[Array], where=None):
   """Stores two float32 [128] side by side in shared memory."""
-  code = '{ .reg .u32 a; add.u32 a, %0, %1; st.shared.v2.f32 [a], {%2, %3}; }'
-  ptx.emit(code, [], ref, offset, *pair)
+  code, guard = '.reg .u32 a; add.u32 a, %0, %1;', ''
+  operands = [ref, offset, *pair]
+  if where is not None:
+    code += ' .reg .pred p; setp.ne.s32 p, %4, 0;'
+    guard = '@p '
+    operands.append(where)
+  code += f' {guard}st.shared.v2.f32 [a], {{%2, %3}};'
+  ptx.emit('{' + code + '}', [], *operands)
+
+
+def store_words(ref: Ref, offset: Array, words: Sequence[Array]) -> None:
+  """Stores four int32 [128], 16 bytes, in shared memory."""
+  code = (
+      '{ .reg .u32 a; add.u32 a, %0, %1;'
+      ' st.shared.v4.b32 [a], {%2, %3, %4, %5}; }'
+  )
+  ptx.emit(code, [], ref, offset, *words)
 
 
 def fill(ref: Ref, offset, size: int, where) -> None:

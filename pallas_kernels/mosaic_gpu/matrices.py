@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+from jax.experimental import pallas as pl
 import jax.numpy as jnp
 
 from pallas_kernels.mosaic_gpu import cta as cta_lib
@@ -21,8 +22,11 @@ Array = jax.Array
 Ref = Any
 
 
-def usable(config: cta_lib.Config, dtype) -> bool:
+def usable(config: cta_lib.Config, dtype, written: bool) -> bool:
   """Returns whether a thread's elements of a dtype are parts of matrices."""
+  # Threads that have a column of two of a tile can read both, but not write.
+  if config.twice and written:
+    return False
   return config.sums == 1 and jnp.dtype(dtype).itemsize == 2
 
 
@@ -45,9 +49,10 @@ class Matrices:
   ):
     config, size = cta.config, cta.shape.size
     self.count = count
-    octets = config.warp_units() // 8
+    self.cta = cta
+    octets = pl.cdiv(config.units, 8 * cta.warps)
     self.per_array = octets * cta.tiles
-    rest = config.units % (8 * octets * config.row_warps)
+    rest = config.units % (8 * octets * cta.warps)
     all_there = rest == 0 and size % config.units == 0
     unit0 = cta.warp * (8 * octets)
     last = jnp.minimum(config.units, size - cta.unit0) - 8
@@ -61,7 +66,7 @@ class Matrices:
         unit = unit0 + 8 * octet
         if not all_there:
           unit = jnp.minimum(unit, last)
-        addresses.append(place(array, 8 * tile + row, unit))
+        addresses.append(place(array, cta.tile_column(tile, row), unit))
       address = addresses[0]
       for i, other in enumerate(addresses[1:], 1):
         address = jnp.where(matrix == i, other, address)
@@ -102,15 +107,13 @@ class Matrices:
       for (array, i), word in zip(indices, found, strict=True):
         words[array][i] = word
     return [
-        ptx.stack(
-            [
-                half(word, dtype)
-                for word in row
-                for half in (instructions.lower, instructions.upper)
-            ]
-        )
+        ptx.stack([x for word in row for x in self._elements(word, dtype)])
         for row in words
     ]
+
+  def _elements(self, word, dtype) -> list[Array]:
+    pair = [half(word, dtype) for half in (instructions.lower, instructions.upper)]
+    return [self.cta.own_of(pair)] if self.cta.config.twice else pair
 
   def write(self, ref: Ref, start, values: Sequence[Array], dtype) -> None:
     """Writes this thread's elements.

@@ -37,11 +37,14 @@ class Product:
     first: the first gate.
     transposed: whether gates are summed over, as in the adjoint; otherwise each
       has a result of its own.
+    late: whether it has the operand of the product before it, and its result is
+      not needed for what is multiplied next.
   """
 
   gates: int
   first: int
   transposed: bool
+  late: bool = False
 
   @property
   def results(self) -> int:
@@ -59,15 +62,35 @@ class Product:
     """Units that a CTA multiplies for."""
     return config.units * self.team(config)
 
+  def sums(self, config: Config) -> int:
+    """Into how many parts the warps of a CTA share out the sums."""
+    sums = config.sums
+    # With a single half of rows, half of each tensor core would do nothing.
+    while 1 < sums < 4 * config.warpgroups:
+      if self.results * self._octets(config, sums) > 1:
+        break
+      sums *= 2
+    return sums
+
+  def row_warps(self, config: Config) -> int:
+    """Into how many parts the warps of a CTA share out the units."""
+    return 4 * config.warpgroups // self.sums(config)
+
+  def octets(self, config: Config) -> int:
+    """Groups of 8 units that a warp has."""
+    return self._octets(config, self.sums(config))
+
+  def _octets(self, config: Config, sums: int) -> int:
+    return pl.cdiv(self.units(config), 8 * (4 * config.warpgroups // sums))
+
   def halves(self, config: Config) -> int:
     """Halves of the rows that each warp multiplies, an even number."""
-    units = config.warp_units(self.units(config))
-    return pl.cdiv(self.results * units // 8, 2) * 2
+    return pl.cdiv(self.results * self.octets(config), 2) * 2
 
   def blocks(self, config: Config, shape: Shape) -> int:
     """Blocks that each warp sums over."""
     operands = self.operands // self.team(config)
-    return pl.cdiv(operands * shape.blocks, config.sums)
+    return pl.cdiv(operands * shape.blocks, self.sums(config))
 
 
 class Operand:
@@ -94,7 +117,7 @@ class Operand:
     self.gate0 = self.member * self.operands
     self.plane_bytes = self._plane_bytes(config, shape, product)
     self._matrices = None
-    if matrices_lib.usable(config, cta.short):
+    if matrices_lib.usable(config, cta.short, written=True):
       place = lambda i, column, unit: self._place(
           i % self.planes, i // self.planes, column, cta.unit0 + unit
       )
@@ -104,7 +127,7 @@ class Operand:
 
   @staticmethod
   def _plane_bytes(config, shape, product) -> int:
-    blocks = config.sums * product.blocks(config, shape)
+    blocks = product.sums(config) * product.blocks(config, shape)
     return config.columns * pl.cdiv(blocks, 2) * 128
 
   @classmethod
@@ -307,7 +330,7 @@ class Operand:
     """Returns a thread's part of a block for a tensor core, as four words."""
     cta = self.cta
     pitch = self.plane_bytes // cta.config.columns
-    column = 8 * tile + cta.quad
+    column = cta.tile_column(tile, cta.quad)
     chunk = (4 * block + cta.place) ^ permutation(column)
     at = self._slot(step) + plane * self.plane_bytes
     at = at + column * pitch + (chunk << 4)

@@ -24,6 +24,31 @@ Config = cta_lib.Config
 Shape = cta_lib.Shape
 flag = cta_lib.flag
 permutation = cta_lib.permutation
+LANES = ptx.LANES
+
+
+def kept_blocks(
+    products: Sequence[operand_lib.Product],
+    config: Config,
+    shape: Shape,
+    split: bool,
+) -> list[tuple[int, int]]:
+  """Returns for each product the blocks, and registers, that stay in threads.
+
+  Args:
+    products: of a step.
+    config: the cut.
+    shape: sizes.
+    split: whether the matrix has the two parts of float32.
+  """
+  left = config.registers
+  found = []
+  for product in products:
+    registers = 4 * product.halves(config) * (2 if split else 1)
+    kept = min(product.blocks(config, shape), left // registers)
+    left -= kept * registers
+    found.append((kept, kept * registers))
+  return found
 
 
 class Multiplier:
@@ -36,6 +61,8 @@ class Multiplier:
       them for the parts of float32.
     operand: what it is multiplied with.
     partials: int32 in shared memory, `partial_words` of it.
+    rest: int32 in shared memory, `rest_words` of it.
+    kept: blocks of the matrix that registers hold, see `kept_blocks`.
   """
 
   def __init__(
@@ -45,40 +72,69 @@ class Multiplier:
       matrix,
       operand: operand_lib.Operand,
       partials,
+      rest,
+      kept: int,
   ):
     self.cta, self.product = cta, product
-    self.operand, self.partials = operand, partials
+    self.operand, self.partials, self.rest = operand, partials, rest
     config, shape = cta.config, cta.shape
     self.halves = product.halves(config)
     self.blocks = product.blocks(config, shape)
     self.units = product.units(config)
     self.unit0 = cta.unit0 - operand.member * config.units
-    self.warp_units = config.warp_units(self.units)
-    self.sub = self.warp_units // 8
-    self.row_warp = lax.rem(cta.warp, jnp.int32(config.row_warps))
-    self.sum_warp = lax.div(cta.warp, jnp.int32(config.row_warps))
+    self.sums = product.sums(config)
+    self.sub = product.octets(config)
+    self.row_warps = product.row_warps(config)
+    self.row_warp = lax.rem(cta.warp, jnp.int32(self.row_warps))
+    self.sum_warp = lax.div(cta.warp, jnp.int32(self.row_warps))
+    self.kept = kept
     self.matrix = [
         [
-            [self._fragment(ref, h, i) for i in range(self.blocks)]
+            [self._fragment(ref, h, i) for i in range(kept)]
             for h in range(self.halves)
         ]
         for ref in matrix
     ]
+    for plane, ref in enumerate(matrix):
+      for half in range(self.halves):
+        for i in range(kept, self.blocks):
+          words = self._fragment(ref, half, i)
+          instructions.store_words(rest, self._in_rest(plane, half, i), words)
 
   @classmethod
   def partial_words(cls, config, product) -> int:
     """Shared memory for the sums of each warp."""
     if config.sums == 1:
       return 0
-    words = 4 * config.warpgroups * product.halves(config) * config.columns * 8
+    words = 4 * config.warpgroups * product.halves(config) * config.tiles * 64
     if product.team(config) > 1:
       words += product.units(config) * config.columns
     return words
 
+  @classmethod
+  def rest_words(cls, config, product, shape, split: bool, kept: int) -> int:
+    """Shared memory for what registers do not hold of the matrix."""
+    blocks = product.blocks(config, shape) - kept
+    fragments = product.halves(config) * blocks * (2 if split else 1)
+    return 4 * LANES * config.warpgroups * fragments
+
+  def _in_rest(self, plane: int, half: int, i: int):
+    """Returns where this thread's own part of a fragment lies, in bytes."""
+    index = plane * self.halves + half
+    index = index * (self.blocks - self.kept) + i - self.kept
+    return 16 * (index * self.cta.threads + self.cta.index)
+
+  def _of_matrix(self, plane: int, half: int, i: int):
+    """Returns a fragment from where it is."""
+    if i < self.kept:
+      return self.matrix[plane][half][i]
+    at = self._in_rest(plane, half, i)
+    return instructions.load_words(self.rest, at, shared=True, size=2)
+
   def _block(self, i: int):
     """Returns gate, first element and existence of this warp's i-th block."""
     blocks = self.cta.shape.blocks
-    if self.cta.config.sums == 1:
+    if self.sums == 1:
       return i // blocks, jnp.int32(32 * (i % blocks)), None
     index = self.sum_warp * self.blocks + i
     gate = lax.div(index, jnp.int32(blocks))
@@ -90,7 +146,7 @@ class Multiplier:
     result, sub = divmod(half, self.sub)
     if result >= product.results:
       return [ptx.full(1, 0, jnp.int32)] * 4
-    unit = self.row_warp * self.warp_units + 8 * sub + cta.quad
+    unit = 8 * (self.row_warp * self.sub + sub) + cta.quad
     row = self.unit0 + unit
     gate, start, exists = self._block(i)
     k = start + 8 * cta.place
@@ -133,14 +189,16 @@ class Multiplier:
           ]
           for plane in range(operand.planes)
       ]
+      matrix = [
+          [self._of_matrix(plane, half, i) for half in range(self.halves)]
+          for plane in range(len(self.matrix))
+      ]
       for of_matrix, of_operand in pairs:
         for j in (0, 2):
           way = count % ways
           count += 1
           for row in range(rows):
-            low, high = (
-                self.matrix[of_matrix][2 * row + h][i] for h in range(2)
-            )
+            low, high = matrix[of_matrix][2 * row :][:2]
             a = (low[j], high[j], low[j + 1], high[j + 1])
             for n in range(cta.tiles):
               acc[row][n][way] = instructions.mma(
@@ -174,27 +232,40 @@ class Multiplier:
                 x
                 for s in range(self.sub)
                 for n in range(cta.tiles)
-                for x in sums[result * self.sub + s][n]
+                for x in self._own(sums[result * self.sub + s][n])
             ]
         )
         for result in range(self.product.results)
     ]
 
+  def _own(self, pair) -> Sequence[Array]:
+    return [self.cta.own_of(pair)] if self.cta.config.twice else pair
+
   def gather(self, step, sums) -> list[Array]:
     """Returns this thread's elements of each result, from all warps' sums."""
-    cta = self.cta
-    if cta.config.sums == 1:
+    if self.sums == 1:
       return self.elements(sums)
+    self.spread(sums)
+    self.cta.barrier()
+    return self.collect(step)
+
+  def spread(self, sums):
+    """Puts this warp's sums where other warps find them after a barrier."""
+    cta = self.cta
+    where = flag(cta.upper == 0) if cta.config.twice else None
     for half, row in enumerate(sums):
       result, sub = divmod(half, self.sub)
       if result >= self.product.results:
         continue
       index = self.row_warp * self.sub + sub
-      index += result * self.sub * cta.config.row_warps
+      index += result * self.sub * self.row_warps
       for n, pair in enumerate(row):
         at = self._partial(self.sum_warp, index, n) + 8 * cta.lane
-        instructions.store_pair(self.partials, at, pair)
-    cta.barrier()
+        instructions.store_pair(self.partials, at, pair, where)
+
+  def collect(self, step) -> list[Array]:
+    """Returns this thread's elements of each result, after the barrier."""
+    cta = self.cta
     if self.operand.team > 1:
       return [self._gather_team(step)]
     return [
@@ -204,10 +275,10 @@ class Multiplier:
 
   def _sum(self, result: int, unit, column, count: int) -> Array:
     """Returns elements of a result, summed over this CTA's warps."""
-    index = result * self.sub * self.cta.config.row_warps + (unit >> 3)
+    index = result * self.sub * self.row_warps + (unit >> 3)
     within = ((unit & 7) << 5) + ((column & 7) << 2)
     parts = []
-    for part in range(self.cta.config.sums):
+    for part in range(self.sums):
       at = self._partial(part, index, column >> 3) + within
       parts.append(
           instructions.load(
@@ -258,5 +329,5 @@ class Multiplier:
 
   def _partial(self, part, index, tile):
     """Returns where 8 rows of one tile lie among the sums, in bytes."""
-    rows = self.halves * self.cta.config.row_warps
+    rows = self.halves * self.row_warps
     return ((part * rows + index) * self.cta.tiles + tile) * 256

@@ -156,7 +156,8 @@ def _matrices(cta: Cta, streams, written: bool) -> list[Any]:
   """Returns how threads have streams' tiles; None for element by element."""
 
   def of(stream):
-    if stream.flags or not matrices_lib.usable(cta.config, stream.dtype):
+    usable = matrices_lib.usable
+    if stream.flags or not usable(cta.config, stream.dtype, written):
       return None
     place = lambda gate, column, unit: (
         gate * cta.tile_bytes(2) + cta.place_in_tile(2, column, unit)
