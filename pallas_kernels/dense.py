@@ -362,8 +362,8 @@ def _configured(plan: dense.Plan, streams, products, adjoint: bool, target):
   needs = lambda config: dense.needs(
       plan, ins, outs, products(config), config
   )
-  gates = plan.stages[0].gates
-  config = tuning.dense(plan.shape, gates, adjoint, needs, target)
+  gates, two = plan.stages[0].gates, plan.operand is not None
+  config = tuning.dense(plan.shape, gates, two, adjoint, needs, target)
   return dataclasses.replace(plan, config=config)
 
 

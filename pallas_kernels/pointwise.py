@@ -135,13 +135,62 @@ def _run_rows(jaxpr, consts, args, count: int) -> list[list[Any]]:
   return [read(v) for v in jaxpr.outvars]
 
 
+def in_turn(
+    fn: Callable[[], Sequence[Any]], first: int
+) -> tuple[list[Any], Callable[[], list[Any]]]:
+  """Evaluates a function of no arguments in two parts.
+
+  Args:
+    fn: made of native primitives, as what `legalize` returns is.
+    first: how many of its results are wanted now.
+
+  Returns:
+    These results, and a function that returns the others, which does what they
+    need besides when it is called.
+  """
+  closed = jax.make_jaxpr(fn)()
+  jaxpr = closed.jaxpr
+  values = dict(zip(jaxpr.constvars, closed.consts, strict=True))
+  live = _variables(jaxpr.outvars[:first])
+  now: list[Any] = []
+  later: list[Any] = []
+  for eqn in reversed(jaxpr.eqns):
+    needed = not live.isdisjoint(eqn.outvars)
+    (now if needed else later).insert(0, eqn)
+    if needed:
+      live |= _variables(eqn.invars)
+
+  def read(v):
+    return v.val if isinstance(v, jex_core.Literal) else values[v]
+
+  def evaluate(eqns, outvars):
+    for eqn in eqns:
+      inner = eqn.params.get('jaxpr')
+      inputs = [read(v) for v in eqn.invars]
+      if inner is not None:
+        columns = [[x] for x in inputs]
+        outs = [x for (x,) in _run_rows(inner.jaxpr, inner.consts, columns, 1)]
+      else:
+        outs = eqn.primitive.bind(*inputs, **eqn.params)
+        outs = outs if eqn.primitive.multiple_results else [outs]
+      values.update(zip(eqn.outvars, outs, strict=True))
+    return [read(v) for v in outvars]
+
+  results = evaluate(now, jaxpr.outvars[:first])
+  return results, lambda: evaluate(later, jaxpr.outvars[first:])
+
+
+def _variables(atoms) -> set[Any]:
+  return {v for v in atoms if not isinstance(v, jex_core.Literal)}
+
+
 def used(fn: Callable[..., Any], *args) -> list[bool]:
   """Returns which leaves of the arguments a function's value depends on."""
   jaxpr = jax.make_jaxpr(legalize(fn))(*args).jaxpr
-  live = {v for v in jaxpr.outvars if not isinstance(v, jex_core.Literal)}
+  live = _variables(jaxpr.outvars)
   for eqn in reversed(jaxpr.eqns):
     if live.intersection(eqn.outvars):
-      live.update(v for v in eqn.invars if not isinstance(v, jex_core.Literal))
+      live |= _variables(eqn.invars)
   return [v in live for v in jaxpr.invars]
 
 

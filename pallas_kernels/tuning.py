@@ -7,6 +7,7 @@ where a table below knows what was fastest on a device, it decides.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+import dataclasses
 import math
 
 from pallas_kernels import targets
@@ -192,12 +193,19 @@ def _smaller(config: Config, steps: int) -> Iterable[Config]:
 # Heads of up to so many units are one CTA's, and one cluster's.
 _SHARED_UNITS, _CLUSTER_UNITS = 64, 512
 
+# With so few, in the forward kernel, 8 columns a CTA are faster than 4.
+_FEW_UNITS = 32
+
 # Units of a CTA in a cluster, and where a head is spread over the device.
 _UNITS_IN_CLUSTER, _UNITS_ON_DEVICE = 32, 16
 
 # In cycles. With 1024 units, forward, a step took 2.35 us without a delay, 2.05
 # with 200 or 600 cycles, 1.96 with 400; with 768 units 1.75, and 1.66 with 300.
 _DELAY = 350
+
+# Steps for which inputs are in flight or in use, the best first; a power of two
+# saves divisions.
+_STAGES = (8, 6, 5)
 
 # Registers of a thread that may hold the recurrent kernel, by warpgroups.
 _REGISTERS = {1: 192, 2: 192, 3: 112, 4: 72}
@@ -209,6 +217,7 @@ _CTA_BYTES = 226 * 1024
 def dense(
     shape: cta_lib.Shape,
     gates: int,
+    two: bool,
     adjoint: bool,
     needs: Callable[[cta_lib.Config], tuple[int, int]],
     target: targets.Target,
@@ -218,6 +227,7 @@ def dense(
   Args:
     shape: sizes.
     gates: how many the first product has.
+    two: whether there is a second product.
     adjoint: whether it is for the adjoint.
     needs: returns the registers that hold the recurrent kernel, and the bytes
       of shared memory.
@@ -226,10 +236,12 @@ def dense(
   Raises:
     NotImplementedError: nothing fits.
   """
-  for config in _dense_candidates(shape, gates, adjoint, target):
-    registers, size = needs(config)
-    if registers <= _REGISTERS[config.warpgroups] and size <= _CTA_BYTES:
-      return config
+  for candidate in _dense_candidates(shape, gates, two, adjoint, target):
+    for stages in _STAGES:
+      config = dataclasses.replace(candidate, stages=stages)
+      registers, size = needs(config)
+      if registers <= _REGISTERS[config.warpgroups] and size <= _CTA_BYTES:
+        return config
   raise NotImplementedError(
       f'A GPU kernel cannot hold a recurrent kernel of {shape.heads} heads of'
       f' {shape.size} units on {target.cores} multiprocessors, with'
@@ -238,7 +250,11 @@ def dense(
 
 
 def _dense_candidates(
-    shape: cta_lib.Shape, gates: int, adjoint: bool, target: targets.Target
+    shape: cta_lib.Shape,
+    gates: int,
+    two: bool,
+    adjoint: bool,
+    target: targets.Target,
 ) -> Iterable[cta_lib.Config]:
   """Returns configurations for a dense kernel, the fastest first."""
   size, rows = shape.size, -(-shape.batch // 8)
@@ -250,31 +266,42 @@ def _dense_candidates(
   )
 
   def columns_of(parts: int) -> int:
-    """Returns 4 where there are multiprocessors enough for it, else 8."""
-    ctas = shape.heads * parts * -(-shape.batch // 4)
-    return 4 if ctas <= (most if parts > 1 else target.cores) else 8
+    """Returns columns with which all CTAs are there at once, 8 if none do."""
+    there = target.cores if parts == 1 else most
+    for columns in (4, 8, 16):
+      if shape.heads * parts * -(-shape.batch // columns) <= there:
+        return columns
+    return 8
 
   if size <= _SHARED_UNITS:
     units = -(-size // 8) * 8
+    columns = min(8, columns_of(1))
+    if units <= _FEW_UNITS and not adjoint:
+      columns = 8
     warpgroups = 1 if adjoint else -(-units // 32)
-    columns = columns_of(1)
     yield cta_lib.Config('shared', columns, units, warpgroups)
     yield cta_lib.Config('shared', columns, units, -(-units // 32))
   if size <= _CLUSTER_UNITS:
     units = _UNITS_IN_CLUSTER
     parts = -(-size // units)
-    columns = columns_of(parts)
-    small = size <= 256
-    cuts = [(2, 8)] if adjoint else [(1, 1), (2, 2)] if small else [(2, 2)]
-    for warpgroups, sums in (*cuts, (2, 4), (2, 8)):
-      yield cta_lib.Config('cluster', columns, units, warpgroups, sums, parts)
-  elif not adjoint:
+    cuts = [(2, 8)] if adjoint else [(2, 2)]
+    if size <= 256 and not adjoint:
+      cuts = [(1, 2 if two and size > 128 else 1), *cuts]
+    for columns in dict.fromkeys((columns_of(parts), 8)):
+      for warpgroups, sums in (*cuts, (2, 4), (2, 8)):
+        yield cta_lib.Config('cluster', columns, units, warpgroups, sums, parts)
+  else:
     units = 8 * -(-size // 128)
     parts = -(-size // units)
     columns = columns_of(parts)
-    yield cta_lib.Config(
-        'cluster', columns, units, 2, 4, parts, registers=_REGISTERS[2]
-    )
+    # Some of the recurrent kernel in shared memory pays where the way through
+    # the device would be taken twice, and in an adjoint with few gates.
+    few = two or (adjoint and gates <= 3)
+    for registers in (None, _REGISTERS[2])[: 1 + few]:
+      for sums in (8, 4):
+        yield cta_lib.Config(
+            'cluster', columns, units, 2, sums, parts, registers=registers
+        )
   units = _UNITS_ON_DEVICE
   parts = -(-size // units)
   ctas = shape.heads * parts

@@ -62,8 +62,8 @@ class Config:
     delay: cycles for which a CTA does not ask whether others have published:
       too early it would only be in their way.
     stages: steps for which inputs are in flight or in use, at least 5.
-    registers: of a thread, that hold the recurrent kernel; what goes beyond
-      lies in shared memory.
+    registers: of a thread, that hold the recurrent kernel, or None for as many
+      as it takes; what goes beyond lies in shared memory.
   """
 
   exchange: str
@@ -76,7 +76,7 @@ class Config:
   slots: int = 2
   delay: int = 0
   stages: int = 6
-  registers: int = 255
+  registers: int | None = None
 
   @property
   def through_device(self) -> bool:

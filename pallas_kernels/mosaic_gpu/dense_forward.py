@@ -17,6 +17,7 @@ from pallas_kernels.mosaic_gpu import tiles
 
 Array = jax.Array
 Stream = cta_lib.Stream
+LATE = None
 
 
 def forward(
@@ -105,15 +106,41 @@ def forward(
         return None
       return (ring.read(step, 1)[0] & flags_lib.HOLD) != 0
 
-    def pointwise_step(step, start, gates, finish):
-      row = tuple(ring.read(step, 0))
-      h_gates = gates
+    def pointwise_step(start, row, gates, finish, hold, again):
+      """Computes what others wait for first.
+
+      Args:
+        start: the carry that the step starts from.
+        row: its inputs.
+        gates: the recurrent gates of the first product.
+        finish: maps the operand of the last product to the other gates.
+        hold: where the carry is held, or None.
+        again: where it restarts before the next step, or None.
+
+      Returns:
+        What the next step multiplies; the outputs; the last product's operand;
+        and a function that returns the carry that the next step starts from,
+        and the one after this step.
+      """
       u = None
       if plan.operand is not None:
-        u = legalize(plan.operand)(theta, row, early(h_gates), start)
-        h_gates = (*h_gates, *finish(u))
-      new = legalize(plan.update)(theta, row, h_gates, start)
-      return flags_lib.select(held(step), start, new), u
+        u = legalize(plan.operand)(theta, row, early(gates), start)
+        gates = (*gates, *finish(u))
+
+      def step():
+        new = legalize(plan.update)(theta, row, gates, start)
+        new = flags_lib.select(hold, start, new)
+        following = flags_lib.select(again, restart, new)
+        return (following[0], *new[:outputs], *following[1:], *new[outputs:])
+
+      now, later = pointwise.in_turn(step, 1 + outputs)
+
+      def rest():
+        others = later()
+        following = now[:1] + others[: states - 1]
+        return tuple(following), (*now[1:], *others[states - 1 :])
+
+      return now[0], now[1:], u, rest
 
     def early(h_gates):
       """Stands in for gates that the operand does not depend on."""
@@ -141,14 +168,17 @@ def forward(
       staging = tiles.Staging(cta, outs, out_refs, scratch[1])
       state = flags_lib.select(restarts(jnp.int32(0)), restart, state)
       first_product.operand.put(jnp.int32(0), state[:1])
-      first_product.operand.share(jnp.int32(0))
+
+      def start_product(step):
+        """Multiplies what all have put, and begins what can wait meanwhile."""
+        first_product.operand.share(step)
+        first_product.operand.ready(step)
+        return first_product.multiply(step)
 
       def local_loop(step, state):
-        # What is multiplied is what the step before has put.
-        first_product.operand.ready(step)
-        sums = first_product.multiply(step)
-        ring.advance(step)
-        pl.when(step > 0)(lambda: staging.flush(step - 1))
+        start, _, sums = state
+        row = tuple(ring.read(step, 0))
+        hold = held(step)
         gates = tuple(first_product.gather(step, sums))
 
         def finish(u):
@@ -157,32 +187,28 @@ def forward(
           multiply_late(step)
           return multiply_last(step)
 
-        new, u = pointwise_step(step, state, gates, finish)
-        following = new
-        if plan.flags:
-          following = flags_lib.select(restarts(step + 1), restart, new)
-        first_product.operand.put(step + 1, following[:1])
-        written = [*new[:outputs], *state[:saved], *[u] * kept]
+        h, results, u, rest = pointwise_step(
+            start, row, gates, finish, hold, restarts(step + 1)
+        )
+        first_product.operand.put(step + 1, (h,))
+        written = [*results, *start[:saved], *[u] * kept]
         for i, value in enumerate(written):
           staging.write(step, i, (value,))
         ring.wait(plan.ahead)
-        # Nobody would wait for what is sent after the last step.
-        share = lambda: first_product.operand.share(step + 1)
-        if config.cluster > 1:
-          pl.when(step + 1 < shape.time)(share)
-        else:
-          share()
-        return *following, *(new if plan.flags else ())
+        sums = start_product(step + 1)
+        following, new = rest()
+        staging.flush(step)
+        ring.advance(step + 1)
+        return following, new if plan.flags else (), sums
 
+      sums = start_product(jnp.int32(0))
+      ring.advance(jnp.int32(0))
       # With flags, what the next step starts from is not all of the carry.
-      init = state * (2 if plan.flags else 1)
-      state = dense.loop(
-          shape.time, lambda step, s: local_loop(step, s[:states]), init
-      )
+      init = state, state if plan.flags else (), sums
+      state, new, _ = dense.loop(shape.time, local_loop, init)
       # No CTA leaves while another one may write to its shared memory.
       cta.meet()
-      staging.flush(jnp.int32(shape.time - 1))
-      cta.write_rows(last_ref, state[-states:])
+      cta.write_rows(last_ref, new if plan.flags else state)
       return
 
     exchanges = [exchange_lib.Exchange(cta, ref, 1) for ref in exchange_refs]
@@ -211,17 +237,19 @@ def forward(
         exchange = exchanges[1]
         exchange.publish(step, (u,))
         multiply_late(step)
-        last_product.operand.fetch(exchange, step, step)
+        last_product.operand.fetch(exchange, step, step, wait=LATE)
         results = multiply_last(step)
         pl.when(step > 0)(lambda: exchange.retire(step - 1))
         return results
 
-      new, u = pointwise_step(step, start, gates, finish)
-      exchange.publish(step, new[:1])
-      written = [*new[:outputs], *start[:saved], *[u] * kept]
+      h, results, u, rest = pointwise_step(
+          start, tuple(ring.read(step, 0)), gates, finish, held(step), None
+      )
+      exchange.publish(step, (h,))
+      written = [*results, *start[:saved], *[u] * kept]
       for ref, stream, value in zip(out_refs, outs, written, strict=True):
         cta.write(ref, time, value, stream.dtype, stream)
-      return tuple(new)
+      return rest()[1]
 
     state = dense.loop(shape.time, loop, state)
     cta.meet()

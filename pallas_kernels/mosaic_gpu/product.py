@@ -45,8 +45,10 @@ def kept_blocks(
   found = []
   for product in products:
     registers = 4 * product.halves(config) * (2 if split else 1)
-    kept = min(product.blocks(config, shape), left // registers)
-    left -= kept * registers
+    kept = product.blocks(config, shape)
+    if left is not None:
+      kept = min(kept, left // registers)
+      left -= kept * registers
     found.append((kept, kept * registers))
   return found
 
@@ -174,7 +176,8 @@ class Multiplier:
     chain = 2 * self.blocks * len(pairs)
     rows = self.halves // 2
     # A tensor core takes its time for each product, so a few are under way.
-    ways = max(1, min(chain // 4, 8 // (cta.tiles * rows)))
+    most = max(1, 8 // (cta.tiles * rows))
+    ways = min(most, max(chain // 4, min(chain // 2, 2)))
     zero = ptx.full(1, 0.0)
     acc: list[list[list[Sequence[Array]]]] = [
         [[[zero] * 4 for _ in range(ways)] for _ in range(cta.tiles)]

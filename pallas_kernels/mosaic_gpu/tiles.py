@@ -57,7 +57,10 @@ class Ring:
     return config.stages * _slot_bytes(config, streams) // 4
 
   def slot(self, step):
-    return lax.rem(step, jnp.int32(self.cta.config.stages)) * self.slot_bytes
+    stages = self.cta.config.stages
+    if stages & (stages - 1) == 0:
+      return (step & (stages - 1)) * self.slot_bytes
+    return lax.rem(step, jnp.int32(stages)) * self.slot_bytes
 
   def prologue(self):
     """Starts copying the tiles of the first steps."""
