@@ -193,9 +193,6 @@ def _smaller(config: Config, steps: int) -> Iterable[Config]:
 # Heads of up to so many units are one CTA's, and one cluster's.
 _SHARED_UNITS, _CLUSTER_UNITS = 64, 512
 
-# With so few, in the forward kernel, 8 columns a CTA are faster than 4.
-_FEW_UNITS = 32
-
 # Units of a CTA in a cluster, and where a head is spread over the device.
 _UNITS_IN_CLUSTER, _UNITS_ON_DEVICE = 32, 16
 
@@ -266,18 +263,13 @@ def _dense_candidates(
   )
 
   def columns_of(parts: int) -> int:
-    """Returns columns with which all CTAs are there at once, 8 if none do."""
-    there = target.cores if parts == 1 else most
-    for columns in (4, 8, 16):
-      if shape.heads * parts * -(-shape.batch // columns) <= there:
-        return columns
-    return 8
+    """Returns 4 where all CTAs are there at once with it, else 8."""
+    ctas = shape.heads * parts * -(-shape.batch // 4)
+    return 4 if ctas <= (target.cores if parts == 1 else most) else 8
 
   if size <= _SHARED_UNITS:
     units = -(-size // 8) * 8
-    columns = min(8, columns_of(1))
-    if units <= _FEW_UNITS and not adjoint:
-      columns = 8
+    columns = columns_of(1)
     warpgroups = 1 if adjoint else -(-units // 32)
     yield cta_lib.Config('shared', columns, units, warpgroups)
     yield cta_lib.Config('shared', columns, units, -(-units // 32))
@@ -287,21 +279,22 @@ def _dense_candidates(
     cuts = [(2, 8)] if adjoint else [(2, 2)]
     if size <= 256 and not adjoint:
       cuts = [(1, 2 if two and size > 128 else 1), *cuts]
-    for columns in dict.fromkeys((columns_of(parts), 8)):
-      for warpgroups, sums in (*cuts, (2, 4), (2, 8)):
-        yield cta_lib.Config('cluster', columns, units, warpgroups, sums, parts)
+    columns = columns_of(parts)
+    for warpgroups, sums in (*cuts, (2, 4), (2, 8)):
+      yield cta_lib.Config('cluster', columns, units, warpgroups, sums, parts)
   else:
     units = 8 * -(-size // 128)
     parts = -(-size // units)
     columns = columns_of(parts)
     # Some of the recurrent kernel in shared memory pays where the way through
     # the device would be taken twice, and in an adjoint with few gates.
-    few = two or (adjoint and gates <= 3)
-    for registers in (None, _REGISTERS[2])[: 1 + few]:
-      for sums in (8, 4):
-        yield cta_lib.Config(
-            'cluster', columns, units, 2, sums, parts, registers=registers
-        )
+    cuts = [(4, None), (8, None)]
+    if two or (adjoint and gates <= 3):
+      cuts += [(8, _REGISTERS[2]), (4, _REGISTERS[2])]
+    for sums, registers in cuts:
+      yield cta_lib.Config(
+          'cluster', columns, units, 2, sums, parts, registers=registers
+      )
   units = _UNITS_ON_DEVICE
   parts = -(-size // units)
   ctas = shape.heads * parts

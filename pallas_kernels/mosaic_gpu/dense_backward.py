@@ -243,9 +243,10 @@ def backward(
         ring.wait(2)
 
       def after():
+        loaded = None if config.through_device else staging.load(step)
         ring.advance(step)
-        if not config.through_device:
-          staging.flush(step)
+        if loaded is not None:
+          staging.flush(step, loaded)
 
       def meanwhile():
         return jax.tree.leaves(linear(step + 1))

@@ -176,8 +176,7 @@ def forward(
         return first_product.multiply(step)
 
       def local_loop(step, state):
-        start, _, sums = state
-        row = tuple(ring.read(step, 0))
+        start, _, row, sums = state
         hold = held(step)
         gates = tuple(first_product.gather(step, sums))
 
@@ -196,16 +195,20 @@ def forward(
           staging.write(step, i, (value,))
         ring.wait(plan.ahead)
         sums = start_product(step + 1)
-        following, new = rest()
-        staging.flush(step)
+        # While that is done. What was asked for is not waited for at once.
+        row = tuple(ring.read(step + 1, 0))
+        loaded = staging.load(step)
         ring.advance(step + 1)
-        return following, new if plan.flags else (), sums
+        staging.flush(step, loaded)
+        following, new = rest()
+        return following, new if plan.flags else (), row, sums
 
       sums = start_product(jnp.int32(0))
+      row = tuple(ring.read(jnp.int32(0), 0))
       ring.advance(jnp.int32(0))
       # With flags, what the next step starts from is not all of the carry.
-      init = state, state if plan.flags else (), sums
-      state, new, _ = dense.loop(shape.time, local_loop, init)
+      init = state, state if plan.flags else (), row, sums
+      state, new, *_ = dense.loop(shape.time, local_loop, init)
       # No CTA leaves while another one may write to its shared memory.
       cta.meet()
       cta.write_rows(last_ref, new if plan.flags else state)

@@ -149,21 +149,6 @@ def fetch_wait(pending: int) -> None:
   ptx.emit(f'cp.async.wait_group {pending};', [])
 
 
-def copy_out(
-    ref: Ref, offset, shared_ref: Ref, shared_offset, size: int, where
-) -> None:
-  """Copies 16 bytes from shared to device memory; arguments as for `fetch`."""
-  code, address = _address('global')
-  code = code.format(base='%0', offset='%1', shift=_log2(size))
-  code += (
-      ' .reg .u32 s; .reg .b32 w<4>; .reg .pred p; add.u32 s, %2, %3;'
-      ' setp.ne.s32 p, %4, 0;'
-      ' @p ld.shared.v4.b32 {w0, w1, w2, w3}, [s];'
-      f' @p st.global.v4.b32 [{address}], {{w0, w1, w2, w3}};'
-  )
-  ptx.emit('{' + code + '}', [], ref, offset, shared_ref, shared_offset, where)
-
-
 def reciprocal(x: Array) -> Array:
   """Returns 1 / x of float32, to an error of 1e-7; denormals count as 0."""
   count = ptx.per_thread(x)
@@ -418,13 +403,21 @@ def store_pair(ref: Ref, offset: Array, pair: Sequence[Array], where=None):
   ptx.emit('{' + code + '}', [], *operands)
 
 
-def store_words(ref: Ref, offset: Array, words: Sequence[Array]) -> None:
-  """Stores four int32 [128], 16 bytes, in shared memory."""
-  code = (
-      '{ .reg .u32 a; add.u32 a, %0, %1;'
-      ' st.shared.v4.b32 [a], {%2, %3, %4, %5}; }'
-  )
-  ptx.emit(code, [], ref, offset, *words)
+def store_words(
+    ref: Ref, offset, words: Sequence[Array], *, shared: bool, size: int, where
+) -> None:
+  """Stores four int32 [128], 16 bytes; arguments as for `load_words`."""
+  space = 'shared' if shared else 'global'
+  code, address = _address(space)
+  code = code.format(base='%0', offset='%1', shift=_log2(size))
+  guard = ''
+  operands = [ref, offset, *words]
+  if where is not None:
+    code += ' .reg .pred p; setp.ne.s32 p, %6, 0;'
+    guard = '@p '
+    operands.append(where)
+  code += f' {guard}st.{space}.v4.b32 [{address}], {{%2, %3, %4, %5}};'
+  ptx.emit('{' + code + '}', [], *operands)
 
 
 def fill(ref: Ref, offset, size: int, where) -> None:

@@ -101,7 +101,10 @@ class Multiplier:
       for half in range(self.halves):
         for i in range(kept, self.blocks):
           words = self._fragment(ref, half, i)
-          instructions.store_words(rest, self._in_rest(plane, half, i), words)
+          at = self._in_rest(plane, half, i)
+          instructions.store_words(
+              rest, at, words, shared=True, size=2, where=None
+          )
 
   @classmethod
   def partial_words(cls, config, product) -> int:
@@ -177,7 +180,7 @@ class Multiplier:
     rows = self.halves // 2
     # A tensor core takes its time for each product, so a few are under way.
     most = max(1, 8 // (cta.tiles * rows))
-    ways = min(most, max(chain // 4, min(chain // 2, 2)))
+    ways = min(most, max(chain // 4, min(chain // 2, 4)))
     zero = ptx.full(1, 0.0)
     acc: list[list[list[Sequence[Array]]]] = [
         [[[zero] * 4 for _ in range(ways)] for _ in range(cta.tiles)]

@@ -263,12 +263,23 @@ class Staging:
           where=cta.valid,
       )
 
-  def flush(self, step):
-    """Copies a step's tiles to device memory, after a barrier."""
-    cta = self.cta
-    time = cta.time(step)
+  def load(self, step) -> list[Sequence[Array]]:
+    """Returns this thread's share of a step's tiles, after a barrier."""
     slot = (step & 1) * self.slot_bytes
-    for ref, stream, inner, at, where in self._copies:
+    return [
+        instructions.load_words(
+            self.buffer, inner + slot, shared=True, size=4, where=where
+        )
+        for _, _, inner, _, where in self._copies
+    ]
+
+  def flush(self, step, loaded: Sequence[Sequence[Array]]):
+    """Stores what `load` returned; not at once, for loads take their time."""
+    time = self.cta.time(step)
+    for copy, words in zip(self._copies, loaded, strict=True):
+      ref, stream, _, at, where = copy
+      at = at + time * _stride(self.cta.shape, stream)
       size = jnp.dtype(stream.dtype).itemsize
-      at = at + time * _stride(cta.shape, stream)
-      instructions.copy_out(ref, at, self.buffer, inner + slot, size, where)
+      instructions.store_words(
+          ref, at, words, shared=False, size=size, where=where
+      )
