@@ -359,9 +359,7 @@ def _backward_pieces(call: Call, x, kernel, states, has_flags):
 def _configured(plan: dense.Plan, streams, products, adjoint: bool, target):
   """Returns the plan with the configuration that is best of those that fit."""
   ins, outs = streams
-  needs = lambda config: dense.needs(
-      plan, ins, outs, products(config), config
-  )
+  needs = lambda config: dense.needs(plan, ins, outs, products(config), config)
   gates, two = plan.stages[0].gates, plan.operand is not None
   config = tuning.dense(plan.shape, gates, two, adjoint, needs, target)
   return dataclasses.replace(plan, config=config)

@@ -136,34 +136,28 @@ def _run_rows(jaxpr, consts, args, count: int) -> list[list[Any]]:
 
 
 def in_turn(
-    fn: Callable[[], Sequence[Any]], first: int
-) -> tuple[list[Any], Callable[[], list[Any]]]:
-  """Evaluates a function of no arguments in two parts.
+    fn: Callable[..., Sequence[Any]], avals: Sequence[Any], first: int
+) -> Callable[..., tuple[list[Any], Callable[[], list[Any]]]]:
+  """Evaluates a function as soon as possible, and what is wanted first, first.
 
   Args:
-    fn: made of native primitives, as what `legalize` returns is.
-    first: how many of its results are wanted now.
+    fn: a function made of native primitives, as what `legalize` returns is.
+      What does not depend on its arguments is evaluated at once.
+    avals: shapes and dtypes of its arguments.
+    first: how many of its results are wanted first.
 
   Returns:
-    These results, and a function that returns the others, which does what they
-    need besides when it is called.
+    A function of the arguments. It returns these results, and a function that
+    returns the others and evaluates, when called, what they need besides.
   """
-  closed = jax.make_jaxpr(fn)()
+  closed = jax.make_jaxpr(fn)(*avals)
   jaxpr = closed.jaxpr
   values = dict(zip(jaxpr.constvars, closed.consts, strict=True))
-  live = _variables(jaxpr.outvars[:first])
-  now: list[Any] = []
-  later: list[Any] = []
-  for eqn in reversed(jaxpr.eqns):
-    needed = not live.isdisjoint(eqn.outvars)
-    (now if needed else later).insert(0, eqn)
-    if needed:
-      live |= _variables(eqn.invars)
 
   def read(v):
     return v.val if isinstance(v, jex_core.Literal) else values[v]
 
-  def evaluate(eqns, outvars):
+  def evaluate(eqns):
     for eqn in eqns:
       inner = eqn.params.get('jaxpr')
       inputs = [read(v) for v in eqn.invars]
@@ -174,10 +168,36 @@ def in_turn(
         outs = eqn.primitive.bind(*inputs, **eqn.params)
         outs = outs if eqn.primitive.multiple_results else [outs]
       values.update(zip(eqn.outvars, outs, strict=True))
-    return [read(v) for v in outvars]
 
-  results = evaluate(now, jaxpr.outvars[:first])
-  return results, lambda: evaluate(later, jaxpr.outvars[first:])
+  unknown = set(jaxpr.invars)
+  waiting = []
+  for eqn in jaxpr.eqns:
+    if unknown.isdisjoint(_variables(eqn.invars)):
+      evaluate([eqn])
+    else:
+      unknown.update(eqn.outvars)
+      waiting.append(eqn)
+
+  live = _variables(jaxpr.outvars[:first])
+  now: list[Any] = []
+  later: list[Any] = []
+  for eqn in reversed(waiting):
+    needed = not live.isdisjoint(eqn.outvars)
+    (now if needed else later).insert(0, eqn)
+    if needed:
+      live |= _variables(eqn.invars)
+
+  def apply(*args):
+    values.update(zip(jaxpr.invars, args, strict=True))
+    evaluate(now)
+
+    def rest():
+      evaluate(later)
+      return list(map(read, jaxpr.outvars[first:]))
+
+    return list(map(read, jaxpr.outvars[:first])), rest
+
+  return apply
 
 
 def _variables(atoms) -> set[Any]:

@@ -8,6 +8,7 @@ where a table below knows what was fastest on a device, it decides.
 
 from collections.abc import Callable, Iterable, Sequence
 import dataclasses
+import functools
 import math
 
 from pallas_kernels import targets
@@ -193,12 +194,18 @@ def _smaller(config: Config, steps: int) -> Iterable[Config]:
 # Heads of up to so many units are one CTA's, and one cluster's.
 _SHARED_UNITS, _CLUSTER_UNITS = 64, 512
 
+# CTAs of a cluster; more than 8 are not portable.
+_LARGEST_CLUSTER = 16
+
 # Units of a CTA in a cluster, and where a head is spread over the device.
 _UNITS_IN_CLUSTER, _UNITS_ON_DEVICE = 32, 16
 
-# In cycles. With 1024 units, forward, a step took 2.35 us without a delay, 2.05
-# with 200 or 600 cycles, 1.96 with 400; with 768 units 1.75, and 1.66 with 300.
+# In cycles, with one product and with two. With 1024 units, forward, a step took
+# 2.35 us without a delay, 2.05 with 200 or 600 cycles, 1.96 with 400; with 768
+# units 1.75, and 1.66 with 300. Two products and 1024 units: 3.20 us with 350 and
+# 3.13 with 250.
 _DELAY = 350
+_DELAY_OF_TWO = 250
 
 # Steps for which inputs are in flight or in use, the best first; a power of two
 # saves divisions.
@@ -254,49 +261,78 @@ def _dense_candidates(
     target: targets.Target,
 ) -> Iterable[cta_lib.Config]:
   """Returns configurations for a dense kernel, the fastest first."""
-  size, rows = shape.size, -(-shape.batch // 8)
   # Clusters of 8 have to fit however multiprocessors are dealt to at most 8
   # groups of 18, which leaves some over, most where few of them work; pairs
   # always fit.
   most = (
       target.cores * 8 // 11 if target.cores >= 128 else target.cores * 3 // 8
   )
-
-  def columns_of(parts: int) -> int:
-    """Returns 4 where all CTAs are there at once with it, else 8."""
-    ctas = shape.heads * parts * -(-shape.batch // 4)
-    return 4 if ctas <= (target.cores if parts == 1 else most) else 8
-
-  if size <= _SHARED_UNITS:
-    units = -(-size // 8) * 8
-    columns = columns_of(1)
-    warpgroups = 1 if adjoint else -(-units // 32)
-    yield cta_lib.Config('shared', columns, units, warpgroups)
-    yield cta_lib.Config('shared', columns, units, -(-units // 32))
-  if size <= _CLUSTER_UNITS:
-    units = _UNITS_IN_CLUSTER
-    parts = -(-size // units)
-    cuts = [(2, 8)] if adjoint else [(2, 2)]
-    if size <= 256 and not adjoint:
-      cuts = [(1, 2 if two and size > 128 else 1), *cuts]
-    columns = columns_of(parts)
-    for warpgroups, sums in (*cuts, (2, 4), (2, 8)):
-      yield cta_lib.Config('cluster', columns, units, warpgroups, sums, parts)
-  else:
-    units = 8 * -(-size // 128)
-    parts = -(-size // units)
-    columns = columns_of(parts)
-    # Some of the recurrent kernel in shared memory pays where the way through
-    # the device would be taken twice, and in an adjoint with few gates.
-    cuts = [(4, None), (8, None)]
-    if two or (adjoint and gates <= 3):
-      cuts += [(8, _REGISTERS[2]), (4, _REGISTERS[2])]
-    for sums, registers in cuts:
+  columns = functools.partial(_columns, shape)
+  if shape.size <= _SHARED_UNITS:
+    units = -(-shape.size // 8) * 8
+    for warpgroups in (1, -(-units // 32)) if adjoint else (-(-units // 32),):
       yield cta_lib.Config(
-          'cluster', columns, units, 2, sums, parts, registers=registers
+          'shared', columns(1, target.cores), units, warpgroups
       )
+  if shape.size <= _CLUSTER_UNITS:
+    units = _UNITS_IN_CLUSTER
+    parts = -(-shape.size // units)
+    cuts = [(2, 8)] if adjoint else [(2, 2)]
+    if shape.size <= 256 and not adjoint:
+      cuts = [(1, 2 if two and shape.size > 128 else 1), *cuts]
+    for warpgroups, sums in (*cuts, (2, 4), (2, 8)):
+      yield cta_lib.Config(
+          'cluster', columns(parts, most), units, warpgroups, sums, parts
+      )
+    yield from _device_candidates(shape, gates, two, adjoint, target, most)
+    return
+  units = 8 * -(-shape.size // (8 * _LARGEST_CLUSTER))
+  parts = -(-shape.size // units)
+
+  def in_cluster(sums: int, registers: int | None) -> cta_lib.Config:
+    width = columns(parts, most)
+    return cta_lib.Config(
+        'cluster', width, units, 2, sums, parts, registers=registers
+    )
+
+  orders = [(8, 4) if adjoint else (4, 8), (8, 4) if two or adjoint else (4, 8)]
+  whole, rest = (
+      [in_cluster(sums, registers) for sums in order]
+      for order, registers in zip(orders, (None, _REGISTERS[2]), strict=True)
+  )
+  yield from whole
+  # Some of the recurrent kernel in shared memory pays where the way through the
+  # device would be taken twice, in an adjoint with few gates, and where there
+  # is no other way.
+  if two or (adjoint and gates <= 3):
+    yield from rest
+  yield from _device_candidates(shape, gates, two, adjoint, target, most)
+  yield from rest
+
+
+def _columns(shape: cta_lib.Shape, parts: int, most: int) -> int:
+  """Returns 4 if so many CTAs are there at once, else 8.
+
+  Args:
+    shape: sizes.
+    parts: CTAs of a head.
+    most: CTAs that are there at once.
+  """
+  return 4 if shape.heads * parts * -(-shape.batch // 4) <= most else 8
+
+
+def _device_candidates(
+    shape: cta_lib.Shape,
+    gates: int,
+    two: bool,
+    adjoint: bool,
+    target: targets.Target,
+    most: int,
+) -> Iterable[cta_lib.Config]:
+  """Returns configurations with an exchange through the device."""
+  rows = -(-shape.batch // 8)
   units = _UNITS_ON_DEVICE
-  parts = -(-size // units)
+  parts = -(-shape.size // units)
   ctas = shape.heads * parts
   if ctas > target.cores:
     return
@@ -314,8 +350,11 @@ def _dense_candidates(
           teams.append((team, 4, whole))
     for team, sums, whole in (*teams, (1, 8, cluster)):
       # With the inputs of the next step the adjoint has something to do while
-      # others publish; where many ask for much, that is not enough.
+      # others publish; where many ask for much, that is not enough. Between two
+      # products there is something to do as well.
       delay = _DELAY if not adjoint or whole < 8 else 0
+      if two and not adjoint:
+        delay = _DELAY_OF_TWO
       for slots in (2, 1):
         yield cta_lib.Config(
             'device', columns, units, 2, sums, whole, team, slots, delay

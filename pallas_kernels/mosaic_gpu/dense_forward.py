@@ -17,7 +17,6 @@ from pallas_kernels.mosaic_gpu import tiles
 
 Array = jax.Array
 Stream = cta_lib.Stream
-LATE = None
 
 
 def forward(
@@ -106,46 +105,49 @@ def forward(
         return None
       return (ring.read(step, 1)[0] & flags_lib.HOLD) != 0
 
-    def pointwise_step(start, row, gates, finish, hold, again):
-      """Computes what others wait for first.
+    def pointwise_step(start, row, known, hold, again):
+      """Begins a step, and returns a function that ends it.
 
       Args:
         start: the carry that the step starts from.
         row: its inputs.
-        gates: the recurrent gates of the first product.
-        finish: maps the operand of the last product to the other gates.
+        known: the recurrent gates that are there, the first ones.
         hold: where the carry is held, or None.
         again: where it restarts before the next step, or None.
 
       Returns:
-        What the next step multiplies; the outputs; the last product's operand;
-        and a function that returns the carry that the next step starts from,
-        and the one after this step.
+        A function of the other recurrent gates. It returns what the next step
+        multiplies; the outputs; and a function that returns the carry that the
+        next step starts from, and the one after this step.
       """
-      u = None
-      if plan.operand is not None:
-        u = legalize(plan.operand)(theta, row, early(gates), start)
-        gates = (*gates, *finish(u))
 
-      def step():
-        new = legalize(plan.update)(theta, row, gates, start)
+      def step(*gates):
+        new = legalize(plan.update)(theta, row, (*known, *gates), start)
         new = flags_lib.select(hold, start, new)
         following = flags_lib.select(again, restart, new)
         return (following[0], *new[:outputs], *following[1:], *new[outputs:])
 
-      now, later = pointwise.in_turn(step, 1 + outputs)
+      gate = jax.ShapeDtypeStruct(cta.zeros().shape, jnp.float32)
+      others = [gate] * (plan.recurrent - len(known))
+      apply = pointwise.in_turn(step, others, 1 + outputs)
 
-      def rest():
-        others = later()
-        following = now[:1] + others[: states - 1]
-        return tuple(following), (*now[1:], *others[states - 1 :])
+      def finish(gates):
+        (h, *results), later = apply(*gates)
 
-      return now[0], now[1:], u, rest
+        def rest():
+          others = later()
+          following = (h, *others[: states - 1])
+          return following, (*results, *others[states - 1 :])
 
-    def early(h_gates):
-      """Stands in for gates that the operand does not depend on."""
-      missing = plan.recurrent - 1 - len(h_gates)
-      return (*h_gates, *[cta.zeros()] * missing)
+        return h, results, rest
+
+      return finish
+
+    def operand(start, row, gates):
+      """Returns what the last product multiplies."""
+      # It does not depend on gates that are not there yet.
+      missing = [cta.zeros()] * (plan.recurrent - 1 - len(gates))
+      return legalize(plan.operand)(theta, row, (*gates, *missing), start)
 
     def multiply_late(step):
       for product in late_products:
@@ -177,18 +179,20 @@ def forward(
 
       def local_loop(step, state):
         start, _, row, sums = state
-        hold = held(step)
-        gates = tuple(first_product.gather(step, sums))
-
-        def finish(u):
+        flags = held(step), restarts(step + 1)
+        u = None
+        if two:
+          gates = first_product.gather(step, sums)
+          u = operand(start, row, gates)
           last_product.operand.put(step, (u,))
           last_product.operand.share(step)
           multiply_late(step)
-          return multiply_last(step)
-
-        h, results, u, rest = pointwise_step(
-            start, row, gates, finish, hold, restarts(step + 1)
-        )
+          finish = pointwise_step(start, row, gates, *flags)
+          gates = multiply_last(step)
+        else:
+          finish = pointwise_step(start, row, (), *flags)
+          gates = first_product.gather(step, sums)
+        h, results, rest = finish(gates)
         first_product.operand.put(step + 1, (h,))
         written = [*results, *start[:saved], *[u] * kept]
         for i, value in enumerate(written):
@@ -229,25 +233,29 @@ def forward(
       product.operand.fetch(exchange, step - 1, step, first, replace)
       ring.advance(step)
       product.operand.ready(step)
-      ring.wait(plan.ahead - 1)
-      sums = product.multiply(step)
-      gates = tuple(product.gather(step, sums))
-      pl.when(step > 1)(lambda: exchange.retire(step - 2))
-      exchange.settle(step)
+      ring.wait(0)
       start = flags_lib.select(restarts(step), restart, state)
-
-      def finish(u):
-        exchange = exchanges[1]
-        exchange.publish(step, (u,))
+      row = tuple(ring.read(step, 0))
+      flags = held(step), None
+      u = None
+      if two:
+        gates = product.gather(step, product.multiply(step))
+        u = operand(start, row, gates)
+        exchanges[1].publish(step, (u,))
         multiply_late(step)
-        last_product.operand.fetch(exchange, step, step, wait=LATE)
-        results = multiply_last(step)
-        pl.when(step > 0)(lambda: exchange.retire(step - 1))
-        return results
-
-      h, results, u, rest = pointwise_step(
-          start, tuple(ring.read(step, 0)), gates, finish, held(step), None
-      )
+        # All have published h of the step before this.
+        pl.when(step > 1)(lambda: exchange.retire(step - 2))
+        pl.when(step > 0)(lambda: exchanges[1].retire(step - 1))
+        exchange.settle(step)
+        finish = pointwise_step(start, row, gates, *flags)
+        last_product.operand.fetch(exchanges[1], step, step)
+        gates = multiply_last(step)
+      else:
+        finish = pointwise_step(start, row, (), *flags)
+        gates = product.gather(step, product.multiply(step))
+        pl.when(step > 1)(lambda: exchange.retire(step - 2))
+        exchange.settle(step)
+      h, results, rest = finish(gates)
       exchange.publish(step, (h,))
       written = [*results, *start[:saved], *[u] * kept]
       for ref, stream, value in zip(out_refs, outs, written, strict=True):

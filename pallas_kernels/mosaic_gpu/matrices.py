@@ -112,7 +112,9 @@ class Matrices:
     ]
 
   def _elements(self, word, dtype) -> list[Array]:
-    pair = [half(word, dtype) for half in (instructions.lower, instructions.upper)]
+    pair = [
+        half(word, dtype) for half in (instructions.lower, instructions.upper)
+    ]
     return [self.cta.own_of(pair)] if self.cta.config.twice else pair
 
   def write(self, ref: Ref, start, values: Sequence[Array], dtype) -> None:

@@ -237,7 +237,6 @@ class Operand:
       step,
       first: Ref | None = None,
       replace: Callable[[Any], tuple[Any, Ref]] | None = None,
-      wait=None,
   ):
     """Reads a part of the operand from an exchange, for all of the cluster.
 
@@ -297,9 +296,8 @@ class Operand:
       plain = cta.row0 * shape.features + feature
       at = exchange.offset(told, cta.row0, self.gate0) + feature
       places.append((exchange.ref, at, *at_start(plain)))
-    wait = config.delay if wait is None else wait
-    if wait:
-      instructions.delay(wait)
+    if config.delay:
+      instructions.delay(config.delay)
     # All in one loop: a wait for one is a wait for all, in a warp.
     flat = instructions.poll(places, cta.dtype.itemsize)
     for k, (gate, column, unit, exists, plain) in enumerate(targets):
