@@ -200,10 +200,10 @@ _LARGEST_CLUSTER = 16
 # Units of a CTA in a cluster, and where a head is spread over the device.
 _UNITS_IN_CLUSTER, _UNITS_ON_DEVICE = 32, 16
 
-# In cycles, with one product and with two. With 1024 units, forward, a step took
+# In cycles, with one product and with two. Forward, a step with 1024 units took
 # 2.35 us without a delay, 2.05 with 200 or 600 cycles, 1.96 with 400; with 768
-# units 1.75, and 1.66 with 300. Two products and 1024 units: 3.20 us with 350 and
-# 3.13 with 250.
+# units 1.75, and 1.66 with 300. With two products and 1024 units, a step took
+# 3.20 us with 350 cycles, and 3.13 with 250.
 _DELAY = 350
 _DELAY_OF_TWO = 250
 

@@ -102,18 +102,20 @@ def _project_joint_fwd(kernel, x):
 def _project_joint_bwd(residuals, d_gates):
   kernel, x = residuals
   wide = jnp.promote_types(x.dtype, jnp.float32)
+  # For one input these are sums, not matrix products; nothing is to be rounded.
+  precision = 'highest' if x.shape[-1] == 1 else None
   d_kernel = jnp.einsum(
       'bi,bgf->gif',
       x.reshape(-1, x.shape[-1]),
       d_gates.reshape(-1, *d_gates.shape[-2:]),
+      precision=precision,
       preferred_element_type=wide,
   )
-  # A sum of products, not a matrix product, is left of it for one input.
   d_x = jnp.einsum(
       '...gf,gif->...i',
       d_gates,
       kernel.astype(x.dtype),
-      precision='highest' if x.shape[-1] == 1 else None,
+      precision=precision,
   )
   return d_kernel.astype(kernel.dtype), d_x
 

@@ -1,7 +1,6 @@
 """The sLSTM: an LSTM with exponential gates, kept in range by a stabiliser."""
 
 import dataclasses
-import math
 
 from flax import nnx
 import jax
@@ -14,39 +13,50 @@ from rnnzoo import layer
 sigmoid, tanh = jax.nn.sigmoid, jnp.tanh
 
 
-@jax.custom_jvp
 def log_sigmoid(x):
-  """Returns log σ(x), whose derivative is one function and not several."""
+  """Returns log σ(x)."""
   return jnp.minimum(x, 0) - jnp.log1p(jnp.exp(-jnp.abs(x)))
 
 
-@log_sigmoid.defjvp
-def _log_sigmoid_jvp(primals, tangents):
-  (x,), (tangent,) = primals, tangents
-  return log_sigmoid(x), tangent * sigmoid(-x)
-
-
-# exp of it is so large that what is beside it does not count, and its square is
-# still a number in float32, as derivatives need it.
+# exp of it is so large that what is beside it does not count.
 _LARGE = 40.0
 
 
 @jax.custom_jvp
-def weigh(i, f, m):
-  """Returns exp(i - l) and max(i, l), where l = log σ(f) + m."""
-  # No logarithm on the way to the first: exp(-l) is exp(-m) (1 + exp(-f)).
+def mix(i, f, t, c, n, m):
+  """Returns c' / n', c', n' and m', where t = tanh(z)."""
+  return _mix(i, f, t, c, n, m)[0]
+
+
+def _mix(i, f, t, c, n, m):
+  """Returns the same; g; and what c + g t is multiplied by for c' / n', c'."""
+  # No logarithm on the way to g: exp(-l) is exp(-m) (1 + exp(-f)).
   old, forgotten = jnp.minimum(i - m, _LARGE), jnp.minimum(i - m - f, _LARGE)
   g = jnp.exp(old) + jnp.exp(forgotten)
-  return g, jnp.maximum(i, log_sigmoid(f) + m)
+  c, n = c + g * t, jnp.maximum(n + g, 1)
+  per_n, scale = 1 / n, 1 / jnp.maximum(g, 1)
+  m = jnp.maximum(i, log_sigmoid(f) + m)
+  return (per_n * c, scale * c, scale * n, m), g, per_n, scale
 
 
-@weigh.defjvp
-def _weigh_jvp(primals, tangents):
-  (_, f, _), (d_i, d_f, d_m) = primals, tangents
-  g, m = weigh(*primals)
+@mix.defjvp
+def _mix_jvp(primals, tangents):
+  # What tangents are multiplied by depends on no tangent, so that little of the
+  # adjoint waits for the steps after this one.
+  _, f, t, _, n, _ = primals
+  d_i, d_f, d_t, d_c, d_n, d_m = tangents
+  new, g, per_n, scale = _mix(*primals)
+  mean, new_c, new_n, _ = new
+  larger = jnp.where(g > 1, jnp.ones_like(g), 0)  # m' is i, scale is 1 / g.
+  counted = jnp.where(n + g > 1, jnp.ones_like(g), 0)  # n is not cut off at 1.
   d_l = d_m + sigmoid(-f) * d_f
-  d_g = jnp.where(g < math.exp(_LARGE), g * (d_i - d_l), 0)
-  return (g, m), (d_g, jnp.where(g > 1, d_i, d_l))
+  d = d_i - d_l
+  d_c = d_c + g * d_t + (g * t) * d
+  d_n = counted * d_n + (counted * g) * d
+  d_mean = per_n * d_c - (mean * per_n) * d_n
+  d_c = scale * d_c - (larger * new_c) * d
+  d_n = scale * d_n - (larger * new_n) * d
+  return new, (d_mean, d_c, d_n, d_l + larger * d)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,12 +89,9 @@ class SLSTMCell(cell.Cell):
     _, c, n, m = carry
     i, f, z, o = map(jnp.add, x_gates, h_gates)
     # An empty cell has nothing to keep: it takes its first input whole.
-    g, m = weigh(i, f, jnp.where(n == 0, -jnp.inf, m))
-    c = c + g * tanh(z)
-    n = n + g
-    n = jnp.where(n < 1, 1, n)  # At a tie, maximum's derivative is a mean.
-    scale = 1 / jnp.where(g > 1, g, 1)
-    return sigmoid(o) * c / n, scale * c, scale * n, m
+    m = jnp.where(n == 0, -jnp.inf, m)
+    mean, c, n, m = mix(i, f, tanh(z), c, n, m)
+    return sigmoid(o) * mean, c, n, m
 
 
 class SLSTM(layer.RecurrentLayer):

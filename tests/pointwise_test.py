@@ -185,6 +185,37 @@ NEAR = pointwise.Accuracy(2**-22)
 RECIPROCAL = pointwise.Accuracy(reciprocal=lambda x: np.float32(1) / x)
 
 
+class InTurnTest(absltest.TestCase):
+
+  def test_order(self):
+    """What is known, then what is wanted first, then what is left."""
+
+    def function(known, later):
+      def step(x):
+        slow = jnp.sin(x) + jnp.exp(known)
+        return jnp.cos(x) + slow, jnp.log(x) * slow, known
+
+      aval = jax.ShapeDtypeStruct(later.shape, later.dtype)
+      apply = pointwise.in_turn(step, [aval], 1)
+      now, rest = apply(jnp.tan(later))
+      return *now, jnp.sqrt(later), *rest()
+
+    x, y = jnp.linspace(0.1, 1, 5), jnp.linspace(0.2, 1.2, 5)
+    jaxpr = jax.make_jaxpr(function)(x, y).jaxpr
+    found = [eqn.primitive.name for eqn in jaxpr.eqns]
+    order = ['exp', 'tan', 'sin', 'cos', 'sqrt', 'log']
+    self.assertEqual([name for name in found if name in order], order)
+    slow = jnp.sin(jnp.tan(y)) + jnp.exp(x)
+    expected = (
+        jnp.cos(jnp.tan(y)) + slow,
+        jnp.sqrt(y),
+        jnp.log(jnp.tan(y)) * slow,
+        x,
+    )
+    for a, b in zip(function(x, y), expected, strict=True):
+      np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
 class AccuracyTest(parameterized.TestCase):
   """Where results are rounded to bfloat16 anyway."""
 
