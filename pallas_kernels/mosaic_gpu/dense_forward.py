@@ -145,9 +145,10 @@ def forward(
 
     def operand(start, row, gates):
       """Returns what the last product multiplies."""
+      function: Any = plan.operand
       # It does not depend on gates that are not there yet.
       missing = [cta.zeros()] * (plan.recurrent - 1 - len(gates))
-      return legalize(plan.operand)(theta, row, (*gates, *missing), start)
+      return legalize(function)(theta, row, (*gates, *missing), start)
 
     def multiply_late(step):
       for product in late_products:
@@ -172,7 +173,7 @@ def forward(
       first_product.operand.put(jnp.int32(0), state[:1])
 
       def start_product(step):
-        """Multiplies what all have put, and begins what can wait meanwhile."""
+        """Multiplies what all have put; results are waited for in `gather`."""
         first_product.operand.share(step)
         first_product.operand.ready(step)
         return first_product.multiply(step)
