@@ -3,7 +3,8 @@
 A CTA has some batch rows (columns, for the tensor cores) and some units of one
 head. It multiplies the recurrent kernel's rows of these units, which stay in
 registers, and if need be in shared memory, for the whole sequence, with what
-all units of the head have made of their step. How that gets from CTA to CTA depends on the size of the head:
+all units of the head have made of their step. How that gets from CTA to CTA
+depends on the size of the head:
 
 * 'shared': one CTA has all units of the head; through its shared memory.
 * 'cluster': the CTAs of a cluster do, each having the operand in its shared
