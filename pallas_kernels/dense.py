@@ -133,6 +133,11 @@ def _check(call: Call, x, kernel) -> None:
         f' and jax_default_matmul_precision is {precision!r}.'
         f' {targets.OTHERWISE}'
     )
+  if call.operand is not None and kernel.shape[0] < 2:
+    raise NotImplementedError(
+        'GPU kernels for cells with two stages take those whose first stage has'
+        f' recurrent gates, got one gate in all. {targets.OTHERWISE}'
+    )
   gates = max(x.shape[2], kernel.shape[0])
   batch, time, heads, size = call.shape
   rows = max(batch * time, size + 7)

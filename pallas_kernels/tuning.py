@@ -191,7 +191,7 @@ def _smaller(config: Config, steps: int) -> Iterable[Config]:
   yield Config(2, 1, config.segments, 1)
 
 
-# Heads of up to so many units are one CTA's, and one cluster's.
+# Heads of up to so many units are always one CTA's, and one cluster's.
 _SHARED_UNITS, _CLUSTER_UNITS = 64, 512
 
 # CTAs of a cluster; more than 8 are not portable.

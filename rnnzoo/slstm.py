@@ -48,7 +48,7 @@ def _mix_jvp(primals, tangents):
   new, g, per_n, scale = _mix(*primals)
   mean, new_c, new_n, _ = new
   larger = jnp.where(g > 1, jnp.ones_like(g), 0)  # m' is i, scale is 1 / g.
-  counted = jnp.where(n + g > 1, jnp.ones_like(g), 0)  # n is not cut off at 1.
+  counted = jnp.where(n + g < 1, 0, jnp.ones_like(g))  # n is not cut off at 1.
   d_l = d_m + sigmoid(-f) * d_f
   d = d_i - d_l
   d_c = d_c + g * d_t + (g * t) * d
@@ -71,7 +71,7 @@ class SLSTMCell(cell.Cell):
   n' = max(f' n + i', 1)                normaliser
   h' = σ(o) c' / n'
 
-  which is the same as, with g = i' / f' = exp(i - l),
+  which for n >= 0 is the same as, with g = i' / f' = exp(i - l),
 
   c' = (c + g tanh(z)) / max(g, 1)
   n' = max(n + g, 1) / max(g, 1)
@@ -88,8 +88,11 @@ class SLSTMCell(cell.Cell):
     del params
     _, c, n, m = carry
     i, f, z, o = map(jnp.add, x_gates, h_gates)
-    # An empty cell has nothing to keep: it takes its first input whole.
-    m = jnp.where(n == 0, -jnp.inf, m)
+    # An empty cell has nothing to keep: it takes its first input whole, and its
+    # carry has no gradient.
+    empty = n == 0
+    c, n = jnp.where(empty, 0, c), jnp.where(empty, 0, n)
+    m = jnp.where(empty, -jnp.inf, m)
     mean, c, n, m = mix(i, f, tanh(z), c, n, m)
     return sigmoid(o) * mean, c, n, m
 

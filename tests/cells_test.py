@@ -53,6 +53,65 @@ class ConstrainTest(parameterized.TestCase):
     jax.tree.map(np.testing.assert_array_equal, same, params)
 
 
+class SLSTMEquationsTest(parameterized.TestCase):
+
+  def paper(self, i, f, z, o, c, n, m):
+    """The first form of the equations, and JAX's own derivative of it."""
+    l = jax.nn.log_sigmoid(f) + m
+    m = jnp.where(n == 0, i, jnp.maximum(i, l))
+    new, old = jnp.exp(i - m), jnp.where(n == 0, 0, jnp.exp(l - m))
+    c, n = old * c + new * jnp.tanh(z), old * n + new
+    n = jnp.where(n < 1, 1, n)  # At a tie, maximum's derivative is a mean.
+    return jax.nn.sigmoid(o) * c / n, c, n, m
+
+  def cell(self, i, f, z, o, c, n, m):
+    zero = jnp.zeros_like(i)
+    h_gates, carry = (zero,) * 4, (zero, c, n, m)
+    return rnnzoo.SLSTMCell().update({}, (i, f, z, o), h_gates, carry)
+
+  @parameterized.parameters(1, 5, 30, 100)
+  def test_second_form_and_its_derivative(self, scale):
+    draw = np.random.default_rng(scale)
+    with jax.enable_x64(True):
+      args = [scale * draw.standard_normal(999) for _ in range(7)]
+      # Normalisers below and above 1, and of empty cells.
+      args[5] = np.abs(args[5]) * (draw.random(999) < 0.9)
+      got, pull = jax.vjp(self.cell, *args)
+      expected, expected_pull = jax.vjp(self.paper, *args)
+      weights = tuple(draw.standard_normal(999) for _ in got)
+      pairs = zip(
+          (*got, *pull(weights)),
+          (*expected, *expected_pull(weights)),
+          strict=True,
+      )
+      for a, b in pairs:
+        error = np.linalg.norm(a - b) / np.linalg.norm(b)
+        self.assertLess(error, 1e-13)
+
+  def test_where_the_normaliser_is_one(self):
+    by_n = lambda f: jax.grad(
+        lambda n: f(i=-20.0, f=3.0, z=0.5, o=0.2, c=0.7, n=n, m=0.0)[0]
+    )(1.0)
+    np.testing.assert_allclose(by_n(self.cell), by_n(self.paper), rtol=1e-5)
+
+  def test_learned_carry_stays_empty(self):
+    layer = random_layers.make(
+        'SLSTM', IN, FEATURES, num_heads=1, learn_initial_carry=True
+    )
+    graphdef, state = nnx.split(layer)
+    state['learned_carry'] = jax.tree.map(
+        jnp.zeros_like, state['learned_carry']
+    )
+
+    def loss(state):
+      return jnp.sum(nnx.merge(graphdef, state)(x) ** 2)
+
+    gradient = jax.grad(loss)(state)['learned_carry']
+    h, *others = jax.tree.leaves(gradient)
+    self.assertGreater(np.abs(h).max(), 0)
+    jax.tree.map(lambda d: np.testing.assert_array_equal(d, 0), others)
+
+
 class AntisymmetricTest(parameterized.TestCase):
 
   @parameterized.parameters(

@@ -31,7 +31,7 @@ heads = lambda n: {'num_heads': n}
 
 # (layer, options, dtype, (batch, time, features), what else). Heads of up to 64
 # units are one CTA's, those of up to 512 a cluster's, and larger ones are
-# spread over the GPU.
+# a cluster's or spread over the GPU.
 LAYERS = (
     ('LSTM', {}, 'float32', (3, 13, 8), 'reset mask'),
     ('LSTM', heads(2), 'bfloat16', (16, 5, 48), 'reverse'),
@@ -55,6 +55,8 @@ LAYERS = (
     ('AntisymmetricRNN', GATED, 'float16', (1, 5, 1024), 'time_major'),
     ('GRU', STOP, 'bfloat16', (16, 5, 1024), 'mask time_major'),
     ('LSTM', {}, 'float32', (16, 3, 768), ''),
+    ('AGRU', {}, 'bfloat16', (5, 3, 600), 'reset'),
+    ('LSTM', {}, 'bfloat16', (136, 3, 520), 'lengths'),
 )
 
 

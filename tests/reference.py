@@ -2,7 +2,8 @@
 
 Shares nothing with the engines but the cells' equations: gates are formed for
 one step at a time, the recurrent product is an einsum over [G, N, D, D], and
-every derivative is JAX's own. Run it in float64.
+every derivative is JAX's own, but for sLSTM's, which `cells_test` compares with
+that of the paper's equations. Run it in float64.
 """
 
 import functools

@@ -2,9 +2,10 @@
 
 carry_t = update(theta, x_t, R h_{t-1}, carry_{t-1}), and its adjoint. What
 takes time is latency: one step's product cannot start before the step before it
-has ended. So the recurrent kernel stays in registers, the carry never leaves
-them, inputs arrive several steps ahead, outputs leave without being waited for,
-and only what is multiplied is exchanged; `cta.py` says between whom and how.
+has ended. So the recurrent kernel stays on chip, the carry never leaves the
+registers, inputs arrive several steps ahead, outputs leave without being waited
+for, and only what is multiplied is exchanged; `cta.py` says between whom and
+how.
 
 The adjoint multiplies the transposed kernel with the gates' cotangents, step by
 step; the gates themselves, and the gradient of the kernel, are products over
@@ -13,6 +14,7 @@ all steps at once and are left to the compiler.
 
 from collections.abc import Callable, Sequence
 import dataclasses
+import itertools
 from typing import Any
 
 import jax
@@ -106,7 +108,7 @@ class Plan:
 
   @property
   def ahead(self) -> int:
-    """How many steps' inputs are needed before their step."""
+    """By how many steps flags are needed before inputs."""
     return 1 if self.flags else 0
 
 
@@ -169,10 +171,11 @@ def _words(shape, config, ins, outs, products, split) -> list[int]:
   ]
   kept = product_lib.kept_blocks(products, config, shape, split)
   Multiplier = product_lib.Multiplier
-  for product, (blocks, _) in zip(products, kept, strict=True):
+  for i, (blocks, _) in enumerate(kept):
+    product, sharing = products[i], _sharing(products, i)
     if not product.late:
       words += [
-          operand_lib.Operand.words(config, shape, product, split),
+          operand_lib.Operand.words(config, shape, sharing, split),
           operand_lib.Operand.SIGNAL_WORDS,
       ]
     words += [
@@ -180,6 +183,12 @@ def _words(shape, config, ins, outs, products, split) -> list[int]:
         Multiplier.rest_words(config, product, shape, split, blocks),
     ]
   return [max(n, 32) for n in words]
+
+
+def _sharing(products: Sequence[Product], i: int) -> list[Product]:
+  """Returns the i-th product and the late ones that have its operand."""
+  late = itertools.takewhile(lambda product: product.late, products[i + 1 :])
+  return [products[i], *late]
 
 
 def multipliers(
@@ -196,11 +205,12 @@ def multipliers(
   kept = product_lib.kept_blocks(products, cta.config, cta.shape, cta.split)
   made: list[product_lib.Multiplier] = []
   left = list(scratch)
-  for product, (blocks, _) in zip(products, kept, strict=True):
+  for i, (blocks, _) in enumerate(kept):
+    product, sharing = products[i], _sharing(products, i)
     if product.late:
       operand = made[-1].operand
     else:
-      operand = operand_lib.Operand(cta, product, left.pop(0), left.pop(0))
+      operand = operand_lib.Operand(cta, sharing, left.pop(0), left.pop(0))
     made.append(
         product_lib.Multiplier(
             cta, product, matrix, operand, left.pop(0), left.pop(0), blocks

@@ -1,7 +1,8 @@
 """Tiles of 16-bit elements as tensor cores hold them, 8 x 8 at a time.
 
 Where the warps of a CTA share out rows only, a thread has the elements that a
-tensor core leaves it: one unit of two columns, of every 8 units and 8 columns.
+tensor core leaves it: one unit of two columns, of every 8 units and 8 columns;
+or of one of these, where columns are there twice.
 Two instructions move such matrices between shared memory and threads, up to
 four at once and two elements to a word, where element by element there would be
 two for each. What they ask for is that 8 units lie side by side.

@@ -98,7 +98,7 @@ class Operand:
 
   Args:
     cta: coordinates.
-    product: of which it is the operand.
+    products: of which it is the operand, one and those that are late.
     ref: int32 in shared memory, `words` of it.
     signals: int32 in shared memory, `SIGNAL_WORDS` of it.
   """
@@ -106,16 +106,17 @@ class Operand:
   # For the operands of two steps, and for what a team has summed.
   SIGNAL_WORDS = 6
 
-  def __init__(self, cta: Cta, product: Product, ref, signals):
+  def __init__(self, cta: Cta, products: Sequence[Product], ref, signals):
     self.cta, self.ref, self.signals = cta, ref, signals
     config, shape = cta.config, cta.shape
+    product = products[0]
     self.team = product.team(config)
     self.operands = product.operands // self.team
     self.member = jnp.int32(0)
     if self.team > 1:
       self.member = lax.rem(cta.rank, jnp.int32(self.team))
     self.gate0 = self.member * self.operands
-    self.plane_bytes = self._plane_bytes(config, shape, product)
+    self.plane_bytes = self._plane_bytes(config, shape, products)
     self._matrices = None
     if matrices_lib.usable(config, cta.short, written=True):
       place = lambda i, column, unit: self._place(
@@ -126,15 +127,16 @@ class Operand:
       )
 
   @staticmethod
-  def _plane_bytes(config, shape, product) -> int:
-    blocks = product.sums(config) * product.blocks(config, shape)
+  def _plane_bytes(config, shape, products) -> int:
+    # What rounding up to parts of a sum adds is multiplied with zeros.
+    blocks = max(p.sums(config) * p.blocks(config, shape) for p in products)
     return config.columns * pl.cdiv(blocks, 2) * 128
 
   @classmethod
-  def words(cls, config, shape, product, split: bool) -> int:
+  def words(cls, config, shape, products, split: bool) -> int:
     """Shared memory for what is multiplied."""
     planes = config.slots * (2 if split else 1)
-    return planes * cls._plane_bytes(config, shape, product) // 4
+    return planes * cls._plane_bytes(config, shape, products) // 4
 
   @property
   def planes(self) -> int:

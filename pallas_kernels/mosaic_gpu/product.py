@@ -1,4 +1,4 @@
-"""Products with a matrix that stays in registers, step by step.
+"""Products with a matrix that stays on chip, step by step.
 
 A *half* is 8 rows of a product, half of a tensor core's tile; other words are
 those of `operand.py`.
@@ -23,7 +23,6 @@ Cta = cta_lib.Cta
 Config = cta_lib.Config
 Shape = cta_lib.Shape
 flag = cta_lib.flag
-permutation = cta_lib.permutation
 LANES = ptx.LANES
 
 
@@ -54,7 +53,7 @@ def kept_blocks(
 
 
 class Multiplier:
-  """A product whose matrix stays in registers.
+  """A product whose matrix stays in registers and, if need be, shared memory.
 
   Args:
     cta: coordinates.
