@@ -17,15 +17,34 @@ if abstract_gpu.RUNS:
   from pallas_kernels import dense
   from pallas_kernels.mosaic_gpu import cta
   from pallas_kernels.mosaic_gpu import dense as kernels
+  from pallas_kernels.mosaic_gpu import operand
 
 CORES = 132
 SHARED_MEMORY = 227 * 1024  # Bytes of a CTA on Hopper and Blackwell.
-SIZES = (8, 24, 40, 64, 72, 96, 128, 200, 256, 384, 512, 640, 768, 1024)
+SIZES = (8, 24, 40, 64, 72, 96, 128, 200, 256, 264, 384, 512, 640, 768, 1024)
 BATCHES = (1, 9, 64, 256)
+
+
+class TwoEarlyGates(rnnzoo.TwoStageCell):
+  """A cell whose operand needs two gates, and whose third one is late."""
+
+  input_gates = recurrent_gates = 4
+  carry_names = ('h',)
+
+  def operand(self, params, x_gates, h_gates, carry):
+    del params
+    return (x_gates[0] + h_gates[0]) * (x_gates[1] + h_gates[1]) * carry[0]
+
+  def update(self, params, x_gates, h_gates, carry):
+    del params, carry
+    return (jnp.tanh(x_gates[2] + h_gates[2] + x_gates[3] + h_gates[3]),)
+
+
 CELLS = {
     'LSTM': rnnzoo.LSTMCell(),
     'AGRU': rnnzoo.AGRUCell(),
     'Elman': rnnzoo.ElmanCell(),
+    'TwoEarlyGates': TwoEarlyGates(),
 }
 
 
@@ -68,6 +87,17 @@ class CutsTest(parameterized.TestCase):
     self.assertTrue(config.columns == 4 or config.columns % 8 == 0)
     self.assertEqual(config.units % 8, 0)
     self.assertGreaterEqual(config.stages, 5)
+    # What a product sums over has to be in its operand.
+    for i, product in enumerate(products):
+      if product.late:
+        continue
+      sharing = kernels._sharing(products, i)
+      words = operand.Operand.words(config, shape, sharing, False)
+      for each in sharing:
+        elements = 32 * each.sums(config) * each.blocks(config, shape)
+        self.assertLessEqual(
+            2 * elements * config.columns, 4 * words // config.slots
+        )
     self.assertEqual(4 * config.warpgroups % config.sums, 0)
     parts = shape.parts(config)
     self.assertEqual(parts % config.cluster, 0)
