@@ -56,7 +56,6 @@ LAYERS = (
     ('GRU', STOP, 'bfloat16', (16, 5, 1024), 'mask time_major'),
     ('LSTM', {}, 'float32', (16, 3, 768), ''),
     ('AGRU', {}, 'bfloat16', (5, 3, 600), 'reset'),
-    ('LSTM', {}, 'bfloat16', (136, 3, 520), 'lengths'),
 )
 
 
