@@ -203,7 +203,7 @@ _UNITS_IN_CLUSTER, _UNITS_ON_DEVICE = 32, 16
 # In cycles, with one product and with two. Forward, a step with 1024 units took
 # 2.35 us without a delay, 2.05 with 200 or 600 cycles, 1.96 with 400; with 768
 # units 1.75, and 1.66 with 300. With two products and 1024 units, a step took
-# 3.20 us with 350 cycles, and 3.13 with 250.
+# 3.20 us with 350 cycles and 3.13 with 250, but 3.26 in another run.
 _DELAY = 350
 _DELAY_OF_TWO = 250
 

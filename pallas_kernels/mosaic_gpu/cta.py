@@ -241,9 +241,11 @@ class Cta:
     """Which of two columns is this thread's, where tiles have each twice."""
     return self.place >> 1
 
-  def own_of(self, pair: Sequence[Array]) -> Array:
-    """Returns this thread's of two elements, where tiles have each twice."""
-    return jnp.where(self.upper != 0, pair[1], pair[0])
+  def own_of(self, pair: Sequence[Array]) -> Sequence[Array]:
+    """Returns a thread's of two elements: one where tiles have each twice."""
+    if not self.config.twice:
+      return pair
+    return [jnp.where(self.upper != 0, pair[1], pair[0])]
 
   def tile_column(self, tile: int, column):
     """Returns which of the CTA's columns a column of a tile is."""

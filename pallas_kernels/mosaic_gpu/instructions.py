@@ -393,14 +393,8 @@ def round_short(x: Array) -> Array:
 
 def store_pair(ref: Ref, offset: Array, pair: Sequence[Array], where=None):
   """Stores two float32 [128] side by side in shared memory."""
-  code, guard = '.reg .u32 a; add.u32 a, %0, %1;', ''
-  operands = [ref, offset, *pair]
-  if where is not None:
-    code += ' .reg .pred p; setp.ne.s32 p, %4, 0;'
-    guard = '@p '
-    operands.append(where)
-  code += f' {guard}st.shared.v2.f32 [a], {{%2, %3}};'
-  ptx.emit('{' + code + '}', [], *operands)
+  code = '.reg .u32 a; add.u32 a, %0, %1;'
+  _store(code, 'st.shared.v2.f32 [a], {%2, %3};', where, ref, offset, *pair)
 
 
 def store_words(
@@ -410,14 +404,16 @@ def store_words(
   space = 'shared' if shared else 'global'
   code, address = _address(space)
   code = code.format(base='%0', offset='%1', shift=_log2(size))
-  guard = ''
-  operands = [ref, offset, *words]
+  instruction = f'st.{space}.v4.b32 [{address}], {{%2, %3, %4, %5}};'
+  _store(code, instruction, where, ref, offset, *words)
+
+
+def _store(code: str, instruction: str, where, *operands) -> None:
+  """Emits code and a store, which is done where `where` is None or not 0."""
   if where is not None:
-    code += ' .reg .pred p; setp.ne.s32 p, %6, 0;'
-    guard = '@p '
-    operands.append(where)
-  code += f' {guard}st.{space}.v4.b32 [{address}], {{%2, %3, %4, %5}};'
-  ptx.emit('{' + code + '}', [], *operands)
+    code += f' .reg .pred p; setp.ne.s32 p, %{len(operands)}, 0; @p'
+    operands = *operands, where
+  ptx.emit('{' + f'{code} {instruction}' + '}', [], *operands)
 
 
 def fill(ref: Ref, offset, size: int, where) -> None:

@@ -107,16 +107,11 @@ class Matrices:
       found = instructions.load_matrices(ref, address + start, len(indices))
       for (array, i), word in zip(indices, found, strict=True):
         words[array][i] = word
+    halves = instructions.lower, instructions.upper
+    elements = lambda word: self.cta.own_of([f(word, dtype) for f in halves])
     return [
-        ptx.stack([x for word in row for x in self._elements(word, dtype)])
-        for row in words
+        ptx.stack([x for word in row for x in elements(word)]) for row in words
     ]
-
-  def _elements(self, word, dtype) -> list[Array]:
-    pair = [
-        half(word, dtype) for half in (instructions.lower, instructions.upper)
-    ]
-    return [self.cta.own_of(pair)] if self.cta.config.twice else pair
 
   def write(self, ref: Ref, start, values: Sequence[Array], dtype) -> None:
     """Writes this thread's elements.

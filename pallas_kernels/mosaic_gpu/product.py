@@ -237,14 +237,11 @@ class Multiplier:
                 x
                 for s in range(self.sub)
                 for n in range(cta.tiles)
-                for x in self._own(sums[result * self.sub + s][n])
+                for x in cta.own_of(sums[result * self.sub + s][n])
             ]
         )
         for result in range(self.product.results)
     ]
-
-  def _own(self, pair) -> Sequence[Array]:
-    return [self.cta.own_of(pair)] if self.cta.config.twice else pair
 
   def gather(self, step, sums) -> list[Array]:
     """Returns this thread's elements of each result, from all warps' sums."""
