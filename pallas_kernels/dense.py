@@ -366,7 +366,8 @@ def _configured(plan: dense.Plan, streams, products, adjoint: bool, target):
   ins, outs = streams
   needs = lambda config: dense.needs(plan, ins, outs, products(config), config)
   gates, two = plan.stages[0].gates, plan.operand is not None
-  config = tuning.dense(plan.shape, gates, two, adjoint, needs, target)
+  split = plan.dtype == jnp.float32
+  config = tuning.dense(plan.shape, gates, two, adjoint, split, needs, target)
   return dataclasses.replace(plan, config=config)
 
 

@@ -191,8 +191,11 @@ def _smaller(config: Config, steps: int) -> Iterable[Config]:
   yield Config(2, 1, config.segments, 1)
 
 
-# Heads of up to so many units are always one CTA's, and one cluster's.
+# Heads of up to so many units are always one CTA's, and one cluster's. With two
+# products in a step they are for longer, where operands have 16 bits: A-GRU
+# with 128 units took 0.55 ms instead of 0.58, in float32 1.1 instead of 0.7.
 _SHARED_UNITS, _CLUSTER_UNITS = 64, 512
+_SHARED_UNITS_OF_TWO = 128
 
 # CTAs of a cluster; more than 8 are not portable.
 _LARGEST_CLUSTER = 16
@@ -200,12 +203,10 @@ _LARGEST_CLUSTER = 16
 # Units of a CTA in a cluster, and where a head is spread over the device.
 _UNITS_IN_CLUSTER, _UNITS_ON_DEVICE = 32, 16
 
-# In cycles, with one product and with two. Forward, a step with 1024 units took
-# 2.35 us without a delay, 2.05 with 200 or 600 cycles, 1.96 with 400; with 768
-# units 1.75, and 1.66 with 300. With two products and 1024 units, a step took
-# 3.20 us with 350 cycles and 3.13 with 250, but 3.26 in another run.
-_DELAY = 350
-_DELAY_OF_TWO = 250
+# In cycles. A step with 1024 units took 1.87 us without a delay, 1.57 with 150
+# cycles, 1.52 - 1.55 with 250 and 1.58 with 350; one with 768 units 1.83, 1.58,
+# 1.50 and 1.44; one with 1024 units and two products 2.85, 2.55, 2.40 and 2.40.
+_DELAY = 300
 
 # Steps for which inputs are in flight or in use, the best first; a power of two
 # saves divisions.
@@ -223,6 +224,7 @@ def dense(
     gates: int,
     two: bool,
     adjoint: bool,
+    split: bool,
     needs: Callable[[cta_lib.Config], tuple[int, int]],
     target: targets.Target,
 ) -> cta_lib.Config:
@@ -233,6 +235,7 @@ def dense(
     gates: how many the first product has.
     two: whether there is a second product.
     adjoint: whether it is for the adjoint.
+    split: whether operands have the two parts of float32.
     needs: returns the registers that hold the recurrent kernel, and the bytes
       of shared memory.
     target: the device.
@@ -240,7 +243,7 @@ def dense(
   Raises:
     NotImplementedError: nothing fits.
   """
-  for candidate in _dense_candidates(shape, gates, two, adjoint, target):
+  for candidate in _dense_candidates(shape, gates, two, adjoint, split, target):
     for stages in _STAGES:
       config = dataclasses.replace(candidate, stages=stages)
       registers, size = needs(config)
@@ -258,6 +261,7 @@ def _dense_candidates(
     gates: int,
     two: bool,
     adjoint: bool,
+    split: bool,
     target: targets.Target,
 ) -> Iterable[cta_lib.Config]:
   """Returns configurations for a dense kernel, the fastest first."""
@@ -268,9 +272,13 @@ def _dense_candidates(
       target.cores * 8 // 11 if target.cores >= 128 else target.cores * 3 // 8
   )
   columns = functools.partial(_columns, shape)
-  if shape.size <= _SHARED_UNITS:
+  together = _SHARED_UNITS
+  if two and not adjoint and not split:
+    together = _SHARED_UNITS_OF_TWO
+  if shape.size <= together:
     units = -(-shape.size // 8) * 8
-    for warpgroups in (1, -(-units // 32)) if adjoint else (-(-units // 32),):
+    warps = min(2, -(-units // 32))
+    for warpgroups in (1, warps) if adjoint else (warps,):
       yield cta_lib.Config(
           'shared', columns(1, target.cores), units, warpgroups
       )
@@ -284,7 +292,7 @@ def _dense_candidates(
       yield cta_lib.Config(
           'cluster', columns(parts, most), units, warpgroups, sums, parts
       )
-    yield from _device_candidates(shape, gates, two, adjoint, target, most)
+    yield from _device_candidates(shape, gates, adjoint, target, most)
     return
   units = 8 * -(-shape.size // (8 * _LARGEST_CLUSTER))
   parts = -(-shape.size // units)
@@ -302,11 +310,10 @@ def _dense_candidates(
   )
   yield from whole
   # Some of the recurrent kernel in shared memory pays where the way through the
-  # device would be taken twice, in an adjoint with few gates, and where there
-  # is no other way.
-  if two or (adjoint and gates <= 3):
+  # device would be taken twice, and where there is no other way.
+  if two:
     yield from rest
-  yield from _device_candidates(shape, gates, two, adjoint, target, most)
+  yield from _device_candidates(shape, gates, adjoint, target, most)
   yield from rest
 
 
@@ -324,7 +331,6 @@ def _columns(shape: cta_lib.Shape, parts: int, most: int) -> int:
 def _device_candidates(
     shape: cta_lib.Shape,
     gates: int,
-    two: bool,
     adjoint: bool,
     target: targets.Target,
     most: int,
@@ -333,29 +339,20 @@ def _device_candidates(
   rows = -(-shape.batch // 8)
   units = _UNITS_ON_DEVICE
   parts = -(-shape.size // units)
-  ctas = shape.heads * parts
-  if ctas > target.cores:
-    return
+
+  def ctas(team: int) -> int:
+    """Returns how many CTAs a slice of the batch has, in whole teams."""
+    return shape.heads * -(-parts // team) * team
+
   # CTAs wait for each other, so all have to be there at once.
-  for slices in range(min(rows, target.cores // ctas), 0, -1):
+  for slices in range(min(rows, target.cores // ctas(1)), 0, -1):
     columns = 8 * -(-rows // slices)
     if columns > 64:
       break
-    cluster = math.gcd(parts, 8 if ctas * slices <= most else 2)
-    teams = [] if adjoint else [(1, 4, cluster)]
-    for team in (4, 3, 2) if adjoint else ():
-      # Whole teams share out all gates.
-      for whole in (cluster, math.gcd(parts, 2 * team)):
-        if gates % team == 0 and whole % team == 0 and whole <= cluster:
-          teams.append((team, 4, whole))
-    for team, sums, whole in (*teams, (1, 8, cluster)):
-      # With the inputs of the next step the adjoint has something to do while
-      # others publish; where many ask for much, that is not enough. Between two
-      # products there is something to do as well.
-      delay = _DELAY if not adjoint or whole < 8 else 0
-      if two and not adjoint:
-        delay = _DELAY_OF_TWO
-      for slots in (2, 1):
-        yield cta_lib.Config(
-            'device', columns, units, 2, sums, whole, team, slots, delay
-        )
+    for team in (4, 2, 1) if adjoint and gates % 4 == 0 else (1,):
+      if slices * ctas(team) > (most if team > 2 else target.cores):
+        continue
+      # What is more takes longer by itself.
+      delay = _DELAY // (gates // team) if adjoint else _DELAY
+      for sums in (4, 8):
+        yield cta_lib.Config('device', columns, units, 2, sums, team, delay)

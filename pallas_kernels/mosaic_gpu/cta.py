@@ -10,8 +10,7 @@ depends on the size of the head:
 * 'cluster': the CTAs of a cluster do, each having the operand in its shared
   memory: they write their parts into each other's.
 * 'device': more CTAs than a cluster holds do, through device memory that is
-  poisoned first, so that reading it is waiting for it (`Exchange`). Those of a
-  cluster read a part each and write it into each other's shared memory.
+  poisoned first, so that reading it is waiting for it (`Exchange`).
 
 The warps of a CTA share out the rows, and, where these are few or long, also
 the sums, which then meet in shared memory. Threads end up with some elements of
@@ -51,15 +50,12 @@ class Config:
       each.
     units: of a CTA, a multiple of 8.
     warpgroups: of a CTA.
-    sums: into how many parts its warps share out the sums, a power of two.
-    cluster: CTAs of a cluster, a divisor of those of a head.
-    team: with 'device', CTAs that share out the gates that are summed over, a
-      divisor of `cluster`: each multiplies some of the gates for the units of
-      all. Less has to be read, at the price of one more exchange in a cluster.
-    slots: steps for which there is an operand, 2 or, with 'device', 1. With
-      two, a CTA may be sent the next step's while it multiplies this one's. It
-      cannot be sent the one after: that is made of what it publishes when it
-      has multiplied. With one, it is sent nothing before it has published.
+    sums: into how many parts its warps share out the sums, a power of two, with
+      'device' at least 2.
+    cluster: CTAs of a cluster: with 'cluster' all of a head, with 'device' a
+      team. Its CTAs share out the gates that are summed over: each multiplies
+      some of the gates for the units of all. Less has to be read, at the price
+      of an exchange in the cluster.
     delay: cycles for which a CTA does not ask whether others have published:
       too early it would only be in their way.
     stages: steps for which inputs are in flight or in use, at least 5.
@@ -73,8 +69,6 @@ class Config:
   warpgroups: int
   sums: int = 1
   cluster: int = 1
-  team: int = 1
-  slots: int = 2
   delay: int = 0
   stages: int = 6
   registers: int | None = None
@@ -82,6 +76,22 @@ class Config:
   @property
   def through_device(self) -> bool:
     return self.exchange == 'device'
+
+  @property
+  def team(self) -> int:
+    """CTAs that may share out gates."""
+    return self.cluster if self.through_device else 1
+
+  @property
+  def slots(self) -> int:
+    """Steps for which there is an operand.
+
+    With two, a CTA may be sent the next step's while it multiplies this one's.
+    It cannot be sent the one after: that is made of what it makes when it has
+    multiplied. What it reads itself, through the device, it does not read
+    before all its warps have multiplied.
+    """
+    return 1 if self.through_device else 2
 
   @property
   def tiles(self) -> int:
@@ -114,8 +124,9 @@ class Shape:
     return pl.cdiv(self.size, 32)
 
   def parts(self, config: 'Config') -> int:
-    """CTAs of a head."""
-    return pl.cdiv(self.size, config.units)
+    """CTAs of a head; whole clusters, so the last ones may have no units."""
+    parts = pl.cdiv(self.size, config.units)
+    return pl.cdiv(parts, config.cluster) * config.cluster
 
   def stream(self, stream: 'Stream') -> tuple[int, ...]:
     """Returns the shape of an array with all steps."""

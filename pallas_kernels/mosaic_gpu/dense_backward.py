@@ -177,37 +177,35 @@ def backward(
     ring.wait(1)
     cta.meet()
 
-    def multiply(i, step, values, before, meanwhile, after):
-      """One product, and what is done around it.
+    def multiply(i, step, values, begin):
+      """One product, and what is done while its operand or it is on its way.
 
       Args:
         i: which.
         step: which.
         values: this thread's elements of its operand.
-        before: called when these are on their way.
-        meanwhile: called when it is time for something else.
-        after: called when all threads have got here.
+        begin: called when these are on their way; returns what is called when
+          all threads of the CTA have met, or with an exchange at once.
       """
       product = multipliers[i]
       if not config.through_device:
         product.operand.put(step, values)
-        before()
+        meanwhile = begin()
         product.operand.share(step)
         if config.cluster > 1:
-          after()
+          other = meanwhile()
           product.operand.ready(step)
           sums = product.multiply(step)
         else:
           sums = product.multiply(step)
-          after()
-        other = meanwhile()
+          other = meanwhile()
         return product.gather(step, sums)[0], other
       exchange = exchanges[i]
       exchange.publish(step, values)
-      before()
-      other = meanwhile()
+      other = begin()()
       product.operand.fetch(exchange, step, step)
-      after()
+      if i == len(multipliers) - 1:
+        ring.advance(step)
       product.operand.ready(step)
       sums = product.multiply(step)
       (result,) = product.gather(step, sums)
@@ -223,49 +221,44 @@ def backward(
       def through(d_gate):
         if plan.stop:
           return cta.zeros()
-        nothing = lambda: None
-        d_u, _ = multiply(0, step, (d_gate,), nothing, nothing, nothing)
+        d_u, _ = multiply(0, step, (d_gate,), lambda: lambda: None)
         return bounded(d_u)
 
       d_theta, d_row, d_gates, d_start, kept, resets = pull(
           jax.tree.unflatten(tree, leaves), d_carry, through
       )
 
-      def before():
-        for i, values in enumerate(distinct(d_row, d_gates)):
-          if not config.through_device:
-            staging.write(step, i, values)
-            continue
-          for gate, value in enumerate(values):
-            cta.write(
-                out_refs[i], cta.time(step), value, plan.dtype, outs[i], gate
-            )
+      def begin():
+        written = distinct(d_row, d_gates)
+        load = None
+        if not config.through_device:
+          load = staging.put(step, written)
+        else:
+          time = cta.time(step)
+          for ref, stream, values in zip(out_refs, outs, written, strict=True):
+            for gate, value in enumerate(values):
+              cta.write(ref, time, value, plan.dtype, stream, gate)
         ring.wait(2)
 
-      def after():
-        loaded = None if config.through_device else staging.load(step)
-        ring.advance(step)
-        if loaded is not None:
-          staging.flush(step, loaded)
+        def meanwhile():
+          if load is not None:
+            store = load()
+            ring.advance(step)
+            store()
+          return jax.tree.leaves(linear(step + 1))
 
-      def meanwhile():
-        return jax.tree.leaves(linear(step + 1))
+        return meanwhile
 
       if plan.stop:
-        before()
+        meanwhile = begin()
         cta.barrier()
-        after()
         d_h, leaves = None, meanwhile()
+        if config.through_device:
+          ring.advance(step)
       else:
         last = len(multipliers) - 1
-        d_h, leaves = multiply(
-            last,
-            step,
-            d_gates[: adjoints[last].gates],
-            before,
-            meanwhile,
-            after,
-        )
+        own = d_gates[: adjoints[last].gates]
+        d_h, leaves = multiply(last, step, own, begin)
       d_start, d_restart = close(d_start, kept, resets, d_h, d_restart)
       d_sums = tuple(map(jnp.add, d_sums, d_theta))
       return d_start, d_sums, d_restart, leaves
@@ -275,6 +268,8 @@ def backward(
     )
     # No CTA leaves while another one may write to its shared memory.
     cta.meet()
+    if not config.through_device:
+      staging.finish()
     cta.write_rows(d_carry_ref, d_carry)
     cta.write_rows(d_theta_ref, d_sums)
     cta.write_rows(d_restart_ref, d_restart)

@@ -88,7 +88,7 @@ def forward(
     ring = tiles.Ring(cta, ins, inputs, scratch[0])
     multipliers = dense.multipliers(cta, products, matrix, scratch[2:])
     first_product, last_product = multipliers[0], multipliers[-1]
-    late_products = multipliers[1:-1]
+    late_product = multipliers[1] if len(multipliers) > 2 else None
     ring.prologue()
     theta = tuple(cta.read_param(theta, i) for i in range(plan.params))
     restart = cta.read_rows(restart, states) if plan.flags else None
@@ -151,16 +151,20 @@ def forward(
       return legalize(function)(theta, row, (*gates, *missing), start)
 
     def multiply_late(step):
-      for product in late_products:
-        product.spread(product.multiply(step))
+      """Returns what `multiply_last` needs to return the late gates too."""
+      if late_product is None:
+        return None
+      sums = late_product.multiply(step)
+      late_product.spread(sums)
+      return sums
 
-    def multiply_last(step):
-      """Returns the gates of the last product, after those of late ones."""
+    def multiply_last(step, late):
+      """Returns the gates of the late product, if any, and of the last."""
       last_product.operand.ready(step)
       results = last_product.gather(step, last_product.multiply(step))
-      for product in reversed(late_products):
-        results = product.collect(step) + results
-      return results
+      if late_product is None:
+        return results
+      return late_product.collect(step, late) + results
 
     ring.wait(plan.ahead)
     for multiplier in multipliers:
@@ -172,11 +176,16 @@ def forward(
       state = flags_lib.select(restarts(jnp.int32(0)), restart, state)
       first_product.operand.put(jnp.int32(0), state[:1])
 
-      def start_product(step):
+      def start_product(step, meanwhile):
         """Multiplies what all have put; results are waited for in `gather`."""
         first_product.operand.share(step)
-        first_product.operand.ready(step)
-        return first_product.multiply(step)
+        if config.cluster > 1:
+          # The others' parts are on their way.
+          other = meanwhile()
+          first_product.operand.ready(step)
+          return first_product.multiply(step), other
+        sums = first_product.multiply(step)
+        return sums, meanwhile()
 
       def local_loop(step, state):
         start, _, row, sums = state
@@ -186,36 +195,47 @@ def forward(
           gates = first_product.gather(step, sums)
           u = operand(start, row, gates)
           last_product.operand.put(step, (u,))
+          late: Any = None
+          if config.cluster == 1:
+            late = multiply_late(step)
           last_product.operand.share(step)
-          multiply_late(step)
+          if config.cluster > 1:
+            late = multiply_late(step)
           finish = pointwise_step(start, row, gates, *flags)
-          gates = multiply_last(step)
+          gates = multiply_last(step, late)
         else:
           finish = pointwise_step(start, row, (), *flags)
           gates = first_product.gather(step, sums)
         h, results, rest = finish(gates)
         first_product.operand.put(step + 1, (h,))
         written = [*results, *start[:saved], *[u] * kept]
-        for i, value in enumerate(written):
-          staging.write(step, i, (value,))
+        load = staging.put(step, [(value,) for value in written])
         ring.wait(plan.ahead)
-        sums = start_product(step + 1)
-        # While that is done. What was asked for is not waited for at once.
-        row = tuple(ring.read(step + 1, 0))
-        loaded = staging.load(step)
-        ring.advance(step + 1)
-        staging.flush(step, loaded)
-        following, new = rest()
+
+        def meanwhile():
+          # What was asked for is not waited for at once.
+          row = tuple(ring.read(step + 1, 0))
+          store = load()
+          ring.advance(step + 1)
+          store()
+          return *rest(), row
+
+        sums, others = start_product(step + 1, meanwhile)
+        following, new, row = others
         return following, new if plan.flags else (), row, sums
 
-      sums = start_product(jnp.int32(0))
-      row = tuple(ring.read(jnp.int32(0), 0))
-      ring.advance(jnp.int32(0))
+      def before():
+        row = tuple(ring.read(jnp.int32(0), 0))
+        ring.advance(jnp.int32(0))
+        return row
+
+      sums, row = start_product(jnp.int32(0), before)
       # With flags, what the next step starts from is not all of the carry.
       init = state, state if plan.flags else (), row, sums
       state, new, *_ = dense.loop(shape.time, local_loop, init)
       # No CTA leaves while another one may write to its shared memory.
       cta.meet()
+      staging.finish()
       cta.write_rows(last_ref, new if plan.flags else state)
       return
 
@@ -230,27 +250,27 @@ def forward(
         flags = ring.read_flags_of(step, 1, column)
         return flags & flags_lib.RESET, again
 
-      replace = at_reset if plan.flags else None
-      product.operand.fetch(exchange, step - 1, step, first, replace)
-      ring.advance(step)
-      product.operand.ready(step)
-      ring.wait(0)
       start = flags_lib.select(restarts(step), restart, state)
       row = tuple(ring.read(step, 0))
       flags = held(step), None
+      replace = at_reset if plan.flags else None
+      product.operand.fetch(exchange, step - 1, step, first, replace)
+      ring.advance(step)
+      ring.wait(0)
+      product.operand.ready(step)
       u = None
       if two:
         gates = product.gather(step, product.multiply(step))
         u = operand(start, row, gates)
         exchanges[1].publish(step, (u,))
-        multiply_late(step)
+        late = multiply_late(step)
         # All have published h of the step before this.
         pl.when(step > 1)(lambda: exchange.retire(step - 2))
         pl.when(step > 0)(lambda: exchanges[1].retire(step - 1))
         exchange.settle(step)
         finish = pointwise_step(start, row, gates, *flags)
         last_product.operand.fetch(exchanges[1], step, step)
-        gates = multiply_last(step)
+        gates = multiply_last(step, late)
       else:
         finish = pointwise_step(start, row, (), *flags)
         gates = product.gather(step, product.multiply(step))

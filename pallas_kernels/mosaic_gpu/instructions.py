@@ -290,6 +290,12 @@ def as_float(words: Array) -> Array:
   )[0]
 
 
+def as_word(x: Array) -> Array:
+  """Returns the int32 word that holds a float32; undoes `as_float`."""
+  code = 'mov.b32 %0, %1;'
+  return ptx.emit(code, [jnp.int32], x, count=ptx.per_thread(x), pure=True)[0]
+
+
 def upper(word: Array, dtype=jnp.bfloat16) -> Array:
   """Returns the float32 of the upper 16-bit element of a word."""
   if jnp.dtype(dtype) == jnp.float16:
@@ -455,20 +461,6 @@ def send(
       ' [r], {%2, %3, %4, %5}, [m]; }'
   )
   ptx.emit(code, [], ref, offset, *words, signals, signal, rank, where)
-
-
-def send_float(
-    ref: Ref, offset, value: Array, signals: Ref, signal, rank, where
-) -> None:
-  """Like `send`, for one float32 instead of 16 bytes."""
-  code = (
-      '{ .reg .u32 s, r, m; .reg .pred p; .reg .b32 w; add.u32 s, %0, %1;'
-      ' mad.lo.u32 m, %4, 8, %3; setp.ne.s32 p, %6, 0; mov.b32 w, %2;'
-      ' mapa.shared::cluster.u32 r, s, %5; mapa.shared::cluster.u32 m, m, %5;'
-      ' @p st.async.shared::cluster.mbarrier::complete_tx::bytes.b32'
-      ' [r], w, [m]; }'
-  )
-  ptx.emit(code, [], ref, offset, value, signals, signal, rank, where)
 
 
 def make_signals(signals: Ref, count: int, where) -> None:

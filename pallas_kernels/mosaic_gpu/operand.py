@@ -116,6 +116,8 @@ class Operand:
     if self.team > 1:
       self.member = lax.rem(cta.rank, jnp.int32(self.team))
     self.gate0 = self.member * self.operands
+    # Columns that are in any batch; the others stay zero.
+    self.rows = min(config.columns, shape.batch)
     self.plane_bytes = self._plane_bytes(config, shape, products)
     self._matrices = None
     if matrices_lib.usable(config, cta.short, written=True):
@@ -196,7 +198,7 @@ class Operand:
       return
     gates = self.operands
     per_row = config.units // 8
-    total = gates * self.planes * config.columns * per_row
+    total = gates * self.planes * self.rows * per_row
     peers = config.cluster - 1
     for k in range(pl.cdiv(total * peers, cta.threads)):
       q = cta.index + k * cta.threads
@@ -204,8 +206,8 @@ class Operand:
       rest = q - peer * total
       row = lax.div(rest, jnp.int32(per_row))
       unit = cta.unit0 + 8 * (rest - row * per_row)
-      column = lax.rem(row, jnp.int32(config.columns))
-      gate = lax.div(row, jnp.int32(config.columns))
+      column = lax.rem(row, jnp.int32(self.rows))
+      gate = lax.div(row, jnp.int32(self.rows))
       plane = lax.div(gate, jnp.int32(gates))
       at = self._place(plane, gate - plane * gates, column, unit)
       at += self._slot(step)
@@ -218,18 +220,15 @@ class Operand:
           self.ref, at, words, self.signals, step & 1, rank, where
       )
     own = jnp.clip(cta.shape.size - cta.unit0, 0, config.units)
-    self._expect(step, cta.shape.size - own)
-
-  def _expect(self, step, units):
-    cta = self.cta
-    rows = self.operands * self.planes * cta.config.columns
-    instructions.expect(
-        self.signals, step & 1, 2 * rows * units, flag(cta.index == 0)
-    )
+    size = 2 * gates * self.planes * self.rows * (cta.shape.size - own)
+    instructions.expect(self.signals, step & 1, size, flag(cta.index == 0))
 
   def ready(self, step):
-    """Waits for what the others of the cluster have sent."""
-    if self.cta.config.cluster > 1 or self.cta.config.through_device:
+    """Waits for what other CTAs have made, after `share` or `fetch`."""
+    config = self.cta.config
+    if config.through_device:
+      self.cta.barrier()
+    elif config.cluster > 1:
       instructions.await_signal(self.signals, step & 1, (step >> 1) & 1)
 
   def fetch(
@@ -240,7 +239,7 @@ class Operand:
       first: Ref | None = None,
       replace: Callable[[Any], tuple[Any, Ref]] | None = None,
   ):
-    """Reads a part of the operand from an exchange, for all of the cluster.
+    """Reads the operand from an exchange, as soon as all is there.
 
     Args:
       exchange: where.
@@ -252,52 +251,29 @@ class Operand:
         have published also says that they are done with earlier steps.
     """
     cta, shape, config = self.cta, self.cta.shape, self.cta.config
-    self._expect(step, shape.size)
-    # Those of the cluster that want the same gates.
-    peers = config.cluster // self.team
-    team = lax.div(cta.rank, jnp.int32(self.team))
     per_row = shape.size // 8
-    total = self.operands * config.columns * per_row
-    share = pl.cdiv(total, peers)
-    rounds = pl.cdiv(share, cta.threads)
+    total = self.operands * self.rows * per_row
     places, targets = [], []
 
-    def at_start(plain):
-      return [] if first is None else [(flag(step == 0), first, plain)]
-
-    for k in range(rounds):
-      mine = cta.index + k * cta.threads
-      q = team * share + mine
-      exists = (mine < share) & (q < total)
+    for k in range(pl.cdiv(total, cta.threads)):
+      q = cta.index + k * cta.threads
+      exists = q < total
       q = jnp.where(exists, q, 0)
       row = lax.div(q, jnp.int32(per_row))
       unit = 8 * (q - row * per_row)
-      gate = lax.div(row, jnp.int32(config.columns))
-      column = row - gate * config.columns
+      gate = lax.div(row, jnp.int32(self.rows))
+      column = row - gate * self.rows
       # What is beyond the batch is never published.
       row = jnp.minimum(cta.row0 + column, shape.batch - 1)
       feature = cta.head * shape.size + unit
       at = exchange.offset(told, row, self.gate0 + gate) + feature
       plain = row * shape.features + feature
-      alternatives = at_start(plain)
       for j in range(self.planes):
-        places.append(
-            (
-                exchange.ref,
-                at + 4 * j,
-                *((c, r, o + 4 * j) for c, r, o in alternatives),
-            )
-        )
+        place: tuple[Any, ...] = (exchange.ref, at + 4 * j)
+        if first is not None:
+          place = *place, (flag(step == 0), first, plain + 4 * j)
+        places.append(place)
       targets.append((gate, column, unit, flag(exists), plain))
-    if peers > 1 and config.slots == 1:
-      # What is sent lands where a peer may still be multiplying the operand of
-      # the step before. It is not, once it has published something since.
-      peer = lax.rem(cta.lane, jnp.int32(peers)) * self.team + self.member
-      unit = (cta.part - cta.rank + peer) * config.units
-      feature = cta.head * shape.size + unit
-      plain = cta.row0 * shape.features + feature
-      at = exchange.offset(told, cta.row0, self.gate0) + feature
-      places.append((exchange.ref, at, *at_start(plain)))
     if config.delay:
       instructions.delay(config.delay)
     # All in one loop: a wait for one is a wait for all, in a warp.
@@ -321,12 +297,9 @@ class Operand:
         parts = _parts([instructions.as_float(w) for w in words])
       for plane, part in enumerate(parts):
         at = self._slot(step) + self._place(plane, gate, column, unit)
-        for peer in range(peers):
-          rank = cta.rank + peer * self.team
-          rank = jnp.where(rank < config.cluster, rank, rank - config.cluster)
-          instructions.send(
-              self.ref, at, part, self.signals, step & 1, rank, exists
-          )
+        instructions.store_words(
+            self.ref, at, part, shared=True, size=2, where=exists
+        )
 
   def fragment(self, step, plane: int, block, tile: int) -> list[Array]:
     """Returns a thread's part of a block for a tensor core, as four words."""

@@ -245,14 +245,15 @@ class Multiplier:
 
   def gather(self, step, sums) -> list[Array]:
     """Returns this thread's elements of each result, from all warps' sums."""
-    if self.sums == 1:
-      return self.elements(sums)
     self.spread(sums)
-    self.cta.barrier()
-    return self.collect(step)
+    if self.sums > 1:
+      self.cta.barrier()
+    return self.collect(step, sums)
 
   def spread(self, sums):
     """Puts this warp's sums where other warps find them after a barrier."""
+    if self.sums == 1:
+      return
     cta = self.cta
     where = flag(cta.upper == 0) if cta.config.twice else None
     for half, row in enumerate(sums):
@@ -265,8 +266,10 @@ class Multiplier:
         at = self._partial(self.sum_warp, index, n) + 8 * cta.lane
         instructions.store_pair(self.partials, at, pair, where)
 
-  def collect(self, step) -> list[Array]:
+  def collect(self, step, sums) -> list[Array]:
     """Returns this thread's elements of each result, after the barrier."""
+    if self.sums == 1:
+      return self.elements(sums)
     cta = self.cta
     if self.operand.team > 1:
       return [self._gather_team(step)]
@@ -287,9 +290,17 @@ class Multiplier:
               self.partials, at, jnp.float32, shared=True, count=count
           )
       )
-    while len(parts) > 1:
-      parts = [a + b for a, b in zip(parts[::2], parts[1::2], strict=True)]
-    return parts[0]
+    return _total(parts)
+
+  def _sum_four(self, unit, column) -> list[Array]:
+    """Returns four columns of the only result, as int32 words."""
+    within = ((unit & 7) << 5) + ((column & 7) << 2)
+    parts = []
+    for part in range(self.sums):
+      at = self._partial(part, unit >> 3, column >> 3) + within
+      words = instructions.load_words(self.partials, at, shared=True, size=4)
+      parts.append([instructions.as_float(word) for word in words])
+    return [instructions.as_word(_total(x)) for x in zip(*parts, strict=True)]
 
   def _gather_team(self, step) -> Array:
     """Sends each CTA of the team what it needs, and sums what it has got."""
@@ -298,19 +309,20 @@ class Multiplier:
     base = self.partial_words(config, self.product) - operand.team * own
     first = cta.rank - operand.member
     total = self.units * config.columns
-    for k in range(pl.cdiv(total, cta.threads)):
-      e = cta.index + k * cta.threads
+    # Four columns at a time.
+    for k in range(pl.cdiv(total // 4, cta.threads)):
+      e = 4 * (cta.index + k * cta.threads)
       exists = flag(e < total)
       octet = lax.rem(e, jnp.int32(total)) >> 3
       tile = lax.div(octet, jnp.int32(self.units))
       unit = octet - tile * self.units
       column = 8 * tile + (e & 7)
-      value = self._sum(0, unit, column, 1)
+      words = self._sum_four(unit, column)
       owner = lax.div(unit, jnp.int32(config.units))
       place = (unit - owner * config.units) * config.columns + column
       at = 4 * (base + operand.member * own + place)
-      instructions.send_float(
-          self.partials, at, value, operand.signals, 2, first + owner, exists
+      instructions.send(
+          self.partials, at, words, operand.signals, 2, first + owner, exists
       )
     instructions.expect(
         operand.signals, 2, 4 * operand.team * own, flag(cta.index == 0)
@@ -333,3 +345,10 @@ class Multiplier:
     """Returns where 8 rows of one tile lie among the sums, in bytes."""
     rows = self.halves * self.row_warps
     return ((part * rows + index) * self.cta.tiles + tile) * 256
+
+
+def _total(parts: Sequence[Array]) -> Array:
+  """Adds up a power of two of arrays, in pairs."""
+  while len(parts) > 1:
+    parts = [a + b for a, b in zip(parts[::2], parts[1::2], strict=True)]
+  return parts[0]

@@ -220,6 +220,9 @@ def _chunks(cta: Cta, stream: Stream) -> list[tuple[Array, Array, Array]]:
 class Staging:
   """Tiles that leave through shared memory, so that it happens in 16 bytes.
 
+  Where CTAs wait for each other, a step's tiles are written after all threads
+  have met, so that they are not in the way of that, and leave a step later.
+
   Args:
     cta: coordinates.
     streams: what is written.
@@ -238,33 +241,69 @@ class Staging:
           for inner, at, where in _chunks(cta, stream)
       ]
     self._matrices = _matrices(cta, streams, written=True)
+    self.late = cta.config.cluster > 1
 
   @classmethod
   def words(cls, config: Config, streams) -> int:
     return 2 * _slot_bytes(config, streams) // 4
 
-  def write(self, step, i: int, values: Sequence[Array]):
-    """Puts this thread's elements of stream i into a tile, one a gate."""
-    cta, stream = self.cta, self.streams[i]
-    size = jnp.dtype(stream.dtype).itemsize
-    start = (step & 1) * self.slot_bytes + self.offsets[i]
-    matrices = self._matrices[i]
-    if matrices is not None:
-      matrices.write(self.buffer, start, values, stream.dtype)
-      return
-    start = start + cta.in_tile(size)
-    for gate, value in enumerate(values):
-      instructions.store(
-          self.buffer,
-          start + gate * cta.tile_bytes(size),
-          value,
-          stream.dtype,
-          shared=True,
-          where=cta.valid,
-      )
+  def put(self, step, arrays: Sequence[Sequence[Array]]):
+    """Puts this thread's elements of all streams into tiles, one a gate.
 
-  def load(self, step) -> list[Sequence[Array]]:
-    """Returns this thread's share of a step's tiles, after a barrier."""
+    Args:
+      step: which.
+      arrays: for each stream, an array a gate.
+
+    Returns:
+      A function to be called when all threads have met. What it returns, in
+      turn, stores tiles in device memory: not at once, for loads from shared
+      memory take their time.
+    """
+    if not self.late:
+      self._write(step, arrays)
+
+    def load():
+      there, exists = step, None
+      if self.late:
+        there, exists = step - 1, flag(step > 0)
+      loaded = self._load(there)
+      if self.late:
+        self._write(step, arrays)
+      return lambda: self._store(there, loaded, exists)
+
+    return load
+
+  def finish(self):
+    """Stores what is left, after the last step and a meeting."""
+    if self.late:
+      step = jnp.int32(self.cta.shape.time - 1)
+      self._store(step, self._load(step), None)
+
+  def _write(self, step, arrays: Sequence[Sequence[Array]]):
+    cta = self.cta
+    slot = (step & 1) * self.slot_bytes
+    for i, (stream, values) in enumerate(
+        zip(self.streams, arrays, strict=True)
+    ):
+      start = slot + self.offsets[i]
+      matrices = self._matrices[i]
+      if matrices is not None:
+        matrices.write(self.buffer, start, values, stream.dtype)
+        continue
+      size = jnp.dtype(stream.dtype).itemsize
+      start = start + cta.in_tile(size)
+      for gate, value in enumerate(values):
+        instructions.store(
+            self.buffer,
+            start + gate * cta.tile_bytes(size),
+            value,
+            stream.dtype,
+            shared=True,
+            where=cta.valid,
+        )
+
+  def _load(self, step) -> list[Sequence[Array]]:
+    """Returns this thread's share of a step's tiles."""
     slot = (step & 1) * self.slot_bytes
     return [
         instructions.load_words(
@@ -273,13 +312,14 @@ class Staging:
         for _, _, inner, _, where in self._copies
     ]
 
-  def flush(self, step, loaded: Sequence[Sequence[Array]]):
-    """Stores what `load` returned; not at once, for loads take their time."""
+  def _store(self, step, loaded: Sequence[Sequence[Array]], exists):
     time = self.cta.time(step)
     for copy, words in zip(self._copies, loaded, strict=True):
       ref, stream, _, at, where = copy
       at = at + time * _stride(self.cta.shape, stream)
       size = jnp.dtype(stream.dtype).itemsize
+      if exists is not None:
+        where = where * exists
       instructions.store_words(
           ref, at, words, shared=False, size=size, where=where
       )
