@@ -99,6 +99,8 @@ LSTM             1x768             3  1023  bfloat16  reset mask reverse
 LSTM             12x64            69   127  bfloat16  reset
 LSTM             1x288             5   127  bfloat16  mask
 LSTM             1x600           256    28  bfloat16  reset
+LSTM             1x720             5   127  bfloat16  reset mask
+LSTM             1x768             1   127  float32   reset
 LSTM             2x40              3     1  bfloat16  reset
 LSTM             1x768             3     1  bfloat16  -
 LSTM             1x128           128    28  float32   reset mask
@@ -147,6 +149,8 @@ AGRU             12x64            16   127  bfloat16  reset mask
 AGRU             1x768            16   127  bfloat16  reset reverse
 AGRU             3x256            16   127  bfloat16  mask
 AGRU             1x600             3   127  bfloat16  reset
+AGRU             2x104             5   127  bfloat16  reset mask
+AGRU             1x1000            2   127  bfloat16  reset
 AGRU             1x512            16   127  bfloat16  reset
 AGRU             1x1024           16   127  bfloat16  mask
 AGRU             1x128           128    28  float32   reset

@@ -87,17 +87,15 @@ class Plan:
     """The same, cut where some of it can be done later.
 
     What the operand does not depend on is multiplied while the operand is on
-    its way. Where that is not far, this pays if tiles of tensor cores stay full.
+    its way. Where that is not far, fewer and fuller products are faster.
     """
     first, *others = self.stages
     early = max(1, self.early)
     late = first.gates - early
-    if not others or late == 0:
+    if not others or late == 0 or config.sums == 1:
       return self.stages
-    parts = [Product(early, 0, False), Product(late, early, False, late=True)]
-    if config.sums == 1 and any(p.gates * p.octets(config) % 2 for p in parts):
-      return self.stages
-    return [*parts, *others]
+    late_product = Product(late, early, False, late=True)
+    return [Product(early, 0, False), late_product, *others]
 
   @property
   def adjoints(self) -> list[Product]:

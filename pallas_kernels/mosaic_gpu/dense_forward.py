@@ -151,20 +151,16 @@ def forward(
       return legalize(function)(theta, row, (*gates, *missing), start)
 
     def multiply_late(step):
-      """Returns what `multiply_last` needs to return the late gates too."""
-      if late_product is None:
-        return None
-      sums = late_product.multiply(step)
-      late_product.spread(sums)
-      return sums
+      if late_product is not None:
+        late_product.spread(late_product.multiply(step))
 
-    def multiply_last(step, late):
+    def multiply_last(step):
       """Returns the gates of the late product, if any, and of the last."""
       last_product.operand.ready(step)
       results = last_product.gather(step, last_product.multiply(step))
       if late_product is None:
         return results
-      return late_product.collect(step, late) + results
+      return late_product.collect(step) + results
 
     ring.wait(plan.ahead)
     for multiplier in multipliers:
@@ -195,14 +191,10 @@ def forward(
           gates = first_product.gather(step, sums)
           u = operand(start, row, gates)
           last_product.operand.put(step, (u,))
-          late: Any = None
-          if config.cluster == 1:
-            late = multiply_late(step)
           last_product.operand.share(step)
-          if config.cluster > 1:
-            late = multiply_late(step)
+          multiply_late(step)
           finish = pointwise_step(start, row, gates, *flags)
-          gates = multiply_last(step, late)
+          gates = multiply_last(step)
         else:
           finish = pointwise_step(start, row, (), *flags)
           gates = first_product.gather(step, sums)
@@ -263,14 +255,14 @@ def forward(
         gates = product.gather(step, product.multiply(step))
         u = operand(start, row, gates)
         exchanges[1].publish(step, (u,))
-        late = multiply_late(step)
+        multiply_late(step)
         # All have published h of the step before this.
         pl.when(step > 1)(lambda: exchange.retire(step - 2))
         pl.when(step > 0)(lambda: exchanges[1].retire(step - 1))
         exchange.settle(step)
         finish = pointwise_step(start, row, gates, *flags)
         last_product.operand.fetch(exchanges[1], step, step)
-        gates = multiply_last(step, late)
+        gates = multiply_last(step)
       else:
         finish = pointwise_step(start, row, (), *flags)
         gates = product.gather(step, product.multiply(step))

@@ -245,15 +245,14 @@ class Multiplier:
 
   def gather(self, step, sums) -> list[Array]:
     """Returns this thread's elements of each result, from all warps' sums."""
+    if self.sums == 1:
+      return self.elements(sums)
     self.spread(sums)
-    if self.sums > 1:
-      self.cta.barrier()
-    return self.collect(step, sums)
+    self.cta.barrier()
+    return self.collect(step)
 
   def spread(self, sums):
     """Puts this warp's sums where other warps find them after a barrier."""
-    if self.sums == 1:
-      return
     cta = self.cta
     where = flag(cta.upper == 0) if cta.config.twice else None
     for half, row in enumerate(sums):
@@ -266,10 +265,8 @@ class Multiplier:
         at = self._partial(self.sum_warp, index, n) + 8 * cta.lane
         instructions.store_pair(self.partials, at, pair, where)
 
-  def collect(self, step, sums) -> list[Array]:
+  def collect(self, step) -> list[Array]:
     """Returns this thread's elements of each result, after the barrier."""
-    if self.sums == 1:
-      return self.elements(sums)
     cta = self.cta
     if self.operand.team > 1:
       return [self._gather_team(step)]
