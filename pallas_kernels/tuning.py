@@ -286,13 +286,12 @@ def _dense_candidates(
   if shape.size <= _CLUSTER_UNITS:
     units = _UNITS_IN_CLUSTER
     parts = -(-shape.size // units)
+    width = columns(parts, most)
     cuts = [(2, 8)] if adjoint else [(2, 2)]
     if shape.size <= 256 and not adjoint:
-      cuts = [(1, 2 if two and shape.size > 128 else 1), *cuts]
+      cuts = [(1, 2 if two and width > 4 else 1), *cuts]
     for warpgroups, sums in (*cuts, (2, 4), (2, 8)):
-      yield cta_lib.Config(
-          'cluster', columns(parts, most), units, warpgroups, sums, parts
-      )
+      yield cta_lib.Config('cluster', width, units, warpgroups, sums, parts)
     yield from _device_candidates(shape, gates, adjoint, target, most)
     return
   units = 8 * -(-shape.size // (8 * _LARGEST_CLUSTER))

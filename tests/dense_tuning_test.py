@@ -95,7 +95,8 @@ class CutsTest(parameterized.TestCase):
       sharing = kernels._sharing(products, i)
       words = operand.Operand.words(config, shape, sharing, False)
       for each in sharing:
-        elements = 32 * each.sums(config) * each.blocks(config, shape)
+        parts = each.parts(config, shape)
+        elements = 32 * parts * each.blocks(config, shape)
         self.assertLessEqual(
             2 * elements * config.columns, 4 * words // config.slots
         )

@@ -92,10 +92,13 @@ class Plan:
     first, *others = self.stages
     early = max(1, self.early)
     late = first.gates - early
-    if not others or late == 0 or config.sums == 1:
+    if not others or late == 0:
       return self.stages
-    late_product = Product(late, early, False, late=True)
-    return [Product(early, 0, False), late_product, *others]
+    parts = [Product(early, 0, False), Product(late, early, False, late=True)]
+    full = all(part.folded(config, self.shape) for part in parts)
+    if config.sums == 1 and not full:
+      return self.stages
+    return [*parts, *others]
 
   @property
   def adjoints(self) -> list[Product]:

@@ -151,16 +151,20 @@ def forward(
       return legalize(function)(theta, row, (*gates, *missing), start)
 
     def multiply_late(step):
-      if late_product is not None:
-        late_product.spread(late_product.multiply(step))
+      """Returns what `multiply_last` needs to return the late gates too."""
+      if late_product is None:
+        return None
+      sums = late_product.multiply(step)
+      late_product.spread(sums)
+      return sums
 
-    def multiply_last(step):
+    def multiply_last(step, late):
       """Returns the gates of the late product, if any, and of the last."""
       last_product.operand.ready(step)
       results = last_product.gather(step, last_product.multiply(step))
       if late_product is None:
         return results
-      return late_product.collect(step) + results
+      return late_product.collect(step, late) + results
 
     ring.wait(plan.ahead)
     for multiplier in multipliers:
@@ -192,9 +196,9 @@ def forward(
           u = operand(start, row, gates)
           last_product.operand.put(step, (u,))
           last_product.operand.share(step)
-          multiply_late(step)
+          late = multiply_late(step)
           finish = pointwise_step(start, row, gates, *flags)
-          gates = multiply_last(step)
+          gates = multiply_last(step, late)
         else:
           finish = pointwise_step(start, row, (), *flags)
           gates = first_product.gather(step, sums)
@@ -255,14 +259,14 @@ def forward(
         gates = product.gather(step, product.multiply(step))
         u = operand(start, row, gates)
         exchanges[1].publish(step, (u,))
-        multiply_late(step)
+        late = multiply_late(step)
         # All have published h of the step before this.
         pl.when(step > 1)(lambda: exchange.retire(step - 2))
         pl.when(step > 0)(lambda: exchanges[1].retire(step - 1))
         exchange.settle(step)
         finish = pointwise_step(start, row, gates, *flags)
         last_product.operand.fetch(exchanges[1], step, step)
-        gates = multiply_last(step)
+        gates = multiply_last(step, late)
       else:
         finish = pointwise_step(start, row, (), *flags)
         gates = product.gather(step, product.multiply(step))

@@ -87,10 +87,27 @@ class Product:
     """Halves of the rows that each warp multiplies, an even number."""
     return pl.cdiv(self.results * self.octets(config), 2) * 2
 
+  def _all_blocks(self, config: Config, shape: Shape) -> int:
+    return self.operands // self.team(config) * shape.blocks
+
+  def folded(self, config: Config, shape: Shape) -> bool:
+    """Whether the halves of a tile share out the sums.
+
+    With a single half of rows, and columns that a tile has twice, a tensor core
+    would do everything four times. So the other half of the rows and the other
+    columns have the second part of the sums. For short sums it does not pay.
+    """
+    single = self.results * self.octets(config) == 1
+    alone = config.twice and config.sums == 1 and single
+    return alone and self._all_blocks(config, shape) > 4
+
+  def parts(self, config: Config, shape: Shape) -> int:
+    """Into how many parts sums are shared out."""
+    return self.sums(config) * (2 if self.folded(config, shape) else 1)
+
   def blocks(self, config: Config, shape: Shape) -> int:
-    """Blocks that each warp sums over."""
-    operands = self.operands // self.team(config)
-    return pl.cdiv(operands * shape.blocks, self.sums(config))
+    """Blocks of a part."""
+    return pl.cdiv(self._all_blocks(config, shape), self.parts(config, shape))
 
 
 class Operand:
@@ -131,7 +148,9 @@ class Operand:
   @staticmethod
   def _plane_bytes(config, shape, products) -> int:
     # What rounding up to parts of a sum adds is multiplied with zeros.
-    blocks = max(p.sums(config) * p.blocks(config, shape) for p in products)
+    blocks = max(
+        p.parts(config, shape) * p.blocks(config, shape) for p in products
+    )
     return config.columns * pl.cdiv(blocks, 2) * 128
 
   @classmethod

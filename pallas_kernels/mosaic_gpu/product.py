@@ -84,6 +84,7 @@ class Multiplier:
     self.units = product.units(config)
     self.unit0 = cta.unit0 - operand.member * config.units
     self.sums = product.sums(config)
+    self.folded = product.folded(config, shape)
     self.sub = product.octets(config)
     self.row_warps = product.row_warps(config)
     self.row_warp = lax.rem(cta.warp, jnp.int32(self.row_warps))
@@ -135,11 +136,14 @@ class Multiplier:
     at = self._in_rest(plane, half, i)
     return instructions.load_words(self.rest, at, shared=True, size=2)
 
-  def _block(self, i: int):
+  def _block(self, half: int, i: int):
     """Returns gate, first element and existence of this warp's i-th block."""
     blocks = self.cta.shape.blocks
     if self.sums == 1:
-      return i // blocks, jnp.int32(32 * (i % blocks)), None
+      index = half * self.blocks + i if self.folded else i
+      gate = min(index // blocks, self.operand.operands - 1)
+      # What is beyond the last gate's blocks is beyond its elements.
+      return gate, jnp.int32(32 * (index - gate * blocks)), None
     index = self.sum_warp * self.blocks + i
     gate = lax.div(index, jnp.int32(blocks))
     return gate, 32 * (index - gate * blocks), gate < self.operand.operands
@@ -147,12 +151,12 @@ class Multiplier:
   def _fragment(self, ref, half: int, i: int):
     """Loads 8 elements of one row of the matrix, as four words."""
     cta, product = self.cta, self.product
-    result, sub = divmod(half, self.sub)
+    result, sub = (0, 0) if self.folded else divmod(half, self.sub)
     if result >= product.results:
       return [ptx.full(1, 0, jnp.int32)] * 4
     unit = 8 * (self.row_warp * self.sub + sub) + cta.quad
     row = self.unit0 + unit
-    gate, start, exists = self._block(i)
+    gate, start, exists = self._block(half, i)
     k = start + 8 * cta.place
     where = (row < cta.shape.size) & (k < cta.shape.size)
     where &= unit < self.units
@@ -173,6 +177,9 @@ class Multiplier:
     cta = self.cta
     operand = self.operand
     first = self.sum_warp * self.blocks
+    if self.folded:
+      # The first of the four columns, and the second.
+      first = (cta.quad >> 2) * self.blocks
     # (Part of the matrix, part of the operand).
     pairs = [(0, 1), (1, 0), (0, 0)] if cta.split else [(0, 0)]
     chain = 2 * self.blocks * len(pairs)
@@ -231,6 +238,13 @@ class Multiplier:
   def elements(self, sums) -> list[Array]:
     """Returns this thread's elements of each result from its own sums."""
     cta = self.cta
+    if self.folded:
+      # Of one part this thread has two columns, of the other its neighbour.
+      (low,), (high,) = sums
+      upper = cta.upper != 0
+      given = jnp.where(upper, high[0], low[1])
+      kept = jnp.where(upper, high[1], low[0])
+      return [kept + instructions.exchange(given, 2)]
     return [
         ptx.stack(
             [
@@ -245,14 +259,15 @@ class Multiplier:
 
   def gather(self, step, sums) -> list[Array]:
     """Returns this thread's elements of each result, from all warps' sums."""
-    if self.sums == 1:
-      return self.elements(sums)
     self.spread(sums)
-    self.cta.barrier()
-    return self.collect(step)
+    if self.sums > 1:
+      self.cta.barrier()
+    return self.collect(step, sums)
 
   def spread(self, sums):
     """Puts this warp's sums where other warps find them after a barrier."""
+    if self.sums == 1:
+      return
     cta = self.cta
     where = flag(cta.upper == 0) if cta.config.twice else None
     for half, row in enumerate(sums):
@@ -265,8 +280,10 @@ class Multiplier:
         at = self._partial(self.sum_warp, index, n) + 8 * cta.lane
         instructions.store_pair(self.partials, at, pair, where)
 
-  def collect(self, step) -> list[Array]:
+  def collect(self, step, sums) -> list[Array]:
     """Returns this thread's elements of each result, after the barrier."""
+    if self.sums == 1:
+      return self.elements(sums)
     cta = self.cta
     if self.operand.team > 1:
       return [self._gather_team(step)]
