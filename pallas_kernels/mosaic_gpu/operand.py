@@ -99,7 +99,7 @@ class Product:
     """
     single = self.results * self.octets(config) == 1
     alone = config.twice and config.sums == 1 and single
-    return alone and self._all_blocks(config, shape) > 4
+    return alone and self._all_blocks(config, shape) > 3
 
   def parts(self, config: Config, shape: Shape) -> int:
     """Into how many parts sums are shared out."""
