@@ -100,7 +100,8 @@ LSTM             12x64            69   127  bfloat16  reset
 LSTM             1x288             5   127  bfloat16  mask
 LSTM             1x600           256    28  bfloat16  reset
 LSTM             1x720             5   127  bfloat16  reset mask
-LSTM             1x768             1   127  float32   reset
+LSTM             1x768             3   127  float32   reset
+LSTM             1x1000           41   127  bfloat16  mask
 LSTM             2x40              3     1  bfloat16  reset
 LSTM             1x768             3     1  bfloat16  -
 LSTM             1x128           128    28  float32   reset mask
@@ -131,6 +132,7 @@ Elman            2x96              3   127  float32   mask
 Elman            1x200             3   127  float16   reset
 Elman            12x64            16   127  bfloat16  reset mask
 Elman            1x768            16   127  bfloat16  reset reverse
+Elman            3x256            16   127  bfloat16  mask
 Elman            1x520             5   127  bfloat16  reset
 Elman            1x1024           16   127  bfloat16  mask
 Elman            2x24              3     1  float16   reset
@@ -150,7 +152,8 @@ AGRU             1x768            16   127  bfloat16  reset reverse
 AGRU             3x256            16   127  bfloat16  mask
 AGRU             1x600             3   127  bfloat16  reset
 AGRU             2x104             5   127  bfloat16  reset mask
-AGRU             1x1000            2   127  bfloat16  reset
+AGRU             1x1000            1   127  bfloat16  reset
+AGRU             1x1000           23   127  bfloat16  mask
 AGRU             1x512            16   127  bfloat16  reset
 AGRU             1x1024           16   127  bfloat16  mask
 AGRU             1x128           128    28  float32   reset
