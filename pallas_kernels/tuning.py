@@ -9,7 +9,6 @@ where a table below knows what was fastest on a device, it decides.
 from collections.abc import Callable, Iterable, Sequence
 import dataclasses
 import functools
-import math
 
 from pallas_kernels import targets
 from pallas_kernels.mosaic_gpu import cta as cta_lib
@@ -192,9 +191,9 @@ def _smaller(config: Config, steps: int) -> Iterable[Config]:
 
 
 # Heads of up to so many units are always one CTA's, and one cluster's. With two
-# products in a step they are for longer, where operands have 16 bits: six heads
-# of 128 units of A-GRU took 0.56 ms with a batch of 16 or 64, instead of 0.57 and
-# 0.67; in float32 a head took 1.1 instead of 0.7.
+# products in a step and 16 bits, a CTA does best with more: six heads of 128
+# units of A-GRU took 0.56 ms with 16 or 64 sequences, in clusters 0.57 and 0.67;
+# but one head in float32 1.1 instead of 0.7.
 _SHARED_UNITS, _CLUSTER_UNITS = 64, 512
 _SHARED_UNITS_OF_TWO = 128
 
@@ -278,8 +277,8 @@ def _dense_candidates(
     together = _SHARED_UNITS_OF_TWO
   if shape.size <= together:
     units = -(-shape.size // 8) * 8
-    warps = min(2, -(-units // 32))
-    for warpgroups in (1, warps) if adjoint else (warps,):
+    enough = min(2, -(-units // 32))
+    for warpgroups in (1, enough) if adjoint else (enough,):
       yield cta_lib.Config(
           'shared', columns(1, target.cores), units, warpgroups
       )
@@ -349,8 +348,11 @@ def _device_candidates(
     columns = 8 * -(-rows // slices)
     if columns > 64:
       break
-    for team in (4, 2, 1) if adjoint and gates % 4 == 0 else (1,):
-      if slices * ctas(team) > (most if team > 2 else target.cores):
+    # With few gates a team is slower, but takes more columns.
+    teams = (4, 2, 1) if gates % 4 == 0 else (1, 3, 2)
+    for team in teams if adjoint else (1,):
+      there = slices * ctas(team) <= (most if team > 2 else target.cores)
+      if gates % team or not there:
         continue
       # What is more takes longer by itself.
       delay = _DELAY // (gates // team) if adjoint else _DELAY

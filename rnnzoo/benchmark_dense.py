@@ -116,6 +116,7 @@ GRU              2x200             3   127  bfloat16  -
 GRU              12x64            16   127  bfloat16  reset
 GRU              1x768            16   127  bfloat16  reset mask
 GRU              4x96              3     1  float32   reset mask
+GRU              1x768            64    28  float32   reset
 GRU              1x128           128    28  float32   reverse
 GRU              2x40              3   127  float32   layer reset
 GRU              1x128             3   127  float32   layer both reset reverse

@@ -114,8 +114,11 @@ class CutsTest(parameterized.TestCase):
       self.assertLessEqual(config.cluster, 16)
     else:
       slices = -(-shape.batch // config.columns)
-      self.assertLessEqual(shape.heads * parts * slices, CORES)
-      self.assertIn(config.cluster, (1, 2, 4))
+      # Clusters of more than two leave some multiprocessors over.
+      most = CORES if config.cluster <= 2 else CORES * 8 // 11
+      self.assertLessEqual(shape.heads * parts * slices, most)
+      self.assertLessEqual(config.cluster, 4)
+      self.assertEqual(config.columns % 8, 0)
       # Between a product and the next operand all threads meet.
       self.assertGreater(config.sums, 1)
     return config.exchange

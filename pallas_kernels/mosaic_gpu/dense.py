@@ -95,8 +95,8 @@ class Plan:
     if not others or late == 0:
       return self.stages
     parts = [Product(early, 0, False), Product(late, early, False, late=True)]
-    full = all(part.folded(config, self.shape) for part in parts)
-    if config.sums == 1 and not full:
+    folded = all(part.folded(config, self.shape) for part in parts)
+    if config.sums == 1 and not folded:
       return self.stages
     return [*parts, *others]
 

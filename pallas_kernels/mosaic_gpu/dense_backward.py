@@ -184,8 +184,9 @@ def backward(
         i: which.
         step: which.
         values: this thread's elements of its operand.
-        begin: called when these are on their way; returns what is called when
-          all threads of the CTA have met, or with an exchange at once.
+        begin: called when these are on their way. It returns a function, which
+          is called when all threads of the CTA have met; at once, where the way
+          is through the device.
       """
       product = multipliers[i]
       if not config.through_device:

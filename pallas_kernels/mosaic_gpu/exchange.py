@@ -29,7 +29,8 @@ class Exchange:
   A few slots are used in turn, so that they stay in the L2 cache. A slot that
   holds `instructions.POISON` has not been written for its step yet. Its writer
   poisons it again when all have read it, which is certain as soon as all have
-  written the next one, and long before it is written again.
+  written the next one, and long before it is written again. (A CTA without
+  units writes nothing, but its team does not without its sums.)
 
   Args:
     cta: coordinates.

@@ -296,7 +296,7 @@ def as_word(x: Array) -> Array:
   return ptx.emit(code, [jnp.int32], x, count=ptx.per_thread(x), pure=True)[0]
 
 
-def exchange(x: Array, mask: int) -> Array:
+def shuffle(x: Array, mask: int) -> Array:
   """Returns float32 of the thread whose lane differs in the bits of a mask."""
   code = f'shfl.sync.bfly.b32 %0, %1, {mask}, 31, 0xFFFFFFFF;'
   return ptx.emit(code, [jnp.float32], x, pure=True)[0]

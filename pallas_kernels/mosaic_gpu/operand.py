@@ -27,6 +27,9 @@ Shape = cta_lib.Shape
 flag = cta_lib.flag
 permutation = cta_lib.permutation
 
+# Pieces of 16 bytes that a thread asks for at once, each in six registers.
+_TOGETHER = 12
+
 
 @dataclasses.dataclass(frozen=True)
 class Product:
@@ -129,11 +132,9 @@ class Operand:
     product = products[0]
     self.team = product.team(config)
     self.operands = product.operands // self.team
-    self.member = jnp.int32(0)
-    if self.team > 1:
-      self.member = lax.rem(cta.rank, jnp.int32(self.team))
+    self.member = cta.rank if self.team > 1 else jnp.int32(0)
     self.gate0 = self.member * self.operands
-    # Columns that are in any batch; the others stay zero.
+    # Columns that may be in the batch; no others are sent or read.
     self.rows = min(config.columns, shape.batch)
     self.plane_bytes = self._plane_bytes(config, shape, products)
     self._matrices = None
@@ -270,11 +271,23 @@ class Operand:
         have published also says that they are done with earlier steps.
     """
     cta, shape, config = self.cta, self.cta.shape, self.cta.config
-    per_row = shape.size // 8
-    total = self.operands * self.rows * per_row
-    places, targets = [], []
+    if config.delay:
+      instructions.delay(config.delay)
+    total = self.operands * self.rows * (shape.size // 8)
+    rounds = range(pl.cdiv(total, cta.threads))
+    # What is asked for at once is in registers at once.
+    together = _TOGETHER // self.planes
+    for start in rounds[::together]:
+      self._fetch_some(
+          exchange, told, step, first, replace, rounds[start:][:together], total
+      )
 
-    for k in range(pl.cdiv(total, cta.threads)):
+  def _fetch_some(self, exchange, told, step, first, replace, rounds, total):
+    """Reads what this thread reads in some rounds, 8 elements in each."""
+    cta, shape = self.cta, self.cta.shape
+    per_row = shape.size // 8
+    places, targets = [], []
+    for k in rounds:
       q = cta.index + k * cta.threads
       exists = q < total
       q = jnp.where(exists, q, 0)
@@ -293,8 +306,6 @@ class Operand:
           place = *place, (flag(step == 0), first, plain + 4 * j)
         places.append(place)
       targets.append((gate, column, unit, flag(exists), plain))
-    if config.delay:
-      instructions.delay(config.delay)
     # All in one loop: a wait for one is a wait for all, in a warp.
     flat = instructions.poll(places, cta.dtype.itemsize)
     for k, (gate, column, unit, exists, plain) in enumerate(targets):

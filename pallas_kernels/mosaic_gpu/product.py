@@ -244,7 +244,7 @@ class Multiplier:
       upper = cta.upper != 0
       given = jnp.where(upper, high[0], low[1])
       kept = jnp.where(upper, high[1], low[0])
-      return [kept + instructions.exchange(given, 2)]
+      return [kept + instructions.shuffle(given, 2)]
     return [
         ptx.stack(
             [
@@ -260,6 +260,8 @@ class Multiplier:
   def gather(self, step, sums) -> list[Array]:
     """Returns this thread's elements of each result, from all warps' sums."""
     self.spread(sums)
+    if self.operand.team > 1:
+      self._expect_team()
     if self.sums > 1:
       self.cta.barrier()
     return self.collect(step, sums)
@@ -316,12 +318,22 @@ class Multiplier:
       parts.append([instructions.as_float(word) for word in words])
     return [instructions.as_word(_total(x)) for x in zip(*parts, strict=True)]
 
+  def _expect_team(self):
+    """Expects what the team sends, before any of it can be of a later step.
+
+    That is sure before a CTA's own sums are sent. Of one without units nothing
+    else is waited for.
+    """
+    config = self.cta.config
+    size = 4 * self.operand.team * config.units * config.columns
+    first = flag(self.cta.index == 0)
+    instructions.expect(self.operand.signals, 2, size, first)
+
   def _gather_team(self, step) -> Array:
     """Sends each CTA of the team what it needs, and sums what it has got."""
     cta, config, operand = self.cta, self.cta.config, self.operand
     own = config.units * config.columns
     base = self.partial_words(config, self.product) - operand.team * own
-    first = cta.rank - operand.member
     total = self.units * config.columns
     # Four columns at a time.
     for k in range(pl.cdiv(total // 4, cta.threads)):
@@ -336,11 +348,8 @@ class Multiplier:
       place = (unit - owner * config.units) * config.columns + column
       at = 4 * (base + operand.member * own + place)
       instructions.send(
-          self.partials, at, words, operand.signals, 2, first + owner, exists
+          self.partials, at, words, operand.signals, 2, owner, exists
       )
-    instructions.expect(
-        operand.signals, 2, 4 * operand.team * own, flag(cta.index == 0)
-    )
     instructions.await_signal(operand.signals, 2, step & 1)
     place = cta.unit * config.columns + cta.column
     parts = [

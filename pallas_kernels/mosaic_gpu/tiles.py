@@ -39,10 +39,7 @@ class Ring:
   def __init__(self, cta: Cta, streams, refs, buffer):
     self.cta, self.streams, self.refs = cta, streams, refs
     self.buffer = buffer
-    # What is read through the device has to queue behind these copies, so they
-    # start before that, where one more slot may still be in use.
-    stages = cta.config.stages
-    self.distance = stages - (2 if cta.config.through_device else 1)
+    self.distance = cta.config.stages - 1
     self.offsets, self.slot_bytes = _places(cta, streams)
     self._copies = []
     for stream, ref, start in zip(streams, refs, self.offsets, strict=True):
