@@ -39,27 +39,24 @@ RELU = {'float32': (2e-6, 4e-6), 'bfloat16': (1.6e-2, 6.3e-2)}
 POSITIVE, TANH = {'candidate': 'positive'}, {'activation': 'tanh'}
 DIAGONAL = {'num_heads': 8}
 CASES = (
-    ('MinGRU', {}, 'float32', (3, 13, 8), 'reset mask reverse'),
-    ('MinGRU', POSITIVE, 'float32', (2, 40, 130), 'reset time_major'),
+    ('MinGRU', POSITIVE, 'float32', (2, 21, 130), 'reset mask time_major'),
     ('MinGRU', {}, 'bfloat16', (3, 40, 130), 'lengths reverse time_major'),
     ('MinGRU', {}, 'float32', (1, 1, 1), ''),
-    ('MinGRU', {}, 'float32', (1, 67, 8), 'reset lengths'),
-    ('MinGRU', POSITIVE, 'bfloat16', (1, 67, 1), 'reverse'),
+    ('MinGRU', {}, 'float32', (1, 37, 8), 'reset lengths reverse'),
     ('MinGRU', {'use_bias': False}, 'float32', (2, 13, 8), 'mask time_major'),
     ('MinLSTM', {}, 'float32', (3, 13, 256), 'lengths'),
-    ('MinLSTM', POSITIVE, 'float32', (2, 40, 8), 'reset reverse time_major'),
+    ('MinLSTM', POSITIVE, 'float32', (2, 21, 8), 'reset reverse time_major'),
     ('MinLSTM', {}, 'bfloat16', (3, 13, 130), 'reset mask'),
-    ('MinLSTM', POSITIVE, 'float32', (2, 1, 130), 'reset'),
-    ('MinLSTM', POSITIVE, 'bfloat16', (1, 67, 8), 'reset reverse'),
+    ('MinLSTM', POSITIVE, 'bfloat16', (1, 37, 1), 'reset reverse'),
     ('IndRNN', {}, 'float32', (3, 13, 130), 'reset mask reverse'),
-    ('IndRNN', TANH, 'float32', (3, 40, 8), 'lengths time_major'),
-    ('IndRNN', TANH, 'bfloat16', (2, 40, 130), 'reset reverse'),
+    ('IndRNN', TANH, 'float32', (3, 21, 8), 'lengths time_major'),
+    ('IndRNN', TANH, 'bfloat16', (2, 21, 130), 'reset reverse'),
     ('IndRNN', {}, 'float32', (1, 67, 1), ''),
     ('IndRNN', {}, 'bfloat16', (2, 1, 256), 'reset'),
     ('IRevRNN', {}, 'float32', (3, 13, 8), 'reset mask'),
-    ('IRevRNN', {'inner_steps': 1}, 'float32', (2, 40, 130), 'reverse'),
+    ('IRevRNN', {'inner_steps': 1}, 'float32', (2, 21, 130), 'reverse'),
     ('IRevRNN', {}, 'bfloat16', (2, 13, 256), 'lengths reverse'),
-    ('IRevRNN', {}, 'float32', (1, 67, 1), 'mask time_major'),
+    ('IRevRNN', {}, 'float32', (1, 37, 1), 'mask time_major'),
     ('LSTM', DIAGONAL, 'float32', (3, 13, 8), 'reset mask reverse'),
     ('GRU', DIAGONAL, 'float32', (3, 13, 8), 'reset lengths'),
 )
@@ -87,8 +84,7 @@ class LayersTest(comparison.ComparisonTestCase):
         batch=batch,
         time=time,
         features=features,
-        # So that |u| < 1 and nothing grows with the length.
-        scale=0.2 if time > 40 else 0.4,
+        scale=0.4,  # So that |u| < 1 and nothing grows with the length.
         **dict.fromkeys(flags.split(), True),
     )
     tolerance = TOLERANCE
@@ -192,12 +188,12 @@ class LinearScanTest(parameterized.TestCase):
     with abstract_gpu.interpreted(self), shorter:
       self.check((1, 65, 8), np.float32, True, False)  # Two segments.
 
-  @parameterized.parameters((CUTS[0], False), (CUTS[2], True))
+  @parameterized.parameters((CUTS[0], False), (CUTS[3], True))
   def test_any_cut(self, cut_as, reverse):
     with abstract_gpu.interpreted(self), cut(*cut_as):
       self.check((1, 37, 8), np.float32, True, reverse)
 
-  @parameterized.parameters(*CUTS)
+  @parameterized.parameters(*CUTS[:3])
   def test_any_cut_of_a_layer(self, *cut_as):
     # Parameters and restarts have gradients from every warpgroup and segment.
     case = functools.partial(comparison.Case, rnnzoo.MinGRU, {}, 'pallas')
@@ -213,9 +209,8 @@ class LinearScanTest(parameterized.TestCase):
   @parameterized.parameters(
       (None, False),
       ((2, 2, 1, 2), True),
-      ((1, 2, 2, 2), False),
       ((3, 1, 2, 1), True),
-      ((2, 2, 2, 2), True),
+      ((2, 2, 2, 2), False),
   )
   def test_forgets_an_infinity(self, cut_as, reverse):
     # By a reset in the first row, by a = 0 in the second.
