@@ -140,10 +140,10 @@ class Multiplier:
     """Returns gate, first element and existence of this warp's i-th block."""
     blocks = self.cta.shape.blocks
     if self.sums == 1:
-      index = half * self.blocks + i if self.folded else i
-      gate = min(index // blocks, self.operand.operands - 1)
+      there = half * self.blocks + i if self.folded else i
+      last = min(there // blocks, self.operand.operands - 1)
       # What is beyond the last gate's blocks is beyond its elements.
-      return gate, jnp.int32(32 * (index - gate * blocks)), None
+      return last, jnp.int32(32 * (there - last * blocks)), None
     index = self.sum_warp * self.blocks + i
     gate = lax.div(index, jnp.int32(blocks))
     return gate, 32 * (index - gate * blocks), gate < self.operand.operands
