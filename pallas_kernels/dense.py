@@ -16,9 +16,9 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
+from pallas_kernels import dense_tuning
 from pallas_kernels import engine
 from pallas_kernels import targets
-from pallas_kernels import tuning
 from pallas_kernels.mosaic_gpu import cta as cta_lib
 from pallas_kernels.mosaic_gpu import dense
 from pallas_kernels.mosaic_gpu import dense_backward
@@ -365,9 +365,13 @@ def _configured(plan: dense.Plan, streams, products, adjoint: bool, target):
   """Returns the plan with the configuration that is best of those that fit."""
   ins, outs = streams
   needs = lambda config: dense.needs(plan, ins, outs, products(config), config)
-  gates, two = plan.stages[0].gates, plan.operand is not None
-  split = plan.dtype == jnp.float32
-  config = tuning.dense(plan.shape, gates, two, adjoint, split, needs, target)
+  kind = dense_tuning.Kind(
+      plan.stages[0].gates,
+      plan.operand is not None,
+      adjoint,
+      plan.dtype == jnp.float32,
+  )
+  config = dense_tuning.choose(plan.shape, kind, needs, target)
   return dataclasses.replace(plan, config=config)
 
 

@@ -41,7 +41,7 @@ LANES = ptx.LANES
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-  """How a dense recurrence is cut; chosen by `tuning.py`.
+  """How a dense recurrence is cut; chosen by `dense_tuning.py`.
 
   Attributes:
     exchange: 'shared', 'cluster' or 'device'.

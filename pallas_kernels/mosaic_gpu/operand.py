@@ -270,66 +270,74 @@ class Operand:
         instead where the condition is not 0, but no sooner: that the others
         have published also says that they are done with earlier steps.
     """
-    cta, shape, config = self.cta, self.cta.shape, self.cta.config
-    if config.delay:
-      instructions.delay(config.delay)
-    total = self.operands * self.rows * (shape.size // 8)
+    cta, size = self.cta, self.cta.dtype.itemsize
+    if cta.config.delay:
+      instructions.delay(cta.config.delay)
+    total = self.operands * self.rows * (cta.shape.size // 8)
     rounds = range(pl.cdiv(total, cta.threads))
     # What is asked for at once is in registers at once.
     together = _TOGETHER // self.planes
     for start in rounds[::together]:
-      self._fetch_some(
-          exchange, told, step, first, replace, rounds[start:][:together], total
-      )
+      pieces = [
+          self._piece(exchange, told, cta.index + k * cta.threads, total)
+          for k in rounds[start:][:together]
+      ]
+      places = []
+      for piece in pieces:
+        for j in range(0, 4 * self.planes, 4):
+          place: tuple[Any, ...] = (exchange.ref, piece.at + j)
+          if first is not None:
+            place = *place, (flag(step == 0), first, piece.plain + j)
+          places.append(place)
+      # All in one loop: a wait for one is a wait for all, in a warp.
+      flat = instructions.poll(places, size)
+      for k, piece in enumerate(pieces):
+        words = flat[4 * self.planes * k :][: 4 * self.planes]
+        if replace is not None:
+          condition, ref = replace(piece.column)
+          other = []
+          for j in range(0, 4 * self.planes, 4):
+            other += instructions.load_words(
+                ref, piece.plain + j, shared=False, size=size, where=condition
+            )
+          words = [
+              jnp.where(condition != 0, x, y)
+              for x, y in zip(other, words, strict=True)
+          ]
+        self._store(step, piece, words)
 
-  def _fetch_some(self, exchange, told, step, first, replace, rounds, total):
-    """Reads what this thread reads in some rounds, 8 elements in each."""
+  def _piece(self, exchange: exchange_lib.Exchange, told, index, total: int):
+    """Returns which 8 elements of a step a thread reads, by their index."""
     cta, shape = self.cta, self.cta.shape
     per_row = shape.size // 8
-    places, targets = [], []
-    for k in rounds:
-      q = cta.index + k * cta.threads
-      exists = q < total
-      q = jnp.where(exists, q, 0)
-      row = lax.div(q, jnp.int32(per_row))
-      unit = 8 * (q - row * per_row)
-      gate = lax.div(row, jnp.int32(self.rows))
-      column = row - gate * self.rows
-      # What is beyond the batch is never published.
-      row = jnp.minimum(cta.row0 + column, shape.batch - 1)
-      feature = cta.head * shape.size + unit
-      at = exchange.offset(told, row, self.gate0 + gate) + feature
-      plain = row * shape.features + feature
-      for j in range(self.planes):
-        place: tuple[Any, ...] = (exchange.ref, at + 4 * j)
-        if first is not None:
-          place = *place, (flag(step == 0), first, plain + 4 * j)
-        places.append(place)
-      targets.append((gate, column, unit, flag(exists), plain))
-    # All in one loop: a wait for one is a wait for all, in a warp.
-    flat = instructions.poll(places, cta.dtype.itemsize)
-    for k, (gate, column, unit, exists, plain) in enumerate(targets):
-      words = flat[4 * self.planes * k :][: 4 * self.planes]
-      if replace is not None:
-        condition, ref = replace(column)
-        size = cta.dtype.itemsize
-        other = []
-        for j in range(self.planes):
-          other += instructions.load_words(
-              ref, plain + 4 * j, shared=False, size=size, where=condition
-          )
-        words = [
-            jnp.where(condition != 0, x, y)
-            for x, y in zip(other, words, strict=True)
-        ]
-      parts = [words]
-      if cta.split:
-        parts = _parts([instructions.as_float(w) for w in words])
-      for plane, part in enumerate(parts):
-        at = self._slot(step) + self._place(plane, gate, column, unit)
-        instructions.store_words(
-            self.ref, at, part, shared=True, size=2, where=exists
-        )
+    exists = index < total
+    index = jnp.where(exists, index, 0)
+    row = lax.div(index, jnp.int32(per_row))
+    unit = 8 * (index - row * per_row)
+    gate = lax.div(row, jnp.int32(self.rows))
+    column = row - gate * self.rows
+    # What is beyond the batch is never published.
+    row = jnp.minimum(cta.row0 + column, shape.batch - 1)
+    feature = cta.head * shape.size + unit
+    at = exchange.offset(told, row, self.gate0 + gate) + feature
+    plain = row * shape.features + feature
+    return _Piece(gate, column, unit, flag(exists), at, plain)
+
+  def _store(self, step, piece: '_Piece', words: Sequence[Array]):
+    """Puts 8 elements, as words of the exchange, into the operand."""
+    parts = [words]
+    if self.cta.split:
+      parts = _parts([instructions.as_float(w) for w in words])
+    for plane, part in enumerate(parts):
+      at = self._place(plane, piece.gate, piece.column, piece.unit)
+      instructions.store_words(
+          self.ref,
+          self._slot(step) + at,
+          part,
+          shared=True,
+          size=2,
+          where=piece.exists,
+      )
 
   def fragment(self, step, plane: int, block, tile: int) -> list[Array]:
     """Returns a thread's part of a block for a tensor core, as four words."""
@@ -340,6 +348,27 @@ class Operand:
     at = self._slot(step) + plane * self.plane_bytes
     at = at + column * pitch + (chunk << 4)
     return instructions.load_words(self.ref, at, shared=True, size=2)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Piece:
+  """8 elements of a step, 16 or 32 bytes.
+
+  Attributes:
+    gate: of the operand.
+    column: of the CTA.
+    unit: the first of the head's.
+    exists: int32, 0 where a thread has none.
+    at: where in the exchange, in elements.
+    plain: where in an array [B, F].
+  """
+
+  gate: Array
+  column: Array
+  unit: Array
+  exists: Array
+  at: Array
+  plain: Array
 
 
 def _parts(values: Sequence[Array]):
