@@ -37,6 +37,9 @@ SEQUENCES = {
     'reset_mask_reverse': (7, True, True, True),
 }
 
+# What is right in float64 on all of them is rounded alike on all of them.
+ROUNDED = {'float32': 'reset_mask_reverse', 'bfloat16': 'mask'}
+
 # Options that give a layer other equations.
 OPTIONS = {
     'AntisymmetricRNN': [{'gated': True}],
@@ -73,6 +76,8 @@ def cases(layers):
       paths.append('associative_scan')
     tag = '_'.join(f'{k}_{v}' for k, v in options.items())
     for sequence, path, dtype in itertools.product(SEQUENCES, paths, TOLERANCE):
+      if ROUNDED.get(dtype, sequence) != sequence:
+        continue
       parts = (name, tag, sequence, path, dtype)
       yield {
           'testcase_name': '_'.join(filter(None, parts)),
