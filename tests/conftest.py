@@ -3,6 +3,7 @@
 A test file does not depend on them: `python tests/x_test.py` runs it alone.
 """
 
+import gc
 import os
 
 from absl import flags
@@ -13,6 +14,11 @@ os.environ.setdefault('XLA_PYTHON_CLIENT_PREALLOCATE', 'false')
 
 # See abstract_gpu.py, which comes too late where another test came first.
 os.environ.setdefault('NPROC', '16')
+
+# Tracing and lowering take most of the time. They make many objects that live
+# on, and note for each operation which lines it came from.
+gc.set_threshold(100_000, 50, 1_000)
+os.environ.setdefault('JAX_TRACEBACK_IN_LOCATIONS_LIMIT', '0')
 
 # absltest keeps its settings (its temporary directory, say) in absl flags,
 # which nothing parses under pytest. The defaults are right.
