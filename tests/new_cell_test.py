@@ -88,7 +88,7 @@ class NewCellTest(layers_test.CrossProduct):
     names = {case['testcase_name'] for case in new_cases()}
     for name in (
         'CIFG_one_step_scan_float64',
-        'CIFG_num_heads_2_mask_scan_bfloat16',
+        'CIFG_num_heads_2_reset_mask_reverse_scan_bfloat16',
         'Leaky_reset_mask_reverse_associative_scan_float32',
     ):
       self.assertIn(name, names)
