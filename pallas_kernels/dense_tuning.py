@@ -24,10 +24,25 @@ _LARGEST_CLUSTER = 16
 # Units of a CTA in a cluster, and where a head is spread over the device.
 _UNITS_IN_CLUSTER, _UNITS_ON_DEVICE = 32, 16
 
-# In cycles. A step with 1024 units took 1.87 us without a delay, 1.57 with 150
-# cycles, 1.52 - 1.55 with 250 and 1.58 with 350; one with 768 units 1.83, 1.58,
-# 1.50 and 1.44; one with 1024 units and two products 2.85, 2.55, 2.40 and 2.40.
-_DELAY = 300
+# The same where more slices of a batch find place that way: 768 units of LSTM
+# took 2.5 ms instead of 3.2 with 64 sequences, 3.5 instead of 4.6 with 96, and
+# 4.4 instead of 7.0 with 128.
+_MORE_UNITS_ON_DEVICE = 24
+
+# For heads of up to so many units. With 1024, 64 sequences took 4.8 instead of
+# 4.3 ms: too much of the recurrent kernel is then in shared memory.
+_WIDE_SIZE = 768
+
+# The most columns of a CTA there, by warpgroups. More are better done in pieces
+# of the batch: 256 sequences took 9.0 ms in two of them, and 11.5 in clusters.
+_COLUMNS_ON_DEVICE = {2: 64, 3: 32}
+
+# In cycles, by warpgroups. A step with 1024 units took 1.87 us without a delay,
+# 1.57 with 150 cycles, 1.52 - 1.55 with 250 and 1.58 with 350; one with 768
+# units 1.83, 1.58, 1.50 and 1.44; one with 1024 units and two products 2.85,
+# 2.55, 2.40 and 2.40. With three warpgroups 128 sequences took 4.83 ms with 300
+# cycles, 4.76 with 500 and 4.88 with 800.
+_DELAY = {2: 300, 3: 500}
 
 # Steps for which inputs are in flight or in use, the best first; a power of two
 # saves divisions.
@@ -140,7 +155,8 @@ def _candidates(
   if two:
     yield from rest
   yield from _device_candidates(shape, kind, target, most)
-  yield from rest
+  if not _may_be_wide(shape, kind, target):
+    yield from rest
 
 
 def _columns(shape: cta_lib.Shape, parts: int, most: int) -> int:
@@ -158,8 +174,44 @@ def _device_candidates(
     shape: cta_lib.Shape, kind: Kind, target: targets.Target, most: int
 ) -> Iterable[cta_lib.Config]:
   """Returns configurations with an exchange through the device."""
+  candidates = list(_spread(shape, kind, target, most, _UNITS_ON_DEVICE, 2))
+  if _may_be_wide(shape, kind, target):
+    candidates += _spread(shape, kind, target, most, _MORE_UNITS_ON_DEVICE, 3)
+  # Columns cost most, whoever has them.
+  yield from sorted(candidates, key=lambda config: config.columns)
+
+
+def _may_be_wide(
+    shape: cta_lib.Shape, kind: Kind, target: targets.Target
+) -> bool:
+  """Whether three warpgroups of a CTA may have one and a half times the units.
+
+  The sums of a single gate could not be shared out among 12 warps.
+  """
+  parts = -(-shape.size // _MORE_UNITS_ON_DEVICE)
+  fits = shape.size <= _WIDE_SIZE and shape.heads * parts <= target.cores
+  return fits and not kind.adjoint and not kind.two and kind.gates > 1
+
+
+def _spread(
+    shape: cta_lib.Shape,
+    kind: Kind,
+    target: targets.Target,
+    most: int,
+    units: int,
+    warpgroups: int,
+) -> Iterable[cta_lib.Config]:
+  """Returns configurations with an exchange through the device, of one width.
+
+  Args:
+    shape: sizes.
+    kind: of the kernel.
+    target: the device.
+    most: CTAs in clusters of more than two that are there at once.
+    units: of a CTA.
+    warpgroups: of a CTA.
+  """
   rows = -(-shape.batch // 8)
-  units = _UNITS_ON_DEVICE
   parts = -(-shape.size // units)
 
   def ctas(team: int) -> int:
@@ -169,15 +221,30 @@ def _device_candidates(
   # CTAs wait for each other, so all have to be there at once.
   for slices in range(min(rows, target.cores // ctas(1)), 0, -1):
     columns = 8 * -(-rows // slices)
-    if columns > 64:
+    if columns > _COLUMNS_ON_DEVICE[warpgroups]:
       break
+    # Threads that have many columns want registers for them.
+    registers = None
+    if warpgroups > 2 and columns > 16:
+      registers = _REGISTERS[warpgroups] - 2 * columns
     # With few gates a team is slower, but takes more columns.
     teams = (4, 2, 1) if kind.gates % 4 == 0 else (1, 3, 2)
     for team in teams if kind.adjoint else (1,):
       there = slices * ctas(team) <= (most if team > 2 else target.cores)
       if kind.gates % team or not there:
         continue
-      # What is more takes longer by itself.
-      delay = _DELAY // (kind.gates // team) if kind.adjoint else _DELAY
-      for sums in (4, 8):
-        yield cta_lib.Config('device', columns, units, 2, sums, team, delay)
+      delay = _DELAY[warpgroups]
+      if kind.adjoint:
+        # What is more takes longer by itself.
+        delay //= kind.gates // team
+      for sums in (4, 8) if warpgroups == 2 else (4,):
+        yield cta_lib.Config(
+            'device',
+            columns,
+            units,
+            warpgroups,
+            sums,
+            team,
+            delay,
+            registers=registers,
+        )

@@ -100,6 +100,8 @@ LSTM             12x64            69   127  bfloat16  reset
 LSTM             1x288             5   127  bfloat16  mask
 LSTM             1x600           256    28  bfloat16  reset
 LSTM             1x720             5   127  bfloat16  reset mask
+LSTM             1x768            61   127  bfloat16  reset mask
+LSTM             1x768           129    28  bfloat16  reset
 LSTM             1x768             3   127  float32   reset
 LSTM             1x1000           41   127  bfloat16  mask
 LSTM             2x40              3     1  bfloat16  reset
@@ -115,6 +117,7 @@ GRU              1x96              3   127  float16   reset
 GRU              2x200             3   127  bfloat16  -
 GRU              12x64            16   127  bfloat16  reset
 GRU              1x768            16   127  bfloat16  reset mask
+GRU              1x768            90    28  bfloat16  mask
 GRU              4x96              3     1  float32   reset mask
 GRU              1x768            64    28  float32   reset
 GRU              1x128           128    28  float32   reverse

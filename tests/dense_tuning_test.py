@@ -143,7 +143,7 @@ class CutsTest(parameterized.TestCase):
   @parameterized.parameters(
       ('AGRU', 128, 16, 'shared'),
       ('LSTM', 768, 16, 'device'),
-      ('LSTM', 768, 256, 'cluster'),
+      ('LSTM', 768, 256, 'device'),
       ('AGRU', 768, 16, 'cluster'),
       ('AGRU', 1024, 16, 'device'),
       ('Elman', 1024, 16, 'cluster'),
