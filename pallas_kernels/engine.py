@@ -3,7 +3,7 @@
 This is where arrays are brought into the form that kernels take, where
 `tuning.py` is asked how to cut the work, and where forward and backward kernels
 become one differentiable operation. Under `vmap` a kernel gains an axis of its
-grid, by Pallas's own rule: CTAs share nothing here, so that is right.
+grid, by Pallas's own rule; one in segments runs once for each element instead.
 """
 
 from collections.abc import Callable
@@ -165,7 +165,9 @@ def _run_bwd(call: Call, saved, cotangents):
   outs = streams.streams_of(arrays)
   others = [streams.Stream(0, None, x.dtype) for x in (*carries, *d_carries)]
   if call.linear:
-    config = tuning.linear(layout, [*outs, *others], outs, call.target)
+    needed = linear.needed(call.step, call.params, len(outs))
+    ins = [s for s, need in zip(outs, needed, strict=True) if need]
+    config = tuning.linear(layout, [*ins, *others], outs, call.target)
     plan = _plan(call, config, *given)
     d_arrays, d_carry, d_theta, d_restart = linear.backward(
         plan,

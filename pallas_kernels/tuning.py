@@ -24,8 +24,8 @@ _MEASURED = {
         (2, 1, 2): (32, 1, 4),
         (3, 1, 4): (8, 4, 3),
         (3, 1, 2): (16, 4, 2),
-        (3, 2, 4): (8, 4, 2),
-        (3, 2, 2): (16, 2, 2),
+        (3, 2, 4): (8, 2, 3),
+        (3, 2, 2): (8, 4, 2),
         (4, 2, 4): (8, 2, 3),
         (4, 2, 2): (8, 4, 2),
         (5, 3, 4): (8, 2, 3),
@@ -35,15 +35,6 @@ _MEASURED = {
 
 # Tiles of the shape at which that was.
 _MEASURED_TILES = 128
-
-# The same, where it is something else in segments. Measured in November 2026 at
-# (1, 65536, 1024).
-_MEASURED_SEGMENTS = {
-    'NVIDIA H200': {
-        (2, 1, 4): (16, 2, 3),
-        (3, 2, 4): (16, 1, 2),
-    }
-}
 
 # Shared memory that the rings of one multiprocessor may take, in bytes: of 227
 # KiB, what four warpgroups exchange takes 8.
@@ -57,8 +48,18 @@ _FEW_TILES = 40
 # Fewer steps than these are not worth a segment.
 _SEGMENT_STEPS = 256
 
-# Each CTA composes the maps of the segments before its own.
-_MAX_SEGMENTS = 64
+# Each CTA composes the maps of all segments, which it has in registers.
+_MAX_SEGMENTS = 32
+
+# Stages of a segment, and by how many waves a block is read the first time
+# before the second. What CTAs tell each other costs the same for few rows and
+# for many, so what matters most is that blocks are large: at (1, 65536, 1024)
+# in float32 16, 32 and 40 rows took 0.36, 0.252 and 0.252 ms, and the adjoint
+# 0.39 and 0.36 with 16 and 24; blocks 1 wave ahead were 7 % slower.
+_SEGMENT_STAGES, _AHEAD = 4, 2
+
+# Rows of a block there, which are unrolled.
+_MAX_ROWS = 64
 
 # What a multiprocessor has in flight from device memory, in bytes.
 _IN_FLIGHT = 48 * 1024
@@ -83,10 +84,16 @@ def linear(
   """
   tiles = _tiles(layout)
   size = max(s.dtype.itemsize for s in inputs)
-  in_segments = tiles < _FEW_TILES and layout.time >= 2 * _SEGMENT_STEPS
+  if tiles < _FEW_TILES and not target.interpret:
+    # CTAs wait for each other, so all have to be there at once.
+    most = min(target.cores // tiles, layout.time // _SEGMENT_STEPS)
+    segments = min(most, _MAX_SEGMENTS) // 2 * 2
+    if segments:
+      rows = _segment_rows(inputs, outputs)
+      config = Config(rows, 1, segments, _SEGMENT_STAGES, _AHEAD)
+      steps = -(-layout.time // segments)
+      return _fit(config, steps, inputs, outputs, tiles * segments, target)
   table = _of_device(_MEASURED, target)
-  if in_segments:
-    table = {**table, **_of_device(_MEASURED_SEGMENTS, target)}
   rows, warpgroups, stages = table.get(
       (len(inputs), len(outputs), size), (8, 2, 2)
   )
@@ -98,14 +105,15 @@ def linear(
     # With 96 tiles that was 5 % faster in float32 and 2 % in bfloat16; several
     # warpgroups have more than enough in flight anyway.
     stages = -(-stages * _MEASURED_TILES // tiles)
-  segments = 1
-  if in_segments:
-    resident = target.cores * (2 if warpgroups == 1 else 1)
-    most = layout.time // _SEGMENT_STEPS
-    segments = max(1, min(resident // tiles, most, _MAX_SEGMENTS))
-  config = Config(rows, warpgroups, segments, stages)
-  steps = -(-layout.time // segments)
-  return _fit(config, steps, inputs, outputs, tiles * segments, target)
+  config = Config(rows, warpgroups, 1, stages)
+  return _fit(config, layout.time, inputs, outputs, tiles, target)
+
+
+def _segment_rows(inputs: Sequence[Stream], outputs: Sequence[Stream]) -> int:
+  """Returns as many rows of a block as fit, a multiple of 8."""
+  row = Config(1, 1, 1, _SEGMENT_STAGES)
+  most = _SHARED // streams_lib.shared_bytes(inputs, outputs, row)
+  return max(8, min(most // 8 * 8, _MAX_ROWS))
 
 
 def diagonal(
@@ -180,7 +188,8 @@ def _smaller(config: Config, steps: int) -> Iterable[Config]:
     sizes = range(rows, max(1, rows // 2), -1)
     rows = next((r for r in sizes if steps % (r * wave) == 0), rows)
   for stages in range(min(config.stages, -(-steps // rows)), 0, -1):
-    yield Config(rows, warpgroups, config.segments, stages)
+    ahead = min(config.ahead, stages - 1)
+    yield Config(rows, warpgroups, config.segments, stages, ahead)
   while rows > 2:
     rows = max(2, rows // 2)
     yield Config(rows, warpgroups, config.segments, 2)

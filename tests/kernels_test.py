@@ -8,6 +8,7 @@ only, since interpreted kernels have effects that it does not take.
 
 import contextlib
 import functools
+import itertools
 from unittest import mock
 
 from absl.testing import absltest
@@ -24,7 +25,9 @@ import rnnzoo
 from rnnzoo import selection
 
 if abstract_gpu.RUNS:
+  from pallas_kernels import targets
   from pallas_kernels import tuning
+  from pallas_kernels.mosaic_gpu import maps
   from pallas_kernels.mosaic_gpu import streams
 
 # As layers_test.TOLERANCE, for more steps. Kernels read gates and, in the
@@ -130,18 +133,18 @@ def draw(batch, time, features, with_reset, dtype=np.float32):
   return a.astype(dtype), b.astype(dtype), h0, reset, g.astype(dtype)
 
 
-def cut(rows, warpgroups, segments, stages):
+def cut(rows, warpgroups, stages):
   """Makes the kernels for linear recurrences cut their work in this way."""
   if not abstract_gpu.RUNS:
     return contextlib.nullcontext()
   config = streams.Config(
-      rows=rows, warpgroups=warpgroups, segments=segments, stages=stages
+      rows=rows, warpgroups=warpgroups, segments=1, stages=stages
   )
   return mock.patch.object(tuning, 'linear', lambda *_: config)
 
 
-# Rows of a block, warpgroups, segments and stages.
-CUTS = ((4, 4, 1, 2), (2, 2, 3, 2), (8, 1, 4, 1), (16, 2, 1, 2))
+# Rows of a block, warpgroups and stages.
+CUTS = ((4, 4, 2), (2, 2, 1), (8, 1, 1), (16, 2, 2))
 
 
 class LinearScanTest(parameterized.TestCase):
@@ -181,13 +184,6 @@ class LinearScanTest(parameterized.TestCase):
     with abstract_gpu.interpreted(self):
       self.check(sizes, dtype, with_reset, reverse)
 
-  def test_few_long_sequences(self):
-    shorter = contextlib.nullcontext()
-    if abstract_gpu.RUNS:
-      shorter = mock.patch.object(tuning, '_SEGMENT_STEPS', 32)
-    with abstract_gpu.interpreted(self), shorter:
-      self.check((1, 65, 8), np.float32, True, False)  # Two segments.
-
   @parameterized.parameters((CUTS[0], False), (CUTS[3], True))
   def test_any_cut(self, cut_as, reverse):
     with abstract_gpu.interpreted(self), cut(*cut_as):
@@ -195,7 +191,7 @@ class LinearScanTest(parameterized.TestCase):
 
   @parameterized.parameters(*CUTS[:3])
   def test_any_cut_of_a_layer(self, *cut_as):
-    # Parameters and restarts have gradients from every warpgroup and segment.
+    # Parameters and restarts have gradients from every warpgroup.
     case = functools.partial(comparison.Case, rnnzoo.MinGRU, {}, 'pallas')
     case = case(
         'float32', batch=2, time=37, reset=True, mask=True, reverse=True
@@ -208,9 +204,8 @@ class LinearScanTest(parameterized.TestCase):
 
   @parameterized.parameters(
       (None, False),
-      ((2, 2, 1, 2), True),
-      ((3, 1, 2, 1), True),
-      ((2, 2, 2, 2), False),
+      ((2, 2, 2), True),
+      ((3, 1, 1), True),
   )
   def test_forgets_an_infinity(self, cut_as, reverse):
     # By a reset in the first row, by a = 0 in the second.
@@ -239,10 +234,8 @@ class LinearScanTest(parameterized.TestCase):
 
   @parameterized.parameters(
       (None, True),
-      ((4, 4, 1, 2), False),
-      ((2, 2, 3, 2), True),
-      ((4, 1, 4, 1), False),
-      ((2, 2, 2, 2), False),
+      ((4, 4, 2), False),
+      ((2, 2, 1), True),
   )
   def test_keeps_an_infinity_until_it_is_forgotten(self, cut_as, reverse):
     # Beyond products of factors that underflow, and with their signs.
@@ -296,6 +289,59 @@ class LinearScanTest(parameterized.TestCase):
       np.testing.assert_allclose(
           h, scan(implementation='scan'), rtol=1e-5, atol=1e-5
       )
+
+
+class SegmentsTest(absltest.TestCase):
+  """What segments tell each other; CTAs that wait for each other need a GPU."""
+
+  def test_maps_of_blocks(self):
+    if not abstract_gpu.RUNS:
+      return
+    a, b, *_ = draw(1, 48, 40, with_reset=False)
+    a, b = a[0].copy(), b[0].copy()
+    a[:9, 0], b[:9, 0], a[9, 0] = 1e30, 0, 0  # An overflow that is forgotten,
+    a[:40, 1], a[40, 1], b[3, 1] = 1e-20, 0, np.inf  # an infinity,
+    a[:20, 2] = 1e-20  # and an underflow.
+    a, b = jnp.asarray(a), jnp.asarray(b)
+    want, h = [], jnp.zeros(40)
+    for pair in zip(a, b, strict=True):
+      want.append(h := maps.step(pair, h))
+    for size in (1, 3, 8):
+      h = jnp.zeros(40)
+      for start in range(0, 48, size):
+        end = start + size
+        block = list(zip(a[start:end], b[start:end], strict=True))
+        h = maps.apply(maps.compose(block), h)
+        np.testing.assert_allclose(h, want[end - 1], rtol=2e-6, atol=1e-5)
+
+  def test_cut(self):
+    if not abstract_gpu.RUNS:
+      return
+    target = targets.Target('NVIDIA H200', 132, False)
+    found = set()
+    for batch, time, tiles in itertools.product(
+        (1, 3, 39, 40), (256, 511, 512, 600, 1023, 65537), (1, 8, 13, 132)
+    ):
+      layout = streams.Layout(batch, time, 128 * tiles)
+      for dtype, ins, outs in itertools.product(
+          ('float32', 'bfloat16'), (2, 3, 5), (1, 2, 3)
+      ):
+        stream = streams.Stream(0, None, jnp.dtype(dtype))
+        ins, outs = [stream] * ins, [stream] * outs
+        config = tuning.linear(layout, ins, outs, target)
+        found.add(config.segments > 1)
+        if config.segments == 1:
+          continue
+        size = streams.shared_bytes(ins, outs, config)
+        self.assertLessEqual(size, 224 * 1024)
+        # All CTAs are on the GPU at once, maps come in pairs, and the blocks
+        # that have been read once leave room for one that is on its way.
+        self.assertLessEqual(batch * tiles * config.segments, 132)
+        self.assertEqual(config.segments % 2, 0)
+        self.assertEqual(config.warpgroups, 1)
+        self.assertLess(config.ahead, config.stages)
+        self.assertLessEqual(config.ahead, 3)
+    self.assertEqual(found, {False, True})
 
 
 class TransformationsTest(parameterized.TestCase):

@@ -121,9 +121,11 @@ class LoweringTest(parameterized.TestCase):
     with abstract_gpu.device(self, kind):
       self.lowers(jax.grad(loss, (0, 1, 2)), a, a, h0, reset)
 
-  @parameterized.parameters('MinGRU', 'IndRNN')
-  def test_transformations(self, name):
-    f, (state, x, *rest) = gradient(name, {}, 'float32', (2, 13, 8), 'reset')
+  @parameterized.parameters(
+      ('MinGRU', (2, 13, 8)), ('MinGRU', (1, 4096, 8)), ('IndRNN', (2, 13, 8))
+  )
+  def test_transformations(self, name, sizes):
+    f, (state, x, *rest) = gradient(name, {}, 'float32', sizes, 'reset')
     many = lambda tree: jax.tree.map(
         lambda v: aval((3, *v.shape), v.dtype), tree
     )
@@ -155,8 +157,13 @@ class LoweringTest(parameterized.TestCase):
         f, args = gradient(name, {}, 'float32', (2, 4096, 8), 'reset')
         self.lowers(f, *args)
 
-  @parameterized.product(name=('MinGRU', 'IndRNN'), check_vma=(True, False))
-  def test_shard_map(self, name, check_vma):
+  @parameterized.product(
+      # The second in segments.
+      cell=(('MinGRU', 13), ('MinGRU', 4096), ('IndRNN', 13)),
+      check_vma=(True, False),
+  )
+  def test_shard_map(self, cell, check_vma):
+    name, time = cell
     mesh = abstract_gpu.mesh(H200)
     make = lambda: rnnzoo.LAYERS[name](
         4, 8, implementation='pallas', rngs=nnx.Rngs(0)
@@ -172,7 +179,7 @@ class LoweringTest(parameterized.TestCase):
     loss = lambda state, x: jnp.sum(sharded(state, x) ** 2)
     with abstract_gpu.device(self, H200):
       with jax.sharding.use_abstract_mesh(mesh):
-        self.lowers(jax.grad(loss), state, aval((4, 13, 4), jnp.float32))
+        self.lowers(jax.grad(loss), state, aval((4, time, 4), jnp.float32))
 
   @parameterized.parameters('IndRNN', 'MinGRU', 'MinLSTM')
   def test_under_a_mesh(self, name):

@@ -196,7 +196,29 @@ def delay(cycles: int) -> None:
 _PATIENCE = 1 << 24
 
 
-def poll(places: Sequence[Sequence[Any]], size: int) -> list[Array]:
+def peek(places: Sequence[Sequence[Any]]) -> list[Array]:
+  """Reads 16 bytes at each place, written or not, for `poll`.
+
+  Args:
+    places: each a reference to device memory and an offset in words.
+
+  Returns:
+    Four int32 [128] for each place.
+  """
+  code, address = _address('global')
+  code = code.format(base='%4', offset='%5', shift=2)
+  code += f' ld.relaxed.gpu.global.v4.b32 {{%0, %1, %2, %3}}, [{address}];'
+  words: list[Array] = []
+  for ref, offset in places:
+    words += ptx.emit('{' + code + '}', [jnp.int32] * 4, ref, offset)
+  return words
+
+
+def poll(
+    places: Sequence[Sequence[Any]],
+    size: int,
+    seen: Sequence[Array] | None = None,
+) -> list[Array]:
   """Reads 16 bytes at each place as soon as they have been written.
 
   The places hold `POISON` until `store(publish=True)` replaces it, so that the
@@ -208,6 +230,7 @@ def poll(places: Sequence[Sequence[Any]], size: int) -> list[Array]:
       followed by any number of (int32 condition, reference, offset) that are
       read instead where the condition is not 0, the last one first.
     size: bytes of an element, 2 or 4.
+    seen: what `peek` has returned for these places, if they were read before.
 
   Returns:
     Four int32 [128] for each place.
@@ -233,10 +256,15 @@ def poll(places: Sequence[Sequence[Any]], size: int) -> list[Array]:
       else:
         code += f' setp.ne.s32 p, {operand(condition)}, 0;'
         code += f' selp.b64 a{i}, o, a{i}, p;'
+  if seen is not None:
+    for out, word in zip(outs, seen, strict=True):
+      code += f' mov.b32 {out}, {operand(word)};'
+    code += ' bra.uni check_%%;'
   code += ' again_%%:'
   for i in range(n):
     words = ', '.join(outs[4 * i : 4 * i + 4])
     code += f' ld.relaxed.gpu.global.v4.b32 {{{words}}}, [a{i}];'
+  code += ' check_%%:'
   kind = 'u32' if size == 4 else 'u16x2'
   code += f' mov.b32 m, {outs[0]};'
   code += ''.join(f' max.{kind} m, m, {x};' for x in outs[1:])
@@ -255,6 +283,25 @@ def poll(places: Sequence[Sequence[Any]], size: int) -> list[Array]:
   code += ' trap;'
   code += ' done_%%:'
   return list(ptx.emit('{' + code + '}', [jnp.int32] * (4 * n), *operands))
+
+
+def poison() -> Array:
+  """Returns the words int32 [128] that `poll` waits to be replaced."""
+  return ptx.emit(f'mov.b32 %0, {POISON};', [jnp.int32], pure=True)[0]
+
+
+def publishable(x: Array) -> Array:
+  """Returns the words of float32 [128], but for `POISON`."""
+  code = '{ .reg .b32 w; mov.b32 w, %1; min.u32 %0, w, 0xFFFFFFFE; }'
+  return ptx.emit(code, [jnp.int32], x, pure=True)[0]
+
+
+def publish_pair(ref: Ref, offset: Array, words: Sequence[Array]) -> None:
+  """Stores two words in device memory, for which others may be waiting."""
+  code, address = _address('global')
+  code = code.format(base='%0', offset='%1', shift=2)
+  code += f' st.relaxed.gpu.global.v2.b32 [{address}], {{%2, %3}};'
+  ptx.emit('{' + code + '}', [], ref, offset, *words)
 
 
 def await_count(semaphore: Ref, count: int) -> None:

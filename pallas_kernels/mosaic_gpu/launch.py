@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 import dataclasses
 from typing import Any
 
+import jax
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
@@ -69,7 +70,6 @@ def kernel(
     outs: Sequence[streams.Stream],
     out_type: Sequence[Any],
     scratch: Sequence[Any] = (),
-    segments: int | None = None,
 ) -> Callable[..., Any]:
   """Returns a kernel as a function of arrays.
 
@@ -82,17 +82,16 @@ def kernel(
     outs: streams that it writes.
     out_type: shapes and dtypes of all outputs.
     scratch: types of further scratch.
-    segments: how many segments it runs on; all if None.
   """
   config, layout = plan.config, plan.layout
   grid = {'batch': layout.batch, 'tile': layout.padded // streams.LANES}
   if config.segments > 1:
-    grid['segment'] = segments or config.segments
+    grid['segment'] = config.segments
   options: dict[str, Any] = {}
   if config.warpgroups > 1:
     options = {'num_threads': config.warpgroups, 'thread_name': 'warpgroup'}
   body.__name__ = name
-  return plgpu.kernel(
+  kernel = plgpu.kernel(
       body,
       out_type=tuple(out_type),
       grid=tuple(grid.values()),
@@ -113,6 +112,11 @@ def kernel(
       interpret=plan.interpret,
       **options,
   )
+  if config.segments > 1:
+    # Under vmap a kernel gains an axis of its grid. CTAs that wait for each
+    # other have to be on the device at once, so these take turns.
+    return jax.custom_batching.sequential_vmap(kernel)
+  return kernel
 
 
 def split(refs: Sequence[Ref], inputs: int, outputs: int, ins, outs):

@@ -11,9 +11,8 @@ A stretch of steps amounts to one affine map h -> A h + B (Martin and Cundy,
 * Warpgroups of a CTA have a block of steps each, in registers. They exchange
   the maps of their blocks through shared memory, so that each knows the h it
   starts from, and then run through their block. Nothing is read twice.
-* Where batch and features alone do not fill the card, a sequence has several
-  segments, and a first pass over all but the last finds their maps. Inputs of
-  the maps are then read twice.
+* Where batch and features alone do not fill the card, CTAs share out a
+  sequence in the same way, and exchange maps through device memory.
 
 The adjoint is a recurrence of the same kind in the other direction. With
 λ_t = g_t + μ_{t+1} and μ_t = a_t λ_t,
@@ -72,6 +71,7 @@ def forward(
   arrays = [layout.widen(x) for x in arrays]
   ins = streams_lib.streams_of(arrays)
   outs = (streams_lib.Stream(0, None, out_dtype),)
+  relays = segments_lib.relays(plan)
 
   def step_maps(theta, rows, restart, block):
     maps = []
@@ -82,25 +82,25 @@ def forward(
       maps.append(flags_lib.select(block.restarts(i), forget, pair))
     return maps
 
-  segments = segments_lib.summarise(
-      plan, plan.reverse, ins, step_maps, (params, restart, flags), arrays
-  )
-
-  def body(params, h0, restart, flags, segments, *refs):
-    inputs, (h_ref, last_ref), rings, out_rings, barriers, scratch = (
-        launch.split(refs, len(arrays), 2, ins, outs)
+  def body(params, h0, restart, flags, *refs):
+    inputs, (h_ref, last_ref, *relay), rings, out_rings, barriers, scratch = (
+        launch.split(refs, len(arrays), 2 + len(relays), ins, outs)
     )
     walk = launch.walk(plan, plan.reverse)
     theta, restart, flags = segments_lib.small(
         plan, walk, params, restart, flags
     )
-    exchange = maps_lib.Exchange(walk, scratch)
+
+    def find(k):
+      block = flags_lib.Block(walk, flags, k)
+      return step_maps(theta, walk.rows(rings, k), restart, block)
+
     walk.prefetch(ins, inputs, rings, barriers)
+    exchange = segments_lib.exchange(walk, barriers, find, scratch, relay)
 
     def wave(k, h):
-      block = flags_lib.Block(walk, flags, k)
-      walk.wait(barriers, k)
-      maps = step_maps(theta, walk.rows(rings, k), restart, block)
+      exchange.arrive(k)
+      maps = find(k)
       start, h = exchange.run(k, maps, h)
       if config.warpgroups > 1:
         walk.refill(ins, inputs, rings, barriers, k)
@@ -110,18 +110,16 @@ def forward(
         out.append((start,))
       walk.write(outs, (h_ref,), out_rings, k, out)
       if config.warpgroups == 1:
-        h = start
         walk.refill(ins, inputs, rings, barriers, k)
-      return h
+      return start if exchange.alone else h
 
     h = segments_lib.initial(walk, h0, plan.carry)
-    h = segments_lib.enter(walk, segments, h)
     h = lax.fori_loop(0, walk.waves, wave, h)
     segments_lib.leave(walk, last_ref, h)
     plgpu.wait_smem_to_gmem(0)
 
   padded = layout.padded
-  h, last = launch.kernel(
+  h, last, *_ = launch.kernel(
       plan,
       body,
       'linear_recurrence',
@@ -130,9 +128,10 @@ def forward(
       (
           jax.ShapeDtypeStruct(layout.shape, out_dtype),
           jax.ShapeDtypeStruct((layout.batch, padded), jnp.float32),
+          *relays,
       ),
       maps_lib.exchange_types(config),
-  )(params, h0, restart, flags, segments, *arrays)
+  )(params, h0, restart, flags, *arrays)
   return layout.narrow(h), last
 
 
@@ -173,7 +172,8 @@ def backward(
   previous = streams_lib.Stream(count, None, h.dtype, shift)
   cotangent = streams_lib.Stream(count + 1, None, d_h.dtype)
   outs = streams_lib.streams_of(arrays)
-  for_factor, for_adjoint = _needed(plan, len(outs))
+  relays = segments_lib.relays(plan)
+  for_adjoint = needed(plan.step, plan.params, len(outs))
   some = lambda needed: tuple(s for s, n in zip(outs, needed, strict=True) if n)
   ins = (*some(for_adjoint), previous, cotangent)
 
@@ -194,21 +194,6 @@ def backward(
       kept.append(a)
     return kept, maps
 
-  def step_maps(theta, rows, restart, block):
-    del restart
-    rows, cotangents = zip(*expand(rows, for_factor), strict=True)
-    pairs = pointwise.map_rows(plan.step, theta, rows)
-    return factors([a for a, _ in pairs], cotangents, block)[1]
-
-  segments = segments_lib.summarise(
-      plan,
-      not plan.reverse,
-      (*some(for_factor), cotangent),
-      step_maps,
-      (params, restart, flags),
-      (*arrays, h, d_h),
-  )
-
   def linearise(theta, row):
     return jax.vjp(plan.step, theta, row)
 
@@ -216,24 +201,34 @@ def backward(
     pullback, d_pair = given
     return pullback(d_pair)
 
-  def body(params, h0, restart, flags, d_last, segments, *refs):
+  def body(params, h0, restart, flags, d_last, *refs):
     inputs, out_refs, rings, out_rings, barriers, scratch = launch.split(
-        refs, count + 2, count + 3, ins, outs
+        refs, count + 2, count + 3 + len(relays), ins, outs
     )
-    *d_arrays, d_h0_ref, d_params_ref, d_restart_ref = out_refs
+    d_arrays, out_refs = out_refs[:count], out_refs[count:]
+    d_h0_ref, d_params_ref, d_restart_ref, *relay = out_refs
     walk = launch.walk(plan, not plan.reverse)
     theta, restart, flags = segments_lib.small(
         plan, walk, params, restart, flags
     )
     h0 = segments_lib.initial(walk, h0, plan.carry)
-    exchange = maps_lib.Exchange(walk, scratch)
+
+    def find(k):
+      block = flags_lib.Block(walk, flags, k)
+      rows, _, cotangents = zip(
+          *expand(walk.rows(rings, k), for_adjoint), strict=True
+      )
+      pairs = pointwise.map_rows(plan.step, theta, rows)
+      return factors([a for a, _ in pairs], cotangents, block)[1]
+
     walk.prefetch(ins, inputs, rings, barriers)
+    exchange = segments_lib.exchange(walk, barriers, find, scratch, relay)
     first_time = layout.time - 1 if plan.reverse else 0
 
     def wave(k, state):
       mu, d_theta, d_restart = state
+      exchange.arrive(k)
       block = flags_lib.Block(walk, flags, k)
-      walk.wait(barriers, k)
       rows, befores, cotangents = zip(
           *expand(walk.rows(rings, k), for_adjoint), strict=True
       )
@@ -263,11 +258,10 @@ def backward(
         out.append(d_row)
       walk.write(outs, d_arrays, out_rings, k, out)
       if config.warpgroups == 1:
-        mu = start
         walk.refill(ins, inputs, rings, barriers, k)
-      return mu, d_theta, d_restart
+      return start if exchange.alone else mu, d_theta, d_restart
 
-    mu = segments_lib.enter(walk, segments, walk.read(d_last, walk.batch))
+    mu = walk.read(d_last, walk.batch)
     zero = streams_lib.zeros()
     d_theta = tuple(zero for _ in theta)
     state = (mu, d_theta, zero if plan.flags else ())
@@ -287,7 +281,7 @@ def backward(
       (*parts, max(plan.params, 1), padded),
       (*parts, padded),
   )
-  *d_arrays, d_h0, d_params, d_restart = launch.kernel(
+  results = launch.kernel(
       plan,
       body,
       'linear_recurrence_adjoint',
@@ -296,25 +290,27 @@ def backward(
       (
           *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays),
           *(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes),
+          *relays,
       ),
       maps_lib.exchange_types(config),
-  )(params, h0, restart, flags, d_last, segments, *arrays, h, d_h)
+  )(params, h0, restart, flags, d_last, *arrays, h, d_h)
+  d_arrays, (d_h0, d_params, d_restart, *_) = results[:count], results[count:]
   return tuple(map(layout.narrow, d_arrays)), d_h0, d_params, d_restart
 
 
-def _needed(plan: Plan, inputs: int) -> tuple[list[bool], list[bool]]:
-  """Returns which inputs a depends on, and which the adjoint reads."""
-  lane = jax.ShapeDtypeStruct((streams_lib.LANES,), jnp.float32)
-  params, row = (lane,) * plan.params, (lane,) * inputs
+def needed(step, params: int, inputs: int) -> list[bool]:
+  """Returns which inputs of a step the adjoint reads.
 
-  def factor(params, row):
-    return plan.step(params, row)[0]
+  Args:
+    step: (params, inputs) -> (a, b).
+    params: how many per-feature parameters there are.
+    inputs: how many inputs there are.
+  """
+  lane = jax.ShapeDtypeStruct((streams_lib.LANES,), jnp.float32)
 
   def adjoint(params, cotangents, row):
-    (a, _), pull = jax.vjp(plan.step, params, row)
+    (a, _), pull = jax.vjp(step, params, row)
     return a, pull(cotangents)
 
-  return (
-      pointwise.used(factor, params, row)[-inputs:],
-      pointwise.used(adjoint, params, (lane, lane), row)[-inputs:],
-  )
+  avals = (lane,) * params, (lane, lane), (lane,) * inputs
+  return pointwise.used(adjoint, *avals)[-inputs:]

@@ -56,14 +56,23 @@ class Exchange:
 
   Args:
     walk: over time.
+    barriers: by which arriving blocks are waited for.
     refs: scratch, as `exchange_types` lists it.
+
+  Attributes:
+    alone: whether there is only one warpgroup.
   """
 
-  def __init__(self, walk, refs):
+  def __init__(self, walk, barriers, refs):
+    self.walk, self.barriers = walk, barriers
     self.count = walk.config.warpgroups
-    self.warpgroup = walk.warpgroup
+    self.alone = self.count == 1
     if self.count > 1:
       self.maps, self.barrier = refs
+
+  def arrive(self, wave):
+    """Waits for this warpgroup's block."""
+    self.walk.wait(self.barriers, wave)
 
   def run(self, wave, maps: Sequence[Map], h: Array) -> tuple[Array, Array]:
     """Returns h before this warpgroup's block, and h after the whole wave.
@@ -77,29 +86,17 @@ class Exchange:
       return h, h
     start = h
     for i, pair in enumerate(self._share(wave, maps)):
-      start = h if i == 0 else jnp.where(self.warpgroup == i, h, start)
+      start = h if i == 0 else jnp.where(self.walk.warpgroup == i, h, start)
       h = apply(pair, h)
     return start, h
-
-  def compose(self, wave, maps: Sequence[Map], total: Map) -> Map:
-    """Returns the map of all waves up to and with this one.
-
-    Args:
-      wave: index of the wave.
-      maps: of each step in this warpgroup's block.
-      total: the map of the waves before.
-    """
-    return compose([total, *self._share(wave, maps)])
 
   def _share(self, wave, maps: Sequence[Map]) -> list[Map]:
     """Returns the map of every warpgroup's block."""
     total = compose(maps)
-    if self.count == 1:
-      return [total]
     # One of two sets may still be read by a warpgroup that is behind.
     slot = lax.rem(wave, 2)
     for i, value in enumerate(total):
-      self.maps[slot, self.warpgroup, i] = value
+      self.maps[slot, self.walk.warpgroup, i] = value
     plgpu.barrier_arrive(self.barrier)
     plgpu.barrier_wait(self.barrier)
     return [

@@ -1,86 +1,157 @@
 """Segments of a linear recurrence: what makes one long sequence parallel.
 
-A first pass over all segments but the last finds the affine map that each
-amounts to. With these every segment knows the h that it starts from.
+Each wave of blocks is dealt to the CTAs of a sequence, its segments. A CTA
+finds the map that its block amounts to some waves before it needs to know what
+the others found, and tells them through device memory. That is poisoned first,
+so that reading is waiting (`instructions.poll`), and takes no time if the
+others are not behind. So everything is read once.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
-from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
-from pallas_kernels.mosaic_gpu import flags as flags_lib
+from pallas_kernels.mosaic_gpu import instructions
 from pallas_kernels.mosaic_gpu import launch
 from pallas_kernels.mosaic_gpu import maps as maps_lib
+from pallas_kernels.mosaic_gpu import ptx
 from pallas_kernels.mosaic_gpu import streams as streams_lib
 
 Array = jax.Array
 Ref = Any
 Plan = launch.Plan
 
+# Waves for which there is a place to tell maps.
+_SLOTS = 16
 
-def summarise(
-    plan: Plan, reverse: bool, ins, step_maps, operands, arrays
-) -> Array:
-  """Returns the maps (A, B) that all segments but the last amount to.
+# Every so many waves it is made sure that places are poisoned again in time.
+_SETTLED = 8
+
+
+def relays(plan: Plan) -> list[jax.ShapeDtypeStruct]:
+  """Returns the array in device memory for a `Relay`, none for one segment."""
+  if plan.config.segments == 1:
+    return []
+  return [jax.ShapeDtypeStruct(Relay.shape(plan), jnp.float32)]
+
+
+def exchange(walk, barriers, find, scratch, relay: Sequence[Ref]):
+  """Returns how the blocks of a wave learn what those before theirs amount to.
 
   Args:
-    plan: what is static.
-    reverse: direction of the loop.
-    ins: the streams that the maps depend on.
-    step_maps: (params, rows, restart, block) -> the map of each step.
-    operands: params, restart and flags.
-    arrays: what the streams are part of.
-
-  Returns:
-    [segments - 1, 2, B, Fp], or something else, which is not to be read, where
-    there is one segment.
+    walk: over time.
+    barriers: by which arriving blocks are waited for.
+    find: wave -> the map of each step in this warpgroup's block, once it has
+      arrived.
+    scratch: as `maps.exchange_types` lists it.
+    relay: references to `relays`.
   """
-  layout, config = plan.layout, plan.config
-  if config.segments == 1:
-    return operands[0]
+  if walk.config.segments == 1:
+    return maps_lib.Exchange(walk, barriers, scratch)
+  return Relay(walk, barriers, find, *relay)
 
-  def body(params, restart, flags, *refs):
-    inputs, (maps_ref,), rings, _none, barriers, scratch = launch.split(
-        refs, len(arrays), 1, ins, ()
-    )
-    walk = launch.walk(plan, reverse)
-    theta, restart, flags = small(plan, walk, params, restart, flags)
-    exchange = maps_lib.Exchange(walk, scratch)
-    walk.prefetch(ins, inputs, rings, barriers)
 
-    def wave(k, total):
-      block = flags_lib.Block(walk, flags, k)
-      walk.wait(barriers, k)
-      maps = step_maps(theta, walk.rows(rings, k), restart, block)
-      total = exchange.compose(k, maps, total)
-      plgpu.commit_smem()  # Every thread has read its rows.
-      walk.refill(ins, inputs, rings, barriers, k)
-      return total
+class Relay:
+  """How CTAs tell each other the maps of their blocks, a wave at a time.
 
-    zero = streams_lib.zeros()
-    total = lax.fori_loop(0, walk.waves, wave, (zero + 1.0, zero))
+  A slot is poisoned again by its writer when all have read it, which is certain
+  when all have told the map of `ahead + 1` waves later.
 
-    @pl.when(walk.warpgroup == 0)
-    def _():
-      for i, value in enumerate(total):
-        maps_ref[walk.segment, i, walk.batch, walk.features] = value
+  Args:
+    walk: over time.
+    barriers: by which arriving blocks are waited for.
+    find: wave -> the map of each step in this CTA's block.
+    ref: in device memory, of `Relay.shape`.
 
-  shape = (config.segments - 1, 2, layout.batch, layout.padded)
-  (maps,) = launch.kernel(
-      plan,
-      body,
-      'linear_recurrence_segments',
-      ins,
-      (),
-      (jax.ShapeDtypeStruct(shape, jnp.float32),),
-      maps_lib.exchange_types(config),
-      segments=config.segments - 1,
-  )(*operands, *arrays)
-  return maps
+  Attributes:
+    alone: false, there are others.
+  """
+
+  alone = False
+
+  def __init__(self, walk: streams_lib.Walk, barriers, find, ref: Ref):
+    self.walk, self.barriers, self.find, self.ref = walk, barriers, find, ref
+    self.ahead, self.count = walk.config.ahead, walk.config.segments
+    # A slot is poisoned `ahead + 1` waves later, for good at most 7 more later,
+    # and that before its writer tells the wave before the slot's next one.
+    assert 2 * self.ahead + _SETTLED < _SLOTS
+    self.lane = ptx.thread() + walk.features.start
+    self._meet()
+    pl.loop(0, min(self.ahead, walk.waves))(self._tell)
+
+  @staticmethod
+  def shape(plan: Plan) -> tuple[int, ...]:
+    """Returns the shape of the array in device memory."""
+    layout = plan.layout
+    pairs = plan.config.segments // 2
+    return _SLOTS, layout.batch, pairs, layout.padded, 2, 2
+
+  def _place(self, wave, pair):
+    """Returns where the maps of two segments lie."""
+    layout = self.walk.layout
+    row = jnp.int32(wave) & (_SLOTS - 1)
+    row = row * layout.batch + self.walk.batch
+    row = row * (self.count // 2) + pair
+    return (row * layout.padded + self.lane) * 4
+
+  def _places(self, wave):
+    pairs = range(self.count // 2)
+    return [(self.ref, self._place(wave, pair)) for pair in pairs]
+
+  def _write(self, wave, words):
+    segment = self.walk.segment
+    at = self._place(wave, segment >> 1) + 2 * (segment & 1)
+    instructions.publish_pair(self.ref, at, words)
+
+  def _meet(self):
+    """Poisons this CTA's places, and waits until all CTAs have."""
+    poison = instructions.poison()
+    for slot in range(_SLOTS):
+      self._write(jnp.int32(slot), (poison, poison))
+    instructions.fence()
+    instructions.barrier(1)
+    semaphore = pl.get_global(plgpu.SemaphoreType.REGULAR)
+    layout = self.walk.layout
+    tiles = layout.batch * layout.padded // streams_lib.LANES
+    plgpu.semaphore_signal(semaphore, 1, memory_scope='gpu')
+    instructions.await_count(semaphore, tiles * self.count)
+
+  def _tell(self, wave):
+    """Tells the map of this CTA's block, as soon as that has arrived."""
+    self.walk.wait(self.barriers, wave)
+    total = maps_lib.compose(self.find(wave))
+    self._write(wave, [instructions.publishable(x) for x in total])
+
+  def arrive(self, wave):
+    """Waits for the block of a later wave, and tells its map."""
+    self.seen = instructions.peek(self._places(wave))
+    later = wave + self.ahead
+    pl.when(later < self.walk.waves)(lambda: self._tell(later))
+
+  def run(self, wave, maps, h: Array) -> tuple[Array, Array]:
+    """Returns h before this CTA's block, and h after the whole wave.
+
+    Args:
+      wave: index of the wave.
+      maps: of each step in this CTA's block; not used.
+      h: before the wave.
+    """
+    del maps
+    start = h
+    words = instructions.poll(self._places(wave), 4, self.seen)
+    values = [instructions.as_float(word) for word in words]
+    for i in range(self.count):
+      start = jnp.where(self.walk.segment == i, h, start)
+      h = maps_lib.apply((values[2 * i], values[2 * i + 1]), h)
+    done = wave - self.ahead - 1
+    poison = instructions.poison()
+    pl.when(done >= 0)(lambda: self._write(done, (poison, poison)))
+    pl.when((wave & (_SETTLED - 1)) == 0)(instructions.fence)
+    return start, h
 
 
 def small(plan: Plan, walk, params: Ref, restart: Ref, flags: Ref):
@@ -96,18 +167,9 @@ def initial(walk, ref: Ref, given: bool) -> Array:
   return walk.read(ref, walk.batch) if given else streams_lib.zeros()
 
 
-def enter(walk, segments: Ref, h: Array) -> Array:
-  """Returns h before this segment, from h before the first."""
-  for i in range(walk.config.segments - 1):
-    pair = tuple(walk.read(segments, i, j, walk.batch) for j in range(2))
-    h = jnp.where(i < walk.segment, maps_lib.apply(pair, h), h)
-  return h
-
-
 def leave(walk, ref: Ref, h: Array):
-  """Writes h after the last segment."""
-  is_last = walk.segment == walk.config.segments - 1
+  """Writes h after the last wave."""
 
-  @pl.when(is_last & (walk.warpgroup == 0))
+  @pl.when((walk.segment == 0) & (walk.warpgroup == 0))
   def _():
     ref[walk.batch, walk.features] = h

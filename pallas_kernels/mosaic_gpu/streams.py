@@ -6,9 +6,9 @@ with S the steps that all blocks have together. So one kernel body serves both
 directions, and nothing is flipped in memory.
 
 Features are the lanes: a warpgroup of 128 threads holds a tile of 128 features
-of one batch row, one a thread. Time is cut into segments, one for each CTA, and
-a segment into blocks of `rows` steps, which are dealt in turn to the warpgroups
-of the CTA: one block each is a wave. Each warpgroup copies its own blocks in
+of one batch row, one a thread. Time is cut into blocks of `rows` steps, which
+are dealt in turn to the CTAs of a sequence, its segments, and to their
+warpgroups: one block each is a wave. Each warpgroup copies its own blocks in
 and out by TMA, several ahead, and waits for nobody else in doing so. Blocks may
 reach beyond the end of the sequence, and before its start where a stream is
 read with a shift. TMA reads zeros there, and drops what is written beyond the
@@ -41,14 +41,18 @@ class Config:
     rows: time steps in a block, at least 2: Pallas takes a single row for
       contiguous whatever its end.
     warpgroups: of a CTA; 1 for a recurrence that is not linear.
-    segments: of a sequence; 1 for a recurrence that is not linear.
-    stages: blocks in flight from device memory, for each warpgroup.
+    segments: of a sequence; 1 for a recurrence that is not linear, otherwise an
+      even number with 1 warpgroup.
+    stages: blocks in flight from device memory, or waiting, for each warpgroup.
+    ahead: with several segments, how many waves before its turn a block is read
+      for the first time.
   """
 
   rows: int
   warpgroups: int
   segments: int
   stages: int
+  ahead: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,8 +174,8 @@ class Walk:
 
   def first_step(self, wave):
     """Returns the loop step of the block's first row."""
-    wave = self.segment * self.waves + wave
-    return wave * self._wave + self.warpgroup * self.config.rows
+    block = wave * self.config.segments + self.segment
+    return block * self._wave + self.warpgroup * self.config.rows
 
   def start(self, wave):
     """Returns the earliest time in the block."""
