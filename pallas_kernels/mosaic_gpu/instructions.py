@@ -1,4 +1,4 @@
-"""The instructions that dense kernels are made of, for single threads.
+"""The instructions that kernels are made of, for single threads.
 
 Memory is addressed in bytes from the start of a reference in shared memory, in
 elements in device memory. All accesses are ordered as written; those of other
