@@ -28,6 +28,7 @@ if abstract_gpu.RUNS:
   from pallas_kernels import targets
   from pallas_kernels import tuning
   from pallas_kernels.mosaic_gpu import maps
+  from pallas_kernels.mosaic_gpu import segments
   from pallas_kernels.mosaic_gpu import streams
 
 # As layers_test.TOLERANCE, for more steps. Kernels read gates and, in the
@@ -340,7 +341,7 @@ class SegmentsTest(absltest.TestCase):
         self.assertEqual(config.segments % 2, 0)
         self.assertEqual(config.warpgroups, 1)
         self.assertLess(config.ahead, config.stages)
-        self.assertLessEqual(config.ahead, 3)
+        self.assertLessEqual(config.ahead, segments.MOST_AHEAD)
     self.assertEqual(found, {False, True})
 
 

@@ -31,6 +31,11 @@ _SLOTS = 16
 # Every so many waves it is made sure that places are poisoned again in time.
 _SETTLED = 8
 
+# A slot is poisoned `ahead + 1` waves later, for all to see up to 7 waves later
+# still, and that has to be before its writer, `ahead` waves early, tells the
+# wave before the slot's next one.
+MOST_AHEAD = (_SLOTS - _SETTLED - 1) // 2
+
 
 def relays(plan: Plan) -> list[jax.ShapeDtypeStruct]:
   """Returns the array in device memory for a `Relay`, none for one segment."""
@@ -76,9 +81,6 @@ class Relay:
   def __init__(self, walk: streams_lib.Walk, barriers, find, ref: Ref):
     self.walk, self.barriers, self.find, self.ref = walk, barriers, find, ref
     self.ahead, self.count = walk.config.ahead, walk.config.segments
-    # A slot is poisoned `ahead + 1` waves later, for good at most 7 more later,
-    # and that before its writer tells the wave before the slot's next one.
-    assert 2 * self.ahead + _SETTLED < _SLOTS
     self.lane = ptx.thread() + walk.features.start
     self._meet()
     pl.loop(0, min(self.ahead, walk.waves))(self._tell)
