@@ -9,6 +9,8 @@ only, since interpreted kernels have effects that it does not take.
 import contextlib
 import functools
 import itertools
+import math
+import types
 from unittest import mock
 
 from absl.testing import absltest
@@ -314,6 +316,22 @@ class SegmentsTest(absltest.TestCase):
         block = list(zip(a[start:end], b[start:end], strict=True))
         h = maps.apply(maps.compose(block), h)
         np.testing.assert_allclose(h, want[end - 1], rtol=2e-6, atol=1e-5)
+
+  def test_places_are_distinct(self):
+    if not abstract_gpu.RUNS:
+      return
+    layout = streams.Layout(3, 4096, 256)
+    config = streams.Config(8, 1, 4, 4, 2)
+    plan = types.SimpleNamespace(layout=layout, config=config)
+    shape = segments.Relay.shape(plan)
+    found = []
+    for batch, wave, pair in np.ndindex(3, shape[0], 2):
+      walk = types.SimpleNamespace(layout=layout, batch=batch)
+      relay = types.SimpleNamespace(walk=walk, count=4, lane=np.arange(256))
+      found.append(segments.Relay._place(relay, wave + 5, pair))
+    # Each has two maps of two words.
+    starts = np.sort(np.concatenate(found))
+    np.testing.assert_array_equal(starts, 4 * np.arange(math.prod(shape) // 4))
 
   def test_cut(self):
     if not abstract_gpu.RUNS:
