@@ -27,6 +27,7 @@ from pallas_kernels import pointwise
 from pallas_kernels.mosaic_gpu import cta as cta_lib
 from pallas_kernels.mosaic_gpu import exchange as exchange_lib
 from pallas_kernels.mosaic_gpu import instructions
+from pallas_kernels.mosaic_gpu import multiplier as multiplier_lib
 from pallas_kernels.mosaic_gpu import operand as operand_lib
 from pallas_kernels.mosaic_gpu import product as product_lib
 from pallas_kernels.mosaic_gpu import ptx
@@ -34,7 +35,7 @@ from pallas_kernels.mosaic_gpu import tiles
 
 Array = jax.Array
 Stream = cta_lib.Stream
-Product = operand_lib.Product
+Product = product_lib.Product
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,7 +174,7 @@ def _words(shape, config, ins, outs, products, split) -> list[int]:
       0 if config.through_device else tiles.Staging.words(config, outs),
   ]
   kept = product_lib.kept_blocks(products, config, shape, split)
-  Multiplier = product_lib.Multiplier
+  Multiplier = multiplier_lib.Multiplier
   for i, (blocks, _) in enumerate(kept):
     product, sharing = products[i], _sharing(products, i)
     if not product.late:
@@ -196,7 +197,7 @@ def _sharing(products: Sequence[Product], i: int) -> list[Product]:
 
 def multipliers(
     cta: cta_lib.Cta, products, matrix, scratch
-) -> list[product_lib.Multiplier]:
+) -> list[multiplier_lib.Multiplier]:
   """Returns the products of a step, inside a kernel.
 
   Args:
@@ -206,7 +207,7 @@ def multipliers(
     scratch: references for each product, see `_words`.
   """
   kept = product_lib.kept_blocks(products, cta.config, cta.shape, cta.split)
-  made: list[product_lib.Multiplier] = []
+  made: list[multiplier_lib.Multiplier] = []
   left = list(scratch)
   for i, (blocks, _) in enumerate(kept):
     product, sharing = products[i], _sharing(products, i)
@@ -215,7 +216,7 @@ def multipliers(
     else:
       operand = operand_lib.Operand(cta, sharing, left.pop(0), left.pop(0))
     made.append(
-        product_lib.Multiplier(
+        multiplier_lib.Multiplier(
             cta, product, matrix, operand, left.pop(0), left.pop(0), blocks
         )
     )
