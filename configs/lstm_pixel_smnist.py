@@ -3,9 +3,8 @@
 Source: the public study agru_benchmark, which ran all of 300 epochs.
 
 Published: 0.9739 (1 run); Chang et al., 2019, have 0.973.
-Measured: 0.4459 (1 seed, NVIDIA H200, commit 2e1d30a). The loss stays where it
-began for 13 epochs and is then unsteady, and all the while the rule for
-plateaus halves the learning rate.
+Measured: not yet in full. With the forget bias of 2 that the study has for
+rows, 0.4459 (1 seed, NVIDIA H200, commit 2e1d30a): see below.
 
   python train.py --config=configs/lstm_pixel_smnist.py
 """
@@ -21,9 +20,10 @@ def get_config() -> ml_collections.ConfigDict:
   # Long sequences are learned late: all epochs are run, as the study did.
   config.num_epochs = 300
   config.early_stopping.patience = 0
-  # The study's config for pixels is not published. With its forget bias of 2
-  # for rows little is left of a pixel after 100 steps, and the loss stays where
-  # it began for many epochs, during which the rate must not be lowered.
-  config.model.options.LSTM.forget_bias = 5.0
-  config.optimizer.plateau_patience = 25
+  # The study's config for pixels is not published. While pixels are dark, as
+  # the first hundred are, c and h stay 0. With a forget bias of 2 and these
+  # weights that state is unstable: backward through it the gradient grows by
+  # about sigmoid(2) + 1 / 4 a step, to a norm of 7e12 for the bias and 5e3 for
+  # the rest, and clipped to a norm of 1 nothing but the bias is left of it.
+  config.model.options.LSTM.forget_bias = 1.0
   return config
