@@ -296,6 +296,22 @@ class ProgramTest(parameterized.TestCase):
     _, _, state = self.run_calls([7 * 40])
     self.assertGreater(state.accuracy / 7, 0.8)
 
+  def test_gradient_norm(self):
+    # Of one step, before it is clipped.
+    task, program, state = self.run_calls([1])
+    start = program.init(jax.random.key(0))
+    order = program.shuffle(jax.random.key(1), 1)
+    batch = {k: v[order[0]] for k, v in task.splits['train'].items()}
+
+    def loss(params):
+      model = nnx.merge(graphdef, params, start.statistics, copy=True)
+      rngs = nnx.Rngs(dropout=jax.random.fold_in(jax.random.key(2), 0))
+      return jnp.mean(task.evaluate(model, batch, rngs)[0])
+
+    graphdef, _, _ = programs.split(task.build_model(nnx.Rngs(0)))
+    want = optax.tree.norm(jax.grad(loss)(start.params))
+    self.assertAlmostEqual(state.gradient_norm, want, places=4)
+
 
 class StopperTest(absltest.TestCase):
 

@@ -264,12 +264,14 @@ def _validate(
       run.state.params, run.state.statistics, splits['validation']
   )
   labels = experiment.task.splits['validation']['label']
+  mean = lambda total: float(total) / experiment.steps_per_epoch
   row = {
       'epoch': epoch,
       # Without the digits that float32 makes up.
       'learning_rate': float(f'{learning_rate:.6g}'),
-      'train_loss': float(run.state.loss) / experiment.steps_per_epoch,
-      'train_accuracy': float(run.state.accuracy) / experiment.steps_per_epoch,
+      'train_loss': mean(run.state.loss),
+      'train_accuracy': mean(run.state.accuracy),
+      'gradient_norm': mean(run.state.gradient_norm),
       'validation_loss': float(np.mean(losses, dtype=np.float64)),
       'validation_accuracy': float(np.mean(predictions == labels)),
   }

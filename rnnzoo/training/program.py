@@ -36,6 +36,8 @@ class TrainState(NamedTuple):
     step: int32 [], steps done since the start of training.
     loss: float32 [], sum of the mean losses of this epoch's steps so far.
     accuracy: float32 [], likewise.
+    gradient_norm: float32 [], likewise, of the whole gradient before anything
+      is done to it.
   """
 
   params: nnx.State
@@ -44,6 +46,7 @@ class TrainState(NamedTuple):
   step: jax.Array
   loss: jax.Array
   accuracy: jax.Array
+  gradient_norm: jax.Array
 
 
 class Program(NamedTuple):
@@ -103,6 +106,7 @@ def make_program(
         step=jnp.zeros((), jnp.int32),
         loss=zero,
         accuracy=zero,
+        gradient_norm=zero,
     )
 
   @jax.jit
@@ -132,14 +136,15 @@ def make_program(
     )
     updates = optax.tree.scale(scale, updates)
     params = optax.apply_updates(state.params, updates)
-    is_first = step_in_epoch == 0
+    total = lambda sum_, x: jnp.where(step_in_epoch == 0, 0.0, sum_) + x
     return TrainState(
         rnnzoo.constrain(params),
         statistics,
         optimizer_state,
         state.step + 1,
-        jnp.where(is_first, 0.0, state.loss) + loss,
-        jnp.where(is_first, 0.0, state.accuracy) + accuracy,
+        total(state.loss, loss),
+        total(state.accuracy, accuracy),
+        total(state.gradient_norm, optax.tree.norm(gradients)),
     )
 
   def steps(state, examples, order, num_steps, scale, key):

@@ -53,6 +53,7 @@ class Progress:
         f'epoch {row["epoch"]}/{num_epochs}'
         f' train loss {row["train_loss"]:.4f}'
         f' accuracy {row["train_accuracy"]:.4f}'
+        f' gradient norm {row["gradient_norm"]:.2g}'
         f' validation loss {row["validation_loss"]:.4f}'
         f' accuracy {row["validation_accuracy"]:.4f}'
         + (' (best)' if is_best else '')
