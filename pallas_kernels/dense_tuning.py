@@ -151,11 +151,11 @@ def _candidates(
   )
   yield from whole
   # Some of the recurrent kernel in shared memory pays where the way through the
-  # device would be taken twice, and where there is no other way.
+  # device would be taken twice, and where a batch does not fit there at once.
   if two:
     yield from rest
   yield from _device_candidates(shape, kind, target, most)
-  if not _may_be_wide(shape, kind, target):
+  if not _is_wide(shape, kind, target):
     yield from rest
 
 
@@ -175,22 +175,23 @@ def _device_candidates(
 ) -> Iterable[cta_lib.Config]:
   """Returns configurations with an exchange through the device."""
   candidates = list(_spread(shape, kind, target, most, _UNITS_ON_DEVICE, 2))
-  if _may_be_wide(shape, kind, target):
+  if _is_wide(shape, kind, target):
     candidates += _spread(shape, kind, target, most, _MORE_UNITS_ON_DEVICE, 3)
   # Columns cost most, whoever has them.
   yield from sorted(candidates, key=lambda config: config.columns)
 
 
-def _may_be_wide(
-    shape: cta_lib.Shape, kind: Kind, target: targets.Target
-) -> bool:
+def _is_wide(shape: cta_lib.Shape, kind: Kind, target: targets.Target) -> bool:
   """Whether three warpgroups of a CTA may have one and a half times the units.
 
-  The sums of a single gate could not be shared out among 12 warps.
+  That takes most of the device, so that clusters, of which fewer fit at once,
+  are no longer needed. The sums of a single gate could not be shared out among
+  12 warps, and for more than four gates there are too few registers.
   """
-  parts = -(-shape.size // _MORE_UNITS_ON_DEVICE)
-  fits = shape.size <= _WIDE_SIZE and shape.heads * parts <= target.cores
-  return fits and not kind.adjoint and not kind.two and kind.gates > 1
+  ctas = shape.heads * -(-shape.size // _MORE_UNITS_ON_DEVICE)
+  busy = target.cores // ctas * ctas
+  fits = shape.size <= _WIDE_SIZE and 5 * busy >= 4 * target.cores
+  return fits and not kind.adjoint and not kind.two and 1 < kind.gates <= 4
 
 
 def _spread(

@@ -3,7 +3,8 @@
 This is where arrays are brought into the form that kernels take, where
 `tuning.py` is asked how to cut the work, and where forward and backward kernels
 become one differentiable operation. Under `vmap` a kernel gains an axis of its
-grid, by Pallas's own rule; one in segments runs once for each element instead.
+grid, by Pallas's own rule, but for one whose CTAs wait for each other: with
+more elements there may be no need for that, else it runs once for each.
 """
 
 from collections.abc import Callable
@@ -135,11 +136,13 @@ def _forward(call: Call, theta, arrays, carry, restart, flags, outputs):
       call, theta, arrays, carry, restart, flags
   )
   if call.linear:
-    config = tuning.linear(layout, ins, outs, call.target)
-    plan = _plan(call, config, *given)
-    h, last = linear.forward(
-        plan, theta, arrays, carry, restart, flags, call.out_dtype
-    )
+
+    def run(config, *operands):
+      plan = _plan(call, config, *given)
+      return linear.forward(plan, *operands, call.out_dtype)
+
+    run = _linear(call, ins, outs, run)
+    h, last = run(theta, arrays, carry, restart, flags)
     last, carries = last[None], (h,)[:outputs]
     return jax.tree.map(lambda x: vary_as(x, like), (last, carries))
   size = _operations(call, len(ins), carry.shape[0])
@@ -167,10 +170,15 @@ def _run_bwd(call: Call, saved, cotangents):
   if call.linear:
     needed = linear.needed(call.step, call.params, len(outs))
     ins = [s for s, need in zip(outs, needed, strict=True) if need]
-    config = tuning.linear(layout, [*ins, *others], outs, call.target)
-    plan = _plan(call, config, *given)
-    d_arrays, d_carry, d_theta, d_restart = linear.backward(
-        plan,
+
+    def run(config, *operands):
+      plan = _plan(call, config, *given)
+      *results, d_theta, d_restart = linear.backward(plan, *operands)
+      # How many parts there are depends on the configuration.
+      return *results, d_theta.sum((0, 1)), d_restart.sum(1)
+
+    run = _linear(call, [*ins, *others], outs, run)
+    d_arrays, d_carry, d_theta, d_restart = run(
         theta,
         arrays,
         carries[0],
@@ -180,8 +188,7 @@ def _run_bwd(call: Call, saved, cotangents):
         d_carries[0],
         d_last[0],
     )
-    d_carry, d_restart = d_carry[None], d_restart.sum(1)[None]
-    d_theta = d_theta.sum((0, 1))
+    d_carry, d_restart = d_carry[None], d_restart[None]
   else:
     size = _operations(call, len(outs), carry.shape[0])
     config = tuning.diagonal(layout, [*outs, *others], outs, call.target, size)
@@ -205,6 +212,44 @@ def _run_bwd(call: Call, saved, cotangents):
 
 
 _run.defvjp(_run_fwd, _run_bwd)
+
+
+def _linear(call: Call, ins, outs, run):
+  """Returns a linear kernel with the configuration that is best for it.
+
+  Args:
+    call: what is static.
+    ins: the streams that are read.
+    outs: the streams that are written.
+    run: (configuration, *operands) -> results.
+  """
+  layout = _layout(call)
+
+  def choose(batch: int):
+    many = dataclasses.replace(layout, batch=batch)
+    return tuning.linear(many, ins, outs, call.target)
+
+  config = choose(layout.batch)
+  alone = functools.partial(run, config)
+  if config.segments == 1:
+    return alone
+
+  @jax.custom_batching.custom_vmap
+  def function(*operands):
+    return alone(*operands)
+
+  @function.def_vmap
+  def _rule(size, batched, *operands):
+    # CTAs that wait for each other have to be on the device at once.
+    each = jax.custom_batching.sequential_vmap(alone)
+    together = choose(size * layout.batch)
+    if together.segments == 1:
+      each = functools.partial(run, together)
+    axes = jax.tree.map(lambda yes: 0 if yes else None, tuple(batched))
+    results = jax.vmap(each, axes)(*operands)
+    return results, jax.tree.map(lambda _: True, results)
+
+  return function
 
 
 def vary_as(x, like):
@@ -261,7 +306,7 @@ def _plan(
   if call.target.interpret:
     interpret = plgpu.InterpretGPUParams()  # type: ignore[attr-defined]
     # Interpret mode knows no copies that reach beyond an array.
-    margin = config.segments * config.warpgroups * config.rows
+    margin = config.warpgroups * config.rows
     layout = dataclasses.replace(layout, margin=margin)
   return launch.Plan(
       call.step,

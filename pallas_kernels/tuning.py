@@ -40,9 +40,8 @@ _MEASURED_TILES = 128
 # KiB, what four warpgroups exchange takes 8.
 _SHARED = 216 * 1024
 
-# Below this many tiles of batch and features, time is cut into segments, at the
-# price of reading inputs twice. With 64 tiles a card of 132 multiprocessors was
-# as fast as with 128.
+# Below this many tiles of batch and features, time is cut into segments. With
+# 64 tiles a card of 132 multiprocessors was as fast as with 128.
 _FEW_TILES = 40
 
 # Fewer steps than these are not worth a segment.

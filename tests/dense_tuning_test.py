@@ -41,7 +41,18 @@ class TwoEarlyGates(rnnzoo.TwoStageCell):
     return (jnp.tanh(x_gates[2] + h_gates[2] + x_gates[3] + h_gates[3]),)
 
 
+class FiveGates(rnnzoo.Cell):
+
+  input_gates = recurrent_gates = 5
+  carry_names = ('h',)
+
+  def update(self, params, x_gates, h_gates, carry):
+    del params, carry
+    return (jnp.tanh(sum(x_gates) + sum(h_gates)),)
+
+
 CELLS = {
+    'FiveGates': FiveGates(),
     'LSTM': rnnzoo.LSTMCell(),
     'AGRU': rnnzoo.AGRUCell(),
     'Elman': rnnzoo.ElmanCell(),
@@ -147,11 +158,15 @@ class CutsTest(parameterized.TestCase):
       ('AGRU', 768, 16, 'cluster'),
       ('AGRU', 1024, 16, 'device'),
       ('Elman', 1024, 16, 'cluster'),
+      # Three heads would leave much of the device idle.
+      ('LSTM', 768, 256, 'cluster', 3),
+      ('LSTM', 768, 256, 'device', 4),
+      ('FiveGates', 600, 256, 'cluster', 4),
   )
-  def test_exchange(self, cell, size, batch, expected):
+  def test_exchange(self, cell, size, batch, expected, heads=1):
     if not abstract_gpu.RUNS:
       return
-    given = call_of(CELLS[cell], 'bfloat16', batch, 1, size)
+    given = call_of(CELLS[cell], 'bfloat16', batch, heads, size)
     plan = dense._forward_pieces(*given, True)[0].plan
     self.assertEqual(plan.config.exchange, expected)
 

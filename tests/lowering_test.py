@@ -135,6 +135,16 @@ class LoweringTest(parameterized.TestCase):
       over_parameters = jax.vmap(f, (0, None, None, None, None))
       self.lowers(over_parameters, many(state), x, *rest)
 
+  @parameterized.parameters((2, True), (64, False))
+  def test_vmap_of_segments(self, count, in_turn):
+    # Many sequences fill a GPU without segments, and then all run at once.
+    a = aval((count, 1, 600, 8), jnp.float32)
+    scan = functools.partial(rnnzoo.linear_scan, implementation='pallas')
+    loss = lambda a, b: jnp.sum(jax.vmap(scan)(a, b))
+    with abstract_gpu.device(self, H200):
+      text = self.lowers(jax.grad(loss, (0, 1)), a, a)
+      self.assertEqual('stablehlo.while' in text, in_turn)
+
   @parameterized.parameters('MinGRU', 'IRevRNN')
   def test_checkpoint(self, name):
     make = lambda: rnnzoo.LAYERS[name](

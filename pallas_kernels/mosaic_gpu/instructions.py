@@ -16,8 +16,8 @@ from pallas_kernels.mosaic_gpu import ptx
 Array = jax.Array
 Ref = Any
 
-# A pattern that no store below writes, in 16 and 32 bits: a NaN, but not the
-# one that arithmetic makes.
+# A pattern that nothing below writes for what it means, in 16 and 32 bits: a
+# NaN, but not the one that arithmetic makes.
 POISON = '0xFFFFFFFF'
 
 
@@ -221,16 +221,17 @@ def poll(
 ) -> list[Array]:
   """Reads 16 bytes at each place as soon as they have been written.
 
-  The places hold `POISON` until `store(publish=True)` replaces it, so that the
-  data is its own signal: no flag, no fence, one trip through the L2 cache. If
-  it does not come, the kernel is aborted with an error.
+  The places hold `POISON` until `store(publish=True)` or `publish_pair` replace
+  it, so that the data is its own signal: no flag, no fence, one trip through
+  the L2 cache. If it does not come, the kernel is aborted with an error.
 
   Args:
     places: each a reference to device memory and an offset in elements,
       followed by any number of (int32 condition, reference, offset) that are
       read instead where the condition is not 0, the last one first.
     size: bytes of an element, 2 or 4.
-    seen: what `peek` has returned for these places, if they were read before.
+    seen: what `peek` has returned for these places, if they were read before,
+      and not in an earlier turn of a loop: results are written in turn.
 
   Returns:
     Four int32 [128] for each place.

@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 import dataclasses
 from typing import Any
 
-import jax
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
@@ -91,7 +90,7 @@ def kernel(
   if config.warpgroups > 1:
     options = {'num_threads': config.warpgroups, 'thread_name': 'warpgroup'}
   body.__name__ = name
-  kernel = plgpu.kernel(
+  return plgpu.kernel(
       body,
       out_type=tuple(out_type),
       grid=tuple(grid.values()),
@@ -112,11 +111,6 @@ def kernel(
       interpret=plan.interpret,
       **options,
   )
-  if config.segments > 1:
-    # Under vmap a kernel gains an axis of its grid. CTAs that wait for each
-    # other have to be on the device at once, so these take turns.
-    return jax.custom_batching.sequential_vmap(kernel)
-  return kernel
 
 
 def split(refs: Sequence[Ref], inputs: int, outputs: int, ins, outs):

@@ -25,16 +25,16 @@ Array = jax.Array
 Ref = Any
 Plan = launch.Plan
 
-# Waves for which there is a place to tell maps.
-_SLOTS = 16
+# Waves for which there is a place to tell maps, a power of two.
+_SLOTS = 32
 
-# Every so many waves it is made sure that places are poisoned again in time.
+# Every so many waves a fence makes sure that poisoned places are seen.
 _SETTLED = 8
 
-# A slot is poisoned `ahead + 1` waves later, for all to see up to 7 waves later
-# still, and that has to be before its writer, `ahead` waves early, tells the
-# wave before the slot's next one.
-MOST_AHEAD = (_SLOTS - _SETTLED - 1) // 2
+# A place is poisoned `ahead + 1` waves after its own. The next fence of its
+# writer comes at most 7 waves later, the first map told after that `ahead + 1`,
+# and the next fence of who has read it 8: all before the place is read again.
+MOST_AHEAD = (_SLOTS - 2 * _SETTLED - 1) // 2
 
 
 def relays(plan: Plan) -> list[jax.ShapeDtypeStruct]:
@@ -81,6 +81,8 @@ class Relay:
   def __init__(self, walk: streams_lib.Walk, barriers, find, ref: Ref):
     self.walk, self.barriers, self.find, self.ref = walk, barriers, find, ref
     self.ahead, self.count = walk.config.ahead, walk.config.segments
+    if self.ahead > MOST_AHEAD:
+      raise ValueError(f'ahead is at most {MOST_AHEAD}, got {self.ahead}')
     self.lane = ptx.thread() + walk.features.start
     self._meet()
     pl.loop(0, min(self.ahead, walk.waves))(self._tell)

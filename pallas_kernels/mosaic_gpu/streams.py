@@ -41,8 +41,8 @@ class Config:
     rows: time steps in a block, at least 2: Pallas takes a single row for
       contiguous whatever its end.
     warpgroups: of a CTA; 1 for a recurrence that is not linear.
-    segments: of a sequence; 1 for a recurrence that is not linear, otherwise an
-      even number with 1 warpgroup.
+    segments: of a sequence: 1, or of a linear recurrence with 1 warpgroup any
+      even number.
     stages: blocks in flight from device memory, or waiting, for each warpgroup.
     ahead: with several segments, how many waves before its turn a block is read
       for the first time.
@@ -282,11 +282,13 @@ class Walk:
       pl.when(start < self.layout.time)(whole)
     else:
       # Pallas copies what is contiguous without regard to where it ends.
+      fits = start + rows <= self.layout.time
+      pl.when(fits)(whole)
       for i in range(rows):
         plgpu.copy_smem_to_gmem(
             block.at[pl.ds(i, 1)],
             at(start + i, 1),
-            predicate=start + i < self.layout.time,
+            predicate=~fits & (start + i < self.layout.time),
             commit_group=False,
         )
 
