@@ -139,7 +139,10 @@ def _forward(call: Call, theta, arrays, carry, restart, flags, outputs):
 
     def run(config, *operands):
       plan = _plan(call, config, *given)
-      return linear.forward(plan, *operands, out_dtype=call.out_dtype)
+      forward = functools.partial(
+          linear.forward, plan, out_dtype=call.out_dtype
+      )
+      return forward(*operands)
 
     run = _linear(call, ins, outs, run)
     h, last = run(theta, arrays, carry, restart, flags)

@@ -48,9 +48,13 @@ from rnnzoo import selection
 SUITES = benchmark_suites.SUITES
 
 
-def _check_rows(layer):
+def _check_rows(table, layer):
   problems = functools.partial(
-      benchmark_dense.checks, [layer], _IMPLEMENTATIONS.value, _DTYPES.value
+      benchmark_dense.checks,
+      table,
+      [layer],
+      _IMPLEMENTATIONS.value,
+      _DTYPES.value,
   )
   return lambda repeats, watchdog: benchmark_steps.measure(
       problems(), repeats, watchdog
@@ -102,7 +106,9 @@ _REPEATS = flags.DEFINE_integer(
     'repeats', 10, 'Samples of each time.', lower_bound=1
 )
 _CHECK_ONLY = flags.DEFINE_bool(
-    'check_only', False, "Suite 'dense': check many odd sizes, time nothing."
+    'check_only',
+    False,
+    "Suites 'linear' and 'dense': check many odd sizes, time nothing.",
 )
 _TIMEOUT = flags.DEFINE_float(
     'timeout',
@@ -152,8 +158,13 @@ def parse_flags(argv: list[str]) -> list[str]:
           f'{other[0]} is of another suite than {_SUITE.value!r}, which has'
           f' {", ".join(known)}'
       )
-  if _CHECK_ONLY.value and _SUITE.value != 'dense':
-    _give_up("--check_only is for the suite 'dense'; the others always check")
+  if _CHECK_ONLY.value and not suite.checks():
+    _give_up(
+        "--check_only is for the suites 'linear' and 'dense'; 'cells' always"
+        ' checks'
+    )
+  if _CHECK_ONLY.value and _SUITE.value == 'linear' and _SHAPES.value:
+    _give_up("--check_only has shapes of its own in the suite 'linear'")
   if flags.FLAGS['verbosity'].using_default_value:
     flags.FLAGS['verbosity'].value = logging.WARNING
   return rest
@@ -210,7 +221,11 @@ def main(unused_argv: list[str]) -> int:
   ]
   if only_checks:
     parts = [
-        ({'shape': 'checks'}, f'checks of {layer}', _check_rows(layer))
+        (
+            {'shape': 'checks'},
+            f'checks of {layer}',
+            _check_rows(suite.checks(), layer),
+        )
         for layer in layers
     ]
   reasons: dict[str, int] = {}
@@ -227,7 +242,7 @@ def main(unused_argv: list[str]) -> int:
       print(benchmark_report.table(title, rows, reasons), flush=True)
     # What a run that is cut off has measured so far is not lost.
     benchmark_report.write(result, _OUTPUT.value)
-  if _SUITE.value == 'linear' and 'IRevRNN' in layers:
+  if _SUITE.value == 'linear' and 'IRevRNN' in layers and shapes:
     result['memory'] = [
         row
         for name in shapes

@@ -230,13 +230,21 @@ def _chosen(layer, projection, name, dtype, implementations) -> list[str]:
 
 
 def checks(
+    table: str,
     layers: Sequence[str],
     implementations: Sequence[str] | None,
     dtypes: Sequence[str] | None,
 ) -> list[benchmark_steps.Problem]:
-  """Returns the problems of `CHECKS`, each without and with its gradient."""
+  """Returns the problems of a table, each without and with its gradient.
+
+  Args:
+    table: a line for each problem below the first, which says what is in it.
+    layers: those that are wanted.
+    implementations: of 'pallas' and 'scan'; the former if None.
+    dtypes: those that are wanted; None for all.
+  """
   found = []
-  for line in CHECKS.strip().splitlines()[1:]:
+  for line in table.strip().splitlines()[1:]:
     layer, size, batch, time, dtype, *options = line.split()
     if layer not in layers or (dtypes and dtype not in dtypes):
       continue
@@ -286,6 +294,11 @@ def _drawn(rng, shape: Shape, make_layer):
   return nnx.merge(graphdef, jax.tree.map(draw, state))
 
 
+def _options(shape: Shape) -> dict[str, Any]:
+  """Returns options of a layer; one without heads has no option for them."""
+  return {'num_heads': shape.num_heads} if shape.num_heads > 1 else {}
+
+
 def _on_gates(
     name: str,
     shape: Shape,
@@ -296,7 +309,7 @@ def _on_gates(
   """A cell on given input gates."""
   rng = np.random.default_rng(0)
   make_layer = functools.partial(
-      benchmark_cases.create, name, shape, num_heads=shape.num_heads
+      benchmark_cases.create, name, shape, **_options(shape)
   )
   layer = _drawn(rng, shape, make_layer)
   kernel = benchmark_cases.recurrent_kernel(layer)
@@ -392,7 +405,7 @@ def _on_input(
       benchmark_cases.create_both if both else benchmark_cases.create,
       name,
       shape,
-      num_heads=shape.num_heads,
+      **_options(shape),
       **extra,
   )
   call = {}

@@ -3,6 +3,7 @@
   python -m rnnzoo.benchmark --suite=linear
   python -m rnnzoo.benchmark --suite=linear --shapes=one_long,thin
   python -m rnnzoo.benchmark --suite=linear --implementations=pallas
+  python -m rnnzoo.benchmark --suite=linear --check_only
 
 These recurrences have no product R h, so the limit is the time to read the
 input gates and to write h. Gates are given and results are in their dtype, as
@@ -57,6 +58,27 @@ _LAYER_CASES = (('bfloat16', 'forward'), ('float32', 'forward+backward'))
 
 # The default scale of a and b, 1e-4, would hide errors of the inner steps.
 _OPTIONS: Mapping[str, Mapping[str, Any]] = {'IRevRNN': {'inner_scale': 1e-2}}
+
+# What is checked with `--check_only`, whole layers. Those of few sequences that
+# are long run in segments, where blocks, features and flags have other ends.
+CHECKS = """
+layer            heads x size  batch   time  dtype     options
+MinGRU           1x24              3    127  float32   layer reset mask
+MinGRU           1x768            16    127  bfloat16  layer reset
+MinGRU           1x40              3      1  float16   layer reset
+MinGRU           1x130             1   4097  float32   layer reset mask
+MinGRU           1x256             2   1023  float32   layer reset reverse
+MinGRU           1x128            39    512  float32   layer reset mask
+MinGRU           1x128             1   1000  bfloat16  layer mask reverse
+MinGRU           1x1024            1   4096  bfloat16  layer reset
+MinGRU           1x8               1  20000  float16   layer reset mask reverse
+MinLSTM          1x2048            8    127  float16   layer mask
+MinLSTM          1x128             1   4097  float32   layer reset mask
+MinLSTM          1x200             2   2048  bfloat16  layer reverse
+MinLSTM          1x1024            1    600  float32   layer reset
+IRevRNN          1x130             3    127  float32   layer reset mask reverse
+IRevRNN          1x40              3    127  bfloat16  layer reset
+"""
 
 # Largest ||y - expected|| / ||expected|| that rounding explains, for what is
 # smooth and for gradients through a relu. State and sums are float32. Results

@@ -86,6 +86,7 @@ class Suite:
       watchdog) and yields rows.
     copy_bandwidth: maps repeats to what a large copy does.
     implementations: names of what can run in it.
+    checks: returns the table of what is only checked, or ''.
   """
 
   layers: Sequence[str]
@@ -95,6 +96,7 @@ class Suite:
   rows: Callable[..., Iterable[dict[str, Any]]]
   copy_bandwidth: Callable[[int], dict[str, Any]]
   implementations: Sequence[str] = selection.IMPLEMENTATIONS
+  checks: Callable[[], str] = str
 
 
 def _cells_rows(layers, implementations, shape, dtype, repeats, watchdog):
@@ -133,6 +135,7 @@ SUITES: Mapping[str, Suite] = {
         dtypes=lambda shape: benchmark_cases.DTYPES,
         rows=_linear_rows,
         copy_bandwidth=benchmark_rotation.copy_bandwidth,
+        checks=lambda: benchmark_linear.CHECKS,
     ),
     'dense': Suite(
         layers=benchmark_dense.LAYERS,
@@ -142,5 +145,6 @@ SUITES: Mapping[str, Suite] = {
         rows=_dense_rows,
         copy_bandwidth=lambda n: benchmark_timing.copy_bandwidth(n),
         implementations=benchmark_dense.IMPLEMENTATIONS,
+        checks=lambda: benchmark_dense.CHECKS,
     ),
 }

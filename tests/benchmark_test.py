@@ -259,6 +259,29 @@ class BenchmarkTest(absltest.TestCase):
       self.assertEqual(row['status'], 'ok', row)
       self.assertNotIn('median_ms', row)
 
+  def test_linear_checks(self):
+    path = self.output()
+    table = """
+    layer heads x size batch time dtype options
+    MinGRU  1x8 3 5 float32 layer reset mask reverse
+    IRevRNN 1x8 2 3 bfloat16 layer reset
+    MinLSTM 1x8 3 1 bfloat16 layer reset
+    """
+    with mock.patch.object(benchmark_linear, 'CHECKS', table):
+      code, out, _ = run(
+          '--suite=linear',
+          '--check_only',
+          '--layers=MinGRU,IRevRNN',
+          '--implementations=scan',
+          f'--output={path}',
+      )
+    self.assertEqual(code, 0, out)
+    rows = json.loads(path.read_text())['rows']
+    self.assertEqual([row['status'] for row in rows], ['ok'] * 4)
+    title = 'MinGRU 1x8 B3 T5 float32 layer reset mask reverse'
+    self.assertEqual(rows[1]['layer'], title)
+    self.assertIn('gradient.state.learned_carry.0.value', rows[1]['errors'])
+
   def test_hang_ends_with_a_message(self):
     path = self.output()
     program = f"""
@@ -456,6 +479,18 @@ class StepsTest(absltest.TestCase):
     self.assertIn('no such instruction', found['broken']['reason'])
     timed = [name for name, row in found.items() if 'median_ms' in row]
     self.assertEqual(timed, ['scan', 'as good', 'worse'])
+
+  def test_table_of_linear_checks(self):
+    layers = set()
+    for line in benchmark_linear.CHECKS.strip().splitlines()[1:]:
+      layer, size, _, _, dtype, *options = line.split()
+      self.assertIn(layer, benchmark_linear.LAYERS)
+      self.assertIn(dtype, benchmark_dense.DTYPES)
+      self.assertStartsWith(size, '1x')
+      self.assertEqual(options[0], 'layer')
+      self.assertContainsSubset(options[1:], ('reset', 'mask', 'reverse'))
+      layers.add(layer)
+    self.assertEqual(layers, {'MinGRU', 'MinLSTM', 'IRevRNN'})
 
   def test_table_of_checks(self):
     layers, sizes = set(), set()
