@@ -73,15 +73,6 @@ def forward(
   outs = (streams_lib.Stream(0, None, out_dtype),)
   relays = segments_lib.relays(plan)
 
-  def step_maps(theta, rows, restart, block):
-    maps = []
-    pairs = pointwise.map_rows(plan.step, theta, rows)
-    for i, pair in enumerate(pairs):
-      pair = flags_lib.select(block.idle(i), (1.0, 0.0), pair)
-      forget = (0.0, lambda pair=pair: maps_lib.step(pair, restart))
-      maps.append(flags_lib.select(block.restarts(i), forget, pair))
-    return maps
-
   def body(params, h0, restart, flags, *refs):
     inputs, (h_ref, last_ref, *relay), rings, out_rings, barriers, scratch = (
         launch.split(refs, len(arrays), 2 + len(relays), ins, outs)
@@ -93,7 +84,13 @@ def forward(
 
     def find(k):
       block = flags_lib.Block(walk, flags, k)
-      return step_maps(theta, walk.rows(rings, k), restart, block)
+      maps = []
+      pairs = pointwise.map_rows(plan.step, theta, walk.rows(rings, k))
+      for i, pair in enumerate(pairs):
+        pair = flags_lib.select(block.idle(i), (1.0, 0.0), pair)
+        forget = (0.0, lambda pair=pair: maps_lib.step(pair, restart))
+        maps.append(flags_lib.select(block.restarts(i), forget, pair))
+      return maps
 
     walk.prefetch(ins, inputs, rings, barriers)
     exchange = segments_lib.exchange(walk, barriers, find, scratch, relay)

@@ -52,8 +52,8 @@ def exchange(walk, barriers, find, scratch, relay: Sequence[Ref]):
     barriers: by which arriving blocks are waited for.
     find: wave -> the map of each step in this warpgroup's block, once it has
       arrived.
-    scratch: as `maps.exchange_types` lists it.
-    relay: references to `relays`.
+    scratch: as `maps.exchange_types` lists it, for warpgroups.
+    relay: a reference to `relays`, for segments.
   """
   if walk.config.segments == 1:
     return maps_lib.Exchange(walk, barriers, scratch)
