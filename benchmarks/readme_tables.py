@@ -247,8 +247,9 @@ def dense_h200() -> str:
   versions = data['versions']
   lines += [
       '',
-      f'{data["device"]["kind"]}, jax {versions["jax"]}, {data["date"][:10]}.'
-      ' Milliseconds forward / forward and backward, medians of calls in'
+      f'{data["device"]["kind"]}, jax {versions["jax"]}, {data["date"][:10]},'
+      f' runs: {1 + len(data.get("later", ()))}. Milliseconds forward / forward'
+      ' and backward, medians of calls in'
       ' flight; above, on given gates in bfloat16. FlashRNN and torch: public'
       ' programs, on an H100 or H200.',
   ]

@@ -144,8 +144,8 @@ def _forward(call: Call, theta, arrays, carry, restart, flags, outputs):
       )
       return forward(*operands)
 
-    run = _linear(call, ins, outs, run)
-    h, last = run(theta, arrays, carry, restart, flags)
+    tuned = _tuned(call, ins, outs, run)
+    h, last = tuned(theta, arrays, carry, restart, flags)
     last, carries = last[None], (h,)[:outputs]
     return jax.tree.map(lambda x: vary_as(x, like), (last, carries))
   size = _operations(call, len(ins), carry.shape[0])
@@ -180,8 +180,8 @@ def _run_bwd(call: Call, saved, cotangents):
       # How many parts there are depends on the configuration.
       return *results, d_theta.sum((0, 1)), d_restart.sum(1)
 
-    run = _linear(call, [*ins, *others], outs, run)
-    d_arrays, d_carry, d_theta, d_restart = run(
+    tuned = _tuned(call, [*ins, *others], outs, run)
+    d_arrays, d_carry, d_theta, d_restart = tuned(
         theta,
         arrays,
         carries[0],
@@ -217,14 +217,15 @@ def _run_bwd(call: Call, saved, cotangents):
 _run.defvjp(_run_fwd, _run_bwd)
 
 
-def _linear(call: Call, ins, outs, run):
-  """Returns a linear kernel with the configuration that is best for it.
+def _tuned(call: Call, ins, outs, run):
+  """Returns a linear kernel as a function of its operands.
 
   Args:
     call: what is static.
     ins: the streams that are read.
     outs: the streams that are written.
-    run: (configuration, *operands) -> results.
+    run: (configuration, *operands) -> results; it gets the best one, and under
+      `vmap` the best for all elements together, if that needs no segments.
   """
   layout = _layout(call)
 

@@ -38,6 +38,7 @@ from rnnzoo import benchmark_baselines
 from rnnzoo import benchmark_cases
 from rnnzoo import benchmark_dense
 from rnnzoo import benchmark_linear
+from rnnzoo import benchmark_problems
 from rnnzoo import benchmark_report
 from rnnzoo import benchmark_steps
 from rnnzoo import benchmark_suites
@@ -50,7 +51,7 @@ SUITES = benchmark_suites.SUITES
 
 def _check_rows(table, layer):
   problems = functools.partial(
-      benchmark_dense.checks,
+      benchmark_problems.checks,
       table,
       [layer],
       _IMPLEMENTATIONS.value,

@@ -223,25 +223,33 @@ class BenchmarkTest(absltest.TestCase):
         path.with_suffix('.png').read_bytes().startswith(b'\x89PNG')
     )
 
-  def test_dense_checks(self):
+  def check_rows(self, suite, module, layers, table):
+    """Returns the rows of a suite's checks, which all pass."""
     path = self.output()
-    table = """
-    layer heads x size batch time dtype options
-    GRU   2x8  3 5 bfloat16 reset mask reverse
-    Elman 1x24 3 1 float16  layer reset
-    LSTM  1x24 3 1 bfloat16 -
-    """
-    with mock.patch.object(benchmark_dense, 'CHECKS', table):
+    with mock.patch.object(module, 'CHECKS', table):
       code, out, _ = run(
-          '--suite=dense',
+          f'--suite={suite}',
           '--check_only',
-          '--layers=GRU,Elman',
+          f'--layers={layers}',
           '--implementations=scan',
           f'--output={path}',
       )
     self.assertEqual(code, 0, out)
     rows = json.loads(path.read_text())['rows']
     self.assertLen(rows, 4)
+    for row in rows:
+      self.assertEqual(row['status'], 'ok', row)
+      self.assertNotIn('median_ms', row)
+    return rows
+
+  def test_dense_checks(self):
+    table = """
+    layer heads x size batch time dtype options
+    GRU   2x8  3 5 bfloat16 reset mask reverse
+    Elman 1x24 3 1 float16  layer reset
+    LSTM  1x24 3 1 bfloat16 -
+    """
+    rows = self.check_rows('dense', benchmark_dense, 'GRU,Elman', table)
     self.assertEqual(
         rows[0]['layer'], 'GRU 2x8 B3 T5 bfloat16 reset mask reverse'
     )
@@ -255,29 +263,15 @@ class BenchmarkTest(absltest.TestCase):
         ),
         rows[1]['errors'],
     )
-    for row in rows:
-      self.assertEqual(row['status'], 'ok', row)
-      self.assertNotIn('median_ms', row)
 
   def test_linear_checks(self):
-    path = self.output()
     table = """
     layer heads x size batch time dtype options
     MinGRU  1x8 3 5 float32 layer reset mask reverse
     IRevRNN 1x8 2 3 bfloat16 layer reset
     MinLSTM 1x8 3 1 bfloat16 layer reset
     """
-    with mock.patch.object(benchmark_linear, 'CHECKS', table):
-      code, out, _ = run(
-          '--suite=linear',
-          '--check_only',
-          '--layers=MinGRU,IRevRNN',
-          '--implementations=scan',
-          f'--output={path}',
-      )
-    self.assertEqual(code, 0, out)
-    rows = json.loads(path.read_text())['rows']
-    self.assertEqual([row['status'] for row in rows], ['ok'] * 4)
+    rows = self.check_rows('linear', benchmark_linear, 'MinGRU,IRevRNN', table)
     title = 'MinGRU 1x8 B3 T5 float32 layer reset mask reverse'
     self.assertEqual(rows[1]['layer'], title)
     self.assertIn('gradient.state.learned_carry.0.value', rows[1]['errors'])
@@ -286,8 +280,8 @@ class BenchmarkTest(absltest.TestCase):
     path = self.output()
     program = f"""
 import sys, time
-from rnnzoo import benchmark, benchmark_dense
-benchmark_dense._make_unroll = lambda *_: lambda arrays: time.sleep(60)
+from rnnzoo import benchmark, benchmark_problems
+benchmark_problems._make_unroll = lambda *_: lambda arrays: time.sleep(60)
 sys.exit(benchmark.main(benchmark.parse_flags([
     'benchmark', '--suite=dense', '--layers=Elman', '--check_only',
     '--shapes=small', '--timeout=0.5', '--output={path}',
