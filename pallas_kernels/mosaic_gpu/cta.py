@@ -32,6 +32,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.mosaic_gpu import instructions
 from pallas_kernels.mosaic_gpu import ptx
+from pallas_kernels.mosaic_gpu import waiting
 
 Array = jax.Array
 Ref = Any
@@ -351,12 +352,12 @@ class Cta:
 
   def barrier(self):
     """Waits for all threads of the CTA."""
-    instructions.barrier(self.config.warpgroups)
+    waiting.barrier(self.config.warpgroups)
 
   def meet(self):
     """Waits for all threads of all CTAs of the cluster."""
     if self.config.cluster > 1:
-      instructions.cluster_barrier()
+      waiting.cluster_barrier()
     else:
       self.barrier()
 

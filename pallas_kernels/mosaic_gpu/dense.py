@@ -32,6 +32,7 @@ from pallas_kernels.mosaic_gpu import operand as operand_lib
 from pallas_kernels.mosaic_gpu import product as product_lib
 from pallas_kernels.mosaic_gpu import ptx
 from pallas_kernels.mosaic_gpu import tiles
+from pallas_kernels.mosaic_gpu import waiting
 
 Array = jax.Array
 Stream = cta_lib.Stream
@@ -286,7 +287,7 @@ def accuracy(plan: Plan, error: float) -> pointwise.Accuracy:
 
 
 def publishable(x: Array, dtype) -> Array:
-  """Casts, without NaNs that look like `instructions.POISON`."""
+  """Casts, without NaNs that look like `waiting.POISON`."""
   return jnp.where(jnp.isnan(x), jnp.nan, x).astype(dtype)
 
 
@@ -294,14 +295,14 @@ def meet(cta: cta_lib.Cta, exchanges: Sequence[exchange_lib.Exchange]) -> None:
   """Poisons this CTA's parts of the exchanges, and waits for all CTAs."""
   for exchange in exchanges:
     exchange.clear()
-  instructions.fence()
+  waiting.fence()
   cta.barrier()
   semaphore = pl.get_global(plgpu.SemaphoreType.REGULAR)
   shape, config = cta.shape, cta.config
   slices = pl.cdiv(shape.batch, config.columns)
   ctas = shape.heads * shape.parts(config) * slices
   plgpu.semaphore_signal(semaphore, 1, memory_scope='gpu')
-  instructions.await_count(semaphore, ctas * config.warpgroups)
+  waiting.await_count(semaphore, ctas * config.warpgroups)
 
 
 def kernel(plan, body, name, ins, outs, products, split, out_type):

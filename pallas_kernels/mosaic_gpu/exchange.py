@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from pallas_kernels.mosaic_gpu import cta as cta_lib
 from pallas_kernels.mosaic_gpu import instructions
 from pallas_kernels.mosaic_gpu import ptx
+from pallas_kernels.mosaic_gpu import waiting
 
 Array = jax.Array
 Ref = Any
@@ -27,7 +28,7 @@ class Exchange:
   """What CTAs tell each other, step by step, through device memory.
 
   A few slots are used in turn, so that they stay in the L2 cache. A slot that
-  holds `instructions.POISON` has not been written for its step yet. Its writer
+  holds `waiting.POISON` has not been written for its step yet. Its writer
   poisons it again when all have read it, which is certain as soon as all have
   written the next one, and long before it is written again. (A CTA without
   units writes nothing, but its team does not without its sums.)
@@ -86,7 +87,7 @@ class Exchange:
       where = (last >= 0) & (q < total)
       where &= (unit < cta.shape.size) & (row < cta.shape.batch)
       at = self.offset(step, row, gate) + cta.head * cta.shape.size + unit
-      instructions.fill(self.ref, jnp.where(where, at, 0), size, flag(where))
+      waiting.fill(self.ref, jnp.where(where, at, 0), size, flag(where))
 
   def settle(self, step):
     """Makes sure, every few steps, that slots are poisoned in time."""
@@ -94,7 +95,7 @@ class Exchange:
     turn = (step & (_SLOTS // 2 - 1)) == 0
     if cta.config.warpgroups > 1:
       turn &= cta.group == cta.config.warpgroups - 1
-    pl.when(turn)(instructions.fence)
+    pl.when(turn)(waiting.fence)
 
   def clear(self):
     """Poisons all slots, before all CTAs meet."""

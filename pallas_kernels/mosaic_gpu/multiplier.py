@@ -16,6 +16,7 @@ from pallas_kernels.mosaic_gpu import instructions
 from pallas_kernels.mosaic_gpu import operand as operand_lib
 from pallas_kernels.mosaic_gpu import product as product_lib
 from pallas_kernels.mosaic_gpu import ptx
+from pallas_kernels.mosaic_gpu import waiting
 
 Array = jax.Array
 Ref = Any
@@ -299,7 +300,7 @@ class Multiplier:
     config = self.cta.config
     size = 4 * self.operand.team * config.units * config.columns
     first = flag(self.cta.index == 0)
-    instructions.expect(self.operand.signals, 2, size, first)
+    waiting.expect(self.operand.signals, 2, size, first)
 
   def _gather_team(self, step) -> Array:
     """Sends each CTA of the team what it needs, and sums what it has got."""
@@ -319,10 +320,8 @@ class Multiplier:
       owner = lax.div(unit, jnp.int32(config.units))
       place = (unit - owner * config.units) * config.columns + column
       at = 4 * (base + operand.member * own + place)
-      instructions.send(
-          self.partials, at, words, operand.signals, 2, owner, exists
-      )
-    instructions.await_signal(operand.signals, 2, step & 1)
+      waiting.send(self.partials, at, words, operand.signals, 2, owner, exists)
+    waiting.await_signal(operand.signals, 2, step & 1)
     place = cta.unit * config.columns + cta.column
     parts = [
         instructions.load(

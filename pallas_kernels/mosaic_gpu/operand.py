@@ -19,6 +19,7 @@ from pallas_kernels.mosaic_gpu import instructions
 from pallas_kernels.mosaic_gpu import matrices as matrices_lib
 from pallas_kernels.mosaic_gpu import product as product_lib
 from pallas_kernels.mosaic_gpu import ptx
+from pallas_kernels.mosaic_gpu import waiting
 
 Array = jax.Array
 Ref = Any
@@ -97,7 +98,7 @@ class Operand:
           shared=True,
           where=flag(at < words),
       )
-    instructions.make_signals(self.signals, 3, flag(cta.index == 0))
+    waiting.make_signals(self.signals, 3, flag(cta.index == 0))
 
   def _slot(self, step):
     slot = step & (self.cta.config.slots - 1)
@@ -155,12 +156,10 @@ class Operand:
       words = instructions.load_words(
           self.ref, at, shared=True, size=2, where=where
       )
-      instructions.send(
-          self.ref, at, words, self.signals, step & 1, rank, where
-      )
+      waiting.send(self.ref, at, words, self.signals, step & 1, rank, where)
     own = jnp.clip(cta.shape.size - cta.unit0, 0, config.units)
     size = 2 * gates * self.planes * self.rows * (cta.shape.size - own)
-    instructions.expect(self.signals, step & 1, size, flag(cta.index == 0))
+    waiting.expect(self.signals, step & 1, size, flag(cta.index == 0))
 
   def ready(self, step):
     """Waits for what other CTAs have made, after `share` or `fetch`."""
@@ -168,7 +167,7 @@ class Operand:
     if config.through_device:
       self.cta.barrier()
     elif config.cluster > 1:
-      instructions.await_signal(self.signals, step & 1, (step >> 1) & 1)
+      waiting.await_signal(self.signals, step & 1, (step >> 1) & 1)
 
   def fetch(
       self,
@@ -191,7 +190,7 @@ class Operand:
     """
     cta, size = self.cta, self.cta.dtype.itemsize
     if cta.config.delay:
-      instructions.delay(cta.config.delay)
+      waiting.delay(cta.config.delay)
     total = self.operands * self.rows * (cta.shape.size // 8)
     rounds = range(pl.cdiv(total, cta.threads))
     # What is asked for at once is in registers at once.
@@ -209,7 +208,7 @@ class Operand:
             place = *place, (flag(step == 0), first, piece.plain + j)
           places.append(place)
       # All in one loop: a wait for one is a wait for all, in a warp.
-      flat = instructions.poll(places, size)
+      flat = waiting.poll(places, size)
       for k, piece in enumerate(pieces):
         words = flat[4 * self.planes * k :][: 4 * self.planes]
         if replace is not None:

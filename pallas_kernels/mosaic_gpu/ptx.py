@@ -5,8 +5,8 @@ which unit of which batch row follows from the tensor cores' fragments. To
 Pallas, a value is an array [n * 128] of a warpgroup, thread i holding elements
 i, 128 + i and so on, so that `jnp` works on it. What Pallas has no word for is
 PTX here: a template with %0, %1, ... for the results and then the operands,
-emitted once for each of the n elements of a thread. `instructions.py` has the
-templates.
+emitted once for each of the n elements of a thread. The templates are in
+`instructions.py` and `waiting.py`.
 """
 
 from collections.abc import Sequence

@@ -3,7 +3,7 @@
 Each wave of blocks is dealt to the CTAs of a sequence, its segments. A CTA
 finds the map that its block amounts to some waves before it needs to know what
 the others found, and tells them through device memory. That is poisoned first,
-so that reading is waiting (`instructions.poll`), and takes no time if the
+so that reading is waiting (`waiting.poll`), and takes no time if the
 others are not behind. So everything is read once.
 """
 
@@ -20,6 +20,7 @@ from pallas_kernels.mosaic_gpu import launch
 from pallas_kernels.mosaic_gpu import maps as maps_lib
 from pallas_kernels.mosaic_gpu import ptx
 from pallas_kernels.mosaic_gpu import streams as streams_lib
+from pallas_kernels.mosaic_gpu import waiting
 
 Array = jax.Array
 Ref = Any
@@ -109,30 +110,30 @@ class Relay:
   def _write(self, wave, words):
     segment = self.walk.segment
     at = self._place(wave, segment >> 1) + 2 * (segment & 1)
-    instructions.publish_pair(self.ref, at, words)
+    waiting.publish_pair(self.ref, at, words)
 
   def _meet(self):
     """Poisons this CTA's places, and waits until all CTAs have."""
-    poison = instructions.poison()
+    poison = waiting.poison()
     for slot in range(_SLOTS):
       self._write(jnp.int32(slot), (poison, poison))
-    instructions.fence()
-    instructions.barrier(1)
+    waiting.fence()
+    waiting.barrier(1)
     semaphore = pl.get_global(plgpu.SemaphoreType.REGULAR)
     layout = self.walk.layout
     tiles = layout.batch * layout.padded // streams_lib.LANES
     plgpu.semaphore_signal(semaphore, 1, memory_scope='gpu')
-    instructions.await_count(semaphore, tiles * self.count)
+    waiting.await_count(semaphore, tiles * self.count)
 
   def _tell(self, wave):
     """Tells the map of this CTA's block, as soon as that has arrived."""
     self.walk.wait(self.barriers, wave)
     total = maps_lib.compose(self.find(wave))
-    self._write(wave, [instructions.publishable(x) for x in total])
+    self._write(wave, [waiting.publishable(x) for x in total])
 
   def arrive(self, wave):
     """Waits for the block of a later wave, and tells its map."""
-    self.seen = instructions.peek(self._places(wave))
+    self.seen = waiting.peek(self._places(wave))
     later = wave + self.ahead
     pl.when(later < self.walk.waves)(lambda: self._tell(later))
 
@@ -146,15 +147,15 @@ class Relay:
     """
     del maps
     start = h
-    words = instructions.poll(self._places(wave), 4, self.seen)
+    words = waiting.poll(self._places(wave), 4, self.seen)
     values = [instructions.as_float(word) for word in words]
     for i in range(self.count):
       start = jnp.where(self.walk.segment == i, h, start)
       h = maps_lib.apply((values[2 * i], values[2 * i + 1]), h)
     done = wave - self.ahead - 1
-    poison = instructions.poison()
+    poison = waiting.poison()
     pl.when(done >= 0)(lambda: self._write(done, (poison, poison)))
-    pl.when((wave & (_SETTLED - 1)) == 0)(instructions.fence)
+    pl.when((wave & (_SETTLED - 1)) == 0)(waiting.fence)
     return start, h
 
 
