@@ -180,7 +180,7 @@ def _run_bwd(call: Call, saved, cotangents):
       # How many parts there are depends on the configuration.
       return *results, d_theta.sum((0, 1)), d_restart.sum(1)
 
-    tuned = _tuned(call, [*ins, *others], outs, run)
+    tuned = _tuned(call, [*ins, *others], outs, run, adjoint=True)
     d_arrays, d_carry, d_theta, d_restart = tuned(
         theta,
         arrays,
@@ -193,7 +193,8 @@ def _run_bwd(call: Call, saved, cotangents):
     )
     d_carry, d_restart = d_carry[None], d_restart[None]
   else:
-    size = _operations(call, len(outs), carry.shape[0])
+    # A step is done again before its derivative.
+    size = 2 * _operations(call, len(outs), carry.shape[0])
     config = tuning.diagonal(layout, [*outs, *others], outs, call.target, size)
     plan = _plan(call, config, *given)
     d_arrays, d_carry, d_theta, d_restart = diagonal.backward(
@@ -217,7 +218,7 @@ def _run_bwd(call: Call, saved, cotangents):
 _run.defvjp(_run_fwd, _run_bwd)
 
 
-def _tuned(call: Call, ins, outs, run):
+def _tuned(call: Call, ins, outs, run, adjoint=False):
   """Returns a linear kernel as a function of its operands.
 
   Args:
@@ -226,12 +227,13 @@ def _tuned(call: Call, ins, outs, run):
     outs: the streams that are written.
     run: (configuration, *operands) -> results; it gets the best one, and under
       `vmap` the best for all elements together, if that needs no segments.
+    adjoint: whether it is for the backward pass.
   """
   layout = _layout(call)
 
   def choose(batch: int):
     many = dataclasses.replace(layout, batch=batch)
-    return tuning.linear(many, ins, outs, call.target)
+    return tuning.linear(many, ins, outs, call.target, adjoint)
 
   config = choose(layout.batch)
   alone = functools.partial(run, config)

@@ -88,7 +88,10 @@ def pull(pullback, cotangent, accuracy: Accuracy = Accuracy()) -> Any:
 
 
 def map_rows(
-    fn: Callable[[Any, Any], Any], shared: Any, rows: Sequence[Any]
+    fn: Callable[[Any, Any], Any],
+    shared: Any,
+    rows: Sequence[Any],
+    accuracy: Accuracy = Accuracy(),
 ) -> list[Any]:
   """Returns [fn(shared, row) for row in rows], for calls in a kernel body.
 
@@ -100,10 +103,10 @@ def map_rows(
     fn: a pointwise function of pytrees of arrays.
     shared: its first argument.
     rows: second arguments, all of one structure.
+    accuracy: of the special functions in it.
   """
-  closed, shape = jax.make_jaxpr(legalize(fn), return_shape=True)(
-      shared, rows[0]
-  )
+  legal = legalize(fn, accuracy)
+  closed, shape = jax.make_jaxpr(legal, return_shape=True)(shared, rows[0])
   columns = [jax.tree.leaves((shared, row)) for row in rows]
   args = [list(column) for column in zip(*columns, strict=True)]
   outputs = _run_rows(closed.jaxpr, closed.consts, args, len(rows))
@@ -130,7 +133,11 @@ def _run_rows(jaxpr, consts, args, count: int) -> list[list[Any]]:
       outputs = _run_rows(inner.jaxpr, inner.consts, inputs, count)
     else:
       rows = zip(*inputs, strict=True)
-      outputs = [[eqn.primitive.bind(*row, **eqn.params) for row in rows]]
+      outputs = [eqn.primitive.bind(*row, **eqn.params) for row in rows]
+      if eqn.primitive.multiple_results:
+        outputs = list(zip(*outputs, strict=True))
+      else:
+        outputs = [outputs]
     values.update(zip(eqn.outvars, outputs, strict=True))
   return [read(v) for v in jaxpr.outvars]
 

@@ -27,6 +27,9 @@ from pallas_kernels.mosaic_gpu import streams as streams_lib
 Array = jax.Array
 Plan = launch.Plan
 
+# What special functions of the adjoint may be off by, absolutely.
+_ERROR = 2.0**-22
+
 
 def forward(
     plan: Plan,
@@ -60,6 +63,7 @@ def forward(
   ins = streams_lib.streams_of(arrays)
   outs = tuple(streams_lib.Stream(i, None, out_dtype) for i in range(outputs))
   states = carry.shape[0]
+  step = pointwise.legalize(plan.step, launch.accuracy(plan))
 
   def body(params, carry, restart, flags, *refs):
     inputs, out_refs, in_rings, out_rings, barriers, _ = launch.split(
@@ -81,7 +85,7 @@ def forward(
       walk.wait(barriers, k)
       for i, row in enumerate(walk.rows(in_rings, k)):
         start = flags_lib.select(block.restarts(i), restart, carry)
-        carry = pointwise.legalize(plan.step)(theta, row, start)
+        carry = step(theta, row, start)
         carry = flags_lib.select(block.idle(i), start, carry)
         out.append(carry[:outputs])
       walk.write(outs, out_refs, out_rings, k, out)
@@ -152,6 +156,9 @@ def backward(
       ),
   )
 
+  # What is computed again only goes into derivatives.
+  accuracy = launch.accuracy(plan, _ERROR)
+
   def linearise(theta, given):
     row, start = given
     return jax.vjp(plan.step, theta, row, start)[1]
@@ -186,7 +193,7 @@ def backward(
         given.append((row, start))
         cotangents.append(g)
       out = []
-      pullbacks = pointwise.map_rows(linearise, theta, given)
+      pullbacks = pointwise.map_rows(linearise, theta, given, accuracy)
       for i, (g, pullback) in enumerate(
           zip(cotangents, pullbacks, strict=True)
       ):
@@ -194,7 +201,9 @@ def backward(
         d_carry = (*seen, *d_carry[outputs:])
         zeros = (0.0,) * states
         d_new = flags_lib.select(block.idle(i), zeros, d_carry)
-        d_params, d_row, d_start = pointwise.pull(pullback, d_new)
+        d_params, d_row, d_start = pointwise.pull(
+            pullback, d_new, accuracy
+        )
         d_carry = flags_lib.select(block.idle(i), d_carry, d_start)
         d_theta = tuple(map(jnp.add, d_theta, d_params))
         if plan.flags:

@@ -8,6 +8,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from pallas_kernels import pointwise
+from pallas_kernels.mosaic_gpu import instructions
 from pallas_kernels.mosaic_gpu import streams
 
 Ref = Any
@@ -39,6 +41,17 @@ class Plan:
   carry: bool
   restart: bool
   interpret: Any
+
+
+def accuracy(plan: Plan, error: float = 0.0) -> pointwise.Accuracy:
+  """Returns what the special functions of a kernel are made of.
+
+  Args:
+    plan: what is static.
+    error: that they may have, as in `pointwise.Accuracy`.
+  """
+  reciprocal = None if plan.interpret else instructions.reciprocal
+  return pointwise.Accuracy(error, reciprocal)
 
 
 def walk(plan: Plan, reverse: bool) -> streams.Walk:

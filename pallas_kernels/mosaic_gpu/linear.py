@@ -5,14 +5,15 @@ traced into the kernel, so a cell's gates are computed where they are used
 and only its pre-activations and h cross device memory. For a plain scan it is
 the identity.
 
-A stretch of steps amounts to one affine map h -> A h + B (Martin and Cundy,
-2018), which is what makes time parallel, at two levels:
+Time is shared out at two levels:
 
-* Warpgroups of a CTA have a block of steps each, in registers. They exchange
-  the maps of their blocks through shared memory, so that each knows the h it
-  starts from, and then run through their block. Nothing is read twice.
+* Warpgroups of a CTA have a block of steps each. They compute (a, b) of all
+  steps in it on their own, and take turns for the recurrence itself, which is
+  one operation a step (`turns.py`).
 * Where batch and features alone do not fill the card, CTAs share out a
-  sequence in the same way, and exchange maps through device memory.
+  sequence. A stretch of steps amounts to one affine map h -> A h + B (Martin
+  and Cundy, 2018); CTAs tell each other theirs through device memory, so that
+  each knows the h that it starts from (`segments.py`).
 
 The adjoint is a recurrence of the same kind in the other direction. With
 λ_t = g_t + μ_{t+1} and μ_t = a_t λ_t,
@@ -37,6 +38,7 @@ from pallas_kernels.mosaic_gpu import launch
 from pallas_kernels.mosaic_gpu import maps as maps_lib
 from pallas_kernels.mosaic_gpu import segments as segments_lib
 from pallas_kernels.mosaic_gpu import streams as streams_lib
+from pallas_kernels.mosaic_gpu import turns as turns_lib
 
 Array = jax.Array
 Plan = launch.Plan
@@ -72,6 +74,7 @@ def forward(
   ins = streams_lib.streams_of(arrays)
   outs = (streams_lib.Stream(0, None, out_dtype),)
   relays = segments_lib.relays(plan)
+  accuracy = launch.accuracy(plan)
 
   def body(params, h0, restart, flags, *refs):
     inputs, (h_ref, last_ref, *relay), rings, out_rings, barriers, scratch = (
@@ -85,7 +88,9 @@ def forward(
     def find(k):
       block = flags_lib.Block(walk, flags, k)
       maps = []
-      pairs = pointwise.map_rows(plan.step, theta, walk.rows(rings, k))
+      pairs = pointwise.map_rows(
+          plan.step, theta, walk.rows(rings, k), accuracy
+      )
       for i, pair in enumerate(pairs):
         pair = flags_lib.select(block.idle(i), (1.0, 0.0), pair)
         forget = (0.0, lambda pair=pair: maps_lib.step(pair, restart))
@@ -98,20 +103,20 @@ def forward(
     def wave(k, h):
       exchange.arrive(k)
       maps = find(k)
-      start, h = exchange.run(k, maps, h)
-      if config.warpgroups > 1:
-        walk.refill(ins, inputs, rings, barriers, k)
+      h = exchange.before(k, h)
       out = []
       for pair in maps:
-        start = maps_lib.step(pair, start)
-        out.append((start,))
+        h = maps_lib.step(pair, h)
+        out.append((h,))
+      h = exchange.after(h)
       walk.write(outs, (h_ref,), out_rings, k, out)
-      if config.warpgroups == 1:
-        walk.refill(ins, inputs, rings, barriers, k)
-      return start if exchange.alone else h
+      walk.refill(ins, inputs, rings, barriers, k)
+      return h
 
     h = segments_lib.initial(walk, h0, plan.carry)
+    exchange.begin(h)
     h = lax.fori_loop(0, walk.waves, wave, h)
+    exchange.end()
     segments_lib.leave(walk, last_ref, h)
     plgpu.wait_smem_to_gmem(0)
 
@@ -127,7 +132,7 @@ def forward(
           jax.ShapeDtypeStruct((layout.batch, padded), jnp.float32),
           *relays,
       ),
-      maps_lib.exchange_types(config),
+      turns_lib.types(config),
   )(params, h0, restart, flags, *arrays)
   return layout.narrow(h), last
 
@@ -170,6 +175,7 @@ def backward(
   cotangent = streams_lib.Stream(count + 1, None, d_h.dtype)
   outs = streams_lib.streams_of(arrays)
   relays = segments_lib.relays(plan)
+  accuracy = launch.accuracy(plan)
   for_adjoint = needed(plan.step, plan.params, len(outs))
   some = lambda needed: tuple(s for s, n in zip(outs, needed, strict=True) if n)
   ins = (*some(for_adjoint), previous, cotangent)
@@ -215,7 +221,7 @@ def backward(
       rows, _, cotangents = zip(
           *expand(walk.rows(rings, k), for_adjoint), strict=True
       )
-      pairs = pointwise.map_rows(plan.step, theta, rows)
+      pairs = pointwise.map_rows(plan.step, theta, rows, accuracy)
       return factors([a for a, _ in pairs], cotangents, block)[1]
 
     walk.prefetch(ins, inputs, rings, barriers)
@@ -229,15 +235,17 @@ def backward(
       rows, befores, cotangents = zip(
           *expand(walk.rows(rings, k), for_adjoint), strict=True
       )
-      values = pointwise.map_rows(linearise, theta, rows)
+      values = pointwise.map_rows(linearise, theta, rows, accuracy)
       scales, maps = factors([a for (a, _), _ in values], cotangents, block)
-      start, mu = exchange.run(k, maps, mu)
-      if config.warpgroups > 1:
-        walk.refill(ins, inputs, rings, barriers, k)
+      mu = exchange.before(k, mu)
+      adjoints = []
+      for pair, g in zip(maps, cotangents, strict=True):
+        adjoints.append(g + mu)
+        mu = maps_lib.step(pair, mu)
+      mu = exchange.after(mu)
       given = []
       for i, (_, pullback) in enumerate(values):
-        adjoint = cotangents[i] + start
-        start = maps_lib.step(maps[i], start)
+        adjoint = adjoints[i]
         is_first = walk.time(k, i) == first_time
         (before,) = flags_lib.select(is_first, (h0,), (befores[i],))
         (before,) = flags_lib.select(block.restarts(i), (restart,), (before,))
@@ -250,19 +258,20 @@ def backward(
           (d_in,) = flags_lib.select(block.restarts(i), d_in, (0.0,))
           d_restart = d_restart + d_in
       out = []
-      for d_params, d_row in pointwise.map_rows(pull, (), given):
+      for d_params, d_row in pointwise.map_rows(pull, (), given, accuracy):
         d_theta = tuple(map(jnp.add, d_theta, d_params))
         out.append(d_row)
       walk.write(outs, d_arrays, out_rings, k, out)
-      if config.warpgroups == 1:
-        walk.refill(ins, inputs, rings, barriers, k)
-      return start if exchange.alone else mu, d_theta, d_restart
+      walk.refill(ins, inputs, rings, barriers, k)
+      return mu, d_theta, d_restart
 
     mu = walk.read(d_last, walk.batch)
+    exchange.begin(mu)
     zero = streams_lib.zeros()
     d_theta = tuple(zero for _ in theta)
     state = (mu, d_theta, zero if plan.flags else ())
     mu, d_theta, d_restart = lax.fori_loop(0, walk.waves, wave, state)
+    exchange.end()
     segments_lib.leave(walk, d_h0_ref, mu)
     part = walk.segment * config.warpgroups + walk.warpgroup
     for k, value in enumerate(d_theta):
@@ -289,7 +298,7 @@ def backward(
           *(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes),
           *relays,
       ),
-      maps_lib.exchange_types(config),
+      turns_lib.types(config),
   )(params, h0, restart, flags, d_last, *arrays, h, d_h)
   d_arrays, (d_h0, d_params, d_restart, *_) = results[:count], results[count:]
   return tuple(map(layout.narrow, d_arrays)), d_h0, d_params, d_restart

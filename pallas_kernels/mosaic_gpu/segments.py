@@ -20,6 +20,7 @@ from pallas_kernels.mosaic_gpu import launch
 from pallas_kernels.mosaic_gpu import maps as maps_lib
 from pallas_kernels.mosaic_gpu import ptx
 from pallas_kernels.mosaic_gpu import streams as streams_lib
+from pallas_kernels.mosaic_gpu import turns as turns_lib
 from pallas_kernels.mosaic_gpu import waiting
 
 Array = jax.Array
@@ -46,22 +47,24 @@ def relays(plan: Plan) -> list[jax.ShapeDtypeStruct]:
 
 
 def exchange(walk, barriers, find, scratch, relay: Sequence[Ref]):
-  """Returns how the blocks of a wave learn what those before theirs amount to.
+  """Returns how a block learns what h is before it, as `turns.Alone` does.
 
   Args:
     walk: over time.
     barriers: by which arriving blocks are waited for.
     find: wave -> the map of each step in this warpgroup's block, once it has
       arrived.
-    scratch: as `maps.exchange_types` lists it, for warpgroups.
+    scratch: as `turns.types` lists it, for warpgroups.
     relay: a reference to `relays`, for segments.
   """
-  if walk.config.segments == 1:
-    return maps_lib.Exchange(walk, barriers, scratch)
-  return Relay(walk, barriers, find, *relay)
+  if walk.config.segments > 1:
+    return Relay(walk, barriers, find, *relay)
+  if walk.config.warpgroups > 1:
+    return turns_lib.Turns(walk, barriers, *scratch)
+  return turns_lib.Alone(walk, barriers)
 
 
-class Relay:
+class Relay(turns_lib.Alone):
   """How CTAs tell each other the maps of their blocks, a wave at a time.
 
   A slot is poisoned again by its writer when all have read it, which is certain
@@ -72,15 +75,11 @@ class Relay:
     barriers: by which arriving blocks are waited for.
     find: wave -> the map of each step in this CTA's block.
     ref: in device memory, of `Relay.shape`.
-
-  Attributes:
-    alone: false, there are others.
   """
 
-  alone = False
-
   def __init__(self, walk: streams_lib.Walk, barriers, find, ref: Ref):
-    self.walk, self.barriers, self.find, self.ref = walk, barriers, find, ref
+    super().__init__(walk, barriers)
+    self.find, self.ref = find, ref
     self.ahead, self.count = walk.config.ahead, walk.config.segments
     if self.ahead > MOST_AHEAD:
       raise ValueError(f'ahead is at most {MOST_AHEAD}, got {self.ahead}')
@@ -137,26 +136,23 @@ class Relay:
     later = wave + self.ahead
     pl.when(later < self.walk.waves)(lambda: self._tell(later))
 
-  def run(self, wave, maps, h: Array) -> tuple[Array, Array]:
-    """Returns h before this CTA's block, and h after the whole wave.
-
-    Args:
-      wave: index of the wave.
-      maps: of each step in this CTA's block; not used.
-      h: before the wave.
-    """
-    del maps
+  def before(self, wave, h: Array) -> Array:
     start = h
     words = waiting.poll(self._places(wave), 4, self.seen)
     values = [instructions.as_float(word) for word in words]
     for i in range(self.count):
       start = jnp.where(self.walk.segment == i, h, start)
       h = maps_lib.apply((values[2 * i], values[2 * i + 1]), h)
+    self.whole = h
     done = wave - self.ahead - 1
     poison = waiting.poison()
     pl.when(done >= 0)(lambda: self._write(done, (poison, poison)))
     pl.when((wave & (_SETTLED - 1)) == 0)(waiting.fence)
-    return start, h
+    return start
+
+  def after(self, h: Array) -> Array:
+    """Returns h after the whole wave."""
+    return self.whole
 
 
 def small(plan: Plan, walk, params: Ref, restart: Ref, flags: Ref):
@@ -175,6 +171,6 @@ def initial(walk, ref: Ref, given: bool) -> Array:
 def leave(walk, ref: Ref, h: Array):
   """Writes h after the last wave."""
 
-  @pl.when((walk.segment == 0) & (walk.warpgroup == 0))
+  @pl.when((walk.segment == 0) & (walk.warpgroup == walk.config.warpgroups - 1))
   def _():
     ref[walk.batch, walk.features] = h
