@@ -133,11 +133,10 @@ def _run_rows(jaxpr, consts, args, count: int) -> list[list[Any]]:
       outputs = _run_rows(inner.jaxpr, inner.consts, inputs, count)
     else:
       rows = zip(*inputs, strict=True)
-      outputs = [eqn.primitive.bind(*row, **eqn.params) for row in rows]
+      found = [eqn.primitive.bind(*row, **eqn.params) for row in rows]
+      outputs = [found]
       if eqn.primitive.multiple_results:
-        outputs = list(zip(*outputs, strict=True))
-      else:
-        outputs = [outputs]
+        outputs = [list(column) for column in zip(*found, strict=True)]
     values.update(zip(eqn.outvars, outputs, strict=True))
   return [read(v) for v in jaxpr.outvars]
 

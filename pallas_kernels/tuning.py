@@ -29,16 +29,16 @@ _ADJOINT = ((8, 2, 2), (8, 4, 2), (8, 4, 3), (16, 4, 2), (16, 4, 3))
 
 # Bytes of each stream that are in flight on the whole card where it is fastest.
 # With 40 to 128 tiles, what these choose was at most 6 % slower than the best
-# of 15 configurations, in float32 and bfloat16, for a plain scan and for minGRU.
+# of 15 cuts, in float32 and bfloat16, for a plain scan and for minGRU.
 _FORWARD_IN_FLIGHT = 3 * 2**20
 _ADJOINT_IN_FLIGHT = 2 * 2**20
 
 # Shared memory that the rings of one multiprocessor may take, in bytes.
 _SHARED = 216 * 1024
 
-# Fewer segments than these are not worth it, nor segments of fewer steps. Two of
-# them, for 36 tiles, took up to 2.1 times as long as none; with 24 and 32 tiles
-# four were up to 15 % slower, and in adjoints 6 to 28 % faster.
+# Fewer segments than these are not worth it, nor segments of fewer steps. Two,
+# for 36 tiles, took up to 2.1 times as long as none; with 24 and 32 tiles four
+# were up to 15 % slower, and in adjoints 6 to 28 % faster.
 _FEWEST_SEGMENTS, _SEGMENT_STEPS = 4, 256
 
 # Each CTA composes the maps of all segments, which it has in registers.
@@ -58,8 +58,8 @@ _MAX_ROWS = 64
 _IN_FLIGHT = 48 * 1024
 
 # Operations in an unrolled block. IRevRNN with 3 inner steps took 0.43 ms with
-# 4 rows, 0.35 with 16 and 0.37 with 20, and the adjoint 0.39 with 4, 0.36 with 8
-# and 0.38 with 16.
+# 4 rows, 0.35 with 16 and 0.37 with 20, and the adjoint 0.39 with 4, 0.36 with
+# 8 and 0.38 with 16.
 _UNROLLED = 2600
 
 
@@ -105,19 +105,16 @@ def _cut(
   cuts = _ADJOINT if adjoint else _FORWARD
   in_flight = _ADJOINT_IN_FLIGHT if adjoint else _FORWARD_IN_FLIGHT
   wanted = in_flight / (tiles * size * streams_lib.LANES)
-  configs = [Config(rows, groups, 1, stages) for rows, groups, stages in cuts]
+  every = [Config(rows, groups, 1, stages) for rows, groups, stages in cuts]
   budget = _budget(tiles, target)
-  configs = [
-      config
-      for config in configs
-      if streams_lib.shared_bytes(inputs, outputs, config) <= budget
-  ] or configs[:1]
-  steps = lambda config: config.rows * config.warpgroups * config.stages
+  size_of = lambda c: streams_lib.shared_bytes(inputs, outputs, c)
+  configs = [c for c in every if size_of(c) <= budget] or every[:1]
+  steps = lambda c: c.rows * c.warpgroups * c.stages
   if tiles > target.cores:
     # Several CTAs share a multiprocessor.
-    most = [config for config in configs if steps(config) <= wanted]
+    most = [c for c in configs if steps(c) <= wanted]
     return most[-1] if most else configs[0]
-  enough = [config for config in configs if steps(config) >= 0.9 * wanted]
+  enough = [c for c in configs if steps(c) >= 0.9 * wanted]
   return enough[0] if enough else configs[-1]
 
 

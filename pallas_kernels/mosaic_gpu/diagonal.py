@@ -201,9 +201,7 @@ def backward(
         d_carry = (*seen, *d_carry[outputs:])
         zeros = (0.0,) * states
         d_new = flags_lib.select(block.idle(i), zeros, d_carry)
-        d_params, d_row, d_start = pointwise.pull(
-            pullback, d_new, accuracy
-        )
+        d_params, d_row, d_start = pointwise.pull(pullback, d_new, accuracy)
         d_carry = flags_lib.select(block.idle(i), d_carry, d_start)
         d_theta = tuple(map(jnp.add, d_theta, d_params))
         if plan.flags:

@@ -1,11 +1,11 @@
 """Turns: how warpgroups of a CTA share out the steps of one recurrence.
 
-Each has every so many blocks of a sequence. All that takes long, reading inputs,
-computing gates and writing results, it does on its own; for the recurrence
-itself, one multiplication and addition a step, warpgroups take turns: each
-waits for the h that its predecessor ends with, runs through its block and hands
-its own on. So h is computed in the order of time whatever the number of
-warpgroups.
+Each has every so many blocks of a sequence. All that takes long, reading
+inputs, computing gates and writing results, it does on its own; for the
+recurrence itself, one multiplication and addition a step, warpgroups take
+turns: each waits for the h that its predecessor ends with, runs through its
+block and hands its own on. So h is computed in the order of time whatever the
+number of warpgroups.
 """
 
 import jax
