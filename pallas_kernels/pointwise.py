@@ -383,7 +383,9 @@ class _Evaluation:
   def _instruction(self, x):
     """Returns 1 / x by one instruction, or None."""
     reciprocal = self._accuracy.reciprocal
-    return reciprocal(x) if reciprocal is not None and jnp.ndim(x) else None
+    if reciprocal is None or not jnp.ndim(x) or x.dtype != jnp.float32:
+      return None
+    return reciprocal(x)
 
   def _reciprocal(self, x):
     """Returns 1 / x for x > 0."""

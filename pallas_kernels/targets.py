@@ -36,12 +36,10 @@ class Target(NamedTuple):
   """A device to compile for.
 
   Attributes:
-    kind: its name, for instance 'NVIDIA H200'.
     cores: number of multiprocessors.
     interpret: whether kernels are interpreted on a CPU, for tests.
   """
 
-  kind: str
   cores: int
   interpret: bool
 
@@ -70,14 +68,14 @@ def current() -> Target:
         f' {OTHERWISE}'
     )
   if _interpreting:
-    return Target('interpreter', 4, True)
+    return Target(4, True)
   kind, platform, cores, major = _describe()
   if platform not in ('gpu', 'cuda') or major not in _MAJORS:
     raise NotImplementedError(
         'GPU kernels need an NVIDIA GPU of compute capability 9.0 (H100, H200)'
         f' or 10.0 (B200), and the device here is {kind!r}. {OTHERWISE}'
     )
-  return Target(kind, cores or 132, False)
+  return Target(cores or 132, False)
 
 
 def _describe() -> tuple[str, str, int | None, int]:

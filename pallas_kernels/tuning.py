@@ -25,7 +25,15 @@ _FORWARD = (
     (16, 4, 3),
     (32, 4, 2),
 )
-_ADJOINT = ((8, 2, 2), (8, 4, 2), (8, 4, 3), (16, 4, 2), (16, 4, 3))
+_ADJOINT = (
+    (8, 1, 3),
+    (8, 2, 2),
+    (8, 2, 3),
+    (8, 4, 2),
+    (8, 4, 3),
+    (16, 4, 2),
+    (16, 4, 3),
+)
 
 # Bytes of each stream that are in flight on the whole card where it is fastest.
 # With 40 to 128 tiles, what these choose was at most 6 % slower than the best
@@ -54,8 +62,8 @@ _SEGMENT_STAGES, _AHEAD = 4, 2
 # Rows of a block there, which are unrolled.
 _MAX_ROWS = 64
 
-# What a multiprocessor has in flight from device memory, in bytes.
-_IN_FLIGHT = 48 * 1024
+# What a CTA of a diagonal recurrence has in flight, in bytes.
+_DIAGONAL_IN_FLIGHT = 48 * 1024
 
 # Operations in an unrolled block. IRevRNN with 3 inner steps took 0.43 ms with
 # 4 rows, 0.35 with 16 and 0.37 with 20, and the adjoint 0.39 with 4, 0.36 with
@@ -144,7 +152,7 @@ def diagonal(
   rows = max(2, min(16, _UNROLLED // max(1, operations)))
   rows = 1 << (rows.bit_length() - 1)
   block = rows * streams_lib.LANES * sum(s.dtype.itemsize for s in inputs)
-  stages = max(2, min(6, _IN_FLIGHT // block))
+  stages = max(2, min(6, _DIAGONAL_IN_FLIGHT // block))
   config = Config(rows, 1, 1, stages)
   return _fit(config, layout.time, inputs, outputs, _tiles(layout), target)
 
@@ -193,16 +201,18 @@ def _smaller(config: Config, steps: int) -> Iterable[Config]:
     rows //= 2
   while warpgroups > 1 and steps < warpgroups * rows:
     warpgroups //= 2
-  rows = max(2, min(rows, steps))
-  if steps < 8 * rows * warpgroups:
-    # A divisor of few steps leaves no block that reaches far beyond them.
-    wave = warpgroups
-    sizes = range(rows, max(1, rows // 2), -1)
-    rows = next((r for r in sizes if steps % (r * wave) == 0), rows)
-  for stages in range(min(config.stages, -(-steps // rows)), 0, -1):
-    ahead = min(config.ahead, stages - 1)
-    yield Config(rows, warpgroups, config.segments, stages, ahead)
-  while rows > 2:
-    rows = max(2, rows // 2)
-    yield Config(rows, warpgroups, config.segments, 2)
+  while True:
+    waves = -(-steps // (warpgroups * rows))
+    # As few rows as that many waves need.
+    fewest = max(2, -(-steps // (warpgroups * waves)))
+    # With one stage nothing is on its way while a block is worked on.
+    for stages in range(min(config.stages, waves), min(2, waves) - 1, -1):
+      ahead = min(config.ahead, stages - 1)
+      yield Config(fewest, warpgroups, config.segments, stages, ahead)
+    if warpgroups == 1 and rows == 2:
+      break
+    if warpgroups > 1:
+      warpgroups //= 2
+    else:
+      rows = max(2, rows // 2)
   yield Config(2, 1, config.segments, 1)

@@ -282,7 +282,7 @@ def imitated(test, pieces=1):
     with test.assertRaisesRegex(NotImplementedError, 'need jax >= 0.11'):
       yield []
     return
-  target = targets.Target('NVIDIA H200', 132, False)
+  target = targets.Target(132, False)
   with contextlib.ExitStack() as stack:
     patch = lambda *args: stack.enter_context(mock.patch.object(*args))
     patch(targets, 'current', lambda: target)

@@ -27,6 +27,8 @@ import rnnzoo
 from rnnzoo import selection
 
 if abstract_gpu.RUNS:
+  from jax.experimental.pallas import mosaic_gpu as plgpu
+
   from pallas_kernels import targets
   from pallas_kernels import tuning
   from pallas_kernels.mosaic_gpu import maps
@@ -194,6 +196,28 @@ class LinearScanTest(parameterized.TestCase):
     with abstract_gpu.interpreted(self), cut(*cut_as):
       self.check((1, 37, 8), np.float32, True, reverse)
 
+  @parameterized.parameters(
+      ((3, 2, 1), 6), ((4, 3, 2), 37), ((4, 4, 1), 37), ((4, 4, 2), 16)
+  )
+  def test_turns(self, cut_as, time):
+    # Warpgroups change nothing, and there is no race between them.
+    a, b, h0, reset, _ = draw(2, time, 8, with_reset=True)
+    scan = functools.partial(
+        rnnzoo.linear_scan, a, b, h0, reset=reset, implementation='pallas'
+    )
+    if not abstract_gpu.RUNS:
+      return
+    with abstract_gpu.interpreted(self), cut(8, 1, 2):
+      want = scan()
+    careful = functools.partial(plgpu.InterpretGPUParams, detect_races=True)
+    with (
+        mock.patch.object(plgpu, 'InterpretGPUParams', careful),
+        abstract_gpu.interpreted(self),
+        cut(*cut_as),
+    ):
+      got = scan()
+    np.testing.assert_array_equal(got, want)
+
   @parameterized.parameters(*CUTS[:3])
   def test_any_cut_of_a_layer(self, *cut_as):
     # Parameters and restarts have gradients from every warpgroup.
@@ -338,7 +362,7 @@ class SegmentsTest(absltest.TestCase):
   def test_cut(self):
     if not abstract_gpu.RUNS:
       return
-    target = targets.Target('NVIDIA H200', 132, False)
+    target = targets.Target(132, False)
     found = set()
     for batch, time, tiles in itertools.product(
         (1, 3, 39, 40), (256, 511, 512, 600, 1023, 65537), (1, 8, 13, 132)
@@ -349,11 +373,15 @@ class SegmentsTest(absltest.TestCase):
       ):
         stream = streams.Stream(0, None, jnp.dtype(dtype))
         ins, outs = [stream] * ins, [stream] * outs
-        config = tuning.linear(layout, ins, outs, target)
+        is_adjoint = len(outs) > 1
+        config = tuning.linear(layout, ins, outs, target, is_adjoint)
         found.add(config.segments > 1)
         size = streams.shared_bytes(ins, outs, config)
         shared = 2 if batch * tiles > 132 else 1
         self.assertLessEqual(shared * size, 224 * 1024)
+        steps = config.segments * config.rows * config.warpgroups
+        # While a block is worked on, the next one is on its way.
+        self.assertGreaterEqual(config.stages, 2 if steps < time else 1)
         if config.segments == 1:
           continue
         # All CTAs are on the GPU at once, maps come in pairs, and the blocks

@@ -4,6 +4,7 @@ Pallas's compiler runs up to the code that a GPU's own compiler takes: layouts,
 shapes, primitives without a rule and the size of shared memory are checked.
 """
 
+import dataclasses
 import functools
 import re
 import warnings
@@ -16,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
+import pallas_kernels
 import rnnzoo
 
 H200, B200 = 'NVIDIA H200', 'NVIDIA B200'
@@ -88,6 +90,32 @@ def gradient(layer, options, dtype, sizes, flags=''):
   return jax.grad(loss, (0, 1)), (state, x, reset, lengths, mask)
 
 
+@dataclasses.dataclass(frozen=True)
+class ConstantGate(rnnzoo.LinearCell):
+  """A linear cell with quotients and sigmoids of constants."""
+
+  input_gates = 1
+
+  def coefficients(self, params, x_gates):
+    (x,) = x_gates
+    a = jax.nn.sigmoid(jnp.zeros_like(x))
+    return a, x / jnp.full_like(x, 3.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class ConstantFeedback(rnnzoo.Cell):
+  """A cell that is not linear, likewise."""
+
+  input_gates = 1
+  recurrent_gates = 1
+  carry_names = ('h',)
+
+  def update(self, params, x_gates, h_gates, carry):
+    a = jax.nn.sigmoid(jnp.zeros_like(x_gates[0]))
+    h = jnp.tanh(x_gates[0] + a * h_gates[0])
+    return (h / jnp.full_like(h, 3.0) ** -2,)
+
+
 class LoweringTest(parameterized.TestCase):
 
   def lowers(self, f, *args, kernels=2):
@@ -138,12 +166,27 @@ class LoweringTest(parameterized.TestCase):
   @parameterized.parameters((2, True), (64, False))
   def test_vmap_of_segments(self, count, in_turn):
     # Many sequences fill a GPU without segments, and then all run at once.
-    a = aval((count, 1, 600, 8), jnp.float32)
+    a = aval((count, 1, 1200, 8), jnp.float32)
     scan = functools.partial(rnnzoo.linear_scan, implementation='pallas')
     loss = lambda a, b: jnp.sum(jax.vmap(scan)(a, b))
     with abstract_gpu.device(self, H200):
       text = self.lowers(jax.grad(loss, (0, 1)), a, a)
       self.assertEqual('stablehlo.while' in text, in_turn)
+
+  @parameterized.parameters(ConstantGate(), ConstantFeedback())
+  def test_constants(self, cell):
+    # A constant is in the registers of no thread in particular.
+    x = aval((2, 40, 1, 8), jnp.float32)
+    kernel = None
+    if isinstance(cell, ConstantFeedback):
+      kernel = aval((1, 8, 1, 1), jnp.float32)
+
+    def loss(x, kernel):
+      h = pallas_kernels.recurrence(cell, {}, x, kernel, None)[1][0]
+      return jnp.sum(h)
+
+    with abstract_gpu.device(self, H200):
+      self.lowers(jax.grad(loss), x, kernel)
 
   @parameterized.parameters('MinGRU', 'IRevRNN')
   def test_checkpoint(self, name):

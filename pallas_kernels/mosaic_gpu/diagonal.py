@@ -27,11 +27,6 @@ from pallas_kernels.mosaic_gpu import streams as streams_lib
 Array = jax.Array
 Plan = launch.Plan
 
-# What special functions may be off by, absolutely: forward where results are
-# rounded to 16 bits, a quarter of what rounding to bfloat16 does; and in the
-# adjoint, where what is computed again only goes into derivatives.
-_SHORT_ERROR, _ADJOINT_ERROR = 2.0**-11, 2.0**-22
-
 
 def forward(
     plan: Plan,
@@ -65,8 +60,7 @@ def forward(
   ins = streams_lib.streams_of(arrays)
   outs = tuple(streams_lib.Stream(i, None, out_dtype) for i in range(outputs))
   states = carry.shape[0]
-  error = _SHORT_ERROR if jnp.dtype(out_dtype).itemsize == 2 else 0.0
-  step = pointwise.legalize(plan.step, launch.accuracy(plan, error))
+  step = pointwise.legalize(plan.step, launch.accuracy(plan))
 
   def body(params, carry, restart, flags, *refs):
     inputs, out_refs, in_rings, out_rings, barriers, _ = launch.split(
@@ -159,7 +153,7 @@ def backward(
       ),
   )
 
-  accuracy = launch.accuracy(plan, _ADJOINT_ERROR)
+  accuracy = launch.accuracy(plan)
 
   def linearise(theta, given):
     row, start = given

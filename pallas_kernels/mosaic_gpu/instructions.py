@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
 from pallas_kernels.mosaic_gpu import ptx
@@ -141,6 +142,8 @@ def fetch_wait(pending: int) -> None:
 def reciprocal(x: Array) -> Array:
   """Returns 1 / x of float32, to an error of 1e-7; denormals count as 0."""
   count = ptx.per_thread(x)
+  # What is the same for all threads may have no layout.
+  x = plgpu.layout_cast(x, ptx.layout(count))
   code = 'rcp.approx.ftz.f32 %0, %1;'
   return ptx.emit(code, [jnp.float32], x, count=count, pure=True)[0]
 

@@ -51,7 +51,10 @@ class Alone:
     return h
 
   def end(self) -> None:
-    """Takes what nobody needs any more, after the last wave."""
+    """After the last wave: leaves no turn that nobody has taken.
+
+    Interpret mode wants all barriers to have been waited for.
+    """
 
 
 class Turns(Alone):
