@@ -75,10 +75,11 @@ def gpu_runs() -> str:
         f' {published(name)} | {epochs} | {epoch:.2f} | {epoch * epochs:.0f} |'
     )
   first = rows[0]
+  commits = ' and '.join(dict.fromkeys(r['commit'] for r in rows))
   lines += [
       '',
       f'{first["device"]}, jax {first["jax"]}, {max(r["date"] for r in rows)},'
-      f' one seed, commit {first["commit"]}. An epoch: training on 51,000'
+      f' one seed, commits {commits}. An epoch: training on 51,000'
       ' images, validation, and what is written; without compilation.',
   ]
   return '\n'.join(lines)

@@ -4,10 +4,12 @@ import json
 import pathlib
 import subprocess
 import sys
+import types
 from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import flagsaver
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -398,6 +400,24 @@ class RotationTest(absltest.TestCase):
     results = benchmark_rotation.rotate(lambda a, b: a + b['k'][0])(sets)
     for (a, _), result in zip(sets, results, strict=True):
       np.testing.assert_array_equal(result, 2 * a)
+
+  def test_device_time(self):
+    event = types.SimpleNamespace(duration_ns=250_000)
+    line = lambda name, count: types.SimpleNamespace(
+        name=name, events=[event] * count
+    )
+    plane = lambda name, *lines: types.SimpleNamespace(name=name, lines=lines)
+    profile = types.SimpleNamespace(
+        planes=[
+            plane('/device:GPU:0', line('Stream #14', 3), line('XLA Ops', 5)),
+            plane('/host:CPU', line('Stream', 7)),
+        ]
+    )
+    with mock.patch.object(jax.profiler, 'ProfileData') as data:
+      data.from_file.return_value = profile
+      found = benchmark_rotation.device_ms(lambda: jnp.ones(3))
+    self.assertEqual(found, 0.75)
+    self.assertTrue(data.from_file.call_args.args[0].endswith('.xplane.pb'))
 
   def test_wrong_or_broken_is_not_timed(self):
     def broken(x):
