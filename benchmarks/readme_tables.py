@@ -75,11 +75,11 @@ def gpu_runs() -> str:
         f' {published(name)} | {epochs} | {epoch:.2f} | {epoch * epochs:.0f} |'
     )
   first = rows[0]
-  commits = ' and '.join(dict.fromkeys(r['commit'] for r in rows))
+  each = lambda key: ' and '.join(sorted({row[key] for row in rows}))
   lines += [
       '',
-      f'{first["device"]}, jax {first["jax"]}, {max(r["date"] for r in rows)},'
-      f' one seed, commits {commits}. An epoch: training on 51,000'
+      f'{first["device"]}, jax {first["jax"]}, {each("date")}, one seed,'
+      f' commits {each("commit")}. An epoch: training on 51,000'
       ' images, validation, and what is written; without compilation.',
   ]
   return '\n'.join(lines)

@@ -37,16 +37,19 @@ _ADJOINT = (
 
 # Bytes of each stream that are in flight on the whole card where it is fastest.
 # With 40 to 512 tiles, what these choose was at most 8 % slower than the best
-# of 15 cuts, in float32 and bfloat16, for a plain scan and for minGRU.
+# of 15 cuts, in float32 and bfloat16, for a plain scan and for minGRU, wherever
+# it was one of them.
 _FORWARD_IN_FLIGHT = 3 * 2**20
 _ADJOINT_IN_FLIGHT = 2 * 2**20
 
-# Shared memory that the rings of one multiprocessor may take, in bytes.
+# Shared memory that the rings of one multiprocessor may take, in bytes: of 227
+# KiB, what warpgroups hand on takes 2.
 _SHARED = 216 * 1024
 
 # Fewer segments than these are not worth it, nor segments of fewer steps. Two,
-# for 36 tiles, took up to 2.1 times as long as none; with 24 and 32 tiles four
-# were up to 15 % slower, and in adjoints 6 to 28 % faster.
+# for 36 tiles, took up to twice as long as none. Four were, with 24 and 32
+# tiles of 4096 steps, up to 17 % slower forward and 10 to 28 % faster in the
+# adjoint; with 8 tiles of 1024 steps up to 38 % slower and 7 to 31 % faster.
 _FEWEST_SEGMENTS, _SEGMENT_STEPS = 4, 256
 
 # Each CTA composes the maps of all segments, which it has in registers.
@@ -65,9 +68,9 @@ _MAX_ROWS = 64
 # What a CTA of a diagonal recurrence has in flight, in bytes.
 _DIAGONAL_IN_FLIGHT = 48 * 1024
 
-# Operations in an unrolled block. IRevRNN with 3 inner steps took 0.43 ms with
-# 4 rows, 0.35 with 16 and 0.37 with 20, and the adjoint 0.39 with 4, 0.36 with
-# 8 and 0.38 with 16.
+# Operations in an unrolled block. IRevRNN with 3 inner steps took 0.42 ms with
+# 4 rows, 0.35 with 16 and 0.37 with 20; forward and backward 1.11, 0.88 and
+# 0.83 where the adjoint had 2, 4 and 8.
 _UNROLLED = 2600
 
 

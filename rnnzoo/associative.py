@@ -65,8 +65,8 @@ def unroll(
     a = jnp.where(reset[..., None], 0, a)
   if jax.default_backend() != 'cpu' and len(x_gates) > 2:
     # XLA would compute gates again in each of the scan's fusions: minLSTM took
-    # 13 to 25 % longer on an H200. What takes two gates, minGRU, is 5 to 20 %
-    # faster like that, and so is all on a CPU.
+    # 15 to 30 % longer on an H200. MinGRU, of two gates, took 6 to 22 % longer
+    # with the barrier, and on a CPU the gradients of both did.
     a, b = lax.optimization_barrier((a, b))
   return linear_scan(compose_scan, reverse, a, b, carry[0])
 

@@ -157,8 +157,9 @@ def _time(right, repeats: int) -> None:
     fast.append(row)
     calls.append(functools.partial(rotated.call, sets))
   times = benchmark_timing.interleave(calls, repeats)
-  for row, call, measured in zip(fast, calls, times, strict=True):
+  for row, measured in zip(fast, times, strict=True):
     _note(row, measured, len(sets))
+  for row, call in zip(fast, calls, strict=True):
     if jax.default_backend() != 'cpu':
       row['dispatch_ms'] = dispatch_ms(call) / len(sets)
       if row['dispatch_ms'] > 0.7 * row['median_ms']:

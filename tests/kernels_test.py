@@ -1,9 +1,10 @@
 """GPU kernels, interpreted on a CPU, against float64.
 
 The same bodies that a GPU runs, with its memories and barriers imitated: wrong
-indices, wrong derivatives and waiting for ever show here, races hardly and the
-accuracy of fast instructions not at all. `jax.checkpoint` is tested by lowering
-only, since interpreted kernels have effects that it does not take.
+indices, wrong derivatives and waiting for ever show here, races where a test
+looks for them and the accuracy of fast instructions not at all.
+`jax.checkpoint` is tested by lowering only, since interpreted kernels have
+effects that it does not take.
 """
 
 import contextlib
