@@ -7,7 +7,7 @@ grid, by Pallas's own rule, but for one whose CTAs wait for each other: with
 more elements there may be no need for that, else it runs once for each.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 import dataclasses
 import functools
 from typing import Any
@@ -18,12 +18,14 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
 from pallas_kernels import pointwise
+from pallas_kernels import projection
 from pallas_kernels import targets
 from pallas_kernels import tuning
 from pallas_kernels.mosaic_gpu import diagonal
 from pallas_kernels.mosaic_gpu import flags as flags_lib
 from pallas_kernels.mosaic_gpu import launch
 from pallas_kernels.mosaic_gpu import linear
+from pallas_kernels.mosaic_gpu import projected
 from pallas_kernels.mosaic_gpu import streams
 
 Array = jax.Array
@@ -85,15 +87,129 @@ def run(
   aligned = _aligned(call, arrays)
   arrays = tuple(streams.pad_features(x, aligned) for x in arrays)
   inner = dataclasses.replace(call, shape=(*call.shape[:2], aligned))
-  padded = streams.round_up(aligned, streams.LANES)
-  theta, carry, restart = jax.tree.map(
-      lambda x: streams.pad_features(x, padded), (theta, carry, restart)
-  )
+  theta, carry, restart = _whole_tiles(aligned, (theta, carry, restart))
   last, carries = _run(inner, theta, arrays, carry, restart, flags)
   cut = lambda x: x[..., :features]
   if aligned != features:
     carries = tuple(map(cut, carries))
   return cut(last), carries
+
+
+def multiplies(call: Call, x: Array, kernel: Array) -> bool:
+  """Whether `run_projected` can do a product and a recurrence, and is faster.
+
+  Args:
+    call: what is static.
+    x: [B, T, I].
+    kernel: W, [G, I, F].
+  """
+  gates, _, features = kernel.shape
+  gate_streams = jax.ShapeDtypeStruct((*x.shape[:2], gates, features), x.dtype)
+  return (
+      call.linear
+      and call.out_dtype == x.dtype
+      and x.dtype.itemsize == 2
+      and _aligned(call, (gate_streams,)) == features
+      and tuning.projected(_layout(call), kernel.shape, call.target)
+  )
+
+
+def run_projected(
+    call: Call,
+    theta: Array,
+    x: Array,
+    kernel: Array,
+    carry: Array | None,
+    restart: Array | None,
+    reset: Array | None,
+    mask: Array | None,
+) -> tuple[Array, tuple[Array, ...]]:
+  """`run` of `projection.project(kernel, x)`, which stays on the chip.
+
+  Args:
+    call: what is static, for which `multiplies` holds.
+    theta: as for `run`, and so is the rest but x and W.
+    x: [B, T, I].
+    kernel: W, [G, I, F].
+    carry: float32 [1, B, F] or None.
+    restart: float32 [1, B, F] or None.
+    reset: bool [B, T] or None.
+    mask: bool [B, T] or None.
+  """
+  _, _, features = call.shape
+  flags = flags_lib.pack(reset, mask)
+  theta, carry, restart = _whole_tiles(features, (theta, carry, restart))
+  last, h = _run_projected(call, theta, x, kernel, carry, restart, flags)
+  return last[..., :features], (h,)
+
+
+def _whole_tiles(features: int, small):
+  """Pads small operands to whole tiles of features."""
+  padded = streams.round_up(features, streams.LANES)
+  return jax.tree.map(lambda x: streams.pad_features(x, padded), small)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _run_projected(call: Call, theta, x, kernel, carry, restart, flags):
+  operands = theta, x, kernel, carry, restart, flags
+  return _forward_projected(call, False, *operands)[:2]
+
+
+def _run_projected_fwd(call: Call, theta, x, kernel, carry, restart, flags):
+  theta, x, kernel, carry, restart = differentiable_once(
+      (theta, x, kernel, carry, restart)
+  )
+  operands = theta, x, kernel, carry, restart, flags
+  last, h, gates = _forward_projected(call, True, *operands)
+  return (last, h), (theta, (gates,), (h,), carry, restart, flags, kernel, x)
+
+
+def _run_projected_bwd(call: Call, saved, cotangents):
+  *saved, kernel, x = saved
+  d_last, d_h = cotangents
+  d_theta, (d_gates,), *rest = _run_bwd(call, saved, (d_last, (d_h,)))
+  d_kernel, d_x = projection.backward((kernel, x), d_gates)
+  return d_theta, d_x, d_kernel, *rest
+
+
+_run_projected.defvjp(_run_projected_fwd, _run_projected_bwd)
+
+
+def _forward_projected(call: Call, keep: bool, *operands):
+  """Returns the last carry, h, and the gates if `keep`, else None.
+
+  Args:
+    call: what is static.
+    keep: whether to return the gates.
+    *operands: of `_run_projected`.
+  """
+
+  def in_one(theta, x, kernel, carry, restart, flags):
+    plan = _plan(call, projected.CONFIG, carry, restart, flags)
+    small = _unread(call, theta, (x,), carry, restart, flags)
+    theta, carry, restart, flags = small
+    h, last, gates = projected.forward(
+        plan, call.target.cores, theta, x, kernel, carry, restart, flags, keep
+    )
+    return jax.tree.map(lambda y: vary_as(y, x), (last[None], h, gates))
+
+  def in_two(theta, x, kernel, carry, restart, flags):
+    gates = projection.project(kernel, x)
+    small = carry, restart, flags
+    last, (h,) = _forward(call, theta, (gates,), *small, outputs=1)
+    return last, h, gates if keep else None
+
+  function = jax.custom_batching.custom_vmap(in_one)
+
+  @function.def_vmap
+  def _rule(size, batched, *operands):
+    del size
+    # The CTAs of several such kernels could not all be there at once.
+    axes = jax.tree.map(lambda yes: 0 if yes else None, tuple(batched))
+    results = jax.vmap(in_two, axes)(*operands)
+    return results, jax.tree.map(lambda _: True, results)
+
+  return function(*operands)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -282,7 +398,7 @@ def _unread(call: Call, theta, arrays, carry, restart, flags):
   )
 
 
-def _aligned(call: Call, arrays: tuple[Array, ...]) -> int:
+def _aligned(call: Call, arrays: Sequence[Any]) -> int:
   """Returns how many features arrays need to have, at least F."""
   batch, _, features = call.shape
   # TMA wants rows of device memory to start at multiples of 16 bytes.
@@ -312,7 +428,7 @@ def _plan(
   if call.target.interpret:
     interpret = plgpu.InterpretGPUParams()  # type: ignore[attr-defined]
     # Interpret mode knows no copies that reach beyond an array.
-    margin = config.warpgroups * config.rows
+    margin = config.warpgroups * config.segments * config.rows
     layout = dataclasses.replace(layout, margin=margin)
   return launch.Plan(
       call.step,

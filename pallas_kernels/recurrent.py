@@ -24,6 +24,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import arguments
+from pallas_kernels import projection
 from pallas_kernels import targets
 
 Array = jax.Array
@@ -52,6 +53,7 @@ def recurrence(
     recurrent_kernel: Array | None,
     carry: Carry | None,
     *,
+    input_kernel: Array | None = None,
     bias: Array | None = None,
     restart: Carry | None = None,
     reset: Array | None = None,
@@ -74,11 +76,15 @@ def recurrence(
     cell: the equations.
     params: the cell's own parameters by name, each [..., F].
     x_gates: input gates, [B, T, G, F] or a sequence of arrays [B, T, F] and
-      [B, T, g, F] that have G gates in all; float32, bfloat16 or float16.
+      [B, T, g, F] that have G gates in all; float32, bfloat16 or float16. With
+      `input_kernel` what that multiplies, [B, T, I].
     recurrent_kernel: [G', N, D, D] with N D = F, or None for a cell without
       recurrent gates.
     carry: what the first step starts from, each [B, F]; None for zeros, which
       a linear recurrence then does not read.
+    input_kernel: W, [G, I, F], or None; cast to the dtype of x_gates. A linear
+      recurrence of inputs in 16 bits multiplies and scans in one kernel, where
+      that is faster.
     bias: added to the input gates, [G, F], or None.
     restart: what a reset restarts from, each [B, F]; zeros if None.
     reset: bool [B, T], also where x_gates are time-major; where true, the carry
@@ -114,13 +120,23 @@ def recurrence(
   arguments.dtypes('recurrence', [*(x.dtype for x in arrays), out_dtype])
   arguments.unsharded(
       'recurrence',
-      (params, arrays, recurrent_kernel, carry, bias, restart, reset, mask),
+      (
+          *(params, arrays, input_kernel, recurrent_kernel),
+          *(carry, bias, restart, reset, mask),
+      ),
   )
   features = arrays[0].shape[-1]
+  if input_kernel is not None:
+    _check_input_kernel(cell, arrays, input_kernel)
+    features = input_kernel.shape[-1]
   lead = arrays[0].shape[:2]
   batch, time = lead[::-1] if time_major else lead
   arguments.sizes('recurrence', batch, time, features)
-  _check_gates(cell, arrays, bias)
+  if input_kernel is None:
+    _check_gates(cell, arrays)
+  if bias is not None:
+    expected = (cell.input_gates, features)
+    arguments.shape('bias', bias, '[gates, features]', expected)
   linear = hasattr(cell, 'coefficients')
   if cell.recurrent_gates:
     _check_kernel(cell, recurrent_kernel, features)
@@ -179,7 +195,7 @@ def recurrence(
             target,
         ),
         rows.pack(params, bias, None),
-        _join(arrays),
+        _join(_projected(arrays, input_kernel)),
         dense_kernel,
         stack(carry),
         stack(restart),
@@ -202,29 +218,50 @@ def recurrence(
   rows = _Rows.of(params, bias, recurrent_kernel, features)
   step: Callable[..., Any]
   step = _Coefficients(cell, rows) if linear else _Update(cell, rows)
-  last, carries = engine.run(
-      engine.Call(
-          step,
-          linear,
-          rows.count,
-          (batch, time, features),
-          time_major,
-          reverse,
-          outputs,
-          out_dtype,
-          target,
-      ),
-      rows.pack(params, bias, recurrent_kernel),
-      tuple(arrays),
-      stack(carry),
-      stack(restart),
-      reset,
-      mask,
+  call = engine.Call(
+      step,
+      linear,
+      rows.count,
+      (batch, time, features),
+      time_major,
+      reverse,
+      outputs,
+      out_dtype,
+      target,
   )
+  theta = rows.pack(params, bias, recurrent_kernel)
+  rest = stack(carry), stack(restart), reset, mask
+  x = arrays[0]
+  if input_kernel is not None and engine.multiplies(call, x, input_kernel):
+    last, carries = engine.run_projected(call, theta, x, input_kernel, *rest)
+  else:
+    arrays = _projected(arrays, input_kernel)
+    last, carries = engine.run(call, theta, tuple(arrays), *rest)
   return tuple(last), carries
 
 
-def _check_gates(cell: Cell, arrays: Sequence[Array], bias: Array | None):
+def _projected(arrays: Sequence[Array], input_kernel: Array | None):
+  """Returns the input gates."""
+  if input_kernel is None:
+    return arrays
+  (x,) = arrays
+  return (projection.project(input_kernel, x),)
+
+
+def _check_input_kernel(cell: Cell, arrays, input_kernel: Array):
+  """Raises ValueError unless x_gates are inputs of an input kernel."""
+  if len(arrays) > 1 or arrays[0].ndim != 3:
+    raise ValueError(
+        'x_gates must be [batch, time, in_features] with an input_kernel, got'
+        f' {[tuple(x.shape) for x in arrays]}.'
+    )
+  axes = '[gates, in_features, features]'
+  given = input_kernel.shape[-1:]
+  expected = (cell.input_gates, arrays[0].shape[-1], *given)
+  arguments.shape('input_kernel', input_kernel, axes, expected)
+
+
+def _check_gates(cell: Cell, arrays: Sequence[Array]):
   """Raises ValueError unless the input gates are all there."""
   for x in arrays:
     if x.ndim not in (3, 4):
@@ -240,9 +277,6 @@ def _check_gates(cell: Cell, arrays: Sequence[Array], bias: Array | None):
         f'x_gates must hold {cell.input_gates} gates for'
         f' {type(cell).__name__}, got {gates}.'
     )
-  if bias is not None:
-    expected = (gates, arrays[0].shape[-1])
-    arguments.shape('bias', bias, '[gates, features]', expected)
 
 
 def _check_kernel(cell: Cell, recurrent_kernel: Array | None, features: int):

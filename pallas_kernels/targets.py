@@ -38,10 +38,12 @@ class Target(NamedTuple):
   Attributes:
     cores: number of multiprocessors.
     interpret: whether kernels are interpreted on a CPU, for tests.
+    wgmma: whether warpgroups multiply matrices as on Hopper.
   """
 
   cores: int
   interpret: bool
+  wgmma: bool = False
 
 
 @contextlib.contextmanager
@@ -68,14 +70,14 @@ def current() -> Target:
         f' {OTHERWISE}'
     )
   if _interpreting:
-    return Target(4, True)
+    return Target(4, True, True)
   kind, platform, cores, major = _describe()
   if platform not in ('gpu', 'cuda') or major not in _MAJORS:
     raise NotImplementedError(
         'GPU kernels need an NVIDIA GPU of compute capability 9.0 (H100, H200)'
         f' or 10.0 (B200), and the device here is {kind!r}. {OTHERWISE}'
     )
-  return Target(cores or 132, False)
+  return Target(cores or 132, False, major == 9)
 
 
 def _describe() -> tuple[str, str, int | None, int]:

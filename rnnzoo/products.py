@@ -78,51 +78,6 @@ def _project_bwd(residuals, d_gates):
 project.defvjp(_project_fwd, _project_bwd)
 
 
-@jax.custom_vjp
-def project_joint(kernel: Array, x: Array) -> Array:
-  """Returns W x of all gates in one product, in x's dtype, without a bias.
-
-  What a GPU kernel reads: the kernel adds the bias itself. Sums are float32 or
-  wider, and so is the gradient of W.
-
-  Args:
-    kernel: W, [G, I, F]; cast to x's dtype.
-    x: [..., I].
-
-  Returns:
-    [..., G, F].
-  """
-  return jnp.einsum('...i,gif->...gf', x, kernel.astype(x.dtype))
-
-
-def _project_joint_fwd(kernel, x):
-  return project_joint(kernel, x), (kernel, x)
-
-
-def _project_joint_bwd(residuals, d_gates):
-  kernel, x = residuals
-  wide = jnp.promote_types(x.dtype, jnp.float32)
-  # For one input these are sums, not matrix products; nothing is to be rounded.
-  precision = 'highest' if x.shape[-1] == 1 else None
-  d_kernel = jnp.einsum(
-      'bi,bgf->gif',
-      x.reshape(-1, x.shape[-1]),
-      d_gates.reshape(-1, *d_gates.shape[-2:]),
-      precision=precision,
-      preferred_element_type=wide,
-  )
-  d_x = jnp.einsum(
-      '...gf,gif->...i',
-      d_gates,
-      kernel.astype(x.dtype),
-      precision=precision,
-  )
-  return d_kernel.astype(kernel.dtype), d_x
-
-
-project_joint.defvjp(_project_joint_fwd, _project_joint_bwd)
-
-
 def pack(kernel: Array) -> Array:
   """[G, N, D, D] -> [N, D, G D]."""
   gates, heads, size, _ = kernel.shape

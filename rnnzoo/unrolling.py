@@ -372,10 +372,10 @@ def _run_kernel(
   # A transpose of a transpose is nothing to the compiler.
   own = (lambda x: x) if time_major else swap
   x_gates: Any
-  bias = None
+  input_kernel, bias = None, None
   if project is products.project:
-    kernel_of_inputs, bias = weights
-    x_gates = products.project_joint(kernel_of_inputs, own(inputs))
+    x_gates = own(inputs)
+    input_kernel, bias = weights
   elif project is _split_gates:
     x_gates = own(inputs)
   else:
@@ -386,6 +386,7 @@ def _run_kernel(
       x_gates,
       kernel,
       None if from_zero else carry,
+      input_kernel=input_kernel,
       bias=bias,
       restart=None if from_zero else restart,
       reset=None if reset is None else jnp.swapaxes(reset, -2, -1),

@@ -14,6 +14,14 @@ from pallas_kernels.mosaic_gpu import streams
 
 Ref = Any
 
+# Barriers are placed by hand: those that Pallas would insert around accesses to
+# shared memory take several times as long as the arithmetic.
+COMPILER_PARAMS = plgpu.CompilerParams(
+    approx_math=True,
+    unsafe_no_auto_barriers=True,
+    lowering_semantics=plgpu.LoweringSemantics.Lane,
+)
+
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
@@ -114,13 +122,7 @@ def kernel(
           streams.barrier_type(ins, config),
           *scratch,
       ],
-      # Barriers are placed by hand: those that Pallas would insert around every
-      # access to shared memory take several times as long as the arithmetic.
-      compiler_params=plgpu.CompilerParams(
-          approx_math=True,
-          unsafe_no_auto_barriers=True,
-          lowering_semantics=plgpu.LoweringSemantics.Lane,
-      ),
+      compiler_params=COMPILER_PARAMS,
       interpret=plan.interpret,
       **options,
   )

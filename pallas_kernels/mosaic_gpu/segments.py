@@ -12,7 +12,6 @@ from typing import Any
 
 import jax
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
 from pallas_kernels.mosaic_gpu import instructions
@@ -116,13 +115,9 @@ class Relay(turns_lib.Alone):
     poison = waiting.poison()
     for slot in range(_SLOTS):
       self._write(jnp.int32(slot), (poison, poison))
-    waiting.fence()
-    waiting.barrier(1)
-    semaphore = pl.get_global(plgpu.SemaphoreType.REGULAR)
     layout = self.walk.layout
     tiles = layout.batch * layout.padded // streams_lib.LANES
-    plgpu.semaphore_signal(semaphore, 1, memory_scope='gpu')
-    waiting.await_count(semaphore, tiles * self.count)
+    waiting.meet(tiles * self.count)
 
   def _tell(self, wave):
     """Tells the map of this CTA's block, as soon as that has arrived."""

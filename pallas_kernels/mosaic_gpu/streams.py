@@ -132,10 +132,11 @@ class Stream:
   shift: int = 0
 
 
+@dataclasses.dataclass(frozen=True)
 class Walk:
   """A warpgroup's way through time.
 
-  Args:
+  Attributes:
     layout: the arrays.
     config: the cut.
     reverse: whether loop steps run from the last time to the first.
@@ -145,17 +146,17 @@ class Walk:
     warpgroup: index in the CTA.
   """
 
-  def __init__(
-      self, layout, config, reverse, batch, features, segment=0, warpgroup=0
-  ):
-    self.layout = layout
-    self.config = config
-    self.reverse = reverse
-    self.batch = batch
-    self.features = features
-    self.segment = segment
-    self.warpgroup = warpgroup
-    self._wave = config.warpgroups * config.rows
+  layout: Layout
+  config: Config
+  reverse: bool
+  batch: Any
+  features: Any
+  segment: Any = 0
+  warpgroup: Any = 0
+
+  @property
+  def _wave(self) -> int:
+    return self.config.warpgroups * self.config.rows
 
   @property
   def waves(self) -> int:

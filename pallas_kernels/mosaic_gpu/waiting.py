@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
 from pallas_kernels.mosaic_gpu import instructions
@@ -172,6 +174,19 @@ def fill(ref: Ref, offset, size: int, where) -> None:
       f' @p st.global.v4.b32 [{address}], {{w, w, w, w}};'
   )
   ptx.emit('{' + code + '}', [], ref, offset, where)
+
+
+def meet(warpgroups: int) -> None:
+  """Waits for other warpgroups on the device, and orders device memory.
+
+  Args:
+    warpgroups: how many call this, all CTAs together.
+  """
+  fence()
+  barrier(1)
+  semaphore = pl.get_global(plgpu.SemaphoreType.REGULAR)
+  plgpu.semaphore_signal(semaphore, 1, memory_scope='gpu')
+  await_count(semaphore, warpgroups)
 
 
 def await_count(semaphore: Ref, count: int) -> None:

@@ -1,0 +1,493 @@
+"""Linear recurrences of projected inputs: x W and the scan in one kernel.
+
+A linear cell's gates are free of h, so all they need of the input is W x_t. A
+product and a scan one after the other write these pre-activations to device
+memory and read them again. Here they go from the tensor cores to the scan
+through shared memory, and while one block of steps is scanned the next one is
+multiplied.
+
+A block is 128 steps of 128 features of one sequence, with all gates. CTAs take
+one block after the other in the order of time, so that the block before is done
+when they need the h that it ends with, which comes through device memory. A CTA
+is four warpgroups: two multiply half a block each, one scans, one loads x and
+W. They tell each other by barriers which buffers are full and which are free.
+
+Products are `wgmma`, Hopper's: 16-bit operands, float32 sums. Pre-activations
+are rounded to 16 bits, as between two kernels.
+"""
+
+from collections.abc import Callable, Sequence
+import dataclasses
+from typing import Any, Literal
+
+import jax
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+import jax.numpy as jnp
+
+from pallas_kernels import pointwise
+from pallas_kernels.mosaic_gpu import flags as flags_lib
+from pallas_kernels.mosaic_gpu import instructions
+from pallas_kernels.mosaic_gpu import launch
+from pallas_kernels.mosaic_gpu import maps as maps_lib
+from pallas_kernels.mosaic_gpu import ptx
+from pallas_kernels.mosaic_gpu import segments as segments_lib
+from pallas_kernels.mosaic_gpu import streams as streams_lib
+from pallas_kernels.mosaic_gpu import swizzled
+from pallas_kernels.mosaic_gpu import waiting
+
+Array = jax.Array
+Plan = launch.Plan
+Ref = Any
+
+LANES = streams_lib.LANES
+
+# More gates have no place in registers.
+MOST_GATES = 2
+
+# Steps of a block, and of the half of it that one warpgroup multiplies.
+_BLOCK, _HALF = 128, 64
+
+# Steps that are scanned at a time.
+_ROWS = 16
+
+# How many inputs are multiplied at a time, and how many times that is on its
+# way from device memory. It leaves 2 KiB of shared memory.
+_DEPTH, _STAGES = swizzled.WIDTH, 3
+
+# Registers of a thread that multiplies, scans and loads. In all warpgroups
+# together there are 512; 88 to 136 for the scan made no difference.
+_MULTIPLYING, _SCANNING, _LOADING = 176, 120, 40
+
+# To a `Walk`, the steps that are scanned at a time are a segment of a block.
+CONFIG = streams_lib.Config(_ROWS, 1, _BLOCK // _ROWS, _STAGES)
+
+
+def forward(
+    plan: Plan,
+    ctas: int,
+    params: Array,
+    x: Array,
+    kernel: Array,
+    h0: Array,
+    restart: Array,
+    flags: Array,
+    keep: bool,
+) -> tuple[Array, Array, Array | None]:
+  """Runs the recurrence.
+
+  Args:
+    plan: what is static, with `CONFIG`.
+    ctas: how many CTAs there may be on the device at once.
+    params: [plan.params, Fp], with Fp the padded features.
+    x: [B, T, I], 16-bit.
+    kernel: W, [G, I, F].
+    h0: as for `linear.forward`, and so are restart and flags.
+    restart: [B, Fp].
+    flags: int32 [B, T].
+    keep: whether to return the pre-activations.
+
+  Returns:
+    h, [B, T, F] in x's dtype; h after the last step, float32 [B, Fp]; the
+    pre-activations W x, [B, T, G, F], if `keep`, else None.
+  """
+  layout, interpret = plan.layout, plan.interpret is not None
+  gates, depth, features = kernel.shape
+  work = _Work(layout, plan.reverse, 1 if interpret else ctas)
+  # TMA wants rows of device memory to start at multiples of 16 bytes. Interpret
+  # mode knows no copies that reach beyond an array.
+  aligned = streams_lib.round_up(depth, _DEPTH if interpret else 8)
+  weights = _arrange(kernel.astype(x.dtype), aligned if interpret else depth)
+  x = layout.widen(streams_lib.pad_features(x, aligned))
+  matrices = lambda *shape: swizzled.matrices(*shape, dtype=x.dtype)
+  small = (layout.batch, layout.padded)
+  outputs = [
+      jax.ShapeDtypeStruct(layout.shape, x.dtype),
+      jax.ShapeDtypeStruct(small, jnp.float32),
+      jax.ShapeDtypeStruct((work.waves, *small), jnp.float32),
+  ]
+  if keep:
+    shape = (*layout.shape[:2], gates, features)
+    outputs.append(jax.ShapeDtypeStruct(shape, x.dtype))
+
+  def projected_linear_recurrence(*refs):
+    operands, results = refs[:6], refs[6 : 6 + len(outputs)]
+    scratch = refs[6 + len(outputs) :]
+    roles = _Roles(plan, work, gates, depth, operands, results, *scratch)
+    warpgroup = lax.axis_index('warpgroup')
+    pl.when(warpgroup < 2)(lambda: roles.multiply(warpgroup))
+    pl.when(warpgroup == 2)(roles.scan)
+    pl.when(warpgroup == 3)(roles.load)
+
+  h, last, _, *kept = plgpu.kernel(
+      projected_linear_recurrence,
+      out_type=tuple(outputs),
+      grid=(work.ctas,),
+      grid_names=('cta',),
+      num_threads=4,
+      thread_name='warpgroup',
+      scratch_types=[
+          matrices(_STAGES, _BLOCK, _DEPTH),
+          matrices(_STAGES, _DEPTH, gates * LANES),
+          matrices(2, gates, 2, _HALF, swizzled.WIDTH),
+          matrices(2, _HALF, swizzled.WIDTH),
+          plgpu.Barrier(num_arrivals=2, num_barriers=_STAGES),
+          plgpu.Barrier(num_arrivals=2, num_barriers=_STAGES),
+          plgpu.Barrier(num_barriers=2),
+          plgpu.Barrier(num_barriers=2),
+      ],
+      compiler_params=launch.COMPILER_PARAMS,
+      interpret=plan.interpret,
+  )(params, x, weights, h0, restart, flags)
+  return layout.narrow(h), last, layout.narrow(kept[0]) if keep else None
+
+
+def _arrange(kernel: Array, depth: int) -> Array:
+  """[G, I, F] -> [depth, tiles G LANES]: side by side what is read at once."""
+  gates, inputs, features = kernel.shape
+  padded = streams_lib.round_up(features, LANES)
+  kernel = streams_lib.pad_features(kernel, padded)
+  kernel = kernel.reshape(gates, inputs, -1, LANES)
+  kernel = jnp.transpose(kernel, (1, 2, 0, 3)).reshape(inputs, gates * padded)
+  return jnp.pad(kernel, [(0, depth - inputs), (0, 0)])
+
+
+@dataclasses.dataclass(frozen=True)
+class _Work:
+  """All blocks, in the order in which CTAs take them.
+
+  Attributes:
+    layout: of all arrays.
+    reverse: whether time runs from the last step to the first.
+    most: how many CTAs there may be.
+  """
+
+  layout: streams_lib.Layout
+  reverse: bool
+  most: int
+
+  @property
+  def tiles(self) -> int:
+    """Tiles of features."""
+    return self.layout.padded // LANES
+
+  @property
+  def chains(self) -> int:
+    """Blocks that do not depend on each other."""
+    return self.layout.batch * self.tiles
+
+  @property
+  def waves(self) -> int:
+    """Blocks of a sequence."""
+    return pl.cdiv(self.layout.time, _BLOCK)
+
+  @property
+  def ctas(self) -> int:
+    return min(self.most, self.waves * self.chains)
+
+  def count(self):
+    """Returns how many blocks this CTA has."""
+    others = self.ctas - 1 - lax.axis_index('cta')
+    return lax.div(self.waves * self.chains + others, jnp.int32(self.ctas))
+
+  def find(self, i):
+    """Returns the i-th block of this CTA: wave, batch row, tile."""
+    block = lax.axis_index('cta') + i * self.ctas
+    wave = lax.div(block, jnp.int32(self.chains))
+    chain = block - wave * self.chains
+    row = lax.div(chain, jnp.int32(self.tiles))
+    return wave, row, chain - row * self.tiles
+
+  def start(self, wave):
+    """Returns the earliest time in a block."""
+    return (self.waves - 1 - wave if self.reverse else wave) * _BLOCK
+
+
+class _Roles:
+  """What warpgroups do.
+
+  A ring's slot or a buffer is free once for every time that it is full, and
+  once more at the end, when it is waited for so that no barrier is left over.
+
+  Args:
+    plan: what is static.
+    work: which blocks there are.
+    gates: G.
+    depth: I.
+    operands: references to params, x, W, h0, restart and flags.
+    results: references to h, h after the last step, h after every block, and
+      perhaps to the pre-activations.
+    x_ring: [stages, block, depth].
+    kernel_ring: [stages, depth, G LANES].
+    gates_buffer: pre-activations of both halves of a block.
+    h_buffer: h of half a block.
+    arrived: barriers, full slots of the rings.
+    consumed: free ones.
+    computed: full halves of the gates' buffer.
+    scanned: free ones.
+  """
+
+  def __init__(
+      self,
+      plan: Plan,
+      work: _Work,
+      gates: int,
+      depth: int,
+      operands: Sequence[Ref],
+      results: Sequence[Ref],
+      x_ring: Ref,
+      kernel_ring: Ref,
+      gates_buffer: Ref,
+      h_buffer: Ref,
+      arrived: Ref,
+      consumed: Ref,
+      computed: Ref,
+      scanned: Ref,
+  ):
+    self.plan, self.work, self.gates = plan, work, gates
+    self.turns = pl.cdiv(depth, _DEPTH)
+    self.params, self.x, self.kernel, *self.starts, self.flags = operands
+    self.h, self.last, self.relay, *self.kept = results
+    self.x_ring, self.kernel_ring = x_ring, kernel_ring
+    self.gates_buffer, self.h_buffer = gates_buffer, h_buffer
+    self.arrived, self.consumed = arrived, consumed
+    self.computed, self.scanned = computed, scanned
+    self.interpret = plan.interpret is not None
+
+  def load(self) -> None:
+    """Copies x and W to the rings."""
+    _set_registers(_LOADING)
+    layout = self.plan.layout
+
+    def block(i, slot):
+      wave, row, tile = self.work.find(i)
+      start = self.work.start(wave)
+      columns = pl.ds(tile * (self.gates * LANES), self.gates * LANES)
+
+      def turn(k, slot):
+        plgpu.barrier_wait(self.consumed.at[slot])
+        inputs = pl.ds(k * _DEPTH, _DEPTH)
+        plgpu.copy_gmem_to_smem(
+            layout.block(self.x, None, row, start, _BLOCK, inputs),
+            swizzled.for_tma(self.x_ring, (slot,), self.interpret),
+            self.arrived.at[slot],
+        )
+        plgpu.copy_gmem_to_smem(
+            self.kernel.at[inputs, columns],
+            self.kernel_ring.at[slot],
+            self.arrived.at[slot],
+        )
+        return _following(slot)
+
+      return lax.fori_loop(0, self.turns, turn, slot)
+
+    lax.fori_loop(0, self.work.count(), block, jnp.int32(0))
+    for slot in range(_STAGES):
+      plgpu.barrier_wait(self.consumed.at[slot])
+
+  def multiply(self, half) -> None:
+    """Puts pre-activations of half a block into their buffer."""
+    _set_registers(_MULTIPLYING)
+    for slot in range(_STAGES):
+      plgpu.barrier_arrive(self.consumed.at[slot])
+
+    def product(slot, *sums):
+      def turn(k, slots):
+        before, slot = slots
+        plgpu.barrier_wait(self.arrived.at[slot])
+        x = self.x_ring.at[slot, pl.ds(half * _HALF, _HALF)]
+        for gate, total in enumerate(sums):
+          kernel = self.kernel_ring.at[slot, :, pl.ds(gate * LANES, LANES)]
+          plgpu.wgmma(total, x, kernel)
+        # Those of the turn before are done.
+        plgpu.wgmma_wait(self.gates)
+        free = lambda: plgpu.barrier_arrive(self.consumed.at[before])
+        pl.when(k > 0)(free)
+        return slot, _following(slot)
+
+      before, slot = lax.fori_loop(0, self.turns, turn, (slot, slot))
+      totals = [total[...] for total in sums]
+      plgpu.barrier_arrive(self.consumed.at[before])
+      return totals, slot
+
+    def block(_, slot):
+      totals, slot = pl.run_scoped(
+          lambda *sums: product(slot, *sums),
+          *[plgpu.ACC((_HALF, LANES), jnp.float32)] * self.gates,
+      )
+      plgpu.barrier_wait(self.scanned.at[half])
+      for gate, total in enumerate(totals):
+        total = total.astype(self.gates_buffer.dtype)
+        for k in range(2):
+          columns = slice(k * swizzled.WIDTH, (k + 1) * swizzled.WIDTH)
+          self.gates_buffer[half, gate, k] = total[:, columns]
+      if self.kept:
+        plgpu.commit_smem()
+      plgpu.barrier_arrive(self.computed.at[half])
+      return slot
+
+    lax.fori_loop(0, self.work.count(), block, jnp.int32(0))
+    plgpu.barrier_wait(self.scanned.at[half])
+
+  def scan(self) -> None:
+    """Runs the recurrence over the pre-activations."""
+    _set_registers(_SCANNING)
+    plan = self.plan
+    for half in range(2):
+      plgpu.barrier_arrive(self.scanned.at[half])
+    rows = swizzled.Rows(self.h_buffer.dtype, self.interpret)
+    chain = _Chain(self.relay, self.work, self.interpret)
+    h0, restart = self.starts
+
+    def block(i, _):
+      wave, row, tile = self.work.find(i)
+      walk = streams_lib.Walk(
+          plan.layout,
+          plan.config,
+          plan.reverse,
+          row,
+          pl.ds(tile * LANES, LANES),
+      )
+      theta, start, flags = segments_lib.small(
+          plan, walk, self.params, restart, self.flags
+      )
+      first = lambda: segments_lib.initial(walk, h0, plan.carry)
+      h = chain.take(wave, walk, first)
+      for part in range(2):
+        half = 1 - part if plan.reverse else part
+        plgpu.barrier_wait(self.computed.at[half])
+        for kept in self.kept:
+          for gate in range(self.gates):
+            index = (half, gate)
+            self._leave(self.gates_buffer, index, kept, gate, walk, wave, half)
+          plgpu.commit_smem_to_gmem_group()
+        # h of the half before has left its buffer.
+        plgpu.wait_smem_to_gmem(len(self.kept), wait_read_only=True)
+        scan = self._scanner(rows, walk, wave, part, theta, start, flags)
+        h = lax.fori_loop(0, _HALF // _ROWS, scan, h)
+        if self.kept:
+          plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+        plgpu.commit_smem()
+        plgpu.barrier_arrive(self.scanned.at[half])
+        self._leave(self.h_buffer, (), self.h, None, walk, wave, half)
+        plgpu.commit_smem_to_gmem_group()
+      chain.hand_on(wave, walk, h)
+
+      last = wave == self.work.waves - 1
+      pl.when(last)(lambda: segments_lib.leave(walk, self.last, h))
+      return 0
+
+    lax.fori_loop(0, self.work.count(), block, 0)
+    plgpu.wait_smem_to_gmem(0)
+
+  def _scanner(self, rows, walk, wave, part: int, theta, restart, flags):
+    """Returns (k, h) -> h, which scans some of the steps of half a block."""
+    half = 1 - part if walk.reverse else part
+
+    def scan(k, h):
+      segment = part * (_HALF // _ROWS) + k
+      steps = dataclasses.replace(walk, segment=segment)
+      flags_of = flags_lib.Block(steps, flags, wave)
+      first = _HALF - _ROWS - k * _ROWS if walk.reverse else k * _ROWS
+      inputs = []
+      for i in range(_ROWS):
+        gates = [
+            rows.read(self.gates_buffer, (half, gate), first, steps.row(i))
+            for gate in range(self.gates)
+        ]
+        inputs.append(tuple(gates))
+      accuracy = launch.accuracy(self.plan)
+      pairs = pointwise.map_rows(self.plan.step, theta, inputs, accuracy)
+      for i, pair in enumerate(pairs):
+        pair = flags_lib.select(flags_of.idle(i), (1.0, 0.0), pair)
+        forget = (0.0, lambda pair=pair: maps_lib.step(pair, restart))
+        pair = flags_lib.select(flags_of.restarts(i), forget, pair)
+        h = maps_lib.step(pair, h)
+        rows.write(self.h_buffer, first, steps.row(i), h)
+      return h
+
+    return scan
+
+  def _leave(self, buffer, index, ref, gate, walk, wave, half: int) -> None:
+    """Starts copying half a block to device memory."""
+    start = self.work.start(wave) + half * _HALF
+    for k in range(2):
+      features = walk.features.start + k * swizzled.WIDTH
+      features = pl.ds(features, swizzled.WIDTH)
+      layout = self.plan.layout
+      plgpu.copy_smem_to_gmem(
+          swizzled.for_tma(buffer, (*index, k), self.interpret),
+          layout.block(ref, gate, walk.batch, start, _HALF, features),
+          commit_group=False,
+      )
+
+
+class _Chain:
+  """How h gets from a block to the next one of its sequence.
+
+  Args:
+    ref: float32 [waves, B, Fp] in device memory, a place for each block.
+    work: which blocks there are.
+    interpret: whether on a CPU, where one CTA has all blocks.
+  """
+
+  def __init__(self, ref: Ref, work: _Work, interpret: bool):
+    self.ref, self.work, self.interpret = ref, work, interpret
+    if interpret:
+      return
+    self.lane = ptx.thread()
+
+    @pl.loop(0, work.count())
+    def _(i):
+      wave, row, tile = work.find(i)
+      place = self._place(wave, row, tile * LANES) + self.lane
+      poison = waiting.poison()
+      instructions.store(ref, place, poison, jnp.int32, shared=False)
+
+    waiting.meet(work.ctas)
+
+  def _place(self, wave, row, features):
+    layout = self.work.layout
+    return (wave * layout.batch + row) * layout.padded + features
+
+  def take(self, wave, walk, first: Callable[[], Array]) -> Array:
+    """Returns h before a block.
+
+    Args:
+      wave: of the block.
+      walk: over its sequence and features.
+      first: returns h before the first one.
+    """
+
+    def poll():
+      place = self._place(wave - 1, walk.batch, walk.features.start)
+      words = waiting.poll([(self.ref, place + (self.lane & ~3))], 4)
+      own = words[0]
+      for i, word in enumerate(words):
+        own = jnp.where((self.lane & 3) == i, word, own)
+      return instructions.as_float(own)
+
+    read = lambda: walk.read(self.ref, wave - 1, walk.batch)
+    return lax.cond(wave > 0, read if self.interpret else poll, first)
+
+  def hand_on(self, wave, walk, h: Array) -> None:
+    """Tells what h is after a block."""
+    if self.interpret:
+      self.ref[wave, walk.batch, walk.features] = h
+      return
+    place = self._place(wave, walk.batch, walk.features.start) + self.lane
+    store = instructions.store
+    store(self.ref, place, h, jnp.float32, shared=False, publish=True)
+
+
+def _set_registers(count: int) -> None:
+  """Gives this warpgroup more or fewer registers than it was launched with."""
+  more: Literal['increase', 'decrease'] = 'increase'
+  if count < 2**16 // (4 * LANES):
+    more = 'decrease'
+  plgpu.set_max_registers(count, action=more)
+
+
+def _following(slot):
+  return jnp.where(slot == _STAGES - 1, 0, slot + 1)

@@ -1,0 +1,57 @@
+"""The product W x that gives a recurrence its input gates."""
+
+import jax
+import jax.numpy as jnp
+
+Array = jax.Array
+
+
+@jax.custom_vjp
+def project(kernel: Array, x: Array) -> Array:
+  """Returns W x of all gates in one product, in x's dtype, without a bias.
+
+  What a GPU kernel reads: the kernel adds the bias itself. Sums are float32 or
+  wider, and so is the gradient of W.
+
+  Args:
+    kernel: W, [G, I, F]; cast to x's dtype.
+    x: [..., I].
+
+  Returns:
+    [..., G, F].
+  """
+  return jnp.einsum('...i,gif->...gf', x, kernel.astype(x.dtype))
+
+
+def _forward(kernel: Array, x: Array):
+  return project(kernel, x), (kernel, x)
+
+
+def backward(saved: tuple[Array, Array], d_gates: Array):
+  """Returns the cotangents of W and x.
+
+  Args:
+    saved: W and x.
+    d_gates: cotangent of `project`'s result.
+  """
+  kernel, x = saved
+  wide = jnp.promote_types(x.dtype, jnp.float32)
+  # For one input these are sums, not matrix products; nothing is to be rounded.
+  precision = 'highest' if x.shape[-1] == 1 else None
+  d_kernel = jnp.einsum(
+      'bi,bgf->gif',
+      x.reshape(-1, x.shape[-1]),
+      d_gates.reshape(-1, *d_gates.shape[-2:]),
+      precision=precision,
+      preferred_element_type=wide,
+  )
+  d_x = jnp.einsum(
+      '...gf,gif->...i',
+      d_gates,
+      kernel.astype(x.dtype),
+      precision=precision,
+  )
+  return d_kernel.astype(kernel.dtype), d_x
+
+
+project.defvjp(_forward, backward)
