@@ -95,10 +95,10 @@ def forward(
   layout, interpret = plan.layout, plan.interpret is not None
   gates, depth, features = kernel.shape
   work = _Work(layout, plan.reverse, 1 if interpret else ctas)
-  # TMA wants rows of device memory to start at multiples of 16 bytes. Interpret
-  # mode knows no copies that reach beyond an array.
+  # TMA wants rows of x to start at multiples of 16 bytes, and W to consist of
+  # tiles of 8 rows. Interpret mode knows no copies that reach beyond an array.
   aligned = streams_lib.round_up(depth, _DEPTH if interpret else 8)
-  weights = _arrange(kernel.astype(x.dtype), aligned if interpret else depth)
+  weights = _arrange(kernel.astype(x.dtype), aligned)
   x = layout.widen(streams_lib.pad_features(x, aligned))
   matrices = lambda *shape: swizzled.matrices(*shape, dtype=x.dtype)
   small = (layout.batch, layout.padded)
