@@ -17,8 +17,9 @@ the cell is one that the kernels cannot run.
 From the outside in: `affine` and `recurrent` hold the two functions, `engine`
 and `dense` make forward and backward kernels one differentiable operation (for
 linear and diagonal recurrences, and for all others), `tuning` and
-`dense_tuning` choose how they cut their work, `targets` knows the device,
-`pointwise` turns a cell's equations and their derivatives into kernel code, and
+`dense_tuning` choose how they cut their work, `projection` is the product that
+gives a recurrence its input gates, `targets` knows the device, `pointwise`
+turns a cell's equations and their derivatives into kernel code, and
 `mosaic_gpu` holds the kernels.
 """
 

@@ -54,7 +54,11 @@ DIAGONAL = ('small', 'diagonal')
 
 # Where MinGRU is measured as a layer, and in which (dtype, direction).
 _AS_LAYER = ('small', 'thin')
-_LAYER_CASES = (('bfloat16', 'forward'), ('float32', 'forward+backward'))
+_LAYER_CASES = (
+    ('bfloat16', 'forward'),
+    ('bfloat16', 'forward+backward'),
+    ('float32', 'forward+backward'),
+)
 
 # The default scale of a and b, 1e-4, would hide errors of the inner steps.
 _OPTIONS: Mapping[str, Mapping[str, Any]] = {'IRevRNN': {'inner_scale': 1e-2}}
@@ -65,6 +69,7 @@ CHECKS = """
 layer            heads x size  batch   time  dtype     options
 MinGRU           1x24              3    127  float32   layer reset mask
 MinGRU           1x768            16    127  bfloat16  layer reset
+MinGRU           1x200            64    300  bfloat16  layer reset mask reverse
 MinGRU           1x40              3      1  float16   layer reset
 MinGRU           1x130             1   4097  float32   layer reset mask
 MinGRU           1x256             2   1023  float32   layer reset reverse

@@ -33,6 +33,7 @@ if abstract_gpu.RUNS:
   from pallas_kernels import targets
   from pallas_kernels import tuning
   from pallas_kernels.mosaic_gpu import maps
+  from pallas_kernels.mosaic_gpu import projected
   from pallas_kernels.mosaic_gpu import segments
   from pallas_kernels.mosaic_gpu import streams
 
@@ -49,10 +50,10 @@ POSITIVE, TANH = {'candidate': 'positive'}, {'activation': 'tanh'}
 DIAGONAL = {'num_heads': 8}
 CASES = (
     ('MinGRU', POSITIVE, 'float32', (2, 21, 130), 'reset mask time_major'),
-    ('MinGRU', {}, 'bfloat16', (3, 40, 130), 'lengths reverse time_major'),
+    ('MinGRU', {}, 'bfloat16', (2, 130, 8), 'lengths reverse time_major'),
     ('MinGRU', {}, 'float32', (1, 1, 1), ''),
     ('MinGRU', {}, 'float32', (1, 37, 8), 'reset lengths reverse'),
-    ('MinGRU', {'use_bias': False}, 'float32', (2, 13, 8), 'mask time_major'),
+    ('MinGRU', {'use_bias': False}, 'bfloat16', (1, 70, 136), 'reset mask'),
     ('MinLSTM', {}, 'float32', (3, 13, 256), 'lengths'),
     ('MinLSTM', POSITIVE, 'float32', (2, 21, 8), 'reset reverse time_major'),
     ('MinLSTM', {}, 'bfloat16', (3, 13, 130), 'reset mask'),
@@ -101,6 +102,28 @@ class LayersTest(comparison.ComparisonTestCase):
       tolerance = RELU
     with abstract_gpu.interpreted(self):
       self.compare(case, tolerance[dtype])
+
+
+class ProjectedTest(absltest.TestCase):
+
+  def test_no_races(self):
+    # Two blocks, each of more inputs than a ring holds.
+    layer = random_layers.make(
+        'MinGRU', 200, 8, dtype=jnp.bfloat16, implementation='pallas'
+    )
+    x = np.ones((1, 130, 200), jnp.bfloat16)
+    if not abstract_gpu.RUNS:
+      return
+    careful = functools.partial(plgpu.InterpretGPUParams, detect_races=True)
+    forward = mock.Mock(wraps=projected.forward)
+    with (
+        mock.patch.object(plgpu, 'InterpretGPUParams', careful),
+        mock.patch.object(projected, 'forward', forward),
+        abstract_gpu.interpreted(self),
+    ):
+      # With a derivative, gates leave by the buffer that h is computed from.
+      jax.block_until_ready(jax.vjp(layer, x)[0])
+    forward.assert_called_once()
 
 
 def adjoint(a, b, h0, reset, reverse, g):
@@ -219,7 +242,7 @@ class LinearScanTest(parameterized.TestCase):
       got = scan()
     np.testing.assert_array_equal(got, want)
 
-  @parameterized.parameters(*CUTS[:3])
+  @parameterized.parameters(*CUTS[:2])
   def test_any_cut_of_a_layer(self, *cut_as):
     # Parameters and restarts have gradients from every warpgroup.
     case = functools.partial(comparison.Case, rnnzoo.MinGRU, {}, 'pallas')

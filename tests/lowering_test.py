@@ -29,7 +29,7 @@ POSITIVE, TANH = {'candidate': 'positive'}, {'activation': 'tanh'}
 LAYERS = (
     ('MinGRU', {}, 'float32', (2, 40, 256), ''),
     ('MinGRU', POSITIVE, 'bfloat16', (2, 4096, 130), 'reset reverse'),
-    ('MinGRU', {'use_bias': False}, 'float16', (64, 7, 1), 'time_major'),
+    ('MinGRU', {'use_bias': False}, 'float16', (128, 7, 8), 'time_major'),
     ('MinLSTM', {}, 'bfloat16', (2, 40, 256), 'reset lengths'),
     ('MinLSTM', POSITIVE, 'float32', (1, 4096, 8), 'lengths time_major'),
     ('MinLSTM', {}, 'float16', (512, 100, 512), 'reverse'),
@@ -162,6 +162,22 @@ class LoweringTest(parameterized.TestCase):
       self.lowers(over_batch, state, many(x), *rest)
       over_parameters = jax.vmap(f, (0, None, None, None, None))
       self.lowers(over_parameters, many(state), x, *rest)
+
+  @parameterized.parameters(
+      (H200, (96, 130, 72), '', True),
+      (H200, (96, 130, 72), 'vmap', False),
+      (H200, (4, 130, 72), '', False),
+      (B200, (96, 130, 72), '', False),
+  )
+  def test_projected(self, kind, sizes, how, together):
+    # One kernel where that is faster, and where there is one.
+    f, (state, x, *rest) = gradient('MinGRU', {}, 'bfloat16', sizes, 'reset')
+    if how == 'vmap':
+      f = jax.vmap(f, (None, 0, None, None, None))
+      x = aval((2, *x.shape), x.dtype)
+    with abstract_gpu.device(self, kind):
+      text = self.lowers(f, state, x, *rest)
+      self.assertEqual('projected_linear' in text, together)
 
   @parameterized.parameters((2, True), (64, False))
   def test_vmap_of_segments(self, count, in_turn):
