@@ -311,24 +311,31 @@ class _Roles:
       plgpu.barrier_arrive(self.consumed.at[before])
       return totals, slot
 
-    def block(_, slot):
+    def block(i, slot):
       totals, slot = pl.run_scoped(
           lambda *sums: product(slot, *sums),
           *[plgpu.ACC((_HALF, LANES), jnp.float32)] * self.gates,
       )
+      if self.kept:  # Those of the block before have left the buffer.
+        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
       plgpu.barrier_wait(self.scanned.at[half])
       for gate, total in enumerate(totals):
         total = total.astype(self.gates_buffer.dtype)
         for k in range(2):
           columns = slice(k * swizzled.WIDTH, (k + 1) * swizzled.WIDTH)
           self.gates_buffer[half, gate, k] = total[:, columns]
-      if self.kept:
-        plgpu.commit_smem()
       plgpu.barrier_arrive(self.computed.at[half])
+      for kept in self.kept:
+        plgpu.commit_smem()
+        for gate in range(self.gates):
+          index = (half, gate)
+          self._leave(self.gates_buffer, index, kept, gate, i, half)
+        plgpu.commit_smem_to_gmem_group()
       return slot
 
     lax.fori_loop(0, self.work.count(), block, jnp.int32(0))
     plgpu.barrier_wait(self.scanned.at[half])
+    plgpu.wait_smem_to_gmem(0)
 
   def scan(self) -> None:
     """Runs the recurrence over the pre-activations."""
@@ -357,20 +364,13 @@ class _Roles:
       for part in range(2):
         half = 1 - part if plan.reverse else part
         plgpu.barrier_wait(self.computed.at[half])
-        for kept in self.kept:
-          for gate in range(self.gates):
-            index = (half, gate)
-            self._leave(self.gates_buffer, index, kept, gate, walk, wave, half)
-          plgpu.commit_smem_to_gmem_group()
         # h of the half before has left its buffer.
-        plgpu.wait_smem_to_gmem(len(self.kept), wait_read_only=True)
+        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
         scan = self._scanner(rows, walk, wave, part, theta, start, flags)
         h = lax.fori_loop(0, _HALF // _ROWS, scan, h)
-        if self.kept:
-          plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-        plgpu.commit_smem()
         plgpu.barrier_arrive(self.scanned.at[half])
-        self._leave(self.h_buffer, (), self.h, None, walk, wave, half)
+        plgpu.commit_smem()
+        self._leave(self.h_buffer, (), self.h, None, i, half)
         plgpu.commit_smem_to_gmem_group()
       chain.hand_on(wave, walk, h)
 
@@ -409,16 +409,16 @@ class _Roles:
 
     return scan
 
-  def _leave(self, buffer, index, ref, gate, walk, wave, half: int) -> None:
-    """Starts copying half a block to device memory."""
+  def _leave(self, buffer, index, ref, gate: int | None, i, half) -> None:
+    """Starts copying half of the i-th block to device memory."""
+    layout = self.plan.layout
+    wave, row, tile = self.work.find(i)
     start = self.work.start(wave) + half * _HALF
     for k in range(2):
-      features = walk.features.start + k * swizzled.WIDTH
-      features = pl.ds(features, swizzled.WIDTH)
-      layout = self.plan.layout
+      features = pl.ds(tile * LANES + k * swizzled.WIDTH, swizzled.WIDTH)
       plgpu.copy_smem_to_gmem(
           swizzled.for_tma(buffer, (*index, k), self.interpret),
-          layout.block(ref, gate, walk.batch, start, _HALF, features),
+          layout.block(ref, gate, row, start, _HALF, features),
           commit_group=False,
       )
 
