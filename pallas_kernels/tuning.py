@@ -68,10 +68,10 @@ _MAX_ROWS = 64
 
 # A product and a recurrence in one kernel pay where chains, which are sequences
 # times tiles of features, keep the device busy: a block of 128 steps is scanned
-# in 3.4 us, of one chain after the block before it, and a kernel that only scans
-# takes 2.1 us at least. Of the time of two kernels, one took with 256 chains of
-# 64 inputs 0.71, with 96 of 768 0.79, with 32 of 1024 and 512 0.83 and 0.94, and
-# with 16 of 32 1.14; up to a tenth more where it keeps gates for an adjoint.
+# in 3.4 us, of one chain after the block before it, while a kernel that does
+# nothing else takes 2.1 us at least. Of the time of two kernels, one took 0.71
+# with 256 chains of 64 inputs, 0.79 with 96 of 768, 0.83 and 0.94 with 32 of
+# 1024 and 512, and 1.14 with 16 of 32.
 _FEWEST_CHAINS, _FEWEST_PRODUCTS = 96, 2**15
 
 # What a CTA of a diagonal recurrence has in flight, in bytes.
