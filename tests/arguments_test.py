@@ -58,6 +58,14 @@ BAD_RECURRENCES = {
         'x_gates must be alike',
     ),
     'bias': ({'bias': zeros(2, 8)}, r'bias must be .* = \(1, 8\)'),
+    'input_kernel': (
+        {'x_gates': zeros(2, 5, 3), 'input_kernel': zeros(1, 4, 8)},
+        r'input_kernel must be .* = \(1, 3, 8\), got \(1, 4, 8\)',
+    ),
+    'inputs': (
+        {'input_kernel': zeros(1, 8, 8)},
+        r'x_gates must be .batch, time, in_features. with an input_kernel',
+    ),
     'kernel': (
         {'recurrent_kernel': zeros(1, 4, 1, 1)},
         r'recurrent_kernel must be .* = \(1, 8, 1, 1\)',
