@@ -5,6 +5,7 @@ import jax.numpy as jnp
 
 from pallas_kernels import arguments
 from pallas_kernels import targets
+from pallas_kernels import varying
 
 Array = jax.Array
 
@@ -46,6 +47,7 @@ def linear_scan(
   arguments.shape('b', b, 'like a', a.shape)
   arguments.dtypes('linear_scan', (a.dtype, b.dtype))
   arguments.unsharded('linear_scan', (a, b, h0, reset))
+  a, b, h0, reset = varying.alike((a, b, h0, reset))
   # Pallas's GPU backend is imported where it is known to work.
   from pallas_kernels import engine
 

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from pallas_kernels import dense_tuning
 from pallas_kernels import engine
 from pallas_kernels import targets
+from pallas_kernels import varying
 from pallas_kernels.mosaic_gpu import cta as cta_lib
 from pallas_kernels.mosaic_gpu import dense
 from pallas_kernels.mosaic_gpu import dense_backward
@@ -253,7 +254,7 @@ def _forward(call: Call, theta, x, kernel, carry, restart, flags, save):
   )
   starts = *by_head[0], *_join(axis, [start[1:] for start in starts])
   results = _join(1, last), _join(axis, carries), starts, by_head[1]
-  return jax.tree.map(lambda x: engine.vary_as(x, carry), results)
+  return jax.tree.map(lambda x: varying.like(x, carry), results)
 
 
 def _run_bwd(call: Call, saved, cotangents):
@@ -309,7 +310,7 @@ def _run_bwd(call: Call, saved, cotangents):
       jnp.zeros_like(restart) if flags is None else _join(1, d_restart),
   )
   primals = theta, x, kernel, carry, restart
-  return *jax.tree.map(engine.vary_as, cotangents, primals), None
+  return *jax.tree.map(varying.like, cotangents, primals), None
 
 
 _run.defvjp(_run_fwd, _run_bwd)

@@ -1,10 +1,11 @@
-"""Kernels with their derivatives: one `custom_vjp` for linear and diagonal.
+"""Kernels for linear and diagonal recurrences, with their derivatives.
 
 This is where arrays are brought into the form that kernels take, where
 `tuning.py` is asked how to cut the work, and where forward and backward kernels
 become one differentiable operation. Under `vmap` a kernel gains an axis of its
 grid, by Pallas's own rule, but for one whose CTAs wait for each other: with
-more elements there may be no need for that, else it runs once for each.
+more elements there may be no need for that, else it runs once for each. Where
+it multiplies as well, the product and the recurrence become two kernels.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,7 +14,6 @@ import functools
 from typing import Any
 
 import jax
-from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
@@ -21,6 +21,7 @@ from pallas_kernels import pointwise
 from pallas_kernels import projection
 from pallas_kernels import targets
 from pallas_kernels import tuning
+from pallas_kernels import varying
 from pallas_kernels.mosaic_gpu import diagonal
 from pallas_kernels.mosaic_gpu import flags as flags_lib
 from pallas_kernels.mosaic_gpu import launch
@@ -103,12 +104,13 @@ def multiplies(call: Call, x: Array, kernel: Array) -> bool:
     x: [B, T, I].
     kernel: W, [G, I, F].
   """
-  gates, _, features = kernel.shape
+  gates, depth, features = kernel.shape
   gate_streams = jax.ShapeDtypeStruct((*x.shape[:2], gates, features), x.dtype)
   return (
       call.linear
       and call.out_dtype == x.dtype
       and x.dtype.itemsize == 2
+      and depth > 0
       and _aligned(call, (gate_streams,)) == features
       and tuning.projected(_layout(call), kernel.shape, call.target)
   )
@@ -191,7 +193,7 @@ def _forward_projected(call: Call, keep: bool, *operands):
     h, last, gates = projected.forward(
         plan, call.target.cores, theta, x, kernel, carry, restart, flags, keep
     )
-    return jax.tree.map(lambda y: vary_as(y, x), (last[None], h, gates))
+    return jax.tree.map(lambda y: varying.like(y, x), (last[None], h, gates))
 
   def in_two(theta, x, kernel, carry, restart, flags):
     gates = projection.project(kernel, x)
@@ -205,11 +207,16 @@ def _forward_projected(call: Call, keep: bool, *operands):
   def _rule(size, batched, *operands):
     del size
     # The CTAs of several such kernels could not all be there at once.
-    axes = jax.tree.map(lambda yes: 0 if yes else None, tuple(batched))
-    results = jax.vmap(in_two, axes)(*operands)
-    return results, jax.tree.map(lambda _: True, results)
+    return _mapped(in_two, batched, operands)
 
   return function(*operands)
+
+
+def _mapped(function, batched, operands):
+  """Returns what a `custom_vmap` rule does, for a function of one element."""
+  axes = jax.tree.map(lambda yes: 0 if yes else None, tuple(batched))
+  results = jax.vmap(function, axes)(*operands)
+  return results, jax.tree.map(lambda _: True, results)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -227,7 +234,7 @@ def differentiable_once(operands):
 def _differentiable_once_jvp(primals, tangents):
   del primals, tangents
   raise NotImplementedError(
-      'GPU kernels have first derivatives only, in reverse mode.'
+      "GPU kernels have first derivatives only, in reverse mode."
       " rnnzoo's implementation='scan' has second derivatives too."
   )
 
@@ -263,14 +270,14 @@ def _forward(call: Call, theta, arrays, carry, restart, flags, outputs):
     tuned = _tuned(call, ins, outs, run)
     h, last = tuned(theta, arrays, carry, restart, flags)
     last, carries = last[None], (h,)[:outputs]
-    return jax.tree.map(lambda x: vary_as(x, like), (last, carries))
+    return jax.tree.map(lambda x: varying.like(x, like), (last, carries))
   size = _operations(call, len(ins), carry.shape[0])
   config = tuning.diagonal(layout, ins, outs, call.target, size)
   plan = _plan(call, config, *given)
   carries, last = diagonal.forward(
       plan, theta, arrays, carry, restart, flags, outputs, call.out_dtype
   )
-  return jax.tree.map(lambda x: vary_as(x, like), (last, carries))
+  return jax.tree.map(lambda x: varying.like(x, like), (last, carries))
 
 
 def _run_bwd(call: Call, saved, cotangents):
@@ -328,7 +335,7 @@ def _run_bwd(call: Call, saved, cotangents):
       )
   )
   cotangents = d_theta, d_arrays, *optional
-  return *jax.tree.map(vary_as, cotangents, primals), None
+  return *jax.tree.map(varying.like, cotangents, primals), None
 
 
 _run.defvjp(_run_fwd, _run_bwd)
@@ -367,18 +374,9 @@ def _tuned(call: Call, ins, outs, run, adjoint=False):
     together = choose(size * layout.batch)
     if together.segments == 1:
       each = functools.partial(run, together)
-    axes = jax.tree.map(lambda yes: 0 if yes else None, tuple(batched))
-    results = jax.vmap(each, axes)(*operands)
-    return results, jax.tree.map(lambda _: True, results)
+    return _mapped(each, batched, operands)
 
   return function
-
-
-def vary_as(x, like):
-  """Gives what a kernel returned the mesh axes that its operand varies over."""
-  axes = lambda x: jax.typeof(x).manual_axis_type.varying
-  missing = tuple(sorted(axes(like) - axes(x)))
-  return lax.pcast(x, missing, to='varying') if missing else x
 
 
 def _unread(call: Call, theta, arrays, carry, restart, flags):

@@ -26,6 +26,7 @@ import jax.numpy as jnp
 from pallas_kernels import arguments
 from pallas_kernels import projection
 from pallas_kernels import targets
+from pallas_kernels import varying
 
 Array = jax.Array
 Carry = tuple[Array, ...]
@@ -118,13 +119,11 @@ def recurrence(
   arrays = x_gates if isinstance(x_gates, (list, tuple)) else (x_gates,)
   out_dtype = jnp.dtype(out_dtype or arrays[0].dtype)
   arguments.dtypes('recurrence', [*(x.dtype for x in arrays), out_dtype])
-  arguments.unsharded(
-      'recurrence',
-      (
-          *(params, arrays, input_kernel, recurrent_kernel),
-          *(carry, bias, restart, reset, mask),
-      ),
-  )
+  weights = params, input_kernel, bias, recurrent_kernel
+  operands = weights, arrays, carry, restart, reset, mask
+  arguments.unsharded('recurrence', operands)
+  weights, arrays, carry, restart, reset, mask = varying.alike(operands)
+  params, input_kernel, bias, recurrent_kernel = weights
   features = arrays[0].shape[-1]
   if input_kernel is not None:
     _check_input_kernel(cell, arrays, input_kernel)

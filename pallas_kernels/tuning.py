@@ -160,9 +160,13 @@ def projected(
   gates, depth, _ = kernel
   if not target.wgmma or gates > projected_lib.MOST_GATES:
     return False
+  if target.interpret:
+    return True
   chains = _tiles(layout)
   busy = gates * depth * chains >= _FEWEST_PRODUCTS
-  return target.interpret or chains >= _FEWEST_CHAINS or busy
+  # Of the last block, all is multiplied.
+  whole = streams_lib.round_up(layout.time, projected_lib.BLOCK)
+  return (busy or chains >= _FEWEST_CHAINS) and 4 * layout.time >= 3 * whole
 
 
 def diagonal(

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 
 import pallas_kernels
+from pallas_kernels import varying
 from rnnzoo import associative
 from rnnzoo import checks
 from rnnzoo import selection
@@ -62,7 +63,7 @@ def linear_scan(
     raise ValueError(
         f'h0 must be [batch, features] = {(batch, features)}, got {h0.shape}.'
     )
-  a, b, h0 = steps.vary_alike([a, b, h0.astype(dtype)])
+  a, b, h0 = varying.alike([a, b, h0.astype(dtype)])
   if time == 0:
     return b.astype(out_dtype)
   if reset is not None:

@@ -173,23 +173,6 @@ def select(condition: Array | None, chosen: Carry, other: Carry) -> Carry:
   )
 
 
-def vary_alike(tree: Any) -> Any:
-  """Makes arrays vary over the same mesh axes, for loops under `shard_map`.
-
-  There a replicated array, such as a parameter or a zero carry, has another
-  type than one of which each device has its own part, and a loop's carry cannot
-  turn from one into the other. The cast's transpose sums over the devices.
-  """
-  axes_of = lambda x: jax.typeof(x).manual_axis_type.varying
-  axes = frozenset().union(*map(axes_of, jax.tree.leaves(tree)))
-
-  def cast(x):
-    missing = tuple(sorted(axes - axes_of(x)))
-    return lax.pcast(x, missing, to='varying') if missing else x
-
-  return jax.tree.map(cast, tree)
-
-
 def boundary(reset: Array, reverse: bool, axis: int) -> Array:
   """Turns boundaries between t-1 and t into restarts in loop order."""
   if not reverse:

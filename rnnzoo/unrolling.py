@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 
 import pallas_kernels
+from pallas_kernels import varying
 from rnnzoo import associative
 from rnnzoo import cell as cell_lib
 from rnnzoo import checks
@@ -265,7 +266,7 @@ def run(
   operands = steps.Operands(
       params, weights, inputs, recurrent_kernel, carry, restart, reset, mask
   )
-  operands = steps.vary_alike(operands)
+  operands = varying.alike(operands)
   params, weights, inputs, _, carry, restart, reset, mask = operands
   time = jax.tree.leaves(inputs)[0].shape[0]
   batch, features = carry[0].shape

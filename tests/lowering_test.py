@@ -29,7 +29,7 @@ POSITIVE, TANH = {'candidate': 'positive'}, {'activation': 'tanh'}
 LAYERS = (
     ('MinGRU', {}, 'float32', (2, 40, 256), ''),
     ('MinGRU', POSITIVE, 'bfloat16', (2, 4096, 130), 'reset reverse'),
-    ('MinGRU', {'use_bias': False}, 'float16', (128, 7, 8), 'time_major'),
+    ('MinGRU', {'use_bias': False}, 'float16', (128, 100, 8), 'time_major'),
     ('MinLSTM', {}, 'bfloat16', (2, 40, 256), 'reset lengths'),
     ('MinLSTM', POSITIVE, 'float32', (1, 4096, 8), 'lengths time_major'),
     ('MinLSTM', {}, 'float16', (512, 100, 512), 'reverse'),
@@ -164,10 +164,11 @@ class LoweringTest(parameterized.TestCase):
       self.lowers(over_parameters, many(state), x, *rest)
 
   @parameterized.parameters(
-      (H200, (96, 130, 72), '', True),
-      (H200, (96, 130, 72), 'vmap', False),
-      (H200, (4, 130, 72), '', False),
-      (B200, (96, 130, 72), '', False),
+      (H200, (96, 200, 72), '', True),
+      (H200, (96, 200, 72), 'vmap', False),
+      (H200, (96, 140, 72), '', False),
+      (H200, (4, 200, 72), '', False),
+      (B200, (96, 200, 72), '', False),
   )
   def test_projected(self, kind, sizes, how, together):
     # One kernel where that is faster, and where there is one.
@@ -222,8 +223,12 @@ class LoweringTest(parameterized.TestCase):
   def test_x64(self):
     # Literals of Python and indices are 64 bits wide then.
     with jax.enable_x64(True), abstract_gpu.device(self, H200):
-      for name in ('MinLSTM', 'IRevRNN'):
-        f, args = gradient(name, {}, 'float32', (2, 4096, 8), 'reset')
+      for name, dtype, sizes in (
+          ('MinLSTM', 'float32', (2, 4096, 8)),
+          ('MinGRU', 'bfloat16', (96, 200, 8)),
+          ('IRevRNN', 'float32', (2, 40, 8)),
+      ):
+        f, args = gradient(name, {}, dtype, sizes, 'reset')
         self.lowers(f, *args)
 
   @parameterized.product(
@@ -249,6 +254,30 @@ class LoweringTest(parameterized.TestCase):
     with abstract_gpu.device(self, H200):
       with jax.sharding.use_abstract_mesh(mesh):
         self.lowers(jax.grad(loss), state, aval((4, time, 4), jnp.float32))
+
+  @parameterized.parameters(4, 96)
+  def test_shard_map_of_replicated_operands(self, batch):
+    # The gradients of those that all devices share are sums over devices.
+    mesh = abstract_gpu.mesh(H200)
+    sharded = jax.shard_map(
+        lambda x, w, bias: pallas_kernels.recurrence(
+            rnnzoo.MinGRUCell(), {}, x, None, None, input_kernel=w, bias=bias
+        )[1][0],
+        mesh=mesh,
+        in_specs=(P('data'), P(), P()),
+        out_specs=P('data'),
+    )
+    loss = lambda *args: jnp.sum(sharded(*args).astype(jnp.float32))
+    args = (
+        aval((2 * batch, 200, 72), jnp.bfloat16),
+        aval((2, 72, 136), jnp.float32),
+        aval((2, 136), jnp.float32),
+    )
+    with abstract_gpu.device(self, H200):
+      with jax.sharding.use_abstract_mesh(mesh):
+        text = self.lowers(jax.grad(loss, (0, 1, 2)), *args)
+        self.assertEqual('projected_linear' in text, batch == 96)
+        self.assertEqual(text.count('"stablehlo.all_reduce"'), 2)
 
   @parameterized.parameters('IndRNN', 'MinGRU', 'MinLSTM')
   def test_under_a_mesh(self, name):

@@ -7,10 +7,11 @@ through shared memory, and while one block of steps is scanned the next one is
 multiplied.
 
 A block is 128 steps of 128 features of one sequence, with all gates. CTAs take
-one block after the other in the order of time, so that the block before is done
-when they need the h that it ends with, which comes through device memory. A CTA
-is four warpgroups: two multiply half a block each, one scans, one loads x and
-W. They tell each other by barriers which buffers are full and which are free.
+one block after the other in the order of time. What they need of the block
+before is the h that it ends with, which comes through device memory from a CTA
+that is done with it or at work on it. A CTA is four warpgroups: two multiply
+half a block each, one scans, one loads x and W. They tell each other by
+barriers which buffers are full and which are free.
 
 Products are `wgmma`, Hopper's: 16-bit operands, float32 sums. Pre-activations
 are rounded to 16 bits, as between two kernels.
@@ -47,7 +48,7 @@ LANES = streams_lib.LANES
 MOST_GATES = 2
 
 # Steps of a block, and of the half of it that one warpgroup multiplies.
-_BLOCK, _HALF = 128, 64
+BLOCK, _HALF = 128, 64
 
 # Steps that are scanned at a time.
 _ROWS = 16
@@ -61,7 +62,7 @@ _DEPTH, _STAGES = swizzled.WIDTH, 3
 _MULTIPLYING, _SCANNING, _LOADING = 176, 120, 40
 
 # To a `Walk`, the steps that are scanned at a time are a segment of a block.
-CONFIG = streams_lib.Config(_ROWS, 1, _BLOCK // _ROWS, _STAGES)
+CONFIG = streams_lib.Config(_ROWS, 1, BLOCK // _ROWS, _STAGES)
 
 
 def forward(
@@ -128,7 +129,7 @@ def forward(
       num_threads=4,
       thread_name='warpgroup',
       scratch_types=[
-          matrices(_STAGES, _BLOCK, _DEPTH),
+          matrices(_STAGES, BLOCK, _DEPTH),
           matrices(_STAGES, _DEPTH, gates * LANES),
           matrices(2, gates, 2, _HALF, swizzled.WIDTH),
           matrices(2, _HALF, swizzled.WIDTH),
@@ -180,7 +181,7 @@ class _Work:
   @property
   def waves(self) -> int:
     """Blocks of a sequence."""
-    return pl.cdiv(self.layout.time, _BLOCK)
+    return pl.cdiv(self.layout.time, BLOCK)
 
   @property
   def ctas(self) -> int:
@@ -201,7 +202,7 @@ class _Work:
 
   def start(self, wave):
     """Returns the earliest time in a block."""
-    return (self.waves - 1 - wave if self.reverse else wave) * _BLOCK
+    return (self.waves - 1 - wave if self.reverse else wave) * BLOCK
 
 
 class _Roles:
@@ -269,7 +270,7 @@ class _Roles:
         plgpu.barrier_wait(self.consumed.at[slot])
         inputs = pl.ds(k * _DEPTH, _DEPTH)
         plgpu.copy_gmem_to_smem(
-            layout.block(self.x, None, row, start, _BLOCK, inputs),
+            layout.block(self.x, None, row, start, BLOCK, inputs),
             swizzled.for_tma(self.x_ring, (slot,), self.interpret),
             self.arrived.at[slot],
         )
@@ -368,11 +369,12 @@ class _Roles:
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
         scan = self._scanner(rows, walk, wave, part, theta, start, flags)
         h = lax.fori_loop(0, _HALF // _ROWS, scan, h)
+        if part:  # As soon as it is known: others wait for it.
+          chain.hand_on(wave, walk, h)
         plgpu.barrier_arrive(self.scanned.at[half])
         plgpu.commit_smem()
         self._leave(self.h_buffer, (), self.h, None, i, half)
         plgpu.commit_smem_to_gmem_group()
-      chain.hand_on(wave, walk, h)
 
       last = wave == self.work.waves - 1
       pl.when(last)(lambda: segments_lib.leave(walk, self.last, h))
@@ -483,10 +485,10 @@ class _Chain:
 
 def _set_registers(count: int) -> None:
   """Gives this warpgroup more or fewer registers than it was launched with."""
-  more: Literal['increase', 'decrease'] = 'increase'
+  action: Literal['increase', 'decrease'] = 'increase'
   if count < 2**16 // (4 * LANES):
-    more = 'decrease'
-  plgpu.set_max_registers(count, action=more)
+    action = 'decrease'
+  plgpu.set_max_registers(count, action=action)
 
 
 def _following(slot):

@@ -107,7 +107,7 @@ class Layout:
     return math.prod(array.shape[axis + 1 :]) == LANES
 
   def block(self, ref: Ref, gate: int | None, batch, start, size, features):
-    """Returns one block [size, LANES] of a stream in device memory."""
+    """Returns one block [size, features] of a stream in device memory."""
     lead = (batch, pl.ds(start + self.margin, size))
     if self.time_major:
       lead = lead[::-1]

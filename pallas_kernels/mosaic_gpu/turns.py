@@ -92,7 +92,8 @@ class Turns(Alone):
     return h
 
   def _hand_on(self, h: Array) -> None:
-    following = lax.rem(self.walk.warpgroup + 1, self.walk.config.warpgroups)
+    count = jnp.int32(self.walk.config.warpgroups)
+    following = lax.rem(self.walk.warpgroup + 1, count)
     self.places[following] = h
     plgpu.barrier_arrive(self.turns.at[following])
 
