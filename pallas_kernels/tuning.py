@@ -47,11 +47,14 @@ _ADJOINT_IN_FLIGHT = 2 * 2**20
 # KiB, what warpgroups hand on takes 2.
 _SHARED = 216 * 1024
 
-# Fewer segments than these are not worth it, nor segments of fewer steps. Two,
-# for 36 tiles, took up to twice as long as none. Four were, with 24 and 32
-# tiles of 4096 steps, up to 17 % slower forward and 10 to 28 % faster in the
-# adjoint; with 8 tiles of 1024 steps up to 38 % slower and 7 to 31 % faster.
-_FEWEST_SEGMENTS, _SEGMENT_STEPS = 4, 256
+# Fewer segments than these, of a forward kernel and of an adjoint, do not pay,
+# nor do segments of fewer steps. Two, for 36 tiles, took up to twice as long as
+# none. Four were, with 24 and 32 tiles of 4096 steps, up to 17 % slower forward
+# and 10 to 28 % faster in the adjoint; with 8 tiles of 1024 steps up to 38 %
+# slower and 7 to 31 % faster. Eight and ten, for 8 to 16 tiles, took 0.52 to
+# 0.80 of the time of none forward, and 0.38 to 0.54 in the adjoint.
+_FEWEST_SEGMENTS = (6, 4)
+_SEGMENT_STEPS = 256
 
 # Each CTA composes the maps of all segments, which it has in registers.
 _MAX_SEGMENTS = 32
@@ -104,7 +107,7 @@ def linear(
   # CTAs wait for each other, so all have to be there at once.
   most = min(target.cores // tiles, layout.time // _SEGMENT_STEPS)
   segments = min(most, _MAX_SEGMENTS) // 2 * 2
-  if segments >= _FEWEST_SEGMENTS and not target.interpret:
+  if segments >= _FEWEST_SEGMENTS[adjoint] and not target.interpret:
     rows = _segment_rows(inputs, outputs)
     config = Config(rows, 1, segments, _SEGMENT_STAGES, _AHEAD)
     steps = -(-layout.time // segments)
