@@ -26,10 +26,9 @@ _BYTES = 2
 
 def matrices(*shape: int, dtype) -> Any:
   """Returns the type of matrices [..., rows, columns], columns in WIDTHs."""
-  transforms: Any = (
-      plgpu.TilingTransform((8, WIDTH)),  # type: ignore[abstract]
-      plgpu.SwizzleTransform(_BYTES * WIDTH),  # type: ignore[abstract]
-  )
+  tiling: Any = plgpu.TilingTransform
+  swizzle: Any = plgpu.SwizzleTransform
+  transforms = tiling((8, WIDTH)), swizzle(_BYTES * WIDTH)
   return plgpu.SMEM(shape, dtype, transforms=transforms)
 
 
