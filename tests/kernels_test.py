@@ -50,24 +50,24 @@ POSITIVE, TANH = {'candidate': 'positive'}, {'activation': 'tanh'}
 DIAGONAL = {'num_heads': 8}
 CASES = (
     ('MinGRU', POSITIVE, 'float32', (2, 21, 130), 'reset mask time_major'),
-    ('MinGRU', {}, 'bfloat16', (2, 130, 8), 'lengths reverse time_major'),
+    ('MinGRU', {}, 'bfloat16', (1, 130, 8), 'lengths reverse time_major'),
     ('MinGRU', {}, 'float32', (1, 1, 1), ''),
-    ('MinGRU', {'use_bias': False}, 'bfloat16', (1, 70, 136), 'reset mask'),
-    ('MinLSTM', {}, 'float32', (3, 13, 256), 'lengths'),
+    ('MinGRU', {'use_bias': False}, 'bfloat16', (1, 40, 136), 'reset mask'),
+    ('MinLSTM', {}, 'float32', (2, 5, 256), 'lengths'),
     ('MinLSTM', POSITIVE, 'float32', (2, 21, 8), 'reset reverse time_major'),
     ('MinLSTM', {}, 'bfloat16', (3, 13, 130), 'reset mask'),
-    ('MinLSTM', POSITIVE, 'bfloat16', (1, 37, 1), 'reset reverse'),
+    ('MinLSTM', POSITIVE, 'bfloat16', (1, 20, 1), 'reset reverse'),
     ('IndRNN', {}, 'float32', (3, 13, 130), 'reset mask reverse'),
     ('IndRNN', TANH, 'float32', (3, 21, 8), 'lengths time_major'),
-    ('IndRNN', TANH, 'bfloat16', (2, 21, 130), 'reset reverse'),
+    ('IndRNN', TANH, 'bfloat16', (2, 9, 130), 'reset reverse'),
     ('IndRNN', {}, 'float32', (1, 67, 1), ''),
     ('IndRNN', {}, 'bfloat16', (2, 1, 256), 'reset'),
-    ('IRevRNN', {}, 'float32', (3, 13, 8), 'reset mask'),
+    ('IRevRNN', {}, 'float32', (2, 5, 8), 'reset mask'),
     ('IRevRNN', {'inner_steps': 1}, 'float32', (2, 21, 130), 'reverse'),
     ('IRevRNN', {}, 'bfloat16', (2, 13, 256), 'lengths reverse'),
-    ('IRevRNN', {}, 'float32', (1, 37, 1), 'mask time_major'),
-    ('LSTM', DIAGONAL, 'float32', (3, 13, 8), 'reset mask reverse'),
-    ('GRU', DIAGONAL, 'float32', (3, 13, 8), 'reset lengths'),
+    ('IRevRNN', {}, 'float32', (1, 9, 1), 'mask time_major'),
+    ('LSTM', DIAGONAL, 'float32', (2, 5, 8), 'reset mask reverse'),
+    ('GRU', DIAGONAL, 'float32', (2, 5, 8), 'reset lengths'),
 )
 
 
@@ -205,8 +205,8 @@ class LinearScanTest(parameterized.TestCase):
   @parameterized.parameters(
       ((2, 1, 1), np.float32, True, False),
       ((2, 13, 8), np.float32, True, False),
-      ((2, 40, 130), jnp.bfloat16, True, True),
-      ((1, 67, 256), np.float32, False, True),
+      ((2, 20, 130), jnp.bfloat16, True, True),
+      ((1, 37, 130), np.float32, False, True),
   )
   def test_agrees_with_loop(self, sizes, dtype, with_reset, reverse):
     with abstract_gpu.interpreted(self):
