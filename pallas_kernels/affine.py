@@ -71,7 +71,7 @@ def linear_scan(
       target=target,
   )
   theta = jnp.zeros((1, features), jnp.float32)
-  _, (h,) = engine.run(call, theta, (a, b), h0, None, reset, None)
+  _, (h,) = engine.run(call, theta, (a, b), None, h0, None, reset, None)
   return h
 
 

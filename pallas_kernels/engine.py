@@ -64,17 +64,20 @@ def run(
     call: Call,
     theta: Array,
     arrays: tuple[Array, ...],
+    kernel: Array | None,
     carry: Array | None,
     restart: Array | None,
     reset: Array | None,
     mask: Array | None,
 ) -> tuple[Array, tuple[Array, ...]]:
-  """Runs a recurrence; differentiable in theta, arrays, carry and restart.
+  """Runs a recurrence; differentiable in all its floating-point operands.
 
   Args:
     call: what is static.
     theta: float32 [rows, F].
-    arrays: streams of inputs, [B, T, F] or [B, T, g, F].
+    arrays: streams of inputs, [B, T, F] or [B, T, g, F]; with W the one array
+      that it multiplies, [B, T, I].
+    kernel: W, [G, I, F], or None.
     carry: float32 [S, B, F]; None for zeros, if linear.
     restart: float32 [S, B, F]; None for zeros, if linear.
     reset: bool [B, T] or None, in the order of the loop.
@@ -85,6 +88,13 @@ def run(
   """
   _, _, features = call.shape
   flags = flags_lib.pack(reset, mask)
+  if kernel is not None:
+    (x,) = arrays
+    if _multiplies(call, x, kernel):
+      theta, carry, restart = _whole_tiles(features, (theta, carry, restart))
+      last, h = _run_projected(call, theta, x, kernel, carry, restart, flags)
+      return last[..., :features], (h,)
+    arrays = (projection.project(kernel, x),)
   aligned = _aligned(call, arrays)
   arrays = tuple(streams.pad_features(x, aligned) for x in arrays)
   inner = dataclasses.replace(call, shape=(*call.shape[:2], aligned))
@@ -96,14 +106,8 @@ def run(
   return cut(last), carries
 
 
-def multiplies(call: Call, x: Array, kernel: Array) -> bool:
-  """Whether `run_projected` can do a product and a recurrence, and is faster.
-
-  Args:
-    call: what is static.
-    x: [B, T, I].
-    kernel: W, [G, I, F].
-  """
+def _multiplies(call: Call, x: Array, kernel: Array) -> bool:
+  """Whether one kernel can multiply by W and run the recurrence, and faster."""
   gates, depth, features = kernel.shape
   gate_streams = jax.ShapeDtypeStruct((*x.shape[:2], gates, features), x.dtype)
   return (
@@ -114,35 +118,6 @@ def multiplies(call: Call, x: Array, kernel: Array) -> bool:
       and _aligned(call, (gate_streams,)) == features
       and tuning.projected(_layout(call), kernel.shape, call.target)
   )
-
-
-def run_projected(
-    call: Call,
-    theta: Array,
-    x: Array,
-    kernel: Array,
-    carry: Array | None,
-    restart: Array | None,
-    reset: Array | None,
-    mask: Array | None,
-) -> tuple[Array, tuple[Array, ...]]:
-  """`run` of `projection.project(kernel, x)`, which stays on the chip.
-
-  Args:
-    call: what is static, for which `multiplies` holds.
-    theta: as for `run`, and so is the rest but x and W.
-    x: [B, T, I].
-    kernel: W, [G, I, F].
-    carry: float32 [1, B, F] or None.
-    restart: float32 [1, B, F] or None.
-    reset: bool [B, T] or None.
-    mask: bool [B, T] or None.
-  """
-  _, _, features = call.shape
-  flags = flags_lib.pack(reset, mask)
-  theta, carry, restart = _whole_tiles(features, (theta, carry, restart))
-  last, h = _run_projected(call, theta, x, kernel, carry, restart, flags)
-  return last[..., :features], (h,)
 
 
 def _whole_tiles(features: int, small):

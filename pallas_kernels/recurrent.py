@@ -172,6 +172,8 @@ def recurrence(
       raise NotImplementedError(
           'The kernels for dense recurrences cannot be interpreted on a CPU.'
       )
+    if input_kernel is not None:
+      arrays = (projection.project(input_kernel, arrays[0]),)
     rows = _Rows.of(params, bias, None, features)
     heads, size = dense_kernel.shape[1:3]
     if both_directions and heads % 2:
@@ -194,7 +196,7 @@ def recurrence(
             target,
         ),
         rows.pack(params, bias, None),
-        _join(_projected(arrays, input_kernel)),
+        _join(arrays),
         dense_kernel,
         stack(carry),
         stack(restart),
@@ -228,23 +230,17 @@ def recurrence(
       out_dtype,
       target,
   )
-  theta = rows.pack(params, bias, recurrent_kernel)
-  rest = stack(carry), stack(restart), reset, mask
-  x = arrays[0]
-  if input_kernel is not None and engine.multiplies(call, x, input_kernel):
-    last, carries = engine.run_projected(call, theta, x, input_kernel, *rest)
-  else:
-    arrays = _projected(arrays, input_kernel)
-    last, carries = engine.run(call, theta, tuple(arrays), *rest)
+  last, carries = engine.run(
+      call,
+      rows.pack(params, bias, recurrent_kernel),
+      tuple(arrays),
+      input_kernel,
+      stack(carry),
+      stack(restart),
+      reset,
+      mask,
+  )
   return tuple(last), carries
-
-
-def _projected(arrays: Sequence[Array], input_kernel: Array | None):
-  """Returns the input gates."""
-  if input_kernel is None:
-    return arrays
-  (x,) = arrays
-  return (projection.project(input_kernel, x),)
 
 
 def _check_input_kernel(cell: Cell, arrays, input_kernel: Array):

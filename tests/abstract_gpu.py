@@ -6,7 +6,9 @@ passes if the first kernel says so.
 
 from collections.abc import Iterator
 import contextlib
+import functools
 import os
+from unittest import mock
 
 import jax
 
@@ -36,6 +38,23 @@ def interpreted(test) -> Iterator[None]:
 
     interpret_pallas_call.reset_gpu_interpret_mode_state()
     raise
+
+
+@contextlib.contextmanager
+def without_races(test) -> Iterator[None]:
+  """`interpreted`, failing if threads of the last kernel inside race."""
+  if not RUNS:
+    with interpreted(test):
+      yield
+    return
+  from jax._src.pallas.mosaic_gpu.interpret import interpret_pallas_call
+  from jax.experimental.pallas import mosaic_gpu as plgpu
+
+  careful = functools.partial(plgpu.InterpretGPUParams, detect_races=True)
+  with mock.patch.object(plgpu, 'InterpretGPUParams', careful):
+    with interpreted(test):
+      yield
+  test.assertFalse(interpret_pallas_call.get_races().races_found)
 
 
 @contextlib.contextmanager

@@ -28,8 +28,6 @@ import rnnzoo
 from rnnzoo import selection
 
 if abstract_gpu.RUNS:
-  from jax.experimental.pallas import mosaic_gpu as plgpu
-
   from pallas_kernels import targets
   from pallas_kernels import tuning
   from pallas_kernels.mosaic_gpu import maps
@@ -113,12 +111,10 @@ class ProjectedTest(absltest.TestCase):
     x = np.ones((1, 130, 200), jnp.bfloat16)
     if not abstract_gpu.RUNS:
       return
-    careful = functools.partial(plgpu.InterpretGPUParams, detect_races=True)
     forward = mock.Mock(wraps=projected.forward)
     with (
-        mock.patch.object(plgpu, 'InterpretGPUParams', careful),
         mock.patch.object(projected, 'forward', forward),
-        abstract_gpu.interpreted(self),
+        abstract_gpu.without_races(self),
     ):
       # With a derivative, gates leave by the buffer that h is computed from.
       jax.block_until_ready(jax.vjp(layer, x)[0])
@@ -232,13 +228,8 @@ class LinearScanTest(parameterized.TestCase):
       return
     with abstract_gpu.interpreted(self), cut(8, 1, 2):
       want = scan()
-    careful = functools.partial(plgpu.InterpretGPUParams, detect_races=True)
-    with (
-        mock.patch.object(plgpu, 'InterpretGPUParams', careful),
-        abstract_gpu.interpreted(self),
-        cut(*cut_as),
-    ):
-      got = scan()
+    with abstract_gpu.without_races(self), cut(*cut_as):
+      got = jax.block_until_ready(scan())
     np.testing.assert_array_equal(got, want)
 
   @parameterized.parameters(*CUTS[:2])

@@ -188,7 +188,7 @@ class LoweringTest(parameterized.TestCase):
   @parameterized.parameters((2, True), (64, False))
   def test_vmap_of_segments(self, count, in_turn):
     # Many sequences fill a GPU without segments, and then all run at once.
-    a = aval((count, 1, 1200, 8), jnp.float32)
+    a = aval((count, 1, 1600, 8), jnp.float32)
     scan = functools.partial(rnnzoo.linear_scan, implementation='pallas')
     loss = lambda a, b: jnp.sum(jax.vmap(scan)(a, b))
     with abstract_gpu.device(self, H200):
