@@ -9,6 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.mosaic_gpu import maps
+
 Array = jax.Array
 
 # Bits of a step's flags.
@@ -66,6 +68,18 @@ class Block:
     if self._codes is None:
       return None if self._beyond is None else self._beyond[i]
     return (self._codes[i] & HOLD) != 0
+
+  def map(self, i: int, pair, restart) -> maps.Map:
+    """Returns what the i-th step of a linear recurrence does to h.
+
+    Args:
+      i: which step.
+      pair: the map without flags.
+      restart: what a restart starts from.
+    """
+    pair = select(self.idle(i), (1.0, 0.0), pair)
+    forget = 0.0, lambda: maps.step(pair, restart)
+    return select(self.restarts(i), forget, pair)
 
 
 def select(condition, chosen, other) -> tuple[Any, ...]:

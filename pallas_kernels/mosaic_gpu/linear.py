@@ -87,15 +87,10 @@ def forward(
 
     def find(k):
       block = flags_lib.Block(walk, flags, k)
-      maps = []
       pairs = pointwise.map_rows(
           plan.step, theta, walk.rows(rings, k), accuracy
       )
-      for i, pair in enumerate(pairs):
-        pair = flags_lib.select(block.idle(i), (1.0, 0.0), pair)
-        forget = (0.0, lambda pair=pair: maps_lib.step(pair, restart))
-        maps.append(flags_lib.select(block.restarts(i), forget, pair))
-      return maps
+      return [block.map(i, pair, restart) for i, pair in enumerate(pairs)]
 
     walk.prefetch(ins, inputs, rings, barriers)
     exchange = segments_lib.exchange(walk, barriers, find, scratch, relay)

@@ -402,10 +402,7 @@ class _Roles:
       accuracy = launch.accuracy(self.plan)
       pairs = pointwise.map_rows(self.plan.step, theta, inputs, accuracy)
       for i, pair in enumerate(pairs):
-        pair = flags_lib.select(flags_of.idle(i), (1.0, 0.0), pair)
-        forget = (0.0, lambda pair=pair: maps_lib.step(pair, restart))
-        pair = flags_lib.select(flags_of.restarts(i), forget, pair)
-        h = maps_lib.step(pair, h)
+        h = maps_lib.step(flags_of.map(i, pair, restart), h)
         rows.write(self.h_buffer, first, steps.row(i), h)
       return h
 
