@@ -89,6 +89,10 @@ def run(
   Returns:
     The final carry, float32 [S, B, F], and `call.outputs` streams.
   """
+  # A carry of zeros that was made here varies over no axis of a mesh yet.
+  theta, x, kernel, carry, restart, reset, mask = varying.alike(
+      (theta, x, kernel, carry, restart, reset, mask)
+  )
   batch, time, heads, size = call.shape
   directions = 1 + call.both
   if reset is not None:
@@ -254,7 +258,7 @@ def _forward(call: Call, theta, x, kernel, carry, restart, flags, save):
   )
   starts = *by_head[0], *_join(axis, [start[1:] for start in starts])
   results = _join(1, last), _join(axis, carries), starts, by_head[1]
-  return jax.tree.map(lambda x: varying.like(x, carry), results)
+  return jax.tree.map(lambda y: varying.like(y, x), results)
 
 
 def _run_bwd(call: Call, saved, cotangents):

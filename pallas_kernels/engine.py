@@ -87,6 +87,10 @@ def run(
     The final carry, float32 [S, B, F], and `call.outputs` streams.
   """
   _, _, features = call.shape
+  # Rows and a carry of zeros that were made here vary over no axis of a mesh.
+  operands = theta, arrays, kernel, carry, restart, reset, mask
+  operands = varying.alike(operands)
+  theta, arrays, kernel, carry, restart, reset, mask = operands
   flags = flags_lib.pack(reset, mask)
   if kernel is not None:
     (x,) = arrays
@@ -229,7 +233,7 @@ def _forward(call: Call, theta, arrays, carry, restart, flags, outputs):
   ins = streams.streams_of(arrays)
   outs = [streams.Stream(i, None, call.out_dtype) for i in range(outputs)]
   given = carry, restart, flags
-  like = arrays[0] if carry is None else carry
+  like = arrays[0]
   theta, carry, restart, flags = _unread(
       call, theta, arrays, carry, restart, flags
   )

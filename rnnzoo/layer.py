@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import targets
+from pallas_kernels import varying
 from rnnzoo import cell as cell_lib
 from rnnzoo import checks
 from rnnzoo import initializers
@@ -233,7 +234,7 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
     seq_lengths = checks.lengths(seq_lengths, batch_shape)
     dtype = self._dtype(x)
     state = self._state_dtype(x)
-    restart = self._initial_carry(batch_shape, state)
+    restart = self._initial_carry(batch_shape, state, like=x)
     carry = restart
     if initial_carry is not None:
       carry = self._check_carry(initial_carry, batch_shape, 'initial_carry')
@@ -336,14 +337,16 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
       dtype = self._dtype(x)
     return jnp.promote_types(dtype, jnp.float32)
 
-  def _initial_carry(self, batch_shape, dtype) -> Carry:
+  def _initial_carry(self, batch_shape, dtype, like=None) -> Carry:
     shape = (*batch_shape, self.out_features)
     if not self.learned_carry:
       return tuple(jnp.zeros(shape, dtype) for _ in self.cell.carry_names)
-    return tuple(
-        jnp.broadcast_to(c[...].astype(dtype), shape)
-        for c in self.learned_carry
-    )
+    learned = [c[...].astype(dtype) for c in self.learned_carry]
+    if like is not None:
+      # Before it has a batch axis: under shard_map the transpose of the cast
+      # sums over devices, and one row of features is less to sum.
+      learned = [varying.like(c, like) for c in learned]
+    return tuple(jnp.broadcast_to(c, shape) for c in learned)
 
   def _cell_params(self, dtype) -> dict[str, Array]:
     return {k: v[...].astype(dtype) for k, v in self.cell_params.items()}
