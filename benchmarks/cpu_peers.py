@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import rnnzoo
-from rnnzoo import benchmark_timing
+from rnnzoo.benchmark import timing as benchmark_timing
 
 try:
   import torch

@@ -23,7 +23,7 @@ turns a cell's equations and their derivatives into kernel code, and
 `mosaic_gpu` holds the kernels.
 """
 
-from pallas_kernels.affine import linear_scan
-from pallas_kernels.recurrent import recurrence
+from pallas_kernels.linear_scan_op import linear_scan
+from pallas_kernels.recurrence_op import recurrence
 
 __all__ = ['linear_scan', 'recurrence']

@@ -13,37 +13,37 @@ one, `help(rnnzoo.Stack)` how to combine them.
 from collections.abc import Mapping as _Mapping
 import types as _types
 
-from rnnzoo.agru import AGRU
-from rnnzoo.agru import AGRUCell
-from rnnzoo.antisymmetric import AntisymmetricRNN
-from rnnzoo.antisymmetric import AntisymmetricRNNCell
-from rnnzoo.antisymmetric import GatedAntisymmetricRNNCell
-from rnnzoo.bidirectional import Bidirectional
 from rnnzoo.cell import Cell
 from rnnzoo.cell import LinearCell
 from rnnzoo.cell import TwoStageCell
-from rnnzoo.constraints import constrain
-from rnnzoo.elman import Elman
-from rnnzoo.elman import ElmanCell
-from rnnzoo.gru import GRU
-from rnnzoo.gru import GRUCell
-from rnnzoo.indrnn import IndRNN
-from rnnzoo.irevrnn import IRevRNN
-from rnnzoo.irevrnn import IRevRNNCell
-from rnnzoo.layer import RecurrentLayer
-from rnnzoo.linear_recurrence import linear_scan
-from rnnzoo.lstm import LSTM
-from rnnzoo.lstm import LSTMCell
-from rnnzoo.mingru import MinGRU
-from rnnzoo.mingru import MinGRUCell
-from rnnzoo.minlstm import MinLSTM
-from rnnzoo.minlstm import MinLSTMCell
-from rnnzoo.sequence_layer import SequenceLayer
-from rnnzoo.slstm import SLSTM
-from rnnzoo.slstm import SLSTMCell
-from rnnzoo.stack import Stack
-from rnnzoo.unrolling import unroll
-from rnnzoo.unrolling import unroll_carries
+from rnnzoo.cells.agru import AGRU
+from rnnzoo.cells.agru import AGRUCell
+from rnnzoo.cells.antisymmetric import AntisymmetricRNN
+from rnnzoo.cells.antisymmetric import AntisymmetricRNNCell
+from rnnzoo.cells.antisymmetric import GatedAntisymmetricRNNCell
+from rnnzoo.cells.elman import Elman
+from rnnzoo.cells.elman import ElmanCell
+from rnnzoo.cells.gru import GRU
+from rnnzoo.cells.gru import GRUCell
+from rnnzoo.cells.indrnn import IndRNN
+from rnnzoo.cells.irevrnn import IRevRNN
+from rnnzoo.cells.irevrnn import IRevRNNCell
+from rnnzoo.cells.lstm import LSTM
+from rnnzoo.cells.lstm import LSTMCell
+from rnnzoo.cells.mingru import MinGRU
+from rnnzoo.cells.mingru import MinGRUCell
+from rnnzoo.cells.minlstm import MinLSTM
+from rnnzoo.cells.minlstm import MinLSTMCell
+from rnnzoo.cells.slstm import SLSTM
+from rnnzoo.cells.slstm import SLSTMCell
+from rnnzoo.engines.linear_recurrence import linear_scan
+from rnnzoo.engines.unrolling import unroll
+from rnnzoo.engines.unrolling import unroll_carries
+from rnnzoo.layers.bidirectional import Bidirectional
+from rnnzoo.layers.constraints import constrain
+from rnnzoo.layers.recurrent import RecurrentLayer
+from rnnzoo.layers.sequence_layer import SequenceLayer
+from rnnzoo.layers.stack import Stack
 
 # Every layer by name, as configs name it.
 LAYERS: _Mapping[str, type[RecurrentLayer]] = _types.MappingProxyType(

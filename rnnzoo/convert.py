@@ -16,13 +16,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rnnzoo import bidirectional
-from rnnzoo import elman
-from rnnzoo import gru
-from rnnzoo import layer as layer_lib
-from rnnzoo import lstm
-from rnnzoo import sequence_layer
-from rnnzoo import stack
+from rnnzoo.cells import elman
+from rnnzoo.cells import gru
+from rnnzoo.cells import lstm
+from rnnzoo.layers import bidirectional
+from rnnzoo.layers import recurrent
+from rnnzoo.layers import sequence_layer
+from rnnzoo.layers import stack
 
 Array = jax.Array
 
@@ -92,7 +92,7 @@ def from_torch(
     nnx.update(part, weights)
 
 
-def from_flax(layer: layer_lib.RecurrentLayer, cell: Any) -> None:
+def from_flax(layer: recurrent.RecurrentLayer, cell: Any) -> None:
   """Fills a layer with the weights of a `flax.nnx` cell.
 
   >>> import numpy as np, rnnzoo
@@ -232,7 +232,7 @@ def _weights(layer, weight_ih, weight_hh, bias_ih, bias_hh) -> dict[str, Any]:
 
 
 def _check_layer(layer) -> None:
-  if not isinstance(layer, layer_lib.RecurrentLayer) or not isinstance(
+  if not isinstance(layer, recurrent.RecurrentLayer) or not isinstance(
       layer.cell, _CELLS
   ):
     raise ValueError(

@@ -4,8 +4,8 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 
-from rnnzoo import bidirectional
-from rnnzoo import sequence_layer
+from rnnzoo.layers import bidirectional
+from rnnzoo.layers import sequence_layer
 
 Array = jax.Array
 

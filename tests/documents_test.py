@@ -46,7 +46,7 @@ class DocumentsTest(absltest.TestCase):
 
   def test_new_cell_of_the_walk_through_runs(self):
     (example,) = python_blocks('WORKSPACE.md')
-    names = {'__name__': 'rnnzoo.mgu'}
+    names = {'__name__': 'rnnzoo.cells.mgu'}
     exec(compile(example, 'WORKSPACE.md', 'exec'), names)
     layer = names['MGU'](3, 8, num_heads=2, rngs=nnx.Rngs(0))
     self.assertEqual(layer(jnp.ones((2, 5, 3))).shape, (2, 5, 8))

@@ -8,11 +8,11 @@ from flax import linen
 from flax import nnx
 import jax
 import numpy as np
-import random_layers
-import reference
 
 import rnnzoo
 from rnnzoo import linen as rnnzoo_linen
+from tests.testing import random_layers
+from tests.testing import reference
 
 BATCH, TIME, IN, FEATURES = 2, 4, 3, 4
 

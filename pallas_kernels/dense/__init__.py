@@ -1,0 +1,1 @@
+"""Kernels bound by latency: recurrences with a product R h in every step."""

@@ -1,0 +1,81 @@
+"""`linear_scan`: h_t = a_t h_{t-1} + b_t as an operation of its own."""
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels import arguments
+from pallas_kernels import sharding
+from pallas_kernels import targets
+
+Array = jax.Array
+
+
+def linear_scan(
+    a: Array,
+    b: Array,
+    h0: Array | None = None,
+    *,
+    reset: Array | None = None,
+    reverse: bool = False,
+    time_major: bool = False,
+) -> Array:
+  """Computes h_t = a_t h_{t-1} + b_t on the GPU.
+
+  One read of a and b, one write of h; the gradient reads a, h and its own
+  cotangent once and writes two. Sums are float32.
+
+  Args:
+    a: [B, T, F]; float32, bfloat16 or float16.
+    b: [B, T, F].
+    h0: h before the first step, [B, F]; zeros if None.
+    reset: bool [B, T], also where arrays are time-major; where true, h restarts
+      from zero before the step, in the order of the loop.
+    reverse: run from the last step to the first.
+    time_major: a, b and h are [T, B, F] instead.
+
+  Returns:
+    h, [B, T, F], in the dtype that a and b promote to.
+
+  Raises:
+    ValueError: an argument has the wrong shape or dtype.
+    NotImplementedError: the device, the jax version, a dtype or a size is one
+      that the kernels cannot run; or a second derivative is asked for.
+  """
+  target = targets.current()
+  if a.ndim != 3:
+    raise ValueError(f'a must be [batch, time, features], got {a.shape}.')
+  arguments.shape('b', b, 'like a', a.shape)
+  arguments.dtypes('linear_scan', (a.dtype, b.dtype))
+  arguments.unsharded('linear_scan', (a, b, h0, reset))
+  a, b, h0, reset = sharding.alike((a, b, h0, reset))
+  # Pallas's GPU backend is imported where it is known to work.
+  from pallas_kernels.streaming import op as streaming_op
+
+  batch, time, features = a.shape
+  if time_major:
+    batch, time = time, batch
+  arguments.sizes('linear_scan', batch, time, features)
+  arguments.flags('reset', reset, batch, time)
+  if h0 is not None:
+    arguments.shape('h0', h0, '[batch, features]', (batch, features))
+    h0 = h0.astype(jnp.float32)[None]
+  call = streaming_op.Call(
+      step=_inputs,
+      linear=True,
+      params=0,
+      shape=(batch, time, features),
+      time_major=time_major,
+      reverse=reverse,
+      outputs=1,
+      out_dtype=jnp.result_type(a, b),
+      target=target,
+  )
+  theta = jnp.zeros((1, features), jnp.float32)
+  _, (h,) = streaming_op.run(call, theta, (a, b), None, h0, None, reset, None)
+  return h
+
+
+def _inputs(theta, row):
+  """The coefficients of a plain scan: its inputs."""
+  del theta
+  return tuple(row)

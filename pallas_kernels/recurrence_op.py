@@ -1,0 +1,410 @@
+"""`recurrence`: any cell's update over time, with derivatives.
+
+A cell comes in as an argument with equations and no name. What an engine needs
+to know of it:
+
+* whether it is linear in its carry (it then has `coefficients`), for
+  `mosaic_gpu/linear.py`;
+* whether its recurrent kernel is diagonal, for `mosaic_gpu/diagonal.py`, or
+  dense, for `mosaic_gpu/dense.py`;
+* whether it has an `operand`, for a second product.
+
+Everything that is one number a feature (the cell's parameters, a bias of the
+input gates, a diagonal recurrent kernel) reaches a kernel as rows of one array,
+`theta`. A kernel adds the bias itself and sums its gradient in registers, which
+spares a pass over the gates either way.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+import math
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels import arguments
+from pallas_kernels import projection
+from pallas_kernels import sharding
+from pallas_kernels import targets
+
+Array = jax.Array
+Carry = tuple[Array, ...]
+
+
+class Cell(Protocol):
+  """What all cells have; equal cells share a compilation.
+
+  A linear cell also has `coefficients(params, x_gates)`, which is then used
+  instead of `update`, and one with two dependent products has `operand`.
+  """
+
+  input_gates: int
+  recurrent_gates: int
+  carry_names: tuple[str, ...]
+
+  def update(self, params, x_gates, h_gates, carry) -> Carry:
+    """Returns the carry after one step, pointwise in batch and feature."""
+
+
+def recurrence(
+    cell: Cell,
+    params: Mapping[str, Array],
+    x_gates: Array | Sequence[Array],
+    recurrent_kernel: Array | None,
+    carry: Carry | None,
+    *,
+    input_kernel: Array | None = None,
+    bias: Array | None = None,
+    restart: Carry | None = None,
+    reset: Array | None = None,
+    mask: Array | None = None,
+    reverse: bool = False,
+    both_directions: bool = False,
+    time_major: bool = False,
+    outputs: int = 1,
+    out_dtype: jax.typing.DTypeLike | None = None,
+    recurrent_gradient_clip: float | None = None,
+    stop_recurrent_gradient: bool = False,
+) -> tuple[Carry, Carry]:
+  """Computes carry_t = update(x_t, R h_{t-1}, carry_{t-1}) on the GPU.
+
+  Every array is read and written once, in the layout that it has. Rows of
+  features have to start at multiples of 16 bytes: where features do not fill
+  them, x_gates are copied once to do so.
+
+  Args:
+    cell: the equations.
+    params: the cell's own parameters by name, each [..., F].
+    x_gates: input gates, [B, T, G, F] or a sequence of arrays [B, T, F] and
+      [B, T, g, F] that have G gates in all; float32, bfloat16 or float16. With
+      `input_kernel` what that multiplies, [B, T, I].
+    recurrent_kernel: [G', N, D, D] with N D = F, or None for a cell without
+      recurrent gates.
+    carry: what the first step starts from, each [B, F]; None for zeros, which
+      a linear recurrence then does not read.
+    input_kernel: W, [G, I, F], or None; cast to the dtype of x_gates. A linear
+      recurrence of inputs in 16 bits multiplies and scans in one kernel, where
+      that is faster.
+    bias: added to the input gates, [G, F], or None.
+    restart: what a reset restarts from, each [B, F]; zeros if None.
+    reset: bool [B, T], also where x_gates are time-major; where true, the carry
+      restarts before the step, in the order of the loop.
+    mask: bool [B, T], likewise; where false, the carry is held over the step.
+    reverse: run from the last step to the first.
+    both_directions: run the other way for the second half of the heads, at the
+      same time; `reset` is then [2, B, T], for each half in the order of its
+      loop. For recurrent kernels that are not diagonal.
+    time_major: x_gates and the outputs are [T, B, ...] instead of [B, T, ...].
+    outputs: how many of the carry's arrays to return for all steps.
+    out_dtype: dtype of these, and of the carries that are saved for the
+      backward pass; that of x_gates if None. The carry inside the kernel is
+      float32.
+    recurrent_gradient_clip: bound of what comes back through each product with
+      a recurrent kernel that is not diagonal, before it is added to the rest;
+      None for none.
+    stop_recurrent_gradient: whether nothing comes back through it.
+
+  Returns:
+    The final carry, each float32 [B, F], and the first `outputs` arrays of the
+    carry after every step, each [B, T, F].
+
+  Raises:
+    ValueError: an argument has the wrong shape or dtype.
+    NotImplementedError: the device, the jax version, a dtype, a size or the
+      cell is one that the kernels cannot run; or a second derivative is asked
+      for.
+  """
+  target = targets.current()
+  arrays = x_gates if isinstance(x_gates, (list, tuple)) else (x_gates,)
+  out_dtype = jnp.dtype(out_dtype or arrays[0].dtype)
+  arguments.dtypes('recurrence', [*(x.dtype for x in arrays), out_dtype])
+  weights = params, input_kernel, bias, recurrent_kernel
+  operands = weights, arrays, carry, restart, reset, mask
+  arguments.unsharded('recurrence', operands)
+  weights, arrays, carry, restart, reset, mask = sharding.alike(operands)
+  params, input_kernel, bias, recurrent_kernel = weights
+  features = arrays[0].shape[-1]
+  if input_kernel is not None:
+    _check_input_kernel(cell, arrays, input_kernel)
+    features = input_kernel.shape[-1]
+  lead = arrays[0].shape[:2]
+  batch, time = lead[::-1] if time_major else lead
+  arguments.sizes('recurrence', batch, time, features)
+  if input_kernel is None:
+    _check_gates(cell, arrays)
+  if bias is not None:
+    expected = (cell.input_gates, features)
+    arguments.shape('bias', bias, '[gates, features]', expected)
+  linear = hasattr(cell, 'coefficients')
+  if cell.recurrent_gates:
+    _check_kernel(cell, recurrent_kernel, features)
+  elif not linear:
+    raise NotImplementedError(
+        f'GPU kernels cannot run {type(cell).__name__}: it has no recurrent'
+        f' gates and no coefficients. {targets.OTHERWISE}'
+    )
+  if carry is not None:
+    arguments.carry('carry', carry, cell.carry_names, batch, features)
+  if restart is not None:
+    arguments.carry('restart', restart, cell.carry_names, batch, features)
+  arguments.flags('reset', reset, batch, time, both_directions)
+  arguments.flags('mask', mask, batch, time)
+  if not 1 <= outputs <= len(cell.carry_names):
+    raise ValueError(
+        f'outputs must be 1 to {len(cell.carry_names)} for'
+        f' {type(cell).__name__}, got {outputs}.'
+    )
+
+  def stack(xs):
+    if xs is not None:
+      return jnp.stack([x.astype(jnp.float32) for x in xs])
+    if linear:
+      return None
+    return jnp.zeros((len(cell.carry_names), batch, features), jnp.float32)
+
+  # Pallas's GPU backend is imported where it is known to work.
+  dense_kernel = recurrent_kernel if cell.recurrent_gates else None
+  if dense_kernel is not None and not _is_diagonal(cell, dense_kernel):
+    from pallas_kernels.dense import op as dense_op
+
+    if targets.current().interpret:
+      raise NotImplementedError(
+          'The kernels for dense recurrences cannot be interpreted on a CPU.'
+      )
+    if input_kernel is not None:
+      arrays = (projection.project(input_kernel, arrays[0]),)
+    rows = _Rows.of(params, bias, None, features)
+    heads, size = dense_kernel.shape[1:3]
+    if both_directions and heads % 2:
+      raise ValueError(
+          f'both_directions needs an even number of heads, got {heads}.'
+      )
+    last, carries = dense_op.run(
+        dense_op.Call(
+            _Gated('update', cell, rows),
+            _Gated('operand', cell, rows) if hasattr(cell, 'operand') else None,
+            rows.count,
+            (batch, time, heads, size),
+            time_major,
+            reverse,
+            both_directions,
+            outputs,
+            out_dtype,
+            recurrent_gradient_clip,
+            stop_recurrent_gradient,
+            target,
+        ),
+        rows.pack(params, bias, None),
+        _join(arrays),
+        dense_kernel,
+        stack(carry),
+        stack(restart),
+        reset,
+        mask,
+    )
+    return tuple(last), carries
+  if (
+      recurrent_gradient_clip is not None
+      or stop_recurrent_gradient
+      or both_directions
+  ):
+    raise NotImplementedError(
+        'GPU kernels have recurrent_gradient_clip, stop_recurrent_gradient and'
+        ' both_directions for recurrent kernels that are not diagonal only.'
+        f' {targets.OTHERWISE}'
+    )
+  from pallas_kernels.streaming import op as streaming_op
+
+  rows = _Rows.of(params, bias, recurrent_kernel, features)
+  step: Callable[..., Any]
+  step = _Coefficients(cell, rows) if linear else _Update(cell, rows)
+  call = streaming_op.Call(
+      step,
+      linear,
+      rows.count,
+      (batch, time, features),
+      time_major,
+      reverse,
+      outputs,
+      out_dtype,
+      target,
+  )
+  last, carries = streaming_op.run(
+      call,
+      rows.pack(params, bias, recurrent_kernel),
+      tuple(arrays),
+      input_kernel,
+      stack(carry),
+      stack(restart),
+      reset,
+      mask,
+  )
+  return tuple(last), carries
+
+
+def _check_input_kernel(cell: Cell, arrays, input_kernel: Array):
+  """Raises ValueError unless x_gates are inputs of an input kernel."""
+  if len(arrays) > 1 or arrays[0].ndim != 3:
+    raise ValueError(
+        'x_gates must be [batch, time, in_features] with an input_kernel, got'
+        f' {[tuple(x.shape) for x in arrays]}.'
+    )
+  axes = '[gates, in_features, features]'
+  given = input_kernel.shape[-1:]
+  expected = (cell.input_gates, arrays[0].shape[-1], *given)
+  arguments.shape('input_kernel', input_kernel, axes, expected)
+
+
+def _check_gates(cell: Cell, arrays: Sequence[Array]):
+  """Raises ValueError unless the input gates are all there."""
+  for x in arrays:
+    if x.ndim not in (3, 4):
+      raise ValueError(
+          'x_gates must be [batch, time, gates, features] or arrays [batch,'
+          f' time, features], got an array of shape {x.shape}.'
+      )
+    ends = (*arrays[0].shape[:2], *x.shape[2:-1], arrays[0].shape[-1])
+    arguments.shape('x_gates', x, 'alike in batch, time and features', ends)
+  gates = sum(x.shape[2] if x.ndim == 4 else 1 for x in arrays)
+  if gates != cell.input_gates:
+    raise ValueError(
+        f'x_gates must hold {cell.input_gates} gates for'
+        f' {type(cell).__name__}, got {gates}.'
+    )
+
+
+def _check_kernel(cell: Cell, recurrent_kernel: Array | None, features: int):
+  """Raises ValueError unless the recurrent kernel is there."""
+  axes = '[gates, heads, head_dim, head_dim]'
+  if recurrent_kernel is None:
+    raise ValueError(
+        f'{type(cell).__name__} needs a recurrent_kernel {axes}, got None.'
+    )
+  size = recurrent_kernel.shape[-1]
+  expected = (cell.recurrent_gates, features // max(size, 1), size, size)
+  arguments.shape('recurrent_kernel', recurrent_kernel, axes, expected)
+
+
+def _is_diagonal(cell: Cell, recurrent_kernel: Array) -> bool:
+  return recurrent_kernel.shape[-1] == 1 and not hasattr(cell, 'operand')
+
+
+def _join(arrays: Sequence[Array]) -> Array:
+  """Joins arrays [B, T, F] and [B, T, g, F] to one [B, T, G, F]."""
+  if len(arrays) == 1 and arrays[0].ndim == 4:
+    return arrays[0]
+  whole = [x if x.ndim == 4 else x[:, :, None] for x in arrays]
+  return jnp.concatenate(whole, axis=2)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Rows:
+  """What the rows of theta [rows, F] are.
+
+  Attributes:
+    params: names and leading axes of the cell's own parameters.
+    bias: number of input gates that have a bias.
+    recurrent: number of recurrent gates.
+    features: F.
+  """
+
+  params: tuple[tuple[str, tuple[int, ...]], ...]
+  bias: int
+  recurrent: int
+  features: int
+
+  @classmethod
+  def of(cls, params, bias, recurrent_kernel, features):
+    return cls(
+        tuple((k, tuple(v.shape[:-1])) for k, v in sorted(params.items())),
+        0 if bias is None else bias.shape[0],
+        0 if recurrent_kernel is None else recurrent_kernel.shape[0],
+        features,
+    )
+
+  @property
+  def count(self) -> int:
+    own = sum(math.prod(shape) for _, shape in self.params)
+    return own + self.bias + self.recurrent
+
+  def pack(self, params, bias, recurrent_kernel) -> Array:
+    """Returns theta, float32 [rows, F]; one row of zeros if there are none."""
+    parts = [
+        jnp.broadcast_to(params[name], (*shape, self.features)).reshape(
+            -1, self.features
+        )
+        for name, shape in self.params
+    ]
+    if self.bias:
+      parts.append(bias)
+    if self.recurrent:
+      parts.append(recurrent_kernel[:, :, 0, 0])
+    if not parts:
+      parts.append(jnp.zeros((1, self.features)))
+    return jnp.concatenate([part.astype(jnp.float32) for part in parts])
+
+  def unpack(self, theta: Sequence[Array]):
+    """Returns params, bias and recurrent weights of one feature.
+
+    A parameter with leading axes becomes a nested tuple, which indexes and
+    iterates like it.
+    """
+    rest = iter(theta)
+
+    def nest(shape):
+      if not shape:
+        return next(rest)
+      return tuple(nest(shape[1:]) for _ in range(shape[0]))
+
+    params = {name: nest(shape) for name, shape in self.params}
+    return params, nest((self.bias,)), nest((self.recurrent,))
+
+
+def _add(row: Sequence[Array], bias: Sequence[Array]) -> tuple[Array, ...]:
+  if not bias:
+    return tuple(row)
+  return tuple(x + b for x, b in zip(row, bias, strict=True))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Coefficients:
+  """(theta, input gates) -> (a, b) of a linear cell."""
+
+  cell: Any
+  rows: _Rows
+
+  def __call__(self, theta, row):
+    params, bias, _ = self.rows.unpack(theta)
+    a, b = self.cell.coefficients(params, _add(row, bias))
+    # One may be free of the input, a learned decay for instance.
+    return tuple(jnp.broadcast_to(x, row[0].shape) for x in (a, b))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Update:
+  """(theta, input gates, carry) -> carry of a cell with a diagonal R."""
+
+  cell: Any
+  rows: _Rows
+
+  def __call__(self, theta, row, carry):
+    params, bias, weights = self.rows.unpack(theta)
+    h_gates = tuple(w * carry[0] for w in weights)
+    new = self.cell.update(params, _add(row, bias), h_gates, carry)
+    return tuple(x.astype(jnp.float32) for x in new)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Gated:
+  """(theta, input gates, h_gates, carry) -> what a cell's method returns."""
+
+  method: str
+  cell: Any
+  rows: _Rows
+
+  def __call__(self, theta, row, h_gates, carry):
+    params, bias, _ = self.rows.unpack(theta)
+    method = getattr(self.cell, self.method)
+    new = method(params, _add(row, bias), h_gates, carry)
+    return jax.tree.map(lambda x: x.astype(jnp.float32), new)

@@ -1,0 +1,1 @@
+"""Kernels bound by memory: linear and diagonal recurrences."""

@@ -1,0 +1,1 @@
+"""`python -m rnnzoo.benchmark`: layers and recurrences timed and checked."""

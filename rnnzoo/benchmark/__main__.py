@@ -1,0 +1,8 @@
+"""What `python -m rnnzoo.benchmark` starts."""
+
+from absl import app
+
+from rnnzoo.benchmark import program
+
+if __name__ == '__main__':
+  app.run(program.main, flags_parser=program.parse_flags)

@@ -1,0 +1,87 @@
+"""The Elman network: one tanh of input and memory."""
+
+import dataclasses
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+
+from rnnzoo import cell
+from rnnzoo.layers import recurrent
+
+ACTIVATIONS = {'tanh': jnp.tanh, 'relu': jax.nn.relu}
+
+
+@dataclasses.dataclass(frozen=True)
+class ElmanCell(cell.Cell):
+  """h' = φ(x + R h), with φ = tanh or relu; carry (h,).
+
+  Attributes:
+    activation: φ, 'tanh' or 'relu'.
+  """
+
+  activation: str = 'tanh'
+  input_gates = 1
+  recurrent_gates = 1
+  carry_names = ('h',)
+
+  def __post_init__(self):
+    if self.activation not in ACTIVATIONS:
+      raise ValueError(
+          f'activation must be one of {tuple(ACTIVATIONS)}, got'
+          f' {self.activation!r}.'
+      )
+
+  def update(self, params, x_gates, h_gates, carry):
+    del params, carry
+    return (ACTIVATIONS[self.activation](x_gates[0] + h_gates[0]),)
+
+
+class Elman(recurrent.RecurrentLayer):
+  """Elman recurrent layer, also known as the simple or vanilla RNN.
+
+      h_t = φ(W x_t + b + R h_{t-1})        y_t = h_t
+
+  >>> import jax.numpy as jnp, rnnzoo
+  >>> from flax import nnx
+  >>> layer = rnnzoo.Elman(in_features=3, features=8, rngs=nnx.Rngs(0))
+  >>> layer(jnp.ones((2, 5, 3))).shape               # [batch, time, features]
+  (2, 5, 8)
+
+  Args:
+    in_features: size of x's last axis.
+    features: size of h.
+    activation: φ, 'tanh' or 'relu'.
+    num_heads: diagonal blocks of R; features must be a multiple of it.
+    **options: those of all layers (`rnnzoo.RecurrentLayer`): use_bias,
+      kernel_init, recurrent_kernel_init, bias_init, learn_initial_carry,
+      recurrent_gradient_clip, stop_recurrent_gradient, dtype (of the
+      computation), param_dtype, implementation ('scan', 'pallas' or None for
+      the fastest).
+    rngs: `nnx.Rngs` that the parameters are drawn from.
+
+  Raises:
+    ValueError: a size or an option is not valid.
+
+  References:
+    J. L. Elman, 1990, "Finding structure in time".
+  """
+
+  def __init__(
+      self,
+      in_features: int,
+      features: int,
+      *,
+      activation: str = 'tanh',
+      num_heads: int = 1,
+      rngs: nnx.Rngs,
+      **options,
+  ):
+    super().__init__(
+        ElmanCell(activation),
+        in_features,
+        features,
+        num_heads=num_heads,
+        rngs=rngs,
+        **options,
+    )

@@ -1,0 +1,134 @@
+"""iRevRNN: an IndRNN with a reversible residual block inside each step."""
+
+import dataclasses
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+
+from rnnzoo import cell
+from rnnzoo import checks
+from rnnzoo.layers import initializers
+from rnnzoo.layers import recurrent
+
+relu, tanh = jax.nn.relu, jnp.tanh
+
+
+@dataclasses.dataclass(frozen=True)
+class IRevRNNCell(cell.Cell):
+  """R inner steps for each channel on its own; carry (h, c).
+
+  h⁰ = w h,  c⁰ = c                      w h is the recurrent gate
+  cⁱ = cⁱ⁻¹ + aᵢ tanh(hⁱ⁻¹)              i = 1 .. R
+  hⁱ = hⁱ⁻¹ + bᵢ tanh(cⁱ)
+  c' = cᴿ,  h' = relu(x + hᴿ)
+
+  a and b are params['a'] and params['b'], [R, F]. Between the passes h and c
+  are saved and nothing of the inner steps: the backward pass reruns them from
+  (h, c), exactly and without a division. While it works on a chunk of steps,
+  it holds what it needs of the inner steps of that chunk.
+  """
+
+  input_gates = 1
+  recurrent_gates = 1
+  carry_names = ('h', 'c')
+  param_names = ('a', 'b')
+
+  def update(self, params, x_gates, h_gates, carry):
+    (h,) = h_gates
+    _, c = carry
+    for a, b in zip(params['a'], params['b'], strict=True):
+      c = c + a * tanh(h)
+      h = h + b * tanh(c)
+    return relu(x_gates[0] + h), c
+
+  def invert(self, params, h, c):
+    """Returns (h⁰, c⁰) from (hᴿ, cᴿ): the inner block is reversible.
+
+    The step as a whole is not: relu forgets, and h = h⁰ / w needs w ≠ 0.
+    Chained over many steps the inverse amplifies rounding errors.
+
+    Args:
+      params: 'a' and 'b', [R, F].
+      h: hᴿ, [..., F], before the input is added.
+      c: cᴿ, [..., F].
+    """
+    for a, b in zip(params['a'][::-1], params['b'][::-1], strict=True):
+      h = h - b * tanh(c)
+      c = c - a * tanh(h)
+    return h, c
+
+
+class IRevRNN(recurrent.RecurrentLayer):
+  """Reversible independent recurrent network.
+
+      h⁰ = w h_{t-1},  c⁰ = c_{t-1}
+      cⁱ = cⁱ⁻¹ + aᵢ tanh(hⁱ⁻¹),  hⁱ = hⁱ⁻¹ + bᵢ tanh(cⁱ)       i = 1 .. R
+      c_t = cᴿ,  h_t = relu(W x_t + bias + hᴿ)                  y_t = h_t
+
+  w is `recurrent_kernel`, [1, features, 1, 1]; a and b are in `cell_params`.
+
+  >>> import jax.numpy as jnp, rnnzoo
+  >>> from flax import nnx
+  >>> layer = rnnzoo.IRevRNN(3, 8, inner_steps=2, rngs=nnx.Rngs(0))
+  >>> layer(jnp.ones((2, 5, 3))).shape               # [batch, time, features]
+  (2, 5, 8)
+
+  Args:
+    in_features: size of x's last axis.
+    features: size of h and c.
+    inner_steps: R.
+    recurrent_range: w starts uniform in this range; (0.9, 1.0) in the last
+      layer of a stack.
+    max_abs: bound of |w| that `rnnzoo.constrain` enforces after an update; None
+      for none.
+    inner_scale: standard deviation that a and b start with.
+    **options: those of all layers (`rnnzoo.RecurrentLayer`): use_bias,
+      kernel_init, bias_init, learn_initial_carry, recurrent_gradient_clip,
+      stop_recurrent_gradient, dtype (of the computation), param_dtype,
+      implementation ('scan', 'pallas' or None for the fastest).
+    rngs: `nnx.Rngs` that the parameters are drawn from.
+
+  Raises:
+    ValueError: a size or an option is not valid.
+
+  References:
+    The public project irevrnn (shaofei-liu), which defines the cell, after
+    S. Li et al., 2018, "IndRNN", and A. N. Gomez et al., 2017, "The reversible
+    residual network".
+  """
+
+  def __init__(
+      self,
+      in_features: int,
+      features: int,
+      *,
+      inner_steps: int = 3,
+      recurrent_range: tuple[float, float] = (0.0, 1.0),
+      max_abs: float | None = 1.002,
+      inner_scale: float = 1e-4,
+      param_dtype: jax.typing.DTypeLike = jnp.float32,
+      rngs: nnx.Rngs,
+      **options,
+  ):
+    checks.positive(features, 'features')
+    checks.positive(inner_steps, 'inner_steps')
+    shape = (inner_steps, features)
+    inner = {
+        name: nnx.Param(
+            inner_scale * jax.random.normal(rngs.params(), shape, param_dtype)
+        )
+        for name in ('a', 'b')
+    }
+    super().__init__(
+        IRevRNNCell(),
+        in_features,
+        features,
+        num_heads=features,
+        cell_params=inner,
+        recurrent_kernel_init=initializers.uniform(*recurrent_range),
+        max_abs=max_abs,
+        param_dtype=param_dtype,
+        rngs=rngs,
+        **options,
+    )

@@ -1,0 +1,94 @@
+"""The LSTM: an additive memory c behind input, forget and output gates."""
+
+import dataclasses
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+
+from rnnzoo import cell
+from rnnzoo.layers import initializers
+from rnnzoo.layers import recurrent
+
+sigmoid, tanh = jax.nn.sigmoid, jnp.tanh
+
+
+@dataclasses.dataclass(frozen=True)
+class LSTMCell(cell.Cell):
+  """Gates in the order i, f, g, o; carry (h, c).
+
+  i, f, o = σ(x + R h)
+  g       = tanh(x_g + R_g h)
+  c'      = f c + i g
+  h'      = o tanh(c')
+  """
+
+  input_gates = 4
+  recurrent_gates = 4
+  carry_names = ('h', 'c')
+
+  def update(self, params, x_gates, h_gates, carry):
+    del params
+    _, c = carry
+    i, f, g, o = map(jnp.add, x_gates, h_gates)
+    c = sigmoid(f) * c + sigmoid(i) * tanh(g)
+    return sigmoid(o) * tanh(c), c
+
+
+class LSTM(recurrent.RecurrentLayer):
+  """Long short-term memory, the form of torch, flax and cuDNN.
+
+      i_t, f_t, o_t = σ(W x_t + b + R h_{t-1})
+      g_t = tanh(W_g x_t + b_g + R_g h_{t-1})
+      c_t = f_t c_{t-1} + i_t g_t
+      h_t = o_t tanh(c_t)                              y_t = h_t
+
+  >>> import jax.numpy as jnp, rnnzoo
+  >>> from flax import nnx
+  >>> layer = rnnzoo.LSTM(in_features=3, features=8, rngs=nnx.Rngs(0))
+  >>> (h, c), y = recurrent.unroll(jnp.ones((2, 5, 3)))
+  >>> y.shape, c.shape
+  ((2, 5, 8), (2, 8))
+
+  Args:
+    in_features: size of x's last axis.
+    features: size of h and c.
+    forget_bias: added to the initial bias of f. A positive one keeps memory
+      from the start, for instance 1 (Jozefowicz et al., 2015).
+    num_heads: diagonal blocks of R; features must be a multiple of it.
+    **options: those of all layers (`rnnzoo.RecurrentLayer`): use_bias,
+      kernel_init, recurrent_kernel_init, bias_init, learn_initial_carry,
+      recurrent_gradient_clip, stop_recurrent_gradient, dtype (of the
+      computation), param_dtype, implementation ('scan', 'pallas' or None for
+      the fastest).
+    rngs: `nnx.Rngs` that the parameters are drawn from.
+
+  Raises:
+    ValueError: a size or an option is not valid.
+
+  References:
+    S. Hochreiter and J. Schmidhuber, 1997, "Long short-term memory".
+    F. A. Gers, J. Schmidhuber and F. Cummins, 2000, "Learning to forget".
+  """
+
+  def __init__(
+      self,
+      in_features: int,
+      features: int,
+      *,
+      forget_bias: float = 0.0,
+      num_heads: int = 1,
+      bias_init: initializers.Initializer = initializers.zeros,
+      rngs: nnx.Rngs,
+      **options,
+  ):
+    forget_init = initializers.shifted(bias_init, forget_bias)
+    super().__init__(
+        LSTMCell(),
+        in_features,
+        features,
+        num_heads=num_heads,
+        bias_init=(bias_init, forget_init, bias_init, bias_init),
+        rngs=rngs,
+        **options,
+    )

@@ -1,0 +1,110 @@
+"""minLSTM: an LSTM whose gates see the input only, so time runs in parallel."""
+
+import dataclasses
+
+from flax import nnx
+from jax import lax
+import jax.numpy as jnp
+
+from rnnzoo import cell
+from rnnzoo.cells import mingru
+from rnnzoo.layers import initializers
+from rnnzoo.layers import recurrent
+
+# Beyond it a sigmoid is what it is there: an infinity less itself is not 0.
+_LARGE = 1e30
+
+
+@dataclasses.dataclass(frozen=True)
+class MinLSTMCell(cell.LinearCell):
+  """Gates in the order f, i, h̃, all from the input; carry (h,).
+
+  f' = σ(x_f) / (σ(x_f) + σ(x_i))
+  i' = σ(x_i) / (σ(x_f) + σ(x_i)) = 1 - f'
+  h' = f' h + i' g(x_h)
+
+  Attributes:
+    candidate: 'linear' for g(x) = x; 'positive' for the model of the paper's
+      log-space version, g(x) = x + 0.5 where x >= 0 and σ(x) elsewhere.
+  """
+
+  candidate: str = 'linear'
+  input_gates = 3
+
+  def __post_init__(self):
+    mingru.check_candidate(self.candidate)
+
+  def coefficients(self, params, x_gates):
+    del params
+    f, i, h = x_gates
+    # With σ(x) = 1 / (1 + exp(-x)), numerators and the denominator are sums of
+    # 1, exp(-f) and exp(-i). The largest becomes 1: none of the sums overflows,
+    # and not all terms underflow. No result depends on the scale.
+    f, i = (jnp.where(x < -_LARGE, -_LARGE, x) for x in (f, i))
+    scale = lax.stop_gradient(jnp.maximum(jnp.maximum(-f, -i), 0))
+    one, exp_f, exp_i = (jnp.exp(x - scale) for x in (0, -f, -i))
+    forget, admit = one + exp_i, one + exp_f
+    total = forget + admit
+    candidate = mingru.CANDIDATES[self.candidate](h)
+    return forget / total, admit / total * candidate
+
+
+class MinLSTM(recurrent.RecurrentLayer):
+  """Minimal LSTM, linear in its memory, with forget and input normalised.
+
+      f_t, i_t = σ(W x_t + b)
+      f'_t = f_t / (f_t + i_t),  i'_t = i_t / (f_t + i_t)
+      h_t = f'_t h_{t-1} + i'_t g(W_h x_t + b_h)            y_t = h_t
+
+  >>> import jax.numpy as jnp, rnnzoo
+  >>> from flax import nnx
+  >>> layer = rnnzoo.MinLSTM(in_features=3, features=8, rngs=nnx.Rngs(0))
+  >>> layer(jnp.ones((2, 5, 3))).shape               # [batch, time, features]
+  (2, 5, 8)
+
+  Args:
+    in_features: size of x's last axis.
+    features: size of h.
+    forget_bias: added to the initial bias of f; a positive one keeps memory
+      from the start and speeds training up.
+    candidate: 'linear' for g(x) = x; 'positive' for the model of the paper's
+      log-space version, g(x) = x + 0.5 where x >= 0 and σ(x) elsewhere, which
+      keeps h > 0. Both run in linear space, where a reset is exact and long
+      sequences keep their digits.
+    **options: those of all layers (`rnnzoo.RecurrentLayer`): use_bias,
+      kernel_init, bias_init, learn_initial_carry, dtype (of the computation),
+      param_dtype, implementation ('scan', 'associative_scan', 'pallas' or None
+      for the fastest).
+    rngs: `nnx.Rngs` that the parameters are drawn from.
+
+  Raises:
+    ValueError: a size or an option is not valid.
+
+  References:
+    L. Feng, F. Tung, M. O. Ahmed, Y. Bengio and H. Hajimirsadeghi, 2024, "Were
+    RNNs all we needed?", section 3.2 and appendix B.
+  """
+
+  def __init__(
+      self,
+      in_features: int,
+      features: int,
+      *,
+      forget_bias: float = 0.0,
+      candidate: str = 'linear',
+      bias_init: initializers.Initializer = initializers.zeros,
+      rngs: nnx.Rngs,
+      **options,
+  ):
+    super().__init__(
+        MinLSTMCell(candidate),
+        in_features,
+        features,
+        bias_init=(
+            initializers.shifted(bias_init, forget_bias),
+            bias_init,
+            bias_init,
+        ),
+        rngs=rngs,
+        **options,
+    )

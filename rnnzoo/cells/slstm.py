@@ -1,0 +1,178 @@
+"""The sLSTM: an LSTM with exponential gates, kept in range by a stabiliser."""
+
+import dataclasses
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+
+from rnnzoo import cell
+from rnnzoo.layers import initializers
+from rnnzoo.layers import recurrent
+
+sigmoid, tanh = jax.nn.sigmoid, jnp.tanh
+
+
+def log_sigmoid(x):
+  """Returns log σ(x)."""
+  return jnp.minimum(x, 0) - jnp.log1p(jnp.exp(-jnp.abs(x)))
+
+
+# exp of it is so large that what is beside it does not count.
+_LARGE = 40.0
+
+
+@jax.custom_jvp
+def mix(i, f, t, c, n, m):
+  """Returns c' / n', c', n' and m', where t = tanh(z)."""
+  return _mix(i, f, t, c, n, m)[0]
+
+
+def _mix(i, f, t, c, n, m):
+  """Returns the same; g; and what c + g t is multiplied by for c' / n', c'."""
+  # No logarithm on the way to g: exp(-l) is exp(-m) (1 + exp(-f)).
+  old, forgotten = jnp.minimum(i - m, _LARGE), jnp.minimum(i - m - f, _LARGE)
+  g = jnp.exp(old) + jnp.exp(forgotten)
+  c, n = c + g * t, jnp.maximum(n + g, 1)
+  per_n, scale = 1 / n, 1 / jnp.maximum(g, 1)
+  m = jnp.maximum(i, log_sigmoid(f) + m)
+  return (per_n * c, scale * c, scale * n, m), g, per_n, scale
+
+
+@mix.defjvp
+def _mix_jvp(primals, tangents):
+  # What tangents are multiplied by depends on no tangent, so that little of the
+  # adjoint waits for the steps after this one.
+  _, f, t, _, n, _ = primals
+  d_i, d_f, d_t, d_c, d_n, d_m = tangents
+  new, g, per_n, scale = _mix(*primals)
+  mean, new_c, new_n, _ = new
+  larger = jnp.where(g > 1, jnp.ones_like(g), 0)  # m' is i, scale is 1 / g.
+  counted = jnp.where(n + g < 1, 0, jnp.ones_like(g))  # n is not cut off at 1.
+  d_l = d_m + sigmoid(-f) * d_f
+  d = d_i - d_l
+  d_c = d_c + g * d_t + (g * t) * d
+  d_n = counted * d_n + (counted * g) * d
+  d_mean = per_n * d_c - (mean * per_n) * d_n
+  d_c = scale * d_c - (larger * new_c) * d
+  d_n = scale * d_n - (larger * new_n) * d
+  return new, (d_mean, d_c, d_n, d_l + larger * d)
+
+
+@dataclasses.dataclass(frozen=True)
+class SLSTMCell(cell.Cell):
+  """Gates in the order i, f, z, o; carry (h, c, n, m).
+
+  l  = log σ(f) + m
+  m' = max(i, l), or i where n = 0      stabiliser, leaves h unchanged
+  i' = exp(i - m')
+  f' = exp(l - m'), or 0 where n = 0    n = 0: nothing is stored yet
+  c' = f' c + i' tanh(z)
+  n' = max(f' n + i', 1)                normaliser
+  h' = σ(o) c' / n'
+
+  which for n >= 0 is the same as, with g = i' / f' = exp(i - l),
+
+  c' = (c + g tanh(z)) / max(g, 1)
+  n' = max(n + g, 1) / max(g, 1)
+  h' = σ(o) (c + g tanh(z)) / max(n + g, 1)
+
+  where i, f, z, o are the sums x + R h. The second form has h' sooner.
+  """
+
+  input_gates = 4
+  recurrent_gates = 4
+  carry_names = ('h', 'c', 'n', 'm')
+
+  def update(self, params, x_gates, h_gates, carry):
+    del params
+    _, c, n, m = carry
+    i, f, z, o = map(jnp.add, x_gates, h_gates)
+    # An empty cell has nothing to keep: it takes its first input whole, and its
+    # carry has no gradient.
+    empty = n == 0
+    c, n = jnp.where(empty, 0, c), jnp.where(empty, 0, n)
+    m = jnp.where(empty, -jnp.inf, m)
+    mean, c, n, m = mix(i, f, tanh(z), c, n, m)
+    return sigmoid(o) * mean, c, n, m
+
+
+class SLSTM(recurrent.RecurrentLayer):
+  """sLSTM, the scalar-memory cell of xLSTM.
+
+      ĩ_t, f̃_t, z̃_t, õ_t = W x_t + b + R h_{t-1}
+      l_t = log σ(f̃_t) + m_{t-1}
+      m_t = max(ĩ_t, l_t)
+      c_t = exp(l_t - m_t) c_{t-1} + exp(ĩ_t - m_t) tanh(z̃_t)
+      n_t = exp(l_t - m_t) n_{t-1} + exp(ĩ_t - m_t)
+      h_t = σ(õ_t) c_t / max(n_t, 1)                    y_t = h_t
+
+  A carry with n = 0 holds nothing: the first step takes m_t = ĩ_t. So of a
+  learned initial carry only h has an effect.
+
+  >>> import jax.numpy as jnp, rnnzoo
+  >>> from flax import nnx
+  >>> layer = rnnzoo.SLSTM(in_features=3, features=8, rngs=nnx.Rngs(0))
+  >>> layer(jnp.ones((2, 5, 3))).shape               # [batch, time, features]
+  (2, 5, 8)
+
+  Args:
+    in_features: size of x's last axis.
+    features: size of h, c, n and m.
+    num_heads: diagonal blocks of R; features must be a multiple of it.
+    block_index: l, this layer's place among the network's blocks, from 0.
+    num_blocks: L, the number of blocks. Feature j of a head of size D starts
+      with the forget bias 5 - 12 (j / (D-1))^(0.3 + 1.3 l / (L-1)): within a
+      head memories range from long to short, and later blocks keep more long
+      ones.
+    recurrent_kernel_init: initialiser of R, zeros as in xLSTM.
+    **options: those of all layers (`rnnzoo.RecurrentLayer`): use_bias,
+      kernel_init, learn_initial_carry, recurrent_gradient_clip,
+      stop_recurrent_gradient, dtype (of the computation), param_dtype,
+      implementation ('scan', 'pallas' or None for the fastest).
+    rngs: `nnx.Rngs` that the parameters are drawn from.
+
+  Raises:
+    ValueError: a size or an option is not valid.
+
+  References:
+    M. Beck et al., 2024, "xLSTM: Extended long short-term memory", equations 8
+    to 17.
+  """
+
+  def __init__(
+      self,
+      in_features: int,
+      features: int,
+      *,
+      num_heads: int = 4,
+      block_index: int = 0,
+      num_blocks: int = 1,
+      recurrent_kernel_init: initializers.Initializer = initializers.zeros,
+      rngs: nnx.Rngs,
+      **options,
+  ):
+    if not 0 <= block_index < num_blocks:
+      raise ValueError(
+          'block_index must be in [0, num_blocks), got'
+          f' block_index={block_index} and num_blocks={num_blocks}.'
+      )
+    exponent = 0.3 + 1.3 * block_index / max(num_blocks - 1, 1)
+
+    def forget_init(key, shape, dtype=None, out_sharding=None):
+      del key, out_sharding
+      size = shape[0] // num_heads
+      place = jnp.arange(size) / max(size - 1, 1)
+      return jnp.tile(5 - 12 * place**exponent, num_heads).astype(dtype)
+
+    zeros = initializers.zeros
+    super().__init__(
+        SLSTMCell(),
+        in_features,
+        features,
+        num_heads=num_heads,
+        recurrent_kernel_init=recurrent_kernel_init,
+        bias_init=(zeros, forget_init, zeros, zeros),
+        rngs=rngs,
+        **options,
+    )

@@ -1,0 +1,1 @@
+"""Engines: how a cell runs over time, whichever cell it is."""

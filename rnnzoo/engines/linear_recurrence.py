@@ -1,0 +1,89 @@
+"""The first-order linear recurrence as an operation of its own."""
+
+import jax
+import jax.numpy as jnp
+
+import pallas_kernels
+from pallas_kernels import sharding
+from rnnzoo import checks
+from rnnzoo.engines import associative
+from rnnzoo.engines import scan_steps
+from rnnzoo.engines import selection
+
+Array = jax.Array
+
+
+def linear_scan(
+    a: Array,
+    b: Array,
+    h0: Array | None = None,
+    *,
+    reset: Array | None = None,
+    reverse: bool = False,
+    implementation: selection.Implementation = None,
+) -> Array:
+  """Returns h_t = a_t h_{t-1} + b_t, the first-order linear recurrence.
+
+  >>> import jax.numpy as jnp, rnnzoo
+  >>> a = jnp.full((1, 4, 1), 0.5)
+  >>> rnnzoo.linear_scan(a, jnp.ones_like(a))[0, :, 0].tolist()
+  [1.0, 1.5, 1.75, 1.875]
+
+  Args:
+    a: [batch, time, features].
+    b: [batch, time, features].
+    h0: h before the first step, [batch, features]; zeros if None.
+    reset: bool [batch, time]; where true, h restarts from zero before the step.
+    reverse: run from the last step to the first.
+    implementation: as for `unroll`.
+
+  Returns:
+    h, [batch, time, features], in the dtype of a and b; sums are float32 or
+    wider.
+
+  Raises:
+    ValueError: an argument has the wrong shape or dtype.
+    NotImplementedError: the implementation named cannot run this.
+  """
+  a, b = jnp.asarray(a), jnp.asarray(b)
+  if a.ndim != 3 or a.shape != b.shape:
+    raise ValueError(
+        'a and b must both be [batch, time, features], got shapes'
+        f' {a.shape} and {b.shape}.'
+    )
+  out_dtype = jnp.result_type(a, b)
+  if not jnp.issubdtype(out_dtype, jnp.floating):
+    raise ValueError(f'a and b must be floating-point, got {out_dtype}.')
+  batch, time, features = a.shape
+  reset = checks.flags(reset, (batch, time), 'reset')
+  dtype = jnp.promote_types(out_dtype, jnp.float32)
+  if h0 is None:
+    h0 = jnp.zeros((batch, features), dtype)
+  if h0.shape != (batch, features):
+    raise ValueError(
+        f'h0 must be [batch, features] = {(batch, features)}, got {h0.shape}.'
+    )
+  a, b, h0 = sharding.alike([a, b, h0.astype(dtype)])
+  if time == 0:
+    return b.astype(out_dtype)
+  if reset is not None:
+    reset = scan_steps.boundary(reset, reverse, axis=1)
+
+  def attempt(name):
+    if name == 'pallas':
+      return pallas_kernels.linear_scan(a, b, h0, reset=reset, reverse=reverse)
+    return xla(name, a.astype(dtype), b.astype(dtype))
+
+  def xla(name, a, b):
+    if reset is not None:
+      a = jnp.where(reset[..., None], 0, a)
+    solve = associative.compose_scan
+    if name == 'scan':
+      solve = associative.step_scan
+    a_t, b_t = jnp.swapaxes(a, 0, 1), jnp.swapaxes(b, 0, 1)
+    h = associative.linear_scan(solve, reverse, a_t, b_t, h0)
+    return jnp.swapaxes(h, 0, 1)
+
+  return selection.first_that_can(attempt, implementation, True).astype(
+      out_dtype
+  )

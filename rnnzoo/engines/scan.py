@@ -1,0 +1,159 @@
+"""Path 1: `lax.scan` over time.
+
+This is the reference that every other path is tested against, and the path
+that runs everywhere. Forward and backward work through time in chunks: a
+chunk's input projection comes first, then its steps one by one, so the input
+gates of a long sequence never exist at once. Saved for the backward pass
+(`adjoint.py`) are the inputs, the carries and, where they are small, the
+recurrent gates. The path knows cells with one stage and with two, and no cell
+by name.
+"""
+
+from collections.abc import Callable
+import functools
+from typing import Any
+
+import jax
+from jax import lax
+
+from rnnzoo import cell as cell_lib
+from rnnzoo.engines import scan_adjoint
+from rnnzoo.engines import scan_steps
+
+Carry = cell_lib.Carry
+
+
+# Elements of input gates that are formed at once. On a CPU they should stay in
+# cache: 2 MiB in float32, or up to 8 MiB where 2 are not even 32 steps. An
+# accelerator wants few, large operations: 256 MiB.
+_CPU_ELEMENTS, _CPU_ELEMENTS_OF_FEW_STEPS, _FEW_STEPS = 2**19, 2**21, 32
+_ACCELERATOR_ELEMENTS = 2**26
+
+# Recurrent gates are saved for the backward pass up to this many elements.
+_SAVED_ELEMENTS = 2**22
+
+
+def chunk_length(time: int, width: int) -> int:
+  """Returns for how many steps the input gates are formed at once.
+
+  On a CPU, chunks keep gates in cache and save the page faults of large
+  temporaries; the gain over one pass is most of what benchmarks/cpu_peers.json
+  shows at T = 784.
+
+  Args:
+    time: T.
+    width: elements of all input gates in one step.
+  """
+  width = max(width, 1)
+  if jax.default_backend() == 'cpu':
+    few = min(_FEW_STEPS, _CPU_ELEMENTS_OF_FEW_STEPS // width)
+    target = max(_CPU_ELEMENTS // width, few)
+  else:
+    target = _ACCELERATOR_ELEMENTS // width
+  target = max(1, min(time, target))
+  # A divisor of T near the target spares a remainder, compiled on its own.
+  for length in range(target, target // 2, -1):
+    if time % length == 0:
+      return length
+  return target
+
+
+def make_plan(
+    cell: cell_lib.Cell,
+    project: Callable[[Any, Any], cell_lib.Gates],
+    time: int,
+    carry_elements: int,
+    *,
+    reverse: bool,
+    outputs: int,
+    recurrent_gradient_clip: float | None = None,
+    stop_recurrent_gradient: bool = False,
+) -> scan_steps.Plan:
+  """Chooses what depends on sizes.
+
+  Args:
+    cell: the equations.
+    project: as for `Plan`.
+    time: T.
+    carry_elements: elements of one array of the carry, B F.
+    reverse: as for `Plan`.
+    outputs: as for `Plan`.
+    recurrent_gradient_clip: as for `Plan`.
+    stop_recurrent_gradient: as for `Plan`.
+  """
+  saved = time * cell.recurrent_gates * carry_elements
+  return scan_steps.Plan(
+      cell,
+      project,
+      reverse,
+      outputs,
+      chunk_length(time, cell.input_gates * carry_elements),
+      saved <= _SAVED_ELEMENTS,
+      recurrent_gradient_clip,
+      stop_recurrent_gradient,
+  )
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def unroll(
+    plan: scan_steps.Plan, operands: scan_steps.Operands
+) -> tuple[Carry, Carry]:
+  """Runs a cell over time.
+
+  Args:
+    plan: what is static.
+    operands: arrays; the dtype of `carry` is that of all state.
+
+  Returns:
+    The carry after the last step, each [B, F], and the first `plan.outputs`
+    arrays of the carries after every step, each [T, B, F].
+  """
+  carry, (carries, _) = _forward(plan, operands)
+  return carry, carries[: plan.outputs]
+
+
+def _forward(plan: scan_steps.Plan, operands: scan_steps.Operands):
+  """Returns the final carry, all carries, and the gates if they are saved."""
+  params, weights, inputs, kernel, carry, restart, reset, mask = operands
+  kernels = scan_steps.pack(plan.cell, kernel)
+
+  def body(carry, xs):
+    x_gates, reset, mask = xs
+    start = scan_steps.select(reset, restart, carry)
+    # Clipping is left to the adjoint. Autodiff of this pass serves second
+    # derivatives only, and that of a clipped gradient is not itself clipped.
+    carry, h_gates = scan_steps.step(
+        plan.cell,
+        params,
+        kernels,
+        x_gates,
+        start,
+        stop=plan.stop_recurrent_gradient,
+    )
+    if mask is not None:
+      carry = scan_steps.select(mask, carry, start)
+    return carry, (carry, h_gates if plan.save_gates else None)
+
+  def chunk(carry, xs):
+    inputs, reset, mask = xs
+    x_gates = scan_steps.project(plan.project, carry, mask, weights, inputs)
+    return lax.scan(body, carry, (x_gates, reset, mask), reverse=plan.reverse)
+
+  return scan_steps.scan_chunks(
+      chunk, carry, (inputs, reset, mask), plan.chunk, plan.reverse
+  )
+
+
+def _forward_with_residuals(
+    plan: scan_steps.Plan, operands: scan_steps.Operands
+):
+  carry, (carries, h_gates) = _forward(plan, operands)
+  return (carry, carries[: plan.outputs]), (operands, carries, h_gates)
+
+
+def _backward(plan: scan_steps.Plan, residuals, cotangents):
+  operands, carries, h_gates = residuals
+  return (scan_adjoint.backward(plan, operands, carries, h_gates, cotangents),)
+
+
+unroll.defvjp(_forward_with_residuals, _backward)

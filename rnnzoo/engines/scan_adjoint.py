@@ -1,0 +1,269 @@
+"""The adjoint of a recurrence: path 1's backward pass, for any cell.
+
+For a chunk of steps, everything that does not depend on the adjoint is computed
+for all of them at once: the input projection, R h_{t-1} as one product, and the
+linearisation of `update` around the saved carries. What is left for the loop is
+linear in the adjoint λ,
+
+    λ_{t-1} = g_{t-1} + (d carry_t / d carry_{t-1})ᵀ λ_t
+
+and the gradients of kernels are then one product a chunk, added up in float32.
+Adding them step by step, as plain autodiff of a scan does, is slower and loses
+digits in bfloat16. One thing need not be linear: `recurrent_gradient_clip`
+bounds what comes back through the recurrent kernel.
+"""
+
+from collections.abc import Callable
+import functools
+from typing import Any, NamedTuple
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+
+from rnnzoo import cell as cell_lib
+from rnnzoo.engines import products
+from rnnzoo.engines import scan_steps
+
+Array = jax.Array
+Carry = cell_lib.Carry
+Gates = cell_lib.Gates
+
+
+def backward(
+    plan: scan_steps.Plan,
+    operands: scan_steps.Operands,
+    carries: Carry,
+    h_gates: Gates | None,
+    cotangents: tuple[Carry, Carry],
+) -> scan_steps.Operands:
+  """Returns the cotangents of an unroll's operands.
+
+  Args:
+    plan: what is static.
+    operands: what the unroll was given.
+    carries: after every step, each [T, B, F].
+    h_gates: of every step, each [T, B, F], or None to form them again.
+    cotangents: of the final carry, each [B, F], and of the returned carries,
+      each [T, B, F].
+
+  Returns:
+    Cotangents with the structure of `operands`; None for the masks.
+  """
+  params, weights, inputs, kernel, carry, restart, reset, mask = operands
+  d_carry, d_outputs = cotangents
+  kernels = scan_steps.pack(plan.cell, kernel)
+  # Transposed here, not in the loop, where each step would do it again.
+  transposed = tuple(map(products.transpose, kernels))
+  stages = len(kernels)
+  stop = plan.stop_recurrent_gradient
+
+  def through(stage, d_gates):
+    """Cotangent of what a stage's kernel multiplies."""
+    if stop:
+      return jnp.zeros_like(d_gates[0])
+    d = products.multiply_transposed(transposed[stage], d_gates)
+    clip = plan.recurrent_gradient_clip
+    return d if clip is None else jnp.clip(d, -clip, clip)
+
+  def body(d_carry, xs):
+    pullbacks, d_outputs, reset, mask = xs
+    seen = map(jnp.add, d_carry, d_outputs)
+    d_carry = (*seen, *d_carry[plan.outputs :])
+    d_new = (
+        d_carry
+        if mask is None
+        else scan_steps.select(mask, d_carry, _zeros(d_carry))
+    )
+    (_, _, d_h_gates, d_start), d_operand = _pull(
+        pullbacks, d_new, lambda d: through(1, (d,))
+    )
+    if stages:
+      first = d_h_gates if stages == 1 else d_h_gates[:-1]
+      d_start = (d_start[0] + through(0, first), *d_start[1:])
+    if mask is not None:
+      held = scan_steps.select(mask, _zeros(d_carry), d_carry)
+      d_start = tuple(map(jnp.add, d_start, held))
+    d_restart: Carry = ()
+    if reset is not None:
+      d_restart = scan_steps.select(reset, d_start, _zeros(d_start))
+      d_start = scan_steps.select(reset, _zeros(d_start), d_start)
+    return d_start, (d_new, d_operand, d_restart)
+
+  def chunk(state, xs):
+    d_carry, sums = state
+    inputs, reset, mask, carries_in_chunk, h_gates, d_outputs, index = xs
+    before = _previous(carries, carries_in_chunk, carry, index, plan.reverse)
+    start = scan_steps.select(reset, restart, before)
+    x_gates, pull_projection = jax.vjp(
+        functools.partial(scan_steps.project, plan.project, carry, mask),
+        weights,
+        inputs,
+    )
+    if h_gates is None:
+      h_gates = scan_steps.multiply(
+          plan.cell, params, kernels, x_gates, start, stop=stop
+      )
+    pullbacks, operand = _linearize(plan.cell, params, x_gates, h_gates, start)
+    d_carry, (d_new, d_operand, d_restart) = lax.scan(
+        body,
+        d_carry,
+        (pullbacks, d_outputs, reset, mask),
+        reverse=not plan.reverse,
+    )
+    (d_params, d_x_gates, d_h_gates, _), _ = jax.vmap(
+        lambda pullbacks, d_new, d: _pull(pullbacks, d_new, lambda _: d)
+    )(pullbacks, d_new, d_operand)
+    d_weights, d_inputs = pull_projection(d_x_gates)
+    d_kernels: tuple[Array, ...] = ()
+    h = start[0]
+    if stop:  # A constant in second derivatives, too.
+      h, operand = lax.stop_gradient((h, operand))
+    if stages == 1:
+      d_kernels = (products.outer(kernels[0], h, d_h_gates),)
+    elif operand is not None:
+      d_kernels = (
+          products.outer(kernels[0], h, d_h_gates[:-1]),
+          products.outer(kernels[1], operand, d_h_gates[-1:]),
+      )
+    time_sum = functools.partial(jnp.sum, axis=0)
+    parts = (
+        jax.tree.map(time_sum, d_params),
+        d_weights,
+        d_kernels,
+        jax.tree.map(time_sum, d_restart),
+    )
+    return (d_carry, jax.tree.map(jnp.add, sums, parts)), d_inputs
+
+  sums = (
+      params,
+      weights,
+      kernels,
+      restart if reset is not None else (),
+  )
+  time = jax.tree.leaves(inputs)[0].shape[0]
+  (d_carry, (d_params, d_weights, d_kernels, d_restart)), d_inputs = (
+      scan_steps.scan_chunks(
+          chunk,
+          (d_carry, jax.tree.map(_zero_sum, sums)),
+          (
+              inputs,
+              reset,
+              mask,
+              carries,
+              h_gates,
+              d_outputs,
+              jnp.arange(time),
+          ),
+          plan.chunk,
+          not plan.reverse,
+      )
+  )
+  d_kernel = None
+  if kernel is not None:
+    gates = kernel.shape[0]
+    counts = (gates,) if stages == 1 else (gates - 1, 1)
+    d_kernel = jnp.concatenate(
+        [products.unpack(d, n) for d, n in zip(d_kernels, counts, strict=True)]
+    )
+  if reset is None:
+    d_restart = _zeros(restart)
+  cast = lambda d, x: d.astype(x.dtype)
+  d_params, d_weights, d_kernel = jax.tree.map(
+      cast, (d_params, d_weights, d_kernel), (params, weights, kernel)
+  )
+  return scan_steps.Operands(
+      d_params, d_weights, d_inputs, d_kernel, d_carry, d_restart, None, None
+  )
+
+
+class _Pullbacks(NamedTuple):
+  """Linearised step functions; callable pytrees, so they can be scanned."""
+
+  update: Callable[[Carry], Any]
+  operand: Callable[[Array], Any] | None
+
+
+def _linearize(
+    cell: cell_lib.Cell,
+    params: cell_lib.Params,
+    x_gates: Gates,
+    h_gates: Gates,
+    carry: Carry,
+) -> tuple[_Pullbacks, Array | None]:
+  """Linearises a chunk's steps around carries [T, B, F], all at once.
+
+  Returns:
+    The pullbacks with a leading time axis, and the operand of the second stage
+    (None for a cell of one stage).
+  """
+
+  def over_time(fn, *args):
+    pull = lambda *args: jax.vjp(fn, params, *args)[1]
+    return jax.vmap(pull)(*args)
+
+  operand = pull_operand = None
+  if isinstance(cell, cell_lib.TwoStageCell):
+    first = h_gates[:-1]
+    operand = cell.operand(params, x_gates, first, carry)
+    pull_operand = over_time(cell.operand, x_gates, first, carry)
+  pull_update = over_time(cell.update, x_gates, h_gates, carry)
+  return _Pullbacks(pull_update, pull_operand), operand
+
+
+def _pull(pullbacks: _Pullbacks, d_new: Carry, d_operand) -> tuple[Any, Any]:
+  """Pulls a carry's cotangent back through the pointwise part of a step.
+
+  Args:
+    pullbacks: of this step.
+    d_new: cotangent of the carry after the step.
+    d_operand: maps the last recurrent gate's cotangent to the operand's.
+
+  Returns:
+    Cotangents of (params, x_gates, h_gates, carry), and that of the operand.
+  """
+  cotangents = pullbacks.update(d_new)
+  if pullbacks.operand is None:
+    return cotangents, None
+  params, x_gates, h_gates, carry = cotangents
+  d_operand = d_operand(h_gates[-1])
+  first = pullbacks.operand(d_operand)
+  params, x_gates, carry = jax.tree.map(
+      jnp.add, (params, x_gates, carry), (first[0], first[1], first[3])
+  )
+  h_gates = (*map(jnp.add, h_gates[:-1], first[2]), h_gates[-1])
+  return (params, x_gates, h_gates, carry), d_operand
+
+
+def _zeros(tree):
+  return jax.tree.map(jnp.zeros_like, tree)
+
+
+def _zero_sum(x: Array) -> Array:
+  """Zeros to add gradients of x to: float32 or wider."""
+  return jnp.zeros_like(x, jnp.promote_types(x.dtype, jnp.float32))
+
+
+def _previous(carries, in_chunk, carry, index, reverse) -> Carry:
+  """Returns the carries before each step of a chunk, each [T, B, F].
+
+  Args:
+    carries: after every step of the sequence.
+    in_chunk: the part of `carries` that belongs to the chunk.
+    carry: before the first step.
+    index: time of the chunk's steps, [T].
+    reverse: direction of the recurrence.
+  """
+  time = carries[0].shape[0]
+  entry = index[-1] + 1 if reverse else index[0] - 1
+  is_first = entry == (time if reverse else -1)
+  position = jnp.clip(entry, 0, time - 1)
+
+  def previous(all_steps, own, initial):
+    before = lax.dynamic_index_in_dim(all_steps, position, keepdims=True)
+    before = jnp.where(is_first, initial[None], before)
+    if reverse:
+      return jnp.concatenate([own[1:], before])
+    return jnp.concatenate([before, own[:-1]])
+
+  return tuple(map(previous, carries, in_chunk, carry))

@@ -1,0 +1,212 @@
+"""One step, and chunks of steps: what both directions of path 1 share."""
+
+from collections.abc import Callable
+import dataclasses
+import functools
+from typing import Any, NamedTuple
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+
+from rnnzoo import cell as cell_lib
+from rnnzoo.engines import products
+
+Array = jax.Array
+Carry = cell_lib.Carry
+Gates = cell_lib.Gates
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+  """What is static in an unroll.
+
+  Attributes:
+    cell: the equations.
+    project: maps (weights, inputs [T, B, ...]) to x_gates, each [T, B, F].
+    reverse: whether time runs from the last step to the first.
+    outputs: how many of the carry's leading arrays are returned for all steps.
+    chunk: number of steps for which input gates exist at once.
+    save_gates: whether the forward pass saves the recurrent gates of all steps
+      for the backward pass, which otherwise forms them again.
+    recurrent_gradient_clip: bound of each cotangent that comes back through a
+      product with the recurrent kernel, or None.
+    stop_recurrent_gradient: whether no cotangent comes back through these.
+  """
+
+  cell: cell_lib.Cell
+  project: Callable[[Any, Any], Gates]
+  reverse: bool
+  outputs: int
+  chunk: int
+  save_gates: bool
+  recurrent_gradient_clip: float | None = None
+  stop_recurrent_gradient: bool = False
+
+
+class Operands(NamedTuple):
+  """What an unroll is differentiated by, and its two boolean masks.
+
+  Attributes:
+    params: the cell's own parameters, each [..., F].
+    weights: first argument of `Plan.project`.
+    inputs: second argument of `Plan.project`, [T, B, ...].
+    kernel: recurrent kernel [G, N, D, D], or None.
+    carry: what the first step starts from, each [B, F].
+    restart: what a step starts from where `reset` is true, each [B, F].
+    reset: bool [T, B] or None; applies before the step, in loop order.
+    mask: bool [T, B] or None; where false, the carry is held.
+  """
+
+  params: cell_lib.Params
+  weights: Any
+  inputs: Any
+  kernel: Array | None
+  carry: Carry
+  restart: Carry
+  reset: Array | None
+  mask: Array | None
+
+
+def step(
+    cell: cell_lib.Cell,
+    params: cell_lib.Params,
+    kernels: tuple[Array, ...],
+    x_gates: Gates,
+    carry: Carry,
+    *,
+    clip: float | None = None,
+    stop: bool = False,
+) -> tuple[Carry, Gates]:
+  """Returns the carry after one step, and the recurrent gates it saw.
+
+  Args:
+    cell: the equations.
+    params: the cell's own parameters.
+    kernels: as `pack` returns them.
+    x_gates: each [..., F].
+    carry: before the step, each [..., F].
+    clip: `recurrent_gradient_clip` of plain autodiff through this function.
+    stop: `stop_recurrent_gradient`, likewise.
+  """
+  h_gates = multiply(
+      cell, params, kernels, x_gates, carry, clip=clip, stop=stop
+  )
+  new = cell.update(params, x_gates, h_gates, carry)
+  carry = tuple(n.astype(c.dtype) for n, c in zip(new, carry, strict=True))
+  return carry, h_gates
+
+
+def multiply(
+    cell: cell_lib.Cell,
+    params: cell_lib.Params,
+    kernels: tuple[Array, ...],
+    x_gates: Gates,
+    carry: Carry,
+    *,
+    clip: float | None = None,
+    stop: bool = False,
+) -> Gates:
+  """Returns the recurrent gates, each [..., F]; arguments as for `step`."""
+  if not kernels:
+    return ()
+
+  def guarded(x):
+    if stop:
+      return lax.stop_gradient(x)
+    return x if clip is None else _clip_cotangent(clip, x)
+
+  h_gates = products.multiply(kernels[0], guarded(carry[0]))
+  if isinstance(cell, cell_lib.TwoStageCell):
+    operand = cell.operand(params, x_gates, h_gates, carry)
+    h_gates += products.multiply(kernels[1], guarded(operand))
+  return h_gates
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _clip_cotangent(bound: float, x: Array) -> Array:
+  """Returns x; its cotangent is clipped to [-bound, bound]."""
+  del bound
+  return x
+
+
+_clip_cotangent.defvjp(
+    lambda bound, x: (x, None),
+    lambda bound, _, d: (jnp.clip(d, -bound, bound),),
+)
+
+
+def pack(cell: cell_lib.Cell, kernel: Array | None) -> tuple[Array, ...]:
+  """Packs a recurrent kernel, each stage's gates on their own."""
+  if kernel is None:
+    return ()
+  if isinstance(cell, cell_lib.TwoStageCell):
+    return products.pack(kernel[:-1]), products.pack(kernel[-1:])
+  return (products.pack(kernel),)
+
+
+def project(fn, carry, mask, weights, inputs) -> Gates:
+  """Returns x_gates of a chunk, in the dtype of the carry.
+
+  Inputs under the mask are replaced first, so that whatever stands in padding,
+  NaN included, reaches neither an output nor a gradient.
+  """
+  if mask is not None:
+    inputs = jax.tree.map(lambda x: where(mask, x, 0), inputs)
+  gates = fn(weights, inputs)
+  return tuple(gate.astype(carry[0].dtype) for gate in gates)
+
+
+def where(condition: Array, x: Array, y) -> Array:
+  """`jnp.where` with a condition that lacks x's trailing axes."""
+  shape = condition.shape + (1,) * (x.ndim - condition.ndim)
+  return jnp.where(condition.reshape(shape), x, y)
+
+
+def select(condition: Array | None, chosen: Carry, other: Carry) -> Carry:
+  """Chooses between two carries; `chosen` may lack the leading time axis."""
+  if condition is None:
+    return other
+  return tuple(
+      jnp.where(condition[..., None], a, b)
+      for a, b in zip(chosen, other, strict=True)
+  )
+
+
+def boundary(reset: Array, reverse: bool, axis: int) -> Array:
+  """Turns boundaries between t-1 and t into restarts in loop order."""
+  if not reverse:
+    return reset
+  size = reset.shape[axis]
+  rest = lax.slice_in_dim(reset, 1, size, axis=axis)
+  last = jnp.zeros_like(lax.slice_in_dim(reset, 0, 1, axis=axis))
+  return jnp.concatenate([rest, last], axis=axis)
+
+
+def scan_chunks(body, init, xs, length, reverse):
+  """Like `lax.scan`, handing the body `length` steps at a time.
+
+  The last T mod `length` steps are a shorter chunk of their own.
+  """
+  time = jax.tree.leaves(xs)[0].shape[0]
+  if time <= length:
+    return body(init, xs)
+  count = time // length
+  whole = count * length
+
+  def run_whole(state):
+    split = lambda x: x[:whole].reshape(count, length, *x.shape[1:])
+    state, ys = lax.scan(body, state, jax.tree.map(split, xs), reverse=reverse)
+    return state, jax.tree.map(lambda y: y.reshape(whole, *y.shape[2:]), ys)
+
+  if whole == time:
+    return run_whole(init)
+  rest = jax.tree.map(lambda x: x[whole:], xs)
+  if reverse:
+    state, tail = body(init, rest)
+    state, head = run_whole(state)
+  else:
+    state, head = run_whole(init)
+    state, tail = body(state, rest)
+  join = lambda a, b: jnp.concatenate([a, b])
+  return state, jax.tree.map(join, head, tail)

@@ -1,0 +1,1 @@
+"""Layers: cells with parameters, alone, stacked and in both directions."""

@@ -1,0 +1,491 @@
+"""Layers: cells with parameters, over whole sequences.
+
+`RecurrentLayer` is one cell with its parameters: it projects the input, unrolls
+the cell and takes care of batch axes, carries, resets, masks and dtypes. The
+layers themselves (`rnnzoo.GRU`, ...) add only what their papers say: the cell,
+initialisers and options.
+
+Layers hold parameters and static configuration, never random state and nothing
+that a call changes, so they work with `nnx.jit`, with `nnx.split` and plain
+`jax.jit`, under `jax.vmap` and `jax.checkpoint`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+import math
+from typing import Any, TypeGuard
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels import sharding
+from pallas_kernels import targets
+from rnnzoo import cell as cell_lib
+from rnnzoo import checks
+from rnnzoo.engines import products
+from rnnzoo.engines import scan_steps
+from rnnzoo.engines import selection
+from rnnzoo.engines import unrolling
+from rnnzoo.layers import initializers
+from rnnzoo.layers import sequence_layer
+
+Array = jax.Array
+Carry = cell_lib.Carry
+Initializer = initializers.Initializer
+
+
+class Constant(nnx.Variable):
+  """A number that a cell needs and that training leaves alone."""
+
+
+class RecurrentLayer(sequence_layer.SequenceLayer):
+  """One cell with its parameters: project the input, unroll the cell.
+
+  Attributes:
+    cell: the equations, static.
+    in_features: size of the input's last axis.
+    out_features: size of the output's last axis, the cell's features.
+    num_heads: number of diagonal blocks of the recurrent kernel.
+    kernel: W, [input_gates, in_features, features].
+    bias: b, [input_gates, features], or None.
+    recurrent_kernel: [recurrent_gates, heads, head_dim, head_dim], or None for
+      a cell without recurrent gates.
+    cell_params: the cell's own parameters by name, each [..., features].
+    learned_carry: one array [features] for each of the cell's carries where the
+      initial carry is learned; empty where it is zero.
+  """
+
+  def __init__(
+      self,
+      cell: cell_lib.Cell,
+      in_features: int,
+      features: int,
+      *,
+      num_heads: int = 1,
+      use_bias: bool = True,
+      cell_params: Mapping[str, nnx.Variable] | None = None,
+      recurrent_structure: Callable[[Array], Array] | None = None,
+      kernel_init: Initializer = initializers.lecun_normal,
+      recurrent_kernel_init: (
+          Initializer | Sequence[Initializer]
+      ) = initializers.orthogonal,
+      max_abs: float | None = None,
+      bias_init: Initializer | Sequence[Initializer] = initializers.zeros,
+      learn_initial_carry: bool = False,
+      recurrent_gradient_clip: float | None = None,
+      stop_recurrent_gradient: bool = False,
+      dtype: jax.typing.DTypeLike | None = None,
+      param_dtype: jax.typing.DTypeLike = jnp.float32,
+      implementation: selection.Implementation = None,
+      rngs: nnx.Rngs,
+  ):
+    """Creates the parameters.
+
+    Args:
+      cell: the equations.
+      in_features: size of the input's last axis.
+      features: size of the carry and of the output.
+      num_heads: number of diagonal blocks of the recurrent kernel, each of size
+        features / num_heads; `features` for a diagonal recurrence.
+      use_bias: whether the input gates have a bias.
+      cell_params: the cell's own parameters by name.
+      recurrent_structure: a hashable function from the stored recurrent kernel
+        to the one that is used, for instance an antisymmetric one; applied once
+        a call, outside the time loop.
+      kernel_init: initialiser of W, called for each gate with shape
+        (in_features, features).
+      recurrent_kernel_init: initialiser of R, called for each gate and head
+        with shape (head_dim, head_dim); a sequence has one for each gate.
+      max_abs: bound of the recurrent kernel's elements for `rnnzoo.constrain`,
+        kept as metadata of its `nnx.Param`; None for none.
+      bias_init: initialiser of b, called for each gate with shape (features,);
+        a sequence has one for each gate.
+      learn_initial_carry: learn the initial carry, from zero, instead of always
+        starting from zero.
+      recurrent_gradient_clip: c > 0, against gradients that grow over time: in
+        the backward pass, the cotangent that comes back through each product
+        with the recurrent kernel is clipped elementwise to [-c, c] before it is
+        added to the rest of the carry's. None: unclipped.
+      stop_recurrent_gradient: that cotangent is zero: what the recurrent kernel
+        multiplies counts as a constant. The kernel is learned all the same, and
+        gradients still reach the past by the rest of the cell, as through an
+        LSTM's c. A gate that acts on this operand only, A-GRU's r, then has no
+        gradient.
+      dtype: dtype of inputs, gates, products and outputs; None for what x and
+        the parameters promote to. State and sums are float32 or wider.
+      param_dtype: dtype of the parameters.
+      implementation: 'scan' (everything, everywhere), 'associative_scan' (cells
+        that are linear in their carry), 'pallas' (GPU kernels, first
+        derivatives), a sequence of these to try in turn, or None for the
+        fastest that can run.
+      rngs: `nnx.Rngs` with a `params` or default stream.
+
+    Raises:
+      ValueError: a size is not a positive int, num_heads does not divide
+        features, or an option is not one for this cell.
+    """
+    checks.positive(in_features, 'in_features')
+    checks.heads(features, num_heads, cell.recurrent_gates > 0)
+    checks.floating(param_dtype, 'param_dtype')
+    if dtype is not None:
+      checks.floating(dtype, 'dtype')
+    selection.check_implementation(implementation)
+    recurrent_gradient_clip = checks.recurrent_gradient(
+        cell, recurrent_gradient_clip, stop_recurrent_gradient
+    )
+    self.cell = cell
+    self.in_features = in_features
+    self.out_features = features
+    self.num_heads = num_heads
+    self.recurrent_structure = recurrent_structure
+    self.recurrent_gradient_clip = recurrent_gradient_clip
+    self.stop_recurrent_gradient = bool(stop_recurrent_gradient)
+    self.dtype = dtype
+    self.param_dtype = param_dtype
+    self.implementation = (
+        implementation
+        if implementation is None or isinstance(implementation, str)
+        else tuple(implementation)
+    )
+
+    def draw(init, gates, *shape, heads=None):
+      return nnx.Param(
+          initializers.draw(init, rngs.params, gates, shape, param_dtype, heads)
+      )
+
+    gates = cell.input_gates
+    self.kernel = draw(kernel_init, gates, in_features, features)
+    self.bias = nnx.data(None)
+    if use_bias:
+      self.bias = draw(bias_init, gates, features)
+    self.recurrent_kernel = nnx.data(None)
+    if cell.recurrent_gates:
+      size = features // num_heads
+      self.recurrent_kernel = draw(
+          recurrent_kernel_init,
+          cell.recurrent_gates,
+          size,
+          size,
+          heads=num_heads,
+      )
+      if max_abs is not None:
+        self.recurrent_kernel.set_metadata(max_abs=max_abs)
+    self.cell_params = nnx.Dict(cell_params or {})
+    self.learned_carry = nnx.List(
+        nnx.Param(jnp.zeros((features,), param_dtype))
+        for _ in (cell.carry_names if learn_initial_carry else ())
+    )
+
+  def initial_carry(self, batch_shape: tuple[int, ...] = ()) -> Carry:
+    """Returns the carry that a sequence starts from, and restarts from.
+
+    Args:
+      batch_shape: leading axes of the input, those before time.
+
+    Returns:
+      One array [*batch_shape, features] for each of `cell.carry_names`, float32
+      or wider.
+    """
+    return self._initial_carry(batch_shape, self._state_dtype())
+
+  def unroll(
+      self,
+      x: Array,
+      *,
+      initial_carry: Carry | None = None,
+      reset: Array | None = None,
+      seq_lengths: Array | None = None,
+      mask: Array | None = None,
+      reverse: bool = False,
+      time_major: bool = False,
+      rngs: nnx.Rngs | None = None,
+  ) -> tuple[Carry, Array]:
+    del rngs  # Documented in SequenceLayer.unroll, as `help` shows.
+    return self._unroll(
+        x,
+        initial_carry=initial_carry,
+        reset=reset,
+        seq_lengths=seq_lengths,
+        mask=mask,
+        reverse=reverse,
+        time_major=time_major,
+    )
+
+  def _unroll(
+      self,
+      x: Array,
+      *,
+      initial_carry: Carry | None,
+      reset: Array | None,
+      seq_lengths: Array | None,
+      mask: Array | None,
+      reverse: bool,
+      time_major: bool,
+      both_directions: bool = False,
+  ) -> tuple[Carry, Array]:
+    """`unroll`, perhaps the other way for the second half of the heads."""
+    self._check_input(x, '[..., time, in_features]')
+    lead = x.shape[:-1]
+    time, batch_shape = (
+        (lead[0], lead[1:]) if time_major else (lead[-1], lead[:-1])
+    )
+    reset = checks.flags(reset, lead, 'reset')
+    mask = checks.flags(mask, lead, 'mask')
+    seq_lengths = checks.lengths(seq_lengths, batch_shape)
+    dtype = self._dtype(x)
+    state = self._state_dtype(x)
+    restart = self._initial_carry(batch_shape, state, like=x)
+    carry = restart
+    if initial_carry is not None:
+      carry = self._check_carry(initial_carry, batch_shape, 'initial_carry')
+      carry = tuple(c.astype(state) for c in carry)
+
+    # Not -1, which has no meaning where there are no steps.
+    batch = math.prod(batch_shape)
+
+    def flat(a, trailing):
+      """[..., time, *trailing] -> [time, B, *trailing]."""
+      if a is None:
+        return None
+      if time_major:
+        return a.reshape(time, batch, *trailing)
+      return jnp.swapaxes(a.reshape(batch, time, *trailing), 0, 1)
+
+    rows = lambda c: c.reshape(batch, self.out_features)
+    reset, mask = flat(reset, ()), flat(mask, ())
+    if seq_lengths is not None:
+      valid = jnp.arange(time)[:, None] < seq_lengths.reshape(batch)
+      mask = valid if mask is None else mask & valid
+      reset = None if reset is None else reset & valid
+    carry, (h,) = unrolling.run(
+        self.cell,
+        self._cell_params(state),
+        products.project,
+        self._weights(),
+        flat(x.astype(dtype), (self.in_features,)),
+        self._recurrent_kernel(dtype),
+        jax.tree.map(rows, carry),
+        restart=jax.tree.map(rows, restart),
+        reset=reset,
+        mask=mask,
+        reverse=reverse,
+        both_directions=both_directions,
+        recurrent_gradient_clip=self.recurrent_gradient_clip,
+        stop_recurrent_gradient=self.stop_recurrent_gradient,
+        implementation=self.implementation,
+        time_major=time_major,
+        out_dtype=dtype,
+        from_zero=initial_carry is None and not self.learned_carry,
+    )
+    if mask is not None:
+      h = jnp.where(mask[..., None], h, 0)
+    if not time_major:
+      h = jnp.swapaxes(h, 0, 1)
+    shape = (*batch_shape, self.out_features)
+    carry = tuple(c.reshape(shape) for c in carry)
+    return carry, h.astype(dtype).reshape(*lead, self.out_features)
+
+  def step(
+      self, carry: Carry, x: Array, *, reset: Array | None = None
+  ) -> tuple[Carry, Array]:
+    """Takes one step, for streams and for acting in an environment.
+
+    Args:
+      carry: one array [..., features] for each of `cell.carry_names`.
+      x: [..., in_features].
+      reset: bool [...]; where true, the carry restarts before the step.
+
+    Returns:
+      The carry after the step, and the output [..., features].
+
+    Raises:
+      ValueError: an argument has the wrong shape or dtype.
+    """
+    self._check_input(x, '[..., in_features]')
+    batch_shape = x.shape[:-1]
+    carry = self._check_carry(carry, batch_shape, 'carry')
+    reset = checks.flags(reset, batch_shape, 'reset')
+    dtype = self._dtype(x)
+    state = self._state_dtype(x)
+    carry = tuple(c.astype(state) for c in carry)
+    if reset is not None:
+      restart = self._initial_carry(batch_shape, state)
+      carry = jax.tree.map(
+          lambda a, b: jnp.where(reset[..., None], a, b), restart, carry
+      )
+    gates = products.project_forward(self._weights(), x.astype(dtype))
+    carry, _ = scan_steps.step(
+        self.cell,
+        self._cell_params(state),
+        scan_steps.pack(self.cell, self._recurrent_kernel(dtype)),
+        tuple(gate.astype(state) for gate in gates),
+        carry,
+        clip=self.recurrent_gradient_clip,
+        stop=self.stop_recurrent_gradient,
+    )
+    return carry, carry[0].astype(dtype)
+
+  # Parameters as the engines take them.
+
+  def _dtype(self, x: Array):
+    return self.dtype or jnp.result_type(x, self.param_dtype)
+
+  def _state_dtype(self, x: Array | None = None):
+    """The dtype of carries and sums."""
+    dtype = self.dtype or self.param_dtype
+    if x is not None:
+      dtype = self._dtype(x)
+    return jnp.promote_types(dtype, jnp.float32)
+
+  def _initial_carry(self, batch_shape, dtype, like=None) -> Carry:
+    shape = (*batch_shape, self.out_features)
+    if not self.learned_carry:
+      return tuple(jnp.zeros(shape, dtype) for _ in self.cell.carry_names)
+    learned = [c[...].astype(dtype) for c in self.learned_carry]
+    if like is not None:
+      # Before it has a batch axis: under shard_map the transpose of the cast
+      # sums over devices, and one row of features is less to sum.
+      learned = [sharding.like(c, like) for c in learned]
+    return tuple(jnp.broadcast_to(c, shape) for c in learned)
+
+  def _cell_params(self, dtype) -> dict[str, Array]:
+    return {k: v[...].astype(dtype) for k, v in self.cell_params.items()}
+
+  def _weights(self) -> tuple[Array, Array | None]:
+    bias = None if self.bias is None else self.bias[...]
+    return self.kernel[...], bias
+
+  def _recurrent_kernel(self, dtype) -> Array | None:
+    if self.recurrent_kernel is None:
+      return None
+    kernel = self.recurrent_kernel[...]
+    if self.recurrent_structure is not None:
+      kernel = self.recurrent_structure(kernel)
+    return kernel.astype(dtype)
+
+  def _check_input(self, x: Array, axes: str) -> None:
+    checks.inputs(x, axes, self.in_features, type(self).__name__)
+
+  def _check_carry(self, carry: Carry, batch_shape, label: str) -> Carry:
+    expected = (*batch_shape, self.out_features)
+    return checks.carry(self.cell.carry_names, carry, expected, label)
+
+
+def unroll_both(
+    first: sequence_layer.SequenceLayer,
+    second: sequence_layer.SequenceLayer,
+    x: Array,
+    *,
+    initial_carry: tuple[Carry | None, Carry | None],
+    reverse: bool,
+    **call: Any,
+) -> tuple[tuple[Carry, Carry], Array]:
+  """Runs two layers in opposite directions at the same time, in one kernel.
+
+  Args:
+    first: a layer.
+    second: another one, which runs the other way.
+    x: as for `RecurrentLayer.unroll`.
+    initial_carry: one for each layer, or None for its own.
+    reverse: whether the first layer runs from the last step to the first.
+    **call: the rest of what `RecurrentLayer.unroll` takes.
+
+  Returns:
+    The final carries of both layers, and their outputs side by side.
+
+  Raises:
+    ValueError: an argument has the wrong shape or dtype.
+    NotImplementedError: the two differ in more than parameters, or no kernel
+      can run them like this, or another implementation comes first.
+  """
+  if not (_has_blocks(first) and _has_blocks(second)):
+    raise NotImplementedError('a layer has no recurrent kernel of blocks')
+  if _static(first) != _static(second):
+    raise NotImplementedError('the layers differ in more than parameters')
+  if not selection.is_first('pallas', first.implementation):
+    raise NotImplementedError('the kernels are not what is tried first')
+  targets.current()  # Nothing is put together where no kernel can run.
+  first._check_input(x, '[..., time, in_features]')
+  both = _side_by_side(first, second)
+  batch_shape = x.shape[1:-1] if call['time_major'] else x.shape[:-2]
+  carry = None
+  if any(c is not None for c in initial_carry):
+    carries = [
+        level.initial_carry(batch_shape)
+        if given is None
+        else level._check_carry(given, batch_shape, 'initial_carry')
+        for level, given in zip((first, second), initial_carry, strict=True)
+    ]
+    carry = jax.tree.map(_join, *map(tuple, carries))
+  both.implementation = 'pallas'
+  carry, y = both._unroll(
+      x, initial_carry=carry, reverse=reverse, both_directions=True, **call
+  )
+  halves = [jnp.split(c, 2, axis=-1) for c in carry]
+  return (tuple(c[0] for c in halves), tuple(c[1] for c in halves)), y
+
+
+def _side_by_side(first, second) -> RecurrentLayer:
+  """Returns a layer with the heads of two, for one call."""
+
+  def join(x, y):
+    return nnx.Param(_join(x[...], y[...]))
+
+  def of_features(x):
+    """A parameter that all features share is one for each."""
+    return jnp.broadcast_to(x[...], (*x.shape[:-1], first.out_features))
+
+  both = nnx.clone(first)
+  both.out_features = 2 * first.out_features
+  both.num_heads = 2 * first.num_heads
+  both.kernel = join(first.kernel, second.kernel)
+  if first.bias is not None:
+    both.bias = join(first.bias, second.bias)
+  own = lambda layer: layer._recurrent_kernel(layer.param_dtype)
+  kernels = jnp.concatenate([own(first), own(second)], axis=1)
+  both.recurrent_kernel = nnx.Param(kernels)
+  both.recurrent_structure = None
+  both.cell_params = nnx.Dict(
+      {
+          k: join(of_features(v), of_features(second.cell_params[k]))
+          for k, v in first.cell_params.items()
+      }
+  )
+  both.learned_carry = nnx.List(
+      map(join, first.learned_carry, second.learned_carry)
+  )
+  return both
+
+
+def _join(x: Array, y: Array) -> Array:
+  return jnp.concatenate([x, y], axis=-1)
+
+
+def _has_blocks(layer) -> TypeGuard[RecurrentLayer]:
+  """Whether it is a layer whose recurrent kernel is not diagonal."""
+  return (
+      isinstance(layer, RecurrentLayer)
+      and type(layer).unroll is RecurrentLayer.unroll
+      and layer.recurrent_kernel is not None
+      and layer.recurrent_kernel.shape[-1] > 1
+  )
+
+
+def _static(layer: RecurrentLayer) -> tuple[Any, ...]:
+  """Returns what a layer is but for its parameters' values."""
+  return (
+      type(layer),
+      layer.cell,
+      layer.in_features,
+      layer.out_features,
+      layer.num_heads,
+      layer.recurrent_structure,
+      layer.recurrent_gradient_clip,
+      layer.stop_recurrent_gradient,
+      layer.dtype,
+      layer.param_dtype,
+      layer.implementation,
+      layer.bias is None,
+      len(layer.learned_carry),
+      sorted((k, v.shape) for k, v in layer.cell_params.items()),
+  )

@@ -1,0 +1,244 @@
+"""Layers in depth, with what papers put between them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+
+from rnnzoo import checks
+from rnnzoo.layers import sequence_layer
+
+Array = jax.Array
+LayerFactory = sequence_layer.LayerFactory
+
+NORMS = (None, 'layer', 'batch')
+
+# Those options of the layers that their normalisations share.
+_NORM_OPTIONS = ('dtype', 'param_dtype')
+
+
+class Stack(sequence_layer.SequenceLayer):
+  """Several recurrent layers, each over the outputs of the one below.
+
+  With all options, one level computes
+
+      y = dropout(norm(layer(x))) [+ x]
+
+  with dropout between levels only, and the sum where `residual` is set and the
+  sizes agree.
+
+  >>> import jax.numpy as jnp, rnnzoo
+  >>> from flax import nnx
+  >>> stack = rnnzoo.Stack(
+  ...     rnnzoo.GRU, 3, 8, num_layers=2, dropout_rate=0.1, rngs=nnx.Rngs(0)
+  ... )
+  >>> stack(jnp.ones((2, 5, 3)), rngs=nnx.Rngs(dropout=1)).shape
+  (2, 5, 8)
+
+  Attributes:
+    layers: the layers, from the input up.
+    norms: one normalisation for each layer, or empty.
+  """
+
+  def __init__(
+      self,
+      layer: LayerFactory | Sequence[LayerFactory],
+      in_features: int,
+      features: int,
+      *,
+      num_layers: int = 1,
+      dropout_rate: float = 0.0,
+      share_dropout_over_time: bool = False,
+      norm: str | None = None,
+      residual: bool = False,
+      rngs: nnx.Rngs,
+      **options,
+  ):
+    """Creates the layers.
+
+    Args:
+      layer: a layer class such as `rnnzoo.GRU`, or any function with its
+        signature, for instance `functools.partial(rnnzoo.Bidirectional,
+        rnnzoo.GRU)`; a sequence has one for each level.
+      in_features: size of the input's last axis.
+      features: `features` of every layer.
+      num_layers: number of levels.
+      dropout_rate: share of outputs zeroed between levels while training, that
+        is, in calls with `rngs`.
+      share_dropout_over_time: one dropout mask for all time steps.
+      norm: 'layer' or 'batch' normalisation of each layer's output, or None.
+        Batch normalisation takes its statistics over batch and time. It is the
+        one part that holds state: `nnx.BatchNorm`'s running averages, updated
+        in calls with `rngs` and used in calls without.
+      residual: add each level's input to its output where the sizes agree.
+      rngs: `nnx.Rngs` that the parameters are drawn from.
+      **options: passed to each layer.
+
+    Raises:
+      ValueError: an option is not valid.
+    """
+    checks.positive(num_layers, 'num_layers')
+    if not 0 <= dropout_rate < 1:
+      raise ValueError(f'dropout_rate must be in [0, 1), got {dropout_rate}.')
+    if norm not in NORMS:
+      raise ValueError(f'norm must be one of {NORMS}, got {norm!r}.')
+    several = isinstance(layer, Sequence) and not isinstance(layer, str)
+    factories: list[Any] = [layer] * num_layers
+    if several:
+      factories = list(layer)  # type: ignore[arg-type]
+    checks.factories(factories)
+    if len(factories) != num_layers:
+      raise ValueError(
+          f'layer must be one factory or num_layers = {num_layers} of them, got'
+          f' {len(factories)}.'
+      )
+    layers: list[sequence_layer.SequenceLayer] = []
+    norms: list[nnx.Module] = []
+    size = in_features
+    for factory in factories:
+      level = factory(size, features, rngs=rngs, **options)
+      size = level.out_features
+      layers.append(level)
+      dtypes = {k: v for k, v in options.items() if k in _NORM_OPTIONS}
+      if norm == 'layer':
+        norms.append(nnx.LayerNorm(size, **dtypes, rngs=rngs))
+      elif norm == 'batch':
+        norms.append(nnx.BatchNorm(size, **dtypes, rngs=rngs))
+    self.layers = nnx.List(layers)
+    self.norms = nnx.List(norms)
+    self.in_features = in_features
+    self.out_features = size
+    self.dropout_rate = dropout_rate
+    self.share_dropout_over_time = share_dropout_over_time
+    self.residual = residual
+
+  def initial_carry(self, batch_shape: tuple[int, ...] = ()) -> tuple[Any, ...]:
+    """Returns a tuple of the layers' initial carries, from the input up.
+
+    Args:
+      batch_shape: leading axes of the input, those before time.
+    """
+    return tuple(level.initial_carry(batch_shape) for level in self.layers)
+
+  def unroll(
+      self,
+      x: Array,
+      *,
+      initial_carry: tuple[Any, ...] | None = None,
+      reset: Array | None = None,
+      seq_lengths: Array | None = None,
+      mask: Array | None = None,
+      reverse: bool = False,
+      time_major: bool = False,
+      rngs: nnx.Rngs | None = None,
+  ) -> tuple[tuple[Any, ...], Array]:
+    """Runs the layers over a sequence and returns the final carries as well.
+
+    The arguments and errors are those of `SequenceLayer.unroll`; a carry is a
+    tuple of the layers' carries. Without `rngs` there is no dropout and batch
+    normalisation uses its running averages.
+    """
+    if initial_carry is None:
+      initial_carry = (None,) * len(self.layers)
+    self._check_carry(initial_carry, 'initial_carry')
+    time_axis = 0 if time_major else -2
+    carries = []
+    for index, level in enumerate(self.layers):
+      carry, y = level.unroll(
+          x,
+          initial_carry=initial_carry[index],
+          reset=reset,
+          seq_lengths=seq_lengths,
+          mask=mask,
+          reverse=reverse,
+          time_major=time_major,
+          rngs=rngs,
+      )
+      valid = _valid_steps(y, mask, seq_lengths, time_major)
+      y = self._above(index, x, y, valid, rngs, time_axis)
+      carries.append(carry)
+      x = y
+    return tuple(carries), x
+
+  def step(
+      self, carry: tuple[Any, ...], x: Array, *, reset: Array | None = None
+  ) -> tuple[tuple[Any, ...], Array]:
+    """Takes one step through all layers, without dropout.
+
+    Args:
+      carry: tuple of the layers' carries.
+      x: [..., in_features].
+      reset: bool [...]; where true, the carries restart before the step.
+
+    Returns:
+      The carries after the step, and the output [..., out_features].
+
+    Raises:
+      ValueError: an argument has the wrong shape or dtype.
+    """
+    self._check_carry(carry, 'carry')
+    carries = []
+    for index, level in enumerate(self.layers):
+      new, y = level.step(carry[index], x, reset=reset)
+      carries.append(new)
+      x = self._above(index, x, y, None, None, None)
+    return tuple(carries), x
+
+  def _above(self, index, x, y, valid, rngs, time_axis) -> Array:
+    """What follows a layer: normalisation, dropout, residual connection."""
+    if self.norms:
+      norm = self.norms[index]
+      if isinstance(norm, nnx.BatchNorm):
+        y = _batch_norm(norm, y, valid, use_running_average=rngs is None)
+      else:
+        y = norm(y)
+    is_last = index == len(self.layers) - 1
+    if self.dropout_rate and rngs is not None and not is_last:
+      shared = (time_axis,) if self.share_dropout_over_time else ()
+      dropout = nnx.Dropout(self.dropout_rate, broadcast_dims=shared)
+      y = dropout(y, deterministic=False, rngs=rngs)
+    if self.residual and x.shape == y.shape:
+      y = y + x.astype(y.dtype)
+    if valid is not None:
+      y = jnp.where(valid[..., None], y, 0)
+    return y
+
+  def _check_carry(self, carry, label: str) -> None:
+    count = len(self.layers)
+    if not isinstance(carry, (tuple, list)) or len(carry) != count:
+      raise ValueError(
+          f'{label} must be a tuple of {count} carries, one for each layer; got'
+          f' {checks.describe(carry)}.'
+      )
+
+
+def _batch_norm(norm, y, valid, use_running_average) -> Array:
+  """Normalises over batch and time; a batch without a valid step is no batch.
+
+  Its statistics are NaN and would stay in the running averages.
+  """
+  before = norm.mean[...], norm.var[...]
+  statistics = None if valid is None else valid[..., None]
+  y = norm(y, use_running_average=use_running_average, mask=statistics)
+  if use_running_average or (valid is None and y.size):
+    return y
+  is_batch = jnp.any(valid) if valid is not None else jnp.asarray(False)
+  norm.mean[...] = jnp.where(is_batch, norm.mean[...], before[0])
+  norm.var[...] = jnp.where(is_batch, norm.var[...], before[1])
+  return y
+
+
+def _valid_steps(y, mask, seq_lengths, time_major) -> Array | None:
+  """Returns bool [..., time], false in padding, or None without padding."""
+  mask = None if mask is None else jnp.asarray(mask)
+  if seq_lengths is None:
+    return mask
+  shape = y.shape[:-1]
+  if time_major:
+    steps = jnp.arange(shape[0]).reshape(-1, *(1,) * (len(shape) - 1))
+    valid = steps < jnp.asarray(seq_lengths)
+  else:
+    valid = jnp.arange(shape[-1]) < jnp.asarray(seq_lengths)[..., None]
+  return valid if mask is None else mask & valid

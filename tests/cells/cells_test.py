@@ -1,0 +1,293 @@
+"""What single cells promise: parameters, limits, long sequences, memory."""
+
+from absl.testing import absltest
+from absl.testing import parameterized
+from flax import nnx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import rnnzoo
+from tests.testing import random_layers
+from tests.testing import reference
+
+BATCH, TIME, IN, FEATURES = 2, 6, 3, 4
+
+rng = np.random.default_rng(0)
+x = rng.standard_normal((BATCH, TIME, IN)).astype(np.float32)
+
+
+def assert_finite(tree):
+  for leaf in jax.tree.leaves(tree):
+    np.testing.assert_array_equal(np.isfinite(leaf), True)
+
+
+class ConstrainTest(parameterized.TestCase):
+
+  @parameterized.parameters('IndRNN', 'IRevRNN')
+  def test_clips_the_recurrent_kernel_only(self, name):
+    layer = random_layers.make(name, IN, FEATURES, scale=5.0, max_abs=1.5)
+    copy = lambda: nnx.to_pure_dict(
+        jax.tree.map(np.array, nnx.state(layer, nnx.Param))
+    )
+    before = copy()
+    nnx.update(layer, rnnzoo.constrain(nnx.state(layer, nnx.Param)))
+    after = copy()
+    u = before['recurrent_kernel']
+    self.assertGreater(np.abs(u).max(), 1.5)
+    before['recurrent_kernel'] = np.clip(u, -1.5, 1.5)
+    jax.tree.map(np.testing.assert_array_equal, after, before)
+
+  def test_in_a_stack(self):
+    stack = random_layers.make(
+        rnnzoo.Stack, rnnzoo.IndRNN, IN, FEATURES, scale=5.0, max_abs=1.5
+    )
+    clipped = rnnzoo.constrain(nnx.state(stack, nnx.Param))
+    kernel = clipped['layers'][0]['recurrent_kernel']
+    self.assertEqual(np.abs(kernel[...]).max(), 1.5)
+
+  def test_unbounded(self):
+    layer = random_layers.make('IndRNN', IN, FEATURES, scale=5.0)
+    params = nnx.state(layer, nnx.Param)
+    same = rnnzoo.constrain(params)
+    jax.tree.map(np.testing.assert_array_equal, same, params)
+
+
+class SLSTMEquationsTest(parameterized.TestCase):
+
+  def paper(self, i, f, z, o, c, n, m):
+    """The first form of the equations, and JAX's own derivative of it."""
+    l = jax.nn.log_sigmoid(f) + m
+    m = jnp.where(n == 0, i, jnp.maximum(i, l))
+    new, old = jnp.exp(i - m), jnp.where(n == 0, 0, jnp.exp(l - m))
+    c, n = old * c + new * jnp.tanh(z), old * n + new
+    n = jnp.where(n < 1, 1, n)  # At a tie, maximum's derivative is a mean.
+    return jax.nn.sigmoid(o) * c / n, c, n, m
+
+  def cell(self, i, f, z, o, c, n, m):
+    zero = jnp.zeros_like(i)
+    h_gates, carry = (zero,) * 4, (zero, c, n, m)
+    return rnnzoo.SLSTMCell().update({}, (i, f, z, o), h_gates, carry)
+
+  @parameterized.parameters(1, 5, 30, 100)
+  def test_second_form_and_its_derivative(self, scale):
+    draw = np.random.default_rng(scale)
+    with jax.enable_x64(True):
+      args = [scale * draw.standard_normal(999) for _ in range(7)]
+      # Normalisers below and above 1, and of empty cells.
+      args[5] = np.abs(args[5]) * (draw.random(999) < 0.9)
+      got, pull = jax.vjp(self.cell, *args)
+      expected, expected_pull = jax.vjp(self.paper, *args)
+      weights = tuple(draw.standard_normal(999) for _ in got)
+      pairs = zip(
+          (*got, *pull(weights)),
+          (*expected, *expected_pull(weights)),
+          strict=True,
+      )
+      for a, b in pairs:
+        error = np.linalg.norm(a - b) / np.linalg.norm(b)
+        self.assertLess(error, 1e-13)
+
+  def test_where_the_normaliser_is_one(self):
+    by_n = lambda f: jax.grad(
+        lambda n: f(i=-20.0, f=3.0, z=0.5, o=0.2, c=0.7, n=n, m=0.0)[0]
+    )(1.0)
+    np.testing.assert_allclose(by_n(self.cell), by_n(self.paper), rtol=1e-5)
+
+  def test_learned_carry_stays_empty(self):
+    layer = random_layers.make(
+        'SLSTM', IN, FEATURES, num_heads=1, learn_initial_carry=True
+    )
+    graphdef, state = nnx.split(layer)
+    state['learned_carry'] = jax.tree.map(
+        jnp.zeros_like, state['learned_carry']
+    )
+
+    def loss(state):
+      return jnp.sum(nnx.merge(graphdef, state)(x) ** 2)
+
+    gradient = jax.grad(loss)(state)['learned_carry']
+    h, *others = jax.tree.leaves(gradient)
+    self.assertGreater(np.abs(h).max(), 0)
+    jax.tree.map(lambda d: np.testing.assert_array_equal(d, 0), others)
+
+
+class AntisymmetricTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      ('AGRU', {}), ('AntisymmetricRNN', {'epsilon': 1.0})
+  )
+  def test_an_update_of_w_changes_the_output(self, name, options):
+    # A public implementation builds A once and so never learns W.
+    layer = random_layers.make(name, IN, FEATURES, num_heads=2, **options)
+    grad = reference.jit(jax.grad(lambda layer: jnp.sum(layer(x) ** 2)))
+    forward = reference.jit(lambda layer: layer(x))
+    before, d_layer = forward(layer), grad(layer)
+    d_w = d_layer.recurrent_kernel[-1]
+    # W enters as W - W^T only.
+    self.assertGreater(np.abs(d_w).max(), 1e-3)
+    np.testing.assert_allclose(d_w, -np.swapaxes(d_w, -1, -2), atol=1e-5)
+    kernel = layer.recurrent_kernel
+    kernel[...] = kernel[...].at[-1].add(-0.1 * d_w)
+    self.assertGreater(np.abs(forward(layer) - before).max(), 1e-5)
+
+  def test_epsilon(self):
+    learned = random_layers.make('AGRU', IN, FEATURES)
+    grad = reference.jit(jax.grad(lambda layer: jnp.sum(layer(x) ** 2)))
+    d_layer = grad(learned)
+    self.assertNotEqual(float(d_layer.cell_params['epsilon'][...]), 0)
+    fixed = rnnzoo.AGRU(
+        IN, FEATURES, epsilon=0.3, learn_epsilon=False, rngs=nnx.Rngs(0)
+    )
+    params = nnx.to_pure_dict(nnx.state(fixed, nnx.Param))
+    self.assertNotIn('cell_params', params)
+    self.assertEqual(fixed.cell_params['epsilon'][...], np.float32(0.3))
+
+
+class IRevRNNTest(parameterized.TestCase):
+
+  def test_invert(self):
+    cell = rnnzoo.IRevRNNCell()
+    with jax.enable_x64(True):
+      draw = lambda *shape: jnp.asarray(rng.standard_normal(shape))
+      params = {'a': draw(5, FEATURES), 'b': draw(5, FEATURES)}
+      h0, c0 = draw(BATCH, FEATURES), draw(BATCH, FEATURES)
+      h, c = h0, c0
+      for a, b in zip(params['a'], params['b'], strict=True):
+        c = c + a * jnp.tanh(h)
+        h = h + b * jnp.tanh(c)
+      inverse = cell.invert(params, h, c)
+      np.testing.assert_allclose(inverse, (h0, c0), rtol=1e-12)
+
+  def test_saved_memory_does_not_grow_with_inner_steps(self):
+    def saved(inner_steps):
+      layer = random_layers.make(
+          'IRevRNN', IN, FEATURES, inner_steps=inner_steps
+      )
+      x = jnp.ones((BATCH, 64, IN))
+      pull = jax.eval_shape(lambda x: jax.vjp(layer.unroll, x)[1], x)
+      return sum(leaf.size for leaf in jax.tree.leaves(pull))
+
+    parameters = 2 * 15 * FEATURES  # a and b of 15 more inner steps
+    self.assertLessEqual(saved(16), saved(1) + parameters)
+
+
+class MinimalTest(parameterized.TestCase):
+  """minGRU and minLSTM where the gates saturate."""
+
+  @parameterized.product(
+      layer=('MinGRU', 'MinLSTM'),
+      candidate=('linear', 'positive'),
+      path=('scan', 'associative_scan'),
+  )
+  def test_saturated_gates(self, layer, candidate, path):
+    # Every pair of gates from this list in turn, so that the share kept is
+    # exactly 0, exactly 1, or a quotient of two sigmoids that underflow.
+    values = np.array([-2000, -200, -90, 0, 90, 2000], np.float32)
+    f, i = (a.reshape(-1) for a in np.meshgrid(values, values))
+    h = rng.standard_normal(f.shape).astype(np.float32)
+    gates = [f, i, h] if layer == 'MinLSTM' else [i, h]
+    gates = np.stack(gates, axis=-1)[None, :, :, None]
+    cell = getattr(rnnzoo, layer + 'Cell')(candidate)
+    carry = (np.ones((1, 1), np.float32),)
+
+    @reference.jit
+    def run(gates, carry):
+      def loss(gates, carry):
+        _, h = rnnzoo.unroll(cell, {}, gates, None, carry, implementation=path)
+        return jnp.sum(h), h
+
+      return jax.grad(loss, (0, 1), has_aux=True)(gates, carry)
+
+    gradients, got = run(gates, carry)
+    assert_finite((gradients, got))
+    f, i, candidates = (np.float64(a) for a in (f, i, h))
+    log_sigmoid = lambda v: -np.logaddexp(0, -v)
+    if layer == 'MinGRU':
+      log_keep, log_take = log_sigmoid(-i), log_sigmoid(i)
+    else:
+      total = np.logaddexp(log_sigmoid(f), log_sigmoid(i))
+      log_keep, log_take = log_sigmoid(f) - total, log_sigmoid(i) - total
+    if candidate == 'positive':
+      candidates = np.where(
+          candidates >= 0, candidates + 0.5, np.exp(log_sigmoid(candidates))
+      )
+    want, state = [], 1.0
+    steps = zip(np.exp(log_keep), np.exp(log_take), candidates, strict=True)
+    for keep, take, value in steps:
+      state = keep * state + take * value
+      want.append(state)
+    np.testing.assert_allclose(got[0, :, 0], want, rtol=1e-5, atol=1e-6)
+
+  @parameterized.product(
+      layer=('MinGRU', 'MinLSTM'), candidate=('linear', 'positive')
+  )
+  def test_long_sequence(self, layer, candidate):
+    # In log space the paper's formula loses its digits here.
+    x = rng.standard_normal((1, 4096, IN)).astype(np.float32)
+    make = lambda path: random_layers.make(
+        layer, IN, FEATURES, candidate=candidate, implementation=path
+    )
+    grad = lambda layer, x: jax.value_and_grad(
+        lambda x: jnp.sum(layer(x)[:, -1])
+    )(x)
+    results = [
+        reference.jit(grad)(make(path), x)
+        for path in ('scan', 'associative_scan')
+    ]
+    assert_finite(results)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
+        *results,
+    )
+
+
+class SLSTMTest(parameterized.TestCase):
+
+  def run_cell(self, gates):
+    """Returns h and d sum(h) / d gates for gates [time, 4]."""
+    gates = np.asarray(gates, np.float32)[None, :, :, None]
+    kernel = np.zeros((4, 1, 1, 1), np.float32)
+    carry = (np.zeros((1, 1), np.float32),) * 4
+
+    @reference.jit
+    def run(gates):
+      f = lambda gates: rnnzoo.unroll(
+          rnnzoo.SLSTMCell(), {}, gates, kernel, carry
+      )[1]
+      return f(gates), jax.grad(lambda gates: jnp.sum(f(gates)))(gates)
+
+    h, gradient = run(gates)
+    assert_finite((h, gradient))
+    return np.asarray(h)[0, :, 0]
+
+  @parameterized.parameters(-95.0, -1000.0, 0.0, 95.0, 1000.0)
+  def test_first_step(self, i):
+    # The zero state stands for no memory, whatever m = 0 would say: h is
+    # o tanh(z), since c = i' tanh(z) and n = i'.
+    h = self.run_cell([[i, 3.0, 0.7, 0.2]])
+    want = np.tanh(0.7) / (1 + np.exp(-0.2))
+    np.testing.assert_allclose(h, [want], rtol=1e-6)
+
+  def test_extreme_gates(self):
+    values = [-1000.0, -95.0, 0.0, 95.0, 1000.0]
+    h = self.run_cell([[i, f, 1.0, 1.0] for i in values for f in values])
+    self.assertLessEqual(np.abs(h).max(), 1)
+
+  def test_long_sequence(self):
+    gates = 5 * rng.standard_normal((4096, 4))
+    h = self.run_cell(gates)
+    self.assertLessEqual(np.abs(h).max(), 1)
+
+  def test_forget_bias(self):
+    layer = rnnzoo.SLSTM(
+        IN, 8, num_heads=2, block_index=1, num_blocks=3, rngs=nnx.Rngs(0)
+    )
+    exponent = 0.3 + 1.3 * 1 / 2
+    want = [5 - 12 * (j / 3) ** exponent for j in range(4)] * 2
+    np.testing.assert_allclose(layer.bias[1], want, rtol=1e-6)
+    np.testing.assert_array_equal(layer.recurrent_kernel[...], 0)
+
+
+if __name__ == '__main__':
+  absltest.main()

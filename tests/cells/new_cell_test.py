@@ -1,0 +1,98 @@
+"""A new cell, as WORKSPACE.md adds one, through the whole suite untouched.
+
+The cell and the layer below are all that a new cell takes, besides its entry in
+`rnnzoo.LAYERS`: every path and derivative comes from `update`.
+"""
+
+import dataclasses
+import types
+
+from absl.testing import absltest
+from absl.testing import parameterized
+from flax import nnx
+import jax
+import jax.numpy as jnp
+
+import rnnzoo
+from tests.layers import layers_test
+
+
+@dataclasses.dataclass(frozen=True)
+class CIFGCell(rnnzoo.Cell):
+  """An LSTM with coupled gates, i = 1 - f; order f, g, o; carry (h, c)."""
+
+  input_gates = 3
+  recurrent_gates = 3
+  carry_names = ('h', 'c')
+
+  def update(self, params, x_gates, h_gates, carry):
+    del params
+    _, c = carry
+    f, g, o = (x + h for x, h in zip(x_gates, h_gates, strict=True))
+    f = jax.nn.sigmoid(f)
+    c = f * c + (1 - f) * jnp.tanh(g)
+    return jax.nn.sigmoid(o) * jnp.tanh(c), c
+
+
+class CIFG(rnnzoo.RecurrentLayer):
+  """Coupled input and forget gate LSTM."""
+
+  def __init__(self, in_features, features, *, rngs, **options):
+    super().__init__(CIFGCell(), in_features, features, rngs=rngs, **options)
+
+
+@dataclasses.dataclass(frozen=True)
+class LeakyCell(rnnzoo.LinearCell):
+  """h' = a h + x, with a = sigmoid(params['decay']): linear, with a parameter.
+
+  Being linear it gets the associative scan for nothing.
+  """
+
+  input_gates = 1
+
+  def coefficients(self, params, x_gates):
+    return jax.nn.sigmoid(params['decay']), x_gates[0]
+
+
+class Leaky(rnnzoo.RecurrentLayer):
+  """Leaky integrator with a learned time constant for each unit."""
+
+  def __init__(self, in_features, features, *, rngs, **options):
+    decay = nnx.Param(jnp.zeros(features, options.get('param_dtype')))
+    super().__init__(
+        LeakyCell(),
+        in_features,
+        features,
+        cell_params={'decay': decay},
+        rngs=rngs,
+        **options,
+    )
+
+
+NEW = {'CIFG': CIFG, 'Leaky': Leaky}
+LAYERS = types.MappingProxyType({**rnnzoo.LAYERS, **NEW})
+
+
+def new_cases():
+  """The suite's cases for the new layers; layers_test.py has the others."""
+  return [c for c in layers_test.cases(LAYERS) if c['layer'] in NEW.values()]
+
+
+class NewCellTest(layers_test.CrossProduct):
+
+  @parameterized.named_parameters(*new_cases())
+  def test_agrees_with_reference(self, **case):
+    self.check(**case)
+
+  def test_covers_every_path(self):
+    names = {case['testcase_name'] for case in new_cases()}
+    for name in (
+        'CIFG_one_step_scan_float64',
+        'CIFG_num_heads_2_reset_mask_reverse_scan_bfloat16',
+        'Leaky_reset_mask_reverse_associative_scan_float32',
+    ):
+      self.assertIn(name, names)
+
+
+if __name__ == '__main__':
+  absltest.main()

@@ -1,0 +1,199 @@
+"""`rnnzoo.linear_scan` and the linear cells against numpy in float64."""
+
+import functools
+
+from absl.testing import absltest
+from absl.testing import parameterized
+from flax import nnx
+import jax
+from jax import test_util
+import jax.numpy as jnp
+import numpy as np
+
+import rnnzoo
+from tests.testing import reference
+
+BATCH, FEATURES = 2, 3
+PATHS = ('scan', 'associative_scan')
+
+
+def loop(a, b, h0, reset, reverse):
+  """The recurrence, step by step in numpy."""
+  time = a.shape[1]
+  h, out = h0, np.zeros_like(b)
+  for t in reversed(range(time)) if reverse else range(time):
+    # reset[t] is the boundary between t-1 and t, whatever the direction.
+    boundary = t + 1 if reverse else t
+    if reset is not None and boundary < time:
+      h = np.where(reset[:, boundary, None], 0, h)
+    h = a[:, t] * h + b[:, t]
+    out[:, t] = h
+  return out
+
+
+def plain(a, b, h0, reset, reverse):
+  """The recurrence for autodiff, without a derivative of its own."""
+  time = a.shape[1]
+  h, out = h0, [None] * time
+  for t in reversed(range(time)) if reverse else range(time):
+    boundary = t + 1 if reverse else t
+    if reset is not None and boundary < time:
+      h = jnp.where(reset[:, boundary, None], 0, h)
+    h = a[:, t] * h + b[:, t]
+    out[t] = h
+  return jnp.stack(out, axis=1)
+
+
+def draw(time, seed=0):
+  """Returns a, b, h0 and reset; a has negative numbers, zeros and ones."""
+  rng = np.random.default_rng(seed)
+  a = rng.uniform(-1.2, 1.2, (BATCH, time, FEATURES))
+  a[rng.random(a.shape) < 0.15] = 0
+  a[rng.random(a.shape) < 0.15] = 1
+  b = rng.standard_normal(a.shape)
+  h0 = rng.standard_normal((BATCH, FEATURES))
+  reset = rng.random((BATCH, time)) < 0.3
+  return a, b, h0, reset
+
+
+def scan_all(time, dtype, *, reverse, with_reset):
+  """Both paths' h, and their gradients of a weighted sum, in one program."""
+  a, b, h0, reset = draw(time)
+  a, b, h0 = (x.astype(dtype) for x in (a, b, h0))
+  w = np.random.default_rng(1).standard_normal(a.shape).astype(dtype)
+  reset = reset if with_reset else None
+  functions = {
+      path: functools.partial(
+          rnnzoo.linear_scan, reset=reset, reverse=reverse, implementation=path
+      )
+      for path in PATHS
+  }
+  functions['plain'] = lambda a, b, h0: plain(a, b, h0, reset, reverse)
+
+  @reference.jit
+  def run(*args):
+    results = {}
+    for name, f in functions.items():
+      loss = lambda *args, f=f: jnp.sum(w * f(*args))
+      results[name] = f(*args), jax.grad(loss, (0, 1, 2))(*args)
+    return results
+
+  return run(a, b, h0), loop(a, b, h0, reset, reverse)
+
+
+class LinearScanTest(parameterized.TestCase):
+
+  @parameterized.product(
+      time=(1, 2, 5, 37), reverse=(False, True), with_reset=(False, True)
+  )
+  def test_agrees_with_loop(self, time, reverse, with_reset):
+    with jax.enable_x64(True):
+      results, want = scan_all(
+          time, np.float64, reverse=reverse, with_reset=with_reset
+      )
+    _, gradients = results['plain']
+    for path in PATHS:
+      h, got = results[path]
+      np.testing.assert_allclose(h, want, rtol=1e-12, atol=1e-12)
+      for g, d in zip(got, gradients, strict=True):
+        np.testing.assert_allclose(g, d, rtol=1e-12, atol=1e-12)
+
+  @parameterized.parameters(*PATHS)
+  def test_gradients_agree_with_finite_differences(self, path):
+    a, b, h0, reset = draw(5)
+    with jax.enable_x64(True):
+      scan = jax.jit(
+          functools.partial(
+              rnnzoo.linear_scan, reset=reset, implementation=path
+          )
+      )
+      test_util.check_grads(scan, (a, b, h0), order=1, modes=['rev'], rtol=1e-6)
+
+  @parameterized.parameters(*PATHS)
+  def test_low_precision_sums_in_float32(self, path):
+    # 1 + 1/256 is 1 in bfloat16: a sum in bfloat16 would stay at 1.
+    b = np.full((1, 257, 1), 2**-8)
+    b[:, 0] = 1
+    a = jnp.ones(b.shape, jnp.bfloat16)
+    h = rnnzoo.linear_scan(a, jnp.bfloat16(b), implementation=path)
+    self.assertEqual(h.dtype, jnp.bfloat16)
+    self.assertEqual(float(h[0, -1, 0]), 2)
+
+  @parameterized.product(path=PATHS, reverse=(False, True))
+  def test_forgets_an_infinity(self, path, reverse):
+    # By a reset in the first row, by a = 0 in the second.
+    a = np.ones((2, 6, 1), np.float32)
+    b = np.ones_like(a)
+    b[:, 4 if reverse else 1] = np.inf
+    reset = np.zeros((2, 6), bool)
+    reset[0, 3] = True
+    a[1, 2 if reverse else 3] = 0
+
+    def scan(a, b):
+      return rnnzoo.linear_scan(
+          a, b, reset=reset, reverse=reverse, implementation=path
+      )
+
+    h = np.asarray(scan(a, b))
+    after = np.arange(3)[::-1] if reverse else np.arange(3, 6)
+    np.testing.assert_array_equal(h[:, after, 0], [[1, 2, 3]] * 2)
+    # Nor does it reach a gradient on the other side of a reset, or any of b.
+    loss = lambda a, b: jnp.sum(scan(a, b)[:1, after])
+    d_a, d_b = jax.grad(loss, (0, 1))(a, b)
+    self.assertTrue(np.isfinite(d_a[0, after]).all())
+    self.assertTrue(np.isfinite(d_b).all())
+
+  @parameterized.parameters(*PATHS)
+  def test_empty(self, path):
+    a = jnp.zeros((2, 0, 3), jnp.bfloat16)
+    h = rnnzoo.linear_scan(a, a, jnp.ones((2, 3)), implementation=path)
+    self.assertEqual((h.shape, h.dtype), (a.shape, a.dtype))
+
+
+def log_space(log_a, log_b):
+  """h = exp(A + logcumsumexp(log b - A)), A = cumsum(log a); time is first.
+
+  The paper's formula for the model with a positive candidate.
+  """
+  A = np.cumsum(log_a, axis=0)
+  return np.exp(A + np.logaddexp.accumulate(log_b - A, axis=0))
+
+
+class LogSpaceTest(parameterized.TestCase):
+
+  @parameterized.product(layer=('MinGRU', 'MinLSTM'), path=PATHS)
+  def test_positive_candidate_is_the_log_space_model(self, layer, path):
+    rng = np.random.default_rng(0)
+    x = 2 * rng.standard_normal((20, 3))
+    with jax.enable_x64(True):
+      made = rnnzoo.LAYERS[layer](
+          3,
+          4,
+          candidate='positive',
+          implementation=path,
+          param_dtype=jnp.float64,
+          bias_init=jax.nn.initializers.normal(),
+          rngs=nnx.Rngs(0),
+      )
+      h = np.asarray(made(x))
+      gates = np.einsum('ti,gif->gtf', x, made.kernel[...])
+      gates += np.asarray(made.bias[...])[:, None]
+    softplus = lambda v: np.logaddexp(0, v)
+    if layer == 'MinGRU':
+      k, candidate = gates
+      log_keep, log_take = -softplus(k), -softplus(-k)
+    else:
+      f, i, candidate = gates
+      d = softplus(-f) - softplus(-i)
+      log_keep, log_take = -softplus(d), -softplus(-d)
+    log_g = np.where(
+        candidate >= 0,
+        np.log(np.maximum(candidate, 0) + 0.5),
+        -softplus(-candidate),
+    )
+    want = log_space(log_keep, log_take + log_g)
+    np.testing.assert_allclose(h, want, rtol=1e-11)
+
+
+if __name__ == '__main__':
+  absltest.main()

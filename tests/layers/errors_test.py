@@ -1,0 +1,340 @@
+"""Errors say what was given and what is right."""
+
+import functools
+
+from absl import logging
+from absl.testing import absltest
+from absl.testing import parameterized
+from flax import nnx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import rnnzoo
+from rnnzoo.engines import selection
+
+BATCH, TIME, IN, FEATURES = 2, 5, 3, 4
+
+x = np.ones((BATCH, TIME, IN), np.float32)
+h = np.ones((BATCH, FEATURES), np.float32)
+
+
+def make(cls, *sizes, **options):
+  in_features, features = sizes or (IN, FEATURES)
+  return cls(in_features, features, rngs=nnx.Rngs(0), **options)
+
+
+class ConstructorTest(parameterized.TestCase):
+
+  @parameterized.product(
+      layer=tuple(rnnzoo.LAYERS), features=(0, -1, 4.0, '4', True)
+  )
+  def test_features(self, layer, features):
+    message = f'features must be a positive int, got {features!r}'
+    with self.assertRaisesRegex(ValueError, message):
+      make(rnnzoo.LAYERS[layer], IN, features)
+
+  @parameterized.parameters(
+      ('GRU', {'num_heads': 3}, 'divisible by num_heads.*=4 and num_heads=3'),
+      ('GRU', {'num_heads': 0}, 'num_heads must be a positive int, got 0'),
+      ('Elman', {'activation': 'silu'}, "'tanh', 'relu'.*got 'silu'"),
+      ('IndRNN', {'activation': 'silu'}, "'tanh', 'relu'.*got 'silu'"),
+      ('MinGRU', {'num_heads': 2}, 'num_heads must be 1, got 2'),
+      ('GRU', {'dtype': jnp.int32}, 'dtype must be a floating.* got int32'),
+      ('GRU', {'bias_init': [jax.nn.initializers.zeros] * 2}, '3, .* got 2'),
+      ('MinGRU', {'candidate': 'log'}, "'linear', 'positive'.*got 'log'"),
+      ('MinLSTM', {'candidate': 'log'}, "'linear', 'positive'.*got 'log'"),
+      ('IRevRNN', {'inner_steps': 0}, 'inner_steps must be .*, got 0'),
+      ('GRU', {'recurrent_gradient_clip': 0.0}, 'number above 0, .* got 0.0'),
+      ('GRU', {'recurrent_gradient_clip': -1}, 'number above 0, .* got -1'),
+      ('GRU', {'recurrent_gradient_clip': np.nan}, 'above 0, .* got nan'),
+      ('GRU', {'recurrent_gradient_clip': True}, 'above 0, .* got True'),
+      ('GRU', {'recurrent_gradient_clip': '1'}, "above 0, .* got '1'"),
+      ('LSTM', {'stop_recurrent_gradient': 1.0}, 'must be a bool, got 1.0'),
+      (
+          'MinGRU',
+          {'recurrent_gradient_clip': 1.0},
+          'MinGRUCell has no recurrent gates.* got recurrent_gradient_clip=1.0',
+      ),
+      (
+          'MinLSTM',
+          {'stop_recurrent_gradient': True},
+          'no recurrent gates.* got stop_recurrent_gradient=True',
+      ),
+      ('SLSTM', {'block_index': 2}, r'\[0, num_blocks\).*=2 and num_blocks=1'),
+  )
+  def test_option(self, layer, options, message):
+    with self.assertRaisesRegex(ValueError, message):
+      make(rnnzoo.LAYERS[layer], **options)
+
+  @parameterized.parameters('cuda', ((),), (('scan', 'cuda'),), (['cuda'],))
+  def test_implementation(self, implementation):
+    with self.assertRaisesRegex(
+        ValueError,
+        r"implementation must be None, one of \('scan', 'associative_scan',"
+        r" 'pallas'\) or a sequence of these, got .*(cuda|\(\))",
+    ):
+      make(rnnzoo.GRU, implementation=implementation)
+
+  @parameterized.parameters(
+      ({'num_layers': 0}, 'num_layers must be a positive int, got 0'),
+      ({'dropout_rate': 1.0}, r'dropout_rate must be in \[0, 1\), got 1.0'),
+      ({'norm': 'group'}, "norm must be one of .*'batch'.*, got 'group'"),
+  )
+  def test_stack(self, options, message):
+    with self.assertRaisesRegex(ValueError, message):
+      make(functools.partial(rnnzoo.Stack, rnnzoo.GRU), **options)
+
+  def test_stack_of_too_few(self):
+    with self.assertRaisesRegex(ValueError, 'num_layers = 2 of them, got 1'):
+      make(functools.partial(rnnzoo.Stack, [rnnzoo.GRU]), num_layers=2)
+
+
+# (arguments, what the message matches), for every composition below.
+CALLS = {
+    'in_features': (
+        {'x': np.ones((BATCH, TIME, 7), np.float32)},
+        r'time, in_features\].*in_features = 3, got shape \(2, 5, 7\)',
+    ),
+    'one_axis': (
+        {'x': np.ones(IN, np.float32)},
+        r'\[..., time, in_features\].*got shape \(3,\)',
+    ),
+    'integers': (
+        {'x': np.ones((BATCH, TIME, IN), np.int32)},
+        'floating-point x, got int32; x.astype',
+    ),
+    'reset_length': (
+        {'reset': np.zeros((BATCH, TIME + 1), bool)},
+        r'reset must have shape \(2, 5\), got \(2, 6\)',
+    ),
+    'reset_dtype': (
+        {'reset': np.zeros((BATCH, TIME), np.float32)},
+        r'reset must be a bool array of shape \(2, 5\), got dtype float32',
+    ),
+    'mask_length': (
+        {'mask': np.zeros((TIME, BATCH), bool)},
+        r'mask must have shape \(2, 5\), got \(5, 2\)',
+    ),
+    'mask_dtype': (
+        {'mask': np.zeros((BATCH, TIME), np.int32)},
+        'mask must be a bool array .* got dtype int32',
+    ),
+    'float_lengths': (
+        {'seq_lengths': np.ones(BATCH, np.float32)},
+        r'seq_lengths must be an integer array of shape \(2,\), got dtype'
+        ' float32',
+    ),
+    'lengths_shape': (
+        {'seq_lengths': np.ones((BATCH, TIME), np.int32)},
+        r'seq_lengths must have shape \(2,\), got \(2, 5\)',
+    ),
+    'time_major': (
+        {'time_major': True, 'reset': np.zeros((TIME, BATCH), bool)},
+        r'reset must have shape \(2, 5\), got \(5, 2\)',
+    ),
+}
+
+
+class CallTest(parameterized.TestCase):
+
+  @parameterized.product(
+      call=tuple(CALLS), composed=('layer', 'stack', 'bidirectional')
+  )
+  def test_call(self, call, composed):
+    arguments, message = CALLS[call]
+    cls = rnnzoo.LSTM
+    if composed == 'stack':
+      cls = functools.partial(rnnzoo.Stack, cls)
+    elif composed == 'bidirectional':
+      cls = functools.partial(rnnzoo.Bidirectional, cls)
+    layer = make(cls)
+    with self.assertRaisesRegex(ValueError, message):
+      layer(**({'x': x} | arguments))
+
+  @parameterized.parameters(
+      (h, r'got one array of shape \(2, 4\)'),
+      ((h,), r'got 1 of shapes \[\(2, 4\)\]'),
+      ((h, h[:1]), r'got 2 of shapes \[\(2, 4\), \(1, 4\)\]'),
+      ([h[:, :3], h], r'got 2 of shapes \[\(2, 3\), \(2, 4\)\]'),
+  )
+  def test_carry(self, carry, message):
+    right = r'a tuple \(h, c\) of 2 arrays of shape \(2, 4\), '
+    layer = make(rnnzoo.LSTM)
+    with self.assertRaisesRegex(
+        ValueError, '^initial_carry must be ' + right + message
+    ):
+      layer(x, initial_carry=carry)
+    with self.assertRaisesRegex(ValueError, '^carry must be ' + right):
+      layer.step(carry, x[:, 0])
+
+  def test_step(self):
+    layer = make(rnnzoo.GRU)
+    with self.assertRaisesRegex(ValueError, r'in_features = 3.*\(2, 7\)'):
+      layer.step((h,), np.ones((BATCH, 7), np.float32))
+    with self.assertRaisesRegex(ValueError, r'reset .*\(2,\), got \(3,\)'):
+      layer.step((h,), x[:, 0], reset=np.zeros(3, bool))
+
+  def test_composed_carry(self):
+    stack = make(functools.partial(rnnzoo.Stack, rnnzoo.GRU), num_layers=2)
+    message = 'a tuple of 2 carries, one for each layer; got 1 of them'
+    with self.assertRaisesRegex(ValueError, 'initial_carry must be ' + message):
+      stack(x, initial_carry=((h,),))
+    with self.assertRaisesRegex(ValueError, 'carry must be ' + message):
+      stack.step(((h,),), x[:, 0])
+    with self.assertRaisesRegex(ValueError, r'a tuple \(h,\) of 1 arrays'):
+      stack(x, initial_carry=((h,), h))
+    pair = make(functools.partial(rnnzoo.Bidirectional, rnnzoo.GRU))
+    with self.assertRaisesRegex(ValueError, r'a pair \(forward, backward\)'):
+      pair(x, initial_carry=(h,))
+
+  def test_bidirectional_step(self):
+    pair = make(functools.partial(rnnzoo.Bidirectional, rnnzoo.GRU))
+    with self.assertRaisesRegex(NotImplementedError, 'needs the whole'):
+      pair.step(((h,), (h,)), x[:, 0])
+
+
+class ImplementationTest(parameterized.TestCase):
+
+  def test_not_linear(self):
+    layer = make(rnnzoo.GRU, implementation='associative_scan')
+    with self.assertRaisesRegex(
+        NotImplementedError,
+        "'associative_scan' cannot run GRUCell.*implementation='scan' works",
+    ):
+      layer(x)
+
+  @parameterized.parameters('GRU', 'MinGRU')
+  def test_pallas(self, name):
+    # Both what is missing and what works instead.
+    layer = make(rnnzoo.LAYERS[name], implementation='pallas')
+    message = "GPU kernels need .*implementation='scan' runs everywhere"
+    with self.assertRaisesRegex(NotImplementedError, message):
+      layer(x)
+    with self.assertRaisesRegex(NotImplementedError, message):
+      rnnzoo.linear_scan(x, x, implementation='pallas')
+
+  @parameterized.parameters(
+      {'recurrent_gradient_clip': 1.0}, {'stop_recurrent_gradient': True}
+  )
+  def test_recurrent_gradient(self, **option):
+    path = 'associative_scan'
+    layer = make(rnnzoo.GRU, implementation=path, **option)
+    (name,) = option
+    with self.assertRaisesRegex(
+        NotImplementedError,
+        f"'{path}' cannot take {name}.* linear, and a clipped one is not.*"
+        "implementation='scan' works",
+    ):
+      layer(x)
+    layer.implementation = (path, 'scan')
+    self.assertEqual(layer(x).shape, (BATCH, TIME, FEATURES))
+
+  def test_none_of_a_sequence(self):
+    layer = make(rnnzoo.GRU, implementation=('pallas', 'associative_scan'))
+    with self.assertRaisesRegex(NotImplementedError, "'scan' works"):
+      layer(x)
+
+  def test_falls_back_and_logs_once(self):
+    selection.log_once.cache_clear()
+    layer = make(
+        rnnzoo.GRU, implementation=['pallas', 'associative_scan', 'scan']
+    )
+    level = logging.get_verbosity()
+    logging.set_verbosity(logging.INFO)
+    self.addCleanup(logging.set_verbosity, level)
+    with self.assertLogs(level='INFO') as logs:
+      y = layer(x)
+      layer(x)
+    passed_over = [line for line in logs.output if 'passed over' in line]
+    self.assertLen(passed_over, 2)
+    self.assertRegex(passed_over[0], "'pallas'.*GPU kernels need")
+    self.assertRegex(passed_over[1], "'associative_scan'.*not linear")
+    layer.implementation = 'scan'
+    np.testing.assert_array_equal(y, layer(x))
+
+  @parameterized.parameters(*rnnzoo.LAYERS)
+  def test_none_always_runs(self, name):
+    layer = make(rnnzoo.LAYERS[name])
+    self.assertEqual(jax.eval_shape(layer, x).shape, (BATCH, TIME, FEATURES))
+
+
+class FunctionsTest(parameterized.TestCase):
+
+  def test_missing_cell_parameter(self):
+    with self.assertRaisesRegex(ValueError, "'recurrent_bias'.* missing"):
+      rnnzoo.unroll(
+          rnnzoo.GRUCell(),
+          {},
+          jnp.ones((BATCH, TIME, 3, FEATURES)),
+          jnp.ones((3, 1, FEATURES, FEATURES)),
+          (h,),
+      )
+
+  def test_constrain_needs_variables(self):
+    with self.assertRaisesRegex(ValueError, 'nnx variables'):
+      rnnzoo.constrain({'kernel': h})
+
+  @parameterized.parameters(
+      ('x_gates', h, r'with 3 input gates for GRUCell, got shape \(2, 4\)'),
+      ('x_gates', np.ones((2, 5, 2, 4), np.float32), r'got shape \(2, 5, 2, 4'),
+      ('recurrent_kernel', None, 'with 3 recurrent gates .* got None'),
+      ('recurrent_kernel', np.ones((2, 1, 4, 4)), r'got shape \(2, 1, 4, 4\)'),
+      ('recurrent_kernel', np.ones((3, 1, 2, 2)), r'= 4, got shape \(3, 1, 2'),
+      ('carry', None, r'carry must be a tuple \(h,\) .* got a NoneType'),
+      ('carry', h, r'carry must be a tuple \(h,\) .* got one array of shape'),
+      ('restart_carry', (h, h), 'restart_carry must be .* got 2 of'),
+      ('reset', np.zeros((5, 2), bool), r'reset .*\(2, 5\), got \(5, 2\)'),
+      ('mask', np.zeros((2, 5)), 'mask must be a bool array .* got dtype'),
+      ('recurrent_gradient_clip', 0, 'must be a number above 0, .* got 0'),
+      ('stop_recurrent_gradient', None, 'must be a bool, got None'),
+      ('implementation', 'cuda', "must be None, one of .* got 'cuda'"),
+  )
+  def test_unroll(self, name, value, message):
+    arguments = {
+        'x_gates': jnp.ones((BATCH, TIME, 3, FEATURES)),
+        'recurrent_kernel': jnp.ones((3, 1, FEATURES, FEATURES)),
+        'carry': (h,),
+    }
+    with self.assertRaisesRegex(ValueError, message):
+      rnnzoo.unroll(
+          rnnzoo.GRUCell(),
+          {'recurrent_bias': jnp.zeros(FEATURES)},
+          **(arguments | {name: value}),
+      )
+
+  def test_unroll_linear_cell(self):
+    with self.assertRaisesRegex(ValueError, 'has no recurrent gates.* None'):
+      rnnzoo.unroll(
+          rnnzoo.MinGRUCell(),
+          {},
+          jnp.ones((BATCH, TIME, 2, FEATURES)),
+          jnp.ones((2, 1, FEATURES, FEATURES)),
+          (h,),
+      )
+
+  def test_unroll_without_recurrent_gates(self):
+    with self.assertRaisesRegex(ValueError, 'MinGRUCell has no recurrent g'):
+      rnnzoo.unroll(
+          rnnzoo.MinGRUCell(),
+          {},
+          jnp.ones((BATCH, TIME, 2, FEATURES)),
+          None,
+          (h,),
+          recurrent_gradient_clip=1.0,
+      )
+
+  @parameterized.parameters(
+      ({'b': x[:1]}, r'a and b .* got shapes \(2, 5, 3\) and \(1, 5, 3\)'),
+      ({'a': h, 'b': h}, r'\[batch, time, features\], got .*\(2, 4\)'),
+      ({'h0': x}, r'h0 .* = \(2, 3\), got \(2, 5, 3\)'),
+      ({'reset': np.zeros((5, 2), bool)}, r'\(2, 5\), got \(5, 2\)'),
+      ({'implementation': 'cuda'}, "got 'cuda'"),
+  )
+  def test_linear_scan(self, arguments, message):
+    with self.assertRaisesRegex(ValueError, message):
+      rnnzoo.linear_scan(**({'a': x, 'b': x} | arguments))
+
+
+if __name__ == '__main__':
+  absltest.main()

@@ -1,0 +1,191 @@
+"""Layers under the transformations of flax.nnx and of JAX."""
+
+import functools
+import pickle
+
+from absl.testing import absltest
+from absl.testing import parameterized
+from flax import nnx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import rnnzoo
+from tests.testing import random_layers
+from tests.testing import reference
+
+BATCH, TIME, IN, FEATURES = 2, 4, 3, 4
+
+rng = np.random.default_rng(0)
+x = rng.standard_normal((BATCH, TIME, IN)).astype(np.float32)
+reset = rng.random((BATCH, TIME)) < 0.3
+
+# One cell of one stage, one of two, one linear: on each path.
+LAYERS = {
+    'LSTM': ('LSTM', {}),
+    'AGRU': ('AGRU', {'learn_epsilon': False}),
+    'MinGRU_parallel': ('MinGRU', {'implementation': 'associative_scan'}),
+}
+
+
+def close(got, want):
+  """As close as two orders of float32 sums are; see layers_test.TOLERANCE."""
+  error = np.linalg.norm(np.asarray(got) - np.asarray(want))
+  np.testing.assert_array_less(error, 2e-6 * np.linalg.norm(want) + 1e-30)
+
+
+def make(variant, **options):
+  name, own = LAYERS[variant]
+  return random_layers.make(name, IN, FEATURES, **(own | options))
+
+
+def forward(layer, x):
+  return layer(x, reset=reset)
+
+
+def loss(layer, x):
+  return jnp.sum(forward(layer, x) ** 2)
+
+
+def arrays(tree):
+  """The arrays of a layer's parameters, or of their gradients, by path."""
+  state = nnx.state(tree) if isinstance(tree, nnx.Module) else tree
+  return {
+      '.'.join(map(str, path)): np.asarray(leaf[...])
+      for path, leaf in nnx.to_flat_state(state)
+      if isinstance(leaf, nnx.Param)
+  }
+
+
+@functools.cache
+def expected(variant):
+  """Output, loss and gradients by nnx.split and plain jax.jit."""
+  graphdef, params, rest = nnx.split(make(variant), nnx.Param, ...)
+
+  @reference.jit
+  def run(params, x):
+    f = lambda params: loss(nnx.merge(graphdef, params, rest), x)
+    y = forward(nnx.merge(graphdef, params, rest), x)
+    return y, *jax.value_and_grad(f)(params)
+
+  return run(params, x)
+
+
+class ModesTest(parameterized.TestCase):
+
+  def assert_gradients(self, variant, gradients):
+    want = arrays(expected(variant)[2])
+    got = arrays(gradients)
+    self.assertContainsSubset(want, got)
+    jax.tree.map(close, {k: got[k] for k in want}, want)
+
+  @parameterized.parameters(*LAYERS)
+  def test_eager(self, variant):
+    close(forward(make(variant), x), expected(variant)[0])
+
+  @parameterized.product(variant=tuple(LAYERS), graph=(True, False))
+  def test_nnx(self, variant, graph):
+    # graph=False is tree mode: modules are pytrees, and shared references and
+    # state that changes are not followed.
+    layer = make(variant)
+    y = nnx.jit(forward, graph=graph)(layer, x)
+    close(y, expected(variant)[0])
+
+    @functools.partial(nnx.jit, graph=graph)
+    def step(layer, x):
+      return nnx.value_and_grad(loss, graph=graph)(layer, x)
+
+    value, gradients = step(layer, x)
+    close(value, expected(variant)[1])
+    self.assert_gradients(variant, gradients)
+
+  @parameterized.parameters(*LAYERS)
+  def test_as_a_pytree(self, variant):
+    value, gradients = jax.jit(jax.value_and_grad(loss))(make(variant), x)
+    close(value, expected(variant)[1])
+    self.assert_gradients(variant, gradients)
+
+  @parameterized.parameters(*LAYERS)
+  def test_checkpoint(self, variant):
+    remat = jax.checkpoint(forward)
+    f = lambda layer: jnp.sum(remat(layer, x) ** 2)
+    self.assert_gradients(variant, reference.jit(jax.grad(f))(make(variant)))
+
+  @parameterized.parameters(*LAYERS)
+  def test_vmap_over_data(self, variant):
+    layer = make(variant)
+    f = lambda x, reset: layer(x, reset=reset)
+    y, gradient = reference.jit(
+        jax.vmap(
+            lambda x, r: (f(x, r), jax.grad(lambda x: jnp.sum(f(x, r) ** 2))(x))
+        )
+    )(x, reset)
+    want = reference.jit(jax.grad(lambda x: loss(layer, x)))(x)
+    close(y, expected(variant)[0])
+    close(gradient, want)
+
+  @parameterized.parameters(*LAYERS)
+  def test_vmap_over_parameters(self, variant):
+    layers = [make(variant, seed=seed) for seed in range(2)]
+    graphdef, _ = nnx.split(layers[0])
+    states = [nnx.split(layer)[1] for layer in layers]
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
+    f = lambda state: jax.value_and_grad(
+        lambda state: loss(nnx.merge(graphdef, state), x), allow_int=True
+    )(state)
+    together = reference.jit(jax.vmap(f))(stacked)
+    one_by_one = [reference.jit(f)(state) for state in states]
+    for i, want in enumerate(one_by_one):
+      jax.tree.map(lambda a, b, i=i: close(a[i], b), together, want)
+
+
+class StaticPartTest(parameterized.TestCase):
+
+  @parameterized.parameters(*rnnzoo.LAYERS)
+  def test_equal_layers_share_a_compilation(self, name):
+    make = lambda seed: nnx.split(
+        rnnzoo.LAYERS[name](IN, FEATURES, rngs=nnx.Rngs(seed))
+    )
+    (first, state), (second, other_state) = make(0), make(1)
+    self.assertEqual(first, second)
+    self.assertEqual(hash(first), hash(second))
+    self.assertEqual(first, pickle.loads(pickle.dumps(first)))
+    traces = []
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def run(graphdef, state, x):
+      traces.append(graphdef)
+      return nnx.merge(graphdef, state).initial_carry((x.shape[0],))
+
+    run(first, state, x)
+    run(second, other_state, x)
+    self.assertLen(traces, 1)
+
+  def test_options_tell_layers_apart(self):
+    make = lambda **options: nnx.graphdef(
+        rnnzoo.AGRU(IN, FEATURES, rngs=nnx.Rngs(0), **options)
+    )
+    for options in ({'gamma': 2.0}, {'dtype': jnp.bfloat16}, {'num_heads': 2}):
+      self.assertNotEqual(make(), make(**options))
+
+  def test_unroll_retraces_for_no_equal_cell(self):
+    traces = []
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def run(cell, gates):
+      traces.append(cell)
+      return rnnzoo.unroll(cell, {}, gates, None, (x[:, 0],))[1]
+
+    gates = jnp.ones((BATCH, TIME, 2, IN))
+    run(rnnzoo.MinGRUCell(), gates)
+    run(rnnzoo.MinGRUCell('linear'), gates)
+    self.assertLen(traces, 1)
+
+  def test_pickle(self):
+    layer = make('LSTM')
+    copy = pickle.loads(pickle.dumps(layer))
+    close(forward(copy, x), expected('LSTM')[0])
+
+
+if __name__ == '__main__':
+  absltest.main()

@@ -1,0 +1,270 @@
+"""What every layer promises, whatever its equations."""
+
+import functools
+from unittest import mock
+
+from absl.testing import absltest
+from absl.testing import parameterized
+from flax import nnx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import rnnzoo
+from rnnzoo.engines import scan
+from tests.testing import random_layers
+from tests.testing import reference
+
+BATCH, TIME, IN, FEATURES = 3, 5, 2, 4
+
+VARIANTS = {name: (name, {}) for name in rnnzoo.LAYERS} | {
+    'GatedAntisymmetricRNN': ('AntisymmetricRNN', {'gated': True}),
+    'MinGRU_parallel': ('MinGRU', {'implementation': 'associative_scan'}),
+    'MinLSTM_parallel': ('MinLSTM', {'implementation': 'associative_scan'}),
+}
+FEW = ('AGRU', 'SLSTM', 'MinGRU', 'MinGRU_parallel')
+
+rng = np.random.default_rng(0)
+x = rng.standard_normal((BATCH, TIME, IN)).astype(np.float32)
+reset = np.array([[0, 0, 1, 0, 1], [1, 0, 0, 0, 0], [0, 0, 0, 0, 0]], bool)
+
+
+def make(variant, **options):
+  name, own = VARIANTS[variant]
+  return random_layers.make(
+      name, IN, FEATURES, learn_initial_carry=True, **(own | options)
+  )
+
+
+def flip(a):
+  return np.flip(a, axis=1)
+
+
+@functools.cache
+def runs(variant):
+  """Several runs of one layer, in one program."""
+  layer = make(variant)
+  carry = random_layers.carry(layer, BATCH)
+
+  @reference.jit
+  def run(layer, x, carry):
+    unroll = functools.partial(layer.unroll, initial_carry=carry)
+    first, y1 = unroll(x[:, :2], reset=reset[:, :2])
+    second, y2 = layer.unroll(x[:, 2:], initial_carry=first, reset=reset[:, 2:])
+    # A boundary is between t-1 and t, whatever the direction.
+    boundary = np.roll(flip(reset), 1, axis=1)
+    boundary[:, 0] = False
+    restarted = np.zeros((BATCH, TIME), bool)
+    restarted[:, 0] = True
+    return {
+        'whole': unroll(x, reset=reset),
+        'parts': (second, jnp.concatenate([y1, y2], axis=1)),
+        'time_major': unroll(
+            x.swapaxes(0, 1), reset=reset.swapaxes(0, 1), time_major=True
+        ),
+        'reverse': unroll(x, reset=reset, reverse=True),
+        'flipped': unroll(jnp.flip(x, axis=1), reset=boundary),
+        'restarted': unroll(x, reset=restarted),
+        'own': layer.unroll(x),
+    }
+
+  return run(layer, x, carry)
+
+
+class AnyLayerTest(parameterized.TestCase):
+
+  def assert_close(self, a, b, rtol=1e-6, atol=1e-6):
+    compare = functools.partial(
+        np.testing.assert_allclose, rtol=rtol, atol=atol
+    )
+    jax.tree.map(compare, a, b)
+
+  @parameterized.parameters(*VARIANTS)
+  def test_steps_are_an_unroll(self, variant):
+    layer = make(variant)
+    carry = random_layers.carry(layer, BATCH)
+    step = reference.jit(
+        lambda layer, carry, x, r: layer.step(carry, x, reset=r)
+    )
+    outputs = []
+    for t in range(TIME):
+      carry, y = step(layer, carry, x[:, t], reset[:, t])
+      outputs.append(y)
+    self.assert_close(
+        (carry, np.stack(outputs, axis=1)), runs(variant)['whole']
+    )
+
+  @parameterized.parameters(*VARIANTS)
+  def test_parts_are_the_whole(self, variant):
+    self.assert_close(runs(variant)['parts'], runs(variant)['whole'])
+
+  @parameterized.parameters(*VARIANTS)
+  def test_time_major(self, variant):
+    carry, y = runs(variant)['time_major']
+    self.assert_close((carry, y.swapaxes(0, 1)), runs(variant)['whole'])
+
+  @parameterized.parameters(*VARIANTS)
+  def test_reverse_is_a_flip(self, variant):
+    carry, y = runs(variant)['flipped']
+    self.assert_close((carry, flip(y)), runs(variant)['reverse'])
+
+  @parameterized.parameters(*VARIANTS)
+  def test_reset_restores_the_learned_carry(self, variant):
+    # And not the argument `initial_carry`.
+    self.assert_close(runs(variant)['restarted'], runs(variant)['own'])
+
+  @parameterized.parameters(*VARIANTS)
+  def test_uses_initial_carry(self, variant):
+    with_it, without = runs(variant)['whole'][1], runs(variant)['own'][1]
+    difference = np.abs(with_it - without)[:, 0].max(axis=-1)
+    self.assertTrue((difference[[0, 2]] > 1e-3).all())
+    self.assertEqual(difference[1], 0)  # reset before the first step
+
+  @parameterized.parameters(*VARIANTS)
+  def test_batch_axes(self, variant):
+    layer = make(variant)
+    flags = np.stack([reset, ~reset])
+    pair = np.stack([x, -x])
+    run = lambda f, *args: reference.jit(f)(*args)
+    if variant not in FEW:
+      run = jax.eval_shape  # The axes belong to no cell: shapes will do.
+    f = lambda x, r: layer.unroll(x, reset=r)
+    none = run(f, x[0], reset[0])
+    two = run(f, pair, flags)
+    self.assertEqual(none[1].shape, (TIME, FEATURES))
+    self.assertEqual(two[1].shape, (2, BATCH, TIME, FEATURES))
+    for c in two[0]:
+      self.assertEqual(c.shape, (2, BATCH, FEATURES))
+    for c, d in zip(layer.initial_carry((2, BATCH)), two[0], strict=True):
+      self.assertEqual((c.shape, c.dtype), (d.shape, d.dtype))
+    if variant in FEW:
+      one = run(f, x, reset)
+      self.assert_close(none, jax.tree.map(lambda a: a[0], one))
+      self.assert_close(jax.tree.map(lambda a: a[0], two), one)
+
+  @parameterized.parameters(*VARIANTS)
+  def test_no_steps(self, variant):
+    layer = make(variant)
+    for batch in ((), (BATCH,)):
+      carry = random_layers.carry(layer, *batch)
+      empty = np.zeros((*batch, 0, IN), np.float32)
+      f = lambda c, x=empty: layer.unroll(x, initial_carry=c)
+      (final, y), pull = jax.vjp(f, carry)
+      self.assert_close(final, carry)
+      self.assertEqual(y.shape, (*batch, 0, FEATURES))
+      self.assert_close(pull((carry, y))[0], carry)
+
+  @parameterized.parameters(*FEW)
+  def test_no_rows(self, variant):
+    layer = make(variant)
+    carry, y = layer.unroll(x[:0], reset=reset[:0])
+    self.assertEqual(y.shape, (0, TIME, FEATURES))
+    self.assertEqual(carry[0].shape, (0, FEATURES))
+
+  @parameterized.parameters(*VARIANTS)
+  def test_dtypes(self, variant):
+    layer = make(variant, dtype=jnp.bfloat16)
+    carry, y = jax.eval_shape(layer.unroll, x)
+    step_carry, y_t = jax.eval_shape(layer.step, carry, x[:, 0])
+    self.assertEqual((y.dtype, y_t.dtype), (jnp.bfloat16, jnp.bfloat16))
+    for c in (*carry, *step_carry, *layer.initial_carry()):
+      self.assertEqual(c.dtype, jnp.float32)
+    self.assertEqual(layer.kernel.dtype, jnp.float32)
+
+
+class EdgesTest(parameterized.TestCase):
+
+  def test_gradient_of_an_empty_batch_is_zero(self):
+    layer = rnnzoo.AGRU(3, 4, rngs=nnx.Rngs(0))
+    grads = nnx.grad(lambda layer: layer(jnp.ones((0, 5, 3))).sum())(layer)
+    for leaf in jax.tree.leaves(grads):
+      np.testing.assert_array_equal(leaf, 0)
+
+  def test_step_has_forward_mode(self):
+    layer = rnnzoo.GRU(3, 4, rngs=nnx.Rngs(0))
+    carry, x = layer.initial_carry((2,)), jnp.ones((2, 3))
+    jacobian = jax.jacfwd(lambda x: layer.step(carry, x)[1])(x)
+    self.assertEqual(jacobian.shape, (2, 4, 2, 3))
+
+
+class ChunksTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      ('LSTM', True), ('AGRU', False), ('MinLSTM', True), ('MinLSTM', False)
+  )
+  def test_boundaries_change_nothing(self, variant, reverse):
+    layer = make(variant)
+    carry = random_layers.carry(layer, BATCH)
+
+    def loss(layer, x, carry):
+      final, y = layer.unroll(
+          x, initial_carry=carry, reset=reset, reverse=reverse
+      )
+      return sum(jnp.sum(jnp.sin(a)) for a in (y, *final)), (final, y)
+
+    def run(length, saved=scan._SAVED_ELEMENTS):
+      with (
+          mock.patch.object(scan, 'chunk_length', lambda *_: length),
+          mock.patch.object(scan, '_SAVED_ELEMENTS', saved),
+      ):
+        grad = jax.value_and_grad(loss, (0, 1, 2), has_aux=True)
+        return reference.jit(lambda *a: grad(*a))(layer, x, carry)
+
+    whole = run(TIME)
+    # Nor does it matter whether recurrent gates are saved or formed again.
+    for got in (run(1), run(2), run(2, saved=0)):
+      jax.tree.map(
+          functools.partial(np.testing.assert_allclose, rtol=2e-6, atol=2e-6),
+          got,
+          whole,
+      )
+
+  @parameterized.product(
+      time=(1, 2, 7, 28, 97, 784, 1024), width=(1, 512, 6144, 2**19, 2**30)
+  )
+  def test_length(self, time, width):
+    length = scan.chunk_length(time, width)
+    self.assertBetween(length, 1, time)
+    if jax.default_backend() == 'cpu':
+      # At most 8 MiB in float32, and one chunk where 2 MiB hold all.
+      if length > 1:
+        self.assertLessEqual(length * width, 2**21)
+      if time * width <= 2**19:
+        self.assertEqual(length, time)
+    if (time, width) == (784, 6144):  # Divided evenly where that is possible.
+      self.assertEqual(time % length, 0)
+
+
+class CarryGradientTest(parameterized.TestCase):
+
+  @parameterized.parameters(*VARIANTS)
+  def test_reaches_the_carry(self, variant):
+    # The given one where no reset comes first, the learned one after a reset.
+    layer = make(variant)
+    carry = random_layers.carry(layer, BATCH)
+
+    @reference.jit
+    def gradients(layer, carry):
+      loss = lambda layer, carry: jnp.sum(
+          layer(x, initial_carry=carry, reset=reset)[:, 0] ** 2
+      )
+      return jax.grad(loss, (0, 1))(layer, carry)
+
+    d_layer, d_carry = gradients(layer, carry)
+    size = np.abs(d_carry[0]).max(axis=-1)
+    np.testing.assert_array_equal(size > 0, [True, False, True])
+    self.assertGreater(np.abs(d_layer.learned_carry[0][...]).max(), 0)
+
+  @parameterized.product(variant=tuple(VARIANTS), what=(np.inf, np.nan))
+  def test_reset_stops_what_is_not_finite(self, variant, what):
+    layer = make(variant)
+    bad = x.copy()
+    bad[0, :2] = what
+    f = reference.jit(lambda layer, x: layer(x, reset=reset))
+    good, got = f(layer, x), f(layer, bad)
+    np.testing.assert_array_equal(got[0, 2:], good[0, 2:])
+    self.assertFalse(np.isfinite(got[0, 0]).all())
+
+
+if __name__ == '__main__':
+  absltest.main()

@@ -1,0 +1,162 @@
+"""`seq_lengths` and `mask`: padding has no effect and gets no gradient."""
+
+import functools
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import rnnzoo
+from tests.testing import random_layers
+from tests.testing import reference
+
+TIME, IN, FEATURES = 5, 2, 4
+LENGTHS = np.array([5, 3, 1, 0], np.int32)
+BATCH = len(LENGTHS)
+
+VARIANTS = {name: (name, {}) for name in rnnzoo.LAYERS} | {
+    'MinGRU_parallel': ('MinGRU', {'implementation': 'associative_scan'}),
+    'MinLSTM_parallel': ('MinLSTM', {'implementation': 'associative_scan'}),
+}
+
+rng = np.random.default_rng(0)
+x = rng.standard_normal((BATCH, TIME, IN)).astype(np.float32)
+valid = np.arange(TIME) < LENGTHS[:, None]
+# A reset in padding is none: a row of length 0 keeps its carry.
+reset = rng.random((BATCH, TIME)) < 0.5
+
+
+def loss(layer, x, carry, reverse, **padding):
+  final, y = layer.unroll(
+      x, initial_carry=carry, reset=reset, reverse=reverse, **padding
+  )
+  total = sum(jnp.sum(jnp.sin(a)) for a in (y, *final))
+  return total, (final, y)
+
+
+@functools.cache
+def runs(variant, reverse):
+  """Values and gradients, with NaN for padding and without."""
+  name, options = VARIANTS[variant]
+  layer = random_layers.make(
+      name, IN, FEATURES, learn_initial_carry=True, **options
+  )
+  carry = random_layers.carry(layer, BATCH)
+
+  @reference.jit
+  def run(layer, x, carry):
+    grad = jax.value_and_grad(loss, (0, 1, 2), has_aux=True)
+    return grad(layer, x, carry, reverse, seq_lengths=LENGTHS)
+
+  @reference.jit
+  def run_prefix(layer, x, carry):
+    return [
+        layer.unroll(
+            x[row, :n],
+            initial_carry=jax.tree.map(lambda c, row=row: c[row], carry),
+            reset=reset[row, :n],
+            reverse=reverse,
+        )
+        for row, n in enumerate(LENGTHS)
+    ]
+
+  bad = np.where(valid[..., None], x, np.nan)
+  return (
+      run(layer, x, carry),
+      run(layer, bad, carry),
+      run_prefix(layer, x, carry),
+      carry,
+  )
+
+
+class SeqLengthsTest(parameterized.TestCase):
+
+  @parameterized.product(variant=tuple(VARIANTS), reverse=(False, True))
+  def test_prefixes_run_alone(self, variant, reverse):
+    ((_, (final, y)), _), _, prefixes, carry = runs(variant, reverse)
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-6)
+    for row, (n, (last, outputs)) in enumerate(
+        zip(LENGTHS, prefixes, strict=True)
+    ):
+      close(y[row, :n], outputs)
+      np.testing.assert_array_equal(y[row, n:], np.zeros((TIME - n, FEATURES)))
+      jax.tree.map(lambda a, b, row=row: close(a[row], b), final, last)
+    # All padding: the carry is what it was.
+    jax.tree.map(lambda a, b: close(a[3], b[3]), final, carry)
+
+  @parameterized.product(variant=tuple(VARIANTS), reverse=(False, True))
+  def test_padding_has_no_effect(self, variant, reverse):
+    zeros, nans, _, _ = runs(variant, reverse)
+    jax.tree.map(np.testing.assert_array_equal, nans, zeros)
+    gradients = nans[1]
+    d_x = np.asarray(gradients[1])
+    np.testing.assert_array_equal(d_x[~valid], np.zeros_like(d_x[~valid]))
+    for leaf in jax.tree.leaves(gradients):
+      self.assertTrue(np.isfinite(leaf).all())
+    # d sum(sin(carry)) / d carry, passed through unchanged.
+    d_carry, carry = gradients[2], runs(variant, reverse)[3]
+    jax.tree.map(
+        lambda d, c: np.testing.assert_allclose(d[3], np.cos(c[3]), rtol=1e-5),
+        d_carry,
+        carry,
+    )
+
+
+class MaskTest(parameterized.TestCase):
+
+  @parameterized.parameters('LSTM', 'AGRU', 'MinGRU', 'MinGRU_parallel')
+  def test_holes(self, variant):
+    # The steps that are left, run alone, see the same.
+    name, options = VARIANTS[variant]
+    layer = random_layers.make(name, IN, FEATURES, **options)
+    mask = np.array([True, False, True, False, True])
+    f = reference.jit(lambda layer, x, mask: layer.unroll(x, mask=mask))
+    bad = np.where(mask[:, None], x[0], np.nan)
+    final, y = f(layer, bad, mask)
+    short, outputs = reference.jit(lambda layer, x: layer.unroll(x))(
+        layer, x[0, mask]
+    )
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-6)
+    close(y[mask], outputs)
+    np.testing.assert_array_equal(y[~mask], np.zeros((2, FEATURES)))
+    jax.tree.map(close, final, short)
+
+  @parameterized.parameters('LSTM', 'MinGRU', 'MinGRU_parallel')
+  def test_reset_in_a_hole_acts(self, variant):
+    # An episode may end at a step that is not seen.
+    name, options = VARIANTS[variant]
+    layer = random_layers.make(name, IN, FEATURES, **options)
+    mask = np.array([True, True, False, True, True])
+    ends = np.array([False, False, True, False, False])
+    run = reference.jit(
+        lambda layer, x: layer.unroll(x, mask=mask, reset=ends)[1]
+    )
+    alone = reference.jit(lambda layer, x: layer(x))(layer, x[0, 3:])
+    np.testing.assert_allclose(run(layer, x[0])[3:], alone, atol=1e-6)
+
+  def test_mask_and_lengths_combine(self):
+    layer = random_layers.make('GRU', IN, FEATURES)
+    mask = np.random.default_rng(1).random((BATCH, TIME)) < 0.6
+
+    @reference.jit
+    def run(layer):
+      both = layer.unroll(x, mask=mask, seq_lengths=LENGTHS)
+      return both, layer.unroll(x, mask=mask & valid)
+
+    jax.tree.map(np.testing.assert_array_equal, *run(layer))
+
+  def test_time_major(self):
+    layer = random_layers.make('LSTM', IN, FEATURES)
+
+    @reference.jit
+    def run(layer):
+      major = layer(x.swapaxes(0, 1), seq_lengths=LENGTHS, time_major=True)
+      return major.swapaxes(0, 1), layer(x, seq_lengths=LENGTHS)
+
+    jax.tree.map(np.testing.assert_array_equal, *run(layer))
+
+
+if __name__ == '__main__':
+  absltest.main()

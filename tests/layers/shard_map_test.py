@@ -1,0 +1,171 @@
+"""Layers under `jax.shard_map`, the batch spread over devices."""
+
+import math
+import os
+import pathlib
+import subprocess
+import sys
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import jax
+from jax.sharding import PartitionSpec as P
+import pytest
+
+import rnnzoo
+from tests.testing import abstract_gpu
+from tests.testing import sharded_cases
+
+# No other axis of the problem has this size.
+LOCAL_BATCH = 5
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+# One of each kind of cell, in forms that between them are all.
+FEW = (
+    'LSTM-three-learned-scan',
+    'AGRU-two-given-scan',
+    'IndRNN-alone-learned-scan',
+    'GRU-two_bidirectional-plain-scan',
+    'MinGRU-two-learned-associative_scan',
+)
+
+COLLECTIVES = (
+    'all_gather',
+    'all_to_all',
+    'ppermute',
+    'psum',
+    'psum_invariant',
+    'reduce_scatter',
+)
+
+
+def collectives(jaxpr):
+  """Returns (primitive, shape) of all that a program sends between devices."""
+  found = []
+  for equation in jaxpr.eqns:
+    if equation.primitive.name in COLLECTIVES:
+      name = equation.primitive.name
+      found += [(name, x.aval.shape) for x in equation.invars]
+    for inner in jax.tree.leaves(
+        list(equation.params.values()),
+        is_leaf=lambda x: hasattr(x, 'eqns') or hasattr(x, 'jaxpr'),
+    ):
+      inner = getattr(inner, 'jaxpr', inner)
+      if hasattr(inner, 'eqns'):
+        found += collectives(inner)
+  return found
+
+
+class Numbers(parameterized.TestCase):
+  """Compares four devices with one."""
+
+  def assert_same_on_four_devices(self, names):
+    # The number of devices is fixed once in a process: this takes another.
+    path = [str(ROOT), os.environ.get('PYTHONPATH')]
+    done = subprocess.run(
+        [sys.executable, '-m', 'tests.testing.shard_map_program', *names],
+        env=os.environ
+        | {
+            'JAX_PLATFORMS': 'cpu',
+            'PYTHONPATH': os.pathsep.join(filter(None, path)),
+            'XLA_FLAGS': '--xla_force_host_platform_device_count=4',
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    self.assertEqual(done.returncode, 0, done.stderr[-4000:])
+    for name in names:
+      self.assertIn(f'{name} is the same on 4 devices', done.stdout)
+
+
+class FewNumbersTest(Numbers):
+
+  def test_few(self):
+    self.assert_same_on_four_devices(FEW)
+
+
+@pytest.mark.slow
+class AllNumbersTest(Numbers):
+
+  @parameterized.parameters(*rnnzoo.LAYERS)
+  def test_all(self, layer):
+    cases = sharded_cases.CASES.items()
+    names = [name for name, case in cases if case.layer == layer]
+    self.assert_same_on_four_devices(names)
+
+
+class Kernels(parameterized.TestCase):
+  """Traces programs for two GPUs that are not there.
+
+  With kernels, two stacked layers once had the wrong gradient in the first:
+  the second one's cotangent of its input was summed over the devices.
+  """
+
+  def trace(self, case, *, params_vary):
+    """Returns the parameters and the jaxpr of their gradient."""
+    params, data, loss = case.problem(batch=2 * LOCAL_BATCH, features=8)
+    mesh = abstract_gpu.mesh('NVIDIA H200')
+
+    def over_devices(params, data):
+      if params_vary:
+        vary = lambda p: jax.lax.pcast(p, ('data',), to='varying')
+        params = jax.tree.map(vary, params)
+      gradient = jax.grad(loss)(params, data)
+      return jax.tree.map(lambda y: y[None], gradient)
+
+    with jax.sharding.use_abstract_mesh(mesh):
+      sharded = jax.shard_map(
+          over_devices,
+          mesh=mesh,
+          in_specs=(P(), P('data')),
+          out_specs=P('data') if params_vary else P(),
+      )
+      return params, jax.make_jaxpr(sharded)(params, data).jaxpr
+
+  def assert_sums_gradients_of_parameters_only(self, case):
+    if not abstract_gpu.RUNS:
+      with self.assertRaisesRegex(NotImplementedError, 'need jax >= 0.11'):
+        params, data, loss = case.problem(batch=2 * LOCAL_BATCH, features=8)
+        jax.eval_shape(jax.grad(loss), params, data)
+      return
+    # Each device has its own copy of the parameters: nothing is to be summed.
+    _, jaxpr = self.trace(case, params_vary=True)
+    self.assertEmpty(collectives(jaxpr))
+    params, jaxpr = self.trace(case, params_vary=False)
+    summed = [shape for _, shape in collectives(jaxpr)]
+    for shape in summed:
+      self.assertNotIn(LOCAL_BATCH, shape)
+    # Both directions of a layer have their parameters joined first, and a
+    # number that all features share is then one for each.
+    size = sum(p.size for p in jax.tree.leaves(params))
+    joined = 16 if 'bidirectional' in case.form else 0
+    self.assertBetween(sum(map(math.prod, summed)), size, size + 4 * joined)
+
+
+class TwoLevelsTest(Kernels):
+
+  @parameterized.parameters(*rnnzoo.LAYERS)
+  def test_two_levels(self, layer):
+    self.assert_sums_gradients_of_parameters_only(
+        sharded_cases.Case(layer, 'two', 'plain', 'pallas')
+    )
+
+
+@pytest.mark.slow
+class AllKernelsTest(Kernels):
+
+  @parameterized.product(
+      layer=tuple(rnnzoo.LAYERS),
+      form=tuple(sharded_cases.FORMS),
+      call=sharded_cases.CALLS,
+  )
+  def test_all(self, layer, form, call):
+    self.assert_sums_gradients_of_parameters_only(
+        sharded_cases.Case(layer, form, call, 'pallas')
+    )
+
+
+if __name__ == '__main__':
+  absltest.main()

@@ -1,0 +1,310 @@
+"""Stacks, layers in both directions, and the classifier on top of them."""
+
+import functools
+
+from absl.testing import absltest
+from absl.testing import parameterized
+from flax import nnx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import rnnzoo
+from rnnzoo import models
+from tests.testing import random_layers
+from tests.testing import reference
+
+BATCH, TIME, IN, FEATURES = 3, 5, 4, 4
+LENGTHS = np.array([5, 2, 0], np.int32)
+
+rng = np.random.default_rng(0)
+x = rng.standard_normal((BATCH, TIME, IN)).astype(np.float32)
+valid = np.arange(TIME) < LENGTHS[:, None]
+reset = rng.random((BATCH, TIME)) < 0.3
+
+close = functools.partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-6)
+equal = np.testing.assert_array_equal
+
+
+def make(layer=rnnzoo.GRU, **options):
+  return random_layers.make(rnnzoo.Stack, layer, IN, FEATURES, **options)
+
+
+def carry_of(module, *batch_shape):
+  """A random carry with the structure of the module's own."""
+  draw = lambda c: rng.standard_normal(c.shape).astype(np.float32)
+  return jax.tree.map(draw, module.initial_carry(batch_shape))
+
+
+class StackTest(parameterized.TestCase):
+
+  def test_is_one_layer_over_another(self):
+    stack = make(rnnzoo.LSTM, num_layers=2)
+    carry = carry_of(stack, BATCH)
+
+    @reference.jit
+    def run(stack, carry):
+      options = {'reset': reset, 'seq_lengths': LENGTHS}
+      got = stack.unroll(x, initial_carry=carry, **options)
+      first, y = stack.layers[0].unroll(x, initial_carry=carry[0], **options)
+      second, y = stack.layers[1].unroll(y, initial_carry=carry[1], **options)
+      return got, ((first, second), y)
+
+    jax.tree.map(equal, *run(stack, carry))
+
+  def test_one_factory_for_each_level(self):
+    factories = [
+        rnnzoo.LSTM,
+        functools.partial(rnnzoo.Bidirectional, rnnzoo.GRU),
+        functools.partial(rnnzoo.SLSTM, num_heads=1),
+    ]
+    stack = make(factories, num_layers=3)
+    kinds = [type(level) for level in stack.layers]
+    self.assertEqual(kinds, [rnnzoo.LSTM, rnnzoo.Bidirectional, rnnzoo.SLSTM])
+    self.assertEqual(stack.layers[2].in_features, 2 * FEATURES)
+    self.assertEqual(stack.out_features, FEATURES)
+    shapes = jax.tree.map(jnp.shape, stack.initial_carry((7,)))
+    self.assertEqual(
+        jax.tree.map(len, shapes, is_leaf=lambda c: c and type(c[0]) is int),
+        ((2, 2), ((2,), (2,)), (2, 2, 2, 2)),
+    )
+
+  @parameterized.parameters(
+      {},
+      {'norm': 'layer', 'residual': True},
+      {'norm': 'batch', 'num_layers': 1},
+  )
+  def test_steps_are_an_unroll(self, **options):
+    stack = make(**({'num_layers': 2} | options))
+    carry = carry_of(stack, BATCH)
+
+    @reference.jit
+    def run(stack, carry):
+      want = stack.unroll(x, initial_carry=carry, reset=reset)
+      outputs = []
+      for t in range(TIME):
+        carry, y = stack.step(carry, x[:, t], reset=reset[:, t])
+        outputs.append(y)
+      return (carry, jnp.stack(outputs, axis=1)), want
+
+    jax.tree.map(close, *run(stack, carry))
+
+  @parameterized.product(
+      norm=(None, 'layer'), residual=(False, True), time_major=(False, True)
+  )
+  def test_padding(self, norm, residual, time_major):
+    stack = make(num_layers=2, norm=norm, residual=residual)
+    swap = (lambda a: a.swapaxes(0, 1)) if time_major else lambda a: a
+
+    @reference.jit
+    def run(stack, x):
+      def loss(x):
+        final, y = stack.unroll(
+            swap(x), seq_lengths=LENGTHS, time_major=time_major
+        )
+        return jnp.sum(y**2), (final, swap(y))
+
+      gradient, (final, y) = jax.grad(loss, has_aux=True)(x)
+      return gradient, final, y, stack.unroll(x[1, : LENGTHS[1]])
+
+    bad = np.where(valid[..., None], x, np.nan)
+    gradient, final, y, (short, outputs) = run(stack, bad)
+    close(y[1, : LENGTHS[1]], outputs)
+    equal(np.asarray(y)[~valid], 0)
+    jax.tree.map(lambda a, b: close(a[1], b), final, short)
+    equal(np.asarray(gradient)[~valid], 0)
+    self.assertTrue(np.isfinite(gradient).all())
+
+  def test_residual_where_sizes_agree(self):
+    plain = random_layers.make(rnnzoo.Stack, rnnzoo.GRU, 3, 4, num_layers=2)
+    residual = random_layers.make(
+        rnnzoo.Stack, rnnzoo.GRU, 3, 4, num_layers=2, residual=True
+    )
+    below = plain.layers[0](x[..., :3])
+    want = below + plain.layers[1](below)
+    close(residual(x[..., :3]), want)
+
+
+class DropoutTest(parameterized.TestCase):
+
+  def test_needs_rngs(self):
+    stack = make(num_layers=2, dropout_rate=0.5)
+    want = make(num_layers=2)(x)
+    equal(stack(x), want)
+    dropped = stack(x, rngs=nnx.Rngs(dropout=0))
+    self.assertGreater(np.abs(dropped - want).max(), 1e-3)
+    equal(stack(x, rngs=nnx.Rngs(dropout=0)), dropped)
+
+  def test_none_above_the_last(self):
+    stack = make(num_layers=1, dropout_rate=0.5)
+    equal(stack(x, rngs=nnx.Rngs(dropout=0)), stack(x))
+
+  @parameterized.product(shared=(False, True), time_major=(False, True))
+  def test_masks(self, shared, time_major):
+    # The upper layer passes its input on, nearly: h' = x + 0 h for x >= 0.
+    stack = random_layers.make(
+        rnnzoo.Stack,
+        rnnzoo.IndRNN,
+        32,
+        32,
+        num_layers=2,
+        dropout_rate=0.25,
+        share_dropout_over_time=shared,
+    )
+    for layer in stack.layers:
+      layer.kernel[...] = jnp.eye(32)[None]
+      layer.bias[...] = jnp.zeros((1, 32))
+      layer.recurrent_kernel[...] = jnp.zeros((1, 32, 1, 1))
+    shape = (TIME, 20, 32) if time_major else (20, TIME, 32)
+    y = stack(jnp.ones(shape), rngs=nnx.Rngs(dropout=0), time_major=time_major)
+    y = np.asarray(y.swapaxes(0, 1) if time_major else y)
+    self.assertSetEqual(set(np.unique(y)), {0, np.float32(1 / 0.75)})
+    self.assertBetween(np.mean(y == 0), 0.2, 0.3)
+    is_same = (y == y[:, :1]).all()
+    self.assertEqual(is_same, shared)
+    self.assertFalse((y == y[:1]).all())  # One mask for each sequence.
+
+
+class NormTest(parameterized.TestCase):
+
+  def statistics(self, stack):
+    return stack.norms[0].mean[...], stack.norms[0].var[...]
+
+  def fresh(self, **options):
+    return rnnzoo.Stack(
+        rnnzoo.GRU, IN, FEATURES, norm='batch', rngs=nnx.Rngs(0), **options
+    )
+
+  def test_layer(self):
+    stack = rnnzoo.Stack(
+        rnnzoo.GRU, IN, FEATURES, norm='layer', rngs=nnx.Rngs(0)
+    )
+    y = np.asarray(stack(x))
+    np.testing.assert_allclose(y.mean(-1), np.zeros((BATCH, TIME)), atol=1e-5)
+
+  def test_batch_statistics_leave_padding_out(self):
+    stack = self.fresh()
+    h = np.asarray(stack.layers[0](x, seq_lengths=LENGTHS))[valid]
+    y = np.asarray(stack(x, seq_lengths=LENGTHS, rngs=nnx.Rngs(0)))
+    want = (h - h.mean(0)) / np.sqrt(h.var(0) + 1e-5)
+    np.testing.assert_allclose(y[valid], want, rtol=1e-4, atol=1e-4)
+    equal(y[~valid], 0)
+    mean, var = self.statistics(stack)
+    np.testing.assert_allclose(mean, 0.01 * h.mean(0), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(var, 0.99 + 0.01 * h.var(0), rtol=1e-4)
+
+  def test_batch_without_rngs_changes_nothing(self):
+    stack = self.fresh()
+    y = stack(x)
+    equal(self.statistics(stack), (np.zeros(FEATURES), np.ones(FEATURES)))
+    close(y, stack.layers[0](x) / np.sqrt(np.float32(1 + 1e-5)))
+
+  def test_batch_under_jit(self):
+    stack = self.fresh(num_layers=2)
+
+    @nnx.jit
+    def train_step(stack, x, rngs):
+      return stack(x, rngs=rngs)
+
+    train_step(stack, x, nnx.Rngs(0))
+    self.assertGreater(np.abs(self.statistics(stack)[0]).max(), 1e-5)
+
+  def test_batch_without_a_valid_step_changes_no_average(self):
+    stack = rnnzoo.Stack(
+        rnnzoo.GRU, IN, FEATURES, norm='batch', rngs=nnx.Rngs(0)
+    )
+    x = jnp.ones((2, 3, IN))
+    stack(x, seq_lengths=jnp.zeros(2, int), rngs=nnx.Rngs(1))
+    np.testing.assert_array_equal(stack.norms[0].mean[...], 0)
+    np.testing.assert_array_equal(stack.norms[0].var[...], 1)
+
+  @parameterized.parameters('layer', 'batch')
+  def test_keeps_the_dtype(self, norm):
+    stack = rnnzoo.Stack(
+        rnnzoo.GRU,
+        FEATURES,
+        FEATURES,
+        norm=norm,
+        residual=True,
+        dtype=jnp.bfloat16,
+        rngs=nnx.Rngs(0),
+    )
+    y = stack(jnp.ones((2, 3, FEATURES)), rngs=nnx.Rngs(1))
+    self.assertEqual(y.dtype, jnp.bfloat16)
+
+
+class BidirectionalTest(parameterized.TestCase):
+
+  @parameterized.product(reverse=(False, True))
+  def test_is_two_layers(self, reverse):
+    pair = random_layers.make(rnnzoo.Bidirectional, rnnzoo.LSTM, IN, FEATURES)
+    carry = carry_of(pair, BATCH)
+
+    @reference.jit
+    def run(pair, carry):
+      options = {'reset': reset, 'seq_lengths': LENGTHS}
+      got = pair.unroll(x, initial_carry=carry, reverse=reverse, **options)
+      first, y = pair.forward.unroll(
+          x, initial_carry=carry[0], reverse=reverse, **options
+      )
+      second, z = pair.backward.unroll(
+          x, initial_carry=carry[1], reverse=not reverse, **options
+      )
+      return got, ((first, second), jnp.concatenate([y, z], axis=-1))
+
+    jax.tree.map(equal, *run(pair, carry))
+
+  def test_padding(self):
+    pair = random_layers.make(rnnzoo.Bidirectional, rnnzoo.GRU, IN, FEATURES)
+    f = reference.jit(lambda pair: pair(x, seq_lengths=LENGTHS))
+    alone = reference.jit(lambda pair: pair(x[1, :2]))
+    close(f(pair)[1, :2], alone(pair))
+    equal(f(pair)[1, 2:], 0)
+
+  def test_directions_have_their_own_parameters(self):
+    pair = rnnzoo.Bidirectional(rnnzoo.GRU, IN, FEATURES, rngs=nnx.Rngs(0))
+    self.assertNotAlmostEqual(
+        float(pair.forward.kernel[0, 0, 0]),
+        float(pair.backward.kernel[0, 0, 0]),
+    )
+
+  def test_in_a_stack(self):
+    stack = make(
+        functools.partial(rnnzoo.Bidirectional, rnnzoo.GRU), num_layers=2
+    )
+    self.assertEqual(stack.out_features, 2 * FEATURES)
+    self.assertEqual(stack.layers[1].in_features, 2 * FEATURES)
+    want = stack.layers[1](stack.layers[0](x))
+    close(stack(x), want)
+    with self.assertRaises(NotImplementedError):
+      stack.step(stack.initial_carry((BATCH,)), x[:, 0])
+
+
+class SequenceClassifierTest(parameterized.TestCase):
+
+  def test_refuses_a_backward_half_that_saw_one_step(self):
+    backbone = rnnzoo.Bidirectional(rnnzoo.GRU, IN, FEATURES, rngs=nnx.Rngs(0))
+    with self.assertRaisesRegex(ValueError, 'final carries'):
+      models.SequenceClassifier(backbone, num_classes=7, rngs=nnx.Rngs(0))
+
+  def test_reads_the_last_valid_output(self):
+    backbone = make(num_layers=2)
+    model = models.SequenceClassifier(backbone, num_classes=7, rngs=nnx.Rngs(0))
+    lengths = np.array([5, 2, 1], np.int32)
+    y = backbone(x)
+    want = model.head(y[np.arange(BATCH), lengths - 1])
+    close(model(x, seq_lengths=lengths), want)
+    close(model(x), model.head(y[:, -1]))
+    close(model(x[0]), model.head(y[0, -1]))
+    self.assertEqual(want.shape, (BATCH, 7))
+
+  def test_passes_rngs_on(self):
+    model = models.SequenceClassifier(
+        make(num_layers=2, dropout_rate=0.5), 7, rngs=nnx.Rngs(0)
+    )
+    difference = model(x, rngs=nnx.Rngs(dropout=0)) - model(x)
+    self.assertGreater(np.abs(difference).max(), 1e-4)
+
+
+if __name__ == '__main__':
+  absltest.main()

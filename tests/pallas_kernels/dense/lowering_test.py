@@ -1,0 +1,279 @@
+"""Kernels for dense recurrences lower to CUDA without a GPU.
+
+They cannot be interpreted, so besides a GPU this is all that sees them whole:
+every cell, every way in which a head's units are spread over the GPU, and what
+calls are made of.
+"""
+
+import functools
+import re
+
+from absl.testing import absltest
+from absl.testing import parameterized
+from flax import nnx
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+
+import rnnzoo
+from tests.pallas_kernels.streaming import lowering_test
+from tests.testing import abstract_gpu
+
+H200, B200 = lowering_test.H200, lowering_test.B200
+LAUNCH = re.compile(r'custom_call @mosaic_gpu')
+aval = jax.ShapeDtypeStruct
+gradient = lowering_test.gradient
+
+CLIP = {'recurrent_gradient_clip': 1.0}
+STOP = {'stop_recurrent_gradient': True}
+GATED = {'gated': True}
+heads = lambda n: {'num_heads': n}
+
+# (layer, options, dtype, (batch, time, features), what else). Heads of up to 64
+# units (of A-GRU in 16 bits 128) are one CTA's, those of up to 512 a cluster's,
+# and larger ones are a cluster's or spread over the GPU.
+LAYERS = (
+    ('LSTM', {}, 'float32', (3, 13, 8), 'reset mask'),
+    ('LSTM', heads(2), 'bfloat16', (16, 5, 48), 'reverse'),
+    ('GRU', {}, 'float16', (1, 1, 40), 'time_major lengths'),
+    ('GRU', heads(4), 'float32', (64, 3, 256), 'reset reverse'),
+    ('SLSTM', heads(3), 'bfloat16', (3, 5, 15), 'mask time_major'),
+    ('AGRU', {}, 'float32', (3, 13, 24), 'reset lengths reverse'),
+    ('Elman', {'activation': 'relu'}, 'float16', (16, 13, 64), 'mask'),
+    ('AntisymmetricRNN', {}, 'float32', (3, 13, 12), 'time_major'),
+    ('LSTM', STOP, 'float32', (3, 13, 64), 'reset'),
+    ('SLSTM', {'use_bias': False}, 'float32', (3, 5, 384), 'reset lengths'),
+    ('AGRU', {}, 'bfloat16', (16, 5, 128), 'reset time_major'),
+    ('Elman', {}, 'float32', (3, 13, 200), 'reverse'),
+    ('LSTM', CLIP, 'float16', (64, 5, 256), 'lengths reverse time_major'),
+    ('AntisymmetricRNN', GATED, 'bfloat16', (64, 3, 256), 'reset mask'),
+    ('GRU', CLIP, 'float32', (1, 13, 512), 'mask'),
+    ('AGRU', STOP, 'float16', (1, 5, 500), 'reverse'),
+    ('Elman', {}, 'bfloat16', (16, 5, 512), 'reset lengths time_major'),
+    ('SLSTM', heads(2), 'bfloat16', (3, 1, 1536), 'reset'),
+    ('AGRU', CLIP, 'float32', (3, 3, 768), 'reset lengths reverse'),
+    ('AntisymmetricRNN', GATED, 'float16', (1, 5, 1024), 'time_major'),
+    ('GRU', STOP, 'bfloat16', (16, 5, 1024), 'mask time_major'),
+    ('LSTM', {}, 'float32', (16, 3, 768), ''),
+    ('AGRU', {}, 'bfloat16', (5, 3, 600), 'reset'),
+)
+
+
+def named():
+  """Yields the cases with names, and the GPUs in turn."""
+  for i, (layer, options, dtype, sizes, flags) in enumerate(LAYERS):
+    size = 'x'.join(map(str, sizes))
+    parts = (layer, *options, dtype, size, *flags.split())
+    kind = (H200, B200)[i % 2]
+    yield '_'.join(parts), kind, layer, options, dtype, sizes, flags
+
+
+class DenseLoweringTest(parameterized.TestCase):
+
+  def lowers(self, f, *args, kernels=2):
+    self.assertEqual(self.launches(f, *args), kernels)
+
+  def launches(self, f, *args):
+    return len(LAUNCH.findall(abstract_gpu.lower(f, *args)))
+
+  @parameterized.named_parameters(*named())
+  def test_layer(self, kind, layer, options, dtype, sizes, flags):
+    f, args = gradient(layer, options, dtype, sizes, flags)
+    with abstract_gpu.device(self, kind):
+      self.lowers(f, *args)
+
+  def test_in_pieces(self):
+    # What 64 sequences publish in a step is more than shared memory holds.
+    f, args = gradient('AGRU', {}, 'float32', (64, 3, 768), 'reset')
+    with abstract_gpu.device(self, H200):
+      self.assertGreater(self.launches(f, *args), 2)
+
+  @parameterized.parameters(
+      ('float32', 'bfloat16', 64, False),
+      ('bfloat16', 'float32', 256, True),
+      ('float16', 'float16', 768, False),
+  )
+  def test_unroll(self, x_dtype, kernel_dtype, features, reverse):
+    """Several outputs in float32, whatever is multiplied."""
+    cell = rnnzoo.LSTMCell()
+    x_gates = aval((3, 5, 4, features), jnp.dtype(x_dtype))
+    kernel = aval((4, 1, features, features), jnp.dtype(kernel_dtype))
+    carry = (aval((3, features), jnp.float32),) * 2
+
+    def loss(x_gates, kernel, carry, restart, reset):
+      final, carries = rnnzoo.unroll_carries(
+          cell,
+          {},
+          x_gates,
+          kernel,
+          carry,
+          reset=reset,
+          restart_carry=restart,
+          reverse=reverse,
+          implementation='pallas',
+      )
+      self.assertEqual({y.dtype for y in carries}, {jnp.dtype('float32')})
+      return sum(jnp.sum(y**2) for y in (*final, *carries))
+
+    f = jax.grad(loss, (0, 1, 2, 3))
+    with abstract_gpu.device(self, H200):
+      self.lowers(f, x_gates, kernel, carry, carry, aval((3, 5), bool))
+
+  @parameterized.parameters(('GRU', 24), ('LSTM', 96), ('AGRU', 640))
+  def test_both_directions(self, name, features):
+    layer = nnx.eval_shape(
+        lambda: rnnzoo.Bidirectional(
+            rnnzoo.LAYERS[name],
+            3,
+            features,
+            dtype='bfloat16',
+            implementation='pallas',
+            rngs=nnx.Rngs(0),
+        )
+    )
+    graphdef, state = nnx.split(layer)
+
+    def loss(state, x, reset):
+      y = nnx.merge(graphdef, state)(x, reset=reset)
+      return jnp.sum(y.astype(jnp.float32) ** 2)
+
+    args = state, aval((9, 5, 3), jnp.float32), aval((9, 5), bool)
+    with abstract_gpu.device(self, H200):
+      self.lowers(jax.grad(loss), *args)
+
+  @parameterized.parameters(('AGRU', 24), ('GRU', 96), ('LSTM', 768))
+  def test_vmap(self, name, features):
+    f, args = gradient(name, {}, 'bfloat16', (2, 3, features), 'reset')
+    state, x, *rest = args
+    many = lambda tree: jax.tree.map(
+        lambda v: aval((3, *v.shape), v.dtype), tree
+    )
+    with abstract_gpu.device(self, H200):
+      over_batch = jax.vmap(f, (None, 0, None, None, None))
+      self.lowers(over_batch, state, many(x), *rest)
+      over_parameters = jax.vmap(f, (0, None, None, None, None))
+      self.lowers(over_parameters, many(state), x, *rest)
+
+  @parameterized.parameters(('SLSTM', 32), ('AGRU', 768))
+  def test_checkpoint(self, name, features):
+    make = lambda: rnnzoo.LAYERS[name](
+        4, features, implementation='pallas', rngs=nnx.Rngs(0)
+    )
+    graphdef, state = nnx.split(nnx.eval_shape(make))
+
+    @jax.checkpoint
+    def layer(state, x):
+      return nnx.merge(graphdef, state)(x)
+
+    loss = lambda state, x: jnp.sum(layer(state, x) ** 2)
+    with abstract_gpu.device(self, B200):
+      # The forward pass without what the adjoint needs, and with it.
+      x = aval((2, 13, 4), jnp.float32)
+      self.lowers(jax.grad(loss), state, x, kernels=3)
+
+  def test_x64(self):
+    # Literals of Python and indices are 64 bits wide then.
+    with jax.enable_x64(True), abstract_gpu.device(self, H200):
+      for name, features in (('SLSTM', 32), ('AGRU', 768)):
+        f, args = gradient(name, {}, 'float32', (2, 5, features), 'reset')
+        self.lowers(f, *args)
+
+  @parameterized.parameters(
+      ('GRU', 8, True, True),
+      ('AGRU', 768, True, False),
+      ('LSTM', 8, False, True),
+      ('SLSTM', 16, False, True),
+  )
+  def test_shard_map(self, name, features, flags, check_vma):
+    mesh = abstract_gpu.mesh(H200)
+    make = lambda: rnnzoo.LAYERS[name](
+        4,
+        features,
+        learn_initial_carry=True,
+        implementation='pallas',
+        rngs=nnx.Rngs(0),
+    )
+    graphdef, state = nnx.split(nnx.eval_shape(make))
+    sharded = jax.shard_map(
+        lambda state, x, reset: nnx.merge(graphdef, state)(
+            x, reset=reset if flags else None
+        ),
+        mesh=mesh,
+        in_specs=(P(), P('data'), P('data')),
+        out_specs=P('data'),
+        check_vma=check_vma,
+    )
+    loss = lambda state, x, reset: jnp.sum(sharded(state, x, reset) ** 2)
+    x, reset = aval((4, 13, 4), jnp.float32), aval((4, 13), bool)
+    with abstract_gpu.device(self, H200):
+      with jax.sharding.use_abstract_mesh(mesh):
+        self.lowers(jax.grad(loss, (0, 1)), state, x, reset)
+
+  @parameterized.product(
+      name=('LSTM', 'SLSTM', 'GRU'), kind=('Auto', 'Explicit')
+  )
+  def test_under_a_mesh(self, name, kind):
+    f, args = gradient(name, {}, 'float32', (2, 5, 8), '')
+    with abstract_gpu.device(self, H200):
+      with jax.sharding.use_abstract_mesh(abstract_gpu.mesh(H200, kind)):
+        self.lowers(f, *args)
+
+
+class RefusalTest(parameterized.TestCase):
+
+  def refuses(self, message, cell, x_gates, kernel):
+    """'pallas' says why it cannot run, and another path takes over."""
+    batch, time, _, features = x_gates.shape
+    carry = (aval((batch, features), jnp.float32),) * len(cell.carry_names)
+
+    def run(implementation):
+      f = functools.partial(
+          rnnzoo.unroll, cell, {}, implementation=implementation
+      )
+      return jax.eval_shape(f, x_gates, kernel, carry)
+
+    with abstract_gpu.device(self, H200):
+      if not abstract_gpu.RUNS:
+        run('pallas')
+      with self.assertRaisesRegex(
+          NotImplementedError, f"{message}.*'scan' runs everywhere"
+      ):
+        run('pallas')
+      _, h = run(('pallas', 'scan'))
+      self.assertEqual(h.shape, (batch, time, features))
+
+  @parameterized.parameters(('float32', 1024), ('bfloat16', 4096))
+  def test_too_large_a_head(self, dtype, size):
+    self.refuses(
+        f'cannot hold a recurrent kernel of 1 heads of {size} units',
+        rnnzoo.LSTMCell(),
+        aval((1, 3, 4, size), jnp.dtype(dtype)),
+        aval((4, 1, size, size), jnp.dtype(dtype)),
+    )
+
+  @parameterized.parameters('highest', 'float32')
+  def test_highest_precision(self, precision):
+    x_gates = aval((2, 3, 1, 16), jnp.float32)
+    kernel = aval((1, 2, 8, 8), jnp.bfloat16)
+    message = f"jax_default_matmul_precision is '{precision}'"
+    with jax.default_matmul_precision(precision):
+      self.refuses(message, rnnzoo.ElmanCell(), x_gates, kernel)
+
+  def test_precision_of_two_bytes(self):
+    # Products of bfloat16 are exact in any case.
+    f, args = gradient('Elman', {}, 'bfloat16', (2, 3, 16))
+    with jax.default_matmul_precision('highest'):
+      with abstract_gpu.device(self, H200):
+        jax.eval_shape(f, *args)
+
+  def test_too_many_elements(self):
+    self.refuses(
+        r'take up to 2\^31 elements of gates.*split the batch',
+        rnnzoo.LSTMCell(),
+        aval((64, 2**17, 4, 64), jnp.bfloat16),
+        aval((4, 1, 64, 64), jnp.bfloat16),
+    )
+
+
+if __name__ == '__main__':
+  absltest.main()

@@ -1,0 +1,274 @@
+"""How dense recurrences are cut: every cut fits the GPU and covers the work."""
+
+import itertools
+import types
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pallas_kernels import targets
+import rnnzoo
+from tests.testing import abstract_gpu
+
+if abstract_gpu.RUNS:
+  from pallas_kernels.dense import kernel_call
+  from pallas_kernels.dense import op as dense_op
+  from pallas_kernels.dense import operand
+  from pallas_kernels.dense import thread_layout
+
+CORES = 132
+SHARED_MEMORY = 227 * 1024  # Bytes of a CTA on Hopper and Blackwell.
+SIZES = (8, 24, 40, 64, 72, 96, 128, 200, 256, 264, 384, 512, 720, 768, 1024)
+FEW_SIZES = (40, 264, 720, 1024)
+BATCHES = (1, 9, 64, 256)
+
+
+class TwoEarlyGates(rnnzoo.TwoStageCell):
+  """A cell whose operand needs two gates, and whose third one is late."""
+
+  input_gates = recurrent_gates = 4
+  carry_names = ('h',)
+
+  def operand(self, params, x_gates, h_gates, carry):
+    del params
+    return (x_gates[0] + h_gates[0]) * (x_gates[1] + h_gates[1]) * carry[0]
+
+  def update(self, params, x_gates, h_gates, carry):
+    del params, carry
+    return (jnp.tanh(x_gates[2] + h_gates[2] + x_gates[3] + h_gates[3]),)
+
+
+class FiveGates(rnnzoo.Cell):
+
+  input_gates = recurrent_gates = 5
+  carry_names = ('h',)
+
+  def update(self, params, x_gates, h_gates, carry):
+    del params, carry
+    return (jnp.tanh(sum(x_gates) + sum(h_gates)),)
+
+
+CELLS = {
+    'FiveGates': FiveGates(),
+    'LSTM': rnnzoo.LSTMCell(),
+    'AGRU': rnnzoo.AGRUCell(),
+    'Elman': rnnzoo.ElmanCell(),
+    'TwoEarlyGates': TwoEarlyGates(),
+}
+
+
+def call_of(cell, dtype, batch, heads, size):
+  """Returns a call and what its plans depend on besides."""
+  unpacked = lambda method: lambda theta, *args: method(
+      dict(zip(cell.param_names, theta, strict=True)), *args
+  )
+  call = dense_op.Call(
+      unpacked(cell.update),
+      unpacked(cell.operand) if hasattr(cell, 'operand') else None,
+      len(cell.param_names),
+      (batch, 10, heads, size),
+      False,
+      False,
+      False,
+      1,
+      jnp.dtype(dtype),
+      None,
+      False,
+      targets.Target(CORES, False),
+  )
+  gates = cell.input_gates
+  x = jax.ShapeDtypeStruct((batch, 10, gates, heads * size), dtype)
+  kernel = jax.ShapeDtypeStruct(
+      (cell.recurrent_gates, heads, size, size), dtype
+  )
+  return call, x, kernel, len(cell.carry_names), True
+
+
+class CutsTest(parameterized.TestCase):
+
+  def check(self, plan, ins, outs, products):
+    config, shape = plan.config, plan.shape
+    registers, size = kernel_call.needs(plan, ins, outs, products, config)
+    self.assertLessEqual(size, SHARED_MEMORY)
+    # Each thread has 65536 / threads registers, and needs some for the rest.
+    threads = 128 * config.warpgroups
+    self.assertLessEqual(registers, min(255, 65536 // threads) - 32)
+    self.assertTrue(config.columns == 4 or config.columns % 8 == 0)
+    self.assertEqual(config.units % 8, 0)
+    self.assertGreaterEqual(config.stages, 5)
+    # What a product sums over has to be in its operand.
+    for i, product in enumerate(products):
+      if product.late:
+        continue
+      sharing = kernel_call._sharing(products, i)
+      words = operand.Operand.words(config, shape, sharing, False)
+      for each in sharing:
+        parts = each.parts(config, shape)
+        elements = 32 * parts * each.blocks(config, shape)
+        self.assertLessEqual(
+            2 * elements * config.columns, 4 * words // config.slots
+        )
+    self.assertEqual(4 * config.warpgroups % config.sums, 0)
+    parts = shape.parts(config)
+    self.assertEqual(parts % config.cluster, 0)
+    self.assertGreaterEqual(parts * config.units, shape.size)
+    # Of each cluster at least one CTA has units: the others are waited for.
+    self.assertLess((parts - config.cluster) * config.units, shape.size)
+    if config.exchange == 'shared':
+      self.assertEqual(parts, 1)
+    elif config.exchange == 'cluster':
+      # More than 8 are not portable, and these GPUs have up to 16.
+      self.assertEqual(parts, config.cluster)
+      self.assertLessEqual(config.cluster, 16)
+    else:
+      slices = -(-shape.batch // config.columns)
+      # Clusters of more than two leave some multiprocessors over.
+      most = CORES if config.cluster <= 2 else CORES * 8 // 11
+      self.assertLessEqual(shape.heads * parts * slices, most)
+      self.assertLessEqual(config.cluster, 4)
+      self.assertEqual(config.columns % 8, 0)
+      # Between a product and the next operand all threads meet.
+      self.assertGreater(config.sums, 1)
+    return config.exchange
+
+  @parameterized.parameters(
+      *itertools.product(('LSTM', 'AGRU'), SIZES),
+      *itertools.product(('Elman', 'TwoEarlyGates'), FEW_SIZES),
+  )
+  def test_fits(self, cell, size):
+    if not abstract_gpu.RUNS:
+      return
+    found = set()
+    for dtype, batch in itertools.product(('float32', 'bfloat16'), BATCHES):
+      for heads in (1, 4) if size < 512 else (1,):
+        given = call_of(CELLS[cell], dtype, batch, heads, size)
+        found |= self._check_call(*given)
+    if size <= 64:
+      self.assertEqual(found, {'shared'})
+    elif size > 512:
+      self.assertLessEqual(found, {'cluster', 'device'})
+
+  @parameterized.parameters(
+      ('AGRU', 128, 16, 'shared'),
+      ('LSTM', 768, 16, 'device'),
+      ('LSTM', 768, 256, 'device'),
+      ('AGRU', 768, 16, 'cluster'),
+      ('AGRU', 1024, 16, 'device'),
+      ('Elman', 1024, 16, 'cluster'),
+      # Three heads would leave much of the device idle.
+      ('LSTM', 768, 256, 'cluster', 3),
+      ('LSTM', 768, 256, 'device', 4),
+      ('FiveGates', 600, 256, 'cluster', 4),
+  )
+  def test_exchange(self, cell, size, batch, expected, heads=1):
+    if not abstract_gpu.RUNS:
+      return
+    given = call_of(CELLS[cell], 'bfloat16', batch, heads, size)
+    plan = dense_op._forward_pieces(*given, True)[0].plan
+    self.assertEqual(plan.config.exchange, expected)
+
+  def _check_call(self, call, x, kernel, states, has_flags):
+    """Checks the plans of a call, or of its pieces."""
+    try:
+      pieces = dense_op._forward_pieces(
+          call, x, kernel, states, has_flags, True
+      )
+      adjoints = dense_op._backward_pieces(call, x, kernel, states, has_flags)
+    except NotImplementedError:
+      # Only 1024 units in float32 are too many for a GPU.
+      self.assertEqual((call.shape[3], x.dtype), (1024, jnp.float32))
+      return set()
+    for parts in pieces, adjoints:
+      self.assertEqual(sum(p.plan.shape.batch for p in parts), call.shape[0])
+    found = set()
+    # All but the last piece are alike.
+    for plan in (pieces[0].plan, pieces[-1].plan):
+      ins, outs = kernel_call.forward_streams(
+          plan, x.dtype, states, call.outputs, call.out_dtype, True
+      )
+      found.add(self.check(plan, ins, outs, plan.products(plan.config)))
+    for plan in (adjoints[0].plan, adjoints[-1].plan):
+      ins, outs = kernel_call.backward_streams(
+          plan, x.dtype, states, [call.out_dtype]
+      )
+      found.add(self.check(plan, ins, outs, plan.adjoints))
+    return found
+
+
+# Lanes of a warp, and of the quarter of one that moves 16 bytes each at once.
+LANES, QUARTER = np.arange(32), np.arange(8)
+
+
+def ways(first_bytes, size):
+  """Returns how many of a warp's accesses meet in one bank of shared memory."""
+  words = first_bytes[:, None] // 4 + np.arange(max(1, size // 4))
+  return np.bincount(np.unique(words) % 32).max()
+
+
+class TilesTest(parameterized.TestCase):
+
+  def tile(self, units, columns, size):
+    """Returns a function (column, unit) -> byte, and the bytes of a tile."""
+    config = thread_layout.Config('shared', columns, units, 1)
+    place = thread_layout.Cta.place_in_tile
+    made = types.SimpleNamespace(config=config)
+    total = columns * thread_layout.pitch(config, size)
+    return lambda column, unit: place(made, size, column, unit), total
+
+  @parameterized.product(
+      units=(*range(8, 72, 8), 104, 128), columns=(4, 8, 16, 64), size=(2, 4)
+  )
+  def test_places_are_distinct(self, units, columns, size):
+    if not abstract_gpu.RUNS:
+      return
+    place, total = self.tile(units, columns, size)
+    column, unit = np.indices((columns, units))
+    at = place(column, unit)
+    self.assertLen(np.unique(at), at.size)
+    self.assertGreaterEqual(at.min(), 0)
+    self.assertLessEqual(at.max() + size, total)
+    # 16 bytes of a column stay together, for copies.
+    starts = at[:, :: 16 // size]
+    np.testing.assert_array_equal(starts % 16, 0)
+    np.testing.assert_array_equal(
+        at, np.repeat(starts, 16 // size, 1) + unit * size % 16
+    )
+
+  @parameterized.product(units=(*range(8, 72, 8), 104, 128), size=(2, 4))
+  def test_banks(self, units, size):
+    if not abstract_gpu.RUNS:
+      return
+    place, _ = self.tile(units, 16, size)
+    most = {'fragment': 0, 'octet': 0, 'chunk': 0}
+
+    def see(name, at, size):
+      most[name] = max(most[name], ways(at, size))
+
+    # As tensor cores leave sums: 8 units of 4 columns.
+    for unit, pair in itertools.product(range(0, units, 8), range(2)):
+      at = place(2 * (LANES & 3) + pair, unit + (LANES >> 2))
+      see('fragment', at, size)
+    # As they are dealt to threads else: 4 units of 8 columns.
+    for unit in range(0, units, 4):
+      see('octet', place(LANES & 7, unit + (LANES >> 3)), size)
+    # As they are copied.
+    row = -(-units * size // 16)
+    for first in range(0, 8 * row, 8):
+      chunk = first + QUARTER
+      at = place(chunk // row, chunk % row * (16 // size))
+      see('chunk', at, 16)
+    # Two at most; columns of 64 or 128 bytes have none, but for fragments that
+    # are 32 bytes long.
+    self.assertLessEqual(max(most.values()), 2)
+    if units in (32, 64):
+      self.assertEqual(most['octet'], 1)
+      self.assertEqual(most['chunk'], 1)
+    if units in (32, 64) and size == 2:
+      self.assertEqual(most['fragment'], 1)
+
+
+if __name__ == '__main__':
+  absltest.main()

@@ -1,0 +1,496 @@
+"""GPU kernels, interpreted on a CPU, against float64.
+
+The same bodies that a GPU runs, with its memories and barriers imitated: wrong
+indices, wrong derivatives and waiting for ever show here, races where a test
+looks for them and the accuracy of fast instructions not at all.
+`jax.checkpoint` is tested by lowering only, since interpreted kernels have
+effects that it does not take.
+"""
+
+import contextlib
+import functools
+import itertools
+import math
+import types
+from unittest import mock
+
+from absl.testing import absltest
+from absl.testing import parameterized
+from flax import nnx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import rnnzoo
+from rnnzoo.engines import selection
+from tests.testing import abstract_gpu
+from tests.testing import comparison
+from tests.testing import random_layers
+
+if abstract_gpu.RUNS:
+  from pallas_kernels import targets
+  from pallas_kernels.mosaic import affine_maps
+  from pallas_kernels.streaming import handoff_ctas
+  from pallas_kernels.streaming import projected
+  from pallas_kernels.streaming import time_blocks
+  from pallas_kernels.streaming import tuning
+
+# As layers_test.TOLERANCE, for more steps. Kernels read gates and, in the
+# backward pass, h rounded to bfloat16: one more rounding each, 4 u and 6 u.
+TOLERANCE = {'float32': (2e-6, 4e-6), 'bfloat16': (1.6e-2, 2.4e-2)}
+
+# With relu, a pre-activation that rounds across zero changes the gradient by
+# its whole size: of 2^-8 of them, which is 2^-4 in the norm.
+RELU = {'float32': (2e-6, 4e-6), 'bfloat16': (1.6e-2, 6.3e-2)}
+
+# (layer, options, dtype, (batch, time, features), what else).
+POSITIVE, TANH = {'candidate': 'positive'}, {'activation': 'tanh'}
+DIAGONAL = {'num_heads': 8}
+CASES = (
+    ('MinGRU', POSITIVE, 'float32', (2, 21, 130), 'reset mask time_major'),
+    ('MinGRU', {}, 'bfloat16', (1, 130, 8), 'lengths reverse time_major'),
+    ('MinGRU', {}, 'float32', (1, 1, 1), ''),
+    ('MinGRU', {'use_bias': False}, 'bfloat16', (1, 40, 136), 'reset mask'),
+    ('MinLSTM', {}, 'float32', (2, 5, 256), 'lengths'),
+    ('MinLSTM', POSITIVE, 'float32', (2, 21, 8), 'reset reverse time_major'),
+    ('MinLSTM', {}, 'bfloat16', (3, 13, 130), 'reset mask'),
+    ('MinLSTM', POSITIVE, 'bfloat16', (1, 20, 1), 'reset reverse'),
+    ('IndRNN', {}, 'float32', (3, 13, 130), 'reset mask reverse'),
+    ('IndRNN', TANH, 'float32', (3, 21, 8), 'lengths time_major'),
+    ('IndRNN', TANH, 'bfloat16', (2, 9, 130), 'reset reverse'),
+    ('IndRNN', {}, 'float32', (1, 67, 1), ''),
+    ('IndRNN', {}, 'bfloat16', (2, 1, 256), 'reset'),
+    ('IRevRNN', {}, 'float32', (2, 5, 8), 'reset mask'),
+    ('IRevRNN', {'inner_steps': 1}, 'float32', (2, 21, 130), 'reverse'),
+    ('IRevRNN', {}, 'bfloat16', (2, 13, 256), 'lengths reverse'),
+    ('IRevRNN', {}, 'float32', (1, 9, 1), 'mask time_major'),
+    ('LSTM', DIAGONAL, 'float32', (2, 5, 8), 'reset mask reverse'),
+    ('GRU', DIAGONAL, 'float32', (2, 5, 8), 'reset lengths'),
+)
+
+
+def named():
+  """Yields the cases with names."""
+  for layer, options, dtype, sizes, flags in CASES:
+    size = 'x'.join(map(str, sizes))
+    values = (str(value) for value in options.values())
+    parts = (layer, *values, dtype, size, *flags.split())
+    yield '_'.join(parts), layer, options, dtype, sizes, flags
+
+
+class LayersTest(comparison.ComparisonTestCase):
+
+  @parameterized.named_parameters(*named())
+  def test_agrees_with_reference(self, layer, options, dtype, sizes, flags):
+    batch, time, features = sizes
+    case = comparison.Case(
+        rnnzoo.LAYERS[layer],
+        options,
+        'pallas',
+        dtype,
+        batch=batch,
+        time=time,
+        features=features,
+        scale=0.4,  # So that |u| < 1 and nothing grows with the length.
+        **dict.fromkeys(flags.split(), True),
+    )
+    tolerance = TOLERANCE
+    if layer in ('IndRNN', 'IRevRNN') and options != TANH:
+      tolerance = RELU
+    with abstract_gpu.interpreted(self):
+      self.compare(case, tolerance[dtype])
+
+
+class ProjectedTest(absltest.TestCase):
+
+  def test_no_races(self):
+    # Two blocks, each of more inputs than a ring holds.
+    layer = random_layers.make(
+        'MinGRU', 200, 8, dtype=jnp.bfloat16, implementation='pallas'
+    )
+    x = np.ones((1, 130, 200), jnp.bfloat16)
+    if not abstract_gpu.RUNS:
+      return
+    forward = mock.Mock(wraps=projected.forward)
+    with (
+        mock.patch.object(projected, 'forward', forward),
+        abstract_gpu.without_races(self),
+    ):
+      # With a derivative, gates leave by the buffer that h is computed from.
+      jax.block_until_ready(jax.vjp(layer, x)[0])
+    forward.assert_called_once()
+
+
+def adjoint(a, b, h0, reset, reverse, g):
+  """h, and the gradients of sum(g h) by a, b and h0: loops in float64."""
+  a, b, h0, g = (np.asarray(x, np.float64) for x in (a, b, h0, g))
+  time = a.shape[1]
+  before, h = np.zeros_like(b), np.zeros_like(b)
+  # reset[t] is the boundary between t-1 and t, whatever the direction.
+  boundary = np.roll(reset, -1, axis=1) if reverse else reset.copy()
+  if reverse:
+    boundary[:, -1] = False
+  keep = 1.0 - boundary[:, :, None]
+  order = range(time)[::-1] if reverse else range(time)
+  state = h0
+  for t in order:
+    before[:, t] = keep[:, t] * state
+    h[:, t] = state = a[:, t] * before[:, t] + b[:, t]
+  d_a, d_b = np.zeros_like(a), np.zeros_like(b)
+  d_state = np.zeros_like(h0)
+  for t in order[::-1]:
+    d_b[:, t] = d_state + g[:, t]
+    d_a[:, t] = d_b[:, t] * before[:, t]
+    d_state = keep[:, t] * a[:, t] * d_b[:, t]
+  return h, (d_a, d_b, d_state)
+
+
+def draw(batch, time, features, with_reset, dtype=np.float32):
+  """Returns a, b, h0, reset and weights; a has negatives, zeros and ones."""
+  rng = np.random.default_rng(0)
+  a = rng.uniform(-1.05, 1.05, (batch, time, features))
+  a[rng.random(a.shape) < 0.05] = 0
+  a[rng.random(a.shape) < 0.3] = 1
+  b, g = rng.standard_normal((2, batch, time, features))
+  h0 = rng.standard_normal((batch, features)).astype(np.float32)
+  reset = rng.random((batch, time)) < (0.1 if with_reset else 0)
+  return a.astype(dtype), b.astype(dtype), h0, reset, g.astype(dtype)
+
+
+def cut(rows, warpgroups, stages):
+  """Makes the kernels for linear recurrences cut their work in this way."""
+  if not abstract_gpu.RUNS:
+    return contextlib.nullcontext()
+  config = time_blocks.Config(
+      rows=rows, warpgroups=warpgroups, segments=1, stages=stages
+  )
+  return mock.patch.object(tuning, 'linear', lambda *_: config)
+
+
+# Rows of a block, warpgroups and stages.
+CUTS = ((4, 4, 2), (2, 2, 1), (8, 1, 1), (16, 2, 2))
+
+
+class LinearScanTest(parameterized.TestCase):
+
+  def check(self, sizes, dtype, with_reset, reverse):
+    a, b, h0, reset, g = draw(*sizes, with_reset, dtype)
+
+    def loss(a, b, h0):
+      h = rnnzoo.linear_scan(
+          a,
+          b,
+          h0,
+          reset=reset if with_reset else None,
+          reverse=reverse,
+          implementation='pallas',
+      )
+      return jnp.sum(g.astype(np.float32) * h), h
+
+    grad = jax.jit(jax.grad(loss, (0, 1, 2), has_aux=True))
+    gradients, h = grad(a, b, h0)
+    self.assertEqual(h.dtype, a.dtype)
+    want_h, want = adjoint(a, b, h0, reset, reverse, g)
+    # Summands in float32, rounded as they are written; in bfloat16 h is read
+    # rounded for d_a.
+    tolerance = 1e-2 if dtype == jnp.bfloat16 else 2e-6
+    self.assertLess(comparison.relative_error(h, want_h), tolerance)
+    for name, x, y in zip(('a', 'b', 'h0'), gradients, want, strict=True):
+      self.assertLess(comparison.relative_error(x, y), tolerance, f'd {name}')
+
+  @parameterized.parameters(
+      ((2, 1, 1), np.float32, True, False),
+      ((2, 13, 8), np.float32, True, False),
+      ((2, 20, 130), jnp.bfloat16, True, True),
+      ((1, 37, 130), np.float32, False, True),
+  )
+  def test_agrees_with_loop(self, sizes, dtype, with_reset, reverse):
+    with abstract_gpu.interpreted(self):
+      self.check(sizes, dtype, with_reset, reverse)
+
+  @parameterized.parameters(
+      (CUTS[0], False), (CUTS[3], True), ((4, 3, 2), True)
+  )
+  def test_any_cut(self, cut_as, reverse):
+    with abstract_gpu.interpreted(self), cut(*cut_as):
+      self.check((1, 37, 8), np.float32, True, reverse)
+
+  @parameterized.parameters(
+      ((3, 2, 1), 6), ((4, 3, 2), 37), ((4, 4, 1), 37), ((4, 4, 2), 16)
+  )
+  def test_turns(self, cut_as, time):
+    # Warpgroups change nothing, and there is no race between them.
+    a, b, h0, reset, _ = draw(2, time, 8, with_reset=True)
+    scan = functools.partial(
+        rnnzoo.linear_scan, a, b, h0, reset=reset, implementation='pallas'
+    )
+    if not abstract_gpu.RUNS:
+      return
+    with abstract_gpu.interpreted(self), cut(8, 1, 2):
+      want = scan()
+    with abstract_gpu.without_races(self), cut(*cut_as):
+      got = jax.block_until_ready(scan())
+    np.testing.assert_array_equal(got, want)
+
+  @parameterized.parameters(*CUTS[:2])
+  def test_any_cut_of_a_layer(self, *cut_as):
+    # Parameters and restarts have gradients from every warpgroup.
+    case = functools.partial(comparison.Case, rnnzoo.MinGRU, {}, 'pallas')
+    case = case(
+        'float32', batch=2, time=37, reset=True, mask=True, reverse=True
+    )
+    compare = comparison.ComparisonTestCase.compare
+    with abstract_gpu.interpreted(self), cut(*cut_as):
+      compare(self, case, TOLERANCE['float32'])
+
+  _close = comparison.ComparisonTestCase._close
+
+  @parameterized.parameters(
+      (None, False),
+      ((2, 2, 2), True),
+      ((3, 1, 1), True),
+  )
+  def test_forgets_an_infinity(self, cut_as, reverse):
+    # By a reset in the first row, by a = 0 in the second.
+    a = np.ones((2, 6, 1), np.float32)
+    b = np.ones_like(a)
+    b[:, 4 if reverse else 1] = np.inf
+    reset = np.zeros((2, 6), bool)
+    reset[0, 3] = True
+    a[1, 2 if reverse else 3] = 0
+    after = np.arange(3)[::-1] if reverse else np.arange(3, 6)
+
+    def loss(a, b):
+      h = rnnzoo.linear_scan(
+          a, b, reset=reset, reverse=reverse, implementation='pallas'
+      )
+      return jnp.sum(h[:1, after]), h
+
+    context = cut(*cut_as) if cut_as else contextlib.nullcontext()
+    with abstract_gpu.interpreted(self), context:
+      grad = jax.jit(jax.grad(loss, (0, 1), has_aux=True))
+      (d_a, d_b), h = grad(a, b)
+      h = np.asarray(h)
+      np.testing.assert_array_equal(h[:, after, 0], [[1, 2, 3]] * 2)
+      self.assertTrue(np.isfinite(d_a[0, after]).all())
+      self.assertTrue(np.isfinite(d_b).all())
+
+  @parameterized.parameters(
+      (None, True),
+      ((4, 4, 2), False),
+      ((2, 2, 1), True),
+  )
+  def test_keeps_an_infinity_until_it_is_forgotten(self, cut_as, reverse):
+    # Beyond products of factors that underflow, and with their signs.
+    a = np.full((2, 32, 1), -1e-20, np.float32)
+    b = np.ones_like(a)
+    b[:, 1] = np.inf
+    a[1, 25] = 0
+    reset = np.zeros((2, 32), bool)
+    reset[0, 25] = True
+    want = np.ones_like(a)
+    want[:, 1:25:2], want[:, 2:25:2] = np.inf, -np.inf
+    if reverse:
+      a, b, want = (x[:, ::-1] for x in (a, b, want))
+      # The boundary between two steps has the index of the later one.
+      reset = np.roll(reset[:, ::-1], 1, axis=1)
+    context = cut(*cut_as) if cut_as else contextlib.nullcontext()
+    with abstract_gpu.interpreted(self), context:
+      h = rnnzoo.linear_scan(
+          a, b, reset=reset, reverse=reverse, implementation='pallas'
+      )
+      np.testing.assert_array_equal(h, want)
+
+  @parameterized.parameters(None, *CUTS[1:3])
+  def test_forgets_a_product_that_overflows(self, *cut_as):
+    # 1e60 is no float32, and neither is it times 0.
+    a = np.ones((1, 8, 1), np.float32)
+    a[:, :3, 0] = 1e30, 1e30, 0
+    b = np.ones_like(a)
+    b[:, :2] = 0
+    context = cut(*cut_as) if cut_as[0] else contextlib.nullcontext()
+    with abstract_gpu.interpreted(self), context:
+      h = rnnzoo.linear_scan(a, b, implementation='pallas')
+      want = [0, 0, 1, 2, 3, 4, 5, 6]
+      np.testing.assert_array_equal(np.asarray(h)[0, :, 0], want)
+
+  def test_low_precision_sums_in_float32(self):
+    # 1 + 1/256 is 1 in bfloat16: a sum in bfloat16 would stay at 1.
+    b = np.full((1, 257, 1), 2**-8, jnp.bfloat16)
+    b[:, 0] = 1
+    with abstract_gpu.interpreted(self):
+      h = rnnzoo.linear_scan(np.ones_like(b), b, implementation='pallas')
+      self.assertEqual(float(h[0, -1, 0]), 2)
+
+  def test_mixed_dtypes(self):
+    a, b, *_ = draw(2, 13, 8, with_reset=False)
+    b = b.astype(jnp.bfloat16)
+    scan = functools.partial(rnnzoo.linear_scan, a, b)
+    with abstract_gpu.interpreted(self):
+      h = scan(implementation='pallas')
+      self.assertEqual(h.dtype, np.float32)
+      np.testing.assert_allclose(
+          h, scan(implementation='scan'), rtol=1e-5, atol=1e-5
+      )
+
+
+class SegmentsTest(absltest.TestCase):
+  """What segments tell each other; CTAs that wait for each other need a GPU."""
+
+  def test_maps_of_blocks(self):
+    if not abstract_gpu.RUNS:
+      return
+    a, b, *_ = draw(1, 48, 40, with_reset=False)
+    a, b = a[0].copy(), b[0].copy()
+    a[:9, 0], b[:9, 0], a[9, 0] = 1e30, 0, 0  # An overflow that is forgotten,
+    a[:40, 1], a[40, 1], b[3, 1] = 1e-20, 0, np.inf  # an infinity,
+    a[:20, 2] = 1e-20  # and an underflow.
+    a, b = jnp.asarray(a), jnp.asarray(b)
+    want, h = [], jnp.zeros(40)
+    for pair in zip(a, b, strict=True):
+      want.append(h := affine_maps.step(pair, h))
+    for size in (1, 3, 8):
+      h = jnp.zeros(40)
+      for start in range(0, 48, size):
+        end = start + size
+        block = list(zip(a[start:end], b[start:end], strict=True))
+        h = affine_maps.apply(affine_maps.compose(block), h)
+        np.testing.assert_allclose(h, want[end - 1], rtol=2e-6, atol=1e-5)
+
+  def test_places_are_distinct(self):
+    if not abstract_gpu.RUNS:
+      return
+    layout = time_blocks.Layout(3, 4096, 256)
+    config = time_blocks.Config(8, 1, 4, 4, 2)
+    plan = types.SimpleNamespace(layout=layout, config=config)
+    shape = handoff_ctas.Relay.shape(plan)
+    found = []
+    for batch, wave, pair in np.ndindex(3, shape[0], 2):
+      walk = types.SimpleNamespace(layout=layout, batch=batch)
+      relay = types.SimpleNamespace(walk=walk, count=4, lane=np.arange(256))
+      found.append(handoff_ctas.Relay._place(relay, wave + 5, pair))
+    # Each has two maps of two words.
+    starts = np.sort(np.concatenate(found))
+    np.testing.assert_array_equal(starts, 4 * np.arange(math.prod(shape) // 4))
+
+  def test_cut(self):
+    if not abstract_gpu.RUNS:
+      return
+    target = targets.Target(132, False)
+    found = set()
+    for batch, time, tiles in itertools.product(
+        (1, 3, 39, 40), (256, 511, 512, 600, 1023, 65537), (1, 8, 13, 132)
+    ):
+      layout = time_blocks.Layout(batch, time, 128 * tiles)
+      for dtype, ins, outs in itertools.product(
+          ('float32', 'bfloat16'), (2, 3, 5), (1, 2, 3)
+      ):
+        stream = time_blocks.Stream(0, None, jnp.dtype(dtype))
+        ins, outs = [stream] * ins, [stream] * outs
+        is_adjoint = len(outs) > 1
+        config = tuning.linear(layout, ins, outs, target, is_adjoint)
+        found.add(config.segments > 1)
+        size = time_blocks.shared_bytes(ins, outs, config)
+        shared = 2 if batch * tiles > 132 else 1
+        self.assertLessEqual(shared * size, 224 * 1024)
+        steps = config.segments * config.rows * config.warpgroups
+        # While a block is worked on, the next one is on its way.
+        self.assertGreaterEqual(config.stages, 2 if steps < time else 1)
+        if config.segments == 1:
+          continue
+        # All CTAs are on the GPU at once, maps come in pairs, and the blocks
+        # that have been read once leave room for one that is on its way.
+        self.assertLessEqual(batch * tiles * config.segments, 132)
+        self.assertEqual(config.segments % 2, 0)
+        self.assertEqual(config.warpgroups, 1)
+        self.assertLess(config.ahead, config.stages)
+        self.assertLessEqual(config.ahead, handoff_ctas.MOST_AHEAD)
+    self.assertEqual(found, {False, True})
+
+
+class TransformationsTest(parameterized.TestCase):
+
+  def close(self, run):
+    """`run`, a function of the implementation, is the same by the loop."""
+    with abstract_gpu.interpreted(self):
+      got = run('pallas')
+      jax.tree.map(
+          lambda x, y: self.assertLess(comparison.relative_error(x, y), 4e-6),
+          got,
+          run('scan'),
+      )
+
+  @parameterized.parameters('MinGRU', 'IndRNN')
+  def test_vmap(self, name):
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((2, 2, 7, 4)).astype(np.float32)
+
+    def run(implementation):
+      layer = random_layers.make(name, 4, 8, implementation=implementation)
+      graphdef, state = nnx.split(layer)
+      reset = np.arange(7) % 5 == 3
+
+      def loss(state, x):
+        layer = nnx.merge(graphdef, state)
+        return jnp.sum(layer(x, reset=np.tile(reset, (2, 1))) ** 2)
+
+      many = jax.tree.map(lambda p: jnp.stack([0.5 * p, -p]), state)
+      grad = jax.grad(loss, (0, 1))
+
+      @jax.jit
+      def over_batches_ensembles_and_both(state, many, x):
+        return (
+            jax.vmap(grad, (None, 0))(state, x),
+            jax.vmap(grad, (0, None))(many, x[0]),
+            jax.grad(lambda *args: jax.vmap(loss)(*args).sum())(many, x),
+        )
+
+      return over_batches_ensembles_and_both(state, many, x)
+
+    self.close(run)
+
+  def test_x64(self):
+    # Indices and constants stay what the kernel takes.
+    a, b, h0, *_ = draw(2, 13, 8, with_reset=False)
+
+    def run(implementation):
+      f = functools.partial(rnnzoo.linear_scan, implementation=implementation)
+      loss = lambda *args: jnp.sum(f(*args) ** 2)
+      return jax.grad(loss, (0, 1, 2))(a, b, h0)
+
+    with jax.enable_x64(True):
+      self.close(run)
+
+  def test_sees_no_padding(self):
+    x = np.ones((2, 13, 4), np.float32)
+    x[1, 5:] = np.nan
+
+    def run(implementation):
+      layer = random_layers.make('IndRNN', 4, 8, implementation=implementation)
+      loss = lambda layer, x: jnp.sum(layer(x, seq_lengths=np.array([13, 5])))
+      gradients = nnx.grad(loss, argnums=(0, 1))(layer, x)
+      for leaf in jax.tree.leaves(gradients):
+        self.assertTrue(np.isfinite(leaf).all())
+      return gradients
+
+    self.close(run)
+
+  def test_one_of_several(self):
+    # What the kernels cannot run goes to the next, and the reason to the log.
+    selection.log_once.cache_clear()
+    x = np.ones((2, 5, 4), np.float32)
+    layer = random_layers.make('AGRU', 4, 8, implementation=('pallas', 'scan'))
+    scan = random_layers.make('AGRU', 4, 8, implementation='scan')
+    np.testing.assert_array_equal(layer(x), scan(x))
+    layer.implementation = 'pallas'
+    with abstract_gpu.interpreted(self):
+      if abstract_gpu.RUNS:
+        message = 'dense recurrences cannot be interpreted'
+        with self.assertRaisesRegex(NotImplementedError, message):
+          layer(x)
+      else:
+        layer(x)
+
+
+if __name__ == '__main__':
+  absltest.main()

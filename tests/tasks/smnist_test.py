@@ -1,0 +1,316 @@
+"""The data of sequential MNIST, its task, and every config that uses it."""
+
+import contextlib
+import gzip
+import hashlib
+import importlib
+import io
+import pathlib
+import re
+import sys
+from unittest import mock
+
+from absl.testing import absltest
+from absl.testing import parameterized
+from flax import nnx
+import jax
+import ml_collections
+import numpy as np
+
+import rnnzoo
+from rnnzoo.tasks import idx
+from rnnzoo.tasks import mnist
+from rnnzoo.tasks import smnist
+from rnnzoo.training import optimization
+from rnnzoo.training import program
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+CONFIGS = sorted(path.stem for path in ROOT.glob('configs/*.py'))
+
+# configs/ is never installed.
+sys.path.insert(0, str(ROOT))
+
+
+def load_config(name: str) -> ml_collections.ConfigDict:
+  return importlib.import_module(f'configs.{name}').get_config()
+
+
+def digits_config(**data) -> ml_collections.ConfigDict:
+  config = load_config('base_smnist')
+  config.data.update(source='digits', **data)
+  return config
+
+
+def idx_bytes(array: np.ndarray) -> bytes:
+  header = bytes([0, 0, 8, array.ndim])
+  sizes = np.array(array.shape, '>i4').tobytes()
+  return gzip.compress(header + sizes + array.tobytes())
+
+
+def write_idx_files(directory: pathlib.Path) -> dict[str, str]:
+  """Writes a made-up MNIST of 6 + 4 images and returns its checksums."""
+  rng = np.random.RandomState(0)
+  checksums = {}
+  for prefix, size in (('train', 6), ('t10k', 4)):
+    images = rng.randint(0, 256, (size, 28, 28)).astype(np.uint8)
+    images[:, 0, 0] = np.arange(size)  # Tells which image it is.
+    labels = (np.arange(size) % 10).astype(np.uint8)
+    for name, array in (('images-idx3', images), ('labels-idx1', labels)):
+      content = idx_bytes(array)
+      path = directory / f'{prefix}-{name}-ubyte.gz'
+      path.write_bytes(content)
+      checksums[path.name] = hashlib.md5(content).hexdigest()
+  return checksums
+
+
+class IdxTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.directory = pathlib.Path(self.create_tempdir().full_path)
+
+  def test_reads_what_was_written(self):
+    array = np.arange(24, dtype=np.uint8).reshape(2, 3, 4)
+    path = self.directory / 'a.gz'
+    path.write_bytes(idx_bytes(array))
+    np.testing.assert_array_equal(idx.read(path), array)
+
+  @parameterized.named_parameters(
+      ('not_gzip', b'abc', 'not a whole gzip file'),
+      ('cut', idx_bytes(np.zeros(9, np.uint8))[:-9], 'not a whole gzip file'),
+      ('not_idx', gzip.compress(b'\0\0\x0d\1abcd'), 'not an IDX file'),
+      ('short', gzip.compress(b'\0\0\x08\1\0\0\0\5abc'), 'holds 3 bytes'),
+  )
+  def test_rejects(self, content, message):
+    path = self.directory / 'a.gz'
+    path.write_bytes(content)
+    with self.assertRaisesRegex(ValueError, message):
+      idx.read(path)
+
+  def test_verify(self):
+    checksums = write_idx_files(self.directory)
+    idx.verify(self.directory, checksums)
+    path = self.directory / 't10k-labels-idx1-ubyte.gz'
+    path.write_bytes(path.read_bytes() + b'x')
+    with self.assertRaisesRegex(ValueError, 't10k-labels.* MD5 sum'):
+      idx.verify(self.directory, checksums)
+    path.unlink()
+    with self.assertRaisesRegex(FileNotFoundError, 'lacks t10k-labels'):
+      idx.verify(self.directory, checksums)
+
+  def test_a_failed_download_says_what_to_do(self):
+    with mock.patch.object(idx, 'URL', 'http://127.0.0.1:9/'):
+      self.assertFalse(idx.reachable(timeout=1.0))
+      with self.assertRaisesRegex(ConnectionError, 'manual_dir'):
+        idx.download(self.directory)
+
+
+class MnistTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.idx_dir = pathlib.Path(self.create_tempdir().full_path)
+    self.data = load_config('base_smnist').data
+    self.data.data_dir = self.create_tempdir().full_path
+
+  def test_prepares_once_from_idx_files(self):
+    checksums = write_idx_files(self.idx_dir)
+    self.data.manual_dir = str(self.idx_dir)
+    images = mnist.load(self.data, checksums)
+    self.assertEqual(images.name, 'MNIST')
+    self.assertEqual(images.white, 255)
+    # TFDS shuffles when it writes.
+    for split, pixels, labels in (
+        ('train', images.train_images, images.train_labels),
+        ('t10k', images.test_images, images.test_labels),
+    ):
+      stored = idx.read(self.idx_dir / f'{split}-images-idx3-ubyte.gz')
+      self.assertLen(pixels, len(stored))
+      order = pixels[:, 0, 0]
+      np.testing.assert_array_equal(pixels, stored[order])
+      np.testing.assert_array_equal(labels, order % 10)
+    self.data.manual_dir = ''
+    with mock.patch.object(idx, 'reachable', return_value=False):
+      again = mnist.load(self.data)
+    np.testing.assert_array_equal(again.train_images, images.train_images)
+
+  def test_wrong_checksum_is_no_reason_for_a_stand_in(self):
+    write_idx_files(self.idx_dir)
+    self.data.manual_dir = str(self.idx_dir)
+    with self.assertRaisesRegex(ValueError, 'MD5 sum'):
+      mnist.load(self.data)
+
+  def test_missing_directory_is_no_reason_for_a_stand_in(self):
+    self.data.manual_dir = str(self.idx_dir / 'nowhere')
+    with self.assertRaisesRegex(FileNotFoundError, 'does not exist'):
+      mnist.load(self.data)
+
+  def test_stand_in_says_so(self):
+    output = io.StringIO()
+    with (
+        mock.patch.object(idx, 'reachable', return_value=False),
+        contextlib.redirect_stdout(output),
+    ):
+      images = mnist.load(self.data)
+    self.assertEqual(images.name, 'scikit-learn digits (8 x 8), NOT MNIST')
+    self.assertIn(
+        f'WARNING: this run trains on {images.name}', output.getvalue()
+    )
+    self.assertLen(images.train_labels, 1437)
+    self.assertLen(images.test_labels, 360)
+    self.assertEqual(images.train_images.shape[1:], (8, 8))
+    self.assertLessEqual(images.train_images.max(), images.white)
+
+  def test_mnist_or_nothing(self):
+    self.data.source = 'mnist'
+    with mock.patch.object(idx, 'reachable', return_value=False):
+      with self.assertRaisesRegex(FileNotFoundError, 'cannot be downloaded'):
+        mnist.load(self.data)
+
+  def test_unknown_source(self):
+    self.data.source = 'cifar'
+    with self.assertRaisesRegex(ValueError, "'auto', 'mnist', 'digits'"):
+      mnist.load(self.data)
+
+
+class SequentialMnistTest(parameterized.TestCase):
+
+  def test_permutation_never_changes(self):
+    order = smnist.permutation(784, seed=0)
+    self.assertCountEqual(order, range(784))
+    self.assertEqual(
+        hashlib.sha256(order.astype('<i8').tobytes()).hexdigest(),
+        'fe62e3fef305ce16e55f08cd0056a8b237e12af6c9523ff3fb35395f6ec55222',
+    )
+
+  def test_split_is_fixed_and_does_not_overlap(self):
+    train, validation = smnist.split_validation(60000, 0.15, seed=0)
+    self.assertLen(validation, 9000)
+    self.assertCountEqual(np.concatenate([train, validation]), range(60000))
+    self.assertEqual(
+        hashlib.sha256(validation.astype('<i8').tobytes()).hexdigest(),
+        '51f663eb1a4a00c0b57d1b83bc32d181ddf3c81b4333b9dc78b3c77263c6aa21',
+    )
+
+  def test_an_empty_split_is_an_error(self):
+    with self.assertRaisesRegex(ValueError, 'empty split'):
+      smnist.split_validation(10, 0.01, seed=0)
+
+  def test_sequences(self):
+    images = np.arange(2 * 3 * 4, dtype=np.uint8).reshape(2, 3, 4)
+    np.testing.assert_array_equal(smnist.to_sequences(images, 'row', 0), images)
+    pixels = smnist.to_sequences(images, 'pixel', 0)
+    self.assertEqual(pixels.shape, (2, 12, 1))
+    np.testing.assert_array_equal(pixels[1, :, 0], np.arange(12, 24))
+    permuted = smnist.to_sequences(images, 'permuted', 5)
+    np.testing.assert_array_equal(permuted[0, :, 0], smnist.permutation(12, 5))
+
+  def test_splits_hold_every_image_once(self):
+    task = smnist.SequentialMnist(digits_config())
+    images = np.concatenate([s['inputs'] for s in task.splits.values()])
+    self.assertLen(images, 1797)
+    self.assertLen(np.unique(images, axis=0), 1797)
+    self.assertEqual(images.dtype, np.uint8)
+    self.assertLen(task.splits['validation']['label'], 216)
+
+  def test_digits_have_batches_of_their_own(self):
+    config = digits_config()
+    self.assertEqual(smnist.SequentialMnist(config).batch_size, 32)
+    config.batch_size = 16
+    self.assertEqual(smnist.SequentialMnist(config).batch_size, 16)
+
+  def test_losses_and_predictions(self):
+    config = digits_config()
+    config.model.features = 4
+    task = smnist.SequentialMnist(config)
+    model = task.build_model(nnx.Rngs(0))
+    examples = {k: v[:5] for k, v in task.splits['test'].items()}
+    losses, predictions = task.evaluate(model, examples)
+    logits = model(examples['inputs'] / np.float32(16))
+    log_p = jax.nn.log_softmax(logits)
+    np.testing.assert_allclose(
+        losses, -log_p[np.arange(5), examples['label']], rtol=1e-5
+    )
+    np.testing.assert_array_equal(predictions, logits.argmax(-1))
+
+  def test_last_layer_has_its_own_options(self):
+    config = digits_config()
+    config.model.update(layer='IndRNN', features=4, num_layers=2)
+    config.model.options.IndRNN = {'recurrent_range': (0.0, 0.1)}
+    config.model.last_layer_options.IndRNN = {'recurrent_range': (0.9, 1.0)}
+    model = smnist.SequentialMnist(config).build_model(nnx.Rngs(0))
+    first, last = (
+        level.recurrent_kernel[...] for level in model.backbone.layers
+    )
+    self.assertLess(first.max(), 0.1)
+    self.assertGreater(last.min(), 0.9)
+
+  @parameterized.named_parameters(
+      ('layer', {'layer': 'Gruu'}, "did you mean 'GRU'.*Elman, LSTM, GRU"),
+      ('features', {'features': 0}, 'features must be positive'),
+      ('layers', {'num_layers': -1}, 'num_layers must be positive'),
+      ('option', {'options': {'GRU': {'gamma': 1.0}}}, "argument 'gamma'"),
+      ('init', {'options': {'GRU': {'kernel_init': 'he'}}}, 'kernel_init'),
+      ('norm', {'norm': 'group'}, 'norm'),
+      ('dtype', {'dtype': 'float17'}, 'dtype'),
+      ('implementation', {'implementation': 'cuda'}, 'implementation'),
+      ('dropout', {'dropout_rate': 1.0}, 'dropout_rate'),
+  )
+  def test_impossible_model(self, model, message):
+    config = digits_config()
+    config.model.update(model)
+    with self.assertRaisesRegex(ValueError, message):
+      smnist.SequentialMnist(config).build_model(nnx.Rngs(0))
+
+  @parameterized.named_parameters(
+      ('sequence', {'sequence': 'rows'}, "'row', 'pixel', 'permuted'"),
+      ('fraction', {'validation_fraction': 1.0}, 'validation_fraction'),
+  )
+  def test_impossible_data(self, data, message):
+    with self.assertRaisesRegex(ValueError, message):
+      smnist.SequentialMnist(digits_config(**data))
+
+
+class ConfigsTest(parameterized.TestCase):
+
+  def test_every_layer_has_a_row_config(self):
+    layers = {load_config(name).model.layer for name in CONFIGS}
+    self.assertContainsSubset(set(rnnzoo.LAYERS), layers)
+
+  @parameterized.named_parameters(*((name, name) for name in CONFIGS))
+  def test_builds(self, name):
+    config = load_config(name)
+    config.data.source = 'digits'
+    task = smnist.SequentialMnist(config)
+    optimizer = optimization.make_optimizer(config.optimizer, num_steps=10)
+    optimization.make_plateau(config.optimizer)
+    init = program.make_program(task, optimizer, 100).init
+    state = jax.eval_shape(init, jax.random.key(0))
+    self.assertNotEmpty(jax.tree.leaves(state.params))
+
+  @parameterized.named_parameters(*((name, name) for name in CONFIGS))
+  def test_has_the_fields_of_all(self, name):
+    base, config = load_config('base_smnist'), load_config(name)
+    self.assertEqual(set(config), set(base))
+    for section in ('data', 'model', 'optimizer', 'early_stopping'):
+      self.assertEqual(set(config[section]), set(base[section]))
+
+  @parameterized.named_parameters(
+      *((name, name) for name in CONFIGS if name != 'base_smnist')
+  )
+  def test_says_where_the_numbers_are_from(self, name):
+    text = importlib.import_module(f'configs.{name}').__doc__
+    self.assertIn('Published: ', text)
+    self.assertIn('Measured: ', text)
+    self.assertIn(f'  python train.py --config=configs/{name}.py\n', text)
+
+  def test_every_field_has_a_comment(self):
+    lines = (ROOT / 'configs/base_smnist.py').read_text().splitlines()
+    fields = re.compile(r'  (config|data|model|optimizer|stopping)\.\w+ = ')
+    for above, line in zip(lines, lines[1:], strict=False):
+      if fields.match(line):
+        self.assertStartsWith(above.strip(), '#', msg=line)
+
+
+if __name__ == '__main__':
+  absltest.main()

@@ -1,0 +1,264 @@
+"""One layer on one path, forward and every gradient, against float64.
+
+Weights and carries are random, biases included: zeros hide differences between
+formulas.
+"""
+
+import contextlib
+import dataclasses
+from typing import Any
+
+from absl.testing import parameterized
+from flax import nnx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tests.testing import reference
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+  """A layer, how it is made, and what it is run on.
+
+  Attributes:
+    layer: class of the layer.
+    options: of its constructor.
+    path: the implementation.
+    dtype: of the computation.
+    batch: number of sequences.
+    time: number of steps.
+    in_features: size of the input.
+    features: size of the output.
+    reset: whether some steps restart.
+    mask: whether some steps are padding.
+    lengths: whether sequences end early.
+    reverse: whether to run from the last step to the first.
+    time_major: whether arrays are given as [time, batch, features].
+    scale: standard deviation of the parameters.
+  """
+
+  layer: Any
+  options: dict[str, Any]
+  path: str
+  dtype: str
+  batch: int = 3
+  time: int = 7
+  in_features: int = 4
+  features: int = 8
+  reset: bool = False
+  mask: bool = False
+  lengths: bool = False
+  reverse: bool = False
+  time_major: bool = False
+  scale: float = 0.4
+
+
+def abstract(case, **options):
+  """The case's layer with shapes in place of arrays."""
+
+  def make():
+    return case.layer(
+        case.in_features,
+        case.features,
+        rngs=nnx.Rngs(0),
+        **(case.options | options),
+    )
+
+  return nnx.eval_shape(make)
+
+
+def randomize(tree, seed, dtype, scale=0.4):
+  """Replaces every array by random numbers that `dtype` can hold.
+
+  In numpy, as all that surrounds the functions under test: an operation of
+  jax.numpy would be compiled for each shape and dtype.
+  """
+  leaves, treedef = jax.tree.flatten(tree)
+  rng = np.random.default_rng(seed)
+  made = [(scale * rng.standard_normal(x.shape)).astype(dtype) for x in leaves]
+  return jax.tree.unflatten(treedef, made)
+
+
+def random_carry(case, cell, seed, dtype):
+  """A carry as a run could have left it: normalisers are at least 1."""
+  rng = np.random.default_rng(seed)
+  carry = []
+  for name in cell.carry_names:
+    value = 0.4 * rng.standard_normal((case.batch, case.features))
+    carry.append((1 + value**2 if name == 'n' else value).astype(dtype))
+  return tuple(carry)
+
+
+def relative_error(got, want):
+  got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
+  return np.linalg.norm(got - want) / (np.linalg.norm(want) or 1.0)
+
+
+class ComparisonTestCase(parameterized.TestCase):
+  """Has the comparison as a method."""
+
+  def compare(self, case, tolerances, context=contextlib.nullcontext):
+    """Fails unless the case is as close to float64 as is asked for.
+
+    Args:
+      case: the case.
+      tolerances: largest ||out - ref|| / ||ref|| of outputs and of gradients.
+      context: makes the context manager that the layer runs in.
+    """
+    rng = np.random.default_rng(1)
+    batch, time = case.batch, case.time
+    reset = mask = None
+    if case.reset:
+      reset = rng.random((batch, time)) < 0.3
+    if case.mask:
+      mask = rng.random((batch, time)) < 0.6
+      mask[0] = True  # One sequence without padding, one that is all padding.
+      mask[1:2] = False
+    padding = {}
+    if case.lengths:  # From all of a sequence to nothing.
+      seq_lengths = np.linspace(time, 0, batch).astype(np.int32)
+      mask = np.arange(time) < seq_lengths[:, None]
+      padding = {'seq_lengths': seq_lengths}
+      reset = None if reset is None else reset & mask
+    wide = jnp.promote_types(case.dtype, jnp.float32)
+    dtype = jnp.dtype(case.dtype)
+    layer = abstract(
+        case,
+        implementation=case.path,
+        learn_initial_carry=True,
+        dtype=dtype,
+        param_dtype=wide,
+    )
+    graphdef, state = nnx.split(layer)
+    state = jax.tree.map(
+        lambda x: x.astype(wide), randomize(state, 2, dtype, case.scale)
+    )
+    # sLSTM's n is 0 or at least 1; a learned one starts at 0 and is tested so.
+    if 'n' in layer.cell.carry_names:
+      state['learned_carry'] = jax.tree.map(
+          np.zeros_like, state['learned_carry']
+      )
+    x = randomize(np.zeros((batch, time, case.in_features)), 3, dtype, 1.0)
+    carry = random_carry(case, layer.cell, 4, wide)
+    last = (batch, case.features)
+    weights = tuple(
+        randomize(np.zeros(shape), 5 + i, wide, 1.0)
+        for i, shape in enumerate(
+            [(batch, time, case.features)] + [last] * len(carry)
+        )
+    )
+
+    def given(x):
+      """Swaps batch and time where the case has them the other way."""
+      if x is None or not case.time_major:
+        return x
+      return x.swapaxes(0, 1)
+
+    if case.mask:
+      padding = {'mask': given(mask)}
+
+    @reference.jit
+    def run(state, x, carry):
+      def loss(state, x, carry):
+        final, y = nnx.merge(graphdef, state).unroll(
+            given(x),
+            initial_carry=carry,
+            reset=given(reset),
+            **padding,
+            reverse=case.reverse,
+            time_major=case.time_major,
+        )
+        y = given(y)
+        outputs = (y, *final)
+        total = sum(
+            jnp.sum(w * o.astype(w.dtype))
+            for w, o in zip(weights, outputs, strict=True)
+        )
+        return total, (final, y)
+
+      return jax.value_and_grad(loss, (0, 1, 2), has_aux=True)(state, x, carry)
+
+    with context():
+      (_, (final, y)), (d_state, d_x, d_carry) = run(state, x, carry)
+      jax.block_until_ready(d_carry)
+    self.assertEqual(y.dtype, dtype)
+    self.assertEqual(final[0].dtype, wide)
+
+    made = nnx.merge(graphdef, state)
+    double = lambda tree: jax.tree.map(
+        lambda v: np.asarray(v, np.float64), tree
+    )
+    pure = lambda v: None if v is None else v[...]
+    arrays = double(
+        {
+            'x': x,
+            'kernel': pure(made.kernel),
+            'bias': np.zeros((len(made.kernel[...]), case.features))
+            if made.bias is None
+            else made.bias[...],
+            'recurrent_kernel': pure(made.recurrent_kernel),
+            # One number for all features is given to each, see `_close`.
+            'cell_params': {
+                k: np.broadcast_to(
+                    v, np.broadcast_shapes(v.shape, (case.features,))
+                )
+                for k, v in made.cell_params.items()
+            },
+            'carry': carry,
+            'restart': tuple(
+                np.broadcast_to(c[...], last) for c in made.learned_carry
+            ),
+        }
+    )
+    none = lambda flags, value: (
+        np.full((batch, time), value) if flags is None else flags
+    )
+    with jax.enable_x64(True):
+      (want_final, want_y), want = reference.layer_value_and_grad(
+          layer.cell,
+          layer.recurrent_structure,
+          case.reverse,
+          arrays,
+          none(reset, False),
+          none(mask, True),
+          double(weights),
+      )
+
+    got = {
+        'x': d_x,
+        'carry': d_carry,
+        'kernel': d_state['kernel'],
+        'bias': d_state.get('bias'),
+        'recurrent_kernel': d_state.get('recurrent_kernel'),
+        'cell_params': dict(d_state.get('cell_params', {})),
+        'restart': d_state['learned_carry'],
+    }
+    if reset is None:
+      del got['restart']
+    if made.bias is None:
+      del got['bias']
+    want['restart'] = jax.tree.map(
+        lambda g: np.asarray(g).sum(0), want['restart']
+    )
+    forward, backward = tolerances
+    self._close('y', y, want_y, forward)
+    names = layer.cell.carry_names
+    for name, a, b in zip(names, final, want_final, strict=True):
+      self._close(f'final {name}', a, b, forward)
+    for name, gradient in got.items():
+      a = jax.tree.leaves(gradient)
+      b = jax.tree.leaves(want[name])
+      self.assertEqual(len(a), len(b), name)
+      for i, (a_i, b_i) in enumerate(zip(a, b, strict=True)):
+        self._close(f'd {name} {i}', a_i, b_i, backward)
+
+  def _close(self, name, got, want, tolerance):
+    if got.ndim == 0:
+      # A sum over features may cancel, while its error is that of its terms.
+      scale = np.linalg.norm(want)
+      error = abs(np.float64(got) - np.sum(want)) / scale
+    else:
+      self.assertEqual(got.shape, want.shape, name)
+      error = relative_error(got, want)
+    self.assertLessEqual(error, tolerance, name)

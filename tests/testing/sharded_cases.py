@@ -1,0 +1,95 @@
+"""Layers, alone and composed, whose batch is spread over several devices."""
+
+import dataclasses
+import functools
+import itertools
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import rnnzoo
+from tests.testing import random_layers
+
+TIME, IN = 3, 4
+
+# Forms: how layers are composed.
+FORMS = {
+    'alone': lambda make: make,
+    'two': lambda make: functools.partial(rnnzoo.Stack, make, num_layers=2),
+    'three': lambda make: functools.partial(rnnzoo.Stack, make, num_layers=3),
+    'bidirectional': lambda make: functools.partial(rnnzoo.Bidirectional, make),
+    'two_bidirectional': lambda make: functools.partial(
+        rnnzoo.Stack,
+        functools.partial(rnnzoo.Bidirectional, make),
+        num_layers=2,
+    ),
+}
+
+# Calls: what a layer is given besides x.
+CALLS = ('plain', 'given', 'learned')
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+  """A layer in a form.
+
+  Attributes:
+    layer: its name in `rnnzoo.LAYERS`.
+    form: one of `FORMS`.
+    call: 'plain' starts from zeros; 'given' starts from a carry and has resets;
+      'learned' starts from a learned carry and has resets and a mask.
+    implementation: the path.
+  """
+
+  layer: str
+  form: str
+  call: str
+  implementation: str
+
+  @property
+  def name(self) -> str:
+    return '-'.join(dataclasses.astuple(self))
+
+  def problem(self, batch: int, features: int = 4):
+    """Returns parameters, data with a leading batch axis, and their loss."""
+    layer = random_layers.make(
+        FORMS[self.form](rnnzoo.LAYERS[self.layer]),
+        IN,
+        features,
+        learn_initial_carry=self.call == 'learned',
+        implementation=self.implementation,
+    )
+    graphdef, params, rest = nnx.split(layer, nnx.Param, ...)
+    rng = np.random.default_rng(0)
+    draw = lambda *shape: rng.standard_normal(shape).astype(np.float32)
+    data = {'x': draw(batch, TIME, IN)}
+    if self.call == 'given':
+      data['initial_carry'] = jax.tree.map(
+          lambda c: np.asarray(c) + 0.3 * np.abs(draw(*c.shape)),
+          layer.initial_carry((batch,)),
+      )
+    if self.call != 'plain':
+      data['reset'] = rng.random((batch, TIME)) < 0.3
+    if self.call == 'learned':
+      data['mask'] = rng.random((batch, TIME)) < 0.7
+
+    def loss(params, data):
+      layer = nnx.merge(graphdef, params, rest)
+      carry, y = layer.unroll(**data)
+      return sum(jnp.sum(a**2) for a in jax.tree.leaves((carry, y)))
+
+    return params, data, loss
+
+
+def _cases():
+  for layer, form, call in itertools.product(rnnzoo.LAYERS, FORMS, CALLS):
+    paths = ['scan']
+    if layer in ('MinGRU', 'MinLSTM'):
+      paths.append('associative_scan')
+    for path in paths:
+      yield Case(layer, form, call, path)
+
+
+CASES = {case.name: case for case in _cases()}

@@ -1,0 +1,553 @@
+"""Training: optimisers, compiled steps, early stopping, checkpoints, reports.
+
+The task here is made up and tiny; `train_test.py` runs the real program.
+"""
+
+import functools
+import importlib
+import json
+import pathlib
+import sys
+from unittest import mock
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import chex
+from flax import nnx
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+import optax
+
+import rnnzoo
+from rnnzoo import models
+from rnnzoo import tasks
+from rnnzoo import training
+from rnnzoo.training import checkpointing
+from rnnzoo.training import loop
+from rnnzoo.training import optimization
+from rnnzoo.training import program as programs
+from rnnzoo.training import reporting
+from rnnzoo.training import run_directory
+from rnnzoo.training import timing
+
+# configs/ is never installed.
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+
+
+def base_config() -> ml_collections.ConfigDict:
+  return importlib.import_module('configs.base_smnist').get_config()
+
+
+class SignTask:
+  """Of which sign is the sum of a sequence? 50 + 11 + 7 examples."""
+
+  dataset = 'made up'
+  class_names = ('minus', 'plus')
+  batch_size = 8
+
+  def __init__(self, config=None, **stack):
+    self.stack = stack
+    inputs = np.random.RandomState(0).randn(68, 5, 2).astype(np.float32)
+    label = (inputs.sum((1, 2)) > 0).astype(np.int32)
+    bounds = {'train': (0, 50), 'validation': (50, 61), 'test': (61, 68)}
+    self.splits = {
+        name: {'inputs': inputs[a:b], 'label': label[a:b]}
+        for name, (a, b) in bounds.items()
+    }
+
+  def build_model(self, rngs):
+    backbone = rnnzoo.Stack(
+        rnnzoo.IndRNN, 2, 4, max_abs=0.5, rngs=rngs, **self.stack
+    )
+    return models.SequenceClassifier(backbone, 2, rngs=rngs)
+
+  def evaluate(self, model, examples, rngs=None):
+    logits = model(examples['inputs'], rngs=rngs)
+    losses = optax.softmax_cross_entropy_with_integer_labels(
+        logits, examples['label']
+    )
+    return losses, logits.argmax(-1)
+
+
+@functools.cache
+def make_program(learning_rate=1e-2):
+  """Returns a task whose steps carry all there is to carry, and its program."""
+  task = SignTask(num_layers=2, norm='batch', dropout_rate=0.2)
+  optimizer = optax.adam(learning_rate)
+  return task, programs.make_program(task, optimizer, eval_batch_size=4)
+
+
+class OptimizationTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.config = base_config().optimizer
+    self.params = {
+        'kernel': jnp.array([1.0, -2.0, 3.0]),
+        'bias': jnp.array([0.5]),
+    }
+    self.gradients = {
+        'kernel': jnp.array([3.0, 4.0, 0.0]),
+        'bias': jnp.array([12.0]),
+    }
+
+  def update(self):
+    optimizer = optimization.make_optimizer(self.config, num_steps=100)
+    updates, _ = optimizer.update(
+        self.gradients, optimizer.init(self.params), self.params
+    )
+    return updates
+
+  def test_decay_follows_clipping_and_precedes_the_moments(self):
+    # As torch's Adam(weight_decay=...) after clip_grad_norm_. SGD shows what
+    # Adam's first step would hide: that is the sign of the gradient.
+    self.config.update(
+        name='sgd', clip_norm=1.0, weight_decay=0.1, learning_rate=1.0
+    )
+    updates = self.update()
+    expected = np.array([3.0, 4.0, 0.0]) / 13 + 0.1 * np.array([1.0, -2.0, 3.0])
+    np.testing.assert_allclose(updates['kernel'], -expected, rtol=1e-6)
+    # Adam takes one step of the learning rate against gradient plus decay.
+    self.config.update(name='adam')
+    np.testing.assert_allclose(
+        self.update()['kernel'], -np.sign(expected), rtol=1e-4
+    )
+
+  def test_adamw_decays_apart_from_the_moments(self):
+    self.config.update(name='adamw', weight_decay=0.1, learning_rate=1.0)
+    expected = -np.array([1.0 + 0.1, 1.0 - 0.2, 0.3])
+    np.testing.assert_allclose(self.update()['kernel'], expected, rtol=1e-4)
+
+  def test_what_is_excluded_does_not_decay(self):
+    self.config.update(
+        name='sgd', clip_norm=0.0, weight_decay=0.1, learning_rate=1.0
+    )
+    np.testing.assert_allclose(self.update()['bias'], [-12.05], rtol=1e-6)
+    self.config.weight_decay_exclude = 'recurrent_kernel|bias'
+    np.testing.assert_allclose(self.update()['bias'], [-12.0], rtol=1e-6)
+    np.testing.assert_allclose(
+        self.update()['kernel'], [-3.1, -3.8, -0.3], rtol=1e-6
+    )
+
+  def test_exclusion_finds_parameters_of_a_model(self):
+    params = nnx.state(SignTask().build_model(nnx.Rngs(0)), nnx.Param)
+    mask = optimization.decay_mask('recurrent_kernel|bias')(params)
+    decays = {
+        jax.tree_util.keystr(path): leaf
+        for path, leaf in jax.tree_util.tree_flatten_with_path(mask)[0]
+    }
+    for path, leaf in decays.items():
+      self.assertEqual(
+          leaf, 'recurrent_kernel' not in path and 'bias' not in path, msg=path
+      )
+    self.assertIn(False, decays.values())
+
+  def test_clip_value_cuts_each_entry(self):
+    self.config.update(
+        name='sgd', clip_value=3.5, clip_norm=0.0, weight_decay=0.0
+    )
+    self.config.learning_rate = 1.0
+    np.testing.assert_allclose(self.update()['kernel'], [-3.0, -3.5, 0.0])
+    np.testing.assert_allclose(self.update()['bias'], [-3.5])
+
+  def test_schedules(self):
+    self.config.update(learning_rate=0.5, schedule='cosine', warmup_steps=10)
+    schedule = optimization.make_schedule(self.config, num_steps=110)
+    np.testing.assert_allclose(
+        [schedule(step) for step in (0, 5, 10, 60, 110)],
+        [0.0, 0.25, 0.5, 0.25, 0.0],
+        atol=1e-7,
+    )
+    self.config.update(schedule='constant', warmup_steps=0)
+    schedule = optimization.make_schedule(self.config, num_steps=110)
+    self.assertEqual([schedule(0), schedule(110)], [0.5, 0.5])
+
+  @parameterized.named_parameters(
+      ('name', {'name': 'lion'}, "'adam', 'adamw'"),
+      ('schedule', {'schedule': 'step'}, "'constant', 'cosine'"),
+      ('rate', {'learning_rate': 0.0}, 'learning_rate must be positive'),
+      ('clip', {'clip_norm': -1.0}, 'clip_norm must not be negative'),
+      ('exclude', {'weight_decay_exclude': '('}, 'regular expression'),
+  )
+  def test_impossible(self, fields, message):
+    self.config.update(fields)
+    with self.assertRaisesRegex(ValueError, message):
+      optimization.make_optimizer(self.config, num_steps=1)
+
+  def test_plateau(self):
+    self.config.update(plateau_factor=0.5, plateau_patience=2)
+    plateau = optimization.make_plateau(self.config)
+    state = plateau.init(self.params)
+    scales = []
+    # Two epochs without improvement are tolerated, the third halves. No number
+    # is no improvement.
+    for value in (1.0, 0.9, 0.9, 0.9, 0.9, float('nan'), 0.8, 0.9):
+      state = optimization.update_plateau(plateau, state, value)
+      scales.append(float(state.scale))
+    self.assertEqual(scales, [1.0, 1.0, 1.0, 1.0, 0.5, 0.5, 0.5, 0.5])
+
+  def test_no_plateau(self):
+    self.config.plateau_factor = 1.0
+    self.assertIsNone(optimization.make_plateau(self.config))
+    self.config.plateau_factor = 2.0
+    with self.assertRaisesRegex(ValueError, 'plateau_factor'):
+      optimization.make_plateau(self.config)
+
+
+class ProgramTest(parameterized.TestCase):
+
+  def run_calls(self, calls, **options):
+    task, program = make_program(**options)
+    state = program.init(jax.random.key(0))
+    order = program.shuffle(jax.random.key(1), 1)
+    for num_steps in calls:
+      state = program.train_steps(
+          state, task.splits['train'], order, num_steps, 1.0, jax.random.key(2)
+      )
+    return task, program, state
+
+  def test_every_epoch_sees_every_example(self):
+    _, program = make_program()
+    orders = [program.shuffle(jax.random.key(1), epoch) for epoch in (1, 2)]
+    for order in orders:
+      self.assertEqual(order.shape, (7, 8))
+      self.assertCountEqual(order.reshape(-1)[:50], range(50))
+      # The last batch is filled up with the first examples.
+      np.testing.assert_array_equal(order[-1, 2:], order[0, :6])
+    self.assertFalse(np.array_equal(*orders))
+
+  def test_where_calls_end_makes_no_difference(self):
+    *_, one = self.run_calls([7])
+    *_, several = self.run_calls([1, 2, 4])
+    chex.assert_trees_all_equal(one, several)
+    self.assertEqual(one.step, 7)
+
+  @parameterized.parameters('cpu', 'gpu')
+  def test_an_epoch_in_any_number_of_calls(self, backend):
+    task, program = make_program()
+    key, done = jax.random.key(2), []
+    with mock.patch.object(jax, 'default_backend', return_value=backend):
+      state = programs.run_epoch(
+          program,
+          program.init(jax.random.key(0)),
+          task.splits['train'],
+          program.shuffle(jax.random.key(1), 1),
+          1.0,
+          key,
+          done.append,
+      )
+    self.assertEqual(done, [7] if backend == 'gpu' else sorted(set(done)))
+    self.assertEqual(done[-1], 7)
+    *_, expected = self.run_calls([7])
+    # The compiler knows the number of steps in one of them only.
+    chex.assert_trees_all_close(state, expected, rtol=1e-5, atol=1e-6)
+
+  def test_loss_is_that_of_the_epoch(self):
+    *_, first = self.run_calls([7])
+    *_, second = self.run_calls([7, 1])
+    self.assertGreater(first.loss, 3.0)
+    self.assertLess(second.loss, 1.5)
+
+  def test_constraint_holds_after_each_step(self):
+    *_, state = self.run_calls([3], learning_rate=10.0)
+    layers = state.params['backbone']['layers']
+    for level in (0, 1):
+      kernel = layers[level]['recurrent_kernel'][...]
+      self.assertEqual(jnp.abs(kernel).max(), 0.5)
+
+  def test_constraint_holds_before_the_first_step(self):
+    _, program = make_program()
+    state = program.init(jax.random.key(0))
+    kernel = state.params['backbone']['layers'][0]['recurrent_kernel'][...]
+    self.assertLessEqual(jnp.abs(kernel).max(), 0.5)
+
+  def test_statistics_move_in_training_only(self):
+    task, program, state = self.run_calls([1])
+    fresh = program.init(jax.random.key(0))
+    for before, after in zip(
+        jax.tree.leaves(fresh.statistics),
+        jax.tree.leaves(state.statistics),
+        strict=True,
+    ):
+      self.assertFalse(np.array_equal(before, after))
+    first = program.evaluate(
+        state.params, state.statistics, task.splits['test']
+    )
+    again = program.evaluate(
+        state.params, state.statistics, task.splits['test']
+    )
+    np.testing.assert_array_equal(first[0], again[0])
+
+  def test_evaluation_sees_every_example_once(self):
+    task, program, state = self.run_calls([1])
+    losses, predictions = program.evaluate(
+        state.params, state.statistics, task.splits['validation']
+    )
+    model = task.build_model(nnx.Rngs(0))
+    nnx.update(model, state.params, state.statistics)
+    # One batch of 11 instead of three of 4.
+    expected = task.evaluate(model, task.splits['validation'])
+    np.testing.assert_allclose(losses, expected[0], rtol=1e-5)
+    np.testing.assert_array_equal(predictions, expected[1])
+
+  def test_learns(self):
+    _, _, state = self.run_calls([7 * 40])
+    self.assertGreater(state.accuracy / 7, 0.8)
+
+  def test_gradient_norm(self):
+    # Of one step, before it is clipped.
+    task, program, state = self.run_calls([1])
+    start = program.init(jax.random.key(0))
+    order = program.shuffle(jax.random.key(1), 1)
+    batch = {k: v[order[0]] for k, v in task.splits['train'].items()}
+
+    def loss(params):
+      model = nnx.merge(graphdef, params, start.statistics, copy=True)
+      rngs = nnx.Rngs(dropout=jax.random.fold_in(jax.random.key(2), 0))
+      return jnp.mean(task.evaluate(model, batch, rngs)[0])
+
+    graphdef, _, _ = programs.split(task.build_model(nnx.Rngs(0)))
+    want = optax.tree.norm(jax.grad(loss)(start.params))
+    self.assertAlmostEqual(state.gradient_norm, want, places=4)
+
+
+class StopperTest(absltest.TestCase):
+
+  def stop_epoch(self, values, **fields):
+    config = base_config().early_stopping
+    config.update(fields)
+    stopper = loop.make_stopper(config)
+    for epoch, value in enumerate(values, 1):
+      stopper = stopper.update(value)
+      if stopper.should_stop:
+        return epoch
+    return None
+
+  def test_stops_after_patience(self):
+    values = [3.0, 2.0, 2.5, 1.0, 1.0, 1.5, 1.2]
+    self.assertEqual(self.stop_epoch(values, patience=2), 6)
+    self.assertEqual(self.stop_epoch(values, patience=3), 7)
+    self.assertIsNone(self.stop_epoch(values, patience=4))
+
+  def test_min_delta(self):
+    values = [1.0, 0.95, 0.9, 0.85]
+    self.assertEqual(self.stop_epoch(values, patience=1, min_delta=0.1), 2)
+
+  def test_never_stops_without_patience(self):
+    self.assertIsNone(self.stop_epoch([1.0] * 100, patience=0))
+
+
+class TrainAndEvaluateTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.config = base_config()
+    self.config.update(
+        task='sign', num_epochs=4, num_seeds=2, eval_batch_size=4
+    )
+    self.workdir = pathlib.Path(self.create_tempdir().full_path)
+    self.enter_context(mock.patch.object(tasks, 'TASKS', {'sign': SignTask}))
+
+  def train(self):
+    return training.train_and_evaluate(
+        training.prepare(self.config, str(self.workdir), 'sign')
+    )
+
+  def test_report(self):
+    report = self.train()
+    accuracies = [seed['test']['accuracy'] for seed in report['seeds']]
+    self.assertLen(accuracies, 2)
+    self.assertEqual(
+        report['test']['accuracy'],
+        {'mean': np.mean(accuracies), 'std': np.std(accuracies)},
+    )
+    self.assertEqual(np.sum(report['confusion_matrix']), 14)
+    stored = json.loads((self.workdir / 'report.json').read_text())
+    self.assertEqual(stored, report)
+    for name in ('curves.png', 'confusion_matrix.png'):
+      self.assertStartsWith(
+          (self.workdir / name).read_bytes(), b'\x89PNG', msg=name
+      )
+    for seed in (0, 1):
+      directory = self.workdir / f'seed_{seed}'
+      lines = (directory / 'metrics.csv').read_text().splitlines()
+      self.assertLen(lines, 1 + 4)
+      self.assertStartsWith(lines[1], 'made up,1,')
+      self.assertNotEmpty(list(directory.glob('events.*')))
+    # What is finished is not run again.
+    with mock.patch.object(loop, 'run_seed') as run_seed:
+      self.assertEqual(self.train(), report)
+      run_seed.assert_not_called()
+
+  def test_tests_the_best_epoch(self):
+    self.config.update(num_seeds=1, monitor='validation_accuracy')
+    (seed,) = self.train()['seeds']
+    result = json.loads((self.workdir / 'seed_0/result.json').read_text())
+    accuracies = [row['validation_accuracy'] for row in result['history']]
+    self.assertEqual(seed['best_epoch'], 1 + int(np.argmax(accuracies)))
+    experiment = training.prepare(self.config, str(self.workdir), 'sign')
+    model = training.best_model(experiment, seed=0)
+    task = experiment.task
+    _, predictions = task.evaluate(model, task.splits['test'])
+    self.assertAlmostEqual(
+        float(np.mean(predictions == task.splits['test']['label'])),
+        seed['test']['accuracy'],
+        places=6,
+    )
+    with self.assertRaisesRegex(FileNotFoundError, 'no checkpoint'):
+      training.best_model(experiment, seed=5)
+
+  def test_early_stopping_ends_training(self):
+    self.config.update(num_seeds=1)
+    self.config.optimizer.learning_rate = 1e-9
+    self.config.early_stopping.update(patience=2, min_delta=1.0)
+    (seed,) = self.train()['seeds']
+    self.assertEqual(seed['num_epochs'], 3)
+    self.assertEqual(seed['stopped'], 'early stopping after epoch 3')
+
+  def test_plateau_lowers_the_learning_rate(self):
+    # At this learning rate the loss stands still.
+    self.config.update(num_seeds=1, num_epochs=5)
+    self.config.optimizer.update(learning_rate=1e-9, plateau_patience=1)
+    self.train()
+    result = json.loads((self.workdir / 'seed_0/result.json').read_text())
+    np.testing.assert_allclose(
+        [row['learning_rate'] / 1e-9 for row in result['history']],
+        [1.0, 1.0, 1.0, 0.5, 0.5],
+        rtol=1e-6,
+    )
+
+  def test_checkpoints_are_seconds_apart(self):
+    self.config.update(num_seeds=1)
+    for seconds, epochs in ((0.0, [1, 2, 3, 4]), (1e6, [4])):
+      self.config.checkpoint_seconds = seconds
+      self.workdir = pathlib.Path(self.create_tempdir().full_path)
+      with mock.patch.object(
+          checkpointing.Checkpoints, 'save', autospec=True
+      ) as save:
+        self.train()
+      self.assertEqual([call.args[1] for call in save.mock_calls], epochs)
+
+  def test_seconds_of_each_epoch(self):
+    self.config.update(num_seeds=1)
+    self.train()
+    text = (self.workdir / 'seed_0/seconds.csv').read_text()
+    head, *lines = (line.split(',') for line in text.splitlines())
+    self.assertEqual(
+        head,
+        ['dataset', 'epoch', 'seconds', 'training', 'validation', 'compiled'],
+    )
+    self.assertEqual([line[1] for line in lines], ['1', '2', '3', '4'])
+    self.assertEqual([line[-1] for line in lines], ['1', '0', '0', '0'])
+    for _, _, total, training_, validation, _ in lines:
+      self.assertGreaterEqual(
+          float(total) + 1e-5, float(training_) + float(validation)
+      )
+
+  def test_another_config_is_refused(self):
+    training.prepare(self.config, str(self.workdir))
+    self.config.data.manual_dir = 'elsewhere'  # Says nothing about the result.
+    training.prepare(self.config, str(self.workdir))
+    self.config.num_epochs = 5
+    with self.assertRaisesRegex(ValueError, 'num_epochs: 4 there, 5 here'):
+      training.prepare(self.config, str(self.workdir))
+
+  def test_another_data_set_is_refused(self):
+    run_directory.open_or_create(self.config, 'A', str(self.workdir), 'x')
+    with self.assertRaisesRegex(ValueError, "dataset: 'A' there, 'B' here"):
+      run_directory.open_or_create(self.config, 'B', str(self.workdir), 'x')
+
+  def test_impossible_fields(self):
+    for name, value in (
+        ('num_epochs', 0),
+        ('num_seeds', 0),
+        ('seed', -1),
+        ('batch_size', 0),
+        ('eval_batch_size', 0),
+        ('checkpoint_every', 0),
+        ('checkpoint_seconds', -1.0),
+        ('task', 'mnist'),
+        ('monitor', 'test_loss'),
+    ):
+      config = self.config.copy_and_resolve_references()
+      config[name] = value
+      with self.subTest(name), self.assertRaisesRegex(ValueError, name):
+        training.prepare(config, str(self.workdir))
+
+
+class EpochTimesTest(absltest.TestCase):
+
+  def run_epochs(self, times, num_epochs, seconds):
+    with mock.patch.object(timing, 'time') as time:
+      for _ in range(num_epochs):
+        time.monotonic.return_value = 0.0
+        times.start()
+        for name in ('training', 'validation'):
+          time.monotonic.return_value += seconds / 4
+          times.lap(name)
+        time.monotonic.return_value = seconds
+        times.stop()
+
+  def test_resumed(self):
+    path = pathlib.Path(self.create_tempdir().full_path) / 'seconds.csv'
+    times = timing.EpochTimes(path, 'a, b', done=0)
+    self.run_epochs(times, 1, 9.0)
+    self.assertEqual(times.summary(), '')
+    self.run_epochs(times, 2, 2.0)
+    # Epoch 3 was done, but is in no checkpoint.
+    times = timing.EpochTimes(path, 'a, b', done=2)
+    self.run_epochs(times, 2, 4.0)
+    self.assertEqual(
+        path.read_text().splitlines()[1:],
+        [
+            '"a, b",1,9.0,2.25,2.25,1',
+            '"a, b",2,2.0,0.5,0.5,0',
+            '"a, b",3,4.0,1.0,1.0,1',
+            '"a, b",4,4.0,1.0,1.0,0',
+        ],
+    )
+    self.assertEqual(
+        times.summary(),
+        '3.000 s an epoch, of which 0.750 training and 0.750 validation (mean'
+        ' of 2, without compilation)',
+    )
+
+
+class CheckpointsTest(absltest.TestCase):
+
+  def test_the_latest_comes_back(self):
+    directory = self.create_tempdir().full_path
+    params = nnx.state(SignTask().build_model(nnx.Rngs(0)), nnx.Param)
+    optimizer_state = optax.adam(1e-3).init(params)
+    tree = (params, optimizer_state)
+    zeros = jax.tree.map(jnp.zeros_like, tree)
+    with checkpointing.Checkpoints(directory) as checkpoints:
+      self.assertIsNone(checkpoints.restore(zeros, params))
+      checkpoints.save(1, zeros, params, {'x': 0.1})
+      checkpoints.save(2, tree, params, {'x': 1 / 3})
+    with checkpointing.Checkpoints(directory) as checkpoints:
+      state, best, progress = checkpoints.restore(zeros, zeros[0])
+    chex.assert_trees_all_equal(state, tree)
+    chex.assert_trees_all_equal(best, params)
+    self.assertEqual(progress, {'x': 1 / 3})
+
+
+class ReportingTest(absltest.TestCase):
+
+  def test_classification_metrics(self):
+    metrics = reporting.classification_metrics(
+        np.array([0, 0, 1, 1]), np.array([0, 1, 1, 1]), num_classes=3
+    )
+    self.assertEqual(metrics['accuracy'], 0.75)
+    self.assertAlmostEqual(metrics['precision'], (1 + 2 / 3 + 0) / 3)
+    self.assertAlmostEqual(metrics['recall'], (0.5 + 1 + 0) / 3)
+    self.assertAlmostEqual(metrics['f1'], (2 / 3 + 0.8 + 0) / 3)
+    self.assertEqual(
+        metrics['confusion_matrix'], [[1, 1, 0], [0, 2, 0], [0, 0, 0]]
+    )
+
+
+if __name__ == '__main__':
+  absltest.main()
