@@ -1,0 +1,32 @@
+"""What a caller asks of a recurrence besides its arrays: one static record."""
+
+import dataclasses
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Call:
+  """Static (hashable) options of one run over time.
+
+  The record travels whole from a layer to the kernels, so that an option is
+  named where it is given and where it acts, and nowhere in between.
+
+  Attributes:
+    reverse: run from the last step to the first.
+    both_directions: run the second half of the heads in the other direction, at
+      the same time.
+    time_major: inputs and outputs are [T, B, ...] instead of [B, T, ...].
+    outputs: number of the carry's arrays that are returned for all steps.
+    out_dtype: dtype of these; None for the engine's own choice.
+    recurrent_gradient_clip: bound of the cotangent that comes back through each
+      product with the recurrent kernel; None for none.
+    stop_recurrent_gradient: that cotangent is zero.
+  """
+
+  reverse: bool = False
+  both_directions: bool = False
+  time_major: bool = False
+  outputs: int = 1
+  out_dtype: Any = None
+  recurrent_gradient_clip: float | None = None
+  stop_recurrent_gradient: bool = False
