@@ -24,12 +24,16 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import arguments
+from pallas_kernels import call as call_lib
 from pallas_kernels import projection
 from pallas_kernels import sharding
 from pallas_kernels import targets
 
 Array = jax.Array
 Carry = tuple[Array, ...]
+
+
+_DEFAULT = call_lib.Call()
 
 
 class Cell(Protocol):
@@ -59,13 +63,7 @@ def recurrence(
     restart: Carry | None = None,
     reset: Array | None = None,
     mask: Array | None = None,
-    reverse: bool = False,
-    both_directions: bool = False,
-    time_major: bool = False,
-    outputs: int = 1,
-    out_dtype: jax.typing.DTypeLike | None = None,
-    recurrent_gradient_clip: float | None = None,
-    stop_recurrent_gradient: bool = False,
+    call: call_lib.Call = _DEFAULT,
 ) -> tuple[Carry, Carry]:
   """Computes carry_t = update(x_t, R h_{t-1}, carry_{t-1}) on the GPU.
 
@@ -88,26 +86,20 @@ def recurrence(
       that is faster.
     bias: added to the input gates, [G, F], or None.
     restart: what a reset restarts from, each [B, F]; zeros if None.
-    reset: bool [B, T], also where x_gates are time-major; where true, the carry
-      restarts before the step, in the order of the loop.
-    mask: bool [B, T], likewise; where false, the carry is held over the step.
-    reverse: run from the last step to the first.
-    both_directions: run the other way for the second half of the heads, at the
-      same time; `reset` is then [2, B, T], for each half in the order of its
-      loop. For recurrent kernels that are not diagonal.
-    time_major: x_gates and the outputs are [T, B, ...] instead of [B, T, ...].
-    outputs: how many of the carry's arrays to return for all steps.
-    out_dtype: dtype of these, and of the carries that are saved for the
-      backward pass; that of x_gates if None. The carry inside the kernel is
-      float32.
-    recurrent_gradient_clip: bound of what comes back through each product with
-      a recurrent kernel that is not diagonal, before it is added to the rest;
-      None for none.
-    stop_recurrent_gradient: whether nothing comes back through it.
+    reset: bool [B, T], also where x is time-major; where true, the carry
+      restarts before the step, in the order of the loop. With
+      `call.both_directions` [2, B, T], one for each half of the heads, in the
+      order of its loop.
+    mask: bool [B, T], also where x is time-major; where false, the carry is
+      held over the step.
+    call: static options. `out_dtype` is the dtype of the outputs and of the
+      carries that are saved for the backward pass, that of x if None; the carry
+      inside the kernel is float32. A diagonal recurrent kernel takes neither
+      `both_directions` nor options for the recurrent gradient.
 
   Returns:
-    The final carry, each float32 [B, F], and the first `outputs` arrays of the
-    carry after every step, each [B, T, F].
+    The final carry, each float32 [B, F], and the first `call.outputs` arrays
+    of the carry after every step, each [B, T, F].
 
   Raises:
     ValueError: an argument has the wrong shape or dtype.
@@ -117,7 +109,8 @@ def recurrence(
   """
   target = targets.current()
   arrays = x_gates if isinstance(x_gates, (list, tuple)) else (x_gates,)
-  out_dtype = jnp.dtype(out_dtype or arrays[0].dtype)
+  out_dtype = jnp.dtype(call.out_dtype or arrays[0].dtype)
+  call = dataclasses.replace(call, out_dtype=out_dtype)
   arguments.dtypes('recurrence', [*(x.dtype for x in arrays), out_dtype])
   weights = params, input_kernel, bias, recurrent_kernel
   operands = weights, arrays, carry, restart, reset, mask
@@ -129,7 +122,7 @@ def recurrence(
     _check_input_kernel(cell, arrays, input_kernel)
     features = input_kernel.shape[-1]
   lead = arrays[0].shape[:2]
-  batch, time = lead[::-1] if time_major else lead
+  batch, time = lead[::-1] if call.time_major else lead
   arguments.sizes('recurrence', batch, time, features)
   if input_kernel is None:
     _check_gates(cell, arrays)
@@ -148,12 +141,12 @@ def recurrence(
     arguments.carry('carry', carry, cell.carry_names, batch, features)
   if restart is not None:
     arguments.carry('restart', restart, cell.carry_names, batch, features)
-  arguments.flags('reset', reset, batch, time, both_directions)
+  arguments.flags('reset', reset, batch, time, call.both_directions)
   arguments.flags('mask', mask, batch, time)
-  if not 1 <= outputs <= len(cell.carry_names):
+  if not 1 <= call.outputs <= len(cell.carry_names):
     raise ValueError(
         f'outputs must be 1 to {len(cell.carry_names)} for'
-        f' {type(cell).__name__}, got {outputs}.'
+        f' {type(cell).__name__}, got {call.outputs}.'
     )
 
   def stack(xs):
@@ -176,7 +169,7 @@ def recurrence(
       arrays = (projection.project(input_kernel, arrays[0]),)
     rows = _Rows.of(params, bias, None, features)
     heads, size = dense_kernel.shape[1:3]
-    if both_directions and heads % 2:
+    if call.both_directions and heads % 2:
       raise ValueError(
           f'both_directions needs an even number of heads, got {heads}.'
       )
@@ -186,13 +179,13 @@ def recurrence(
             _Gated('operand', cell, rows) if hasattr(cell, 'operand') else None,
             rows.count,
             (batch, time, heads, size),
-            time_major,
-            reverse,
-            both_directions,
-            outputs,
+            call.time_major,
+            call.reverse,
+            call.both_directions,
+            call.outputs,
             out_dtype,
-            recurrent_gradient_clip,
-            stop_recurrent_gradient,
+            call.recurrent_gradient_clip,
+            call.stop_recurrent_gradient,
             target,
         ),
         rows.pack(params, bias, None),
@@ -205,9 +198,9 @@ def recurrence(
     )
     return tuple(last), carries
   if (
-      recurrent_gradient_clip is not None
-      or stop_recurrent_gradient
-      or both_directions
+      call.recurrent_gradient_clip is not None
+      or call.stop_recurrent_gradient
+      or call.both_directions
   ):
     raise NotImplementedError(
         'GPU kernels have recurrent_gradient_clip, stop_recurrent_gradient and'
@@ -219,19 +212,19 @@ def recurrence(
   rows = _Rows.of(params, bias, recurrent_kernel, features)
   step: Callable[..., Any]
   step = _Coefficients(cell, rows) if linear else _Update(cell, rows)
-  call = streaming_op.Call(
+  problem = streaming_op.Call(
       step,
       linear,
       rows.count,
       (batch, time, features),
-      time_major,
-      reverse,
-      outputs,
+      call.time_major,
+      call.reverse,
+      call.outputs,
       out_dtype,
       target,
   )
   last, carries = streaming_op.run(
-      call,
+      problem,
       rows.pack(params, bias, recurrent_kernel),
       tuple(arrays),
       input_kernel,

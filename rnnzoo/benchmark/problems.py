@@ -18,6 +18,7 @@ import numpy as np
 from rnnzoo.benchmark import baselines
 from rnnzoo.benchmark import cases as benchmark_cases
 from rnnzoo.benchmark import steps as benchmark_steps
+from rnnzoo.engines import call as call_lib
 from rnnzoo.engines import unrolling
 
 
@@ -168,28 +169,23 @@ def _make_unroll(cell, reset, mask, reverse, implementation, dtype):
     unroll = baselines.LAX_SCANS[implementation]
     return baselines.lax_scan(unroll)
 
-  def time_major(x):
-    return None if x is None else jnp.swapaxes(x, 0, 1)
+  call = call_lib.Call(reverse=reverse, out_dtype=dtype)
 
   def run(arrays):
-    carry = arrays['carry']
-    final, (h,) = unrolling.run(
-        cell,
-        arrays['params'],
-        unrolling._split_gates,
-        (),
-        time_major(arrays['x_gates']),
-        arrays['kernel'],
-        carry,
-        restart=arrays.get('restart', tuple(map(jnp.zeros_like, carry))),
-        reset=time_major(reset),
-        mask=time_major(mask),
-        reverse=reverse,
-        implementation=implementation,
-        time_major=False,
-        out_dtype=dtype,
+    operands = call_lib.Operands(
+        params=arrays['params'],
+        weights=(),
+        x=arrays['x_gates'],
+        recurrent_kernel=arrays['kernel'],
+        carry=arrays['carry'],
+        restart=arrays.get('restart'),
+        reset=reset,
+        mask=mask,
     )
-    h = time_major(h.astype(dtype))
+    final, (h,) = unrolling.run(
+        cell, call_lib.Given(), operands, call, implementation
+    )
+    h = h.astype(dtype)
     return {'h': h, 'carry': final} if 'restart' in arrays else h
 
   return run
