@@ -40,9 +40,7 @@ def signature(thing) -> str:
     return ''
   plain = [p.replace(annotation=inspect.Parameter.empty) for p in parameters]
   text = ', '.join(map(str, plain))
-  return re.sub(
-      r'<(?:function|class) ?\'?([^>\']*?)\'?(?: at 0x\w+)?>', r'\1', text
-  )
+  return re.sub(r' at 0x\w+', '', text)
 
 
 def names():
