@@ -1,18 +1,17 @@
 """`recurrence`: any cell's update over time, with derivatives.
 
-A cell comes in as an argument with equations and no name. What an engine needs
-to know of it:
+A cell comes in as an argument, with equations and no name. Two facts choose the
+kernels that run it:
 
-* whether it is linear in its carry (it then has `coefficients`), for
-  `mosaic_gpu/linear.py`;
-* whether its recurrent kernel is diagonal, for `mosaic_gpu/diagonal.py`, or
-  dense, for `mosaic_gpu/dense.py`;
-* whether it has an `operand`, for a second product.
+* a cell that is linear in its carry has `coefficients`: `streaming/linear.py`;
+* a diagonal recurrent kernel has blocks of 1 x 1: `streaming/diagonal.py`. All
+  other recurrent kernels go to `dense/`, where a cell that has an `operand`
+  gets a second product.
 
-Everything that is one number a feature (the cell's parameters, a bias of the
-input gates, a diagonal recurrent kernel) reaches a kernel as rows of one array,
-`theta`. A kernel adds the bias itself and sums its gradient in registers, which
-spares a pass over the gates either way.
+Numbers of which a feature has one (the cell's parameters, a bias of the input
+gates, a diagonal recurrent kernel) reach a kernel as rows of one array, `theta`.
+A kernel adds the bias itself and sums its gradient in registers: that spares a
+pass over the gates either way.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -37,7 +36,7 @@ _DEFAULT = call_lib.Call()
 
 
 class Cell(Protocol):
-  """What all cells have; equal cells share a compilation.
+  """The methods of all cells; equal cells share a compilation.
 
   A linear cell also has `coefficients(params, x_gates)`, which is then used
   instead of `update`, and one with two dependent products has `operand`.
@@ -76,16 +75,16 @@ def recurrence(
     params: the cell's own parameters by name, each [..., F].
     x_gates: input gates, [B, T, G, F] or a sequence of arrays [B, T, F] and
       [B, T, g, F] that have G gates in all; float32, bfloat16 or float16. With
-      `input_kernel` what that multiplies, [B, T, I].
+      `input_kernel` its operand, [B, T, I].
     recurrent_kernel: [G', N, D, D] with N D = F, or None for a cell without
       recurrent gates.
-    carry: what the first step starts from, each [B, F]; None for zeros, which
-      a linear recurrence then does not read.
+    carry: state before the first step, each [B, F]; None for zeros, which a
+      linear recurrence then does not read.
     input_kernel: W, [G, I, F], or None; cast to the dtype of x_gates. A linear
       recurrence of inputs in 16 bits multiplies and scans in one kernel, where
       that is faster.
     bias: added to the input gates, [G, F], or None.
-    restart: what a reset restarts from, each [B, F]; zeros if None.
+    restart: state after a reset, each [B, F]; zeros if None.
     reset: bool [B, T], also where x is time-major; where true, the carry
       restarts before the step, in the order of the loop. With
       `call.both_directions` [2, B, T], one for each half of the heads, in the
@@ -293,7 +292,7 @@ def _join(arrays: Sequence[Array]) -> Array:
 
 @dataclasses.dataclass(frozen=True)
 class _Rows:
-  """What the rows of theta [rows, F] are.
+  """The meaning of the rows of theta [rows, F].
 
   Attributes:
     params: names and leading axes of the cell's own parameters.
@@ -390,7 +389,7 @@ class _Update:
 
 @dataclasses.dataclass(frozen=True)
 class _Gated:
-  """(theta, input gates, h_gates, carry) -> what a cell's method returns."""
+  """(theta, input gates, h_gates, carry) -> result of a cell's method."""
 
   method: str
   cell: Any

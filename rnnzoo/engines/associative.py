@@ -112,7 +112,7 @@ def _affine(a: Array, b: Array, h: Array) -> Array:
 
 
 def _fold(a, b, h0, reverse):
-  """Adds what the initial h contributes to the first step."""
+  """Adds the contribution of the initial h to the first step."""
   first = -1 if reverse else 0
   return b.at[first].set(_affine(a[first], b[first], h0))
 

@@ -1,4 +1,4 @@
-"""What a run over time is made of: operands, a projection, static options.
+"""The parts of a run over time: operands, a projection, static options.
 
 `Call`, the static options, is the record that the GPU kernels take too. The
 three travel whole, from a layer or `unroll` to the path that runs.
@@ -73,7 +73,7 @@ class Projection(abc.ABC):
 
   @abc.abstractmethod
   def for_kernels(self, weights: Any, x: Array) -> KernelInputs:
-    """Returns what a GPU kernel reads instead of the gates."""
+    """Returns the arrays that a GPU kernel reads in place of the gates."""
 
 
 @dataclasses.dataclass(frozen=True)

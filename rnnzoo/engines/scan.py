@@ -40,8 +40,7 @@ def chunk_length(time: int, width: int) -> int:
   """Returns for how many steps the input gates are formed at once.
 
   On a CPU, chunks keep gates in cache and save the page faults of large
-  temporaries; the gain over one pass is most of what benchmarks/cpu_peers.json
-  shows at T = 784.
+  temporaries. At T = 784 this is most of the gain in benchmarks/cpu_peers.json.
 
   Args:
     time: T.

@@ -2,7 +2,7 @@
 
 For a chunk of steps, everything that does not depend on the adjoint is computed
 for all of them at once: the input projection, R h_{t-1} as one product, and the
-linearisation of `update` around the saved carries. What is left for the loop is
+linearisation of `update` around the saved carries. The loop that is left is
 linear in the adjoint λ,
 
     λ_{t-1} = g_{t-1} + (d carry_t / d carry_{t-1})ᵀ λ_t
@@ -10,7 +10,7 @@ linear in the adjoint λ,
 and the gradients of kernels are then one product a chunk, added up in float32.
 Adding them step by step, as plain autodiff of a scan does, is slower and loses
 digits in bfloat16. One thing need not be linear: `recurrent_gradient_clip`
-bounds what comes back through the recurrent kernel.
+bounds the cotangent that comes back through the recurrent kernel.
 """
 
 from collections.abc import Callable
@@ -42,7 +42,7 @@ def backward(
 
   Args:
     plan: static arguments.
-    operands: what the unroll was given.
+    operands: those of the unroll.
     carries: after every step, each [T, B, F].
     h_gates: of every step, each [T, B, F], or None to form them again.
     cotangents: of the final carry, each [B, F], and of the returned carries,
@@ -61,7 +61,7 @@ def backward(
   stop = call.stop_recurrent_gradient
 
   def through(stage, d_gates):
-    """Cotangent of what a stage's kernel multiplies."""
+    """Returns the cotangent of the operand of a stage's kernel."""
     if stop:
       return jnp.zeros_like(d_gates[0])
     d = products.multiply_transposed(transposed[stage], d_gates)

@@ -1,4 +1,4 @@
-"""One step, and chunks of steps: what both directions of path 1 share."""
+"""One step, and chunks of steps: forward and backward pass share them."""
 
 from collections.abc import Callable
 import dataclasses

@@ -75,25 +75,24 @@ def unroll(
       [gate, head, from, to], with heads * head_dim = features; None for a cell
       without recurrent gates. Its dtype is that of the product's operands; sums
       and state are float32 or wider.
-    carry: what the first step starts from, one array [batch, features] for each
+    carry: state before the first step, one array [batch, features] for each
       of `cell.carry_names`.
     reset: bool [batch, time]; where true, the carry restarts before this step.
       It is the boundary between t-1 and t: a reversed run restarts when it goes
       from t to t-1.
-    restart_carry: what a reset restarts from, shaped as `carry`; zeros if None.
+    restart_carry: state after a reset, shaped as `carry`; zeros if None.
     mask: bool [batch, time]; where false, the carry is held over the step and
       the inputs there have no effect. A reset acts all the same.
     reverse: run from the last step to the first; h stays in the order of x.
-    recurrent_gradient_clip: c > 0: in the backward pass, the cotangent of what
-      the recurrent kernel multiplies, R^T dgates, is clipped elementwise to
-      [-c, c] before it is added to the rest of the carry's. None: unclipped.
-    stop_recurrent_gradient: what the recurrent kernel multiplies counts as a
-      constant: that cotangent is zero. The recurrent kernel has its gradient
-      all the same, and what `cell.update` does with the carry is differentiated
-      as ever.
+    recurrent_gradient_clip: c > 0: in the backward pass, the cotangent of the
+      recurrent kernel's operand, R^T dgates, is clipped elementwise to [-c, c]
+      before it is added to the rest of the carry's. None: unclipped.
+    stop_recurrent_gradient: the recurrent kernel's operand counts as a
+      constant: its cotangent is zero. The recurrent kernel has its gradient all
+      the same, and `cell.update` is differentiated as ever.
     implementation: 'scan', 'associative_scan', 'pallas', a sequence of these to
       try in turn, or None for the fastest that can run. 'scan' can run
-      everything; what the others can, this module's first lines say.
+      everything; this module's first lines say which cells the others can.
 
   Returns:
     The final carry, each [batch, features], and h after every step,

@@ -59,7 +59,7 @@ def unroll(
   if _static(first) != _static(second):
     raise NotImplementedError('the layers differ in more than parameters')
   if not selection.is_first('pallas', first.implementation):
-    raise NotImplementedError('the kernels are not what is tried first')
+    raise NotImplementedError('another path is tried before the kernels')
   targets.current()  # Nothing is put together where no kernel can run.
   first._check_input(x, '[..., time, in_features]')
   both = _side_by_side(first, second)
@@ -133,7 +133,7 @@ def _has_blocks(layer) -> TypeGuard[recurrent.RecurrentLayer]:
 
 
 def _static(layer: recurrent.RecurrentLayer) -> tuple[Any, ...]:
-  """Returns what a layer is but for its parameters' values."""
+  """Returns all of a layer but the values of its parameters."""
   return (
       type(layer),
       layer.cell,

@@ -2,8 +2,8 @@
 
 `RecurrentLayer` is one cell with its parameters: it projects the input, unrolls
 the cell and takes care of batch axes, carries, resets, masks and dtypes. The
-layers themselves (`rnnzoo.GRU`, ...) add only what their papers say: the cell,
-initialisers and options.
+layers themselves (`rnnzoo.GRU`, ...) add the parts that their papers name: the
+cell, initialisers and options.
 
 Layers hold parameters and static configuration, never random state and nothing
 that a call changes, so they work with `nnx.jit`, with `nnx.split` and plain
@@ -106,13 +106,13 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
         the backward pass, the cotangent that comes back through each product
         with the recurrent kernel is clipped elementwise to [-c, c] before it is
         added to the rest of the carry's. None: unclipped.
-      stop_recurrent_gradient: that cotangent is zero: what the recurrent kernel
-        multiplies counts as a constant. The kernel is learned all the same, and
+      stop_recurrent_gradient: that cotangent is zero: the recurrent kernel's
+        operand counts as a constant. The kernel is learned all the same, and
         gradients still reach the past by the rest of the cell, as through an
         LSTM's c. A gate that acts on this operand only, A-GRU's r, then has no
         gradient.
-      dtype: dtype of inputs, gates, products and outputs; None for what x and
-        the parameters promote to. State and sums are float32 or wider.
+      dtype: dtype of inputs, gates, products and outputs; None for the one that
+        x and the parameters promote to. State and sums are float32 or wider.
       param_dtype: dtype of the parameters.
       implementation: 'scan' (everything, everywhere), 'associative_scan' (cells
         that are linear in their carry), 'pallas' (GPU kernels, first
