@@ -9,9 +9,9 @@ kernels that run it:
   gets a second product.
 
 Numbers of which a feature has one (the cell's parameters, a bias of the input
-gates, a diagonal recurrent kernel) reach a kernel as rows of one array, `theta`.
-A kernel adds the bias itself and sums its gradient in registers: that spares a
-pass over the gates either way.
+gates, a diagonal recurrent kernel) reach a kernel as rows of one array,
+`theta`. A kernel adds the bias itself and sums its gradient in registers: that
+spares a pass over the gates either way.
 """
 
 from collections.abc import Callable, Mapping, Sequence
