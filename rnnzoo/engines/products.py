@@ -9,6 +9,7 @@ or wider: a bfloat16 recurrence needs them.
 
 from collections.abc import Sequence
 import functools
+import string
 
 import jax
 import jax.numpy as jnp
@@ -59,20 +60,20 @@ def _project_bwd(residuals, d_gates):
   (kernel, bias), x = residuals
   wide = d_gates[0].dtype
   operand = kernel.astype(x.dtype)
-  rows = [d.astype(x.dtype).reshape(-1, kernel.shape[-1]) for d in d_gates]
-  d_kernel = jnp.stack(_sum_outer(x.reshape(-1, x.shape[-1]), rows, wide))
+  rows = [d.astype(x.dtype) for d in d_gates]
+  d_kernel = jnp.stack(_sum_outer(x, rows, wide))
   d_x = _sum(
       [
-          contract('bf,if->bi', d, w, wide)
+          contract('...f,if->...i', d, w, wide)
           for d, w in zip(rows, operand, strict=True)
       ]
   )
   d_bias = None
   if bias is not None:
-    d_bias = jnp.stack([jnp.sum(d.astype(wide), axis=0) for d in rows])
+    leading = tuple(range(x.ndim - 1))
+    d_bias = jnp.stack([jnp.sum(d.astype(wide), axis=leading) for d in rows])
     d_bias = d_bias.astype(bias.dtype)
-  d_x = d_x.reshape(x.shape).astype(x.dtype)
-  return (d_kernel.astype(kernel.dtype), d_bias), d_x
+  return (d_kernel.astype(kernel.dtype), d_bias), d_x.astype(x.dtype)
 
 
 project.defvjp(_project_fwd, _project_bwd)
@@ -139,26 +140,31 @@ def outer(packed: Array, h: Array, gates: Sequence[Array]) -> Array:
     [N, D, G D] in h's dtype.
   """
   heads, size, _ = packed.shape
+  # No two axes are merged: time is not sharded over devices and batch may be.
+  leading = tuple(range(h.ndim - 1))
   if size == 1:
-    sums = [jnp.sum((h * x).reshape(-1, heads), axis=0) for x in gates]
+    sums = [jnp.sum(h * x, axis=leading) for x in gates]
     return jnp.stack(sums, axis=-1)[:, None]
-  left = h.astype(packed.dtype).reshape(-1, heads, size)
+  left = h.astype(packed.dtype)
   if heads == 1:
-    rows = [x.astype(packed.dtype).reshape(-1, size) for x in gates]
-    blocks = _sum_outer(left[:, 0], rows, h.dtype)
+    rows = [x.astype(packed.dtype) for x in gates]
+    blocks = _sum_outer(left, rows, h.dtype)
     return jnp.concatenate(blocks, axis=-1)[None]
+  left = left.reshape(*h.shape[:-1], heads, size)
   right = _join(gates, heads, size).astype(packed.dtype)
-  right = right.reshape(-1, heads, right.shape[-1])
-  return contract('bnd,bng->ndg', left, right, h.dtype)
+  axes = string.ascii_lowercase[: len(leading)]
+  return contract(f'{axes}ND,{axes}NG->NDG', left, right, h.dtype)
 
 
 def _sum_outer(left: Array, rights: Sequence[Array], dtype) -> list[Array]:
-  """Returns leftᵀ right for each right; all have the same number of rows."""
-  columns = left.T
+  """Returns leftᵀ right, summed over all leading axes, for each right."""
+  columns = jnp.moveaxis(left, -1, 0)
   if jax.default_backend() == 'cpu':
     # XLA's CPU backend would transpose inside each product, and slowly.
     columns = jax.lax.optimization_barrier(columns)
-  return [contract('ib,bg->ig', columns, right, dtype) for right in rights]
+  axes = string.ascii_lowercase[: left.ndim - 1]
+  subscripts = f'I{axes},{axes}G->IG'
+  return [contract(subscripts, columns, right, dtype) for right in rights]
 
 
 def contract(subscripts: str, a: Array, b: Array, dtype) -> Array:

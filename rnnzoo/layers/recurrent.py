@@ -22,6 +22,7 @@ from pallas_kernels import sharding
 from rnnzoo import cell as cell_lib
 from rnnzoo import checks
 from rnnzoo.engines import call as call_lib
+from rnnzoo.engines import partitioning
 from rnnzoo.engines import products
 from rnnzoo.engines import scan_steps
 from rnnzoo.engines import selection
@@ -207,7 +208,22 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
         recurrent_gradient_clip=self.recurrent_gradient_clip,
         stop_recurrent_gradient=self.stop_recurrent_gradient,
     )
-    return self._unroll(x, initial_carry, reset, seq_lengths, mask, call)
+    self._check_input(x, '[..., time, in_features]')
+    batch = tuple(range(x.ndim - 2))
+    lead = tuple(axis + time_major for axis in batch)
+    given = x, initial_carry, reset, seq_lengths, mask
+    if not partitioning.is_sharded(x):
+      return self._unroll(*given, call)
+    graphdef, state = nnx.split(self)
+    return partitioning.spread(
+        lambda state, given: nnx.merge(graphdef, state)._unroll(*given, call),
+        state,
+        given,
+        positions=(lead, batch, lead, batch, lead),
+        out_positions=((batch,) * len(self.cell.carry_names), lead),
+        like=x,
+        axes=lead,
+    )
 
   def _unroll(
       self,
