@@ -7,6 +7,7 @@ import pallas_kernels
 from pallas_kernels import sharding
 from rnnzoo import checks
 from rnnzoo.engines import associative
+from rnnzoo.engines import partitioning
 from rnnzoo.engines import scan_steps
 from rnnzoo.engines import selection
 
@@ -62,6 +63,23 @@ def linear_scan(
   if h0.shape != (batch, features):
     raise ValueError(
         f'h0 must be [batch, features] = {(batch, features)}, got {h0.shape}.'
+    )
+  if partitioning.is_sharded(b) or partitioning.is_sharded(a):
+    # Sequences and features are independent.
+    where = (0, 2)
+    return partitioning.spread(
+        lambda _, given: linear_scan(
+            *given[:3],
+            reset=given[3],
+            reverse=reverse,
+            implementation=implementation,
+        ),
+        (),
+        (a, b, h0, reset),
+        positions=(where, where, (0, 1), (0, None)),
+        out_positions=where,
+        like=b if partitioning.is_sharded(b) else a,
+        axes=where,
     )
   a, b, h0 = sharding.alike([a, b, h0.astype(dtype)])
   if time == 0:

@@ -46,7 +46,7 @@ def spread(
     split: a tuple of arrays, trees of arrays, or None.
     positions: for each of `split`, the positions of the independent axes in its
       arrays.
-    out_positions: likewise for the results.
+    out_positions: a tree of such positions, a prefix of that of the results.
     like: the array whose type says how the independent axes are sharded.
     axes: the positions of these axes in `like`.
   """
@@ -92,7 +92,7 @@ def _is_positions(x: Any) -> bool:
 
 
 def _explicit(x: Array) -> tuple[Any, list[tuple[str, ...]]]:
-  """Returns the mesh of x, and for each axis the Explicit axes that share it."""
+  """Returns the mesh of x, and the Explicit axes that each axis is over."""
   sharding = jax.typeof(x).sharding
   mesh = sharding.mesh
   kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
@@ -105,7 +105,7 @@ def _explicit(x: Array) -> tuple[Any, list[tuple[str, ...]]]:
 
 
 def _typed(x: Any, mesh: Any, spec: Sequence[Any]) -> Any:
-  """Returns x with a sharding, all axes of the mesh that are not in it whole."""
+  """Returns x sharded as `spec` says, and whole over all other axes."""
   wanted = PartitionSpec(*spec)
   given = jax.typeof(x).sharding
   if given.mesh.empty and not any(wanted):

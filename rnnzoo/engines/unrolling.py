@@ -25,6 +25,7 @@ from rnnzoo import cell as cell_lib
 from rnnzoo import checks
 from rnnzoo.engines import associative
 from rnnzoo.engines import call as call_lib
+from rnnzoo.engines import partitioning
 from rnnzoo.engines import scan
 from rnnzoo.engines import scan_steps
 from rnnzoo.engines import selection
@@ -212,8 +213,10 @@ def run(
   Raises:
     NotImplementedError: the implementation named cannot run this.
   """
-  operands = sharding.alike(operands)
   axis = 0 if call.time_major else 1
+  if partitioning.is_sharded(operands.x):
+    return _over_devices(cell, projection, operands, call, implementation)
+  operands = sharding.alike(operands)
   if operands.x.shape[axis] == 0:
     batch = operands.x.shape[1 - axis]
     carry = _with_carries(cell, projection, operands, batch).carry
@@ -240,6 +243,42 @@ def run(
 
   linear = isinstance(cell, cell_lib.LinearCell)
   return selection.first_that_can(attempt, implementation, linear)
+
+
+def _over_devices(cell, projection, operands, call, implementation):
+  """`run`, each device with its part of the batch."""
+
+  def part(shared, split):
+    params, weights, recurrent_kernel = shared
+    x, carry, restart, reset, mask = split
+    own = Operands(
+        params=params,
+        weights=weights,
+        x=x,
+        recurrent_kernel=recurrent_kernel,
+        carry=carry,
+        restart=restart,
+        reset=reset,
+        mask=mask,
+    )
+    return run(cell, projection, own, call, implementation)
+
+  steps = (1,) if call.time_major else (0,)
+  return partitioning.spread(
+      part,
+      (operands.params, operands.weights, operands.recurrent_kernel),
+      (
+          operands.x,
+          operands.carry,
+          operands.restart,
+          operands.reset,
+          operands.mask,
+      ),
+      positions=(steps, (0,), (0,), steps, steps),
+      out_positions=((0,), steps),
+      like=operands.x,
+      axes=steps,
+  )
 
 
 def _scan(cell, projection, operands: Operands, call: Call):

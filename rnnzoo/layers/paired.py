@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from pallas_kernels import targets
 from rnnzoo import cell as cell_lib
 from rnnzoo.engines import call as call_lib
+from rnnzoo.engines import partitioning
 from rnnzoo.engines import selection
 from rnnzoo.layers import recurrent
 from rnnzoo.layers import sequence_layer
@@ -62,6 +63,21 @@ def unroll(
     raise NotImplementedError('another path is tried before the kernels')
   targets.current()  # Nothing is put together where no kernel can run.
   first._check_input(x, '[..., time, in_features]')
+  if partitioning.is_sharded(x):
+    graphdef, state = nnx.split((first, second))
+    batch = tuple(range(x.ndim - 2))
+    lead = tuple(axis + time_major for axis in batch)
+    return partitioning.spread(
+        lambda state, given: unroll(
+            *nnx.merge(graphdef, state), *given, reverse, time_major
+        ),
+        state,
+        (x, initial_carry, reset, seq_lengths, mask),
+        positions=(lead, batch, lead, batch, lead),
+        out_positions=(batch, lead),
+        like=x,
+        axes=lead,
+    )
   both = _side_by_side(first, second)
   batch_shape = x.shape[1:-1] if time_major else x.shape[:-2]
   carry = None

@@ -220,7 +220,7 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
         state,
         given,
         positions=(lead, batch, lead, batch, lead),
-        out_positions=((batch,) * len(self.cell.carry_names), lead),
+        out_positions=(batch, lead),
         like=x,
         axes=lead,
     )
@@ -310,6 +310,20 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
       ValueError: an argument has the wrong shape or dtype.
     """
     self._check_input(x, '[..., in_features]')
+    if partitioning.is_sharded(x):
+      graphdef, state = nnx.split(self)
+      batch = tuple(range(x.ndim - 1))
+      return partitioning.spread(
+          lambda state, given: nnx.merge(graphdef, state).step(
+              *given[:2], reset=given[2]
+          ),
+          state,
+          (carry, x, reset),
+          positions=(batch, batch, batch),
+          out_positions=(batch, batch),
+          like=x,
+          axes=batch,
+      )
     batch_shape = x.shape[:-1]
     carry = self._check_carry(carry, batch_shape, 'carry')
     reset = checks.flags(reset, batch_shape, 'reset')

@@ -1,4 +1,4 @@
-"""What shard_map_test.py runs, on four devices that a CPU pretends to be.
+"""What devices_test.py runs, on four devices that a CPU pretends to be.
 
 Its arguments are cases by name. Each prints a line once loss and gradients of
 a batch that is spread over the devices equal those of one device.

@@ -1,4 +1,4 @@
-"""Layers under `jax.shard_map`, the batch spread over devices."""
+"""Layers on several devices: under `jax.shard_map`, and sharded under `jit`."""
 
 import math
 import os
@@ -58,42 +58,62 @@ def collectives(jaxpr):
 
 
 class Numbers(parameterized.TestCase):
-  """Compares four devices with one."""
+  """Compares several devices with one."""
 
-  def assert_same_on_four_devices(self, names):
-    # The number of devices is fixed once in a process: this takes another.
+  def run_program(self, name, devices, arguments):
+    """Runs a program with a number of devices, fixed once in a process."""
     path = [str(ROOT), os.environ.get('PYTHONPATH')]
+    flag = f'--xla_force_host_platform_device_count={devices}'
     done = subprocess.run(
-        [sys.executable, '-m', 'tests.testing.shard_map_program', *names],
+        [sys.executable, '-m', f'tests.testing.{name}', *arguments],
         env=os.environ
         | {
             'JAX_PLATFORMS': 'cpu',
             'PYTHONPATH': os.pathsep.join(filter(None, path)),
-            'XLA_FLAGS': '--xla_force_host_platform_device_count=4',
+            'XLA_FLAGS': flag,
         },
         capture_output=True,
         text=True,
         check=False,
     )
     self.assertEqual(done.returncode, 0, done.stderr[-4000:])
+    return done.stdout
+
+  def assert_same_in_shard_map(self, names):
+    printed = self.run_program('shard_map_program', 4, names)
     for name in names:
-      self.assertIn(f'{name} is the same on 4 devices', done.stdout)
+      self.assertIn(f'{name} is the same on 4 devices', printed)
+
+  def assert_same_under_jit(self, kind, names):
+    printed = self.run_program('sharded_program', 8, [kind, *names])
+    for name in names:
+      self.assertIn(f'{name} is the same on 8 devices', printed)
 
 
 class FewNumbersTest(Numbers):
 
-  def test_few(self):
-    self.assert_same_on_four_devices(FEW)
+  def test_shard_map(self):
+    self.assert_same_in_shard_map(FEW)
+
+  @parameterized.parameters('Explicit', 'Auto')
+  def test_jit(self, kind):
+    self.assert_same_under_jit(kind, FEW)
 
 
 @pytest.mark.slow
 class AllNumbersTest(Numbers):
 
   @parameterized.parameters(*rnnzoo.LAYERS)
-  def test_all(self, layer):
+  def test_shard_map(self, layer):
+    self.assert_same_in_shard_map(self.names(layer))
+
+  @parameterized.product(layer=tuple(rnnzoo.LAYERS), kind=('Explicit', 'Auto'))
+  def test_jit(self, layer, kind):
+    self.assert_same_under_jit(kind, self.names(layer))
+
+  def names(self, layer):
     cases = sharded_cases.CASES.items()
-    names = [name for name, case in cases if case.layer == layer]
-    self.assert_same_on_four_devices(names)
+    return [name for name, case in cases if case.layer == layer]
 
 
 class Kernels(parameterized.TestCase):
@@ -124,6 +144,18 @@ class Kernels(parameterized.TestCase):
       )
       return params, jax.make_jaxpr(sharded)(params, data).jaxpr
 
+  def trace_under_jit(self, case):
+    """`trace` of data that is sharded over an Explicit axis."""
+    params, data, loss = case.problem(batch=2 * LOCAL_BATCH, features=8)
+    mesh = abstract_gpu.mesh('NVIDIA H200', 'Explicit')
+    with jax.sharding.use_abstract_mesh(mesh):
+      over_batch = jax.sharding.NamedSharding(mesh, P('data'))
+      data = jax.tree.map(
+          lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=over_batch),
+          data,
+      )
+      return params, jax.make_jaxpr(jax.grad(loss))(params, data).jaxpr
+
   def assert_sums_gradients_of_parameters_only(self, case):
     if not abstract_gpu.RUNS:
       with self.assertRaisesRegex(NotImplementedError, 'need jax >= 0.11'):
@@ -133,7 +165,14 @@ class Kernels(parameterized.TestCase):
     # Each device has its own copy of the parameters: nothing is to be summed.
     _, jaxpr = self.trace(case, params_vary=True)
     self.assertEmpty(collectives(jaxpr))
-    params, jaxpr = self.trace(case, params_vary=False)
+    for params, jaxpr in (
+        self.trace(case, params_vary=False),
+        self.trace_under_jit(case),
+    ):
+      self.assert_sums(case, params, jaxpr)
+
+  def assert_sums(self, case, params, jaxpr):
+    """Fails unless the sums over devices are those of the parameters."""
     summed = [shape for _, shape in collectives(jaxpr)]
     for shape in summed:
       self.assertNotIn(LOCAL_BATCH, shape)

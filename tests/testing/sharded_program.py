@@ -1,0 +1,126 @@
+"""What devices_test.py runs, on eight devices that a CPU pretends to be.
+
+Its arguments are 'Explicit' or 'Auto', then cases of sharded_cases.py. Each
+case prints a line once loss and gradients of a batch that is sharded over the
+devices, under plain `jit`, equal those of one device, with one reduction and no
+other collective in the compiled program.
+"""
+
+import re
+import sys
+
+from flax import nnx
+import jax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+import numpy as np
+
+import rnnzoo
+from tests.layers import flax_modes_test
+from tests.testing import reference
+from tests.testing import sharded_cases
+
+DEVICES = 8
+OTHERS = re.compile(
+    r' (all-gather|all-to-all|collective-permute|reduce-scatter)(?:-start)?\('
+)
+
+
+def same(got, expected):
+  if got.dtype != jax.dtypes.float0:
+    flax_modes_test.close(np.asarray(got), expected)
+
+
+def compiled(loss, *args):
+  """Returns a loss's value and gradients as a compiled program."""
+  f = jax.value_and_grad(loss, (0, 1), allow_int=True)
+  return reference.jit(f).lower(*args).compile()
+
+
+def functions(mesh):
+  """Yields names and results of public functions, sharded and on one device."""
+  rng = np.random.default_rng(0)
+  draw = lambda *shape: rng.standard_normal(shape).astype(np.float32)
+  a, b, h0 = draw(8, 5, 4), draw(8, 5, 4), draw(8, 4)
+  reset = rng.random((8, 5)) < 0.3
+  kernel, gates = draw(3, 1, 4, 4), draw(8, 5, 3, 4)
+  params = {'recurrent_bias': draw(4)}
+  gru = rnnzoo.GRU(4, 4, rngs=nnx.Rngs(0))
+
+  def scan(a, b, h0, reset, kernel, gates, params):
+    del kernel, gates, params
+    return rnnzoo.linear_scan(a, b, h0, reset=reset)
+
+  def unroll(a, b, h0, reset, kernel, gates, params):
+    del a, b
+    cell = rnnzoo.GRUCell()
+    return rnnzoo.unroll(cell, params, gates, kernel, (h0,), reset=reset)
+
+  def step(a, b, h0, reset, kernel, gates, params):
+    del b, kernel, gates, params
+    return gru.step((h0,), a[:, 0], reset=reset[:, 0])
+
+  def two_axes(a, b, h0, reset, kernel, gates, params):
+    del b, h0, reset, kernel, gates, params
+    return gru(a.reshape(8, 1, 5, 4))
+
+  given = a, b, h0, reset
+  over_batch = NamedSharding(mesh, P('data'))
+  spread = jax.device_put((a, b, h0, reset), over_batch)
+  over_features = NamedSharding(mesh, P(None, None, 'data'))
+  wide = tuple(np.tile(x, (1, 1, 2)) for x in (a, b))
+  for f in (scan, unroll, step, two_axes):
+    rest = kernel, gates, params
+    own = kernel, jax.device_put(gates, over_batch), params
+    yield f.__name__, jax.jit(f)(*spread, *own), f(*given, *rest)
+    yield f'{f.__name__} without jit', f(*spread, *own), f(*given, *rest)
+  yield (
+      'linear_scan over features',
+      jax.jit(rnnzoo.linear_scan)(*jax.device_put(wide, over_features)),
+      rnnzoo.linear_scan(*wide),
+  )
+  # Time is gathered, with a warning.
+  over_time = NamedSharding(mesh, P(None, 'data'))
+  long = draw(2, 8, 4)
+  yield 'time', jax.jit(gru)(jax.device_put(long, over_time)), gru(long)
+  # Parameters that are sharded as well, as fully sharded data parallelism has.
+  graphdef, state = nnx.split(rnnzoo.AGRU(4, 8, rngs=nnx.Rngs(0)))
+  loss = lambda state, x: (nnx.merge(graphdef, state)(x) ** 2).sum()
+  last = lambda x: NamedSharding(mesh, P(*[None] * (x.ndim - 1), 'data'))
+  sharded = jax.tree.map(
+      lambda x: jax.device_put(x, last(x)) if x.ndim else x, state
+  )
+  gradient = jax.grad(loss, (0, 1), allow_int=True)
+  yield (
+      'sharded parameters',
+      jax.jit(gradient)(sharded, spread[0]),
+      gradient(state, a),
+  )
+
+
+def main(kind, names):
+  if jax.device_count() != DEVICES:
+    raise RuntimeError(f'Expected {DEVICES} devices, got {jax.devices()}.')
+  mesh = jax.make_mesh(
+      (DEVICES,), ('data',), axis_types=(jax.sharding.AxisType[kind],)
+  )
+  for name, got, want in functions(mesh):
+    jax.tree.map(same, got, want)
+    print(f'{name} is the same on {DEVICES} devices')
+  over_batch = NamedSharding(mesh, P('data'))
+  whole = NamedSharding(mesh, P())
+  for name in names:
+    params, data, loss = sharded_cases.CASES[name].problem(batch=DEVICES)
+    want = compiled(loss, params, data)(params, data)
+    spread = jax.device_put(params, whole), jax.device_put(data, over_batch)
+    program = compiled(loss, *spread)
+    found = OTHERS.findall(program.as_text())
+    if found:
+      raise AssertionError(f'{name}: the program has {sorted(set(found))}.')
+
+    jax.tree.map(same, program(*spread), want)
+    print(f'{name} is the same on {DEVICES} devices')
+
+
+if __name__ == '__main__':
+  main(sys.argv[1], sys.argv[2:])
