@@ -64,12 +64,15 @@ def spread(
     )
   if not any(over):
     if others:
-      split = jax.tree.map(lambda x: _typed(x, mesh, ()), split)
+      split = jax.tree.map(lambda x: _typed(x, mesh, PartitionSpec()), split)
     return function(shared, split)
 
   def spec(where: Positions) -> PartitionSpec:
-    placed = {p: names for p, names in zip(where, over, strict=True) if names}
-    placed.pop(None, None)
+    placed = {
+        position: names
+        for position, names in zip(where, over, strict=True)
+        if names and position is not None
+    }
     size = max(placed, default=-1) + 1
     return PartitionSpec(*(placed.get(i) for i in range(size)))
 
@@ -77,7 +80,7 @@ def spread(
     return jax.tree.map(lambda x: _typed(x, mesh, spec(where)), part)
 
   split = tuple(map(typed, split, positions))
-  shared = jax.tree.map(lambda x: _typed(x, mesh, ()), shared)
+  shared = jax.tree.map(lambda x: _typed(x, mesh, PartitionSpec()), shared)
   return jax.shard_map(
       function,
       mesh=mesh,
@@ -104,9 +107,8 @@ def _explicit(x: Array) -> tuple[Any, list[tuple[str, ...]]]:
   return mesh, entries
 
 
-def _typed(x: Any, mesh: Any, spec: Sequence[Any]) -> Any:
-  """Returns x sharded as `spec` says, and whole over all other axes."""
-  wanted = PartitionSpec(*spec)
+def _typed(x: Any, mesh: Any, wanted: PartitionSpec) -> Any:
+  """Returns x sharded as `wanted` says, and whole over all other axes."""
   given = jax.typeof(x).sharding
   if given.mesh.empty and not any(wanted):
     return x

@@ -67,10 +67,13 @@ def unroll(
     graphdef, state = nnx.split((first, second))
     batch = tuple(range(x.ndim - 2))
     lead = tuple(axis + time_major for axis in batch)
+
+    def part(state, given):
+      arguments: list[Any] = [*nnx.merge(graphdef, state), *given]
+      return unroll(*arguments, reverse, time_major)
+
     return partitioning.spread(
-        lambda state, given: unroll(
-            *nnx.merge(graphdef, state), *given, reverse, time_major
-        ),
+        part,
         state,
         (x, initial_carry, reset, seq_lengths, mask),
         positions=(lead, batch, lead, batch, lead),

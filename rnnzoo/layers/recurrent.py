@@ -13,6 +13,7 @@ that a call changes, so they work with `nnx.jit`, with `nnx.split` and plain
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import math
+from typing import Any
 
 from flax import nnx
 import jax
@@ -215,8 +216,13 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
     if not partitioning.is_sharded(x):
       return self._unroll(*given, call)
     graphdef, state = nnx.split(self)
+
+    def part(state, given):
+      layer: Any = nnx.merge(graphdef, state)
+      return layer._unroll(*given, call)
+
     return partitioning.spread(
-        lambda state, given: nnx.merge(graphdef, state)._unroll(*given, call),
+        part,
         state,
         given,
         positions=(lead, batch, lead, batch, lead),
