@@ -70,7 +70,8 @@ def unroll(
 
     def part(state, given):
       arguments: list[Any] = [*nnx.merge(graphdef, state), *given]
-      return unroll(*arguments, *(reverse, time_major))
+      arguments += [reverse, time_major]
+      return unroll(*arguments)
 
     return partitioning.spread(
         part,
