@@ -1,4 +1,4 @@
-"""What the suite 'dense' is compared with: other LSTMs, and published times.
+"""Baselines of the suite 'dense': other LSTMs, and published times.
 
 An LSTM as one would write it by hand for `lax.scan`, JAX's own binding of
 cuDNN's LSTM, and what the public programs FlashRNN and torch, with cuDNN, take

@@ -1,150 +1,250 @@
-"""The suites of `python -m rnnzoo.benchmark`: what each can be asked."""
+"""The suites of `python -m rnnzoo.benchmark`: the cases that each has.
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+'cells' has every layer, at shapes of tasks. 'linear' has recurrences without a
+product R h: memory bandwidth is their limit, the time to read the input gates
+and to write h. 'dense' has cells with a product R h in every step: their limit
+is the latency of a step, times T.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
-import functools
-from typing import Any
-
-import jax
-import numpy as np
 
 import rnnzoo
-from rnnzoo.benchmark import cases as benchmark_cases
-from rnnzoo.benchmark import dense as benchmark_dense
-from rnnzoo.benchmark import linear as benchmark_linear
-from rnnzoo.benchmark import report
-from rnnzoo.benchmark import rotation
-from rnnzoo.benchmark import steps as benchmark_steps
-from rnnzoo.benchmark import timing as benchmark_timing
+from rnnzoo.benchmark import baselines
+from rnnzoo.benchmark import cases
+from rnnzoo.benchmark import timing
 from rnnzoo.engines import selection
 
+Shape, heads = cases.Shape, cases.heads
+BF16, F16, F32 = cases.BF16, cases.F16, cases.F32
 
-def measure(
-    cases: Iterable[benchmark_cases.Case], repeats: int
-) -> list[dict[str, Any]]:
-  """Checks every case, then times those that are right, interleaved.
+# The layers that have heads.
+_DENSE = ('LSTM', 'GRU', 'SLSTM', 'Elman', 'AntisymmetricRNN', 'AGRU')
+_LINEAR = ('linear_scan', 'MinGRU', 'MinLSTM', 'IndRNN', 'IRevRNN')
 
-  Args:
-    cases: what to measure.
-    repeats: number of samples of each.
 
-  Returns:
-    One row for each case: what it is, `status` and `reason`, and as far as it
-    got `error`, `tolerance`, `compile_s`, XLA's view of memory, and times.
+@dataclasses.dataclass(frozen=True)
+class Entry:
+  """Layers that are measured alike.
+
+  Attributes:
+    shapes: at these, by name; None for shapes that a user gives.
+    layers: these.
+    projection: 'with' or 'without'.
+    dtypes: in these, unless a user gives others.
+    implementations: by these, unless a user gives others; None for all.
   """
-  rows, right, calls = [], [], []
-  for case in cases:
-    row = {label: getattr(case, label) for label in report.LABELS}
-    row |= {'status': 'ok', 'reason': ''}
-    rows.append(row)
-    try:
-      program = benchmark_timing.build(case.function, *case.arguments)
-      got = jax.tree.map(np.asarray, program.call(*case.arguments))
-      error = benchmark_cases.relative_error(got, case.expected())
-    except NotImplementedError as exception:
-      row |= {'status': 'cannot', 'reason': str(exception)}
-      continue
-    except jax.errors.JaxRuntimeError as exception:  # Out of memory, say.
-      row |= {'status': 'failed', 'reason': str(exception)}
-      continue
-    row |= {
-        'error': error,
-        'tolerance': case.tolerance,
-        'compile_s': program.compile_s,
-        **program.memory,
-        'bytes_moved': case.bytes_moved,
-    }
-    if error <= case.tolerance:
-      right.append(row)
-      calls.append(functools.partial(program.call, *case.arguments))
-    else:  # NaN too.
-      row |= {
-          'status': 'failed',
-          'reason': (
-              f'relative error {error:.1e} from the float64 scan is above'
-              f' {case.tolerance:.1e}'
-          ),
-      }
-  times = benchmark_timing.interleave(calls, repeats)
-  for row, measured in zip(right, times, strict=True):
-    row |= dataclasses.asdict(measured)
-    if row['bytes_moved'] is not None:
-      row['gb_per_s'] = row['bytes_moved'] / measured.median_ms / 1e6
-  return rows
+
+  shapes: Sequence[str] | None
+  layers: Sequence[str]
+  projection: str
+  dtypes: Sequence[str] = (F32,)
+  implementations: Sequence[str] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Suite:
-  """What can be asked of a suite, and how it answers.
+  """The cases of a suite.
 
   Attributes:
     layers: names of what it measures.
     shapes: by name.
+    entries: what it measures at these.
+    timer: how it times.
     default_shapes: names of those measured if none are named.
-    dtypes: maps a shape's name to the dtypes measured if none are named.
-    rows: measures (layers, implementations, shape's name, dtype, repeats,
-      watchdog) and yields rows.
-    copy_bandwidth: maps repeats to what a large copy does.
-    implementations: names of what can run in it.
-    checks: returns the table of what is only checked, or ''.
+    implementations: names of all that can run in it.
+    drawn: as for `cases.Case`.
+    checks: cases that are only checked.
+    memory_of: a layer, the memory of whose gradient is measured; '' for none.
   """
 
   layers: Sequence[str]
-  shapes: Mapping[str, benchmark_cases.Shape]
+  shapes: Mapping[str, Shape]
+  entries: Sequence[Entry]
+  timer: timing.Timer
   default_shapes: Sequence[str]
-  dtypes: Callable[[str], Sequence[str]]
-  rows: Callable[..., Iterable[dict[str, Any]]]
-  copy_bandwidth: Callable[[int], dict[str, Any]]
   implementations: Sequence[str] = selection.IMPLEMENTATIONS
-  checks: Callable[[], str] = str
+  drawn: bool = False
+  checks: Sequence[cases.Case] = ()
+  memory_of: str = ''
+
+  def timed(
+      self,
+      shapes: Mapping[str, Shape],
+      layers: Sequence[str],
+      implementations: Sequence[str] | None = None,
+      dtypes: Sequence[str] | None = None,
+  ) -> Iterator[cases.Case]:
+    """Yields cases by shape and dtype.
+
+    Args:
+      shapes: by name; others than the suite's own are measured as those that a
+        user gives.
+      layers: those that are wanted.
+      implementations: those that are wanted; None for the entries' choice.
+      dtypes: likewise.
+    """
+    for name, shape in shapes.items():
+      own = [
+          entry
+          for entry in self.entries
+          if (name in entry.shapes if entry.shapes else name not in self.shapes)
+      ]
+      found = dtypes or dict.fromkeys(d for entry in own for d in entry.dtypes)
+      for dtype in found:
+        for entry in own:
+          if dtypes is None and dtype not in entry.dtypes:
+            continue
+          for layer in entry.layers:
+            if layer in layers and (shape.num_heads == 1 or layer in _DENSE):
+              case = cases.Case(
+                  layer, name, shape, dtype, entry.projection, (), self.drawn
+              )
+              wanted = implementations or entry.implementations
+              ways = tuple(_ways(case, self.implementations, wanted))
+              if ways:
+                yield dataclasses.replace(case, implementations=ways)
+
+  def checked(
+      self,
+      layers: Sequence[str],
+      implementations: Sequence[str] | None = None,
+      dtypes: Sequence[str] | None = None,
+  ) -> Iterator[cases.Case]:
+    """Yields the cases that are only checked, by 'pallas' if None is given."""
+    wanted = implementations or ('pallas',)
+    ways = tuple(way for way in ('pallas', 'scan') if way in wanted)
+    for case in self.checks:
+      if case.layer in layers and (not dtypes or case.dtype in dtypes):
+        yield dataclasses.replace(case, implementations=ways)
 
 
-def _cells_rows(layers, implementations, shape, dtype, repeats, watchdog):
-  del watchdog
-  implementations = implementations or selection.IMPLEMENTATIONS
-  sizes = benchmark_cases.SHAPES[shape]
-  cases = benchmark_cases.cells(layers, implementations, sizes, dtype)
-  return measure(cases, repeats)
+def _ways(case, known, wanted) -> Iterator[str]:
+  """Yields the implementations of a case that are wanted, or all if None."""
+  if case.layer == 'projection':
+    yield 'dot'
+    return
+  lstm = case.layer == 'LSTM'
+  given = case.projection == 'without'
+  one_head = case.shape.num_heads == 1
+  for way in known:
+    if way in baselines.LAX_SCANS and not (lstm and given):
+      continue
+    if way == baselines.CUDNN and (
+        given or not lstm or not one_head or case.dtype != F32
+    ):
+      continue
+    if wanted is None or way in wanted:
+      yield way
 
 
-def _linear_rows(layers, implementations, shape, dtype, repeats, watchdog):
-  del watchdog
-  implementations = implementations or selection.IMPLEMENTATIONS
-  cases = benchmark_linear.cases(layers, implementations, shape, dtype)
-  return rotation.measure(cases, repeats)
+def _cells() -> Suite:
+  layers = tuple(rnnzoo.LAYERS)
+  shapes = {
+      'small': Shape(batch=4, time=12, in_features=3, features=8),
+      'row_mnist': Shape(batch=128, time=28, in_features=28, features=128),
+      'pixel_mnist': Shape(batch=16, time=784, in_features=1, features=128),
+      'long': Shape(batch=16, time=4096, in_features=64, features=256),
+  }
+  return Suite(
+      layers=layers,
+      shapes=shapes,
+      entries=[
+          Entry(names, [layer], projection)
+          for names in (tuple(shapes), None)
+          for layer in layers
+          for projection in ('with', 'without')
+      ],
+      timer=timing.Timer(max_sets=1),
+      default_shapes=('row_mnist', 'pixel_mnist'),
+  )
 
 
-def _dense_rows(layers, implementations, shape, dtype, repeats, watchdog):
-  problems = benchmark_dense.problems(layers, implementations, shape, dtype)
-  return benchmark_steps.measure(problems, repeats, watchdog)
+def _linear() -> Suite:
+  both = (F32, BF16)
+  shapes = {
+      'small': Shape(batch=4, time=12, in_features=3, features=8),
+      'wide': Shape(batch=8, time=4096, in_features=2048, features=2048),
+      'thin': Shape(batch=16, time=1024, in_features=768, features=768),
+      'one_long': Shape(batch=1, time=65536, in_features=1024, features=1024),
+      'diagonal': Shape(batch=32, time=2048, in_features=1024, features=1024),
+  }
+  mingru = ('MinGRU', 'projection')
+  return Suite(
+      layers=(*_LINEAR, 'projection'),
+      shapes=shapes,
+      entries=[
+          Entry(['small'], _LINEAR, 'without', both),
+          Entry(['wide'], _LINEAR[:3], 'without', both),
+          Entry(['thin', 'one_long'], ['linear_scan'], 'without', both),
+          Entry(['diagonal'], ['IndRNN', 'IRevRNN'], 'without', both),
+          Entry(['small', 'thin'], mingru, 'with', both),
+          Entry(None, _LINEAR, 'without', both),
+          Entry(None, mingru, 'with', both),
+      ],
+      timer=timing.Timer(one_program=True),
+      default_shapes=tuple(shapes)[1:],
+      checks=cases.LINEAR_CHECKS,
+      memory_of='IRevRNN',
+  )
+
+
+def _dense() -> Suite:
+  whole = {
+      '48x16': heads(48, 16),
+      '32x24': heads(32, 24),
+      '12x64': heads(12, 64),
+      '6x128': heads(6, 128),
+      '3x256': heads(3, 256),
+      '1x512': heads(1, 512),
+      '1x768': heads(1, 768),
+      '1x1024': heads(1, 1024),
+  }
+  batches = {
+      f'{name}_batch{batch}': dataclasses.replace(whole[name], batch=batch)
+      for name in ('12x64', '1x768')
+      for batch in (1, 8, 64, 256)
+  }
+  mnist = {
+      'row_mnist': Shape(128, 28, 28, 128),
+      'pixel_mnist': Shape(128, 784, 1, 128),
+  }
+  small = {'small': heads(2, 8, batch=4, time=12)}
+  # Everything there is to compare with is measured at these.
+  reference = ('12x64', '1x768')
+  others = [name for name in whole if name not in reference]
+  kernels = ('pallas',)
+  gates, layer = 'without', 'with'
+  return Suite(
+      layers=_DENSE,
+      shapes={**small, **whole, **batches, **mnist},
+      entries=[
+          Entry(['small'], _DENSE[:2], gates, (BF16, F32)),
+          Entry(['small'], _DENSE[2:], gates, (BF16, F32), kernels),
+          Entry(reference, _DENSE[:2], gates, (BF16,)),
+          Entry(reference, _DENSE[2:], gates, (BF16,), kernels),
+          Entry(others, _DENSE, gates, (BF16,), kernels),
+          Entry(batches, ['LSTM'], gates, (BF16,), ('pallas', 'lax_scan_8')),
+          # cuDNN's LSTM has one head and float32 only.
+          Entry(['small', '1x768'], ['LSTM'], layer, (BF16, F32)),
+          Entry(['12x64'], ['LSTM'], layer, (BF16,)),
+          Entry(['small', *reference], ['GRU'], layer, (BF16,)),
+          Entry(mnist, ['GRU', 'AGRU', 'LSTM'], layer, (F32,)),
+          Entry(None, _DENSE, gates, (BF16,)),
+          Entry(None, _DENSE, layer, (BF16,)),
+      ],
+      timer=timing.Timer(compile_alone=False),
+      default_shapes=(*whole, *batches, *mnist),
+      implementations=('pallas', 'scan', *baselines.NAMES),
+      drawn=True,
+      checks=cases.DENSE_CHECKS,
+  )
 
 
 SUITES: Mapping[str, Suite] = {
-    'cells': Suite(
-        layers=tuple(rnnzoo.LAYERS),
-        shapes=benchmark_cases.SHAPES,
-        default_shapes=('row_mnist', 'pixel_mnist'),
-        dtypes=lambda shape: ('float32',),
-        rows=_cells_rows,
-        copy_bandwidth=lambda n: benchmark_timing.copy_bandwidth(n),
-    ),
-    'linear': Suite(
-        layers=benchmark_linear.LAYERS,
-        shapes=benchmark_linear.SHAPES,
-        default_shapes=tuple(benchmark_linear.SHAPES)[1:],
-        dtypes=lambda shape: benchmark_cases.DTYPES,
-        rows=_linear_rows,
-        copy_bandwidth=rotation.copy_bandwidth,
-        checks=lambda: benchmark_linear.CHECKS,
-    ),
-    'dense': Suite(
-        layers=benchmark_dense.LAYERS,
-        shapes=benchmark_dense.SHAPES,
-        default_shapes=tuple(benchmark_dense.SHAPES)[1:],
-        dtypes=benchmark_dense.dtypes,
-        rows=_dense_rows,
-        copy_bandwidth=lambda n: benchmark_timing.copy_bandwidth(n),
-        implementations=benchmark_dense.IMPLEMENTATIONS,
-        checks=lambda: benchmark_dense.CHECKS,
-    ),
+    'cells': _cells(),
+    'linear': _linear(),
+    'dense': _dense(),
 }
+
+DTYPES = (F32, BF16, F16)

@@ -1,0 +1,191 @@
+"""Compares results with a reference, and says how large an error may be.
+
+The reference is the 'scan' path in float64, on the same rounded inputs and on
+the same device.
+"""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rnnzoo.benchmark import baselines
+from rnnzoo.benchmark import problems
+
+# Layers whose derivative jumps, by a relu.
+KINKED = ('IndRNN', 'IRevRNN')
+
+# By name of an array: ||y - expected|| / ||expected||, and its size.
+Errors = Mapping[str, tuple[float, int]]
+
+# Arrays of fewer elements are few: their errors are chance, and a sum of all
+# steps may cancel.
+_FEW = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+  """Largest relative errors of a correct result.
+
+  Attributes:
+    outputs: of arrays that the forward pass returns.
+    gradients: of gradients.
+    few: factor of these for arrays of few elements.
+    ratio: the error as a multiple of that of 'scan' in the same dtype; None
+      where 'scan' is no yardstick.
+  """
+
+  outputs: float
+  gradients: float
+  few: float = 1.0
+  ratio: float | None = None
+
+
+def limits(problem: problems.Problem, implementation: str) -> Limits:
+  """Returns how large errors may be that only rounding makes.
+
+  Rounding errors of a thousand dependent steps cannot be derived closely. Where
+  parameters are drawn such that errors do not grow, the error of 'scan' in the
+  same dtype is the yardstick, beside fixed limits.
+
+  Args:
+    problem: what is computed.
+    implementation: by which path.
+  """
+  case = problem.case
+  wide = case.dtype == 'float32'
+  kinked = case.layer in KINKED
+  if problem.traffic and not case.drawn:
+    # No products. State and sums are float32. Results in bfloat16 are rounded
+    # by up to 2^-9, and gradients are of a rounded h; 'scan' of a diagonal cell
+    # rounds h at each step, and a memory of hundreds of steps adds that up.
+    if wide:
+      return Limits(2e-5, 2e-3 if kinked else 2e-5)
+    return Limits(1e-2, 0.15 if kinked else 1e-2)
+  terms = case.shape.time
+  if case.layer == 'projection':
+    terms = case.shape.in_features
+  smooth = rounding(case.dtype, terms)
+  if not case.drawn:
+    return Limits(smooth, rounding(case.dtype, terms, kinked))
+  ratio: float | None = 1.25
+  if implementation in baselines.NAMES:
+    ratio = None
+  # A layer's kernels keep its input gates in 16 bits; 'scan' computes them in
+  # float32.
+  if case.projection == 'with' and not wide:
+    ratio = None
+  if wide:
+    return Limits(smooth, smooth, 5, ratio)
+  if implementation in baselines.NAMES:
+    # Other people's loops add up the recurrent kernel's gradient in 16 bits.
+    return Limits(2e-2, 0.2, 5, ratio)
+  return Limits(1e-2, 2e-2, 5, ratio)
+
+
+def rounding(dtype: str, terms: int, kinked: bool = False) -> float:
+  """Returns the largest relative error that rounding explains.
+
+  A wrong equation is off by much more, and the tests are stricter. State and
+  sums are float32: some ten roundings a step, each of at most 2^-24, add up
+  like a random walk where a cell keeps its memory, and gradients cancel: 50
+  2^-23 sqrt(T). Operands of products may have fewer digits, and h is rounded
+  anew at each step: 4 of their units, u. Where a derivative jumps, a share of
+  about u of all elements falls on the other side, and the relative error of a
+  gradient is the root of that share.
+
+  Args:
+    dtype: of inputs and weights.
+    terms: T, or the number of terms of a sum.
+    kinked: whether it is for gradients of a layer whose derivative jumps.
+  """
+  state = 50 * 2.0**-23 * terms**0.5
+  unit = float(jnp.finfo(dtype).eps)
+  # For float32 operands, JAX's default precision is TF32 on a GPU and bfloat16
+  # on a TPU.
+  if dtype == 'float32':
+    unit = 2.0 ** -{'cpu': 23, 'gpu': 10}.get(jax.default_backend(), 7)
+  return state + ((4 * unit) ** 0.5 if kinked else 4 * unit)
+
+
+def errors(results: Sequence[Any], expected: Mapping[str, Any]) -> Errors:
+  """Returns the error of each array, the largest one of several results.
+
+  Args:
+    results: trees of arrays, by names that are in `expected`.
+    expected: trees of float64 arrays by name.
+  """
+  found: dict[str, tuple[float, int]] = {}
+  with jax.enable_x64(True):
+    for name, tree in ((n, t) for got in results for n, t in got.items()):
+      leaves = jax.tree_util.tree_leaves_with_path(tree)
+      others = jax.tree.leaves(expected[name])
+      for (path, a), b in zip(leaves, others, strict=True):
+        end = jax.tree_util.keystr(path, simple=True, separator='.')
+        label = f'{name}.{end}' if end else name
+        before, _ = found.get(label, (0.0, 0))
+        # Unlike max(), keeps NaN.
+        found[label] = float(np.maximum(before, _relative(a, b))), a.size
+  return found
+
+
+@jax.jit
+def _relative(a: jax.Array, b: jax.Array) -> jax.Array:
+  norm = lambda x: jnp.sqrt(jnp.sum(x * x))
+  size = norm(b)
+  return norm(a.astype(b.dtype) - b) / jnp.where(size == 0, 1, size)
+
+
+def judge(
+    found: Errors, scan: Errors, limit: Limits, dtype: str
+) -> tuple[dict[str, Any], list[str], list[str]]:
+  """Compares errors with their limits.
+
+  Args:
+    found: of a result.
+    scan: of 'scan', if it is a yardstick; otherwise {}.
+    limit: of the result.
+    dtype: of the result.
+
+  Returns:
+    Fields of a row; sentences that say what is wrong; and others that say what
+    is worse than 'scan'.
+  """
+  wrong, worse = [], []
+  for name, (error, size) in found.items():
+    bound = limit.gradients if name.startswith('gradient') else limit.outputs
+    bound *= limit.few if size < _FEW else 1
+    if not error <= bound:  # NaN too.
+      wrong.append(
+          f'the relative error of {name} from the float64 scan, {error:.1e}, is'
+          f' above {bound:.1e}'
+      )
+  backward = any(name.startswith('gradient') for name in found)
+  row: dict[str, Any] = {
+      'error': float(np.max([error for error, _ in found.values()])),
+      'tolerance': limit.gradients if backward else limit.outputs,
+      'errors': {name: error for name, (error, _) in found.items()},
+  }
+  # Errors below 1/16 unit of rounding are no worse than any other.
+  least = float(jnp.finfo(dtype).eps) / 16
+  ratios = {
+      name: error / max(scan[name][0], least)
+      for name, (error, size) in found.items()
+      if name in scan and size >= _FEW
+  }
+  if ratios:
+    worst = max(ratios, key=lambda n: np.nan_to_num(ratios[n], nan=np.inf))
+    row |= {
+        'scan_errors': {name: scan[name][0] for name in found},
+        'ratio': ratios[worst],
+        'worst': worst,
+    }
+    if limit.ratio is not None and not ratios[worst] <= limit.ratio:
+      worse.append(
+          f'the error of {worst}, {found[worst][0]:.1e}, is'
+          f" {ratios[worst]:.2f} times that of 'scan'"
+      )
+  return row, wrong, worse
