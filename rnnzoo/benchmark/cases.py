@@ -82,8 +82,8 @@ class Case:
   """A layer at a shape, to be computed by some implementations.
 
   Attributes:
-    layer: a name in `rnnzoo.LAYERS`, 'linear_scan', or 'projection', which is
-      the matrix product of MinGRU's projection alone.
+    layer: a name in `rnnzoo.LAYERS` or `problems.VARIANTS`, 'linear_scan', or
+      'projection', which is the matrix product of MinGRU's projection alone.
     shape_name: the shape's name in results.
     shape: sizes.
     dtype: of inputs and results.
@@ -122,9 +122,10 @@ class Case:
     return ' '.join(words)
 
 
-def _on_gates(layer, heads_and_size, batch, time, dtype, *options) -> Case:
+def _on_gates(layer, size, batch, time, dtype, *options) -> Case:
   """A check of a cell on input gates."""
-  shape = heads(*heads_and_size, batch, time)
+  num_heads, head_dim = size
+  shape = heads(num_heads, head_dim, batch, time)
   found = Options(0)
   for option in options:
     found |= option

@@ -16,13 +16,13 @@ from rnnzoo.benchmark import baselines
 from rnnzoo.benchmark import problems
 
 # Layers whose derivative jumps, by a relu.
-KINKED = ('IndRNN', 'IRevRNN')
+KINKED = ('IndRNN', 'IRevRNN', *problems.VARIANTS)
 
 # By name of an array: ||y - expected|| / ||expected||, and its size.
 Errors = Mapping[str, tuple[float, int]]
 
-# Arrays of fewer elements are few: their errors are chance, and a sum of all
-# steps may cancel.
+# Errors of arrays of fewer elements are chance, and a sum of all steps may
+# cancel.
 _FEW = 16
 
 
@@ -50,40 +50,32 @@ def limits(problem: problems.Problem, implementation: str) -> Limits:
   Rounding errors of a thousand dependent steps cannot be derived closely. Where
   parameters are drawn such that errors do not grow, the error of 'scan' in the
   same dtype is the yardstick, beside fixed limits.
-
-  Args:
-    problem: what is computed.
-    implementation: by which path.
   """
   case = problem.case
   wide = case.dtype == 'float32'
   kinked = case.layer in KINKED
   if problem.traffic and not case.drawn:
-    # No products. State and sums are float32. Results in bfloat16 are rounded
+    # No products; state and sums are float32. Results in bfloat16 are rounded
     # by up to 2^-9, and gradients are of a rounded h; 'scan' of a diagonal cell
     # rounds h at each step, and a memory of hundreds of steps adds that up.
     if wide:
       return Limits(2e-5, 2e-3 if kinked else 2e-5)
     return Limits(1e-2, 0.15 if kinked else 1e-2)
-  terms = case.shape.time
-  if case.layer == 'projection':
-    terms = case.shape.in_features
+  projection = case.layer == 'projection'
+  terms = case.shape.in_features if projection else case.shape.time
   smooth = rounding(case.dtype, terms)
   if not case.drawn:
     return Limits(smooth, rounding(case.dtype, terms, kinked))
-  ratio: float | None = 1.25
-  if implementation in baselines.NAMES:
-    ratio = None
+  baseline = implementation in baselines.NAMES
   # A layer's kernels keep its input gates in 16 bits; 'scan' computes them in
   # float32.
-  if case.projection == 'with' and not wide:
-    ratio = None
+  comparable = not baseline and (wide or case.projection == 'without')
+  ratio = 1.25 if comparable else None
   if wide:
     return Limits(smooth, smooth, 5, ratio)
-  if implementation in baselines.NAMES:
-    # Other people's loops add up the recurrent kernel's gradient in 16 bits.
-    return Limits(2e-2, 0.2, 5, ratio)
-  return Limits(1e-2, 2e-2, 5, ratio)
+  # Other people's loops add up the recurrent kernel's gradient in 16 bits.
+  outputs, gradients = (2e-2, 0.2) if baseline else (1e-2, 2e-2)
+  return Limits(outputs, gradients, 5, ratio)
 
 
 def rounding(dtype: str, terms: int, kinked: bool = False) -> float:
@@ -139,38 +131,42 @@ def _relative(a: jax.Array, b: jax.Array) -> jax.Array:
   return norm(a.astype(b.dtype) - b) / jnp.where(size == 0, 1, size)
 
 
-def judge(
-    found: Errors, scan: Errors, limit: Limits, dtype: str
-) -> tuple[dict[str, Any], list[str], list[str]]:
-  """Compares errors with their limits.
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+  """Fields of a row, and sentences that say why a result is not right.
 
-  Args:
-    found: of a result.
-    scan: of 'scan', if it is a yardstick; otherwise {}.
-    limit: of the result.
-    dtype: of the result.
-
-  Returns:
-    Fields of a row; sentences that say what is wrong; and others that say what
-    is worse than 'scan'.
+  Those in `worse` say only that its error is larger than that of 'scan'.
   """
+
+  fields: Mapping[str, Any]
+  wrong: Sequence[str]
+  worse: Sequence[str]
+
+
+def judge(
+    problem: problems.Problem, implementation: str, found: Errors, scan: Errors
+) -> Verdict:
+  """Compares errors with their limits, and with those of 'scan' if given."""
+  limit = limits(problem, implementation)
   wrong, worse = [], []
-  for name, (error, size) in found.items():
-    bound = limit.gradients if name.startswith('gradient') else limit.outputs
-    bound *= limit.few if size < _FEW else 1
-    if not error <= bound:  # NaN too.
+  bounds = {
+      name: (limit.gradients if name.startswith('gradient') else limit.outputs)
+      * (limit.few if size < _FEW else 1)
+      for name, (_, size) in found.items()
+  }
+  for name, (error, _) in found.items():
+    if not error <= bounds[name]:  # NaN too.
       wrong.append(
           f'the relative error of {name} from the float64 scan, {error:.1e}, is'
-          f' above {bound:.1e}'
+          f' above {bounds[name]:.1e}'
       )
-  backward = any(name.startswith('gradient') for name in found)
-  row: dict[str, Any] = {
+  fields: dict[str, Any] = {
       'error': float(np.max([error for error, _ in found.values()])),
-      'tolerance': limit.gradients if backward else limit.outputs,
+      'tolerance': max(bounds.values()),
       'errors': {name: error for name, (error, _) in found.items()},
   }
   # Errors below 1/16 unit of rounding are no worse than any other.
-  least = float(jnp.finfo(dtype).eps) / 16
+  least = float(jnp.finfo(problem.case.dtype).eps) / 16
   ratios = {
       name: error / max(scan[name][0], least)
       for name, (error, size) in found.items()
@@ -178,14 +174,11 @@ def judge(
   }
   if ratios:
     worst = max(ratios, key=lambda n: np.nan_to_num(ratios[n], nan=np.inf))
-    row |= {
-        'scan_errors': {name: scan[name][0] for name in found},
-        'ratio': ratios[worst],
-        'worst': worst,
-    }
+    fields['scan_errors'] = {name: scan[name][0] for name in found}
+    fields |= {'ratio': ratios[worst], 'worst': worst}
     if limit.ratio is not None and not ratios[worst] <= limit.ratio:
       worse.append(
           f'the error of {worst}, {found[worst][0]:.1e}, is'
           f" {ratios[worst]:.2f} times that of 'scan'"
       )
-  return row, wrong, worse
+  return Verdict(fields, wrong, worse)

@@ -1,14 +1,15 @@
 """Plots a benchmark's JSON file: panels of bars, one bar for each program."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 import json
 import pathlib
 from typing import Any
 
 from rnnzoo.benchmark import cases
 
-Row = Mapping[str, Any]
-Bars = Mapping[str, Mapping[str, Row]]  # Rows by label of the bar, by group.
+# A row of the JSON file, with the `name` of its bar and the `group` of bars
+# that it is in.
+Row = dict[str, Any]
 
 _NAMES = {'lax_scan': 'lax.scan', 'lax_scan_8': 'lax.scan, unroll=8'}
 
@@ -22,213 +23,124 @@ def plot(path: str) -> str:
   Returns:
     The path of the PNG file beside it.
   """
+  from matplotlib import figure as figures  # Slow to import.
+
   result = json.loads(pathlib.Path(path).read_text())
-  draw: Callable[..., Any] = _times
-  draw = {'linear': _bandwidths, 'dense': _latencies}.get(
-      result.get('suite'), draw
-  )
-  figure = draw(result)
+  rows = [row for row in result['rows'] if 'median_ms' in row]
+  panels = _by_path(rows, result.get('suite') == 'linear')
+  if 'published_ms' in result:
+    panels = _beside_published(rows, result['published_ms'])
+  lines = [line for line in panels if line[1]]
+  heights = [1.5 + 0.55 * len(_distinct(own, 'group')) for _, own, _ in lines]
+  figure = figures.Figure(figsize=(12, sum(heights)), layout='constrained')
   figure.suptitle(
       f'{result["device"]["kind"]}, jax {result["versions"]["jax"]},'
       f' {result["date"][:10]}'
   )
+  if lines:
+    axes = figure.subplots(len(lines), 2, squeeze=False, height_ratios=heights)
+    for pair, (title, own, scale) in zip(axes, lines, strict=True):
+      for ax, direction in zip(pair, cases.DIRECTIONS, strict=True):
+        ax.set_title(f'{title}, {direction}')
+        _panel(ax, own, direction, scale)
+      pair[1].legend(loc='center left', bbox_to_anchor=(1.02, 0.5), fontsize=8)
   target = pathlib.Path(path).with_suffix('.png')
   figure.savefig(target, dpi=120)
   return str(target)
 
 
-def _figure(width: float, heights: Sequence[float], columns: int):
-  """Returns a figure and its axes, a line of panels for each height."""
-  from matplotlib import figure as figures  # Slow to import.
-
-  figure = figures.Figure(figsize=(width, sum(heights)), layout='constrained')
-  axes = figure.subplots(
-      len(heights), columns, squeeze=False, height_ratios=heights
-  )
-  return figure, axes
+def _distinct(rows: Iterable[Row], key: str) -> list[str]:
+  return list(dict.fromkeys(row[key] for row in rows))
 
 
-def _legend(figure, ax, columns: int) -> None:
-  handles, labels = ax.get_legend_handles_labels()
-  if handles:
-    figure.legend(handles, labels, loc='outside lower center', ncols=columns)
-
-
-def _distinct(values: Iterable[Any]) -> list[Any]:
-  return list(dict.fromkeys(values))
-
-
-def _panel(
-    ax,
-    groups: Sequence[str],
-    bars: Bars,
-    title: str,
-    *,
-    value: Callable[[Row], float] = lambda row: row['median_ms'],
-    spread: bool = False,
-    label: Callable[[Row], str] | None = None,
-) -> None:
-  """Draws a group of bars for each of `groups`, the first one on top.
+def _by_path(rows, shares) -> Iterator[tuple[str, list[Row], str]]:
+  """Yields panels for each dtype: a bar for each path, by layer and shape.
 
   Args:
-    ax: the panel.
-    groups: names beside the groups.
-    bars: rows by label and group.
-    title: stands above.
-    value: length of a row's bar.
-    spread: whether to show quartiles.
-    label: text at a row's bar, or None.
+    rows: those with times.
+    shares: whether bars are shares of a copy's bandwidth, which layers with a
+      projection do not have.
   """
-  height = 0.8 / max(len(bars), 1)
-  for k, (name, own) in enumerate(bars.items()):
-    rows = list(own.values())
-    low = [row['median_ms'] - row['low_ms'] for row in rows if spread]
-    high = [row['high_ms'] - row['median_ms'] for row in rows if spread]
-    drawn = ax.barh(
-        [groups.index(group) + k * height for group in own],
-        [value(row) for row in rows],
-        height,
-        xerr=[low, high] if spread else None,
-        label=name,
-    )
-    if label is not None:
-      ax.bar_label(drawn, list(map(label, rows)), padding=2, fontsize=6)
-  ax.set_title(title)
-  ax.set_yticks([y + 0.4 - height / 2 for y in range(len(groups))], groups)
-  ax.set_ylim(len(groups) - 0.1, -0.1 - height)
+  rows = [row for row in rows if 'copy_fraction' in row or not shares]
+  for dtype in _distinct(rows, 'dtype'):
+    own = [
+        {
+            **row,
+            'name': f'{row["implementation"]}, {row["projection"]} projection',
+            'group': f'{row["layer"]}\n{row["shape"]}',
+        }
+        for row in rows
+        if row['dtype'] == dtype
+    ]
+    yield dtype, own, 'share' if shares else 'linear'
 
 
-def _times(result: Mapping[str, Any]):
-  """A panel for each input and direction, a bar for each path: its time."""
-  rows = [row for row in result['rows'] if row['status'] == 'ok']
-  inputs = _distinct((row['shape'], row['dtype']) for row in result['rows'])
-  directions = _distinct(row['direction'] for row in result['rows'])
-  layers = _distinct(row['layer'] for row in result['rows'])
-  variant = lambda row: (row['implementation'], row['projection'])
-  variants = _distinct(map(variant, rows))
-  heights = [1 + 0.4 * len(layers) + 1 / len(inputs)] * len(inputs)
-  figure, axes = _figure(1.5 + 5 * len(directions), heights, len(directions))
-  for line, (shape, dtype) in zip(axes, inputs, strict=True):
-    for ax, direction in zip(line, directions, strict=True):
-      panel = (shape, dtype, direction)
-      bars = {
-          f'{implementation}, {projection} projection': {
-              row['layer']: row
-              for row in rows
-              if (row['shape'], row['dtype'], row['direction']) == panel
-              and variant(row) == (implementation, projection)
-          }
-          for implementation, projection in variants
-      }
-      _panel(ax, layers, bars, ', '.join(panel), spread=True)
-      ax.set_xlabel('milliseconds, median and quartiles')
-      ax.set_xlim(left=0)
-  _legend(figure, axes[0, 0], 2)
-  return figure
+def _beside_published(rows, published) -> Iterator[tuple[str, list[Row], str]]:
+  """Yields panels of LSTMs on gates, and of every cell's kernel, by shape.
 
-
-def _bandwidths(result: Mapping[str, Any]):
-  """A panel for each dtype and direction, bars as a share of a copy's speed.
-
-  Rows of layers have no such share; they are in the JSON and in the table.
+  A shape that was measured in several dtypes shows the first one.
 
   Args:
-    result: the content of a JSON file.
-  """
-  rows = [row for row in result['rows'] if 'copy_fraction' in row]
-  group = lambda row: f'{row["layer"]}\n{row["shape"]}'
-  groups = _distinct(map(group, rows))
-  dtypes = _distinct(row['dtype'] for row in rows) or ['']
-  directions = _distinct(row['direction'] for row in rows) or ['']
-  paths = _distinct(row['implementation'] for row in rows)
-  heights = [0.8 + 0.7 * len(groups) + 1 / len(dtypes)] * len(dtypes)
-  figure, axes = _figure(2 + 5 * len(directions), heights, len(directions))
-  for line, dtype in zip(axes, dtypes, strict=True):
-    for ax, direction in zip(line, directions, strict=True):
-      bars = {
-          path: {
-              group(row): row
-              for row in rows
-              if (row['dtype'], row['direction'], row['implementation'])
-              == (dtype, direction, path)
-          }
-          for path in paths
-      }
-      _panel(
-          ax,
-          groups,
-          bars,
-          f'{dtype}, {direction}',
-          value=lambda row: 100 * row['copy_fraction'],
-          label=lambda row: f'{row["median_ms"]:.3g} ms',
-      )
-      ax.set_xlabel("% of a copy's bandwidth")
-      ax.set_xlim(0, 118)
-      ax.axvline(100, color='gray', linewidth=0.8)
-  _legend(figure, axes[0, 0], 3)
-  return figure
-
-
-def _latencies(result: Mapping[str, Any]):
-  """A panel for each direction; a bar for each program, by shape.
-
-  Above are LSTMs on given gates beside published times, below is every cell's
-  kernel. A shape that was measured in several dtypes shows the first one.
-
-  Args:
-    result: the content of a JSON file.
+    rows: those with times.
+    published: milliseconds by program and shape.
   """
   rows = [
-      row
-      for row in result['rows']
-      if row['projection'] == 'without' and 'median_ms' in row
+      {**row, 'group': row['shape']}
+      for row in rows
+      if row['projection'] == 'without'
   ]
   first = {row['shape']: row['dtype'] for row in reversed(rows)}
   rows = [row for row in rows if row['dtype'] == first[row['shape']]]
-  shapes = _distinct(row['shape'] for row in rows)
-  lstm = [
+  lstms = [
       {**row, 'name': _NAMES.get(way, f'rnnzoo, {way}')}
       for row in rows
       for way in [row['implementation']]
       if row['layer'] == 'LSTM'
   ]
-  lstm += [
-      {'name': name, 'shape': shape, 'direction': direction, 'median_ms': ms}
-      for name, own in result['published_ms'].items()
+  lstms += [
+      {'name': name, 'group': shape, 'direction': direction, 'median_ms': ms}
+      for name, own in published.items()
       for shape, times in own.items()
       for direction, ms in zip(cases.DIRECTIONS, times, strict=True)
-      if shape in shapes
+      if shape in first
   ]
-  # Shapes of the LSTM alone say nothing about other cells.
+  yield 'LSTM', lstms, 'log'
+  # Shapes of the LSTM alone do not compare cells.
   several = {row['shape'] for row in rows if row['layer'] != 'LSTM'}
   kernels = [
       {**row, 'name': row['layer']}
       for row in rows
       if row['implementation'] == 'pallas' and row['shape'] in several
   ]
-  panels = [('LSTM', lstm, 'log'), ("every cell's kernel", kernels, 'linear')]
-  panels = [panel for panel in panels if panel[1]] or panels[:1]
-  groups = [
-      [shape for shape in shapes if any(row['shape'] == shape for row in own)]
-      for _, own, _ in panels
-  ]
-  heights = [1.5 + 0.55 * len(each) for each in groups]
-  figure, axes = _figure(12, heights, len(cases.DIRECTIONS))
-  for line, names, (title, own, scale) in zip(
-      axes, groups, panels, strict=True
-  ):
-    for ax, direction in zip(line, cases.DIRECTIONS, strict=True):
-      shown = [row for row in own if row['direction'] == direction]
-      bars: dict[str, dict[str, Row]] = {row['name']: {} for row in own}
-      for row in shown:
-        bars[row['name']][row['shape']] = row
-      label = lambda row: f'{row["median_ms"]:.3g}'
-      _panel(ax, names, bars, f'{title}, {direction}', label=label)
-      ax.set_xlabel('milliseconds')
-      if shown:
-        times = [row['median_ms'] for row in shown]
-        ax.set_xscale(scale)
-        ax.set_xlim(0.7 * min(times) if scale == 'log' else 0, 1.2 * max(times))
-    if own:
-      line[1].legend(loc='center left', bbox_to_anchor=(1.02, 0.5), fontsize=8)
-  return figure
+  yield "every cell's kernel", kernels, 'linear'
+
+
+def _panel(ax, rows: Sequence[Row], direction: str, scale: str) -> None:
+  """Draws bars in groups, the first group on top."""
+  names, groups = _distinct(rows, 'name'), _distinct(rows, 'group')
+  rows = [row for row in rows if row['direction'] == direction]
+  times = [row['median_ms'] for row in rows]
+  height = 0.8 / len(names)
+  for k, name in enumerate(names):
+    own = [row for row in rows if row['name'] == name]
+    y = [groups.index(row['group']) + k * height for row in own]
+    ms = [row['median_ms'] for row in own]
+    lengths, spread = ms, None
+    if scale == 'share':
+      lengths = [100 * row['copy_fraction'] for row in own]
+    elif all('low_ms' in row for row in own):
+      low = [row['median_ms'] - row['low_ms'] for row in own]
+      spread = [low, [row['high_ms'] - row['median_ms'] for row in own]]
+    bars = ax.barh(y, lengths, height, xerr=spread, label=name)
+    ax.bar_label(bars, [f'{t:.3g}' for t in ms], padding=2, fontsize=6)
+  ax.set_yticks([y + 0.4 - height / 2 for y in range(len(groups))], groups)
+  ax.set_ylim(len(groups) - 0.1, -0.1 - height)
+  if scale == 'share':
+    ax.set_xlabel("% of a copy's bandwidth; labels are milliseconds")
+    ax.set_xlim(0, 118)
+    ax.axvline(100, color='gray', linewidth=0.8)
+  else:
+    ax.set_xlabel('milliseconds, median and quartiles')
+    ax.set_xscale(scale)
+    if times:
+      ax.set_xlim(0.7 * min(times) if scale == 'log' else 0, 1.2 * max(times))

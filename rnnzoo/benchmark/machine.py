@@ -1,9 +1,11 @@
 """The machine that a benchmark runs on: its description, and its bandwidth."""
 
 import datetime
+import functools
 import os
 import pathlib
 import platform
+import re
 import subprocess
 import sys
 from typing import Any
@@ -18,20 +20,18 @@ from rnnzoo.benchmark import timing
 
 
 def environment() -> dict[str, Any]:
-  """Returns what a result depends on besides its own settings."""
+  """Returns the facts that a result depends on besides its own settings."""
   device = jax.devices()[0]
+  kind = device.device_kind if device.platform != 'cpu' else _processor()
+  affinity = getattr(os, 'sched_getaffinity', None)  # Linux only.
   return {
       'date': datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds'),
       'device': {
           'platform': device.platform,
-          'kind': _processor()
-          if device.platform == 'cpu'
-          else (device.device_kind),
+          'kind': kind,
           'count': jax.device_count(),
       },
-      'host_cores': len(os.sched_getaffinity(0))
-      if hasattr(os, 'sched_getaffinity')
-      else os.cpu_count(),
+      'host_cores': len(affinity(0)) if affinity else os.cpu_count(),
       # Well above zero before the run, and the machine was shared.
       'load_average': os.getloadavg()[0],
       'versions': {
@@ -47,32 +47,27 @@ def environment() -> dict[str, Any]:
 
 def _processor() -> str:
   try:
-    lines = pathlib.Path('/proc/cpuinfo').read_text().splitlines()
+    text = pathlib.Path('/proc/cpuinfo').read_text()
   except OSError:
-    return platform.processor() or platform.machine()
-  models = [
-      x.split(':')[1].strip() for x in lines if x.startswith('model name')
-  ]
-  return models[0] if models else platform.machine()
+    text = ''
+  found = re.search('model name\\s*: (.*)', text)
+  return found[1] if found else platform.processor() or platform.machine()
 
 
 def _commit() -> str | None:
   """Returns the commit of a checkout, with -dirty where it was changed."""
   here = pathlib.Path(__file__)
-
-  def git(*arguments):
-    return subprocess.run(
-        ['git', *arguments],
-        cwd=here.parent,
-        capture_output=True,
-        check=True,
-        text=True,
-    ).stdout.strip()
-
+  git = functools.partial(
+      subprocess.check_output,
+      cwd=here.parent,
+      text=True,
+      stderr=subprocess.DEVNULL,
+  )
   try:
     # An installed copy may lie inside another repository, which ignores it.
-    git('ls-files', '--error-unmatch', here.name)
-    return git('describe', '--always', '--dirty', '--abbrev=40', '--exclude=*')
+    git(['git', 'ls-files', '--error-unmatch', here.name])
+    describe = ['git', 'describe', '--always', '--dirty', '--abbrev=40']
+    return git([*describe, '--exclude=*']).strip()
   except (OSError, subprocess.CalledProcessError):
     return None
 

@@ -1,13 +1,12 @@
 """Checks every result, then times those that are right.
 
-Compiling takes longer than running here. So programs of several cases are
-compiled side by side while the first ones are checked, unless the time that a
-compilation takes is to mean something. Nothing is compiled while a program is
-timed.
+If nothing is timed, programs of several cases are compiled side by side while
+the first ones are checked. Otherwise one program is compiled after the other,
+so that the seconds it takes mean something.
 """
 
 import collections
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent import futures
 import dataclasses
 import itertools
@@ -31,7 +30,7 @@ Row = dict[str, Any]
 LABELS = ('layer', 'implementation', 'projection', 'direction')
 KEY = ('shape', 'dtype', *LABELS)
 
-# Cases that are in memory at the same time.
+# Cases that are in memory at the same time if nothing is timed.
 _TOGETHER = 4
 
 # Calls that are in flight together, each of which is checked: CTAs that do not
@@ -45,94 +44,39 @@ class _Run:
 
   Attributes:
     problem: the problem.
-    implementation: by which path.
-    direction: whether with the gradient.
     row: its results so far.
-    dtype: instead of the case's.
-    right: whether its errors are within their limits.
-    compilation: between tracing and compiling.
+    function: of the problem's arguments.
+    compiling: its compilation; None if it cannot be traced.
     program: once it is compiled.
-    pending: a compilation in another thread.
+    right: whether its errors are within their limits.
   """
 
   problem: problems.Problem
-  implementation: str
-  direction: str
   row: Row
-  dtype: str | None = None
-  right: bool = False
-  compilation: Any = None
+  function: Callable[..., Any] | None = None
+  compiling: futures.Future[timing.Program] | None = None
   program: timing.Program | None = None
-  pending: futures.Future[None] | None = None
+  right: bool = False
 
   def __str__(self):
-    text = ' '.join(str(self.row[label]) for label in LABELS)
-    return f'{text} in {self.dtype}' if self.dtype else text
+    return ' '.join(str(self.row[label]) for label in LABELS)
 
-  def trace(self, timed: bool) -> None:
-    """Traces it, or notes why that cannot be."""
-    arguments = self.problem.arguments
-    try:
-      function = self.problem.function(
-          self.implementation, self.direction, self.dtype
-      )
-      if self.dtype is not None:
-        arguments = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, self.dtype), arguments
-        )
-      self.compilation = timing.lower(function, *arguments, quick=not timed)
-    except NotImplementedError as error:
-      self.row |= {'status': 'cannot', 'reason': str(error)}
-    except Exception as error:
-      self.fail(error)
-
-  def compile(self, together: int) -> None:
-    """Compiles it, while up to `together` programs are compiled."""
-    try:
-      self.program = self.compilation()
-    except Exception as error:  # Of a kernel's compiler, say: the others are
-      self.fail(error)  # still to be measured.
-    else:
-      self.row |= {
-          'compile_s': self.program.compile_s,
-          'compiled_together': together,
-          **self.program.memory,
-      }
-    self.compilation = None
-
-  def call(self, arguments: Any = None) -> Any:
-    """Returns its results, for the problem's arguments or others."""
+  def call(self, arguments: Any) -> Any:
+    """Returns its results."""
     if self.program is None:
       raise ValueError(self.row['reason'])
-    return self.program.call(*(arguments or self.problem.arguments))
+    return self.program.call(*arguments)
 
   def fail(self, reason: Exception | str) -> None:
-    """Notes that it failed."""
+    """Notes that it failed, or cannot be."""
+    if isinstance(reason, NotImplementedError):
+      self.row |= {'status': 'cannot', 'reason': str(reason)}
+      return
     if isinstance(reason, Exception):
       traceback.print_exception(reason)
       reason = f'{reason!r}'[:1000]
     self.row |= {'status': 'failed', 'reason': reason}
     print(f'FAILED: {self}: {reason}', file=sys.stderr, flush=True)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Group:
-  """The runs of a problem, and those that they are compared with.
-
-  Attributes:
-    runs: those with rows.
-    exact: 'scan' in float64; None if no run can be compiled.
-    scan: 'scan' in the case's dtype, if it is a yardstick.
-  """
-
-  runs: Sequence[_Run]
-  exact: _Run | None = None
-  scan: _Run | None = None
-
-  def all_runs(self) -> list[_Run]:
-    """Returns each once."""
-    found = [*self.runs, self.exact, self.scan]
-    return list(dict.fromkeys(run for run in found if run is not None))
 
 
 def measure(
@@ -156,31 +100,26 @@ def measure(
     'scan' is timed all the same. `compile_s` means little where several were
     `compiled_together`.
   """
-  pending: collections.deque[_Group] = collections.deque()
-  one_by_one = timer.repeats and timer.compile_alone
-  with futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-    for index, case in enumerate(selected):
-      group = _trace(case, timer, watchdog)
-      pending.append(group)
-      # The time that a kernel takes to compile is known of the first case.
-      kernels_alone = bool(timer.repeats) and index == 0
-      _compile(group, pool, one_by_one, kernels_alone, watchdog)
-      if one_by_one or len(pending) == _TOGETHER:
-        # Nothing is compiled while others are timed.
-        ready = len(pending) if timer.repeats else 1
-        yield from _finish(pending, ready, timer, watchdog)
-    yield from _finish(pending, len(pending), timer, watchdog)
+  together = 1 if timer.repeats else _TOGETHER
+  workers = 1 if timer.repeats else os.cpu_count() or 1
+  waiting: collections.deque[list[_Run]] = collections.deque()
+  with futures.ThreadPoolExecutor(workers) as pool:
+    for case in selected:
+      waiting.append(_trace(case, pool, timer, watchdog))
+      if len(waiting) == together:
+        yield from _finish(waiting.popleft(), workers, timer, watchdog)
+    while waiting:
+      yield from _finish(waiting.popleft(), workers, timer, watchdog)
 
 
-def _trace(case, timer, watchdog) -> _Group:
-  """Traces all runs of a case."""
-  timed = bool(timer.repeats)
+def _trace(case, pool, timer, watchdog) -> list[_Run]:
+  """Traces a case's runs, 'scan' in float64, and the yardstick, if any."""
   problem = problems.build(case)
 
-  def run(implementation, direction, dtype=None, timed=False):
+  def trace(implementation, direction, dtype=None, timed=False):
     row = {
         'shape': case.shape_name,
-        'dtype': case.dtype,
+        'dtype': dtype or case.dtype,
         'layer': case.label,
         'implementation': implementation,
         'projection': case.projection,
@@ -188,91 +127,89 @@ def _trace(case, timer, watchdog) -> _Group:
         'status': 'ok',
         'reason': '',
     }
-    made = _Run(problem, implementation, direction, row, dtype)
-    with watchdog(f'tracing {made}'):
-      made.trace(timed)
-    return made
+    run = _Run(problem, row)
+    with watchdog(f'tracing {run}'):
+      try:
+        run.function = problem.function(implementation, direction, dtype)
+        arguments = problem.arguments
+        if dtype is not None:
+          arguments = jax.tree.map(
+              lambda x: jax.ShapeDtypeStruct(x.shape, dtype), arguments
+          )
+        lowered = timing.lower(run.function, *arguments, quick=not timed)
+        run.compiling = pool.submit(lowered)
+      except Exception as error:
+        run.fail(error)
+    return run
 
-  ways = itertools.product(case.implementations, cases.DIRECTIONS)
-  runs = [run(*way, timed=timed) for way in ways]
-  if not any(each.compilation for each in runs):
-    return _Group(runs)
-  both = cases.DIRECTIONS[1]
-  with jax.enable_x64(True):
-    exact = run('scan', both, 'float64')
-  if not case.drawn:
-    return _Group(runs, exact)
-  found = [r for r in runs if (r.implementation, r.direction) == ('scan', both)]
-  return _Group(runs, exact, found[0] if found else run('scan', both))
+  timed = bool(timer.repeats)
+  ways = list(itertools.product(case.implementations, cases.DIRECTIONS))
+  runs = [trace(*way, timed=timed) for way in ways]
+  if any(run.compiling for run in runs):
+    both = ('scan', cases.DIRECTIONS[1])
+    with jax.enable_x64(True):
+      runs.append(trace(*both, dtype='float64'))
+    if case.drawn:
+      runs.append(runs[ways.index(both)] if both in ways else trace(*both))
+  return runs
 
 
-def _compile(group, pool, one_by_one, kernels_alone, watchdog) -> None:
-  """Compiles the runs of a group, or starts to."""
-  rest = []
-  for run in group.all_runs():
-    if run.compilation is None:
+def _finish(runs: list[_Run], workers, timer, watchdog) -> Iterator[Row]:
+  """Yields the rows of a problem's runs, traced by `_trace`."""
+  case = runs[0].problem.case
+  for run in dict.fromkeys(runs):
+    if run.compiling is None:
       continue
-    if one_by_one or (kernels_alone and run.implementation == 'pallas'):
-      with watchdog(f'compiling {run}'):
-        run.compile(together=1)
-    else:
-      rest.append(run)
-  for run in rest:
-    run.pending = pool.submit(run.compile, len(rest))
-
-
-def _finish(pending, count, timer, watchdog) -> Iterator[Row]:
-  """Checks and times the first groups of those that wait."""
-  groups = [pending.popleft() for _ in range(count)]
-  for group in groups:
-    for run in group.all_runs():
-      if run.pending is not None:
-        with watchdog(f'compiling {run}'):
-          run.pending.result()
-  for group in groups:
+    with watchdog(f'compiling {run}'):
+      try:
+        run.program = run.compiling.result()
+      except Exception as error:  # Of a kernel's compiler, say: the others are
+        run.fail(error)  # still to be measured.
+        continue
+    run.row |= {'compile_s': run.program.compile_s, **run.program.memory}
+    run.row['compiled_together'] = workers
+  count = len(case.implementations) * len(cases.DIRECTIONS)
+  runs, references = runs[:count], runs[count:]
+  if references:
     try:
-      _check(group, watchdog)
+      _check(runs, *references, watchdog=watchdog)
     except Exception as error:  # Out of memory in float64, say.
-      for run in group.runs:
+      for run in runs:
         if not run.right and run.row['status'] == 'ok':
           run.fail(error)
-    right = [run for run in group.runs if run.right]
-    if timer.repeats and right:
-      _time(right, timer, watchdog)
-    for run in group.all_runs():
-      run.program = None
-    yield from (run.row for run in group.runs)
+  right = [run for run in runs if run.right]
+  if timer.repeats and right:
+    _time(right, timer, watchdog)
+  yield from (run.row for run in runs)
 
 
-def _check(group: _Group, watchdog) -> None:
-  """Compares the results of runs with the reference, and notes their errors."""
-  exact, scan = group.exact, group.scan
-  if exact is None:
-    return
-  problem, dtype = exact.problem, exact.problem.case.dtype
-  with watchdog(str(exact)), jax.enable_x64(True):
+def _check(runs, exact, scan=None, *, watchdog) -> None:
+  """Compares results with the reference, and notes their errors."""
+  problem = exact.problem
+  with watchdog(f'{exact} in float64'), jax.enable_x64(True):
     wide = jax.tree.map(lambda x: x.astype(jnp.float64), problem.arguments)
     expected = jax.block_until_ready(exact.call(wide))
     del wide
   scan_errors: checks.Errors = {}
   if scan is not None:
     with watchdog(str(scan)):
-      scan_errors = checks.errors([scan.call()], expected)
-  for run in group.runs:
+      scan_errors = checks.errors([scan.call(problem.arguments)], expected)
+  for run in runs:
     if run.program is None:
       continue
     with watchdog(str(run)):
       try:
-        found = checks.errors([run.call() for _ in range(_CALLS)], expected)
+        results = [run.call(problem.arguments) for _ in range(_CALLS)]
+        found = checks.errors(results, expected)
       except Exception as error:
         run.fail(error)
         continue
-    limit = checks.limits(problem, run.implementation)
-    fields, wrong, worse = checks.judge(found, scan_errors, limit, dtype)
-    run.row |= fields
-    run.right = not wrong
-    if wrong or worse:
-      run.fail('; '.join(wrong + worse))
+    implementation = run.row['implementation']
+    verdict = checks.judge(problem, implementation, found, scan_errors)
+    run.row |= verdict.fields
+    run.right = not verdict.wrong
+    if verdict.wrong or verdict.worse:
+      run.fail('; '.join([*verdict.wrong, *verdict.worse]))
 
 
 def _time(runs: Sequence[_Run], timer, watchdog) -> None:
@@ -283,8 +220,7 @@ def _time(runs: Sequence[_Run], timer, watchdog) -> None:
       measured = timing.measure(
           timer,
           problem.arguments,
-          [problem.function(r.implementation, r.direction) for r in runs],
-          [run.program.call for run in runs if run.program],
+          [(run.function, run.program.call) for run in runs],  # type: ignore[union-attr, misc]
           lambda index: watchdog.start(f'timing {runs[index]}'),
       )
   except Exception as error:
@@ -295,7 +231,7 @@ def _time(runs: Sequence[_Run], timer, watchdog) -> None:
     row = run.row
     row |= fields
     row['us_per_step'] = 1e3 * row['median_ms'] / problem.case.shape.time
-    traffic = problem.traffic.get(run.direction)
+    traffic = problem.traffic.get(row['direction'])
     if traffic is not None:
       row['bytes_moved'] = traffic
       row['gb_per_s'] = traffic / row['median_ms'] / 1e6

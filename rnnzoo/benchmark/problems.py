@@ -18,7 +18,6 @@ import numpy as np
 import rnnzoo
 from rnnzoo.benchmark import baselines
 from rnnzoo.benchmark import cases
-from rnnzoo.benchmark import timing
 from rnnzoo.engines import unrolling
 
 # Maps arrays to results.
@@ -30,7 +29,12 @@ Run = Callable[[Any], Any]
 _OPTIONS: Mapping[str, Mapping[str, Any]] = {
     'AGRU': {'gamma': 2.0},
     'IRevRNN': {'inner_scale': 1e-2},
+    'IRevRNN_8_inner_steps': {'inner_scale': 1e-2, 'inner_steps': 8},
 }
+
+# Layers by other names. Between the passes nothing of the inner steps is kept,
+# so memory should not grow with their number.
+VARIANTS = {'IRevRNN_8_inner_steps': rnnzoo.IRevRNN}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -120,7 +124,7 @@ def _create(case: cases.Case, rng, **options) -> Any:
 
 def _make_layer(case: cases.Case, **options) -> Any:
   shape = case.shape
-  layer: Any = rnnzoo.LAYERS[case.layer]  # The base class differs in signature.
+  layer: Any = VARIANTS.get(case.layer) or rnnzoo.LAYERS[case.layer]
   if _has(case, cases.BOTH):
     layer = functools.partial(rnnzoo.Bidirectional, layer)
   options = {**_OPTIONS.get(case.layer, {}), **options}
@@ -189,10 +193,10 @@ def _on_input(case: cases.Case) -> Problem:
   return Problem(case, (arrays, weights), make)
 
 
-def _on_gates(case: cases.Case, **layer_options) -> Problem:
+def _on_gates(case: cases.Case) -> Problem:
   """A cell on input gates; that of a check also returns its final carry."""
   shape, rng = case.shape, np.random.default_rng(0)
-  layer = _create(case, rng, **layer_options)
+  layer = _create(case, rng)
   cell = layer.cell
   size = (shape.batch, shape.time, cell.input_gates, shape.features)
   carry_size = (shape.batch, shape.features)
@@ -321,43 +325,3 @@ def _projection(case: cases.Case) -> Problem:
   }
   make = lambda *_: lambda arrays: jnp.dot(arrays['x'], arrays['kernel'])
   return Problem(case, (arrays, _normal(2, (rows, wide), dtype)), make)
-
-
-def gradient_memory(case: cases.Case) -> list[dict[str, Any]]:
-  """Returns the memory that XLA reserves for the gradient of an IRevRNN.
-
-  Nothing of the inner steps is kept between the passes, so the temporary memory
-  should not grow with their number.
-
-  Args:
-    case: IRevRNN on input gates. Paths that are parallel in time cannot.
-  """
-  rows = []
-  for inner_steps in (1, 8):
-    problem = _on_gates(case, inner_steps=inner_steps)
-    for implementation in case.implementations:
-      if implementation == 'associative_scan':
-        continue
-      row: dict[str, Any] = {
-          'layer': case.layer,
-          'inner_steps': inner_steps,
-          'shape': case.shape_name,
-          'dtype': case.dtype,
-          'implementation': implementation,
-          'status': 'ok',
-          'reason': '',
-      }
-      rows.append(row)
-      run = problem.make(implementation, case.dtype)
-      # The result of the forward pass is no output, so that it takes no memory.
-      gradient = lambda arrays, weights, run=run: jax.vjp(run, arrays)[1](
-          weights
-      )
-      try:
-        program = timing.build(gradient, *problem.arguments)
-        row |= {'compile_s': program.compile_s, **program.memory}
-      except NotImplementedError as error:
-        row |= {'status': 'cannot', 'reason': str(error)}
-      except Exception as error:  # Of a kernel's compiler, say.
-        row |= {'status': 'failed', 'reason': f'{error!r}'[:1000]}
-  return rows

@@ -18,7 +18,6 @@ gates. Backward is the gradient by everything that is given: parameters,
 recurrent kernel, and x or the input gates.
 """
 
-from collections.abc import Iterable
 import dataclasses
 import itertools
 import json
@@ -35,7 +34,6 @@ from rnnzoo.benchmark import cases as cases_lib
 from rnnzoo.benchmark import figures
 from rnnzoo.benchmark import machine
 from rnnzoo.benchmark import measurement
-from rnnzoo.benchmark import problems
 from rnnzoo.benchmark import report
 from rnnzoo.benchmark import suites
 from rnnzoo.benchmark import watchdog as watchdog_lib
@@ -43,50 +41,23 @@ from rnnzoo.benchmark import watchdog as watchdog_lib
 SUITES = suites.SUITES
 
 
-def _names(flag: str, known: Iterable[str], text: str):
-  """Defines a flag that lists some of the known names; None for a default."""
-  known = tuple(dict.fromkeys(known))
-  holder = flags.DEFINE_list(flag, None, text)
-
-  def check(names):
-    if names is None:
-      return True
-    given = next((repr(n) for n in names if n not in known), None)
-    if given or not names:
-      raise flags.ValidationError(
-          f'{given or "nothing"} is given, and there are {", ".join(known)}'
-      )
-    return True
-
-  flags.register_validator(flag, check)
-  return holder
-
-
-def _of_all_suites(attribute: str) -> Iterable[str]:
-  return itertools.chain(*(getattr(s, attribute) for s in SUITES.values()))
-
-
 _SUITE = flags.DEFINE_enum('suite', 'cells', list(SUITES), 'The suite to run.')
-_LAYERS = _names(
-    'layers', _of_all_suites('layers'), 'Layers; all of the suite if not given.'
+_LAYERS = flags.DEFINE_list(
+    'layers', None, 'Layers; all of the suite if not given.'
 )
-_IMPLEMENTATIONS = _names(
-    'implementations',
-    _of_all_suites('implementations'),
-    "Paths over time; the suite's choice if not given.",
+_IMPLEMENTATIONS = flags.DEFINE_list(
+    'implementations', None, "Paths over time; the suite's choice if not given."
 )
-_SHAPES = _names(
-    'shapes',
-    _of_all_suites('shapes'),
-    'Input shapes, by name; a default of the suite if not given.',
+_SHAPES = flags.DEFINE_list(
+    'shapes', None, 'Shapes by name; a default of the suite if not given.'
 )
 _SHAPE = flags.DEFINE_multi_string(
     'shape',
     [],
     'Sizes of your own: batch,time,in_features,features[,heads]; repeatable.',
 )
-_DTYPES = _names(
-    'dtypes', suites.DTYPES, 'Dtypes; a default of the suite if not given.'
+_DTYPES = flags.DEFINE_list(
+    'dtypes', None, 'Dtypes; a default of the suite if not given.'
 )
 _REPEATS = flags.DEFINE_integer(
     'repeats', 10, 'Samples of each time.', lower_bound=1
@@ -144,12 +115,13 @@ def parse_flags(argv: list[str]) -> list[str]:
       (_LAYERS, suite.layers),
       (_SHAPES, suite.shapes),
       (_IMPLEMENTATIONS, suite.implementations),
+      (_DTYPES, suites.DTYPES),
   ):
-    other = [repr(name) for name in names.value or () if name not in known]
-    if other:
+    unknown = [name for name in names.value or () if name not in known]
+    if unknown or names.value == []:
       _give_up(
-          f'{other[0]} is of another suite than {_SUITE.value!r}, which has'
-          f' {", ".join(known)}'
+          f'--{names.name}: {unknown[0] if unknown else "nothing"!r} is given,'
+          f' and the suite {_SUITE.value!r} has {", ".join(known)}'
       )
   if flags.FLAGS['verbosity'].using_default_value:
     flags.FLAGS['verbosity'].value = logging.WARNING
@@ -202,12 +174,10 @@ def main(unused_argv: list[str]) -> int:
     report.write({**result, 'hung': {'what': work, 'reason': reason}}, output)
 
   output = _OUTPUT.value
-  suite = SUITES[_SUITE.value]
-  timer = dataclasses.replace(suite.timer, repeats=repeats)
+  timer = dataclasses.replace(SUITES[_SUITE.value].timer, repeats=repeats)
   watchdog = watchdog_lib.Watchdog(_TIMEOUT.value, save_hanging)
   table = report.Table(case.label for case in selected)
-  parts = itertools.groupby(selected, _title)
-  for title, part in parts:
+  for title, part in itertools.groupby(selected, _title):
     table.title(title)
     for row in measurement.measure(part, timer, watchdog):
       if 'gb_per_s' in row:
@@ -216,10 +186,6 @@ def main(unused_argv: list[str]) -> int:
       table.row(row)
       # A run that is cut off has lost nothing.
       report.write(result, output)
-  memory = _gradient_memory(suite.memory_of, selected)
-  if memory:
-    result['memory'] = memory
-    print(report.memory_table(memory), flush=True)
   report.write(result, output)
   print(output)
   if repeats:
@@ -267,12 +233,9 @@ def _resume(result, selected, repeats: int) -> list[cases_lib.Case]:
     return selected
   try:
     earlier = json.loads(path.read_text())
-    for fact in ('suite', 'device', 'versions', 'commit'):
-      if earlier[fact] != result[fact]:
-        _give_up(
-            f'--resume: {str(path)!r} has {fact} {earlier[fact]!r}, and this'
-            f' run has {result[fact]!r}'
-        )
+    facts = ('suite', 'device', 'versions', 'commit')
+    if any(earlier[fact] != result[fact] for fact in facts):
+      _give_up(f'--resume: {str(path)!r} is of another {", ".join(facts)}')
     found = {
         tuple(row[label] for label in measurement.KEY): row
         for row in earlier['rows']
@@ -297,16 +260,3 @@ def _resume(result, selected, repeats: int) -> list[cases_lib.Case]:
   result['rows'] = list(found.values())
   print(f'{len(found)} rows of {path} are kept', file=sys.stderr)
   return rest
-
-
-def _gradient_memory(layer: str, selected) -> list[dict[str, Any]]:
-  """Returns the memory of a layer's gradient, for each shape in one dtype."""
-  by_shape: dict[str, cases_lib.Case] = {}
-  for case in selected:
-    if case.layer == layer and case.projection == 'without':
-      by_shape.setdefault(case.shape_name, case)
-  return [
-      row
-      for case in by_shape.values()
-      for row in problems.gradient_memory(case)
-  ]

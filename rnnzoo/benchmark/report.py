@@ -70,10 +70,10 @@ class Table:
     """Prints a row of `measurement.measure`."""
     cells = [row[label] for label in measurement.LABELS]
     if row['status'] == 'cannot':
-      key = row['layer'], row['implementation'], row['reason']
-      if key in self._cannot:
+      group = row['layer'], row['implementation'], row['reason']
+      if group in self._cannot:
         return
-      self._cannot.add(key)
+      self._cannot.add(group)
       cells[2:] = ['any', 'any']
     spread = ''
     if 'median_ms' in row:
@@ -101,20 +101,6 @@ class Table:
         for i, (cell, width) in enumerate(zip(cells, self._widths, strict=True))
     ]
     print('  '.join(padded).rstrip(), flush=True)
-
-
-def memory_table(rows: Sequence[Row]) -> str:
-  """Returns one line for each row of `problems.gradient_memory`."""
-  lines = ['', 'temporary memory of a gradient']
-  for row in rows:
-    found = f'{row["status"]}: {row["reason"]}'
-    if row['status'] == 'ok' and row['temp_bytes'] is not None:
-      found = f'{row["temp_bytes"] / 2**20:.1f} MiB'
-    lines.append(
-        f'{row["layer"]}  R = {row["inner_steps"]}  {row["shape"]} '
-        f' {row["dtype"]}  {row["implementation"]}  {found}'
-    )
-  return '\n'.join(lines)
 
 
 def write(result: Mapping[str, Any], path: str) -> None:

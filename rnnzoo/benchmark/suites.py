@@ -8,14 +8,17 @@ is the latency of a step, times T.
 
 from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
+from typing import TypeAlias
 
 import rnnzoo
 from rnnzoo.benchmark import baselines
 from rnnzoo.benchmark import cases
+from rnnzoo.benchmark import problems
 from rnnzoo.benchmark import timing
 from rnnzoo.engines import selection
 
-Shape, heads = cases.Shape, cases.heads
+Shape: TypeAlias = cases.Shape
+heads = cases.heads
 BF16, F16, F32 = cases.BF16, cases.F16, cases.F32
 
 # The layers that have heads.
@@ -55,7 +58,6 @@ class Suite:
     implementations: names of all that can run in it.
     drawn: as for `cases.Case`.
     checks: cases that are only checked.
-    memory_of: a layer, the memory of whose gradient is measured; '' for none.
   """
 
   layers: Sequence[str]
@@ -66,7 +68,6 @@ class Suite:
   implementations: Sequence[str] = selection.IMPLEMENTATIONS
   drawn: bool = False
   checks: Sequence[cases.Case] = ()
-  memory_of: str = ''
 
   def timed(
       self,
@@ -84,26 +85,24 @@ class Suite:
       implementations: those that are wanted; None for the entries' choice.
       dtypes: likewise.
     """
-    for name, shape in shapes.items():
-      own = [
-          entry
-          for entry in self.entries
-          if (name in entry.shapes if entry.shapes else name not in self.shapes)
-      ]
-      found = dtypes or dict.fromkeys(d for entry in own for d in entry.dtypes)
-      for dtype in found:
-        for entry in own:
-          if dtypes is None and dtype not in entry.dtypes:
-            continue
-          for layer in entry.layers:
-            if layer in layers and (shape.num_heads == 1 or layer in _DENSE):
-              case = cases.Case(
-                  layer, name, shape, dtype, entry.projection, (), self.drawn
-              )
-              wanted = implementations or entry.implementations
-              ways = tuple(_ways(case, self.implementations, wanted))
-              if ways:
-                yield dataclasses.replace(case, implementations=ways)
+    rows = [
+        (name, shape, dtype, entry)
+        for name, shape in shapes.items()
+        for dtype in dtypes or DTYPES
+        for entry in self.entries
+        if (name in entry.shapes if entry.shapes else name not in self.shapes)
+        and (dtypes or dtype in entry.dtypes)
+    ]
+    for name, shape, dtype, entry in rows:
+      for layer in entry.layers:
+        if layer in layers and (shape.num_heads == 1 or layer in _DENSE):
+          case = cases.Case(
+              layer, name, shape, dtype, entry.projection, (), self.drawn
+          )
+          wanted = implementations or entry.implementations
+          ways = tuple(_ways(case, self.implementations, wanted))
+          if ways:
+            yield dataclasses.replace(case, implementations=ways)
 
   def checked(
       self,
@@ -115,7 +114,7 @@ class Suite:
     wanted = implementations or ('pallas',)
     ways = tuple(way for way in ('pallas', 'scan') if way in wanted)
     for case in self.checks:
-      if case.layer in layers and (not dtypes or case.dtype in dtypes):
+      if ways and case.layer in layers and case.dtype in (dtypes or DTYPES):
         yield dataclasses.replace(case, implementations=ways)
 
 
@@ -124,116 +123,119 @@ def _ways(case, known, wanted) -> Iterator[str]:
   if case.layer == 'projection':
     yield 'dot'
     return
-  lstm = case.layer == 'LSTM'
-  given = case.projection == 'without'
-  one_head = case.shape.num_heads == 1
+  kind = case.layer, case.projection
+  flat = case.shape.num_heads == 1 and case.dtype == F32
   for way in known:
-    if way in baselines.LAX_SCANS and not (lstm and given):
+    if wanted is not None and way not in wanted:
       continue
-    if way == baselines.CUDNN and (
-        given or not lstm or not one_head or case.dtype != F32
-    ):
+    if way in baselines.LAX_SCANS and kind != ('LSTM', 'without'):
       continue
-    if wanted is None or way in wanted:
-      yield way
+    if way == baselines.CUDNN and not (kind == ('LSTM', 'with') and flat):
+      continue
+    yield way
+
+
+_GATES, _LAYER = 'without', 'with'
+_SMALL = Shape(batch=4, time=12, in_features=3, features=8)
+_MNIST = {
+    'row_mnist': Shape(batch=128, time=28, in_features=28, features=128),
+    'pixel_mnist': Shape(batch=16, time=784, in_features=1, features=128),
+}
 
 
 def _cells() -> Suite:
-  layers = tuple(rnnzoo.LAYERS)
   shapes = {
-      'small': Shape(batch=4, time=12, in_features=3, features=8),
-      'row_mnist': Shape(batch=128, time=28, in_features=28, features=128),
-      'pixel_mnist': Shape(batch=16, time=784, in_features=1, features=128),
+      'small': _SMALL,
+      **_MNIST,
       'long': Shape(batch=16, time=4096, in_features=64, features=256),
   }
+  layers = tuple(rnnzoo.LAYERS)
   return Suite(
       layers=layers,
       shapes=shapes,
       entries=[
-          Entry(names, [layer], projection)
+          Entry(names, layers, projection)
           for names in (tuple(shapes), None)
-          for layer in layers
-          for projection in ('with', 'without')
+          for projection in (_LAYER, _GATES)
       ],
       timer=timing.Timer(max_sets=1),
-      default_shapes=('row_mnist', 'pixel_mnist'),
+      default_shapes=tuple(_MNIST),
   )
 
 
 def _linear() -> Suite:
   both = (F32, BF16)
-  shapes = {
-      'small': Shape(batch=4, time=12, in_features=3, features=8),
-      'wide': Shape(batch=8, time=4096, in_features=2048, features=2048),
-      'thin': Shape(batch=16, time=1024, in_features=768, features=768),
-      'one_long': Shape(batch=1, time=65536, in_features=1024, features=1024),
-      'diagonal': Shape(batch=32, time=2048, in_features=1024, features=1024),
-  }
   mingru = ('MinGRU', 'projection')
+  variants = tuple(problems.VARIANTS)
   return Suite(
-      layers=(*_LINEAR, 'projection'),
-      shapes=shapes,
+      layers=(*_LINEAR, *variants, 'projection'),
+      shapes={
+          'small': _SMALL,
+          'wide': Shape(8, 4096, in_features=2048, features=2048),
+          'thin': Shape(16, 1024, in_features=768, features=768),
+          'one_long': Shape(1, 65536, in_features=1024, features=1024),
+          'diagonal': Shape(32, 2048, in_features=1024, features=1024),
+      },
       entries=[
-          Entry(['small'], _LINEAR, 'without', both),
-          Entry(['wide'], _LINEAR[:3], 'without', both),
-          Entry(['thin', 'one_long'], ['linear_scan'], 'without', both),
-          Entry(['diagonal'], ['IndRNN', 'IRevRNN'], 'without', both),
-          Entry(['small', 'thin'], mingru, 'with', both),
-          Entry(None, _LINEAR, 'without', both),
-          Entry(None, mingru, 'with', both),
+          Entry(['small'], _LINEAR, _GATES, both),
+          Entry(['wide'], _LINEAR[:3], _GATES, both),
+          Entry(['thin', 'one_long'], ['linear_scan'], _GATES, both),
+          Entry(['diagonal'], _LINEAR[3:], _GATES, both),
+          Entry(['diagonal'], variants, _GATES),
+          Entry(['small', 'thin'], mingru, _LAYER, both),
+          Entry(None, _LINEAR, _GATES, both),
+          Entry(None, mingru, _LAYER, both),
       ],
       timer=timing.Timer(one_program=True),
-      default_shapes=tuple(shapes)[1:],
+      default_shapes=('wide', 'thin', 'one_long', 'diagonal'),
       checks=cases.LINEAR_CHECKS,
-      memory_of='IRevRNN',
   )
 
 
 def _dense() -> Suite:
-  whole = {
-      '48x16': heads(48, 16),
-      '32x24': heads(32, 24),
-      '12x64': heads(12, 64),
-      '6x128': heads(6, 128),
-      '3x256': heads(3, 256),
-      '1x512': heads(1, 512),
-      '1x768': heads(1, 768),
-      '1x1024': heads(1, 1024),
-  }
+  sizes = [(48, 16), (32, 24), (12, 64), (6, 128), (3, 256)]
+  sizes += [(1, 512), (1, 768), (1, 1024)]
+  whole = {f'{n}x{size}': heads(n, size) for n, size in sizes}
   batches = {
       f'{name}_batch{batch}': dataclasses.replace(whole[name], batch=batch)
       for name in ('12x64', '1x768')
       for batch in (1, 8, 64, 256)
   }
-  mnist = {
-      'row_mnist': Shape(128, 28, 28, 128),
-      'pixel_mnist': Shape(128, 784, 1, 128),
-  }
-  small = {'small': heads(2, 8, batch=4, time=12)}
-  # Everything there is to compare with is measured at these.
+  mnist = {k: dataclasses.replace(v, batch=128) for k, v in _MNIST.items()}
+  # At these there is everything to compare with.
   reference = ('12x64', '1x768')
   others = [name for name in whole if name not in reference]
-  kernels = ('pallas',)
-  gates, layer = 'without', 'with'
+  two, kernels = (BF16, F32), ('pallas',)
   return Suite(
       layers=_DENSE,
-      shapes={**small, **whole, **batches, **mnist},
+      shapes={
+          'small': heads(2, 8, batch=4, time=12),
+          **whole,
+          **batches,
+          **mnist,
+      },
       entries=[
-          Entry(['small'], _DENSE[:2], gates, (BF16, F32)),
-          Entry(['small'], _DENSE[2:], gates, (BF16, F32), kernels),
-          Entry(reference, _DENSE[:2], gates, (BF16,)),
-          Entry(reference, _DENSE[2:], gates, (BF16,), kernels),
-          Entry(others, _DENSE, gates, (BF16,), kernels),
-          Entry(batches, ['LSTM'], gates, (BF16,), ('pallas', 'lax_scan_8')),
+          Entry(['small'], _DENSE[:2], _GATES, two),
+          Entry(['small'], _DENSE[2:], _GATES, two, kernels),
+          Entry(reference, _DENSE[:2], _GATES, (BF16,)),
+          Entry(reference, _DENSE[2:], _GATES, (BF16,), kernels),
+          Entry(others, _DENSE, _GATES, (BF16,), kernels),
+          Entry(
+              tuple(batches),
+              ['LSTM'],
+              _GATES,
+              (BF16,),
+              ('pallas', 'lax_scan_8'),
+          ),
           # cuDNN's LSTM has one head and float32 only.
-          Entry(['small', '1x768'], ['LSTM'], layer, (BF16, F32)),
-          Entry(['12x64'], ['LSTM'], layer, (BF16,)),
-          Entry(['small', *reference], ['GRU'], layer, (BF16,)),
-          Entry(mnist, ['GRU', 'AGRU', 'LSTM'], layer, (F32,)),
-          Entry(None, _DENSE, gates, (BF16,)),
-          Entry(None, _DENSE, layer, (BF16,)),
+          Entry(['small', '1x768'], ['LSTM'], _LAYER, two),
+          Entry(['12x64'], ['LSTM'], _LAYER, (BF16,)),
+          Entry(['small', *reference], ['GRU'], _LAYER, (BF16,)),
+          Entry(tuple(mnist), ['GRU', 'AGRU', 'LSTM'], _LAYER),
+          Entry(None, _DENSE, _GATES, (BF16,)),
+          Entry(None, _DENSE, _LAYER, (BF16,)),
       ],
-      timer=timing.Timer(compile_alone=False),
+      timer=timing.Timer(),
       default_shapes=(*whole, *batches, *mnist),
       implementations=('pallas', 'scan', *baselines.NAMES),
       drawn=True,

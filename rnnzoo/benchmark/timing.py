@@ -9,13 +9,11 @@ are larger in all than any cache. And a call of 20 µs is shorter than its own
 dispatch, so one program may do all sets, one after the other.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
 import functools
 import itertools
-import pathlib
 import statistics
-import tempfile
 import time
 from typing import Any
 
@@ -29,8 +27,8 @@ MAX_CALLS = 20
 # Sets of inputs are larger than this in all.
 SET_BYTES = 300e6
 
-# A call of more seconds is a loop of launches that no cache speeds up: it is
-# timed by itself, a few times in about SLOW_BUDGET seconds.
+# A call of more seconds on an accelerator is a loop of launches: it is timed a
+# few times, in about SLOW_BUDGET seconds.
 SLOW_SECONDS = 0.1
 SLOW_BUDGET = 5.0
 
@@ -44,27 +42,16 @@ class Timer:
     max_sets: largest number of sets of inputs.
     one_program: whether one program does all sets, for calls that may be
       shorter than their dispatch.
-    compile_alone: whether programs are compiled one after the other, so that
-      the time each takes means something.
   """
 
   repeats: int = 0
   max_sets: int = 8
   one_program: bool = False
-  compile_alone: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
 class Times:
-  """Times of one call, in milliseconds.
-
-  Attributes:
-    median_ms: median over the samples.
-    low_ms: their first quartile.
-    high_ms: their third quartile.
-    samples: how many samples were taken.
-    calls: calls in one sample, of which it is the mean.
-  """
+  """Median and quartiles of samples, each of which is the mean of calls."""
 
   median_ms: float
   low_ms: float
@@ -75,13 +62,12 @@ class Times:
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-  """A compiled function and what its compilation said.
+  """A compiled function.
 
   Attributes:
-    call: the compiled function.
+    call: the function.
     compile_s: seconds taken by tracing, lowering and compiling.
-    memory: bytes by use, as far as XLA tells: `temp_bytes`, `argument_bytes`,
-      `output_bytes` and `peak_bytes`, which may each be None.
+    memory: bytes by use, or None where XLA does not tell.
   """
 
   call: Callable[..., Any]
@@ -115,14 +101,13 @@ def lower(
     call = lowered.compile(compiler_options=options)
     seconds = traced + time.perf_counter() - start
     # Not every backend analyses memory, nor every jax the peak.
-    analysis = call.memory_analysis()
-    names = {
-        'temp_bytes': 'temp_size_in_bytes',
-        'argument_bytes': 'argument_size_in_bytes',
-        'output_bytes': 'output_size_in_bytes',
-        'peak_bytes': 'peak_memory_in_bytes',
+    found = call.memory_analysis()
+    memory = {
+        'temp_bytes': getattr(found, 'temp_size_in_bytes', None),
+        'argument_bytes': getattr(found, 'argument_size_in_bytes', None),
+        'output_bytes': getattr(found, 'output_size_in_bytes', None),
+        'peak_bytes': getattr(found, 'peak_memory_in_bytes', None),
     }
-    memory = {ours: getattr(analysis, its, None) for ours, its in names.items()}
     return Program(call, seconds, memory)
 
   return finish
@@ -137,27 +122,31 @@ def interleave(
 
   Args:
     calls: functions without arguments that return arrays to wait for.
-    repeats: number of samples of each.
+    repeats: number of samples of each; fewer of slow calls.
     before: called with the index of the call before each sample.
 
   Returns:
     One `Times` for each call.
   """
-  counts = []
+  samples: list[list[float]] = [[] for _ in calls]
+  rounds, counts = [], []
   for index, call in enumerate(calls):
     before(index)
     jax.block_until_ready(call())
     seconds = _seconds(call, 1)
     counts.append(max(1, min(MAX_CALLS, round(SAMPLE_SECONDS / seconds))))
-  samples: list[list[float]] = [[] for _ in calls]
-  for _ in range(repeats):
+    slow = seconds > SLOW_SECONDS and jax.default_backend() != 'cpu'
+    few = max(2, round(SLOW_BUDGET / seconds))
+    rounds.append(min(repeats, few) if slow else repeats)
+  for turn in range(repeats):
     for index, call in enumerate(calls):
-      before(index)
-      count, own = counts[index], samples[index]
-      # The call before left its own data in the caches, and maybe threads that
-      # still spin.
-      jax.block_until_ready(call())
-      own.append(1e3 * _seconds(call, count) / count)
+      if turn < rounds[index]:
+        before(index)
+        # The call before left its own data in the caches, and maybe threads
+        # that still spin.
+        jax.block_until_ready(call())
+        seconds = _seconds(call, counts[index]) / counts[index]
+        samples[index].append(1e3 * seconds)
   return [_summary(own, n) for own, n in zip(samples, counts, strict=True)]
 
 
@@ -184,62 +173,47 @@ def _summary(samples: Sequence[float], calls: int) -> Times:
 def measure(
     timer: Timer,
     arguments: tuple[Any, Any],
-    functions: Sequence[Callable[..., Any]],
-    programs: Sequence[Callable[..., Any]],
-    before: Callable[[int], None] = lambda index: None,
+    programs: Sequence[tuple[Callable[..., Any], Callable[..., Any]]],
+    before: Callable[[int], None],
 ) -> list[dict[str, Any]]:
   """Times programs that have the same arguments.
 
   Args:
     timer: how to time them.
     arguments: arrays by name, and weights.
-    functions: of the arguments.
-    programs: the same, compiled.
+    programs: pairs of a function of the arguments and the same, compiled.
     before: called with the index of a program before each of its samples.
 
   Returns:
     Fields of a row for each program: those of `Times` for one set of inputs,
     `sets`, the number of sets, and on an accelerator `dispatch_ms`, the time
-    that the host takes for a call. If that is what takes so long, a profile
-    gives `device_ms` where one program does all sets.
+    that the host takes for a call.
   """
-  on_cpu = jax.default_backend() == 'cpu'
   sets = input_sets(arguments, timer.max_sets)
-  fields: list[dict[str, Any]] = [{} for _ in programs]
-  together: list[int] = []
   calls: list[Callable[[], Any]] = []
-  per_call = len(sets) if timer.one_program else 1
-  for index, program in enumerate(programs):
+  for index, (function, program) in enumerate(programs):
     before(index)
-    alone = functools.partial(program, *arguments)
-    jax.block_until_ready(alone())
-    seconds = _seconds(alone, 1)
-    if seconds > SLOW_SECONDS and not on_cpu:
-      count = max(2, min(timer.repeats, round(SLOW_BUDGET / seconds)))
-      samples = []
-      for _ in range(count):
-        before(index)
-        samples.append(1e3 * _seconds(alone, 1))
-      fields[index] = {**dataclasses.asdict(_summary(samples, 1)), 'sets': 1}
-      continue
-    together.append(index)
     if timer.one_program:
-      rotated = build(rotate(functions[index]), sets).call
-      calls.append(functools.partial(rotated, sets))
+      program = build(rotate(function), sets).call
+      calls.append(functools.partial(program, sets))
     else:
-      calls.append(_in_turn(program, sets))
-  times = interleave(calls, timer.repeats, lambda i: before(together[i]))
-  for index, call, each in zip(together, calls, times, strict=True):
-    row = fields[index]
-    row |= {**dataclasses.asdict(each), 'sets': len(sets)}
+      calls.append(_in_turn(program, itertools.cycle(sets)))
+  per_call = len(sets) if timer.one_program else 1
+  times = interleave(calls, timer.repeats, before)
+  rows = []
+  for index, (call, each) in enumerate(zip(calls, times, strict=True)):
+    row: dict[str, Any] = {**dataclasses.asdict(each), 'sets': len(sets)}
     for name in ('median_ms', 'low_ms', 'high_ms'):
       row[name] /= per_call
-    if not on_cpu:
+    rows.append(row)
+    if jax.default_backend() != 'cpu':
       before(index)
       row['dispatch_ms'] = _dispatch_ms(call) / per_call
-      if row['dispatch_ms'] > 0.7 * row['median_ms'] and timer.one_program:
-        row['device_ms'] = device_ms(call) / per_call
-  return fields
+  return rows
+
+
+def _in_turn(program, sets) -> Callable[[], Any]:
+  return lambda: program(*next(sets))
 
 
 def _dispatch_ms(call: Callable[[], Any]) -> float:
@@ -251,24 +225,6 @@ def _dispatch_ms(call: Callable[[], Any]) -> float:
   seconds = time.perf_counter() - start
   jax.block_until_ready(out)
   return 1e3 * seconds / count
-
-
-def device_ms(call: Callable[[], Any]) -> float:
-  """Returns how long a GPU works on a call, by a profile, without gaps."""
-  with tempfile.TemporaryDirectory() as directory:
-    with jax.profiler.trace(directory):
-      jax.block_until_ready(call())
-    (path,) = pathlib.Path(directory).rglob('*.xplane.pb')
-    profile = jax.profiler.ProfileData.from_file(str(path))
-  nanoseconds = sum(
-      event.duration_ns
-      for plane in profile.planes
-      if plane.name.startswith('/device:GPU')
-      for line in plane.lines
-      if line.name.startswith('Stream')
-      for event in line.events
-  )
-  return nanoseconds / 1e6
 
 
 def input_sets(arguments: tuple[Any, Any], max_sets: int) -> list[Any]:
@@ -295,12 +251,6 @@ def input_sets(arguments: tuple[Any, Any], max_sets: int) -> list[Any]:
 
   sets = [arguments, *(later(arguments, steps) for steps in range(1, count))]
   return jax.block_until_ready(sets)
-
-
-def _in_turn(call: Callable[..., Any], sets: list[Any]) -> Callable[[], Any]:
-  """Returns a function that calls with each set of arguments in turn."""
-  turn: Iterator[Any] = itertools.cycle(sets)
-  return lambda: call(*next(turn))
 
 
 def rotate(function: Callable[..., Any]) -> Callable[[list[Any]], list[Any]]:
