@@ -32,7 +32,7 @@ def plot(path: str) -> str:
     panels = _beside_published(rows, result['published_ms'])
   lines = [line for line in panels if line[1]]
   heights = [1.5 + 0.55 * len(_distinct(own, 'group')) for _, own, _ in lines]
-  figure = figures.Figure(figsize=(12, sum(heights)), layout='constrained')
+  figure = figures.Figure(figsize=(12, sum(heights) or 1), layout='constrained')
   figure.suptitle(
       f'{result["device"]["kind"]}, jax {result["versions"]["jax"]},'
       f' {result["date"][:10]}'
