@@ -129,7 +129,7 @@ def torch_layer(name: str, ours: rnnzoo.RecurrentLayer) -> Any:
 
 
 def programs(name: str, shape: Sequence[int]) -> dict[str, Call]:
-  """Returns what is timed for one layer, ours first."""
+  """Returns the programs that are timed for one layer, ours first."""
   batch, time, in_features, features = shape
   rng = np.random.default_rng(0)
   draw = lambda *size: rng.standard_normal(size).astype(np.float32)

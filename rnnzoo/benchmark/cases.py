@@ -1,8 +1,7 @@
 """Cases: a layer at a shape, in a dtype, with or without its projection.
 
-A case says what to compute and nothing about how: `problems` makes its arrays
-and functions, `suites` lists the cases that are timed, and the tables below are
-those that are only checked.
+`problems` makes the arrays and functions of a case. `suites` lists the cases
+that are timed; the tables below are those that are only checked.
 """
 
 from collections.abc import Sequence

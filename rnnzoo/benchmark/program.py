@@ -11,7 +11,7 @@ Each combination of layer, implementation, shape, dtype, direction and
 projection is a row. A row is `ok`; or `cannot`, where the implementation says
 so; or `failed`, where the result is not that of the 'scan' path in float64, and
 the exit code is 1. Rows are printed and written as JSON as soon as they are
-known; a plot is made of the JSON. `suites` says what each suite measures.
+known; a plot is made of the JSON. The module `suites` lists the cases.
 
 With the projection, a row is a layer on x; without it, a cell on given input
 gates. Backward is the gradient by everything that is given: parameters,
@@ -157,7 +157,7 @@ def main(unused_argv: list[str]) -> int:
     try:
       print(figures.plot(_PLOT_FROM.value))
     except (AttributeError, KeyError, TypeError, ValueError):
-      _give_up(f'{_PLOT_FROM.value!r} is not what a benchmark wrote')
+      _give_up(f"{_PLOT_FROM.value!r} is not a benchmark's result")
     return 0
   try:
     pathlib.Path(_OUTPUT.value).parent.mkdir(parents=True, exist_ok=True)
@@ -239,13 +239,17 @@ def _resume(result, selected, repeats: int) -> list[cases_lib.Case]:
     found = {
         tuple(row[label] for label in measurement.KEY): row
         for row in earlier['rows']
+    }
+    done = {
+        key
+        for key, row in found.items()
         if row['status'] == 'cannot'
         or (row['status'] == 'ok' and (not repeats or 'median_ms' in row))
     }
     result['shapes'] = {**earlier['shapes'], **result['shapes']}
     result['copy'] = earlier['copy'] or result['copy']
   except (AttributeError, KeyError, TypeError, ValueError):
-    _give_up(f'--resume: {str(path)!r} is not what a benchmark wrote')
+    _give_up(f"--resume: {str(path)!r} is not a benchmark's result")
   rest = []
   for case in selected:
     keys = [
@@ -253,7 +257,7 @@ def _resume(result, selected, repeats: int) -> list[cases_lib.Case]:
         for way in case.implementations
         for each in cases_lib.DIRECTIONS
     ]
-    if not all(key in found for key in keys):
+    if not done.issuperset(keys):
       rest.append(case)
       for key in keys:  # Programs that are compared are timed together.
         found.pop(key, None)

@@ -50,9 +50,9 @@ class Suite:
   """The cases of a suite.
 
   Attributes:
-    layers: names of what it measures.
+    layers: names.
     shapes: by name.
-    entries: what it measures at these.
+    entries: the layers that are measured at these.
     timer: how it times.
     default_shapes: names of those measured if none are named.
     implementations: names of all that can run in it.

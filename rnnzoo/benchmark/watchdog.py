@@ -13,7 +13,7 @@ import threading
 
 EXIT_CODE = 3
 
-# The thread needs the interpreter's lock. Should whatever hangs hold it, the
+# The thread needs the interpreter's lock. If the work that hangs holds it, the
 # process ends after so many seconds more, with a trace instead of a message.
 GRACE_S = 15
 

@@ -375,7 +375,7 @@ sys.exit(program.main(program.parse_flags([
         'GRU': "unknown argument 'GRU'",
         '--output=x.txt': 'must be the name of a .json file',
         '--plot_from=nowhere.json': "there is no file 'nowhere.json'",
-        f'--plot_from={path}': 'is not what a benchmark wrote',
+        f'--plot_from={path}': "is not a benchmark's result",
     }.items():
       with self.subTest(argument):
         code, _, err = run(argument)
