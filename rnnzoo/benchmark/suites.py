@@ -183,7 +183,7 @@ def _linear() -> Suite:
           Entry(['diagonal'], _LINEAR[3:], _GATES, both),
           Entry(['diagonal'], variants, _GATES),
           Entry(['small', 'thin'], mingru, _LAYER, both),
-          Entry(None, _LINEAR, _GATES, both),
+          Entry(None, (*_LINEAR, *variants), _GATES, both),
           Entry(None, mingru, _LAYER, both),
       ],
       timer=timing.Timer(one_program=True),

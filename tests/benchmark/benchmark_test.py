@@ -504,6 +504,11 @@ class MeasurementTest(absltest.TestCase):
         off_grid = [(24, 127), (40, 1), (96, 127), (200, 127), (64, 1023)]
         self.assertContainsSubset(off_grid, sizes)
 
+  def test_variants_are_layers_with_options(self):
+    (name,) = problems.VARIANTS
+    arrays, _ = problems.build(case(name, cases.Shape(1, 2, 3, 4))).arguments
+    self.assertEqual(arrays['params']['a'].shape, (8, 4))
+
   def test_limits(self):
     # Tighter than any wrong equation; a change here needs a derivation.
     shape = cases.Shape(2, 4, 3, 8)
