@@ -4,7 +4,7 @@ An engine knows no cell and no neural-network library: it takes arrays and,
 where the recurrence is not linear, a pointwise update function. So this package
 imports jax only.
 
-Two names are public:
+Two functions are public, and `Call`, the static options of the second:
 
 * `linear_scan`: h_t = a_t h_{t-1} + b_t.
 * `recurrence`: carry_t = update(x_t, R h_{t-1}, carry_{t-1}).
@@ -23,7 +23,8 @@ turns a cell's equations and their derivatives into kernel code, and
 `mosaic_gpu` holds the kernels.
 """
 
+from pallas_kernels.call import Call
 from pallas_kernels.linear_scan_op import linear_scan
 from pallas_kernels.recurrence_op import recurrence
 
-__all__ = ['linear_scan', 'recurrence']
+__all__ = ['Call', 'linear_scan', 'recurrence']

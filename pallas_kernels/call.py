@@ -1,4 +1,4 @@
-"""What a caller asks of a recurrence besides its arrays: one static record."""
+"""The static options of a recurrence in one record."""
 
 import dataclasses
 from typing import Any

@@ -1,17 +1,16 @@
 """`recurrence`: any cell's update over time, with derivatives.
 
-A cell comes in as an argument with equations and no name. What an engine needs
-to know of it:
+A cell comes in as an argument, with equations and no name. Two facts choose the
+kernels that run it:
 
-* whether it is linear in its carry (it then has `coefficients`), for
-  `mosaic_gpu/linear.py`;
-* whether its recurrent kernel is diagonal, for `mosaic_gpu/diagonal.py`, or
-  dense, for `mosaic_gpu/dense.py`;
-* whether it has an `operand`, for a second product.
+* a cell that is linear in its carry has `coefficients`: `streaming/linear.py`;
+* a diagonal recurrent kernel has blocks of 1 x 1: `streaming/diagonal.py`. All
+  other recurrent kernels go to `dense/`, where a cell that has an `operand`
+  gets a second product.
 
-Everything that is one number a feature (the cell's parameters, a bias of the
-input gates, a diagonal recurrent kernel) reaches a kernel as rows of one array,
-`theta`. A kernel adds the bias itself and sums its gradient in registers, which
+Numbers of which a feature has one (the cell's parameters, a bias of the input
+gates, a diagonal recurrent kernel) reach a kernel as rows of one array,
+`theta`. A kernel adds the bias itself and sums its gradient in registers: that
 spares a pass over the gates either way.
 """
 
@@ -24,6 +23,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import arguments
+from pallas_kernels import call as call_lib
 from pallas_kernels import projection
 from pallas_kernels import sharding
 from pallas_kernels import targets
@@ -32,8 +32,11 @@ Array = jax.Array
 Carry = tuple[Array, ...]
 
 
+_DEFAULT = call_lib.Call()
+
+
 class Cell(Protocol):
-  """What all cells have; equal cells share a compilation.
+  """The methods of all cells; equal cells share a compilation.
 
   A linear cell also has `coefficients(params, x_gates)`, which is then used
   instead of `update`, and one with two dependent products has `operand`.
@@ -59,13 +62,7 @@ def recurrence(
     restart: Carry | None = None,
     reset: Array | None = None,
     mask: Array | None = None,
-    reverse: bool = False,
-    both_directions: bool = False,
-    time_major: bool = False,
-    outputs: int = 1,
-    out_dtype: jax.typing.DTypeLike | None = None,
-    recurrent_gradient_clip: float | None = None,
-    stop_recurrent_gradient: bool = False,
+    call: call_lib.Call = _DEFAULT,
 ) -> tuple[Carry, Carry]:
   """Computes carry_t = update(x_t, R h_{t-1}, carry_{t-1}) on the GPU.
 
@@ -78,36 +75,30 @@ def recurrence(
     params: the cell's own parameters by name, each [..., F].
     x_gates: input gates, [B, T, G, F] or a sequence of arrays [B, T, F] and
       [B, T, g, F] that have G gates in all; float32, bfloat16 or float16. With
-      `input_kernel` what that multiplies, [B, T, I].
+      `input_kernel` its operand, [B, T, I].
     recurrent_kernel: [G', N, D, D] with N D = F, or None for a cell without
       recurrent gates.
-    carry: what the first step starts from, each [B, F]; None for zeros, which
-      a linear recurrence then does not read.
+    carry: state before the first step, each [B, F]; None for zeros, which a
+      linear recurrence then does not read.
     input_kernel: W, [G, I, F], or None; cast to the dtype of x_gates. A linear
       recurrence of inputs in 16 bits multiplies and scans in one kernel, where
       that is faster.
     bias: added to the input gates, [G, F], or None.
-    restart: what a reset restarts from, each [B, F]; zeros if None.
-    reset: bool [B, T], also where x_gates are time-major; where true, the carry
-      restarts before the step, in the order of the loop.
-    mask: bool [B, T], likewise; where false, the carry is held over the step.
-    reverse: run from the last step to the first.
-    both_directions: run the other way for the second half of the heads, at the
-      same time; `reset` is then [2, B, T], for each half in the order of its
-      loop. For recurrent kernels that are not diagonal.
-    time_major: x_gates and the outputs are [T, B, ...] instead of [B, T, ...].
-    outputs: how many of the carry's arrays to return for all steps.
-    out_dtype: dtype of these, and of the carries that are saved for the
-      backward pass; that of x_gates if None. The carry inside the kernel is
-      float32.
-    recurrent_gradient_clip: bound of what comes back through each product with
-      a recurrent kernel that is not diagonal, before it is added to the rest;
-      None for none.
-    stop_recurrent_gradient: whether nothing comes back through it.
+    restart: state after a reset, each [B, F]; zeros if None.
+    reset: bool [B, T], also where x is time-major; where true, the carry
+      restarts before the step, in the order of the loop. With
+      `call.both_directions` [2, B, T], one for each half of the heads, in the
+      order of its loop.
+    mask: bool [B, T], also where x is time-major; where false, the carry is
+      held over the step.
+    call: static options. `out_dtype` is the dtype of the outputs and of the
+      carries that are saved for the backward pass, that of x if None; the carry
+      inside the kernel is float32. A diagonal recurrent kernel takes neither
+      `both_directions` nor options for the recurrent gradient.
 
   Returns:
-    The final carry, each float32 [B, F], and the first `outputs` arrays of the
-    carry after every step, each [B, T, F].
+    The final carry, each float32 [B, F], and the first `call.outputs` arrays
+    of the carry after every step, each [B, T, F].
 
   Raises:
     ValueError: an argument has the wrong shape or dtype.
@@ -117,7 +108,8 @@ def recurrence(
   """
   target = targets.current()
   arrays = x_gates if isinstance(x_gates, (list, tuple)) else (x_gates,)
-  out_dtype = jnp.dtype(out_dtype or arrays[0].dtype)
+  out_dtype = jnp.dtype(call.out_dtype or arrays[0].dtype)
+  call = dataclasses.replace(call, out_dtype=out_dtype)
   arguments.dtypes('recurrence', [*(x.dtype for x in arrays), out_dtype])
   weights = params, input_kernel, bias, recurrent_kernel
   operands = weights, arrays, carry, restart, reset, mask
@@ -129,7 +121,7 @@ def recurrence(
     _check_input_kernel(cell, arrays, input_kernel)
     features = input_kernel.shape[-1]
   lead = arrays[0].shape[:2]
-  batch, time = lead[::-1] if time_major else lead
+  batch, time = lead[::-1] if call.time_major else lead
   arguments.sizes('recurrence', batch, time, features)
   if input_kernel is None:
     _check_gates(cell, arrays)
@@ -148,12 +140,12 @@ def recurrence(
     arguments.carry('carry', carry, cell.carry_names, batch, features)
   if restart is not None:
     arguments.carry('restart', restart, cell.carry_names, batch, features)
-  arguments.flags('reset', reset, batch, time, both_directions)
+  arguments.flags('reset', reset, batch, time, call.both_directions)
   arguments.flags('mask', mask, batch, time)
-  if not 1 <= outputs <= len(cell.carry_names):
+  if not 1 <= call.outputs <= len(cell.carry_names):
     raise ValueError(
         f'outputs must be 1 to {len(cell.carry_names)} for'
-        f' {type(cell).__name__}, got {outputs}.'
+        f' {type(cell).__name__}, got {call.outputs}.'
     )
 
   def stack(xs):
@@ -176,7 +168,7 @@ def recurrence(
       arrays = (projection.project(input_kernel, arrays[0]),)
     rows = _Rows.of(params, bias, None, features)
     heads, size = dense_kernel.shape[1:3]
-    if both_directions and heads % 2:
+    if call.both_directions and heads % 2:
       raise ValueError(
           f'both_directions needs an even number of heads, got {heads}.'
       )
@@ -186,13 +178,13 @@ def recurrence(
             _Gated('operand', cell, rows) if hasattr(cell, 'operand') else None,
             rows.count,
             (batch, time, heads, size),
-            time_major,
-            reverse,
-            both_directions,
-            outputs,
+            call.time_major,
+            call.reverse,
+            call.both_directions,
+            call.outputs,
             out_dtype,
-            recurrent_gradient_clip,
-            stop_recurrent_gradient,
+            call.recurrent_gradient_clip,
+            call.stop_recurrent_gradient,
             target,
         ),
         rows.pack(params, bias, None),
@@ -205,9 +197,9 @@ def recurrence(
     )
     return tuple(last), carries
   if (
-      recurrent_gradient_clip is not None
-      or stop_recurrent_gradient
-      or both_directions
+      call.recurrent_gradient_clip is not None
+      or call.stop_recurrent_gradient
+      or call.both_directions
   ):
     raise NotImplementedError(
         'GPU kernels have recurrent_gradient_clip, stop_recurrent_gradient and'
@@ -219,19 +211,19 @@ def recurrence(
   rows = _Rows.of(params, bias, recurrent_kernel, features)
   step: Callable[..., Any]
   step = _Coefficients(cell, rows) if linear else _Update(cell, rows)
-  call = streaming_op.Call(
+  problem = streaming_op.Call(
       step,
       linear,
       rows.count,
       (batch, time, features),
-      time_major,
-      reverse,
-      outputs,
+      call.time_major,
+      call.reverse,
+      call.outputs,
       out_dtype,
       target,
   )
   last, carries = streaming_op.run(
-      call,
+      problem,
       rows.pack(params, bias, recurrent_kernel),
       tuple(arrays),
       input_kernel,
@@ -300,7 +292,7 @@ def _join(arrays: Sequence[Array]) -> Array:
 
 @dataclasses.dataclass(frozen=True)
 class _Rows:
-  """What the rows of theta [rows, F] are.
+  """The meaning of the rows of theta [rows, F].
 
   Attributes:
     params: names and leading axes of the cell's own parameters.
@@ -397,7 +389,7 @@ class _Update:
 
 @dataclasses.dataclass(frozen=True)
 class _Gated:
-  """(theta, input gates, h_gates, carry) -> what a cell's method returns."""
+  """(theta, input gates, h_gates, carry) -> result of a cell's method."""
 
   method: str
   cell: Any

@@ -1,4 +1,4 @@
-"""Checks of what a caller passes: what was given, and what would be right."""
+"""Checks of arguments; an error names the value given and one that works."""
 
 from collections.abc import Sequence
 import numbers
@@ -42,7 +42,7 @@ def kernel(
 
 
 def inputs(given: Any, axes: str, in_features: int, layer: str) -> None:
-  """Raises ValueError unless `given` is what a layer projects.
+  """Raises ValueError unless `given` is an input that a layer can project.
 
   Args:
     given: x as the caller passed it.
@@ -75,7 +75,7 @@ def carry(
 
   Args:
     names: `Cell.carry_names`.
-    given: what the caller passed as a carry.
+    given: the carry as the caller passed it.
     expected: shape of each array.
     label: the argument's name.
   """
@@ -159,8 +159,8 @@ def recurrent_gradient(
 
   Args:
     cell: the equations.
-    clip: what the caller passed as recurrent_gradient_clip.
-    stop: what the caller passed as stop_recurrent_gradient.
+    clip: recurrent_gradient_clip as the caller passed it.
+    stop: stop_recurrent_gradient as the caller passed it.
   """
   is_number = isinstance(clip, numbers.Real) and not isinstance(clip, bool)
   if clip is not None and not (is_number and clip > 0):
@@ -203,7 +203,7 @@ def heads(features: int, num_heads: int, has_kernel: bool) -> None:
 
 
 def describe(carry: object) -> str:
-  """Says what was passed as a tuple of carries."""
+  """Describes a value that should have been a tuple of carries."""
   if isinstance(carry, (tuple, list)):
     return f'{len(carry)} of them'
   return f'a {type(carry).__name__}'

@@ -68,7 +68,7 @@ def from_torch(
         bias_hh_lk    [gates * features]
       A module with `bias=False` has no biases, and fills a layer with
       `use_bias=False`.
-    prefix: what the entries' names start with, for instance 'encoder.' for the
+    prefix: the start of the entries' names, for instance 'encoder.' for the
       recurrent part of a model; entries without it are passed over.
 
   Raises:
@@ -205,7 +205,7 @@ def _weights(layer, weight_ih, weight_hh, bias_ih, bias_hh) -> dict[str, Any]:
   """Arranges weights in torch's layout as the state of a layer.
 
   Args:
-    layer: what the weights are for.
+    layer: the layer that the weights are for.
     weight_ih: [gates * features, in_features].
     weight_hh: [gates * features, features].
     bias_ih: [gates * features].

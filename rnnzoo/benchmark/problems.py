@@ -18,6 +18,7 @@ import numpy as np
 import rnnzoo
 from rnnzoo.benchmark import baselines
 from rnnzoo.benchmark import cases
+from rnnzoo.engines import call as call_lib
 from rnnzoo.engines import unrolling
 
 # Maps arrays to results.
@@ -248,32 +249,23 @@ def _make_unroll(case, cell, reset, mask, implementation, dtype) -> Run:
   if implementation in baselines.LAX_SCANS:
     return baselines.lax_scan(baselines.LAX_SCANS[implementation])
 
-  def time_major(x):
-    return None if x is None else jnp.swapaxes(x, 0, 1)
+  call = call_lib.Call(reverse=_has(case, cases.REVERSE), out_dtype=dtype)
 
   def run(arrays):
-    x_gates = arrays['x_gates']
-    wide = jnp.promote_types(x_gates.dtype, jnp.float32)
-    zero = jnp.zeros((x_gates.shape[0], x_gates.shape[-1]), wide)
-    zeros = (zero,) * len(cell.carry_names)
-    final, (h,) = unrolling.run(
-        cell,
-        arrays['params'],
-        unrolling._split_gates,
-        (),
-        time_major(x_gates),
-        arrays['kernel'],
-        arrays.get('carry', zeros),
-        restart=arrays.get('restart', zeros),
-        reset=time_major(reset),
-        mask=time_major(mask),
-        reverse=_has(case, cases.REVERSE),
-        implementation=implementation,
-        time_major=False,
-        out_dtype=dtype,
-        from_zero='carry' not in arrays,
+    operands = call_lib.Operands(
+        params=arrays['params'],
+        weights=(),
+        x=arrays['x_gates'],
+        recurrent_kernel=arrays['kernel'],
+        carry=arrays.get('carry'),
+        restart=arrays.get('restart'),
+        reset=reset,
+        mask=mask,
     )
-    h = time_major(h.astype(dtype))
+    final, (h,) = unrolling.run(
+        cell, call_lib.Given(), operands, call, implementation
+    )
+    h = h.astype(dtype)
     return {'h': h, 'carry': final} if 'restart' in arrays else h
 
   return run

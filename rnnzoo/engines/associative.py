@@ -25,35 +25,31 @@ from jax import lax
 import jax.numpy as jnp
 
 from rnnzoo import cell as cell_lib
+from rnnzoo.engines import call as call_lib
+from rnnzoo.engines import scan_steps
 
 Array = jax.Array
 
 
 def unroll(
     cell: cell_lib.LinearCell,
-    params: cell_lib.Params,
-    x_gates: cell_lib.Gates,
-    carry: cell_lib.Carry,
-    restart: cell_lib.Carry,
-    reset: Array | None,
-    mask: Array | None,
+    project: call_lib.Projection,
+    operands: call_lib.Operands,
     reverse: bool,
 ) -> Array:
   """Runs a linear cell over time, all steps in parallel.
 
   Args:
     cell: the equations.
-    params: the cell's own parameters, each [..., F].
-    x_gates: input gates, each [T, B, F].
-    carry: what the first step starts from, one array [B, F].
-    restart: what a step starts from where `reset` is true, one array [B, F].
-    reset: bool [T, B] or None; applies before the step, in loop order.
-    mask: bool [T, B] or None; where false, h is held.
+    project: the projection to the input gates.
+    operands: time-major, with a carry and a restart of one array each.
     reverse: whether time runs from the last step to the first.
 
   Returns:
     h after every step, [T, B, F].
   """
+  params, weights, x, _, carry, restart, reset, mask = operands
+  x_gates = scan_steps.project(project, carry, mask, weights, x)
   a, b = cell.coefficients(params, x_gates)
   dtype = carry[0].dtype
   a, b = (jnp.broadcast_to(x, x_gates[0].shape).astype(dtype) for x in (a, b))
@@ -116,7 +112,7 @@ def _affine(a: Array, b: Array, h: Array) -> Array:
 
 
 def _fold(a, b, h0, reverse):
-  """Adds what the initial h contributes to the first step."""
+  """Adds the contribution of the initial h to the first step."""
   first = -1 if reverse else 0
   return b.at[first].set(_affine(a[first], b[first], h0))
 

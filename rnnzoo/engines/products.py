@@ -4,7 +4,7 @@ A recurrent kernel `[G, N, D, D]` is packed once, outside the time loop, into
 `[N, D, G D]`, so that one product serves every gate. h and the gates stay
 `[..., F]` with F = N D. A diagonal kernel (D = 1) is a multiplication, never a
 product of 1 x 1 matrices. Operands keep the kernel's dtype and sums are float32
-or wider, which is what a bfloat16 recurrence needs.
+or wider: a bfloat16 recurrence needs them.
 """
 
 from collections.abc import Sequence

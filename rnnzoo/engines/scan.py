@@ -4,19 +4,22 @@ This is the reference that every other path is tested against, and the path
 that runs everywhere. Forward and backward work through time in chunks: a
 chunk's input projection comes first, then its steps one by one, so the input
 gates of a long sequence never exist at once. Saved for the backward pass
-(`adjoint.py`) are the inputs, the carries and, where they are small, the
+(`scan_adjoint.py`) are the inputs, the carries and, where they are small, the
 recurrent gates. The path knows cells with one stage and with two, and no cell
 by name.
 """
 
 from collections.abc import Callable
+import dataclasses
 import functools
+import math
 from typing import Any
 
 import jax
 from jax import lax
 
 from rnnzoo import cell as cell_lib
+from rnnzoo.engines import call as call_lib
 from rnnzoo.engines import scan_adjoint
 from rnnzoo.engines import scan_steps
 
@@ -37,8 +40,7 @@ def chunk_length(time: int, width: int) -> int:
   """Returns for how many steps the input gates are formed at once.
 
   On a CPU, chunks keep gates in cache and save the page faults of large
-  temporaries; the gain over one pass is most of what benchmarks/cpu_peers.json
-  shows at T = 784.
+  temporaries. At T = 784 this is most of the gain in benchmarks/cpu_peers.json.
 
   Args:
     time: T.
@@ -61,61 +63,53 @@ def chunk_length(time: int, width: int) -> int:
 def make_plan(
     cell: cell_lib.Cell,
     project: Callable[[Any, Any], cell_lib.Gates],
-    time: int,
-    carry_elements: int,
-    *,
-    reverse: bool,
-    outputs: int,
-    recurrent_gradient_clip: float | None = None,
-    stop_recurrent_gradient: bool = False,
+    operands: call_lib.Operands,
+    call: call_lib.Call,
 ) -> scan_steps.Plan:
-  """Chooses what depends on sizes.
+  """Chooses the length of chunks, and whether recurrent gates are saved.
 
   Args:
     cell: the equations.
     project: as for `Plan`.
-    time: T.
-    carry_elements: elements of one array of the carry, B F.
-    reverse: as for `Plan`.
-    outputs: as for `Plan`.
-    recurrent_gradient_clip: as for `Plan`.
-    stop_recurrent_gradient: as for `Plan`.
+    operands: time-major, with a carry.
+    call: static options.
   """
-  saved = time * cell.recurrent_gates * carry_elements
+  time = operands.x.shape[0]
+  width = math.prod(operands.carry[0].shape)
+  saved = time * cell.recurrent_gates * width
   return scan_steps.Plan(
-      cell,
-      project,
-      reverse,
-      outputs,
-      chunk_length(time, cell.input_gates * carry_elements),
-      saved <= _SAVED_ELEMENTS,
-      recurrent_gradient_clip,
-      stop_recurrent_gradient,
+      cell=cell,
+      project=project,
+      # Equal plans share a compilation: the layout is always this one.
+      call=dataclasses.replace(call, time_major=True, out_dtype=None),
+      chunk=chunk_length(time, cell.input_gates * width),
+      save_gates=saved <= _SAVED_ELEMENTS,
   )
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def unroll(
-    plan: scan_steps.Plan, operands: scan_steps.Operands
+    plan: scan_steps.Plan, operands: call_lib.Operands
 ) -> tuple[Carry, Carry]:
   """Runs a cell over time.
 
   Args:
-    plan: what is static.
+    plan: static arguments.
     operands: arrays; the dtype of `carry` is that of all state.
 
   Returns:
-    The carry after the last step, each [B, F], and the first `plan.outputs`
-    arrays of the carries after every step, each [T, B, F].
+    The carry after the last step, each [B, F], and the first
+    `plan.call.outputs` arrays of the carries after every step, each [T, B, F].
   """
   carry, (carries, _) = _forward(plan, operands)
-  return carry, carries[: plan.outputs]
+  return carry, carries[: plan.call.outputs]
 
 
-def _forward(plan: scan_steps.Plan, operands: scan_steps.Operands):
+def _forward(plan: scan_steps.Plan, operands: call_lib.Operands):
   """Returns the final carry, all carries, and the gates if they are saved."""
-  params, weights, inputs, kernel, carry, restart, reset, mask = operands
+  params, weights, x, kernel, carry, restart, reset, mask = operands
   kernels = scan_steps.pack(plan.cell, kernel)
+  reverse = plan.call.reverse
 
   def body(carry, xs):
     x_gates, reset, mask = xs
@@ -128,27 +122,27 @@ def _forward(plan: scan_steps.Plan, operands: scan_steps.Operands):
         kernels,
         x_gates,
         start,
-        stop=plan.stop_recurrent_gradient,
+        stop=plan.call.stop_recurrent_gradient,
     )
     if mask is not None:
       carry = scan_steps.select(mask, carry, start)
     return carry, (carry, h_gates if plan.save_gates else None)
 
   def chunk(carry, xs):
-    inputs, reset, mask = xs
-    x_gates = scan_steps.project(plan.project, carry, mask, weights, inputs)
-    return lax.scan(body, carry, (x_gates, reset, mask), reverse=plan.reverse)
+    x, reset, mask = xs
+    x_gates = scan_steps.project(plan.project, carry, mask, weights, x)
+    return lax.scan(
+        body, carry, (x_gates, reset, mask), reverse=plan.call.reverse
+    )
 
   return scan_steps.scan_chunks(
-      chunk, carry, (inputs, reset, mask), plan.chunk, plan.reverse
+      chunk, carry, (x, reset, mask), plan.chunk, reverse
   )
 
 
-def _forward_with_residuals(
-    plan: scan_steps.Plan, operands: scan_steps.Operands
-):
+def _forward_with_residuals(plan: scan_steps.Plan, operands: call_lib.Operands):
   carry, (carries, h_gates) = _forward(plan, operands)
-  return (carry, carries[: plan.outputs]), (operands, carries, h_gates)
+  return (carry, carries[: plan.call.outputs]), (operands, carries, h_gates)
 
 
 def _backward(plan: scan_steps.Plan, residuals, cotangents):

@@ -2,7 +2,7 @@
 
 For a chunk of steps, everything that does not depend on the adjoint is computed
 for all of them at once: the input projection, R h_{t-1} as one product, and the
-linearisation of `update` around the saved carries. What is left for the loop is
+linearisation of `update` around the saved carries. The loop that is left is
 linear in the adjoint λ,
 
     λ_{t-1} = g_{t-1} + (d carry_t / d carry_{t-1})ᵀ λ_t
@@ -10,7 +10,7 @@ linear in the adjoint λ,
 and the gradients of kernels are then one product a chunk, added up in float32.
 Adding them step by step, as plain autodiff of a scan does, is slower and loses
 digits in bfloat16. One thing need not be linear: `recurrent_gradient_clip`
-bounds what comes back through the recurrent kernel.
+bounds the cotangent that comes back through the recurrent kernel.
 """
 
 from collections.abc import Callable
@@ -22,6 +22,7 @@ from jax import lax
 import jax.numpy as jnp
 
 from rnnzoo import cell as cell_lib
+from rnnzoo.engines import call as call_lib
 from rnnzoo.engines import products
 from rnnzoo.engines import scan_steps
 
@@ -32,16 +33,16 @@ Gates = cell_lib.Gates
 
 def backward(
     plan: scan_steps.Plan,
-    operands: scan_steps.Operands,
+    operands: call_lib.Operands,
     carries: Carry,
     h_gates: Gates | None,
     cotangents: tuple[Carry, Carry],
-) -> scan_steps.Operands:
+) -> call_lib.Operands:
   """Returns the cotangents of an unroll's operands.
 
   Args:
-    plan: what is static.
-    operands: what the unroll was given.
+    plan: static arguments.
+    operands: those of the unroll.
     carries: after every step, each [T, B, F].
     h_gates: of every step, each [T, B, F], or None to form them again.
     cotangents: of the final carry, each [B, F], and of the returned carries,
@@ -50,26 +51,27 @@ def backward(
   Returns:
     Cotangents with the structure of `operands`; None for the masks.
   """
-  params, weights, inputs, kernel, carry, restart, reset, mask = operands
+  params, weights, x, kernel, carry, restart, reset, mask = operands
   d_carry, d_outputs = cotangents
+  call, reverse = plan.call, plan.call.reverse
   kernels = scan_steps.pack(plan.cell, kernel)
   # Transposed here, not in the loop, where each step would do it again.
   transposed = tuple(map(products.transpose, kernels))
   stages = len(kernels)
-  stop = plan.stop_recurrent_gradient
+  stop = call.stop_recurrent_gradient
 
   def through(stage, d_gates):
-    """Cotangent of what a stage's kernel multiplies."""
+    """Returns the cotangent of the operand of a stage's kernel."""
     if stop:
       return jnp.zeros_like(d_gates[0])
     d = products.multiply_transposed(transposed[stage], d_gates)
-    clip = plan.recurrent_gradient_clip
+    clip = call.recurrent_gradient_clip
     return d if clip is None else jnp.clip(d, -clip, clip)
 
   def body(d_carry, xs):
     pullbacks, d_outputs, reset, mask = xs
     seen = map(jnp.add, d_carry, d_outputs)
-    d_carry = (*seen, *d_carry[plan.outputs :])
+    d_carry = (*seen, *d_carry[call.outputs :])
     d_new = (
         d_carry
         if mask is None
@@ -92,13 +94,13 @@ def backward(
 
   def chunk(state, xs):
     d_carry, sums = state
-    inputs, reset, mask, carries_in_chunk, h_gates, d_outputs, index = xs
-    before = _previous(carries, carries_in_chunk, carry, index, plan.reverse)
+    x, reset, mask, carries_in_chunk, h_gates, d_outputs, index = xs
+    before = _previous(carries, carries_in_chunk, carry, index, reverse)
     start = scan_steps.select(reset, restart, before)
     x_gates, pull_projection = jax.vjp(
         functools.partial(scan_steps.project, plan.project, carry, mask),
         weights,
-        inputs,
+        x,
     )
     if h_gates is None:
       h_gates = scan_steps.multiply(
@@ -109,12 +111,12 @@ def backward(
         body,
         d_carry,
         (pullbacks, d_outputs, reset, mask),
-        reverse=not plan.reverse,
+        reverse=not reverse,
     )
     (d_params, d_x_gates, d_h_gates, _), _ = jax.vmap(
         lambda pullbacks, d_new, d: _pull(pullbacks, d_new, lambda _: d)
     )(pullbacks, d_new, d_operand)
-    d_weights, d_inputs = pull_projection(d_x_gates)
+    d_weights, d_x = pull_projection(d_x_gates)
     d_kernels: tuple[Array, ...] = ()
     h = start[0]
     if stop:  # A constant in second derivatives, too.
@@ -133,7 +135,7 @@ def backward(
         d_kernels,
         jax.tree.map(time_sum, d_restart),
     )
-    return (d_carry, jax.tree.map(jnp.add, sums, parts)), d_inputs
+    return (d_carry, jax.tree.map(jnp.add, sums, parts)), d_x
 
   sums = (
       params,
@@ -141,13 +143,13 @@ def backward(
       kernels,
       restart if reset is not None else (),
   )
-  time = jax.tree.leaves(inputs)[0].shape[0]
-  (d_carry, (d_params, d_weights, d_kernels, d_restart)), d_inputs = (
+  time = x.shape[0]
+  (d_carry, (d_params, d_weights, d_kernels, d_restart)), d_x = (
       scan_steps.scan_chunks(
           chunk,
           (d_carry, jax.tree.map(_zero_sum, sums)),
           (
-              inputs,
+              x,
               reset,
               mask,
               carries,
@@ -156,7 +158,7 @@ def backward(
               jnp.arange(time),
           ),
           plan.chunk,
-          not plan.reverse,
+          not reverse,
       )
   )
   d_kernel = None
@@ -172,8 +174,8 @@ def backward(
   d_params, d_weights, d_kernel = jax.tree.map(
       cast, (d_params, d_weights, d_kernel), (params, weights, kernel)
   )
-  return scan_steps.Operands(
-      d_params, d_weights, d_inputs, d_kernel, d_carry, d_restart, None, None
+  return call_lib.Operands(
+      d_params, d_weights, d_x, d_kernel, d_carry, d_restart, None, None
   )
 
 

@@ -1,15 +1,16 @@
-"""One step, and chunks of steps: what both directions of path 1 share."""
+"""One step, and chunks of steps: forward and backward pass share them."""
 
 from collections.abc import Callable
 import dataclasses
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from jax import lax
 import jax.numpy as jnp
 
 from rnnzoo import cell as cell_lib
+from rnnzoo.engines import call as call_lib
 from rnnzoo.engines import products
 
 Array = jax.Array
@@ -17,55 +18,24 @@ Carry = cell_lib.Carry
 Gates = cell_lib.Gates
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
-  """What is static in an unroll.
+  """Static (hashable) arguments of one run by `lax.scan`.
 
   Attributes:
     cell: the equations.
-    project: maps (weights, inputs [T, B, ...]) to x_gates, each [T, B, F].
-    reverse: whether time runs from the last step to the first.
-    outputs: how many of the carry's leading arrays are returned for all steps.
+    project: maps (weights, x [T, B, ...]) to x_gates, each [T, B, F].
+    call: static options.
     chunk: number of steps for which input gates exist at once.
     save_gates: whether the forward pass saves the recurrent gates of all steps
       for the backward pass, which otherwise forms them again.
-    recurrent_gradient_clip: bound of each cotangent that comes back through a
-      product with the recurrent kernel, or None.
-    stop_recurrent_gradient: whether no cotangent comes back through these.
   """
 
   cell: cell_lib.Cell
   project: Callable[[Any, Any], Gates]
-  reverse: bool
-  outputs: int
+  call: call_lib.Call
   chunk: int
   save_gates: bool
-  recurrent_gradient_clip: float | None = None
-  stop_recurrent_gradient: bool = False
-
-
-class Operands(NamedTuple):
-  """What an unroll is differentiated by, and its two boolean masks.
-
-  Attributes:
-    params: the cell's own parameters, each [..., F].
-    weights: first argument of `Plan.project`.
-    inputs: second argument of `Plan.project`, [T, B, ...].
-    kernel: recurrent kernel [G, N, D, D], or None.
-    carry: what the first step starts from, each [B, F].
-    restart: what a step starts from where `reset` is true, each [B, F].
-    reset: bool [T, B] or None; applies before the step, in loop order.
-    mask: bool [T, B] or None; where false, the carry is held.
-  """
-
-  params: cell_lib.Params
-  weights: Any
-  inputs: Any
-  kernel: Array | None
-  carry: Carry
-  restart: Carry
-  reset: Array | None
-  mask: Array | None
 
 
 def step(
@@ -145,15 +115,15 @@ def pack(cell: cell_lib.Cell, kernel: Array | None) -> tuple[Array, ...]:
   return (products.pack(kernel),)
 
 
-def project(fn, carry, mask, weights, inputs) -> Gates:
+def project(fn, carry, mask, weights, x) -> Gates:
   """Returns x_gates of a chunk, in the dtype of the carry.
 
   Inputs under the mask are replaced first, so that whatever stands in padding,
   NaN included, reaches neither an output nor a gradient.
   """
   if mask is not None:
-    inputs = jax.tree.map(lambda x: where(mask, x, 0), inputs)
-  gates = fn(weights, inputs)
+    x = where(mask, x, 0)
+  gates = fn(weights, x)
   return tuple(gate.astype(carry[0].dtype) for gate in gates)
 
 

@@ -43,7 +43,7 @@ def is_first(name: str, implementation: Implementation) -> bool:
 
 
 def check_implementation(implementation: Implementation) -> None:
-  """Raises ValueError unless `implementation` names what there is."""
+  """Raises ValueError unless `implementation` names known paths."""
   names = implementation
   if names is None:
     return

@@ -14,9 +14,7 @@ into the loop where the path can. The names of the paths:
 and, unless the recurrent kernel is diagonal, of 'pallas'.
 """
 
-from collections.abc import Callable
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,14 +24,17 @@ from pallas_kernels import sharding
 from rnnzoo import cell as cell_lib
 from rnnzoo import checks
 from rnnzoo.engines import associative
-from rnnzoo.engines import products
+from rnnzoo.engines import call as call_lib
 from rnnzoo.engines import scan
 from rnnzoo.engines import scan_steps
 from rnnzoo.engines import selection
 
 Array = jax.Array
+Call = call_lib.Call
 Carry = cell_lib.Carry
 Implementation = selection.Implementation
+Operands = call_lib.Operands
+Projection = call_lib.Projection
 
 
 def unroll(
@@ -74,25 +75,24 @@ def unroll(
       [gate, head, from, to], with heads * head_dim = features; None for a cell
       without recurrent gates. Its dtype is that of the product's operands; sums
       and state are float32 or wider.
-    carry: what the first step starts from, one array [batch, features] for each
+    carry: state before the first step, one array [batch, features] for each
       of `cell.carry_names`.
     reset: bool [batch, time]; where true, the carry restarts before this step.
       It is the boundary between t-1 and t: a reversed run restarts when it goes
       from t to t-1.
-    restart_carry: what a reset restarts from, shaped as `carry`; zeros if None.
+    restart_carry: state after a reset, shaped as `carry`; zeros if None.
     mask: bool [batch, time]; where false, the carry is held over the step and
       the inputs there have no effect. A reset acts all the same.
     reverse: run from the last step to the first; h stays in the order of x.
-    recurrent_gradient_clip: c > 0: in the backward pass, the cotangent of what
-      the recurrent kernel multiplies, R^T dgates, is clipped elementwise to
-      [-c, c] before it is added to the rest of the carry's. None: unclipped.
-    stop_recurrent_gradient: what the recurrent kernel multiplies counts as a
-      constant: that cotangent is zero. The recurrent kernel has its gradient
-      all the same, and what `cell.update` does with the carry is differentiated
-      as ever.
+    recurrent_gradient_clip: c > 0: in the backward pass, the cotangent of the
+      recurrent kernel's operand, R^T dgates, is clipped elementwise to [-c, c]
+      before it is added to the rest of the carry's. None: unclipped.
+    stop_recurrent_gradient: the recurrent kernel's operand counts as a
+      constant: its cotangent is zero. The recurrent kernel has its gradient all
+      the same, and `cell.update` is differentiated as ever.
     implementation: 'scan', 'associative_scan', 'pallas', a sequence of these to
       try in turn, or None for the fastest that can run. 'scan' can run
-      everything; what the others can, this module's first lines say.
+      everything; this module's first lines say which cells the others can.
 
   Returns:
     The final carry, each [batch, features], and h after every step,
@@ -140,28 +140,12 @@ def unroll_carries(
 ) -> tuple[Carry, Carry]:
   """Like `unroll`, returning more of the carry than h for every step.
 
-  Args:
-    cell: as for `unroll`, and so are the arguments up to `implementation`.
-    params: as for `unroll`.
-    x_gates: as for `unroll`.
-    recurrent_kernel: as for `unroll`.
-    carry: as for `unroll`.
-    reset: as for `unroll`.
-    restart_carry: as for `unroll`.
-    mask: as for `unroll`.
-    reverse: as for `unroll`.
-    recurrent_gradient_clip: as for `unroll`.
-    stop_recurrent_gradient: as for `unroll`.
-    implementation: as for `unroll`.
-    outputs: how many of the carry's arrays to return; all if None.
+  Arguments and errors are those of `unroll`; `outputs` is the number of the
+  carry's arrays to return for every step, all if None.
 
   Returns:
     The final carry, each [batch, features], and the first `outputs` arrays of
     the carry after every step, each [batch, time, features].
-
-  Raises:
-    ValueError: as for `unroll`.
-    NotImplementedError: the implementation named cannot run this.
   """
   if x_gates.ndim != 4 or x_gates.shape[2] != cell.input_gates:
     raise ValueError(
@@ -179,228 +163,187 @@ def unroll_carries(
       cell, recurrent_gradient_clip, stop_recurrent_gradient
   )
   dtype = jnp.promote_types(x_gates.dtype, jnp.float32)
-  if restart_carry is None:
-    restart_carry = tuple(jnp.zeros((batch, features), dtype) for _ in carry)
-  else:
+  if restart_carry is not None:
     restart_carry = checks.carry(
         cell.carry_names, restart_carry, (batch, features), 'restart_carry'
     )
-
-  def time_major(x: Any) -> Any:
-    return None if x is None else jnp.swapaxes(x, 0, 1)
-
-  carry, carries = run(
-      cell,
-      params,
-      _split_gates,
-      (),
-      time_major(x_gates),
-      recurrent_kernel,
-      tuple(c.astype(dtype) for c in carry),
-      restart=tuple(c.astype(dtype) for c in restart_carry),
-      reset=time_major(reset),
-      mask=time_major(mask),
+    restart_carry = tuple(c.astype(dtype) for c in restart_carry)
+  operands = Operands(
+      params=params,
+      weights=(),
+      x=x_gates,
+      recurrent_kernel=recurrent_kernel,
+      carry=tuple(c.astype(dtype) for c in carry),
+      restart=restart_carry,
+      reset=reset,
+      mask=mask,
+  )
+  call = Call(
       reverse=reverse,
+      outputs=len(carry) if outputs is None else outputs,
       recurrent_gradient_clip=recurrent_gradient_clip,
       stop_recurrent_gradient=stop_recurrent_gradient,
-      implementation=implementation,
-      outputs=len(carry) if outputs is None else outputs,
-      time_major=False,
   )
-  return carry, tuple(map(time_major, carries))
+  return run(cell, call_lib.Given(), operands, call, implementation)
 
 
 def run(
     cell: cell_lib.Cell,
-    params: cell_lib.Params,
-    project: Callable[[Any, Any], cell_lib.Gates],
-    weights: Any,
-    inputs: Any,
-    recurrent_kernel: Array | None,
-    carry: Carry,
-    *,
-    restart: Carry,
-    reset: Array | None,
-    mask: Array | None,
-    reverse: bool,
-    both_directions: bool = False,
-    recurrent_gradient_clip: float | None = None,
-    stop_recurrent_gradient: bool = False,
+    projection: Projection,
+    operands: Operands,
+    call: Call,
     implementation: Implementation,
-    outputs: int = 1,
-    time_major: bool = True,
-    out_dtype: jax.typing.DTypeLike | None = None,
-    from_zero: bool = False,
 ) -> tuple[Carry, Carry]:
-  """Runs a cell over projected inputs, time-major and without checks.
+  """Runs a cell over time, without checks.
 
   Args:
     cell: the equations.
-    params: the cell's own parameters.
-    project: a module-level function (weights, inputs) -> x_gates.
-    weights: parameters of the projection.
-    inputs: [time, batch, ...].
-    recurrent_kernel: [gates, heads, head_dim, head_dim] or None.
-    carry: each [batch, features], in the dtype of all state.
-    restart: what a reset restarts from, as `carry`.
-    reset: bool [time, batch] or None.
-    mask: bool [time, batch] or None.
-    reverse: run from the last step to the first.
-    both_directions: run the other way for the second half of the heads, which
-      'pallas' can if the recurrent kernel is not diagonal.
-    recurrent_gradient_clip: as for `unroll`.
-    stop_recurrent_gradient: as for `unroll`.
+    projection: from `operands.x` to the input gates.
+    operands: the arrays; a carry has the dtype of all state, which is float32
+      or wider.
+    call: static options. `call.out_dtype` is the dtype that the caller will
+      cast the outputs to: a kernel writes it, the other paths return state.
     implementation: as for `unroll`.
-    outputs: how many of the carry's arrays to return for all steps.
-    time_major: whether inputs lie in memory as they are given; otherwise they
-      were transposed from [batch, time, ...] and the outputs will be back. A
-      kernel then works on the original.
-    out_dtype: what the outputs will be cast to, which a kernel does itself;
-      None for the carry's dtype.
-    from_zero: whether carry and restart are known to be zeros, which a kernel
-      then need not read.
 
   Returns:
-    The final carry and `outputs` arrays [time, batch, features].
+    The final carry, each [B, F], and `call.outputs` arrays of the carry for all
+    steps, [B, T, F], or [T, B, F] if `call.time_major`.
+
+  Raises:
+    NotImplementedError: the implementation named cannot run this.
   """
-  operands = scan_steps.Operands(
-      params, weights, inputs, recurrent_kernel, carry, restart, reset, mask
-  )
   operands = sharding.alike(operands)
-  params, weights, inputs, _, carry, restart, reset, mask = operands
-  time = jax.tree.leaves(inputs)[0].shape[0]
-  batch, features = carry[0].shape
-  if time == 0:
-    empty = jnp.zeros((0, batch, features), carry[0].dtype)
-    return carry, (empty,) * outputs
-  if reset is not None and both_directions:
-    ways = [
-        scan_steps.boundary(reset, way, axis=0)
-        for way in (reverse, not reverse)
-    ]
-    reset = jnp.stack(ways)
-  elif reset is not None:
-    reset = scan_steps.boundary(reset, reverse, axis=0)
-
-  recurrent_gradient: dict[str, Any] = {}
-  if recurrent_gradient_clip is not None:
-    recurrent_gradient['recurrent_gradient_clip'] = recurrent_gradient_clip
-  if stop_recurrent_gradient:
-    recurrent_gradient['stop_recurrent_gradient'] = True
-
-  def steps_of(cell, params, project, weights):
-    plan = scan.make_plan(
-        cell,
-        project,
-        time,
-        batch * features,
-        reverse=reverse,
-        outputs=outputs,
-        **recurrent_gradient,
-    )
-    return scan.unroll(
-        plan, operands._replace(params=params, weights=weights, reset=reset)
-    )
+  axis = 0 if call.time_major else 1
+  if operands.x.shape[axis] == 0:
+    batch = operands.x.shape[1 - axis]
+    carry = _with_carries(cell, projection, operands, batch).carry
+    shape = list(carry[0].shape)
+    shape.insert(axis, 0)
+    return carry, (jnp.zeros(shape, carry[0].dtype),) * call.outputs
+  if operands.reset is not None:
+    ways = (call.reverse, not call.reverse)[: 1 + call.both_directions]
+    resets = [scan_steps.boundary(operands.reset, way, axis) for way in ways]
+    reset = jnp.stack(resets) if call.both_directions else resets[0]
+    operands = operands._replace(reset=reset)
 
   def attempt(name):
-    if both_directions and name != 'pallas':
+    path = {
+        'scan': _scan,
+        'associative_scan': _associative_scan,
+        'pallas': _pallas,
+    }[name]
+    if call.both_directions and path is not _pallas:
       raise NotImplementedError(
           f'implementation={name!r} runs in one direction at a time.'
       )
-    if name == 'scan' and isinstance(cell, cell_lib.LinearCell):
-      # All of a linear cell's equations are free of h: only a h + b is left for
-      # the loop.
-      return steps_of(
-          _Affine(), {}, _Coefficients(cell, project), (params, weights)
-      )
-    if name == 'scan':
-      return steps_of(cell, params, project, weights)
-    if name == 'pallas':
-      return _run_kernel(
-          cell,
-          project,
-          operands._replace(params=params, weights=weights, reset=reset),
-          reverse=reverse,
-          both_directions=both_directions,
-          time_major=time_major,
-          outputs=outputs,
-          out_dtype=out_dtype,
-          from_zero=from_zero,
-          **recurrent_gradient,
-      )
-    if recurrent_gradient:
-      raise NotImplementedError(
-          "implementation='associative_scan' cannot take"
-          f' {" and ".join(recurrent_gradient)}: it needs an adjoint that is'
-          " linear, and a clipped one is not. implementation='scan' works."
-      )
-    if not isinstance(cell, cell_lib.LinearCell):
-      raise NotImplementedError(
-          f"implementation='associative_scan' cannot run {type(cell).__name__}:"
-          ' it is not linear in its carry, and the Newton iteration for such'
-          " cells is not written yet. implementation='scan' works."
-      )
-    x_gates = scan_steps.project(project, carry, mask, weights, inputs)
-    h = associative.unroll(
-        cell, params, x_gates, carry, restart, reset, mask, reverse
-    )
-    return (h[0] if reverse else h[-1],), (h,)
+    return path(cell, projection, operands, call)
 
   linear = isinstance(cell, cell_lib.LinearCell)
   return selection.first_that_can(attempt, implementation, linear)
 
 
-def _run_kernel(
-    cell,
-    project,
-    operands,
-    *,
-    reverse,
-    both_directions,
-    time_major,
-    outputs,
-    out_dtype,
-    from_zero,
-    **recurrent_gradient,
-) -> tuple[Carry, Carry]:
-  """Runs a cell by `pallas_kernels.recurrence`; arguments as for `run`."""
-  params, weights, inputs, kernel, carry, restart, reset, mask = operands
+def _scan(cell, projection, operands: Operands, call: Call):
+  """Runs a cell by `lax.scan`, over time-major arrays."""
+  operands = _swap(operands, call)
+  operands = _with_carries(cell, projection, operands, operands.x.shape[1])
+  if isinstance(cell, cell_lib.LinearCell):
+    # All of a linear cell's equations are free of h: only a h + b is left for
+    # the loop.
+    projection = call_lib.Coefficients(cell, projection)
+    weights = operands.params, operands.weights
+    operands = operands._replace(params={}, weights=weights)
+    cell = _Affine()
+  plan = scan.make_plan(cell, projection, operands, call)
+  carry, carries = scan.unroll(plan, operands)
+  return carry, _swap(carries, call)
+
+
+def _associative_scan(cell, projection, operands: Operands, call: Call):
+  """Runs a linear cell in parallel over time."""
+  options = ('recurrent_gradient_clip', 'stop_recurrent_gradient')
+  given = [name for name in options if getattr(call, name)]
+  if given:
+    raise NotImplementedError(
+        "implementation='associative_scan' cannot take"
+        f' {" and ".join(given)}: it needs an adjoint that is linear, and a'
+        " clipped one is not. implementation='scan' works."
+    )
+  if not isinstance(cell, cell_lib.LinearCell):
+    raise NotImplementedError(
+        f"implementation='associative_scan' cannot run {type(cell).__name__}:"
+        ' it is not linear in its carry, and the Newton iteration for such'
+        " cells is not written yet. implementation='scan' works."
+    )
+  operands = _swap(operands, call)
+  operands = _with_carries(cell, projection, operands, operands.x.shape[1])
+  h = associative.unroll(cell, projection, operands, call.reverse)
+  return (h[0] if call.reverse else h[-1],), (_swap(h, call),)
+
+
+def _pallas(cell, projection, operands: Operands, call: Call):
+  """Runs a cell by a GPU kernel, in the layout that the arrays have."""
+  x, mask, reset = operands.x, operands.mask, operands.reset
   if mask is not None:
-    inputs = jax.tree.map(lambda x: scan_steps.where(mask, x, 0), inputs)
-
-  def swap(x):
-    return None if x is None else jnp.swapaxes(x, 0, 1)
-
-  # A transpose of a transpose is nothing to the compiler.
-  own = (lambda x: x) if time_major else swap
-  x_gates: Any
-  input_kernel, bias = None, None
-  if project is products.project:
-    x_gates = own(inputs)
-    input_kernel, bias = weights
-  elif project is _split_gates:
-    x_gates = own(inputs)
-  else:
-    x_gates = tuple(own(gate) for gate in project(weights, inputs))
-  carry, carries = pallas_kernels.recurrence(
+    x = scan_steps.where(mask, x, 0)
+  if call.time_major:
+    # The kernels read flags by sequence in either layout.
+    mask, reset = (
+        None if flag is None else jnp.swapaxes(flag, -2, -1)
+        for flag in (mask, reset)
+    )
+  inputs = projection.for_kernels(operands.weights, x)
+  if call.out_dtype is None:
+    dtype = jnp.promote_types(x.dtype, jnp.float32)
+    call = dataclasses.replace(call, out_dtype=dtype)
+  return pallas_kernels.recurrence(
       cell,
-      params,
-      x_gates,
-      kernel,
-      None if from_zero else carry,
-      input_kernel=input_kernel,
-      bias=bias,
-      restart=None if from_zero else restart,
-      reset=None if reset is None else jnp.swapaxes(reset, -2, -1),
-      mask=swap(mask),
-      reverse=reverse,
-      both_directions=both_directions,
-      time_major=time_major,
-      outputs=outputs,
-      out_dtype=out_dtype or carry[0].dtype,
-      **recurrent_gradient,
+      operands.params,
+      inputs.x,
+      operands.recurrent_kernel,
+      operands.carry,
+      input_kernel=inputs.input_kernel,
+      bias=inputs.bias,
+      restart=operands.restart,
+      reset=reset,
+      mask=mask,
+      call=call,
   )
-  return carry, tuple(map(own, carries))
+
+
+def _swap(tree, call: Call):
+  """Turns [B, T, ...] into [T, B, ...] and back where `call` is batch-major.
+
+  Args:
+    tree: arrays, or `Operands`, of which x and the flags have a time axis.
+    call: says how the caller's arrays lie.
+  """
+  if call.time_major:
+    return tree
+  swap = lambda a: jnp.swapaxes(a, 0, 1)
+  if not isinstance(tree, call_lib.Operands):
+    return jax.tree.map(swap, tree)
+  x, reset, mask = jax.tree.map(swap, (tree.x, tree.reset, tree.mask))
+  return tree._replace(x=x, reset=reset, mask=mask)
+
+
+def _with_carries(cell, projection, operands: Operands, batch: int) -> Operands:
+  """Returns operands whose carry and restart are arrays.
+
+  Args:
+    cell: says how many arrays a carry has.
+    projection: says how many features they have.
+    operands: the arrays.
+    batch: number of sequences.
+  """
+  x, given = operands.x, (operands.carry, operands.restart)
+  if all(carry is not None for carry in given):
+    return operands
+  shape = (batch, projection.features(operands.weights, x))
+  dtype = jnp.promote_types(x.dtype, jnp.float32)
+  zeros = (jnp.zeros(shape, dtype),) * len(cell.carry_names)
+  zeros = jax.tree.map(lambda zero: sharding.like(zero, x), zeros)
+  carry, restart = (zeros if carry is None else carry for carry in given)
+  return operands._replace(carry=carry, restart=restart)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -412,26 +355,3 @@ class _Affine(cell_lib.LinearCell):
   def coefficients(self, params, x_gates):
     del params
     return x_gates
-
-
-@dataclasses.dataclass(frozen=True)
-class _Coefficients:
-  """A projection to a linear cell's coefficients instead of its gates."""
-
-  cell: cell_lib.LinearCell
-  project: Callable[[Any, Any], cell_lib.Gates]
-
-  def __call__(self, weights: Any, inputs: Any) -> cell_lib.Gates:
-    params, weights = weights
-    x_gates = self.project(weights, inputs)
-    dtype = jnp.promote_types(x_gates[0].dtype, jnp.float32)
-    x_gates = tuple(gate.astype(dtype) for gate in x_gates)
-    coefficients = self.cell.coefficients(params, x_gates)
-    # One may be free of the input, a learned decay for instance.
-    return tuple(jnp.broadcast_to(c, x_gates[0].shape) for c in coefficients)
-
-
-def _split_gates(weights: tuple[()], x_gates: Array) -> cell_lib.Gates:
-  """The projection of `unroll`, whose input is projected already."""
-  del weights
-  return tuple(x_gates[:, :, g] for g in range(x_gates.shape[2]))

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from rnnzoo import checks
 from rnnzoo.engines import selection
-from rnnzoo.layers import recurrent
+from rnnzoo.layers import paired
 from rnnzoo.layers import sequence_layer
 
 Array = jax.Array
@@ -97,27 +97,31 @@ class Bidirectional(sequence_layer.SequenceLayer):
           f' {checks.describe(initial_carry)}.'
       )
 
-    call = {
-        'reset': reset,
-        'seq_lengths': seq_lengths,
-        'mask': mask,
-        'time_major': time_major,
-    }
     try:
-      return recurrent.unroll_both(
+      return paired.unroll(
           self.forward,
           self.backward,
           x,
-          initial_carry=tuple(initial_carry),
-          reverse=reverse,
-          **call,
+          tuple(initial_carry),
+          reset,
+          seq_lengths,
+          mask,
+          reverse,
+          time_major,
       )
     except NotImplementedError as error:
       selection.log_once(f'One direction after the other: {error}')
 
     def direction(level, carry, reverse):
       return level.unroll(
-          x, initial_carry=carry, reverse=reverse, rngs=rngs, **call
+          x,
+          initial_carry=carry,
+          reset=reset,
+          seq_lengths=seq_lengths,
+          mask=mask,
+          reverse=reverse,
+          time_major=time_major,
+          rngs=rngs,
       )
 
     first, y = direction(self.forward, initial_carry[0], reverse)

@@ -34,7 +34,7 @@ def uniform(low: float, high: float) -> Initializer:
 
 
 def shifted(init: Initializer, offset: float) -> Initializer:
-  """Returns an initialiser that adds `offset` to what `init` gives."""
+  """Returns an initialiser that adds `offset` to the values of `init`."""
 
   def shifted_init(key, shape, dtype=None, out_sharding=None):
     del out_sharding
@@ -57,7 +57,7 @@ def draw(
     init: one initialiser, or one for each gate.
     next_key: returns a new random key.
     gates: number of gates.
-    shape: what an initialiser is called with.
+    shape: the argument of an initialiser.
     dtype: of the parameters.
     heads: number of heads, each drawn on its own; None for no such axis.
 

@@ -2,8 +2,8 @@
 
 `RecurrentLayer` is one cell with its parameters: it projects the input, unrolls
 the cell and takes care of batch axes, carries, resets, masks and dtypes. The
-layers themselves (`rnnzoo.GRU`, ...) add only what their papers say: the cell,
-initialisers and options.
+layers themselves (`rnnzoo.GRU`, ...) add the parts that their papers name: the
+cell, initialisers and options.
 
 Layers hold parameters and static configuration, never random state and nothing
 that a call changes, so they work with `nnx.jit`, with `nnx.split` and plain
@@ -11,17 +11,17 @@ that a call changes, so they work with `nnx.jit`, with `nnx.split` and plain
 """
 
 from collections.abc import Callable, Mapping, Sequence
+import dataclasses
 import math
-from typing import Any, TypeGuard
 
 from flax import nnx
 import jax
 import jax.numpy as jnp
 
 from pallas_kernels import sharding
-from pallas_kernels import targets
 from rnnzoo import cell as cell_lib
 from rnnzoo import checks
+from rnnzoo.engines import call as call_lib
 from rnnzoo.engines import products
 from rnnzoo.engines import scan_steps
 from rnnzoo.engines import selection
@@ -106,13 +106,13 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
         the backward pass, the cotangent that comes back through each product
         with the recurrent kernel is clipped elementwise to [-c, c] before it is
         added to the rest of the carry's. None: unclipped.
-      stop_recurrent_gradient: that cotangent is zero: what the recurrent kernel
-        multiplies counts as a constant. The kernel is learned all the same, and
+      stop_recurrent_gradient: that cotangent is zero: the recurrent kernel's
+        operand counts as a constant. The kernel is learned all the same, and
         gradients still reach the past by the rest of the cell, as through an
         LSTM's c. A gate that acts on this operand only, A-GRU's r, then has no
         gradient.
-      dtype: dtype of inputs, gates, products and outputs; None for what x and
-        the parameters promote to. State and sums are float32 or wider.
+      dtype: dtype of inputs, gates, products and outputs; None for the one that
+        x and the parameters promote to. State and sums are float32 or wider.
       param_dtype: dtype of the parameters.
       implementation: 'scan' (everything, everywhere), 'associative_scan' (cells
         that are linear in their carry), 'pallas' (GPU kernels, first
@@ -201,86 +201,78 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
       rngs: nnx.Rngs | None = None,
   ) -> tuple[Carry, Array]:
     del rngs  # Documented in SequenceLayer.unroll, as `help` shows.
-    return self._unroll(
-        x,
-        initial_carry=initial_carry,
-        reset=reset,
-        seq_lengths=seq_lengths,
-        mask=mask,
+    call = call_lib.Call(
         reverse=reverse,
         time_major=time_major,
+        recurrent_gradient_clip=self.recurrent_gradient_clip,
+        stop_recurrent_gradient=self.stop_recurrent_gradient,
     )
+    return self._unroll(x, initial_carry, reset, seq_lengths, mask, call)
 
   def _unroll(
       self,
       x: Array,
-      *,
       initial_carry: Carry | None,
       reset: Array | None,
       seq_lengths: Array | None,
       mask: Array | None,
-      reverse: bool,
-      time_major: bool,
-      both_directions: bool = False,
+      call: call_lib.Call,
   ) -> tuple[Carry, Array]:
-    """`unroll`, perhaps the other way for the second half of the heads."""
+    """`unroll` with static options of its own."""
     self._check_input(x, '[..., time, in_features]')
     lead = x.shape[:-1]
     time, batch_shape = (
-        (lead[0], lead[1:]) if time_major else (lead[-1], lead[:-1])
+        (lead[0], lead[1:]) if call.time_major else (lead[-1], lead[:-1])
     )
     reset = checks.flags(reset, lead, 'reset')
     mask = checks.flags(mask, lead, 'mask')
     seq_lengths = checks.lengths(seq_lengths, batch_shape)
     dtype = self._dtype(x)
     state = self._state_dtype(x)
-    restart = self._initial_carry(batch_shape, state, like=x)
-    carry = restart
-    if initial_carry is not None:
-      carry = self._check_carry(initial_carry, batch_shape, 'initial_carry')
-      carry = tuple(c.astype(state) for c in carry)
-
     # Not -1, which has no meaning where there are no steps.
     batch = math.prod(batch_shape)
+    flat_lead = (time, batch) if call.time_major else (batch, time)
 
-    def flat(a, trailing):
-      """[..., time, *trailing] -> [time, B, *trailing]."""
-      if a is None:
-        return None
-      if time_major:
-        return a.reshape(time, batch, *trailing)
-      return jnp.swapaxes(a.reshape(batch, time, *trailing), 0, 1)
+    def flat(a):
+      """Makes one axis of all batch axes."""
+      return None if a is None else a.reshape(*flat_lead, *a.shape[len(lead) :])
 
     rows = lambda c: c.reshape(batch, self.out_features)
-    reset, mask = flat(reset, ()), flat(mask, ())
+    reset, mask = flat(reset), flat(mask)
     if seq_lengths is not None:
-      valid = jnp.arange(time)[:, None] < seq_lengths.reshape(batch)
+      lengths = seq_lengths.reshape(batch)
+      if call.time_major:
+        valid = jnp.arange(time)[:, None] < lengths
+      else:
+        valid = jnp.arange(time) < lengths[:, None]
       mask = valid if mask is None else mask & valid
       reset = None if reset is None else reset & valid
-    carry, (h,) = unrolling.run(
-        self.cell,
-        self._cell_params(state),
-        products.project,
-        self._weights(),
-        flat(x.astype(dtype), (self.in_features,)),
-        self._recurrent_kernel(dtype),
-        jax.tree.map(rows, carry),
-        restart=jax.tree.map(rows, restart),
+    carry = restart = None
+    if self.learned_carry:
+      restart = tuple(map(rows, self._initial_carry(batch_shape, state, x)))
+      carry = restart
+    if initial_carry is not None:
+      carry = self._check_carry(initial_carry, batch_shape, 'initial_carry')
+      carry = tuple(rows(c.astype(state)) for c in carry)
+    operands = call_lib.Operands(
+        params=self._cell_params(state),
+        weights=self._weights(),
+        x=flat(x.astype(dtype)),
+        recurrent_kernel=self._recurrent_kernel(dtype),
+        carry=carry,
+        restart=restart,
         reset=reset,
         mask=mask,
-        reverse=reverse,
-        both_directions=both_directions,
-        recurrent_gradient_clip=self.recurrent_gradient_clip,
-        stop_recurrent_gradient=self.stop_recurrent_gradient,
-        implementation=self.implementation,
-        time_major=time_major,
-        out_dtype=dtype,
-        from_zero=initial_carry is None and not self.learned_carry,
+    )
+    carry, (h,) = unrolling.run(
+        self.cell,
+        call_lib.Dense(),
+        operands,
+        dataclasses.replace(call, out_dtype=dtype),
+        self.implementation,
     )
     if mask is not None:
       h = jnp.where(mask[..., None], h, 0)
-    if not time_major:
-      h = jnp.swapaxes(h, 0, 1)
     shape = (*batch_shape, self.out_features)
     carry = tuple(c.reshape(shape) for c in carry)
     return carry, h.astype(dtype).reshape(*lead, self.out_features)
@@ -369,123 +361,3 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
   def _check_carry(self, carry: Carry, batch_shape, label: str) -> Carry:
     expected = (*batch_shape, self.out_features)
     return checks.carry(self.cell.carry_names, carry, expected, label)
-
-
-def unroll_both(
-    first: sequence_layer.SequenceLayer,
-    second: sequence_layer.SequenceLayer,
-    x: Array,
-    *,
-    initial_carry: tuple[Carry | None, Carry | None],
-    reverse: bool,
-    **call: Any,
-) -> tuple[tuple[Carry, Carry], Array]:
-  """Runs two layers in opposite directions at the same time, in one kernel.
-
-  Args:
-    first: a layer.
-    second: another one, which runs the other way.
-    x: as for `RecurrentLayer.unroll`.
-    initial_carry: one for each layer, or None for its own.
-    reverse: whether the first layer runs from the last step to the first.
-    **call: the rest of what `RecurrentLayer.unroll` takes.
-
-  Returns:
-    The final carries of both layers, and their outputs side by side.
-
-  Raises:
-    ValueError: an argument has the wrong shape or dtype.
-    NotImplementedError: the two differ in more than parameters, or no kernel
-      can run them like this, or another implementation comes first.
-  """
-  if not (_has_blocks(first) and _has_blocks(second)):
-    raise NotImplementedError('a layer has no recurrent kernel of blocks')
-  if _static(first) != _static(second):
-    raise NotImplementedError('the layers differ in more than parameters')
-  if not selection.is_first('pallas', first.implementation):
-    raise NotImplementedError('the kernels are not what is tried first')
-  targets.current()  # Nothing is put together where no kernel can run.
-  first._check_input(x, '[..., time, in_features]')
-  both = _side_by_side(first, second)
-  batch_shape = x.shape[1:-1] if call['time_major'] else x.shape[:-2]
-  carry = None
-  if any(c is not None for c in initial_carry):
-    carries = [
-        level.initial_carry(batch_shape)
-        if given is None
-        else level._check_carry(given, batch_shape, 'initial_carry')
-        for level, given in zip((first, second), initial_carry, strict=True)
-    ]
-    carry = jax.tree.map(_join, *map(tuple, carries))
-  both.implementation = 'pallas'
-  carry, y = both._unroll(
-      x, initial_carry=carry, reverse=reverse, both_directions=True, **call
-  )
-  halves = [jnp.split(c, 2, axis=-1) for c in carry]
-  return (tuple(c[0] for c in halves), tuple(c[1] for c in halves)), y
-
-
-def _side_by_side(first, second) -> RecurrentLayer:
-  """Returns a layer with the heads of two, for one call."""
-
-  def join(x, y):
-    return nnx.Param(_join(x[...], y[...]))
-
-  def of_features(x):
-    """A parameter that all features share is one for each."""
-    return jnp.broadcast_to(x[...], (*x.shape[:-1], first.out_features))
-
-  both = nnx.clone(first)
-  both.out_features = 2 * first.out_features
-  both.num_heads = 2 * first.num_heads
-  both.kernel = join(first.kernel, second.kernel)
-  if first.bias is not None:
-    both.bias = join(first.bias, second.bias)
-  own = lambda layer: layer._recurrent_kernel(layer.param_dtype)
-  kernels = jnp.concatenate([own(first), own(second)], axis=1)
-  both.recurrent_kernel = nnx.Param(kernels)
-  both.recurrent_structure = None
-  both.cell_params = nnx.Dict(
-      {
-          k: join(of_features(v), of_features(second.cell_params[k]))
-          for k, v in first.cell_params.items()
-      }
-  )
-  both.learned_carry = nnx.List(
-      map(join, first.learned_carry, second.learned_carry)
-  )
-  return both
-
-
-def _join(x: Array, y: Array) -> Array:
-  return jnp.concatenate([x, y], axis=-1)
-
-
-def _has_blocks(layer) -> TypeGuard[RecurrentLayer]:
-  """Whether it is a layer whose recurrent kernel is not diagonal."""
-  return (
-      isinstance(layer, RecurrentLayer)
-      and type(layer).unroll is RecurrentLayer.unroll
-      and layer.recurrent_kernel is not None
-      and layer.recurrent_kernel.shape[-1] > 1
-  )
-
-
-def _static(layer: RecurrentLayer) -> tuple[Any, ...]:
-  """Returns what a layer is but for its parameters' values."""
-  return (
-      type(layer),
-      layer.cell,
-      layer.in_features,
-      layer.out_features,
-      layer.num_heads,
-      layer.recurrent_structure,
-      layer.recurrent_gradient_clip,
-      layer.stop_recurrent_gradient,
-      layer.dtype,
-      layer.param_dtype,
-      layer.implementation,
-      layer.bias is None,
-      len(layer.learned_carry),
-      sorted((k, v.shape) for k, v in layer.cell_params.items()),
-  )

@@ -46,7 +46,7 @@ class SequenceLayer(nnx.Module):
 
     Args:
       x: [..., time, in_features], any number of batch axes, none included.
-      initial_carry: what the first step starts from, as the method
+      initial_carry: state before the first step, as the method
         `initial_carry` returns it, for instance the final carry of the
         sequence's last part; None for the layer's own. A recurrent layer's is a
         tuple of arrays [..., features], one for each of `cell.carry_names`.

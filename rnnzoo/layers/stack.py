@@ -1,4 +1,4 @@
-"""Layers in depth, with what papers put between them."""
+"""Layers in depth, with normalisation, dropout and sums between them."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -187,7 +187,7 @@ class Stack(sequence_layer.SequenceLayer):
     return tuple(carries), x
 
   def _above(self, index, x, y, valid, rngs, time_axis) -> Array:
-    """What follows a layer: normalisation, dropout, residual connection."""
+    """Applies normalisation, dropout and the residual sum after a layer."""
     if self.norms:
       norm = self.norms[index]
       if isinstance(norm, nnx.BatchNorm):

@@ -12,6 +12,9 @@ from tests.testing import abstract_gpu
 
 H200 = 'NVIDIA H200'
 CELL = rnnzoo.ElmanCell()
+BOTH = pallas_kernels.Call(both_directions=True)
+CLIP = pallas_kernels.Call(recurrent_gradient_clip=1.0)
+STOP = pallas_kernels.Call(stop_recurrent_gradient=True)
 
 
 def zeros(*shape, dtype=jnp.float32):
@@ -80,23 +83,29 @@ BAD_RECURRENCES = {
         'restart must be a tuple .* got 2',
     ),
     'mask': ({'mask': zeros(2, 5)}, 'mask must be bool, got float32'),
-    'outputs': ({'outputs': 2}, 'outputs must be 1 to 1 .* got 2'),
+    'outputs': (
+        {'call': pallas_kernels.Call(outputs=2)},
+        'outputs must be 1 to 1 .* got 2',
+    ),
     'both': (
-        {'both_directions': True, 'reset': zeros(2, 5, dtype=bool)},
+        {'call': BOTH, 'reset': zeros(2, 5, dtype=bool)},
         r'reset must be .* = \(2, 2, 5\), got \(2, 5\)',
     ),
     'odd_heads': (
-        {'both_directions': True, 'recurrent_kernel': zeros(1, 1, 8, 8)},
+        {'call': BOTH, 'recurrent_kernel': zeros(1, 1, 8, 8)},
         'both_directions needs an even number of heads, got 1',
     ),
 }
 
 CANNOT = {
-    'out_dtype': ({'out_dtype': jnp.int32}, "takes and returns .*'int32'"),
+    'out_dtype': (
+        {'call': pallas_kernels.Call(out_dtype=jnp.int32)},
+        "takes and returns .*'int32'",
+    ),
     'time': ({'x_gates': zeros(2, 0, 1, 8)}, 'above 0'),
-    'clip': ({'recurrent_gradient_clip': 1.0}, 'that are not diagonal only'),
-    'stop': ({'stop_recurrent_gradient': True}, 'that are not diagonal only'),
-    'both': ({'both_directions': True}, 'that are not diagonal only'),
+    'clip': ({'call': CLIP}, 'that are not diagonal only'),
+    'stop': ({'call': STOP}, 'that are not diagonal only'),
+    'both': ({'call': BOTH}, 'that are not diagonal only'),
 }
 
 

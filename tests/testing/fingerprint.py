@@ -69,11 +69,12 @@ class Programs:
   def __init__(self):
     self.found = {}
 
-  def add(self, name: str, text: str):
+  def add(self, name: str, text: str, operations=None):
     text = _scrub(text)
     count = sum(key.split('#')[0] == name for key in self.found)
     name = f'{name}#{count}'
-    operations = collections.Counter(_OPERATION.findall(text))
+    if operations is None:
+      operations = collections.Counter(_OPERATION.findall(text))
     self.found[name] = {
         'sha256': hashlib.sha256(text.encode()).hexdigest(),
         'operations': dict(sorted(operations.items())),
@@ -135,6 +136,23 @@ def _run(graphdef, state, x, reset, mask):
   return sum(jnp.sum(v) for v in jax.tree.leaves((carry, y)))
 
 
+def _operations(jaxpr) -> collections.Counter:
+  """Counts primitives, within all inner jaxprs as well."""
+  import jax
+
+  counts = collections.Counter()
+  for equation in jaxpr.eqns:
+    counts[equation.primitive.name] += 1
+    for inner in jax.tree.leaves(
+        list(equation.params.values()),
+        is_leaf=lambda x: hasattr(x, 'eqns') or hasattr(x, 'jaxpr'),
+    ):
+      inner = getattr(inner, 'jaxpr', inner)
+      if hasattr(inner, 'eqns'):
+        counts += _operations(inner)
+  return counts
+
+
 def traced(programs: Programs, only: re.Pattern):
   """Traces every layer on every path, forward and gradient."""
   from flax import nnx
@@ -173,12 +191,12 @@ def traced(programs: Programs, only: re.Pattern):
         try:
           if device is not None:
             with gpu.device(unittest.TestCase(), 'NVIDIA H200'):
-              text = str(jax.make_jaxpr(f)(state, x, *flags_given))
+              jaxpr = jax.make_jaxpr(f)(state, x, *flags_given)
           else:
-            text = str(jax.make_jaxpr(f)(state, x, *flags_given))
+            jaxpr = jax.make_jaxpr(f)(state, x, *flags_given)
         except NotImplementedError:
           continue
-        programs.add(label, text)
+        programs.add(label, str(jaxpr), _operations(jaxpr.jaxpr))
 
 
 def main(argv):

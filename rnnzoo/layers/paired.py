@@ -1,0 +1,152 @@
+"""Two layers in opposite directions, in one kernel.
+
+Both directions of a bidirectional layer read the same input and need nothing of
+each other, so one GPU kernel runs them side by side: their heads become those
+of one layer, of which the second half runs the other way.
+"""
+
+from typing import Any, TypeGuard
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels import targets
+from rnnzoo import cell as cell_lib
+from rnnzoo.engines import call as call_lib
+from rnnzoo.engines import selection
+from rnnzoo.layers import recurrent
+from rnnzoo.layers import sequence_layer
+
+Array = jax.Array
+Carry = cell_lib.Carry
+
+
+def unroll(
+    first: sequence_layer.SequenceLayer,
+    second: sequence_layer.SequenceLayer,
+    x: Array,
+    initial_carry: tuple[Carry | None, Carry | None],
+    reset: Array | None,
+    seq_lengths: Array | None,
+    mask: Array | None,
+    reverse: bool,
+    time_major: bool,
+) -> tuple[tuple[Carry, Carry], Array]:
+  """Runs two layers in opposite directions at the same time, in one kernel.
+
+  Args:
+    first: a layer.
+    second: another one, which runs the other way.
+    x: as for `SequenceLayer.unroll`, and so are the arguments that follow.
+    initial_carry: one for each layer, or None for its own.
+    reset: bool [..., time] or None.
+    seq_lengths: int [...] or None.
+    mask: bool [..., time] or None.
+    reverse: whether the first layer runs from the last step to the first.
+    time_major: whether time is the first axis.
+
+  Returns:
+    The final carries of both layers, and their outputs side by side.
+
+  Raises:
+    ValueError: an argument has the wrong shape or dtype.
+    NotImplementedError: the two differ in more than parameters, or no kernel
+      can run them like this, or another implementation comes first.
+  """
+  if not (_has_blocks(first) and _has_blocks(second)):
+    raise NotImplementedError('a layer has no recurrent kernel of blocks')
+  if _static(first) != _static(second):
+    raise NotImplementedError('the layers differ in more than parameters')
+  if not selection.is_first('pallas', first.implementation):
+    raise NotImplementedError('another path is tried before the kernels')
+  targets.current()  # Nothing is put together where no kernel can run.
+  first._check_input(x, '[..., time, in_features]')
+  both = _side_by_side(first, second)
+  batch_shape = x.shape[1:-1] if time_major else x.shape[:-2]
+  carry = None
+  if any(c is not None for c in initial_carry):
+    carries = [
+        level.initial_carry(batch_shape)
+        if given is None
+        else level._check_carry(given, batch_shape, 'initial_carry')
+        for level, given in zip((first, second), initial_carry, strict=True)
+    ]
+    carry = jax.tree.map(_join, *map(tuple, carries))
+  both.implementation = 'pallas'
+  call = call_lib.Call(
+      reverse=reverse,
+      both_directions=True,
+      time_major=time_major,
+      recurrent_gradient_clip=first.recurrent_gradient_clip,
+      stop_recurrent_gradient=first.stop_recurrent_gradient,
+  )
+  carry, y = both._unroll(x, carry, reset, seq_lengths, mask, call)
+  halves = [jnp.split(c, 2, axis=-1) for c in carry]
+  return (tuple(c[0] for c in halves), tuple(c[1] for c in halves)), y
+
+
+def _side_by_side(first, second) -> recurrent.RecurrentLayer:
+  """Returns a layer with the heads of two, for one call."""
+
+  def join(x, y):
+    return nnx.Param(_join(x[...], y[...]))
+
+  def of_features(x):
+    """A parameter that all features share is one for each."""
+    return jnp.broadcast_to(x[...], (*x.shape[:-1], first.out_features))
+
+  both = nnx.clone(first)
+  both.out_features = 2 * first.out_features
+  both.num_heads = 2 * first.num_heads
+  both.kernel = join(first.kernel, second.kernel)
+  if first.bias is not None:
+    both.bias = join(first.bias, second.bias)
+  own = lambda layer: layer._recurrent_kernel(layer.param_dtype)
+  kernels = jnp.concatenate([own(first), own(second)], axis=1)
+  both.recurrent_kernel = nnx.Param(kernels)
+  both.recurrent_structure = None
+  both.cell_params = nnx.Dict(
+      {
+          k: join(of_features(v), of_features(second.cell_params[k]))
+          for k, v in first.cell_params.items()
+      }
+  )
+  both.learned_carry = nnx.List(
+      map(join, first.learned_carry, second.learned_carry)
+  )
+  return both
+
+
+def _join(x: Array, y: Array) -> Array:
+  return jnp.concatenate([x, y], axis=-1)
+
+
+def _has_blocks(layer) -> TypeGuard[recurrent.RecurrentLayer]:
+  """Whether it is a layer whose recurrent kernel is not diagonal."""
+  return (
+      isinstance(layer, recurrent.RecurrentLayer)
+      and type(layer).unroll is recurrent.RecurrentLayer.unroll
+      and layer.recurrent_kernel is not None
+      and layer.recurrent_kernel.shape[-1] > 1
+  )
+
+
+def _static(layer: recurrent.RecurrentLayer) -> tuple[Any, ...]:
+  """Returns all of a layer but the values of its parameters."""
+  return (
+      type(layer),
+      layer.cell,
+      layer.in_features,
+      layer.out_features,
+      layer.num_heads,
+      layer.recurrent_structure,
+      layer.recurrent_gradient_clip,
+      layer.stop_recurrent_gradient,
+      layer.dtype,
+      layer.param_dtype,
+      layer.implementation,
+      layer.bias is None,
+      len(layer.learned_carry),
+      sorted((k, v.shape) for k, v in layer.cell_params.items()),
+  )
