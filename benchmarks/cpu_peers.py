@@ -23,7 +23,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import rnnzoo
-from rnnzoo.benchmark import timing as benchmark_timing
+from rnnzoo.benchmark import machine
+from rnnzoo.benchmark import timing
 
 try:
   import torch
@@ -128,7 +129,7 @@ def torch_layer(name: str, ours: rnnzoo.RecurrentLayer) -> Any:
 
 
 def programs(name: str, shape: Sequence[int]) -> dict[str, Call]:
-  """Returns what is timed for one layer, ours first."""
+  """Returns the programs that are timed for one layer, ours first."""
   batch, time, in_features, features = shape
   rng = np.random.default_rng(0)
   draw = lambda *size: rng.standard_normal(size).astype(np.float32)
@@ -157,7 +158,7 @@ def main(unused_argv: list[str]) -> int:
   cores = len(os.sched_getaffinity(0))
   result = {
       'command': 'python benchmarks/cpu_peers.py',
-      **benchmark_timing.environment(),
+      **machine.environment(),
       'rows': [],
   }
   if torch is not None:
@@ -177,7 +178,7 @@ def main(unused_argv: list[str]) -> int:
       calls = programs(name, shape)
       ours = calls['rnnzoo']()
       errors = [disagreement(call(), ours) for call in calls.values()]
-      times = benchmark_timing.interleave(list(calls.values()), repeats)
+      times = timing.interleave(list(calls.values()), repeats)
       for program, error, measured in zip(calls, errors, times, strict=True):
         peer = program.split()[0]
         target = TARGETS.get((shape_name, name, peer))

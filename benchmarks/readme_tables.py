@@ -20,7 +20,7 @@ def load(name: str):
 
 
 def published(experiment: str) -> str:
-  """Returns what a config's docstring says was published, in percent."""
+  """Returns the published score in a config's docstring, in percent."""
   path = ROOT / 'configs' / f'{experiment}.py'
   text = ast.get_docstring(ast.parse(path.read_text(encoding='utf-8')))
   match = re.search(r'Published: (0\.\d+)(?: \+- (0\.\d+))?', text)

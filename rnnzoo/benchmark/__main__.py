@@ -1,4 +1,4 @@
-"""What `python -m rnnzoo.benchmark` starts."""
+"""Entry point of `python -m rnnzoo.benchmark`."""
 
 from absl import app
 

@@ -1,8 +1,8 @@
-"""What the suite 'dense' is compared with: other LSTMs, and published times.
+"""Baselines of the suite 'dense': other LSTMs, and published times.
 
-An LSTM as one would write it by hand for `lax.scan`, JAX's own binding of
-cuDNN's LSTM, and what the public programs FlashRNN and torch, with cuDNN, take
-on an H100 or H200.
+They are an LSTM written by hand for `lax.scan`, JAX's own binding of cuDNN's
+LSTM, and times of the public programs FlashRNN and torch (with cuDNN) on an
+H100 or H200.
 """
 
 from collections.abc import Callable, Mapping

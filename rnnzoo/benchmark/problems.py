@@ -1,11 +1,11 @@
-"""Problems for `benchmark_steps`: cells on given gates, and layers on x.
+"""Problems: the arrays and functions of a case.
 
-Gates are given and h is returned in their dtype, as inside a layer, and
-gradients are by the gates, R, the cell's parameters and the initial carry. One
-that is only checked also has a learned restart, resets, masks and lengths.
+A layer on x is called as users call it. A cell on given input gates is unrolled
+as inside a layer, with h in the dtype of the gates. Gradients are by all arrays
+that the function is given.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
 import dataclasses
 import functools
 from typing import Any
@@ -15,73 +15,96 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import rnnzoo
 from rnnzoo.benchmark import baselines
-from rnnzoo.benchmark import cases as benchmark_cases
-from rnnzoo.benchmark import steps as benchmark_steps
+from rnnzoo.benchmark import cases
 from rnnzoo.engines import call as call_lib
 from rnnzoo.engines import unrolling
 
+# Maps arrays to results.
+Run = Callable[[Any], Any]
 
-@dataclasses.dataclass(frozen=True)
-class Shape(benchmark_cases.Shape):
-  """Sizes of a layer with heads."""
+# A-GRU's default γ is chaotic over hundreds of steps: rounding errors then grow
+# without bound, and no two correct results agree. The default scale of
+# IRevRNN's inner steps would hide their errors. Times depend on neither.
+_OPTIONS: Mapping[str, Mapping[str, Any]] = {
+    'AGRU': {'gamma': 2.0},
+    'IRevRNN': {'inner_scale': 1e-2},
+    'IRevRNN_8_inner_steps': {'inner_scale': 1e-2, 'inner_steps': 8},
+}
 
-  num_heads: int = 1
-
-  def __str__(self):
-    size = self.features // self.num_heads
-    return f'{super().__str__()} = {self.num_heads} x {size}'
-
-
-def heads(heads: int, size: int, batch: int = 16, time: int = 1024) -> Shape:
-  """Returns the shape of a layer with as many heads of a size."""
-  return Shape(batch, time, heads * size, heads * size, heads)
+# Layers by other names. Between the passes nothing of the inner steps is kept,
+# so memory should not grow with their number.
+VARIANTS = {'IRevRNN_8_inner_steps': rnnzoo.IRevRNN}
 
 
-def checks(
-    table: str,
-    layers: Sequence[str],
-    implementations: Sequence[str] | None,
-    dtypes: Sequence[str] | None,
-) -> list[benchmark_steps.Problem]:
-  """Returns the problems of a table, each without and with its gradient.
+@dataclasses.dataclass(frozen=True, eq=False)
+class Problem:
+  """A case with its arrays on the device.
+
+  Attributes:
+    case: the case.
+    arguments: arrays by name, and weights: cotangents of the results.
+    make: maps (implementation, dtype) to a function of the arrays.
+    traffic: by direction, the bytes that must be read and written at least; {}
+      where memory bandwidth is not the limit.
+  """
+
+  case: cases.Case
+  arguments: tuple[Any, Any]
+  make: Callable[[str, str], Run]
+  traffic: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+  def function(
+      self, implementation: str, direction: str, dtype: str | None = None
+  ) -> Callable[..., Any]:
+    """Returns a function of the arguments; in the case's dtype if None."""
+    run = self.make(implementation, dtype or self.case.dtype)
+    forward = direction == 'forward'
+    return _forward(run) if forward else _with_gradient(run)
+
+
+def build(case: cases.Case) -> Problem:
+  """Draws a case's arrays."""
+  if case.layer == 'linear_scan':
+    problem = _linear_scan(case)
+  elif case.layer == 'projection':
+    problem = _projection(case)
+  else:
+    make = _on_input if case.projection == 'with' else _on_gates
+    problem = make(case)
+  jax.block_until_ready(problem.arguments)
+  return problem
+
+
+def _forward(run: Run) -> Callable[..., Any]:
+  return lambda arrays, weights: {'y': run(arrays)}
+
+
+def _with_gradient(run: Run) -> Callable[..., Any]:
+  def function(arrays, weights):
+    y, pull = jax.vjp(run, arrays)
+    (gradient,) = pull(jax.tree.map(lambda w, y: w.astype(y.dtype), weights, y))
+    return {'y': y, 'gradient': gradient}
+
+  return function
+
+
+def _create(case: cases.Case, rng, **options) -> Any:
+  """Returns the case's layer, with random parameters if they are to be drawn.
+
+  Initialisers are compiled, which takes longer than drawing; and zero biases
+  would hide errors.
 
   Args:
-    table: a line for each problem below the first, which says what is in it.
-    layers: those that are wanted.
-    implementations: of 'pallas' and 'scan'; the former if None.
-    dtypes: those that are wanted; None for all.
+    case: the case.
+    rng: a numpy generator.
+    **options: of the layer.
   """
-  found = []
-  for line in table.strip().splitlines()[1:]:
-    layer, size, batch, time, dtype, *options = line.split()
-    if layer not in layers or (dtypes and dtype not in dtypes):
-      continue
-    count, head_dim = map(int, size.split('x'))
-    shape = heads(count, head_dim, int(batch), int(time))
-    make = on_input if 'layer' in options else on_gates
-    ways = [
-        way
-        for way in ('pallas', 'scan')
-        if way in (implementations or ('pallas',))
-    ]
-    problem = make(layer, shape, dtype, ways, [o for o in options if o != '-'])
-    title = f'{layer} {size} B{batch} T{time} {dtype} {" ".join(options)}'
-    found.append(dataclasses.replace(problem, layer=title))
-  return found
-
-
-def _drawn(rng, shape: Shape, make_layer):
-  """Returns a layer with random parameters, for zero biases hide errors.
-
-  Initialisers are compiled, which takes longer than all else here.
-
-  Args:
-    rng: where the parameters come from.
-    shape: the layer's.
-    make_layer: returns the layer, and is not run.
-  """
-  layer = nnx.eval_shape(make_layer)
+  make = functools.partial(_make_layer, case, **options)
+  if not case.drawn:
+    return make()
+  layer = nnx.eval_shape(make)
   # W - Wᵀ has twice the variance of W, and the damping is to prevail.
   structure = getattr(layer, 'recurrent_structure', None)
   gain = 1 if structure is None else 3**-0.5
@@ -93,83 +116,140 @@ def _drawn(rng, shape: Shape, make_layer):
     if x.ndim == 4:
       scale = gain * x.shape[-1] ** -0.5
     elif x.ndim == 3:
-      scale = shape.in_features**-0.5
+      scale = case.shape.in_features**-0.5
     return jnp.asarray(scale * rng.standard_normal(x.shape), x.dtype)
 
   graphdef, state = nnx.split(layer)
   return nnx.merge(graphdef, jax.tree.map(draw, state))
 
 
-def _options(shape: Shape) -> dict[str, Any]:
-  """Returns options of a layer; one without heads has no option for them."""
-  return {'num_heads': shape.num_heads} if shape.num_heads > 1 else {}
+def _make_layer(case: cases.Case, **options) -> Any:
+  shape = case.shape
+  layer: Any = VARIANTS.get(case.layer) or rnnzoo.LAYERS[case.layer]
+  if _has(case, cases.BOTH):
+    layer = functools.partial(rnnzoo.Bidirectional, layer)
+  options = {**_OPTIONS.get(case.layer, {}), **options}
+  if shape.num_heads > 1:
+    options['num_heads'] = shape.num_heads
+  return layer(shape.in_features, shape.features, rngs=nnx.Rngs(0), **options)
 
 
-def on_gates(
-    name: str,
-    shape: Shape,
-    dtype: str,
-    implementations: Sequence[str],
-    options: Sequence[str] = ('timed',),
-) -> benchmark_steps.Problem:
-  """A cell on given input gates."""
-  rng = np.random.default_rng(0)
-  make_layer = functools.partial(
-      benchmark_cases.create, name, shape, **_options(shape)
+def _has(case: cases.Case, option: cases.Options) -> bool:
+  return case.options is not None and option in case.options
+
+
+def _flags(case: cases.Case, rng) -> tuple[jax.Array | None, jax.Array | None]:
+  """Returns reset and mask, bool [B, T], or None for those not asked for."""
+  size = (case.shape.batch, case.shape.time)
+  rate = 0.1 if size[1] > 5 else 0.5  # Some, in few steps too.
+  reset, mask = rng.random(size) < rate, rng.random(size) < 0.8
+  return (
+      jnp.asarray(reset) if _has(case, cases.RESET) else None,
+      jnp.asarray(mask) if _has(case, cases.MASK) else None,
   )
-  layer = _drawn(rng, shape, make_layer)
-  kernel = benchmark_cases.recurrent_kernel(layer)
-  size = (shape.batch, shape.time, layer.cell.input_gates, shape.features)
-  rows = (shape.batch, shape.features)
-  reset, mask = _flags(rng, options, size[:2])
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _normal(seed: int, shape: tuple[int, ...], dtype: str) -> jax.Array:
+  return jax.random.normal(jax.random.key(seed), shape, dtype)
+
+
+def _on_input(case: cases.Case) -> Problem:
+  """A layer on x; that of a check is called with all arguments."""
+  shape, rng = case.shape, np.random.default_rng(0)
+  extra: dict[str, Any] = {}
+  call: dict[str, Any] = {}
+  if case.options is not None:
+    extra = {'learn_initial_carry': True}
+    reset, mask = _flags(case, rng)
+    lengths = rng.integers(0, shape.time + 1, shape.batch)
+    call = {
+        'reset': reset,
+        'mask': mask,
+        'seq_lengths': jnp.asarray(lengths),
+        'reverse': _has(case, cases.REVERSE),
+    }
+  layer = _create(case, rng, **extra)
+
+  def make(implementation, dtype):
+    if implementation == baselines.CUDNN:
+      return baselines.cudnn
+    options = {'dtype': jnp.dtype(dtype), 'implementation': implementation}
+    graphdef = nnx.graphdef(
+        nnx.eval_shape(lambda: _make_layer(case, **extra, **options))
+    )
+    return lambda arrays: nnx.merge(graphdef, arrays['state'])(
+        arrays['x'], **call
+    )
+
+  # Rounded to the dtype and stored in float32, so that the reference sees the
+  # same numbers.
+  rounded = lambda a: a.astype(case.dtype).astype(jnp.float32)
+  arrays = {
+      'x': _normal(0, (shape.batch, shape.time, shape.in_features), case.dtype),
+      'state': jax.tree.map(rounded, nnx.state(layer)),
+  }
+  features = shape.features * (2 if _has(case, cases.BOTH) else 1)
+  weights = _normal(1, (shape.batch, shape.time, features), case.dtype)
+  return Problem(case, (arrays, weights), make)
+
+
+def _on_gates(case: cases.Case) -> Problem:
+  """A cell on input gates; that of a check also returns its final carry."""
+  shape, rng = case.shape, np.random.default_rng(0)
+  layer = _create(case, rng)
+  cell = layer.cell
+  size = (shape.batch, shape.time, cell.input_gates, shape.features)
+  carry_size = (shape.batch, shape.features)
 
   def carry():
     return tuple(
         jnp.asarray(1 + c**2 if name == 'n' else c)  # sLSTM's normaliser.
-        for name in layer.cell.carry_names
-        for c in [0.4 * rng.standard_normal(rows).astype(np.float32)]
+        for name in cell.carry_names
+        for c in [0.4 * rng.standard_normal(carry_size).astype(np.float32)]
     )
 
-  arrays = {
-      'x_gates': _normal(0, size, dtype),
-      'kernel': jnp.asarray(kernel, dtype),
-      # One number would be a sum over everything, which may cancel.
-      'params': {
-          k: jnp.broadcast_to(v[...], shape.features)
-          for k, v in layer.cell_params.items()
-      },
-      'carry': carry(),
+  # The gradient by one number would be a sum over everything, which may cancel.
+  by_feature = lambda v: v if v.ndim else jnp.broadcast_to(v, shape.features)
+  kernel = _recurrent_kernel(layer)
+  arrays: dict[str, Any] = {
+      'x_gates': _normal(0, size, case.dtype),
+      'kernel': None if kernel is None else kernel.astype(case.dtype),
+      'params': {k: by_feature(v[...]) for k, v in layer.cell_params.items()},
   }
-  weights = _normal(1, (*size[:2], shape.features), dtype)
-  if options != ('timed',):
+  if case.drawn:
+    arrays['carry'] = carry()
+  weights: Any = _normal(1, (*size[:2], shape.features), case.dtype)
+  if case.options is not None:
     arrays['restart'] = carry()
     last = carry()
-    if 'm' in layer.cell.carry_names and dtype != 'float32':
+    if 'm' in cell.carry_names and case.dtype != 'float32':
       # The derivatives of sLSTM's c, n and m jump where its stabiliser changes
-      # sides, which in a few of all elements rounding decides; h's do not.
+      # sides, which rounding decides in a few elements; those of h do not.
       last = (last[0], *map(jnp.zeros_like, last[1:]))
     weights = {'h': weights, 'carry': last}
-  make = functools.partial(
-      _make_unroll, layer.cell, reset, mask, 'reverse' in options
-  )
-  return benchmark_steps.Problem(
-      name,
-      'without',
-      dtype,
-      shape.time,
-      jax.block_until_ready((arrays, weights)),
-      make,
-      implementations,
-  )
+  make = functools.partial(_make_unroll, case, cell, *_flags(case, rng))
+  traffic = {}
+  if kernel is None or kernel.shape[-1] == 1:
+    traffic = _traffic(arrays['x_gates'], len(cell.carry_names))
+  return Problem(case, (arrays, weights), make, traffic)
 
 
-def _make_unroll(cell, reset, mask, reverse, implementation, dtype):
-  """Unrolls a cell, with h in the dtype of the gates, as a layer does."""
+def _recurrent_kernel(layer: rnnzoo.RecurrentLayer) -> jax.Array | None:
+  """Returns the recurrent kernel that a layer uses."""
+  if layer.recurrent_kernel is None:
+    return None
+  kernel = layer.recurrent_kernel[...]
+  structure = layer.recurrent_structure
+  return kernel if structure is None else structure(kernel)
+
+
+def _make_unroll(case, cell, reset, mask, implementation, dtype) -> Run:
+  """Returns a function that unrolls a cell, as a layer does."""
   if implementation in baselines.LAX_SCANS:
-    unroll = baselines.LAX_SCANS[implementation]
-    return baselines.lax_scan(unroll)
+    return baselines.lax_scan(baselines.LAX_SCANS[implementation])
 
-  call = call_lib.Call(reverse=reverse, out_dtype=dtype)
+  call = call_lib.Call(reverse=_has(case, cases.REVERSE), out_dtype=dtype)
 
   def run(arrays):
     operands = call_lib.Operands(
@@ -177,7 +257,7 @@ def _make_unroll(cell, reset, mask, reverse, implementation, dtype):
         weights=(),
         x=arrays['x_gates'],
         recurrent_kernel=arrays['kernel'],
-        carry=arrays['carry'],
+        carry=arrays.get('carry'),
         restart=arrays.get('restart'),
         reset=reset,
         mask=mask,
@@ -191,68 +271,49 @@ def _make_unroll(cell, reset, mask, reverse, implementation, dtype):
   return run
 
 
-def on_input(
-    name: str,
-    shape: Shape,
-    dtype: str,
-    implementations: Sequence[str],
-    options: Sequence[str] = (),
-) -> benchmark_steps.Problem:
-  """A layer on x; one of a check is unrolled with all its options."""
-  rng = np.random.default_rng(0)
-  extra: dict[str, Any] = {'learn_initial_carry': True} if options else {}
-  both = 'both' in options
-  make_layer = functools.partial(
-      benchmark_cases.create_both if both else benchmark_cases.create,
-      name,
-      shape,
-      **_options(shape),
-      **extra,
-  )
-  call = {}
-  if options:
-    reset, mask = _flags(rng, options, (shape.batch, shape.time))
-    lengths = rng.integers(0, shape.time + 1, shape.batch)
-    call = {
-        'reset': reset,
-        'mask': mask,
-        'seq_lengths': jnp.asarray(lengths),
-        'reverse': 'reverse' in options,
-    }
-  layer = _drawn(rng, shape, make_layer)
-  arrays, make = benchmark_cases.on_input(layer, make_layer, shape, call)
-  arrays['state'] = jax.tree.map(
-      lambda a: jnp.asarray(benchmark_cases.representable(a, dtype)),
-      arrays['state'],
-  )
-  arrays['x'] = jnp.asarray(arrays['x'], dtype)
-  features = shape.features * (2 if both else 1)
-  arguments = arrays, _normal(1, (*arrays['x'].shape[:2], features), dtype)
+def _traffic(x_gates: jax.Array, carries: int) -> dict[str, int]:
+  """Returns the bytes of tensors that must be read and written once.
 
-  def make_run(implementation, dtype):
-    if implementation == baselines.CUDNN:
-      return baselines.cudnn
-    return make(implementation, dtype)
+  Forward reads the input gates and writes h. Backward reads both again, and dh,
+  and writes dx_gates; the rest of the carry is kept for it.
 
-  return benchmark_steps.Problem(
-      name,
-      'with',
-      dtype,
-      shape.time,
-      jax.block_until_ready(arguments),
-      make_run,
-      implementations,
-  )
+  Args:
+    x_gates: [B, T, G, F].
+    carries: number of arrays in the carry.
+  """
+  gates = x_gates.nbytes
+  h = gates // x_gates.shape[2]
+  both = 3 * gates + 3 * h + 2 * (carries - 1) * h
+  return dict(zip(cases.DIRECTIONS, (gates + h, both), strict=True))
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _normal(seed: int, shape: tuple[int, ...], dtype: str) -> jax.Array:
-  return jax.random.normal(jax.random.key(seed), shape, dtype)
+def _linear_scan(case: cases.Case) -> Problem:
+  """`rnnzoo.linear_scan` of a in (0, 1) and b, each [B, T, F]."""
+  shape, dtype = case.shape, case.dtype
+  size = (shape.batch, shape.time, shape.features)
+  arrays = {
+      'a': jax.nn.sigmoid(_normal(0, size, dtype)),
+      'b': _normal(1, size, dtype),
+  }
+
+  def make(implementation, dtype):
+    del dtype  # That of a and b.
+    return lambda arrays: rnnzoo.linear_scan(
+        arrays['a'], arrays['b'], implementation=implementation
+    )
+
+  one = arrays['b'].nbytes
+  traffic = dict(zip(cases.DIRECTIONS, (3 * one, 8 * one), strict=True))
+  return Problem(case, (arrays, _normal(2, size, dtype)), make, traffic)
 
 
-def _flags(rng, options, shape):
-  """Returns reset and mask, bool [B, T], or None for those not asked for."""
-  rate = 0.1 if shape[1] > 5 else 0.5  # Some, in few steps too.
-  reset = jnp.asarray(rng.random(shape) < rate) if 'reset' in options else None
-  mask = jnp.asarray(rng.random(shape) < 0.8) if 'mask' in options else None
-  return reset, mask
+def _projection(case: cases.Case) -> Problem:
+  """The product of a MinGRU layer's projection, and nothing else."""
+  shape, dtype = case.shape, case.dtype
+  rows, wide = shape.batch * shape.time, 2 * shape.features
+  arrays = {
+      'x': _normal(0, (rows, shape.in_features), dtype),
+      'kernel': _normal(1, (shape.in_features, wide), dtype),
+  }
+  make = lambda *_: lambda arrays: jnp.dot(arrays['x'], arrays['kernel'])
+  return Problem(case, (arrays, _normal(2, (rows, wide), dtype)), make)

@@ -1,30 +1,26 @@
-"""Times layers on every path, after checking what they compute.
+"""Times layers on every path, after checking their results.
 
   python -m rnnzoo.benchmark
-  python -m rnnzoo.benchmark --suite=linear
-  python -m rnnzoo.benchmark --suite=dense
   python -m rnnzoo.benchmark --layers=GRU,LSTM --shapes=pixel_mnist,long
-  python -m rnnzoo.benchmark --plot_from=benchmarks/cells_cpu.json
+  python -m rnnzoo.benchmark --suite=linear --implementations=pallas
+  python -m rnnzoo.benchmark --suite=dense --shape=16,1024,64,768,12
+  python -m rnnzoo.benchmark --suite=dense --check_only
+  python -m rnnzoo.benchmark --plot_from=benchmarks/dense_h200.json
 
 Each combination of layer, implementation, shape, dtype, direction and
 projection is a row. A row is `ok`; or `cannot`, where the implementation says
 so; or `failed`, where the result is not that of the 'scan' path in float64, and
-then it is not timed and the exit code is 1. Results are printed as a table,
-written as JSON, and plotted from the JSON.
+the exit code is 1. Rows are printed and written as JSON as soon as they are
+known; a plot is made of the JSON. The module `suites` lists the cases.
 
-The suite 'cells' has every layer, at shapes of tasks; the suite 'linear' those
-that memory bandwidth bounds, at shapes of large models (`benchmark_linear`);
-the suite 'dense' those with a product R h in every step (`benchmark_dense`).
-
-With the projection, a row is a layer on x; without it, `rnnzoo.unroll` on given
-input gates. Backward is the gradient by everything that is given: parameters,
+With the projection, a row is a layer on x; without it, a cell on given input
+gates. Backward is the gradient by everything that is given: parameters,
 recurrent kernel, and x or the input gates.
 """
 
-from collections.abc import Iterable
 import dataclasses
-import functools
 import itertools
+import json
 import pathlib
 import shlex
 import sys
@@ -34,73 +30,34 @@ from absl import flags
 from absl import logging
 
 from rnnzoo.benchmark import baselines
-from rnnzoo.benchmark import cases as benchmark_cases
-from rnnzoo.benchmark import dense as benchmark_dense
-from rnnzoo.benchmark import linear as benchmark_linear
-from rnnzoo.benchmark import problems as benchmark_problems
+from rnnzoo.benchmark import cases as cases_lib
+from rnnzoo.benchmark import figures
+from rnnzoo.benchmark import machine
+from rnnzoo.benchmark import measurement
 from rnnzoo.benchmark import report
-from rnnzoo.benchmark import steps as benchmark_steps
 from rnnzoo.benchmark import suites
-from rnnzoo.benchmark import timing as benchmark_timing
-from rnnzoo.benchmark import watchdog as benchmark_watchdog
-from rnnzoo.engines import selection
+from rnnzoo.benchmark import watchdog as watchdog_lib
 
 SUITES = suites.SUITES
 
 
-def _check_rows(table, layer):
-  problems = functools.partial(
-      benchmark_problems.checks,
-      table,
-      [layer],
-      _IMPLEMENTATIONS.value,
-      _DTYPES.value,
-  )
-  return lambda repeats, watchdog: benchmark_steps.measure(
-      problems(), repeats, watchdog
-  )
-
-
-def _names(flag: str, known: Iterable[str], text: str):
-  """Defines a flag that lists some of the known names; None for a default."""
-  known = tuple(dict.fromkeys(known))
-  holder = flags.DEFINE_list(flag, None, text)
-
-  def check(names):
-    if names is None:
-      return True
-    given = next((repr(n) for n in names if n not in known), None)
-    if given or not names:
-      raise flags.ValidationError(
-          f'{given or "nothing"} is given, and there are {", ".join(known)}'
-      )
-    return True
-
-  flags.register_validator(flag, check)
-  return holder
-
-
-_SUITE = flags.DEFINE_enum('suite', 'cells', list(SUITES), 'What to time.')
-_LAYERS = _names(
-    'layers',
-    itertools.chain(*(suite.layers for suite in SUITES.values())),
-    'Which layers; all of the suite if not given.',
+_SUITE = flags.DEFINE_enum('suite', 'cells', list(SUITES), 'The suite to run.')
+_LAYERS = flags.DEFINE_list(
+    'layers', None, 'Layers; all of the suite if not given.'
 )
-flags.DEFINE_alias('cells', 'layers')
-_IMPLEMENTATIONS = _names(
-    'implementations',
-    (*selection.IMPLEMENTATIONS, *benchmark_dense.IMPLEMENTATIONS),
-    'Which paths over time; all if not given, or a default of the suite.',
+_IMPLEMENTATIONS = flags.DEFINE_list(
+    'implementations', None, "Paths over time; the suite's choice if not given."
 )
-_SHAPES = _names(
-    'shapes',
-    itertools.chain(*(suite.shapes for suite in SUITES.values())),
-    'Which input shapes, by name; a default of the suite if not given.',
+_SHAPES = flags.DEFINE_list(
+    'shapes', None, 'Shapes by name; a default of the suite if not given.'
 )
-_DTYPES = _names(
-    'dtypes',
-    (*benchmark_cases.DTYPES, *benchmark_dense.DTYPES),
-    'Which dtypes; a default of the suite if not given.',
+_SHAPE = flags.DEFINE_multi_string(
+    'shape',
+    [],
+    'Sizes of your own: batch,time,in_features,features[,heads]; repeatable.',
+)
+_DTYPES = flags.DEFINE_list(
+    'dtypes', None, 'Dtypes; a default of the suite if not given.'
 )
 _REPEATS = flags.DEFINE_integer(
     'repeats', 10, 'Samples of each time.', lower_bound=1
@@ -108,13 +65,20 @@ _REPEATS = flags.DEFINE_integer(
 _CHECK_ONLY = flags.DEFINE_bool(
     'check_only',
     False,
-    "Suites 'linear' and 'dense': check many odd sizes, time nothing.",
+    'Time nothing. Without shapes, the suites linear and dense check many odd'
+    ' sizes.',
 )
 _TIMEOUT = flags.DEFINE_float(
     'timeout',
     120,
-    "Suite 'dense': seconds after which whatever has not ended is a failure.",
+    'Seconds after which a step that has not ended is a failure.',
     lower_bound=0.1,
+)
+_RESUME = flags.DEFINE_bool(
+    'resume',
+    False,
+    'Keep the rows of the output file that the same commit measured on the same'
+    ' machine, and measure the rest.',
 )
 _OUTPUT = flags.DEFINE_string(
     'output',
@@ -151,123 +115,152 @@ def parse_flags(argv: list[str]) -> list[str]:
       (_LAYERS, suite.layers),
       (_SHAPES, suite.shapes),
       (_IMPLEMENTATIONS, suite.implementations),
+      (_DTYPES, suites.DTYPES),
   ):
-    other = [repr(name) for name in names.value or () if name not in known]
-    if other:
+    unknown = [name for name in names.value or () if name not in known]
+    if unknown or names.value == []:
       _give_up(
-          f'{other[0]} is of another suite than {_SUITE.value!r}, which has'
-          f' {", ".join(known)}'
+          f'--{names.name}: {unknown[0] if unknown else "nothing"!r} is given,'
+          f' and the suite {_SUITE.value!r} has {", ".join(known)}'
       )
-  if _CHECK_ONLY.value and not suite.checks():
-    _give_up(
-        "--check_only is for the suites 'linear' and 'dense'; 'cells' always"
-        ' checks'
-    )
-  if _CHECK_ONLY.value and _SUITE.value == 'linear' and _SHAPES.value:
-    _give_up("--check_only has shapes of its own in the suite 'linear'")
   if flags.FLAGS['verbosity'].using_default_value:
     flags.FLAGS['verbosity'].value = logging.WARNING
   return rest
+
+
+def _select() -> list[cases_lib.Case]:
+  """Returns the cases that the flags ask for."""
+  suite = SUITES[_SUITE.value]
+  layers = _LAYERS.value or suite.layers
+  try:
+    own = dict(map(cases_lib.parse_shape, _SHAPE.value))
+  except ValueError as error:
+    _give_up(error)
+  if _CHECK_ONLY.value and suite.checks and not (_SHAPES.value or own):
+    found = suite.checked(layers, _IMPLEMENTATIONS.value, _DTYPES.value)
+  else:
+    names = _SHAPES.value or (() if own else suite.default_shapes)
+    shapes = {**{name: suite.shapes[name] for name in names}, **own}
+    found = suite.timed(shapes, layers, _IMPLEMENTATIONS.value, _DTYPES.value)
+  selected = list(found)
+  if not selected:
+    _give_up(
+        f'the suite {_SUITE.value!r} measures none of these layers at these'
+        ' shapes, dtypes and implementations'
+    )
+  return selected
 
 
 def main(unused_argv: list[str]) -> int:
   """Runs a suite, or plots an earlier run; returns the exit code."""
   if _PLOT_FROM.value:
     try:
-      print(report.plot(_PLOT_FROM.value))
+      print(figures.plot(_PLOT_FROM.value))
     except (AttributeError, KeyError, TypeError, ValueError):
-      _give_up(f'{_PLOT_FROM.value!r} is not what a benchmark wrote')
+      _give_up(f"{_PLOT_FROM.value!r} is not a benchmark's result")
     return 0
   try:
     pathlib.Path(_OUTPUT.value).parent.mkdir(parents=True, exist_ok=True)
   except OSError as error:
     _give_up(error)
-  suite = SUITES[_SUITE.value]
-  layers = _LAYERS.value or suite.layers
-  only_checks = _CHECK_ONLY.value and not _SHAPES.value
-  shapes = () if only_checks else _SHAPES.value or suite.default_shapes
+  selected = _select()
   repeats = 0 if _CHECK_ONLY.value else _REPEATS.value
-  # Where the file went says nothing about the result.
+  result = _new_result(selected, repeats)
+  if _RESUME.value:
+    selected = _resume(result, selected, repeats)
+  print(report.header(result), flush=True)
+
+  def save_hanging(work: str, reason: str) -> None:
+    report.write({**result, 'hung': {'what': work, 'reason': reason}}, output)
+
+  output = _OUTPUT.value
+  timer = dataclasses.replace(SUITES[_SUITE.value].timer, repeats=repeats)
+  watchdog = watchdog_lib.Watchdog(_TIMEOUT.value, save_hanging)
+  table = report.Table(case.label for case in selected)
+  for title, part in itertools.groupby(selected, _title):
+    table.title(title)
+    for row in measurement.measure(part, timer, watchdog):
+      if 'gb_per_s' in row:
+        row['copy_fraction'] = row['gb_per_s'] / result['copy']['gb_per_s']
+      result['rows'].append(row)
+      table.row(row)
+      # A run that is cut off has lost nothing.
+      report.write(result, output)
+  report.write(result, output)
+  print(output)
+  if repeats:
+    try:
+      print(figures.plot(output))
+    except ModuleNotFoundError as error:
+      print(f'no plot: {error}; --plot_from makes it later', file=sys.stderr)
+  bad = [row for row in result['rows'] if row['status'] == 'failed']
+  if bad:
+    print(f'FAILED: {len(bad)} of {len(result["rows"])} rows', file=sys.stderr)
+  return int(bool(bad))
+
+
+def _title(case: cases_lib.Case) -> str:
+  """Returns the title of the part of the table that a case is in."""
+  if case.options is not None:
+    return 'checks'
+  return f'{case.shape_name} ({case.shape}), {case.dtype}'
+
+
+def _new_result(selected, repeats: int) -> dict[str, Any]:
+  """Returns a result without rows."""
+  # The name of the output says nothing about the result.
   options = [a for a in sys.argv[1:] if not a.startswith('--output')]
-  command = ['python', '-m', 'rnnzoo.benchmark', *options]
   result = {
       'suite': _SUITE.value,
-      'command': shlex.join(command),
-      **benchmark_timing.environment(),
-      'copy': suite.copy_bandwidth(repeats) if repeats else None,
-      'shapes': {k: dataclasses.asdict(suite.shapes[k]) for k in shapes},
-      'rows': [],
+      'command': shlex.join(['python', '-m', 'rnnzoo.benchmark', *options]),
+      **machine.environment(),
+      'copy': machine.copy_bandwidth(repeats) if repeats else None,
+      'shapes': {
+          case.shape_name: dataclasses.asdict(case.shape)
+          for case in selected
+          if case.options is None
+      },
   }
   if _SUITE.value == 'dense':
     result['published_ms'] = baselines.PUBLISHED
-  print(report.header(result), flush=True)
-  found: list[dict[str, Any]] = result['rows']
+  return {**result, 'rows': []}
 
-  def save_hanging(what: str, reason: str) -> None:
-    result['hung'] = {'what': what, 'reason': reason}
-    report.write(result, _OUTPUT.value)
 
-  watchdog = benchmark_watchdog.Watchdog(_TIMEOUT.value, save_hanging)
-  parts = [
-      (
-          {'shape': name, 'dtype': dtype},
-          f'{name} ({suite.shapes[name]}), {dtype}',
-          functools.partial(
-              suite.rows, layers, _IMPLEMENTATIONS.value, name, dtype
-          ),
-      )
-      for name in shapes
-      for dtype in _DTYPES.value or suite.dtypes(name)
-  ]
-  if only_checks:
-    parts = [
-        (
-            {'shape': 'checks'},
-            f'checks of {layer}',
-            _check_rows(suite.checks(), layer),
-        )
-        for layer in layers
-    ]
-  reasons: dict[str, int] = {}
-  for labels, title, measure_part in parts:
-    what = 'checking and timing' if repeats else 'checking'
-    print(f'compiling, {what} {title} ...', file=sys.stderr)
-    rows = []
-    for row in measure_part(repeats, watchdog):
-      if 'gb_per_s' in row:
-        row['copy_fraction'] = row['gb_per_s'] / result['copy']['gb_per_s']
-      rows.append(row)
-      found.append({**labels, **row})
-    if rows:
-      print(report.table(title, rows, reasons), flush=True)
-    # What a run that is cut off has measured so far is not lost.
-    report.write(result, _OUTPUT.value)
-  if _SUITE.value == 'linear' and 'IRevRNN' in layers and shapes:
-    result['memory'] = [
-        row
-        for name in shapes
-        if name in benchmark_linear.DIAGONAL
-        for row in benchmark_linear.memory(
-            name,
-            (_DTYPES.value or suite.dtypes(name))[0],
-            _IMPLEMENTATIONS.value or suite.implementations,
-        )
-    ]
-    print(report.memory_table(result['memory']), flush=True)
-    report.write(result, _OUTPUT.value)
-  print(_OUTPUT.value)
-  if not repeats:
-    return _code(result)
+def _resume(result, selected, repeats: int) -> list[cases_lib.Case]:
+  """Adds the rows of an earlier run, and returns the cases still to be run."""
+  path = pathlib.Path(_OUTPUT.value)
+  if not path.exists():
+    return selected
   try:
-    print(report.plot(_OUTPUT.value))
-  except ModuleNotFoundError as error:
-    print(f'no plot: {error}; --plot_from makes it later', file=sys.stderr)
-  return _code(result)
-
-
-def _code(result) -> int:
-  bad = [row for row in result['rows'] if row['status'] == 'failed']
-  if not bad:
-    return 0
-  print(f'FAILED: {len(bad)} of {len(result["rows"])} rows', file=sys.stderr)
-  return 1
+    earlier = json.loads(path.read_text())
+    facts = ('suite', 'device', 'versions', 'commit')
+    if any(earlier[fact] != result[fact] for fact in facts):
+      _give_up(f'--resume: {str(path)!r} is of another {", ".join(facts)}')
+    found = {
+        tuple(row[label] for label in measurement.KEY): row
+        for row in earlier['rows']
+    }
+    done = {
+        key
+        for key, row in found.items()
+        if row['status'] == 'cannot'
+        or (row['status'] == 'ok' and (not repeats or 'median_ms' in row))
+    }
+    result['shapes'] = {**earlier['shapes'], **result['shapes']}
+    result['copy'] = earlier['copy'] or result['copy']
+  except (AttributeError, KeyError, TypeError, ValueError):
+    _give_up(f"--resume: {str(path)!r} is not a benchmark's result")
+  rest = []
+  for case in selected:
+    keys = [
+        (case.shape_name, case.dtype, case.label, way, case.projection, each)
+        for way in case.implementations
+        for each in cases_lib.DIRECTIONS
+    ]
+    if not done.issuperset(keys):
+      rest.append(case)
+      for key in keys:  # Programs that are compared are timed together.
+        found.pop(key, None)
+  result['rows'] = list(found.values())
+  print(f'{len(found)} rows of {path} are kept', file=sys.stderr)
+  return rest

@@ -1,150 +1,252 @@
-"""The suites of `python -m rnnzoo.benchmark`: what each can be asked."""
+"""The suites of `python -m rnnzoo.benchmark`: the cases that each has.
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+'cells' has every layer, at shapes of tasks. 'linear' has recurrences without a
+product R h: memory bandwidth is their limit, the time to read the input gates
+and to write h. 'dense' has cells with a product R h in every step: their limit
+is the latency of a step, times T.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
-import functools
-from typing import Any
-
-import jax
-import numpy as np
+from typing import TypeAlias
 
 import rnnzoo
-from rnnzoo.benchmark import cases as benchmark_cases
-from rnnzoo.benchmark import dense as benchmark_dense
-from rnnzoo.benchmark import linear as benchmark_linear
-from rnnzoo.benchmark import report
-from rnnzoo.benchmark import rotation
-from rnnzoo.benchmark import steps as benchmark_steps
-from rnnzoo.benchmark import timing as benchmark_timing
+from rnnzoo.benchmark import baselines
+from rnnzoo.benchmark import cases
+from rnnzoo.benchmark import problems
+from rnnzoo.benchmark import timing
 from rnnzoo.engines import selection
 
+Shape: TypeAlias = cases.Shape
+heads = cases.heads
+BF16, F16, F32 = cases.BF16, cases.F16, cases.F32
 
-def measure(
-    cases: Iterable[benchmark_cases.Case], repeats: int
-) -> list[dict[str, Any]]:
-  """Checks every case, then times those that are right, interleaved.
+# The layers that have heads.
+_DENSE = ('LSTM', 'GRU', 'SLSTM', 'Elman', 'AntisymmetricRNN', 'AGRU')
+_LINEAR = ('linear_scan', 'MinGRU', 'MinLSTM', 'IndRNN', 'IRevRNN')
 
-  Args:
-    cases: what to measure.
-    repeats: number of samples of each.
 
-  Returns:
-    One row for each case: what it is, `status` and `reason`, and as far as it
-    got `error`, `tolerance`, `compile_s`, XLA's view of memory, and times.
+@dataclasses.dataclass(frozen=True)
+class Entry:
+  """Layers that are measured alike.
+
+  Attributes:
+    shapes: at these, by name; None for shapes that a user gives.
+    layers: these.
+    projection: 'with' or 'without'.
+    dtypes: in these, unless a user gives others.
+    implementations: by these, unless a user gives others; None for all.
   """
-  rows, right, calls = [], [], []
-  for case in cases:
-    row = {label: getattr(case, label) for label in report.LABELS}
-    row |= {'status': 'ok', 'reason': ''}
-    rows.append(row)
-    try:
-      program = benchmark_timing.build(case.function, *case.arguments)
-      got = jax.tree.map(np.asarray, program.call(*case.arguments))
-      error = benchmark_cases.relative_error(got, case.expected())
-    except NotImplementedError as exception:
-      row |= {'status': 'cannot', 'reason': str(exception)}
-      continue
-    except jax.errors.JaxRuntimeError as exception:  # Out of memory, say.
-      row |= {'status': 'failed', 'reason': str(exception)}
-      continue
-    row |= {
-        'error': error,
-        'tolerance': case.tolerance,
-        'compile_s': program.compile_s,
-        **program.memory,
-        'bytes_moved': case.bytes_moved,
-    }
-    if error <= case.tolerance:
-      right.append(row)
-      calls.append(functools.partial(program.call, *case.arguments))
-    else:  # NaN too.
-      row |= {
-          'status': 'failed',
-          'reason': (
-              f'relative error {error:.1e} from the float64 scan is above'
-              f' {case.tolerance:.1e}'
-          ),
-      }
-  times = benchmark_timing.interleave(calls, repeats)
-  for row, measured in zip(right, times, strict=True):
-    row |= dataclasses.asdict(measured)
-    if row['bytes_moved'] is not None:
-      row['gb_per_s'] = row['bytes_moved'] / measured.median_ms / 1e6
-  return rows
+
+  shapes: Sequence[str] | None
+  layers: Sequence[str]
+  projection: str
+  dtypes: Sequence[str] = (F32,)
+  implementations: Sequence[str] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Suite:
-  """What can be asked of a suite, and how it answers.
+  """The cases of a suite.
 
   Attributes:
-    layers: names of what it measures.
+    layers: names.
     shapes: by name.
+    entries: the layers that are measured at these.
+    timer: how it times.
     default_shapes: names of those measured if none are named.
-    dtypes: maps a shape's name to the dtypes measured if none are named.
-    rows: measures (layers, implementations, shape's name, dtype, repeats,
-      watchdog) and yields rows.
-    copy_bandwidth: maps repeats to what a large copy does.
-    implementations: names of what can run in it.
-    checks: returns the table of what is only checked, or ''.
+    implementations: names of all that can run in it.
+    drawn: as for `cases.Case`.
+    checks: cases that are only checked.
   """
 
   layers: Sequence[str]
-  shapes: Mapping[str, benchmark_cases.Shape]
+  shapes: Mapping[str, Shape]
+  entries: Sequence[Entry]
+  timer: timing.Timer
   default_shapes: Sequence[str]
-  dtypes: Callable[[str], Sequence[str]]
-  rows: Callable[..., Iterable[dict[str, Any]]]
-  copy_bandwidth: Callable[[int], dict[str, Any]]
   implementations: Sequence[str] = selection.IMPLEMENTATIONS
-  checks: Callable[[], str] = str
+  drawn: bool = False
+  checks: Sequence[cases.Case] = ()
+
+  def timed(
+      self,
+      shapes: Mapping[str, Shape],
+      layers: Sequence[str],
+      implementations: Sequence[str] | None = None,
+      dtypes: Sequence[str] | None = None,
+  ) -> Iterator[cases.Case]:
+    """Yields cases by shape and dtype.
+
+    Args:
+      shapes: by name; others than the suite's own are measured as those that a
+        user gives.
+      layers: those that are wanted.
+      implementations: those that are wanted; None for the entries' choice.
+      dtypes: likewise.
+    """
+    rows = [
+        (name, shape, dtype, entry)
+        for name, shape in shapes.items()
+        for dtype in dtypes or DTYPES
+        for entry in self.entries
+        if (name in entry.shapes if entry.shapes else name not in self.shapes)
+        and (dtypes or dtype in entry.dtypes)
+    ]
+    for name, shape, dtype, entry in rows:
+      for layer in entry.layers:
+        if layer in layers and (shape.num_heads == 1 or layer in _DENSE):
+          case = cases.Case(
+              layer, name, shape, dtype, entry.projection, (), self.drawn
+          )
+          wanted = implementations or entry.implementations
+          ways = tuple(_ways(case, self.implementations, wanted))
+          if ways:
+            yield dataclasses.replace(case, implementations=ways)
+
+  def checked(
+      self,
+      layers: Sequence[str],
+      implementations: Sequence[str] | None = None,
+      dtypes: Sequence[str] | None = None,
+  ) -> Iterator[cases.Case]:
+    """Yields the cases that are only checked, by 'pallas' if None is given."""
+    wanted = implementations or ('pallas',)
+    ways = tuple(way for way in ('pallas', 'scan') if way in wanted)
+    for case in self.checks:
+      if ways and case.layer in layers and case.dtype in (dtypes or DTYPES):
+        yield dataclasses.replace(case, implementations=ways)
 
 
-def _cells_rows(layers, implementations, shape, dtype, repeats, watchdog):
-  del watchdog
-  implementations = implementations or selection.IMPLEMENTATIONS
-  sizes = benchmark_cases.SHAPES[shape]
-  cases = benchmark_cases.cells(layers, implementations, sizes, dtype)
-  return measure(cases, repeats)
+def _ways(case, known, wanted) -> Iterator[str]:
+  """Yields the implementations of a case that are wanted, or all if None."""
+  if case.layer == 'projection':
+    yield 'dot'
+    return
+  kind = case.layer, case.projection
+  flat = case.shape.num_heads == 1 and case.dtype == F32
+  for way in known:
+    if wanted is not None and way not in wanted:
+      continue
+    if way in baselines.LAX_SCANS and kind != ('LSTM', 'without'):
+      continue
+    if way == baselines.CUDNN and not (kind == ('LSTM', 'with') and flat):
+      continue
+    yield way
 
 
-def _linear_rows(layers, implementations, shape, dtype, repeats, watchdog):
-  del watchdog
-  implementations = implementations or selection.IMPLEMENTATIONS
-  cases = benchmark_linear.cases(layers, implementations, shape, dtype)
-  return rotation.measure(cases, repeats)
+_GATES, _LAYER = 'without', 'with'
+_SMALL = Shape(batch=4, time=12, in_features=3, features=8)
+_MNIST = {
+    'row_mnist': Shape(batch=128, time=28, in_features=28, features=128),
+    'pixel_mnist': Shape(batch=16, time=784, in_features=1, features=128),
+}
 
 
-def _dense_rows(layers, implementations, shape, dtype, repeats, watchdog):
-  problems = benchmark_dense.problems(layers, implementations, shape, dtype)
-  return benchmark_steps.measure(problems, repeats, watchdog)
+def _cells() -> Suite:
+  shapes = {
+      'small': _SMALL,
+      **_MNIST,
+      'long': Shape(batch=16, time=4096, in_features=64, features=256),
+  }
+  layers = tuple(rnnzoo.LAYERS)
+  return Suite(
+      layers=layers,
+      shapes=shapes,
+      entries=[
+          Entry(names, layers, projection)
+          for names in (tuple(shapes), None)
+          for projection in (_LAYER, _GATES)
+      ],
+      timer=timing.Timer(max_sets=1),
+      default_shapes=tuple(_MNIST),
+  )
+
+
+def _linear() -> Suite:
+  both = (F32, BF16)
+  mingru = ('MinGRU', 'projection')
+  variants = tuple(problems.VARIANTS)
+  return Suite(
+      layers=(*_LINEAR, *variants, 'projection'),
+      shapes={
+          'small': _SMALL,
+          'wide': Shape(8, 4096, in_features=2048, features=2048),
+          'thin': Shape(16, 1024, in_features=768, features=768),
+          'one_long': Shape(1, 65536, in_features=1024, features=1024),
+          'diagonal': Shape(32, 2048, in_features=1024, features=1024),
+      },
+      entries=[
+          Entry(['small'], _LINEAR, _GATES, both),
+          Entry(['wide'], _LINEAR[:3], _GATES, both),
+          Entry(['thin', 'one_long'], ['linear_scan'], _GATES, both),
+          Entry(['diagonal'], _LINEAR[3:], _GATES, both),
+          Entry(['diagonal'], variants, _GATES),
+          Entry(['small', 'thin'], mingru, _LAYER, both),
+          Entry(None, (*_LINEAR, *variants), _GATES, both),
+          Entry(None, mingru, _LAYER, both),
+      ],
+      timer=timing.Timer(one_program=True),
+      default_shapes=('wide', 'thin', 'one_long', 'diagonal'),
+      checks=cases.LINEAR_CHECKS,
+  )
+
+
+def _dense() -> Suite:
+  sizes = [(48, 16), (32, 24), (12, 64), (6, 128), (3, 256)]
+  sizes += [(1, 512), (1, 768), (1, 1024)]
+  whole = {f'{n}x{size}': heads(n, size) for n, size in sizes}
+  batches = {
+      f'{name}_batch{batch}': dataclasses.replace(whole[name], batch=batch)
+      for name in ('12x64', '1x768')
+      for batch in (1, 8, 64, 256)
+  }
+  mnist = {k: dataclasses.replace(v, batch=128) for k, v in _MNIST.items()}
+  # At these there is everything to compare with.
+  reference = ('12x64', '1x768')
+  others = [name for name in whole if name not in reference]
+  two, kernels = (BF16, F32), ('pallas',)
+  return Suite(
+      layers=_DENSE,
+      shapes={
+          'small': heads(2, 8, batch=4, time=12),
+          **whole,
+          **batches,
+          **mnist,
+      },
+      entries=[
+          Entry(['small'], _DENSE[:2], _GATES, two),
+          Entry(['small'], _DENSE[2:], _GATES, two, kernels),
+          Entry(reference, _DENSE[:2], _GATES, (BF16,)),
+          Entry(reference, _DENSE[2:], _GATES, (BF16,), kernels),
+          Entry(others, _DENSE, _GATES, (BF16,), kernels),
+          Entry(
+              tuple(batches),
+              ['LSTM'],
+              _GATES,
+              (BF16,),
+              ('pallas', 'lax_scan_8'),
+          ),
+          # cuDNN's LSTM has one head and float32 only.
+          Entry(['small', '1x768'], ['LSTM'], _LAYER, two),
+          Entry(['12x64'], ['LSTM'], _LAYER, (BF16,)),
+          Entry(['small', *reference], ['GRU'], _LAYER, (BF16,)),
+          Entry(tuple(mnist), ['GRU', 'AGRU', 'LSTM'], _LAYER),
+          Entry(None, _DENSE, _GATES, (BF16,)),
+          Entry(None, _DENSE, _LAYER, (BF16,)),
+      ],
+      timer=timing.Timer(),
+      default_shapes=(*whole, *batches, *mnist),
+      implementations=('pallas', 'scan', *baselines.NAMES),
+      drawn=True,
+      checks=cases.DENSE_CHECKS,
+  )
 
 
 SUITES: Mapping[str, Suite] = {
-    'cells': Suite(
-        layers=tuple(rnnzoo.LAYERS),
-        shapes=benchmark_cases.SHAPES,
-        default_shapes=('row_mnist', 'pixel_mnist'),
-        dtypes=lambda shape: ('float32',),
-        rows=_cells_rows,
-        copy_bandwidth=lambda n: benchmark_timing.copy_bandwidth(n),
-    ),
-    'linear': Suite(
-        layers=benchmark_linear.LAYERS,
-        shapes=benchmark_linear.SHAPES,
-        default_shapes=tuple(benchmark_linear.SHAPES)[1:],
-        dtypes=lambda shape: benchmark_cases.DTYPES,
-        rows=_linear_rows,
-        copy_bandwidth=rotation.copy_bandwidth,
-        checks=lambda: benchmark_linear.CHECKS,
-    ),
-    'dense': Suite(
-        layers=benchmark_dense.LAYERS,
-        shapes=benchmark_dense.SHAPES,
-        default_shapes=tuple(benchmark_dense.SHAPES)[1:],
-        dtypes=benchmark_dense.dtypes,
-        rows=_dense_rows,
-        copy_bandwidth=lambda n: benchmark_timing.copy_bandwidth(n),
-        implementations=benchmark_dense.IMPLEMENTATIONS,
-        checks=lambda: benchmark_dense.CHECKS,
-    ),
+    'cells': _cells(),
+    'linear': _linear(),
+    'dense': _dense(),
 }
+
+DTYPES = (F32, BF16, F16)

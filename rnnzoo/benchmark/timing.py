@@ -1,43 +1,57 @@
-"""Compiles and times functions, and says on what machine.
+"""Compiles functions and times them.
 
-Host clocks mislead in two ways. An accelerator runs while the host goes on, so
+Host clocks mislead in four ways. An accelerator runs while the host goes on, so
 several calls are put in flight and waited for together: one call at a time adds
-0.1 - 0.7 ms of dispatch. And a machine's speed drifts, so what is compared is
-interleaved: every repeat times each function once.
+0.1 - 0.7 ms of dispatch. A machine's speed drifts, so calls that are compared
+take turns: every repeat times each once. Arrays that fit a cache of 50 MB are
+read faster than memory allows, so calls work on several sets of inputs, which
+are larger in all than any cache. And a call of 20 µs is shorter than its own
+dispatch, so one program may do all sets, one after the other.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
-import datetime
-import os
-import pathlib
-import platform
+import functools
+import itertools
 import statistics
-import subprocess
 import time
 from typing import Any
 
-import flax
 import jax
 import jax.numpy as jnp
-import jaxlib
 
 # A sample lasts about this long, in seconds, where MAX_CALLS calls can fill it.
 SAMPLE_SECONDS = 0.02
 MAX_CALLS = 20
 
+# Sets of inputs are larger than this in all.
+SET_BYTES = 300e6
+
+# A call of more seconds on an accelerator is a loop of launches: it is timed a
+# few times, in about SLOW_BUDGET seconds.
+SLOW_SECONDS = 0.1
+SLOW_BUDGET = 5.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Timer:
+  """How programs are timed.
+
+  Attributes:
+    repeats: number of samples of each; 0 to time nothing.
+    max_sets: largest number of sets of inputs.
+    one_program: whether one program does all sets, for calls that may be
+      shorter than their dispatch.
+  """
+
+  repeats: int = 0
+  max_sets: int = 8
+  one_program: bool = False
+
 
 @dataclasses.dataclass(frozen=True)
 class Times:
-  """Times of one call, in milliseconds.
-
-  Attributes:
-    median_ms: median over the samples.
-    low_ms: their first quartile.
-    high_ms: their third quartile.
-    samples: how many samples were taken.
-    calls: calls in one sample, of which it is the mean.
-  """
+  """Median and quartiles of samples, each of which is the mean of calls."""
 
   median_ms: float
   low_ms: float
@@ -48,102 +62,92 @@ class Times:
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-  """A compiled function and what its compilation said.
+  """A compiled function.
 
   Attributes:
-    call: the compiled function.
+    call: the function.
     compile_s: seconds taken by tracing, lowering and compiling.
-    memory: bytes by use, as far as XLA tells: `temp_bytes`, `argument_bytes`,
-      `output_bytes` and `peak_bytes`, which may each be None.
+    memory: bytes by use, or None where XLA does not tell.
   """
 
   call: Callable[..., Any]
   compile_s: float
-  memory: Mapping[str, int | None]
-
-
-@dataclasses.dataclass(frozen=True)
-class Lowered:
-  """A function that is traced and lowered, but not yet compiled.
-
-  Attributes:
-    stage: what jax knows of it.
-    seconds: taken so far.
-  """
-
-  stage: jax.stages.Lowered
-  seconds: float
-
-
-def lower(function: Callable[..., Any], *arguments: Any) -> Lowered:
-  """Traces a function for the shapes and dtypes of its arguments."""
-  start = time.perf_counter()
-  stage = jax.jit(function).lower(*arguments)
-  return Lowered(stage, time.perf_counter() - start)
+  memory: dict[str, int | None]
 
 
 def build(function: Callable[..., Any], *arguments: Any) -> Program:
   """Compiles a function for the shapes and dtypes of its arguments."""
-  return finish(lower(function, *arguments))
+  return lower(function, *arguments)()
 
 
-def finish(lowered: Lowered, quick: bool = False) -> Program:
-  """Compiles what is lowered; this much can be done in several threads.
+def lower(
+    function: Callable[..., Any], *arguments: Any, quick: bool = False
+) -> Callable[[], Program]:
+  """Traces a function and returns its compilation, to be run in any thread.
 
   Args:
-    lowered: what to compile.
+    function: to be compiled.
+    *arguments: have its arguments' shapes and dtypes.
     quick: whether to do without the search for the fastest matrix products, for
       programs that will not be timed.
   """
   start = time.perf_counter()
+  lowered = jax.jit(function).lower(*arguments)
+  traced = time.perf_counter() - start
   options: Any = {'xla_gpu_autotune_level': 0} if quick else None
-  call = lowered.stage.compile(compiler_options=options)
-  seconds = lowered.seconds + time.perf_counter() - start
-  # Not every backend analyses memory, nor every jax the peak.
-  analysis = call.memory_analysis()
-  names = {
-      'temp_bytes': 'temp_size_in_bytes',
-      'argument_bytes': 'argument_size_in_bytes',
-      'output_bytes': 'output_size_in_bytes',
-      'peak_bytes': 'peak_memory_in_bytes',
-  }
-  memory = {ours: getattr(analysis, its, None) for ours, its in names.items()}
-  return Program(call, seconds, memory)
+
+  def finish() -> Program:
+    start = time.perf_counter()
+    call = lowered.compile(compiler_options=options)
+    seconds = traced + time.perf_counter() - start
+    # Not every backend analyses memory, nor every jax the peak.
+    found = call.memory_analysis()
+    memory = {
+        'temp_bytes': getattr(found, 'temp_size_in_bytes', None),
+        'argument_bytes': getattr(found, 'argument_size_in_bytes', None),
+        'output_bytes': getattr(found, 'output_size_in_bytes', None),
+        'peak_bytes': getattr(found, 'peak_memory_in_bytes', None),
+    }
+    return Program(call, seconds, memory)
+
+  return finish
 
 
-def interleave(calls: Sequence[Callable[[], Any]], repeats: int) -> list[Times]:
+def interleave(
+    calls: Sequence[Callable[[], Any]],
+    repeats: int,
+    before: Callable[[int], None] = lambda index: None,
+) -> list[Times]:
   """Times each call once per repeat, in turn.
 
   Args:
     calls: functions without arguments that return arrays to wait for.
-    repeats: number of samples of each.
+    repeats: number of samples of each; fewer of slow calls.
+    before: called with the index of the call before each sample.
 
   Returns:
     One `Times` for each call.
   """
-  counts = []
-  for call in calls:
+  samples: list[list[float]] = [[] for _ in calls]
+  rounds, counts = [], []
+  for index, call in enumerate(calls):
+    before(index)
     jax.block_until_ready(call())
     seconds = _seconds(call, 1)
     counts.append(max(1, min(MAX_CALLS, round(SAMPLE_SECONDS / seconds))))
-  samples: list[list[float]] = [[] for _ in calls]
-  for _ in range(repeats):
-    for call, count, own in zip(calls, counts, samples, strict=True):
-      # The call before left its own data in the caches, and maybe threads that
-      # still spin.
-      jax.block_until_ready(call())
-      own.append(1e3 * _seconds(call, count) / count)
+    slow = seconds > SLOW_SECONDS and jax.default_backend() != 'cpu'
+    few = max(2, round(SLOW_BUDGET / seconds))
+    rounds.append(min(repeats, few) if slow else repeats)
+  for turn in range(repeats):
+    for index, call in enumerate(calls):
+      if turn < rounds[index]:
+        before(index)
+        # The call before left its own data in the caches, and maybe threads
+        # that still spin.
+        jax.block_until_ready(call())
+        seconds = _seconds(call, counts[index]) / counts[index]
+        samples[index].append(1e3 * seconds)
   return [_summary(own, n) for own, n in zip(samples, counts, strict=True)]
-
-
-def one_by_one(call: Callable[[], Any], repeats: int) -> Times:
-  """Times a call that is warm, and so long that it needs no others in flight.
-
-  Args:
-    call: a function without arguments that returns arrays to wait for.
-    repeats: number of samples.
-  """
-  return _summary([1e3 * _seconds(call, 1) for _ in range(repeats)], 1)
 
 
 def _seconds(call: Callable[[], Any], count: int) -> float:
@@ -166,85 +170,106 @@ def _summary(samples: Sequence[float], calls: int) -> Times:
   return Times(median, low, high, len(samples), calls)
 
 
-def copy_bandwidth(repeats: int) -> dict[str, float]:
-  """Measures what a large copy reads and writes per second.
+def measure(
+    timer: Timer,
+    arguments: tuple[Any, Any],
+    programs: Sequence[tuple[Callable[..., Any], Callable[..., Any]]],
+    before: Callable[[int], None],
+) -> list[dict[str, Any]]:
+  """Times programs that have the same arguments.
+
+  Args:
+    timer: how to time them.
+    arguments: arrays by name, and weights.
+    programs: pairs of a function of the arguments and the same, compiled.
+    before: called with the index of a program before each of its samples.
 
   Returns:
-    `gb_per_s`, the better of a copy and of x + 1 in place, and `array_bytes`,
-    the size of the array. In place, because on a CPU a large new array costs
-    page faults that take longer than the copy.
+    Fields of a row for each program: those of `Times` for one set of inputs,
+    `sets`, the number of sets, and on an accelerator `dispatch_ms`, the time
+    that the host takes for a call.
   """
-  size = 2**24 if jax.default_backend() == 'cpu' else 2**28
-  x = jnp.ones((size,), jnp.float32)
-  copy = build(jnp.copy, x).call
-  increment = jax.jit(lambda x: x + 1, donate_argnums=0)
-  current = jnp.copy(x)
-
-  def in_place():
-    nonlocal current
-    current = increment(current)
-    return current
-
-  times = interleave([lambda: copy(x), in_place], repeats)
-  best = min(t.median_ms for t in times)
-  return {'gb_per_s': 2 * x.nbytes / best / 1e6, 'array_bytes': x.nbytes}
-
-
-def environment() -> dict[str, Any]:
-  """Returns what a result depends on besides its own settings."""
-  device = jax.devices()[0]
-  return {
-      'date': datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds'),
-      'device': {
-          'platform': device.platform,
-          'kind': _processor()
-          if device.platform == 'cpu'
-          else (device.device_kind),
-          'count': jax.device_count(),
-      },
-      'host_cores': len(os.sched_getaffinity(0))
-      if hasattr(os, 'sched_getaffinity')
-      else os.cpu_count(),
-      # Well above zero before the run, and the machine was shared.
-      'load_average': os.getloadavg()[0],
-      'versions': {
-          'jax': jax.__version__,
-          'jaxlib': jaxlib.__version__,
-          'flax': flax.__version__,
-          'python': platform.python_version(),
-      },
-      'xla_flags': os.environ.get('XLA_FLAGS', ''),
-      'commit': _commit(),
-  }
+  sets = input_sets(arguments, timer.max_sets)
+  calls: list[Callable[[], Any]] = []
+  for index, (function, program) in enumerate(programs):
+    before(index)
+    if timer.one_program:
+      program = build(rotate(function), sets).call
+      calls.append(functools.partial(program, sets))
+    else:
+      calls.append(_in_turn(program, itertools.cycle(sets)))
+  per_call = len(sets) if timer.one_program else 1
+  times = interleave(calls, timer.repeats, before)
+  rows = []
+  for index, (call, each) in enumerate(zip(calls, times, strict=True)):
+    row: dict[str, Any] = {**dataclasses.asdict(each), 'sets': len(sets)}
+    for name in ('median_ms', 'low_ms', 'high_ms'):
+      row[name] /= per_call
+    rows.append(row)
+    if jax.default_backend() != 'cpu':
+      before(index)
+      row['dispatch_ms'] = _dispatch_ms(call) / per_call
+  return rows
 
 
-def _processor() -> str:
-  try:
-    lines = pathlib.Path('/proc/cpuinfo').read_text().splitlines()
-  except OSError:
-    return platform.processor() or platform.machine()
-  models = [
-      x.split(':')[1].strip() for x in lines if x.startswith('model name')
-  ]
-  return models[0] if models else platform.machine()
+def _in_turn(program, sets) -> Callable[[], Any]:
+  return lambda: program(*next(sets))
 
 
-def _commit() -> str | None:
-  """Returns the commit of a checkout, with -dirty where it was changed."""
-  here = pathlib.Path(__file__)
+def _dispatch_ms(call: Callable[[], Any]) -> float:
+  """Returns the time that the host takes to put a call in flight."""
+  count = 5
+  start = time.perf_counter()
+  for _ in range(count):
+    out = call()
+  seconds = time.perf_counter() - start
+  jax.block_until_ready(out)
+  return 1e3 * seconds / count
 
-  def git(*arguments):
-    return subprocess.run(
-        ['git', *arguments],
-        cwd=here.parent,
-        capture_output=True,
-        check=True,
-        text=True,
-    ).stdout.strip()
 
-  try:
-    # An installed copy may lie inside another repository, which ignores it.
-    git('ls-files', '--error-unmatch', here.name)
-    return git('describe', '--always', '--dirty', '--abbrev=40', '--exclude=*')
-  except (OSError, subprocess.CalledProcessError):
-    return None
+def input_sets(arguments: tuple[Any, Any], max_sets: int) -> list[Any]:
+  """Returns distinct sets of arguments, more in all than a cache holds.
+
+  Args:
+    arguments: arrays by name, and weights. Sequences come some steps later in
+      each other set; parameters stay.
+    max_sets: the most sets.
+  """
+  count = 2  # On a CPU it takes no more, and nothing else is in flight.
+  if jax.default_backend() != 'cpu':
+    own = sum(x.nbytes for x in jax.tree.leaves(arguments[0]))
+    count = max(2, int(-(-SET_BYTES // own)))
+  count = min(max_sets, count)
+
+  @functools.partial(jax.jit, static_argnums=1)
+  def later(arguments, steps):
+    arrays, weights = arguments
+    roll = lambda x: jnp.roll(x, steps, axis=1 if x.ndim > 2 else 0)
+    sequences = ('x', 'x_gates', 'a', 'b')
+    inputs = {k: roll(v) for k, v in arrays.items() if k in sequences}
+    return {**arrays, **inputs}, jax.tree.map(roll, weights)
+
+  sets = [arguments, *(later(arguments, steps) for steps in range(1, count))]
+  return jax.block_until_ready(sets)
+
+
+def rotate(function: Callable[..., Any]) -> Callable[[list[Any]], list[Any]]:
+  """Returns a function of several sets of arguments, one after the other.
+
+  Each set waits for the results of the one before, so that the compiler neither
+  merges them nor runs them side by side.
+
+  Args:
+    function: of one set.
+  """
+  once = jax.jit(function)  # Traced once, however many sets there are.
+
+  def rotated(sets):
+    results: list[Any] = []
+    for arguments in sets:
+      if results:
+        arguments, _ = jax.lax.optimization_barrier((arguments, results[-1]))
+      results.append(once(*arguments))
+    return results
+
+  return rotated

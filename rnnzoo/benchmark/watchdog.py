@@ -13,57 +13,60 @@ import threading
 
 EXIT_CODE = 3
 
-# The thread needs the interpreter's lock. Should whatever hangs hold it, the
+# The thread needs the interpreter's lock. If the work that hangs holds it, the
 # process ends after so many seconds more, with a trace instead of a message.
 GRACE_S = 15
 
 
 class Watchdog:
-  """Watches one thing after the other.
-
-  Attributes:
-    seconds: how long each may take.
-    what: it is now; can be changed meanwhile, to be told in more detail.
-  """
+  """Watches one piece of work after the other."""
 
   def __init__(self, seconds: float, save: Callable[[str, str], None]):
     """Creates it.
 
     Args:
-      seconds: how long each may take.
-      save: keeps what has been found so far, before the process ends; called
-        with what hung and the reason to state.
+      seconds: how long each piece may take.
+      save: called before the process ends, with the work that hung and the
+        reason to state; keeps the results so far.
     """
-    self.seconds = seconds
-    self.what = ''
+    self._seconds = seconds
     self._save = save
+    self._timer: threading.Timer | None = None
 
   @contextlib.contextmanager
-  def __call__(self, what: str) -> Iterator[None]:
+  def __call__(self, work: str) -> Iterator[None]:
     """Ends the process with `EXIT_CODE` if the block does not end in time."""
-    self.what = what
-    timer = threading.Timer(self.seconds, self._end)
-    timer.daemon = True
-    stream = sys.__stderr__
-    if stream is not None:
-      limit = self.seconds + GRACE_S
-      faulthandler.dump_traceback_later(limit, exit=True, file=stream)
-    timer.start()
+    self.start(work)
     try:
       yield
     finally:
-      timer.cancel()
-      if stream is not None:
-        faulthandler.cancel_dump_traceback_later()
+      self.stop()
 
-  def _end(self) -> None:
-    reason = f'did not end within {self.seconds:g} s'
+  def start(self, work: str) -> None:
+    """Watches `work` from now on, instead of any before."""
+    self.stop()
+    if sys.__stderr__ is not None:
+      limit = self._seconds + GRACE_S
+      faulthandler.dump_traceback_later(limit, exit=True, file=sys.__stderr__)
+    self._timer = threading.Timer(self._seconds, self._end, (work,))
+    self._timer.daemon = True
+    self._timer.start()
+
+  def stop(self) -> None:
+    """Watches nothing."""
+    if self._timer is not None:
+      self._timer.cancel()
+      self._timer = None
+      faulthandler.cancel_dump_traceback_later()
+
+  def _end(self, work: str) -> None:
+    reason = f'did not end within {self._seconds:g} s'
     try:
       print(
-          f'rnnzoo.benchmark: {self.what}: {reason}; giving up',
+          f'rnnzoo.benchmark: {work}: {reason}; giving up',
           file=sys.stderr,
           flush=True,
       )
-      self._save(self.what, reason)
+      self._save(work, reason)
     finally:
       os._exit(EXIT_CODE)

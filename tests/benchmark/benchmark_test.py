@@ -1,51 +1,81 @@
 """The benchmark program, on shapes too small to say anything about speed."""
 
+import contextlib
+import dataclasses
+import io
 import json
 import pathlib
 import subprocess
 import sys
-import types
 from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import flagsaver
-import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rnnzoo.benchmark import cases as benchmark_cases
-from rnnzoo.benchmark import dense as benchmark_dense
-from rnnzoo.benchmark import linear as benchmark_linear
-from rnnzoo.benchmark import program as benchmark_program
+from rnnzoo.benchmark import cases
+from rnnzoo.benchmark import checks
+from rnnzoo.benchmark import machine
+from rnnzoo.benchmark import measurement
+from rnnzoo.benchmark import problems
+from rnnzoo.benchmark import program
 from rnnzoo.benchmark import report
-from rnnzoo.benchmark import rotation
-from rnnzoo.benchmark import steps as benchmark_steps
-from rnnzoo.benchmark import timing as benchmark_timing
-from rnnzoo.benchmark import watchdog as benchmark_watchdog
+from rnnzoo.benchmark import suites
+from rnnzoo.benchmark import timing
+from rnnzoo.benchmark import watchdog as watchdog_lib
 from rnnzoo.engines import associative
 from tests import documents_test
+
+ROOT = pathlib.Path(program.__file__).parents[2]
 
 
 def run(*arguments):
   """Runs the program; returns its exit code and what it printed."""
-  printed = []
-  keep = lambda *values, file=None, **_: printed.append((file, *values))
   # Copying 64 MiB says nothing here.
   copy = {'gb_per_s': 10.0, 'array_bytes': 8}
   with (
       flagsaver.flagsaver(),
-      mock.patch('builtins.print', keep),
-      mock.patch.object(benchmark_timing, 'copy_bandwidth', lambda _: copy),
+      contextlib.redirect_stdout(io.StringIO()) as out,
+      contextlib.redirect_stderr(io.StringIO()) as err,
+      mock.patch.object(machine, 'copy_bandwidth', lambda _: copy),
   ):
     try:
-      code = benchmark_program.main(
-          benchmark_program.parse_flags(['benchmark', *arguments])
-      )
+      code = program.main(program.parse_flags(['benchmark', *arguments]))
     except SystemExit as stop:
       code = stop.code
-  err = [str(v) for file, *values in printed if file for v in values]
-  out = [str(v) for file, *values in printed if not file for v in values]
-  return code, '\n'.join(out), '\n'.join(err)
+  return code, out.getvalue().strip(), err.getvalue().strip()
+
+
+def case(layer, shape, dtype='float32', projection='without', **options):
+  """A case that is computed by 'scan'."""
+  return cases.Case(
+      layer, 'small', shape, dtype, projection, ('scan',), **options
+  )
+
+
+def doubling(case):
+  """A problem whose implementations double their input, more or less."""
+  # With random signs, so that sums do not cancel by accident.
+  x = jnp.asarray(np.random.default_rng(0).standard_normal((2, 8, 4)))
+
+  def make(implementation, dtype):
+    if implementation == 'cannot':
+      raise NotImplementedError('not yet')
+    if implementation == 'broken':
+      raise TypeError('no such instruction')
+    off = {'scan': 2e-6, 'as good': 2.2e-6, 'worse': 4e-6, 'wrong': 1e-3}
+    factor = 2 if dtype == 'float64' else 2 * (1 + off[implementation])
+    return lambda arrays: factor * arrays['x_gates']
+
+  return problems.Problem(case, ({'x_gates': x}, x + 1), make)
+
+
+def measure(*selected, repeats=0):
+  """Returns the rows of cases."""
+  watchdog = watchdog_lib.Watchdog(60, lambda *_: None)
+  timer = timing.Timer(repeats)
+  return list(measurement.measure(selected, timer, watchdog))
 
 
 class BenchmarkTest(absltest.TestCase):
@@ -99,9 +129,7 @@ class BenchmarkTest(absltest.TestCase):
     self.assertLen(body, sum(lengths))
     column = head.index('direction')
     for line in body:
-      self.assertIn(
-          line[column:].split()[0], (*benchmark_cases.DIRECTIONS, 'any')
-      )
+      self.assertIn(line[column:].split()[0], (*cases.DIRECTIONS, 'any'))
     self.assertIn('not linear in its carry', out)
     self.assertTrue(
         path.with_suffix('.png').read_bytes().startswith(b'\x89PNG')
@@ -120,7 +148,7 @@ class BenchmarkTest(absltest.TestCase):
           f'--output={path}',
       )
     self.assertEqual(code, 1)
-    self.assertIn('relative error 1.0e-03 from the float64 scan', out)
+    self.assertIn('from the float64 scan, 1.0e-03, is above', out)
     for row in json.loads(path.read_text())['rows']:
       failed = row['implementation'] == 'associative_scan'
       self.assertEqual(row['status'], 'failed' if failed else 'ok')
@@ -128,26 +156,20 @@ class BenchmarkTest(absltest.TestCase):
 
   def test_linear_suite(self):
     path = self.output()
-    copy = {'gb_per_s': 10.0, 'jax_gb_per_s': 10.0, 'torch_gb_per_s': None}
-    with mock.patch.object(
-        rotation,
-        'copy_bandwidth',
-        lambda _: {**copy, 'array_bytes': 8},
-    ):
-      code, out, _ = run(
-          '--suite=linear',
-          '--layers=linear_scan,MinGRU',
-          '--implementations=scan,pallas',
-          '--shapes=small',
-          '--dtypes=float32',
-          '--repeats=1',
-          f'--output={path}',
-      )
+    code, out, _ = run(
+        '--suite=linear',
+        '--layers=linear_scan,MinGRU,projection',
+        '--implementations=scan,pallas',
+        '--shapes=small',
+        '--dtypes=float32',
+        '--repeats=1',
+        f'--output={path}',
+    )
     self.assertEqual(code, 0, out)
     result = json.loads(path.read_text())
     self.assertEqual(result['suite'], 'linear')
-    # Two on gates, both directions, both paths; a layer; its products.
-    self.assertLen(result['rows'], 8 + 2 + 2)
+    # Two on gates and a layer, both directions, both paths; its products.
+    self.assertLen(result['rows'], 8 + 4 + 2)
     size = 4 * 12 * 8 * 4
     moved = {
         ('linear_scan', 'forward'): 3,
@@ -174,31 +196,22 @@ class BenchmarkTest(absltest.TestCase):
         path.with_suffix('.png').read_bytes().startswith(b'\x89PNG')
     )
 
-  def test_linear_suite_memory(self):
-    rows = benchmark_linear.memory('small', 'float32', ['scan', 'pallas'])
-    self.assertEqual([row['inner_steps'] for row in rows], [1, 1, 8, 8])
-    for row in rows:
-      if row['implementation'] == 'scan':
-        self.assertGreater(row['temp_bytes'], 0)
-      else:
-        self.assertEqual(row['status'], 'cannot')
-    self.assertIn('R = 8', report.memory_table(rows))
-
-  def test_dense_suite(self):
+  def test_dense_suite_at_sizes_of_ones_own(self):
     path = self.output()
     code, out, _ = run(
         '--suite=dense',
-        '--cells=GRU',
+        '--layers=GRU',
         '--implementations=scan,pallas',
-        '--shapes=small',
+        '--shape=4,12,16,16,2',
         '--dtypes=bfloat16',
         '--repeats=1',
         f'--output={path}',
     )
     self.assertEqual(code, 0, out)
+    self.assertIn('4x12x16x16x2 (batch 4, time 12, in_features 16', out)
     result = json.loads(path.read_text())
     self.assertEqual(result['suite'], 'dense')
-    self.assertEqual(result['shapes']['small']['num_heads'], 2)
+    self.assertEqual(result['shapes']['4x12x16x16x2']['num_heads'], 2)
     self.assertIn('12x64', result['published_ms']['FlashRNN fused, bfloat16'])
     # On gates and on x, both directions, both paths.
     self.assertLen(result['rows'], 8)
@@ -227,10 +240,11 @@ class BenchmarkTest(absltest.TestCase):
         path.with_suffix('.png').read_bytes().startswith(b'\x89PNG')
     )
 
-  def check_rows(self, suite, module, layers, table):
+  def check_rows(self, suite, layers, *table):
     """Returns the rows of a suite's checks, which all pass."""
     path = self.output()
-    with mock.patch.object(module, 'CHECKS', table):
+    changed = dataclasses.replace(suites.SUITES[suite], checks=table)
+    with mock.patch.dict(program.SUITES, {suite: changed}):
       code, out, _ = run(
           f'--suite={suite}',
           '--check_only',
@@ -247,13 +261,19 @@ class BenchmarkTest(absltest.TestCase):
     return rows
 
   def test_dense_checks(self):
-    table = """
-    layer heads x size batch time dtype options
-    GRU   2x8  3 5 bfloat16 reset mask reverse
-    Elman 1x24 3 1 float16  layer reset
-    LSTM  1x24 3 1 bfloat16 -
-    """
-    rows = self.check_rows('dense', benchmark_dense, 'GRU,Elman', table)
+    check = lambda layer, shape, dtype, projection, options: case(
+        layer, shape, dtype, projection, drawn=True, options=options
+    )
+    flags = cases.RESET | cases.MASK | cases.REVERSE
+    rows = self.check_rows(
+        'dense',
+        'GRU,Elman',
+        check('GRU', cases.heads(2, 8, 3, 5), cases.BF16, 'without', flags),
+        check(
+            'Elman', cases.heads(1, 24, 3, 1), cases.F16, 'with', cases.RESET
+        ),
+        check('LSTM', cases.heads(1, 24, 3, 1), cases.BF16, 'without', flags),
+    )
     self.assertEqual(
         rows[0]['layer'], 'GRU 2x8 B3 T5 bfloat16 reset mask reverse'
     )
@@ -269,20 +289,24 @@ class BenchmarkTest(absltest.TestCase):
     )
 
   def test_linear_checks(self):
-    table = """
-    layer heads x size batch time dtype options
-    MinGRU  1x8 3 5 float32 layer reset mask reverse
-    IRevRNN 1x8 2 3 bfloat16 layer reset
-    MinLSTM 1x8 3 1 bfloat16 layer reset
-    """
-    rows = self.check_rows('linear', benchmark_linear, 'MinGRU,IRevRNN', table)
+    check = lambda layer, shape, dtype, options: case(
+        layer, shape, dtype, 'with', drawn=True, options=options
+    )
+    flags = cases.RESET | cases.MASK | cases.REVERSE
+    rows = self.check_rows(
+        'linear',
+        'MinGRU,IRevRNN',
+        check('MinGRU', cases.heads(1, 8, 3, 5), cases.F32, flags),
+        check('IRevRNN', cases.heads(1, 8, 2, 3), cases.BF16, cases.RESET),
+        check('MinLSTM', cases.heads(1, 8, 3, 1), cases.BF16, cases.RESET),
+    )
     title = 'MinGRU 1x8 B3 T5 float32 layer reset mask reverse'
     self.assertEqual(rows[1]['layer'], title)
     self.assertIn('gradient.state.learned_carry.0.value', rows[1]['errors'])
 
   def test_hang_ends_with_a_message(self):
     path = self.output()
-    program = f"""
+    hanging = f"""
 import sys, time
 from rnnzoo.benchmark import problems, program
 problems._make_unroll = lambda *_: lambda arrays: time.sleep(60)
@@ -292,27 +316,18 @@ sys.exit(program.main(program.parse_flags([
 ])))
 """
     ended = subprocess.run(
-        [sys.executable, '-c', program],
-        cwd=pathlib.Path(benchmark_program.__file__).parents[2],
+        [sys.executable, '-c', hanging],
+        cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,
     )
-    self.assertEqual(ended.returncode, benchmark_watchdog.EXIT_CODE)
+    self.assertEqual(ended.returncode, watchdog_lib.EXIT_CODE)
     self.assertIn(
         'Elman pallas without forward: did not end within 0.5 s', ended.stderr
     )
     hung = json.loads(path.read_text())['hung']
     self.assertIn('Elman pallas', hung['what'])
-
-  def test_relative_error(self):
-    expected = {'y': np.ones(4), 'gradient': [np.ones(2), np.zeros(1)]}
-    error = benchmark_cases.relative_error
-    self.assertEqual(error({'y': np.ones(4)}, expected), 0)
-    got = {'gradient': [np.array([1, np.nan]), np.zeros(1)]}
-    self.assertTrue(np.isnan(error(got, expected)))
-    got = {'gradient': [np.ones(2), np.full(1, 0.5)]}
-    self.assertEqual(error(got, expected), 0.5)
 
   def test_plot_from_json_alone(self):
     row = {
@@ -346,19 +361,21 @@ sys.exit(program.main(program.parse_flags([
     path.parent.mkdir()
     path.write_text('[]')
     for argument, expected in {
-        '--layers=Elman,GRUU': "'GRUU' is given, and there are Elman, LSTM",
-        '--implementations=': 'there are scan, associative_scan, pallas',
-        '--shapes=tiny': 'there are small, row_mnist',
-        '--dtypes=float64': 'there are float32, bfloat16',
+        '--layers=Elman,GRUU': "'GRUU' is given, and the suite 'cells' has El",
+        '--implementations=': "and the suite 'cells' has scan, associative",
+        '--shapes=tiny': "'tiny' is given, and the suite 'cells' has small",
+        '--dtypes=float64': 'has float32, bfloat16, float16',
+        '--shape=16,1024': "'16,1024' is not batch,time,in_features,features",
+        '--shape=1,2,3,x': 'as in 16,1024,64,768,12',
+        '--shape=1,2,3,8,3': '8 features are not divisible by 3 heads',
         '--repeats=0': 'repeats',
         '--suite=cell': 'cells',
-        '--layers=linear_scan': 'is of another suite than',
-        '--shapes=wide': "'wide' is of another suite than 'cells'",
+        '--layers=linear_scan': "the suite 'cells' has Elman",
         '--no_such_flag': 'no_such_flag',
         'GRU': "unknown argument 'GRU'",
         '--output=x.txt': 'must be the name of a .json file',
         '--plot_from=nowhere.json': "there is no file 'nowhere.json'",
-        f'--plot_from={path}': 'is not what a benchmark wrote',
+        f'--plot_from={path}': "is not a benchmark's result",
     }.items():
       with self.subTest(argument):
         code, _, err = run(argument)
@@ -369,7 +386,7 @@ sys.exit(program.main(program.parse_flags([
   def test_runs_as_a_module(self):
     ended = subprocess.run(
         [sys.executable, '-m', 'rnnzoo.benchmark', '--repeats=many'],
-        cwd=pathlib.Path(benchmark_program.__file__).parents[2],
+        cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,
@@ -377,105 +394,69 @@ sys.exit(program.main(program.parse_flags([
     self.assertEqual(ended.returncode, 2)
     self.assertLen(ended.stderr.splitlines(), 1)
 
-
-class RotationTest(absltest.TestCase):
-
-  def case(self, function, **options):
-    x = jnp.arange(6.0)
-    return benchmark_cases.Case(
-        layer='double',
-        implementation='ours',
-        projection='without',
-        direction='forward',
-        function=lambda arrays, _: {'y': function(arrays)},
-        arguments=(x, x),
-        expected=lambda: {'y': 2 * np.arange(6.0)},
-        tolerance=1e-6,
-        **options,
+  def test_rows_are_kept_as_they_come_and_resumed(self):
+    path = self.output()
+    arguments = (
+        '--suite=dense',
+        '--layers=Elman',
+        '--implementations=scan',
+        '--shape=2,3,4,8,2',
+        '--shape=2,1,4,8',
+        '--check_only',
+        '--resume',
+        f'--output={path}',
     )
+    self.enter_context(mock.patch.object(problems, 'build', doubling))
+    written, right = [], report.Table.row
 
-  def test_sets_are_distinct_and_each_is_used(self):
-    x = jnp.arange(6.0)
-    sets = rotation.input_sets((x, {'k': x[None, :]}))
-    self.assertLen(sets, 2)
-    self.assertFalse(np.array_equal(sets[0][0], sets[1][0]))
-    results = rotation.rotate(lambda a, b: a + b['k'][0])(sets)
-    for (a, _), result in zip(sets, results, strict=True):
-      np.testing.assert_array_equal(result, 2 * a)
+    def row(table, row):
+      right(table, row)
+      before = json.loads(path.read_text())['rows'] if path.exists() else []
+      written.append(len(before))
 
-  def test_device_time(self):
-    event = types.SimpleNamespace(duration_ns=250_000)
-    line = lambda name, count: types.SimpleNamespace(
-        name=name, events=[event] * count
-    )
-    plane = lambda name, *lines: types.SimpleNamespace(name=name, lines=lines)
-    profile = types.SimpleNamespace(
-        planes=[
-            plane('/device:GPU:0', line('Stream #14', 3), line('XLA Ops', 5)),
-            plane('/host:CPU', line('Stream', 7)),
-        ]
-    )
-    with mock.patch.object(jax.profiler, 'ProfileData') as data:
-      data.from_file.return_value = profile
-      found = rotation.device_ms(lambda: jnp.ones(3))
-    self.assertEqual(found, 0.75)
-    self.assertTrue(data.from_file.call_args.args[0].endswith('.xplane.pb'))
+    with mock.patch.object(report.Table, 'row', row):
+      code, out, _ = run(*arguments)
+    self.assertEqual(code, 0, out)
+    # Each row is printed when those before it are in the file.
+    self.assertEqual(written, list(range(8)))
+    self.assertEmpty(list(path.parent.glob('*.part')))
+    result = json.loads(path.read_text())
+    self.assertLen(result['rows'], 8)
 
-  def test_wrong_or_broken_is_not_timed(self):
-    def broken(x):
-      raise TypeError('no such instruction')
-
-    cases = [
-        self.case(lambda x: 2 * x),
-        self.case(lambda x: 2.1 * x),
-        self.case(broken),
-        # Wrong where the reference does not look.
-        self.case(lambda x: (2 * x).at[5].set(0), part=lambda tree: got),
-    ]
-    got = {'y': 2 * np.arange(6.0)}
-    rows = rotation.measure([cases], repeats=1)
-    self.assertEqual(
-        [row['status'] for row in rows], ['ok', 'failed', 'failed', 'failed']
-    )
-    self.assertIn('relative error', rows[1]['reason'])
-    self.assertIn('no such instruction', rows[2]['reason'])
-    self.assertIn('over all elements', rows[3]['reason'])
-    self.assertEqual(['median_ms' in row for row in rows], [True] + 3 * [False])
+    lost = result['rows'].pop()
+    report.write(result, path)
+    measured = []
+    with mock.patch.object(
+        report.Table, 'row', lambda table, row: measured.append(row)
+    ):
+      code, _, err = run(*arguments)
+    self.assertEqual(code, 0)
+    self.assertIn('6 rows', err)
+    self.assertLen(measured, 2)
+    self.assertEqual([row['shape'] for row in measured], [lost['shape']] * 2)
+    self.assertLen(json.loads(path.read_text())['rows'], 8)
+    result['versions']['jax'] = '0'
+    report.write(result, path)
+    code, _, err = run(*arguments)
+    self.assertEqual(code, 2)
+    self.assertIn('is of another suite, device, versions, commit', err)
 
 
-class StepsTest(absltest.TestCase):
+class MeasurementTest(absltest.TestCase):
 
   def test_errors_are_judged_beside_scan(self):
-    # With random signs, so that sums do not cancel by accident.
-    x = jnp.asarray(np.random.default_rng(0).standard_normal((2, 8, 4)))
-
-    def make(implementation, dtype):
-      if implementation == 'cannot':
-        raise NotImplementedError('not yet')
-      if implementation == 'broken':
-        raise TypeError('no such instruction')
-      off = {'scan': 2e-6, 'as good': 2.2e-6, 'worse': 4e-6, 'wrong': 1e-3}
-      factor = 2 if dtype == 'float64' else 2 * (1 + off[implementation])
-      return lambda arrays: factor * arrays['x_gates']
-
-    problem = benchmark_steps.Problem(
-        layer='double',
-        projection='without',
-        dtype='float32',
-        time=8,
-        arguments=({'x_gates': x}, x + 1),
-        make=make,
-        implementations=(
-            'scan',
-            'as good',
-            'worse',
-            'wrong',
-            'cannot',
-            'broken',
-        ),
+    ways = ('scan', 'as good', 'worse', 'wrong', 'cannot', 'broken')
+    double = cases.Case(
+        'double',
+        'small',
+        cases.Shape(2, 8, 4, 4),
+        'float32',
+        'without',
+        ways,
+        drawn=True,
     )
-    watchdog = benchmark_watchdog.Watchdog(60, lambda *_: None)
-    rows = list(benchmark_steps.measure([problem], 1, watchdog))
+    with mock.patch.object(problems, 'build', doubling):
+      rows = measure(double, repeats=1)
     found = {row['implementation']: row for row in rows}
     self.assertLen(rows, 2 * len(found))
     self.assertEqual(
@@ -491,47 +472,81 @@ class StepsTest(absltest.TestCase):
     )
     self.assertIn("times that of 'scan'", found['worse']['reason'])
     self.assertAlmostEqual(found['worse']['ratio'], 2, delta=0.2)
-    self.assertIn('relative error of y, 1.0e-03', found['wrong']['reason'])
+    self.assertIn('relative error of y from', found['wrong']['reason'])
     self.assertIn('no such instruction', found['broken']['reason'])
     timed = [name for name, row in found.items() if 'median_ms' in row]
     self.assertEqual(timed, ['scan', 'as good', 'worse'])
 
-  def test_table_of_linear_checks(self):
-    layers = set()
-    for line in benchmark_linear.CHECKS.strip().splitlines()[1:]:
-      layer, size, _, _, dtype, *options = line.split()
-      self.assertIn(layer, benchmark_linear.LAYERS)
-      self.assertIn(dtype, benchmark_dense.DTYPES)
-      self.assertStartsWith(size, '1x')
-      self.assertEqual(options[0], 'layer')
-      self.assertContainsSubset(options[1:], ('reset', 'mask', 'reverse'))
-      layers.add(layer)
-    self.assertEqual(layers, {'MinGRU', 'MinLSTM', 'IRevRNN'})
+  def test_errors(self):
+    expected = {'y': np.ones(4), 'gradient': [np.ones(2), np.zeros(1)]}
+    wrong = {'gradient': [np.array([1, np.nan]), np.full(1, 0.5)]}
+    found = checks.errors([{'y': np.ones(4)}, {'y': 2 * np.ones(4)}], expected)
+    self.assertEqual(found, {'y': (1.0, 4)})
+    found = checks.errors([wrong, {'gradient': expected['gradient']}], expected)
+    self.assertTrue(np.isnan(found['gradient.0'][0]))
+    self.assertEqual(found['gradient.1'], (0.5, 1))
 
-  def test_table_of_checks(self):
-    layers, sizes = set(), set()
-    for line in benchmark_dense.CHECKS.strip().splitlines()[1:]:
-      layer, size, _, time, dtype, *options = line.split()
-      self.assertIn(layer, benchmark_dense.LAYERS)
-      self.assertIn(dtype, benchmark_dense.DTYPES)
-      self.assertContainsSubset(
-          options, ('-', 'reset', 'mask', 'reverse', 'layer', 'both')
-      )
-      layers.add(layer)
-      sizes.add((int(size.split('x')[1]), int(time)))
-    self.assertLen(layers, len(benchmark_dense.LAYERS))
-    self.assertContainsSubset(
-        [(24, 127), (40, 1), (96, 127), (200, 127), (64, 1023)], sizes
+  def test_tables_of_checks(self):
+    for suite in ('linear', 'dense'):
+      layers, sizes = set(), set()
+      for check in suites.SUITES[suite].checks:
+        self.assertIn(check.layer, suites.SUITES[suite].layers)
+        self.assertTrue(check.drawn)
+        if suite == 'linear':
+          self.assertEqual(check.projection, 'with')
+        shape = check.shape
+        layers.add(check.layer)
+        sizes.add((shape.features // shape.num_heads, shape.time))
+      if suite == 'linear':
+        self.assertEqual(layers, {'MinGRU', 'MinLSTM', 'IRevRNN'})
+      else:
+        self.assertLen(layers, len(suites.SUITES[suite].layers))
+        off_grid = [(24, 127), (40, 1), (96, 127), (200, 127), (64, 1023)]
+        self.assertContainsSubset(off_grid, sizes)
+
+  def test_variants_are_layers_with_options(self):
+    (name,) = problems.VARIANTS
+    arrays, _ = problems.build(case(name, cases.Shape(1, 2, 3, 4))).arguments
+    self.assertEqual(arrays['params']['a'].shape, (8, 4))
+
+  def test_limits(self):
+    # Tighter than any wrong equation; a change here needs a derivation.
+    shape = cases.Shape(2, 4, 3, 8)
+    limits = lambda case, implementation='pallas', **traffic: checks.limits(
+        problems.Problem(case, ((), ()), None, traffic), implementation
     )
+    Limits = checks.Limits
+    streaming = case('IndRNN', shape)
+    self.assertEqual(limits(streaming, forward=1), Limits(2e-5, 2e-3))
+    drawn = case('Elman', shape, 'bfloat16', drawn=True)
+    self.assertEqual(limits(drawn), Limits(1e-2, 2e-2, 5, 1.25))
+    self.assertEqual(limits(drawn, 'lax_scan'), Limits(2e-2, 0.2, 5))
+    layer = dataclasses.replace(drawn, projection='with')
+    self.assertEqual(limits(layer), Limits(1e-2, 2e-2, 5))
+    float32 = dataclasses.replace(layer, dtype='float32')
+    exact = checks.rounding('float32', 4)
+    self.assertEqual(limits(float32), Limits(exact, exact, 5, 1.25))
+    self.assertLess(exact, 2e-5)
 
 
-class InterleaveTest(absltest.TestCase):
+class TimingTest(absltest.TestCase):
+
+  def test_sets_are_distinct_and_each_is_used(self):
+    x = jnp.arange(6.0).reshape(1, 3, 2)
+    kernel = jnp.arange(3.0)
+    sets = timing.input_sets(({'x': x, 'kernel': kernel}, x), 8)
+    self.assertLen(sets, 2)
+    self.assertFalse(np.array_equal(sets[0][0]['x'], sets[1][0]['x']))
+    np.testing.assert_array_equal(sets[1][0]['kernel'], kernel)
+    results = timing.rotate(lambda arrays, w: arrays['x'] + w)(sets)
+    for (_, w), result in zip(sets, results, strict=True):
+      np.testing.assert_array_equal(result, 2 * w)
 
   def test_takes_turns(self):
     order = []
     calls = [lambda: order.append('a'), lambda: order.append('b')]
-    with mock.patch.object(benchmark_timing, 'MAX_CALLS', 1):
-      times = benchmark_timing.interleave(calls, repeats=3)
+    with mock.patch.object(timing, 'MAX_CALLS', 1):
+      times = timing.interleave(calls, repeats=3)
     # Two calls each to warm up, then one to settle and one to time, in turn.
     self.assertEqual(''.join(order), 'aabb' + 'aabb' * 3)
     self.assertEqual([t.samples for t in times], [3, 3])

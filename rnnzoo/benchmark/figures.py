@@ -1,0 +1,146 @@
+"""Plots a benchmark's JSON file: panels of bars, one bar for each program."""
+
+from collections.abc import Iterable, Iterator, Sequence
+import json
+import pathlib
+from typing import Any
+
+from rnnzoo.benchmark import cases
+
+# A row of the JSON file, with the `name` of its bar and the `group` of bars
+# that it is in.
+Row = dict[str, Any]
+
+_NAMES = {'lax_scan': 'lax.scan', 'lax_scan_8': 'lax.scan, unroll=8'}
+
+
+def plot(path: str) -> str:
+  """Plots a JSON file that `report.write` made.
+
+  Args:
+    path: the JSON file.
+
+  Returns:
+    The path of the PNG file beside it.
+  """
+  from matplotlib import figure as figures  # Slow to import.
+
+  result = json.loads(pathlib.Path(path).read_text())
+  rows = [row for row in result['rows'] if 'median_ms' in row]
+  panels = _by_path(rows, result.get('suite') == 'linear')
+  if 'published_ms' in result:
+    panels = _beside_published(rows, result['published_ms'])
+  lines = [line for line in panels if line[1]]
+  heights = [1.5 + 0.55 * len(_distinct(own, 'group')) for _, own, _ in lines]
+  figure = figures.Figure(figsize=(12, sum(heights) or 1), layout='constrained')
+  figure.suptitle(
+      f'{result["device"]["kind"]}, jax {result["versions"]["jax"]},'
+      f' {result["date"][:10]}'
+  )
+  if lines:
+    axes = figure.subplots(len(lines), 2, squeeze=False, height_ratios=heights)
+    for pair, (title, own, scale) in zip(axes, lines, strict=True):
+      for ax, direction in zip(pair, cases.DIRECTIONS, strict=True):
+        ax.set_title(f'{title}, {direction}')
+        _panel(ax, own, direction, scale)
+      pair[1].legend(loc='center left', bbox_to_anchor=(1.02, 0.5), fontsize=8)
+  target = pathlib.Path(path).with_suffix('.png')
+  figure.savefig(target, dpi=120)
+  return str(target)
+
+
+def _distinct(rows: Iterable[Row], key: str) -> list[str]:
+  return list(dict.fromkeys(row[key] for row in rows))
+
+
+def _by_path(rows, shares) -> Iterator[tuple[str, list[Row], str]]:
+  """Yields panels for each dtype: a bar for each path, by layer and shape.
+
+  Args:
+    rows: those with times.
+    shares: whether bars are shares of a copy's bandwidth, which layers with a
+      projection do not have.
+  """
+  rows = [row for row in rows if 'copy_fraction' in row or not shares]
+  for dtype in _distinct(rows, 'dtype'):
+    own = [
+        {
+            **row,
+            'name': f'{row["implementation"]}, {row["projection"]} projection',
+            'group': f'{row["layer"]}\n{row["shape"]}',
+        }
+        for row in rows
+        if row['dtype'] == dtype
+    ]
+    yield dtype, own, 'share' if shares else 'linear'
+
+
+def _beside_published(rows, published) -> Iterator[tuple[str, list[Row], str]]:
+  """Yields panels of LSTMs on gates, and of every cell's kernel, by shape.
+
+  A shape that was measured in several dtypes shows the first one.
+
+  Args:
+    rows: those with times.
+    published: milliseconds by program and shape.
+  """
+  rows = [
+      {**row, 'group': row['shape']}
+      for row in rows
+      if row['projection'] == 'without'
+  ]
+  first = {row['shape']: row['dtype'] for row in reversed(rows)}
+  rows = [row for row in rows if row['dtype'] == first[row['shape']]]
+  lstms = [
+      {**row, 'name': _NAMES.get(way, f'rnnzoo, {way}')}
+      for row in rows
+      for way in [row['implementation']]
+      if row['layer'] == 'LSTM'
+  ]
+  lstms += [
+      {'name': name, 'group': shape, 'direction': direction, 'median_ms': ms}
+      for name, own in published.items()
+      for shape, times in own.items()
+      for direction, ms in zip(cases.DIRECTIONS, times, strict=True)
+      if shape in first
+  ]
+  yield 'LSTM', lstms, 'log'
+  # Shapes of the LSTM alone do not compare cells.
+  several = {row['shape'] for row in rows if row['layer'] != 'LSTM'}
+  kernels = [
+      {**row, 'name': row['layer']}
+      for row in rows
+      if row['implementation'] == 'pallas' and row['shape'] in several
+  ]
+  yield "every cell's kernel", kernels, 'linear'
+
+
+def _panel(ax, rows: Sequence[Row], direction: str, scale: str) -> None:
+  """Draws bars in groups, the first group on top."""
+  names, groups = _distinct(rows, 'name'), _distinct(rows, 'group')
+  rows = [row for row in rows if row['direction'] == direction]
+  times = [row['median_ms'] for row in rows]
+  height = 0.8 / len(names)
+  for k, name in enumerate(names):
+    own = [row for row in rows if row['name'] == name]
+    y = [groups.index(row['group']) + k * height for row in own]
+    ms = [row['median_ms'] for row in own]
+    lengths, spread = ms, None
+    if scale == 'share':
+      lengths = [100 * row['copy_fraction'] for row in own]
+    elif all('low_ms' in row for row in own):
+      low = [row['median_ms'] - row['low_ms'] for row in own]
+      spread = [low, [row['high_ms'] - row['median_ms'] for row in own]]
+    bars = ax.barh(y, lengths, height, xerr=spread, label=name)
+    ax.bar_label(bars, [f'{t:.3g}' for t in ms], padding=2, fontsize=6)
+  ax.set_yticks([y + 0.4 - height / 2 for y in range(len(groups))], groups)
+  ax.set_ylim(len(groups) - 0.1, -0.1 - height)
+  if scale == 'share':
+    ax.set_xlabel("% of a copy's bandwidth; labels are milliseconds")
+    ax.set_xlim(0, 118)
+    ax.axvline(100, color='gray', linewidth=0.8)
+  else:
+    ax.set_xlabel('milliseconds, median and quartiles')
+    ax.set_xscale(scale)
+    if times:
+      ax.set_xlim(0.7 * min(times) if scale == 'log' else 0, 1.2 * max(times))

@@ -1,0 +1,129 @@
+"""The machine that a benchmark runs on: its description, and its bandwidth."""
+
+import datetime
+import functools
+import os
+import pathlib
+import platform
+import re
+import subprocess
+import sys
+from typing import Any
+
+import flax
+import jax
+import jax.numpy as jnp
+import jaxlib
+import numpy as np
+
+from rnnzoo.benchmark import timing
+
+
+def environment() -> dict[str, Any]:
+  """Returns the facts that a result depends on besides its own settings."""
+  device = jax.devices()[0]
+  kind = device.device_kind if device.platform != 'cpu' else _processor()
+  affinity = getattr(os, 'sched_getaffinity', None)  # Linux only.
+  return {
+      'date': datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds'),
+      'device': {
+          'platform': device.platform,
+          'kind': kind,
+          'count': jax.device_count(),
+      },
+      'host_cores': len(affinity(0)) if affinity else os.cpu_count(),
+      # Well above zero before the run, and the machine was shared.
+      'load_average': os.getloadavg()[0],
+      'versions': {
+          'jax': jax.__version__,
+          'jaxlib': jaxlib.__version__,
+          'flax': flax.__version__,
+          'python': platform.python_version(),
+      },
+      'xla_flags': os.environ.get('XLA_FLAGS', ''),
+      'commit': _commit(),
+  }
+
+
+def _processor() -> str:
+  try:
+    text = pathlib.Path('/proc/cpuinfo').read_text()
+  except OSError:
+    text = ''
+  found = re.search('model name\\s*: (.*)', text)
+  return found[1] if found else platform.processor() or platform.machine()
+
+
+def _commit() -> str | None:
+  """Returns the commit of a checkout, with -dirty where it was changed."""
+  here = pathlib.Path(__file__)
+  git = functools.partial(
+      subprocess.check_output,
+      cwd=here.parent,
+      text=True,
+      stderr=subprocess.DEVNULL,
+  )
+  try:
+    # An installed copy may lie inside another repository, which ignores it.
+    git(['git', 'ls-files', '--error-unmatch', here.name])
+    describe = ['git', 'describe', '--always', '--dirty', '--abbrev=40']
+    return git([*describe, '--exclude=*']).strip()
+  except (OSError, subprocess.CalledProcessError):
+    return None
+
+
+def copy_bandwidth(repeats: int) -> dict[str, Any]:
+  """Measures the bytes that a large copy reads and writes per second.
+
+  Returns:
+    `gb_per_s`, the largest one; `jax_gb_per_s`, of a copy or of x + 1 in place
+    by XLA (on a CPU a large new array costs page faults that take longer than
+    the copy); `torch_gb_per_s`, of torch's copy_, which is cudaMemcpy, or None
+    where torch cannot; `array_bytes`, the size of the array.
+  """
+  size = 2**24 if jax.default_backend() == 'cpu' else 2**28
+  x = jnp.ones((size,), jnp.float32)
+  copy = timing.build(jnp.copy, x).call
+  increment = jax.jit(lambda x: x + 1, donate_argnums=0)
+  current = jnp.copy(x)
+
+  def in_place():
+    nonlocal current
+    current = increment(current)
+    return current
+
+  times = timing.interleave([lambda: copy(x), in_place], repeats)
+  ours = 2 * x.nbytes / min(t.median_ms for t in times) / 1e6
+  theirs = _torch_gb_per_s(repeats)
+  return {
+      'gb_per_s': max(ours, theirs or 0.0),
+      'array_bytes': x.nbytes,
+      'jax_gb_per_s': ours,
+      'torch_gb_per_s': theirs,
+  }
+
+
+def _torch_gb_per_s(repeats: int) -> float | None:
+  if jax.default_backend() != 'gpu':
+    return None
+  try:
+    import torch  # Slow to import, and often not there.
+
+    x = torch.ones(2**28, device='cuda')
+    y = torch.empty_like(x)
+    samples = []
+    for _ in range(repeats + 1):
+      start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+      start.record()
+      for _ in range(10):
+        y.copy_(x)
+      end.record()
+      torch.cuda.synchronize()
+      samples.append(start.elapsed_time(end) / 10)
+    size = x.numel() * x.element_size()
+    del x, y
+    torch.cuda.empty_cache()
+    return 2 * size / float(np.median(samples[1:])) / 1e6
+  except (ImportError, OSError, AssertionError, RuntimeError) as error:
+    print(f'no copy by torch: {error}', file=sys.stderr)
+    return None

@@ -1,0 +1,239 @@
+"""Checks every result, then times those that are right.
+
+If nothing is timed, programs of several cases are compiled side by side while
+the first ones are checked. Otherwise one program is compiled after the other,
+so that the seconds it takes mean something.
+"""
+
+import collections
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent import futures
+import dataclasses
+import itertools
+import os
+import sys
+import traceback
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from rnnzoo.benchmark import cases
+from rnnzoo.benchmark import checks
+from rnnzoo.benchmark import problems
+from rnnzoo.benchmark import timing
+from rnnzoo.benchmark import watchdog as watchdog_lib
+
+Row = dict[str, Any]
+
+# Fields that say which row it is, with those that a table shows first.
+LABELS = ('layer', 'implementation', 'projection', 'direction')
+KEY = ('shape', 'dtype', *LABELS)
+
+# Cases that are in memory at the same time if nothing is timed.
+_TOGETHER = 4
+
+# Calls that are in flight together, each of which is checked: CTAs that do not
+# wait for each other as they should are right most of the time.
+_CALLS = 3
+
+
+@dataclasses.dataclass(eq=False)
+class _Run:
+  """One implementation of a problem in one direction.
+
+  Attributes:
+    problem: the problem.
+    row: its results so far.
+    function: of the problem's arguments.
+    compiling: its compilation; None if it cannot be traced.
+    program: once it is compiled.
+    right: whether its errors are within their limits.
+  """
+
+  problem: problems.Problem
+  row: Row
+  function: Callable[..., Any] | None = None
+  compiling: futures.Future[timing.Program] | None = None
+  program: timing.Program | None = None
+  right: bool = False
+
+  def __str__(self):
+    return ' '.join(str(self.row[label]) for label in LABELS)
+
+  def call(self, arguments: Any) -> Any:
+    """Returns its results."""
+    if self.program is None:
+      raise ValueError(self.row['reason'])
+    return self.program.call(*arguments)
+
+  def fail(self, reason: Exception | str) -> None:
+    """Notes that it failed, or cannot be."""
+    if isinstance(reason, NotImplementedError):
+      self.row |= {'status': 'cannot', 'reason': str(reason)}
+      return
+    if isinstance(reason, Exception):
+      traceback.print_exception(reason)
+      reason = f'{reason!r}'[:1000]
+    self.row |= {'status': 'failed', 'reason': reason}
+    print(f'FAILED: {self}: {reason}', file=sys.stderr, flush=True)
+
+
+def measure(
+    selected: Iterable[cases.Case],
+    timer: timing.Timer,
+    watchdog: watchdog_lib.Watchdog,
+) -> Iterator[Row]:
+  """Checks every implementation of every case, then times those not wrong.
+
+  Args:
+    selected: the cases.
+    timer: how to time.
+    watchdog: watches over every step.
+
+  Yields:
+    One row for each case, implementation and direction, as soon as it is known.
+    Beside the labels there are `status` ('ok', 'cannot' or 'failed'), `reason`,
+    and as far as it got `compile_s`, XLA's view of memory, the errors that
+    `checks.judge` describes, `bytes_moved`, and the times that `timing.measure`
+    describes. A row that `failed` only since its error is larger than that of
+    'scan' is timed all the same. `compile_s` means little where several were
+    `compiled_together`.
+  """
+  together = 1 if timer.repeats else _TOGETHER
+  workers = 1 if timer.repeats else os.cpu_count() or 1
+  waiting: collections.deque[list[_Run]] = collections.deque()
+  with futures.ThreadPoolExecutor(workers) as pool:
+    for case in selected:
+      waiting.append(_trace(case, pool, timer, watchdog))
+      if len(waiting) == together:
+        yield from _finish(waiting.popleft(), workers, timer, watchdog)
+    while waiting:
+      yield from _finish(waiting.popleft(), workers, timer, watchdog)
+
+
+def _trace(case, pool, timer, watchdog) -> list[_Run]:
+  """Traces a case's runs, 'scan' in float64, and the yardstick, if any."""
+  problem = problems.build(case)
+
+  def trace(implementation, direction, dtype=None, timed=False):
+    row = {
+        'shape': case.shape_name,
+        'dtype': dtype or case.dtype,
+        'layer': case.label,
+        'implementation': implementation,
+        'projection': case.projection,
+        'direction': direction,
+        'status': 'ok',
+        'reason': '',
+    }
+    run = _Run(problem, row)
+    with watchdog(f'tracing {run}'):
+      try:
+        run.function = problem.function(implementation, direction, dtype)
+        arguments = problem.arguments
+        if dtype is not None:
+          arguments = jax.tree.map(
+              lambda x: jax.ShapeDtypeStruct(x.shape, dtype), arguments
+          )
+        lowered = timing.lower(run.function, *arguments, quick=not timed)
+        run.compiling = pool.submit(lowered)
+      except Exception as error:
+        run.fail(error)
+    return run
+
+  timed = bool(timer.repeats)
+  ways = list(itertools.product(case.implementations, cases.DIRECTIONS))
+  runs = [trace(*way, timed=timed) for way in ways]
+  if any(run.compiling for run in runs):
+    both = ('scan', cases.DIRECTIONS[1])
+    with jax.enable_x64(True):
+      runs.append(trace(*both, dtype='float64'))
+    if case.drawn:
+      runs.append(runs[ways.index(both)] if both in ways else trace(*both))
+  return runs
+
+
+def _finish(runs: list[_Run], workers, timer, watchdog) -> Iterator[Row]:
+  """Yields the rows of a problem's runs, traced by `_trace`."""
+  case = runs[0].problem.case
+  for run in dict.fromkeys(runs):
+    if run.compiling is None:
+      continue
+    with watchdog(f'compiling {run}'):
+      try:
+        run.program = run.compiling.result()
+      except Exception as error:  # Of a kernel's compiler, say: the others are
+        run.fail(error)  # still to be measured.
+        continue
+    run.row |= {'compile_s': run.program.compile_s, **run.program.memory}
+    run.row['compiled_together'] = workers
+  count = len(case.implementations) * len(cases.DIRECTIONS)
+  runs, references = runs[:count], runs[count:]
+  if references:
+    try:
+      _check(runs, *references, watchdog=watchdog)
+    except Exception as error:  # Out of memory in float64, say.
+      for run in runs:
+        if not run.right and run.row['status'] == 'ok':
+          run.fail(error)
+  right = [run for run in runs if run.right]
+  if timer.repeats and right:
+    _time(right, timer, watchdog)
+  yield from (run.row for run in runs)
+
+
+def _check(runs, exact, scan=None, *, watchdog) -> None:
+  """Compares results with the reference, and notes their errors."""
+  problem = exact.problem
+  with watchdog(f'{exact} in float64'), jax.enable_x64(True):
+    wide = jax.tree.map(lambda x: x.astype(jnp.float64), problem.arguments)
+    expected = jax.block_until_ready(exact.call(wide))
+    del wide
+  scan_errors: checks.Errors = {}
+  if scan is not None:
+    with watchdog(str(scan)):
+      scan_errors = checks.errors([scan.call(problem.arguments)], expected)
+  for run in runs:
+    if run.program is None:
+      continue
+    with watchdog(str(run)):
+      try:
+        results = [run.call(problem.arguments) for _ in range(_CALLS)]
+        found = checks.errors(results, expected)
+      except Exception as error:
+        run.fail(error)
+        continue
+    implementation = run.row['implementation']
+    verdict = checks.judge(problem, implementation, found, scan_errors)
+    run.row |= verdict.fields
+    run.right = not verdict.wrong
+    if verdict.wrong or verdict.worse:
+      run.fail('; '.join([*verdict.wrong, *verdict.worse]))
+
+
+def _time(runs: Sequence[_Run], timer, watchdog) -> None:
+  """Notes times of runs of a problem."""
+  problem = runs[0].problem
+  try:
+    with watchdog('timing'):
+      measured = timing.measure(
+          timer,
+          problem.arguments,
+          [(run.function, run.program.call) for run in runs],  # type: ignore[union-attr, misc]
+          lambda index: watchdog.start(f'timing {runs[index]}'),
+      )
+  except Exception as error:
+    for run in runs:
+      run.fail(error)
+    return
+  for run, fields in zip(runs, measured, strict=True):
+    row = run.row
+    row |= fields
+    row['us_per_step'] = 1e3 * row['median_ms'] / problem.case.shape.time
+    traffic = problem.traffic.get(row['direction'])
+    if traffic is not None:
+      row['bytes_moved'] = traffic
+      row['gb_per_s'] = traffic / row['median_ms'] / 1e6
+    if row.get('dispatch_ms', 0) > 0.7 * row['median_ms']:
+      print(f'bound by dispatch: {run}', file=sys.stderr, flush=True)
