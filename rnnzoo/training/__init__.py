@@ -20,7 +20,10 @@ meets them:
   checkpointing   what a killed run goes on from
   progress        the bar on the terminal
   timing          the seconds of each epoch
-  reporting       metric files, curves, the final report
+  files           the files of a run directory: written whole, read with care
+  events          for TensorBoard
+  figures         curves and confusions
+  reporting       the results of seeds, the final report
 """
 
 from rnnzoo.training.experiment import Experiment

@@ -5,14 +5,28 @@ statistics, the optimiser's state, the plateau's state, the best parameters so
 far, and the history of all metrics. Since it is written as a whole, a killed
 run finds a consistent one, and since random numbers depend on (seed, epoch,
 step) only, going on from it gives what an uninterrupted run would have given.
+
+The last two are kept. A checkpoint carries the version of its contents and
+their digests: one that is not what was written is passed over.
 """
 
+import hashlib
+import json
 import os
 import pathlib
 from typing import Any
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
+
+# Of what a checkpoint holds. Whoever changes that, or the meaning of a part of
+# it, counts up.
+VERSION = 1
+
+
+class VersionError(ValueError):
+  """The checkpoint was written by another version of this program."""
 
 
 class Checkpoints:
@@ -23,17 +37,27 @@ class Checkpoints:
 
     Args:
       directory: where the checkpoints are, one subdirectory an epoch.
+
+    Raises:
+      OSError: it cannot be opened.
     """
-    self._manager = ocp.CheckpointManager(
-        pathlib.Path(directory).absolute(),
-        item_names=('state', 'best', 'progress'),
-        options=ocp.CheckpointManagerOptions(
-            max_to_keep=1,
-            # The training loop donates its buffers to the next step, so they
-            # must be on disk before it goes on.
-            enable_async_checkpointing=False,
-        ),
-    )
+    self._directory = pathlib.Path(directory).absolute()
+    try:
+      self._manager = ocp.CheckpointManager(
+          self._directory,
+          item_names=('state', 'best', 'progress'),
+          options=ocp.CheckpointManagerOptions(
+              # One more than is needed, should the last one be damaged.
+              max_to_keep=2,
+              # The training loop donates its buffers to the next step, so they
+              # must be on disk before it goes on.
+              enable_async_checkpointing=False,
+          ),
+      )
+    except Exception as error:  # orbax and TensorStore raise many kinds.
+      raise OSError(
+          f'cannot open the checkpoints in {self._directory}: {error}'
+      ) from error
 
   def __enter__(self) -> 'Checkpoints':
     return self
@@ -42,53 +66,173 @@ class Checkpoints:
     self._manager.close()
 
   def save(self, epoch: int, state: Any, best: Any, progress: dict) -> None:
-    """Writes the checkpoint of `epoch`, and then removes the previous one.
+    """Writes the checkpoint of `epoch`, and removes the last but one.
 
     Args:
       epoch: how many epochs are done.
       state: pytree of arrays, what the next step needs.
       best: pytree of arrays, the model to be tested.
       progress: what JSON can hold.
+
+    Raises:
+      OSError: it cannot be written.
     """
-    self._manager.save(
-        epoch,
-        args=ocp.args.Composite(
-            state=ocp.args.StandardSave(_by_path(state)),
-            best=ocp.args.StandardSave(_by_path(best)),
-            progress=ocp.args.JsonSave(progress),
-        ),
-    )
+    state, best = _by_path(state), _by_path(best)
+    content = {
+        'version': VERSION,
+        'epoch': epoch,
+        'progress': progress,
+        'digests': {
+            'state': _digest(state),
+            'best': _digest(best),
+            'progress': _digest_json(progress),
+        },
+    }
+    try:
+      saved = self._manager.save(
+          epoch,
+          args=ocp.args.Composite(
+              state=ocp.args.StandardSave(state),
+              best=ocp.args.StandardSave(best),
+              progress=ocp.args.JsonSave(content),
+          ),
+      )
+    except Exception as error:  # orbax and TensorStore raise many kinds.
+      raise OSError(
+          f'cannot write the checkpoint of epoch {epoch} to'
+          f' {self._directory}: {error}'
+      ) from error
+    if not saved:
+      raise OSError(
+          f'cannot write the checkpoint of epoch {epoch} to {self._directory}:'
+          f' that of epoch {self._manager.latest_step()} is in the way'
+      )
 
   def restore(self, state: Any, best: Any) -> tuple[Any, Any, dict] | None:
-    """Returns (state, best, progress) of the latest checkpoint, or None.
+    """Returns (state, best, progress) of the latest good checkpoint, or None.
+
+    Later ones, which are damaged, are moved out of the way with a warning.
 
     Args:
       state: pytree like the one that was saved, of arrays or their shapes.
       best: the same.
+
+    Raises:
+      ValueError: there are checkpoints, but no good one, or one of another
+        version.
     """
-    restored = self._restore(
-        state=ocp.args.StandardRestore(_by_path(state)),
-        best=ocp.args.StandardRestore(_by_path(best)),
-        progress=ocp.args.JsonRestore(),
-    )
-    if restored is None:
-      return None
-    return (
-        _from_paths(restored['state'], state),
-        _from_paths(restored['best'], best),
+    restored = self._restore(repair=True, state=state, best=best)
+    return restored and (
+        restored['state'],
+        restored['best'],
         restored['progress'],
     )
 
   def restore_best(self, best: Any) -> Any | None:
-    """Returns `best` of the latest checkpoint, or None; as `restore`."""
-    restored = self._restore(best=ocp.args.StandardRestore(_by_path(best)))
-    return restored and _from_paths(restored['best'], best)
+    """Returns `best` of the latest good checkpoint, or None; as `restore`."""
+    restored = self._restore(repair=False, best=best)
+    return restored and restored['best']
 
-  def _restore(self, **items: ocp.args.CheckpointArgs) -> Any | None:
-    epoch = self._manager.latest_step()
-    if epoch is None:
-      return None
-    return self._manager.restore(epoch, args=ocp.args.Composite(**items))
+  def _restore(self, repair: bool, **like: Any) -> dict[str, Any] | None:
+    """Returns the items of the latest good checkpoint, or None.
+
+    Args:
+      repair: whether to move damaged ones out of the way.
+      **like: trees like those to restore, by item.
+    """
+    damaged: dict[int, str] = {}
+    for epoch in self._epochs():
+      try:
+        restored = self._read(epoch, like)
+      except VersionError:
+        raise
+      except Exception as error:  # Anything can be wrong with damaged files.
+        damaged[epoch] = ' '.join(str(error).split())[:200]
+        continue
+      for bad, reason in damaged.items():
+        print(
+            f'WARNING: the checkpoint {self._directory / str(bad)} is damaged'
+            f' ({reason}); going on from that of epoch {epoch}.',
+            flush=True,
+        )
+        if repair:
+          self._move_away(bad)
+      return restored
+    if damaged:
+      epoch, reason = next(iter(damaged.items()))
+      raise ValueError(
+          f'the checkpoint {self._directory / str(epoch)} is damaged ({reason}),'
+          f' and there is no older good one; delete {self._directory.parent} to'
+          ' train this seed from its start'
+      )
+    return None
+
+  def _epochs(self) -> list[int]:
+    """Returns the epochs that have a checkpoint, damaged or not, last first."""
+    if not self._directory.is_dir():
+      return []
+    # orbax does not count those without metadata.
+    names = [path.name for path in self._directory.iterdir()]
+    return sorted((int(n) for n in names if n.isdecimal()), reverse=True)
+
+  def _read(self, epoch: int, like: dict[str, Any]) -> dict[str, Any]:
+    """Returns the items of a checkpoint, and 'progress' in any case."""
+    content = self._manager.restore(
+        epoch, args=ocp.args.Composite(progress=ocp.args.JsonRestore())
+    )['progress']
+    version = content.get('version', 0)
+    if version != VERSION:
+      raise VersionError(
+          f'the checkpoint {self._directory / str(epoch)} is of version'
+          f' {version}, but this rnnzoo reads version {VERSION}; go on with the'
+          ' rnnzoo that wrote it, or pass another --workdir'
+      )
+    if content['epoch'] != epoch:
+      raise ValueError(f'it is that of epoch {content["epoch"]}')
+    items = {name: _by_path(tree) for name, tree in like.items()}
+    restored = self._manager.restore(
+        epoch,
+        args=ocp.args.Composite(
+            **{
+                name: ocp.args.StandardRestore(leaves)
+                for name, leaves in items.items()
+            }
+        ),
+    )
+    digests = {name: _digest(restored[name]) for name in items}
+    digests['progress'] = _digest_json(content['progress'])
+    for name, digest in digests.items():
+      if content['digests'][name] != digest:
+        raise ValueError(f'{name} is not what was written')
+    trees = {
+        name: _from_paths(restored[name], tree) for name, tree in like.items()
+    }
+    return trees | {'progress': content['progress']}
+
+  def _move_away(self, epoch: int) -> None:
+    """Makes room for a new checkpoint of this epoch, and deletes nothing."""
+    target = self._directory.parent / f'damaged_checkpoint_{epoch}'
+    count = 1
+    while target.exists():
+      count += 1
+      target = target.with_name(f'damaged_checkpoint_{epoch}_{count}')
+    (self._directory / str(epoch)).rename(target)
+    self._manager.reload()
+
+
+def _digest(leaves: dict[str, Any]) -> str:
+  """Returns a digest of the arrays: their names, types and every bit."""
+  digest = hashlib.sha256()
+  for name, leaf in sorted(leaves.items()):
+    array = np.asarray(leaf)
+    digest.update(f'{name} {array.dtype} {array.shape} '.encode())
+    digest.update(array.tobytes())
+  return digest.hexdigest()
+
+
+def _digest_json(content: Any) -> str:
+  text = json.dumps(content, sort_keys=True)
+  return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _by_path(tree: Any) -> dict[str, jax.Array]:
