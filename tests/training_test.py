@@ -167,8 +167,8 @@ class OptimizationTest(parameterized.TestCase):
   @parameterized.named_parameters(
       ('name', {'name': 'lion'}, "'adam', 'adamw'"),
       ('schedule', {'schedule': 'step'}, "'constant', 'cosine'"),
-      ('rate', {'learning_rate': 0.0}, 'learning_rate must be positive'),
-      ('clip', {'clip_norm': -1.0}, 'clip_norm must not be negative'),
+      ('rate', {'learning_rate': 0.0}, 'learning_rate must be a number above 0'),
+      ('clip', {'clip_norm': -1.0}, 'clip_norm must be a number of at least 0'),
       ('exclude', {'weight_decay_exclude': '('}, 'regular expression'),
   )
   def test_impossible(self, fields, message):

@@ -28,7 +28,14 @@ meets them:
 
 from rnnzoo.training.experiment import Experiment
 from rnnzoo.training.experiment import prepare
+from rnnzoo.training.files import RunFileError
 from rnnzoo.training.loop import best_model
 from rnnzoo.training.loop import train_and_evaluate
 
-__all__ = ('Experiment', 'best_model', 'prepare', 'train_and_evaluate')
+__all__ = (
+    'Experiment',
+    'RunFileError',
+    'best_model',
+    'prepare',
+    'train_and_evaluate',
+)

@@ -20,12 +20,14 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from rnnzoo.training import files
+
 # Of what a checkpoint holds. Whoever changes that, or the meaning of a part of
 # it, counts up.
 VERSION = 1
 
 
-class VersionError(ValueError):
+class VersionError(files.RunFileError):
   """The checkpoint was written by another version of this program."""
 
 
@@ -118,7 +120,7 @@ class Checkpoints:
       best: the same.
 
     Raises:
-      ValueError: there are checkpoints, but no good one, or one of another
+      RunFileError: there are checkpoints, but no good one, or one of another
         version.
     """
     restored = self._restore(repair=True, state=state, best=best)
@@ -160,7 +162,7 @@ class Checkpoints:
       return restored
     if damaged:
       epoch, reason = next(iter(damaged.items()))
-      raise ValueError(
+      raise files.RunFileError(
           f'the checkpoint {self._directory / str(epoch)} is damaged ({reason}),'
           f' and there is no older good one; delete {self._directory.parent} to'
           ' train this seed from its start'

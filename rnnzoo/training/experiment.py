@@ -196,6 +196,9 @@ def _changes(
   """Returns the fields of `config` with values other than the defaults."""
   here = run_directory.flatten(run_directory.as_json(config))
   there = run_directory.flatten(run_directory.as_json(defaults))
+  for key in here.keys() - there.keys():
+    if not key.startswith(('model.options.', 'model.last_layer_options.')):
+      raise ValueError(f'the config has no field {key!r}; nothing would read it')
   return {
       key: value
       for key, value in here.items()

@@ -20,6 +20,10 @@ Row = Mapping[str, float | int]
 T = TypeVar('T')
 
 
+class RunFileError(ValueError):
+  """A file of a run is not what was written, or another version wrote it."""
+
+
 @contextlib.contextmanager
 def naming(path: pathlib.Path) -> Iterator[None]:
   """Adds the file's name to an error that comes without: "disk full", say."""
@@ -66,16 +70,16 @@ def read_json(path: pathlib.Path, kind: type[T]) -> T:
   """Returns what is in a JSON file of this kind, say a dict.
 
   Raises:
-    ValueError: it is not what was written there.
+    RunFileError: it is not what was written there.
   """
   try:
     content = json.loads(path.read_text(encoding='utf-8'))
   except (ValueError, RecursionError) as error:
-    raise ValueError(
+    raise RunFileError(
         f'{path} is damaged: it is not the JSON that was written ({error})'
     ) from error
   if not isinstance(content, kind):
-    raise ValueError(
+    raise RunFileError(
         f'{path} is damaged: it holds a {type(content).__name__}, but a'
         f' {kind.__name__} was written'
     )
@@ -106,7 +110,7 @@ def read_csv(
     columns: the type of each column but the first, in order.
 
   Raises:
-    ValueError: it is not what was written there.
+    RunFileError: it is not what was written there.
   """
   try:
     with path.open(encoding='utf-8', newline='') as file:
@@ -123,7 +127,7 @@ def read_csv(
         for line in lines
     ]
   except (ValueError, csv.Error) as error:
-    raise ValueError(
+    raise RunFileError(
         f'{path} is damaged: it is not the table that was written ({error});'
         ' delete it'
     ) from error

@@ -5,7 +5,7 @@ hold all the rest, is why a run that was killed and resumed gives, on CPU,
 bitwise what an uninterrupted run gives.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 import dataclasses
 import math
 import time
@@ -23,7 +23,6 @@ from rnnzoo import tasks
 from rnnzoo.training import checkpointing
 from rnnzoo.training import events as events_lib
 from rnnzoo.training import experiment as experiments
-from rnnzoo.training import figures
 from rnnzoo.training import files
 from rnnzoo.training import optimization
 from rnnzoo.training import program as programs
@@ -43,7 +42,7 @@ def train_and_evaluate(experiment: experiments.Experiment) -> dict[str, Any]:
     ['diverged'] says for which seeds it is worth nothing.
 
   Raises:
-    ValueError: a file in the run directory is not what was written there.
+    RunFileError: a file in the run directory is not what was written there.
     OSError: a file cannot be written.
   """
   config, task = experiment.config, experiment.task
@@ -63,51 +62,11 @@ def train_and_evaluate(experiment: experiments.Experiment) -> dict[str, Any]:
   report = reporting.summarize(
       experiment.name, experiment.changed, task.dataset, results
   )
-  text = reporting.format_report(report)
-  _write_report(experiment, report, text, results)
-  print(text, end='', flush=True)
+  reporting.write_report(
+      experiment.workdir, report, results, task.class_names
+  )
+  print(reporting.format_report(report), end='', flush=True)
   return report
-
-
-def _write_report(
-    experiment: experiments.Experiment,
-    report: Mapping[str, Any],
-    text: str,
-    results: Sequence[Mapping[str, Any]],
-) -> None:
-  """Writes report and figures, unless they are there: a copy may be read-only.
-
-  Args:
-    experiment: what `prepare` returned.
-    report: over all seeds.
-    text: the same for people.
-    results: one a seed.
-  """
-  names = ('report.json', 'report.txt', 'curves.png', 'confusion_matrix.png')
-  as_json, as_text, curves, confusions = (
-      experiment.workdir / name for name in names
-  )
-  if (
-      all(path.exists() for path in (as_json, as_text, curves, confusions))
-      and as_json.read_bytes() == files.json_text(report).encode()
-      and as_text.read_bytes() == text.encode()
-  ):
-    return
-  title = f'{experiment.name}, {report["dataset"]}'
-  figures.plot_curves(
-      curves,
-      title,
-      {f'seed {result["seed"]}': result['history'] for result in results},
-  )
-  figures.plot_confusions(
-      confusions,
-      f'{title}, test, {len(results)} seed(s)',
-      report['confusion_matrix'],
-      experiment.task.class_names,
-  )
-  # Last: where the report is, all is there.
-  files.write_atomically(as_text, text)
-  files.write_json(as_json, report)
 
 
 @dataclasses.dataclass

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from rnnzoo.training import figures
 from rnnzoo.training import files
 
 # The numbers of a test, of which a report has mean and standard deviation.
@@ -55,7 +56,7 @@ def read_result(path: pathlib.Path, seed: int, dataset: str) -> dict[str, Any]:
     dataset: the name of the data set that it must be of.
 
   Raises:
-    ValueError: it is not what was written there.
+    RunFileError: it is not what was written there.
   """
   result = files.read_json(path, dict)
   is_number = lambda value: value is None or isinstance(value, float | int)
@@ -86,7 +87,7 @@ def read_result(path: pathlib.Path, seed: int, dataset: str) -> dict[str, Any]:
   except (KeyError, TypeError, ValueError):
     in_order = False
   if not in_order:
-    raise ValueError(
+    raise files.RunFileError(
         f'{path} is damaged: it is not the result that was written for seed'
         f' {seed} on {dataset}; delete it, and the seed is tested again from'
         ' its checkpoint'
@@ -158,3 +159,37 @@ def format_report(report: Mapping[str, Any]) -> str:
         f'  {metric:<10}{decimals(value["mean"])} +- {decimals(value["std"])}'
     )
   return '\n'.join(lines) + '\n'
+
+
+def write_report(
+    directory: pathlib.Path,
+    report: Mapping[str, Any],
+    results: Sequence[Mapping[str, Any]],
+    class_names: Sequence[str],
+) -> None:
+  """Writes report and figures, unless they are there: a copy may be read-only.
+
+  Args:
+    directory: the run directory.
+    report: what `summarize` returned.
+    results: one a seed, what `report` was made of.
+    class_names: for the figure of confusions.
+  """
+  names = ('report.json', 'report.txt', 'curves.png', 'confusion_matrix.png')
+  paths = [directory / name for name in names]
+  content = {paths[0]: files.json_text(report), paths[1]: format_report(report)}
+  if all(path.exists() for path in paths) and all(
+      path.read_bytes() == text.encode() for path, text in content.items()
+  ):
+    return
+  title = f'{report["experiment"]}, {report["dataset"]}'
+  histories = {f'seed {result["seed"]}': result['history'] for result in results}
+  figures.plot_curves(paths[2], title, histories)
+  figures.plot_confusions(
+      paths[3],
+      f'{title}, test, {len(results)} seed(s)',
+      report['confusion_matrix'],
+      class_names,
+  )
+  for path, text in content.items():
+    files.write_atomically(path, text)

@@ -24,7 +24,7 @@ class EpochTimes:
     done: how many epochs are done; rows of later ones are void.
 
   Raises:
-    ValueError: the file is not what was written there.
+    RunFileError: the file is not what was written there.
   """
 
   def __init__(self, path: pathlib.Path, dataset: str, done: int):
