@@ -247,8 +247,8 @@ class SequentialMnistTest(parameterized.TestCase):
 
   @parameterized.named_parameters(
       ('layer', {'layer': 'Gruu'}, "did you mean 'GRU'.*Elman, LSTM, GRU"),
-      ('features', {'features': 0}, 'features must be positive'),
-      ('layers', {'num_layers': -1}, 'num_layers must be positive'),
+      ('features', {'features': 0}, 'features must be an integer from 1'),
+      ('layers', {'num_layers': -1}, 'num_layers must be an integer from 1'),
       ('option', {'options': {'GRU': {'gamma': 1.0}}}, "argument 'gamma'"),
       ('init', {'options': {'GRU': {'kernel_init': 'he'}}}, 'kernel_init'),
       ('norm', {'norm': 'group'}, 'norm'),

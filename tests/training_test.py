@@ -4,10 +4,8 @@ The task here is made up and tiny; `train_test.py` runs the real program.
 """
 
 import functools
-import importlib
 import json
 import pathlib
-import sys
 from unittest import mock
 
 from absl.testing import absltest
@@ -16,12 +14,10 @@ import chex
 from flax import nnx
 import jax
 import jax.numpy as jnp
-import ml_collections
+import made_up_task
 import numpy as np
 import optax
 
-import rnnzoo
-from rnnzoo import models
 from rnnzoo import tasks
 from rnnzoo import training
 from rnnzoo.training import checkpointing
@@ -32,49 +28,10 @@ from rnnzoo.training import reporting
 from rnnzoo.training import run_directory
 from rnnzoo.training import timing
 
-# configs/ is never installed.
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
-
-
-def base_config() -> ml_collections.ConfigDict:
-  return importlib.import_module('configs.base_smnist').get_config()
-
-
-class SignTask:
-  """Of which sign is the sum of a sequence? 50 + 11 + 7 examples."""
-
-  dataset = 'made up'
-  class_names = ('minus', 'plus')
-  batch_size = 8
-
-  def __init__(self, config=None, **stack):
-    self.stack = stack
-    inputs = np.random.RandomState(0).randn(68, 5, 2).astype(np.float32)
-    label = (inputs.sum((1, 2)) > 0).astype(np.int32)
-    bounds = {'train': (0, 50), 'validation': (50, 61), 'test': (61, 68)}
-    self.splits = {
-        name: {'inputs': inputs[a:b], 'label': label[a:b]}
-        for name, (a, b) in bounds.items()
-    }
-
-  def build_model(self, rngs):
-    backbone = rnnzoo.Stack(
-        rnnzoo.IndRNN, 2, 4, max_abs=0.5, rngs=rngs, **self.stack
-    )
-    return models.SequenceClassifier(backbone, 2, rngs=rngs)
-
-  def evaluate(self, model, examples, rngs=None):
-    logits = model(examples['inputs'], rngs=rngs)
-    losses = optax.softmax_cross_entropy_with_integer_labels(
-        logits, examples['label']
-    )
-    return losses, logits.argmax(-1)
-
-
 @functools.cache
 def make_program(learning_rate=1e-2):
   """Returns a task whose steps carry all there is to carry, and its program."""
-  task = SignTask(num_layers=2, norm='batch', dropout_rate=0.2)
+  task = made_up_task.SignTask(num_layers=2, norm='batch', dropout_rate=0.2)
   optimizer = optax.adam(learning_rate)
   return task, programs.make_program(task, optimizer, eval_batch_size=4)
 
@@ -83,7 +40,7 @@ class OptimizationTest(parameterized.TestCase):
 
   def setUp(self):
     super().setUp()
-    self.config = base_config().optimizer
+    self.config = made_up_task.base_config().optimizer
     self.params = {
         'kernel': jnp.array([1.0, -2.0, 3.0]),
         'bias': jnp.array([0.5]),
@@ -132,7 +89,7 @@ class OptimizationTest(parameterized.TestCase):
     )
 
   def test_exclusion_finds_parameters_of_a_model(self):
-    params = nnx.state(SignTask().build_model(nnx.Rngs(0)), nnx.Param)
+    params = nnx.state(made_up_task.SignTask().build_model(nnx.Rngs(0)), nnx.Param)
     mask = optimization.decay_mask('recurrent_kernel|bias')(params)
     decays = {
         jax.tree_util.keystr(path): leaf
@@ -316,7 +273,7 @@ class ProgramTest(parameterized.TestCase):
 class StopperTest(absltest.TestCase):
 
   def stop_epoch(self, values, **fields):
-    config = base_config().early_stopping
+    config = made_up_task.base_config().early_stopping
     config.update(fields)
     stopper = loop.make_stopper(config)
     for epoch, value in enumerate(values, 1):
@@ -343,12 +300,12 @@ class TrainAndEvaluateTest(absltest.TestCase):
 
   def setUp(self):
     super().setUp()
-    self.config = base_config()
+    self.config = made_up_task.base_config()
     self.config.update(
         task='sign', num_epochs=4, num_seeds=2, eval_batch_size=4
     )
     self.workdir = pathlib.Path(self.create_tempdir().full_path)
-    self.enter_context(mock.patch.object(tasks, 'TASKS', {'sign': SignTask}))
+    self.enter_context(mock.patch.object(tasks, 'TASKS', {'sign': made_up_task.SignTask}))
 
   def train(self):
     return training.train_and_evaluate(
@@ -519,7 +476,7 @@ class CheckpointsTest(absltest.TestCase):
 
   def test_the_latest_comes_back(self):
     directory = self.create_tempdir().full_path
-    params = nnx.state(SignTask().build_model(nnx.Rngs(0)), nnx.Param)
+    params = nnx.state(made_up_task.SignTask().build_model(nnx.Rngs(0)), nnx.Param)
     optimizer_state = optax.adam(1e-3).init(params)
     tree = (params, optimizer_state)
     zeros = jax.tree.map(jnp.zeros_like, tree)
