@@ -4,6 +4,8 @@ Whatever happens to them, a run ends as it would have, bit by bit, or with a
 sentence that names the file.
 """
 
+from collections.abc import Iterator
+import contextlib
 import functools
 import io
 import json
@@ -14,8 +16,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-import contextlib
 from unittest import mock
 
 from absl.testing import absltest
@@ -172,6 +172,191 @@ class DamagedFilesTest(DamageTestCase):
     ]
     self.assertNotEmpty(names)
     self.check_damages(names, ('cut',), repeats=1)
+
+
+class CheckpointsTest(RunFilesTestCase):
+
+  def checkpoint(self, epoch: int) -> pathlib.Path:
+    return self.workdir / f'seed_0/checkpoints/{epoch}'
+
+  def break_checkpoint(self, epoch: int) -> None:
+    for path in (self.checkpoint(epoch) / 'state').rglob('manifest*'):
+      path.write_bytes(b'')
+
+  def test_an_older_one_is_used_with_a_warning(self):
+    self.copy()
+    (self.workdir / 'seed_0/result.json').unlink()
+    self.break_checkpoint(3)
+    output = self.resume()
+    self.assertRegex(output, r'WARNING: the checkpoint .*/3 is damaged')
+    self.assertIn('resumed after epoch 2\n', output)
+    self.check_same('seed_0/metrics.csv')
+    self.assertTrue((self.workdir / 'seed_0/damaged_checkpoint_3').is_dir())
+    # And the run is whole again.
+    (self.workdir / 'seed_0/result.json').unlink()
+    self.assertIn('resumed after epoch 3\n', self.resume())
+    self.check_same()
+
+  def test_no_good_one_left(self):
+    self.copy()
+    (self.workdir / 'seed_0/result.json').unlink()
+    for epoch in (2, 3):
+      self.break_checkpoint(epoch)
+    with self.assertRaisesRegex(
+        training.RunFileError, r'checkpoints/3 is damaged .*; delete .*/seed_0 '
+    ):
+      self.resume()
+    # Nothing was touched.
+    self.assertTrue(self.checkpoint(3).is_dir())
+    shutil.rmtree(self.workdir / 'seed_0')
+    self.resume()
+    self.check_same()
+
+  def test_another_version(self):
+    self.copy()
+    (self.workdir / 'seed_0/result.json').unlink()
+    with mock.patch.object(checkpointing, 'VERSION', 2):
+      with self.assertRaisesRegex(
+          training.RunFileError, 'is of version 1, but this rnnzoo reads .* 2;'
+      ):
+        self.resume()
+      experiment = self.experiment._replace(workdir=self.workdir)
+      with self.assertRaisesRegex(training.RunFileError, 'is of version 1'):
+        training.best_model(experiment, seed=0)
+
+  def test_the_version_is_in_the_file(self):
+    path = self.whole / 'seed_0/checkpoints/3/progress/metadata'
+    self.assertEqual(json.loads(path.read_text())['version'], 1)
+
+  def test_of_another_epoch(self):
+    self.copy()
+    (self.workdir / 'seed_0/result.json').unlink()
+    shutil.rmtree(self.checkpoint(3))
+    self.checkpoint(2).rename(self.checkpoint(3))
+    with self.assertRaisesRegex(training.RunFileError, 'that of epoch 2'):
+      self.resume()
+
+  def test_a_full_disk(self):
+    self.copy()
+    (self.workdir / 'seed_0/result.json').unlink()
+    shutil.rmtree(self.checkpoint(3))
+    shutil.rmtree(self.checkpoint(2))
+    # A file where orbax wants to make a directory, which even root cannot.
+    self.checkpoint(2).parent.rmdir()
+    self.checkpoint(2).parent.write_bytes(b'')
+    with self.assertRaisesRegex(OSError, 'seed_0/checkpoints'):
+      self.resume()
+
+
+class ReportFilesTest(RunFilesTestCase):
+
+  def test_a_full_disk(self):
+    for name in ('report.json', 'seed_0/metrics.csv', 'seed_0/seconds.csv'):
+      with self.subTest(name):
+        self.copy()
+        (self.workdir / 'report.txt').unlink()
+        shutil.rmtree(self.workdir / 'seed_0')
+        (self.workdir / 'seed_0').mkdir()
+        (self.workdir / f'{name}.part').symlink_to('/dev/full')
+        with self.assertRaisesRegex(OSError, f'No space left.*{name}'):
+          self.resume()
+
+  def test_a_finished_run_is_read_without_writing(self):
+    self.copy()
+    before = {
+        path: path.stat().st_mtime_ns for path in self.workdir.rglob('*.*')
+    }
+    read_only = mock.patch.object(
+        files, 'write_atomically', side_effect=OSError(30, 'Read-only')
+    )
+    with read_only:
+      self.resume()
+    for path, time in before.items():
+      self.assertEqual(path.stat().st_mtime_ns, time, msg=path)
+
+  def test_numbers_that_are_not_finite(self):
+    path = self.workdir.with_name('numbers.json')
+    files.write_json(path, {'a': [float('nan'), (1.5, float('inf'))]})
+    self.assertEqual(json.loads(path.read_text()), {'a': [None, [1.5, None]]})
+    self.assertNotIn('NaN', path.read_text())
+
+
+class RunDirectoryTest(RunFilesTestCase):
+
+  def open(self, workdir='', **fields):
+    return run_directory.open_or_create(
+        config(**fields), 'made up', str(workdir), 'sign'
+    )
+
+  def test_names_of_one_second(self):
+    here = os.getcwd()
+    self.addCleanup(os.chdir, here)
+    os.chdir(self.create_tempdir().full_path)
+    paths = {self.open() for _ in range(3)}
+    self.assertLen(paths, 3)
+    for path in paths:
+      self.assertTrue((path / 'config.json').is_file())
+
+  def test_seeds_without_their_config(self):
+    for name in ('config.json', 'run.json'):
+      with self.subTest(name):
+        self.copy()
+        (self.workdir / name).unlink()
+        with self.assertRaisesRegex(ValueError, f'seeds but no {name}'):
+          self.open(self.workdir, seed=5)
+
+  def test_a_config_that_was_not_written_to_the_end(self):
+    self.workdir.mkdir()
+    (self.workdir / 'run.json').write_text('{')
+    self.open(self.workdir)
+    self.open(self.workdir)
+
+  def test_every_field_of_the_config_is_compared(self):
+    self.open(self.workdir)
+    flat = run_directory.flatten(run_directory.as_json(config()))
+    for name, value in flat.items():
+      if name in run_directory.NOT_COMPARED:
+        continue
+      other = config()
+      *sections, last = name.split('.')
+      section = other
+      for part in sections:
+        section = section[part]
+      section.unlock()
+      del section[last]
+      section[last] = f'not {value}'
+      with self.subTest(name), self.assertRaisesRegex(ValueError, name):
+        run_directory.open_or_create(
+            other, 'made up', str(self.workdir), 'sign'
+        )
+
+  def test_one_process_at_a_time(self):
+    self.workdir.mkdir()
+    # Holds the lock until it is killed.
+    code = f"""if True:
+        import pathlib, time
+        from rnnzoo.training import run_directory
+        run_directory._lock(pathlib.Path({str(self.workdir)!r}))
+        print('locked', flush=True)
+        time.sleep(1000)
+    """
+    process = subprocess.Popen(
+        [sys.executable, '-c', code],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env=os.environ | {'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': str(ROOT)},
+    )
+    try:
+      self.assertEqual(process.stdout.readline(), 'locked\n')
+      with self.assertRaisesRegex(
+          ValueError, f'in use by process {process.pid} on .*another --workdir'
+      ):
+        self.open(self.workdir)
+    finally:
+      process.kill()
+      process.communicate()
+    self.open(self.workdir)
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ The task here is made up and tiny; `train_test.py` runs the real program.
 
 import functools
 import json
+import os
 import pathlib
 from unittest import mock
 
@@ -355,6 +356,122 @@ class TrainAndEvaluateTest(absltest.TestCase):
     )
     with self.assertRaisesRegex(FileNotFoundError, 'no checkpoint'):
       training.best_model(experiment, seed=5)
+
+  def test_metrics_are_those_of_the_epoch(self):
+    # Computed once more, by the model of the only epoch.
+    self.config.update(num_seeds=1, num_epochs=1)
+    (seed,) = self.train()['seeds']
+    result = json.loads((self.workdir / 'seed_0/result.json').read_text())
+    experiment = training.prepare(self.config, str(self.workdir), 'sign')
+    model = training.best_model(experiment, seed=0)
+    (row,) = result['history']
+    for split, given in (
+        (
+            'validation',
+            {name: row[f'validation_{name}'] for name in ('loss', 'accuracy')},
+        ),
+        ('test', seed['test']),
+    ):
+      examples = experiment.task.splits[split]
+      losses, predictions = experiment.task.evaluate(model, examples)
+      hits = sum(
+          int(a == b)
+          for a, b in zip(predictions, examples['label'], strict=True)
+      )
+      with self.subTest(split):
+        self.assertEqual(given['accuracy'], hits / len(examples['label']))
+        self.assertAlmostEqual(given['loss'], np.mean(losses), places=5)
+
+  def test_a_loss_that_is_not_finite(self):
+    self.config.update(num_seeds=2, num_epochs=20)
+    make_program = programs.make_program
+
+    def poisoned(*args):
+      program = make_program(*args)
+
+      def train_steps(state, examples, order, num_steps, scale, key):
+        state = program.train_steps(
+            state, examples, order, num_steps, scale, key
+        )
+        nan = jnp.where(state.step > 14, jnp.nan, 1.0)
+        params = jax.tree.map(lambda x: x * nan, state.params)
+        return state._replace(params=params)
+
+      return program._replace(train_steps=train_steps)
+
+    with mock.patch.object(programs, 'make_program', poisoned):
+      report = self.train()
+    self.assertEqual(report['diverged'], [0, 1])
+    text = (self.workdir / 'report.json').read_text()
+    no_constant = mock.Mock(side_effect=ValueError)
+    stored = json.loads(text, parse_constant=no_constant)
+    self.assertEqual(stored['diverged'], [0, 1])
+    result = json.loads(
+        (self.workdir / 'seed_0/result.json').read_text(),
+        parse_constant=no_constant,
+    )
+    self.assertEqual(result['stopped'], 'the loss was not finite in epoch 3')
+    self.assertTrue(result['diverged'])
+    self.assertIsNone(result['history'][-1]['validation_loss'])
+    # The last finite epoch is tested.
+    self.assertLess(result['best_epoch'], 3)
+    self.assertIsNotNone(report['test']['loss']['mean'])
+    # The same once more from the files, which hold null.
+    self.assertEqual(self.train(), report)
+
+  def test_no_epoch_with_a_finite_loss(self):
+    self.config.update(num_seeds=1)
+    self.config.optimizer.update(learning_rate=1e38, clip_norm=0.0, name='sgd')
+    report = self.train()
+    self.assertEqual(report['diverged'], [0])
+    (seed,) = report['seeds']
+    self.assertEqual(seed['best_epoch'], 0)
+    self.assertIsNotNone(report['test']['loss']['mean'])
+
+  def test_the_report_says_what_was_changed(self):
+    defaults = self.config.copy_and_resolve_references()
+    self.config.update(num_seeds=1, num_epochs=1)
+    self.config.model.layer = 'LSTM'
+    self.config.model.options.LSTM.num_heads = 2
+    experiment = training.prepare(
+        self.config, str(self.workdir), 'gru', defaults
+    )
+    report = training.train_and_evaluate(experiment)
+    self.assertEqual(
+        report['experiment'],
+        'gru with num_epochs=1, model.layer=LSTM,'
+        ' model.options.LSTM.num_heads=2',
+    )
+    self.assertEqual(
+        report['changed'],
+        {
+            'num_epochs': 1,
+            'num_seeds': 1,
+            'model.layer': 'LSTM',
+            'model.options.LSTM.num_heads': 2,
+        },
+    )
+    text = (self.workdir / 'report.txt').read_text()
+    self.assertStartsWith(text, 'experiment: gru with num_epochs=1')
+
+  def test_nothing_changed(self):
+    experiment = training.prepare(
+        self.config, str(self.workdir), 'sign', self.config
+    )
+    self.assertEqual(experiment.name, 'sign')
+    self.assertEqual(experiment.changed, {})
+
+  def test_a_field_that_nobody_reads(self):
+    defaults = self.config.copy_and_resolve_references()
+    self.config.unlock()
+    self.config.num_epoch = 3
+    with self.assertRaisesRegex(ValueError, "no field 'num_epoch'"):
+      training.prepare(self.config, str(self.workdir), 'sign', defaults)
+
+  def test_more_than_the_device_can_hold(self):
+    with mock.patch.object(os, 'sysconf', return_value=10):
+      with self.assertRaisesRegex(ValueError, 'the device has 100; .*features'):
+        training.prepare(self.config, str(self.workdir), 'sign')
 
   def test_early_stopping_ends_training(self):
     self.config.update(num_seeds=1)
