@@ -363,7 +363,7 @@ class RunDirectoryTest(RunFilesTestCase):
 class EveryDamageTest(DamageTestCase):
 
   def test_all(self):
-    self.check_damages(self.names(), DAMAGES, repeats=2)
+    self.check_damages(self.names(), DAMAGES, repeats=1)
 
 
 if __name__ == '__main__':

@@ -32,6 +32,13 @@ from rnnzoo.tasks import mnist
 
 SEQUENCES = ('row', 'pixel', 'permuted')
 
+
+def _is_implementation(value: Any) -> bool:
+  """Returns whether it is a name, names or None; the layer knows which."""
+  names = value if isinstance(value, list | tuple) else (value,)
+  return value is None or all(isinstance(name, str) for name in names)
+
+
 # Rules for `config.data` and `config.model`. The greatest sizes are far beyond
 # what a device can hold, and still small enough for a sentence instead of a
 # process that never comes back.
@@ -57,8 +64,9 @@ _MODEL_RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
         'norm': fields.one_of(('layer', 'batch'), optional=True),
         'residual': fields.flag(),
         'dtype': fields.text(optional=True),
-        # Or several to try in turn, which the layer checks.
-        'implementation': fields.Rule('', lambda _: True),
+        'implementation': fields.Rule(
+            'a name, several names to try in turn, or None', _is_implementation
+        ),
         'options': fields.section(),
         'last_layer_options': fields.section(),
     }
