@@ -11,9 +11,9 @@ their digests: one that is not what was written is passed over.
 """
 
 import hashlib
-import json
 import os
 import pathlib
+import shutil
 from typing import Any
 
 import jax
@@ -25,6 +25,9 @@ from rnnzoo.training import files
 # Of what a checkpoint holds. Whoever changes that, or the meaning of a part of
 # it, counts up.
 VERSION = 1
+
+# In the name of a checkpoint that orbax has not written to its end.
+_PARTIAL = '.orbax-checkpoint-tmp'
 
 
 class VersionError(files.RunFileError):
@@ -39,33 +42,20 @@ class Checkpoints:
 
     Args:
       directory: where the checkpoints are, one subdirectory an epoch.
-
-    Raises:
-      OSError: it cannot be opened.
     """
     self._directory = pathlib.Path(directory).absolute()
-    try:
-      self._manager = ocp.CheckpointManager(
-          self._directory,
-          item_names=('state', 'best', 'progress'),
-          options=ocp.CheckpointManagerOptions(
-              # One more than is needed, should the last one be damaged.
-              max_to_keep=2,
-              # The training loop donates its buffers to the next step, so they
-              # must be on disk before it goes on.
-              enable_async_checkpointing=False,
-          ),
-      )
-    except Exception as error:  # orbax and TensorStore raise many kinds.
-      raise OSError(
-          f'cannot open the checkpoints in {self._directory}: {error}'
-      ) from error
+    # Without orbax's manager, which reads all checkpoints when it is made and
+    # fails if one of them is damaged. And not asynchronous: the training loop
+    # donates its buffers to the next step, so they must be on disk before.
+    self._checkpointer = ocp.Checkpointer(
+        ocp.CompositeCheckpointHandler('state', 'best', 'progress')
+    )
 
   def __enter__(self) -> 'Checkpoints':
     return self
 
   def __exit__(self, *unused_exception) -> None:
-    self._manager.close()
+    self._checkpointer.close()
 
   def save(self, epoch: int, state: Any, best: Any, progress: dict) -> None:
     """Writes the checkpoint of `epoch`, and removes the last but one.
@@ -87,28 +77,29 @@ class Checkpoints:
         'digests': {
             'state': _digest(state),
             'best': _digest(best),
-            'progress': _digest_json(progress),
+            'progress': files.digest(progress),
         },
     }
     try:
-      saved = self._manager.save(
-          epoch,
-          args=ocp.args.Composite(
+      self._directory.mkdir(parents=True, exist_ok=True)
+      for path in self._directory.glob(f'*{_PARTIAL}*'):
+        shutil.rmtree(path)  # A process was killed while it wrote.
+      self._checkpointer.save(
+          self._directory / str(epoch),
+          ocp.args.Composite(
               state=ocp.args.StandardSave(state),
               best=ocp.args.StandardSave(best),
               progress=ocp.args.JsonSave(content),
           ),
       )
+      # One more than is needed, should the last one be damaged.
+      for old in self._epochs()[2:]:
+        shutil.rmtree(self._directory / str(old))
     except Exception as error:  # orbax and TensorStore raise many kinds.
       raise OSError(
           f'cannot write the checkpoint of epoch {epoch} to'
           f' {self._directory}: {error}'
       ) from error
-    if not saved:
-      raise OSError(
-          f'cannot write the checkpoint of epoch {epoch} to {self._directory}:'
-          f' that of epoch {self._manager.latest_step()} is in the way'
-      )
 
   def restore(self, state: Any, best: Any) -> tuple[Any, Any, dict] | None:
     """Returns (state, best, progress) of the latest good checkpoint, or None.
@@ -173,28 +164,28 @@ class Checkpoints:
     """Returns the epochs that have a checkpoint, damaged or not, last first."""
     if not self._directory.is_dir():
       return []
-    # orbax does not count those without metadata.
     names = [path.name for path in self._directory.iterdir()]
     return sorted((int(n) for n in names if n.isdecimal()), reverse=True)
 
   def _read(self, epoch: int, like: dict[str, Any]) -> dict[str, Any]:
     """Returns the items of a checkpoint, and 'progress' in any case."""
-    content = self._manager.restore(
-        epoch, args=ocp.args.Composite(progress=ocp.args.JsonRestore())
+    path = self._directory / str(epoch)
+    content = self._checkpointer.restore(
+        path, ocp.args.Composite(progress=ocp.args.JsonRestore())
     )['progress']
     version = content.get('version', 0)
     if version != VERSION:
       raise VersionError(
-          f'the checkpoint {self._directory / str(epoch)} is of version'
+          f'the checkpoint {path} is of version'
           f' {version}, but this rnnzoo reads version {VERSION}; go on with the'
           ' rnnzoo that wrote it, or pass another --workdir'
       )
     if content['epoch'] != epoch:
       raise ValueError(f'it is that of epoch {content["epoch"]}')
     items = {name: _by_path(tree) for name, tree in like.items()}
-    restored = self._manager.restore(
-        epoch,
-        args=ocp.args.Composite(
+    restored = self._checkpointer.restore(
+        path,
+        ocp.args.Composite(
             **{
                 name: ocp.args.StandardRestore(leaves)
                 for name, leaves in items.items()
@@ -202,7 +193,7 @@ class Checkpoints:
         ),
     )
     digests = {name: _digest(restored[name]) for name in items}
-    digests['progress'] = _digest_json(content['progress'])
+    digests['progress'] = files.digest(content['progress'])
     for name, digest in digests.items():
       if content['digests'][name] != digest:
         raise ValueError(f'{name} is not what was written')
@@ -219,7 +210,6 @@ class Checkpoints:
       count += 1
       target = target.with_name(f'damaged_checkpoint_{epoch}_{count}')
     (self._directory / str(epoch)).rename(target)
-    self._manager.reload()
 
 
 def _digest(leaves: dict[str, Any]) -> str:
@@ -230,11 +220,6 @@ def _digest(leaves: dict[str, Any]) -> str:
     digest.update(f'{name} {array.dtype} {array.shape} '.encode())
     digest.update(array.tobytes())
   return digest.hexdigest()
-
-
-def _digest_json(content: Any) -> str:
-  text = json.dumps(content, sort_keys=True)
-  return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _by_path(tree: Any) -> dict[str, jax.Array]:

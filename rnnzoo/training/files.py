@@ -7,6 +7,7 @@ the new one. What is read is checked, and an error names the file.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
 import csv
+import hashlib
 import io
 import json
 import math
@@ -64,6 +65,12 @@ def _without_nan(content: Any) -> Any:
   if isinstance(content, float) and not math.isfinite(content):
     return None
   return content
+
+
+def digest(content: Any) -> str:
+  """Returns a digest of what JSON can hold, the same after a round trip."""
+  text = json.dumps(_without_nan(content), sort_keys=True)
+  return hashlib.sha256(text.encode()).hexdigest()
 
 
 def read_json(path: pathlib.Path, kind: type[T]) -> T:

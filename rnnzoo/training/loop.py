@@ -192,7 +192,7 @@ def run_seed(
   progress.close(f'test accuracy {test["accuracy"]:.4f}, {run.stopped}')
   if times.summary():
     print(f'seed {seed}: {times.summary()}', flush=True)
-  files.write_json(
+  reporting.write_result(
       directory / 'result.json',
       {
           'seed': seed,

@@ -47,8 +47,13 @@ def classification_metrics(
   }
 
 
+def write_result(path: pathlib.Path, result: Mapping[str, Any]) -> None:
+  """Writes a seed's result.json, with a digest of the rest at its end."""
+  files.write_json(path, {**result, 'digest': files.digest(result)})
+
+
 def read_result(path: pathlib.Path, seed: int, dataset: str) -> dict[str, Any]:
-  """Returns what a seed's result.json holds.
+  """Returns what `write_result` wrote.
 
   Args:
     path: the file.
@@ -58,40 +63,19 @@ def read_result(path: pathlib.Path, seed: int, dataset: str) -> dict[str, Any]:
   Raises:
     RunFileError: it is not what was written there.
   """
-  result = files.read_json(path, dict)
-  is_number = lambda value: value is None or isinstance(value, float | int)
   try:
-    in_order = (
-        (result['seed'], result['dataset']) == (seed, dataset)
-        and all(is_number(result['test'][metric]) for metric in METRICS)
-        and np.asarray(result['test']['confusion_matrix'], int).ndim == 2
-        and isinstance(result['diverged'], bool)
-        and isinstance(result['stopped'], str)
-        and all(
-            isinstance(result[name], int)
-            for name in ('best_epoch', 'num_epochs', 'num_parameters')
-        )
-        and len(result['history']) == result['num_epochs']
-        and all(
-            is_number(row[name])
-            for row in result['history']
-            for name in (
-                'epoch',
-                'train_loss',
-                'train_accuracy',
-                'validation_loss',
-                'validation_accuracy',
-            )
-        )
-    )
-  except (KeyError, TypeError, ValueError):
-    in_order = False
-  if not in_order:
+    result = files.read_json(path, dict)
+    digest = result.pop('digest', None)
+    if digest != files.digest(result):
+      raise files.RunFileError(f'{path} is damaged: it was changed')
+    if (result['seed'], result['dataset']) != (seed, dataset):
+      raise files.RunFileError(
+          f'{path} is not the result of seed {seed} on {dataset}'
+      )
+  except files.RunFileError as error:
     raise files.RunFileError(
-        f'{path} is damaged: it is not the result that was written for seed'
-        f' {seed} on {dataset}; delete it, and the seed is tested again from'
-        ' its checkpoint'
-    )
+        f'{error}; delete it, and the seed is tested again from its checkpoint'
+    ) from error
   return result
 
 
