@@ -164,14 +164,14 @@ class DamagedFilesTest(DamageTestCase):
     self.check_damages(names, ('emptied', 'list'), repeats=1)
 
   def test_a_damaged_checkpoint(self):
-    # The arrays' files have names that are drawn at random.
     names = [
         name
         for name in self.names()
-        if name.startswith('seed_0/checkpoints/3/') and '/d/' not in name
+        if name.startswith('seed_0/checkpoints/3/')
     ]
-    self.assertNotEmpty(names)
-    self.check_damages(names, ('cut',), repeats=1)
+    self.assertIn('seed_0/checkpoints/3/manifest.json', names)
+    self.assertGreater(len(names), 15)
+    self.check_damages(names[::3], ('flipped',), repeats=1)
 
 
 class CheckpointsTest(RunFilesTestCase):
@@ -225,7 +225,7 @@ class CheckpointsTest(RunFilesTestCase):
         training.best_model(experiment, seed=0)
 
   def test_the_version_is_in_the_file(self):
-    path = self.whole / 'seed_0/checkpoints/3/progress/metadata'
+    path = self.whole / 'seed_0/checkpoints/3/manifest.json'
     self.assertEqual(json.loads(path.read_text())['version'], 1)
 
   def test_of_another_epoch(self):

@@ -6,8 +6,9 @@ far, and the history of all metrics. Since it is written as a whole, a killed
 run finds a consistent one, and since random numbers depend on (seed, epoch,
 step) only, going on from it gives what an uninterrupted run would have given.
 
-The last two are kept. A checkpoint carries the version of its contents and
-their digests: one that is not what was written is passed over.
+The last two are kept. Beside orbax's files a checkpoint has a manifest.json with
+the version of its contents and the digest of each file. It is written last and
+read first: orbax never sees a file that is not what was written.
 """
 
 import hashlib
@@ -17,7 +18,6 @@ import shutil
 from typing import Any
 
 import jax
-import numpy as np
 import orbax.checkpoint as ocp
 
 from rnnzoo.training import files
@@ -25,6 +25,8 @@ from rnnzoo.training import files
 # Of what a checkpoint holds. Whoever changes that, or the meaning of a part of
 # it, counts up.
 VERSION = 1
+
+_MANIFEST = 'manifest.json'
 
 # In the name of a checkpoint that orbax has not written to its end.
 _PARTIAL = '.orbax-checkpoint-tmp'
@@ -69,28 +71,30 @@ class Checkpoints:
     Raises:
       OSError: it cannot be written.
     """
-    state, best = _by_path(state), _by_path(best)
-    content = {
-        'version': VERSION,
-        'epoch': epoch,
-        'progress': progress,
-        'digests': {
-            'state': _digest(state),
-            'best': _digest(best),
-            'progress': files.digest(progress),
-        },
-    }
+    target = self._directory / str(epoch)
     try:
       self._directory.mkdir(parents=True, exist_ok=True)
       for path in self._directory.glob(f'*{_PARTIAL}*'):
         shutil.rmtree(path)  # A process was killed while it wrote.
       self._checkpointer.save(
-          self._directory / str(epoch),
+          target,
           ocp.args.Composite(
-              state=ocp.args.StandardSave(state),
-              best=ocp.args.StandardSave(best),
-              progress=ocp.args.JsonSave(content),
+              state=ocp.args.StandardSave(_by_path(state)),
+              best=ocp.args.StandardSave(_by_path(best)),
+              progress=ocp.args.JsonSave(progress),
           ),
+      )
+      manifest = {
+          'version': VERSION,
+          'epoch': epoch,
+          'files': {
+              str(path.relative_to(target)): _digest(path)
+              for path in sorted(target.rglob('*'))
+              if path.is_file()
+          },
+      }
+      files.write_json(
+          target / _MANIFEST, {**manifest, 'digest': files.digest(manifest)}
       )
       # One more than is needed, should the last one be damaged.
       for old in self._epochs()[2:]:
@@ -170,37 +174,18 @@ class Checkpoints:
   def _read(self, epoch: int, like: dict[str, Any]) -> dict[str, Any]:
     """Returns the items of a checkpoint, and 'progress' in any case."""
     path = self._directory / str(epoch)
-    content = self._checkpointer.restore(
-        path, ocp.args.Composite(progress=ocp.args.JsonRestore())
-    )['progress']
-    version = content.get('version', 0)
-    if version != VERSION:
-      raise VersionError(
-          f'the checkpoint {path} is of version'
-          f' {version}, but this rnnzoo reads version {VERSION}; go on with the'
-          ' rnnzoo that wrote it, or pass another --workdir'
-      )
-    if content['epoch'] != epoch:
-      raise ValueError(f'it is that of epoch {content["epoch"]}')
-    items = {name: _by_path(tree) for name, tree in like.items()}
+    _check(path)
+    items: dict[str, Any] = {
+        name: ocp.args.StandardRestore(_by_path(tree))
+        for name, tree in like.items()
+    }
     restored = self._checkpointer.restore(
-        path,
-        ocp.args.Composite(
-            **{
-                name: ocp.args.StandardRestore(leaves)
-                for name, leaves in items.items()
-            }
-        ),
+        path, ocp.args.Composite(progress=ocp.args.JsonRestore(), **items)
     )
-    digests = {name: _digest(restored[name]) for name in items}
-    digests['progress'] = files.digest(content['progress'])
-    for name, digest in digests.items():
-      if content['digests'][name] != digest:
-        raise ValueError(f'{name} is not what was written')
     trees = {
         name: _from_paths(restored[name], tree) for name, tree in like.items()
     }
-    return trees | {'progress': content['progress']}
+    return trees | {'progress': restored['progress']}
 
   def _move_away(self, epoch: int) -> None:
     """Makes room for a new checkpoint of this epoch, and deletes nothing."""
@@ -212,14 +197,36 @@ class Checkpoints:
     (self._directory / str(epoch)).rename(target)
 
 
-def _digest(leaves: dict[str, Any]) -> str:
-  """Returns a digest of the arrays: their names, types and every bit."""
-  digest = hashlib.sha256()
-  for name, leaf in sorted(leaves.items()):
-    array = np.asarray(leaf)
-    digest.update(f'{name} {array.dtype} {array.shape} '.encode())
-    digest.update(array.tobytes())
-  return digest.hexdigest()
+def _check(path: pathlib.Path) -> None:
+  """Raises an error unless a checkpoint is what was written.
+
+  Raises:
+    VersionError: it is, but by another version of this program.
+    ValueError: it is not.
+  """
+  if not (path / _MANIFEST).is_file():
+    raise ValueError(f'without {_MANIFEST}, it was not written to its end')
+  manifest = files.read_json(path / _MANIFEST, dict)
+  if manifest.pop('digest', None) != files.digest(manifest):
+    raise ValueError(f'{_MANIFEST} is not what was written')
+  if manifest['version'] != VERSION:
+    raise VersionError(
+        f'the checkpoint {path} is of version {manifest["version"]}, but this'
+        f' rnnzoo reads version {VERSION}; go on with the rnnzoo that wrote it,'
+        ' or pass another --workdir'
+    )
+  if manifest['epoch'] != int(path.name):
+    raise ValueError(f'it is that of epoch {manifest["epoch"]}')
+  for name, digest in manifest['files'].items():
+    if not (path / name).is_file():
+      raise ValueError(f'{name} is gone')
+    if _digest(path / name) != digest:
+      raise ValueError(f'{name} is not what was written')
+
+
+def _digest(path: pathlib.Path) -> str:
+  with path.open('rb') as file:
+    return hashlib.file_digest(file, 'sha256').hexdigest()
 
 
 def _by_path(tree: Any) -> dict[str, jax.Array]:
