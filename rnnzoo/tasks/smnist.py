@@ -170,7 +170,9 @@ class SequentialMnist:
           implementation=model.implementation,
           rngs=rngs,
       )
-    except (TypeError, AttributeError, OverflowError) as error:
+    except (ValueError, NotImplementedError):
+      raise
+    except Exception as error:
       # An option that the layer does not have, or not with such a value.
       raise ValueError(f'{model.layer} cannot be built: {error}') from error
     return models.SequenceClassifier(backbone, len(self.class_names), rngs=rngs)
