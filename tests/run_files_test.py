@@ -13,6 +13,8 @@ import os
 import pathlib
 import random
 import shutil
+import signal
+import struct
 import subprocess
 import sys
 import tempfile
@@ -21,7 +23,9 @@ from unittest import mock
 from absl.testing import absltest
 from absl.testing import parameterized
 import made_up_task
+import numpy as np
 import pytest
+from tensorboardX.proto import event_pb2
 
 from rnnzoo import tasks
 from rnnzoo import training
@@ -246,6 +250,65 @@ class CheckpointsTest(RunFilesTestCase):
     self.checkpoint(2).parent.write_bytes(b'')
     with self.assertRaisesRegex(OSError, 'seed_0/checkpoints'):
       self.resume()
+
+
+class KilledTest(RunFilesTestCase):
+
+  def test_right_after_a_checkpoint(self):
+    process = subprocess.run(
+        [sys.executable, 'tests/killed_run.py', str(self.workdir)],
+        cwd=ROOT,
+        env=os.environ | {'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    self.assertEqual(
+        process.returncode, -signal.SIGKILL, msg=process.stderr
+    )
+    self.assertEqual(self.epochs('seconds.csv'), [1])
+    self.assertEqual(self.epochs('metrics.csv'), [1])
+    self.assertIn('resumed after epoch 1\n', self.resume())
+    self.assertEqual(self.epochs('seconds.csv'), [1, 2, 3])
+    self.check_same('seed_0/metrics.csv')
+    rows = files.read_csv(
+        self.workdir / 'seed_0/metrics.csv',
+        {name: str for name in self.columns('metrics.csv')},
+    )
+    # Each number of each epoch is there, and once.
+    events = self.events()
+    for name in self.columns('metrics.csv'):
+      if name != 'epoch':
+        self.assertEqual(
+            [(step, value) for tag, step, value in events if tag == name],
+            [(k + 1, np.float32(row[name])) for k, row in enumerate(rows)],
+            msg=name,
+        )
+
+  def columns(self, name: str) -> list[str]:
+    text = (self.workdir / 'seed_0' / name).read_text()
+    return text.splitlines()[0].split(',')[1:]
+
+  def epochs(self, name: str) -> list[int]:
+    text = (self.workdir / 'seed_0' / name).read_text()
+    return [int(line.split(',')[1]) for line in text.splitlines()[1:]]
+
+  def events(self) -> list[tuple[str, int, float]]:
+    """Returns (tag, step, value) of all events, as TensorBoard shows them."""
+    events = []
+    for path in sorted((self.workdir / 'seed_0').glob('events.*')):
+      content = path.read_bytes()
+      while content:
+        (size,) = struct.unpack('<Q', content[:8])
+        event = event_pb2.Event.FromString(content[12 : 12 + size])
+        content = content[16 + size :]
+        if event.HasField('session_log'):
+          # What comes later in an older file is void.
+          events = [e for e in events if e[1] < event.step]
+        for value in event.summary.value:
+          if value.HasField('simple_value'):
+            events.append((value.tag, event.step, value.simple_value))
+    return events
 
 
 class ReportFilesTest(RunFilesTestCase):
