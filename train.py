@@ -102,7 +102,9 @@ def _shorten(error: BaseException) -> str:
   while error.args and isinstance(error.args[0], BaseException):
     error = error.args[0]
   # A KeyError's own text is in quotes.
-  text = str(error.args[0] if isinstance(error, KeyError) and error.args else error)
+  text = str(
+      error.args[0] if isinstance(error, KeyError) and error.args else error
+  )
   # ml_collections lists the whole config.
   text, *config = text.split(' Other fields present:')
   if config and (name := re.search(r'"(\w+)"', text)):
@@ -121,7 +123,9 @@ def _describe(error: Exception) -> str:
   )
   for inner in chain:
     if isinstance(inner, SyntaxError) and os.path.isfile(inner.filename or ''):
-      return f'{inner.filename}, line {inner.lineno}, is not Python: {inner.msg}'
+      return (
+          f'{inner.filename}, line {inner.lineno}, is not Python: {inner.msg}'
+      )
     for frame in reversed(traceback.extract_tb(inner.__traceback__)):
       place = os.path.realpath(frame.filename)
       if os.path.isfile(place) and not place.startswith(libraries):
@@ -176,11 +180,10 @@ def parse_flags(argv: list[str]) -> list[str]:
     _give_up(f'there is no config file {_config_path()}')
   if not isinstance(_CONFIG.value, ml_collections.ConfigDict):
     try:
-      _CONFIG.value.task  # Raises what kept the file from being read, if so.
+      # Raises what kept the file from being read, if something did.
+      getattr(_CONFIG.value, 'task', None)
     except OSError as error:
       _give_up(_describe(error))
-    except AttributeError:
-      pass
     _give_up(
         f'get_config() of {_config_path()} must return a ConfigDict; got a'
         f' {type(_CONFIG.value).__name__}'

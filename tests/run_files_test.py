@@ -263,9 +263,7 @@ class KilledTest(RunFilesTestCase):
         text=True,
         check=False,
     )
-    self.assertEqual(
-        process.returncode, -signal.SIGKILL, msg=process.stderr
-    )
+    self.assertEqual(process.returncode, -signal.SIGKILL, msg=process.stderr)
     self.assertEqual(self.epochs('seconds.csv'), [1])
     self.assertEqual(self.epochs('metrics.csv'), [1])
     self.assertIn('resumed after epoch 1\n', self.resume())
@@ -273,7 +271,7 @@ class KilledTest(RunFilesTestCase):
     self.check_same('seed_0/metrics.csv')
     rows = files.read_csv(
         self.workdir / 'seed_0/metrics.csv',
-        {name: str for name in self.columns('metrics.csv')},
+        dict.fromkeys(self.columns('metrics.csv'), str),
     )
     # Each number of each epoch is there, and once.
     events = self.events()

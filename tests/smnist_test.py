@@ -140,7 +140,7 @@ class IdxTest(parameterized.TestCase):
 
     class Endless(http.server.BaseHTTPRequestHandler):
 
-      def do_GET(self):  # noqa: N802
+      def do_GET(self):
         self.send_response(200)
         self.end_headers()
         try:
@@ -271,7 +271,10 @@ class MnistTest(parameterized.TestCase):
       path = self.idx_dir / f'{name}-ubyte.gz'
       whole = path.read_bytes()
       path.write_bytes(idx_bytes(array))
-      sums = {**checksums, path.name: hashlib.md5(path.read_bytes()).hexdigest()}
+      sums = {
+          **checksums,
+          path.name: hashlib.md5(path.read_bytes()).hexdigest(),
+      }
       with self.subTest(f'{name} {array.shape}'):
         with self.assertRaisesRegex(ValueError, 'train-.* must hold'):
           mnist.load(self.data, sums)
@@ -420,7 +423,7 @@ class SequentialMnistTest(parameterized.TestCase):
       ('dtype', {'dtype': 'float17'}, 'dtype'),
       ('implementation', {'implementation': 'cuda'}, 'implementation'),
       ('dropout', {'dropout_rate': 1.0}, 'dropout_rate'),
-      ('wide', {'dtype': 'float64'}, "takes float32 unless JAX_ENABLE_X64"),
+      ('wide', {'dtype': 'float64'}, 'takes float32 unless JAX_ENABLE_X64'),
       ('nan', {'options': {'GRU': {'kernel_scale': float('nan')}}}, 'finite'),
       ('flag', {'implementation': True}, 'implementation'),
   )

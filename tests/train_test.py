@@ -192,7 +192,8 @@ class OutcomeTest(InterruptedTestCase):
     )
     self.assertEqual(report['diverged'], [0])
     self.assertStartsWith(
-        report['experiment'], 'indrnn_smnist with num_epochs=3, model.layer=LSTM'
+        report['experiment'],
+        'indrnn_smnist with num_epochs=3, model.layer=LSTM',
     )
     self.assertIsNone(report['changed']['model.norm'])
     config = json.loads((workdir / 'config.json').read_text())
@@ -228,10 +229,16 @@ class ErrorsTest(absltest.TestCase):
         'nothing': ('', 'must have a function get_config'),
         'syntax': ('def get_config(:\n', 'syntax.py, line 1, is not Python'),
         'null': ('\0', 'null bytes'),
-        'raises': ('def get_config():\n  1 / 0\n', 'raises.py, line 2: ZeroDiv'),
+        'raises': (
+            'def get_config():\n  1 / 0\n',
+            'raises.py, line 2: ZeroDiv',
+        ),
         'key': ('def get_config():\n  {}[1]\n', 'key.py, line 2: KeyError: 1'),
         'file': ('open("/no/where")\n', "'/no/where'"),
-        'module': ('import no_such\n', 'module.py, line 1: ModuleNotFoundError'),
+        'module': (
+            'import no_such\n',
+            'module.py, line 1: ModuleNotFoundError',
+        ),
         'argument': ('def get_config(x):\n  pass\n', 'without arguments'),
         'none': ('def get_config():\n  pass\n', 'ConfigDict; got a NoneType'),
         'dict': ('def get_config():\n  return {}\n', 'ConfigDict; got a dict'),

@@ -29,6 +29,7 @@ from rnnzoo.training import reporting
 from rnnzoo.training import run_directory
 from rnnzoo.training import timing
 
+
 @functools.cache
 def make_program(learning_rate=1e-2):
   """Returns a task whose steps carry all there is to carry, and its program."""
@@ -90,7 +91,9 @@ class OptimizationTest(parameterized.TestCase):
     )
 
   def test_exclusion_finds_parameters_of_a_model(self):
-    params = nnx.state(made_up_task.SignTask().build_model(nnx.Rngs(0)), nnx.Param)
+    params = nnx.state(
+        made_up_task.SignTask().build_model(nnx.Rngs(0)), nnx.Param
+    )
     mask = optimization.decay_mask('recurrent_kernel|bias')(params)
     decays = {
         jax.tree_util.keystr(path): leaf
@@ -125,7 +128,11 @@ class OptimizationTest(parameterized.TestCase):
   @parameterized.named_parameters(
       ('name', {'name': 'lion'}, "'adam', 'adamw'"),
       ('schedule', {'schedule': 'step'}, "'constant', 'cosine'"),
-      ('rate', {'learning_rate': 0.0}, 'learning_rate must be a number above 0'),
+      (
+          'rate',
+          {'learning_rate': 0.0},
+          'learning_rate must be a number above 0',
+      ),
       ('clip', {'clip_norm': -1.0}, 'clip_norm must be a number of at least 0'),
       ('exclude', {'weight_decay_exclude': '('}, 'regular expression'),
   )
@@ -306,7 +313,9 @@ class TrainAndEvaluateTest(absltest.TestCase):
         task='sign', num_epochs=4, num_seeds=2, eval_batch_size=4
     )
     self.workdir = pathlib.Path(self.create_tempdir().full_path)
-    self.enter_context(mock.patch.object(tasks, 'TASKS', {'sign': made_up_task.SignTask}))
+    self.enter_context(
+        mock.patch.object(tasks, 'TASKS', {'sign': made_up_task.SignTask})
+    )
 
   def train(self):
     return training.train_and_evaluate(
@@ -593,7 +602,9 @@ class CheckpointsTest(absltest.TestCase):
 
   def test_the_latest_comes_back(self):
     directory = self.create_tempdir().full_path
-    params = nnx.state(made_up_task.SignTask().build_model(nnx.Rngs(0)), nnx.Param)
+    params = nnx.state(
+        made_up_task.SignTask().build_model(nnx.Rngs(0)), nnx.Param
+    )
     optimizer_state = optax.adam(1e-3).init(params)
     tree = (params, optimizer_state)
     zeros = jax.tree.map(jnp.zeros_like, tree)

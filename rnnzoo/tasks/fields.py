@@ -63,7 +63,8 @@ def number(
     text += f' and {"below" if below else "at most"} {most:g}'
 
   def allows(value):
-    if not _is_a(value, (int, float)):
+    # JAX takes an int for an int32 wherever it meets one.
+    if not (_is_a(value, float) or (_is_a(value, int) and abs(value) < 2**31)):
       return False
     rounded = float32(value)
     return (
@@ -122,7 +123,9 @@ def check(
     name: of the section, as 'config.optimizer'.
   """
   if not isinstance(given, ml_collections.ConfigDict):
-    raise ValueError(f'{name} must be a section with fields, got {given!r}')
+    raise ValueError(
+        f'{name} must be a section with fields; got {shorten(given)}'
+    )
   for field, rule in rules.items():
     if field not in given:
       raise ValueError(
@@ -149,9 +152,7 @@ def check_numbers(value: Any, name: str) -> None:
     for part in value:
       check_numbers(part, name)
   elif _is_a(value, (int, float)) and not math.isfinite(float32(value)):
-    raise ValueError(
-        f'{name} must be finite in float32; got {shorten(value)}'
-    )
+    raise ValueError(f'{name} must be finite in float32; got {shorten(value)}')
 
 
 def float32(value: float) -> float:
@@ -162,7 +163,7 @@ def float32(value: float) -> float:
   except OverflowError:  # An int beyond float64.
     return math.inf
   # XLA takes what is smaller than the least normal number for zero.
-  return float(rounded) if abs(rounded) >= 2.0**-126 else 0.0 * rounded
+  return float(rounded if abs(rounded) >= 2.0**-126 else 0.0 * rounded)
 
 
 def shorten(value: Any) -> str:
@@ -171,7 +172,9 @@ def shorten(value: Any) -> str:
     whole = repr(value)
   except ValueError:  # Python refuses to print ints of thousands of digits.
     return f'a {type(value).__name__} too long to be shown'
-  return whole if len(whole) <= 80 else f'{whole[:60]}... ({len(whole)} letters)'
+  return (
+      whole if len(whole) <= 80 else f'{whole[:60]}... ({len(whole)} letters)'
+  )
 
 
 def _is_a(value: Any, kind: type | tuple[type, ...]) -> bool:

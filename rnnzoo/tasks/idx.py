@@ -159,7 +159,7 @@ def download(directory: str | os.PathLike[str]) -> None:
 
 
 def _read_bounded(response: http.client.HTTPResponse) -> bytes:
-  """Returns an answer, or raises OSError if it is too long or takes too long."""
+  """Returns an answer, or raises OSError if it is too long, or too slow."""
   deadline = time.monotonic() + _MAX_DOWNLOAD_SECONDS
   parts: list[bytes] = []
   size = 0

@@ -36,7 +36,9 @@ SEQUENCES = ('row', 'pixel', 'permuted')
 def _is_implementation(value: Any) -> bool:
   """Returns whether it is a name, names or None; the layer knows which."""
   names = value if isinstance(value, list | tuple) else (value,)
-  return value is None or all(isinstance(name, str) for name in names)
+  return value is None or all(
+      isinstance(name, str) and len(name) < 80 for name in names
+  )
 
 
 # Rules for `config.data` and `config.model`. The greatest sizes are far beyond
@@ -210,7 +212,7 @@ def find_layer(name: str) -> type[rnnzoo.RecurrentLayer]:
   close = difflib.get_close_matches(name.lower(), lower, n=1)
   hint = f'did you mean {lower[close[0]]!r}? ' if close else ''
   raise ValueError(
-      f'unknown layer {name!r}: {hint}known layers are'
+      f'unknown layer {fields.shorten(name)}: {hint}known layers are'
       f' {", ".join(rnnzoo.LAYERS)}'
   )
 
@@ -219,9 +221,10 @@ def _find_dtype(name: str) -> jnp.dtype:
   """Returns the dtype of that name, which JAX must not replace silently."""
   try:
     dtype = jnp.dtype(name)
-  except TypeError as error:
+  except (TypeError, ValueError) as error:
     raise ValueError(
-        f"config.model.dtype is {name!r}, which is no dtype; 'bfloat16' is one"
+        f'config.model.dtype is {fields.shorten(name)}, which is no dtype;'
+        " 'bfloat16' is one"
     ) from error
   computed = jax.dtypes.canonicalize_dtype(dtype)
   if computed != dtype:
@@ -244,9 +247,7 @@ def _layer_options(
   name = f'config.model.{field}.{model.layer}'
   options = model[field].get(model.layer, {})
   if not isinstance(options, Mapping | ml_collections.ConfigDict):
-    raise ValueError(
-        f'{name} must be a section with fields; got {options!r}'
-    )
+    raise ValueError(f'{name} must be a section with fields; got {options!r}')
   arguments = dict(options.items())
   fields.check_numbers(arguments, name)
   for option, value in arguments.items():

@@ -6,9 +6,9 @@ far, and the history of all metrics. Since it is written as a whole, a killed
 run finds a consistent one, and since random numbers depend on (seed, epoch,
 step) only, going on from it gives what an uninterrupted run would have given.
 
-The last two are kept. Beside orbax's files a checkpoint has a manifest.json with
-the version of its contents and the digest of each file. It is written last and
-read first: orbax never sees a file that is not what was written.
+The last two are kept. Beside orbax's files a checkpoint has a manifest.json,
+with the version of its contents and the digest of each file. It is written last
+and read first: orbax never sees a file that is not what was written.
 """
 
 import hashlib
@@ -119,11 +119,9 @@ class Checkpoints:
         version.
     """
     restored = self._restore(repair=True, state=state, best=best)
-    return restored and (
-        restored['state'],
-        restored['best'],
-        restored['progress'],
-    )
+    if restored is None:
+      return None
+    return restored['state'], restored['best'], restored['progress']
 
   def restore_best(self, best: Any) -> Any | None:
     """Returns `best` of the latest good checkpoint, or None; as `restore`."""
@@ -158,9 +156,9 @@ class Checkpoints:
     if damaged:
       epoch, reason = next(iter(damaged.items()))
       raise files.RunFileError(
-          f'the checkpoint {self._directory / str(epoch)} is damaged ({reason}),'
-          f' and there is no older good one; delete {self._directory.parent} to'
-          ' train this seed from its start'
+          f'the checkpoint {self._directory / str(epoch)} is damaged'
+          f' ({reason}), and there is no older good one; delete'
+          f' {self._directory.parent} to train this seed from its start'
       )
     return None
 

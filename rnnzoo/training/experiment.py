@@ -177,7 +177,9 @@ def _check(config: ml_collections.ConfigDict) -> None:
 
 def _check_memory(state: programs.TrainState) -> None:
   """Raises ValueError if the device cannot even hold what is trained."""
-  needed = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+  needed = sum(
+      leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state)
+  )
   stats = jax.devices()[0].memory_stats() or {}
   there = stats.get(
       'bytes_limit', os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')
@@ -198,7 +200,9 @@ def _changes(
   there = run_directory.flatten(run_directory.as_json(defaults))
   for key in here.keys() - there.keys():
     if not key.startswith(('model.options.', 'model.last_layer_options.')):
-      raise ValueError(f'the config has no field {key!r}; nothing would read it')
+      raise ValueError(
+          f'the config has no field {key!r}; nothing would read it'
+      )
   return {
       key: value
       for key, value in here.items()

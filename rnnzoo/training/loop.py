@@ -62,9 +62,7 @@ def train_and_evaluate(experiment: experiments.Experiment) -> dict[str, Any]:
   report = reporting.summarize(
       experiment.name, experiment.changed, task.dataset, results
   )
-  reporting.write_report(
-      experiment.workdir, report, results, task.class_names
-  )
+  reporting.write_report(experiment.workdir, report, results, task.class_names)
   print(reporting.format_report(report), end='', flush=True)
   return report
 

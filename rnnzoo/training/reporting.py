@@ -167,7 +167,9 @@ def write_report(
   ):
     return
   title = f'{report["experiment"]}, {report["dataset"]}'
-  histories = {f'seed {result["seed"]}': result['history'] for result in results}
+  histories = {
+      f'seed {result["seed"]}': result['history'] for result in results
+  }
   figures.plot_curves(paths[2], title, histories)
   figures.plot_confusions(
       paths[3],
