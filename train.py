@@ -170,6 +170,12 @@ def parse_flags(argv: list[str]) -> list[str]:
     _give_up(_describe(error))
   if flags.FLAGS['verbosity'].using_default_value:
     flags.FLAGS.verbosity = logging.WARNING  # type: ignore[assignment]
+    # Where orbax fails, it logs a trace of what is told here in one sentence.
+    logging.get_absl_handler().addFilter(
+        lambda record: '/orbax/' not in pathlib.Path(record.pathname).as_posix()
+    )
+    # So do TensorStore's threads, by errors that nobody can catch.
+    sys.unraisablehook = lambda unused_unraisable: None
   if rest[1:]:
     _give_up(f'unknown argument {rest[1]!r}; a config is --config=<file>')
   if not flags.FLAGS['config'].present:

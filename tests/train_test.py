@@ -42,6 +42,13 @@ runpy.run_path('train.py', run_name='__main__')
 """
 
 
+# Runs the program where no file can be longer than a few bytes.
+LIMITED = """
+import resource, runpy
+resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size}))
+runpy.run_path('train.py', run_name='__main__')
+"""
+
 # Runs the program, with Ctrl-C when a module is imported.
 INTERRUPTED = """
 import os, runpy, signal, sys
@@ -199,6 +206,20 @@ class OutcomeTest(InterruptedTestCase):
     config = json.loads((workdir / 'config.json').read_text())
     self.assertEqual(config['model']['options']['LSTM'], {'num_heads': 2})
     self.assertIsNone(config['model']['norm'])
+
+  def test_a_full_disk(self):
+    # No file can be longer than this, which is what checkpoints need.
+    workdir = pathlib.Path(self.create_tempdir().full_path) / 'run'
+    process = start(
+        *TINY, f'--workdir={workdir}', code=LIMITED.format(size=3000)
+    )
+    _, errors = process.communicate()
+    self.assertEqual(process.returncode, 2, msg=errors)
+    self.assertNotIn('Traceback', errors)
+    self.assertRegex(
+        errors.splitlines()[-1],
+        r'^train.py: cannot write the checkpoint of epoch 1 to .*seed_0',
+    )
 
   def test_interrupted(self):
     self.check_interrupted('absl.flags', 'jax', 'sklearn.metrics')
