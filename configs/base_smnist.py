@@ -5,11 +5,18 @@ The numbers are the recipe of agru_benchmark (its LSTM, GRU and A-GRU): Adam at
 learning rate halved on a plateau of 5 epochs, early stopping after 10, at most
 50 epochs, 85 / 15 split, one layer of 128.
 
-Every field can be overridden, as in `--config.optimizer.learning_rate=3e-4`.
+Every field can be overridden, as in `--config.optimizer.learning_rate=3e-4` or
+`--config.model.norm=None`, and so can every option of a layer, listed or not:
+`--config.model.options.GRU.num_heads=4`.
+
+No other field can be added, by accident say; a config with fields of its own
+calls `config.unlock()` first.
 """
 
 import ml_collections
 from ml_collections import config_dict
+
+import rnnzoo
 
 
 def get_config() -> ml_collections.ConfigDict:
@@ -71,18 +78,20 @@ def get_config() -> ml_collections.ConfigDict:
   # Whether all time steps share one dropout mask.
   model.share_dropout_over_time = False
   # Normalisation of each layer's outputs: 'layer', 'batch' or None.
-  model.norm = config_dict.placeholder(str)
+  model.norm = config_dict.placeholder(object)
   # Whether each layer's input is added to its output.
   model.residual = False
   # The dtype to compute in, as 'bfloat16'; None for that of the parameters.
-  model.dtype = config_dict.placeholder(str)
+  model.dtype = config_dict.placeholder(object)
   # 'scan', 'associative_scan' or 'pallas'; None for the best on the device.
-  model.implementation = config_dict.placeholder(str)
+  model.implementation = config_dict.placeholder(object)
   # Keyword arguments of the layers by name, as model.options.AGRU.gamma: those
   # of model.layer are used. Initialisers are named as in jax.nn.initializers.
-  model.options = ml_collections.ConfigDict()
+  model.options = ml_collections.ConfigDict(
+      {name: {} for name in rnnzoo.LAYERS}
+  )
   # The same for the last layer only, where it differs.
-  model.last_layer_options = ml_collections.ConfigDict()
+  model.last_layer_options = model.options.copy_and_resolve_references()
 
   optimizer = config.optimizer = ml_collections.ConfigDict()
   # 'adam', 'adamw', 'adagrad', 'rmsprop' or 'sgd'.
@@ -118,4 +127,7 @@ def get_config() -> ml_collections.ConfigDict:
   # An improvement is a change of more than this.
   stopping.min_delta = 0.0
 
+  config.lock()
+  model.options.unlock()
+  model.last_layer_options.unlock()
   return config

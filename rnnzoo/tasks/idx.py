@@ -4,11 +4,14 @@ from collections.abc import Mapping
 import gzip
 import hashlib
 import http.client
+import math
 import os
 import pathlib
 import threading
+import time
 import types
 import urllib.request
+import zlib
 
 import numpy as np
 
@@ -24,6 +27,13 @@ CHECKSUMS: Mapping[str, str] = types.MappingProxyType(
     }
 )
 
+# The greatest of the four: 60,000 images with their header.
+_MAX_BYTES = 60_000 * 28 * 28 + 16
+
+# Compressed, it has 9.9 MB.
+_MAX_DOWNLOAD = 16 * 2**20
+_MAX_DOWNLOAD_SECONDS = 600.0
+
 # The smallest of the four, 4.5 kB, which the probe of the network fetches.
 _SMALLEST = 't10k-labels-idx1-ubyte.gz'
 
@@ -38,22 +48,37 @@ def read(path: str | os.PathLike[str]) -> np.ndarray:
     path: the file, still compressed.
 
   Raises:
-    ValueError: the file is not an IDX file of bytes, or not a whole one.
+    ValueError: the file is not an IDX file of bytes, not a whole one, or
+      greater than MNIST's.
   """
   try:
-    content = gzip.decompress(pathlib.Path(path).read_bytes())
-  except (gzip.BadGzipFile, EOFError) as error:
+    with gzip.open(path) as file:
+      head = file.read(4)
+      if len(head) < 4 or head[:3] != b'\x00\x00\x08':
+        raise ValueError(f'{path} is not an IDX file of unsigned bytes')
+      sizes = file.read(4 * head[3])
+      if len(sizes) < 4 * head[3]:
+        raise ValueError(f'{path} ends within its header')
+      shape = np.frombuffer(sizes, '>i4').tolist()
+      if min(shape, default=-1) < 0 or (
+          math.prod(max(size, 1) for size in shape) > _MAX_BYTES
+      ):
+        raise ValueError(
+            f'{path} says that it holds {shape}; MNIST has no such file'
+        )
+      expected = math.prod(shape)
+      # One byte more, so that the file's end is seen, with its checksum.
+      content = file.read(expected + 1)
+  except (OSError, EOFError, zlib.error) as error:
+    if isinstance(error, OSError) and error.errno is not None:
+      raise  # The file is not there, say.
     raise ValueError(f'{path} is not a whole gzip file: {error}') from error
-  if len(content) < 4 or content[:3] != b'\x00\x00\x08':
-    raise ValueError(f'{path} is not an IDX file of unsigned bytes')
-  data_start = 4 + 4 * content[3]
-  shape = tuple(np.frombuffer(content[4:data_start], '>i4').tolist())
-  data = np.frombuffer(content, np.uint8, offset=data_start)
-  if data.size != np.prod(shape):
+  if len(content) != expected:
+    found = 'more' if len(content) > expected else f'{len(content)} bytes'
     raise ValueError(
-        f'{path} holds {data.size} bytes of data, but its header says {shape}'
+        f'{path} holds {found} of data, but its header says {tuple(shape)}'
     )
-  return data.reshape(shape)
+  return np.frombuffer(content, np.uint8).reshape(shape)
 
 
 def verify(
@@ -77,7 +102,8 @@ def verify(
   if missing:
     raise FileNotFoundError(f'{directory} lacks {", ".join(missing)}')
   for name, expected in checksums.items():
-    actual = hashlib.md5((directory / name).read_bytes()).hexdigest()
+    with (directory / name).open('rb') as file:
+      actual = hashlib.file_digest(file, 'md5').hexdigest()
     if actual != expected:
       raise ValueError(
           f'{directory / name} has the MD5 sum {actual}, but MNIST has'
@@ -96,7 +122,7 @@ def reachable(timeout: float = 4.0) -> bool:
   def probe():
     try:
       with urllib.request.urlopen(URL + _SMALLEST, timeout=timeout) as response:
-        answers.append(hashlib.md5(response.read()).hexdigest())
+        answers.append(hashlib.md5(response.read(2**16)).hexdigest())
     except (OSError, http.client.HTTPException):
       pass  # No answer is the answer.
 
@@ -123,10 +149,25 @@ def download(directory: str | os.PathLike[str]) -> None:
     partial = path.with_suffix('.part')
     try:
       with urllib.request.urlopen(URL + name, timeout=30) as response:
-        partial.write_bytes(response.read())
+        partial.write_bytes(_read_bounded(response))
     except (OSError, http.client.HTTPException) as error:
       raise ConnectionError(
           f'could not download {URL + name} ({error}); fetch the four files by'
           ' other means and pass their directory as --config.data.manual_dir'
       ) from error
     os.replace(partial, path)
+
+
+def _read_bounded(response: http.client.HTTPResponse) -> bytes:
+  """Returns an answer, or raises OSError if it is too long, or too slow."""
+  deadline = time.monotonic() + _MAX_DOWNLOAD_SECONDS
+  parts: list[bytes] = []
+  size = 0
+  while part := response.read1(2**16):
+    parts.append(part)
+    size += len(part)
+    if size > _MAX_DOWNLOAD:
+      raise OSError(f'the answer has more than {_MAX_DOWNLOAD:,} bytes')
+    if time.monotonic() > deadline:
+      raise OSError(f'it took more than {_MAX_DOWNLOAD_SECONDS:g} s')
+  return b''.join(parts)

@@ -27,9 +27,52 @@ import optax
 
 import rnnzoo
 from rnnzoo import models
+from rnnzoo.tasks import fields
 from rnnzoo.tasks import mnist
 
 SEQUENCES = ('row', 'pixel', 'permuted')
+
+
+def _is_implementation(value: Any) -> bool:
+  """Returns whether it is a name, names or None; the layer knows which."""
+  names = value if isinstance(value, list | tuple) else (value,)
+  return value is None or all(
+      isinstance(name, str) and len(name) < 80 for name in names
+  )
+
+
+# Rules for `config.data` and `config.model`. The greatest sizes are far beyond
+# what a device can hold, and still small enough for a sentence instead of a
+# process that never comes back.
+_DATA_RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
+    {
+        'source': fields.one_of(mnist.SOURCES),
+        'digits_batch_size': fields.integer(1),
+        'manual_dir': fields.text(),
+        'data_dir': fields.text(),
+        'sequence': fields.one_of(SEQUENCES),
+        'permutation_seed': fields.seed(),
+        'validation_fraction': fields.number(0, 1, above=True, below=True),
+        'split_seed': fields.seed(),
+    }
+)
+_MODEL_RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
+    {
+        'layer': fields.text(),
+        'features': fields.integer(1, 2**16),
+        'num_layers': fields.integer(1, 100),
+        'dropout_rate': fields.number(0, 1, below=True),
+        'share_dropout_over_time': fields.flag(),
+        'norm': fields.one_of(('layer', 'batch'), optional=True),
+        'residual': fields.flag(),
+        'dtype': fields.text(optional=True),
+        'implementation': fields.Rule(
+            'a name, several names to try in turn, or None', _is_implementation
+        ),
+        'options': fields.section(),
+        'last_layer_options': fields.section(),
+    }
+)
 
 # Values of a layer's *_init options in a config, which holds no functions.
 _INITIALIZERS: Mapping[str, jax.nn.initializers.Initializer] = (
@@ -66,21 +109,8 @@ class SequentialMnist:
       FileNotFoundError: data that the config names are missing.
       ConnectionError: the network went away in the middle of a download.
     """
-    if config.data.sequence not in SEQUENCES:
-      raise ValueError(
-          f'config.data.sequence is {config.data.sequence!r}; known are'
-          f' {", ".join(map(repr, SEQUENCES))}'
-      )
-    if not 0.0 < config.data.validation_fraction < 1.0:
-      raise ValueError(
-          'config.data.validation_fraction must lie between 0 and 1, got'
-          f' {config.data.validation_fraction}'
-      )
-    for name in ('features', 'num_layers'):
-      if config.model[name] < 1:
-        raise ValueError(
-            f'config.model.{name} must be positive, got {config.model[name]}'
-        )
+    fields.check(config.data, _DATA_RULES, 'config.data')
+    fields.check(config.model, _MODEL_RULES, 'config.model')
     find_layer(config.model.layer)  # Before the data, which take a while.
     self._model = config.model
     images = mnist.load(config.data)
@@ -123,14 +153,9 @@ class SequentialMnist:
     """
     model = self._model
     layer = find_layer(model.layer)
-    try:
-      dtype = model.dtype and jnp.dtype(model.dtype)
-    except TypeError as error:
-      raise ValueError(
-          f'config.model.dtype is {model.dtype!r}: {error}'
-      ) from error
-    options = _layer_options(model.options, model.layer)
-    last = options | _layer_options(model.last_layer_options, model.layer)
+    dtype = None if model.dtype is None else _find_dtype(model.dtype)
+    options = _layer_options(model, 'options')
+    last = options | _layer_options(model, 'last_layer_options')
     factories = [functools.partial(layer, **options)] * (model.num_layers - 1)
     factories.append(functools.partial(layer, **last))
     try:
@@ -147,8 +172,10 @@ class SequentialMnist:
           implementation=model.implementation,
           rngs=rngs,
       )
-    except TypeError as error:
-      # An option that the layer does not have.
+    except (ValueError, NotImplementedError):
+      raise
+    except Exception as error:
+      # An option that the layer does not have, or not with such a value.
       raise ValueError(f'{model.layer} cannot be built: {error}') from error
     return models.SequenceClassifier(backbone, len(self.class_names), rngs=rngs)
 
@@ -185,24 +212,49 @@ def find_layer(name: str) -> type[rnnzoo.RecurrentLayer]:
   close = difflib.get_close_matches(name.lower(), lower, n=1)
   hint = f'did you mean {lower[close[0]]!r}? ' if close else ''
   raise ValueError(
-      f'unknown layer {name!r}: {hint}known layers are'
+      f'unknown layer {fields.shorten(name)}: {hint}known layers are'
       f' {", ".join(rnnzoo.LAYERS)}'
   )
 
 
+def _find_dtype(name: str) -> jnp.dtype:
+  """Returns the dtype of that name, which JAX must not replace silently."""
+  try:
+    dtype = jnp.dtype(name)
+  except (TypeError, ValueError) as error:
+    raise ValueError(
+        f'config.model.dtype is {fields.shorten(name)}, which is no dtype;'
+        " 'bfloat16' is one"
+    ) from error
+  computed = jax.dtypes.canonicalize_dtype(dtype)
+  if computed != dtype:
+    raise ValueError(
+        f'config.model.dtype is {name!r}, for which JAX takes {computed} unless'
+        ' JAX_ENABLE_X64=1 is in the environment'
+    )
+  return dtype
+
+
 def _layer_options(
-    options: ml_collections.ConfigDict, layer: str
+    model: ml_collections.ConfigDict, field: str
 ) -> dict[str, Any]:
-  """Returns the keyword arguments that a config has for a layer."""
-  arguments = dict(options.get(layer, {}).items())
-  for name, value in arguments.items():
-    if name.endswith('_init'):
-      if value not in _INITIALIZERS:
-        raise ValueError(
-            f'{name} of {layer} is {value!r}; known are'
-            f' {", ".join(map(repr, _INITIALIZERS))}'
-        )
-      arguments[name] = _INITIALIZERS[value]
+  """Returns the keyword arguments that a config has for its layer.
+
+  Args:
+    model: `config.model`.
+    field: 'options' or 'last_layer_options'.
+  """
+  name = f'config.model.{field}.{model.layer}'
+  options = model[field].get(model.layer, {})
+  if not isinstance(options, Mapping | ml_collections.ConfigDict):
+    raise ValueError(f'{name} must be a section with fields; got {options!r}')
+  arguments = dict(options.items())
+  fields.check_numbers(arguments, name)
+  for option, value in arguments.items():
+    if option.endswith('_init'):
+      rule = fields.one_of(_INITIALIZERS)
+      fields.check(options, {option: rule}, name)
+      arguments[option] = _INITIALIZERS[value]
   return arguments
 
 

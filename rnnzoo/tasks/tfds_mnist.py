@@ -36,8 +36,11 @@ class MNIST(  # type: ignore[call-arg]  # TFDS comes without types.
     directory = dl_manager.manual_dir
     return {
         split: self._generate_examples(
-            idx.read(directory / f'{prefix}-images-idx3-ubyte.gz'),
-            idx.read(directory / f'{prefix}-labels-idx1-ubyte.gz'),
+            *check(
+                idx.read(directory / f'{prefix}-images-idx3-ubyte.gz'),
+                idx.read(directory / f'{prefix}-labels-idx1-ubyte.gz'),
+                f'{directory}/{prefix}-*',
+            )
         )
         for split, prefix in (('train', 'train'), ('test', 't10k'))
     }
@@ -52,13 +55,51 @@ class MNIST(  # type: ignore[call-arg]  # TFDS comes without types.
       yield index, {'image': encoded, 'label': int(label)}
 
 
+def check(
+    images: np.ndarray, labels: np.ndarray, source: str
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns both, or raises ValueError unless they are digits with labels.
+
+  Args:
+    images: uint8 [N, 28, 28].
+    labels: ints [N] from 0 to 9.
+    source: where they are from.
+  """
+  if images.shape != (len(labels), 28, 28) or labels.ndim != 1:
+    raise ValueError(
+        f'{source} must hold images [N, 28, 28] and labels [N]; got'
+        f' {images.shape} and {labels.shape}'
+    )
+  if images.dtype != np.uint8 or not len(labels):
+    raise ValueError(
+        f'{source} must hold images of bytes, one at least; got'
+        f' {len(labels)} of {images.dtype}'
+    )
+  if labels.min() < 0 or labels.max() > 9:
+    raise ValueError(
+        f'{source} must hold labels from 0 to 9; got {labels.min()} to'
+        f' {labels.max()}'
+    )
+  return images, labels
+
+
 def prepare(data_dir: str | os.PathLike[str], idx_dir: str | os.PathLike[str]):
-  """Writes TFDS's `mnist` under `data_dir` from the IDX files in `idx_dir`."""
+  """Writes TFDS's `mnist` under `data_dir` from the IDX files in `idx_dir`.
+
+  Raises:
+    ValueError: a file does not hold MNIST's images or labels.
+    OSError: the copy cannot be written.
+  """
   tfds.disable_progress_bar()
-  builder = MNIST(data_dir=data_dir, file_format='array_record')
-  builder.download_and_prepare(
-      download_config=tfds.download.DownloadConfig(manual_dir=idx_dir)
-  )
+  try:
+    builder = MNIST(data_dir=data_dir, file_format='array_record')
+    builder.download_and_prepare(
+        download_config=tfds.download.DownloadConfig(manual_dir=idx_dir)
+    )
+  except (ValueError, OSError):
+    raise
+  except Exception as error:  # TFDS and its writers raise many kinds.
+    raise OSError(f'cannot prepare MNIST in {data_dir}: {error}') from error
 
 
 def read(
@@ -71,7 +112,8 @@ def read(
     split: 'train' or 'test'.
 
   Raises:
-    ValueError: the copy is not in a format that can be read by index.
+    ValueError: the copy is damaged, or not in a format that can be read by
+      index.
   """
   try:
     source = tfds.data_source(
@@ -80,14 +122,23 @@ def read(
         data_dir=data_dir,
         decoders={'image': tfds.decode.SkipDecoding()},
     )
+    examples = source.__getitems__(range(len(source)))
+    images = np.stack(
+        [np.asarray(Image.open(io.BytesIO(e['image']))) for e in examples]
+    )
+    labels = np.array([example['label'] for example in examples], np.int64)
+    expected = source.dataset_info.splits[split].num_examples
+    if len(labels) != expected:
+      raise ValueError(f'{len(labels)} of {expected} images are there')
+    check(images, labels, f'split {split!r}')
   except NotImplementedError as error:
     raise ValueError(
         f'the copy of mnist in {data_dir} is stored for TensorFlow readers'
         ' only; pass another directory as --config.data.data_dir'
     ) from error
-  examples = source.__getitems__(range(len(source)))
-  images = np.stack(
-      [np.asarray(Image.open(io.BytesIO(e['image']))) for e in examples]
-  )
-  labels = np.array([example['label'] for example in examples], np.int32)
-  return images, labels
+  except Exception as error:  # TFDS, its readers and PIL raise many kinds.
+    raise ValueError(
+        f'the copy of mnist in {data_dir}/mnist is damaged ({error}); delete'
+        ' that directory, and it is prepared anew'
+    ) from error
+  return images, labels.astype(np.int32)

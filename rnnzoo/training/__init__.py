@@ -20,12 +20,22 @@ meets them:
   checkpointing   what a killed run goes on from
   progress        the bar on the terminal
   timing          the seconds of each epoch
-  reporting       metric files, curves, the final report
+  files           the files of a run directory: written whole, read with care
+  events          for TensorBoard
+  figures         curves and confusions
+  reporting       the results of seeds, the final report
 """
 
 from rnnzoo.training.experiment import Experiment
 from rnnzoo.training.experiment import prepare
+from rnnzoo.training.files import RunFileError
 from rnnzoo.training.loop import best_model
 from rnnzoo.training.loop import train_and_evaluate
 
-__all__ = ('Experiment', 'best_model', 'prepare', 'train_and_evaluate')
+__all__ = (
+    'Experiment',
+    'RunFileError',
+    'best_model',
+    'prepare',
+    'train_and_evaluate',
+)

@@ -5,14 +5,35 @@ statistics, the optimiser's state, the plateau's state, the best parameters so
 far, and the history of all metrics. Since it is written as a whole, a killed
 run finds a consistent one, and since random numbers depend on (seed, epoch,
 step) only, going on from it gives what an uninterrupted run would have given.
+
+The last two are kept. Beside orbax's files a checkpoint has a manifest.json,
+with the version of its contents and the digest of each file. It is written last
+and read first: orbax never sees a file that is not what was written.
 """
 
+import hashlib
 import os
 import pathlib
+import shutil
 from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
+
+from rnnzoo.training import files
+
+# Of what a checkpoint holds. Whoever changes that, or the meaning of a part of
+# it, counts up.
+VERSION = 1
+
+_MANIFEST = 'manifest.json'
+
+# In the name of a checkpoint that orbax has not written to its end.
+_PARTIAL = '.orbax-checkpoint-tmp'
+
+
+class VersionError(files.RunFileError):
+  """The checkpoint was written by another version of this program."""
 
 
 class Checkpoints:
@@ -24,71 +45,186 @@ class Checkpoints:
     Args:
       directory: where the checkpoints are, one subdirectory an epoch.
     """
-    self._manager = ocp.CheckpointManager(
-        pathlib.Path(directory).absolute(),
-        item_names=('state', 'best', 'progress'),
-        options=ocp.CheckpointManagerOptions(
-            max_to_keep=1,
-            # The training loop donates its buffers to the next step, so they
-            # must be on disk before it goes on.
-            enable_async_checkpointing=False,
-        ),
+    self._directory = pathlib.Path(directory).absolute()
+    # Without orbax's manager, which reads all checkpoints when it is made and
+    # fails if one of them is damaged. And not asynchronous: the training loop
+    # donates its buffers to the next step, so they must be on disk before.
+    self._checkpointer = ocp.Checkpointer(
+        ocp.CompositeCheckpointHandler('state', 'best', 'progress')
     )
 
   def __enter__(self) -> 'Checkpoints':
     return self
 
   def __exit__(self, *unused_exception) -> None:
-    self._manager.close()
+    self._checkpointer.close()
 
   def save(self, epoch: int, state: Any, best: Any, progress: dict) -> None:
-    """Writes the checkpoint of `epoch`, and then removes the previous one.
+    """Writes the checkpoint of `epoch`, and removes the last but one.
 
     Args:
       epoch: how many epochs are done.
       state: pytree of arrays, what the next step needs.
       best: pytree of arrays, the model to be tested.
       progress: what JSON can hold.
+
+    Raises:
+      OSError: it cannot be written.
     """
-    self._manager.save(
-        epoch,
-        args=ocp.args.Composite(
-            state=ocp.args.StandardSave(_by_path(state)),
-            best=ocp.args.StandardSave(_by_path(best)),
-            progress=ocp.args.JsonSave(progress),
-        ),
-    )
+    target = self._directory / str(epoch)
+    try:
+      self._directory.mkdir(parents=True, exist_ok=True)
+      for path in self._directory.glob(f'*{_PARTIAL}*'):
+        shutil.rmtree(path)  # A process was killed while it wrote.
+      self._checkpointer.save(
+          target,
+          ocp.args.Composite(
+              state=ocp.args.StandardSave(_by_path(state)),
+              best=ocp.args.StandardSave(_by_path(best)),
+              progress=ocp.args.JsonSave(progress),
+          ),
+      )
+      manifest = {
+          'version': VERSION,
+          'epoch': epoch,
+          'files': {
+              str(path.relative_to(target)): _digest(path)
+              for path in sorted(target.rglob('*'))
+              if path.is_file()
+          },
+      }
+      files.write_json(
+          target / _MANIFEST, {**manifest, 'digest': files.digest(manifest)}
+      )
+      # One more than is needed, should the last one be damaged.
+      for old in self._epochs()[2:]:
+        shutil.rmtree(self._directory / str(old))
+    except Exception as error:  # orbax and TensorStore raise many kinds.
+      raise OSError(
+          f'cannot write the checkpoint of epoch {epoch} to'
+          f' {self._directory}: {error}'
+      ) from error
 
   def restore(self, state: Any, best: Any) -> tuple[Any, Any, dict] | None:
-    """Returns (state, best, progress) of the latest checkpoint, or None.
+    """Returns (state, best, progress) of the latest good checkpoint, or None.
+
+    Later ones, which are damaged, are moved out of the way with a warning.
 
     Args:
       state: pytree like the one that was saved, of arrays or their shapes.
       best: the same.
+
+    Raises:
+      RunFileError: there are checkpoints, but no good one, or one of another
+        version.
     """
-    restored = self._restore(
-        state=ocp.args.StandardRestore(_by_path(state)),
-        best=ocp.args.StandardRestore(_by_path(best)),
-        progress=ocp.args.JsonRestore(),
-    )
+    restored = self._restore(repair=True, state=state, best=best)
     if restored is None:
       return None
-    return (
-        _from_paths(restored['state'], state),
-        _from_paths(restored['best'], best),
-        restored['progress'],
-    )
+    return restored['state'], restored['best'], restored['progress']
 
   def restore_best(self, best: Any) -> Any | None:
-    """Returns `best` of the latest checkpoint, or None; as `restore`."""
-    restored = self._restore(best=ocp.args.StandardRestore(_by_path(best)))
-    return restored and _from_paths(restored['best'], best)
+    """Returns `best` of the latest good checkpoint, or None; as `restore`."""
+    restored = self._restore(repair=False, best=best)
+    return restored and restored['best']
 
-  def _restore(self, **items: ocp.args.CheckpointArgs) -> Any | None:
-    epoch = self._manager.latest_step()
-    if epoch is None:
-      return None
-    return self._manager.restore(epoch, args=ocp.args.Composite(**items))
+  def _restore(self, repair: bool, **like: Any) -> dict[str, Any] | None:
+    """Returns the items of the latest good checkpoint, or None.
+
+    Args:
+      repair: whether to move damaged ones out of the way.
+      **like: trees like those to restore, by item.
+    """
+    damaged: dict[int, str] = {}
+    for epoch in self._epochs():
+      try:
+        restored = self._read(epoch, like)
+      except VersionError:
+        raise
+      except Exception as error:  # Anything can be wrong with damaged files.
+        damaged[epoch] = ' '.join(str(error).split())[:200]
+        continue
+      for bad, reason in damaged.items():
+        print(
+            f'WARNING: the checkpoint {self._directory / str(bad)} is damaged'
+            f' ({reason}); going on from that of epoch {epoch}.',
+            flush=True,
+        )
+        if repair:
+          self._move_away(bad)
+      return restored
+    if damaged:
+      epoch, reason = next(iter(damaged.items()))
+      raise files.RunFileError(
+          f'the checkpoint {self._directory / str(epoch)} is damaged'
+          f' ({reason}), and there is no older good one; delete'
+          f' {self._directory.parent} to train this seed from its start'
+      )
+    return None
+
+  def _epochs(self) -> list[int]:
+    """Returns the epochs that have a checkpoint, damaged or not, last first."""
+    if not self._directory.is_dir():
+      return []
+    names = [path.name for path in self._directory.iterdir()]
+    return sorted((int(n) for n in names if n.isdecimal()), reverse=True)
+
+  def _read(self, epoch: int, like: dict[str, Any]) -> dict[str, Any]:
+    """Returns the items of a checkpoint, and 'progress' in any case."""
+    path = self._directory / str(epoch)
+    _check(path)
+    items: dict[str, Any] = {
+        name: ocp.args.StandardRestore(_by_path(tree))
+        for name, tree in like.items()
+    }
+    restored = self._checkpointer.restore(
+        path, ocp.args.Composite(progress=ocp.args.JsonRestore(), **items)
+    )
+    trees = {
+        name: _from_paths(restored[name], tree) for name, tree in like.items()
+    }
+    return trees | {'progress': restored['progress']}
+
+  def _move_away(self, epoch: int) -> None:
+    """Makes room for a new checkpoint of this epoch, and deletes nothing."""
+    target = self._directory.parent / f'damaged_checkpoint_{epoch}'
+    count = 1
+    while target.exists():
+      count += 1
+      target = target.with_name(f'damaged_checkpoint_{epoch}_{count}')
+    (self._directory / str(epoch)).rename(target)
+
+
+def _check(path: pathlib.Path) -> None:
+  """Raises an error unless a checkpoint is what was written.
+
+  Raises:
+    VersionError: it is, but by another version of this program.
+    ValueError: it is not.
+  """
+  if not (path / _MANIFEST).is_file():
+    raise ValueError(f'without {_MANIFEST}, it was not written to its end')
+  manifest = files.read_json(path / _MANIFEST, dict)
+  if manifest.pop('digest', None) != files.digest(manifest):
+    raise ValueError(f'{_MANIFEST} is not what was written')
+  if manifest['version'] != VERSION:
+    raise VersionError(
+        f'the checkpoint {path} is of version {manifest["version"]}, but this'
+        f' rnnzoo reads version {VERSION}; go on with the rnnzoo that wrote it,'
+        ' or pass another --workdir'
+    )
+  if manifest['epoch'] != int(path.name):
+    raise ValueError(f'it is that of epoch {manifest["epoch"]}')
+  for name, digest in manifest['files'].items():
+    if not (path / name).is_file():
+      raise ValueError(f'{name} is gone')
+    if _digest(path / name) != digest:
+      raise ValueError(f'{name} is not what was written')
+
+
+def _digest(path: pathlib.Path) -> str:
+  with path.open('rb') as file:
+    return hashlib.file_digest(file, 'sha256').hexdigest()
 
 
 def _by_path(tree: Any) -> dict[str, jax.Array]:

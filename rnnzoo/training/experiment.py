@@ -4,19 +4,53 @@ Everything that can be wrong with a config, the data or the run directory is
 found here, before any training, and told in one sentence.
 """
 
+from collections.abc import Mapping
+import os
 import pathlib
-from typing import NamedTuple
+import types
+from typing import Any, NamedTuple
 
 import jax
 import ml_collections
 import optax
 
 from rnnzoo import tasks
+from rnnzoo.tasks import fields
 from rnnzoo.training import optimization
 from rnnzoo.training import program as programs
 from rnnzoo.training import run_directory
 
 MONITORS = ('validation_loss', 'validation_accuracy')
+
+# Rules for what training itself reads; a task checks its own sections.
+_RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
+    {
+        'task': fields.text(),
+        'seed': fields.seed(),
+        'num_seeds': fields.integer(1),
+        'num_epochs': fields.integer(1),
+        'batch_size': fields.integer(1),
+        'eval_batch_size': fields.integer(1),
+        'monitor': fields.one_of(MONITORS),
+        'checkpoint_every': fields.integer(1),
+        'checkpoint_seconds': fields.number(0),
+        'optimizer': fields.section(),
+        'early_stopping': fields.section(),
+    }
+)
+_STOPPING_RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
+    {'patience': fields.integer(0), 'min_delta': fields.number(0)}
+)
+
+# A config with other values here is still the experiment of its file's name.
+_NOT_IN_THE_NAME = (
+    'seed',
+    'num_seeds',
+    'eval_batch_size',
+    'checkpoint_every',
+    'checkpoint_seconds',
+    'data.source',
+)
 
 
 class Experiment(NamedTuple):
@@ -25,7 +59,8 @@ class Experiment(NamedTuple):
   Attributes:
     config: the resolved config.
     workdir: the run directory, which belongs to this config.
-    name: of the experiment.
+    name: of the experiment, with what was changed in it.
+    changed: the fields whose values are not those of the config's file.
     task: the task with its data.
     program: the compiled functions.
     schedule: the learning rate as a function of the step.
@@ -36,6 +71,7 @@ class Experiment(NamedTuple):
   config: ml_collections.ConfigDict
   workdir: pathlib.Path
   name: str
+  changed: Mapping[str, Any]
   task: tasks.Task
   program: programs.Program
   schedule: optax.Schedule
@@ -44,49 +80,77 @@ class Experiment(NamedTuple):
 
 
 def prepare(
-    config: ml_collections.ConfigDict, workdir: str, name: str = 'experiment'
+    config: ml_collections.ConfigDict,
+    workdir: str,
+    name: str = 'experiment',
+    defaults: ml_collections.ConfigDict | None = None,
 ) -> Experiment:
   """Reads the data and checks all that can be checked before training.
 
   Args:
     config: what to do; `configs/base_smnist.py` explains the fields.
     workdir: the run directory, which is resumed if it holds a run; '' for a
-      new one under runs/.
+      new one under runs/. No other process can use it while this one lives.
     name: of the experiment, for the report.
+    defaults: the config that has this name. The report says where `config`
+      differs.
 
   Raises:
-    ValueError: a field's value cannot be, or the run directory belongs to
-      another config.
+    ValueError: a field's value cannot be, the run directory belongs to another
+      config or is in use, or a file in it is damaged.
     NotImplementedError: the implementation that the config names cannot run.
-    OSError: data are missing.
+    OSError: data are missing, or the run directory cannot be made.
   """
   _check(config)
   plateau = optimization.make_plateau(config.optimizer)
   optimization.make_optimizer(config.optimizer, 1)  # Before the data.
+  changed = {} if defaults is None else _changes(config, defaults)
   task = tasks.TASKS[config.task](config)
   num_examples = len(task.splits['train']['label'])
+  if task.batch_size > num_examples:
+    raise ValueError(
+        f'config.batch_size must be at most {num_examples}, the number of'
+        f' training examples; got {task.batch_size}'
+    )
   steps_per_epoch = -(-num_examples // task.batch_size)
   num_steps = config.num_epochs * steps_per_epoch
+  if num_steps >= 2**31:
+    raise ValueError(
+        f'config.num_epochs must be below {2**31 // steps_per_epoch}, since'
+        f' steps are counted in 32 bits; got {config.num_epochs}'
+    )
   program = programs.make_program(
       task,
       optimization.make_optimizer(config.optimizer, num_steps),
       config.eval_batch_size,
   )
   key = jax.random.key(0)
+  state = jax.eval_shape(program.init, key)
+  _check_memory(state)
   # Tracing one step, without running it, finds what the model will not take.
   jax.eval_shape(
       program.train_steps,
-      jax.eval_shape(program.init, key),
+      state,
       task.splits['train'],
       jax.eval_shape(program.shuffle, key, 0),
       0,
       1.0,
       key,
   )
+  full_name = name
+  if differs := [key for key in changed if key not in _NOT_IN_THE_NAME]:
+    full_name += ' with ' + ', '.join(f'{k}={changed[k]}' for k in differs)
   return Experiment(
       config=config,
-      workdir=run_directory.open_or_create(config, task.dataset, workdir, name),
-      name=name,
+      workdir=run_directory.open_or_create(
+          config,
+          task.dataset,
+          workdir,
+          full_name,
+          prefix=f'{name}-changed' if differs else name,
+      ),
+      name=full_name,
+      changed=changed,
       task=task,
       program=program,
       schedule=optimization.make_schedule(config.optimizer, num_steps),
@@ -97,23 +161,51 @@ def prepare(
 
 def _check(config: ml_collections.ConfigDict) -> None:
   """Raises ValueError if a field that training itself reads cannot be."""
-  for name, value, least in (
-      ('num_epochs', config.num_epochs, 1),
-      ('num_seeds', config.num_seeds, 1),
-      ('seed', config.seed, 0),
-      ('batch_size', config.batch_size, 1),
-      ('eval_batch_size', config.eval_batch_size, 1),
-      ('checkpoint_every', config.checkpoint_every, 1),
-      ('checkpoint_seconds', config.checkpoint_seconds, 0),
-      ('early_stopping.patience', config.early_stopping.patience, 0),
-  ):
-    if value < least:
-      raise ValueError(f'config.{name} must be at least {least}, got {value}')
-  for name, value, known in (
-      ('task', config.task, tasks.TASKS),
-      ('monitor', config.monitor, MONITORS),
-  ):
-    if value not in known:
+  fields.check(config, _RULES, 'config')
+  fields.check(config.early_stopping, _STOPPING_RULES, 'config.early_stopping')
+  last_seed = config.seed + config.num_seeds - 1
+  if last_seed >= 2**32:
+    raise ValueError(
+        'config.seed + config.num_seeds - 1 must be a seed below 2^32; got'
+        f' {last_seed}'
+    )
+  known = fields.one_of(tasks.TASKS)
+  fields.check(config, {'task': known}, 'config')
+  # Here, since the run directory needs it as well.
+  run_directory.as_json(config)
+
+
+def _check_memory(state: programs.TrainState) -> None:
+  """Raises ValueError if the device cannot even hold what is trained."""
+  needed = sum(
+      leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state)
+  )
+  stats = jax.devices()[0].memory_stats() or {}
+  there = stats.get(
+      'bytes_limit', os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')
+  )
+  if needed > there:
+    raise ValueError(
+        f'the parameters and the state of the optimizer take {needed:,} bytes,'
+        f' but the device has {there:,}; choose a smaller'
+        ' config.model.features or config.model.num_layers'
+    )
+
+
+def _changes(
+    config: ml_collections.ConfigDict, defaults: ml_collections.ConfigDict
+) -> dict[str, Any]:
+  """Returns the fields of `config` with values other than the defaults."""
+  here = run_directory.flatten(run_directory.as_json(config))
+  there = run_directory.flatten(run_directory.as_json(defaults))
+  for key in here.keys() - there.keys():
+    if not key.startswith(('model.options.', 'model.last_layer_options.')):
       raise ValueError(
-          f'config.{name} is {value!r}; known are {", ".join(map(repr, known))}'
+          f'the config has no field {key!r}; nothing would read it'
       )
+  return {
+      key: value
+      for key, value in here.items()
+      if key not in run_directory.NOT_COMPARED
+      and (key not in there or value != there[key])
+  }

@@ -7,7 +7,6 @@ bitwise what an uninterrupted run gives.
 
 from collections.abc import Mapping
 import dataclasses
-import json
 import math
 import time
 from typing import Any
@@ -22,7 +21,9 @@ import optax
 
 from rnnzoo import tasks
 from rnnzoo.training import checkpointing
+from rnnzoo.training import events as events_lib
 from rnnzoo.training import experiment as experiments
+from rnnzoo.training import files
 from rnnzoo.training import optimization
 from rnnzoo.training import program as programs
 from rnnzoo.training import progress as progress_lib
@@ -37,7 +38,12 @@ def train_and_evaluate(experiment: experiments.Experiment) -> dict[str, Any]:
     experiment: what `prepare` returned. Seeds that are done are not run again.
 
   Returns:
-    What report.json holds; ['test']['accuracy']['mean'] is the main result.
+    What report.json holds; ['test']['accuracy']['mean'] is the main result, and
+    ['diverged'] says for which seeds it is worth nothing.
+
+  Raises:
+    RunFileError: a file in the run directory is not what was written there.
+    OSError: a file cannot be written.
   """
   config, task = experiment.config, experiment.task
   print(
@@ -49,27 +55,15 @@ def train_and_evaluate(experiment: experiments.Experiment) -> dict[str, Any]:
   splits = jax.device_put({k: dict(v) for k, v in task.splits.items()})
   results = []
   for seed in range(config.seed, config.seed + config.num_seeds):
-    result_path = experiment.workdir / f'seed_{seed}' / 'result.json'
-    if not result_path.exists():
+    path = experiment.workdir / f'seed_{seed}' / 'result.json'
+    if not path.exists():
       run_seed(experiment, splits, seed)
-    results.append(json.loads(result_path.read_text(encoding='utf-8')))
-  report = reporting.summarize(experiment.name, task.dataset, results)
-  text = reporting.format_report(report)
-  reporting.write_json(experiment.workdir / 'report.json', report)
-  reporting.write_atomically(experiment.workdir / 'report.txt', text)
-  title = f'{experiment.name}, {task.dataset}'
-  reporting.plot_curves(
-      experiment.workdir / 'curves.png',
-      title,
-      {f'seed {result["seed"]}': result['history'] for result in results},
+    results.append(reporting.read_result(path, seed, task.dataset))
+  report = reporting.summarize(
+      experiment.name, experiment.changed, task.dataset, results
   )
-  reporting.plot_confusions(
-      experiment.workdir / 'confusion_matrix.png',
-      f'{title}, test, {config.num_seeds} seed(s)',
-      report['confusion_matrix'],
-      task.class_names,
-  )
-  print(text, end='', flush=True)
+  reporting.write_report(experiment.workdir, report, results, task.class_names)
+  print(reporting.format_report(report), end='', flush=True)
   return report
 
 
@@ -85,6 +79,7 @@ class _Run:
     stopper: the state of early stopping, which also knows the best value.
     history: one row of numbers an epoch.
     stopped: why training has ended, '' while it goes on.
+    diverged: whether that was a loss that is not finite.
   """
 
   state: programs.TrainState
@@ -92,8 +87,9 @@ class _Run:
   best: Any
   stopper: early_stopping.EarlyStopping
   best_epoch: int = 0
-  history: list[reporting.Row] = dataclasses.field(default_factory=list)
+  history: list[files.Row] = dataclasses.field(default_factory=list)
   stopped: str = ''
+  diverged: bool = False
 
   def save(self, checkpoints: checkpointing.Checkpoints) -> None:
     checkpoints.save(
@@ -104,6 +100,7 @@ class _Run:
             'best_epoch': self.best_epoch,
             'history': self.history,
             'stopped': self.stopped,
+            'diverged': self.diverged,
             'stopper': dataclasses.asdict(self.stopper),
         },
     )
@@ -117,6 +114,7 @@ class _Run:
     self.best_epoch = progress['best_epoch']
     self.history = progress['history']
     self.stopped = progress['stopped']
+    self.diverged = progress['diverged']
     self.stopper = self.stopper.replace(**progress['stopper'])
     return True
 
@@ -158,7 +156,7 @@ def run_seed(
         directory / 'seconds.csv', task.dataset, len(run.history)
     )
     saved = time.monotonic()
-    with reporting.Events(
+    with events_lib.Events(
         directory, task.dataset, len(run.history) + 1
     ) as events:
       while not run.stopped:
@@ -169,19 +167,19 @@ def run_seed(
         times.lap('validation')
         row = run.history[-1]
         progress.epoch(row, config.num_epochs, is_best)
+        # All before the checkpoint: what it counts as done is done for good.
         events.write(row, epoch_seconds=times.elapsed())
+        files.write_csv(directory / 'metrics.csv', task.dataset, run.history)
+        times.stop()
         if run.stopped or (
             len(run.history) % config.checkpoint_every == 0
             and time.monotonic() - saved >= config.checkpoint_seconds
         ):
           run.save(checkpoints)
           saved = time.monotonic()
-        reporting.write_csv(
-            directory / 'metrics.csv', task.dataset, run.history
-        )
-        times.stop()
-  # Once more: a kill between checkpoint and file would have left a line out.
-  reporting.write_csv(directory / 'metrics.csv', task.dataset, run.history)
+        times.extend()
+  # Once more: this process may have had no epoch to run.
+  files.write_csv(directory / 'metrics.csv', task.dataset, run.history)
   losses, predictions = program.evaluate(*run.best, splits['test'])
   test = reporting.classification_metrics(
       np.asarray(task.splits['test']['label']),
@@ -192,7 +190,7 @@ def run_seed(
   progress.close(f'test accuracy {test["accuracy"]:.4f}, {run.stopped}')
   if times.summary():
     print(f'seed {seed}: {times.summary()}', flush=True)
-  reporting.write_json(
+  reporting.write_result(
       directory / 'result.json',
       {
           'seed': seed,
@@ -201,6 +199,7 @@ def run_seed(
           'best_epoch': run.best_epoch,
           'num_epochs': len(run.history),
           'stopped': run.stopped,
+          'diverged': run.diverged,
           'num_parameters': sum(
               leaf.size for leaf in jax.tree.leaves(run.state.params)
           ),
@@ -286,16 +285,22 @@ def _validate(
         experiment.plateau, run.plateau, value
     )
   run.stopper = run.stopper.update(optimization.finite(value))
-  if run.stopper.has_improved:
+  # What is not finite is no improvement, not even over nothing: if no epoch
+  # was finite, the parameters of the start are tested.
+  is_best = run.stopper.has_improved and math.isfinite(value)
+  if is_best:
     run.best_epoch = epoch
     run.best = _copy((run.state.params, run.state.statistics))
-  if not math.isfinite(row['train_loss']):
+  run.diverged = not all(
+      math.isfinite(row[name]) for name in ('train_loss', 'validation_loss')
+  )
+  if run.diverged:
     run.stopped = f'the loss was not finite in epoch {epoch}'
   elif run.stopper.should_stop:
     run.stopped = f'early stopping after epoch {epoch}'
   elif epoch == config.num_epochs:
     run.stopped = f'all {epoch} epochs'
-  return run.stopper.has_improved
+  return is_best
 
 
 def make_stopper(

@@ -17,6 +17,8 @@ import ml_collections
 import optax
 from optax import contrib
 
+from rnnzoo.tasks import fields
+
 # Each takes `config.optimizer` and returns the scaling by its moments.
 _MOMENTS: Mapping[
     str, Callable[[ml_collections.ConfigDict], optax.GradientTransformation]
@@ -32,6 +34,23 @@ _MOMENTS: Mapping[
 
 SCHEDULES = ('constant', 'cosine')
 
+RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
+    {
+        'name': fields.one_of(_MOMENTS),
+        'learning_rate': fields.number(0, above=True),
+        'b1': fields.number(0, 1, below=True),
+        'b2': fields.number(0, 1, below=True),
+        'weight_decay': fields.number(0),
+        'weight_decay_exclude': fields.text(),
+        'clip_norm': fields.number(0),
+        'clip_value': fields.number(0),
+        'schedule': fields.one_of(SCHEDULES),
+        'warmup_steps': fields.integer(0),
+        'plateau_factor': fields.number(0, 1, above=True),
+        'plateau_patience': fields.integer(0),
+    }
+)
+
 
 def make_optimizer(
     config: ml_collections.ConfigDict, num_steps: int
@@ -45,16 +64,7 @@ def make_optimizer(
   Raises:
     ValueError: a name is unknown, or a number is out of range.
   """
-  if config.name not in _MOMENTS:
-    raise ValueError(
-        f'config.optimizer.name is {config.name!r}; known are'
-        f' {", ".join(map(repr, _MOMENTS))}'
-    )
-  for name in ('clip_norm', 'clip_value', 'weight_decay', 'warmup_steps'):
-    if config[name] < 0:
-      raise ValueError(
-          f'config.optimizer.{name} must not be negative, got {config[name]}'
-      )
+  fields.check(config, RULES, 'config.optimizer')
   transformations = []
   if config.clip_value:
     transformations.append(optax.clip(config.clip_value))
@@ -82,20 +92,7 @@ def make_schedule(
   Args:
     config: `config.optimizer` with `learning_rate`, `schedule`, `warmup_steps`.
     num_steps: steps of the whole training, where a cosine ends at zero.
-
-  Raises:
-    ValueError: the schedule is unknown, or the learning rate is not positive.
   """
-  if not config.learning_rate > 0:
-    raise ValueError(
-        'config.optimizer.learning_rate must be positive, got'
-        f' {config.learning_rate}'
-    )
-  if config.schedule not in SCHEDULES:
-    raise ValueError(
-        f'config.optimizer.schedule is {config.schedule!r}; known are'
-        f' {", ".join(map(repr, SCHEDULES))}'
-    )
   if config.schedule == 'constant':
     after_warmup = optax.constant_schedule(config.learning_rate)
   else:
@@ -120,10 +117,10 @@ def decay_mask(exclude: str) -> Callable[[optax.Params], optax.Params]:
   """
   try:
     pattern = re.compile(exclude)
-  except re.error as error:
+  except (re.error, OverflowError, RecursionError) as error:
     raise ValueError(
-        'config.optimizer.weight_decay_exclude is not a regular expression:'
-        f' {error}'
+        'config.optimizer.weight_decay_exclude is not a regular expression'
+        f' ({error}); got {fields.shorten(exclude)}'
     ) from error
 
   def mask(params):
@@ -153,14 +150,9 @@ def make_plateau(
   Raises:
     ValueError: the factor or the patience is out of range.
   """
-  if config.plateau_factor == 1.0:
+  fields.check(config, RULES, 'config.optimizer')
+  if fields.float32(config.plateau_factor) == 1.0:
     return None
-  if not 0.0 < config.plateau_factor < 1.0 or config.plateau_patience < 0:
-    raise ValueError(
-        'config.optimizer.plateau_factor must lie in (0, 1] and'
-        ' plateau_patience must not be negative, got'
-        f' {config.plateau_factor} and {config.plateau_patience}'
-    )
   # optax lowers at the last tolerated epoch, torch at the one after it.
   rule = contrib.reduce_on_plateau(
       config.plateau_factor, patience=config.plateau_patience + 1

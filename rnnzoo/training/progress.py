@@ -5,7 +5,7 @@ import time
 
 import tqdm
 
-from rnnzoo.training import reporting
+from rnnzoo.training import files
 
 # Where no terminal shows a moving bar, a line this many seconds apart.
 _LINE_INTERVAL = 10.0
@@ -47,7 +47,7 @@ class Progress:
     ):
       self._message('')
 
-  def epoch(self, row: reporting.Row, num_epochs: int, is_best: bool) -> None:
+  def epoch(self, row: files.Row, num_epochs: int, is_best: bool) -> None:
     """Tells the results of an epoch."""
     self._message(
         f'epoch {row["epoch"]}/{num_epochs}'

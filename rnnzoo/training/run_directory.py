@@ -1,57 +1,74 @@
-"""The directory of one run: created for a config, resumed with the same one."""
+"""The directory of one run: created for a config, resumed with the same one.
+
+It belongs to one config, which config.json holds, and to one process at a time,
+which holds a lock on it.
+"""
 
 from collections.abc import Mapping
 import datetime
+import fcntl
 import json
+import os
 import pathlib
 import platform
-from typing import Any
+import socket
+from typing import Any, TextIO
 
 import flax
 import jax
 import ml_collections
 
-from rnnzoo.training import reporting
+from rnnzoo.training import files
 
 # Where data are found says nothing about the result.
-_NOT_COMPARED = ('data.data_dir', 'data.manual_dir')
+NOT_COMPARED = ('data.data_dir', 'data.manual_dir')
+
+# The locks of this process, by directory. They are never let go: the system
+# does that when the process ends, in whatever way.
+_LOCKS: dict[pathlib.Path, TextIO] = {}
 
 
 def open_or_create(
-    config: ml_collections.ConfigDict, dataset: str, workdir: str, name: str
+    config: ml_collections.ConfigDict,
+    dataset: str,
+    workdir: str,
+    name: str,
+    prefix: str = '',
 ) -> pathlib.Path:
-  """Returns the run directory, with its config.json and run.json written.
+  """Returns the run directory, locked, with config.json and run.json written.
 
   Args:
     config: the resolved config.
     dataset: the name of the data set that was really read.
-    workdir: the directory; '' for a new one, `runs/<name>-<time>`. A name with
-      the time in it is never an old run's by accident: to resume is to name the
-      directory.
+    workdir: the directory; '' for a new one, `runs/<prefix>-<time>`. Such a
+      name is never an old run's: to resume is to name the directory.
     name: of the experiment.
+    prefix: of a new directory's name; '' for the experiment's name.
 
   Raises:
-    ValueError: the directory holds a run with another config, or on another
-      data set.
+    ValueError: the directory is in use, holds a run with another config or on
+      another data set, or does not say which run it holds.
+    OSError: the directory cannot be made or written to.
   """
   if workdir:
     path = pathlib.Path(workdir).expanduser()
+    if path.exists() and not path.is_dir():
+      raise ValueError(f'--workdir={path} is a file, not a directory')
+    path.mkdir(parents=True, exist_ok=True)
   else:
-    now = datetime.datetime.now().strftime('%Y%m%d-%H%M%S')
-    path = pathlib.Path('runs') / f'{name}-{now}'
-  if path.exists() and not path.is_dir():
-    raise ValueError(f'--workdir={path} is a file, not a directory')
+    path = _new_directory(prefix or name)
+  _lock(path)
   config_path, run_path = path / 'config.json', path / 'run.json'
+  content = as_json(config)
   if config_path.exists() and run_path.exists():
-    there = _flatten(json.loads(config_path.read_text(encoding='utf-8')))
-    there['dataset'] = json.loads(run_path.read_text(encoding='utf-8'))[
-        'dataset'
-    ]
-    here = _flatten(json.loads(config.to_json())) | {'dataset': dataset}
+    there = flatten(files.read_json(config_path, dict))
+    run = files.read_json(run_path, dict)
+    there['dataset'] = run.get('dataset')
+    here = flatten(content) | {'dataset': dataset}
     differences = [
         f'{key}: {there.get(key)!r} there, {here.get(key)!r} here'
         for key in sorted(there.keys() | here.keys())
-        if there.get(key) != here.get(key) and key not in _NOT_COMPARED
+        if there.get(key) != here.get(key) and key not in NOT_COMPARED
     ]
     if len(differences) > 3:
       differences[3:] = [f'and {len(differences) - 3} more']
@@ -61,8 +78,14 @@ def open_or_create(
           f' ({"; ".join(differences)}); pass another --workdir'
       )
     return path
-  path.mkdir(parents=True, exist_ok=True)
-  reporting.write_json(
+  if any(path.glob('seed_*')):
+    lacks = 'config.json' if run_path.exists() else 'run.json'
+    raise ValueError(
+        f'--workdir={path} holds seeds but no {lacks}, so nothing says which'
+        ' config they were trained with; put the file back, delete the seeds or'
+        ' pass another --workdir'
+    )
+  files.write_json(
       run_path,
       {
           'experiment': name,
@@ -74,16 +97,87 @@ def open_or_create(
       },
   )
   # The config last: where it is, the directory is complete.
-  reporting.write_json(config_path, json.loads(config.to_json()))
+  files.write_json(config_path, content)
   return path
 
 
-def _flatten(tree: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
+def as_json(config: ml_collections.ConfigDict) -> dict[str, Any]:
+  """Returns a config as config.json holds it.
+
+  Raises:
+    ValueError: JSON cannot hold one of its values.
+  """
+  try:
+    return json.loads(config.to_json())
+  except (TypeError, ValueError, RecursionError) as error:
+    raise ValueError(
+        'a config holds what JSON can: numbers, strings, True, False, None,'
+        f' lists and sections; this one has something else ({error})'
+    ) from error
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
   """Returns {'a.b': value} for {'a': {'b': value}}."""
   flat: dict[str, Any] = {}
   for key, value in tree.items():
     if isinstance(value, Mapping):
-      flat |= _flatten(value, f'{prefix}{key}.')
+      flat |= flatten(value, f'{prefix}{key}.')
     else:
       flat[prefix + key] = value
   return flat
+
+
+def _new_directory(prefix: str) -> pathlib.Path:
+  """Makes a directory under runs/ that nobody had, whoever asks meanwhile."""
+  now = datetime.datetime.now().strftime('%Y%m%d-%H%M%S')
+  first = path = pathlib.Path('runs') / f'{prefix}-{now}'
+  count = 1
+  while True:
+    try:
+      path.mkdir(parents=True)
+      return path
+    except FileExistsError:
+      count += 1
+      path = first.with_name(f'{first.name}-{count}')
+
+
+def _lock(path: pathlib.Path) -> None:
+  """Takes the directory for this process, until its end.
+
+  Raises:
+    ValueError: another process has it.
+  """
+  path = path.resolve()
+  if path in _LOCKS:
+    return
+  lock_path = path / 'lock'
+  try:
+    file = lock_path.open('a+', encoding='utf-8')
+  except OSError:
+    if lock_path.is_dir() or os.access(path, os.W_OK):
+      raise
+    return  # A finished run, to be read: nothing can be written here.
+  try:
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+  except BlockingIOError as error:
+    file.seek(0)
+    holder = file.read(200).strip() or 'another process'
+    file.close()
+    raise ValueError(
+        f'--workdir={path} is in use by {holder}; wait for its end, or pass'
+        ' another --workdir'
+    ) from error
+  except OSError as error:
+    # Some network file systems have no locks.
+    print(
+        f'WARNING: {path} cannot be locked ({error}); no other process may use'
+        ' it now.',
+        flush=True,
+    )
+  file.truncate(0)
+  since = datetime.datetime.now().isoformat(' ', 'seconds')
+  file.write(
+      f'process {os.getpid()} on {socket.gethostname()}, since {since}\n'
+  )
+  file.flush()
+  _LOCKS[path] = file

@@ -1,13 +1,13 @@
 """How long epochs take: in a file apart from results, which do not vary."""
 
-import csv
 import pathlib
 import time
 
 import numpy as np
 
-from rnnzoo.training import reporting
+from rnnzoo.training import files
 
+_COLUMNS = ('epoch', 'seconds', 'training', 'validation', 'compiled')
 _INTEGERS = ('epoch', 'compiled')
 
 
@@ -22,6 +22,9 @@ class EpochTimes:
     path: the file; rows of an earlier process are kept.
     dataset: the name of the data set.
     done: how many epochs are done; rows of later ones are void.
+
+  Raises:
+    RunFileError: the file is not what was written there.
   """
 
   def __init__(self, path: pathlib.Path, dataset: str, done: int):
@@ -31,16 +34,10 @@ class EpochTimes:
     self._laps: dict[str, float] = {}
     self._start = self._last = time.monotonic()
     if path.exists():
-      with path.open(encoding='utf-8', newline='') as file:
-        for row in csv.DictReader(file):
-          if int(row['epoch']) <= done:
-            del row['dataset']
-            self._rows.append(
-                {
-                    name: (int if name in _INTEGERS else float)(value)
-                    for name, value in row.items()
-                }
-            )
+      rows = files.read_csv(
+          path, {name: int if name in _INTEGERS else float for name in _COLUMNS}
+      )
+      self._rows = [row for row in rows if row['epoch'] <= done]
 
   def start(self) -> None:
     """An epoch begins."""
@@ -57,17 +54,21 @@ class EpochTimes:
     return time.monotonic() - self._start
 
   def stop(self) -> None:
-    """The epoch has ended: writes the file."""
-    self._rows.append(
-        {
-            'epoch': self._epoch,
-            'seconds': round(self.elapsed(), 6),
-            **self._laps,
-            'compiled': int(self._epoch == self._first_epoch),
-        }
-    )
+    """All of the epoch but its checkpoint is done: writes the file."""
+    self._rows.append({'epoch': self._epoch})
     self._epoch += 1
-    reporting.write_csv(self._path, self._dataset, self._rows)
+    self.extend()
+
+  def extend(self) -> None:
+    """The checkpoint is done as well: counts its time to the same epoch."""
+    epoch = int(self._rows[-1]['epoch'])
+    self._rows[-1] = {
+        'epoch': epoch,
+        'seconds': round(self.elapsed(), 6),
+        **self._laps,
+        'compiled': int(epoch == self._first_epoch),
+    }
+    files.write_csv(self._path, self._dataset, self._rows)
 
   def summary(self) -> str:
     """Returns the mean times in words; '' if every epoch may have compiled."""

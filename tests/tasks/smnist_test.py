@@ -3,11 +3,15 @@
 import contextlib
 import gzip
 import hashlib
+import http.server
 import importlib
 import io
 import pathlib
+import random
 import re
 import sys
+import threading
+import tracemalloc
 from unittest import mock
 
 from absl.testing import absltest
@@ -29,6 +33,10 @@ CONFIGS = sorted(path.stem for path in ROOT.glob('configs/*.py'))
 
 # configs/ is never installed.
 sys.path.insert(0, str(ROOT))
+
+
+# Of a gzip file without a name.
+GZIP_HEAD = gzip.compress(b'')[:10]
 
 
 def load_config(name: str) -> ml_collections.ConfigDict:
@@ -80,12 +88,83 @@ class IdxTest(parameterized.TestCase):
       ('cut', idx_bytes(np.zeros(9, np.uint8))[:-9], 'not a whole gzip file'),
       ('not_idx', gzip.compress(b'\0\0\x0d\1abcd'), 'not an IDX file'),
       ('short', gzip.compress(b'\0\0\x08\1\0\0\0\5abc'), 'holds 3 bytes'),
+      ('long', gzip.compress(b'\0\0\x08\1\0\0\0\2abc'), 'holds more'),
+      ('empty', b'', 'not an IDX file'),
+      ('deflate', GZIP_HEAD + b'\xff' * 20, 'not a whole gzip file'),
+      ('head', gzip.compress(b'\0\0\x08\3\0\0'), 'within its header'),
+      ('negative', gzip.compress(b'\0\0\x08\1\xff\0\0\0'), 'no such file'),
+      ('axes', gzip.compress(b'\0\0\x08\xff' + b'\0\0\0\2' * 255), 'no such'),
+      ('nothing', gzip.compress(b'\0\0\x08\2\0\0\0\0\x7f\0\0\0'), 'no such'),
+      ('none', gzip.compress(b'\0\0\x08\0'), 'no such file'),
   )
   def test_rejects(self, content, message):
     path = self.directory / 'a.gz'
     path.write_bytes(content)
-    with self.assertRaisesRegex(ValueError, message):
+    with self.assertRaisesRegex(ValueError, f'{path} .*{message}'):
       idx.read(path)
+
+  def test_damaged_in_any_way(self):
+    rng = random.Random(0)
+    array = np.arange(24, dtype=np.uint8).reshape(2, 3, 4)
+    whole = idx_bytes(array)
+    path = self.directory / 'a.gz'
+    for _ in range(2000):
+      content = bytearray(whole)
+      for _ in range(rng.choice((1, 1, 3))):
+        content[rng.randrange(len(content))] = rng.randrange(256)
+      path.write_bytes(content[: rng.choice((len(content), rng.randrange(60)))])
+      try:
+        # What gzip does not count, such as the time in its head, may differ.
+        np.testing.assert_array_equal(idx.read(path), array)
+      except ValueError as error:
+        self.assertIn(str(path), str(error))
+
+  def test_a_bomb_takes_little_memory(self):
+    # 256 MB of zeros, in 250 kB.
+    path = self.directory / 'bomb.gz'
+    with gzip.open(path, 'wb') as file:
+      file.write(b'\0\0\x08\1\0\0\0\5')
+      for _ in range(256):
+        file.write(bytes(2**20))
+    tracemalloc.start()
+    self.addCleanup(tracemalloc.stop)
+    with self.assertRaisesRegex(ValueError, 'holds more of data'):
+      idx.read(path)
+    self.assertLess(tracemalloc.get_traced_memory()[1], 2**20)
+    with gzip.open(path, 'wb') as file:
+      file.write(b'\0\0\x08\1\x7f\xff\xff\xff')
+    with self.assertRaisesRegex(ValueError, 'MNIST has no such file'):
+      idx.read(path)
+
+  def test_a_download_is_bounded(self):
+
+    class Endless(http.server.BaseHTTPRequestHandler):
+
+      def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        try:
+          while True:
+            self.wfile.write(bytes(2**16))
+        except OSError:
+          pass  # It was left.
+
+      def log_message(self, *unused_arguments):
+        pass
+
+    server = http.server.ThreadingHTTPServer(('127.0.0.1', 0), Endless)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    self.addCleanup(server.server_close)
+    self.addCleanup(server.shutdown)
+    url = f'http://127.0.0.1:{server.server_port}/'
+    with mock.patch.object(idx, 'URL', url):
+      self.assertFalse(idx.reachable(timeout=5.0))
+      with self.assertRaisesRegex(ConnectionError, 'more than 16,777,216 by'):
+        idx.download(self.directory)
+      with mock.patch.object(idx, '_MAX_DOWNLOAD_SECONDS', 0.0):
+        with self.assertRaisesRegex(ConnectionError, 'more than 0 s'):
+          idx.download(self.directory)
+    self.assertEmpty(list(self.directory.glob('*.gz')))
 
   def test_verify(self):
     checksums = write_idx_files(self.directory)
@@ -133,6 +212,73 @@ class MnistTest(parameterized.TestCase):
     with mock.patch.object(idx, 'reachable', return_value=False):
       again = mnist.load(self.data)
     np.testing.assert_array_equal(again.train_images, images.train_images)
+
+  def prepare(self) -> list[pathlib.Path]:
+    """Prepares the made-up MNIST, and returns its files."""
+    checksums = write_idx_files(self.idx_dir)
+    self.data.manual_dir = str(self.idx_dir)
+    self.images = mnist.load(self.data, checksums)
+    self.data.manual_dir = ''
+    directory = pathlib.Path(self.data.data_dir)
+    return sorted(path for path in directory.rglob('*') if path.is_file())
+
+  def check_damage(self, path: pathlib.Path, content: bytes | None) -> None:
+    """A damaged file makes no difference, or a sentence."""
+    whole = path.read_bytes()
+    path.unlink()
+    if content is not None:
+      path.write_bytes(content)
+    try:
+      with mock.patch.object(idx, 'reachable', return_value=False):
+        images = mnist.load(self.data)
+      np.testing.assert_array_equal(
+          images.train_images, self.images.train_images
+      )
+      np.testing.assert_array_equal(images.test_labels, self.images.test_labels)
+    except ValueError as error:
+      self.assertIn(f'the copy of mnist in {self.data.data_dir}', str(error))
+      self.assertIn('delete', str(error))
+    except FileNotFoundError as error:
+      self.assertEqual(path.name, 'dataset_info.json')
+      self.assertIn('not prepared', str(error))
+    finally:
+      path.write_bytes(whole)
+
+  def test_a_damaged_copy(self):
+    self.data.source = 'mnist'
+    paths = self.prepare()
+    self.assertNotEmpty([p for p in paths if 'array_record' in p.name])
+    for path in paths:
+      whole = path.read_bytes()
+      for name, content in (
+          ('deleted', None),
+          ('emptied', b''),
+          ('cut', whole[: len(whole) // 2]),
+          ('replaced', b'[1, 2]'),
+      ):
+        with self.subTest(f'{path.name} {name}'):
+          self.check_damage(path, content)
+
+  def test_files_that_hold_something_else(self):
+    checksums = write_idx_files(self.idx_dir)
+    self.data.manual_dir = str(self.idx_dir)
+    for name, array in (
+        ('train-images-idx3', np.zeros((6, 27, 28), np.uint8)),
+        ('train-images-idx3', np.zeros((5, 28, 28), np.uint8)),
+        ('train-labels-idx1', np.full(6, 10, np.uint8)),
+        ('train-labels-idx1', np.zeros((6, 1), np.uint8)),
+    ):
+      path = self.idx_dir / f'{name}-ubyte.gz'
+      whole = path.read_bytes()
+      path.write_bytes(idx_bytes(array))
+      sums = {
+          **checksums,
+          path.name: hashlib.md5(path.read_bytes()).hexdigest(),
+      }
+      with self.subTest(f'{name} {array.shape}'):
+        with self.assertRaisesRegex(ValueError, 'train-.* must hold'):
+          mnist.load(self.data, sums)
+      path.write_bytes(whole)
 
   def test_wrong_checksum_is_no_reason_for_a_stand_in(self):
     write_idx_files(self.idx_dir)
@@ -183,9 +329,31 @@ class SequentialMnistTest(parameterized.TestCase):
         'fe62e3fef305ce16e55f08cd0056a8b237e12af6c9523ff3fb35395f6ec55222',
     )
 
+  def test_permutation_depends_on_its_seed(self):
+    # Against NumPy's promise, not against our own function.
+    np.testing.assert_array_equal(
+        smnist.permutation(12, seed=5),
+        [7, 5, 2, 9, 11, 4, 8, 1, 0, 10, 6, 3],
+    )
+    inputs = {
+        seed: smnist.SequentialMnist(
+            digits_config(sequence='permuted', permutation_seed=seed)
+        ).splits
+        for seed in (0, 5)
+    }
+    pixels = smnist.SequentialMnist(digits_config(sequence='pixel')).splits
+    for seed, splits in inputs.items():
+      order = np.random.RandomState(seed).permutation(64)
+      for name in ('train', 'validation', 'test'):
+        np.testing.assert_array_equal(
+            splits[name]['inputs'], pixels[name]['inputs'][:, order]
+        )
+
   def test_split_is_fixed_and_does_not_overlap(self):
     train, validation = smnist.split_validation(60000, 0.15, seed=0)
     self.assertLen(validation, 9000)
+    other = smnist.split_validation(60000, 0.15, seed=1)[1]
+    self.assertFalse(np.array_equal(validation, other))
     self.assertCountEqual(np.concatenate([train, validation]), range(60000))
     self.assertEqual(
         hashlib.sha256(validation.astype('<i8').tobytes()).hexdigest(),
@@ -247,14 +415,17 @@ class SequentialMnistTest(parameterized.TestCase):
 
   @parameterized.named_parameters(
       ('layer', {'layer': 'Gruu'}, "did you mean 'GRU'.*Elman, LSTM, GRU"),
-      ('features', {'features': 0}, 'features must be positive'),
-      ('layers', {'num_layers': -1}, 'num_layers must be positive'),
+      ('features', {'features': 0}, 'features must be an integer from 1'),
+      ('layers', {'num_layers': -1}, 'num_layers must be an integer from 1'),
       ('option', {'options': {'GRU': {'gamma': 1.0}}}, "argument 'gamma'"),
       ('init', {'options': {'GRU': {'kernel_init': 'he'}}}, 'kernel_init'),
       ('norm', {'norm': 'group'}, 'norm'),
       ('dtype', {'dtype': 'float17'}, 'dtype'),
       ('implementation', {'implementation': 'cuda'}, 'implementation'),
       ('dropout', {'dropout_rate': 1.0}, 'dropout_rate'),
+      ('wide', {'dtype': 'float64'}, 'takes float32 unless JAX_ENABLE_X64'),
+      ('nan', {'options': {'GRU': {'kernel_scale': float('nan')}}}, 'finite'),
+      ('flag', {'implementation': True}, 'implementation'),
   )
   def test_impossible_model(self, model, message):
     config = digits_config()
@@ -303,6 +474,18 @@ class ConfigsTest(parameterized.TestCase):
     self.assertIn('Published: ', text)
     self.assertIn('Measured: ', text)
     self.assertIn(f'  python train.py --config=configs/{name}.py\n', text)
+
+  def test_options_of_every_layer_can_be_set(self):
+    config = load_config('base_smnist')
+    for field in ('options', 'last_layer_options'):
+      self.assertCountEqual(config.model[field], rnnzoo.LAYERS)
+
+  def test_no_field_is_added_by_accident(self):
+    config = load_config('base_smnist')
+    with self.assertRaises(AttributeError):
+      config.num_epoch = 3
+    with self.assertRaises(AttributeError):
+      config.optimizer.learning_rte = 0.1
 
   def test_every_field_has_a_comment(self):
     lines = (ROOT / 'configs/base_smnist.py').read_text().splitlines()

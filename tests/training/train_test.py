@@ -3,15 +3,16 @@
 import json
 import os
 import pathlib
-import re
 import signal
 import subprocess
 import sys
+from unittest import mock
 
 from absl.testing import absltest
 import chex
 import numpy as np
 import orbax.checkpoint as ocp
+import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DIGITS = 'scikit-learn digits (8 x 8), NOT MNIST'
@@ -37,6 +38,27 @@ def update(self, step):
     os.kill(os.getpid(), signal.SIGKILL)
 
 progress.Progress.update = update
+runpy.run_path('train.py', run_name='__main__')
+"""
+
+
+# Runs the program where no file can be longer than a few bytes.
+LIMITED = """
+import resource, runpy
+resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size}))
+runpy.run_path('train.py', run_name='__main__')
+"""
+
+# Runs the program, with Ctrl-C when a module is imported.
+INTERRUPTED = """
+import os, runpy, signal, sys
+
+class Finder:
+  def find_spec(self, name, path, target=None):
+    if name == {module!r}:
+      os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Finder())
 runpy.run_path('train.py', run_name='__main__')
 """
 
@@ -119,7 +141,156 @@ class ResumeTest(absltest.TestCase):
     self.assertIn(DIGITS.encode(), events)
 
 
+class InterruptedTestCase(absltest.TestCase):
+
+  def check_interrupted(self, *modules: str) -> None:
+    """Ctrl-C while a module is imported, each of which is at another moment."""
+    workdirs = {name: self.create_tempdir().full_path for name in modules}
+    processes = {
+        name: start(
+            *TINY,
+            '--config.num_epochs=1',
+            f'--workdir={workdir}',
+            code=INTERRUPTED.format(module=name),
+        )
+        for name, workdir in workdirs.items()
+    }
+    for name, process in processes.items():
+      with self.subTest(name):
+        _, errors = process.communicate()
+        self.assertEqual(process.returncode, 130, msg=errors)
+        self.assertNotIn('Traceback', errors)
+        self.assertRegex(
+            errors.splitlines()[-1],
+            '^train.py: interrupted; to go on: python'
+            f' .*--workdir={workdirs[name]}$',
+        )
+
+
+class OutcomeTest(InterruptedTestCase):
+
+  def test_diverged_with_fields_that_are_not_listed(self):
+    # LSTM's options are not in this config, and None is not its norm.
+    workdir = pathlib.Path(self.create_tempdir().full_path) / 'run'
+    process = start(
+        '--config=configs/indrnn_smnist.py',
+        '--config.data.source=digits',
+        '--config.num_epochs=3',
+        '--config.model.layer=LSTM',
+        '--config.model.features=8',
+        '--config.model.norm=None',
+        '--config.model.implementation=None',
+        '--config.model.options.LSTM.num_heads=2',
+        '--config.optimizer.name=sgd',
+        '--config.optimizer.learning_rate=1e38',
+        '--config.optimizer.clip_norm=0',
+        f'--workdir={workdir}',
+    )
+    output, errors = process.communicate()
+    self.assertEqual(process.returncode, 3, msg=errors)
+    self.assertRegex(output.splitlines()[-1], r'^test accuracy: 0\.\d{4}$')
+    self.assertRegex(
+        errors.splitlines()[-1],
+        r'^train.py: the loss of seed 0 was not finite; .*learning_rate',
+    )
+    no_constant = mock.Mock(side_effect=ValueError)
+    report = json.loads(
+        (workdir / 'report.json').read_text(), parse_constant=no_constant
+    )
+    self.assertEqual(report['diverged'], [0])
+    self.assertStartsWith(
+        report['experiment'],
+        'indrnn_smnist with num_epochs=3, model.layer=LSTM',
+    )
+    self.assertIsNone(report['changed']['model.norm'])
+    config = json.loads((workdir / 'config.json').read_text())
+    self.assertEqual(config['model']['options']['LSTM'], {'num_heads': 2})
+    self.assertIsNone(config['model']['norm'])
+
+  def test_a_full_disk(self):
+    # No file can be longer than this, which is what checkpoints need.
+    workdir = pathlib.Path(self.create_tempdir().full_path) / 'run'
+    process = start(
+        *TINY, f'--workdir={workdir}', code=LIMITED.format(size=3000)
+    )
+    _, errors = process.communicate()
+    self.assertEqual(process.returncode, 2, msg=errors)
+    self.assertNotIn('Traceback', errors)
+    self.assertRegex(
+        errors.splitlines()[-1],
+        r'^train.py: cannot write the checkpoint of epoch 1 to .*seed_0',
+    )
+
+  def test_interrupted(self):
+    self.check_interrupted('absl.flags', 'jax', 'sklearn.metrics')
+
+
+@pytest.mark.slow
+class InterruptedTest(InterruptedTestCase):
+
+  def test_interrupted_at_more_moments(self):
+    self.check_interrupted(
+        'ml_collections',
+        'rnnzoo.training',
+        'orbax.checkpoint',
+        'rnnzoo.tasks.smnist',
+        'tensorboardX.summary',
+        'sklearn.datasets',
+        'matplotlib.figure',
+    )
+
+
 class ErrorsTest(absltest.TestCase):
+
+  def test_a_config_file_that_is_none(self):
+    directory = pathlib.Path(self.create_tempdir().full_path)
+    base = 'from configs import base_smnist\n'
+    config = 'def get_config():\n  config = base_smnist.get_config()\n'
+    cases = {
+        'nothing': ('', 'must have a function get_config'),
+        'syntax': ('def get_config(:\n', 'syntax.py, line 1, is not Python'),
+        'null': ('\0', 'null bytes'),
+        'raises': (
+            'def get_config():\n  1 / 0\n',
+            'raises.py, line 2: ZeroDiv',
+        ),
+        'key': ('def get_config():\n  {}[1]\n', 'key.py, line 2: KeyError: 1'),
+        'file': ('open("/no/where")\n', "'/no/where'"),
+        'module': (
+            'import no_such\n',
+            'module.py, line 1: ModuleNotFoundError',
+        ),
+        'argument': ('def get_config(x):\n  pass\n', 'without arguments'),
+        'none': ('def get_config():\n  pass\n', 'ConfigDict; got a NoneType'),
+        'dict': ('def get_config():\n  return {}\n', 'ConfigDict; got a dict'),
+        'typo': (
+            base + config + '  config.num_epoch = 3\n',
+            "typo.py, line 4: AttributeError: .*Did you mean 'num_epochs'",
+        ),
+        'type': (
+            base + config + '  config.num_epochs = "3"\n',
+            'type.py, line 4: TypeError',
+        ),
+    }
+    for name, (text, _) in cases.items():
+      (directory / f'{name}.py').write_text(text)
+    for name, (_, message) in cases.items():
+      for more in ((), ('--config.num_epochs=3',)):
+        if more and name in ('none', 'dict'):
+          continue  # Told as a field that is not there.
+        with self.subTest(f'{name} {more}'):
+          process = start(f'--config={directory}/{name}.py', *more)
+          self.check(process, message)
+
+  def check(self, process: subprocess.Popen, message: str) -> None:
+    """One sentence on stderr, exit code 2, and nothing on stdout."""
+    output, errors = process.communicate()
+    self.assertEqual(process.returncode, 2, msg=errors)
+    self.assertEqual(output, '')
+    sentences = errors.splitlines()
+    self.assertLen(sentences, 1, msg=errors)
+    self.assertStartsWith(sentences[0], 'train.py: ')
+    self.assertRegex(sentences[0], message)
 
   def test_one_sentence_and_exit_code_2(self):
     config = '--config=configs/gru_smnist.py'
@@ -131,6 +302,13 @@ class ErrorsTest(absltest.TestCase):
         ((config, '--epochs=3'), "flag 'epochs'"),
         ((config, 'epochs=3'), "unknown argument 'epochs=3'"),
         ((config, '--config.model.layer=GRUU'), "unknown layer 'GRUU'.*AGRU"),
+        ((config, '--config.optimizer={}'), "optimizer has no field 'name'"),
+        ((config, '--config.optimizer=3'), 'not a dict'),
+        ((config, '--config.seed.x=3'), 'no field .*seed.x'),
+        ((config, '--config.a b=3'), "parse 'a b'"),
+        (('--config.num_epochs=3', config), 'before a value for --config'),
+        ((config, '--flagfile=/no/where'), 'flagfile.*/no/where'),
+        ((config, '--config.model.options.GRUU.a=3'), 'no field GRUU'),
         (
             (config, '--config.data.manual_dir=/no/where'),
             'directory /no/where does not exist',
@@ -139,13 +317,7 @@ class ErrorsTest(absltest.TestCase):
     processes = [start(*arguments) for arguments, _ in cases]
     for process, (arguments, message) in zip(processes, cases, strict=True):
       with self.subTest(' '.join(arguments)):
-        output, errors = process.communicate()
-        self.assertEqual(process.returncode, 2)
-        self.assertEqual(output, '')
-        sentences = errors.splitlines()
-        self.assertLen(sentences, 1)
-        self.assertStartsWith(sentences[0], 'train.py: ')
-        self.assertIsNotNone(re.search(message, sentences[0]), msg=errors)
+        self.check(process, message)
 
 
 if __name__ == '__main__':

@@ -4,10 +4,9 @@ The task here is made up and tiny; `train_test.py` runs the real program.
 """
 
 import functools
-import importlib
 import json
+import os
 import pathlib
-import sys
 from unittest import mock
 
 from absl.testing import absltest
@@ -16,12 +15,9 @@ import chex
 from flax import nnx
 import jax
 import jax.numpy as jnp
-import ml_collections
 import numpy as np
 import optax
 
-import rnnzoo
-from rnnzoo import models
 from rnnzoo import tasks
 from rnnzoo import training
 from rnnzoo.training import checkpointing
@@ -31,50 +27,13 @@ from rnnzoo.training import program as programs
 from rnnzoo.training import reporting
 from rnnzoo.training import run_directory
 from rnnzoo.training import timing
-
-# configs/ is never installed.
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
-
-
-def base_config() -> ml_collections.ConfigDict:
-  return importlib.import_module('configs.base_smnist').get_config()
-
-
-class SignTask:
-  """Of which sign is the sum of a sequence? 50 + 11 + 7 examples."""
-
-  dataset = 'made up'
-  class_names = ('minus', 'plus')
-  batch_size = 8
-
-  def __init__(self, config=None, **stack):
-    self.stack = stack
-    inputs = np.random.RandomState(0).randn(68, 5, 2).astype(np.float32)
-    label = (inputs.sum((1, 2)) > 0).astype(np.int32)
-    bounds = {'train': (0, 50), 'validation': (50, 61), 'test': (61, 68)}
-    self.splits = {
-        name: {'inputs': inputs[a:b], 'label': label[a:b]}
-        for name, (a, b) in bounds.items()
-    }
-
-  def build_model(self, rngs):
-    backbone = rnnzoo.Stack(
-        rnnzoo.IndRNN, 2, 4, max_abs=0.5, rngs=rngs, **self.stack
-    )
-    return models.SequenceClassifier(backbone, 2, rngs=rngs)
-
-  def evaluate(self, model, examples, rngs=None):
-    logits = model(examples['inputs'], rngs=rngs)
-    losses = optax.softmax_cross_entropy_with_integer_labels(
-        logits, examples['label']
-    )
-    return losses, logits.argmax(-1)
+from tests.testing import made_up_task
 
 
 @functools.cache
 def make_program(learning_rate=1e-2):
   """Returns a task whose steps carry all there is to carry, and its program."""
-  task = SignTask(num_layers=2, norm='batch', dropout_rate=0.2)
+  task = made_up_task.SignTask(num_layers=2, norm='batch', dropout_rate=0.2)
   optimizer = optax.adam(learning_rate)
   return task, programs.make_program(task, optimizer, eval_batch_size=4)
 
@@ -83,7 +42,7 @@ class OptimizationTest(parameterized.TestCase):
 
   def setUp(self):
     super().setUp()
-    self.config = base_config().optimizer
+    self.config = made_up_task.base_config().optimizer
     self.params = {
         'kernel': jnp.array([1.0, -2.0, 3.0]),
         'bias': jnp.array([0.5]),
@@ -132,7 +91,9 @@ class OptimizationTest(parameterized.TestCase):
     )
 
   def test_exclusion_finds_parameters_of_a_model(self):
-    params = nnx.state(SignTask().build_model(nnx.Rngs(0)), nnx.Param)
+    params = nnx.state(
+        made_up_task.SignTask().build_model(nnx.Rngs(0)), nnx.Param
+    )
     mask = optimization.decay_mask('recurrent_kernel|bias')(params)
     decays = {
         jax.tree_util.keystr(path): leaf
@@ -167,8 +128,12 @@ class OptimizationTest(parameterized.TestCase):
   @parameterized.named_parameters(
       ('name', {'name': 'lion'}, "'adam', 'adamw'"),
       ('schedule', {'schedule': 'step'}, "'constant', 'cosine'"),
-      ('rate', {'learning_rate': 0.0}, 'learning_rate must be positive'),
-      ('clip', {'clip_norm': -1.0}, 'clip_norm must not be negative'),
+      (
+          'rate',
+          {'learning_rate': 0.0},
+          'learning_rate must be a number above 0',
+      ),
+      ('clip', {'clip_norm': -1.0}, 'clip_norm must be a number of at least 0'),
       ('exclude', {'weight_decay_exclude': '('}, 'regular expression'),
   )
   def test_impossible(self, fields, message):
@@ -316,7 +281,7 @@ class ProgramTest(parameterized.TestCase):
 class StopperTest(absltest.TestCase):
 
   def stop_epoch(self, values, **fields):
-    config = base_config().early_stopping
+    config = made_up_task.base_config().early_stopping
     config.update(fields)
     stopper = loop.make_stopper(config)
     for epoch, value in enumerate(values, 1):
@@ -343,12 +308,14 @@ class TrainAndEvaluateTest(absltest.TestCase):
 
   def setUp(self):
     super().setUp()
-    self.config = base_config()
+    self.config = made_up_task.base_config()
     self.config.update(
         task='sign', num_epochs=4, num_seeds=2, eval_batch_size=4
     )
     self.workdir = pathlib.Path(self.create_tempdir().full_path)
-    self.enter_context(mock.patch.object(tasks, 'TASKS', {'sign': SignTask}))
+    self.enter_context(
+        mock.patch.object(tasks, 'TASKS', {'sign': made_up_task.SignTask})
+    )
 
   def train(self):
     return training.train_and_evaluate(
@@ -398,6 +365,122 @@ class TrainAndEvaluateTest(absltest.TestCase):
     )
     with self.assertRaisesRegex(FileNotFoundError, 'no checkpoint'):
       training.best_model(experiment, seed=5)
+
+  def test_metrics_are_those_of_the_epoch(self):
+    # Computed once more, by the model of the only epoch.
+    self.config.update(num_seeds=1, num_epochs=1)
+    (seed,) = self.train()['seeds']
+    result = json.loads((self.workdir / 'seed_0/result.json').read_text())
+    experiment = training.prepare(self.config, str(self.workdir), 'sign')
+    model = training.best_model(experiment, seed=0)
+    (row,) = result['history']
+    for split, given in (
+        (
+            'validation',
+            {name: row[f'validation_{name}'] for name in ('loss', 'accuracy')},
+        ),
+        ('test', seed['test']),
+    ):
+      examples = experiment.task.splits[split]
+      losses, predictions = experiment.task.evaluate(model, examples)
+      hits = sum(
+          int(a == b)
+          for a, b in zip(predictions, examples['label'], strict=True)
+      )
+      with self.subTest(split):
+        self.assertEqual(given['accuracy'], hits / len(examples['label']))
+        self.assertAlmostEqual(given['loss'], np.mean(losses), places=5)
+
+  def test_a_loss_that_is_not_finite(self):
+    self.config.update(num_seeds=2, num_epochs=20)
+    make_program = programs.make_program
+
+    def poisoned(*args):
+      program = make_program(*args)
+
+      def train_steps(state, examples, order, num_steps, scale, key):
+        state = program.train_steps(
+            state, examples, order, num_steps, scale, key
+        )
+        nan = jnp.where(state.step > 14, jnp.nan, 1.0)
+        params = jax.tree.map(lambda x: x * nan, state.params)
+        return state._replace(params=params)
+
+      return program._replace(train_steps=train_steps)
+
+    with mock.patch.object(programs, 'make_program', poisoned):
+      report = self.train()
+    self.assertEqual(report['diverged'], [0, 1])
+    text = (self.workdir / 'report.json').read_text()
+    no_constant = mock.Mock(side_effect=ValueError)
+    stored = json.loads(text, parse_constant=no_constant)
+    self.assertEqual(stored['diverged'], [0, 1])
+    result = json.loads(
+        (self.workdir / 'seed_0/result.json').read_text(),
+        parse_constant=no_constant,
+    )
+    self.assertEqual(result['stopped'], 'the loss was not finite in epoch 3')
+    self.assertTrue(result['diverged'])
+    self.assertIsNone(result['history'][-1]['validation_loss'])
+    # The last finite epoch is tested.
+    self.assertLess(result['best_epoch'], 3)
+    self.assertIsNotNone(report['test']['loss']['mean'])
+    # The same once more from the files, which hold null.
+    self.assertEqual(self.train(), report)
+
+  def test_no_epoch_with_a_finite_loss(self):
+    self.config.update(num_seeds=1)
+    self.config.optimizer.update(learning_rate=1e38, clip_norm=0.0, name='sgd')
+    report = self.train()
+    self.assertEqual(report['diverged'], [0])
+    (seed,) = report['seeds']
+    self.assertEqual(seed['best_epoch'], 0)
+    self.assertIsNotNone(report['test']['loss']['mean'])
+
+  def test_the_report_says_what_was_changed(self):
+    defaults = self.config.copy_and_resolve_references()
+    self.config.update(num_seeds=1, num_epochs=1)
+    self.config.model.layer = 'LSTM'
+    self.config.model.options.LSTM.num_heads = 2
+    experiment = training.prepare(
+        self.config, str(self.workdir), 'gru', defaults
+    )
+    report = training.train_and_evaluate(experiment)
+    self.assertEqual(
+        report['experiment'],
+        'gru with num_epochs=1, model.layer=LSTM,'
+        ' model.options.LSTM.num_heads=2',
+    )
+    self.assertEqual(
+        report['changed'],
+        {
+            'num_epochs': 1,
+            'num_seeds': 1,
+            'model.layer': 'LSTM',
+            'model.options.LSTM.num_heads': 2,
+        },
+    )
+    text = (self.workdir / 'report.txt').read_text()
+    self.assertStartsWith(text, 'experiment: gru with num_epochs=1')
+
+  def test_nothing_changed(self):
+    experiment = training.prepare(
+        self.config, str(self.workdir), 'sign', self.config
+    )
+    self.assertEqual(experiment.name, 'sign')
+    self.assertEqual(experiment.changed, {})
+
+  def test_a_field_that_nobody_reads(self):
+    defaults = self.config.copy_and_resolve_references()
+    self.config.unlock()
+    self.config.num_epoch = 3
+    with self.assertRaisesRegex(ValueError, "no field 'num_epoch'"):
+      training.prepare(self.config, str(self.workdir), 'sign', defaults)
+
+  def test_more_than_the_device_can_hold(self):
+    with mock.patch.object(os, 'sysconf', return_value=10):
+      with self.assertRaisesRegex(ValueError, 'the device has 100; .*features'):
+        training.prepare(self.config, str(self.workdir), 'sign')
 
   def test_early_stopping_ends_training(self):
     self.config.update(num_seeds=1)
@@ -519,7 +602,9 @@ class CheckpointsTest(absltest.TestCase):
 
   def test_the_latest_comes_back(self):
     directory = self.create_tempdir().full_path
-    params = nnx.state(SignTask().build_model(nnx.Rngs(0)), nnx.Param)
+    params = nnx.state(
+        made_up_task.SignTask().build_model(nnx.Rngs(0)), nnx.Param
+    )
     optimizer_state = optax.adam(1e-3).init(params)
     tree = (params, optimizer_state)
     zeros = jax.tree.map(jnp.zeros_like, tree)

@@ -1,0 +1,181 @@
+"""Rules for a config's fields: what each may hold, told before anything runs.
+
+A section of a config (`config.optimizer`, say) has one table of rules, by the
+fields' names. Whoever reads the section checks it with `check`, which refuses
+what would otherwise fail late, or silently mean something else.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+import math
+from typing import Any, NamedTuple
+
+import ml_collections
+import numpy as np
+
+
+class Rule(NamedTuple):
+  """What a field may hold.
+
+  Attributes:
+    text: says it, after 'must be'.
+    allows: whether a value is allowed. Any type of value may be asked for.
+  """
+
+  text: str
+  allows: Callable[[Any], bool]
+
+
+def integer(least: int, most: int = 10**9) -> Rule:
+  """Returns the rule of an int in [least, most]."""
+  return Rule(
+      f'an integer from {least} to {most}',
+      lambda value: _is_a(value, int) and least <= value <= most,
+  )
+
+
+def seed() -> Rule:
+  """Returns the rule of a seed. Beyond 32 bits two seeds would be the same."""
+  return integer(0, 2**32 - 1)
+
+
+def number(
+    least: float,
+    most: float = math.inf,
+    *,
+    above: bool = False,
+    below: bool = False,
+) -> Rule:
+  """Returns the rule of a number in [least, most], as float32 has it.
+
+  A number that float32 rounds to zero, to infinity or onto an excluded bound is
+  not allowed, since training would run with that instead.
+
+  Args:
+    least: the lower bound.
+    most: the upper bound.
+    above: whether the lower bound is excluded.
+    below: whether the upper bound is excluded.
+  """
+  text = f'a number of at least {least:g}'
+  if above:
+    text = f'a number above {least:g}'
+  if most < math.inf:
+    text += f' and {"below" if below else "at most"} {most:g}'
+
+  def allows(value):
+    # JAX takes an int for an int32 wherever it meets one.
+    if not (_is_a(value, float) or (_is_a(value, int) and abs(value) < 2**31)):
+      return False
+    rounded = float32(value)
+    return (
+        math.isfinite(rounded)
+        and (rounded != 0.0 or value == 0)
+        and (rounded > least if above else rounded >= least)
+        and (rounded < most if below else rounded <= most)
+    )
+
+  return Rule(text + ', finite in float32', allows)
+
+
+def one_of(names: Iterable[str], optional: bool = False) -> Rule:
+  """Returns the rule of a name, or, if it is optional, None."""
+  known = tuple(names)
+  text = ', '.join(map(repr, known)) + (' or None' if optional else '')
+  return Rule(
+      f'one of {text}',
+      lambda value: (
+          value is None if not isinstance(value, str) else value in known
+      )
+      and (optional or value is not None),
+  )
+
+
+def flag() -> Rule:
+  """Returns the rule of a bool, and nothing that merely counts as one."""
+  return Rule('True or False', lambda value: isinstance(value, bool))
+
+
+def text(optional: bool = False) -> Rule:
+  """Returns the rule of a string, or, if it is optional, None."""
+  return Rule(
+      'a string' + (' or None' if optional else ''),
+      lambda value: (optional and value is None)
+      or (isinstance(value, str) and '\0' not in value),
+  )
+
+
+def section() -> Rule:
+  """Returns the rule of a section, with fields of its own."""
+  return Rule(
+      'a section with fields',
+      lambda value: isinstance(value, ml_collections.ConfigDict),
+  )
+
+
+def check(
+    given: ml_collections.ConfigDict, rules: Mapping[str, Rule], name: str
+) -> None:
+  """Raises ValueError unless a section's fields are there and allowed.
+
+  Args:
+    given: the section. Fields without a rule are not looked at.
+    rules: by the fields' names.
+    name: of the section, as 'config.optimizer'.
+  """
+  if not isinstance(given, ml_collections.ConfigDict):
+    raise ValueError(
+        f'{name} must be a section with fields; got {shorten(given)}'
+    )
+  for field, rule in rules.items():
+    if field not in given:
+      raise ValueError(
+          f'{name} has no field {field!r}, which must be {rule.text}'
+          ' (configs/base_smnist.py has all fields)'
+      )
+    if not rule.allows(given[field]):
+      raise ValueError(
+          f'{name}.{field} must be {rule.text}; got {shorten(given[field])}'
+      )
+
+
+def check_numbers(value: Any, name: str) -> None:
+  """Raises ValueError if a number in a value is not one of float32's.
+
+  Args:
+    value: a number, or numbers in sections, tuples and lists; else ignored.
+    name: of the field that holds it.
+  """
+  if isinstance(value, Mapping | ml_collections.ConfigDict):
+    for key, part in value.items():
+      check_numbers(part, f'{name}.{key}')
+  elif isinstance(value, tuple | list):
+    for part in value:
+      check_numbers(part, name)
+  elif _is_a(value, (int, float)) and not math.isfinite(float32(value)):
+    raise ValueError(f'{name} must be finite in float32; got {shorten(value)}')
+
+
+def float32(value: float) -> float:
+  """Returns a number as float32 has it: maybe rounded, or infinite."""
+  try:
+    with np.errstate(all='ignore'):
+      rounded = np.float32(value)
+  except OverflowError:  # An int beyond float64.
+    return math.inf
+  # XLA takes what is smaller than the least normal number for zero.
+  return float(rounded if abs(rounded) >= 2.0**-126 else 0.0 * rounded)
+
+
+def shorten(value: Any) -> str:
+  """Returns a value as text that fits into a sentence."""
+  try:
+    whole = repr(value)
+  except ValueError:  # Python refuses to print ints of thousands of digits.
+    return f'a {type(value).__name__} too long to be shown'
+  return (
+      whole if len(whole) <= 80 else f'{whole[:60]}... ({len(whole)} letters)'
+  )
+
+
+def _is_a(value: Any, kind: type | tuple[type, ...]) -> bool:
+  return isinstance(value, kind) and not isinstance(value, bool)

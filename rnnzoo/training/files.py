@@ -1,0 +1,140 @@
+"""The files of a run directory: each whole or not there, none taken on trust.
+
+What is written is replaced in one move, so that a kill leaves the old file or
+the new one. What is read is checked, and an error names the file.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+import contextlib
+import csv
+import hashlib
+import io
+import json
+import math
+import os
+import pathlib
+from typing import Any, TypeVar
+
+# One epoch's numbers by name; the columns of metrics.csv.
+Row = Mapping[str, float | int]
+
+T = TypeVar('T')
+
+
+class RunFileError(ValueError):
+  """A file of a run is not what was written, or another version wrote it."""
+
+
+@contextlib.contextmanager
+def naming(path: pathlib.Path) -> Iterator[None]:
+  """Adds the file's name to an error that comes without: "disk full", say."""
+  try:
+    yield
+  except OSError as error:
+    if error.filename is not None:
+      raise
+    raise OSError(
+        error.errno, error.strerror or str(error), str(path)
+    ) from error
+
+
+def write_atomically(path: pathlib.Path, content: str) -> None:
+  """Writes a file that is there as a whole or not at all."""
+  partial = path.with_name(path.name + '.part')
+  with naming(path):
+    partial.write_text(content, encoding='utf-8')
+    os.replace(partial, path)
+
+
+def write_json(path: pathlib.Path, content: Any) -> None:
+  """Writes a JSON file that is there as a whole or not at all."""
+  write_atomically(path, json_text(content))
+
+
+def json_text(content: Any) -> str:
+  """Returns JSON, with null for NaN and infinities, which it does not know."""
+  return json.dumps(_without_nan(content), indent=2, allow_nan=False) + '\n'
+
+
+def _without_nan(content: Any) -> Any:
+  """Returns what JSON can hold, with None for what is not finite."""
+  if isinstance(content, Mapping):
+    return {key: _without_nan(value) for key, value in content.items()}
+  if isinstance(content, list | tuple):
+    return [_without_nan(value) for value in content]
+  if isinstance(content, float) and not math.isfinite(content):
+    return None
+  return content
+
+
+def digest(content: Any) -> str:
+  """Returns a digest of what JSON can hold, the same after a round trip."""
+  text = json.dumps(_without_nan(content), sort_keys=True)
+  return hashlib.sha256(text.encode()).hexdigest()
+
+
+def read_json(path: pathlib.Path, kind: type[T]) -> T:
+  """Returns what is in a JSON file of this kind, say a dict.
+
+  Raises:
+    RunFileError: it is not what was written there.
+  """
+  try:
+    content = json.loads(path.read_text(encoding='utf-8'))
+  except (ValueError, RecursionError) as error:
+    raise RunFileError(
+        f'{path} is damaged: it is not the JSON that was written ({error})'
+    ) from error
+  if not isinstance(content, kind):
+    raise RunFileError(
+        f'{path} is damaged: it holds a {type(content).__name__}, but a'
+        f' {kind.__name__} was written'
+    )
+  return content
+
+
+def write_csv(path: pathlib.Path, dataset: str, history: Sequence[Row]) -> None:
+  """Writes one line an epoch, the data set's name in the first column."""
+  text = io.StringIO()
+  writer = csv.DictWriter(
+      text,
+      ['dataset', *history[0]] if history else ['dataset'],
+      lineterminator='\n',
+  )
+  writer.writeheader()
+  for row in history:
+    writer.writerow({'dataset': dataset, **row})
+  write_atomically(path, text.getvalue())
+
+
+def read_csv(
+    path: pathlib.Path, columns: Mapping[str, Callable[[str], Any]]
+) -> list[dict[str, Any]]:
+  """Returns the rows of what `write_csv` wrote, without the data set.
+
+  Args:
+    path: the file.
+    columns: the type of each column but the first, in order.
+
+  Raises:
+    RunFileError: it is not what was written there.
+  """
+  try:
+    with path.open(encoding='utf-8', newline='') as file:
+      head, *lines = csv.reader(file)
+    if head != ['dataset', *columns]:
+      raise ValueError(f'its columns are {head}')
+    return [
+        {
+            name: kind(value)
+            for (name, kind), value in zip(
+                columns.items(), line[1:], strict=True
+            )
+        }
+        for line in lines
+    ]
+  except (ValueError, csv.Error) as error:
+    raise RunFileError(
+        f'{path} is damaged: it is not the table that was written ({error});'
+        ' delete it'
+    ) from error

@@ -1,0 +1,50 @@
+"""A task for tests of training: tiny, and with all that a step can carry."""
+
+import importlib
+import pathlib
+import sys
+
+import ml_collections
+import numpy as np
+import optax
+
+import rnnzoo
+from rnnzoo import models
+
+# configs/ is never installed.
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+
+
+def base_config() -> ml_collections.ConfigDict:
+  return importlib.import_module('configs.base_smnist').get_config()
+
+
+class SignTask:
+  """Of which sign is the sum of a sequence? 50 + 11 + 7 examples."""
+
+  dataset = 'made up'
+  class_names = ('minus', 'plus')
+  batch_size = 8
+
+  def __init__(self, config=None, **stack):
+    self.stack = stack
+    inputs = np.random.RandomState(0).randn(68, 5, 2).astype(np.float32)
+    label = (inputs.sum((1, 2)) > 0).astype(np.int32)
+    bounds = {'train': (0, 50), 'validation': (50, 61), 'test': (61, 68)}
+    self.splits = {
+        name: {'inputs': inputs[a:b], 'label': label[a:b]}
+        for name, (a, b) in bounds.items()
+    }
+
+  def build_model(self, rngs):
+    backbone = rnnzoo.Stack(
+        rnnzoo.IndRNN, 2, 4, max_abs=0.5, rngs=rngs, **self.stack
+    )
+    return models.SequenceClassifier(backbone, 2, rngs=rngs)
+
+  def evaluate(self, model, examples, rngs=None):
+    logits = model(examples['inputs'], rngs=rngs)
+    losses = optax.softmax_cross_entropy_with_integer_labels(
+        logits, examples['label']
+    )
+    return losses, logits.argmax(-1)

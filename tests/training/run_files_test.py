@@ -1,0 +1,431 @@
+"""The files of a run: damaged, deleted, unwritable, locked, of another version.
+
+Whatever happens to them, a run ends as it would have, bit by bit, or with a
+sentence that names the file.
+"""
+
+from collections.abc import Iterator
+import contextlib
+import functools
+import io
+import json
+import os
+import pathlib
+import random
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+from unittest import mock
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import numpy as np
+import pytest
+from tensorboardX.proto import event_pb2
+
+from rnnzoo import tasks
+from rnnzoo import training
+from rnnzoo.training import checkpointing
+from rnnzoo.training import files
+from rnnzoo.training import run_directory
+from tests.testing import made_up_task
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+# By name, what happens to the content of a file; None deletes it.
+DAMAGES = {
+    'deleted': lambda content, rng: None,
+    'emptied': lambda content, rng: b'',
+    'cut': lambda content, rng: content[: rng.randrange(len(content) or 1)],
+    'flipped': lambda content, rng: flip(content, rng),
+    'replaced': lambda content, rng: rng.randbytes(len(content) or 1),
+    'longer': lambda content, rng: content + rng.randbytes(8),
+    'text': lambda content, rng: b'{"a": [1, null, NaN, "x"]}\n',
+    'list': lambda content, rng: b'[]',
+}
+
+
+def flip(content: bytes, rng: random.Random) -> bytes:
+  """Returns the content with one bit changed."""
+  if not content:
+    return b'\1'
+  changed = bytearray(content)
+  changed[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+  return bytes(changed)
+
+
+@contextlib.contextmanager
+def sign_task() -> Iterator[None]:
+  with mock.patch.object(
+      tasks, 'TASKS', {'sign': functools.partial(made_up_task.SignTask)}
+  ):
+    yield
+
+
+def config(**fields):
+  config = made_up_task.base_config()
+  config.update(task='sign', num_epochs=3, eval_batch_size=4)
+  config.update(checkpoint_seconds=0.0, **fields)
+  return config
+
+
+@functools.cache
+def finished() -> tuple[training.Experiment, pathlib.Path]:
+  """Returns a run that is done, for copies."""
+  directory = pathlib.Path(tempfile.mkdtemp()) / 'run'
+  with sign_task(), contextlib.redirect_stdout(io.StringIO()):
+    experiment = training.prepare(config(), str(directory), 'sign')
+    training.train_and_evaluate(experiment)
+  return experiment, directory
+
+
+class RunFilesTestCase(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.enter_context(sign_task())
+    self.experiment, self.whole = finished()
+    self.workdir = pathlib.Path(self.create_tempdir().full_path) / 'run'
+
+  def copy(self) -> None:
+    """Makes `self.workdir` a copy of the finished run."""
+    shutil.rmtree(self.workdir, ignore_errors=True)
+    shutil.copytree(self.whole, self.workdir)
+
+  def resume(self) -> str:
+    """Goes on with the copy, and returns the output.
+
+    The compiled functions are those of the run that was copied.
+    """
+    run_directory.open_or_create(
+        self.experiment.config, 'made up', str(self.workdir), 'sign'
+    )
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
+      training.train_and_evaluate(
+          self.experiment._replace(workdir=self.workdir)
+      )
+    return output.getvalue()
+
+  def check_same(self, *names: str) -> None:
+    for name in (*names, 'report.json', 'seed_0/result.json'):
+      self.assertEqual(
+          (self.workdir / name).read_bytes(),
+          (self.whole / name).read_bytes(),
+          msg=name,
+      )
+
+
+class DamageTestCase(RunFilesTestCase):
+
+  def check_damages(self, names, damages, repeats: int) -> None:
+    """Damages one file of the finished run at a time, and goes on."""
+    rng = random.Random(0)
+    for name in names:
+      for damage in damages:
+        for _ in range(repeats):
+          with self.subTest(f'{name} {damage}'):
+            self.copy()
+            self.forget_result(name)
+            path = self.workdir / name
+            content = DAMAGES[damage](path.read_bytes(), rng)
+            if content is None:
+              path.unlink()
+            else:
+              path.write_bytes(content)
+            try:
+              self.resume()
+            except ValueError as error:
+              self.assertIn(str(self.workdir), str(error))
+            else:
+              self.check_same()
+
+  def forget_result(self, damaged: str) -> None:
+    """Makes the run one that still has to be tested, and reads all it has."""
+    if damaged != 'seed_0/result.json':
+      (self.workdir / 'seed_0/result.json').unlink()
+
+  def names(self) -> list[str]:
+    """Returns the files of the run, except what is written and never read."""
+    return sorted(
+        str(path.relative_to(self.whole))
+        for path in self.whole.rglob('*')
+        if path.is_file() and path.suffix != '.png'
+    )
+
+
+class DamagedFilesTest(DamageTestCase):
+
+  def test_some(self):
+    names = [name for name in self.names() if 'checkpoints/' not in name]
+    self.assertContainsSubset(
+        {'config.json', 'run.json', 'seed_0/result.json', 'seed_0/seconds.csv'},
+        names,
+    )
+    self.check_damages(names, ('emptied', 'list'), repeats=1)
+
+  def test_a_damaged_checkpoint(self):
+    names = [
+        name
+        for name in self.names()
+        if name.startswith('seed_0/checkpoints/3/')
+    ]
+    self.assertIn('seed_0/checkpoints/3/manifest.json', names)
+    self.assertGreater(len(names), 15)
+    self.check_damages(names[::3], ('flipped',), repeats=1)
+
+
+class CheckpointsTest(RunFilesTestCase):
+
+  def checkpoint(self, epoch: int) -> pathlib.Path:
+    return self.workdir / f'seed_0/checkpoints/{epoch}'
+
+  def break_checkpoint(self, epoch: int) -> None:
+    for path in (self.checkpoint(epoch) / 'state').rglob('manifest*'):
+      path.write_bytes(b'')
+
+  def test_an_older_one_is_used_with_a_warning(self):
+    self.copy()
+    (self.workdir / 'seed_0/result.json').unlink()
+    self.break_checkpoint(3)
+    output = self.resume()
+    self.assertRegex(output, r'WARNING: the checkpoint .*/3 is damaged')
+    self.assertIn('resumed after epoch 2\n', output)
+    self.check_same('seed_0/metrics.csv')
+    self.assertTrue((self.workdir / 'seed_0/damaged_checkpoint_3').is_dir())
+    # And the run is whole again.
+    (self.workdir / 'seed_0/result.json').unlink()
+    self.assertIn('resumed after epoch 3\n', self.resume())
+    self.check_same()
+
+  def test_no_good_one_left(self):
+    self.copy()
+    (self.workdir / 'seed_0/result.json').unlink()
+    for epoch in (2, 3):
+      self.break_checkpoint(epoch)
+    with self.assertRaisesRegex(
+        training.RunFileError, r'checkpoints/3 is damaged .*; delete .*/seed_0 '
+    ):
+      self.resume()
+    # Nothing was touched.
+    self.assertTrue(self.checkpoint(3).is_dir())
+    shutil.rmtree(self.workdir / 'seed_0')
+    self.resume()
+    self.check_same()
+
+  def test_another_version(self):
+    self.copy()
+    (self.workdir / 'seed_0/result.json').unlink()
+    with mock.patch.object(checkpointing, 'VERSION', 2):
+      with self.assertRaisesRegex(
+          training.RunFileError, 'is of version 1, but this rnnzoo reads .* 2;'
+      ):
+        self.resume()
+      experiment = self.experiment._replace(workdir=self.workdir)
+      with self.assertRaisesRegex(training.RunFileError, 'is of version 1'):
+        training.best_model(experiment, seed=0)
+
+  def test_the_version_is_in_the_file(self):
+    path = self.whole / 'seed_0/checkpoints/3/manifest.json'
+    self.assertEqual(json.loads(path.read_text())['version'], 1)
+
+  def test_of_another_epoch(self):
+    self.copy()
+    (self.workdir / 'seed_0/result.json').unlink()
+    shutil.rmtree(self.checkpoint(3))
+    self.checkpoint(2).rename(self.checkpoint(3))
+    with self.assertRaisesRegex(training.RunFileError, 'that of epoch 2'):
+      self.resume()
+
+  def test_a_full_disk(self):
+    self.copy()
+    (self.workdir / 'seed_0/result.json').unlink()
+    shutil.rmtree(self.checkpoint(3))
+    shutil.rmtree(self.checkpoint(2))
+    # A file where orbax wants to make a directory, which even root cannot.
+    self.checkpoint(2).parent.rmdir()
+    self.checkpoint(2).parent.write_bytes(b'')
+    with self.assertRaisesRegex(OSError, 'seed_0/checkpoints'):
+      self.resume()
+
+
+class KilledTest(RunFilesTestCase):
+
+  def test_right_after_a_checkpoint(self):
+    process = subprocess.run(
+        [sys.executable, '-m', 'tests.testing.killed_run', str(self.workdir)],
+        cwd=ROOT,
+        env=os.environ | {'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    self.assertEqual(process.returncode, -signal.SIGKILL, msg=process.stderr)
+    self.assertEqual(self.epochs('seconds.csv'), [1])
+    self.assertEqual(self.epochs('metrics.csv'), [1])
+    self.assertIn('resumed after epoch 1\n', self.resume())
+    self.assertEqual(self.epochs('seconds.csv'), [1, 2, 3])
+    self.check_same('seed_0/metrics.csv')
+    rows = files.read_csv(
+        self.workdir / 'seed_0/metrics.csv',
+        dict.fromkeys(self.columns('metrics.csv'), str),
+    )
+    # Each number of each epoch is there, and once.
+    events = self.events()
+    for name in self.columns('metrics.csv'):
+      if name != 'epoch':
+        self.assertEqual(
+            [(step, value) for tag, step, value in events if tag == name],
+            [(k + 1, np.float32(row[name])) for k, row in enumerate(rows)],
+            msg=name,
+        )
+
+  def columns(self, name: str) -> list[str]:
+    text = (self.workdir / 'seed_0' / name).read_text()
+    return text.splitlines()[0].split(',')[1:]
+
+  def epochs(self, name: str) -> list[int]:
+    text = (self.workdir / 'seed_0' / name).read_text()
+    return [int(line.split(',')[1]) for line in text.splitlines()[1:]]
+
+  def events(self) -> list[tuple[str, int, float]]:
+    """Returns (tag, step, value) of all events, as TensorBoard shows them."""
+    events = []
+    for path in sorted((self.workdir / 'seed_0').glob('events.*')):
+      content = path.read_bytes()
+      while content:
+        (size,) = struct.unpack('<Q', content[:8])
+        event = event_pb2.Event.FromString(content[12 : 12 + size])
+        content = content[16 + size :]
+        if event.HasField('session_log'):
+          # What comes later in an older file is void.
+          events = [e for e in events if e[1] < event.step]
+        for value in event.summary.value:
+          if value.HasField('simple_value'):
+            events.append((value.tag, event.step, value.simple_value))
+    return events
+
+
+class ReportFilesTest(RunFilesTestCase):
+
+  def test_a_full_disk(self):
+    for name in ('report.json', 'seed_0/metrics.csv', 'seed_0/seconds.csv'):
+      with self.subTest(name):
+        self.copy()
+        (self.workdir / 'report.txt').unlink()
+        shutil.rmtree(self.workdir / 'seed_0')
+        (self.workdir / 'seed_0').mkdir()
+        (self.workdir / f'{name}.part').symlink_to('/dev/full')
+        with self.assertRaisesRegex(OSError, f'No space left.*{name}'):
+          self.resume()
+
+  def test_a_finished_run_is_read_without_writing(self):
+    self.copy()
+    before = {
+        path: path.stat().st_mtime_ns for path in self.workdir.rglob('*.*')
+    }
+    read_only = mock.patch.object(
+        files, 'write_atomically', side_effect=OSError(30, 'Read-only')
+    )
+    with read_only:
+      self.resume()
+    for path, time in before.items():
+      self.assertEqual(path.stat().st_mtime_ns, time, msg=path)
+
+  def test_numbers_that_are_not_finite(self):
+    path = self.workdir.with_name('numbers.json')
+    files.write_json(path, {'a': [float('nan'), (1.5, float('inf'))]})
+    self.assertEqual(json.loads(path.read_text()), {'a': [None, [1.5, None]]})
+    self.assertNotIn('NaN', path.read_text())
+
+
+class RunDirectoryTest(RunFilesTestCase):
+
+  def open(self, workdir='', **fields):
+    return run_directory.open_or_create(
+        config(**fields), 'made up', str(workdir), 'sign'
+    )
+
+  def test_names_of_one_second(self):
+    here = os.getcwd()
+    self.addCleanup(os.chdir, here)
+    os.chdir(self.create_tempdir().full_path)
+    paths = {self.open() for _ in range(3)}
+    self.assertLen(paths, 3)
+    for path in paths:
+      self.assertTrue((path / 'config.json').is_file())
+
+  def test_seeds_without_their_config(self):
+    for name in ('config.json', 'run.json'):
+      with self.subTest(name):
+        self.copy()
+        (self.workdir / name).unlink()
+        with self.assertRaisesRegex(ValueError, f'seeds but no {name}'):
+          self.open(self.workdir, seed=5)
+
+  def test_a_config_that_was_not_written_to_the_end(self):
+    self.workdir.mkdir()
+    (self.workdir / 'run.json').write_text('{')
+    self.open(self.workdir)
+    self.open(self.workdir)
+
+  def test_every_field_of_the_config_is_compared(self):
+    self.open(self.workdir)
+    flat = run_directory.flatten(run_directory.as_json(config()))
+    for name, value in flat.items():
+      if name in ('data.data_dir', 'data.manual_dir'):
+        continue
+      other = config()
+      *sections, last = name.split('.')
+      section = other
+      for part in sections:
+        section = section[part]
+      section.unlock()
+      del section[last]
+      section[last] = f'not {value}'
+      with self.subTest(name), self.assertRaisesRegex(ValueError, name):
+        run_directory.open_or_create(
+            other, 'made up', str(self.workdir), 'sign'
+        )
+
+  def test_one_process_at_a_time(self):
+    self.workdir.mkdir()
+    # Holds the lock until it is killed.
+    code = f"""if True:
+        import pathlib, time
+        from rnnzoo.training import run_directory
+        run_directory._lock(pathlib.Path({str(self.workdir)!r}))
+        print('locked', flush=True)
+        time.sleep(1000)
+    """
+    process = subprocess.Popen(
+        [sys.executable, '-c', code],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env=os.environ | {'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': str(ROOT)},
+    )
+    try:
+      self.assertEqual(process.stdout.readline(), 'locked\n')
+      with self.assertRaisesRegex(
+          ValueError, f'in use by process {process.pid} on .*another --workdir'
+      ):
+        self.open(self.workdir)
+    finally:
+      process.kill()
+      process.communicate()
+    self.open(self.workdir)
+
+
+@pytest.mark.slow
+class EveryDamageTest(DamageTestCase):
+
+  def test_all(self):
+    self.check_damages(self.names(), DAMAGES, repeats=1)
+
+
+if __name__ == '__main__':
+  absltest.main()
