@@ -75,8 +75,7 @@ def linear_scan(
     return xla(name, a.astype(dtype), b.astype(dtype))
 
   def xla(name, a, b):
-    if reset is not None:
-      a = jnp.where(reset[..., None], 0, a)
+    a, b = associative.restarted(a, b, reset, jnp.zeros_like(h0[:, None]))
     solve = associative.compose_scan
     if name == 'scan':
       solve = associative.step_scan

@@ -413,6 +413,9 @@ class _Affine(cell_lib.LinearCell):
     del params
     return x_gates
 
+  def update(self, params, x_gates, h_gates, carry):
+    return (associative.affine(*x_gates, *carry),)
+
 
 @dataclasses.dataclass(frozen=True)
 class _Coefficients:

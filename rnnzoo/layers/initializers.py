@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from flax import nnx
 import jax
 import jax.numpy as jnp
 
@@ -41,6 +42,30 @@ def shifted(init: Initializer, offset: float) -> Initializer:
     return init(key, shape, dtype) + offset
 
   return shifted_init
+
+
+def check_rngs(rngs: Any, stream: str | None) -> None:
+  """Raises ValueError unless `rngs` is None, or gives keys of a stream.
+
+  Args:
+    rngs: what the caller passed.
+    stream: name of the stream that keys are taken from; None if none are.
+  """
+  if rngs is None:
+    return
+  if not isinstance(rngs, (nnx.Rngs, nnx.RngStream)):
+    example = f'nnx.Rngs({rngs!r})' if isinstance(rngs, int) else 'nnx.Rngs(0)'
+    raise ValueError(
+        'rngs must be an nnx.Rngs, which gives a new key each time, got'
+        f' {type(rngs).__name__}; rngs={example} would work.'
+    )
+  if stream is None or isinstance(rngs, nnx.RngStream):
+    return
+  if stream not in rngs and 'default' not in rngs:
+    raise ValueError(
+        f'rngs must have a stream {stream!r} or a default one, got an nnx.Rngs'
+        f' with {sorted(rngs)}; nnx.Rngs({stream}=0) would work.'
+    )
 
 
 def draw(
