@@ -25,6 +25,7 @@ import pallas_kernels
 from pallas_kernels import sharding
 from rnnzoo import cell as cell_lib
 from rnnzoo import checks
+from rnnzoo import contract
 from rnnzoo.engines import associative
 from rnnzoo.engines import products
 from rnnzoo.engines import scan
@@ -163,6 +164,9 @@ def unroll_carries(
     ValueError: as for `unroll`.
     NotImplementedError: the implementation named cannot run this.
   """
+  contract.check(cell, params)
+  x_gates = checks.array(x_gates, 'x_gates')
+  checks.real(x_gates, 'x_gates')
   if x_gates.ndim != 4 or x_gates.shape[2] != cell.input_gates:
     raise ValueError(
         'x_gates must be [batch, time, input_gates, features] with'
@@ -170,8 +174,10 @@ def unroll_carries(
         f' {x_gates.shape}.'
     )
   batch, time, _, features = x_gates.shape
-  checks.kernel(cell, recurrent_kernel, features)
-  checks.params(cell, params)
+  recurrent_kernel = checks.kernel(cell, recurrent_kernel, features)
+  params = checks.params(cell, params, features)
+  outputs = checks.outputs(outputs, len(cell.carry_names))
+  checks.boolean(reverse, 'reverse')
   carry = checks.carry(cell.carry_names, carry, (batch, features), 'carry')
   reset = checks.flags(reset, (batch, time), 'reset')
   mask = checks.flags(mask, (batch, time), 'mask')
@@ -204,7 +210,7 @@ def unroll_carries(
       recurrent_gradient_clip=recurrent_gradient_clip,
       stop_recurrent_gradient=stop_recurrent_gradient,
       implementation=implementation,
-      outputs=len(carry) if outputs is None else outputs,
+      outputs=outputs,
       time_major=False,
   )
   return carry, tuple(map(time_major, carries))

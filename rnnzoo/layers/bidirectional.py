@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from rnnzoo import checks
 from rnnzoo.engines import selection
+from rnnzoo.layers import initializers
 from rnnzoo.layers import recurrent
 from rnnzoo.layers import sequence_layer
 
@@ -56,8 +57,11 @@ class Bidirectional(sequence_layer.SequenceLayer):
       ValueError: an option is not valid.
     """
     checks.factories([layer])
-    self.forward = layer(in_features, features, rngs=rngs, **options)
-    self.backward = layer(in_features, features, rngs=rngs, **options)
+    initializers.check_rngs(rngs, 'params', required=True)
+    make = lambda: sequence_layer.make(
+        layer, in_features, features, rngs, options
+    )
+    self.forward, self.backward = make(), make()
     self.in_features = in_features
     self.out_features = self.forward.out_features + self.backward.out_features
 

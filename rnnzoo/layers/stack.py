@@ -6,6 +6,7 @@ from typing import Any
 from flax import nnx
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from rnnzoo import checks
 from rnnzoo.layers import initializers
@@ -103,10 +104,15 @@ class Stack(sequence_layer.SequenceLayer):
       ValueError: an option is not valid.
     """
     checks.positive(num_layers, 'num_layers')
-    if not 0 <= dropout_rate < 1:
-      raise ValueError(f'dropout_rate must be in [0, 1), got {dropout_rate}.')
-    if norm not in NORMS:
-      raise ValueError(f'norm must be one of {NORMS}, got {norm!r}.')
+    is_number = isinstance(dropout_rate, (int, float, np.number))
+    if not is_number or not 0 <= dropout_rate < 1:
+      raise ValueError(
+          f'dropout_rate must be in [0, 1), got {dropout_rate!r}.'
+      )
+    checks.choice(norm, NORMS, 'norm')
+    checks.boolean(share_dropout_over_time, 'share_dropout_over_time')
+    checks.boolean(residual, 'residual')
+    initializers.check_rngs(rngs, 'params', required=True)
     several = isinstance(layer, Sequence) and not isinstance(layer, str)
     factories: list[Any] = [layer] * num_layers
     if several:
@@ -121,7 +127,7 @@ class Stack(sequence_layer.SequenceLayer):
     norms: list[nnx.Module] = []
     size = in_features
     for factory in factories:
-      level = factory(size, features, rngs=rngs, **options)
+      level = sequence_layer.make(factory, size, features, rngs, options)
       size = level.out_features
       layers.append(level)
       dtypes = {k: v for k, v in options.items() if k in _NORM_OPTIONS}
