@@ -253,6 +253,12 @@ def choice(value: Any, options: Iterable[Any], label: str) -> None:
     raise ValueError(f'{label} must be one of {options}, got {value!r}.')
 
 
+def function(value: Any, label: str) -> None:
+  """Raises ValueError unless `value` is None or can be called."""
+  if value is not None and not callable(value):
+    raise ValueError(f'{label} must be a function or None, got {value!r}.')
+
+
 def boolean(value: Any, label: str) -> None:
   """Raises ValueError unless `value` is True or False."""
   if not isinstance(value, (bool, np.bool_)):
@@ -373,9 +379,9 @@ def recurrent_gradient(
     stop: what the caller passed as stop_recurrent_gradient.
   """
   is_number = isinstance(clip, numbers.Real) and not isinstance(clip, bool)
-  if clip is not None and not (is_number and clip > 0):
+  if clip is not None and not (is_number and 0 < clip < math.inf):
     raise ValueError(
-        'recurrent_gradient_clip must be a number above 0, or None, got'
+        'recurrent_gradient_clip must be a finite number above 0, or None, got'
         f' {clip!r}.'
     )
   boolean(stop, 'stop_recurrent_gradient')
@@ -418,12 +424,18 @@ def describe(carry: object) -> str:
   return f'a {type(carry).__name__}'
 
 
-def factories(given: Sequence[Any]) -> None:
-  """Raises ValueError unless each is a layer class or a function making one."""
+def factories(given: Sequence[Any], base: type) -> None:
+  """Raises ValueError unless each is a layer class or a function making one.
+
+  Args:
+    given: what the caller passed as `layer`.
+    base: class of all layers.
+  """
   for factory in given:
-    if not callable(factory) or hasattr(factory, 'out_features'):
+    is_other = isinstance(factory, type) and not issubclass(factory, base)
+    if not callable(factory) or isinstance(factory, base) or is_other:
       raise ValueError(
           'layer must be a layer class such as rnnzoo.GRU, or a function with'
           f' its signature, got {type(factory).__name__}'
-          f' {factory if isinstance(factory, str) else "instance"!r}.'
+          f' {factory if isinstance(factory, (str, type)) else "instance"!r}.'
       )

@@ -61,8 +61,8 @@ def check(
     )
   if not isinstance(params, Mapping | None):
     raise ValueError(
-        f'The parameters of {type(cell).__name__} must be given by name, as a'
-        f' dict of arrays [..., features], got a {type(params).__name__}.'
+        f'The params (cell_params) of {type(cell).__name__} must be given by'
+        f' name, as a dict of arrays [..., features], got a {type(params).__name__}.'
     )
   _check_static(cell)
   params = params or {}

@@ -56,7 +56,7 @@ class Bidirectional(sequence_layer.SequenceLayer):
     Raises:
       ValueError: an option is not valid.
     """
-    checks.factories([layer])
+    checks.factories([layer], sequence_layer.SequenceLayer)
     initializers.check_rngs(rngs, 'params', required=True)
     make = lambda: sequence_layer.make(
         layer, in_features, features, rngs, options

@@ -39,7 +39,8 @@ def shifted(init: Initializer, offset: float) -> Initializer:
 
   def shifted_init(key, shape, dtype=None, out_sharding=None):
     del out_sharding
-    return init(key, shape, dtype) + offset
+    value = init(key, shape, dtype)
+    return value + offset if hasattr(value, 'dtype') else value
 
   return shifted_init
 
@@ -111,7 +112,13 @@ def draw(
       )
 
   def checked(f, key):
-    value = f(key, shape, dtype)
+    try:
+      value = f(key, shape, dtype)
+    except TypeError as error:
+      raise ValueError(
+          f'{name} must be a function (key, shape, dtype) -> array; called like'
+          f' this, it raises: {error}'
+      ) from error
     given = getattr(value, 'shape', None), getattr(value, 'dtype', None)
     if given != (shape, jnp.dtype(dtype)):
       raise ValueError(

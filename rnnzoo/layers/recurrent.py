@@ -133,6 +133,7 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
     contract.check(cell, cell_params)
     initializers.check_rngs(rngs, 'params', required=True)
     checks.boolean(use_bias, 'use_bias')
+    checks.function(recurrent_structure, 'recurrent_structure')
     checks.boolean(learn_initial_carry, 'learn_initial_carry')
     if max_abs is not None:
       checks.within(max_abs, 'max_abs', above=0)

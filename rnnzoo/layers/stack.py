@@ -117,7 +117,7 @@ class Stack(sequence_layer.SequenceLayer):
     factories: list[Any] = [layer] * num_layers
     if several:
       factories = list(layer)  # type: ignore[arg-type]
-    checks.factories(factories)
+    checks.factories(factories, sequence_layer.SequenceLayer)
     if len(factories) != num_layers:
       raise ValueError(
           f'layer must be one factory or num_layers = {num_layers} of them, got'
@@ -170,6 +170,7 @@ class Stack(sequence_layer.SequenceLayer):
     normalisation uses its running averages, unless `train()` or `eval()` said
     otherwise.
     """
+    checks.boolean(time_major, 'time_major')
     train = self._trains(rngs)
     if initial_carry is None:
       initial_carry = (None,) * len(self.layers)
