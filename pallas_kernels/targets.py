@@ -7,6 +7,7 @@ path has to be taken.
 
 from collections.abc import Iterator
 import contextlib
+import platform
 from typing import Any, NamedTuple
 
 import jax
@@ -63,20 +64,21 @@ def current() -> Target:
   Raises:
     NotImplementedError: this jax or this device cannot run the kernels.
   """
-  version = jax.__version_info__
-  if version < (0, 11):
+  if jax.__version_info__ < (0, 11):
+    device = default_device()
+    if device.platform == 'gpu' and _major(device) not in _MAJORS:
+      raise NotImplementedError(_unsupported(device.device_kind))
     raise NotImplementedError(
-        f'GPU kernels need jax >= 0.11, and this is jax {jax.__version__}.'
+        'GPU kernels need jax >= 0.11, and this is jax'
+        f' {jax.__version__} on Python {platform.python_version()}. On Python'
+        " 3.12 or newer, pip install 'jax[cuda13]>=0.11,<0.13' brings them."
         f' {OTHERWISE}'
     )
   if _interpreting:
     return Target(4, True, True)
-  kind, platform, cores, major = _describe()
-  if platform not in ('gpu', 'cuda') or major not in _MAJORS:
-    raise NotImplementedError(
-        'GPU kernels need an NVIDIA GPU of compute capability 9.0 (H100, H200)'
-        f' or 10.0 (B200), and the device here is {kind!r}. {OTHERWISE}'
-    )
+  kind, backend, cores, major = _describe()
+  if backend not in ('gpu', 'cuda') or major not in _MAJORS:
+    raise NotImplementedError(_unsupported(kind))
   return Target(cores or 132, False, major == 9)
 
 
@@ -90,10 +92,21 @@ def _describe() -> tuple[str, str, int | None, int]:
     known = (m for name, m in _KINDS.items() if kind.startswith(name))
     return kind, described.platform, described.num_cores, next(known, 0)
   cores = getattr(device, 'core_count', None)
+  return device.device_kind, device.platform, cores, _major(device)
+
+
+def _major(device: Any) -> int:
+  """Returns the major compute capability of a device, 0 where it has none."""
   # 'gfx942' on an AMD GPU.
   capability = str(getattr(device, 'compute_capability', '0')).split('.')[0]
-  major = int(capability) if capability.isdigit() else 0
-  return device.device_kind, device.platform, cores, major
+  return int(capability) if capability.isdigit() else 0
+
+
+def _unsupported(kind: str) -> str:
+  return (
+      'GPU kernels need an NVIDIA GPU of compute capability 9.0 (H100, H200) or'
+      f' 10.0 (B200), and the device here is {kind!r}. {OTHERWISE}'
+  )
 
 
 def default_device() -> jax.Device:

@@ -1,6 +1,7 @@
 """Checks of arguments; an error names the value given and one that works."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+import math
 import numbers
 from typing import Any
 
@@ -14,19 +15,23 @@ Array = jax.Array
 
 
 def kernel(
-    cell: cell_lib.Cell, recurrent_kernel: Array | None, features: int
-) -> None:
-  """Raises ValueError unless the recurrent kernel fits the cell."""
+    cell: cell_lib.Cell, recurrent_kernel: Any, features: int
+) -> Array | None:
+  """Returns the recurrent kernel as an array, or raises ValueError."""
   name = type(cell).__name__
   gates = cell.recurrent_gates
+  if recurrent_kernel is not None:
+    recurrent_kernel = array(recurrent_kernel, 'recurrent_kernel')
+  shape: tuple[int, ...] = ()
+  if recurrent_kernel is not None:
+    shape = recurrent_kernel.shape
   if gates == 0:
     if recurrent_kernel is not None:
       raise ValueError(
           f'{name} has no recurrent gates: recurrent_kernel must be None, got'
-          f' shape {recurrent_kernel.shape}.'
+          f' shape {shape}.'
       )
-    return
-  shape = () if recurrent_kernel is None else np.shape(recurrent_kernel)
+    return None
   if (
       len(shape) != 4
       or shape[0] != gates
@@ -39,6 +44,20 @@ def kernel(
         f' with {gates} recurrent gates for {name} and heads * head_dim ='
         f' {features}, got {got}.'
     )
+  real(recurrent_kernel, 'recurrent_kernel')
+  return recurrent_kernel
+
+
+def outputs(given: Any, carries: int) -> int:
+  """Returns how many of the carry's arrays to return, or raises ValueError."""
+  if given is None:
+    return carries
+  positive(given, 'outputs')
+  if given > carries:
+    raise ValueError(
+        f'outputs must be at most {carries}, the number of carries, got {given}.'
+    )
+  return int(given)
 
 
 def inputs(given: Any, axes: str, in_features: int, layer: str) -> None:
@@ -52,7 +71,7 @@ def inputs(given: Any, axes: str, in_features: int, layer: str) -> None:
   """
   if not hasattr(given, 'dtype'):
     raise ValueError(
-        f'{layer} expects an array of shape {axes}, got a'
+        f'{layer} expects x as an array of shape {axes}, got a'
         f' {type(given).__name__}; jnp.asarray(x) would work.'
     )
   shape = np.shape(given)
@@ -80,9 +99,12 @@ def carry(
     label: the argument's name.
   """
   if isinstance(given, (tuple, list)):
-    shapes = [np.shape(c) for c in given]
+    arrays = [array(c, label) for c in given]
+    shapes = [c.shape for c in arrays]
     if shapes == [expected] * len(names):
-      return tuple(map(jnp.asarray, given))
+      for name, c in zip(names, arrays, strict=True):
+        number(c, f'{name} of {label}')
+      return tuple(arrays)
     got = f'{len(shapes)} of shapes {shapes}'
   else:
     got = f'a {type(given).__name__}'
@@ -99,7 +121,7 @@ def flags(given: Any, expected: tuple[int, ...], label: str) -> Array | None:
   """Returns `given` as a bool array of this shape, or raises ValueError."""
   if given is None:
     return None
-  given = jnp.asarray(given)
+  given = array(given, label)
   dtype, shape = given.dtype, given.shape
   if dtype != jnp.bool_:
     raise ValueError(
@@ -111,11 +133,20 @@ def flags(given: Any, expected: tuple[int, ...], label: str) -> Array | None:
   return given
 
 
-def lengths(given: Any, expected: tuple[int, ...]) -> Array | None:
-  """Returns `given` as an integer array of this shape, or raises ValueError."""
+def lengths(given: Any, expected: tuple[int, ...], time: int) -> Array | None:
+  """Returns `given` as an integer array of this shape, or raises ValueError.
+
+  Values can be checked where they are known, outside of `jax.jit`. Inside, one
+  above T counts as T and one below 0 as 0.
+
+  Args:
+    given: what the caller passed as seq_lengths.
+    expected: its shape.
+    time: T, the number of steps.
+  """
   if given is None:
     return None
-  given = jnp.asarray(given)
+  given = array(given, 'seq_lengths')
   dtype, shape = given.dtype, given.shape
   if not jnp.issubdtype(dtype, jnp.integer):
     raise ValueError(
@@ -124,25 +155,212 @@ def lengths(given: Any, expected: tuple[int, ...]) -> Array | None:
     )
   if shape != expected:
     raise ValueError(f'seq_lengths must have shape {expected}, got {shape}.')
+  if given.size and not isinstance(given, jax.core.Tracer):
+    low, high = int(given.min()), int(given.max())
+    if low < 0 or high > time:
+      raise ValueError(
+          f'seq_lengths must be from 0 to the number of steps, {time}, got'
+          f' values from {low} to {high}.'
+      )
   return given
 
 
 def floating(dtype: Any, label: str) -> None:
-  """Raises ValueError unless `dtype` is a floating-point one."""
-  if not jnp.issubdtype(dtype, jnp.floating):
+  """Raises ValueError unless `dtype` is a floating-point one that JAX has."""
+  try:
+    known = jnp.dtype(dtype)
+  except TypeError:
+    known = None
+  if known is None or not jnp.issubdtype(known, jnp.floating):
+    got = repr(dtype) if known is None else known
     raise ValueError(
-        f'{label} must be a floating-point dtype, got {jnp.dtype(dtype)}.'
+        f'{label} must be a floating-point dtype such as jnp.float32 or'
+        f' jnp.bfloat16, got {got}.'
+    )
+  config: Any = jax.config  # Its attributes have no types.
+  if known.itemsize == 8 and not config.jax_enable_x64:
+    raise ValueError(
+        f'{label}={known} would run in float32: JAX has 64 bits only after'
+        " jax.config.update('jax_enable_x64', True)."
     )
 
 
-def params(cell: cell_lib.Cell, given: Any) -> None:
-  """Raises ValueError unless the cell's own parameters are all there."""
-  missing = [name for name in cell.param_names if name not in given]
-  if missing:
+def array(given: Any, label: str) -> Array:
+  """Returns `given` as an array, or raises ValueError."""
+  try:
+    return jnp.asarray(given)
+  except (TypeError, ValueError) as error:
     raise ValueError(
-        f'params of {type(cell).__name__} must have {cell.param_names}, each'
-        f' [..., features]; {missing} are missing.'
+        f'{label} must be an array, got a {type(given).__name__} that is none:'
+        f' {given!r:.80}.'
+    ) from error
+
+
+def number(given: Any, label: str) -> None:
+  """Raises ValueError unless an array holds real numbers."""
+  if not jnp.issubdtype(given.dtype, jnp.number):
+    raise ValueError(f'{label} must be real numbers, got {given.dtype}.')
+  if jnp.issubdtype(given.dtype, jnp.complexfloating):
+    raise ValueError(
+        f'{label} must be real, got {given.dtype}: complex numbers are not'
+        ' supported, and their imaginary part would be lost.'
     )
+
+
+def real(given: Any, label: str) -> None:
+  """Raises ValueError unless an array holds real floating-point numbers."""
+  number(given, label)
+  if not jnp.issubdtype(given.dtype, jnp.floating):
+    raise ValueError(
+        f'{label} must be floating-point, got {given.dtype};'
+        f' {label}.astype(jnp.float32) would work.'
+    )
+
+
+def same_kind(result: Any, like: Array, label: str) -> Array:
+  """Returns what a function made of an array, which must be like it.
+
+  Args:
+    result: what the function returned.
+    like: what it was given.
+    label: the function's name.
+  """
+  result = array(result, f'The result of {label}')
+  if result.shape != like.shape or result.dtype != like.dtype:
+    raise ValueError(
+        f'{label} must return an array of shape {like.shape} and dtype'
+        f' {like.dtype}, as it was given, got {result.shape} of {result.dtype}.'
+    )
+  return result
+
+
+def shape(given: Any, label: str) -> tuple[int, ...]:
+  """Returns `given` as a shape, or raises ValueError."""
+  is_size = lambda n: isinstance(n, numbers.Integral) and not isinstance(
+      n, bool
+  )
+  if not isinstance(given, (tuple, list)) or not all(
+      is_size(n) and n >= 0 for n in given
+  ):
+    raise ValueError(
+        f'{label} must be a tuple of sizes, such as (8,), got {given!r}.'
+    )
+  return tuple(given)
+
+
+def choice(value: Any, options: Iterable[Any], label: str) -> None:
+  """Raises ValueError unless `value` is one of the options."""
+  options = tuple(options)
+  if not isinstance(value, str | None) or value not in options:
+    raise ValueError(f'{label} must be one of {options}, got {value!r}.')
+
+
+def function(value: Any, label: str) -> None:
+  """Raises ValueError unless `value` is None or can be called."""
+  if value is not None and not callable(value):
+    raise ValueError(f'{label} must be a function or None, got {value!r}.')
+
+
+def boolean(value: Any, label: str) -> None:
+  """Raises ValueError unless `value` is True or False."""
+  if not isinstance(value, (bool, np.bool_)):
+    raise ValueError(f'{label} must be a bool, got {value!r}.')
+
+
+def within(
+    value: Any,
+    label: str,
+    *,
+    above: float | None = None,
+    least: float | None = None,
+    most: float | None = None,
+) -> None:
+  """Raises ValueError unless `value` is a finite number between bounds.
+
+  Args:
+    value: what the caller passed.
+    label: the argument's name.
+    above: a bound that the number is greater than.
+    least: a bound that the number may be equal to.
+    most: likewise.
+  """
+  is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+  if (
+      is_number
+      and math.isfinite(value)
+      and (above is None or value > above)
+      and (least is None or value >= least)
+      and (most is None or value <= most)
+  ):
+    return
+  bounds = [
+      f'{text} {bound}'
+      for text, bound in (('above', above), ('from', least), ('up to', most))
+      if bound is not None
+  ]
+  raise ValueError(
+      f'{label} must be a finite number{" " * bool(bounds)}'
+      f'{" ".join(bounds)}, got {value!r}.'
+  )
+
+
+def interval(value: Any, label: str) -> None:
+  """Raises ValueError unless `value` is a pair of numbers, low and high."""
+  if not isinstance(value, (tuple, list)) or len(value) != 2:
+    raise ValueError(f'{label} must be a pair (low, high), got {value!r}.')
+  for x in value:
+    within(x, label)
+  if value[0] > value[1]:
+    raise ValueError(f'{label} must be (low, high), got {value!r}.')
+
+
+# What other libraries call an option, and what there is here.
+_ELSEWHERE = {
+    'activation_fn': 'activation',
+    'batch_first': 'time_major in each call; time is the second axis otherwise',
+    'bias': 'use_bias',
+    'bidirectional': 'rnnzoo.Bidirectional(rnnzoo.LSTM, ...)',
+    'dropout': 'rnnzoo.Stack(..., dropout_rate=...)',
+    'dropout_rate': 'rnnzoo.Stack(..., dropout_rate=...)',
+    'hidden_size': 'features',
+    'input_size': 'in_features',
+    'nonlinearity': 'activation',
+    'norm': 'rnnzoo.Stack(..., norm=...)',
+    'num_layers': 'rnnzoo.Stack(rnnzoo.LSTM, ..., num_layers=...)',
+    'proj_size': 'a product with a matrix of your own after the layer',
+    'residual': 'rnnzoo.Stack(..., residual=...)',
+}
+
+
+def no_more(unknown: Mapping[str, Any], layer: str) -> None:
+  """Raises TypeError if options are left that no layer has.
+
+  Args:
+    unknown: the options that are left, by name.
+    layer: the layer's name.
+  """
+  if not unknown:
+    return
+  name = next(iter(unknown))
+  hint = f'help(rnnzoo.{layer}) lists its options'
+  if name in _ELSEWHERE:
+    hint = f'there is {_ELSEWHERE[name]}'
+  raise TypeError(f'{layer} has no option {name!r}; {hint}.')
+
+
+def params(cell: cell_lib.Cell, given: Any, features: int) -> cell_lib.Params:
+  """Returns the cell's own parameters as arrays, or raises ValueError."""
+  arrays = {}
+  for name, value in given.items():
+    label = f'{name} in params of {type(cell).__name__}'
+    arrays[name] = array(value, label)
+    number(arrays[name], label)
+    if arrays[name].shape[-1:] not in ((), (1,), (features,)):
+      raise ValueError(
+          f'{label} must be [..., features] with {features} features, got shape'
+          f' {arrays[name].shape}.'
+      )
+  return arrays
 
 
 def positive(value: object, label: str) -> None:
@@ -163,13 +381,12 @@ def recurrent_gradient(
     stop: stop_recurrent_gradient as the caller passed it.
   """
   is_number = isinstance(clip, numbers.Real) and not isinstance(clip, bool)
-  if clip is not None and not (is_number and clip > 0):
+  if clip is not None and not (is_number and 0 < clip < math.inf):
     raise ValueError(
-        'recurrent_gradient_clip must be a number above 0, or None, got'
+        'recurrent_gradient_clip must be a finite number above 0, or None, got'
         f' {clip!r}.'
     )
-  if not isinstance(stop, (bool, np.bool_)):
-    raise ValueError(f'stop_recurrent_gradient must be a bool, got {stop!r}.')
+  boolean(stop, 'stop_recurrent_gradient')
   if cell.recurrent_gates == 0 and (clip is not None or stop):
     name = 'stop_recurrent_gradient' if stop else 'recurrent_gradient_clip'
     raise ValueError(
@@ -209,12 +426,18 @@ def describe(carry: object) -> str:
   return f'a {type(carry).__name__}'
 
 
-def factories(given: Sequence[Any]) -> None:
-  """Raises ValueError unless each is a layer class or a function making one."""
+def factories(given: Sequence[Any], base: type) -> None:
+  """Raises ValueError unless each is a layer class or a function making one.
+
+  Args:
+    given: what the caller passed as `layer`.
+    base: class of all layers.
+  """
   for factory in given:
-    if not callable(factory) or hasattr(factory, 'out_features'):
+    is_other = isinstance(factory, type) and not issubclass(factory, base)
+    if not callable(factory) or isinstance(factory, base) or is_other:
       raise ValueError(
           'layer must be a layer class such as rnnzoo.GRU, or a function with'
           f' its signature, got {type(factory).__name__}'
-          f' {factory if isinstance(factory, str) else "instance"!r}.'
+          f' {factory if isinstance(factory, (str, type)) else "instance"!r}.'
       )

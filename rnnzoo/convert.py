@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rnnzoo import checks
 from rnnzoo.cells import elman
 from rnnzoo.cells import gru
 from rnnzoo.cells import lstm
@@ -75,6 +76,16 @@ def from_torch(
     ValueError: an entry is missing, left over or of another shape, or the layer
       is of a kind that torch does not have.
   """
+  if not isinstance(state_dict, Mapping):
+    raise ValueError(
+        'state_dict must be a mapping from names to arrays, as'
+        f' module.state_dict() returns it, got a {type(state_dict).__name__}.'
+    )
+  if not isinstance(prefix, str):
+    raise ValueError(f'prefix must be a str, got {prefix!r}.')
+  names = [name for name in state_dict if not isinstance(name, str)]
+  if names:
+    raise ValueError(f'state_dict must have str as names, got {names[0]!r}.')
   given = {
       name.removeprefix(prefix): value
       for name, value in state_dict.items()
@@ -82,7 +93,8 @@ def from_torch(
   }
   updates = []
   for part, suffix in _torch_parts(layer):
-    updates.append((part, _torch_weights(part, given, prefix, suffix)))
+    weights = _torch_weights(part, given, prefix, suffix, state_dict)
+    updates.append((part, weights))
   if given:
     raise ValueError(
         'The state dict has entries that the layer has no place for:'
@@ -171,7 +183,7 @@ def _torch_parts(layer):
       yield level, f'_l{index}'
 
 
-def _torch_weights(layer, given, prefix, suffix) -> dict[str, Any]:
+def _torch_weights(layer, given, prefix, suffix, state_dict) -> dict[str, Any]:
   """Takes one layer's entries out of `given`."""
   _check_layer(layer)
   features = layer.out_features
@@ -180,11 +192,14 @@ def _torch_weights(layer, given, prefix, suffix) -> dict[str, Any]:
   def take(name, *shape):
     name += suffix
     if name not in given:
+      hint = ''
+      if name.startswith('bias'):
+        hint = ' A module with bias=False fills a layer with use_bias=False.'
       raise ValueError(
           f'The state dict has no entry {prefix + name!r}, which should have'
-          f' shape {shape}; it has {sorted(prefix + k for k in given)}.'
+          f' shape {shape}; it has {sorted(state_dict)}.{hint}'
       )
-    value = _numpy(given.pop(name))
+    value = _numpy(given.pop(name), prefix + name)
     if value.shape != shape:
       raise ValueError(
           f'{prefix + name} must have shape {shape} for a'
@@ -250,7 +265,9 @@ def _check_layer(layer) -> None:
 def _flax_kind(cell: Any) -> tuple[type, str]:
   """Returns the class of the same equations, and the activation's name."""
   names: dict[Any, str] = {nnx.tanh: 'tanh', nnx.relu: 'relu'}
-  name = names.get(getattr(cell, 'activation_fn', None), 'another activation')
+  activation = getattr(cell, 'activation_fn', None)
+  name = names.get(activation) if callable(activation) else None
+  name = name or 'another activation'
   if isinstance(cell, nnx.SimpleCell) and not cell.residual:
     return elman.ElmanCell, name
   if getattr(cell, 'gate_fn', None) is nnx.sigmoid:
@@ -261,14 +278,19 @@ def _flax_kind(cell: Any) -> tuple[type, str]:
   raise ValueError(
       'cell must be an nnx.SimpleCell without residual, or an nnx.GRUCell,'
       ' nnx.LSTMCell or nnx.OptimizedLSTMCell with gate_fn=nnx.sigmoid, got'
-      f' {type(cell).__name__}.'
+      f' {type(cell).__qualname__} of {type(cell).__module__}.'
   )
 
 
-def _numpy(value: Any) -> np.ndarray:
-  """Returns a numpy array or a torch tensor as a numpy array."""
+def _numpy(value: Any, name: str) -> np.ndarray:
+  """Returns an array or a torch tensor as a numpy array of real numbers."""
   if hasattr(value, 'detach'):
     value = value.detach().cpu()
     if str(value.dtype) == 'torch.bfloat16':  # numpy has no such type
       value = value.float()
-  return np.asarray(value)
+  try:
+    value = np.asarray(value)
+  except ValueError as error:  # A ragged list.
+    raise ValueError(f'{name} must be an array: {error}') from error
+  checks.number(value, name)
+  return value

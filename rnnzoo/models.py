@@ -4,7 +4,9 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 
+from rnnzoo import checks
 from rnnzoo.layers import bidirectional
+from rnnzoo.layers import initializers
 from rnnzoo.layers import sequence_layer
 
 Array = jax.Array
@@ -44,7 +46,8 @@ class SequenceClassifier(nnx.Module):
       rngs: `nnx.Rngs` that the head's parameters are drawn from.
 
     Raises:
-      ValueError: the backbone runs in both directions.
+      ValueError: the backbone is no layer, or runs in both directions, or
+        another argument is not valid.
     """
     if isinstance(backbone, bidirectional.Bidirectional):
       raise ValueError(
@@ -52,6 +55,13 @@ class SequenceClassifier(nnx.Module):
           ' of a Bidirectional has seen one step; classify its final carries,'
           ' from unroll, instead.'
       )
+    if not isinstance(backbone, sequence_layer.SequenceLayer):
+      raise ValueError(
+          'backbone must be a layer or a stack, such as rnnzoo.GRU(28, 128,'
+          f' rngs=rngs), got {backbone!r:.80}.'
+      )
+    checks.positive(num_classes, 'num_classes')
+    initializers.check_rngs(rngs, 'params', required=True)
     self.backbone = backbone
     self.head = nnx.Linear(backbone.out_features, num_classes, rngs=rngs)
 
@@ -76,9 +86,16 @@ class SequenceClassifier(nnx.Module):
       ValueError: an argument has the wrong shape or dtype.
     """
     y = self.backbone(x, seq_lengths=seq_lengths, rngs=rngs)
+    time = y.shape[-2]
+    if not time:
+      raise ValueError(
+          'SequenceClassifier needs at least one step to classify, got x of'
+          f' shape {x.shape}.'
+      )
     if seq_lengths is None:
       last = y[..., -1, :]
     else:
-      index = jnp.maximum(seq_lengths - 1, 0)[..., None, None]
+      index = jnp.clip(jnp.asarray(seq_lengths) - 1, 0, time - 1)
+      index = index[..., None, None]
       last = jnp.take_along_axis(y, index, axis=-2)[..., 0, :]
     return self.head(last)

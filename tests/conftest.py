@@ -7,6 +7,7 @@ import gc
 import os
 
 from absl import flags
+import pytest
 
 # The workers of pytest-xdist share one accelerator where there is one, and JAX
 # by default takes most of its memory for the first process.
@@ -23,6 +24,35 @@ os.environ.setdefault('JAX_TRACEBACK_IN_LOCATIONS_LIMIT', '0')
 # absltest keeps its settings (its temporary directory, say) in absl flags,
 # which nothing parses under pytest. The defaults are right.
 flags.FLAGS.mark_as_parsed()
+
+
+def pytest_addoption(parser):
+  parser.addoption(
+      '--fail_on_skip',
+      action='store_true',
+      help='A skipped test fails: nothing is passed over in silence.',
+  )
+
+
+def _fail_if_skipped(report, config):
+  if report.skipped and config.getoption('--fail_on_skip'):
+    report.outcome = 'failed'
+    report.longrepr = (
+        f'Skipped, which --fail_on_skip forbids: {report.longrepr}'
+    )
+  return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item):
+  report = yield
+  return _fail_if_skipped(report, item.config)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector):
+  report = yield
+  return _fail_if_skipped(report, collector.config)
 
 
 def pytest_ignore_collect(collection_path):

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from rnnzoo import cell
+from rnnzoo import checks
 from rnnzoo.layers import initializers
 from rnnzoo.layers import recurrent
 
@@ -26,6 +27,9 @@ class Antisymmetric:
   """
 
   gamma: float
+
+  def __post_init__(self):
+    checks.within(self.gamma, 'gamma', least=0)
 
   def __call__(self, kernel: jax.Array) -> jax.Array:
     """Maps a recurrent kernel [gates, heads, head_dim, head_dim]."""
@@ -48,6 +52,9 @@ class AntisymmetricRNNCell(cell.Cell):
   recurrent_gates = 1
   carry_names = ('h',)
 
+  def __post_init__(self):
+    checks.within(self.epsilon, 'epsilon', above=0, most=1)
+
   def update(self, params, x_gates, h_gates, carry):
     del params
     (h,) = carry
@@ -69,6 +76,9 @@ class GatedAntisymmetricRNNCell(cell.Cell):
   input_gates = 2
   recurrent_gates = 1
   carry_names = ('h',)
+
+  def __post_init__(self):
+    checks.within(self.epsilon, 'epsilon', above=0, most=1)
 
   def update(self, params, x_gates, h_gates, carry):
     del params
@@ -129,6 +139,8 @@ class AntisymmetricRNN(recurrent.RecurrentLayer):
       rngs: nnx.Rngs,
       **options,
   ):
+    checks.boolean(gated, 'gated')
+    checks.within(recurrent_scale, 'recurrent_scale', least=0)
     make_cell = GatedAntisymmetricRNNCell if gated else AntisymmetricRNNCell
     super().__init__(
         make_cell(epsilon),

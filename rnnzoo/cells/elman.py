@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from rnnzoo import cell
+from rnnzoo import checks
 from rnnzoo.layers import recurrent
 
 ACTIVATIONS = {'tanh': jnp.tanh, 'relu': jax.nn.relu}
@@ -26,11 +27,7 @@ class ElmanCell(cell.Cell):
   carry_names = ('h',)
 
   def __post_init__(self):
-    if self.activation not in ACTIVATIONS:
-      raise ValueError(
-          f'activation must be one of {tuple(ACTIVATIONS)}, got'
-          f' {self.activation!r}.'
-      )
+    checks.choice(self.activation, ACTIVATIONS, 'activation')
 
   def update(self, params, x_gates, h_gates, carry):
     del params, carry

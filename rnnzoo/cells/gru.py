@@ -51,8 +51,8 @@ class GRU(recurrent.RecurrentLayer):
   >>> layer = rnnzoo.GRU(in_features=3, features=8, rngs=nnx.Rngs(0))
   >>> layer(jnp.ones((2, 5, 3))).shape               # [batch, time, features]
   (2, 5, 8)
-  >>> carry = recurrent.initial_carry((2,))              # one step at a time
-  >>> carry, y = recurrent.step(carry, jnp.ones((2, 3)))
+  >>> carry = layer.initial_carry((2,))              # one step at a time
+  >>> carry, y = layer.step(carry, jnp.ones((2, 3)))
   >>> y.shape
   (2, 8)
 
@@ -87,6 +87,7 @@ class GRU(recurrent.RecurrentLayer):
       **options,
   ):
     checks.positive(features, 'features')
+    checks.floating(param_dtype, 'param_dtype')
     recurrent_bias = nnx.Param(jnp.zeros((features,), param_dtype))
     super().__init__(
         GRUCell(),

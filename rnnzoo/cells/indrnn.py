@@ -6,6 +6,7 @@ is the cell.
 
 from flax import nnx
 
+from rnnzoo import checks
 from rnnzoo.cells import elman
 from rnnzoo.layers import initializers
 from rnnzoo.layers import recurrent
@@ -58,6 +59,8 @@ class IndRNN(recurrent.RecurrentLayer):
       rngs: nnx.Rngs,
       **options,
   ):
+    checks.positive(features, 'features')
+    checks.interval(recurrent_range, 'recurrent_range')
     super().__init__(
         elman.ElmanCell(activation),
         in_features,

@@ -113,6 +113,10 @@ class IRevRNN(recurrent.RecurrentLayer):
   ):
     checks.positive(features, 'features')
     checks.positive(inner_steps, 'inner_steps')
+    checks.interval(recurrent_range, 'recurrent_range')
+    checks.within(inner_scale, 'inner_scale', least=0)
+    checks.floating(param_dtype, 'param_dtype')
+    initializers.check_rngs(rngs, 'params', required=True)
     shape = (inner_steps, features)
     inner = {
         name: nnx.Param(

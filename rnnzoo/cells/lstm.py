@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from rnnzoo import cell
+from rnnzoo import checks
 from rnnzoo.layers import initializers
 from rnnzoo.layers import recurrent
 
@@ -46,7 +47,7 @@ class LSTM(recurrent.RecurrentLayer):
   >>> import jax.numpy as jnp, rnnzoo
   >>> from flax import nnx
   >>> layer = rnnzoo.LSTM(in_features=3, features=8, rngs=nnx.Rngs(0))
-  >>> (h, c), y = recurrent.unroll(jnp.ones((2, 5, 3)))
+  >>> (h, c), y = layer.unroll(jnp.ones((2, 5, 3)))
   >>> y.shape, c.shape
   ((2, 5, 8), (2, 8))
 
@@ -82,6 +83,7 @@ class LSTM(recurrent.RecurrentLayer):
       rngs: nnx.Rngs,
       **options,
   ):
+    checks.within(forget_bias, 'forget_bias')
     forget_init = initializers.shifted(bias_init, forget_bias)
     super().__init__(
         LSTMCell(),

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from rnnzoo import cell
+from rnnzoo import checks
 from rnnzoo.layers import recurrent
 
 sigmoid = jax.nn.sigmoid
@@ -23,10 +24,7 @@ CANDIDATES = {'linear': lambda x: x, 'positive': positive}
 
 def check_candidate(candidate: str) -> None:
   """Raises ValueError unless the candidate is known."""
-  if candidate not in CANDIDATES:
-    raise ValueError(
-        f'candidate must be one of {tuple(CANDIDATES)}, got {candidate!r}.'
-    )
+  checks.choice(candidate, CANDIDATES, 'candidate')
 
 
 @dataclasses.dataclass(frozen=True)

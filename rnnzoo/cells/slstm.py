@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from rnnzoo import cell
+from rnnzoo import checks
 from rnnzoo.layers import initializers
 from rnnzoo.layers import recurrent
 
@@ -152,6 +153,9 @@ class SLSTM(recurrent.RecurrentLayer):
       rngs: nnx.Rngs,
       **options,
   ):
+    checks.positive(num_blocks, 'num_blocks')
+    checks.positive(num_heads, 'num_heads')
+    checks.within(block_index, 'block_index', least=0)
     if not 0 <= block_index < num_blocks:
       raise ValueError(
           'block_index must be in [0, num_blocks), got'

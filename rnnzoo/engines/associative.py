@@ -5,15 +5,21 @@ A linear cell's step is an affine map h -> a h + b, and affine maps compose:
     (a_2, b_2) o (a_1, b_1) = (a_2 a_1, a_2 b_1 + b_2)
 
 so all T steps take O(log T) parallel rounds (Blelloch, 1990, "Prefix sums and
-their applications"). A composition that forgets (a_2 = 0) takes b_2 alone: the
-product would turn an infinity before a reset into NaN.
+their applications").
+
+A step with a = 0 forgets, and a reset is such a step: neither a NaN nor an
+infinity before it reaches anything after it. So a = 0 is a flag, and a
+composition has it only where one of its steps has. A product that underflows
+forgets nothing: it becomes the smallest normal number. Otherwise the result
+would depend on how time is cut. `step_scan` and the GPU kernels
+(`pallas_kernels/mosaic/affine_maps.py`) say the same about the same numbers.
 
 The adjoint of the recurrence is a recurrence of the same kind, run the other
 way (Martin and Cundy, 2018, "Parallelizing linear recurrent neural nets over
 sequence length", section 2.2):
 
-    lambda_t = g_t + a_{t+1} lambda_{t+1}
-    db_t = lambda_t,   da_t = lambda_t h_{t-1},   dh_0 = a_1 lambda_1
+    mu_t = a_t mu_{t+1} + a_t g_t,   lambda_t = g_t + mu_{t+1}
+    db_t = lambda_t,   da_t = lambda_t h_{t-1},   dh_0 = mu_1
 
 so the derivative below is written once, whatever runs the recurrence.
 """
@@ -56,9 +62,7 @@ def unroll(
   if mask is not None:
     a = jnp.where(mask[..., None], a, 1)
     b = jnp.where(mask[..., None], b, 0)
-  if reset is not None:
-    b = b + jnp.where(reset[..., None], a * restart[0], 0)
-    a = jnp.where(reset[..., None], 0, a)
+  a, b = restarted(a, b, reset, restart[0])
   if jax.default_backend() != 'cpu' and len(x_gates) > 2:
     # XLA would compute gates again in each of the scan's fusions: minLSTM took
     # 15 to 30 % longer on an H200. MinGRU, of two gates, took 6 to 22 % longer
@@ -89,7 +93,7 @@ def step_scan(a: Array, b: Array, reverse: bool) -> Array:
 
   def body(h, ab):
     a, b = ab
-    h = _affine(a, b, h)
+    h = affine(a, b, h)
     return h, h
 
   return lax.scan(body, jnp.zeros_like(b[0]), (a, b), reverse=reverse)[1]
@@ -97,24 +101,66 @@ def step_scan(a: Array, b: Array, reverse: bool) -> Array:
 
 def compose_scan(a: Array, b: Array, reverse: bool) -> Array:
   """h_t = a_t h_{t-1} + b_t for all t in parallel, from h = 0."""
+  smallest = jnp.finfo(a.dtype).tiny
 
   def compose(first, second):
     a1, b1 = first
     a2, b2 = second
-    return a2 * a1, _affine(a2, b2, b1)
+    product = a2 * a1
+    signed = jnp.copysign(smallest, product)
+    product = jnp.where(product == 0, signed, product)
+    return (
+        jnp.where((a1 == 0) | (a2 == 0), 0, product),
+        jnp.where(a2 == 0, b2, _apply(a2, b2, b1)),
+    )
 
   return lax.associative_scan(compose, (a, b), reverse=reverse)[1]
 
 
-def _affine(a: Array, b: Array, h: Array) -> Array:
-  """Returns a h + b, where a = 0 forgets even an infinite h."""
-  return jnp.where(a == 0, b, a * h + b)
+def _apply(a: Array, b: Array, h: Array) -> Array:
+  """Returns a h + b of many steps, where a may have overflowed and h be 0."""
+  return jnp.where(h == 0, b, a * h + b)
+
+
+def restarted(
+    a: Array, b: Array, reset: Array | None, restart: Array
+) -> tuple[Array, Array]:
+  """Returns the coefficients of steps that restart where `reset` is true.
+
+  Args:
+    a: [..., F].
+    b: [..., F].
+    reset: bool [...], or None for no restarts.
+    restart: what is there instead of h, broadcast against a.
+  """
+  if reset is None:
+    return a, b
+  reset = reset[..., None]
+  return jnp.where(reset, 0, a), jnp.where(reset, affine(a, b, restart), b)
+
+
+def affine(a: Array, b: Array, h: Array) -> Array:
+  """Returns a h + b of one step, where a = 0 forgets even an infinite h."""
+  return _kept(a, h) + b
+
+
+@jax.custom_jvp
+def _kept(a, h):
+  return jnp.where(a == 0, 0, a * h)
+
+
+@_kept.defjvp
+def _kept_jvp(primals, tangents):
+  a, h = primals
+  d_a, d_h = tangents
+  # By a, the derivative is h also where a = 0.
+  return _kept(a, h), d_a * h + jnp.where(a == 0, 0, a * d_h)
 
 
 def _fold(a, b, h0, reverse):
   """Adds the contribution of the initial h to the first step."""
   first = -1 if reverse else 0
-  return b.at[first].set(_affine(a[first], b[first], h0))
+  return b.at[first].set(affine(a[first], b[first], h0))
 
 
 def _linear_scan_fwd(solve, reverse, a, b, h0):
@@ -124,16 +170,23 @@ def _linear_scan_fwd(solve, reverse, a, b, h0):
 
 def _linear_scan_bwd(solve, reverse, residuals, g):
   a, h, h0 = residuals
-  zero = jnp.zeros_like(a[:1])
+  mu = solve(a, jnp.where(a == 0, 0, a * g), not reverse)
+  zero = jnp.zeros_like(h0)
   if reverse:
-    after = jnp.concatenate([zero, a[:-1]])
-    before = jnp.concatenate([h[1:], h0[None]])
-  else:
-    after = jnp.concatenate([a[1:], zero])
-    before = jnp.concatenate([h0[None], h[:-1]])
-  adjoint = solve(after, g, not reverse)
-  first = -1 if reverse else 0
-  return adjoint * before, adjoint, a[first] * adjoint[first]
+    adjoint = g + _after(zero, mu)
+    return adjoint * _before(h, h0), adjoint, mu[-1]
+  adjoint = g + _before(mu, zero)
+  return adjoint * _after(h0, h), adjoint, mu[0]
+
+
+def _after(first: Array, x: Array) -> Array:
+  """Moves x by one step to later times, behind `first`."""
+  return jnp.concatenate([first[None], x[:-1]])
+
+
+def _before(x: Array, last: Array) -> Array:
+  """Moves x by one step to earlier times, before `last`."""
+  return jnp.concatenate([x[1:], last[None]])
 
 
 linear_scan.defvjp(_linear_scan_fwd, _linear_scan_bwd)

@@ -46,12 +46,15 @@ def linear_scan(
     ValueError: an argument has the wrong shape or dtype.
     NotImplementedError: the implementation named cannot run this.
   """
-  a, b = jnp.asarray(a), jnp.asarray(b)
+  a, b = checks.array(a, 'a'), checks.array(b, 'b')
   if a.ndim != 3 or a.shape != b.shape:
     raise ValueError(
         'a and b must both be [batch, time, features], got shapes'
         f' {a.shape} and {b.shape}.'
     )
+  checks.number(a, 'a')
+  checks.number(b, 'b')
+  checks.boolean(reverse, 'reverse')
   out_dtype = jnp.result_type(a, b)
   if not jnp.issubdtype(out_dtype, jnp.floating):
     raise ValueError(f'a and b must be floating-point, got {out_dtype}.')
@@ -60,6 +63,8 @@ def linear_scan(
   dtype = jnp.promote_types(out_dtype, jnp.float32)
   if h0 is None:
     h0 = jnp.zeros((batch, features), dtype)
+  h0 = checks.array(h0, 'h0')
+  checks.number(h0, 'h0')
   if h0.shape != (batch, features):
     raise ValueError(
         f'h0 must be [batch, features] = {(batch, features)}, got {h0.shape}.'
@@ -93,8 +98,7 @@ def linear_scan(
     return xla(name, a.astype(dtype), b.astype(dtype))
 
   def xla(name, a, b):
-    if reset is not None:
-      a = jnp.where(reset[..., None], 0, a)
+    a, b = associative.restarted(a, b, reset, jnp.zeros_like(h0[:, None]))
     solve = associative.compose_scan
     if name == 'scan':
       solve = associative.step_scan

@@ -1,8 +1,14 @@
-"""Which path runs: the names of the paths, their order, and falling back."""
+"""Which path runs: the names of the paths, their order, and falling back.
+
+Where a GPU is there and its kernels are passed over, a warning says why, once:
+the paths that remain can be tens of times slower.
+"""
 
 from collections.abc import Callable, Sequence
 import functools
+import itertools
 from typing import Any
+import warnings
 
 from absl import logging
 
@@ -24,11 +30,15 @@ def first_that_can(
     linear: whether the recurrence is linear in its carry.
   """
   names = _names(implementation, linear)
-  for name in names[:-1]:
+  for name, following in itertools.pairwise(names):
     try:
       return attempt(name)
     except NotImplementedError as error:
-      log_once(f'implementation={name!r} is passed over: {error}')
+      message = f'implementation={name!r} is passed over: {error}'
+      if name == 'pallas' and targets.default_device().platform == 'gpu':
+        warn_once(f'{message} {following!r} is tried instead.')
+      else:
+        log_once(message)
   return attempt(names[-1])
 
 
@@ -49,7 +59,11 @@ def check_implementation(implementation: Implementation) -> None:
     return
   if isinstance(names, str):
     names = (names,)
-  if not names or any(name not in IMPLEMENTATIONS for name in names):
+  if (
+      not isinstance(names, Sequence)
+      or not names
+      or any(name not in IMPLEMENTATIONS for name in names)
+  ):
     raise ValueError(
         f'implementation must be None, one of {IMPLEMENTATIONS} or a sequence'
         f' of these, got {implementation!r}.'
@@ -67,6 +81,12 @@ def _names(implementation: Implementation, linear: bool) -> Sequence[str]:
   if isinstance(implementation, str):
     return (implementation,)
   return implementation
+
+
+@functools.cache
+def warn_once(message: str) -> None:
+  """Warns the first time that a message is given: a GPU could be faster."""
+  warnings.warn(f'rnnzoo: {message}', stacklevel=2)
 
 
 @functools.cache

@@ -23,6 +23,7 @@ import pallas_kernels
 from pallas_kernels import sharding
 from rnnzoo import cell as cell_lib
 from rnnzoo import checks
+from rnnzoo import contract
 from rnnzoo.engines import associative
 from rnnzoo.engines import call as call_lib
 from rnnzoo.engines import partitioning
@@ -148,6 +149,9 @@ def unroll_carries(
     The final carry, each [batch, features], and the first `outputs` arrays of
     the carry after every step, each [batch, time, features].
   """
+  contract.check(cell, params)
+  x_gates = checks.array(x_gates, 'x_gates')
+  checks.real(x_gates, 'x_gates')
   if x_gates.ndim != 4 or x_gates.shape[2] != cell.input_gates:
     raise ValueError(
         'x_gates must be [batch, time, input_gates, features] with'
@@ -155,8 +159,10 @@ def unroll_carries(
         f' {x_gates.shape}.'
     )
   batch, time, _, features = x_gates.shape
-  checks.kernel(cell, recurrent_kernel, features)
-  checks.params(cell, params)
+  recurrent_kernel = checks.kernel(cell, recurrent_kernel, features)
+  params = checks.params(cell, params, features)
+  outputs = checks.outputs(outputs, len(cell.carry_names))
+  checks.boolean(reverse, 'reverse')
   carry = checks.carry(cell.carry_names, carry, (batch, features), 'carry')
   reset = checks.flags(reset, (batch, time), 'reset')
   mask = checks.flags(mask, (batch, time), 'mask')
@@ -181,7 +187,7 @@ def unroll_carries(
   )
   call = Call(
       reverse=reverse,
-      outputs=len(carry) if outputs is None else outputs,
+      outputs=outputs,
       recurrent_gradient_clip=recurrent_gradient_clip,
       stop_recurrent_gradient=stop_recurrent_gradient,
   )
@@ -394,3 +400,6 @@ class _Affine(cell_lib.LinearCell):
   def coefficients(self, params, x_gates):
     del params
     return x_gates
+
+  def update(self, params, x_gates, h_gates, carry):
+    return (associative.affine(*x_gates, *carry),)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from rnnzoo import checks
 from rnnzoo.engines import selection
+from rnnzoo.layers import initializers
 from rnnzoo.layers import paired
 from rnnzoo.layers import sequence_layer
 
@@ -55,9 +56,12 @@ class Bidirectional(sequence_layer.SequenceLayer):
     Raises:
       ValueError: an option is not valid.
     """
-    checks.factories([layer])
-    self.forward = layer(in_features, features, rngs=rngs, **options)
-    self.backward = layer(in_features, features, rngs=rngs, **options)
+    checks.factories([layer], sequence_layer.SequenceLayer)
+    initializers.check_rngs(rngs, 'params', required=True)
+    make = lambda: sequence_layer.make(
+        layer, in_features, features, rngs, options
+    )
+    self.forward, self.backward = make(), make()
     self.in_features = in_features
     self.out_features = self.forward.out_features + self.backward.out_features
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from flax import nnx
 import jax
 import jax.numpy as jnp
 
@@ -38,12 +39,37 @@ def shifted(init: Initializer, offset: float) -> Initializer:
 
   def shifted_init(key, shape, dtype=None, out_sharding=None):
     del out_sharding
-    return init(key, shape, dtype) + offset
+    value = init(key, shape, dtype)
+    return value + offset if hasattr(value, 'dtype') else value
 
   return shifted_init
 
 
+def check_rngs(rngs: Any, stream: str | None, required: bool = False) -> None:
+  """Raises ValueError unless `rngs` gives keys of a stream.
+
+  Args:
+    rngs: what the caller passed.
+    stream: name of the stream that keys are taken from; None if none are.
+    required: whether None is an error.
+  """
+  if rngs is None and not required:
+    return
+  if not isinstance(rngs, nnx.Rngs):
+    example = f'nnx.Rngs({rngs!r})' if isinstance(rngs, int) else 'nnx.Rngs(0)'
+    raise ValueError(
+        'rngs must be an nnx.Rngs, which gives a new key each time, got'
+        f' {type(rngs).__name__}; rngs={example} would work.'
+    )
+  if stream and stream not in rngs and 'default' not in rngs:
+    raise ValueError(
+        f'rngs must have a stream {stream!r} or a default one, got an nnx.Rngs'
+        f' with {sorted(rngs)}; nnx.Rngs({stream}=0) would work.'
+    )
+
+
 def draw(
+    name: str,
     init: Initializer | Sequence[Initializer],
     next_key: Callable[[], jax.Array],
     gates: int,
@@ -54,6 +80,7 @@ def draw(
   """Draws parameters gate by gate.
 
   Args:
+    name: of the argument that `init` is.
     init: one initialiser, or one for each gate.
     next_key: returns a new random key.
     gates: number of gates.
@@ -65,17 +92,42 @@ def draw(
     [gates, *shape] or [gates, heads, *shape].
 
   Raises:
-    ValueError: there are several initialisers, but not one for each gate.
+    ValueError: there are several initialisers, but not one for each gate; or
+      one is no function, or does not return an array of this shape and dtype.
   """
-  inits = list(init) if isinstance(init, Sequence) else [init] * gates
+  several = isinstance(init, Sequence) and not isinstance(init, str)
+  inits = list(init) if several else [init] * gates  # type: ignore[arg-type]
   if len(inits) != gates:
     raise ValueError(
-        f'An initialiser must be one, or {gates}, one for each gate; got'
-        f' {len(inits)}.'
+        f'{name}: an initialiser must be one, or {gates}, one for each gate;'
+        f' got {len(inits)}.'
     )
+  for f in inits:
+    if not callable(f):
+      raise ValueError(
+          f'{name} must be a function (key, shape, dtype) -> array, such as'
+          f' jax.nn.initializers.normal(), got {f!r}.'
+      )
+
+  def checked(f, key):
+    try:
+      value = f(key, shape, dtype)
+    except TypeError as error:
+      raise ValueError(
+          f'{name} must be a function (key, shape, dtype) -> array; called like'
+          f' this, it raises: {error}'
+      ) from error
+    given = getattr(value, 'shape', None), getattr(value, 'dtype', None)
+    if given != (shape, jnp.dtype(dtype)):
+      raise ValueError(
+          f'{name} must return an array of shape {shape} and dtype'
+          f' {jnp.dtype(dtype)}, got shape {given[0]} and dtype {given[1]}.'
+      )
+    return value
+
   if heads is None:
-    return jnp.stack([f(next_key(), shape, dtype) for f in inits])
-  each_head = lambda f: jax.vmap(lambda key: f(key, shape, dtype))
+    return jnp.stack([checked(f, next_key()) for f in inits])
+  each_head = lambda f: jax.vmap(lambda key: checked(f, key))
   keys = [jax.random.split(next_key(), heads) for _ in inits]
   return jnp.stack(
       [each_head(f)(key) for f, key in zip(inits, keys, strict=True)]

@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from pallas_kernels import sharding
 from rnnzoo import cell as cell_lib
 from rnnzoo import checks
+from rnnzoo import contract
 from rnnzoo.engines import call as call_lib
 from rnnzoo.engines import partitioning
 from rnnzoo.engines import products
@@ -80,6 +81,7 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
       param_dtype: jax.typing.DTypeLike = jnp.float32,
       implementation: selection.Implementation = None,
       rngs: nnx.Rngs,
+      **unknown: Any,
   ):
     """Creates the parameters.
 
@@ -121,11 +123,22 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
         derivatives), a sequence of these to try in turn, or None for the
         fastest that can run.
       rngs: `nnx.Rngs` with a `params` or default stream.
+      **unknown: none; an error says what there is instead.
 
     Raises:
       ValueError: a size is not a positive int, num_heads does not divide
-        features, or an option is not one for this cell.
+        features, the cell breaks the contract of `rnnzoo.Cell`, or an option is
+        not one for this cell.
+      TypeError: there is no option of that name.
     """
+    checks.no_more(unknown, type(self).__name__)
+    contract.check(cell, cell_params)
+    initializers.check_rngs(rngs, 'params', required=True)
+    checks.boolean(use_bias, 'use_bias')
+    checks.function(recurrent_structure, 'recurrent_structure')
+    checks.boolean(learn_initial_carry, 'learn_initial_carry')
+    if max_abs is not None:
+      checks.within(max_abs, 'max_abs', above=0)
     checks.positive(in_features, 'in_features')
     checks.heads(features, num_heads, cell.recurrent_gates > 0)
     checks.floating(param_dtype, 'param_dtype')
@@ -150,20 +163,22 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
         else tuple(implementation)
     )
 
-    def draw(init, gates, *shape, heads=None):
+    def draw(name, init, gates, *shape, heads=None):
+      keys = rngs.params
       return nnx.Param(
-          initializers.draw(init, rngs.params, gates, shape, param_dtype, heads)
+          initializers.draw(name, init, keys, gates, shape, param_dtype, heads)
       )
 
     gates = cell.input_gates
-    self.kernel = draw(kernel_init, gates, in_features, features)
+    self.kernel = draw('kernel_init', kernel_init, gates, in_features, features)
     self.bias = nnx.data(None)
     if use_bias:
-      self.bias = draw(bias_init, gates, features)
+      self.bias = draw('bias_init', bias_init, gates, features)
     self.recurrent_kernel = nnx.data(None)
     if cell.recurrent_gates:
       size = features // num_heads
       self.recurrent_kernel = draw(
+          'recurrent_kernel_init',
           recurrent_kernel_init,
           cell.recurrent_gates,
           size,
@@ -188,6 +203,7 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
       One array [*batch_shape, features] for each of `cell.carry_names`, float32
       or wider.
     """
+    batch_shape = checks.shape(batch_shape, 'batch_shape')
     return self._initial_carry(batch_shape, self._state_dtype())
 
   def unroll(
@@ -202,7 +218,10 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
       time_major: bool = False,
       rngs: nnx.Rngs | None = None,
   ) -> tuple[Carry, Array]:
-    del rngs  # Documented in SequenceLayer.unroll, as `help` shows.
+    # Documented in SequenceLayer.unroll, as `help` shows.
+    initializers.check_rngs(rngs, None)
+    checks.boolean(reverse, 'reverse')
+    checks.boolean(time_major, 'time_major')
     call = call_lib.Call(
         reverse=reverse,
         time_major=time_major,
@@ -212,9 +231,16 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
     self._check_input(x, '[..., time, in_features]')
     batch = tuple(range(x.ndim - 2))
     lead = tuple(axis + time_major for axis in batch)
-    given = x, initial_carry, reset, seq_lengths, mask
     if not partitioning.is_sharded(x):
-      return self._unroll(*given, call)
+      return self._unroll(x, initial_carry, reset, seq_lengths, mask, call)
+    shape = tuple(x.shape[axis] for axis in batch)
+    given = (
+        x,
+        initial_carry,
+        checks.flags(reset, x.shape[:-1], 'reset'),
+        checks.lengths(seq_lengths, shape, x.shape[0 if time_major else -2]),
+        checks.flags(mask, x.shape[:-1], 'mask'),
+    )
     graphdef, state = nnx.split(self)
 
     def part(state, given):
@@ -248,7 +274,7 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
     )
     reset = checks.flags(reset, lead, 'reset')
     mask = checks.flags(mask, lead, 'mask')
-    seq_lengths = checks.lengths(seq_lengths, batch_shape)
+    seq_lengths = checks.lengths(seq_lengths, batch_shape, time)
     dtype = self._dtype(x)
     state = self._state_dtype(x)
     # Not -1, which has no meaning where there are no steps.
@@ -388,7 +414,9 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
       return None
     kernel = self.recurrent_kernel[...]
     if self.recurrent_structure is not None:
-      kernel = self.recurrent_structure(kernel)
+      kernel = checks.same_kind(
+          self.recurrent_structure(kernel), kernel, 'recurrent_structure'
+      )
     return kernel.astype(dtype)
 
   def _check_input(self, x: Array, axes: str) -> None:

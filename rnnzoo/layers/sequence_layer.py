@@ -1,7 +1,7 @@
 """The interface that every layer of the zoo has, single or composed."""
 
 import abc
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from flax import nnx
@@ -53,9 +53,11 @@ class SequenceLayer(nnx.Module):
       reset: bool [..., time]; where true, the carry restarts from the layer's
         own initial carry before this step. It is the boundary between t-1 and
         t: a reversed run restarts when it goes from t to t-1.
-      seq_lengths: int [...]; the sequence is valid for that many steps. Beyond,
-        the carry is held and the output is zero; padding has no effect, resets
-        in it included, and gets no gradient.
+      seq_lengths: int [...], each from 0 to the number of steps; the sequence is
+        valid for that many steps. Beyond, the carry is held and the output is
+        zero; padding has no effect, resets in it included, and gets no
+        gradient. Under `jax.jit`, where values cannot be checked, more than
+        all steps are all steps and less than none are none.
       mask: bool [..., time]; where false, as beyond `seq_lengths`, except that
         a reset acts all the same: an episode's end is one, seen or not.
       reverse: run from the last step to the first; outputs stay in the order
@@ -124,3 +126,21 @@ class SequenceLayer(nnx.Module):
 # A layer class, or any function with the signature
 # (in_features, features, *, rngs, **options).
 LayerFactory = Callable[..., SequenceLayer]
+
+
+def make(
+    factory: LayerFactory,
+    in_features: int,
+    features: int,
+    rngs: nnx.Rngs,
+    options: Mapping[str, Any],
+) -> SequenceLayer:
+  """Returns a new layer, or raises ValueError if the factory makes none."""
+  layer = factory(in_features, features, rngs=rngs, **options)
+  if not isinstance(layer, SequenceLayer):
+    raise ValueError(
+        'layer must make an rnnzoo.SequenceLayer, and'
+        f' {getattr(factory, "__name__", factory)!r} made a'
+        f' {type(layer).__name__}.'
+    )
+  return layer

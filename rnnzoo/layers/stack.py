@@ -6,8 +6,10 @@ from typing import Any
 from flax import nnx
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from rnnzoo import checks
+from rnnzoo.layers import initializers
 from rnnzoo.layers import sequence_layer
 
 Array = jax.Array
@@ -29,7 +31,7 @@ class Stack(sequence_layer.SequenceLayer):
   with dropout between levels only, and the sum where `residual` is set and the
   sizes agree.
 
-  >>> import jax.numpy as jnp, rnnzoo
+  >>> import jax, jax.numpy as jnp, rnnzoo
   >>> from flax import nnx
   >>> stack = rnnzoo.Stack(
   ...     rnnzoo.GRU, 3, 8, num_layers=2, dropout_rate=0.1, rngs=nnx.Rngs(0)
@@ -37,10 +39,32 @@ class Stack(sequence_layer.SequenceLayer):
   >>> stack(jnp.ones((2, 5, 3)), rngs=nnx.Rngs(dropout=1)).shape
   (2, 5, 8)
 
+  A call with `rngs` trains: it drops outputs and updates running averages. A
+  call without evaluates. After `stack.train()` a call that drops outputs needs
+  `rngs`; after `stack.eval()` no call uses them. The stack holds no random
+  state, so a training step makes `rngs` from a key of its own. Split that key
+  outside of the function that is differentiated:
+
+  >>> def loss(stack, x, key):
+  ...   return jnp.mean(stack(x, rngs=nnx.Rngs(dropout=key)) ** 2)
+  >>> stack.train()
+  >>> key = jax.random.key(0)
+  >>> for _ in range(3):
+  ...   key, step_key = jax.random.split(key)
+  ...   value, grads = nnx.value_and_grad(loss)(
+  ...       stack, jnp.ones((2, 5, 3)), step_key
+  ...   )
+
   Attributes:
     layers: the layers, from the input up.
     norms: one normalisation for each layer, or empty.
+    deterministic: False after `train()`, True after `eval()`; None, the
+      default, leaves it to the `rngs` of each call.
   """
+
+  # Not set in `__init__`: a stack that was told nothing has the same static
+  # part, and the same checkpoints, as ever.
+  deterministic: bool | None = None
 
   def __init__(
       self,
@@ -80,15 +104,18 @@ class Stack(sequence_layer.SequenceLayer):
       ValueError: an option is not valid.
     """
     checks.positive(num_layers, 'num_layers')
-    if not 0 <= dropout_rate < 1:
-      raise ValueError(f'dropout_rate must be in [0, 1), got {dropout_rate}.')
-    if norm not in NORMS:
-      raise ValueError(f'norm must be one of {NORMS}, got {norm!r}.')
+    is_number = isinstance(dropout_rate, (int, float, np.number))
+    if not is_number or not 0 <= dropout_rate < 1:
+      raise ValueError(f'dropout_rate must be in [0, 1), got {dropout_rate!r}.')
+    checks.choice(norm, NORMS, 'norm')
+    checks.boolean(share_dropout_over_time, 'share_dropout_over_time')
+    checks.boolean(residual, 'residual')
+    initializers.check_rngs(rngs, 'params', required=True)
     several = isinstance(layer, Sequence) and not isinstance(layer, str)
     factories: list[Any] = [layer] * num_layers
     if several:
       factories = list(layer)  # type: ignore[arg-type]
-    checks.factories(factories)
+    checks.factories(factories, sequence_layer.SequenceLayer)
     if len(factories) != num_layers:
       raise ValueError(
           f'layer must be one factory or num_layers = {num_layers} of them, got'
@@ -98,7 +125,7 @@ class Stack(sequence_layer.SequenceLayer):
     norms: list[nnx.Module] = []
     size = in_features
     for factory in factories:
-      level = factory(size, features, rngs=rngs, **options)
+      level = sequence_layer.make(factory, size, features, rngs, options)
       size = level.out_features
       layers.append(level)
       dtypes = {k: v for k, v in options.items() if k in _NORM_OPTIONS}
@@ -138,8 +165,11 @@ class Stack(sequence_layer.SequenceLayer):
 
     The arguments and errors are those of `SequenceLayer.unroll`; a carry is a
     tuple of the layers' carries. Without `rngs` there is no dropout and batch
-    normalisation uses its running averages.
+    normalisation uses its running averages, unless `train()` or `eval()` said
+    otherwise.
     """
+    checks.boolean(time_major, 'time_major')
+    train = self._trains(rngs)
     if initial_carry is None:
       initial_carry = (None,) * len(self.layers)
     self._check_carry(initial_carry, 'initial_carry')
@@ -157,7 +187,7 @@ class Stack(sequence_layer.SequenceLayer):
           rngs=rngs,
       )
       valid = _valid_steps(y, mask, seq_lengths, time_major)
-      y = self._above(index, x, y, valid, rngs, time_axis)
+      y = self._above(index, x, y, valid, train, rngs, time_axis)
       carries.append(carry)
       x = y
     return tuple(carries), x
@@ -183,19 +213,44 @@ class Stack(sequence_layer.SequenceLayer):
     for index, level in enumerate(self.layers):
       new, y = level.step(carry[index], x, reset=reset)
       carries.append(new)
-      x = self._above(index, x, y, None, None, None)
+      x = self._above(index, x, y, None, False, None, None)
     return tuple(carries), x
 
-  def _above(self, index, x, y, valid, rngs, time_axis) -> Array:
+  def set_view(self, deterministic: bool | None = None) -> None:
+    """Takes part in `nnx.view`.
+
+    Args:
+      deterministic: as the attribute; None leaves it.
+    """
+    if deterministic is not None:
+      self.deterministic = deterministic
+
+  def _drops(self) -> bool:
+    return self.dropout_rate > 0 and len(self.layers) > 1
+
+  def _trains(self, rngs: nnx.Rngs | None) -> bool:
+    """Whether this call drops outputs and updates running averages."""
+    initializers.check_rngs(rngs, 'dropout' if self._drops() else None)
+    if self.deterministic is None:
+      return rngs is not None
+    if not self.deterministic and rngs is None and self._drops():
+      raise ValueError(
+          'After train(), this Stack needs random numbers for dropout in each'
+          ' call: stack(x, rngs=nnx.Rngs(dropout=key)), with a new key for each'
+          ' training step. After eval() it needs none.'
+      )
+    return not self.deterministic
+
+  def _above(self, index, x, y, valid, train, rngs, time_axis) -> Array:
     """Applies normalisation, dropout and the residual sum after a layer."""
     if self.norms:
       norm = self.norms[index]
       if isinstance(norm, nnx.BatchNorm):
-        y = _batch_norm(norm, y, valid, use_running_average=rngs is None)
+        y = _batch_norm(norm, y, valid, use_running_average=not train)
       else:
         y = norm(y)
     is_last = index == len(self.layers) - 1
-    if self.dropout_rate and rngs is not None and not is_last:
+    if self.dropout_rate and train and not is_last:
       shared = (time_axis,) if self.share_dropout_over_time else ()
       dropout = nnx.Dropout(self.dropout_rate, broadcast_dims=shared)
       y = dropout(y, deterministic=False, rngs=rngs)

@@ -242,6 +242,46 @@ class MinimalTest(parameterized.TestCase):
     )
 
 
+class ForgetBiasTest(parameterized.TestCase):
+
+  @parameterized.parameters(('LSTM', 1), ('MinLSTM', 0))
+  def test_is_added_to_one_gate(self, name, gate):
+    layer = rnnzoo.LAYERS[name](
+        IN,
+        FEATURES,
+        forget_bias=2.0,
+        bias_init=jax.nn.initializers.constant(0.5),
+        rngs=nnx.Rngs(0),
+    )
+    want = np.full(layer.bias.shape, 0.5, np.float32)
+    want[gate] = 2.5
+    np.testing.assert_array_equal(layer.bias[...], want)
+
+  @parameterized.parameters('LSTM', 'MinLSTM')
+  def test_a_positive_one_keeps_memory(self, name):
+    # What a step leaves of the memory before it, here with no input at all.
+    def kept(forget_bias):
+      layer = rnnzoo.LAYERS[name](
+          IN, FEATURES, forget_bias=forget_bias, rngs=nnx.Rngs(0)
+      )
+      carry = tuple(c + 1 for c in layer.initial_carry())
+      return float(jnp.sum(layer.step(carry, jnp.zeros(IN))[0][-1]))
+
+    self.assertGreater(kept(3.0), kept(0.0) + 0.2 * FEATURES)
+
+
+class MinLSTMTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      (-np.inf, 0.0, 0.0), (0.0, -np.inf, 1.0), (-np.inf, -np.inf, 0.5)
+  )
+  def test_infinite_gates(self, f, i, want):
+    # An infinity less itself is no number.
+    gates = [jnp.full((1, 1), x, jnp.float32) for x in (f, i, 3.0)]
+    a, b = rnnzoo.MinLSTMCell().coefficients({}, gates)
+    np.testing.assert_allclose([a[0, 0], b[0, 0]], [want, 3 * (1 - want)])
+
+
 class SLSTMTest(parameterized.TestCase):
 
   def run_cell(self, gates):

@@ -143,6 +143,100 @@ class LinearScanTest(parameterized.TestCase):
     self.assertTrue(np.isfinite(d_a[0, after]).all())
     self.assertTrue(np.isfinite(d_b).all())
 
+  @parameterized.product(
+      path=PATHS, reverse=(False, True), poison=(np.nan, np.inf)
+  )
+  def test_nothing_passes_a_reset(self, path, reverse, poison):
+    # In the step right before it, where all that comes after would have it.
+    a = np.full((1, 9, 1), 0.5, np.float32)
+    b = np.ones_like(a)
+    reset = np.zeros((1, 9), bool)
+    reset[0, 4] = True
+    first = 4 if reverse else 3  # The last step before the reset.
+    after = np.arange(4) if reverse else np.arange(4, 9)
+    others = np.setdiff1d(np.arange(9), after)
+
+    def scan(a, b):
+      return rnnzoo.linear_scan(
+          a, b, reset=reset, reverse=reverse, implementation=path
+      )
+
+    want = scan(a, b)
+    grad = jax.jit(jax.grad(lambda a, b, w: jnp.sum(w * scan(a, b)), (0, 1)))
+    for where in (0, 1):
+      bad = [a.copy(), b.copy()]
+      bad[where][0, first] = poison
+      h = scan(*bad)
+      np.testing.assert_array_equal(h[0, after], want[0, after])
+      self.assertFalse(np.isfinite(h[0, first]).all())
+      # Nor do gradients, in either direction.
+      weights = np.zeros_like(a)
+      weights[0, after] = 1
+      for got, clean in zip(
+          grad(*bad, weights), grad(a, b, weights), strict=True
+      ):
+        np.testing.assert_array_equal(got[0, after], clean[0, after])
+      if where == 1:  # The gradient of b has a as a factor.
+        d_b = grad(*bad, weights)[1]
+        np.testing.assert_array_equal(d_b[0, others], 0)
+    weights = np.ones_like(a)
+    weights[0, after] = poison
+    d_a, d_b = grad(a, b, weights)
+    self.assertTrue(np.isfinite(d_a[0, others]).all())
+    self.assertTrue(np.isfinite(d_b[0, others]).all())
+
+  @parameterized.product(
+      path=PATHS, with_reset=(False, True), poison=(np.nan, np.inf)
+  )
+  def test_no_product_forgets(self, path, with_reset, poison):
+    # Products of 64 of the factors are no float32: they underflow.
+    a = np.full((1, 500, 1), -0.01, np.float32)
+    b = np.ones_like(a)
+    b[0, 3] = poison
+    reset = np.zeros((1, 500), bool) if with_reset else None
+    h = rnnzoo.linear_scan(a, b, reset=reset, implementation=path)
+    self.assertFalse(np.isfinite(h[0, 3:]).any())
+
+  @parameterized.product(path=PATHS, with_reset=(False, True))
+  def test_keeps_a_zero_where_products_overflow(self, path, with_reset):
+    a = np.full((1, 64, 1), 1e10, np.float32)
+    b = np.zeros_like(a)
+    b[0, -1] = 1
+    reset = np.zeros((1, 64), bool) if with_reset else None
+    scan = lambda a, b: rnnzoo.linear_scan(
+        a, b, reset=reset, implementation=path
+    )
+    h, pull = jax.vjp(scan, a, b)
+    np.testing.assert_array_equal(h, b)
+    d_a, d_b = pull(jnp.asarray(b[:, ::-1]))
+    np.testing.assert_array_equal(d_b, b[:, ::-1])
+    np.testing.assert_array_equal(d_a, np.zeros_like(a))
+
+  @parameterized.product(
+      layer=('MinGRU', 'MinLSTM'), path=PATHS, poison=(np.nan, np.inf)
+  )
+  def test_nothing_passes_a_reset_of_a_layer(self, layer, path, poison):
+    made = rnnzoo.LAYERS[layer](
+        3, 4, implementation=path, learn_initial_carry=True, rngs=nnx.Rngs(0)
+    )
+    made.learned_carry[0][...] = jnp.arange(4.0)
+    x = np.random.default_rng(0).standard_normal((1, 9, 3), np.float32)
+    reset = np.zeros((1, 9), bool)
+    reset[0, 4] = True
+    bad = x.copy()
+    bad[0, 3] = poison
+
+    def loss(x):
+      y = made(x, reset=reset)
+      return jnp.sum(y[:, 4:] ** 2), y
+
+    (gradient, y), (want, clean) = (
+        jax.grad(loss, has_aux=True)(given) for given in (bad, x)
+    )
+    np.testing.assert_array_equal(y[0, 4:], clean[0, 4:])
+    np.testing.assert_array_equal(gradient[0, 4:], want[0, 4:])
+    self.assertTrue(np.isnan(y[0, 3]).any())
+
   @parameterized.parameters(*PATHS)
   def test_empty(self, path):
     a = jnp.zeros((2, 0, 3), jnp.bfloat16)

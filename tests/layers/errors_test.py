@@ -1,6 +1,10 @@
 """Errors say what was given and what is right."""
 
+import contextlib
 import functools
+import types
+from unittest import mock
+import warnings
 
 from absl import logging
 from absl.testing import absltest
@@ -10,6 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import pallas_kernels
+from pallas_kernels import targets
 import rnnzoo
 from rnnzoo.engines import selection
 
@@ -229,6 +235,50 @@ class ImplementationTest(parameterized.TestCase):
       layer(x)
     layer.implementation = (path, 'scan')
     self.assertEqual(layer(x).shape, (BATCH, TIME, FEATURES))
+
+  @parameterized.parameters('H100', 'A100', 'size')
+  def test_warns_once_where_a_gpu_has_no_kernel(self, why):
+    selection.warn_once.cache_clear()
+    kind = 'A100' if why == 'A100' else 'H100'
+    device = types.SimpleNamespace(
+        platform='gpu',
+        device_kind=f'NVIDIA {kind}',
+        compute_capability='8.0' if why == 'A100' else '9.0',
+        core_count=132,
+    )
+    message = f"device here is 'NVIDIA {kind}'"
+    kernels = contextlib.nullcontext()
+    if why == 'H100':
+      message = (
+          r'jax 0.10.2 on Python 3.* 3.12 or newer, .*cuda13\]>=0.11,<0.13'
+      )
+      kernels = mock.patch.object(jax, '__version_info__', (0, 10, 2))
+      version = mock.patch.object(jax, '__version__', '0.10.2')
+    else:
+      version = mock.patch.object(jax, '__version_info__', (0, 11, 2))
+    if why == 'size':
+      message = 'too many features'
+      error = NotImplementedError(message)
+      kernels = mock.patch.object(
+          pallas_kernels, 'linear_scan', side_effect=error
+      )
+    found = mock.patch.object(targets, 'default_device', lambda: device)
+    with found, kernels, version:
+      with self.assertWarnsRegex(
+          UserWarning, message + ".*'associative_scan' is tried instead"
+      ):
+        rnnzoo.linear_scan(x, x)
+      with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        rnnzoo.linear_scan(x, x)
+
+  @parameterized.parameters(*rnnzoo.LAYERS)
+  def test_silent_on_a_cpu(self, name):
+    layer = make(rnnzoo.LAYERS[name])
+    with warnings.catch_warnings():
+      warnings.simplefilter('error')
+      jax.eval_shape(layer, x)
+      rnnzoo.linear_scan(x, x, implementation=('pallas', 'scan'))
 
   def test_none_of_a_sequence(self):
     layer = make(rnnzoo.GRU, implementation=('pallas', 'associative_scan'))

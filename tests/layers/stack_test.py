@@ -165,6 +165,86 @@ class DropoutTest(parameterized.TestCase):
     self.assertFalse((y == y[:1]).all())  # One mask for each sequence.
 
 
+class ModesTest(parameterized.TestCase):
+  """`train()` and `eval()` of flax.nnx."""
+
+  def fresh(self, **options):
+    options = {'num_layers': 2, 'dropout_rate': 0.5, 'norm': 'batch'} | options
+    return rnnzoo.Stack(rnnzoo.GRU, IN, FEATURES, rngs=nnx.Rngs(0), **options)
+
+  def mean(self, stack):
+    return np.asarray(stack.norms[0].mean[...])
+
+  @parameterized.parameters(False, True)
+  def test_train_needs_rngs(self, inside):
+    stack = self.fresh()
+    model = stack
+    if inside:
+      model = models.SequenceClassifier(stack, 3, rngs=nnx.Rngs(0))
+    model.train()
+    with self.assertRaisesRegex(
+        ValueError, r'stack\(x, rngs=nnx.Rngs\(dropout=key\)\)'
+    ):
+      model(x)
+    model(x, rngs=nnx.Rngs(dropout=0))
+    self.assertGreater(np.abs(self.mean(stack)).max(), 0)
+
+  def test_eval_ignores_rngs(self):
+    stack = self.fresh()
+    want = stack(x)
+    stack.train()
+    stack.eval()
+    equal(stack(x, rngs=nnx.Rngs(dropout=0)), want)
+    equal(self.mean(stack), 0)
+
+  def test_train_without_dropout(self):
+    # Nothing random: the call is complete, and says to train.
+    stack = self.fresh(dropout_rate=0.0)
+    stack.train()
+    stack(x)
+    self.assertGreater(np.abs(self.mean(stack)).max(), 0)
+
+  def test_views(self):
+    stack = self.fresh()
+    want = stack(x)
+    view = nnx.view(stack, deterministic=True, use_running_average=True)
+    equal(view(x, rngs=nnx.Rngs(0)), want)
+    self.assertIsNone(stack.deterministic)
+
+  def test_same_paths_and_static_part(self):
+    stack, told = self.fresh(), self.fresh()
+    told.eval()
+    paths = lambda s: [path for path, _ in nnx.to_flat_state(nnx.state(s))]
+    self.assertEqual(paths(stack), paths(told))
+    self.assertEqual(nnx.graphdef(stack), nnx.graphdef(self.fresh()))
+    told.train()
+    graphdef, state = nnx.split(told)
+    with self.assertRaisesRegex(ValueError, 'After train'):
+      nnx.merge(graphdef, state)(x)
+
+  def test_in_a_training_step(self):
+    stack = self.fresh()
+    stack.train()
+
+    @nnx.jit
+    def step(stack, key):
+      def loss(stack, key):
+        return jnp.mean(stack(x, rngs=nnx.Rngs(dropout=key)) ** 2)
+
+      return nnx.value_and_grad(loss)(stack, key)[0]
+
+    first, second = jax.random.split(jax.random.key(0))
+    self.assertNotEqual(step(stack, first), step(stack, second))
+
+  @parameterized.parameters('int', 'key')
+  def test_rngs_are_rngs(self, kind):
+    rngs = {'int': 0, 'key': jax.random.key(0)}[kind]
+    with self.assertRaisesRegex(ValueError, 'rngs must be an nnx.Rngs'):
+      self.fresh()(x, rngs=rngs)
+    with self.assertRaisesRegex(ValueError, r'nnx.Rngs\(0\) would work'):
+      rnnzoo.Stack(rnnzoo.GRU, IN, FEATURES, rngs=rngs)
+
+
 class NormTest(parameterized.TestCase):
 
   def statistics(self, stack):

@@ -301,6 +301,42 @@ class LinearScanTest(parameterized.TestCase):
       )
       np.testing.assert_array_equal(h, want)
 
+  @parameterized.product(
+      cut_as=(None, (2, 2, 2)), reverse=(False, True), poison=(np.nan, np.inf)
+  )
+  def test_nothing_passes_a_reset(self, cut_as, reverse, poison):
+    # In the step right before it, as in linear_scan_test for the other paths.
+    a = np.full((1, 9, 1), 0.5, np.float32)
+    b = np.ones_like(a)
+    reset = np.zeros((1, 9), bool)
+    reset[0, 4] = True
+    after = np.arange(4) if reverse else np.arange(4, 9)
+    others = np.setdiff1d(np.arange(9), after)
+    bad = b.copy()
+    bad[0, 4 if reverse else 3] = poison
+
+    def scan(a, b, weights):
+      h, pull = jax.vjp(
+          lambda a, b: rnnzoo.linear_scan(
+              a, b, reset=reset, reverse=reverse, implementation='pallas'
+          ),
+          a,
+          b,
+      )
+      return h, *pull(weights)
+
+    weights = np.ones_like(a)
+    poisoned = weights.copy()
+    poisoned[0, after] = poison
+    context = cut(*cut_as) if cut_as else contextlib.nullcontext()
+    with abstract_gpu.interpreted(self), context:
+      scan = jax.jit(scan)
+      clean = scan(a, b, weights)
+      for got, want in zip(scan(a, bad, weights), clean, strict=True):
+        np.testing.assert_array_equal(got[0, after], want[0, after])
+      for got, want in zip(scan(a, b, poisoned), clean, strict=True):
+        np.testing.assert_array_equal(got[0, others], want[0, others])
+
   @parameterized.parameters(None, *CUTS[1:3])
   def test_forgets_a_product_that_overflows(self, *cut_as):
     # 1e60 is no float32, and neither is it times 0.
@@ -356,6 +392,22 @@ class SegmentsTest(absltest.TestCase):
         block = list(zip(a[start:end], b[start:end], strict=True))
         h = affine_maps.apply(affine_maps.compose(block), h)
         np.testing.assert_allclose(h, want[end - 1], rtol=2e-6, atol=1e-5)
+
+  def test_blocks_never_forget(self):
+    # Steps of 20,000 that amount to nothing but a NaN, or an infinity.
+    if not abstract_gpu.RUNS:
+      return
+    a = np.random.default_rng(0).uniform(1e-3, 1, (20_000, 128))
+    a = jnp.asarray(a, jnp.float32)
+    for poison in (jnp.nan, jnp.inf):
+
+      def block(h, a):
+        pairs = [(row, jnp.ones_like(row)) for row in a]
+        return affine_maps.apply(affine_maps.compose(pairs), h), ()
+
+      h = jnp.full((128,), poison)
+      h, _ = jax.lax.scan(block, h, a.reshape(-1, 16, 128))
+      self.assertFalse(np.isfinite(h).any())
 
   def test_places_are_distinct(self):
     if not abstract_gpu.RUNS:

@@ -1,0 +1,285 @@
+"""Checks, once for each cell, that it keeps the contract of `rnnzoo.cell`.
+
+A cell that breaks it would fail deep inside an engine, or run and be wrong on
+one path only. Its equations are traced with abstract arrays instead, which
+takes milliseconds, and the message says which rule is broken.
+"""
+
+from collections.abc import Callable, Mapping
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+from jax.extend import core
+import jax.numpy as jnp
+import numpy as np
+
+from rnnzoo import cell as cell_lib
+
+# Sizes that nothing else in a cell has: an axis is told by its size.
+_BATCH, _FEATURES = 1009, 1013
+
+# These mix elements of an axis and keep its size; others that mix, reductions
+# for instance, change it.
+_MIXING = frozenset(
+    {
+        'cummax',
+        'cummin',
+        'cumlogsumexp',
+        'cumprod',
+        'cumsum',
+        'conv_general_dilated',
+        'dot_general',
+        'fft',
+        'gather',
+        'rev',
+        'scatter',
+        'scatter_add',
+        'scatter-add',
+        'sort',
+        'top_k',
+    }
+)
+
+
+def check(
+    cell: Any,
+    params: Mapping[str, Any] | None = None,
+    allowed: frozenset[str] = frozenset(),
+) -> None:
+  """Raises ValueError unless a cell keeps the contract.
+
+  Args:
+    cell: what the caller passed as a cell.
+    params: its own parameters by name, arrays [..., features] or numbers.
+    allowed: names of primitives that it may use although they mix features.
+  """
+  if isinstance(cell, type) or not isinstance(cell, cell_lib.Cell):
+    got = f'the class {cell.__name__}' if isinstance(cell, type) else repr(cell)
+    raise ValueError(
+        'cell must be an instance of a class derived from rnnzoo.Cell, such as'
+        f' rnnzoo.LSTMCell(), got {got}.'
+    )
+  if not isinstance(params, Mapping | None):
+    raise ValueError(
+        f'The params (cell_params) of {type(cell).__name__} must be given by'
+        f' name, as a dict of arrays [..., features], got a {type(params).__name__}.'
+    )
+  _check_static(cell)
+  params = params or {}
+  missing = [name for name in cell.param_names if name not in params]
+  if missing:
+    raise ValueError(
+        f'params of {type(cell).__name__} must have {cell.param_names}, each'
+        f' [..., features]; {missing} are missing.'
+    )
+  shapes = {name: np.shape(p) for name, p in params.items()}
+  _check_equations(cell, tuple(sorted(shapes.items())), allowed)
+
+
+def _check_static(cell: cell_lib.Cell) -> None:
+  name = type(cell).__name__
+
+  def is_names(x):
+    return isinstance(x, tuple) and all(isinstance(s, str) for s in x)
+
+  def is_count(x):
+    return isinstance(x, int) and not isinstance(x, bool)
+
+  # (attribute, what it must be, whether it is that)
+  rules: tuple[tuple[str, str, Callable[[Any], bool]], ...] = (
+      (
+          'input_gates',
+          'an int of at least 1',
+          lambda x: is_count(x) and x >= 1,
+      ),
+      (
+          'recurrent_gates',
+          'an int of at least 0',
+          lambda x: is_count(x) and x >= 0,
+      ),
+      (
+          'carry_names',
+          "a tuple of names, the output's first, for instance ('h',)",
+          lambda x: is_names(x) and 0 < len(x) == len(set(x)),
+      ),
+      ('param_names', "a tuple of names, for instance ('decay',)", is_names),
+  )
+  for attribute, right, is_right in rules:
+    if not hasattr(cell, attribute):
+      raise ValueError(
+          f'{name} has no class attribute {attribute}, which must be {right}.'
+      )
+    value = getattr(cell, attribute)
+    if not is_right(value):
+      raise ValueError(f'{name}.{attribute} must be {right}, got {value!r}.')
+  if isinstance(cell, cell_lib.LinearCell):
+    if cell.recurrent_gates or len(cell.carry_names) != 1:
+      raise ValueError(
+          f'{name} is a LinearCell, which has no recurrent gates and one carry;'
+          f' got recurrent_gates = {cell.recurrent_gates} and carry_names ='
+          f' {cell.carry_names}.'
+      )
+  if isinstance(cell, cell_lib.TwoStageCell) and cell.recurrent_gates < 2:
+    raise ValueError(
+        f'{name} is a TwoStageCell, which needs at least 2 recurrent gates: the'
+        ' last one multiplies the operand, and those before it make the'
+        f' operand; got recurrent_gates = {cell.recurrent_gates}.'
+    )
+  settings = getattr(type(cell), '__dataclass_params__', None)
+  is_frozen = settings.frozen if settings else not vars(cell)
+  if not is_frozen:
+    raise ValueError(
+        f'{name} must be a frozen dataclass, so that it can be the static'
+        ' argument of a compiled function: decorate it with'
+        ' @dataclasses.dataclass(frozen=True).'
+    )
+  try:
+    hash(cell)
+  except TypeError as error:
+    names: Any = dataclasses.fields if settings else lambda _: ()
+    fields = [field.name for field in names(cell)]
+    raise ValueError(
+        f'{name} must be hashable, since it is the static argument of a'
+        f' compiled function; its fields {fields} hold something that is not:'
+        f' {error}.'
+    ) from error
+
+
+@functools.cache
+def _check_equations(
+    cell: cell_lib.Cell,
+    param_shapes: tuple[tuple[str, tuple[int, ...]], ...],
+    allowed: frozenset[str],
+) -> None:
+  lanes = jax.ShapeDtypeStruct((_BATCH, _FEATURES), jnp.float32)
+
+  def param(shape):
+    if shape and shape[-1] != 1:
+      shape = (*shape[:-1], _FEATURES)
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+  params = {k: param(shape) for k, shape in param_shapes}
+  x_gates = (lanes,) * cell.input_gates
+  h_gates = (lanes,) * cell.recurrent_gates
+  carry = (lanes,) * len(cell.carry_names)
+  if isinstance(cell, cell_lib.TwoStageCell):
+    early = h_gates[:-1]
+    given = f'the first {len(early)} of {len(h_gates)} recurrent gates'
+    (operand,) = _trace(
+        cell,
+        'operand',
+        (params, x_gates, early, carry),
+        given,
+        ('operand',),
+        allowed,
+        is_tuple=False,
+    )
+    _check_shape(cell, 'operand', 'the operand', operand, broadcast=False)
+  if isinstance(cell, cell_lib.LinearCell):
+    outputs = _trace(
+        cell,
+        'coefficients',
+        (params, x_gates),
+        f'{len(x_gates)} input gates',
+        ('a', 'b'),
+        allowed,
+    )
+    for label, output in zip('ab', outputs, strict=True):
+      _check_shape(cell, 'coefficients', label, output, broadcast=True)
+  given = (
+      f'{len(x_gates)} input gates, {len(h_gates)} recurrent gates and'
+      f' {len(carry)} carries'
+  )
+  names = cell.carry_names
+  arguments = (params, x_gates, h_gates, carry)
+  outputs = _trace(cell, 'update', arguments, given, names, allowed)
+  for label, output in zip(names, outputs, strict=True):
+    _check_shape(cell, 'update', label, output, broadcast=False)
+
+
+def _trace(cell, method, arguments, given, names, allowed, is_tuple=True):
+  """Returns the abstract results of a method, or raises ValueError."""
+  where = f'{type(cell).__name__}.{method}'
+  kinds = []
+
+  def run(*arguments):
+    result = getattr(cell, method)(*arguments)
+    kinds.append((type(result), len(result) if is_tuple_like(result) else None))
+    return result if is_tuple else (result,)
+
+  is_tuple_like = lambda x: isinstance(x, (tuple, list))
+  try:
+    jaxpr, outputs = jax.make_jaxpr(run, return_shape=True)(*arguments)
+  except Exception as error:
+    raise ValueError(
+        f'{where} cannot be traced with {given} of shape [batch, features] and'
+        f' the parameters {sorted(arguments[0])}: {type(error).__name__}:'
+        f' {error}'
+    ) from error
+  kind, count = kinds[0]
+  if is_tuple and (kind is not tuple or count != len(names)):
+    got = 'something else' if count is None else f'a {kind.__name__} of {count}'
+    raise ValueError(
+        f'{where} must return a tuple of {len(names)} arrays, {names}, got'
+        f' {got}.'
+    )
+  _check_pointwise(jaxpr.jaxpr, where, allowed)
+  return outputs
+
+
+def _check_shape(cell, method, label, output, broadcast: bool) -> None:
+  """Raises ValueError unless a result is [batch, features] and real."""
+  where = f'{type(cell).__name__}.{method}'
+  if not hasattr(output, 'shape'):
+    got = type(output).__name__
+    raise ValueError(f'{where} must return an array for {label}, got a {got}.')
+  shape, full = output.shape, (_BATCH, _FEATURES)
+  fits = shape == full
+  if broadcast:
+    pairs = zip(shape[::-1], full[::-1], strict=False)
+    fits = len(shape) <= 2 and all(a in (1, b) for a, b in pairs)
+  if not fits:
+    known = {_BATCH: 'batch', _FEATURES: 'features'}
+    axes = ', '.join(str(known.get(size, size)) for size in shape)
+    raise ValueError(
+        f'{where} must return {label} of shape [batch, features], got [{axes}].'
+    )
+  if not jnp.issubdtype(output.dtype, jnp.floating):
+    raise ValueError(
+        f'{where} must return real floating-point numbers for {label}, got'
+        f' {output.dtype}.'
+    )
+
+
+def _check_pointwise(jaxpr: Any, where: str, allowed: frozenset[str]) -> None:
+  """Raises ValueError where an operation mixes batch elements or features."""
+  for eqn in jaxpr.eqns:
+    name = eqn.primitive.name
+    inner = list(_inner(eqn.params))
+    for sub in inner:
+      _check_pointwise(sub, where, allowed)
+    if inner or name in allowed:
+      continue
+    for axis, size in ((-1, _FEATURES), (-2, _BATCH)):
+      has = lambda x, axis=axis, size=size: size in x.aval.shape[axis:][:1]
+      if any(map(has, eqn.invars)) and (
+          name in _MIXING or not all(map(has, eqn.outvars))
+      ):
+        what = 'features' if size == _FEATURES else 'batch elements'
+        raise ValueError(
+            f'{where} must be pointwise in batch and feature, and {name!r}'
+            f' mixes {what}. Products belong to the recurrent kernel; a norm'
+            " goes between layers, as rnnzoo.Stack's."
+        )
+
+
+def _inner(params: Mapping[str, Any]):
+  """Yields the jaxprs that an operation calls."""
+  for value in params.values():
+    for x in value if isinstance(value, (tuple, list)) else (value,):
+      if isinstance(x, core.ClosedJaxpr):
+        yield x.jaxpr
+      elif isinstance(x, core.Jaxpr):
+        yield x

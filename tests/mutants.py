@@ -1,0 +1,394 @@
+"""Mutation run: does a test notice when one line of the code is wrong?
+
+    python tests/mutants.py                     # all, some seconds each
+    python tests/mutants.py --only=layers/stack # those of files with this name
+    python tests/mutants.py --check             # only that each can be applied
+
+Each mutant replaces one text of one file in a copy of the checkout, and the
+tests named beside it have to fail. Exit status 0: none survived. This is no
+part of .ci/run.
+"""
+
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from typing import NamedTuple
+
+from absl import app
+from absl import flags
+
+_ONLY = flags.DEFINE_string('only', '', 'Part of the name of a file to mutate.')
+_CHECK = flags.DEFINE_bool('check', False, 'Apply the mutants, run no test.')
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+
+
+class Mutant(NamedTuple):
+  """One wrong line.
+
+  Attributes:
+    path: of the file, from the root of the checkout.
+    old: a text that occurs once in it.
+    new: what replaces it.
+    test: the test file that has to fail.
+    select: which of its tests, as pytest's -k takes it.
+  """
+
+  path: str
+  old: str
+  new: str
+  test: str
+  select: str
+
+
+def _all(path: str, test: str, *mutants: tuple[str, str, str]) -> list[Mutant]:
+  """Returns mutants of one file that one test file kills."""
+  return [Mutant(path, old, new, test, k) for old, new, k in mutants]
+
+
+MUTANTS = (
+    *_all(
+        'rnnzoo/cells/lstm.py',
+        'tests/cells/cells_test.py',
+        (
+            'initializers.shifted(bias_init, forget_bias)',
+            'initializers.shifted(bias_init, -forget_bias)',
+            'ForgetBias',
+        ),
+        (
+            'bias_init=(bias_init, forget_init, bias_init, bias_init)',
+            'bias_init=(forget_init, bias_init, bias_init, bias_init)',
+            'ForgetBias',
+        ),
+    ),
+    *_all(
+        'rnnzoo/cells/lstm.py',
+        'tests/cells/equations_test.py',
+        ('sigmoid(f) * c +', 'sigmoid(i) * c +', 'LSTM'),
+        ('tanh(c), c', 'c, c', 'LSTM'),
+    ),
+    *_all(
+        'rnnzoo/cells/minlstm.py',
+        'tests/cells/cells_test.py',
+        (
+            'initializers.shifted(bias_init, forget_bias)',
+            'initializers.shifted(bias_init, -forget_bias)',
+            'ForgetBias',
+        ),
+        (
+            'jnp.where(x < -_LARGE, -_LARGE, x) for x in (f, i)',
+            'x for x in (f, i)',
+            'MinLSTMTest',
+        ),
+        ('jnp.maximum(jnp.maximum(-f, -i), 0)', '0 * f', 'saturated'),
+    ),
+    *_all(
+        'rnnzoo/cells/minlstm.py',
+        'tests/cells/equations_test.py',
+        (
+            'forget, admit = one + exp_i',
+            'forget, admit = one + exp_f',
+            'MinLSTM',
+        ),
+    ),
+    *_all(
+        'rnnzoo/cells/mingru.py',
+        'tests/cells/equations_test.py',
+        (
+            'return sigmoid(-z), sigmoid(z)',
+            'return sigmoid(z), sigmoid(z)',
+            'MinGRU',
+        ),
+    ),
+    *_all(
+        'rnnzoo/cells/mingru.py',
+        'tests/engines/linear_scan_test.py',
+        ('x + 0.5, sigmoid', 'x + 0.25, sigmoid', 'LogSpace'),
+    ),
+    *_all(
+        'rnnzoo/cells/agru.py',
+        'tests/cells/equations_test.py',
+        ("params['epsilon'] * z * d", "params['epsilon'] * d", 'AGRU'),
+    ),
+    *_all(
+        'rnnzoo/cells/antisymmetric.py',
+        'tests/cells/equations_test.py',
+        (
+            'w - jnp.swapaxes(w, -1, -2) -',
+            'w + jnp.swapaxes(w, -1, -2) -',
+            'Anti',
+        ),
+        ('- self.gamma * identity', '+ self.gamma * identity', 'Anti'),
+    ),
+    *_all(
+        'rnnzoo/cells/irevrnn.py',
+        'tests/cells/equations_test.py',
+        ('h = h + b * tanh(c)', 'h = h + a * tanh(c)', 'IRev'),
+    ),
+    *_all(
+        'rnnzoo/cells/slstm.py',
+        'tests/cells/cells_test.py',
+        ('exponent = 0.3 + 1.3', 'exponent = 0.3 - 1.3', 'forget_bias'),
+        ('return jnp.tile(5 - 12', 'return jnp.tile(5 + 12', 'forget_bias'),
+    ),
+    *_all(
+        'rnnzoo/engines/associative.py',
+        'tests/engines/linear_scan_test.py',
+        (
+            'return a2 * a1, _apply',
+            'return a2 + a1, _apply',
+            'agrees_with_loop',
+        ),
+        (
+            'return jnp.where(h == 0, b, a * h + b)',
+            'return a * h + b',
+            'overflow',
+        ),
+        (
+            'jnp.where((a1 == 0) | (a2 == 0), 0, product)',
+            'product',
+            'nothing_passes or forgets',
+        ),
+        (
+            'product = jnp.where(product == 0, signed, product)',
+            'product = product',
+            'no_product',
+        ),
+        (
+            'jnp.where(a2 == 0, b2, _apply(a2, b2, b1))',
+            '_apply(a2, b2, b1)',
+            'nothing_passes',
+        ),
+        (
+            'jnp.where(a == 0, 0, a * g), not reverse',
+            'a * g, not reverse',
+            'nothing_passes',
+        ),
+        ('adjoint, mu[-1]', 'adjoint, mu[0]', 'agrees_with_loop'),
+        ('return adjoint * _after(h0, h)', 'return adjoint * h', 'agrees_with'),
+        ('return _kept(a, h) + b', 'return a * h + b', 'forgets_an_infinity'),
+        (
+            'jnp.where(reset, affine(a, b, restart), b)',
+            'b',
+            'nothing_passes_a_reset_of_a_layer or agrees',
+        ),
+    ),
+    *_all(
+        'rnnzoo/engines/products.py',
+        'tests/cells/new_cell_test.py',
+        (
+            'jnp.transpose(kernel, (1, 2, 0, 3))',
+            'jnp.transpose(kernel, (1, 3, 0, 2))',
+            'CIFG and scan and float32',
+        ),
+    ),
+    *_all(
+        'rnnzoo/engines/scan_adjoint.py',
+        'tests/cells/new_cell_test.py',
+        (
+            'd_restart = scan_steps.select(reset, d_start, _zeros(d_start))',
+            'd_restart = d_start',
+            'CIFG and reset and float32',
+        ),
+        (
+            'held = scan_steps.select(mask, _zeros(d_carry), d_carry)',
+            'held = _zeros(d_carry)',
+            'CIFG and mask and float32',
+        ),
+        (
+            'is_first = entry == (time if reverse else -1)',
+            'is_first = entry == -1',
+            'CIFG and reverse and float32',
+        ),
+    ),
+    *_all(
+        'rnnzoo/engines/scan_adjoint.py',
+        'tests/engines/recurrent_gradient_test.py',
+        ('jnp.clip(d, -clip, clip)', 'jnp.clip(d, 0, clip)', 'test_gradients'),
+    ),
+    *_all(
+        'rnnzoo/engines/scan_steps.py',
+        'tests/cells/new_cell_test.py',
+        (
+            'jnp.concatenate([rest, last], axis=axis)',
+            'reset',
+            'CIFG and reset and reverse and float32',
+        ),
+    ),
+    *_all(
+        'rnnzoo/engines/selection.py',
+        'tests/layers/errors_test.py',
+        ("!= 'cpu' else ()", "== 'cpu' else ()", 'warns_once'),
+        ('warn_once(f', 'log_once(f', 'warns_once'),
+    ),
+    *_all(
+        'pallas_kernels/targets.py',
+        'tests/layers/errors_test.py',
+        ('_MAJORS = (9, 10)', '_MAJORS = (8, 9, 10)', 'warns_once'),
+    ),
+    *_all(
+        'rnnzoo/checks.py',
+        'tests/fuzz_test.py',
+        ('math.isfinite(value)', 'True', 'constructors'),
+        ('jnp.complexfloating', 'jnp.inexact_', 'functions'),
+        ('if low < 0 or high > time', 'if low < 0', 'calls'),
+        ('0 < clip < math.inf', '0 < clip', 'AllTest and constructors'),
+        (
+            'if known.itemsize == 8 and not config.jax_enable_x64',
+            'if False',
+            'constructors',
+        ),
+    ),
+    *_all(
+        'rnnzoo/contract.py',
+        'tests/cells/contract_test.py',
+        ("    'cumsum',\n", '', 'refuses'),
+        ('(-2, _BATCH)', '(-1, _FEATURES)', 'refuses'),
+        ('early = h_gates[:-1]', 'early = h_gates', 'refuses'),
+        ('settings.frozen if settings', 'True if settings', 'refuses'),
+    ),
+    *_all(
+        'rnnzoo/layers/stack.py',
+        'tests/layers/stack_test.py',
+        ('use_running_average=not train', 'use_running_average=True', 'Norm'),
+        ('and train and not is_last', 'and train', 'Dropout'),
+        ('return not self.deterministic', 'return rngs is not None', 'Modes'),
+        ('if self.residual and x', 'if x', 'StackTest'),
+        (
+            'y = jnp.where(valid[..., None], y, 0)',
+            'y = y',
+            'test_padding',
+        ),
+    ),
+    *_all(
+        'rnnzoo/layers/bidirectional.py',
+        'tests/layers/stack_test.py',
+        (
+            'initial_carry[1], not reverse',
+            'initial_carry[1], reverse',
+            'two_layers',
+        ),
+    ),
+    *_all(
+        'rnnzoo/layers/constraints.py',
+        'tests/cells/cells_test.py',
+        ('-bound, bound)', '0, bound)', 'Constrain or clips'),
+    ),
+    *_all(
+        'rnnzoo/models.py',
+        'tests/layers/stack_test.py',
+        (
+            'jnp.asarray(seq_lengths) - 1',
+            'jnp.asarray(seq_lengths)',
+            'Classifier',
+        ),
+    ),
+    *_all(
+        'rnnzoo/convert.py',
+        'tests/cells/golden_test.py',
+        (
+            '[*(bias_ih + bias_hh)[:-1], bias_ih[-1]]',
+            '[*(bias_ih + bias_hh)]',
+            'test_agrees and gru',
+        ),
+    ),
+    *_all(
+        'rnnzoo/tasks/smnist.py',
+        'tests/tasks/smnist_test.py',
+        ('.reshape(len(images), -1, 1)', '[..., :1]', 'sequences'),
+        (
+            'return np.sort(order[num_validation:])',
+            'return np.sort(order[1:])',
+            'split_is_fixed',
+        ),
+    ),
+    *_all(
+        'rnnzoo/training/optimization.py',
+        'tests/training/training_test.py',
+        ('optax.clip(config.clip_value)', 'optax.clip(1e9)', 'clip_value'),
+        ("and config.name == 'adamw'", 'and False', 'adamw'),
+        (
+            'patience=config.plateau_patience + 1',
+            'patience=config.plateau_patience',
+            'plateau',
+        ),
+    ),
+    *_all(
+        'rnnzoo/training/loop.py',
+        'tests/training/training_test.py',
+        ('config.patience - 1', 'config.patience', 'stops_after_patience'),
+        (
+            'value = 1.0 - value',
+            'value = value',
+            'best_epoch or learns or stopping',
+        ),
+    ),
+)
+
+
+def applied(mutant: Mutant, root: pathlib.Path = ROOT) -> str:
+  """Returns the text of the mutated file.
+
+  Raises:
+    ValueError: the file does not have the text once.
+  """
+  text = (root / mutant.path).read_text()
+  if text.count(mutant.old) != 1:
+    raise ValueError(
+        f'{mutant.path} must have this text once, and has it'
+        f' {text.count(mutant.old)} times: {mutant.old!r}'
+    )
+  return text.replace(mutant.old, mutant.new)
+
+
+def survives(mutant: Mutant, copy: pathlib.Path) -> bool:
+  """Returns whether the tests pass with a mutant, in a copy of the checkout."""
+  path = copy / mutant.path
+  right = path.read_text()
+  path.write_text(applied(mutant, copy))
+  command = [sys.executable, '-m', 'pytest', '-q', '-x', '-p', 'no:xdist', '-o']
+  command += ['addopts=--import-mode=importlib', '-k', mutant.select]
+  try:
+    result = subprocess.run(
+        [*command, mutant.test], cwd=copy, capture_output=True, check=False
+    )
+  finally:
+    path.write_text(right)
+  if result.returncode not in (0, 1):  # For instance, no test was selected.
+    raise RuntimeError(f'{mutant}: {result.stdout.decode()[-2000:]}')
+  return result.returncode == 0
+
+
+def main(argv):
+  del argv
+  chosen = [m for m in MUTANTS if _ONLY.value in m.path]
+  for mutant in chosen:
+    applied(mutant)
+  if _CHECK.value:
+    print(f'{len(chosen)} mutants can be applied')
+    return
+  found = []
+  with tempfile.TemporaryDirectory() as directory:
+    copy = pathlib.Path(directory) / 'copy'
+    ignore = shutil.ignore_patterns('.git', '.venv*', 'runs', '__pycache__')
+    shutil.copytree(ROOT, copy, ignore=ignore)
+    for i, mutant in enumerate(chosen, 1):
+      start = time.monotonic()
+      survived = survives(mutant, copy)
+      found += [mutant] if survived else []
+      verdict = 'SURVIVED' if survived else 'killed'
+      seconds = time.monotonic() - start
+      print(
+          f'{i}/{len(chosen)} {verdict} in {seconds:.0f} s:'
+          f' {mutant.path}: {mutant.old!r} -> {mutant.new!r}',
+          flush=True,
+      )
+  print(f'{len(chosen) - len(found)} of {len(chosen)} mutants were killed')
+  sys.exit(1 if found else 0)
+
+
+if __name__ == '__main__':
+  app.run(main)
