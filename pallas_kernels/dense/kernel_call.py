@@ -30,9 +30,9 @@ from pallas_kernels.dense import resident_matmul
 from pallas_kernels.dense import smem_pipeline
 from pallas_kernels.dense import thread_layout
 from pallas_kernels.mosaic import instructions
+from pallas_kernels.mosaic import mailbox
 from pallas_kernels.mosaic import pointwise
 from pallas_kernels.mosaic import ptx
-from pallas_kernels.mosaic import sync
 
 Array = jax.Array
 Stream = thread_layout.Stream
@@ -296,17 +296,11 @@ def publishable(x: Array, dtype) -> Array:
 def meet(
     cta: thread_layout.Cta, exchanges: Sequence[exchange_lib.Exchange]
 ) -> None:
-  """Poisons this CTA's parts of the exchanges, and waits for all CTAs."""
-  for exchange in exchanges:
-    exchange.clear()
-  sync.fence()
-  cta.barrier()
-  semaphore = pl.get_global(plgpu.SemaphoreType.REGULAR)
+  """Clears this CTA's parts of the exchanges, and waits for all CTAs."""
   shape, config = cta.shape, cta.config
   slices = pl.cdiv(shape.batch, config.columns)
   ctas = shape.heads * shape.parts(config) * slices
-  plgpu.semaphore_signal(semaphore, 1, memory_scope='gpu')
-  sync.await_count(semaphore, ctas * config.warpgroups)
+  mailbox.open_all(exchanges, ctas, config.warpgroups)
 
 
 def kernel(plan, body, name, ins, outs, products, split, out_type):
@@ -336,7 +330,5 @@ def kernel(plan, body, name, ins, outs, products, split, out_type):
       **options,
   )
   if config.through_device:
-    # Under vmap a kernel gains an axis of its grid. CTAs that wait for each
-    # other have to be on the device at once, so these take turns.
-    return jax.custom_batching.sequential_vmap(kernel)
+    return mailbox.one_at_a_time(kernel)
   return kernel

@@ -73,12 +73,12 @@ def forward(
   arrays = [layout.widen(x) for x in arrays]
   ins = time_blocks.streams_of(arrays)
   outs = (time_blocks.Stream(0, None, out_dtype),)
-  relays = handoff_ctas.relays(plan)
+  mailboxes = handoff_ctas.mailboxes(plan)
   accuracy = kernel_call.accuracy(plan)
 
   def body(params, h0, restart, flags, *refs):
-    inputs, (h_ref, last_ref, *relay), rings, out_rings, barriers, scratch = (
-        kernel_call.split(refs, len(arrays), 2 + len(relays), ins, outs)
+    inputs, (h_ref, last_ref, *mailbox), rings, out_rings, barriers, scratch = (
+        kernel_call.split(refs, len(arrays), 2 + len(mailboxes), ins, outs)
     )
     walk = kernel_call.walk(plan, plan.reverse)
     theta, restart, flags = handoff_ctas.small(
@@ -93,25 +93,25 @@ def forward(
       return [block.map(i, pair, restart) for i, pair in enumerate(pairs)]
 
     walk.prefetch(ins, inputs, rings, barriers)
-    exchange = handoff_ctas.exchange(walk, barriers, find, scratch, relay)
+    handoff = handoff_ctas.handoff(walk, barriers, find, scratch, mailbox)
 
     def wave(k, h):
-      exchange.arrive(k)
+      handoff.arrive(k)
       maps = find(k)
-      h = exchange.before(k, h)
+      h = handoff.before(k, h)
       out = []
       for pair in maps:
         h = affine_maps.step(pair, h)
         out.append((h,))
-      h = exchange.after(h)
+      h = handoff.after(h)
       walk.write(outs, (h_ref,), out_rings, k, out)
       walk.refill(ins, inputs, rings, barriers, k)
       return h
 
     h = handoff_ctas.initial(walk, h0, plan.carry)
-    exchange.begin(h)
+    handoff.begin(h)
     h = lax.fori_loop(0, walk.waves, wave, h)
-    exchange.end()
+    handoff.end()
     handoff_ctas.leave(walk, last_ref, h)
     plgpu.wait_smem_to_gmem(0)
 
@@ -125,7 +125,7 @@ def forward(
       (
           jax.ShapeDtypeStruct(layout.shape, out_dtype),
           jax.ShapeDtypeStruct((layout.batch, padded), jnp.float32),
-          *relays,
+          *mailboxes,
       ),
       handoff_warpgroups.types(config),
   )(params, h0, restart, flags, *arrays)
@@ -169,7 +169,7 @@ def backward(
   previous = time_blocks.Stream(count, None, h.dtype, shift)
   cotangent = time_blocks.Stream(count + 1, None, d_h.dtype)
   outs = time_blocks.streams_of(arrays)
-  relays = handoff_ctas.relays(plan)
+  mailboxes = handoff_ctas.mailboxes(plan)
   accuracy = kernel_call.accuracy(plan)
   for_adjoint = needed(plan.step, plan.params, len(outs))
   some = lambda needed: tuple(s for s, n in zip(outs, needed, strict=True) if n)
@@ -201,10 +201,10 @@ def backward(
 
   def body(params, h0, restart, flags, d_last, *refs):
     inputs, out_refs, rings, out_rings, barriers, scratch = kernel_call.split(
-        refs, count + 2, count + 3 + len(relays), ins, outs
+        refs, count + 2, count + 3 + len(mailboxes), ins, outs
     )
     d_arrays, out_refs = out_refs[:count], out_refs[count:]
-    d_h0_ref, d_params_ref, d_restart_ref, *relay = out_refs
+    d_h0_ref, d_params_ref, d_restart_ref, *mailbox = out_refs
     walk = kernel_call.walk(plan, not plan.reverse)
     theta, restart, flags = handoff_ctas.small(
         plan, walk, params, restart, flags
@@ -220,24 +220,24 @@ def backward(
       return factors([a for a, _ in pairs], cotangents, block)[1]
 
     walk.prefetch(ins, inputs, rings, barriers)
-    exchange = handoff_ctas.exchange(walk, barriers, find, scratch, relay)
+    handoff = handoff_ctas.handoff(walk, barriers, find, scratch, mailbox)
     first_time = layout.time - 1 if plan.reverse else 0
 
     def wave(k, state):
       mu, d_theta, d_restart = state
-      exchange.arrive(k)
+      handoff.arrive(k)
       block = step_flags.Block(walk, flags, k)
       rows, befores, cotangents = zip(
           *expand(walk.rows(rings, k), for_adjoint), strict=True
       )
       values = pointwise.map_rows(linearise, theta, rows, accuracy)
       scales, maps = factors([a for (a, _), _ in values], cotangents, block)
-      mu = exchange.before(k, mu)
+      mu = handoff.before(k, mu)
       adjoints = []
       for pair, g in zip(maps, cotangents, strict=True):
         adjoints.append(g + mu)
         mu = affine_maps.step(pair, mu)
-      mu = exchange.after(mu)
+      mu = handoff.after(mu)
       given = []
       for i, (_, pullback) in enumerate(values):
         adjoint = adjoints[i]
@@ -261,12 +261,12 @@ def backward(
       return mu, d_theta, d_restart
 
     mu = walk.read(d_last, walk.batch)
-    exchange.begin(mu)
+    handoff.begin(mu)
     zero = time_blocks.zeros()
     d_theta = tuple(zero for _ in theta)
     state = (mu, d_theta, zero if plan.flags else ())
     mu, d_theta, d_restart = lax.fori_loop(0, walk.waves, wave, state)
-    exchange.end()
+    handoff.end()
     handoff_ctas.leave(walk, d_h0_ref, mu)
     part = walk.segment * config.warpgroups + walk.warpgroup
     for k, value in enumerate(d_theta):
@@ -291,7 +291,7 @@ def backward(
       (
           *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays),
           *(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes),
-          *relays,
+          *mailboxes,
       ),
       handoff_warpgroups.types(config),
   )(params, h0, restart, flags, d_last, *arrays, h, d_h)

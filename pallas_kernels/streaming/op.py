@@ -21,6 +21,7 @@ from pallas_kernels import projection
 from pallas_kernels import sharding
 from pallas_kernels import targets
 from pallas_kernels.mosaic import autodiff
+from pallas_kernels.mosaic import mailbox
 from pallas_kernels.mosaic import pointwise
 from pallas_kernels.mosaic import step_flags
 from pallas_kernels.streaming import diagonal
@@ -337,7 +338,7 @@ def _tuned(call: Call, ins, outs, run, adjoint=False):
   @function.def_vmap
   def _rule(size, batched, *operands):
     # CTAs that wait for each other have to be on the device at once.
-    each = jax.custom_batching.sequential_vmap(alone)
+    each = mailbox.one_at_a_time(alone)
     together = choose(size * layout.batch)
     if together.segments == 1:
       each = functools.partial(run, together)

@@ -29,10 +29,11 @@ import jax.numpy as jnp
 
 from pallas_kernels.mosaic import affine_maps
 from pallas_kernels.mosaic import instructions
+from pallas_kernels.mosaic import mailbox
+from pallas_kernels.mosaic import memory
 from pallas_kernels.mosaic import pointwise
 from pallas_kernels.mosaic import ptx
 from pallas_kernels.mosaic import step_flags
-from pallas_kernels.mosaic import sync
 from pallas_kernels.streaming import handoff_ctas
 from pallas_kernels.streaming import kernel_call
 from pallas_kernels.streaming import time_blocks
@@ -422,12 +423,14 @@ class _Roles:
       )
 
 
-class _Chain:
-  """How h gets from a block to the next one of its sequence.
+class _Chain(mailbox.Mailbox):
+  """Hands h from the CTA of a block to that of the next block in time.
+
+  Each block has a place of its own, so no place is ever emptied again.
 
   Args:
-    ref: float32 [waves, B, Fp] in device memory, a place for each block.
-    work: which blocks there are.
+    ref: float32 [waves, B, Fp] in device memory.
+    work: the blocks.
     interpret: whether on a CPU, where one CTA has all blocks.
   """
 
@@ -436,15 +439,14 @@ class _Chain:
     if interpret:
       return
     self.lane = ptx.thread()
+    mailbox.open_all([self], work.ctas, 1)
 
-    @pl.loop(0, work.count())
+  def clear(self) -> None:
+    @pl.loop(0, self.work.count())
     def _(i):
-      wave, row, tile = work.find(i)
+      wave, row, tile = self.work.find(i)
       place = self._place(wave, row, tile * LANES) + self.lane
-      poison = sync.poison()
-      instructions.store(ref, place, poison, jnp.int32, shared=False)
-
-    sync.meet(work.ctas)
+      memory.store_gmem(self.ref, place, mailbox.sentinel(), jnp.int32)
 
   def _place(self, wave, row, features):
     layout = self.work.layout
@@ -456,12 +458,12 @@ class _Chain:
     Args:
       wave: of the block.
       walk: over its sequence and features.
-      first: returns h before the first one.
+      first: returns h before the first block of the sequence.
     """
 
     def poll():
       place = self._place(wave - 1, walk.batch, walk.features.start)
-      words = sync.poll([(self.ref, place + (self.lane & ~3))], 4)
+      words = mailbox.poll([(self.ref, place + (self.lane & ~3))], 4)
       own = words[0]
       for i, word in enumerate(words):
         own = jnp.where((self.lane & 3) == i, word, own)
@@ -471,13 +473,12 @@ class _Chain:
     return lax.cond(wave > 0, read if self.interpret else poll, first)
 
   def hand_on(self, wave, walk, h: Array) -> None:
-    """Tells what h is after a block."""
+    """Publishes h after a block."""
     if self.interpret:
       self.ref[wave, walk.batch, walk.features] = h
       return
     place = self._place(wave, walk.batch, walk.features.start) + self.lane
-    store = instructions.store
-    store(self.ref, place, h, jnp.float32, shared=False, publish=True)
+    mailbox.publish(self.ref, place, h, jnp.float32)
 
 
 def _set_registers(count: int) -> None:

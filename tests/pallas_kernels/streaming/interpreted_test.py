@@ -363,12 +363,13 @@ class SegmentsTest(absltest.TestCase):
     layout = time_blocks.Layout(3, 4096, 256)
     config = time_blocks.Config(8, 1, 4, 4, 2)
     plan = types.SimpleNamespace(layout=layout, config=config)
-    shape = handoff_ctas.Relay.shape(plan)
+    shape = handoff_ctas.MapRing.shape(plan)
     found = []
     for batch, wave, pair in np.ndindex(3, shape[0], 2):
       walk = types.SimpleNamespace(layout=layout, batch=batch)
-      relay = types.SimpleNamespace(walk=walk, count=4, lane=np.arange(256))
-      found.append(handoff_ctas.Relay._place(relay, wave + 5, pair))
+      ring = handoff_ctas.MapRing.__new__(handoff_ctas.MapRing)
+      ring.walk, ring.pairs, ring.lane = walk, 2, np.arange(256)
+      found.append(ring._place(wave + 5, pair))
     # Each has two maps of two words.
     starts = np.sort(np.concatenate(found))
     np.testing.assert_array_equal(starts, 4 * np.arange(math.prod(shape) // 4))
