@@ -24,6 +24,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import arguments
+from pallas_kernels import call as call_lib
 from pallas_kernels import projection
 from pallas_kernels import sharding
 from pallas_kernels import targets
@@ -219,19 +220,21 @@ def recurrence(
   rows = _Rows.of(params, bias, recurrent_kernel, features)
   step: Callable[..., Any]
   step = _Coefficients(cell, rows) if linear else _Update(cell, rows)
-  call = streaming_op.Call(
-      step,
-      linear,
-      rows.count,
-      (batch, time, features),
-      time_major,
-      reverse,
-      outputs,
-      out_dtype,
-      target,
+  static = streaming_op.Recurrence(
+      step=step,
+      linear=linear,
+      params=rows.count,
+      shape=(batch, time, features),
+      call=call_lib.Call(
+          reverse=reverse,
+          time_major=time_major,
+          outputs=outputs,
+          out_dtype=out_dtype,
+      ),
+      target=target,
   )
   last, carries = streaming_op.run(
-      call,
+      static,
       rows.pack(params, bias, recurrent_kernel),
       tuple(arrays),
       input_kernel,

@@ -9,7 +9,7 @@ of the wave, and applies those before its own to h. So polling takes no time
 unless another CTA is behind, and inputs are read from device memory once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -22,6 +22,8 @@ from pallas_kernels.mosaic import mailbox
 from pallas_kernels.mosaic import ptx
 from pallas_kernels.streaming import handoff_warpgroups
 from pallas_kernels.streaming import kernel_call
+from pallas_kernels.streaming import ring_buffers
+from pallas_kernels.streaming import streams
 from pallas_kernels.streaming import time_blocks
 
 Array = jax.Array
@@ -98,49 +100,55 @@ def mailboxes(plan: Plan) -> list[jax.ShapeDtypeStruct]:
   return [jax.ShapeDtypeStruct(MapRing.shape(plan), jnp.float32)]
 
 
-def handoff(walk, barriers, find, scratch, mailboxes: Sequence[Ref]):
-  """Returns the hand-off that the cut asks for, of `Alone`'s interface.
+def handoff(
+    inputs: ring_buffers.Inputs,
+    find: Callable[..., Any],
+    scratch: Sequence[Ref],
+    mailboxes: Sequence[Ref],
+) -> handoff_warpgroups.Alone:
+  """Returns the hand-off that the cut asks for.
 
   Args:
-    walk: over time.
-    barriers: mbarriers of the ring buffers of inputs.
+    inputs: ring buffers of this warpgroup's blocks.
     find: wave -> the map of each step in this warpgroup's block, once its
       inputs are there.
     scratch: for warpgroups, as `handoff_warpgroups.types` lists it.
     mailboxes: for CTAs, as `mailboxes` lists them.
   """
-  if walk.config.segments > 1:
-    return Relay(walk, barriers, find, *mailboxes)
-  if walk.config.warpgroups > 1:
-    return handoff_warpgroups.Turns(walk, barriers, *scratch)
-  return handoff_warpgroups.Alone(walk, barriers)
+  config = inputs.walk.config
+  if config.segments > 1:
+    return Relay(inputs, find, *mailboxes)
+  if config.warpgroups > 1:
+    return handoff_warpgroups.Turns(inputs, *scratch)
+  return handoff_warpgroups.Alone(inputs)
 
 
 class Relay(handoff_warpgroups.Alone):
   """CTAs publish the maps of their blocks, some waves ahead.
 
   Args:
-    walk: over time.
-    barriers: mbarriers of the ring buffers of inputs.
+    inputs: ring buffers of this CTA's blocks.
     find: wave -> the map of each step in this CTA's block.
     ref: the mailbox.
   """
 
-  def __init__(self, walk: time_blocks.Walk, barriers, find, ref: Ref):
-    super().__init__(walk, barriers)
-    self.find = find
+  def __init__(
+      self, inputs: ring_buffers.Inputs, find: Callable[..., Any], ref: Ref
+  ):
+    super().__init__(inputs)
+    self.find, walk = find, inputs.walk
     self.ahead, self.count = walk.config.ahead, walk.config.segments
     if self.ahead > MOST_AHEAD:
       raise ValueError(f'ahead is at most {MOST_AHEAD}, got {self.ahead}')
     self.maps = MapRing(walk, ref)
     layout = walk.layout
-    tiles = layout.batch * layout.padded // time_blocks.LANES
+    tiles = layout.batch * layout.padded // streams.LANES
     mailbox.open_all([self.maps], tiles * self.count, 1)
     pl.loop(0, min(self.ahead, walk.waves))(self._publish)
 
   def _publish(self, wave):
     """Publishes the map of this CTA's block, once its inputs are there."""
-    self.walk.wait(self.barriers, wave)
+    self.inputs.wait(wave)
     total = affine_maps.compose(self.find(wave))
     self.maps.publish(wave, [mailbox.without_sentinel(x) for x in total])
 
@@ -165,24 +173,3 @@ class Relay(handoff_warpgroups.Alone):
   def after(self, h: Array) -> Array:
     """Returns h after the whole wave."""
     return self.whole
-
-
-def small(plan: Plan, walk, params: Ref, restart: Ref, flags: Ref):
-  """Returns parameters and restart in registers, and flags if there are any."""
-  theta = tuple(walk.read(params, k) for k in range(plan.params))
-  if not plan.flags:
-    return theta, None, None
-  return theta, initial(walk, restart, plan.restart), flags
-
-
-def initial(walk, ref: Ref, given: bool) -> Array:
-  """Returns what to start or restart from: zero if nothing is given."""
-  return walk.read(ref, walk.batch) if given else time_blocks.zeros()
-
-
-def leave(walk, ref: Ref, h: Array):
-  """Writes h after the last wave."""
-
-  @pl.when((walk.segment == 0) & (walk.warpgroup == walk.config.warpgroups - 1))
-  def _():
-    ref[walk.batch, walk.features] = h

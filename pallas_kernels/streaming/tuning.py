@@ -11,10 +11,12 @@ from collections.abc import Iterable, Sequence
 
 from pallas_kernels import targets
 from pallas_kernels.streaming import projected as projected_kernel
+from pallas_kernels.streaming import ring_buffers
+from pallas_kernels.streaming import streams
 from pallas_kernels.streaming import time_blocks
 
 Config = time_blocks.Config
-Stream = time_blocks.Stream
+Stream = streams.Stream
 
 # Ways to keep ever more steps of a tile in flight: (rows, warpgroups, stages)
 # of a forward kernel and of an adjoint.
@@ -87,7 +89,7 @@ _UNROLLED = 2600
 
 
 def linear(
-    layout: time_blocks.Layout,
+    layout: streams.Layout,
     inputs: Sequence[Stream],
     outputs: Sequence[Stream],
     target: targets.Target,
@@ -127,10 +129,10 @@ def _cut(
   """Returns the cut of a sequence without segments."""
   cuts = _ADJOINT if adjoint else _FORWARD
   in_flight = _ADJOINT_IN_FLIGHT if adjoint else _FORWARD_IN_FLIGHT
-  wanted = in_flight / (tiles * size * time_blocks.LANES)
+  wanted = in_flight / (tiles * size * streams.LANES)
   every = [Config(rows, groups, 1, stages) for rows, groups, stages in cuts]
   budget = _budget(tiles, target)
-  size_of = lambda c: time_blocks.shared_bytes(inputs, outputs, c)
+  size_of = lambda c: ring_buffers.shared_bytes(inputs, outputs, c)
   configs = [c for c in every if size_of(c) <= budget] or every[:1]
   steps = lambda c: c.rows * c.warpgroups * c.stages
   if tiles > target.cores:
@@ -144,12 +146,12 @@ def _cut(
 def _segment_rows(inputs: Sequence[Stream], outputs: Sequence[Stream]) -> int:
   """Returns as many rows of a block as fit, a multiple of 8."""
   row = Config(1, 1, 1, _SEGMENT_STAGES)
-  most = _SHARED // time_blocks.shared_bytes(inputs, outputs, row)
+  most = _SHARED // ring_buffers.shared_bytes(inputs, outputs, row)
   return max(8, min(most // 8 * 8, _MAX_ROWS))
 
 
 def projected(
-    layout: time_blocks.Layout,
+    layout: streams.Layout,
     kernel: Sequence[int],
     target: targets.Target,
 ) -> bool:
@@ -168,12 +170,12 @@ def projected(
   chains = _tiles(layout)
   busy = gates * depth * chains >= _FEWEST_PRODUCTS
   # Of the last block, all is multiplied.
-  whole = time_blocks.round_up(layout.time, projected_kernel.BLOCK)
+  whole = streams.round_up(layout.time, projected_kernel.BLOCK)
   return (busy or chains >= _FEWEST_CHAINS) and 4 * layout.time >= 3 * whole
 
 
 def diagonal(
-    layout: time_blocks.Layout,
+    layout: streams.Layout,
     inputs: Sequence[Stream],
     outputs: Sequence[Stream],
     target: targets.Target,
@@ -190,7 +192,7 @@ def diagonal(
   """
   rows = max(2, min(16, _UNROLLED // max(1, operations)))
   rows = 1 << (rows.bit_length() - 1)
-  block = rows * time_blocks.LANES * sum(s.dtype.itemsize for s in inputs)
+  block = rows * streams.LANES * sum(s.dtype.itemsize for s in inputs)
   stages = max(2, min(6, _DIAGONAL_IN_FLIGHT // block))
   config = Config(rows, 1, 1, stages)
   return _fit(config, layout.time, inputs, outputs, _tiles(layout), target)
@@ -201,8 +203,8 @@ def _budget(ctas: int, target: targets.Target) -> int:
   return _SHARED // (2 if ctas > target.cores else 1)
 
 
-def _tiles(layout: time_blocks.Layout) -> int:
-  return layout.batch * layout.padded // time_blocks.LANES
+def _tiles(layout: streams.Layout) -> int:
+  return layout.batch * layout.padded // streams.LANES
 
 
 def _fit(
@@ -225,7 +227,7 @@ def _fit(
   """
   budget = _budget(ctas, target)
   for smaller in _smaller(config, steps):
-    if time_blocks.shared_bytes(inputs, outputs, smaller) <= budget:
+    if ring_buffers.shared_bytes(inputs, outputs, smaller) <= budget:
       return smaller
   raise NotImplementedError(
       f'A GPU kernel cannot hold {len(inputs)} streams in and'

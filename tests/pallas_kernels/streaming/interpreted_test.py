@@ -32,6 +32,8 @@ if abstract_gpu.RUNS:
   from pallas_kernels.mosaic import affine_maps
   from pallas_kernels.streaming import handoff_ctas
   from pallas_kernels.streaming import projected
+  from pallas_kernels.streaming import ring_buffers
+  from pallas_kernels.streaming import streams
   from pallas_kernels.streaming import time_blocks
   from pallas_kernels.streaming import tuning
 
@@ -360,7 +362,7 @@ class SegmentsTest(absltest.TestCase):
   def test_places_are_distinct(self):
     if not abstract_gpu.RUNS:
       return
-    layout = time_blocks.Layout(3, 4096, 256)
+    layout = streams.Layout(3, 4096, 256)
     config = time_blocks.Config(8, 1, 4, 4, 2)
     plan = types.SimpleNamespace(layout=layout, config=config)
     shape = handoff_ctas.MapRing.shape(plan)
@@ -382,16 +384,16 @@ class SegmentsTest(absltest.TestCase):
     for batch, time, tiles in itertools.product(
         (1, 3, 39, 40), (256, 511, 512, 600, 1023, 65537), (1, 8, 13, 132)
     ):
-      layout = time_blocks.Layout(batch, time, 128 * tiles)
+      layout = streams.Layout(batch, time, 128 * tiles)
       for dtype, ins, outs in itertools.product(
           ('float32', 'bfloat16'), (2, 3, 5), (1, 2, 3)
       ):
-        stream = time_blocks.Stream(0, None, jnp.dtype(dtype))
+        stream = streams.Stream(0, None, jnp.dtype(dtype))
         ins, outs = [stream] * ins, [stream] * outs
         is_adjoint = len(outs) > 1
         config = tuning.linear(layout, ins, outs, target, is_adjoint)
         found.add(config.segments > 1)
-        size = time_blocks.shared_bytes(ins, outs, config)
+        size = ring_buffers.shared_bytes(ins, outs, config)
         shared = 2 if batch * tiles > 132 else 1
         self.assertLessEqual(shared * size, 224 * 1024)
         steps = config.segments * config.rows * config.warpgroups
