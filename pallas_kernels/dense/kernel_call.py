@@ -29,6 +29,7 @@ from pallas_kernels.dense import operand as operand_lib
 from pallas_kernels.dense import resident_matmul
 from pallas_kernels.dense import smem_pipeline
 from pallas_kernels.dense import thread_layout
+from pallas_kernels.mosaic import dataflow
 from pallas_kernels.mosaic import instructions
 from pallas_kernels.mosaic import mailbox
 from pallas_kernels.mosaic import pointwise
@@ -233,7 +234,7 @@ def early_gates(plan: Plan, states: int) -> int:
   aval = jax.ShapeDtypeStruct((ptx.LANES,), jnp.float32)
   avals = lambda n: (aval,) * n
   counts = plan.params, plan.gates, plan.recurrent - 1, states
-  used = pointwise.used(plan.operand, *map(avals, counts))
+  used = dataflow.used(plan.operand, *map(avals, counts))
   start = plan.params + plan.gates
   gates = used[start : start + plan.recurrent - 1]
   return max((i + 1 for i, needed in enumerate(gates) if needed), default=0)
@@ -258,7 +259,7 @@ def shared_gates(plan: Plan, states: int) -> tuple[int | None, ...]:
       d_gates = (*map(jnp.add, d_gates[:-1], more[2]), d_gates[-1])
     return d_row, d_gates
 
-  numbers = pointwise.value_numbers(
+  numbers = dataflow.value_numbers(
       pull,
       avals(plan.params),
       avals(plan.gates),

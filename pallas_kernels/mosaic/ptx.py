@@ -43,7 +43,7 @@ def layout(count: int) -> Any:
 
 
 def per_thread(x: Array) -> int:
-  """Returns how many elements each thread holds."""
+  """Returns the number of elements of each thread."""
   return math.prod(x.shape) // LANES if x.ndim else 0
 
 

@@ -98,7 +98,7 @@ def send(
 
 
 def expect(signals: Ref, signal, size, where) -> None:
-  """Tells an mbarrier how many bytes of `send` complete its phase.
+  """Tells an mbarrier the number of bytes that complete its phase.
 
   Args:
     signals: mbarriers in shared memory.

@@ -1,4 +1,4 @@
-"""Flags of the steps of one block, and what they do to a linear recurrence."""
+"""Flags of the steps of one block, and the maps of steps with flags."""
 
 from typing import Any
 

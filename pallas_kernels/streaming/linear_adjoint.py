@@ -19,6 +19,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
 from pallas_kernels.mosaic import affine_maps
+from pallas_kernels.mosaic import dataflow
 from pallas_kernels.mosaic import pointwise
 from pallas_kernels.mosaic import step_flags
 from pallas_kernels.streaming import block_flags
@@ -257,4 +258,4 @@ def needed(step: Callable[..., Any], params: int, inputs: int) -> list[bool]:
     return a, pull(cotangents)
 
   avals = (lane,) * params, (lane, lane), (lane,) * inputs
-  return pointwise.used(adjoint, *avals)[-inputs:]
+  return dataflow.used(adjoint, *avals)[-inputs:]

@@ -1,7 +1,7 @@
 """Linear recurrences of projected inputs: x W and the scan in one kernel.
 
-A linear cell's gates are free of h, so all they need of the input is W x_t. A
-product and a scan in two kernels write these pre-activations to device memory
+A linear cell's gates are free of h: W x_t is all that they need of the input.
+A product and a scan in two kernels write these pre-activations to device memory
 and read them again. Here they go from the tensor cores to the scan through
 shared memory, and while one block of steps is scanned the next one is
 multiplied.
@@ -25,6 +25,7 @@ import jax.numpy as jnp
 from pallas_kernels.mosaic import compiler_params
 from pallas_kernels.streaming import kernel_call
 from pallas_kernels.streaming import projected_blocks
+from pallas_kernels.streaming import projected_refs
 from pallas_kernels.streaming import projected_warpgroups
 from pallas_kernels.streaming import streams
 from pallas_kernels.streaming import time_blocks
@@ -105,9 +106,9 @@ def forward(
         blocks=blocks,
         gates=gates,
         depth=depth,
-        operands=projected_warpgroups.Operands(*refs[:6]),
-        results=projected_warpgroups.Results(*refs[6:end]),
-        buffers=projected_warpgroups.Buffers(*refs[end:]),
+        operands=projected_refs.Operands(*refs[:6]),
+        results=projected_refs.Results(*refs[6:end]),
+        buffers=projected_refs.Buffers(*refs[end:]),
     )
     warpgroup = lax.axis_index('warpgroup')
     pl.when(warpgroup < 2)(lambda: roles.multiply(warpgroup))
@@ -138,7 +139,7 @@ def forward(
 
 
 def _arrange(kernel: Array, depth: int) -> Array:
-  """[G, I, F] -> [depth, tiles G LANES]: side by side what is read at once."""
+  """[G, I, F] -> [depth, tiles G LANES]: all gates of a tile side by side."""
   gates, inputs, features = kernel.shape
   padded = streams.round_up(features, LANES)
   kernel = streams.pad_features(kernel, padded)

@@ -13,7 +13,7 @@ half is scanned the other one, or the next block, is multiplied.
 """
 
 import dataclasses
-from typing import Any, Literal, NamedTuple
+from typing import Literal
 
 import jax
 from jax import lax
@@ -26,13 +26,13 @@ from pallas_kernels.mosaic import pointwise
 from pallas_kernels.streaming import block_flags
 from pallas_kernels.streaming import kernel_call
 from pallas_kernels.streaming import projected_blocks
+from pallas_kernels.streaming import projected_refs
 from pallas_kernels.streaming import small_operands
 from pallas_kernels.streaming import streams
 from pallas_kernels.streaming import time_blocks
 from pallas_kernels.streaming import wgmma_smem
 
 Array = jax.Array
-Ref = Any
 LANES = streams.LANES
 HALF = projected_blocks.HALF
 
@@ -44,77 +44,16 @@ ROWS = 16
 DEPTH, STAGES = wgmma_smem.WIDTH, 3
 
 # Registers of a thread that multiplies, scans and loads. In all warpgroups
-# together there are 512; 88 to 136 for the scan made no difference.
+# together there are 512.
 _MULTIPLYING, _SCANNING, _LOADING = 176, 120, 40
-
-
-class Buffers(NamedTuple):
-  """Shared memory of a CTA.
-
-  Attributes:
-    x_ring: [stages, block, depth].
-    kernel_ring: [stages, depth, G LANES].
-    gates_buffer: pre-activations of both halves of a block.
-    h_buffer: h of half a block.
-    arrived: mbarriers, a slot of both rings is full.
-    consumed: mbarriers, a slot of both rings is free.
-    computed: mbarriers, half of `gates_buffer` is full.
-    scanned: mbarriers, half of `gates_buffer` is free.
-  """
-
-  x_ring: Ref
-  kernel_ring: Ref
-  gates_buffer: Ref
-  h_buffer: Ref
-  arrived: Ref
-  consumed: Ref
-  computed: Ref
-  scanned: Ref
-
-
-class Operands(NamedTuple):
-  """References to device memory that are read.
-
-  Attributes:
-    theta: [rows, Fp].
-    x: [B, T, I].
-    kernel: W, as `projected` arranges it.
-    h0: [B, Fp].
-    restart: [B, Fp].
-    flags: int32 [B, T].
-  """
-
-  theta: Ref
-  x: Ref
-  kernel: Ref
-  h0: Ref
-  restart: Ref
-  flags: Ref
-
-
-class Results(NamedTuple):
-  """References to device memory that are written.
-
-  Attributes:
-    h: [B, T, F].
-    last: h after the last step, [B, Fp].
-    chain: h after every block, for `projected_blocks.Chain`.
-    gates: the pre-activations, [B, T, G, F], or None.
-  """
-
-  h: Ref
-  last: Ref
-  chain: Ref
-  gates: Ref | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Warpgroups:
   """The three roles of warpgroups in a CTA.
 
-  Each mbarrier that says "free" is arrived at once at the start and once for
-  each time that the buffer has been read; the writer waits for it once more at
-  the end, so that no arrival is left over.
+  All buffers are free at the start. At the end their writers wait until they
+  are free again, so that no arrival at an mbarrier is left over.
 
   Attributes:
     plan: the static arguments.
@@ -130,9 +69,9 @@ class Warpgroups:
   blocks: projected_blocks.Blocks
   gates: int
   depth: int
-  operands: Operands
-  results: Results
-  buffers: Buffers
+  operands: projected_refs.Operands
+  results: projected_refs.Results
+  buffers: projected_refs.Buffers
 
   @property
   def _turns(self) -> int:
@@ -197,7 +136,7 @@ class Warpgroups:
               slot, :, pl.ds(gate * LANES, LANES)
           ]
           plgpu.wgmma(total, x, kernel)
-        # Those of the turn before are done.
+        # The products of the turn before are done.
         plgpu.wgmma_wait(self.gates)
         free = lambda: plgpu.barrier_arrive(self.buffers.consumed.at[before])
         pl.when(k > 0)(free)
@@ -213,9 +152,8 @@ class Warpgroups:
           lambda *sums: product(slot, *sums),
           *[plgpu.ACC((HALF, LANES), jnp.float32)] * self.gates,
       )
-      if (
-          self.results.gates is not None
-      ):  # Those of the block before have left the buffer.
+      if self.results.gates is not None:
+        # Those of the block before have left the buffer.
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
       plgpu.barrier_wait(self.buffers.scanned.at[half])
       for gate, total in enumerate(totals):
@@ -228,7 +166,7 @@ class Warpgroups:
         plgpu.commit_smem()
         for gate in range(self.gates):
           buffer, index = self.buffers.gates_buffer, (half, gate)
-          self._leave(buffer, index, self.results.gates, gate, i, half)
+          self._store(buffer, index, self.results.gates, gate, i, half)
         plgpu.commit_smem_to_gmem_group()
       return slot
 
@@ -273,7 +211,7 @@ class Warpgroups:
           chain.hand_on(wave, walk, h)
         plgpu.barrier_arrive(self.buffers.scanned.at[half])
         plgpu.commit_smem()
-        self._leave(self.buffers.h_buffer, (), self.results.h, None, i, half)
+        self._store(self.buffers.h_buffer, (), self.results.h, None, i, half)
         plgpu.commit_smem_to_gmem_group()
 
       last = wave == self.blocks.waves - 1
@@ -312,7 +250,7 @@ class Warpgroups:
 
     return scan
 
-  def _leave(self, buffer, index, ref, gate: int | None, i, half) -> None:
+  def _store(self, buffer, index, ref, gate: int | None, i, half) -> None:
     """Starts copying half of the i-th block to device memory."""
     layout = self.plan.layout
     wave, row, tile = self.blocks.find(i)

@@ -1,4 +1,4 @@
-"""The static record of one recurrence, and what follows from it alone."""
+"""The static record of one recurrence, and facts that follow from it."""
 
 from collections.abc import Callable, Sequence
 import dataclasses
@@ -100,7 +100,7 @@ class Recurrence:
     )
 
   def operations(self, gates: int, states: int) -> int:
-    """Returns about how many operations one step of a diagonal cell takes."""
+    """Returns about the number of operations of a step of a diagonal cell."""
     lane = jax.ShapeDtypeStruct((streams.LANES,), jnp.float32)
     args = (lane,) * self.params, (lane,) * gates, (lane,) * states
     step = pointwise.legalize(self.step)

@@ -148,7 +148,7 @@ class Outputs:
     elif not layout.is_contiguous(array):
       pl.when(start < layout.time)(whole)
     else:
-      # Pallas copies what is contiguous without regard to where it ends.
+      # Pallas copies contiguous blocks without regard to the end of an array.
       fits = start + rows <= layout.time
       pl.when(fits)(whole)
       for i in range(rows):

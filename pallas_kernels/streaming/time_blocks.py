@@ -16,7 +16,7 @@ their warpgroups; one block for each is a wave:
     wave        0          0          0          0           1
 
 Blocks may reach beyond the end of the sequence, and before its start where a
-stream is read with a shift. TMA reads zeros there, and drops what is written
+stream is read with a shift. TMA reads zeros there, and drops rows written
 beyond the end. Before the start it cannot write.
 """
 

@@ -1,9 +1,9 @@
 """16-bit matrices in shared memory, as `wgmma` and TMA want them.
 
-In rows of 128 bytes whose eight 16-byte parts have an order of their own for
-each row of eight, so that neither reading along a row nor writing what tensor
-cores leave in registers meets bank conflicts. Pallas calls that a tiling and a
-swizzle, and puts what it writes itself in its place.
+A row is 128 bytes. Its eight 16-byte parts are permuted, differently for each
+row of eight, so that neither reading along a row nor storing the fragments of
+tensor cores meets bank conflicts. Pallas calls that a tiling and a swizzle, and
+applies them to its own stores.
 """
 
 from typing import Any

@@ -45,7 +45,7 @@ TOLERANCE = {'float32': (2e-6, 4e-6), 'bfloat16': (1.6e-2, 2.4e-2)}
 # its whole size: of 2^-8 of them, which is 2^-4 in the norm.
 RELU = {'float32': (2e-6, 4e-6), 'bfloat16': (1.6e-2, 6.3e-2)}
 
-# (layer, options, dtype, (batch, time, features), what else).
+# (layer, options, dtype, (batch, time, features), further options).
 POSITIVE, TANH = {'candidate': 'positive'}, {'activation': 'tanh'}
 DIAGONAL = {'num_heads': 8}
 CASES = (
@@ -337,7 +337,7 @@ class LinearScanTest(parameterized.TestCase):
 
 
 class SegmentsTest(absltest.TestCase):
-  """What segments tell each other; CTAs that wait for each other need a GPU."""
+  """Maps and places of segments; CTAs that poll each other need a GPU."""
 
   def test_maps_of_blocks(self):
     if not abstract_gpu.RUNS:
@@ -453,7 +453,7 @@ class TransformationsTest(parameterized.TestCase):
     self.close(run)
 
   def test_x64(self):
-    # Indices and constants stay what the kernel takes.
+    # Indices and constants keep the dtypes that the kernel takes.
     a, b, h0, *_ = draw(2, 13, 8, with_reset=False)
 
     def run(implementation):
@@ -479,7 +479,7 @@ class TransformationsTest(parameterized.TestCase):
     self.close(run)
 
   def test_one_of_several(self):
-    # What the kernels cannot run goes to the next, and the reason to the log.
+    # The next implementation runs, and the reason is logged.
     selection.log_once.cache_clear()
     x = np.ones((2, 5, 4), np.float32)
     layer = random_layers.make('AGRU', 4, 8, implementation=('pallas', 'scan'))
