@@ -14,10 +14,10 @@ slots that steps use in turn, so that they stay in the cache:
     settle      fence, every few steps
     publish     slot of step s + slots := data
 
-A writer retires a slot when all readers have read it. No reader says so: each
-CTA publishes step s + 1 only after it has read step s, so data of the next step
-tells. The fence comes in time for the sentinel to be seen before the slot is
-polled again.
+A writer retires a slot when all readers have read it. No reader says so: a CTA
+publishes some later step only after it has read step s, so the writer retires
+the slot of step s once it has polled that later step. The fence comes in time
+for the sentinel to be seen before the slot is polled again.
 
 CTAs that poll each other must all be on the device at once, or those that wait
 keep the others from starting. `tuning` cuts the work accordingly and

@@ -70,7 +70,7 @@ class MapRing(mailbox.MailboxRing):
     return [(self.ref, self._place(wave, pair)) for pair in range(self.pairs)]
 
   def publish(self, wave, words):
-    """Publishes two words in place of this CTA's map."""
+    """Publishes the two words of this CTA's map."""
     segment = self.walk.segment
     at = self._place(wave, segment >> 1) + 2 * (segment & 1)
     mailbox.publish_pair(self.ref, at, words)

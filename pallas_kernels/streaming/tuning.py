@@ -44,8 +44,7 @@ _ADJOINT = (
     (16, 4, 3),
 )
 
-# Bytes of each stream that are in flight on the whole device where it is
-# fastest.
+# Bytes of each stream in flight on the whole device where it is fastest.
 _FORWARD_IN_FLIGHT = 3 * 2**20
 _ADJOINT_IN_FLIGHT = 2 * 2**20
 
@@ -54,7 +53,7 @@ _ADJOINT_IN_FLIGHT = 2 * 2**20
 _SHARED = 216 * 1024
 
 # Fewest segments of a forward kernel and of an adjoint, and their fewest steps:
-# below that a kernel without segments, which reads each block once, is faster.
+# below that a kernel without segments is faster.
 _FEWEST_SEGMENTS = (6, 4)
 _SEGMENT_STEPS = 256
 
