@@ -9,18 +9,23 @@ Two functions are public, and `Call`, the static options of the second:
 * `linear_scan`: h_t = a_t h_{t-1} + b_t.
 * `recurrence`: carry_t = update(x_t, R h_{t-1}, carry_{t-1}).
 
-Both are differentiable in all their arrays, and both raise
-`NotImplementedError`, the error by which a caller learns that it has to run the
-same computation on another path, where the device, the jax version, a dtype or
-the cell is one that the kernels cannot run.
+Both are differentiable in all their arrays. Both raise `NotImplementedError`
+where the kernels cannot run a device, a jax version, a dtype or a cell; the
+caller then runs the same computation on another path.
 
-From the outside in: `affine` and `recurrent` hold the two functions, `engine`
-and `dense` make forward and backward kernels one differentiable operation (for
-linear and diagonal recurrences, and for all others), `tuning` and
-`dense_tuning` choose how they cut their work, `projection` is the product that
-gives a recurrence its input gates, `targets` knows the device, `pointwise`
-turns a cell's equations and their derivatives into kernel code, and
-`mosaic_gpu` holds the kernels.
+From the outside in:
+
+* `linear_scan_op` and `recurrence_op` hold the two functions; `arguments`
+  checks their arguments, `call` is the record of a caller's options,
+  `projection` the product W x, `targets` knows the device and `sharding` the
+  axes of a mesh.
+* `streaming` holds the kernels bound by memory, for linear and diagonal
+  recurrences, `dense` those bound by latency or arithmetic, for dense and
+  block-diagonal ones. In both, `op` makes forward and backward kernels one
+  differentiable operation, `tuning` chooses the cut of the work and
+  `kernel_call` launches.
+* `mosaic` is the ground of both: instructions, hand-off between CTAs, and a
+  cell's equations as kernel code.
 """
 
 from pallas_kernels.call import Call

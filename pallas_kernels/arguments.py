@@ -1,8 +1,8 @@
-"""Checks of what the two public functions are given.
+"""Checks of the arguments of the two public functions.
 
-A kernel reads device memory at computed places, so a wrong shape would not
-fail: it would read something else. `ValueError` says that the caller is wrong,
-`NotImplementedError` that the kernels cannot do what is asked.
+A kernel reads device memory at computed addresses, so a wrong shape would not
+fail: it would read other data. `ValueError` says that the caller is wrong,
+`NotImplementedError` that the kernels cannot run this call.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ Array = jax.Array
 
 _DTYPES = ('float32', 'bfloat16', 'float16')
 
-# What CUDA allows for the second and third axis of a grid.
+# CUDA's limit of the second and third axis of a grid.
 _MAX_GRID = 65535
 
 
@@ -63,7 +63,7 @@ def shape(name: str, x: Array, axes: str, expected: Sequence[int]) -> None:
   Args:
     name: of the argument.
     x: the argument.
-    axes: what the axes are, for instance '[batch, features]'.
+    axes: names of the axes, for instance '[batch, features]'.
     expected: the shape it should have.
   """
   if tuple(x.shape) != tuple(expected):

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import arguments
+from pallas_kernels import call as call_lib
 from pallas_kernels import sharding
 from pallas_kernels import targets
 
@@ -59,23 +60,24 @@ def linear_scan(
   if h0 is not None:
     arguments.shape('h0', h0, '[batch, features]', (batch, features))
     h0 = h0.astype(jnp.float32)[None]
-  call = streaming_op.Call(
+  static = streaming_op.Recurrence(
       step=_inputs,
       linear=True,
       params=0,
       shape=(batch, time, features),
-      time_major=time_major,
-      reverse=reverse,
-      outputs=1,
-      out_dtype=jnp.result_type(a, b),
+      call=call_lib.Call(
+          reverse=reverse,
+          time_major=time_major,
+          out_dtype=jnp.result_type(a, b),
+      ),
       target=target,
   )
   theta = jnp.zeros((1, features), jnp.float32)
-  _, (h,) = streaming_op.run(call, theta, (a, b), None, h0, None, reset, None)
+  _, (h,) = streaming_op.run(static, theta, (a, b), None, h0, None, reset, None)
   return h
 
 
 def _inputs(theta, row):
-  """The coefficients of a plain scan: its inputs."""
+  """Returns the coefficients of a plain scan: its inputs."""
   del theta
   return tuple(row)

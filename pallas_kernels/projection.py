@@ -10,7 +10,7 @@ Array = jax.Array
 def project(kernel: Array, x: Array) -> Array:
   """Returns W x of all gates in one product, in x's dtype, without a bias.
 
-  What a GPU kernel reads: the kernel adds the bias itself. Sums are float32 or
+  A GPU kernel reads the result and adds the bias itself. Sums are float32 or
   wider, and so is the gradient of W.
 
   Args:

@@ -211,16 +211,13 @@ def recurrence(
   rows = _Rows.of(params, bias, recurrent_kernel, features)
   step: Callable[..., Any]
   step = _Coefficients(cell, rows) if linear else _Update(cell, rows)
-  problem = streaming_op.Call(
-      step,
-      linear,
-      rows.count,
-      (batch, time, features),
-      call.time_major,
-      call.reverse,
-      call.outputs,
-      out_dtype,
-      target,
+  problem = streaming_op.Recurrence(
+      step=step,
+      linear=linear,
+      params=rows.count,
+      shape=(batch, time, features),
+      call=call,
+      target=target,
   )
   last, carries = streaming_op.run(
       problem,

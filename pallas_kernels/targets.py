@@ -1,8 +1,8 @@
-"""Where a kernel is to run, and whether it can.
+"""The device that kernels are compiled for, and whether it can run them.
 
 The kernels are written for Mosaic GPU, Pallas's compiler for Hopper and newer.
-Whoever calls one learns by `NotImplementedError`, while tracing, that another
-path has to be taken.
+On any other device `current` raises `NotImplementedError` while tracing, so
+that the caller can take another path.
 """
 
 from collections.abc import Iterator
@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-# How the names of devices begin that are known without being there, for
-# lowering, and the major number of their compute capability.
+# Beginnings of the names of devices that are not there, for lowering, and the
+# major number of their compute capability.
 _KINDS = {
     'NVIDIA H100': 9,
     'NVIDIA H200': 9,
@@ -26,8 +26,8 @@ _KINDS = {
 _MAJORS = (9, 10)
 
 OTHERWISE = (
-    "rnnzoo's implementation='scan' runs everywhere, 'associative_scan' runs"
-    ' linear cells, and None takes the fastest that can run.'
+    "implementation='scan' runs everywhere, 'associative_scan' runs linear"
+    ' cells, and None takes the fastest that can run.'
 )
 
 _interpreting = False

@@ -1,4 +1,4 @@
-"""What CTAs tell each other through device memory."""
+"""The mailbox through which CTAs exchange h, or cotangents, at every step."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,9 +9,8 @@ from jax.experimental import pallas as pl
 import jax.numpy as jnp
 
 from pallas_kernels.dense import thread_layout
-from pallas_kernels.mosaic import instructions
+from pallas_kernels.mosaic import mailbox
 from pallas_kernels.mosaic import ptx
-from pallas_kernels.mosaic import sync
 
 Array = jax.Array
 Ref = Any
@@ -20,24 +19,21 @@ Shape = thread_layout.Shape
 flag = thread_layout.flag
 LANES = ptx.LANES
 
-# Steps that are in an exchange.
-_SLOTS = 8
 
+class Exchange(mailbox.MailboxRing):
+  """A slot holds the elements of one step, of all CTAs of the grid.
 
-class Exchange:
-  """What CTAs tell each other, step by step, through device memory.
-
-  A few slots are used in turn, so that they stay in the L2 cache. A slot that
-  holds `waiting.POISON` has not been written for its step yet. Its writer
-  poisons it again when all have read it, which is certain as soon as all have
-  written the next one, and long before it is written again. (A CTA without
-  units writes nothing, but its team does not without its sums.)
+  All CTAs have read a slot as soon as all have published the next one. (A CTA
+  without units publishes nothing, but its team waits for its sums.)
 
   Args:
     cta: coordinates.
     ref: [slots, B, gates, F] in device memory.
-    gates: how many arrays there are in a step.
+    gates: number of arrays in a step.
   """
+
+  slots = 8
+  steps_between_fences = 4
 
   def __init__(self, cta: Cta, ref: Ref, gates: int):
     self.cta, self.ref, self.gates = cta, ref, gates
@@ -45,33 +41,31 @@ class Exchange:
   @staticmethod
   def shape(shape: Shape, gates: int) -> tuple[int, ...]:
     """Returns the shape of the array in device memory."""
-    return _SLOTS, shape.batch, gates, shape.features
+    return Exchange.slots, shape.batch, gates, shape.features
 
   def offset(self, step, row, gate):
     """Returns where a row of a step's gate starts."""
     shape = self.cta.shape
     per_row = self.gates * shape.features
     fixed = row * per_row + gate * shape.features
-    return fixed + (step & (_SLOTS - 1)) * (shape.batch * per_row)
+    return fixed + self.slot(step) * (shape.batch * per_row)
 
   def publish(self, step, values: Sequence[Array]):
-    """Tells all other CTAs this thread's elements, one a gate."""
+    """Publishes this thread's elements, one a gate."""
     cta = self.cta
     row = cta.row0 + cta.column
     feature = cta.feature(cta.unit)
     for gate, value in enumerate(values):
-      instructions.store(
+      mailbox.publish(
           self.ref,
           self.offset(step, row, gate) + feature,
           value,
           cta.dtype,
-          shared=False,
           where=cta.valid,
-          publish=True,
       )
 
   def retire(self, step):
-    """Poisons a step's slot again; by threads that have nothing else to do."""
+    """Empties a step's slot, by the last 128 threads: they have least to do."""
     cta, config = self.cta, self.cta.config
     size = cta.dtype.itemsize
     per_row = config.units * size // 16
@@ -87,17 +81,15 @@ class Exchange:
       where = (last >= 0) & (q < total)
       where &= (unit < cta.shape.size) & (row < cta.shape.batch)
       at = self.offset(step, row, gate) + cta.head * cta.shape.size + unit
-      sync.fill(self.ref, jnp.where(where, at, 0), size, flag(where))
+      mailbox.fill(self.ref, jnp.where(where, at, 0), size, flag(where))
 
-  def settle(self, step):
-    """Makes sure, every few steps, that slots are poisoned in time."""
-    cta = self.cta
-    turn = (step & (_SLOTS // 2 - 1)) == 0
-    if cta.config.warpgroups > 1:
-      turn &= cta.group == cta.config.warpgroups - 1
-    pl.when(turn)(sync.fence)
+  def _fences(self, due):
+    """Only the warpgroup that retires slots has stores to fence."""
+    warpgroups = self.cta.config.warpgroups
+    if warpgroups == 1:
+      return due
+    return due & (self.cta.group == warpgroups - 1)
 
   def clear(self):
-    """Poisons all slots, before all CTAs meet."""
-    for slot in range(_SLOTS):
+    for slot in range(self.slots):
       self.retire(jnp.int32(slot))

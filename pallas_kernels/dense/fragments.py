@@ -17,6 +17,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.dense import thread_layout
 from pallas_kernels.mosaic import instructions
+from pallas_kernels.mosaic import memory
 from pallas_kernels.mosaic import ptx
 
 Array = jax.Array
@@ -104,7 +105,7 @@ class Matrices:
         [None] * self.per_array for _ in range(self.count)
     ]
     for indices, address, _ in self.groups:
-      found = instructions.load_matrices(ref, address + start, len(indices))
+      found = memory.load_matrices(ref, address + start, len(indices))
       for (array, i), word in zip(indices, found, strict=True):
         words[array][i] = word
     halves = instructions.lower, instructions.upper
@@ -128,7 +129,7 @@ class Matrices:
       pairs = zip(elements[::2], elements[1::2], strict=True)
       words.append([instructions.narrow(*pair, dtype) for pair in pairs])
     for indices, address, exists in self.groups:
-      instructions.store_matrices(
+      memory.store_matrices(
           ref,
           address + start,
           [words[array][i] for array, i in indices],

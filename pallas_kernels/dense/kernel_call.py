@@ -29,10 +29,11 @@ from pallas_kernels.dense import operand as operand_lib
 from pallas_kernels.dense import resident_matmul
 from pallas_kernels.dense import smem_pipeline
 from pallas_kernels.dense import thread_layout
+from pallas_kernels.mosaic import dataflow
 from pallas_kernels.mosaic import instructions
+from pallas_kernels.mosaic import mailbox
 from pallas_kernels.mosaic import pointwise
 from pallas_kernels.mosaic import ptx
-from pallas_kernels.mosaic import sync
 
 Array = jax.Array
 Stream = thread_layout.Stream
@@ -233,7 +234,7 @@ def early_gates(plan: Plan, states: int) -> int:
   aval = jax.ShapeDtypeStruct((ptx.LANES,), jnp.float32)
   avals = lambda n: (aval,) * n
   counts = plan.params, plan.gates, plan.recurrent - 1, states
-  used = pointwise.used(plan.operand, *map(avals, counts))
+  used = dataflow.used(plan.operand, *map(avals, counts))
   start = plan.params + plan.gates
   gates = used[start : start + plan.recurrent - 1]
   return max((i + 1 for i, needed in enumerate(gates) if needed), default=0)
@@ -258,7 +259,7 @@ def shared_gates(plan: Plan, states: int) -> tuple[int | None, ...]:
       d_gates = (*map(jnp.add, d_gates[:-1], more[2]), d_gates[-1])
     return d_row, d_gates
 
-  numbers = pointwise.value_numbers(
+  numbers = dataflow.value_numbers(
       pull,
       avals(plan.params),
       avals(plan.gates),
@@ -296,17 +297,11 @@ def publishable(x: Array, dtype) -> Array:
 def meet(
     cta: thread_layout.Cta, exchanges: Sequence[exchange_lib.Exchange]
 ) -> None:
-  """Poisons this CTA's parts of the exchanges, and waits for all CTAs."""
-  for exchange in exchanges:
-    exchange.clear()
-  sync.fence()
-  cta.barrier()
-  semaphore = pl.get_global(plgpu.SemaphoreType.REGULAR)
+  """Clears this CTA's parts of the exchanges, and waits for all CTAs."""
   shape, config = cta.shape, cta.config
   slices = pl.cdiv(shape.batch, config.columns)
   ctas = shape.heads * shape.parts(config) * slices
-  plgpu.semaphore_signal(semaphore, 1, memory_scope='gpu')
-  sync.await_count(semaphore, ctas * config.warpgroups)
+  mailbox.open_all(exchanges, ctas, config.warpgroups)
 
 
 def kernel(plan, body, name, ins, outs, products, split, out_type):
@@ -336,7 +331,5 @@ def kernel(plan, body, name, ins, outs, products, split, out_type):
       **options,
   )
   if config.through_device:
-    # Under vmap a kernel gains an axis of its grid. CTAs that wait for each
-    # other have to be on the device at once, so these take turns.
-    return jax.custom_batching.sequential_vmap(kernel)
+    return mailbox.one_at_a_time(kernel)
   return kernel

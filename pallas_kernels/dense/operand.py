@@ -18,6 +18,8 @@ from pallas_kernels.dense import fragments
 from pallas_kernels.dense import matmul_partition
 from pallas_kernels.dense import thread_layout
 from pallas_kernels.mosaic import instructions
+from pallas_kernels.mosaic import mailbox
+from pallas_kernels.mosaic import memory
 from pallas_kernels.mosaic import ptx
 from pallas_kernels.mosaic import sync
 
@@ -90,12 +92,11 @@ class Operand:
     words = cta.config.slots * self.planes * self.plane_bytes // 4
     for k in range(pl.cdiv(words, cta.threads)):
       at = cta.index + k * cta.threads
-      instructions.store(
+      memory.store_smem(
           self.ref,
           4 * at,
           ptx.full(1, 0, jnp.int32),
           jnp.int32,
-          shared=True,
           where=flag(at < words),
       )
     sync.make_signals(self.signals, 3, flag(cta.index == 0))
@@ -126,9 +127,7 @@ class Operand:
     for i, part in enumerate(parts):
       gate, plane = divmod(i, self.planes)
       at = self._place(plane, gate, cta.column, cta.unit0 + cta.unit)
-      instructions.store(
-          self.ref, slot + at, part, cta.short, shared=True, where=cta.valid
-      )
+      memory.store_smem(self.ref, slot + at, part, cta.short, where=cta.valid)
 
   def share(self, step):
     """Sends what the threads of this CTA have put to the cluster."""
@@ -153,9 +152,7 @@ class Operand:
       at += self._slot(step)
       where = flag((peer < peers) & (unit < cta.shape.size))
       rank = lax.rem(cta.rank + 1 + peer, jnp.int32(config.cluster))
-      words = instructions.load_words(
-          self.ref, at, shared=True, size=2, where=where
-      )
+      words = memory.load_words_smem(self.ref, at, where=where)
       sync.send(self.ref, at, words, self.signals, step & 1, rank, where)
     own = jnp.clip(cta.shape.size - cta.unit0, 0, config.units)
     size = 2 * gates * self.planes * self.rows * (cta.shape.size - own)
@@ -208,15 +205,15 @@ class Operand:
             place = *place, (flag(step == 0), first, piece.plain + j)
           places.append(place)
       # All in one loop: a wait for one is a wait for all, in a warp.
-      flat = sync.poll(places, size)
+      flat = mailbox.poll(places, size)
       for k, piece in enumerate(pieces):
         words = flat[4 * self.planes * k :][: 4 * self.planes]
         if replace is not None:
           condition, ref = replace(piece.column)
           other = []
           for j in range(0, 4 * self.planes, 4):
-            other += instructions.load_words(
-                ref, piece.plain + j, shared=False, size=size, where=condition
+            other += memory.load_words_gmem(
+                ref, piece.plain + j, size=size, where=condition
             )
           words = [
               jnp.where(condition != 0, x, y)
@@ -248,13 +245,8 @@ class Operand:
       parts = _parts([instructions.as_float(w) for w in words])
     for plane, part in enumerate(parts):
       at = self._place(plane, piece.gate, piece.column, piece.unit)
-      instructions.store_words(
-          self.ref,
-          self._slot(step) + at,
-          part,
-          shared=True,
-          size=2,
-          where=piece.exists,
+      memory.store_words_smem(
+          self.ref, self._slot(step) + at, part, where=piece.exists
       )
 
   def fragment(self, step, plane: int, block, tile: int) -> list[Array]:
@@ -265,7 +257,7 @@ class Operand:
     chunk = (4 * block + cta.place) ^ permutation(column)
     at = self._slot(step) + plane * self.plane_bytes
     at = at + column * pitch + (chunk << 4)
-    return instructions.load_words(self.ref, at, shared=True, size=2)
+    return memory.load_words_smem(self.ref, at)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,6 +15,7 @@ from pallas_kernels.dense import matmul_partition
 from pallas_kernels.dense import operand as operand_lib
 from pallas_kernels.dense import thread_layout
 from pallas_kernels.mosaic import instructions
+from pallas_kernels.mosaic import memory
 from pallas_kernels.mosaic import ptx
 from pallas_kernels.mosaic import sync
 
@@ -75,9 +76,7 @@ class Multiplier:
         for i in range(kept, self.blocks):
           words = self._fragment(ref, half, i)
           at = self._in_rest(plane, half, i)
-          instructions.store_words(
-              rest, at, words, shared=True, size=2, where=None
-          )
+          memory.store_words_smem(rest, at, words)
 
   @classmethod
   def partial_words(cls, config, product) -> int:
@@ -107,7 +106,7 @@ class Multiplier:
     if i < self.kept:
       return self.matrix[plane][half][i]
     at = self._in_rest(plane, half, i)
-    return instructions.load_words(self.rest, at, shared=True, size=2)
+    return memory.load_words_smem(self.rest, at)
 
   def _block(self, half: int, i: int):
     """Returns gate, first element and existence of this warp's i-th block."""
@@ -141,9 +140,7 @@ class Multiplier:
       gate = product.first + result
     at = (gate * cta.shape.heads + cta.head) * cta.shape.size + row
     at = jnp.where(where, at * cta.shape.size + k, 0)
-    return instructions.load_words(
-        ref, at, shared=False, size=2, where=flag(where)
-    )
+    return memory.load_words_gmem(ref, at, size=2, where=flag(where))
 
   def multiply(self, step) -> list[list[Any]]:
     """Returns sums [half][tile], each two float32 [128], of what is there."""
@@ -253,7 +250,7 @@ class Multiplier:
       index += result * self.sub * self.row_warps
       for n, pair in enumerate(row):
         at = self._partial(self.sum_warp, index, n) + 8 * cta.lane
-        instructions.store_pair(self.partials, at, pair, where)
+        memory.store_pair_smem(self.partials, at, pair, where)
 
   def collect(self, step, sums) -> list[Array]:
     """Returns this thread's elements of each result, after the barrier."""
@@ -275,9 +272,7 @@ class Multiplier:
     for part in range(self.sums):
       at = self._partial(part, index, column >> 3) + within
       parts.append(
-          instructions.load(
-              self.partials, at, jnp.float32, shared=True, count=count
-          )
+          memory.load_smem(self.partials, at, jnp.float32, count=count)
       )
     return _total(parts)
 
@@ -287,7 +282,7 @@ class Multiplier:
     parts = []
     for part in range(self.sums):
       at = self._partial(part, unit >> 3, column >> 3) + within
-      words = instructions.load_words(self.partials, at, shared=True, size=4)
+      words = memory.load_words_smem(self.partials, at)
       parts.append([instructions.as_float(word) for word in words])
     return [instructions.as_word(_total(x)) for x in zip(*parts, strict=True)]
 
@@ -324,11 +319,10 @@ class Multiplier:
     sync.await_signal(operand.signals, 2, step & 1)
     place = cta.unit * config.columns + cta.column
     parts = [
-        instructions.load(
+        memory.load_smem(
             self.partials,
             4 * (base + member * own + place),
             jnp.float32,
-            shared=True,
             count=cta.count,
         )
         for member in range(operand.team)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.dense import fragments
 from pallas_kernels.dense import thread_layout
-from pallas_kernels.mosaic import instructions
+from pallas_kernels.mosaic import memory
 
 Array = jax.Array
 Ref = Any
@@ -75,7 +75,7 @@ class Ring:
     slot = self.slot(step)
     for ref, stream, inner, at, where in self._copies:
       size = jnp.dtype(stream.dtype).itemsize
-      instructions.fetch(
+      memory.fetch(
           self.buffer,
           inner + slot,
           ref,
@@ -83,7 +83,7 @@ class Ring:
           size,
           where * exists,
       )
-    instructions.fetch_commit()
+    memory.fetch_commit()
 
   def wait(self, ahead: int):
     """Waits for some tiles; before the barrier that shows them to all threads.
@@ -92,7 +92,7 @@ class Ring:
       ahead: for how many steps after this one, if `advance` is called later in
         a step; one less than that if it was called before.
     """
-    instructions.fetch_wait(self.distance - 1 - ahead)
+    memory.fetch_wait(self.distance - 1 - ahead)
 
   def read(self, step, i: int) -> list[Array]:
     """Returns this thread's elements of stream i, one array a gate."""
@@ -100,22 +100,17 @@ class Ring:
     start = self.slot(step) + self.offsets[i]
     if stream.flags:
       at = start + 4 * cta.column
-      return [
-          instructions.load(
-              self.buffer, at, jnp.int32, shared=True, count=cta.count
-          )
-      ]
+      return [memory.load_smem(self.buffer, at, jnp.int32, count=cta.count)]
     matrices = self._matrices[i]
     if matrices is not None:
       return matrices.read(self.buffer, start, stream.dtype)
     size = jnp.dtype(stream.dtype).itemsize
     at = start + cta.in_tile(size)
     return [
-        instructions.load(
+        memory.load_smem(
             self.buffer,
             at + gate * cta.tile_bytes(size),
             stream.dtype,
-            shared=True,
             count=cta.count,
         )
         for gate in range(stream.tiles)
@@ -124,7 +119,7 @@ class Ring:
   def read_flags_of(self, step, i: int, column) -> Array:
     """Returns the flags of some columns, int32 [128]."""
     at = self.slot(step) + self.offsets[i] + 4 * column
-    return instructions.load(self.buffer, at, jnp.int32, shared=True)
+    return memory.load_smem(self.buffer, at, jnp.int32)
 
 
 def _stride(shape: Shape, stream: Stream) -> int:
@@ -290,12 +285,11 @@ class Staging:
       size = jnp.dtype(stream.dtype).itemsize
       start = start + cta.in_tile(size)
       for gate, value in enumerate(values):
-        instructions.store(
+        memory.store_smem(
             self.buffer,
             start + gate * cta.tile_bytes(size),
             value,
             stream.dtype,
-            shared=True,
             where=cta.valid,
         )
 
@@ -303,9 +297,7 @@ class Staging:
     """Returns this thread's share of a step's tiles."""
     slot = (step & 1) * self.slot_bytes
     return [
-        instructions.load_words(
-            self.buffer, inner + slot, shared=True, size=4, where=where
-        )
+        memory.load_words_smem(self.buffer, inner + slot, where=where)
         for _, _, inner, _, where in self._copies
     ]
 
@@ -317,6 +309,4 @@ class Staging:
       size = jnp.dtype(stream.dtype).itemsize
       if exists is not None:
         where = where * exists
-      instructions.store_words(
-          ref, at, words, shared=False, size=size, where=where
-      )
+      memory.store_words_gmem(ref, at, words, size=size, where=where)

@@ -30,7 +30,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 import jax.numpy as jnp
 
-from pallas_kernels.mosaic import instructions
+from pallas_kernels.mosaic import memory
 from pallas_kernels.mosaic import ptx
 from pallas_kernels.mosaic import sync
 
@@ -291,9 +291,7 @@ class Cta:
     """Returns row i of an array float32 [P, F]."""
     unit = jnp.minimum(self.unit0 + self.unit, self.shape.size - 1)
     at = i * self.shape.features + self.head * self.shape.size + unit
-    return instructions.load(
-        ref, at, jnp.float32, shared=False, count=self.count
-    )
+    return memory.load_gmem(ref, at, jnp.float32, count=self.count)
 
   def _row_offset(self, i: int):
     """Where elements lie in an array [S, B, F], those outside at the edge."""
@@ -305,12 +303,8 @@ class Cta:
   def read_rows(self, ref: Ref, count: int) -> tuple[Array, ...]:
     """Returns this thread's elements of an array float32 [S, B, F]."""
     return tuple(
-        instructions.load(
-            ref,
-            self._row_offset(i),
-            jnp.float32,
-            shared=False,
-            count=self.count,
+        memory.load_gmem(
+            ref, self._row_offset(i), jnp.float32, count=self.count
         )
         for i in range(count)
     )
@@ -319,14 +313,12 @@ class Cta:
     """Stores this thread's elements of an array float32 [S, B, F]."""
     for i, value in enumerate(values):
       at = self._row_offset(i)
-      instructions.store(
-          ref, at, value, jnp.float32, shared=False, where=self.valid
-      )
+      memory.store_gmem(ref, at, value, jnp.float32, where=self.valid)
 
   def write(self, ref, time, value, dtype, stream: Stream, gate: int = 0):
     """Stores this thread's elements of one step to device memory."""
     at = self.offset(time, stream, gate)
-    instructions.store(ref, at, value, dtype, shared=False, where=self.valid)
+    memory.store_gmem(ref, at, value, dtype, where=self.valid)
 
   # Tiles in shared memory: columns of units, 16-byte chunks permuted so that
   # neither a warp's reads nor its writes meet in one bank.

@@ -1,7 +1,23 @@
-"""Kernel bodies for Mosaic GPU, Pallas's compiler for Hopper and newer.
+"""The ground that both kernel families stand on, for Mosaic GPU.
 
-`linear` and `diagonal` hold a kernel and its adjoint each, and walk over time
-as `streams` says: the memory of the device bounds them. `dense_forward` and
-`dense_backward` are bound by the latency of a step; `cta` says how their work
-is cut. All treat resets and masks as `flags` says.
+Mosaic GPU is Pallas's compiler for Hopper and newer. From the bottom up:
+
+    ptx                 code for single threads, by names of operands
+    memory              loads and stores: `_smem` by bytes, `_gmem` by elements
+    instructions        arithmetic, conversions, tensor cores
+    sync                barriers, fences, mbarriers
+    mailbox             hand-off between CTAs through device memory (sentinels)
+    compiler_params     options of all kernels
+
+    pointwise           a cell's equations, and their derivatives, in a kernel
+    approximations      tanh, exp and others from fast instructions
+    jaxpr_interpreter   evaluates a jaxpr with a rule for equations
+    dataflow            facts about a pointwise function
+
+    affine_maps         maps h -> a h + b, and their composition
+    step_flags          resets and masks
+    autodiff            the error for a second derivative
+
+A value is float32 or int32 [128] or [n * 128], one or n elements for each
+thread of a warpgroup.
 """

@@ -1,9 +1,9 @@
-"""Affine maps h -> a h + b: what steps of a linear recurrence amount to.
+"""Affine maps h -> a h + b, of one or many steps of a linear recurrence.
 
 A map that forgets (a = 0) takes b alone: the product would turn an infinity
 before it into NaN. A product of factors that underflows forgets nothing, so
-that what comes after an infinity does not depend on how time is cut: it becomes
-the smallest normal number.
+that values after an infinity do not depend on the cut of time: it becomes the
+smallest normal number.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ def apply(pair: Map, h: Array) -> Array:
 
 
 def compose(maps: Sequence[Map]) -> Map:
-  """Returns the affine map that a sequence of them amounts to."""
+  """Returns the composition of maps, the first one applied first."""
   a, b = maps[0]
   forgets = a == 0
   for pair in maps[1:]:

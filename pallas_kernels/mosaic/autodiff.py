@@ -1,11 +1,11 @@
-"""Kernels have first derivatives only, in reverse mode, and say so."""
+"""The error for a second, or a forward-mode, derivative of a kernel."""
 
 import jax
 
 
 @jax.custom_jvp
 def differentiable_once(operands):
-  """Returns the operands; says so where they are differentiated."""
+  """Returns the operands; differentiating it raises NotImplementedError."""
   return operands
 
 
@@ -14,5 +14,5 @@ def _differentiable_once_jvp(primals, tangents):
   del primals, tangents
   raise NotImplementedError(
       "GPU kernels have first derivatives only, in reverse mode."
-      " rnnzoo's implementation='scan' has second derivatives too."
+      " A loop by implementation='scan' has second derivatives too."
   )

@@ -1,15 +1,15 @@
 """PTX for single threads, where Pallas speaks of whole warpgroups.
 
-Kernels for dense recurrences place every value themselves: which thread holds
-which unit of which batch row follows from the tensor cores' fragments. To
-Pallas, a value is an array [n * 128] of a warpgroup, thread i holding elements
-i, 128 + i and so on, so that `jnp` works on it. What Pallas has no word for is
-PTX here: a template with %0, %1, ... for the results and then the operands,
-emitted once for each of the n elements of a thread. The templates are in
-`instructions.py` and `waiting.py`.
+Kernels for dense recurrences place every value themselves: the tensor cores'
+fragments decide which thread holds which unit of which batch row. To Pallas, a
+value is an array [n * 128] of a warpgroup, and thread i holds the elements i,
+128 + i and so on; `jnp` works on it. Pallas has no name for many instructions.
+These are PTX: code with a %name for each result and operand, emitted once for
+each of the n elements of a thread. The code is in `memory`, `instructions`,
+`sync` and `mailbox`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import math
 import re
 from typing import Any
@@ -30,6 +30,12 @@ Ref = Any
 # Threads of a warpgroup.
 LANES = 128
 
+# Names of the 16-bit types in PTX.
+SHORT = {'bfloat16': 'bf16', 'float16': 'f16'}
+
+# Names with % that are PTX's own.
+_SPECIAL_REGISTERS = ('clock', 'tid')
+
 
 def layout(count: int) -> Any:
   """Returns the layout of `count` elements a thread."""
@@ -37,7 +43,7 @@ def layout(count: int) -> Any:
 
 
 def per_thread(x: Array) -> int:
-  """Returns how many elements each thread holds."""
+  """Returns the number of elements of each thread."""
   return math.prod(x.shape) // LANES if x.ndim else 0
 
 
@@ -49,30 +55,34 @@ def full(count: int, value, dtype=jnp.float32) -> Array:
 
 
 def emit(
-    template: str,
-    results: Sequence[Any],
-    *operands: Array | Ref | int,
+    code: str,
+    results: Mapping[str, Any],
+    operands: Mapping[str, Array | Ref | int],
+    *,
     count: int = 1,
     pure: bool = False,
 ) -> tuple[Array, ...]:
   """Emits PTX for every element of a thread.
 
   Args:
-    template: the code; %0, %1, ... are the results, then the operands. %% is a
-      label that is unique to each copy.
-    results: dtypes, float32 or int32.
-    *operands: arrays [count * 128], [128] or [] of float32 or int32, which are
-      repeated as needed; references, which become addresses; or numbers.
+    code: PTX, with %name for results and operands. %% stands for a number that
+      is unique to each copy, for labels.
+    results: dtypes by name, float32 or int32.
+    operands: by name: arrays [count * 128], [128] or [] of float32 or int32,
+      which are repeated as needed; references, which become addresses; or
+      numbers.
     count: elements a thread.
-    pure: whether it may be dropped, merged and moved.
+    pure: whether the compiler may drop, merge and move the code.
 
   Returns:
     Arrays [count * 128], one for each of `results`.
   """
+  code = _numbered(code, (*results, *operands))
+  dtypes = list(results.values())
   kinds: list[str] = []
   given: list[Any] = []
   types: list[Any] = []
-  for x in operands:
+  for x in operands.values():
     if isinstance(x, (int, np.integer)):
       x = jnp.int32(x)
     given.append(x)
@@ -88,24 +98,40 @@ def emit(
   types = [t(()) if t is plgpu.Layout.WG_SPLAT else t for t in types]
   out = tuple(
       plgpu.ShapeDtypeStruct((count * LANES,), d, layout=layout(count))
-      for d in results
+      for d in dtypes
   )
 
   @plgpu.inline_mgpu(arg_types=tuple(types), return_type=out)
   def inline(_, *args):
     values = [_scalars(x, kind) for x, kind in zip(args, kinds, strict=True)]
-    columns: list[list[ir.Value]] = [[] for _ in results]
+    columns: list[list[ir.Value]] = [[] for _ in dtypes]
     for i in range(count):
       row = [v[i % len(v)] for v in values]
-      outs = _inline(template, [_type(d) for d in results], row, pure)
+      outs = _inline(code, [_type(d) for d in dtypes], row, pure)
       for column, x in zip(columns, outs, strict=True):
         column.append(x)
     return tuple(
         _array(column, dtype)
-        for column, dtype in zip(columns, results, strict=True)
+        for column, dtype in zip(columns, dtypes, strict=True)
     )
 
   return inline(*given)
+
+
+def _numbered(code: str, names: Sequence[str]) -> str:
+  """Replaces %name by the position of that operand, as LLVM writes it."""
+
+  def replace(match):
+    name = match[1]
+    if name is None:
+      return '${:uid}'
+    if name in _SPECIAL_REGISTERS:
+      return match[0]
+    if name not in names:
+      raise ValueError(f'%{name} must be one of {tuple(names)}, in {code!r}.')
+    return f'${names.index(name)}'
+
+  return re.sub(r'%(?:%|([a-z_]\w*))', replace, code)
 
 
 def _is_ref(x) -> bool:
@@ -138,17 +164,16 @@ def _scalars(x, kind: str) -> list[ir.Value]:
   return values
 
 
-def _inline(template, result_types, operands, pure) -> list[ir.Value]:
+def _inline(code, result_types, operands, pure) -> list[ir.Value]:
   constraints = ['=' + _letter(t) for t in result_types]
   constraints += [_letter(x.type) for x in operands]
   if not pure:
     constraints.append('~{memory}')
-  text = re.sub(r'%(\d+)', r'$\1', template).replace('%%', '${:uid}')
   if not result_types:
     llvm.inline_asm(
         ir.Type.parse('!llvm.void'),
         operands,
-        text,
+        code,
         ','.join(constraints),
         has_side_effects=True,
     )
@@ -159,7 +184,7 @@ def _inline(template, result_types, operands, pure) -> list[ir.Value]:
   out: Any = llvm.inline_asm(
       struct,
       operands,
-      text,
+      code,
       ','.join(constraints),
       has_side_effects=not pure,
   )
@@ -188,7 +213,7 @@ def _array(values: Sequence[ir.Value], dtype) -> mgpu.FragmentedArray:
 
 
 def stack(arrays: Sequence[Array]) -> Array:
-  """Joins what threads hold, one array after the other."""
+  """Joins the elements of each thread, one array after the other."""
   counts = [per_thread(x) for x in arrays]
   if len(arrays) == 1:
     return arrays[0]
@@ -209,7 +234,7 @@ def stack(arrays: Sequence[Array]) -> Array:
 
 
 def unstack(array: Array) -> list[Array]:
-  """Returns the elements that threads hold, each [128]; undoes `stack`."""
+  """Returns each element of a thread as an array [128]; undoes `stack`."""
   count = per_thread(array)
   if count == 1:
     return [array]
@@ -229,5 +254,5 @@ def unstack(array: Array) -> list[Array]:
 
 def thread() -> Array:
   """Returns each thread's index in its warpgroup, int32 [128]."""
-  code = '{ .reg .u32 t; mov.u32 t, %tid.x; and.b32 %0, t, 127; }'
-  return emit(code, [jnp.int32], pure=True)[0]
+  code = '{ .reg .u32 t; mov.u32 t, %tid.x; and.b32 %lane, t, 127; }'
+  return emit(code, {'lane': jnp.int32}, {}, pure=True)[0]

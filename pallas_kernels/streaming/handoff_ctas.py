@@ -1,13 +1,15 @@
-"""Segments of a linear recurrence: what makes one long sequence parallel.
+"""Hand-off of a linear recurrence between the CTAs of one sequence.
 
-Each wave of blocks is dealt to the CTAs of a sequence, its segments. A CTA
-finds the map that its block amounts to some waves before it needs to know what
-the others found, and tells them through device memory. That is poisoned first,
-so that reading is waiting (`waiting.poll`), and takes no time if the
-others are not behind. So everything is read once.
+Where batch and features alone do not fill the device, several CTAs share a
+sequence. Each wave of blocks is dealt to them, one block each; the blocks of
+one CTA are a segment. A block amounts to one affine map h -> A h + B. A CTA
+composes the map of its block some waves before the recurrence gets there, and
+publishes it in a mailbox. When its turn comes it polls the maps of all segments
+of the wave, and applies those before its own to h. So polling takes no time
+unless another CTA is behind, and inputs are read from device memory once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -16,156 +18,158 @@ import jax.numpy as jnp
 
 from pallas_kernels.mosaic import affine_maps
 from pallas_kernels.mosaic import instructions
+from pallas_kernels.mosaic import mailbox
 from pallas_kernels.mosaic import ptx
-from pallas_kernels.mosaic import sync
 from pallas_kernels.streaming import handoff_warpgroups
 from pallas_kernels.streaming import kernel_call
+from pallas_kernels.streaming import ring_buffers
+from pallas_kernels.streaming import streams
 from pallas_kernels.streaming import time_blocks
 
 Array = jax.Array
 Ref = Any
 Plan = kernel_call.Plan
 
-# Waves for which there is a place to tell maps, a power of two.
-_SLOTS = 32
 
-# Every so many waves a fence makes sure that poisoned places are seen.
-_SETTLED = 8
+class MapRing(mailbox.MailboxRing):
+  """A slot holds the maps of all blocks of one wave, of all sequences.
 
-# A place is poisoned `ahead + 1` waves after its own. The next fence of its
-# writer comes at most 7 waves later, the first map told after that `ahead + 1`,
-# and the next fence of who has read it 8: all before the place is read again.
-MOST_AHEAD = (_SLOTS - 2 * _SETTLED - 1) // 2
-
-
-def relays(plan: Plan) -> list[jax.ShapeDtypeStruct]:
-  """Returns the array in device memory for a `Relay`, none for one segment."""
-  if plan.config.segments == 1:
-    return []
-  return [jax.ShapeDtypeStruct(Relay.shape(plan), jnp.float32)]
-
-
-def exchange(walk, barriers, find, scratch, relay: Sequence[Ref]):
-  """Returns how a block learns what h is before it, as `turns.Alone` does.
+  All CTAs have read a slot as soon as all have published the map of `ahead + 1`
+  waves later, so its writer empties it then.
 
   Args:
     walk: over time.
-    barriers: by which arriving blocks are waited for.
-    find: wave -> the map of each step in this warpgroup's block, once it has
-      arrived.
-    scratch: as `turns.types` lists it, for warpgroups.
-    relay: a reference to `relays`, for segments.
-  """
-  if walk.config.segments > 1:
-    return Relay(walk, barriers, find, *relay)
-  if walk.config.warpgroups > 1:
-    return handoff_warpgroups.Turns(walk, barriers, *scratch)
-  return handoff_warpgroups.Alone(walk, barriers)
-
-
-class Relay(handoff_warpgroups.Alone):
-  """How CTAs tell each other the maps of their blocks, a wave at a time.
-
-  A slot is poisoned again by its writer when all have read it, which is certain
-  when all have told the map of `ahead + 1` waves later.
-
-  Args:
-    walk: over time.
-    barriers: by which arriving blocks are waited for.
-    find: wave -> the map of each step in this CTA's block.
-    ref: in device memory, of `Relay.shape`.
+    ref: in device memory, of `MapRing.shape`.
   """
 
-  def __init__(self, walk: time_blocks.Walk, barriers, find, ref: Ref):
-    super().__init__(walk, barriers)
-    self.find, self.ref = find, ref
-    self.ahead, self.count = walk.config.ahead, walk.config.segments
-    if self.ahead > MOST_AHEAD:
-      raise ValueError(f'ahead is at most {MOST_AHEAD}, got {self.ahead}')
+  slots = 32
+  steps_between_fences = 8
+
+  def __init__(self, walk: time_blocks.Walk, ref: Ref):
+    self.walk, self.ref = walk, ref
+    self.pairs = walk.config.segments // 2
     self.lane = ptx.thread() + walk.features.start
-    self._meet()
-    pl.loop(0, min(self.ahead, walk.waves))(self._tell)
 
   @staticmethod
   def shape(plan: Plan) -> tuple[int, ...]:
-    """Returns the shape of the array in device memory."""
+    """Returns the shape of the array: two maps (A, B) side by side."""
     layout = plan.layout
     pairs = plan.config.segments // 2
-    return _SLOTS, layout.batch, pairs, layout.padded, 2, 2
+    return MapRing.slots, layout.batch, pairs, layout.padded, 2, 2
 
   def _place(self, wave, pair):
     """Returns where the maps of two segments lie."""
     layout = self.walk.layout
-    row = jnp.int32(wave) & (_SLOTS - 1)
+    row = self.slot(jnp.int32(wave))
     row = row * layout.batch + self.walk.batch
-    row = row * (self.count // 2) + pair
+    row = row * self.pairs + pair
     return (row * layout.padded + self.lane) * 4
 
-  def _places(self, wave):
-    pairs = range(self.count // 2)
-    return [(self.ref, self._place(wave, pair)) for pair in pairs]
+  def places(self, wave):
+    """Returns the places of all maps of a wave, for `mailbox.poll`."""
+    return [(self.ref, self._place(wave, pair)) for pair in range(self.pairs)]
 
-  def _write(self, wave, words):
+  def publish(self, wave, words):
+    """Publishes the two words of this CTA's map."""
     segment = self.walk.segment
     at = self._place(wave, segment >> 1) + 2 * (segment & 1)
-    sync.publish_pair(self.ref, at, words)
+    mailbox.publish_pair(self.ref, at, words)
 
-  def _meet(self):
-    """Poisons this CTA's places, and waits until all CTAs have."""
-    poison = sync.poison()
-    for slot in range(_SLOTS):
-      self._write(jnp.int32(slot), (poison, poison))
-    layout = self.walk.layout
-    tiles = layout.batch * layout.padded // time_blocks.LANES
-    sync.meet(tiles * self.count)
+  def retire(self, wave):
+    """Empties the place of this CTA's map; none before the first wave."""
+    empty = mailbox.sentinel()
+    pl.when(wave >= 0)(lambda: self.publish(wave, (empty, empty)))
 
-  def _tell(self, wave):
-    """Tells the map of this CTA's block, as soon as that has arrived."""
-    self.walk.wait(self.barriers, wave)
+  def clear(self) -> None:
+    empty = mailbox.sentinel()
+    for slot in range(self.slots):
+      self.publish(jnp.int32(slot), (empty, empty))
+
+
+# A slot is emptied `ahead + 1` waves after its own. The next fence of its
+# writer comes at most 7 waves later, the first map published after that
+# `ahead + 1`, and the next fence of its reader 8: all before the slot is read
+# again.
+MOST_AHEAD = (MapRing.slots - 2 * MapRing.steps_between_fences - 1) // 2
+
+
+def mailboxes(plan: Plan) -> list[jax.ShapeDtypeStruct]:
+  """Returns the array in device memory for a `Relay`, none for one segment."""
+  if plan.config.segments == 1:
+    return []
+  return [jax.ShapeDtypeStruct(MapRing.shape(plan), jnp.float32)]
+
+
+def handoff(
+    inputs: ring_buffers.Inputs,
+    find: Callable[..., Any],
+    scratch: Sequence[Ref],
+    mailboxes: Sequence[Ref],
+) -> handoff_warpgroups.Alone:
+  """Returns the hand-off that the cut asks for.
+
+  Args:
+    inputs: ring buffers of this warpgroup's blocks.
+    find: wave -> the map of each step in this warpgroup's block, once its
+      inputs are there.
+    scratch: for warpgroups, as `handoff_warpgroups.types` lists it.
+    mailboxes: for CTAs, as `mailboxes` lists them.
+  """
+  config = inputs.walk.config
+  if config.segments > 1:
+    return Relay(inputs, find, *mailboxes)
+  if config.warpgroups > 1:
+    return handoff_warpgroups.Turns(inputs, *scratch)
+  return handoff_warpgroups.Alone(inputs)
+
+
+class Relay(handoff_warpgroups.Alone):
+  """CTAs publish the maps of their blocks, some waves ahead.
+
+  Args:
+    inputs: ring buffers of this CTA's blocks.
+    find: wave -> the map of each step in this CTA's block.
+    ref: the mailbox.
+  """
+
+  def __init__(
+      self, inputs: ring_buffers.Inputs, find: Callable[..., Any], ref: Ref
+  ):
+    super().__init__(inputs)
+    self.find, walk = find, inputs.walk
+    self.ahead, self.count = walk.config.ahead, walk.config.segments
+    if self.ahead > MOST_AHEAD:
+      raise ValueError(f'ahead is at most {MOST_AHEAD}, got {self.ahead}')
+    self.maps = MapRing(walk, ref)
+    layout = walk.layout
+    tiles = layout.batch * layout.padded // streams.LANES
+    mailbox.open_all([self.maps], tiles * self.count, 1)
+    pl.loop(0, min(self.ahead, walk.waves))(self._publish)
+
+  def _publish(self, wave):
+    """Publishes the map of this CTA's block, once its inputs are there."""
+    self.inputs.wait(wave)
     total = affine_maps.compose(self.find(wave))
-    self._write(wave, [sync.publishable(x) for x in total])
+    self.maps.publish(wave, [mailbox.without_sentinel(x) for x in total])
 
   def arrive(self, wave):
-    """Waits for the block of a later wave, and tells its map."""
-    self.seen = sync.peek(self._places(wave))
+    """Waits for the inputs of a later wave, and publishes its map."""
+    self.seen = mailbox.peek(self.maps.places(wave))
     later = wave + self.ahead
-    pl.when(later < self.walk.waves)(lambda: self._tell(later))
+    pl.when(later < self.walk.waves)(lambda: self._publish(later))
 
   def before(self, wave, h: Array) -> Array:
     start = h
-    words = sync.poll(self._places(wave), 4, self.seen)
+    words = mailbox.poll(self.maps.places(wave), 4, self.seen)
     values = [instructions.as_float(word) for word in words]
     for i in range(self.count):
       start = jnp.where(self.walk.segment == i, h, start)
       h = affine_maps.apply((values[2 * i], values[2 * i + 1]), h)
     self.whole = h
-    done = wave - self.ahead - 1
-    poison = sync.poison()
-    pl.when(done >= 0)(lambda: self._write(done, (poison, poison)))
-    pl.when((wave & (_SETTLED - 1)) == 0)(sync.fence)
+    self.maps.retire(wave - self.ahead - 1)
+    self.maps.settle(wave)
     return start
 
   def after(self, h: Array) -> Array:
     """Returns h after the whole wave."""
     return self.whole
-
-
-def small(plan: Plan, walk, params: Ref, restart: Ref, flags: Ref):
-  """Returns parameters and restart in registers, and flags if there are any."""
-  theta = tuple(walk.read(params, k) for k in range(plan.params))
-  if not plan.flags:
-    return theta, None, None
-  return theta, initial(walk, restart, plan.restart), flags
-
-
-def initial(walk, ref: Ref, given: bool) -> Array:
-  """Returns what to start or restart from: zero if nothing is given."""
-  return walk.read(ref, walk.batch) if given else time_blocks.zeros()
-
-
-def leave(walk, ref: Ref, h: Array):
-  """Writes h after the last wave."""
-
-  @pl.when((walk.segment == 0) & (walk.warpgroup == walk.config.warpgroups - 1))
-  def _():
-    ref[walk.batch, walk.features] = h

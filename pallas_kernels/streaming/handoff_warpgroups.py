@@ -1,12 +1,13 @@
-"""Turns: how warpgroups of a CTA share out the steps of one recurrence.
+"""Hand-off of a linear recurrence between the warpgroups of one CTA.
 
-Each has every so many blocks of a sequence. All that takes long, reading
-inputs, computing gates and writing results, it does on its own; for the
-recurrence itself, one multiplication and addition a step, warpgroups take
-turns: each waits for the h that its predecessor ends with, runs through its
-block and hands its own on. So h is computed in the order of time whatever the
-number of warpgroups.
+Blocks are dealt round-robin to warpgroups. Each loads, computes gates and
+stores independently; only the recurrence itself, one multiplication and
+addition a step, is passed on in order: a warpgroup waits for the h that its
+predecessor ends with, runs through its block and hands its own h on. So h is
+computed in the order of time for any number of warpgroups.
 """
+
+from typing import Any
 
 import jax
 from jax import lax
@@ -14,64 +15,65 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
+from pallas_kernels.streaming import ring_buffers
+from pallas_kernels.streaming import streams
 from pallas_kernels.streaming import time_blocks
 
 Array = jax.Array
+Ref = Any
 
 
 class Alone:
-  """No turns: one warpgroup has all blocks.
+  """No hand-off: one warpgroup has all blocks of a sequence.
 
   Args:
-    walk: over time.
-    barriers: by which arriving blocks are waited for.
+    inputs: ring buffers of this warpgroup's blocks.
   """
 
-  def __init__(self, walk: time_blocks.Walk, barriers):
-    self.walk, self.barriers = walk, barriers
+  def __init__(self, inputs: ring_buffers.Inputs):
+    self.inputs, self.walk = inputs, inputs.walk
 
   def begin(self, h: Array) -> None:
-    """Says what the first block starts from."""
+    """Takes h before the first block."""
 
   def arrive(self, wave) -> None:
-    """Waits for this warpgroup's block."""
-    self.walk.wait(self.barriers, wave)
+    """Waits for the inputs of this warpgroup's block."""
+    self.inputs.wait(wave)
 
   def before(self, wave, h: Array) -> Array:
     """Returns h before this warpgroup's block.
 
     Args:
       wave: index of the wave.
-      h: what `after` returned for the wave before.
+      h: the result of `after` for the wave before.
     """
     return h
 
   def after(self, h: Array) -> Array:
-    """Takes h after this warpgroup's block; returns what to keep."""
+    """Takes h after this warpgroup's block; returns h to keep."""
     return h
 
   def end(self) -> None:
-    """After the last wave: leaves no turn that nobody has taken.
+    """Takes the last hand-off, which has no block.
 
-    Interpret mode wants all barriers to have been waited for.
+    Interpret mode wants each arrival at a barrier to be waited for.
     """
 
 
 class Turns(Alone):
-  """Warpgroups hand h on through shared memory.
+  """Warpgroups hand h on through shared memory, in turn.
 
-  A place is written again only when all warpgroups have had their turn, so by
+  A place is written again only after all warpgroups have had their turn, so by
   then it has been read.
 
   Args:
-    walk: over time.
-    barriers: by which arriving blocks are waited for.
-    places: scratch, as `types` lists it.
-    turns: likewise.
+    inputs: ring buffers of this warpgroup's blocks.
+    places: h for each warpgroup, in shared memory.
+    turns: an mbarrier for each place.
   """
 
-  def __init__(self, walk: time_blocks.Walk, barriers, places, turns):
-    super().__init__(walk, barriers)
+  def __init__(self, inputs: ring_buffers.Inputs, places: Ref, turns: Ref):
+    super().__init__(inputs)
     self.places, self.turns = places, turns
 
   def begin(self, h: Array) -> None:
@@ -103,6 +105,6 @@ def types(config: time_blocks.Config) -> list:
   if config.warpgroups == 1:
     return []
   return [
-      plgpu.SMEM((config.warpgroups, time_blocks.LANES), jnp.float32),
+      plgpu.SMEM((config.warpgroups, streams.LANES), jnp.float32),
       plgpu.Barrier(num_barriers=config.warpgroups),
   ]

@@ -1,9 +1,9 @@
 """16-bit matrices in shared memory, as `wgmma` and TMA want them.
 
-In rows of 128 bytes whose eight 16-byte parts have an order of their own for
-each row of eight, so that neither reading along a row nor writing what tensor
-cores leave in registers meets bank conflicts. Pallas calls that a tiling and a
-swizzle, and puts what it writes itself in its place.
+A row is 128 bytes. Its eight 16-byte parts are permuted, differently for each
+row of eight, so that neither reading along a row nor storing the fragments of
+tensor cores meets bank conflicts. Pallas calls that a tiling and a swizzle, and
+applies them to its own stores.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ import jax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
-from pallas_kernels.mosaic import instructions
+from pallas_kernels.mosaic import memory
 from pallas_kernels.mosaic import ptx
 
 Array = jax.Array
@@ -91,7 +91,7 @@ class Rows:
       halves = [ref[(*index, k, first + row)] for k in range(2)]
       return jnp.concatenate(halves).astype(jnp.float32)
     at = self._offset(ref, index, first, row)
-    return instructions.load(ref.ref, at, self.dtype, shared=True)
+    return memory.load_smem(ref.ref, at, self.dtype)
 
   def write(self, ref: Ref, first, row: int, value: Array) -> None:
     """Writes a row of matrices [2, rows, WIDTH]; arguments as for `read`."""
@@ -100,4 +100,4 @@ class Rows:
         ref[k, first + row] = half
       return
     at = self._offset(ref, (), first, row)
-    instructions.store(ref.ref, at, value, self.dtype, shared=True)
+    memory.store_smem(ref.ref, at, value, self.dtype)

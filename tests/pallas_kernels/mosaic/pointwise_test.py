@@ -1,6 +1,6 @@
 """Cells' equations as kernels compute them, on plain arrays.
 
-On a CPU exp, tanh and rsqrt are exact, so what shows here is the error of the
+On a CPU exp, tanh and rsqrt are exact, so these tests show the error of the
 replacements around them.
 """
 
@@ -13,6 +13,7 @@ from jax import lax
 import jax.numpy as jnp
 import numpy as np
 
+from pallas_kernels.mosaic import dataflow
 from pallas_kernels.mosaic import pointwise
 import rnnzoo
 from tests.testing import comparison
@@ -47,7 +48,7 @@ def both_signs(low, high, count=400):
 
 
 def double(f, *args):
-  """What f is in float64."""
+  """Returns f of x in float64."""
   with jax.enable_x64(True):
     args = jax.tree.map(lambda x: np.asarray(x, np.float64), args)
     return jax.tree.map(np.asarray, f(*args))
@@ -162,11 +163,11 @@ class UsedTest(parameterized.TestCase):
   def test_which_inputs_matter(self):
     x = np.ones(4, np.float32)
     both = lambda p, x: (p * x[0], x[1])
-    self.assertEqual(pointwise.used(both, x, (x, x)), [True, True, True])
+    self.assertEqual(dataflow.used(both, x, (x, x)), [True, True, True])
     first = lambda p, x: both(p, x)[0]
-    self.assertEqual(pointwise.used(first, x, (x, x)), [True, True, False])
-    self.assertEqual(pointwise.used(lambda x: x[1], (x, x)), [False, True])
-    self.assertEqual(pointwise.used(lambda x: 1.0, x), [False])
+    self.assertEqual(dataflow.used(first, x, (x, x)), [True, True, False])
+    self.assertEqual(dataflow.used(lambda x: x[1], (x, x)), [False, True])
+    self.assertEqual(dataflow.used(lambda x: 1.0, x), [False])
 
   def test_adjoint_of_a_plain_scan_reads_a_alone(self):
     x = np.ones(4, np.float32)
@@ -175,7 +176,7 @@ class UsedTest(parameterized.TestCase):
       (a, _), pull = jax.vjp(lambda row: row, row)
       return a, pull(cotangents)
 
-    used = pointwise.used(adjoint, (x, x), (x, x))
+    used = dataflow.used(adjoint, (x, x), (x, x))
     self.assertEqual(used, [True, True, True, False])
 
 
@@ -188,7 +189,7 @@ RECIPROCAL = pointwise.Accuracy(reciprocal=lambda x: np.float32(1) / x)
 class InTurnTest(absltest.TestCase):
 
   def test_order(self):
-    """What is known, then what is wanted first, then what is left."""
+    """Known values, then urgent results, then the others."""
 
     def function(known, later):
       def step(x):
@@ -291,19 +292,19 @@ class ValueNumbersTest(parameterized.TestCase):
   )
   def test_equal(self, f, expected):
     x = np.ones(4, np.float32)
-    numbers = pointwise.value_numbers(f, x, x)
+    numbers = dataflow.value_numbers(f, x, x)
     seen: dict[int, int] = {}
     found = [seen.setdefault(n, len(seen)) for n in numbers]
     self.assertEqual(''.join(map(str, found)), expected)
 
   def test_of_arguments(self):
     x = np.ones(4, np.float32)
-    one, two = pointwise.value_numbers(lambda x, y: (y, x), x, x)
+    one, two = dataflow.value_numbers(lambda x, y: (y, x), x, x)
     self.assertNotEqual(one, two)
 
 
 def steps():
-  """Yields each layer's equations, and what they are functions of."""
+  """Yields each layer's equations, and their arguments."""
   for name in rnnzoo.LAYERS:
     for candidate in ('linear', 'positive')[: 1 + name.startswith('Min')]:
       options = {'candidate': candidate} if name.startswith('Min') else {}

@@ -32,6 +32,8 @@ if abstract_gpu.RUNS:
   from pallas_kernels.mosaic import affine_maps
   from pallas_kernels.streaming import handoff_ctas
   from pallas_kernels.streaming import projected
+  from pallas_kernels.streaming import ring_buffers
+  from pallas_kernels.streaming import streams
   from pallas_kernels.streaming import time_blocks
   from pallas_kernels.streaming import tuning
 
@@ -43,7 +45,7 @@ TOLERANCE = {'float32': (2e-6, 4e-6), 'bfloat16': (1.6e-2, 2.4e-2)}
 # its whole size: of 2^-8 of them, which is 2^-4 in the norm.
 RELU = {'float32': (2e-6, 4e-6), 'bfloat16': (1.6e-2, 6.3e-2)}
 
-# (layer, options, dtype, (batch, time, features), what else).
+# (layer, options, dtype, (batch, time, features), further options).
 POSITIVE, TANH = {'candidate': 'positive'}, {'activation': 'tanh'}
 DIAGONAL = {'num_heads': 8}
 CASES = (
@@ -371,7 +373,7 @@ class LinearScanTest(parameterized.TestCase):
 
 
 class SegmentsTest(absltest.TestCase):
-  """What segments tell each other; CTAs that wait for each other need a GPU."""
+  """Maps and places of segments; CTAs that poll each other need a GPU."""
 
   def test_maps_of_blocks(self):
     if not abstract_gpu.RUNS:
@@ -412,15 +414,16 @@ class SegmentsTest(absltest.TestCase):
   def test_places_are_distinct(self):
     if not abstract_gpu.RUNS:
       return
-    layout = time_blocks.Layout(3, 4096, 256)
+    layout = streams.Layout(3, 4096, 256)
     config = time_blocks.Config(8, 1, 4, 4, 2)
     plan = types.SimpleNamespace(layout=layout, config=config)
-    shape = handoff_ctas.Relay.shape(plan)
+    shape = handoff_ctas.MapRing.shape(plan)
     found = []
     for batch, wave, pair in np.ndindex(3, shape[0], 2):
       walk = types.SimpleNamespace(layout=layout, batch=batch)
-      relay = types.SimpleNamespace(walk=walk, count=4, lane=np.arange(256))
-      found.append(handoff_ctas.Relay._place(relay, wave + 5, pair))
+      ring = handoff_ctas.MapRing.__new__(handoff_ctas.MapRing)
+      ring.walk, ring.pairs, ring.lane = walk, 2, np.arange(256)
+      found.append(ring._place(wave + 5, pair))
     # Each has two maps of two words.
     starts = np.sort(np.concatenate(found))
     np.testing.assert_array_equal(starts, 4 * np.arange(math.prod(shape) // 4))
@@ -433,16 +436,16 @@ class SegmentsTest(absltest.TestCase):
     for batch, time, tiles in itertools.product(
         (1, 3, 39, 40), (256, 511, 512, 600, 1023, 65537), (1, 8, 13, 132)
     ):
-      layout = time_blocks.Layout(batch, time, 128 * tiles)
+      layout = streams.Layout(batch, time, 128 * tiles)
       for dtype, ins, outs in itertools.product(
           ('float32', 'bfloat16'), (2, 3, 5), (1, 2, 3)
       ):
-        stream = time_blocks.Stream(0, None, jnp.dtype(dtype))
+        stream = streams.Stream(0, None, jnp.dtype(dtype))
         ins, outs = [stream] * ins, [stream] * outs
         is_adjoint = len(outs) > 1
         config = tuning.linear(layout, ins, outs, target, is_adjoint)
         found.add(config.segments > 1)
-        size = time_blocks.shared_bytes(ins, outs, config)
+        size = ring_buffers.shared_bytes(ins, outs, config)
         shared = 2 if batch * tiles > 132 else 1
         self.assertLessEqual(shared * size, 224 * 1024)
         steps = config.segments * config.rows * config.warpgroups
@@ -502,7 +505,7 @@ class TransformationsTest(parameterized.TestCase):
     self.close(run)
 
   def test_x64(self):
-    # Indices and constants stay what the kernel takes.
+    # Indices and constants keep the dtypes that the kernel takes.
     a, b, h0, *_ = draw(2, 13, 8, with_reset=False)
 
     def run(implementation):
@@ -528,7 +531,7 @@ class TransformationsTest(parameterized.TestCase):
     self.close(run)
 
   def test_one_of_several(self):
-    # What the kernels cannot run goes to the next, and the reason to the log.
+    # The next implementation runs, and the reason is logged.
     selection.log_once.cache_clear()
     x = np.ones((2, 5, 4), np.float32)
     layer = random_layers.make('AGRU', 4, 8, implementation=('pallas', 'scan'))

@@ -24,7 +24,7 @@ H200, B200 = 'NVIDIA H200', 'NVIDIA B200'
 KERNEL = re.compile(r'mosaic_gpu\w*')
 aval = jax.ShapeDtypeStruct
 
-# (layer, options, dtype, (batch, time, features), what else).
+# (layer, options, dtype, (batch, time, features), further options).
 POSITIVE, TANH = {'candidate': 'positive'}, {'activation': 'tanh'}
 LAYERS = (
     ('MinGRU', {}, 'float32', (2, 40, 256), ''),

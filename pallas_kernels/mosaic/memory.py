@@ -1,0 +1,274 @@
+"""Loads and stores of single threads, in shared and in device memory.
+
+A function whose name ends in `_smem` takes an offset in bytes from the start of
+a reference to shared memory; one in `_gmem` takes an offset in elements of a
+reference to device memory. Accesses of one thread happen in the order written.
+Other threads see them after a barrier, a fence or an mbarrier only (`sync`,
+`mailbox`).
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.mosaic import ptx
+
+Array = jax.Array
+Ref = Any
+
+# Puts %base + %offset, an offset in bytes, into the register a.
+_SMEM_ADDRESS = '.reg .u32 a; add.u32 a, %base, %offset;'
+
+_WORDS = {f'w{i}': jnp.int32 for i in range(4)}
+
+
+def gmem_address(size: int) -> str:
+  """Returns code that puts the address of element %offset into register a.
+
+  Args:
+    size: bytes of an element, a power of two.
+  """
+  return (
+      '.reg .u64 a, o; cvt.s64.s32 o, %offset;'
+      f' shl.b64 o, o, {_log2(size)}; add.u64 a, %base, o;'
+  )
+
+
+def _log2(size: int) -> int:
+  return size.bit_length() - 1
+
+
+def load_smem(ref: Ref, offset: Array, dtype, count: int = 1) -> Array:
+  """Returns float32 of elements of `dtype`, or int32 as they are.
+
+  Args:
+    ref: in shared memory, of any shape.
+    offset: in bytes, int32.
+    dtype: of the elements.
+    count: elements a thread.
+  """
+  return _load('shared', _SMEM_ADDRESS, ref, offset, dtype, count)
+
+
+def load_gmem(ref: Ref, offset: Array, dtype, count: int = 1) -> Array:
+  """As `load_smem`, from device memory with an offset in elements."""
+  address = gmem_address(jnp.dtype(dtype).itemsize)
+  return _load('global', address, ref, offset, dtype, count)
+
+
+def _load(space: str, address: str, ref, offset, dtype, count: int) -> Array:
+  dtype = jnp.dtype(dtype)
+  result = jnp.int32 if dtype == jnp.int32 else jnp.float32
+  if dtype == jnp.int32:
+    code = f' ld.{space}.b32 %value, [a];'
+  elif dtype == jnp.float32:
+    code = f' ld.{space}.f32 %value, [a];'
+  else:
+    code = f' .reg .b16 h; ld.{space}.b16 h, [a];'
+    code += f' cvt.f32.{ptx.SHORT[dtype.name]} %value, h;'
+  operands = {'base': ref, 'offset': offset}
+  code = '{' + address + code + '}'
+  return ptx.emit(code, {'value': result}, operands, count=count)[0]
+
+
+def store_smem(
+    ref: Ref, offset: Array, value: Array, dtype, where: Array | None = None
+) -> None:
+  """Stores float32 values as `dtype`, or int32 as they are.
+
+  Args:
+    ref: in shared memory, of any shape.
+    offset: in bytes, int32.
+    value: float32 or int32.
+    dtype: of the elements.
+    where: int32, not 0 in threads that store; None for all threads.
+  """
+  _store('shared', _SMEM_ADDRESS, ref, offset, value, dtype, where)
+
+
+def store_gmem(
+    ref: Ref, offset: Array, value: Array, dtype, where: Array | None = None
+) -> None:
+  """As `store_smem`, to device memory with an offset in elements."""
+  address = gmem_address(jnp.dtype(dtype).itemsize)
+  _store('global', address, ref, offset, value, dtype, where)
+
+
+def store_relaxed(
+    ref: Ref, offset: Array, value: Array, dtype, where: Array | None = None
+) -> None:
+  """As `store_gmem`, for elements that other CTAs poll."""
+  address = gmem_address(jnp.dtype(dtype).itemsize)
+  _store('relaxed.gpu.global', address, ref, offset, value, dtype, where)
+
+
+def _store(space: str, address: str, ref, offset, value, dtype, where) -> None:
+  dtype = jnp.dtype(dtype)
+  operands = {'base': ref, 'offset': offset, 'value': value}
+  code, guard = predicate(where, operands)
+  if dtype == jnp.int32:
+    code += f' {guard}st.{space}.b32 [a], %value;'
+  elif dtype == jnp.float32:
+    code += f' {guard}st.{space}.f32 [a], %value;'
+  else:
+    code += f' .reg .b16 h; cvt.rn.{ptx.SHORT[dtype.name]}.f32 h, %value;'
+    code += f' {guard}st.{space}.b16 [a], h;'
+  code = '{' + address + code + '}'
+  ptx.emit(code, {}, operands, count=ptx.per_thread(value))
+
+
+def predicate(where: Array | None, operands: dict[str, Any]) -> tuple[str, str]:
+  """Returns code that sets predicate p, and the prefix of a guarded store.
+
+  Args:
+    where: int32, not 0 in threads that store; None for all threads.
+    operands: of the code; `where` is added to them.
+  """
+  if where is None:
+    return '', ''
+  operands['where'] = where
+  return ' .reg .pred p; setp.ne.s32 p, %where, 0;', '@p '
+
+
+def load_words_smem(ref: Ref, offset, where=None) -> list[Array]:
+  """Returns 16 bytes as four int32 [128], zeros where `where` is 0.
+
+  Args:
+    ref: in shared memory, of any shape.
+    offset: in bytes, int32.
+    where: int32, not 0 in threads that load; None for all threads.
+  """
+  return _load_words('shared', _SMEM_ADDRESS, ref, offset, where)
+
+
+def load_words_gmem(ref: Ref, offset, size: int, where=None) -> list[Array]:
+  """As `load_words_smem`, with an offset in elements of `size` bytes."""
+  return _load_words('global', gmem_address(size), ref, offset, where)
+
+
+def _load_words(space: str, address: str, ref, offset, where):
+  operands = {'base': ref, 'offset': offset}
+  code, guard = predicate(where, operands)
+  if where is not None:
+    code += ''.join(f' mov.b32 %{word}, 0;' for word in _WORDS)
+  code += f' {guard}ld.{space}.v4.b32 {{%w0, %w1, %w2, %w3}}, [a];'
+  return list(ptx.emit('{' + address + code + '}', _WORDS, operands))
+
+
+def store_words_smem(
+    ref: Ref, offset, words: Sequence[Array], where=None
+) -> None:
+  """Stores four int32 [128], 16 bytes; arguments as for `store_smem`."""
+  _store_words('shared', 'b32', _SMEM_ADDRESS, ref, offset, words, where)
+
+
+def store_words_gmem(
+    ref: Ref, offset, words: Sequence[Array], size: int, where=None
+) -> None:
+  """As `store_words_smem`, with an offset in elements of `size` bytes."""
+  address = gmem_address(size)
+  _store_words('global', 'b32', address, ref, offset, words, where)
+
+
+def store_pair_smem(
+    ref: Ref, offset: Array, pair: Sequence[Array], where=None
+) -> None:
+  """Stores two float32 [128] side by side; arguments as for `store_smem`."""
+  _store_words('shared', 'f32', _SMEM_ADDRESS, ref, offset, pair, where)
+
+
+def _store_words(
+    space: str, kind: str, address: str, ref, offset, words, where
+):
+  named = {f'w{i}': word for i, word in enumerate(words)}
+  operands = {'base': ref, 'offset': offset, **named}
+  code, guard = predicate(where, operands)
+  names = ', '.join(f'%{name}' for name in named)
+  code += f' {guard}st.{space}.v{len(named)}.{kind} [a], {{{names}}};'
+  ptx.emit('{' + address + code + '}', {}, operands)
+
+
+def load_matrices(ref: Ref, offset: Array, count: int) -> Sequence[Array]:
+  """Loads transposed 8 x 8 matrices of 16-bit elements; whole warps do.
+
+  Args:
+    ref: in shared memory.
+    offset: of a matrix row, in bytes: of the first matrix in lanes 0 to 7, of
+      the second one in the next 8 lanes, and so on.
+    count: of matrices, 1, 2 or 4.
+
+  Returns:
+    Two elements of each matrix as an int32 [128]: lane l has column l/4 of rows
+    2 (l mod 4) and the next.
+  """
+  words = {f'w{i}': jnp.int32 for i in range(count)}
+  names = ', '.join(f'%{name}' for name in words)
+  code = (
+      '{ .reg .u32 s; add.u32 s, %base, %offset;'
+      f' ldmatrix.sync.aligned.m8n8.x{count}.trans.shared.b16 {{{names}}}, [s];'
+      ' }'
+  )
+  return ptx.emit(code, words, {'base': ref, 'offset': offset})
+
+
+def store_matrices(
+    ref: Ref, offset: Array, words: Sequence[Array], where: Array | None
+) -> None:
+  """Stores transposed 8 x 8 matrices; undoes `load_matrices`.
+
+  Args:
+    ref: in shared memory.
+    offset: as for `load_matrices`.
+    words: two elements of each of 1, 2 or 4 matrices.
+    where: int32, not 0 in warps that store; None for all warps.
+  """
+  named = {f'w{i}': word for i, word in enumerate(words)}
+  names = ', '.join(f'%{name}' for name in named)
+  operands = {'base': ref, 'offset': offset, **named}
+  code, guard = predicate(where, operands)
+  code = (
+      f'{{ .reg .u32 s; add.u32 s, %base, %offset;{code} {guard}stmatrix.sync'
+      f'.aligned.m8n8.x{len(words)}.trans.shared.b16 [s], {{{names}}}; }}'
+  )
+  ptx.emit(code, {}, operands)
+
+
+def fetch(
+    shared_ref: Ref, shared_offset, ref: Ref, offset, size: int, where
+) -> None:
+  """Starts copying 16 bytes to shared memory, or filling them with zeros.
+
+  Args:
+    shared_ref: the destination, in shared memory.
+    shared_offset: in bytes.
+    ref: the source, in device memory.
+    offset: in elements.
+    size: bytes of an element.
+    where: int32, 2 for a copy, 1 for zeros, 0 for nothing.
+  """
+  code = gmem_address(size) + (
+      ' .reg .u32 s, n; .reg .pred p; add.u32 s, %shared_base, %shared_offset;'
+      ' setp.gt.s32 p, %where, 1; selp.u32 n, 16, 0, p;'
+      ' setp.gt.s32 p, %where, 0;'
+      ' @p cp.async.cg.shared.global [s], [a], 16, n;'
+  )
+  operands = {
+      'shared_base': shared_ref,
+      'shared_offset': shared_offset,
+      'base': ref,
+      'offset': offset,
+      'where': where,
+  }
+  ptx.emit('{' + code + '}', {}, operands)
+
+
+def fetch_commit() -> None:
+  """Makes one group of the copies that this thread has started."""
+  ptx.emit('cp.async.commit_group;', {}, {})
+
+
+def fetch_wait(pending: int) -> None:
+  """Waits until at most `pending` of this thread's groups are in flight."""
+  ptx.emit(f'cp.async.wait_group {pending};', {}, {})

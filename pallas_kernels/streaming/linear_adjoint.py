@@ -1,0 +1,261 @@
+"""The adjoint of `linear`: a recurrence of the same kind, backwards in time.
+
+With g_t the cotangent of h_t, λ_t = g_t + μ_{t+1} and μ_t = a_t λ_t,
+
+    μ_t = a_t μ_{t+1} + a_t g_t,    da_t = λ_t h_{t-1},    db_t = λ_t,
+
+and the cotangents of inputs and theta follow from da and db by the derivative
+of the step. So (a_t, a_t g_t) are the maps that warpgroups and CTAs hand on,
+exactly as in the forward kernel.
+"""
+
+from collections.abc import Callable, Sequence
+import dataclasses
+from typing import Any
+
+import jax
+from jax import lax
+from jax.experimental.pallas import mosaic_gpu as plgpu
+import jax.numpy as jnp
+
+from pallas_kernels.mosaic import affine_maps
+from pallas_kernels.mosaic import dataflow
+from pallas_kernels.mosaic import pointwise
+from pallas_kernels.mosaic import step_flags
+from pallas_kernels.streaming import block_flags
+from pallas_kernels.streaming import handoff_ctas
+from pallas_kernels.streaming import handoff_warpgroups
+from pallas_kernels.streaming import kernel_call
+from pallas_kernels.streaming import ring_buffers
+from pallas_kernels.streaming import small_operands
+from pallas_kernels.streaming import streams
+
+Array = jax.Array
+Plan = kernel_call.Plan
+Stream = streams.Stream
+
+
+def backward(
+    plan: Plan,
+    theta: Array,
+    arrays: Sequence[Array],
+    h: Array,
+    h0: Array,
+    restart: Array,
+    flags: Array,
+    d_h: Array,
+    d_last: Array,
+) -> tuple[tuple[Array, ...], Array, Array, Array]:
+  """Runs the adjoint of `linear.forward`.
+
+  Args:
+    plan: as for `forward`, except `config`.
+    theta: as for `forward`, and so are arrays, h0, restart and flags.
+    arrays: each [B, T, F] or [B, T, G, F].
+    h: the result of `forward`, [B, T, F].
+    h0: [B, Fp].
+    restart: [B, Fp].
+    flags: int32 [B, T].
+    d_h: cotangent of h, [B, T, F].
+    d_last: cotangent of the last h, float32 [B, Fp].
+
+  Returns:
+    The cotangents of `arrays`, of h0 [B, Fp], and, to be summed over the P
+    segments and warpgroups, of theta [B, P, plan.params, Fp] and of `restart`
+    [B, P, Fp].
+  """
+  layout, config = plan.layout, plan.config
+  *arrays, h, d_h = (layout.widen(x) for x in (*arrays, h, d_h))
+  count = len(arrays)
+  # h_{t-1} is h, read one step of the forward loop earlier.
+  shift = 1 if plan.reverse else -1
+  outs = streams.streams_of(arrays)
+  reads = needed(plan.step, plan.params, len(outs))
+  adjoint = _Adjoint(
+      plan=plan,
+      ins=(
+          *(s for s, read in zip(outs, reads, strict=True) if read),
+          Stream(count, None, h.dtype, shift),
+          Stream(count + 1, None, d_h.dtype),
+      ),
+      outs=outs,
+      reads=tuple(reads),
+      arrays=count,
+      mailboxes=len(handoff_ctas.mailboxes(plan)),
+  )
+  batch, padded = layout.batch, layout.padded
+  parts = (batch, config.segments * config.warpgroups)
+  shapes = (
+      (batch, padded),
+      (*parts, max(plan.params, 1), padded),
+      (*parts, padded),
+  )
+  results = kernel_call.kernel(
+      plan,
+      lambda *refs: adjoint.body(*refs),
+      'linear_recurrence_adjoint',
+      adjoint.ins,
+      outs,
+      (
+          *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays),
+          *(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes),
+          *handoff_ctas.mailboxes(plan),
+      ),
+      handoff_warpgroups.types(config),
+  )(theta, h0, restart, flags, d_last, *arrays, h, d_h)
+  d_arrays, (d_h0, d_theta, d_restart, *_) = results[:count], results[count:]
+  return tuple(map(layout.narrow, d_arrays)), d_h0, d_theta, d_restart
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Adjoint:
+  """The kernel.
+
+  Attributes:
+    plan: the static arguments.
+    ins: the streams that are read: some inputs, h_{t-1} and g.
+    outs: the streams that are written: cotangents of all inputs.
+    reads: for each input, whether it is read.
+    arrays: number of arrays that hold the inputs.
+    mailboxes: number of arrays for `handoff_ctas`.
+  """
+
+  plan: Plan
+  ins: Sequence[Stream]
+  outs: Sequence[Stream]
+  reads: Sequence[bool]
+  arrays: int
+  mailboxes: int
+
+  def body(self, theta, h0, restart, flags, d_last, *refs):
+    plan, count = self.plan, self.arrays
+    accuracy = kernel_call.accuracy(plan)
+    refs = kernel_call.split(
+        refs, count + 2, count + 3 + self.mailboxes, self.ins, self.outs
+    )
+    d_arrays, out_refs = refs.outputs[:count], refs.outputs[count:]
+    d_h0_ref, d_theta_ref, d_restart_ref, *mailbox = out_refs
+    walk = kernel_call.walk(plan, not plan.reverse)
+    inputs = ring_buffers.Inputs(
+        walk, self.ins, refs.arrays, refs.in_rings, refs.barriers
+    )
+    results = ring_buffers.Outputs(walk, self.outs, d_arrays, refs.out_rings)
+    theta, restart, flags = small_operands.read(
+        plan, walk, theta, restart, flags
+    )
+    h0 = small_operands.initial(walk, h0, plan.has_carry)
+
+    def find(k):
+      block = block_flags.BlockFlags(walk, flags, k)
+      rows, _, cotangents = self._rows(inputs, k)
+      pairs = pointwise.map_rows(plan.step, theta, rows, accuracy)
+      return _maps([a for a, _ in pairs], cotangents, block)[1]
+
+    inputs.prefetch()
+    handoff = handoff_ctas.handoff(inputs, find, refs.scratch, mailbox)
+    first_time = plan.layout.time - 1 if plan.reverse else 0
+
+    def linearise(theta, row):
+      return jax.vjp(plan.step, theta, row)
+
+    def wave(k, state):
+      mu, d_theta, d_restart = state
+      handoff.arrive(k)
+      block = block_flags.BlockFlags(walk, flags, k)
+      rows, befores, cotangents = self._rows(inputs, k)
+      values = pointwise.map_rows(linearise, theta, rows, accuracy)
+      scales, maps = _maps([a for (a, _), _ in values], cotangents, block)
+      mu = handoff.before(k, mu)
+      lambdas = []
+      for pair, g in zip(maps, cotangents, strict=True):
+        lambdas.append(g + mu)
+        mu = affine_maps.step(pair, mu)
+      mu = handoff.after(mu)
+      given = []
+      for i, (_, pullback) in enumerate(values):
+        first = walk.time(k, i) == first_time
+        (before,) = step_flags.select(first, (h0,), (befores[i],))
+        (before,) = step_flags.select(block.restarts(i), (restart,), (before,))
+        d_pair = step_flags.select(
+            block.idle(i), (0.0, 0.0), (lambdas[i] * before, lambdas[i])
+        )
+        given.append((pullback, d_pair))
+        if plan.has_flags:
+          d_in = (scales[i] * lambdas[i],)
+          (d_in,) = step_flags.select(block.restarts(i), d_in, (0.0,))
+          d_restart = d_restart + d_in
+      out = []
+      for d_params, d_row in pointwise.map_rows(_pull, (), given, accuracy):
+        d_theta = tuple(map(jnp.add, d_theta, d_params))
+        out.append(d_row)
+      results.write(k, out)
+      inputs.refill(k)
+      return mu, d_theta, d_restart
+
+    mu = walk.read(d_last, walk.batch)
+    handoff.begin(mu)
+    zero = streams.zeros()
+    d_theta = tuple(zero for _ in theta)
+    state = (mu, d_theta, zero if plan.has_flags else ())
+    mu, d_theta, d_restart = lax.fori_loop(0, walk.waves, wave, state)
+    handoff.end()
+    small_operands.write_last(walk, d_h0_ref, mu)
+    part = walk.segment * plan.config.warpgroups + walk.warpgroup
+    for k, value in enumerate(d_theta):
+      d_theta_ref[walk.batch, part, k, walk.features] = value
+    if plan.has_flags:
+      d_restart_ref[walk.batch, part, walk.features] = d_restart
+    plgpu.wait_smem_to_gmem(0)
+
+  def _rows(self, inputs: ring_buffers.Inputs, wave):
+    """Returns inputs, h_{t-1} and g of each step in a block.
+
+    Inputs that are not read are zeros.
+    """
+    rows = inputs.rows(wave)
+    zero = streams.zeros()
+    whole = []
+    for values in map(iter, rows):
+      row = tuple(next(values) if read else zero for read in self.reads)
+      whole.append((row, *values))
+    return zip(*whole, strict=True)
+
+
+def _maps(scales, cotangents, block: block_flags.BlockFlags):
+  """Returns a, and the adjoint's maps, of each step in a block.
+
+  Args:
+    scales: a of each step without flags.
+    cotangents: g of each step.
+    block: the flags.
+  """
+  maps, kept = [], []
+  for i, (a, g) in enumerate(zip(scales, cotangents, strict=True)):
+    (a,) = step_flags.select(block.idle(i), (1.0,), (a,))
+    pair = step_flags.select(block.restarts(i), (0.0, 0.0), (a, a * g))
+    maps.append(pair)
+    kept.append(a)
+  return kept, maps
+
+
+def _pull(_, given):
+  pullback, d_pair = given
+  return pullback(d_pair)
+
+
+def needed(step: Callable[..., Any], params: int, inputs: int) -> list[bool]:
+  """Returns for each input of a step whether the adjoint reads it.
+
+  Args:
+    step: (theta, inputs) -> (a, b).
+    params: number of per-feature parameters.
+    inputs: number of inputs.
+  """
+  lane = jax.ShapeDtypeStruct((streams.LANES,), jnp.float32)
+
+  def adjoint(theta, cotangents, row):
+    (a, _), pull = jax.vjp(step, theta, row)
+    return a, pull(cotangents)
+
+  avals = (lane,) * params, (lane, lane), (lane,) * inputs
+  return dataflow.used(adjoint, *avals)[-inputs:]

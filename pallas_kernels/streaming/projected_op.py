@@ -1,0 +1,91 @@
+"""The operation x, W -> h: forward in one kernel, backward in two.
+
+The forward kernel keeps the pre-activations W x where a derivative is wanted.
+The backward pass runs the adjoint of the recurrence on them and multiplies
+their cotangents by W, outside of kernels.
+"""
+
+import functools
+
+import jax
+
+from pallas_kernels import projection
+from pallas_kernels import sharding
+from pallas_kernels.mosaic import autodiff
+from pallas_kernels.streaming import projected
+from pallas_kernels.streaming import recurrence
+from pallas_kernels.streaming import unprojected_op
+
+Recurrence = recurrence.Recurrence
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def run(static: Recurrence, theta, x, kernel, carry, restart, flags):
+  """Returns the last carry and h; arguments as for `op.run`, padded."""
+  operands = theta, x, kernel, carry, restart, flags
+  return _forward(static, False, *operands)[:2]
+
+
+def _run_fwd(static: Recurrence, theta, x, kernel, carry, restart, flags):
+  theta, x, kernel, carry, restart = autodiff.differentiable_once(
+      (theta, x, kernel, carry, restart)
+  )
+  operands = theta, x, kernel, carry, restart, flags
+  last, h, gates = _forward(static, True, *operands)
+  return (last, h), (theta, (gates,), (h,), carry, restart, flags, kernel, x)
+
+
+def _run_bwd(static: Recurrence, saved, cotangents):
+  *saved, kernel, x = saved
+  d_last, d_h = cotangents
+  d_theta, (d_gates,), *rest = unprojected_op.backward(
+      static, saved, (d_last, (d_h,))
+  )
+  d_kernel, d_x = projection.backward((kernel, x), d_gates)
+  return d_theta, d_x, d_kernel, *rest
+
+
+run.defvjp(_run_fwd, _run_bwd)
+
+
+def _forward(static: Recurrence, keep: bool, *operands):
+  """Returns the last carry, h, and the pre-activations if `keep`, else None.
+
+  Args:
+    static: the static arguments.
+    keep: whether to return the pre-activations.
+    *operands: of `run`.
+  """
+
+  def in_one(theta, x, kernel, carry, restart, flags):
+    plan = static.plan(projected.CONFIG, carry, restart, flags)
+    operands = static.kernel_operands(theta, (x,), carry, restart, flags)
+    h, last, gates = projected.forward(
+        plan,
+        static.target.cores,
+        operands.theta,
+        x,
+        kernel,
+        operands.carry,
+        operands.restart,
+        operands.flags,
+        keep=keep,
+    )
+    return jax.tree.map(lambda y: sharding.like(y, x), (last[None], h, gates))
+
+  def in_two(theta, x, kernel, carry, restart, flags):
+    gates = projection.project(kernel, x)
+    last, (h,) = unprojected_op.forward(
+        static, theta, (gates,), carry, restart, flags, outputs=1
+    )
+    return last, h, gates if keep else None
+
+  function = jax.custom_batching.custom_vmap(in_one)
+
+  @function.def_vmap
+  def _rule(size, batched, *operands):
+    del size
+    # The CTAs of several such kernels could not all be on the device at once.
+    return unprojected_op.mapped(in_two, batched, operands)
+
+  return function(*operands)
