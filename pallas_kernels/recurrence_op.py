@@ -24,6 +24,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import arguments
+from pallas_kernels import call as call_lib
 from pallas_kernels import projection
 from pallas_kernels import sharding
 from pallas_kernels import targets
@@ -181,19 +182,25 @@ def recurrence(
           f'both_directions needs an even number of heads, got {heads}.'
       )
     last, carries = dense_op.run(
-        dense_op.Call(
-            _Gated('update', cell, rows),
-            _Gated('operand', cell, rows) if hasattr(cell, 'operand') else None,
-            rows.count,
-            (batch, time, heads, size),
-            time_major,
-            reverse,
-            both_directions,
-            outputs,
-            out_dtype,
-            recurrent_gradient_clip,
-            stop_recurrent_gradient,
-            target,
+        dense_op.Recurrence(
+            update=_Gated('update', cell, rows),
+            operand=(
+                _Gated('operand', cell, rows)
+                if hasattr(cell, 'operand')
+                else None
+            ),
+            params=rows.count,
+            shape=(batch, time, heads, size),
+            call=call_lib.Call(
+                reverse=reverse,
+                both_directions=both_directions,
+                time_major=time_major,
+                outputs=outputs,
+                out_dtype=out_dtype,
+                recurrent_gradient_clip=recurrent_gradient_clip,
+                stop_recurrent_gradient=stop_recurrent_gradient,
+            ),
+            target=target,
         ),
         rows.pack(params, bias, None),
         _join(arrays),

@@ -8,6 +8,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 import jax.numpy as jnp
 
+from pallas_kernels.dense import config as config_lib
 from pallas_kernels.dense import thread_layout
 from pallas_kernels.mosaic import instructions
 from pallas_kernels.mosaic import ptx
@@ -16,7 +17,7 @@ from pallas_kernels.mosaic import sync
 Array = jax.Array
 Ref = Any
 Cta = thread_layout.Cta
-Shape = thread_layout.Shape
+Shape = config_lib.Shape
 flag = thread_layout.flag
 LANES = ptx.LANES
 
@@ -57,8 +58,8 @@ class Exchange:
   def publish(self, step, values: Sequence[Array]):
     """Tells all other CTAs this thread's elements, one a gate."""
     cta = self.cta
-    row = cta.row0 + cta.column
-    feature = cta.feature(cta.unit)
+    row = cta.row0 + cta.own.column
+    feature = cta.feature(cta.own.unit)
     for gate, value in enumerate(values):
       instructions.store(
           self.ref,
@@ -66,7 +67,7 @@ class Exchange:
           value,
           cta.dtype,
           shared=False,
-          where=cta.valid,
+          where=cta.own.valid,
           publish=True,
       )
 
@@ -76,7 +77,7 @@ class Exchange:
     size = cta.dtype.itemsize
     per_row = config.units * size // 16
     total = self.gates * config.columns * per_row
-    last = cta.index - (cta.threads - LANES)
+    last = cta.thread.index - (cta.config.threads - LANES)
     for k in range(pl.cdiv(total, LANES)):
       q = last + k * LANES
       gate = lax.div(q, jnp.int32(config.columns * per_row))
@@ -94,7 +95,7 @@ class Exchange:
     cta = self.cta
     turn = (step & (_SLOTS // 2 - 1)) == 0
     if cta.config.warpgroups > 1:
-      turn &= cta.group == cta.config.warpgroups - 1
+      turn &= cta.thread.group == cta.config.warpgroups - 1
     pl.when(turn)(sync.fence)
 
   def clear(self):

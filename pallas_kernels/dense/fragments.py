@@ -15,6 +15,7 @@ import jax
 from jax.experimental import pallas as pl
 import jax.numpy as jnp
 
+from pallas_kernels.dense import config as config_lib
 from pallas_kernels.dense import thread_layout
 from pallas_kernels.mosaic import instructions
 from pallas_kernels.mosaic import ptx
@@ -23,7 +24,7 @@ Array = jax.Array
 Ref = Any
 
 
-def usable(config: thread_layout.Config, dtype, written: bool) -> bool:
+def usable(config: config_lib.Config, dtype, written: bool) -> bool:
   """Returns whether a thread's elements of a dtype are parts of matrices."""
   # Threads that have a column of two of a tile can read both, but not write.
   if config.twice and written:
@@ -51,13 +52,13 @@ class Matrices:
     config, size = cta.config, cta.shape.size
     self.count = count
     self.cta = cta
-    octets = pl.cdiv(config.units, 8 * cta.warps)
-    self.per_array = octets * cta.tiles
-    rest = config.units % (8 * octets * cta.warps)
+    octets = pl.cdiv(config.units, 8 * cta.config.warps)
+    self.per_array = octets * cta.config.tiles
+    rest = config.units % (8 * octets * cta.config.warps)
     all_there = rest == 0 and size % config.units == 0
-    unit0 = cta.warp * (8 * octets)
+    unit0 = cta.thread.warp * (8 * octets)
     last = jnp.minimum(config.units, size - cta.unit0) - 8
-    matrix, row = cta.lane >> 3, cta.lane & 7
+    matrix, row = cta.thread.lane >> 3, cta.thread.lane & 7
     # Which matrices an instruction moves, and where this thread's row lies.
     self.groups: list[tuple[list[tuple[int, int]], Array, Array | None]] = []
 
@@ -74,7 +75,9 @@ class Matrices:
       exists = None
       if written and not all_there:
         exists = thread_layout.flag(unit0 + 8 * members[0][1] <= last)
-      indices = [(a, octet * cta.tiles + tile) for a, octet, tile in members]
+      indices = [
+          (a, octet * cta.config.tiles + tile) for a, octet, tile in members
+      ]
       self.groups.append((indices, address, exists))
 
     together = [range(octets)]
@@ -85,7 +88,7 @@ class Matrices:
           (array, octet, tile)
           for array in range(count)
           for octet in part
-          for tile in range(cta.tiles)
+          for tile in range(cta.config.tiles)
       ]
       while members:
         number = 1 << (min(4, len(members)).bit_length() - 1)
@@ -108,7 +111,7 @@ class Matrices:
       for (array, i), word in zip(indices, found, strict=True):
         words[array][i] = word
     halves = instructions.lower, instructions.upper
-    elements = lambda word: self.cta.own_of([f(word, dtype) for f in halves])
+    elements = lambda word: self.cta.kept_of([f(word, dtype) for f in halves])
     return [
         ptx.stack([x for word in row for x in elements(word)]) for row in words
     ]

@@ -9,10 +9,10 @@ import dataclasses
 
 from jax.experimental import pallas as pl
 
-from pallas_kernels.dense import thread_layout
+from pallas_kernels.dense import config as config_lib
 
-Config = thread_layout.Config
-Shape = thread_layout.Shape
+Config = config_lib.Config
+Shape = config_lib.Shape
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from pallas_kernels.dense import exchange as exchange_lib
 from pallas_kernels.dense import fragments
 from pallas_kernels.dense import matmul_partition
+from pallas_kernels.dense import smem_tiles
 from pallas_kernels.dense import thread_layout
 from pallas_kernels.mosaic import instructions
 from pallas_kernels.mosaic import ptx
@@ -25,7 +26,7 @@ Array = jax.Array
 Ref = Any
 Cta = thread_layout.Cta
 flag = thread_layout.flag
-permutation = thread_layout.permutation
+permutation = smem_tiles.permutation
 
 # Pieces of 16 bytes that a thread asks for at once, each in six registers.
 _TOGETHER = 12
@@ -88,8 +89,8 @@ class Operand:
     """Fills the operand's tiles with zeros; before a meeting of the cluster."""
     cta = self.cta
     words = cta.config.slots * self.planes * self.plane_bytes // 4
-    for k in range(pl.cdiv(words, cta.threads)):
-      at = cta.index + k * cta.threads
+    for k in range(pl.cdiv(words, cta.config.threads)):
+      at = cta.thread.index + k * cta.config.threads
       instructions.store(
           self.ref,
           4 * at,
@@ -98,7 +99,7 @@ class Operand:
           shared=True,
           where=flag(at < words),
       )
-    sync.make_signals(self.signals, 3, flag(cta.index == 0))
+    sync.make_signals(self.signals, 3, flag(cta.thread.index == 0))
 
   def _slot(self, step):
     slot = step & (self.cta.config.slots - 1)
@@ -125,9 +126,9 @@ class Operand:
       return
     for i, part in enumerate(parts):
       gate, plane = divmod(i, self.planes)
-      at = self._place(plane, gate, cta.column, cta.unit0 + cta.unit)
+      at = self._place(plane, gate, cta.own.column, cta.unit0 + cta.own.unit)
       instructions.store(
-          self.ref, slot + at, part, cta.short, shared=True, where=cta.valid
+          self.ref, slot + at, part, cta.short, shared=True, where=cta.own.valid
       )
 
   def share(self, step):
@@ -140,8 +141,8 @@ class Operand:
     per_row = config.units // 8
     total = gates * self.planes * self.rows * per_row
     peers = config.cluster - 1
-    for k in range(pl.cdiv(total * peers, cta.threads)):
-      q = cta.index + k * cta.threads
+    for k in range(pl.cdiv(total * peers, cta.config.threads)):
+      q = cta.thread.index + k * cta.config.threads
       peer = lax.div(q, jnp.int32(total))
       rest = q - peer * total
       row = lax.div(rest, jnp.int32(per_row))
@@ -159,7 +160,7 @@ class Operand:
       sync.send(self.ref, at, words, self.signals, step & 1, rank, where)
     own = jnp.clip(cta.shape.size - cta.unit0, 0, config.units)
     size = 2 * gates * self.planes * self.rows * (cta.shape.size - own)
-    sync.expect(self.signals, step & 1, size, flag(cta.index == 0))
+    sync.expect(self.signals, step & 1, size, flag(cta.thread.index == 0))
 
   def ready(self, step):
     """Waits for what other CTAs have made, after `share` or `fetch`."""
@@ -192,12 +193,14 @@ class Operand:
     if cta.config.delay:
       sync.delay(cta.config.delay)
     total = self.operands * self.rows * (cta.shape.size // 8)
-    rounds = range(pl.cdiv(total, cta.threads))
+    rounds = range(pl.cdiv(total, cta.config.threads))
     # What is asked for at once is in registers at once.
     together = _TOGETHER // self.planes
     for start in rounds[::together]:
       pieces = [
-          self._piece(exchange, told, cta.index + k * cta.threads, total)
+          self._piece(
+              exchange, told, cta.thread.index + k * cta.config.threads, total
+          )
           for k in rounds[start:][:together]
       ]
       places = []
@@ -261,8 +264,8 @@ class Operand:
     """Returns a thread's part of a block for a tensor core, as four words."""
     cta = self.cta
     pitch = self.plane_bytes // cta.config.columns
-    column = cta.tile_column(tile, cta.quad)
-    chunk = (4 * block + cta.place) ^ permutation(column)
+    column = cta.tile_column(tile, cta.thread.quad)
+    chunk = (4 * block + cta.thread.place) ^ permutation(column)
     at = self._slot(step) + plane * self.plane_bytes
     at = at + column * pitch + (chunk << 4)
     return instructions.load_words(self.ref, at, shared=True, size=2)

@@ -9,7 +9,7 @@ import dataclasses
 import functools
 
 from pallas_kernels import targets
-from pallas_kernels.dense import thread_layout
+from pallas_kernels.dense import config as config_lib
 
 # Heads of up to so many units are always one CTA's, and one cluster's. With two
 # products in a step and 16 bits, one CTA is better for more: six heads of 128
@@ -73,11 +73,11 @@ class Kind:
 
 
 def choose(
-    shape: thread_layout.Shape,
+    shape: config_lib.Shape,
     kind: Kind,
-    needs: Callable[[thread_layout.Config], tuple[int, int]],
+    needs: Callable[[config_lib.Config], tuple[int, int]],
     target: targets.Target,
-) -> thread_layout.Config:
+) -> config_lib.Config:
   """Chooses the configuration of a recurrence with a dense kernel.
 
   Args:
@@ -104,8 +104,8 @@ def choose(
 
 
 def _candidates(
-    shape: thread_layout.Shape, kind: Kind, target: targets.Target
-) -> Iterable[thread_layout.Config]:
+    shape: config_lib.Shape, kind: Kind, target: targets.Target
+) -> Iterable[config_lib.Config]:
   """Returns configurations for a dense kernel, the fastest first."""
   two, adjoint = kind.two, kind.adjoint
   # Clusters have to fit however multiprocessors are dealt to at most 8 groups
@@ -121,8 +121,11 @@ def _candidates(
     units = -(-shape.size // 8) * 8
     enough = min(2, -(-units // 32))
     for warpgroups in (1, enough) if adjoint else (enough,):
-      yield thread_layout.Config(
-          'shared', columns(1, target.cores), units, warpgroups
+      yield config_lib.Config(
+          exchange='shared',
+          columns=columns(1, target.cores),
+          units=units,
+          warpgroups=warpgroups,
       )
   if shape.size <= _CLUSTER_UNITS:
     units = _UNITS_IN_CLUSTER
@@ -132,18 +135,29 @@ def _candidates(
     if shape.size <= 256 and not adjoint:
       cuts = [(1, 2 if two and width > 4 else 1), *cuts]
     for warpgroups, sums in (*cuts, (2, 4), (2, 8)):
-      yield thread_layout.Config(
-          'cluster', width, units, warpgroups, sums, parts
+      yield config_lib.Config(
+          exchange='cluster',
+          columns=width,
+          units=units,
+          warpgroups=warpgroups,
+          sums=sums,
+          cluster=parts,
       )
     yield from _device_candidates(shape, kind, target, most)
     return
   units = 8 * -(-shape.size // (8 * _LARGEST_CLUSTER))
   parts = -(-shape.size // units)
 
-  def in_cluster(sums: int, registers: int | None) -> thread_layout.Config:
+  def in_cluster(sums: int, registers: int | None) -> config_lib.Config:
     width = columns(parts, most)
-    return thread_layout.Config(
-        'cluster', width, units, 2, sums, parts, registers=registers
+    return config_lib.Config(
+        exchange='cluster',
+        columns=width,
+        units=units,
+        warpgroups=2,
+        sums=sums,
+        cluster=parts,
+        registers=registers,
     )
 
   orders = [(8, 4) if adjoint else (4, 8), (8, 4) if two or adjoint else (4, 8)]
@@ -161,7 +175,7 @@ def _candidates(
     yield from rest
 
 
-def _columns(shape: thread_layout.Shape, parts: int, most: int) -> int:
+def _columns(shape: config_lib.Shape, parts: int, most: int) -> int:
   """Returns 4 if so many CTAs are there at once, else 8.
 
   Args:
@@ -173,8 +187,8 @@ def _columns(shape: thread_layout.Shape, parts: int, most: int) -> int:
 
 
 def _device_candidates(
-    shape: thread_layout.Shape, kind: Kind, target: targets.Target, most: int
-) -> Iterable[thread_layout.Config]:
+    shape: config_lib.Shape, kind: Kind, target: targets.Target, most: int
+) -> Iterable[config_lib.Config]:
   """Returns configurations with an exchange through the device."""
   candidates = list(_spread(shape, kind, target, most, _UNITS_ON_DEVICE, 2))
   if _is_wide(shape, kind, target):
@@ -184,7 +198,7 @@ def _device_candidates(
 
 
 def _is_wide(
-    shape: thread_layout.Shape, kind: Kind, target: targets.Target
+    shape: config_lib.Shape, kind: Kind, target: targets.Target
 ) -> bool:
   """Whether three warpgroups of a CTA may have one and a half times the units.
 
@@ -199,13 +213,13 @@ def _is_wide(
 
 
 def _spread(
-    shape: thread_layout.Shape,
+    shape: config_lib.Shape,
     kind: Kind,
     target: targets.Target,
     most: int,
     units: int,
     warpgroups: int,
-) -> Iterable[thread_layout.Config]:
+) -> Iterable[config_lib.Config]:
   """Returns configurations with an exchange through the device, of one width.
 
   Args:
@@ -243,13 +257,13 @@ def _spread(
         # What is more takes longer by itself.
         delay //= kind.gates // team
       for sums in (4, 8) if warpgroups == 2 else (4,):
-        yield thread_layout.Config(
-            'device',
-            columns,
-            units,
-            warpgroups,
-            sums,
-            team,
-            delay,
+        yield config_lib.Config(
+            exchange='device',
+            columns=columns,
+            units=units,
+            warpgroups=warpgroups,
+            sums=sums,
+            cluster=team,
+            delay=delay,
             registers=registers,
         )
