@@ -1,4 +1,19 @@
-"""What CTAs tell each other through device memory."""
+"""Where CTAs all over the device exchange h: operands in device memory.
+
+A few slots, one for each of the last steps, stay in the L2 cache. An element
+that still is the sentinel (`sync.POISON`) has not been written for its step:
+readers poll the data itself, so a hand-off is one trip through the L2 cache
+without a flag or a fence.
+
+    step t of the loop    publish h[t+1]
+    step t + 1            poll h[t+1], then publish h[t+2]
+    step t + 2            poll h[t+2], so all have read h[t+1]: retire it, that
+                          is, put the sentinel back
+    step t + 8            publish h[t+9] in the same slot
+
+(In the adjoint a step publishes and polls the same operand, and retires that of
+the step before.)
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -21,23 +36,21 @@ Shape = config_lib.Shape
 flag = thread_layout.flag
 LANES = ptx.LANES
 
-# Steps that are in an exchange.
+# Steps that an exchange holds.
 _SLOTS = 8
 
 
 class Exchange:
-  """What CTAs tell each other, step by step, through device memory.
+  """An operand of all CTAs of a head, step by step, in device memory.
 
-  A few slots are used in turn, so that they stay in the L2 cache. A slot that
-  holds `waiting.POISON` has not been written for its step yet. Its writer
-  poisons it again when all have read it, which is certain as soon as all have
-  written the next one, and long before it is written again. (A CTA without
-  units writes nothing, but its team does not without its sums.)
+  A writer puts the sentinel back when all CTAs have read its elements. That is
+  certain as soon as all have published the next step. (A CTA without units
+  publishes nothing, but the others of its team wait for its sums.)
 
   Args:
     cta: coordinates.
     ref: [slots, B, gates, F] in device memory.
-    gates: how many arrays there are in a step.
+    gates: arrays of one step.
   """
 
   def __init__(self, cta: Cta, ref: Ref, gates: int):
@@ -49,14 +62,14 @@ class Exchange:
     return _SLOTS, shape.batch, gates, shape.features
 
   def offset(self, step, row, gate):
-    """Returns where a row of a step's gate starts."""
+    """Returns the element at which a row of a step's gate starts."""
     shape = self.cta.shape
     per_row = self.gates * shape.features
     fixed = row * per_row + gate * shape.features
     return fixed + (step & (_SLOTS - 1)) * (shape.batch * per_row)
 
   def publish(self, step, values: Sequence[Array]):
-    """Tells all other CTAs this thread's elements, one a gate."""
+    """Stores this thread's elements for all CTAs, one array a gate."""
     cta = self.cta
     row = cta.row0 + cta.own.column
     feature = cta.feature(cta.own.unit)
@@ -72,7 +85,7 @@ class Exchange:
       )
 
   def retire(self, step):
-    """Poisons a step's slot again; by threads that have nothing else to do."""
+    """Puts the sentinel back into a step's slot, by the last warpgroup."""
     cta, config = self.cta, self.cta.config
     size = cta.dtype.itemsize
     per_row = config.units * size // 16
@@ -91,7 +104,7 @@ class Exchange:
       sync.fill(self.ref, jnp.where(where, at, 0), size, flag(where))
 
   def settle(self, step):
-    """Makes sure, every few steps, that slots are poisoned in time."""
+    """Fences every few steps, so that sentinels precede a slot's next use."""
     cta = self.cta
     turn = (step & (_SLOTS // 2 - 1)) == 0
     if cta.config.warpgroups > 1:
@@ -99,6 +112,6 @@ class Exchange:
     pl.when(turn)(sync.fence)
 
   def clear(self):
-    """Poisons all slots, before all CTAs meet."""
+    """Fills all slots with the sentinel, before the barrier of all CTAs."""
     for slot in range(_SLOTS):
       self.retire(jnp.int32(slot))

@@ -1,11 +1,9 @@
-"""Tiles of 16-bit elements as tensor cores hold them, 8 x 8 at a time.
+"""Moves 16-bit tiles between shared memory and fragments, 8 x 8 at a time.
 
-Where the warps of a CTA share out rows only, a thread has the elements that a
-tensor core leaves it: one unit of two columns, of every 8 units and 8 columns;
-or of one of these, where columns are there twice.
-Two instructions move such matrices between shared memory and threads, up to
-four at once and two elements to a word, where element by element there would be
-two for each. What they ask for is that 8 units lie side by side.
+Where warps share out rows only (`sums` = 1), a thread keeps the elements of its
+tensor core fragment (`thread_layout.py`). ldmatrix and stmatrix move up to four
+8 x 8 matrices of such elements at once, two elements to a word. Element by
+element it would take two instructions each. They need 8 units side by side.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,21 +23,28 @@ Ref = Any
 
 
 def usable(config: config_lib.Config, dtype, written: bool) -> bool:
-  """Returns whether a thread's elements of a dtype are parts of matrices."""
-  # Threads that have a column of two of a tile can read both, but not write.
+  """Returns whether ldmatrix, or stmatrix, can move a thread's elements.
+
+  Args:
+    config: the cut.
+    dtype: of the elements in shared memory.
+    written: whether they are stored.
+  """
+  # With 4 columns a thread keeps one column of each pair. It can read both, but
+  # has only one to write.
   if config.twice and written:
     return False
   return config.sums == 1 and jnp.dtype(dtype).itemsize == 2
 
 
 class Matrices:
-  """Some arrays of a thread's elements, in tiles.
+  """The 8 x 8 matrices of some tiles that a warp moves.
 
   Args:
     cta: coordinates.
-    count: how many arrays.
-    place: (array, column, unit) -> where in the tiles, in bytes, 8 units lie.
-    written: whether they are written, so that no matrix may be beyond.
+    count: number of tiles.
+    place: (tile, column, unit) -> byte at which 8 units start.
+    written: whether they are stored, so that none may lie beyond the units.
   """
 
   def __init__(
@@ -59,7 +64,8 @@ class Matrices:
     unit0 = cta.thread.warp * (8 * octets)
     last = jnp.minimum(config.units, size - cta.unit0) - 8
     matrix, row = cta.thread.lane >> 3, cta.thread.lane & 7
-    # Which matrices an instruction moves, and where this thread's row lies.
+    # For each instruction: its matrices (tile, index), the byte of this
+    # thread's row, and where the matrices exist.
     self.groups: list[tuple[list[tuple[int, int]], Array, Array | None]] = []
 
     def group(members):
@@ -96,12 +102,12 @@ class Matrices:
         members = members[number:]
 
   def read(self, ref: Ref, start, dtype) -> list[Array]:
-    """Returns this thread's elements, float32, array by array.
+    """Returns this thread's elements, float32, one array a tile.
 
     Args:
-      ref: in shared memory.
-      start: of the tiles, in bytes.
-      dtype: of the elements.
+      ref: shared memory.
+      start: byte at which the tiles start.
+      dtype: dtype of the elements.
     """
     words: list[list[Any]] = [
         [None] * self.per_array for _ in range(self.count)
@@ -117,13 +123,13 @@ class Matrices:
     ]
 
   def write(self, ref: Ref, start, values: Sequence[Array], dtype) -> None:
-    """Writes this thread's elements.
+    """Stores this thread's elements.
 
     Args:
-      ref: in shared memory.
-      start: of the tiles, in bytes.
-      values: float32, one for each array.
-      dtype: of the elements.
+      ref: shared memory.
+      start: byte at which the tiles start.
+      values: float32, one array a tile.
+      dtype: dtype of the elements.
     """
     words = []
     for value in values:
