@@ -39,9 +39,11 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.dense import backward_loops
+from pallas_kernels.dense import backward_step
 from pallas_kernels.dense import gmem_io
 from pallas_kernels.dense import kernel_call
 from pallas_kernels.dense import plan as plan_lib
+from pallas_kernels.dense import streams as streams_lib
 
 Array = jax.Array
 
@@ -78,18 +80,18 @@ def backward(
     [P, B, F] and of the restart [S, B, F].
   """
   shape = plan.shape
-  inputs = backward_loops.Inputs(
+  inputs = backward_step.Inputs(
       theta_gmem=theta,
       d_last_gmem=d_last,
       matrix_gmem=tuple(matrix),
-      streams_gmem=plan_lib.AdjointInputs(
+      streams_gmem=streams_lib.AdjointInputs(
           x, tuple(h_gates), tuple(starts), tuple(d_carries), flags
       ),
   )
   rows = lambda n: jax.ShapeDtypeStruct(
       (n, shape.batch, shape.features), jnp.float32
   )
-  out_type = backward_loops.Outputs(
+  out_type = backward_step.Outputs(
       streams_gmem=kernel_call.stream_types(plan),
       d_carry_gmem=rows(plan.states),
       d_theta_gmem=rows(max(plan.params, 1)),
@@ -98,7 +100,7 @@ def backward(
   )
 
   def body(ins, outs, smem):
-    steps = backward_loops.Steps(plan, ins, smem)
+    steps = backward_step.Steps(plan, ins, smem)
     if plan.config.through_device:
       sums = backward_loops.over_device(steps, outs)
     else:

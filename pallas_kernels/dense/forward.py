@@ -37,9 +37,11 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.dense import forward_loops
+from pallas_kernels.dense import forward_step
 from pallas_kernels.dense import gmem_io
 from pallas_kernels.dense import kernel_call
 from pallas_kernels.dense import plan as plan_lib
+from pallas_kernels.dense import streams as streams_lib
 
 Array = jax.Array
 
@@ -77,23 +79,23 @@ def forward(
   again = first
   if plan.flags:
     again = kernel_call.without_sentinel(restart[0], plan.dtype)
-  inputs = forward_loops.Inputs(
+  inputs = forward_step.Inputs(
       theta_gmem=theta,
       carry_gmem=carry,
       restart_gmem=restart,
       first_gmem=first,
       again_gmem=again,
       matrix_gmem=tuple(matrix),
-      streams_gmem=plan_lib.ForwardInputs(x, flags),
+      streams_gmem=streams_lib.ForwardInputs(x, flags),
   )
-  out_type = forward_loops.Outputs(
+  out_type = forward_step.Outputs(
       streams_gmem=kernel_call.stream_types(plan),
       last_gmem=jax.ShapeDtypeStruct(carry.shape, jnp.float32),
       exchanges_gmem=kernel_call.exchange_types(plan),
   )
 
   def body(ins, outs, smem):
-    steps = forward_loops.Steps(plan, ins, smem)
+    steps = forward_step.Steps(plan, ins, smem)
     if plan.config.through_device:
       last = forward_loops.over_device(steps, ins, outs)
     else:

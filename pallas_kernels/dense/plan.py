@@ -18,6 +18,7 @@ from pallas_kernels.dense import config as config_lib
 from pallas_kernels.dense import matmul_partition
 from pallas_kernels.dense import resident_matmul
 from pallas_kernels.dense import smem_pipeline
+from pallas_kernels.dense import streams as streams_lib
 from pallas_kernels.mosaic import instructions
 from pallas_kernels.mosaic import pointwise
 from pallas_kernels.mosaic import ptx
@@ -165,62 +166,22 @@ class Plan:
     return _adjoint_streams(self) if self.adjoint else _forward_streams(self)
 
 
-class ForwardInputs(NamedTuple):
-  """Streams that the forward kernel reads, or their references."""
-
-  x: Any
-  flags: Any
-
-
-class ForwardOutputs(NamedTuple):
-  """Streams that the forward kernel writes, their references or values.
-
-  Attributes:
-    carries: the first arrays of the carry after each step.
-    starts: the carry that each step starts from; h first, [N, B, T, 1, D].
-    operand: the factor of the second product, [N, B, T, 1, D], or None.
-  """
-
-  carries: tuple[Any, ...]
-  starts: tuple[Any, ...]
-  operand: Any
-
-
-class AdjointInputs(NamedTuple):
-  """Streams that the adjoint reads, or their references."""
-
-  x: Any
-  h_gates: tuple[Any, ...]
-  starts: tuple[Any, ...]
-  d_carries: tuple[Any, ...]
-  flags: Any
-
-
-class AdjointOutputs(NamedTuple):
-  """Streams that the adjoint writes, or their references.
-
-  Attributes:
-    d_x: cotangents of the inputs.
-    d_gates: cotangents of the recurrent gates, one stream for each product;
-      empty where they equal `d_x`.
-  """
-
-  d_x: Any
-  d_gates: tuple[Any, ...]
-
-
 def _flags_stream(plan: Plan) -> Stream | None:
   if not plan.flags:
     return None
   return Stream(jnp.int32, 1 + plan.call.both_directions, flags=True)
 
 
-def _forward_streams(plan: Plan) -> tuple[ForwardInputs, ForwardOutputs]:
-  ins = ForwardInputs(Stream(plan.x_dtype, plan.gates), _flags_stream(plan))
+def _forward_streams(
+    plan: Plan,
+) -> tuple[streams_lib.ForwardInputs, streams_lib.ForwardOutputs]:
+  ins = streams_lib.ForwardInputs(
+      Stream(plan.x_dtype, plan.gates), _flags_stream(plan)
+  )
   # The products over all steps that read these go head by head.
   factor = Stream(plan.dtype, by_head=True)
   starts = (factor, *[Stream(jnp.float32)] * (plan.states - 1))
-  outs = ForwardOutputs(
+  outs = streams_lib.ForwardOutputs(
       carries=(Stream(plan.call.out_dtype),) * plan.call.outputs,
       starts=starts if plan.save else (),
       operand=factor if plan.save and plan.operand is not None else None,
@@ -228,9 +189,11 @@ def _forward_streams(plan: Plan) -> tuple[ForwardInputs, ForwardOutputs]:
   return ins, outs
 
 
-def _adjoint_streams(plan: Plan) -> tuple[AdjointInputs, AdjointOutputs]:
+def _adjoint_streams(
+    plan: Plan,
+) -> tuple[streams_lib.AdjointInputs, streams_lib.AdjointOutputs]:
   others = (Stream(jnp.float32),) * (plan.states - 1)
-  ins = AdjointInputs(
+  ins = streams_lib.AdjointInputs(
       x=Stream(plan.x_dtype, plan.gates),
       h_gates=tuple(
           Stream(jnp.float32, p.gates, by_head=True) for p in plan.stages
@@ -246,7 +209,9 @@ def _adjoint_streams(plan: Plan) -> tuple[AdjointInputs, AdjointOutputs]:
     d_gates = tuple(
         Stream(plan.dtype, p.gates, by_head=True) for p in plan.stages
     )
-  return ins, AdjointOutputs(Stream(plan.dtype, plan.gates), d_gates)
+  return ins, streams_lib.AdjointOutputs(
+      Stream(plan.dtype, plan.gates), d_gates
+  )
 
 
 def shared_gates(plan: Plan) -> tuple[int | None, ...]:

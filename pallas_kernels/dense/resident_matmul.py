@@ -32,6 +32,7 @@ import jax.numpy as jnp
 from pallas_kernels.dense import config as config_lib
 from pallas_kernels.dense import matmul_partition
 from pallas_kernels.dense import operand as operand_lib
+from pallas_kernels.dense import partial_sums
 from pallas_kernels.dense import sum_sharing
 from pallas_kernels.dense import thread_layout
 from pallas_kernels.mosaic import instructions
@@ -42,7 +43,7 @@ Config = config_lib.Config
 Cta = thread_layout.Cta
 Product = matmul_partition.Product
 Shape = config_lib.Shape
-Sums = sum_sharing.Sums
+Sums = partial_sums.Sums
 flag = thread_layout.flag
 
 
@@ -89,7 +90,7 @@ def smem_words(
         Smem(
             operand=operand,
             signals=signals,
-            partials=sum_sharing.partial_words(product, config),
+            partials=partial_sums.words(product, config),
             rest=4 * config.threads * fragments,
         )
     )

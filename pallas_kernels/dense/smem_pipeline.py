@@ -34,54 +34,6 @@ Stream = config_lib.Stream
 flag = thread_layout.flag
 
 
-@dataclasses.dataclass(frozen=True)
-class _Copy:
-  """A chunk of 16 bytes of every step that this thread copies.
-
-  Attributes:
-    ref: the stream's array in device memory.
-    stream: the stream.
-    smem_offset: byte in a slot.
-    gmem_offset: element in the array at time 0.
-    where: int32; inputs: 2 to copy, 1 to fill with zeros, 0 for no chunk;
-      outputs: 1 to copy, else 0.
-  """
-
-  ref: Ref
-  stream: Stream
-  smem_offset: Array
-  gmem_offset: Array
-  where: Array
-
-  @property
-  def itemsize(self) -> int:
-    return jnp.dtype(self.stream.dtype).itemsize
-
-  def gmem(self, cta: Cta, time) -> Array:
-    """Returns the element in the array at a time."""
-    return self.gmem_offset + time * smem_tiles.time_stride(
-        cta.shape, self.stream
-    )
-
-
-def _copies(cta: Cta, streams, refs, offsets, written: bool) -> list[_Copy]:
-  """Returns all chunks of a step that this thread copies.
-
-  Args:
-    cta: coordinates.
-    streams: a list of streams.
-    refs: their arrays in device memory.
-    offsets: the byte in a slot at which each starts.
-    written: whether chunks go to device memory; then nothing is filled with
-      zeros, and `where` is 0 or 1.
-  """
-  return [
-      _Copy(ref, stream, start + inner, at, where >> 1 if written else where)
-      for stream, ref, start in zip(streams, refs, offsets, strict=True)
-      for inner, at, where in smem_tiles.chunks(cta, stream)
-  ]
-
-
 def _fragments(cta: Cta, stream: Stream, written: bool) -> Any:
   """Returns how threads hold a stream's tiles; None for element by element."""
   usable = fragments.usable(cta.config, stream.dtype, written)
@@ -113,7 +65,7 @@ class Ring:
     flat, tree = jax.tree.flatten(streams)
     offsets = smem_tiles.offsets(cta.config, flat)
     self.slot_bytes = smem_tiles.slot_bytes(cta.config, flat)
-    self._copies = _copies(
+    self._copies = smem_tiles.copies(
         cta, flat, jax.tree.leaves(refs), offsets, written=False
     )
     self.tiles = jax.tree.unflatten(
@@ -240,7 +192,7 @@ class Staging:
     self.streams = jax.tree.leaves(streams)
     self.offsets = smem_tiles.offsets(cta.config, self.streams)
     self.slot_bytes = smem_tiles.slot_bytes(cta.config, self.streams)
-    self._copies = _copies(
+    self._copies = smem_tiles.copies(
         cta, self.streams, jax.tree.leaves(refs), self.offsets, written=True
     )
     self._fragments = [

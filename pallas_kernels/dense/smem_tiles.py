@@ -11,6 +11,9 @@ write the elements of fragments:
     ...
 """
 
+import dataclasses
+from typing import Any
+
 import jax
 from jax import lax
 from jax.experimental import pallas as pl
@@ -20,6 +23,7 @@ from pallas_kernels.dense import config as config_lib
 from pallas_kernels.dense import thread_layout
 
 Array = jax.Array
+Ref = Any
 Config = config_lib.Config
 Cta = thread_layout.Cta
 Shape = config_lib.Shape
@@ -138,3 +142,49 @@ def _chunk_of_flags(cta: Cta, stream: Stream) -> tuple[Array, Array, Array]:
   if stream.tiles > 1:
     at += cta.half * (pl.cdiv(shape.batch, 4) * 4)
   return 16 * thread.index, jnp.where(where > 1, at, 0), where
+
+
+@dataclasses.dataclass(frozen=True)
+class Copy:
+  """A chunk of 16 bytes of every step that this thread copies.
+
+  Attributes:
+    ref: the stream's array in device memory.
+    stream: the stream.
+    smem_offset: byte in a slot.
+    gmem_offset: element in the array at time 0.
+    where: int32; inputs: 2 to copy, 1 to fill with zeros, 0 for no chunk;
+      outputs: 1 to copy, else 0.
+  """
+
+  ref: Ref
+  stream: Stream
+  smem_offset: Array
+  gmem_offset: Array
+  where: Array
+
+  @property
+  def itemsize(self) -> int:
+    return jnp.dtype(self.stream.dtype).itemsize
+
+  def gmem(self, cta: Cta, time) -> Array:
+    """Returns the element in the array at a time."""
+    return self.gmem_offset + time * time_stride(cta.shape, self.stream)
+
+
+def copies(cta: Cta, streams, refs, offsets, written: bool) -> list[Copy]:
+  """Returns all chunks of a step that this thread copies.
+
+  Args:
+    cta: coordinates.
+    streams: a list of streams.
+    refs: their arrays in device memory.
+    offsets: the byte in a slot at which each starts.
+    written: whether chunks go to device memory; then nothing is filled with
+      zeros, and `where` is 0 or 1.
+  """
+  return [
+      Copy(ref, stream, start + inner, at, where >> 1 if written else where)
+      for stream, ref, start in zip(streams, refs, offsets, strict=True)
+      for inner, at, where in chunks(cta, stream)
+  ]

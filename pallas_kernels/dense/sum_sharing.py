@@ -28,7 +28,6 @@ distributed shared memory, and waits for those of the others on an mbarrier.
 """
 
 import abc
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -39,6 +38,7 @@ import jax.numpy as jnp
 from pallas_kernels.dense import config as config_lib
 from pallas_kernels.dense import matmul_partition
 from pallas_kernels.dense import operand as operand_lib
+from pallas_kernels.dense import partial_sums
 from pallas_kernels.dense import thread_layout
 from pallas_kernels.mosaic import instructions
 from pallas_kernels.mosaic import ptx
@@ -49,8 +49,7 @@ Ref = Any
 Config = config_lib.Config
 Cta = thread_layout.Cta
 Product = matmul_partition.Product
-# Sums of one thread: [half][tile], each two float32 [128].
-Sums = list[list[Any]]
+Sums = partial_sums.Sums
 flag = thread_layout.flag
 
 
@@ -174,12 +173,14 @@ class AcrossWarps(Sharing):
     cta: coordinates.
     product: the product.
     operand: its operand.
-    partials: int32 in shared memory, `partial_words` of it.
+    partials: int32 in shared memory, `partial_sums.words` of it.
   """
 
   def __init__(self, cta: Cta, product: Product, operand, partials: Ref):
     super().__init__(cta, product, operand)
-    self.partials = _Partials(self, partials)
+    self.partials = partial_sums.PartialSums(
+        cta, product, partials, self.row_warp, self.sum_warp
+    )
 
   def rows(self, half: int) -> tuple[int, int]:
     return divmod(half, self.octets)
@@ -211,13 +212,14 @@ class AcrossTeam(Sharing):
     cta: coordinates.
     product: the product; it has one result.
     operand: its operand.
-    partials: int32 in shared memory, `partial_words` of it. The sums that the
-      team sends follow those of this CTA's warps.
+    partials: int32 in shared memory, `partial_sums.words` of it.
   """
 
   def __init__(self, cta: Cta, product: Product, operand, partials: Ref):
     super().__init__(cta, product, operand)
-    self.partials = _Partials(self, partials)
+    self.partials = partial_sums.PartialSums(
+        cta, product, partials, self.row_warp, self.sum_warp
+    )
 
   def rows(self, half: int) -> tuple[int, int]:
     return divmod(half, self.octets)
@@ -243,7 +245,7 @@ class AcrossTeam(Sharing):
   def collect(self, step, sums: Sums) -> list[Array]:
     cta, operand = self.cta, self.operand
     own = cta.config.units * cta.config.columns
-    base = _words_of_warps(self.product, cta.config)
+    base = partial_sums.words_of_warps(self.product, cta.config)
     self._send(base)
     sync.await_signal(operand.signals, 2, step & 1)
     place = cta.own.unit * cta.config.columns + cta.own.column
@@ -296,75 +298,6 @@ def make(
   return Plain(cta, product, operand)
 
 
-def partial_words(product: Product, config: Config) -> int:
-  """Returns the shared memory for partial sums, in int32."""
-  if config.sums == 1:
-    return 0
-  words = _words_of_warps(product, config)
-  if product.team(config) > 1:
-    words += product.units(config) * config.columns
-  return words
-
-
-def _words_of_warps(product: Product, config: Config) -> int:
-  return config.warps * product.halves(config) * config.tiles * 64
-
-
-class _Partials:
-  """The partial sums of each warp, in shared memory.
-
-  Args:
-    sharing: the kind of sharing.
-    ref: int32 in shared memory.
-  """
-
-  def __init__(self, sharing: Sharing, ref: Ref):
-    self.sharing, self.ref = sharing, ref
-
-  def write(self, sums: Sums) -> None:
-    """Stores this warp's sums."""
-    sharing, cta = self.sharing, self.sharing.cta
-    where = flag(cta.thread.upper == 0) if cta.config.twice else None
-    for half, row in enumerate(sums):
-      result, sub = sharing.rows(half)
-      if result >= sharing.product.results:
-        continue
-      index = sharing.row_warp * sharing.octets + sub
-      index += result * sharing.octets * sharing.row_warps
-      for n, pair in enumerate(row):
-        at = self._place(sharing.sum_warp, index, n) + 8 * cta.thread.lane
-        instructions.store_pair(self.ref, at, pair, where)
-
-  def total(self, result: int, unit, column, count: int) -> Array:
-    """Returns elements of a result, summed over this CTA's warps."""
-    sharing = self.sharing
-    index = result * sharing.octets * sharing.row_warps + (unit >> 3)
-    within = ((unit & 7) << 5) + ((column & 7) << 2)
-    parts = []
-    for part in range(sharing.product.sums(sharing.cta.config)):
-      at = self._place(part, index, column >> 3) + within
-      parts.append(
-          instructions.load(self.ref, at, jnp.float32, shared=True, count=count)
-      )
-    return _add_up(parts)
-
-  def four_totals(self, unit, column) -> list[Array]:
-    """Returns the sums of four columns of the only result, as int32 words."""
-    within = ((unit & 7) << 5) + ((column & 7) << 2)
-    parts = []
-    for part in range(self.sharing.product.sums(self.sharing.cta.config)):
-      at = self._place(part, unit >> 3, column >> 3) + within
-      words = instructions.load_words(self.ref, at, shared=True, size=4)
-      parts.append([instructions.as_float(word) for word in words])
-    return [instructions.as_word(_add_up(x)) for x in zip(*parts, strict=True)]
-
-  def _place(self, part, index, tile):
-    """Returns the byte at which 8 rows of one tile start."""
-    sharing, config = self.sharing, self.sharing.cta.config
-    rows = sharing.product.halves(config) * sharing.row_warps
-    return ((part * rows + index) * config.tiles + tile) * 256
-
-
 def _block_of_gates(cta: Cta, operand: operand_lib.Operand, index: int):
   """Returns gate, first element and existence of a block of all gates."""
   blocks = cta.shape.blocks
@@ -380,10 +313,3 @@ def _block_of_warp(sharing: Sharing, i: int):
   gate = lax.div(index, jnp.int32(blocks))
   first = 32 * (index - gate * blocks)
   return gate, first, gate < sharing.operand.operands
-
-
-def _add_up(parts: Sequence[Array]) -> Array:
-  """Adds up a power of two of arrays, in pairs."""
-  while len(parts) > 1:
-    parts = [a + b for a, b in zip(parts[::2], parts[1::2], strict=True)]
-  return parts[0]
