@@ -1,7 +1,7 @@
 """The kernel that runs the adjoint of a dense recurrence.
 
-The loop runs against the order of the recurrence. What a step needs besides its
-cotangent is linearised one step ahead, while a hand-off is under way. Within a
+The loop runs against the order of the recurrence. A step is
+linearised one step ahead, while a hand-off is under way. Within a
 CTA or cluster the time of one step is, downwards:
 
     threads and tensor cores               under way meanwhile

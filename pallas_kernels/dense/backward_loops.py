@@ -26,14 +26,14 @@ def within_cluster(
   """Loops over time with hand-offs in shared memory."""
   plan, cta, ring = steps.plan, steps.cta, steps.ring
   staging = smem_pipeline.Staging(
-      cta, plan.streams[1], outs.streams_gmem, smem.staging
+      cta, plan.streams.outs, outs.streams_gmem, smem.staging
   )
   ring.wait(1)
   cta.cluster_barrier()
   leaves, tree = jax.tree.flatten(steps.linear(jnp.int32(0)))
 
   def multiply(product: resident_matmul.Multiplier, step, values, begin):
-    """Returns a product, and the results of what is done meanwhile.
+    """Returns a product, and the results of the work done meanwhile.
 
     Args:
       product: the product.
@@ -107,7 +107,7 @@ def over_device(steps: Steps, outs: Outputs) -> backward_step.Cotangents:
   leaves, tree = jax.tree.flatten(steps.linear(jnp.int32(0)))
 
   def multiply(i: int, step, values, meanwhile: Callable[[], Any]):
-    """Returns the i-th product, and what `meanwhile` returns.
+    """Returns the i-th product, and the result of `meanwhile`.
 
     Args:
       i: the product.
@@ -139,7 +139,7 @@ def over_device(steps: Steps, outs: Outputs) -> backward_step.Cotangents:
     def write():
       time = cta.time(step)
       refs = jax.tree.leaves(outs.streams_gmem)
-      streams = jax.tree.leaves(plan.streams[1])
+      streams = jax.tree.leaves(plan.streams.outs)
       written = steps.outputs(pulled)
       for ref, stream, values in zip(refs, streams, written, strict=True):
         gmem_io.write_step(cta, ref, stream, time, values)

@@ -26,7 +26,7 @@ class Inputs(NamedTuple):
     theta_gmem: [P, F].
     d_last_gmem: cotangent of the carry after the last step, [S, B, F].
     matrix_gmem: parts of R, each [G', N, D, D].
-    streams_gmem: what is read in every step.
+    streams_gmem: arrays that are read step by step.
   """
 
   theta_gmem: Any
@@ -128,14 +128,13 @@ class Steps:
         plan.dtype,
     )
     self.ring = smem_pipeline.Ring(
-        cta, plan.streams[0], ins.streams_gmem, smem.ring
+        cta, plan.streams.ins, ins.streams_gmem, smem.ring
     )
     self.multipliers = resident_matmul.multipliers(
         cta, plan.products(plan.config), ins.matrix_gmem, smem.products
     )
     self.ring.prologue()
-    # A larger error would show: derivatives multiply what the forward kernel
-    # has rounded.
+    # A larger error would show: derivatives multiply rounded values.
     self._accuracy = plan.accuracy(2**-22)
     functions = [plan.update]
     if plan.operand is not None:
@@ -222,7 +221,7 @@ class Steps:
   def outputs(self, pulled: Pulled) -> list[Sequence[Array]]:
     """Returns a step's values of the streams that are written, in order."""
     plan = self.plan
-    if not plan.streams[1].d_gates:
+    if not plan.streams.outs.d_gates:
       return [pulled.d_row]
     parts = [pulled.d_gates[p.first :][: p.gates] for p in plan.stages]
     return [pulled.d_row, *parts]

@@ -74,7 +74,7 @@ def forward(
     the others in float32, each [B, T, F]; and, with `plan.save`, the operand of
     the second product, [N, B, T, 1, D], if there is one.
   """
-  # Rounded as an exchange rounds what it is given.
+  # Rounded as an exchange rounds.
   first = kernel_call.without_sentinel(carry[0], plan.dtype)
   again = first
   if plan.flags:

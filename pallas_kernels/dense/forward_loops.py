@@ -28,7 +28,7 @@ def within_cluster(
   plan, cta, ring = steps.plan, steps.cta, steps.ring
   first, last = steps.first, steps.last
   staging = smem_pipeline.Staging(
-      cta, plan.streams[1], outs.streams_gmem, smem.staging
+      cta, plan.streams.outs, outs.streams_gmem, smem.staging
   )
   zero = jnp.int32(0)
   state = step_flags.select(steps.restarts(zero), steps.restart, steps.carry)
@@ -144,7 +144,7 @@ def over_device(
     exchange.publish(step, (h,))
     written = steps.outputs(results, start, u)
     refs = jax.tree.leaves(outs.streams_gmem)
-    streams = jax.tree.leaves(plan.streams[1])
+    streams = jax.tree.leaves(plan.streams.outs)
     for ref, stream, value in zip(refs, streams, written, strict=True):
       gmem_io.write_step(cta, ref, stream, time, (value,))
     return rest()[1]

@@ -46,7 +46,7 @@ class Outputs(NamedTuple):
   """Types of arrays that the kernel writes, or their references.
 
   Attributes:
-    streams_gmem: what is written in every step.
+    streams_gmem: arrays that are written step by step.
     last_gmem: carry after the last step, [S, B, F].
     exchanges_gmem: exchanges of the products' operands, over the device only.
   """
@@ -84,7 +84,7 @@ class Steps:
         plan.dtype,
     )
     self.ring = smem_pipeline.Ring(
-        cta, plan.streams[0], ins.streams_gmem, smem.ring
+        cta, plan.streams.ins, ins.streams_gmem, smem.ring
     )
     multipliers = resident_matmul.multipliers(
         cta, plan.products(plan.config), ins.matrix_gmem, smem.products

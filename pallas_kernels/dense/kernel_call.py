@@ -50,7 +50,8 @@ def stream_types(plan: plan_lib.Plan) -> Any:
   """Returns the types of the arrays that a kernel writes step by step."""
   shape = plan.shape
   return jax.tree.map(
-      lambda s: jax.ShapeDtypeStruct(shape.stream(s), s.dtype), plan.streams[1]
+      lambda s: jax.ShapeDtypeStruct(shape.stream(s), s.dtype),
+      plan.streams.outs,
   )
 
 

@@ -1,6 +1,6 @@
 """Recurrences with a dense kernel as one differentiable operation.
 
-The kernels run what is sequential (`forward.py`, `backward.py`). Here are the
+The kernels run the loops over time (`forward.py`, `backward.py`). Here are the
 parts around them: padding, a batch in pieces, and the VJP, whose products over
 all steps are GEMMs outside the kernels (`time_gemms.py`).
 """

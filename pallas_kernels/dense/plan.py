@@ -73,7 +73,7 @@ class Plan:
     x_dtype: dtype of the inputs.
     dtype: dtype of the products' factors; float32 becomes two bfloat16 parts.
     adjoint: whether the kernel runs the adjoint.
-    save: whether the forward kernel returns what the adjoint reads.
+    save: whether the forward kernel returns the arrays that the adjoint reads.
     config: how the work is cut, or None before `tuning.choose`.
   """
 
@@ -161,8 +161,8 @@ class Plan:
     return pointwise.Accuracy(error if short else 0.0, instructions.reciprocal)
 
   @functools.cached_property
-  def streams(self) -> tuple[Any, Any]:
-    """The streams that the kernel reads and writes, as two trees."""
+  def streams(self) -> streams_lib.Streams:
+    """The streams that the kernel reads and writes."""
     return _adjoint_streams(self) if self.adjoint else _forward_streams(self)
 
 
@@ -172,9 +172,7 @@ def _flags_stream(plan: Plan) -> Stream | None:
   return Stream(jnp.int32, 1 + plan.call.both_directions, flags=True)
 
 
-def _forward_streams(
-    plan: Plan,
-) -> tuple[streams_lib.ForwardInputs, streams_lib.ForwardOutputs]:
+def _forward_streams(plan: Plan) -> streams_lib.Streams:
   ins = streams_lib.ForwardInputs(
       Stream(plan.x_dtype, plan.gates), _flags_stream(plan)
   )
@@ -186,12 +184,10 @@ def _forward_streams(
       starts=starts if plan.save else (),
       operand=factor if plan.save and plan.operand is not None else None,
   )
-  return ins, outs
+  return streams_lib.Streams(ins, outs)
 
 
-def _adjoint_streams(
-    plan: Plan,
-) -> tuple[streams_lib.AdjointInputs, streams_lib.AdjointOutputs]:
+def _adjoint_streams(plan: Plan) -> streams_lib.Streams:
   others = (Stream(jnp.float32),) * (plan.states - 1)
   ins = streams_lib.AdjointInputs(
       x=Stream(plan.x_dtype, plan.gates),
@@ -209,9 +205,8 @@ def _adjoint_streams(
     d_gates = tuple(
         Stream(plan.dtype, p.gates, by_head=True) for p in plan.stages
     )
-  return ins, streams_lib.AdjointOutputs(
-      Stream(plan.dtype, plan.gates), d_gates
-  )
+  outs = streams_lib.AdjointOutputs(Stream(plan.dtype, plan.gates), d_gates)
+  return streams_lib.Streams(ins, outs)
 
 
 def shared_gates(plan: Plan) -> tuple[int | None, ...]:

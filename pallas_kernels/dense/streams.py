@@ -7,6 +7,13 @@ thread's value of one step; the trees keep these in one order.
 from typing import Any, NamedTuple
 
 
+class Streams(NamedTuple):
+  """The streams of a kernel, in two trees."""
+
+  ins: Any
+  outs: Any
+
+
 class ForwardInputs(NamedTuple):
   """Streams that the forward kernel reads, or their references."""
 

@@ -166,8 +166,8 @@ class Folded(Sharing):
     return [kept + instructions.shuffle(given, 2)]
 
 
-class AcrossWarps(Sharing):
-  """The warps of a CTA have different blocks.
+class _ThroughSmem(Sharing):
+  """The warps of a CTA have different blocks and add up in shared memory.
 
   Args:
     cta: coordinates.
@@ -186,13 +186,21 @@ class AcrossWarps(Sharing):
     return divmod(half, self.octets)
 
   def block(self, half: int, i: int):
-    return _block_of_warp(self, i)
+    blocks = self.cta.shape.blocks
+    index = self.sum_warp * self.blocks + i
+    gate = lax.div(index, jnp.int32(blocks))
+    first = 32 * (index - gate * blocks)
+    return gate, first, gate < self.operand.operands
 
   def first_block(self, of_warp: Array) -> Array:
     return of_warp
 
   def spread(self, sums: Sums) -> None:
     self.partials.write(sums)
+
+
+class AcrossWarps(_ThroughSmem):
+  """The warps of a CTA have different blocks."""
 
   def meet(self) -> None:
     self.cta.barrier()
@@ -205,33 +213,11 @@ class AcrossWarps(Sharing):
     ]
 
 
-class AcrossTeam(Sharing):
+class AcrossTeam(_ThroughSmem):
   """The CTAs of a team have different gates, and their warps different blocks.
 
-  Args:
-    cta: coordinates.
-    product: the product; it has one result.
-    operand: its operand.
-    partials: int32 in shared memory, `partial_sums.words` of it.
+  The product has one result.
   """
-
-  def __init__(self, cta: Cta, product: Product, operand, partials: Ref):
-    super().__init__(cta, product, operand)
-    self.partials = partial_sums.PartialSums(
-        cta, product, partials, self.row_warp, self.sum_warp
-    )
-
-  def rows(self, half: int) -> tuple[int, int]:
-    return divmod(half, self.octets)
-
-  def block(self, half: int, i: int):
-    return _block_of_warp(self, i)
-
-  def first_block(self, of_warp: Array) -> Array:
-    return of_warp
-
-  def spread(self, sums: Sums) -> None:
-    self.partials.write(sums)
 
   def meet(self) -> None:
     # The mbarrier is armed before this CTA sends its own sums: until then no
@@ -304,12 +290,3 @@ def _block_of_gates(cta: Cta, operand: operand_lib.Operand, index: int):
   gate = min(index // blocks, operand.operands - 1)
   # Beyond the last gate's blocks, elements are beyond the head too.
   return gate, jnp.int32(32 * (index - gate * blocks)), None
-
-
-def _block_of_warp(sharing: Sharing, i: int):
-  """Returns gate, first element and existence of a warp's i-th block."""
-  blocks = sharing.cta.shape.blocks
-  index = sharing.sum_warp * sharing.blocks + i
-  gate = lax.div(index, jnp.int32(blocks))
-  first = 32 * (index - gate * blocks)
-  return gate, first, gate < sharing.operand.operands

@@ -64,8 +64,8 @@ _DELAY = {2: 300, 3: 500}
 # of two saves a division.
 _STAGES = (8, 6, 5)
 
-# Registers of a thread for the recurrent kernel, by warpgroups: what 65536 a
-# multiprocessor and 255 a thread leave beside a step's own values.
+# Registers of a thread for the recurrent kernel, by warpgroups: as many
+# as 65536 a CTA and 255 a thread leave beside the values of a step.
 _REGISTERS = {1: 192, 2: 192, 3: 112, 4: 72}
 
 # Shared memory of a CTA in bytes, less 1 KiB that Pallas takes.

@@ -1,9 +1,9 @@
-"""What surrounds the kernels for dense recurrences, on a CPU.
+"""The operation around the kernels for dense recurrences, on a CPU.
 
 The kernels themselves cannot be interpreted. Here plain loops take their place,
-with the arguments and results that their docstrings promise. So what is tested
-is padding, batches in pieces, the carries that steps start from, the products
-of all steps at once and the choice of cotangents that these read.
+with the arguments and results that their docstrings promise. That tests
+padding, batches in pieces, the carries that steps start from, the products of
+all steps at once and the choice of cotangents that these read.
 """
 
 import contextlib
@@ -110,7 +110,7 @@ def in_halves(run, plan, *args):
       all others.
 
   Returns:
-    What run returns, put together.
+    The results of both halves, put together.
   """
 
   def axis(x):
@@ -205,7 +205,7 @@ def backward_loop(
   zeros = tuple(jnp.zeros_like(d_last))
 
   def through(d_gates, first, last):
-    """What comes back to what some gates multiply."""
+    """Returns the cotangent of the factor of some gates."""
     if plan.call.stop_recurrent_gradient:
       return jnp.zeros_like(d_last[0])
     d = sum(
@@ -313,7 +313,7 @@ def imitated(test, pieces=1):
       kernel.assert_called()
 
 
-# (layer, options, dtype, (batch, time, features), what else).
+# (layer, options, dtype, (batch, time, features), other options).
 heads = lambda n: {'num_heads': n}
 CASES = (
     ('LSTM', {}, 'float32', (3, 7, 8), ''),

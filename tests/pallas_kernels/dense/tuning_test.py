@@ -100,7 +100,7 @@ class CutsTest(parameterized.TestCase):
     self.assertTrue(config.columns == 4 or config.columns % 8 == 0)
     self.assertEqual(config.units % 8, 0)
     self.assertGreaterEqual(config.stages, 5)
-    # What a product sums over has to be in its operand.
+    # All elements that a product sums over have to lie in its operand.
     for i, product in enumerate(products):
       if product.late:
         continue
