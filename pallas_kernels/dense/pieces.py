@@ -66,9 +66,9 @@ def plan_pieces(
     x: the inputs; their type is read.
     kernel: the recurrent kernel; its type is read.
     states: arrays of the carry.
-    flags: see `plan.Plan`, as for the others.
-    adjoint: likewise.
-    save: likewise.
+    flags: whether there are flags.
+    adjoint: whether to plan the adjoint instead of the forward kernel.
+    save: whether the forward kernel returns the arrays that the adjoint reads.
 
   Raises:
     NotImplementedError: not even 8 rows fit.

@@ -9,11 +9,12 @@ columns of a CTA in one step:
 * Up to `_CLUSTER_UNITS` units, a cluster has 32 units a CTA: a hand-off through
   distributed shared memory.
 * Beyond that, first a cluster of up to 16 CTAs whose registers hold all of the
-  recurrent kernel. Then 16 or 24 units a CTA all over the device, with a
-  hand-off through the L2 cache, the fewest columns first. For a GRU of 768
-  units and 16 sequences in bfloat16, that is 768 / 16 = 48 CTAs for each slice
-  of 8 sequences. Then a cluster with a part of the kernel in shared memory;
-  where a step has two hand-offs, this comes before the device.
+  recurrent kernel.
+* Then 16 or 24 units a CTA all over the device: a hand-off through the L2
+  cache, the fewest columns first. A GRU of 768 units and 16 sequences in
+  bfloat16 gets 768 / 16 = 48 CTAs for each of two slices of 8 sequences.
+* Then a cluster with a part of the recurrent kernel in shared memory. Where a
+  step has two hand-offs, this comes before the device.
 
 Within each kind, CTAs take as few columns as resident CTAs allow, since columns
 of one CTA run one after the other on its tensor cores.
