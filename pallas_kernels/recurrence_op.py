@@ -173,19 +173,17 @@ def recurrence(
           f'both_directions needs an even number of heads, got {heads}.'
       )
     last, carries = dense_op.run(
-        dense_op.Call(
-            _Gated('update', cell, rows),
-            _Gated('operand', cell, rows) if hasattr(cell, 'operand') else None,
-            rows.count,
-            (batch, time, heads, size),
-            call.time_major,
-            call.reverse,
-            call.both_directions,
-            call.outputs,
-            out_dtype,
-            call.recurrent_gradient_clip,
-            call.stop_recurrent_gradient,
-            target,
+        dense_op.Recurrence(
+            update=_Gated('update', cell, rows),
+            operand=(
+                _Gated('operand', cell, rows)
+                if hasattr(cell, 'operand')
+                else None
+            ),
+            params=rows.count,
+            shape=(batch, time, heads, size),
+            call=call,
+            target=target,
         ),
         rows.pack(params, bias, None),
         _join(arrays),

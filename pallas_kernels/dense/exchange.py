@@ -1,4 +1,19 @@
-"""The mailbox through which CTAs exchange h, or cotangents, at every step."""
+"""Where CTAs all over the device exchange h: operands in device memory.
+
+A few slots, one for each of the last steps, stay in the L2 cache. An element
+that still is the sentinel (`mailbox.SENTINEL`) has not been written for its
+step: readers poll the data itself, so a hand-off is one trip through the L2
+cache without a flag or a fence.
+
+    step t of the loop    publish h[t+1]
+    step t + 1            poll h[t+1], then publish h[t+2]
+    step t + 2            poll h[t+2], so all have read h[t+1]: retire it, that
+                          is, put the sentinel back
+    step t + 8            publish h[t+9] in the same slot
+
+(In the adjoint a step publishes and polls the same operand, and retires that of
+the step before.)
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,6 +23,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 import jax.numpy as jnp
 
+from pallas_kernels.dense import config as config_lib
 from pallas_kernels.dense import thread_layout
 from pallas_kernels.mosaic import mailbox
 from pallas_kernels.mosaic import ptx
@@ -15,21 +31,22 @@ from pallas_kernels.mosaic import ptx
 Array = jax.Array
 Ref = Any
 Cta = thread_layout.Cta
-Shape = thread_layout.Shape
+Shape = config_lib.Shape
 flag = thread_layout.flag
 LANES = ptx.LANES
 
 
 class Exchange(mailbox.MailboxRing):
-  """A slot holds the elements of one step, of all CTAs of the grid.
+  """An operand of all CTAs of a head, step by step, in device memory.
 
-  All CTAs have read a slot as soon as all have published the next one. (A CTA
-  without units publishes nothing, but its team waits for its sums.)
+  A writer retires a slot when all CTAs have read its elements. That is certain
+  as soon as all have published the next step. (A CTA without units publishes
+  nothing, but the others of its team wait for its sums.)
 
   Args:
     cta: coordinates.
     ref: [slots, B, gates, F] in device memory.
-    gates: number of arrays in a step.
+    gates: arrays of one step.
   """
 
   slots = 8
@@ -44,33 +61,33 @@ class Exchange(mailbox.MailboxRing):
     return Exchange.slots, shape.batch, gates, shape.features
 
   def offset(self, step, row, gate):
-    """Returns where a row of a step's gate starts."""
+    """Returns the element at which a row of a step's gate starts."""
     shape = self.cta.shape
     per_row = self.gates * shape.features
     fixed = row * per_row + gate * shape.features
     return fixed + self.slot(step) * (shape.batch * per_row)
 
   def publish(self, step, values: Sequence[Array]):
-    """Publishes this thread's elements, one a gate."""
+    """Stores this thread's elements for all CTAs, one array a gate."""
     cta = self.cta
-    row = cta.row0 + cta.column
-    feature = cta.feature(cta.unit)
+    row = cta.row0 + cta.own.column
+    feature = cta.feature(cta.own.unit)
     for gate, value in enumerate(values):
       mailbox.publish(
           self.ref,
           self.offset(step, row, gate) + feature,
           value,
           cta.dtype,
-          where=cta.valid,
+          where=cta.own.valid,
       )
 
   def retire(self, step):
-    """Empties a step's slot, by the last 128 threads: they have least to do."""
+    """Puts the sentinel back into a step's slot, by the last warpgroup."""
     cta, config = self.cta, self.cta.config
     size = cta.dtype.itemsize
     per_row = config.units * size // 16
     total = self.gates * config.columns * per_row
-    last = cta.index - (cta.threads - LANES)
+    last = cta.thread.index - (cta.config.threads - LANES)
     for k in range(pl.cdiv(total, LANES)):
       q = last + k * LANES
       gate = lax.div(q, jnp.int32(config.columns * per_row))
@@ -88,7 +105,7 @@ class Exchange(mailbox.MailboxRing):
     warpgroups = self.cta.config.warpgroups
     if warpgroups == 1:
       return due
-    return due & (self.cta.group == warpgroups - 1)
+    return due & (self.cta.thread.group == warpgroups - 1)
 
   def clear(self):
     for slot in range(self.slots):

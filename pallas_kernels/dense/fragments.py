@@ -1,11 +1,9 @@
-"""Tiles of 16-bit elements as tensor cores hold them, 8 x 8 at a time.
+"""Moves 16-bit tiles between shared memory and fragments, 8 x 8 at a time.
 
-Where the warps of a CTA share out rows only, a thread has the elements that a
-tensor core leaves it: one unit of two columns, of every 8 units and 8 columns;
-or of one of these, where columns are there twice.
-Two instructions move such matrices between shared memory and threads, up to
-four at once and two elements to a word, where element by element there would be
-two for each. What they ask for is that 8 units lie side by side.
+Where warps share out rows only (`sums` = 1), a thread keeps the elements of its
+tensor core fragment (`thread_layout.py`). ldmatrix and stmatrix move up to four
+8 x 8 matrices of such elements at once, two elements to a word. Element by
+element it would take two instructions each. They need 8 units side by side.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,6 +13,7 @@ import jax
 from jax.experimental import pallas as pl
 import jax.numpy as jnp
 
+from pallas_kernels.dense import config as config_lib
 from pallas_kernels.dense import thread_layout
 from pallas_kernels.mosaic import instructions
 from pallas_kernels.mosaic import memory
@@ -24,22 +23,29 @@ Array = jax.Array
 Ref = Any
 
 
-def usable(config: thread_layout.Config, dtype, written: bool) -> bool:
-  """Returns whether a thread's elements of a dtype are parts of matrices."""
-  # Threads that have a column of two of a tile can read both, but not write.
+def usable(config: config_lib.Config, dtype, written: bool) -> bool:
+  """Returns whether ldmatrix, or stmatrix, can move a thread's elements.
+
+  Args:
+    config: the cut.
+    dtype: of the elements in shared memory.
+    written: whether they are stored.
+  """
+  # With 4 columns a thread keeps one column of each pair. It can read both, but
+  # has only one to write.
   if config.twice and written:
     return False
   return config.sums == 1 and jnp.dtype(dtype).itemsize == 2
 
 
 class Matrices:
-  """Some arrays of a thread's elements, in tiles.
+  """The 8 x 8 matrices of some tiles that a warp moves.
 
   Args:
     cta: coordinates.
-    count: how many arrays.
-    place: (array, column, unit) -> where in the tiles, in bytes, 8 units lie.
-    written: whether they are written, so that no matrix may be beyond.
+    count: number of tiles.
+    place: (tile, column, unit) -> byte at which 8 units start.
+    written: whether they are stored, so that none may lie beyond the units.
   """
 
   def __init__(
@@ -52,14 +58,15 @@ class Matrices:
     config, size = cta.config, cta.shape.size
     self.count = count
     self.cta = cta
-    octets = pl.cdiv(config.units, 8 * cta.warps)
-    self.per_array = octets * cta.tiles
-    rest = config.units % (8 * octets * cta.warps)
+    octets = pl.cdiv(config.units, 8 * cta.config.warps)
+    self.per_array = octets * cta.config.tiles
+    rest = config.units % (8 * octets * cta.config.warps)
     all_there = rest == 0 and size % config.units == 0
-    unit0 = cta.warp * (8 * octets)
+    unit0 = cta.thread.warp * (8 * octets)
     last = jnp.minimum(config.units, size - cta.unit0) - 8
-    matrix, row = cta.lane >> 3, cta.lane & 7
-    # Which matrices an instruction moves, and where this thread's row lies.
+    matrix, row = cta.thread.lane >> 3, cta.thread.lane & 7
+    # For each instruction: its matrices (tile, index), the byte of this
+    # thread's row, and where the matrices exist.
     self.groups: list[tuple[list[tuple[int, int]], Array, Array | None]] = []
 
     def group(members):
@@ -75,7 +82,9 @@ class Matrices:
       exists = None
       if written and not all_there:
         exists = thread_layout.flag(unit0 + 8 * members[0][1] <= last)
-      indices = [(a, octet * cta.tiles + tile) for a, octet, tile in members]
+      indices = [
+          (a, octet * cta.config.tiles + tile) for a, octet, tile in members
+      ]
       self.groups.append((indices, address, exists))
 
     together = [range(octets)]
@@ -86,7 +95,7 @@ class Matrices:
           (array, octet, tile)
           for array in range(count)
           for octet in part
-          for tile in range(cta.tiles)
+          for tile in range(cta.config.tiles)
       ]
       while members:
         number = 1 << (min(4, len(members)).bit_length() - 1)
@@ -94,12 +103,12 @@ class Matrices:
         members = members[number:]
 
   def read(self, ref: Ref, start, dtype) -> list[Array]:
-    """Returns this thread's elements, float32, array by array.
+    """Returns this thread's elements, float32, one array a tile.
 
     Args:
-      ref: in shared memory.
-      start: of the tiles, in bytes.
-      dtype: of the elements.
+      ref: shared memory.
+      start: byte at which the tiles start.
+      dtype: dtype of the elements.
     """
     words: list[list[Any]] = [
         [None] * self.per_array for _ in range(self.count)
@@ -109,19 +118,19 @@ class Matrices:
       for (array, i), word in zip(indices, found, strict=True):
         words[array][i] = word
     halves = instructions.lower, instructions.upper
-    elements = lambda word: self.cta.own_of([f(word, dtype) for f in halves])
+    elements = lambda word: self.cta.kept_of([f(word, dtype) for f in halves])
     return [
         ptx.stack([x for word in row for x in elements(word)]) for row in words
     ]
 
   def write(self, ref: Ref, start, values: Sequence[Array], dtype) -> None:
-    """Writes this thread's elements.
+    """Stores this thread's elements.
 
     Args:
-      ref: in shared memory.
-      start: of the tiles, in bytes.
-      values: float32, one for each array.
-      dtype: of the elements.
+      ref: shared memory.
+      start: byte at which the tiles start.
+      values: float32, one array a tile.
+      dtype: dtype of the elements.
     """
     words = []
     for value in values:

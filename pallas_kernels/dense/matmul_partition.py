@@ -1,7 +1,12 @@
-"""Products with a recurrent kernel: which, and how a CTA's warps share them.
+"""How the warps of a CTA share out a product, as far as it is static.
 
-Words: a *half* is 8 rows of a product, half of a tensor core's tile; a *block*
-is 32 of the elements that it sums over.
+The warps of a CTA form a matrix: `row_warps` parts of the rows (the CTA's
+units) times `sums` parts of the blocks to sum over. Each warp multiplies its
+rows of every result:
+
+                     sums part 0     sums part 1
+    rows, part 0     warp 0          warp 2            row_warps = 2
+    rows, part 1     warp 1          warp 3            sums = 2
 """
 
 from collections.abc import Sequence
@@ -9,23 +14,23 @@ import dataclasses
 
 from jax.experimental import pallas as pl
 
-from pallas_kernels.dense import thread_layout
+from pallas_kernels.dense import config as config_lib
 
-Config = thread_layout.Config
-Shape = thread_layout.Shape
+Config = config_lib.Config
+Shape = config_lib.Shape
 
 
 @dataclasses.dataclass(frozen=True)
 class Product:
-  """Which product: rows and sums of a matrix [gates, N, D, D].
+  """A product of a step with some gates of a matrix [gates, N, D, D].
 
   Attributes:
-    gates: how many gates of the matrix, from `first`.
+    gates: number of gates, from `first`.
     first: the first gate.
     transposed: whether gates are summed over, as in the adjoint; otherwise each
       has a result of its own.
-    late: whether it has the operand of the product before it, and its result is
-      not needed for what is multiplied next.
+    late: whether the product shares the operand of the one before it, and the
+      next operand does not depend on its result.
   """
 
   gates: int
@@ -42,17 +47,17 @@ class Product:
     return self.gates if self.transposed else 1
 
   def team(self, config: Config) -> int:
-    """CTAs that share out the gates of the operand."""
+    """Returns the CTAs that share out the gates of the operand."""
     return config.team if self.operands % config.team == 0 else 1
 
   def units(self, config: Config) -> int:
-    """Units that a CTA multiplies for."""
+    """Returns the units that a CTA multiplies for: those of its team."""
     return config.units * self.team(config)
 
   def sums(self, config: Config) -> int:
-    """Into how many parts the warps of a CTA share out the sums."""
+    """Returns the number of parts into which warps cut the sums."""
     sums = config.sums
-    # With a single half of rows, half of each tensor core would do nothing.
+    # A warp with a single half of rows would leave half of each mma empty.
     while 1 < sums < 4 * config.warpgroups:
       if self.results * self._octets(config, sums) > 1:
         break
@@ -60,40 +65,40 @@ class Product:
     return sums
 
   def row_warps(self, config: Config) -> int:
-    """Into how many parts the warps of a CTA share out the units."""
+    """Returns the number of parts into which warps cut the units."""
     return 4 * config.warpgroups // self.sums(config)
 
   def octets(self, config: Config) -> int:
-    """Groups of 8 units that a warp has."""
+    """Returns the octets of units that a warp has."""
     return self._octets(config, self.sums(config))
 
   def _octets(self, config: Config, sums: int) -> int:
     return pl.cdiv(self.units(config), 8 * (4 * config.warpgroups // sums))
 
   def halves(self, config: Config) -> int:
-    """Halves of the rows that each warp multiplies, an even number."""
+    """Returns the halves that each warp multiplies, an even number."""
     return pl.cdiv(self.results * self.octets(config), 2) * 2
 
   def _all_blocks(self, config: Config, shape: Shape) -> int:
     return self.operands // self.team(config) * shape.blocks
 
   def folded(self, config: Config, shape: Shape) -> bool:
-    """Whether the halves of a tile share out the sums.
+    """Returns whether the two halves of a tile share out the sums.
 
-    With a single half of rows, and columns that a tile has twice, a tensor core
-    would do everything four times. So the other half of the rows and the other
-    columns have the second part of the sums. For short sums it does not pay.
+    With a single half of rows and 4 columns, three quarters of an mma would be
+    copies. Instead the other half and the other columns have the second part of
+    the sums (`sum_sharing.Folded`). For short sums it does not pay.
     """
     single = self.results * self.octets(config) == 1
     alone = config.twice and config.sums == 1 and single
     return alone and self._all_blocks(config, shape) > 3
 
   def parts(self, config: Config, shape: Shape) -> int:
-    """Into how many parts sums are shared out."""
+    """Returns the number of parts into which sums are cut."""
     return self.sums(config) * (2 if self.folded(config, shape) else 1)
 
   def blocks(self, config: Config, shape: Shape) -> int:
-    """Blocks of a part."""
+    """Returns the blocks of a part."""
     return pl.cdiv(self._all_blocks(config, shape), self.parts(config, shape))
 
 
@@ -103,13 +108,13 @@ def kept_blocks(
     shape: Shape,
     split: bool,
 ) -> list[tuple[int, int]]:
-  """Returns for each product the blocks, and registers, that stay in threads.
+  """Returns for each product the blocks in registers, and these registers.
 
   Args:
-    products: of a step.
+    products: the products of a step.
     config: the cut.
     shape: sizes.
-    split: whether the matrix has the two parts of float32.
+    split: whether factors have two bfloat16 parts.
   """
   left = config.registers
   found = []

@@ -1,15 +1,12 @@
-"""Recurrences with a dense kernel: kernels, products around them, one VJP.
+"""Recurrences with a dense kernel as one differentiable operation.
 
-What is sequential runs in `mosaic_gpu/dense.py`. Here is what is not: for each
-product of a step, the recurrent gates of all steps, which the adjoint needs
-again, are one product over all steps, and the gradient of the recurrent kernel
-is another.
+The kernels run the loops over time (`forward.py`, `backward.py`). Here are the
+parts around them: padding, a batch in pieces, and the VJP, whose products over
+all steps are GEMMs outside the kernels (`time_gemms.py`).
 """
 
-from collections.abc import Callable, Sequence
 import dataclasses
 import functools
-import math
 from typing import Any
 
 import jax
@@ -21,50 +18,18 @@ from pallas_kernels import targets
 from pallas_kernels.dense import backward
 from pallas_kernels.dense import forward
 from pallas_kernels.dense import kernel_call
-from pallas_kernels.dense import thread_layout
-from pallas_kernels.dense import tuning
+from pallas_kernels.dense import pieces
+from pallas_kernels.dense import plan as plan_lib
+from pallas_kernels.dense import time_gemms
 from pallas_kernels.mosaic import autodiff
 from pallas_kernels.mosaic import step_flags
 
 Array = jax.Array
-
-
-@dataclasses.dataclass(frozen=True)
-class Call:
-  """What is static in a call.
-
-  Attributes:
-    update: (theta, inputs, h_gates, carry) -> carry, pointwise, hashable.
-    operand: (theta, inputs, h_gates, carry) -> what the last recurrent gate
-      multiplies, or None where that is h.
-    params: how many rows of theta there are.
-    shape: (B, T, N, D).
-    time_major: whether streams are [T, B, ...].
-    reverse: whether time runs from the last step to the first.
-    both: whether it runs the other way for the second half of the heads.
-    outputs: how many arrays of the carry are returned for all steps.
-    out_dtype: dtype of these.
-    clip: bound of what comes back through a product, or None.
-    stop: whether nothing does.
-    target: the device.
-  """
-
-  update: Callable[..., Any]
-  operand: Callable[..., Any] | None
-  params: int
-  shape: tuple[int, int, int, int]
-  time_major: bool
-  reverse: bool
-  both: bool
-  outputs: int
-  out_dtype: Any
-  clip: float | None
-  stop: bool
-  target: targets.Target
+Recurrence = plan_lib.Recurrence
 
 
 def run(
-    call: Call,
+    recurrence: Recurrence,
     theta: Array,
     x: Array,
     kernel: Array,
@@ -76,7 +41,7 @@ def run(
   """Runs a recurrence; differentiable in all arrays but the last two.
 
   Args:
-    call: what is static.
+    recurrence: static facts.
     theta: float32 [P, F].
     x: the inputs, [B, T, G, F].
     kernel: R, [G', N, D, D].
@@ -87,28 +52,38 @@ def run(
     mask: bool [B, T] or None.
 
   Returns:
-    The final carry, float32 [S, B, F], and `call.outputs` streams.
+    The final carry, float32 [S, B, F], and `recurrence.call.outputs` arrays
+    [B, T, F], or time-major as x.
   """
   # A carry of zeros that was made here varies over no axis of a mesh yet.
   theta, x, kernel, carry, restart, reset, mask = sharding.alike(
       (theta, x, kernel, carry, restart, reset, mask)
   )
-  batch, time, heads, size = call.shape
-  directions = 1 + call.both
+  batch, time, heads, size = recurrence.shape
+  directions = 1 + recurrence.call.both_directions
   if reset is not None:
     reset = jnp.broadcast_to(reset, (directions, batch, time))
   flags = step_flags.pack(reset, mask)
   if flags is not None:
     flags = jnp.broadcast_to(flags, (directions, batch, time))
-  _check(call, x, kernel)
+  _check(recurrence, x, kernel)
   # Rows of a head have to start at multiples of 16 bytes.
   padded = -(-size // 8) * 8
-  call = dataclasses.replace(call, shape=(batch, time, heads, padded))
-  # What cannot be done is said before anything is.
-  _forward_pieces(call, x, kernel, len(carry), flags is not None, True)
-  _backward_pieces(call, x, kernel, len(carry), flags is not None)
+  recurrence = dataclasses.replace(
+      recurrence, shape=(batch, time, heads, padded)
+  )
+  # Both directions are planned first, so that an error is raised here.
+  for options in ({'save': True}, {'adjoint': True}):
+    pieces.plan_pieces(
+        recurrence,
+        x,
+        kernel,
+        states=len(carry),
+        flags=flags is not None,
+        **options,
+    )
   if padded == size:
-    return _run(call, theta, x, kernel, carry, restart, flags)
+    return _run(recurrence, theta, x, kernel, carry, restart, flags)
   missing = padded - size
 
   def pad(a):
@@ -122,13 +97,13 @@ def run(
 
   kernel = jnp.pad(kernel, ((0, 0), (0, 0), (0, missing), (0, missing)))
   last, carries = _run(
-      call, pad(theta), pad(x), kernel, pad(carry), pad(restart), flags
+      recurrence, pad(theta), pad(x), kernel, pad(carry), pad(restart), flags
   )
   return cut(last), tuple(map(cut, carries))
 
 
-def _check(call: Call, x, kernel) -> None:
-  """Raises NotImplementedError where kernels would not do what is asked."""
+def _check(recurrence: Recurrence, x, kernel) -> None:
+  """Raises NotImplementedError for a precision, a cell or sizes beyond them."""
   dtype = jnp.promote_types(x.dtype, kernel.dtype)
   config: Any = jax.config  # Its attributes have no types.
   precision = config.jax_default_matmul_precision
@@ -138,150 +113,105 @@ def _check(call: Call, x, kernel) -> None:
         f' and jax_default_matmul_precision is {precision!r}.'
         f' {targets.OTHERWISE}'
     )
-  if call.operand is not None and kernel.shape[0] < 2:
+  if recurrence.operand is not None and kernel.shape[0] < 2:
     raise NotImplementedError(
         'GPU kernels for cells with two stages take those whose first stage has'
         f' recurrent gates, got one gate in all. {targets.OTHERWISE}'
     )
   gates = max(x.shape[2], kernel.shape[0])
-  batch, time, heads, size = call.shape
+  batch, time, heads, size = recurrence.shape
   rows = max(batch * time, size + 7)
   if rows * gates * heads * (size + 7) >= 2**31:
     raise NotImplementedError(
         'GPU kernels for dense recurrences take up to 2^31 elements of gates'
-        f' and of the recurrent kernel, got {call.shape} (batch, time, heads,'
-        f' head_dim) with {gates} gates: split the batch. {targets.OTHERWISE}'
+        f' and of the recurrent kernel, got {recurrence.shape} (batch, time,'
+        f' heads, head_dim) with {gates} gates: split the batch.'
+        f' {targets.OTHERWISE}'
     )
-
-
-@dataclasses.dataclass(frozen=True)
-class _Piece:
-  """Some rows of a batch that a kernel can hold at once.
-
-  Attributes:
-    plan: for these rows.
-    start: the first row.
-  """
-
-  plan: kernel_call.Plan
-  start: int
-
-  def cut(self, axis: int, arrays: Any) -> Any:
-    """Returns the rows of arrays whose batch axis is given."""
-    end = self.start + self.plan.shape.batch
-    return jax.tree.map(
-        lambda x: lax.slice_in_dim(x, self.start, end, axis=axis), arrays
-    )
-
-
-def _pieces(
-    call: Call, make_plan: Callable[[Call], kernel_call.Plan]
-) -> list[_Piece]:
-  """Cuts a batch into as few pieces as fit the device.
-
-  Args:
-    call: for the whole batch.
-    make_plan: returns a plan, or raises NotImplementedError.
-  """
-  batch, time, heads, size = call.shape
-  plans: dict[int, kernel_call.Plan] = {}
-
-  def plan_of(rows: int) -> kernel_call.Plan:
-    if rows not in plans:
-      shape = (rows, time, heads, size)
-      plans[rows] = make_plan(dataclasses.replace(call, shape=shape))
-    return plans[rows]
-
-  # Kernels take rows by 8.
-  octets = -(-batch // 8)
-  sizes = {8 * -(-octets // pieces) for pieces in range(1, octets + 1)}
-  for rows in sorted(sizes, reverse=True):
-    starts = range(0, batch, rows)
-    try:
-      return [
-          _Piece(plan_of(min(rows, batch - start)), start) for start in starts
-      ]
-    except NotImplementedError:
-      if rows == 8:
-        raise
-  raise ValueError('there are no sequences')
-
-
-def _join(axis: int, parts: Sequence[Any]) -> Any:
-  """Puts pieces together again."""
-  if len(parts) == 1:
-    return parts[0]
-  return jax.tree.map(lambda *x: jnp.concatenate(x, axis), *parts)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _run(call: Call, theta, x, kernel, carry, restart, flags):
-  return _forward(call, theta, x, kernel, carry, restart, flags, False)[:2]
+def _run(recurrence: Recurrence, theta, x, kernel, carry, restart, flags):
+  return _forward(recurrence, theta, x, kernel, carry, restart, flags, False)[
+      :2
+  ]
 
 
-def _run_fwd(call: Call, theta, x, kernel, carry, restart, flags):
+def _run_fwd(recurrence: Recurrence, theta, x, kernel, carry, restart, flags):
   theta, x, kernel, carry, restart = autodiff.differentiable_once(
       (theta, x, kernel, carry, restart)
   )
   last, carries, starts, u = _forward(
-      call, theta, x, kernel, carry, restart, flags, True
+      recurrence, theta, x, kernel, carry, restart, flags, True
   )
   saved = theta, x, kernel, carry, restart, starts, u
   return (last, carries), (saved, flags)
 
 
-def _forward(call: Call, theta, x, kernel, carry, restart, flags, save):
-  pieces = _forward_pieces(call, x, kernel, len(carry), flags is not None, save)
-  matrix = _matrix(jnp.swapaxes(kernel, -1, -2), pieces[0].plan.dtype)
-  axis = 1 if call.time_major else 0
+def _forward(recurrence, theta, x, kernel, carry, restart, flags, save):
+  """Runs the forward kernel; results as `forward.forward` returns them."""
+  batch_pieces = pieces.plan_pieces(
+      recurrence,
+      x,
+      kernel,
+      states=len(carry),
+      flags=flags is not None,
+      save=save,
+  )
+  parts = _matrix(jnp.swapaxes(kernel, -1, -2), batch_pieces[0].plan)
+  axis = recurrence.batch_axis
 
-  def run_piece(piece: _Piece):
-    own_flags = None
-    if flags is not None:
-      own_flags = kernel_call.prepare_flags(
-          piece.cut(1, flags), piece.plan.shape
-      )
+  def run_piece(piece: pieces.Piece):
+    own_flags = _flags_of(piece, flags)
     return forward.forward(
         piece.plan,
         theta,
         piece.cut(axis, x),
-        matrix,
+        parts,
         piece.cut(1, carry),
         piece.cut(1, restart),
         own_flags,
-        call.outputs,
-        call.out_dtype,
-        save,
     )
 
-  carries, last, starts, u = zip(*map(run_piece, pieces), strict=True)
-  by_head = _join(
+  carries, last, starts, u = zip(*map(run_piece, batch_pieces), strict=True)
+  # h and u lie head by head, the other arrays of the carry do not.
+  by_head = pieces.join(
       axis + 1, [(start[:1], v) for start, v in zip(starts, u, strict=True)]
   )
-  starts = *by_head[0], *_join(axis, [start[1:] for start in starts])
-  results = _join(1, last), _join(axis, carries), starts, by_head[1]
+  starts = *by_head[0], *pieces.join(axis, [start[1:] for start in starts])
+  results = (
+      pieces.join(1, last),
+      pieces.join(axis, carries),
+      starts,
+      by_head[1],
+  )
   return jax.tree.map(lambda y: sharding.like(y, x), results)
 
 
-def _run_bwd(call: Call, saved, cotangents):
+def _run_bwd(recurrence: Recurrence, saved, cotangents):
   saved, flags = saved
   saved, cotangents = autodiff.differentiable_once((saved, cotangents))
   theta, x, kernel, carry, restart, starts, u = saved
   d_last, d_carries = cotangents
-  pieces = _backward_pieces(call, x, kernel, len(carry), flags is not None)
-  axis = 1 if call.time_major else 0
-  matrix = _matrix(kernel, pieces[0].plan.dtype)
-  # What each of the products multiplies.
+  batch_pieces = pieces.plan_pieces(
+      recurrence,
+      x,
+      kernel,
+      states=len(carry),
+      flags=flags is not None,
+      adjoint=True,
+  )
+  axis = recurrence.batch_axis
+  parts = _matrix(kernel, batch_pieces[0].plan)
+  # The factor of each product.
   operands = [starts[0], *([] if u is None else [u])]
 
-  def pull_piece(piece: _Piece):
+  def pull_piece(piece: pieces.Piece):
     plan = piece.plan
-    own_flags = None
-    if flags is not None:
-      own_flags = kernel_call.prepare_flags(piece.cut(1, flags), plan.shape)
+    own_flags = _flags_of(piece, flags)
     own = piece.cut(axis + 1, operands)
     h_gates = [
-        _multiply(h, kernel[p.first :][: p.gates].astype(plan.dtype))
+        time_gemms.h_gates(h, kernel[p.first :][: p.gates].astype(plan.dtype))
         for h, p in zip(own, plan.stages, strict=True)
     ]
     d_x, d_gates, d_carry, d_theta, d_restart = backward.backward(
@@ -290,7 +220,7 @@ def _run_bwd(call: Call, saved, cotangents):
         piece.cut(axis, x),
         h_gates,
         (own[0], *piece.cut(axis, starts[1:])),
-        matrix,
+        parts,
         own_flags,
         piece.cut(axis, d_carries),
         piece.cut(1, d_last),
@@ -300,20 +230,20 @@ def _run_bwd(call: Call, saved, cotangents):
           d_x[None, :, :, p.first :][..., : p.gates, :] for p in plan.stages
       ]
     d_kernel = jnp.concatenate(
-        [_outer(h, d) for h, d in zip(own, d_gates, strict=True)]
+        [time_gemms.d_kernel(h, d) for h, d in zip(own, d_gates, strict=True)]
     )
     return d_x, d_carry, d_restart, d_theta.sum(1), d_kernel
 
   d_x, d_carry, d_restart, d_theta, d_kernel = zip(
-      *map(pull_piece, pieces), strict=True
+      *map(pull_piece, batch_pieces), strict=True
   )
   add = lambda parts: functools.reduce(jnp.add, parts)
   cotangents = (
-      add(d_theta) if call.params else jnp.zeros_like(theta),
-      _join(axis, d_x).astype(x.dtype),
+      add(d_theta) if recurrence.params else jnp.zeros_like(theta),
+      pieces.join(axis, d_x).astype(x.dtype),
       add(d_kernel).astype(kernel.dtype),
-      _join(1, d_carry),
-      jnp.zeros_like(restart) if flags is None else _join(1, d_restart),
+      pieces.join(1, d_carry),
+      jnp.zeros_like(restart) if flags is None else pieces.join(1, d_restart),
   )
   primals = theta, x, kernel, carry, restart
   return *jax.tree.map(sharding.like, cotangents, primals), None
@@ -322,120 +252,20 @@ def _run_bwd(call: Call, saved, cotangents):
 _run.defvjp(_run_fwd, _run_bwd)
 
 
-def _plan(call: Call, x, kernel, has_flags) -> kernel_call.Plan:
-  """Returns a plan without a configuration."""
-  return kernel_call.Plan(
-      call.update,
-      call.operand,
-      call.params,
-      x.shape[2],
-      kernel.shape[0],
-      thread_layout.Shape(*call.shape, call.time_major),
-      call.reverse,
-      call.both,
-      has_flags,
-      jnp.promote_types(x.dtype, kernel.dtype),
-      None,
-      call.clip,
-      call.stop,
-  )
+def _flags_of(piece: pieces.Piece, flags: Array | None) -> Array | None:
+  """Returns the flags of a piece as the kernels read them."""
+  if flags is None:
+    return None
+  return kernel_call.prepare_flags(piece.cut(1, flags), piece.plan.shape)
 
 
-def _forward_pieces(call: Call, x, kernel, states, has_flags, save):
-  """Returns the pieces of the forward kernel."""
+def _matrix(kernel: Array, plan: plan_lib.Plan) -> tuple[Array, ...]:
+  """Returns a recurrent kernel as tensor cores take it.
 
-  def make_plan(piece: Call):
-    plan = _plan(piece, x, kernel, has_flags)
-    plan = dataclasses.replace(
-        plan, early=kernel_call.early_gates(plan, states)
-    )
-    streams = kernel_call.forward_streams(
-        plan, x.dtype, states, call.outputs, call.out_dtype, save
-    )
-    return _configured(plan, streams, plan.products, False, call.target)
-
-  return _pieces(call, make_plan)
-
-
-def _backward_pieces(call: Call, x, kernel, states, has_flags):
-  """Returns the pieces of the adjoint."""
-
-  def make_plan(piece: Call):
-    plan = _plan(piece, x, kernel, has_flags)
-    d_dtypes = [call.out_dtype] * call.outputs
-    streams = kernel_call.backward_streams(plan, x.dtype, states, d_dtypes)
-    products = lambda config: plan.adjoints
-    return _configured(plan, streams, products, True, call.target)
-
-  return _pieces(call, make_plan)
-
-
-def _configured(
-    plan: kernel_call.Plan, streams, products, adjoint: bool, target
-):
-  """Returns the plan with the configuration that is best of those that fit."""
-  ins, outs = streams
-  needs = lambda config: kernel_call.needs(
-      plan, ins, outs, products(config), config
-  )
-  kind = tuning.Kind(
-      plan.stages[0].gates,
-      plan.operand is not None,
-      adjoint,
-      plan.dtype == jnp.float32,
-  )
-  config = tuning.choose(plan.shape, kind, needs, target)
-  return dataclasses.replace(plan, config=config)
-
-
-def _matrix(kernel: Array, dtype) -> tuple[Array, ...]:
-  """Returns a recurrent kernel as tensor cores take it."""
-  if dtype == jnp.float32:
-    return thread_layout.split_parts(kernel.astype(jnp.float32))
-  return (kernel.astype(dtype),)
-
-
-def _multiply(h: Array, kernel: Array) -> Array:
-  """[N, B, T, 1, D] and [G, N, D, D] -> float32 [N, B, T, G, D].
-
-  The forward kernel did not round these sums either. Rounded to 16 bits, they
-  made errors of some gradients twice as large.
+  Float32 becomes two bfloat16 parts, whose sum is off by 2^-17 of it.
   """
-  heads, *lead, _, size = h.shape
-  product = lax.dot_general(
-      h.reshape(heads, -1, size),
-      jnp.transpose(kernel, (1, 2, 0, 3)).reshape(heads, size, -1),
-      (((2,), (1,)), ((0,), (0,))),
-      preferred_element_type=jnp.float32,
-  )
-  return product.reshape(heads, *lead, -1, size)
-
-
-# Elements of a product's result that keep a device busy, and the least number
-# of products that are worth a sum of their own.
-_BUSY, _SUMMED = 1 << 21, 64
-
-
-def _outer(h: Array, d_gates: Array) -> Array:
-  """[N, B, T, 1, D] and [N, B, T, G, D] -> float32 [G, N, D, D]."""
-  heads, *lead, gates, size = d_gates.shape
-  steps = math.prod(lead)
-  result = gates * heads * size**2
-  # A small result of a long sum is left to a few multiprocessors, unless the
-  # sum is cut in parts.
-  parts = 1
-  while (
-      parts * result < _BUSY
-      and steps % (2 * parts) == 0
-      and steps >= 2 * parts * _SUMMED
-  ):
-    parts *= 2
-  # In an order that needs no array of all steps transposed.
-  sums = lax.dot_general(
-      h.reshape(heads, parts, -1, size),
-      d_gates.reshape(heads, parts, -1, gates * size),
-      (((2,), (2,)), ((0, 1), (0, 1))),
-      preferred_element_type=jnp.float32,
-  )
-  sums = jnp.sum(sums, axis=1).reshape(heads, size, gates, size)
-  return jnp.transpose(sums, (2, 0, 1, 3))
+  if not plan.split:
+    return (kernel.astype(plan.dtype),)
+  kernel = kernel.astype(jnp.float32)
+  high = lax.reduce_precision(kernel, 8, 7)
+  return high.astype(jnp.bfloat16), (kernel - high).astype(jnp.bfloat16)

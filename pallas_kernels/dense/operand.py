@@ -1,7 +1,20 @@
-"""The operand of a product: how it gets from CTA to CTA, step by step.
+"""Where CTAs of a cluster exchange h: the operand of a product.
 
-Words are those of `product.py`; a *plane* is one of the two parts of float32
-operands.
+Every CTA holds the whole operand of a step in its shared memory, 16 bits an
+element. Its layout is [slot][plane][column][gate, unit], with the chunks of a
+column permuted as in `smem_tiles.py`.
+
+    'shared', 'cluster':
+      put     each thread stores its elements in its own CTA's operand
+      share   barrier of the CTA; each thread sends 16-byte chunks of its CTA's
+              part to the operands of the peers (st.async)
+      ready   wait on an mbarrier, which counts the bytes from all peers
+
+    'device':
+      publish each thread stores its elements in an exchange (exchange.py)
+      fetch   each thread polls chunks of the exchange, of all CTAs, and stores
+              them in its own CTA's operand
+      ready   barrier of the CTA
 """
 
 from collections.abc import Callable, Sequence
@@ -16,6 +29,7 @@ import jax.numpy as jnp
 from pallas_kernels.dense import exchange as exchange_lib
 from pallas_kernels.dense import fragments
 from pallas_kernels.dense import matmul_partition
+from pallas_kernels.dense import smem_tiles
 from pallas_kernels.dense import thread_layout
 from pallas_kernels.mosaic import instructions
 from pallas_kernels.mosaic import mailbox
@@ -27,23 +41,30 @@ Array = jax.Array
 Ref = Any
 Cta = thread_layout.Cta
 flag = thread_layout.flag
-permutation = thread_layout.permutation
+permutation = smem_tiles.permutation
 
-# Pieces of 16 bytes that a thread asks for at once, each in six registers.
+# Chunks of 16 bytes that a thread polls at once, each in six registers.
 _TOGETHER = 12
 
 
 class Operand:
-  """What all CTAs of a head have made of a step, in this CTA's shared memory.
+  """An operand of a step, from all CTAs of a head, in this CTA's shared memory.
 
   Args:
     cta: coordinates.
-    products: of which it is the operand, one and those that are late.
+    products: the products that read it, one and the late ones after it.
     ref: int32 in shared memory, `words` of it.
-    signals: int32 in shared memory, `SIGNAL_WORDS` of it.
+    signals: mbarriers, int32 in shared memory, `SIGNAL_WORDS` of it.
+
+  Attributes:
+    team: CTAs that share out the gates.
+    operands: gates that this CTA multiplies.
+    member: CTA of the team.
+    gate0: first gate of this CTA.
+    rows: columns that can lie in the batch; no others are sent or read.
   """
 
-  # For the operands of two steps, and for what a team has summed.
+  # Three mbarriers: for two slots, and for the sums of a team.
   SIGNAL_WORDS = 6
 
   def __init__(
@@ -56,7 +77,6 @@ class Operand:
     self.operands = product.operands // self.team
     self.member = cta.rank if self.team > 1 else jnp.int32(0)
     self.gate0 = self.member * self.operands
-    # Columns that may be in the batch; no others are sent or read.
     self.rows = min(config.columns, shape.batch)
     self.plane_bytes = self._plane_bytes(config, shape, products)
     self._matrices = None
@@ -70,7 +90,7 @@ class Operand:
 
   @staticmethod
   def _plane_bytes(config, shape, products) -> int:
-    # What rounding up to parts of a sum adds is multiplied with zeros.
+    # Parts of a sum are rounded up to whole blocks; the rest holds zeros.
     blocks = max(
         p.parts(config, shape) * p.blocks(config, shape) for p in products
     )
@@ -78,7 +98,7 @@ class Operand:
 
   @classmethod
   def words(cls, config, shape, products, split: bool) -> int:
-    """Shared memory for what is multiplied."""
+    """Returns the shared memory of an operand, in int32."""
     planes = config.slots * (2 if split else 1)
     return planes * cls._plane_bytes(config, shape, products) // 4
 
@@ -87,11 +107,14 @@ class Operand:
     return 2 if self.cta.split else 1
 
   def clear(self):
-    """Fills the operand's tiles with zeros; before a meeting of the cluster."""
+    """Fills the operand with zeros and makes the mbarriers.
+
+    A barrier of the cluster has to follow.
+    """
     cta = self.cta
     words = cta.config.slots * self.planes * self.plane_bytes // 4
-    for k in range(pl.cdiv(words, cta.threads)):
-      at = cta.index + k * cta.threads
+    for k in range(pl.cdiv(words, cta.config.threads)):
+      at = cta.thread.index + k * cta.config.threads
       memory.store_smem(
           self.ref,
           4 * at,
@@ -99,14 +122,14 @@ class Operand:
           jnp.int32,
           where=flag(at < words),
       )
-    sync.make_signals(self.signals, 3, flag(cta.index == 0))
+    sync.make_signals(self.signals, 3, flag(cta.thread.index == 0))
 
   def _slot(self, step):
     slot = step & (self.cta.config.slots - 1)
     return slot * (self.planes * self.plane_bytes)
 
   def _place(self, plane, gate, column, unit):
-    """Returns where an element lies in a slot, in bytes."""
+    """Returns the byte of an element in a slot."""
     pitch = self.plane_bytes // self.cta.config.columns
     byte = 2 * (gate * (32 * self.cta.shape.blocks) + unit)
     chunk = (byte >> 4) ^ permutation(column)
@@ -114,7 +137,7 @@ class Operand:
     return start + (chunk << 4) + (byte & 15)
 
   def put(self, step, values: Sequence[Array]):
-    """Puts this thread's elements of the operand into it, one a gate."""
+    """Stores this thread's elements in the operand, one array a gate."""
     cta, slot = self.cta, self._slot(step)
     parts = list(values)
     if cta.split:
@@ -126,11 +149,13 @@ class Operand:
       return
     for i, part in enumerate(parts):
       gate, plane = divmod(i, self.planes)
-      at = self._place(plane, gate, cta.column, cta.unit0 + cta.unit)
-      memory.store_smem(self.ref, slot + at, part, cta.short, where=cta.valid)
+      at = self._place(plane, gate, cta.own.column, cta.unit0 + cta.own.unit)
+      memory.store_smem(
+          self.ref, slot + at, part, cta.short, where=cta.own.valid
+      )
 
   def share(self, step):
-    """Sends what the threads of this CTA have put to the cluster."""
+    """Waits for the CTA's `put`, and sends its part to all peers."""
     cta, config = self.cta, self.cta.config
     cta.barrier()
     if config.cluster == 1:
@@ -139,8 +164,8 @@ class Operand:
     per_row = config.units // 8
     total = gates * self.planes * self.rows * per_row
     peers = config.cluster - 1
-    for k in range(pl.cdiv(total * peers, cta.threads)):
-      q = cta.index + k * cta.threads
+    for k in range(pl.cdiv(total * peers, cta.config.threads)):
+      q = cta.thread.index + k * cta.config.threads
       peer = lax.div(q, jnp.int32(total))
       rest = q - peer * total
       row = lax.div(rest, jnp.int32(per_row))
@@ -156,10 +181,10 @@ class Operand:
       sync.send(self.ref, at, words, self.signals, step & 1, rank, where)
     own = jnp.clip(cta.shape.size - cta.unit0, 0, config.units)
     size = 2 * gates * self.planes * self.rows * (cta.shape.size - own)
-    sync.expect(self.signals, step & 1, size, flag(cta.index == 0))
+    sync.expect(self.signals, step & 1, size, flag(cta.thread.index == 0))
 
   def ready(self, step):
-    """Waits for what other CTAs have made, after `share` or `fetch`."""
+    """Waits until the operand is whole, after `share` or `fetch`."""
     config = self.cta.config
     if config.through_device:
       self.cta.barrier()
@@ -174,27 +199,29 @@ class Operand:
       first: Ref | None = None,
       replace: Callable[[Any], tuple[Any, Ref]] | None = None,
   ):
-    """Reads the operand from an exchange, as soon as all is there.
+    """Polls an exchange and stores the operand.
 
     Args:
-      exchange: where.
+      exchange: the exchange.
       told: the step of the exchange.
       step: the step of this operand.
-      first: [B, F], what is read instead for step 0.
-      replace: maps a column to (int32 condition, reference [B, F]) that is read
-        instead where the condition is not 0, but no sooner: that the others
-        have published also says that they are done with earlier steps.
+      first: [B, F] to read instead at step 0.
+      replace: maps a column to (int32 condition, reference [B, F]) to read
+        instead where the condition is not 0. The exchange is polled there too:
+        its data also says that the others are done with earlier steps.
     """
     cta, size = self.cta, self.cta.dtype.itemsize
     if cta.config.delay:
       sync.delay(cta.config.delay)
     total = self.operands * self.rows * (cta.shape.size // 8)
-    rounds = range(pl.cdiv(total, cta.threads))
-    # What is asked for at once is in registers at once.
+    rounds = range(pl.cdiv(total, cta.config.threads))
+    # All chunks that are polled at once are in registers at once.
     together = _TOGETHER // self.planes
     for start in rounds[::together]:
       pieces = [
-          self._piece(exchange, told, cta.index + k * cta.threads, total)
+          self._piece(
+              exchange, told, cta.thread.index + k * cta.config.threads, total
+          )
           for k in rounds[start:][:together]
       ]
       places = []
@@ -204,7 +231,7 @@ class Operand:
           if first is not None:
             place = *place, (flag(step == 0), first, piece.plain + j)
           places.append(place)
-      # All in one loop: a wait for one is a wait for all, in a warp.
+      # One loop for all: a warp waits for the last of its chunks anyway.
       flat = mailbox.poll(places, size)
       for k, piece in enumerate(pieces):
         words = flat[4 * self.planes * k :][: 4 * self.planes]
@@ -222,7 +249,7 @@ class Operand:
         self._store(step, piece, words)
 
   def _piece(self, exchange: exchange_lib.Exchange, told, index, total: int):
-    """Returns which 8 elements of a step a thread reads, by their index."""
+    """Returns the index-th chunk of 8 elements of a step."""
     cta, shape = self.cta, self.cta.shape
     per_row = shape.size // 8
     exists = index < total
@@ -231,7 +258,7 @@ class Operand:
     unit = 8 * (index - row * per_row)
     gate = lax.div(row, jnp.int32(self.rows))
     column = row - gate * self.rows
-    # What is beyond the batch is never published.
+    # Nothing beyond the batch is ever published.
     row = jnp.minimum(cta.row0 + column, shape.batch - 1)
     feature = cta.head * shape.size + unit
     at = exchange.offset(told, row, self.gate0 + gate) + feature
@@ -239,7 +266,7 @@ class Operand:
     return _Piece(gate, column, unit, flag(exists), at, plain)
 
   def _store(self, step, piece: '_Piece', words: Sequence[Array]):
-    """Puts 8 elements, as words of the exchange, into the operand."""
+    """Stores 8 elements, given as words of the exchange, in the operand."""
     parts = [words]
     if self.cta.split:
       parts = _parts([instructions.as_float(w) for w in words])
@@ -250,11 +277,11 @@ class Operand:
       )
 
   def fragment(self, step, plane: int, block, tile: int) -> list[Array]:
-    """Returns a thread's part of a block for a tensor core, as four words."""
+    """Returns this thread's 8 elements of a block's column, as four words."""
     cta = self.cta
     pitch = self.plane_bytes // cta.config.columns
-    column = cta.tile_column(tile, cta.quad)
-    chunk = (4 * block + cta.place) ^ permutation(column)
+    column = cta.tile_column(tile, cta.thread.quad)
+    chunk = (4 * block + cta.thread.place) ^ permutation(column)
     at = self._slot(step) + plane * self.plane_bytes
     at = at + column * pitch + (chunk << 4)
     return memory.load_words_smem(self.ref, at)
@@ -265,12 +292,12 @@ class _Piece:
   """8 elements of a step, 16 or 32 bytes.
 
   Attributes:
-    gate: of the operand.
-    column: of the CTA.
-    unit: the first of the head's.
-    exists: int32, 0 where a thread has none.
-    at: where in the exchange, in elements.
-    plain: where in an array [B, F].
+    gate: gate of the operand.
+    column: column of the CTA.
+    unit: first unit of the head.
+    exists: int32, 0 where a thread has no chunk.
+    at: first element in the exchange.
+    plain: first element in an array [B, F].
   """
 
   gate: Array
@@ -282,7 +309,7 @@ class _Piece:
 
 
 def _parts(values: Sequence[Array]):
-  """Packs eight float32 as words of their high and of their low parts."""
+  """Splits eight float32 into four words of high and four of low parts."""
   high, low = [], []
   for a, b in zip(values[::2], values[1::2], strict=True):
     word = instructions.narrow(a, b, jnp.bfloat16)

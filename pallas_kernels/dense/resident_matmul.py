@@ -1,137 +1,197 @@
-"""Products with a matrix that stays on chip, step by step.
+"""Products with a matrix that stays on chip for the whole sequence.
 
-Words are those of `product.py`.
+Each warp holds fragments of the recurrent kernel in registers and, if need be,
+in shared memory, and multiplies them with the operand in shared memory by mma
+(m16n8k16: 16 rows, 8 columns, 16 deep). A *half* is 8 rows, half of an mma's
+tile; a *block* is 32 elements to sum over. Lane 4 q + p loads 16 bytes of a
+block, the 8 elements 8 p ... 8 p + 7 of row q:
+
+                  words of 2 elements
+    row q   | p=0: 0 1 2 3 | p=1: 0 1 2 3 | p=2: 0 1 2 3 | p=3: 0 1 2 3 |
+    element   0 .........7   8 ........15   16 .......23   24 .......31
+
+and 16 bytes of column q of the operand likewise. Two mma consume a block: one
+takes words 0, 1 of both factors, the other words 2, 3. This permutes the order
+of the sum alike in both. A lane then has row q of each half, columns 2 p and
+2 p + 1:
+
+                 columns 0 1    2 3    4 5    6 7
+    half 0   row q:     p=0    p=1    p=2    p=3      acc[0], acc[1]
+    half 1   row q:     p=0    p=1    p=2    p=3      acc[2], acc[3]
+
+`sum_sharing.py` says which rows and blocks a warp has.
 """
 
 from collections.abc import Sequence
-from typing import Any
+import itertools
+from typing import Any, NamedTuple
 
 import jax
-from jax import lax
-from jax.experimental import pallas as pl
 import jax.numpy as jnp
 
+from pallas_kernels.dense import config as config_lib
 from pallas_kernels.dense import matmul_partition
 from pallas_kernels.dense import operand as operand_lib
+from pallas_kernels.dense import partial_sums
+from pallas_kernels.dense import sum_sharing
 from pallas_kernels.dense import thread_layout
 from pallas_kernels.mosaic import instructions
 from pallas_kernels.mosaic import memory
 from pallas_kernels.mosaic import ptx
-from pallas_kernels.mosaic import sync
 
 Array = jax.Array
-Ref = Any
+Config = config_lib.Config
 Cta = thread_layout.Cta
+Product = matmul_partition.Product
+Shape = config_lib.Shape
+Sums = partial_sums.Sums
 flag = thread_layout.flag
-LANES = ptx.LANES
+
+
+class Smem(NamedTuple):
+  """Shared memory of one product: words of int32, or references.
+
+  Attributes:
+    operand: the operand; None for a late product, which has that of the product
+      before it.
+    signals: mbarriers of the operand; None for a late product.
+    partials: partial sums of the warps.
+    rest: fragments of the matrix for which there are no registers.
+  """
+
+  operand: Any
+  signals: Any
+  partials: Any
+  rest: Any
+
+
+def smem_words(
+    products: Sequence[Product], config: Config, shape: Shape, split: bool
+) -> tuple[Smem, ...]:
+  """Returns the shared memory of a step's products, in int32.
+
+  Args:
+    products: the products of a step.
+    config: the cut.
+    shape: sizes.
+    split: whether factors have two bfloat16 parts.
+  """
+  kept = matmul_partition.kept_blocks(products, config, shape, split)
+  found = []
+  for i, (product, (blocks, _)) in enumerate(zip(products, kept, strict=True)):
+    operand = signals = None
+    if not product.late:
+      operand = operand_lib.Operand.words(
+          config, shape, sharing(products, i), split
+      )
+      signals = operand_lib.Operand.SIGNAL_WORDS
+    fragments = product.blocks(config, shape) - blocks
+    fragments *= product.halves(config) * (2 if split else 1)
+    found.append(
+        Smem(
+            operand=operand,
+            signals=signals,
+            partials=partial_sums.words(product, config),
+            rest=4 * config.threads * fragments,
+        )
+    )
+  return tuple(found)
+
+
+def sharing(products: Sequence[Product], i: int) -> list[Product]:
+  """Returns the i-th product and the late ones that share its operand."""
+  late = itertools.takewhile(lambda product: product.late, products[i + 1 :])
+  return [products[i], *late]
+
+
+def multipliers(
+    cta: Cta, products: Sequence[Product], matrix, smem: Sequence[Smem]
+) -> list['Multiplier']:
+  """Returns the products of a step, inside a kernel.
+
+  Args:
+    cta: coordinates.
+    products: the products of a step.
+    matrix: see `Multiplier`.
+    smem: references to the shared memory of each.
+  """
+  kept = matmul_partition.kept_blocks(
+      products, cta.config, cta.shape, cta.split
+  )
+  made: list[Multiplier] = []
+  for i, (blocks, _) in enumerate(kept):
+    if products[i].late:
+      operand = made[-1].operand
+    else:
+      operand = operand_lib.Operand(
+          cta, sharing(products, i), smem[i].operand, smem[i].signals
+      )
+    made.append(
+        Multiplier(cta, products[i], operand, matrix, smem[i], kept=blocks)
+    )
+  return made
 
 
 class Multiplier:
   """A product whose matrix stays in registers and, if need be, shared memory.
 
+  A step calls `multiply` when the operand is there, then `gather`. Where
+  something can be done between, `spread`, another product's `gather` and
+  `collect` take the place of `gather`.
+
   Args:
     cta: coordinates.
-    product: which.
-    matrix: [gates of all, N, D, D], indexed [gate, head, row, sum], or two of
-      them for the parts of float32.
-    operand: what it is multiplied with.
-    partials: int32 in shared memory, `partial_words` of it.
-    rest: int32 in shared memory, `rest_words` of it.
-    kept: blocks of the matrix that registers hold, see `kept_blocks`.
+    product: the product.
+    operand: the factor that changes from step to step.
+    matrix: R in device memory, [gates of all, N, D, D] indexed [gate, head,
+      row, sum]; two references for the parts of float32.
+    smem: references to shared memory.
+    kept: blocks that registers hold, see `matmul_partition.kept_blocks`.
   """
 
   def __init__(
       self,
       cta: Cta,
-      product: matmul_partition.Product,
-      matrix,
+      product: Product,
       operand: operand_lib.Operand,
-      partials,
-      rest,
+      matrix: Sequence[Any],
+      smem: Smem,
+      *,
       kept: int,
   ):
-    self.cta, self.product = cta, product
-    self.operand, self.partials, self.rest = operand, partials, rest
-    config, shape = cta.config, cta.shape
-    self.halves = product.halves(config)
-    self.blocks = product.blocks(config, shape)
-    self.units = product.units(config)
-    self.unit0 = cta.unit0 - operand.member * config.units
-    self.sums = product.sums(config)
-    self.folded = product.folded(config, shape)
-    self.sub = product.octets(config)
-    self.row_warps = product.row_warps(config)
-    self.row_warp = lax.rem(cta.warp, jnp.int32(self.row_warps))
-    self.sum_warp = lax.div(cta.warp, jnp.int32(self.row_warps))
-    self.kept = kept
+    self.cta, self.product, self.operand = cta, product, operand
+    self.rest, self.kept = smem.rest, kept
+    self.halves = product.halves(cta.config)
+    self.blocks = product.blocks(cta.config, cta.shape)
+    self.unit0 = cta.unit0 - operand.member * cta.config.units
+    self.sharing = sum_sharing.make(cta, product, operand, smem.partials)
     self.matrix = [
         [
-            [self._fragment(ref, h, i) for i in range(kept)]
-            for h in range(self.halves)
+            [self._load_fragment(ref, half, i) for i in range(kept)]
+            for half in range(self.halves)
         ]
         for ref in matrix
     ]
     for plane, ref in enumerate(matrix):
       for half in range(self.halves):
         for i in range(kept, self.blocks):
-          words = self._fragment(ref, half, i)
+          words = self._load_fragment(ref, half, i)
           at = self._in_rest(plane, half, i)
-          memory.store_words_smem(rest, at, words)
+          memory.store_words_smem(self.rest, at, words, where=None)
 
-  @classmethod
-  def partial_words(cls, config, product) -> int:
-    """Shared memory for the sums of each warp."""
-    if config.sums == 1:
-      return 0
-    words = 4 * config.warpgroups * product.halves(config) * config.tiles * 64
-    if product.team(config) > 1:
-      words += product.units(config) * config.columns
-    return words
-
-  @classmethod
-  def rest_words(cls, config, product, shape, split: bool, kept: int) -> int:
-    """Shared memory for what registers do not hold of the matrix."""
-    blocks = product.blocks(config, shape) - kept
-    fragments = product.halves(config) * blocks * (2 if split else 1)
-    return 4 * LANES * config.warpgroups * fragments
-
-  def _in_rest(self, plane: int, half: int, i: int):
-    """Returns where this thread's own part of a fragment lies, in bytes."""
-    index = plane * self.halves + half
-    index = index * (self.blocks - self.kept) + i - self.kept
-    return 16 * (index * self.cta.threads + self.cta.index)
-
-  def _of_matrix(self, plane: int, half: int, i: int):
-    """Returns a fragment from where it is."""
-    if i < self.kept:
-      return self.matrix[plane][half][i]
-    at = self._in_rest(plane, half, i)
-    return memory.load_words_smem(self.rest, at)
-
-  def _block(self, half: int, i: int):
-    """Returns gate, first element and existence of this warp's i-th block."""
-    blocks = self.cta.shape.blocks
-    if self.sums == 1:
-      there = half * self.blocks + i if self.folded else i
-      last = min(there // blocks, self.operand.operands - 1)
-      # What is beyond the last gate's blocks is beyond its elements.
-      return last, jnp.int32(32 * (there - last * blocks)), None
-    index = self.sum_warp * self.blocks + i
-    gate = lax.div(index, jnp.int32(blocks))
-    return gate, 32 * (index - gate * blocks), gate < self.operand.operands
-
-  def _fragment(self, ref, half: int, i: int):
+  def _load_fragment(self, ref, half: int, i: int) -> Sequence[Array]:
     """Loads 8 elements of one row of the matrix, as four words."""
     cta, product = self.cta, self.product
-    result, sub = (0, 0) if self.folded else divmod(half, self.sub)
+    result, sub = self.sharing.rows(half)
     if result >= product.results:
       return [ptx.full(1, 0, jnp.int32)] * 4
-    unit = 8 * (self.row_warp * self.sub + sub) + cta.quad
+    octet = self.sharing.row_warp * self.sharing.octets + sub
+    unit = 8 * octet + cta.thread.quad
     row = self.unit0 + unit
-    gate, start, exists = self._block(half, i)
-    k = start + 8 * cta.place
+    gate, start, exists = self.sharing.block(half, i)
+    k = start + 8 * cta.thread.place
     where = (row < cta.shape.size) & (k < cta.shape.size)
-    where &= unit < self.units
+    where &= unit < product.units(cta.config)
     if exists is not None:
       where &= exists
     if product.transposed:
@@ -142,37 +202,41 @@ class Multiplier:
     at = jnp.where(where, at * cta.shape.size + k, 0)
     return memory.load_words_gmem(ref, at, size=2, where=flag(where))
 
-  def multiply(self, step) -> list[list[Any]]:
-    """Returns sums [half][tile], each two float32 [128], of what is there."""
-    cta = self.cta
-    operand = self.operand
-    first = self.sum_warp * self.blocks
-    if self.folded:
-      # The first of the four columns, and the second.
-      first = (cta.quad >> 2) * self.blocks
-    # (Part of the matrix, part of the operand).
+  def _in_rest(self, plane: int, half: int, i: int) -> Array:
+    """Returns the byte of this thread's part of a fragment in `rest`."""
+    index = plane * self.halves + half
+    index = index * (self.blocks - self.kept) + i - self.kept
+    return 16 * (index * self.cta.config.threads + self.cta.thread.index)
+
+  def _fragment(self, plane: int, half: int, i: int) -> Sequence[Array]:
+    """Returns a fragment from registers or shared memory."""
+    if i < self.kept:
+      return self.matrix[plane][half][i]
+    at = self._in_rest(plane, half, i)
+    return memory.load_words_smem(self.rest, at)
+
+  def multiply(self, step) -> Sums:
+    """Returns this thread's sums over this warp's blocks."""
+    cta, operand, tiles = self.cta, self.operand, self.cta.config.tiles
+    first = self.sharing.first_block(self.sharing.sum_warp * self.blocks)
+    # (Part of the matrix, part of the operand); the product of the two low
+    # parts is below the error of the others.
     pairs = [(0, 1), (1, 0), (0, 0)] if cta.split else [(0, 0)]
-    chain = 2 * self.blocks * len(pairs)
     rows = self.halves // 2
-    # A tensor core takes its time for each product, so a few are under way.
-    most = max(1, 8 // (cta.tiles * rows))
-    ways = min(most, max(chain // 4, min(chain // 2, 4)))
+    ways = self._ways(2 * self.blocks * len(pairs), tiles * rows)
     zero = ptx.full(1, 0.0)
     acc: list[list[list[Sequence[Array]]]] = [
-        [[[zero] * 4 for _ in range(ways)] for _ in range(cta.tiles)]
+        [[[zero] * 4 for _ in range(ways)] for _ in range(tiles)]
         for _ in range(rows)
     ]
     count = 0
     for i in range(self.blocks):
-      parts = [
-          [
-              operand.fragment(step, plane, first + i, n)
-              for n in range(cta.tiles)
-          ]
+      columns = [
+          [operand.fragment(step, plane, first + i, n) for n in range(tiles)]
           for plane in range(operand.planes)
       ]
       matrix = [
-          [self._of_matrix(plane, half, i) for half in range(self.halves)]
+          [self._fragment(plane, half, i) for half in range(self.halves)]
           for plane in range(len(self.matrix))
       ]
       for of_matrix, of_operand in pairs:
@@ -182,161 +246,52 @@ class Multiplier:
           for row in range(rows):
             low, high = matrix[of_matrix][2 * row :][:2]
             a = (low[j], high[j], low[j + 1], high[j + 1])
-            for n in range(cta.tiles):
+            for n in range(tiles):
+              b = columns[of_operand][n][j : j + 2]
               acc[row][n][way] = instructions.mma(
-                  acc[row][n][way],
-                  a,
-                  parts[of_operand][n][j : j + 2],
-                  cta.short,
+                  acc[row][n][way], a, b, cta.short
               )
-
-    def total(sums):
-      while len(sums) > 1:
-        rest = sums[len(sums) // 2 * 2 :]
-        sums = [
-            [x + y for x, y in zip(p, q, strict=True)]
-            for p, q in zip(sums[::2], sums[1::2], strict=False)
-        ] + rest
-      return sums[0]
-
-    totals = [[total(sums) for sums in row] for row in acc]
+    totals = [[_add_up(ways) for ways in row] for row in acc]
     return [
-        [totals[h // 2][n][2 * (h % 2) :][:2] for n in range(cta.tiles)]
+        [totals[h // 2][n][2 * (h % 2) :][:2] for n in range(tiles)]
         for h in range(self.halves)
     ]
 
-  def elements(self, sums) -> list[Array]:
-    """Returns this thread's elements of each result from its own sums."""
-    cta = self.cta
-    if self.folded:
-      # Of one part this thread has two columns, of the other its neighbour.
-      (low,), (high,) = sums
-      upper = cta.upper != 0
-      given = jnp.where(upper, high[0], low[1])
-      kept = jnp.where(upper, high[1], low[0])
-      return [kept + instructions.shuffle(given, 2)]
-    return [
-        ptx.stack(
-            [
-                x
-                for s in range(self.sub)
-                for n in range(cta.tiles)
-                for x in cta.own_of(sums[result * self.sub + s][n])
-            ]
-        )
-        for result in range(self.product.results)
-    ]
+  @staticmethod
+  def _ways(chain: int, independent: int) -> int:
+    """Returns the number of accumulators that a sum alternates between.
 
-  def gather(self, step, sums) -> list[Array]:
-    """Returns this thread's elements of each result, from all warps' sums."""
-    self.spread(sums)
-    if self.operand.team > 1:
-      self._expect_team()
-    if self.sums > 1:
-      self.cta.barrier()
-    return self.collect(step, sums)
+    An mma waits for the one before it on the same accumulator, so a few have to
+    be independent.
 
-  def spread(self, sums):
-    """Puts this warp's sums where other warps find them after a barrier."""
-    if self.sums == 1:
-      return
-    cta = self.cta
-    where = flag(cta.upper == 0) if cta.config.twice else None
-    for half, row in enumerate(sums):
-      result, sub = divmod(half, self.sub)
-      if result >= self.product.results:
-        continue
-      index = self.row_warp * self.sub + sub
-      index += result * self.sub * self.row_warps
-      for n, pair in enumerate(row):
-        at = self._partial(self.sum_warp, index, n) + 8 * cta.lane
-        memory.store_pair_smem(self.partials, at, pair, where)
-
-  def collect(self, step, sums) -> list[Array]:
-    """Returns this thread's elements of each result, after the barrier."""
-    if self.sums == 1:
-      return self.elements(sums)
-    cta = self.cta
-    if self.operand.team > 1:
-      return [self._gather_team(step)]
-    return [
-        self._sum(result, cta.unit, cta.column, cta.count)
-        for result in range(self.product.results)
-    ]
-
-  def _sum(self, result: int, unit, column, count: int) -> Array:
-    """Returns elements of a result, summed over this CTA's warps."""
-    index = result * self.sub * self.row_warps + (unit >> 3)
-    within = ((unit & 7) << 5) + ((column & 7) << 2)
-    parts = []
-    for part in range(self.sums):
-      at = self._partial(part, index, column >> 3) + within
-      parts.append(
-          memory.load_smem(self.partials, at, jnp.float32, count=count)
-      )
-    return _total(parts)
-
-  def _sum_four(self, unit, column) -> list[Array]:
-    """Returns four columns of the only result, as int32 words."""
-    within = ((unit & 7) << 5) + ((column & 7) << 2)
-    parts = []
-    for part in range(self.sums):
-      at = self._partial(part, unit >> 3, column >> 3) + within
-      words = memory.load_words_smem(self.partials, at)
-      parts.append([instructions.as_float(word) for word in words])
-    return [instructions.as_word(_total(x)) for x in zip(*parts, strict=True)]
-
-  def _expect_team(self):
-    """Expects what the team sends, before any of it can be of a later step.
-
-    That is sure before a CTA's own sums are sent. Of one without units nothing
-    else is waited for.
+    Args:
+      chain: mma of one sum.
+      independent: sums of a warp.
     """
-    config = self.cta.config
-    size = 4 * self.operand.team * config.units * config.columns
-    first = flag(self.cta.index == 0)
-    sync.expect(self.operand.signals, 2, size, first)
+    most = max(1, 8 // independent)
+    return min(most, max(chain // 4, min(chain // 2, 4)))
 
-  def _gather_team(self, step) -> Array:
-    """Sends each CTA of the team what it needs, and sums what it has got."""
-    cta, config, operand = self.cta, self.cta.config, self.operand
-    own = config.units * config.columns
-    base = self.partial_words(config, self.product) - operand.team * own
-    total = self.units * config.columns
-    # Four columns at a time.
-    for k in range(pl.cdiv(total // 4, cta.threads)):
-      e = 4 * (cta.index + k * cta.threads)
-      exists = flag(e < total)
-      octet = lax.rem(e, jnp.int32(total)) >> 3
-      tile = lax.div(octet, jnp.int32(self.units))
-      unit = octet - tile * self.units
-      column = 8 * tile + (e & 7)
-      words = self._sum_four(unit, column)
-      owner = lax.div(unit, jnp.int32(config.units))
-      place = (unit - owner * config.units) * config.columns + column
-      at = 4 * (base + operand.member * own + place)
-      sync.send(self.partials, at, words, operand.signals, 2, owner, exists)
-    sync.await_signal(operand.signals, 2, step & 1)
-    place = cta.unit * config.columns + cta.column
-    parts = [
-        memory.load_smem(
-            self.partials,
-            4 * (base + member * own + place),
-            jnp.float32,
-            count=cta.count,
-        )
-        for member in range(operand.team)
-    ]
-    return sum(parts[1:], parts[0])
+  def spread(self, sums: Sums) -> None:
+    """Puts this warp's sums where other warps find them after a barrier."""
+    self.sharing.spread(sums)
 
-  def _partial(self, part, index, tile):
-    """Returns where 8 rows of one tile lie among the sums, in bytes."""
-    rows = self.halves * self.row_warps
-    return ((part * rows + index) * self.cta.tiles + tile) * 256
+  def collect(self, step, sums: Sums) -> list[Array]:
+    """Returns this thread's elements of each result, after the barrier."""
+    return self.sharing.collect(step, sums)
+
+  def gather(self, step, sums: Sums) -> list[Array]:
+    """Returns this thread's elements of each result, from all warps' sums."""
+    self.sharing.spread(sums)
+    self.sharing.meet()
+    return self.sharing.collect(step, sums)
 
 
-def _total(parts: Sequence[Array]) -> Array:
-  """Adds up a power of two of arrays, in pairs."""
-  while len(parts) > 1:
-    parts = [a + b for a, b in zip(parts[::2], parts[1::2], strict=True)]
-  return parts[0]
+def _add_up(ways: list[Sequence[Array]]) -> Sequence[Array]:
+  """Adds up the accumulators of one sum, in pairs."""
+  while len(ways) > 1:
+    rest = ways[len(ways) // 2 * 2 :]
+    ways = [
+        [x + y for x, y in zip(p, q, strict=True)]
+        for p, q in zip(ways[::2], ways[1::2], strict=False)
+    ] + rest
+  return ways[0]

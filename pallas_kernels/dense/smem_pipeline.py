@@ -1,59 +1,91 @@
-"""Tiles of streams on their way through shared memory.
+"""Streams on their way through shared memory: a ring buffer in, staging out.
 
-A tile is what a CTA needs of one gate in one step: columns of units. `Ring`
-brings tiles in several steps ahead, `Staging` takes them out; both in pieces of
-16 bytes, which are dealt to the threads of the CTA.
+A `Ring` copies tiles from device memory several steps ahead (cp.async), and a
+`Staging` stores them to device memory; both move chunks of 16 bytes, dealt to
+the threads of the CTA. With S = `config.stages` slots, during step t:
+
+    slot (t + S - 1) % S     is being filled, for step t + S - 1
+    slots (t + 1) % S ...    are in flight or there
+    slot t % S               is read
+
+    staging slot t % 2       gets the results of step t, element by element
+    staging slot t % 2, or (t - 1) % 2 in a cluster, leaves in chunks
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+import dataclasses
 from typing import Any
 
 import jax
 from jax import lax
-from jax.experimental import pallas as pl
 import jax.numpy as jnp
 
+from pallas_kernels.dense import config as config_lib
 from pallas_kernels.dense import fragments
+from pallas_kernels.dense import smem_tiles
 from pallas_kernels.dense import thread_layout
 from pallas_kernels.mosaic import memory
 
 Array = jax.Array
 Ref = Any
+Config = config_lib.Config
 Cta = thread_layout.Cta
-Config = thread_layout.Config
-Shape = thread_layout.Shape
-Stream = thread_layout.Stream
+Stream = config_lib.Stream
 flag = thread_layout.flag
 
 
+def _fragments(cta: Cta, stream: Stream, written: bool) -> Any:
+  """Returns how threads hold a stream's tiles; None for element by element."""
+  usable = fragments.usable(cta.config, stream.dtype, written)
+  if stream.flags or not usable:
+    return None
+  place = lambda gate, column, unit: (
+      gate * smem_tiles.tile_bytes(cta.config, 2)
+      + smem_tiles.place(cta.config, 2, column, unit)
+  )
+  return fragments.Matrices(cta, stream.tiles, place, written)
+
+
 class Ring:
-  """Tiles of the streams that a kernel reads, several steps ahead.
+  """Ring buffer of the streams that a kernel reads.
 
   Args:
     cta: coordinates.
-    streams: what is read.
-    refs: in device memory.
+    streams: a tree of streams.
+    refs: a tree of their arrays in device memory.
     buffer: int32 in shared memory, `words` of it.
+
+  Attributes:
+    tiles: `RingTiles` in the same tree.
   """
 
-  def __init__(self, cta: Cta, streams, refs, buffer):
-    self.cta, self.streams, self.refs = cta, streams, refs
-    self.buffer = buffer
+  def __init__(self, cta: Cta, streams, refs, buffer: Ref):
+    self.cta, self.buffer = cta, buffer
     self.distance = cta.config.stages - 1
-    self.offsets, self.slot_bytes = _places(cta, streams)
-    self._copies = []
-    for stream, ref, start in zip(streams, refs, self.offsets, strict=True):
-      self._copies += [
-          (ref, stream, start + inner, at, where)
-          for inner, at, where in _chunks(cta, stream)
-      ]
-    self._matrices = _matrices(cta, streams, written=False)
+    flat, tree = jax.tree.flatten(streams)
+    offsets = smem_tiles.offsets(cta.config, flat)
+    self.slot_bytes = smem_tiles.slot_bytes(cta.config, flat)
+    self._copies = smem_tiles.copies(
+        cta, flat, jax.tree.leaves(refs), offsets, written=False
+    )
+    self.tiles = jax.tree.unflatten(
+        tree,
+        [
+            RingTiles(
+                self, stream, start, _fragments(cta, stream, written=False)
+            )
+            for stream, start in zip(flat, offsets, strict=True)
+        ],
+    )
 
   @classmethod
   def words(cls, config: Config, streams) -> int:
-    return config.stages * _slot_bytes(config, streams) // 4
+    """Returns the shared memory for a tree of streams, in int32."""
+    size = smem_tiles.slot_bytes(config, jax.tree.leaves(streams))
+    return config.stages * size // 4
 
   def slot(self, step):
+    """Returns the first byte of a step's slot."""
     stages = self.cta.config.stages
     if stages & (stages - 1) == 0:
       return (step & (stages - 1)) * self.slot_bytes
@@ -65,7 +97,7 @@ class Ring:
       self._start(jnp.int32(step))
 
   def advance(self, step):
-    """Starts copying the tiles of a later step than this one."""
+    """Starts copying the tiles of step + stages - 1."""
     self._start(step + self.distance)
 
   def _start(self, step):
@@ -73,183 +105,116 @@ class Ring:
     exists = jnp.where(step < cta.shape.time, jnp.int32(1), jnp.int32(0))
     time = cta.time(jnp.minimum(step, cta.shape.time - 1))
     slot = self.slot(step)
-    for ref, stream, inner, at, where in self._copies:
-      size = jnp.dtype(stream.dtype).itemsize
+    for copy in self._copies:
       memory.fetch(
           self.buffer,
-          inner + slot,
-          ref,
-          at + time * _stride(cta.shape, stream),
-          size,
-          where * exists,
+          copy.smem_offset + slot,
+          copy.ref,
+          copy.gmem(cta, time),
+          copy.itemsize,
+          copy.where * exists,
       )
     memory.fetch_commit()
 
   def wait(self, ahead: int):
-    """Waits for some tiles; before the barrier that shows them to all threads.
+    """Waits for this thread's copies; a barrier then shows them to all threads.
 
     Args:
-      ahead: for how many steps after this one, if `advance` is called later in
-        a step; one less than that if it was called before.
+      ahead: number of steps after the current one whose tiles have to be there,
+        if `advance` is called later in the step; one less if it was called
+        before.
     """
     memory.fetch_wait(self.distance - 1 - ahead)
 
-  def read(self, step, i: int) -> list[Array]:
-    """Returns this thread's elements of stream i, one array a gate."""
-    cta, stream = self.cta, self.streams[i]
-    start = self.slot(step) + self.offsets[i]
+
+@dataclasses.dataclass(frozen=True)
+class RingTiles:
+  """The tiles of one stream in a ring buffer.
+
+  Attributes:
+    ring: the ring buffer.
+    stream: the stream.
+    offset: byte in a slot at which they start.
+    matrices: `fragments.Matrices`, or None.
+  """
+
+  ring: Ring
+  stream: Stream
+  offset: int
+  matrices: Any
+
+  def read(self, step) -> list[Array]:
+    """Returns this thread's elements of a step, one array a gate."""
+    cta, stream, buffer = self.ring.cta, self.stream, self.ring.buffer
+    count = cta.own.count
+    start = self.ring.slot(step) + self.offset
     if stream.flags:
-      at = start + 4 * cta.column
-      return [memory.load_smem(self.buffer, at, jnp.int32, count=cta.count)]
-    matrices = self._matrices[i]
-    if matrices is not None:
-      return matrices.read(self.buffer, start, stream.dtype)
+      at = start + 4 * cta.own.column
+      return [memory.load_smem(buffer, at, jnp.int32, count=count)]
+    if self.matrices is not None:
+      return self.matrices.read(buffer, start, stream.dtype)
     size = jnp.dtype(stream.dtype).itemsize
-    at = start + cta.in_tile(size)
+    at = start + smem_tiles.own_places(cta, size)
     return [
         memory.load_smem(
-            self.buffer,
-            at + gate * cta.tile_bytes(size),
+            buffer,
+            at + gate * smem_tiles.tile_bytes(cta.config, size),
             stream.dtype,
-            count=cta.count,
+            count=count,
         )
         for gate in range(stream.tiles)
     ]
 
-  def read_flags_of(self, step, i: int, column) -> Array:
-    """Returns the flags of some columns, int32 [128]."""
-    at = self.slot(step) + self.offsets[i] + 4 * column
-    return memory.load_smem(self.buffer, at, jnp.int32)
-
-
-def _stride(shape: Shape, stream: Stream) -> int:
-  """Elements from one time to the next."""
-  if stream.flags:
-    return stream.tiles * pl.cdiv(shape.batch, 4) * 4
-  row = shape.size if stream.by_head else shape.features
-  return row * stream.tiles * (shape.batch if shape.time_major else 1)
-
-
-def _slot_bytes(config: Config, streams) -> int:
-  total = 0
-  for stream in streams:
-    if stream.flags:
-      total += max(128, 4 * config.columns)
-    else:
-      size = jnp.dtype(stream.dtype).itemsize
-      total += stream.tiles * config.columns * thread_layout.pitch(config, size)
-  return total
-
-
-def _places(cta: Cta, streams) -> tuple[list[int], int]:
-  """Returns where streams lie in a slot, and its size, in bytes."""
-  offsets = [_slot_bytes(cta.config, streams[:i]) for i in range(len(streams))]
-  return offsets, _slot_bytes(cta.config, streams)
-
-
-def _matrices(cta: Cta, streams, written: bool) -> list[Any]:
-  """Returns how threads have streams' tiles; None for element by element."""
-
-  def of(stream):
-    usable = fragments.usable
-    if stream.flags or not usable(cta.config, stream.dtype, written):
-      return None
-    place = lambda gate, column, unit: (
-        gate * cta.tile_bytes(2) + cta.place_in_tile(2, column, unit)
-    )
-    return fragments.Matrices(cta, stream.tiles, place, written)
-
-  return list(map(of, streams))
-
-
-def _chunks(cta: Cta, stream: Stream) -> list[tuple[Array, Array, Array]]:
-  """Deals the 16-byte chunks of a step's tiles to the threads of a CTA.
-
-  Returns:
-    For each chunk of a thread: where it lies in the stream's tiles, in bytes;
-    where it lies in the array at time 0, in elements; and 2 if it lies there, 1
-    if it is beyond the array, 0 if there is no such chunk.
-  """
-  config, shape = cta.config, cta.shape
-  size = jnp.dtype(stream.dtype).itemsize
-  if stream.flags:
-    # [T, G, B'] with B' the batch rounded up to 4.
-    count = pl.cdiv(config.columns, 4)
-    at = cta.row0 + 4 * cta.index
-    where = flag(cta.index < count) + flag(
-        (cta.index < count) & (at < shape.batch)
-    )
-    if stream.tiles > 1:
-      at += cta.half * (pl.cdiv(shape.batch, 4) * 4)
-    return [(16 * cta.index, jnp.where(where > 1, at, 0), where)]
-  per_row = pl.cdiv(config.units * size, 16)
-  per_tile = config.columns * per_row
-  total = stream.tiles * per_tile
-  chunks = []
-  for k in range(pl.cdiv(total, cta.threads)):
-    q = cta.index + k * cta.threads
-    gate = lax.div(q, jnp.int32(per_tile))
-    rest = q - gate * per_tile
-    row = lax.div(rest, jnp.int32(per_row))
-    chunk = rest - row * per_row
-    unit = cta.unit0 + chunk * (16 // size)
-    where = (unit < shape.size) & (cta.row0 + row < shape.batch)
-    where = flag(q < total) + flag(where & (q < total))
-    inner = gate * cta.tile_bytes(size)
-    inner += cta.place_in_tile(size, row, chunk * (16 // size))
-    strides = (1 if shape.time_major else shape.time) * stream.tiles
-    at = (cta.row0 + row) * strides + gate
-    if stream.by_head:
-      before = cta.head * (shape.batch * shape.time * stream.tiles)
-      at = (before + at) * shape.size + unit
-    else:
-      at = at * shape.features + cta.head * shape.size + unit
-    # What is not there must not be addressed beyond the array.
-    chunks.append((inner, jnp.where(where > 1, at, 0), where))
-  return chunks
+  def read_flags_of(self, step, column) -> Array:
+    """Returns the flags of given columns, int32 [128]."""
+    at = self.ring.slot(step) + self.offset + 4 * column
+    return memory.load_smem(self.ring.buffer, at, jnp.int32)
 
 
 class Staging:
-  """Tiles that leave through shared memory, so that it happens in 16 bytes.
+  """Tiles that leave through shared memory, in chunks of 16 bytes.
 
-  Where CTAs wait for each other, a step's tiles are written after all threads
-  have met, so that they are not in the way of that, and leave a step later.
+  In a cluster, a step's tiles are written after the barrier that precedes the
+  hand-off of h, so that they do not delay it, and leave a step later.
 
   Args:
     cta: coordinates.
-    streams: what is written.
-    refs: in device memory.
+    streams: a tree of streams.
+    refs: a tree of their arrays in device memory.
     buffer: int32 in shared memory, `words` of it.
   """
 
-  def __init__(self, cta: Cta, streams, refs, buffer):
-    self.cta, self.streams, self.refs = cta, streams, refs
-    self.buffer = buffer
-    self.offsets, self.slot_bytes = _places(cta, streams)
-    self._copies = []
-    for stream, ref, start in zip(streams, refs, self.offsets, strict=True):
-      self._copies += [
-          (ref, stream, start + inner, at, where >> 1)
-          for inner, at, where in _chunks(cta, stream)
-      ]
-    self._matrices = _matrices(cta, streams, written=True)
+  def __init__(self, cta: Cta, streams, refs, buffer: Ref):
+    self.cta, self.buffer = cta, buffer
+    self.streams = jax.tree.leaves(streams)
+    self.offsets = smem_tiles.offsets(cta.config, self.streams)
+    self.slot_bytes = smem_tiles.slot_bytes(cta.config, self.streams)
+    self._copies = smem_tiles.copies(
+        cta, self.streams, jax.tree.leaves(refs), self.offsets, written=True
+    )
+    self._fragments = [
+        _fragments(cta, stream, written=True) for stream in self.streams
+    ]
     self.late = cta.config.cluster > 1
 
   @classmethod
   def words(cls, config: Config, streams) -> int:
-    return 2 * _slot_bytes(config, streams) // 4
+    """Returns the shared memory for a tree of streams, in int32."""
+    return 2 * smem_tiles.slot_bytes(config, jax.tree.leaves(streams)) // 4
 
-  def put(self, step, arrays: Sequence[Sequence[Array]]):
-    """Puts this thread's elements of all streams into tiles, one a gate.
+  def put(
+      self, step, arrays: Sequence[Sequence[Array]]
+  ) -> Callable[[], Callable[[], None]]:
+    """Puts this thread's elements of all streams into tiles.
 
     Args:
-      step: which.
+      step: the step.
       arrays: for each stream, an array a gate.
 
     Returns:
-      A function to be called when all threads have met. What it returns, in
-      turn, stores tiles in device memory: not at once, for loads from shared
-      memory take their time.
+      A function to call after the next barrier of the CTA. It loads chunks of
+      the tiles and returns a function that stores them in device memory; work
+      between the two calls hides the latency of the loads.
     """
     if not self.late:
       self._write(step, arrays)
@@ -266,47 +231,48 @@ class Staging:
     return load
 
   def finish(self):
-    """Stores what is left, after the last step and a meeting."""
+    """Stores the last step's tiles; after the loop and a barrier."""
     if self.late:
       step = jnp.int32(self.cta.shape.time - 1)
       self._store(step, self._load(step), None)
 
   def _write(self, step, arrays: Sequence[Sequence[Array]]):
+    """Writes this thread's elements into the tiles of a step's slot."""
     cta = self.cta
     slot = (step & 1) * self.slot_bytes
-    for i, (stream, values) in enumerate(
-        zip(self.streams, arrays, strict=True)
+    for stream, offset, matrices, values in zip(
+        self.streams, self.offsets, self._fragments, arrays, strict=True
     ):
-      start = slot + self.offsets[i]
-      matrices = self._matrices[i]
+      start = slot + offset
       if matrices is not None:
         matrices.write(self.buffer, start, values, stream.dtype)
         continue
       size = jnp.dtype(stream.dtype).itemsize
-      start = start + cta.in_tile(size)
+      start = start + smem_tiles.own_places(cta, size)
       for gate, value in enumerate(values):
         memory.store_smem(
             self.buffer,
-            start + gate * cta.tile_bytes(size),
+            start + gate * smem_tiles.tile_bytes(cta.config, size),
             value,
             stream.dtype,
-            where=cta.valid,
+            where=cta.own.valid,
         )
 
   def _load(self, step) -> list[Sequence[Array]]:
-    """Returns this thread's share of a step's tiles."""
+    """Returns this thread's chunks of a step's tiles."""
     slot = (step & 1) * self.slot_bytes
     return [
-        memory.load_words_smem(self.buffer, inner + slot, where=where)
-        for _, _, inner, _, where in self._copies
+        memory.load_words_smem(
+            self.buffer, copy.smem_offset + slot, where=copy.where
+        )
+        for copy in self._copies
     ]
 
   def _store(self, step, loaded: Sequence[Sequence[Array]], exists):
     time = self.cta.time(step)
     for copy, words in zip(self._copies, loaded, strict=True):
-      ref, stream, _, at, where = copy
-      at = at + time * _stride(self.cta.shape, stream)
-      size = jnp.dtype(stream.dtype).itemsize
-      if exists is not None:
-        where = where * exists
-      memory.store_words_gmem(ref, at, words, size=size, where=where)
+      at = copy.gmem(self.cta, time)
+      where = copy.where if exists is None else copy.where * exists
+      memory.store_words_gmem(
+          copy.ref, at, words, size=copy.itemsize, where=where
+      )

@@ -1,69 +1,87 @@
-"""How dense kernels cut their work: measurements and heuristics.
+"""Decides how many CTAs, warpgroups and columns a dense recurrence gets.
 
-A configuration changes speed, never results beyond rounding. Of those that fit,
-the fastest on one H200 comes first; all measured in November 2026.
+`choose` takes the first of some candidates that fits registers and shared
+memory. A configuration changes speed, never results beyond rounding. Candidates
+come in the order of their cost, which is mostly the number of hand-offs and
+columns of a CTA in one step:
+
+* A head of few units is one CTA's: no hand-off between CTAs.
+* Up to `_CLUSTER_UNITS` units, a cluster has 32 units a CTA: a hand-off through
+  distributed shared memory.
+* Beyond that, first a cluster of up to 16 CTAs whose registers hold all of the
+  recurrent kernel.
+* Then 16 or 24 units a CTA all over the device: a hand-off through the L2
+  cache, the fewest columns first. A GRU of 768 units and 16 sequences in
+  bfloat16 gets 768 / 16 = 48 CTAs for each of two slices of 8 sequences.
+* Then a cluster with a part of the recurrent kernel in shared memory. Where a
+  step has two hand-offs, this comes before the device.
+
+Within each kind, CTAs take as few columns as resident CTAs allow, since columns
+of one CTA run one after the other on its tensor cores.
+
+The numbers below were measured on one H200 in November 2026;
+benchmarks/tuning_dense_h200.json has the measurements.
 """
 
 from collections.abc import Callable, Iterable
 import dataclasses
-import functools
 
 from pallas_kernels import targets
-from pallas_kernels.dense import thread_layout
+from pallas_kernels.dense import config as config_lib
 
-# Heads of up to so many units are always one CTA's, and one cluster's. With two
-# products in a step and 16 bits, one CTA is better for more: six heads of 128
-# units of A-GRU took 0.56 ms with 16 or 64 sequences, in clusters 0.57 and 0.67
-# ms; but one head in float32 took 1.1 instead of 0.7 ms.
-_SHARED_UNITS, _CLUSTER_UNITS = 64, 512
+Config = config_lib.Config
+Shape = config_lib.Shape
+
+# Largest heads that are always one CTA's: with two hand-offs a step, and 16
+# bits, larger heads gain from none between CTAs.
+_SHARED_UNITS = 64
 _SHARED_UNITS_OF_TWO = 128
 
-# CTAs of a cluster; more than 8 are not portable.
+# Largest heads of clusters with `_UNITS_IN_CLUSTER` units a CTA: 16 CTAs.
+_CLUSTER_UNITS = 512
+_UNITS_IN_CLUSTER = 32
+
+# CTAs of a cluster; more than 8 are not portable, these devices have 16.
 _LARGEST_CLUSTER = 16
 
-# Units of a CTA in a cluster, and where a head is spread over the device.
-_UNITS_IN_CLUSTER, _UNITS_ON_DEVICE = 32, 16
-
-# The same where more slices of a batch find place that way: 768 units of LSTM
-# took 2.5 ms instead of 3.2 with 64 sequences, 3.5 instead of 4.6 with 96, and
-# 4.4 instead of 7.0 with 128.
+# Units of a CTA where a head is spread over the device: one mma's rows for the
+# fewest sums a CTA, or more where more slices of the batch are resident so.
+_UNITS_ON_DEVICE = 16
 _MORE_UNITS_ON_DEVICE = 24
 
-# For heads of up to so many units. With 1024, 64 sequences took 4.8 instead of
-# 4.3 ms: too much of the recurrent kernel is then in shared memory.
+# Largest heads for `_MORE_UNITS_ON_DEVICE`: beyond, too much of the recurrent
+# kernel lies in shared memory.
 _WIDE_SIZE = 768
 
-# The most columns of a CTA there, by warpgroups. More are better done in pieces
-# of the batch: 256 sequences took 9.0 ms in two of them, and 11.5 in clusters.
+# Most columns of a CTA over the device, by warpgroups: a batch of more is
+# faster in pieces.
 _COLUMNS_ON_DEVICE = {2: 64, 3: 32}
 
-# In cycles, by warpgroups. A step with 1024 units took 1.87 us without a delay,
-# 1.57 with 150 cycles, 1.52 - 1.55 with 250 and 1.58 with 350; one with 768
-# units 1.83, 1.58, 1.50 and 1.44; one with 1024 units and two products 2.85,
-# 2.55, 2.40 and 2.40. With three warpgroups 128 sequences took 4.83 ms with 300
-# cycles, 4.76 with 500 and 4.88 with 800.
+# Cycles to wait before polling, by warpgroups; polling sooner slows the
+# writers, later adds to the step.
 _DELAY = {2: 300, 3: 500}
 
-# Steps for which inputs are in flight or in use, the best first; a power of two
-# saves divisions.
+# Slots of the ring buffer, the best first: more hide more latency, and a power
+# of two saves a division.
 _STAGES = (8, 6, 5)
 
-# Registers of a thread that may hold the recurrent kernel, by warpgroups.
+# Registers of a thread for the recurrent kernel, by warpgroups: as many
+# as 65536 a CTA and 255 a thread leave beside the values of a step.
 _REGISTERS = {1: 192, 2: 192, 3: 112, 4: 72}
 
-# Shared memory of a CTA, in bytes, but for what Pallas takes itself.
+# Shared memory of a CTA in bytes, less 1 KiB that Pallas takes.
 _CTA_BYTES = 226 * 1024
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Kind:
-  """What of a kernel decides, besides sizes.
+  """Facts of a kernel, besides sizes, that the choice depends on.
 
   Attributes:
-    gates: how many the first product has.
-    two: whether there is a second product.
-    adjoint: whether it is for the adjoint.
-    split: whether operands have the two parts of float32.
+    gates: gates of the first product.
+    two: whether a step has a second product, and so a second hand-off.
+    adjoint: whether the kernel runs the adjoint.
+    split: whether factors have two bfloat16 parts.
   """
 
   gates: int
@@ -73,18 +91,18 @@ class Kind:
 
 
 def choose(
-    shape: thread_layout.Shape,
+    shape: Shape,
     kind: Kind,
-    needs: Callable[[thread_layout.Config], tuple[int, int]],
+    needs: Callable[[Config], tuple[int, int]],
     target: targets.Target,
-) -> thread_layout.Config:
-  """Chooses the configuration of a recurrence with a dense kernel.
+) -> Config:
+  """Chooses the configuration of a kernel.
 
   Args:
     shape: sizes.
-    kind: of the kernel.
-    needs: returns the registers that hold the recurrent kernel, and the bytes
-      of shared memory.
+    kind: facts of the kernel.
+    needs: returns the registers of a thread that hold the recurrent kernel, and
+      the bytes of shared memory of a CTA.
     target: the device.
 
   Raises:
@@ -104,93 +122,133 @@ def choose(
 
 
 def _candidates(
-    shape: thread_layout.Shape, kind: Kind, target: targets.Target
-) -> Iterable[thread_layout.Config]:
-  """Returns configurations for a dense kernel, the fastest first."""
-  two, adjoint = kind.two, kind.adjoint
-  # Clusters have to fit however multiprocessors are dealt to at most 8 groups
-  # of 18, which leaves some over, most where few of them work; pairs always do.
-  most = (
-      target.cores * 8 // 11 if target.cores >= 128 else target.cores * 3 // 8
-  )
-  columns = functools.partial(_columns, shape)
+    shape: Shape, kind: Kind, target: targets.Target
+) -> Iterable[Config]:
+  """Returns configurations, the fastest first."""
   together = _SHARED_UNITS
-  if two and not adjoint and not kind.split:
+  if kind.two and not kind.adjoint and not kind.split:
     together = _SHARED_UNITS_OF_TWO
   if shape.size <= together:
-    units = -(-shape.size // 8) * 8
-    enough = min(2, -(-units // 32))
-    for warpgroups in (1, enough) if adjoint else (enough,):
-      yield thread_layout.Config(
-          'shared', columns(1, target.cores), units, warpgroups
-      )
+    yield from _one_cta(shape, kind, target)
   if shape.size <= _CLUSTER_UNITS:
-    units = _UNITS_IN_CLUSTER
-    parts = -(-shape.size // units)
-    width = columns(parts, most)
-    cuts = [(2, 8)] if adjoint else [(2, 2)]
-    if shape.size <= 256 and not adjoint:
-      cuts = [(1, 2 if two and width > 4 else 1), *cuts]
-    for warpgroups, sums in (*cuts, (2, 4), (2, 8)):
-      yield thread_layout.Config(
-          'cluster', width, units, warpgroups, sums, parts
-      )
-    yield from _device_candidates(shape, kind, target, most)
+    yield from _small_clusters(shape, kind, target)
+    yield from _over_device(shape, kind, target)
     return
-  units = 8 * -(-shape.size // (8 * _LARGEST_CLUSTER))
-  parts = -(-shape.size // units)
-
-  def in_cluster(sums: int, registers: int | None) -> thread_layout.Config:
-    width = columns(parts, most)
-    return thread_layout.Config(
-        'cluster', width, units, 2, sums, parts, registers=registers
-    )
-
-  orders = [(8, 4) if adjoint else (4, 8), (8, 4) if two or adjoint else (4, 8)]
-  whole, rest = (
-      [in_cluster(sums, registers) for sums in order]
-      for order, registers in zip(orders, (None, _REGISTERS[2]), strict=True)
-  )
-  yield from whole
-  # Some of the recurrent kernel in shared memory pays where the way through the
-  # device would be taken twice, and where a batch does not fit there at once.
-  if two:
+  yield from _large_clusters(shape, kind, target, None)
+  # A part of the recurrent kernel in shared memory costs less than a second
+  # hand-off through the device, and than pieces of a batch that does not fit
+  # there at once.
+  rest = _large_clusters(shape, kind, target, _REGISTERS[2])
+  if kind.two:
     yield from rest
-  yield from _device_candidates(shape, kind, target, most)
+  yield from _over_device(shape, kind, target)
   if not _is_wide(shape, kind, target):
     yield from rest
 
 
-def _columns(shape: thread_layout.Shape, parts: int, most: int) -> int:
-  """Returns 4 if so many CTAs are there at once, else 8.
+def _one_cta(
+    shape: Shape, kind: Kind, target: targets.Target
+) -> Iterable[Config]:
+  """Returns configurations with a head in one CTA."""
+  units = -(-shape.size // 8) * 8
+  enough = min(2, -(-units // 32))
+  for warpgroups in (1, enough) if kind.adjoint else (enough,):
+    yield Config(
+        exchange='shared',
+        columns=_columns(shape, 1, target.cores),
+        units=units,
+        warpgroups=warpgroups,
+    )
+
+
+def _small_clusters(
+    shape: Shape, kind: Kind, target: targets.Target
+) -> Iterable[Config]:
+  """Returns clusters of CTAs with 32 units."""
+  parts = -(-shape.size // _UNITS_IN_CLUSTER)
+  width = _columns(shape, parts, _most_in_clusters(target))
+  # (Warpgroups, parts of the sums): long sums want to be shared out.
+  cuts = [(2, 8)] if kind.adjoint else [(2, 2)]
+  if shape.size <= 256 and not kind.adjoint:
+    cuts = [(1, 2 if kind.two and width > 4 else 1), *cuts]
+  for warpgroups, sums in (*cuts, (2, 4), (2, 8)):
+    yield Config(
+        exchange='cluster',
+        columns=width,
+        units=_UNITS_IN_CLUSTER,
+        warpgroups=warpgroups,
+        sums=sums,
+        cluster=parts,
+    )
+
+
+def _large_clusters(
+    shape: Shape, kind: Kind, target: targets.Target, registers: int | None
+) -> list[Config]:
+  """Returns clusters of as many CTAs as there can be.
+
+  Args:
+    shape: sizes.
+    kind: facts of the kernel.
+    target: the device.
+    registers: see `Config`.
+  """
+  units = 8 * -(-shape.size // (8 * _LARGEST_CLUSTER))
+  parts = -(-shape.size // units)
+  # A part of the kernel in shared memory makes two products want longer sums.
+  long_first = kind.adjoint or (kind.two and registers is not None)
+  return [
+      Config(
+          exchange='cluster',
+          columns=_columns(shape, parts, _most_in_clusters(target)),
+          units=units,
+          warpgroups=2,
+          sums=sums,
+          cluster=parts,
+          registers=registers,
+      )
+      for sums in ((8, 4) if long_first else (4, 8))
+  ]
+
+
+def _most_in_clusters(target: targets.Target) -> int:
+  """Returns the CTAs in clusters of more than two that are resident at once.
+
+  Clusters have to fit however multiprocessors are dealt to at most 8 groups of
+  18. That leaves some over, most of them where few multiprocessors work.
+  """
+  cores = target.cores
+  return cores * 8 // 11 if cores >= 128 else cores * 3 // 8
+
+
+def _columns(shape: Shape, parts: int, most: int) -> int:
+  """Returns 4 if so many CTAs are resident at once, else 8.
 
   Args:
     shape: sizes.
     parts: CTAs of a head.
-    most: CTAs that are there at once.
+    most: CTAs that are resident at once.
   """
   return 4 if shape.heads * parts * -(-shape.batch // 4) <= most else 8
 
 
-def _device_candidates(
-    shape: thread_layout.Shape, kind: Kind, target: targets.Target, most: int
-) -> Iterable[thread_layout.Config]:
+def _over_device(
+    shape: Shape, kind: Kind, target: targets.Target
+) -> Iterable[Config]:
   """Returns configurations with an exchange through the device."""
-  candidates = list(_spread(shape, kind, target, most, _UNITS_ON_DEVICE, 2))
+  candidates = list(_spread(shape, kind, target, _UNITS_ON_DEVICE, 2))
   if _is_wide(shape, kind, target):
-    candidates += _spread(shape, kind, target, most, _MORE_UNITS_ON_DEVICE, 3)
-  # Columns cost most, whoever has them.
+    candidates += _spread(shape, kind, target, _MORE_UNITS_ON_DEVICE, 3)
+  # Columns of a CTA cost most.
   yield from sorted(candidates, key=lambda config: config.columns)
 
 
-def _is_wide(
-    shape: thread_layout.Shape, kind: Kind, target: targets.Target
-) -> bool:
+def _is_wide(shape: Shape, kind: Kind, target: targets.Target) -> bool:
   """Whether three warpgroups of a CTA may have one and a half times the units.
 
-  That takes most of the device, so that clusters, of which fewer fit at once,
-  are no longer needed. The sums of a single gate could not be shared out among
-  12 warps, and for more than four gates there are too few registers.
+  Such CTAs take most of the device, which clusters cannot. The sums of a single
+  gate cannot be shared out among 12 warps, and more than four gates have too
+  few registers.
   """
   ctas = shape.heads * -(-shape.size // _MORE_UNITS_ON_DEVICE)
   busy = target.cores // ctas * ctas
@@ -199,57 +257,55 @@ def _is_wide(
 
 
 def _spread(
-    shape: thread_layout.Shape,
+    shape: Shape,
     kind: Kind,
     target: targets.Target,
-    most: int,
     units: int,
     warpgroups: int,
-) -> Iterable[thread_layout.Config]:
-  """Returns configurations with an exchange through the device, of one width.
+) -> Iterable[Config]:
+  """Returns configurations over the device, of one kind of CTA.
 
   Args:
     shape: sizes.
-    kind: of the kernel.
+    kind: facts of the kernel.
     target: the device.
-    most: CTAs in clusters of more than two that are there at once.
-    units: of a CTA.
-    warpgroups: of a CTA.
+    units: units of a CTA.
+    warpgroups: warpgroups of a CTA.
   """
   rows = -(-shape.batch // 8)
   parts = -(-shape.size // units)
 
   def ctas(team: int) -> int:
-    """Returns how many CTAs a slice of the batch has, in whole teams."""
+    """Returns the CTAs of a slice of the batch, in whole teams."""
     return shape.heads * -(-parts // team) * team
 
-  # CTAs wait for each other, so all have to be there at once.
+  # CTAs wait for each other, so all have to be resident at once.
   for slices in range(min(rows, target.cores // ctas(1)), 0, -1):
     columns = 8 * -(-rows // slices)
     if columns > _COLUMNS_ON_DEVICE[warpgroups]:
       break
-    # Threads that have many columns want registers for them.
+    # Many columns of a thread take registers from the recurrent kernel.
     registers = None
     if warpgroups > 2 and columns > 16:
       registers = _REGISTERS[warpgroups] - 2 * columns
-    # With few gates a team is slower, but takes more columns.
+    # With few gates a team is slower, but it has room for more columns.
     teams = (4, 2, 1) if kind.gates % 4 == 0 else (1, 3, 2)
     for team in teams if kind.adjoint else (1,):
-      there = slices * ctas(team) <= (most if team > 2 else target.cores)
-      if kind.gates % team or not there:
+      most = _most_in_clusters(target) if team > 2 else target.cores
+      if kind.gates % team or slices * ctas(team) > most:
         continue
       delay = _DELAY[warpgroups]
       if kind.adjoint:
-        # What is more takes longer by itself.
+        # Reading more gates takes longer by itself.
         delay //= kind.gates // team
       for sums in (4, 8) if warpgroups == 2 else (4,):
-        yield thread_layout.Config(
-            'device',
-            columns,
-            units,
-            warpgroups,
-            sums,
-            team,
-            delay,
+        yield Config(
+            exchange='device',
+            columns=columns,
+            units=units,
+            warpgroups=warpgroups,
+            sums=sums,
+            cluster=team,
+            delay=delay,
             registers=registers,
         )

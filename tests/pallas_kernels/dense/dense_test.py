@@ -1,9 +1,9 @@
-"""What surrounds the kernels for dense recurrences, on a CPU.
+"""The operation around the kernels for dense recurrences, on a CPU.
 
 The kernels themselves cannot be interpreted. Here plain loops take their place,
-with the arguments and results that their docstrings promise. So what is tested
-is padding, batches in pieces, the carries that steps start from, the products
-of all steps at once and the choice of cotangents that these read.
+with the arguments and results that their docstrings promise. That tests
+padding, batches in pieces, the carries that steps start from, the products of
+all steps at once and the choice of cotangents that these read.
 """
 
 import contextlib
@@ -19,6 +19,7 @@ from jax import lax
 import jax.numpy as jnp
 import numpy as np
 
+from pallas_kernels import call as call_lib
 from pallas_kernels import targets
 import rnnzoo
 from tests.testing import abstract_gpu
@@ -28,10 +29,10 @@ from tests.testing import reference
 
 if abstract_gpu.RUNS:
   from pallas_kernels.dense import backward
+  from pallas_kernels.dense import config as config_lib
   from pallas_kernels.dense import forward
-  from pallas_kernels.dense import kernel_call
-  from pallas_kernels.dense import op as dense_op
-  from pallas_kernels.dense import thread_layout
+  from pallas_kernels.dense import pieces as pieces_lib
+  from pallas_kernels.dense import plan as plan_lib
   from pallas_kernels.mosaic import step_flags
 
 # Two bfloat16 hold a float32 recurrent kernel to 2^-17 = 8e-6, as its largest
@@ -109,7 +110,7 @@ def in_halves(run, plan, *args):
       all others.
 
   Returns:
-    What run returns, put together.
+    The results of both halves, put together.
   """
 
   def axis(x):
@@ -121,21 +122,23 @@ def in_halves(run, plan, *args):
 
   shape = dataclasses.replace(plan.shape, heads=plan.shape.heads // 2)
   results = []
-  for half, reverse in enumerate((plan.reverse, not plan.reverse)):
-    own = dataclasses.replace(plan, shape=shape, reverse=reverse, both=False)
+  for half, reverse in enumerate((plan.call.reverse, not plan.call.reverse)):
+    call = dataclasses.replace(
+        plan.call, reverse=reverse, both_directions=False
+    )
+    own = dataclasses.replace(plan, shape=shape, call=call)
     cut = lambda x, half=half: jnp.split(x, 2, axis(x))[half]
     results.append(run(own, *jax.tree.map(cut, args)))
   join = lambda x, y: jnp.concatenate([x, y], 0 if x.ndim == 5 else -1)
   return jax.tree.map(join, *results)
 
 
-def forward(
-    plan, theta, x, matrix, carry, restart, flags, outputs, out_dtype, save
-):
-  """A loop in place of `kernels.forward`."""
-  if plan.both:
-    run = lambda *args: forward(*args, outputs, out_dtype, save)
-    return in_halves(run, plan, theta, x, matrix, carry, restart, flags)
+def forward_loop(plan, theta, x, matrix, carry, restart, flags):
+  """A loop in place of `forward.forward`."""
+  if plan.call.both_directions:
+    return in_halves(
+        forward_loop, plan, theta, x, matrix, carry, restart, flags
+    )
   loop = Loop(plan, flags)
   matrix = whole(matrix)
   rows = tuple(theta)[: plan.params]
@@ -158,18 +161,19 @@ def forward(
   last, (new, start, u) = lax.scan(
       step, tuple(carry), (loop.steps(x), loop.flags)
   )
-  carries = tuple(loop.stream(x, out_dtype) for x in new[:outputs])
+  call = plan.call
+  carries = tuple(loop.stream(x, call.out_dtype) for x in new[: call.outputs])
   starts, kept = (), None
   operand = lambda x: by_head(plan, loop.stream(x, plan.dtype)[:, :, None])
-  if save:
+  if plan.save:
     others = (loop.stream(s, jnp.float32) for s in start[1:])
     starts = (operand(start[0]), *others)
-  if save and plan.operand is not None:
+  if plan.save and plan.operand is not None:
     kept = operand(u)
   return carries, jnp.stack(last), starts, kept
 
 
-def backward(
+def backward_loop(
     plan,
     theta,
     x,
@@ -181,12 +185,12 @@ def backward(
     d_last,
     one_head=True,
 ):
-  """A loop in place of `kernels.backward`."""
-  if plan.both:
-    run = lambda *args: backward(*args, one_head=False)
+  """A loop in place of `backward.backward`."""
+  if plan.call.both_directions:
+    run = lambda *args: backward_loop(*args, one_head=False)
     args = theta, x, h_gates, starts, matrix, flags, d_carries, d_last
     return in_halves(run, plan, *args)
-  loop = Loop(dataclasses.replace(plan, reverse=not plan.reverse), flags)
+  loop = Loop(plan, flags)
   matrix = whole(matrix)
   rows = tuple(theta)[: plan.params]
   shape = plan.shape
@@ -201,14 +205,15 @@ def backward(
   zeros = tuple(jnp.zeros_like(d_last))
 
   def through(d_gates, first, last):
-    """What comes back to what some gates multiply."""
-    if plan.stop:
+    """Returns the cotangent of the factor of some gates."""
+    if plan.call.stop_recurrent_gradient:
       return jnp.zeros_like(d_last[0])
     d = sum(
         products(matrix[i : i + 1], rounded(d_gates[i], plan.dtype))[0]
         for i in range(first, last)
     )
-    return d if plan.clip is None else jnp.clip(d, -plan.clip, plan.clip)
+    clip = plan.call.recurrent_gradient_clip
+    return d if clip is None else jnp.clip(d, -clip, clip)
 
   def step(state, xs):
     d_carry, d_rows, d_restart = state
@@ -251,7 +256,7 @@ def backward(
   )
   init = tuple(d_last), jax.tree.map(jnp.zeros_like, rows), zeros
   (d_carry, d_rows, d_restart), (d_x, d_gates) = lax.scan(step, init, xs)
-  same = kernel_call.shared_gates(plan, len(starts)) == tuple(range(plan.gates))
+  same = plan_lib.shared_gates(plan) == tuple(range(plan.gates))
   d_of_gates = ()
   if shape.heads > 1 or not same or not one_head:
     whole_d = by_head(plan, loop.stream(d_gates, plan.dtype))
@@ -287,28 +292,28 @@ def imitated(test, pieces=1):
     patch = lambda *args: stack.enter_context(mock.patch.object(*args))
     patch(targets, 'current', lambda: target)
     called = [
-        patch(forward, 'forward', mock.Mock(side_effect=forward)),
-        patch(backward, 'backward', mock.Mock(side_effect=backward)),
+        patch(forward, 'forward', mock.Mock(side_effect=forward_loop)),
+        patch(backward, 'backward', mock.Mock(side_effect=backward_loop)),
     ]
     if pieces > 1:
 
-      def cut(call, make_plan):
-        batch, *rest = call.shape
+      def cut(recurrence, make_plan):
+        batch, *rest = recurrence.shape
         rows = -(-batch // pieces)
         found = []
         for start in range(0, batch, rows):
           shape = (min(rows, batch - start), *rest)
-          plan = make_plan(dataclasses.replace(call, shape=shape))
-          found.append(dense_op._Piece(plan, start))
+          plan = make_plan(dataclasses.replace(recurrence, shape=shape))
+          found.append(pieces_lib.Piece(plan=plan, start=start))
         return found
 
-      patch(dense_op, '_pieces', cut)
+      patch(pieces_lib, 'cut_batch', cut)
     yield called
     for kernel in called:
       kernel.assert_called()
 
 
-# (layer, options, dtype, (batch, time, features), what else).
+# (layer, options, dtype, (batch, time, features), other options).
 heads = lambda n: {'num_heads': n}
 CASES = (
     ('LSTM', {}, 'float32', (3, 7, 8), ''),
@@ -418,8 +423,8 @@ class BidirectionalTest(parameterized.TestCase):
   def test_a_subclass_runs_apart(self):
     class Shifted(rnnzoo.GRU):
 
-      def _initial_carry(self, batch_shape, dtype):
-        return (super()._initial_carry(batch_shape, dtype)[0] + 1,)
+      def _initial_carry(self, *args, **options):
+        return (super()._initial_carry(*args, **options)[0] + 1,)
 
     make = lambda cls: cls(3, 8, implementation='pallas', rngs=nnx.Rngs(0))
     layer = rnnzoo.Bidirectional(
@@ -598,21 +603,22 @@ class SharedGatesTest(parameterized.TestCase):
     by_name = lambda f: lambda theta, *args: f(
         dict(zip(cell.param_names, theta, strict=True)), *args
     )
-    plan = kernel_call.Plan(
-        by_name(cell.update),
-        by_name(cell.operand) if hasattr(cell, 'operand') else None,
-        len(cell.param_names),
-        cell.input_gates,
-        cell.recurrent_gates,
-        thread_layout.Shape(1, 1, 1, 8, False),
-        False,
-        False,
-        False,
-        jnp.float32,
-        None,
+    plan = plan_lib.Plan(
+        update=by_name(cell.update),
+        operand=by_name(cell.operand) if hasattr(cell, 'operand') else None,
+        params=len(cell.param_names),
+        gates=cell.input_gates,
+        recurrent=cell.recurrent_gates,
+        states=len(cell.carry_names),
+        shape=config_lib.Shape(
+            batch=1, time=1, heads=1, size=8, time_major=False
+        ),
+        call=call_lib.Call(),
+        flags=False,
+        x_dtype=jnp.float32,
+        dtype=jnp.float32,
     )
-    states = len(cell.carry_names)
-    self.assertEqual(kernel_call.shared_gates(plan, states), expected)
+    self.assertEqual(plan_lib.shared_gates(plan), expected)
 
 
 if __name__ == '__main__':

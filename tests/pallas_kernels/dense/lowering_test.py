@@ -1,8 +1,7 @@
 """Kernels for dense recurrences lower to CUDA without a GPU.
 
-They cannot be interpreted, so besides a GPU this is all that sees them whole:
-every cell, every way in which a head's units are spread over the GPU, and what
-calls are made of.
+They cannot be interpreted, so only this and a GPU see them whole: every cell,
+every way in which a head's units are spread over the GPU, and all options.
 """
 
 import functools
@@ -29,7 +28,7 @@ STOP = {'stop_recurrent_gradient': True}
 GATED = {'gated': True}
 heads = lambda n: {'num_heads': n}
 
-# (layer, options, dtype, (batch, time, features), what else). Heads of up to 64
+# (layer, options, dtype, (batch, time, features), flags). Heads of up to 64
 # units (of A-GRU in 16 bits 128) are one CTA's, those of up to 512 a cluster's,
 # and larger ones are a cluster's or spread over the GPU.
 LAYERS = (
@@ -83,7 +82,7 @@ class DenseLoweringTest(parameterized.TestCase):
       self.lowers(f, *args)
 
   def test_in_pieces(self):
-    # What 64 sequences publish in a step is more than shared memory holds.
+    # A step of 64 sequences publishes more than shared memory holds.
     f, args = gradient('AGRU', {}, 'float32', (64, 3, 768), 'reset')
     with abstract_gpu.device(self, H200):
       self.assertGreater(self.launches(f, *args), 2)
@@ -167,7 +166,7 @@ class DenseLoweringTest(parameterized.TestCase):
 
     loss = lambda state, x: jnp.sum(layer(state, x) ** 2)
     with abstract_gpu.device(self, B200):
-      # The forward pass without what the adjoint needs, and with it.
+      # The forward pass without the arrays of the adjoint, and with them.
       x = aval((2, 13, 4), jnp.float32)
       self.lowers(jax.grad(loss), state, x, kernels=3)
 

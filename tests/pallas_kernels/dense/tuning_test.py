@@ -1,7 +1,6 @@
 """How dense recurrences are cut: every cut fits the GPU and covers the work."""
 
 import itertools
-import types
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -9,15 +8,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pallas_kernels import call as call_lib
 from pallas_kernels import targets
 import rnnzoo
 from tests.testing import abstract_gpu
 
 if abstract_gpu.RUNS:
-  from pallas_kernels.dense import kernel_call
-  from pallas_kernels.dense import op as dense_op
+  from pallas_kernels.dense import config as config_lib
   from pallas_kernels.dense import operand
-  from pallas_kernels.dense import thread_layout
+  from pallas_kernels.dense import pieces
+  from pallas_kernels.dense import plan as plan_lib
+  from pallas_kernels.dense import resident_matmul
+  from pallas_kernels.dense import smem_tiles
 
 CORES = 132
 SHARED_MEMORY = 227 * 1024  # Bytes of a CTA on Hopper and Blackwell.
@@ -60,38 +62,37 @@ CELLS = {
 }
 
 
-def call_of(cell, dtype, batch, heads, size):
-  """Returns a call and what its plans depend on besides."""
+def plans(cell, dtype, batch, heads, size, **options):
+  """Returns the plans of a batch's pieces."""
   unpacked = lambda method: lambda theta, *args: method(
       dict(zip(cell.param_names, theta, strict=True)), *args
   )
-  call = dense_op.Call(
-      unpacked(cell.update),
-      unpacked(cell.operand) if hasattr(cell, 'operand') else None,
-      len(cell.param_names),
-      (batch, 10, heads, size),
-      False,
-      False,
-      False,
-      1,
-      jnp.dtype(dtype),
-      None,
-      False,
-      targets.Target(CORES, False),
+  recurrence = plan_lib.Recurrence(
+      update=unpacked(cell.update),
+      operand=unpacked(cell.operand) if hasattr(cell, 'operand') else None,
+      params=len(cell.param_names),
+      shape=(batch, 10, heads, size),
+      call=call_lib.Call(out_dtype=jnp.dtype(dtype)),
+      target=targets.Target(CORES, False),
   )
   gates = cell.input_gates
   x = jax.ShapeDtypeStruct((batch, 10, gates, heads * size), dtype)
   kernel = jax.ShapeDtypeStruct(
       (cell.recurrent_gates, heads, size, size), dtype
   )
-  return call, x, kernel, len(cell.carry_names), True
+  states = len(cell.carry_names)
+  found = pieces.plan_pieces(
+      recurrence, x, kernel, states=states, flags=True, **options
+  )
+  return [piece.plan for piece in found]
 
 
 class CutsTest(parameterized.TestCase):
 
-  def check(self, plan, ins, outs, products):
+  def check(self, plan):
     config, shape = plan.config, plan.shape
-    registers, size = kernel_call.needs(plan, ins, outs, products, config)
+    products = plan.products(config)
+    registers, size = plan_lib.needs(plan, config)
     self.assertLessEqual(size, SHARED_MEMORY)
     # Each thread has 65536 / threads registers, and needs some for the rest.
     threads = 128 * config.warpgroups
@@ -99,11 +100,11 @@ class CutsTest(parameterized.TestCase):
     self.assertTrue(config.columns == 4 or config.columns % 8 == 0)
     self.assertEqual(config.units % 8, 0)
     self.assertGreaterEqual(config.stages, 5)
-    # What a product sums over has to be in its operand.
+    # All elements that a product sums over have to lie in its operand.
     for i, product in enumerate(products):
       if product.late:
         continue
-      sharing = kernel_call._sharing(products, i)
+      sharing = resident_matmul.sharing(products, i)
       words = operand.Operand.words(config, shape, sharing, False)
       for each in sharing:
         parts = each.parts(config, shape)
@@ -124,10 +125,9 @@ class CutsTest(parameterized.TestCase):
       self.assertEqual(parts, config.cluster)
       self.assertLessEqual(config.cluster, 16)
     else:
-      slices = -(-shape.batch // config.columns)
       # Clusters of more than two leave some multiprocessors over.
       most = CORES if config.cluster <= 2 else CORES * 8 // 11
-      self.assertLessEqual(shape.heads * parts * slices, most)
+      self.assertLessEqual(shape.ctas(config), most)
       self.assertLessEqual(config.cluster, 4)
       self.assertEqual(config.columns % 8, 0)
       # Between a product and the next operand all threads meet.
@@ -144,8 +144,7 @@ class CutsTest(parameterized.TestCase):
     found = set()
     for dtype, batch in itertools.product(('float32', 'bfloat16'), BATCHES):
       for heads in (1, 4) if size < 512 else (1,):
-        given = call_of(CELLS[cell], dtype, batch, heads, size)
-        found |= self._check_call(*given)
+        found |= self._check_plans(CELLS[cell], dtype, batch, heads, size)
     if size <= 64:
       self.assertEqual(found, {'shared'})
     elif size > 512:
@@ -166,36 +165,24 @@ class CutsTest(parameterized.TestCase):
   def test_exchange(self, cell, size, batch, expected, heads=1):
     if not abstract_gpu.RUNS:
       return
-    given = call_of(CELLS[cell], 'bfloat16', batch, heads, size)
-    plan = dense_op._forward_pieces(*given, True)[0].plan
+    plan = plans(CELLS[cell], 'bfloat16', batch, heads, size, save=True)[0]
     self.assertEqual(plan.config.exchange, expected)
 
-  def _check_call(self, call, x, kernel, states, has_flags):
-    """Checks the plans of a call, or of its pieces."""
+  def _check_plans(self, cell, dtype, batch, heads, size):
+    """Checks the plans of a batch; returns the kinds of their exchanges."""
     try:
-      pieces = dense_op._forward_pieces(
-          call, x, kernel, states, has_flags, True
-      )
-      adjoints = dense_op._backward_pieces(call, x, kernel, states, has_flags)
+      given = cell, dtype, batch, heads, size
+      both = plans(*given, save=True), plans(*given, adjoint=True)
     except NotImplementedError:
       # Only 1024 units in float32 are too many for a GPU.
-      self.assertEqual((call.shape[3], x.dtype), (1024, jnp.float32))
+      self.assertEqual((size, dtype), (1024, 'float32'))
       return set()
-    for parts in pieces, adjoints:
-      self.assertEqual(sum(p.plan.shape.batch for p in parts), call.shape[0])
-    found = set()
+    for parts in both:
+      self.assertEqual(sum(plan.shape.batch for plan in parts), batch)
     # All but the last piece are alike.
-    for plan in (pieces[0].plan, pieces[-1].plan):
-      ins, outs = kernel_call.forward_streams(
-          plan, x.dtype, states, call.outputs, call.out_dtype, True
-      )
-      found.add(self.check(plan, ins, outs, plan.products(plan.config)))
-    for plan in (adjoints[0].plan, adjoints[-1].plan):
-      ins, outs = kernel_call.backward_streams(
-          plan, x.dtype, states, [call.out_dtype]
-      )
-      found.add(self.check(plan, ins, outs, plan.adjoints))
-    return found
+    return {
+        self.check(plan) for parts in both for plan in (parts[0], parts[-1])
+    }
 
 
 # Lanes of a warp, and of the quarter of one that moves 16 bytes each at once.
@@ -212,11 +199,11 @@ class TilesTest(parameterized.TestCase):
 
   def tile(self, units, columns, size):
     """Returns a function (column, unit) -> byte, and the bytes of a tile."""
-    config = thread_layout.Config('shared', columns, units, 1)
-    place = thread_layout.Cta.place_in_tile
-    made = types.SimpleNamespace(config=config)
-    total = columns * thread_layout.pitch(config, size)
-    return lambda column, unit: place(made, size, column, unit), total
+    config = config_lib.Config(
+        exchange='shared', columns=columns, units=units, warpgroups=1
+    )
+    place = lambda column, unit: smem_tiles.place(config, size, column, unit)
+    return place, smem_tiles.tile_bytes(config, size)
 
   @parameterized.product(
       units=(*range(8, 72, 8), 104, 128), columns=(4, 8, 16, 64), size=(2, 4)

@@ -1,0 +1,150 @@
+"""Cuts a batch into as few pieces as a kernel can hold at once."""
+
+from collections.abc import Callable, Sequence
+import dataclasses
+from typing import Any
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+
+from pallas_kernels import targets
+from pallas_kernels.dense import config as config_lib
+from pallas_kernels.dense import plan as plan_lib
+from pallas_kernels.dense import tuning
+
+Array = jax.Array
+Recurrence = plan_lib.Recurrence
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Piece:
+  """Some rows of a batch.
+
+  Attributes:
+    plan: plan of the kernel that runs them.
+    start: the first row.
+  """
+
+  plan: plan_lib.Plan
+  start: int
+
+  def cut(self, axis: int, arrays: Any) -> Any:
+    """Returns these rows of a tree of arrays.
+
+    Args:
+      axis: the batch axis of all arrays.
+      arrays: of the whole batch.
+    """
+    end = self.start + self.plan.shape.batch
+    return jax.tree.map(
+        lambda x: lax.slice_in_dim(x, self.start, end, axis=axis), arrays
+    )
+
+
+def join(axis: int, parts: Sequence[Any]) -> Any:
+  """Concatenates the results of all pieces; undoes `Piece.cut`."""
+  if len(parts) == 1:
+    return parts[0]
+  return jax.tree.map(lambda *x: jnp.concatenate(x, axis), *parts)
+
+
+def plan_pieces(
+    recurrence: Recurrence,
+    x: Array,
+    kernel: Array,
+    *,
+    states: int,
+    flags: bool,
+    adjoint: bool = False,
+    save: bool = False,
+) -> list[Piece]:
+  """Returns the pieces of a batch, with a configured plan each.
+
+  Args:
+    recurrence: static facts of the whole batch.
+    x: the inputs; their type is read.
+    kernel: the recurrent kernel; its type is read.
+    states: arrays of the carry.
+    flags: whether there are flags.
+    adjoint: whether to plan the adjoint instead of the forward kernel.
+    save: whether the forward kernel returns the arrays that the adjoint reads.
+
+  Raises:
+    NotImplementedError: not even 8 rows fit.
+  """
+
+  def make_plan(piece: Recurrence) -> plan_lib.Plan:
+    batch, time, heads, size = piece.shape
+    plan = plan_lib.Plan(
+        update=piece.update,
+        operand=piece.operand,
+        params=piece.params,
+        gates=x.shape[2],
+        recurrent=kernel.shape[0],
+        states=states,
+        shape=config_lib.Shape(
+            batch=batch,
+            time=time,
+            heads=heads,
+            size=size,
+            time_major=piece.call.time_major,
+        ),
+        call=piece.call,
+        flags=flags,
+        x_dtype=x.dtype,
+        dtype=jnp.promote_types(x.dtype, kernel.dtype),
+        adjoint=adjoint,
+        save=save,
+    )
+    return _configured(plan, piece.target)
+
+  return cut_batch(recurrence, make_plan)
+
+
+def _configured(plan: plan_lib.Plan, target: targets.Target) -> plan_lib.Plan:
+  """Returns the plan with the best configuration that fits."""
+  kind = tuning.Kind(
+      gates=plan.stages[0].gates,
+      two=plan.operand is not None,
+      adjoint=plan.adjoint,
+      split=plan.split,
+  )
+  config = tuning.choose(
+      plan.shape, kind, lambda config: plan_lib.needs(plan, config), target
+  )
+  return dataclasses.replace(plan, config=config)
+
+
+def cut_batch(
+    recurrence: Recurrence, make_plan: Callable[[Recurrence], plan_lib.Plan]
+) -> list[Piece]:
+  """Cuts a batch into as few pieces as fit the device.
+
+  Args:
+    recurrence: static facts of the whole batch.
+    make_plan: returns a plan, or raises NotImplementedError.
+  """
+  batch, time, heads, size = recurrence.shape
+  plans: dict[int, plan_lib.Plan] = {}
+
+  def plan_of(rows: int) -> plan_lib.Plan:
+    if rows not in plans:
+      shape = (rows, time, heads, size)
+      plans[rows] = make_plan(dataclasses.replace(recurrence, shape=shape))
+    return plans[rows]
+
+  # Kernels take rows by 8.
+  octets = -(-batch // 8)
+  sizes = {8 * -(-octets // pieces) for pieces in range(1, octets + 1)}
+  for rows in sorted(sizes, reverse=True):
+    starts = range(0, batch, rows)
+    try:
+      return [
+          Piece(plan=plan_of(min(rows, batch - start)), start=start)
+          for start in starts
+      ]
+    except NotImplementedError:
+      if rows == 8:
+        raise
+  raise ValueError('there are no sequences')

@@ -1,0 +1,294 @@
+"""Static facts of one kernel: products, streams, shared memory and registers.
+
+Nothing here is traced into a kernel. `tuning.choose` asks `needs` whether a
+`Config` fits before a kernel is built with it.
+"""
+
+from collections.abc import Callable
+import dataclasses
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels import call as call_lib
+from pallas_kernels import targets
+from pallas_kernels.dense import config as config_lib
+from pallas_kernels.dense import matmul_partition
+from pallas_kernels.dense import resident_matmul
+from pallas_kernels.dense import smem_pipeline
+from pallas_kernels.dense import streams as streams_lib
+from pallas_kernels.mosaic import dataflow
+from pallas_kernels.mosaic import instructions
+from pallas_kernels.mosaic import pointwise
+from pallas_kernels.mosaic import ptx
+
+Array = jax.Array
+Config = config_lib.Config
+Product = matmul_partition.Product
+Stream = config_lib.Stream
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Recurrence:
+  """Static (hashable) facts of a recurrence, for the whole batch.
+
+  Attributes:
+    update: (theta, inputs, h_gates, carry) -> carry, pointwise, on tuples.
+    operand: (theta, inputs, h_gates, carry) -> the factor of the last recurrent
+      gate; None where that factor is h.
+    params: rows of theta.
+    shape: (B, T, N, D).
+    call: options of the run; `call.out_dtype` is not None.
+    target: the device.
+  """
+
+  update: Callable[..., Any]
+  operand: Callable[..., Any] | None
+  params: int
+  shape: tuple[int, int, int, int]
+  call: call_lib.Call
+  target: targets.Target
+
+  @property
+  def batch_axis(self) -> int:
+    """Axis of the batch in arrays of all steps."""
+    return 1 if self.call.time_major else 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan:
+  """Static facts of one kernel.
+
+  Attributes:
+    update: as in `Recurrence`.
+    operand: as in `Recurrence`.
+    params: rows of theta.
+    gates: input gates.
+    recurrent: recurrent gates.
+    states: arrays of the carry.
+    shape: sizes.
+    call: options of the run.
+    flags: whether there are flags, which restart or hold the carry.
+    x_dtype: dtype of the inputs.
+    dtype: dtype of the products' factors; float32 becomes two bfloat16 parts.
+    adjoint: whether the kernel runs the adjoint.
+    save: whether the forward kernel returns the arrays that the adjoint reads.
+    config: how the work is cut, or None before `tuning.choose`.
+  """
+
+  update: Callable[..., Any]
+  operand: Callable[..., Any] | None
+  params: int
+  gates: int
+  recurrent: int
+  states: int
+  shape: config_lib.Shape
+  call: call_lib.Call
+  flags: bool
+  x_dtype: Any
+  dtype: Any
+  adjoint: bool = False
+  save: bool = False
+  config: Any = None
+
+  @property
+  def split(self) -> bool:
+    """Whether a factor has two bfloat16 parts."""
+    return jnp.dtype(self.dtype) == jnp.float32
+
+  @property
+  def reverse(self) -> bool:
+    """Whether the kernel's loop runs from the last time to the first."""
+    return self.call.reverse != self.adjoint
+
+  @property
+  def ahead(self) -> int:
+    """Steps by which flags are needed before inputs."""
+    return 1 if self.flags else 0
+
+  @property
+  def stages(self) -> list[Product]:
+    """The products of a step of the recurrence, each with its own factor."""
+    if self.operand is None:
+      return [Product(self.recurrent, 0, False)]
+    last = self.recurrent - 1
+    return [Product(last, 0, False), Product(1, last, False)]
+
+  def products(self, config: Config) -> list[Product]:
+    """Returns the products of a step of the kernel, in order.
+
+    The adjoint has the transposed products, the last stage first. A forward
+    kernel cuts its first product in two where the operand of the second depends
+    on some gates only: the others are multiplied while the operand is handed
+    over. Within a CTA the hand-off is short, and fewer, fuller products are
+    faster.
+
+    Args:
+      config: the cut.
+    """
+    if self.adjoint:
+      return [Product(p.gates, p.first, True) for p in reversed(self.stages)]
+    first, *others = self.stages
+    early = max(1, self.early_gates)
+    late = first.gates - early
+    if not others or late == 0:
+      return self.stages
+    parts = [Product(early, 0, False), Product(late, early, False, late=True)]
+    folded = all(part.folded(config, self.shape) for part in parts)
+    if config.sums == 1 and not folded:
+      return self.stages
+    return [*parts, *others]
+
+  @functools.cached_property
+  def early_gates(self) -> int:
+    """Leading recurrent gates, up to the last one that `operand` reads."""
+    if self.operand is None:
+      return self.recurrent
+    counts = self.params, self.gates, self.recurrent - 1, self.states
+    used = dataflow.used(self.operand, *map(_elements, counts))
+    start = self.params + self.gates
+    gates = used[start : start + self.recurrent - 1]
+    return max((i + 1 for i, needed in enumerate(gates) if needed), default=0)
+
+  def accuracy(self, error: float) -> pointwise.Accuracy:
+    """Returns the accuracy of pointwise functions.
+
+    Args:
+      error: absolute error that is allowed where h has 16 bits.
+    """
+    short = jnp.dtype(self.dtype).itemsize == 2
+    return pointwise.Accuracy(error if short else 0.0, instructions.reciprocal)
+
+  @functools.cached_property
+  def streams(self) -> streams_lib.Streams:
+    """The streams that the kernel reads and writes."""
+    return _adjoint_streams(self) if self.adjoint else _forward_streams(self)
+
+
+def _flags_stream(plan: Plan) -> Stream | None:
+  if not plan.flags:
+    return None
+  return Stream(jnp.int32, 1 + plan.call.both_directions, flags=True)
+
+
+def _forward_streams(plan: Plan) -> streams_lib.Streams:
+  ins = streams_lib.ForwardInputs(
+      Stream(plan.x_dtype, plan.gates), _flags_stream(plan)
+  )
+  # The products over all steps that read these go head by head.
+  factor = Stream(plan.dtype, by_head=True)
+  starts = (factor, *[Stream(jnp.float32)] * (plan.states - 1))
+  outs = streams_lib.ForwardOutputs(
+      carries=(Stream(plan.call.out_dtype),) * plan.call.outputs,
+      starts=starts if plan.save else (),
+      operand=factor if plan.save and plan.operand is not None else None,
+  )
+  return streams_lib.Streams(ins, outs)
+
+
+def _adjoint_streams(plan: Plan) -> streams_lib.Streams:
+  others = (Stream(jnp.float32),) * (plan.states - 1)
+  ins = streams_lib.AdjointInputs(
+      x=Stream(plan.x_dtype, plan.gates),
+      h_gates=tuple(
+          Stream(jnp.float32, p.gates, by_head=True) for p in plan.stages
+      ),
+      starts=(Stream(plan.dtype, by_head=True), *others),
+      d_carries=(Stream(plan.call.out_dtype),) * plan.call.outputs,
+      flags=_flags_stream(plan),
+  )
+  # The products over all steps that follow go head by head and want heads
+  # first. With one head, d_x has that order and can serve for both.
+  d_gates: tuple[Stream, ...] = ()
+  if plan.shape.heads > 1 or shared_gates(plan) != tuple(range(plan.gates)):
+    d_gates = tuple(
+        Stream(plan.dtype, p.gates, by_head=True) for p in plan.stages
+    )
+  outs = streams_lib.AdjointOutputs(Stream(plan.dtype, plan.gates), d_gates)
+  return streams_lib.Streams(ins, outs)
+
+
+def shared_gates(plan: Plan) -> tuple[int | None, ...]:
+  """Returns for each recurrent gate an input with the same cotangent, or None.
+
+  A gate that is a sum x + R h has one cotangent for both terms, which need not
+  be written twice.
+  """
+
+  def pull(theta, row, gates, start, d_new, d_u):
+    _, f = jax.vjp(plan.update, theta, row, gates, start)
+    _, d_row, d_gates, _ = f(d_new)
+    if plan.operand is not None:
+      _, f = jax.vjp(plan.operand, theta, row, gates[:-1], start)
+      more = f(d_u)
+      d_row = tuple(map(jnp.add, d_row, more[1]))
+      d_gates = (*map(jnp.add, d_gates[:-1], more[2]), d_gates[-1])
+    return d_row, d_gates
+
+  counts = plan.params, plan.gates, plan.recurrent, plan.states, plan.states
+  (d_u,) = _elements(1)
+  numbers = dataflow.value_numbers(pull, *map(_elements, counts), d_u)
+  d_row, d_gates = numbers[: plan.gates], numbers[plan.gates :]
+  taken: set[int] = set()
+  same: list[int | None] = []
+  for number in d_gates:
+    found = [j for j, n in enumerate(d_row) if n == number and j not in taken]
+    same.append(found[0] if found else None)
+    taken.update(found[:1])
+  return tuple(same)
+
+
+def _elements(count: int) -> tuple[jax.ShapeDtypeStruct, ...]:
+  """Returns the types of one element a thread, `count` of them."""
+  return (jax.ShapeDtypeStruct((ptx.LANES,), jnp.float32),) * count
+
+
+class Smem(NamedTuple):
+  """Shared memory of a kernel: words of int32, or references.
+
+  Attributes:
+    ring: ring buffer of the inputs.
+    staging: staging of the outputs.
+    products: one for each product of a step.
+  """
+
+  ring: Any
+  staging: Any
+  products: tuple[resident_matmul.Smem, ...]
+
+
+def smem_words(plan: Plan, config: Config) -> Smem:
+  """Returns the shared memory that a kernel allocates, in int32."""
+  ins, outs = plan.streams
+  products = plan.products(config)
+  words = Smem(
+      ring=smem_pipeline.Ring.words(config, ins),
+      staging=(
+          0
+          if config.through_device
+          else smem_pipeline.Staging.words(config, outs)
+      ),
+      products=resident_matmul.smem_words(
+          products, config, plan.shape, plan.split
+      ),
+  )
+  # Empty buffers are not allowed.
+  return jax.tree.map(lambda n: max(n, 32), words)
+
+
+def needs(plan: Plan, config: Config) -> tuple[int, int]:
+  """Returns a thread's registers for the recurrent kernel, and a CTA's bytes.
+
+  Args:
+    plan: static facts of the kernel.
+    config: the cut to try.
+  """
+  kept = matmul_partition.kept_blocks(
+      plan.products(config), config, plan.shape, plan.split
+  )
+  # Each buffer starts at a multiple of 1024 bytes.
+  words = jax.tree.leaves(smem_words(plan, config))
+  size = sum(-(-4 * n // 1024) * 1024 for n in words)
+  return sum(registers for _, registers in kept), size

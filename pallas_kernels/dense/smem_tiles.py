@@ -1,0 +1,190 @@
+"""Tiles in shared memory: one gate of one step, columns of units.
+
+A column's units lie side by side, in chunks of 16 bytes. The chunks of a column
+are permuted (exclusive or with a function of the column), so that the 32 lanes
+of a warp hit different banks both when they copy chunks and when they read or
+write the elements of fragments:
+
+    column 0   chunk 0 1 2 3 4 5 6 7
+    column 1   chunk 4 5 6 7 0 1 2 3
+    column 2   chunk 1 0 3 2 5 4 7 6
+    ...
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+from jax import lax
+from jax.experimental import pallas as pl
+import jax.numpy as jnp
+
+from pallas_kernels.dense import config as config_lib
+from pallas_kernels.dense import thread_layout
+
+Array = jax.Array
+Ref = Any
+Config = config_lib.Config
+Cta = thread_layout.Cta
+Shape = config_lib.Shape
+Stream = config_lib.Stream
+flag = thread_layout.flag
+
+
+def pitch(config: Config, size: int) -> int:
+  """Returns bytes from one column of a tile to the next.
+
+  Args:
+    config: the cut.
+    size: bytes of an element.
+  """
+  row = config.units * size
+  if row > 64:
+    return pl.cdiv(row, 128) * 128
+  return next(size for size in (16, 32, 64) if row <= size)
+
+
+def tile_bytes(config: Config, size: int) -> int:
+  """Returns the bytes of a tile."""
+  return config.columns * pitch(config, size)
+
+
+def permutation(column):
+  """Returns the number that a column's chunk indices are xor-ed with."""
+  return ((column & 1) << 2) | ((column >> 1) & 3)
+
+
+def place(config: Config, size: int, column, unit):
+  """Returns the byte of an element in its tile."""
+  row = pitch(config, size)
+  byte = unit * size
+  chunk = (byte >> 4) ^ (permutation(column) & min(7, row // 16 - 1))
+  return column * row + (chunk << 4) + (byte & 15)
+
+
+def own_places(cta: Cta, size: int) -> Array:
+  """Returns the bytes of this thread's elements in a tile."""
+  return place(cta.config, size, cta.own.column, cta.own.unit)
+
+
+def slot_bytes(config: Config, streams) -> int:
+  """Returns the bytes that one step's tiles of some streams take."""
+  total = 0
+  for stream in streams:
+    if stream.flags:
+      total += max(128, 4 * config.columns)
+    else:
+      size = jnp.dtype(stream.dtype).itemsize
+      total += stream.tiles * tile_bytes(config, size)
+  return total
+
+
+def offsets(config: Config, streams) -> list[int]:
+  """Returns the byte in a slot at which each stream's tiles start."""
+  return [slot_bytes(config, streams[:i]) for i in range(len(streams))]
+
+
+def time_stride(shape: Shape, stream: Stream) -> int:
+  """Returns elements from one time to the next in a stream's array."""
+  if stream.flags:
+    return stream.tiles * pl.cdiv(shape.batch, 4) * 4
+  row = shape.size if stream.by_head else shape.features
+  return row * stream.tiles * (shape.batch if shape.time_major else 1)
+
+
+def chunks(cta: Cta, stream: Stream) -> list[tuple[Array, Array, Array]]:
+  """Deals the 16-byte chunks of a step's tiles to the threads of a CTA.
+
+  Returns:
+    For each chunk of a thread: its byte in the stream's tiles; its element in
+    the stream's array at time 0; and 2 if that element exists, 1 if it lies
+    beyond the array, 0 if the thread has no such chunk.
+  """
+  if stream.flags:
+    return [_chunk_of_flags(cta, stream)]
+  config, shape, thread = cta.config, cta.shape, cta.thread
+  size = jnp.dtype(stream.dtype).itemsize
+  per_row = pl.cdiv(config.units * size, 16)
+  per_tile = config.columns * per_row
+  total = stream.tiles * per_tile
+  found = []
+  for k in range(pl.cdiv(total, config.threads)):
+    q = thread.index + k * config.threads
+    gate = lax.div(q, jnp.int32(per_tile))
+    rest = q - gate * per_tile
+    row = lax.div(rest, jnp.int32(per_row))
+    chunk = rest - row * per_row
+    unit = cta.unit0 + chunk * (16 // size)
+    where = (unit < shape.size) & (cta.row0 + row < shape.batch)
+    where = flag(q < total) + flag(where & (q < total))
+    inner = gate * tile_bytes(config, size)
+    inner += place(config, size, row, chunk * (16 // size))
+    strides = (1 if shape.time_major else shape.time) * stream.tiles
+    at = (cta.row0 + row) * strides + gate
+    if stream.by_head:
+      before = cta.head * (shape.batch * shape.time * stream.tiles)
+      at = (before + at) * shape.size + unit
+    else:
+      at = at * shape.features + cta.head * shape.size + unit
+    # No address may lie beyond the array, even where nothing is copied.
+    found.append((inner, jnp.where(where > 1, at, 0), where))
+  return found
+
+
+def _chunk_of_flags(cta: Cta, stream: Stream) -> tuple[Array, Array, Array]:
+  """Returns a thread's chunk of flags [T, G, B'], as `chunks` does."""
+  config, shape, thread = cta.config, cta.shape, cta.thread
+  count = pl.cdiv(config.columns, 4)
+  at = cta.row0 + 4 * thread.index
+  where = flag(thread.index < count) + flag(
+      (thread.index < count) & (at < shape.batch)
+  )
+  if stream.tiles > 1:
+    at += cta.half * (pl.cdiv(shape.batch, 4) * 4)
+  return 16 * thread.index, jnp.where(where > 1, at, 0), where
+
+
+@dataclasses.dataclass(frozen=True)
+class Copy:
+  """A chunk of 16 bytes of every step that this thread copies.
+
+  Attributes:
+    ref: the stream's array in device memory.
+    stream: the stream.
+    smem_offset: byte in a slot.
+    gmem_offset: element in the array at time 0.
+    where: int32; inputs: 2 to copy, 1 to fill with zeros, 0 for no chunk;
+      outputs: 1 to copy, else 0.
+  """
+
+  ref: Ref
+  stream: Stream
+  smem_offset: Array
+  gmem_offset: Array
+  where: Array
+
+  @property
+  def itemsize(self) -> int:
+    return jnp.dtype(self.stream.dtype).itemsize
+
+  def gmem(self, cta: Cta, time) -> Array:
+    """Returns the element in the array at a time."""
+    return self.gmem_offset + time * time_stride(cta.shape, self.stream)
+
+
+def copies(cta: Cta, streams, refs, offsets, written: bool) -> list[Copy]:
+  """Returns all chunks of a step that this thread copies.
+
+  Args:
+    cta: coordinates.
+    streams: a list of streams.
+    refs: their arrays in device memory.
+    offsets: the byte in a slot at which each starts.
+    written: whether chunks go to device memory; then nothing is filled with
+      zeros, and `where` is 0 or 1.
+  """
+  return [
+      Copy(ref, stream, start + inner, at, where >> 1 if written else where)
+      for stream, ref, start in zip(streams, refs, offsets, strict=True)
+      for inner, at, where in chunks(cta, stream)
+  ]

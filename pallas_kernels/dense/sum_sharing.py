@@ -1,0 +1,292 @@
+"""How warps and CTAs share out the sums of a product, and bring them together.
+
+`multiply` (resident_matmul.py) leaves each thread with sums of one row of each
+*half* (8 rows of the matrix) for two columns of each tile. Lane 4 q + p has row
+q and columns 2 p, 2 p + 1. Which rows and which *blocks* (32 elements to sum
+over) a warp has depends on the kind:
+
+Plain: a warp has whole sums of its own units. Nothing is exchanged.
+
+Folded: like Plain, for a single half and 4 columns, where three quarters of a
+tile would be copies. The two halves of the rows hold the same 8 units and
+different blocks of the matrix; columns 0-3 and 4-7 are the same 4 columns of
+the batch and different blocks of the operand:
+
+                         columns 0-3          columns 4-7
+                         operand, part 0      operand, part 1
+    half 0: R, part 0    sum of part 0        (unused)
+    half 1: R, part 1    (unused)             sum of part 1
+
+    Lanes p and p + 2 exchange one column each and add up the parts.
+
+AcrossWarps: the warps of a CTA have different blocks. Each stores its sums in
+shared memory; after a barrier each thread adds up those of its elements.
+
+AcrossTeam: moreover, the CTAs of a team have different gates. Each adds up its
+warps' sums for the units of all, sends every CTA the sums of its units through
+distributed shared memory, and waits for those of the others on an mbarrier.
+"""
+
+import abc
+from typing import Any
+
+import jax
+from jax import lax
+from jax.experimental import pallas as pl
+import jax.numpy as jnp
+
+from pallas_kernels.dense import config as config_lib
+from pallas_kernels.dense import matmul_partition
+from pallas_kernels.dense import operand as operand_lib
+from pallas_kernels.dense import partial_sums
+from pallas_kernels.dense import thread_layout
+from pallas_kernels.mosaic import instructions
+from pallas_kernels.mosaic import memory
+from pallas_kernels.mosaic import ptx
+from pallas_kernels.mosaic import sync
+
+Array = jax.Array
+Ref = Any
+Config = config_lib.Config
+Cta = thread_layout.Cta
+Product = matmul_partition.Product
+Sums = partial_sums.Sums
+flag = thread_layout.flag
+
+
+class Sharing(abc.ABC):
+  """One kind of sharing, for one thread.
+
+  Args:
+    cta: coordinates.
+    product: the product.
+    operand: its operand.
+
+  Attributes:
+    octets: groups of 8 units that a warp has.
+    row_warps: number of parts into which warps cut the rows.
+    row_warp: the part of this warp.
+    blocks: blocks that a warp sums over.
+  """
+
+  def __init__(self, cta: Cta, product: Product, operand: operand_lib.Operand):
+    self.cta, self.product, self.operand = cta, product, operand
+    self.octets = product.octets(cta.config)
+    self.row_warps = product.row_warps(cta.config)
+    self.row_warp = lax.rem(cta.thread.warp, jnp.int32(self.row_warps))
+    self.sum_warp = lax.div(cta.thread.warp, jnp.int32(self.row_warps))
+    self.blocks = product.blocks(cta.config, cta.shape)
+
+  @abc.abstractmethod
+  def rows(self, half: int) -> tuple[int, int]:
+    """Returns the result and the octet of units that a half is."""
+
+  @abc.abstractmethod
+  def block(self, half: int, i: int) -> tuple[Any, Array, Array | None]:
+    """Returns gate, first element and existence of a half's i-th block."""
+
+  @abc.abstractmethod
+  def first_block(self, of_warp: Array) -> Array:
+    """Returns the block of the operand that this thread's 0-th one is.
+
+    Args:
+      of_warp: the 0-th block of this warp.
+    """
+
+  @abc.abstractmethod
+  def spread(self, sums: Sums) -> None:
+    """Puts this warp's sums where other warps find them after `meet`."""
+
+  @abc.abstractmethod
+  def meet(self) -> None:
+    """Waits for the other warps' `spread`."""
+
+  @abc.abstractmethod
+  def collect(self, step, sums: Sums) -> list[Array]:
+    """Returns this thread's elements of each result, after `meet`."""
+
+
+class Plain(Sharing):
+  """A warp has whole sums of its own units."""
+
+  def rows(self, half: int) -> tuple[int, int]:
+    return divmod(half, self.octets)
+
+  def block(self, half: int, i: int):
+    return _block_of_gates(self.cta, self.operand, i)
+
+  def first_block(self, of_warp: Array) -> Array:
+    return of_warp
+
+  def spread(self, sums: Sums) -> None:
+    del sums  # They stay in this thread.
+
+  def meet(self) -> None:
+    pass
+
+  def collect(self, step, sums: Sums) -> list[Array]:
+    cta = self.cta
+    return [
+        ptx.stack(
+            [
+                x
+                for s in range(self.octets)
+                for n in range(cta.config.tiles)
+                for x in cta.kept_of(sums[result * self.octets + s][n])
+            ]
+        )
+        for result in range(self.product.results)
+    ]
+
+
+class Folded(Sharing):
+  """The two halves of a tile have different blocks of the same 8 units."""
+
+  def rows(self, half: int) -> tuple[int, int]:
+    return 0, 0
+
+  def block(self, half: int, i: int):
+    return _block_of_gates(self.cta, self.operand, half * self.blocks + i)
+
+  def first_block(self, of_warp: Array) -> Array:
+    del of_warp
+    # Columns 0-3 and 4-7 of the operand.
+    return (self.cta.thread.quad >> 2) * self.blocks
+
+  def spread(self, sums: Sums) -> None:
+    del sums  # They stay in this warp.
+
+  def meet(self) -> None:
+    pass
+
+  def collect(self, step, sums: Sums) -> list[Array]:
+    (low,), (high,) = sums
+    upper = self.cta.thread.upper != 0
+    given = jnp.where(upper, high[0], low[1])
+    kept = jnp.where(upper, high[1], low[0])
+    return [kept + instructions.shuffle(given, 2)]
+
+
+class _ThroughSmem(Sharing):
+  """The warps of a CTA have different blocks and add up in shared memory.
+
+  Args:
+    cta: coordinates.
+    product: the product.
+    operand: its operand.
+    partials: int32 in shared memory, `partial_sums.words` of it.
+  """
+
+  def __init__(self, cta: Cta, product: Product, operand, partials: Ref):
+    super().__init__(cta, product, operand)
+    self.partials = partial_sums.PartialSums(
+        cta, product, partials, self.row_warp, self.sum_warp
+    )
+
+  def rows(self, half: int) -> tuple[int, int]:
+    return divmod(half, self.octets)
+
+  def block(self, half: int, i: int):
+    blocks = self.cta.shape.blocks
+    index = self.sum_warp * self.blocks + i
+    gate = lax.div(index, jnp.int32(blocks))
+    first = 32 * (index - gate * blocks)
+    return gate, first, gate < self.operand.operands
+
+  def first_block(self, of_warp: Array) -> Array:
+    return of_warp
+
+  def spread(self, sums: Sums) -> None:
+    self.partials.write(sums)
+
+
+class AcrossWarps(_ThroughSmem):
+  """The warps of a CTA have different blocks."""
+
+  def meet(self) -> None:
+    self.cta.barrier()
+
+  def collect(self, step, sums: Sums) -> list[Array]:
+    own = self.cta.own
+    return [
+        self.partials.total(result, own.unit, own.column, own.count)
+        for result in range(self.product.results)
+    ]
+
+
+class AcrossTeam(_ThroughSmem):
+  """The CTAs of a team have different gates, and their warps different blocks.
+
+  The product has one result.
+  """
+
+  def meet(self) -> None:
+    # The mbarrier is armed before this CTA sends its own sums: until then no
+    # peer can have sent sums of the next step. A CTA without units waits for
+    # nothing else.
+    operand, config = self.operand, self.cta.config
+    size = 4 * operand.team * config.units * config.columns
+    sync.expect(operand.signals, 2, size, flag(self.cta.thread.index == 0))
+    self.cta.barrier()
+
+  def collect(self, step, sums: Sums) -> list[Array]:
+    cta, operand = self.cta, self.operand
+    own = cta.config.units * cta.config.columns
+    base = partial_sums.words_of_warps(self.product, cta.config)
+    self._send(base)
+    sync.await_signal(operand.signals, 2, step & 1)
+    place = cta.own.unit * cta.config.columns + cta.own.column
+    parts = [
+        memory.load_smem(
+            self.partials.ref,
+            4 * (base + member * own + place),
+            jnp.float32,
+            count=cta.own.count,
+        )
+        for member in range(operand.team)
+    ]
+    return [sum(parts[1:], parts[0])]
+
+  def _send(self, base: int) -> None:
+    """Sends each CTA of the team the sums of its units, 4 columns at a time.
+
+    Args:
+      base: word of `partials` at which the team's sums start.
+    """
+    cta, config, operand = self.cta, self.cta.config, self.operand
+    own = config.units * config.columns
+    units = self.product.units(config)
+    total = units * config.columns
+    for k in range(pl.cdiv(total // 4, config.threads)):
+      e = 4 * (cta.thread.index + k * config.threads)
+      exists = flag(e < total)
+      octet = lax.rem(e, jnp.int32(total)) >> 3
+      tile = lax.div(octet, jnp.int32(units))
+      unit = octet - tile * units
+      column = 8 * tile + (e & 7)
+      words = self.partials.four_totals(unit, column)
+      owner = lax.div(unit, jnp.int32(config.units))
+      place = (unit - owner * config.units) * config.columns + column
+      at = 4 * (base + operand.member * own + place)
+      sync.send(self.partials.ref, at, words, operand.signals, 2, owner, exists)
+
+
+def make(
+    cta: Cta, product: Product, operand: operand_lib.Operand, partials: Ref
+) -> Sharing:
+  """Returns the kind of sharing that a product has."""
+  if operand.team > 1:
+    return AcrossTeam(cta, product, operand, partials)
+  if product.sums(cta.config) > 1:
+    return AcrossWarps(cta, product, operand, partials)
+  if product.folded(cta.config, cta.shape):
+    return Folded(cta, product, operand)
+  return Plain(cta, product, operand)
+
+
+def _block_of_gates(cta: Cta, operand: operand_lib.Operand, index: int):
+  """Returns gate, first element and existence of a block of all gates."""
+  blocks = cta.shape.blocks
+  gate = min(index // blocks, operand.operands - 1)
+  # Beyond the last gate's blocks, elements are beyond the head too.
+  return gate, jnp.int32(32 * (index - gate * blocks)), None
