@@ -22,7 +22,7 @@ def kernel(
   gates = cell.recurrent_gates
   if recurrent_kernel is not None:
     recurrent_kernel = array(recurrent_kernel, 'recurrent_kernel')
-  shape = () if recurrent_kernel is None else recurrent_kernel.shape
+  shape: Any = () if recurrent_kernel is None else recurrent_kernel.shape
   if gates == 0:
     if recurrent_kernel is not None:
       raise ValueError(
@@ -53,7 +53,8 @@ def outputs(given: Any, carries: int) -> int:
   positive(given, 'outputs')
   if given > carries:
     raise ValueError(
-        f'outputs must be at most {carries}, the number of carries, got {given}.'
+        f'outputs must be at most {carries}, the number of carries, got'
+        f' {given}.'
     )
   return int(given)
 
@@ -131,9 +132,7 @@ def flags(given: Any, expected: tuple[int, ...], label: str) -> Array | None:
   return given
 
 
-def lengths(
-    given: Any, expected: tuple[int, ...], time: int
-) -> Array | None:
+def lengths(given: Any, expected: tuple[int, ...], time: int) -> Array | None:
   """Returns `given` as an integer array of this shape, or raises ValueError.
 
   Values can be checked where they are known, outside of `jax.jit`. Inside, one
@@ -236,7 +235,9 @@ def same_kind(result: Any, like: Array, label: str) -> Array:
 
 def shape(given: Any, label: str) -> tuple[int, ...]:
   """Returns `given` as a shape, or raises ValueError."""
-  is_size = lambda n: isinstance(n, numbers.Integral) and not isinstance(n, bool)
+  is_size = lambda n: isinstance(n, numbers.Integral) and not isinstance(
+      n, bool
+  )
   if not isinstance(given, (tuple, list)) or not all(
       is_size(n) and n >= 0 for n in given
   ):

@@ -6,7 +6,6 @@ takes milliseconds, and the message says which rule is broken.
 """
 
 from collections.abc import Callable, Mapping
-import dataclasses
 import functools
 from typing import Any
 
@@ -22,23 +21,25 @@ _BATCH, _FEATURES = 1009, 1013
 
 # These mix elements of an axis and keep its size; others that mix, reductions
 # for instance, change it.
-_MIXING = frozenset({
-    'cummax',
-    'cummin',
-    'cumlogsumexp',
-    'cumprod',
-    'cumsum',
-    'conv_general_dilated',
-    'dot_general',
-    'fft',
-    'gather',
-    'rev',
-    'scatter',
-    'scatter_add',
-    'scatter-add',
-    'sort',
-    'top_k',
-})
+_MIXING = frozenset(
+    {
+        'cummax',
+        'cummin',
+        'cumlogsumexp',
+        'cumprod',
+        'cumsum',
+        'conv_general_dilated',
+        'dot_general',
+        'fft',
+        'gather',
+        'rev',
+        'scatter',
+        'scatter_add',
+        'scatter-add',
+        'sort',
+        'top_k',
+    }
+)
 
 
 def check(
@@ -62,7 +63,8 @@ def check(
   if not isinstance(params, Mapping | None):
     raise ValueError(
         f'The params (cell_params) of {type(cell).__name__} must be given by'
-        f' name, as a dict of arrays [..., features], got a {type(params).__name__}.'
+        ' name, as a dict of arrays [..., features], got a'
+        f' {type(params).__name__}.'
     )
   _check_static(cell)
   params = params or {}
@@ -136,7 +138,7 @@ def _check_static(cell: cell_lib.Cell) -> None:
   try:
     hash(cell)
   except TypeError as error:
-    fields = [f.name for f in dataclasses.fields(cell)] if settings else []
+    fields = list(vars(cell))
     raise ValueError(
         f'{name} must be hashable, since it is the static argument of a'
         f' compiled function; its fields {fields} hold something that is not:'
@@ -144,7 +146,7 @@ def _check_static(cell: cell_lib.Cell) -> None:
     ) from error
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _check_equations(
     cell: cell_lib.Cell,
     param_shapes: tuple[tuple[str, tuple[int, ...]], ...],

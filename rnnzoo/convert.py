@@ -183,9 +183,7 @@ def _torch_parts(layer):
       yield level, f'_l{index}'
 
 
-def _torch_weights(
-    layer, given, prefix, suffix, state_dict
-) -> dict[str, Any]:
+def _torch_weights(layer, given, prefix, suffix, state_dict) -> dict[str, Any]:
   """Takes one layer's entries out of `given`."""
   _check_layer(layer)
   features = layer.out_features

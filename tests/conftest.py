@@ -37,7 +37,9 @@ def pytest_addoption(parser):
 def _fail_if_skipped(report, config):
   if report.skipped and config.getoption('--fail_on_skip'):
     report.outcome = 'failed'
-    report.longrepr = f'Skipped, which --fail_on_skip forbids: {report.longrepr}'
+    report.longrepr = (
+        f'Skipped, which --fail_on_skip forbids: {report.longrepr}'
+    )
   return report
 
 

@@ -1,13 +1,12 @@
 """Bad arguments to every public callable: each is refused with a sentence.
 
 Seeded. A case replaces one argument of a call that works by a value that cannot
-be right. The call has to raise ValueError, TypeError or NotImplementedError from
-code of this project, with a message that names the argument; a result is as
-much a failure as an error from inside of another library.
+be right. The call has to raise ValueError, TypeError or NotImplementedError
+from code of this project, with a message that names the argument; a result is
+as much a failure as an error from inside of another library.
 """
 
 import dataclasses
-import functools
 import inspect
 import itertools
 import random
@@ -57,15 +56,35 @@ NAMES = (*STRANGE, None, 0, ['tanh'], 'TANH', '', ('linear',))
 PATHS = ('cuda', (), ('scan', 'cuda'), 0, {}, 1.5, Junk(), [None], b'scan')
 ARRAYS = (*STRANGE, None, 1, [1, 2], [[1.0], [1.0, 2.0]], np.ones(2))
 ARRAYS += (np.ones((7, 7, 7, 7, 7)), np.array(['a']), np.array([None]))
-X = (*ARRAYS, x.astype(np.complex64), x.astype(np.int32), x[..., :2], x[0, 0, 0])
+X = (
+    *ARRAYS,
+    x.astype(np.complex64),
+    x.astype(np.int32),
+    x[..., :2],
+    x[0, 0, 0],
+)
 BOOLS = ('foo', [['a'] * TIME] * BATCH, [[True], [True, False]], {}, Junk())
-BOOLS += (np.ones((BATCH, TIME)), np.ones((BATCH, TIME + 1), bool), True, 1, 'no')
+BOOLS += (
+    np.ones((BATCH, TIME)),
+    np.ones((BATCH, TIME + 1), bool),
+    True,
+    1,
+    'no',
+)
 LENGTHS = ('foo', [1, [2]], {}, Junk(), [1.0, 2.0], [1], [-1, 2], [1, TIME + 1])
 LENGTHS += (['a', 'b'], True, 3, [True, False], np.ones((BATCH, 2), int), 1j)
 CARRIES = (*STRANGE, 1, h, (h, h, h, h, h), (h[:1],), [None], ({},), ())
 CARRIES += ((h + 1j,), ([[1.0], [1.0, 2.0]],), ('foo',), (h.astype(str),))
 BATCHES = ('foo', None, 3, (-1,), (2.0,), ('2',), [nan], {}, Junk(), (True,))
-LAYERS = (*STRANGE[:5], None, 'LSTM', 3, rnnzoo.LSTMCell(), dict, lambda *a, **k: 3)
+LAYERS = (
+    *STRANGE[:5],
+    None,
+    'LSTM',
+    3,
+    rnnzoo.LSTMCell(),
+    dict,
+    lambda *a, **k: 3,
+)
 CELLS = (*STRANGE, None, 'LSTM', rnnzoo.LSTMCell, rnnzoo.LSTM, nnx.LSTMCell)
 
 # The kinds of the options of layers; every layer's own are among them.
@@ -266,7 +285,9 @@ def functions():
       'implementation': PATHS,
   }.items():
     yield Case('linear_scan', rnnzoo.linear_scan, good, name, values)
-  yield Case('constrain', rnnzoo.constrain, {}, 'params', (*STRANGE, None, h, {}))
+  yield Case(
+      'constrain', rnnzoo.constrain, {}, 'params', (*STRANGE, None, h, {})
+  )
 
 
 def conversions():
@@ -278,7 +299,14 @@ def conversions():
   for name, w in weights.items():
     without = {k: v for k, v in weights.items() if k != name}
     dicts.append(without)
-    wrong = (w * 1j, w[:1], w.astype(str), None, [[1], [1, 2]], w.astype(object))
+    wrong = (
+        w * 1j,
+        w[:1],
+        w.astype(str),
+        None,
+        [[1], [1, 2]],
+        w.astype(object),
+    )
     dicts += [weights | {name: value} for value in wrong]
   convert_to = (*STRANGE, None, rnnzoo.LSTM, layer('MinGRU'), nnx.LSTMCell)
   for name, values in {
@@ -305,6 +333,7 @@ def conversions():
 
 
 SOURCES = (constructors, calls, functions, conversions)
+NAMED = tuple((source.__name__, source) for source in SOURCES)
 
 
 def complaint(case: Case, value: Any) -> str | None:
@@ -355,11 +384,11 @@ def run(source, seed: int, limit: int | None) -> list[str]:
 
 class FuzzTest(parameterized.TestCase):
 
-  @parameterized.parameters(*SOURCES)
+  @parameterized.named_parameters(*NAMED)
   def test_some(self, source):
     self.assertEmpty(run(source, 0, 100))
 
-  @parameterized.parameters(*SOURCES)
+  @parameterized.named_parameters(*NAMED)
   def test_good_calls_work(self, source):
     # Otherwise an error could be about something else.
     done = set()
@@ -372,7 +401,7 @@ class FuzzTest(parameterized.TestCase):
 @pytest.mark.slow
 class AllTest(parameterized.TestCase):
 
-  @parameterized.parameters(*SOURCES)
+  @parameterized.named_parameters(*NAMED)
   def test_all(self, source):
     self.assertEmpty(run(source, 0, None))
 

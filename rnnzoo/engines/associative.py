@@ -101,7 +101,8 @@ def step_scan(a: Array, b: Array, reverse: bool) -> Array:
   """h_t = a_t h_{t-1} + b_t step by step, from h = 0."""
 
   def body(h, ab):
-    h = affine(*ab, h)
+    a, b = ab
+    h = affine(a, b, h)
     return h, h
 
   return lax.scan(body, jnp.zeros_like(b[0]), (a, b), reverse=reverse)[1]

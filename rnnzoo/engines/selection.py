@@ -59,7 +59,11 @@ def check_implementation(implementation: Implementation) -> None:
     return
   if isinstance(names, str):
     names = (names,)
-  if not isinstance(names, Sequence) or not names or any(name not in IMPLEMENTATIONS for name in names):
+  if (
+      not isinstance(names, Sequence)
+      or not names
+      or any(name not in IMPLEMENTATIONS for name in names)
+  ):
     raise ValueError(
         f'implementation must be None, one of {IMPLEMENTATIONS} or a sequence'
         f' of these, got {implementation!r}.'

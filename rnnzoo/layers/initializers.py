@@ -45,9 +45,7 @@ def shifted(init: Initializer, offset: float) -> Initializer:
   return shifted_init
 
 
-def check_rngs(
-    rngs: Any, stream: str | None, required: bool = False
-) -> None:
+def check_rngs(rngs: Any, stream: str | None, required: bool = False) -> None:
   """Raises ValueError unless `rngs` gives keys of a stream.
 
   Args:

@@ -106,9 +106,7 @@ class Stack(sequence_layer.SequenceLayer):
     checks.positive(num_layers, 'num_layers')
     is_number = isinstance(dropout_rate, (int, float, np.number))
     if not is_number or not 0 <= dropout_rate < 1:
-      raise ValueError(
-          f'dropout_rate must be in [0, 1), got {dropout_rate!r}.'
-      )
+      raise ValueError(f'dropout_rate must be in [0, 1), got {dropout_rate!r}.')
     checks.choice(norm, NORMS, 'norm')
     checks.boolean(share_dropout_over_time, 'share_dropout_over_time')
     checks.boolean(residual, 'residual')

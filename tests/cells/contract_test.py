@@ -76,7 +76,10 @@ BROKEN = {
         {'update': lambda self, p, x, h, c: (jnp.stack([x[0], h[0]]),)},
         r'h of shape \[batch, features\], got \[2, batch, features\]',
     ),
-    'complex': ({'update': of_gates(lambda x: x * 1j)}, 'real .* got complex64'),
+    'complex': (
+        {'update': of_gates(lambda x: x * 1j)},
+        'real .* got complex64',
+    ),
     'integer': ({'update': of_gates(lambda x: x.astype(int))}, 'got int32'),
     'no_input_gates': ({'input_gates': None}, 'no class attribute input_gates'),
     'no_gates': ({'recurrent_gates': None}, 'attribute recurrent_gates'),

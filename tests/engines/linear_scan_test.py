@@ -162,9 +162,7 @@ class LinearScanTest(parameterized.TestCase):
       )
 
     want = scan(a, b)
-    grad = jax.jit(
-        jax.grad(lambda a, b, w: jnp.sum(w * scan(a, b)), (0, 1))
-    )
+    grad = jax.jit(jax.grad(lambda a, b, w: jnp.sum(w * scan(a, b)), (0, 1)))
     for where in (0, 1):
       bad = [a.copy(), b.copy()]
       bad[where][0, first] = poison

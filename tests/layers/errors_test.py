@@ -249,7 +249,9 @@ class ImplementationTest(parameterized.TestCase):
     message = f"device here is 'NVIDIA {kind}'"
     kernels = contextlib.nullcontext()
     if why == 'H100':
-      message = r'jax 0.10.2 on Python 3.* 3.12 or newer, .*cuda13\]>=0.11,<0.13'
+      message = (
+          r'jax 0.10.2 on Python 3.* 3.12 or newer, .*cuda13\]>=0.11,<0.13'
+      )
       kernels = mock.patch.object(jax, '__version_info__', (0, 10, 2))
       version = mock.patch.object(jax, '__version__', '0.10.2')
     else:

@@ -170,9 +170,7 @@ class ModesTest(parameterized.TestCase):
 
   def fresh(self, **options):
     options = {'num_layers': 2, 'dropout_rate': 0.5, 'norm': 'batch'} | options
-    return rnnzoo.Stack(
-        rnnzoo.GRU, IN, FEATURES, rngs=nnx.Rngs(0), **options
-    )
+    return rnnzoo.Stack(rnnzoo.GRU, IN, FEATURES, rngs=nnx.Rngs(0), **options)
 
   def mean(self, stack):
     return np.asarray(stack.norms[0].mean[...])
