@@ -1,4 +1,4 @@
-"""Checks of arguments; an error names the value given and one that works."""
+"""Checks of what a caller passes: what was given, and what would be right."""
 
 from collections.abc import Iterable, Mapping, Sequence
 import math
@@ -22,9 +22,7 @@ def kernel(
   gates = cell.recurrent_gates
   if recurrent_kernel is not None:
     recurrent_kernel = array(recurrent_kernel, 'recurrent_kernel')
-  shape: tuple[int, ...] = ()
-  if recurrent_kernel is not None:
-    shape = recurrent_kernel.shape
+  shape: Any = () if recurrent_kernel is None else recurrent_kernel.shape
   if gates == 0:
     if recurrent_kernel is not None:
       raise ValueError(
@@ -55,13 +53,14 @@ def outputs(given: Any, carries: int) -> int:
   positive(given, 'outputs')
   if given > carries:
     raise ValueError(
-        f'outputs must be at most {carries}, the number of carries, got {given}.'
+        f'outputs must be at most {carries}, the number of carries, got'
+        f' {given}.'
     )
   return int(given)
 
 
 def inputs(given: Any, axes: str, in_features: int, layer: str) -> None:
-  """Raises ValueError unless `given` is an input that a layer can project.
+  """Raises ValueError unless `given` is what a layer projects.
 
   Args:
     given: x as the caller passed it.
@@ -94,7 +93,7 @@ def carry(
 
   Args:
     names: `Cell.carry_names`.
-    given: the carry as the caller passed it.
+    given: what the caller passed as a carry.
     expected: shape of each array.
     label: the argument's name.
   """
@@ -377,8 +376,8 @@ def recurrent_gradient(
 
   Args:
     cell: the equations.
-    clip: recurrent_gradient_clip as the caller passed it.
-    stop: stop_recurrent_gradient as the caller passed it.
+    clip: what the caller passed as recurrent_gradient_clip.
+    stop: what the caller passed as stop_recurrent_gradient.
   """
   is_number = isinstance(clip, numbers.Real) and not isinstance(clip, bool)
   if clip is not None and not (is_number and 0 < clip < math.inf):
@@ -420,7 +419,7 @@ def heads(features: int, num_heads: int, has_kernel: bool) -> None:
 
 
 def describe(carry: object) -> str:
-  """Describes a value that should have been a tuple of carries."""
+  """Says what was passed as a tuple of carries."""
   if isinstance(carry, (tuple, list)):
     return f'{len(carry)} of them'
   return f'a {type(carry).__name__}'

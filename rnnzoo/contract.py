@@ -6,7 +6,6 @@ takes milliseconds, and the message says which rule is broken.
 """
 
 from collections.abc import Callable, Mapping
-import dataclasses
 import functools
 from typing import Any
 
@@ -64,7 +63,8 @@ def check(
   if not isinstance(params, Mapping | None):
     raise ValueError(
         f'The params (cell_params) of {type(cell).__name__} must be given by'
-        f' name, as a dict of arrays [..., features], got a {type(params).__name__}.'
+        ' name, as a dict of arrays [..., features], got a'
+        f' {type(params).__name__}.'
     )
   _check_static(cell)
   params = params or {}
@@ -138,8 +138,7 @@ def _check_static(cell: cell_lib.Cell) -> None:
   try:
     hash(cell)
   except TypeError as error:
-    names: Any = dataclasses.fields if settings else lambda _: ()
-    fields = [field.name for field in names(cell)]
+    fields = list(vars(cell))
     raise ValueError(
         f'{name} must be hashable, since it is the static argument of a'
         f' compiled function; its fields {fields} hold something that is not:'

@@ -1,9 +1,9 @@
 """Bad arguments to every public callable: each is refused with a sentence.
 
 Seeded. A case replaces one argument of a call that works by a value that cannot
-be right. The call has to raise ValueError, TypeError or NotImplementedError from
-code of this project, with a message that names the argument; a result is as
-much a failure as an error from inside of another library.
+be right. The call has to raise ValueError, TypeError or NotImplementedError
+from code of this project, with a message that names the argument; a result is
+as much a failure as an error from inside of another library.
 """
 
 import dataclasses
@@ -333,6 +333,7 @@ def conversions():
 
 
 SOURCES = (constructors, calls, functions, conversions)
+NAMED = tuple((source.__name__, source) for source in SOURCES)
 
 
 def complaint(case: Case, value: Any) -> str | None:
@@ -383,11 +384,11 @@ def run(source, seed: int, limit: int | None) -> list[str]:
 
 class FuzzTest(parameterized.TestCase):
 
-  @parameterized.parameters(*SOURCES)
+  @parameterized.named_parameters(*NAMED)
   def test_some(self, source):
     self.assertEmpty(run(source, 0, 100))
 
-  @parameterized.parameters(*SOURCES)
+  @parameterized.named_parameters(*NAMED)
   def test_good_calls_work(self, source):
     # Otherwise an error could be about something else.
     done = set()
@@ -400,7 +401,7 @@ class FuzzTest(parameterized.TestCase):
 @pytest.mark.slow
 class AllTest(parameterized.TestCase):
 
-  @parameterized.parameters(*SOURCES)
+  @parameterized.named_parameters(*NAMED)
   def test_all(self, source):
     self.assertEmpty(run(source, 0, None))
 

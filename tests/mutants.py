@@ -66,9 +66,9 @@ MUTANTS = (
     ),
     *_all(
         'rnnzoo/cells/lstm.py',
-        'tests/cells/equations_test.py',
-        ('sigmoid(f) * c +', 'sigmoid(i) * c +', 'LSTM'),
-        ('tanh(c), c', 'c, c', 'LSTM'),
+        'tests/cells/golden_test.py',
+        ('sigmoid(f) * c +', 'sigmoid(i) * c +', 'test_agrees'),
+        ('tanh(c), c', 'c, c', 'test_agrees'),
     ),
     *_all(
         'rnnzoo/cells/minlstm.py',
@@ -232,14 +232,14 @@ MUTANTS = (
     *_all(
         'rnnzoo/checks.py',
         'tests/fuzz_test.py',
-        ('math.isfinite(value)', 'True', 'constructors'),
-        ('jnp.complexfloating', 'jnp.inexact_', 'functions'),
-        ('if low < 0 or high > time', 'if low < 0', 'calls'),
+        ('math.isfinite(value)', 'True', 'AllTest and constructors'),
+        ('jnp.complexfloating', 'jnp.bool_', 'AllTest and functions'),
+        ('if low < 0 or high > time', 'if low < 0', 'AllTest and calls'),
         ('0 < clip < math.inf', '0 < clip', 'AllTest and constructors'),
         (
             'if known.itemsize == 8 and not config.jax_enable_x64',
             'if False',
-            'constructors',
+            'AllTest and constructors',
         ),
     ),
     *_all(
@@ -292,7 +292,7 @@ MUTANTS = (
         (
             '[*(bias_ih + bias_hh)[:-1], bias_ih[-1]]',
             '[*(bias_ih + bias_hh)]',
-            'test_agrees and gru',
+            'test_agrees',
         ),
     ),
     *_all(

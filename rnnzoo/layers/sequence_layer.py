@@ -53,11 +53,11 @@ class SequenceLayer(nnx.Module):
       reset: bool [..., time]; where true, the carry restarts from the layer's
         own initial carry before this step. It is the boundary between t-1 and
         t: a reversed run restarts when it goes from t to t-1.
-      seq_lengths: int [...], each from 0 to the number of steps; the sequence is
-        valid for that many steps. Beyond, the carry is held and the output is
-        zero; padding has no effect, resets in it included, and gets no
-        gradient. Under `jax.jit`, where values cannot be checked, more than
-        all steps are all steps and less than none are none.
+      seq_lengths: int [...], each from 0 to the number of steps; the sequence
+        is valid for that many steps. Beyond, the carry is held and the output
+        is zero; padding has no effect, resets in it included, and gets no
+        gradient. Under `jax.jit`, where values cannot be checked, more than all
+        steps are all steps and less than none are none.
       mask: bool [..., time]; where false, as beyond `seq_lengths`, except that
         a reset acts all the same: an episode's end is one, seen or not.
       reverse: run from the last step to the first; outputs stay in the order
