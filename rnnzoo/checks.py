@@ -155,7 +155,9 @@ def lengths(given: Any, expected: tuple[int, ...], time: int) -> Array | None:
   if shape != expected:
     raise ValueError(f'seq_lengths must have shape {expected}, got {shape}.')
   if given.size and not isinstance(given, jax.core.Tracer):
-    low, high = int(given.min()), int(given.max())
+    # In numpy: within jit, jnp's functions of known values are traced too.
+    values = np.asarray(given)
+    low, high = int(values.min()), int(values.max())
     if low < 0 or high > time:
       raise ValueError(
           f'seq_lengths must be from 0 to the number of steps, {time}, got'

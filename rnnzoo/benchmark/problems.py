@@ -142,11 +142,10 @@ def _flags(case: cases.Case, rng) -> tuple[jax.Array | None, jax.Array | None]:
   """Returns reset and mask, bool [B, T], or None for those not asked for."""
   size = (case.shape.batch, case.shape.time)
   rate = 0.1 if size[1] > 5 else 0.5  # Some, in few steps too.
-  reset, mask = rng.random(size) < rate, rng.random(size) < 0.8
-  return (
-      jnp.asarray(reset) if _has(case, cases.RESET) else None,
-      jnp.asarray(mask) if _has(case, cases.MASK) else None,
-  )
+  draw = lambda share: jnp.asarray(rng.random(size) < share)
+  reset = draw(rate) if _has(case, cases.RESET) else None
+  mask = draw(0.8) if _has(case, cases.MASK) else None
+  return reset, mask
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
@@ -201,6 +200,7 @@ def _on_gates(case: cases.Case) -> Problem:
   cell = layer.cell
   size = (shape.batch, shape.time, cell.input_gates, shape.features)
   carry_size = (shape.batch, shape.features)
+  flags = _flags(case, rng)
 
   def carry():
     return tuple(
@@ -228,7 +228,7 @@ def _on_gates(case: cases.Case) -> Problem:
       # sides, which rounding decides in a few elements; those of h do not.
       last = (last[0], *map(jnp.zeros_like, last[1:]))
     weights = {'h': weights, 'carry': last}
-  make = functools.partial(_make_unroll, case, cell, *_flags(case, rng))
+  make = functools.partial(_make_unroll, case, cell, *flags)
   traffic = {}
   if kernel is None or kernel.shape[-1] == 1:
     traffic = _traffic(arrays['x_gates'], len(cell.carry_names))

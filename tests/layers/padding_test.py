@@ -103,6 +103,15 @@ class SeqLengthsTest(parameterized.TestCase):
         carry,
     )
 
+  def test_known_lengths_inside_jit(self):
+    # Only x is traced: the lengths are a constant of the program.
+    layer = rnnzoo.GRU(IN, FEATURES, rngs=nnx.Rngs(0))
+    run = lambda lengths: jax.jit(lambda x: layer(x, seq_lengths=lengths))(x)
+    y = run(jnp.asarray(LENGTHS))
+    np.testing.assert_allclose(y, layer(x, seq_lengths=LENGTHS), rtol=1e-6)
+    with self.assertRaisesRegex(ValueError, 'from 0 to the number of steps'):
+      run(jnp.asarray(LENGTHS) + TIME)
+
 
 class MaskTest(parameterized.TestCase):
 
