@@ -23,6 +23,7 @@ from pallas_kernels import targets
 from rnnzoo import cell as cell_lib
 from rnnzoo import checks
 from rnnzoo import contract
+from rnnzoo import settings
 from rnnzoo.engines import products
 from rnnzoo.engines import scan_steps
 from rnnzoo.engines import selection
@@ -129,14 +130,14 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
         not one for this cell.
       TypeError: there is no option of that name.
     """
-    checks.no_more(unknown, type(self).__name__)
+    settings.no_more(unknown, type(self).__name__)
     contract.check(cell, cell_params)
     initializers.check_rngs(rngs, 'params', required=True)
-    checks.boolean(use_bias, 'use_bias')
-    checks.function(recurrent_structure, 'recurrent_structure')
-    checks.boolean(learn_initial_carry, 'learn_initial_carry')
+    settings.boolean(use_bias, 'use_bias')
+    settings.function(recurrent_structure, 'recurrent_structure')
+    settings.boolean(learn_initial_carry, 'learn_initial_carry')
     if max_abs is not None:
-      checks.within(max_abs, 'max_abs', above=0)
+      settings.within(max_abs, 'max_abs', above=0)
     checks.positive(in_features, 'in_features')
     checks.heads(features, num_heads, cell.recurrent_gates > 0)
     checks.floating(param_dtype, 'param_dtype')
@@ -242,7 +243,7 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
   ) -> tuple[Carry, Array]:
     """`unroll`, perhaps the other way for the second half of the heads."""
     self._check_input(x, '[..., time, in_features]')
-    checks.boolean(time_major, 'time_major')
+    settings.boolean(time_major, 'time_major')
     lead = x.shape[:-1]
     time, batch_shape = (
         (lead[0], lead[1:]) if time_major else (lead[-1], lead[:-1])
@@ -250,7 +251,7 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
     reset = checks.flags(reset, lead, 'reset')
     mask = checks.flags(mask, lead, 'mask')
     seq_lengths = checks.lengths(seq_lengths, batch_shape, time)
-    checks.boolean(reverse, 'reverse')
+    settings.boolean(reverse, 'reverse')
     dtype = self._dtype(x)
     state = self._state_dtype(x)
     restart = self._initial_carry(batch_shape, state, like=x)
