@@ -283,7 +283,7 @@ def recurrent_gradient(
   is_number = isinstance(clip, numbers.Real) and not isinstance(clip, bool)
   if clip is not None and not (is_number and 0 < clip < math.inf):
     raise ValueError(
-        'recurrent_gradient_clip must be a finite number above 0, or None, got'
+        'recurrent_gradient_clip must be a number above 0, finite, or None, got'
         f' {clip!r}.'
     )
   settings.boolean(stop, 'stop_recurrent_gradient')

@@ -108,4 +108,4 @@ def no_more(unknown: Mapping[str, Any], layer: str) -> None:
   hint = f'help(rnnzoo.{layer}) lists its options'
   if name in _ELSEWHERE:
     hint = f'there is {_ELSEWHERE[name]}'
-  raise TypeError(f'{layer} has no option {name!r}; {hint}.')
+  raise TypeError(f'{layer} has no argument {name!r}; {hint}.')
