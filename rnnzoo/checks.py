@@ -1,6 +1,6 @@
 """Checks of what a caller passes: what was given, and what would be right."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 import math
 import numbers
 from typing import Any
@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rnnzoo import cell as cell_lib
+from rnnzoo import settings
 
 Array = jax.Array
 
@@ -249,106 +250,6 @@ def shape(given: Any, label: str) -> tuple[int, ...]:
   return tuple(given)
 
 
-def choice(value: Any, options: Iterable[Any], label: str) -> None:
-  """Raises ValueError unless `value` is one of the options."""
-  options = tuple(options)
-  if not isinstance(value, str | None) or value not in options:
-    raise ValueError(f'{label} must be one of {options}, got {value!r}.')
-
-
-def function(value: Any, label: str) -> None:
-  """Raises ValueError unless `value` is None or can be called."""
-  if value is not None and not callable(value):
-    raise ValueError(f'{label} must be a function or None, got {value!r}.')
-
-
-def boolean(value: Any, label: str) -> None:
-  """Raises ValueError unless `value` is True or False."""
-  if not isinstance(value, (bool, np.bool_)):
-    raise ValueError(f'{label} must be a bool, got {value!r}.')
-
-
-def within(
-    value: Any,
-    label: str,
-    *,
-    above: float | None = None,
-    least: float | None = None,
-    most: float | None = None,
-) -> None:
-  """Raises ValueError unless `value` is a finite number between bounds.
-
-  Args:
-    value: what the caller passed.
-    label: the argument's name.
-    above: a bound that the number is greater than.
-    least: a bound that the number may be equal to.
-    most: likewise.
-  """
-  is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-  if (
-      is_number
-      and math.isfinite(value)
-      and (above is None or value > above)
-      and (least is None or value >= least)
-      and (most is None or value <= most)
-  ):
-    return
-  bounds = [
-      f'{text} {bound}'
-      for text, bound in (('above', above), ('from', least), ('up to', most))
-      if bound is not None
-  ]
-  raise ValueError(
-      f'{label} must be a finite number{" " * bool(bounds)}'
-      f'{" ".join(bounds)}, got {value!r}.'
-  )
-
-
-def interval(value: Any, label: str) -> None:
-  """Raises ValueError unless `value` is a pair of numbers, low and high."""
-  if not isinstance(value, (tuple, list)) or len(value) != 2:
-    raise ValueError(f'{label} must be a pair (low, high), got {value!r}.')
-  for x in value:
-    within(x, label)
-  if value[0] > value[1]:
-    raise ValueError(f'{label} must be (low, high), got {value!r}.')
-
-
-# What other libraries call an option, and what there is here.
-_ELSEWHERE = {
-    'activation_fn': 'activation',
-    'batch_first': 'time_major in each call; time is the second axis otherwise',
-    'bias': 'use_bias',
-    'bidirectional': 'rnnzoo.Bidirectional(rnnzoo.LSTM, ...)',
-    'dropout': 'rnnzoo.Stack(..., dropout_rate=...)',
-    'dropout_rate': 'rnnzoo.Stack(..., dropout_rate=...)',
-    'hidden_size': 'features',
-    'input_size': 'in_features',
-    'nonlinearity': 'activation',
-    'norm': 'rnnzoo.Stack(..., norm=...)',
-    'num_layers': 'rnnzoo.Stack(rnnzoo.LSTM, ..., num_layers=...)',
-    'proj_size': 'a product with a matrix of your own after the layer',
-    'residual': 'rnnzoo.Stack(..., residual=...)',
-}
-
-
-def no_more(unknown: Mapping[str, Any], layer: str) -> None:
-  """Raises TypeError if options are left that no layer has.
-
-  Args:
-    unknown: the options that are left, by name.
-    layer: the layer's name.
-  """
-  if not unknown:
-    return
-  name = next(iter(unknown))
-  hint = f'help(rnnzoo.{layer}) lists its options'
-  if name in _ELSEWHERE:
-    hint = f'there is {_ELSEWHERE[name]}'
-  raise TypeError(f'{layer} has no option {name!r}; {hint}.')
-
-
 def params(cell: cell_lib.Cell, given: Any, features: int) -> cell_lib.Params:
   """Returns the cell's own parameters as arrays, or raises ValueError."""
   arrays = {}
@@ -384,10 +285,10 @@ def recurrent_gradient(
   is_number = isinstance(clip, numbers.Real) and not isinstance(clip, bool)
   if clip is not None and not (is_number and 0 < clip < math.inf):
     raise ValueError(
-        'recurrent_gradient_clip must be a finite number above 0, or None, got'
+        'recurrent_gradient_clip must be a number above 0, finite, or None, got'
         f' {clip!r}.'
     )
-  boolean(stop, 'stop_recurrent_gradient')
+  settings.boolean(stop, 'stop_recurrent_gradient')
   if cell.recurrent_gates == 0 and (clip is not None or stop):
     name = 'stop_recurrent_gradient' if stop else 'recurrent_gradient_clip'
     raise ValueError(

@@ -232,7 +232,6 @@ MUTANTS = (
     *_all(
         'rnnzoo/checks.py',
         'tests/fuzz_test.py',
-        ('math.isfinite(value)', 'True', 'AllTest and constructors'),
         ('jnp.complexfloating', 'jnp.bool_', 'AllTest and functions'),
         ('if low < 0 or high > time', 'if low < 0', 'AllTest and calls'),
         ('0 < clip < math.inf', '0 < clip', 'AllTest and constructors'),
@@ -241,6 +240,11 @@ MUTANTS = (
             'if False',
             'AllTest and constructors',
         ),
+    ),
+    *_all(
+        'rnnzoo/settings.py',
+        'tests/fuzz_test.py',
+        ('math.isfinite(value)', 'True', 'AllTest and constructors'),
     ),
     *_all(
         'rnnzoo/contract.py',

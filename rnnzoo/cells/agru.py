@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from rnnzoo import cell
 from rnnzoo import checks
+from rnnzoo import settings
 from rnnzoo.cells import antisymmetric
 from rnnzoo.layers import initializers
 from rnnzoo.layers import recurrent
@@ -97,8 +98,8 @@ class AGRU(recurrent.RecurrentLayer):
       rngs: nnx.Rngs,
       **options,
   ):
-    checks.within(epsilon, 'epsilon', above=0)
-    checks.boolean(learn_epsilon, 'learn_epsilon')
+    settings.within(epsilon, 'epsilon', above=0)
+    settings.boolean(learn_epsilon, 'learn_epsilon')
     checks.floating(param_dtype, 'param_dtype')
     variable = nnx.Param if learn_epsilon else recurrent.Constant
     super().__init__(

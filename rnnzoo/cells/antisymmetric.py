@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from rnnzoo import cell
-from rnnzoo import checks
+from rnnzoo import settings
 from rnnzoo.layers import initializers
 from rnnzoo.layers import recurrent
 
@@ -29,7 +29,7 @@ class Antisymmetric:
   gamma: float
 
   def __post_init__(self):
-    checks.within(self.gamma, 'gamma', least=0)
+    settings.within(self.gamma, 'gamma', least=0)
 
   def __call__(self, kernel: jax.Array) -> jax.Array:
     """Maps a recurrent kernel [gates, heads, head_dim, head_dim]."""
@@ -53,7 +53,7 @@ class AntisymmetricRNNCell(cell.Cell):
   carry_names = ('h',)
 
   def __post_init__(self):
-    checks.within(self.epsilon, 'epsilon', above=0, most=1)
+    settings.within(self.epsilon, 'epsilon', above=0, most=1)
 
   def update(self, params, x_gates, h_gates, carry):
     del params
@@ -78,7 +78,7 @@ class GatedAntisymmetricRNNCell(cell.Cell):
   carry_names = ('h',)
 
   def __post_init__(self):
-    checks.within(self.epsilon, 'epsilon', above=0, most=1)
+    settings.within(self.epsilon, 'epsilon', above=0, most=1)
 
   def update(self, params, x_gates, h_gates, carry):
     del params
@@ -139,8 +139,8 @@ class AntisymmetricRNN(recurrent.RecurrentLayer):
       rngs: nnx.Rngs,
       **options,
   ):
-    checks.boolean(gated, 'gated')
-    checks.within(recurrent_scale, 'recurrent_scale', least=0)
+    settings.boolean(gated, 'gated')
+    settings.within(recurrent_scale, 'recurrent_scale', least=0)
     make_cell = GatedAntisymmetricRNNCell if gated else AntisymmetricRNNCell
     super().__init__(
         make_cell(epsilon),

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from rnnzoo import cell
-from rnnzoo import checks
+from rnnzoo import settings
 from rnnzoo.layers import recurrent
 
 ACTIVATIONS = {'tanh': jnp.tanh, 'relu': jax.nn.relu}
@@ -27,7 +27,7 @@ class ElmanCell(cell.Cell):
   carry_names = ('h',)
 
   def __post_init__(self):
-    checks.choice(self.activation, ACTIVATIONS, 'activation')
+    settings.choice(self.activation, ACTIVATIONS, 'activation')
 
   def update(self, params, x_gates, h_gates, carry):
     del params, carry

@@ -7,6 +7,7 @@ is the cell.
 from flax import nnx
 
 from rnnzoo import checks
+from rnnzoo import settings
 from rnnzoo.cells import elman
 from rnnzoo.layers import initializers
 from rnnzoo.layers import recurrent
@@ -60,7 +61,7 @@ class IndRNN(recurrent.RecurrentLayer):
       **options,
   ):
     checks.positive(features, 'features')
-    checks.interval(recurrent_range, 'recurrent_range')
+    settings.interval(recurrent_range, 'recurrent_range')
     super().__init__(
         elman.ElmanCell(activation),
         in_features,

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from rnnzoo import cell
 from rnnzoo import checks
+from rnnzoo import settings
 from rnnzoo.layers import initializers
 from rnnzoo.layers import recurrent
 
@@ -113,8 +114,8 @@ class IRevRNN(recurrent.RecurrentLayer):
   ):
     checks.positive(features, 'features')
     checks.positive(inner_steps, 'inner_steps')
-    checks.interval(recurrent_range, 'recurrent_range')
-    checks.within(inner_scale, 'inner_scale', least=0)
+    settings.interval(recurrent_range, 'recurrent_range')
+    settings.within(inner_scale, 'inner_scale', least=0)
     checks.floating(param_dtype, 'param_dtype')
     initializers.check_rngs(rngs, 'params', required=True)
     shape = (inner_steps, features)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from rnnzoo import cell
-from rnnzoo import checks
+from rnnzoo import settings
 from rnnzoo.layers import initializers
 from rnnzoo.layers import recurrent
 
@@ -83,7 +83,7 @@ class LSTM(recurrent.RecurrentLayer):
       rngs: nnx.Rngs,
       **options,
   ):
-    checks.within(forget_bias, 'forget_bias')
+    settings.within(forget_bias, 'forget_bias')
     forget_init = initializers.shifted(bias_init, forget_bias)
     super().__init__(
         LSTMCell(),

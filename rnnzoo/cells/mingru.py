@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from rnnzoo import cell
-from rnnzoo import checks
+from rnnzoo import settings
 from rnnzoo.layers import recurrent
 
 sigmoid = jax.nn.sigmoid
@@ -24,7 +24,7 @@ CANDIDATES = {'linear': lambda x: x, 'positive': positive}
 
 def check_candidate(candidate: str) -> None:
   """Raises ValueError unless the candidate is known."""
-  checks.choice(candidate, CANDIDATES, 'candidate')
+  settings.choice(candidate, CANDIDATES, 'candidate')
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,7 @@ from jax import lax
 import jax.numpy as jnp
 
 from rnnzoo import cell
-from rnnzoo import checks
+from rnnzoo import settings
 from rnnzoo.cells import mingru
 from rnnzoo.layers import initializers
 from rnnzoo.layers import recurrent
@@ -97,7 +97,7 @@ class MinLSTM(recurrent.RecurrentLayer):
       rngs: nnx.Rngs,
       **options,
   ):
-    checks.within(forget_bias, 'forget_bias')
+    settings.within(forget_bias, 'forget_bias')
     super().__init__(
         MinLSTMCell(candidate),
         in_features,

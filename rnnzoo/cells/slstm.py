@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from rnnzoo import cell
 from rnnzoo import checks
+from rnnzoo import settings
 from rnnzoo.layers import initializers
 from rnnzoo.layers import recurrent
 
@@ -155,7 +156,7 @@ class SLSTM(recurrent.RecurrentLayer):
   ):
     checks.positive(num_blocks, 'num_blocks')
     checks.positive(num_heads, 'num_heads')
-    checks.within(block_index, 'block_index', least=0)
+    settings.within(block_index, 'block_index', least=0)
     if not 0 <= block_index < num_blocks:
       raise ValueError(
           'block_index must be in [0, num_blocks), got'

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import pallas_kernels
 from pallas_kernels import sharding
 from rnnzoo import checks
+from rnnzoo import settings
 from rnnzoo.engines import associative
 from rnnzoo.engines import partitioning
 from rnnzoo.engines import scan_steps
@@ -54,7 +55,7 @@ def linear_scan(
     )
   checks.number(a, 'a')
   checks.number(b, 'b')
-  checks.boolean(reverse, 'reverse')
+  settings.boolean(reverse, 'reverse')
   out_dtype = jnp.result_type(a, b)
   if not jnp.issubdtype(out_dtype, jnp.floating):
     raise ValueError(f'a and b must be floating-point, got {out_dtype}.')

@@ -24,6 +24,7 @@ from pallas_kernels import sharding
 from rnnzoo import cell as cell_lib
 from rnnzoo import checks
 from rnnzoo import contract
+from rnnzoo import settings
 from rnnzoo.engines import associative
 from rnnzoo.engines import call as call_lib
 from rnnzoo.engines import partitioning
@@ -162,7 +163,7 @@ def unroll_carries(
   recurrent_kernel = checks.kernel(cell, recurrent_kernel, features)
   params = checks.params(cell, params, features)
   outputs = checks.outputs(outputs, len(cell.carry_names))
-  checks.boolean(reverse, 'reverse')
+  settings.boolean(reverse, 'reverse')
   carry = checks.carry(cell.carry_names, carry, (batch, features), 'carry')
   reset = checks.flags(reset, (batch, time), 'reset')
   mask = checks.flags(mask, (batch, time), 'mask')

@@ -23,6 +23,7 @@ from pallas_kernels import sharding
 from rnnzoo import cell as cell_lib
 from rnnzoo import checks
 from rnnzoo import contract
+from rnnzoo import settings
 from rnnzoo.engines import call as call_lib
 from rnnzoo.engines import partitioning
 from rnnzoo.engines import products
@@ -131,14 +132,14 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
         not one for this cell.
       TypeError: there is no option of that name.
     """
-    checks.no_more(unknown, type(self).__name__)
+    settings.no_more(unknown, type(self).__name__)
     contract.check(cell, cell_params)
     initializers.check_rngs(rngs, 'params', required=True)
-    checks.boolean(use_bias, 'use_bias')
-    checks.function(recurrent_structure, 'recurrent_structure')
-    checks.boolean(learn_initial_carry, 'learn_initial_carry')
+    settings.boolean(use_bias, 'use_bias')
+    settings.function(recurrent_structure, 'recurrent_structure')
+    settings.boolean(learn_initial_carry, 'learn_initial_carry')
     if max_abs is not None:
-      checks.within(max_abs, 'max_abs', above=0)
+      settings.within(max_abs, 'max_abs', above=0)
     checks.positive(in_features, 'in_features')
     checks.heads(features, num_heads, cell.recurrent_gates > 0)
     checks.floating(param_dtype, 'param_dtype')
@@ -220,8 +221,8 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
   ) -> tuple[Carry, Array]:
     # Documented in SequenceLayer.unroll, as `help` shows.
     initializers.check_rngs(rngs, None)
-    checks.boolean(reverse, 'reverse')
-    checks.boolean(time_major, 'time_major')
+    settings.boolean(reverse, 'reverse')
+    settings.boolean(time_major, 'time_major')
     call = call_lib.Call(
         reverse=reverse,
         time_major=time_major,

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rnnzoo import checks
+from rnnzoo import settings
 from rnnzoo.layers import initializers
 from rnnzoo.layers import sequence_layer
 
@@ -107,9 +108,9 @@ class Stack(sequence_layer.SequenceLayer):
     is_number = isinstance(dropout_rate, (int, float, np.number))
     if not is_number or not 0 <= dropout_rate < 1:
       raise ValueError(f'dropout_rate must be in [0, 1), got {dropout_rate!r}.')
-    checks.choice(norm, NORMS, 'norm')
-    checks.boolean(share_dropout_over_time, 'share_dropout_over_time')
-    checks.boolean(residual, 'residual')
+    settings.choice(norm, NORMS, 'norm')
+    settings.boolean(share_dropout_over_time, 'share_dropout_over_time')
+    settings.boolean(residual, 'residual')
     initializers.check_rngs(rngs, 'params', required=True)
     several = isinstance(layer, Sequence) and not isinstance(layer, str)
     factories: list[Any] = [layer] * num_layers
@@ -168,7 +169,7 @@ class Stack(sequence_layer.SequenceLayer):
     normalisation uses its running averages, unless `train()` or `eval()` said
     otherwise.
     """
-    checks.boolean(time_major, 'time_major')
+    settings.boolean(time_major, 'time_major')
     train = self._trains(rngs)
     if initial_carry is None:
       initial_carry = (None,) * len(self.layers)
