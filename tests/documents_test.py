@@ -9,6 +9,7 @@ import re
 from absl.testing import absltest
 from flax import nnx
 import jax.numpy as jnp
+import ml_collections
 
 import rnnzoo
 
@@ -45,11 +46,24 @@ class DocumentsTest(absltest.TestCase):
       self.assertIn(f'| `{name}` |', read('README.md'))
 
   def test_new_cell_of_the_walk_through_runs(self):
-    (example,) = python_blocks('WORKSPACE.md')
+    example, _ = python_blocks('WORKSPACE.md')
     names = {'__name__': 'rnnzoo.cells.mgu'}
     exec(compile(example, 'WORKSPACE.md', 'exec'), names)
     layer = names['MGU'](3, 8, num_heads=2, rngs=nnx.Rngs(0))
     self.assertEqual(layer(jnp.ones((2, 5, 3))).shape, (2, 5, 8))
+
+  def test_new_task_of_the_walk_through_runs(self):
+    _, example = python_blocks('WORKSPACE.md')
+    names = {'__name__': 'rnnzoo.tasks.parity'}
+    exec(compile(example, 'WORKSPACE.md', 'exec'), names)
+    config = ml_collections.ConfigDict(
+        {'batch_size': 8, 'model': {'layer': 'MinGRU', 'features': 4}}
+    )
+    task = names['Parity'](config)
+    batch = {name: x[:8] for name, x in task.splits['train'].items()}
+    losses, predictions = task.evaluate(task.build_model(nnx.Rngs(0)), batch)
+    self.assertEqual((losses.shape, predictions.shape), ((8,), (8,)))
+    self.assertTrue(jnp.isfinite(losses).all())
 
   def test_readme_tables_come_from_json(self):
     self.assertEqual(

@@ -138,8 +138,8 @@ MUTANTS = (
         'rnnzoo/engines/associative.py',
         'tests/engines/linear_scan_test.py',
         (
-            'return a2 * a1, _apply',
-            'return a2 + a1, _apply',
+            'product = a2 * a1',
+            'product = a2 + a1',
             'agrees_with_loop',
         ),
         (

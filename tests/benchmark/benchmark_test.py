@@ -13,6 +13,7 @@ from absl.testing import absltest
 from absl.testing import flagsaver
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from rnnzoo.benchmark import cases
 from rnnzoo.benchmark import checks
@@ -154,6 +155,7 @@ class BenchmarkTest(absltest.TestCase):
       self.assertEqual(row['status'], 'failed' if failed else 'ok')
       self.assertEqual('median_ms' in row, not failed)
 
+  @pytest.mark.slow
   def test_linear_suite(self):
     path = self.output()
     code, out, _ = run(
@@ -196,6 +198,7 @@ class BenchmarkTest(absltest.TestCase):
         path.with_suffix('.png').read_bytes().startswith(b'\x89PNG')
     )
 
+  @pytest.mark.slow
   def test_dense_suite_at_sizes_of_ones_own(self):
     path = self.output()
     code, out, _ = run(
@@ -260,6 +263,7 @@ class BenchmarkTest(absltest.TestCase):
       self.assertNotIn('median_ms', row)
     return rows
 
+  @pytest.mark.slow
   def test_dense_checks(self):
     check = lambda layer, shape, dtype, projection, options: case(
         layer, shape, dtype, projection, drawn=True, options=options
@@ -288,6 +292,7 @@ class BenchmarkTest(absltest.TestCase):
         rows[1]['errors'],
     )
 
+  @pytest.mark.slow
   def test_linear_checks(self):
     check = lambda layer, shape, dtype, options: case(
         layer, shape, dtype, 'with', drawn=True, options=options

@@ -267,7 +267,8 @@ class ForgetBiasTest(parameterized.TestCase):
       carry = tuple(c + 1 for c in layer.initial_carry())
       return float(jnp.sum(layer.step(carry, jnp.zeros(IN))[0][-1]))
 
-    self.assertGreater(kept(3.0), kept(0.0) + 0.2 * FEATURES)
+    # MinLSTM's gates are normalised: sigmoid(3) / (sigmoid(3) + .5) = .66.
+    self.assertGreater(kept(3.0), kept(0.0) + 0.15 * FEATURES)
 
 
 class MinLSTMTest(parameterized.TestCase):

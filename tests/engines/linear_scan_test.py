@@ -115,7 +115,8 @@ class LinearScanTest(parameterized.TestCase):
     b = np.full((1, 257, 1), 2**-8)
     b[:, 0] = 1
     a = jnp.ones(b.shape, jnp.bfloat16)
-    h = rnnzoo.linear_scan(a, jnp.bfloat16(b), implementation=path)
+    scan = jax.jit(rnnzoo.linear_scan, static_argnames='implementation')
+    h = scan(a, jnp.bfloat16(b), implementation=path)
     self.assertEqual(h.dtype, jnp.bfloat16)
     self.assertEqual(float(h[0, -1, 0]), 2)
 
@@ -129,6 +130,7 @@ class LinearScanTest(parameterized.TestCase):
     reset[0, 3] = True
     a[1, 2 if reverse else 3] = 0
 
+    @jax.jit
     def scan(a, b):
       return rnnzoo.linear_scan(
           a, b, reset=reset, reverse=reverse, implementation=path
@@ -139,7 +141,7 @@ class LinearScanTest(parameterized.TestCase):
     np.testing.assert_array_equal(h[:, after, 0], [[1, 2, 3]] * 2)
     # Nor does it reach a gradient on the other side of a reset, or any of b.
     loss = lambda a, b: jnp.sum(scan(a, b)[:1, after])
-    d_a, d_b = jax.grad(loss, (0, 1))(a, b)
+    d_a, d_b = jax.jit(jax.grad(loss, (0, 1)))(a, b)
     self.assertTrue(np.isfinite(d_a[0, after]).all())
     self.assertTrue(np.isfinite(d_b).all())
 
@@ -156,6 +158,7 @@ class LinearScanTest(parameterized.TestCase):
     after = np.arange(4) if reverse else np.arange(4, 9)
     others = np.setdiff1d(np.arange(9), after)
 
+    @jax.jit
     def scan(a, b):
       return rnnzoo.linear_scan(
           a, b, reset=reset, reverse=reverse, implementation=path
@@ -194,7 +197,8 @@ class LinearScanTest(parameterized.TestCase):
     b = np.ones_like(a)
     b[0, 3] = poison
     reset = np.zeros((1, 500), bool) if with_reset else None
-    h = rnnzoo.linear_scan(a, b, reset=reset, implementation=path)
+    scan = jax.jit(rnnzoo.linear_scan, static_argnames='implementation')
+    h = scan(a, b, reset=reset, implementation=path)
     self.assertFalse(np.isfinite(h[0, 3:]).any())
 
   @parameterized.product(path=PATHS, with_reset=(False, True))
@@ -203,8 +207,8 @@ class LinearScanTest(parameterized.TestCase):
     b = np.zeros_like(a)
     b[0, -1] = 1
     reset = np.zeros((1, 64), bool) if with_reset else None
-    scan = lambda a, b: rnnzoo.linear_scan(
-        a, b, reset=reset, implementation=path
+    scan = jax.jit(
+        lambda a, b: rnnzoo.linear_scan(a, b, reset=reset, implementation=path)
     )
     h, pull = jax.vjp(scan, a, b)
     np.testing.assert_array_equal(h, b)
@@ -230,9 +234,8 @@ class LinearScanTest(parameterized.TestCase):
       y = made(x, reset=reset)
       return jnp.sum(y[:, 4:] ** 2), y
 
-    (gradient, y), (want, clean) = (
-        jax.grad(loss, has_aux=True)(given) for given in (bad, x)
-    )
+    run = jax.jit(jax.grad(loss, has_aux=True))
+    (gradient, y), (want, clean) = map(run, (bad, x))
     np.testing.assert_array_equal(y[0, 4:], clean[0, 4:])
     np.testing.assert_array_equal(gradient[0, 4:], want[0, 4:])
     self.assertTrue(np.isnan(y[0, 3]).any())
@@ -269,7 +272,7 @@ class LogSpaceTest(parameterized.TestCase):
           bias_init=jax.nn.initializers.normal(),
           rngs=nnx.Rngs(0),
       )
-      h = np.asarray(made(x))
+      h = np.asarray(nnx.jit(made)(x))
       gates = np.einsum('ti,gif->gtf', x, made.kernel[...])
       gates += np.asarray(made.bias[...])[:, None]
     softplus = lambda v: np.logaddexp(0, v)

@@ -93,15 +93,20 @@ class Numbers(parameterized.TestCase):
 class FewNumbersTest(Numbers):
 
   def test_shard_map(self):
-    self.assert_same_in_shard_map(FEW)
+    self.assert_same_in_shard_map(FEW[:2])
 
   @parameterized.parameters('Explicit', 'Auto')
   def test_jit(self, kind):
-    self.assert_same_under_jit(kind, FEW)
+    self.assert_same_under_jit(kind, FEW[:1])
 
 
 @pytest.mark.slow
 class AllNumbersTest(Numbers):
+
+  @parameterized.parameters('Explicit', 'Auto')
+  def test_functions(self, kind):
+    printed = self.run_program('sharded_program', 8, [kind, 'functions'])
+    self.assertIn('sharded parameters is the same on 8 devices', printed)
 
   @parameterized.parameters(*rnnzoo.LAYERS)
   def test_shard_map(self, layer):

@@ -79,6 +79,7 @@ def start(*arguments: str, code: str | None = None) -> subprocess.Popen:
   )
 
 
+@pytest.mark.slow
 class ResumeTest(absltest.TestCase):
 
   def test_killed_and_resumed_equals_uninterrupted(self):
@@ -207,6 +208,7 @@ class OutcomeTest(InterruptedTestCase):
     self.assertEqual(config['model']['options']['LSTM'], {'num_heads': 2})
     self.assertIsNone(config['model']['norm'])
 
+  @pytest.mark.slow
   def test_a_full_disk(self):
     # No file can be longer than this, which is what checkpoints need.
     workdir = pathlib.Path(self.create_tempdir().full_path) / 'run'
@@ -221,6 +223,7 @@ class OutcomeTest(InterruptedTestCase):
         r'^train.py: cannot write the checkpoint of epoch 1 to .*seed_0',
     )
 
+  @pytest.mark.slow
   def test_interrupted(self):
     self.check_interrupted('absl.flags', 'jax', 'sklearn.metrics')
 
@@ -240,6 +243,7 @@ class InterruptedTest(InterruptedTestCase):
     )
 
 
+@pytest.mark.slow
 class ErrorsTest(absltest.TestCase):
 
   def test_a_config_file_that_is_none(self):
