@@ -1,6 +1,7 @@
 """The product W x that gives a recurrence its input gates."""
 
 import jax
+from jax import lax
 import jax.numpy as jnp
 
 Array = jax.Array
@@ -38,13 +39,15 @@ def backward(saved: tuple[Array, Array], d_gates: Array):
   wide = jnp.promote_types(x.dtype, jnp.float32)
   # For one input these are sums, not matrix products; nothing is to be rounded.
   precision = 'highest' if x.shape[-1] == 1 else None
-  d_kernel = jnp.einsum(
-      'bi,bgf->gif',
-      x.reshape(-1, x.shape[-1]),
-      d_gates.reshape(-1, *d_gates.shape[-2:]),
+  # Without merging axes: the batch may be sharded over devices.
+  lead = tuple(range(x.ndim - 1))
+  d_kernel = lax.dot_general(
+      x,
+      d_gates,
+      ((lead, lead), ((), ())),
       precision=precision,
       preferred_element_type=wide,
-  )
+  ).swapaxes(0, 1)
   d_x = jnp.einsum(
       '...gf,gif->...i',
       d_gates,

@@ -13,6 +13,7 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
+from pallas_kernels import auto_axes
 from pallas_kernels import sharding
 from pallas_kernels import targets
 from pallas_kernels.dense import backward
@@ -141,15 +142,30 @@ def _run_fwd(recurrence: Recurrence, theta, x, kernel, carry, restart, flags):
   theta, x, kernel, carry, restart = autodiff.differentiable_once(
       (theta, x, kernel, carry, restart)
   )
-  last, carries, starts, u = _forward(
+  last, carries, (h, others), u = _forward(
       recurrence, theta, x, kernel, carry, restart, flags, True
   )
-  saved = theta, x, kernel, carry, restart, starts, u
+  saved = theta, x, kernel, carry, restart, (*h, *others), u
   return (last, carries), (saved, flags)
 
 
 def _forward(recurrence, theta, x, kernel, carry, restart, flags, save):
   """Runs the forward kernel; results as `forward.forward` returns them."""
+  axis = recurrence.batch_axis
+  whole = auto_axes.WHOLE
+  return auto_axes.over_batch(
+      recurrence.target,
+      functools.partial(_forward_part, recurrence, save),
+      (theta, x, kernel, carry, restart, flags),
+      (whole, axis, whole, 1, 1, 1),
+      # h and u lie head by head, the other arrays of the carry do not.
+      (1, axis, (axis + 1, axis), axis + 1),
+  )
+
+
+def _forward_part(recurrence, save, theta, x, kernel, carry, restart, flags):
+  """`_forward` for the part of the batch that one device has."""
+  recurrence = recurrence.of_batch(x.shape[recurrence.batch_axis])
   batch_pieces = pieces.plan_pieces(
       recurrence,
       x,
@@ -174,15 +190,14 @@ def _forward(recurrence, theta, x, kernel, carry, restart, flags, save):
     )
 
   carries, last, starts, u = zip(*map(run_piece, batch_pieces), strict=True)
-  # h and u lie head by head, the other arrays of the carry do not.
   by_head = pieces.join(
       axis + 1, [(start[:1], v) for start, v in zip(starts, u, strict=True)]
   )
-  starts = *by_head[0], *pieces.join(axis, [start[1:] for start in starts])
+  others = pieces.join(axis, [start[1:] for start in starts])
   results = (
       pieces.join(1, last),
       pieces.join(axis, carries),
-      starts,
+      (by_head[0], others),
       by_head[1],
   )
   return jax.tree.map(lambda y: sharding.like(y, x), results)
@@ -191,8 +206,36 @@ def _forward(recurrence, theta, x, kernel, carry, restart, flags, save):
 def _run_bwd(recurrence: Recurrence, saved, cotangents):
   saved, flags = saved
   saved, cotangents = autodiff.differentiable_once((saved, cotangents))
-  theta, x, kernel, carry, restart, starts, u = saved
-  d_last, d_carries = cotangents
+  *primals, starts, u = saved
+  theta, x, kernel, carry, restart = primals
+  axis = recurrence.batch_axis
+  whole = auto_axes.WHOLE
+  places = whole, axis, whole, 1, 1
+  d_theta, d_x, d_kernel, d_carry, d_restart = auto_axes.over_batch(
+      recurrence.target,
+      functools.partial(_backward_part, recurrence),
+      (theta, x, kernel, carry, restart, flags)
+      + (starts[:1], starts[1:], u, *cotangents),
+      (*places, 1, axis + 1, axis, axis + 1, 1, axis),
+      places,
+  )
+  cotangents = (
+      d_theta if recurrence.params else jnp.zeros_like(theta),
+      d_x.astype(x.dtype),
+      d_kernel.astype(kernel.dtype),
+      d_carry,
+      jnp.zeros_like(restart) if flags is None else d_restart,
+  )
+  return *jax.tree.map(sharding.like, cotangents, tuple(primals)), None
+
+
+def _backward_part(
+    recurrence, theta, x, kernel, carry, restart, flags, h, others, u, *given
+):
+  """The cotangents of a part of the batch; those of theta and R in float32."""
+  recurrence = recurrence.of_batch(x.shape[recurrence.batch_axis])
+  d_last, d_carries = given
+  starts = *h, *others
   batch_pieces = pieces.plan_pieces(
       recurrence,
       x,
@@ -238,15 +281,13 @@ def _run_bwd(recurrence: Recurrence, saved, cotangents):
       *map(pull_piece, batch_pieces), strict=True
   )
   add = lambda parts: functools.reduce(jnp.add, parts)
-  cotangents = (
-      add(d_theta) if recurrence.params else jnp.zeros_like(theta),
-      pieces.join(axis, d_x).astype(x.dtype),
-      add(d_kernel).astype(kernel.dtype),
+  return (
+      add(d_theta),
+      pieces.join(axis, d_x),
+      add(d_kernel),
       pieces.join(1, d_carry),
-      jnp.zeros_like(restart) if flags is None else pieces.join(1, d_restart),
+      pieces.join(1, d_restart),
   )
-  primals = theta, x, kernel, carry, restart
-  return *jax.tree.map(sharding.like, cotangents, primals), None
 
 
 _run.defvjp(_run_fwd, _run_bwd)

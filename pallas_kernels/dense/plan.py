@@ -56,6 +56,10 @@ class Recurrence:
     """Axis of the batch in arrays of all steps."""
     return 1 if self.call.time_major else 0
 
+  def of_batch(self, batch: int) -> 'Recurrence':
+    """Returns the recurrence of so many sequences."""
+    return dataclasses.replace(self, shape=(batch, *self.shape[1:]))
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:

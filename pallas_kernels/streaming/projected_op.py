@@ -9,6 +9,7 @@ import functools
 
 import jax
 
+from pallas_kernels import auto_axes
 from pallas_kernels import projection
 from pallas_kernels import sharding
 from pallas_kernels.mosaic import autodiff
@@ -58,8 +59,9 @@ def _forward(static: Recurrence, keep: bool, *operands):
   """
 
   def in_one(theta, x, kernel, carry, restart, flags):
-    plan = static.plan(projected.CONFIG, carry, restart, flags)
-    operands = static.kernel_operands(theta, (x,), carry, restart, flags)
+    own = static.of_batch(x.shape[static.batch_axis])
+    plan = own.plan(projected.CONFIG, carry, restart, flags)
+    operands = own.kernel_operands(theta, (x,), carry, restart, flags)
     h, last, gates = projected.forward(
         plan,
         static.target.cores,
@@ -88,4 +90,11 @@ def _forward(static: Recurrence, keep: bool, *operands):
     # The CTAs of several such kernels could not all be on the device at once.
     return unprojected_op.mapped(in_two, batched, operands)
 
-  return function(*operands)
+  whole, axis = auto_axes.WHOLE, static.batch_axis
+  return auto_axes.over_batch(
+      static.target,
+      function,
+      operands,
+      (whole, axis, whole, 1, 1, 0),
+      (1, axis, axis),
+  )

@@ -49,6 +49,15 @@ class Recurrence:
         time_major=self.call.time_major,
     )
 
+  @property
+  def batch_axis(self) -> int:
+    """Axis of the batch in arrays of all steps."""
+    return 1 if self.call.time_major else 0
+
+  def of_batch(self, batch: int) -> 'Recurrence':
+    """Returns the recurrence of so many sequences."""
+    return dataclasses.replace(self, shape=(batch, *self.shape[1:]))
+
   def aligned(self, arrays: Sequence[Any]) -> int:
     """Returns the features that streams are padded to, at least F.
 

@@ -12,6 +12,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels import auto_axes
 from pallas_kernels import sharding
 from pallas_kernels.mosaic import autodiff
 from pallas_kernels.mosaic import mailbox
@@ -45,9 +46,44 @@ def _run_fwd(static: Recurrence, theta, arrays, carry, restart, flags):
 
 def forward(static: Recurrence, theta, arrays, carry, restart, flags, outputs):
   """Runs the kernel; `outputs` carries are returned for all steps."""
-  run_kernel = _linear_forward if static.linear else _diagonal_forward
-  results = run_kernel(static, theta, arrays, carry, restart, flags, outputs)
+  axis = static.batch_axis
+
+  def part(theta, arrays, carry, restart, flags):
+    own, arrays = _of_part(static, arrays)
+    run_kernel = _linear_forward if static.linear else _diagonal_forward
+    last, carries = run_kernel(
+        own, theta, arrays, carry, restart, flags, outputs
+    )
+    return last, _cut_features(carries, static)
+
+  results = auto_axes.over_batch(
+      static.target,
+      part,
+      (theta, arrays, carry, restart, flags),
+      (auto_axes.WHOLE, axis, 1, 1, 0),
+      (1, axis),
+  )
   return jax.tree.map(lambda x: sharding.like(x, arrays[0]), results)
+
+
+def _of_part(static: Recurrence, *arrays):
+  """Returns the recurrence of a part of the batch, and arrays as it wants them.
+
+  Args:
+    static: the recurrence of the whole batch.
+    *arrays: trees of arrays of all steps; the first has the inputs.
+  """
+  inputs, *_ = arrays
+  own = static.of_batch(inputs[0].shape[static.batch_axis])
+  # A narrower batch may want other rows of features, see `aligned`.
+  aligned = own.aligned(inputs)
+  own = dataclasses.replace(own, shape=(*own.shape[:2], aligned))
+  return own, *jax.tree.map(lambda x: streams.pad_features(x, aligned), arrays)
+
+
+def _cut_features(arrays, static: Recurrence):
+  """Undoes the padding of `_of_part`."""
+  return jax.tree.map(lambda x: x[..., : static.shape[-1]], arrays)
 
 
 def _linear_forward(
@@ -94,9 +130,25 @@ def backward(static: Recurrence, saved, cotangents):
   *saved, flags = saved
   saved, cotangents = autodiff.differentiable_once((tuple(saved), cotangents))
   theta, arrays, carries, carry, restart = saved
-  run_kernel = _linear_backward if static.linear else _diagonal_backward
-  d_arrays, d_carry, d_theta, d_restart = run_kernel(
-      static, theta, arrays, carries, carry, restart, flags, cotangents
+  axis = static.batch_axis
+  whole = auto_axes.WHOLE
+
+  def part(theta, arrays, carries, carry, restart, flags, d_last, d_carries):
+    own, arrays, carries, d_carries = _of_part(
+        static, arrays, carries, d_carries
+    )
+    run_kernel = _linear_backward if static.linear else _diagonal_backward
+    d_arrays, *others = run_kernel(
+        own, theta, arrays, carries, carry, restart, flags, (d_last, d_carries)
+    )
+    return _cut_features(d_arrays, static), *others
+
+  d_arrays, d_carry, d_theta, d_restart = auto_axes.over_batch(
+      static.target,
+      part,
+      (theta, arrays, carries, carry, restart, flags, *cotangents),
+      (whole, axis, axis, 1, 1, 0, 1, axis),
+      (axis, 1, whole, 1),
   )
   d_theta = d_theta if static.params else jnp.zeros_like(theta)
   if flags is None and restart is not None:

@@ -179,7 +179,7 @@ def main(unused_argv: list[str]) -> int:
   table = report.Table(case.label for case in selected)
   for title, part in itertools.groupby(selected, _title):
     table.title(title)
-    for row in measurement.measure(part, timer, watchdog):
+    for row in SUITES[_SUITE.value].measure(part, timer, watchdog):
       if 'gb_per_s' in row:
         row['copy_fraction'] = row['gb_per_s'] / result['copy']['gb_per_s']
       result['rows'].append(row)

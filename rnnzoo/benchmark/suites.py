@@ -3,16 +3,19 @@
 'cells' has every layer, at shapes of tasks. 'linear' has recurrences without a
 product R h: memory bandwidth is their limit, the time to read the input gates
 and to write h. 'dense' has cells with a product R h in every step: their limit
-is the latency of a step, times T.
+is the latency of a step, times T. 'devices' has training steps of stacks on
+one device and on all.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import rnnzoo
 from rnnzoo.benchmark import baselines
 from rnnzoo.benchmark import cases
+from rnnzoo.benchmark import devices
+from rnnzoo.benchmark import measurement
 from rnnzoo.benchmark import problems
 from rnnzoo.benchmark import timing
 from rnnzoo.engines import selection
@@ -58,6 +61,7 @@ class Suite:
     implementations: names of all that can run in it.
     drawn: as for `cases.Case`.
     checks: cases that are only checked.
+    measure: checks and times cases.
   """
 
   layers: Sequence[str]
@@ -68,6 +72,7 @@ class Suite:
   implementations: Sequence[str] = selection.IMPLEMENTATIONS
   drawn: bool = False
   checks: Sequence[cases.Case] = ()
+  measure: Callable[..., Iterator[dict[str, Any]]] = measurement.measure
 
   def timed(
       self,
@@ -95,7 +100,8 @@ class Suite:
     ]
     for name, shape, dtype, entry in rows:
       for layer in entry.layers:
-        if layer in layers and (shape.num_heads == 1 or layer in _DENSE):
+        base, _ = devices.STACKS.get(layer, (layer, 1))
+        if layer in layers and (shape.num_heads == 1 or base in _DENSE):
           case = cases.Case(
               layer, name, shape, dtype, entry.projection, (), self.drawn
           )
@@ -243,10 +249,33 @@ def _dense() -> Suite:
   )
 
 
+def _devices() -> Suite:
+  shapes = {
+      'small_step': heads(1, 8, batch=2, time=12),
+      '768': heads(1, 768),
+      '12x64': heads(12, 64),
+  }
+  two = ('small_step', '768')
+  return Suite(
+      layers=tuple(devices.STACKS),
+      shapes=shapes,
+      entries=[
+          Entry(two, ('2 x LSTM', '4 x MinGRU'), _LAYER, (BF16,)),
+          Entry(['small_step', '12x64'], ['4 x GRU'], _LAYER, (BF16,)),
+          Entry(None, tuple(devices.STACKS), _LAYER, (BF16,)),
+      ],
+      timer=timing.Timer(),
+      default_shapes=('768', '12x64'),
+      implementations=(devices.ONE, *devices.KINDS),
+      measure=devices.measure,
+  )
+
+
 SUITES: Mapping[str, Suite] = {
     'cells': _cells(),
     'linear': _linear(),
     'dense': _dense(),
+    'devices': _devices(),
 }
 
 DTYPES = (F32, BF16, F16)

@@ -1,0 +1,219 @@
+"""The suite 'devices': a training step on one device, and on all of them.
+
+Each device has a batch of its own size, whatever their number (weak scaling):
+data parallelism, parameters replicated. The step is one program under plain
+`jit`: forward, backward, the sum of the parameters' gradients over the devices,
+SGD. `weak_scaling` is the time of one device over that of all, which takes
+turns with it.
+
+The new parameters of all devices are compared with those that one device gets
+from the whole batch, before anything is timed.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+import dataclasses
+import functools
+from typing import Any
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+from jax.sharding import AxisType
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec
+import numpy as np
+
+import rnnzoo
+from rnnzoo.benchmark import cases
+from rnnzoo.benchmark import timing
+from rnnzoo.benchmark import watchdog as watchdog_lib
+
+# Layers, and how many are stacked.
+STACKS: Mapping[str, tuple[str, int]] = {
+    '2 x LSTM': ('LSTM', 2),
+    '4 x GRU': ('GRU', 4),
+    '4 x MinGRU': ('MinGRU', 4),
+}
+
+# The rows of a case: the device alone, and the kinds of the mesh's axis.
+ONE = 'one device'
+KINDS = ('Explicit', 'Auto')
+
+_RATE = 1e-2
+_OTHERS = ('all-gather', 'all-to-all', 'collective-permute', 'reduce-scatter')
+
+# Largest relative difference of an update of the parameters. A sum over the
+# batch is rounded in another order; in 16 bits so are the terms.
+_LIMITS = {'float32': 1e-3, 'bfloat16': 2e-2, 'float16': 2e-2}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Step:
+  """A training step, with the arrays that it is called on.
+
+  Attributes:
+    program: the compiled function.
+    arguments: parameters and x, on their devices.
+  """
+
+  program: timing.Program
+  arguments: tuple[Any, Any]
+
+  def __call__(self) -> Any:
+    return self.program.call(*self.arguments)
+
+
+def measure(
+    selected: Iterable[cases.Case],
+    timer: timing.Timer,
+    watchdog: watchdog_lib.Watchdog,
+) -> Iterator[dict[str, Any]]:
+  """Checks the step of every case on all devices, then times it.
+
+  Args:
+    selected: the cases; `shape.batch` is that of each device.
+    timer: how to time.
+    watchdog: watches over every step.
+
+  Yields:
+    One row for each case and implementation, with the labels of
+    `measurement.measure`. `error` is the largest relative difference of an
+    array's update; `collectives` counts those of the compiled program.
+  """
+  for case in selected:
+    yield from _measure(case, timer, watchdog)
+
+
+def _measure(case, timer, watchdog) -> list[dict[str, Any]]:
+  count = jax.device_count()
+  step, parameters = _training_step(case)
+  rng = np.random.default_rng(0)
+  shape = case.shape
+  size = (count * shape.batch, shape.time, shape.in_features)
+  x = rng.standard_normal(size).astype(np.float32)
+  rows = [_row(case, way) for way in case.implementations]
+  one = jax.devices()[0]
+  with watchdog(f'{case.layer} on one device'):
+    alone = _build(step, parameters, x[: shape.batch], one, one)
+    whole = _build(step, parameters, x, one, one)()
+  steps: list[_Step] = []
+  for row in rows:
+    kind = row['implementation']
+    with watchdog(f'{case.layer}, {kind}'):
+      own = alone
+      if kind != ONE:
+        own = _build(step, parameters, x, *_shardings(kind))
+        row |= _compare(own(), whole, parameters, case.dtype)
+        row['collectives'] = _collectives(own)
+      row |= {'compile_s': own.program.compile_s, **own.program.memory}
+    row['devices'] = 1 if kind == ONE else count
+    steps.append(own)
+  if not timer.repeats:
+    return rows
+  with watchdog('timing'):
+    times = timing.interleave(
+        steps,
+        timer.repeats,
+        lambda index: watchdog.start(f'timing {case.layer} {index}'),
+    )
+  for row, found in zip(rows, times, strict=True):
+    row |= dataclasses.asdict(found)
+    row['us_per_step'] = 1e3 * found.median_ms / shape.time
+    if row['implementation'] != ONE and rows[0]['implementation'] == ONE:
+      row['weak_scaling'] = times[0].median_ms / found.median_ms
+  return rows
+
+
+def _row(case: cases.Case, implementation: str) -> dict[str, Any]:
+  return {
+      'shape': case.shape_name,
+      'dtype': case.dtype,
+      'layer': case.layer,
+      'implementation': implementation,
+      'projection': 'with',
+      'direction': 'training step',
+      'status': 'ok',
+      'reason': '',
+  }
+
+
+def _training_step(case: cases.Case) -> tuple[Callable[..., Any], Any]:
+  """Returns a function (parameters, x) -> new parameters, and parameters."""
+  name, depth = STACKS[case.layer]
+  shape = case.shape
+  options: dict[str, Any] = {}
+  if shape.num_heads > 1:
+    options['num_heads'] = shape.num_heads
+  stack = rnnzoo.Stack(
+      functools.partial(
+          rnnzoo.LAYERS[name], dtype=jnp.dtype(case.dtype), **options
+      ),
+      shape.in_features,
+      shape.features,
+      num_layers=depth,
+      rngs=nnx.Rngs(0),
+  )
+  graphdef, parameters = nnx.split(stack)
+
+  def loss(parameters, x):
+    y = nnx.merge(graphdef, parameters)(x.astype(case.dtype))
+    return jnp.mean(y.astype(jnp.float32) ** 2)
+
+  def step(parameters, x):
+    gradient = jax.grad(loss)(parameters, x)
+    return jax.tree.map(lambda p, g: p - _RATE * g, parameters, gradient)
+
+  return step, parameters
+
+
+def _shardings(kind: str) -> tuple[NamedSharding, NamedSharding]:
+  """Returns the shardings of parameters and of a batch."""
+  mesh = jax.make_mesh(
+      (jax.device_count(),), ('data',), axis_types=(AxisType[kind],)
+  )
+  return (
+      NamedSharding(mesh, PartitionSpec()),
+      NamedSharding(mesh, PartitionSpec('data')),
+  )
+
+
+def _build(step, parameters, x, for_parameters, for_x) -> _Step:
+  arguments = (
+      jax.device_put(parameters, for_parameters),
+      jax.device_put(x, for_x),
+  )
+  return _Step(timing.build(step, *arguments), arguments)
+
+
+def _compare(got, want, start, dtype: str) -> dict[str, Any]:
+  """Returns the fields of a row that say whether an update is right."""
+  differences = []
+  for new, expected, old in zip(
+      *map(jax.tree.leaves, (got, want, start)), strict=True
+  ):
+    new, expected, old = (
+        np.asarray(a, np.float64) for a in (new, expected, old)
+    )
+    size = np.linalg.norm(expected - old)
+    if size:
+      differences.append(float(np.linalg.norm(new - expected) / size))
+  error = max(differences)
+  fields: dict[str, Any] = {'error': error}
+  if not error <= _LIMITS[dtype]:
+    fields['status'] = 'failed'
+    fields['reason'] = (
+        f'an update differs by {error:.1e} from that of one device, more than'
+        f' {_LIMITS[dtype]:.0e}'
+    )
+  return fields
+
+
+def _collectives(step: _Step) -> dict[str, int]:
+  """Counts the collectives of a compiled step."""
+  compiled: Any = step.program.call
+  text = compiled.as_text()
+  found = {
+      name: text.count(f' {name}(') + text.count(f' {name}-start(')
+      for name in ('all-reduce', *_OTHERS)
+  }
+  return {name: number for name, number in found.items() if number}
