@@ -307,7 +307,7 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
         params=self._cell_params(state),
         weights=self._weights(),
         x=flat(x.astype(dtype)),
-        recurrent_kernel=self._recurrent_kernel(dtype),
+        recurrent_kernel=self._recurrent_kernel(dtype, x),
         carry=carry,
         restart=restart,
         reset=reset,
@@ -372,7 +372,7 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
     carry, _ = scan_steps.step(
         self.cell,
         self._cell_params(state),
-        scan_steps.pack(self.cell, self._recurrent_kernel(dtype)),
+        scan_steps.pack(self.cell, self._recurrent_kernel(dtype, x)),
         tuple(gate.astype(state) for gate in gates),
         carry,
         clip=self.recurrent_gradient_clip,
@@ -410,10 +410,13 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
     bias = None if self.bias is None else self.bias[...]
     return self.kernel[...], bias
 
-  def _recurrent_kernel(self, dtype) -> Array | None:
+  def _recurrent_kernel(self, dtype, like=None) -> Array | None:
     if self.recurrent_kernel is None:
       return None
     kernel = self.recurrent_kernel[...]
+    if like is not None:
+      # Before it is cast: the sum over devices has the parameter's dtype.
+      kernel = sharding.like(kernel, like)
     if self.recurrent_structure is not None:
       kernel = checks.same_kind(
           self.recurrent_structure(kernel), kernel, 'recurrent_structure'
