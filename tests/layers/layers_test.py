@@ -51,7 +51,7 @@ OPTIONS = {
 
 
 def abstract(cls, **options):
-  return comparison.abstract(comparison.Case(cls, options, 'scan', 'float32'))
+  return comparison.abstract(comparison.Case(cls, options))
 
 
 def variants(layers):
@@ -99,7 +99,7 @@ class CrossProduct(comparison.ComparisonTestCase):
         options,
         path,
         dtype,
-        time=time,
+        sizes=(3, time, 8),
         reset=reset,
         mask=mask,
         reverse=reverse,

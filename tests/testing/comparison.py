@@ -4,6 +4,7 @@ Weights and carries are random, biases included: zeros hide differences between
 formulas.
 """
 
+from collections.abc import Iterable, Iterator
 import contextlib
 import dataclasses
 from typing import Any
@@ -19,17 +20,15 @@ from tests.testing import reference
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-  """A layer, how it is made, and what it is run on.
+  """A layer, how it is made, and what it is run on: a row of a table of tests.
 
   Attributes:
     layer: class of the layer.
     options: of its constructor.
     path: the implementation.
     dtype: of the computation.
-    batch: number of sequences.
-    time: number of steps.
+    sizes: number of sequences, of steps and of features.
     in_features: size of the input.
-    features: size of the output.
     reset: whether some steps restart.
     mask: whether some steps are padding.
     lengths: whether sequences end early.
@@ -39,19 +38,44 @@ class Case:
   """
 
   layer: Any
-  options: dict[str, Any]
-  path: str
-  dtype: str
-  batch: int = 3
-  time: int = 7
+  options: dict[str, Any] = dataclasses.field(default_factory=dict)
+  path: str = 'scan'
+  dtype: str = 'float32'
+  sizes: tuple[int, int, int] = (3, 7, 8)
   in_features: int = 4
-  features: int = 8
   reset: bool = False
   mask: bool = False
   lengths: bool = False
   reverse: bool = False
   time_major: bool = False
   scale: float = 0.4
+
+  @property
+  def batch(self) -> int:
+    return self.sizes[0]
+
+  @property
+  def time(self) -> int:
+    return self.sizes[1]
+
+  @property
+  def features(self) -> int:
+    return self.sizes[2]
+
+  @property
+  def name(self) -> str:
+    """A name for a test of this case."""
+    options = (f'{key}_{value}' for key, value in self.options.items())
+    size = 'x'.join(map(str, self.sizes))
+    flags = ('reset', 'mask', 'lengths', 'reverse', 'time_major')
+    given = (flag for flag in flags if getattr(self, flag))
+    return '_'.join((self.layer.__name__, *options, self.dtype, size, *given))
+
+
+def named(cases: Iterable[Case]) -> Iterator[tuple[str, Case]]:
+  """Yields names and cases, for `parameterized.named_parameters`."""
+  for case in cases:
+    yield case.name, case
 
 
 def abstract(case, **options):
@@ -66,6 +90,45 @@ def abstract(case, **options):
     )
 
   return nnx.eval_shape(make)
+
+
+def abstract_gradient(case):
+  """Returns a function with the layer's gradients, and its arguments' shapes.
+
+  The function takes (state, x, reset, seq_lengths, mask), of which the last
+  three are None where the case has none.
+  """
+  dtype = jnp.dtype(case.dtype)
+  layer = abstract(
+      case, implementation=case.path, learn_initial_carry=True, dtype=dtype
+  )
+  graphdef, state = nnx.split(layer)
+  lead = (case.batch, case.time)
+  if case.time_major:
+    lead = lead[::-1]
+  flags = jax.ShapeDtypeStruct(lead, bool)
+  x = jax.ShapeDtypeStruct((*lead, case.in_features), dtype)
+  lengths = jax.ShapeDtypeStruct((case.batch,), jnp.int32)
+
+  def loss(state, x, reset, lengths, mask):
+    final, y = nnx.merge(graphdef, state).unroll(
+        x,
+        reset=reset,
+        mask=mask,
+        seq_lengths=lengths,
+        reverse=case.reverse,
+        time_major=case.time_major,
+    )
+    return sum(jnp.sum(v.astype(jnp.float32) ** 2) for v in (y, *final))
+
+  args = (
+      state,
+      x,
+      flags if case.reset else None,
+      lengths if case.lengths else None,
+      flags if case.mask else None,
+  )
+  return jax.grad(loss, (0, 1)), args
 
 
 def randomize(tree, seed, dtype, scale=0.4):

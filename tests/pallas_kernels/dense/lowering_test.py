@@ -15,56 +15,131 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 import rnnzoo
-from tests.pallas_kernels.streaming import lowering_test
 from tests.testing import abstract_gpu
+from tests.testing import comparison
 
-H200, B200 = lowering_test.H200, lowering_test.B200
+H200, B200 = 'NVIDIA H200', 'NVIDIA B200'
 LAUNCH = re.compile(r'custom_call @mosaic_gpu')
 aval = jax.ShapeDtypeStruct
-gradient = lowering_test.gradient
 
 CLIP = {'recurrent_gradient_clip': 1.0}
 STOP = {'stop_recurrent_gradient': True}
 GATED = {'gated': True}
 heads = lambda n: {'num_heads': n}
+case = functools.partial(comparison.Case, path='pallas')
 
-# (layer, options, dtype, (batch, time, features), flags). Heads of up to 64
-# units (of A-GRU in 16 bits 128) are one CTA's, those of up to 512 a cluster's,
-# and larger ones are a cluster's or spread over the GPU.
+# Heads of up to 64 units (of A-GRU in 16 bits 128) are one CTA's, those of up
+# to 512 a cluster's, and larger ones are a cluster's or spread over the GPU.
 LAYERS = (
-    ('LSTM', {}, 'float32', (3, 13, 8), 'reset mask'),
-    ('LSTM', heads(2), 'bfloat16', (16, 5, 48), 'reverse'),
-    ('GRU', {}, 'float16', (1, 1, 40), 'time_major lengths'),
-    ('GRU', heads(4), 'float32', (64, 3, 256), 'reset reverse'),
-    ('SLSTM', heads(3), 'bfloat16', (3, 5, 15), 'mask time_major'),
-    ('AGRU', {}, 'float32', (3, 13, 24), 'reset lengths reverse'),
-    ('Elman', {'activation': 'relu'}, 'float16', (16, 13, 64), 'mask'),
-    ('AntisymmetricRNN', {}, 'float32', (3, 13, 12), 'time_major'),
-    ('LSTM', STOP, 'float32', (3, 13, 64), 'reset'),
-    ('SLSTM', {'use_bias': False}, 'float32', (3, 5, 384), 'reset lengths'),
-    ('AGRU', {}, 'bfloat16', (16, 5, 128), 'reset time_major'),
-    ('Elman', {}, 'float32', (3, 13, 200), 'reverse'),
-    ('LSTM', CLIP, 'float16', (64, 5, 256), 'lengths reverse time_major'),
-    ('AntisymmetricRNN', GATED, 'bfloat16', (64, 3, 256), 'reset mask'),
-    ('GRU', CLIP, 'float32', (1, 13, 512), 'mask'),
-    ('AGRU', STOP, 'float16', (1, 5, 500), 'reverse'),
-    ('Elman', {}, 'bfloat16', (16, 5, 512), 'reset lengths time_major'),
-    ('SLSTM', heads(2), 'bfloat16', (3, 1, 1536), 'reset'),
-    ('AGRU', CLIP, 'float32', (3, 3, 768), 'reset lengths reverse'),
-    ('AntisymmetricRNN', GATED, 'float16', (1, 5, 1024), 'time_major'),
-    ('GRU', STOP, 'bfloat16', (16, 5, 1024), 'mask time_major'),
-    ('LSTM', {}, 'float32', (16, 3, 768), ''),
-    ('AGRU', {}, 'bfloat16', (5, 3, 600), 'reset'),
+    case(rnnzoo.LSTM, sizes=(3, 13, 8), reset=True, mask=True),
+    case(
+        rnnzoo.LSTM, heads(2), dtype='bfloat16', sizes=(16, 5, 48), reverse=True
+    ),
+    case(
+        rnnzoo.GRU,
+        dtype='float16',
+        sizes=(1, 1, 40),
+        lengths=True,
+        time_major=True,
+    ),
+    case(rnnzoo.GRU, heads(4), sizes=(64, 3, 256), reset=True, reverse=True),
+    case(
+        rnnzoo.SLSTM,
+        heads(3),
+        dtype='bfloat16',
+        sizes=(3, 5, 15),
+        mask=True,
+        time_major=True,
+    ),
+    case(
+        rnnzoo.AGRU, sizes=(3, 13, 24), reset=True, lengths=True, reverse=True
+    ),
+    case(
+        rnnzoo.Elman,
+        {'activation': 'relu'},
+        dtype='float16',
+        sizes=(16, 13, 64),
+        mask=True,
+    ),
+    case(rnnzoo.AntisymmetricRNN, sizes=(3, 13, 12), time_major=True),
+    case(rnnzoo.LSTM, STOP, sizes=(3, 13, 64), reset=True),
+    case(
+        rnnzoo.SLSTM,
+        {'use_bias': False},
+        sizes=(3, 5, 384),
+        reset=True,
+        lengths=True,
+    ),
+    case(
+        rnnzoo.AGRU,
+        dtype='bfloat16',
+        sizes=(16, 5, 128),
+        reset=True,
+        time_major=True,
+    ),
+    case(rnnzoo.Elman, sizes=(3, 13, 200), reverse=True),
+    case(
+        rnnzoo.LSTM,
+        CLIP,
+        dtype='float16',
+        sizes=(64, 5, 256),
+        lengths=True,
+        reverse=True,
+        time_major=True,
+    ),
+    case(
+        rnnzoo.AntisymmetricRNN,
+        GATED,
+        dtype='bfloat16',
+        sizes=(64, 3, 256),
+        reset=True,
+        mask=True,
+    ),
+    case(rnnzoo.GRU, CLIP, sizes=(1, 13, 512), mask=True),
+    case(rnnzoo.AGRU, STOP, dtype='float16', sizes=(1, 5, 500), reverse=True),
+    case(
+        rnnzoo.Elman,
+        dtype='bfloat16',
+        sizes=(16, 5, 512),
+        reset=True,
+        lengths=True,
+        time_major=True,
+    ),
+    case(
+        rnnzoo.SLSTM, heads(2), dtype='bfloat16', sizes=(3, 1, 1536), reset=True
+    ),
+    case(
+        rnnzoo.AGRU,
+        CLIP,
+        sizes=(3, 3, 768),
+        reset=True,
+        lengths=True,
+        reverse=True,
+    ),
+    case(
+        rnnzoo.AntisymmetricRNN,
+        GATED,
+        dtype='float16',
+        sizes=(1, 5, 1024),
+        time_major=True,
+    ),
+    case(
+        rnnzoo.GRU,
+        STOP,
+        dtype='bfloat16',
+        sizes=(16, 5, 1024),
+        mask=True,
+        time_major=True,
+    ),
+    case(rnnzoo.LSTM, sizes=(16, 3, 768)),
+    case(rnnzoo.AGRU, dtype='bfloat16', sizes=(5, 3, 600), reset=True),
 )
 
 
 def named():
-  """Yields the cases with names, and the GPUs in turn."""
-  for i, (layer, options, dtype, sizes, flags) in enumerate(LAYERS):
-    size = 'x'.join(map(str, sizes))
-    parts = (layer, *options, dtype, size, *flags.split())
-    kind = (H200, B200)[i % 2]
-    yield '_'.join(parts), kind, layer, options, dtype, sizes, flags
+  """Yields names, the GPUs in turn, and the cases."""
+  for i, each in enumerate(LAYERS):
+    yield each.name, (H200, B200)[i % 2], each
 
 
 class DenseLoweringTest(parameterized.TestCase):
@@ -76,14 +151,16 @@ class DenseLoweringTest(parameterized.TestCase):
     return len(LAUNCH.findall(abstract_gpu.lower(f, *args)))
 
   @parameterized.named_parameters(*named())
-  def test_layer(self, kind, layer, options, dtype, sizes, flags):
-    f, args = gradient(layer, options, dtype, sizes, flags)
+  def test_layer(self, kind, case):
+    f, args = comparison.abstract_gradient(case)
     with abstract_gpu.device(self, kind):
       self.lowers(f, *args)
 
   def test_in_pieces(self):
     # A step of 64 sequences publishes more than shared memory holds.
-    f, args = gradient('AGRU', {}, 'float32', (64, 3, 768), 'reset')
+    f, args = comparison.abstract_gradient(
+        case(rnnzoo.AGRU, sizes=(64, 3, 768), reset=True)
+    )
     with abstract_gpu.device(self, H200):
       self.assertGreater(self.launches(f, *args), 2)
 
@@ -140,9 +217,13 @@ class DenseLoweringTest(parameterized.TestCase):
     with abstract_gpu.device(self, H200):
       self.lowers(jax.grad(loss), *args)
 
-  @parameterized.parameters(('AGRU', 24), ('GRU', 96), ('LSTM', 768))
-  def test_vmap(self, name, features):
-    f, args = gradient(name, {}, 'bfloat16', (2, 3, features), 'reset')
+  @parameterized.parameters(
+      (rnnzoo.AGRU, 24), (rnnzoo.GRU, 96), (rnnzoo.LSTM, 768)
+  )
+  def test_vmap(self, layer, features):
+    f, args = comparison.abstract_gradient(
+        case(layer, dtype='bfloat16', sizes=(2, 3, features), reset=True)
+    )
     state, x, *rest = args
     many = lambda tree: jax.tree.map(
         lambda v: aval((3, *v.shape), v.dtype), tree
@@ -173,8 +254,10 @@ class DenseLoweringTest(parameterized.TestCase):
   def test_x64(self):
     # Literals of Python and indices are 64 bits wide then.
     with jax.enable_x64(True), abstract_gpu.device(self, H200):
-      for name, features in (('SLSTM', 32), ('AGRU', 768)):
-        f, args = gradient(name, {}, 'float32', (2, 5, features), 'reset')
+      for layer, features in ((rnnzoo.SLSTM, 32), (rnnzoo.AGRU, 768)):
+        f, args = comparison.abstract_gradient(
+            case(layer, sizes=(2, 5, features), reset=True)
+        )
         self.lowers(f, *args)
 
   @parameterized.parameters(
@@ -209,10 +292,10 @@ class DenseLoweringTest(parameterized.TestCase):
         self.lowers(jax.grad(loss, (0, 1)), state, x, reset)
 
   @parameterized.product(
-      name=('LSTM', 'SLSTM', 'GRU'), kind=('Auto', 'Explicit')
+      layer=(rnnzoo.LSTM, rnnzoo.SLSTM, rnnzoo.GRU), kind=('Auto', 'Explicit')
   )
-  def test_under_a_mesh(self, name, kind):
-    f, args = gradient(name, {}, 'float32', (2, 5, 8), '')
+  def test_under_a_mesh(self, layer, kind):
+    f, args = comparison.abstract_gradient(case(layer, sizes=(2, 5, 8)))
     with abstract_gpu.device(self, H200):
       with jax.sharding.use_abstract_mesh(abstract_gpu.mesh(H200, kind)):
         self.lowers(f, *args)
@@ -260,7 +343,9 @@ class RefusalTest(parameterized.TestCase):
 
   def test_precision_of_two_bytes(self):
     # Products of bfloat16 are exact in any case.
-    f, args = gradient('Elman', {}, 'bfloat16', (2, 3, 16))
+    f, args = comparison.abstract_gradient(
+        case(rnnzoo.Elman, dtype='bfloat16', sizes=(2, 3, 16))
+    )
     with jax.default_matmul_precision('highest'):
       with abstract_gpu.device(self, H200):
         jax.eval_shape(f, *args)

@@ -45,62 +45,105 @@ TOLERANCE = {'float32': (2e-6, 4e-6), 'bfloat16': (1.6e-2, 2.4e-2)}
 # its whole size: of 2^-8 of them, which is 2^-4 in the norm.
 RELU = {'float32': (2e-6, 4e-6), 'bfloat16': (1.6e-2, 6.3e-2)}
 
-# (layer, options, dtype, (batch, time, features), further options).
+# Weights are small, so that |u| < 1 and nothing grows with the length.
+case = functools.partial(comparison.Case, path='pallas', scale=0.4)
 POSITIVE, TANH = {'candidate': 'positive'}, {'activation': 'tanh'}
 DIAGONAL = {'num_heads': 8}
 CASES = (
-    ('MinGRU', POSITIVE, 'float32', (2, 21, 130), 'reset mask time_major'),
-    ('MinGRU', {}, 'bfloat16', (1, 130, 8), 'lengths reverse time_major'),
-    ('MinGRU', {}, 'float32', (1, 1, 1), ''),
-    ('MinGRU', {'use_bias': False}, 'bfloat16', (1, 40, 136), 'reset mask'),
-    ('MinLSTM', {}, 'float32', (2, 5, 256), 'lengths'),
-    ('MinLSTM', POSITIVE, 'float32', (2, 21, 8), 'reset reverse time_major'),
-    ('MinLSTM', {}, 'bfloat16', (3, 13, 130), 'reset mask'),
-    ('MinLSTM', POSITIVE, 'bfloat16', (1, 20, 1), 'reset reverse'),
-    ('IndRNN', {}, 'float32', (3, 13, 130), 'reset mask reverse'),
-    ('IndRNN', TANH, 'float32', (3, 21, 8), 'lengths time_major'),
-    ('IndRNN', TANH, 'bfloat16', (2, 9, 130), 'reset reverse'),
-    ('IndRNN', {}, 'float32', (1, 67, 1), ''),
-    ('IndRNN', {}, 'bfloat16', (2, 1, 256), 'reset'),
-    ('IRevRNN', {}, 'float32', (2, 5, 8), 'reset mask'),
-    ('IRevRNN', {'inner_steps': 1}, 'float32', (2, 21, 130), 'reverse'),
-    ('IRevRNN', {}, 'bfloat16', (2, 13, 256), 'lengths reverse'),
-    ('IRevRNN', {}, 'float32', (1, 9, 1), 'mask time_major'),
-    ('LSTM', DIAGONAL, 'float32', (2, 5, 8), 'reset mask reverse'),
-    ('GRU', DIAGONAL, 'float32', (2, 5, 8), 'reset lengths'),
+    case(
+        rnnzoo.MinGRU,
+        POSITIVE,
+        sizes=(2, 21, 130),
+        reset=True,
+        mask=True,
+        time_major=True,
+    ),
+    case(
+        rnnzoo.MinGRU,
+        dtype='bfloat16',
+        sizes=(1, 130, 8),
+        lengths=True,
+        reverse=True,
+        time_major=True,
+    ),
+    case(rnnzoo.MinGRU, sizes=(1, 1, 1)),
+    case(
+        rnnzoo.MinGRU,
+        {'use_bias': False},
+        dtype='bfloat16',
+        sizes=(1, 40, 136),
+        reset=True,
+        mask=True,
+    ),
+    case(rnnzoo.MinLSTM, sizes=(2, 5, 256), lengths=True),
+    case(
+        rnnzoo.MinLSTM,
+        POSITIVE,
+        sizes=(2, 21, 8),
+        reset=True,
+        reverse=True,
+        time_major=True,
+    ),
+    case(
+        rnnzoo.MinLSTM,
+        dtype='bfloat16',
+        sizes=(3, 13, 130),
+        reset=True,
+        mask=True,
+    ),
+    case(
+        rnnzoo.MinLSTM,
+        POSITIVE,
+        dtype='bfloat16',
+        sizes=(1, 20, 1),
+        reset=True,
+        reverse=True,
+    ),
+    case(
+        rnnzoo.IndRNN, sizes=(3, 13, 130), reset=True, mask=True, reverse=True
+    ),
+    case(rnnzoo.IndRNN, TANH, sizes=(3, 21, 8), lengths=True, time_major=True),
+    case(
+        rnnzoo.IndRNN,
+        TANH,
+        dtype='bfloat16',
+        sizes=(2, 9, 130),
+        reset=True,
+        reverse=True,
+    ),
+    case(rnnzoo.IndRNN, sizes=(1, 67, 1)),
+    case(rnnzoo.IndRNN, dtype='bfloat16', sizes=(2, 1, 256), reset=True),
+    case(rnnzoo.IRevRNN, sizes=(2, 5, 8), reset=True, mask=True),
+    case(rnnzoo.IRevRNN, {'inner_steps': 1}, sizes=(2, 21, 130), reverse=True),
+    case(
+        rnnzoo.IRevRNN,
+        dtype='bfloat16',
+        sizes=(2, 13, 256),
+        lengths=True,
+        reverse=True,
+    ),
+    case(rnnzoo.IRevRNN, sizes=(1, 9, 1), mask=True, time_major=True),
+    case(
+        rnnzoo.LSTM,
+        DIAGONAL,
+        sizes=(2, 5, 8),
+        reset=True,
+        mask=True,
+        reverse=True,
+    ),
+    case(rnnzoo.GRU, DIAGONAL, sizes=(2, 5, 8), reset=True, lengths=True),
 )
-
-
-def named():
-  """Yields the cases with names."""
-  for layer, options, dtype, sizes, flags in CASES:
-    size = 'x'.join(map(str, sizes))
-    values = (str(value) for value in options.values())
-    parts = (layer, *values, dtype, size, *flags.split())
-    yield '_'.join(parts), layer, options, dtype, sizes, flags
 
 
 class LayersTest(comparison.ComparisonTestCase):
 
-  @parameterized.named_parameters(*named())
-  def test_agrees_with_reference(self, layer, options, dtype, sizes, flags):
-    batch, time, features = sizes
-    case = comparison.Case(
-        rnnzoo.LAYERS[layer],
-        options,
-        'pallas',
-        dtype,
-        batch=batch,
-        time=time,
-        features=features,
-        scale=0.4,  # So that |u| < 1 and nothing grows with the length.
-        **dict.fromkeys(flags.split(), True),
-    )
+  @parameterized.named_parameters(*comparison.named(CASES))
+  def test_agrees_with_reference(self, case):
     tolerance = TOLERANCE
-    if layer in ('IndRNN', 'IRevRNN') and options != TANH:
+    if case.layer in (rnnzoo.IndRNN, rnnzoo.IRevRNN) and case.options != TANH:
       tolerance = RELU
     with abstract_gpu.interpreted(self):
-      self.compare(case, tolerance[dtype])
+      self.compare(case, tolerance[case.dtype])
 
 
 class ProjectedTest(absltest.TestCase):
@@ -237,13 +280,12 @@ class LinearScanTest(parameterized.TestCase):
   @parameterized.parameters(*CUTS[:2])
   def test_any_cut_of_a_layer(self, *cut_as):
     # Parameters and restarts have gradients from every warpgroup.
-    case = functools.partial(comparison.Case, rnnzoo.MinGRU, {}, 'pallas')
-    case = case(
-        'float32', batch=2, time=37, reset=True, mask=True, reverse=True
+    given = case(
+        rnnzoo.MinGRU, sizes=(2, 37, 8), reset=True, mask=True, reverse=True
     )
     compare = comparison.ComparisonTestCase.compare
     with abstract_gpu.interpreted(self), cut(*cut_as):
-      compare(self, case, TOLERANCE['float32'])
+      compare(self, given, TOLERANCE['float32'])
 
   _close = comparison.ComparisonTestCase._close
 

@@ -19,75 +19,89 @@ from jax.sharding import PartitionSpec as P
 import pallas_kernels
 import rnnzoo
 from tests.testing import abstract_gpu
+from tests.testing import comparison
 
 H200, B200 = 'NVIDIA H200', 'NVIDIA B200'
 KERNEL = re.compile(r'mosaic_gpu\w*')
 aval = jax.ShapeDtypeStruct
 
-# (layer, options, dtype, (batch, time, features), further options).
+case = functools.partial(comparison.Case, path='pallas')
 POSITIVE, TANH = {'candidate': 'positive'}, {'activation': 'tanh'}
 LAYERS = (
-    ('MinGRU', {}, 'float32', (2, 40, 256), ''),
-    ('MinGRU', POSITIVE, 'bfloat16', (2, 4096, 130), 'reset reverse'),
-    ('MinGRU', {'use_bias': False}, 'float16', (128, 100, 8), 'time_major'),
-    ('MinLSTM', {}, 'bfloat16', (2, 40, 256), 'reset lengths'),
-    ('MinLSTM', POSITIVE, 'float32', (1, 4096, 8), 'lengths time_major'),
-    ('MinLSTM', {}, 'float16', (512, 100, 512), 'reverse'),
-    ('IndRNN', {}, 'float32', (2, 40, 130), 'reset lengths reverse'),
-    ('IndRNN', TANH, 'bfloat16', (2, 4096, 256), ''),
-    ('IndRNN', TANH, 'float16', (2, 1, 7), 'time_major'),
-    ('IRevRNN', {}, 'float32', (2, 40, 256), 'lengths'),
-    ('IRevRNN', {}, 'bfloat16', (2, 40, 130), 'reset reverse time_major'),
-    ('IRevRNN', {'inner_steps': 1}, 'float16', (2, 13, 8), ''),
-    ('LSTM', {'num_heads': 8}, 'bfloat16', (2, 13, 8), 'reset'),
-    ('GRU', {'num_heads': 8}, 'float32', (2, 13, 8), 'lengths'),
-    ('SLSTM', {'num_heads': 8}, 'float32', (2, 13, 8), 'reset reverse'),
+    case(rnnzoo.MinGRU, sizes=(2, 40, 256)),
+    case(
+        rnnzoo.MinGRU,
+        POSITIVE,
+        dtype='bfloat16',
+        sizes=(2, 4096, 130),
+        reset=True,
+        reverse=True,
+    ),
+    case(
+        rnnzoo.MinGRU,
+        {'use_bias': False},
+        dtype='float16',
+        sizes=(128, 100, 8),
+        time_major=True,
+    ),
+    case(
+        rnnzoo.MinLSTM,
+        dtype='bfloat16',
+        sizes=(2, 40, 256),
+        reset=True,
+        lengths=True,
+    ),
+    case(
+        rnnzoo.MinLSTM,
+        POSITIVE,
+        sizes=(1, 4096, 8),
+        lengths=True,
+        time_major=True,
+    ),
+    case(rnnzoo.MinLSTM, dtype='float16', sizes=(512, 100, 512), reverse=True),
+    case(
+        rnnzoo.IndRNN,
+        sizes=(2, 40, 130),
+        reset=True,
+        lengths=True,
+        reverse=True,
+    ),
+    case(rnnzoo.IndRNN, TANH, dtype='bfloat16', sizes=(2, 4096, 256)),
+    case(
+        rnnzoo.IndRNN, TANH, dtype='float16', sizes=(2, 1, 7), time_major=True
+    ),
+    case(rnnzoo.IRevRNN, sizes=(2, 40, 256), lengths=True),
+    case(
+        rnnzoo.IRevRNN,
+        dtype='bfloat16',
+        sizes=(2, 40, 130),
+        reset=True,
+        reverse=True,
+        time_major=True,
+    ),
+    case(rnnzoo.IRevRNN, {'inner_steps': 1}, dtype='float16', sizes=(2, 13, 8)),
+    case(
+        rnnzoo.LSTM,
+        {'num_heads': 8},
+        dtype='bfloat16',
+        sizes=(2, 13, 8),
+        reset=True,
+    ),
+    case(rnnzoo.GRU, {'num_heads': 8}, sizes=(2, 13, 8), lengths=True),
+    case(
+        rnnzoo.SLSTM,
+        {'num_heads': 8},
+        sizes=(2, 13, 8),
+        reset=True,
+        reverse=True,
+    ),
 )
 
 
 def named():
-  """Yields the cases with names, and the GPUs in turn."""
-  for i, (layer, options, dtype, sizes, flags) in enumerate(LAYERS):
-    size = 'x'.join(map(str, sizes))
-    values = (str(value) for value in options.values())
-    parts = (layer, *values, dtype, size, *flags.split())
-    kind = (H200, B200)[i % 2]
-    yield '_'.join(parts), kind, layer, options, dtype, sizes, flags
-
-
-def gradient(layer, options, dtype, sizes, flags=''):
-  """Returns a function with a layer's gradients, and its arguments' shapes."""
-  batch, time, features = sizes
-  make = lambda: rnnzoo.LAYERS[layer](
-      4,
-      features,
-      **options,
-      implementation='pallas',
-      learn_initial_carry=True,
-      dtype=jnp.dtype(dtype),
-      rngs=nnx.Rngs(0),
-  )
-  graphdef, state = nnx.split(nnx.eval_shape(make))
-  lead = (batch, time)
-  if 'time_major' in flags:
-    lead = lead[::-1]
-  x = aval((*lead, 4), jnp.dtype(dtype))
-  reset = aval(lead, bool) if 'reset' in flags else None
-  mask = aval(lead, bool) if 'mask' in flags else None
-  lengths = aval((batch,), jnp.int32) if 'lengths' in flags else None
-
-  def loss(state, x, reset, lengths, mask):
-    final, y = nnx.merge(graphdef, state).unroll(
-        x,
-        reset=reset,
-        mask=mask,
-        seq_lengths=lengths,
-        reverse='reverse' in flags,
-        time_major='time_major' in flags,
-    )
-    return sum(jnp.sum(v.astype(jnp.float32) ** 2) for v in (y, *final))
-
-  return jax.grad(loss, (0, 1)), (state, x, reset, lengths, mask)
+  """Yields names, the GPUs in turn, and the cases."""
+  for i, each in enumerate(LAYERS):
+    yield each.name, (H200, B200)[i % 2], each
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,8 +138,8 @@ class LoweringTest(parameterized.TestCase):
     return text
 
   @parameterized.named_parameters(*named())
-  def test_layer(self, kind, layer, options, dtype, sizes, flags):
-    f, args = gradient(layer, options, dtype, sizes, flags)
+  def test_layer(self, kind, case):
+    f, args = comparison.abstract_gradient(case)
     with abstract_gpu.device(self, kind):
       self.lowers(f, *args)
 
@@ -155,10 +169,12 @@ class LoweringTest(parameterized.TestCase):
       self.lowers(jax.grad(loss, (0, 1, 2)), a, a, h0, reset)
 
   @parameterized.parameters(
-      ('MinGRU', (2, 13, 8)), ('MinGRU', (1, 4096, 8)), ('IndRNN', (2, 13, 8))
+      case(rnnzoo.MinGRU, sizes=(2, 13, 8), reset=True),
+      case(rnnzoo.MinGRU, sizes=(1, 4096, 8), reset=True),
+      case(rnnzoo.IndRNN, sizes=(2, 13, 8), reset=True),
   )
-  def test_transformations(self, name, sizes):
-    f, (state, x, *rest) = gradient(name, {}, 'float32', sizes, 'reset')
+  def test_transformations(self, case):
+    f, (state, x, *rest) = comparison.abstract_gradient(case)
     many = lambda tree: jax.tree.map(
         lambda v: aval((3, *v.shape), v.dtype), tree
     )
@@ -169,16 +185,19 @@ class LoweringTest(parameterized.TestCase):
       self.lowers(over_parameters, many(state), x, *rest)
 
   @parameterized.parameters(
-      (H200, (96, 200, 72), '', True),
-      (H200, (96, 200, 72), 'vmap', False),
-      (H200, (96, 140, 72), '', False),
-      (H200, (4, 200, 72), '', False),
-      (B200, (96, 200, 72), '', False),
+      (H200, 96, 200, False, True),
+      (H200, 96, 200, True, False),
+      (H200, 96, 140, False, False),
+      (H200, 4, 200, False, False),
+      (B200, 96, 200, False, False),
   )
-  def test_projected(self, kind, sizes, how, together):
+  def test_projected(self, kind, batch, time, vmap, together):
     # One kernel where that is faster, and where there is one.
-    f, (state, x, *rest) = gradient('MinGRU', {}, 'bfloat16', sizes, 'reset')
-    if how == 'vmap':
+    given = case(
+        rnnzoo.MinGRU, dtype='bfloat16', sizes=(batch, time, 72), reset=True
+    )
+    f, (state, x, *rest) = comparison.abstract_gradient(given)
+    if vmap:
       f = jax.vmap(f, (None, 0, None, None, None))
       x = aval((2, *x.shape), x.dtype)
     with abstract_gpu.device(self, kind):
@@ -228,12 +247,12 @@ class LoweringTest(parameterized.TestCase):
   def test_x64(self):
     # Literals of Python and indices are 64 bits wide then.
     with jax.enable_x64(True), abstract_gpu.device(self, H200):
-      for name, dtype, sizes in (
-          ('MinLSTM', 'float32', (2, 4096, 8)),
-          ('MinGRU', 'bfloat16', (96, 200, 8)),
-          ('IRevRNN', 'float32', (2, 40, 8)),
+      for given in (
+          case(rnnzoo.MinLSTM, sizes=(2, 4096, 8), reset=True),
+          case(rnnzoo.MinGRU, dtype='bfloat16', sizes=(96, 200, 8), reset=True),
+          case(rnnzoo.IRevRNN, sizes=(2, 40, 8), reset=True),
       ):
-        f, args = gradient(name, {}, dtype, sizes, 'reset')
+        f, args = comparison.abstract_gradient(given)
         self.lowers(f, *args)
 
   @parameterized.product(
@@ -284,9 +303,9 @@ class LoweringTest(parameterized.TestCase):
         self.assertEqual('projected_linear' in text, batch == 96)
         self.assertEqual(text.count('"stablehlo.all_reduce"'), 2)
 
-  @parameterized.parameters('IndRNN', 'MinGRU', 'MinLSTM')
-  def test_under_a_mesh(self, name):
-    f, args = gradient(name, {}, 'float32', (2, 13, 8), '')
+  @parameterized.parameters(rnnzoo.IndRNN, rnnzoo.MinGRU, rnnzoo.MinLSTM)
+  def test_under_a_mesh(self, layer):
+    f, args = comparison.abstract_gradient(case(layer, sizes=(2, 13, 8)))
     with abstract_gpu.device(self, H200):
       with jax.sharding.use_abstract_mesh(abstract_gpu.mesh(H200, 'Explicit')):
         self.lowers(f, *args)
@@ -305,7 +324,9 @@ class OtherDevicesTest(parameterized.TestCase):
 
   @parameterized.parameters('NVIDIA A100', 'NVIDIA A100-SXM4-80GB')
   def test_older_gpu(self, kind):
-    f, args = gradient('MinGRU', {}, 'float32', (2, 13, 8))
+    f, args = comparison.abstract_gradient(
+        case(rnnzoo.MinGRU, sizes=(2, 13, 8))
+    )
     with abstract_gpu.device(self, kind):
       if not abstract_gpu.RUNS:
         jax.eval_shape(f, *args)
@@ -315,7 +336,9 @@ class OtherDevicesTest(parameterized.TestCase):
 
   @parameterized.parameters('NVIDIA H100 80GB HBM3', 'NVIDIA GH200 480GB')
   def test_other_hopper(self, kind):
-    f, args = gradient('MinGRU', {}, 'float32', (2, 13, 8))
+    f, args = comparison.abstract_gradient(
+        case(rnnzoo.MinGRU, sizes=(2, 13, 8))
+    )
     with abstract_gpu.device(self, kind):
       self.assertIn('mosaic_gpu', abstract_gpu.lower(f, *args))
 
