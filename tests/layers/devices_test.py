@@ -97,7 +97,22 @@ class FewNumbersTest(Numbers):
 
   @parameterized.parameters('Explicit', 'Auto')
   def test_jit(self, kind):
-    self.assert_same_under_jit(kind, FEW[:1])
+    names = FEW[:1]
+    if abstract_gpu.RUNS and kind == 'Auto':
+      names += ('IndRNN-two-given-pallas',)
+    self.assert_same_under_jit(kind, names)
+
+
+@pytest.mark.slow
+class AroundKernelsTest(Numbers):
+
+  @parameterized.parameters(*rnnzoo.LAYERS)
+  def test_auto_axes(self, layer):
+    if not abstract_gpu.RUNS:
+      return  # There are no kernels to run.
+    kernels = sharded_cases.KERNELS.items()
+    names = [name for name, case in kernels if case.layer == layer]
+    self.assert_same_under_jit('Auto', names)
 
 
 @pytest.mark.slow

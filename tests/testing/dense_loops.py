@@ -260,8 +260,21 @@ def backward_loop(
 
 
 @contextlib.contextmanager
+def instead():
+  """Loops take the place of the kernels inside, as if there was a GPU."""
+  target = targets.Target(132, False)
+  with contextlib.ExitStack() as stack:
+    patch = lambda *args: stack.enter_context(mock.patch.object(*args))
+    patch(targets, 'current', lambda: target)
+    yield [
+        patch(forward, 'forward', mock.Mock(side_effect=forward_loop)),
+        patch(backward, 'backward', mock.Mock(side_effect=backward_loop)),
+    ]
+
+
+@contextlib.contextmanager
 def imitated(test, pieces=1):
-  """Loops take the place of the kernels inside, as if there was a GPU.
+  """`instead`, which fails unless the loops are called.
 
   Args:
     test: the test case.
@@ -271,14 +284,8 @@ def imitated(test, pieces=1):
     with test.assertRaisesRegex(NotImplementedError, 'need jax >= 0.11'):
       yield []
     return
-  target = targets.Target(132, False)
   with contextlib.ExitStack() as stack:
-    patch = lambda *args: stack.enter_context(mock.patch.object(*args))
-    patch(targets, 'current', lambda: target)
-    called = [
-        patch(forward, 'forward', mock.Mock(side_effect=forward_loop)),
-        patch(backward, 'backward', mock.Mock(side_effect=backward_loop)),
-    ]
+    called = stack.enter_context(instead())
     if pieces > 1:
 
       def cut(recurrence, make_plan):
@@ -291,7 +298,7 @@ def imitated(test, pieces=1):
           found.append(pieces_lib.Piece(plan=plan, start=start))
         return found
 
-      patch(pieces_lib, 'cut_batch', cut)
+      stack.enter_context(mock.patch.object(pieces_lib, 'cut_batch', cut))
     yield called
     for kernel in called:
       kernel.assert_called()

@@ -83,6 +83,18 @@ class Case:
     return params, data, loss
 
 
+# Kernels, of which the loops of dense_loops.py and streaming_loops.py take the
+# place.
+KERNELS = {
+    case.name: case
+    for layer in rnnzoo.LAYERS
+    for case in (
+        Case(layer, 'two', 'given', 'pallas'),
+        Case(layer, 'bidirectional', 'learned', 'pallas'),
+    )
+}
+
+
 def _cases():
   for layer, form, call in itertools.product(rnnzoo.LAYERS, FORMS, CALLS):
     paths = ['scan']
