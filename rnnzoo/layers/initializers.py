@@ -1,6 +1,7 @@
 """Initialisers that the layers use, beside those of `jax.nn.initializers`."""
 
 from collections.abc import Callable, Sequence
+import dataclasses
 from typing import Any
 
 from flax import nnx
@@ -76,8 +77,12 @@ def draw(
     shape: tuple[int, ...],
     dtype: Any,
     heads: int | None = None,
-) -> jax.Array:
-  """Draws parameters gate by gate.
+) -> nnx.Param:
+  """Draws a parameter gate by gate.
+
+  Metadata of `nnx.with_partitioning` and `nnx.with_metadata` is kept. A
+  sharding names the axes of the array that the initialiser is asked for; the
+  axes of gates and heads come before them and are not sharded.
 
   Args:
     name: of the argument that `init` is.
@@ -89,11 +94,12 @@ def draw(
     heads: number of heads, each drawn on its own; None for no such axis.
 
   Returns:
-    [gates, *shape] or [gates, heads, *shape].
+    The parameter, [gates, *shape] or [gates, heads, *shape].
 
   Raises:
     ValueError: there are several initialisers, but not one for each gate; or
-      one is no function, or does not return an array of this shape and dtype.
+      they differ in metadata; or one is no function, or does not return an
+      array of this shape and dtype.
   """
   several = isinstance(init, Sequence) and not isinstance(init, str)
   inits = list(init) if several else [init] * gates  # type: ignore[arg-type]
@@ -109,6 +115,8 @@ def draw(
           f' jax.nn.initializers.normal(), got {f!r}.'
       )
 
+  notes: list[nnx.VariableMetadata] = []
+
   def checked(f, key):
     try:
       value = f(key, shape, dtype)
@@ -117,6 +125,9 @@ def draw(
           f'{name} must be a function (key, shape, dtype) -> array; called like'
           f' this, it raises: {error}'
       ) from error
+    if isinstance(value, nnx.VariableMetadata):
+      notes.append(dataclasses.replace(value, raw_value=None))
+      value = value.raw_value
     given = getattr(value, 'shape', None), getattr(value, 'dtype', None)
     if given != (shape, jnp.dtype(dtype)):
       raise ValueError(
@@ -126,9 +137,23 @@ def draw(
     return value
 
   if heads is None:
-    return jnp.stack([checked(f, next_key()) for f in inits])
-  each_head = lambda f: jax.vmap(lambda key: checked(f, key))
-  keys = [jax.random.split(next_key(), heads) for _ in inits]
-  return jnp.stack(
-      [each_head(f)(key) for f, key in zip(inits, keys, strict=True)]
+    value = jnp.stack([checked(f, next_key()) for f in inits])
+  else:
+    each_head = lambda f: jax.vmap(lambda key: checked(f, key))
+    keys = [jax.random.split(next_key(), heads) for _ in inits]
+    value = jnp.stack(
+        [each_head(f)(key) for f, key in zip(inits, keys, strict=True)]
+    )
+  if not notes:
+    return nnx.Param(value)
+  if len(notes) != gates or any(note != notes[0] for note in notes):
+    raise ValueError(
+        f'{name}: the initialisers of all gates must have the same metadata.'
+    )
+  metadata = dict(notes[0].metadata)
+  if metadata.get('out_sharding'):
+    whole = (None,) * (value.ndim - len(shape))
+    metadata['out_sharding'] = (*whole, *metadata['out_sharding'])
+  return nnx.Param(
+      dataclasses.replace(notes[0], raw_value=value, metadata=metadata)
   )

@@ -166,8 +166,8 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
 
     def draw(name, init, gates, *shape, heads=None):
       keys = rngs.params
-      return nnx.Param(
-          initializers.draw(name, init, keys, gates, shape, param_dtype, heads)
+      return initializers.draw(
+          name, init, keys, gates, shape, param_dtype, heads
       )
 
     gates = cell.input_gates
