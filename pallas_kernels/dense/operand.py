@@ -267,7 +267,7 @@ class Operand:
 
   def _store(self, step, piece: '_Piece', words: Sequence[Array]):
     """Stores 8 elements, given as words of the exchange, in the operand."""
-    parts = [words]
+    parts: Sequence[Sequence[Array]] = [words]
     if self.cta.split:
       parts = instructions.split_short(
           [instructions.as_float(w) for w in words]
