@@ -11,8 +11,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels import targets
-
 Array = jax.Array
 
 _DTYPES = ('float32', 'bfloat16', 'float16')
@@ -27,7 +25,6 @@ def dtypes(name: str, given: Sequence[Any]) -> None:
   if not set(names) <= set(_DTYPES):
     raise NotImplementedError(
         f'{name} on the GPU takes and returns {_DTYPES}, got {names}.'
-        f' {targets.OTHERWISE}'
     )
 
 
@@ -36,13 +33,13 @@ def sizes(name: str, batch: int, time: int, features: int) -> None:
   if not batch or not time or not features:
     raise NotImplementedError(
         f'{name} on the GPU needs batch, time and features above 0, got'
-        f' {(batch, time, features)}. {targets.OTHERWISE}'
+        f' {(batch, time, features)}.'
     )
   if batch > _MAX_GRID or features > 128 * _MAX_GRID:
     raise NotImplementedError(
         f'{name} on the GPU takes up to {_MAX_GRID} sequences of'
         f' {128 * _MAX_GRID} features, got {batch} of {features}: split the'
-        f' batch. {targets.OTHERWISE}'
+        ' batch.'
     )
 
 
@@ -53,7 +50,7 @@ def unsharded(name: str, arrays: Any) -> None:
     if any(axis is not None for axis in spec):
       raise NotImplementedError(
           f'{name} on the GPU cannot be partitioned, and an array is sharded as'
-          f' {spec}: call it inside jax.shard_map. {targets.OTHERWISE}'
+          f' {spec}: call it inside jax.shard_map.'
       )
 
 

@@ -134,7 +134,7 @@ def recurrence(
   elif not linear:
     raise NotImplementedError(
         f'GPU kernels cannot run {type(cell).__name__}: it has no recurrent'
-        f' gates and no coefficients. {targets.OTHERWISE}'
+        ' gates and no coefficients.'
     )
   if carry is not None:
     arguments.carry('carry', carry, cell.carry_names, batch, features)
@@ -202,7 +202,6 @@ def recurrence(
     raise NotImplementedError(
         'GPU kernels have recurrent_gradient_clip, stop_recurrent_gradient and'
         ' both_directions for recurrent kernels that are not diagonal only.'
-        f' {targets.OTHERWISE}'
     )
   from pallas_kernels.streaming import op as streaming_op
 

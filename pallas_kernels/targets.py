@@ -25,11 +25,6 @@ _KINDS = {
 # Compute capabilities 9.x and 10.x have the shared memory that blocks need.
 _MAJORS = (9, 10)
 
-OTHERWISE = (
-    "implementation='scan' runs everywhere, 'associative_scan' runs linear"
-    ' cells, and None takes the fastest that can run.'
-)
-
 _interpreting = False
 
 
@@ -72,7 +67,6 @@ def current() -> Target:
         'GPU kernels need jax >= 0.11, and this is jax'
         f' {jax.__version__} on Python {platform.python_version()}. On Python'
         " 3.12 or newer, pip install 'jax[cuda13]>=0.11,<0.13' brings them."
-        f' {OTHERWISE}'
     )
   if _interpreting:
     return Target(4, True, True)
@@ -105,7 +99,7 @@ def _major(device: Any) -> int:
 def _unsupported(kind: str) -> str:
   return (
       'GPU kernels need an NVIDIA GPU of compute capability 9.0 (H100, H200) or'
-      f' 10.0 (B200), and the device here is {kind!r}. {OTHERWISE}'
+      f' 10.0 (B200), and the device here is {kind!r}.'
   )
 
 

@@ -1,4 +1,7 @@
-"""Checks of what a caller passes: what was given, and what would be right."""
+"""Checks of the arrays that a caller passes: what was given, what would work.
+
+`settings.py` has those of a layer's settings.
+"""
 
 from collections.abc import Sequence
 import math
@@ -51,7 +54,7 @@ def outputs(given: Any, carries: int) -> int:
   """Returns how many of the carry's arrays to return, or raises ValueError."""
   if given is None:
     return carries
-  positive(given, 'outputs')
+  settings.positive(given, 'outputs')
   if given > carries:
     raise ValueError(
         f'outputs must be at most {carries}, the number of carries, got'
@@ -265,13 +268,6 @@ def params(cell: cell_lib.Cell, given: Any, features: int) -> cell_lib.Params:
   return arrays
 
 
-def positive(value: object, label: str) -> None:
-  """Raises ValueError unless `value` is an int of at least 1."""
-  is_int = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-  if not is_int or value < 1:  # type: ignore[operator]
-    raise ValueError(f'{label} must be a positive int, got {value!r}.')
-
-
 def recurrent_gradient(
     cell: cell_lib.Cell, clip: Any, stop: Any
 ) -> float | None:
@@ -299,47 +295,8 @@ def recurrent_gradient(
   return None if clip is None else float(clip)
 
 
-def heads(features: int, num_heads: int, has_kernel: bool) -> None:
-  """Raises ValueError unless the features can be divided into heads.
-
-  Args:
-    features: as a layer was given it.
-    num_heads: as a layer was given it.
-    has_kernel: whether there is a recurrent kernel to divide.
-  """
-  positive(features, 'features')
-  positive(num_heads, 'num_heads')
-  if features % num_heads:
-    raise ValueError(
-        'features must be divisible by num_heads, got'
-        f' features={features} and num_heads={num_heads}.'
-    )
-  if num_heads > 1 and not has_kernel:
-    raise ValueError(
-        'A layer without a recurrent kernel has no heads: num_heads must be 1,'
-        f' got {num_heads}.'
-    )
-
-
 def describe(carry: object) -> str:
   """Says what was passed as a tuple of carries."""
   if isinstance(carry, (tuple, list)):
     return f'{len(carry)} of them'
   return f'a {type(carry).__name__}'
-
-
-def factories(given: Sequence[Any], base: type) -> None:
-  """Raises ValueError unless each is a layer class or a function making one.
-
-  Args:
-    given: what the caller passed as `layer`.
-    base: class of all layers.
-  """
-  for factory in given:
-    is_other = isinstance(factory, type) and not issubclass(factory, base)
-    if not callable(factory) or isinstance(factory, base) or is_other:
-      raise ValueError(
-          'layer must be a layer class such as rnnzoo.GRU, or a function with'
-          f' its signature, got {type(factory).__name__}'
-          f' {factory if isinstance(factory, (str, type)) else "instance"!r}.'
-      )

@@ -4,7 +4,7 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 
-from rnnzoo import checks
+from rnnzoo import settings
 from rnnzoo.layers import bidirectional
 from rnnzoo.layers import initializers
 from rnnzoo.layers import sequence_layer
@@ -60,7 +60,7 @@ class SequenceClassifier(nnx.Module):
           'backbone must be a layer or a stack, such as rnnzoo.GRU(28, 128,'
           f' rngs=rngs), got {backbone!r:.80}.'
       )
-    checks.positive(num_classes, 'num_classes')
+    settings.positive(num_classes, 'num_classes')
     initializers.check_rngs(rngs, 'params', required=True)
     self.backbone = backbone
     self.head = nnx.Linear(backbone.out_features, num_classes, rngs=rngs)

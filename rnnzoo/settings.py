@@ -1,9 +1,9 @@
-"""Checks of the settings of a layer: flags, names and numbers with bounds.
+"""Checks of the settings of a layer: sizes, flags, names, numbers with bounds.
 
-`checks.py` has those of arrays, dtypes and sizes.
+`checks.py` has those of arrays and their dtypes.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 import math
 import numbers
 from typing import Any
@@ -109,3 +109,49 @@ def no_more(unknown: Mapping[str, Any], layer: str) -> None:
   if name in _ELSEWHERE:
     hint = f'there is {_ELSEWHERE[name]}'
   raise TypeError(f'{layer} has no argument {name!r}; {hint}.')
+
+
+def positive(value: object, label: str) -> None:
+  """Raises ValueError unless `value` is an int of at least 1."""
+  is_int = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+  if not is_int or value < 1:  # type: ignore[operator]
+    raise ValueError(f'{label} must be a positive int, got {value!r}.')
+
+
+def heads(features: int, num_heads: int, has_kernel: bool) -> None:
+  """Raises ValueError unless the features can be divided into heads.
+
+  Args:
+    features: as a layer was given it.
+    num_heads: as a layer was given it.
+    has_kernel: whether there is a recurrent kernel to divide.
+  """
+  positive(features, 'features')
+  positive(num_heads, 'num_heads')
+  if features % num_heads:
+    raise ValueError(
+        'features must be divisible by num_heads, got'
+        f' features={features} and num_heads={num_heads}.'
+    )
+  if num_heads > 1 and not has_kernel:
+    raise ValueError(
+        'A layer without a recurrent kernel has no heads: num_heads must be 1,'
+        f' got {num_heads}.'
+    )
+
+
+def factories(given: Sequence[Any], base: type) -> None:
+  """Raises ValueError unless each is a layer class or a function making one.
+
+  Args:
+    given: what the caller passed as `layer`.
+    base: class of all layers.
+  """
+  for factory in given:
+    is_other = isinstance(factory, type) and not issubclass(factory, base)
+    if not callable(factory) or isinstance(factory, base) or is_other:
+      raise ValueError(
+          'layer must be a layer class such as rnnzoo.GRU, or a function with'
+          f' its signature, got {type(factory).__name__}'
+          f' {factory if isinstance(factory, (str, type)) else "instance"!r}.'
+      )

@@ -24,6 +24,33 @@ def python_blocks(name):
   return re.findall(r'```python\n(.*?)```', read(name), re.DOTALL)
 
 
+def exists(name, folders=('.',)):
+  """Whether a path, which may have a *, is one below any of the folders."""
+  return any(any((ROOT / folder).glob(name)) for folder in folders)
+
+
+def map_entries():
+  """Yields (folder that holds them, names, text) of WORKSPACE.md's map.
+
+  An entry is a line that starts with paths, in its folder or two spaces further
+  in, and the lines after it that start further to the right.
+  """
+  (block,) = re.findall(
+      '# Where things live\n\n```\n(.*?)```', read('WORKSPACE.md'), re.DOTALL
+  )
+  top = '.'
+  for entry in re.findall(r'^ {0,2}\S.*(?:\n {3,}.*)*', block, re.MULTILINE):
+    indent, names, text = re.match(
+        r'( *)((?:[\w.]+(?:/|\.py) +)+)(.*)', entry, re.DOTALL
+    ).groups()
+    names = names.split()
+    if not indent:
+      top = '.'
+    yield top, names, text
+    if not indent and names[0].endswith('/'):
+      top = names[0]
+
+
 def readme_tables():
   path = ROOT / 'benchmarks' / 'readme_tables.py'
   spec = importlib.util.spec_from_file_location('readme_tables', path)
@@ -64,6 +91,32 @@ class DocumentsTest(absltest.TestCase):
     losses, predictions = task.evaluate(task.build_model(nnx.Rngs(0)), batch)
     self.assertEqual((losses.shape, predictions.shape), ((8,), (8,)))
     self.assertTrue(jnp.isfinite(losses).all())
+
+  def test_paths_of_the_map_exist(self):
+    for top, names, text in map_entries():
+      for name in names:
+        self.assertTrue(exists(name, (top,)), f'{top}/{name}')
+      inner = f'{top}/{names[0]}'
+      if top == '.' or not names[0].endswith('/'):
+        continue
+      # In the text of a folder, a word on its own is one of its modules.
+      text = re.sub(r'\([^)]*\)', '', text)
+      for phrase in re.split(r'->|[,;:.]\s|[.]$| and | or ', text):
+        if re.fullmatch(r'[a-z_]+', phrase.strip()):
+          self.assertTrue(exists(f'{phrase.strip()}.py', (inner,)), phrase)
+
+  def test_paths_in_documents_exist(self):
+    documents = ['README.md', 'WORKSPACE.md']
+    for package in ('pallas_kernels', 'rnnzoo'):
+      for path in (ROOT / package).rglob('__init__.py'):
+        documents.append(path.relative_to(ROOT))
+    for document in documents:
+      text = re.sub('```python.*?```', '', read(document), flags=re.DOTALL)
+      own = pathlib.Path(document).parent
+      folders = ('.', 'benchmarks', 'pallas_kernels', 'rnnzoo', 'tests', own)
+      for name in re.findall(r'(?<![\w<>./=])[\w/.]+\.(?:py|md|toml)\b', text):
+        with self.subTest(f'{name} in {document}'):
+          self.assertTrue(exists(name, folders))
 
   def test_readme_tables_come_from_json(self):
     self.assertEqual(

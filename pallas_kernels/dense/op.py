@@ -15,7 +15,6 @@ import jax.numpy as jnp
 
 from pallas_kernels import auto_axes
 from pallas_kernels import sharding
-from pallas_kernels import targets
 from pallas_kernels.dense import backward
 from pallas_kernels.dense import forward
 from pallas_kernels.dense import kernel_call
@@ -112,12 +111,11 @@ def _check(recurrence: Recurrence, x, kernel) -> None:
     raise NotImplementedError(
         'GPU kernels multiply float32 in two bfloat16 parts, to about 2^-17,'
         f' and jax_default_matmul_precision is {precision!r}.'
-        f' {targets.OTHERWISE}'
     )
   if recurrence.operand is not None and kernel.shape[0] < 2:
     raise NotImplementedError(
         'GPU kernels for cells with two stages take those whose first stage has'
-        f' recurrent gates, got one gate in all. {targets.OTHERWISE}'
+        ' recurrent gates, got one gate in all.'
     )
   gates = max(x.shape[2], kernel.shape[0])
   batch, time, heads, size = recurrence.shape
@@ -127,7 +125,6 @@ def _check(recurrence: Recurrence, x, kernel) -> None:
         'GPU kernels for dense recurrences take up to 2^31 elements of gates'
         f' and of the recurrent kernel, got {recurrence.shape} (batch, time,'
         f' heads, head_dim) with {gates} gates: split the batch.'
-        f' {targets.OTHERWISE}'
     )
 
 

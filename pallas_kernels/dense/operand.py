@@ -267,9 +267,11 @@ class Operand:
 
   def _store(self, step, piece: '_Piece', words: Sequence[Array]):
     """Stores 8 elements, given as words of the exchange, in the operand."""
-    parts = [words]
+    parts: Sequence[Sequence[Array]] = [words]
     if self.cta.split:
-      parts = _parts([instructions.as_float(w) for w in words])
+      parts = instructions.split_short(
+          [instructions.as_float(w) for w in words]
+      )
     for plane, part in enumerate(parts):
       at = self._place(plane, piece.gate, piece.column, piece.unit)
       memory.store_words_smem(
@@ -306,19 +308,3 @@ class _Piece:
   exists: Array
   at: Array
   plain: Array
-
-
-def _parts(values: Sequence[Array]):
-  """Splits eight float32 into four words of high and four of low parts."""
-  high, low = [], []
-  for a, b in zip(values[::2], values[1::2], strict=True):
-    word = instructions.narrow(a, b, jnp.bfloat16)
-    high.append(word)
-    low.append(
-        instructions.narrow(
-            a - instructions.lower(word),
-            b - instructions.upper(word),
-            jnp.bfloat16,
-        )
-    )
-  return high, low

@@ -117,7 +117,7 @@ def choose(
   raise NotImplementedError(
       f'A GPU kernel cannot hold a recurrent kernel of {shape.heads} heads of'
       f' {shape.size} units on {target.cores} multiprocessors, with'
-      f' {shape.batch} sequences. {targets.OTHERWISE}'
+      f' {shape.batch} sequences.'
   )
 
 

@@ -60,6 +60,16 @@ def _half(word: Array, part: str) -> Array:
   return ptx.emit(code, {'y': jnp.float32}, {'x': word}, pure=True)[0]
 
 
+def split_short(values: Sequence[Array]) -> tuple[list[Array], list[Array]]:
+  """Splits float32 into bfloat16 high and low parts, two elements a word."""
+  high, low = [], []
+  for a, b in zip(values[::2], values[1::2], strict=True):
+    word = narrow(a, b, jnp.bfloat16)
+    high.append(word)
+    low.append(narrow(a - lower(word), b - upper(word), jnp.bfloat16))
+  return high, low
+
+
 def as_float(words: Array) -> Array:
   """Returns the float32 with the bits of int32 words."""
   return _map('mov.b32 %y, %x;', jnp.float32, {'x': words})

@@ -231,7 +231,7 @@ def _fit(
       return smaller
   raise NotImplementedError(
       f'A GPU kernel cannot hold {len(inputs)} streams in and'
-      f' {len(outputs)} out in shared memory. {targets.OTHERWISE}'
+      f' {len(outputs)} out in shared memory.'
   )
 
 

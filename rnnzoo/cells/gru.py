@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from rnnzoo import cell
 from rnnzoo import checks
+from rnnzoo import settings
 from rnnzoo.layers import recurrent
 
 sigmoid, tanh = jax.nn.sigmoid, jnp.tanh
@@ -86,7 +87,7 @@ class GRU(recurrent.RecurrentLayer):
       rngs: nnx.Rngs,
       **options,
   ):
-    checks.positive(features, 'features')
+    settings.positive(features, 'features')
     checks.floating(param_dtype, 'param_dtype')
     recurrent_bias = nnx.Param(jnp.zeros((features,), param_dtype))
     super().__init__(

@@ -6,7 +6,6 @@ is the cell.
 
 from flax import nnx
 
-from rnnzoo import checks
 from rnnzoo import settings
 from rnnzoo.cells import elman
 from rnnzoo.layers import initializers
@@ -60,7 +59,7 @@ class IndRNN(recurrent.RecurrentLayer):
       rngs: nnx.Rngs,
       **options,
   ):
-    checks.positive(features, 'features')
+    settings.positive(features, 'features')
     settings.interval(recurrent_range, 'recurrent_range')
     super().__init__(
         elman.ElmanCell(activation),

@@ -112,8 +112,8 @@ class IRevRNN(recurrent.RecurrentLayer):
       rngs: nnx.Rngs,
       **options,
   ):
-    checks.positive(features, 'features')
-    checks.positive(inner_steps, 'inner_steps')
+    settings.positive(features, 'features')
+    settings.positive(inner_steps, 'inner_steps')
     settings.interval(recurrent_range, 'recurrent_range')
     settings.within(inner_scale, 'inner_scale', least=0)
     checks.floating(param_dtype, 'param_dtype')

@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 
 from rnnzoo import cell
-from rnnzoo import checks
 from rnnzoo import settings
 from rnnzoo.layers import initializers
 from rnnzoo.layers import recurrent
@@ -154,8 +153,8 @@ class SLSTM(recurrent.RecurrentLayer):
       rngs: nnx.Rngs,
       **options,
   ):
-    checks.positive(num_blocks, 'num_blocks')
-    checks.positive(num_heads, 'num_heads')
+    settings.positive(num_blocks, 'num_blocks')
+    settings.positive(num_heads, 'num_heads')
     settings.within(block_index, 'block_index', least=0)
     if not 0 <= block_index < num_blocks:
       raise ValueError(

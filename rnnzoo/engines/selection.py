@@ -18,6 +18,12 @@ Implementation = str | Sequence[str] | None
 
 IMPLEMENTATIONS = ('scan', 'associative_scan', 'pallas')
 
+# pallas_kernels says why it cannot run; this says which path can.
+_OTHER_PATHS = (
+    "implementation='scan' runs everywhere, 'associative_scan' runs linear"
+    ' cells, and None takes the fastest that can run.'
+)
+
 
 def first_that_can(
     attempt: Callable[[str], Any], implementation: Implementation, linear: bool
@@ -39,7 +45,12 @@ def first_that_can(
         warn_once(f'{message} {following!r} is tried instead.')
       else:
         log_once(message)
-  return attempt(names[-1])
+  try:
+    return attempt(names[-1])
+  except NotImplementedError as error:
+    if names[-1] != 'pallas':
+      raise
+    raise NotImplementedError(f'{error} {_OTHER_PATHS}') from error
 
 
 def is_first(name: str, implementation: Implementation) -> bool:

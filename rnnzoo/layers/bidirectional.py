@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from rnnzoo import checks
+from rnnzoo import settings
 from rnnzoo.engines import selection
 from rnnzoo.layers import initializers
 from rnnzoo.layers import paired
@@ -56,7 +57,7 @@ class Bidirectional(sequence_layer.SequenceLayer):
     Raises:
       ValueError: an option is not valid.
     """
-    checks.factories([layer], sequence_layer.SequenceLayer)
+    settings.factories([layer], sequence_layer.SequenceLayer)
     initializers.check_rngs(rngs, 'params', required=True)
     make = lambda: sequence_layer.make(
         layer, in_features, features, rngs, options

@@ -140,8 +140,8 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
     settings.boolean(learn_initial_carry, 'learn_initial_carry')
     if max_abs is not None:
       settings.within(max_abs, 'max_abs', above=0)
-    checks.positive(in_features, 'in_features')
-    checks.heads(features, num_heads, cell.recurrent_gates > 0)
+    settings.positive(in_features, 'in_features')
+    settings.heads(features, num_heads, cell.recurrent_gates > 0)
     checks.floating(param_dtype, 'param_dtype')
     if dtype is not None:
       checks.floating(dtype, 'dtype')

@@ -104,7 +104,7 @@ class Stack(sequence_layer.SequenceLayer):
     Raises:
       ValueError: an option is not valid.
     """
-    checks.positive(num_layers, 'num_layers')
+    settings.positive(num_layers, 'num_layers')
     is_number = isinstance(dropout_rate, (int, float, np.number))
     if not is_number or not 0 <= dropout_rate < 1:
       raise ValueError(f'dropout_rate must be in [0, 1), got {dropout_rate!r}.')
@@ -116,7 +116,7 @@ class Stack(sequence_layer.SequenceLayer):
     factories: list[Any] = [layer] * num_layers
     if several:
       factories = list(layer)  # type: ignore[arg-type]
-    checks.factories(factories, sequence_layer.SequenceLayer)
+    settings.factories(factories, sequence_layer.SequenceLayer)
     if len(factories) != num_layers:
       raise ValueError(
           f'layer must be one factory or num_layers = {num_layers} of them, got'

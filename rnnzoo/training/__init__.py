@@ -12,6 +12,7 @@ enough. At the end the best parameters are tested. Several seeds run one after
 another and share all compiled code. The modules, in the order in which a run
 meets them:
 
+  command_line    flags -> config; mistakes in one sentence
   experiment      config -> checked experiment with its data
   run_directory   the directory of a run: new, or resumed
   program         the compiled functions: initialise, train, evaluate

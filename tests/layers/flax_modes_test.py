@@ -5,6 +5,7 @@ import pickle
 
 from absl.testing import absltest
 from absl.testing import parameterized
+import chex
 from flax import nnx
 import jax
 import jax.numpy as jnp
@@ -71,7 +72,7 @@ def expected(variant):
   return run(params, x)
 
 
-class ModesTest(parameterized.TestCase):
+class ModesTest(chex.TestCase):
 
   def assert_gradients(self, variant, gradients):
     want = arrays(expected(variant)[2])
@@ -79,9 +80,11 @@ class ModesTest(parameterized.TestCase):
     self.assertContainsSubset(want, got)
     jax.tree.map(close, {k: got[k] for k in want}, want)
 
+  @chex.variants(with_jit=True, without_jit=True)
   @parameterized.parameters(*LAYERS)
-  def test_eager(self, variant):
-    close(forward(make(variant), x), expected(variant)[0])
+  def test_forward(self, variant):
+    y = self.variant(forward)(make(variant), x)
+    close(y, expected(variant)[0])
 
   @parameterized.product(variant=tuple(LAYERS), graph=(True, False))
   def test_nnx(self, variant, graph):
@@ -141,6 +144,10 @@ class ModesTest(parameterized.TestCase):
 
 class StaticPartTest(parameterized.TestCase):
 
+  def setUp(self):
+    super().setUp()
+    chex.clear_trace_counter()
+
   @parameterized.parameters(*rnnzoo.LAYERS)
   def test_equal_layers_share_a_compilation(self, name):
     make = lambda seed: nnx.split(
@@ -150,16 +157,16 @@ class StaticPartTest(parameterized.TestCase):
     self.assertEqual(first, second)
     self.assertEqual(hash(first), hash(second))
     self.assertEqual(first, pickle.loads(pickle.dumps(first)))
-    traces = []
+    lengths = TIME, TIME - 1
 
     @functools.partial(jax.jit, static_argnums=0)
-    def run(graphdef, state, x):
-      traces.append(graphdef)
-      return nnx.merge(graphdef, state).initial_carry((x.shape[0],))
+    @chex.assert_max_traces(n=len(lengths))  # One a shape.
+    def run(graphdef, state, x, reset):
+      return nnx.merge(graphdef, state)(x, reset=reset)
 
-    run(first, state, x)
-    run(second, other_state, x)
-    self.assertLen(traces, 1)
+    for layer in ((first, state), (second, other_state)):
+      for time in lengths:
+        run.trace(*layer, x[:, :time], reset[:, :time])
 
   def test_options_tell_layers_apart(self):
     make = lambda **options: nnx.graphdef(
@@ -169,17 +176,14 @@ class StaticPartTest(parameterized.TestCase):
       self.assertNotEqual(make(), make(**options))
 
   def test_unroll_retraces_for_no_equal_cell(self):
-    traces = []
-
     @functools.partial(jax.jit, static_argnums=0)
+    @chex.assert_max_traces(n=1)
     def run(cell, gates):
-      traces.append(cell)
       return rnnzoo.unroll(cell, {}, gates, None, (x[:, 0],))[1]
 
     gates = jnp.ones((BATCH, TIME, 2, IN))
     run(rnnzoo.MinGRUCell(), gates)
     run(rnnzoo.MinGRUCell('linear'), gates)
-    self.assertLen(traces, 1)
 
   def test_pickle(self):
     layer = make('LSTM')

@@ -4,6 +4,7 @@ import functools
 
 from absl.testing import absltest
 from absl.testing import parameterized
+import chex
 from flax import nnx
 import jax
 import jax.numpy as jnp
@@ -94,8 +95,7 @@ class SeqLengthsTest(parameterized.TestCase):
     gradients = nans[1]
     d_x = np.asarray(gradients[1])
     np.testing.assert_array_equal(d_x[~valid], np.zeros_like(d_x[~valid]))
-    for leaf in jax.tree.leaves(gradients):
-      self.assertTrue(np.isfinite(leaf).all())
+    chex.assert_tree_all_finite(gradients)
     # d sum(sin(carry)) / d carry, passed through unchanged.
     d_carry, carry = gradients[2], runs(variant, reverse)[3]
     jax.tree.map(

@@ -151,5 +151,14 @@ class ArgumentsTest(parameterized.TestCase):
         jax.eval_shape(jax.grad(slope), x)
 
 
+class NoGpuTest(absltest.TestCase):
+
+  def test_names_no_path_of_the_caller(self):
+    # rnnzoo adds which of its paths would run, see selection.py.
+    with self.assertRaisesRegex(NotImplementedError, 'GPU kernels') as caught:
+      scan()
+    self.assertNotIn('implementation', str(caught.exception))
+
+
 if __name__ == '__main__':
   absltest.main()

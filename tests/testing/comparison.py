@@ -10,6 +10,7 @@ import dataclasses
 from typing import Any
 
 from absl.testing import parameterized
+import chex
 from flax import nnx
 import jax
 import jax.numpy as jnp
@@ -245,6 +246,7 @@ class ComparisonTestCase(parameterized.TestCase):
     with context():
       (_, (final, y)), (d_state, d_x, d_carry) = run(state, x, carry)
       jax.block_until_ready(d_carry)
+    chex.assert_tree_all_finite((y, final, d_state, d_x, d_carry))
     self.assertEqual(y.dtype, dtype)
     self.assertEqual(final[0].dtype, wide)
 

@@ -16,6 +16,7 @@ from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
+import chex
 from flax import nnx
 import jax
 import jax.numpy as jnp
@@ -566,8 +567,7 @@ class TransformationsTest(parameterized.TestCase):
       layer = random_layers.make('IndRNN', 4, 8, implementation=implementation)
       loss = lambda layer, x: jnp.sum(layer(x, seq_lengths=np.array([13, 5])))
       gradients = nnx.grad(loss, argnums=(0, 1))(layer, x)
-      for leaf in jax.tree.leaves(gradients):
-        self.assertTrue(np.isfinite(leaf).all())
+      chex.assert_tree_all_finite(gradients)
       return gradients
 
     self.close(run)
