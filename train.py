@@ -9,8 +9,11 @@ into a directory under runs/, or into --workdir; a run that was killed goes on
 where its --workdir is passed again. The last line printed is the test accuracy,
 the mean over the seeds: `test accuracy: 0.9863`.
 
+Several devices share each batch; README.md says how several processes do.
+
 Exit codes: 0, done; 2, something that was given cannot be, and one sentence on
-stderr says what; 3, the loss of a seed was not finite; 130, Ctrl-C.
+stderr says what; 3, the loss of a seed was not finite; 4 or 134, another
+process of the run has ended; 130, Ctrl-C.
 """
 
 import os
@@ -61,7 +64,22 @@ def _give_up(message: object) -> NoReturn:
   """Ends with one sentence on stderr: the caller's mistake needs no trace."""
   logging.info('The error was:', exc_info=True)  # For --verbosity=0.
   print(f'train.py: {" ".join(str(message).split())}', file=sys.stderr)
-  sys.exit(2)
+  _exit(2)
+
+
+def _exit(code: int, common: bool = True) -> NoReturn:
+  """Ends, without waiting for other processes, which may wait for this one.
+
+  Args:
+    code: the exit code.
+    common: whether they all end for the same reason.
+  """
+  if 'rnnzoo.training' in sys.modules:
+    from rnnzoo.training import processes
+
+    if processes.are_connected():
+      processes.leave(code, common)
+  sys.exit(code)
 
 
 def _define_config() -> flags.FlagHolder:
@@ -82,6 +100,31 @@ def _define_config() -> flags.FlagHolder:
 _CONFIG = _define_config()
 _WORKDIR = flags.DEFINE_string(
     'workdir', '', 'The run directory; a new one under runs/ by default.'
+)
+_COORDINATOR_ADDRESS = flags.DEFINE_string(
+    'coordinator_address',
+    None,
+    'For several processes: host and port where the one with --process_id=0'
+    ' listens, as 10.0.0.1:1234.',
+)
+_NUM_PROCESSES = flags.DEFINE_integer(
+    'num_processes', None, 'How many processes train together.'
+)
+_PROCESS_ID = flags.DEFINE_integer(
+    'process_id', None, 'Which of them this is, from 0.'
+)
+_DISTRIBUTED = flags.DEFINE_bool(
+    'distributed',
+    False,
+    'Takes the three above from the environment of a cluster that JAX knows,'
+    ' such as Slurm or Open MPI.',
+)
+_HEARTBEAT_SECONDS = flags.DEFINE_integer(
+    'heartbeat_seconds',
+    100,
+    'After so many seconds of silence a process counts as ended, and the others'
+    ' end as well.',
+    lower_bound=1,
 )
 
 
@@ -197,11 +240,34 @@ def parse_flags(argv: list[str]) -> list[str]:
   return rest
 
 
+def _tell_loss_of_a_process(error: RuntimeError) -> None:
+  """Ends, if there are other processes: most likely one of them has ended."""
+  from rnnzoo.training import processes
+
+  if not processes.are_connected():
+    return
+  print(
+      'train.py: this process lost another one of the run'
+      f' ({" ".join(str(error).split())[:300]}); start all of them again, with'
+      f' --workdir={_WORKDIR_FOUND[0]}, and the run goes on',
+      file=sys.stderr,
+  )
+  _exit(4, common=False)
+
+
 def main(unused_argv: list[str]) -> None:
   # Wrong flags should be told at once, and JAX takes seconds to import.
   from rnnzoo import training
+  from rnnzoo.training import processes
 
   try:
+    processes.initialize(
+        _COORDINATOR_ADDRESS.value,
+        _NUM_PROCESSES.value,
+        _PROCESS_ID.value,
+        _DISTRIBUTED.value,
+        _HEARTBEAT_SECONDS.value,
+    )
     experiment = training.prepare(
         _CONFIG.value,
         _WORKDIR.value,
@@ -219,12 +285,13 @@ def main(unused_argv: list[str]) -> None:
     _give_up(error)
   except RuntimeError as error:  # JAX's own.
     if 'RESOURCE_EXHAUSTED' not in str(error):
+      _tell_loss_of_a_process(error)
       raise
     _give_up(
         'the device has not enough memory; a smaller --config.batch_size or'
         f' --config.model.features needs less ({str(error)[:200]})'
     )
-  print(f'test accuracy: {report["test"]["accuracy"]["mean"]:.4f}', flush=True)
+  processes.say(f'test accuracy: {report["test"]["accuracy"]["mean"]:.4f}')
   if report['diverged']:
     print(
         'train.py: the loss of seed'
