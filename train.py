@@ -240,16 +240,17 @@ def parse_flags(argv: list[str]) -> list[str]:
   return rest
 
 
-def _tell_loss_of_a_process(error: RuntimeError) -> None:
-  """Ends, if there are other processes: most likely one of them has ended."""
+def _tell_loss(error: Exception) -> None:
+  """Ends, if the error is that another process of the run has ended."""
   from rnnzoo.training import processes
 
-  if not processes.are_connected():
+  if not processes.is_loss(error):
     return
+  workdir = f'--workdir={_WORKDIR_FOUND[0]}' if _WORKDIR_FOUND else '--workdir'
   print(
       'train.py: this process lost another one of the run'
-      f' ({" ".join(str(error).split())[:300]}); start all of them again, with'
-      f' --workdir={_WORKDIR_FOUND[0]}, and the run goes on',
+      f' ({" ".join(str(error).split())[:300]}); start all of them again with'
+      f' {workdir}, and the run goes on',
       file=sys.stderr,
   )
   _exit(4, common=False)
@@ -277,6 +278,7 @@ def main(unused_argv: list[str]) -> None:
   except (ValueError, NotImplementedError, OSError) as error:
     _give_up(error)
   except Exception as error:  # Layers get any option that a config has.
+    _tell_loss(error)
     _give_up(f'this config cannot be run: {type(error).__name__}: {error}')
   _WORKDIR_FOUND.append(str(experiment.workdir))
   try:
@@ -285,7 +287,7 @@ def main(unused_argv: list[str]) -> None:
     _give_up(error)
   except RuntimeError as error:  # JAX's own.
     if 'RESOURCE_EXHAUSTED' not in str(error):
-      _tell_loss_of_a_process(error)
+      _tell_loss(error)
       raise
     _give_up(
         'the device has not enough memory; a smaller --config.batch_size or'
@@ -293,13 +295,14 @@ def main(unused_argv: list[str]) -> None:
     )
   processes.say(f'test accuracy: {report["test"]["accuracy"]["mean"]:.4f}')
   if report['diverged']:
-    print(
-        'train.py: the loss of seed'
-        f' {", ".join(map(str, report["diverged"]))} was not finite; a smaller'
-        ' --config.optimizer.learning_rate or --config.optimizer.clip_norm may'
-        ' help',
-        file=sys.stderr,
-    )
+    if processes.is_first():
+      print(
+          'train.py: the loss of seed'
+          f' {", ".join(map(str, report["diverged"]))} was not finite; a'
+          ' smaller --config.optimizer.learning_rate or'
+          ' --config.optimizer.clip_norm may help',
+          file=sys.stderr,
+      )
     sys.exit(3)
 
 

@@ -19,6 +19,7 @@ meets them:
   program         the compiled functions: initialise, train, evaluate
   optimization    optimiser, schedule, plateau rule
   loop            seeds, epochs, validation, the final test
+  seed_state      how far a seed has come, and when it ends
   feed            the examples of each epoch, on the devices
   checkpointing   what a killed run goes on from
   records         what is told and written after each epoch

@@ -89,6 +89,8 @@ class Checkpoints:
       )
       processes.from_first(lambda: self._seal(epoch))
     except Exception as error:  # orbax and TensorStore raise many kinds.
+      if processes.is_loss(error):
+        raise
       raise OSError(
           f'cannot write the checkpoint of epoch {epoch} to'
           f' {self._directory}: {error}'
@@ -156,6 +158,8 @@ class Checkpoints:
       except VersionError:
         raise
       except Exception as error:  # Anything can be wrong with damaged files.
+        if processes.is_loss(error):
+          raise
         damaged[epoch] = ' '.join(str(error).split())[:200]
         continue
       for bad, reason in damaged.items():

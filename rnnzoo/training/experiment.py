@@ -5,6 +5,7 @@ found here, before any training, and told in one sentence.
 """
 
 from collections.abc import Mapping
+import hashlib
 import os
 import pathlib
 import types
@@ -17,6 +18,7 @@ import optax
 
 from rnnzoo import tasks
 from rnnzoo.tasks import fields
+from rnnzoo.training import files
 from rnnzoo.training import optimization
 from rnnzoo.training import placement as placements
 from rnnzoo.training import processes
@@ -192,15 +194,17 @@ def _check_same(config: ml_collections.ConfigDict, task: tasks.Task) -> None:
   if jax.process_count() == 1:
     return
   here = run_directory.flatten(run_directory.as_json(config))
-  compared = {
-      key: value
-      for key, value in here.items()
-      if key == 'num_devices' or key not in run_directory.NOT_COMPARED
-  }
-  processes.check_same(compared, 'a config')
-  processes.check_same(
-      [task.dataset, jax.tree.map(np.asarray, dict(task.splits))], 'data'
-  )
+  elsewhere = set(run_directory.NOT_COMPARED) - {'num_devices'}
+  compared = {k: v for k, v in here.items() if k not in elsewhere}
+  processes.check_same(files.digest(compared), 'a config')
+  splits = {name: dict(split) for name, split in task.splits.items()}
+  content = hashlib.sha256(task.dataset.encode())
+  for path, array in jax.tree_util.tree_leaves_with_path(splits):
+    array = np.ascontiguousarray(array)
+    name = jax.tree_util.keystr(path)
+    content.update(f'{name} {array.dtype} {array.shape}'.encode())
+    content.update(array.data)
+  processes.check_same(content.hexdigest(), 'data')
 
 
 def _check_memory(state: programs.TrainState) -> None:

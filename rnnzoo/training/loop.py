@@ -6,28 +6,22 @@ bitwise what an uninterrupted run gives.
 """
 
 from collections.abc import Mapping
-import dataclasses
 import functools
-import math
 from typing import Any
 
 from flax import nnx
-from flax.training import early_stopping
 import jax
 import jax.numpy as jnp
-import ml_collections
 import numpy as np
-import optax
 
 from rnnzoo.training import checkpointing
 from rnnzoo.training import experiment as experiments
 from rnnzoo.training import feed as feeds
-from rnnzoo.training import files
-from rnnzoo.training import optimization
 from rnnzoo.training import processes
 from rnnzoo.training import program as programs
 from rnnzoo.training import records as records_lib
 from rnnzoo.training import reporting
+from rnnzoo.training import seed_state
 
 
 def train_and_evaluate(experiment: experiments.Experiment) -> dict[str, Any]:
@@ -77,63 +71,6 @@ def train_and_evaluate(experiment: experiments.Experiment) -> dict[str, Any]:
   return report
 
 
-@dataclasses.dataclass
-class _Run:
-  """What one seed's training has come to; all of it is in a checkpoint.
-
-  Attributes:
-    state: what the next step needs.
-    plateau: the plateau rule's state, or ().
-    best: (params, statistics) of the best epoch so far.
-    best_epoch: which one that was.
-    stopper: the state of early stopping, which also knows the best value.
-    history: one row of numbers an epoch.
-    stopped: why training has ended, '' while it goes on.
-    diverged: whether that was a loss that is not finite.
-    num_devices: how many devices did the last epoch.
-  """
-
-  state: programs.TrainState
-  plateau: optax.OptState
-  best: Any
-  stopper: early_stopping.EarlyStopping
-  best_epoch: int = 0
-  history: list[files.Row] = dataclasses.field(default_factory=list)
-  stopped: str = ''
-  diverged: bool = False
-  num_devices: int = 1
-
-  def save(self, checkpoints: checkpointing.Checkpoints) -> None:
-    checkpoints.save(
-        len(self.history),
-        (self.state, self.plateau),
-        self.best,
-        {
-            'best_epoch': self.best_epoch,
-            'history': self.history,
-            'stopped': self.stopped,
-            'diverged': self.diverged,
-            'stopper': dataclasses.asdict(self.stopper),
-            'num_devices': self.num_devices,
-        },
-    )
-
-  def restore(self, checkpoints: checkpointing.Checkpoints) -> bool:
-    """Returns whether there was a checkpoint to go on from."""
-    restored = checkpoints.restore((self.state, self.plateau), self.best)
-    if restored is None:
-      return False
-    (self.state, self.plateau), self.best, progress = restored
-    self.best_epoch = progress['best_epoch']
-    self.history = progress['history']
-    self.stopped = progress['stopped']
-    self.diverged = progress['diverged']
-    self.stopper = self.stopper.replace(**progress['stopper'])
-    # Runs had one device before there was such an entry.
-    self.num_devices = progress.get('num_devices', 1)
-    return True
-
-
 def run_seed(
     experiment: experiments.Experiment,
     splits: Mapping[str, Any],
@@ -152,15 +89,7 @@ def run_seed(
   directory = experiment.workdir / f'seed_{seed}'
   processes.from_first(lambda: directory.mkdir(exist_ok=True))
   keys = jax.random.split(jax.random.key(seed), 3)
-  state = program.init(keys[0])
-  run = _Run(
-      state=state,
-      plateau=placement.replicate(
-          experiment.plateau.init(state.params) if experiment.plateau else ()
-      ),
-      best=_copy((state.params, state.statistics)),
-      stopper=make_stopper(config.early_stopping),
-  )
+  run = seed_state.begin(experiment, keys[0])
   with checkpointing.Checkpoints(directory / 'checkpoints') as checkpoints:
     if run.restore(checkpoints):
       processes.say(f'seed {seed}: resumed after epoch {len(run.history)}')
@@ -204,7 +133,7 @@ def run_seed(
 
 def _finish(
     experiment: experiments.Experiment,
-    run: _Run,
+    run: seed_state.SeedState,
     records: records_lib.Records,
     seed: int,
     losses: np.ndarray,
@@ -261,7 +190,7 @@ def best_model(experiment: experiments.Experiment, seed: int) -> nnx.Module:
 
 def _train_epoch(
     experiment: experiments.Experiment,
-    run: _Run,
+    run: seed_state.SeedState,
     feed: feeds.Feed,
     key: jax.Array,
     records: records_lib.Records,
@@ -285,7 +214,7 @@ def _train_epoch(
 
 def _validate(
     experiment: experiments.Experiment,
-    run: _Run,
+    run: seed_state.SeedState,
     splits: Mapping[str, Any],
     learning_rate: float,
 ) -> bool:
@@ -307,50 +236,4 @@ def _validate(
       'validation_accuracy': float(np.mean(predictions == labels)),
   }
   run.history.append(row)
-  value = row[config.monitor]
-  if config.monitor == 'validation_accuracy':
-    # Early stopping and the plateau rule take what is to become small, and the
-    # latter's relative threshold means nothing below zero.
-    value = 1.0 - value
-  if experiment.plateau:
-    run.plateau = optimization.update_plateau(
-        experiment.plateau, run.plateau, value
-    )
-  run.stopper = run.stopper.update(optimization.finite(value))
-  # What is not finite is no improvement, not even over nothing: if no epoch
-  # was finite, the parameters of the start are tested.
-  is_best = run.stopper.has_improved and math.isfinite(value)
-  if is_best:
-    run.best_epoch = epoch
-    run.best = _copy((run.state.params, run.state.statistics))
-  run.diverged = not all(
-      math.isfinite(row[name]) for name in ('train_loss', 'validation_loss')
-  )
-  if run.diverged:
-    run.stopped = f'the loss was not finite in epoch {epoch}'
-  elif run.stopper.should_stop:
-    run.stopped = f'early stopping after epoch {epoch}'
-  elif epoch == config.num_epochs:
-    run.stopped = f'all {epoch} epochs'
-  return is_best
-
-
-def make_stopper(
-    config: ml_collections.ConfigDict,
-) -> early_stopping.EarlyStopping:
-  """Returns early stopping that never stops if `config.patience` is 0.
-
-  Args:
-    config: `config.early_stopping` with `patience`, the number of epochs in a
-      row without improvement that ends training, and `min_delta`.
-  """
-  # flax's rule stops at the epoch after the tolerated ones.
-  patience = config.patience - 1 if config.patience else 2**31
-  return early_stopping.EarlyStopping(
-      min_delta=config.min_delta, patience=patience
-  )
-
-
-def _copy(tree: Any) -> Any:
-  """Returns a copy that survives when the next step donates the original."""
-  return jax.tree.map(jnp.copy, tree)
+  return run.conclude(config, experiment.plateau)

@@ -7,7 +7,6 @@ included, so that all processes take the same way.
 """
 
 from collections.abc import Callable
-import hashlib
 import os
 import pickle
 import sys
@@ -75,8 +74,7 @@ def initialize(
         num_processes,
         process_id,
         heartbeat_timeout_seconds=heartbeat_seconds,
-        # The last process may have a checkpoint to write.
-        shutdown_timeout_seconds=max(heartbeat_seconds, 300),
+        shutdown_timeout_seconds=heartbeat_seconds,
     )
   except ValueError as error:
     raise ValueError(
@@ -176,23 +174,27 @@ def one_after_first(function: Callable[[], T]) -> T:
   return results[0]
 
 
-def check_same(content: Any, name: str) -> None:
-  """Raises ValueError in all processes unless all have the same content.
+def check_same(digest: str, name: str) -> None:
+  """Raises ValueError in all processes unless all have the same digest.
 
   Args:
-    content: what pickle can hold.
-    name: of it.
+    digest: hexadecimal digits, always as many.
+    name: of what it is the digest.
   """
   if jax.process_count() == 1:
     return
-  digest = hashlib.sha256(pickle.dumps(content)).digest()
-  digests = _gather(np.frombuffer(digest, np.uint8))
+  digests = _gather(np.frombuffer(bytes.fromhex(digest), np.uint8))
   for process, other in enumerate(digests):
     if (other != digests[0]).any():
       raise ValueError(
-          f'process {process} has {name} other than those of process 0; all'
-          ' processes of a run need the same'
+          f'process {process} has {name} other than process 0; all processes of'
+          ' a run need the same'
       )
+
+
+def is_loss(error: Exception) -> bool:
+  """Returns whether an error most likely means that another process ended."""
+  return are_connected() and isinstance(error, jax.errors.JaxRuntimeError)
 
 
 def leave(code: int, common: bool = True) -> NoReturn:
