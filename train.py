@@ -9,8 +9,11 @@ into a directory under runs/, or into --workdir; a run that was killed goes on
 where its --workdir is passed again. The last line printed is the test accuracy,
 the mean over the seeds: `test accuracy: 0.9863`.
 
+Several devices share each batch; README.md says how several processes do.
+
 Exit codes: 0, done; 2, something that was given cannot be, and one sentence on
-stderr says what; 3, the loss of a seed was not finite; 130, Ctrl-C.
+stderr says what; 3, the loss of a seed was not finite; 4 or 134, another
+process of the run has ended; 130, Ctrl-C.
 """
 
 import os
@@ -47,6 +50,7 @@ from absl import app
 from absl import flags
 
 from rnnzoo.training import command_line
+from rnnzoo.training import processes
 
 flags.adopt_module_key_flags(command_line)  # --help explains them.
 
@@ -55,15 +59,16 @@ def main(unused_argv: list[str]) -> None:
   experiment = command_line.prepare()
   _WORKDIR_FOUND.append(str(experiment.workdir))
   report = command_line.train(experiment)
-  print(f'test accuracy: {report["test"]["accuracy"]["mean"]:.4f}', flush=True)
+  processes.say(f'test accuracy: {report["test"]["accuracy"]["mean"]:.4f}')
   if report['diverged']:
-    print(
-        'train.py: the loss of seed'
-        f' {", ".join(map(str, report["diverged"]))} was not finite; a smaller'
-        ' --config.optimizer.learning_rate or --config.optimizer.clip_norm may'
-        ' help',
-        file=sys.stderr,
-    )
+    if processes.is_first():
+      print(
+          'train.py: the loss of seed'
+          f' {", ".join(map(str, report["diverged"]))} was not finite; a'
+          ' smaller --config.optimizer.learning_rate or'
+          ' --config.optimizer.clip_norm may help',
+          file=sys.stderr,
+      )
     sys.exit(3)
 
 

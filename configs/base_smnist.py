@@ -30,8 +30,11 @@ def get_config() -> ml_collections.ConfigDict:
   config.num_seeds = 1
   # Passes over the training data, at most.
   config.num_epochs = 50
-  # Examples of one training step.
+  # Examples of one training step, on all devices together.
   config.batch_size = 128
+  # How many devices share a batch, those of all processes counted; None for all
+  # that it can be split over. No effect on the result but rounding.
+  config.num_devices = config_dict.placeholder(int)
   # Examples of one step of validation and test; no effect on the result.
   config.eval_batch_size = 500
   # What plateau, early stopping and the choice of the best epoch look at:

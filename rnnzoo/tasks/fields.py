@@ -25,11 +25,12 @@ class Rule(NamedTuple):
   allows: Callable[[Any], bool]
 
 
-def integer(least: int, most: int = 10**9) -> Rule:
-  """Returns the rule of an int in [least, most]."""
+def integer(least: int, most: int = 10**9, *, optional: bool = False) -> Rule:
+  """Returns the rule of an int in [least, most] or, if optional, None."""
   return Rule(
-      f'an integer from {least} to {most}',
-      lambda value: _is_a(value, int) and least <= value <= most,
+      f'an integer from {least} to {most}' + (' or None' if optional else ''),
+      lambda value: (optional and value is None)
+      or (_is_a(value, int) and least <= value <= most),
   )
 
 

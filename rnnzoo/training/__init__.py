@@ -13,12 +13,17 @@ another and share all compiled code. The modules, in the order in which a run
 meets them:
 
   command_line    flags -> config; mistakes in one sentence
+  processes       several that train together, and what they agree on
   experiment      config -> checked experiment with its data
   run_directory   the directory of a run: new, or resumed
+  placement       the devices, and which part of a batch each has
   program         the compiled functions: initialise, train, evaluate
   optimization    optimiser, schedule, plateau rule
   loop            seeds, epochs, validation, the final test
+  seed_state      how far a seed has come, and when it ends
+  feed            the examples of each epoch, on the devices
   checkpointing   what a killed run goes on from
+  records         what is told and written after each epoch
   progress        the bar on the terminal
   timing          the seconds of each epoch
   files           the files of a run directory: written whole, read with care

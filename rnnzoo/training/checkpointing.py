@@ -6,11 +6,15 @@ far, and the history of all metrics. Since it is written as a whole, a killed
 run finds a consistent one, and since random numbers depend on (seed, epoch,
 step) only, going on from it gives what an uninterrupted run would have given.
 
+Several processes write a checkpoint together: orbax shares the arrays out among
+them. The first one alone does the rest.
+
 The last two are kept. Beside orbax's files a checkpoint has a manifest.json,
 with the version of its contents and the digest of each file. It is written last
 and read first: orbax never sees a file that is not what was written.
 """
 
+import functools
 import hashlib
 import os
 import pathlib
@@ -21,6 +25,7 @@ import jax
 import orbax.checkpoint as ocp
 
 from rnnzoo.training import files
+from rnnzoo.training import processes
 
 # Of what a checkpoint holds. Whoever changes that, or the meaning of a part of
 # it, counts up.
@@ -73,9 +78,7 @@ class Checkpoints:
     """
     target = self._directory / str(epoch)
     try:
-      self._directory.mkdir(parents=True, exist_ok=True)
-      for path in self._directory.glob(f'*{_PARTIAL}*'):
-        shutil.rmtree(path)  # A process was killed while it wrote.
+      processes.from_first(self._make_room)
       self._checkpointer.save(
           target,
           ocp.args.Composite(
@@ -84,26 +87,39 @@ class Checkpoints:
               progress=ocp.args.JsonSave(progress),
           ),
       )
-      manifest = {
-          'version': VERSION,
-          'epoch': epoch,
-          'files': {
-              str(path.relative_to(target)): _digest(path)
-              for path in sorted(target.rglob('*'))
-              if path.is_file()
-          },
-      }
-      files.write_json(
-          target / _MANIFEST, {**manifest, 'digest': files.digest(manifest)}
-      )
-      # One more than is needed, should the last one be damaged.
-      for old in self._epochs()[2:]:
-        shutil.rmtree(self._directory / str(old))
+      processes.from_first(lambda: self._seal(epoch))
     except Exception as error:  # orbax and TensorStore raise many kinds.
+      if processes.is_loss(error):
+        raise
       raise OSError(
           f'cannot write the checkpoint of epoch {epoch} to'
           f' {self._directory}: {error}'
       ) from error
+
+  def _make_room(self) -> None:
+    """Makes the directory, and removes what a killed process left in it."""
+    self._directory.mkdir(parents=True, exist_ok=True)
+    for path in self._directory.glob(f'*{_PARTIAL}*'):
+      shutil.rmtree(path)
+
+  def _seal(self, epoch: int) -> None:
+    """Writes the manifest of a checkpoint, and removes the last but one."""
+    target = self._directory / str(epoch)
+    manifest = {
+        'version': VERSION,
+        'epoch': epoch,
+        'files': {
+            str(path.relative_to(target)): _digest(path)
+            for path in sorted(target.rglob('*'))
+            if path.is_file()
+        },
+    }
+    files.write_json(
+        target / _MANIFEST, {**manifest, 'digest': files.digest(manifest)}
+    )
+    # One more than is needed, should the last one be damaged.
+    for old in self._epochs()[2:]:
+      shutil.rmtree(self._directory / str(old))
 
   def restore(self, state: Any, best: Any) -> tuple[Any, Any, dict] | None:
     """Returns (state, best, progress) of the latest good checkpoint, or None.
@@ -136,22 +152,23 @@ class Checkpoints:
       **like: trees like those to restore, by item.
     """
     damaged: dict[int, str] = {}
-    for epoch in self._epochs():
+    for epoch in processes.from_first(self._epochs):
       try:
         restored = self._read(epoch, like)
       except VersionError:
         raise
       except Exception as error:  # Anything can be wrong with damaged files.
+        if processes.is_loss(error):
+          raise
         damaged[epoch] = ' '.join(str(error).split())[:200]
         continue
       for bad, reason in damaged.items():
-        print(
+        processes.say(
             f'WARNING: the checkpoint {self._directory / str(bad)} is damaged'
-            f' ({reason}); going on from that of epoch {epoch}.',
-            flush=True,
+            f' ({reason}); going on from that of epoch {epoch}.'
         )
         if repair:
-          self._move_away(bad)
+          processes.from_first(functools.partial(self._move_away, bad))
       return restored
     if damaged:
       epoch, reason = next(iter(damaged.items()))
@@ -172,9 +189,9 @@ class Checkpoints:
   def _read(self, epoch: int, like: dict[str, Any]) -> dict[str, Any]:
     """Returns the items of a checkpoint, and 'progress' in any case."""
     path = self._directory / str(epoch)
-    _check(path)
+    processes.from_first(lambda: _check(path))
     items: dict[str, Any] = {
-        name: ocp.args.StandardRestore(_by_path(tree))
+        name: ocp.args.StandardRestore(_by_path(_placed(tree)))
         for name, tree in like.items()
     }
     restored = self._checkpointer.restore(
@@ -231,6 +248,17 @@ def _by_path(tree: Any) -> dict[str, jax.Array]:
   """Returns the leaves by name: what is on disk knows no class of ours."""
   leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
   return {jax.tree_util.keystr(path): leaf for path, leaf in leaves}
+
+
+def _placed(tree: Any) -> Any:
+  """Returns the tree; shapes without a device get one, not that of the file."""
+  device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+  return jax.tree.map(
+      lambda leaf: leaf
+      if getattr(leaf, 'sharding', None)
+      else jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device),
+      tree,
+  )
 
 
 def _from_paths(leaves: dict[str, jax.Array], like: Any) -> Any:

@@ -22,13 +22,26 @@ from ml_collections import config_flags
 from rnnzoo.training import experiment as experiments
 from rnnzoo.training import files
 from rnnzoo.training import loop
+from rnnzoo.training import processes
 
 
 def _give_up(message: object) -> NoReturn:
   """Ends with one sentence on stderr: the caller's mistake needs no trace."""
   logging.info('The error was:', exc_info=True)  # For --verbosity=0.
   print(f'train.py: {" ".join(str(message).split())}', file=sys.stderr)
-  sys.exit(2)
+  _exit(2)
+
+
+def _exit(code: int, common: bool = True) -> NoReturn:
+  """Ends, without waiting for other processes, which may wait for this one.
+
+  Args:
+    code: the exit code.
+    common: whether they all end for the same reason.
+  """
+  if processes.are_connected():
+    processes.leave(code, common)
+  sys.exit(code)
 
 
 def _define_config() -> flags.FlagHolder:
@@ -49,6 +62,31 @@ def _define_config() -> flags.FlagHolder:
 _CONFIG = _define_config()
 _WORKDIR = flags.DEFINE_string(
     'workdir', '', 'The run directory; a new one under runs/ by default.'
+)
+_COORDINATOR_ADDRESS = flags.DEFINE_string(
+    'coordinator_address',
+    None,
+    'For several processes: host and port where the one with --process_id=0'
+    ' listens, as 10.0.0.1:1234.',
+)
+_NUM_PROCESSES = flags.DEFINE_integer(
+    'num_processes', None, 'How many processes train together.'
+)
+_PROCESS_ID = flags.DEFINE_integer(
+    'process_id', None, 'Which of them this is, from 0.'
+)
+_DISTRIBUTED = flags.DEFINE_bool(
+    'distributed',
+    False,
+    'Takes the three above from the environment of a cluster that JAX knows,'
+    ' such as Slurm or Open MPI.',
+)
+_HEARTBEAT_SECONDS = flags.DEFINE_integer(
+    'heartbeat_seconds',
+    100,
+    'After so many seconds of silence a process counts as ended, and the others'
+    ' end as well.',
+    lower_bound=1,
 )
 
 
@@ -167,6 +205,13 @@ def parse_flags(argv: list[str]) -> list[str]:
 def prepare() -> experiments.Experiment:
   """Returns the experiment of the flags; gives up where it cannot be run."""
   try:
+    processes.initialize(
+        _COORDINATOR_ADDRESS.value,
+        _NUM_PROCESSES.value,
+        _PROCESS_ID.value,
+        _DISTRIBUTED.value,
+        _HEARTBEAT_SECONDS.value,
+    )
     return experiments.prepare(
         _CONFIG.value,
         _WORKDIR.value,
@@ -176,6 +221,8 @@ def prepare() -> experiments.Experiment:
   except (ValueError, NotImplementedError, OSError) as error:
     _give_up(error)
   except Exception as error:  # Layers get any option that a config has.
+    if processes.is_loss(error):
+      _tell_loss(error, _WORKDIR.value or '...')
     _give_up(f'this config cannot be run: {type(error).__name__}: {error}')
 
 
@@ -187,8 +234,21 @@ def train(experiment: experiments.Experiment) -> Mapping[str, Any]:
     _give_up(error)
   except RuntimeError as error:  # JAX's own.
     if 'RESOURCE_EXHAUSTED' not in str(error):
+      if processes.is_loss(error):
+        _tell_loss(error, experiment.workdir)
       raise
     _give_up(
         'the device has not enough memory; a smaller --config.batch_size or'
         f' --config.model.features needs less ({str(error)[:200]})'
     )
+
+
+def _tell_loss(error: Exception, workdir: object) -> NoReturn:
+  """Ends, since another process of the run has ended."""
+  print(
+      'train.py: this process lost another one of the run'
+      f' ({" ".join(str(error).split())[:300]}); start all of them again with'
+      f' --workdir={workdir}, and the run goes on',
+      file=sys.stderr,
+  )
+  _exit(4, common=False)

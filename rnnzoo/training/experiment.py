@@ -5,6 +5,7 @@ found here, before any training, and told in one sentence.
 """
 
 from collections.abc import Mapping
+import hashlib
 import os
 import pathlib
 import types
@@ -12,11 +13,15 @@ from typing import Any, NamedTuple
 
 import jax
 import ml_collections
+import numpy as np
 import optax
 
 from rnnzoo import tasks
 from rnnzoo.tasks import fields
+from rnnzoo.training import files
 from rnnzoo.training import optimization
+from rnnzoo.training import placement as placements
+from rnnzoo.training import processes
 from rnnzoo.training import program as programs
 from rnnzoo.training import run_directory
 
@@ -30,6 +35,7 @@ _RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
         'num_seeds': fields.integer(1),
         'num_epochs': fields.integer(1),
         'batch_size': fields.integer(1),
+        'num_devices': fields.integer(1, optional=True),
         'eval_batch_size': fields.integer(1),
         'monitor': fields.one_of(MONITORS),
         'checkpoint_every': fields.integer(1),
@@ -62,6 +68,7 @@ class Experiment(NamedTuple):
     name: of the experiment, with what was changed in it.
     changed: the fields whose values are not those of the config's file.
     task: the task with its data.
+    placement: the devices.
     program: the compiled functions.
     schedule: the learning rate as a function of the step.
     plateau: the rule that lowers the learning rate, or None.
@@ -73,6 +80,7 @@ class Experiment(NamedTuple):
   name: str
   changed: Mapping[str, Any]
   task: tasks.Task
+  placement: placements.Placement
   program: programs.Program
   schedule: optax.Schedule
   plateau: optax.GradientTransformationExtraArgs | None
@@ -105,13 +113,15 @@ def prepare(
   plateau = optimization.make_plateau(config.optimizer)
   optimization.make_optimizer(config.optimizer, 1)  # Before the data.
   changed = {} if defaults is None else _changes(config, defaults)
-  task = tasks.TASKS[config.task](config)
+  task = processes.one_after_first(lambda: tasks.TASKS[config.task](config))
+  _check_same(config, task)
   num_examples = len(task.splits['train']['label'])
   if task.batch_size > num_examples:
     raise ValueError(
         f'config.batch_size must be at most {num_examples}, the number of'
         f' training examples; got {task.batch_size}'
     )
+  placement = placements.choose(task.batch_size, config.num_devices)
   steps_per_epoch = -(-num_examples // task.batch_size)
   num_steps = config.num_epochs * steps_per_epoch
   if num_steps >= 2**31:
@@ -123,6 +133,7 @@ def prepare(
       task,
       optimization.make_optimizer(config.optimizer, num_steps),
       config.eval_batch_size,
+      placement,
   )
   key = jax.random.key(0)
   state = jax.eval_shape(program.init, key)
@@ -142,16 +153,19 @@ def prepare(
     full_name += ' with ' + ', '.join(f'{k}={changed[k]}' for k in differs)
   return Experiment(
       config=config,
-      workdir=run_directory.open_or_create(
-          config,
-          task.dataset,
-          workdir,
-          full_name,
-          prefix=f'{name}-changed' if differs else name,
+      workdir=processes.from_first(
+          lambda: run_directory.open_or_create(
+              config,
+              task.dataset,
+              workdir,
+              full_name,
+              prefix=f'{name}-changed' if differs else name,
+          )
       ),
       name=full_name,
       changed=changed,
       task=task,
+      placement=placement,
       program=program,
       schedule=optimization.make_schedule(config.optimizer, num_steps),
       plateau=plateau,
@@ -175,12 +189,30 @@ def _check(config: ml_collections.ConfigDict) -> None:
   run_directory.as_json(config)
 
 
+def _check_same(config: ml_collections.ConfigDict, task: tasks.Task) -> None:
+  """Raises ValueError unless all processes have the same config and data."""
+  if jax.process_count() == 1:
+    return
+  here = run_directory.flatten(run_directory.as_json(config))
+  elsewhere = set(run_directory.NOT_COMPARED) - {'num_devices'}
+  compared = {k: v for k, v in here.items() if k not in elsewhere}
+  processes.check_same(files.digest(compared), 'a config')
+  splits = {name: dict(split) for name, split in task.splits.items()}
+  content = hashlib.sha256(task.dataset.encode())
+  for path, array in jax.tree_util.tree_leaves_with_path(splits):
+    array = np.ascontiguousarray(array)
+    name = jax.tree_util.keystr(path)
+    content.update(f'{name} {array.dtype} {array.shape}'.encode())
+    content.update(array.data)
+  processes.check_same(content.hexdigest(), 'data')
+
+
 def _check_memory(state: programs.TrainState) -> None:
   """Raises ValueError if the device cannot even hold what is trained."""
   needed = sum(
       leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state)
   )
-  stats = jax.devices()[0].memory_stats() or {}
+  stats = jax.local_devices()[0].memory_stats() or {}
   there = stats.get(
       'bytes_limit', os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')
   )

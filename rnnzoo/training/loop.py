@@ -6,29 +6,22 @@ bitwise what an uninterrupted run gives.
 """
 
 from collections.abc import Mapping
-import dataclasses
-import math
-import time
+import functools
 from typing import Any
 
 from flax import nnx
-from flax.training import early_stopping
 import jax
 import jax.numpy as jnp
-import ml_collections
 import numpy as np
-import optax
 
-from rnnzoo import tasks
 from rnnzoo.training import checkpointing
-from rnnzoo.training import events as events_lib
 from rnnzoo.training import experiment as experiments
-from rnnzoo.training import files
-from rnnzoo.training import optimization
+from rnnzoo.training import feed as feeds
+from rnnzoo.training import processes
 from rnnzoo.training import program as programs
-from rnnzoo.training import progress as progress_lib
+from rnnzoo.training import records as records_lib
 from rnnzoo.training import reporting
-from rnnzoo.training import timing
+from rnnzoo.training import seed_state
 
 
 def train_and_evaluate(experiment: experiments.Experiment) -> dict[str, Any]:
@@ -46,152 +39,119 @@ def train_and_evaluate(experiment: experiments.Experiment) -> dict[str, Any]:
     OSError: a file cannot be written.
   """
   config, task = experiment.config, experiment.task
-  print(
+  processes.say(
       f'run directory: {experiment.workdir} (to resume after a kill, pass it as'
-      ' --workdir)',
-      flush=True,
+      ' --workdir)'
   )
-  print(f'device: {jax.devices()[0].device_kind}', flush=True)
-  splits = jax.device_put({k: dict(v) for k, v in task.splits.items()})
+  placement = experiment.placement
+  label = 'device' if placement.num_devices == 1 else 'devices'
+  processes.say(f'{label}: {placement.text}')
+  splits: dict[str, Any] = {
+      name: experiment.program.load(split)
+      for name, split in task.splits.items()
+      if name != 'train' or placement.mesh is None
+  }
+  splits.setdefault('train', task.splits['train'])
   results = []
   for seed in range(config.seed, config.seed + config.num_seeds):
     path = experiment.workdir / f'seed_{seed}' / 'result.json'
-    if not path.exists():
+    if not processes.from_first(path.exists):
       run_seed(experiment, splits, seed)
-    results.append(reporting.read_result(path, seed, task.dataset))
+    read = functools.partial(reporting.read_result, path, seed, task.dataset)
+    results.append(processes.from_first(read))
   report = reporting.summarize(
       experiment.name, experiment.changed, task.dataset, results
   )
-  reporting.write_report(experiment.workdir, report, results, task.class_names)
-  print(reporting.format_report(report), end='', flush=True)
+  processes.from_first(
+      lambda: reporting.write_report(
+          experiment.workdir, report, results, task.class_names
+      )
+  )
+  processes.say(reporting.format_report(report), end='')
   return report
-
-
-@dataclasses.dataclass
-class _Run:
-  """What one seed's training has come to; all of it is in a checkpoint.
-
-  Attributes:
-    state: what the next step needs.
-    plateau: the plateau rule's state, or ().
-    best: (params, statistics) of the best epoch so far.
-    best_epoch: which one that was.
-    stopper: the state of early stopping, which also knows the best value.
-    history: one row of numbers an epoch.
-    stopped: why training has ended, '' while it goes on.
-    diverged: whether that was a loss that is not finite.
-  """
-
-  state: programs.TrainState
-  plateau: optax.OptState
-  best: Any
-  stopper: early_stopping.EarlyStopping
-  best_epoch: int = 0
-  history: list[files.Row] = dataclasses.field(default_factory=list)
-  stopped: str = ''
-  diverged: bool = False
-
-  def save(self, checkpoints: checkpointing.Checkpoints) -> None:
-    checkpoints.save(
-        len(self.history),
-        (self.state, self.plateau),
-        self.best,
-        {
-            'best_epoch': self.best_epoch,
-            'history': self.history,
-            'stopped': self.stopped,
-            'diverged': self.diverged,
-            'stopper': dataclasses.asdict(self.stopper),
-        },
-    )
-
-  def restore(self, checkpoints: checkpointing.Checkpoints) -> bool:
-    """Returns whether there was a checkpoint to go on from."""
-    restored = checkpoints.restore((self.state, self.plateau), self.best)
-    if restored is None:
-      return False
-    (self.state, self.plateau), self.best, progress = restored
-    self.best_epoch = progress['best_epoch']
-    self.history = progress['history']
-    self.stopped = progress['stopped']
-    self.diverged = progress['diverged']
-    self.stopper = self.stopper.replace(**progress['stopper'])
-    return True
 
 
 def run_seed(
     experiment: experiments.Experiment,
-    splits: Mapping[str, tasks.Examples],
+    splits: Mapping[str, Any],
     seed: int,
 ) -> None:
   """Trains one seed, tests its best parameters and writes its result.json.
 
   Args:
     experiment: what `prepare` returned.
-    splits: the task's splits, on the device.
+    splits: what `program.load` made of the task's splits; the one to train on
+      as the feed takes it.
     seed: of initialisation, shuffling and dropout.
   """
   config, program, task = experiment.config, experiment.program, experiment.task
+  placement = experiment.placement
   directory = experiment.workdir / f'seed_{seed}'
-  directory.mkdir(exist_ok=True)
+  processes.from_first(lambda: directory.mkdir(exist_ok=True))
   keys = jax.random.split(jax.random.key(seed), 3)
-  state = program.init(keys[0])
-  run = _Run(
-      state=state,
-      plateau=(
-          experiment.plateau.init(state.params) if experiment.plateau else ()
-      ),
-      best=_copy((state.params, state.statistics)),
-      stopper=make_stopper(config.early_stopping),
-  )
+  run = seed_state.begin(experiment, keys[0])
   with checkpointing.Checkpoints(directory / 'checkpoints') as checkpoints:
     if run.restore(checkpoints):
-      print(f'seed {seed}: resumed after epoch {len(run.history)}', flush=True)
-    progress = progress_lib.Progress(
-        f'seed {seed}',
-        config.num_epochs * experiment.steps_per_epoch,
-        len(run.history) * experiment.steps_per_epoch,
+      processes.say(f'seed {seed}: resumed after epoch {len(run.history)}')
+      if run.num_devices != placement.num_devices:
+        processes.say(
+            f'seed {seed}: devices so far {run.num_devices}, from here'
+            f' {placement.num_devices}; the last bits of the results may differ'
+            ' from those of a run on either number'
+        )
+    run.num_devices = placement.num_devices
+    feed = feeds.Feed(
+        program, placement, splits['train'], keys[1], config.num_epochs
     )
-    times = timing.EpochTimes(
-        directory / 'seconds.csv', task.dataset, len(run.history)
-    )
-    saved = time.monotonic()
-    with events_lib.Events(
-        directory, task.dataset, len(run.history) + 1
-    ) as events:
+    with records_lib.Records(
+        directory,
+        task.dataset,
+        seed,
+        config.num_epochs,
+        experiment.steps_per_epoch,
+        len(run.history),
+    ) as records:
       while not run.stopped:
-        times.start()
-        learning_rate = _train_epoch(experiment, run, splits, keys, progress)
-        times.lap('training')
+        records.start()
+        learning_rate = _train_epoch(experiment, run, feed, keys[2], records)
+        records.lap('training')
         is_best = _validate(experiment, run, splits, learning_rate)
-        times.lap('validation')
-        row = run.history[-1]
-        progress.epoch(row, config.num_epochs, is_best)
-        # All before the checkpoint: what it counts as done is done for good.
-        events.write(row, epoch_seconds=times.elapsed())
-        files.write_csv(directory / 'metrics.csv', task.dataset, run.history)
-        times.stop()
+        records.lap('validation')
+        unsaved_seconds = records.epoch(run.history, is_best)
         if run.stopped or (
             len(run.history) % config.checkpoint_every == 0
-            and time.monotonic() - saved >= config.checkpoint_seconds
+            and unsaved_seconds >= config.checkpoint_seconds
         ):
           run.save(checkpoints)
-          saved = time.monotonic()
-        times.extend()
-  # Once more: this process may have had no epoch to run.
-  files.write_csv(directory / 'metrics.csv', task.dataset, run.history)
+          records.saved()
+        records.epoch_done()
   losses, predictions = program.evaluate(*run.best, splits['test'])
+  processes.from_first(
+      lambda: _finish(experiment, run, records, seed, losses, predictions)
+  )
+
+
+def _finish(
+    experiment: experiments.Experiment,
+    run: seed_state.SeedState,
+    records: records_lib.Records,
+    seed: int,
+    losses: np.ndarray,
+    predictions: np.ndarray,
+) -> None:
+  """Writes the result of a seed, given those of the test's examples."""
+  task = experiment.task
+  # Once more: this process may have had no epoch to run.
+  records.write_metrics(run.history)
   test = reporting.classification_metrics(
       np.asarray(task.splits['test']['label']),
       predictions,
       len(task.class_names),
   )
   test['loss'] = float(np.mean(losses, dtype=np.float64))
-  progress.close(f'test accuracy {test["accuracy"]:.4f}, {run.stopped}')
-  if times.summary():
-    print(f'seed {seed}: {times.summary()}', flush=True)
+  records.close(f'test accuracy {test["accuracy"]:.4f}, {run.stopped}')
   reporting.write_result(
-      directory / 'result.json',
+      experiment.workdir / f'seed_{seed}' / 'result.json',
       {
           'seed': seed,
           'dataset': task.dataset,
@@ -230,31 +190,32 @@ def best_model(experiment: experiments.Experiment, seed: int) -> nnx.Module:
 
 def _train_epoch(
     experiment: experiments.Experiment,
-    run: _Run,
-    splits: Mapping[str, tasks.Examples],
-    keys: jax.Array,
-    progress: progress_lib.Progress,
+    run: seed_state.SeedState,
+    feed: feeds.Feed,
+    key: jax.Array,
+    records: records_lib.Records,
 ) -> float:
   """Trains for one epoch, and returns the learning rate of its first step."""
-  program, done = experiment.program, len(run.history)
+  done = len(run.history)
   scale = run.plateau.scale if experiment.plateau else jnp.ones(())
   learning_rate = float(experiment.schedule(run.state.step) * scale)
+  examples, order = feed.epoch(done + 1)
   run.state = programs.run_epoch(
-      program,
+      experiment.program,
       run.state,
-      splits['train'],
-      program.shuffle(keys[1], done + 1),
+      examples,
+      order,
       scale,
-      keys[2],
-      lambda step: progress.update(done * experiment.steps_per_epoch + step),
+      key,
+      lambda step: records.update(done * experiment.steps_per_epoch + step),
   )
   return learning_rate
 
 
 def _validate(
     experiment: experiments.Experiment,
-    run: _Run,
-    splits: Mapping[str, tasks.Examples],
+    run: seed_state.SeedState,
+    splits: Mapping[str, Any],
     learning_rate: float,
 ) -> bool:
   """Validates, draws the conclusions, and returns whether it is the best."""
@@ -275,50 +236,4 @@ def _validate(
       'validation_accuracy': float(np.mean(predictions == labels)),
   }
   run.history.append(row)
-  value = row[config.monitor]
-  if config.monitor == 'validation_accuracy':
-    # Early stopping and the plateau rule take what is to become small, and the
-    # latter's relative threshold means nothing below zero.
-    value = 1.0 - value
-  if experiment.plateau:
-    run.plateau = optimization.update_plateau(
-        experiment.plateau, run.plateau, value
-    )
-  run.stopper = run.stopper.update(optimization.finite(value))
-  # What is not finite is no improvement, not even over nothing: if no epoch
-  # was finite, the parameters of the start are tested.
-  is_best = run.stopper.has_improved and math.isfinite(value)
-  if is_best:
-    run.best_epoch = epoch
-    run.best = _copy((run.state.params, run.state.statistics))
-  run.diverged = not all(
-      math.isfinite(row[name]) for name in ('train_loss', 'validation_loss')
-  )
-  if run.diverged:
-    run.stopped = f'the loss was not finite in epoch {epoch}'
-  elif run.stopper.should_stop:
-    run.stopped = f'early stopping after epoch {epoch}'
-  elif epoch == config.num_epochs:
-    run.stopped = f'all {epoch} epochs'
-  return is_best
-
-
-def make_stopper(
-    config: ml_collections.ConfigDict,
-) -> early_stopping.EarlyStopping:
-  """Returns early stopping that never stops if `config.patience` is 0.
-
-  Args:
-    config: `config.early_stopping` with `patience`, the number of epochs in a
-      row without improvement that ends training, and `min_delta`.
-  """
-  # flax's rule stops at the epoch after the tolerated ones.
-  patience = config.patience - 1 if config.patience else 2**31
-  return early_stopping.EarlyStopping(
-      min_delta=config.min_delta, patience=patience
-  )
-
-
-def _copy(tree: Any) -> Any:
-  """Returns a copy that survives when the next step donates the original."""
-  return jax.tree.map(jnp.copy, tree)
+  return run.conclude(config, experiment.plateau)

@@ -4,13 +4,17 @@ One call of `train_steps` or `train_epoch` does many steps in a loop on the
 device. The state carries all that the next call needs, so it does not matter
 where calls of `train_steps` begin and end: the numbers are the same.
 
+On several devices the functions are the same. Each of them works on its part of
+a batch, and they sum gradients, losses and BatchNorm's statistics: batches are
+global, and dropout masks are those of the global batch.
+
 Dimensions: N examples of a split, S steps of an epoch, B batch.
 """
 
 from collections.abc import Callable, Mapping
 import functools
 import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from flax import nnx
 import jax
@@ -20,6 +24,7 @@ import optax
 
 import rnnzoo
 from rnnzoo import tasks
+from rnnzoo.training import placement as placements
 
 # Seconds that one compiled call should take on a CPU: long enough for Python's
 # share to vanish, short enough for the progress bar to move.
@@ -54,12 +59,14 @@ class Program(NamedTuple):
 
   Attributes:
     init: (key) -> TrainState.
+    load: (examples) -> a split on the devices, as `evaluate` takes it.
     shuffle: (key, epoch) -> int32 [S, B], which examples each step sees. The
       last batch is filled up with the first examples of the same order, so
       every example is seen in every epoch.
     train_steps: (state, examples, order, num_steps, scale, key) -> the state
       `num_steps` later. `scale` multiplies the learning rate. The given state
-      is donated: it cannot be used afterwards.
+      is donated: it cannot be used afterwards. Examples are arrays [N, ...];
+      where `order` is None, arrays [S, B, ...] in the order of the epoch.
     train_epoch: (state, examples, order, scale, key) -> the state S steps
       later, likewise. The compiler knows how many steps there are, so a GPU
       need not ask the host after each whether to go on.
@@ -67,6 +74,7 @@ class Program(NamedTuple):
   """
 
   init: Callable[..., TrainState]
+  load: Callable[[tasks.Examples], Any]
   shuffle: Callable[..., jax.Array]
   train_steps: Callable[..., TrainState]
   train_epoch: Callable[..., TrainState]
@@ -77,13 +85,16 @@ def make_program(
     task: tasks.Task,
     optimizer: optax.GradientTransformation,
     eval_batch_size: int,
+    placement: placements.Placement = placements.ONE_DEVICE,
 ) -> Program:
   """Returns the compiled functions of an experiment.
 
   Args:
     task: what is learnt.
     optimizer: how.
-    eval_batch_size: B in evaluation, where no gradients need memory.
+    eval_batch_size: B in evaluation, where no gradients need memory; rounded up
+      to a multiple of the number of devices.
+    placement: the devices.
 
   Raises:
     ValueError: the task cannot build its model.
@@ -126,7 +137,10 @@ def make_program(
 
   def step(state, examples, order, scale, key):
     step_in_epoch = state.step % steps_per_epoch
-    batch = _take(examples, order[step_in_epoch])
+    if order is None:
+      batch = _batch(examples, step_in_epoch)
+    else:
+      batch = _take(examples, order[step_in_epoch])
     dropout_key = jax.random.fold_in(key, state.step)
     (loss, (statistics, accuracy)), gradients = jax.value_and_grad(
         loss_fn, has_aux=True
@@ -155,46 +169,67 @@ def make_program(
         state,
     )
 
-  @functools.partial(jax.jit, donate_argnums=0)
+  @functools.partial(jax.jit, donate_argnums=0, **placement.outputs())
   def train_steps(state, examples, order, num_steps, scale, key):
     # The number of steps is traced: calls of any length share one compilation.
     return steps(state, examples, order, num_steps, scale, key)
 
-  @functools.partial(jax.jit, donate_argnums=0)
+  @functools.partial(jax.jit, donate_argnums=0, **placement.outputs())
   def train_epoch(state, examples, order, scale, key):
     return steps(state, examples, order, steps_per_epoch, scale, key)
 
-  @jax.jit
+  @functools.partial(jax.jit, **placement.outputs())
   def evaluate_batches(params, statistics, examples, order):
-    def evaluate_batch(indices):
+    def evaluate_batch(batch):
       model = nnx.merge(graphdef, params, statistics)
-      return task.evaluate(model, _take(examples, indices))
+      if order is not None:
+        batch = _take(examples, batch)
+      return task.evaluate(model, batch)
 
-    return jax.lax.map(evaluate_batch, order)
+    return jax.lax.map(evaluate_batch, examples if order is None else order)
 
-  def evaluate(params, statistics, examples):
-    size = len(examples['label'])
-    batch = min(size, eval_batch_size)
+  def evaluation_order(size):
+    each = -(-min(size, eval_batch_size) // placement.num_devices)
+    batch = each * placement.num_devices
     num_batches = -(-size // batch)
     # The last batch is filled up with example 0, whose results are cut off.
     order = np.zeros(num_batches * batch, np.int32)
     order[:size] = np.arange(size)
-    losses, predictions = evaluate_batches(
-        params, statistics, examples, order.reshape(num_batches, batch)
-    )
+    return order.reshape(num_batches, batch)
+
+  def load(examples):
+    if placement.mesh is None:
+      return jax.device_put(dict(examples))
+    order = evaluation_order(len(examples['label']))
+    return placement.batches(examples, order)
+
+  def evaluate(params, statistics, examples):
+    if isinstance(examples, placements.Batches):
+      (examples, size), order = examples, None
+    else:
+      size = len(examples['label'])
+      order = evaluation_order(size)
+    losses, predictions = evaluate_batches(params, statistics, examples, order)
     return (
         np.asarray(losses).reshape(-1)[:size],
         np.asarray(predictions).reshape(-1)[:size],
     )
 
-  return Program(init, shuffle, train_steps, train_epoch, evaluate)
+  return Program(
+      init=lambda key: placement.replicate(init(key)),
+      load=load,
+      shuffle=shuffle,
+      train_steps=train_steps,
+      train_epoch=train_epoch,
+      evaluate=evaluate,
+  )
 
 
 def run_epoch(
     program: Program,
     state: TrainState,
     examples: Mapping[str, jax.Array | np.ndarray],
-    order: jax.Array,
+    order: jax.Array | None,
     scale: jax.typing.ArrayLike,
     key: jax.Array,
     on_progress: Callable[[int], None],
@@ -204,14 +239,16 @@ def run_epoch(
   Args:
     program: the compiled functions.
     state: is donated: it cannot be used afterwards.
-    examples: the training split, on the device.
-    order: what `program.shuffle` returned.
+    examples: the training split, on the devices.
+    order: what `program.shuffle` returned, or None where `examples` are in that
+      order.
     scale: multiplies the learning rate.
     key: of dropout.
     on_progress: is told, from time to time, how many steps are done.
   """
-  num_steps = len(order)
-  if jax.default_backend() != 'cpu':
+  num_steps = len(examples['label'] if order is None else order)
+  # Several processes have to make the same calls, however long these take.
+  if jax.default_backend() != 'cpu' or jax.process_count() > 1:
     state = jax.block_until_ready(
         program.train_epoch(state, examples, order, scale, key)
     )
@@ -245,3 +282,10 @@ def _take(
     examples: Mapping[str, jax.Array], indices: jax.Array
 ) -> dict[str, jax.Array]:
   return {name: array[indices] for name, array in examples.items()}
+
+
+def _batch(
+    examples: Mapping[str, jax.Array], index: jax.Array
+) -> dict[str, jax.Array]:
+  take = functools.partial(jax.lax.dynamic_index_in_dim, keepdims=False)
+  return {name: take(array, index) for name, array in examples.items()}

@@ -20,8 +20,9 @@ import ml_collections
 
 from rnnzoo.training import files
 
-# Where data are found says nothing about the result.
-NOT_COMPARED = ('data.data_dir', 'data.manual_dir')
+# Where data are found, and how many devices share the work, says nothing about
+# the result.
+NOT_COMPARED = ('data.data_dir', 'data.manual_dir', 'num_devices')
 
 # The locks of this process, by directory. They are never let go: the system
 # does that when the process ends, in whatever way.

@@ -26,6 +26,7 @@ from rnnzoo.training import optimization
 from rnnzoo.training import program as programs
 from rnnzoo.training import reporting
 from rnnzoo.training import run_directory
+from rnnzoo.training import seed_state
 from rnnzoo.training import timing
 from tests.testing import made_up_task
 
@@ -283,7 +284,7 @@ class StopperTest(absltest.TestCase):
   def stop_epoch(self, values, **fields):
     config = made_up_task.base_config().early_stopping
     config.update(fields)
-    stopper = loop.make_stopper(config)
+    stopper = seed_state.make_stopper(config)
     for epoch, value in enumerate(values, 1):
       stopper = stopper.update(value)
       if stopper.should_stop:

@@ -1,0 +1,155 @@
+"""Which devices train, and which part of each batch a device has.
+
+Training is data parallel. All devices are in a mesh with one axis, 'data', of
+type Auto: the model is written for one device, and XLA splits the program as
+the arrays are split. Batches are split over the axis; parameters, statistics
+and the optimiser's state are whole on every device. One device has no mesh, and
+its program knows nothing of all this.
+
+Dimensions: N examples of a split, S batches, B examples of the global batch.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+from jax.sharding import AxisType
+from jax.sharding import Mesh
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec
+import numpy as np
+
+T = TypeVar('T')
+
+_AXIS = 'data'
+
+
+class Batches(NamedTuple):
+  """A split in batches, split over the devices.
+
+  Attributes:
+    examples: arrays [S, B, ...] by name.
+    size: N. What follows the first N examples only fills the last batch up.
+  """
+
+  examples: dict[str, jax.Array]
+  size: int
+
+
+class Placement(NamedTuple):
+  """The devices of a run.
+
+  Attributes:
+    mesh: the devices; None for JAX's default device alone.
+    text: the devices in words.
+  """
+
+  mesh: Mesh | None = None
+  text: str = ''
+
+  @property
+  def num_devices(self) -> int:
+    """How many devices there are, those of other processes included."""
+    return self.mesh.size if self.mesh else 1
+
+  def outputs(self) -> dict[str, Any]:
+    """Returns arguments of `jax.jit` by which all devices have its results."""
+    if self.mesh is None:
+      return {}
+    return {'out_shardings': NamedSharding(self.mesh, PartitionSpec())}
+
+  def replicate(self, tree: T) -> T:
+    """Returns a tree of arrays, the same in all processes, on all devices."""
+    if self.mesh is None:
+      return tree
+    return jax.jit(lambda leaves: leaves, **self.outputs())(tree)
+
+  def batches(self, examples: Mapping[str, Any], order: np.ndarray) -> Batches:
+    """Returns a split in batches. A process reads the rows of its devices only.
+
+    Args:
+      examples: arrays [N, ...] by name.
+      order: int [S, B], which examples each batch has.
+    """
+    if self.mesh is None:
+      raise ValueError('One device picks its batches itself.')
+    sharding = NamedSharding(self.mesh, PartitionSpec(None, _AXIS))
+
+    def place(array):
+      array = np.asarray(array)
+      # JAX's own dtype, as `jax.device_put` would have it.
+      array = array.astype(
+          jax.dtypes.canonicalize_dtype(array.dtype), copy=False
+      )
+      return jax.make_array_from_callback(
+          order.shape + array.shape[1:],
+          sharding,
+          lambda index: array[order[index[:2]]],  # type: ignore[index]
+      )
+
+    placed = {name: place(array) for name, array in examples.items()}
+    return Batches(placed, len(examples['label']))
+
+
+ONE_DEVICE = Placement()
+
+
+def choose(batch_size: int, num_devices: int | None) -> Placement:
+  """Returns the devices that a run takes: as many of each process.
+
+  Args:
+    batch_size: of the global batch, which the number of devices divides.
+    num_devices: how many, of all processes together; None for as many as there
+      are and the batch can be split over.
+
+  Raises:
+    ValueError: there is no such number of devices, or it does not divide the
+      batch.
+  """
+  devices, processes = jax.devices(), jax.process_count()
+  there = len(devices)
+  fitting = [
+      count
+      for count in range(processes, there + 1, processes)
+      if batch_size % count == 0
+  ]
+  if num_devices is None:
+    if not fitting:
+      raise ValueError(
+          f'the batch of {batch_size} examples cannot be split over'
+          f' {processes} processes; choose config.batch_size as a multiple of'
+          f' {processes}'
+      )
+    count = fitting[-1]
+    reason = f'a batch of {batch_size} cannot be split evenly over more'
+  else:
+    count, reason = num_devices, f'config.num_devices is {num_devices}'
+    if count > there:
+      raise ValueError(
+          f'config.num_devices must be at most {there}, the number of devices'
+          f' here; got {count}'
+      )
+    if count not in fitting:
+      of = f' of a run with {processes} processes' if processes > 1 else ''
+      raise ValueError(
+          f'config.num_devices must divide the batch of {batch_size} examples'
+          f'{of}; got {count}; possible are {fitting or "none"}'
+      )
+  text = jax.local_devices()[0].device_kind
+  if count > 1:
+    text = f'{count} x {text}, {batch_size // count} of {batch_size} on each'
+  if processes > 1:
+    text += f', in {processes} processes'
+  if count < there:
+    text += f' ({count} of {there} devices: {reason})'
+  if count == 1:
+    return Placement(None, text)
+  chosen = [
+      device
+      for process in range(processes)
+      for device in [d for d in devices if d.process_index == process][
+          : count // processes
+      ]
+  ]
+  mesh = Mesh(np.array(chosen), (_AXIS,), axis_types=(AxisType.Auto,))
+  return Placement(mesh, text)

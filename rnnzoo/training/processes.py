@@ -1,0 +1,237 @@
+"""Several processes that train together: who they are, what they agree on.
+
+All processes run the same program on the same numbers. The first one alone
+touches the files of a run, apart from checkpoints, and talks to the terminal.
+Where the others need to know what it found, `from_first` tells them, errors
+included, so that all processes take the same way.
+"""
+
+from collections.abc import Callable
+import os
+import pickle
+import sys
+import time
+from typing import Any, NoReturn, TypeVar
+
+import jax
+from jax.experimental import multihost_utils
+import numpy as np
+
+T = TypeVar('T')
+
+# Bytes of a message that is sent at once; its first eight say how long it is.
+_BLOCK = 1024
+
+# The first process serves the others' connection. It ends this many seconds
+# after a common error, so that they can tell it as well.
+_LAST_SECONDS = 3.0
+
+
+def initialize(
+    coordinator_address: str | None,
+    num_processes: int | None,
+    process_id: int | None,
+    detect: bool,
+    heartbeat_seconds: int,
+) -> None:
+  """Connects this process with the others of its run, if there are others.
+
+  Args:
+    coordinator_address: host and port where process 0 listens.
+    num_processes: how many processes there are.
+    process_id: which of them this is.
+    detect: whether JAX finds the three in the environment of a cluster.
+    heartbeat_seconds: a process that is silent for so long has ended.
+
+  Raises:
+    ValueError: they do not fit, or JAX finds no cluster.
+    OSError: the other processes cannot be reached.
+  """
+  given = {
+      '--coordinator_address': coordinator_address,
+      '--num_processes': num_processes,
+      '--process_id': process_id,
+  }
+  missing = [name for name, value in given.items() if value is None]
+  if detect:
+    if len(missing) < 3:
+      raise ValueError(
+          f'--distributed finds {", ".join(given)} by itself; pass either the'
+          ' one or the other three'
+      )
+  elif len(missing) == 3:
+    return
+  elif missing:
+    raise ValueError(
+        f'{", ".join(given)} belong together; {" and ".join(missing)} is'
+        ' missing'
+    )
+  else:
+    _check(coordinator_address, num_processes, process_id)
+  try:
+    jax.distributed.initialize(
+        coordinator_address,
+        num_processes,
+        process_id,
+        heartbeat_timeout_seconds=heartbeat_seconds,
+        shutdown_timeout_seconds=heartbeat_seconds,
+    )
+  except ValueError as error:
+    raise ValueError(
+        f'--distributed finds no cluster that JAX knows ({error}); pass'
+        f' {", ".join(given)}'
+    ) from error
+  except RuntimeError as error:
+    raise ConnectionError(
+        f'the processes of this run cannot be connected: {str(error)[:200]}'
+    ) from error
+  counts = [
+      sum(d.process_index == p for d in jax.devices())
+      for p in range(jax.process_count())
+  ]
+  if len(set(counts)) > 1:
+    raise ValueError(
+        'all processes must have the same number of devices; they have'
+        f' {counts} (CUDA_VISIBLE_DEVICES limits them)'
+    )
+
+
+def _check(address: Any, num_processes: Any, process_id: Any) -> None:
+  host, _, port = address.rpartition(':')
+  if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+    raise ValueError(
+        '--coordinator_address must be a host and a port, as'
+        f' 10.0.0.1:1234; got {address!r}'
+    )
+  if num_processes < 1:
+    raise ValueError(f'--num_processes must be at least 1; got {num_processes}')
+  if not 0 <= process_id < num_processes:
+    raise ValueError(
+        f'--process_id must be from 0 to {num_processes - 1}, below'
+        f' --num_processes; got {process_id}'
+    )
+
+
+def are_connected() -> bool:
+  """Returns whether this process belongs to a run with others."""
+  return jax.distributed.is_initialized()
+
+
+def is_first() -> bool:
+  """Returns whether this process writes and talks for all."""
+  return jax.process_index() == 0
+
+
+def say(text: str, end: str = '\n') -> None:
+  """Prints a text, once for all processes."""
+  if is_first():
+    print(text, end=end, flush=True)
+
+
+def from_first(function: Callable[[], T]) -> T:
+  """Returns in all processes what a function returns in the first.
+
+  Args:
+    function: is called by the first process only. Its result, or the error that
+      it raises, is sent to the others.
+  """
+  if jax.process_count() == 1:
+    return function()
+  message = b''
+  if is_first():
+    try:
+      message = pickle.dumps((function(), None))
+    except Exception as error:
+      message = pickle.dumps((None, error))
+  result, its_error = pickle.loads(_broadcast(message))
+  if its_error is not None:
+    raise its_error
+  return result
+
+
+def one_after_first(function: Callable[[], T]) -> T:
+  """Returns what a function returns in this process; the first one calls first.
+
+  Args:
+    function: may leave on a shared disk what the others then find. If it raises
+      in one process, all raise.
+  """
+  results: list[T] = []
+  from_first(lambda: results.append(function()))
+  error: Exception | None = None
+  if not is_first():
+    try:
+      results.append(function())
+    except Exception as raised:
+      error = raised
+  failed = _gather(np.array([error is not None]))[:, 0]
+  if error is not None:
+    raise error
+  if failed.any():
+    raise ValueError(
+        f'process {failed.argmax()} of this run says what is wrong'
+    )
+  return results[0]
+
+
+def check_same(digest: str, name: str) -> None:
+  """Raises ValueError in all processes unless all have the same digest.
+
+  Args:
+    digest: hexadecimal digits, always as many.
+    name: of what it is the digest.
+  """
+  if jax.process_count() == 1:
+    return
+  digests = _gather(np.frombuffer(bytes.fromhex(digest), np.uint8))
+  for process, other in enumerate(digests):
+    if (other != digests[0]).any():
+      raise ValueError(
+          f'process {process} has {name} other than process 0; all processes of'
+          ' a run need the same'
+      )
+
+
+def is_loss(error: Exception) -> bool:
+  """Returns whether an error most likely means that another process ended."""
+  return are_connected() and isinstance(error, jax.errors.JaxRuntimeError)
+
+
+def leave(code: int, common: bool = True) -> NoReturn:
+  """Ends this process without waiting for the others.
+
+  The usual exit waits for all, who may be waiting for this one.
+
+  Args:
+    code: the exit code.
+    common: whether the others end by themselves, for the same reason.
+  """
+  sys.stdout.flush()
+  sys.stderr.flush()
+  if common and is_first():
+    time.sleep(_LAST_SECONDS)
+  os._exit(code)
+
+
+def _broadcast(message: bytes) -> bytes:
+  """Returns the message of the first process."""
+  framed = len(message).to_bytes(8, 'little') + message
+
+  def send(size):
+    block = np.zeros(size, np.uint8)
+    content = np.frombuffer(framed[:size], np.uint8)
+    block[: len(content)] = content
+    return bytes(multihost_utils.broadcast_one_to_all(block))
+
+  head = send(_BLOCK)
+  length = 8 + int.from_bytes(head[:8], 'little')
+  if length <= _BLOCK:
+    return head[8:length]
+  # A power of two: a program is compiled for each size.
+  return send(1 << (length - 1).bit_length())[8:length]
+
+
+def _gather(row: np.ndarray) -> np.ndarray:
+  """Returns the rows of all processes."""
+  rows = np.asarray(multihost_utils.process_allgather(row))
+  return rows.reshape(jax.process_count(), -1)

@@ -1,0 +1,154 @@
+"""How far the training of one seed has come, and when it ends.
+
+Several processes draw the same conclusions, since they have the same numbers.
+"""
+
+import dataclasses
+import math
+from typing import Any
+
+from flax.training import early_stopping
+import jax
+import jax.numpy as jnp
+import ml_collections
+import optax
+
+from rnnzoo.training import checkpointing
+from rnnzoo.training import experiment as experiments
+from rnnzoo.training import files
+from rnnzoo.training import optimization
+from rnnzoo.training import program as programs
+
+
+@dataclasses.dataclass
+class SeedState:
+  """What one seed's training has come to; all of it is in a checkpoint.
+
+  Attributes:
+    state: what the next step needs.
+    plateau: the plateau rule's state, or ().
+    best: (params, statistics) of the best epoch so far.
+    best_epoch: which one that was.
+    stopper: the state of early stopping, which also knows the best value.
+    history: one row of numbers an epoch.
+    stopped: why training has ended, '' while it goes on.
+    diverged: whether that was a loss that is not finite.
+    num_devices: how many devices did the last epoch.
+  """
+
+  state: programs.TrainState
+  plateau: optax.OptState
+  best: Any
+  stopper: early_stopping.EarlyStopping
+  best_epoch: int = 0
+  history: list[files.Row] = dataclasses.field(default_factory=list)
+  stopped: str = ''
+  diverged: bool = False
+  num_devices: int = 1
+
+  def save(self, checkpoints: checkpointing.Checkpoints) -> None:
+    """Writes the checkpoint of the last epoch."""
+    checkpoints.save(
+        len(self.history),
+        (self.state, self.plateau),
+        self.best,
+        {
+            'best_epoch': self.best_epoch,
+            'history': self.history,
+            'stopped': self.stopped,
+            'diverged': self.diverged,
+            'stopper': dataclasses.asdict(self.stopper),
+            'num_devices': self.num_devices,
+        },
+    )
+
+  def restore(self, checkpoints: checkpointing.Checkpoints) -> bool:
+    """Returns whether there was a checkpoint to go on from."""
+    restored = checkpoints.restore((self.state, self.plateau), self.best)
+    if restored is None:
+      return False
+    (self.state, self.plateau), self.best, progress = restored
+    self.best_epoch = progress['best_epoch']
+    self.history = progress['history']
+    self.stopped = progress['stopped']
+    self.diverged = progress['diverged']
+    self.stopper = self.stopper.replace(**progress['stopper'])
+    # Runs had one device before there was such an entry.
+    self.num_devices = progress.get('num_devices', 1)
+    return True
+
+  def conclude(
+      self,
+      config: ml_collections.ConfigDict,
+      plateau: optax.GradientTransformationExtraArgs | None,
+  ) -> bool:
+    """Draws the conclusions of the last epoch; returns whether it is the best.
+
+    Args:
+      config: the resolved config.
+      plateau: the rule that lowers the learning rate, or None.
+    """
+    row, epoch = self.history[-1], len(self.history)
+    value = row[config.monitor]
+    if config.monitor == 'validation_accuracy':
+      # Early stopping and the plateau rule take what is to become small, and
+      # the latter's relative threshold means nothing below zero.
+      value = 1.0 - value
+    if plateau:
+      self.plateau = optimization.update_plateau(plateau, self.plateau, value)
+    self.stopper = self.stopper.update(optimization.finite(value))
+    # What is not finite is no improvement, not even over nothing: if no epoch
+    # was finite, the parameters of the start are tested.
+    is_best = self.stopper.has_improved and math.isfinite(value)
+    if is_best:
+      self.best_epoch = epoch
+      self.best = copy((self.state.params, self.state.statistics))
+    self.diverged = not all(
+        math.isfinite(row[name]) for name in ('train_loss', 'validation_loss')
+    )
+    if self.diverged:
+      self.stopped = f'the loss was not finite in epoch {epoch}'
+    elif self.stopper.should_stop:
+      self.stopped = f'early stopping after epoch {epoch}'
+    elif epoch == config.num_epochs:
+      self.stopped = f'all {epoch} epochs'
+    return is_best
+
+
+def begin(experiment: experiments.Experiment, key: jax.Array) -> SeedState:
+  """Returns the state before the first epoch.
+
+  Args:
+    experiment: what `prepare` returned.
+    key: of the parameters.
+  """
+  state, rule = experiment.program.init(key), experiment.plateau
+  return SeedState(
+      state=state,
+      plateau=experiment.placement.replicate(
+          rule.init(state.params) if rule else ()
+      ),
+      best=copy((state.params, state.statistics)),
+      stopper=make_stopper(experiment.config.early_stopping),
+  )
+
+
+def make_stopper(
+    config: ml_collections.ConfigDict,
+) -> early_stopping.EarlyStopping:
+  """Returns early stopping that never stops if `config.patience` is 0.
+
+  Args:
+    config: `config.early_stopping` with `patience`, the number of epochs in a
+      row without improvement that ends training, and `min_delta`.
+  """
+  # flax's rule stops at the epoch after the tolerated ones.
+  patience = config.patience - 1 if config.patience else 2**31
+  return early_stopping.EarlyStopping(
+      min_delta=config.min_delta, patience=patience
+  )
+
+
+def copy(tree: Any) -> Any:
+  """Returns a copy that survives when the next step donates the original."""
+  return jax.tree.map(jnp.copy, tree)

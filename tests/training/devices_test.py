@@ -1,0 +1,341 @@
+"""Training on several devices and in several processes, on a CPU.
+
+The number of devices is fixed once in a process, so all of this runs in
+subprocesses.
+"""
+
+import json
+import os
+import pathlib
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import numpy as np
+import pytest
+
+from rnnzoo.training import placement as placements
+from rnnzoo.training import processes
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+# Seconds after which a process without news from another one ends.
+HEARTBEAT = 10
+
+
+# Compiles in half of the time, to slower code.
+FAST_COMPILATION = (
+    ' --xla_backend_optimization_level=0'
+    ' --xla_llvm_disable_expensive_passes=true'
+)
+
+
+def start(
+    module, *arguments, devices=1, xla_flags='', **environment
+) -> subprocess.Popen:
+  """Starts a program of tests.testing with so many devices."""
+  return subprocess.Popen(
+      [sys.executable, '-m', f'tests.testing.{module}', *map(str, arguments)],
+      cwd=ROOT,
+      env=os.environ
+      | environment
+      | {
+          'JAX_PLATFORMS': 'cpu',
+          'PYTHONPATH': str(ROOT),
+          'XLA_FLAGS': (
+              f'--xla_force_host_platform_device_count={devices}{xla_flags}'
+          ),
+      },
+      stdout=subprocess.PIPE,
+      stderr=subprocess.PIPE,
+      text=True,
+  )
+
+
+class StepsTestCase(absltest.TestCase):
+
+  def train(self, *counts, xla_flags=''):
+    """Returns what devices_program says of each count."""
+    process = start('devices_program', *counts, devices=4, xla_flags=xla_flags)
+    output, errors = process.communicate()
+    self.assertEqual(process.returncode, 0, msg=errors[-3000:])
+    results = [json.loads(line) for line in output.splitlines()]
+    self.assertEqual([r['count'] for r in results], list(counts))
+    self.assertEqual([r['devices'] for r in results], list(counts))
+    return results
+
+  def check_same(self, one, several):
+    """The same to rounding: BatchNorm and dropout are those of the batch."""
+    for x, y in zip(one['leaves'], several['leaves'], strict=True):
+      np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)
+
+  def check_collectives(self, result):
+    """Sums of gradients, statistics, loss and accuracy: nothing else."""
+    found = result['collectives']
+    if result['count'] == 1:
+      self.assertEmpty(found)
+      return
+    self.assertEqual({kind for kind, *_ in found}, {'all-reduce'})
+    # Once in a step, not in each step of time.
+    self.assertLen({where for *_, where in found}, 1)
+    # BatchNorm has two sums a level and pass, each of 4 features.
+    most = sum(result['sizes']) + 2 + 2 * 2 * 2 * 4
+    self.assertBetween(sum(n for _, n, _ in found), sum(result['sizes']), most)
+
+
+class StepsTest(StepsTestCase):
+
+  def test_four_devices(self):
+    one, four = self.train(1, 4, xla_flags=FAST_COMPILATION)
+    self.check_same(one, four)
+    for result in (one, four):
+      self.check_collectives(result)
+
+
+@pytest.mark.slow
+class EveryNumberTest(StepsTestCase):
+
+  def test_every_number_twice(self):
+    first = self.train(1, 2, 4)
+    again = self.train(4, 2, 1)[::-1]
+    self.assertEqual(first, again)  # Bit by bit.
+    for result in first:
+      self.check_same(first[0], result)
+      self.check_collectives(result)
+
+
+class ChoiceTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      (3, 'must be at most 1, the number of devices here; got 3'),
+      (2, 'must be at most 1'),
+  )
+  def test_more_than_there_are(self, count, message):
+    with self.assertRaisesRegex(ValueError, f'num_devices {message}'):
+      placements.choose(8, count)
+
+  def test_one_device_has_no_mesh(self):
+    self.assertIsNone(placements.choose(8, None).mesh)
+    self.assertIsNone(placements.choose(8, 1).mesh)
+
+
+class FlagsTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      ((None, None, 0), '--coordinator_address and --num_processes is missing'),
+      (('a:1', None, None), '--num_processes and --process_id is missing'),
+      (('a:1', 2, 2), '--process_id must be from 0 to 1, below --num_pro'),
+      (('a:1', 2, -1), '--process_id must be from 0 to 1'),
+      (('a:1', 0, 0), '--num_processes must be at least 1; got 0'),
+      (('a', 2, 0), "must be a host and a port.*got 'a'"),
+      (('a:b', 2, 0), "must be a host and a port.*got 'a:b'"),
+  )
+  def test_impossible(self, given, message):
+    with self.assertRaisesRegex(ValueError, message):
+      processes.initialize(*given, detect=False, heartbeat_seconds=100)
+
+  def test_one_way_or_the_other(self):
+    with self.assertRaisesRegex(ValueError, 'pass either the one or the other'):
+      processes.initialize('a:1', 2, 0, detect=True, heartbeat_seconds=100)
+
+  def test_none(self):
+    processes.initialize(None, None, None, detect=False, heartbeat_seconds=100)
+    self.assertFalse(processes.are_connected())
+
+
+class ProcessesTestCase(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.workdir = pathlib.Path(self.create_tempdir().full_path) / 'run'
+
+  def run_alone(self, *flags, devices=1, workdir=None):
+    """Returns (exit code, stdout, stderr) of one process."""
+    process = start(
+        'process_program',
+        0,
+        f'--workdir={workdir or self.workdir}',
+        *flags,
+        devices=devices,
+    )
+    output, errors = process.communicate()
+    return process.returncode, output, errors
+
+  def run_two(self, *flags, kill=(0, 0), workdir=None, environments=({}, {})):
+    """Returns (exit code, stdout, stderr) of two processes, two devices each.
+
+    Args:
+      *flags: of both.
+      kill: the epoch at whose start each is killed.
+      workdir: of the run.
+      environments: of each.
+    """
+    with socket.socket() as free:
+      free.bind(('localhost', 0))
+      port = free.getsockname()[1]
+    running = [
+        start(
+            'process_program',
+            kill[index],
+            f'--workdir={workdir or self.workdir}',
+            f'--coordinator_address=localhost:{port}',
+            '--num_processes=2',
+            f'--process_id={index}',
+            f'--heartbeat_seconds={HEARTBEAT}',
+            *flags,
+            devices=2,
+            **environments[index],
+        )
+        for index in (0, 1)
+    ]
+    outputs = [process.communicate() for process in running]
+    return [
+        (process.returncode, *output)
+        for process, output in zip(running, outputs, strict=True)
+    ]
+
+  def check_same_files(self, one, other):
+    for name in (
+        'config.json',
+        'report.json',
+        'seed_0/metrics.csv',
+        'seed_0/result.json',
+    ):
+      self.assertEqual(
+          (one / name).read_bytes(), (other / name).read_bytes(), msg=name
+      )
+
+
+@pytest.mark.slow
+class SeveralProcessesTest(ProcessesTestCase):
+
+  def test_killed_and_started_again(self):
+    whole = self.workdir.with_name('whole')
+    ends = self.run_two(workdir=whole)
+    for code, _, errors in ends:
+      self.assertEqual(code, 0, msg=errors)
+    self.assertIn(
+        'devices: 4 x cpu, 2 of 8 on each, in 2 processes', ends[0][1]
+    )
+    # One talks for both.
+    self.assertNotIn('accuracy', ends[1][1])
+    self.assertEmpty(ends[1][2])
+    self.assertLen(list((whole / 'seed_0').glob('events.*')), 1)
+
+    for killed in (0, 1):
+      with self.subTest(f'process {killed} killed'):
+        shutil.rmtree(self.workdir, ignore_errors=True)
+        begin = time.monotonic()
+        ends = self.run_two(kill=(3, 0) if killed == 0 else (0, 3))
+        self.assertEqual(ends[killed][0], -signal.SIGKILL)
+        code, _, errors = ends[1 - killed]
+        self.assertIn(code, (4, -signal.SIGABRT), msg=errors)
+        self.assertRegex(
+            errors, 'lost another one of the run|another task died'
+        )
+        self.assertLess(time.monotonic() - begin, 180)
+        self.assertFalse((self.workdir / 'report.json').exists())
+        for code, _, errors in self.run_two():
+          self.assertEqual(code, 0, msg=errors)
+        self.check_same_files(whole, self.workdir)
+
+  def test_one_process_with_as_many_devices(self):
+    for code, _, errors in self.run_two():
+      self.assertEqual(code, 0, msg=errors)
+    alone = self.workdir.with_name('alone')
+    code, output, errors = self.run_alone(devices=4, workdir=alone)
+    self.assertEqual(code, 0, msg=errors)
+    self.assertIn('devices: 4 x cpu, 2 of 8 on each\n', output)
+    one, other = (
+        json.loads((path / 'seed_0/result.json').read_text())
+        for path in (self.workdir, alone)
+    )
+    self.assertEqual(one['best_epoch'], other['best_epoch'])
+    for row, same in zip(one['history'], other['history'], strict=True):
+      self.assertEqual(row.keys(), same.keys())
+      for name, value in row.items():
+        np.testing.assert_allclose(value, same[name], rtol=1e-4, err_msg=name)
+
+  @parameterized.parameters(
+      ({'OTHER_DATA': '1'}, (), 'process 1 has data other than'),
+      ({}, ('--config.num_devices=3',), 'num_devices must divide the batch'),
+      ({}, ('--config.batch_size=7',), 'cannot be split over 2 processes'),
+  )
+  def test_refused_by_both(self, environment, flags, message):
+    ends = self.run_two(*flags, environments=({}, environment))
+    for code, _, errors in ends:
+      self.assertEqual(code, 2, msg=errors)
+      self.assertRegex(errors.splitlines()[-1], f'^train.py: .*{message}')
+
+  def test_the_same_directory_for_two_runs(self):
+    self.workdir.mkdir()
+    (self.workdir / 'seed_0').mkdir()  # Without a config.
+    for code, _, errors in self.run_two():
+      self.assertEqual(code, 2, msg=errors)
+      self.assertRegex(errors.splitlines()[-1], 'holds seeds but no run.json')
+
+
+@pytest.mark.slow
+class OneProcessTest(ProcessesTestCase):
+
+  def test_another_number_of_devices(self):
+    code, output, errors = self.run_alone(
+        '--config.num_epochs=2', '--config.num_devices=2', devices=3
+    )
+    self.assertEqual(code, 0, msg=errors)
+    self.assertIn(
+        'devices: 2 x cpu, 4 of 8 on each (2 of 3 devices:'
+        ' config.num_devices is 2)\n',
+        output,
+    )
+    (self.workdir / 'seed_0/result.json').unlink()
+    code, output, errors = self.run_alone('--config.num_epochs=2', devices=1)
+    self.assertEqual(code, 0, msg=errors)
+    self.assertIn('device: cpu\n', output)
+    self.assertIn(
+        'seed 0: devices so far 2, from here 1; the last bits', output
+    )
+
+  @parameterized.parameters(
+      (0, 'config.num_devices must be an integer from 1 to .*or None; got 0'),
+      (-1, 'config.num_devices must be an integer from 1 .*; got -1'),
+      (3, 'config.num_devices must be at most 2, .*; got 3'),
+  )
+  def test_refused(self, count, message):
+    code, _, errors = self.run_alone(f'--config.num_devices={count}', devices=2)
+    self.assertEqual(code, 2, msg=errors)
+    self.assertRegex(errors, f'^train.py: {message}')
+
+  def test_no_cluster(self):
+    code, _, errors = self.run_alone('--distributed')
+    self.assertEqual(code, 2, msg=errors)
+    self.assertRegex(errors, '^train.py: --distributed finds no cluster that')
+
+  def test_a_batch_that_cannot_be_split(self):
+    code, _, errors = self.run_alone(
+        '--config.batch_size=7', '--config.num_devices=2', devices=2
+    )
+    self.assertEqual(code, 2, msg=errors)
+    self.assertIn(
+        'config.num_devices must divide the batch of 7 examples; got 2;'
+        ' possible are [1]',
+        errors,
+    )
+    code, output, errors = self.run_alone(
+        '--config.batch_size=7', '--config.num_epochs=1', devices=2
+    )
+    self.assertEqual(code, 0, msg=errors)
+    self.assertIn(
+        'device: cpu (1 of 2 devices: a batch of 7 cannot be split evenly over'
+        ' more)\n',
+        output,
+    )
+
+
+if __name__ == '__main__':
+  absltest.main()
