@@ -129,7 +129,11 @@ class AllNumbersTest(Numbers):
 
   @parameterized.product(layer=tuple(rnnzoo.LAYERS), kind=('Explicit', 'Auto'))
   def test_jit(self, layer, kind):
-    self.assert_same_under_jit(kind, self.names(layer))
+    # Beyond stacks, forms of layers are shown under shard_map.
+    names = self.names(layer)
+    wanted = '-two-given-', '-bidirectional-learned-'
+    names = [name for name in names if any(form in name for form in wanted)]
+    self.assert_same_under_jit(kind, names)
 
   def names(self, layer):
     cases = sharded_cases.CASES.items()
