@@ -321,7 +321,7 @@ MUTANTS = (
         ),
     ),
     *_all(
-        'rnnzoo/training/loop.py',
+        'rnnzoo/training/seed_state.py',
         'tests/training/training_test.py',
         ('config.patience - 1', 'config.patience', 'stops_after_patience'),
         (
