@@ -1,6 +1,7 @@
 """The sLSTM: an LSTM with exponential gates, kept in range by a stabiliser."""
 
 import dataclasses
+import numbers
 
 from flax import nnx
 import jax
@@ -8,7 +9,6 @@ import jax.numpy as jnp
 
 from rnnzoo import cell
 from rnnzoo import checks
-from rnnzoo import settings
 from rnnzoo.layers import initializers
 from rnnzoo.layers import recurrent
 
@@ -156,11 +156,15 @@ class SLSTM(recurrent.RecurrentLayer):
   ):
     checks.positive(num_blocks, 'num_blocks')
     checks.positive(num_heads, 'num_heads')
-    settings.within(block_index, 'block_index', least=0)
-    if not 0 <= block_index < num_blocks:
+    is_int = isinstance(block_index, numbers.Integral)
+    if (
+        not is_int
+        or isinstance(block_index, bool)
+        or (not 0 <= block_index < num_blocks)
+    ):
       raise ValueError(
-          'block_index must be in [0, num_blocks), got'
-          f' block_index={block_index} and num_blocks={num_blocks}.'
+          'block_index must be an int in [0, num_blocks), got'
+          f' block_index={block_index!r} and num_blocks={num_blocks}.'
       )
     exponent = 0.3 + 1.3 * block_index / max(num_blocks - 1, 1)
 
