@@ -24,6 +24,8 @@ def kernel(
   """Returns the recurrent kernel as an array, or raises ValueError."""
   name = type(cell).__name__
   gates = cell.recurrent_gates
+  if not features:
+    raise ValueError('x_gates must have at least one feature, got none.')
   if recurrent_kernel is not None:
     recurrent_kernel = array(recurrent_kernel, 'recurrent_kernel')
   shape: Any = () if recurrent_kernel is None else recurrent_kernel.shape
@@ -77,17 +79,48 @@ def inputs(given: Any, axes: str, in_features: int, layer: str) -> None:
         f'{layer} expects x as an array of shape {axes}, got a'
         f' {type(given).__name__}; jnp.asarray(x) would work.'
     )
+  if isinstance(given, np.ma.MaskedArray):
+    raise ValueError(
+        f'{layer} expects x without a mask of numpy, which would be ignored;'
+        ' x.filled(0), with mask= or seq_lengths= for the layer, would work.'
+    )
   shape = np.shape(given)
   if len(shape) < axes.count(',') or shape[-1] != in_features:
     raise ValueError(
         f'{layer} expects x of shape {axes} with in_features = {in_features},'
         f' got shape {shape}.'
     )
+  if jnp.issubdtype(given.dtype, jnp.complexfloating):
+    number(given, f'{layer} expects x of real numbers: x')
   if not jnp.issubdtype(given.dtype, jnp.floating):
     raise ValueError(
         f'{layer} expects floating-point x, got {given.dtype};'
         ' x.astype(jnp.float32) would work.'
     )
+  width(given.dtype, f'{layer} expects x of such a dtype: x')
+
+
+def parameter(given: Any, expected: tuple[int, ...] | None, label: str) -> None:
+  """Raises ValueError unless a layer's parameter is like that it made.
+
+  A checkpoint, or the state of another layer, can put anything there.
+
+  Args:
+    given: the value of the parameter.
+    expected: its shape; None for a parameter of the cell's own.
+    label: the names of layer and parameter.
+  """
+  if isinstance(given, jax.ShapeDtypeStruct):
+    raise ValueError(
+        f'{label} has a shape but no values, as in all layers that'
+        ' nnx.eval_shape makes; nnx.update(layer, state) fills them in.'
+    )
+  if expected is not None and given.shape != expected:
+    raise ValueError(
+        f'{label} must have shape {expected}, as when the layer was made, got'
+        f' {given.shape}; a state fits layers of the same class and sizes only.'
+    )
+  (number if expected is None else real)(given, label)
 
 
 def carry(
@@ -182,6 +215,7 @@ def floating(dtype: Any, label: str) -> None:
         f'{label} must be a floating-point dtype such as jnp.float32 or'
         f' jnp.bfloat16, got {got}.'
     )
+  width(known, label)
   config: Any = jax.config  # Its attributes have no types.
   if known.itemsize == 8 and not config.jax_enable_x64:
     raise ValueError(
@@ -192,13 +226,25 @@ def floating(dtype: Any, label: str) -> None:
 
 def array(given: Any, label: str) -> Array:
   """Returns `given` as an array, or raises ValueError."""
+  fits = True
   try:
-    return jnp.asarray(given)
+    result = jnp.asarray(given)
+    if isinstance(given, np.ndarray) and given.dtype.kind in 'iu':
+      info = jnp.iinfo(result.dtype)
+      fits = bool(np.all((info.min <= given) & (given <= info.max)))
+  except OverflowError:
+    fits = False
   except (TypeError, ValueError) as error:
     raise ValueError(
         f'{label} must be an array, got a {type(given).__name__} that is none:'
         f' {given!r:.80}.'
     ) from error
+  if not fits:
+    raise ValueError(
+        f'{label} has integers that JAX cannot hold, got {given!r:.80}; it has'
+        " 64 bits only after jax.config.update('jax_enable_x64', True)."
+    )
+  return result
 
 
 def number(given: Any, label: str) -> None:
@@ -219,6 +265,16 @@ def real(given: Any, label: str) -> None:
     raise ValueError(
         f'{label} must be floating-point, got {given.dtype};'
         f' {label}.astype(jnp.float32) would work.'
+    )
+  width(given.dtype, label)
+
+
+def width(dtype: Any, label: str) -> None:
+  """Raises ValueError for floating-point numbers that JAX cannot promote."""
+  if not 2 <= jnp.dtype(dtype).itemsize <= 8:
+    raise ValueError(
+        f'{label} must have 16 to 64 bits, got {dtype}; .astype(jnp.bfloat16)'
+        ' or .astype(jnp.float32) would work.'
     )
 
 

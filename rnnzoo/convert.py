@@ -166,6 +166,7 @@ def from_flax(layer: recurrent.RecurrentLayer, cell: Any) -> None:
           f' in_features = {layer.in_features} and features = {features}, got'
           f' {value.shape}.'
       )
+    checks.number(value, f'The {name} of {type(cell).__name__}')
   weights = _weights(
       layer, weight_ih.T, weight_hh.T, bias, jnp.zeros_like(bias)
   )
@@ -243,7 +244,19 @@ def _weights(layer, weight_ih, weight_hh, bias_ih, bias_hh) -> dict[str, Any]:
     bias = bias_ih + bias_hh
   if layer.bias is not None:
     weights['bias'] = np.stack(bias)
-  return jax.tree.map(lambda w: jnp.asarray(w, dtype), weights)
+
+  def cast(w):
+    with np.errstate(over='ignore'):  # An error instead of the warning.
+      made = jnp.asarray(w, dtype)
+    if np.any(np.isfinite(w) & np.isinf(made)):
+      raise ValueError(
+          f'A weight is too large for param_dtype={jnp.dtype(dtype)} of the'
+          f' {type(layer).__name__}, where it would become infinite; another'
+          ' param_dtype would work.'
+      )
+    return made
+
+  return jax.tree.map(cast, weights)
 
 
 def _check_layer(layer) -> None:
@@ -284,6 +297,10 @@ def _flax_kind(cell: Any) -> tuple[type, str]:
 
 def _numpy(value: Any, name: str) -> np.ndarray:
   """Returns an array or a torch tensor as a numpy array of real numbers."""
+  if isinstance(value, np.ma.MaskedArray):
+    raise ValueError(
+        f'{name} must be an array without a mask, which would be ignored.'
+    )
   if hasattr(value, 'detach'):
     value = value.detach().cpu()
     if str(value.dtype) == 'torch.bfloat16':  # numpy has no such type

@@ -47,13 +47,14 @@ NUMBERS = (*STRANGE, True, nan, inf, -inf, '1', [1.0], np.ones(2))
 POSITIVE = (*NUMBERS, -1.0, 0.0)
 RANGES = (*STRANGE, None, 1.0, (1.0,), (1, 0), (0, nan), ('0', '1'), (0, 1, 2))
 DTYPES = (*STRANGE[3:], 'foo', 'int32', jnp.int8, bool, complex, 'complex64')
-DTYPES += ('float64', np.float64, 5, [jnp.float32])
+DTYPES += ('float64', np.float64, 5, [jnp.float32], jnp.float8_e4m3fn)
 INITS = ('xavier_uniform', 3, {}, [1, 2], key, np.ones(3), lambda: 0, repr)
 INITS += (lambda k, s, d: None, lambda k, s, d: jnp.ones(s, jnp.complex64))
 INITS += (lambda k, s, d: jnp.ones((2,), d),)
 RNGS = (*STRANGE, None, 0, 7, key, np.int32(3), [1], nnx.Rngs, nnx.Rngs(data=0))
 NAMES = (*STRANGE, None, 0, ['tanh'], 'TANH', '', ('linear',))
 PATHS = ('cuda', (), ('scan', 'cuda'), 0, {}, 1.5, Junk(), [None], b'scan')
+PATHS += (True, ['scan', 3], [np.ones(2)])
 ARRAYS = (*STRANGE, None, 1, [1, 2], [[1.0], [1.0, 2.0]], np.ones(2))
 ARRAYS += (np.ones((7, 7, 7, 7, 7)), np.array(['a']), np.array([None]))
 X = (
@@ -62,6 +63,9 @@ X = (
     x.astype(np.int32),
     x[..., :2],
     x[0, 0, 0],
+    x.astype(np.longdouble),
+    x.astype(jnp.float8_e4m3fn),
+    np.ma.masked_array(x, x > 0),
 )
 BOOLS = ('foo', [['a'] * TIME] * BATCH, [[True], [True, False]], {}, Junk())
 BOOLS += (
@@ -72,6 +76,7 @@ BOOLS += (
     'no',
 )
 LENGTHS = ('foo', [1, [2]], {}, Junk(), [1.0, 2.0], [1], [-1, 2], [1, TIME + 1])
+LENGTHS += (np.array([1, 2**32 + 1]), [1, 2**40])
 LENGTHS += (['a', 'b'], True, 3, [True, False], np.ones((BATCH, 2), int), 1j)
 CARRIES = (*STRANGE, 1, h, (h, h, h, h, h), (h[:1],), [None], ({},), ())
 CARRIES += ((h + 1j,), ([[1.0], [1.0, 2.0]],), ('foo',), (h.astype(str),))
@@ -179,9 +184,10 @@ def composed():
 
 
 def constructors():
-  own = inspect.signature
   for name, cls in rnnzoo.LAYERS.items():
-    options = {*OF_ALL, *own(cls).parameters} & set(OPTIONS)
+    # Of __init__: the signature of the class is that of nnx's metaclass.
+    own = {*inspect.signature(cls.__init__).parameters} - {'self', 'options'}
+    options = {*OF_ALL, *own}
     if name in ('IndRNN', 'IRevRNN', 'MinGRU', 'MinLSTM'):
       options -= {'num_heads'}
     if name == 'SLSTM':
@@ -256,11 +262,19 @@ def functions():
   good = {'cell': rnnzoo.ElmanCell(), 'params': {}, 'x_gates': gates}
   good |= {'recurrent_kernel': kernel, 'carry': (h,)}
   kernels = (*ARRAYS, kernel.astype(int), kernel * 1j, kernel.astype(bool))
+  kernels += (kernel.astype(jnp.float8_e4m3fn),)
   for f in (rnnzoo.unroll, rnnzoo.unroll_carries):
     for name, values in {
         'cell': CELLS,
         'params': ('foo', [h], 3, None and 0, {'w': 'foo'}, {'w': h + 1j}),
-        'x_gates': (*ARRAYS, gates.astype(int), gates * 1j, gates[:, :, 0]),
+        'x_gates': (
+            *ARRAYS,
+            gates.astype(int),
+            gates * 1j,
+            gates[:, :, 0],
+            gates[..., :0],
+            gates.astype(jnp.float8_e4m3fn),
+        ),
         'recurrent_kernel': kernels,
         'carry': (None, *CARRIES),
         'restart_carry': CARRIES,
@@ -277,7 +291,7 @@ def functions():
   yield Case('unroll_carries', rnnzoo.unroll_carries, good, 'outputs', outputs)
   good = {'a': x, 'b': x}
   for name, values in {
-      'a': (*ARRAYS, x * 1j, x[0]),
+      'a': (*ARRAYS, x * 1j, x[0], x.astype(jnp.float8_e4m3fn)),
       'b': (*ARRAYS, x * 1j, x[0]),
       'h0': (*STRANGE, 1, x, [[1.0]], [[1.0], [1.0, 2.0]], x[:, 0] * 1j),
       'reset': BOOLS,
@@ -286,7 +300,11 @@ def functions():
   }.items():
     yield Case('linear_scan', rnnzoo.linear_scan, good, name, values)
   yield Case(
-      'constrain', rnnzoo.constrain, {}, 'params', (*STRANGE, None, h, {})
+      'constrain',
+      rnnzoo.constrain,
+      {},
+      'params',
+      (*STRANGE, None, h, {}, layer('IndRNN')),
   )
 
 
@@ -306,6 +324,8 @@ def conversions():
         None,
         [[1], [1, 2]],
         w.astype(object),
+        np.ma.masked_array(w, w > 0),
+        np.float64(1e300) * w,
     )
     dicts += [weights | {name: value} for value in wrong]
   convert_to = (*STRANGE, None, rnnzoo.LSTM, layer('MinGRU'), nnx.LSTMCell)
@@ -319,6 +339,7 @@ def conversions():
   from flax import linen as nn
 
   cells = (*CELLS, nn.GRUCell(4), nnx.Linear(3, 4, rngs=nnx.Rngs(0)))
+  cells += (nnx.GRUCell(3, 4, param_dtype=complex, rngs=nnx.Rngs(0)),)
   for name, values in {'layer': convert_to, 'cell': cells}.items():
     yield Case('from_flax', convert.from_flax, good, name, values)
   for label in ('LSTM', 'MinGRU', 'IndRNN'):

@@ -155,11 +155,10 @@ class SLSTM(recurrent.RecurrentLayer):
   ):
     settings.positive(num_blocks, 'num_blocks')
     settings.positive(num_heads, 'num_heads')
-    settings.within(block_index, 'block_index', least=0)
-    if not 0 <= block_index < num_blocks:
+    if isinstance(block_index, bool) or block_index not in range(num_blocks):
       raise ValueError(
-          'block_index must be in [0, num_blocks), got'
-          f' block_index={block_index} and num_blocks={num_blocks}.'
+          'block_index must be an int in [0, num_blocks), got'
+          f' block_index={block_index!r} and num_blocks={num_blocks}.'
       )
     exponent = 0.3 + 1.3 * block_index / max(num_blocks - 1, 1)
 

@@ -73,6 +73,7 @@ def check_implementation(implementation: Implementation) -> None:
   if (
       not isinstance(names, Sequence)
       or not names
+      or not all(isinstance(name, str) for name in names)
       or any(name not in IMPLEMENTATIONS for name in names)
   ):
     raise ValueError(

@@ -36,9 +36,11 @@ def constrain(params: Any) -> Any:
     return variable.replace(jnp.clip(variable[...], -bound, bound))
 
   is_variable = lambda x: isinstance(x, nnx.Variable)
-  if not any(map(is_variable, jax.tree.leaves(params, is_leaf=is_variable))):
+  if isinstance(params, nnx.Module) or not any(
+      map(is_variable, jax.tree.leaves(params, is_leaf=is_variable))
+  ):
     raise ValueError(
         'constrain needs nnx variables, which carry the bounds; pass'
-        ' nnx.state(model, nnx.Param), not a tree of arrays.'
+        ' nnx.state(model, nnx.Param), neither the model nor a tree of arrays.'
     )
   return jax.tree.map(clip, params, is_leaf=is_variable)

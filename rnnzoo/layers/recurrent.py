@@ -424,7 +424,27 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
     return kernel.astype(dtype)
 
   def _check_input(self, x: Array, axes: str) -> None:
+    self._check_parameters()
     checks.inputs(x, axes, self.in_features, type(self).__name__)
+
+  def _check_parameters(self) -> None:
+    """Raises ValueError for a state that is not this layer's own."""
+    gates, features = self.cell.input_gates, self.out_features
+    size = features // self.num_heads
+    heads = (self.cell.recurrent_gates, self.num_heads, size, size)
+    given: list[tuple[str, Any, tuple[int, ...] | None]] = [
+        ('kernel', self.kernel, (gates, self.in_features, features))
+    ]
+    if self.bias is not None:
+      given.append(('bias', self.bias, (gates, features)))
+    if self.recurrent_kernel is not None:
+      given.append(('recurrent_kernel', self.recurrent_kernel, heads))
+    given += [('learned_carry', c, (features,)) for c in self.learned_carry]
+    given += [(name, p, None) for name, p in self.cell_params.items()]
+    for name, value, shape in given:
+      if isinstance(value, nnx.Variable):
+        value = value.get_raw_value()
+      checks.parameter(value, shape, f'{type(self).__name__}.{name}')
 
   def _check_carry(self, carry: Carry, batch_shape, label: str) -> Carry:
     expected = (*batch_shape, self.out_features)

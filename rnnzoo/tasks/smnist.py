@@ -74,6 +74,9 @@ _MODEL_RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
     }
 )
 
+# Arguments that a layer has from `config.model` itself.
+_OF_MODEL = ('dtype', 'features', 'implementation')
+
 # Values of a layer's *_init options in a config, which holds no functions.
 _INITIALIZERS: Mapping[str, jax.nn.initializers.Initializer] = (
     types.MappingProxyType(
@@ -250,6 +253,11 @@ def _layer_options(
     raise ValueError(f'{name} must be a section with fields; got {options!r}')
   arguments = dict(options.items())
   fields.check_numbers(arguments, name)
+  if elsewhere := [key for key in _OF_MODEL if key in arguments]:
+    raise ValueError(
+        f'{name}.{elsewhere[0]} would be ignored; config.model.{elsewhere[0]}'
+        ' is for all layers'
+    )
   for option, value in arguments.items():
     if option.endswith('_init'):
       rule = fields.one_of(_INITIALIZERS)

@@ -239,6 +239,8 @@ class LinearScanTest(parameterized.TestCase):
     np.testing.assert_array_equal(y[0, 4:], clean[0, 4:])
     np.testing.assert_array_equal(gradient[0, 4:], want[0, 4:])
     self.assertTrue(np.isnan(y[0, 3]).any())
+    # The learned carry is where it starts again.
+    np.testing.assert_allclose(y[0, 4:], made(x[0, 4:]), rtol=1e-5, atol=1e-6)
 
   @parameterized.parameters(*PATHS)
   def test_empty(self, path):

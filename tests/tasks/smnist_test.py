@@ -426,6 +426,11 @@ class SequentialMnistTest(parameterized.TestCase):
       ('wide', {'dtype': 'float64'}, 'takes float32 unless JAX_ENABLE_X64'),
       ('nan', {'options': {'GRU': {'kernel_scale': float('nan')}}}, 'finite'),
       ('flag', {'implementation': True}, 'implementation'),
+      (
+          'elsewhere',
+          {'options': {'GRU': {'dtype': 'bfloat16'}}},
+          'GRU.dtype would be ignored; config.model.dtype is',
+      ),
   )
   def test_impossible_model(self, model, message):
     config = digits_config()

@@ -351,9 +351,11 @@ class TrainAndEvaluateTest(absltest.TestCase):
 
   def test_tests_the_best_epoch(self):
     self.config.update(num_seeds=1, monitor='validation_accuracy')
+    self.config.optimizer.learning_rate = 0.05
     (seed,) = self.train()['seeds']
     result = json.loads((self.workdir / 'seed_0/result.json').read_text())
     accuracies = [row['validation_accuracy'] for row in result['history']]
+    self.assertNotEqual(np.argmax(accuracies), np.argmin(accuracies))
     self.assertEqual(seed['best_epoch'], 1 + int(np.argmax(accuracies)))
     experiment = training.prepare(self.config, str(self.workdir), 'sign')
     model = training.best_model(experiment, seed=0)
@@ -534,9 +536,12 @@ class TrainAndEvaluateTest(absltest.TestCase):
     training.prepare(self.config, str(self.workdir))
     self.config.data.manual_dir = 'elsewhere'  # Says nothing about the result.
     training.prepare(self.config, str(self.workdir))
-    self.config.num_epochs = 5
-    with self.assertRaisesRegex(ValueError, 'num_epochs: 4 there, 5 here'):
-      training.prepare(self.config, str(self.workdir))
+    for field, there, here in (('num_epochs', 4, 5), ('seed', 0, 1)):
+      config = self.config.copy_and_resolve_references()
+      config[field] = here
+      message = f'another config .{field}: {there} there, {here} here'
+      with self.assertRaisesRegex(ValueError, message):
+        training.prepare(config, str(self.workdir))
 
   def test_another_data_set_is_refused(self):
     run_directory.open_or_create(self.config, 'A', str(self.workdir), 'x')
