@@ -428,7 +428,9 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
     gates, features = self.cell.input_gates, self.out_features
     size = features // self.num_heads
     heads = (self.cell.recurrent_gates, self.num_heads, size, size)
-    given = [('kernel', self.kernel, (gates, self.in_features, features))]
+    given: list[tuple[str, Any, Any]] = [
+        ('kernel', self.kernel, (gates, self.in_features, features))
+    ]
     if self.bias is not None:
       given.append(('bias', self.bias, (gates, features)))
     if self.recurrent_kernel is not None:
