@@ -97,7 +97,7 @@ def inputs(given: Any, axes: str, in_features: int, layer: str) -> None:
         f'{layer} expects floating-point x, got {given.dtype};'
         ' x.astype(jnp.float32) would work.'
     )
-  width(given.dtype, f'{layer} expects x of such a dtype: x')
+  _width(given.dtype, f'{layer} expects x of such a dtype: x')
 
 
 def parameter(given: Any, expected: tuple[int, ...] | None, label: str) -> None:
@@ -215,7 +215,7 @@ def floating(dtype: Any, label: str) -> None:
         f'{label} must be a floating-point dtype such as jnp.float32 or'
         f' jnp.bfloat16, got {got}.'
     )
-  width(known, label)
+  _width(known, label)
   config: Any = jax.config  # Its attributes have no types.
   if known.itemsize == 8 and not config.jax_enable_x64:
     raise ValueError(
@@ -256,6 +256,8 @@ def number(given: Any, label: str) -> None:
         f'{label} must be real, got {given.dtype}: complex numbers are not'
         ' supported, and their imaginary part would be lost.'
     )
+  if jnp.issubdtype(given.dtype, jnp.floating):
+    _width(given.dtype, label)
 
 
 def real(given: Any, label: str) -> None:
@@ -266,10 +268,9 @@ def real(given: Any, label: str) -> None:
         f'{label} must be floating-point, got {given.dtype};'
         f' {label}.astype(jnp.float32) would work.'
     )
-  width(given.dtype, label)
 
 
-def width(dtype: Any, label: str) -> None:
+def _width(dtype: Any, label: str) -> None:
   """Raises ValueError for floating-point numbers that JAX cannot promote."""
   if not 2 <= jnp.dtype(dtype).itemsize <= 8:
     raise ValueError(

@@ -166,7 +166,9 @@ def from_flax(layer: recurrent.RecurrentLayer, cell: Any) -> None:
           f' in_features = {layer.in_features} and features = {features}, got'
           f' {value.shape}.'
       )
-    checks.number(value, f'The {name} of {type(cell).__name__}')
+    label = f'The {name} of {type(cell).__name__}'
+    checks.number(value, label)
+    _check_range(layer, np.asarray(value), label)
   weights = _weights(
       layer, weight_ih.T, weight_hh.T, bias, jnp.zeros_like(bias)
   )
@@ -207,6 +209,7 @@ def _torch_weights(layer, given, prefix, suffix, state_dict) -> dict[str, Any]:
           f' {type(layer).__name__} with in_features = {layer.in_features} and'
           f' features = {features}, got {value.shape}.'
       )
+    _check_range(layer, value, prefix + name)
     return value
 
   weight_ih = take('weight_ih', width, layer.in_features)
@@ -244,19 +247,18 @@ def _weights(layer, weight_ih, weight_hh, bias_ih, bias_hh) -> dict[str, Any]:
     bias = bias_ih + bias_hh
   if layer.bias is not None:
     weights['bias'] = np.stack(bias)
+  return jax.tree.map(lambda w: jnp.asarray(w, dtype), weights)
 
-  def cast(w):
-    with np.errstate(over='ignore'):  # An error instead of the warning.
-      made = jnp.asarray(w, dtype)
-    if np.any(np.isfinite(w) & np.isinf(made)):
-      raise ValueError(
-          f'A weight is too large for param_dtype={jnp.dtype(dtype)} of the'
-          f' {type(layer).__name__}, where it would become infinite; another'
-          ' param_dtype would work.'
-      )
-    return made
 
-  return jax.tree.map(cast, weights)
+def _check_range(layer, value: np.ndarray, name: str) -> None:
+  """Raises ValueError if a weight is finite, but not as a layer stores it."""
+  with np.errstate(over='ignore'):  # An error instead of the warning.
+    stored = value.astype(layer.param_dtype)
+  if np.any(np.isfinite(value) & np.isinf(stored)):
+    raise ValueError(
+        f'{name} is too large for param_dtype={jnp.dtype(layer.param_dtype)} of'
+        f' the {type(layer).__name__}, where it would become infinite.'
+    )
 
 
 def _check_layer(layer) -> None:

@@ -381,6 +381,7 @@ def complaint(case: Case, value: Any) -> str | None:
 ALSO = {
     'a': ('a and b', 'a must', 'a:'),
     'b': ('a and b', 'b must', 'b:'),
+    'cell': ('kernel of GRUCell',),
     'cell_params': ('params',),
     'params': ('param', 'nnx variables'),
     'state_dict': ('state dict', '_l0'),

@@ -59,7 +59,6 @@ def linear_scan(
   out_dtype = jnp.result_type(a, b)
   if not jnp.issubdtype(out_dtype, jnp.floating):
     raise ValueError(f'a and b must be floating-point, got {out_dtype}.')
-  checks.width(out_dtype, 'a and b')
   batch, time, features = a.shape
   reset = checks.flags(reset, (batch, time), 'reset')
   dtype = jnp.promote_types(out_dtype, jnp.float32)

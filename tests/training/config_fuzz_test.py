@@ -224,7 +224,7 @@ class EveryConfigFuzzTest(FuzzTestCase):
           with self.subTest(f'{layer}.{option}={fields.shorten(value)}'):
             try:
               config.model.options[layer] = {option: value}
-              nnx.eval_shape(lambda task=task: task.build_model(nnx.Rngs(0)))
+              nnx.eval_shape(task.build_model, nnx.Rngs(0))
             except (ValueError, NotImplementedError) as error:
               self.assertNotEmpty(str(error))
 
