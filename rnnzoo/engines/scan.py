@@ -11,7 +11,6 @@ by name.
 
 from collections.abc import Callable
 import dataclasses
-import functools
 import math
 from typing import Any
 
@@ -20,8 +19,10 @@ from jax import lax
 
 from rnnzoo import cell as cell_lib
 from rnnzoo.engines import call as call_lib
+from rnnzoo.engines import derivatives
 from rnnzoo.engines import scan_adjoint
 from rnnzoo.engines import scan_steps
+from rnnzoo.engines import scan_tangent
 
 Carry = cell_lib.Carry
 
@@ -87,11 +88,10 @@ def make_plan(
   )
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def unroll(
     plan: scan_steps.Plan, operands: call_lib.Operands
 ) -> tuple[Carry, Carry]:
-  """Runs a cell over time.
+  """Runs a cell over time, with derivatives of every order in both modes.
 
   Args:
     plan: static arguments.
@@ -101,8 +101,7 @@ def unroll(
     The carry after the last step, each [B, F], and the first
     `plan.call.outputs` arrays of the carries after every step, each [T, B, F].
   """
-  carry, (carries, _) = _forward(plan, operands)
-  return carry, carries[: plan.call.outputs]
+  return _unroll(plan, operands)
 
 
 def _forward(plan: scan_steps.Plan, operands: call_lib.Operands):
@@ -142,12 +141,12 @@ def _forward(plan: scan_steps.Plan, operands: call_lib.Operands):
 
 def _forward_with_residuals(plan: scan_steps.Plan, operands: call_lib.Operands):
   carry, (carries, h_gates) = _forward(plan, operands)
-  return (carry, carries[: plan.call.outputs]), (operands, carries, h_gates)
+  saved = scan_steps.Saved(operands, carries, h_gates)
+  return (carry, carries[: plan.call.outputs]), saved
 
 
-def _backward(plan: scan_steps.Plan, residuals, cotangents):
-  operands, carries, h_gates = residuals
-  return (scan_adjoint.backward(plan, operands, carries, h_gates, cotangents),)
-
-
-unroll.defvjp(_forward_with_residuals, _backward)
+_unroll = derivatives.differentiable(
+    _forward_with_residuals,
+    scan_tangent.forward,
+    scan_adjoint.backward,
+)
