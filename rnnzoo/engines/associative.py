@@ -25,6 +25,7 @@ so the derivative below is written once, whatever runs the recurrence.
 """
 
 import jax
+from jax import export
 from jax import lax
 import jax.numpy as jnp
 
@@ -99,6 +100,12 @@ def step_scan(a: Array, b: Array, reverse: bool) -> Array:
 
 def compose_scan(a: Array, b: Array, reverse: bool) -> Array:
   """h_t = a_t h_{t-1} + b_t for all t in parallel, from h = 0."""
+  if export.is_symbolic_dim(a.shape[0]):
+    raise NotImplementedError(
+        "implementation='associative_scan' needs a number of steps that is"
+        f" known, got {a.shape[0]}: its rounds depend on it. The batch may be"
+        " symbolic. implementation='scan' works."
+    )
   smallest = jnp.finfo(a.dtype).tiny
 
   def compose(first, second):

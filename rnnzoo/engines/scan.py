@@ -15,6 +15,7 @@ import math
 from typing import Any
 
 import jax
+from jax import export
 from jax import lax
 
 from rnnzoo import cell as cell_lib
@@ -43,18 +44,29 @@ def chunk_length(time: int, width: int) -> int:
   On a CPU, chunks keep gates in cache and save the page faults of large
   temporaries. At T = 784 this is most of the gain in benchmarks/cpu_peers.json.
 
+  Where only T is known, as under `jax.export`, few steps save memory. A T that
+  is not known is not divided.
+
   Args:
     time: T.
     width: elements of all input gates in one step.
   """
+  if export.is_symbolic_dim(time):
+    return time
+  if export.is_symbolic_dim(width):
+    return _divisor(time, _FEW_STEPS)
   width = max(width, 1)
   if jax.default_backend() == 'cpu':
     few = min(_FEW_STEPS, _CPU_ELEMENTS_OF_FEW_STEPS // width)
     target = max(_CPU_ELEMENTS // width, few)
   else:
     target = _ACCELERATOR_ELEMENTS // width
+  return _divisor(time, target)
+
+
+def _divisor(time: int, target: int) -> int:
+  """Returns `target`, or a divisor of T near it, which spares a remainder."""
   target = max(1, min(time, target))
-  # A divisor of T near the target spares a remainder, compiled on its own.
   for length in range(target, target // 2, -1):
     if time % length == 0:
       return length
@@ -84,7 +96,9 @@ def make_plan(
       # Equal plans share a compilation: the layout is always this one.
       call=dataclasses.replace(call, time_major=True, out_dtype=None),
       chunk=chunk_length(time, cell.input_gates * width),
-      save_gates=saved <= _SAVED_ELEMENTS,
+      save_gates=(
+          not export.is_symbolic_dim(saved) and saved <= _SAVED_ELEMENTS
+      ),
   )
 
 

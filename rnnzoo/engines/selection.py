@@ -11,6 +11,7 @@ from typing import Any
 import warnings
 
 from absl import logging
+from jax import export
 
 from pallas_kernels import targets
 
@@ -40,6 +41,15 @@ def first_that_can(
       else:
         log_once(message)
   return attempt(names[-1])
+
+
+def check_known(shape: Sequence[int]) -> None:
+  """Raises NotImplementedError where a GPU kernel cannot be planned."""
+  if any(map(export.is_symbolic_dim, shape)):
+    raise NotImplementedError(
+        "implementation='pallas' plans a kernel for sizes that are known, got"
+        f" the symbolic shape {tuple(shape)}. implementation='scan' works."
+    )
 
 
 def is_first(name: str, implementation: Implementation) -> bool:

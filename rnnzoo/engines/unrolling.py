@@ -329,6 +329,7 @@ def _associative_scan(cell, projection, operands: Operands, call: Call):
 def _pallas(cell, projection, operands: Operands, call: Call):
   """Runs a cell by a GPU kernel, in the layout that the arrays have."""
   x, mask, reset = operands.x, operands.mask, operands.reset
+  selection.check_known(x.shape)
   if mask is not None:
     x = scan_steps.where(mask, x, 0)
   if call.time_major:
