@@ -96,7 +96,8 @@ def linear_scan(
   def attempt(name):
     if name == 'pallas':
       selection.check_known(b.shape)
-      return pallas_kernels.linear_scan(a, b, h0, reset=reset, reverse=reverse)
+      given = selection.for_kernel((a, b, h0))
+      return pallas_kernels.linear_scan(*given, reset=reset, reverse=reverse)
     return xla(name, a.astype(dtype), b.astype(dtype))
 
   def xla(name, a, b):

@@ -342,15 +342,24 @@ def _pallas(cell, projection, operands: Operands, call: Call):
   if call.out_dtype is None:
     dtype = jnp.promote_types(x.dtype, jnp.float32)
     call = dataclasses.replace(call, out_dtype=dtype)
+  params, inputs, kernel, carry, restart = selection.for_kernel(
+      (
+          operands.params,
+          inputs,
+          operands.recurrent_kernel,
+          operands.carry,
+          operands.restart,
+      )
+  )
   return pallas_kernels.recurrence(
       cell,
-      operands.params,
+      params,
       inputs.x,
-      operands.recurrent_kernel,
-      operands.carry,
+      kernel,
+      carry,
       input_kernel=inputs.input_kernel,
       bias=inputs.bias,
-      restart=operands.restart,
+      restart=restart,
       reset=reset,
       mask=mask,
       call=call,

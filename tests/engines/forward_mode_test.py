@@ -17,6 +17,7 @@ import pytest
 
 import rnnzoo
 from rnnzoo.engines import scan
+from tests.testing import abstract_gpu
 from tests.testing import random_layers
 from tests.testing import reference
 
@@ -108,8 +109,10 @@ class Problem:
         x_gates + layer.bias[...],
         kernel,
         carry,
-        tuple(jnp.broadcast_to(c[...], carry[0].shape)
-              for c in layer.learned_carry),
+        tuple(
+            jnp.broadcast_to(c[...], carry[0].shape)
+            for c in layer.learned_carry
+        ),
         flip(reset),
         mask,
         lax.stop_gradient if stop else lambda x: x,
@@ -153,14 +156,118 @@ class ForwardModeTestCase(parameterized.TestCase):
     run = reference.jit(lambda *given: (ours(*given), plain(*given)))
     self.assert_close(*run(problem.given, problem.tangents))
 
+  def check_transformations(self, name, path):
+    """One layer through all of JAX's transformations."""
+    problem = Problem(name, path)
+    state, x, carry = problem.given
+    _, d_x, _ = problem.tangents
+
+    def run(function):
+      f = lambda x: loss(function, state, x, carry)
+      in_a_loop = lambda x: lax.scan(lambda s, _: (s + f(x), s), 0.0, length=2)
+      rows = jnp.stack([x, 2 * x])
+      tangent = lambda g, x: jax.jvp(g, (x,), (d_x,))[1]
+      return {
+          'linearize': jax.linearize(f, x)[1](d_x),
+          'twice forward': tangent(lambda x: tangent(f, x), x),
+          'vmap over x': jax.vmap(functools.partial(tangent, f))(rows),
+          'vmap over tangents': jax.vmap(lambda d: jax.jvp(f, (x,), (d,))[1])(
+              rows
+          ),
+          'grad of vmap': jax.grad(lambda x: jax.vmap(f)(x).sum())(rows),
+          'jvp of grad of checkpoint': tangent(jax.grad(jax.checkpoint(f)), x),
+          'jvp of a loop': tangent(lambda x: in_a_loop(x)[0], x),
+          'grad of a loop': jax.grad(lambda x: in_a_loop(x)[0])(x),
+          'grad of grad': jax.grad(
+              lambda x: jnp.vdot(jax.grad(jax.jit(f))(x), d_x)
+          )(x),
+      }
+
+    both = reference.jit(lambda: (run(problem.ours), run(problem.plain)))
+    self.assert_close(*both())
+
 
 class QuickTest(ForwardModeTestCase):
 
-  @parameterized.parameters(
-      ('AGRU', 'scan', 'plain'), ('MinGRU', 'associative_scan', 'reverse')
-  )
-  def test_agrees_with_reference(self, name, path, option):
-    self.check(name, path, option)
+  def test_agrees_with_reference(self):
+    self.check('AGRU', 'scan', 'plain')
+
+  def test_transformations(self):
+    self.check_transformations('MinGRU', 'associative_scan')
+
+  def test_hessian_of_linear_scan(self):
+    a, b, h0 = random_like((RESET[..., None], MASK[..., None], RESET[:, :1]), 3)
+    a = a.at[0, 1].set(0)  # Forgets, and has a derivative all the same.
+
+    def plain(a, b, h0):
+      h, hs = h0, []
+      for t in range(TIME):
+        h = a[:, t] * jnp.where(RESET[:, t, None], 0, h) + b[:, t]
+        hs.append(h)
+      return jnp.stack(hs, axis=1)
+
+    hessian = lambda f: jax.hessian(functools.partial(loss, f), (0, 1, 2))
+    linear_scan = functools.partial(rnnzoo.linear_scan, reset=RESET)
+    steps = functools.partial(linear_scan, implementation='scan')
+    parallel = functools.partial(linear_scan, implementation='associative_scan')
+    run = reference.jit(
+        lambda *given: [hessian(f)(*given) for f in (steps, parallel, plain)]
+    )
+    got, in_parallel, want = run(a, b, h0)
+    self.assert_close(got, want)
+    self.assert_close(in_parallel, want)
+
+  def test_bfloat16(self):
+    # In forward and reverse mode the same sums, rounded elsewhere.
+    layer = random_layers.make('GRU', IN, FEATURES, dtype=jnp.bfloat16)
+    x, d_x = np.float32(random_like(np.zeros((2, BATCH, TIME, IN)), 4))
+    f = lambda x: layer(x, reset=RESET, mask=MASK).astype(jnp.float32).sum()
+    run = reference.jit(
+        lambda x, d_x: (
+            jax.jvp(f, (x,), (d_x,))[1],
+            jnp.vdot(jax.grad(f)(x), d_x),
+        )
+    )
+    forward, reverse = run(x, d_x)
+    np.testing.assert_allclose(forward, reverse, rtol=0.02)
+
+
+class RefusedTest(parameterized.TestCase):
+  """Forward mode where there is none: a sentence."""
+
+  def test_clip(self):
+    options = {'recurrent_gradient_clip': 0.1, 'implementation': 'scan'}
+    layer = random_layers.make('GRU', IN, FEATURES, **options)
+    x = jnp.ones((BATCH, TIME, IN))
+    carry = layer.initial_carry((BATCH,))
+    step = lambda carry: layer.step(carry, x[:, 0])[1]
+    message = r'recurrent_gradient_clip=0\.1 has no forward mode'
+    with self.assertRaisesRegex(NotImplementedError, message):
+      jax.jvp(layer, (x,), (x,))
+    with self.assertRaisesRegex(NotImplementedError, message):
+      jax.jit(lambda x: jax.jvp(layer, (x,), (x,))).lower(x)
+    with self.assertRaisesRegex(NotImplementedError, message):
+      jax.jvp(step, (carry,), (carry,))
+
+  def test_kernels(self):
+    x = jnp.ones((1, 4, 8))
+
+    def tangent(implementation):
+      scan = functools.partial(
+          rnnzoo.linear_scan, implementation=implementation
+      )
+      return jax.jvp(lambda a: scan(a, x), (x,), (x,))[1]
+
+    message = "reverse mode only.*implementation='scan' has forward mode"
+    with self.assertRaisesRegex(NotImplementedError, message):
+      tangent('pallas')
+    np.testing.assert_allclose(tangent(('pallas', 'scan')), tangent('scan'))
+    if abstract_gpu.RUNS:  # Within jit, the kernel is traced first.
+      with (
+          abstract_gpu.device(self, 'NVIDIA H200'),
+          self.assertRaisesRegex(NotImplementedError, message),
+      ):
+        jax.jit(lambda: tangent('pallas')).lower()
 
 
 @pytest.mark.slow
@@ -169,6 +276,10 @@ class LayersTest(ForwardModeTestCase):
   @parameterized.parameters(*cases())
   def test_agrees_with_reference(self, name, path, option):
     self.check(name, path, option)
+
+  @parameterized.parameters(('GRU', 'scan'), ('MinGRU', 'scan'))
+  def test_transformations(self, name, path):
+    self.check_transformations(name, path)
 
 
 if __name__ == '__main__':
