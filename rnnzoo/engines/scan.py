@@ -51,7 +51,7 @@ def chunk_length(time: int, width: int) -> int:
     time: T.
     width: elements of all input gates in one step.
   """
-  if export.is_symbolic_dim(time):
+  if not isinstance(time, int):
     return time
   if export.is_symbolic_dim(width):
     return _divisor(time, _FEW_STEPS)
