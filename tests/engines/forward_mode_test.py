@@ -4,6 +4,7 @@ The reference is reference.py in float64, of which JAX derives everything.
 """
 
 import functools
+import itertools
 from unittest import mock
 
 from absl.testing import absltest
@@ -38,21 +39,17 @@ RESET = _rng.random((BATCH, TIME)) < 0.3
 MASK = _rng.random((BATCH, TIME)) < 0.7
 
 
-def is_linear(name):
-  return random_layers.make(name, IN, FEATURES).recurrent_kernel is None
-
-
 def cases():
   """Yields (layer, path, option) for all that can be combined."""
   for name in rnnzoo.LAYERS:
-    for option in OPTIONS:
-      if is_linear(name):
-        if option in ('two_heads', 'stop'):
-          continue
-        yield name, 'associative_scan', option
-      if (name, option) == ('IndRNN', 'two_heads'):
-        continue  # It has a head for each feature.
-      yield name, 'scan', option
+    kernel = random_layers.make(name, IN, FEATURES).recurrent_kernel
+    paths = ['scan'] if kernel is not None else ['scan', 'associative_scan']
+    without = {'two_heads', 'stop'} if kernel is None else set()
+    if kernel is not None and kernel.shape[-1] == 1:
+      without = {'two_heads'}  # There is a head for each feature.
+    for option, path in itertools.product(OPTIONS, paths):
+      if option not in without:
+        yield name, path, option
 
 
 def random_like(tree, seed):
