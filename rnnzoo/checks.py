@@ -9,6 +9,7 @@ import numbers
 from typing import Any
 
 import jax
+from jax import export
 import jax.numpy as jnp
 import numpy as np
 
@@ -191,7 +192,7 @@ def lengths(given: Any, expected: tuple[int, ...], time: int) -> Array | None:
     )
   if shape != expected:
     raise ValueError(f'seq_lengths must have shape {expected}, got {shape}.')
-  if given.size and not isinstance(given, jax.core.Tracer):
+  if not isinstance(given, jax.core.Tracer) and given.size:
     # In numpy: within jit, jnp's functions of known values are traced too.
     values = np.asarray(given)
     low, high = int(values.min()), int(values.max())
@@ -298,12 +299,14 @@ def same_kind(result: Any, like: Array, label: str) -> Array:
 
 def shape(given: Any, label: str) -> tuple[int, ...]:
   """Returns `given` as a shape, or raises ValueError."""
-  is_size = lambda n: isinstance(n, numbers.Integral) and not isinstance(
-      n, bool
-  )
-  if not isinstance(given, (tuple, list)) or not all(
-      is_size(n) and n >= 0 for n in given
-  ):
+
+  def is_size(n):
+    if export.is_symbolic_dim(n):
+      return True
+    is_int = isinstance(n, numbers.Integral) and not isinstance(n, bool)
+    return is_int and n >= 0
+
+  if not isinstance(given, (tuple, list)) or not all(map(is_size, given)):
     raise ValueError(
         f'{label} must be a tuple of sizes, such as (8,), got {given!r}.'
     )

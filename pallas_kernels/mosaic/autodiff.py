@@ -14,5 +14,6 @@ def _differentiable_once_jvp(primals, tangents):
   del primals, tangents
   raise NotImplementedError(
       "GPU kernels have first derivatives only, in reverse mode."
-      " A loop by implementation='scan' has second derivatives too."
+      " A loop by implementation='scan' has second derivatives too, in both"
+      " modes."
   )

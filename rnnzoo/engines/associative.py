@@ -24,14 +24,14 @@ sequence length", section 2.2):
 so the derivative below is written once, whatever runs the recurrence.
 """
 
-import functools
-
 import jax
+from jax import export
 from jax import lax
 import jax.numpy as jnp
 
 from rnnzoo import cell as cell_lib
 from rnnzoo.engines import call as call_lib
+from rnnzoo.engines import derivatives
 from rnnzoo.engines import scan_steps
 
 Array = jax.Array
@@ -71,7 +71,6 @@ def unroll(
   return linear_scan(compose_scan, reverse, a, b, carry[0])
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def linear_scan(solve, reverse: bool, a: Array, b: Array, h0: Array) -> Array:
   """Returns h_t = a_t h_{t-1} + b_t for all t.
 
@@ -85,7 +84,7 @@ def linear_scan(solve, reverse: bool, a: Array, b: Array, h0: Array) -> Array:
   Returns:
     h, [T, ...].
   """
-  return solve(a, _fold(a, b, h0, reverse), reverse)
+  return _linear_scan((solve, reverse), (a, b, h0))
 
 
 def step_scan(a: Array, b: Array, reverse: bool) -> Array:
@@ -101,6 +100,12 @@ def step_scan(a: Array, b: Array, reverse: bool) -> Array:
 
 def compose_scan(a: Array, b: Array, reverse: bool) -> Array:
   """h_t = a_t h_{t-1} + b_t for all t in parallel, from h = 0."""
+  if export.is_symbolic_dim(a.shape[0]):
+    raise NotImplementedError(
+        "implementation='associative_scan' needs a number of steps that is"
+        f" known, got {a.shape[0]}: its rounds depend on it. The batch may be"
+        " symbolic. implementation='scan' works."
+    )
   smallest = jnp.finfo(a.dtype).tiny
 
   def compose(first, second):
@@ -154,7 +159,7 @@ def _kept_jvp(primals, tangents):
   a, h = primals
   d_a, d_h = tangents
   # By a, the derivative is h also where a = 0.
-  return _kept(a, h), d_a * h + jnp.where(a == 0, 0, a * d_h)
+  return _kept(a, h), d_a * h + _kept(a, d_h)
 
 
 def _fold(a, b, h0, reverse):
@@ -163,12 +168,28 @@ def _fold(a, b, h0, reverse):
   return b.at[first].set(affine(a[first], b[first], h0))
 
 
-def _linear_scan_fwd(solve, reverse, a, b, h0):
-  h = linear_scan(solve, reverse, a, b, h0)
+def _forward(static, operands):
+  solve, reverse = static
+  a, b, h0 = operands
+  h = solve(a, _fold(a, b, h0, reverse), reverse)
   return h, (a, h, h0)
 
 
-def _linear_scan_bwd(solve, reverse, residuals, g):
+def _tangent(static, residuals, tangents):
+  """The tangent is the same recurrence, with da_t h_{t-1} + db_t for b_t."""
+  solve, reverse = static
+  a, h, h0 = residuals
+  d_a, d_b, d_h0 = tangents
+  forcing = jnp.zeros_like(h) if d_b is None else d_b
+  if d_a is not None:
+    forcing += d_a * (_before(h, h0) if reverse else _after(h0, h))
+  if d_h0 is not None:
+    forcing = _fold(a, forcing, d_h0, reverse)
+  return solve(a, forcing, reverse)
+
+
+def _adjoint(static, residuals, g):
+  solve, reverse = static
   a, h, h0 = residuals
   mu = solve(a, jnp.where(a == 0, 0, a * g), not reverse)
   zero = jnp.zeros_like(h0)
@@ -189,4 +210,4 @@ def _before(x: Array, last: Array) -> Array:
   return jnp.concatenate([x[1:], last[None]])
 
 
-linear_scan.defvjp(_linear_scan_fwd, _linear_scan_bwd)
+_linear_scan = derivatives.differentiable(_forward, _tangent, _adjoint)

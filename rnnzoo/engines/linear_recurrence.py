@@ -95,7 +95,9 @@ def linear_scan(
 
   def attempt(name):
     if name == 'pallas':
-      return pallas_kernels.linear_scan(a, b, h0, reset=reset, reverse=reverse)
+      selection.check_known(b.shape)
+      given = selection.for_kernel((a, b, h0))
+      return pallas_kernels.linear_scan(*given, reset=reset, reverse=reverse)
     return xla(name, a.astype(dtype), b.astype(dtype))
 
   def xla(name, a, b):

@@ -14,6 +14,8 @@ import string
 import jax
 import jax.numpy as jnp
 
+from rnnzoo.engines import derivatives
+
 Array = jax.Array
 
 
@@ -38,7 +40,6 @@ def project_forward(
   return tuple(gates)
 
 
-@jax.custom_vjp
 def project(weights: tuple[Array, Array | None], x: Array) -> tuple[Array, ...]:
   """`project_forward` with a faster backward pass, for whole sequences.
 
@@ -49,15 +50,17 @@ def project(weights: tuple[Array, Array | None], x: Array) -> tuple[Array, ...]:
     weights: as for `project_forward`.
     x: as for `project_forward`.
   """
-  return project_forward(weights, x)
+  return _project(None, (weights, x))
 
 
-def _project_fwd(weights, x):
-  return project(weights, x), (weights, x)
+def _project_tangent(static, operands, tangents):
+  del static
+  return derivatives.pushforward(project_forward, operands, tangents)[1]
 
 
-def _project_bwd(residuals, d_gates):
-  (kernel, bias), x = residuals
+def _project_adjoint(static, operands, d_gates):
+  del static
+  (kernel, bias), x = operands
   wide = d_gates[0].dtype
   operand = kernel.astype(x.dtype)
   rows = [d.astype(x.dtype) for d in d_gates]
@@ -76,7 +79,11 @@ def _project_bwd(residuals, d_gates):
   return (d_kernel.astype(kernel.dtype), d_bias), d_x.astype(x.dtype)
 
 
-project.defvjp(_project_fwd, _project_bwd)
+_project = derivatives.differentiable(
+    lambda _, operands: (project_forward(*operands), operands),
+    _project_tangent,
+    _project_adjoint,
+)
 
 
 def pack(kernel: Array) -> Array:

@@ -11,17 +11,19 @@ by name.
 
 from collections.abc import Callable
 import dataclasses
-import functools
 import math
 from typing import Any
 
 import jax
+from jax import export
 from jax import lax
 
 from rnnzoo import cell as cell_lib
 from rnnzoo.engines import call as call_lib
+from rnnzoo.engines import derivatives
 from rnnzoo.engines import scan_adjoint
 from rnnzoo.engines import scan_steps
+from rnnzoo.engines import scan_tangent
 
 Carry = cell_lib.Carry
 
@@ -42,18 +44,29 @@ def chunk_length(time: int, width: int) -> int:
   On a CPU, chunks keep gates in cache and save the page faults of large
   temporaries. At T = 784 this is most of the gain in benchmarks/cpu_peers.json.
 
+  Where only T is known, as under `jax.export`, few steps save memory. A T that
+  is not known is not divided.
+
   Args:
     time: T.
     width: elements of all input gates in one step.
   """
+  if not isinstance(time, int):
+    return time
+  if export.is_symbolic_dim(width):
+    return _divisor(time, _FEW_STEPS)
   width = max(width, 1)
   if jax.default_backend() == 'cpu':
     few = min(_FEW_STEPS, _CPU_ELEMENTS_OF_FEW_STEPS // width)
     target = max(_CPU_ELEMENTS // width, few)
   else:
     target = _ACCELERATOR_ELEMENTS // width
+  return _divisor(time, target)
+
+
+def _divisor(time: int, target: int) -> int:
+  """Returns `target`, or a divisor of T near it, which spares a remainder."""
   target = max(1, min(time, target))
-  # A divisor of T near the target spares a remainder, compiled on its own.
   for length in range(target, target // 2, -1):
     if time % length == 0:
       return length
@@ -83,15 +96,16 @@ def make_plan(
       # Equal plans share a compilation: the layout is always this one.
       call=dataclasses.replace(call, time_major=True, out_dtype=None),
       chunk=chunk_length(time, cell.input_gates * width),
-      save_gates=saved <= _SAVED_ELEMENTS,
+      save_gates=(
+          not export.is_symbolic_dim(saved) and saved <= _SAVED_ELEMENTS
+      ),
   )
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def unroll(
     plan: scan_steps.Plan, operands: call_lib.Operands
 ) -> tuple[Carry, Carry]:
-  """Runs a cell over time.
+  """Runs a cell over time, with derivatives of every order in both modes.
 
   Args:
     plan: static arguments.
@@ -101,8 +115,7 @@ def unroll(
     The carry after the last step, each [B, F], and the first
     `plan.call.outputs` arrays of the carries after every step, each [T, B, F].
   """
-  carry, (carries, _) = _forward(plan, operands)
-  return carry, carries[: plan.call.outputs]
+  return _unroll(plan, operands)
 
 
 def _forward(plan: scan_steps.Plan, operands: call_lib.Operands):
@@ -142,12 +155,12 @@ def _forward(plan: scan_steps.Plan, operands: call_lib.Operands):
 
 def _forward_with_residuals(plan: scan_steps.Plan, operands: call_lib.Operands):
   carry, (carries, h_gates) = _forward(plan, operands)
-  return (carry, carries[: plan.call.outputs]), (operands, carries, h_gates)
+  saved = scan_steps.Saved(operands, carries, h_gates)
+  return (carry, carries[: plan.call.outputs]), saved
 
 
-def _backward(plan: scan_steps.Plan, residuals, cotangents):
-  operands, carries, h_gates = residuals
-  return (scan_adjoint.backward(plan, operands, carries, h_gates, cotangents),)
-
-
-unroll.defvjp(_forward_with_residuals, _backward)
+_unroll = derivatives.differentiable(
+    _forward_with_residuals,
+    scan_tangent.forward,
+    scan_adjoint.backward,
+)

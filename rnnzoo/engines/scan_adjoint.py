@@ -33,25 +33,21 @@ Gates = cell_lib.Gates
 
 def backward(
     plan: scan_steps.Plan,
-    operands: call_lib.Operands,
-    carries: Carry,
-    h_gates: Gates | None,
+    saved: scan_steps.Saved,
     cotangents: tuple[Carry, Carry],
 ) -> call_lib.Operands:
   """Returns the cotangents of an unroll's operands.
 
   Args:
     plan: static arguments.
-    operands: those of the unroll.
-    carries: after every step, each [T, B, F].
-    h_gates: of every step, each [T, B, F], or None to form them again.
+    saved: from the unroll.
     cotangents: of the final carry, each [B, F], and of the returned carries,
       each [T, B, F].
 
   Returns:
-    Cotangents with the structure of `operands`; None for the masks.
+    Cotangents with the structure of `Operands`; None for the masks.
   """
-  params, weights, x, kernel, carry, restart, reset, mask = operands
+  params, weights, x, kernel, carry, restart, reset, mask = saved.operands
   d_carry, d_outputs = cotangents
   call, reverse = plan.call, plan.call.reverse
   kernels = scan_steps.pack(plan.cell, kernel)
@@ -95,7 +91,9 @@ def backward(
   def chunk(state, xs):
     d_carry, sums = state
     x, reset, mask, carries_in_chunk, h_gates, d_outputs, index = xs
-    before = _previous(carries, carries_in_chunk, carry, index, reverse)
+    before = scan_steps.previous(
+        saved.carries, carries_in_chunk, carry, index, reverse
+    )
     start = scan_steps.select(reset, restart, before)
     x_gates, pull_projection = jax.vjp(
         functools.partial(scan_steps.project, plan.project, carry, mask),
@@ -152,8 +150,8 @@ def backward(
               x,
               reset,
               mask,
-              carries,
-              h_gates,
+              saved.carries,
+              saved.h_gates,
               d_outputs,
               jnp.arange(time),
           ),
@@ -244,28 +242,3 @@ def _zeros(tree):
 def _zero_sum(x: Array) -> Array:
   """Zeros to add gradients of x to: float32 or wider."""
   return jnp.zeros_like(x, jnp.promote_types(x.dtype, jnp.float32))
-
-
-def _previous(carries, in_chunk, carry, index, reverse) -> Carry:
-  """Returns the carries before each step of a chunk, each [T, B, F].
-
-  Args:
-    carries: after every step of the sequence.
-    in_chunk: the part of `carries` that belongs to the chunk.
-    carry: before the first step.
-    index: time of the chunk's steps, [T].
-    reverse: direction of the recurrence.
-  """
-  time = carries[0].shape[0]
-  entry = index[-1] + 1 if reverse else index[0] - 1
-  is_first = entry == (time if reverse else -1)
-  position = jnp.clip(entry, 0, time - 1)
-
-  def previous(all_steps, own, initial):
-    before = lax.dynamic_index_in_dim(all_steps, position, keepdims=True)
-    before = jnp.where(is_first, initial[None], before)
-    if reverse:
-      return jnp.concatenate([own[1:], before])
-    return jnp.concatenate([before, own[:-1]])
-
-  return tuple(map(previous, carries, in_chunk, carry))

@@ -2,8 +2,7 @@
 
 from collections.abc import Callable
 import dataclasses
-import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax import lax
@@ -11,6 +10,7 @@ import jax.numpy as jnp
 
 from rnnzoo import cell as cell_lib
 from rnnzoo.engines import call as call_lib
+from rnnzoo.engines import derivatives
 from rnnzoo.engines import products
 
 Array = jax.Array
@@ -36,6 +36,21 @@ class Plan:
   call: call_lib.Call
   chunk: int
   save_gates: bool
+
+
+class Saved(NamedTuple):
+  """The arrays that an unroll leaves to its derivatives.
+
+  Attributes:
+    operands: of the unroll.
+    carries: after every step, each [T, B, F].
+    h_gates: recurrent gates of every step, each [T, B, F], or None where they
+      are formed again.
+  """
+
+  operands: call_lib.Operands
+  carries: Carry
+  h_gates: Gates | None
 
 
 def step(
@@ -93,17 +108,22 @@ def multiply(
   return h_gates
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _clip_cotangent(bound: float, x: Array) -> Array:
-  """Returns x; its cotangent is clipped to [-bound, bound]."""
-  del bound
-  return x
-
-
-_clip_cotangent.defvjp(
-    lambda bound, x: (x, None),
-    lambda bound, _, d: (jnp.clip(d, -bound, bound),),
+# Returns x; its cotangent is clipped to [-bound, bound].
+_clip_cotangent = derivatives.differentiable(
+    lambda bound, x: (x, ()),
+    lambda bound, _, d: refuse_clip(bound),
+    lambda bound, _, d: jnp.clip(d, -bound, bound),
 )
+
+
+def refuse_clip(clip: float | None) -> None:
+  """Raises NotImplementedError where forward mode meets a clipped gradient."""
+  if clip is not None:
+    raise NotImplementedError(
+        f'recurrent_gradient_clip={clip} has no forward mode (jax.jvp,'
+        ' jax.linearize): a clipped gradient is not the transpose of a'
+        ' derivative. Reverse mode works, and without the clip both do.'
+    )
 
 
 def pack(cell: cell_lib.Cell, kernel: Array | None) -> tuple[Array, ...]:
@@ -141,6 +161,31 @@ def select(condition: Array | None, chosen: Carry, other: Carry) -> Carry:
       jnp.where(condition[..., None], a, b)
       for a, b in zip(chosen, other, strict=True)
   )
+
+
+def previous(carries, in_chunk, carry, index, reverse) -> Carry:
+  """Returns the carries before each step of a chunk, each [T, B, F].
+
+  Args:
+    carries: after every step of the sequence.
+    in_chunk: the part of `carries` that belongs to the chunk.
+    carry: before the first step.
+    index: time of the chunk's steps, [T].
+    reverse: direction of the recurrence.
+  """
+  time = carries[0].shape[0]
+  entry = index[-1] + 1 if reverse else index[0] - 1
+  is_first = entry == (time if reverse else -1)
+  position = jnp.clip(entry, 0, time - 1)
+
+  def previous(all_steps, own, initial):
+    before = lax.dynamic_index_in_dim(all_steps, position, keepdims=True)
+    before = jnp.where(is_first, initial[None], before)
+    if reverse:
+      return jnp.concatenate([own[1:], before])
+    return jnp.concatenate([before, own[:-1]])
+
+  return tuple(map(previous, carries, in_chunk, carry))
 
 
 def boundary(reset: Array, reverse: bool, axis: int) -> Array:

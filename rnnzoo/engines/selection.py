@@ -11,8 +11,10 @@ from typing import Any
 import warnings
 
 from absl import logging
+from jax import export
 
 from pallas_kernels import targets
+from rnnzoo.engines import derivatives
 
 Implementation = str | Sequence[str] | None
 
@@ -51,6 +53,30 @@ def first_that_can(
     if names[-1] != 'pallas':
       raise
     raise NotImplementedError(f'{error} {_OTHER_PATHS}') from error
+
+
+def check_known(shape: Sequence[int]) -> None:
+  """Raises NotImplementedError where a GPU kernel cannot be planned."""
+  if any(map(export.is_symbolic_dim, shape)):
+    raise NotImplementedError(
+        "implementation='pallas' plans a kernel for sizes that are known, got"
+        f" the symbolic shape {tuple(shape)}. implementation='scan' works."
+    )
+
+
+def for_kernel(arrays: Any) -> Any:
+  """Returns the arrays for a GPU kernel, which has no forward mode.
+
+  Outside of `jax.jit`, `jax.jvp` raises here, and the next path is tried. In
+  it, forward and reverse mode look the same until the program is compiled.
+  """
+  reason = (
+      "implementation='pallas' has derivatives in reverse mode only (jax.grad,"
+      " jax.vjp). implementation='scan' has forward mode too (jax.jvp,"
+      ' jax.linearize, jax.hessian), and so has'
+      " 'associative_scan' for linear cells."
+  )
+  return derivatives.in_reverse_mode_only(reason, arrays)
 
 
 def is_first(name: str, implementation: Implementation) -> bool:

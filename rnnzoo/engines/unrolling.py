@@ -329,6 +329,7 @@ def _associative_scan(cell, projection, operands: Operands, call: Call):
 def _pallas(cell, projection, operands: Operands, call: Call):
   """Runs a cell by a GPU kernel, in the layout that the arrays have."""
   x, mask, reset = operands.x, operands.mask, operands.reset
+  selection.check_known(x.shape)
   if mask is not None:
     x = scan_steps.where(mask, x, 0)
   if call.time_major:
@@ -341,15 +342,24 @@ def _pallas(cell, projection, operands: Operands, call: Call):
   if call.out_dtype is None:
     dtype = jnp.promote_types(x.dtype, jnp.float32)
     call = dataclasses.replace(call, out_dtype=dtype)
+  params, inputs, kernel, carry, restart = selection.for_kernel(
+      (
+          operands.params,
+          inputs,
+          operands.recurrent_kernel,
+          operands.carry,
+          operands.restart,
+      )
+  )
   return pallas_kernels.recurrence(
       cell,
-      operands.params,
+      params,
       inputs.x,
-      operands.recurrent_kernel,
-      operands.carry,
+      kernel,
+      carry,
       input_kernel=inputs.input_kernel,
       bias=inputs.bias,
-      restart=operands.restart,
+      restart=restart,
       reset=reset,
       mask=mask,
       call=call,

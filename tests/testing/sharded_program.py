@@ -30,7 +30,7 @@ OTHERS = re.compile(
 )
 
 
-def same(got, expected, limit=2e-6):
+def same(got, expected, limit=4e-6):
   """Fails unless ||got - expected|| / ||expected|| is within the limit."""
   if got.dtype != jax.dtypes.float0:
     error = np.linalg.norm(np.asarray(got) - expected)
@@ -138,8 +138,9 @@ def main(kind, names):
     if found:
       raise AssertionError(f'{name}: the program has {sorted(set(found))}.')
 
-    # Dense kernels multiply float32 in two bfloat16 parts, as 'scan' does not.
-    limit = 1e-5 if case.implementation == 'pallas' else 2e-6
+    # Either result is within 2e-6 of the exact one, see flax_modes_test. Dense
+    # kernels multiply float32 in two bfloat16 parts, as 'scan' does not.
+    limit = 1e-5 if case.implementation == 'pallas' else 4e-6
     close = functools.partial(same, limit=limit)
     jax.tree.map(close, program(*spread), want)
     print(f'{name} is the same on {DEVICES} devices')
