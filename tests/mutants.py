@@ -183,11 +183,6 @@ MUTANTS = (
             'held = _zeros(d_carry)',
             'CIFG and mask and float32',
         ),
-        (
-            'is_first = entry == (time if reverse else -1)',
-            'is_first = entry == -1',
-            'CIFG and reverse and float32',
-        ),
     ),
     *_all(
         'rnnzoo/engines/scan_adjoint.py',
@@ -197,6 +192,11 @@ MUTANTS = (
     *_all(
         'rnnzoo/engines/scan_steps.py',
         'tests/cells/new_cell_test.py',
+        (
+            'is_first = entry == (time if reverse else -1)',
+            'is_first = entry == -1',
+            'CIFG and reverse and float32',
+        ),
         (
             'jnp.concatenate([rest, last], axis=axis)',
             'reset',
@@ -217,7 +217,11 @@ MUTANTS = (
     *_all(
         'rnnzoo/checks.py',
         'tests/fuzz_test.py',
-        ('jnp.complexfloating', 'jnp.bool_', 'AllTest and functions'),
+        (
+            'complexfloating):\n    raise',
+            'bool_):\n    raise',
+            'AllTest and functions',
+        ),
         ('if low < 0 or high > time', 'if low < 0', 'AllTest and calls'),
         ('0 < clip < math.inf', '0 < clip', 'AllTest and constructors'),
         (
@@ -319,6 +323,10 @@ MUTANTS = (
             'value = value',
             'best_epoch or learns or stopping',
         ),
+    ),
+    *_all(
+        'rnnzoo/training/loop.py',
+        'tests/training/training_test.py',
         (
             'np.mean(predictions == labels)',
             'np.mean(predictions == labels) + 1 / len(labels)',
