@@ -174,30 +174,30 @@ def _forward_part(recurrence, save, theta, x, kernel, carry, restart, flags):
   parts = _matrix(jnp.swapaxes(kernel, -1, -2), batch_pieces[0].plan)
   axis = recurrence.batch_axis
 
-  def run_piece(piece: pieces.Piece):
-    own_flags = _flags_of(piece, flags)
-    return forward.forward(
-        piece.plan,
-        theta,
-        piece.cut(axis, x),
-        parts,
-        piece.cut(1, carry),
-        piece.cut(1, restart),
-        own_flags,
-    )
-
-  carries, last, starts, u = zip(*map(run_piece, batch_pieces), strict=True)
+  results = [
+      forward.forward(
+          piece.plan,
+          theta,
+          piece.cut(axis, x),
+          parts,
+          piece.cut(1, carry),
+          piece.cut(1, restart),
+          _flags_of(piece, flags),
+      )
+      for piece in batch_pieces
+  ]
+  carries, last, starts, u = zip(*results, strict=True)
   by_head = pieces.join(
       axis + 1, [(start[:1], v) for start, v in zip(starts, u, strict=True)]
   )
   others = pieces.join(axis, [start[1:] for start in starts])
-  results = (
+  joined = (
       pieces.join(1, last),
       pieces.join(axis, carries),
       (by_head[0], others),
       by_head[1],
   )
-  return jax.tree.map(lambda y: sharding.like(y, x), results)
+  return jax.tree.map(lambda y: sharding.like(y, x), joined)
 
 
 def _run_bwd(recurrence: Recurrence, saved, cotangents):

@@ -63,7 +63,7 @@ def unroll(
     a = jnp.where(mask[..., None], a, 1)
     b = jnp.where(mask[..., None], b, 0)
   a, b = restarted(a, b, reset, restart[0])
-  if jax.default_backend() != 'cpu' and len(x_gates) > 2:
+  if jax.default_backend() != "cpu" and len(x_gates) > 2:
     # XLA would compute gates again in each of the scan's fusions: minLSTM took
     # 15 to 30 % longer on an H200. MinGRU, of two gates, took 6 to 22 % longer
     # with the barrier, and on a CPU the gradients of both did.

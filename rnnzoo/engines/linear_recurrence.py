@@ -1,5 +1,8 @@
 """The first-order linear recurrence as an operation of its own."""
 
+from collections.abc import Callable
+import functools
+
 import jax
 import jax.numpy as jnp
 
@@ -93,22 +96,22 @@ def linear_scan(
   if reset is not None:
     reset = scan_steps.boundary(reset, reverse, axis=1)
 
-  def attempt(name):
-    if name == 'pallas':
-      selection.check_known(b.shape)
-      given = selection.for_kernel((a, b, h0))
-      return pallas_kernels.linear_scan(*given, reset=reset, reverse=reverse)
-    return xla(name, a.astype(dtype), b.astype(dtype))
+  def by_kernel(a, b, h0):
+    selection.check_known(b.shape)
+    given = selection.for_kernel((a, b, h0))
+    return pallas_kernels.linear_scan(*given, reset=reset, reverse=reverse)
 
-  def xla(name, a, b):
+  def by_xla(solve, a, b, h0):
+    a, b = a.astype(dtype), b.astype(dtype)
     a, b = associative.restarted(a, b, reset, jnp.zeros_like(h0[:, None]))
-    solve = associative.compose_scan
-    if name == 'scan':
-      solve = associative.step_scan
     a_t, b_t = jnp.swapaxes(a, 0, 1), jnp.swapaxes(b, 0, 1)
     h = associative.linear_scan(solve, reverse, a_t, b_t, h0)
     return jnp.swapaxes(h, 0, 1)
 
-  return selection.first_that_can(attempt, implementation, True).astype(
-      out_dtype
-  )
+  paths: dict[str, Callable[..., Array]] = {
+      'scan': functools.partial(by_xla, associative.step_scan),
+      'associative_scan': functools.partial(by_xla, associative.compose_scan),
+      'pallas': by_kernel,
+  }
+  h = selection.first_that_can(paths, implementation, True, a, b, h0)
+  return h.astype(out_dtype)

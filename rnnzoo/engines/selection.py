@@ -4,7 +4,7 @@ Where a GPU is there and its kernels are passed over, a warning says why, once:
 the paths that remain can be tens of times slower.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import functools
 import itertools
 from typing import Any
@@ -28,19 +28,23 @@ _OTHER_PATHS = (
 
 
 def first_that_can(
-    attempt: Callable[[str], Any], implementation: Implementation, linear: bool
+    paths: Mapping[str, Callable[..., Any]],
+    implementation: Implementation,
+    linear: bool,
+    *operands: Any,
 ) -> Any:
   """Returns the result of the first implementation that can run.
 
   Args:
-    attempt: runs one implementation by name, or raises NotImplementedError.
+    paths: by name; each takes `operands`, or raises NotImplementedError.
     implementation: a name, a sequence of names, or None for the default order.
     linear: whether the recurrence is linear in its carry.
+    *operands: of the path.
   """
   names = _names(implementation, linear)
   for name, following in itertools.pairwise(names):
     try:
-      return attempt(name)
+      return paths[name](*operands)
     except NotImplementedError as error:
       message = f'implementation={name!r} is passed over: {error}'
       if name == 'pallas' and targets.default_device().platform == 'gpu':
@@ -48,7 +52,7 @@ def first_that_can(
       else:
         log_once(message)
   try:
-    return attempt(names[-1])
+    return paths[names[-1]](*operands)
   except NotImplementedError as error:
     if names[-1] != 'pallas':
       raise

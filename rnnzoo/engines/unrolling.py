@@ -236,20 +236,16 @@ def run(
     reset = jnp.stack(resets) if call.both_directions else resets[0]
     operands = operands._replace(reset=reset)
 
-  def attempt(name):
-    path = {
-        'scan': _scan,
-        'associative_scan': _associative_scan,
-        'pallas': _pallas,
-    }[name]
-    if call.both_directions and path is not _pallas:
-      raise NotImplementedError(
-          f'implementation={name!r} runs in one direction at a time.'
-      )
-    return path(cell, projection, operands, call)
-
+  paths = {
+      'scan': _scan,
+      'associative_scan': _associative_scan,
+      'pallas': _pallas,
+  }
   linear = isinstance(cell, cell_lib.LinearCell)
-  return selection.first_that_can(attempt, implementation, linear)
+  operands_of_path = cell, projection, operands, call
+  return selection.first_that_can(
+      paths, implementation, linear, *operands_of_path
+  )
 
 
 def _over_devices(cell, projection, operands, call, implementation):
@@ -290,6 +286,7 @@ def _over_devices(cell, projection, operands, call, implementation):
 
 def _scan(cell, projection, operands: Operands, call: Call):
   """Runs a cell by `lax.scan`, over time-major arrays."""
+  _check_one_direction('scan', call)
   operands = _swap(operands, call)
   operands = _with_carries(cell, projection, operands, operands.x.shape[1])
   if isinstance(cell, cell_lib.LinearCell):
@@ -306,6 +303,7 @@ def _scan(cell, projection, operands: Operands, call: Call):
 
 def _associative_scan(cell, projection, operands: Operands, call: Call):
   """Runs a linear cell in parallel over time."""
+  _check_one_direction('associative_scan', call)
   options = ('recurrent_gradient_clip', 'stop_recurrent_gradient')
   given = [name for name in options if getattr(call, name)]
   if given:
@@ -324,6 +322,13 @@ def _associative_scan(cell, projection, operands: Operands, call: Call):
   operands = _with_carries(cell, projection, operands, operands.x.shape[1])
   h = associative.unroll(cell, projection, operands, call.reverse)
   return (h[0] if call.reverse else h[-1],), (_swap(h, call),)
+
+
+def _check_one_direction(name: str, call: Call) -> None:
+  if call.both_directions:
+    raise NotImplementedError(
+        f'implementation={name!r} runs in one direction at a time.'
+    )
 
 
 def _pallas(cell, projection, operands: Operands, call: Call):
