@@ -63,7 +63,7 @@ def unroll(
     a = jnp.where(mask[..., None], a, 1)
     b = jnp.where(mask[..., None], b, 0)
   a, b = restarted(a, b, reset, restart[0])
-  if jax.default_backend() != "cpu" and len(x_gates) > 2:
+  if jax.default_backend() != 'cpu' and len(x_gates) > 2:
     # XLA would compute gates again in each of the scan's fusions: minLSTM took
     # 15 to 30 % longer on an H200. MinGRU, of two gates, took 6 to 22 % longer
     # with the barrier, and on a CPU the gradients of both did.
@@ -101,10 +101,11 @@ def step_scan(a: Array, b: Array, reverse: bool) -> Array:
 def compose_scan(a: Array, b: Array, reverse: bool) -> Array:
   """h_t = a_t h_{t-1} + b_t for all t in parallel, from h = 0."""
   if export.is_symbolic_dim(a.shape[0]):
+    name, other = 'associative_scan', 'scan'
     raise NotImplementedError(
-        "implementation='associative_scan' needs a number of steps that is"
-        f" known, got {a.shape[0]}: its rounds depend on it. The batch may be"
-        " symbolic. implementation='scan' works."
+        f'implementation={name!r} needs a number of steps that is known, got'
+        f' {a.shape[0]}: its rounds depend on it. The batch may be symbolic.'
+        f' implementation={other!r} works.'
     )
   smallest = jnp.finfo(a.dtype).tiny
 
