@@ -136,6 +136,7 @@ class BenchmarkTest(absltest.TestCase):
         path.with_suffix('.png').read_bytes().startswith(b'\x89PNG')
     )
 
+  @pytest.mark.slow
   def test_wrong_result_fails(self):
     right = associative.unroll
     wrong = lambda *args: right(*args) * 1.001
@@ -309,6 +310,7 @@ class BenchmarkTest(absltest.TestCase):
     self.assertEqual(rows[1]['layer'], title)
     self.assertIn('gradient.state.learned_carry.0.value', rows[1]['errors'])
 
+  @pytest.mark.slow
   def test_hang_ends_with_a_message(self):
     path = self.output()
     hanging = f"""

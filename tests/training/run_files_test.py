@@ -167,6 +167,7 @@ class DamagedFilesTest(DamageTestCase):
     )
     self.check_damages(names, ('emptied', 'list'), repeats=1)
 
+  @pytest.mark.slow
   def test_a_damaged_checkpoint(self):
     names = [
         name

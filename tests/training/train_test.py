@@ -170,6 +170,7 @@ class InterruptedTestCase(absltest.TestCase):
 
 class OutcomeTest(InterruptedTestCase):
 
+  @pytest.mark.slow
   def test_diverged_with_fields_that_are_not_listed(self):
     # LSTM's options are not in this config, and None is not its norm.
     workdir = pathlib.Path(self.create_tempdir().full_path) / 'run'
