@@ -167,7 +167,7 @@ def parse_flags(argv: list[str]) -> list[str]:
   Returns:
     What is left of it: the program's name.
   """
-  # What matters is printed; libraries log much besides.
+  # The program prints what matters; libraries log much besides.
   logging.get_absl_logger().setLevel('ERROR')
   try:
     rest = flags.FLAGS(argv)

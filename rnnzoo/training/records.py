@@ -1,4 +1,4 @@
-"""What is told and written of a seed while it trains: by the first process.
+"""The records of a seed while it trains, kept by the first process.
 
 An epoch is on the terminal, in TensorBoard's events, in metrics.csv and in
 seconds.csv, and all of these are written before the epoch's checkpoint: what a
@@ -76,7 +76,7 @@ class Records:
       self._progress.update(step)
 
   def lap(self, name: str) -> None:
-    """What took from the start, or the last lap, until now has this name."""
+    """Names the time from the start, or from the last lap, until now."""
     if processes.is_first():
       self._times.lap(name)
 

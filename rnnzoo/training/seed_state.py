@@ -22,7 +22,7 @@ from rnnzoo.training import program as programs
 
 @dataclasses.dataclass
 class SeedState:
-  """What one seed's training has come to; all of it is in a checkpoint.
+  """The training of one seed so far; all of it is in a checkpoint.
 
   Attributes:
     state: what the next step needs.

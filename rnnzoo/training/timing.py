@@ -44,7 +44,7 @@ class EpochTimes:
     self._start = self._last = time.monotonic()
 
   def lap(self, name: str) -> None:
-    """What took from the start, or the last lap, until now has this name."""
+    """Names the time from the start, or from the last lap, until now."""
     now = time.monotonic()
     self._laps[name] = round(now - self._last, 6)
     self._last = now
