@@ -67,8 +67,11 @@ def _may_be_split(operands: Any) -> bool:
   meshes = [t.sharding.mesh for t in types] + [jax.sharding.get_abstract_mesh()]
   if any(AxisType.Manual in mesh.axis_types for mesh in meshes):
     return False
+  known = [mesh for mesh in meshes if mesh.size > 1]
+  if known:
+    return any(AxisType.Auto in mesh.axis_types for mesh in known)
   # The mesh is unknown where arrays get their sharding from `jit` itself.
-  return jax.device_count() > 1 or any(mesh.size > 1 for mesh in meshes)
+  return jax.device_count() > 1
 
 
 def _spread(prefix: Any, tree: Any) -> list[Any]:
