@@ -73,7 +73,7 @@ def exported(layer, types):
 class ExportTestCase(parameterized.TestCase):
 
   def check(self, layer, types):
-    """What is exported gives the numbers of a run with known sizes."""
+    """An exported program gives the numbers of a run with known sizes."""
     rng = np.random.default_rng(0)
     given = (
         rng.standard_normal((BATCH, TIME, IN)).astype(np.float32),

@@ -1,4 +1,4 @@
-"""What training/devices_test.py runs: steps on a number of devices.
+"""Training steps on a number of devices, for training/devices_test.py.
 
   python -m tests.testing.devices_program COUNT...
 
