@@ -60,6 +60,10 @@ class IRevRNNCell(cell.Cell):
     return h, c
 
 
+# More would take minutes to trace.
+_MOST_STEPS = 1000
+
+
 class IRevRNN(recurrent.RecurrentLayer):
   """Reversible independent recurrent network.
 
@@ -78,7 +82,7 @@ class IRevRNN(recurrent.RecurrentLayer):
   Args:
     in_features: size of x's last axis.
     features: size of h and c.
-    inner_steps: R.
+    inner_steps: R, at most 1,000: the program has all of them one by one.
     recurrent_range: w starts uniform in this range; (0.9, 1.0) in the last
       layer of a stack.
     max_abs: bound of |w| that `rnnzoo.constrain` enforces after an update; None
@@ -114,6 +118,7 @@ class IRevRNN(recurrent.RecurrentLayer):
   ):
     settings.positive(features, 'features')
     settings.positive(inner_steps, 'inner_steps')
+    settings.within(inner_steps, 'inner_steps', most=_MOST_STEPS)
     settings.interval(recurrent_range, 'recurrent_range')
     settings.within(inner_scale, 'inner_scale', least=0)
     checks.floating(param_dtype, 'param_dtype')

@@ -68,6 +68,7 @@ class ConstructorTest(parameterized.TestCase):
           'no recurrent gates.* got stop_recurrent_gradient=True',
       ),
       ('SLSTM', {'block_index': 2}, r'\[0, num_blocks\).*=2 and num_blocks=1'),
+      ('IRevRNN', {'inner_steps': 2**31}, 'up to 1000'),
   )
   def test_option(self, layer, options, message):
     with self.assertRaisesRegex(ValueError, message):
