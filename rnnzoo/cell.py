@@ -28,7 +28,7 @@ name the layer in `rnnzoo/__init__.py`. WORKSPACE.md walks through an example.
 """
 
 import abc
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import jax
@@ -77,6 +77,33 @@ class Cell(abc.ABC):
       h_gates: `recurrent_gates` arrays [..., F].
       carry: arrays [..., F], one for each of `carry_names`.
     """
+
+  def guess(
+      self,
+      params: Params,
+      x_gates: Gates,
+      h_gates: Gates,
+      carry: Carry,
+      diagonal: Array | None,
+      solve: Callable[..., tuple[Array, Array]],
+  ) -> Carry | None:
+    """Returns carries of all steps to begin Newton's method with.
+
+    A cell need not have it. It helps where one step from the initial carry is
+    far from the trajectory: with exponential gates, or with a relu.
+
+    Args:
+      params: as for `update`.
+      x_gates: of all steps, each [T, B, F].
+      h_gates: of an earlier guess, at first of zeros, each [T, B, F].
+      carry: before all steps, by that guess, each [T, B, F].
+      diagonal: the recurrent kernel, [G, F], where it is diagonal; else None.
+      solve: (start, a, b, low, high) -> s before all steps, and after them, for
+        s' = clip(a s + b, low, high); `start` maps a carry to the s that it
+        begins with. The bounds may be left out.
+    """
+    del params, x_gates, h_gates, carry, diagonal, solve
+    return None
 
 
 class TwoStageCell(Cell):

@@ -170,6 +170,33 @@ def flags(given: Any, expected: tuple[int, ...], label: str) -> Array | None:
   return given
 
 
+def tokens(given: Any, num_tokens: int) -> Array:
+  """Returns `given` as an integer array [..., time], or raises ValueError.
+
+  Values can be checked where they are known, outside of `jax.jit`.
+
+  Args:
+    given: what the caller passed as tokens.
+    num_tokens: tokens are from 0 to this, excluded.
+  """
+  given = array(given, 'tokens')
+  if not jnp.issubdtype(given.dtype, jnp.integer) or not given.ndim:
+    raise ValueError(
+        'tokens must be integers [..., time], got'
+        f' {given.dtype} of shape {given.shape}.'
+    )
+  if not isinstance(given, jax.core.Tracer) and given.size:
+    # In numpy: within jit, jnp's functions of known values are traced too.
+    values = np.asarray(given)
+    low, high = int(values.min()), int(values.max())
+    if low < 0 or high >= num_tokens:
+      raise ValueError(
+          f'tokens must be from 0 to {num_tokens - 1}, got values from {low} to'
+          f' {high}.'
+      )
+  return given
+
+
 def lengths(given: Any, expected: tuple[int, ...], time: int) -> Array | None:
   """Returns `given` as an integer array of this shape, or raises ValueError.
 

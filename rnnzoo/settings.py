@@ -67,6 +67,13 @@ def within(
   )
 
 
+def dropout_rate(value: Any) -> None:
+  """Raises ValueError unless it is a share from 0, below 1."""
+  is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+  if not is_number or not 0 <= value < 1:
+    raise ValueError(f'dropout_rate must be in [0, 1), got {value!r}.')
+
+
 def interval(value: Any, label: str) -> None:
   """Raises ValueError unless `value` is a pair of numbers, low and high."""
   if not isinstance(value, (tuple, list)) or len(value) != 2:
@@ -77,7 +84,7 @@ def interval(value: Any, label: str) -> None:
     raise ValueError(f'{label} must be (low, high), got {value!r}.')
 
 
-# What other libraries call an option, and what there is here.
+# Names of options in other libraries, and their names here.
 _ELSEWHERE = {
     'activation_fn': 'activation',
     'batch_first': 'time_major in each call; time is the second axis otherwise',

@@ -34,6 +34,7 @@ pull, which give the cotangent of u.
 """
 
 from collections.abc import Sequence
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -48,6 +49,7 @@ from pallas_kernels.dense import streams as streams_lib
 Array = jax.Array
 
 
+@functools.partial(jax.jit, static_argnums=0)
 def backward(
     plan: plan_lib.Plan,
     theta: Array,

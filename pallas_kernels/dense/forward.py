@@ -32,6 +32,7 @@ whose operand is handed over in the same way between the two.
 """
 
 from collections.abc import Sequence
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -46,6 +47,7 @@ from pallas_kernels.dense import streams as streams_lib
 Array = jax.Array
 
 
+@functools.partial(jax.jit, static_argnums=0)
 def forward(
     plan: plan_lib.Plan,
     theta: Array,

@@ -10,6 +10,7 @@ The carries are all that is saved for the adjoint, in `diagonal_adjoint`.
 """
 
 from collections.abc import Sequence
+import functools
 from typing import Any
 
 import jax
@@ -29,6 +30,9 @@ Plan = kernel_call.Plan
 Stream = streams.Stream
 
 
+@functools.partial(
+    jax.jit, static_argnums=0, static_argnames=('outputs', 'out_dtype')
+)
 def forward(
     plan: Plan,
     theta: Array,

@@ -7,6 +7,7 @@ done for all steps of a block at once, and its latency is hidden.
 
 from collections.abc import Sequence
 import dataclasses
+import functools
 
 import jax
 from jax import lax
@@ -25,6 +26,7 @@ Plan = kernel_call.Plan
 Stream = streams.Stream
 
 
+@functools.partial(jax.jit, static_argnums=0)
 def backward(
     plan: Plan,
     theta: Array,

@@ -19,6 +19,7 @@ The adjoint is in `linear_adjoint`.
 """
 
 from collections.abc import Sequence
+import functools
 from typing import Any
 
 import jax
@@ -40,6 +41,7 @@ Array = jax.Array
 Plan = kernel_call.Plan
 
 
+@functools.partial(jax.jit, static_argnums=0, static_argnames='out_dtype')
 def forward(
     plan: Plan,
     theta: Array,

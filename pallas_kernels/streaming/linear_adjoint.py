@@ -11,6 +11,7 @@ exactly as in the forward kernel.
 
 from collections.abc import Callable, Sequence
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -35,6 +36,7 @@ Plan = kernel_call.Plan
 Stream = streams.Stream
 
 
+@functools.partial(jax.jit, static_argnums=0)
 def backward(
     plan: Plan,
     theta: Array,

@@ -16,6 +16,8 @@ Products are `wgmma`, Hopper's: 16-bit operands, float32 sums. Pre-activations
 are rounded to 16 bits, as between two kernels.
 """
 
+import functools
+
 import jax
 from jax import lax
 from jax.experimental import pallas as pl
@@ -49,6 +51,7 @@ CONFIG = time_blocks.Config(
 )
 
 
+@functools.partial(jax.jit, static_argnums=(0, 1), static_argnames='keep')
 def forward(
     plan: Plan,
     ctas: int,

@@ -31,7 +31,7 @@ def plot(path: str) -> str:
   if 'published_ms' in result:
     panels = _beside_published(rows, result['published_ms'])
   lines = [line for line in panels if line[1]]
-  heights = [1.5 + 0.55 * len(_distinct(own, 'group')) for _, own, _ in lines]
+  heights = [1.5 + _height(own) for _, own, _ in lines]
   figure = figures.Figure(figsize=(12, sum(heights) or 1), layout='constrained')
   figure.suptitle(
       f'{result["device"]["kind"]}, jax {result["versions"]["jax"]},'
@@ -47,6 +47,12 @@ def plot(path: str) -> str:
   target = pathlib.Path(path).with_suffix('.png')
   figure.savefig(target, dpi=120)
   return str(target)
+
+
+def _height(rows: Sequence[Row]) -> float:
+  """Returns inches of a panel, so that no label covers the next one."""
+  names, groups = _distinct(rows, 'name'), _distinct(rows, 'group')
+  return max(0.55, 0.125 * len(names)) * len(groups)
 
 
 def _distinct(rows: Iterable[Row], key: str) -> list[str]:
@@ -132,7 +138,10 @@ def _panel(ax, rows: Sequence[Row], direction: str, scale: str) -> None:
       low = [row['median_ms'] - row['low_ms'] for row in own]
       spread = [low, [row['high_ms'] - row['median_ms'] for row in own]]
     bars = ax.barh(y, lengths, height, xerr=spread, label=name)
-    ax.bar_label(bars, [f'{t:.3g}' for t in ms], padding=2, fontsize=6)
+    # Readable where a label lies on a line.
+    behind = {'facecolor': 'white', 'edgecolor': 'none', 'pad': 0.3}
+    labels = [f'{t:.3g}' for t in ms]
+    ax.bar_label(bars, labels, padding=2, fontsize=6, bbox=behind)
   ax.set_yticks([y + 0.4 - height / 2 for y in range(len(groups))], groups)
   ax.set_ylim(len(groups) - 0.1, -0.1 - height)
   if scale == 'share':
@@ -143,4 +152,9 @@ def _panel(ax, rows: Sequence[Row], direction: str, scale: str) -> None:
     ax.set_xlabel('milliseconds, median and quartiles')
     ax.set_xscale(scale)
     if times:
-      ax.set_xlim(0.7 * min(times) if scale == 'log' else 0, 1.2 * max(times))
+      # A seventh of the axis is free for the label of the longest bar.
+      least, most = 0.7 * min(times), max(times)
+      if scale == 'log':
+        ax.set_xlim(least, most * (most / least) ** (1 / 6))
+      else:
+        ax.set_xlim(0, most * 7 / 6)

@@ -5,6 +5,7 @@
   python -m rnnzoo.benchmark --suite=linear --implementations=pallas
   python -m rnnzoo.benchmark --suite=dense --shape=16,1024,64,768,12
   python -m rnnzoo.benchmark --suite=dense --check_only
+  python -m rnnzoo.benchmark --suite=newton --shapes=1000x16x8,10000x16x8
   python -m rnnzoo.benchmark --plot_from=benchmarks/dense_h200.json
 
 Each combination of layer, implementation, shape, dtype, direction and
@@ -66,7 +67,7 @@ _CHECK_ONLY = flags.DEFINE_bool(
     'check_only',
     False,
     'Time nothing. Without shapes, the suites linear and dense check many odd'
-    ' sizes.',
+    ' sizes. The suite newton counts iterations only.',
 )
 _TIMEOUT = flags.DEFINE_float(
     'timeout',

@@ -4,7 +4,8 @@
 product R h: memory bandwidth is their limit, the time to read the input gates
 and to write h. 'dense' has cells with a product R h in every step: their limit
 is the latency of a step, times T. 'devices' has training steps of stacks on
-one device and on all.
+one device and on all. 'newton' has cells that are not linear, by an iteration
+that is parallel in time and step by step.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,6 +17,7 @@ from rnnzoo.benchmark import baselines
 from rnnzoo.benchmark import cases
 from rnnzoo.benchmark import devices
 from rnnzoo.benchmark import measurement
+from rnnzoo.benchmark import newton
 from rnnzoo.benchmark import problems
 from rnnzoo.benchmark import timing
 from rnnzoo.engines import selection
@@ -271,11 +273,37 @@ def _devices() -> Suite:
   )
 
 
+def _newton() -> Suite:
+  shapes = {
+      'small': _SMALL,
+      'thousand': Shape(2, 1000, in_features=16, features=32),
+      **{
+          f'{time}x{batch}x{features}': Shape(batch, time, features, features)
+          for time in (1000, 10_000, 100_000)
+          for batch in (1, 16)
+          for features in (1, 8, 64)
+      },
+      'heads_of_one': heads(256, 1, batch=8, time=4096),
+  }
+  return Suite(
+      layers=newton.LAYERS,
+      shapes=shapes,
+      entries=[
+          Entry(tuple(shapes), newton.LAYERS, _LAYER),
+          Entry(None, newton.LAYERS, _LAYER),
+      ],
+      timer=timing.Timer(max_sets=1),
+      default_shapes=('thousand',),
+      measure=newton.measure,
+  )
+
+
 SUITES: Mapping[str, Suite] = {
     'cells': _cells(),
     'linear': _linear(),
     'dense': _dense(),
     'devices': _devices(),
+    'newton': _newton(),
 }
 
 DTYPES = (F32, BF16, F16)

@@ -73,7 +73,8 @@ class AGRU(recurrent.RecurrentLayer):
     **options: those of all layers (`rnnzoo.RecurrentLayer`): use_bias,
       bias_init, learn_initial_carry, recurrent_gradient_clip,
       stop_recurrent_gradient, dtype (of the computation), param_dtype,
-      implementation ('scan', 'pallas' or None for the fastest).
+      implementation ('scan', 'associative_scan', 'pallas' or None for the
+      fastest).
     rngs: `nnx.Rngs` that the parameters are drawn from.
 
   Raises:

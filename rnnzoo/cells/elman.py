@@ -33,6 +33,14 @@ class ElmanCell(cell.Cell):
     del params, carry
     return (ACTIVATIONS[self.activation](x_gates[0] + h_gates[0]),)
 
+  def guess(self, params, x_gates, h_gates, carry, diagonal, solve):
+    del params, h_gates, carry
+    if diagonal is None or self.activation != 'relu':
+      return None
+    # relu(u h + x) is affine and clipped at 0: this is the trajectory itself.
+    _, h = solve(lambda carry: carry[0], diagonal[0], x_gates[0], 0)
+    return (h,)
+
 
 class Elman(recurrent.RecurrentLayer):
   """Elman recurrent layer, also known as the simple or vanilla RNN.
@@ -53,8 +61,8 @@ class Elman(recurrent.RecurrentLayer):
     **options: those of all layers (`rnnzoo.RecurrentLayer`): use_bias,
       kernel_init, recurrent_kernel_init, bias_init, learn_initial_carry,
       recurrent_gradient_clip, stop_recurrent_gradient, dtype (of the
-      computation), param_dtype, implementation ('scan', 'pallas' or None for
-      the fastest).
+      computation), param_dtype, implementation ('scan', 'associative_scan',
+      'pallas' or None for the fastest).
     rngs: `nnx.Rngs` that the parameters are drawn from.
 
   Raises:

@@ -43,6 +43,20 @@ class IRevRNNCell(cell.Cell):
       h = h + b * tanh(c)
     return relu(x_gates[0] + h), c
 
+  def guess(self, params, x_gates, h_gates, carry, diagonal, solve):
+    if diagonal is None:
+      return None
+    # The inner steps add to h and c what an earlier guess says.
+    (h,), (_, c) = h_gates, carry
+    for a, b in zip(params['a'], params['b'], strict=True):
+      c = c + a * tanh(h)
+      h = h + b * tanh(c)
+    _, c = solve(lambda carry: carry[1], 1, c - carry[1])
+    _, h = solve(
+        lambda carry: carry[0], diagonal[0], x_gates[0] + h - h_gates[0], 0
+    )
+    return h, c
+
   def invert(self, params, h, c):
     """Returns (h⁰, c⁰) from (hᴿ, cᴿ): the inner block is reversible.
 
@@ -91,7 +105,8 @@ class IRevRNN(recurrent.RecurrentLayer):
     **options: those of all layers (`rnnzoo.RecurrentLayer`): use_bias,
       kernel_init, bias_init, learn_initial_carry, recurrent_gradient_clip,
       stop_recurrent_gradient, dtype (of the computation), param_dtype,
-      implementation ('scan', 'pallas' or None for the fastest).
+      implementation ('scan', 'associative_scan', 'pallas' or None for the
+      fastest).
     rngs: `nnx.Rngs` that the parameters are drawn from.
 
   Raises:

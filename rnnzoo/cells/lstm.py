@@ -60,8 +60,8 @@ class LSTM(recurrent.RecurrentLayer):
     **options: those of all layers (`rnnzoo.RecurrentLayer`): use_bias,
       kernel_init, recurrent_kernel_init, bias_init, learn_initial_carry,
       recurrent_gradient_clip, stop_recurrent_gradient, dtype (of the
-      computation), param_dtype, implementation ('scan', 'pallas' or None for
-      the fastest).
+      computation), param_dtype, implementation ('scan', 'associative_scan',
+      'pallas' or None for the fastest).
     rngs: `nnx.Rngs` that the parameters are drawn from.
 
   Raises:

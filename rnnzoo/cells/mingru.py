@@ -18,7 +18,7 @@ def positive(x: jax.Array) -> jax.Array:
   return jnp.where(x >= 0, x + 0.5, sigmoid(x))
 
 
-# What becomes of the candidate's pre-activation.
+# Functions of the candidate's pre-activation.
 CANDIDATES = {'linear': lambda x: x, 'positive': positive}
 
 

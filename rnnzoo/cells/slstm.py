@@ -22,6 +22,9 @@ def log_sigmoid(x):
 # exp of it is so large that what is beside it does not count.
 _LARGE = 40.0
 
+# The stabiliser of an empty cell in a guess: below any input.
+_EMPTY = -1e30
+
 
 @jax.custom_jvp
 def mix(i, f, t, c, n, m):
@@ -42,7 +45,7 @@ def _mix(i, f, t, c, n, m):
 
 @mix.defjvp
 def _mix_jvp(primals, tangents):
-  # What tangents are multiplied by depends on no tangent, so that little of the
+  # The factors of the tangents depend on no tangent, so that little of the
   # adjoint waits for the steps after this one.
   _, f, t, _, n, _ = primals
   d_i, d_f, d_t, d_c, d_n, d_m = tangents
@@ -79,7 +82,12 @@ class SLSTMCell(cell.Cell):
   h' = σ(o) (c + g tanh(z)) / max(n + g, 1)
 
   where i, f, z, o are the sums x + R h. The second form has h' sooner.
+
+  Attributes:
+    max_forget: upper bound of f, or None.
   """
+
+  max_forget: float | None = None
 
   input_gates = 4
   recurrent_gates = 4
@@ -89,6 +97,8 @@ class SLSTMCell(cell.Cell):
     del params
     _, c, n, m = carry
     i, f, z, o = map(jnp.add, x_gates, h_gates)
+    if self.max_forget is not None:
+      f = jnp.minimum(f, self.max_forget)
     # An empty cell has nothing to keep: it takes its first input whole, and its
     # carry has no gradient.
     empty = n == 0
@@ -96,6 +106,23 @@ class SLSTMCell(cell.Cell):
     m = jnp.where(empty, -jnp.inf, m)
     mean, c, n, m = mix(i, f, tanh(z), c, n, m)
     return sigmoid(o) * mean, c, n, m
+
+  def guess(self, params, x_gates, h_gates, carry, diagonal, solve):
+    # Where the gates are given, m is a recurrence of maxima, and with it c and
+    # n are linear, n with a bound.
+    del params, carry, diagonal
+    i, f, z, o = map(jnp.add, x_gates, h_gates)
+    l = log_sigmoid(f)
+
+    def stabiliser(carry):
+      _, _, n, m = carry
+      return jnp.where(n == 0, _EMPTY, m)
+
+    before, m = solve(stabiliser, 1, l, i)
+    keep, admit = jnp.exp(l + before - m), jnp.exp(i - m)
+    _, c = solve(lambda carry: carry[1], keep, admit * tanh(z))
+    _, n = solve(lambda carry: carry[2], keep, admit, 1)
+    return sigmoid(o) * c / n, c, n, m
 
 
 class SLSTM(recurrent.RecurrentLayer):
@@ -126,11 +153,14 @@ class SLSTM(recurrent.RecurrentLayer):
       with the forget bias 5 - 12 (j / (D-1))^(0.3 + 1.3 l / (L-1)): within a
       head memories range from long to short, and later blocks keep more long
       ones.
+    max_forget: upper bound of f̃, for instance 15 as in TiRex, where σ(f̃) is 1
+      up to rounding; None for none.
     recurrent_kernel_init: initialiser of R, zeros as in xLSTM.
     **options: those of all layers (`rnnzoo.RecurrentLayer`): use_bias,
       kernel_init, learn_initial_carry, recurrent_gradient_clip,
       stop_recurrent_gradient, dtype (of the computation), param_dtype,
-      implementation ('scan', 'pallas' or None for the fastest).
+      implementation ('scan', 'associative_scan', 'pallas' or None for the
+      fastest).
     rngs: `nnx.Rngs` that the parameters are drawn from.
 
   Raises:
@@ -149,6 +179,7 @@ class SLSTM(recurrent.RecurrentLayer):
       num_heads: int = 4,
       block_index: int = 0,
       num_blocks: int = 1,
+      max_forget: float | None = None,
       recurrent_kernel_init: initializers.Initializer = initializers.zeros,
       rngs: nnx.Rngs,
       **options,
@@ -160,6 +191,9 @@ class SLSTM(recurrent.RecurrentLayer):
           'block_index must be an int in [0, num_blocks), got'
           f' block_index={block_index!r} and num_blocks={num_blocks}.'
       )
+    if max_forget is not None:
+      settings.within(max_forget, 'max_forget')
+      max_forget = float(max_forget)
     exponent = 0.3 + 1.3 * block_index / max(num_blocks - 1, 1)
 
     def forget_init(key, shape, dtype=None, out_sharding=None):
@@ -170,7 +204,7 @@ class SLSTM(recurrent.RecurrentLayer):
 
     zeros = initializers.zeros
     super().__init__(
-        SLSTMCell(),
+        SLSTMCell(max_forget),
         in_features,
         features,
         num_heads=num_heads,

@@ -101,7 +101,8 @@ def linear_scan(
     given = selection.for_kernel((a, b, h0))
     return pallas_kernels.linear_scan(*given, reset=reset, reverse=reverse)
 
-  def by_xla(solve, a, b, h0):
+  def by_xla(solve, a, b, h0, options=None):
+    del options  # All of them are a Newton iteration's.
     a, b = a.astype(dtype), b.astype(dtype)
     a, b = associative.restarted(a, b, reset, jnp.zeros_like(h0[:, None]))
     a_t, b_t = jnp.swapaxes(a, 0, 1), jnp.swapaxes(b, 0, 1)

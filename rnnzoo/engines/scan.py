@@ -118,6 +118,14 @@ def unroll(
   return _unroll(plan, operands)
 
 
+def carries(
+    plan: scan_steps.Plan, operands: call_lib.Operands
+) -> tuple[Carry, Carry]:
+  """Returns the last carry and those after every step, without derivatives."""
+  carry, (every, _) = _forward(plan, operands)
+  return carry, every
+
+
 def _forward(plan: scan_steps.Plan, operands: call_lib.Operands):
   """Returns the final carry, all carries, and the gates if they are saved."""
   params, weights, x, kernel, carry, restart, reset, mask = operands

@@ -35,6 +35,7 @@ def backward(
     plan: scan_steps.Plan,
     saved: scan_steps.Saved,
     cotangents: tuple[Carry, Carry],
+    loop: scan_steps.Loop = scan_steps.in_turn,
 ) -> call_lib.Operands:
   """Returns the cotangents of an unroll's operands.
 
@@ -43,6 +44,7 @@ def backward(
     saved: from the unroll.
     cotangents: of the final carry, each [B, F], and of the returned carries,
       each [T, B, F].
+    loop: runs a chunk's steps, which are linear in the cotangent of the carry.
 
   Returns:
     Cotangents with the structure of `Operands`; None for the masks.
@@ -105,10 +107,11 @@ def backward(
           plan.cell, params, kernels, x_gates, start, stop=stop
       )
     pullbacks, operand = _linearize(plan.cell, params, x_gates, h_gates, start)
-    d_carry, (d_new, d_operand, d_restart) = lax.scan(
+    d_carry, (d_new, d_operand, d_restart) = loop(
         body,
         d_carry,
         (pullbacks, d_outputs, reset, mask),
+        scan_steps.Linearization(x_gates, h_gates, start, reset, mask),
         reverse=not reverse,
     )
     (d_params, d_x_gates, d_h_gates, _), _ = jax.vmap(

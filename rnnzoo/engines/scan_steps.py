@@ -53,6 +53,34 @@ class Saved(NamedTuple):
   h_gates: Gates | None
 
 
+class Linearization(NamedTuple):
+  """Where the steps of a chunk are linearised.
+
+  Attributes:
+    x_gates: each [T, B, F].
+    h_gates: each [T, B, F].
+    start: the carries before the steps, after any restart, each [T, B, F].
+    reset: bool [T, B] or None.
+    mask: bool [T, B] or None.
+  """
+
+  x_gates: Gates
+  h_gates: Gates
+  start: Carry
+  reset: Array | None
+  mask: Array | None
+
+
+# (body, init, xs, linearization, reverse=) -> (final, ys), as for `lax.scan`.
+Loop = Callable[..., tuple[Any, Any]]
+
+
+def in_turn(body, init, xs, linearization, *, reverse):
+  """Runs a chunk's linear steps one by one."""
+  del linearization
+  return lax.scan(body, init, xs, reverse=reverse)
+
+
 def step(
     cell: cell_lib.Cell,
     params: cell_lib.Params,

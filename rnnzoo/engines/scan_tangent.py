@@ -27,6 +27,7 @@ def forward(
     plan: scan_steps.Plan,
     saved: scan_steps.Saved,
     tangents: call_lib.Operands,
+    loop: scan_steps.Loop = scan_steps.in_turn,
 ) -> tuple[Carry, Carry]:
   """Returns the tangents of an unroll's results.
 
@@ -34,6 +35,7 @@ def forward(
     plan: static arguments.
     saved: from the unroll.
     tangents: of the operands; None where one is zero.
+    loop: runs a chunk's steps, which are linear in the tangent of the carry.
 
   Returns:
     Tangents of the final carry, each [B, F], and of the returned carries, each
@@ -104,10 +106,11 @@ def forward(
       if stop:  # A constant in second derivatives, too.
         multiplied = lax.stop_gradient(multiplied)
       d_given = list(map(products.multiply, d_kernels, multiplied))
-    return lax.scan(
+    return loop(
         body,
         d_carry,
         (start, x_gates, h_gates, d_x_gates, d_given, reset, mask),
+        scan_steps.Linearization(x_gates, h_gates, start, reset, mask),
         reverse=reverse,
     )
 

@@ -5,6 +5,7 @@ the paths that remain can be tens of times slower.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+import dataclasses
 import functools
 import itertools
 from typing import Any
@@ -14,16 +15,61 @@ from absl import logging
 from jax import export
 
 from pallas_kernels import targets
+from rnnzoo import settings
 from rnnzoo.engines import derivatives
 
-Implementation = str | Sequence[str] | None
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AssociativeScan:
+  """`implementation='associative_scan'` with settings of its own.
+
+  It is accepted wherever a name is. A cell that is linear in its carry takes
+  one pass and has no use for any of them. The others are solved by Newton's
+  method (`rnnzoo/engines/newton.py`), whose defaults need no thought.
+
+  >>> import rnnzoo
+  >>> from flax import nnx
+  >>> path = rnnzoo.AssociativeScan(window=64)
+  >>> layer = rnnzoo.GRU(3, 8, implementation=path, rngs=nnx.Rngs(0))
+
+  Attributes:
+    tolerance: an error in h and the rest of the carry that is small enough,
+      relative to the largest number of a sequence in a window. 0 goes on until
+      the residual is rounding. A larger one saves iterations.
+    max_iterations: of a window; where they do not suffice, its steps run one by
+      one.
+    jacobian: 'exact' for the derivatives of all heads as matrices, which need
+      memory for batch * heads * (S * head_dim)^2 numbers a step, where a carry
+      has S arrays; 'diagonal' for a quasi-Newton method with S^2 numbers a
+      feature; None for the first where it fits. A diagonal recurrent kernel
+      has exact derivatives of that size.
+    window: steps that are solved at once; None for as many as fit.
+  """
+
+  tolerance: float = 0.0
+  max_iterations: int = 32
+  jacobian: str | None = None
+  window: int | None = None
+
+  def __post_init__(self):
+    settings.within(self.tolerance, 'tolerance', least=0, most=1)
+    settings.positive(self.max_iterations, 'max_iterations')
+    if self.jacobian is not None:
+      settings.choice(self.jacobian, ('exact', 'diagonal'), 'jacobian')
+    if self.window is not None:
+      settings.positive(self.window, 'window')
+
+
+# A path by its name, or with settings.
+Path = str | AssociativeScan
+Implementation = Path | Sequence[Path] | None
 
 IMPLEMENTATIONS = ('scan', 'associative_scan', 'pallas')
 
 # pallas_kernels says why it cannot run; this says which path can.
 _OTHER_PATHS = (
-    "implementation='scan' runs everywhere, 'associative_scan' runs linear"
-    ' cells, and None takes the fastest that can run.'
+    "implementation='scan' runs everywhere, 'associative_scan' where the number"
+    ' of steps is known, and None takes the fastest that can run.'
 )
 
 
@@ -36,15 +82,21 @@ def first_that_can(
   """Returns the result of the first implementation that can run.
 
   Args:
-    paths: by name; each takes `operands`, or raises NotImplementedError.
-    implementation: a name, a sequence of names, or None for the default order.
+    paths: by name; each takes `operands`, or raises NotImplementedError. That
+      of 'associative_scan' takes settings as well, as its last argument.
+    implementation: a path, a sequence of these, or None for the default order.
     linear: whether the recurrence is linear in its carry.
     *operands: of the path.
   """
   names = _names(implementation, linear)
+  run = lambda path: (
+      paths['associative_scan'](*operands, path)
+      if isinstance(path, AssociativeScan)
+      else paths[path](*operands)
+  )
   for name, following in itertools.pairwise(names):
     try:
-      return paths[name](*operands)
+      return run(name)
     except NotImplementedError as error:
       message = f'implementation={name!r} is passed over: {error}'
       if name == 'pallas' and targets.default_device().platform == 'gpu':
@@ -52,7 +104,7 @@ def first_that_can(
       else:
         log_once(message)
   try:
-    return paths[names[-1]](*operands)
+    return run(names[-1])
   except NotImplementedError as error:
     if names[-1] != 'pallas':
       raise
@@ -77,8 +129,7 @@ def for_kernel(arrays: Any) -> Any:
   reason = (
       "implementation='pallas' has derivatives in reverse mode only (jax.grad,"
       " jax.vjp). implementation='scan' has forward mode too (jax.jvp,"
-      ' jax.linearize, jax.hessian), and so has'
-      " 'associative_scan' for linear cells."
+      " jax.linearize, jax.hessian), and so has 'associative_scan'."
   )
   return derivatives.in_reverse_mode_only(reason, arrays)
 
@@ -98,21 +149,20 @@ def check_implementation(implementation: Implementation) -> None:
   names = implementation
   if names is None:
     return
-  if isinstance(names, str):
+  if isinstance(names, Path):
     names = (names,)
-  if (
-      not isinstance(names, Sequence)
-      or not names
-      or not all(isinstance(name, str) for name in names)
-      or any(name not in IMPLEMENTATIONS for name in names)
-  ):
+  known = lambda path: isinstance(path, AssociativeScan) or (
+      isinstance(path, str) and path in IMPLEMENTATIONS
+  )
+  if not isinstance(names, Sequence) or not names or not all(map(known, names)):
     raise ValueError(
-        f'implementation must be None, one of {IMPLEMENTATIONS} or a sequence'
-        f' of these, got {implementation!r}.'
+        f'implementation must be None, one of {IMPLEMENTATIONS}, an'
+        ' rnnzoo.AssociativeScan with settings, or a sequence of these, got'
+        f' {implementation!r}.'
     )
 
 
-def _names(implementation: Implementation, linear: bool) -> Sequence[str]:
+def _names(implementation: Implementation, linear: bool) -> Sequence[Path]:
   check_implementation(implementation)
   if implementation is None:
     backend = targets.default_device().platform
@@ -120,7 +170,7 @@ def _names(implementation: Implementation, linear: bool) -> Sequence[str]:
     parallel = ('associative_scan',) if linear and backend != 'cpu' else ()
     kernels = ('pallas',) if backend == 'gpu' else ()
     return (*kernels, *parallel, 'scan')
-  if isinstance(implementation, str):
+  if isinstance(implementation, Path):
     return (implementation,)
   return implementation
 

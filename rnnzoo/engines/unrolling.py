@@ -4,14 +4,16 @@
 into the loop where the path can. The names of the paths:
 
   'scan'              `lax.scan`; every cell, every device, the reference
-  'associative_scan'  parallel in time; cells that are linear in their carry
+  'associative_scan'  parallel in time: one pass for a cell that is linear in
+                      its carry, Newton's method for the others; where that does
+                      not end in the trajectory of 'scan', the steps run in turn
   'pallas'            GPU kernels; cells with recurrent gates, and linear ones,
                       first derivatives
 
 `None` takes the fastest that can run here. A path that cannot run raises
 `NotImplementedError`; where others are left to try, the reason is logged once.
-`recurrent_gradient_clip` and `stop_recurrent_gradient` are options of 'scan'
-and, unless the recurrent kernel is diagonal, of 'pallas'.
+`recurrent_gradient_clip` and `stop_recurrent_gradient` are options of 'scan',
+'associative_scan' and, unless the recurrent kernel is diagonal, 'pallas'.
 """
 
 import dataclasses
@@ -27,6 +29,8 @@ from rnnzoo import contract
 from rnnzoo import settings
 from rnnzoo.engines import associative
 from rnnzoo.engines import call as call_lib
+from rnnzoo.engines import newton_plan
+from rnnzoo.engines import newton_windows
 from rnnzoo.engines import partitioning
 from rnnzoo.engines import scan
 from rnnzoo.engines import scan_steps
@@ -38,6 +42,8 @@ Carry = cell_lib.Carry
 Implementation = selection.Implementation
 Operands = call_lib.Operands
 Projection = call_lib.Projection
+
+_DEFAULTS = selection.AssociativeScan()
 
 
 def unroll(
@@ -95,7 +101,8 @@ def unroll(
       the same, and `cell.update` is differentiated as ever.
     implementation: 'scan', 'associative_scan', 'pallas', a sequence of these to
       try in turn, or None for the fastest that can run. 'scan' can run
-      everything; this module's first lines say which cells the others can.
+      everything; this module's first lines say which cells the others can. An
+      `rnnzoo.AssociativeScan` is 'associative_scan' with settings.
 
   Returns:
     The final carry, each [batch, features], and h after every step,
@@ -301,27 +308,25 @@ def _scan(cell, projection, operands: Operands, call: Call):
   return carry, _swap(carries, call)
 
 
-def _associative_scan(cell, projection, operands: Operands, call: Call):
-  """Runs a linear cell in parallel over time."""
+def _associative_scan(
+    cell,
+    projection,
+    operands: Operands,
+    call: Call,
+    options: selection.AssociativeScan = _DEFAULTS,
+):
+  """Runs a cell in parallel over time."""
   _check_one_direction('associative_scan', call)
-  options = ('recurrent_gradient_clip', 'stop_recurrent_gradient')
-  given = [name for name in options if getattr(call, name)]
-  if given:
-    raise NotImplementedError(
-        "implementation='associative_scan' cannot take"
-        f' {" and ".join(given)}: it needs an adjoint that is linear, and a'
-        " clipped one is not. implementation='scan' works."
-    )
-  if not isinstance(cell, cell_lib.LinearCell):
-    raise NotImplementedError(
-        f"implementation='associative_scan' cannot run {type(cell).__name__}:"
-        ' it is not linear in its carry, and the Newton iteration for such'
-        " cells is not written yet. implementation='scan' works."
-    )
   operands = _swap(operands, call)
   operands = _with_carries(cell, projection, operands, operands.x.shape[1])
-  h = associative.unroll(cell, projection, operands, call.reverse)
-  return (h[0] if call.reverse else h[-1],), (_swap(h, call),)
+  if isinstance(cell, cell_lib.LinearCell):
+    h = associative.unroll(cell, projection, operands, call.reverse)
+    return (h[0] if call.reverse else h[-1],), (_swap(h, call),)
+  plan = newton_plan.make_plan(
+      cell, projection, operands, call, **dataclasses.asdict(options)
+  )
+  carry, carries = newton_windows.unroll(plan, operands)
+  return carry, _swap(carries, call)
 
 
 def _check_one_direction(name: str, call: Call) -> None:

@@ -140,3 +140,10 @@ class Bidirectional(sequence_layer.SequenceLayer):
         ' whole sequence. Call the layer or `unroll`, or step a layer of one'
         ' direction.'
     )
+
+
+def is_inside(layer: sequence_layer.SequenceLayer) -> bool:
+  """Returns whether a layer, or a part of it, reads backwards as well."""
+  return any(
+      isinstance(part, Bidirectional) for _, part in nnx.iter_modules(layer)
+  )

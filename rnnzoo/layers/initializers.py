@@ -25,6 +25,30 @@ def orthogonal(key, shape, dtype=jnp.float32, out_sharding=None):
   return init(key, shape, wide, out_sharding).astype(dtype)
 
 
+@dataclasses.dataclass(frozen=True)
+class XavierUniformFused:
+  """Xavier's uniform distribution with the fans of all gates' one matrix.
+
+  torch has one matrix [gates * features, in_features], whose fans are larger
+  than those of one gate. `draw` fills in the number of gates.
+
+  Attributes:
+    gates: how many there are.
+  """
+
+  gates: int = 1
+
+  def __call__(self, key, shape, dtype=jnp.float32, out_sharding=None):
+    """Returns the matrix of one gate, [in_features, features]."""
+    if len(shape) != 2:
+      raise ValueError(
+          'xavier_uniform_fused is for matrices, which have two axes; got the'
+          f' shape {shape}.'
+      )
+    limit = (6.0 / (shape[0] + self.gates * shape[1])) ** 0.5
+    return uniform(-limit, limit)(key, shape, dtype, out_sharding)
+
+
 def uniform(low: float, high: float) -> Initializer:
   """Returns an initialiser U(low, high)."""
 
@@ -101,6 +125,8 @@ def draw(
       they differ in metadata; or one is no function, or does not return an
       array of this shape and dtype.
   """
+  if isinstance(init, XavierUniformFused):
+    init = dataclasses.replace(init, gates=gates)
   several = isinstance(init, Sequence) and not isinstance(init, str)
   inits = list(init) if several else [init] * gates  # type: ignore[arg-type]
   if len(inits) != gates:

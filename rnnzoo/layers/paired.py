@@ -101,7 +101,7 @@ def unroll(
       recurrent_gradient_clip=first.recurrent_gradient_clip,
       stop_recurrent_gradient=first.stop_recurrent_gradient,
   )
-  carry, y = both._unroll(x, carry, reset, seq_lengths, mask, call)
+  carry, (y,) = both._unroll(x, carry, reset, seq_lengths, mask, call)
   halves = [jnp.split(c, 2, axis=-1) for c in carry]
   return (tuple(c[0] for c in halves), tuple(c[1] for c in halves)), y
 

@@ -119,10 +119,10 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
       dtype: dtype of inputs, gates, products and outputs; None for the one that
         x and the parameters promote to. State and sums are float32 or wider.
       param_dtype: dtype of the parameters.
-      implementation: 'scan' (everything, everywhere), 'associative_scan' (cells
-        that are linear in their carry), 'pallas' (GPU kernels, first
-        derivatives), a sequence of these to try in turn, or None for the
-        fastest that can run.
+      implementation: 'scan' (everything, everywhere), 'associative_scan' (all
+        steps at once; settings in `rnnzoo.AssociativeScan`), 'pallas' (GPU
+        kernels, first derivatives), a sequence of these to try in turn, or None
+        for the fastest that can run.
       rngs: `nnx.Rngs` with a `params` or default stream.
       **unknown: none; an error says what there is instead.
 
@@ -160,7 +160,7 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
     self.param_dtype = param_dtype
     self.implementation = (
         implementation
-        if implementation is None or isinstance(implementation, str)
+        if implementation is None or isinstance(implementation, selection.Path)
         else tuple(implementation)
     )
 
@@ -221,19 +221,77 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
   ) -> tuple[Carry, Array]:
     # Documented in SequenceLayer.unroll, as `help` shows.
     initializers.check_rngs(rngs, None)
+    flags = reset, seq_lengths, mask
+    carry, (h,) = self._run(
+        x, initial_carry, flags, reverse, time_major, is_output=True
+    )
+    return carry, h
+
+  def unroll_carries(
+      self,
+      x: Array,
+      *,
+      initial_carry: Carry | None = None,
+      reset: Array | None = None,
+      seq_lengths: Array | None = None,
+      mask: Array | None = None,
+      reverse: bool = False,
+      time_major: bool = False,
+  ) -> tuple[Carry, Carry]:
+    """Like `unroll`, but returns the whole carry after every step.
+
+    Args:
+      x: as in `unroll`, and so is all else.
+      initial_carry: state before the first step.
+      reset: where the carry restarts.
+      seq_lengths: valid steps of each sequence; beyond, the carry is held.
+      mask: which steps are valid; else the carry is held.
+      reverse: whether to run from the last step to the first.
+      time_major: whether x is [time, ..., in_features].
+
+    Returns:
+      The final carry, each [..., features], and the carry after every step,
+      each [..., time, features] in the carry's dtype, float32 or wider; both
+      in the order of `cell.carry_names`.
+
+    Raises:
+      ValueError: an argument has the wrong shape or dtype.
+    """
+    flags = reset, seq_lengths, mask
+    return self._run(
+        x, initial_carry, flags, reverse, time_major, is_output=False
+    )
+
+  def _run(
+      self, x, initial_carry, flags, reverse, time_major, is_output: bool
+  ) -> tuple[Carry, Carry]:
+    """Returns the final carry, and arrays of all steps.
+
+    Args:
+      x: as in `unroll`.
+      initial_carry: as in `unroll`.
+      flags: reset, seq_lengths and mask, as in `unroll`.
+      reverse: as in `unroll`.
+      time_major: as in `unroll`.
+      is_output: whether these are the layer's output alone, or the carry.
+    """
     settings.boolean(reverse, 'reverse')
     settings.boolean(time_major, 'time_major')
     call = call_lib.Call(
         reverse=reverse,
         time_major=time_major,
+        outputs=1 if is_output else len(self.cell.carry_names),
         recurrent_gradient_clip=self.recurrent_gradient_clip,
         stop_recurrent_gradient=self.stop_recurrent_gradient,
     )
+    reset, seq_lengths, mask = flags
     self._check_input(x, '[..., time, in_features]')
     batch = tuple(range(x.ndim - 2))
     lead = tuple(axis + time_major for axis in batch)
     if not partitioning.is_sharded(x):
-      return self._unroll(x, initial_carry, reset, seq_lengths, mask, call)
+      return self._unroll(
+          x, initial_carry, reset, seq_lengths, mask, call, is_output
+      )
     shape = tuple(x.shape[axis] for axis in batch)
     given = (
         x,
@@ -246,7 +304,7 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
 
     def part(state, given):
       layer: Any = nnx.merge(graphdef, state)
-      return layer._unroll(*given, call)
+      return layer._unroll(*given, call, is_output)
 
     return partitioning.spread(
         part,
@@ -266,8 +324,9 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
       seq_lengths: Array | None,
       mask: Array | None,
       call: call_lib.Call,
-  ) -> tuple[Carry, Array]:
-    """`unroll` with static options of its own."""
+      is_output: bool = True,
+  ) -> tuple[Carry, Carry]:
+    """`_run` on one device."""
     self._check_input(x, '[..., time, in_features]')
     lead = x.shape[:-1]
     time, batch_shape = (
@@ -313,18 +372,23 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
         reset=reset,
         mask=mask,
     )
-    carry, (h,) = unrolling.run(
-        self.cell,
-        call_lib.Dense(),
-        operands,
-        dataclasses.replace(call, out_dtype=dtype),
-        self.implementation,
+    # Outputs are the layer's, in its dtype; carries are as they are held.
+    if is_output:
+      call = dataclasses.replace(call, out_dtype=dtype)
+    carry, steps = unrolling.run(
+        self.cell, call_lib.Dense(), operands, call, self.implementation
     )
-    if mask is not None:
-      h = jnp.where(mask[..., None], h, 0)
+    if is_output and mask is not None:
+      steps = tuple(jnp.where(mask[..., None], h, 0) for h in steps)
     shape = (*batch_shape, self.out_features)
     carry = tuple(c.reshape(shape) for c in carry)
-    return carry, h.astype(dtype).reshape(*lead, self.out_features)
+    steps = tuple(
+        s.astype(dtype if is_output else state).reshape(
+            *lead, self.out_features
+        )
+        for s in steps
+    )
+    return carry, steps
 
   def step(
       self, carry: Carry, x: Array, *, reset: Array | None = None
@@ -382,6 +446,28 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
 
   # Parameters as the engines take them.
 
+  def _operands(self, x: Array) -> call_lib.Operands:
+    """Returns the arrays of a run from the layer's own carry.
+
+    Args:
+      x: [batch, time, in_features].
+
+    Returns:
+      Time-major operands of `rnnzoo.engines`.
+    """
+    dtype, state = self._dtype(x), self._state_dtype(x)
+    carry = self._initial_carry(x.shape[:1], state, x)
+    return call_lib.Operands(
+        params=self._cell_params(state),
+        weights=self._weights(),
+        x=jnp.swapaxes(x.astype(dtype), 0, 1),
+        recurrent_kernel=self._recurrent_kernel(dtype, x),
+        carry=carry,
+        restart=carry,
+        reset=None,
+        mask=None,
+    )
+
   def _dtype(self, x: Array):
     return self.dtype or jnp.result_type(x, self.param_dtype)
 
@@ -403,8 +489,14 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
       learned = [sharding.like(c, like) for c in learned]
     return tuple(jnp.broadcast_to(c, shape) for c in learned)
 
+  def _own_params(self) -> list[tuple[str, Any]]:
+    # By no method of nnx.Dict: nnx.tabulate wraps these, and calls itself. It
+    # also puts a number of its own there.
+    own = self.cell_params
+    return [(name, own[name]) for name in own if not name.startswith('_')]
+
   def _cell_params(self, dtype) -> dict[str, Array]:
-    return {k: v[...].astype(dtype) for k, v in self.cell_params.items()}
+    return {k: v[...].astype(dtype) for k, v in self._own_params()}
 
   def _weights(self) -> tuple[Array, Array | None]:
     bias = None if self.bias is None else self.bias[...]
@@ -440,7 +532,7 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
     if self.recurrent_kernel is not None:
       given.append(('recurrent_kernel', self.recurrent_kernel, heads))
     given += [('learned_carry', c, (features,)) for c in self.learned_carry]
-    given += [(name, p, None) for name, p in self.cell_params.items()]
+    given += [(name, p, None) for name, p in self._own_params()]
     for name, value, shape in given:
       if isinstance(value, nnx.Variable):
         value = value.get_raw_value()

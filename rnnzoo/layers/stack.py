@@ -6,7 +6,6 @@ from typing import Any
 from flax import nnx
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from rnnzoo import checks
 from rnnzoo import settings
@@ -105,9 +104,7 @@ class Stack(sequence_layer.SequenceLayer):
       ValueError: an option is not valid.
     """
     settings.positive(num_layers, 'num_layers')
-    is_number = isinstance(dropout_rate, (int, float, np.number))
-    if not is_number or not 0 <= dropout_rate < 1:
-      raise ValueError(f'dropout_rate must be in [0, 1), got {dropout_rate!r}.')
+    settings.dropout_rate(dropout_rate)
     settings.choice(norm, NORMS, 'norm')
     settings.boolean(share_dropout_over_time, 'share_dropout_over_time')
     settings.boolean(residual, 'residual')

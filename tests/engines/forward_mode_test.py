@@ -30,7 +30,7 @@ OPTIONS = {
     'plain': {},
     'without_flags': {'flags': False},
     'reverse': {'reverse': True},
-    'two_heads': {'num_heads': 2},
+    'two_heads': {'num_heads': 2, 'reverse': True},
     'stop': {'stop_recurrent_gradient': True, 'reverse': True},
 }
 
@@ -44,9 +44,14 @@ def cases():
   for name in rnnzoo.LAYERS:
     kernel = random_layers.make(name, IN, FEATURES).recurrent_kernel
     paths = ['scan'] if kernel is not None else ['scan', 'associative_scan']
-    without = {'two_heads', 'stop'} if kernel is None else set()
-    if kernel is not None and kernel.shape[-1] == 1:
+    if kernel is None:
+      without = {'two_heads', 'stop'}
+    elif kernel.shape[-1] == 1:
       without = {'two_heads'}  # There is a head for each feature.
+    else:
+      without = {'reverse'}  # Heads run in reverse.
+      if name not in ('LSTM', 'AGRU'):
+        without |= {'without_flags'}  # The cell does not see them.
     for option, path in itertools.product(OPTIONS, paths):
       if option not in without:
         yield name, path, option
@@ -265,6 +270,19 @@ class RefusedTest(parameterized.TestCase):
           self.assertRaisesRegex(NotImplementedError, message),
       ):
         jax.jit(lambda: tangent('pallas')).lower()
+
+
+@pytest.mark.slow
+class NewtonTest(ForwardModeTestCase):
+
+  @parameterized.product(
+      name=('AGRU', 'LSTM', 'IRevRNN'), option=('plain', 'reverse', 'stop')
+  )
+  def test_agrees_with_reference(self, name, option):
+    self.check(name, 'associative_scan', option)
+
+  def test_transformations(self):
+    self.check_transformations('GRU', 'associative_scan')
 
 
 @pytest.mark.slow

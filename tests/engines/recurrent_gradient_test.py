@@ -1,4 +1,4 @@
-"""What comes back through the recurrent kernel: clipped, or nothing at all."""
+"""The gradient through the recurrent kernel: clipped, or cut."""
 
 import functools
 from unittest import mock
@@ -68,7 +68,17 @@ def oracle(cell, seen, reverse, params, x_gates, kernel, carry, restart):
   return final, flip(carries[0])
 
 
-def ours(cell, options, reverse, params, x_gates, kernel, carry, restart):
+def ours(
+    cell,
+    options,
+    reverse,
+    params,
+    x_gates,
+    kernel,
+    carry,
+    restart,
+    path='scan',
+):
   return rnnzoo.unroll(
       cell,
       params,
@@ -79,13 +89,13 @@ def ours(cell, options, reverse, params, x_gates, kernel, carry, restart):
       reset=reset,
       mask=mask,
       reverse=reverse,
-      implementation='scan',
+      implementation=path,
       **options,
   )
 
 
 def arguments(name):
-  """What a cell is run on, in float64: `ARGUMENTS` in their order."""
+  """Returns `ARGUMENTS` of a cell in their order, float64."""
   cell, heads = CELLS[name]
   rng = np.random.default_rng(1)
   size = FEATURES // heads
@@ -163,6 +173,20 @@ class RecurrentGradientTest(parameterized.TestCase):
     reverse = list(CELLS).index(name) % 2 == (option == 'clip')
     run_ours = functools.partial(ours, cell, OPTIONS[option], reverse)
     run_oracle = functools.partial(oracle, cell, SEEN[option], reverse)
+    run = reference.jit(
+        lambda given: (
+            gradients(name, run_ours)(*given),
+            gradients(name, run_oracle)(*given),
+        )
+    )
+    self.assert_close(*run(arguments(name)))
+
+  @parameterized.parameters(('LSTM', 'clip'), ('AGRU', 'stop'))
+  def test_gradients_by_newton(self, name, option):
+    cell, _ = CELLS[name]
+    path = functools.partial(ours, path='associative_scan')
+    run_ours = functools.partial(path, cell, OPTIONS[option], True)
+    run_oracle = functools.partial(oracle, cell, SEEN[option], True)
     run = reference.jit(
         lambda given: (
             gradients(name, run_ours)(*given),

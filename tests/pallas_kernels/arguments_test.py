@@ -1,4 +1,4 @@
-"""What `pallas_kernels` says to arguments that it cannot take."""
+"""Errors of `pallas_kernels` for arguments that it cannot take."""
 
 from absl.testing import absltest
 from absl.testing import parameterized

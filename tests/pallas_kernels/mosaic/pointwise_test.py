@@ -12,6 +12,7 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from pallas_kernels.mosaic import dataflow
 from pallas_kernels.mosaic import pointwise
@@ -97,6 +98,7 @@ class FunctionsTest(parameterized.TestCase):
     jax.tree.map(check, pointwise.legalize(f)(x), double(f, x))
 
   @parameterized.parameters(*DERIVATIVES)
+  @pytest.mark.slow
   def test_derivative(self, name):
     f, x = FUNCTIONS[name]
     value, pullback = vjp(f, x)
@@ -223,6 +225,7 @@ class AccuracyTest(parameterized.TestCase):
   @parameterized.product(
       name=('tanh', 'logistic', 'log1p_small'), accuracy=(FAST, NEAR)
   )
+  @pytest.mark.slow
   def test_value_and_derivative(self, name, accuracy):
     # On a GPU a single instruction has an error of 2^-11 more.
     f, x = FUNCTIONS[name]

@@ -1,0 +1,89 @@
+"""The suite 'newton': where iterating over time in parallel pays.
+
+Each row of 'associative_scan' has the iterations that it takes, the least that
+would do, and an estimate of the largest Lyapunov exponent, which says whether
+few can do at all. Its time stands beside that of 'scan'.
+"""
+
+from collections.abc import Iterable, Iterator
+import dataclasses
+from typing import Any
+
+from flax import nnx
+import jax
+
+import rnnzoo
+from rnnzoo.benchmark import cases
+from rnnzoo.benchmark import measurement
+from rnnzoo.benchmark import timing
+from rnnzoo.benchmark import watchdog as watchdog_lib
+
+PATH = 'associative_scan'
+
+# The layers that need an iteration.
+LAYERS = tuple(
+    name
+    for name in rnnzoo.LAYERS
+    if name not in ('MinGRU', 'MinLSTM')  # These take one pass.
+)
+
+# Larger differences from 'scan' are failures: as `rnnzoo.verify` has it.
+_LARGEST_ERROR = 1e-4
+
+
+def measure(
+    selected: Iterable[cases.Case],
+    timer: timing.Timer,
+    watchdog: watchdog_lib.Watchdog,
+) -> Iterator[dict[str, Any]]:
+  """Verifies every case, then checks and times it as other suites do.
+
+  Args:
+    selected: the cases.
+    timer: how to time; with no repeats, cases are verified only.
+    watchdog: watches over every step.
+
+  Yields:
+    The rows of `measurement.measure`; those of 'associative_scan' also have
+    what `rnnzoo.Verification` describes.
+  """
+  for case in selected:
+    found = {}
+    if PATH in case.implementations:
+      with watchdog(f'verifying {case.layer}, {case.shape_name}'):
+        found = dataclasses.asdict(_verify(case))
+    if not timer.repeats:
+      if found:
+        yield _row(case, found)
+      continue
+    for row in measurement.measure([case], timer, watchdog):
+      if row['implementation'] == PATH:
+        row |= {k: v for k, v in found.items() if k != 'error'}
+      yield row
+
+
+def _verify(case: cases.Case) -> rnnzoo.Verification:
+  shape = case.shape
+  heads: dict[str, Any] = {}
+  if shape.num_heads > 1:
+    heads['num_heads'] = shape.num_heads
+  make: Any = rnnzoo.LAYERS[case.layer]
+  layer = make(shape.in_features, shape.features, rngs=nnx.Rngs(0), **heads)
+  size = shape.batch, shape.time, shape.in_features
+  x = jax.random.normal(jax.random.key(0), size, case.dtype)
+  return rnnzoo.verify(layer, x)
+
+
+def _row(case: cases.Case, found: dict[str, Any]) -> dict[str, Any]:
+  right = found['error'] <= _LARGEST_ERROR
+  return {
+      'shape': case.shape_name,
+      'dtype': case.dtype,
+      'layer': case.label,
+      'implementation': PATH,
+      'projection': case.projection,
+      'direction': 'forward',
+      'status': 'ok' if right else 'failed',
+      'reason': '' if right else f'{found["error"]:.1e} from scan',
+      **found,
+  }

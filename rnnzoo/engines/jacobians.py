@@ -1,0 +1,261 @@
+"""The derivative of a step by the carry before it, for all steps at once.
+
+A step mixes features by its products with the recurrent kernel only; `update`
+and `operand` are pointwise. So their derivatives are one number for each pair
+of arrays and feature, found by `jax.jvp` of the cell's own equations, and the
+kernel does the rest:
+
+    d new_i / d carry_j = diag(Q_ij) + [j = 0] sum_g diag(P_ig) R_g
+
+with Q by the carry and P by the recurrent gates. A diagonal kernel leaves S x S
+numbers a feature, exactly. For others there is the choice between the matrices
+of all heads and a quasi-Newton's diagonal, which takes diag(R_g) for R_g and
+forms no matrix.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from rnnzoo import cell as cell_lib
+from rnnzoo.engines import affine_maps
+from rnnzoo.engines import derivatives
+from rnnzoo.engines import products
+from rnnzoo.engines import scan_steps
+
+Array = jax.Array
+Carry = cell_lib.Carry
+Gates = cell_lib.Gates
+
+
+def of_steps(
+    cell: cell_lib.Cell,
+    params: cell_lib.Params,
+    kernels: tuple[Array, ...],
+    x_gates: Gates,
+    h_gates: Gates,
+    start: Carry,
+    *,
+    exact: bool,
+    stop: bool = False,
+) -> affine_maps.Maps:
+  """Returns the derivatives of the carries after steps by those before them.
+
+  Args:
+    cell: the equations.
+    params: the cell's own parameters.
+    kernels: as `scan_steps.pack` returns them, in the dtype of the state.
+    x_gates: each [T, B, F].
+    h_gates: each [T, B, F].
+    start: the carries before the steps, each [T, B, F].
+    exact: whether heads of several features have matrices. A diagonal kernel's
+      derivatives are exact anyway.
+    stop: `stop_recurrent_gradient`: nothing passes through the kernels, and the
+      derivative is pointwise.
+  """
+  at = _Step(cell, params, x_gates, h_gates, start)
+  if stop or not kernels:
+    return _pointwise(at, [])
+  if kernels[0].shape[1] > 1 and exact:
+    return _heads(at, kernels)
+  return _pointwise(at, list(map(diagonal, kernels)))
+
+
+def held(
+    maps: affine_maps.Maps, reset: Array | None, mask: Array | None
+) -> affine_maps.Maps:
+  """Returns the maps with 1 for masked steps, and 0 for those that restart.
+
+  Args:
+    maps: of steps.
+    reset: bool [T, B] or None.
+    mask: bool [T, B] or None.
+  """
+  if mask is None and reset is None:
+    return maps
+
+  def one(x, identity, axes):
+    widen = lambda flag: flag.reshape(*flag.shape, *(1,) * axes)
+    if mask is not None:
+      x = jnp.where(widen(mask), x, identity)
+    if reset is not None:
+      x = jnp.where(widen(reset), jnp.zeros_like(x), x)
+    return x
+
+  if isinstance(maps, affine_maps.Heads):
+    size = maps.matrix.shape[-1]
+    identity = jnp.eye(size, dtype=maps.matrix.dtype)
+    return affine_maps.Heads(one(maps.matrix, identity, 3))
+  rows = enumerate(maps.entries)
+  return affine_maps.Pointwise(
+      tuple(
+          tuple(one(x, float(i == j), 1) for j, x in enumerate(row))
+          for i, row in rows
+      )
+  )
+
+
+def diagonal(packed: Array) -> Array:
+  """Returns diag(R_g) for every gate, [G, F]."""
+  heads, size, width = packed.shape
+  blocks = packed.reshape(heads, size, width // size, size)
+  diagonal = jnp.diagonal(blocks, axis1=1, axis2=3)  # [N, G, D]
+  return jnp.swapaxes(diagonal, 0, 1).reshape(width // size, heads * size)
+
+
+class _Step:
+  """The pointwise parts of steps, to be pushed forward.
+
+  Each method takes rows of tangents: a row has a number for each gate and each
+  array of the carry, which moves all of that array. All rows are one operation,
+  with a leading axis in the results.
+  """
+
+  def __init__(self, cell, params, x_gates, h_gates, start):
+    self.cell, self.start, self.h_gates = cell, start, h_gates
+    self._given = params, x_gates
+    self.staged = isinstance(cell, cell_lib.TwoStageCell)
+
+  def new(self, rows: Array, last: Array | None = None) -> Carry:
+    """Returns the tangents of the carry after a step.
+
+    Args:
+      rows: [n, G + S], or [n, G + S, F].
+      last: the last gate's tangents instead, [n, T, B, F].
+    """
+    params, x_gates = self._given
+
+    def push(row, last):
+      d_gates, d_carry = self._tangents(row, self.h_gates)
+      if last is not None:
+        d_gates = (*d_gates[:-1], last)
+      _, d_new = derivatives.pushforward(
+          self.cell.update,
+          (params, x_gates, self.h_gates, self.start),
+          (None, None, d_gates, d_carry),
+      )
+      return tuple(
+          d.astype(x.dtype) for d, x in zip(d_new, self.start, strict=True)
+      )
+
+    return jax.vmap(push)(rows, last)
+
+  def operand(self, rows: Array) -> Array:
+    """Returns the tangents of the second stage's operand.
+
+    Args:
+      rows: as for `new`; the number of the last gate has no effect.
+    """
+    params, x_gates = self._given
+
+    def push(row):
+      d_gates, d_carry = self._tangents(row, self.h_gates)
+      _, d_operand = derivatives.pushforward(
+          self.cell.operand,
+          (params, x_gates, self.h_gates[:-1], self.start),
+          (None, None, d_gates[:-1], d_carry),
+      )
+      return d_operand
+
+    return jax.vmap(push)(rows)
+
+  def unit_rows(self) -> Array:
+    """Returns a row for each gate and each array, which moves alone."""
+    count = len(self.h_gates) + len(self.start)
+    return jnp.eye(count, dtype=self.start[0].dtype)
+
+  def _tangents(self, row, h_gates):
+    shape = self.start[0].shape
+    moves = [jnp.broadcast_to(x, shape) for x in row]
+    gates = len(h_gates)
+    return tuple(moves[:gates]), tuple(moves[gates:])
+
+
+def _pointwise(at: _Step, factors: list[Array]) -> affine_maps.Pointwise:
+  """Returns S x S numbers a feature.
+
+  Args:
+    at: the steps.
+    factors: for each stage, what multiplies its operand in each gate, [G, F];
+      none where nothing passes through the kernels.
+  """
+  gates = len(at.h_gates)
+  rows = at.unit_rows()[gates:]
+  last = None
+  if factors:
+    # h moves the gates as well: a number for each feature.
+    rows = jnp.broadcast_to(rows[..., None], (*rows.shape, factors[0].shape[1]))
+    rows = rows.at[0, : factors[0].shape[0]].set(factors[0])
+  if len(factors) == 2:
+    last = factors[1][0] * at.operand(rows)
+  columns = at.new(rows, last)
+  return affine_maps.Pointwise(tuple(tuple(column) for column in columns))
+
+
+def _heads(at: _Step, kernels: tuple[Array, ...]) -> affine_maps.Heads:
+  """Returns a matrix for each head."""
+  count, gates = len(at.start), len(at.h_gates)
+  heads, size, _ = kernels[0].shape
+  by_head = lambda x: x.reshape(*x.shape[:-1], heads, size)
+  identity = jnp.eye(size, dtype=at.start[0].dtype)
+
+  def matrices(d, first):
+    """Returns [S, ..., N, to, from], one for each array, from rows."""
+    own = by_head(d[gates:])[..., None] * identity
+    through = jnp.zeros_like(own[0])
+    for g, matrix in enumerate(first):
+      through += by_head(d[g])[..., None] * matrix
+    return own.at[0].add(through)
+
+  first = _matrices(kernels[0])
+  rows = at.unit_rows()
+  d_new = at.new(rows)
+  blocks = [matrices(d, first) for d in d_new]
+  if at.staged:
+    (last,) = _matrices(kernels[1])
+    through = last @ matrices(at.operand(rows), first)
+    blocks = [
+        block + by_head(d[gates - 1])[..., None] * through
+        for block, d in zip(blocks, d_new, strict=True)
+    ]
+  joined = [
+      jnp.concatenate([block[j] for j in range(count)], axis=-1)
+      for block in blocks
+  ]
+  return affine_maps.Heads(jnp.concatenate(joined, axis=-2))
+
+
+def _matrices(packed: Array) -> list[Array]:
+  """Returns R_g for every gate, [N, to, from]."""
+  gates = packed.shape[2] // packed.shape[1]
+  return list(jnp.swapaxes(products.unpack(packed, gates), -1, -2))
+
+
+def of_window(
+    cell: cell_lib.Cell,
+    params: cell_lib.Params,
+    kernels: tuple[Array, ...],
+    x_gates: Gates,
+    before: Carry,
+    restart: Carry,
+    reset: Array | None,
+    mask: Array | None,
+    *,
+    exact: bool,
+) -> affine_maps.Maps:
+  """Returns the derivatives of steps that may restart or hold their carry.
+
+  Args:
+    cell: the equations.
+    params: the cell's own parameters.
+    kernels: as for `of_steps`.
+    x_gates: each [T, B, F].
+    before: the carries before the steps and before any restart, [T, B, F].
+    restart: the carry after a restart, [B, F].
+    reset: bool [T, B] or None.
+    mask: bool [T, B] or None.
+    exact: as for `of_steps`.
+  """
+  start = scan_steps.select(reset, restart, before)
+  h_gates = scan_steps.multiply(cell, params, kernels, x_gates, start)
+  maps = of_steps(cell, params, kernels, x_gates, h_gates, start, exact=exact)
+  return held(maps, reset, mask)

@@ -1,0 +1,310 @@
+"""Newton's method over time: like `lax.scan`, for all steps at once.
+
+A trajectory s_1 .. s_T of s_t = f_t(s_{t-1}) is the root of the T equations
+f_t(s_{t-1}) - s_t = 0. One Newton iteration is linear in its correction d,
+
+    d_t = A_t d_{t-1} + f_t(s_{t-1}) - s_t,    A_t = df_t / ds at s_{t-1}
+
+and this recurrence takes one associative scan (Lim et al., 2024, "Parallelizing
+non-linear sequential models over the sequence length"). Each iteration makes at
+least one more step exact, so the iteration ends; it pays where it ends soon.
+
+The result is that of the loop over time, or it is not taken:
+
+* A small residual is not a small error, since errors grow where the recurrence
+  expands. So each iteration also solves for the growth of rounding errors: e_t
+  = A_t e_{t-1} + noise_t, with noise of the size of one rounding and random
+  signs. What the residual leaves is at most residual / rounding times e.
+* Iterates that are not finite never stay: the step's own value takes their
+  place. A step that is not finite itself ends the iteration.
+* Where the residual is not down to rounding when the iteration ends, the same
+  steps run one by one, in the same compiled program.
+"""
+
+from collections.abc import Callable
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+
+from rnnzoo import cell as cell_lib
+from rnnzoo.engines import affine_maps
+from rnnzoo.engines import newton_errors
+
+Array = jax.Array
+Carry = cell_lib.Carry
+
+# In roundings of the carry's scale: a residual of `_SMALL` is rounding and no
+# more; one of `_LARGE` is where it falls no further and does no harm.
+_SMALL, _LARGE = 4, 64
+
+
+class Report(NamedTuple):
+  """How a run came about.
+
+  Attributes:
+    iterations: affine scans, the most of any window.
+    residual: largest |f(s_{t-1}) - s_t| of what the iteration gave, in the
+      scale of the carry.
+    sensitivity: largest error in the trajectory, in the carry's scale, that one
+      rounding error in each step makes.
+    fell_back: whether some steps ran one by one.
+  """
+
+  iterations: Array
+  residual: Array
+  sensitivity: Array
+  fell_back: Array
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Problem:
+  """Steps to be solved for, T of them, [T, ...].
+
+  Attributes:
+    body: (carry, x) -> (carry, y), one step, as for `lax.scan`.
+    xs: the steps' own arrays.
+    maps: carries before the steps -> A of every step; exact, or near.
+    exact: whether these are the derivatives.
+    reverse: whether time runs from the last step to the first.
+    linear: whether the body is linear: then errors are measured against all of
+      the carry, and the growth of rounding errors is not asked for.
+  """
+
+  body: Callable[[Carry, Any], tuple[Carry, Any]]
+  xs: Any
+  maps: Callable[[Carry], affine_maps.Maps]
+  exact: bool
+  reverse: bool
+  linear: bool = False
+
+  def before(self, init: Carry, s: Carry) -> Carry:
+    """Returns the carries before the steps."""
+    if self.reverse:
+      return tuple(
+          jnp.concatenate([x[1:], x0[None]])
+          for x0, x in zip(init, s, strict=True)
+      )
+    return tuple(
+        jnp.concatenate([x0[None], x[:-1]])
+        for x0, x in zip(init, s, strict=True)
+    )
+
+  def zeros(self, init: Carry) -> Carry:
+    """Returns carries of zeros for every step."""
+    time = jax.tree.leaves(self.xs)[0].shape[0]
+    return tuple(
+        jnp.broadcast_to(jnp.zeros_like(x), (time, *x.shape)) for x in init
+    )
+
+  def after(self, before: Carry) -> tuple[Carry, Any]:
+    """Returns the carries after the steps, and their results."""
+    return jax.vmap(self.body)(before, self.xs)
+
+  def in_turn(self, init: Carry) -> tuple[Carry, tuple[Carry, Any]]:
+    """Runs the steps one by one; returns the last carry, all, and results."""
+
+    def body(carry, xs):
+      carry, y = self.body(carry, xs)
+      return carry, (carry, y)
+
+    return lax.scan(body, init, self.xs, reverse=self.reverse)
+
+  def last(self, s: Carry) -> Carry:
+    """Returns the carry after the last step."""
+    return tuple(x[0] if self.reverse else x[-1] for x in s)
+
+
+class _State(NamedTuple):
+  s: Carry
+  new: Carry
+  errors: Carry
+  iterations: Array
+  residual: Array
+  earlier: Array
+  sensitivity: Array
+
+
+def solve(
+    problem: Problem,
+    init: Carry,
+    init_errors: Carry | None,
+    guess: Carry,
+    *,
+    max_iterations: int | Array,
+    most_sensitive: float,
+    tolerance: float,
+) -> tuple[Carry, Any, Report, Array]:
+  """Iterates until the residual is rounding, or there is no hope for it.
+
+  Args:
+    problem: the steps.
+    init: the carry before the first step.
+    init_errors: growth of rounding errors up to there; None for a linear body.
+    guess: the carries after the steps, to begin with.
+    max_iterations: at most so many affine scans.
+    most_sensitive: the largest growth of rounding errors that is accepted.
+    tolerance: an error in the carry's scale that is small enough; 0 goes on to
+      rounding.
+
+  Returns:
+    The carries before the steps; the growth of rounding errors after the last;
+    how it went; and whether the carries are the trajectory.
+  """
+  eps = newton_errors.rounding(init)
+
+  def right(state):
+    error = state.residual / eps * state.sensitivity
+    small = state.residual <= _SMALL * eps
+    small |= (state.residual <= _LARGE * eps) & (error <= most_sensitive)
+    if tolerance:
+      small |= error <= tolerance
+    return small & jnp.isfinite(state.residual)
+
+  def unfinished(state):
+    falls = state.residual <= state.earlier / 2
+    if tolerance:
+      more = ~right(state)
+    else:
+      more = (state.residual > _SMALL * eps) & (falls | ~right(state))
+    if init_errors is not None:  # Their growth is asked for in any case.
+      more |= state.iterations == 0
+    more &= state.iterations < max_iterations
+    return more & jnp.isfinite(state.residual)
+
+  def iterate(state):
+    before = problem.before(init, state.s)
+    maps = problem.maps(before)
+    correction = tuple(map(jnp.subtract, state.new, state.s))
+    given = [correction]
+    if init_errors is not None:
+      given.append(
+          _error_terms(problem, maps, state, init, init_errors, before)
+      )
+    correction, *errors = affine_maps.solve(maps, given, problem.reverse)
+    s = tuple(
+        jnp.where(jnp.isfinite(x + d), x + d, new)
+        for x, d, new in zip(state.s, correction, state.new, strict=True)
+    )
+    new = problem.after(problem.before(init, s))[0]
+    sensitivity, found = state.sensitivity, state.errors
+    if init_errors is not None:
+      (found,) = errors
+      if not problem.exact:
+        found = tuple(map(jnp.add, state.errors, found))
+      found = tuple(jnp.where(jnp.isfinite(e), e, jnp.inf) for e in found)
+      sensitivity = newton_errors.largest(
+          found, newton_errors.scales(new, problem.reverse, False)
+      )
+      # An infinite error would stay one in the next iteration.
+      found = tuple(jnp.where(jnp.isfinite(e), e, 0) for e in found)
+    return _State(
+        s=s,
+        new=new,
+        errors=found,
+        iterations=state.iterations + 1,
+        residual=_residual(problem, new, s),
+        earlier=state.residual,
+        sensitivity=sensitivity,
+    )
+
+  new = problem.after(problem.before(init, guess))[0]
+  residual = _residual(problem, new, guess)
+  start = _State(
+      s=guess,
+      new=new,
+      errors=() if init_errors is None else jax.tree.map(jnp.zeros_like, new),
+      iterations=_as(residual, 0, jnp.int32),
+      residual=residual,
+      earlier=jnp.full_like(residual, jnp.inf),
+      sensitivity=jnp.zeros_like(residual),
+  )
+  state = lax.while_loop(
+      lambda state: ~for_all_mapped(~unfinished(state)), iterate, start
+  )
+  final = right(state)
+  errors: Any = None
+  if init_errors is not None:
+    errors = problem.last(state.errors)
+  report = Report(
+      iterations=state.iterations,
+      residual=state.residual,
+      sensitivity=state.sensitivity,
+      fell_back=~final,
+  )
+  return problem.before(init, state.new), errors, report, final
+
+
+def solve_linear(problem: Problem, init: Carry) -> tuple[Carry, Any]:
+  """Returns what `lax.scan(body, init, xs)` does, for a linear body.
+
+  One iteration is all it takes, and has derivatives of its own. Where rounding
+  or a number that is not finite keeps it from the result, the loop runs.
+
+  Args:
+    problem: with exact maps.
+    init: the carry before the first step.
+  """
+  zero = problem.zeros(init)
+  new, _ = problem.after(problem.before(init, zero))
+  (s,) = affine_maps.solve(problem.maps(zero), [new], problem.reverse)
+  new, ys = problem.after(problem.before(init, s))
+  residual = _residual(problem, new, s)
+  return lax.cond(
+      for_all_mapped(residual <= _LARGE * newton_errors.rounding(init)),
+      lambda: (problem.last(new), ys),
+      lambda: lax.scan(problem.body, init, problem.xs, reverse=problem.reverse),
+  )
+
+
+@jax.custom_batching.custom_vmap
+def for_all_mapped(flag: Array) -> Array:
+  """Returns the flag; under `jax.vmap`, whether it holds in all of its rows.
+
+  A branch that rows decide each on their own would become both branches.
+  """
+  return flag
+
+
+@for_all_mapped.def_vmap
+def _(axis_size, in_batched, flag):
+  del axis_size, in_batched
+  return for_all_mapped(jnp.all(flag, axis=0)), False
+
+
+def _error_terms(problem, maps, state, init, init_errors, before) -> Carry:
+  """Returns what grows in a step: a rounding error with a random sign."""
+  scale = newton_errors.scales(state.new, problem.reverse, False)
+  eps = newton_errors.rounding(init)
+  noise = tuple(
+      eps * x * newton_errors.signs(new.shape, i).astype(new.dtype)
+      for i, (x, new) in enumerate(zip(scale, state.new, strict=True))
+  )
+  if problem.exact:
+    first = -1 if problem.reverse else 0
+    one = slice(first, None) if problem.reverse else slice(0, 1)
+    at_first = jax.tree.map(lambda a: a[one], maps)
+    moved = affine_maps.apply(at_first, tuple(e[None] for e in init_errors))
+    return tuple(
+        n.at[first].add(m[0]) for n, m in zip(noise, moved, strict=True)
+    )
+  # The maps are only near: errors are iterated like the trajectory itself.
+  errors = problem.before(init_errors, state.errors)
+  _, moved = jax.jvp(lambda s: problem.after(s)[0], (before,), (errors,))
+  return tuple(
+      n + m - e for n, m, e in zip(noise, moved, state.errors, strict=True)
+  )
+
+
+def _residual(problem: Problem, new: Carry, s: Carry) -> Array:
+  difference = tuple(map(jnp.subtract, new, s))
+  return newton_errors.largest(
+      difference, newton_errors.scales(new, problem.reverse, problem.linear)
+  )
+
+
+def _as(like: Array, value, dtype) -> Array:
+  """Returns a number that varies over the devices that `like` varies over."""
+  return jnp.full_like(like, value, dtype=dtype)

@@ -1,0 +1,162 @@
+"""Where Newton's method begins: the closer, the fewer iterations.
+
+Any cell can begin at f(s_0, x_t), one step from the initial carry. A cell may
+know better and say so in `Cell.guess`, by recurrences of the form
+
+    s_t = clip(a_t s_{t-1} + b_t, low_t, high_t)
+
+These are closed under composition: a clipped affine map of a clipped range is
+again one. So all steps are parallel, exactly and with no iteration. Among them
+are linear recurrences, max(s + b, c), and relu(u s + x), which is all of an
+IndRNN.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+
+from rnnzoo import cell as cell_lib
+from rnnzoo.engines import affine_maps
+from rnnzoo.engines import jacobians
+from rnnzoo.engines import newton
+from rnnzoo.engines import scan_steps
+
+Array = jax.Array
+Carry = cell_lib.Carry
+Gates = cell_lib.Gates
+
+# Up to so many steps, gates are frozen at a guess once; beyond it, three times.
+_FEW_STEPS = 64
+
+
+def first(
+    problem: newton.Problem,
+    cell: cell_lib.Cell,
+    params: cell_lib.Params,
+    kernels: tuple[Array, ...],
+    init: Carry,
+    restart: Carry,
+) -> Carry:
+  """Returns the first guess of the carries after all steps, each [T, B, F].
+
+  Args:
+    problem: the steps, whose `xs` are the input gates, resets and masks.
+    cell: the equations.
+    params: the cell's own parameters.
+    kernels: as for `jacobians.of_steps`.
+    init: the carry before the first step.
+    restart: the carry after a reset.
+  """
+  x_gates, reset, mask = problem.xs
+  diagonal = None
+  if kernels and kernels[0].shape[1] == 1:
+    diagonal = jnp.concatenate(list(map(jacobians.diagonal, kernels)))
+  solve = _Solve(problem, init, restart)
+
+  def improved(carries):
+    before = problem.before(init, carries)
+    start = scan_steps.select(reset, restart, before)
+    h_gates = scan_steps.multiply(cell, params, kernels, x_gates, start)
+    found = cell.guess(params, x_gates, h_gates, start, diagonal, solve)
+    if found is None:
+      return None
+    if mask is None:
+      return found
+    # Some of it may be made of arrays that are held, and is not itself held.
+    hold = lambda i: solve(lambda carry: carry[i], 0, found[i])[1]
+    return tuple(map(hold, range(len(found))))
+
+  zero = problem.zeros(init)
+  time = zero[0].shape[0]
+  if jax.eval_shape(improved, zero) is None:
+    new, _ = problem.after(
+        tuple(
+            jnp.broadcast_to(c, z.shape)
+            for c, z in zip(init, zero, strict=True)
+        )
+    )
+    return new
+  rounds = 1
+  if diagonal is None or len(cell.carry_names) > 1:
+    rounds = 2 if time <= _FEW_STEPS else 4
+  return lax.fori_loop(0, rounds, lambda _, carries: improved(carries), zero)
+
+
+class _Solve:
+  """Solves clipped affine recurrences of one array of the carry."""
+
+  def __init__(self, problem: newton.Problem, init: Carry, restart: Carry):
+    self._problem, self._init, self._restart = problem, init, restart
+
+  def __call__(
+      self,
+      start: Callable[[Carry], Array],
+      a: Any,
+      b: Array,
+      low: Any = -jnp.inf,
+      high: Any = jnp.inf,
+  ) -> tuple[Array, Array]:
+    """Returns s before the steps and after them, each [T, B, F].
+
+    Args:
+      start: maps a carry to the s that it begins with.
+      a: broadcast against b.
+      b: [T, B, F].
+      low: likewise.
+      high: likewise.
+    """
+    _, reset, mask = self._problem.xs
+    reverse = self._problem.reverse
+    init, restart = start(self._init), start(self._restart)
+    a, low, high = (
+        jnp.broadcast_to(jnp.asarray(x, b.dtype), b.shape)
+        for x in (a, low, high)
+    )
+    maps: tuple[Any, ...] = a, b, low, high
+    if mask is not None:
+      still = 1, 0, -jnp.inf, jnp.inf
+      maps = tuple(
+          scan_steps.where(mask, x, y) for x, y in zip(maps, still, strict=True)
+      )
+    if reset is not None:
+      at_once = (0, _apply(maps, restart), -jnp.inf, jnp.inf)
+      maps = tuple(
+          scan_steps.where(~reset, x, y)
+          for x, y in zip(maps, at_once, strict=True)
+      )
+    first = -1 if reverse else 0
+    begun = _apply(tuple(x[first] for x in maps), init)
+    a, b, low, high = maps
+    maps = a.at[first].set(0), b.at[first].set(begun), low, high
+    # The first step forgets what was before, so that s is b, clipped.
+    _, b, low, high = affine_maps.over_time(_compose, maps, reverse=reverse)
+    after = jnp.clip(b, low, high)
+    (before,) = self._problem.before((init,), (after,))
+    if reset is not None:
+      before = scan_steps.where(~reset, before, restart)
+    return before, after
+
+
+def _line(a, b, s):
+  """Returns a s + b, where a = 0 forgets an infinite s."""
+  return jnp.where(a == 0, b, a * s + b)
+
+
+def _apply(maps, s):
+  a, b, low, high = maps
+  return jnp.clip(_line(a, b, s), low, high)
+
+
+def _compose(first, second):
+  a1, b1, low1, high1 = first
+  a2, b2, low2, high2 = second
+  ends = _line(a2, b2, low1), _line(a2, b2, high1)
+  return (
+      a2 * a1,
+      _line(a2, b2, b1),
+      jnp.clip(jnp.minimum(*ends), low2, high2),
+      jnp.clip(jnp.maximum(*ends), low2, high2),
+  )

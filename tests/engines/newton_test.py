@@ -1,0 +1,389 @@
+"""Newton's method over time gives the trajectory of 'scan', and says how."""
+
+import dataclasses
+import functools
+from unittest import mock
+
+from absl.testing import absltest
+from absl.testing import parameterized
+from flax import nnx
+import jax
+from jax import lax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rnnzoo
+from rnnzoo.engines import affine_maps
+from rnnzoo.engines import call as call_lib
+from rnnzoo.engines import newton
+from rnnzoo.engines import newton_plan
+from rnnzoo.engines import newton_windows
+from rnnzoo.engines import scan
+from tests.testing import reference
+
+IN, BATCH = 4, 2
+
+# In these a small change of the carry dies out, or at least does not grow.
+CONTRACTIVE = {
+    'Elman': {},
+    'LSTM': {},
+    'GRU': {},
+    'SLSTM': {},
+    'AGRU': {'gamma': 2.0},
+    'AntisymmetricRNN': {'epsilon': 0.01},
+    'IndRNN': {},
+    'IRevRNN': {},
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Case:
+  """A layer and its arrays.
+
+  Attributes:
+    layer: its name.
+    options: of the layer.
+    time: number of steps.
+    features: of the layer.
+    batch: number of sequences.
+    dtype: of everything.
+    flags: whether there are resets and a mask.
+    scale: what the recurrent kernel is multiplied by.
+    path: settings of the path.
+    call: static options.
+  """
+
+  layer: str
+  options: dict = dataclasses.field(default_factory=dict)
+  time: int = 37
+  features: int = 8
+  batch: int = BATCH
+  dtype: str = 'float64'
+  flags: bool = False
+  scale: float = 1.0
+  path: rnnzoo.AssociativeScan = rnnzoo.AssociativeScan()
+  call: call_lib.Call = call_lib.Call()
+
+  def operands(self):
+    dtype = jnp.dtype(self.dtype)
+    layer = rnnzoo.LAYERS[self.layer](
+        IN, self.features, param_dtype=dtype, rngs=nnx.Rngs(0), **self.options
+    )
+    rng = np.random.default_rng(0)
+    lead = self.time, self.batch
+    x = jnp.asarray(rng.standard_normal((self.batch, self.time, IN)), dtype)
+    operands = layer._operands(x)
+    if self.flags:
+      operands = operands._replace(
+          reset=jnp.asarray(rng.random(lead) < 0.05),
+          mask=jnp.asarray(rng.random(lead) < 0.8),
+      )
+    kernel = operands.recurrent_kernel * self.scale
+    return layer.cell, operands._replace(recurrent_kernel=kernel)
+
+  def plan(self, cell, operands):
+    return newton_plan.make_plan(
+        cell,
+        call_lib.Dense(),
+        operands,
+        self.call,
+        **dataclasses.asdict(self.path),
+    )
+
+
+def run(case):
+  """Returns carries by Newton's method, those of 'scan', and the report."""
+  cell, operands = case.operands()
+  plan = case.plan(cell, operands)
+  unroll = functools.partial(newton_windows.unroll_with_report, plan)
+  _, found, report = reference.jit(unroll)(operands)
+  in_turn = functools.partial(scan.carries, plan.steps)
+  _, wanted = reference.jit(in_turn)(operands)
+  return found, wanted, report
+
+
+def gradients(case, unroll):
+  """Returns the gradients of a sum over all results, by all operands."""
+  cell, operands = case.operands()
+  plan = case.plan(cell, operands)
+
+  def loss(operands):
+    final, (h,) = unroll(plan, operands)
+    return sum(jnp.sum(jnp.sin(x)) for x in (h, *final))
+
+  grad = jax.grad(loss, allow_int=True)
+  return reference.jit(grad)(operands)
+
+
+def by_scan(plan, operands):
+  return scan.unroll(plan.steps, operands)
+
+
+class NewtonTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.enter_context(jax.enable_x64(True))
+
+  def assert_close(self, found, wanted, limit):
+    for a, b in zip(*map(jax.tree.leaves, (found, wanted)), strict=True):
+      if a.dtype != jax.dtypes.float0:
+        a, b = np.asarray(a), np.asarray(b)
+        error = np.linalg.norm(a - b)
+        self.assertLessEqual(error, limit * np.linalg.norm(b) + 1e-30)
+
+  def check(self, case, limit):
+    found, wanted, report = run(case)
+    self.assertFalse(report.fell_back)
+    self.assertLessEqual(report.iterations, 8)
+    self.assert_close(found, wanted, limit)
+    found = gradients(case, newton_windows.unroll)
+    self.assert_close(found, gradients(case, by_scan), limit)
+
+  @parameterized.parameters(('GRU', 37), ('IndRNN', 37), ('AGRU', 1))
+  def test_is_scan(self, name, time):
+    case = Case(layer=name, options=CONTRACTIVE[name], time=time, flags=True)
+    self.check(case, 1e-10)
+
+  @parameterized.product(
+      name=list(CONTRACTIVE),
+      # (steps, whether there are resets and a mask, dtype)
+      kind=[
+          (37, True, 'float64'),
+          (1000, False, 'float64'),
+          (1000, True, 'float32'),
+      ],
+  )
+  @pytest.mark.slow
+  def test_is_scan_everywhere(self, name, kind):
+    time, flags, dtype = kind
+    # In float32 both round in each step, which adds up like a random walk.
+    limit = 1e-10 if dtype == 'float64' else 1e-6 * max(2, 0.2 * time**0.5)
+    case = Case(
+        layer=name,
+        options=CONTRACTIVE[name],
+        time=time,
+        dtype=dtype,
+        flags=flags,
+    )
+    self.check(case, limit)
+
+  @parameterized.product(name=['GRU', 'LSTM'], features=[1, 16, 64])
+  @pytest.mark.slow
+  def test_few_iterations(self, name, features):
+    found, wanted, report = run(
+        Case(layer=name, time=1000, features=features, dtype='float32')
+    )
+    self.assertFalse(report.fell_back)
+    self.assertLessEqual(report.iterations, 6)
+    self.assert_close(found, wanted, 2e-6)
+
+  @parameterized.parameters(
+      Case(layer='GRU', scale=5, time=200),
+      Case(layer='LSTM', scale=5, time=200),
+      Case(layer='AGRU', options={'gamma': 0.0}, time=500, features=16),
+  )
+  @pytest.mark.slow
+  def test_falls_back(self, case):
+    found, wanted, report = run(case)
+    self.assertTrue(report.fell_back)
+    # It is the sequential run, which XLA compiles once more, in a branch: it
+    # may round in another order, and these weights amplify differences.
+    self.assert_close(found, wanted, 1e-11)
+
+  @parameterized.parameters(1.01, -1.01)
+  @pytest.mark.slow
+  def test_growing_relu_needs_no_fallback(self, u):
+    options = {'recurrent_range': (u, u)}
+    found, wanted, report = run(
+        Case(layer='IndRNN', options=options, time=5000)
+    )
+    self.assertFalse(report.fell_back)
+    self.assertLessEqual(report.iterations, 1)
+    self.assert_close(found, wanted, 2e-14)
+
+  @pytest.mark.slow
+  def test_slstm_with_heads_of_one(self):
+    options = {
+        'num_heads': 256,
+        'recurrent_kernel_init': nnx.initializers.normal(0.4),
+    }
+    case = Case(
+        layer='SLSTM',
+        options=options,
+        features=256,
+        time=2048,
+        batch=1,
+        dtype='float32',
+    )
+    cell, operands = case.operands()
+    plan = case.plan(cell, operands)
+    unroll = functools.partial(newton_windows.unroll_with_report, plan)
+    _, bare, _ = reference.jit(unroll)(operands, jnp.int32(3))
+    _, found, report = reference.jit(unroll)(operands)
+    _, wanted = reference.jit(functools.partial(scan.carries, plan.steps))(
+        operands
+    )
+    self.assertFalse(report.fell_back)
+    self.assertLessEqual(np.max(np.abs(bare[0] - wanted[0])), 5e-4)
+    self.assert_close(found, wanted, 2e-6)
+
+  @parameterized.parameters(
+      {'window': 16},
+      {'jacobian': 'diagonal'},
+      {'jacobian': 'diagonal', 'max_iterations': 1},
+      {'max_iterations': 2},
+  )
+  @pytest.mark.slow
+  def test_settings(self, **settings):
+    path = rnnzoo.AssociativeScan(**settings)
+    case = Case(layer='GRU', path=path, flags=True)
+    found, wanted, report = run(case)
+    self.assertEqual(bool(report.fell_back), 'max_iterations' in settings)
+    self.assert_close(found, wanted, 1e-12)
+
+  def test_tolerance(self):
+    case = Case(layer='LSTM', path=rnnzoo.AssociativeScan(tolerance=1e-3))
+    found, wanted, report = run(case)
+    self.assertLess(report.iterations, run(Case(layer='LSTM'))[2].iterations)
+    self.assertFalse(report.fell_back)
+    self.assert_close(found, wanted, 1e-3)
+
+  @parameterized.parameters('AGRU', 'LSTM')
+  @pytest.mark.slow
+  def test_diagonal_gradients(self, name):
+    path = rnnzoo.AssociativeScan(jacobian='diagonal')
+    case = Case(layer=name, options=CONTRACTIVE[name], path=path, time=9)
+    found = gradients(case, newton_windows.unroll)
+    self.assert_close(found, gradients(case, by_scan), 1e-10)
+
+  @parameterized.parameters('LSTM', 'AGRU')
+  @pytest.mark.slow
+  def test_one_bad_window(self, name):
+    """A window that does not converge runs in turn; the others stay."""
+    case = Case(
+        layer=name,
+        options=CONTRACTIVE[name],
+        time=60,
+        path=rnnzoo.AssociativeScan(window=20),
+    )
+    solve = newton.solve
+
+    def fails_once(problem, init, errors, guess, **options):
+      before, errors, report, right = solve(
+          problem, init, errors, guess, **options
+      )
+      right &= jnp.any(guess[0][0] == 0)
+      return before, errors, report._replace(fell_back=~right), right
+
+    with mock.patch.object(newton, 'solve', fails_once):
+      found, wanted, report = run(case)
+    self.assertTrue(report.fell_back)
+    self.assertGreater(report.sensitivity, 0)
+    self.assert_close(found, wanted, 1e-12)
+
+  @parameterized.parameters(np.nan, np.inf)
+  def test_not_finite(self, value):
+    case = Case(layer='GRU')
+    cell, operands = case.operands()
+    x = operands.x.at[20, 0, 0].set(value)
+    operands = operands._replace(x=x)
+    plan = case.plan(cell, operands)
+    unroll = functools.partial(newton_windows.unroll_with_report, plan)
+    _, found, report = reference.jit(unroll)(operands)
+    # Gates take an infinity to 0 or 1.
+    self.assertEqual(bool(report.fell_back), np.isnan(value))
+    _, wanted = reference.jit(functools.partial(scan.carries, plan.steps))(
+        operands
+    )
+    same = functools.partial(np.testing.assert_allclose, rtol=1e-10)
+    jax.tree.map(same, found, wanted)
+
+  def test_products_have_all_digits(self):
+    layer = rnnzoo.GRU(
+        IN, 4, implementation='associative_scan', rngs=nnx.Rngs(0)
+    )
+    graphdef, state = nnx.split(layer)
+    kernel = lambda state, x: nnx.merge(graphdef, state)(x)
+    text = str(jax.make_jaxpr(kernel)(state, jnp.zeros((2, 9, IN))))
+    self.assertIn('precision=(Precision.HIGHEST, Precision.HIGHEST)', text)
+
+  def test_says_how_much_memory_matrices_need(self):
+    x = jax.ShapeDtypeStruct((64, 100, IN), jnp.float32)
+
+    def shape(path):
+      make = lambda: rnnzoo.GRU(IN, 2048, implementation=path, rngs=nnx.Rngs(0))
+      graphdef, state = nnx.split(nnx.eval_shape(make))
+      call = lambda state, x: nnx.merge(graphdef, state)(x)
+      return jax.eval_shape(call, state, x).shape
+
+    message = r"'exact' needs .* MiB for 16 steps .*'diagonal' needs"
+    with self.assertRaisesRegex(NotImplementedError, message):
+      shape(rnnzoo.AssociativeScan(jacobian='exact'))
+    self.assertEqual(shape('associative_scan'), (64, 100, 2048))
+
+  @parameterized.parameters(None, 1000)
+  @pytest.mark.slow
+  def test_memory_is_that_of_a_window(self, window):
+    def temporary(time):
+      case = Case(
+          layer='GRU',
+          time=time,
+          features=16,
+          dtype='float32',
+          path=rnnzoo.AssociativeScan(window=window),
+      )
+      operands = jax.eval_shape(lambda: case.operands()[1])
+      plan = case.plan(rnnzoo.GRUCell(), operands)
+      unroll = functools.partial(newton_windows.unroll, plan)
+      program = reference.jit(unroll).lower(operands).compile()
+      return program.memory_analysis().temp_size_in_bytes
+
+    whole = temporary(100_000)
+    self.assertLess(whole, newton_plan.BYTES)
+    if window:
+      # Time itself costs a few copies of h, and a step's matrix is 16 of them.
+      h = BATCH * 16 * 4
+      self.assertLess(whole - temporary(50_000), 50_000 * 8 * h)
+
+  @pytest.mark.slow
+  def test_branches_stay_branches_under_vmap(self):
+    case = Case(layer='GRU', time=9)
+    cell, operands = case.operands()
+    plan = case.plan(cell, operands)
+    xs = jnp.stack([operands.x, 2 * operands.x, -operands.x])
+
+    def loss(x, unroll):
+      final, (h,) = unroll(plan, operands._replace(x=x))
+      return jnp.sum(jnp.sin(h)) + jnp.sum(final[0])
+
+    def program(unroll):
+      return reference.jit(
+          jax.vmap(jax.grad(loss), (0, None)), static_argnums=1
+      )
+
+    run = program(newton_windows.unroll)
+    text = run.lower(xs, newton_windows.unroll).as_text()
+    one = jax.jit(jax.grad(loss), static_argnums=1)
+    alone = one.lower(xs[0], newton_windows.unroll).as_text()
+    for operation in ('stablehlo.case', 'stablehlo.while'):
+      self.assertEqual(text.count(operation), alone.count(operation))
+    self.assert_close(
+        run(xs, newton_windows.unroll), program(by_scan)(xs, by_scan), 1e-12
+    )
+
+  @parameterized.parameters('GRU', 'IndRNN', 'IRevRNN')
+  @pytest.mark.slow
+  def test_by_associative_scans(self, name):
+    with (
+        mock.patch.object(affine_maps, 'over_time', lax.associative_scan),
+        mock.patch.object(affine_maps, 'on_cpu', lambda: False),
+    ):
+      found, wanted, report = run(Case(layer=name, flags=True))
+    self.assertFalse(report.fell_back)
+    self.assert_close(found, wanted, 1e-12)
+
+
+if __name__ == '__main__':
+  absltest.main()

@@ -1,0 +1,48 @@
+"""`rnnzoo.verify` tells a recurrence that forgets from a chaotic one."""
+
+import math
+
+from absl.testing import absltest
+from flax import nnx
+import jax
+import pytest
+
+import rnnzoo
+
+X = jax.random.normal(jax.random.key(0), (2, 300, 4))
+
+
+class VerificationTest(absltest.TestCase):
+
+  @pytest.mark.slow
+  def test_forgets(self):
+    layer = rnnzoo.GRU(4, 8, rngs=nnx.Rngs(0))
+    found = rnnzoo.verify(layer, X, reverse=True)
+    self.assertFalse(found.fell_back)
+    self.assertTrue(found.exact)
+    self.assertBetween(found.least_iterations, 1, found.iterations)
+    self.assertLess(found.error, 2e-6)
+    self.assertLess(found.residual, 1e-6)
+    self.assertLess(found.lyapunov, -0.1)
+
+  @pytest.mark.slow
+  def test_chaos(self):
+    layer = rnnzoo.AGRU(4, 16, gamma=0.0, rngs=nnx.Rngs(1))
+    path = rnnzoo.AssociativeScan(max_iterations=4)
+    found = rnnzoo.verify(layer, X, implementation=path)
+    self.assertTrue(found.fell_back)
+    self.assertIsNone(found.least_iterations)
+    self.assertEqual(found.error, 0)
+    self.assertGreater(found.lyapunov, 0)
+
+  def test_known_rate(self):
+    # Where relu lets all through, h' = u h + x: the exponent is log u.
+    layer = rnnzoo.IndRNN(4, 2, recurrent_range=(0.5, 0.5), rngs=nnx.Rngs(0))
+    layer.bias[...] = layer.bias[...] + 100
+    found = rnnzoo.verify(layer, X[:, :50])
+    self.assertAlmostEqual(found.lyapunov, math.log(0.5), places=5)
+    self.assertEqual(found.least_iterations, 0)
+
+
+if __name__ == '__main__':
+  absltest.main()
