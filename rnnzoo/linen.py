@@ -2,40 +2,301 @@
 
 >>> import jax, jax.numpy as jnp
 >>> from rnnzoo import linen
->>> layer = linen.GRU(in_features=3, features=8)
+>>> layer = linen.GRU(features=8)
 >>> variables = layer.init(jax.random.key(0), jnp.ones((2, 5, 3)))
 >>> layer.apply(variables, jnp.ones((2, 5, 3))).shape
 (2, 5, 8)
->>> carry, y = layer.apply(variables, jnp.ones((2, 5, 3)), nnx_method='unroll')
+>>> carry, y = layer.apply(variables, jnp.ones((2, 5, 3)), method='unroll')
 >>> y.shape
 (2, 5, 8)
 
-Arguments are those of the layers in `rnnzoo`, by keyword and without `rngs`,
-which linen passes itself; so are the methods, by `nnx_method='unroll'`,
-`'step'` or `'initial_carry'`. Parameters have the same names and shapes.
+Methods, arguments and parameters are those of the layers in `rnnzoo`, without
+`rngs`, which linen passes itself. `in_features` may be left out: it is that of
+the first input. `nn.remat(linen.GRU)(features=8)` and the other transforms of
+linen work.
+
 Dropout in a `Stack` is on where the call has an `rngs=nnx.Rngs(...)`, which a
 linen module that contains the stack can pass; `apply(..., rngs={...})` is
 linen's own argument and does not reach it. Bounds (`max_abs`) are metadata of
 nnx parameters: `rnnzoo.constrain` does not see them here.
 """
 
+from collections.abc import Mapping, Sequence
+import dataclasses
 import functools
+from typing import Any, ClassVar
 
+from flax import linen
 from flax import nnx
+import jax
+import jax.numpy as jnp
 
 import rnnzoo
+from rnnzoo import scanned
+from rnnzoo.engines import selection
+from rnnzoo.layers import initializers
+from rnnzoo.layers import sequence_layer
 
-Elman = functools.partial(nnx.bridge.to_linen, rnnzoo.Elman)
-LSTM = functools.partial(nnx.bridge.to_linen, rnnzoo.LSTM)
-GRU = functools.partial(nnx.bridge.to_linen, rnnzoo.GRU)
-SLSTM = functools.partial(nnx.bridge.to_linen, rnnzoo.SLSTM)
-AGRU = functools.partial(nnx.bridge.to_linen, rnnzoo.AGRU)
-AntisymmetricRNN = functools.partial(
-    nnx.bridge.to_linen, rnnzoo.AntisymmetricRNN
-)
-IndRNN = functools.partial(nnx.bridge.to_linen, rnnzoo.IndRNN)
-IRevRNN = functools.partial(nnx.bridge.to_linen, rnnzoo.IRevRNN)
-MinGRU = functools.partial(nnx.bridge.to_linen, rnnzoo.MinGRU)
-MinLSTM = functools.partial(nnx.bridge.to_linen, rnnzoo.MinLSTM)
-Stack = functools.partial(nnx.bridge.to_linen, rnnzoo.Stack)
-Bidirectional = functools.partial(nnx.bridge.to_linen, rnnzoo.Bidirectional)
+Array = jax.Array
+Initializer = initializers.Initializer
+LayerFactory = sequence_layer.LayerFactory
+
+
+class SequenceModule(linen.Module):
+  """A layer of `rnnzoo` that linen initialises and stores.
+
+  A subclass has the layer's options as fields, with the same defaults; where
+  the default is None, that is the layer's own.
+  """
+
+  layer_class: ClassVar[type[sequence_layer.SequenceLayer]]
+
+  def __call__(
+      self, x: Array, *, nnx_method: str = '__call__', **options: Any
+  ) -> Any:
+    """Calls the layer.
+
+    Args:
+      x: [..., time, in_features].
+      nnx_method: name of another method to call instead.
+      **options: those of the layer's call: initial_carry, reset and so on.
+    """
+    return self._run(nnx_method, x, **options)
+
+  def unroll(self, x: Array, **options: Any) -> tuple[Any, Array]:
+    """Returns the final carry as well, as the layer's `unroll` does."""
+    return self._run('unroll', x, **options)
+
+  def step(self, carry: Any, x: Array, **options: Any) -> tuple[Any, Array]:
+    """Takes one step, as the layer's `step` does."""
+    return self._run('step', carry, x, **options)
+
+  def initial_carry(self, batch_shape: tuple[int, ...] = ()) -> Any:
+    """Returns the carry that a sequence starts from, and restarts from."""
+    return self._run('initial_carry', batch_shape)
+
+  @linen.compact
+  def _run(self, method: str, *arguments: Any, **options: Any) -> Any:
+    made = nnx.bridge.ToLinen(
+        functools.partial(
+            _make,
+            self.layer_class,
+            self._options(method, arguments),
+            self.is_initializing(),
+        )
+    )
+    linen.share_scope(self, made)
+    return made(*arguments, nnx_method=method, **options)
+
+  def _options(self, method: str, arguments: tuple[Any, ...]) -> dict[str, Any]:
+    """Returns the arguments of the layer's constructor."""
+    fields = dataclasses.fields(self)
+    options = {
+        field.name: getattr(self, field.name)
+        for field in fields
+        if field.name not in ('parent', 'name')
+    }
+    for field in fields:
+      if field.default is None and options.get(field.name) is None:
+        options.pop(field.name, None)
+    if 'in_features' not in options:
+      if method == 'initial_carry':
+        raise ValueError(
+            f'{type(self).__name__}.initial_carry needs in_features=, since no'
+            ' input says what it is.'
+        )
+      shape = getattr(arguments[-1], 'shape', ())
+      if not shape:
+        raise ValueError(
+            f'{type(self).__name__} expects x as an array [..., in_features],'
+            f' got a {type(arguments[-1]).__name__}.'
+        )
+      options['in_features'] = shape[-1]
+    return options
+
+
+def _make(
+    layer_class: type, options: Mapping[str, Any], draw: bool, *, rngs: nnx.Rngs
+) -> nnx.Module:
+  """Returns a layer; without values if linen has them, and they follow."""
+  if draw:
+    return layer_class(**options, rngs=rngs)
+  with nnx.use_eager_sharding(False):  # Where there may be no mesh.
+    return nnx.eval_shape(lambda: layer_class(**options, rngs=nnx.Rngs(0)))
+
+
+class Recurrent(SequenceModule):
+  """Fields that all layers of one cell have."""
+
+  features: int
+  in_features: int | None = None
+  use_bias: bool = True
+  kernel_init: Initializer | None = None
+  recurrent_kernel_init: Initializer | Sequence[Initializer] | None = None
+  bias_init: Initializer | Sequence[Initializer] | None = None
+  learn_initial_carry: bool = False
+  recurrent_gradient_clip: float | None = None
+  stop_recurrent_gradient: bool = False
+  dtype: jax.typing.DTypeLike | None = None
+  param_dtype: jax.typing.DTypeLike = jnp.float32
+  implementation: selection.Implementation = None
+
+
+class Elman(Recurrent):
+  """`rnnzoo.Elman`."""
+
+  layer_class = rnnzoo.Elman
+  activation: str = 'tanh'
+  num_heads: int = 1
+
+
+class LSTM(Recurrent):
+  """`rnnzoo.LSTM`."""
+
+  layer_class = rnnzoo.LSTM
+  forget_bias: float = 0.0
+  num_heads: int = 1
+
+
+class GRU(Recurrent):
+  """`rnnzoo.GRU`."""
+
+  layer_class = rnnzoo.GRU
+  num_heads: int = 1
+
+
+class SLSTM(Recurrent):
+  """`rnnzoo.SLSTM`."""
+
+  layer_class = rnnzoo.SLSTM
+  num_heads: int = 4
+  block_index: int = 0
+  num_blocks: int = 1
+  max_forget: float | None = None
+
+
+class AGRU(Recurrent):
+  """`rnnzoo.AGRU`."""
+
+  layer_class = rnnzoo.AGRU
+  gamma: float = 0.01
+  epsilon: float = 1.0
+  learn_epsilon: bool = True
+  num_heads: int = 1
+
+
+class AntisymmetricRNN(Recurrent):
+  """`rnnzoo.AntisymmetricRNN`."""
+
+  layer_class = rnnzoo.AntisymmetricRNN
+  gated: bool = False
+  epsilon: float = 0.01
+  gamma: float = 0.01
+  recurrent_scale: float = 1.0
+  num_heads: int = 1
+
+
+class IndRNN(Recurrent):
+  """`rnnzoo.IndRNN`."""
+
+  layer_class = rnnzoo.IndRNN
+  activation: str = 'relu'
+  recurrent_range: tuple[float, float] = (0.0, 1.0)
+  max_abs: float | None = None
+
+
+class IRevRNN(Recurrent):
+  """`rnnzoo.IRevRNN`."""
+
+  layer_class = rnnzoo.IRevRNN
+  inner_steps: int = 3
+  recurrent_range: tuple[float, float] = (0.0, 1.0)
+  max_abs: float | None = 1.002
+  inner_scale: float = 1e-4
+
+
+class MinGRU(Recurrent):
+  """`rnnzoo.MinGRU`."""
+
+  layer_class = rnnzoo.MinGRU
+  candidate: str = 'linear'
+
+
+class MinLSTM(Recurrent):
+  """`rnnzoo.MinLSTM`."""
+
+  layer_class = rnnzoo.MinLSTM
+  forget_bias: float = 0.0
+  candidate: str = 'linear'
+
+
+class Stack(SequenceModule):
+  """`rnnzoo.Stack`; options of the layers go into `layer`, by partial."""
+
+  layer_class = rnnzoo.Stack
+  layer: LayerFactory | Sequence[LayerFactory]
+  features: int
+  in_features: int | None = None
+  num_layers: int = 1
+  dropout_rate: float = 0.0
+  share_dropout_over_time: bool = False
+  norm: str | None = None
+  residual: bool = False
+  dtype: jax.typing.DTypeLike | None = None
+  param_dtype: jax.typing.DTypeLike | None = None
+  implementation: selection.Implementation = None
+
+
+class Bidirectional(SequenceModule):
+  """`rnnzoo.Bidirectional`; options of the layer go into it, by partial."""
+
+  layer_class = rnnzoo.Bidirectional
+  layer: LayerFactory
+  features: int
+  in_features: int | None = None
+  dtype: jax.typing.DTypeLike | None = None
+  param_dtype: jax.typing.DTypeLike | None = None
+  implementation: selection.Implementation = None
+
+
+class ScannedRNN(linen.Module):
+  """The class of this name in purejaxrl and JaxMARL, with any layer inside.
+
+      from rnnzoo.linen import ScannedRNN
+
+  in place of that class is the whole port. Arguments, carry and resets are
+  those of `rnnzoo.ScannedRNN`; features are those of the carry.
+
+  >>> import jax, jax.numpy as jnp
+  >>> from rnnzoo.linen import ScannedRNN
+  >>> carry = ScannedRNN.initialize_carry(2, 8)         # [batch, hidden]
+  >>> rollout = jnp.ones((5, 2, 3)), jnp.zeros((5, 2))  # [time, batch, ...]
+  >>> variables = ScannedRNN().init(jax.random.key(0), carry, rollout)
+  >>> carry, y = ScannedRNN().apply(variables, carry, rollout)
+  >>> y.shape
+  (5, 2, 8)
+
+  Attributes:
+    layer: a layer class such as `rnnzoo.LSTM`, or any function with its
+      signature. Give another than the default to `initialize_carry`, too.
+  """
+
+  layer: LayerFactory = rnnzoo.GRU
+
+  @linen.compact
+  def __call__(self, carry: Any, x: tuple[Array, Array]) -> tuple[Any, Array]:
+    ins, _ = scanned.pair(x)
+    options = {
+        'in_features': ins.shape[-1],
+        'features': scanned.width(carry),
+        'layer': self.layer,
+    }
+    rnn = nnx.bridge.ToLinen(
+        functools.partial(
+            _make, rnnzoo.ScannedRNN, options, self.is_initializing()
+        ),
+        name='rnn',
+    )
+    return rnn(carry, x)
+
+  initialize_carry = staticmethod(rnnzoo.ScannedRNN.initialize_carry)

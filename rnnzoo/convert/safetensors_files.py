@@ -1,0 +1,127 @@
+"""Parameters as a safetensors file, which any framework reads.
+
+pip install safetensors      # or rnnzoo[safetensors]
+"""
+
+import importlib
+import os
+import pathlib
+from typing import Any
+
+from flax import nnx
+import jax.numpy as jnp
+
+# Of the names in a file; another one is refused.
+VERSION = 1
+
+
+def save_safetensors(module: nnx.Module, path: str | os.PathLike[str]) -> None:
+  """Writes a module's parameters, by name, to a safetensors file.
+
+      convert.save_safetensors(model, 'model.safetensors')
+
+  A name is the way to a parameter, joined by dots, as in 'layers.0.kernel';
+  random state is left out, running averages are not. The file's metadata has
+  'format': 'rnnzoo' and 'version': '1'.
+
+  Args:
+    module: a layer, or any `nnx.Module`, for instance a trained model.
+    path: the file, which is replaced as a whole.
+
+  Raises:
+    ImportError: the package safetensors is missing.
+    ValueError: `module` is no `nnx.Module` or has no parameters.
+  """
+  files, _ = _library()
+  arrays = {
+      name: jnp.asarray(leaf.get_value())
+      for name, leaf in _named(module).items()
+  }
+  path = pathlib.Path(path)
+  partial = path.with_name(path.name + '.partial')
+  metadata = {'format': 'rnnzoo', 'version': str(VERSION)}
+  try:
+    files.save_file(arrays, partial, metadata=metadata)
+    os.replace(partial, path)
+  finally:
+    partial.unlink(missing_ok=True)
+
+
+def load_safetensors(module: nnx.Module, path: str | os.PathLike[str]) -> None:
+  """Reads what `save_safetensors` wrote into a module of the same structure.
+
+  The module is changed in place, and only if every parameter was found.
+
+  Args:
+    module: as for `save_safetensors`.
+    path: the file.
+
+  Raises:
+    ImportError: the package safetensors is missing.
+    ValueError: the file has another format or version, or an entry is missing,
+      left over or of another shape or dtype.
+    OSError: the file cannot be read.
+  """
+  files, library = _library()
+  try:
+    with library.safe_open(str(path), framework='np') as opened:
+      metadata = opened.metadata() or {}
+    arrays = files.load_file(path)
+  except library.SafetensorError as error:
+    raise ValueError(f'{path} is no safetensors file: {error}.') from error
+  found = metadata.get('format'), metadata.get('version')
+  if found != ('rnnzoo', str(VERSION)):
+    raise ValueError(
+        f"{path} must have format 'rnnzoo' and version '{VERSION}' in its"
+        f' metadata, got {found[0]!r} and {found[1]!r}.'
+        ' safetensors.flax.load_file reads the arrays of any file.'
+    )
+  named = _named(module)
+  missing, more = named.keys() - arrays.keys(), arrays.keys() - named.keys()
+  if missing or more:
+    raise ValueError(
+        f'{path} is of another module than this {type(module).__name__}: it'
+        f' lacks {sorted(missing)} and has no place for {sorted(more)}.'
+    )
+  for name, leaf in named.items():
+    array, own = arrays[name], leaf.get_value()
+    if (array.shape, array.dtype) != (own.shape, own.dtype):
+      raise ValueError(
+          f'{name} must have shape {own.shape} and dtype {own.dtype} for this'
+          f' {type(module).__name__}, got {array.shape} and {array.dtype}.'
+      )
+  for path_of, variable in nnx.iter_graph(module):
+    name = '.'.join(map(str, path_of))
+    if isinstance(variable, nnx.Variable) and name in named:
+      variable.set_value(arrays[name])
+
+
+def _named(module: Any) -> dict[str, Any]:
+  """Returns a module's variables by name, random state apart."""
+  if not isinstance(module, nnx.Module):
+    raise ValueError(
+        f'module must be an nnx.Module, got a {type(module).__name__}.'
+    )
+  state = nnx.to_flat_state(nnx.state(module))
+  named = {
+      '.'.join(map(str, path)): leaf
+      for path, leaf in state
+      if not isinstance(leaf, nnx.RngState)
+  }
+  if not named:
+    raise ValueError(f'The {type(module).__name__} has no parameters.')
+  return named
+
+
+def _library() -> tuple[Any, Any]:
+  """Returns the modules safetensors.flax and safetensors."""
+  try:
+    return (
+        importlib.import_module('safetensors.flax'),
+        importlib.import_module('safetensors'),
+    )
+  except ImportError as error:
+    raise ImportError(
+        'This needs the package safetensors: pip install safetensors, or'
+        " rnnzoo's extra, pip install 'rnnzoo[safetensors]'."
+    ) from error

@@ -1,0 +1,221 @@
+"""Weights of `torch.nn` modules."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from rnnzoo.cells import gru
+from rnnzoo.convert import weights as weights_lib
+from rnnzoo.layers import sequence_layer
+from rnnzoo.layers import stack
+
+Weights = weights_lib.Weights
+
+
+def from_torch(
+    layer: sequence_layer.SequenceLayer,
+    state_dict: Mapping[str, Any],
+    *,
+    prefix: str = '',
+) -> None:
+  """Fills a layer with the weights of a `torch.nn.RNN`, `LSTM` or `GRU`.
+
+  torch has two biases for each gate, which are added: both stand in the same
+  sum. The exception is the GRU's n, where the reset gate multiplies the
+  recurrent one, kept as `cell_params['recurrent_bias']`.
+
+  >>> import numpy as np, rnnzoo
+  >>> from flax import nnx
+  >>> from rnnzoo import convert
+  >>> weights = {               # state_dict() of a torch.nn.RNN(3, 8)
+  ...     'weight_ih_l0': np.ones((8, 3)), 'weight_hh_l0': np.ones((8, 8)),
+  ...     'bias_ih_l0': np.ones(8), 'bias_hh_l0': np.ones(8),
+  ... }
+  >>> layer = rnnzoo.Elman(3, 8, rngs=nnx.Rngs(0))
+  >>> convert.from_torch(layer, weights)
+  >>> layer.bias[0, :2]
+  Array([2., 2.], dtype=float32)
+
+  Args:
+    layer: an `Elman`, `GRU` or `LSTM` with one head, a `Bidirectional` of such
+      a layer, or a `Stack` of either; it is changed in place. Give `Elman` the
+      module's `nonlinearity` as `activation`. Normalisation in a stack, which
+      torch does not have, is left as it is.
+    state_dict: `module.state_dict()`, torch tensors or numpy arrays. Level k of
+      a stack has these entries, and for the backward direction the same with
+      `_reverse` appended; an `RNNCell`, `LSTMCell` or `GRUCell` has them
+      without `_lk`:
+        weight_ih_lk  [gates * features, in_features]
+        weight_hh_lk  [gates * features, features]
+        bias_ih_lk    [gates * features]
+        bias_hh_lk    [gates * features]
+      A module with `bias=False` has no biases, and fills a layer with
+      `use_bias=False`. For one with `proj_size` see `fold_projection`.
+    prefix: the start of the entries' names, for instance 'encoder.' for the
+      recurrent part of a model; entries without it are passed over.
+
+  Raises:
+    ValueError: an entry is missing, left over or of another shape, or the layer
+      is of a kind that torch does not have.
+  """
+  entries = weights_lib.Entries(state_dict, 'state dict', prefix)
+  updates = []
+  for part, level, backward in weights_lib.parts(layer):
+    suffix = f'_l{level}' + '_reverse' * backward
+    if part is layer and 'weight_ih' in entries:
+      suffix = ''
+    updates.append((part, _take(part, entries, suffix)))
+  projected = [name for name in entries.names() if 'weight_hr' in name]
+  if projected:
+    raise ValueError(
+        f'The state dict has {projected} of a module with proj_size;'
+        ' convert.fold_projection makes one without.'
+    )
+  entries.finish()
+  for part, weights in updates:
+    weights_lib.store(part, weights)
+
+
+def to_torch(
+    layer: sequence_layer.SequenceLayer, *, cell: bool = False, prefix: str = ''
+) -> dict[str, np.ndarray]:
+  """Returns a layer's weights as the state dict of a `torch.nn` module.
+
+      module = torch.nn.LSTM(3, 8, batch_first=True)
+      weights = convert.to_torch(layer)
+      module.load_state_dict({k: torch.tensor(v) for k, v in weights.items()})
+
+  Args:
+    layer: as for `from_torch`; a `Stack` must have no normalisation and no
+      residual sums. Give `torch.nn.RNN` the `activation` of an `Elman` as
+      `nonlinearity`, and `bias=False` to the module of a layer with
+      `use_bias=False`.
+    cell: the names of an `RNNCell`, `LSTMCell` or `GRUCell`, without `_l0`.
+    prefix: put before each name.
+
+  Returns:
+    The entries that `from_torch` describes. Both biases of a gate stand in one
+    sum: ours is `bias_ih`, and `bias_hh` is zero but for the GRU's n.
+
+  Raises:
+    ValueError: torch has no such layer.
+  """
+  if isinstance(layer, stack.Stack) and (layer.norms or layer.residual):
+    raise ValueError(
+        'torch has no normalisation and no residual sums between levels, and'
+        ' the Stack has.'
+    )
+  state: dict[str, np.ndarray] = {}
+  for part, level, backward in weights_lib.parts(layer):
+    weights_lib.check_layer(part)
+    if cell and part is not layer:
+      raise ValueError(f'torch has no cell for a {type(layer).__name__}.')
+    suffix = '' if cell else f'_l{level}' + '_reverse' * backward
+    weights = weights_lib.read(part, 'torch')
+    # A library's matrix multiplies from the left.
+    rows = lambda kernel: weights_lib.join_gates(kernel).T
+    state[f'{prefix}weight_ih{suffix}'] = rows(weights.kernel)
+    state[f'{prefix}weight_hh{suffix}'] = rows(weights.recurrent_kernel[:, 0])
+    extra = weights.recurrent_bias
+    if weights.bias is None:
+      if extra is not None and extra.any():
+        raise ValueError(
+            'A torch.nn.GRU without biases has no b_hn either, and the GRU with'
+            " use_bias=False has cell_params['recurrent_bias'] other than zero."
+        )
+      continue
+    bias_hh = np.zeros_like(weights.bias)
+    if extra is not None:
+      bias_hh[-1] = extra
+    state[f'{prefix}bias_ih{suffix}'] = weights.bias.reshape(-1)
+    state[f'{prefix}bias_hh{suffix}'] = bias_hh.reshape(-1)
+  return state
+
+
+def fold_projection(
+    state_dict: Mapping[str, Any],
+) -> tuple[dict[str, np.ndarray], np.ndarray]:
+  """Rewrites the weights of a `torch.nn.LSTM` with `proj_size` without it.
+
+  Such a module multiplies h by a matrix P before anything uses it. The same
+  outputs come from an LSTM whose matrices on h are R P and, in the level above,
+  W P, and whose outputs are multiplied by P at the end:
+
+      weights, projection = convert.fold_projection(module.state_dict())
+      convert.from_torch(layer, weights)
+      y = layer(x) @ projection
+
+  The layer's h is the one before P: an initial h other than zero cannot be
+  converted, and trained further, R P need not keep its low rank.
+
+  Args:
+    state_dict: `module.state_dict()`, with weight_hr_lk [proj_size, features].
+
+  Returns:
+    The state dict for `from_torch`, and the projection of the outputs,
+    [directions * features, directions * proj_size].
+
+  Raises:
+    ValueError: there is no weight_hr_l0, or a shape does not fit.
+  """
+  entries = weights_lib.Entries(state_dict, 'state dict')
+  left = {n: weights_lib.to_numpy(state_dict[n], n) for n in entries.names()}
+  if 'weight_hr_l0' not in left:
+    raise ValueError(
+        "The state dict has no entry 'weight_hr_l0', which a module with"
+        f' proj_size has; it has {sorted(left)}.'
+    )
+  below, level = None, 0
+  while f'weight_hr_l{level}' in left:
+    blocks = []
+    for suffix in (f'_l{level}', f'_l{level}_reverse'):
+      if f'weight_hr{suffix}' not in left:
+        continue
+      matrix = left.pop(f'weight_hr{suffix}')
+      fold = {f'weight_hh{suffix}': matrix, f'weight_ih{suffix}': below}
+      for name, factor in fold.items():
+        if factor is None:
+          continue
+        if name not in left or left[name].shape[1:] != factor.shape[:1]:
+          shape = left[name].shape if name in left else 'none'
+          raise ValueError(
+              f'{name} must have {factor.shape[0]} columns, as many as are'
+              f' projected to, got shape {shape}.'
+          )
+        left[name] = left[name] @ factor
+      blocks.append(matrix)
+    below = np.zeros(np.sum([b.shape for b in blocks], axis=0), blocks[0].dtype)
+    row = column = 0
+    for block in blocks:
+      height, width = block.shape
+      below[row : row + height, column : column + width] = block
+      row, column = row + height, column + width
+    level += 1
+  return left, np.asarray(below).T
+
+
+def _take(layer, entries: weights_lib.Entries, suffix: str) -> Weights:
+  """Takes one layer's entries."""
+  weights_lib.check_layer(layer)
+  gates, features = layer.cell.input_gates, layer.out_features
+  width = gates * features
+  hint = ' A module with bias=False fills a layer with use_bias=False.'
+  take = lambda name, *shape: entries.take(name + suffix, shape, layer)
+  weight_ih = take('weight_ih', width, layer.in_features)
+  weight_hh = take('weight_hh', width, features)
+  bias_ih = bias_hh = np.zeros((gates, features))
+  if layer.bias is not None:
+    bias_ih, bias_hh = (
+        entries.take(name + suffix, (width,), layer, hint).reshape(gates, -1)
+        for name in ('bias_ih', 'bias_hh')
+    )
+  bias, extra = bias_ih + bias_hh, None
+  if isinstance(layer.cell, gru.GRUCell):
+    bias[-1], extra = bias_ih[-1], bias_hh[-1]
+  return Weights(
+      kernel=weights_lib.split_gates(weight_ih.T, gates),
+      recurrent_kernel=weights_lib.split_gates(weight_hh.T, gates)[:, None],
+      bias=bias,
+      recurrent_bias=extra,
+  )

@@ -1,0 +1,250 @@
+"""One cell's weights with named axes, between layers and other libraries.
+
+A library's file arranges its arrays as `Weights` and back; `store` and `read`
+do the rest. `Entries` finds arrays by name and says what is wrong with them.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+from typing import Any
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rnnzoo import checks
+from rnnzoo.cells import elman
+from rnnzoo.cells import gru
+from rnnzoo.cells import lstm
+from rnnzoo.layers import bidirectional
+from rnnzoo.layers import recurrent
+from rnnzoo.layers import sequence_layer
+from rnnzoo.layers import stack
+
+# Cells that other libraries define by the same equations.
+COMMON_CELLS = (elman.ElmanCell, gru.GRUCell, lstm.LSTMCell)
+
+
+@dataclasses.dataclass(frozen=True)
+class Weights:
+  """A cell's weights; gates in the order of our cell.
+
+  Attributes:
+    kernel: W, [gates, in, features], or None where W is not converted.
+    recurrent_kernel: R, [gates, heads, head_dim (from), head_dim (to)].
+    bias: [gates, features]; all but a GRU's b_hn.
+    recurrent_bias: a GRU's b_hn, [features]; None for other cells.
+  """
+
+  kernel: Any
+  recurrent_kernel: Any
+  bias: Any
+  recurrent_bias: Any = None
+
+
+class Entries:
+  """Arrays by name, each of which must be taken once."""
+
+  def __init__(self, given: Any, label: str, prefix: str = ''):
+    """Raises ValueError unless `given` maps names to arrays.
+
+    Args:
+      given: a mapping, which may hold mappings: their names are joined by '/'.
+      label: what it is, for errors, as in 'state_dict'.
+      prefix: the start of the names; others are passed over.
+    """
+    if not isinstance(given, Mapping):
+      raise ValueError(
+          f'{label} must be a mapping from names to arrays, got a'
+          f' {type(given).__name__}.'
+      )
+    if not isinstance(prefix, str):
+      raise ValueError(f'prefix must be a str, got {prefix!r}.')
+    flat = _flatten(given, label)
+    self._label, self._prefix, self._all = label, prefix, flat
+    self._left = {
+        name.removeprefix(prefix): value
+        for name, value in flat.items()
+        if name.startswith(prefix)
+    }
+
+  def __contains__(self, name: str) -> bool:
+    return name in self._left
+
+  def names(self) -> list[str]:
+    return sorted(self._left)
+
+  def take(
+      self, name: str, shape: tuple[int, ...], layer: Any, hint: str = ''
+  ) -> np.ndarray:
+    """Removes and returns one array.
+
+    Args:
+      name: without the prefix.
+      shape: the one it must have.
+      layer: what it is for; its param_dtype must hold the values.
+      hint: a sentence for the error where the entry is missing.
+    """
+    full = self._prefix + name
+    if name not in self._left:
+      raise ValueError(
+          f'The {self._label} has no entry {full!r}, which should have'
+          f' shape {shape}; it has {sorted(self._all)}.{hint}'
+      )
+    return checked(self._left.pop(name), shape, layer, full)
+
+  def finish(self) -> None:
+    """Raises ValueError if entries are left."""
+    if self._left:
+      raise ValueError(
+          f'The {self._label} has entries that the layer has no place for:'
+          f' {sorted(self._prefix + name for name in self._left)}.'
+      )
+
+
+def _flatten(given: Mapping, label: str) -> dict[str, Any]:
+  flat = {}
+  for name, value in given.items():
+    if not isinstance(name, str):
+      raise ValueError(f'{label} must have str as names, got {name!r}.')
+    if isinstance(value, Mapping):
+      inner = _flatten(value, label)
+      flat.update({f'{name}/{key}': array for key, array in inner.items()})
+    else:
+      flat[name] = value
+  return flat
+
+
+def checked(
+    value: Any, shape: tuple[int, ...], layer: Any, name: str
+) -> np.ndarray:
+  """Returns an array of another library, or raises ValueError.
+
+  Args:
+    value: the array or tensor.
+    shape: the one it must have.
+    layer: what it is for; its param_dtype must hold the values.
+    name: what it is, for errors.
+  """
+  array = to_numpy(value, name)
+  if array.shape != shape:
+    raise ValueError(
+        f'{name} must have shape {shape} for a {type(layer).__name__} with'
+        f' in_features = {layer.in_features} and features ='
+        f' {layer.out_features}, got {array.shape}.'
+    )
+  with np.errstate(over='ignore'):  # An error instead of the warning.
+    stored = array.astype(layer.param_dtype)
+  if np.any(np.isfinite(array) & np.isinf(stored)):
+    raise ValueError(
+        f'{name} is too large for param_dtype={jnp.dtype(layer.param_dtype)} of'
+        f' the {type(layer).__name__}, where it would become infinite.'
+    )
+  return array
+
+
+def to_numpy(value: Any, name: str) -> np.ndarray:
+  """Returns an array or a torch tensor as a numpy array of real numbers."""
+  if isinstance(value, np.ma.MaskedArray):
+    raise ValueError(
+        f'{name} must be an array without a mask, which would be ignored.'
+    )
+  if isinstance(value, nnx.Variable):
+    value = value.get_value()
+  if hasattr(value, 'detach'):
+    value = value.detach().cpu()
+    if str(value.dtype) == 'torch.bfloat16':  # numpy has no such type
+      value = value.float()
+  try:
+    value = np.asarray(value)
+  except ValueError as error:  # A ragged list.
+    raise ValueError(f'{name} must be an array: {error}') from error
+  checks.number(value, name)
+  return value
+
+
+def check_layer(
+    layer: Any, cells: tuple[type, ...] = COMMON_CELLS, heads: bool = False
+) -> None:
+  """Raises ValueError for a layer that the other library does not have.
+
+  Args:
+    layer: the layer.
+    cells: the cells that it has.
+    heads: whether it has heads.
+  """
+  if not isinstance(layer, recurrent.RecurrentLayer) or not isinstance(
+      layer.cell, cells
+  ):
+    names = [cell.__name__.removesuffix('Cell') for cell in cells]
+    listed = ', '.join(names[:-1]) + ' and ' + names[-1]
+    raise ValueError(
+        f'Weights can be converted for {listed} layers, from and to torch also'
+        ' for Bidirectional and Stack of them, to keras for Bidirectional; got'
+        f' {type(layer).__name__}.'
+    )
+  if layer.num_heads != 1 and not heads:
+    raise ValueError(
+        'Weights can be converted for layers with num_heads=1, got'
+        f' num_heads={layer.num_heads}.'
+    )
+
+
+def store(layer: recurrent.RecurrentLayer, weights: Weights) -> None:
+  """Puts weights into a layer."""
+  state: dict[str, Any] = {'recurrent_kernel': weights.recurrent_kernel}
+  if weights.kernel is not None:
+    state['kernel'] = weights.kernel
+  if layer.bias is not None:
+    state['bias'] = weights.bias
+  if weights.recurrent_bias is not None:
+    state['cell_params'] = {'recurrent_bias': weights.recurrent_bias}
+  dtype = layer.param_dtype
+  nnx.update(layer, jax.tree.map(lambda w: jnp.asarray(w, dtype), state))
+
+
+def read(layer: recurrent.RecurrentLayer, library: str) -> Weights:
+  """Returns a layer's weights, or raises ValueError if it has others, too.
+
+  Args:
+    layer: one for which `check_layer` was called.
+    library: its name, for errors.
+  """
+  if layer.learned_carry:
+    raise ValueError(
+        f'{library} has no learned initial carry, and the'
+        f' {type(layer).__name__} has learn_initial_carry=True.'
+    )
+  numbers = lambda p: np.asarray(p[...], jnp.promote_types(p.dtype, np.float32))
+  recurrent_bias = layer.cell_params.get('recurrent_bias')
+  return Weights(
+      kernel=numbers(layer.kernel),
+      recurrent_kernel=numbers(layer.recurrent_kernel),
+      bias=None if layer.bias is None else numbers(layer.bias),
+      recurrent_bias=None
+      if recurrent_bias is None
+      else numbers(recurrent_bias),
+  )
+
+
+def parts(layer: sequence_layer.SequenceLayer):
+  """Yields (layer of one direction, its level, whether it runs backward)."""
+  levels = list(layer.layers) if isinstance(layer, stack.Stack) else [layer]
+  for index, level in enumerate(levels):
+    if isinstance(level, bidirectional.Bidirectional):
+      yield level.forward, index, False
+      yield level.backward, index, True
+    else:
+      yield level, index, False
+
+
+def split_gates(columns: np.ndarray, gates: int) -> np.ndarray:
+  """[from, gates * to] -> [gates, from, to]."""
+  rows = columns.shape[0]
+  return columns.reshape(rows, gates, -1).swapaxes(0, 1)
+
+
+def join_gates(kernel: np.ndarray) -> np.ndarray:
+  """[gates, from, to] -> [from, gates * to]."""
+  return np.concatenate(list(kernel), axis=-1)

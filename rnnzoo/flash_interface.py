@@ -1,0 +1,217 @@
+"""`flashrnn`: the function of the library FlashRNN, for its users.
+
+Shapes, arguments and results are those of its public function. B is the batch,
+T time, G gates, N heads, D the head dimension, P the one that R reads from and
+S the number of states.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from rnnzoo import cell as cell_lib
+from rnnzoo import checks
+from rnnzoo import settings
+from rnnzoo.cells import elman
+from rnnzoo.cells import gru
+from rnnzoo.cells import lstm
+from rnnzoo.cells import slstm
+from rnnzoo.engines import unrolling
+
+Array = jax.Array
+
+_CELLS: dict[str, type[cell_lib.Cell]] = {
+    'elman': elman.ElmanCell,
+    'gru': gru.GRUCell,
+    'lstm': lstm.LSTMCell,
+    'slstm': slstm.SLSTMCell,
+}
+
+# FlashRNN's backends, and the implementation that takes each one's place. None
+# is the fastest that can run, a GPU kernel where there is one.
+_BACKENDS: dict[str, str | None] = {
+    'vanilla': 'scan',
+    'vanilla_fwbw': 'scan',
+    'cuda': None,
+    'cuda_fused': None,
+    'triton_fused': None,
+}
+_DTYPES = ('bfloat16', 'float16', 'float32', 'float64')
+_SHAPES = {
+    'input_shape': ('BTGHD', 'TBGHD'),
+    'recurrent_shape': ('GHDP', 'HGDP', 'HPGD', 'HPDG'),
+    'bias_shape': ('GHD', 'HGD', 'HDG'),
+    'output_shape': ('SBTHD', 'STBHD', 'SBHTD'),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class FlashRNNConfig:
+  """Options of `flashrnn`, by FlashRNN's names.
+
+  Attributes:
+    backend: 'vanilla', 'vanilla_fwbw', 'cuda', 'cuda_fused' or 'triton_fused'.
+    function: 'elman', 'gru', 'lstm' or 'slstm'.
+    gradient_recurrent_cut: no gradient comes back through R.
+    gradient_recurrent_clipval: bound of that gradient's elements. FlashRNN
+      turns a NaN or an infinity in it into zero; here both stay.
+    input_shape: axes of Wx, 'BTGHD' or 'TBGHD'; H is the head.
+    output_shape: axes of the states, 'SBTHD', 'STBHD' or 'SBHTD'.
+    recurrent_shape: axes of R, 'GHDP', 'HGDP', 'HPGD' or 'HPDG'.
+    bias_shape: axes of b, 'GHD', 'HGD' or 'HDG'.
+    dtype: dtype of the computation; 'vanilla' takes that of Wx instead.
+    initial_val: value that the states start from where none are given, or one
+      for each of them.
+  """
+
+  backend: str = 'cuda_fused'
+  function: str = 'lstm'
+  gradient_recurrent_cut: bool = False
+  gradient_recurrent_clipval: float | None = None
+  input_shape: str = 'BTGHD'
+  output_shape: str = 'SBTHD'
+  recurrent_shape: str = 'GHDP'
+  bias_shape: str = 'GHD'
+  dtype: str = 'bfloat16'
+  initial_val: float | Sequence[float] = 0.0
+
+  def __post_init__(self):
+    settings.choice(self.backend, tuple(_BACKENDS), 'backend')
+    settings.choice(self.function, tuple(_CELLS), 'function')
+    settings.choice(self.dtype, _DTYPES, 'dtype')
+    settings.boolean(self.gradient_recurrent_cut, 'gradient_recurrent_cut')
+    for name, known in _SHAPES.items():
+      settings.choice(getattr(self, name), known, name)
+
+
+def flashrnn(
+    Wx: Array,
+    R: Array,
+    b: Array,
+    states: Array | None = None,
+    function: str = 'lstm',
+    config: FlashRNNConfig | None = None,
+    backend: str = 'cuda_fused',
+    dtype: str = 'bfloat16',
+) -> tuple[Array, Array]:
+  """Runs a recurrent network over gates that were projected before.
+
+  >>> import jax.numpy as jnp, rnnzoo
+  >>> Wx, b = jnp.ones((2, 5, 4, 3, 8)), jnp.zeros((4, 3, 8))
+  >>> states, last_states = rnnzoo.flashrnn(
+  ...     Wx, jnp.zeros((4, 3, 8, 8)), b, function='lstm', dtype='float32'
+  ... )
+  >>> states.shape, last_states.shape      # [S, B, T, N, D], [S, B, 1, N, D]
+  ((2, 2, 5, 3, 8), (2, 2, 1, 3, 8))
+
+  Gates are in FlashRNN's orders. 'lstm' and 'slstm' have i, f, z, o. 'gru' has
+  r, z, n in Wx; n, r, z in R; and four biases: that of R_n h, then r, z, n.
+  States are h; h and c; or h, c, n and m.
+
+  Args:
+    Wx: [B, T, G, N, D].
+    R: [G, N, D, P], multiplies h from the left.
+    b: [G, N, D], for 'gru' with 4 gates.
+    states: what the sequence starts from, [S, B, 1, N, D]; None for zero.
+    function: 'elman', 'gru', 'lstm' or 'slstm'.
+    config: more options, `rnnzoo.FlashRNNConfig`; if given, `function`,
+      `backend` and `dtype` are its own.
+    backend: 'cuda', 'cuda_fused' and 'triton_fused' run by the fastest path
+      that can run on the device, 'vanilla' and 'vanilla_fwbw' by 'scan'.
+    dtype: dtype of the computation and the results; 'vanilla' takes that of Wx
+      instead. States within the loop are float32 or wider.
+
+  Returns:
+    All states after each step, [S, B, T, N, D], and after the last one,
+    [S, B, 1, N, D].
+
+  Raises:
+    ValueError: an argument has the wrong shape or dtype or is not known.
+  """
+  if config is None:
+    config = FlashRNNConfig(backend=backend, function=function, dtype=dtype)
+  if not isinstance(config, FlashRNNConfig):
+    raise ValueError(
+        'config must be an rnnzoo.FlashRNNConfig, which has the options of'
+        ' flashrnn.FlashRNNConfig that exist here (forward_clipval, constants'
+        f' and dtypes of single arrays do not), got a {type(config).__name__}.'
+    )
+  cell = _CELLS[config.function]()
+  Wx = _axes(Wx, 'Wx', config.input_shape, 'BTGHD')
+  batch, time, _, heads, size = Wx.shape
+  gates = cell.input_gates
+  is_gru = config.function == 'gru'
+  Wx = _sized(Wx, (batch, time, gates, heads, size), 'Wx', 'BTGHD')
+  R = _axes(R, 'R', config.recurrent_shape, 'GHPD')
+  R = _sized(R, (gates, heads, size, size), 'R', 'GHPD')
+  b = _axes(b, 'b', config.bias_shape, 'GHD')
+  b = _sized(b, (gates + is_gru, heads, size), 'b', 'GHD')
+  kind = jnp.dtype(Wx.dtype if config.backend == 'vanilla' else config.dtype)
+  wide = jnp.promote_types(kind, jnp.float32)
+  carry = _initial(cell, config, states, (batch, heads, size), wide)
+  params, features = {}, heads * size
+  if is_gru:
+    R = R[jnp.array([1, 2, 0])]
+    params['recurrent_bias'] = b[0].astype(kind).astype(wide).reshape(features)
+    b = b[1:]
+  # The sum of two numbers of 16 bits is rounded once.
+  x_gates = (Wx.astype(kind).astype(wide) + b.astype(kind)).astype(kind)
+  last, carries = unrolling.unroll_carries(
+      cell,
+      params,
+      x_gates.reshape(batch, time, gates, features),
+      R.astype(kind),
+      carry,
+      recurrent_gradient_clip=config.gradient_recurrent_clipval,
+      stop_recurrent_gradient=config.gradient_recurrent_cut,
+      implementation=_BACKENDS[config.backend],
+  )
+  stack = lambda arrays, steps: jnp.stack(arrays).reshape(
+      len(arrays), batch, steps, heads, size
+  )
+  order = [*map('SBTHD'.index, config.output_shape)]
+  finish = lambda made: jnp.transpose(made, order).astype(kind)
+  return finish(stack(carries, time)), finish(stack(last, 1))
+
+
+def _initial(cell, config: FlashRNNConfig, states, shape, dtype):
+  """Returns the carry before the first step, each [B, N D]."""
+  batch, heads, size = shape
+  count = len(cell.carry_names)
+  if states is not None:
+    states = _axes(states, 'states', config.output_shape, 'SBTHD')
+    states = _sized(states, (count, batch, 1, heads, size), 'states', 'SBTHD')
+    return tuple(states.astype(dtype).reshape(count, batch, heads * size))
+  values: Any = config.initial_val
+  if not isinstance(values, (tuple, list)):
+    values = (values,) * count
+  if len(values) != count:
+    raise ValueError(
+        f'initial_val must be a number or {count} of them, one for each of'
+        f' {", ".join(cell.carry_names)}; got {values!r}.'
+    )
+  return tuple(jnp.full((batch, heads * size), v, dtype) for v in values)
+
+
+def _axes(given: Any, name: str, axes: str, wanted: str) -> Array:
+  """Returns an array with its axes in the wanted order."""
+  array = checks.array(given, name)
+  checks.real(array, name)
+  if array.ndim != len(axes):
+    raise ValueError(
+        f'{name} must have the axes {axes}, got shape {array.shape}.'
+    )
+  return jnp.transpose(array, [*map(axes.index, wanted)])
+
+
+def _sized(array: Array, shape: tuple[int, ...], name: str, axes: str) -> Array:
+  """Returns the array if it has the shape, or raises ValueError."""
+  if array.shape != shape:
+    raise ValueError(
+        f'{name} must have shape {shape} along {axes}, as Wx and the function'
+        f' say, got {array.shape}.'
+    )
+  return array

@@ -1,0 +1,168 @@
+"""`ScannedRNN`: the class that programs for reinforcement learning share.
+
+purejaxrl, JaxMARL and many programs after them copy a class of this name: a
+`GRUCell` under `nn.scan` that restarts its carry where an episode began. This
+is that interface around any layer of the zoo. `rnnzoo.linen.ScannedRNN` is the
+same for flax.linen.
+"""
+
+from typing import Any
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+
+from rnnzoo import checks
+from rnnzoo import settings
+from rnnzoo.cells import gru
+from rnnzoo.layers import sequence_layer
+
+Array = jax.Array
+LayerFactory = sequence_layer.LayerFactory
+
+
+class ScannedRNN(nnx.Module):
+  """A layer over time-major sequences of episodes: carry first, resets beside.
+
+      carry, y = rnn(carry, (ins, resets))
+
+  Before step t the carry restarts where `resets[t]` is set. To act, call it
+  with one step; to learn, with a whole rollout and the carry from before it.
+
+  >>> import jax.numpy as jnp, rnnzoo
+  >>> from flax import nnx
+  >>> rnn = rnnzoo.ScannedRNN(3, 8, rngs=nnx.Rngs(0))
+  >>> carry = rnnzoo.ScannedRNN.initialize_carry(2, 8)
+  >>> carry.shape                                       # [batch, hidden]
+  (2, 8)
+  >>> rollout = jnp.ones((5, 2, 3)), jnp.zeros((5, 2))  # [time, batch, ...]
+  >>> carry, y = rnn(carry, rollout)
+  >>> y.shape
+  (5, 2, 8)
+
+  A carry of one array is that array, as a `GRUCell`'s is; of any other layer it
+  is what `layer.initial_carry` returns, for instance (h, c) of an `LSTM`.
+
+  Attributes:
+    layer: the layer inside.
+  """
+
+  def __init__(
+      self,
+      in_features: int,
+      features: int,
+      *,
+      layer: LayerFactory = gru.GRU,
+      rngs: nnx.Rngs,
+      **options: Any,
+  ):
+    """Creates the layer.
+
+    Args:
+      in_features: size of the input's last axis.
+      features: size of the carry and of the output.
+      layer: a layer class such as `rnnzoo.LSTM`, or any function with its
+        signature, for instance `functools.partial(rnnzoo.Stack, rnnzoo.GRU,
+        num_layers=2)`.
+      rngs: `nnx.Rngs` that the parameters are drawn from.
+      **options: passed to the layer.
+
+    Raises:
+      ValueError: an option is not valid.
+    """
+    settings.factories([layer], sequence_layer.SequenceLayer)
+    self.layer = sequence_layer.make(
+        layer, in_features, features, rngs, options
+    )
+
+  def __call__(self, carry: Any, x: tuple[Array, Array]) -> tuple[Any, Array]:
+    """Runs the layer over a part of a rollout.
+
+    Args:
+      carry: as `initialize_carry` or the last call returned it.
+      x: the pair (ins, resets) of arrays [time, batch, in_features] and
+        [time, batch]; any number of batch axes. Resets may be bool, or numbers
+        of any dtype, of which 0 alone means no reset.
+
+    Returns:
+      The carry after the last step, and the outputs [time, batch, features].
+
+    Raises:
+      ValueError: an argument has the wrong shape or dtype.
+    """
+    ins, resets = pair(x)
+    carry, y = self.layer.unroll(
+        ins, initial_carry=_pack(carry), reset=_flags(resets), time_major=True
+    )
+    return _unpack(carry), y
+
+  @staticmethod
+  def initialize_carry(
+      batch_size: int | tuple[int, ...],
+      hidden_size: int,
+      layer: LayerFactory = gru.GRU,
+  ) -> Any:
+    """Returns zeros to start the first rollout from.
+
+    Args:
+      batch_size: number of environments, or a tuple of several batch axes.
+      hidden_size: `features` of the layer.
+      layer: the layer inside where it is not a GRU.
+
+    Raises:
+      ValueError: a size is not a positive int, or the layer cannot be made.
+    """
+    settings.positive(hidden_size, 'hidden_size')
+    settings.factories([layer], sequence_layer.SequenceLayer)
+    is_tuple = isinstance(batch_size, (tuple, list))
+    batch_shape = checks.shape(
+        batch_size if is_tuple else (batch_size,), 'batch_size'
+    )
+
+    def make():
+      made = sequence_layer.make(
+          layer, hidden_size, hidden_size, nnx.Rngs(0), {}
+      )
+      return made.initial_carry(batch_shape)
+
+    zeros = lambda c: jnp.zeros(c.shape, c.dtype)
+    return _unpack(jax.tree.map(zeros, jax.eval_shape(make)))
+
+
+def pair(x: Any) -> tuple[Array, Array]:
+  """Returns (ins, resets), or raises ValueError."""
+  if not isinstance(x, (tuple, list)) or len(x) != 2:
+    raise ValueError(
+        f'x must be the pair (ins, resets); got {checks.describe(x)}.'
+    )
+  return x[0], x[1]
+
+
+def width(carry: Any) -> int:
+  """Returns the number of features of a carry's h."""
+  leaves = jax.tree.leaves(carry)
+  if not leaves or not getattr(leaves[0], 'shape', ()):
+    raise ValueError(
+        'carry must be as ScannedRNN.initialize_carry(batch_size, hidden_size)'
+        f' returns it; got {checks.describe(carry)}.'
+    )
+  return leaves[0].shape[-1]
+
+
+def _pack(carry):
+  return carry if isinstance(carry, (tuple, list)) else (carry,)
+
+
+def _unpack(carry):
+  """Returns the array of a carry that has one."""
+  if len(carry) == 1 and not isinstance(carry[0], (tuple, list)):
+    return carry[0]
+  return carry
+
+
+def _flags(resets) -> Array:
+  resets = checks.array(resets, 'resets')
+  if resets.dtype == jnp.bool_:
+    return resets
+  checks.number(resets, 'resets')
+  return resets != 0

@@ -1,0 +1,265 @@
+"""Loading weights of other libraries; golden_test.py compares what they do."""
+
+import functools
+import types
+
+from absl.testing import absltest
+from absl.testing import parameterized
+from flax import nnx
+import jax
+import numpy as np
+
+import rnnzoo
+from rnnzoo import convert
+
+IN, FEATURES = 3, 4
+
+STACK = functools.partial(rnnzoo.Stack, rnnzoo.GRU)
+
+
+def make(cls, **options):
+  return cls(IN, FEATURES, rngs=nnx.Rngs(0), **options)
+
+
+def torch_weights(width, in_features=IN, features=FEATURES):
+  return {
+      'weight_ih_l0': np.ones((width, in_features)),
+      'weight_hh_l0': np.ones((width, features)),
+      'bias_ih_l0': np.ones(width),
+      'bias_hh_l0': np.ones(width),
+  }
+
+
+class ConvertTest(parameterized.TestCase):
+
+  def test_takes_a_part_of_a_model(self):
+    rng = np.random.default_rng(0)
+    arrays = jax.tree.map(
+        lambda a: rng.standard_normal(a.shape), torch_weights(12)
+    )
+    model = {'encoder.' + k: v for k, v in arrays.items()}
+    model['decoder.weight'] = np.ones(3)
+    whole, part = make(rnnzoo.GRU), make(rnnzoo.GRU)
+    convert.from_torch(whole, arrays)
+    convert.from_torch(part, model, prefix='encoder.')
+    np.testing.assert_array_equal(part.kernel[...], whole.kernel[...])
+    np.testing.assert_allclose(
+        whole.cell_params['recurrent_bias'][...],
+        arrays['bias_hh_l0'][8:],
+        rtol=1e-6,
+    )
+
+  def test_without_biases(self):
+    arrays = torch_weights(12)
+    del arrays['bias_ih_l0'], arrays['bias_hh_l0']
+    layer = make(rnnzoo.GRU, use_bias=False)
+    layer.cell_params['recurrent_bias'][...] = np.ones(FEATURES)
+    convert.from_torch(layer, arrays)
+    self.assertEqual(float(layer.cell_params['recurrent_bias'].sum()), 0)
+
+  def test_keeps_param_dtype(self):
+    layer = make(rnnzoo.LSTM, param_dtype='bfloat16')
+    convert.from_torch(layer, torch_weights(16))
+    self.assertEqual(layer.kernel.dtype, 'bfloat16')
+
+  def test_reads_tensors(self):
+    # The part of torch.Tensor that convert uses.
+    array = np.ones((FEATURES, IN), np.float32)
+    tensor = types.SimpleNamespace(
+        dtype='torch.bfloat16', float=lambda: array, cpu=lambda: tensor
+    )
+    tensor.detach = lambda: tensor
+    layer = make(rnnzoo.Elman)
+    convert.from_torch(layer, torch_weights(4) | {'weight_ih_l0': tensor})
+    np.testing.assert_array_equal(layer.kernel[0], array.T)
+
+
+class ErrorsTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      ('Elman', {}, {}, "no entry 'weight_ih_l0'.* shape"),
+      ('GRU', {}, torch_weights(4), r'\(12, 3\) for a GRU .* got \(4, 3\)'),
+      ('Elman', {'use_bias': False}, torch_weights(4), r"\['bias_hh_l0', 'bia"),
+      ('Elman', {'num_heads': 2}, torch_weights(4), 'num_heads=1, got .*=2'),
+      ('SLSTM', {}, torch_weights(16), 'Elman, GRU and LSTM .* got SLSTM'),
+      (
+          'Elman',
+          {},
+          torch_weights(4) | {'weight_ih_l1': np.ones((4, 4))},
+          r"no place for: \['weight_ih_l1'\]",
+      ),
+  )
+  def test_from_torch(self, name, options, weights, message):
+    layer = make(rnnzoo.LAYERS[name], **options)
+    before = jax.tree.map(np.asarray, nnx.state(layer))
+    with self.assertRaisesRegex(ValueError, message):
+      convert.from_torch(layer, weights)
+    jax.tree.map(np.testing.assert_array_equal, nnx.state(layer), before)
+
+  @parameterized.parameters(
+      ('GRU', nnx.LSTMCell, {}, 'LSTMCell .* does not compute what GRU'),
+      ('Elman', nnx.SimpleCell, {'activation_fn': nnx.relu}, 'with relu does'),
+      ('Elman', nnx.SimpleCell, {'residual': True}, 'without residual'),
+      ('GRU', nnx.GRUCell, {'gate_fn': nnx.hard_sigmoid}, 'gate_fn=nnx.sig'),
+      ('Elman', nnx.Linear, {}, 'cell must be an nnx.SimpleCell.*got Linear'),
+  )
+  def test_from_flax(self, name, cell, options, message):
+    cell = cell(IN, FEATURES, **options, rngs=nnx.Rngs(0))
+    with self.assertRaisesRegex(ValueError, message):
+      convert.from_flax(make(rnnzoo.LAYERS[name]), cell)
+
+  @parameterized.named_parameters(
+      (
+          'proj_size',
+          lambda: convert.from_torch(
+              make(rnnzoo.LSTM),
+              torch_weights(16) | {'weight_hr_l0': np.ones((2, 4))},
+          ),
+          'fold_projection',
+      ),
+      (
+          'not_projected',
+          lambda: convert.fold_projection(torch_weights(16)),
+          "no entry 'weight_hr_l0'",
+      ),
+      (
+          'projection_of_another_size',
+          lambda: convert.fold_projection(
+              torch_weights(16) | {'weight_hr_l0': np.ones((2, 4))}
+          ),
+          r'weight_hh_l0 must have 2 columns.* \(16, 4\)',
+      ),
+      (
+          'learned_carry',
+          lambda: convert.to_torch(make(rnnzoo.GRU, learn_initial_carry=True)),
+          'torch has no learned initial carry',
+      ),
+      (
+          'norm_in_torch',
+          lambda: convert.to_torch(make(STACK, norm='layer')),
+          'torch has no normalisation',
+      ),
+      (
+          'torch_cell_of_a_stack',
+          lambda: convert.to_torch(make(STACK), cell=True),
+          'no cell for a Stack',
+      ),
+      (
+          'gru_of_haiku',
+          lambda: convert.from_haiku(make(rnnzoo.GRU), {}),
+          'before the product with R',
+      ),
+      (
+          'tanh_in_haiku',
+          lambda: convert.to_haiku(make(rnnzoo.Elman), prefix='core/'),
+          "activation='relu', got 'tanh'",
+      ),
+      (
+          'complex_in_haiku',
+          lambda: convert.from_haiku(
+              make(rnnzoo.LSTM),
+              {'linear': {'w': np.ones((7, 16)) * 1j, 'b': np.ones(16)}},
+          ),
+          'linear/w must be real',
+      ),
+      (
+          'reset_before_in_keras',
+          lambda: convert.from_keras(
+              make(rnnzoo.GRU),
+              [np.ones((3, 12)), np.ones((4, 12)), np.ones(12)],
+          ),
+          'reset_after=False',
+      ),
+      (
+          'missing_in_keras',
+          lambda: convert.from_keras(make(rnnzoo.LSTM), [np.ones((3, 16))]),
+          'must be 3 arrays for this LSTM .*, got 1',
+      ),
+      (
+          'mapping_for_keras',
+          lambda: convert.from_keras(make(rnnzoo.LSTM), {}),
+          'list of arrays',
+      ),
+      (
+          'stack_of_keras',
+          lambda: convert.to_keras(make(STACK)),
+          'keras has no Stack',
+      ),
+      (
+          'left_over_in_linen',
+          lambda: convert.from_linen(
+              make(rnnzoo.Elman),
+              convert.to_linen(make(rnnzoo.Elman)) | {'more': np.ones(1)},
+          ),
+          r"no place for: \['more'\]",
+      ),
+      (
+          'too_large_in_linen',
+          lambda: convert.from_linen(
+              make(rnnzoo.Elman, param_dtype='float16'),
+              {
+                  'i': {'kernel': np.full((3, 4), 1e6), 'bias': np.ones(4)},
+                  'h': {'kernel': np.ones((4, 4))},
+              },
+          ),
+          'too large for param_dtype=float16',
+      ),
+      (
+          'heads_of_flashrnn',
+          lambda: convert.from_flashrnn(
+              make(rnnzoo.LSTM, num_heads=2), np.ones((4, 1, 4, 4)), np.ones(4)
+          ),
+          r'R must have shape \(4, 2, 2, 2\)',
+      ),
+      (
+          'convolution_of_xlstm',
+          lambda: convert.from_xlstm(
+              make(rnnzoo.SLSTM), {'conv1d.conv.weight': np.ones(1)}
+          ),
+          'in_features = 3 and features = 4',
+      ),
+      (
+          'convolution_of_square_xlstm',
+          lambda: convert.from_xlstm(
+              rnnzoo.SLSTM(4, 4, rngs=nnx.Rngs(0)),
+              {'conv1d.conv.weight': np.ones(1)},
+          ),
+          'a convolution before i and f',
+      ),
+      (
+          'group_norm_of_xlstm',
+          lambda: convert.from_xlstm(
+              rnnzoo.SLSTM(4, 4, rngs=nnx.Rngs(0)),
+              {'group_norm.weight': np.ones(4)},
+          ),
+          'a group norm after the cell',
+      ),
+      (
+          'dense_xlstm',
+          lambda: convert.to_xlstm(rnnzoo.SLSTM(4, 4, rngs=nnx.Rngs(0))),
+          'not zero between different heads',
+      ),
+      (
+          'relu_in_flashrnn',
+          lambda: convert.to_flashrnn(make(rnnzoo.Elman, activation='relu')),
+          'applies tanh',
+      ),
+  )
+  def test_refused(self, call, message):
+    with self.assertRaisesRegex(ValueError, message):
+      call()
+
+  def test_to_flax_refuses_a_recurrent_bias(self):
+    layer, cell = make(rnnzoo.GRU), nnx.GRUCell(IN, FEATURES, rngs=nnx.Rngs(0))
+    layer.cell_params['recurrent_bias'][...] = np.ones(FEATURES)
+    with self.assertRaisesRegex(ValueError, 'has no bias b_hn'):
+      convert.to_flax(layer, cell)
+
+  def test_from_flax_sizes(self):
+    cell = nnx.GRUCell(IN + 1, FEATURES, rngs=nnx.Rngs(0))
+    with self.assertRaisesRegex(ValueError, r'\(3, 12\) for.*got \(4, 12\)'):
+      convert.from_flax(make(rnnzoo.GRU), cell)
+
+
+if __name__ == '__main__':
+  absltest.main()

@@ -1,0 +1,413 @@
+"""Converted layers against the other library's own forward pass.
+
+record_*.py recorded that, but for flax, which is there. `differences` is also
+what docs/converting.md has:
+
+    python tests/convert/libraries_test.py --write
+
+writes benchmarks/conversions.json.
+"""
+
+import functools
+import json
+import pathlib
+import sys
+
+from absl.testing import absltest
+from absl.testing import parameterized
+from flax import linen
+from flax import nnx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import rnnzoo
+from rnnzoo import convert
+
+HERE = pathlib.Path(__file__).resolve().parent
+JSON = HERE.parents[1] / 'benchmarks' / 'conversions.json'
+BATCH, TIME, IN, FEATURES = 2, 5, 3, 4
+
+relu = functools.partial(rnnzoo.Elman, activation='relu')
+BIDIRECTIONAL = functools.partial(rnnzoo.Bidirectional, rnnzoo.LSTM)
+
+
+def load(name):
+  """Returns recorded arrays, weights apart, in the order of their names."""
+  with np.load(HERE / f'{name}.npz') as data:
+    arrays = dict(data)
+  weights = {
+      k.removeprefix('weights/'): arrays.pop(k)
+      for k in list(arrays)
+      if k.startswith('weights/')
+  }
+  return arrays, weights
+
+
+def make(cls, **options):
+  return cls(IN, FEATURES, rngs=nnx.Rngs(0), **options)
+
+
+def carries(arrays):
+  return tuple(arrays[k] for k in sorted(arrays) if k.startswith('carry/'))
+
+
+def torch_cell(name, cls):
+  arrays, weights = load(f'torch_{name}')
+  layer = make(cls)
+  convert.from_torch(layer, weights)
+  carry, y = layer.unroll(arrays['x'])
+  return (
+      weights,
+      convert.to_torch(layer, cell=True),
+      (
+          (y, arrays['y']),
+          (carry, carries(arrays)),
+      ),
+  )
+
+
+def projected():
+  arrays, weights = load('torch_projected')
+  folded, projection = convert.fold_projection(weights)
+  stack = make(functools.partial(rnnzoo.Stack, BIDIRECTIONAL, num_layers=2))
+  convert.from_torch(stack, folded)
+  carry, y = stack.unroll(arrays['x'])
+  c = np.stack([pair[way][1] for pair in carry for way in range(2)])
+  return (
+      folded,
+      convert.to_torch(stack),
+      (
+          (y @ projection, arrays['y']),
+          (c, arrays['c']),
+      ),
+  )
+
+
+def torch_module(name, cls):
+  prefix = 'bidirectional/'
+  with np.load(HERE.parent / 'cells' / 'golden' / f'{name}.npz') as data:
+    arrays = {k.removeprefix(prefix): data[k] for k in data if prefix in k}
+  weights, start = {}, 0
+  sizes = [arrays[key] for key in ('names', 'rows', 'columns')]
+  for entry, rows, columns in zip(*sizes, strict=True):
+    flat = arrays['weights'][start : start + rows * columns]
+    shape = (rows, columns) if entry.startswith('weight') else (rows,)
+    weights[str(entry)] = flat.reshape(shape)
+    start += flat.size
+  stack = rnnzoo.Stack(
+      functools.partial(rnnzoo.Bidirectional, cls),
+      arrays['x'].shape[-1],
+      arrays['initial'].shape[-1],
+      num_layers=2,
+      rngs=nnx.Rngs(0),
+  )
+  convert.from_torch(stack, weights)
+  # torch has one array for each state, its first axis levels and directions.
+  start, end = (
+      tuple(
+          tuple(tuple(c[level + way] for c in arrays[key]) for way in (0, 1))
+          for level in (0, 2)
+      )
+      for key in ('initial', 'final')
+  )
+  carry, y = stack.unroll(
+      arrays['x'], initial_carry=start, seq_lengths=arrays['seq_lengths']
+  )
+  return weights, convert.to_torch(stack), ((y, arrays['y']), (carry, end))
+
+
+def flashrnn(function, cls):
+  with np.load(HERE / f'flashrnn_{function}_1.npz') as data:
+    arrays = dict(data)
+  given = arrays['R'], arrays['b']
+  heads, size = given[0].shape[1:3]
+  layer = cls(IN, heads * size, num_heads=heads, rngs=nnx.Rngs(0))
+  convert.from_flashrnn(layer, *given)
+  states, last = rnnzoo.flashrnn(
+      arrays['Wx'],
+      *given,
+      arrays['start'],
+      function=function,
+      dtype='float32',
+  )
+  return (
+      given,
+      convert.to_flashrnn(layer)[:2],
+      (
+          (states, arrays['states']),
+          (last, arrays['last']),
+      ),
+  )
+
+
+def xlstm(name, cls):
+  arrays, weights = load(name)
+  scale = 1 + weights.pop('group_norm.weight')
+  features = arrays['x'].shape[-1]
+  layer = cls(features, features, num_heads=2, rngs=nnx.Rngs(0))
+  convert.from_xlstm(layer, weights)
+  carry, y = layer.unroll(arrays['x'])
+  # Of their y: where three features are nearly equal, rounding grows large.
+  heads = arrays['y'].reshape(*y.shape[:2], 2, -1)
+  heads = heads - heads.mean(-1, keepdims=True)
+  heads = heads / np.sqrt(heads.var(-1, keepdims=True) + 1e-5)
+  normed = heads.reshape(y.shape) * scale
+  backend = 'vanilla' if name == 'xlstm' else 'cuda'
+  return (
+      weights,
+      convert.to_xlstm(layer, backend=backend),
+      (
+          ((y, normed), (arrays['y'], arrays['normed'])),
+          (carry, carries(arrays)),
+      ),
+  )
+
+
+def keras(name, cls, **options):
+  arrays, weights = load(f'keras_{name}')
+  weights = [weights[str(i)] for i in range(len(weights))]
+  layer = make(cls, **options)
+  convert.from_keras(layer, weights)
+  carry, y = layer.unroll(arrays['x'])
+  return (
+      weights,
+      convert.to_keras(layer),
+      (
+          (y, arrays['y']),
+          (jax.tree.leaves(carry), list(carries(arrays))),
+      ),
+  )
+
+
+def haiku(name, cls):
+  arrays, flat = load(f'haiku_{name}')
+  params = {}
+  for key, value in flat.items():
+    module, entry = key.split(':')
+    params.setdefault(module, {})[entry] = value
+  prefix = module.rpartition('/')[0] + '/'
+  layer = make(cls)
+  convert.from_haiku(layer, params, prefix=prefix)
+  carry, y = layer.unroll(arrays['x'])
+  back = convert.to_haiku(layer, prefix=prefix)
+  for one_bias in back.keys() & params.keys():
+    if 'b' not in params[one_bias]:
+      del back[one_bias]['b']
+  return params, back, ((y, arrays['y']), (carry, carries(arrays)))
+
+
+def flax_linen(name, cls):
+  rng = np.random.default_rng(0)
+  x = rng.standard_normal((BATCH, TIME, IN)).astype(np.float32)
+  rnn = linen.RNN(getattr(linen, name)(FEATURES), return_carry=True)
+  params = rnn.init(jax.random.key(0), x)['params']
+  draw = lambda p: (0.5 * rng.standard_normal(p.shape)).astype(np.float32)
+  params = jax.tree.map(draw, params)
+  layer = make(cls)
+  convert.from_linen(layer, params, prefix='cell/')
+  carry, y = layer.unroll(x)
+  want_carry, want = rnn.apply({'params': params}, x)
+  want_carry = want_carry[::-1] if isinstance(want_carry, tuple) else want_carry
+  back = {'cell': convert.to_linen(layer)}
+  return params, back, ((y, want), (carry, jax.tree.leaves(want_carry)))
+
+
+def flax_nnx(name, cls):
+  rng = np.random.default_rng(0)
+  x = rng.standard_normal((BATCH, TIME, IN)).astype(np.float32)
+  cells = [
+      getattr(nnx, name)(IN, FEATURES, rngs=nnx.Rngs(seed)) for seed in (0, 1)
+  ]
+  for _, leaf in nnx.to_flat_state(nnx.state(cells[0], nnx.Param)):
+    leaf.set_value(jnp.float32(0.5 * rng.standard_normal(leaf.shape)))
+  layer = make(cls)
+  convert.from_flax(layer, cells[0])
+  convert.to_flax(layer, cells[1])
+  carry, y = layer.unroll(x)
+  want_carry, want = nnx.RNN(cells[0], return_carry=True)(x)
+  want_carry = want_carry[::-1] if isinstance(want_carry, tuple) else want_carry
+  pure = lambda cell: nnx.to_pure_dict(nnx.state(cell, nnx.Param))
+  return (
+      pure(cells[0]),
+      pure(cells[1]),
+      (
+          (y, want),
+          (carry, jax.tree.leaves(want_carry)),
+      ),
+  )
+
+
+# (library, its class): arguments of a function above
+CASES = {
+    ('torch', 'RNN, 2 levels, bidirectional'): (
+        torch_module,
+        'rnn',
+        rnnzoo.Elman,
+    ),
+    ('torch', 'LSTM, 2 levels, bidirectional'): (
+        torch_module,
+        'lstm',
+        rnnzoo.LSTM,
+    ),
+    ('torch', 'GRU, 2 levels, bidirectional'): (
+        torch_module,
+        'gru',
+        rnnzoo.GRU,
+    ),
+    ('torch', 'RNNCell'): (torch_cell, 'rnn_cell', rnnzoo.Elman),
+    ('torch', 'LSTMCell'): (torch_cell, 'lstm_cell', rnnzoo.LSTM),
+    ('torch', 'GRUCell'): (torch_cell, 'gru_cell', rnnzoo.GRU),
+    ('torch', 'LSTM, 2 levels, bidirectional, proj_size'): (projected,),
+    ('keras 3', 'SimpleRNN'): (keras, 'simplernn', rnnzoo.Elman),
+    ('keras 3', 'LSTM'): (keras, 'lstm', rnnzoo.LSTM),
+    ('keras 3', 'GRU'): (keras, 'gru', rnnzoo.GRU),
+    ('keras 3', 'GRU, use_bias=False'): (
+        functools.partial(keras, use_bias=False),
+        'gru_no_bias',
+        rnnzoo.GRU,
+    ),
+    ('keras 3', 'Bidirectional(GRU)'): (
+        keras,
+        'bidirectional',
+        functools.partial(rnnzoo.Bidirectional, rnnzoo.GRU),
+    ),
+    ('haiku', 'LSTM'): (haiku, 'lstm', rnnzoo.LSTM),
+    ('haiku', 'VanillaRNN'): (haiku, 'vanilla_rnn', relu),
+    ('haiku', 'VanillaRNN, double_bias=False'): (
+        haiku,
+        'vanilla_rnn_one_bias',
+        relu,
+    ),
+    ('flax.linen', 'SimpleCell'): (flax_linen, 'SimpleCell', rnnzoo.Elman),
+    ('flax.linen', 'LSTMCell'): (flax_linen, 'LSTMCell', rnnzoo.LSTM),
+    ('flax.linen', 'OptimizedLSTMCell'): (
+        flax_linen,
+        'OptimizedLSTMCell',
+        rnnzoo.LSTM,
+    ),
+    ('flax.linen', 'GRUCell'): (flax_linen, 'GRUCell', rnnzoo.GRU),
+    ('flax.nnx', 'SimpleCell'): (flax_nnx, 'SimpleCell', rnnzoo.Elman),
+    ('flax.nnx', 'LSTMCell'): (flax_nnx, 'LSTMCell', rnnzoo.LSTM),
+    ('flax.nnx', 'OptimizedLSTMCell'): (
+        flax_nnx,
+        'OptimizedLSTMCell',
+        rnnzoo.LSTM,
+    ),
+    ('flax.nnx', 'GRUCell'): (flax_nnx, 'GRUCell', rnnzoo.GRU),
+    ('FlashRNN', 'elman'): (flashrnn, 'elman', rnnzoo.Elman),
+    ('FlashRNN', 'lstm'): (flashrnn, 'lstm', rnnzoo.LSTM),
+    ('FlashRNN', 'gru'): (flashrnn, 'gru', rnnzoo.GRU),
+    ('FlashRNN', 'slstm'): (flashrnn, 'slstm', rnnzoo.SLSTM),
+    ('xLSTM', 'sLSTMLayer, no convolution'): (xlstm, 'xlstm', rnnzoo.SLSTM),
+    ('TiRex', 'sLSTMLayer'): (
+        xlstm,
+        'tirex',
+        functools.partial(rnnzoo.SLSTM, max_forget=15),
+    ),
+}
+
+# They sum two biases, so only the sum comes back.
+SUMMED = ('torch', 'haiku', 'keras 3')
+
+
+def largest(pair):
+  """Returns the largest difference between two trees of arrays."""
+  got, want = (jax.tree.leaves(tree) for tree in pair)
+  if len(got) != len(want):
+    raise ValueError(f'{len(got)} arrays and {len(want)}')
+  return max(
+      float(np.abs(np.subtract(a, b, dtype=np.float64)).max())
+      for a, b in zip(got, want, strict=True)
+  )
+
+
+def differences():
+  """Returns the largest differences of outputs and of final states."""
+  rows = []
+  for (library, name), (function, *arguments) in CASES.items():
+    _, _, (outputs, states) = function(*arguments)
+    rows.append(
+        {
+            'library': library,
+            'class': name,
+            'outputs': largest(outputs),
+            'states': largest(states),
+        }
+    )
+  return rows
+
+
+class LibrariesTest(parameterized.TestCase):
+
+  @parameterized.named_parameters(
+      (f'{library}_{name}', library, name) for library, name in CASES
+  )
+  def test_same_numbers_and_back(self, library, name):
+    function, *arguments = CASES[library, name]
+    weights, back, pairs = function(*arguments)
+    for got, want in pairs:
+      size = max(np.abs(leaf).max() for leaf in jax.tree.leaves(want))
+      self.assertLess(largest((got, want)), 1e-6 * max(size, 1))
+    shapes = lambda tree: jax.tree.map(np.shape, tree)
+    self.assertEqual(shapes(back), shapes(weights))
+    if library in SUMMED:
+      back, weights = both_biases(back), both_biases(weights)
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-6),
+        back,
+        weights,
+    )
+
+  @parameterized.parameters((15, 15), (None, 30))
+  def test_bound_of_the_forget_gate(self, bound, forget):
+    with jax.enable_x64(True):
+      layer = rnnzoo.SLSTM(
+          1,
+          1,
+          num_heads=1,
+          max_forget=bound,
+          param_dtype=jnp.float64,
+          rngs=nnx.Rngs(0),
+      )
+      layer.bias[...] = jnp.array([[-60.0], [30.0], [0.0], [0.0]])
+      carry = tuple(jnp.full((1, 1), value) for value in (0.0, 0.0, 1.0, 0.0))
+      carry, _ = layer.unroll(jnp.zeros((1, 100, 1)), initial_carry=carry)
+      want = 100 * jax.nn.log_sigmoid(jnp.float64(forget))
+      np.testing.assert_allclose(carry[3], [[want]], rtol=1e-6)
+
+  def test_readme_has_what_is_seen(self):
+    recorded = {
+        (row['library'], row['class']) for row in json.loads(JSON.read_text())
+    }
+    self.assertEqual(recorded, set(CASES))
+
+
+def both_biases(weights):
+  """Returns weights with biases that stand in one sum added up."""
+  if isinstance(weights, list):
+    # The biases of z and r stand in one sum each.
+    gru = lambda b: np.concatenate([b.sum(0)[:-FEATURES], *b[:, -FEATURES:]])
+    return [gru(w) if w.shape == (2, 3 * FEATURES) else w for w in weights]
+  flat = {
+      name: value
+      for name, value in weights.items()
+      if not name.startswith('bias') and not isinstance(value, dict)
+  }
+  nested = {k: v for k, v in weights.items() if isinstance(v, dict)}
+  for module, entries in nested.items():
+    flat[f'{module}/w'] = entries['w']
+  biases = [v['b'] for v in nested.values() if 'b' in v]
+  if nested:
+    return flat | {'bias': np.sum(biases, axis=0)}
+  for name, value in weights.items():
+    if name.startswith('bias_ih'):
+      flat[name] = value + weights[name.replace('_ih', '_hh')]
+  return flat
+
+
+if __name__ == '__main__':
+  if sys.argv[1:] == ['--write']:
+    JSON.write_text(json.dumps(differences(), indent=1) + '\n')
+  else:
+    absltest.main()

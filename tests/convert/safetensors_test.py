@@ -1,0 +1,105 @@
+"""Parameters written to a safetensors file and read from it."""
+
+import functools
+import pathlib
+import sys
+from unittest import mock
+
+from absl.testing import absltest
+from flax import nnx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from safetensors import flax as safetensors
+
+import rnnzoo
+from rnnzoo import convert
+from rnnzoo import models
+
+
+def model(seed, features=4, **options):
+  rngs = nnx.Rngs(seed)
+  stack = rnnzoo.Stack(
+      rnnzoo.GRU,
+      3,
+      features,
+      num_layers=2,
+      norm='batch',
+      rngs=rngs,
+      **options,
+  )
+  return models.SequenceClassifier(stack, 5, rngs=rngs)
+
+
+class SafetensorsTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.path = pathlib.Path(self.create_tempdir()) / 'model.safetensors'
+
+  def test_a_model_comes_back(self):
+    first, second = model(0), model(1)
+    convert.save_safetensors(first, self.path)
+    convert.load_safetensors(second, self.path)
+    jax.tree.map(
+        np.testing.assert_array_equal, nnx.state(second), nnx.state(first)
+    )
+    x = jnp.ones((2, 6, 3))
+    np.testing.assert_array_equal(second(x), first(x))
+    self.assertEqual(
+        [p.name for p in self.path.parent.iterdir()], ['model.safetensors']
+    )
+
+  def test_names(self):
+    layer = rnnzoo.GRU(3, 4, param_dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
+    convert.save_safetensors(layer, self.path)
+    arrays = safetensors.load_file(self.path)
+    self.assertEqual(
+        {name: (a.shape, a.dtype) for name, a in arrays.items()},
+        {
+            'kernel': ((3, 3, 4), jnp.bfloat16),
+            'bias': ((3, 4), jnp.bfloat16),
+            'recurrent_kernel': ((3, 1, 4, 4), jnp.bfloat16),
+            'cell_params.recurrent_bias': ((4,), jnp.bfloat16),
+        },
+    )
+    np.testing.assert_array_equal(arrays['kernel'], layer.kernel[...])
+
+  def test_refused(self):
+    layer = rnnzoo.GRU(3, 4, rngs=nnx.Rngs(0))
+    make = functools.partial(rnnzoo.GRU, 3, rngs=nnx.Rngs(0))
+    convert.save_safetensors(layer, self.path)
+    others = (
+        (make(5), r'shape \(3, 5\).* got \(3, 4\)'),
+        (make(4, param_dtype='bfloat16'), 'dtype bfloat16.* float32'),
+        (make(4, use_bias=False), r"no place for \['bias'\]"),
+        (rnnzoo.LSTM(3, 4, rngs=nnx.Rngs(0)), 'another module .* LSTM'),
+    )
+    for other, message in others:
+      before = jax.tree.map(np.asarray, nnx.state(other))
+      with self.subTest(message), self.assertRaisesRegex(ValueError, message):
+        convert.load_safetensors(other, self.path)
+      jax.tree.map(np.testing.assert_array_equal, nnx.state(other), before)
+
+  def test_refuses_other_files(self):
+    layer = rnnzoo.GRU(3, 4, rngs=nnx.Rngs(0))
+    safetensors.save_file({'kernel': jnp.ones(2)}, self.path)
+    with self.assertRaisesRegex(ValueError, "version '1' .* got None"):
+      convert.load_safetensors(layer, self.path)
+    self.path.write_bytes(b'not such a file')
+    with self.assertRaisesRegex(ValueError, 'is no safetensors file'):
+      convert.load_safetensors(layer, self.path)
+    with self.assertRaises(FileNotFoundError):
+      convert.load_safetensors(layer, self.path / 'missing')
+    with self.assertRaisesRegex(ValueError, 'must be an nnx.Module'):
+      convert.save_safetensors({'kernel': 1}, self.path)
+
+  def test_says_which_package_is_missing(self):
+    layer = rnnzoo.GRU(3, 4, rngs=nnx.Rngs(0))
+    with mock.patch.dict(sys.modules, {'safetensors.flax': None}):
+      with self.assertRaisesRegex(ImportError, r'rnnzoo\[safetensors\]'):
+        convert.save_safetensors(layer, self.path)
+
+
+if __name__ == '__main__':
+  absltest.main()

@@ -1,0 +1,153 @@
+"""ScannedRNN beside the class that programs for agents copy."""
+
+import functools
+
+from absl.testing import absltest
+from absl.testing import parameterized
+from flax import linen
+from flax import nnx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import rnnzoo
+from rnnzoo import linen as rnnzoo_linen
+
+TIME, BATCH, FEATURES = 7, 3, 8
+
+rng = np.random.default_rng(0)
+ins = rng.standard_normal((TIME, BATCH, FEATURES)).astype(np.float32)
+resets = rng.random((TIME, BATCH)) < 0.4
+start = rng.standard_normal((BATCH, FEATURES)).astype(np.float32)
+
+close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
+
+
+class FlaxScannedRNN(linen.Module):
+  """A GRU under `nn.scan` that restarts where an episode begins."""
+
+  @functools.partial(
+      linen.scan,
+      variable_broadcast='params',
+      split_rngs={'params': False},
+  )
+  @linen.compact
+  def __call__(self, carry, x):
+    inputs, begins = x
+    carry = jnp.where(begins[:, None] != 0, jnp.zeros_like(carry), carry)
+    return linen.GRUCell(features=inputs.shape[1])(carry, inputs)
+
+
+def as_ours(params):
+  """Returns the parameters of `linen.GRUCell` as those of our ScannedRNN."""
+  cell = params['GRUCell_0']
+  stack = lambda side, gates, name: np.stack(
+      [cell[side + gate][name] for gate in gates]
+  )
+  layer = {
+      'kernel': stack('i', 'rzn', 'kernel'),
+      'bias': stack('i', 'rzn', 'bias'),
+      'recurrent_kernel': stack('h', 'rzn', 'kernel')[:, None],
+      'cell_params': {'recurrent_bias': cell['hn']['bias']},
+  }
+  return {'params': {'rnn': {'layer': layer}}}
+
+
+class ScannedRNNTest(parameterized.TestCase):
+
+  @parameterized.parameters('bool', 'float32')
+  def test_computes_what_the_copied_class_does(self, dtype):
+    flags = resets.astype(dtype)
+    theirs, ours = FlaxScannedRNN(), rnnzoo_linen.ScannedRNN()
+    params = theirs.init(jax.random.key(1), start, (ins, flags))['params']
+    params = jax.tree.map(
+        lambda p: rng.standard_normal(p.shape).astype(np.float32), params
+    )
+
+    def loss(module, variables, carry):
+      carry, y = module.apply(variables, carry, (ins, flags))
+      return jnp.sum(y**2) + jnp.sum(carry), (carry, y)
+
+    grads = jax.jit(
+        jax.grad(loss, argnums=(1, 2), has_aux=True), static_argnums=0
+    )
+    want_grads, want = grads(theirs, {'params': params}, start)
+    got_grads, got = grads(ours, as_ours(params), start)
+    jax.tree.map(close, got, want)
+    want_grads = as_ours(want_grads[0]['params']), want_grads[1]
+    jax.tree.map(
+        functools.partial(close, rtol=1e-4, atol=1e-5), got_grads, want_grads
+    )
+
+  def test_parts_of_a_rollout_give_what_the_whole_does(self):
+    rnn = rnnzoo.ScannedRNN(FEATURES, FEATURES, rngs=nnx.Rngs(0))
+    carry, outputs = start, []
+    for t in range(TIME):
+      carry, y = rnn(carry, (ins[t : t + 1], resets[t : t + 1]))
+      outputs.append(y)
+    want_carry, want = rnn(start, (ins, resets))
+    close(np.concatenate(outputs), want)
+    close(carry, want_carry)
+
+  @parameterized.parameters(
+      (rnnzoo.LSTM,),
+      (functools.partial(rnnzoo.Stack, rnnzoo.GRU, num_layers=2),),
+      (functools.partial(rnnzoo.SLSTM, learn_initial_carry=True),),
+  )
+  def test_any_layer_inside(self, layer):
+    module = rnnzoo_linen.ScannedRNN(layer=layer)
+    carry = module.initialize_carry(BATCH, FEATURES, layer)
+    self.assertEqual(sum(map(jnp.sum, jax.tree.leaves(carry))), 0)
+    variables = module.init(jax.random.key(0), carry, (ins, resets))
+    after, y = module.apply(variables, carry, (ins, resets))
+    self.assertEqual(y.shape, (TIME, BATCH, FEATURES))
+    self.assertEqual(
+        jax.tree.map(jnp.shape, after), jax.tree.map(jnp.shape, carry)
+    )
+    nnx_rnn = rnnzoo.ScannedRNN(
+        FEATURES, FEATURES, layer=layer, rngs=nnx.Rngs(0)
+    )
+    self.assertEqual(nnx_rnn(carry, (ins, resets))[1].shape, y.shape)
+
+  @parameterized.parameters('int32', 'uint8', 'bfloat16')
+  def test_resets_of_any_dtype(self, dtype):
+    rnn = rnnzoo.ScannedRNN(FEATURES, FEATURES, rngs=nnx.Rngs(0))
+    flags = jnp.asarray(resets).astype(dtype)
+    np.testing.assert_array_equal(
+        rnn(start, (ins, flags))[1], rnn(start, (ins, resets))[1]
+    )
+
+  def test_several_batch_axes(self):
+    carry = rnnzoo.ScannedRNN.initialize_carry((2, BATCH), FEATURES)
+    rnn = rnnzoo.ScannedRNN(FEATURES, FEATURES, rngs=nnx.Rngs(0))
+    both = np.stack([ins, -ins], 1), np.stack([resets, resets], 1)
+    _, y = rnn(carry, both)
+    close(y[:, 1], rnn(carry[1], (-ins, resets))[1])
+
+  def test_errors(self):
+    rnn = rnnzoo.ScannedRNN(FEATURES, FEATURES, rngs=nnx.Rngs(0))
+    lstm = rnnzoo.ScannedRNN(
+        FEATURES, FEATURES, layer=rnnzoo.LSTM, rngs=nnx.Rngs(0)
+    )
+    cases = (
+        (lambda: rnn(start, ins), r'pair \(ins, resets\)'),
+        (lambda: rnn(start, (ins, resets[0])), 'reset must have shape'),
+        (lambda: rnn(start, (ins, resets * 1j)), 'resets must be real'),
+        (lambda: lstm(start, (ins, resets)), 'h, c'),
+        (lambda: rnn.initialize_carry(-1, 8), 'batch_size must be'),
+        (lambda: rnn.initialize_carry(1, 0), 'hidden_size must be'),
+        (lambda: rnn.initialize_carry(1, 8, 'GRU'), 'layer must be'),
+        (
+            lambda: rnnzoo_linen.ScannedRNN().init(
+                jax.random.key(0), (), (ins, resets)
+            ),
+            'carry must be as',
+        ),
+    )
+    for call, message in cases:
+      with self.subTest(message), self.assertRaisesRegex(ValueError, message):
+        call()
+
+
+if __name__ == '__main__':
+  absltest.main()
