@@ -4,15 +4,122 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 
+from rnnzoo import checks
 from rnnzoo import settings
+from rnnzoo.language_model import LanguageModel
 from rnnzoo.layers import bidirectional
 from rnnzoo.layers import initializers
 from rnnzoo.layers import sequence_layer
+from rnnzoo.seq2seq import Seq2Seq
+
+__all__ = ('LanguageModel', 'Seq2Seq', 'SequenceClassifier', 'SequenceModel')
 
 Array = jax.Array
 
 
-class SequenceClassifier(nnx.Module):
+class SequenceModel(nnx.Module):
+  """Reads a sequence and answers at its end, or after every step.
+
+  >>> import jax.numpy as jnp, rnnzoo
+  >>> from flax import nnx
+  >>> from rnnzoo import models
+  >>> rngs = nnx.Rngs(0)
+  >>> model = models.SequenceModel(
+  ...     rnnzoo.GRU(16, 128, rngs=rngs), 3, num_tokens=12, every_step=True,
+  ...     rngs=rngs
+  ... )
+  >>> model(jnp.zeros((4, 28), jnp.int32)).shape
+  (4, 28, 3)
+
+  Attributes:
+    embedding: a vector of `backbone.in_features` for each token; only in a
+      model of tokens.
+    backbone: the recurrent layer or stack.
+    head: linear map from the backbone's outputs to the answer.
+    every_step: whether there is an answer after every step.
+  """
+
+  def __init__(
+      self,
+      backbone: sequence_layer.SequenceLayer,
+      out_features: int,
+      *,
+      every_step: bool = False,
+      num_tokens: int | None = None,
+      rngs: nnx.Rngs,
+  ):
+    """Creates the head, and the embedding of tokens.
+
+    Args:
+      backbone: a layer or stack. Without `every_step` not one that runs
+        backwards as well: there its last output has seen one step.
+      out_features: numbers of an answer.
+      every_step: whether to answer after every step, not at the end only.
+      num_tokens: how many tokens there are, if sequences are of tokens; None
+        for sequences of vectors.
+      rngs: `nnx.Rngs` that parameters are drawn from.
+
+    Raises:
+      ValueError: the backbone is no layer, or runs in both directions where it
+        must not, or another argument is not valid.
+    """
+    settings.boolean(every_step, 'every_step')
+    _check_backbone(backbone, every_step, type(self).__name__)
+    settings.positive(out_features, 'out_features')
+    initializers.check_rngs(rngs, 'params', required=True)
+    if num_tokens is not None:
+      settings.positive(num_tokens, 'num_tokens')
+      self.embedding = nnx.Embed(num_tokens, backbone.in_features, rngs=rngs)
+    self.backbone = backbone
+    self.head = nnx.Linear(backbone.out_features, out_features, rngs=rngs)
+    self.every_step = every_step
+
+  def __call__(
+      self,
+      x: Array,
+      *,
+      seq_lengths: Array | None = None,
+      rngs: nnx.Rngs | None = None,
+  ) -> Array:
+    """Returns the answers: logits, or predictions of numbers.
+
+    Args:
+      x: [..., time, in_features], or tokens, int [..., time].
+      seq_lengths: int [...], the number of valid steps of each sequence.
+      rngs: for dropout while training; None to evaluate.
+
+    Returns:
+      [..., out_features], of the last valid step, or with `every_step`
+      [..., time, out_features], where steps beyond a sequence's end hold
+      nothing of use.
+
+    Raises:
+      ValueError: an argument has the wrong shape or dtype.
+    """
+    if hasattr(self, 'embedding'):
+      x = self._embed(x)
+    y = self.backbone(x, seq_lengths=seq_lengths, rngs=rngs)
+    if self.every_step:
+      return self.head(y)
+    time = y.shape[-2]
+    if not time:
+      raise ValueError(
+          f'{type(self).__name__} needs at least one step to answer, got x of'
+          f' shape {x.shape}.'
+      )
+    if seq_lengths is None:
+      last = y[..., -1, :]
+    else:
+      index = jnp.clip(jnp.asarray(seq_lengths) - 1, 0, time - 1)
+      index = index[..., None, None]
+      last = jnp.take_along_axis(y, index, axis=-2)[..., 0, :]
+    return self.head(last)
+
+  def _embed(self, x: Array) -> Array:
+    return self.embedding(checks.tokens(x, self.embedding.num_embeddings))
+
+
+class SequenceClassifier(SequenceModel):
   """Reads a whole sequence and names its class.
 
   >>> import jax.numpy as jnp, rnnzoo
@@ -49,53 +156,20 @@ class SequenceClassifier(nnx.Module):
       ValueError: the backbone is no layer, or runs in both directions, or
         another argument is not valid.
     """
-    if isinstance(backbone, bidirectional.Bidirectional):
-      raise ValueError(
-          'SequenceClassifier reads the last output, of which the backward half'
-          ' of a Bidirectional has seen one step; classify its final carries,'
-          ' from unroll, instead.'
-      )
-    if not isinstance(backbone, sequence_layer.SequenceLayer):
-      raise ValueError(
-          'backbone must be a layer or a stack, such as rnnzoo.GRU(28, 128,'
-          f' rngs=rngs), got {backbone!r:.80}.'
-      )
     settings.positive(num_classes, 'num_classes')
-    initializers.check_rngs(rngs, 'params', required=True)
-    self.backbone = backbone
-    self.head = nnx.Linear(backbone.out_features, num_classes, rngs=rngs)
+    super().__init__(backbone, num_classes, rngs=rngs)
 
-  def __call__(
-      self,
-      x: Array,
-      *,
-      seq_lengths: Array | None = None,
-      rngs: nnx.Rngs | None = None,
-  ) -> Array:
-    """Returns logits.
 
-    Args:
-      x: [..., time, in_features].
-      seq_lengths: int [...], the number of valid steps of each sequence.
-      rngs: for dropout while training; None to evaluate.
-
-    Returns:
-      [..., num_classes].
-
-    Raises:
-      ValueError: an argument has the wrong shape or dtype.
-    """
-    y = self.backbone(x, seq_lengths=seq_lengths, rngs=rngs)
-    time = y.shape[-2]
-    if not time:
-      raise ValueError(
-          'SequenceClassifier needs at least one step to classify, got x of'
-          f' shape {x.shape}.'
-      )
-    if seq_lengths is None:
-      last = y[..., -1, :]
-    else:
-      index = jnp.clip(jnp.asarray(seq_lengths) - 1, 0, time - 1)
-      index = index[..., None, None]
-      last = jnp.take_along_axis(y, index, axis=-2)[..., 0, :]
-    return self.head(last)
+def _check_backbone(backbone, every_step: bool, name: str) -> None:
+  """Raises ValueError unless the model can read the backbone's outputs."""
+  if not isinstance(backbone, sequence_layer.SequenceLayer):
+    raise ValueError(
+        'backbone must be a layer or a stack, such as rnnzoo.GRU(28, 128,'
+        f' rngs=rngs), got {backbone!r:.80}.'
+    )
+  if bidirectional.is_inside(backbone) and not every_step:
+    raise ValueError(
+        f'{name} reads the last output, of which the backward half'
+        ' of a Bidirectional has seen one step; classify its final carries,'
+        ' from unroll, instead.'
+    )

@@ -1,5 +1,6 @@
 """Layers on several devices: under `jax.shard_map`, and sharded under `jit`."""
 
+import itertools
 import math
 import os
 import pathlib
@@ -21,14 +22,10 @@ LOCAL_BATCH = 5
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
-# One of each kind of cell, in forms that between them are all.
-FEW = (
-    'LSTM-three-learned-scan',
-    'AGRU-two-given-scan',
-    'IndRNN-alone-learned-scan',
-    'GRU-two_bidirectional-plain-scan',
-    'MinGRU-two-learned-associative_scan',
-)
+FEW = ('LSTM-three-learned-scan', 'AGRU-two-given-scan')
+
+# Forms and calls that start from a carry of the user's or of the layer's.
+WITH_CARRY = ('two-given', 'bidirectional-learned')
 
 COLLECTIVES = (
     'all_gather',
@@ -93,7 +90,7 @@ class Numbers(parameterized.TestCase):
 class FewNumbersTest(Numbers):
 
   def test_shard_map(self):
-    self.assert_same_in_shard_map(FEW[:2])
+    self.assert_same_in_shard_map(FEW)
 
   @parameterized.parameters('Explicit', 'Auto')
   def test_jit(self, kind):
@@ -104,15 +101,31 @@ class FewNumbersTest(Numbers):
 
 
 @pytest.mark.slow
+class NewtonTest(Numbers):
+
+  NAMES = (
+      'GRU-alone-learned-associative_scan',
+      'IndRNN-two-learned-associative_scan',
+  )
+
+  def test_shard_map(self):
+    self.assert_same_in_shard_map(self.NAMES)
+
+  @parameterized.parameters('Explicit', 'Auto')
+  def test_jit(self, kind):
+    self.assert_same_under_jit(kind, self.NAMES)
+
+
+@pytest.mark.slow
 class AroundKernelsTest(Numbers):
 
   @parameterized.parameters(*rnnzoo.LAYERS)
   def test_auto_axes(self, layer):
     if not abstract_gpu.RUNS:
       return  # There are no kernels to run.
-    kernels = sharded_cases.KERNELS.items()
-    names = [name for name, case in kernels if case.layer == layer]
-    self.assert_same_under_jit('Auto', names)
+    # One of the forms a layer; the next layer has the other.
+    form = WITH_CARRY[[*rnnzoo.LAYERS].index(layer) % 2]
+    self.assert_same_under_jit('Auto', [f'{layer}-{form}-pallas'])
 
 
 @pytest.mark.slow
@@ -125,19 +138,24 @@ class AllNumbersTest(Numbers):
 
   @parameterized.parameters(*rnnzoo.LAYERS)
   def test_shard_map(self, layer):
-    self.assert_same_in_shard_map(self.names(layer))
+    names = itertools.product(
+        sharded_cases.in_turn(layer), sharded_cases.paths(layer)
+    )
+    self.assert_same_in_shard_map(
+        [f'{layer}-{form}-{call}-{path}' for (form, call), path in names]
+    )
 
-  @parameterized.product(layer=tuple(rnnzoo.LAYERS), kind=('Explicit', 'Auto'))
-  def test_jit(self, layer, kind):
-    # Beyond stacks, forms of layers are shown under shard_map.
-    names = self.names(layer)
-    wanted = '-two-given-', '-bidirectional-learned-'
-    names = [name for name in names if any(form in name for form in wanted)]
-    self.assert_same_under_jit(kind, names)
-
-  def names(self, layer):
-    cases = sharded_cases.CASES.items()
-    return [name for name, case in cases if case.layer == layer]
+  @parameterized.product(
+      layer=tuple(rnnzoo.LAYERS),
+      way=tuple(zip(('Explicit', 'Auto'), WITH_CARRY, strict=True)),
+  )
+  def test_jit(self, layer, way):
+    # All forms are shown under shard_map.
+    kind, form = way
+    self.assert_same_under_jit(
+        kind,
+        [f'{layer}-{form}-{path}' for path in sharded_cases.paths(layer)],
+    )
 
 
 class Kernels(parameterized.TestCase):
@@ -219,15 +237,13 @@ class TwoLevelsTest(Kernels):
 @pytest.mark.slow
 class AllKernelsTest(Kernels):
 
-  @parameterized.product(
-      layer=tuple(rnnzoo.LAYERS),
-      form=tuple(sharded_cases.FORMS),
-      call=sharded_cases.CALLS,
-  )
-  def test_all(self, layer, form, call):
-    self.assert_sums_gradients_of_parameters_only(
-        sharded_cases.Case(layer, form, call, 'pallas')
-    )
+  @parameterized.parameters(*rnnzoo.LAYERS)
+  def test_all(self, layer):
+    for form, call in sharded_cases.in_turn(layer):
+      with self.subTest(f'{form} {call}'):
+        self.assert_sums_gradients_of_parameters_only(
+            sharded_cases.Case(layer, form, call, 'pallas')
+        )
 
 
 if __name__ == '__main__':

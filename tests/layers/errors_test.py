@@ -17,6 +17,7 @@ import numpy as np
 import pallas_kernels
 from pallas_kernels import targets
 import rnnzoo
+from rnnzoo.engines import newton_plan
 from rnnzoo.engines import selection
 
 BATCH, TIME, IN, FEATURES = 2, 5, 3, 4
@@ -79,7 +80,8 @@ class ConstructorTest(parameterized.TestCase):
     with self.assertRaisesRegex(
         ValueError,
         r"implementation must be None, one of \('scan', 'associative_scan',"
-        r" 'pallas'\) or a sequence of these, got .*(cuda|\(\))",
+        r" 'pallas'\), an rnnzoo.AssociativeScan with settings, or a sequence"
+        r' of these, got .*(cuda|\(\))',
     ):
       make(rnnzoo.GRU, implementation=implementation)
 
@@ -203,13 +205,33 @@ class CallTest(parameterized.TestCase):
 
 class ImplementationTest(parameterized.TestCase):
 
-  def test_not_linear(self):
-    layer = make(rnnzoo.GRU, implementation='associative_scan')
-    with self.assertRaisesRegex(
-        NotImplementedError,
-        "'associative_scan' cannot run GRUCell.*implementation='scan' works",
-    ):
-      layer(x)
+  @parameterized.parameters(
+      ({'tolerance': -1}, r'tolerance must be .* got -1'),
+      ({'max_iterations': 0}, 'max_iterations must be a positive int, got 0'),
+      ({'jacobian': 'full'}, "jacobian must be one of .*'exact'.*got 'full'"),
+      ({'window': 0}, 'window must be a positive int, got 0'),
+  )
+  def test_settings_of_newton(self, options, message):
+    with self.assertRaisesRegex(ValueError, message):
+      rnnzoo.AssociativeScan(**options)
+
+  def test_settings_are_accepted_wherever_a_name_is(self):
+    path = rnnzoo.AssociativeScan(window=2)
+    for name in ('GRU', 'MinGRU'):
+      layer = make(rnnzoo.LAYERS[name], implementation=['pallas', path])
+      self.assertEqual(jax.eval_shape(layer, x).shape, (BATCH, TIME, FEATURES))
+    h = rnnzoo.linear_scan(x, x, implementation=path)
+    np.testing.assert_allclose(h, rnnzoo.linear_scan(x, x), rtol=1e-6)
+
+  @parameterized.parameters(
+      (lambda: make(rnnzoo.MinGRU), x, 'one pass, and there is nothing'),
+      (lambda: make(rnnzoo.GRU), x[0], r'must be \[batch, time, in_features\]'),
+      (lambda: make(rnnzoo.GRU), x[:, :0], 'at least one step'),
+      (lambda: rnnzoo.GRUCell(), x, 'must be a layer of one cell.*GRUCell'),
+  )
+  def test_verify(self, layer, x, message):
+    with self.assertRaisesRegex(ValueError, message):
+      rnnzoo.verify(layer(), x)
 
   @parameterized.parameters('GRU', 'MinGRU')
   def test_pallas(self, name):
@@ -220,22 +242,6 @@ class ImplementationTest(parameterized.TestCase):
       layer(x)
     with self.assertRaisesRegex(NotImplementedError, message):
       rnnzoo.linear_scan(x, x, implementation='pallas')
-
-  @parameterized.parameters(
-      {'recurrent_gradient_clip': 1.0}, {'stop_recurrent_gradient': True}
-  )
-  def test_recurrent_gradient(self, **option):
-    path = 'associative_scan'
-    layer = make(rnnzoo.GRU, implementation=path, **option)
-    (name,) = option
-    with self.assertRaisesRegex(
-        NotImplementedError,
-        f"'{path}' cannot take {name}.* linear, and a clipped one is not.*"
-        "implementation='scan' works",
-    ):
-      layer(x)
-    layer.implementation = (path, 'scan')
-    self.assertEqual(layer(x).shape, (BATCH, TIME, FEATURES))
 
   @parameterized.parameters('H100', 'A100', 'size')
   def test_warns_once_where_a_gpu_has_no_kernel(self, why):
@@ -282,15 +288,19 @@ class ImplementationTest(parameterized.TestCase):
       rnnzoo.linear_scan(x, x, implementation=('pallas', 'scan'))
 
   def test_none_of_a_sequence(self):
-    layer = make(rnnzoo.GRU, implementation=('pallas', 'associative_scan'))
-    with self.assertRaisesRegex(NotImplementedError, "'scan' works"):
+    exact = rnnzoo.AssociativeScan(jacobian='exact')
+    layer = make(rnnzoo.GRU, implementation=('pallas', exact))
+    with (
+        mock.patch.object(newton_plan, 'BYTES', 0),
+        self.assertRaisesRegex(NotImplementedError, "'exact' needs"),
+    ):
       layer(x)
 
   def test_falls_back_and_logs_once(self):
     selection.log_once.cache_clear()
-    layer = make(
-        rnnzoo.GRU, implementation=['pallas', 'associative_scan', 'scan']
-    )
+    exact = rnnzoo.AssociativeScan(jacobian='exact')
+    layer = make(rnnzoo.GRU, implementation=['pallas', exact, 'scan'])
+    self.enter_context(mock.patch.object(newton_plan, 'BYTES', 0))
     level = logging.get_verbosity()
     logging.set_verbosity(logging.INFO)
     self.addCleanup(logging.set_verbosity, level)
@@ -300,7 +310,7 @@ class ImplementationTest(parameterized.TestCase):
     passed_over = [line for line in logs.output if 'passed over' in line]
     self.assertLen(passed_over, 2)
     self.assertRegex(passed_over[0], "'pallas'.*GPU kernels need")
-    self.assertRegex(passed_over[1], "'associative_scan'.*not linear")
+    self.assertRegex(passed_over[1], "jacobian='exact'.* needs")
     layer.implementation = 'scan'
     np.testing.assert_array_equal(y, layer(x))
 

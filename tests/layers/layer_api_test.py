@@ -1,4 +1,4 @@
-"""What every layer promises, whatever its equations."""
+"""Promises of every layer, whatever its equations."""
 
 import functools
 from unittest import mock
@@ -9,8 +9,10 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import rnnzoo
+from rnnzoo import models
 from rnnzoo.engines import scan
 from tests.testing import random_layers
 from tests.testing import reference
@@ -264,6 +266,50 @@ class CarryGradientTest(parameterized.TestCase):
     good, got = f(layer, x), f(layer, bad)
     np.testing.assert_array_equal(got[0, 2:], good[0, 2:])
     self.assertFalse(np.isfinite(got[0, 0]).all())
+
+
+class CarriesAndTablesTest(parameterized.TestCase):
+
+  @parameterized.parameters('GRU', 'LSTM')
+  def test_unroll_carries(self, name):
+    layer = rnnzoo.LAYERS[name](3, 4, rngs=nnx.Rngs(0))
+    x = np.random.RandomState(0).randn(2, 5, 3).astype(np.float32)
+    reset = np.arange(10).reshape(2, 5) == 7
+    lengths = np.array([5, 3])
+    final, carries = layer.unroll_carries(x, reset=reset, seq_lengths=lengths)
+    want = layer.initial_carry((2,))
+    self.assertLen(carries, len(want))
+    for t in range(5):
+      new, _ = layer.step(want, x[:, t], reset=reset[:, t])
+      is_valid = (t < lengths)[:, None]
+      want = [np.where(is_valid, a, b) for a, b in zip(new, want, strict=True)]
+      for found, one in zip(carries, want, strict=True):
+        np.testing.assert_allclose(found[:, t], one, atol=1e-6)
+    for found, one in zip(final, want, strict=True):
+      np.testing.assert_allclose(found, one, atol=1e-6)
+    _, turned = layer.unroll_carries(
+        x.swapaxes(0, 1),
+        reset=reset.T,
+        seq_lengths=lengths,
+        time_major=True,
+    )
+    for found, one in zip(turned, carries, strict=True):
+      np.testing.assert_allclose(found.swapaxes(0, 1), one, atol=1e-6)
+
+  @parameterized.parameters('GRU', 'IndRNN')
+  def test_tabulate(self, name):
+    layer = rnnzoo.LAYERS[name](3, 4, rngs=nnx.Rngs(0))
+    text = nnx.tabulate(layer, jnp.ones((2, 5, 3)))
+    self.assertIn(f'{name} Summary', text)
+    self.assertIn('kernel', text)
+
+  @pytest.mark.slow
+  def test_tabulate_of_a_model(self):
+    stack = rnnzoo.Stack(rnnzoo.AGRU, 3, 4, num_layers=2, rngs=nnx.Rngs(0))
+    model = models.SequenceClassifier(stack, 2, rngs=nnx.Rngs(0))
+    text = nnx.tabulate(model, jnp.ones((2, 5, 3)))
+    self.assertIn('backbone', text)
+    self.assertIn('head', text)
 
 
 if __name__ == '__main__':

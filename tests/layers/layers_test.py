@@ -10,6 +10,7 @@ from unittest import mock
 from absl.testing import absltest
 from absl.testing import parameterized
 import jax
+import pytest
 
 import rnnzoo
 from rnnzoo.engines import scan
@@ -37,7 +38,7 @@ SEQUENCES = {
     'reset_mask_reverse': (7, True, True, True),
 }
 
-# What is right in float64 on all of them is rounded on the one that has it all.
+# All of them are right in float64; the one that has it all is tried rounded.
 ROUNDED = 'reset_mask_reverse'
 
 # Options that give a layer other equations.
@@ -67,12 +68,18 @@ def variants(layers):
       yield name, options
 
 
-def cases(layers):
-  """Yields the suite's cases for a mapping such as `rnnzoo.LAYERS`."""
+def cases(layers, newton=False):
+  """Yields the suite's cases for a mapping such as `rnnzoo.LAYERS`.
+
+  Args:
+    layers: by name.
+    newton: for cells that are not linear, cases of 'associative_scan' alone.
+  """
   for name, options in variants(layers):
     layer = layers[name]
-    paths = ['scan']
-    if isinstance(abstract(layer, **options).cell, rnnzoo.LinearCell):
+    linear = isinstance(abstract(layer, **options).cell, rnnzoo.LinearCell)
+    paths = [] if newton else ['scan']
+    if linear != newton:
       paths.append('associative_scan')
     tag = '_'.join(f'{k}_{v}' for k, v in options.items())
     for sequence, path, dtype in itertools.product(SEQUENCES, paths, TOLERANCE):
@@ -111,9 +118,53 @@ class CrossProduct(comparison.ComparisonTestCase):
       self.compare(case, TOLERANCE[dtype])
 
 
+# The sequence that has it all; float32 lies between the two dtypes.
+QUICK = [
+    case
+    for case in cases(rnnzoo.LAYERS)
+    if case['sequence'] == ROUNDED and case['dtype'] != 'float32'
+]
+# Newton's method takes longer to compile: once a layer by default.
+NEWTON = {
+    quick: [
+        case
+        for case in cases(rnnzoo.LAYERS, newton=True)
+        if case['sequence'] == ROUNDED
+        and (case['dtype'] == 'float64') == quick
+        and (not quick or not case['options'])
+    ]
+    for quick in (True, False)
+}
+
+
 class LayersTest(CrossProduct):
 
-  @parameterized.named_parameters(*cases(rnnzoo.LAYERS))
+  @parameterized.named_parameters(*QUICK)
+  def test_agrees_with_reference(self, **case):
+    self.check(**case)
+
+
+@pytest.mark.slow
+class AllLayersTest(CrossProduct):
+
+  @parameterized.named_parameters(
+      *(case for case in cases(rnnzoo.LAYERS) if case not in QUICK)
+  )
+  def test_agrees_with_reference(self, **case):
+    self.check(**case)
+
+
+class NewtonTest(CrossProduct):
+
+  @parameterized.named_parameters(*NEWTON[True])
+  def test_agrees_with_reference(self, **case):
+    self.check(**case)
+
+
+@pytest.mark.slow
+class AllNewtonTest(CrossProduct):
+
+  @parameterized.named_parameters(*NEWTON[False])
   def test_agrees_with_reference(self, **case):
     self.check(**case)
 

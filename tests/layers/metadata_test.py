@@ -6,6 +6,7 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import rnnzoo
 
@@ -15,6 +16,7 @@ normal = jax.nn.initializers.normal()
 class MetadataTest(parameterized.TestCase):
 
   @parameterized.parameters('AGRU', 'MinGRU')
+  @pytest.mark.slow
   def test_partitioning(self, name):
     mesh = jax.make_mesh(
         (1,), ('model',), axis_types=(jax.sharding.AxisType.Auto,)

@@ -9,6 +9,7 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import rnnzoo
 from tests.testing import random_layers
@@ -89,6 +90,7 @@ class SeqLengthsTest(parameterized.TestCase):
     jax.tree.map(lambda a, b: close(a[3], b[3]), final, carry)
 
   @parameterized.product(variant=tuple(VARIANTS), reverse=(False, True))
+  @pytest.mark.slow
   def test_padding_has_no_effect(self, variant, reverse):
     zeros, nans, _, _ = runs(variant, reverse)
     jax.tree.map(np.testing.assert_array_equal, nans, zeros)

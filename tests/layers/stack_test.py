@@ -8,6 +8,7 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import rnnzoo
 from rnnzoo import models
@@ -32,6 +33,8 @@ def make(layer=rnnzoo.GRU, **options):
 
 def carry_of(module, *batch_shape):
   """A random carry with the structure of the module's own."""
+  # The same in whatever order the tests run.
+  rng = np.random.default_rng(1)
   draw = lambda c: rng.standard_normal(c.shape).astype(np.float32)
   return jax.tree.map(draw, module.initial_carry(batch_shape))
 
@@ -92,6 +95,7 @@ class StackTest(parameterized.TestCase):
   @parameterized.product(
       norm=(None, 'layer'), residual=(False, True), time_major=(False, True)
   )
+  @pytest.mark.slow
   def test_padding(self, norm, residual, time_major):
     stack = make(num_layers=2, norm=norm, residual=residual)
     swap = (lambda a: a.swapaxes(0, 1)) if time_major else lambda a: a
@@ -384,6 +388,47 @@ class SequenceClassifierTest(parameterized.TestCase):
     )
     difference = model(x, rngs=nnx.Rngs(dropout=0)) - model(x)
     self.assertGreater(np.abs(difference).max(), 1e-4)
+
+
+class SequenceModelTest(parameterized.TestCase):
+
+  def test_answers_after_every_step(self):
+    backbone = rnnzoo.Bidirectional(rnnzoo.GRU, IN, FEATURES, rngs=nnx.Rngs(0))
+    model = models.SequenceModel(backbone, 2, every_step=True, rngs=nnx.Rngs(0))
+    lengths = np.array([5, 2, 1], np.int32)
+    found, want = jax.jit(
+        lambda x: (
+            model(x, seq_lengths=lengths),
+            model.head(backbone(x, seq_lengths=lengths)),
+        )
+    )(x)
+    close(found, want)
+    self.assertEqual(want.shape, (*x.shape[:2], 2))
+
+  def test_reads_tokens(self):
+    backbone = rnnzoo.GRU(IN, FEATURES, rngs=nnx.Rngs(0))
+    model = models.SequenceModel(backbone, 2, num_tokens=4, rngs=nnx.Rngs(0))
+    tokens = np.array([[0, 3, 1], [2, 2, 0]])
+    vectors = model.embedding.embedding[tokens]
+    want = model.head(backbone(vectors)[:, -1])
+    close(model(tokens), want)
+
+  def test_refuses_vectors_for_tokens(self):
+    backbone = rnnzoo.GRU(IN, FEATURES, rngs=nnx.Rngs(0))
+    model = models.SequenceModel(backbone, 2, num_tokens=4, rngs=nnx.Rngs(0))
+    with self.assertRaisesRegex(ValueError, 'tokens must be integers'):
+      model(x)
+    for tokens in ([[0, 4]], [[-1, 0]]):
+      with self.assertRaisesRegex(ValueError, 'tokens must be from 0 to 3'):
+        model(np.array(tokens))
+
+  def test_refuses_a_backward_half_inside_a_stack(self):
+    both = functools.partial(rnnzoo.Bidirectional, rnnzoo.GRU)
+    stack = rnnzoo.Stack(
+        [both, rnnzoo.GRU], 2, 4, num_layers=2, rngs=nnx.Rngs(0)
+    )
+    with self.assertRaisesRegex(ValueError, 'final carries'):
+      models.SequenceModel(stack, 2, rngs=nnx.Rngs(0))
 
 
 if __name__ == '__main__':

@@ -1,0 +1,321 @@
+"""A language model over any recurrent layer; no cell is named here.
+
+A block, as in Feng et al., Were RNNs all we needed?, 2024 (section on language
+modelling), with pre-norm and residual throughout:
+
+    x = x + dropout(conv(norm(x)))       causal, depthwise
+    x = x + dropout(layer(norm(x)))
+    x = x + dropout(mlp(norm(x)))
+
+The model embeds tokens, runs blocks, normalises, and maps to logits.
+
+Dimensions: T time, F features, V tokens of the vocabulary.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+
+from rnnzoo import checks
+from rnnzoo import settings
+from rnnzoo.layers import bidirectional
+from rnnzoo.layers import initializers
+from rnnzoo.layers import sequence_layer
+
+Array = jax.Array
+MLPS = ('plain', 'gated')
+
+
+class CausalConvolution(nnx.Module):
+  """Depthwise convolution over the last steps: y_t = b + sum_k w_k x_(t-k).
+
+  Attributes:
+    kernel: w [width, F], the weight of the present step first.
+    bias: b [F].
+  """
+
+  def __init__(self, features: int, width: int, *, rngs: nnx.Rngs):
+    """Creates the parameters.
+
+    Args:
+      features: F.
+      width: how many steps, this one included.
+      rngs: `nnx.Rngs` that the kernel is drawn from, U(-1, 1) / sqrt(width).
+    """
+    settings.positive(features, 'features')
+    settings.positive(width, 'width')
+    bound = width**-0.5
+    self.kernel = nnx.Param(
+        jax.random.uniform(
+            rngs.params(), (width, features), minval=-bound, maxval=bound
+        )
+    )
+    self.bias = nnx.Param(jnp.zeros(features))
+
+  def initial_carry(self, batch_shape: tuple[int, ...] = ()) -> Array:
+    """Returns the inputs before the first step: zeros [..., width - 1, F]."""
+    width, features = self.kernel.shape
+    return jnp.zeros((*batch_shape, width - 1, features))
+
+  def unroll(self, carry: Array, x: Array) -> tuple[Array, Array]:
+    """Returns the last inputs, and outputs [..., T, F].
+
+    Args:
+      carry: the inputs before, [..., width - 1, F].
+      x: [..., T, F].
+    """
+    width, time = self.kernel.shape[0], x.shape[-2]
+    x = jnp.concatenate([carry.astype(x.dtype), x], axis=-2)
+    kernel = self.kernel[...].astype(x.dtype)
+    y = self.bias[...].astype(x.dtype)
+    for k in range(width):
+      start = width - 1 - k
+      y = y + kernel[k] * x[..., start : start + time, :]
+    return x[..., time:, :], y
+
+
+class Mlp(nnx.Module):
+  """Two linear maps with GELU, or gated: W3 (silu(W1 x) * W2 x)."""
+
+  def __init__(self, features: int, kind: str, *, rngs: nnx.Rngs):
+    """Creates the parameters.
+
+    Args:
+      features: F; inside 4 F, or 8/3 F where gated, which has as many
+        parameters.
+      kind: one of `MLPS`.
+      rngs: `nnx.Rngs` that parameters are drawn from.
+    """
+    self.is_gated = kind == 'gated'
+    inner = max(1, round(8 * features / 3)) if self.is_gated else 4 * features
+    self.up = nnx.Linear(features, inner, rngs=rngs)
+    if self.is_gated:
+      self.gate = nnx.Linear(features, inner, rngs=rngs)
+    self.down = nnx.Linear(inner, features, rngs=rngs)
+
+  def __call__(self, x: Array) -> Array:
+    inner = self.up(x)
+    if self.is_gated:
+      return self.down(jax.nn.silu(self.gate(x)) * inner)
+    return self.down(jax.nn.gelu(inner))
+
+
+class Block(nnx.Module):
+  """Convolution, recurrent layer and MLP, each with pre-norm and residual."""
+
+  def __init__(
+      self,
+      make_layer: Callable[..., sequence_layer.SequenceLayer],
+      features: int,
+      *,
+      conv_width: int,
+      mlp: str | None,
+      dropout_rate: float,
+      rngs: nnx.Rngs,
+  ):
+    """Creates the parts; see `LanguageModel`."""
+    self.has_convolution, self.has_mlp = bool(conv_width), mlp is not None
+    if conv_width:
+      self.conv_norm = nnx.LayerNorm(features, rngs=rngs)
+      self.convolution = CausalConvolution(features, conv_width, rngs=rngs)
+    self.layer_norm = nnx.LayerNorm(features, rngs=rngs)
+    self.layer = make_layer(features, features, rngs=rngs)
+    if bidirectional.is_inside(self.layer):
+      raise ValueError(
+          'a layer of a language model must not read backwards, where it sees'
+          f' the tokens to predict; got {type(self.layer).__name__}'
+      )
+    if self.layer.out_features != features:
+      raise ValueError(
+          f'a layer of a block must have {features} features, as many as the'
+          f' model; got {self.layer.out_features}'
+      )
+    if mlp is not None:
+      self.mlp_norm = nnx.LayerNorm(features, rngs=rngs)
+      self.mlp = Mlp(features, mlp, rngs=rngs)
+    self.dropout = nnx.Dropout(dropout_rate)
+
+  def initial_carry(self, batch_shape: tuple[int, ...] = ()) -> Any:
+    """Returns (inputs of the convolution or None, carry of the layer)."""
+    conv = None
+    if self.has_convolution:
+      conv = self.convolution.initial_carry(batch_shape)
+    return conv, self.layer.initial_carry(batch_shape)
+
+  def unroll(
+      self, carry: Any, x: Array, rngs: nnx.Rngs | None
+  ) -> tuple[Any, Array]:
+    """Returns the final carry, and outputs [..., T, F]."""
+
+    def drop(y):
+      if rngs is None or not self.dropout.rate:
+        return y
+      return self.dropout(y, deterministic=False, rngs=rngs)
+
+    conv, state = carry
+    if self.has_convolution:
+      conv, y = self.convolution.unroll(conv, self.conv_norm(x))
+      x = x + drop(y)
+    state, y = self.layer.unroll(
+        self.layer_norm(x), initial_carry=state, rngs=rngs
+    )
+    x = x + drop(y)
+    if self.has_mlp:
+      x = x + drop(self.mlp(self.mlp_norm(x)))
+    return (conv, state), x
+
+
+class LanguageModel(nnx.Module):
+  """Logits of the next token after each one.
+
+  >>> import jax, jax.numpy as jnp, rnnzoo
+  >>> from flax import nnx
+  >>> from rnnzoo import models
+  >>> model = models.LanguageModel(
+  ...     rnnzoo.MinGRU, num_tokens=65, features=32, rngs=nnx.Rngs(0)
+  ... )
+  >>> jax.eval_shape(model, jnp.zeros((2, 10), jnp.int32)).shape
+  (2, 10, 65)
+  >>> carry = model.initial_carry((2,))
+  >>> carry, logits = jax.eval_shape(model.step, carry, jnp.array([3, 4]))
+  >>> logits.shape
+  (2, 65)
+
+  Attributes:
+    embedding: a vector for each token; the logits' too, where tied.
+    blocks: from the input up.
+    norm: before the logits.
+    head: to logits; only where not tied.
+    is_tied: whether the embedding maps to logits.
+  """
+
+  def __init__(
+      self,
+      make_layer: Callable[..., sequence_layer.SequenceLayer],
+      num_tokens: int,
+      features: int,
+      *,
+      num_blocks: int = 3,
+      conv_width: int = 4,
+      mlp: str | None = 'plain',
+      dropout_rate: float = 0.0,
+      is_tied: bool = False,
+      rngs: nnx.Rngs,
+  ):
+    """Creates the parameters.
+
+    Args:
+      make_layer: a layer class, or a function of (in_features, features, rngs=)
+        that returns a layer which runs forwards.
+      num_tokens: V.
+      features: F, of embedding and all blocks.
+      num_blocks: how many.
+      conv_width: steps that a block's convolution sees; 0 for none.
+      mlp: 'plain', 'gated', or None for none.
+      dropout_rate: of the embedding and of each part of a block.
+      is_tied: whether the embedding maps to logits as well.
+      rngs: `nnx.Rngs` that parameters are drawn from.
+
+    Raises:
+      ValueError: an argument is not valid.
+    """
+    settings.boolean(is_tied, 'is_tied')
+    settings.dropout_rate(dropout_rate)
+    settings.factories([make_layer], sequence_layer.SequenceLayer)
+    settings.positive(num_tokens, 'num_tokens')
+    settings.positive(features, 'features')
+    settings.positive(num_blocks, 'num_blocks')
+    initializers.check_rngs(rngs, 'params', required=True)
+    if mlp is not None and mlp not in MLPS:
+      raise ValueError(f'mlp must be one of {MLPS} or None; got {mlp!r}')
+    if conv_width != 0:
+      settings.positive(conv_width, 'conv_width')
+    self.embedding = nnx.Embed(num_tokens, features, rngs=rngs)
+    self.dropout = nnx.Dropout(dropout_rate)
+    self.blocks = nnx.List(
+        [
+            Block(
+                make_layer,
+                features,
+                conv_width=conv_width,
+                mlp=mlp,
+                dropout_rate=dropout_rate,
+                rngs=rngs,
+            )
+            for _ in range(num_blocks)
+        ]
+    )
+    self.norm = nnx.LayerNorm(features, rngs=rngs)
+    self.is_tied = is_tied
+    if not is_tied:
+      self.head = nnx.Linear(features, num_tokens, rngs=rngs)
+
+  def initial_carry(self, batch_shape: tuple[int, ...] = ()) -> Any:
+    """Returns what a text starts from: a carry for each block.
+
+    Args:
+      batch_shape: leading axes of the tokens, those before time.
+    """
+    return tuple(block.initial_carry(batch_shape) for block in self.blocks)
+
+  def unroll(
+      self,
+      tokens: Array,
+      *,
+      initial_carry: Any = None,
+      rngs: nnx.Rngs | None = None,
+  ) -> tuple[Any, Array]:
+    """Returns the final carry, and logits [..., T, V].
+
+    Args:
+      tokens: int [..., T], from 0 to V - 1.
+      initial_carry: the final carry of the text before; None at its start.
+      rngs: for dropout while training; None to evaluate.
+
+    Raises:
+      ValueError: tokens are no integers, or have no axis of time.
+    """
+    tokens = checks.tokens(tokens, self.embedding.num_embeddings)
+    if initial_carry is None:
+      initial_carry = self.initial_carry(tokens.shape[:-1])
+    self._check_carry(initial_carry, tokens.shape[:-1])
+    x = self.embedding(tokens)
+    if rngs is not None and self.dropout.rate:
+      x = self.dropout(x, deterministic=False, rngs=rngs)
+    carries = []
+    for block, carry in zip(self.blocks, initial_carry, strict=True):
+      carry, x = block.unroll(carry, x, rngs)
+      carries.append(carry)
+    x = self.norm(x)
+    logits = self.embedding.attend(x) if self.is_tied else self.head(x)
+    return tuple(carries), logits
+
+  def _check_carry(self, carry: Any, batch_shape: tuple[int, ...]) -> None:
+    """Raises ValueError unless it has the arrays of `initial_carry`."""
+    shapes = lambda tree: jax.tree.map(jnp.shape, tree)
+    wanted = shapes(jax.eval_shape(lambda: self.initial_carry(batch_shape)))
+    given = shapes(carry)
+    if given != wanted:
+      raise ValueError(
+          f'the carry must be as initial_carry({batch_shape}) returns it, with'
+          f' arrays of shapes {wanted}; got {given}.'
+      )
+
+  def step(self, carry: Any, tokens: Array) -> tuple[Any, Array]:
+    """Returns the carry after one token of each text, and logits [..., V].
+
+    Args:
+      carry: of `initial_carry`, `unroll` or the last step.
+      tokens: int [...].
+    """
+    carry, logits = self.unroll(
+        jnp.asarray(tokens)[..., None], initial_carry=carry
+    )
+    return carry, logits[..., 0, :]
+
+  def __call__(self, tokens: Array, *, rngs: nnx.Rngs | None = None) -> Array:
+    """Returns logits [..., T, V] of tokens int [..., T], from their start."""
+    return self.unroll(tokens, rngs=rngs)[1]

@@ -1,0 +1,127 @@
+"""The language model: its parts, and its steps against its sequences."""
+
+from absl.testing import absltest
+from absl.testing import parameterized
+from flax import nnx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rnnzoo
+from rnnzoo import language_model
+from rnnzoo import models
+
+
+def make(layer=rnnzoo.MinGRU, **options):
+  return models.LanguageModel(
+      layer, 7, 6, num_blocks=2, rngs=nnx.Rngs(0), **options
+  )
+
+
+TOKENS = np.random.RandomState(0).randint(0, 7, (3, 9))
+
+
+class LanguageModelTest(parameterized.TestCase):
+
+  def test_convolution(self):
+    conv = language_model.CausalConvolution(2, 3, rngs=nnx.Rngs(0))
+    conv.bias[...] = jnp.array([0.5, -1.0])
+    x = np.random.RandomState(1).randn(5, 2).astype(np.float32)
+    before = np.random.RandomState(2).randn(2, 2).astype(np.float32)
+    whole = np.concatenate([before, x])
+    kernel = np.asarray(conv.kernel)
+    want = [
+        sum(kernel[k] * whole[t + 2 - k] for k in range(3)) + [0.5, -1.0]
+        for t in range(5)
+    ]
+    carry, y = conv.unroll(jnp.asarray(before), jnp.asarray(x))
+    np.testing.assert_allclose(y, want, rtol=1e-5)
+    np.testing.assert_array_equal(carry, x[-2:])
+
+  @parameterized.parameters(
+      {'mlp': 'plain'},
+      {'mlp': 'gated', 'is_tied': True},
+      {'mlp': None, 'conv_width': 0},
+      {'layer': rnnzoo.LSTM, 'conv_width': 1},
+  )
+  @pytest.mark.slow
+  def test_steps_equal_the_sequence(self, **options):
+    model = make(**options)
+    want = model(TOKENS)
+    self.assertEqual(want.shape, (3, 9, 7))
+    carry, logits = model.initial_carry((3,)), []
+    step = jax.jit(lambda carry, tokens: model.step(carry, tokens))
+    for t in range(4):
+      carry, now = step(carry, TOKENS[:, t])
+      logits.append(now)
+    # The rest in one piece.
+    _, rest = model.unroll(TOKENS[:, 4:], initial_carry=carry)
+    found = jnp.concatenate([jnp.stack(logits, 1), rest], axis=1)
+    np.testing.assert_allclose(found, want, atol=2e-5)
+    # One text without a batch.
+    np.testing.assert_allclose(model(TOKENS[0]), want[0], atol=2e-5)
+
+  def test_no_token_sees_a_later_one(self):
+    model = make()
+    other = TOKENS.copy()
+    other[:, 5:] = 0
+    logits = jax.jit(lambda tokens: model(tokens))
+    difference = np.abs(logits(TOKENS) - logits(other)).max((0, 2))
+    self.assertEqual(difference[:5].max(), 0.0)
+    self.assertGreater(difference[5:].max(), 1e-3)
+
+  @pytest.mark.slow
+  def test_dropout_needs_rngs(self):
+    model = make(dropout_rate=0.5)
+    np.testing.assert_array_equal(model(TOKENS), model(TOKENS))
+    difference = model(TOKENS, rngs=nnx.Rngs(dropout=0)) - model(TOKENS)
+    self.assertGreater(np.abs(difference).max(), 1e-2)
+
+  @pytest.mark.slow
+  def test_gradient_reaches_every_parameter(self):
+    model = make(mlp='gated')
+    gradients = nnx.grad(lambda model: jnp.sum(model(TOKENS) ** 2))(model)
+    for path, leaf in jax.tree.leaves_with_path(gradients):
+      self.assertGreater(np.abs(leaf).max(), 0.0, jax.tree_util.keystr(path))
+
+  @parameterized.parameters(
+      ({'mlp': 'wide'}, 'mlp must be one of'),
+      ({'conv_width': -1}, 'conv_width must be'),
+      ({'dropout_rate': 1.5}, 'dropout_rate must be in'),
+      ({'is_tied': 'no'}, 'is_tied must be'),
+  )
+  def test_errors(self, options, message):
+    with self.assertRaisesRegex(ValueError, message):
+      make(**options)
+
+  def test_tokens_are_integers(self):
+    with self.assertRaisesRegex(ValueError, 'tokens must be integers'):
+      make()(jnp.zeros((2, 3)))
+
+  @parameterized.parameters(
+      (lambda n, m, rngs: rnnzoo.GRU(n, 3, rngs=rngs), 'must have 6 features'),
+      (
+          lambda n, m, rngs: rnnzoo.Bidirectional(rnnzoo.GRU, n, 3, rngs=rngs),
+          'must not read backwards',
+      ),
+      ('GRU', 'must be a layer class'),
+      (nnx.Linear, 'must be a layer class'),
+  )
+  def test_layers_that_cannot_be(self, layer, message):
+    with self.assertRaisesRegex(ValueError, message):
+      make(layer)
+
+  def test_carries_that_cannot_be(self):
+    model, carry = make(), make(conv_width=2).initial_carry((3,))
+    for given in (carry, carry[:1], model.initial_carry((2,)), 3):
+      with self.assertRaisesRegex(ValueError, 'carry must be as initial_carry'):
+        model.step(given, TOKENS[:, 0])
+
+  def test_tokens_out_of_range(self):
+    with self.assertRaisesRegex(ValueError, 'from 0 to 6, got .* from 0 to 7'):
+      make()(np.array([0, 7]))
+
+
+if __name__ == '__main__':
+  absltest.main()

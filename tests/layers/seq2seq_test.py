@@ -1,0 +1,242 @@
+"""Seq2Seq and decoding: padding, attention, teacher forcing, searches."""
+
+import itertools
+
+from absl.testing import absltest
+from absl.testing import parameterized
+from flax import nnx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rnnzoo
+from rnnzoo import decoding
+from rnnzoo import models
+
+SOURCE_TOKENS, TARGET_TOKENS = 11, 9
+
+
+def make_model(
+    attention=True, layer=rnnzoo.GRU, bidirectional=False, **options
+):
+  rngs = nnx.Rngs(3)
+  encoder = layer(4, 6, rngs=rngs)
+  if bidirectional:
+    encoder = rnnzoo.Bidirectional(layer, 4, 5, rngs=rngs)
+  model = models.Seq2Seq(
+      encoder,
+      layer(3 + encoder.out_features, 6, rngs=rngs),
+      num_source_tokens=SOURCE_TOKENS,
+      num_target_tokens=TARGET_TOKENS,
+      attention_features=7 if attention else None,
+      rngs=rngs,
+      **options,
+  )
+  # Logits far from each other: searches that go wrong find something else.
+  model.head.kernel[...] = 4.0 * model.head.kernel[...]
+  return model
+
+
+SOURCE = np.array(
+    [[5, 6, 7, 8, 2], [9, 4, 2, 0, 0], [10, 2, 0, 0, 0]], np.int32
+)
+LENGTHS = np.array([5, 3, 2], np.int32)
+TARGET = np.array([[1, 4, 5, 6], [1, 7, 8, 3], [1, 3, 3, 4]], np.int32)
+
+
+class Seq2SeqTest(parameterized.TestCase):
+
+  @parameterized.parameters(True, False)
+  @pytest.mark.slow
+  def test_padding_has_no_effect(self, attention):
+    model = make_model(attention, bidirectional=attention)
+    run = jax.jit(
+        lambda source, lengths: model.unroll(
+            model.encode(source, lengths), TARGET
+        )
+    )
+    logits, weights = run(SOURCE, LENGTHS)
+    self.assertEqual(logits.shape, (3, 4, TARGET_TOKENS))
+    padded = np.where(np.arange(5) < LENGTHS[:, None], SOURCE, 7)
+    longer = np.pad(padded, ((0, 0), (0, 3)), constant_values=7)
+    again = run(longer, LENGTHS)[0]
+    np.testing.assert_allclose(again, logits, atol=1e-5)
+    if not attention:
+      return
+    # Weights sum to 1 over valid steps.
+    np.testing.assert_allclose(weights.sum(-1), np.ones((3, 4)), atol=1e-6)
+    for row, length in enumerate(LENGTHS):
+      np.testing.assert_array_equal(weights[row, :, length:], 0.0)
+      self.assertTrue((weights[row, :, :length] > 0).all())
+
+  @parameterized.parameters(
+      (True, rnnzoo.GRU), (False, rnnzoo.GRU), (True, rnnzoo.LSTM)
+  )
+  @pytest.mark.slow
+  def test_steps_are_the_run_over_all(self, attention, layer):
+    model = make_model(attention, layer)
+    memory = model.encode(SOURCE, LENGTHS)
+    logits = model.unroll(memory, TARGET).logits
+    carry = model.initial_carry(memory)
+    for time in range(TARGET.shape[1]):
+      carry, found = model.step(memory, carry, TARGET[:, time])
+      np.testing.assert_allclose(found, logits[:, time], atol=1e-5)
+
+  @parameterized.parameters(True, False)
+  @pytest.mark.slow
+  def test_scheduled_teacher_forcing(self, attention):
+    model = make_model(attention)
+    memory = model.encode(SOURCE, LENGTHS)
+    run = lambda rate, seed=0: model.unroll(
+        memory, TARGET, teacher_forcing=jnp.float32(rate), rngs=nnx.Rngs(seed)
+    )
+    forced = model.unroll(memory, TARGET).logits
+    np.testing.assert_allclose(run(1.0).logits, forced, atol=1e-5)
+    # Without any the model sees its own most likely tokens.
+    logits = run(0.0).logits
+    own = np.argmax(logits, axis=-1)
+    shown = np.concatenate([TARGET[:, :1], own[:, :-1]], axis=1)
+    np.testing.assert_allclose(
+        model.unroll(memory, shown).logits, logits, atol=1e-5
+    )
+    self.assertFalse(np.allclose(forced, logits))
+    with self.assertRaisesRegex(ValueError, 'needs random numbers'):
+      model.unroll(memory, TARGET, teacher_forcing=0.5)
+
+  @pytest.mark.slow
+  def test_dropout_is_that_of_rngs(self):
+    model = make_model(dropout_rate=0.5)
+    run = lambda rngs: model(SOURCE, TARGET, rngs=rngs)
+    np.testing.assert_array_equal(run(nnx.Rngs(1)), run(nnx.Rngs(1)))
+    self.assertFalse(np.allclose(run(nnx.Rngs(1)), run(nnx.Rngs(2))))
+    self.assertFalse(np.allclose(run(nnx.Rngs(1)), run(None)))
+
+  @pytest.mark.slow
+  def test_greedy_is_argmax_step_by_step(self):
+    model = make_model()
+    found = jax.jit(lambda: model.decode(SOURCE, LENGTHS, max_length=8))()
+    memories = jax.jit(model.encode)(SOURCE, LENGTHS)
+    step = jax.jit(model.step)
+    for row in range(3):
+      memory = jax.tree.map(lambda x, row=row: x[row : row + 1], memories)
+      carry, token = model.initial_carry(memory), decoding.START
+      tokens, score = [], 0.0
+      while len(tokens) < 8:
+        carry, logits = step(memory, carry, np.array([token]))
+        logits = np.array(jax.nn.log_softmax(logits[0]))
+        logits[[decoding.PAD, decoding.START]] = -np.inf
+        token = int(logits.argmax())
+        score += logits[token]
+        if token == decoding.END:
+          break
+        tokens.append(token)
+      self.assertEqual(found.tokens[row, : len(tokens)].tolist(), tokens)
+      self.assertEqual(int(found.lengths[row]), len(tokens))
+      self.assertFalse(found.tokens[row, len(tokens) :].any())
+      self.assertAlmostEqual(float(found.scores[row]), score, places=3)
+
+  @parameterized.parameters(
+      ('encoder', 'a GRU', 'encoder must be a layer or a stack'),
+      (
+          'decoder',
+          rnnzoo.GRU(5, 6, rngs=nnx.Rngs(0)),
+          'more than 5 in_features',
+      ),
+      (
+          'decoder',
+          rnnzoo.Bidirectional(rnnzoo.GRU, 9, 6, rngs=nnx.Rngs(0)),
+          'must be a recurrent layer or a stack of these',
+      ),
+  )
+  def test_errors(self, name, layer, message):
+    rngs = nnx.Rngs(0)
+    layers = {
+        'encoder': rnnzoo.GRU(4, 5, rngs=rngs),
+        'decoder': rnnzoo.GRU(9, 6, rngs=rngs),
+    }
+    layers[name] = layer
+    with self.assertRaisesRegex(ValueError, message):
+      models.Seq2Seq(
+          **layers, num_source_tokens=4, num_target_tokens=4, rngs=rngs
+      )
+
+  def test_tokens_must_be_integers(self):
+    model = make_model()
+    with self.assertRaisesRegex(ValueError, 'source must be integers'):
+      model.encode(SOURCE.astype(np.float32))
+    with self.assertRaisesRegex(ValueError, 'target must be integers'):
+      model(SOURCE, TARGET[0])
+
+
+class MarkovTest(parameterized.TestCase):
+  """Searches in a chain, of which every sequence can be scored."""
+
+  def setUp(self):
+    super().setUp()
+    random = np.random.default_rng(1)
+    self.table = random.normal(0.0, 2.0, (4, 6, 6)).astype(np.float32)
+
+  def step(self, fixed, carry, tokens):
+    logits = jnp.take_along_axis(fixed, tokens[:, None, None], axis=1)[:, 0]
+    return carry + 1, logits
+
+  def best(self, row, length, penalty):
+    """Returns the best of all sequences by trying them."""
+    table = np.array(jax.nn.log_softmax(self.table[row]))
+    candidates = []
+    for count in range(length):
+      for tokens in itertools.product(range(3, 6), repeat=count):
+        path = [decoding.START, *tokens, decoding.END]
+        score = sum(table[a, b] for a, b in itertools.pairwise(path))
+        candidates.append((score / (count + 1) ** penalty, tokens))
+    return max(candidates)
+
+  @parameterized.parameters(0.0, 1.0)
+  def test_many_beams_find_the_best(self, penalty):
+    found = decoding.beam_search(
+        self.step,
+        self.table,
+        jnp.zeros(4),
+        4,
+        max_length=4,
+        num_beams=200,
+        length_penalty=penalty,
+    )
+    for row in range(4):
+      score, tokens = self.best(row, 4, penalty)
+      length = int(found.lengths[row])
+      self.assertEqual(tuple(found.tokens[row, :length].tolist()), tokens)
+      normalised = found.scores[row] / (length + 1) ** penalty
+      self.assertAlmostEqual(float(normalised), float(score), places=4)
+
+  def test_one_beam_is_greedy(self):
+    given = self.step, self.table, jnp.zeros(4), 4
+    greedy = decoding.greedy(*given, max_length=7)
+    beam = decoding.beam_search(*given, max_length=7, num_beams=1)
+    np.testing.assert_array_equal(beam.tokens, greedy.tokens)
+    np.testing.assert_array_equal(beam.lengths, greedy.lengths)
+    np.testing.assert_allclose(beam.scores, greedy.scores, rtol=1e-5)
+
+  def test_the_loop_stops_at_the_end(self):
+    # A chain that ends at once: one step, whatever the greatest length.
+    table = np.zeros((2, 6, 6), np.float32)
+    table[:, :, decoding.END] = 9.0
+    steps = []
+
+    def step(fixed, carry, tokens):
+      jax.debug.callback(lambda: steps.append(1))
+      return self.step(fixed, carry, tokens)
+
+    decoding.greedy(step, table, jnp.zeros(2), 2, max_length=50)
+    jax.effects_barrier()
+    self.assertLen(steps, 1)
+    decoding.beam_search(
+        step, table, jnp.zeros(2), 2, max_length=50, num_beams=3
+    )
+    jax.effects_barrier()
+    self.assertLen(steps, 2)
+
+
+if __name__ == '__main__':
+  absltest.main()
