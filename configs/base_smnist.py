@@ -1,52 +1,27 @@
-"""What all sequential MNIST configs share; each of them changes a few lines.
+"""Fields of all sequential MNIST configs; each changes a few lines.
 
 The numbers are the recipe of agru_benchmark (its LSTM, GRU and A-GRU): Adam at
 1e-3, L2 weight decay 1e-4, batch 128, gradients clipped to a norm of 1, the
 learning rate halved on a plateau of 5 epochs, early stopping after 10, at most
 50 epochs, 85 / 15 split, one layer of 128.
 
-Every field can be overridden, as in `--config.optimizer.learning_rate=3e-4` or
-`--config.model.norm=None`, and so can every option of a layer, listed or not:
-`--config.model.options.GRU.num_heads=4`.
-
-No other field can be added, by accident say; a config with fields of its own
-calls `config.unlock()` first.
+`configs/base.py` explains all fields but those of `config.data`.
 """
 
 import ml_collections
-from ml_collections import config_dict
 
-import rnnzoo
+from configs import base
 
 
 def get_config() -> ml_collections.ConfigDict:
-  config = ml_collections.ConfigDict()
-
-  # The task, a name in rnnzoo.tasks.TASKS.
+  config = base.get_config()
   config.task = 'smnist'
-  # The first seed: of initialisation, shuffling and dropout.
-  config.seed = 0
-  # How many seeds are run, one after another: seed, seed + 1, ...
-  config.num_seeds = 1
-  # Passes over the training data, at most.
-  config.num_epochs = 50
-  # Examples of one training step, on all devices together.
-  config.batch_size = 128
-  # How many devices share a batch, those of all processes counted; None for all
-  # that it can be split over. No effect on the result but rounding.
-  config.num_devices = config_dict.placeholder(int)
-  # Examples of one step of validation and test; no effect on the result.
-  config.eval_batch_size = 500
-  # What plateau, early stopping and the choice of the best epoch look at:
-  # 'validation_loss' or 'validation_accuracy'.
-  config.monitor = 'validation_loss'
-  # Epochs from one checkpoint to the next, at least.
-  config.checkpoint_every = 1
-  # Seconds from one checkpoint to the next, at least; a kill costs these and
-  # an epoch.
-  config.checkpoint_seconds = 10.0
+  config.optimizer.weight_decay = 1e-4
+  config.optimizer.plateau_factor = 0.5
+  config.early_stopping.patience = 10
 
-  data = config.data = ml_collections.ConfigDict()
+  data = config.data
+  data.unlock()
   # 'mnist'; 'digits' for scikit-learn's 1,797 images of 8 x 8; 'auto' for MNIST
   # if it can be had, else for digits.
   data.source = 'auto'
@@ -58,6 +33,9 @@ def get_config() -> ml_collections.ConfigDict:
   # Where TFDS keeps prepared data; '' for TFDS_DATA_DIR or
   # ~/tensorflow_datasets.
   data.data_dir = ''
+  # Pixels from 0 to 1: 'minmax' leaves them so, 'standard' takes the training
+  # set's mean away and divides by its deviation, 'symmetric' is 2 (x - .5).
+  data.scaling = 'minmax'
   # How an image is read: 'row', 'pixel' or 'permuted' (pixels in a fixed random
   # order).
   data.sequence = 'row'
@@ -68,69 +46,5 @@ def get_config() -> ml_collections.ConfigDict:
   data.validation_fraction = 0.15
   # Chooses that part, with np.random.RandomState; the same for all seeds.
   data.split_seed = 0
-
-  model = config.model = ml_collections.ConfigDict()
-  # The layer, a name in rnnzoo.LAYERS.
-  model.layer = 'GRU'
-  # Features of each layer.
-  model.features = 128
-  # How many layers are stacked.
-  model.num_layers = 1
-  # The share of outputs that dropout sets to zero between layers.
-  model.dropout_rate = 0.0
-  # Whether all time steps share one dropout mask.
-  model.share_dropout_over_time = False
-  # Normalisation of each layer's outputs: 'layer', 'batch' or None.
-  model.norm = config_dict.placeholder(object)
-  # Whether each layer's input is added to its output.
-  model.residual = False
-  # The dtype to compute in, as 'bfloat16'; None for that of the parameters.
-  model.dtype = config_dict.placeholder(object)
-  # 'scan', 'associative_scan' or 'pallas'; None for the best on the device.
-  model.implementation = config_dict.placeholder(object)
-  # Keyword arguments of the layers by name, as model.options.AGRU.gamma: those
-  # of model.layer are used. Initialisers are named as in jax.nn.initializers.
-  model.options = ml_collections.ConfigDict(
-      {name: {} for name in rnnzoo.LAYERS}
-  )
-  # The same for the last layer only, where it differs.
-  model.last_layer_options = model.options.copy_and_resolve_references()
-
-  optimizer = config.optimizer = ml_collections.ConfigDict()
-  # 'adam', 'adamw', 'adagrad', 'rmsprop' or 'sgd'.
-  optimizer.name = 'adam'
-  # The learning rate, which schedule and plateau scale.
-  optimizer.learning_rate = 1e-3
-  # Decay of the first moment; the momentum of 'sgd'.
-  optimizer.b1 = 0.9
-  # Decay of the second moment.
-  optimizer.b2 = 0.999
-  # Weight decay. For 'adamw' apart from the moments; else added to the gradient
-  # after clipping and before the moments, as torch's Adam does.
-  optimizer.weight_decay = 1e-4
-  # Regular expression; parameters whose path it is found in do not decay.
-  optimizer.weight_decay_exclude = ''
-  # Greatest norm of the whole gradient; 0 for any.
-  optimizer.clip_norm = 1.0
-  # Greatest absolute value of a gradient's entry, cut before the norm; 0 for
-  # any.
-  optimizer.clip_value = 0.0
-  # 'constant', or 'cosine' down to zero at the last epoch.
-  optimizer.schedule = 'constant'
-  # Steps over which the learning rate first grows from zero.
-  optimizer.warmup_steps = 0
-  # The learning rate is multiplied by this on a plateau; 1 for never.
-  optimizer.plateau_factor = 0.5
-  # Epochs in a row without improvement that are tolerated before that.
-  optimizer.plateau_patience = 5
-
-  stopping = config.early_stopping = ml_collections.ConfigDict()
-  # Epochs in a row without improvement that end the training; 0 for never.
-  stopping.patience = 10
-  # An improvement is a change of more than this.
-  stopping.min_delta = 0.0
-
-  config.lock()
-  model.options.unlock()
-  model.last_layer_options.unlock()
+  data.lock()
   return config

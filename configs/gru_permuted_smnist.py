@@ -1,10 +1,12 @@
 """GRU on permuted MNIST: 784 pixels in one fixed random order.
 
-The recipe is that of configs/gru_pixel_smnist.py.
+The recipe is that of configs/gru_pixel_smnist.py with 256 features and inputs
+of mean 0.
 
 Published: 0.941 with 256 features, with another permutation (Li et al.,
 2018, table 2).
-Measured: not yet.
+Measured: 0.925 on the validation set, of epoch 40 (1 seed, NVIDIA H200, commit
+9802e16); the run was ended after 43 epochs, the training set known by heart.
 
   python train.py --config=configs/gru_permuted_smnist.py
 """
@@ -17,4 +19,9 @@ from configs import gru_pixel_smnist
 def get_config() -> ml_collections.ConfigDict:
   config = gru_pixel_smnist.get_config()
   config.data.sequence = 'permuted'
+  config.data.scaling = 'standard'
+  config.model.features = 256
+  config.num_epochs = 100
+  config.optimizer.plateau_floor = 1e-5
+  config.optimizer.plateau_min_delta = 1e-4
   return config

@@ -1,9 +1,10 @@
 """LSTM on permuted MNIST: 784 pixels in one fixed random order.
 
-The recipe is that of configs/lstm_pixel_smnist.py.
+The recipe is that of configs/lstm_pixel_smnist.py, for 100 epochs.
 
 Published: 0.926, with another permutation (Chang et al., 2019).
-Measured: not yet.
+Measured: 0.9145 (1 seed, NVIDIA H200, commit 9802e16), of epoch 56; the cell
+then learns the training set by heart, 99.9 %.
 
   python train.py --config=configs/lstm_permuted_smnist.py
 """
@@ -16,4 +17,5 @@ from configs import lstm_pixel_smnist
 def get_config() -> ml_collections.ConfigDict:
   config = lstm_pixel_smnist.get_config()
   config.data.sequence = 'permuted'
+  config.num_epochs = 100
   return config

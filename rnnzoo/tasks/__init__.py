@@ -1,65 +1,151 @@
 """Tasks: what is learnt. How it is learnt is `rnnzoo.training`'s business.
 
-A task owns its data, its model and its loss, and hands the training loop three
-things: arrays that fit on the device, a way to build the model, and a function
-from a batch of examples to one loss and one prediction an example. To add one,
-write a file with a class that satisfies `Task` and name it in `TASKS`; a
-config then chooses it with `config.task`.
+To add one, write a file with a subclass of `Task` and name it in `TASKS`; a
+config then chooses it with `config.task`. Tasks in which each example is of one
+of several classes inherit `classification.Classification`.
 
-Dimensions: N examples of a split, B batch, T time.
+A task of another project needs no change here. Its config calls `register`, or
+its package has an entry point of the group 'rnnzoo.tasks':
+
+    [project.entry-points."rnnzoo.tasks"]
+    my_task = "my_package.my_task:MyTask"
 """
 
 from collections.abc import Callable, Mapping
+from importlib import metadata
 import types
-from typing import Protocol
 
-from flax import nnx
-import jax
+from rnnzoo import extras
+
+extras.require(
+    'rnnzoo.tasks',
+    'train',
+    ('ml_collections', 'optax', 'sklearn', 'matplotlib'),
+)
+
 import ml_collections
-import numpy as np
 
-from rnnzoo.tasks import smnist
+from rnnzoo.tasks.images import cifar
+from rnnzoo.tasks.images import smnist
+from rnnzoo.tasks.motion import skeletons
+from rnnzoo.tasks.protocol import BITS_PER_CHARACTER
+from rnnzoo.tasks.protocol import Evaluation
+from rnnzoo.tasks.protocol import Examples
+from rnnzoo.tasks.protocol import Generator
+from rnnzoo.tasks.protocol import LOSS
+from rnnzoo.tasks.protocol import Metric
+from rnnzoo.tasks.protocol import PERPLEXITY
+from rnnzoo.tasks.protocol import Report
+from rnnzoo.tasks.protocol import Split
+from rnnzoo.tasks.protocol import Task
+from rnnzoo.tasks.series import har
+from rnnzoo.tasks.series import lorenz
+from rnnzoo.tasks.series import sequences
+from rnnzoo.tasks.series import time_series
+from rnnzoo.tasks.synthetic import adding
+from rnnzoo.tasks.synthetic import copying
+from rnnzoo.tasks.synthetic import state_tracking
+from rnnzoo.tasks.text import characters
+from rnnzoo.tasks.text import translation
 
-# Arrays by name. All have the same leading axis, one entry an example.
-Examples = Mapping[str, jax.Array | np.ndarray]
-
-
-class Task(Protocol):
-  """What the training loop asks of a task.
-
-  Attributes:
-    dataset: the name of the data that were really read. Every figure and every
-      metric file carries it.
-    splits: 'train', 'validation' and 'test', each a mapping of arrays [N, ...].
-      The entry 'label' [N] holds what `predictions` is compared with.
-    batch_size: examples of one training step.
-    class_names: one name a class, for the report.
-  """
-
-  dataset: str
-  splits: Mapping[str, Examples]
-  batch_size: int
-  class_names: tuple[str, ...]
-
-  def build_model(self, rngs: nnx.Rngs) -> nnx.Module:
-    """Returns a freshly initialised model.
-
-    Raises:
-      ValueError: the config asks for a model that does not exist.
-    """
-
-  def evaluate(
-      self, model: nnx.Module, examples: Examples, rngs: nnx.Rngs | None = None
-  ) -> tuple[jax.Array, jax.Array]:
-    """Returns (losses [B], predictions [B]) of a batch.
-
-    Args:
-      model: what `build_model` returned, with trained parameters.
-      examples: arrays [B, ...], rows of one of the `splits`.
-      rngs: the source of dropout masks in training, None in evaluation.
-    """
-
+__all__ = (
+    'BITS_PER_CHARACTER',
+    'LOSS',
+    'PERPLEXITY',
+    'TASKS',
+    'Evaluation',
+    'Examples',
+    'Generator',
+    'Metric',
+    'Report',
+    'Split',
+    'Task',
+    'find',
+    'known',
+    'register',
+)
 
 TASKS: Mapping[str, Callable[[ml_collections.ConfigDict], Task]] = (
-    types.MappingProxyType({'smnist': smnist.SequentialMnist})
+    types.MappingProxyType(
+        {
+            'adding': adding.AddingProblem,
+            'characters': characters.Characters,
+            'cifar': cifar.SequentialCifar,
+            'copying': copying.CopyMemory,
+            'har': har.HumanActivity,
+            'lorenz': lorenz.Lorenz,
+            'selective_copying': copying.SelectiveCopying,
+            'sequences': sequences.OwnSequences,
+            'skeletons': skeletons.SkeletonActions,
+            'smnist': smnist.SequentialMnist,
+            'state_tracking': state_tracking.StateTracking,
+            'time_series': time_series.TimeSeries,
+            'translation': translation.Translation,
+        }
+    )
 )
+
+# Tasks of other projects, by name.
+_REGISTERED: dict[str, Callable[[ml_collections.ConfigDict], Task]] = {}
+
+
+def register(
+    name: str, make: Callable[[ml_collections.ConfigDict], Task]
+) -> None:
+  """Makes a task of another project known as `config.task = name`.
+
+  Args:
+    name: of the task. To register it again, as a config that is loaded twice
+      does, replaces it.
+    make: its class, or a function of a config that returns a task.
+
+  Raises:
+    ValueError: the name is one of rnnzoo's own, or is no name.
+    TypeError: `make` cannot be called.
+  """
+  if not isinstance(name, str) or not name.isidentifier():
+    raise ValueError(f"a task's name must be an identifier; got {name!r}")
+  if name in TASKS:
+    raise ValueError(f'{name!r} is a task of rnnzoo; choose another name')
+  if not callable(make):
+    raise TypeError(
+        f'a task must be a class or a function of a config; got {make!r}'
+    )
+  _REGISTERED[name] = make
+
+
+def _entry_points() -> dict[str, metadata.EntryPoint]:
+  return {one.name: one for one in metadata.entry_points(group='rnnzoo.tasks')}
+
+
+def known() -> tuple[str, ...]:
+  """Returns the names of all tasks, those of other projects included."""
+  return tuple(dict.fromkeys([*TASKS, *_REGISTERED, *_entry_points()]))
+
+
+def find(name: str) -> Callable[[ml_collections.ConfigDict], Task]:
+  """Returns the class of a task, or the function that makes it.
+
+  Args:
+    name: one of `known()`.
+
+  Raises:
+    ValueError: there is no such task, or its package cannot be imported.
+  """
+  if name in TASKS:
+    return TASKS[name]
+  if name in _REGISTERED:
+    return _REGISTERED[name]
+  points = _entry_points()
+  if name not in points:
+    raise ValueError(
+        f'config.task must be one of {", ".join(known())}; got'
+        f' {fields.shorten(name)}; a task of another project needs'
+        ' rnnzoo.tasks.register or an entry point'
+    )
+  try:
+    return points[name].load()
+  except (ImportError, AttributeError) as error:
+    raise ValueError(
+        f'the task {name!r}, {points[name].value}, cannot be imported: {error}'
+    ) from error

@@ -14,7 +14,7 @@ import numpy as np
 
 
 class Rule(NamedTuple):
-  """What a field may hold.
+  """The values that a field may hold.
 
   Attributes:
     text: says it, after 'must be'.
@@ -131,7 +131,7 @@ def check(
     if field not in given:
       raise ValueError(
           f'{name} has no field {field!r}, which must be {rule.text}'
-          ' (configs/base_smnist.py has all fields)'
+          ' (start from a config in configs/ of the same task)'
       )
     if not rule.allows(given[field]):
       raise ValueError(

@@ -8,7 +8,6 @@ import importlib
 import io
 import pathlib
 import random
-import re
 import sys
 import threading
 import tracemalloc
@@ -21,15 +20,11 @@ import jax
 import ml_collections
 import numpy as np
 
-import rnnzoo
-from rnnzoo.tasks import idx
-from rnnzoo.tasks import mnist
-from rnnzoo.tasks import smnist
-from rnnzoo.training import optimization
-from rnnzoo.training import program
+from rnnzoo.tasks.images import idx
+from rnnzoo.tasks.images import mnist
+from rnnzoo.tasks.images import smnist
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-CONFIGS = sorted(path.stem for path in ROOT.glob('configs/*.py'))
 
 # configs/ is never installed.
 sys.path.insert(0, str(ROOT))
@@ -114,7 +109,7 @@ class IdxTest(parameterized.TestCase):
         content[rng.randrange(len(content))] = rng.randrange(256)
       path.write_bytes(content[: rng.choice((len(content), rng.randrange(60)))])
       try:
-        # What gzip does not count, such as the time in its head, may differ.
+        # Bytes without a meaning, such as the time in gzip's head, may differ.
         np.testing.assert_array_equal(idx.read(path), array)
       except ValueError as error:
         self.assertIn(str(path), str(error))
@@ -393,13 +388,68 @@ class SequentialMnistTest(parameterized.TestCase):
     task = smnist.SequentialMnist(config)
     model = task.build_model(nnx.Rngs(0))
     examples = {k: v[:5] for k, v in task.splits['test'].items()}
-    losses, predictions = task.evaluate(model, examples)
+    losses, scores, _, predictions = task.evaluate(model, examples)
     logits = model(examples['inputs'] / np.float32(16))
     log_p = jax.nn.log_softmax(logits)
     np.testing.assert_allclose(
         losses, -log_p[np.arange(5), examples['label']], rtol=1e-5
     )
     np.testing.assert_array_equal(predictions, logits.argmax(-1))
+    np.testing.assert_array_equal(
+        scores['accuracy'], predictions == examples['label']
+    )
+    np.testing.assert_array_equal(
+        task.predict(model, examples['inputs']), predictions
+    )
+
+  def test_scalings(self):
+    tasks = {
+        name: smnist.SequentialMnist(digits_config(scaling=name))
+        for name in ('minmax', 'standard', 'symmetric')
+    }
+    pixels = tasks['minmax'].splits['train']['inputs'] / 16
+    identity = lambda x, rngs: x
+    for name, want in (
+        ('minmax', pixels),
+        ('symmetric', 2 * (pixels - 0.5)),
+        ('standard', (pixels - pixels.mean()) / pixels.std()),
+    ):
+      inputs = tasks[name].splits['train']['inputs']
+      np.testing.assert_allclose(
+          tasks[name]._logits(identity, inputs), want, atol=1e-5, err_msg=name
+      )
+
+  def test_smoothed_labels_are_for_training(self):
+    config = digits_config()
+    config.model.update(features=4, label_smoothing=0.2)
+    task = smnist.SequentialMnist(config)
+    model = task.build_model(nnx.Rngs(0))
+    examples = {k: v[:5] for k, v in task.splits['test'].items()}
+    log_p = jax.nn.log_softmax(model(examples['inputs'] / np.float32(16)))
+    hard = -log_p[np.arange(5), examples['label']]
+    losses = task.evaluate(model, examples, nnx.Rngs(0)).losses
+    np.testing.assert_allclose(
+        losses, 0.8 * hard - 0.2 * log_p.mean(-1), rtol=1e-5
+    )
+    np.testing.assert_allclose(
+        task.evaluate(model, examples).losses, hard, rtol=1e-5
+    )
+
+  def test_xavier_with_fused_fans(self):
+    config = digits_config()
+    config.model.update(layer='LSTM', features=32)
+    config.model.options.LSTM = {
+        'kernel_init': 'xavier_uniform_fused',
+        'recurrent_kernel_init': 'xavier_uniform_fused',
+    }
+    model = smnist.SequentialMnist(config).build_model(nnx.Rngs(0))
+    (layer,) = model.backbone.layers
+    for kernel, fans in (
+        (layer.kernel, 8 + 4 * 32),
+        (layer.recurrent_kernel, 32 + 4 * 32),
+    ):
+      limit = (6 / fans) ** 0.5
+      self.assertBetween(abs(kernel[...]).max(), 0.97 * limit, limit)
 
   def test_last_layer_has_its_own_options(self):
     config = digits_config()
@@ -445,59 +495,6 @@ class SequentialMnistTest(parameterized.TestCase):
   def test_impossible_data(self, data, message):
     with self.assertRaisesRegex(ValueError, message):
       smnist.SequentialMnist(digits_config(**data))
-
-
-class ConfigsTest(parameterized.TestCase):
-
-  def test_every_layer_has_a_row_config(self):
-    layers = {load_config(name).model.layer for name in CONFIGS}
-    self.assertContainsSubset(set(rnnzoo.LAYERS), layers)
-
-  @parameterized.named_parameters(*((name, name) for name in CONFIGS))
-  def test_builds(self, name):
-    config = load_config(name)
-    config.data.source = 'digits'
-    task = smnist.SequentialMnist(config)
-    optimizer = optimization.make_optimizer(config.optimizer, num_steps=10)
-    optimization.make_plateau(config.optimizer)
-    init = program.make_program(task, optimizer, 100).init
-    state = jax.eval_shape(init, jax.random.key(0))
-    self.assertNotEmpty(jax.tree.leaves(state.params))
-
-  @parameterized.named_parameters(*((name, name) for name in CONFIGS))
-  def test_has_the_fields_of_all(self, name):
-    base, config = load_config('base_smnist'), load_config(name)
-    self.assertEqual(set(config), set(base))
-    for section in ('data', 'model', 'optimizer', 'early_stopping'):
-      self.assertEqual(set(config[section]), set(base[section]))
-
-  @parameterized.named_parameters(
-      *((name, name) for name in CONFIGS if name != 'base_smnist')
-  )
-  def test_says_where_the_numbers_are_from(self, name):
-    text = importlib.import_module(f'configs.{name}').__doc__
-    self.assertIn('Published: ', text)
-    self.assertIn('Measured: ', text)
-    self.assertIn(f'  python train.py --config=configs/{name}.py\n', text)
-
-  def test_options_of_every_layer_can_be_set(self):
-    config = load_config('base_smnist')
-    for field in ('options', 'last_layer_options'):
-      self.assertCountEqual(config.model[field], rnnzoo.LAYERS)
-
-  def test_no_field_is_added_by_accident(self):
-    config = load_config('base_smnist')
-    with self.assertRaises(AttributeError):
-      config.num_epoch = 3
-    with self.assertRaises(AttributeError):
-      config.optimizer.learning_rte = 0.1
-
-  def test_every_field_has_a_comment(self):
-    lines = (ROOT / 'configs/base_smnist.py').read_text().splitlines()
-    fields = re.compile(r'  (config|data|model|optimizer|stopping)\.\w+ = ')
-    for above, line in zip(lines, lines[1:], strict=False):
-      if fields.match(line):
-        self.assertStartsWith(above.strip(), '#', msg=line)
 
 
 if __name__ == '__main__':

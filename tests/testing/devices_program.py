@@ -1,10 +1,11 @@
 """Training steps on a number of devices, for training/devices_test.py.
 
-  python -m tests.testing.devices_program COUNT...
+  python -m tests.testing.devices_program [KIND:]COUNT...
 
-For each count, it trains two epochs of a task with BatchNorm and dropout, and
-prints a line of JSON: the numbers of all leaves that training leaves behind,
-and the collectives in the compiled step.
+For each count, it trains two epochs of a task with BatchNorm and dropout, or of
+one whose training data are of this kind, 'generator' or 'buckets', and prints a
+line of JSON: the numbers of all leaves that training leaves behind, and the
+collectives in the compiled step.
 """
 
 import json
@@ -16,9 +17,11 @@ import jax
 import numpy as np
 import optax
 
+from rnnzoo import tasks
 from rnnzoo.training import feed as feeds
 from rnnzoo.training import placement as placements
 from rnnzoo.training import program as programs
+from tests.testing import made_up_data
 from tests.testing import made_up_task
 
 KINDS = (
@@ -30,9 +33,13 @@ KINDS = (
 )
 
 
-def train(count: int) -> dict:
+def train(count: int, kind: str) -> dict:
   """Returns what is left after two epochs on `count` devices."""
-  task = made_up_task.SignTask(num_layers=2, norm='batch', dropout_rate=0.2)
+  task: tasks.Task
+  if kind:
+    task = made_up_data.SumTask(kind=kind)
+  else:
+    task = made_up_task.SignTask(num_layers=2, norm='batch', dropout_rate=0.2)
   placement = placements.choose(task.batch_size, count)
   program = programs.make_program(task, optax.adam(1e-2), 4, placement)
   train_split = task.splits['train']
@@ -42,14 +49,17 @@ def train(count: int) -> dict:
   state = program.init(jax.random.key(0))
   for epoch in (1, 2):
     examples, order = feed.epoch(epoch)
-    rest = examples, order, 7, 1.0, jax.random.key(2)
+    rest = examples, order, program.steps_per_epoch, 1.0, jax.random.key(2)
     if epoch == 1:
       step = program.train_steps.lower(state, *rest).compile()
     state = step(state, *rest)
-  losses, predictions = program.evaluate(
-      state.params, state.statistics, program.load(task.splits['validation'])
+  evaluation = program.evaluate(
+      state.params,
+      state.statistics,
+      program.load(task.splits['validation']),
+      predict=True,
   )
-  leaves = [*jax.tree.leaves(state), losses, predictions]
+  leaves = jax.tree.leaves((state, evaluation))
   return {
       'count': count,
       'leaves': [np.asarray(x).astype(float).tolist() for x in leaves],
@@ -80,4 +90,5 @@ def collectives(text: str) -> list[tuple[str, int, str]]:
 
 if __name__ == '__main__':
   for argument in sys.argv[1:]:
-    print(json.dumps(train(int(argument))), flush=True)
+    kind, _, number = argument.rpartition(':')
+    print(json.dumps(train(int(number), kind)), flush=True)

@@ -6,10 +6,10 @@ import sys
 
 import ml_collections
 import numpy as np
-import optax
 
 import rnnzoo
 from rnnzoo import models
+from rnnzoo.tasks import classification
 
 # configs/ is never installed.
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
@@ -19,7 +19,7 @@ def base_config() -> ml_collections.ConfigDict:
   return importlib.import_module('configs.base_smnist').get_config()
 
 
-class SignTask:
+class SignTask(classification.Classification):
   """Of which sign is the sum of a sequence? 50 + 11 + 7 examples."""
 
   dataset = 'made up'
@@ -44,7 +44,4 @@ class SignTask:
 
   def evaluate(self, model, examples, rngs=None):
     logits = model(examples['inputs'], rngs=rngs)
-    losses = optax.softmax_cross_entropy_with_integer_labels(
-        logits, examples['label']
-    )
-    return losses, logits.argmax(-1)
+    return classification.evaluation(logits, examples['label'])

@@ -1,4 +1,4 @@
-"""What devices_test.py runs, on four devices that a CPU pretends to be.
+"""The program of devices_test.py, on four devices that a CPU pretends to be.
 
 Its arguments are cases by name. Each prints a line once loss and gradients of
 a batch that is spread over the devices equal those of one device.
@@ -22,7 +22,7 @@ def main(names):
     raise RuntimeError(f'Expected {DEVICES} devices, got {jax.devices()}.')
   mesh = jax.sharding.Mesh(np.array(jax.devices()), ('data',))
   for name in names:
-    case = sharded_cases.CASES[name]
+    case = sharded_cases.Case.named(name)
     params, data, loss = case.problem(batch=DEVICES)
 
     def over_devices(params, data, loss=loss):

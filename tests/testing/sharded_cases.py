@@ -52,6 +52,11 @@ class Case:
   def name(self) -> str:
     return '-'.join(dataclasses.astuple(self))
 
+  @classmethod
+  def named(cls, name: str) -> 'Case':
+    """Returns the case with a `name`."""
+    return cls(*name.split('-'))
+
   def problem(self, batch: int, features: int = 4):
     """Returns parameters, data with a leading batch axis, and their loss."""
     layer = random_layers.make(
@@ -83,29 +88,23 @@ class Case:
     return params, data, loss
 
 
-# Kernels, of which the loops of dense_loops.py and streaming_loops.py take the
-# place.
-KERNELS = {
-    case.name: case
-    for layer in rnnzoo.LAYERS
-    for case in (
-        Case(layer, 'two', 'given', 'pallas'),
-        Case(layer, 'bidirectional', 'learned', 'pallas'),
-    )
-}
+def in_turn(layer: str) -> list[tuple[str, str]]:
+  """Returns each form with one of the calls; each layer begins with another.
+
+  Every pair of a layer and a form, of a layer and a call and of a form and a
+  call is there, which takes a third of all combinations.
+  """
+  start = [*rnnzoo.LAYERS].index(layer)
+  return list(
+      zip(
+          FORMS,
+          itertools.islice(itertools.cycle(CALLS), start, None),
+          strict=False,
+      )
+  )
 
 
-def _cases():
-  for layer, form, call in itertools.product(rnnzoo.LAYERS, FORMS, CALLS):
-    # A given carry differs from a learned one in where it is sharded, whatever
-    # the form.
-    if call == 'given' and form not in ('alone', 'two'):
-      continue
-    paths = ['scan']
-    if layer in ('MinGRU', 'MinLSTM'):
-      paths.append('associative_scan')
-    for path in paths:
-      yield Case(layer, form, call, path)
-
-
-CASES = {case.name: case for case in _cases()}
+def paths(layer: str) -> tuple[str, ...]:
+  """Returns the paths without kernels."""
+  linear = layer in ('MinGRU', 'MinLSTM')
+  return ('scan', 'associative_scan') if linear else ('scan',)

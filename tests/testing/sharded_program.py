@@ -1,4 +1,4 @@
-"""What devices_test.py runs, on eight devices that a CPU pretends to be.
+"""The program of devices_test.py, on eight devices that a CPU pretends to be.
 
 Its arguments are 'Explicit' or 'Auto', then cases of sharded_cases.py, or
 'functions' for public functions. A case prints a line once loss and gradients
@@ -120,7 +120,7 @@ def main(kind, names):
         jax.tree.map(same, got, want)
         print(f'{function} is the same on {DEVICES} devices')
       continue
-    case = (sharded_cases.CASES | sharded_cases.KERNELS)[name]
+    case = sharded_cases.Case.named(name)
     params, data, loss = case.problem(batch=DEVICES)
     with contextlib.ExitStack() as stack:
       if case.implementation == 'pallas':

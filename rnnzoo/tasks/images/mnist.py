@@ -16,7 +16,7 @@ import tempfile
 import ml_collections
 import numpy as np
 
-from rnnzoo.tasks import idx
+from rnnzoo.tasks.images import idx
 
 DIGITS_NAME = 'scikit-learn digits (8 x 8), NOT MNIST'
 SOURCES = ('auto', 'mnist', 'digits')
@@ -110,14 +110,14 @@ def load(
 
 
 def _prepare_mnist(data_dir: pathlib.Path, idx_dir: pathlib.Path) -> Images:
-  from rnnzoo.tasks import tfds_mnist  # Slow to import.
+  from rnnzoo.tasks.images import tfds_mnist  # Slow to import.
 
   tfds_mnist.prepare(data_dir, idx_dir)
   return _read_mnist(data_dir)
 
 
 def _read_mnist(data_dir: pathlib.Path) -> Images:
-  from rnnzoo.tasks import tfds_mnist  # Slow to import.
+  from rnnzoo.tasks.images import tfds_mnist  # Slow to import.
 
   train_images, train_labels = tfds_mnist.read(data_dir, 'train')
   test_images, test_labels = tfds_mnist.read(data_dir, 'test')

@@ -18,7 +18,7 @@ from PIL import Image
 import tensorflow_datasets as tfds
 from tensorflow_datasets.image_classification import mnist as tfds_mnist
 
-from rnnzoo.tasks import idx
+from rnnzoo.tasks.images import idx
 
 
 class MNIST(  # type: ignore[call-arg]  # TFDS comes without types.

@@ -1,0 +1,21 @@
+"""GRU encoder-decoder with attention on Multi30k, German to English.
+
+As configs/gru_multi30k.py, but the encoder runs in both directions, and the
+decoder looks at all of its outputs: Bahdanau et al., 2015.
+
+Published: perplexity 25.6, packed and masked 23.2 with BLEU 28.1.
+Measured: not yet.
+
+  python train.py --config=configs/attention_multi30k.py
+"""
+
+import ml_collections
+
+from configs import gru_multi30k
+
+
+def get_config() -> ml_collections.ConfigDict:
+  config = gru_multi30k.get_config()
+  config.model.is_bidirectional = True
+  config.model.attention_features = 512
+  return config

@@ -1,0 +1,135 @@
+"""Fields of all configs, whatever their task; each changes a few lines.
+
+Every field can be overridden, as in `--config.optimizer.learning_rate=3e-4` or
+`--config.model.norm=None`, and so can every option of a layer, listed or not:
+`--config.model.options.GRU.num_heads=4`.
+
+The fields of `config.data` are the task's own: `configs/base_<task>.py` adds
+them. No other field can be added, by accident say; a config with fields of its
+own calls `config.unlock()` first.
+"""
+
+import ml_collections
+from ml_collections import config_dict
+
+import rnnzoo
+
+
+def get_config() -> ml_collections.ConfigDict:
+  config = ml_collections.ConfigDict()
+
+  # The task, a name in rnnzoo.tasks.TASKS.
+  config.task = ''
+  # The first seed: of initialisation, shuffling and dropout.
+  config.seed = 0
+  # How many seeds are run: seed, seed + 1, ...
+  config.num_seeds = 1
+  # How many of these train in one compiled call, on one device. The results are
+  # those of separate runs but for rounding.
+  config.seeds_at_once = 1
+  # Passes over the training data, at most.
+  config.num_epochs = 50
+  # Examples of one training step, on all devices together.
+  config.batch_size = 128
+  # How many devices share a batch, those of all processes counted; None for all
+  # that it can be split over. No effect on the result but rounding.
+  config.num_devices = config_dict.placeholder(int)
+  # Examples of one step of validation and test; no effect on the result.
+  config.eval_batch_size = 500
+  # Plateau, early stopping and the choice of the best epoch follow this:
+  # 'validation_loss', or 'validation_' and a metric of the task.
+  config.monitor = 'validation_loss'
+  # Epochs from one checkpoint to the next, at least.
+  config.checkpoint_every = 1
+  # Seconds from one checkpoint to the next, at least; a kill costs these and
+  # an epoch.
+  config.checkpoint_seconds = 10.0
+
+  # The task's own fields.
+  config.data = ml_collections.ConfigDict()
+
+  model = config.model = ml_collections.ConfigDict()
+  # The layer, a name in rnnzoo.LAYERS.
+  model.layer = 'GRU'
+  # Features of each layer.
+  model.features = 128
+  # How many layers are stacked.
+  model.num_layers = 1
+  # The share of outputs that dropout sets to zero between layers.
+  model.dropout_rate = 0.0
+  # Whether all time steps share one dropout mask.
+  model.share_dropout_over_time = False
+  # The share of each label that training gives to all classes alike.
+  model.label_smoothing = 0.0
+  # Normalisation of each layer's outputs: 'layer', 'batch' or None.
+  model.norm = config_dict.placeholder(object)
+  # Whether each layer's input is added to its output.
+  model.residual = False
+  # The dtype to compute in, as 'bfloat16'; None for that of the parameters.
+  model.dtype = config_dict.placeholder(object)
+  # 'scan', 'associative_scan' or 'pallas'; None for the best on the device.
+  model.implementation = config_dict.placeholder(object)
+  # Keyword arguments of the layers by name, as model.options.AGRU.gamma: those
+  # of model.layer are used. Initialisers are named as in jax.nn.initializers.
+  model.options = ml_collections.ConfigDict(
+      {name: {} for name in rnnzoo.LAYERS}
+  )
+  # The same for the last layer only, where it differs.
+  model.last_layer_options = model.options.copy_and_resolve_references()
+
+  optimizer = config.optimizer = ml_collections.ConfigDict()
+  # 'adam', 'adamw', 'adagrad', 'rmsprop' or 'sgd'.
+  optimizer.name = 'adam'
+  # The learning rate, which schedule and plateau scale.
+  optimizer.learning_rate = 1e-3
+  # Decay of the first moment; the momentum of 'sgd'.
+  optimizer.b1 = 0.9
+  # Decay of the second moment.
+  optimizer.b2 = 0.999
+  # Weight decay. For 'adamw' apart from the moments; else added to the gradient
+  # after clipping and before the moments, as torch's Adam does.
+  optimizer.weight_decay = 0.0
+  # Regular expression; parameters whose path it is found in do not decay.
+  optimizer.weight_decay_exclude = ''
+  # Greatest norm of the whole gradient; 0 for any.
+  optimizer.clip_norm = 1.0
+  # Greatest absolute value of a gradient's entry, cut before the norm; 0 for
+  # any.
+  optimizer.clip_value = 0.0
+  # Nesterov's momentum, for 'adam', 'adamw' and 'sgd'.
+  optimizer.nesterov = False
+  # How many steps sum up their gradients for one update; the gradient of an
+  # update is the mean of theirs, and is clipped as a whole.
+  optimizer.accumulate_steps = 1
+  # 'constant', 'cosine' down to zero at the last epoch, or 'step', by which the
+  # rate is multiplied by step_factor every step_epochs epochs.
+  optimizer.schedule = 'constant'
+  # See schedule.
+  optimizer.step_factor = 0.1
+  # See schedule.
+  optimizer.step_epochs = 10
+  # Steps over which the learning rate first grows from zero.
+  optimizer.warmup_steps = 0
+  # The learning rate is multiplied by this on a plateau; 1 for never.
+  optimizer.plateau_factor = 1.0
+  # Epochs in a row without improvement that are tolerated before that.
+  optimizer.plateau_patience = 5
+  # An improvement is a change of more than this; 0 for a ten-thousandth of the
+  # best value.
+  optimizer.plateau_min_delta = 0.0
+  # The learning rate that plateaus do not go below.
+  optimizer.plateau_floor = 0.0
+  # Training ends when the learning rate is below this after an epoch, warm-up
+  # apart; 0 for never.
+  optimizer.stop_rate = 0.0
+
+  stopping = config.early_stopping = ml_collections.ConfigDict()
+  # Epochs in a row without improvement that end the training; 0 for never.
+  stopping.patience = 0
+  # An improvement is a change of more than this.
+  stopping.min_delta = 0.0
+
+  config.lock()
+  model.options.unlock()
+  model.last_layer_options.unlock()
+  return config

@@ -1,0 +1,19 @@
+"""GRU on the characters of a text: which one comes next?
+
+The recipe of minGRU, see configs/base_characters.py.
+
+Published: none.
+Measured: not yet.
+
+  python train.py --config=configs/gru_characters.py
+"""
+
+import ml_collections
+
+from configs import base_characters
+
+
+def get_config() -> ml_collections.ConfigDict:
+  config = base_characters.get_config()
+  config.model.layer = 'GRU'
+  return config

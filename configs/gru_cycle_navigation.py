@@ -1,0 +1,21 @@
+"""GRU on cycle navigation: trained on up to 40 steps, tested on 2,048.
+
+Source: no published recipe; the languages and their lengths are those of
+Delétang et al., 2023, "Neural networks and the Chomsky hierarchy".
+
+Published: none.
+Measured: not yet.
+
+  python train.py --config=configs/gru_cycle_navigation.py
+"""
+
+import ml_collections
+
+from configs import base_state_tracking
+
+
+def get_config() -> ml_collections.ConfigDict:
+  config = base_state_tracking.get_config()
+  config.data.language = 'cycle_navigation'
+  config.model.layer = 'GRU'
+  return config

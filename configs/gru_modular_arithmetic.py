@@ -1,0 +1,21 @@
+"""GRU on modular arithmetic: trained on up to 40 tokens, tested on 2,048.
+
+Source: no published recipe; the languages and their lengths are those of
+Delétang et al., 2023, "Neural networks and the Chomsky hierarchy".
+
+Published: none.
+Measured: not yet.
+
+  python train.py --config=configs/gru_modular_arithmetic.py
+"""
+
+import ml_collections
+
+from configs import base_state_tracking
+
+
+def get_config() -> ml_collections.ConfigDict:
+  config = base_state_tracking.get_config()
+  config.data.language = 'modular_arithmetic'
+  config.model.layer = 'GRU'
+  return config

@@ -1,0 +1,43 @@
+r"""iRevRNN, six layers, on NTU RGB+D: which action do 4 frames show?
+
+Source: the example of action recognition in irevrnn's public code: 4 frames, 3
+inner steps, batch 32, at most 2000 epochs.
+
+Published: nothing.
+Measured: not yet. Synthetic motions, by the second command: 1.0000 +- 0.0000
+(3 seeds, 2 CPU cores, commit d16b079).
+
+  python train.py --config=configs/irevrnn_ntu.py
+  python train.py --config=configs/irevrnn_ntu.py \
+      --config.num_epochs=60 --config.num_seeds=3
+"""
+
+import ml_collections
+
+from configs import base_skeletons
+
+
+def get_config() -> ml_collections.ConfigDict:
+  config = base_skeletons.get_config()
+  config.data.num_steps = 4
+  config.num_epochs = 2000
+  config.batch_size = 32
+  config.model.layer = 'IRevRNN'
+  config.model.num_layers = 6
+  config.model.norm = 'batch'
+  config.model.dropout_rate = 0.1
+  config.model.share_dropout_over_time = True
+  config.model.options.IRevRNN = {
+      # Reversible steps inside each time step.
+      'inner_steps': 3,
+      # The bound of |w|.
+      'max_abs': 1.002,
+  }
+  config.model.last_layer_options.IRevRNN = {
+      # The last layer keeps memory to the end.
+      'recurrent_range': (0.9, 1.0),
+  }
+  config.optimizer.clip_norm = 20.0
+  config.optimizer.weight_decay = 1e-4
+  config.optimizer.weight_decay_exclude = 'recurrent_kernel|bias'
+  return config

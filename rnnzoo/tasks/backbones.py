@@ -1,0 +1,243 @@
+"""Backbones: the recurrent layers that `config.model` describes.
+
+Every task whose model has a stack of layers checks `config.model` by `RULES`
+and makes the stack with `build`.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+import contextlib
+import difflib
+import functools
+import types
+from typing import Any
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+import ml_collections
+
+import rnnzoo
+from rnnzoo import models
+from rnnzoo.layers import initializers
+from rnnzoo.layers import sequence_layer
+from rnnzoo.tasks import fields
+
+
+def _is_implementation(value: Any) -> bool:
+  """Returns whether it is a name, names or None; the layer knows which."""
+  names = value if isinstance(value, list | tuple) else (value,)
+  return value is None or all(
+      isinstance(name, str) and len(name) < 80 for name in names
+  )
+
+
+# Rules for `config.model`. The greatest sizes are far beyond what a device can
+# hold, and still small enough for a sentence instead of a process that never
+# comes back.
+RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
+    {
+        'layer': fields.text(),
+        'features': fields.integer(1, 2**16),
+        'num_layers': fields.integer(1, 100),
+        'dropout_rate': fields.number(0, 1, below=True),
+        'share_dropout_over_time': fields.flag(),
+        'norm': fields.one_of(('layer', 'batch'), optional=True),
+        'residual': fields.flag(),
+        'dtype': fields.text(optional=True),
+        'implementation': fields.Rule(
+            'a name, several names to try in turn, or None', _is_implementation
+        ),
+        'options': fields.section(),
+        'last_layer_options': fields.section(),
+    }
+)
+
+# Arguments that a layer has from `config.model` itself.
+_OF_MODEL = ('dtype', 'features', 'implementation')
+
+# Values of a layer's *_init options in a config, which holds no functions.
+_INITIALIZERS: Mapping[str, jax.nn.initializers.Initializer] = (
+    types.MappingProxyType(
+        {
+            'lecun_normal': jax.nn.initializers.lecun_normal(),
+            'orthogonal': jax.nn.initializers.orthogonal(),
+            'xavier_uniform': jax.nn.initializers.xavier_uniform(),
+            'xavier_uniform_fused': initializers.XavierUniformFused(),
+            'zeros': jax.nn.initializers.zeros,
+        }
+    )
+)
+
+
+def build(
+    model: ml_collections.ConfigDict,
+    in_features: int,
+    rngs: nnx.Rngs,
+    stack: Callable[..., sequence_layer.SequenceLayer] = rnnzoo.Stack,
+) -> sequence_layer.SequenceLayer:
+  """Returns a stack of layers.
+
+  Args:
+    model: `config.model`, as in `configs/base.py`, checked by `RULES`.
+    in_features: of its inputs.
+    rngs: that parameters are drawn from.
+    stack: makes it, with the arguments of `rnnzoo.Stack`.
+
+  Raises:
+    ValueError: the layer or one of its options does not exist.
+  """
+  layer = find_layer(model.layer)
+  options = _layer_options(model, 'options')
+  last = options | _layer_options(model, 'last_layer_options')
+  factories = [functools.partial(layer, **options)] * (model.num_layers - 1)
+  factories.append(functools.partial(layer, **last))
+  with _one_sentence(model):
+    return stack(
+        factories,
+        in_features,
+        model.features,
+        num_layers=model.num_layers,
+        dropout_rate=model.dropout_rate,
+        share_dropout_over_time=model.share_dropout_over_time,
+        norm=model.norm,
+        residual=model.residual,
+        dtype=find_dtype(model),
+        implementation=model.implementation,
+        rngs=rngs,
+    )
+
+
+def build_language_model(
+    model: ml_collections.ConfigDict,
+    num_tokens: int,
+    rngs: nnx.Rngs,
+    **options: Any,
+) -> models.LanguageModel:
+  """Returns a language model whose blocks have the layer of `config.model`.
+
+  Args:
+    model: `config.model`, checked by `RULES`; each of its `num_layers` is a
+      block.
+    num_tokens: of the vocabulary.
+    rngs: that parameters are drawn from.
+    **options: more arguments of `models.LanguageModel`.
+
+  Raises:
+    ValueError: the layer or one of its options does not exist, or a field is
+      set that a language model has no use for.
+  """
+  unused: dict[str, Any] = {
+      'norm': None,
+      'residual': False,
+      'share_dropout_over_time': False,
+      'last_layer_options': {},
+  }
+  for field, value in unused.items():
+    given = model[field]
+    if field == 'last_layer_options':
+      given = _layer_options(model, field)
+    if given != value:
+      raise ValueError(
+          f'config.model.{field} must be {value!r} for a language model, whose'
+          f' blocks have norms and residuals of their own; got {given!r}'
+      )
+  layer = functools.partial(
+      find_layer(model.layer),
+      dtype=find_dtype(model),
+      implementation=model.implementation,
+      **_layer_options(model, 'options'),
+  )
+  with _one_sentence(model):
+    return models.LanguageModel(
+        layer,
+        num_tokens,
+        model.features,
+        num_blocks=model.num_layers,
+        dropout_rate=model.dropout_rate,
+        rngs=rngs,
+        **options,
+    )
+
+
+def find_dtype(model: ml_collections.ConfigDict) -> jnp.dtype | None:
+  """Returns the dtype to compute in, None for that of the parameters.
+
+  Raises:
+    ValueError: there is none of that name.
+  """
+  return None if model.dtype is None else _find_dtype(model.dtype)
+
+
+@contextlib.contextmanager
+def _one_sentence(model: ml_collections.ConfigDict) -> Iterator[None]:
+  """Says in a sentence that a layer cannot be built with its options."""
+  try:
+    yield
+  except (ValueError, NotImplementedError):
+    raise
+  except Exception as error:
+    # An option that the layer does not have, or not with such a value.
+    raise ValueError(f'{model.layer} cannot be built: {error}') from error
+
+
+def find_layer(name: str) -> type[rnnzoo.RecurrentLayer]:
+  """Returns the layer class of that name.
+
+  Raises:
+    ValueError: there is none; the message says which there are.
+  """
+  if name in rnnzoo.LAYERS:
+    return rnnzoo.LAYERS[name]
+  lower = {known.lower(): known for known in rnnzoo.LAYERS}
+  close = difflib.get_close_matches(name.lower(), lower, n=1)
+  hint = f'did you mean {lower[close[0]]!r}? ' if close else ''
+  raise ValueError(
+      f'unknown layer {fields.shorten(name)}: {hint}known layers are'
+      f' {", ".join(rnnzoo.LAYERS)}'
+  )
+
+
+def _find_dtype(name: str) -> jnp.dtype:
+  """Returns the dtype of that name, which JAX must not replace silently."""
+  try:
+    dtype = jnp.dtype(name)
+  except (TypeError, ValueError) as error:
+    raise ValueError(
+        f'config.model.dtype is {fields.shorten(name)}, which is no dtype;'
+        " 'bfloat16' is one"
+    ) from error
+  computed = jax.dtypes.canonicalize_dtype(dtype)
+  if computed != dtype:
+    raise ValueError(
+        f'config.model.dtype is {name!r}, for which JAX takes {computed} unless'
+        ' JAX_ENABLE_X64=1 is in the environment'
+    )
+  return dtype
+
+
+def _layer_options(
+    model: ml_collections.ConfigDict, field: str
+) -> dict[str, Any]:
+  """Returns the keyword arguments that a config has for its layer.
+
+  Args:
+    model: `config.model`.
+    field: 'options' or 'last_layer_options'.
+  """
+  name = f'config.model.{field}.{model.layer}'
+  options = model[field].get(model.layer, {})
+  if not isinstance(options, Mapping | ml_collections.ConfigDict):
+    raise ValueError(f'{name} must be a section with fields; got {options!r}')
+  arguments = dict(options.items())
+  fields.check_numbers(arguments, name)
+  if elsewhere := [key for key in _OF_MODEL if key in arguments]:
+    raise ValueError(
+        f'{name}.{elsewhere[0]} would be ignored; config.model.{elsewhere[0]}'
+        ' is for all layers'
+    )
+  for option, value in arguments.items():
+    if option.endswith('_init'):
+      rule = fields.one_of(_INITIALIZERS)
+      fields.check(options, {option: rule}, name)
+      arguments[option] = _INITIALIZERS[value]
+  return arguments

@@ -1,0 +1,195 @@
+"""Sequential CIFAR-10: what is on an image that comes piece by piece?
+
+Four readings of an image of height x width pixels (32 x 32) with 3 channels:
+
+  row            T = height steps of 3 width features;
+  pixel          T = height * width steps of 3 features, row after row;
+  permuted       the same pixels in one fixed random order;
+  noise_padded   the rows, and after them Gaussian noise up to T = 1000 steps,
+                 over which the image has to be kept.
+
+References:
+  Chang, Chen, Haber, Chi, AntisymmetricRNN: a dynamical system view on
+  recurrent neural networks, 2019, sections 5.2 and 5.3.
+"""
+
+from collections.abc import Mapping
+import types
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+
+from rnnzoo import models
+from rnnzoo.tasks import backbones
+from rnnzoo.tasks import classification
+from rnnzoo.tasks import fields
+from rnnzoo.tasks import protocol
+from rnnzoo.tasks.images import cifar_files
+from rnnzoo.tasks.images import mnist
+from rnnzoo.tasks.images import smnist
+
+SEQUENCES = ('row', 'pixel', 'permuted', 'noise_padded')
+
+_DATA_RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
+    {
+        'source': fields.one_of(cifar_files.SOURCES),
+        'digits_batch_size': fields.integer(1),
+        'manual_dir': fields.text(),
+        'data_dir': fields.text(),
+        'sequence': fields.one_of(SEQUENCES),
+        'num_steps': fields.integer(1, 10**6),
+        'noise_seed': fields.seed(),
+        'scaling': fields.one_of(smnist.SCALINGS),
+        'permutation_seed': fields.seed(),
+        'validation_fraction': fields.number(0, 1, above=True, below=True),
+        'split_seed': fields.seed(),
+    }
+)
+
+
+class SequentialCifar(classification.Classification):
+  """Classifies color images that are read as sequences.
+
+  Attributes:
+    dataset: 'CIFAR-10', or the name of what stands in for it.
+    splits: 'train', 'validation', 'test', each with 'inputs' uint8 [N, T, in],
+      'index' int32 [N], which image of its split it is, and 'label' int32 [N].
+      The noise is not stored.
+    batch_size: `config.batch_size`, or less for digits.
+    class_names: 'airplane' to 'truck', or '0' to '9'.
+  """
+
+  def __init__(self, config: ml_collections.ConfigDict):
+    """Reads the data.
+
+    Args:
+      config: a config with `data` and `model`, as in `configs/base_cifar.py`.
+
+    Raises:
+      ValueError: a field has a value that does not exist, or data are damaged.
+      FileNotFoundError: data that the config names are missing.
+    """
+    data = config.data
+    fields.check(data, _DATA_RULES, 'config.data')
+    fields.check(config.model, backbones.RULES, 'config.model')
+    fields.check(config.model, classification.RULES, 'config.model')
+    backbones.find_layer(config.model.layer)
+    self._model, self._data = config.model, data
+    self.label_smoothing = config.model.label_smoothing
+    images = cifar_files.load(data)
+    self.dataset = images.name
+    self.batch_size = config.batch_size
+    self.class_names = cifar_files.CLASS_NAMES
+    if images.name == mnist.DIGITS_NAME:
+      self.class_names = tuple(map(str, range(10)))
+      self.batch_size = min(self.batch_size, data.digits_batch_size)
+      print(f'data: {images.name}, in batches of {self.batch_size}', flush=True)
+    self._white = images.white
+    train, validation = smnist.split_validation(
+        len(images.train_labels), data.validation_fraction, data.split_seed
+    )
+    pixels = images.train_images[train]
+    shift, scale = _scaling(data.scaling, pixels / np.float32(images.white))
+    # Of a step's features: one pixel's channels, or a row's.
+    repeats = pixels.shape[2] if self._reads_rows() else 1
+    self._shift, self._scale = np.tile(shift, repeats), np.tile(scale, repeats)
+    self.splits: Mapping[str, protocol.Examples] = {
+        'train': self._examples(pixels, images.train_labels[train]),
+        'validation': self._examples(
+            images.train_images[validation], images.train_labels[validation]
+        ),
+        'test': self._examples(images.test_images, images.test_labels),
+    }
+    height = pixels.shape[1]
+    if data.sequence == 'noise_padded' and data.num_steps < height:
+      raise ValueError(
+          f'config.data.num_steps must be at least {height}, the rows of an'
+          f' image; got {data.num_steps}'
+      )
+
+  def _reads_rows(self) -> bool:
+    return self._data.sequence in ('row', 'noise_padded')
+
+  def _examples(self, images, labels) -> protocol.Examples:
+    count, height, width, channels = images.shape
+    if self._reads_rows():
+      inputs = images.reshape(count, height, width * channels)
+    else:
+      inputs = images.reshape(count, height * width, channels)
+    if self._data.sequence == 'permuted':
+      order = smnist.permutation(inputs.shape[1], self._data.permutation_seed)
+      inputs = inputs[:, order]
+    index = np.arange(count, dtype=np.int32)
+    return {'inputs': inputs, 'index': index, 'label': labels}
+
+  def build_model(self, rngs: nnx.Rngs) -> nnx.Module:
+    """Returns the classifier that `config.model` describes.
+
+    Raises:
+      ValueError: the layer or one of its options does not exist.
+    """
+    in_features = self.splits['train']['inputs'].shape[-1]
+    backbone = backbones.build(self._model, in_features, rngs)
+    return models.SequenceClassifier(backbone, len(self.class_names), rngs=rngs)
+
+  def evaluate(
+      self,
+      model: nnx.Module,
+      examples: protocol.Examples,
+      rngs: nnx.Rngs | None = None,
+  ) -> protocol.Evaluation:
+    """Returns cross entropies, hits and predicted classes of a batch.
+
+    Args:
+      model: what `build_model` returned.
+      examples: rows of one of the `splits`.
+      rngs: of noise and dropout masks in training; None in evaluation, where an
+        image's noise is always the same.
+    """
+    logits = self._logits(model, examples, rngs)
+    smoothing = self.label_smoothing if rngs is not None else 0.0
+    return classification.evaluation(logits, examples['label'], smoothing)
+
+  def predict(
+      self, model: nnx.Module, inputs: Mapping[str, jax.Array]
+  ) -> jax.Array:
+    """Returns classes, int32 [B].
+
+    Args:
+      model: a trained one.
+      inputs: 'inputs' and 'index' as in `splits`.
+    """
+    logits = self._logits(model, inputs)
+    return jnp.argmax(logits, axis=-1).astype(jnp.int32)
+
+  def _logits(self, model, examples, rngs=None) -> jax.Array:
+    x = examples['inputs'].astype(jnp.float32) / self._white
+    x = (x - self._shift) / self._scale
+    if self._data.sequence == 'noise_padded':
+      count, height, features = x.shape
+      shape = (self._data.num_steps - height, features)
+      if rngs is not None:
+        noise = jax.random.normal(rngs.dropout(), (count, *shape))
+      else:
+        key = jax.random.key(self._data.noise_seed)
+        # A function of the image, not of its batch.
+        keys = jax.vmap(jax.random.fold_in, (None, 0))(key, examples['index'])
+        noise = jax.vmap(lambda key: jax.random.normal(key, shape))(keys)
+      x = jnp.concatenate([x, noise], axis=1)
+    return model(x, rngs=rngs)
+
+
+def _scaling(name: str, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+  """Returns (shift, scale) of each channel: x becomes (x - shift) / scale.
+
+  Args:
+    name: one of `smnist.SCALINGS`.
+    images: of the training split, from 0 to 1, [N, height, width, channels].
+  """
+  channels = np.split(images, images.shape[-1], axis=-1)
+  pairs = [smnist.scaling(name, channel) for channel in channels]
+  shift, scale = np.array(pairs, np.float32).T
+  return shift, scale

@@ -1,0 +1,203 @@
+"""CIFAR-10: 60,000 color images of 32 x 32 pixels in 10 classes.
+
+It is read from the archive that its authors publish, `cifar-10-binary.tar.gz`,
+or from a copy that TensorFlow Datasets has prepared (read without TensorFlow).
+A record of the archive's files is a byte with the label and 3,072 bytes: all
+red values row by row, all green ones, all blue ones.
+
+References:
+  Krizhevsky, Learning multiple layers of features from tiny images, 2009.
+"""
+
+import hashlib
+import io
+import os
+import pathlib
+import tarfile
+import zlib
+
+import ml_collections
+import numpy as np
+
+from rnnzoo.tasks.images import mnist
+
+NAME = 'CIFAR-10'
+SOURCES = ('auto', 'cifar10', 'digits')
+
+URL = 'https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz'
+ARCHIVE = 'cifar-10-binary.tar.gz'
+CHECKSUM = 'c32a1d4ab5d03f1284b67883e8d87530'  # MD5, as its authors give it.
+
+CLASS_NAMES = (
+    'airplane',
+    'automobile',
+    'bird',
+    'cat',
+    'deer',
+    'dog',
+    'frog',
+    'horse',
+    'ship',
+    'truck',
+)
+
+_TRAIN = tuple(f'data_batch_{i}.bin' for i in range(1, 6))
+_TEST = ('test_batch.bin',)
+_RECORD = 1 + 3 * 32 * 32
+_VERSION = '3.0.2'  # Of TFDS's copy.
+
+
+def load(
+    data: ml_collections.ConfigDict, checksum: str = CHECKSUM
+) -> mnist.Images:
+  """Returns CIFAR-10, or scikit-learn's digits where the config allows them.
+
+  Args:
+    data: `config.data` with `source`, `manual_dir` and `data_dir`.
+    checksum: the archive's MD5 sum.
+
+  Returns:
+    Images uint8 [N, height, width, channels], with 3 channels for CIFAR-10 and
+    one for digits.
+
+  Raises:
+    FileNotFoundError: `manual_dir` has no archive, or `source` is 'cifar10' and
+      there is none to be had.
+    ValueError: the archive or the prepared copy is damaged.
+  """
+  data_dir = pathlib.Path(
+      data.data_dir
+      or os.environ.get('TFDS_DATA_DIR')
+      or '~/tensorflow_datasets'
+  ).expanduser()
+  if data.source == 'digits':
+    return _digits()
+  if data.manual_dir:
+    path = pathlib.Path(data.manual_dir).expanduser() / ARCHIVE
+    print(f'data: {NAME}, from {path}', flush=True)
+    return read_archive(path, checksum)
+  if (data_dir / 'cifar10' / _VERSION / 'dataset_info.json').is_file():
+    print(f'data: {NAME}, prepared in {data_dir}', flush=True)
+    return _read_prepared(data_dir)
+  where = (
+      f'CIFAR-10 is not prepared by TFDS in {data_dir}; download {URL} and pass'
+      ' its directory as --config.data.manual_dir'
+  )
+  if data.source == 'cifar10':
+    raise FileNotFoundError(where)
+  print(
+      f'WARNING: {where}.\n'
+      f'WARNING: this run trains on {mnist.DIGITS_NAME}.',
+      flush=True,
+  )
+  return _digits()
+
+
+def read_archive(
+    path: str | os.PathLike[str], checksum: str = CHECKSUM
+) -> mnist.Images:
+  """Returns CIFAR-10 from its archive, which stays as it is.
+
+  Args:
+    path: of `cifar-10-binary.tar.gz`.
+    checksum: its MD5 sum.
+
+  Raises:
+    FileNotFoundError: there is no such file.
+    ValueError: its checksum is wrong, or it does not hold CIFAR-10.
+  """
+  path = pathlib.Path(path)
+  if not path.is_file():
+    raise FileNotFoundError(f'{path} does not exist; it is at {URL}')
+  with path.open('rb') as file:
+    actual = hashlib.file_digest(file, 'md5').hexdigest()
+  if actual != checksum:
+    raise ValueError(
+        f'{path} has the MD5 sum {actual}, but CIFAR-10 has {checksum}; the'
+        ' file is damaged or is another one'
+    )
+  contents = {}
+  try:
+    with tarfile.open(path, 'r:gz') as archive:
+      for member in archive:
+        name = pathlib.PurePosixPath(member.name).name
+        if member.isfile() and name in (*_TRAIN, *_TEST):
+          contents[name] = archive.extractfile(member).read()  # type: ignore[union-attr]
+  except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
+    raise ValueError(f'{path} is not a whole archive: {error}') from error
+  if missing := [name for name in (*_TRAIN, *_TEST) if name not in contents]:
+    raise ValueError(f'{path} lacks {", ".join(missing)}')
+  train = [_records(contents[name], f'{path}, {name}') for name in _TRAIN]
+  test = _records(contents[_TEST[0]], f'{path}, {_TEST[0]}')
+  return mnist.Images(
+      NAME,
+      np.concatenate([images for images, _ in train]),
+      np.concatenate([labels for _, labels in train]),
+      *test,
+      white=255,
+  )
+
+
+def _records(content: bytes, source: str) -> tuple[np.ndarray, np.ndarray]:
+  """Returns (images [N, 32, 32, 3], labels int32 [N]) of a file."""
+  if not content or len(content) % _RECORD:
+    raise ValueError(
+        f'{source} must hold records of {_RECORD:,} bytes; it has'
+        f' {len(content):,} bytes'
+    )
+  records = np.frombuffer(content, np.uint8).reshape(-1, _RECORD)
+  labels = records[:, 0].astype(np.int32)
+  if labels.max() > 9:
+    raise ValueError(
+        f'{source} must hold labels from 0 to 9; got {labels.max()}'
+    )
+  images = records[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+  return np.ascontiguousarray(images), labels
+
+
+def _read_prepared(data_dir: pathlib.Path) -> mnist.Images:
+  """Returns CIFAR-10 from a copy that TFDS has prepared."""
+  from PIL import Image  # Both are slow to import, and seldom needed.
+  import tensorflow_datasets as tfds
+
+  arrays: list[np.ndarray] = []
+  try:
+    for split in ('train', 'test'):
+      source = tfds.data_source(
+          f'cifar10:{_VERSION}',
+          split=split,
+          data_dir=data_dir,
+          decoders={'image': tfds.decode.SkipDecoding()},
+      )
+      examples = source.__getitems__(range(len(source)))
+      images = [
+          np.asarray(Image.open(io.BytesIO(e['image']))) for e in examples
+      ]
+      arrays.append(np.stack(images))
+      arrays.append(np.array([e['label'] for e in examples], np.int32))
+  except NotImplementedError as error:
+    raise ValueError(
+        f'the copy of cifar10 in {data_dir} is stored for TensorFlow readers'
+        " only; prepare it with file_format='array_record'"
+    ) from error
+  except Exception as error:  # TFDS, its readers and PIL raise many kinds.
+    raise ValueError(
+        f'the copy of cifar10 in {data_dir} is damaged: {error}'
+    ) from error
+  train_images, train_labels, test_images, test_labels = arrays
+  return mnist.Images(
+      NAME, train_images, train_labels, test_images, test_labels, white=255
+  )
+
+
+def _digits() -> mnist.Images:
+  """Returns scikit-learn's digits, with an axis of one channel."""
+  digits = mnist.load(ml_collections.ConfigDict({'source': 'digits'}))
+  return mnist.Images(
+      digits.name,
+      digits.train_images[..., np.newaxis],
+      digits.train_labels,
+      digits.test_images[..., np.newaxis],
+      digits.test_labels,
+      digits.white,
+  )

@@ -1,0 +1,11 @@
+"""Skeleton action recognition: NTU RGB+D 60 and 120.
+
+skeletons        the task
+skeleton_frames  sampling of frames, augmentation
+ntu_files        one .skeleton file
+ntu_conversion   many of them to one array, `python -m`
+ntu_arrays       that array
+ntu_splits       who trains and who tests
+ntu_motions      synthetic recordings
+dense_stack      layers that see all layers below
+"""

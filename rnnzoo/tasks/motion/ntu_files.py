@@ -1,0 +1,242 @@
+"""NTU RGB+D's `.skeleton` files: one recording of a Kinect camera, as text.
+
+A file is named SsssCcccPpppRrrrAaaa: setup, camera, subject (performer),
+replication and action, all counted from 1. It holds
+
+    the number of frames
+    for each frame: the number of bodies
+      for each body: a line of 10 fields, the first the body's id
+        the number of joints, 25
+        for each joint: a line of 12 fields, the first three x, y, z in metres
+
+Depth and color coordinates, orientations and tracking states come after x, y, z
+and are not read: the sensor wrote infinities there.
+
+References:
+  Shahroudy, Liu, Ng, Wang, NTU RGB+D: a large scale dataset for 3D human
+  activity analysis, 2016.
+  Liu, Shahroudy, Perez, Wang, Duan, Kot, NTU RGB+D 120: a large-scale benchmark
+  for 3D human activity understanding, 2019.
+"""
+
+import math
+import os
+import pathlib
+import re
+from typing import NamedTuple
+
+import numpy as np
+
+JOINTS = 25
+# Bodies that a frame can have, and how many of them are used.
+MOST_BODIES = 4
+BODIES = 2
+# The middle of the spine, among joints counted from 0.
+CENTRE = 1
+
+_BODY_FIELDS = 10
+_JOINT_FIELDS = 12
+
+# The real files have at most 300 frames, less than 7 MB.
+_MOST_BYTES = 64 * 2**20
+
+_NAME = re.compile(r'S(\d{3})C(\d{3})P(\d{3})R(\d{3})A(\d{3})')
+
+
+class Name(NamedTuple):
+  """The numbers in a file's name, all counted from 1.
+
+  Attributes:
+    setup: of cameras: 1 to 17, or to 32 in NTU RGB+D 120.
+    camera: 1 to 3.
+    subject: the person: 1 to 40, or to 106.
+    replication: 1 or 2.
+    action: the class: 1 to 60, or to 120.
+  """
+
+  setup: int
+  camera: int
+  subject: int
+  replication: int
+  action: int
+
+  def text(self) -> str:
+    """Returns the name without its ending: 'S001C002P003R002A013'."""
+    return 'S{:03}C{:03}P{:03}R{:03}A{:03}'.format(*self)
+
+
+class Body(NamedTuple):
+  """One body, as a file has it.
+
+  Attributes:
+    frames: int [n], in which frames it is, counted from 0.
+    joints: float32 [n, 25, 3], x, y, z in metres: to the right, up, and away
+      from the camera.
+  """
+
+  frames: np.ndarray
+  joints: np.ndarray
+
+
+class Recording(NamedTuple):
+  """A file: how many frames, and the bodies in the order they came."""
+
+  num_frames: int
+  bodies: tuple[Body, ...]
+
+
+def parse_name(name: str) -> Name:
+  """Returns the numbers in a name with or without '.skeleton'.
+
+  Raises:
+    ValueError: it is no such name.
+  """
+  match = _NAME.fullmatch(name.removesuffix('.skeleton'))
+  numbers = [int(number) for number in match.groups()] if match else [0]
+  if min(numbers) < 1:
+    raise ValueError(
+        f'{name!r} is not named like S001C002P003R002A013.skeleton, with'
+        ' numbers from 1'
+    )
+  return Name(*numbers)
+
+
+def find_names(text: str) -> frozenset[str]:
+  """Returns all names of recordings in a text, without endings."""
+  return frozenset(match.group() for match in _NAME.finditer(text))
+
+
+def read(path: str | os.PathLike[str]) -> Recording:
+  """Returns a file's bodies.
+
+  Args:
+    path: the file.
+
+  Raises:
+    ValueError: it is not in the format, or not whole, or has no body; the
+      message names the file and the line.
+    OSError: it cannot be read.
+  """
+  path = pathlib.Path(path)
+  with path.open('rb') as file:
+    content = file.read(_MOST_BYTES + 1)
+  if len(content) > _MOST_BYTES:
+    raise ValueError(f'{path} has more than {_MOST_BYTES:,} bytes')
+  try:
+    text = content.decode('ascii')
+  except UnicodeDecodeError as error:
+    line = content.count(b'\n', 0, error.start) + 1
+    raise ValueError(f'{path}, line {line}: is no text') from None
+  return _Reader(path, text).recording()
+
+
+def arrange(recording: Recording) -> np.ndarray:
+  """Returns the two main bodies, float32 [n, 2, 25, 3], zeros where absent.
+
+  The main body is the one whose x, y and z vary most, as the data set's authors
+  chose it. Frames without one of the two are left out.
+
+  Args:
+    recording: of a file.
+  """
+  spread = lambda body: -float(np.sum(np.var(body.joints, axis=(0, 1))))
+  bodies = sorted(recording.bodies, key=spread)[:BODIES]
+  frames = np.zeros((recording.num_frames, BODIES, JOINTS, 3), np.float32)
+  seen = np.zeros(recording.num_frames, bool)
+  for index, body in enumerate(bodies):
+    frames[body.frames, index] = body.joints
+    seen[body.frames] = True
+  return frames[seen]
+
+
+class _Reader:
+  """The lines of a file, and how far they are read."""
+
+  def __init__(self, path: pathlib.Path, text: str):
+    self._path = path
+    self._lines = text.splitlines()
+    self._next = 0
+
+  def recording(self) -> Recording:
+    num_frames = self._count('frames', 1, 10**6)
+    bodies: dict[tuple[str, int], tuple[list, list]] = {}
+    for frame in range(num_frames):
+      ids: list[str] = []
+      for _ in range(self._count('bodies', 0, MOST_BODIES)):
+        body_id, joints = self._body()
+        # A camera might give two bodies one id.
+        frames, positions = bodies.setdefault(
+            (body_id, ids.count(body_id)), ([], [])
+        )
+        ids.append(body_id)
+        frames.append(frame)
+        positions.append(joints)
+    while self._next < len(self._lines):
+      if self._lines[self._next].strip():
+        raise self._error(f'comes after the last of {num_frames} frames')
+      self._next += 1
+    if not bodies:
+      raise ValueError(f'{self._path}: none of {num_frames} frames has a body')
+    return Recording(
+        num_frames,
+        tuple(
+            Body(
+                np.asarray(frames, np.int64),
+                np.asarray(positions, np.float32).reshape(-1, JOINTS, 3),
+            )
+            for frames, positions in bodies.values()
+        ),
+    )
+
+  def _body(self) -> tuple[str, list[float]]:
+    """Returns a body's id and its joints' x, y, z one after the other."""
+    fields = self._take(f'a body, {_BODY_FIELDS} fields').split()
+    if len(fields) != _BODY_FIELDS:
+      raise self._error(
+          f'a body must have {_BODY_FIELDS} fields; got {len(fields)}', -1
+      )
+    self._count('joints', JOINTS, JOINTS)
+    numbers: list[float] = []
+    for _ in range(JOINTS):
+      line = self._take(f'a joint, {_JOINT_FIELDS} fields').split()
+      if len(line) != _JOINT_FIELDS:
+        raise self._error(
+            f'a joint must have {_JOINT_FIELDS} fields; got {len(line)}', -1
+        )
+      try:
+        x, y, z = float(line[0]), float(line[1]), float(line[2])
+      except ValueError:
+        x = y = z = math.nan
+      # Kinect sees no further than some metres; this finds NaN as well.
+      if not abs(x) + abs(y) + abs(z) < 1e3:
+        raise self._error(
+            'x, y, z of a joint must be numbers of metres; got'
+            f' {" ".join(line[:3])[:60]}',
+            -1,
+        )
+      numbers += (x, y, z)
+    return fields[0], numbers
+
+  def _count(self, noun: str, least: int, most: int) -> int:
+    text = self._take(f'the number of {noun}').strip()
+    value = int(text) if text.isdecimal() and len(text) < 10 else -1
+    if not least <= value <= most:
+      allowed = f'from {least} to {most:,}' if least < most else str(least)
+      raise self._error(
+          f'the number of {noun} must be {allowed}; got {text[:40]!r}', -1
+      )
+    return value
+
+  def _take(self, wanted: str) -> str:
+    """Returns the next line, which is `wanted`."""
+    if self._next == len(self._lines):
+      raise ValueError(
+          f'{self._path} ends after line {len(self._lines)}, where {wanted},'
+          ' must follow'
+      )
+    self._next += 1
+    return self._lines[self._next - 1]
+
+  def _error(self, message: str, offset: int = 0) -> ValueError:
+    line = self._next + 1 + offset
+    return ValueError(f'{self._path}, line {line}: {message}')

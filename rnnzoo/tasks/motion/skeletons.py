@@ -1,0 +1,281 @@
+"""Skeleton action recognition: what do one or two persons do?
+
+Data are NTU RGB+D 60 or 120, converted by `ntu_conversion`, or synthetic
+motions, which stand in for them. A model sees T frames of a recording as
+vectors of 150 numbers: 2 bodies x 25 joints x (x, y, z).
+
+The accuracy is that of the logits averaged over the samplings of a recording;
+`sampling_accuracy` is the mean accuracy of one sampling.
+
+References:
+  Shahroudy, Liu, Ng, Wang, NTU RGB+D: a large scale dataset for 3D human
+  activity analysis, 2016.
+  Li, Li, Cook, Zhu, Gao, Independently recurrent neural network (IndRNN):
+  building a longer and deeper RNN, 2018, section 5.4.
+"""
+
+from collections.abc import Mapping
+import types
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+
+import rnnzoo
+from rnnzoo import models
+from rnnzoo.tasks import backbones
+from rnnzoo.tasks import classification
+from rnnzoo.tasks import fields
+from rnnzoo.tasks import protocol
+from rnnzoo.tasks.images import smnist
+from rnnzoo.tasks.motion import dense_stack
+from rnnzoo.tasks.motion import ntu_arrays
+from rnnzoo.tasks.motion import ntu_files
+from rnnzoo.tasks.motion import ntu_motions
+from rnnzoo.tasks.motion import ntu_splits
+from rnnzoo.tasks.motion import skeleton_frames
+
+SOURCES = ('motions', *ntu_splits.CLASSES)
+
+# Numbers that choose frames in a split: 4 GiB.
+_MOST_OFFSETS = 2**30
+
+IN_FEATURES = ntu_files.BODIES * ntu_files.JOINTS * 3
+
+_DATA_RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
+    {
+        'source': fields.one_of(SOURCES),
+        'data_dir': fields.text(),
+        'missing_list': fields.text(),
+        'motions_batch_size': fields.integer(1),
+        'protocol': fields.one_of(ntu_splits.PROTOCOLS),
+        'num_steps': fields.integer(1, 10**4),
+        'max_frames': fields.integer(1, 10**6),
+        'frames_dtype': fields.one_of(('float16', 'float32')),
+        'centre': fields.one_of(skeleton_frames.CENTRES),
+        'rotation': fields.number(0, 180),
+        'scale': fields.number(0, 1, below=True),
+        'validation_samplings': fields.integer(0, 1000),
+        'test_samplings': fields.integer(0, 1000),
+        'sampling_seed': fields.seed(),
+        'validation_fraction': fields.number(0, 1, above=True, below=True),
+        'split_seed': fields.seed(),
+    }
+)
+_MODEL_RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
+    {'dense': fields.flag()}
+)
+
+
+class SkeletonActions(classification.Classification):
+  """Classifies recordings of skeletons.
+
+  Attributes:
+    dataset: 'NTU RGB+D 60, cross_subject', say, or what stands in for it.
+    splits: 'train', 'validation', 'test', each with 'frames'
+      [N, L, 2, 25, 3], 'length' int32 [N] and 'label' int32 [N], the last two
+      also with 'offsets' float32 [N, S, T], the samplings.
+    batch_size: `config.batch_size`, or less for synthetic motions.
+    class_names: 'A001' to 'A060', say.
+  """
+
+  metrics = (
+      *classification.METRICS,
+      protocol.Metric('sampling_accuracy'),
+  )
+
+  def __init__(self, config: ml_collections.ConfigDict):
+    """Reads the data.
+
+    Args:
+      config: a config with `data` and `model`, as in
+        `configs/base_skeletons.py`.
+
+    Raises:
+      ValueError: a field has a value that does not exist, or data are damaged.
+      FileNotFoundError: data that the config names are missing.
+    """
+    data = config.data
+    fields.check(data, _DATA_RULES, 'config.data')
+    fields.check(config.model, backbones.RULES, 'config.model')
+    fields.check(config.model, classification.RULES, 'config.model')
+    fields.check(config.model, _MODEL_RULES, 'config.model')
+    backbones.find_layer(config.model.layer)
+    self._model, self._data = config.model, data
+    self.label_smoothing = config.model.label_smoothing
+    self.batch_size = config.batch_size
+    if data.source == 'motions':
+      recordings = ntu_motions.generate()
+      self.dataset = f'{ntu_motions.DATASET}, {data.protocol}'
+      self.class_names = ntu_motions.CLASS_NAMES
+      self.batch_size = min(self.batch_size, data.motions_batch_size)
+    else:
+      recordings = _read(data)
+      count = ntu_splits.CLASSES[data.source]
+      self.dataset = f'NTU RGB+D {count}, {data.protocol}'
+      self.class_names = tuple(f'A{i:03}' for i in range(1, count + 1))
+    print(
+        f'data: {self.dataset}, {len(recordings.names):,} recordings, in'
+        f' batches of {self.batch_size}',
+        flush=True,
+    )
+    self.splits = self._splits(recordings)
+
+  def _splits(
+      self, recordings: ntu_arrays.Recordings
+  ) -> dict[str, protocol.Examples]:
+    data = self._data
+    # Names count classes from 1.
+    labels = np.array([name.action - 1 for name in recordings.names], np.int32)
+    if labels.max() >= len(self.class_names):
+      raise ValueError(
+          f'config.data.source is {data.source!r}, with'
+          f' {len(self.class_names)} classes, but {data.data_dir} has'
+          f' A{labels.max() + 1:03}'
+      )
+    trains = ntu_splits.training_mask(recordings.names, data.protocol)
+    train, validation = smnist.split_validation(
+        int(trains.sum()), data.validation_fraction, data.split_seed
+    )
+    (training,) = np.nonzero(trains)
+    splits: dict[str, protocol.Examples] = {}
+    for split, indices, samplings in (
+        ('train', training[train], None),
+        ('validation', training[validation], data.validation_samplings),
+        ('test', np.nonzero(~trains)[0], data.test_samplings),
+    ):
+      examples = skeleton_frames.pad(
+          recordings, indices, data.max_frames, data.centre, data.frames_dtype
+      )
+      examples['label'] = labels[indices]
+      if samplings is not None:
+        size = len(indices) * max(samplings, 1) * data.num_steps
+        if size > _MOST_OFFSETS:
+          raise ValueError(
+              f'config.data.{split}_samplings={samplings} with num_steps='
+              f'{data.num_steps} are too many for {len(indices):,} recordings'
+          )
+        examples['offsets'] = skeleton_frames.offsets(
+            len(indices), samplings, data.num_steps, data.sampling_seed
+        )
+      splits[split] = examples
+    return splits
+
+  def build_model(self, rngs: nnx.Rngs) -> nnx.Module:
+    """Returns the classifier that `config.model` describes.
+
+    Raises:
+      ValueError: the layer or one of its options does not exist.
+    """
+    backbone = backbones.build(
+        self._model,
+        IN_FEATURES,
+        rngs,
+        dense_stack.DenseStack if self._model.dense else rnnzoo.Stack,
+    )
+    return models.SequenceClassifier(backbone, len(self.class_names), rngs=rngs)
+
+  def evaluate(
+      self,
+      model: nnx.Module,
+      examples: protocol.Examples,
+      rngs: nnx.Rngs | None = None,
+  ) -> protocol.Evaluation:
+    """Returns cross entropies, hits and predicted classes of a batch.
+
+    Args:
+      model: what `build_model` returned.
+      examples: rows of one of the `splits`, those of evaluation with 'offsets'.
+      rngs: of sampling, augmentation and dropout masks in training, None in
+        evaluation.
+    """
+    labels = examples['label']
+    if rngs is not None:
+      inputs = self._augmented(examples['frames'], examples['length'], rngs)
+      logits = model(inputs, rngs=rngs)
+      result = classification.evaluation(logits, labels, self.label_smoothing)
+      hits = result.scores['accuracy']
+      return result._replace(
+          scores={'accuracy': hits, 'sampling_accuracy': hits}
+      )
+    logits = self._logits(
+        model, examples['frames'], examples['length'], examples['offsets']
+    )
+    each = jax.vmap(classification.evaluation, (1, None))(logits, labels)
+    whole = classification.evaluation(jnp.mean(logits, axis=1), labels)
+    return whole._replace(
+        losses=jnp.mean(each.losses, axis=0),
+        scores={
+            'accuracy': whole.scores['accuracy'],
+            'sampling_accuracy': jnp.mean(each.scores['accuracy'], axis=0),
+        },
+    )
+
+  def predict(
+      self, model: nnx.Module, inputs: Mapping[str, jax.Array]
+  ) -> jax.Array:
+    """Returns classes, counted from 0, int32 [B].
+
+    Args:
+      model: a trained one.
+      inputs: 'frames', 'length' and 'offsets' as in `splits`.
+    """
+    logits = self._logits(
+        model, inputs['frames'], inputs['length'], inputs['offsets']
+    )
+    return jnp.argmax(jnp.mean(logits, axis=1), axis=-1).astype(jnp.int32)
+
+  def _augmented(self, frames, length, rngs) -> jax.Array:
+    """Returns one random sampling of each recording, [B, T, 150]."""
+    data = self._data
+    shape = (len(frames), 1, data.num_steps)
+    where = jax.random.uniform(rngs.dropout(), shape)
+    x = skeleton_frames.sample(frames, length, where)[:, 0]
+    x = x.astype(jnp.float32)
+    if data.rotation or data.scale:
+      x = skeleton_frames.turn_and_scale(
+          x, rngs.dropout(), data.rotation, data.scale
+      )
+    return x.reshape(len(frames), data.num_steps, IN_FEATURES)
+
+  def _logits(self, model, frames, length, where) -> jax.Array:
+    """Returns the logits of all samplings, float32 [B, S, classes]."""
+    x = skeleton_frames.sample(frames, length, where).astype(jnp.float32)
+    batch, samplings, num_steps = where.shape
+    logits = model(x.reshape(batch * samplings, num_steps, IN_FEATURES))
+    logits = logits.astype(jnp.float32)
+    return logits.reshape(batch, samplings, len(self.class_names))
+
+
+def _read(data: ml_collections.ConfigDict) -> ntu_arrays.Recordings:
+  """Returns the recordings of NTU RGB+D that a config names."""
+  ntu_splits.check_protocol(data.source, data.protocol)
+  if not data.data_dir:
+    raise FileNotFoundError(
+        f'config.data.source={data.source} needs --config.data.data_dir, the'
+        ' folder that python -m rnnzoo.tasks.motion.ntu_conversion made of'
+        ' .skeleton files'
+    )
+  recordings = ntu_arrays.read(data.data_dir)
+  if data.missing_list:
+    missing = ntu_splits.read_missing(data.missing_list)
+    keep = np.array([name.text() not in missing for name in recordings.names])
+    print(
+        f'data: {int(np.sum(~keep))} of the {len(missing)} recordings of'
+        f' {data.missing_list} were there, and are left out',
+        flush=True,
+    )
+    recordings = recordings.select(np.nonzero(keep)[0])
+  files, missing_files = (
+      counts[data.source] for counts in (ntu_splits.FILES, ntu_splits.MISSING)
+  )
+  if len(recordings.names) != files - missing_files:
+    print(
+        f'WARNING: there are {len(recordings.names):,} recordings; published'
+        f' results are of {files - missing_files:,}: {files:,} files without'
+        f' {missing_files} that --config.data.missing_list should name.',
+        flush=True,
+    )
+  return recordings

@@ -1,0 +1,293 @@
+"""The protocol between a task and the training loop.
+
+A task hands over its data, a way to build the model, and a function from a
+batch of examples to numbers for each of them. All else, this module's hooks,
+is there for tasks that need it and does nothing by default.
+
+Dimensions: N examples of a split, B batch, T time.
+"""
+
+import abc
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import math
+import pathlib
+import types
+from typing import Any, NamedTuple
+
+from flax import nnx
+import jax
+import numpy as np
+
+# Arrays by name. All have the same leading axis, one entry an example.
+Examples = Mapping[str, jax.Array | np.ndarray]
+
+
+class Generator(NamedTuple):
+  """A training split that is made on the device, batch by batch.
+
+  Attributes:
+    make_batch: (key) -> arrays [B, ...] by name, with B the task's batch size.
+      It is traced into the training step, and its key is a function of the
+      seed and the step.
+    steps_per_epoch: how many batches count as an epoch.
+  """
+
+  make_batch: Callable[[jax.Array], Mapping[str, jax.Array]]
+  steps_per_epoch: int
+
+
+# Several mappings are buckets: ragged sequences by length, each with its own T.
+Split = Examples | Sequence[Examples] | Generator
+
+
+class Metric(NamedTuple):
+  """A number by which models are compared.
+
+  Without `of` and `at_test` it is the mean of the score of its name, computed
+  after every epoch for training and validation, and at the end for the test.
+
+  Attributes:
+    name: as it stands in files: 'accuracy'.
+    higher_is_better: whether it is.
+    greatest: the greatest value that it can have, where higher is better.
+    form: how people read it, a format for numbers.
+    of: computes it from the means of losses and scores by name, 'loss' being
+      the loss: perplexity, say.
+    at_test: whether it is no mean: `Task.measure` gives it, at the end.
+  """
+
+  name: str
+  higher_is_better: bool = True
+  greatest: float = 1.0
+  form: str = '.4f'
+  of: Callable[[Mapping[str, float]], float] | None = None
+  at_test: bool = False
+
+  def text(self, value: float | None) -> str:
+    """Returns a value for people; files hold None for what is not finite."""
+    return 'none' if value is None else format(value, self.form)
+
+
+LOSS = Metric('loss', higher_is_better=False)
+PERPLEXITY = Metric(
+    'perplexity', False, form='.2f', of=lambda means: math.exp(means['loss'])
+)
+BITS_PER_CHARACTER = Metric(
+    'bits_per_character',
+    higher_is_better=False,
+    of=lambda means: means['loss'] / math.log(2.0),
+)
+
+
+class Evaluation(NamedTuple):
+  """The results of a batch.
+
+  The loss that is minimised, and every metric that is a mean, is the mean over
+  the examples of a batch or split by these weights.
+
+  Attributes:
+    losses: [B].
+    scores: more numbers an example by name, each [B]; one for each metric that
+      is their mean.
+    weights: [B], how much an example counts, such as its number of targets;
+      None for all alike.
+    predictions: arrays [B, ...], in any structure, which `Task.measure` gets;
+      None for nothing.
+  """
+
+  losses: jax.Array
+  scores: Mapping[str, jax.Array] = types.MappingProxyType({})
+  weights: jax.Array | None = None
+  predictions: Any = None
+
+
+class Report(NamedTuple):
+  """A task's own part of the report of a run.
+
+  Attributes:
+    numbers: more entries of report.json.
+    files: functions by the name of a file, which write it: (path, title).
+  """
+
+  numbers: Mapping[str, Any] = types.MappingProxyType({})
+  files: Mapping[str, Callable[[pathlib.Path, str], None]] = (
+      types.MappingProxyType({})
+  )
+
+
+class Task(abc.ABC):
+  """Interface between a task and the training loop.
+
+  Attributes:
+    dataset: the name of the data that were really read. Every figure and every
+      metric file carries it.
+    splits: 'train', 'validation', 'test', and others, with sequences of other
+      lengths say, on which the best model is evaluated as on the test. Each is
+      a mapping of arrays [N, ...] or several of them, buckets; 'train' may be a
+      `Generator`.
+    batch_size: examples of one training step.
+    metrics: what models are compared by, the main one first. The loss need not
+      be named.
+    label_smoothing: `config.model.label_smoothing` of a task that smooths
+      labels; else nothing but zero is allowed there.
+  """
+
+  dataset: str
+  splits: Mapping[str, Split]
+  batch_size: int
+  metrics: tuple[Metric, ...]
+  label_smoothing: float = 0.0
+
+  @abc.abstractmethod
+  def build_model(self, rngs: nnx.Rngs) -> nnx.Module:
+    """Returns a freshly initialised model.
+
+    Raises:
+      ValueError: the config asks for a model that does not exist.
+    """
+
+  @abc.abstractmethod
+  def evaluate(
+      self, model: nnx.Module, examples: Examples, rngs: nnx.Rngs | None = None
+  ) -> Evaluation:
+    """Returns the results of a batch; it is traced.
+
+    Args:
+      model: what `build_model` returned, with trained parameters.
+      examples: arrays [B, ...], rows of one of the `splits`.
+      rngs: the source of dropout masks in training, None in evaluation.
+    """
+
+  def measure(
+      self, model: nnx.Module, split: str, predictions: Any
+  ) -> Mapping[str, Any]:
+    """Returns the results of a whole split that are no means.
+
+    It is called once a seed, for 'test' and every split that is neither that
+    nor 'train' nor 'validation'; in a run of several processes, by each.
+
+    Args:
+      model: the best one.
+      split: the name of the split.
+      predictions: `Evaluation.predictions` of all of it, as numpy arrays
+        [N, ...]; for buckets, a list of these.
+
+    Returns:
+      Numbers, one for each metric `at_test`, and all else that result.json is
+      to hold.
+    """
+    del model, split, predictions
+    return {}
+
+  def report(
+      self,
+      results: Sequence[Mapping[str, Any]],
+      best_model: Callable[[int], nnx.Module],
+  ) -> Report:
+    """Returns what the report of a run holds beside its metrics.
+
+    It is called at the end of a run; in one of several processes, by each. Its
+    files are written by the first.
+
+    Args:
+      results: of each seed, what result.json holds.
+      best_model: (seed) -> its best model. Not to be called where files are
+        written.
+    """
+    del results, best_model
+    return Report()
+
+  def check_inputs(self, inputs: Any) -> Any:
+    """Returns inputs of `predict` as it takes them.
+
+    It is called with concrete values, once a call.
+
+    Args:
+      inputs: as a user gave them.
+
+    Raises:
+      ValueError: they cannot be used.
+    """
+    return inputs
+
+  def predict(self, model: nnx.Module, inputs: Any) -> jax.Array:
+    """Returns predictions for inputs as they are in `splits`; it is traced.
+
+    Args:
+      model: a trained one.
+      inputs: arrays [B, ...].
+
+    Raises:
+      NotImplementedError: the task has no such thing; the message says so.
+    """
+    raise NotImplementedError(
+        f'{self._name()} has no predictions for arrays: it defines no'
+        ' predict(model, inputs)'
+    )
+
+  def predict_lines(
+      self, model: nnx.Module, lines: Iterable[str]
+  ) -> Iterator[str]:
+    """Returns one line for each line given: `train.py --mode=predict`.
+
+    Args:
+      model: a trained one.
+      lines: without their ends.
+
+    Raises:
+      NotImplementedError: the task reads no text; the message says so.
+    """
+    raise NotImplementedError(f'{self._name()} reads no text to predict from')
+
+  def sample(
+      self, model: nnx.Module, prompt: str, key: jax.Array
+  ) -> Iterator[str]:
+    """Returns pieces of text as they are made: `train.py --mode=sample`.
+
+    Args:
+      model: a trained one.
+      prompt: how the text begins.
+      key: of all random choices.
+
+    Raises:
+      NotImplementedError: the task makes no text; the message says so.
+    """
+    raise NotImplementedError(f'{self._name()} has nothing to sample')
+
+  def _name(self) -> str:
+    return f'the task {type(self).__name__}'
+
+
+def all_metrics(task: Task) -> tuple[Metric, ...]:
+  """Returns a task's metrics, the loss among them."""
+  named = any(metric.name == LOSS.name for metric in task.metrics)
+  return task.metrics if named else (*task.metrics, LOSS)
+
+
+def epoch_metrics(task: Task) -> tuple[Metric, ...]:
+  """Returns the metrics that every epoch has, the loss first."""
+  metrics = [metric for metric in all_metrics(task) if not metric.at_test]
+  return tuple(sorted(metrics, key=lambda metric: metric.name != LOSS.name))
+
+
+def buckets(split: Split) -> tuple[Examples, ...]:
+  """Returns the mappings of a split that has arrays.
+
+  Raises:
+    ValueError: it is a `Generator`.
+  """
+  if isinstance(split, Generator):
+    raise ValueError("only 'train' can be made by a Generator")
+  return (split,) if isinstance(split, Mapping) else tuple(split)
+
+
+def num_examples(examples: Examples) -> int:
+  """Returns N, which all arrays have as their leading axis.
+
+  Raises:
+    ValueError: they have not, or there are none.
+  """
+  sizes = {name: len(array) for name, array in examples.items()}
+  if len(set(sizes.values())) != 1:
+    raise ValueError(f'arrays of a split must be equally long; got {sizes}')
+  return next(iter(sizes.values()))

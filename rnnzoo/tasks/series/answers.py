@@ -1,0 +1,146 @@
+"""Answers of a sequence model: classes or numbers, with losses and metrics.
+
+Both kinds can be asked of a sequence or of each of its steps: the leading axes
+are [B] or [B, T].
+
+Dimensions: B batch, T time, D numbers of an answer.
+"""
+
+import abc
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rnnzoo.tasks import classification
+from rnnzoo.tasks import protocol
+
+Array = jax.Array | np.ndarray
+
+METRICS = (
+    protocol.Metric('mse', higher_is_better=False, form='.4g'),
+    protocol.Metric('mae', higher_is_better=False, form='.4g'),
+)
+
+
+class Answers(abc.ABC):
+  """The kind of the answers.
+
+  Attributes:
+    metrics: the main one first.
+    out_features: numbers that the model gives for an answer.
+  """
+
+  metrics: tuple[protocol.Metric, ...]
+  out_features: int
+
+  @abc.abstractmethod
+  def evaluate(
+      self, outputs: jax.Array, y: Array, smoothing: float
+  ) -> protocol.Evaluation:
+    """Returns losses, scores and predictions, each with the leading axes.
+
+    Args:
+      outputs: of the model, [..., out_features].
+      y: the right answers.
+      smoothing: of labels.
+    """
+
+  @abc.abstractmethod
+  def predict(self, outputs: jax.Array) -> jax.Array:
+    """Returns predictions from the model's outputs."""
+
+  @abc.abstractmethod
+  def describe(self, y: np.ndarray) -> dict[str, Any]:
+    """Returns numbers about a split's answers, which have one leading axis."""
+
+  def measure(self, y: np.ndarray, predictions: np.ndarray) -> dict[str, Any]:
+    """Returns results that are no means, from arrays of one leading axis."""
+    del y, predictions
+    return {}
+
+  def report(self, results: Sequence[Mapping[str, Any]]) -> protocol.Report:
+    """Returns the part of the answers in the report of a run."""
+    del results
+    return protocol.Report()
+
+
+class Classes(Answers):
+  """One of several classes; y is int32.
+
+  Args:
+    names: of the classes.
+  """
+
+  metrics = classification.METRICS
+
+  def __init__(self, names: Sequence[str]):
+    self.names = tuple(names)
+    self.out_features = len(self.names)
+
+  def evaluate(self, outputs, y, smoothing) -> protocol.Evaluation:
+    return classification.evaluation(outputs, y, smoothing)
+
+  def predict(self, outputs) -> jax.Array:
+    return jnp.argmax(outputs, axis=-1).astype(jnp.int32)
+
+  def measure(self, y, predictions) -> dict[str, Any]:
+    return classification.confusion_metrics(y, predictions, len(self.names))
+
+  def describe(self, y) -> dict[str, Any]:
+    counts = np.bincount(y, minlength=len(self.names))
+    return {'classes': dict(zip(self.names, counts.tolist(), strict=True))}
+
+  def report(self, results) -> protocol.Report:
+    return classification.confusions_report(results, self.names)
+
+
+class Numbers(Answers):
+  """Numbers; y is float32 [..., D].
+
+  The model's outputs count in deviations from the mean of the training answers,
+  and so does the loss; metrics are in the units of the data.
+
+  Args:
+    mean: of the training answers, [D]; zeros for outputs in units of the data.
+    deviation: likewise; ones.
+  """
+
+  metrics = METRICS
+
+  def __init__(self, mean: np.ndarray, deviation: np.ndarray):
+    self.mean = np.asarray(mean, np.float32)
+    self.deviation = np.asarray(deviation, np.float32)
+    self.out_features = len(self.mean)
+
+  def evaluate(self, outputs, y, smoothing) -> protocol.Evaluation:
+    del smoothing
+    predictions = self.predict(outputs)
+    errors = predictions - y
+    return protocol.Evaluation(
+        jnp.mean((errors / self.deviation) ** 2, axis=-1),
+        {
+            'mse': jnp.mean(errors**2, axis=-1),
+            'mae': jnp.mean(jnp.abs(errors), axis=-1),
+        },
+        predictions=predictions,
+    )
+
+  def predict(self, outputs) -> jax.Array:
+    return outputs.astype(jnp.float32) * self.deviation + self.mean
+
+  def describe(self, y) -> dict[str, Any]:
+    y = y.astype(np.float64)
+    return {
+        'answers': [
+            {
+                'mean': float(column.mean()),
+                'deviation': float(column.std()),
+                'min': float(column.min()),
+                'max': float(column.max()),
+            }
+            for column in y.T
+        ]
+    }

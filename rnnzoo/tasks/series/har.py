@@ -1,0 +1,189 @@
+"""Human activity recognition: six activities, from a phone at the waist.
+
+UCI HAR has windows of 128 steps (2.56 s at 50 Hz) of nine signals, of 30
+people; those of the test are others than those of the training set. People are
+split off for validation, too, since windows of one person are alike.
+
+The archive is read as it is unpacked:
+
+    UCI HAR Dataset/
+      activity_labels.txt                     "1 WALKING"
+      train/y_train.txt                       an activity a line, from 1 to 6
+      train/subject_train.txt                 a person a line
+      train/Inertial Signals/body_acc_x_train.txt     a window of 128 a line
+      test/...                                the same
+
+Where it is not there, BasicMotions of the UEA archive stands in for it: four
+motions, from a watch.
+
+References:
+  Anguita, Ghio, Oneto, Parra, Reyes-Ortiz, A public domain dataset for human
+  activity recognition using smartphones, ESANN 2013.
+"""
+
+from collections.abc import Mapping
+import pathlib
+import types
+from typing import Literal
+import warnings
+
+import ml_collections
+import numpy as np
+
+from rnnzoo.tasks import fields
+from rnnzoo.tasks.series import answers
+from rnnzoo.tasks.series import npz
+from rnnzoo.tasks.series import sequence_arrays
+from rnnzoo.tasks.series import sequence_task
+from rnnzoo.tasks.series import sequences
+from rnnzoo.tasks.series import uea
+
+_FOLDER = 'UCI HAR Dataset'
+_STAND_IN = 'BasicMotions'
+# The files of signals, in the order of the columns of x.
+SIGNALS = tuple(
+    f'{signal}_{axis}'
+    for signal in ('body_acc', 'body_gyro', 'total_acc')
+    for axis in 'xyz'
+)
+
+_RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
+    {**sequence_task.RULES, 'manual_dir': fields.text()}
+)
+
+
+class HumanActivity(sequence_task.SequenceTask):
+  """An activity a window."""
+
+  def __init__(self, config: ml_collections.ConfigDict):
+    """Reads the data.
+
+    Args:
+      config: a config with `data` and `model`, as in `configs/base_har.py`.
+
+    Raises:
+      ValueError: a field or a file holds something that cannot be.
+      FileNotFoundError: `data.manual_dir` lacks a file.
+      ModuleNotFoundError: there is no directory, and the extra 'timeseries',
+        which has the data that stand in, is not installed.
+    """
+    data = config.data
+    fields.check(data, _RULES, 'config.data')
+    sequence_task.check_model(config)
+    if data.manual_dir:
+      name = 'UCI HAR'
+      splits, kind = _human_activity(data)
+    else:
+      name = f'{_STAND_IN} in place of UCI HAR'
+      print(
+          f'WARNING: this run trains on {name}; pass the directory that holds'
+          f' the folder {_FOLDER!r} as --config.data.manual_dir.',
+          flush=True,
+      )
+      splits, kind = sequences.encode(uea.read(_STAND_IN), every_step=False)
+      splits = sequence_arrays.complete_splits(
+          splits,
+          {'validation': data.validation_fraction},
+          data.split_seed,
+          stratify=True,
+      )
+    names = ('train', 'validation', 'test')
+    super().__init__(config, name, {name: splits[name] for name in names}, kind)
+
+
+def read(
+    directory: pathlib.Path, split: str
+) -> tuple[sequence_arrays.Sequences, np.ndarray]:
+  """Returns (windows with activities from 1, people [N]).
+
+  Args:
+    directory: holds the folder 'UCI HAR Dataset', or is it.
+    split: 'train' or 'test'.
+
+  Raises:
+    FileNotFoundError: a file is missing.
+    ValueError: a file is not what it should be; the message names it.
+  """
+  if (directory / _FOLDER).is_dir():
+    directory = directory / _FOLDER
+  folder = directory / split
+  columns: list[np.ndarray] = []
+  for signal in SIGNALS:
+    path = folder / 'Inertial Signals' / f'{signal}_{split}.txt'
+    columns.append(_numbers(path, np.float32, 2))
+    if columns[-1].shape != columns[0].shape:
+      raise ValueError(
+          f'{path} has {list(columns[-1].shape)} numbers, but those of'
+          f' {SIGNALS[0]} are {list(columns[0].shape)}'
+      )
+  windows = len(columns[0])
+  each = []
+  for name in ('y', 'subject'):
+    path = folder / f'{name}_{split}.txt'
+    each.append(_numbers(path, np.int32, 1))
+    if each[-1].shape != (windows,):
+      raise ValueError(
+          f'{path} must have one number a line, and {windows} lines as the'
+          f' signals have; it has {list(each[-1].shape)}'
+      )
+  labels, people = each
+  arrays = {'x': np.stack(columns, axis=-1), 'y': labels}
+  form = npz.Form('classification')
+  return npz.parse(arrays, form, str(folder)), people
+
+
+def _human_activity(data: ml_collections.ConfigDict):
+  """Returns (the three splits, classes)."""
+  directory = pathlib.Path(data.manual_dir).expanduser()
+  train, people = read(directory, 'train')
+  test, _ = read(directory, 'test')
+  everyone = np.unique(people)
+  _, chosen = sequence_arrays.split_off(
+      np.zeros(len(everyone), np.int32),
+      max(1, round(len(everyone) * data.validation_fraction)),
+      data.split_seed,
+  )
+  validates = np.isin(people, everyone[chosen])
+  splits, kind = sequences.encode(
+      {
+          'train': train.rows(~validates),
+          'validation': train.rows(validates),
+          'test': test,
+      },
+      every_step=False,
+  )
+  return splits, answers.Classes(_activities(directory, kind.names))
+
+
+def _activities(directory: pathlib.Path, labels: tuple[str, ...]) -> list[str]:
+  """Returns the names of activities: of labels such as '1'."""
+  if (directory / _FOLDER).is_dir():
+    directory = directory / _FOLDER
+  path = directory / 'activity_labels.txt'
+  if not path.is_file():
+    raise FileNotFoundError(f'{path} is missing')
+  lines = path.read_text(encoding='utf-8', errors='replace').splitlines()
+  names = dict(line.split(None, 1) for line in lines if ' ' in line.strip())
+  if unknown := [label for label in labels if label not in names]:
+    raise ValueError(f'{path} has no name for the activity {unknown[0]}')
+  return [names[label].strip().lower() for label in labels]
+
+
+def _numbers(
+    path: pathlib.Path, dtype: type, axes: Literal[1, 2]
+) -> np.ndarray:
+  """Returns the numbers of a text file, one row a line, with 1 or 2 axes."""
+  if not path.is_file():
+    raise FileNotFoundError(
+        f'{path} is missing; config.data.manual_dir must hold the folder'
+        f' {_FOLDER!r} as it is unpacked'
+    )
+  try:
+    with warnings.catch_warnings():
+      warnings.simplefilter('ignore')  # Of an empty file, which is told below.
+      found: np.ndarray = np.loadtxt(path, dtype=dtype, ndmin=axes)
+  except ValueError as error:
+    raise ValueError(f'{path} is no table of numbers: {error}') from error
+  if not found.size:
+    raise ValueError(f'{path} is empty')
+  return found

@@ -1,0 +1,304 @@
+"""Sequences in .npz files: read and checked, with errors that name the place.
+
+A file holds N sequences of F columns in one of two forms:
+
+  x [N, T, F] or [N, T]     padded to T steps; `lengths` int [N] says how many
+                            steps of each are valid, all T without it;
+  steps [total, F]          all steps of the first sequence, then all of the
+  or [total]                second, and so on; `lengths` [N] must sum to total.
+
+and y, an answer for each sequence or step: for classes integers, booleans or
+strings (bytes are read as UTF-8), for numbers anything real. In the two forms
+it is
+
+  a sequence                [N]           [N]           or, numbers, [N, D]
+  a step                    [N, T]        [total]       or [N, T, D], [total, D]
+
+`numpy.savez('mine.npz', x=x, y=y, lengths=lengths)` writes one. Arrays of
+Python objects are not read: they can run any program.
+"""
+
+from collections.abc import Mapping
+import pathlib
+from typing import NamedTuple
+
+import numpy as np
+
+from rnnzoo.tasks.series import sequence_arrays
+
+_NAMES = ('x', 'steps', 'y', 'lengths')
+KINDS = ('classification', 'regression')
+
+
+class Form(NamedTuple):
+  """The rule for the arrays of a file.
+
+  Attributes:
+    kind: 'classification' or 'regression'.
+    every_step: whether y has an answer for every step.
+    missing: 'refuse', or 'zero' for x that may hold NaN.
+  """
+
+  kind: str
+  every_step: bool = False
+  missing: str = 'refuse'
+
+
+def read(path: pathlib.Path, form: Form) -> sequence_arrays.Sequences:
+  """Returns the sequences of a file; labels stay what they are.
+
+  Raises:
+    FileNotFoundError: there is no such file.
+    ValueError: it holds no such arrays; the message names file, array and, if
+      it is one, row.
+  """
+  arrays = _load(path)
+  for name in arrays:
+    if name not in _NAMES:
+      print(f'WARNING: data: {path}: nothing reads its array {name!r}')
+  return parse(arrays, form, str(path))
+
+
+def parse(
+    arrays: Mapping[str, np.ndarray], form: Form, name: str
+) -> sequence_arrays.Sequences:
+  """Returns the sequences of arrays as a file has them.
+
+  Args:
+    arrays: by name.
+    form: what they must be.
+    name: of the file, for errors.
+
+  Raises:
+    ValueError: they are not.
+  """
+  if ('x' in arrays) == ('steps' in arrays):
+    raise ValueError(
+        f'{name} must hold either x [N, T, F] or steps [total, F]; it holds'
+        f' {", ".join(arrays) or "nothing"}'
+    )
+  if 'y' not in arrays:
+    raise ValueError(
+        f'{name} must hold y, the answers; it holds only '
+        f'{", ".join(arrays)}'
+    )
+  if 'x' in arrays:
+    x, lengths = _padded_x(arrays, name)
+  else:
+    x, lengths = _concatenated_x(arrays, name)
+  y = _answers(arrays, form, x.shape[:2], lengths, name)
+  with np.errstate(over='ignore'):
+    single = x.astype(np.float32)
+  found = sequence_arrays.Sequences(single, lengths, y)
+  valid = found.valid()
+  _check_values(
+      single,
+      valid,
+      form.missing,
+      f"{name}: {'x' if 'x' in arrays else 'steps'}",
+  )
+  if form.kind == 'regression':
+    y = y if y.ndim == (3 if form.every_step else 2) else y[..., None]
+    with np.errstate(over='ignore'):
+      y = y.astype(np.float32)
+    if form.every_step:
+      _check_values(y, valid, 'refuse', f'{name}: y')
+    else:
+      _check_values(
+          y[:, None], np.ones_like(valid[:, :1]), 'refuse', f'{name}: y'
+      )
+  # Nothing may be left of what padding held.
+  single[~valid] = 0
+  if form.every_step:
+    y = y.copy()
+    y[~valid] = np.zeros((), y.dtype)
+  if form.kind == 'classification':
+    y = _labels(y, name)
+  return found._replace(x=single, y=y)
+
+
+def _load(path: pathlib.Path) -> dict[str, np.ndarray]:
+  """Returns the arrays of a file."""
+  if not path.is_file():
+    raise FileNotFoundError(f'{path} does not exist, or is no file')
+  try:
+    file = np.load(path, allow_pickle=False)
+  except Exception as error:  # A damaged zip file can raise nearly any.
+    raise ValueError(f'{path} is not a whole .npz file: {error}') from error
+  if not isinstance(file, np.lib.npyio.NpzFile):
+    raise ValueError(
+        f'{path} is not an .npz file: it holds a single array; write it by'
+        ' numpy.savez, with names'
+    )
+  arrays = {}
+  with file:
+    for name in file.files:
+      try:
+        arrays[name] = file[name]
+      except Exception as error:
+        objects = 'allow_pickle' in str(error)
+        reason = (
+            'it is an array of Python objects, which are not read; give ragged'
+            ' sequences as steps [total, F] and lengths'
+            if objects
+            else f'it is damaged: {error}'
+        )
+        raise ValueError(f'{path}: {name} cannot be read: {reason}') from error
+  return arrays
+
+
+def _padded_x(arrays, name: str) -> tuple[np.ndarray, np.ndarray]:
+  """Returns (x [N, T, F], lengths [N])."""
+  x = arrays['x']
+  _check_numeric(x, f'{name}: x')
+  if x.ndim not in (2, 3) or 0 in x.shape:
+    raise ValueError(
+        f'{name}: x must be [N, T, F] or [N, T], with none of them 0; its shape'
+        f' is {list(x.shape)}'
+    )
+  x = x if x.ndim == 3 else x[..., None]
+  if 'lengths' not in arrays:
+    return x, np.full(len(x), x.shape[1], np.int32)
+  lengths = _lengths(arrays['lengths'], x.shape[1], name)
+  if len(lengths) != len(x):
+    raise ValueError(
+        f'{name}: lengths must have an entry for each of the {len(x)} rows of'
+        f' x; it has {len(lengths)}'
+    )
+  return x, lengths
+
+
+def _concatenated_x(arrays, name: str) -> tuple[np.ndarray, np.ndarray]:
+  """Returns (x [N, T, F], lengths [N]) of steps [total, F]."""
+  steps = arrays['steps']
+  _check_numeric(steps, f'{name}: steps')
+  if steps.ndim not in (1, 2) or 0 in steps.shape:
+    raise ValueError(
+        f'{name}: steps must be [total, F] or [total], with none of them 0; its'
+        f' shape is {list(steps.shape)}'
+    )
+  if 'lengths' not in arrays:
+    raise ValueError(f'{name}: steps need lengths, int [N]')
+  lengths = _lengths(arrays['lengths'], len(steps), name)
+  if lengths.sum() != len(steps):
+    raise ValueError(
+        f'{name}: lengths must sum to the {len(steps)} rows of steps; they sum'
+        f' to {lengths.sum()}'
+    )
+  steps = steps if steps.ndim == 2 else steps[:, None]
+  x, _ = sequence_arrays.pad(np.split(steps, np.cumsum(lengths)[:-1]))
+  return x, lengths
+
+
+def _lengths(lengths: np.ndarray, most: int, name: str) -> np.ndarray:
+  """Returns them as int32 [N], each from 1 to `most`."""
+  if lengths.ndim != 1 or not len(lengths) or lengths.dtype.kind not in 'iu':
+    raise ValueError(
+        f'{name}: lengths must be integers [N]; got {lengths.dtype} of shape'
+        f' {list(lengths.shape)}'
+    )
+  wrong = np.flatnonzero((lengths < 1) | (lengths > most))
+  if len(wrong):
+    raise ValueError(
+        f'{name}: lengths must be from 1 to {most}; row {wrong[0]} has'
+        f' {lengths[wrong[0]]}'
+    )
+  return lengths.astype(np.int32)
+
+
+def _answers(
+    arrays, form: Form, shape: tuple[int, ...], lengths: np.ndarray, name: str
+) -> np.ndarray:
+  """Returns y with the axes of `shape`, [N, T], or its first."""
+  y = arrays['y']
+  if form.kind == 'regression':
+    _check_numeric(y, f'{name}: y')
+  elif y.dtype.kind not in 'iubUS':
+    raise ValueError(
+        f'{name}: y must be integers, booleans or strings for classification;'
+        f' got {y.dtype}. Numbers to predict need'
+        " --config.data.kind='regression'"
+    )
+  expected = shape if form.every_step else shape[:1]
+  words = '[N, T]' if form.every_step else '[N]'
+  if form.every_step and 'steps' in arrays:
+    expected, words = (int(lengths.sum()),), '[total]'
+  more = y.ndim - len(expected)
+  is_right = y.shape[: len(expected)] == expected and (
+      more == 0 or (form.kind == 'regression' and more == 1 and y.shape[-1])
+  )
+  if not is_right:
+    or_more = ''
+    if form.kind == 'regression':
+      or_more = f' or {words[:-1]}, D]'
+    raise ValueError(
+        f'{name}: y must be {words}{or_more}, here {list(expected)}, for'
+        f' config.data.every_step={form.every_step}; its shape is'
+        f' {list(y.shape)}'
+    )
+  if form.every_step and 'steps' in arrays:
+    y, _ = sequence_arrays.pad(np.split(y, np.cumsum(lengths)[:-1]))
+  return y
+
+
+def _labels(y: np.ndarray, name: str) -> np.ndarray:
+  """Returns labels of any file in a type that fits those of any other.
+
+  Returns:
+    Text as str, integers as int64, booleans as they are.
+
+  Raises:
+    ValueError: text is not UTF-8, or an integer is beyond int64.
+  """
+  if y.dtype.kind == 'S':
+    try:
+      return np.char.decode(y, 'utf-8')
+    except UnicodeDecodeError as error:
+      raise ValueError(
+          f'{name}: y must hold UTF-8 where it holds bytes; got'
+          f' {error.object!r}'
+          " (numpy.char.decode(y, 'latin-1'), say, makes text of other bytes)"
+      ) from error
+  if y.dtype.kind == 'u' and y.max() > np.iinfo(np.int64).max:
+    raise ValueError(
+        f'{name}: y must hold integers below 2**63; got {y.max()}, and such'
+        ' labels can be given as text'
+    )
+  return y.astype(np.int64) if y.dtype.kind in 'iu' else y
+
+
+def _check_numeric(array: np.ndarray, name: str) -> None:
+  if array.dtype.kind not in 'iufb':
+    raise ValueError(f'{name} must hold real numbers; got {array.dtype}')
+
+
+def _check_values(
+    values: np.ndarray, valid: np.ndarray, missing: str, name: str
+) -> None:
+  """Raises ValueError for a value that is not finite in a valid step.
+
+  Args:
+    values: float32 [N, T, F].
+    valid: bool [N, T].
+    missing: 'zero' if NaN is allowed.
+    name: of the file and array.
+  """
+  wrong = ~np.isfinite(values)
+  if missing == 'zero':
+    wrong &= ~np.isnan(values)
+  wrong &= valid[..., None]
+  if not wrong.any():
+    return
+  row, step, column = np.argwhere(wrong)[0]
+  allowed = ''
+  if (
+      missing == 'refuse'
+      and np.isnan(values[row, step, column])
+      and name.endswith(('x', 'steps'))
+  ):
+    allowed = "; --config.data.missing='zero' allows NaN in x"
+  raise ValueError(
+      f'{name} must be finite in float32; sequence {row}, step {step}, column'
+      f' {column} is {values[row, step, column]} ({int(wrong.sum())} such'
+      f' values){allowed}'
+  )

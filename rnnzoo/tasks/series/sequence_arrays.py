@@ -1,0 +1,184 @@
+"""Sequences as arrays: padded, with lengths, split, and their statistics.
+
+Dimensions: N sequences, T time, F columns.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Sequences(NamedTuple):
+  """Some sequences, and an answer for each or for each of their steps.
+
+  Attributes:
+    x: float32 [N, T, F]; steps beyond a sequence's end are zero.
+    lengths: int32 [N], from 1 to T.
+    y: [N, ...], or for answers at every step [N, T, ...].
+  """
+
+  x: np.ndarray
+  lengths: np.ndarray
+  y: np.ndarray
+
+  def rows(self, index: np.ndarray) -> 'Sequences':
+    """Returns the sequences of these indices."""
+    return Sequences(*(array[index] for array in self))
+
+  def valid(self) -> np.ndarray:
+    """Returns which steps are no padding, bool [N, T]."""
+    return np.arange(self.x.shape[1]) < self.lengths[:, None]
+
+
+def pad(
+    sequences: Sequence[np.ndarray], length: int | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns (arrays in one, [N, T, ...], padded by zeros, lengths int32 [N]).
+
+  Args:
+    sequences: N arrays [time, ...] of any lengths.
+    length: T; None for that of the longest.
+  """
+  lengths = np.array([len(sequence) for sequence in sequences], np.int32)
+  time = int(lengths.max()) if length is None else length
+  first = sequences[0]
+  whole = np.zeros((len(sequences), time, *first.shape[1:]), first.dtype)
+  for row, sequence in zip(whole, sequences, strict=True):
+    row[: len(sequence)] = sequence
+  return whole, lengths
+
+
+def concatenate(parts: Iterable[Sequences], every_step: bool) -> Sequences:
+  """Returns the sequences of all parts, padded to the longest.
+
+  Args:
+    parts: with the same F.
+    every_step: whether y has an axis of time.
+  """
+  parts = list(parts)
+  time = max(part.x.shape[1] for part in parts)
+
+  def padded(array):
+    whole = np.zeros((len(array), time, *array.shape[2:]), array.dtype)
+    whole[:, : array.shape[1]] = array
+    return whole
+
+  return Sequences(
+      np.concatenate([padded(part.x) for part in parts]),
+      np.concatenate([part.lengths for part in parts]),
+      np.concatenate(
+          [padded(part.y) if every_step else part.y for part in parts]
+      ),
+  )
+
+
+def standardization(
+    values: np.ndarray, valid: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns (mean [F], deviation [F]) over valid steps, without NaN.
+
+  The deviation is 1 for a column that is constant, or whose deviation float32
+  cannot hold as a normal number.
+
+  Args:
+    values: [N, T, F], or [N, F].
+    valid: bool [N, T], or [N].
+  """
+  steps = values[valid].astype(np.float64)
+  known = ~np.isnan(steps)
+  counts = np.maximum(known.sum(0), 1)
+  mean = np.where(known, steps, 0.0).sum(0) / counts
+  squares = np.where(known, (steps - mean) ** 2, 0.0).sum(0) / counts
+  deviation = np.sqrt(squares)
+  # The rounding errors of a constant are no deviation.
+  constant = deviation <= 1e-7 * np.abs(mean)
+  constant |= deviation < np.finfo(np.float32).tiny
+  return mean, np.where(constant, 1.0, deviation)
+
+
+def complete_splits(
+    splits: Mapping[str, Sequences],
+    fractions: Mapping[str, float],
+    seed: int,
+    stratify: bool,
+) -> dict[str, Sequences]:
+  """Returns splits with those that were missing, split off from 'train'.
+
+  Args:
+    splits: 'train' and maybe others.
+    fractions: of 'train' as it is given, by the names of the splits that are to
+      be there.
+    seed: see `split_off`.
+    stratify: whether y [N] holds classes, of which each split gets its share.
+
+  Raises:
+    ValueError: a split would be empty.
+  """
+  found = dict(splits)
+  total = len(splits['train'].x)
+  fractions = {k: v for k, v in fractions.items() if k not in splits}
+  if empty := _empty_split(total, fractions):
+    raise ValueError(
+        f'{total} training sequences cannot be split: {empty} would be empty'
+        f' by {_named(fractions)}; give {_needed(fractions)}other fractions'
+    )
+  for name, fraction in fractions.items():
+    train = found['train']
+    groups = train.y if stratify else np.zeros(len(train.x), np.int32)
+    rest, part = split_off(groups, round(total * fraction), seed)
+    found['train'], found[name] = train.rows(rest), train.rows(part)
+  return found
+
+
+def _empty_split(total: int, fractions: Mapping[str, float]) -> str:
+  """Returns the first split that gets no sequence of `total`, or ''."""
+  sizes = {name: round(total * part) for name, part in fractions.items()}
+  sizes['train'] = total - sum(sizes.values())
+  return next((name for name, size in sizes.items() if size < 1), '')
+
+
+def _named(fractions: Mapping[str, float]) -> str:
+  return ' and '.join(
+      f'config.data.{name}_fraction={part}' for name, part in fractions.items()
+  )
+
+
+def _needed(fractions: Mapping[str, float]) -> str:
+  """Returns in words how many sequences are enough, '' for very many."""
+  least = int(0.5 / min(fractions.values()))
+  for total in range(least, least + 1000):
+    if not _empty_split(total, fractions):
+      return f'{total} sequences at least, or '
+  return ''
+
+
+def split_off(
+    groups: np.ndarray, size: int, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns (indices of the rest, indices of a part), both sorted.
+
+  Each group gives about the same share to the part, and one with a single
+  example keeps it in the rest, unless the part is more than a half.
+
+  Args:
+    groups: the group of each example, [N].
+    size: of the part.
+    seed: of `np.random.RandomState`, whose stream never changes.
+
+  Raises:
+    ValueError: one of the two would be empty.
+  """
+  if not 0 < size < len(groups):
+    raise ValueError(
+        f'{len(groups)} training sequences cannot be split into {size} and the'
+        ' rest; give more sequences, or another fraction in config.data'
+    )
+  order = np.random.RandomState(seed).permutation(len(groups))
+  place = np.empty(len(groups))
+  for group in np.unique(groups):
+    members = order[groups[order] == group]
+    # The example in the middle of each group has .5.
+    place[members] = (np.arange(len(members)) + 0.5) / len(members)
+  chosen = order[np.argsort(place[order], kind='stable')]
+  return np.sort(chosen[size:]), np.sort(chosen[:size])

@@ -1,0 +1,182 @@
+"""Data of sequences: what is in them, told before anything is trained on them.
+
+Dimensions: N sequences, T time, F columns.
+"""
+
+from collections.abc import Iterator, Mapping
+import hashlib
+from typing import Any
+
+import numpy as np
+
+from rnnzoo.tasks.series import answers as answers_lib
+from rnnzoo.tasks.series import sequence_arrays
+
+# Columns or classes that are named in one line.
+_MOST_NAMES = 8
+# Deviations from zero beyond which float32 keeps few digits of a deviation.
+_FAR_FROM_ZERO = 1e4
+# A smaller one counts as none: float32 has no normal number for it.
+_LEAST_DEVIATION = float(np.finfo(np.float32).tiny)
+
+
+def summarize(
+    splits: Mapping[str, sequence_arrays.Sequences],
+    answers: answers_lib.Answers,
+    every_step: bool,
+) -> dict[str, Any]:
+  """Returns numbers about data, for report.json.
+
+  Args:
+    splits: 'train', 'validation', 'test'.
+    answers: their kind.
+    every_step: whether there is an answer for every step.
+
+  Returns:
+    'splits' with lengths and answers of each, 'columns' with statistics of each
+    column over the valid training steps, 'warnings' with sentences.
+  """
+  found: dict[str, Any] = {'splits': {}}
+  for name, split in splits.items():
+    y = split.y[split.valid()] if every_step else split.y
+    found['splits'][name] = {
+        'sequences': len(split.x),
+        'shortest': int(split.lengths.min()),
+        'mean_length': float(split.lengths.mean()),
+        'longest': int(split.lengths.max()),
+        'missing': int(np.isnan(split.x[split.valid()]).sum()),
+        **answers.describe(y),
+    }
+  train = splits['train']
+  found['columns'] = _columns(train.x[train.valid()])
+  found['warnings'] = [
+      *_column_warnings(found['columns'], ''),
+      *_column_warnings(found['splits']['train'].get('answers', []), ' of y'),
+      *_class_warnings(found['splits']),
+      *_repeated(splits),
+  ]
+  return found
+
+
+def lines(name: str, summary: Mapping[str, Any]) -> list[str]:
+  """Returns what is printed of a summary.
+
+  Args:
+    name: of the data.
+    summary: what `summarize` returned.
+  """
+  splits = summary['splits']
+  sizes = ', '.join(f'{split["sequences"]} {n}' for n, split in splits.items())
+  shortest = min(split['shortest'] for split in splits.values())
+  longest = max(split['longest'] for split in splits.values())
+  mean = splits['train']['mean_length']
+  length = str(longest)
+  if shortest < longest:
+    length = f'{shortest} to {longest} (mean {mean:.1f})'
+  columns = len(summary['columns'])
+  text = [
+      f'data: {name}: {sizes} sequences of {length} steps, {columns} column(s)'
+  ]
+  if classes := splits['train'].get('classes'):
+    total = sum(classes.values())
+    shares = sorted(classes.items(), key=lambda item: -item[1])
+    if len(shares) > _MOST_NAMES:
+      shares = [*shares[: _MOST_NAMES - 1], shares[-1]]
+    named = ', '.join(f'{n} {c / total:.1%}' for n, c in shares)
+    most = '' if len(classes) <= _MOST_NAMES else 'most and least of them '
+    text.append(f'data: {len(classes)} classes, {most}in train: {named}')
+  return text + [f'WARNING: data: {text}' for text in summary['warnings']]
+
+
+def _columns(steps: np.ndarray) -> list[dict[str, Any]]:
+  """Returns statistics of each column of steps [steps, F]."""
+  found = []
+  for column in steps.T:
+    known = column[~np.isnan(column)].astype(np.float64)
+    missing = len(column) - len(known)
+    if not len(known):
+      known = np.zeros(1)
+    found.append(
+        {
+            'mean': float(known.mean()),
+            'deviation': float(known.std()),
+            'min': float(known.min()),
+            'max': float(known.max()),
+            'missing': missing,
+        }
+    )
+  return found
+
+
+def _column_warnings(columns: list[dict[str, Any]], of: str) -> list[str]:
+  """Returns warnings about columns of x, or of y, where `of` is ' of y'."""
+  constant = [
+      i
+      for i, c in enumerate(columns)
+      if c['min'] == c['max'] or c['deviation'] < _LEAST_DEVIATION
+  ]
+  far = [
+      i
+      for i, c in enumerate(columns)
+      if i not in constant and abs(c['mean']) > _FAR_FROM_ZERO * c['deviation']
+  ]
+  found = []
+  if constant:
+    found.append(
+        f'constant in train: {_names("column", constant)}{of} (as float32)'
+    )
+  if far:
+    found.append(
+        f'{_names("column", far)}{of}: so far from zero that float32 has few'
+        ' digits left for what changes; subtract a constant first'
+    )
+  if missing := sum(column.get('missing', 0) for column in columns):
+    rows = [i for i, column in enumerate(columns) if column['missing']]
+    found.append(
+        f'{missing} values of train are missing, in {_names("column", rows)};'
+        ' they count as the mean where columns are standardised, else as 0'
+    )
+  return found
+
+
+def _class_warnings(splits: Mapping[str, Any]) -> list[str]:
+  found = []
+  for name, count in splits['train'].get('classes', {}).items():
+    others = [
+        f'{splits[split]["classes"][name]} of {split}'
+        for split in splits
+        if splits[split]['classes'][name]
+    ]
+    if not count:
+      found.append(
+          f'the class {name!r} has no training example; it can never be right'
+          f' for {" and ".join(others)}'
+      )
+  return found
+
+
+def _repeated(splits: Mapping[str, sequence_arrays.Sequences]) -> list[str]:
+  """Returns a warning for each split whose sequences training sees, too."""
+  seen = set(_digests(splits['train']))
+  found = []
+  for name, split in splits.items():
+    repeated = sum(digest in seen for digest in _digests(split))
+    if name != 'train' and repeated:
+      found.append(
+          f'{repeated} of {len(split.x)} sequences of {name} are in train, too'
+      )
+  return found
+
+
+def _digests(split: sequence_arrays.Sequences) -> Iterator[bytes]:
+  """Yields a short name of each sequence, the same for equal ones."""
+  for sequence, length in zip(split.x, split.lengths, strict=True):
+    yield hashlib.blake2b(sequence[:length].tobytes(), digest_size=16).digest()
+
+
+def _names(kind: str, numbers: list[int]) -> str:
+  shown = ', '.join(map(str, numbers[:_MOST_NAMES]))
+  more = len(numbers) - _MOST_NAMES
+  if more > 0:
+    shown += f' and {more} more'
+  return f'{kind}{"s" if len(numbers) > 1 else ""} {shown}'

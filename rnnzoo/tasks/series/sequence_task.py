@@ -1,0 +1,216 @@
+"""Tasks on sequences of numbers: a class or numbers, at the end or every step.
+
+A task that has its data as `sequence_arrays.Sequences` inherits `SequenceTask`
+and reads them in its `__init__`; all else is here.
+
+Dimensions: N sequences of a split, B batch, T time, F columns.
+"""
+
+from collections.abc import Mapping
+import types
+from typing import Any
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+
+from rnnzoo import models
+from rnnzoo.tasks import backbones
+from rnnzoo.tasks import classification
+from rnnzoo.tasks import fields
+from rnnzoo.tasks import protocol
+from rnnzoo.tasks.series import answers as answers_lib
+from rnnzoo.tasks.series import sequence_arrays
+from rnnzoo.tasks.series import sequence_checks
+from rnnzoo.tasks.series import sequence_inputs
+
+# Of `config.data`, in every task of this kind.
+RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
+    {
+        'standardize': fields.flag(),
+        'validation_fraction': fields.number(0, 1, above=True, below=True),
+        'split_seed': fields.seed(),
+    }
+)
+
+
+class SequenceTask(protocol.Task):
+  """Answers of sequences.
+
+  Attributes:
+    splits: each with 'x' float32 [N, T, F], as it was read, 'lengths' int32
+      [N], and 'y': int32 [N] for classes, float32 [N, D] for numbers, with an
+      axis of time after N for answers at every step.
+    answers: their kind.
+    class_names: of tasks with classes; a prediction is an index of it.
+    summary: what is known of the data, for report.json.
+  """
+
+  class_names: tuple[str, ...]
+
+  def __init__(
+      self,
+      config: ml_collections.ConfigDict,
+      dataset: str,
+      splits: Mapping[str, sequence_arrays.Sequences],
+      answers: answers_lib.Answers,
+      *,
+      every_step: bool = False,
+  ):
+    """Keeps the data, and prints what is in them.
+
+    Args:
+      config: with `data.standardize`, `model` and `batch_size`.
+      dataset: the name of the data.
+      splits: 'train', 'validation', 'test'.
+      answers: the kind of the answers.
+      every_step: whether there is an answer for every step.
+    """
+    check_model(config)
+    self._model = config.model
+    self._every_step = every_step
+    self.dataset = dataset
+    self.answers = answers
+    self.metrics = answers.metrics
+    self.label_smoothing = 0.0
+    if isinstance(answers, answers_lib.Classes):
+      self.label_smoothing = config.model.label_smoothing
+      self.class_names = answers.names
+    train = splits['train']
+    self.summary = sequence_checks.summarize(splits, answers, every_step)
+    for line in sequence_checks.lines(dataset, self.summary):
+      print(line, flush=True)
+    self.batch_size = min(config.batch_size, len(train.x))
+    if self.batch_size < config.batch_size:
+      print(f'data: training in batches of {self.batch_size}', flush=True)
+    columns = train.x.shape[-1]
+    self._mean, self._deviation = np.zeros(columns), np.ones(columns)
+    if config.data.standardize:
+      self._mean, self._deviation = sequence_arrays.standardization(
+          train.x, train.valid()
+      )
+    self._have_missing = config.data.get('missing') == 'zero' or any(
+        np.isnan(split.x).any() for split in splits.values()
+    )
+    self._are_ragged = any(
+        split.lengths.min() < split.x.shape[1] for split in splits.values()
+    )
+    self.splits: Mapping[str, protocol.Examples] = {
+        name: {'x': split.x, 'lengths': split.lengths, 'y': split.y}
+        for name, split in splits.items()
+    }
+
+  def build_model(self, rngs: nnx.Rngs) -> models.SequenceModel:
+    """Returns the model that `config.model` describes.
+
+    Raises:
+      ValueError: the layer or one of its options does not exist.
+    """
+    backbone = backbones.build(self._model, len(self._mean), rngs)
+    return models.SequenceModel(
+        backbone,
+        self.answers.out_features,
+        every_step=self._every_step,
+        rngs=rngs,
+    )
+
+  def evaluate(
+      self,
+      model: nnx.Module,
+      examples: protocol.Examples,
+      rngs: nnx.Rngs | None = None,
+  ) -> protocol.Evaluation:
+    """Returns losses, scores and predictions of a batch.
+
+    With answers at every step the losses and scores of a sequence are means
+    over its steps, and it counts by their number.
+
+    Args:
+      model: what `build_model` returned.
+      examples: rows of one of the `splits`.
+      rngs: the source of dropout masks in training, None in evaluation.
+    """
+    # Where no step is padding, a mask would only take time.
+    lengths = examples['lengths'] if self._are_ragged else None
+    outputs = self._outputs(model, examples['x'], lengths, rngs)
+    smoothing = self.label_smoothing if rngs is not None else 0.0
+    found = self.answers.evaluate(outputs, examples['y'], smoothing)
+    if not self._every_step:
+      return found
+    weights = jnp.asarray(examples['lengths'], jnp.float32)
+    valid = jnp.arange(outputs.shape[1]) < weights[:, None]
+    mean = lambda values: jnp.sum(jnp.where(valid, values, 0), 1) / weights
+    return protocol.Evaluation(
+        mean(found.losses),
+        {name: mean(score) for name, score in found.scores.items()},
+        weights,
+        found.predictions,
+    )
+
+  def measure(self, model, split, predictions) -> dict[str, Any]:
+    """Returns the metrics of all test answers that are no means."""
+    del model
+    y = np.asarray(self.splits[split]['y'])
+    lengths = np.asarray(self.splits[split]['lengths'])
+    if self._every_step:
+      valid = np.arange(y.shape[1]) < lengths[:, None]
+      y, predictions = y[valid], predictions[valid]
+    return self.answers.measure(y, predictions)
+
+  def report(self, results, best_model) -> protocol.Report:
+    """Returns the summary of the data, and the confusions of classes."""
+    del best_model
+    found = self.answers.report(results)
+    return protocol.Report({**found.numbers, 'data': self.summary}, found.files)
+
+  def check_inputs(self, inputs: Any) -> Any:
+    """Returns inputs of `predict` as float32 and int32.
+
+    Args:
+      inputs: x [B, T, F] in the units of the data, which the task standardises
+        itself; T may differ from that of the training data. Or, for sequences
+        of several lengths, a mapping with 'x', padded to the longest, and
+        'lengths', int [B], each from 1 to T:
+
+            x, lengths = sequence_arrays.pad([first, second])
+            trained.predict({'x': x, 'lengths': lengths})
+
+    Raises:
+      ValueError: they are anything else, or hold what is not finite; NaN is
+        allowed where the data may have it, as by config.data.missing='zero'.
+    """
+    return sequence_inputs.check(inputs, len(self._mean), self._have_missing)
+
+  def predict(self, model: nnx.Module, inputs: Any) -> jax.Array:
+    """Returns classes, int32 [B], or numbers, float32 [B, D].
+
+    With answers at every step there is an axis of time after B.
+
+    Args:
+      model: a trained one.
+      inputs: x [B, T, F], in the units of the data, of any T; or a mapping
+        with 'x' and 'lengths' int [B]; see `check_inputs`.
+    """
+    if not isinstance(inputs, Mapping):
+      inputs = {'x': inputs}
+    outputs = self._outputs(model, inputs['x'], inputs.get('lengths'))
+    return self.answers.predict(outputs)
+
+  def _outputs(self, model, x, lengths=None, rngs=None) -> jax.Array:
+    mean = jnp.asarray(self._mean, jnp.float32)
+    x = (x - mean) / jnp.asarray(self._deviation, jnp.float32)
+    if self._have_missing:
+      x = jnp.where(jnp.isnan(x), 0.0, x)
+    return model(x, seq_lengths=lengths, rngs=rngs)
+
+
+def check_model(config: ml_collections.ConfigDict) -> None:
+  """Raises ValueError for fields of `config.model` that cannot be.
+
+  A task calls it before it reads data, which takes a while.
+  """
+  fields.check(config.model, backbones.RULES, 'config.model')
+  fields.check(config.model, classification.RULES, 'config.model')
+  backbones.find_layer(config.model.layer)

@@ -1,0 +1,219 @@
+"""Your own sequences: arrays in .npz files, a config, and no code.
+
+    python train.py --config=configs/gru_sequences.py \
+        --config.data.path=mine.npz
+
+npz.py says which arrays a file holds. `config.data.path` is one file, or a
+folder of them:
+
+  train.npz, validation.npz, test.npz   the splits; each may be in several
+                                        files, train_0.npz, train_1.npz, ...;
+  any other names                       parts of one whole, in order of names.
+
+Names such as Train.npz, val.npz or mine_test.npz are refused, since they look
+like splits and would be parts of the whole.
+
+Where there is no validation or test split, it is split off the training data,
+by `split_seed`, `validation_fraction` and `test_fraction`; with one class a
+sequence, each class gives about the same share.
+"""
+
+from collections.abc import Mapping, Sequence
+import pathlib
+import re
+import types
+
+import ml_collections
+import numpy as np
+
+from rnnzoo.tasks import fields
+from rnnzoo.tasks.series import answers
+from rnnzoo.tasks.series import npz
+from rnnzoo.tasks.series import sequence_arrays
+from rnnzoo.tasks.series import sequence_task
+
+_SPLITS = ('train', 'validation', 'test')
+# Words, and beginnings of words, in names of files that look like splits.
+_LIKE_SPLITS = ('trn', 'val', 'vali', 'dev', 'eval', 'evaluation', 'tst')
+_BEGINNINGS = ('train', 'valid', 'test')
+
+_RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
+    {
+        **sequence_task.RULES,
+        'path': fields.text(),
+        'kind': fields.one_of(npz.KINDS),
+        'every_step': fields.flag(),
+        'missing': fields.one_of(('refuse', 'zero')),
+        'test_fraction': fields.number(0, 1, above=True, below=True),
+    }
+)
+
+
+class OwnSequences(sequence_task.SequenceTask):
+  """Sequences of .npz files; classes or numbers, of a sequence or a step."""
+
+  def __init__(self, config: ml_collections.ConfigDict):
+    """Reads the data.
+
+    Args:
+      config: a config with `data` and `model`, as in
+        `configs/base_sequences.py`.
+
+    Raises:
+      ValueError: a field or a file holds something that cannot be.
+      FileNotFoundError: there is no such file.
+    """
+    data = config.data
+    fields.check(data, _RULES, 'config.data')
+    sequence_task.check_model(config)
+    if not data.path:
+      raise ValueError(
+          'config.data.path must be an .npz file with x, y and maybe lengths,'
+          ' or a folder of such files; see configs/base_sequences.py'
+      )
+    path = pathlib.Path(data.path).expanduser()
+    form = npz.Form(data.kind, data.every_step, data.missing)
+    splits = read_splits(path, form)
+    kind: answers.Answers
+    if data.kind == 'classification':
+      splits, kind = encode(splits, data.every_step)
+    splits = sequence_arrays.complete_splits(
+        splits,
+        {
+            'test': data.test_fraction,
+            'validation': data.validation_fraction,
+        },
+        data.split_seed,
+        stratify=data.kind == 'classification' and not data.every_step,
+    )
+    if data.kind == 'regression':
+      kind = _numbers(splits['train'], data.every_step, data.standardize)
+    super().__init__(
+        config,
+        path.name,
+        {name: splits[name] for name in _SPLITS},
+        kind,
+        every_step=data.every_step,
+    )
+
+
+def read_splits(
+    path: pathlib.Path, form: npz.Form
+) -> dict[str, sequence_arrays.Sequences]:
+  """Returns the splits that a file or folder has; 'train' is among them.
+
+  Raises:
+    FileNotFoundError: there is nothing.
+    ValueError: files do not fit together, or one is not what it should be.
+  """
+  if not path.is_dir():
+    return {'train': npz.read(path, form)}
+  files = sorted(f for f in path.iterdir() if f.suffix.lower() == '.npz')
+  if not files:
+    raise FileNotFoundError(f'{path} holds no .npz file')
+  pattern = re.compile(rf'({"|".join(_SPLITS)})([-_.].*)?')
+  split_of = {
+      file: match[1]
+      for file in files
+      if (match := pattern.fullmatch(file.stem))
+  }
+  if not split_of:
+    _check_shards(files)
+    split_of = dict.fromkeys(files, 'train')
+  elif others := [file for file in files if file not in split_of]:
+    raise ValueError(
+        f'{others[0]} belongs to no split: beside {next(iter(split_of)).name},'
+        ' names must begin with train, validation or test'
+    )
+  elif 'train' not in split_of.values():
+    raise ValueError(f'{path} holds no train.npz, only parts of other splits')
+  parts: dict[str, list[sequence_arrays.Sequences]] = {}
+  first = None
+  for file, split in split_of.items():
+    part = npz.read(file, form)
+    first = first or (file, part)
+    _check_fit(file, part, *first, every_step=form.every_step)
+    parts.setdefault(split, []).append(part)
+  return {
+      split: sequence_arrays.concatenate(several, form.every_step)
+      for split, several in parts.items()
+  }
+
+
+def _check_shards(files: Sequence[pathlib.Path]) -> None:
+  """Raises ValueError for a name that looks like that of a split."""
+  for file in files:
+    for word in re.findall('[A-Z]?[a-z]+|[A-Z]+', file.stem):
+      if word.lower() in _LIKE_SPLITS or word.lower().startswith(_BEGINNINGS):
+        raise ValueError(
+            f'{file} looks like a split; name splits train.npz, validation.npz'
+            f' and test.npz, and parts of one whole without {word!r}'
+        )
+
+
+def encode(
+    splits: Mapping[str, sequence_arrays.Sequences], every_step: bool
+) -> tuple[dict[str, sequence_arrays.Sequences], answers.Classes]:
+  """Returns splits with classes as int32, and the classes, sorted.
+
+  Args:
+    splits: with labels of one kind: integers, booleans or strings, as `npz`
+      reads them.
+    every_step: whether there is a label for every step.
+
+  Raises:
+    ValueError: there are not two classes.
+  """
+  real = {
+      name: split.y[split.valid()] if every_step else split.y
+      for name, split in splits.items()
+  }
+  labels = np.unique(np.concatenate(list(real.values())))
+  names = [str(label) for label in labels.tolist()]
+  if len(names) < 2:
+    raise ValueError(f'y must have two classes at least; all are {names[0]!r}')
+  encoded = {}
+  for name, split in splits.items():
+    # Padding has some class, which nobody looks at.
+    y = np.searchsorted(labels, split.y).clip(0, len(labels) - 1)
+    encoded[name] = split._replace(y=y.astype(np.int32))
+  return encoded, answers.Classes(names)
+
+
+def _numbers(
+    train: sequence_arrays.Sequences, every_step: bool, standardize: bool
+) -> answers.Numbers:
+  """Returns the answers of a regression."""
+  size = train.y.shape[-1]
+  if not standardize:
+    return answers.Numbers(np.zeros(size), np.ones(size))
+  valid = train.valid() if every_step else np.ones(len(train.y), bool)
+  return answers.Numbers(*sequence_arrays.standardization(train.y, valid))
+
+
+def _check_fit(
+    file: pathlib.Path,
+    part: sequence_arrays.Sequences,
+    first_file: pathlib.Path,
+    first: sequence_arrays.Sequences,
+    every_step: bool,
+) -> None:
+  """Raises ValueError unless two files have the same columns and answers."""
+  if part.x.shape[-1] != first.x.shape[-1]:
+    raise ValueError(
+        f'{file}: x has {part.x.shape[-1]} columns, but {first.x.shape[-1]} in'
+        f' {first_file.name}'
+    )
+  kinds = [
+      'text' if y.dtype.kind in 'US' else 'numbers' for y in (part.y, first.y)
+  ]
+  if kinds[0] != kinds[1]:
+    raise ValueError(
+        f'{file}: y holds {kinds[0]}, but {kinds[1]} in {first_file.name}'
+    )
+  time_axes = 2 if every_step else 1
+  if part.y.shape[time_axes:] != first.y.shape[time_axes:]:
+    raise ValueError(
+        f'{file}: y has {list(part.y.shape[time_axes:])} numbers an answer, but'
+        f' {list(first.y.shape[time_axes:])} in {first_file.name}'
+    )

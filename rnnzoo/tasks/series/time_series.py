@@ -1,0 +1,95 @@
+"""Classification of multivariate time series: the UEA and UCR archives.
+
+JapaneseVowels (nine speakers, 12 columns, 7 to 29 steps) is the default:
+sequences end at different steps, so it shows lengths and masks. BasicMotions
+(four motions, 6 columns, 100 steps) is the second that needs no network.
+
+'synthetic_eigenworms' has the size of EigenWorms, 259 sequences of 17,984
+steps and 6 columns, to measure speed: random walks, whose class is the column
+that drifts.
+"""
+
+from collections.abc import Mapping
+import types
+
+import ml_collections
+import numpy as np
+
+from rnnzoo.tasks import fields
+from rnnzoo.tasks.series import sequence_arrays
+from rnnzoo.tasks.series import sequence_task
+from rnnzoo.tasks.series import sequences
+from rnnzoo.tasks.series import uea
+
+SYNTHETIC = 'synthetic_eigenworms'
+# Of the synthetic set: sequences, steps, columns, classes.
+_SYNTHETIC_SHAPE = (259, 17_984, 6)
+_SYNTHETIC_CLASSES = 5
+
+_RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
+    {
+        **sequence_task.RULES,
+        'name': fields.text(),
+        'manual_dir': fields.text(),
+        'split': fields.one_of(('archive', 'pooled')),
+        'test_fraction': fields.number(0, 1, above=True, below=True),
+    }
+)
+
+
+class TimeSeries(sequence_task.SequenceTask):
+  """A data set of the UEA or UCR archive; a class a sequence."""
+
+  def __init__(self, config: ml_collections.ConfigDict):
+    """Reads the data.
+
+    Args:
+      config: a config with `data` and `model`, as in
+        `configs/base_time_series.py`.
+
+    Raises:
+      ValueError: a field has a value that does not exist.
+      ModuleNotFoundError: the extra 'timeseries' is not installed.
+      ConnectionError: the data could not be downloaded.
+    """
+    data = config.data
+    fields.check(data, _RULES, 'config.data')
+    sequence_task.check_model(config)
+    if data.name == SYNTHETIC:
+      parts = synthetic(*_SYNTHETIC_SHAPE)
+    else:
+      parts = uea.read(data.name, data.manual_dir)
+    if data.split == 'pooled':
+      parts = {'train': sequence_arrays.concatenate(parts.values(), False)}
+    splits, classes = sequences.encode(parts, every_step=False)
+    splits = sequence_arrays.complete_splits(
+        splits,
+        {'test': data.test_fraction, 'validation': data.validation_fraction},
+        data.split_seed,
+        stratify=True,
+    )
+    names = ('train', 'validation', 'test')
+    super().__init__(
+        config, data.name, {name: splits[name] for name in names}, classes
+    )
+
+
+def synthetic(
+    count: int, length: int, columns: int
+) -> dict[str, sequence_arrays.Sequences]:
+  """Returns random walks as one split, 'train', of five classes.
+
+  The class is the column that drifts, by about as much as it wanders.
+
+  Args:
+    count: N.
+    length: T.
+    columns: F, at least five.
+  """
+  rng = np.random.default_rng(0)
+  x = rng.standard_normal((count, length, columns), np.float32)
+  y = np.arange(count) % _SYNTHETIC_CLASSES
+  x[np.arange(count), :, y] += 3.0 / np.sqrt(length)
+  x = np.cumsum(x, axis=1) / np.float32(np.sqrt(length))
+  lengths = np.full(count, length, np.int32)
+  return {'train': sequence_arrays.Sequences(x, lengths, y)}

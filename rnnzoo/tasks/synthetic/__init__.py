@@ -1,0 +1,8 @@
+"""Tasks whose data are made from a seed: memory, and the state of a language.
+
+adding          the adding problem
+copying         copy memory, selective copying
+state_tracking  regular languages and word problems of groups
+languages       their automata
+over_length     the report of accuracy over length
+"""

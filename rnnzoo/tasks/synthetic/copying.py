@@ -1,0 +1,268 @@
+"""Tasks of recall: copy memory and selective copying.
+
+In both, symbols are shown first, and at the end of the sequence, on as many
+steps, the model has to name them in their order.
+
+Copy memory, with a delay of d and 10 symbols: 10 steps of symbols, d - 1 blank
+steps, one step with a delimiter, and 10 more steps, blank, on which the symbols
+are named: T = d + 20. Tokens 0 to 7 are symbols, 8 is the blank and 9 the
+delimiter. On all earlier steps the answer is the blank.
+
+Selective copying, of L steps and 16 symbols: the symbols stand at random places
+among L steps, all others are noise, and 16 steps with a marker follow, on which
+the symbols are named: T = L + 16. Of 16 tokens 0 is noise and the last one the
+marker. Earlier steps have no answer.
+
+References:
+  S. Hochreiter and J. Schmidhuber, 1997, "Long short-term memory".
+  M. Arjovsky, A. Shah and Y. Bengio, 2016, "Unitary evolution recurrent neural
+  networks", section 5.1 (copy memory).
+  A. Gu and T. Dao, 2023, "Mamba: Linear-time sequence modeling with selective
+  state spaces", section 4.1.1 (selective copying).
+"""
+
+import abc
+from collections.abc import Mapping
+import types
+from typing import Any
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+import optax
+
+from rnnzoo import models
+from rnnzoo.tasks import backbones
+from rnnzoo.tasks import fields
+from rnnzoo.tasks import protocol
+
+_RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
+    {
+        'num_symbols': fields.integer(1, 1000),
+        'steps_per_epoch': fields.integer(1, 10**6),
+        'num_validation': fields.integer(1, 10**4),
+        'num_test': fields.integer(1, 10**4),
+        'seed': fields.seed(),
+    }
+)
+_COPY_RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
+    {
+        'delay': fields.integer(1, 20_000),
+        'loss_steps': fields.one_of(('all', 'recalled')),
+    }
+)
+_SELECTIVE_RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
+    {
+        'length': fields.integer(1, 20_000),
+        'num_tokens': fields.integer(3, 256),
+    }
+)
+
+SYMBOLS, BLANK, DELIMITER = 8, 8, 9
+
+
+class Recall(protocol.Task):
+  """Names the symbols that were shown, on as many steps at the end.
+
+  'accuracy' is the share of right answers on those steps alone, 'exact_match'
+  the share of sequences with no wrong one.
+
+  Attributes:
+    splits: 'train' is made on the device; 'validation' and 'test' are fixed,
+      with 'tokens' uint8 [N, T] and 'symbols' uint8 [N, K].
+  """
+
+  metrics = (protocol.Metric('accuracy'), protocol.Metric('exact_match'))
+  num_tokens: int
+  # Whether the loss counts the steps before the answer, which is BLANK there.
+  loss_on_all_steps = False
+
+  def __init__(
+      self, config: ml_collections.ConfigDict, rules: Mapping[str, fields.Rule]
+  ):
+    """Makes the fixed splits.
+
+    Args:
+      config: a config with `data` and `model`.
+      rules: of the fields of `config.data` that the task has beside the common.
+
+    Raises:
+      ValueError: a field has a value that does not exist.
+    """
+    fields.check(config.data, {**_RULES, **rules}, 'config.data')
+    fields.check(config.model, backbones.RULES, 'config.model')
+    backbones.find_layer(config.model.layer)
+    self._model = config.model
+    self._data = data = config.data
+    self.batch_size = config.batch_size
+    self._set_up(data)
+    rng = np.random.default_rng(data.seed)
+    self.splits: Mapping[str, protocol.Split] = {
+        'train': protocol.Generator(self._make_batch, data.steps_per_epoch),
+        'validation': self.make_examples(rng, data.num_validation),
+        'test': self.make_examples(rng, data.num_test),
+    }
+
+  @abc.abstractmethod
+  def _set_up(self, data: ml_collections.ConfigDict) -> None:
+    """Sets `dataset` and `num_tokens`.
+
+    Raises:
+      ValueError: fields of `config.data` contradict each other.
+    """
+
+  @abc.abstractmethod
+  def _make_batch(self, key: jax.Array) -> dict[str, jax.Array]:
+    """Returns a batch, made by JAX; see `splits`."""
+
+  @abc.abstractmethod
+  def make_examples(
+      self, rng: np.random.Generator, num_examples: int
+  ) -> dict[str, np.ndarray]:
+    """Returns the same, N examples made by numpy."""
+
+  def build_model(self, rngs: nnx.Rngs) -> nnx.Module:
+    """Returns the model that `config.model` describes.
+
+    Tokens are embedded in as many features as the layers have.
+
+    Raises:
+      ValueError: the layer or one of its options does not exist.
+    """
+    backbone = backbones.build(self._model, self._model.features, rngs)
+    return models.SequenceModel(
+        backbone,
+        self.num_tokens,
+        every_step=True,
+        num_tokens=self.num_tokens,
+        rngs=rngs,
+    )
+
+  def evaluate(
+      self,
+      model: nnx.Module,
+      examples: protocol.Examples,
+      rngs: nnx.Rngs | None = None,
+  ) -> protocol.Evaluation:
+    """Returns cross entropies, shares of right answers and answers of a batch.
+
+    Args:
+      model: what `build_model` returned.
+      examples: 'tokens' uint8 [B, T] and 'symbols' uint8 [B, K].
+      rngs: the source of dropout masks in training, None in evaluation.
+    """
+    symbols = jnp.asarray(examples['symbols'], jnp.int32)
+    count = symbols.shape[1]
+    logits = _logits(model, examples['tokens'], rngs)
+    answers = jnp.argmax(logits[:, -count:], axis=-1)
+    targets = symbols
+    if self.loss_on_all_steps:
+      before = logits.shape[1] - count
+      targets = jnp.pad(symbols, ((0, 0), (before, 0)), constant_values=BLANK)
+    losses = optax.softmax_cross_entropy_with_integer_labels(
+        logits[:, -targets.shape[1] :], targets
+    )
+    hits = answers == symbols
+    scores = {
+        'accuracy': jnp.mean(hits.astype(jnp.float32), axis=1),
+        'exact_match': jnp.all(hits, axis=1).astype(jnp.float32),
+    }
+    return protocol.Evaluation(
+        jnp.mean(losses, axis=1), scores, predictions=answers
+    )
+
+  def predict(self, model: nnx.Module, inputs: jax.Array) -> jax.Array:
+    """Returns the symbols, int32 [B, K].
+
+    Args:
+      model: a trained one.
+      inputs: tokens, [B, T], with the steps on which they are named.
+    """
+    answers = _logits(model, inputs)[:, -self._data.num_symbols :]
+    return jnp.argmax(answers, axis=-1).astype(jnp.int32)
+
+
+class CopyMemory(Recall):
+  """Names 10 symbols after a delay.
+
+  With `config.data.loss_steps='all'` the loss is that of the literature, the
+  mean over all T steps, and 10 log(8) / T for a model without memory. With
+  'recalled' it is the mean over the steps on which symbols are named.
+  """
+
+  def __init__(self, config: ml_collections.ConfigDict):
+    super().__init__(config, _COPY_RULES)
+
+  def _set_up(self, data):
+    self.num_tokens = DELIMITER + 1
+    self.dataset = f'copy memory with a delay of {data.delay:,}'
+    self.loss_on_all_steps = data.loss_steps == 'all'
+
+  def _make_batch(self, key):
+    shape = self.batch_size, self._data.num_symbols
+    return self._show(jax.random.randint(key, shape, 0, SYMBOLS), jnp)
+
+  def make_examples(self, rng, num_examples):
+    shape = num_examples, self._data.num_symbols
+    return self._show(rng.integers(0, SYMBOLS, shape), np)
+
+  def _show(self, symbols: Any, array: types.ModuleType) -> dict[str, Any]:
+    """Returns examples with these symbols, as arrays of jax.numpy or numpy."""
+    symbols = symbols.astype(array.uint8)
+    after = np.full(self._data.delay + self._data.num_symbols, BLANK, np.uint8)
+    after[self._data.delay - 1] = DELIMITER
+    after = array.broadcast_to(after, (len(symbols), len(after)))
+    tokens = array.concatenate([symbols, after], axis=1)
+    return {'tokens': tokens, 'symbols': symbols}
+
+
+class SelectiveCopying(Recall):
+  """Names 16 symbols that stood among noise."""
+
+  def __init__(self, config: ml_collections.ConfigDict):
+    super().__init__(config, _SELECTIVE_RULES)
+
+  def _set_up(self, data):
+    if data.num_symbols > data.length:
+      raise ValueError(
+          'config.data.num_symbols must be at most config.data.length,'
+          f' {data.length}; got {data.num_symbols}'
+      )
+    self.num_tokens = data.num_tokens
+    self.dataset = (
+        f'selective copying of {data.num_symbols:,} among {data.length:,}'
+    )
+
+  def _make_batch(self, key):
+    of_places, of_symbols = jax.random.split(key)
+    shape = self.batch_size, self._data.num_symbols
+    order = jax.random.uniform(of_places, (self.batch_size, self._data.length))
+    _, places = jax.lax.top_k(order, shape[1])
+    places = jnp.sort(places, axis=1)
+    symbols = jax.random.randint(of_symbols, shape, 1, self.num_tokens - 1)
+    symbols = symbols.astype(jnp.uint8)
+    rows = jnp.arange(shape[0])[:, None]
+    tokens = jnp.asarray(self._empty(shape[0]))
+    return {'tokens': tokens.at[rows, places].set(symbols), 'symbols': symbols}
+
+  def make_examples(self, rng, num_examples):
+    count = self._data.num_symbols
+    order = rng.random((num_examples, self._data.length))
+    places = np.sort(np.argpartition(order, -count, axis=1)[:, -count:], axis=1)
+    symbols = rng.integers(1, self.num_tokens - 1, places.shape, np.uint8)
+    tokens = self._empty(num_examples)
+    np.put_along_axis(tokens, places, symbols, axis=1)
+    return {'tokens': tokens, 'symbols': symbols}
+
+  def _empty(self, num_examples: int) -> np.ndarray:
+    """Returns sequences of noise, with their markers."""
+    marker = self.num_tokens - 1
+    ends = (0, self._data.num_symbols)
+    noise = np.zeros((num_examples, self._data.length), np.uint8)
+    return np.pad(noise, ((0, 0), ends), constant_values=marker)
+
+
+def _logits(model, tokens, rngs=None) -> jax.Array:
+  return model(jnp.asarray(tokens, jnp.int32), rngs=rngs).astype(jnp.float32)

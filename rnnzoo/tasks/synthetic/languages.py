@@ -1,0 +1,251 @@
+"""Regular languages and word problems, each as a finite automaton.
+
+An automaton goes from state to state, one token at a time; every state says
+what the label of a string that ends there is. Tokens are the integers from 0.
+
+  parity              0, 1: is the number of ones odd?
+  modular_counting    0, 1: the number of ones, modulo 5
+  cycle_navigation    stay, a step forward, a step back on a cycle of 5 places:
+                      the place at the end
+  even_pairs          a, b: is the number of pairs ab and ba odd? It is where
+                      the first and the last token differ.
+  modular_arithmetic  digits 0 to 4; +, -, *; =: the value modulo 5 of a sum of
+                      products without brackets, such as 3 - 2 * 4 =
+  S3, A5, S5          a token is an element of the group of permutations of so
+                      many things, of the even ones for A5: the product, from
+                      left to right
+
+Dimensions: S states, V tokens, T time.
+
+References:
+  G. Delétang et al., 2023, "Neural networks and the Chomsky hierarchy" (all but
+  the groups and modular_counting).
+  W. Merrill, J. Petty and A. Sabharwal, 2024, "The illusion of state in
+  state-space models" (groups).
+"""
+
+from collections.abc import Callable, Mapping
+import functools
+import itertools
+import types
+from typing import Any, NamedTuple
+
+import numpy as np
+
+MODULUS = 5
+
+# The label of a state in which no string ends.
+NO_LABEL = -1
+
+
+class Language(NamedTuple):
+  """A finite automaton, and the strings that it may meet.
+
+  Attributes:
+    transitions: int [S, V], the state after a state and a token.
+    labels: int [S], the label of a string that ends in a state.
+    start: the state before the first token.
+    ranges: (position, length) -> (low, high), the tokens that may stand at a
+      position of a string of a length, high excluded. It takes numbers and
+      arrays, traced ones too.
+    length_multiple: strings have lengths that are multiples of it.
+  """
+
+  transitions: np.ndarray
+  labels: np.ndarray
+  start: int
+  ranges: Callable[[Any, Any], tuple[Any, Any]]
+  length_multiple: int = 1
+
+  @property
+  def num_tokens(self) -> int:
+    """V."""
+    return self.transitions.shape[1]
+
+  @property
+  def num_classes(self) -> int:
+    """How many labels there are."""
+    return int(self.labels.max()) + 1
+
+
+def counting(modulus: int) -> Language:
+  """Returns the language whose label is the number of ones, modulo a number."""
+  state = np.arange(modulus)[:, None]
+  return _with_all_tokens((state + np.arange(2)) % modulus)
+
+
+def cycle_navigation() -> Language:
+  """Returns the language of steps on a cycle: stay, forward, back."""
+  state = np.arange(MODULUS)[:, None]
+  return _with_all_tokens((state + np.array([0, 1, -1])) % MODULUS)
+
+
+def even_pairs() -> Language:
+  """Returns the language whose label is whether first and last token differ.
+
+  States: 0 and 1, so far only this token; 2 + first * 2 + last; 6, nothing.
+  """
+  transitions = np.empty((7, 2), int)
+  labels = np.zeros(7, int)
+  for token in range(2):
+    transitions[6, token] = token
+    for first in range(2):
+      transitions[first, token] = 2 + 2 * first + token
+      for last in range(2):
+        transitions[2 + 2 * first + last, token] = 2 + 2 * first + token
+        labels[2 + 2 * first + last] = first != last
+  labels[6] = NO_LABEL
+  return _with_all_tokens(transitions, labels, start=6)
+
+
+def modular_arithmetic() -> Language:
+  """Returns the language of sums of products of digits, modulo 5.
+
+  States, with s the sum of the terms that are complete and p, with its sign,
+  the product that is not: after a digit (s, p), labelled s + p; after an
+  operator (s, p, operator), where p is 0 if that is + or -; after = the value.
+  Transitions that no string takes stay where they are.
+  """
+  numbers = range(MODULUS)
+  plus, minus, times, equals = range(MODULUS, MODULUS + 4)
+  states: list[tuple[int, ...]] = [(s, p) for s in numbers for p in numbers]
+  states += [(s, 0, sign) for s in numbers for sign in (plus, minus)]
+  states += [(s, p, times) for s in numbers for p in numbers]
+  states += [(value,) for value in numbers]
+
+  def after(state, token):
+    if len(state) == 3 and token < MODULUS:
+      s, p, operator = state
+      factor = {plus: 1, minus: -1, times: p}[operator]
+      return s, factor * token % MODULUS
+    if len(state) == 2 and token >= MODULUS:
+      s, p = state
+      if token == times:
+        return s, p, times
+      total = (s + p) % MODULUS
+      return (total,) if token == equals else (total, 0, token)
+    return state
+
+  index = {state: place for place, state in enumerate(states)}
+  labels = [NO_LABEL if len(s) == 3 else sum(s) % MODULUS for s in states]
+
+  def ranges(position, length):
+    is_operator, is_end = position % 2, position == length - 1
+    low = MODULUS * is_operator + 3 * is_end
+    return low, low + MODULUS - 2 * is_operator - 2 * is_end
+
+  return Language(
+      np.array(
+          [[index[after(s, t)] for t in range(equals + 1)] for s in states]
+      ),
+      np.array(labels),
+      start=index[(0, 0, plus)],
+      ranges=ranges,
+      length_multiple=2,
+  )
+
+
+def word_problem(size: int, even: bool) -> Language:
+  """Returns the language of products of permutations.
+
+  The first element is the identity. A state is the product so far, and the
+  product a b applies a first.
+
+  Args:
+    size: how many things are permuted.
+    even: whether there are even permutations only.
+  """
+  elements = np.array(list(itertools.permutations(range(size))))
+  if even:
+    pairs = itertools.combinations(range(size), 2)
+    swapped = sum(elements[:, i] > elements[:, j] for i, j in pairs)
+    elements = elements[swapped % 2 == 0]
+  digits = size ** np.arange(size)
+  index = np.empty(size**size, int)
+  index[elements @ digits] = np.arange(len(elements))
+  # products[a, b, i] = elements[b, elements[a, i]].
+  products = elements[:, elements].swapaxes(0, 1)
+  return _with_all_tokens(index[products @ digits])
+
+
+def _with_all_tokens(
+    transitions: np.ndarray, labels: np.ndarray | None = None, start: int = 0
+) -> Language:
+  """Returns a language in which any token may stand anywhere."""
+  num_states, num_tokens = transitions.shape
+
+  def ranges(position, length):
+    none = 0 * (position + length)
+    return none, none + num_tokens
+
+  if labels is None:
+    labels = np.arange(num_states)
+  return Language(transitions, labels, start, ranges)
+
+
+LANGUAGES: Mapping[str, Callable[[], Language]] = types.MappingProxyType(
+    {
+        'parity': functools.partial(counting, 2),
+        'modular_counting': functools.partial(counting, MODULUS),
+        'cycle_navigation': cycle_navigation,
+        'even_pairs': even_pairs,
+        'modular_arithmetic': modular_arithmetic,
+        'S3': functools.partial(word_problem, 3, even=False),
+        'A5': functools.partial(word_problem, 5, even=True),
+        'S5': functools.partial(word_problem, 5, even=False),
+    }
+)
+
+
+def tokens_from(
+    uniform: Any, language: Language, lengths: Any, array: types.ModuleType = np
+) -> Any:
+  """Returns random strings, uint8 [N, T], each filled up with tokens 0.
+
+  Args:
+    uniform: random numbers, float32 [N, T] in [0, 1).
+    language: the language.
+    lengths: int [N] or [1].
+    array: numpy, or jax.numpy where the numbers are JAX's.
+  """
+  position, lengths = np.arange(uniform.shape[1]), lengths[:, None]
+  low, high = language.ranges(position, lengths)
+  tokens = low + array.floor(uniform * (high - low))
+  return array.where(position < lengths, tokens, 0).astype(array.uint8)
+
+
+def prefix_labels(language: Language, tokens: np.ndarray) -> np.ndarray:
+  """Returns the labels of all prefixes of strings, int32 [N, T].
+
+  Args:
+    language: the language.
+    tokens: [N, T].
+  """
+  state = np.full(len(tokens), language.start)
+  labels = np.empty(tokens.shape, np.int32)
+  for step in range(tokens.shape[1]):
+    state = language.transitions[state, tokens[:, step]]
+    labels[:, step] = language.labels[state]
+  return labels
+
+
+def balanced(
+    labels: np.ndarray, num_examples: int, num_classes: int
+) -> np.ndarray:
+  """Returns which examples to take so that all classes are as frequent.
+
+  Args:
+    labels: of the examples to choose from.
+    num_examples: N, how many to choose. Where the classes do not divide it, the
+      first have one more.
+    num_classes: that they are of.
+
+  Returns:
+    Indices, ascending, N of them, or fewer where a class is too rare.
+  """
+  each, more = divmod(num_examples, num_classes)
+  chosen = [
+      np.flatnonzero(labels == c)[: each + (c < more)]
+      for c in range(num_classes)
+  ]
+  return np.sort(np.concatenate(chosen))

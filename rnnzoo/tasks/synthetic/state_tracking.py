@@ -1,0 +1,294 @@
+"""State tracking: train on short strings of a language, test on long ones.
+
+The languages are those of languages.py. Training strings have lengths from
+`min_length` to `max_length`, one a batch, drawn uniformly. The label is that of
+the whole string, at its last step; with label_steps='every' the model is
+trained on the labels of all prefixes, as is usual for word problems. 'accuracy'
+is that of the last step in any case.
+
+Test strings have exactly the lengths of `test_lengths`, and each class is as
+frequent as any other: the longest are the split 'test', the others
+'length_<n>'. Which of them a model solves says whether it has learnt the state
+itself, or something that looks like it on short strings.
+"""
+
+from collections.abc import Mapping
+import functools
+import types
+from typing import Any
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+import optax
+
+from rnnzoo import models
+from rnnzoo.tasks import backbones
+from rnnzoo.tasks import fields
+from rnnzoo.tasks import protocol
+from rnnzoo.tasks.synthetic import languages
+from rnnzoo.tasks.synthetic import over_length
+
+_MOST = 20_000
+
+
+def _are_lengths(value: Any) -> bool:
+  lengths = list(value) if isinstance(value, list | tuple) else []
+  whole = fields.integer(1, _MOST).allows
+  return (
+      bool(lengths)
+      and all(map(whole, lengths))
+      and lengths == sorted(set(lengths))
+  )
+
+
+_DATA_RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
+    {
+        'language': fields.one_of(languages.LANGUAGES),
+        'label_steps': fields.one_of(('last', 'every')),
+        'min_length': fields.integer(1, _MOST),
+        'max_length': fields.integer(1, _MOST),
+        'test_lengths': fields.Rule(
+            f'ascending integers from 1 to {_MOST}, such as (40, 2048)',
+            _are_lengths,
+        ),
+        'steps_per_epoch': fields.integer(1, 10**6),
+        'num_validation': fields.integer(1, 10**4),
+        'num_test': fields.integer(1, 10**4),
+        'seed': fields.seed(),
+    }
+)
+
+
+class StateTracking(protocol.Task):
+  """Classification of the last state of a string.
+
+  Attributes:
+    language: the automaton.
+    splits: 'train' is made on the device; the others are fixed. 'tokens' uint8
+      [N, T]; 'length' int32 [N]; 'label' int32 [N], or for all prefixes [N, T],
+      where a prefix may have no label.
+  """
+
+  def __init__(self, config: ml_collections.ConfigDict):
+    """Makes the fixed splits.
+
+    Args:
+      config: a config with `data` and `model`, as in
+        `configs/base_state_tracking.py`.
+
+    Raises:
+      ValueError: a field has a value that does not exist.
+    """
+    data = config.data
+    fields.check(data, _DATA_RULES, 'config.data')
+    fields.check(config.model, backbones.RULES, 'config.model')
+    backbones.find_layer(config.model.layer)
+    self._model = config.model
+    self.batch_size = config.batch_size
+    self.language = languages.LANGUAGES[data.language]()
+    self._every_step = data.label_steps == 'every'
+    self.metrics = (protocol.Metric('accuracy'),)
+    if self._every_step:
+      self.metrics = (*self.metrics, protocol.Metric('step_accuracy'))
+    self.dataset = f'{data.language}, trained on lengths to {data.max_length}'
+    self._max_length = data.max_length
+    multiple = self.language.length_multiple
+    # Lengths are drawn as multiples of it, first and last included.
+    self._first = -(-data.min_length // multiple)
+    self._last = data.max_length // multiple
+    if self._first > self._last:
+      raise ValueError(
+          'config.data.min_length must be at most'
+          f' {self._last * multiple} with a max_length of {data.max_length} for'
+          f' {data.language!r}; got {data.min_length}'
+      )
+    *shorter, longest = data.test_lengths
+    rng = np.random.default_rng(data.seed)
+    self.splits: Mapping[str, protocol.Split] = {
+        'train': protocol.Generator(self._make_batch, data.steps_per_epoch),
+        'validation': self._make_validation(rng, data.num_validation),
+        'test': self._make_test(rng, data, longest),
+        **{f'length_{n}': self._make_test(rng, data, n) for n in shorter},
+    }
+    self._split_of = {n: f'length_{n}' for n in shorter} | {longest: 'test'}
+
+  def build_model(self, rngs: nnx.Rngs) -> nnx.Module:
+    """Returns the model that `config.model` describes.
+
+    Raises:
+      ValueError: the layer or one of its options does not exist.
+    """
+    backbone = backbones.build(self._model, self.language.num_tokens, rngs)
+    return models.SequenceModel(
+        backbone,
+        self.language.num_classes,
+        every_step=self._every_step,
+        rngs=rngs,
+    )
+
+  def evaluate(
+      self,
+      model: nnx.Module,
+      examples: protocol.Examples,
+      rngs: nnx.Rngs | None = None,
+  ) -> protocol.Evaluation:
+    """Returns cross entropies, hits and predicted classes of a batch.
+
+    Args:
+      model: what `build_model` returned.
+      examples: rows of one of the `splits`.
+      rngs: the source of dropout masks in training, None in evaluation.
+    """
+    labels = jnp.asarray(examples['label'])
+    logits = self._logits(model, examples, rngs)
+    classes = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+    valid = labels != languages.NO_LABEL
+    losses = optax.softmax_cross_entropy_with_integer_labels(
+        logits, jnp.where(valid, labels, 0)
+    )
+    hits = (classes == labels).astype(jnp.float32)
+    if not self._every_step:
+      return protocol.Evaluation(
+          losses, {'accuracy': hits}, predictions=classes
+      )
+    mean = lambda x: jnp.sum(jnp.where(valid, x, 0), 1) / jnp.sum(valid, 1)
+    last = functools.partial(_at_last, lengths=examples['length'])
+    return protocol.Evaluation(
+        mean(losses),
+        {'accuracy': last(hits), 'step_accuracy': mean(hits)},
+        predictions=last(classes),
+    )
+
+  def predict(self, model: nnx.Module, inputs: Any) -> jax.Array:
+    """Returns the labels of whole strings, int32 [B].
+
+    Args:
+      model: a trained one.
+      inputs: {'tokens': [B, T], 'length': [B]}.
+    """
+    logits = self._logits(model, inputs)
+    if self._every_step:
+      logits = _at_last(logits, inputs['length'])
+    return jnp.argmax(logits, axis=-1).astype(jnp.int32)
+
+  def report(self, results, best_model) -> protocol.Report:
+    """Returns accuracies over length: numbers, a table and a figure."""
+    del best_model
+    return over_length.report(
+        {
+            length: [_test(result, split)['accuracy'] for result in results]
+            for length, split in self._split_of.items()
+        },
+        [result['seed'] for result in results],
+        self.dataset,
+        chance=1 / self.language.num_classes,
+        trained_to=self._max_length,
+    )
+
+  def _logits(self, model, examples, rngs=None) -> jax.Array:
+    x = jax.nn.one_hot(examples['tokens'], self.language.num_tokens)
+    logits = model(x, seq_lengths=examples['length'], rngs=rngs)
+    return logits.astype(jnp.float32)
+
+  def _make_batch(self, key: jax.Array) -> dict[str, jax.Array]:
+    """Returns a batch of strings of one length, made by JAX."""
+    of_length, of_tokens = jax.random.split(key)
+    length = self.language.length_multiple * jax.random.randint(
+        of_length, (1,), self._first, self._last + 1
+    )
+    shape = self.batch_size, self._max_length
+    tokens = languages.tokens_from(
+        jax.random.uniform(of_tokens, shape), self.language, length, jnp
+    )
+    return self._examples(
+        tokens,
+        jnp.broadcast_to(length, shape[:1]),
+        prefix_labels(self.language, tokens),
+    )
+
+  def _make_validation(self, rng, num_examples: int) -> dict[str, np.ndarray]:
+    """Returns strings with lengths as in training, each with its own."""
+    lengths = rng.integers(self._first, self._last + 1, num_examples)
+    return self._make_strings(
+        rng, lengths * self.language.length_multiple, self._max_length
+    )
+
+  def _make_test(
+      self, rng, data: ml_collections.ConfigDict, length: int
+  ) -> dict[str, np.ndarray]:
+    """Returns strings of one length, with classes as frequent as each other."""
+    language, number = self.language, data.num_test
+    if length % language.length_multiple:
+      raise ValueError(
+          'config.data.test_lengths must be multiples of'
+          f' {language.length_multiple} for {data.language!r}; got {length}'
+      )
+    drawn: list[dict[str, np.ndarray]] = []
+    # Some more than needed, and once more where a class is rare.
+    for _ in range(50):
+      more = np.full(number + number // 2, length)
+      drawn.append(self._make_strings(rng, more, length))
+      whole = {
+          name: np.concatenate([part[name] for part in drawn])
+          for name in drawn[0]
+      }
+      labels = whole['label']
+      labels = labels[:, -1] if self._every_step else labels
+      chosen = languages.balanced(labels, number, language.num_classes)
+      if len(chosen) == number:
+        return {name: array[chosen] for name, array in whole.items()}
+    raise ValueError(
+        f'config.data.test_lengths has {length}, but in strings of'
+        f' {data.language!r} as short as that a label never, or hardly ever,'
+        ' occurs; leave it out'
+    )
+
+  def _make_strings(self, rng, lengths, time: int) -> dict[str, np.ndarray]:
+    uniform = rng.random((len(lengths), time), np.float32)
+    tokens = languages.tokens_from(uniform, self.language, lengths)
+    labels = languages.prefix_labels(self.language, tokens)
+    return self._examples(tokens, lengths.astype(np.int32), labels, np)
+
+  def _examples(self, tokens, lengths, labels, array=jnp) -> dict[str, Any]:
+    """Returns examples, from the labels of all prefixes [N, T]."""
+    if self._every_step:
+      time = np.arange(labels.shape[1])
+      labels = array.where(time < lengths[:, None], labels, languages.NO_LABEL)
+    else:
+      labels = _at_last(labels, lengths, array)
+    return {'tokens': tokens, 'length': lengths, 'label': labels}
+
+
+def _test(result: Mapping[str, Any], split: str) -> Mapping[str, Any]:
+  """Returns what a seed's result.json has of a split."""
+  return result['test'] if split == 'test' else result['splits'][split]
+
+
+def prefix_labels(language: languages.Language, tokens: jax.Array) -> jax.Array:
+  """Returns the labels of all prefixes of strings, int32 [B, T], by JAX.
+
+  Args:
+    language: the language.
+    tokens: [B, T].
+  """
+  transitions = jnp.asarray(language.transitions, jnp.int32)
+  labels = jnp.asarray(language.labels, jnp.int32)
+
+  def step(state, token):
+    state = transitions[state, token]
+    return state, state
+
+  start = jnp.full(len(tokens), language.start, jnp.int32)
+  # A step is so little that a device would spend its time between steps.
+  _, states = jax.lax.scan(step, start, tokens.T, unroll=8)
+  return labels[states.T]
+
+
+def _at_last(x: Any, lengths: Any, array: types.ModuleType = jnp) -> Any:
+  """Returns the entry of the last valid step, [B, ...] of [B, T, ...]."""
+  index = lengths - 1
+  index = index.reshape(-1, *[1] * (x.ndim - 1))
+  return array.take_along_axis(x, index, axis=1)[:, 0]

@@ -1,0 +1,6 @@
+"""Text.
+
+characters    which character comes next?
+translation   a line into another: translation_decoding, and its data:
+              parallel_text, written_dates, vocabularies
+"""

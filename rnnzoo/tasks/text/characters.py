@@ -1,0 +1,313 @@
+"""Characters: which one comes next in a text?
+
+The text is any file of UTF-8, cut into a part to train on, one to validate and
+one to test, in this order. Training sees windows that begin anywhere; the
+others are read in windows one after another, each from an empty memory, and
+every character but the first of a part is predicted once. The first characters
+of a window are predicted from little context, in all parts alike.
+
+References:
+  Karpathy, char-rnn, 2015: tiny Shakespeare, 90 / 5 / 5 %.
+  Feng et al., Were RNNs all we needed?, 2024: the model and its recipe.
+"""
+
+from collections.abc import Iterator, Mapping
+import functools
+import pathlib
+import platform
+import types
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+import optax
+
+from rnnzoo import language_model
+from rnnzoo import models
+from rnnzoo.tasks import backbones
+from rnnzoo.tasks import fields
+from rnnzoo.tasks import protocol
+
+# A text is a constant of the compiled training step.
+MAX_CHARACTERS = 2**26
+
+_DATA_RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
+    {
+        'path': fields.text(),
+        'context': fields.integer(1, 2**20),
+        'steps_per_epoch': fields.integer(1),
+        'validation_fraction': fields.number(0, 1, above=True, below=True),
+        'test_fraction': fields.number(0, 1, above=True, below=True),
+        'sample_length': fields.integer(1, 10**6),
+        'sample_temperature': fields.number(0),
+    }
+)
+_MODEL_RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
+    {
+        'conv_width': fields.integer(0, 1000),
+        'mlp': fields.one_of(language_model.MLPS, optional=True),
+        'is_tied': fields.flag(),
+    }
+)
+
+
+class Characters(protocol.Task):
+  """Predicts the next character of a text.
+
+  Attributes:
+    dataset: the name of the text.
+    splits: 'validation' and 'test', each with 'tokens' int32 [N, T + 1] and
+      'length' int32 [N], the number of targets of a window; 'train' is a
+      `Generator` of 'tokens' [B, T + 1].
+    batch_size: `config.batch_size`.
+    vocabulary: all characters of the text, in the order of their code points;
+      a token is a place in it.
+  """
+
+  metrics = (protocol.BITS_PER_CHARACTER,)
+
+  def __init__(self, config: ml_collections.ConfigDict):
+    """Reads the text.
+
+    Args:
+      config: a config with `data` and `model`, as in
+        `configs/base_characters.py`.
+
+    Raises:
+      ValueError: a field has a value that cannot be, or the text is no text, or
+        too short.
+      FileNotFoundError: there is no such file.
+    """
+    fields.check(config.data, _DATA_RULES, 'config.data')
+    fields.check(config.model, backbones.RULES, 'config.model')
+    fields.check(config.model, _MODEL_RULES, 'config.model')
+    backbones.find_layer(config.model.layer)
+    self._model, self._data = config.model, config.data
+    self.batch_size = config.batch_size
+    self.dataset, text = read(config.data.path)
+    self.vocabulary = ''.join(sorted(set(text)))
+    tokens = encode(text, self.vocabulary)
+    held_out = [
+        round(len(tokens) * fraction)
+        for fraction in (
+            config.data.validation_fraction,
+            config.data.test_fraction,
+        )
+    ]
+    sizes = [len(tokens) - sum(held_out), *held_out]
+    context = config.data.context
+    if sizes[0] <= context or min(held_out) < 2:
+      raise ValueError(
+          f'{self.dataset} has {len(tokens):,} characters, of which'
+          f' {sizes[0]:,} train, {sizes[1]:,} validate and {sizes[2]:,} test;'
+          f' training needs more than config.data.context, {context:,}, and the'
+          ' others two or more'
+      )
+    train, validation, test = np.split(tokens, np.cumsum(sizes)[:2])
+    self.splits: Mapping[str, protocol.Split] = {
+        'train': protocol.Generator(
+            functools.partial(
+                random_windows, jnp.asarray(train), self.batch_size, context
+            ),
+            config.data.steps_per_epoch,
+        ),
+        'validation': windows(validation, context),
+        'test': windows(test, context),
+    }
+
+  def build_model(self, rngs: nnx.Rngs) -> models.LanguageModel:
+    """Returns the language model that `config.model` describes.
+
+    Raises:
+      ValueError: the layer or one of its options does not exist.
+    """
+    return backbones.build_language_model(
+        self._model,
+        len(self.vocabulary),
+        rngs,
+        conv_width=self._model.conv_width,
+        mlp=self._model.mlp,
+        is_tied=self._model.is_tied,
+    )
+
+  def evaluate(
+      self,
+      model: nnx.Module,
+      examples: protocol.Examples,
+      rngs: nnx.Rngs | None = None,
+  ) -> protocol.Evaluation:
+    """Returns the mean cross entropy of each window, in nats a character.
+
+    Args:
+      model: what `build_model` returned.
+      examples: 'tokens' int32 [B, T + 1], and 'length' int32 [B] for windows
+        that may be shorter.
+      rngs: the source of dropout masks in training, None in evaluation.
+    """
+    tokens = examples['tokens'].astype(jnp.int32)
+    logits = model(tokens[:, :-1], rngs=rngs).astype(jnp.float32)
+    losses = optax.softmax_cross_entropy_with_integer_labels(
+        logits, tokens[:, 1:]
+    )
+    if 'length' not in examples:
+      return protocol.Evaluation(jnp.mean(losses, axis=1))
+    lengths = jnp.asarray(examples['length'])
+    counts = jnp.arange(losses.shape[1]) < lengths[:, None]
+    means = jnp.sum(jnp.where(counts, losses, 0.0), axis=1) / lengths
+    return protocol.Evaluation(means, weights=lengths.astype(jnp.float32))
+
+  def predict(self, model: nnx.Module, inputs: jax.Array) -> jax.Array:
+    """Returns the most likely next token of each text, int32 [B].
+
+    Args:
+      model: a trained one.
+      inputs: tokens int32 [B, T].
+    """
+    logits = model(jnp.asarray(inputs, jnp.int32))[:, -1]
+    return jnp.argmax(logits, axis=-1).astype(jnp.int32)
+
+  def sample(
+      self, model: nnx.Module, prompt: str, key: jax.Array
+  ) -> Iterator[str]:
+    """Returns the prompt and then one character after another.
+
+    Args:
+      model: a trained one.
+      prompt: how the text begins; '' for a new line or, where the text has
+        none, its first character by code point.
+      key: of all random choices.
+
+    Raises:
+      ValueError: the prompt has characters that the text has not.
+    """
+    start = '\n' if '\n' in self.vocabulary else self.vocabulary[0]
+    tokens = jnp.asarray(encode(prompt or start, self.vocabulary), jnp.int32)
+    return self._sample(model, prompt, tokens, key)
+
+  def _sample(self, model, prompt, tokens, key):
+    graphdef, state = nnx.split(model)
+    temperature = self._data.sample_temperature
+
+    @jax.jit
+    def choose(logits, key):
+      if not temperature:
+        return jnp.argmax(logits)
+      return jax.random.categorical(key, logits / temperature)
+
+    @jax.jit
+    def step(state, carry, token):
+      return nnx.merge(graphdef, state).step(carry, token)
+
+    yield prompt
+    carry, logits = model.unroll(tokens)
+    logits = logits[-1]
+    for number in range(self._data.sample_length):
+      token = choose(logits, jax.random.fold_in(key, number))
+      yield self.vocabulary[int(token)]
+      carry, logits = step(state, carry, token)
+
+  def report(self, results, best_model) -> protocol.Report:
+    """Returns a sample of the first seed's best model, and the vocabulary."""
+    seed = results[0]['seed']
+    pieces = self.sample(best_model(seed), '', jax.random.key(seed))
+    sample = ''.join(pieces)
+    text = f'{self.dataset}, seed {seed}:\n\n{sample}\n'
+
+    def write(path, title):
+      del title
+      path.write_text(text, encoding='utf-8')
+
+    return protocol.Report(
+        {'num_characters': len(self.vocabulary), 'sample': sample},
+        {'sample.txt': write},
+    )
+
+
+def read(path: str) -> tuple[str, str]:
+  """Returns the name of a text, and the text.
+
+  Args:
+    path: of a file of UTF-8; '' for the documentation of Python's own topics,
+      which differs from one Python to the next: its name says of which it is.
+
+  Raises:
+    FileNotFoundError: there is no such file.
+    ValueError: it is not UTF-8, or too large, or empty.
+  """
+  if not path:
+    from pydoc_data import topics
+
+    text = '\n'.join(topics.topics[name] for name in sorted(topics.topics))
+    return f"topics of Python {platform.python_version()}'s help", text
+  file = pathlib.Path(path).expanduser()
+  if not file.is_file():
+    raise FileNotFoundError(f'config.data.path: there is no file {file}')
+  content = file.read_bytes()
+  try:
+    # Without the mark that some editors begin a file with.
+    text = content.decode('utf-8-sig')
+  except UnicodeDecodeError as error:
+    line = content[: error.start].count(b'\n') + 1
+    raise ValueError(
+        f'{file}, line {line}, is not UTF-8: byte {error.start} is'
+        f' {content[error.start]:#04x}'
+    ) from error
+  if not 0 < len(text) <= MAX_CHARACTERS:
+    raise ValueError(
+        f'{file} has {len(text):,} characters; a text has from 1 to'
+        f' {MAX_CHARACTERS:,}'
+    )
+  return file.name, text
+
+
+def encode(text: str, vocabulary: str) -> np.ndarray:
+  """Returns the tokens of a text, int32 [N].
+
+  Raises:
+    ValueError: a character is not in the vocabulary.
+  """
+  places = {character: place for place, character in enumerate(vocabulary)}
+  if unknown := sorted(set(text) - set(vocabulary)):
+    raise ValueError(
+        f'{fields.shorten("".join(unknown))} is not in the text that the model'
+        ' was trained on'
+    )
+  return np.array([places[character] for character in text], np.int32)
+
+
+def random_windows(
+    tokens: jax.Array, batch_size: int, context: int, key: jax.Array
+) -> dict[str, jax.Array]:
+  """Returns windows that begin anywhere, 'tokens' [B, T + 1].
+
+  Args:
+    tokens: [N], N > T.
+    batch_size: B.
+    context: T.
+    key: of the places.
+  """
+  starts = jax.random.randint(key, (batch_size,), 0, len(tokens) - context)
+  return {'tokens': tokens[starts[:, None] + jnp.arange(context + 1)]}
+
+
+def windows(tokens: np.ndarray, context: int) -> dict[str, np.ndarray]:
+  """Returns all of a text in windows, each of which begins where one ends.
+
+  Args:
+    tokens: [N], N >= 2.
+    context: T.
+
+  Returns:
+    'tokens' int32 [windows, T + 1], the last one padded with zeros, and
+    'length' int32 [windows], targets of each: N - 1 in all.
+  """
+  num_targets = len(tokens) - 1
+  count = -(-num_targets // context)
+  lengths = np.full(count, context, np.int32)
+  lengths[-1] = num_targets - (count - 1) * context
+  padded = np.zeros(count * context + 1, np.int32)
+  padded[: len(tokens)] = tokens
+  places = np.arange(count)[:, None] * context + np.arange(context + 1)
+  return {'tokens': padded[places], 'length': lengths}

@@ -1,0 +1,128 @@
+"""Parallel text: files, and buckets by length.
+
+Dimensions: N pairs of a bucket, S tokens of a source, T of a target.
+"""
+
+from collections.abc import Sequence
+import gzip
+import pathlib
+import zlib
+
+import numpy as np
+
+from rnnzoo import decoding
+
+
+def read_parallel(
+    source: str, target: str, fields: tuple[str, str]
+) -> tuple[list[str], list[str]]:
+  """Returns the lines of two files, each the other's translation.
+
+  Args:
+    source: path of a file of UTF-8, plain or compressed by gzip.
+    target: likewise.
+    fields: of the config that hold the paths, for messages.
+
+  Raises:
+    FileNotFoundError: there is no such file.
+    ValueError: one is not UTF-8, or has no lines, or not as many as the other.
+  """
+  sources, targets = _read(source, fields[0]), _read(target, fields[1])
+  if len(sources) != len(targets):
+    short, long = sorted(
+        ((len(sources), source), (len(targets), target)), key=lambda x: x[0]
+    )
+    raise ValueError(
+        f'{short[1]} has {short[0]:,} lines and {long[1]} {long[0]:,}: line'
+        f' {short[0] + 1} of {long[1]} has no translation'
+    )
+  return sources, targets
+
+
+def _read(path: str, field: str) -> list[str]:
+  file = pathlib.Path(path).expanduser()
+  if not path or not file.is_file():
+    raise FileNotFoundError(
+        f'{field}: there is no file {path!r}; it must be a text of one sentence'
+        ' a line, UTF-8, plain or .gz'
+    )
+  content = file.read_bytes()
+  if content.startswith(b'\x1f\x8b'):
+    try:
+      content = gzip.decompress(content)
+    except (OSError, EOFError, zlib.error) as error:
+      raise ValueError(f'{path} is not a whole .gz file: {error}') from error
+  try:
+    text = content.decode('utf-8')
+  except UnicodeDecodeError as error:
+    before = content[: error.start]
+    line, place = before.count(b'\n') + 1, error.start - before.rfind(b'\n')
+    raise ValueError(
+        f'{path}, line {line}, is not UTF-8: byte {place} of the line is'
+        f' {content[error.start]:#04x}'
+    ) from error
+  lines = [line.removesuffix('\r') for line in text.split('\n')]
+  if lines and not lines[-1]:
+    lines.pop()
+  if not lines:
+    raise ValueError(f'{path} has no lines')
+  return lines
+
+
+def longest(pairs: tuple[list[list[int]], list[list[int]]]) -> np.ndarray:
+  """Returns the length of the longer one of each pair, int [N]."""
+  return np.array([max(map(len, pair)) for pair in zip(*pairs, strict=True)])
+
+
+def boundaries(lengths: np.ndarray, num_buckets: int) -> list[int]:
+  """Returns the greatest length of each bucket but the last, which has none.
+
+  Args:
+    lengths: of the pairs to train on, of which each bucket gets as many.
+    num_buckets: at most.
+  """
+  places = np.arange(1, num_buckets) / num_buckets
+  cuts = np.quantile(lengths, places, method='lower').astype(int)
+  return sorted({int(cut) for cut in cuts if cut < lengths.max()})
+
+
+def buckets(
+    pairs: tuple[list[list[int]], list[list[int]]], cuts: Sequence[int]
+) -> list[dict[str, np.ndarray]]:
+  """Returns pairs by length, each padded to the longest one of its bucket.
+
+  Args:
+    pairs: tokens of sources and of targets.
+    cuts: of `boundaries`.
+
+  Returns:
+    For each bucket that has pairs, 'source' int32 [N, S], its end included;
+    'source_length' int32 [N]; 'target' int32 [N, T + 1], from start to end; and
+    'target_length' int32 [N], tokens to predict, the end included.
+  """
+  found = np.searchsorted(np.array(cuts, int), longest(pairs))
+  parts = []
+  for bucket in range(len(cuts) + 1):
+    places = np.flatnonzero(found == bucket)
+    if not len(places):
+      continue
+    sources = [[*pairs[0][i], decoding.END] for i in places]
+    targets = [[decoding.START, *pairs[1][i], decoding.END] for i in places]
+    parts.append(
+        {
+            'source': pad(sources),
+            'source_length': np.array(list(map(len, sources)), np.int32),
+            'target': pad(targets),
+            'target_length': np.array(list(map(len, targets)), np.int32) - 1,
+        }
+    )
+  return parts
+
+
+def pad(rows: Sequence[Sequence[int]], width: int = 0) -> np.ndarray:
+  """Returns tokens as one array [rows, at least width], padding behind them."""
+  width = max([width, *map(len, rows)])
+  array = np.full((len(rows), width), decoding.PAD, np.int32)
+  for row, tokens in zip(array, rows, strict=True):
+    row[: len(tokens)] = tokens
+  return array

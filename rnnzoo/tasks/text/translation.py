@@ -1,0 +1,456 @@
+"""Translation: a line of text into another, by an encoder and a decoder.
+
+The lines are of files in pairs, or dates as people write them, to be written as
+ISO 8601 does. Losses are cross entropies in nats a token of the target, its end
+counted. At the end the test is decoded, and compared with its references.
+
+References:
+  Cho et al., Learning phrase representations using RNN encoder-decoder, 2014.
+  Bahdanau et al., Neural machine translation by jointly learning to align and
+  translate, 2015.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+import functools
+import itertools
+import types
+from typing import Any
+
+from absl import logging
+from flax import nnx
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+import optax
+
+import rnnzoo
+from rnnzoo import decoding
+from rnnzoo import extras
+from rnnzoo import models
+from rnnzoo.tasks import backbones
+from rnnzoo.tasks import fields
+from rnnzoo.tasks import figures
+from rnnzoo.tasks import protocol
+from rnnzoo.tasks.text import parallel_text
+from rnnzoo.tasks.text import translation_decoding
+from rnnzoo.tasks.text import vocabularies
+from rnnzoo.tasks.text import written_dates
+
+BLEU = protocol.Metric('bleu', greatest=100.0, form='.2f', at_test=True)
+EXACT_MATCH = protocol.Metric('exact_match', at_test=True)
+
+# Test lines in the report: with a picture, and in writing.
+_PICTURES, _EXAMPLES = 3, 20
+
+_PATHS = tuple(
+    f'{part}_{side}'
+    for part in ('train', 'validation', 'test')
+    for side in ('source', 'target')
+)
+_DATA_RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
+    {
+        'source': fields.one_of(('dates', 'files')),
+        **{name: fields.text() for name in _PATHS},
+        'num_dates': fields.integer(1, written_dates.NUM_DAYS - 2000),
+        'dates_seed': fields.seed(),
+        'source_tokens': fields.one_of(vocabularies.KINDS),
+        'target_tokens': fields.one_of(vocabularies.KINDS),
+        'lowercase': fields.flag(),
+        'min_count': fields.integer(1),
+        'vocabulary_size': fields.integer(5, 10**7),
+        'max_length': fields.integer(0),
+        'num_buckets': fields.integer(1, 20),
+        'output_length': fields.integer(1, 10**4),
+        'num_beams': fields.integer(1, 1000),
+        'length_penalty': fields.number(0),
+        'decode_batch_size': fields.integer(1, 10**5),
+    }
+)
+_MODEL_RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
+    {
+        'embed_features': fields.integer(1, 2**16),
+        'attention_features': fields.integer(0, 2**16),
+        'is_bidirectional': fields.flag(),
+        'init_std': fields.number(0),
+        'teacher_forcing': fields.number(0, 1),
+        'teacher_forcing_end': fields.number(0, 1),
+        'teacher_forcing_steps': fields.integer(1),
+        'label_smoothing': fields.number(0, 1, below=True),
+        'norm': fields.one_of(('layer',), optional=True),
+    }
+)
+
+
+class TrainingSteps(nnx.Variable):
+  """How many steps of training a model has seen, int32 []."""
+
+
+class ScheduledSeq2Seq(models.Seq2Seq):
+  """A model whose teacher forcing depends on the step of training.
+
+  Attributes:
+    training_steps: counts them.
+  """
+
+  def __init__(self, *args, **options):
+    """Creates the parameters; see `models.Seq2Seq`."""
+    super().__init__(*args, **options)
+    self.training_steps = TrainingSteps(jnp.zeros((), jnp.int32))
+
+
+class Translation(protocol.Task):
+  """Translates lines of text.
+
+  Attributes:
+    dataset: the names of the files, or what stands in for them.
+    splits: 'train', 'validation' and 'test', each as `parallel_text.buckets`
+      has it, or where there is one bucket, that.
+    batch_size: `config.batch_size`.
+    metrics: exact match first for dates, BLEU for text.
+    label_smoothing: `config.model.label_smoothing`.
+    source_vocabulary: of the lines to train on.
+    target_vocabulary: likewise.
+    left_out: pairs of lines that are longer than `config.data.max_length`; only
+      pairs to train on are ever left out.
+  """
+
+  def __init__(self, config: ml_collections.ConfigDict):
+    """Reads the text, and makes vocabularies from the part to train on.
+
+    Args:
+      config: a config with `data` and `model`, as in
+        `configs/base_translation.py`.
+
+    Raises:
+      ValueError: a field has a value that cannot be, or a file is no text, or
+        two have not as many lines.
+      FileNotFoundError: there is no such file.
+      ModuleNotFoundError: a package is missing; the message says how to install
+        it.
+    """
+    extras.require('task translation', 'text', ('tokenizers', 'sacrebleu'))
+    fields.check(config.data, _DATA_RULES, 'config.data')
+    fields.check(config.model, backbones.RULES, 'config.model')
+    fields.check(config.model, _MODEL_RULES, 'config.model')
+    backbones.find_layer(config.model.layer)
+    data = self._data = config.data
+    self._model = config.model
+    self.batch_size = config.batch_size
+    self.label_smoothing = config.model.label_smoothing
+    is_text = data.source == 'files'
+    self.metrics = (BLEU if is_text else EXACT_MATCH, protocol.PERPLEXITY)
+    self.dataset, self._lines = _read(data)
+    make = lambda side, kind: vocabularies.make_vocabulary(
+        self._lines['train'][side],
+        kind,
+        lowercase=data.lowercase,
+        min_count=data.min_count,
+        size=data.vocabulary_size,
+    )
+    self.source_vocabulary = make(0, data.source_tokens)
+    self.target_vocabulary = make(1, data.target_tokens)
+    pairs = {
+        name: (
+            self.source_vocabulary.encode(sources),
+            self.target_vocabulary.encode(targets),
+        )
+        for name, (sources, targets) in self._lines.items()
+    }
+    pairs['train'], self.left_out = _at_most(pairs['train'], data.max_length)
+    if not pairs['train'][0]:
+      raise ValueError(
+          'every pair of lines to train on has more than config.data.max_length'
+          f' = {data.max_length} tokens'
+      )
+    if self.left_out:
+      logging.warning(
+          '%d of %d pairs of lines to train on have more than'
+          ' config.data.max_length = %d tokens and are left out.',
+          self.left_out,
+          len(self._lines['train'][0]),
+          data.max_length,
+      )
+    cuts = parallel_text.boundaries(
+        parallel_text.longest(pairs['train']), data.num_buckets
+    )
+    parts = {
+        name: parallel_text.buckets(part, cuts) for name, part in pairs.items()
+    }
+    # One bucket is not a list of buckets: several seeds can train at once.
+    self.splits: Mapping[str, protocol.Split] = {
+        name: part if len(part) > 1 else part[0] for name, part in parts.items()
+    }
+
+  def build_model(self, rngs: nnx.Rngs) -> models.Seq2Seq:
+    """Returns the encoder and decoder that `config.model` describes.
+
+    Raises:
+      ValueError: the layer or one of its options does not exist.
+    """
+    model = self._model
+    encoder = backbones.build(
+        model,
+        model.embed_features,
+        rngs,
+        _bidirectional_stack if model.is_bidirectional else rnnzoo.Stack,
+    )
+    decoder = backbones.build(
+        model,
+        model.embed_features + encoder.out_features,
+        rngs,
+        _stack_without_dropout,
+    )
+    make = models.Seq2Seq if self._always_forced() else ScheduledSeq2Seq
+    built = make(
+        encoder,
+        decoder,
+        num_source_tokens=len(self.source_vocabulary),
+        num_target_tokens=len(self.target_vocabulary),
+        attention_features=model.attention_features or None,
+        dropout_rate=model.dropout_rate,
+        dtype=backbones.find_dtype(model),
+        rngs=rngs,
+    )
+    if model.init_std:
+      _draw(built, model.init_std, rngs)
+    return built
+
+  def evaluate(
+      self,
+      model: nnx.Module,
+      examples: protocol.Examples,
+      rngs: nnx.Rngs | None = None,
+  ) -> protocol.Evaluation:
+    """Returns the mean cross entropy of each target, in nats a token.
+
+    Args:
+      model: what `build_model` returned.
+      examples: of one bucket.
+      rngs: the source of dropout masks and of the choice between the target's
+        own tokens and the model's in training, None in evaluation, which sees
+        the target's own.
+    """
+    target = jnp.asarray(examples['target'])
+    logits = model(
+        jnp.asarray(examples['source']),
+        target[:, :-1],
+        source_lengths=jnp.asarray(examples['source_length']),
+        teacher_forcing=1.0 if rngs is None else self._teacher_forcing(model),
+        rngs=rngs,
+    ).astype(jnp.float32)
+    losses = optax.softmax_cross_entropy_with_integer_labels(
+        logits, target[:, 1:]
+    )
+    if rngs is not None and self.label_smoothing:
+      # Of all tokens alike.
+      uniform = jax.nn.logsumexp(logits, axis=-1) - jnp.mean(logits, axis=-1)
+      losses += self.label_smoothing * (uniform - losses)
+    lengths = jnp.asarray(examples['target_length'])
+    counts = jnp.arange(losses.shape[1]) < lengths[:, None]
+    means = jnp.sum(jnp.where(counts, losses, 0.0), axis=1) / lengths
+    return protocol.Evaluation(means, weights=lengths.astype(jnp.float32))
+
+  def predict(self, model: nnx.Module, inputs: jax.Array) -> jax.Array:
+    """Returns the tokens of the translations, int32 [B, output_length].
+
+    Args:
+      model: a trained one.
+      inputs: tokens int32 [B, S], as in the splits' 'source'.
+    """
+    source = jnp.asarray(inputs, jnp.int32)
+    lengths = jnp.sum(source != decoding.PAD, axis=1)
+    return self._decode(model, source, lengths, self._data.num_beams).tokens
+
+  def predict_lines(
+      self, model: nnx.Module, lines: Iterable[str]
+  ) -> Iterator[str]:
+    """Returns a translation for each line.
+
+    Args:
+      model: a trained one.
+      lines: `config.data.decode_batch_size` of them are read before the first
+        is translated.
+    """
+    decoder = self._decoder(model, self._data.num_beams)
+    lines = iter(lines)
+    while batch := list(itertools.islice(lines, self._data.decode_batch_size)):
+      found = decoder(self.source_vocabulary.encode(batch))
+      yield from map(self.target_vocabulary.text, found)
+
+  def measure(self, model, split, predictions) -> dict[str, Any]:
+    """Returns exact match and, for text, `translation_decoding.bleu`.
+
+    Where `config.data` asks for beams, the same numbers for greedy decoding are
+    there as well.
+    """
+    del predictions
+    sources, targets = self._lines[split]
+    tokens = self.source_vocabulary.encode(sources)
+    beams = self._data.num_beams
+    results = self._compare(self._decoder(model, beams)(tokens), targets)
+    results['num_beams'] = beams
+    if beams > 1:
+      greedy = self._compare(self._decoder(model, 1)(tokens), targets)
+      results |= {f'greedy_{name}': value for name, value in greedy.items()}
+    return results
+
+  def report(self, results, best_model) -> protocol.Report:
+    """Returns translations and attention of the first seed's best model."""
+    seed = results[0]['seed']
+    model = best_model(seed)
+    sources, targets = (lines[:_EXAMPLES] for lines in self._lines['test'])
+    tokens = self.source_vocabulary.encode(sources)
+    found = self._decoder(model, self._data.num_beams)(tokens)
+    texts = list(map(self.target_vocabulary.text, found))
+    examples = [
+        {'source': source, 'target': target, 'translation': text}
+        for source, target, text in zip(sources, targets, texts, strict=True)
+    ]
+    numbers = {
+        'num_source_tokens': len(self.source_vocabulary),
+        'num_target_tokens': len(self.target_vocabulary),
+        'left_out_of_training': self.left_out,
+        'unknown_words_of_the_test': self._unknown('test'),
+        'examples': examples,
+    }
+
+    def write(path, title):
+      parts = [
+          f'source       {one["source"]}\ntarget       {one["target"]}\n'
+          f'translation  {one["translation"]}\n'
+          for one in examples
+      ]
+      path.write_text('\n'.join([f'{title}\n', *parts]), encoding='utf-8')
+
+    files = {'translations.txt': write}
+    if self._model.attention_features:
+      weights = [
+          translation_decoding.attention_weights(model, *pair)
+          for pair in zip(tokens[:_PICTURES], found[:_PICTURES], strict=True)
+      ]
+      pictures = [
+          (
+              weight,
+              [*self.source_vocabulary.pieces(source), '</s>'],
+              [*self.target_vocabulary.pieces(target), '</s>'],
+          )
+          for weight, source, target in zip(
+              weights, tokens[:_PICTURES], found[:_PICTURES], strict=True
+          )
+      ]
+      files['attention.png'] = lambda path, title: figures.plot_attention(
+          path, f'{title}, test, seed {seed}', pictures
+      )
+    return protocol.Report(numbers, files)
+
+  def _always_forced(self) -> bool:
+    model = self._model
+    return model.teacher_forcing == model.teacher_forcing_end == 1
+
+  def _teacher_forcing(self, model: Any) -> float | jax.Array:
+    """Returns the rate of this step, and counts it."""
+    if self._always_forced():
+      return 1.0
+    start, end = self._model.teacher_forcing, self._model.teacher_forcing_end
+    steps = model.training_steps
+    done = jnp.minimum(steps[...] / self._model.teacher_forcing_steps, 1.0)
+    steps[...] = steps[...] + 1
+    return start + (end - start) * done
+
+  def _decode(self, model, source, lengths, num_beams) -> decoding.Decoded:
+    return model.decode(
+        source,
+        lengths,
+        max_length=self._data.output_length,
+        num_beams=num_beams,
+        length_penalty=self._data.length_penalty,
+    )
+
+  def _decoder(
+      self, model: nnx.Module, num_beams: int
+  ) -> translation_decoding.Decoder:
+    def decode(model, source, lengths):
+      return self._decode(model, source, lengths, num_beams)
+
+    return translation_decoding.Decoder(
+        model, decode, self._data.decode_batch_size
+    )
+
+  def _compare(
+      self, found: Sequence[Sequence[int]], targets: Sequence[str]
+  ) -> dict[str, Any]:
+    """Returns the metrics of translations."""
+    given = found, targets, self.target_vocabulary
+    results: dict[str, Any] = {
+        'exact_match': translation_decoding.exact_match(*given)
+    }
+    if BLEU in self.metrics:
+      results |= translation_decoding.bleu(*given)
+    return results
+
+  def _unknown(self, split: str) -> dict[str, float]:
+    """Returns the share of a split's tokens that are not in a vocabulary."""
+    shares = {}
+    for name in ('source', 'target'):
+      lengths = f'{name}_length'
+      parts = protocol.buckets(self.splits[split])
+      unknown = sum(np.sum(part[name] == decoding.UNKNOWN) for part in parts)
+      shares[name] = float(unknown / sum(np.sum(p[lengths]) for p in parts))
+    return shares
+
+
+def _bidirectional_stack(factories, *args, **options) -> rnnzoo.Stack:
+  """Returns a stack of which each layer runs in both directions."""
+  both = [functools.partial(rnnzoo.Bidirectional, make) for make in factories]
+  return rnnzoo.Stack(both, *args, **options)
+
+
+def _stack_without_dropout(*args, **options) -> rnnzoo.Stack:
+  """Returns a stack that drops nothing in training, as in single steps."""
+  return rnnzoo.Stack(*args, **options | {'dropout_rate': 0.0})
+
+
+def _read(
+    data: ml_collections.ConfigDict,
+) -> tuple[str, dict[str, tuple[list[str], list[str]]]]:
+  """Returns the name of the data, and pairs of lines by split."""
+  names = ('train', 'validation', 'test')
+  if data.source == 'dates':
+    parts = written_dates.dates(data.dates_seed, (data.num_dates, 1000, 1000))
+    dataset = f'{data.num_dates} made-up dates, seed {data.dates_seed}'
+    return dataset, dict(zip(names, parts, strict=True))
+  lines = {
+      name: parallel_text.read_parallel(
+          data[f'{name}_source'],
+          data[f'{name}_target'],
+          (f'config.data.{name}_source', f'config.data.{name}_target'),
+      )
+      for name in names
+  }
+  last = lambda path: path.replace('\\', '/').split('/')[-1]
+  dataset = f'{last(data.train_source)} to {last(data.train_target)}'
+  return dataset, lines
+
+
+def _at_most(
+    pairs: tuple[list[list[int]], list[list[int]]], length: int
+) -> tuple[tuple[list[list[int]], list[list[int]]], int]:
+  """Returns the pairs that are not longer, 0 for any, and how many are."""
+  if not length:
+    return pairs, 0
+  keeps = parallel_text.longest(pairs) <= length
+  kept = tuple(list(itertools.compress(side, keeps)) for side in pairs)
+  return (kept[0], kept[1]), int(np.sum(~keeps))
+
+
+def _draw(model: nnx.Module, std: float, rngs: nnx.Rngs) -> None:
+  """Draws all weights anew from N(0, std^2), and sets biases to zero."""
+  for path, param in nnx.iter_graph(model):
+    if isinstance(param, nnx.Param):
+      is_weight = 'bias' not in path and 'scale' not in path
+      if is_weight:
+        normal = jax.random.normal(rngs.params(), param.shape, param.dtype)
+        param[...] = std * normal
+      elif 'bias' in path:
+        param[...] = jnp.zeros(param.shape, param.dtype)

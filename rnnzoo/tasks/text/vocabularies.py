@@ -1,0 +1,112 @@
+"""Vocabularies: words, characters or subwords of a text, by `tokenizers`."""
+
+from collections.abc import Iterable, Sequence
+import dataclasses
+import re
+from typing import Any
+
+from rnnzoo import decoding
+
+# A word, what follows an apostrophe, or one other sign.
+_WORD = r"'\w+|\w+|[^\w\s]"
+KINDS = ('words', 'characters', 'subwords')
+_SPECIAL = ('<pad>', '<s>', '</s>', '<unk>')
+
+
+@dataclasses.dataclass(frozen=True)
+class Vocabulary:
+  """Text to tokens and back.
+
+  Attributes:
+    tokenizer: a `tokenizers.Tokenizer`.
+    kind: one of `KINDS`.
+    lowercase: whether case is dropped.
+  """
+
+  tokenizer: Any
+  kind: str
+  lowercase: bool
+
+  def __len__(self) -> int:
+    return self.tokenizer.get_vocab_size()
+
+  def encode(self, lines: Sequence[str]) -> list[list[int]]:
+    """Returns the tokens of each line, without a start or an end."""
+    return [found.ids for found in self.tokenizer.encode_batch(list(lines))]
+
+  def pieces(self, tokens: Iterable[int]) -> list[str]:
+    """Returns each token as text, for people."""
+    return [self.tokenizer.id_to_token(int(token)) for token in tokens]
+
+  def text(self, tokens: Iterable[int]) -> str:
+    """Returns a line, as near to what was encoded as tokens allow."""
+    if self.kind == 'subwords':
+      return self.tokenizer.decode(list(map(int, tokens)))
+    pieces = self.pieces(tokens)
+    if self.kind == 'characters':
+      return ''.join(pieces)
+    text = re.sub(r" (?=[,.;:!?)']|')", '', ' '.join(pieces))
+    return re.sub(r'(?<=\w) - (?=\w)', '-', text)
+
+  def words(self, line: str) -> list[str]:
+    """Returns the words of a line in the vocabulary's case, known or not."""
+    return re.findall(_WORD, self.tokenizer.normalizer.normalize_str(line))
+
+  def words_of(self, tokens: Sequence[int]) -> list[str]:
+    """Returns the words of tokens; '<unk>' is one."""
+    if self.kind == 'words':
+      return self.pieces(tokens)
+    return self.words(self.text(tokens))
+
+
+def make_vocabulary(
+    lines: Sequence[str],
+    kind: str,
+    *,
+    lowercase: bool,
+    min_count: int,
+    size: int,
+) -> Vocabulary:
+  """Returns the vocabulary of a text; the first tokens are `decoding`'s.
+
+  Args:
+    lines: the text.
+    kind: 'words', 'characters', or 'subwords', which are byte-pair encodings.
+    lowercase: whether case is dropped.
+    min_count: how often a token must be in the text.
+    size: the greatest number of tokens; the most frequent are kept.
+  """
+  import tokenizers
+  from tokenizers import decoders
+  from tokenizers import models
+  from tokenizers import normalizers
+  from tokenizers import pre_tokenizers
+  from tokenizers import trainers
+
+  unknown = _SPECIAL[decoding.UNKNOWN]
+  options: dict[str, Any] = {
+      'vocab_size': size,
+      'min_frequency': min_count,
+      'special_tokens': list(_SPECIAL),
+      'show_progress': False,
+  }
+  if kind == 'subwords':
+    tokenizer = tokenizers.Tokenizer(models.BPE(unk_token=unknown))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    trainer: Any = trainers.BpeTrainer(**options)
+  else:
+    tokenizer = tokenizers.Tokenizer(models.WordLevel(unk_token=unknown))
+    pattern = tokenizers.Regex(_WORD if kind == 'words' else '.')
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(
+        pattern, 'removed', invert=True
+    )
+    trainer = trainers.WordLevelTrainer(**options)
+  forms: list[Any] = [normalizers.NFC()]
+  tokenizer.normalizer = normalizers.Sequence(
+      [*forms, normalizers.Lowercase()] if lowercase else forms
+  )
+  tokenizer.train_from_iterator(lines, trainer)
+  # A text that has '</s>' in it has not ended there.
+  tokenizer.encode_special_tokens = True
+  return Vocabulary(tokenizer, kind, lowercase)

@@ -1,0 +1,119 @@
+"""Characters: windows, encodings, samples, and a text that can be learnt."""
+
+import importlib
+import math
+import pathlib
+import sys
+
+from absl.testing import absltest
+from absl.testing import parameterized
+from flax import nnx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rnnzoo import training
+from rnnzoo.tasks.text import characters
+
+# configs/ is never installed.
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+
+
+class CharactersTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.directory = pathlib.Path(self.create_tempdir().full_path)
+    self.path = self.directory / 'text.txt'
+    self.path.write_text('abcdefg\n' * 40)
+    base = importlib.import_module('configs.base_characters')
+    self.config = base.get_config()
+    self.config.data.update(
+        path=str(self.path), context=16, steps_per_epoch=40, sample_length=20
+    )
+    self.config.data.sample_temperature = 0.0
+    self.config.model.update(layer='MinGRU', features=16, num_layers=1)
+    self.config.update(batch_size=8, num_epochs=2)
+    self.config.optimizer.learning_rate = 0.01
+
+  def test_windows_predict_every_character_once(self):
+    tokens = np.arange(1, 22)
+    found = characters.windows(tokens, 8)
+    np.testing.assert_array_equal(found['length'], [8, 8, 4])
+    targets = [
+        row[1 : 1 + length]
+        for row, length in zip(found['tokens'], found['length'], strict=True)
+    ]
+    np.testing.assert_array_equal(np.concatenate(targets), tokens[1:])
+    np.testing.assert_array_equal(found['tokens'][:, 0], [1, 9, 17])
+
+  def test_random_windows_are_of_the_text(self):
+    tokens = jnp.arange(10)
+    found = characters.random_windows(tokens, 200, 4, jax.random.key(0))
+    starts = np.asarray(found['tokens'][:, 0])
+    np.testing.assert_array_equal(
+        found['tokens'], starts[:, None] + np.arange(5)
+    )
+    self.assertEqual(set(starts.tolist()), set(range(6)))
+
+  @pytest.mark.slow
+  def test_learns_and_samples(self):
+    workdir = str(self.directory / 'run')
+    report = training.train_and_evaluate(training.prepare(self.config, workdir))
+    result = report['test']
+    bits = result['bits_per_character']['mean']
+    self.assertAlmostEqual(bits, result['loss']['mean'] / math.log(2), places=5)
+    self.assertLess(bits, 0.5)
+    trained = training.load(workdir)
+    pieces = trained.task.sample(trained.model, 'efg', jax.random.key(0))
+    self.assertEqual(''.join(pieces), 'efg\nabcdefg\nabcdefg\nabc')
+    self.assertIn('abcdefg', (self.directory / 'run/sample.txt').read_text())
+    tokens = characters.encode('abc', trained.task.vocabulary)[None]
+    (place,) = trained.predict(tokens)
+    self.assertEqual(trained.task.vocabulary[int(place)], 'd')
+    with self.assertRaisesRegex(ValueError, "'!z' is not in the text"):
+      trained.task.sample(trained.model, 'z!', jax.random.key(0))
+
+  @parameterized.parameters(
+      ({'path': 'none.txt'}, FileNotFoundError, 'there is no file none.txt'),
+      ({'context': 288}, ValueError, 'has 320 characters, of which 288 train'),
+      ({'context': 0}, ValueError, 'data.context must be an integer from 1'),
+      ({'test_fraction': 1.0}, ValueError, 'test_fraction must be'),
+      ({'sample_temperature': -1.0}, ValueError, 'sample_temperature must be'),
+  )
+  def test_errors(self, data, error, message):
+    self.config.data.update(data)
+    with self.assertRaisesRegex(error, message):
+      characters.Characters(self.config)
+
+  @parameterized.parameters(
+      ({'norm': 'layer'}, 'config.model.norm must be None for a language'),
+      ({'residual': True}, 'config.model.residual must be False'),
+      ({'mlp': 'wide'}, 'config.model.mlp must be'),
+      ({'layer': 'MinGru'}, "did you mean 'MinGRU'"),
+  )
+  def test_models_that_cannot_be(self, model, message):
+    self.config.model.update(model)
+    with self.assertRaisesRegex(ValueError, message):
+      task = characters.Characters(self.config)
+      jax.eval_shape(lambda: task.build_model(nnx.Rngs(0)))
+
+  @parameterized.parameters(
+      (b'abc\n\xff\xfe', 'line 2, is not UTF-8: byte 4 is 0xff'),
+      (b'', 'has 0 characters'),
+  )
+  def test_files_that_are_no_text(self, content, message):
+    self.path.write_bytes(content)
+    with self.assertRaisesRegex(ValueError, message):
+      characters.Characters(self.config)
+
+  def test_the_embedded_text_names_its_python(self):
+    name, text = characters.read('')
+    version = '.'.join(map(str, sys.version_info[:3]))
+    self.assertEqual(name, f"topics of Python {version}'s help")
+    self.assertGreater(len(text), 300_000)
+
+
+if __name__ == '__main__':
+  absltest.main()

@@ -1,0 +1,268 @@
+"""Sequential CIFAR-10: its archive, readings of images, noise."""
+
+import contextlib
+import hashlib
+import importlib
+import io
+import pathlib
+import sys
+import tarfile
+
+from absl.testing import absltest
+from absl.testing import parameterized
+from flax import nnx
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+import pytest
+
+from rnnzoo.tasks.images import cifar
+from rnnzoo.tasks.images import cifar_files
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+# configs/ is never installed.
+sys.path.insert(0, str(ROOT))
+
+NAMES = [f'data_batch_{i}.bin' for i in range(1, 6)] + ['test_batch.bin']
+
+
+def make_config(**data) -> ml_collections.ConfigDict:
+  config = importlib.import_module('configs.base_cifar').get_config()
+  config.data.update({'source': 'digits'} | data)
+  return config
+
+
+def make_task(**data) -> cifar.SequentialCifar:
+  with contextlib.redirect_stdout(io.StringIO()):
+    return cifar.SequentialCifar(make_config(**data))
+
+
+def write_archive(path, contents) -> str:
+  """Writes a .tar.gz file and returns its MD5 sum."""
+  with tarfile.open(path, 'w:gz') as archive:
+    for name, content in contents.items():
+      info = tarfile.TarInfo(f'cifar-10-batches-bin/{name}')
+      info.size = len(content)
+      archive.addfile(info, io.BytesIO(content))
+  return hashlib.md5(path.read_bytes()).hexdigest()
+
+
+class FilesTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.directory = pathlib.Path(self.create_tempdir().full_path)
+    self.path = self.directory / 'cifar-10-binary.tar.gz'
+    records = np.random.RandomState(0).randint(0, 256, (6, 2, 3073))
+    records[:, :, 0] %= 10
+    self.records = records.astype(np.uint8)
+    self.contents = {
+        name: self.records[index].tobytes() for index, name in enumerate(NAMES)
+    }
+    self.contents['readme.html'] = b'CIFAR-10'
+
+  def test_reads(self):
+    checksum = write_archive(self.path, self.contents)
+    data = make_config(source='auto', manual_dir=str(self.directory)).data
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+      images = cifar_files.load(data, checksum)
+    self.assertIn('data: CIFAR-10, from', out.getvalue())
+    self.assertEqual(images.train_images.shape, (10, 32, 32, 3))
+    self.assertEqual(images.test_images.shape, (2, 32, 32, 3))
+    # The third image: green of row 5, column 7.
+    record = self.records[1, 0]
+    self.assertEqual(
+        images.train_images[2, 5, 7, 1], record[1 + 1024 + 5 * 32 + 7]
+    )
+    self.assertEqual(images.train_labels[2], record[0])
+    np.testing.assert_array_equal(images.test_labels, self.records[5, :, 0])
+
+  def refuses(self, message, checksum=None):
+    checksum = checksum or write_archive(self.path, self.contents)
+    with self.assertRaisesRegex(ValueError, message):
+      cifar_files.read_archive(self.path, checksum)
+
+  def test_another_archive(self):
+    write_archive(self.path, self.contents)
+    self.refuses('has the MD5 sum', cifar_files.CHECKSUM)
+
+  def test_damaged_archives(self):
+    del self.contents['test_batch.bin']
+    self.refuses('lacks test_batch.bin')
+    self.contents['test_batch.bin'] = bytes(3000)
+    self.refuses('test_batch.bin must hold records of 3,073 bytes')
+    self.contents['test_batch.bin'] = bytes([10] * 3073)
+    self.refuses('labels from 0 to 9; got 10')
+    self.path.write_bytes(self.path.read_bytes()[:-3000])
+    checksum = hashlib.md5(self.path.read_bytes()).hexdigest()
+    self.refuses('not a whole archive|lacks', checksum)
+    self.path.write_bytes(b'no archive')
+    checksum = hashlib.md5(b'no archive').hexdigest()
+    self.refuses('not a whole archive', checksum)
+
+  @pytest.mark.slow
+  def test_prepared_by_tfds(self):
+    from PIL import Image  # Slow to import.
+    from tensorflow_datasets.image_classification import cifar as tfds_cifar
+
+    records = self.records
+
+    class Cifar10(
+        tfds_cifar.Cifar10, skip_registration=True
+    ):  # Without its download, which TensorFlow would unpack.
+      name = 'cifar10'
+      url_infos = {}
+
+      def _split_generators(self, dl_manager):
+        return {
+            'train': self._generate_examples(records[:5].reshape(10, -1)),
+            'test': self._generate_examples(records[5]),
+        }
+
+      def _generate_examples(self, records):
+        for index, record in enumerate(records):
+          image = record[1:].reshape(3, 32, 32).transpose(1, 2, 0)
+          png = io.BytesIO()
+          Image.fromarray(image).save(png, 'PNG')
+          png.seek(0)
+          yield index, {'id': str(index), 'image': png, 'label': int(record[0])}
+
+    Cifar10(
+        data_dir=self.directory, file_format='array_record'
+    ).download_and_prepare()
+    data = make_config(source='cifar10', data_dir=str(self.directory)).data
+    checksum = write_archive(self.path, self.contents)
+    want = cifar_files.read_archive(self.path, checksum)
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+      images = cifar_files.load(data)
+    self.assertIn('data: CIFAR-10, prepared in', out.getvalue())
+    # TFDS shuffles when it writes.
+    for found, labels, all_images, all_labels in (
+        (
+            images.train_images,
+            images.train_labels,
+            want.train_images,
+            want.train_labels,
+        ),
+        (
+            images.test_images,
+            images.test_labels,
+            want.test_images,
+            want.test_labels,
+        ),
+    ):
+      as_bytes = lambda images, labels: sorted(
+          bytes([label]) + image.tobytes()
+          for image, label in zip(images, labels, strict=True)
+      )
+      self.assertEqual(
+          as_bytes(found, labels), as_bytes(all_images, all_labels)
+      )
+
+  def test_not_there(self):
+    nowhere = str(self.directory / 'nowhere')
+    data = make_config(source='cifar10', data_dir=nowhere).data
+    with self.assertRaisesRegex(FileNotFoundError, 'config.data.manual_dir'):
+      cifar_files.load(data)
+    data.source = 'auto'
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+      images = cifar_files.load(data)
+    self.assertIn('WARNING: this run trains on scikit-learn', out.getvalue())
+    self.assertEqual(images.train_images.shape, (1437, 8, 8, 1))
+    data.manual_dir = nowhere
+    with self.assertRaisesRegex(FileNotFoundError, 'does not exist; it is at'):
+      cifar_files.load(data)
+
+
+class TaskTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      ('row', (8, 8)),
+      ('pixel', (64, 1)),
+      ('permuted', (64, 1)),
+      ('noise_padded', (8, 8)),
+  )
+  def test_readings(self, sequence, shape):
+    task = make_task(sequence=sequence)
+    pixel = make_task(sequence='pixel').splits['test']['inputs']
+    inputs = task.splits['test']['inputs']
+    self.assertEqual(inputs.shape[1:], shape)
+    if sequence == 'permuted':
+      self.assertTrue((inputs != pixel).any())
+      inputs, pixel = np.sort(inputs, 1), np.sort(pixel, 1)
+    np.testing.assert_array_equal(inputs.ravel(), pixel.ravel())
+
+  def test_channels_stay_together(self):
+    task = make_task()
+    images = np.arange(2 * 4 * 5 * 3).reshape(2, 4, 5, 3)
+    pixels = task._examples(images, np.zeros(2))['inputs']
+    np.testing.assert_array_equal(pixels[1, 7], images[1, 1, 2])
+    task = make_task(sequence='row')
+    rows = task._examples(images, np.zeros(2))['inputs']
+    np.testing.assert_array_equal(rows[1, 2, 3:6], images[1, 2, 1])
+
+  def test_scales_each_channel(self):
+    images = np.random.RandomState(0).rand(9, 4, 4, 3).astype(np.float32)
+    images *= [0.1, 1.0, 2.0]
+    shift, scale = cifar._scaling('standard', images)
+    scaled = (images - shift) / scale
+    np.testing.assert_allclose(scaled.mean((0, 1, 2)), 0, atol=1e-5)
+    np.testing.assert_allclose(scaled.std((0, 1, 2)), 1, atol=1e-5)
+    shift, scale = cifar._scaling('symmetric', images)
+    np.testing.assert_array_equal(shift, [0.5] * 3)
+
+  def inputs_of(self, task, examples, seed=None):
+    @jax.jit
+    def run(examples):
+      rngs = None if seed is None else nnx.Rngs(dropout=seed)
+      return task._logits(lambda x, rngs: x, examples, rngs)
+
+    return run(examples)
+
+  def test_noise(self):
+    task = make_task(sequence='noise_padded', num_steps=100)
+    batch = {name: x[:4] for name, x in task.splits['test'].items()}
+    x = self.inputs_of(task, batch)
+    self.assertEqual(x.shape, (4, 100, 8))
+    want = (batch['inputs'] / 16 - task._shift) / task._scale
+    np.testing.assert_allclose(x[:, :8], want, atol=1e-5)
+    noise = np.asarray(x[:, 8:])
+    self.assertBetween(noise.mean(), -0.1, 0.1)
+    self.assertBetween(noise.std(), 0.95, 1.05)
+    # It is the image's, whatever the batch; and other images have others.
+    other = {name: array[[2, 0]] for name, array in batch.items()}
+    np.testing.assert_array_equal(
+        self.inputs_of(task, other), x[np.array([2, 0])]
+    )
+    self.assertGreater(abs(noise[0] - noise[1]).max(), 1.0)
+    # Training draws its own.
+    drawn = self.inputs_of(task, batch, seed=0)
+    np.testing.assert_array_equal(drawn[:, :8], x[:, :8])
+    self.assertGreater(abs(drawn[:, 8:] - noise).max(), 1.0)
+
+  def test_evaluates(self):
+    task = make_task(sequence='row')
+    batch = {name: x[:4] for name, x in task.splits['test'].items()}
+    model = lambda x, rngs=None: jnp.pad(x[:, -1], ((0, 0), (0, 2)))
+    result = task.evaluate(model, batch)
+    np.testing.assert_array_equal(
+        result.scores['accuracy'], result.predictions == batch['label']
+    )
+    np.testing.assert_array_equal(
+        task.predict(model, batch), result.predictions
+    )
+
+  @parameterized.named_parameters(
+      ('sequence', {'sequence': 'rows'}, "'noise_padded'"),
+      ('steps', {'sequence': 'noise_padded', 'num_steps': 7}, 'at least 8'),
+      ('source', {'source': 'mnist'}, "'auto', 'cifar10', 'digits'"),
+  )
+  def test_impossible_data(self, data, message):
+    with self.assertRaisesRegex(ValueError, message):
+      make_task(**data)
+
+
+if __name__ == '__main__':
+  absltest.main()

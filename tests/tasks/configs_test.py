@@ -1,0 +1,131 @@
+"""Every config: it builds its task's model, and says where it comes from."""
+
+import importlib
+import pathlib
+import re
+import sys
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import jax
+import ml_collections
+
+import rnnzoo
+from rnnzoo import tasks
+from rnnzoo.training import optimization
+from rnnzoo.training import program
+from tests.testing import sequence_files
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+CONFIGS = sorted(
+    path.stem
+    for path in ROOT.glob('configs/*.py')
+    if path.stem not in ('__init__', 'base')
+)
+BASES = ['base', *(name for name in CONFIGS if name.startswith('base_'))]
+
+# configs/ is never installed.
+sys.path.insert(0, str(ROOT))
+
+
+def offline(
+    config: ml_collections.ConfigDict, directory: pathlib.Path
+) -> dict[str, str]:
+  """Returns fields by which a task's data are there, without a network.
+
+  Args:
+    config: of the task.
+    directory: gets files of made-up data, where the task reads files.
+  """
+  if config.task in ('cifar', 'smnist'):
+    return {'source': 'digits'}
+  if config.task == 'translation':
+    return {'source': 'dates'}
+  if config.task == 'sequences':
+    path = sequence_files.write_npz(directory / 'mine.npz')
+    return {'path': str(path)}
+  if config.task == 'time_series':
+    sequence_files.write_archive(directory, config.data.name)
+    return {'manual_dir': str(directory)}
+  if config.task == 'har':
+    return {'manual_dir': str(sequence_files.write_har(directory))}
+  return {}
+
+
+def load_config(name: str) -> ml_collections.ConfigDict:
+  return importlib.import_module(f'configs.{name}').get_config()
+
+
+class ConfigsTest(parameterized.TestCase):
+
+  def test_every_layer_has_a_row_config(self):
+    configs = map(load_config, CONFIGS)
+    rows = [config for config in configs if config.task == 'smnist']
+    layers = {config.model.layer for config in rows}
+    self.assertContainsSubset(set(rnnzoo.LAYERS), layers)
+
+  @parameterized.named_parameters(*((name, name) for name in CONFIGS))
+  def test_builds(self, name):
+    config = load_config(name)
+    directory = pathlib.Path(self.create_tempdir().full_path)
+    config.data.update(offline(config, directory))
+    task = tasks.TASKS[config.task](config)
+    optimizer = optimization.make_optimizer(config.optimizer, num_steps=10)
+    optimization.make_plateau(config.optimizer)
+    init = program.make_program(task, optimizer, 100).init
+    state = jax.eval_shape(init, jax.random.key(0))
+    self.assertNotEmpty(jax.tree.leaves(state.params))
+
+  @parameterized.named_parameters(*((name, name) for name in CONFIGS))
+  def test_has_the_fields_of_its_task(self, name):
+    config = load_config(name)
+    base = load_config(f'base_{config.task}')
+    self.assertEqual(set(config), set(base))
+    for section in ('data', 'model', 'optimizer', 'early_stopping'):
+      self.assertEqual(set(config[section]), set(base[section]))
+
+  @parameterized.named_parameters(
+      *((name, name) for name in CONFIGS if name not in BASES)
+  )
+  def test_says_where_the_numbers_are_from(self, name):
+    text = importlib.import_module(f'configs.{name}').__doc__
+    self.assertIn('Published: ', text)
+    self.assertIn('Measured: ', text)
+    self.assertIn(f'  python train.py --config=configs/{name}.py\n', text)
+
+  def test_options_of_every_layer_can_be_set(self):
+    config = load_config('base')
+    for field in ('options', 'last_layer_options'):
+      self.assertCountEqual(config.model[field], rnnzoo.LAYERS)
+
+  @parameterized.named_parameters(*((name, name) for name in BASES))
+  def test_no_field_is_added_by_accident(self, name):
+    config = load_config(name)
+    with self.assertRaises(AttributeError):
+      config.num_epoch = 3
+    with self.assertRaises(AttributeError):
+      config.optimizer.learning_rte = 0.1
+    with self.assertRaises(AttributeError):
+      config.data.sorce = 'none'
+
+  @parameterized.named_parameters(*((name, name) for name in BASES))
+  def test_every_field_has_a_comment(self, name):
+    lines = (ROOT / f'configs/{name}.py').read_text().splitlines()
+    known = load_config('base')
+    sections = {
+        'config': known,
+        'data': known.data,
+        'model': known.model,
+        'optimizer': known.optimizer,
+        'stopping': known.early_stopping,
+    }
+    for above, line in zip(lines, lines[1:], strict=False):
+      found = re.match(r'  (\w+)\.(\w+) = ', line)
+      if found and found[1] in sections:
+        # A base of a task explains its own fields, not those of all tasks.
+        if name == 'base' or found[2] not in sections[found[1]]:
+          self.assertStartsWith(above.strip(), '#', msg=line)
+
+
+if __name__ == '__main__':
+  absltest.main()

@@ -1,0 +1,105 @@
+"""Human activity recognition: the archive's text files, and what stands in."""
+
+import contextlib
+import io
+import pathlib
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import numpy as np
+
+from configs import base_har
+from rnnzoo.tasks.series import har
+from tests.testing import sequence_files
+
+
+class HarTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.directory = pathlib.Path(self.create_tempdir().full_path)
+
+  def load(self, directory):
+    config = base_har.get_config()
+    config.data.manual_dir = str(directory)
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+      task = har.HumanActivity(config)
+    self.printed = printed.getvalue()
+    return task
+
+  def test_text_files(self):
+    task = self.load(sequence_files.write_har(self.directory))
+    self.assertEqual(task.dataset, 'UCI HAR')
+    self.assertEqual(task.answers.names, ('walking', 'walking_upstairs'))
+    self.assertEqual(task.splits['test']['x'].shape, (8, 4, 9))
+    for split in task.splits.values():
+      np.testing.assert_array_equal(
+          np.round(split['x'][:, 0, 5]), split['y'] + 1
+      )
+
+  def test_the_folder_itself(self):
+    sequence_files.write_har(self.directory)
+    task = self.load(self.directory / 'UCI HAR Dataset')
+    self.assertEqual(task.dataset, 'UCI HAR')
+
+  def test_people_who_validate_do_not_train(self):
+    task = self.load(sequence_files.write_har(self.directory, windows=16))
+    _, people = har.read(self.directory, 'train')
+    x, _ = har.read(self.directory, 'train')
+    found = {}
+    for name in ('train', 'validation'):
+      rows = {row.tobytes() for row in task.splits[name]['x']}
+      found[name] = {
+          person
+          for person, row in zip(people, x.x, strict=True)
+          if row.tobytes() in rows
+      }
+    self.assertLen(found['validation'], 1)
+    self.assertEmpty(found['train'] & found['validation'])
+
+  def test_stand_in(self):
+    task = self.load('')
+    self.assertEqual(task.dataset, 'BasicMotions in place of UCI HAR')
+    self.assertIn('WARNING: this run trains on BasicMotions', self.printed)
+    self.assertLen(task.splits['test']['x'], 40)
+
+  @parameterized.named_parameters(
+      ('text', 'train/y_train.txt', '1\nwalking\n', 'no table of numbers'),
+      ('ragged', 'test/y_test.txt', '1\n2 2\n', 'no table of numbers'),
+      (
+          'lines',
+          'train/subject_train.txt',
+          '1\n2\n',
+          'one number a line, and 8',
+      ),
+      ('empty', 'test/subject_test.txt', '', 'is empty'),
+      (
+          'shape',
+          'test/Inertial Signals/body_gyro_y_test.txt',
+          '1 2\n3 4\n',
+          r'\[2, 2\] numbers, but .* \[8, 4\]',
+      ),
+      ('names', 'activity_labels.txt', '1 WALKING\n', 'no name for .* 2'),
+      (
+          'nan',
+          'test/Inertial Signals/total_acc_z_test.txt',
+          '1 2 3 nan\n' * 8,
+          'sequence 0, step 3, column 8 is nan',
+      ),
+  )
+  def test_damaged(self, name, content, message):
+    sequence_files.write_har(self.directory)
+    (self.directory / 'UCI HAR Dataset' / name).write_text(content)
+    with self.assertRaisesRegex(ValueError, message):
+      self.load(self.directory)
+
+  def test_a_file_is_missing(self):
+    sequence_files.write_har(self.directory)
+    folder = self.directory / 'UCI HAR Dataset' / 'train' / 'Inertial Signals'
+    (folder / 'body_acc_z_train.txt').unlink()
+    with self.assertRaisesRegex(FileNotFoundError, 'body_acc_z_train.txt is'):
+      self.load(self.directory)
+
+
+if __name__ == '__main__':
+  absltest.main()

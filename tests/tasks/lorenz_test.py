@@ -1,0 +1,75 @@
+"""The Lorenz system: its trajectories, and forecasts after every step."""
+
+import contextlib
+import io
+
+from absl.testing import absltest
+import numpy as np
+
+from configs import base_lorenz
+from rnnzoo.tasks.series import lorenz
+
+
+def load(**data):
+  config = base_lorenz.get_config()
+  config.data.update(
+      num_train=6, num_validation=3, num_test=4, length=20, **data
+  )
+  with contextlib.redirect_stdout(io.StringIO()):
+    return lorenz.Lorenz(config)
+
+
+class LorenzTest(absltest.TestCase):
+
+  def test_trajectories_solve_the_equations(self):
+    rng = np.random.RandomState(0)
+    paths = lorenz.trajectories(rng, 3, 200, 1e-3)
+    differences = (paths[:, 2:] - paths[:, :-2]) / 2e-3
+    np.testing.assert_allclose(
+        differences, lorenz.velocity(paths[:, 1:-1]), atol=0.02
+    )
+
+  def test_trajectories_are_on_the_attractor(self):
+    paths = lorenz.trajectories(np.random.RandomState(0), 8, 400, 0.05)
+    # The mean of z over the attractor is 23.5; both wings are visited.
+    self.assertAlmostEqual(paths[..., 2].mean(), 23.5, delta=0.5)
+    self.assertBetween((paths[..., 0] > 0).mean(), 0.35, 0.65)
+    self.assertLess(np.abs(paths).max(), 50.0)
+
+  def test_fixed_points_do_not_move(self):
+    wing = np.sqrt(8 / 3 * 27)
+    np.testing.assert_allclose(
+        lorenz.velocity(np.array([[0, 0, 0], [wing, wing, 27.0]])),
+        np.zeros((2, 3)),
+        atol=1e-12,
+    )
+
+  def test_answers_are_later_inputs(self):
+    task = load(horizon=4)
+    for split in task.splits.values():
+      np.testing.assert_array_equal(split['x'][:, 4:], split['y'][:, :-4])
+    self.assertEqual(task.dataset, 'Lorenz, 0.2 units of time ahead')
+    test = task.splits['test']
+    self.assertAlmostEqual(
+        task.persistence, np.mean((test['y'] - test['x']) ** 2), places=3
+    )
+
+  def test_noise_is_in_inputs_alone(self):
+    plain, noisy = load().splits['test'], load(noise=0.5).splits['test']
+    np.testing.assert_array_equal(plain['y'], noisy['y'])
+    self.assertAlmostEqual(np.std(noisy['x'] - plain['x']), 0.5, delta=0.1)
+
+  def test_splits_and_seeds(self):
+    first, again, other = load(), load(), load(data_seed=1)
+    x = lambda task: task.splits['train']['x']
+    np.testing.assert_array_equal(x(first), x(again))
+    self.assertGreater(np.abs(x(first) - x(other)).max(), 1.0)
+    self.assertEmpty(first.summary['warnings'])
+
+  def test_bad_fields(self):
+    with self.assertRaisesRegex(ValueError, 'config.data.horizon must be'):
+      load(horizon=0)
+
+
+if __name__ == '__main__':
+  absltest.main()

@@ -1,0 +1,303 @@
+"""Sequences in .npz files: forms, splits, and errors that name the place."""
+
+import contextlib
+import io
+import pathlib
+import random
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import numpy as np
+
+from rnnzoo.tasks.series import npz
+from rnnzoo.tasks.series import sequences
+from tests.testing import sequence_files
+
+CLASSES = npz.Form('classification')
+NUMBERS = npz.Form('regression')
+CLASSES_STEP = npz.Form('classification', every_step=True)
+NUMBERS_STEP = npz.Form('regression', every_step=True)
+
+X = np.arange(12.0).reshape(2, 3, 2)
+NAN = X.copy()
+NAN[1, 2, 0] = np.nan
+
+
+class NpzTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.directory = pathlib.Path(self.create_tempdir().full_path)
+    self.path = self.directory / 'mine.npz'
+
+  def write(self, **arrays):
+    np.savez(self.path, **arrays)
+    return self.path
+
+  def test_padded(self):
+    y = np.array(['b', 'a'])
+    found = npz.read(self.write(x=X, y=y, lengths=np.array([1, 3])), CLASSES)
+    np.testing.assert_array_equal(found.lengths, [1, 3])
+    np.testing.assert_array_equal(found.x[0], [[0, 1], [0, 0], [0, 0]])
+    np.testing.assert_array_equal(found.x[1], X[1])
+    np.testing.assert_array_equal(found.y, y)
+    self.assertEqual(found.x.dtype, np.float32)
+
+  def test_one_column_and_no_lengths(self):
+    found = npz.read(self.write(x=X[..., 0], y=[0, 1]), CLASSES)
+    self.assertEqual(found.x.shape, (2, 3, 1))
+    np.testing.assert_array_equal(found.lengths, [3, 3])
+
+  def test_steps_are_the_same_as_padded(self):
+    lengths, labels = np.array([1, 3]), np.array([[5, 0, 0], [6, 7, 8]])
+    padded = npz.read(self.write(x=X, y=labels, lengths=lengths), CLASSES_STEP)
+    steps = np.concatenate([X[0, :1], X[1]])
+    y = np.array([5, 6, 7, 8])
+    flat = npz.read(self.write(steps=steps, y=y, lengths=lengths), CLASSES_STEP)
+    for one, other in zip(padded, flat, strict=True):
+      np.testing.assert_array_equal(one, other)
+
+  @parameterized.named_parameters(
+      ('a_number', NUMBERS, (2,), (2, 1)),
+      ('numbers', NUMBERS, (2, 4), (2, 4)),
+      ('a_number_a_step', NUMBERS_STEP, (2, 3), (2, 3, 1)),
+      ('numbers_a_step', NUMBERS_STEP, (2, 3, 4), (2, 3, 4)),
+  )
+  def test_numbers(self, form, shape, expected):
+    found = npz.read(self.write(x=X, y=np.ones(shape, np.int64)), form)
+    self.assertEqual(found.y.shape, expected)
+    self.assertEqual(found.y.dtype, np.float32)
+
+  def test_missing_values(self):
+    self.write(x=NAN, y=[0, 1])
+    found = npz.read(self.path, CLASSES._replace(missing='zero'))
+    self.assertTrue(np.isnan(found.x[1, 2, 0]))
+    # Beyond a sequence's end anything may stand.
+    found = npz.read(self.write(x=NAN, y=[0, 1], lengths=[3, 2]), CLASSES)
+    self.assertEqual(found.x[1, 2, 0], 0.0)
+
+  @parameterized.named_parameters(
+      ('nothing', {'y': [0]}, CLASSES, 'must hold either x .* or steps'),
+      ('both', {'x': X, 'steps': X[0], 'y': [0]}, CLASSES, 'either x'),
+      ('no_y', {'x': X}, CLASSES, 'must hold y'),
+      ('text', {'x': np.array(['a']), 'y': [0]}, CLASSES, 'x must hold real'),
+      ('complex', {'x': X + 1j, 'y': [0]}, CLASSES, 'x must hold real'),
+      ('axes', {'x': X[0, 0], 'y': [0, 1]}, CLASSES, r'\[N, T, F\].*\[2\]'),
+      ('empty', {'x': X[:, :0], 'y': [0, 1]}, CLASSES, r'\[2, 0, 2\]'),
+      (
+          'objects',
+          {'x': np.array([X, 1], object), 'y': [0]},
+          CLASSES,
+          'objects',
+      ),
+      ('rows', {'x': X, 'y': [0]}, CLASSES, r'y must be \[N\], here \[2\]'),
+      ('y_step', {'x': X, 'y': [0, 1]}, CLASSES_STEP, r'\[N, T\], here'),
+      ('y_axes', {'x': X, 'y': X}, NUMBERS, r'\[N\] or \[N, D\]'),
+      ('floats', {'x': X, 'y': [0.5, 1]}, CLASSES, 'kind=.regression'),
+      (
+          'y_bytes',
+          {'x': X, 'y': [b'\xff', b'\xfe']},
+          CLASSES,
+          'y must hold UTF-8',
+      ),
+      (
+          'y_large',
+          {'x': X, 'y': np.array([0, 2**63], np.uint64)},
+          CLASSES,
+          'y must hold integers below .* 9223372036854775808',
+      ),
+      ('y_text', {'x': X, 'y': ['a', 'b']}, NUMBERS, 'y must hold real'),
+      (
+          'nan',
+          {'x': NAN, 'y': [0, 1]},
+          CLASSES,
+          "x must .*sequence 1, step 2, column 0 is nan .*missing='zero'",
+      ),
+      ('far', {'x': X * 1e300, 'y': [0, 1]}, CLASSES, 'is inf'),
+      (
+          'y_nan',
+          {'x': X, 'y': [0, np.nan]},
+          NUMBERS,
+          'y must .*sequence 1.* is',
+      ),
+      (
+          'long',
+          {'x': X, 'y': [0, 1], 'lengths': [1, 4]},
+          CLASSES,
+          'row 1 has 4',
+      ),
+      (
+          'none',
+          {'x': X, 'y': [0, 1], 'lengths': [0, 3]},
+          CLASSES,
+          'row 0 has 0',
+      ),
+      (
+          'float_lengths',
+          {'x': X, 'y': [0, 1], 'lengths': [1.0, 3.0]},
+          CLASSES,
+          'must be integers',
+      ),
+      (
+          'lengths',
+          {'x': X, 'y': [0, 1], 'lengths': [1]},
+          CLASSES,
+          'an entry for',
+      ),
+      ('no_lengths', {'steps': X[0], 'y': [0]}, CLASSES, 'steps need lengths'),
+      ('sum', {'steps': X[0], 'y': [0], 'lengths': [2]}, CLASSES, 'sum to 2'),
+  )
+  def test_refuses(self, arrays, form, message):
+    self.write(**arrays)
+    with self.assertRaisesRegex(ValueError, f'{self.path}.*{message}'):
+      npz.read(self.path, form)
+
+  def test_files_that_are_none(self):
+    with self.assertRaisesRegex(FileNotFoundError, 'mine.npz does not exist'):
+      npz.read(self.path, CLASSES)
+    self.path.write_bytes(b'no zip')
+    with self.assertRaisesRegex(ValueError, 'not a whole .npz file'):
+      npz.read(self.path, CLASSES)
+    with self.path.open('wb') as file:
+      np.save(file, X)
+    with self.assertRaisesRegex(ValueError, 'a single array'):
+      npz.read(self.path, CLASSES)
+
+  def test_damaged_in_any_way(self):
+    whole = self.write(x=X, y=[0, 1]).read_bytes()
+    rng = random.Random(0)
+    for _ in range(300):
+      content = bytearray(whole)
+      for _ in range(rng.choice((1, 3))):
+        content[rng.randrange(len(content))] = rng.randrange(256)
+      self.path.write_bytes(content[: rng.choice((len(whole), 200))])
+      with contextlib.redirect_stdout(io.StringIO()):
+        try:
+          npz.read(self.path, CLASSES)
+        except ValueError as error:
+          self.assertIn(str(self.path), str(error))
+
+  def test_an_array_that_nothing_reads_is_named(self):
+    self.write(x=X, y=[0, 1], ids=[7, 8])
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+      npz.read(self.path, CLASSES)
+    self.assertIn("nothing reads its array 'ids'", printed.getvalue())
+
+
+class FolderTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.directory = pathlib.Path(self.create_tempdir().full_path)
+
+  def write(self, name, **more):
+    sequence_files.write_npz(self.directory / f'{name}.npz', **more)
+
+  def test_splits_in_several_files(self):
+    for name in ('train-0', 'train-1', 'validation'):
+      self.write(name)
+    short = sequence_files.arrays(4, 9)
+    self.write('test', **short)
+    found = sequences.read_splits(self.directory, CLASSES)
+    sizes = {name: split.x.shape[:2] for name, split in found.items()}
+    self.assertEqual(
+        sizes, {'train': (48, 6), 'validation': (24, 6), 'test': (4, 9)}
+    )
+
+  def test_shards(self):
+    self.write('a')
+    self.write('b', **sequence_files.arrays(4, 9))
+    found = sequences.read_splits(self.directory, CLASSES)
+    self.assertEqual(found['train'].x.shape, (28, 9, 2))
+    np.testing.assert_array_equal(found['train'].x[:24, 6:], 0)
+
+  @parameterized.named_parameters(
+      ('stranger', ('train', 'more'), {}, 'more.npz belongs to no split'),
+      ('no_train', ('test',), {}, 'no train.npz'),
+      ('columns', ('test', 'train'), {'x': np.zeros((24, 6, 3))}, '3 columns'),
+      ('capitals', ('Train', 'Test'), {}, "looks like a split; .*'T"),
+      ('one_capital', ('train', 'Test'), {}, 'Test.npz belongs to no split'),
+      ('near', ('training', 'more'), {}, "'training'"),
+      ('short', ('a', 'val'), {}, "val.npz looks .*'val'"),
+      ('inside', ('mine_TRAIN', 'mine_TEST'), {}, "without 'TEST'"),
+      ('camel', ('xTrain', 'x'), {}, "without 'Train'"),
+      ('kinds', ('test', 'train'), {'y': ['a', 'b'] * 12}, 'y holds text'),
+  )
+  def test_refuses(self, names, arrays, message):
+    for name in names[:-1]:
+      self.write(name)
+    self.write(names[-1], **arrays)
+    with self.assertRaisesRegex(ValueError, message):
+      sequences.read_splits(self.directory, CLASSES)
+
+  def test_numbers_that_do_not_fit(self):
+    self.write('test')
+    self.write('train', y=np.zeros((24, 3)))
+    with self.assertRaisesRegex(ValueError, r'train.npz: y has \[3\] numbers'):
+      sequences.read_splits(self.directory, NUMBERS)
+
+  def test_empty(self):
+    with self.assertRaisesRegex(FileNotFoundError, 'no .npz file'):
+      sequences.read_splits(self.directory, CLASSES)
+
+  def test_labels_of_any_kind(self):
+    for labels, names in (
+        ([3, -1], ('-1', '3')),
+        ([True, False], ('False', 'True')),
+        (['wal', 'sit'], ('sit', 'wal')),
+        ([b'wal', b'sit'], ('sit', 'wal')),
+    ):
+      self.write('train', y=np.array(labels * 12))
+      splits = sequences.read_splits(self.directory, CLASSES)
+      encoded, kind = sequences.encode(splits, every_step=False)
+      self.assertEqual(kind.names, names)
+      np.testing.assert_array_equal(encoded['train'].y, [1, 0] * 12)
+
+  def test_capital_extension(self):
+    self.write('train')
+    sequence_files.write_npz(self.directory / 'a.npz')
+    (self.directory / 'a.npz').rename(self.directory / 'test.NPZ')
+    found = sequences.read_splits(self.directory, CLASSES)
+    self.assertCountEqual(found, ['train', 'test'])
+
+  def test_labels_of_two_types(self):
+    large = 2**53
+    for train, test, names in (
+        (
+            np.array([large, large + 1], np.uint64),
+            np.array([large + 1, large + 2], np.int64),
+            (str(large), str(large + 1), str(large + 2)),
+        ),
+        (
+            np.array(['sit', 'läuft']),
+            np.array(['läuft'.encode(), b'sit']),
+            ('läuft', 'sit'),
+        ),
+    ):
+      self.write('train', y=np.tile(train, 12))
+      self.write('train_2', y=np.tile(test, 12))
+      self.write('test', y=np.tile(test, 12))
+      splits = sequences.read_splits(self.directory, CLASSES)
+      encoded, kind = sequences.encode(splits, every_step=False)
+      self.assertEqual(kind.names, names)
+      for labels, y in (
+          (train, encoded['train'].y[:2]),
+          (test, encoded['test'].y[:2]),
+      ):
+        labels = [
+            k.decode() if isinstance(k, bytes) else str(k)
+            for k in labels.tolist()
+        ]
+        self.assertEqual([names[k] for k in y], labels)
+
+  def test_one_class(self):
+    self.write('train', y=np.ones(24, int))
+    splits = sequences.read_splits(self.directory, CLASSES)
+    with self.assertRaisesRegex(
+        ValueError, "two classes at least; all are '1'"
+    ):
+      sequences.encode(splits, every_step=False)
+
+
+if __name__ == '__main__':
+  absltest.main()

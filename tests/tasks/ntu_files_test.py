@@ -1,0 +1,195 @@
+"""Files of NTU RGB+D: names, splits, the parser, and damaged files."""
+
+import pathlib
+import random
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import numpy as np
+
+from rnnzoo.tasks.motion import ntu_files
+from rnnzoo.tasks.motion import ntu_motions
+from rnnzoo.tasks.motion import ntu_splits
+
+JOINT = '0.1 -0.2 3.5 256 212 960 540 0 0 0 1 2'
+BODY = ['72057594037944738 0 1 1 1 1 0 0.01 -0.2 2', '25', *[JOINT] * 25]
+# Two frames: in the first one body, in the second none.
+LINES = ['2', '1', *BODY, '0']
+
+
+def replaced(lines, index, text):
+  return [*lines[:index], text, *lines[index + 1 :]]
+
+
+class NamesTest(parameterized.TestCase):
+
+  def test_parses_what_it_writes(self):
+    name = ntu_files.parse_name('S018C003P106R002A120.skeleton')
+    self.assertEqual(name, (18, 3, 106, 2, 120))
+    self.assertEqual(name.text(), 'S018C003P106R002A120')
+
+  @parameterized.parameters(
+      'S001C002P003R002',
+      'S001C002P003R002A000',
+      'a.skeleton',
+      '',
+      'S001C002P003R002A0012',
+  )
+  def test_rejects(self, name):
+    with self.assertRaisesRegex(ValueError, 'S001C002P003R002A013.skeleton'):
+      ntu_files.parse_name(name)
+
+
+class SplitsTest(parameterized.TestCase):
+
+  def test_subjects(self):
+    subjects = ntu_splits.TRAINING_SUBJECTS
+    self.assertLen(subjects, 53)
+    self.assertLen([subject for subject in subjects if subject <= 40], 20)
+    self.assertContainsSubset(subjects, range(1, 107))
+
+  @parameterized.parameters(
+      ('S001C001P001R001A001', True, False, False),
+      ('S002C002P003R001A060', False, True, True),
+      ('S031C003P103R002A120', True, True, False),
+      ('S032C001P106R002A120', False, False, True),
+  )
+  def test_by_name(self, name, subject, view, setup):
+    name = ntu_files.parse_name(name)
+    answers = [ntu_splits.is_training(name, p) for p in ntu_splits.PROTOCOLS]
+    self.assertEqual(answers, [subject, view, setup])
+
+  def test_protocols_of_data_sets(self):
+    ntu_splits.check_protocol('ntu60', 'cross_view')
+    ntu_splits.check_protocol('ntu120', 'cross_setup')
+    with self.assertRaisesRegex(ValueError, "has 'cross_subject' and 'cross_v"):
+      ntu_splits.check_protocol('ntu60', 'cross_setup')
+    with self.assertRaisesRegex(ValueError, "no 'cross_view'"):
+      ntu_splits.check_protocol('ntu120', 'cross_view')
+    name = ntu_files.parse_name('S001C001P001R001A001')
+    with self.assertRaisesRegex(ValueError, 'one of .*cross_subject'):
+      ntu_splits.is_training(name, 'random')
+    with self.assertRaisesRegex(ValueError, 'all 2 recordings into one split'):
+      ntu_splits.training_mask([name, name], 'cross_view')
+
+  def test_missing_list(self):
+    directory = pathlib.Path(self.create_tempdir().full_path)
+    path = directory / 'missing.txt'
+    path.write_text(
+        '2 of these:\n\nS001C002P005R002A008\nS017C003P020R001A059.skeleton'
+    )
+    self.assertEqual(
+        ntu_splits.read_missing(path),
+        {'S001C002P005R002A008', 'S017C003P020R001A059'},
+    )
+    path.write_text('nothing')
+    with self.assertRaisesRegex(ValueError, 'no name like'):
+      ntu_splits.read_missing(path)
+    with self.assertRaisesRegex(FileNotFoundError, 'is no file'):
+      ntu_splits.read_missing(directory / 'none.txt')
+
+
+class ReadTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.path = pathlib.Path(self.create_tempdir().full_path) / 'a.skeleton'
+
+  def write(self, content):
+    if isinstance(content, list):
+      content = '\n'.join(content)
+    if isinstance(content, str):
+      content = content.encode()
+    self.path.write_bytes(content)
+
+  @parameterized.parameters('\n', '\r\n')
+  def test_reads(self, end):
+    self.write(end.join([*LINES, '', ' ']))
+    recording = ntu_files.read(self.path)
+    self.assertEqual(recording.num_frames, 2)
+    (body,) = recording.bodies
+    np.testing.assert_array_equal(body.frames, [0])
+    np.testing.assert_allclose(body.joints[0], [[0.1, -0.2, 3.5]] * 25)
+    self.assertEqual(ntu_files.arrange(recording).shape, (1, 2, 25, 3))
+
+  def test_infinities_beside_positions_are_not_read(self):
+    self.write(replaced(LINES, 5, '0 1 2 -inf nan x 0 0 0 0 0 0'))
+    joints = ntu_files.read(self.path).bodies[0].joints
+    np.testing.assert_allclose(joints[0, 1], [0, 1, 2])
+
+  @parameterized.named_parameters(
+      ('empty', '', 'ends after line 0, where the number of frames'),
+      ('binary', b'2\n\xff\xfe', 'line 2: is no text'),
+      ('zeros', bytes(100), 'line 1: the number of frames'),
+      ('no_frames', ['0'], 'line 1: the number of frames must be from 1'),
+      ('frames', ['two', *LINES[1:]], "line 1: .* got 'two'"),
+      ('no_bodies', ['2', '0', '0'], 'none of 2 frames has a body'),
+      (
+          'five_bodies',
+          ['1', '5', *BODY * 5],
+          "line 2: the number of bodies must be from 0 to 4; got '5'",
+      ),
+      ('negative', replaced(LINES, 1, '-1'), "line 2: .* got '-1'"),
+      ('joints', replaced(LINES, 3, '20'), 'line 4: .* must be 25; got'),
+      ('body', replaced(LINES, 2, '1 2 3'), 'line 3: a body must have 10'),
+      ('joint', replaced(LINES, 9, '1 2 3'), 'line 10: a joint must have 12'),
+      (
+          'nan',
+          replaced(LINES, 9, JOINT.replace('-0.2', 'nan')),
+          'line 10: x, y, z .* got 0.1 nan 3.5',
+      ),
+      ('far', replaced(LINES, 9, JOINT.replace('3.5', '1e30')), 'line 10'),
+      ('word', replaced(LINES, 9, JOINT.replace('3.5', 'x')), 'line 10'),
+      ('cut', LINES[:20], 'ends after line 20, where a joint, 12 fields,'),
+      ('cut_frame', LINES[:-1], 'where the number of bodies, must follow'),
+      ('long', [*LINES, JOINT], 'line 31: comes after the last of 2 frames'),
+      ('many', ['9' * 5000], 'line 1: the number of frames'),
+  )
+  def test_rejects(self, content, message):
+    self.write(content)
+    with self.assertRaisesRegex(ValueError, f'{self.path}.*{message}'):
+      ntu_files.read(self.path)
+
+  def test_two_bodies_of_one_id(self):
+    self.write(['1', '2', *BODY, *BODY])
+    self.assertLen(ntu_files.read(self.path).bodies, 2)
+
+  def test_main_body_is_the_one_that_varies_most(self):
+    rng = np.random.RandomState(0)
+    bodies = [
+        ntu_files.Body(
+            np.array([1, 3]), scale * rng.randn(2, 25, 3).astype(np.float32)
+        )
+        for scale in (0.1, 3.0, 0.2)
+    ]
+    bodies[2] = bodies[2]._replace(frames=np.array([0, 3]))
+    frames = ntu_files.arrange(ntu_files.Recording(5, tuple(bodies)))
+    self.assertEqual(frames.shape, (3, 2, 25, 3))
+    np.testing.assert_array_equal(frames[1:, 0], bodies[1].joints)
+    np.testing.assert_array_equal(frames[[0, 2], 1], bodies[2].joints)
+    self.assertFalse(frames[0, 0].any() or frames[1, 1].any())
+
+  def test_damaged_in_any_way(self):
+    recordings = ntu_motions.generate(1, 1)
+    whole = ntu_motions.file_text(recordings.of(30)[:2]).encode()
+    rng = random.Random(0)
+    refused = 0
+    for _ in range(600):
+      content = bytearray(whole)
+      for _ in range(rng.choice((0, 1, 3))):
+        content[rng.randrange(len(content))] = rng.randrange(256)
+      end = rng.choice((len(content), rng.randrange(len(content))))
+      self.path.write_bytes(content[:end])
+      try:
+        recording = ntu_files.read(self.path)
+        for body in recording.bodies:
+          self.assertTrue(np.isfinite(body.joints).all())
+      except ValueError as error:
+        refused += 1
+        self.assertIn(str(self.path), str(error))
+        self.assertNotIn('\n', str(error))
+    self.assertGreater(refused, 300)
+
+
+if __name__ == '__main__':
+  absltest.main()

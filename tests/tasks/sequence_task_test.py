@@ -1,0 +1,410 @@
+"""Tasks on sequences: splits, statistics, losses, reports, a whole run."""
+
+import contextlib
+import io
+import json
+import pathlib
+
+from absl import flags
+from absl.testing import absltest
+from absl.testing import parameterized
+from flax import nnx
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+import pytest
+
+from configs import base_sequences
+from rnnzoo import training
+from rnnzoo.tasks.series import answers
+from rnnzoo.tasks.series import sequence_arrays
+from rnnzoo.tasks.series import sequence_checks
+from rnnzoo.tasks.series import sequence_inputs
+from rnnzoo.tasks.series import sequence_task
+from rnnzoo.tasks.series import sequences
+from rnnzoo.training import trained
+from tests.testing import sequence_files
+
+
+def quietly(make):
+  with contextlib.redirect_stdout(io.StringIO()):
+    return make()
+
+
+def arrays(count, length, seed=0, **more):
+  rng = np.random.RandomState(seed)
+  x = rng.randn(count, length, 2).astype(np.float32)
+  lengths = rng.randint(1, length + 1, count).astype(np.int32)
+  lengths[0] = length
+  given = {'x': x, 'lengths': lengths, 'y': np.arange(count) % 3, **more}
+  return sequence_arrays.Sequences(**given)
+
+
+def sums(x, seq_lengths=None, rngs=None):
+  """A model of three outputs without parameters, which sees valid steps."""
+  del rngs
+  if seq_lengths is not None:
+    x = jnp.where(
+        (jnp.arange(x.shape[1]) < seq_lengths[:, None])[..., None], x, 0
+    )
+  return jnp.stack([x[..., 0].sum(1), x[..., 1].sum(1), x[:, 0, 0]], axis=-1)
+
+
+class SplitTest(absltest.TestCase):
+
+  def test_every_class_gives_its_share(self):
+    groups = np.repeat([0, 1, 2], [60, 30, 10])
+    rest, part = sequence_arrays.split_off(groups, 20, seed=1)
+    np.testing.assert_array_equal(np.sort([*rest, *part]), np.arange(100))
+    np.testing.assert_array_equal(np.bincount(groups[part]), [12, 6, 2])
+    again = sequence_arrays.split_off(groups, 20, seed=1)
+    np.testing.assert_array_equal(part, again[1])
+    other = sequence_arrays.split_off(groups, 20, seed=2)
+    self.assertNotEqual(part.tolist(), other[1].tolist())
+
+  def test_a_single_example_stays(self):
+    groups = np.array([0] * 9 + [1])
+    _, part = sequence_arrays.split_off(groups, 4, seed=0)
+    self.assertNotIn(9, part)
+
+  def test_missing_splits(self):
+    found = sequence_arrays.complete_splits(
+        {'train': arrays(40, 3)}, {'test': 0.25, 'validation': 0.1}, 0, True
+    )
+    sizes = {name: len(split.x) for name, split in found.items()}
+    self.assertEqual(sizes, {'train': 26, 'test': 10, 'validation': 4})
+
+  def test_nothing_left(self):
+    for fractions, empty, enough in (
+        ({'test': 0.1}, 'test', 6),
+        ({'test': 0.2, 'validation': 0.1}, 'validation', 6),
+        ({'test': 0.5, 'validation': 0.4}, 'train', 5),
+    ):
+      with self.assertRaisesRegex(
+          ValueError,
+          f'3 training sequences cannot be split: {empty} would be empty by'
+          f' config.data.test_fraction=.*; give {enough} sequences at least',
+      ):
+        sequence_arrays.complete_splits(
+            {'train': arrays(3, 3)}, fractions, 0, True
+        )
+      sequence_arrays.complete_splits(
+          {'train': arrays(enough, 3)}, fractions, 0, True
+      )
+
+
+class StandardizationTest(absltest.TestCase):
+
+  def test_padding_and_nan_do_not_count(self):
+    x = np.array([[[1.0, 5], [3, 5], [9, 9]], [[np.nan, 5], [9, 9], [9, 9]]])
+    valid = np.array([[True, True, False], [True, False, False]])
+    mean, deviation = sequence_arrays.standardization(x, valid)
+    np.testing.assert_allclose(mean, [2, 5])
+    np.testing.assert_allclose(deviation, [1, 1])  # 5 is constant.
+
+  def test_a_constant_that_float_cannot_hold(self):
+    x = np.full((1, 1000, 1), 0.1, np.float32)
+    _, deviation = sequence_arrays.standardization(x, np.ones((1, 1000), bool))
+    np.testing.assert_array_equal(deviation, [1])
+
+  def test_a_deviation_that_float32_cannot_hold(self):
+    x = np.arange(6, dtype=np.float32).reshape(1, 6, 1) * np.float32(1e-40)
+    _, deviation = sequence_arrays.standardization(x, np.ones((1, 6), bool))
+    np.testing.assert_array_equal(deviation, [1])
+
+
+class ChecksTest(absltest.TestCase):
+
+  def summary(self, **splits):
+    kind = answers.Classes(['a', 'b', 'c'])
+    return sequence_checks.summarize(splits, kind, False)
+
+  def test_numbers(self):
+    train = arrays(6, 4)
+    found = self.summary(train=train, test=arrays(3, 9, seed=1))
+    self.assertEqual(
+        found['splits']['train']['classes'], {'a': 2, 'b': 2, 'c': 2}
+    )
+    self.assertEqual(found['splits']['test']['longest'], 9)
+    steps = train.x[train.valid()]
+    np.testing.assert_allclose(
+        found['columns'][1]['mean'], steps[:, 1].mean(), rtol=1e-5
+    )
+    self.assertEmpty(found['warnings'])
+    text = '\n'.join(sequence_checks.lines('mine', found))
+    self.assertIn('mine: 6 train, 3 test sequences of 1 to 9 (mean', text)
+    self.assertIn('3 classes, in train: a 33.3%', text)
+
+  def test_warnings(self):
+    train, test = arrays(6, 4), arrays(6, 4, seed=1)
+    train.x[..., 0] = 1e6 + train.x[..., 0]
+    train.x[..., 1] = 7
+    train.x[0, 0, 0] = np.nan
+    train.y[:] = 1
+    test.x[2], test.lengths[2] = train.x[3], train.lengths[3]
+    text = ' '.join(self.summary(train=train, test=test)['warnings'])
+    for words in (
+        'constant in train: column 1',
+        'column 0: so far from zero',
+        '1 values of train are missing, in column 0',
+        "'a' has no training example; it can never be right for 2 of test",
+        '1 of 6 sequences of test are in train, too',
+    ):
+      self.assertIn(words, text)
+
+  def test_warnings_about_numbers(self):
+    y = np.stack([2**40 + np.arange(6), 1e6 + np.arange(6), range(6)], axis=1)
+    train = arrays(6, 4, y=y.astype(np.float32))
+    train.x[..., 0] *= np.float32(1e-40)
+    kind = answers.Numbers(np.zeros(3), np.ones(3))
+    found = sequence_checks.summarize({'train': train}, kind, False)
+    text = '\n'.join(found['warnings'])
+    self.assertIn('constant in train: column 0 (as', text)
+    self.assertIn('constant in train: column 0 of y', text)
+    self.assertIn('column 1 of y: so far from zero', text)
+    self.assertNotIn('column 2', text)
+
+  def test_many_classes_are_not_all_printed(self):
+    kind = answers.Classes([f'class {i}' for i in range(30)])
+    train = arrays(60, 3, y=np.arange(60) % 30)
+    found = sequence_checks.summarize({'train': train}, kind, False)
+    lines = sequence_checks.lines('mine', found)
+    self.assertIn('30 classes, most and least of them in train', lines[1])
+    self.assertLess(len(lines[1]), 250)
+
+
+class SequenceTaskTest(parameterized.TestCase):
+
+  def task(self, kind='classes', every_step=False, standardize=True):
+    config = base_sequences.get_config()
+    config.model.update(layer='MinGRU', features=3)
+    config.data.standardize = standardize
+    if kind == 'classes':
+      answer, shape, make = answers.Classes('abc'), (), np.int32
+    else:
+      answer = answers.Numbers([5.0, 0.0], [2.0, 1.0])
+      shape, make = (2,), np.float32
+    splits = {}
+    for name, count, length in (('train', 8, 5), ('test', 4, 7)):
+      axes = (count, length, *shape) if every_step else (count, *shape)
+      y = np.random.RandomState(1).randint(0, 3, axes).astype(make)
+      splits[name] = arrays(count, length, y=y)
+    return quietly(
+        lambda: sequence_task.SequenceTask(
+            config, 'made up', splits, answer, every_step=every_step
+        )
+    )
+
+  @parameterized.parameters(('classes', False), ('numbers', True))
+  def test_a_batch_is_its_sequences_alone(self, kind, every_step):
+    task = self.task(kind, every_step)
+    evaluate = jax.jit(
+        lambda examples: task.evaluate(task.build_model(nnx.Rngs(0)), examples)
+    )
+    whole = evaluate(task.splits['test'])
+    self.assertEqual(whole.losses.shape, (4,))
+    self.assertCountEqual(
+        whole.scores, ['accuracy'] if kind == 'classes' else ['mse', 'mae']
+    )
+    lengths = task.splits['test']['lengths']
+    row = int(np.argmin(lengths))
+    one = {k: v[row : row + 1] for k, v in task.splits['test'].items()}
+    one['x'] = one['x'][:, : lengths[row]]
+    if every_step:
+      one['y'] = one['y'][:, : lengths[row]]
+      np.testing.assert_array_equal(whole.weights, lengths)
+    alone = evaluate(one)
+    np.testing.assert_allclose(alone.losses[0], whole.losses[row], rtol=1e-5)
+    for name, score in whole.scores.items():
+      np.testing.assert_allclose(alone.scores[name][0], score[row], rtol=1e-5)
+
+  def test_numbers_are_in_units_of_the_data(self):
+    kind = answers.Numbers([5.0, 0.0], [2.0, 1.0])
+    outputs = np.array([[0.5, 1.0]], np.float32)
+    y = np.array([[5.0, 0.0]], np.float32)
+    found = kind.evaluate(outputs, y, 0.0)
+    np.testing.assert_allclose(found.predictions, [[6.0, 1.0]])
+    np.testing.assert_allclose(found.losses, [(0.25 + 1) / 2])
+    np.testing.assert_allclose(found.scores['mse'], [1.0])
+    np.testing.assert_allclose(found.scores['mae'], [1.0])
+
+  def test_standardize(self):
+    plain, scaled = self.task(standardize=False), self.task()
+    test = scaled.splits['test']
+    mean, deviation = sequence_arrays.standardization(
+        scaled.splits['train']['x'],
+        arrays(8, 5).valid(),
+    )
+    by_hand = (test['x'] - mean) / deviation
+    np.testing.assert_allclose(
+        scaled.evaluate(sums, test).losses,
+        plain.evaluate(sums, {**test, 'x': by_hand}).losses,
+        rtol=1e-5,
+    )
+
+  def test_missing_is_the_mean(self):
+    task = self.task(standardize=False)
+    task.splits['test']['x'][:, 0, 1] = np.nan
+    splits = {
+        name: sequence_arrays.Sequences(**split)
+        for name, split in task.splits.items()
+    }
+    config = base_sequences.get_config()
+    make = lambda: sequence_task.SequenceTask(
+        config, 'made up', splits, task.answers
+    )
+    with_missing = quietly(make)
+    found = with_missing.evaluate(sums, with_missing.splits['test'])
+    self.assertTrue(np.isfinite(found.losses).all())
+    self.assertEqual(with_missing.summary['splits']['test']['missing'], 4)
+
+  def test_measure_counts_valid_steps(self):
+    task = self.task(every_step=True)
+    predictions = np.zeros((4, 7), np.int32)
+    found = task.measure(None, 'test', predictions)
+    self.assertEqual(
+        np.sum(found['confusion_matrix']), task.splits['test']['lengths'].sum()
+    )
+
+  def test_report(self):
+    task = self.task()
+    results = [{'test': {'confusion_matrix': np.eye(3)}}] * 2
+    found = task.report(results, None)
+    self.assertEqual(found.numbers['confusion_matrix'][1], [0, 2, 0])
+    self.assertIs(found.numbers['data'], task.summary)
+    self.assertIn('confusion_matrix.png', found.files)
+
+  def test_names_of_classes(self):
+    self.assertEqual(self.task().class_names, ('a', 'b', 'c'))
+
+  def test_checked_inputs_of_a_trained_model(self):
+    task = self.task()
+    model = task.build_model(nnx.Rngs(0))
+    loaded = trained.Trained(model, base_sequences.get_config(), 0, task)
+    x = np.ones((2, 9, 2))
+    self.assertEqual(loaded.predict(x).shape, (2,))
+    np.testing.assert_array_equal(jax.jit(loaded.predict)(x), loaded.predict(x))
+    with self.assertRaisesRegex(ValueError, 'must have 2 columns'):
+      loaded.predict(x[..., :1])
+
+  def test_predict(self):
+    task = self.task()
+    test = task.splits['test']
+    whole = task.predict(sums, {'x': test['x'], 'lengths': test['lengths']})
+    alone = task.predict(sums, test['x'][1:2, : test['lengths'][1]])
+    self.assertEqual(whole[1], alone[0])
+    self.assertEqual(whole.dtype, np.int32)
+
+
+class InputsTest(parameterized.TestCase):
+
+  X = np.ones((2, 3, 2))
+
+  def check(self, inputs, allow_nan=False):
+    return sequence_inputs.check(inputs, 2, allow_nan)
+
+  def test_takes(self):
+    found = self.check(self.X.astype(np.int64))
+    self.assertEqual((found.shape, found.dtype), ((2, 3, 2), np.float32))
+    self.assertIsInstance(self.check(self.X.tolist()), np.ndarray)
+    x = self.X.copy()
+    x[0, 1:] = np.nan  # Beyond a sequence's end anything may stand.
+    found = self.check({'x': jnp.asarray(x), 'lengths': [1, 3]})
+    np.testing.assert_array_equal(found['lengths'], [1, 3])
+    np.testing.assert_array_equal(found['x'][0], [[1, 1], [0, 0], [0, 0]])
+    self.assertEqual(found['lengths'].dtype, np.int32)
+    self.assertTrue(np.isnan(self.check(x, allow_nan=True)[0, 1, 0]))
+    bfloat16 = self.check(jnp.ones((1, 2, 2), jnp.bfloat16))
+    self.assertEqual(bfloat16.dtype, np.float32)
+
+  @parameterized.named_parameters(
+      ('key', {'x': X, 'seq_lengths': [1, 1]}, "'seq_lengths'; call .*'len"),
+      ('y', {'x': X, 'y': [1, 1]}, "but 'x' and 'lengths'; got 'y'"),
+      ('no_x', {'lengths': [1, 1]}, "must have the key 'x'"),
+      ('columns', X[..., :1], 'must have 2 columns, .* it has 1'),
+      ('one', X[0], r'x\[None\] makes a batch'),
+      ('empty', X[:0], r'its shape is \[0, 3, 2\]'),
+      ('ragged', [X[0], X[0, :1]], 'x, lengths = .*pad'),
+      ('objects', np.array([X[0], None], object), 'x, lengths = .*pad'),
+      ('text', [[['a', 'b']]], 'x must hold real numbers'),
+      ('rows', {'x': X, 'lengths': [1]}, r'here \[2\]; got int64'),
+      ('floats', {'x': X, 'lengths': [1.0, 2.0]}, 'got float64'),
+      ('none', {'x': X, 'lengths': [1, 0]}, 'sequence 1 has 0'),
+      ('long', {'x': X, 'lengths': [4, 1]}, '1 to 3, .* sequence 0 has 4'),
+      ('nan', X * np.nan, "sequence 0, .* is nan; .*missing='zero'"),
+      ('inf', X * 1e300, 'is inf$'),
+  )
+  def test_refuses(self, inputs, message):
+    with self.assertRaisesRegex(ValueError, message):
+      self.check(inputs)
+
+
+class RunTest(absltest.TestCase):
+  """The task 'sequences' from files to its report."""
+
+  def setUp(self):
+    super().setUp()
+    flags.FLAGS.mark_as_parsed()
+    self.directory = pathlib.Path(self.create_tempdir().full_path)
+
+  def config(self, **data) -> ml_collections.ConfigDict:
+    config = base_sequences.get_config()
+    config.model.update(layer='MinGRU', features=8)
+    config.optimizer.learning_rate = 0.05
+    config.update(num_epochs=12, batch_size=4)
+    config.data.update(path=str(self.directory / 'mine.npz'), **data)
+    return config
+
+  @pytest.mark.slow
+  def test_a_run(self):
+    labels = np.where(np.arange(24) % 2, 'high', 'low')
+    sequence_files.write_npz(self.directory / 'mine.npz', y=labels)
+    config = self.config()
+    workdir = self.directory / 'run'
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+      experiment = training.prepare(config, str(workdir), 'sequences')
+      training.train_and_evaluate(experiment)
+    self.assertIn(
+        'mine.npz: 16 train, 4 validation, 4 test', printed.getvalue()
+    )
+    report = json.loads((workdir / 'report.json').read_text())
+    self.assertEqual(report['dataset'], 'mine.npz')
+    self.assertEqual(report['test']['accuracy']['mean'], 1.0)
+    self.assertEqual(
+        report['data']['splits']['train']['classes'], {'high': 8, 'low': 8}
+    )
+    loaded = quietly(lambda: training.load(workdir))
+    x = sequence_files.arrays()['x'][:2]
+    np.testing.assert_array_equal(loaded.predict(x), [1, 0])
+
+  def test_regression_at_every_step(self):
+    x = sequence_files.arrays()['x']
+    y = 100.0 + 10.0 * np.cumsum(x[..., 0], axis=1)
+    path = self.directory / 'mine.npz'
+    sequence_files.write_npz(path, y=y)
+    task = quietly(
+        lambda: sequences.OwnSequences(
+            self.config(kind='regression', every_step=True)
+        )
+    )
+    self.assertEqual(task.metrics[0].name, 'mse')
+    deviation = np.ravel(task.answers.deviation)
+    self.assertBetween(deviation, 5.0, 50.0)
+    described = task.summary['splits']['train']['answers'][0]
+    self.assertBetween(described['mean'], 50.0, 150.0)
+
+  def test_no_path(self):
+    config = self.config()
+    config.data.path = ''
+    with self.assertRaisesRegex(ValueError, 'config.data.path must be an .npz'):
+      sequences.OwnSequences(config)
+
+  def test_bad_fields(self):
+    for field, value in (('kind', 'class'), ('missing', 'mean')):
+      with self.assertRaisesRegex(ValueError, f'config.data.{field} must be'):
+        sequences.OwnSequences(self.config(**{field: value}))
+
+
+if __name__ == '__main__':
+  absltest.main()

@@ -1,0 +1,365 @@
+"""Skeleton action recognition: sampling, augmentation, the task, all of it."""
+
+import contextlib
+import importlib
+import io
+import json
+import pathlib
+import sys
+
+from absl.testing import absltest
+from absl.testing import parameterized
+from flax import nnx
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+import pytest
+
+import rnnzoo
+from rnnzoo import training
+from rnnzoo.tasks.motion import dense_stack
+from rnnzoo.tasks.motion import ntu_arrays
+from rnnzoo.tasks.motion import ntu_conversion
+from rnnzoo.tasks.motion import ntu_files
+from rnnzoo.tasks.motion import ntu_motions
+from rnnzoo.tasks.motion import skeleton_frames
+from rnnzoo.tasks.motion import skeletons
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+# configs/ is never installed.
+sys.path.insert(0, str(ROOT))
+
+
+def make_config(**data) -> ml_collections.ConfigDict:
+  config = importlib.import_module('configs.base_skeletons').get_config()
+  config.model.features = 8
+  config.data.update(data)
+  return config
+
+
+def make_task(config) -> skeletons.SkeletonActions:
+  with contextlib.redirect_stdout(io.StringIO()):
+    return skeletons.SkeletonActions(config)
+
+
+def numbered(lengths) -> ntu_arrays.Recordings:
+  """Returns recordings whose frame f holds f + 1 everywhere."""
+  lengths = np.array(lengths, np.int32)
+  frames = np.concatenate([np.arange(1, n + 1) for n in lengths])
+  shape = (len(frames), 2, 25, 3)
+  frames = np.broadcast_to(frames.reshape(-1, 1, 1, 1), shape)
+  names = [ntu_files.Name(1, 1, 1, 1, 1)] * len(lengths)
+  return ntu_arrays.Recordings(
+      names,
+      frames.astype(np.float32),
+      ntu_arrays.starts_of(lengths),
+      lengths,
+  )
+
+
+class FramesTest(parameterized.TestCase):
+
+  @parameterized.parameters((40, 20), (47, 20), (20, 20), (5, 4), (300, 4))
+  def test_one_frame_of_each_segment(self, length, num_steps):
+    padded = skeleton_frames.pad(
+        numbered([length, 3]), np.arange(2), 300, 'none', 'float32'
+    )
+    where = skeleton_frames.offsets(2, 50, num_steps, seed=0)
+    x = skeleton_frames.sample(padded['frames'], padded['length'], where)
+    self.assertEqual(x.shape, (2, 50, num_steps, 2, 25, 3))
+    chosen = np.asarray(x[0, ..., 0, 0, 0]) - 1
+    starts = np.arange(num_steps) * length / num_steps
+    self.assertTrue((chosen >= np.floor(starts)).all())
+    self.assertTrue((chosen < np.ceil(starts + length / num_steps)).all())
+    self.assertTrue((np.diff(chosen) >= 0).all())
+    # In 50 samplings each frame is seen, the first and the last among them.
+    seen = np.unique(chosen) if length < 50 else np.arange(length)
+    np.testing.assert_array_equal(seen, np.arange(length))
+    # A recording of 3 frames shows each of them, and no padding.
+    np.testing.assert_array_equal(np.unique(x[1]), [1, 2, 3])
+
+  def test_middle_of_each_segment(self):
+    padded = skeleton_frames.pad(
+        numbered([50]), np.arange(1), 300, 'none', 'float32'
+    )
+    where = skeleton_frames.offsets(1, 0, 5, seed=0)
+    x = skeleton_frames.sample(padded['frames'], padded['length'], where)
+    np.testing.assert_array_equal(x[0, 0, :, 0, 0, 0], [6, 16, 26, 36, 46])
+
+  def test_long_recordings_are_thinned_out(self):
+    padded = skeleton_frames.pad(
+        numbered([8, 100]), np.array([1, 0]), 10, 'none', 'float16'
+    )
+    self.assertEqual(padded['frames'].shape, (2, 10, 2, 25, 3))
+    self.assertEqual(padded['frames'].dtype, np.float16)
+    np.testing.assert_array_equal(padded['length'], [10, 8])
+    np.testing.assert_array_equal(
+        padded['frames'][:, :, 0, 0, 0],
+        [np.arange(1, 101, 10), [*range(1, 9), 0, 0]],
+    )
+
+  def test_centres(self):
+    rng = np.random.RandomState(0)
+    frames = rng.randn(4, 2, 25, 3).astype(np.float32)
+    frames[0, 1] = frames[2, 0] = 0  # Absent.
+    recordings = ntu_arrays.Recordings(
+        [ntu_files.Name(1, 1, 1, 1, 1)], frames, np.array([0]), np.array([4])
+    )
+    pad = lambda centre: skeleton_frames.pad(
+        recordings, np.arange(1), 300, centre, 'float32'
+    )['frames'][0]
+    np.testing.assert_array_equal(pad('none'), frames)
+    for centre, origins in (
+        ('sequence', [frames[0, 0, 1]] * 4),
+        ('frame', [frames[t, int(t == 2), 1] for t in range(4)]),
+    ):
+      want = frames - np.stack(origins)[:, None, None]
+      want[0, 1] = want[2, 0] = 0
+      np.testing.assert_allclose(pad(centre), want, atol=1e-6)
+
+  def test_turns_and_scales(self):
+    x = np.random.RandomState(0).randn(5, 3, 2, 25, 3).astype(np.float32)
+    key = jax.random.key(0)
+    turn = jax.jit(skeleton_frames.turn_and_scale)
+    turned = turn(x, key, 180.0, 0.2)
+    factors = np.linalg.norm(turned, axis=-1) / np.linalg.norm(x, axis=-1)
+    factor = factors[:, :1, :1, :1]
+    # Lengths change by one factor a recording, within the bounds.
+    np.testing.assert_allclose(
+        factors, np.broadcast_to(factor, factors.shape), rtol=1e-4
+    )
+    self.assertTrue((abs(factor - 1) <= 0.2).all())
+    self.assertGreater(np.ptp(factor), 0.01)
+    # Angles between joints stay, handedness too.
+    a, b = x.reshape(5, -1, 3), np.reshape(turned, (5, -1, 3))
+    volume = lambda v: np.einsum(
+        'bi,bi->b', np.cross(v[:, 0], v[:, 1]), v[:, 2]
+    )
+    np.testing.assert_allclose(
+        volume(b), volume(a) * factor.ravel() ** 3, rtol=1e-3
+    )
+    self.assertGreater(abs(b - a).max(), 1.0)
+    same = turn(x, key, 0.0, 0.0)
+    np.testing.assert_allclose(same, x, atol=1e-6)
+
+  def test_turns_about_each_axis(self):
+    for axis, letter in enumerate('xyz'):
+      angles = np.zeros((1, 3), np.float32)
+      angles[0, axis] = 0.3
+      np.testing.assert_allclose(
+          skeleton_frames._rotation(jnp.asarray(angles))[0],
+          ntu_motions.rotations(0.3, letter),
+          atol=1e-6,
+      )
+
+
+class DenseStackTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.stack = dense_stack.DenseStack(
+        [rnnzoo.IndRNN] * 2,
+        4,
+        5,
+        num_layers=2,
+        norm='layer',
+        dropout_rate=0.5,
+        activation='tanh',
+        rngs=nnx.Rngs(0),
+    )
+    self.x = np.random.RandomState(0).randn(2, 4, 4).astype(np.float32)
+
+  def test_levels_steps_and_parts(self):
+    @nnx.jit
+    def run(stack, x):
+      carry, whole = stack.unroll(x)
+      _, rest = stack.unroll(x[:, 3:], initial_carry=stack.unroll(x[:, :3])[0])
+      state = stack.initial_carry((2,))
+      steps = []
+      for t in range(4):
+        state, y = stack.step(state, x[:, t])
+        steps.append(y)
+      levels = [
+          level(whole[..., : 4 + 5 * index])
+          for index, level in enumerate(stack.levels)
+      ]
+      return whole, [x, *levels], rest, jnp.stack(steps, axis=1), carry, state
+
+    whole, levels, rest, steps, carry, state = run(self.stack, self.x)
+    self.assertEqual(whole.shape, (2, 4, 4 + 2 * 5))
+    np.testing.assert_allclose(whole, np.concatenate(levels, -1), atol=1e-5)
+    np.testing.assert_allclose(rest, whole[:, 3:], atol=1e-5)
+    np.testing.assert_allclose(steps, whole, atol=1e-5)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), state, carry
+    )
+
+  def test_drops_while_training(self):
+    train = nnx.jit(lambda stack, x, rngs: stack(x, rngs=rngs))
+    y = np.asarray(train(self.stack, self.x, nnx.Rngs(dropout=0)))
+    dropped = [np.mean(y[..., 4 + 5 * i : 9 + 5 * i] == 0) for i in range(2)]
+    self.assertBetween(dropped[0], 0.2, 0.8)
+    self.assertEqual(dropped[1], 0.0)
+    np.testing.assert_array_equal(y[..., :4], self.x)
+
+  def test_errors(self):
+    with self.assertRaisesRegex(ValueError, 'carry must be a tuple of 2'):
+      self.stack.step((), self.x[:, 0])
+    with self.assertRaisesRegex(ValueError, 'dense or residual, not both'):
+      dense_stack.DenseStack(
+          [rnnzoo.GRU], 4, 5, num_layers=1, residual=True, rngs=nnx.Rngs(0)
+      )
+    with self.assertRaisesRegex(ValueError, 'num_layers is 2, but there are 1'):
+      dense_stack.DenseStack([rnnzoo.GRU], 4, 5, num_layers=2, rngs=nnx.Rngs(0))
+
+
+class TaskTest(parameterized.TestCase):
+
+  def test_splits_of_motions(self):
+    task = make_task(make_config(protocol='cross_view'))
+    self.assertIn('NOT NTU RGB+D', task.dataset)
+    sizes = {name: len(split['label']) for name, split in task.splits.items()}
+    self.assertEqual(sizes, {'train': 912, 'validation': 48, 'test': 480})
+    self.assertEqual(task.splits['validation']['offsets'].shape, (48, 5, 20))
+    self.assertEqual(task.splits['test']['offsets'].shape, (480, 20, 20))
+    for split in task.splits.values():
+      self.assertCountEqual(np.unique(split['label']), range(12))
+
+  def test_averages_logits_of_samplings(self):
+    task = make_task(make_config(test_samplings=7, num_steps=4))
+    model = lambda x: 9 * jnp.sum(x[:, :, 30:42] * x[:, ::-1, 40:52], axis=1)
+    batch = {name: x[:3] for name, x in task.splits['test'].items()}
+    result = jax.jit(lambda batch: task.evaluate(model, batch))(batch)
+    sample = jax.jit(skeleton_frames.sample)
+    logits = []
+    for s in range(7):
+      x = sample(batch['frames'], batch['length'], batch['offsets'][:, [s]])
+      logits.append(model(x.reshape(3, 4, 150).astype(jnp.float32)))
+    logits = np.stack(logits)
+    label = batch['label']
+    np.testing.assert_array_equal(result.predictions, logits.mean(0).argmax(-1))
+    np.testing.assert_array_equal(
+        result.scores['accuracy'], logits.mean(0).argmax(-1) == label
+    )
+    np.testing.assert_allclose(
+        result.scores['sampling_accuracy'],
+        (logits.argmax(-1) == label).mean(0),
+        rtol=1e-6,
+    )
+    losses = -jax.nn.log_softmax(logits)[:, np.arange(3), label].mean(0)
+    np.testing.assert_allclose(result.losses, losses, rtol=1e-4)
+    predict = jax.jit(lambda batch: task.predict(model, batch))
+    np.testing.assert_array_equal(predict(batch), result.predictions)
+
+  def test_training_sees_other_frames_each_time(self):
+    task = make_task(make_config(rotation=10.0))
+    batch = {name: x[:3] for name, x in task.splits['train'].items()}
+
+    @jax.jit
+    def inputs(key):
+      seen = []
+      model = lambda x, rngs: seen.append(x) or jnp.zeros((len(x), 12))
+      task.evaluate(model, batch, nnx.Rngs(dropout=key))
+      return seen[0]
+
+    seen = [inputs(jax.random.key(seed)) for seed in (0, 0, 1)]
+    self.assertEqual(seen[0].shape, (3, 20, 150))
+    np.testing.assert_array_equal(seen[0], seen[1])
+    self.assertGreater(abs(seen[0] - seen[2]).max(), 0.01)
+
+  @parameterized.named_parameters(
+      ('source', {'source': 'ntu'}, "'motions', 'ntu60', 'ntu120'"),
+      ('steps', {'num_steps': 0}, 'num_steps must be an integer from 1'),
+      ('dtype', {'frames_dtype': 'int8'}, "'float16', 'float32'"),
+      ('centre', {'centre': 'joint'}, "'sequence', 'frame', 'none'"),
+      ('many', {'num_steps': 10**4, 'test_samplings': 900}, 'test_samplings='),
+      ('setup', {'source': 'ntu60', 'protocol': 'cross_setup'}, 'ntu60 has no'),
+  )
+  def test_impossible_data(self, data, message):
+    with self.assertRaisesRegex(ValueError, message):
+      skeletons.SkeletonActions(make_config(**data))
+
+  def test_no_data(self):
+    with self.assertRaisesRegex(FileNotFoundError, 'data_dir, the folder that'):
+      make_task(make_config(source='ntu60'))
+    with self.assertRaisesRegex(FileNotFoundError, 'has no index.json; python'):
+      make_task(make_config(source='ntu60', data_dir='/nowhere'))
+
+  def test_dense_and_residual(self):
+    config = make_config()
+    config.model.update(dense=True, residual=True)
+    with self.assertRaisesRegex(ValueError, 'not both'):
+      make_task(config).build_model(nnx.Rngs(0))
+
+
+class PipelineTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.folder = pathlib.Path(self.create_tempdir().full_path)
+    self.recordings = ntu_motions.generate(2, 1)
+    self.paths = ntu_motions.write_files(
+        self.folder / 'nturgb+d_skeletons', self.recordings, range(40)
+    )
+    ntu_conversion.convert(self.folder, self.folder / 'ntu60', num_processes=0)
+    (self.folder / 'missing.txt').write_text(
+        f'2 of the samples\n\n{self.paths[5].stem}\nS017C003P020R001A059\n'
+    )
+
+  def config(self, **data):
+    return make_config(
+        source='ntu60',
+        data_dir=str(self.folder / 'ntu60'),
+        missing_list=str(self.folder / 'missing.txt'),
+        protocol='cross_view',
+        validation_samplings=2,
+        test_samplings=3,
+        **data,
+    )
+
+  def test_files_reach_the_model(self):
+    task = make_task(self.config(centre='none', frames_dtype='float32'))
+    self.assertEqual(task.dataset, 'NTU RGB+D 60, cross_view')
+    self.assertLen(task.class_names, 60)
+    names = [
+        ntu_files.parse_name(path.name)
+        for index, path in enumerate(self.paths)
+        if index != 5
+    ]
+    test = [name for name in sorted(names) if name.camera == 1]
+    np.testing.assert_array_equal(
+        task.splits['test']['label'], [name.action - 1 for name in test]
+    )
+    sizes = [len(split['label']) for split in task.splits.values()]
+    self.assertEqual(sum(sizes), 39)
+    row = task.splits['test']['frames'][3]
+    want = self.recordings.of(self.recordings.names.index(test[3]))
+    np.testing.assert_allclose(row[: len(want)], want, atol=1e-5)
+
+  def test_labels_beyond_the_classes(self):
+    index = self.folder / 'ntu60' / 'index.json'
+    index.write_text(index.read_text().replace('A001', 'A061'))
+    with self.assertRaisesRegex(ValueError, '60 classes, but .* has A061'):
+      make_task(self.config())
+
+  @pytest.mark.slow
+  def test_trains(self):
+    config = self.config()
+    config.update(num_epochs=2, batch_size=8)
+    workdir = self.folder / 'run'
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+      experiment = training.prepare(config, str(workdir), 'gru_ntu')
+      training.train_and_evaluate(experiment)
+    self.assertIn('1 of the 2 recordings of', out.getvalue())
+    self.assertIn('published results are of 56,578', out.getvalue())
+    report = json.loads((workdir / 'report.json').read_text())
+    self.assertEqual(report['dataset'], 'NTU RGB+D 60, cross_view')
+    result = json.loads((workdir / 'seed_0/result.json').read_text())
+    self.assertIn('sampling_accuracy', result['test'])
+    self.assertEqual(np.sum(result['test']['confusion_matrix']), 14)
+
+
+if __name__ == '__main__':
+  absltest.main()

@@ -1,0 +1,268 @@
+"""Translation: text and its errors, vocabularies, buckets, dates, a run."""
+
+import gzip
+import importlib
+import pathlib
+import sys
+
+from absl.testing import absltest
+from absl.testing import parameterized
+from flax import nnx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rnnzoo import decoding
+from rnnzoo import training
+from rnnzoo.tasks import protocol
+from rnnzoo.tasks.text import parallel_text
+from rnnzoo.tasks.text import translation
+from rnnzoo.tasks.text import translation_decoding
+from rnnzoo.tasks.text import vocabularies
+from rnnzoo.tasks.text import written_dates
+
+# configs/ is never installed.
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+
+SOURCES = ['Ein Mann schläft.', 'Zwei Hunde', '', 'Ein Hund rennt, ein Mann']
+TARGETS = ["A man's asleep.", 'Two dogs', 'Nothing', 'A dog runs, a man-child']
+
+
+def make_config():
+  base = importlib.import_module('configs.base_translation')
+  config = base.get_config()
+  config.data.update(
+      num_dates=400,
+      target_tokens='characters',
+      output_length=12,
+      num_buckets=2,
+  )
+  config.model.update(features=8, embed_features=6, attention_features=5)
+  config.update(batch_size=16, num_epochs=1)
+  return config
+
+
+def first(task, split):
+  return protocol.buckets(task.splits[split])[0]
+
+
+class TextTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.directory = pathlib.Path(self.create_tempdir().full_path)
+
+  def write(self, name, content):
+    path = self.directory / name
+    path.write_bytes(
+        gzip.compress(content) if name.endswith('.gz') else content
+    )
+    return str(path)
+
+  def read(self, source, target):
+    return parallel_text.read_parallel(source, target, ('a', 'b'))
+
+  def test_reads_plain_and_compressed(self):
+    source = self.write('a.gz', 'eins\u2028x\nzwei\r\n\ndrei\n'.encode())
+    target = self.write('b', b'one\ntwo\n\nthree')
+    self.assertEqual(
+        self.read(source, target),
+        (['eins\u2028x', 'zwei', '', 'drei'], ['one', 'two', '', 'three']),
+    )
+
+  @parameterized.parameters(
+      ('b', b'one\n', 'b has 1 lines and .*a 2: line 2 of .*a has no trans'),
+      ('b', b'one\nt\xffo\n', r'b, line 2, is not UTF-8: byte 2 of the line'),
+      ('b.gz', b'\x1f\x8bx', 'b.gz is not a whole .gz file'),
+      ('b', b'', 'b has no lines'),
+  )
+  def test_files_that_are_no_translation(self, name, content, message):
+    source = self.write('a', b'eins\nzwei\n')
+    path = self.directory / name
+    path.write_bytes(content)
+    with self.assertRaisesRegex(ValueError, message):
+      self.read(source, str(path))
+
+  def test_a_file_must_be_there(self):
+    with self.assertRaisesRegex(FileNotFoundError, "a: there is no file 'x'"):
+      self.read('x', 'y')
+
+  def vocabulary(self, kind='words', lines=TARGETS, **options):
+    options = {'lowercase': True, 'min_count': 1, 'size': 1000} | options
+    return vocabularies.make_vocabulary(lines, kind, **options)
+
+  @parameterized.parameters(*vocabularies.KINDS)
+  def test_there_and_back(self, kind):
+    vocabulary = self.vocabulary(kind)
+    for line, tokens in zip(TARGETS, vocabulary.encode(TARGETS), strict=True):
+      self.assertEqual(vocabulary.text(tokens), line.lower())
+      self.assertEqual(vocabulary.words_of(tokens), vocabulary.words(line))
+      self.assertNotIn(decoding.UNKNOWN, tokens)
+    (tokens,) = vocabulary.encode(['[ </s>'])
+    self.assertIn(decoding.UNKNOWN, tokens)
+    self.assertNotIn(decoding.END, tokens)
+
+  def test_words(self):
+    vocabulary = self.vocabulary(lowercase=False, min_count=2)
+    self.assertEqual(
+        vocabulary.words("A man's x-ray, no?"),
+        ['A', 'man', "'s", 'x', '-', 'ray', ',', 'no', '?'],
+    )
+    (tokens,) = vocabulary.encode(['A dog naps'])
+    self.assertEqual(vocabulary.pieces(tokens), ['A', '<unk>', '<unk>'])
+
+  def test_buckets_hold_every_pair_once(self):
+    pairs = (
+        [[5] * n for n in (1, 7, 3, 0, 2)],
+        [[6] * n for n in (2, 2, 4, 1, 1)],
+    )
+    lengths = parallel_text.longest(pairs)
+    self.assertEqual(lengths.tolist(), [2, 7, 4, 1, 2])
+    cuts = parallel_text.boundaries(lengths, 3)
+    self.assertEqual(cuts, [2])
+    short, long = parallel_text.buckets(pairs, cuts)
+    self.assertEqual(short['source_length'].tolist(), [2, 1, 3])
+    self.assertEqual(short['target_length'].tolist(), [3, 2, 2])
+    np.testing.assert_array_equal(
+        short['target'], [[1, 6, 6, 2], [1, 6, 2, 0], [1, 6, 2, 0]]
+    )
+    np.testing.assert_array_equal(long['source'][1], [5, 5, 5, 2, 0, 0, 0, 0])
+    # A length that training never saw belongs to the last one.
+    (only,) = parallel_text.buckets(([[5] * 30], [[6]]), cuts)
+    self.assertEqual(only['source'].shape, (1, 31))
+
+  def test_dates(self):
+    first, second = written_dates.dates(3, (300, 40))
+    self.assertEqual((first, second), tuple(written_dates.dates(3, (300, 40))))
+    self.assertEmpty(set(first[1]) & set(second[1]))
+    known = dict(zip(*written_dates.dates(0, (30000,))[0], strict=True))
+    for text, date in (
+        ('the third of march, nineteen ninety four', '1994-03-03'),
+        ('july 22nd, 1911', '1911-07-22'),
+        ('two thousand and five, may the twenty first', '2005-05-21'),
+    ):
+      self.assertEqual(known.get(text, date), date)
+    self.assertEqual(
+        [written_dates._year(y) for y in (1900, 1907, 2000, 2008, 2010, 2090)],
+        [
+            'nineteen hundred',
+            'nineteen oh seven',
+            'two thousand',
+            'two thousand and eight',
+            'twenty ten',
+            'twenty ninety',
+        ],
+    )
+
+  def test_bleu_of_the_references_is_100(self):
+    lines = ['A man is asleep in a red chair .', 'Two dogs run on the beach']
+    vocabulary = self.vocabulary(lines=lines, lowercase=False)
+    found = translation_decoding.bleu(
+        vocabulary.encode(lines), lines, vocabulary
+    )
+    self.assertAlmostEqual(found['bleu'], 100.0)
+    self.assertAlmostEqual(found['sacrebleu'], 100.0)
+    self.assertIn('tok:none', found['bleu_signature'])
+    self.assertIn('tok:13a', found['sacrebleu_signature'])
+    worse = vocabulary.encode([lines[0], 'Two dogs'])
+    found = translation_decoding.bleu(worse, lines, vocabulary)
+    self.assertLess(found['bleu'], 90.0)
+
+
+class TaskTest(parameterized.TestCase):
+
+  def test_padding_has_no_effect_on_the_loss(self):
+    config = make_config()
+    config.model.attention_features = 0
+    task = translation.Translation(config)
+    model = task.build_model(nnx.Rngs(0))
+    short = {name: x[:7] for name, x in first(task, 'test').items()}
+    evaluate = jax.jit(lambda batch: task.evaluate(model, batch)[::2])
+    expected = evaluate(short)
+    width = lambda name, x: ((0, 0), (0, 5)) if x.ndim == 2 else ((0, 0),)
+    longer = {name: np.pad(x, width(name, x)) for name, x in short.items()}
+    found = evaluate(longer)
+    np.testing.assert_allclose(found[0], expected[0], atol=1e-5)
+    np.testing.assert_array_equal(found[1], short['target_length'])
+
+  @pytest.mark.slow
+  def test_schedule_and_smoothing(self):
+    config = make_config()
+    config.model.update(
+        teacher_forcing=1.0,
+        teacher_forcing_end=0.5,
+        teacher_forcing_steps=4,
+        init_std=0.01,
+        label_smoothing=0.1,
+    )
+    task = translation.Translation(config)
+    model = task.build_model(nnx.Rngs(0))
+    self.assertLess(float(jnp.std(model.head.kernel[...])), 0.012)
+    self.assertFalse(model.head.bias[...].any())
+    rates = [float(task._teacher_forcing(model)) for _ in range(6)]
+    np.testing.assert_allclose(rates, [1.0, 0.875, 0.75, 0.625, 0.5, 0.5])
+    batch = {name: x[:3] for name, x in first(task, 'test').items()}
+    trained = task.evaluate(model, batch, nnx.Rngs(0))
+    self.assertTrue(np.isfinite(trained.losses).all())
+    self.assertEqual(int(model.training_steps[...]), 7)
+
+  @parameterized.parameters(
+      (
+          {'source': 'files'},
+          FileNotFoundError,
+          'data.train_source: there is no',
+      ),
+      ({'max_length': 1}, ValueError, 'every pair of lines to train on has'),
+      (
+          {'target_tokens': 'letters'},
+          ValueError,
+          'target_tokens must be one of',
+      ),
+      ({'num_beams': 0}, ValueError, 'num_beams must be an integer from 1'),
+  )
+  def test_errors(self, data, error, message):
+    config = make_config()
+    config.data.update(data)
+    with self.assertRaisesRegex(error, message):
+      translation.Translation(config)
+
+  @pytest.mark.slow
+  def test_learns_to_write_dates(self):
+    config = make_config()
+    config.data.update(num_dates=4000, num_beams=3)
+    config.model.update(features=32, embed_features=16, attention_features=16)
+    config.model.is_bidirectional = True
+    config.update(num_epochs=8, batch_size=50)
+    config.optimizer.learning_rate = 0.01
+    workdir = self.create_tempdir().full_path
+    report = training.train_and_evaluate(training.prepare(config, workdir))
+    self.assertGreater(report['test']['exact_match']['mean'], 0.9)
+    directory = pathlib.Path(workdir)
+    self.assertTrue((directory / 'attention.png').is_file())
+    self.assertIn('translation', (directory / 'translations.txt').read_text())
+    trained = training.load(workdir)
+    lines = ['march 3rd, 1994', '', '4 july 1976']
+    found = list(trained.task.predict_lines(trained.model, lines))
+    self.assertEqual(found, ['1994-03-03', '', '1976-07-04'])
+    # One line or many, padded or not: the same.
+    alone = trained.task.predict_lines(trained.model, lines[2:])
+    self.assertEqual(list(alone), found[2:])
+    batch = first(trained.task, 'test')
+    tokens = trained.predict(batch['source'][:5])
+    self.assertEqual(tokens.shape, (5, 12))
+    given = jnp.asarray(batch['source']), jnp.asarray(batch['source_length'])
+    greedy, beam = (
+        jax.jit(
+            lambda count=count: trained.model.decode(
+                *given, max_length=12, num_beams=count
+            )
+        )()
+        for count in (1, 3)
+    )
+    better = np.asarray(beam.scores - greedy.scores)
+    self.assertGreater(better.min(), -1e-3)
+
+
+if __name__ == '__main__':
+  absltest.main()
