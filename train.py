@@ -1,15 +1,18 @@
-"""Trains a model of the zoo as a config says, and prints its test accuracy.
+"""Trains a model of the zoo as a config says, and prints its test result.
 
   python train.py --config=configs/agru_smnist.py
   python train.py --config=configs/gru_smnist.py --config.num_epochs=3
   python train.py --config=configs/gru_smnist.py --workdir=runs/mine
+  python train.py --config=... --workdir=runs/mine --mode=evaluate
 
 Every field of the config can be overridden as in the second line. The run goes
 into a directory under runs/, or into --workdir; a run that was killed goes on
-where its --workdir is passed again. The last line printed is the test accuracy,
-the mean over the seeds: `test accuracy: 0.9863`.
+where its --workdir is passed again. With --mode=evaluate its best models are
+tested once more; predict and sample are for tasks of text. The last line
+printed is the task's main metric on the test, the mean over the seeds:
+`test accuracy: 0.9863`.
 
-Several devices share each batch; README.md says how several processes do.
+Several devices share each batch; docs/devices.md says how several processes do.
 
 Exit codes: 0, done; 2, something that was given cannot be, and one sentence on
 stderr says what; 3, the loss of a seed was not finite; 4 or 134, another
@@ -50,26 +53,12 @@ from absl import app
 from absl import flags
 
 from rnnzoo.training import command_line
-from rnnzoo.training import processes
 
 flags.adopt_module_key_flags(command_line)  # --help explains them.
 
 
-def main(unused_argv: list[str]) -> None:
-  experiment = command_line.prepare()
-  _WORKDIR_FOUND.append(str(experiment.workdir))
-  report = command_line.train(experiment)
-  processes.say(f'test accuracy: {report["test"]["accuracy"]["mean"]:.4f}')
-  if report['diverged']:
-    if processes.is_first():
-      print(
-          'train.py: the loss of seed'
-          f' {", ".join(map(str, report["diverged"]))} was not finite; a'
-          ' smaller --config.optimizer.learning_rate or'
-          ' --config.optimizer.clip_norm may help',
-          file=sys.stderr,
-      )
-    sys.exit(3)
+def main(argv: list[str]) -> None:
+  command_line.main(argv, _WORKDIR_FOUND.append)
 
 
 if __name__ == '__main__':

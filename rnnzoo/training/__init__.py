@@ -3,13 +3,15 @@
     experiment = training.prepare(config, workdir='runs/mine')
     report = training.train_and_evaluate(experiment)
     model = training.best_model(experiment, seed=0)
+    trained = training.load('runs/mine')  # Its model, config and predict.
 
 The data set lives on the device and one compiled call does many steps, so that
 small recurrent models are not bound by Python. After each epoch the model is
 validated; plateau rule, early stopping and the choice of the best parameters
 follow the monitored value; a checkpoint is written if the last one is old
 enough. At the end the best parameters are tested. Several seeds run one after
-another and share all compiled code. The modules, in the order in which a run
+another and share all compiled code, or at once, in one compiled call
+(`config.seeds_at_once`). The modules, in the order in which a run
 meets them:
 
   command_line    flags -> config; mistakes in one sentence
@@ -17,9 +19,12 @@ meets them:
   experiment      config -> checked experiment with its data
   run_directory   the directory of a run: new, or resumed
   placement       the devices, and which part of a batch each has
+  visits          which examples each step sees
   program         the compiled functions: initialise, train, evaluate
   optimization    optimiser, schedule, plateau rule
   loop            seeds, epochs, validation, the final test
+  metrics         from results of examples to numbers of an epoch
+  best_models     of best epochs: read and tested
   seed_state      how far a seed has come, and when it ends
   feed            the examples of each epoch, on the devices
   checkpointing   what a killed run goes on from
@@ -28,20 +33,29 @@ meets them:
   timing          the seconds of each epoch
   files           the files of a run directory: written whole, read with care
   events          for TensorBoard
-  figures         curves and confusions
+  figures         curves
   reporting       the results of seeds, the final report
+  trained         the trained model of a run
 """
 
+from rnnzoo import extras
+
+extras.require('rnnzoo.training', 'train', ('orbax', 'tensorboardX', 'tqdm'))
+
+from rnnzoo.training.best_models import best_model
 from rnnzoo.training.experiment import Experiment
 from rnnzoo.training.experiment import prepare
 from rnnzoo.training.files import RunFileError
-from rnnzoo.training.loop import best_model
 from rnnzoo.training.loop import train_and_evaluate
+from rnnzoo.training.trained import load
+from rnnzoo.training.trained import Trained
 
 __all__ = (
     'Experiment',
     'RunFileError',
+    'Trained',
     'best_model',
+    'load',
     'prepare',
     'train_and_evaluate',
 )

@@ -18,6 +18,7 @@ import functools
 import hashlib
 import os
 import pathlib
+import re
 import shutil
 from typing import Any
 
@@ -247,7 +248,17 @@ def _digest(path: pathlib.Path) -> str:
 def _by_path(tree: Any) -> dict[str, jax.Array]:
   """Returns the leaves by name: what is on disk knows no class of ours."""
   leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
-  return {jax.tree_util.keystr(path): leaf for path, leaf in leaves}
+  return {_name(path): leaf for path, leaf in leaves}
+
+
+def _name(path: tuple[Any, ...]) -> str:
+  """Returns the name of a leaf on disk.
+
+  A score of the training state stands there as a field of its own: version 1
+  began when there was one score, the field 'accuracy'.
+  """
+  name = jax.tree_util.keystr(path)
+  return re.sub(r"^\[0\]\.scores\['(\w+)'\]$", r'[0].\1', name)
 
 
 def _placed(tree: Any) -> Any:
@@ -263,5 +274,5 @@ def _placed(tree: Any) -> Any:
 
 def _from_paths(leaves: dict[str, jax.Array], like: Any) -> Any:
   return jax.tree_util.tree_map_with_path(
-      lambda path, _: leaves[jax.tree_util.keystr(path)], like
+      lambda path, _: leaves[_name(path)], like
   )

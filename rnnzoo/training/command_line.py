@@ -1,17 +1,13 @@
-"""The command line of train.py: flags, and one sentence on each mistake.
+"""The command line of training: flags, and one sentence on each mistake.
 
 A user's mistake ends the program with exit code 2 and one sentence on stderr,
 without a trace. `--verbosity=0` logs the trace as well.
 """
 
-from collections.abc import Mapping
-import difflib
-import os
+from collections.abc import Callable, Mapping
+import contextlib
 import pathlib
-import re
 import sys
-import sysconfig
-import traceback
 from typing import Any, NoReturn
 
 from absl import flags
@@ -19,17 +15,37 @@ from absl import logging
 import ml_collections
 from ml_collections import config_flags
 
+from rnnzoo.training import config_errors
+from rnnzoo.training import configs
 from rnnzoo.training import experiment as experiments
 from rnnzoo.training import files
 from rnnzoo.training import loop
 from rnnzoo.training import processes
+from rnnzoo.training import reporting
+from rnnzoo.training import trained
+
+# The name of the program, before its messages.
+_NAME = ['train.py']
+_NO_CONFIG = {
+    'train.py': 'pass --config=configs/<name>.py',
+    'rnnzoo': 'name a config, as in rnnzoo train gru_smnist',
+}
 
 
-def _give_up(message: object) -> NoReturn:
+def set_name(name: str) -> None:
+  """Sets the program's name, which its messages begin with."""
+  _NAME[0] = name
+
+
+def give_up(message: object) -> NoReturn:
   """Ends with one sentence on stderr: the caller's mistake needs no trace."""
   logging.info('The error was:', exc_info=True)  # For --verbosity=0.
-  print(f'train.py: {" ".join(str(message).split())}', file=sys.stderr)
+  _tell(' '.join(str(message).split()))
   _exit(2)
+
+
+def _tell(message: str) -> None:
+  print(f'{_NAME[0]}: {message}', file=sys.stderr)
 
 
 def _exit(code: int, common: bool = True) -> NoReturn:
@@ -50,19 +66,27 @@ def _define_config() -> flags.FlagHolder:
         'config',
         None,
         'What to train, as configs/agru_smnist.py.',
-        # configs/base_smnist.py locks all but the options of layers, where any
+        # configs/base.py locks all but the options of layers, where any
         # name may be new.
         lock_config=False,
         accept_new_attributes=True,
     )
   except flags.Error as error:  # It reads --flagfile already.
-    _give_up(error)
+    give_up(error)
 
 
 _CONFIG = _define_config()
 _WORKDIR = flags.DEFINE_string(
     'workdir', '', 'The run directory; a new one under runs/ by default.'
 )
+_MODE = flags.DEFINE_enum(
+    'mode',
+    'train',
+    ['train', 'evaluate', 'predict', 'sample'],
+    'Of a run that is there: evaluate tests its best models once more, predict'
+    ' writes a line for each line of stdin, sample goes on from --prompt.',
+)
+_PROMPT = flags.DEFINE_string('prompt', '', 'How a sample begins.')
 _COORDINATOR_ADDRESS = flags.DEFINE_string(
     'coordinator_address',
     None,
@@ -90,72 +114,22 @@ _HEARTBEAT_SECONDS = flags.DEFINE_integer(
 )
 
 
+def _with_paths(argv: list[str]) -> list[str]:
+  """Returns a command line in which a config's name has become its file."""
+  words, follows = [], False
+  for word in argv:
+    name, separator, value = word.partition('=')
+    if follows:
+      word = configs.find(word)
+    elif separator and name in ('--config', '-config'):
+      word = f'{name}={configs.find(value)}'
+    follows = word in ('--config', '-config')
+    words.append(word)
+  return words
+
+
 def _config_path() -> pathlib.Path:
   return pathlib.Path(config_flags.get_config_filename(flags.FLAGS['config']))
-
-
-def _chain(error: BaseException) -> list[BaseException]:
-  """Returns the error and those that it was raised for, the first one first."""
-  errors = [error]
-  while inner := errors[0].__cause__ or errors[0].__context__:
-    errors.insert(0, inner)
-  return errors
-
-
-def _shorten(error: BaseException) -> str:
-  """Returns an error's text; a field that is missing gets a near one named."""
-  while error.args and isinstance(error.args[0], BaseException):
-    error = error.args[0]
-  # A KeyError's own text is in quotes.
-  text = str(
-      error.args[0] if isinstance(error, KeyError) and error.args else error
-  )
-  # ml_collections lists the whole config.
-  text, *config = text.split(' Other fields present:')
-  if config and (name := re.search(r'"(\w+)"', text)):
-    known = re.findall(r'(\w+)\'?:', config[0])
-    close = difflib.get_close_matches(name[1], known, n=1)
-    text = repr(name[1]) + (f'. Did you mean {close[0]!r}?' if close else '')
-  return text
-
-
-def _describe(error: Exception) -> str:
-  """Says what is wrong with the command line, or with the config's file."""
-  chain = _chain(error)
-  libraries = tuple(
-      os.path.realpath(path)
-      for path in (*sysconfig.get_paths().values(), __file__)
-  )
-  for inner in chain:
-    if isinstance(inner, SyntaxError) and os.path.isfile(inner.filename or ''):
-      return (
-          f'{inner.filename}, line {inner.lineno}, is not Python: {inner.msg}'
-      )
-    for frame in reversed(traceback.extract_tb(inner.__traceback__)):
-      place = os.path.realpath(frame.filename)
-      if os.path.isfile(place) and not place.startswith(libraries):
-        return (
-            f'the config cannot be read: {place}, line {frame.lineno}:'
-            f' {type(inner).__name__}: {_shorten(inner)}'
-        )
-  cause = chain[0]
-  if 'Error whilst parsing config file' in str(error) or (
-      getattr(cause, 'name', None) == 'get_config'
-  ):
-    return (
-        'the config file must have a function get_config() without arguments,'
-        f' which returns a ConfigDict ({type(cause).__name__}: {cause})'
-    )
-  if isinstance(cause, (OSError, SyntaxError)):
-    return f'the config cannot be read: {error}'
-  if isinstance(cause, (AttributeError, KeyError)):
-    return (
-        f'the config has no field {_shorten(cause)}'
-        ' (configs/base_smnist.py explains the fields)'
-    )
-  if isinstance(error, flags.Error):
-    return str(error)
-  return f'an override does not fit the config: {error}'
 
 
 def parse_flags(argv: list[str]) -> list[str]:
@@ -169,10 +143,11 @@ def parse_flags(argv: list[str]) -> list[str]:
   """
   # The program prints what matters; libraries log much besides.
   logging.get_absl_logger().setLevel('ERROR')
+  configs.make_importable()
   try:
-    rest = flags.FLAGS(argv)
+    rest = flags.FLAGS(_with_paths(argv))
   except Exception as error:  # The config's file may raise any.
-    _give_up(_describe(error))
+    give_up(config_errors.describe(error))
   if flags.FLAGS['verbosity'].using_default_value:
     flags.FLAGS.verbosity = logging.WARNING  # type: ignore[assignment]
     # Where orbax fails, it logs a trace of what is told here in one sentence.
@@ -182,20 +157,24 @@ def parse_flags(argv: list[str]) -> list[str]:
     # So do TensorStore's threads, by errors that nobody can catch.
     sys.unraisablehook = lambda unused_unraisable: None
   if rest[1:]:
-    _give_up(f'unknown argument {rest[1]!r}; a config is --config=<file>')
+    give_up(
+        f'unknown argument {rest[1]!r}; a config is --config=<file>, a field'
+        ' --config.<field>=<value>'
+    )
   if not flags.FLAGS['config'].present:
-    known = sorted(pathlib.Path(argv[0]).parent.glob('configs/*_smnist.py'))
-    names = ', '.join(path.stem for path in known if 'base' not in path.stem)
-    _give_up(f'pass --config=configs/<name>.py; there are {names}')
-  if not _config_path().is_file():
-    _give_up(f'there is no config file {_config_path()}')
+    names = ', '.join(configs.names())
+    give_up(f'{_NO_CONFIG[_NAME[0]]}; there are {names}')
+  try:
+    configs.check(str(_config_path()))
+  except ValueError as error:
+    give_up(error)
   if not isinstance(_CONFIG.value, ml_collections.ConfigDict):
     try:
       # Raises what kept the file from being read, if something did.
       getattr(_CONFIG.value, 'task', None)
     except OSError as error:
-      _give_up(_describe(error))
-    _give_up(
+      give_up(config_errors.describe(error))
+    give_up(
         f'get_config() of {_config_path()} must return a ConfigDict; got a'
         f' {type(_CONFIG.value).__name__}'
     )
@@ -204,6 +183,20 @@ def parse_flags(argv: list[str]) -> list[str]:
 
 def prepare() -> experiments.Experiment:
   """Returns the experiment of the flags; gives up where it cannot be run."""
+  if _MODE.value == 'train':
+    return _prepare()
+  workdir = pathlib.Path(_WORKDIR.value).expanduser()
+  if not _WORKDIR.value or not (workdir / 'config.json').is_file():
+    give_up(
+        f'--mode={_MODE.value} needs the --workdir of a run; got'
+        f' {_WORKDIR.value!r}'
+    )
+  # Output is for results alone.
+  with contextlib.redirect_stdout(sys.stderr):
+    return _prepare()
+
+
+def _prepare() -> experiments.Experiment:
   try:
     processes.initialize(
         _COORDINATOR_ADDRESS.value,
@@ -219,11 +212,53 @@ def prepare() -> experiments.Experiment:
         defaults=flags.FLAGS['config'].parser.parse(str(_config_path())),
     )
   except (ValueError, NotImplementedError, OSError) as error:
-    _give_up(error)
+    give_up(error)
   except Exception as error:  # Layers get any option that a config has.
     if processes.is_loss(error):
       _tell_loss(error, _WORKDIR.value or '...')
-    _give_up(f'this config cannot be run: {type(error).__name__}: {error}')
+    give_up(f'this config cannot be run: {type(error).__name__}: {error}')
+
+
+def main(
+    unused_argv: list[str], on_workdir: Callable[[str], None] = lambda _: None
+) -> None:
+  """Trains, or does what --mode says: after `parse_flags`.
+
+  Args:
+    unused_argv: the program's name.
+    on_workdir: is told the run directory, as soon as that is known.
+  """
+  experiment = prepare()
+  on_workdir(str(experiment.workdir))
+  if use(experiment):
+    return
+  report = train(experiment)
+  processes.say(reporting.main_result(report, experiment.task.metrics))
+  if report['diverged']:
+    if processes.is_first():
+      _tell(
+          f'the loss of seed {", ".join(map(str, report["diverged"]))} was not'
+          ' finite; a smaller --config.optimizer.learning_rate or'
+          ' --config.optimizer.clip_norm may help'
+      )
+    sys.exit(3)
+
+
+def use(experiment: experiments.Experiment) -> bool:
+  """Does what --mode says, unless that is to train; returns whether it was."""
+  try:
+    if _MODE.value == 'evaluate':
+      processes.say(trained.evaluate(experiment))
+    elif _MODE.value == 'predict':
+      for line in trained.predict(experiment, sys.stdin):
+        processes.say(line)
+    elif _MODE.value == 'sample':
+      for piece in trained.sample(experiment, _PROMPT.value):
+        processes.say(piece, end='')
+      processes.say('')
+  except (OSError, NotImplementedError, ValueError) as error:
+    give_up(error)
+  return _MODE.value != 'train'
 
 
 def train(experiment: experiments.Experiment) -> Mapping[str, Any]:
@@ -231,13 +266,13 @@ def train(experiment: experiments.Experiment) -> Mapping[str, Any]:
   try:
     return loop.train_and_evaluate(experiment)
   except (OSError, files.RunFileError) as error:
-    _give_up(error)
+    give_up(error)
   except RuntimeError as error:  # JAX's own.
     if 'RESOURCE_EXHAUSTED' not in str(error):
       if processes.is_loss(error):
         _tell_loss(error, experiment.workdir)
       raise
-    _give_up(
+    give_up(
         'the device has not enough memory; a smaller --config.batch_size or'
         f' --config.model.features needs less ({str(error)[:200]})'
     )
@@ -245,10 +280,9 @@ def train(experiment: experiments.Experiment) -> Mapping[str, Any]:
 
 def _tell_loss(error: Exception, workdir: object) -> NoReturn:
   """Ends, since another process of the run has ended."""
-  print(
-      'train.py: this process lost another one of the run'
+  _tell(
+      'this process lost another one of the run'
       f' ({" ".join(str(error).split())[:300]}); start all of them again with'
-      f' --workdir={workdir}, and the run goes on',
-      file=sys.stderr,
+      f' --workdir={workdir}, and the run goes on'
   )
   _exit(4, common=False)

@@ -18,14 +18,14 @@ import optax
 
 from rnnzoo import tasks
 from rnnzoo.tasks import fields
+from rnnzoo.tasks import protocol
 from rnnzoo.training import files
 from rnnzoo.training import optimization
 from rnnzoo.training import placement as placements
 from rnnzoo.training import processes
 from rnnzoo.training import program as programs
 from rnnzoo.training import run_directory
-
-MONITORS = ('validation_loss', 'validation_accuracy')
+from rnnzoo.training import visits
 
 # Rules for what training itself reads; a task checks its own sections.
 _RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
@@ -33,11 +33,12 @@ _RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
         'task': fields.text(),
         'seed': fields.seed(),
         'num_seeds': fields.integer(1),
+        'seeds_at_once': fields.integer(1),
         'num_epochs': fields.integer(1),
         'batch_size': fields.integer(1),
         'num_devices': fields.integer(1, optional=True),
         'eval_batch_size': fields.integer(1),
-        'monitor': fields.one_of(MONITORS),
+        'monitor': fields.text(),
         'checkpoint_every': fields.integer(1),
         'checkpoint_seconds': fields.number(0),
         'optimizer': fields.section(),
@@ -52,6 +53,7 @@ _STOPPING_RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
 _NOT_IN_THE_NAME = (
     'seed',
     'num_seeds',
+    'seeds_at_once',
     'eval_batch_size',
     'checkpoint_every',
     'checkpoint_seconds',
@@ -96,7 +98,7 @@ def prepare(
   """Reads the data and checks all that can be checked before training.
 
   Args:
-    config: what to do; `configs/base_smnist.py` explains the fields.
+    config: what to do; `configs/base.py` explains the fields.
     workdir: the run directory, which is resumed if it holds a run; '' for a
       new one under runs/. No other process can use it while this one lives.
     name: of the experiment, for the report.
@@ -113,16 +115,29 @@ def prepare(
   plateau = optimization.make_plateau(config.optimizer)
   optimization.make_optimizer(config.optimizer, 1)  # Before the data.
   changed = {} if defaults is None else _changes(config, defaults)
-  task = processes.one_after_first(lambda: tasks.TASKS[config.task](config))
+  task = processes.one_after_first(lambda: tasks.find(config.task)(config))
   _check_same(config, task)
-  num_examples = len(task.splits['train']['label'])
-  if task.batch_size > num_examples:
+  monitors = [f'validation_{m.name}' for m in protocol.epoch_metrics(task)]
+  fields.check(config, {'monitor': fields.one_of(monitors)}, 'config')
+  smoothing = config.get('model', {}).get('label_smoothing', 0.0)
+  if smoothing != task.label_smoothing:
     raise ValueError(
-        f'config.batch_size must be at most {num_examples}, the number of'
-        f' training examples; got {task.batch_size}'
+        'config.model.label_smoothing must be 0 for the task'
+        f' {config.task!r}, which smooths no labels; got {smoothing}'
     )
+  train = task.splits['train']
+  if not isinstance(train, protocol.Generator):
+    num_examples = sum(map(protocol.num_examples, protocol.buckets(train)))
+    if task.batch_size > num_examples:
+      raise ValueError(
+          f'config.batch_size must be at most {num_examples}, the number of'
+          f' training examples; got {task.batch_size}'
+      )
   placement = placements.choose(task.batch_size, config.num_devices)
-  steps_per_epoch = -(-num_examples // task.batch_size)
+  _check_seeds(config, train, placement)
+  steps_per_epoch = visits.Visits(
+      train, task.batch_size, placement
+  ).steps_per_epoch
   num_steps = config.num_epochs * steps_per_epoch
   if num_steps >= 2**31:
     raise ValueError(
@@ -131,7 +146,7 @@ def prepare(
     )
   program = programs.make_program(
       task,
-      optimization.make_optimizer(config.optimizer, num_steps),
+      optimization.make_optimizer(config.optimizer, num_steps, steps_per_epoch),
       config.eval_batch_size,
       placement,
   )
@@ -142,7 +157,7 @@ def prepare(
   jax.eval_shape(
       program.train_steps,
       state,
-      task.splits['train'],
+      key if isinstance(train, protocol.Generator) else train,
       jax.eval_shape(program.shuffle, key, 0),
       0,
       1.0,
@@ -160,6 +175,7 @@ def prepare(
               workdir,
               full_name,
               prefix=f'{name}-changed' if differs else name,
+              data_digest=_digest(task),
           )
       ),
       name=full_name,
@@ -167,7 +183,9 @@ def prepare(
       task=task,
       placement=placement,
       program=program,
-      schedule=optimization.make_schedule(config.optimizer, num_steps),
+      schedule=optimization.make_schedule(
+          config.optimizer, num_steps, steps_per_epoch
+      ),
       plateau=plateau,
       steps_per_epoch=steps_per_epoch,
   )
@@ -183,10 +201,32 @@ def _check(config: ml_collections.ConfigDict) -> None:
         'config.seed + config.num_seeds - 1 must be a seed below 2^32; got'
         f' {last_seed}'
     )
-  known = fields.one_of(tasks.TASKS)
-  fields.check(config, {'task': known}, 'config')
+  tasks.find(config.task)
   # Here, since the run directory needs it as well.
   run_directory.as_json(config)
+
+
+def _check_seeds(
+    config: ml_collections.ConfigDict,
+    train: protocol.Split,
+    placement: placements.Placement,
+) -> None:
+  """Raises ValueError if several seeds cannot train at once."""
+  if config.seeds_at_once == 1:
+    return
+  if placement.num_devices > 1:
+    raise ValueError(
+        'config.seeds_at_once must be 1 on several devices; got'
+        f' {config.seeds_at_once} on {placement.num_devices}; set'
+        ' config.num_devices to 1 for several seeds at once'
+    )
+  is_generator = isinstance(train, protocol.Generator)
+  if not is_generator and len(protocol.buckets(train)) > 1:
+    raise ValueError(
+        f'config.seeds_at_once must be 1 for the task {config.task!r}, whose'
+        ' batches are of different lengths in each seed; got'
+        f' {config.seeds_at_once}'
+    )
 
 
 def _check_same(config: ml_collections.ConfigDict, task: tasks.Task) -> None:
@@ -197,14 +237,23 @@ def _check_same(config: ml_collections.ConfigDict, task: tasks.Task) -> None:
   elsewhere = set(run_directory.NOT_COMPARED) - {'num_devices'}
   compared = {k: v for k, v in here.items() if k not in elsewhere}
   processes.check_same(files.digest(compared), 'a config')
-  splits = {name: dict(split) for name, split in task.splits.items()}
+  processes.check_same(_digest(task), 'data')
+
+
+def _digest(task: tasks.Task) -> str:
+  """Returns the SHA-256 of a task's data, those of a `Generator` apart."""
+  splits = {
+      name: [dict(bucket) for bucket in protocol.buckets(split)]
+      for name, split in task.splits.items()
+      if not isinstance(split, protocol.Generator)
+  }
   content = hashlib.sha256(task.dataset.encode())
   for path, array in jax.tree_util.tree_leaves_with_path(splits):
     array = np.ascontiguousarray(array)
     name = jax.tree_util.keystr(path)
     content.update(f'{name} {array.dtype} {array.shape}'.encode())
-    content.update(array.data)
-  processes.check_same(content.hexdigest(), 'data')
+    content.update(array.reshape(-1).view(np.uint8).data)
+  return content.hexdigest()
 
 
 def _check_memory(state: programs.TrainState) -> None:

@@ -6,16 +6,16 @@ no step has to send examples from one device to another, and no device or
 process holds more than its part.
 """
 
-from collections.abc import Mapping
 from concurrent import futures
 from typing import Any
 
 import jax
 import numpy as np
 
-from rnnzoo import tasks
+from rnnzoo.tasks import protocol
 from rnnzoo.training import placement as placements
 from rnnzoo.training import program as programs
+from rnnzoo.training import visits
 
 
 class Feed:
@@ -34,7 +34,7 @@ class Feed:
       self,
       program: programs.Program,
       placement: placements.Placement,
-      examples: tasks.Examples,
+      examples: Any,
       key: jax.Array,
       num_epochs: int,
   ):
@@ -46,23 +46,31 @@ class Feed:
     self._worker = futures.ThreadPoolExecutor(1)
     self._next: futures.Future | None = None
 
-  def epoch(
-      self, epoch: int
-  ) -> tuple[Mapping[str, jax.Array | np.ndarray], jax.Array | None]:
+  def epoch(self, epoch: int) -> tuple[Any, Any]:
     """Returns what `program.train_epoch` takes as examples and order.
 
     Args:
       epoch: which one; after the first call, the one after the last.
     """
+    if isinstance(self._examples, protocol.Generator):
+      return self._placement.replicate(self._key), None
     if self._placement.mesh is None:
       return self._examples, self._program.shuffle(self._key, epoch)
     batches = (self._next or self._prepare(epoch)).result()
     self._next = None
     if epoch < self._num_epochs:
       self._next = self._prepare(epoch + 1)
-    return batches.examples, None
+    return batches
 
   def _prepare(self, epoch: int) -> futures.Future[Any]:
     # The order is known before the devices are busy with an epoch.
-    order = np.asarray(self._program.shuffle(self._key, epoch))
-    return self._worker.submit(self._placement.batches, self._examples, order)
+    order = jax.tree.map(np.asarray, self._program.shuffle(self._key, epoch))
+    return self._worker.submit(self._place, order)
+
+  def _place(self, order: Any) -> tuple[Any, Any]:
+    place = lambda *given: self._placement.batches(*given).examples
+    if not isinstance(order, visits.BucketOrder):
+      return place(self._examples, order), None
+    examples = tuple(map(place, self._examples, order.orders))
+    # The examples are in this order now; which bucket is next, is still one.
+    return examples, order._replace(orders=(None,) * len(examples))

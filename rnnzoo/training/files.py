@@ -138,3 +138,21 @@ def read_csv(
         f'{path} is damaged: it is not the table that was written ({error});'
         ' delete it'
     ) from error
+
+
+def make_directory(path: str, flag: str) -> pathlib.Path:
+  """Returns a directory, made where it is not there.
+
+  Args:
+    path: of the directory.
+    flag: by which it was given.
+
+  Raises:
+    ValueError: it is a file.
+    OSError: it cannot be made.
+  """
+  directory = pathlib.Path(path).expanduser()
+  if directory.exists() and not directory.is_dir():
+    raise ValueError(f'{flag}={path} is a file, not a directory')
+  directory.mkdir(parents=True, exist_ok=True)
+  return directory

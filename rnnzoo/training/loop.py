@@ -5,20 +5,21 @@ hold all the rest, is why a run that was killed and resumed gives, on CPU,
 bitwise what an uninterrupted run gives.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+import contextlib
 import functools
 from typing import Any
 
-from flax import nnx
 import jax
-import jax.numpy as jnp
-import numpy as np
+import ml_collections
 
+from rnnzoo.tasks import protocol
+from rnnzoo.training import best_models
 from rnnzoo.training import checkpointing
+from rnnzoo.training import epochs
 from rnnzoo.training import experiment as experiments
 from rnnzoo.training import feed as feeds
 from rnnzoo.training import processes
-from rnnzoo.training import program as programs
 from rnnzoo.training import records as records_lib
 from rnnzoo.training import reporting
 from rnnzoo.training import seed_state
@@ -31,7 +32,7 @@ def train_and_evaluate(experiment: experiments.Experiment) -> dict[str, Any]:
     experiment: what `prepare` returned. Seeds that are done are not run again.
 
   Returns:
-    What report.json holds; ['test']['accuracy']['mean'] is the main result, and
+    The content of report.json: ['test'][metric]['mean'] is the result, and
     ['diverged'] says for which seeds it is worth nothing.
 
   Raises:
@@ -47,115 +48,140 @@ def train_and_evaluate(experiment: experiments.Experiment) -> dict[str, Any]:
   label = 'device' if placement.num_devices == 1 else 'devices'
   processes.say(f'{label}: {placement.text}')
   splits: dict[str, Any] = {
-      name: experiment.program.load(split)
-      for name, split in task.splits.items()
+      name: experiment.program.load(task.splits[name])
+      for name in ('train', 'validation', 'test')
       if name != 'train' or placement.mesh is None
   }
   splits.setdefault('train', task.splits['train'])
+  seeds = range(config.seed, config.seed + config.num_seeds)
+  paths = {s: experiment.workdir / f'seed_{s}' / 'result.json' for s in seeds}
+  for first in range(0, len(seeds), config.seeds_at_once):
+    group = [
+        seed
+        for seed in seeds[first : first + config.seeds_at_once]
+        if not processes.from_first(paths[seed].exists)
+    ]
+    if group:
+      run_seeds(experiment, splits, group)
   results = []
-  for seed in range(config.seed, config.seed + config.num_seeds):
-    path = experiment.workdir / f'seed_{seed}' / 'result.json'
-    if not processes.from_first(path.exists):
-      run_seed(experiment, splits, seed)
+  for seed, path in paths.items():
     read = functools.partial(reporting.read_result, path, seed, task.dataset)
     results.append(processes.from_first(read))
+  metrics = protocol.all_metrics(task)
+  own = task.report(
+      results, functools.partial(best_models.best_model, experiment)
+  )
   report = reporting.summarize(
-      experiment.name, experiment.changed, task.dataset, results
+      experiment.name, experiment.changed, results, metrics, own.numbers
   )
   processes.from_first(
       lambda: reporting.write_report(
-          experiment.workdir, report, results, task.class_names
+          experiment.workdir, report, results, metrics, own.files
       )
   )
-  processes.say(reporting.format_report(report), end='')
+  processes.say(reporting.format_report(report, metrics), end='')
   return report
 
 
-def run_seed(
+def run_seeds(
     experiment: experiments.Experiment,
     splits: Mapping[str, Any],
-    seed: int,
+    seeds: Sequence[int],
 ) -> None:
-  """Trains one seed, tests its best parameters and writes its result.json.
+  """Trains seeds, tests their best parameters and writes their result.json.
+
+  Several seeds train in one compiled call. One that has stopped takes part in
+  it until the last one stops, and nothing comes of it: so the others' numbers
+  are the same whenever it stops.
 
   Args:
     experiment: what `prepare` returned.
     splits: what `program.load` made of the task's splits; the one to train on
       as the feed takes it.
-    seed: of initialisation, shuffling and dropout.
+    seeds: which ones.
   """
-  config, program, task = experiment.config, experiment.program, experiment.task
-  placement = experiment.placement
+  with contextlib.ExitStack() as stack:
+    group = [_begin(experiment, splits, seed, stack) for seed in seeds]
+    while active := [one for one in group if not one.run.stopped]:
+      for one in active:
+        one.records.start()
+      rates = [epochs.learning_rate(experiment, one.run) for one in active]
+      trained = epochs.train(experiment, group)
+      for one in active:
+        one.records.lap('training')
+      validations = epochs.validate(
+          experiment, group, trained, splits['validation']
+      )
+      for one, rate in zip(active, rates, strict=True):
+        is_best = epochs.conclude(
+            experiment, one.run, validations[one.seed], rate
+        )
+        one.records.lap('validation')
+        _record(experiment.config, one, is_best)
+  for one in group:
+    tests = best_models.evaluate(experiment, one.run.best, splits['test'])
+    finish = functools.partial(_finish, experiment, one, tests)
+    processes.from_first(finish)
+
+
+def _begin(
+    experiment: experiments.Experiment,
+    splits: Mapping[str, Any],
+    seed: int,
+    stack: contextlib.ExitStack,
+) -> epochs.Seed:
+  """Returns a seed as its last checkpoint has it, or at its start."""
+  config, placement = experiment.config, experiment.placement
   directory = experiment.workdir / f'seed_{seed}'
   processes.from_first(lambda: directory.mkdir(exist_ok=True))
   keys = jax.random.split(jax.random.key(seed), 3)
   run = seed_state.begin(experiment, keys[0])
-  with checkpointing.Checkpoints(directory / 'checkpoints') as checkpoints:
-    if run.restore(checkpoints):
-      processes.say(f'seed {seed}: resumed after epoch {len(run.history)}')
-      if run.num_devices != placement.num_devices:
-        processes.say(
-            f'seed {seed}: devices so far {run.num_devices}, from here'
-            f' {placement.num_devices}; the last bits of the results may differ'
-            ' from those of a run on either number'
-        )
-    run.num_devices = placement.num_devices
-    feed = feeds.Feed(
-        program, placement, splits['train'], keys[1], config.num_epochs
-    )
-    with records_lib.Records(
-        directory,
-        task.dataset,
-        seed,
-        config.num_epochs,
-        experiment.steps_per_epoch,
-        len(run.history),
-    ) as records:
-      while not run.stopped:
-        records.start()
-        learning_rate = _train_epoch(experiment, run, feed, keys[2], records)
-        records.lap('training')
-        is_best = _validate(experiment, run, splits, learning_rate)
-        records.lap('validation')
-        unsaved_seconds = records.epoch(run.history, is_best)
-        if run.stopped or (
-            len(run.history) % config.checkpoint_every == 0
-            and unsaved_seconds >= config.checkpoint_seconds
-        ):
-          run.save(checkpoints)
-          records.saved()
-        records.epoch_done()
-  losses, predictions = program.evaluate(*run.best, splits['test'])
-  processes.from_first(
-      lambda: _finish(experiment, run, records, seed, losses, predictions)
+  checkpoints = stack.enter_context(
+      checkpointing.Checkpoints(directory / 'checkpoints')
   )
+  if run.restore(checkpoints):
+    processes.say(f'seed {seed}: resumed after epoch {len(run.history)}')
+    if run.num_devices != placement.num_devices:
+      processes.say(
+          f'seed {seed}: devices so far {run.num_devices}, from here'
+          f' {placement.num_devices}; the last bits of the results may differ'
+          ' from those of a run on either number'
+      )
+  run.num_devices = placement.num_devices
+  feed = feeds.Feed(
+      experiment.program, placement, splits['train'], keys[1], config.num_epochs
+  )
+  records = stack.enter_context(
+      records_lib.Records(
+          directory,
+          experiment.task.dataset,
+          seed,
+          config.num_epochs,
+          experiment.steps_per_epoch,
+          experiment.task.batch_size,
+          protocol.epoch_metrics(experiment.task),
+          len(run.history),
+      )
+  )
+  return epochs.Seed(seed, run, feed, keys[2], checkpoints, records)
 
 
 def _finish(
-    experiment: experiments.Experiment,
-    run: seed_state.SeedState,
-    records: records_lib.Records,
-    seed: int,
-    losses: np.ndarray,
-    predictions: np.ndarray,
+    experiment: experiments.Experiment, one: epochs.Seed, tests: dict[str, Any]
 ) -> None:
-  """Writes the result of a seed, given those of the test's examples."""
-  task = experiment.task
+  """Writes the result of a seed, given those of the test and other splits."""
+  task, seed, run, records = experiment.task, one.seed, one.run, one.records
   # Once more: this process may have had no epoch to run.
   records.write_metrics(run.history)
-  test = reporting.classification_metrics(
-      np.asarray(task.splits['test']['label']),
-      predictions,
-      len(task.class_names),
-  )
-  test['loss'] = float(np.mean(losses, dtype=np.float64))
-  records.close(f'test accuracy {test["accuracy"]:.4f}, {run.stopped}')
+  test, main = tests.pop('test'), task.metrics[0]
+  records.close(f'test {main.name} {main.text(test[main.name])}, {run.stopped}')
   reporting.write_result(
       experiment.workdir / f'seed_{seed}' / 'result.json',
       {
           'seed': seed,
           'dataset': task.dataset,
           'test': test,
+          **({'splits': tests} if tests else {}),
           'best_epoch': run.best_epoch,
           'num_epochs': len(run.history),
           'stopped': run.stopped,
@@ -168,72 +194,14 @@ def _finish(
   )
 
 
-def best_model(experiment: experiments.Experiment, seed: int) -> nnx.Module:
-  """Returns the model of a seed's best epoch so far.
-
-  Args:
-    experiment: what `prepare` returned for the run directory.
-    seed: which of its seeds.
-
-  Raises:
-    FileNotFoundError: the seed has no checkpoint.
-  """
-  directory = experiment.workdir / f'seed_{seed}' / 'checkpoints'
-  abstract = nnx.eval_shape(lambda: experiment.task.build_model(nnx.Rngs(seed)))
-  graphdef, *state = programs.split(abstract)
-  with checkpointing.Checkpoints(directory) as checkpoints:
-    best = checkpoints.restore_best(tuple(state))
-  if best is None:
-    raise FileNotFoundError(f'there is no checkpoint in {directory}')
-  return nnx.merge(graphdef, *best)
-
-
-def _train_epoch(
-    experiment: experiments.Experiment,
-    run: seed_state.SeedState,
-    feed: feeds.Feed,
-    key: jax.Array,
-    records: records_lib.Records,
-) -> float:
-  """Trains for one epoch, and returns the learning rate of its first step."""
-  done = len(run.history)
-  scale = run.plateau.scale if experiment.plateau else jnp.ones(())
-  learning_rate = float(experiment.schedule(run.state.step) * scale)
-  examples, order = feed.epoch(done + 1)
-  run.state = programs.run_epoch(
-      experiment.program,
-      run.state,
-      examples,
-      order,
-      scale,
-      key,
-      lambda step: records.update(done * experiment.steps_per_epoch + step),
-  )
-  return learning_rate
-
-
-def _validate(
-    experiment: experiments.Experiment,
-    run: seed_state.SeedState,
-    splits: Mapping[str, Any],
-    learning_rate: float,
-) -> bool:
-  """Validates, draws the conclusions, and returns whether it is the best."""
-  config, epoch = experiment.config, len(run.history) + 1
-  losses, predictions = experiment.program.evaluate(
-      run.state.params, run.state.statistics, splits['validation']
-  )
-  labels = experiment.task.splits['validation']['label']
-  mean = lambda total: float(total) / experiment.steps_per_epoch
-  row = {
-      'epoch': epoch,
-      # Without the digits that float32 makes up.
-      'learning_rate': float(f'{learning_rate:.6g}'),
-      'train_loss': mean(run.state.loss),
-      'train_accuracy': mean(run.state.accuracy),
-      'gradient_norm': mean(run.state.gradient_norm),
-      'validation_loss': float(np.mean(losses, dtype=np.float64)),
-      'validation_accuracy': float(np.mean(predictions == labels)),
-  }
-  run.history.append(row)
-  return run.conclude(config, experiment.plateau)
+def _record(config: ml_collections.ConfigDict, one: epochs.Seed, is_best: bool):
+  """Writes an epoch's results, and its checkpoint if one is due."""
+  run, records = one.run, one.records
+  unsaved_seconds = records.epoch(run.history, is_best)
+  if run.stopped or (
+      len(run.history) % config.checkpoint_every == 0
+      and unsaved_seconds >= config.checkpoint_seconds
+  ):
+    run.save(one.checkpoints)
+    records.saved()
+  records.epoch_done()

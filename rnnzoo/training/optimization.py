@@ -19,20 +19,26 @@ from optax import contrib
 
 from rnnzoo.tasks import fields
 
+
+def _scale_by_adam(config):
+  return optax.scale_by_adam(config.b1, config.b2, nesterov=config.nesterov)
+
+
 # Each takes `config.optimizer` and returns the scaling by its moments.
 _MOMENTS: Mapping[
     str, Callable[[ml_collections.ConfigDict], optax.GradientTransformation]
 ] = types.MappingProxyType(
     {
-        'adam': lambda config: optax.scale_by_adam(config.b1, config.b2),
-        'adamw': lambda config: optax.scale_by_adam(config.b1, config.b2),
+        'adam': lambda config: _scale_by_adam(config),
+        'adamw': lambda config: _scale_by_adam(config),
         'adagrad': lambda config: optax.scale_by_rss(),
         'rmsprop': lambda config: optax.scale_by_rms(config.b2),
-        'sgd': lambda config: optax.trace(config.b1),
+        'sgd': lambda config: optax.trace(config.b1, config.nesterov),
     }
 )
+_NESTEROV = ('adam', 'adamw', 'sgd')
 
-SCHEDULES = ('constant', 'cosine')
+SCHEDULES = ('constant', 'cosine', 'step')
 
 RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
     {
@@ -48,23 +54,42 @@ RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
         'warmup_steps': fields.integer(0),
         'plateau_factor': fields.number(0, 1, above=True),
         'plateau_patience': fields.integer(0),
+        'plateau_min_delta': fields.number(0),
+        'plateau_floor': fields.number(0),
+        'stop_rate': fields.number(0),
+        'step_factor': fields.number(0, 1, above=True),
+        'step_epochs': fields.integer(1),
+        'nesterov': fields.flag(),
+        'accumulate_steps': fields.integer(1, 10**6),
     }
 )
 
 
 def make_optimizer(
-    config: ml_collections.ConfigDict, num_steps: int
+    config: ml_collections.ConfigDict, num_steps: int, steps_per_epoch: int = 1
 ) -> optax.GradientTransformation:
   """Returns the optimiser that `config.optimizer` describes.
 
   Args:
-    config: `config.optimizer`; `configs/base_smnist.py` explains its fields.
+    config: `config.optimizer`; `configs/base.py` explains its fields.
     num_steps: steps of the whole training, for the schedule.
+    steps_per_epoch: steps of an epoch, likewise.
 
   Raises:
     ValueError: a name is unknown, or a number is out of range.
   """
   fields.check(config, RULES, 'config.optimizer')
+  if config.nesterov and config.name not in _NESTEROV:
+    raise ValueError(
+        f'config.optimizer.nesterov must be False for {config.name!r}; possible'
+        f' for {", ".join(_NESTEROV)}'
+    )
+  if config.plateau_floor > config.learning_rate:
+    raise ValueError(
+        'config.optimizer.plateau_floor must be at most'
+        f' config.optimizer.learning_rate, {config.learning_rate}; got'
+        f' {config.plateau_floor}'
+    )
   transformations = []
   if config.clip_value:
     transformations.append(optax.clip(config.clip_value))
@@ -78,23 +103,37 @@ def make_optimizer(
   transformations.append(_MOMENTS[config.name](config))
   if config.weight_decay and config.name == 'adamw':
     transformations.append(decay)
-  transformations.append(
-      optax.scale_by_learning_rate(make_schedule(config, num_steps))
-  )
-  return optax.chain(*transformations)
+  schedule = make_schedule(config, num_steps, steps_per_epoch)
+  every = config.accumulate_steps
+  if every == 1:
+    transformations.append(optax.scale_by_learning_rate(schedule))
+    return optax.chain(*transformations)
+  # A schedule is one of steps, but the optimiser counts its updates.
+  at_update = lambda update: schedule((update + 1) * every - 1)
+  transformations.append(optax.scale_by_learning_rate(at_update))
+  accumulating = optax.MultiSteps(optax.chain(*transformations), every)
+  return accumulating.gradient_transformation()
 
 
 def make_schedule(
-    config: ml_collections.ConfigDict, num_steps: int
+    config: ml_collections.ConfigDict, num_steps: int, steps_per_epoch: int = 1
 ) -> optax.Schedule:
   """Returns the learning rate as a function of the step.
 
   Args:
-    config: `config.optimizer` with `learning_rate`, `schedule`, `warmup_steps`.
+    config: `config.optimizer` with `learning_rate`, `schedule`, `warmup_steps`,
+      and for 'step' `step_factor` and `step_epochs`.
     num_steps: steps of the whole training, where a cosine ends at zero.
+    steps_per_epoch: steps of an epoch.
   """
   if config.schedule == 'constant':
     after_warmup = optax.constant_schedule(config.learning_rate)
+  elif config.schedule == 'step':
+    # Epochs count from the first step, warm or not. Steps have 32 bits.
+    every = min(config.step_epochs * steps_per_epoch, 2**31 - 1)
+    after_warmup = lambda step: config.learning_rate * config.step_factor ** (
+        (step + config.warmup_steps) // every
+    )
   else:
     after_warmup = optax.cosine_decay_schedule(
         config.learning_rate, max(num_steps - config.warmup_steps, 1)
@@ -145,7 +184,9 @@ def make_plateau(
   Args:
     config: `config.optimizer` with `plateau_factor` (1 for none) and
       `plateau_patience`, how many epochs without improvement are tolerated: the
-      next one lowers the rate, as in torch's ReduceLROnPlateau.
+      next one lowers the rate, as in torch's ReduceLROnPlateau;
+      `plateau_min_delta`, by how much the monitored value must improve, 0 for a
+      ten-thousandth of it; and `plateau_floor`, the least rate.
 
   Raises:
     ValueError: the factor or the patience is out of range.
@@ -155,7 +196,11 @@ def make_plateau(
     return None
   # optax lowers at the last tolerated epoch, torch at the one after it.
   rule = contrib.reduce_on_plateau(
-      config.plateau_factor, patience=config.plateau_patience + 1
+      config.plateau_factor,
+      patience=config.plateau_patience + 1,
+      rtol=0.0 if config.plateau_min_delta else 1e-4,
+      atol=config.plateau_min_delta,
+      min_scale=config.plateau_floor / config.learning_rate,
   )
   # Uncompiled, its lax.cond would be traced and compiled anew each epoch.
   return rule._replace(update=jax.jit(rule.update))

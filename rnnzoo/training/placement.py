@@ -19,6 +19,8 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 import numpy as np
 
+from rnnzoo.tasks import protocol
+
 T = TypeVar('T')
 
 _AXIS = 'data'
@@ -64,6 +66,13 @@ class Placement(NamedTuple):
       return tree
     return jax.jit(lambda leaves: leaves, **self.outputs())(tree)
 
+  def split(self, batch: T) -> T:
+    """Returns a traced batch, arrays [B, ...], split over the devices."""
+    if self.mesh is None:
+      return batch
+    sharding = NamedSharding(self.mesh, PartitionSpec(_AXIS))
+    return jax.lax.with_sharding_constraint(batch, sharding)
+
   def batches(self, examples: Mapping[str, Any], order: np.ndarray) -> Batches:
     """Returns a split in batches. A process reads the rows of its devices only.
 
@@ -88,7 +97,7 @@ class Placement(NamedTuple):
       )
 
     placed = {name: place(array) for name, array in examples.items()}
-    return Batches(placed, len(examples['label']))
+    return Batches(placed, protocol.num_examples(examples))
 
 
 ONE_DEVICE = Placement()

@@ -19,12 +19,14 @@ from typing import Any, NamedTuple
 from flax import nnx
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 import rnnzoo
-from rnnzoo import tasks
+from rnnzoo.tasks import protocol
+from rnnzoo.training import at_once
+from rnnzoo.training import evaluation
 from rnnzoo.training import placement as placements
+from rnnzoo.training import visits as visits_lib
 
 # Seconds that one compiled call should take on a CPU: long enough for Python's
 # share to vanish, short enough for the progress bar to move.
@@ -32,7 +34,7 @@ _SHORT_CALL, _LONG_CALL = 0.3, 1.5
 
 
 class TrainState(NamedTuple):
-  """What one step of training passes to the next.
+  """The state that one step of training passes to the next.
 
   Attributes:
     params: the trained parameters.
@@ -40,7 +42,7 @@ class TrainState(NamedTuple):
     optimizer: the optimiser's state.
     step: int32 [], steps done since the start of training.
     loss: float32 [], sum of the mean losses of this epoch's steps so far.
-    accuracy: float32 [], likewise.
+    scores: float32 [] each, likewise, of the scores that are metrics.
     gradient_norm: float32 [], likewise, of the whole gradient before anything
       is done to it.
   """
@@ -50,7 +52,7 @@ class TrainState(NamedTuple):
   optimizer: optax.OptState
   step: jax.Array
   loss: jax.Array
-  accuracy: jax.Array
+  scores: dict[str, jax.Array]
   gradient_norm: jax.Array
 
 
@@ -58,31 +60,38 @@ class Program(NamedTuple):
   """The compiled functions, shared by all seeds of an experiment.
 
   Attributes:
+    steps_per_epoch: S.
     init: (key) -> TrainState.
-    load: (examples) -> a split on the devices, as `evaluate` takes it.
-    shuffle: (key, epoch) -> int32 [S, B], which examples each step sees. The
-      last batch is filled up with the first examples of the same order, so
-      every example is seen in every epoch.
+    load: (split) -> it on the devices, as `evaluate` takes it.
+    shuffle: (key, epoch) -> what `Visits.order` returns, int32 [S, B] for
+      arrays: which examples each step sees.
     train_steps: (state, examples, order, num_steps, scale, key) -> the state
       `num_steps` later. `scale` multiplies the learning rate. The given state
-      is donated: it cannot be used afterwards. Examples are arrays [N, ...];
-      where `order` is None, arrays [S, B, ...] in the order of the epoch.
+      is donated: it cannot be used afterwards. Examples and order are those of
+      `Visits.visit`.
     train_epoch: (state, examples, order, scale, key) -> the state S steps
       later, likewise. The compiler knows how many steps there are, so a GPU
       need not ask the host after each whether to go on.
-    evaluate: (params, statistics, examples) -> (losses [N], predictions [N]).
+    evaluate: (params, statistics, split, predict=False) -> the results of all
+      its examples, numpy arrays [N, ...]. Predictions are None unless asked
+      for, and a list for buckets.
+    at_once: a `Program` of the same functions for several seeds in one call:
+      states, orders, scales, keys and results have a leading axis, one entry a
+      seed. Its `init` and `shuffle` are those of one seed.
   """
 
+  steps_per_epoch: int
   init: Callable[..., TrainState]
-  load: Callable[[tasks.Examples], Any]
-  shuffle: Callable[..., jax.Array]
+  load: Callable[[protocol.Split], Any]
+  shuffle: Callable[..., Any]
   train_steps: Callable[..., TrainState]
   train_epoch: Callable[..., TrainState]
-  evaluate: Callable[..., tuple[np.ndarray, np.ndarray]]
+  evaluate: Callable[..., protocol.Evaluation]
+  at_once: Any = None
 
 
 def make_program(
-    task: tasks.Task,
+    task: protocol.Task,
     optimizer: optax.GradientTransformation,
     eval_batch_size: int,
     placement: placements.Placement = placements.ONE_DEVICE,
@@ -99,9 +108,13 @@ def make_program(
   Raises:
     ValueError: the task cannot build its model.
   """
-  num_examples = len(task.splits['train']['label'])
-  batch_size = task.batch_size
-  steps_per_epoch = -(-num_examples // batch_size)
+  visits = visits_lib.Visits(task.splits['train'], task.batch_size, placement)
+  steps_per_epoch = visits.steps_per_epoch
+  names = [
+      metric.name
+      for metric in protocol.epoch_metrics(task)
+      if not metric.of and metric.name != protocol.LOSS.name
+  ]
   graphdef, _, _ = split(nnx.eval_shape(lambda: task.build_model(nnx.Rngs(0))))
 
   @jax.jit
@@ -116,48 +129,53 @@ def make_program(
         optimizer.init(params),
         step=jnp.zeros((), jnp.int32),
         loss=zero,
-        accuracy=zero,
+        scores=dict.fromkeys(names, zero),
         gradient_norm=zero,
     )
 
-  @jax.jit
-  def shuffle(key, epoch):
-    order = jax.random.permutation(jax.random.fold_in(key, epoch), num_examples)
-    wrapped = jnp.arange(steps_per_epoch * batch_size) % num_examples
-    return order[wrapped].reshape(steps_per_epoch, batch_size)
+  def scores_of(results):
+    if missing := [name for name in names if name not in results.scores]:
+      raise ValueError(
+          f'{type(task).__name__}.evaluate must give the score {missing[0]!r},'
+          ' which is one of the metrics'
+      )
+    return {name: results.scores[name] for name in names}
 
   def loss_fn(params, statistics, batch, key):
     # Variables of this trace: the model writes its running averages, and Rngs
     # count.
     model = nnx.merge(graphdef, params, statistics, copy=True)
-    losses, predictions = task.evaluate(model, batch, nnx.Rngs(dropout=key))
-    accuracy = jnp.mean(predictions == batch['label'], dtype=jnp.float32)
+    results = task.evaluate(model, batch, nnx.Rngs(dropout=key))
+    mean = functools.partial(_mean, weights=results.weights)
+    scores = jax.tree.map(mean, scores_of(results))
     _, _, statistics = split(model)
-    return jnp.mean(losses), (statistics, accuracy)
+    return mean(results.losses), (statistics, scores)
 
   def step(state, examples, order, scale, key):
-    step_in_epoch = state.step % steps_per_epoch
-    if order is None:
-      batch = _batch(examples, step_in_epoch)
-    else:
-      batch = _take(examples, order[step_in_epoch])
     dropout_key = jax.random.fold_in(key, state.step)
-    (loss, (statistics, accuracy)), gradients = jax.value_and_grad(
-        loss_fn, has_aux=True
-    )(state.params, state.statistics, batch, dropout_key)
+
+    def differentiate(batch):
+      return jax.value_and_grad(loss_fn, has_aux=True)(
+          state.params, state.statistics, batch, dropout_key
+      )
+
+    (loss, (statistics, scores)), gradients = visits.visit(
+        differentiate, examples, order, state.step
+    )
     updates, optimizer_state = optimizer.update(
         gradients, state.optimizer, state.params
     )
     updates = optax.tree.scale(scale, updates)
     params = optax.apply_updates(state.params, updates)
-    total = lambda sum_, x: jnp.where(step_in_epoch == 0, 0.0, sum_) + x
+    first = state.step % steps_per_epoch == 0
+    total = lambda sum_, x: jnp.where(first, 0.0, sum_) + x
     return TrainState(
         rnnzoo.constrain(params),
         statistics,
         optimizer_state,
         state.step + 1,
         total(state.loss, loss),
-        total(state.accuracy, accuracy),
+        jax.tree.map(total, state.scores, scores),
         total(state.gradient_norm, optax.tree.norm(gradients)),
     )
 
@@ -178,58 +196,64 @@ def make_program(
   def train_epoch(state, examples, order, scale, key):
     return steps(state, examples, order, steps_per_epoch, scale, key)
 
-  @functools.partial(jax.jit, **placement.outputs())
-  def evaluate_batches(params, statistics, examples, order):
+  @functools.partial(jax.jit, static_argnames='predict', **placement.outputs())
+  def evaluate_batches(params, statistics, examples, order, predict):
     def evaluate_batch(batch):
       model = nnx.merge(graphdef, params, statistics)
       if order is not None:
-        batch = _take(examples, batch)
-      return task.evaluate(model, batch)
+        batch = {name: array[batch] for name, array in examples.items()}
+      results = task.evaluate(model, batch)
+      return results._replace(
+          scores=scores_of(results),
+          predictions=results.predictions if predict else None,
+      )
 
     return jax.lax.map(evaluate_batch, examples if order is None else order)
 
-  def evaluation_order(size):
-    each = -(-min(size, eval_batch_size) // placement.num_devices)
-    batch = each * placement.num_devices
-    num_batches = -(-size // batch)
-    # The last batch is filled up with example 0, whose results are cut off.
-    order = np.zeros(num_batches * batch, np.int32)
-    order[:size] = np.arange(size)
-    return order.reshape(num_batches, batch)
+  evaluation_order = functools.partial(
+      evaluation.order, eval_batch_size, placement.num_devices
+  )
 
   def load(examples):
+    if isinstance(examples, protocol.Generator):
+      return examples
+    if not isinstance(examples, Mapping):
+      return tuple(map(load, examples))
     if placement.mesh is None:
       return jax.device_put(dict(examples))
-    order = evaluation_order(len(examples['label']))
+    order = evaluation_order(protocol.num_examples(examples))
     return placement.batches(examples, order)
 
-  def evaluate(params, statistics, examples):
-    if isinstance(examples, placements.Batches):
-      (examples, size), order = examples, None
-    else:
-      size = len(examples['label'])
-      order = evaluation_order(size)
-    losses, predictions = evaluate_batches(params, statistics, examples, order)
-    return (
-        np.asarray(losses).reshape(-1)[:size],
-        np.asarray(predictions).reshape(-1)[:size],
-    )
-
-  return Program(
+  evaluate = functools.partial(evaluation.whole, evaluation_order)
+  program = Program(
+      steps_per_epoch=steps_per_epoch,
       init=lambda key: placement.replicate(init(key)),
       load=load,
-      shuffle=shuffle,
+      shuffle=jax.jit(visits.order),
       train_steps=train_steps,
       train_epoch=train_epoch,
-      evaluate=evaluate,
+      evaluate=functools.partial(evaluate, evaluate_batches, 0),
+  )
+  return program._replace(
+      at_once=program._replace(
+          train_steps=at_once.train(steps),
+          train_epoch=at_once.train(
+              lambda state, examples, order, scale, key: steps(
+                  state, examples, order, steps_per_epoch, scale, key
+              )
+          ),
+          evaluate=functools.partial(
+              evaluate, at_once.evaluate(evaluate_batches), 1
+          ),
+      )
   )
 
 
 def run_epoch(
     program: Program,
     state: TrainState,
-    examples: Mapping[str, jax.Array | np.ndarray],
-    order: jax.Array | None,
+    examples: Any,
+    order: Any,
     scale: jax.typing.ArrayLike,
     key: jax.Array,
     on_progress: Callable[[int], None],
@@ -239,14 +263,13 @@ def run_epoch(
   Args:
     program: the compiled functions.
     state: is donated: it cannot be used afterwards.
-    examples: the training split, on the devices.
-    order: what `program.shuffle` returned, or None where `examples` are in that
-      order.
+    examples: the training split, on the devices, as the feed gives it.
+    order: of the epoch, likewise.
     scale: multiplies the learning rate.
     key: of dropout.
     on_progress: is told, from time to time, how many steps are done.
   """
-  num_steps = len(examples['label'] if order is None else order)
+  num_steps = program.steps_per_epoch
   # Several processes have to make the same calls, however long these take.
   if jax.default_backend() != 'cpu' or jax.process_count() > 1:
     state = jax.block_until_ready(
@@ -278,14 +301,9 @@ def split(model: nnx.Module) -> tuple[nnx.GraphDef, nnx.State, nnx.State]:
   return graphdef, params, statistics
 
 
-def _take(
-    examples: Mapping[str, jax.Array], indices: jax.Array
-) -> dict[str, jax.Array]:
-  return {name: array[indices] for name, array in examples.items()}
-
-
-def _batch(
-    examples: Mapping[str, jax.Array], index: jax.Array
-) -> dict[str, jax.Array]:
-  take = functools.partial(jax.lax.dynamic_index_in_dim, keepdims=False)
-  return {name: take(array, index) for name, array in examples.items()}
+def _mean(x: jax.Array, weights: jax.Array | None) -> jax.Array:
+  """Returns the weighted mean over the examples of the global batch."""
+  if weights is None:
+    return jnp.mean(x)
+  weights = weights.astype(jnp.float32)
+  return jnp.sum(weights * x) / jnp.sum(weights)

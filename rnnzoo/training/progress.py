@@ -1,10 +1,12 @@
 """The progress of training on the terminal."""
 
+from collections.abc import Sequence
 import sys
 import time
 
 import tqdm
 
+from rnnzoo.tasks import protocol
 from rnnzoo.training import files
 
 # Where no terminal shows a moving bar, a line this many seconds apart.
@@ -20,11 +22,18 @@ class Progress:
   Args:
     label: what is in progress.
     num_steps: how many steps there are in all.
+    metrics: that an epoch has.
     done: how many of them an earlier process did.
   """
 
-  def __init__(self, label: str, num_steps: int, done: int = 0):
-    self._label = label
+  def __init__(
+      self,
+      label: str,
+      num_steps: int,
+      metrics: Sequence[protocol.Metric],
+      done: int = 0,
+  ):
+    self._label, self._metrics = label, metrics
     self._num_steps = num_steps
     self._step = self._first_step = done
     self._start = self._last_line = time.monotonic()
@@ -49,13 +58,17 @@ class Progress:
 
   def epoch(self, row: files.Row, num_epochs: int, is_best: bool) -> None:
     """Tells the results of an epoch."""
+    train, validation = (
+        ' '.join(
+            f'{metric.name.replace("_", " ")}'
+            f' {metric.text(row[f"{split}_{metric.name}"])}'
+            for metric in self._metrics
+        )
+        for split in ('train', 'validation')
+    )
     self._message(
-        f'epoch {row["epoch"]}/{num_epochs}'
-        f' train loss {row["train_loss"]:.4f}'
-        f' accuracy {row["train_accuracy"]:.4f}'
-        f' gradient norm {row["gradient_norm"]:.2g}'
-        f' validation loss {row["validation_loss"]:.4f}'
-        f' accuracy {row["validation_accuracy"]:.4f}'
+        f'epoch {row["epoch"]}/{num_epochs} train {train}'
+        f' gradient norm {row["gradient_norm"]:.2g} validation {validation}'
         + (' (best)' if is_best else '')
     )
 

@@ -10,6 +10,7 @@ import contextlib
 import pathlib
 import time
 
+from rnnzoo.tasks import protocol
 from rnnzoo.training import events as events_lib
 from rnnzoo.training import files
 from rnnzoo.training import processes
@@ -26,6 +27,8 @@ class Records:
     seed: for the terminal.
     num_epochs: epochs at most.
     steps_per_epoch: steps of one.
+    batch_size: examples of a step.
+    metrics: that an epoch has, the loss first.
     done: how many epochs an earlier process did.
 
   Raises:
@@ -39,10 +42,14 @@ class Records:
       seed: int,
       num_epochs: int,
       steps_per_epoch: int,
+      batch_size: int,
+      metrics: Sequence[protocol.Metric],
       done: int,
   ):
     self._directory, self._dataset = directory, dataset
+    self._metrics = metrics
     self._num_epochs, self._steps = num_epochs, steps_per_epoch
+    self._num_examples = steps_per_epoch * batch_size
     self._label = f'seed {seed}'
     self._saved = time.monotonic()
     self._stack = contextlib.ExitStack()
@@ -50,10 +57,16 @@ class Records:
 
   def _open(self, done: int) -> None:
     self._progress = progress_lib.Progress(
-        self._label, self._num_epochs * self._steps, done * self._steps
+        self._label,
+        self._num_epochs * self._steps,
+        self._metrics,
+        done * self._steps,
     )
     self._times = timing.EpochTimes(
-        self._directory / 'seconds.csv', self._dataset, done
+        self._directory / 'seconds.csv',
+        self._dataset,
+        done,
+        self._num_examples,
     )
     self._events = self._stack.enter_context(
         events_lib.Events(self._directory, self._dataset, done + 1)

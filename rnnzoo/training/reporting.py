@@ -1,50 +1,18 @@
-"""What a training run comes to: the results of seeds, and their report.
+"""The outcome of a training run: the results of seeds, and their report.
 
 Every file names the data set that the numbers come from, so that a result on a
 stand-in cannot be taken for the real one.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import pathlib
 from typing import Any
 
 import numpy as np
 
+from rnnzoo.tasks import protocol
 from rnnzoo.training import figures
 from rnnzoo.training import files
-
-# The numbers of a test, of which a report has mean and standard deviation.
-METRICS = ('accuracy', 'precision', 'recall', 'f1', 'loss')
-
-
-def classification_metrics(
-    labels: np.ndarray, predictions: np.ndarray, num_classes: int
-) -> dict[str, Any]:
-  """Returns accuracy, macro precision, recall and F1, and the confusions.
-
-  Args:
-    labels: the true classes [N].
-    predictions: the predicted ones [N].
-    num_classes: of which some may occur in neither.
-
-  Returns:
-    Numbers by name; 'confusion_matrix' is a list of rows, one a true class.
-  """
-  from sklearn import metrics  # Slow to import, and needed once, at the end.
-
-  classes = np.arange(num_classes)
-  precision, recall, f1, _ = metrics.precision_recall_fscore_support(
-      labels, predictions, labels=classes, average='macro', zero_division=0
-  )
-  return {
-      'accuracy': float(metrics.accuracy_score(labels, predictions)),
-      'precision': float(precision),
-      'recall': float(recall),
-      'f1': float(f1),
-      'confusion_matrix': metrics.confusion_matrix(
-          labels, predictions, labels=classes
-      ).tolist(),
-  }
 
 
 def write_result(path: pathlib.Path, result: Mapping[str, Any]) -> None:
@@ -82,41 +50,39 @@ def read_result(path: pathlib.Path, seed: int, dataset: str) -> dict[str, Any]:
 def summarize(
     name: str,
     changed: Mapping[str, Any],
-    dataset: str,
     results: Sequence[Mapping[str, Any]],
+    metrics: Sequence[protocol.Metric],
+    numbers: Mapping[str, Any],
 ) -> dict[str, Any]:
   """Returns the report over all seeds: each number's mean and std.
 
   Args:
     name: of the experiment.
     changed: the fields in which it differs from the config of its name.
-    dataset: the name of the data set.
     results: one a seed, as the loop writes them to result.json.
+    metrics: of the task.
+    numbers: what the task adds.
 
   Returns:
     The std is that of the population (divided by the number of seeds), as in
-    the published tables that we compare with. The confusion matrix is the sum.
-    Where a seed has no finite number, neither have mean and std: they are None.
-    'diverged' lists the seeds whose training ended with a loss that was not
-    finite.
+    the published tables that we compare with. Where a seed has no finite
+    number, neither have mean and std: they are None. 'diverged' lists the seeds
+    whose training ended with a loss that was not finite. 'splits' has what
+    'test' has for each further split, if there are such.
   """
-  summary = {}
-  for metric in METRICS:
-    values = [result['test'][metric] for result in results]
-    known = None not in values
-    summary[metric] = {
-        'mean': float(np.mean(values)) if known else None,
-        'std': float(np.std(values)) if known else None,
-    }
-  confusions = [result['test']['confusion_matrix'] for result in results]
+  splits = {
+      split: summary([result['splits'][split] for result in results], metrics)
+      for split in results[0].get('splits', {})
+  }
   return {
       'experiment': name,
       'changed': dict(changed),
-      'dataset': dataset,
+      'dataset': results[0]['dataset'],
       'num_seeds': len(results),
       'diverged': [result['seed'] for result in results if result['diverged']],
-      'test': summary,
-      'confusion_matrix': np.sum(confusions, axis=0).tolist(),
+      'test': summary([result['test'] for result in results], metrics),
+      **({'splits': splits} if splits else {}),
+      **numbers,
       'seeds': [
           {key: value for key, value in result.items() if key != 'history'}
           for result in results
@@ -124,24 +90,59 @@ def summarize(
   }
 
 
-def format_report(report: Mapping[str, Any]) -> str:
+def summary(
+    tests: Sequence[Mapping[str, Any]], metrics: Sequence[protocol.Metric]
+) -> dict[str, Any]:
+  """Returns mean and std of each metric over the results of seeds."""
+  return {
+      metric.name: _mean_and_std([test[metric.name] for test in tests])
+      for metric in metrics
+  }
+
+
+def _mean_and_std(values: Sequence[float | None]) -> dict[str, float | None]:
+  if None in values:
+    return {'mean': None, 'std': None}
+  return {
+      'mean': float(np.mean(np.array(values))),
+      'std': float(np.std(np.array(values))),
+  }
+
+
+def main_result(
+    report: Mapping[str, Any], metrics: Sequence[protocol.Metric]
+) -> str:
+  """Returns the last line of a run: 'test accuracy: 0.9863'."""
+  main = metrics[0]
+  return f'test {main.name}: {main.text(report["test"][main.name]["mean"])}'
+
+
+def format_report(
+    report: Mapping[str, Any], metrics: Sequence[protocol.Metric]
+) -> str:
   """Returns the report as text for people."""
-  decimals = lambda value: 'none' if value is None else f'{value:.4f}'
+  main = metrics[0]
   lines = [
       f'experiment: {report["experiment"]}',
       f'dataset: {report["dataset"]}',
   ]
   for seed in report['seeds']:
     lines.append(
-        f'seed {seed["seed"]}: test accuracy {seed["test"]["accuracy"]:.4f}'
+        f'seed {seed["seed"]}: test'
+        f' {main.name} {main.text(seed["test"][main.name])}'
         f' after epoch {seed["best_epoch"]} of {seed["num_epochs"]}'
         f' ({seed["stopped"]}), {seed["num_parameters"]:,} parameters'
     )
-  lines.append(f'test, mean +- std of {report["num_seeds"]} seed(s):')
-  for metric, value in report['test'].items():
-    lines.append(
-        f'  {metric:<10}{decimals(value["mean"])} +- {decimals(value["std"])}'
-    )
+  width = max(10, *(len(metric.name) + 1 for metric in metrics))
+  tests = {'test': report['test'], **report.get('splits', {})}
+  for split, values in tests.items():
+    lines.append(f'{split}, mean +- std of {report["num_seeds"]} seed(s):')
+    for metric in metrics:
+      value = values[metric.name]
+      lines.append(
+          f'  {metric.name:<{width}}{metric.text(value["mean"])} +-'
+          f' {metric.text(value["std"])}'
+      )
   return '\n'.join(lines) + '\n'
 
 
@@ -149,7 +150,8 @@ def write_report(
     directory: pathlib.Path,
     report: Mapping[str, Any],
     results: Sequence[Mapping[str, Any]],
-    class_names: Sequence[str],
+    metrics: Sequence[protocol.Metric],
+    more: Mapping[str, Callable[[pathlib.Path, str], None]],
 ) -> None:
   """Writes report and figures, unless they are there: a copy may be read-only.
 
@@ -157,25 +159,31 @@ def write_report(
     directory: the run directory.
     report: what `summarize` returned.
     results: one a seed, what `report` was made of.
-    class_names: for the figure of confusions.
+    metrics: of the task.
+    more: the task's own files.
   """
-  names = ('report.json', 'report.txt', 'curves.png', 'confusion_matrix.png')
-  paths = [directory / name for name in names]
-  content = {paths[0]: files.json_text(report), paths[1]: format_report(report)}
-  if all(path.exists() for path in paths) and all(
-      path.read_bytes() == text.encode() for path, text in content.items()
-  ):
-    return
   title = f'{report["experiment"]}, {report["dataset"]}'
   histories = {
       f'seed {result["seed"]}': result['history'] for result in results
   }
-  figures.plot_curves(paths[2], title, histories)
-  figures.plot_confusions(
-      paths[3],
-      f'{title}, test, {len(results)} seed(s)',
-      report['confusion_matrix'],
-      class_names,
-  )
-  for path, text in content.items():
-    files.write_atomically(path, text)
+  quantities = ['loss', *(m.name for m in metrics if not m.at_test)]
+  drawn = {
+      'curves.png': lambda path, title: figures.plot_curves(
+          path, title, histories, list(dict.fromkeys(quantities))
+      ),
+      **more,
+  }
+  texts = {
+      'report.json': files.json_text(report),
+      'report.txt': format_report(report, metrics),
+  }
+  paths = {name: directory / name for name in (*drawn, *texts)}
+  if all(path.exists() for path in paths.values()) and all(
+      paths[name].read_bytes() == text.encode() for name, text in texts.items()
+  ):
+    return
+  for name, draw in drawn.items():
+    with files.naming(paths[name]):
+      draw(paths[name], title)
+  for name, text in texts.items():
+    files.write_atomically(paths[name], text)

@@ -12,6 +12,7 @@ import os
 import pathlib
 import platform
 import socket
+import types
 from typing import Any, TextIO
 
 import flax
@@ -24,6 +25,23 @@ from rnnzoo.training import files
 # the result.
 NOT_COMPARED = ('data.data_dir', 'data.manual_dir', 'num_devices')
 
+# Fields that configs once did not have, and what was done without them. A
+# config.json without such a field is one with this value.
+DEFAULTS: Mapping[str, Any] = types.MappingProxyType(
+    {
+        'data.scaling': 'minmax',
+        'model.label_smoothing': 0.0,
+        'seeds_at_once': 1,
+        'optimizer.nesterov': False,
+        'optimizer.accumulate_steps': 1,
+        'optimizer.step_factor': 0.1,
+        'optimizer.step_epochs': 10,
+        'optimizer.plateau_min_delta': 0.0,
+        'optimizer.plateau_floor': 0.0,
+        'optimizer.stop_rate': 0.0,
+    }
+)
+
 # The locks of this process, by directory. They are never let go: the system
 # does that when the process ends, in whatever way.
 _LOCKS: dict[pathlib.Path, TextIO] = {}
@@ -35,6 +53,7 @@ def open_or_create(
     workdir: str,
     name: str,
     prefix: str = '',
+    data_digest: str = '',
 ) -> pathlib.Path:
   """Returns the run directory, locked, with config.json and run.json written.
 
@@ -45,6 +64,8 @@ def open_or_create(
       name is never an old run's: to resume is to name the directory.
     name: of the experiment.
     prefix: of a new directory's name; '' for the experiment's name.
+    data_digest: of the data. If those of the run had another one, a line warns;
+      it may come from rounding on another machine, so the run goes on.
 
   Raises:
     ValueError: the directory is in use, holds a run with another config or on
@@ -52,20 +73,17 @@ def open_or_create(
     OSError: the directory cannot be made or written to.
   """
   if workdir:
-    path = pathlib.Path(workdir).expanduser()
-    if path.exists() and not path.is_dir():
-      raise ValueError(f'--workdir={path} is a file, not a directory')
-    path.mkdir(parents=True, exist_ok=True)
+    path = files.make_directory(workdir, '--workdir')
   else:
     path = _new_directory(prefix or name)
   _lock(path)
   config_path, run_path = path / 'config.json', path / 'run.json'
   content = as_json(config)
   if config_path.exists() and run_path.exists():
-    there = flatten(files.read_json(config_path, dict))
+    there = {**DEFAULTS, **flatten(files.read_json(config_path, dict))}
     run = files.read_json(run_path, dict)
     there['dataset'] = run.get('dataset')
-    here = flatten(content) | {'dataset': dataset}
+    here = {**DEFAULTS, **flatten(content), 'dataset': dataset}
     differences = [
         f'{key}: {there.get(key)!r} there, {here.get(key)!r} here'
         for key in sorted(there.keys() | here.keys())
@@ -77,6 +95,12 @@ def open_or_create(
       raise ValueError(
           f'--workdir={path} holds a run with another config'
           f' ({"; ".join(differences)}); pass another --workdir'
+      )
+    if run.get('data_digest', data_digest) != data_digest:
+      print(
+          f'WARNING: {path} holds a run on {dataset!r} as it was; the data here'
+          ' are not the same in every bit',
+          flush=True,
       )
     return path
   if any(path.glob('seed_*')):
@@ -91,6 +115,7 @@ def open_or_create(
       {
           'experiment': name,
           'dataset': dataset,
+          'data_digest': data_digest,
           'python': platform.python_version(),
           'jax': jax.__version__,
           'flax': flax.__version__,
@@ -100,6 +125,25 @@ def open_or_create(
   # The config last: where it is, the directory is complete.
   files.write_json(config_path, content)
   return path
+
+
+def read_config(path: pathlib.Path) -> ml_collections.ConfigDict:
+  """Returns the config of a run, with fields that it did not have yet.
+
+  Raises:
+    RunFileError: the file is not what was written there.
+  """
+  content = files.read_json(path, dict)
+  for name, value in DEFAULTS.items():
+    if name.startswith('data.') and content.get('task') != 'smnist':
+      continue  # Its fields are the task's own.
+    *sections, field = name.split('.')
+    part: Any = content
+    for section in sections:
+      part = part.get(section)
+    if isinstance(part, dict):
+      part.setdefault(field, value)
+  return ml_collections.ConfigDict(content)
 
 
 def as_json(config: ml_collections.ConfigDict) -> dict[str, Any]:

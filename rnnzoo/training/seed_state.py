@@ -3,6 +3,7 @@
 Several processes draw the same conclusions, since they have the same numbers.
 """
 
+from collections.abc import Callable, Sequence
 import dataclasses
 import math
 from typing import Any
@@ -13,9 +14,11 @@ import jax.numpy as jnp
 import ml_collections
 import optax
 
+from rnnzoo.tasks import protocol
 from rnnzoo.training import checkpointing
 from rnnzoo.training import experiment as experiments
 from rnnzoo.training import files
+from rnnzoo.training import metrics as metrics_lib
 from rnnzoo.training import optimization
 from rnnzoo.training import program as programs
 
@@ -81,24 +84,25 @@ class SeedState:
       self,
       config: ml_collections.ConfigDict,
       plateau: optax.GradientTransformationExtraArgs | None,
+      metrics: Sequence[protocol.Metric],
+      next_rate: Callable[[], float] | None = None,
   ) -> bool:
     """Draws the conclusions of the last epoch; returns whether it is the best.
 
     Args:
       config: the resolved config.
       plateau: the rule that lowers the learning rate, or None.
+      metrics: of the task, one of which is monitored.
+      next_rate: returns the learning rate of the next step; None to go on
+        whatever it is.
     """
     row, epoch = self.history[-1], len(self.history)
-    value = row[config.monitor]
-    if config.monitor == 'validation_accuracy':
-      # Early stopping and the plateau rule take what is to become small, and
-      # the latter's relative threshold means nothing below zero.
-      value = 1.0 - value
+    value = metrics_lib.monitored(config.monitor, row[config.monitor], metrics)
     if plateau:
       self.plateau = optimization.update_plateau(plateau, self.plateau, value)
     self.stopper = self.stopper.update(optimization.finite(value))
-    # What is not finite is no improvement, not even over nothing: if no epoch
-    # was finite, the parameters of the start are tested.
+    # A value that is not finite is no improvement, not even over nothing: if
+    # no epoch was finite, the parameters of the start are tested.
     is_best = self.stopper.has_improved and math.isfinite(value)
     if is_best:
       self.best_epoch = epoch
@@ -112,6 +116,11 @@ class SeedState:
       self.stopped = f'early stopping after epoch {epoch}'
     elif epoch == config.num_epochs:
       self.stopped = f'all {epoch} epochs'
+    elif next_rate and next_rate() < config.optimizer.stop_rate * (1 - 1e-6):
+      self.stopped = (
+          f'learning rate below {config.optimizer.stop_rate:g} after epoch'
+          f' {epoch}'
+      )
     return is_best
 
 

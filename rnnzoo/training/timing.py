@@ -2,13 +2,26 @@
 
 import pathlib
 import time
+from typing import Any
 
+import jax
 import numpy as np
 
 from rnnzoo.training import files
 
-_COLUMNS = ('epoch', 'seconds', 'training', 'validation', 'compiled')
-_INTEGERS = ('epoch', 'compiled')
+# Files of older runs end with 'compiled'.
+_OLD_COLUMNS = {
+    'epoch': int,
+    'seconds': float,
+    'training': float,
+    'validation': float,
+    'compiled': int,
+}
+_number = lambda text: float(text) if text else None
+_COLUMNS = _OLD_COLUMNS | {
+    'sequences_per_second': _number,
+    'peak_memory_mib': _number,
+}
 
 
 class EpochTimes:
@@ -16,28 +29,33 @@ class EpochTimes:
 
   Its columns: `seconds`, all of the epoch; `training` and `validation`, parts
   of it, the rest being checkpoints and reports; `compiled`, 1 for the first
-  epoch of a process, which may include compilation.
+  epoch of a process, which may include compilation; `sequences_per_second`,
+  examples of the seed over the seconds of training; `peak_memory_mib`, the most
+  memory of the first device that the process has used so far, in MiB, empty
+  where the device does not say, as a CPU. Seeds that train at once share the
+  times and the memory.
 
   Args:
     path: the file; rows of an earlier process are kept.
     dataset: the name of the data set.
     done: how many epochs are done; rows of later ones are void.
+    num_examples: examples of an epoch.
 
   Raises:
     RunFileError: the file is not what was written there.
   """
 
-  def __init__(self, path: pathlib.Path, dataset: str, done: int):
+  def __init__(
+      self, path: pathlib.Path, dataset: str, done: int, num_examples: int = 0
+  ):
     self._path, self._dataset = path, dataset
-    self._rows: list[dict[str, float]] = []
+    self._num_examples = num_examples
+    self._rows: list[dict[str, Any]] = []
     self._epoch = self._first_epoch = done + 1
     self._laps: dict[str, float] = {}
     self._start = self._last = time.monotonic()
     if path.exists():
-      rows = files.read_csv(
-          path, {name: int if name in _INTEGERS else float for name in _COLUMNS}
-      )
-      self._rows = [row for row in rows if row['epoch'] <= done]
+      self._rows = [row for row in _read(path) if row['epoch'] <= done]
 
   def start(self) -> None:
     """An epoch begins."""
@@ -61,12 +79,17 @@ class EpochTimes:
 
   def extend(self) -> None:
     """The checkpoint is done as well: counts its time to the same epoch."""
-    epoch = int(self._rows[-1]['epoch'])
+    epoch = self._rows[-1]['epoch']
+    seconds = self._laps.get('training')
     self._rows[-1] = {
         'epoch': epoch,
         'seconds': round(self.elapsed(), 6),
         **self._laps,
         'compiled': int(epoch == self._first_epoch),
+        'sequences_per_second': (
+            round(self._num_examples / seconds, 1) if seconds else None
+        ),
+        'peak_memory_mib': _peak_memory(),
     }
     files.write_csv(self._path, self._dataset, self._rows)
 
@@ -79,8 +102,38 @@ class EpochTimes:
         name: float(np.mean([row[name] for row in rows]))
         for name in ('seconds', 'training', 'validation')
     }
-    return (
+    text = (
         f'{mean["seconds"]:.3f} s an epoch, of which {mean["training"]:.3f}'
         f' training and {mean["validation"]:.3f} validation (mean of'
         f' {len(rows)}, without compilation)'
     )
+    if self._num_examples and mean['training']:
+      text += (
+          f', {self._num_examples / mean["training"]:,.0f} sequences a second'
+      )
+    if peak := self._rows[-1]['peak_memory_mib']:
+      text += f', peak memory {peak:,.0f} MiB'
+    return text
+
+
+def _read(path: pathlib.Path) -> list[dict]:
+  """Returns the rows of a file, of an older run too.
+
+  Raises:
+    RunFileError: it is not what was written there.
+  """
+  try:
+    return files.read_csv(path, _COLUMNS)
+  except files.RunFileError:
+    head = path.read_bytes().partition(b'\n')[0].decode(errors='replace')
+    if head != ','.join(['dataset', *_OLD_COLUMNS]):
+      raise
+  more = dict.fromkeys(name for name in _COLUMNS if name not in _OLD_COLUMNS)
+  return [row | more for row in files.read_csv(path, _OLD_COLUMNS)]
+
+
+def _peak_memory() -> float | None:
+  """Returns the MiB of a device's memory that were used at most, or None."""
+  stats = jax.local_devices()[0].memory_stats() or {}
+  peak = stats.get('peak_bytes_in_use')
+  return None if peak is None else round(peak / 2**20, 1)

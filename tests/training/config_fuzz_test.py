@@ -21,8 +21,8 @@ import pytest
 import rnnzoo
 from rnnzoo import training
 from rnnzoo.tasks import fields
-from rnnzoo.tasks import mnist
-from rnnzoo.tasks import smnist
+from rnnzoo.tasks.images import mnist
+from rnnzoo.tasks.images import smnist
 from rnnzoo.training import run_directory
 from tests.testing import made_up_task
 
@@ -174,6 +174,13 @@ class ConfigFuzzTest(FuzzTestCase):
         'optimizer.clip_norm': (math.nan, math.inf, -1.0, 1e-60),
         'optimizer.clip_value': (math.nan, math.inf, -1.0),
         'optimizer.plateau_factor': (math.nan, 0.0, 1.5),
+        'optimizer.plateau_floor': (math.nan, -1.0, 1.0),
+        'optimizer.plateau_min_delta': (math.nan, math.inf, -1.0, 1e-60),
+        'optimizer.stop_rate': (math.nan, -1.0),
+        'optimizer.step_factor': (math.nan, 0.0, 1.5),
+        'optimizer.step_epochs': (0, -1, 10**30),
+        'optimizer.accumulate_steps': (0, -1, 10**9),
+        'model.label_smoothing': (math.nan, -0.1, 1.0, 1 - 1e-12),
         'early_stopping.min_delta': (math.nan, math.inf, -1.0),
         'checkpoint_seconds': (math.nan, math.inf, -1.0),
         'model.dropout_rate': (math.nan, -0.1, 1.0, 1 - 1e-12),

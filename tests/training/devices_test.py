@@ -59,9 +59,12 @@ def start(
 
 class StepsTestCase(absltest.TestCase):
 
-  def train(self, *counts, xla_flags=''):
+  def train(self, *counts, xla_flags='', kind=''):
     """Returns what devices_program says of each count."""
-    process = start('devices_program', *counts, devices=4, xla_flags=xla_flags)
+    arguments = [f'{kind}:{count}' if kind else count for count in counts]
+    process = start(
+        'devices_program', *arguments, devices=4, xla_flags=xla_flags
+    )
     output, errors = process.communicate()
     self.assertEqual(process.returncode, 0, msg=errors[-3000:])
     results = [json.loads(line) for line in output.splitlines()]
@@ -95,6 +98,21 @@ class StepsTest(StepsTestCase):
     self.check_same(one, four)
     for result in (one, four):
       self.check_collectives(result)
+
+
+@pytest.mark.slow
+class KindsOfDataTest(StepsTestCase):
+
+  def check(self, kind):
+    one, four = self.train(1, 4, xla_flags=FAST_COMPILATION, kind=kind)
+    self.check_same(one, four)
+    self.assertEqual({name for name, *_ in four['collectives']}, {'all-reduce'})
+
+  def test_generator(self):
+    self.check('generator')
+
+  def test_buckets(self):
+    self.check('buckets')
 
 
 @pytest.mark.slow

@@ -255,6 +255,7 @@ class CheckpointsTest(RunFilesTestCase):
 
 class KilledTest(RunFilesTestCase):
 
+  @pytest.mark.slow
   def test_right_after_a_checkpoint(self):
     process = subprocess.run(
         [sys.executable, '-m', 'tests.testing.killed_run', str(self.workdir)],
@@ -302,7 +303,7 @@ class KilledTest(RunFilesTestCase):
         event = event_pb2.Event.FromString(content[12 : 12 + size])
         content = content[16 + size :]
         if event.HasField('session_log'):
-          # What comes later in an older file is void.
+          # Later rows of an older file are void.
           events = [e for e in events if e[1] < event.step]
         for value in event.summary.value:
           if value.HasField('simple_value'):
@@ -392,6 +393,7 @@ class RunDirectoryTest(RunFilesTestCase):
             other, 'made up', str(self.workdir), 'sign'
         )
 
+  @pytest.mark.slow
   def test_one_process_at_a_time(self):
     self.workdir.mkdir()
     # Holds the lock until it is killed.

@@ -123,7 +123,7 @@ class ResumeTest(absltest.TestCase):
     self.check_output(workdirs['whole'], outputs[0][0])
 
   def check_output(self, workdir: pathlib.Path, output: str) -> None:
-    """What a run prints and writes."""
+    """The output and the files of a run."""
     lines = output.splitlines()
     self.assertIn(DIGITS, lines[0])
     report = json.loads((workdir / 'report.json').read_text())
@@ -237,7 +237,7 @@ class InterruptedTest(InterruptedTestCase):
         'ml_collections',
         'rnnzoo.training',
         'orbax.checkpoint',
-        'rnnzoo.tasks.smnist',
+        'rnnzoo.tasks.images.smnist',
         'tensorboardX.summary',
         'sklearn.datasets',
         'matplotlib.figure',

@@ -3,7 +3,9 @@
 The task here is made up and tiny; `train_test.py` runs the real program.
 """
 
+import contextlib
 import functools
+import io
 import json
 import os
 import pathlib
@@ -17,14 +19,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
 from rnnzoo import tasks
 from rnnzoo import training
+from rnnzoo.tasks import classification
 from rnnzoo.training import checkpointing
 from rnnzoo.training import loop
 from rnnzoo.training import optimization
 from rnnzoo.training import program as programs
-from rnnzoo.training import reporting
 from rnnzoo.training import run_directory
 from rnnzoo.training import seed_state
 from rnnzoo.training import timing
@@ -126,9 +129,62 @@ class OptimizationTest(parameterized.TestCase):
     schedule = optimization.make_schedule(self.config, num_steps=110)
     self.assertEqual([schedule(0), schedule(110)], [0.5, 0.5])
 
+  def test_step_schedule(self):
+    self.config.update(
+        learning_rate=1.0, schedule='step', step_factor=0.1, step_epochs=2
+    )
+    for warmup in (0, 3):
+      self.config.warmup_steps = warmup
+      schedule = optimization.make_schedule(self.config, 100, steps_per_epoch=5)
+      np.testing.assert_allclose(
+          [schedule(step) for step in (9, 10, 19, 20, 29)],
+          [1.0, 0.1, 0.1, 0.01, 0.01],
+          rtol=1e-6,
+      )
+
+  def test_nesterov(self):
+    self.config.update(
+        name='sgd', clip_norm=0.0, weight_decay=0.0, learning_rate=1.0
+    )
+    self.config.update(nesterov=True, b1=0.5)
+    # The first momentum is the gradient; Nesterov's step goes on along it.
+    np.testing.assert_allclose(self.update()['bias'], [-12.0 * 1.5])
+
+  def test_accumulated_steps_are_one_update(self):
+    self.config.update(schedule='cosine', weight_decay=0.0, clip_norm=1.0)
+    self.config.accumulate_steps = 3
+    three = optimization.make_optimizer(self.config, num_steps=12)
+    state = three.init(self.params)
+    schedule = optimization.make_schedule(self.config, num_steps=12)
+    for count in (1, 2, 3):
+      gradients = jax.tree.map(lambda x, c=count: c * x / 2, self.gradients)
+      updates, state = three.update(gradients, state, self.params)
+      if count < 3:
+        self.assertEqual(optax.tree.norm(updates), 0.0)
+    # Adam's first step is one of the learning rate, that of the third step.
+    np.testing.assert_allclose(updates['bias'], [-schedule(2)], rtol=1e-5)
+
+  def test_plateau_floor_and_min_delta(self):
+    self.config.update(
+        learning_rate=0.5,
+        plateau_factor=0.5,
+        plateau_patience=0,
+        plateau_floor=0.2,
+        plateau_min_delta=0.1,
+    )
+    plateau = optimization.make_plateau(self.config)
+    state = plateau.init(self.params)
+    scales = []
+    for value in (2.0, 1.95, 1.8, 1.75, 1.0):
+      state = optimization.update_plateau(plateau, state, value)
+      scales.append(float(state.scale))
+    np.testing.assert_allclose(scales, [1.0, 0.5, 0.5, 0.4, 0.4], rtol=1e-6)
+
   @parameterized.named_parameters(
       ('name', {'name': 'lion'}, "'adam', 'adamw'"),
-      ('schedule', {'schedule': 'step'}, "'constant', 'cosine'"),
+      ('schedule', {'schedule': 'steps'}, "'constant', 'cosine', 'step'"),
+      ('nesterov', {'name': 'rmsprop', 'nesterov': True}, "for 'rmsprop'"),
+      ('floor', {'plateau_floor': 0.1}, 'plateau_floor must be at most'),
       (
           'rate',
           {'learning_rate': 0.0},
@@ -191,6 +247,7 @@ class ProgramTest(parameterized.TestCase):
     self.assertEqual(one.step, 7)
 
   @parameterized.parameters('cpu', 'gpu')
+  @pytest.mark.slow
   def test_an_epoch_in_any_number_of_calls(self, backend):
     task, program = make_program()
     key, done = jax.random.key(2), []
@@ -216,6 +273,7 @@ class ProgramTest(parameterized.TestCase):
     self.assertGreater(first.loss, 3.0)
     self.assertLess(second.loss, 1.5)
 
+  @pytest.mark.slow
   def test_constraint_holds_after_each_step(self):
     *_, state = self.run_calls([3], learning_rate=10.0)
     layers = state.params['backbone']['layers']
@@ -244,24 +302,25 @@ class ProgramTest(parameterized.TestCase):
     again = program.evaluate(
         state.params, state.statistics, task.splits['test']
     )
-    np.testing.assert_array_equal(first[0], again[0])
+    np.testing.assert_array_equal(first.losses, again.losses)
 
+  @pytest.mark.slow
   def test_evaluation_sees_every_example_once(self):
     task, program, state = self.run_calls([1])
-    losses, predictions = program.evaluate(
-        state.params, state.statistics, task.splits['validation']
+    evaluation = program.evaluate(
+        state.params, state.statistics, task.splits['validation'], predict=True
     )
     model = task.build_model(nnx.Rngs(0))
     nnx.update(model, state.params, state.statistics)
     # One batch of 11 instead of three of 4.
     expected = task.evaluate(model, task.splits['validation'])
-    np.testing.assert_allclose(losses, expected[0], rtol=1e-5)
-    np.testing.assert_array_equal(predictions, expected[1])
+    chex.assert_trees_all_close(evaluation, expected, rtol=1e-5)
 
   def test_learns(self):
     _, _, state = self.run_calls([7 * 40])
-    self.assertGreater(state.accuracy / 7, 0.8)
+    self.assertGreater(state.scores['accuracy'] / 7, 0.8)
 
+  @pytest.mark.slow
   def test_gradient_norm(self):
     # Of one step, before it is clipped.
     task, program, state = self.run_calls([1])
@@ -272,7 +331,7 @@ class ProgramTest(parameterized.TestCase):
     def loss(params):
       model = nnx.merge(graphdef, params, start.statistics, copy=True)
       rngs = nnx.Rngs(dropout=jax.random.fold_in(jax.random.key(2), 0))
-      return jnp.mean(task.evaluate(model, batch, rngs)[0])
+      return jnp.mean(task.evaluate(model, batch, rngs).losses)
 
     graphdef, _, _ = programs.split(task.build_model(nnx.Rngs(0)))
     want = optax.tree.norm(jax.grad(loss)(start.params))
@@ -344,11 +403,12 @@ class TrainAndEvaluateTest(absltest.TestCase):
       self.assertLen(lines, 1 + 4)
       self.assertStartsWith(lines[1], 'made up,1,')
       self.assertNotEmpty(list(directory.glob('events.*')))
-    # What is finished is not run again.
-    with mock.patch.object(loop, 'run_seed') as run_seed:
+    # A finished seed is not run again.
+    with mock.patch.object(loop, 'run_seeds') as run_seeds:
       self.assertEqual(self.train(), report)
-      run_seed.assert_not_called()
+      run_seeds.assert_not_called()
 
+  @pytest.mark.slow
   def test_tests_the_best_epoch(self):
     self.config.update(num_seeds=1, monitor='validation_accuracy')
     self.config.optimizer.learning_rate = 0.05
@@ -360,7 +420,7 @@ class TrainAndEvaluateTest(absltest.TestCase):
     experiment = training.prepare(self.config, str(self.workdir), 'sign')
     model = training.best_model(experiment, seed=0)
     task = experiment.task
-    _, predictions = task.evaluate(model, task.splits['test'])
+    predictions = task.evaluate(model, task.splits['test']).predictions
     self.assertAlmostEqual(
         float(np.mean(predictions == task.splits['test']['label'])),
         seed['test']['accuracy'],
@@ -369,6 +429,7 @@ class TrainAndEvaluateTest(absltest.TestCase):
     with self.assertRaisesRegex(FileNotFoundError, 'no checkpoint'):
       training.best_model(experiment, seed=5)
 
+  @pytest.mark.slow
   def test_metrics_are_those_of_the_epoch(self):
     # Computed once more, by the model of the only epoch.
     self.config.update(num_seeds=1, num_epochs=1)
@@ -385,7 +446,7 @@ class TrainAndEvaluateTest(absltest.TestCase):
         ('test', seed['test']),
     ):
       examples = experiment.task.splits[split]
-      losses, predictions = experiment.task.evaluate(model, examples)
+      losses, _, _, predictions = experiment.task.evaluate(model, examples)
       hits = sum(
           int(a == b)
           for a, b in zip(predictions, examples['label'], strict=True)
@@ -394,6 +455,7 @@ class TrainAndEvaluateTest(absltest.TestCase):
         self.assertEqual(given['accuracy'], hits / len(examples['label']))
         self.assertAlmostEqual(given['loss'], np.mean(losses), places=5)
 
+  @pytest.mark.slow
   def test_a_loss_that_is_not_finite(self):
     self.config.update(num_seeds=2, num_epochs=20)
     make_program = programs.make_program
@@ -431,6 +493,7 @@ class TrainAndEvaluateTest(absltest.TestCase):
     # The same once more from the files, which hold null.
     self.assertEqual(self.train(), report)
 
+  @pytest.mark.slow
   def test_no_epoch_with_a_finite_loss(self):
     self.config.update(num_seeds=1)
     self.config.optimizer.update(learning_rate=1e38, clip_norm=0.0, name='sgd')
@@ -440,6 +503,7 @@ class TrainAndEvaluateTest(absltest.TestCase):
     self.assertEqual(seed['best_epoch'], 0)
     self.assertIsNotNone(report['test']['loss']['mean'])
 
+  @pytest.mark.slow
   def test_the_report_says_what_was_changed(self):
     defaults = self.config.copy_and_resolve_references()
     self.config.update(num_seeds=1, num_epochs=1)
@@ -485,6 +549,7 @@ class TrainAndEvaluateTest(absltest.TestCase):
       with self.assertRaisesRegex(ValueError, 'the device has 100; .*features'):
         training.prepare(self.config, str(self.workdir), 'sign')
 
+  @pytest.mark.slow
   def test_early_stopping_ends_training(self):
     self.config.update(num_seeds=1)
     self.config.optimizer.learning_rate = 1e-9
@@ -493,6 +558,7 @@ class TrainAndEvaluateTest(absltest.TestCase):
     self.assertEqual(seed['num_epochs'], 3)
     self.assertEqual(seed['stopped'], 'early stopping after epoch 3')
 
+  @pytest.mark.slow
   def test_plateau_lowers_the_learning_rate(self):
     # At this learning rate the loss stands still.
     self.config.update(num_seeds=1, num_epochs=5)
@@ -505,6 +571,36 @@ class TrainAndEvaluateTest(absltest.TestCase):
         rtol=1e-6,
     )
 
+  @pytest.mark.slow
+  def test_training_stops_at_a_learning_rate(self):
+    self.config.update(num_seeds=1, num_epochs=9)
+    self.config.optimizer.update(
+        schedule='step', step_epochs=2, stop_rate=1e-4, warmup_steps=1
+    )
+    (seed,) = self.train()['seeds']
+    # 1e-3, 1e-3, 1e-4, 1e-4, and then 1e-5.
+    self.assertEqual(
+        seed['stopped'], 'learning rate below 0.0001 after epoch 4'
+    )
+
+  def test_a_run_from_before_a_field_was_there(self):
+    prepare = lambda: training.prepare(self.config, str(self.workdir), 'sign')
+    prepare()
+    path = self.workdir / 'config.json'
+    content = json.loads(path.read_text())
+    for name in run_directory.DEFAULTS:
+      *sections, field = name.split('.')
+      part = content[sections[0]] if sections else content
+      self.assertEqual(part.pop(field), run_directory.DEFAULTS[name], msg=name)
+    path.write_text(json.dumps(content))
+    prepare()
+    self.config.optimizer.nesterov = True
+    with self.assertRaisesRegex(
+        ValueError, 'optimizer.nesterov: False there, True here'
+    ):
+      prepare()
+
+  @pytest.mark.slow
   def test_checkpoints_are_seconds_apart(self):
     self.config.update(num_seeds=1)
     for seconds, epochs in ((0.0, [1, 2, 3, 4]), (1e6, [4])):
@@ -516,6 +612,7 @@ class TrainAndEvaluateTest(absltest.TestCase):
         self.train()
       self.assertEqual([call.args[1] for call in save.mock_calls], epochs)
 
+  @pytest.mark.slow
   def test_seconds_of_each_epoch(self):
     self.config.update(num_seeds=1)
     self.train()
@@ -523,14 +620,26 @@ class TrainAndEvaluateTest(absltest.TestCase):
     head, *lines = (line.split(',') for line in text.splitlines())
     self.assertEqual(
         head,
-        ['dataset', 'epoch', 'seconds', 'training', 'validation', 'compiled'],
+        [
+            'dataset',
+            'epoch',
+            'seconds',
+            'training',
+            'validation',
+            'compiled',
+            'sequences_per_second',
+            'peak_memory_mib',
+        ],
     )
     self.assertEqual([line[1] for line in lines], ['1', '2', '3', '4'])
-    self.assertEqual([line[-1] for line in lines], ['1', '0', '0', '0'])
-    for _, _, total, training_, validation, _ in lines:
+    self.assertEqual([line[5] for line in lines], ['1', '0', '0', '0'])
+    for _, _, total, training_, validation, _, rate, memory in lines:
       self.assertGreaterEqual(
           float(total) + 1e-5, float(training_) + float(validation)
       )
+      # Seven steps of eight examples; a CPU does not tell its memory.
+      self.assertAlmostEqual(float(rate) * float(training_) / 56, 1, delta=0.01)
+      self.assertEqual(memory, '')
 
   def test_another_config_is_refused(self):
     training.prepare(self.config, str(self.workdir))
@@ -542,6 +651,24 @@ class TrainAndEvaluateTest(absltest.TestCase):
       message = f'another config .{field}: {there} there, {here} here'
       with self.assertRaisesRegex(ValueError, message):
         training.prepare(config, str(self.workdir))
+
+  def test_other_data_of_the_same_name_are_told(self):
+    def prepare():
+      with contextlib.redirect_stdout(io.StringIO()) as out:
+        training.prepare(self.config, str(self.workdir))
+      return out.getvalue()
+
+    prepare()
+    self.assertEqual(prepare(), '')
+    changed = made_up_task.SignTask()
+    changed.splits['train']['inputs'][0, 0, 0] += 1
+    with mock.patch.object(tasks, 'TASKS', {'sign': lambda _: changed}):
+      self.assertIn('not the same in every bit', prepare())
+    # A run from before there was a digest.
+    run = json.loads((self.workdir / 'run.json').read_text())
+    del run['data_digest']
+    (self.workdir / 'run.json').write_text(json.dumps(run))
+    self.assertEqual(prepare(), '')
 
   def test_another_data_set_is_refused(self):
     run_directory.open_or_create(self.config, 'A', str(self.workdir), 'x')
@@ -586,21 +713,25 @@ class EpochTimesTest(absltest.TestCase):
     self.assertEqual(times.summary(), '')
     self.run_epochs(times, 2, 2.0)
     # Epoch 3 was done, but is in no checkpoint.
-    times = timing.EpochTimes(path, 'a, b', done=2)
+    # The file is as it was before it had more columns.
+    lines = [line.split(',') for line in path.read_text().splitlines()]
+    old = '\n'.join(','.join(line[:-2]) for line in lines) + '\n'
+    path.write_text(old)
+    times = timing.EpochTimes(path, 'a, b', done=2, num_examples=8)
     self.run_epochs(times, 2, 4.0)
     self.assertEqual(
         path.read_text().splitlines()[1:],
         [
-            '"a, b",1,9.0,2.25,2.25,1',
-            '"a, b",2,2.0,0.5,0.5,0',
-            '"a, b",3,4.0,1.0,1.0,1',
-            '"a, b",4,4.0,1.0,1.0,0',
+            '"a, b",1,9.0,2.25,2.25,1,,',
+            '"a, b",2,2.0,0.5,0.5,0,,',
+            '"a, b",3,4.0,1.0,1.0,1,8.0,',
+            '"a, b",4,4.0,1.0,1.0,0,8.0,',
         ],
     )
     self.assertEqual(
         times.summary(),
         '3.000 s an epoch, of which 0.750 training and 0.750 validation (mean'
-        ' of 2, without compilation)',
+        ' of 2, without compilation), 11 sequences a second',
     )
 
 
@@ -625,13 +756,12 @@ class CheckpointsTest(absltest.TestCase):
     self.assertEqual(progress, {'x': 1 / 3})
 
 
-class ReportingTest(absltest.TestCase):
+class ClassificationTest(absltest.TestCase):
 
-  def test_classification_metrics(self):
-    metrics = reporting.classification_metrics(
+  def test_confusion_metrics(self):
+    metrics = classification.confusion_metrics(
         np.array([0, 0, 1, 1]), np.array([0, 1, 1, 1]), num_classes=3
     )
-    self.assertEqual(metrics['accuracy'], 0.75)
     self.assertAlmostEqual(metrics['precision'], (1 + 2 / 3 + 0) / 3)
     self.assertAlmostEqual(metrics['recall'], (0.5 + 1 + 0) / 3)
     self.assertAlmostEqual(metrics['f1'], (2 / 3 + 0.8 + 0) / 3)

@@ -1,0 +1,163 @@
+"""An epoch: training, validation, conclusions, of one seed or several."""
+
+from collections.abc import Sequence
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from rnnzoo.tasks import protocol
+from rnnzoo.training import at_once
+from rnnzoo.training import checkpointing
+from rnnzoo.training import experiment as experiments
+from rnnzoo.training import feed as feeds
+from rnnzoo.training import metrics as metrics_lib
+from rnnzoo.training import program as programs
+from rnnzoo.training import records as records_lib
+from rnnzoo.training import seed_state
+
+
+@dataclasses.dataclass
+class Seed:
+  """One of the seeds that train at once.
+
+  Attributes:
+    seed: of initialisation, shuffling and dropout.
+    run: how far it has come.
+    feed: its training examples.
+    key: of dropout.
+    checkpoints: its checkpoints.
+    records: what is told and written of it.
+  """
+
+  seed: int
+  run: seed_state.SeedState
+  feed: feeds.Feed
+  key: jax.Array
+  checkpoints: checkpointing.Checkpoints
+  records: records_lib.Records
+
+
+def train(
+    experiment: experiments.Experiment, group: Sequence[Seed]
+) -> tuple[Any, Any]:
+  """Trains for one epoch; returns parameters and statistics.
+
+  Those of several seeds have a leading axis.
+  """
+  active = [one for one in group if not one.run.stopped]
+  steps = experiment.steps_per_epoch
+
+  def tell(done, whole=False):
+    for one in active if whole else active[:1]:
+      one.records.update(len(one.run.history) * steps + done)
+
+  program = experiment.program
+  epochs = [one.feed.epoch(len(one.run.history) + 1) for one in group]
+  states = [one.run.state for one in group]
+  scales = [_scale(experiment, one.run) for one in group]
+  keys = [one.key for one in group]
+  if len(group) == 1:
+    examples, order = epochs[0]
+    state = programs.run_epoch(
+        program, states[0], examples, order, scales[0], keys[0], tell
+    )
+    group[0].run.state = state
+    return state.params, state.statistics
+  examples, order = epochs[0]
+  if order is None:  # Of a generator, each seed has a key.
+    examples = at_once.stack([examples for examples, _ in epochs])
+  else:
+    order = at_once.stack([order for _, order in epochs])
+  state = programs.run_epoch(
+      program.at_once,
+      at_once.stack(states),
+      examples,
+      order,
+      at_once.stack(scales),
+      at_once.stack(keys),
+      tell,
+  )
+  tell(steps, whole=True)
+  for one, own in zip(group, at_once.unstack(state, len(group)), strict=True):
+    if not one.run.stopped:
+      one.run.state = own
+  return state.params, state.statistics
+
+
+def validate(
+    experiment: experiments.Experiment,
+    group: Sequence[Seed],
+    trained: tuple[Any, Any],
+    split: Any,
+) -> dict[int, protocol.Evaluation]:
+  """Returns the results of the validation by seed.
+
+  Args:
+    experiment: what `prepare` returned.
+    group: the seeds.
+    trained: what `train` returned of them.
+    split: on the devices.
+  """
+  program = experiment.program
+  if len(group) == 1:
+    return {group[0].seed: program.evaluate(*trained, split)}
+  whole = program.at_once.evaluate(*trained, split)
+  return {
+      one.seed: jax.tree.map(lambda x, place=place: x[place], whole)
+      for place, one in enumerate(group)
+  }
+
+
+def conclude(
+    experiment: experiments.Experiment,
+    run: seed_state.SeedState,
+    evaluation: protocol.Evaluation,
+    first_rate: float,
+) -> bool:
+  """Draws the conclusions of an epoch, and returns whether it is the best.
+
+  Args:
+    experiment: what `prepare` returned.
+    run: the seed.
+    evaluation: of its validation.
+    first_rate: the learning rate of the epoch's first step.
+  """
+  config, epoch = experiment.config, len(run.history) + 1
+  metrics = protocol.epoch_metrics(experiment.task)
+  validation = metrics_lib.of_examples(evaluation, metrics)
+  mean = lambda total: float(total) / experiment.steps_per_epoch
+  totals = run.state.scores | {'loss': run.state.loss}
+  train = metrics_lib.of_means(jax.tree.map(mean, totals), metrics)
+  row = {
+      'epoch': epoch,
+      # Without the digits that float32 makes up.
+      'learning_rate': float(f'{first_rate:.6g}'),
+      **{f'train_{name}': value for name, value in train.items()},
+      'gradient_norm': mean(run.state.gradient_norm),
+      **{f'validation_{name}': value for name, value in validation.items()},
+  }
+  run.history.append(row)
+  warm = run.state.step >= config.optimizer.warmup_steps
+  return run.conclude(
+      config,
+      experiment.plateau,
+      metrics,
+      functools.partial(learning_rate, experiment, run) if warm else None,
+  )
+
+
+def _scale(
+    experiment: experiments.Experiment, run: seed_state.SeedState
+) -> jax.Array:
+  """Returns the plateau rule's factor of the learning rate."""
+  return run.plateau.scale if experiment.plateau else jnp.ones(())
+
+
+def learning_rate(
+    experiment: experiments.Experiment, run: seed_state.SeedState
+) -> float:
+  """Returns the learning rate of the next step."""
+  return float(experiment.schedule(run.state.step) * _scale(experiment, run))

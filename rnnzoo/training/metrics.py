@@ -1,0 +1,108 @@
+"""From results of examples to the numbers of an epoch and of a test."""
+
+from collections.abc import Mapping, Sequence
+import math
+from typing import Any
+
+import numpy as np
+
+from rnnzoo.tasks import protocol
+
+
+def of_examples(
+    evaluation: protocol.Evaluation, metrics: Sequence[protocol.Metric]
+) -> dict[str, float]:
+  """Returns the metrics of a split by name, without those `at_test`.
+
+  Args:
+    evaluation: of all its examples.
+    metrics: in the order wanted.
+  """
+  weights = None
+  if evaluation.weights is not None:
+    weights = np.asarray(evaluation.weights, np.float64)
+
+  def mean(x):
+    with np.errstate(all='ignore'):
+      return float(
+          np.mean(x, dtype=np.float64)
+          if weights is None
+          else np.sum(x * weights) / np.sum(weights)
+      )
+
+  means = {name: mean(x) for name, x in evaluation.scores.items()}
+  return of_means(means | {'loss': mean(evaluation.losses)}, metrics)
+
+
+def of_means(
+    means: Mapping[str, float], metrics: Sequence[protocol.Metric]
+) -> dict[str, float]:
+  """Returns the metrics of means by name, without those `at_test`."""
+  return {
+      metric.name: _derived(metric, means) if metric.of else means[metric.name]
+      for metric in metrics
+      if not metric.at_test
+  }
+
+
+def _derived(metric: protocol.Metric, means: Mapping[str, float]) -> float:
+  try:
+    return float(metric.of(means))  # type: ignore[misc]
+  except OverflowError:  # Of a loss that makes no sense.
+    return math.inf
+
+
+def monitored(
+    name: str, value: float, metrics: Sequence[protocol.Metric]
+) -> float:
+  """Returns a monitored value as one that is to become small.
+
+  Early stopping and the plateau rule take such a value, and the latter's
+  relative threshold means nothing below zero.
+
+  Args:
+    name: of the metric, 'validation_accuracy'.
+    value: of the last epoch.
+    metrics: of the task.
+  """
+  metric = find(name.removeprefix('validation_'), metrics)
+  return metric.greatest - value if metric.higher_is_better else value
+
+
+def find(name: str, metrics: Sequence[protocol.Metric]) -> protocol.Metric:
+  """Returns the metric of that name."""
+  return next(metric for metric in metrics if metric.name == name)
+
+
+def of_test(
+    evaluation: protocol.Evaluation,
+    measured: Mapping[str, Any],
+    task: protocol.Task,
+) -> dict[str, Any]:
+  """Returns what result.json holds of a split, the loss last.
+
+  Args:
+    evaluation: of all its examples.
+    measured: what `Task.measure` returned.
+    task: whose metrics are wanted.
+
+  Raises:
+    ValueError: a metric is missing.
+  """
+  values = of_examples(evaluation, protocol.all_metrics(task))
+  if values.keys() & measured.keys():
+    raise ValueError(
+        f'{type(task).__name__}.measure gives {sorted(measured)}, of which'
+        f' {sorted(values.keys() & measured.keys())} are means'
+    )
+  values |= measured
+  # After all that belongs to the task.
+  if task.metrics[0].name != protocol.LOSS.name:
+    values['loss'] = values.pop('loss')
+  for metric in task.metrics:
+    if metric.name not in values:
+      raise ValueError(
+          f'{type(task).__name__}.measure must give {metric.name!r}, which is a'
+          f' metric at_test; got {sorted(measured)}'
+      )
+  return values

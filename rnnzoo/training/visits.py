@@ -1,0 +1,145 @@
+"""Which examples each step of an epoch sees, whatever the training split is.
+
+  arrays     batches in an order that is a function of (seed, epoch);
+  buckets    the same for each, and the batches of all buckets in such an order:
+             the compiled step has one branch a bucket;
+  generator  made in the step, by a key that is a function of (seed, step).
+
+Dimensions: N examples of a split, S steps of an epoch, B batch.
+"""
+
+from collections.abc import Callable, Mapping
+import functools
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rnnzoo.tasks import protocol
+from rnnzoo.training import placement as placements
+
+T = TypeVar('T')
+
+
+class BucketOrder(NamedTuple):
+  """The order of an epoch over buckets.
+
+  Attributes:
+    bucket: int32 [S], which bucket each step's batch is from.
+    place: int32 [S], which of that bucket's batches it is.
+    orders: int32 [S of the bucket, B] of each bucket, which examples its
+      batches have; None where the buckets are arrays [S of the bucket, B, ...].
+  """
+
+  bucket: jax.Array
+  place: jax.Array
+  orders: tuple[jax.Array | None, ...]
+
+
+class Visits:
+  """The steps of an epoch.
+
+  Args:
+    split: the training split.
+    batch_size: B.
+    placement: the devices.
+  """
+
+  def __init__(
+      self,
+      split: protocol.Split,
+      batch_size: int,
+      placement: placements.Placement,
+  ):
+    self._batch_size, self._placement = batch_size, placement
+    self._generator = None
+    self._sizes: tuple[int, ...] = ()
+    if isinstance(split, protocol.Generator):
+      self._generator = split
+      self.steps_per_epoch = split.steps_per_epoch
+    else:
+      self._are_buckets = not isinstance(split, Mapping)
+      self._sizes = tuple(map(protocol.num_examples, protocol.buckets(split)))
+      self._counts = [-(-size // batch_size) for size in self._sizes]
+      self.steps_per_epoch = sum(self._counts)
+
+  def order(self, key: jax.Array, epoch: jax.typing.ArrayLike) -> Any:
+    """Returns the order of an epoch: int32 [S, B], or of buckets, or None.
+
+    The last batch is filled up with the first examples of the same order, so
+    every example is seen in every epoch.
+
+    Args:
+      key: of the seed.
+      epoch: which one.
+    """
+    key = jax.random.fold_in(key, epoch)
+    if self._generator:
+      return None
+    if not self._are_buckets:
+      return self._shuffle(key, 0)
+    orders = tuple(
+        self._shuffle(jax.random.fold_in(key, bucket), bucket)
+        for bucket in range(len(self._sizes))
+    )
+    bucket = np.repeat(np.arange(len(self._sizes)), self._counts)
+    place = np.concatenate([np.arange(count) for count in self._counts])
+    visits = jax.random.permutation(
+        jax.random.fold_in(key, len(self._sizes)), self.steps_per_epoch
+    )
+    return BucketOrder(
+        jnp.asarray(bucket, jnp.int32)[visits],
+        jnp.asarray(place, jnp.int32)[visits],
+        orders,
+    )
+
+  def _shuffle(self, key: jax.Array, bucket: int) -> jax.Array:
+    size, count = self._sizes[bucket], self._counts[bucket]
+    order = jax.random.permutation(key, size)
+    wrapped = jnp.arange(count * self._batch_size) % size
+    return order[wrapped].reshape(count, self._batch_size)
+
+  def visit(
+      self,
+      function: Callable[[Mapping[str, jax.Array]], T],
+      examples: Any,
+      order: Any,
+      step: jax.Array,
+  ) -> T:
+    """Returns a function's value for the batch of a step; it is traced.
+
+    Args:
+      function: of a batch, arrays [B, ...] by name.
+      examples: arrays [N, ...] by name, or where the order is None, arrays
+        [S, B, ...]; buckets of these; of a generator, the key of the seed.
+      order: what `order` returned.
+      step: the number of steps before.
+    """
+    if self._generator:
+      key = jax.random.fold_in(examples, step)
+      return function(self._placement.split(self._generator.make_batch(key)))
+    place = step % self.steps_per_epoch
+    if not self._are_buckets:
+      return function(_pick(examples, order, place))
+
+    def branch(bucket, place):
+      return function(_pick(examples[bucket], order.orders[bucket], place))
+
+    branches = [
+        functools.partial(branch, bucket) for bucket in range(len(self._sizes))
+    ]
+    return jax.lax.switch(order.bucket[place], branches, order.place[place])
+
+
+def _pick(
+    examples: Mapping[str, jax.Array],
+    order: jax.Array | None,
+    index: jax.Array,
+) -> dict[str, jax.Array]:
+  """Returns the batch of that index."""
+  if order is not None:
+    indices = order[index]
+    return {name: array[indices] for name, array in examples.items()}
+  take = functools.partial(jax.lax.dynamic_index_in_dim, keepdims=False)
+  return {name: take(array, index) for name, array in examples.items()}

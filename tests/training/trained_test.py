@@ -1,0 +1,147 @@
+"""Trained models of a run: loaded, tested again, asked."""
+
+import contextlib
+import io
+import json
+import pathlib
+import sys
+from unittest import mock
+
+from absl import flags
+from absl.testing import absltest
+from absl.testing import flagsaver
+import numpy as np
+import pytest
+
+from rnnzoo import tasks
+from rnnzoo import training
+from rnnzoo.training import command_line
+from rnnzoo.training import run_directory
+from rnnzoo.training import trained
+from tests.testing import made_up_task
+
+
+class TextTask(made_up_task.SignTask):
+  """The made-up task with texts: their signs, and a sample."""
+
+  def predict(self, model, inputs):
+    return model(inputs).argmax(-1)
+
+  def predict_lines(self, model, lines):
+    for line in lines:
+      x = np.full((1, 1, 2), float(line), np.float32)
+      yield self.class_names[int(self.predict(model, x)[0])]
+
+  def sample(self, model, prompt, key):
+    del model, key
+    yield from (prompt, '!', '?')
+
+
+class TrainedTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    flags.FLAGS.mark_as_parsed()
+    self.config = made_up_task.base_config()
+    self.config.update(
+        task='sign', num_epochs=2, num_seeds=2, eval_batch_size=4, seed=3
+    )
+    self.config.optimizer.learning_rate = 0.03
+    self.workdir = pathlib.Path(self.create_tempdir().full_path) / 'run'
+    self.tasks = {'sign': TextTask, 'mute': made_up_task.SignTask}
+    self.enter_context(mock.patch.object(tasks, 'TASKS', self.tasks))
+    self.experiment = training.prepare(self.config, str(self.workdir), 'sign')
+    with contextlib.redirect_stdout(io.StringIO()):
+      self.report = training.train_and_evaluate(self.experiment)
+
+  def test_fields_of_data_are_those_of_the_task(self):
+    path = self.workdir / 'config.json'
+    for task, has_scaling in (('smnist', True), ('sign', False)):
+      path.write_text(json.dumps({'task': task, 'data': {}}))
+      config = run_directory.read_config(path)
+      self.assertEqual('scaling' in config.data, has_scaling)
+
+  def test_load(self):
+    # As if this run were from before there were such fields.
+    path = self.workdir / 'config.json'
+    content = json.loads(path.read_text())
+    for name in run_directory.DEFAULTS:
+      *sections, field = name.split('.')
+      # Fields of config.data are those of one task; see the test below.
+      if sections != ['data']:
+        del (content[sections[0]] if sections else content)[field]
+    path.write_text(json.dumps(content))
+    for seed, index in ((None, 0), (4, 1)):
+      loaded = training.load(self.workdir, seed)
+      self.assertEqual(loaded.seed, 3 + index)
+      self.assertEqual(
+          loaded.config.to_dict(), self.experiment.config.to_dict()
+      )
+      test = loaded.task.splits['test']
+      hits = loaded.predict(test['inputs']) == test['label']
+      self.assertAlmostEqual(
+          float(hits.mean()),
+          self.report['seeds'][index]['test']['accuracy'],
+          places=6,
+      )
+    with self.assertRaisesRegex(FileNotFoundError, 'no checkpoint'):
+      training.load(self.workdir, 5)
+
+  @pytest.mark.slow
+  def test_load_what_is_not_there(self):
+    with self.assertRaisesRegex(FileNotFoundError, 'it has no config.json'):
+      training.load(self.workdir.parent)
+    with mock.patch.object(TextTask, 'dataset', 'other'):
+      with self.assertRaisesRegex(ValueError, "'made up', but .* 'other'"):
+        training.load(self.workdir)
+    del self.tasks['sign']
+    with self.assertRaisesRegex(ValueError, 'task must be one of mute; got'):
+      training.load(self.workdir)
+
+  def use(self, experiment, mode, **more):
+    output = io.StringIO()
+    with flagsaver.flagsaver(mode=mode, **more):
+      with contextlib.redirect_stdout(output):
+        self.assertEqual(command_line.use(experiment), mode != 'train')
+    return output.getvalue()
+
+  def test_modes(self):
+    self.assertEqual(self.use(self.experiment, 'train'), '')
+    output = self.use(self.experiment, 'evaluate')
+    accuracy = self.report['test']['accuracy']['mean']
+    self.assertEndsWith(output, f'test accuracy: {accuracy:.4f}\n')
+    self.assertRegex(output, 'seed 4: test accuracy .*, loss')
+    with mock.patch.object(sys, 'stdin', io.StringIO('-3\n3\n')):
+      lines = self.use(self.experiment, 'predict').split()
+    loaded = training.load(self.workdir)
+    x = np.array([-3, 3], np.float32)[:, None, None] * np.ones((1, 1, 2))
+    self.assertEqual(
+        lines,
+        [TextTask.class_names[k] for k in loaded.predict(np.float32(x))],
+    )
+    self.assertEqual(self.use(self.experiment, 'sample', prompt='So'), 'So!?\n')
+
+  @pytest.mark.slow
+  def test_a_task_without_text(self):
+    mute = self.experiment._replace(task=made_up_task.SignTask())
+    for mode in ('predict', 'sample'):
+      errors = io.StringIO()
+      with contextlib.redirect_stderr(errors), self.assertRaises(SystemExit):
+        self.use(mute, mode)
+      self.assertRegex(errors.getvalue(), '^train.py: the task SignTask ')
+    with self.assertRaisesRegex(NotImplementedError, 'no predictions'):
+      trained.Trained(
+          training.best_model(mute, 3), self.config, 3, mute.task
+      ).predict(mute.task.splits['test']['inputs'])
+
+  def test_a_mode_needs_a_run(self):
+    for workdir in ('', '/no/where'):
+      errors = io.StringIO()
+      with flagsaver.flagsaver(mode='evaluate', workdir=workdir):
+        with contextlib.redirect_stderr(errors), self.assertRaises(SystemExit):
+          command_line.prepare()
+      self.assertRegex(errors.getvalue(), '--mode=evaluate needs the --workdir')
+
+
+if __name__ == '__main__':
+  absltest.main()
