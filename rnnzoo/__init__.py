@@ -37,13 +37,21 @@ from rnnzoo.cells.minlstm import MinLSTMCell
 from rnnzoo.cells.slstm import SLSTM
 from rnnzoo.cells.slstm import SLSTMCell
 from rnnzoo.engines.linear_recurrence import linear_scan
+from rnnzoo.engines.selection import AssociativeScan
 from rnnzoo.engines.unrolling import unroll
 from rnnzoo.engines.unrolling import unroll_carries
+from rnnzoo.flash_interface import flashrnn
+from rnnzoo.flash_interface import FlashRNNConfig
 from rnnzoo.layers.bidirectional import Bidirectional
 from rnnzoo.layers.constraints import constrain
 from rnnzoo.layers.recurrent import RecurrentLayer
 from rnnzoo.layers.sequence_layer import SequenceLayer
 from rnnzoo.layers.stack import Stack
+from rnnzoo.scanned import ScannedRNN
+from rnnzoo.verification import Verification
+from rnnzoo.verification import verify
+
+__version__ = '0.1.0.dev0'
 
 # Every layer by name, as configs name it.
 LAYERS: _Mapping[str, type[RecurrentLayer]] = _types.MappingProxyType(

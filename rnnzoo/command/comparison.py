@@ -1,0 +1,223 @@
+"""Finished runs side by side: a table in Markdown, curves and bars."""
+
+from collections.abc import Sequence
+import math
+import pathlib
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rnnzoo.tasks import figures
+from rnnzoo.training import files
+
+# Of the two-sided interval of the mean.
+_CONFIDENCE = 0.95
+
+
+class Run(NamedTuple):
+  """A finished run.
+
+  Attributes:
+    name: of its directory.
+    report: report.json.
+    histories: of each seed, the epochs.
+  """
+
+  name: str
+  report: dict[str, Any]
+  histories: list[list[dict[str, Any]]]
+
+
+class Statistics(NamedTuple):
+  """A metric over the seeds of a run; None where a seed has no finite value.
+
+  Attributes:
+    num_seeds: how many.
+    mean: over the seeds.
+    std: of the population, as in report.json.
+    interval: half the width of the 95 % confidence interval of the mean, by
+      Student's t; None for one seed.
+    least: the smallest value.
+    greatest: the greatest one.
+  """
+
+  num_seeds: int
+  mean: float | None
+  std: float | None
+  interval: float | None
+  least: float | None
+  greatest: float | None
+
+
+def compare(directories: Sequence[str], output: str) -> str:
+  """Returns a table of runs in Markdown, and writes it with a figure.
+
+  Args:
+    directories: of finished runs.
+    output: the directory for comparison.md and comparison.png.
+
+  Raises:
+    RunFileError: a run is not finished, or one of its files is damaged, or the
+      runs have different main metrics.
+    OSError: a file cannot be read or written.
+  """
+  runs = [read(pathlib.Path(path).expanduser()) for path in directories]
+  if len({run.name for run in runs}) < len(runs):
+    # Of different sweeps, say: then by their paths.
+    runs = [
+        run._replace(name=str(pathlib.Path(path)))
+        for run, path in zip(runs, directories, strict=True)
+    ]
+  metrics = {main_metric(run): run.name for run in runs}
+  if len(metrics) > 1:
+    named = ', '.join(f'{key} ({name})' for key, name in metrics.items())
+    raise files.RunFileError(
+        f'runs can be compared by one main metric; these have {named}'
+    )
+  text = markdown(runs)
+  path = files.make_directory(output, '--output')
+  files.write_atomically(path / 'comparison.md', text)
+  with files.naming(path / 'comparison.png'):
+    plot(path / 'comparison.png', runs)
+  return text
+
+
+def read(path: pathlib.Path) -> Run:
+  """Returns a finished run.
+
+  Raises:
+    RunFileError: it is not finished, or a file of it is damaged.
+  """
+  if not (path / 'report.json').is_file():
+    raise files.RunFileError(
+        f'{path} holds no finished run: it has no report.json'
+    )
+  report = files.read_json(path / 'report.json', dict)
+  try:
+    seeds = [seed['seed'] for seed in report['seeds']]
+    histories = [
+        files.read_json(path / f'seed_{seed}' / 'result.json', dict)['history']
+        for seed in seeds
+    ]
+    run = Run(path.name, report, histories)
+    quantity = f'validation_{main_metric(run)}'
+    for history in histories:
+      history[0]['epoch'], history[0].get(quantity, history[0])
+    statistics(run, main_metric(run))
+    markdown([run])
+  except (KeyError, TypeError, IndexError, StopIteration, ValueError) as error:
+    raise files.RunFileError(
+        f'{path / "report.json"} is not what a run wrote: {error!r}'
+    ) from error
+  return run
+
+
+def main_metric(run: Run) -> str:
+  """Returns the name of the metric that stands first."""
+  return next(iter(run.report['test']))
+
+
+def statistics(run: Run, metric: str) -> Statistics:
+  """Returns a metric of the test over the seeds of a run."""
+  values = [seed['test'][metric] for seed in run.report['seeds']]
+  if not values:
+    raise ValueError('it has no seeds')
+  count = len(values)
+  if None in values:
+    return Statistics(count, *[None] * 5)
+  interval = None
+  if count > 1:
+    from scipy import stats  # Slow to import.
+
+    quantile = float(stats.t.ppf((1 + _CONFIDENCE) / 2, count - 1))
+    interval = quantile * float(np.std(values, ddof=1)) / math.sqrt(count)
+  return Statistics(
+      count,
+      float(np.mean(values)),
+      float(np.std(values)),
+      interval,
+      min(values),
+      max(values),
+  )
+
+
+def markdown(runs: Sequence[Run]) -> str:
+  """Returns the table, and sentences on what must not be overlooked."""
+  metric = main_metric(runs[0])
+  heads = (
+      'run',
+      'experiment',
+      'seeds',
+      'parameters',
+      f'test {metric}',
+      '95 % interval',
+      'least',
+      'greatest',
+      'epochs',
+  )
+  rows = [heads, ('---',) * len(heads)]
+  for run in runs:
+    of = statistics(run, metric)
+    seeds = run.report['seeds']
+    half = of.interval
+    rows.append(
+        (
+            run.name,
+            run.report['experiment'],
+            str(of.num_seeds),
+            f'{seeds[0]["num_parameters"]:,}',
+            f'{_text(of.mean)} ± {_text(of.std)}',
+            '–'
+            if half is None or of.mean is None
+            else f'{_text(of.mean - half)} to {_text(of.mean + half)}',
+            _text(of.least),
+            _text(of.greatest),
+            ', '.join(str(seed['num_epochs']) for seed in seeds),
+        )
+    )
+  lines = [f'| {" | ".join(row)} |' for row in rows]
+  datasets = sorted({run.report['dataset'] for run in runs})
+  lines += ['', f'Data: {", ".join(datasets)}. Mean ± standard deviation.']
+  if len(datasets) > 1:
+    lines.append('These runs are of different data.')
+  for run in runs:
+    if run.report['diverged']:
+      seeds = ', '.join(map(str, run.report['diverged']))
+      lines.append(f'{run.name}: the loss of seed {seeds} was not finite.')
+  return '\n'.join(lines) + '\n'
+
+
+def _text(value: float | None) -> str:
+  return 'none' if value is None else f'{value:.4f}'
+
+
+def plot(path: pathlib.Path, runs: Sequence[Run]) -> None:
+  """Draws validation curves, one line a seed, and bars with the intervals."""
+  metric = main_metric(runs[0])
+  title = f'test {metric}: {", ".join(run.name for run in runs)}'
+  figure, ((curves, bars),) = figures.make_figure(2, (11.0, 4.5), title)
+  quantity = f'validation_{metric}'
+  if not all(quantity in run.histories[0][0] for run in runs):
+    quantity = 'validation_loss'
+  for index, run in enumerate(runs):
+    for number, history in enumerate(run.histories):
+      curves.plot(
+          [row['epoch'] for row in history],
+          np.array([row[quantity] for row in history], float),
+          color=f'C{index % 10}',
+          linewidth=1.0,
+          marker='.' if len(history) == 1 else None,
+          label=run.name if not number else None,
+      )
+    of = statistics(run, metric)
+    if of.mean is not None:
+      bars.bar(
+          run.name, of.mean, yerr=of.interval, capsize=4, color=f'C{index % 10}'
+      )
+  curves.set_xlabel('epoch')
+  curves.set_ylabel(quantity.replace('_', ' '))
+  curves.grid(alpha=0.3)
+  curves.legend(fontsize='small')
+  bars.set_ylabel(f'test {metric}, 95 % interval')
+  bars.tick_params(axis='x', labelrotation=30)
+  figure.savefig(path, dpi=120)

@@ -1,0 +1,221 @@
+"""The commands of `rnnzoo`, each a function of the rest of its words."""
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+import contextlib
+import os
+import pathlib
+import shlex
+import signal
+import sys
+import types
+
+from absl import app
+import jax
+
+import rnnzoo
+from rnnzoo import tasks
+from rnnzoo.command import comparison
+from rnnzoo.command import sweep
+from rnnzoo.training import command_line
+from rnnzoo.training import configs
+from rnnzoo.training import experiment as experiments
+from rnnzoo.training import files
+from rnnzoo.training import run_directory
+from rnnzoo.training import trained
+
+# Where the run goes, as soon as that is known.
+_WORKDIR_FOUND: list[str] = []
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+  """Runs the command that the words of the command line name.
+
+  Args:
+    argv: the words after the program's name; None for those of this process.
+  """
+  words = list(sys.argv[1:] if argv is None else argv)
+  command_line.set_name('rnnzoo')
+  parser = argparse.ArgumentParser(
+      'rnnzoo',
+      description='Recurrent networks in JAX.',
+      epilog=_HELP,
+      formatter_class=argparse.RawDescriptionHelpFormatter,
+  )
+  parser.add_argument('--version', action='version', version=_version())
+  parser.add_argument('command', choices=COMMANDS)
+  # The command's own words come after it, whatever they are.
+  parsed = parser.parse_args(words[:1])
+  try:
+    COMMANDS[parsed.command](words[1:])
+    sys.stdout.flush()
+  except BrokenPipeError:
+    # Whoever reads has enough, as `head`. Python must not try once more.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _version() -> str:
+  return f'rnnzoo {rnnzoo.__version__}, jax {jax.__version__}'
+
+
+def _train(words: list[str]) -> None:
+  """Trains a config: its name or its file first, then flags as of train.py."""
+  if words in (['--help'], ['-h']):
+    print(_TRAIN_HELP)
+    return
+  if words and not words[0].startswith('-'):
+    words = [f'--config={words[0]}', *words[1:]]
+  if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, lambda *_: _interrupt(words))
+  app.run(
+      lambda argv: command_line.main(argv, _WORKDIR_FOUND.append),
+      argv=['rnnzoo train', *words],
+      flags_parser=command_line.parse_flags,
+  )
+
+
+def _interrupt(words: Sequence[str]) -> None:
+  """Ends at once, as a kill would, with a line that says how to go on."""
+  if _WORKDIR_FOUND and not any('-workdir' in word for word in words):
+    words = [*words, f'--workdir={_WORKDIR_FOUND[0]}']
+  command = shlex.join(['rnnzoo', 'train', *words])
+  os.write(2, f'\nrnnzoo: interrupted; to go on: {command}\n'.encode())
+  os._exit(130)
+
+
+def _list(words: list[str]) -> None:
+  """Prints the configs by task, with the first lines of their docstrings."""
+  argparse.ArgumentParser('rnnzoo list').parse_args(words)
+  configs.make_importable()
+  by_task: dict[str, list[str]] = {}
+  for name in configs.names():
+    task, title = configs.describe(name)
+    by_task.setdefault(task, []).append(f'  {name:<32} {title}')
+  for task, lines in sorted(by_task.items()):
+    print(f'{task}:', *sorted(lines), sep='\n')
+  print(f'layers: {", ".join(rnnzoo.LAYERS)}')
+  print(f'tasks: {", ".join(tasks.known())}')
+
+
+def _experiment(directory: str) -> experiments.Experiment:
+  """Returns the experiment of a run directory, from what the run wrote."""
+  path = pathlib.Path(directory).expanduser()
+  try:
+    for name in ('config.json', 'run.json'):
+      if not (path / name).is_file():
+        raise FileNotFoundError(f'{path} holds no run: it has no {name}')
+    config = run_directory.read_config(path / 'config.json')
+    name = files.read_json(path / 'run.json', dict).get('experiment', path.name)
+    # Output is for results alone.
+    with contextlib.redirect_stdout(sys.stderr):
+      return experiments.prepare(config, str(path), name)
+  except (
+      files.RunFileError,
+      NotImplementedError,
+      OSError,
+      ValueError,
+  ) as error:
+    command_line.give_up(error)
+
+
+@contextlib.contextmanager
+def _one_sentence():
+  try:
+    yield
+  except BrokenPipeError:
+    raise
+  except (OSError, NotImplementedError, ValueError) as error:
+    command_line.give_up(error)
+
+
+def _run_parser(name: str, text: str) -> argparse.ArgumentParser:
+  parser = argparse.ArgumentParser(f'rnnzoo {name}', description=text)
+  parser.add_argument('run', help='the run directory')
+  return parser
+
+
+def _evaluate(words: list[str]) -> None:
+  """Tests the best models of a run once more."""
+  parser = _run_parser('evaluate', 'Tests the best model of each seed.')
+  experiment = _experiment(parser.parse_args(words).run)
+  with _one_sentence():
+    print(trained.evaluate(experiment))
+
+
+def _predict(words: list[str]) -> None:
+  """Prints a line for each line of stdin."""
+  parser = _run_parser('predict', 'Prints a line for each line of stdin.')
+  experiment = _experiment(parser.parse_args(words).run)
+  with _one_sentence():
+    for line in trained.predict(experiment, sys.stdin):
+      print(line, flush=True)
+
+
+def _sample(words: list[str]) -> None:
+  """Prints text that goes on from a prompt."""
+  parser = _run_parser('sample', 'Prints text that goes on from a prompt.')
+  parser.add_argument('--prompt', default='', help='how the text begins')
+  parsed = parser.parse_args(words)
+  experiment = _experiment(parsed.run)
+  with _one_sentence():
+    for piece in trained.sample(experiment, parsed.prompt):
+      print(piece, end='', flush=True)
+    print()
+
+
+def _compare(words: list[str]) -> None:
+  """Compares finished runs: a table, and a figure."""
+  parser = argparse.ArgumentParser(
+      'rnnzoo compare', description='Compares finished runs.'
+  )
+  parser.add_argument('runs', nargs='+', help='run directories')
+  parser.add_argument(
+      '--output',
+      default='comparison',
+      help='directory for comparison.md and comparison.png',
+  )
+  parsed = parser.parse_args(words)
+  with _one_sentence():
+    print(comparison.compare(parsed.runs, parsed.output))
+    print(f'written: comparison.md and comparison.png in {parsed.output}')
+
+
+def _sweep(words: list[str]) -> None:
+  """Trains a config with all combinations of values, and compares the runs."""
+  try:
+    failed = sweep.main(words)
+  except (OSError, ValueError, files.RunFileError) as error:
+    command_line.give_up(error)
+  sys.exit(3 if failed else 0)
+
+
+COMMANDS: Mapping[str, Callable[[list[str]], None]] = types.MappingProxyType(
+    {
+        'train': _train,
+        'list': _list,
+        'evaluate': _evaluate,
+        'predict': _predict,
+        'sample': _sample,
+        'compare': _compare,
+        'sweep': _sweep,
+    }
+)
+
+_TRAIN_HELP = """usage: rnnzoo train CONFIG [--config.FIELD=VALUE ...] [flags]
+
+CONFIG is a name, as `rnnzoo list` prints them, or a file. Its fields are in the
+file and in configs/base.py. Flags:
+
+  --workdir=DIRECTORY       of the run; a run that is there goes on
+  --config.num_seeds=5      any field of the config
+  --helpfull                all flags, those for several processes too"""
+
+_HELP = '\n'.join(
+    [
+        'commands:',
+        *(
+            f'  {name:<10}{(function.__doc__ or "").splitlines()[0]}'
+            for name, function in COMMANDS.items()
+        ),
+    ]
+)

@@ -1,0 +1,383 @@
+"""The console script: its commands, its sentences, what it writes."""
+
+import contextlib
+import importlib
+import importlib.util
+import io
+import json
+import math
+import os
+import pathlib
+import subprocess
+import sys
+import types
+from unittest import mock
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import numpy as np
+import pytest
+
+import rnnzoo
+from rnnzoo import extras
+from rnnzoo import tasks
+from rnnzoo.command import comparison
+from rnnzoo.command import program
+from rnnzoo.command import sweep
+from rnnzoo.training import configs
+from rnnzoo.training import files
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def run(*words):
+  """Returns the exit code and what was printed."""
+  out, err = io.StringIO(), io.StringIO()
+  code = 0
+  with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+    try:
+      program.main(words)
+    except SystemExit as error:
+      code = error.code
+  return code, out.getvalue(), err.getvalue()
+
+
+def write_run(directory, accuracies, dataset='digits', metric='accuracy'):
+  """Writes what a finished run leaves behind."""
+  directory.mkdir(parents=True, exist_ok=True)
+  seeds = []
+  for seed, value in enumerate(accuracies):
+    history = [
+        {'epoch': epoch, f'validation_{metric}': 0.1 * epoch}
+        for epoch in (1, 2)
+    ]
+    path = directory / f'seed_{seed}'
+    path.mkdir(parents=True)
+    (path / 'result.json').write_text(json.dumps({'history': history}))
+    seeds.append(
+        {
+            'seed': seed,
+            'test': {metric: value, 'loss': 1.0},
+            'num_parameters': 1234,
+            'num_epochs': 2,
+        }
+    )
+  report = {
+      'experiment': 'gru_smnist',
+      'dataset': dataset,
+      'diverged': [],
+      'test': {metric: {}, 'loss': {}},
+      'seeds': seeds,
+  }
+  (directory / 'report.json').write_text(json.dumps(report))
+  return str(directory)
+
+
+class ProgramTest(absltest.TestCase):
+
+  def test_lists_configs_by_task(self):
+    code, out, _ = run('list')
+    self.assertEqual(code, 0)
+    self.assertIn('smnist:\n', out)
+    self.assertRegex(out, r'gru_smnist +GRU on row-wise MNIST')
+    self.assertNotIn('base', out)
+    self.assertIn('layers: Elman, LSTM', out)
+
+  def test_version(self):
+    code, out, _ = run('--version')
+    self.assertEqual(code, 0)
+    self.assertIn(f'rnnzoo {rnnzoo.__version__}', out)
+
+  def test_help_of_train(self):
+    code, out, _ = run('train', '--help')
+    self.assertEqual(code, 0)
+    self.assertIn('usage: rnnzoo train CONFIG', out)
+
+  @pytest.mark.slow
+  def test_a_reader_that_has_enough(self):
+    command = f'{sys.executable} -m rnnzoo list | head -1'
+    done = subprocess.run(
+        ['bash', '-c', command],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    self.assertLen(done.stdout.splitlines(), 1)
+    self.assertEqual(done.stderr, '')
+
+  def test_unknown_command(self):
+    code, _, err = run('trian')
+    self.assertEqual(code, 2)
+    self.assertIn("invalid choice: 'trian'", err)
+
+  def test_a_directory_without_a_run(self):
+    path = self.create_tempdir().full_path
+    for command in ('evaluate', 'predict', 'sample'):
+      code, _, err = run(command, path)
+      self.assertEqual(code, 2)
+      self.assertEqual(
+          err, f'rnnzoo: {path} holds no run: it has no config.json\n'
+      )
+
+  @pytest.mark.slow
+  def test_train_sweep_evaluate_compare(self):
+    directory = pathlib.Path(self.create_tempdir().full_path)
+    # From elsewhere, as an installed program.
+    words = [
+        'sweep',
+        'gru_smnist',
+        '--workdir=sweeps',
+        '--grid=config.model.features=4,8',
+        '--config.data.source=digits',
+        '--config.num_epochs=2',
+        '--config.num_seeds=2',
+        '--config.seeds_at_once=2',
+        '--parallel=2',
+    ]
+    command = [sys.executable, '-m', 'rnnzoo']
+    environment = os.environ | {'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': str(ROOT)}
+    call = lambda *words: subprocess.run(
+        [*command, *words],
+        cwd=directory,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    done = call(*words)
+    self.assertEqual(done.returncode, 0, done.stderr)
+    self.assertRegex(done.stdout, r'\| features=4 \|.* 2, 2 \|')
+    self.assertTrue((directory / 'sweeps/comparison.png').exists())
+    evaluated = call('evaluate', 'sweeps/features=8')
+    self.assertEqual(evaluated.returncode, 0, evaluated.stderr)
+    report = files.read_json(directory / 'sweeps/features=8/report.json', dict)
+    accuracy = report['test']['accuracy']['mean']
+    self.assertEndsWith(evaluated.stdout, f'test accuracy: {accuracy:.4f}\n')
+    compared = call('compare', 'sweeps/features=4', 'sweeps/features=8')
+    self.assertEqual(
+        compared.stdout[: compared.stdout.index('written')].split(),
+        done.stdout[done.stdout.index('|') :].split(),
+    )
+    wrong = call('train', 'gru_smnits')
+    self.assertEqual(wrong.returncode, 2)
+    self.assertStartsWith(
+        wrong.stderr,
+        'rnnzoo: there is no config file gru_smnits (did you mean gru_smnist',
+    )
+
+
+class ConfigsTest(absltest.TestCase):
+
+  def test_finds_by_name_and_by_path(self):
+    path = str(ROOT / 'configs/gru_smnist.py')
+    with contextlib.chdir(self.create_tempdir().full_path):
+      for name in ('gru_smnist', 'configs/gru_smnist.py', 'gru_smnist.py'):
+        self.assertEqual(configs.find(name), path)
+      # A file that is there comes first.
+      pathlib.Path('gru_smnist').write_text('')
+      self.assertEqual(configs.find('gru_smnist'), 'gru_smnist')
+      self.assertEqual(configs.find('other/gru_smnist'), 'other/gru_smnist')
+
+  def test_configs_import_each_other_where_python_does_not_find_them(self):
+    modules = {k: v for k, v in sys.modules.items() if 'configs' not in k}
+    path = [p for p in sys.path if not os.path.isdir(f'{p or "."}/configs')]
+    with mock.patch.dict(sys.modules, modules, clear=True):
+      with mock.patch.object(sys, 'path', path):
+        with mock.patch.object(importlib.util, 'find_spec', lambda _: None):
+          configs.make_importable()
+        module = importlib.import_module('configs.gru_smnist')
+        self.assertEqual(module.get_config().task, 'smnist')
+
+  def test_extras_say_what_to_install(self):
+    with self.assertRaisesRegex(
+        ModuleNotFoundError, r"x needs no_such_package: pip install 'rnnzoo\[t"
+    ):
+      extras.require('x', 'train', ('jax', 'no_such_package'))
+
+
+class RegisterTest(parameterized.TestCase):
+
+  def test_register(self):
+    make = lambda config: None
+    tasks.register('made_up', make)
+    self.addCleanup(tasks._REGISTERED.clear)
+    self.assertIs(tasks.find('made_up'), make)
+    self.assertIn('made_up', tasks.known())
+
+  def test_entry_point(self):
+    point = mock.Mock(value='package:Task')
+    point.name = 'theirs'
+    point.load.side_effect = ImportError('no package')
+    with mock.patch.object(
+        tasks,
+        'metadata',
+        types.SimpleNamespace(entry_points=lambda **_: [point]),
+    ):
+      self.assertIn('theirs', tasks.known())
+      with self.assertRaisesRegex(ValueError, 'package:Task, cannot be import'):
+        tasks.find('theirs')
+
+  @parameterized.parameters(
+      ('smnist', print, ValueError, 'is a task of rnnzoo'),
+      ('no name', print, ValueError, 'must be an identifier'),
+      ('mine', 3, TypeError, 'must be a class or a function'),
+  )
+  def test_errors(self, name, make, error, message):
+    with self.assertRaisesRegex(error, message):
+      tasks.register(name, make)
+    with self.assertRaisesRegex(ValueError, 'config.task must be one of'):
+      tasks.find('mine')
+
+
+class ComparisonTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.directory = pathlib.Path(self.create_tempdir().full_path)
+
+  def test_table(self):
+    values = [0.5, 0.75, 0.7]
+    one = write_run(self.directory / 'one', values)
+    two = write_run(self.directory / 'two', [0.25], 'MNIST')
+    text = comparison.compare([one, two], str(self.directory / 'out'))
+    # The quantile of Student's t with two degrees of freedom.
+    half = 4.302653 * np.std(values, ddof=1) / math.sqrt(3)
+    mean = np.mean(values)
+    self.assertIn(
+        f'| one | gru_smnist | 3 | 1,234 | {mean:.4f} ± {np.std(values):.4f} |'
+        f' {mean - half:.4f} to {mean + half:.4f} | 0.5000 | 0.7500 |'
+        ' 2, 2, 2 |',
+        text,
+    )
+    self.assertIn('| 0.2500 ± 0.0000 | – | 0.2500 | 0.2500 | 2 |', text)
+    self.assertIn('These runs are of different data.', text)
+    out = self.directory / 'out'
+    self.assertEqual((out / 'comparison.md').read_text(), text)
+    self.assertStartsWith((out / 'comparison.png').read_bytes(), b'\x89PNG')
+
+  def test_runs_of_one_name(self):
+    runs = [write_run(self.directory / x / 'run', [0.5]) for x in 'ab']
+    text = comparison.compare(runs, str(self.directory / 'out'))
+    self.assertIn('a/run |', text)
+    self.assertIn('b/run |', text)
+
+  def test_a_seed_without_a_number(self):
+    one = write_run(self.directory / 'one', [0.5, None])
+    self.assertIn('| none ± none | – | none', comparison.compare([one], one))
+
+  def test_what_cannot_be_compared(self):
+    one = write_run(self.directory / 'one', [0.5])
+    two = write_run(self.directory / 'two', [0.5], metric='bleu')
+    (self.directory / 'three').mkdir()
+    four = write_run(self.directory / 'four', [0.5])
+    pathlib.Path(four, 'report.json').write_text('{"test": {"accuracy": {}}}')
+    five = write_run(self.directory / 'five', [])
+    six = write_run(self.directory / 'six', [0.5])
+    path = pathlib.Path(six, 'seed_0/result.json')
+    path.write_text('{"history": []}')
+    for runs, message in (
+        ([five], 'it has no seeds'),
+        ([six], 'is not what a run wrote'),
+        ([one, two], 'one main metric; these have accuracy .one., bleu .two.'),
+        ([str(self.directory / 'three')], 'three holds no finished run'),
+        ([four], 'is not what a run wrote'),
+    ):
+      code, _, err = run('compare', *runs, f'--output={self.directory}')
+      self.assertEqual(code, 2)
+      self.assertRegex(err, f'rnnzoo: .*{message}')
+      self.assertLen(err.splitlines(), 1)
+
+
+class SweepTest(parameterized.TestCase):
+
+  def test_combinations(self):
+    runs = sweep.combinations(
+        ['config.model.features=4,8', 'config.optimizer.learning_rate=1e-3'],
+        {'a': ['--config.seed=1'], 'b': []},
+    )
+    self.assertSequenceEqual(
+        list(runs),
+        [
+            f'{case},features={features},learning_rate=1e-3'
+            for case in 'ab'
+            for features in (4, 8)
+        ],
+    )
+    self.assertSequenceEqual(
+        runs['a,features=8,learning_rate=1e-3'],
+        [
+            '--config.seed=1',
+            '--config.model.features=8',
+            '--config.optimizer.learning_rate=1e-3',
+        ],
+    )
+
+  @parameterized.parameters(
+      ([], 'needs something to vary'),
+      (['model.features=4'], 'must be a field and its values'),
+      (['config.model.features'], 'must be a field and its values'),
+      (['config.model.features=4,,8'], 'must be a field and its values'),
+      (['config.model.features=4,4'], 'has a value twice'),
+      (['config.a=4', 'config.a=8'], 'has the field config.a twice'),
+      (['config.data.path=a/b,a_b'], "would have the name 'path=a_b'"),
+  )
+  def test_grids_that_cannot_be(self, grids, message):
+    with self.assertRaisesRegex(ValueError, message):
+      sweep.combinations(grids, {'': []})
+
+  def test_cases(self):
+    path = pathlib.Path(self.create_tempdir().full_path) / 'cases.txt'
+    path.write_text(
+        '# Two of them.\n\nplain\ngamma --config.a=1 "--config.b=x y"\n'
+    )
+    self.assertEqual(
+        sweep.read_cases(str(path)),
+        {'plain': [], 'gamma': ['--config.a=1', '--config.b=x y']},
+    )
+    for text, message in (
+        ('plain\nplain', 'line 2: a case begins with a name of its own'),
+        ('a/b', 'line 1: a case begins'),
+        ('a "b', 'line 1: No closing quotation'),
+        ('..', 'line 1: a case begins'),
+        ('a --workdir=b', 'line 1: a case cannot have a --workdir'),
+        ('# nothing', 'has no cases'),
+    ):
+      path.write_text(text)
+      with self.assertRaisesRegex(ValueError, message):
+        sweep.read_cases(str(path))
+
+  def test_tuples_are_one_value(self):
+    runs = sweep.combinations(['config.data.lengths=(1,2),(1,3)'], {'': []})
+    self.assertSequenceEqual(
+        [flags for (flags,) in runs.values()],
+        ['--config.data.lengths=(1,2)', '--config.data.lengths=(1,3)'],
+    )
+
+  def test_a_config_that_is_not_there(self):
+    path = self.create_tempdir().full_path
+    grid = '--grid=config.seed=1,2'
+    code, _, err = run('sweep', 'gru_smnits', f'--workdir={path}', grid)
+    self.assertEqual(code, 2)
+    self.assertIn('no config file gru_smnits (did you mean gru_smnist', err)
+
+  def test_failed_runs_are_named(self):
+    directory = pathlib.Path(self.create_tempdir().full_path)
+    for name in ('features=4', 'features=8'):
+      write_run(directory / name, [0.5])
+    codes = iter([0, 2])
+    with mock.patch.object(sweep, '_run', lambda *_: next(codes)):
+      code, out, err = run(
+          'sweep',
+          'gru_smnist',
+          f'--workdir={directory}',
+          '--grid=config.model.features=4,8',
+      )
+    self.assertEqual(code, 3)
+    self.assertIn('| features=4 |', out)
+    self.assertNotIn('| features=8 |', out)
+    self.assertIn('features=8 failed', err)
+
+
+if __name__ == '__main__':
+  absltest.main()
