@@ -39,6 +39,7 @@ def collect(directory: pathlib.Path, commit: str) -> dict:
   read = lambda name: json.loads((directory / name).read_text(encoding='utf-8'))
   report, run = read('report.json'), read('run.json')
   config = read('config.json')
+  metric = next(iter(report['test']))  # The main one comes first.
   ended = datetime.datetime.fromtimestamp(
       (directory / 'report.json').stat().st_mtime, datetime.UTC
   )
@@ -47,11 +48,11 @@ def collect(directory: pathlib.Path, commit: str) -> dict:
       'layer': config['model']['layer'],
       'features': config['model']['features'],
       'dataset': report['dataset'],
-      'accuracy': report['test']['accuracy'],
+      metric: report['test'][metric],
       'seeds': [
           {
               'seed': seed['seed'],
-              'accuracy': seed['test']['accuracy'],
+              metric: seed['test'][metric],
               'epochs': seed['num_epochs'],
               'parameters': seed['num_parameters'],
               'seconds_per_epoch': seconds_per_epoch(

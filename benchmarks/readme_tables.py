@@ -1,8 +1,9 @@
-"""Writes the tables of README.md from the JSON files in benchmarks/.
+"""Writes the tables of README.md and docs/ from the JSON files in benchmarks/.
 
   python benchmarks/readme_tables.py
 
-A table stands between `<!-- begin NAME -->` and `<!-- end NAME -->`.
+`TABLES` says which document has which table. A table stands between
+`<!-- begin NAME -->` and `<!-- end NAME -->`.
 """
 
 import ast
@@ -44,7 +45,7 @@ def row_smnist() -> str:
     seeds = row['seeds']
     name = row['experiment']
     lines.append(
-        f'| [`{name}`](configs/{name}.py) | {100 * mean:.2f} ± {100 * std:.2f}'
+        f'| `{name}` | {100 * mean:.2f} ± {100 * std:.2f}'
         f' | {published(name)} | {len(seeds)} | {seeds[0]["parameters"]:,} |'
         f' {row["commit"]} |'
     )
@@ -71,7 +72,7 @@ def gpu_runs() -> str:
     (seed,) = row['seeds']
     epoch, epochs = seed['seconds_per_epoch'], seed['epochs']
     lines.append(
-        f'| [`{name}`](configs/{name}.py) | {100 * seed["accuracy"]:.2f} |'
+        f'| `{name}` | {100 * seed["accuracy"]:.2f} |'
         f' {published(name)} | {epochs} | {epoch:.2f} | {epoch * epochs:.0f} |'
     )
   first = rows[0]
@@ -257,31 +258,185 @@ def dense_h200() -> str:
   return '\n'.join(lines)
 
 
+def devices() -> str:
+  """Returns the table of training steps on several devices."""
+  data = load('devices_2_h200.json')
+  steps: dict[tuple[str, str, str], dict[str, dict]] = {}
+  for row in data['rows']:
+    case = row['layer'], row['shape'], row['dtype']
+    steps.setdefault(case, {})[row['implementation']] = row
+  lines = [
+      '| layers | batch a device x time x heads x head dim | dtype | one device'
+      ', ms | two, Explicit axis | two, Auto axis | difference of an update |',
+      '|---|---|---|---|---|---|---|',
+  ]
+  for (layer, shape, dtype), ways in steps.items():
+    sizes = data['shapes'][shape]
+    heads = sizes['num_heads']
+    size = (
+        f'{sizes["batch"]} x {sizes["time"]} x {heads} x'
+        f' {sizes["features"] // heads}'
+    )
+    two = [
+        f'{ways[kind]["median_ms"]:.2f} ({ways[kind]["weak_scaling"]:.2f})'
+        for kind in ('Explicit', 'Auto')
+    ]
+    error = max(ways[kind]['error'] for kind in ('Explicit', 'Auto'))
+    lines.append(
+        f'| {layer} | {size} | {dtype} |'
+        f' {ways["one device"]["median_ms"]:.2f} | {two[0]} | {two[1]} |'
+        f' {error:.1e} |'
+    )
+  versions = data['versions']
+  lines += [
+      '',
+      f'{data["device"]["count"]} x {data["device"]["kind"]}, jax'
+      f' {versions["jax"]}, {data["date"][:10]}, commit {data["commit"][:7]}:'
+      ' milliseconds a training step (in brackets: time of one device over that'
+      ' of two, each with a batch of its own), and the largest relative'
+      ' difference of an update from that of one device with the whole batch.',
+  ]
+  return '\n'.join(lines)
+
+
+def conversions() -> str:
+  """Returns the table of conversions and their largest differences."""
+  lines = [
+      '| from and to | its class | largest difference of outputs |'
+      ' of final states |',
+      '|---|---|---|---|',
+  ]
+  lines += [
+      f'| {row["library"]} | `{row["class"]}` | {row["outputs"]:.0e} |'
+      f' {row["states"]:.0e} |'
+      for row in load('conversions.json')
+  ]
+  return '\n'.join(lines)
+
+
+def newton() -> str:
+  """Returns the table of Newton iterations at initialisation."""
+  data = load('newton_cpu.json')
+  lines = [
+      '| layer | least iterations, K* | iterations | error of one rounding a'
+      ' step | largest Lyapunov exponent | steps in turn |',
+      '|---|---|---|---|---|---|',
+  ]
+  for row in data['rows']:
+    least = row['least_iterations']
+    lines.append(
+        f'| `{row["layer"]}` | {"-" if least is None else least} |'
+        f' {row["iterations"]} | {row["sensitivity"]:.0e} |'
+        f' {row["lyapunov"]:.2g} | {"yes" if row["fell_back"] else "no"} |'
+    )
+  sizes = data['shapes'][data['rows'][0]['shape']]
+  lines += [
+      '',
+      f'Batch {sizes["batch"]}, {sizes["features"]} features, float32, random'
+      f' inputs; jax {data["versions"]["jax"]}, {data["date"][:10]}. K*: the'
+      " trajectory is that of 'scan' to 1e-4.",
+  ]
+  return '\n'.join(lines)
+
+
+def units_and_batch() -> str:
+  """Returns the table of LSTMs and GRUs with one head, by units and batch."""
+  data = load('dense_h200.json')
+  times: dict[tuple[str, int, int], dict[str, float]] = {}
+  for row in data['rows']:
+    sizes = data['shapes'][row['shape']]
+    if (
+        row['status'] == 'ok'
+        and (row['dtype'], row['projection']) == ('bfloat16', 'without')
+        and row['implementation'] == 'pallas'
+        and row['layer'] in ('GRU', 'LSTM')
+        and (sizes['num_heads'], sizes['time']) == (1, 1024)
+    ):
+      case = row['layer'], sizes['features'], sizes['batch']
+      times.setdefault(case, {})[row['direction']] = row['median_ms']
+  batches = sorted({batch for _, _, batch in times})
+  head = ['layer', 'units', *(f'batch {batch}' for batch in batches)]
+  lines = ['| ' + ' | '.join(head) + ' |', '|' + '---|' * len(head)]
+  for layer, units in sorted({case[:2] for case in times}):
+    cells = []
+    for batch in batches:
+      runs = times.get((layer, units, batch))
+      ways = ('forward', 'forward+backward')
+      cells.append(
+          ' / '.join(f'{runs[way]:.2f}' for way in ways) if runs else '-'
+      )
+    lines.append('| ' + ' | '.join([f'`{layer}`', str(units), *cells]) + ' |')
+  lines += [
+      '',
+      f'{data["device"]["kind"]}, jax {data["versions"]["jax"]},'
+      f' {data["date"][:10]}.',
+  ]
+  return '\n'.join(lines)
+
+
+def scanned_rnn() -> str:
+  """Returns the table of rollouts beside the class that programs copy."""
+  data = load('scanned_rnn_h200.json')
+  times: dict[str, dict[str, float]] = {}
+  for row in data['rows']:
+    times.setdefault(row['program'], {})[row['direction']] = row['median_ms']
+  lines = [
+      '| program | forward, ms | forward and backward, ms |',
+      '|---|---|---|',
+  ]
+  for program, runs in times.items():
+    cell = lambda way, runs=runs: f'{runs[way]:.2f}' if way in runs else '-'
+    lines.append(
+        f'| {program} | {cell("forward")} | {cell("forward+backward")} |'
+    )
+  lines += [
+      '',
+      f'{data["device"]}, jax {data["jax"]}, {data["date"]}, commit'
+      f' {data["commit"]}.',
+  ]
+  return '\n'.join(lines)
+
+
+# Documents, and the tables in each.
 TABLES = {
-    'row_smnist': row_smnist,
-    'gpu_runs': gpu_runs,
-    'cpu_peers': cpu_peers,
-    'linear_h200': linear_h200,
-    'dense_h200': dense_h200,
+    'README.md': {'row_smnist': row_smnist, 'gpu_runs': gpu_runs},
+    'docs/benchmarks/cpu.md': {'cpu_peers': cpu_peers},
+    'docs/benchmarks/dense.md': {'dense_h200': dense_h200},
+    'docs/benchmarks/index.md': {'units_and_batch': units_and_batch},
+    'docs/benchmarks/linear.md': {'linear_h200': linear_h200},
+    'docs/benchmarks/rl.md': {'scanned_rnn': scanned_rnn},
+    'docs/choosing.md': {'newton': newton},
+    'docs/converting.md': {'conversions': conversions},
+    'docs/devices.md': {'devices': devices},
 }
 
 
-def render(text: str) -> str:
-  """Returns README text with every table made anew."""
-  for name, table in TABLES.items():
+def render(document: str, text: str) -> str:
+  """Returns a document's text with every table made anew.
+
+  Args:
+    document: its path, a key of `TABLES`.
+    text: its text.
+
+  Raises:
+    ValueError: there is no place for a table.
+  """
+  for name, table in TABLES[document].items():
     pattern = rf'(<!-- begin {name} -->\n).*?(<!-- end {name} -->)'
     if not re.search(pattern, text, re.DOTALL):
-      raise ValueError(f'README.md has no place for the table {name!r}')
+      raise ValueError(f'{document} has no place for the table {name!r}')
     put = lambda match, table=table: f'{match[1]}{table()}\n{match[2]}'
     text = re.sub(pattern, put, text, flags=re.DOTALL)
   return text
 
 
 def main() -> int:
-  """Writes README.md; returns the exit code."""
-  path = ROOT / 'README.md'
-  path.write_text(render(path.read_text(encoding='utf-8')), encoding='utf-8')
-  print(f'{path.name}: {", ".join(TABLES)}')
+  """Writes the documents; returns the exit code."""
+  for document, tables in TABLES.items():
+    path = ROOT / document
+    text = render(document, path.read_text(encoding='utf-8'))
+    path.write_text(text, encoding='utf-8')
+    print(f'{document}: {", ".join(tables)}')
   return 0
 
 
