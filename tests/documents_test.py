@@ -5,6 +5,7 @@ import importlib.util
 import json
 import pathlib
 import re
+import tomllib
 
 from absl.testing import absltest
 from flax import nnx
@@ -41,7 +42,7 @@ def map_entries():
   top = '.'
   for entry in re.findall(r'^ {0,2}\S.*(?:\n {3,}.*)*', block, re.MULTILINE):
     indent, names, text = re.match(
-        r'( *)((?:[\w.]+(?:/|\.py) +)+)(.*)', entry, re.DOTALL
+        r'( *)((?:[\w./]+?(?:/|\.py) +)+)(.*)', entry, re.DOTALL
     ).groups()
     names = names.split()
     if not indent:
@@ -88,9 +89,10 @@ class DocumentsTest(absltest.TestCase):
     )
     task = names['Parity'](config)
     batch = {name: x[:8] for name, x in task.splits['train'].items()}
-    losses, predictions = task.evaluate(task.build_model(nnx.Rngs(0)), batch)
-    self.assertEqual((losses.shape, predictions.shape), ((8,), (8,)))
-    self.assertTrue(jnp.isfinite(losses).all())
+    result = task.evaluate(task.build_model(nnx.Rngs(0)), batch)
+    self.assertEqual(result.losses.shape, (8,))
+    self.assertEqual(result.scores.keys(), {'accuracy'})
+    self.assertTrue(jnp.isfinite(result.losses).all())
 
   def test_paths_of_the_map_exist(self):
     for top, names, text in map_entries():
@@ -106,34 +108,72 @@ class DocumentsTest(absltest.TestCase):
           self.assertTrue(exists(f'{phrase.strip()}.py', (inner,)), phrase)
 
   def test_paths_in_documents_exist(self):
-    documents = ['README.md', 'WORKSPACE.md']
+    documents = ['CONTRIBUTING.md', 'README.md', 'WORKSPACE.md']
+    for path in (ROOT / 'docs').rglob('*.md'):
+      if '_build' not in path.parts:
+        documents.append(path.relative_to(ROOT))
     for package in ('pallas_kernels', 'rnnzoo'):
       for path in (ROOT / package).rglob('__init__.py'):
         documents.append(path.relative_to(ROOT))
     for document in documents:
       text = re.sub('```python.*?```', '', read(document), flags=re.DOTALL)
       own = pathlib.Path(document).parent
-      folders = ('.', 'benchmarks', 'pallas_kernels', 'rnnzoo', 'tests', own)
+      folders = ('.', 'benchmarks', 'pallas_kernels', 'rnnzoo', 'tests')
+      folders = (*folders, 'docs', 'docs/benchmarks', 'docs/drawings', own)
       for name in re.findall(r'(?<![\w<>./=])[\w/.]+\.(?:py|md|toml)\b', text):
         with self.subTest(f'{name} in {document}'):
           self.assertTrue(exists(name, folders))
 
-  def test_readme_tables_come_from_json(self):
-    self.assertEqual(
-        readme_tables().render(read('README.md')),
-        read('README.md'),
-        'run python benchmarks/readme_tables.py',
-    )
+  def test_tables_come_from_json(self):
+    tables = readme_tables()
+    for document in tables.TABLES:
+      with self.subTest(document):
+        self.assertEqual(
+            tables.render(document, read(document)),
+            read(document),
+            'run python benchmarks/readme_tables.py',
+        )
+
+  def test_every_table_of_a_document_is_made(self):
+    tables = readme_tables()
+    documents = [*(ROOT / 'docs').rglob('*.md'), ROOT / 'README.md']
+    for path in documents:
+      document = path.relative_to(ROOT).as_posix()
+      found = re.findall('<!-- begin (.*?) -->', read(document))
+      self.assertEqual(found, list(tables.TABLES.get(document, ())), document)
+
+  def test_links_of_the_readme_are_absolute_in_a_wheel(self):
+    hooks = tomllib.loads(read('pyproject.toml'))['tool']['hatch']['metadata']
+    text = read('README.md')
+    for rule in hooks['hooks']['fancy-pypi-readme']['substitutions']:
+      text = re.sub(rule['pattern'], rule['replacement'], text)
+    links = re.findall(r'\[[^]]*\]\(([^)]*)\)', text)
+    self.assertLen(links, 1)
+    self.assertEqual([x for x in links if not x.startswith('https://')], [])
+
+  def test_citation_names_this_version(self):
+    self.assertIn(f'\nversion: {rnnzoo.__version__}\n', read('CITATION.cff'))
 
   def test_configs_state_the_measured_accuracy(self):
-    for row in json.loads(read('benchmarks/smnist.json')):
+    rows = [
+        row
+        for name in ('smnist', 'time_series')
+        for row in json.loads(read(f'benchmarks/{name}.json'))
+    ]
+    for row in rows:
       text = ast.get_docstring(
           ast.parse(read(f'configs/{row["experiment"]}.py'))
       )
-      accuracy = row['accuracy']
+      metric = 'accuracy' if 'accuracy' in row else 'mse'
+      score = f'{row[metric]["mean"]:.4f}'
+      seeds = '1 seed'
+      if len(row['seeds']) > 1:
+        score += f' +- {row[metric]["std"]:.4f}'
+        seeds = f'{len(row["seeds"])} seeds'
+      if metric != 'accuracy':
+        score = f'{metric.upper()} {score}'
       self.assertIn(
-          f'Measured: {accuracy["mean"]:.4f} +- {accuracy["std"]:.4f}'
-          f' ({len(row["seeds"])} seeds, {row["device"]},'
+          f'Measured: {score} ({seeds}, {row["device"]},'
           f' commit {row["commit"]}).',
           text,
       )

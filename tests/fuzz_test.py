@@ -100,6 +100,7 @@ OPTIONS = {
     'inner_steps': SIZES,
     'num_blocks': SIZES,
     'block_index': (*STRANGE, None, -1, 1, nan, '0', 0.5),
+    'max_forget': (*STRANGE, True, nan, inf, '1', [1.0], 1j),
     'use_bias': FLAGS,
     'learn_initial_carry': FLAGS,
     'stop_recurrent_gradient': FLAGS,
@@ -377,7 +378,7 @@ def complaint(case: Case, value: Any) -> str | None:
   return f'{shown}: no error'
 
 
-# What a message calls an argument, beside its name.
+# Words for an argument in a message, beside its name.
 ALSO = {
     'a': ('a and b', 'a must', 'a:'),
     'b': ('a and b', 'b must', 'b:'),

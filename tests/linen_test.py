@@ -1,6 +1,8 @@
 """Layers as linen modules: the same parameters give the same numbers."""
 
+import dataclasses
 import functools
+import inspect
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -8,6 +10,7 @@ from flax import linen
 from flax import nnx
 import jax
 import numpy as np
+import pytest
 
 import rnnzoo
 from rnnzoo import linen as rnnzoo_linen
@@ -57,6 +60,111 @@ class LinenTest(parameterized.TestCase):
       return got, layer.unroll(x, reset=reset)
 
     jax.tree.map(close, *run(variables, layer))
+
+  def test_infers_in_features_and_has_methods(self):
+    module = rnnzoo_linen.LSTM(features=FEATURES)
+    variables = module.init(jax.random.key(0), x)
+    apply = functools.partial(module.apply, variables)
+    carry, y = apply(x, method='unroll', reset=reset)
+    self.assertEqual(y.shape, (BATCH, TIME, FEATURES))
+    jax.tree.map(close, apply(x, reset=reset, nnx_method='unroll'), (carry, y))
+    start = rnnzoo_linen.LSTM(features=FEATURES, in_features=IN).apply(
+        variables, (BATCH,), method='initial_carry'
+    )
+    for t in range(TIME):
+      start, y_t = apply(start, x[:, t], reset=reset[:, t], method='step')
+      close(y_t, y[:, t])
+    with self.assertRaisesRegex(ValueError, 'needs in_features='):
+      apply((BATCH,), method='initial_carry')
+    with self.assertRaisesRegex(ValueError, 'expects x as an array'):
+      apply([1.0])
+
+  @pytest.mark.slow
+  def test_under_remat_and_scan(self):
+    class Model(linen.Module):
+      remat: bool
+
+      @linen.compact
+      def __call__(self, x):
+        gru = linen.remat(rnnzoo_linen.GRU) if self.remat else rnnzoo_linen.GRU
+        for level in range(2):
+          x = gru(features=FEATURES, name=f'level_{level}')(x)
+        return x
+
+    plain, remat = Model(False), Model(True)
+    variables = plain.init(jax.random.key(0), x)
+    loss = lambda module: jax.jit(
+        jax.grad(lambda v: (module.apply(v, x) ** 2).sum())
+    )
+    jax.tree.map(close, loss(remat)(variables), loss(plain)(variables))
+    self.assertIn('remat', str(jax.make_jaxpr(loss(remat))(variables)))
+    self.assertEqual(
+        list(variables['params']['level_1']),
+        list(rnnzoo_linen.GRU(FEATURES).init(jax.random.key(0), x)['params']),
+    )
+
+  @pytest.mark.slow
+  def test_partitioning_at_init(self):
+    module = rnnzoo_linen.GRU(
+        features=FEATURES,
+        kernel_init=nnx.with_partitioning(
+            nnx.initializers.lecun_normal(), (None, 'model')
+        ),
+    )
+    mesh = jax.make_mesh(
+        (1,), ('model',), axis_types=(jax.sharding.AxisType.Auto,)
+    )
+    with jax.set_mesh(mesh):
+      variables = module.init(jax.random.key(0), x)
+      specs = linen.get_partition_spec(variables)['params']
+      y = module.apply(variables, x)
+    self.assertEqual(
+        specs['kernel'], jax.sharding.PartitionSpec(None, None, 'model')
+    )
+    close(module.apply(linen.meta.unbox(variables), x), y)
+
+  def test_applying_draws_no_parameters(self):
+    module = rnnzoo_linen.GRU(features=FEATURES)
+    variables = module.init(jax.random.key(0), x)
+    jaxpr = str(jax.make_jaxpr(module.apply)(variables, x))
+    self.assertNotIn('random_bits', jaxpr)
+    self.assertNotRegex(jaxpr, r'\bqr\b')
+    drawn = str(jax.make_jaxpr(module.init)(jax.random.key(0), x))
+    self.assertIn('random_bits', drawn)
+    self.assertRegex(drawn, r'\bqr\b')
+
+  def test_names(self):
+    class Model(linen.Module):
+
+      @linen.compact
+      def __call__(self, x):
+        return rnnzoo_linen.MinGRU(FEATURES)(rnnzoo_linen.GRU(FEATURES)(x))
+
+    params = Model().init(jax.random.key(0), x)['params']
+    self.assertEqual(set(params), {'GRU_0', 'MinGRU_0'})
+
+  def test_fields_are_the_layers_options(self):
+    for name, cls in rnnzoo.LAYERS.items():
+      module = getattr(rnnzoo_linen, name)
+      options = set(inspect.signature(cls.__init__).parameters)
+      options |= set(
+          inspect.signature(rnnzoo.RecurrentLayer.__init__).parameters
+      )
+      fields = {field.name for field in dataclasses.fields(module)}
+      apart = {'self', 'rngs', 'options', 'unknown', 'cell', 'cell_params'}
+      apart |= {'recurrent_structure', 'max_abs', 'num_heads'}
+      self.assertEqual((options ^ fields) - apart, {'parent', 'name'}, msg=name)
+      for field in dataclasses.fields(module):
+        given = inspect.signature(cls.__init__).parameters.get(field.name)
+        if given is None:
+          given = inspect.signature(
+              rnnzoo.RecurrentLayer.__init__
+          ).parameters.get(field.name)
+        if field.default not in (None, dataclasses.MISSING) and given:
+          self.assertEqual(field.default, given.default, msg=(name, field.name))
+      own = set(inspect.signature(cls.__init__).parameters)
+      for option in ('max_abs', 'num_heads'):
+        self.assertEqual(option in fields, option in own, msg=(name, option))
 
   def test_inside_a_linen_module(self):
     class Model(linen.Module):

@@ -116,7 +116,11 @@ MUTANTS = (
     *_all(
         'rnnzoo/cells/irevrnn.py',
         'tests/cells/equations_test.py',
-        ('h = h + b * tanh(c)', 'h = h + a * tanh(c)', 'IRev'),
+        (
+            'h = h + b * tanh(c)\n    return relu',
+            'h = h + a * tanh(c)\n    return relu',
+            'IRev',
+        ),
     ),
     *_all(
         'rnnzoo/cells/slstm.py',
@@ -280,16 +284,16 @@ MUTANTS = (
         ),
     ),
     *_all(
-        'rnnzoo/convert.py',
+        'rnnzoo/convert/torch_modules.py',
         'tests/cells/golden_test.py',
         (
-            '[*(bias_ih + bias_hh)[:-1], bias_ih[-1]]',
-            '[*(bias_ih + bias_hh)]',
+            'bias, extra = bias_ih + bias_hh, None',
+            'bias, extra = bias_ih - bias_hh, None',
             'test_agrees',
         ),
     ),
     *_all(
-        'rnnzoo/tasks/smnist.py',
+        'rnnzoo/tasks/images/smnist.py',
         'tests/tasks/smnist_test.py',
         ('.reshape(len(images), -1, 1)', '[..., :1]', 'sequences'),
         (
@@ -319,19 +323,35 @@ MUTANTS = (
         'tests/training/training_test.py',
         ('config.patience - 1', 'config.patience', 'stops_after_patience'),
         (
-            'value = 1.0 - value',
-            'value = value',
-            'best_epoch or learns or stopping',
+            '(1 - 1e-6)',
+            '0.0',
+            'stops_at_a_learning_rate',
         ),
     ),
     *_all(
-        'rnnzoo/training/loop.py',
-        'tests/training/training_test.py',
+        'rnnzoo/training/metrics.py',
+        'tests/training/protocol_test.py',
+        ('metric.greatest - value', 'value', 'direction'),
+        ('np.sum(x * weights) / np.sum(weights)', 'np.mean(x)', 'test_run'),
+    ),
+    *_all(
+        'rnnzoo/training/visits.py',
+        'tests/training/protocol_test.py',
+        ('fold_in(examples, step)', 'fold_in(examples, 0)', 'depend_on_seed'),
+    ),
+    *_all(
+        'rnnzoo/training/program.py',
+        'tests/training/protocol_test.py',
         (
-            'np.mean(predictions == labels)',
-            'np.mean(predictions == labels) + 1 / len(labels)',
-            'metrics_are_those',
+            'jnp.sum(weights * x) / jnp.sum(weights)',
+            'jnp.mean(x)',
+            'weighted_mean',
         ),
+    ),
+    *_all(
+        'rnnzoo/tasks/classification.py',
+        'tests/training/training_test.py',
+        ('(predictions == labels)', '(predictions >= labels)', 'metrics_are'),
     ),
     *_all(
         'rnnzoo/training/run_directory.py',

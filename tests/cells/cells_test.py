@@ -1,4 +1,4 @@
-"""What single cells promise: parameters, limits, long sequences, memory."""
+"""Promises of single cells: parameters, limits, long sequences, memory."""
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -6,6 +6,7 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import rnnzoo
 from tests.testing import random_layers
@@ -94,6 +95,7 @@ class SLSTMEquationsTest(parameterized.TestCase):
     )(1.0)
     np.testing.assert_allclose(by_n(self.cell), by_n(self.paper), rtol=1e-5)
 
+  @pytest.mark.slow
   def test_learned_carry_stays_empty(self):
     layer = random_layers.make(
         'SLSTM', IN, FEATURES, num_heads=1, learn_initial_carry=True
@@ -259,7 +261,7 @@ class ForgetBiasTest(parameterized.TestCase):
 
   @parameterized.parameters('LSTM', 'MinLSTM')
   def test_a_positive_one_keeps_memory(self, name):
-    # What a step leaves of the memory before it, here with no input at all.
+    # The share of the memory that a step keeps, here with no input at all.
     def kept(forget_bias):
       layer = rnnzoo.LAYERS[name](
           IN, FEATURES, forget_bias=forget_bias, rngs=nnx.Rngs(0)

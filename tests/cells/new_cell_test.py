@@ -75,7 +75,12 @@ LAYERS = types.MappingProxyType({**rnnzoo.LAYERS, **NEW})
 
 def new_cases():
   """The suite's cases for the new layers; layers_test.py has the others."""
-  return [c for c in layers_test.cases(LAYERS) if c['layer'] in NEW.values()]
+  every = layers_test.cases(LAYERS)
+  newton = layers_test.cases(NEW, newton=True)
+  at_once = f'{layers_test.ROUNDED}_associative_scan_float64'
+  return [c for c in every if c['layer'] in NEW.values()] + [
+      c for c in newton if c['testcase_name'].endswith(at_once)
+  ]
 
 
 class NewCellTest(layers_test.CrossProduct):
@@ -89,6 +94,7 @@ class NewCellTest(layers_test.CrossProduct):
     for name in (
         'CIFG_one_step_scan_float64',
         'CIFG_num_heads_2_reset_mask_reverse_scan_bfloat16',
+        'CIFG_reset_mask_reverse_associative_scan_float64',
         'Leaky_reset_mask_reverse_associative_scan_float32',
     ):
       self.assertIn(name, names)

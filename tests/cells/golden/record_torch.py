@@ -29,7 +29,7 @@ def record(kind, layers, bidirectional, lengths):
   module = MODULES[kind](
       IN, FEATURES, layers, batch_first=True, bidirectional=bidirectional
   ).double()
-  # What float32 holds, so that what is stored is what was used.
+  # Rounded to float32, so that the file has the values that were used.
   draw = lambda *shape: torch.randn(*shape).double().requires_grad_()
   with torch.no_grad():
     for parameter in module.parameters():
