@@ -25,6 +25,7 @@ extras.require(
 
 import ml_collections
 
+from rnnzoo.tasks import fields
 from rnnzoo.tasks.images import cifar
 from rnnzoo.tasks.images import smnist
 from rnnzoo.tasks.motion import skeletons
