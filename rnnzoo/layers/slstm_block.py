@@ -159,7 +159,9 @@ class SLSTMBlock(sequence_layer.SequenceLayer):
         else tuple(implementation)
     )
     biases = jnp.zeros((4, features), param_dtype)
-    biases = biases.at[1].set(forget_init(None, (features,), param_dtype))
+    biases = biases.at[1].set(
+        forget_init(rngs.params(), (features,), param_dtype)
+    )
     self.gates = headwise.Gates(num_heads, biases, rngs=rngs)
     self.recurrent_kernel = nnx.Param(jnp.zeros_like(self.gates.kernel[...]))
     options: Any = {'dtype': dtype, 'param_dtype': param_dtype, 'rngs': rngs}
