@@ -141,7 +141,7 @@ class SLSTMBlock(sequence_layer.SequenceLayer):
       if not residual:
         raise ValueError('The MLP needs residual=True, got residual=False.')
     cell = slstm.make_cell(max_forget, min_normalizer)
-    forget_init = slstm.forget_bias(num_heads, block_index, num_blocks)
+    forget = slstm.forget_bias(num_heads, block_index, num_blocks)
     checks.floating(param_dtype, 'param_dtype')
     if dtype is not None:
       checks.floating(dtype, 'dtype')
@@ -159,9 +159,7 @@ class SLSTMBlock(sequence_layer.SequenceLayer):
         else tuple(implementation)
     )
     biases = jnp.zeros((4, features), param_dtype)
-    biases = biases.at[1].set(
-        forget_init(rngs.params(), (features,), param_dtype)
-    )
+    biases = biases.at[1].set(forget(rngs.params(), (features,), param_dtype))
     self.gates = headwise.Gates(num_heads, biases, rngs=rngs)
     self.recurrent_kernel = nnx.Param(jnp.zeros_like(self.gates.kernel[...]))
     options: Any = {'dtype': dtype, 'param_dtype': param_dtype, 'rngs': rngs}
