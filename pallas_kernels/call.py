@@ -20,6 +20,8 @@ class Call:
     out_dtype: dtype of these; None for the engine's own choice.
     recurrent_gradient_clip: bound of the cotangent that comes back through each
       product with the recurrent kernel; None for none.
+    zero_not_finite: before it is bounded, a NaN or an infinity in that
+      cotangent becomes zero.
     stop_recurrent_gradient: that cotangent is zero.
   """
 
@@ -29,4 +31,5 @@ class Call:
   outputs: int = 1
   out_dtype: Any = None
   recurrent_gradient_clip: float | None = None
+  zero_not_finite: bool = False
   stop_recurrent_gradient: bool = False

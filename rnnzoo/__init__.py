@@ -46,6 +46,7 @@ from rnnzoo.layers.bidirectional import Bidirectional
 from rnnzoo.layers.constraints import constrain
 from rnnzoo.layers.recurrent import RecurrentLayer
 from rnnzoo.layers.sequence_layer import SequenceLayer
+from rnnzoo.layers.slstm_block import SLSTMBlock
 from rnnzoo.layers.stack import Stack
 from rnnzoo.scanned import ScannedRNN
 from rnnzoo.verification import Verification

@@ -19,6 +19,7 @@ from rnnzoo.cells import elman
 from rnnzoo.cells import gru
 from rnnzoo.cells import lstm
 from rnnzoo.cells import slstm
+from rnnzoo.engines import call as call_lib
 from rnnzoo.engines import unrolling
 
 Array = jax.Array
@@ -56,8 +57,11 @@ class FlashRNNConfig:
     backend: 'vanilla', 'vanilla_fwbw', 'cuda', 'cuda_fused' or 'triton_fused'.
     function: 'elman', 'gru', 'lstm' or 'slstm'.
     gradient_recurrent_cut: no gradient comes back through R.
-    gradient_recurrent_clipval: bound of that gradient's elements. FlashRNN
-      turns a NaN or an infinity in it into zero; here both stay.
+    gradient_recurrent_clipval: bound of that gradient's elements.
+    gradient_recurrent_zero_not_finite: whether a NaN or an infinity in that
+      gradient becomes zero before it is bounded, as in FlashRNN's kernels.
+      Without it an infinity becomes the bound and a NaN stays, so that it is
+      seen. It needs a bound.
     input_shape: axes of Wx, 'BTGHD' or 'TBGHD'; H is the head.
     output_shape: axes of the states, 'SBTHD', 'STBHD' or 'SBHTD'.
     recurrent_shape: axes of R, 'GHDP', 'HGDP', 'HPGD' or 'HPDG'.
@@ -77,12 +81,20 @@ class FlashRNNConfig:
   bias_shape: str = 'GHD'
   dtype: str = 'bfloat16'
   initial_val: float | Sequence[float] = 0.0
+  gradient_recurrent_zero_not_finite: bool = False
 
   def __post_init__(self):
     settings.choice(self.backend, tuple(_BACKENDS), 'backend')
     settings.choice(self.function, tuple(_CELLS), 'function')
     settings.choice(self.dtype, _DTYPES, 'dtype')
     settings.boolean(self.gradient_recurrent_cut, 'gradient_recurrent_cut')
+    name = 'gradient_recurrent_zero_not_finite'
+    settings.boolean(getattr(self, name), name)
+    if getattr(self, name) and self.gradient_recurrent_clipval is None:
+      raise ValueError(
+          f'{name} is an option of the clip: it needs'
+          ' gradient_recurrent_clipval, got None.'
+      )
     for name, known in _SHAPES.items():
       settings.choice(getattr(self, name), known, name)
 
@@ -159,15 +171,26 @@ def flashrnn(
     b = b[1:]
   # The sum of two numbers of 16 bits is rounded once.
   x_gates = (Wx.astype(kind).astype(wide) + b.astype(kind)).astype(kind)
-  last, carries = unrolling.unroll_carries(
-      cell,
-      params,
-      x_gates.reshape(batch, time, gates, features),
-      R.astype(kind),
-      carry,
-      recurrent_gradient_clip=config.gradient_recurrent_clipval,
+  operands = call_lib.Operands(
+      params=params,
+      weights=(),
+      x=x_gates.reshape(batch, time, gates, features),
+      recurrent_kernel=R.astype(kind),
+      carry=carry,
+      restart=None,
+      reset=None,
+      mask=None,
+  )
+  call = call_lib.Call(
+      outputs=len(carry),
+      recurrent_gradient_clip=checks.recurrent_gradient(
+          cell, config.gradient_recurrent_clipval, config.gradient_recurrent_cut
+      ),
+      zero_not_finite=config.gradient_recurrent_zero_not_finite,
       stop_recurrent_gradient=config.gradient_recurrent_cut,
-      implementation=_BACKENDS[config.backend],
+  )
+  last, carries = unrolling.run(
+      cell, call_lib.Given(), operands, call, _BACKENDS[config.backend]
   )
   stack = lambda arrays, steps: jnp.stack(arrays).reshape(
       len(arrays), batch, steps, heads, size

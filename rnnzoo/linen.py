@@ -15,10 +15,9 @@ Methods, arguments and parameters are those of the layers in `rnnzoo`, without
 the first input. `nn.remat(linen.GRU)(features=8)` and the other transforms of
 linen work.
 
-Dropout in a `Stack` is on where the call has an `rngs=nnx.Rngs(...)`, which a
-linen module that contains the stack can pass; `apply(..., rngs={...})` is
-linen's own argument and does not reach it. Bounds (`max_abs`) are metadata of
-nnx parameters: `rnnzoo.constrain` does not see them here.
+Dropout in a `Stack` is on where the call has an `rngs=nnx.Rngs(...)`; linen's
+own `apply(..., rngs={...})` does not reach it. `rnnzoo.constrain` does not see
+bounds (`max_abs`) here: they are metadata of nnx parameters.
 """
 
 from collections.abc import Mapping, Sequence
@@ -45,8 +44,7 @@ LayerFactory = sequence_layer.LayerFactory
 class SequenceModule(linen.Module):
   """A layer of `rnnzoo` that linen initialises and stores.
 
-  A subclass has the layer's options as fields, with the same defaults; where
-  the default is None, that is the layer's own.
+  A subclass has the layer's options as fields; None is the layer's default.
   """
 
   layer_class: ClassVar[type[sequence_layer.SequenceLayer]]
@@ -91,11 +89,8 @@ class SequenceModule(linen.Module):
   def _options(self, method: str, arguments: tuple[Any, ...]) -> dict[str, Any]:
     """Returns the arguments of the layer's constructor."""
     fields = dataclasses.fields(self)
-    options = {
-        field.name: getattr(self, field.name)
-        for field in fields
-        if field.name not in ('parent', 'name')
-    }
+    names = (f.name for f in fields if f.name not in ('parent', 'name'))
+    options = {name: getattr(self, name) for name in names}
     for field in fields:
       if field.default is None and options.get(field.name) is None:
         options.pop(field.name, None)
@@ -173,6 +168,28 @@ class SLSTM(Recurrent):
   block_index: int = 0
   num_blocks: int = 1
   max_forget: float | None = None
+  min_normalizer: float = 1.0
+
+
+class SLSTMBlock(SequenceModule):
+  """`rnnzoo.SLSTMBlock`."""
+
+  layer_class = rnnzoo.SLSTMBlock
+  features: int
+  in_features: int | None = None
+  num_heads: int = 4
+  conv_width: int = 4
+  residual: bool = True
+  norm: str = 'layer'
+  mlp_features: int | None = None
+  mlp_activation: str = 'gelu'
+  block_index: int = 0
+  num_blocks: int = 1
+  max_forget: float | None = None
+  min_normalizer: float = 1.0
+  dtype: jax.typing.DTypeLike | None = None
+  param_dtype: jax.typing.DTypeLike = jnp.float32
+  implementation: selection.Implementation = None
 
 
 class AGRU(Recurrent):

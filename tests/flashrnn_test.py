@@ -106,6 +106,39 @@ class FlashRNNTest(parameterized.TestCase):
     close(grads(gradient_recurrent_clipval=1e-6), cut, atol=1e-5)
     self.assertGreater(np.abs(grads() - cut).max(), 0.1)
 
+  @parameterized.parameters(np.nan, np.inf)
+  def test_gradients_that_are_not_finite(self, bad):
+    arrays = load('elman', 0)
+    states, _ = rnnzoo.flashrnn(
+        arrays['Wx'],
+        arrays['R'],
+        arrays['b'],
+        function='elman',
+        dtype='float32',
+    )
+    # What comes back from the third step is not finite.
+    weights = np.zeros(states.shape, np.float32)
+    weights[:, :, 2] = bad
+
+    def grads(**options):
+      config = rnnzoo.FlashRNNConfig(
+          function='elman',
+          dtype='float32',
+          gradient_recurrent_clipval=0.1,
+          **options,
+      )
+      loss = lambda Wx: jnp.sum(
+          weights
+          * rnnzoo.flashrnn(Wx, arrays['R'], arrays['b'], config=config)[0]
+      )
+      return jax.grad(loss)(arrays['Wx'])
+
+    self.assertTrue(np.any(np.asarray(grads())[:, 1] != 0))  # A NaN, too.
+    zeroed = grads(gradient_recurrent_zero_not_finite=True)
+    np.testing.assert_array_equal(zeroed[:, :2], 0)
+    with self.assertRaisesRegex(ValueError, 'needs gradient_recurrent_clipval'):
+      rnnzoo.FlashRNNConfig(gradient_recurrent_zero_not_finite=True)
+
   @parameterized.parameters(*LAYERS.items())
   def test_weights_both_ways(self, function, name):
     arrays = load(function, 0)

@@ -100,6 +100,7 @@ OPTIONS = {
     'inner_steps': SIZES,
     'num_blocks': SIZES,
     'block_index': (*STRANGE, None, -1, 1, nan, '0', 0.5),
+    'min_normalizer': (*STRANGE, None, True, nan, inf, -0.1, 1.1, '1'),
     'max_forget': (*STRANGE, True, nan, inf, '1', [1.0], 1j),
     'use_bias': FLAGS,
     'learn_initial_carry': FLAGS,

@@ -166,6 +166,23 @@ class LinenTest(parameterized.TestCase):
       for option in ('max_abs', 'num_heads'):
         self.assertEqual(option in fields, option in own, msg=(name, option))
 
+  def test_block(self):
+    module = rnnzoo_linen.SLSTMBlock(4, num_heads=2)
+    options = inspect.signature(rnnzoo.SLSTMBlock.__init__).parameters
+    fields = {field.name: field.default for field in dataclasses.fields(module)}
+    self.assertEqual(
+        set(fields) ^ set(options),
+        {'self', 'rngs', 'unknown', 'parent', 'name'},
+    )
+    for name, option in options.items():
+      if name in fields and name not in ('in_features', 'features'):
+        self.assertEqual(fields[name], option.default, msg=name)
+    block = random_layers.make(rnnzoo.SLSTMBlock, 4, 4, num_heads=2)
+    params = nnx.to_pure_dict(nnx.state(block, nnx.Param))
+    ones = np.ones((2, 3, 4), np.float32)
+    y = reference.jit(module.apply)({'params': params}, ones)
+    close(y, reference.jit(lambda block, x: block(x))(block, ones))
+
   def test_inside_a_linen_module(self):
     class Model(linen.Module):
 

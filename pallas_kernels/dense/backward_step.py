@@ -214,6 +214,9 @@ class Steps:
   def _clipped(self, d: Array) -> Array:
     """Clips a cotangent that comes back through a product."""
     clip = self.plan.call.recurrent_gradient_clip
+    if self.plan.call.zero_not_finite:
+      # No comparison with a NaN holds.
+      d = jnp.where(jnp.maximum(d, -d) < jnp.inf, d, 0)
     if clip is not None:
       d = jnp.minimum(jnp.maximum(d, -clip), clip)
     return d

@@ -1,6 +1,7 @@
 """The sLSTM: an LSTM with exponential gates, kept in range by a stabiliser."""
 
 import dataclasses
+import functools
 
 from flax import nnx
 import jax
@@ -26,33 +27,33 @@ _LARGE = 40.0
 _EMPTY = -1e30
 
 
-@jax.custom_jvp
-def mix(i, f, t, c, n, m):
-  """Returns c' / n', c', n' and m', where t = tanh(z)."""
-  return _mix(i, f, t, c, n, m)[0]
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def mix(least, i, f, t, c, n, m):
+  """Returns c' / n', c', n' and m', where t = tanh(z) and n' >= least."""
+  return _mix(least, i, f, t, c, n, m)[0]
 
 
-def _mix(i, f, t, c, n, m):
+def _mix(least, i, f, t, c, n, m):
   """Returns the same; g; and what c + g t is multiplied by for c' / n', c'."""
   # No logarithm on the way to g: exp(-l) is exp(-m) (1 + exp(-f)).
   old, forgotten = jnp.minimum(i - m, _LARGE), jnp.minimum(i - m - f, _LARGE)
   g = jnp.exp(old) + jnp.exp(forgotten)
-  c, n = c + g * t, jnp.maximum(n + g, 1)
+  c, n = c + g * t, jnp.maximum(n + g, least)
   per_n, scale = 1 / n, 1 / jnp.maximum(g, 1)
   m = jnp.maximum(i, log_sigmoid(f) + m)
   return (per_n * c, scale * c, scale * n, m), g, per_n, scale
 
 
 @mix.defjvp
-def _mix_jvp(primals, tangents):
+def _mix_jvp(least, primals, tangents):
   # The factors of the tangents depend on no tangent, so that little of the
   # adjoint waits for the steps after this one.
   _, f, t, _, n, _ = primals
   d_i, d_f, d_t, d_c, d_n, d_m = tangents
-  new, g, per_n, scale = _mix(*primals)
+  new, g, per_n, scale = _mix(least, *primals)
   mean, new_c, new_n, _ = new
   larger = jnp.where(g > 1, jnp.ones_like(g), 0)  # m' is i, scale is 1 / g.
-  counted = jnp.where(n + g < 1, 0, jnp.ones_like(g))  # n is not cut off at 1.
+  counted = jnp.where(n + g < least, 0, jnp.ones_like(g))  # n is not cut off.
   d_l = d_m + sigmoid(-f) * d_f
   d = d_i - d_l
   d_c = d_c + g * d_t + (g * t) * d
@@ -85,9 +86,11 @@ class SLSTMCell(cell.Cell):
 
   Attributes:
     max_forget: upper bound of f, or None.
+    min_normalizer: lower bound of n', from 0 to 1.
   """
 
   max_forget: float | None = None
+  min_normalizer: float = 1.0
 
   input_gates = 4
   recurrent_gates = 4
@@ -104,7 +107,7 @@ class SLSTMCell(cell.Cell):
     empty = n == 0
     c, n = jnp.where(empty, 0, c), jnp.where(empty, 0, n)
     m = jnp.where(empty, -jnp.inf, m)
-    mean, c, n, m = mix(i, f, tanh(z), c, n, m)
+    mean, c, n, m = mix(self.min_normalizer, i, f, tanh(z), c, n, m)
     return sigmoid(o) * mean, c, n, m
 
   def guess(self, params, x_gates, h_gates, carry, diagonal, solve):
@@ -121,7 +124,7 @@ class SLSTMCell(cell.Cell):
     before, m = solve(stabiliser, 1, l, i)
     keep, admit = jnp.exp(l + before - m), jnp.exp(i - m)
     _, c = solve(lambda carry: carry[1], keep, admit * tanh(z))
-    _, n = solve(lambda carry: carry[2], keep, admit, 1)
+    _, n = solve(lambda carry: carry[2], keep, admit, self.min_normalizer)
     return sigmoid(o) * c / n, c, n, m
 
 
@@ -155,6 +158,9 @@ class SLSTM(recurrent.RecurrentLayer):
       ones.
     max_forget: upper bound of f̃, for instance 15 as in TiRex, where σ(f̃) is 1
       up to rounding; None for none.
+    min_normalizer: lower bound of n, from 0 to 1. From an empty carry n is 1 or
+      more by itself, so the bound acts only on a carry passed in with n < 1:
+      xLSTM's 'vanilla' backend and TiRex have none, which is 0.
     recurrent_kernel_init: initialiser of R, zeros as in xLSTM.
     **options: those of all layers (`rnnzoo.RecurrentLayer`): use_bias,
       kernel_init, learn_initial_carry, recurrent_gradient_clip,
@@ -180,36 +186,58 @@ class SLSTM(recurrent.RecurrentLayer):
       block_index: int = 0,
       num_blocks: int = 1,
       max_forget: float | None = None,
+      min_normalizer: float = 1.0,
       recurrent_kernel_init: initializers.Initializer = initializers.zeros,
       rngs: nnx.Rngs,
       **options,
   ):
-    settings.positive(num_blocks, 'num_blocks')
-    settings.positive(num_heads, 'num_heads')
-    if isinstance(block_index, bool) or block_index not in range(num_blocks):
-      raise ValueError(
-          'block_index must be an int in [0, num_blocks), got'
-          f' block_index={block_index!r} and num_blocks={num_blocks}.'
-      )
-    if max_forget is not None:
-      settings.within(max_forget, 'max_forget')
-      max_forget = float(max_forget)
-    exponent = 0.3 + 1.3 * block_index / max(num_blocks - 1, 1)
-
-    def forget_init(key, shape, dtype=None, out_sharding=None):
-      del key, out_sharding
-      size = shape[0] // num_heads
-      place = jnp.arange(size) / max(size - 1, 1)
-      return jnp.tile(5 - 12 * place**exponent, num_heads).astype(dtype)
-
+    cell = make_cell(max_forget, min_normalizer)
+    forget = forget_bias(num_heads, block_index, num_blocks)
     zeros = initializers.zeros
     super().__init__(
-        SLSTMCell(max_forget),
+        cell,
         in_features,
         features,
         num_heads=num_heads,
         recurrent_kernel_init=recurrent_kernel_init,
-        bias_init=(zeros, forget_init, zeros, zeros),
+        bias_init=(zeros, forget, zeros, zeros),
         rngs=rngs,
         **options,
     )
+
+
+def make_cell(max_forget: float | None, min_normalizer: float) -> SLSTMCell:
+  """Returns the cell with these options, or raises ValueError."""
+  if max_forget is not None:
+    settings.within(max_forget, 'max_forget')
+    max_forget = float(max_forget)
+  settings.within(min_normalizer, 'min_normalizer', least=0, most=1)
+  return SLSTMCell(max_forget, float(min_normalizer))
+
+
+def forget_bias(
+    num_heads: int, block_index: int, num_blocks: int
+) -> initializers.Initializer:
+  """Returns the initialiser of the forget gate's bias, or raises ValueError.
+
+  Args:
+    num_heads: as in `SLSTM`, and so is all else.
+    block_index: l, this layer's place among the network's blocks, from 0.
+    num_blocks: L, the number of blocks.
+  """
+  settings.positive(num_blocks, 'num_blocks')
+  settings.positive(num_heads, 'num_heads')
+  if isinstance(block_index, bool) or block_index not in range(num_blocks):
+    raise ValueError(
+        'block_index must be an int in [0, num_blocks), got'
+        f' block_index={block_index!r} and num_blocks={num_blocks}.'
+    )
+  exponent = 0.3 + 1.3 * block_index / max(num_blocks - 1, 1)
+
+  def init(key, shape, dtype=None, out_sharding=None):
+    del key, out_sharding
+    size = shape[0] // num_heads
+    place = jnp.arange(size) / max(size - 1, 1)
+    return jnp.tile(5 - 12 * place**exponent, num_heads).astype(dtype)
+
+  return init

@@ -15,7 +15,7 @@ than the other library can.
 | haiku | `from_haiku`, `to_haiku` | LSTM, VanillaRNN |
 | keras 3 | `from_keras`, `to_keras` | SimpleRNN, LSTM, GRU |
 | FlashRNN | `from_flashrnn`, `to_flashrnn` | elman, lstm, gru, slstm |
-| xLSTM, TiRex | `from_xlstm`, `to_xlstm` | sLSTMLayer |
+| xLSTM, TiRex | `from_xlstm`, `to_xlstm` | sLSTMBlock, sLSTMLayer |
 
 None of these libraries is needed: their arrays are read through numpy.
 `save_safetensors` and `load_safetensors` write and read any `nnx.Module` by the

@@ -75,6 +75,10 @@ class Entries:
   def names(self) -> list[str]:
     return sorted(self._left)
 
+  def shape(self, name: str) -> tuple[int, ...]:
+    """Returns the shape of an entry, or () where there is none."""
+    return np.shape(self._left.get(name, ()))
+
   def take(
       self, name: str, shape: tuple[int, ...], layer: Any, hint: str = ''
   ) -> np.ndarray:

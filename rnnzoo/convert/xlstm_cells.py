@@ -1,48 +1,48 @@
-"""Weights of the sLSTM layers of xLSTM and TiRex."""
+"""Weights of the sLSTM layers of xLSTM and TiRex, into one cell's layer.
+
+xlstm_blocks.py has those of whole blocks.
+"""
 
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from rnnzoo import settings
 from rnnzoo.cells import slstm
 from rnnzoo.convert import weights as weights_lib
+from rnnzoo.convert import xlstm_blocks
 from rnnzoo.layers import recurrent
+from rnnzoo.layers import slstm_block
 
 Weights = weights_lib.Weights
 
-# The projections of i, f, z, o. Both libraries feed i by the one that they call
-# fgate, and f by igate.
-_PROJECTIONS = ('fgate', 'igate', 'zgate', 'ogate')
-_KERNEL, _BIAS = 'slstm_cell._recurrent_kernel_', 'slstm_cell._bias_'
-_BACKENDS = ('cuda', 'vanilla')
-
 
 def from_xlstm(
-    layer: recurrent.RecurrentLayer,
+    layer: recurrent.RecurrentLayer | slstm_block.SLSTMBlock,
     state_dict: Mapping[str, Any],
     *,
     prefix: str = '',
 ) -> None:
-  """Fills an `SLSTM` with the gates and the cell of an `sLSTMLayer`.
+  """Fills an `SLSTMBlock` with an `sLSTMBlock`, or an `SLSTM` with its cell.
 
-  The `sLSTMLayer` of xLSTM and of TiRex projects each head by itself: here that
-  is a W whose other blocks are zero. After the cell it normalises each head of
-  the outputs, which is not part of an `SLSTM`:
+      block = rnnzoo.SLSTMBlock(64, 64, num_heads=4, rngs=rngs)
+      convert.from_xlstm(block, torch_block.state_dict())
 
-      weights = dict(layer_of_torch.state_dict())
-      scale = 1 + weights.pop('group_norm.weight').numpy()
-      convert.from_xlstm(layer, weights)
-      y = layer(x).reshape(*x.shape[:-1], num_heads, -1)
-      y -= y.mean(-1, keepdims=True)
-      y /= jnp.sqrt(y.var(-1, keepdims=True) + 1e-5)
-      y = y.reshape(x.shape) * scale
+  An `SLSTMBlock` with `residual=False` takes an `sLSTMLayer`. One with
+  `norm='rms'` takes TiRex's `sLSTMBlock`, whose options are in
+  `help(rnnzoo.SLSTMBlock)`, and any other xLSTM's.
+
+  An `SLSTM` takes an `sLSTMLayer` without convolution and group norm. That
+  layer projects each head by itself: here that is a W whose other blocks are
+  zero.
 
   Args:
-    layer: an `SLSTM` with as many heads, in_features = features and biases; it
-      is changed in place. For TiRex it needs `max_forget=15`.
-    state_dict: `state_dict()` of an `sLSTMLayer`, without its group norm.
-      xLSTM's backends 'vanilla' and 'cuda' lay out the cell's entries in
+    layer: an `SLSTMBlock`, or an `SLSTM` with in_features = features and
+      biases; with as many heads. It is changed in place. For TiRex it needs
+      `max_forget=15`.
+    state_dict: `state_dict()` of the module, for an `SLSTM` without its group
+      norm. xLSTM's backends 'vanilla' and 'cuda' lay out the cell's entries in
       different ways; the shape of `_recurrent_kernel_` tells them apart.
     prefix: the start of the entries' names, as in 'blocks.0.slstm_layer.';
       entries without it are passed over.
@@ -51,62 +51,53 @@ def from_xlstm(
     ValueError: an entry is missing, left over or of another shape, or the
       module has a convolution, which an `SLSTM` has not.
   """
+  if isinstance(layer, slstm_block.SLSTMBlock):
+    xlstm_blocks.fill(layer, state_dict, prefix)
+    return
   heads, size = _sizes(layer)
   entries = weights_lib.Entries(state_dict, 'state dict', prefix)
   for part, reason in {
-      'conv1d': 'a convolution before i and f, which an SLSTM has not',
-      'group_norm': 'a group norm after the cell: see from_xlstm on how to'
-      ' apply it, and leave its entry out',
+      'conv1d': 'a convolution before i and f, which an SLSTM has not; an'
+      ' rnnzoo.SLSTMBlock has it',
+      'group_norm': 'a group norm after the cell, which an SLSTM has not; an'
+      ' rnnzoo.SLSTMBlock has it, or leave its entry out',
   }.items():
     if any(name.startswith(part) for name in entries.names()):
       raise ValueError(f'The state dict has {reason}.')
-  blocks = np.stack(
-      [
-          entries.take(f'{name}.weight', (heads, size, size), layer)
-          for name in _PROJECTIONS
-      ]
+  blocks, recurrent_kernel, bias = xlstm_blocks.take_cell(
+      entries, '', heads, layer
   )
+  entries.finish()
   kernel = np.zeros((4, heads, size, heads, size), blocks.dtype)
   for head in range(heads):
-    kernel[:, head, :, head] = blocks[:, head].swapaxes(1, 2)
-  vanilla = np.shape(state_dict.get(prefix + _KERNEL, ())) == (
-      heads,
-      4 * size,
-      size,
-  )
-  shape = (heads, 4 * size, size) if vanilla else (heads, size, 4 * size)
-  recurrent_kernel = entries.take(_KERNEL, shape, layer)
-  bias = entries.take(_BIAS, (4 * heads * size,), layer)
-  entries.finish()
-  if vanilla:
-    recurrent_kernel = recurrent_kernel.swapaxes(1, 2)
-    bias = bias.reshape(4, -1)
-  else:
-    bias = bias.reshape(heads, 4, size).swapaxes(0, 1).reshape(4, -1)
-  recurrent_kernel = recurrent_kernel.reshape(heads, size, 4, size)
+    kernel[:, head, :, head] = blocks[:, head]
   weights = Weights(
       kernel=kernel.reshape(4, heads * size, heads * size),
-      recurrent_kernel=recurrent_kernel.transpose(2, 0, 1, 3),
+      recurrent_kernel=recurrent_kernel,
       bias=bias,
   )
   weights_lib.store(layer, weights)
 
 
 def to_xlstm(
-    layer: recurrent.RecurrentLayer, *, backend: str = 'cuda'
+    layer: recurrent.RecurrentLayer | slstm_block.SLSTMBlock,
+    *,
+    backend: str = 'cuda',
 ) -> dict[str, np.ndarray]:
-  """Returns an `SLSTM`'s weights as entries of an `sLSTMLayer`'s state dict.
+  """Returns a layer's weights as the state dict that `from_xlstm` reads.
 
   Args:
-    layer: as for `from_xlstm`; W must be zero between different heads.
+    layer: as for `from_xlstm`; an `SLSTM`'s W must be zero between different
+      heads.
     backend: 'cuda', which is TiRex's layout, too, or 'vanilla'.
 
   Raises:
     ValueError: W is not zero between different heads, or the layer is another.
   """
+  settings.choice(backend, ('cuda', 'vanilla'), 'backend')
+  if isinstance(layer, slstm_block.SLSTMBlock):
+    return xlstm_blocks.state_dict(layer, backend)
   heads, size = _sizes(layer)
-  if backend not in _BACKENDS:
-    raise ValueError(f'backend must be one of {_BACKENDS}, got {backend!r}.')
   weights = weights_lib.read(layer, 'xLSTM')
   kernel = weights.kernel.reshape(4, heads, size, heads, size)
   between = kernel * ~np.eye(heads, dtype=bool)[:, None, :, None]
@@ -115,18 +106,10 @@ def to_xlstm(
         'An sLSTMLayer projects each head by itself, and W of the SLSTM is not'
         ' zero between different heads.'
     )
-  state = {}
-  for gate, name in enumerate(_PROJECTIONS):
-    blocks = [kernel[gate, head, :, head].T for head in range(heads)]
-    state[f'{name}.weight'] = np.stack(blocks)
-  inner = weights.recurrent_kernel.transpose(1, 2, 0, 3)
-  inner = inner.reshape(heads, size, 4 * size)
-  bias = weights.bias.reshape(4, heads, size)
-  if backend == 'vanilla':
-    inner = inner.swapaxes(1, 2)
-  else:
-    bias = bias.swapaxes(0, 1)
-  return state | {_KERNEL: inner, _BIAS: bias.reshape(-1)}
+  blocks = np.stack([kernel[:, head, :, head] for head in range(heads)], 1)
+  return xlstm_blocks.cell_entries(
+      blocks, weights.recurrent_kernel, weights.bias, backend
+  )
 
 
 def _sizes(layer: Any) -> tuple[int, int]:

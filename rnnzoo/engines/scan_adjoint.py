@@ -64,6 +64,8 @@ def backward(
       return jnp.zeros_like(d_gates[0])
     d = products.multiply_transposed(transposed[stage], d_gates)
     clip = call.recurrent_gradient_clip
+    if call.zero_not_finite:
+      d = jnp.where(jnp.isfinite(d), d, 0)
     return d if clip is None else jnp.clip(d, -clip, clip)
 
   def body(d_carry, xs):

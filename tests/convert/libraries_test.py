@@ -164,6 +164,22 @@ def xlstm(name, cls):
   )
 
 
+def xlstm_block(name, **options):
+  arrays, weights = load(name)
+  features = arrays['x'].shape[-1]
+  block = rnnzoo.SLSTMBlock(
+      features, features, num_heads=2, rngs=nnx.Rngs(0), **options
+  )
+  convert.from_xlstm(block, weights)
+  carry, y = block.unroll(arrays['x'])
+  backend = 'cuda' if name == 'tirex_block' else 'vanilla'
+  return (
+      weights,
+      convert.to_xlstm(block, backend=backend),
+      ((y, arrays['y']), (carry, carries(arrays))),
+  )
+
+
 def keras(name, cls, **options):
   arrays, weights = load(f'keras_{name}')
   weights = [weights[str(i)] for i in range(len(weights))]
@@ -305,6 +321,23 @@ CASES = {
         'tirex',
         functools.partial(rnnzoo.SLSTM, max_forget=15),
     ),
+    ('xLSTM', 'sLSTMLayer'): (
+        functools.partial(xlstm_block, residual=False),
+        'xlstm_layer',
+    ),
+    ('xLSTM', 'sLSTMBlock'): (xlstm_block, 'xlstm_block'),
+    ('TiRex', 'sLSTMBlock'): (
+        functools.partial(
+            xlstm_block,
+            conv_width=0,
+            norm='rms',
+            mlp_features=64,
+            mlp_activation='silu',
+            max_forget=15,
+            min_normalizer=0,
+        ),
+        'tirex_block',
+    ),
 }
 
 # They sum two biases, so only the sum comes back.
@@ -375,6 +408,41 @@ class LibrariesTest(parameterized.TestCase):
       carry, _ = layer.unroll(jnp.zeros((1, 100, 1)), initial_carry=carry)
       want = 100 * jax.nn.log_sigmoid(jnp.float64(forget))
       np.testing.assert_allclose(carry[3], [[want]], rtol=1e-6)
+
+  def test_blocks_refuse_what_they_have_no_place_for(self):
+    _, weights = load('xlstm_block')
+    new = functools.partial(
+        rnnzoo.SLSTMBlock, 8, 8, num_heads=2, rngs=nnx.Rngs(0)
+    )
+    block = new()
+    missing = {k: v for k, v in weights.items() if k != 'ffn_norm.weight'}
+    for case, given, message in (
+        (block, missing, "no entry 'ffn_norm.weight'"),
+        (new(mlp_features=0), weights, 'has entries'),
+        (new(conv_width=0), weights, 'conv1d'),
+        (new(mlp_features=32), weights, r'shape \(64, 8\)'),
+        (new(norm='rms'), weights, "is TiRex's if it has conv_width=0"),
+    ):
+      before = nnx.to_pure_dict(nnx.state(case))
+      with self.assertRaisesRegex(ValueError, message):
+        convert.from_xlstm(case, given)
+      jax.tree.map(
+          np.testing.assert_array_equal,
+          nnx.to_pure_dict(nnx.state(case)),
+          before,
+      )
+    prefixed = {f'blocks.0.{name}': value for name, value in weights.items()}
+    convert.from_xlstm(block, prefixed, prefix='blocks.0.')
+    with self.assertRaisesRegex(ValueError, 'backend must be one of'):
+      convert.to_xlstm(block, backend='triton')
+    back = convert.to_xlstm(block)
+    again = new()
+    convert.from_xlstm(again, back)
+    jax.tree.map(
+        np.testing.assert_array_equal,
+        nnx.to_pure_dict(nnx.state(again)),
+        nnx.to_pure_dict(nnx.state(block)),
+    )
 
   def test_readme_has_what_is_seen(self):
     recorded = {

@@ -197,6 +197,8 @@ def backward_loop(
         for i in range(first, last)
     )
     clip = plan.call.recurrent_gradient_clip
+    if plan.call.zero_not_finite:
+      d = jnp.where(jnp.isfinite(d), d, 0)
     return d if clip is None else jnp.clip(d, -clip, clip)
 
   def step(state, xs):

@@ -13,8 +13,11 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
+import pytest
 
 import rnnzoo
+from rnnzoo.engines import call as call_lib
+from rnnzoo.engines import unrolling
 from tests.testing import abstract_gpu
 from tests.testing import comparison
 
@@ -167,6 +170,25 @@ class DenseLoweringTest(parameterized.TestCase):
       # Pieces of the same size call the same kernel.
       for name in ('forward', 'backward'):
         self.assertGreater(text.count(f'call @{name}('), 1)
+
+  @pytest.mark.slow
+  def test_gradients_that_are_not_finite(self):
+    call = call_lib.Call(recurrent_gradient_clip=1.0, zero_not_finite=True)
+
+    def loss(x_gates, kernel, carry):
+      operands = call_lib.Operands(
+          {}, (), x_gates, kernel, carry, None, None, None
+      )
+      _, (h,) = unrolling.run(
+          rnnzoo.LSTMCell(), call_lib.Given(), operands, call, 'pallas'
+      )
+      return jnp.sum(h**2)
+
+    carry = (aval((3, 64), jnp.float32),) * 2
+    x_gates = aval((3, 5, 4, 64), jnp.bfloat16)
+    kernel = aval((4, 1, 64, 64), jnp.bfloat16)
+    with abstract_gpu.device(self, H200):
+      self.lowers(jax.grad(loss, (0, 1, 2)), x_gates, kernel, carry)
 
   @parameterized.parameters(
       ('float32', 'bfloat16', 64, False),

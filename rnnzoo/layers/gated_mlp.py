@@ -1,0 +1,90 @@
+"""A norm and a gated MLP, as blocks of xLSTM and TiRex have them."""
+
+import math
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+
+Array = jax.Array
+
+# By name; gelu is exact, by erf.
+ACTIVATIONS = {
+    'gelu': lambda x: jax.nn.gelu(x, approximate=False),
+    'silu': jax.nn.silu,
+}
+NORMS = ('layer', 'rms')
+
+
+class GatedMLP(nnx.Module):
+  """W_down (activation(gate) (.) up), where gate, up = W_up norm(x).
+
+  Attributes:
+    norm: before the products.
+    up: W_up, [features, 2 width], the gate first.
+    down: W_down, [width, features].
+    activation: 'gelu' or 'silu'.
+  """
+
+  def __init__(
+      self,
+      features: int,
+      width: int,
+      *,
+      norm: str,
+      activation: str,
+      num_blocks: int,
+      rngs: nnx.Rngs,
+      **dtypes,
+  ):
+    """Creates the parameters: N(0, 2/(5 features)) and N(0, 4/(L² features)).
+
+    Args:
+      features: size of x's last axis.
+      width: of the hidden layer.
+      norm: 'layer' or 'rms'.
+      activation: 'gelu' or 'silu'.
+      num_blocks: L, the number of blocks of the network.
+      rngs: `nnx.Rngs` that the parameters are drawn from.
+      **dtypes: dtype and param_dtype.
+    """
+    first = jax.nn.initializers.normal(math.sqrt(2 / (5 * features)))
+    last = jax.nn.initializers.normal(2 / num_blocks / math.sqrt(features))
+    self.activation = activation
+    self.norm = make_norm(norm, features, rngs=rngs, **dtypes)
+    self.up = nnx.Linear(
+        features,
+        2 * width,
+        use_bias=False,
+        kernel_init=first,
+        rngs=rngs,
+        **dtypes,
+    )
+    self.down = nnx.Linear(
+        width,
+        features,
+        use_bias=False,
+        kernel_init=last,
+        rngs=rngs,
+        **dtypes,
+    )
+
+  def __call__(self, x: Array) -> Array:
+    """Returns [..., features] for x [..., features]."""
+    gate, up = jnp.split(self.up(self.norm(x)), 2, axis=-1)
+    return self.down(ACTIVATIONS[self.activation](gate) * up)
+
+
+def make_norm(norm: str, features: int, **options) -> nnx.Module:
+  """Returns a norm of features without bias, with the published epsilon."""
+  if norm == 'rms':
+    return nnx.RMSNorm(
+        features, epsilon=1e-6, use_fast_variance=False, **options
+    )
+  return nnx.LayerNorm(
+      features,
+      epsilon=1e-5,
+      use_bias=False,
+      use_fast_variance=False,
+      **options,
+  )
