@@ -29,6 +29,7 @@ meets them:
   feed            the examples of each epoch, on the devices
   checkpointing   what a killed run goes on from
   records         what is told and written after each epoch
+  samples         of text, while a model trains
   progress        the bar on the terminal
   timing          the seconds of each epoch
   files           the files of a run directory: written whole, read with care

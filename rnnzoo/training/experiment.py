@@ -25,6 +25,7 @@ from rnnzoo.training import placement as placements
 from rnnzoo.training import processes
 from rnnzoo.training import program as programs
 from rnnzoo.training import run_directory
+from rnnzoo.training import samples
 from rnnzoo.training import visits
 
 # Rules for what training itself reads; a task checks its own sections.
@@ -41,6 +42,7 @@ _RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
         'monitor': fields.text(),
         'checkpoint_every': fields.integer(1),
         'checkpoint_seconds': fields.number(0),
+        'sample_every': fields.integer(0),
         'optimizer': fields.section(),
         'early_stopping': fields.section(),
     }
@@ -57,6 +59,7 @@ _NOT_IN_THE_NAME = (
     'eval_batch_size',
     'checkpoint_every',
     'checkpoint_seconds',
+    'sample_every',
     'data.source',
 )
 
@@ -124,6 +127,11 @@ def prepare(
     raise ValueError(
         'config.model.label_smoothing must be 0 for the task'
         f' {config.task!r}, which smooths no labels; got {smoothing}'
+    )
+  if config.sample_every and not samples.are_made_by(task):
+    raise ValueError(
+        f'config.sample_every must be 0 for the task {config.task!r}, which'
+        f' makes no text; got {config.sample_every}'
     )
   train = task.splits['train']
   if not isinstance(train, protocol.Generator):

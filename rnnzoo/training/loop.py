@@ -11,7 +11,6 @@ import functools
 from typing import Any
 
 import jax
-import ml_collections
 
 from rnnzoo.tasks import protocol
 from rnnzoo.training import best_models
@@ -22,6 +21,7 @@ from rnnzoo.training import feed as feeds
 from rnnzoo.training import processes
 from rnnzoo.training import records as records_lib
 from rnnzoo.training import reporting
+from rnnzoo.training import samples
 from rnnzoo.training import seed_state
 
 
@@ -117,7 +117,7 @@ def run_seeds(
             experiment, one.run, validations[one.seed], rate
         )
         one.records.lap('validation')
-        _record(experiment.config, one, is_best)
+        _record(experiment, one, is_best)
   for one in group:
     tests = best_models.evaluate(experiment, one.run.best, splits['test'])
     finish = functools.partial(_finish, experiment, one, tests)
@@ -194,9 +194,17 @@ def _finish(
   )
 
 
-def _record(config: ml_collections.ConfigDict, one: epochs.Seed, is_best: bool):
-  """Writes an epoch's results, and its checkpoint if one is due."""
-  run, records = one.run, one.records
+def _record(
+    experiment: experiments.Experiment, one: epochs.Seed, is_best: bool
+) -> None:
+  """Writes an epoch's results, and its sample and checkpoint if due."""
+  config, run, records = experiment.config, one.run, one.records
+  epoch = len(run.history)
+  if config.sample_every and epoch % config.sample_every == 0:
+    trained = run.state.params, run.state.statistics
+    records.sample(
+        epoch, lambda: samples.make(experiment.task, trained, one.key, epoch)
+    )
   unsaved_seconds = records.epoch(run.history, is_best)
   if run.stopped or (
       len(run.history) % config.checkpoint_every == 0

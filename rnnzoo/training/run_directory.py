@@ -32,6 +32,7 @@ DEFAULTS: Mapping[str, Any] = types.MappingProxyType(
         'data.scaling': 'minmax',
         'model.label_smoothing': 0.0,
         'seeds_at_once': 1,
+        'sample_every': 0,
         'optimizer.nesterov': False,
         'optimizer.accumulate_steps': 1,
         'optimizer.step_factor': 0.1,
