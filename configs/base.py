@@ -68,7 +68,8 @@ def get_config() -> ml_collections.ConfigDict:
   model.norm = config_dict.placeholder(object)
   # Whether each layer's input is added to its output.
   model.residual = False
-  # The dtype to compute in, as 'bfloat16'; None for that of the parameters.
+  # The dtype to compute in, 'bfloat16' or 'float16' say; None for that of the
+  # parameters. For float16 the loss is scaled.
   model.dtype = config_dict.placeholder(object)
   # 'scan', 'associative_scan' or 'pallas'; None for the best on the device.
   model.implementation = config_dict.placeholder(object)
@@ -104,6 +105,10 @@ def get_config() -> ml_collections.ConfigDict:
   # How many steps sum up their gradients for one update; the gradient of an
   # update is the mean of theirs, and is clipped as a whole.
   optimizer.accumulate_steps = 1
+  # With model.dtype 'float16' the loss is multiplied by a factor, which doubles
+  # after so many steps in a row with finite gradients. It halves after a step
+  # without; that step is skipped.
+  optimizer.loss_scale_interval = 2000
   # 'constant', 'cosine' down to zero at the last epoch, or 'step', by which the
   # rate is multiplied by step_factor every step_epochs epochs.
   optimizer.schedule = 'constant'

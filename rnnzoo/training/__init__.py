@@ -21,6 +21,8 @@ meets them:
   placement       the devices, and which part of a batch each has
   visits          which examples each step sees
   program         the compiled functions: initialise, train, evaluate
+  calls           of these in an epoch
+  loss_scaling    for float16
   optimization    optimiser, schedule, plateau rule
   loop            seeds, epochs, validation, the final test
   metrics         from results of examples to numbers of an epoch

@@ -20,6 +20,7 @@ from rnnzoo import tasks
 from rnnzoo.tasks import fields
 from rnnzoo.tasks import protocol
 from rnnzoo.training import files
+from rnnzoo.training import loss_scaling
 from rnnzoo.training import optimization
 from rnnzoo.training import placement as placements
 from rnnzoo.training import processes
@@ -157,6 +158,7 @@ def prepare(
       optimization.make_optimizer(config.optimizer, num_steps, steps_per_epoch),
       config.eval_batch_size,
       placement,
+      loss_scaling.interval(config),
   )
   key = jax.random.key(0)
   state = jax.eval_shape(program.init, key)

@@ -40,6 +40,7 @@ DEFAULTS: Mapping[str, Any] = types.MappingProxyType(
         'optimizer.plateau_min_delta': 0.0,
         'optimizer.plateau_floor': 0.0,
         'optimizer.stop_rate': 0.0,
+        'optimizer.loss_scale_interval': 2000,
     }
 )
 
