@@ -34,6 +34,9 @@ def get_config() -> ml_collections.ConfigDict:
   # How many devices share a batch, those of all processes counted; None for all
   # that it can be split over. No effect on the result but rounding.
   config.num_devices = config_dict.placeholder(int)
+  # 'device', or 'host' for data that are larger than the device: a thread sends
+  # them there in pieces. No effect on the result.
+  config.keep_data_on = 'device'
   # Examples of one step of validation and test; no effect on the result.
   config.eval_batch_size = 500
   # Plateau, early stopping and the choice of the best epoch follow this:

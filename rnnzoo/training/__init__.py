@@ -29,6 +29,7 @@ meets them:
   best_models     of best epochs: read and tested
   seed_state      how far a seed has come, and when it ends
   feed            the examples of each epoch, on the devices
+  pieces          likewise, of data that stay on the host
   checkpointing   what a killed run goes on from
   records         what is told and written after each epoch
   samples         of text, while a model trains

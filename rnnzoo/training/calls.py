@@ -1,11 +1,12 @@
 """The calls of compiled functions in which an epoch is trained."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 import time
 from typing import Any
 
 import jax
 
+from rnnzoo.training import pieces as pieces_lib
 from rnnzoo.training import program as programs
 
 # Seconds that one compiled call should take on a CPU: long enough for Python's
@@ -56,4 +57,35 @@ def run_epoch(
       call_steps *= 2
     elif seconds > _LONG_CALL:
       call_steps = max(call_steps // 2, 1)
+  return state
+
+
+def run_pieces(
+    program: programs.Program,
+    state: programs.TrainState,
+    pieces: Iterable[pieces_lib.Piece],
+    scale: jax.typing.ArrayLike,
+    key: jax.Array,
+    on_progress: Callable[[int], None],
+) -> programs.TrainState:
+  """Returns the state an epoch later, after one call for each of its pieces.
+
+  Args:
+    program: the compiled functions.
+    state: is donated: it cannot be used afterwards.
+    pieces: of the epoch.
+    scale: multiplies the learning rate.
+    key: of dropout.
+    on_progress: is told, from time to time, how many steps are done.
+  """
+  done = 0
+  for piece in pieces:
+    # The next pieces are on their way meanwhile, and no more than these.
+    state = jax.block_until_ready(
+        program.train_steps(
+            state, piece.examples, piece.order, piece.num_steps, scale, key
+        )
+    )
+    done += piece.num_steps
+    on_progress(done)
   return state

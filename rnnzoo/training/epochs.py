@@ -1,6 +1,6 @@
 """An epoch: training, validation, conclusions, of one seed or several."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 import dataclasses
 import functools
 from typing import Any
@@ -16,6 +16,7 @@ from rnnzoo.training import experiment as experiments
 from rnnzoo.training import feed as feeds
 from rnnzoo.training import loss_scaling
 from rnnzoo.training import metrics as metrics_lib
+from rnnzoo.training import pieces
 from rnnzoo.training import records as records_lib
 from rnnzoo.training import seed_state
 
@@ -35,7 +36,7 @@ class Seed:
 
   seed: int
   run: seed_state.SeedState
-  feed: feeds.Feed
+  feed: feeds.Feed | pieces.Pieces
   key: jax.Array
   checkpoints: checkpointing.Checkpoints
   records: records_lib.Records
@@ -56,7 +57,11 @@ def train(
       one.records.update(len(one.run.history) * steps + done)
 
   program = experiment.program
-  epochs = [one.feed.epoch(len(one.run.history) + 1) for one in group]
+  epochs: list[Any] = [
+      one.feed.epoch(len(one.run.history) + 1) for one in group
+  ]
+  if isinstance(group[0].feed, pieces.Pieces):
+    return _train_from_host(experiment, group[0], epochs[0], tell)
   states = [one.run.state for one in group]
   scales = [_scale(experiment, one.run) for one in group]
   keys = [one.key for one in group]
@@ -85,6 +90,25 @@ def train(
   for one, own in zip(group, at_once.unstack(state, len(group)), strict=True):
     if not one.run.stopped:
       one.run.state = own
+  return state.params, state.statistics
+
+
+def _train_from_host(
+    experiment: experiments.Experiment,
+    one: Seed,
+    epoch: Iterator[pieces.Piece],
+    tell: Callable[[int], None],
+) -> tuple[Any, Any]:
+  """Trains a seed for one epoch; returns parameters and statistics."""
+  state = calls.run_pieces(
+      experiment.program,
+      one.run.state,
+      epoch,
+      _scale(experiment, one.run),
+      one.key,
+      tell,
+  )
+  one.run.state = state
   return state.params, state.statistics
 
 

@@ -44,6 +44,7 @@ _RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
         'checkpoint_every': fields.integer(1),
         'checkpoint_seconds': fields.number(0),
         'sample_every': fields.integer(0),
+        'keep_data_on': fields.one_of(('device', 'host')),
         'optimizer': fields.section(),
         'early_stopping': fields.section(),
     }
@@ -159,6 +160,7 @@ def prepare(
       config.eval_batch_size,
       placement,
       loss_scaling.interval(config),
+      config.keep_data_on,
   )
   key = jax.random.key(0)
   state = jax.eval_shape(program.init, key)
@@ -229,6 +231,11 @@ def _check_seeds(
         'config.seeds_at_once must be 1 on several devices; got'
         f' {config.seeds_at_once} on {placement.num_devices}; set'
         ' config.num_devices to 1 for several seeds at once'
+    )
+  if config.keep_data_on == 'host':
+    raise ValueError(
+        "config.seeds_at_once must be 1 with config.keep_data_on='host'; got"
+        f' {config.seeds_at_once}'
     )
   is_generator = isinstance(train, protocol.Generator)
   if not is_generator and len(protocol.buckets(train)) > 1:

@@ -18,6 +18,7 @@ from rnnzoo.training import checkpointing
 from rnnzoo.training import epochs
 from rnnzoo.training import experiment as experiments
 from rnnzoo.training import feed as feeds
+from rnnzoo.training import pieces
 from rnnzoo.training import processes
 from rnnzoo.training import records as records_lib
 from rnnzoo.training import reporting
@@ -50,7 +51,7 @@ def train_and_evaluate(experiment: experiments.Experiment) -> dict[str, Any]:
   splits: dict[str, Any] = {
       name: experiment.program.load(task.splits[name])
       for name in ('train', 'validation', 'test')
-      if name != 'train' or placement.mesh is None
+      if name != 'train' or _is_on_device(experiment)
   }
   splits.setdefault('train', task.splits['train'])
   seeds = range(config.seed, config.seed + config.num_seeds)
@@ -81,6 +82,12 @@ def train_and_evaluate(experiment: experiments.Experiment) -> dict[str, Any]:
   )
   processes.say(reporting.format_report(report, metrics), end='')
   return report
+
+
+def _is_on_device(experiment: experiments.Experiment) -> bool:
+  """Returns whether one device holds the whole training split."""
+  on_device = experiment.config.keep_data_on == 'device'
+  return on_device and experiment.placement.mesh is None
 
 
 def run_seeds(
@@ -148,7 +155,10 @@ def _begin(
           ' from those of a run on either number'
       )
   run.num_devices = placement.num_devices
-  feed = feeds.Feed(
+  is_host = config.keep_data_on == 'host' and not isinstance(
+      splits['train'], protocol.Generator
+  )
+  feed = (pieces.Pieces if is_host else feeds.Feed)(
       experiment.program, placement, splits['train'], keys[1], config.num_epochs
   )
   records = stack.enter_context(

@@ -94,6 +94,7 @@ def make_program(
     eval_batch_size: int,
     placement: placements.Placement = placements.ONE_DEVICE,
     loss_scale_interval: int | None = None,
+    keep_data_on: str = 'device',
 ) -> Program:
   """Returns the compiled functions of an experiment.
 
@@ -104,6 +105,8 @@ def make_program(
       to a multiple of the number of devices.
     placement: the devices.
     loss_scale_interval: what `loss_scaling.interval` returned.
+    keep_data_on: 'device', or 'host' for splits that are not to be loaded as a
+      whole.
 
   Raises:
     ValueError: the task cannot build its model.
@@ -231,6 +234,8 @@ def make_program(
       return examples
     if not isinstance(examples, Mapping):
       return tuple(map(load, examples))
+    if keep_data_on == 'host':
+      return evaluation.OnHost(examples, placement)
     if placement.mesh is None:
       return jax.device_put(dict(examples))
     order = evaluation_order(protocol.num_examples(examples))

@@ -21,9 +21,14 @@ import ml_collections
 
 from rnnzoo.training import files
 
-# Where data are found, and how many devices share the work, says nothing about
-# the result.
-NOT_COMPARED = ('data.data_dir', 'data.manual_dir', 'num_devices')
+# Where data are found or kept, and how many devices share the work, says nothing
+# about the result.
+NOT_COMPARED = (
+    'data.data_dir',
+    'data.manual_dir',
+    'keep_data_on',
+    'num_devices',
+)
 
 # Fields that configs once did not have, and what was done without them. A
 # config.json without such a field is one with this value.
@@ -33,6 +38,7 @@ DEFAULTS: Mapping[str, Any] = types.MappingProxyType(
         'model.label_smoothing': 0.0,
         'seeds_at_once': 1,
         'sample_every': 0,
+        'keep_data_on': 'device',
         'optimizer.nesterov': False,
         'optimizer.accumulate_steps': 1,
         'optimizer.step_factor': 0.1,
