@@ -61,6 +61,7 @@ class Pieces:
     self._program, self._placement = program, placement
     self._examples, self._key = examples, key
     self._num_epochs = num_epochs
+    self._blanks: list[Any] = []
     self._worker = futures.ThreadPoolExecutor(1)
     self._calls: Iterator[Callable[[], Piece]] | None = None
     self._ready: collections.deque[futures.Future[Piece]] = collections.deque()
@@ -99,12 +100,12 @@ class Pieces:
     rows = order[np.minimum(steps, len(order) - 1)]
     examples = self._placement.batches(self._examples, rows).examples
     num_steps = min(length, len(order) - first)
-    place = visits.PieceOrder(np.int32(first), None)
-    return Piece(jax.block_until_ready(examples), place, num_steps)
+    here = visits.PieceOrder(np.int32(first), None)
+    return Piece(jax.block_until_ready(examples), here, num_steps)
 
   def _of_bucket(self, order: visits.BucketOrder, step: int) -> Piece:
     bucket, place = int(order.bucket[step]), int(order.place[step])
-    examples = list(self._blanks)
+    examples = list(self._blanks or self._make_blanks(order))
     examples[bucket] = self._placement.batches(
         self._examples[bucket], order.orders[bucket][place][None]
     ).examples
@@ -113,16 +114,13 @@ class Pieces:
         np.zeros(1, np.int32),
         (None,) * len(examples),
     )
-    place = visits.PieceOrder(np.int32(step), only)
-    return Piece(jax.block_until_ready(tuple(examples)), place, 1)
+    here = visits.PieceOrder(np.int32(step), only)
+    return Piece(jax.block_until_ready(tuple(examples)), here, 1)
 
-  @functools.cached_property
-  def _blanks(self) -> list[Any]:
-    """A batch of each bucket, for the steps that use another bucket."""
-    orders = self._program.shuffle(self._key, 1).orders
-    return [
-        self._placement.batches(
-            examples, np.zeros((1, order.shape[1]), np.int32)
-        ).examples
-        for examples, order in zip(self._examples, orders, strict=True)
+  def _make_blanks(self, order: visits.BucketOrder) -> list[Any]:
+    """Keeps a batch of each bucket, for the steps that use another one."""
+    self._blanks = [
+        self._placement.batches(examples, rows[:1]).examples
+        for examples, rows in zip(self._examples, order.orders, strict=True)
     ]
+    return self._blanks

@@ -32,9 +32,9 @@ class BucketOrder(NamedTuple):
       batches have; None where the buckets are arrays [S of the bucket, B, ...].
   """
 
-  bucket: jax.Array
-  place: jax.Array
-  orders: tuple[jax.Array | None, ...]
+  bucket: Any
+  place: Any
+  orders: tuple[Any, ...]
 
 
 class PieceOrder(NamedTuple):
