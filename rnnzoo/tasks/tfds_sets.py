@@ -101,7 +101,7 @@ def read(source: str, data_dir: str) -> Set:
         f" {name} --file_format=array_record' prepares a set, and"
         ' config.data.data_dir says where it is'
     ) from error
-  return Set(splits, *kinds, builder.info.full_name)
+  return Set(splits, kinds[0], kinds[1], builder.info.full_name)
 
 
 def _decode(image: Any) -> np.ndarray:

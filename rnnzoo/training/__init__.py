@@ -39,6 +39,7 @@ meets them:
   events          for TensorBoard
   figures         curves
   reporting       the results of seeds, the final report
+  profiling       where the time of a step goes; trace reads JAX's profiler
   trained         the trained model of a run
 """
 

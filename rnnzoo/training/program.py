@@ -171,11 +171,12 @@ def make_program(
     loss, (statistics, scores), gradients, scaling, finite = visits.visit(
         differentiate, examples, order, state.step
     )
-    updates, optimizer_state = optimizer.update(
-        gradients, state.optimizer, state.params
-    )
-    updates = optax.tree.scale(scale, updates)
-    params = rnnzoo.constrain(optax.apply_updates(state.params, updates))
+    with jax.named_scope('optimizer'):
+      updates, optimizer_state = optimizer.update(
+          gradients, state.optimizer, state.params
+      )
+      updates = optax.tree.scale(scale, updates)
+      params = rnnzoo.constrain(optax.apply_updates(state.params, updates))
     params, statistics, optimizer_state, norm = scaling_lib.choose(
         finite,
         (params, statistics, optimizer_state, optax.tree.norm(gradients)),
