@@ -34,6 +34,9 @@ def get_config() -> ml_collections.ConfigDict:
   # How many devices share a batch, those of all processes counted; None for all
   # that it can be split over. No effect on the result but rounding.
   config.num_devices = config_dict.placeholder(int)
+  # 'device', or 'host' for data that are larger than the device: a thread sends
+  # them there in pieces. No effect on the result.
+  config.keep_data_on = 'device'
   # Examples of one step of validation and test; no effect on the result.
   config.eval_batch_size = 500
   # Plateau, early stopping and the choice of the best epoch follow this:
@@ -44,6 +47,9 @@ def get_config() -> ml_collections.ConfigDict:
   # Seconds from one checkpoint to the next, at least; a kill costs these and
   # an epoch.
   config.checkpoint_seconds = 10.0
+  # Epochs from one sample of text to the next, in samples.txt and TensorBoard,
+  # of tasks that make text; 0 for none.
+  config.sample_every = 0
 
   # The task's own fields.
   config.data = ml_collections.ConfigDict()
@@ -65,7 +71,8 @@ def get_config() -> ml_collections.ConfigDict:
   model.norm = config_dict.placeholder(object)
   # Whether each layer's input is added to its output.
   model.residual = False
-  # The dtype to compute in, as 'bfloat16'; None for that of the parameters.
+  # The dtype to compute in, 'bfloat16' or 'float16' say; None for that of the
+  # parameters. For float16 the loss is scaled.
   model.dtype = config_dict.placeholder(object)
   # 'scan', 'associative_scan' or 'pallas'; None for the best on the device.
   model.implementation = config_dict.placeholder(object)
@@ -101,6 +108,10 @@ def get_config() -> ml_collections.ConfigDict:
   # How many steps sum up their gradients for one update; the gradient of an
   # update is the mean of theirs, and is clipped as a whole.
   optimizer.accumulate_steps = 1
+  # With model.dtype 'float16' the loss is multiplied by a factor, which doubles
+  # after so many steps in a row with finite gradients. It halves after a step
+  # without; that step is skipped.
+  optimizer.loss_scale_interval = 2000
   # 'constant', 'cosine' down to zero at the last epoch, or 'step', by which the
   # rate is multiplied by step_factor every step_epochs epochs.
   optimizer.schedule = 'constant'

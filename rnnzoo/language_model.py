@@ -289,9 +289,8 @@ class LanguageModel(nnx.Module):
     for block, carry in zip(self.blocks, initial_carry, strict=True):
       carry, x = block.unroll(carry, x, rngs)
       carries.append(carry)
-    x = self.norm(x)
-    logits = self.embedding.attend(x) if self.is_tied else self.head(x)
-    return tuple(carries), logits
+    head = self.embedding.attend if self.is_tied else self.head
+    return tuple(carries), jax.named_call(head, name='logits')(self.norm(x))
 
   def _check_carry(self, carry: Any, batch_shape: tuple[int, ...]) -> None:
     """Raises ValueError unless it has the arrays of `initial_carry`."""

@@ -100,7 +100,8 @@ class SequenceModel(nnx.Module):
       x = self._embed(x)
     y = self.backbone(x, seq_lengths=seq_lengths, rngs=rngs)
     if self.every_step:
-      return self.head(y)
+      with jax.named_scope('logits'):
+        return self.head(y)
     time = y.shape[-2]
     if not time:
       raise ValueError(
@@ -113,7 +114,8 @@ class SequenceModel(nnx.Module):
       index = jnp.clip(jnp.asarray(seq_lengths) - 1, 0, time - 1)
       index = index[..., None, None]
       last = jnp.take_along_axis(y, index, axis=-2)[..., 0, :]
-    return self.head(last)
+    with jax.named_scope('logits'):
+      return self.head(last)
 
   def _embed(self, x: Array) -> Array:
     return self.embedding(checks.tokens(x, self.embedding.num_embeddings))

@@ -81,7 +81,8 @@ class Dense(Projection):
   """W x + b, with weights (W [G, I, F], b [G, F] or None) and x [..., I]."""
 
   def __call__(self, weights, x):
-    return products.project(weights, x)
+    with jax.named_scope('projection'):
+      return products.project(weights, x)
 
   def features(self, weights, x):
     del x

@@ -131,7 +131,8 @@ class Bidirectional(sequence_layer.SequenceLayer):
 
     first, y = direction(self.forward, initial_carry[0], reverse)
     second, z = direction(self.backward, initial_carry[1], not reverse)
-    return (first, second), jnp.concatenate([y, z], axis=-1)
+    with jax.named_scope('concatenation'):
+      return (first, second), jnp.concatenate([y, z], axis=-1)
 
   def step(self, carry, x, *, reset=None):
     """Raises NotImplementedError: one direction needs the future."""

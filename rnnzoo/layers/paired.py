@@ -139,7 +139,8 @@ def _side_by_side(first, second) -> recurrent.RecurrentLayer:
 
 
 def _join(x: Array, y: Array) -> Array:
-  return jnp.concatenate([x, y], axis=-1)
+  with jax.named_scope('concatenation'):
+    return jnp.concatenate([x, y], axis=-1)
 
 
 def _has_blocks(layer) -> TypeGuard[recurrent.RecurrentLayer]:

@@ -375,9 +375,10 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
     # Outputs are the layer's, in its dtype; carries are as they are held.
     if is_output:
       call = dataclasses.replace(call, out_dtype=dtype)
-    carry, steps = unrolling.run(
-        self.cell, call_lib.Dense(), operands, call, self.implementation
-    )
+    with jax.named_scope('recurrence'):
+      carry, steps = unrolling.run(
+          self.cell, call_lib.Dense(), operands, call, self.implementation
+      )
     if is_output and mask is not None:
       steps = tuple(jnp.where(mask[..., None], h, 0) for h in steps)
     shape = (*batch_shape, self.out_features)

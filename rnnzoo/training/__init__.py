@@ -21,20 +21,25 @@ meets them:
   placement       the devices, and which part of a batch each has
   visits          which examples each step sees
   program         the compiled functions: initialise, train, evaluate
+  calls           of these in an epoch
+  loss_scaling    for float16
   optimization    optimiser, schedule, plateau rule
   loop            seeds, epochs, validation, the final test
   metrics         from results of examples to numbers of an epoch
   best_models     of best epochs: read and tested
   seed_state      how far a seed has come, and when it ends
   feed            the examples of each epoch, on the devices
+  pieces          likewise, of data that stay on the host
   checkpointing   what a killed run goes on from
   records         what is told and written after each epoch
+  samples         of text, while a model trains
   progress        the bar on the terminal
   timing          the seconds of each epoch
   files           the files of a run directory: written whole, read with care
   events          for TensorBoard
   figures         curves
   reporting       the results of seeds, the final report
+  profiling       where the time of a step goes; trace reads JAX's profiler
   trained         the trained model of a run
 """
 

@@ -21,6 +21,7 @@ from rnnzoo.training import experiment as experiments
 from rnnzoo.training import files
 from rnnzoo.training import loop
 from rnnzoo.training import processes
+from rnnzoo.training import profiling
 from rnnzoo.training import reporting
 from rnnzoo.training import trained
 
@@ -85,6 +86,12 @@ _MODE = flags.DEFINE_enum(
     ['train', 'evaluate', 'predict', 'sample'],
     'Of a run that is there: evaluate tests its best models once more, predict'
     ' writes a line for each line of stdin, sample goes on from --prompt.',
+)
+_PROFILE = flags.DEFINE_bool(
+    'profile',
+    False,
+    'Trains a few steps only, writes their trace to the run directory, and'
+    ' prints where their time goes.',
 )
 _PROMPT = flags.DEFINE_string('prompt', '', 'How a sample begins.')
 _COORDINATOR_ADDRESS = flags.DEFINE_string(
@@ -230,6 +237,9 @@ def main(
   """
   experiment = prepare()
   on_workdir(str(experiment.workdir))
+  if _PROFILE.value:
+    processes.say(_profile(experiment), end='')
+    return
   if use(experiment):
     return
   report = train(experiment)
@@ -242,6 +252,13 @@ def main(
           ' --config.optimizer.clip_norm may help'
       )
     sys.exit(3)
+
+
+def _profile(experiment: experiments.Experiment) -> str:
+  try:
+    return profiling.profile(experiment)
+  except (OSError, ValueError) as error:
+    give_up(error)
 
 
 def use(experiment: experiments.Experiment) -> bool:

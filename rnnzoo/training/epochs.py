@@ -1,6 +1,6 @@
 """An epoch: training, validation, conclusions, of one seed or several."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 import dataclasses
 import functools
 from typing import Any
@@ -10,11 +10,13 @@ import jax.numpy as jnp
 
 from rnnzoo.tasks import protocol
 from rnnzoo.training import at_once
+from rnnzoo.training import calls
 from rnnzoo.training import checkpointing
 from rnnzoo.training import experiment as experiments
 from rnnzoo.training import feed as feeds
+from rnnzoo.training import loss_scaling
 from rnnzoo.training import metrics as metrics_lib
-from rnnzoo.training import program as programs
+from rnnzoo.training import pieces
 from rnnzoo.training import records as records_lib
 from rnnzoo.training import seed_state
 
@@ -34,7 +36,7 @@ class Seed:
 
   seed: int
   run: seed_state.SeedState
-  feed: feeds.Feed
+  feed: feeds.Feed | pieces.Pieces
   key: jax.Array
   checkpoints: checkpointing.Checkpoints
   records: records_lib.Records
@@ -55,13 +57,17 @@ def train(
       one.records.update(len(one.run.history) * steps + done)
 
   program = experiment.program
-  epochs = [one.feed.epoch(len(one.run.history) + 1) for one in group]
+  epochs: list[Any] = [
+      one.feed.epoch(len(one.run.history) + 1) for one in group
+  ]
+  if isinstance(group[0].feed, pieces.Pieces):
+    return _train_from_host(experiment, group[0], epochs[0], tell)
   states = [one.run.state for one in group]
   scales = [_scale(experiment, one.run) for one in group]
   keys = [one.key for one in group]
   if len(group) == 1:
     examples, order = epochs[0]
-    state = programs.run_epoch(
+    state = calls.run_epoch(
         program, states[0], examples, order, scales[0], keys[0], tell
     )
     group[0].run.state = state
@@ -71,7 +77,7 @@ def train(
     examples = at_once.stack([examples for examples, _ in epochs])
   else:
     order = at_once.stack([order for _, order in epochs])
-  state = programs.run_epoch(
+  state = calls.run_epoch(
       program.at_once,
       at_once.stack(states),
       examples,
@@ -84,6 +90,25 @@ def train(
   for one, own in zip(group, at_once.unstack(state, len(group)), strict=True):
     if not one.run.stopped:
       one.run.state = own
+  return state.params, state.statistics
+
+
+def _train_from_host(
+    experiment: experiments.Experiment,
+    one: Seed,
+    epoch: Iterator[pieces.Piece],
+    tell: Callable[[int], None],
+) -> tuple[Any, Any]:
+  """Trains a seed for one epoch; returns parameters and statistics."""
+  state = calls.run_pieces(
+      experiment.program,
+      one.run.state,
+      epoch,
+      _scale(experiment, one.run),
+      one.key,
+      tell,
+  )
+  one.run.state = state
   return state.params, state.statistics
 
 
@@ -131,16 +156,25 @@ def conclude(
   mean = lambda total: float(total) / experiment.steps_per_epoch
   totals = run.state.scores | {'loss': run.state.loss}
   train = metrics_lib.of_means(jax.tree.map(mean, totals), metrics)
+  scaling = run.state.loss_scaling
+  before = sum(row.get('skipped_steps', 0) for row in run.history)
+  skipped = loss_scaling.skipped_steps(scaling) - before
+  num_updates = max(experiment.steps_per_epoch - skipped, 1)
   row = {
       'epoch': epoch,
       # Without the digits that float32 makes up.
       'learning_rate': float(f'{first_rate:.6g}'),
       **{f'train_{name}': value for name, value in train.items()},
-      'gradient_norm': mean(run.state.gradient_norm),
+      'gradient_norm': float(run.state.gradient_norm) / num_updates,
       **{f'validation_{name}': value for name, value in validation.items()},
   }
+  if scaling is not None:
+    row |= {
+        'skipped_steps': skipped,
+        'loss_scale': float(scaling.dynamic.scale),
+    }
   run.history.append(row)
-  warm = run.state.step >= config.optimizer.warmup_steps
+  warm = _steps(run) >= config.optimizer.warmup_steps
   return run.conclude(
       config,
       experiment.plateau,
@@ -160,4 +194,9 @@ def learning_rate(
     experiment: experiments.Experiment, run: seed_state.SeedState
 ) -> float:
   """Returns the learning rate of the next step."""
-  return float(experiment.schedule(run.state.step) * _scale(experiment, run))
+  return float(experiment.schedule(_steps(run)) * _scale(experiment, run))
+
+
+def _steps(run: seed_state.SeedState) -> jax.Array:
+  """Returns the steps that the optimiser knows of: none that was skipped."""
+  return run.state.step - loss_scaling.skipped_steps(run.state.loss_scaling)

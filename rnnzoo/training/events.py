@@ -54,6 +54,12 @@ class Events:
           self._write(int(row['epoch']), summary=scalar)
       self._writer.flush()
 
+  def write_text(self, epoch: int, name: str, text: str) -> None:
+    """Writes a text of an epoch."""
+    with files.naming(self._path):
+      self._write(epoch, summary=self._summary.text(name, text))
+      self._writer.flush()
+
   def _write(self, step: int, **content: Any) -> None:
     self._writer.write_event(
         self._event_type(wall_time=time.time(), step=step, **content)

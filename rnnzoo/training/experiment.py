@@ -20,11 +20,13 @@ from rnnzoo import tasks
 from rnnzoo.tasks import fields
 from rnnzoo.tasks import protocol
 from rnnzoo.training import files
+from rnnzoo.training import loss_scaling
 from rnnzoo.training import optimization
 from rnnzoo.training import placement as placements
 from rnnzoo.training import processes
 from rnnzoo.training import program as programs
 from rnnzoo.training import run_directory
+from rnnzoo.training import samples
 from rnnzoo.training import visits
 
 # Rules for what training itself reads; a task checks its own sections.
@@ -41,6 +43,8 @@ _RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
         'monitor': fields.text(),
         'checkpoint_every': fields.integer(1),
         'checkpoint_seconds': fields.number(0),
+        'sample_every': fields.integer(0),
+        'keep_data_on': fields.one_of(('device', 'host')),
         'optimizer': fields.section(),
         'early_stopping': fields.section(),
     }
@@ -57,6 +61,7 @@ _NOT_IN_THE_NAME = (
     'eval_batch_size',
     'checkpoint_every',
     'checkpoint_seconds',
+    'sample_every',
     'data.source',
 )
 
@@ -125,6 +130,11 @@ def prepare(
         'config.model.label_smoothing must be 0 for the task'
         f' {config.task!r}, which smooths no labels; got {smoothing}'
     )
+  if config.sample_every and not samples.are_made_by(task):
+    raise ValueError(
+        f'config.sample_every must be 0 for the task {config.task!r}, which'
+        f' makes no text; got {config.sample_every}'
+    )
   train = task.splits['train']
   if not isinstance(train, protocol.Generator):
     num_examples = sum(map(protocol.num_examples, protocol.buckets(train)))
@@ -149,6 +159,8 @@ def prepare(
       optimization.make_optimizer(config.optimizer, num_steps, steps_per_epoch),
       config.eval_batch_size,
       placement,
+      loss_scaling.interval(config),
+      config.keep_data_on,
   )
   key = jax.random.key(0)
   state = jax.eval_shape(program.init, key)
@@ -219,6 +231,11 @@ def _check_seeds(
         'config.seeds_at_once must be 1 on several devices; got'
         f' {config.seeds_at_once} on {placement.num_devices}; set'
         ' config.num_devices to 1 for several seeds at once'
+    )
+  if config.keep_data_on == 'host':
+    raise ValueError(
+        "config.seeds_at_once must be 1 with config.keep_data_on='host'; got"
+        f' {config.seeds_at_once}'
     )
   is_generator = isinstance(train, protocol.Generator)
   if not is_generator and len(protocol.buckets(train)) > 1:

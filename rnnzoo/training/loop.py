@@ -11,7 +11,6 @@ import functools
 from typing import Any
 
 import jax
-import ml_collections
 
 from rnnzoo.tasks import protocol
 from rnnzoo.training import best_models
@@ -19,9 +18,11 @@ from rnnzoo.training import checkpointing
 from rnnzoo.training import epochs
 from rnnzoo.training import experiment as experiments
 from rnnzoo.training import feed as feeds
+from rnnzoo.training import pieces
 from rnnzoo.training import processes
 from rnnzoo.training import records as records_lib
 from rnnzoo.training import reporting
+from rnnzoo.training import samples
 from rnnzoo.training import seed_state
 
 
@@ -50,7 +51,7 @@ def train_and_evaluate(experiment: experiments.Experiment) -> dict[str, Any]:
   splits: dict[str, Any] = {
       name: experiment.program.load(task.splits[name])
       for name in ('train', 'validation', 'test')
-      if name != 'train' or placement.mesh is None
+      if name != 'train' or _is_on_device(experiment)
   }
   splits.setdefault('train', task.splits['train'])
   seeds = range(config.seed, config.seed + config.num_seeds)
@@ -81,6 +82,12 @@ def train_and_evaluate(experiment: experiments.Experiment) -> dict[str, Any]:
   )
   processes.say(reporting.format_report(report, metrics), end='')
   return report
+
+
+def _is_on_device(experiment: experiments.Experiment) -> bool:
+  """Returns whether one device holds the whole training split."""
+  on_device = experiment.config.keep_data_on == 'device'
+  return on_device and experiment.placement.mesh is None
 
 
 def run_seeds(
@@ -117,7 +124,7 @@ def run_seeds(
             experiment, one.run, validations[one.seed], rate
         )
         one.records.lap('validation')
-        _record(experiment.config, one, is_best)
+        _record(experiment, one, is_best)
   for one in group:
     tests = best_models.evaluate(experiment, one.run.best, splits['test'])
     finish = functools.partial(_finish, experiment, one, tests)
@@ -148,7 +155,10 @@ def _begin(
           ' from those of a run on either number'
       )
   run.num_devices = placement.num_devices
-  feed = feeds.Feed(
+  is_host = config.keep_data_on == 'host' and not isinstance(
+      splits['train'], protocol.Generator
+  )
+  feed = (pieces.Pieces if is_host else feeds.Feed)(
       experiment.program, placement, splits['train'], keys[1], config.num_epochs
   )
   records = stack.enter_context(
@@ -194,9 +204,17 @@ def _finish(
   )
 
 
-def _record(config: ml_collections.ConfigDict, one: epochs.Seed, is_best: bool):
-  """Writes an epoch's results, and its checkpoint if one is due."""
-  run, records = one.run, one.records
+def _record(
+    experiment: experiments.Experiment, one: epochs.Seed, is_best: bool
+) -> None:
+  """Writes an epoch's results, and its sample and checkpoint if due."""
+  config, run, records = experiment.config, one.run, one.records
+  epoch = len(run.history)
+  if config.sample_every and epoch % config.sample_every == 0:
+    trained = run.state.params, run.state.statistics
+    records.sample(
+        epoch, lambda: samples.make(experiment.task, trained, one.key, epoch)
+    )
   unsaved_seconds = records.epoch(run.history, is_best)
   if run.stopped or (
       len(run.history) % config.checkpoint_every == 0

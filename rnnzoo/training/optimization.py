@@ -61,6 +61,7 @@ RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
         'step_epochs': fields.integer(1),
         'nesterov': fields.flag(),
         'accumulate_steps': fields.integer(1, 10**6),
+        'loss_scale_interval': fields.integer(1),
     }
 )
 

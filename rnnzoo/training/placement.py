@@ -76,12 +76,15 @@ class Placement(NamedTuple):
   def batches(self, examples: Mapping[str, Any], order: np.ndarray) -> Batches:
     """Returns a split in batches. A process reads the rows of its devices only.
 
+    The batches of one device are gathered by the host.
+
     Args:
       examples: arrays [N, ...] by name.
       order: int [S, B], which examples each batch has.
     """
     if self.mesh is None:
-      raise ValueError('One device picks its batches itself.')
+      rows = {name: np.asarray(x[order]) for name, x in examples.items()}
+      return Batches(jax.device_put(rows), protocol.num_examples(examples))
     sharding = NamedSharding(self.mesh, PartitionSpec(None, _AXIS))
 
     def place(array):
@@ -101,6 +104,23 @@ class Placement(NamedTuple):
 
 
 ONE_DEVICE = Placement()
+
+# Bytes of a piece of a split that is too large for the device.
+_PIECE_BYTES = 2**26
+
+
+def batches_of_piece(
+    examples: Mapping[str, Any], num_batches: int, batch_size: int
+) -> int:
+  """Returns how many batches are sent to the devices at once.
+
+  Args:
+    examples: arrays [N, ...] by name.
+    num_batches: S.
+    batch_size: B.
+  """
+  batch = batch_size * sum(array[0].nbytes for array in examples.values())
+  return min(max(_PIECE_BYTES // batch, 1), num_batches)
 
 
 def choose(batch_size: int, num_devices: int | None) -> Placement:

@@ -13,7 +13,6 @@ Dimensions: N examples of a split, S steps of an epoch, B batch.
 
 from collections.abc import Callable, Mapping
 import functools
-import time
 from typing import Any, NamedTuple
 
 from flax import nnx
@@ -25,12 +24,9 @@ import rnnzoo
 from rnnzoo.tasks import protocol
 from rnnzoo.training import at_once
 from rnnzoo.training import evaluation
+from rnnzoo.training import loss_scaling as scaling_lib
 from rnnzoo.training import placement as placements
 from rnnzoo.training import visits as visits_lib
-
-# Seconds that one compiled call should take on a CPU: long enough for Python's
-# share to vanish, short enough for the progress bar to move.
-_SHORT_CALL, _LONG_CALL = 0.3, 1.5
 
 
 class TrainState(NamedTuple):
@@ -44,7 +40,8 @@ class TrainState(NamedTuple):
     loss: float32 [], sum of the mean losses of this epoch's steps so far.
     scores: float32 [] each, likewise, of the scores that are metrics.
     gradient_norm: float32 [], likewise, of the whole gradient before anything
-      is done to it.
+      is done to it, without those of steps that were skipped.
+    loss_scaling: the state of loss scaling, None without it.
   """
 
   params: nnx.State
@@ -54,6 +51,7 @@ class TrainState(NamedTuple):
   loss: jax.Array
   scores: dict[str, jax.Array]
   gradient_norm: jax.Array
+  loss_scaling: scaling_lib.LossScaling | None = None
 
 
 class Program(NamedTuple):
@@ -95,6 +93,8 @@ def make_program(
     optimizer: optax.GradientTransformation,
     eval_batch_size: int,
     placement: placements.Placement = placements.ONE_DEVICE,
+    loss_scale_interval: int | None = None,
+    keep_data_on: str = 'device',
 ) -> Program:
   """Returns the compiled functions of an experiment.
 
@@ -104,6 +104,9 @@ def make_program(
     eval_batch_size: B in evaluation, where no gradients need memory; rounded up
       to a multiple of the number of devices.
     placement: the devices.
+    loss_scale_interval: what `loss_scaling.interval` returned.
+    keep_data_on: 'device', or 'host' for splits that are not to be loaded as a
+      whole.
 
   Raises:
     ValueError: the task cannot build its model.
@@ -131,6 +134,7 @@ def make_program(
         loss=zero,
         scores=dict.fromkeys(names, zero),
         gradient_norm=zero,
+        loss_scaling=scaling_lib.begin(loss_scale_interval),
     )
 
   def scores_of(results):
@@ -155,28 +159,40 @@ def make_program(
     dropout_key = jax.random.fold_in(key, state.step)
 
     def differentiate(batch):
-      return jax.value_and_grad(loss_fn, has_aux=True)(
-          state.params, state.statistics, batch, dropout_key
+      return scaling_lib.differentiate(
+          loss_fn,
+          state.loss_scaling,
+          state.params,
+          state.statistics,
+          batch,
+          dropout_key,
       )
 
-    (loss, (statistics, scores)), gradients = visits.visit(
+    loss, (statistics, scores), gradients, scaling, finite = visits.visit(
         differentiate, examples, order, state.step
     )
-    updates, optimizer_state = optimizer.update(
-        gradients, state.optimizer, state.params
+    with jax.named_scope('optimizer'):
+      updates, optimizer_state = optimizer.update(
+          gradients, state.optimizer, state.params
+      )
+      updates = optax.tree.scale(scale, updates)
+      params = rnnzoo.constrain(optax.apply_updates(state.params, updates))
+    params, statistics, optimizer_state, norm = scaling_lib.choose(
+        finite,
+        (params, statistics, optimizer_state, optax.tree.norm(gradients)),
+        (state.params, state.statistics, state.optimizer, 0.0),
     )
-    updates = optax.tree.scale(scale, updates)
-    params = optax.apply_updates(state.params, updates)
     first = state.step % steps_per_epoch == 0
     total = lambda sum_, x: jnp.where(first, 0.0, sum_) + x
     return TrainState(
-        rnnzoo.constrain(params),
+        params,
         statistics,
         optimizer_state,
         state.step + 1,
         total(state.loss, loss),
         jax.tree.map(total, state.scores, scores),
-        total(state.gradient_norm, optax.tree.norm(gradients)),
+        total(state.gradient_norm, norm),
+        scaling,
     )
 
   def steps(state, examples, order, num_steps, scale, key):
@@ -219,6 +235,8 @@ def make_program(
       return examples
     if not isinstance(examples, Mapping):
       return tuple(map(load, examples))
+    if keep_data_on == 'host':
+      return evaluation.OnHost(examples, placement)
     if placement.mesh is None:
       return jax.device_put(dict(examples))
     order = evaluation_order(protocol.num_examples(examples))
@@ -247,52 +265,6 @@ def make_program(
           ),
       )
   )
-
-
-def run_epoch(
-    program: Program,
-    state: TrainState,
-    examples: Any,
-    order: Any,
-    scale: jax.typing.ArrayLike,
-    key: jax.Array,
-    on_progress: Callable[[int], None],
-) -> TrainState:
-  """Returns the state an epoch later: after one call, or on a CPU several.
-
-  Args:
-    program: the compiled functions.
-    state: is donated: it cannot be used afterwards.
-    examples: the training split, on the devices, as the feed gives it.
-    order: of the epoch, likewise.
-    scale: multiplies the learning rate.
-    key: of dropout.
-    on_progress: is told, from time to time, how many steps are done.
-  """
-  num_steps = program.steps_per_epoch
-  # Several processes have to make the same calls, however long these take.
-  if jax.default_backend() != 'cpu' or jax.process_count() > 1:
-    state = jax.block_until_ready(
-        program.train_epoch(state, examples, order, scale, key)
-    )
-    on_progress(num_steps)
-    return state
-  # An epoch may take minutes here, and another call costs next to nothing.
-  done, call_steps = 0, 1
-  while done < num_steps:
-    call_steps = min(call_steps, num_steps - done)
-    start = time.monotonic()
-    state = jax.block_until_ready(
-        program.train_steps(state, examples, order, call_steps, scale, key)
-    )
-    seconds = time.monotonic() - start
-    done += call_steps
-    on_progress(done)
-    if seconds < _SHORT_CALL:
-      call_steps *= 2
-    elif seconds > _LONG_CALL:
-      call_steps = max(call_steps // 2, 1)
-  return state
 
 
 def split(model: nnx.Module) -> tuple[nnx.GraphDef, nnx.State, nnx.State]:

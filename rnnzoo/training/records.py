@@ -1,11 +1,12 @@
 """The records of a seed while it trains, kept by the first process.
 
 An epoch is on the terminal, in TensorBoard's events, in metrics.csv and in
-seconds.csv, and all of these are written before the epoch's checkpoint: what a
-checkpoint counts as done is done for good.
+seconds.csv, a sample of text in samples.txt. All of these are written before
+the epoch's checkpoint: an epoch that a checkpoint counts as done is done for
+good.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import contextlib
 import pathlib
 import time
@@ -15,6 +16,7 @@ from rnnzoo.training import events as events_lib
 from rnnzoo.training import files
 from rnnzoo.training import processes
 from rnnzoo.training import progress as progress_lib
+from rnnzoo.training import samples as samples_lib
 from rnnzoo.training import timing
 
 
@@ -68,6 +70,9 @@ class Records:
         done,
         self._num_examples,
     )
+    self._samples = samples_lib.Samples(
+        self._directory / 'samples.txt', self._dataset, done
+    )
     self._events = self._stack.enter_context(
         events_lib.Events(self._directory, self._dataset, done + 1)
     )
@@ -92,6 +97,21 @@ class Records:
     """Names the time from the start, or from the last lap, until now."""
     if processes.is_first():
       self._times.lap(name)
+
+  def sample(self, epoch: int, make: Callable[[], str]) -> None:
+    """Writes a sample of the model as it is after an epoch.
+
+    Args:
+      epoch: which one.
+      make: returns the sample; the first process alone calls it.
+    """
+
+    def write():
+      text = make()
+      self._samples.write(epoch, text)
+      self._events.write_text(epoch, 'sample', text)
+
+    processes.from_first(write)
 
   def epoch(self, history: Sequence[files.Row], is_best: bool) -> float:
     """Tells and writes the results of an epoch.

@@ -21,17 +21,27 @@ import ml_collections
 
 from rnnzoo.training import files
 
-# Where data are found, and how many devices share the work, says nothing about
-# the result.
-NOT_COMPARED = ('data.data_dir', 'data.manual_dir', 'num_devices')
+# Where data are found or kept, and how many devices share the work, says
+# nothing about the result.
+NOT_COMPARED = (
+    'data.data_dir',
+    'data.manual_dir',
+    'keep_data_on',
+    'num_devices',
+)
 
 # Fields that configs once did not have, and what was done without them. A
 # config.json without such a field is one with this value.
 DEFAULTS: Mapping[str, Any] = types.MappingProxyType(
     {
         'data.scaling': 'minmax',
+        'data.source': 'files',
+        'data.sequence': 'row',
+        'data.data_dir': '',
         'model.label_smoothing': 0.0,
         'seeds_at_once': 1,
+        'sample_every': 0,
+        'keep_data_on': 'device',
         'optimizer.nesterov': False,
         'optimizer.accumulate_steps': 1,
         'optimizer.step_factor': 0.1,
@@ -39,6 +49,17 @@ DEFAULTS: Mapping[str, Any] = types.MappingProxyType(
         'optimizer.plateau_min_delta': 0.0,
         'optimizer.plateau_floor': 0.0,
         'optimizer.stop_rate': 0.0,
+        'optimizer.loss_scale_interval': 2000,
+    }
+)
+
+# The tasks whose `config.data` once had no such field.
+_OF_TASKS: Mapping[str, tuple[str, ...]] = types.MappingProxyType(
+    {
+        'data.scaling': ('smnist',),
+        'data.source': ('sequences',),
+        'data.sequence': ('sequences',),
+        'data.data_dir': ('sequences', 'translation'),
     }
 )
 
@@ -135,8 +156,8 @@ def read_config(path: pathlib.Path) -> ml_collections.ConfigDict:
   """
   content = files.read_json(path, dict)
   for name, value in DEFAULTS.items():
-    if name.startswith('data.') and content.get('task') != 'smnist':
-      continue  # Its fields are the task's own.
+    if content.get('task') not in _OF_TASKS.get(name, (content.get('task'),)):
+      continue
     *sections, field = name.split('.')
     part: Any = content
     for section in sections:

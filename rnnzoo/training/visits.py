@@ -32,9 +32,21 @@ class BucketOrder(NamedTuple):
       batches have; None where the buckets are arrays [S of the bucket, B, ...].
   """
 
-  bucket: jax.Array
-  place: jax.Array
-  orders: tuple[jax.Array | None, ...]
+  bucket: Any
+  place: Any
+  orders: tuple[Any, ...]
+
+
+class PieceOrder(NamedTuple):
+  """The order of a piece of an epoch, whose batches are arrays [K, B, ...].
+
+  Attributes:
+    first: int32 [], the steps of the epoch before the piece.
+    order: of buckets, with the K steps of the piece; None of arrays.
+  """
+
+  first: jax.typing.ArrayLike
+  order: BucketOrder | None
 
 
 class Visits:
@@ -113,13 +125,15 @@ class Visits:
       function: of a batch, arrays [B, ...] by name.
       examples: arrays [N, ...] by name, or where the order is None, arrays
         [S, B, ...]; buckets of these; of a generator, the key of the seed.
-      order: what `order` returned.
+      order: what `order` returned, or a `PieceOrder`.
       step: the number of steps before.
     """
     if self._generator:
       key = jax.random.fold_in(examples, step)
       return function(self._placement.split(self._generator.make_batch(key)))
     place = step % self.steps_per_epoch
+    if isinstance(order, PieceOrder):
+      place, order = place - order.first, order.order
     if not self._are_buckets:
       return function(_pick(examples, order, place))
 

@@ -24,6 +24,7 @@ import pytest
 from rnnzoo import tasks
 from rnnzoo import training
 from rnnzoo.tasks import classification
+from rnnzoo.training import calls
 from rnnzoo.training import checkpointing
 from rnnzoo.training import loop
 from rnnzoo.training import optimization
@@ -252,7 +253,7 @@ class ProgramTest(parameterized.TestCase):
     task, program = make_program()
     key, done = jax.random.key(2), []
     with mock.patch.object(jax, 'default_backend', return_value=backend):
-      state = programs.run_epoch(
+      state = calls.run_epoch(
           program,
           program.init(jax.random.key(0)),
           task.splits['train'],

@@ -27,10 +27,12 @@ import ml_collections
 import numpy as np
 
 from rnnzoo.tasks import fields
+from rnnzoo.tasks import tfds_sets
 from rnnzoo.tasks.series import answers
 from rnnzoo.tasks.series import npz
 from rnnzoo.tasks.series import sequence_arrays
 from rnnzoo.tasks.series import sequence_task
+from rnnzoo.tasks.series import tfds_sequences
 
 _SPLITS = ('train', 'validation', 'test')
 # Words, and beginnings of words, in names of files that look like splits.
@@ -40,6 +42,13 @@ _BEGINNINGS = ('train', 'valid', 'test')
 _RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
     {
         **sequence_task.RULES,
+        'source': fields.Rule(
+            "'files' or 'tfds:<name>'",
+            lambda value: value == 'files'
+            or (isinstance(value, str) and tfds_sets.is_source(value)),
+        ),
+        'data_dir': fields.text(),
+        'sequence': fields.one_of(tfds_sequences.READINGS),
         'path': fields.text(),
         'kind': fields.one_of(npz.KINDS),
         'every_step': fields.flag(),
@@ -66,14 +75,13 @@ class OwnSequences(sequence_task.SequenceTask):
     data = config.data
     fields.check(data, _RULES, 'config.data')
     sequence_task.check_model(config)
-    if not data.path:
-      raise ValueError(
-          'config.data.path must be an .npz file with x, y and maybe lengths,'
-          ' or a folder of such files; see configs/base_sequences.py'
+    if data.source != 'files':
+      _check_tfds(data)
+      name, splits = tfds_sequences.read(
+          data.source, data.data_dir, data.sequence
       )
-    path = pathlib.Path(data.path).expanduser()
-    form = npz.Form(data.kind, data.every_step, data.missing)
-    splits = read_splits(path, form)
+    else:
+      name, splits = _read_files(data)
     kind: answers.Answers
     if data.kind == 'classification':
       splits, kind = encode(splits, data.every_step)
@@ -90,11 +98,35 @@ class OwnSequences(sequence_task.SequenceTask):
       kind = _numbers(splits['train'], data.every_step, data.standardize)
     super().__init__(
         config,
-        path.name,
+        name,
         {name: splits[name] for name in _SPLITS},
         kind,
         every_step=data.every_step,
     )
+
+
+def _check_tfds(data: ml_collections.ConfigDict) -> None:
+  """Raises ValueError if fields ask for more than sets of TFDS give."""
+  for field, value in (('kind', 'classification'), ('every_step', False)):
+    if data[field] != value:
+      raise ValueError(
+          f'config.data.{field} must be {value!r} for'
+          f' config.data.source={data.source!r}; got {data[field]!r}'
+      )
+
+
+def _read_files(
+    data: ml_collections.ConfigDict,
+) -> tuple[str, dict[str, sequence_arrays.Sequences]]:
+  """Returns the name and the splits of the files of `data.path`."""
+  if not data.path:
+    raise ValueError(
+        'config.data.path must be an .npz file with x, y and maybe lengths, or'
+        ' a folder of such files; see configs/base_sequences.py'
+    )
+  path = pathlib.Path(data.path).expanduser()
+  form = npz.Form(data.kind, data.every_step, data.missing)
+  return path.name, read_splits(path, form)
 
 
 def read_splits(

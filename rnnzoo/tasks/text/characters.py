@@ -188,25 +188,14 @@ class Characters(protocol.Task):
 
   def _sample(self, model, prompt, tokens, key):
     graphdef, state = nnx.split(model)
-    temperature = self._data.sample_temperature
-
-    @jax.jit
-    def choose(logits, key):
-      if not temperature:
-        return jnp.argmax(logits)
-      return jax.random.categorical(key, logits / temperature)
-
-    @jax.jit
-    def step(state, carry, token):
-      return nnx.merge(graphdef, state).step(carry, token)
-
+    temperature = float(self._data.sample_temperature)
     yield prompt
     carry, logits = model.unroll(tokens)
     logits = logits[-1]
     for number in range(self._data.sample_length):
-      token = choose(logits, jax.random.fold_in(key, number))
+      token = _choose(logits, jax.random.fold_in(key, number), temperature)
       yield self.vocabulary[int(token)]
-      carry, logits = step(state, carry, token)
+      carry, logits = _step(graphdef, state, carry, token)
 
   def report(self, results, best_model) -> protocol.Report:
     """Returns a sample of the first seed's best model, and the vocabulary."""
@@ -223,6 +212,20 @@ class Characters(protocol.Task):
         {'num_characters': len(self.vocabulary), 'sample': sample},
         {'sample.txt': write},
     )
+
+
+@functools.partial(jax.jit, static_argnames='temperature')
+def _choose(logits, key, temperature):
+  if not temperature:
+    return jnp.argmax(logits)
+  return jax.random.categorical(key, logits / temperature)
+
+
+# Compiled once for all samples of a run: models of one config have one
+# structure.
+@functools.partial(jax.jit, static_argnames='graphdef')
+def _step(graphdef, state, carry, token):
+  return nnx.merge(graphdef, state).step(carry, token)
 
 
 def read(path: str) -> tuple[str, str]:

@@ -11,6 +11,7 @@ import zlib
 import numpy as np
 
 from rnnzoo import decoding
+from rnnzoo.tasks import tfds_sets
 
 
 def read_parallel(
@@ -67,6 +68,52 @@ def _read(path: str, field: str) -> list[str]:
   if not lines:
     raise ValueError(f'{path} has no lines')
   return lines
+
+
+def read_tfds(
+    source: str, data_dir: str
+) -> tuple[str, dict[str, tuple[list[str], list[str]]]]:
+  """Returns the name of a set of TFDS, and its pairs of lines by split.
+
+  A split for validation or for the test that the set lacks is the last
+  twentieth of what is left to train on.
+
+  Args:
+    source: 'tfds:<name>'.
+    data_dir: where TFDS keeps its sets.
+
+  Raises:
+    ValueError: the set cannot be read, or has no text.
+  """
+  found = tfds_sets.read(source, data_dir)
+  splits = {}
+  for name, examples in found.splits.items():
+    sides = []
+    for side in examples:
+      if wrong := [one for one in side if not isinstance(one, bytes | str)]:
+        raise ValueError(
+            f'config.data.source={source!r} must have texts as inputs and'
+            f' targets; {name!r} has a {type(wrong[0]).__name__}'
+        )
+      sides.append([_line(text) for text in side])
+    splits[name] = (sides[0], sides[1])
+  for name in ('test', 'validation'):
+    if name not in splits:
+      count = len(splits['train'][0]) // 20
+      if not count:
+        raise ValueError(
+            f'config.data.source={source!r} has no split {name!r}, and too few'
+            ' training examples to split it off'
+        )
+      sources, targets = splits['train']
+      splits[name] = sources[-count:], targets[-count:]
+      splits['train'] = sources[:-count], targets[:-count]
+  return found.name, splits
+
+
+def _line(text: bytes | str) -> str:
+  text = text if isinstance(text, str) else text.decode('utf-8')
+  return ' '.join(text.splitlines())
 
 
 def longest(pairs: tuple[list[list[int]], list[list[int]]]) -> np.ndarray:

@@ -32,6 +32,7 @@ from rnnzoo.tasks import backbones
 from rnnzoo.tasks import fields
 from rnnzoo.tasks import figures
 from rnnzoo.tasks import protocol
+from rnnzoo.tasks import tfds_sets
 from rnnzoo.tasks.text import parallel_text
 from rnnzoo.tasks.text import translation_decoding
 from rnnzoo.tasks.text import vocabularies
@@ -50,7 +51,12 @@ _PATHS = tuple(
 )
 _DATA_RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
     {
-        'source': fields.one_of(('dates', 'files')),
+        'source': fields.Rule(
+            "'dates', 'files' or 'tfds:<name>'",
+            lambda value: value in ('dates', 'files')
+            or (isinstance(value, str) and tfds_sets.is_source(value)),
+        ),
+        'data_dir': fields.text(),
         **{name: fields.text() for name in _PATHS},
         'num_dates': fields.integer(1, written_dates.NUM_DAYS - 2000),
         'dates_seed': fields.seed(),
@@ -138,7 +144,7 @@ class Translation(protocol.Task):
     self._model = config.model
     self.batch_size = config.batch_size
     self.label_smoothing = config.model.label_smoothing
-    is_text = data.source == 'files'
+    is_text = data.source != 'dates'
     self.metrics = (BLEU if is_text else EXACT_MATCH, protocol.PERPLEXITY)
     self.dataset, self._lines = _read(data)
     make = lambda side, kind: vocabularies.make_vocabulary(
@@ -420,6 +426,8 @@ def _read(
     parts = written_dates.dates(data.dates_seed, (data.num_dates, 1000, 1000))
     dataset = f'{data.num_dates} made-up dates, seed {data.dates_seed}'
     return dataset, dict(zip(names, parts, strict=True))
+  if data.source != 'files':
+    return parallel_text.read_tfds(data.source, data.data_dir)
   lines = {
       name: parallel_text.read_parallel(
           data[f'{name}_source'],

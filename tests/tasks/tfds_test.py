@@ -1,0 +1,186 @@
+"""Sets of TFDS as sequences and as translation, prepared on disk."""
+
+import importlib
+import io
+import pathlib
+import sys
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import numpy as np
+from PIL import Image
+import tensorflow_datasets as tfds
+
+from rnnzoo.tasks import tfds_sets
+from rnnzoo.tasks.series import sequences
+from rnnzoo.tasks.text import parallel_text
+from rnnzoo.tasks.text import translation
+
+# configs/ is never installed.
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+
+VERSION = '1.2.3'
+
+
+def prepare(name, directory, features, keys, splits):
+  """Writes a set: splits are lists of examples by name."""
+
+  class Made(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+
+    def _info(self):
+      return self.dataset_info_from_configs(
+          features=tfds.features.FeaturesDict(features), supervised_keys=keys
+      )
+
+    def _split_generators(self, dl_manager):
+      del dl_manager
+      return {split: enumerate(rows) for split, rows in splits.items()}
+
+    def _generate_examples(self):
+      raise NotImplementedError
+
+  Made.url_infos = {}
+  Made.name = name
+  Made.VERSION = tfds.core.Version(VERSION)
+  Made.pkg_dir_path = pathlib.Path(directory)
+  tfds.disable_progress_bar()
+  builder = Made(data_dir=directory, file_format='array_record')
+  builder.download_and_prepare()
+
+
+def png(pixels):
+  encoded = io.BytesIO()
+  Image.fromarray(pixels).save(encoded, 'PNG')
+  encoded.seek(0)
+  return encoded
+
+
+class TfdsTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.directory = self.create_tempdir().full_path
+    self.rng = np.random.default_rng(0)
+
+  def sequences(self, name, **data):
+    base = importlib.import_module('configs.base_sequences')
+    config = base.get_config()
+    config.data.update(source=f'tfds:{name}', data_dir=self.directory, **data)
+    config.data.update(validation_fraction=0.2, test_fraction=0.2)
+    return sequences.OwnSequences(config)
+
+  def test_images(self):
+    pixels = self.rng.integers(0, 256, (20, 4, 3, 3), np.uint8)
+    rows = [
+        {'image': png(image), 'label': index % 2}
+        for index, image in enumerate(pixels)
+    ]
+    prepare(
+        'made_images',
+        self.directory,
+        {
+            'image': tfds.features.Image(shape=(4, 3, 3)),
+            'label': tfds.features.ClassLabel(names=['zebra', 'ant']),
+        },
+        ('image', 'label'),
+        {'train': rows[:15], 'test': rows[15:]},
+    )
+    task = self.sequences('made_images')
+    self.assertEqual(task.dataset, f'made_images/{VERSION}')
+    self.assertEqual(task.class_names, ('ant', 'zebra'))
+    sizes = {name: len(split['x']) for name, split in task.splits.items()}
+    self.assertEqual(sizes, {'train': 12, 'validation': 3, 'test': 5})
+    test = task.splits['test']
+    self.assertEqual(test['x'].shape, (5, 4, 9))
+    # Shards are written in an order of their own.
+    for x, y in zip(test['x'], test['y'], strict=True):
+      (place,) = np.flatnonzero((pixels.reshape(20, 4, 9) == x).all((1, 2)))
+      self.assertGreaterEqual(place, 15)
+      self.assertEqual(task.class_names[y], ('zebra', 'ant')[place % 2])
+    by_pixel = self.sequences('made_images', sequence='pixel')
+    np.testing.assert_array_equal(
+        by_pixel.splits['test']['x'], test['x'].reshape(5, 12, 3)
+    )
+    with self.assertRaisesRegex(ValueError, "kind must be 'classification'"):
+      self.sequences('made_images', kind='regression')
+
+  def test_ragged_features(self):
+    rows = [
+        {
+            'steps': self.rng.standard_normal((n, 2)).astype(np.float32),
+            'y': n % 3,
+        }
+        for n in range(1, 31)
+    ]
+    prepare(
+        'made_steps',
+        self.directory,
+        {
+            'steps': tfds.features.Tensor(shape=(None, 2), dtype=np.float32),
+            'y': tfds.features.ClassLabel(num_classes=3),
+        },
+        ('steps', 'y'),
+        {'train': rows},
+    )
+    task = self.sequences('made_steps')
+    self.assertEqual(task.class_names, ('0', '1', '2'))
+    found = {}
+    for split in task.splits.values():
+      for x, length, y in zip(
+          split['x'], split['lengths'], split['y'], strict=True
+      ):
+        np.testing.assert_array_equal(x[:length], rows[length - 1]['steps'])
+        found[int(length)] = int(y)
+    self.assertEqual(found, {n: n % 3 for n in range(1, 31)})
+
+  def test_translation(self):
+    rows = [{'de': f'{n} Häuser\nhier', 'en': f'{n} houses'} for n in range(60)]
+    prepare(
+        'made_lines',
+        self.directory,
+        tfds.features.Translation(['de', 'en']),
+        ('de', 'en'),
+        {'train': rows[:50], 'validation': rows[50:]},
+    )
+    name, splits = parallel_text.read_tfds('tfds:made_lines', self.directory)
+    self.assertEqual(name, f'made_lines/{VERSION}')
+    sizes = {name: len(sides[0]) for name, sides in splits.items()}
+    self.assertEqual(sizes, {'train': 48, 'validation': 10, 'test': 2})
+    lines = [
+        pair for sides in splits.values() for pair in zip(*sides, strict=True)
+    ]
+    self.assertCountEqual(
+        lines, [(f'{n} Häuser hier', f'{n} houses') for n in range(60)]
+    )
+    config = importlib.import_module('configs.base_translation').get_config()
+    config.data.update(source='tfds:made_lines', data_dir=self.directory)
+    task = translation.Translation(config)
+    self.assertEqual(task.metrics[0].name, 'bleu')
+    self.assertEqual(task.splits['train']['source'].shape[0], 48)
+
+  def test_sets_that_cannot_be_read(self):
+    with self.assertRaisesRegex(
+        ValueError, "'tfds:no_such_set' cannot be read"
+    ):
+      tfds_sets.read('tfds:no_such_set', self.directory)
+    prepare(
+        'made_keyless',
+        self.directory,
+        {'x': tfds.features.Tensor(shape=(2,), dtype=np.float32)},
+        None,
+        {'train': [{'x': np.ones(2, np.float32)}]},
+    )
+    with self.assertRaisesRegex(ValueError, 'supervised keys None'):
+      tfds_sets.read('tfds:made_keyless', self.directory)
+    for source in ('tfds:', 'fashion_mnist'):
+      with self.assertRaisesRegex(ValueError, "'files' or 'tfds:<name>'"):
+        self.check(source)
+
+  def check(self, source):
+    config = importlib.import_module('configs.base_sequences').get_config()
+    config.data.source = source
+    sequences.OwnSequences(config)
+
+
+if __name__ == '__main__':
+  absltest.main()

@@ -1,0 +1,162 @@
+"""Loss scaling: the factor, steps that are skipped, and runs in float16."""
+
+import functools
+import json
+import math
+import pathlib
+from unittest import mock
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+import optax
+import pytest
+
+from rnnzoo import tasks
+from rnnzoo import training
+from rnnzoo.training import loss_scaling
+from rnnzoo.training import program as programs
+from rnnzoo.training import seed_state
+from tests.testing import made_up_task
+
+
+class LossScalingTest(parameterized.TestCase):
+
+  def test_the_factor_halves_and_doubles(self):
+    # The gradient of the product, in float16, is the factor times 0.7.
+    def loss(x, y):
+      return (x.astype(jnp.float16) * y.astype(jnp.float16)).astype(
+          jnp.float32
+      ) * 0.7, y
+
+    scaling = loss_scaling.begin(3)
+    factors, skipped = [], []
+    for y in (1.0, 1.0, 1.0, 0.1, 0.1, 0.1, 0.1):
+      found = loss_scaling.differentiate(
+          loss, scaling, jnp.float32(3.0), jnp.float32(y)
+      )
+      scaling = found.scaling
+      self.assertEqual(found.more, y)
+      self.assertAlmostEqual(float(found.loss), 2.1 * y, delta=2e-3)
+      self.assertEqual(found.gradients.dtype, jnp.float32)
+      if found.finite:
+        self.assertAlmostEqual(float(found.gradients), 0.7 * y, delta=1e-3)
+      factors.append(math.log2(scaling.dynamic.scale))
+      skipped.append(int(scaling.skipped))
+    # 2^16 * .7 is below the greatest number of float16, 2^17 * .7 is not.
+    self.assertEqual(factors, [16, 16, 17, 16, 16, 16, 17])
+    self.assertEqual(skipped, [0, 0, 0, 1, 1, 1, 1])
+
+  def test_without_scaling(self):
+    found = loss_scaling.differentiate(lambda x: (x**2, None), None, 3.0)
+    self.assertEqual((found.loss, found.gradients), (9.0, 6.0))
+    self.assertIsNone(found.scaling)
+    self.assertEqual(loss_scaling.choose(found.finite, 1, 2), 1)
+
+  @parameterized.parameters(
+      ('float16', 7), ('half', 7), ('bfloat16', None), (None, None)
+  )
+  def test_interval(self, dtype, wanted):
+    config = ml_collections.ConfigDict(
+        {'model': {'dtype': dtype}, 'optimizer': {'loss_scale_interval': 7}}
+    )
+    self.assertEqual(loss_scaling.interval(config), wanted)
+
+  @pytest.mark.slow
+  def test_a_skipped_step_changes_nothing_else(self):
+    task = made_up_task.SignTask(norm='batch', dtype=jnp.float16)
+    program = programs.make_program(
+        task, optax.adam(1e-2), 4, loss_scale_interval=100
+    )
+    key = jax.random.key(0)
+    state = program.init(key)
+    huge = state.loss_scaling.dynamic.replace(scale=jnp.float32(2.0**40))
+    state = state._replace(
+        loss_scaling=state.loss_scaling._replace(dynamic=huge)
+    )
+    before = jax.tree.map(np.asarray, state[:3])
+    order = program.shuffle(key, 1)
+    train = task.splits['train']
+    state = program.train_steps(state, train, order, 1, 1.0, key)
+    jax.tree.map(np.testing.assert_array_equal, before, state[:3])
+    self.assertEqual(int(state.loss_scaling.skipped), 1)
+    self.assertEqual((int(state.step), float(state.gradient_norm)), (1, 0.0))
+    self.assertTrue(np.isfinite(state.loss))
+    self.assertEqual(state.loss_scaling.dynamic.scale, 2.0**39)
+
+
+@pytest.mark.slow
+class RunTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.workdir = pathlib.Path(self.create_tempdir().full_path)
+
+  def prepare(self, name, dtype, seeds_at_once=1):
+    task = functools.partial(made_up_task.SignTask, dtype=jnp.dtype(dtype))
+    self.enter_context(mock.patch.object(tasks, 'TASKS', {'sign': task}))
+    config = made_up_task.base_config()
+    config.update(
+        task='sign', num_epochs=4, eval_batch_size=4, checkpoint_seconds=0.0
+    )
+    config.update(num_seeds=seeds_at_once, seeds_at_once=seeds_at_once)
+    config.model.dtype = dtype
+    config.optimizer.loss_scale_interval = 3
+    config.optimizer.warmup_steps = 20
+    return training.prepare(config, str(self.workdir / name), 'sign')
+
+  def history(self, name, seed=0):
+    path = self.workdir / name / f'seed_{seed}/result.json'
+    return json.loads(path.read_text())['history']
+
+  def test_resumed_equals_uninterrupted(self):
+    training.train_and_evaluate(self.prepare('whole', 'float16'))
+    rows = self.history('whole')
+    skipped = sum(row['skipped_steps'] for row in rows)
+    # 28 steps; a doubling every third, until gradients overflow.
+    self.assertBetween(skipped, 1, 14)
+    self.assertLess(rows[-1]['train_loss'], rows[0]['train_loss'])
+    for row in rows:
+      self.assertTrue(math.isfinite(row['gradient_norm']), row)
+      self.assertEqual(math.log2(row['loss_scale']) % 1, 0)
+    # The warm-up counts no skipped steps.
+    before = 21 - sum(row['skipped_steps'] for row in rows[:3])
+    self.assertAlmostEqual(
+        rows[3]['learning_rate'], 1e-3 * min(before / 20, 1), places=8
+    )
+    head = (self.workdir / 'whole/seed_0/metrics.csv').read_text()
+    self.assertIn('skipped_steps,loss_scale\n', head)
+
+    save = seed_state.SeedState.save
+
+    def save_and_fail(run, checkpoints):
+      save(run, checkpoints)
+      if len(run.history) == 2:
+        raise KeyboardInterrupt
+
+    with mock.patch.object(seed_state.SeedState, 'save', save_and_fail):
+      with self.assertRaises(KeyboardInterrupt):
+        training.train_and_evaluate(self.prepare('killed', 'float16'))
+    training.train_and_evaluate(self.prepare('killed', 'float16'))
+    for name in ('seed_0/metrics.csv', 'seed_0/result.json', 'report.json'):
+      self.assertEqual(
+          *(
+              (self.workdir / run / name).read_bytes()
+              for run in ('whole', 'killed')
+          ),
+          name,
+      )
+
+  def test_seeds_at_once(self):
+    training.train_and_evaluate(self.prepare('one', 'float16'))
+    training.train_and_evaluate(self.prepare('two', 'float16', 2))
+    for one, two in zip(self.history('one'), self.history('two'), strict=True):
+      self.assertEqual(one['skipped_steps'], two['skipped_steps'])
+      self.assertAlmostEqual(one['train_loss'], two['train_loss'], delta=2e-3)
+
+
+if __name__ == '__main__':
+  absltest.main()
