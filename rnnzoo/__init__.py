@@ -47,6 +47,8 @@ from rnnzoo.layers.constraints import constrain
 from rnnzoo.layers.recurrent import RecurrentLayer
 from rnnzoo.layers.sequence_layer import SequenceLayer
 from rnnzoo.layers.stack import Stack
+from rnnzoo.planning import dryrun
+from rnnzoo.planning import DryRun
 from rnnzoo.scanned import ScannedRNN
 from rnnzoo.verification import Verification
 from rnnzoo.verification import verify

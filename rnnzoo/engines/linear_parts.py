@@ -49,7 +49,7 @@ def run(
     reset = time_parts.boundary(reset, 0, over)
   operands = operands._replace(x=x, reset=reset, mask=mask)
 
-  def by(solve, operands, options=None):
+  def by(solve, cell, operands, options=None):
     del options  # All of them are a Newton iteration's.
     return associative.unroll(
         cell, projection, operands, call.reverse, solve, over
@@ -60,6 +60,6 @@ def run(
       'associative_scan': functools.partial(by, associative.compose_scan),
       'pallas': functools.partial(by, associative.kernel_scan),
   }
-  h = selection.first_that_can(paths, implementation, True, operands)
+  h = selection.first_that_can(paths, implementation, True, cell, operands)
   last = h[0] if call.reverse else h[-1]
   return (time_parts.last_carry(last, call.reverse, over),), (swap(h),)
