@@ -174,9 +174,9 @@ def dryrun(
   mesh = _mesh(x)
   flags = {k: v for k, v in call.items() if isinstance(v, bool)}
   arrays = {k: v for k, v in call.items() if not isinstance(v, bool)}
-  graphdef, params, rest = nnx.split(layer, nnx.Param, ...)
+  graphdef, *states = nnx.split(layer, nnx.Param, ...)
   params, rest, arrays = jax.tree.map(
-      lambda a: _struct(a, mesh), (params, rest, arrays)
+      lambda a: _struct(a, mesh), (*states, arrays)
   )
   x = _struct(x, mesh)
 
