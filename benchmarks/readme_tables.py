@@ -10,6 +10,7 @@ import ast
 import json
 import pathlib
 import re
+import runpy
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -397,6 +398,12 @@ def scanned_rnn() -> str:
   return '\n'.join(lines)
 
 
+def planning() -> str:
+  """Returns the table of steps on more devices than were measured."""
+  path = ROOT / 'benchmarks' / 'data_parallel.py'
+  return runpy.run_path(str(path))['table']()
+
+
 # Documents, and the tables in each.
 TABLES = {
     'README.md': {'row_smnist': row_smnist, 'gpu_runs': gpu_runs},
@@ -404,6 +411,7 @@ TABLES = {
     'docs/benchmarks/dense.md': {'dense_h200': dense_h200},
     'docs/benchmarks/index.md': {'units_and_batch': units_and_batch},
     'docs/benchmarks/linear.md': {'linear_h200': linear_h200},
+    'docs/benchmarks/planning.md': {'planning': planning},
     'docs/benchmarks/rl.md': {'scanned_rnn': scanned_rnn},
     'docs/choosing.md': {'newton': newton},
     'docs/converting.md': {'conversions': conversions},

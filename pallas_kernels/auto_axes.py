@@ -14,6 +14,8 @@ from typing import Any
 
 import jax
 from jax.experimental import custom_partitioning
+from jax.extend import core
+from jax.interpreters import mlir
 from jax.sharding import AxisType
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
@@ -123,7 +125,9 @@ def _partitioned(
 
   split = custom_partitioning.custom_partitioning(run)
   split.def_partition(partition, sharding_rule=rule)
-  mapped = jax.custom_batching.custom_vmap(lambda *flat: split(*flat))
+  mapped = jax.custom_batching.custom_vmap(
+      lambda first, *rest: split(_not_for_export_p.bind(first), *rest)
+  )
 
   @mapped.def_vmap
   def _map(size, batched, *flat):
@@ -138,6 +142,26 @@ def _partitioned(
     return results, [True] * len(results)
 
   return mapped
+
+
+# Returns its operand. XLA calls back into this process to split a kernel, so an
+# exported program would have nobody to call.
+_not_for_export_p = core.Primitive('not_for_export')
+_not_for_export_p.def_impl(lambda x: x)
+_not_for_export_p.def_abstract_eval(lambda x: x)
+
+
+def _lower(ctx, x):
+  if ctx.module_context.lowering_parameters.for_export:
+    raise NotImplementedError(
+        'jax.export cannot write GPU kernels that XLA splits over the Auto axes'
+        ' of a mesh. Export with Explicit axes, as jax.make_mesh has them, for'
+        " one device, inside jax.shard_map, or with implementation='scan'."
+    )
+  return [x]
+
+
+mlir.register_lowering(_not_for_export_p, _lower)
 
 
 def _names(mesh, operands, axes) -> tuple[str, ...]:

@@ -48,6 +48,8 @@ from rnnzoo.layers.recurrent import RecurrentLayer
 from rnnzoo.layers.sequence_layer import SequenceLayer
 from rnnzoo.layers.slstm_block import SLSTMBlock
 from rnnzoo.layers.stack import Stack
+from rnnzoo.planning import DryRun
+from rnnzoo.planning import dryrun
 from rnnzoo.scanned import ScannedRNN
 from rnnzoo.verification import Verification
 from rnnzoo.verification import verify

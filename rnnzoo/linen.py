@@ -135,6 +135,7 @@ class Recurrent(SequenceModule):
   dtype: jax.typing.DTypeLike | None = None
   param_dtype: jax.typing.DTypeLike = jnp.float32
   implementation: selection.Implementation = None
+  time_axis_name: str | Sequence[str] | None = None
 
 
 class Elman(Recurrent):

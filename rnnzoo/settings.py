@@ -74,6 +74,26 @@ def dropout_rate(value: Any) -> None:
     raise ValueError(f'dropout_rate must be in [0, 1), got {value!r}.')
 
 
+def axis_names(value: Any, label: str) -> tuple[str, ...]:
+  """Returns one name of a mesh axis, several, or none, as a tuple.
+
+  Args:
+    value: a name, a sequence of them, or None.
+    label: the argument's name.
+  """
+  if value is None:
+    return ()
+  names = (value,) if isinstance(value, str) else value
+  if not isinstance(names, Sequence) or not all(
+      isinstance(name, str) for name in names
+  ):
+    raise ValueError(
+        f'{label} must be the name of a mesh axis, a sequence of names or None,'
+        f' got {value!r}.'
+    )
+  return tuple(names)
+
+
 def interval(value: Any, label: str) -> None:
   """Raises ValueError unless `value` is a pair of numbers, low and high."""
   if not isinstance(value, (tuple, list)) or len(value) != 2:

@@ -21,7 +21,8 @@ sequence length", section 2.2):
     mu_t = a_t mu_{t+1} + a_t g_t,   lambda_t = g_t + mu_{t+1}
     db_t = lambda_t,   da_t = lambda_t h_{t-1},   dh_0 = mu_1
 
-so the derivative below is written once, whatever runs the recurrence.
+so the derivative below is written once, whatever runs the recurrence. Where
+time is over devices, `time_parts.py` says which h a device begins with.
 """
 
 import jax
@@ -29,10 +30,12 @@ from jax import export
 from jax import lax
 import jax.numpy as jnp
 
+import pallas_kernels
 from rnnzoo import cell as cell_lib
 from rnnzoo.engines import call as call_lib
 from rnnzoo.engines import derivatives
 from rnnzoo.engines import scan_steps
+from rnnzoo.engines import time_parts
 
 Array = jax.Array
 
@@ -42,14 +45,18 @@ def unroll(
     project: call_lib.Projection,
     operands: call_lib.Operands,
     reverse: bool,
+    solve=None,
+    over: time_parts.Names = (),
 ) -> Array:
-  """Runs a linear cell over time, all steps in parallel.
+  """Runs a linear cell over time.
 
   Args:
     cell: the equations.
     project: the projection to the input gates.
     operands: time-major, with a carry and a restart of one array each.
     reverse: whether time runs from the last step to the first.
+    solve: as for `linear_scan`; None for all steps in parallel.
+    over: the mesh axes that time is over, inside `jax.shard_map`.
 
   Returns:
     h after every step, [T, B, F].
@@ -68,23 +75,33 @@ def unroll(
     # 15 to 30 % longer on an H200. MinGRU, of two gates, took 6 to 22 % longer
     # with the barrier, and on a CPU the gradients of both did.
     a, b = lax.optimization_barrier((a, b))
-  return linear_scan(compose_scan, reverse, a, b, carry[0])
+  solve = solve or compose_scan
+  return linear_scan(solve, reverse, a, b, carry[0], over)
 
 
-def linear_scan(solve, reverse: bool, a: Array, b: Array, h0: Array) -> Array:
+def linear_scan(
+    solve,
+    reverse: bool,
+    a: Array,
+    b: Array,
+    h0: Array,
+    over: time_parts.Names = (),
+) -> Array:
   """Returns h_t = a_t h_{t-1} + b_t for all t.
 
   Args:
-    solve: `compose_scan` or `step_scan`.
+    solve: `compose_scan`, `step_scan`, or a hashable function like them.
     reverse: whether the recurrence runs from the last step to the first.
     a: [T, ...].
     b: [T, ...], like a.
     h0: [...], h before the first step.
+    over: the mesh axes that time is over, inside `jax.shard_map`; T is then the
+      number of this device's steps.
 
   Returns:
     h, [T, ...].
   """
-  return _linear_scan((solve, reverse), (a, b, h0))
+  return _linear_scan((solve, reverse, over), (a, b, h0))
 
 
 def step_scan(a: Array, b: Array, reverse: bool) -> Array:
@@ -107,20 +124,30 @@ def compose_scan(a: Array, b: Array, reverse: bool) -> Array:
         f' {a.shape[0]}: its rounds depend on it. The batch may be symbolic.'
         f' implementation={other!r} works.'
     )
-  smallest = jnp.finfo(a.dtype).tiny
+  return lax.associative_scan(_compose, (a, b), reverse=reverse)[1]
 
-  def compose(first, second):
-    a1, b1 = first
-    a2, b2 = second
-    product = a2 * a1
-    signed = jnp.copysign(smallest, product)
-    product = jnp.where(product == 0, signed, product)
-    return (
-        jnp.where((a1 == 0) | (a2 == 0), 0, product),
-        jnp.where(a2 == 0, b2, _apply(a2, b2, b1)),
-    )
 
-  return lax.associative_scan(compose, (a, b), reverse=reverse)[1]
+def kernel_scan(a: Array, b: Array, reverse: bool) -> Array:
+  """h_t = a_t h_{t-1} + b_t by a GPU kernel, from h = 0."""
+  if export.is_symbolic_dim(a.shape[0]):
+    raise NotImplementedError('A GPU kernel needs sizes that are known.')
+  # Where the caller's arrays are batch-major, XLA removes both transposes.
+  a, b = (jnp.swapaxes(x, 0, 1) for x in (a, b))
+  h = pallas_kernels.linear_scan(a, b, reverse=reverse)
+  return jnp.swapaxes(h, 0, 1)
+
+
+def _compose(first, second):
+  """Returns the map (a, b) of two, of which `first` acts first."""
+  a1, b1 = first
+  a2, b2 = second
+  product = a2 * a1
+  signed = jnp.copysign(jnp.finfo(product.dtype).tiny, product)
+  product = jnp.where(product == 0, signed, product)
+  return (
+      jnp.where((a1 == 0) | (a2 == 0), 0, product),
+      jnp.where(a2 == 0, b2, _apply(a2, b2, b1)),
+  )
 
 
 def _apply(a: Array, b: Array, h: Array) -> Array:
@@ -169,36 +196,52 @@ def _fold(a, b, h0, reverse):
   return b.at[first].set(affine(a[first], b[first], h0))
 
 
+def _solve(static, a, b, h0):
+  """Returns h, and the h before the first step: h0 where time is whole."""
+  solve, reverse, over = static
+  if over:
+    h0 = time_parts.carry_in(_compose, a, b, h0, reverse, over)
+  return solve(a, _fold(a, b, h0, reverse), reverse), h0
+
+
 def _forward(static, operands):
-  solve, reverse = static
   a, b, h0 = operands
-  h = solve(a, _fold(a, b, h0, reverse), reverse)
-  return h, (a, h, h0)
+  h, before = _solve(static, a, b, h0)
+  return h, (a, h, before)
 
 
 def _tangent(static, residuals, tangents):
   """The tangent is the same recurrence, with da_t h_{t-1} + db_t for b_t."""
-  solve, reverse = static
-  a, h, h0 = residuals
+  solve, reverse, over = static
+  a, h, before = residuals
   d_a, d_b, d_h0 = tangents
   forcing = jnp.zeros_like(h) if d_b is None else d_b
   if d_a is not None:
-    forcing += d_a * (_before(h, h0) if reverse else _after(h0, h))
-  if d_h0 is not None:
-    forcing = _fold(a, forcing, d_h0, reverse)
+    forcing += d_a * (_before(h, before) if reverse else _after(before, h))
+  if d_h0 is not None or over:
+    d_h0 = jnp.zeros_like(before) if d_h0 is None else d_h0
+    return _solve(static, a, forcing, d_h0)[0]
   return solve(a, forcing, reverse)
 
 
 def _adjoint(static, residuals, g):
-  solve, reverse = static
-  a, h, h0 = residuals
-  mu = solve(a, jnp.where(a == 0, 0, a * g), not reverse)
-  zero = jnp.zeros_like(h0)
+  solve, reverse, over = static
+  a, h, before = residuals
+  forcing = jnp.where(a == 0, 0, a * g)
+  zero = jnp.zeros_like(before)
+  if over:
+    backward = solve, not reverse, over
+    mu, after = _solve(backward, a, forcing, zero)
+  else:
+    mu, after = solve(a, forcing, not reverse), zero
+  first = mu[-1] if reverse else mu[0]
+  if over:
+    first = jnp.where(time_parts.is_first(reverse, over), first, 0)
   if reverse:
-    adjoint = g + _after(zero, mu)
-    return adjoint * _before(h, h0), adjoint, mu[-1]
-  adjoint = g + _before(mu, zero)
-  return adjoint * _after(h0, h), adjoint, mu[0]
+    adjoint = g + _after(after, mu)
+    return adjoint * _before(h, before), adjoint, first
+  adjoint = g + _before(mu, after)
+  return adjoint * _after(before, h), adjoint, first
 
 
 def _after(first: Array, x: Array) -> Array:

@@ -1,6 +1,6 @@
 """The first-order linear recurrence as an operation of its own."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 import functools
 
 import jax
@@ -14,6 +14,7 @@ from rnnzoo.engines import associative
 from rnnzoo.engines import partitioning
 from rnnzoo.engines import scan_steps
 from rnnzoo.engines import selection
+from rnnzoo.engines import time_parts
 
 Array = jax.Array
 
@@ -25,6 +26,7 @@ def linear_scan(
     *,
     reset: Array | None = None,
     reverse: bool = False,
+    time_axis_name: str | Sequence[str] | None = None,
     implementation: selection.Implementation = None,
 ) -> Array:
   """Returns h_t = a_t h_{t-1} + b_t, the first-order linear recurrence.
@@ -34,12 +36,19 @@ def linear_scan(
   >>> rnnzoo.linear_scan(a, jnp.ones_like(a))[0, :, 0].tolist()
   [1.0, 1.5, 1.75, 1.875]
 
+  Batch, time and features may be sharded over Explicit axes of a mesh. Where
+  time is, the devices exchange the affine maps of their parts, [batch,
+  features] each, and no steps.
+
   Args:
     a: [batch, time, features].
     b: [batch, time, features].
     h0: h before the first step, [batch, features]; zeros if None.
     reset: bool [batch, time]; where true, h restarts from zero before the step.
     reverse: run from the last step to the first.
+    time_axis_name: inside `jax.shard_map`, the mesh axis that time is sharded
+      over, or several of them, major to minor. `a`, `b` and `reset` are then
+      this device's steps, and h0 is before the first of all steps.
     implementation: as for `unroll`.
 
   Returns:
@@ -59,6 +68,7 @@ def linear_scan(
   checks.number(a, 'a')
   checks.number(b, 'b')
   settings.boolean(reverse, 'reverse')
+  over = settings.axis_names(time_axis_name, 'time_axis_name')
   out_dtype = jnp.result_type(a, b)
   if not jnp.issubdtype(out_dtype, jnp.floating):
     raise ValueError(f'a and b must be floating-point, got {out_dtype}.')
@@ -74,27 +84,33 @@ def linear_scan(
         f'h0 must be [batch, features] = {(batch, features)}, got {h0.shape}.'
     )
   if partitioning.is_sharded(b) or partitioning.is_sharded(a):
-    # Sequences and features are independent.
-    where = (0, 2)
+    # Sequences and features are independent, and parts of time nearly so.
+    like = b if partitioning.is_sharded(b) else a
+    axes = partitioning.axes_of_run(like, time_major=False, linear=True)
+    where = (0, 1, 2)  # Of batch, time and features.
     return partitioning.spread(
         lambda _, given: linear_scan(
             *given[:3],
             reset=given[3],
             reverse=reverse,
+            time_axis_name=over or axes.over,
             implementation=implementation,
         ),
         (),
         (a, b, h0, reset),
-        positions=(where, where, (0, 1), (0, None)),
+        positions=(where, where, (0, None, 1), (0, 1, None)),
         out_positions=where,
-        like=b if partitioning.is_sharded(b) else a,
+        like=like,
         axes=where,
     )
   a, b, h0 = sharding.alike([a, b, h0.astype(dtype)])
   if time == 0:
     return b.astype(out_dtype)
   if reset is not None:
-    reset = scan_steps.boundary(reset, reverse, axis=1)
+    if over and reverse:
+      reset = time_parts.boundary(reset, 1, over)
+    else:
+      reset = scan_steps.boundary(reset, reverse, axis=1)
 
   def by_kernel(a, b, h0):
     selection.check_known(b.shape)
@@ -106,13 +122,17 @@ def linear_scan(
     a, b = a.astype(dtype), b.astype(dtype)
     a, b = associative.restarted(a, b, reset, jnp.zeros_like(h0[:, None]))
     a_t, b_t = jnp.swapaxes(a, 0, 1), jnp.swapaxes(b, 0, 1)
-    h = associative.linear_scan(solve, reverse, a_t, b_t, h0)
+    h = associative.linear_scan(solve, reverse, a_t, b_t, h0, over)
     return jnp.swapaxes(h, 0, 1)
 
   paths: dict[str, Callable[..., Array]] = {
       'scan': functools.partial(by_xla, associative.step_scan),
       'associative_scan': functools.partial(by_xla, associative.compose_scan),
-      'pallas': by_kernel,
+      'pallas': (
+          functools.partial(by_xla, associative.kernel_scan)
+          if over
+          else by_kernel
+      ),
   }
   h = selection.first_that_can(paths, implementation, True, a, b, h0)
   return h.astype(out_dtype)

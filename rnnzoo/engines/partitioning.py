@@ -8,7 +8,7 @@ sums gradients of parameters over the devices and nothing else.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from absl import logging
 import jax
@@ -23,6 +23,40 @@ Positions = tuple[int | None, ...]
 def is_sharded(x: Any) -> bool:
   """Returns whether the type of x says that it is sharded over devices."""
   return hasattr(x, 'dtype') and any(_explicit(x)[1])
+
+
+class Axes(NamedTuple):
+  """Which axes of a run over time may be over devices.
+
+  Attributes:
+    steps: positions of the axes in an array of all steps.
+    carry: the same in a carry, which has no time.
+    over: the mesh axes that time is over.
+  """
+
+  steps: tuple[int, ...]
+  carry: Positions
+  over: tuple[str, ...]
+
+
+def axes_of_run(
+    x: Array, time_major: bool, linear: bool, batch_axes: int | None = None
+) -> Axes:
+  """Returns the axes of a run over x that may be over devices.
+
+  Args:
+    x: inputs of all steps, [..., T, I], or [T, ..., I] if `time_major`.
+    time_major: whether time is the first axis.
+    linear: whether the cell is, so that time may be over devices too.
+    batch_axes: number of batch axes, if x has other axes behind time than one.
+  """
+  count = x.ndim - 2 if batch_axes is None else batch_axes
+  batch = tuple(range(count))
+  lead = tuple(axis + time_major for axis in batch)
+  time = 0 if time_major else count
+  if not linear or not x.shape[time]:
+    return Axes(lead, batch, ())
+  return Axes((*lead, time), (*batch, None), _explicit(x)[1][time])
 
 
 def spread(
@@ -57,7 +91,8 @@ def spread(
     logging.log_first_n(
         logging.WARNING,
         'An input of type %s is gathered along its axes that are sharded over'
-        ' %s: a device needs them whole.',
+        ' %s: a device needs them whole. jax.sharding.reshard shards its batch'
+        ' instead.',
         1,
         jax.typeof(like),
         sorted({name for e in others for name in e}),

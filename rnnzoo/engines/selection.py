@@ -4,7 +4,9 @@ Where a GPU is there and its kernels are passed over, a warning says why, once:
 the paths that remain can be tens of times slower.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+import contextlib
+import contextvars
 import dataclasses
 import functools
 import itertools
@@ -73,6 +75,39 @@ _OTHER_PATHS = (
 )
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Choice:
+  """The path that a recurrence took while it was traced.
+
+  Attributes:
+    path: its name.
+    cell: the cell's class, or 'linear_scan'.
+    shape: of the inputs on a device.
+    passed_over: names of paths that could not run, each with the reason.
+  """
+
+  path: str
+  cell: str
+  shape: tuple[int, ...]
+  passed_over: tuple[tuple[str, str], ...]
+
+
+_notes: contextvars.ContextVar[list[Choice] | None] = contextvars.ContextVar(
+    'notes', default=None
+)
+
+
+@contextlib.contextmanager
+def noted() -> Iterator[list[Choice]]:
+  """Gives a list to which each choice inside is added."""
+  choices: list[Choice] = []
+  token = _notes.set(choices)
+  try:
+    yield choices
+  finally:
+    _notes.reset(token)
+
+
 def first_that_can(
     paths: Mapping[str, Callable[..., Any]],
     implementation: Implementation,
@@ -94,21 +129,48 @@ def first_that_can(
       if isinstance(path, AssociativeScan)
       else paths[path](*operands)
   )
+  passed_over: list[tuple[str, str]] = []
   for name, following in itertools.pairwise(names):
     try:
-      return run(name)
+      result = run(name)
+      _note(name, operands, passed_over)
+      return result
     except NotImplementedError as error:
+      passed_over.append((_name(name), str(error)))
       message = f'implementation={name!r} is passed over: {error}'
       if name == 'pallas' and targets.default_device().platform == 'gpu':
         warn_once(f'{message} {following!r} is tried instead.')
       else:
         log_once(message)
   try:
-    return run(names[-1])
+    result = run(names[-1])
+    _note(names[-1], operands, passed_over)
+    return result
   except NotImplementedError as error:
     if names[-1] != 'pallas':
       raise
     raise NotImplementedError(f'{error} {_OTHER_PATHS}') from error
+
+
+def _note(path: Path, operands, passed_over) -> None:
+  """Adds a choice to the notes, where somebody takes them."""
+  notes = _notes.get()
+  if notes is None:
+    return
+  cells = (type(x).__name__ for x in operands if hasattr(x, 'carry_names'))
+  inputs = (x.x for x in operands if hasattr(x, 'recurrent_kernel'))
+  notes.append(
+      Choice(
+          path=_name(path),
+          cell=next(cells, 'linear_scan'),
+          shape=tuple(next(inputs, operands[0]).shape),
+          passed_over=tuple(passed_over),
+      )
+  )
+
+
+def _name(path: Path) -> str:
+  return path if isinstance(path, str) else 'associative_scan'
 
 
 def check_known(shape: Sequence[int]) -> None:

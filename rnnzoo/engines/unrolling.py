@@ -29,12 +29,14 @@ from rnnzoo import contract
 from rnnzoo import settings
 from rnnzoo.engines import associative
 from rnnzoo.engines import call as call_lib
+from rnnzoo.engines import linear_parts
 from rnnzoo.engines import newton_plan
 from rnnzoo.engines import newton_windows
 from rnnzoo.engines import partitioning
 from rnnzoo.engines import scan
 from rnnzoo.engines import scan_steps
 from rnnzoo.engines import selection
+from rnnzoo.engines import time_parts
 
 Array = jax.Array
 Call = call_lib.Call
@@ -208,6 +210,7 @@ def run(
     operands: Operands,
     call: Call,
     implementation: Implementation,
+    over: time_parts.Names = (),
 ) -> tuple[Carry, Carry]:
   """Runs a cell over time, without checks.
 
@@ -219,6 +222,8 @@ def run(
     call: static options. `call.out_dtype` is the dtype that the caller will
       cast the outputs to: a kernel writes it, the other paths return state.
     implementation: as for `unroll`.
+    over: the mesh axes that time is over, inside `jax.shard_map`; for a linear
+      cell only.
 
   Returns:
     The final carry, each [B, F], and `call.outputs` arrays of the carry for all
@@ -237,6 +242,13 @@ def run(
     shape = list(carry[0].shape)
     shape.insert(axis, 0)
     return carry, (jnp.zeros(shape, carry[0].dtype),) * call.outputs
+  if over and isinstance(cell, cell_lib.LinearCell):
+    operands = _with_carries(
+        cell, projection, operands, operands.x.shape[1 - axis]
+    )
+    return linear_parts.run(
+        cell, projection, operands, call, implementation, over
+    )
   if operands.reset is not None:
     ways = (call.reverse, not call.reverse)[: 1 + call.both_directions]
     resets = [scan_steps.boundary(operands.reset, way, axis) for way in ways]
@@ -271,9 +283,12 @@ def _over_devices(cell, projection, operands, call, implementation):
         reset=reset,
         mask=mask,
     )
-    return run(cell, projection, own, call, implementation)
+    return run(cell, projection, own, call, implementation, axes.over)
 
-  steps = (1,) if call.time_major else (0,)
+  linear = isinstance(cell, cell_lib.LinearCell)
+  axes = partitioning.axes_of_run(
+      operands.x, call.time_major, linear, batch_axes=1
+  )
   return partitioning.spread(
       part,
       (operands.params, operands.weights, operands.recurrent_kernel),
@@ -284,10 +299,10 @@ def _over_devices(cell, projection, operands, call, implementation):
           operands.reset,
           operands.mask,
       ),
-      positions=(steps, (0,), (0,), steps, steps),
-      out_positions=((0,), steps),
+      positions=(axes.steps, axes.carry, axes.carry, axes.steps, axes.steps),
+      out_positions=(axes.carry, axes.steps),
       like=operands.x,
-      axes=steps,
+      axes=axes.steps,
   )
 
 

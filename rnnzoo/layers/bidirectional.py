@@ -65,6 +65,8 @@ class Bidirectional(sequence_layer.SequenceLayer):
     self.forward, self.backward = make(), make()
     self.in_features = in_features
     self.out_features = self.forward.out_features + self.backward.out_features
+    if self.forward.time_axis_name:
+      self.time_axis_name = self.forward.time_axis_name
 
   def initial_carry(self, batch_shape: tuple[int, ...] = ()) -> tuple[Any, Any]:
     """Returns the initial carries of the forward and the backward layer.

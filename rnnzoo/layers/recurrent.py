@@ -29,6 +29,7 @@ from rnnzoo.engines import partitioning
 from rnnzoo.engines import products
 from rnnzoo.engines import scan_steps
 from rnnzoo.engines import selection
+from rnnzoo.engines import time_parts
 from rnnzoo.engines import unrolling
 from rnnzoo.layers import initializers
 from rnnzoo.layers import sequence_layer
@@ -81,6 +82,7 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
       dtype: jax.typing.DTypeLike | None = None,
       param_dtype: jax.typing.DTypeLike = jnp.float32,
       implementation: selection.Implementation = None,
+      time_axis_name: str | Sequence[str] | None = None,
       rngs: nnx.Rngs,
       **unknown: Any,
   ):
@@ -123,6 +125,10 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
         steps at once; settings in `rnnzoo.AssociativeScan`), 'pallas' (GPU
         kernels, first derivatives), a sequence of these to try in turn, or None
         for the fastest that can run.
+      time_axis_name: for a linear cell inside `jax.shard_map`: the mesh axis
+        that time is sharded over, or several, major to minor. x, reset and mask
+        are then this device's steps; seq_lengths and carries are those of the
+        whole sequence. Under plain `jax.jit`, the type of x says the same.
       rngs: `nnx.Rngs` with a `params` or default stream.
       **unknown: none; an error says what there is instead.
 
@@ -149,6 +155,18 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
     recurrent_gradient_clip = checks.recurrent_gradient(
         cell, recurrent_gradient_clip, stop_recurrent_gradient
     )
+    over = settings.axis_names(time_axis_name, 'time_axis_name')
+    if over and not isinstance(cell, cell_lib.LinearCell):
+      raise ValueError(
+          f'time_axis_name={time_axis_name!r} is for linear cells (MinGRU,'
+          f' MinLSTM); {type(cell).__name__} runs its steps in turn and needs'
+          ' time whole. Shard the batch, or gather time by'
+          ' jax.lax.all_gather(x, axis_name, axis=1, tiled=True).'
+      )
+    if over:
+      # Else not set: such a layer has the same static part, and the same
+      # checkpoints, as ever.
+      self.time_axis_name = over
     self.cell = cell
     self.in_features = in_features
     self.out_features = features
@@ -287,11 +305,11 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
     reset, seq_lengths, mask = flags
     self._check_input(x, '[..., time, in_features]')
     batch = tuple(range(x.ndim - 2))
-    lead = tuple(axis + time_major for axis in batch)
     if not partitioning.is_sharded(x):
-      return self._unroll(
-          x, initial_carry, reset, seq_lengths, mask, call, is_output
-      )
+      given = x, initial_carry, reset, seq_lengths, mask
+      return self._unroll(*given, call, is_output, self.time_axis_name)
+    linear = isinstance(self.cell, cell_lib.LinearCell)
+    axes = partitioning.axes_of_run(x, time_major, linear)
     shape = tuple(x.shape[axis] for axis in batch)
     given = (
         x,
@@ -304,16 +322,16 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
 
     def part(state, given):
       layer: Any = nnx.merge(graphdef, state)
-      return layer._unroll(*given, call, is_output)
+      return layer._unroll(*given, call, is_output, axes.over)
 
     return partitioning.spread(
         part,
         state,
         given,
-        positions=(lead, batch, lead, batch, lead),
-        out_positions=(batch, lead),
+        positions=(axes.steps, axes.carry, axes.steps, axes.carry, axes.steps),
+        out_positions=(axes.carry, axes.steps),
         like=x,
-        axes=lead,
+        axes=axes.steps,
     )
 
   def _unroll(
@@ -325,8 +343,9 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
       mask: Array | None,
       call: call_lib.Call,
       is_output: bool = True,
+      over: tuple[str, ...] = (),
   ) -> tuple[Carry, Carry]:
-    """`_run` on one device."""
+    """`_run` on one device, with its part of time if that is over an axis."""
     self._check_input(x, '[..., time, in_features]')
     lead = x.shape[:-1]
     time, batch_shape = (
@@ -334,7 +353,8 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
     )
     reset = checks.flags(reset, lead, 'reset')
     mask = checks.flags(mask, lead, 'mask')
-    seq_lengths = checks.lengths(seq_lengths, batch_shape, time)
+    whole = time_parts.whole(time, over)
+    seq_lengths = checks.lengths(seq_lengths, batch_shape, whole)
     dtype = self._dtype(x)
     state = self._state_dtype(x)
     # Not -1, which has no meaning where there are no steps.
@@ -349,10 +369,11 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
     reset, mask = flat(reset), flat(mask)
     if seq_lengths is not None:
       lengths = seq_lengths.reshape(batch)
+      number = time_parts.steps(time, over)
       if call.time_major:
-        valid = jnp.arange(time)[:, None] < lengths
+        valid = number[:, None] < lengths
       else:
-        valid = jnp.arange(time) < lengths[:, None]
+        valid = number < lengths[:, None]
       mask = valid if mask is None else mask & valid
       reset = None if reset is None else reset & valid
     carry = restart = None
@@ -377,7 +398,7 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
       call = dataclasses.replace(call, out_dtype=dtype)
     with jax.named_scope('recurrence'):
       carry, steps = unrolling.run(
-          self.cell, call_lib.Dense(), operands, call, self.implementation
+          self.cell, call_lib.Dense(), operands, call, self.implementation, over
       )
     if is_output and mask is not None:
       steps = tuple(jnp.where(mask[..., None], h, 0) for h in steps)

@@ -16,10 +16,12 @@ class SequenceLayer(nnx.Module):
   Attributes:
     in_features: size of the input's last axis.
     out_features: size of the output's last axis.
+    time_axis_name: the mesh axes that time is over inside `jax.shard_map`.
   """
 
   in_features: int
   out_features: int
+  time_axis_name: tuple[str, ...] = ()
 
   @abc.abstractmethod
   def initial_carry(self, batch_shape: tuple[int, ...] = ()) -> Any:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from rnnzoo import checks
 from rnnzoo import settings
+from rnnzoo.engines import time_parts
 from rnnzoo.layers import initializers
 from rnnzoo.layers import sequence_layer
 
@@ -135,6 +136,8 @@ class Stack(sequence_layer.SequenceLayer):
     self.norms = nnx.List(norms)
     self.in_features = in_features
     self.out_features = size
+    if layers[0].time_axis_name:
+      self.time_axis_name = layers[0].time_axis_name
     self.dropout_rate = dropout_rate
     self.share_dropout_over_time = share_dropout_over_time
     self.residual = residual
@@ -184,7 +187,9 @@ class Stack(sequence_layer.SequenceLayer):
           time_major=time_major,
           rngs=rngs,
       )
-      valid = _valid_steps(y, mask, seq_lengths, time_major)
+      valid = _valid_steps(
+          y, mask, seq_lengths, time_major, self.time_axis_name
+      )
       y = self._above(index, x, y, valid, train, rngs, time_axis)
       carries.append(carry)
       x = y
@@ -283,15 +288,17 @@ def _batch_norm(norm, y, valid, use_running_average) -> Array:
   return y
 
 
-def _valid_steps(y, mask, seq_lengths, time_major) -> Array | None:
+def _valid_steps(y, mask, seq_lengths, time_major, over) -> Array | None:
   """Returns bool [..., time], false in padding, or None without padding."""
   mask = None if mask is None else jnp.asarray(mask)
   if seq_lengths is None:
     return mask
   shape = y.shape[:-1]
   if time_major:
-    steps = jnp.arange(shape[0]).reshape(-1, *(1,) * (len(shape) - 1))
+    steps = time_parts.steps(shape[0], over)
+    steps = steps.reshape(-1, *(1,) * (len(shape) - 1))
     valid = steps < jnp.asarray(seq_lengths)
   else:
-    valid = jnp.arange(shape[-1]) < jnp.asarray(seq_lengths)[..., None]
+    valid = time_parts.steps(shape[-1], over)
+    valid = valid < jnp.asarray(seq_lengths)[..., None]
   return valid if mask is None else mask & valid

@@ -12,6 +12,7 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
+from pallas_kernels import sharding
 from pallas_kernels import targets
 from rnnzoo.engines import associative
 from tests.testing import abstract_gpu
@@ -76,6 +77,7 @@ def _loop(static, theta, arrays, carry, restart, flags):
     gates += [x] if x.ndim == 3 else [x[:, :, i] for i in range(x.shape[2])]
   states = 1 if static.linear else len(carry)
   zeros = jnp.zeros((states, batch, features), jnp.float32)
+  zeros = sharding.like(zeros, gates[0])
   start, again = (
       zeros if c is None else c[..., :features] for c in (carry, restart)
   )

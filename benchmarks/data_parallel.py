@@ -1,0 +1,183 @@
+"""How far data parallelism carries: steps of three models on up to 1,024 GPUs.
+
+The time of a step on one device and on two, the bytes of its gradients and the
+number of its sums are measured (`devices_2_h200.json`). All else is arithmetic
+on the assumptions below. A step on n devices, each with a batch of its own, is
+
+    step(n) = step(1) + sums * overhead + reduction(gradient bytes, n)
+
+without any overlap of the sums with the backward pass. `overhead` is fitted to
+the steps on two devices. Bytes and latency of a reduction of G bytes by a ring
+and by a tree (Thakur, Rabenseifner and Gropp, 2005, "Optimization of collective
+communication operations in MPICH"; Sanders, Speck and Traff, 2009, "Two-tree
+algorithms for full bandwidth broadcast, reduction and scan"):
+
+    ring(G, n) = 2 (n - 1) / n G / bandwidth + 2 (n - 1) latency
+    tree(G, n) = 2 G / bandwidth + 2 log2(n) latency
+
+Above 8 GPUs, a host's 8 GPUs reduce by a ring over NVLink first, and then each
+GPU sums its eighth of the gradients with those of the other hosts.
+"""
+
+import dataclasses
+import json
+import math
+import pathlib
+
+HERE = pathlib.Path(__file__).resolve().parent
+COUNTS = (2, 8, 16, 64, 256, 1024)
+HOST = 8
+
+# A step pays where it has this share of one device's throughput a device.
+PAYS = 0.8
+
+
+@dataclasses.dataclass(frozen=True)
+class Link:
+  """Assumptions about a link; no measurement of ours.
+
+  Attributes:
+    gb_per_s: bandwidth of a GPU in one direction.
+    latency_us: of one message.
+  """
+
+  gb_per_s: float
+  latency_us: float
+
+
+# NVLink 4 has 450 GB/s in each direction; a network card of 400 Gb/s a GPU has
+# 50. Four fifths of either are taken to be usable.
+NVLINK = Link(gb_per_s=360, latency_us=2)
+NETWORK = Link(gb_per_s=40, latency_us=10)
+
+
+def ring_ms(size: float, n: int, link: Link) -> float:
+  """Returns milliseconds of a sum of `size` bytes over n devices."""
+  bytes_ms = 2 * (n - 1) / n * size / link.gb_per_s / 1e6
+  return bytes_ms + 2 * (n - 1) * link.latency_us / 1e3
+
+
+def tree_ms(size: float, n: int, link: Link) -> float:
+  """`ring_ms` by a pair of trees."""
+  if n == 1:
+    return 0.0
+  bytes_ms = 2 * size / link.gb_per_s / 1e6
+  return bytes_ms + 2 * math.log2(n) * link.latency_us / 1e3
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+  """A training step as it was measured.
+
+  Attributes:
+    name: of the layers.
+    one_ms: on one device.
+    two_ms: on two, each with a batch of its own; the faster of both kinds of
+      axes.
+    gradient_bytes: that all devices sum.
+    sums: how many sums XLA makes of them.
+  """
+
+  name: str
+  one_ms: float
+  two_ms: float
+  gradient_bytes: int
+  sums: int
+
+
+def models() -> list[Model]:
+  """Returns the measured models."""
+  data = json.loads((HERE / 'devices_2_h200.json').read_text('utf-8'))
+  found = []
+  ones = [r for r in data['rows'] if r['implementation'] == 'one device']
+  for one in ones:
+    case = one['layer'], one['shape']
+    two = min(
+        (
+            row
+            for row in data['rows']
+            if (row['layer'], row['shape']) == case and row['devices'] == 2
+        ),
+        key=lambda row: row['median_ms'],
+    )
+    sizes = data['shapes'][one['shape']]
+    x_bytes = 4 * sizes['batch'] * sizes['time'] * sizes['in_features']
+    found.append(
+        Model(
+            name=one['layer'],
+            one_ms=one['median_ms'],
+            two_ms=two['median_ms'],
+            # Arguments are the parameters and x, both float32.
+            gradient_bytes=one['argument_bytes'] - x_bytes,
+            sums=two['collectives']['all-reduce'],
+        )
+    )
+  return found
+
+
+def overhead_ms(measured: list[Model]) -> float:
+  """Returns the overhead of a sum: least squares over the measured models."""
+  rest = [
+      m.two_ms - m.one_ms - ring_ms(m.gradient_bytes, 2, NVLINK)
+      for m in measured
+  ]
+  products = sum(r * m.sums for r, m in zip(rest, measured, strict=True))
+  return products / sum(m.sums**2 for m in measured)
+
+
+def step_ms(model: Model, n: int, overhead: float, by) -> float:
+  """Returns the milliseconds of a step on n devices.
+
+  Args:
+    model: as measured on one device.
+    n: number of devices.
+    overhead: milliseconds of a sum besides its bytes and messages.
+    by: `ring_ms` or `tree_ms`, between hosts.
+  """
+  size = model.gradient_bytes / model.sums
+  one_sum = ring_ms(size, min(n, HOST), NVLINK) + overhead
+  if n > HOST:
+    one_sum += by(size / HOST, n // HOST, NETWORK)
+  return model.one_ms + model.sums * one_sum
+
+
+def table() -> str:
+  """Returns the table of docs/benchmarks/planning.md."""
+  measured = models()
+  overhead = overhead_ms(measured)
+  lines = [
+      '| layers | gradients, MB | sums | one GPU, ms | between hosts |'
+      + ''.join(f' {n} |' for n in COUNTS)
+      + ' pays up to |',
+      '|---' * (6 + len(COUNTS)) + '|',
+  ]
+  for model in measured:
+    for name, by in (('ring', ring_ms), ('tree', tree_ms)):
+      steps = {n: step_ms(model, n, overhead, by) for n in COUNTS}
+      share = {n: model.one_ms / ms for n, ms in steps.items()}
+      paying = [n for n in COUNTS if share[n] >= PAYS]
+      lines.append(
+          f'| {model.name} | {model.gradient_bytes / 1e6:.1f} | {model.sums} |'
+          f' {model.one_ms:.2f} | {name} |'
+          + ''.join(f' {ms:.2f} ({share[n]:.2f}) |' for n, ms in steps.items())
+          + f' {max(paying, default=1):,} |'
+      )
+  checks = ', '.join(
+      f'{m.name} {m.two_ms:.2f} measured,'
+      f' {step_ms(m, 2, overhead, ring_ms):.2f} by the formula'
+      for m in measured
+  )
+  lines += [
+      '',
+      'Milliseconds a training step on this many GPUs (in brackets: throughput'
+      ' a GPU over that of one). Assumed: NVLink'
+      f' {NVLINK.gb_per_s:g} GB/s a direction and {NVLINK.latency_us:g} us a'
+      f' message, a network of {NETWORK.gb_per_s:g} GB/s a GPU and'
+      f' {NETWORK.latency_us:g} us a message, {HOST} GPUs a host. Fitted to two'
+      f' GPUs: {overhead:.3f} ms for each sum. Two GPUs, ms: {checks}.',
+  ]
+  return '\n'.join(lines)
+
+
+if __name__ == '__main__':
+  print(table())

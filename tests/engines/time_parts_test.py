@@ -1,0 +1,117 @@
+"""Time over devices, for linear cells."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+from absl.testing import absltest
+from absl.testing import parameterized
+from flax import nnx
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+import pytest
+
+import rnnzoo
+from rnnzoo import linen as rnnzoo_linen
+from tests.testing import abstract_gpu
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+class Numbers(parameterized.TestCase):
+  """Compares eight devices with one, and reads what they exchange."""
+
+  def assert_same(self, *names):
+    path = [str(ROOT), os.environ.get('PYTHONPATH')]
+    done = subprocess.run(
+        [sys.executable, '-m', 'tests.testing.time_parts_program', *names],
+        env=os.environ
+        | {
+            'JAX_PLATFORMS': 'cpu',
+            'PYTHONPATH': os.pathsep.join(filter(None, path)),
+            'XLA_FLAGS': '--xla_force_host_platform_device_count=8',
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    self.assertEqual(done.returncode, 0, done.stderr[-4000:])
+    for name in names:
+      self.assertIn(f'{name} is the same on 8 devices', done.stdout)
+
+
+class FewNumbersTest(Numbers):
+
+  def test_minlstm(self):
+    self.assert_same('MinLSTM-jit-scan')
+
+
+@pytest.mark.slow
+class AllNumbersTest(Numbers):
+
+  @parameterized.parameters('jit', 'shard_map')
+  def test_all(self, way):
+    paths = ['scan', 'associative_scan', *['pallas'] * abstract_gpu.RUNS]
+    names = [
+        f'{function}-{way}-{path}'
+        for function in ('linear_scan', 'MinGRU')
+        for path in paths
+    ]
+    self.assert_same(*names, f'Stack-{way}-scan', f'Bidirectional-{way}-scan')
+
+  def test_auto_axes(self):
+    self.assert_same('MinGRU-auto-scan', 'MinGRU-auto-associative_scan')
+
+
+class KernelsTest(parameterized.TestCase):
+  """Lowers programs for two GPUs that are not there."""
+
+  @parameterized.parameters('linear_scan', 'MinGRU')
+  def test_lowers(self, function):
+    mesh = abstract_gpu.mesh('NVIDIA H200', 'Explicit')
+    layer = rnnzoo.MinGRU(24, 24, implementation='pallas', rngs=nnx.Rngs(0))
+    graphdef, params = nnx.split(layer)
+
+    def loss(params, x):
+      if function == 'MinGRU':
+        return jnp.sum(nnx.merge(graphdef, params)(x) ** 2)
+      h = rnnzoo.linear_scan(x, x, implementation='pallas')
+      return jnp.sum(h**2)
+
+    with jax.sharding.use_abstract_mesh(mesh):
+      over_time = jax.sharding.NamedSharding(mesh, P(None, 'data'))
+      x = jax.ShapeDtypeStruct((2, 40, 24), jnp.float32, sharding=over_time)
+      if not abstract_gpu.RUNS:
+        with self.assertRaisesRegex(NotImplementedError, 'need jax >= 0.11'):
+          jax.eval_shape(loss, params, x)
+        return
+      traced = jax.jit(jax.grad(loss, (0, 1))).trace(params, x)
+      text = traced.lower(lowering_platforms=('cuda',)).as_text()
+    # Forward and backward, each with one kernel and one exchange.
+    self.assertEqual(text.count('stablehlo.custom_call @mosaic_gpu'), 2)
+    self.assertEqual(text.count('"stablehlo.all_gather"'), 2)
+
+
+class ErrorsTest(parameterized.TestCase):
+
+  def test_other_cells_need_time_whole(self):
+    with self.assertRaisesRegex(ValueError, 'is for linear cells .*all_gath'):
+      rnnzoo.GRU(3, 4, time_axis_name='time', rngs=nnx.Rngs(0))
+
+  @parameterized.parameters(3, (('time', 3),))
+  def test_names(self, given):
+    with self.assertRaisesRegex(ValueError, 'time_axis_name must be the name'):
+      rnnzoo.MinGRU(3, 4, time_axis_name=given, rngs=nnx.Rngs(0))
+    x = jnp.ones((1, 2, 3))
+    with self.assertRaisesRegex(ValueError, 'time_axis_name must be the name'):
+      rnnzoo.linear_scan(x, x, time_axis_name=given)
+
+  def test_linen_has_the_option(self):
+    module = rnnzoo_linen.MinGRU(4, time_axis_name='time')
+    self.assertEqual(module.time_axis_name, 'time')
+
+
+if __name__ == '__main__':
+  absltest.main()

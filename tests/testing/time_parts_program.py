@@ -1,0 +1,204 @@
+"""The program of time_parts_test.py: time over devices that a CPU pretends.
+
+  python -m tests.testing.time_parts_program CASE...
+
+A case is FUNCTION-WAY-IMPLEMENTATION. FUNCTION is 'linear_scan' or one of
+`LAYERS`. WAY is 'jit', where types say how x is sharded, 'auto', where XLA
+knows, or 'shard_map'. It prints a line for each case whose results and
+gradients equal those of one device. But for 'auto', the compiled program sends
+nothing but maps, flags and sums of parameters' gradients.
+"""
+
+import contextlib
+import functools
+import sys
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+from jax.sharding import AxisType
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+import numpy as np
+
+import rnnzoo
+from tests.testing import devices_program
+from tests.testing import random_layers
+from tests.testing import reference
+from tests.testing import streaming_loops
+
+# Batch and time are over a mesh of 2 x 4; each device has T / 4 steps.
+MESH = (2, 4)
+B, T, IN, F = 4, 24, 3, 5
+OVER_TIME = P('data', 'time')
+
+LAYERS = {
+    'MinGRU': rnnzoo.MinGRU,
+    'MinLSTM': rnnzoo.MinLSTM,
+    'Stack': functools.partial(rnnzoo.Stack, rnnzoo.MinGRU, num_layers=2),
+    'Bidirectional': functools.partial(rnnzoo.Bidirectional, rnnzoo.MinGRU),
+}
+
+
+def draw(*shape, seed=0):
+  rng = np.random.default_rng(seed)
+  return rng.standard_normal(shape).astype(np.float32)
+
+
+def linear_scan(implementation, axis_name):
+  """Returns (function, operands, their specs, the results' specs)."""
+  rng = np.random.default_rng(3)
+  a = rng.random((B, T, F)).astype(np.float32)
+  # A reset in front of an infinity, and parts with none, some and many zeros.
+  a[0, 5:8] = 0
+  data = {'a': a, 'b': draw(B, T, F), 'h0': draw(B, F)}
+  reset = rng.random((B, T)) < 0.15
+  reset[:, 6] = True
+
+  def loss(params, data):
+    del params
+    total = 0
+    for reverse in (False, True):
+      for own in (None, data['reset']):
+        h = rnnzoo.linear_scan(
+            data['a'],
+            data['b'],
+            data['h0'],
+            reset=own,
+            reverse=reverse,
+            time_axis_name=axis_name,
+            implementation=implementation,
+        )
+        total += jnp.sum(jnp.sin(h))
+    return total
+
+  specs = {
+      'a': OVER_TIME,
+      'b': OVER_TIME,
+      'h0': P('data'),
+      'reset': OVER_TIME,
+  }
+  return loss, {}, data | {'reset': reset}, specs
+
+
+def layer(name, implementation, axis_name):
+  """Like `linear_scan`: all calls of a layer."""
+  made = random_layers.make(
+      LAYERS[name],
+      IN,
+      F,
+      learn_initial_carry=True,
+      implementation=implementation,
+      time_axis_name=axis_name,
+  )
+  graphdef, params = nnx.split(made)
+  rng = np.random.default_rng(4)
+  carry = jax.tree.map(
+      lambda c: draw(*c.shape, seed=2), made.initial_carry((B,))
+  )
+  data = {
+      'x': draw(B, T, IN),
+      'carry': carry,
+      'reset': rng.random((B, T)) < 0.1,
+      'mask': rng.random((B, T)) < 0.8,
+      'lengths': np.array([0, 5, 17, T], np.int32)[:B],
+  }
+
+  def loss(params, data):
+    model = nnx.merge(graphdef, params)
+    calls = (
+        {},
+        {'reset': data['reset'], 'mask': data['mask']},
+        {
+            'initial_carry': data['carry'],
+            'seq_lengths': data['lengths'],
+            'reset': data['reset'],
+            'reverse': True,
+        },
+    )
+    total = 0
+    for call in calls:
+      last, y = model.unroll(data['x'], **call)
+      total += jnp.sum(jnp.sin(y))
+      parts = 1 if axis_name is None else MESH[1]
+      # Every device of the time axis has the final carry.
+      total += sum(jnp.sum(c**2) for c in jax.tree.leaves(last)) / parts
+    return total
+
+  specs = {
+      'x': OVER_TIME,
+      'carry': jax.tree.map(lambda _: P('data'), carry),
+      'reset': OVER_TIME,
+      'mask': OVER_TIME,
+      'lengths': P('data'),
+  }
+  return loss, params, data, specs
+
+
+def run(name: str) -> None:
+  """Raises AssertionError unless a case is right."""
+  function, way, implementation = name.split('-')
+  kind = AxisType.Auto if way == 'auto' else AxisType.Explicit
+  mesh = jax.make_mesh(MESH, ('data', 'time'), axis_types=(kind, kind))
+  make = (
+      linear_scan
+      if function == 'linear_scan'
+      else functools.partial(layer, function)
+  )
+  oracle = 'scan' if implementation == 'pallas' else implementation
+  loss, params, data, specs = make(oracle, None)
+  value = lambda f: reference.jit(jax.value_and_grad(f, (0, 1), allow_int=True))
+  want = value(loss)(params, data)
+  loss = make(implementation, 'time' if way == 'shard_map' else None)[0]
+  put = lambda x, spec: jax.device_put(x, NamedSharding(mesh, spec))
+  if way == 'shard_map':
+
+    def over_devices(params, data, loss=loss):
+      return jax.lax.psum(loss(params, data), ('data', 'time'))
+
+    loss = jax.shard_map(
+        over_devices, mesh=mesh, in_specs=(P(), specs), out_specs=P()
+    )
+  spread = (
+      jax.tree.map(lambda x: put(x, P()), params),
+      jax.tree.map(put, data, specs),
+  )
+  with contextlib.ExitStack() as stack:
+    if implementation == 'pallas':
+      stack.enter_context(streaming_loops.instead())
+    program = value(loss).lower(*spread).compile()
+  got = program(*spread)
+
+  def same(got, want):
+    if got.dtype != jax.dtypes.float0:
+      error = np.linalg.norm(np.asarray(got) - want)
+      np.testing.assert_array_less(error, 4e-6 * np.linalg.norm(want) + 1e-30)
+
+  jax.tree.map(same, got, want)
+  if way != 'auto':
+    check_sent(devices_program.collectives(program.as_text()), params)
+  print(f'{name} is the same on 8 devices')
+
+
+def check_sent(sent, params) -> None:
+  """Raises AssertionError if devices exchange more than they must."""
+  own_batch = B // MESH[0]
+  limits = {
+      # Maps of the parts: (a, b), each [batch, features].
+      'all-gather': 2 * MESH[1] * own_batch * F,
+      # Resets at the boundaries between parts.
+      'collective-permute': own_batch,
+      # Gradients of parameters, final carries and cotangents of given ones, of
+      # up to four calls.
+      'all-reduce': (
+          4 * sum(x.size for x in jax.tree.leaves(params)) + 8 * own_batch * F
+      ),
+  }
+  for kind, size, computation in sent:
+    if size > limits.get(kind, 0) or computation != 'ENTRY':
+      raise AssertionError(f'{kind} of {size} numbers in {computation}')
+
+
+if __name__ == '__main__':
+  for case in sys.argv[1:]:
+    run(case)
