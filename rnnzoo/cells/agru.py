@@ -1,6 +1,7 @@
 """A-GRU: a gated unit whose candidate sees the memory antisymmetrically."""
 
 import dataclasses
+from typing import Unpack
 
 from flax import nnx
 import jax
@@ -11,6 +12,7 @@ from rnnzoo import checks
 from rnnzoo import settings
 from rnnzoo.cells import antisymmetric
 from rnnzoo.layers import initializers
+from rnnzoo.layers import options as options_lib
 from rnnzoo.layers import recurrent
 
 sigmoid, tanh = jax.nn.sigmoid, jnp.tanh
@@ -42,6 +44,10 @@ class AGRUCell(cell.TwoStageCell):
     z = sigmoid(x_gates[1] + h_gates[1])
     d = tanh(x_gates[2] + h_gates[2])
     return (h + params['epsilon'] * z * d,)
+
+
+class _Options(options_lib.Options, options_lib.BiasInit, total=False):
+  """Options that AGRU passes on."""
 
 
 class AGRU(recurrent.RecurrentLayer):
@@ -97,7 +103,7 @@ class AGRU(recurrent.RecurrentLayer):
       kernel_init: initializers.Initializer = xavier_uniform,
       param_dtype: jax.typing.DTypeLike = jnp.float32,
       rngs: nnx.Rngs,
-      **options,
+      **options: Unpack[_Options],
   ):
     settings.within(epsilon, 'epsilon', above=0)
     settings.boolean(learn_epsilon, 'learn_epsilon')

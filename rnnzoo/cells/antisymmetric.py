@@ -5,6 +5,7 @@ neither forgets nor explodes; γ > 0 adds the damping that the Euler step needs.
 """
 
 import dataclasses
+from typing import Unpack
 
 from flax import nnx
 import jax
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 from rnnzoo import cell
 from rnnzoo import settings
 from rnnzoo.layers import initializers
+from rnnzoo.layers import options as options_lib
 from rnnzoo.layers import recurrent
 
 sigmoid, tanh = jax.nn.sigmoid, jnp.tanh
@@ -87,6 +89,15 @@ class GatedAntisymmetricRNNCell(cell.Cell):
     return (h + self.epsilon * z * tanh(x_gates[1] + h_gates[0]),)
 
 
+class _Options(
+    options_lib.Options,
+    options_lib.ParamDtype,
+    options_lib.BiasInit,
+    total=False,
+):
+  """Options that AntisymmetricRNN passes on."""
+
+
 class AntisymmetricRNN(recurrent.RecurrentLayer):
   """AntisymmetricRNN, plain or gated.
 
@@ -138,7 +149,7 @@ class AntisymmetricRNN(recurrent.RecurrentLayer):
       num_heads: int = 1,
       kernel_init: initializers.Initializer = initializers.fan_in_normal,
       rngs: nnx.Rngs,
-      **options,
+      **options: Unpack[_Options],
   ):
     settings.boolean(gated, 'gated')
     settings.within(recurrent_scale, 'recurrent_scale', least=0)

@@ -1,6 +1,7 @@
 """The Elman network: one tanh of input and memory."""
 
 import dataclasses
+from typing import Unpack
 
 from flax import nnx
 import jax
@@ -8,6 +9,7 @@ import jax.numpy as jnp
 
 from rnnzoo import cell
 from rnnzoo import settings
+from rnnzoo.layers import options as options_lib
 from rnnzoo.layers import recurrent
 
 ACTIVATIONS = {'tanh': jnp.tanh, 'relu': jax.nn.relu}
@@ -40,6 +42,17 @@ class ElmanCell(cell.Cell):
     # relu(u h + x) is affine and clipped at 0: this is the trajectory itself.
     _, h = solve(lambda carry: carry[0], diagonal[0], x_gates[0], 0)
     return (h,)
+
+
+class _Options(
+    options_lib.Options,
+    options_lib.ParamDtype,
+    options_lib.KernelInit,
+    options_lib.BiasInit,
+    options_lib.RecurrentKernel,
+    total=False,
+):
+  """Options that Elman passes on."""
 
 
 class Elman(recurrent.RecurrentLayer):
@@ -80,7 +93,7 @@ class Elman(recurrent.RecurrentLayer):
       activation: str = 'tanh',
       num_heads: int = 1,
       rngs: nnx.Rngs,
-      **options,
+      **options: Unpack[_Options],
   ):
     super().__init__(
         ElmanCell(activation),

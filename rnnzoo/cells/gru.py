@@ -1,6 +1,7 @@
 """The GRU: one interpolation between the old memory and a candidate."""
 
 import dataclasses
+from typing import Unpack
 
 from flax import nnx
 import jax
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 from rnnzoo import cell
 from rnnzoo import checks
 from rnnzoo import settings
+from rnnzoo.layers import options as options_lib
 from rnnzoo.layers import recurrent
 
 sigmoid, tanh = jax.nn.sigmoid, jnp.tanh
@@ -35,6 +37,16 @@ class GRUCell(cell.Cell):
     z = sigmoid(x_gates[1] + h_gates[1])
     n = tanh(x_gates[2] + r * (h_gates[2] + params['recurrent_bias']))
     return ((1 - z) * n + z * h,)
+
+
+class _Options(
+    options_lib.Options,
+    options_lib.KernelInit,
+    options_lib.BiasInit,
+    options_lib.RecurrentKernel,
+    total=False,
+):
+  """Options that GRU passes on."""
 
 
 class GRU(recurrent.RecurrentLayer):
@@ -85,7 +97,7 @@ class GRU(recurrent.RecurrentLayer):
       num_heads: int = 1,
       param_dtype: jax.typing.DTypeLike = jnp.float32,
       rngs: nnx.Rngs,
-      **options,
+      **options: Unpack[_Options],
   ):
     settings.positive(features, 'features')
     checks.floating(param_dtype, 'param_dtype')

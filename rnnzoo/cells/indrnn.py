@@ -4,12 +4,25 @@ The equation is the Elman network's, h' = φ(x + R h), with a diagonal R = u; so
 is the cell.
 """
 
+from typing import Unpack
+
 from flax import nnx
 
 from rnnzoo import settings
 from rnnzoo.cells import elman
 from rnnzoo.layers import initializers
+from rnnzoo.layers import options as options_lib
 from rnnzoo.layers import recurrent
+
+
+class _Options(
+    options_lib.Options,
+    options_lib.ParamDtype,
+    options_lib.KernelInit,
+    options_lib.BiasInit,
+    total=False,
+):
+  """Options that IndRNN passes on."""
 
 
 class IndRNN(recurrent.RecurrentLayer):
@@ -58,7 +71,7 @@ class IndRNN(recurrent.RecurrentLayer):
       recurrent_range: tuple[float, float] = (0.0, 1.0),
       max_abs: float | None = None,
       rngs: nnx.Rngs,
-      **options,
+      **options: Unpack[_Options],
   ):
     settings.positive(features, 'features')
     settings.interval(recurrent_range, 'recurrent_range')

@@ -1,6 +1,7 @@
 """iRevRNN: an IndRNN with a reversible residual block inside each step."""
 
 import dataclasses
+from typing import Unpack
 
 from flax import nnx
 import jax
@@ -10,6 +11,7 @@ from rnnzoo import cell
 from rnnzoo import checks
 from rnnzoo import settings
 from rnnzoo.layers import initializers
+from rnnzoo.layers import options as options_lib
 from rnnzoo.layers import recurrent
 
 relu, tanh = jax.nn.relu, jnp.tanh
@@ -78,6 +80,15 @@ class IRevRNNCell(cell.Cell):
 _MOST_STEPS = 1000
 
 
+class _Options(
+    options_lib.Options,
+    options_lib.KernelInit,
+    options_lib.BiasInit,
+    total=False,
+):
+  """Options that IRevRNN passes on."""
+
+
 class IRevRNN(recurrent.RecurrentLayer):
   """Reversible independent recurrent network.
 
@@ -129,7 +140,7 @@ class IRevRNN(recurrent.RecurrentLayer):
       inner_scale: float = 1e-4,
       param_dtype: jax.typing.DTypeLike = jnp.float32,
       rngs: nnx.Rngs,
-      **options,
+      **options: Unpack[_Options],
   ):
     settings.positive(features, 'features')
     settings.positive(inner_steps, 'inner_steps')

@@ -1,6 +1,7 @@
 """The LSTM: an additive memory c behind input, forget and output gates."""
 
 import dataclasses
+from typing import Unpack
 
 from flax import nnx
 import jax
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 from rnnzoo import cell
 from rnnzoo import settings
 from rnnzoo.layers import initializers
+from rnnzoo.layers import options as options_lib
 from rnnzoo.layers import recurrent
 
 sigmoid, tanh = jax.nn.sigmoid, jnp.tanh
@@ -34,6 +36,16 @@ class LSTMCell(cell.Cell):
     i, f, g, o = map(jnp.add, x_gates, h_gates)
     c = sigmoid(f) * c + sigmoid(i) * tanh(g)
     return sigmoid(o) * tanh(c), c
+
+
+class _Options(
+    options_lib.Options,
+    options_lib.ParamDtype,
+    options_lib.KernelInit,
+    options_lib.RecurrentKernel,
+    total=False,
+):
+  """Options that LSTM passes on."""
 
 
 class LSTM(recurrent.RecurrentLayer):
@@ -81,7 +93,7 @@ class LSTM(recurrent.RecurrentLayer):
       num_heads: int = 1,
       bias_init: initializers.Initializer = initializers.zeros,
       rngs: nnx.Rngs,
-      **options,
+      **options: Unpack[_Options],
   ):
     settings.within(forget_bias, 'forget_bias')
     forget_init = initializers.shifted(bias_init, forget_bias)

@@ -1,6 +1,7 @@
 """minGRU: a GRU whose gates see the input only, so time runs in parallel."""
 
 import dataclasses
+from typing import Unpack
 
 from flax import nnx
 import jax
@@ -8,6 +9,7 @@ import jax.numpy as jnp
 
 from rnnzoo import cell
 from rnnzoo import settings
+from rnnzoo.layers import options as options_lib
 from rnnzoo.layers import recurrent
 
 sigmoid = jax.nn.sigmoid
@@ -52,6 +54,16 @@ class MinGRUCell(cell.LinearCell):
     return sigmoid(-z), sigmoid(z) * CANDIDATES[self.candidate](h)
 
 
+class _Options(
+    options_lib.Options,
+    options_lib.ParamDtype,
+    options_lib.KernelInit,
+    options_lib.BiasInit,
+    total=False,
+):
+  """Options that MinGRU passes on."""
+
+
 class MinGRU(recurrent.RecurrentLayer):
   """Minimal GRU, linear in its memory.
 
@@ -92,7 +104,7 @@ class MinGRU(recurrent.RecurrentLayer):
       *,
       candidate: str = 'linear',
       rngs: nnx.Rngs,
-      **options,
+      **options: Unpack[_Options],
   ):
     super().__init__(
         MinGRUCell(candidate), in_features, features, rngs=rngs, **options

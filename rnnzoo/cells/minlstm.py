@@ -1,6 +1,7 @@
 """minLSTM: an LSTM whose gates see the input only, so time runs in parallel."""
 
 import dataclasses
+from typing import Unpack
 
 from flax import nnx
 from jax import lax
@@ -10,6 +11,7 @@ from rnnzoo import cell
 from rnnzoo import settings
 from rnnzoo.cells import mingru
 from rnnzoo.layers import initializers
+from rnnzoo.layers import options as options_lib
 from rnnzoo.layers import recurrent
 
 # Beyond it a sigmoid is what it is there: an infinity less itself is not 0.
@@ -48,6 +50,15 @@ class MinLSTMCell(cell.LinearCell):
     total = forget + admit
     candidate = mingru.CANDIDATES[self.candidate](h)
     return forget / total, admit / total * candidate
+
+
+class _Options(
+    options_lib.Options,
+    options_lib.ParamDtype,
+    options_lib.KernelInit,
+    total=False,
+):
+  """Options that MinLSTM passes on."""
 
 
 class MinLSTM(recurrent.RecurrentLayer):
@@ -95,7 +106,7 @@ class MinLSTM(recurrent.RecurrentLayer):
       candidate: str = 'linear',
       bias_init: initializers.Initializer = initializers.zeros,
       rngs: nnx.Rngs,
-      **options,
+      **options: Unpack[_Options],
   ):
     settings.within(forget_bias, 'forget_bias')
     super().__init__(

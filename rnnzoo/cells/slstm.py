@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from typing import Unpack
 
 from flax import nnx
 import jax
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 from rnnzoo import cell
 from rnnzoo import settings
 from rnnzoo.layers import initializers
+from rnnzoo.layers import options as options_lib
 from rnnzoo.layers import recurrent
 
 sigmoid, tanh = jax.nn.sigmoid, jnp.tanh
@@ -128,6 +130,15 @@ class SLSTMCell(cell.Cell):
     return sigmoid(o) * c / n, c, n, m
 
 
+class _Options(
+    options_lib.Options,
+    options_lib.ParamDtype,
+    options_lib.KernelInit,
+    total=False,
+):
+  """Options that SLSTM passes on."""
+
+
 class SLSTM(recurrent.RecurrentLayer):
   """sLSTM, the scalar-memory cell of xLSTM.
 
@@ -189,7 +200,7 @@ class SLSTM(recurrent.RecurrentLayer):
       min_normalizer: float = 1.0,
       recurrent_kernel_init: initializers.Initializer = initializers.zeros,
       rngs: nnx.Rngs,
-      **options,
+      **options: Unpack[_Options],
   ):
     cell = make_cell(max_forget, min_normalizer)
     forget = forget_bias(num_heads, block_index, num_blocks)

@@ -13,7 +13,7 @@ that a call changes, so they work with `nnx.jit`, with `nnx.split` and plain
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import math
-from typing import Any
+from typing import Any, Unpack
 
 from flax import nnx
 import jax
@@ -32,6 +32,7 @@ from rnnzoo.engines import selection
 from rnnzoo.engines import time_parts
 from rnnzoo.engines import unrolling
 from rnnzoo.layers import initializers
+from rnnzoo.layers import options as options_lib
 from rnnzoo.layers import sequence_layer
 
 Array = jax.Array
@@ -84,7 +85,7 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
       implementation: selection.Implementation = None,
       time_axis_name: str | Sequence[str] | None = None,
       rngs: nnx.Rngs,
-      **unknown: Any,
+      **unknown: Unpack[options_lib.NoMore],
   ):
     """Creates the parameters.
 
