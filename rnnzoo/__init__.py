@@ -13,6 +13,7 @@ one, `help(rnnzoo.Stack)` how to combine them.
 from collections.abc import Mapping as _Mapping
 import types as _types
 
+from rnnzoo.carries import HiddenCarry
 from rnnzoo.cell import Cell
 from rnnzoo.cell import LinearCell
 from rnnzoo.cell import TwoStageCell
@@ -27,14 +28,17 @@ from rnnzoo.cells.gru import GRU
 from rnnzoo.cells.gru import GRUCell
 from rnnzoo.cells.indrnn import IndRNN
 from rnnzoo.cells.irevrnn import IRevRNN
+from rnnzoo.cells.irevrnn import IRevRNNCarry
 from rnnzoo.cells.irevrnn import IRevRNNCell
 from rnnzoo.cells.lstm import LSTM
+from rnnzoo.cells.lstm import LSTMCarry
 from rnnzoo.cells.lstm import LSTMCell
 from rnnzoo.cells.mingru import MinGRU
 from rnnzoo.cells.mingru import MinGRUCell
 from rnnzoo.cells.minlstm import MinLSTM
 from rnnzoo.cells.minlstm import MinLSTMCell
 from rnnzoo.cells.slstm import SLSTM
+from rnnzoo.cells.slstm import SLSTMCarry
 from rnnzoo.cells.slstm import SLSTMCell
 from rnnzoo.engines.linear_recurrence import linear_scan
 from rnnzoo.engines.selection import AssociativeScan

@@ -58,12 +58,15 @@ class Cell(abc.ABC):
     carry_names: what is passed from step to step. The first is h, the output,
       and what the recurrent kernel multiplies.
     param_names: the names in `params`, the cell's own parameters.
+    carry_type: a NamedTuple with `carry_names` as fields, which type checkers
+      and editors then know; None for one made of `carry_names`.
   """
 
   input_gates: ClassVar[int]
   recurrent_gates: ClassVar[int]
   carry_names: ClassVar[tuple[str, ...]]
   param_names: ClassVar[tuple[str, ...]] = ()
+  carry_type: ClassVar[type[Any] | None] = None
 
   @abc.abstractmethod
   def update(

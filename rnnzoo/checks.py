@@ -125,7 +125,10 @@ def parameter(given: Any, expected: tuple[int, ...] | None, label: str) -> None:
 
 
 def carry(
-    names: Sequence[str], given: Any, expected: tuple[int, ...], label: str
+    names: tuple[str, ...],
+    given: Any,
+    expected: tuple[int, ...],
+    label: str,
 ) -> cell_lib.Carry:
   """Returns a carry as arrays, or raises ValueError.
 
@@ -136,6 +139,12 @@ def carry(
     label: the argument's name.
   """
   if isinstance(given, (tuple, list)):
+    fields = getattr(given, '_fields', names)
+    if fields != names and sorted(fields) == sorted(names):
+      raise ValueError(
+          f'{label} must have the order {names}, got a {type(given).__name__}'
+          f' with the order {fields}.'
+      )
     arrays = [array(c, label) for c in given]
     shapes = [c.shape for c in arrays]
     if shapes == [expected] * len(names):

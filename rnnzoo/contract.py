@@ -114,6 +114,13 @@ def _check_static(cell: cell_lib.Cell) -> None:
     value = getattr(cell, attribute)
     if not is_right(value):
       raise ValueError(f'{name}.{attribute} must be {right}, got {value!r}.')
+  fields = getattr(cell.carry_type, '_fields', None)
+  if cell.carry_type is not None and fields != cell.carry_names:
+    raise ValueError(
+        f'{name}.carry_type must be None or a NamedTuple with the fields'
+        f' {cell.carry_names}, which are its carry_names, got'
+        f' {cell.carry_type!r} with the fields {fields}.'
+    )
   if isinstance(cell, cell_lib.LinearCell):
     if cell.recurrent_gates or len(cell.carry_names) != 1:
       raise ValueError(

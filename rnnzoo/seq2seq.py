@@ -29,6 +29,7 @@ import jax
 import jax.numpy as jnp
 
 from rnnzoo import attention
+from rnnzoo import carries
 from rnnzoo import decoding
 from rnnzoo import settings
 from rnnzoo.layers import bidirectional
@@ -399,7 +400,7 @@ def _with_h(layer: sequence_layer.SequenceLayer, carry: Any, h: Array) -> Any:
         'decoder must be a recurrent layer or a stack of these, which can take'
         f' single steps; got a {type(layer).__name__}.'
     )
-  return (h.astype(carry[0].dtype), *carry[1:])
+  return carries.like(carry, (h.astype(carry[0].dtype), *carry[1:]))
 
 
 def _last(

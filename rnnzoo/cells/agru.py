@@ -7,6 +7,7 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 
+from rnnzoo import carries
 from rnnzoo import cell
 from rnnzoo import checks
 from rnnzoo import settings
@@ -50,7 +51,7 @@ class _Options(options_lib.Options, options_lib.BiasInit, total=False):
   """Options that AGRU passes on."""
 
 
-class AGRU(recurrent.RecurrentLayer):
+class AGRU(recurrent.RecurrentLayer[carries.HiddenCarry]):
   """Antisymmetric gated recurrent unit.
 
       A   = W - Wᵀ - γ I

@@ -11,6 +11,7 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 
+from rnnzoo import carries
 from rnnzoo import cell
 from rnnzoo import settings
 from rnnzoo.layers import initializers
@@ -98,7 +99,7 @@ class _Options(
   """Options that AntisymmetricRNN passes on."""
 
 
-class AntisymmetricRNN(recurrent.RecurrentLayer):
+class AntisymmetricRNN(recurrent.RecurrentLayer[carries.HiddenCarry]):
   """AntisymmetricRNN, plain or gated.
 
       A   = W - Wᵀ - γ I

@@ -7,6 +7,7 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 
+from rnnzoo import carries
 from rnnzoo import cell
 from rnnzoo import settings
 from rnnzoo.layers import options as options_lib
@@ -55,7 +56,7 @@ class _Options(
   """Options that Elman passes on."""
 
 
-class Elman(recurrent.RecurrentLayer):
+class Elman(recurrent.RecurrentLayer[carries.HiddenCarry]):
   """Elman recurrent layer, also known as the simple or vanilla RNN.
 
       h_t = φ(W x_t + b + R h_{t-1})        y_t = h_t

@@ -7,6 +7,7 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 
+from rnnzoo import carries
 from rnnzoo import cell
 from rnnzoo import checks
 from rnnzoo import settings
@@ -49,7 +50,7 @@ class _Options(
   """Options that GRU passes on."""
 
 
-class GRU(recurrent.RecurrentLayer):
+class GRU(recurrent.RecurrentLayer[carries.HiddenCarry]):
   """Gated recurrent unit, reset after the product as in torch and cuDNN.
 
       r_t = σ(W_r x_t + b_r + R_r h_{t-1})

@@ -8,6 +8,7 @@ from typing import Unpack
 
 from flax import nnx
 
+from rnnzoo import carries
 from rnnzoo import settings
 from rnnzoo.cells import elman
 from rnnzoo.layers import initializers
@@ -25,7 +26,7 @@ class _Options(
   """Options that IndRNN passes on."""
 
 
-class IndRNN(recurrent.RecurrentLayer):
+class IndRNN(recurrent.RecurrentLayer[carries.HiddenCarry]):
   """Independently recurrent neural network.
 
       h_t = φ(W x_t + b + u h_{t-1}),  |u| <= max_abs       y_t = h_t

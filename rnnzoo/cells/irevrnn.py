@@ -1,12 +1,13 @@
 """iRevRNN: an IndRNN with a reversible residual block inside each step."""
 
 import dataclasses
-from typing import Unpack
+from typing import NamedTuple, Unpack
 
 from flax import nnx
 import jax
 import jax.numpy as jnp
 
+from rnnzoo import carries
 from rnnzoo import cell
 from rnnzoo import checks
 from rnnzoo import settings
@@ -15,6 +16,21 @@ from rnnzoo.layers import options as options_lib
 from rnnzoo.layers import recurrent
 
 relu, tanh = jax.nn.relu, jnp.tanh
+
+
+class IRevRNNCarry(NamedTuple):
+  """Carry of `IRevRNNCell`.
+
+  Attributes:
+    h: output of the last step, [..., features].
+    c: memory beside it, [..., features].
+  """
+
+  h: jax.Array
+  c: jax.Array
+
+
+carries.registered(IRevRNNCarry)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +51,7 @@ class IRevRNNCell(cell.Cell):
   input_gates = 1
   recurrent_gates = 1
   carry_names = ('h', 'c')
+  carry_type = IRevRNNCarry
   param_names = ('a', 'b')
 
   def update(self, params, x_gates, h_gates, carry):
@@ -89,7 +106,7 @@ class _Options(
   """Options that IRevRNN passes on."""
 
 
-class IRevRNN(recurrent.RecurrentLayer):
+class IRevRNN(recurrent.RecurrentLayer[IRevRNNCarry]):
   """Reversible independent recurrent network.
 
       h⁰ = w h_{t-1},  c⁰ = c_{t-1}

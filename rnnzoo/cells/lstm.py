@@ -1,12 +1,13 @@
 """The LSTM: an additive memory c behind input, forget and output gates."""
 
 import dataclasses
-from typing import Unpack
+from typing import NamedTuple, Unpack
 
 from flax import nnx
 import jax
 import jax.numpy as jnp
 
+from rnnzoo import carries
 from rnnzoo import cell
 from rnnzoo import settings
 from rnnzoo.layers import initializers
@@ -14,6 +15,21 @@ from rnnzoo.layers import options as options_lib
 from rnnzoo.layers import recurrent
 
 sigmoid, tanh = jax.nn.sigmoid, jnp.tanh
+
+
+class LSTMCarry(NamedTuple):
+  """Carry of `LSTMCell`.
+
+  Attributes:
+    h: output of the last step, [..., features].
+    c: memory behind the gates, [..., features].
+  """
+
+  h: jax.Array
+  c: jax.Array
+
+
+carries.registered(LSTMCarry)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +45,7 @@ class LSTMCell(cell.Cell):
   input_gates = 4
   recurrent_gates = 4
   carry_names = ('h', 'c')
+  carry_type = LSTMCarry
 
   def update(self, params, x_gates, h_gates, carry):
     del params
@@ -48,7 +65,7 @@ class _Options(
   """Options that LSTM passes on."""
 
 
-class LSTM(recurrent.RecurrentLayer):
+class LSTM(recurrent.RecurrentLayer[LSTMCarry]):
   """Long short-term memory, the form of torch, flax and cuDNN.
 
       i_t, f_t, o_t = σ(W x_t + b + R h_{t-1})

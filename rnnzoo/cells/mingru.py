@@ -7,6 +7,7 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 
+from rnnzoo import carries
 from rnnzoo import cell
 from rnnzoo import settings
 from rnnzoo.layers import options as options_lib
@@ -64,7 +65,7 @@ class _Options(
   """Options that MinGRU passes on."""
 
 
-class MinGRU(recurrent.RecurrentLayer):
+class MinGRU(recurrent.RecurrentLayer[carries.HiddenCarry]):
   """Minimal GRU, linear in its memory.
 
       z_t = σ(W_z x_t + b_z)

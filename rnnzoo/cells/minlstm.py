@@ -7,6 +7,7 @@ from flax import nnx
 from jax import lax
 import jax.numpy as jnp
 
+from rnnzoo import carries
 from rnnzoo import cell
 from rnnzoo import settings
 from rnnzoo.cells import mingru
@@ -61,7 +62,7 @@ class _Options(
   """Options that MinLSTM passes on."""
 
 
-class MinLSTM(recurrent.RecurrentLayer):
+class MinLSTM(recurrent.RecurrentLayer[carries.HiddenCarry]):
   """Minimal LSTM, linear in its memory, with forget and input normalised.
 
       f_t, i_t = σ(W x_t + b)

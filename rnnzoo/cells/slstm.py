@@ -2,12 +2,13 @@
 
 import dataclasses
 import functools
-from typing import Unpack
+from typing import NamedTuple, Unpack
 
 from flax import nnx
 import jax
 import jax.numpy as jnp
 
+from rnnzoo import carries
 from rnnzoo import cell
 from rnnzoo import settings
 from rnnzoo.layers import initializers
@@ -66,6 +67,25 @@ def _mix_jvp(least, primals, tangents):
   return new, (d_mean, d_c, d_n, d_l + larger * d)
 
 
+class SLSTMCarry(NamedTuple):
+  """Carry of `SLSTMCell`.
+
+  Attributes:
+    h: output of the last step, [..., features].
+    c: memory, scaled by exp(-m), [..., features].
+    n: normaliser, scaled likewise, [..., features].
+    m: stabiliser of the exponential gates, [..., features].
+  """
+
+  h: jax.Array
+  c: jax.Array
+  n: jax.Array
+  m: jax.Array
+
+
+carries.registered(SLSTMCarry)
+
+
 @dataclasses.dataclass(frozen=True)
 class SLSTMCell(cell.Cell):
   """Gates in the order i, f, z, o; carry (h, c, n, m).
@@ -97,6 +117,7 @@ class SLSTMCell(cell.Cell):
   input_gates = 4
   recurrent_gates = 4
   carry_names = ('h', 'c', 'n', 'm')
+  carry_type = SLSTMCarry
 
   def update(self, params, x_gates, h_gates, carry):
     del params
@@ -139,7 +160,7 @@ class _Options(
   """Options that SLSTM passes on."""
 
 
-class SLSTM(recurrent.RecurrentLayer):
+class SLSTM(recurrent.RecurrentLayer[SLSTMCarry]):
   """sLSTM, the scalar-memory cell of xLSTM.
 
       ĩ_t, f̃_t, z̃_t, õ_t = W x_t + b + R h_{t-1}

@@ -23,6 +23,7 @@ import jax.numpy as jnp
 
 import pallas_kernels
 from pallas_kernels import sharding
+from rnnzoo import carries as carries_lib
 from rnnzoo import cell as cell_lib
 from rnnzoo import checks
 from rnnzoo import contract
@@ -107,8 +108,8 @@ def unroll(
       `rnnzoo.AssociativeScan` is 'associative_scan' with settings.
 
   Returns:
-    The final carry, each [batch, features], and h after every step,
-    [batch, time, features]; float32 or wider.
+    The final carry, each [batch, features] and with the type of `carry`, and h
+    after every step, [batch, time, features]; float32 or wider.
 
   Raises:
     ValueError: an argument has the wrong shape or dtype, or a cell without
@@ -173,7 +174,7 @@ def unroll_carries(
   params = checks.params(cell, params, features)
   outputs = checks.outputs(outputs, len(cell.carry_names))
   settings.boolean(reverse, 'reverse')
-  carry = checks.carry(cell.carry_names, carry, (batch, features), 'carry')
+  arrays = checks.carry(cell.carry_names, carry, (batch, features), 'carry')
   reset = checks.flags(reset, (batch, time), 'reset')
   mask = checks.flags(mask, (batch, time), 'mask')
   recurrent_gradient_clip = checks.recurrent_gradient(
@@ -190,7 +191,7 @@ def unroll_carries(
       weights=(),
       x=x_gates,
       recurrent_kernel=recurrent_kernel,
-      carry=tuple(c.astype(dtype) for c in carry),
+      carry=tuple(c.astype(dtype) for c in arrays),
       restart=restart_carry,
       reset=reset,
       mask=mask,
@@ -201,7 +202,10 @@ def unroll_carries(
       recurrent_gradient_clip=recurrent_gradient_clip,
       stop_recurrent_gradient=stop_recurrent_gradient,
   )
-  return run(cell, call_lib.Given(), operands, call, implementation)
+  last, steps = run(cell, call_lib.Given(), operands, call, implementation)
+  if outputs == len(cell.carry_names):
+    steps = carries_lib.like(carry, steps)
+  return carries_lib.like(carry, last), steps
 
 
 def run(

@@ -103,7 +103,11 @@ def unroll(
   )
   carry, (y,) = both._unroll(x, carry, reset, seq_lengths, mask, call)
   halves = [jnp.split(c, 2, axis=-1) for c in carry]
-  return (tuple(c[0] for c in halves), tuple(c[1] for c in halves)), y
+  own = [tuple(c[part] for c in halves) for part in (0, 1)]
+  return (
+      first._named(own[0], initial_carry[0]),
+      second._named(own[1], initial_carry[1]),
+  ), y
 
 
 def _side_by_side(first, second) -> recurrent.RecurrentLayer:

@@ -13,13 +13,14 @@ that a call changes, so they work with `nnx.jit`, with `nnx.split` and plain
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import math
-from typing import Any, Unpack
+from typing import Any, Generic, TypeVar, Unpack
 
 from flax import nnx
 import jax
 import jax.numpy as jnp
 
 from pallas_kernels import sharding
+from rnnzoo import carries
 from rnnzoo import cell as cell_lib
 from rnnzoo import checks
 from rnnzoo import contract
@@ -39,12 +40,15 @@ Array = jax.Array
 Carry = cell_lib.Carry
 Initializer = initializers.Initializer
 
+# The class of a layer's carries, as type checkers know it.
+OwnT = TypeVar('OwnT', bound=tuple[Array, ...])
+
 
 class Constant(nnx.Variable):
   """A number that a cell needs and that training leaves alone."""
 
 
-class RecurrentLayer(sequence_layer.SequenceLayer):
+class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
   """One cell with its parameters: project the input, unroll the cell.
 
   Attributes:
@@ -213,7 +217,7 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
         for _ in (cell.carry_names if learn_initial_carry else ())
     )
 
-  def initial_carry(self, batch_shape: tuple[int, ...] = ()) -> Carry:
+  def initial_carry(self, batch_shape: tuple[int, ...] = ()) -> OwnT:
     """Returns the carry that a sequence starts from, and restarts from.
 
     Args:
@@ -221,10 +225,10 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
 
     Returns:
       One array [*batch_shape, features] for each of `cell.carry_names`, float32
-      or wider.
+      or wider: a named tuple, `carry.h` and so on.
     """
     batch_shape = checks.shape(batch_shape, 'batch_shape')
-    return self._initial_carry(batch_shape, self._state_dtype())
+    return self._named(self._initial_carry(batch_shape, self._state_dtype()))
 
   def unroll(
       self,
@@ -237,14 +241,14 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
       reverse: bool = False,
       time_major: bool = False,
       rngs: nnx.Rngs | None = None,
-  ) -> tuple[Carry, Array]:
+  ) -> tuple[OwnT, Array]:
     # Documented in SequenceLayer.unroll, as `help` shows.
     initializers.check_rngs(rngs, None)
     flags = reset, seq_lengths, mask
     carry, (h,) = self._run(
         x, initial_carry, flags, reverse, time_major, is_output=True
     )
-    return carry, h
+    return self._named(carry, initial_carry), h
 
   def unroll_carries(
       self,
@@ -256,7 +260,7 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
       mask: Array | None = None,
       reverse: bool = False,
       time_major: bool = False,
-  ) -> tuple[Carry, Carry]:
+  ) -> tuple[OwnT, OwnT]:
     """Like `unroll`, but returns the whole carry after every step.
 
     Args:
@@ -271,15 +275,16 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
     Returns:
       The final carry, each [..., features], and the carry after every step,
       each [..., time, features] in the carry's dtype, float32 or wider; both
-      in the order of `cell.carry_names`.
+      in the order of `cell.carry_names`, with the type of `initial_carry`.
 
     Raises:
       ValueError: an argument has the wrong shape or dtype.
     """
     flags = reset, seq_lengths, mask
-    return self._run(
+    carry, steps = self._run(
         x, initial_carry, flags, reverse, time_major, is_output=False
     )
+    return self._named(carry, initial_carry), self._named(steps, initial_carry)
 
   def _run(
       self, x, initial_carry, flags, reverse, time_major, is_output: bool
@@ -414,8 +419,8 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
     return carry, steps
 
   def step(
-      self, carry: Carry, x: Array, *, reset: Array | None = None
-  ) -> tuple[Carry, Array]:
+      self, carry: carries.CarryT, x: Array, *, reset: Array | None = None
+  ) -> tuple[carries.CarryT, Array]:
     """Takes one step, for streams and for acting in an environment.
 
     Args:
@@ -424,7 +429,8 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
       reset: bool [...]; where true, the carry restarts before the step.
 
     Returns:
-      The carry after the step, and the output [..., features].
+      The carry after the step, with the type of the one before, and the output
+      [..., features].
 
     Raises:
       ValueError: an argument has the wrong shape or dtype.
@@ -445,27 +451,27 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
           axes=batch,
       )
     batch_shape = x.shape[:-1]
-    carry = self._check_carry(carry, batch_shape, 'carry')
+    arrays = self._check_carry(carry, batch_shape, 'carry')
     reset = checks.flags(reset, batch_shape, 'reset')
     dtype = self._dtype(x)
     state = self._state_dtype(x)
-    carry = tuple(c.astype(state) for c in carry)
+    arrays = tuple(c.astype(state) for c in arrays)
     if reset is not None:
       restart = self._initial_carry(batch_shape, state)
-      carry = jax.tree.map(
-          lambda a, b: jnp.where(reset[..., None], a, b), restart, carry
+      arrays = jax.tree.map(
+          lambda a, b: jnp.where(reset[..., None], a, b), restart, arrays
       )
     gates = products.project_forward(self._weights(), x.astype(dtype))
-    carry, _ = scan_steps.step(
+    arrays, _ = scan_steps.step(
         self.cell,
         self._cell_params(state),
         scan_steps.pack(self.cell, self._recurrent_kernel(dtype, x)),
         tuple(gate.astype(state) for gate in gates),
-        carry,
+        arrays,
         clip=self.recurrent_gradient_clip,
         stop=self.stop_recurrent_gradient,
     )
-    return carry, carry[0].astype(dtype)
+    return carries.like(carry, arrays), arrays[0].astype(dtype)
 
   # Parameters as the engines take them.
 
@@ -560,6 +566,12 @@ class RecurrentLayer(sequence_layer.SequenceLayer):
       if isinstance(value, nnx.Variable):
         value = value.get_raw_value()
       checks.parameter(value, shape, f'{type(self).__name__}.{name}')
+
+  def _named(self, carry: Carry, given: Carry | None = None) -> Any:
+    """Returns a carry with the type of the one given, or the cell's own."""
+    if given is None:
+      return carries.of(self.cell)._make(carry)
+    return carries.like(given, carry)
 
   def _check_carry(self, carry: Carry, batch_shape, label: str) -> Carry:
     expected = (*batch_shape, self.out_features)

@@ -51,7 +51,8 @@ class SequenceLayer(nnx.Module):
       initial_carry: state before the first step, as the method
         `initial_carry` returns it, for instance the final carry of the
         sequence's last part; None for the layer's own. A recurrent layer's is a
-        tuple of arrays [..., features], one for each of `cell.carry_names`.
+        tuple of arrays [..., features], one for each of `cell.carry_names`. The
+        layer's own are named, `carry.h`; one that was given keeps its type.
       reset: bool [..., time]; where true, the carry restarts from the layer's
         own initial carry before this step. It is the boundary between t-1 and
         t: a reversed run restarts when it goes from t to t-1.

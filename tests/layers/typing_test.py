@@ -30,6 +30,9 @@ rnnzoo.LSTM(3, 8, forget_bias=1.0, dtype=jnp.bfloat16, max_abs=1.0, rngs=rngs)
 rnnzoo.MinGRU(3, 8, implementation=('pallas', 'scan'), rngs=rngs)
 rnnzoo.AGRU(3, 8, kernel_init=zeros, bias_init=zeros, rngs=rngs)
 rnnzoo.Stack(rnnzoo.LSTM, 3, 8, forget_bias=1.0, rngs=rngs)
+carry, _ = rnnzoo.LSTM(3, 8, rngs=rngs).unroll(jnp.ones((2, 5, 3)))
+carry.c.shape
+carry.no_such_part  # no_such_part
 rnnzoo.LSTM(3, 8, no_such_option=3, rngs=rngs)  # no_such_option
 rnnzoo.GRU(3, 8, use_bias='yes', rngs=rngs)  # use_bias
 rnnzoo.MinGRU(3, 8, implementation=3, rngs=rngs)  # implementation
