@@ -1,4 +1,4 @@
-"""A type checker finds options that a layer does not have."""
+"""A type checker finds options and carries that a layer does not have."""
 
 import pathlib
 import re
@@ -11,7 +11,7 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 
-# Every line that ends in a comment has the error that the comment names.
+# A line that ends in a comment has an error, which names this first.
 SNIPPET = """
 from flax import nnx
 import jax.numpy as jnp
@@ -32,7 +32,7 @@ rnnzoo.AGRU(3, 8, kernel_init=zeros, bias_init=zeros, rngs=rngs)
 rnnzoo.Stack(rnnzoo.LSTM, 3, 8, forget_bias=1.0, rngs=rngs)
 carry, _ = rnnzoo.LSTM(3, 8, rngs=rngs).unroll(jnp.ones((2, 5, 3)))
 carry.c.shape
-carry.no_such_part  # no_such_part
+carry.no_such_part  # LSTMCarry
 rnnzoo.LSTM(3, 8, no_such_option=3, rngs=rngs)  # no_such_option
 rnnzoo.GRU(3, 8, use_bias='yes', rngs=rngs)  # use_bias
 rnnzoo.MinGRU(3, 8, implementation=3, rngs=rngs)  # implementation
