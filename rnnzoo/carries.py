@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import jax
 from jax import export
+from jax import tree_util
 
 CarryT = TypeVar('CarryT', bound=tuple[jax.Array, ...])
 
@@ -51,12 +52,32 @@ def like(given: CarryT, carry: Iterable[jax.Array]) -> CarryT:
   return make(carry)
 
 
-def registered(carry_type: type[CarryT]) -> type[CarryT]:
-  """Returns a class after `jax.export` knows it by its name in rnnzoo."""
-  export.register_namedtuple_serialization(
-      carry_type, serialized_name=f'rnnzoo.{carry_type.__name__}'
+def register(carry_type: type[Any], name: str | None = None) -> None:
+  """Makes a class known to JAX: a pytree with numbers as keys, as of a tuple.
+
+  By names, which a named tuple has on its own, paths in pytrees would change,
+  and `nnx.tabulate` has no place for them.
+
+  Args:
+    carry_type: a named tuple.
+    name: in programs of `jax.export`; None for that of the class.
+  """
+  keyed = lambda carry: (
+      [(tree_util.SequenceKey(i), c) for i, c in enumerate(carry)],
+      None,
   )
-  return carry_type
+  tree_util.register_pytree_with_keys(
+      carry_type,
+      keyed,
+      lambda _, arrays: tuple.__new__(carry_type, arrays),
+      lambda carry: (tuple(carry), None),
+  )
+  export.register_pytree_node_serialization(
+      carry_type,
+      serialized_name=f'rnnzoo.{name or carry_type.__name__}',
+      serialize_auxdata=lambda _: b'',
+      deserialize_auxdata=lambda _: None,
+  )
 
 
 @functools.cache
@@ -80,9 +101,7 @@ def _made(name: str, fields: tuple[str, ...]) -> Any:
           '__reduce__': restore,
       },
   )
-  export.register_namedtuple_serialization(
-      made, serialized_name=f'rnnzoo.{name}({",".join(fields)})'
-  )
+  register(made, f'{name}({",".join(fields)})')
   return made
 
 
@@ -91,4 +110,4 @@ def _restored(name: str, fields: tuple[str, ...], carry: Any) -> Any:
   return _made(name, fields)._make(carry)
 
 
-registered(HiddenCarry)
+register(HiddenCarry)

@@ -30,7 +30,7 @@ class IRevRNNCarry(NamedTuple):
   c: jax.Array
 
 
-carries.registered(IRevRNNCarry)
+carries.register(IRevRNNCarry)
 
 
 @dataclasses.dataclass(frozen=True)

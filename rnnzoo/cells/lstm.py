@@ -29,7 +29,7 @@ class LSTMCarry(NamedTuple):
   c: jax.Array
 
 
-carries.registered(LSTMCarry)
+carries.register(LSTMCarry)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -83,7 +83,7 @@ class SLSTMCarry(NamedTuple):
   m: jax.Array
 
 
-carries.registered(SLSTMCarry)
+carries.register(SLSTMCarry)
 
 
 @dataclasses.dataclass(frozen=True)

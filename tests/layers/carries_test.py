@@ -152,9 +152,17 @@ class CarriesTest(parameterized.TestCase):
     carry = carry_type._make(range(len(carry_type._fields)))
     self.assertIs(type(pickle.loads(pickle.dumps(carry))), carry_type)
     with self.assertRaisesRegex(ValueError, 'Duplicate serialization'):
-      export.register_namedtuple_serialization(
-          carry_type, serialized_name='of_this_test'
+      export.register_pytree_node_serialization(
+          carry_type,
+          serialized_name='of_this_test',
+          serialize_auxdata=bytes,
+          deserialize_auxdata=bytes,
       )
+
+  def test_paths_are_those_of_a_tuple(self):
+    carry = rnnzoo.LSTMCarry(h=1, c=2)
+    paths = lambda tree: [path for path, _ in jax.tree.leaves_with_path(tree)]
+    self.assertEqual(paths(carry), paths((1, 2)))
 
   @traced
   def test_another_order_is_an_error(self):
