@@ -3,7 +3,6 @@
 `settings.py` has those of a layer's settings.
 """
 
-from collections.abc import Sequence
 import math
 import numbers
 from typing import Any
