@@ -1,7 +1,7 @@
 """The commands of `rnnzoo`, each a function of the rest of its words."""
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
 import os
 import pathlib
@@ -100,26 +100,25 @@ def _list(words: list[str]) -> None:
 def _experiment(directory: str) -> experiments.Experiment:
   """Returns the experiment of a run directory, from what the run wrote."""
   path = pathlib.Path(directory).expanduser()
-  try:
-    for name in ('config.json', 'run.json'):
-      if not (path / name).is_file():
-        raise FileNotFoundError(f'{path} holds no run: it has no {name}')
-    config = run_directory.read_config(path / 'config.json')
-    name = files.read_json(path / 'run.json', dict).get('experiment', path.name)
-    # Output is for results alone.
-    with contextlib.redirect_stdout(sys.stderr):
-      return experiments.prepare(config, str(path), name)
-  except (
-      files.RunFileError,
-      NotImplementedError,
-      OSError,
-      ValueError,
-  ) as error:
-    command_line.give_up(error)
+  with _one_sentence():
+    config, run = run_directory.read(path)
+    name = run.get('experiment', path.name)
+    try:
+      # Output is for results alone.
+      with contextlib.redirect_stdout(sys.stderr):
+        return experiments.prepare(config, str(path), name)
+    except (FileNotFoundError, ConnectionError) as error:
+      command_line.give_up(command_line.needs_data(error))
+
+
+def _load(directory: str) -> trained.Trained:
+  """Returns the model of a run directory."""
+  with _one_sentence(), contextlib.redirect_stdout(sys.stderr):
+    return trained.load(directory)
 
 
 @contextlib.contextmanager
-def _one_sentence():
+def _one_sentence() -> Iterator[None]:
   try:
     yield
   except BrokenPipeError:
@@ -145,9 +144,9 @@ def _evaluate(words: list[str]) -> None:
 def _predict(words: list[str]) -> None:
   """Prints a line for each line of stdin."""
   parser = _run_parser('predict', 'Prints a line for each line of stdin.')
-  experiment = _experiment(parser.parse_args(words).run)
+  loaded = _load(parser.parse_args(words).run)
   with _one_sentence():
-    for line in trained.predict(experiment, sys.stdin):
+    for line in loaded.predict_lines(sys.stdin):
       print(line, flush=True)
 
 
@@ -156,9 +155,9 @@ def _sample(words: list[str]) -> None:
   parser = _run_parser('sample', 'Prints text that goes on from a prompt.')
   parser.add_argument('--prompt', default='', help='how the text begins')
   parsed = parser.parse_args(words)
-  experiment = _experiment(parsed.run)
+  loaded = _load(parsed.run)
   with _one_sentence():
-    for piece in trained.sample(experiment, parsed.prompt):
+    for piece in loaded.sample(parsed.prompt):
       print(piece, end='', flush=True)
     print()
 

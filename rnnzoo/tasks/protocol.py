@@ -2,7 +2,8 @@
 
 A task hands over its data, a way to build the model, and a function from a
 batch of examples to numbers for each of them. All else, this module's hooks,
-is there for tasks that need it and does nothing by default.
+is there for tasks that need it and does nothing by default. A task that defines
+`describe` and `restore` answers without its data, once it is trained.
 
 Dimensions: N examples of a split, B batch, T time.
 """
@@ -12,10 +13,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import math
 import pathlib
 import types
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from flax import nnx
 import jax
+import ml_collections
 import numpy as np
 
 # Arrays by name. All have the same leading axis, one entry an example.
@@ -196,6 +198,44 @@ class Task(abc.ABC):
     """
     del results, best_model
     return Report()
+
+  def describe(self) -> Mapping[str, Any] | None:
+    """Returns all that `restore` needs to know of the data.
+
+    It is called once, before training, and written to the run directory as
+    task.json: sizes, names of classes, a vocabulary, means of columns.
+
+    Returns:
+      What JSON holds, empty where the config says everything; None for a task
+      that cannot be restored. To load a run of it, its data are read.
+    """
+    return None
+
+  @classmethod
+  def restore(
+      cls, config: ml_collections.ConfigDict, described: Mapping[str, Any]
+  ) -> Self:
+    """Returns a task that answers, made without its data.
+
+    It can do `build_model`, `check_inputs`, `predict`, `predict_lines` and
+    `sample`; `rnnzoo.training.load` adds `dataset` and `splits`. The usual way
+    is `task = cls.__new__(cls)`, and then the attributes that `__init__` sets,
+    but for the data.
+
+    Args:
+      config: of the run.
+      described: what `describe` returned before training, after its way through
+        JSON: tuples have become lists.
+
+    Raises:
+      NotImplementedError: the class defines `describe` alone.
+      ValueError: the config has a value that cannot be.
+    """
+    del config, described
+    raise NotImplementedError(
+        f'the task {cls.__name__} describes its data, and must define'
+        ' restore(cls, config, described) as well'
+    )
 
   def check_inputs(self, inputs: Any) -> Any:
     """Returns inputs of `predict` as it takes them.

@@ -23,6 +23,7 @@ from rnnzoo.training import loop
 from rnnzoo.training import processes
 from rnnzoo.training import profiling
 from rnnzoo.training import reporting
+from rnnzoo.training import run_directory
 from rnnzoo.training import trained
 
 # The name of the program, before its messages.
@@ -85,7 +86,8 @@ _MODE = flags.DEFINE_enum(
     'train',
     ['train', 'evaluate', 'predict', 'sample'],
     'Of a run that is there: evaluate tests its best models once more, predict'
-    ' writes a line for each line of stdin, sample goes on from --prompt.',
+    ' writes a line for each line of stdin, sample goes on from --prompt.'
+    ' Only evaluate reads the data set.',
 )
 _PROFILE = flags.DEFINE_bool(
     'profile',
@@ -188,36 +190,68 @@ def parse_flags(argv: list[str]) -> list[str]:
   return rest
 
 
+def needs_data(error: OSError) -> str:
+  """Returns what is said where `evaluate` does not find the data set."""
+  return (
+      f'{error}; evaluate tests models on the data set of their run, which'
+      ' predict and sample do without'
+  )
+
+
 def prepare() -> experiments.Experiment:
   """Returns the experiment of the flags; gives up where it cannot be run."""
   if _MODE.value == 'train':
     return _prepare()
+  _check_run()
+  # Output is for results alone.
+  with contextlib.redirect_stdout(sys.stderr):
+    return _prepare()
+
+
+def load() -> trained.Trained:
+  """Returns the model of --workdir; gives up where that is no such run."""
+  workdir = _check_run()
+  try:
+    _initialize()
+    run_directory.check_same(workdir, _CONFIG.value)
+    with contextlib.redirect_stdout(sys.stderr):
+      return trained.load(workdir)
+  except (ValueError, NotImplementedError, OSError) as error:
+    give_up(error)
+
+
+def _check_run() -> pathlib.Path:
+  """Returns --workdir, and gives up where it holds no run."""
   workdir = pathlib.Path(_WORKDIR.value).expanduser()
   if not _WORKDIR.value or not (workdir / 'config.json').is_file():
     give_up(
         f'--mode={_MODE.value} needs the --workdir of a run; got'
         f' {_WORKDIR.value!r}'
     )
-  # Output is for results alone.
-  with contextlib.redirect_stdout(sys.stderr):
-    return _prepare()
+  return workdir
+
+
+def _initialize() -> None:
+  processes.initialize(
+      _COORDINATOR_ADDRESS.value,
+      _NUM_PROCESSES.value,
+      _PROCESS_ID.value,
+      _DISTRIBUTED.value,
+      _HEARTBEAT_SECONDS.value,
+  )
 
 
 def _prepare() -> experiments.Experiment:
   try:
-    processes.initialize(
-        _COORDINATOR_ADDRESS.value,
-        _NUM_PROCESSES.value,
-        _PROCESS_ID.value,
-        _DISTRIBUTED.value,
-        _HEARTBEAT_SECONDS.value,
-    )
+    _initialize()
     return experiments.prepare(
         _CONFIG.value,
         _WORKDIR.value,
         _config_path().stem,
         defaults=flags.FLAGS['config'].parser.parse(str(_config_path())),
     )
+  except (FileNotFoundError, ConnectionError) as error:
+    give_up(needs_data(error) if _MODE.value == 'evaluate' else error)
   except (ValueError, NotImplementedError, OSError) as error:
     give_up(error)
   except Exception as error:  # Layers get any option that a config has.
@@ -235,12 +269,16 @@ def main(
     unused_argv: the program's name.
     on_workdir: is told the run directory, as soon as that is known.
   """
+  if _MODE.value in ('predict', 'sample'):
+    answer(load())
+    return
   experiment = prepare()
   on_workdir(str(experiment.workdir))
   if _PROFILE.value:
     processes.say(_profile(experiment), end='')
     return
-  if use(experiment):
+  if _MODE.value == 'evaluate':
+    evaluate(experiment)
     return
   report = train(experiment)
   processes.say(reporting.main_result(report, experiment.task.metrics))
@@ -261,21 +299,26 @@ def _profile(experiment: experiments.Experiment) -> str:
     give_up(error)
 
 
-def use(experiment: experiments.Experiment) -> bool:
-  """Does what --mode says, unless that is to train; returns whether it was."""
+def evaluate(experiment: experiments.Experiment) -> None:
+  """Prints the test of the best models; gives up where there are none."""
   try:
-    if _MODE.value == 'evaluate':
-      processes.say(trained.evaluate(experiment))
-    elif _MODE.value == 'predict':
-      for line in trained.predict(experiment, sys.stdin):
+    processes.say(trained.evaluate(experiment))
+  except (OSError, NotImplementedError, ValueError) as error:
+    give_up(error)
+
+
+def answer(loaded: trained.Trained) -> None:
+  """Predicts or samples, as --mode says; gives up where the task cannot."""
+  try:
+    if _MODE.value == 'predict':
+      for line in loaded.predict_lines(sys.stdin):
         processes.say(line)
-    elif _MODE.value == 'sample':
-      for piece in trained.sample(experiment, _PROMPT.value):
+    else:
+      for piece in loaded.sample(_PROMPT.value):
         processes.say(piece, end='')
       processes.say('')
   except (OSError, NotImplementedError, ValueError) as error:
     give_up(error)
-  return _MODE.value != 'train'
 
 
 def train(experiment: experiments.Experiment) -> Mapping[str, Any]:
