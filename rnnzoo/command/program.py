@@ -19,6 +19,7 @@ from rnnzoo.command import comparison
 from rnnzoo.command import sweep
 from rnnzoo.training import command_line
 from rnnzoo.training import configs
+from rnnzoo.training import endings
 from rnnzoo.training import experiment as experiments
 from rnnzoo.training import files
 from rnnzoo.training import run_directory
@@ -35,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     argv: the words after the program's name; None for those of this process.
   """
   words = list(sys.argv[1:] if argv is None else argv)
-  command_line.set_name('rnnzoo')
+  endings.set_name('rnnzoo')
   parser = argparse.ArgumentParser(
       'rnnzoo',
       description='Recurrent networks in JAX.',
@@ -108,7 +109,7 @@ def _experiment(directory: str) -> experiments.Experiment:
       with contextlib.redirect_stdout(sys.stderr):
         return experiments.prepare(config, str(path), name)
     except (FileNotFoundError, ConnectionError) as error:
-      command_line.give_up(command_line.needs_data(error))
+      endings.give_up(endings.needs_data(error))
 
 
 def _load(directory: str) -> trained.Trained:
@@ -124,7 +125,7 @@ def _one_sentence() -> Iterator[None]:
   except BrokenPipeError:
     raise
   except (OSError, NotImplementedError, ValueError) as error:
-    command_line.give_up(error)
+    endings.give_up(error)
 
 
 def _run_parser(name: str, text: str) -> argparse.ArgumentParser:
@@ -184,7 +185,7 @@ def _sweep(words: list[str]) -> None:
   try:
     failed = sweep.main(words)
   except (OSError, ValueError, files.RunFileError) as error:
-    command_line.give_up(error)
+    endings.give_up(error)
   sys.exit(3 if failed else 0)
 
 

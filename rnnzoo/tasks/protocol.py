@@ -2,8 +2,7 @@
 
 A task hands over its data, a way to build the model, and a function from a
 batch of examples to numbers for each of them. All else, this module's hooks,
-is there for tasks that need it and does nothing by default. A task that defines
-`describe` and `restore` answers without its data, once it is trained.
+is there for tasks that need it and does nothing by default.
 
 Dimensions: N examples of a split, B batch, T time.
 """
@@ -200,14 +199,10 @@ class Task(abc.ABC):
     return Report()
 
   def describe(self) -> Mapping[str, Any] | None:
-    """Returns all that `restore` needs to know of the data.
+    """Returns all that `restore` needs of the data, for a run's task.json.
 
-    It is called once, before training, and written to the run directory as
-    task.json: sizes, names of classes, a vocabulary, means of columns.
-
-    Returns:
-      What JSON holds, empty where the config says everything; None for a task
-      that cannot be restored. To load a run of it, its data are read.
+    JSON holds it: sizes, names, a vocabulary. It is empty where the config
+    says everything, and None for a task whose runs load by way of their data.
     """
     return None
 
@@ -217,25 +212,17 @@ class Task(abc.ABC):
   ) -> Self:
     """Returns a task that answers, made without its data.
 
-    It can do `build_model`, `check_inputs`, `predict`, `predict_lines` and
-    `sample`; `rnnzoo.training.load` adds `dataset` and `splits`. The usual way
-    is `task = cls.__new__(cls)`, and then the attributes that `__init__` sets,
-    but for the data.
+    It begins with `task = cls.__new__(cls)` instead of `__init__`.
 
     Args:
       config: of the run.
-      described: what `describe` returned before training, after its way through
-        JSON: tuples have become lists.
+      described: what `describe` returned, tuples as lists.
 
     Raises:
       NotImplementedError: the class defines `describe` alone.
-      ValueError: the config has a value that cannot be.
     """
     del config, described
-    raise NotImplementedError(
-        f'the task {cls.__name__} describes its data, and must define'
-        ' restore(cls, config, described) as well'
-    )
+    raise NotImplementedError(f'{cls.__name__} must define restore as well')
 
   def check_inputs(self, inputs: Any) -> Any:
     """Returns inputs of `predict` as it takes them.
