@@ -340,6 +340,52 @@ def newton() -> str:
   return '\n'.join(lines)
 
 
+def agru_ladder() -> str:
+  """Returns the table of one A-GRU, from a Python loop to the kernel."""
+  data = load('agru_ladder.json')
+  gpu = load('dense_h200.json')
+  sizes = {
+      row['shape']: ' x '.join(str(row['sizes'][key]) for key in 'BTIF')
+      for row in data['rows']
+  }
+  shapes = list(sizes)
+  times: dict[str, dict[str, dict]] = {}
+  for row in data['rows']:
+    times.setdefault(row['program'], {})[row['shape']] = row
+  on_gpu = {
+      (row['implementation'], row['shape']): f'{row["median_ms"]:.2f}'
+      for row in gpu['rows']
+      if (row['layer'], row['projection']) == ('AGRU', 'with')
+      and row['direction'] == 'forward+backward'
+      and row['status'] == 'ok'
+  }
+  head = ['batch x time x in x features', *sizes.values(), *sizes.values()]
+  units = ['', *('CPU, ms' for _ in shapes), *('H200, ms' for _ in shapes)]
+  lines = [head, ['---'] * len(head), units]
+  for program, rows in times.items():
+    path = 'scan' if 'rnnzoo' in program else ''
+    cells = [
+        f'{rows[shape]["processor_ms"]:.1f}' if shape in rows else '-'
+        for shape in shapes
+    ]
+    cells += [on_gpu.get((path, shape), '') for shape in shapes]
+    lines.append([program, *cells])
+  kernel = [on_gpu.get(('pallas', shape), '') for shape in shapes]
+  lines.append(["`rnnzoo.AGRU`, `'pallas'`", *('' for _ in shapes), *kernel])
+  versions, there = data['versions'], gpu['versions']
+  return '\n'.join(
+      [
+          *('| ' + ' | '.join(line) + ' |' for line in lines),
+          '',
+          f'{data["device"]["kind"]}, processor time of one thread, jax'
+          f' {versions["jax"]},'
+          f' {data["date"][:10]}; {gpu["device"]["kind"]}, jax {there["jax"]},'
+          f' {gpu["date"][:10]}. Forward and backward, float32, medians of'
+          ' calls. A dash: not run.',
+      ]
+  )
+
+
 def units_and_batch() -> str:
   """Returns the table of LSTMs and GRUs with one head, by units and batch."""
   data = load('dense_h200.json')
@@ -410,6 +456,7 @@ TABLES = {
     'docs/benchmarks/cpu.md': {'cpu_peers': cpu_peers},
     'docs/benchmarks/dense.md': {'dense_h200': dense_h200},
     'docs/benchmarks/index.md': {'units_and_batch': units_and_batch},
+    'docs/benchmarks/ladder.md': {'agru_ladder': agru_ladder},
     'docs/benchmarks/linear.md': {'linear_h200': linear_h200},
     'docs/benchmarks/planning.md': {'planning': planning},
     'docs/benchmarks/rl.md': {'scanned_rnn': scanned_rnn},

@@ -7,6 +7,7 @@ that are timed; the tables below are those that are only checked.
 from collections.abc import Sequence
 import dataclasses
 import enum
+from typing import Any
 
 DIRECTIONS = ('forward', 'forward+backward')
 
@@ -20,6 +21,11 @@ class Shape:
   in_features: int
   features: int
   num_heads: int = 1
+
+  @property
+  def options(self) -> dict[str, Any]:
+    """Options of a layer: the number of heads, unless it is one."""
+    return {'num_heads': self.num_heads} if self.num_heads > 1 else {}
 
   def __str__(self):
     text = (
@@ -119,6 +125,19 @@ class Case:
         *(str(option.name).lower() for option in self.options),
     ]
     return ' '.join(words)
+
+  def row(self, implementation: str, direction: str) -> dict[str, Any]:
+    """Returns a row of results as it begins."""
+    return {
+        'shape': self.shape_name,
+        'dtype': self.dtype,
+        'layer': self.label,
+        'implementation': implementation,
+        'projection': self.projection,
+        'direction': direction,
+        'status': 'ok',
+        'reason': '',
+    }
 
 
 def _on_gates(layer, size, batch, time, dtype, *options) -> Case:

@@ -91,7 +91,7 @@ def _measure(case, timer, watchdog) -> list[dict[str, Any]]:
   shape = case.shape
   size = (count * shape.batch, shape.time, shape.in_features)
   x = rng.standard_normal(size).astype(np.float32)
-  rows = [_row(case, way) for way in case.implementations]
+  rows = [case.row(way, 'training step') for way in case.implementations]
   one = jax.devices()[0]
   with watchdog(f'{case.layer} on one device'):
     alone = _build(step, parameters, x[: shape.batch], one, one)
@@ -124,29 +124,13 @@ def _measure(case, timer, watchdog) -> list[dict[str, Any]]:
   return rows
 
 
-def _row(case: cases.Case, implementation: str) -> dict[str, Any]:
-  return {
-      'shape': case.shape_name,
-      'dtype': case.dtype,
-      'layer': case.layer,
-      'implementation': implementation,
-      'projection': 'with',
-      'direction': 'training step',
-      'status': 'ok',
-      'reason': '',
-  }
-
-
 def _training_step(case: cases.Case) -> tuple[Callable[..., Any], Any]:
   """Returns a function (parameters, x) -> new parameters, and parameters."""
   name, depth = STACKS[case.layer]
   shape = case.shape
-  options: dict[str, Any] = {}
-  if shape.num_heads > 1:
-    options['num_heads'] = shape.num_heads
   stack = rnnzoo.Stack(
       functools.partial(
-          rnnzoo.LAYERS[name], dtype=jnp.dtype(case.dtype), **options
+          rnnzoo.LAYERS[name], dtype=jnp.dtype(case.dtype), **shape.options
       ),
       shape.in_features,
       shape.features,

@@ -1,7 +1,9 @@
 """The machine that a benchmark runs on: its description, and its bandwidth."""
 
+import contextlib
 import datetime
 import functools
+from importlib import metadata
 import os
 import pathlib
 import platform
@@ -39,10 +41,20 @@ def environment() -> dict[str, Any]:
           'jaxlib': jaxlib.__version__,
           'flax': flax.__version__,
           'python': platform.python_version(),
+          **_cuda_plugins(),
       },
       'xla_flags': os.environ.get('XLA_FLAGS', ''),
       'commit': _commit(),
   }
+
+
+def _cuda_plugins() -> dict[str, str]:
+  """Returns which CUDA jax has been installed for: its plugins' versions."""
+  found = {}
+  for name in ('jax-cuda12-plugin', 'jax-cuda13-plugin'):
+    with contextlib.suppress(metadata.PackageNotFoundError):
+      found[name] = metadata.version(name)
+  return found
 
 
 def _processor() -> str:

@@ -117,17 +117,8 @@ def _trace(case, pool, timer, watchdog) -> list[_Run]:
   problem = problems.build(case)
 
   def trace(implementation, direction, dtype=None, timed=False):
-    row = {
-        'shape': case.shape_name,
-        'dtype': dtype or case.dtype,
-        'layer': case.label,
-        'implementation': implementation,
-        'projection': case.projection,
-        'direction': direction,
-        'status': 'ok',
-        'reason': '',
-    }
-    run = _Run(problem, row)
+    row = case.row(implementation, direction)
+    run = _Run(problem, row | {'dtype': dtype or case.dtype})
     with watchdog(f'tracing {run}'):
       try:
         run.function = problem.function(implementation, direction, dtype)

@@ -64,26 +64,16 @@ def measure(
 
 def _verify(case: cases.Case) -> rnnzoo.Verification:
   shape = case.shape
-  heads: dict[str, Any] = {}
-  if shape.num_heads > 1:
-    heads['num_heads'] = shape.num_heads
   make: Any = rnnzoo.LAYERS[case.layer]
-  layer = make(shape.in_features, shape.features, rngs=nnx.Rngs(0), **heads)
+  sizes = shape.in_features, shape.features
+  layer = make(*sizes, rngs=nnx.Rngs(0), **shape.options)
   size = shape.batch, shape.time, shape.in_features
   x = jax.random.normal(jax.random.key(0), size, case.dtype)
   return rnnzoo.verify(layer, x)
 
 
 def _row(case: cases.Case, found: dict[str, Any]) -> dict[str, Any]:
-  right = found['error'] <= _LARGEST_ERROR
-  return {
-      'shape': case.shape_name,
-      'dtype': case.dtype,
-      'layer': case.label,
-      'implementation': PATH,
-      'projection': case.projection,
-      'direction': 'forward',
-      'status': 'ok' if right else 'failed',
-      'reason': '' if right else f'{found["error"]:.1e} from scan',
-      **found,
-  }
+  row = case.row(PATH, 'forward')
+  if not found['error'] <= _LARGEST_ERROR:
+    row |= {'status': 'failed', 'reason': f'{found["error"]:.1e} from scan'}
+  return row | found

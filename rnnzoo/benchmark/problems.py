@@ -128,9 +128,7 @@ def _make_layer(case: cases.Case, **options) -> Any:
   layer: Any = VARIANTS.get(case.layer) or rnnzoo.LAYERS[case.layer]
   if _has(case, cases.BOTH):
     layer = functools.partial(rnnzoo.Bidirectional, layer)
-  options = {**_OPTIONS.get(case.layer, {}), **options}
-  if shape.num_heads > 1:
-    options['num_heads'] = shape.num_heads
+  options = {**_OPTIONS.get(case.layer, {}), **options, **shape.options}
   return layer(shape.in_features, shape.features, rngs=nnx.Rngs(0), **options)
 
 

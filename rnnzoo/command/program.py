@@ -1,7 +1,7 @@
 """The commands of `rnnzoo`, each a function of the rest of its words."""
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
 import os
 import pathlib
@@ -19,6 +19,7 @@ from rnnzoo.command import comparison
 from rnnzoo.command import sweep
 from rnnzoo.training import command_line
 from rnnzoo.training import configs
+from rnnzoo.training import endings
 from rnnzoo.training import experiment as experiments
 from rnnzoo.training import files
 from rnnzoo.training import run_directory
@@ -35,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     argv: the words after the program's name; None for those of this process.
   """
   words = list(sys.argv[1:] if argv is None else argv)
-  command_line.set_name('rnnzoo')
+  endings.set_name('rnnzoo')
   parser = argparse.ArgumentParser(
       'rnnzoo',
       description='Recurrent networks in JAX.',
@@ -100,32 +101,31 @@ def _list(words: list[str]) -> None:
 def _experiment(directory: str) -> experiments.Experiment:
   """Returns the experiment of a run directory, from what the run wrote."""
   path = pathlib.Path(directory).expanduser()
-  try:
-    for name in ('config.json', 'run.json'):
-      if not (path / name).is_file():
-        raise FileNotFoundError(f'{path} holds no run: it has no {name}')
-    config = run_directory.read_config(path / 'config.json')
-    name = files.read_json(path / 'run.json', dict).get('experiment', path.name)
-    # Output is for results alone.
-    with contextlib.redirect_stdout(sys.stderr):
-      return experiments.prepare(config, str(path), name)
-  except (
-      files.RunFileError,
-      NotImplementedError,
-      OSError,
-      ValueError,
-  ) as error:
-    command_line.give_up(error)
+  with _one_sentence():
+    config, run = run_directory.read(path)
+    name = run.get('experiment', path.name)
+    try:
+      # Output is for results alone.
+      with contextlib.redirect_stdout(sys.stderr):
+        return experiments.prepare(config, str(path), name)
+    except (FileNotFoundError, ConnectionError) as error:
+      endings.give_up(endings.needs_data(error))
+
+
+def _load(directory: str) -> trained.Trained:
+  """Returns the model of a run directory."""
+  with _one_sentence(), contextlib.redirect_stdout(sys.stderr):
+    return trained.load(directory)
 
 
 @contextlib.contextmanager
-def _one_sentence():
+def _one_sentence() -> Iterator[None]:
   try:
     yield
   except BrokenPipeError:
     raise
   except (OSError, NotImplementedError, ValueError) as error:
-    command_line.give_up(error)
+    endings.give_up(error)
 
 
 def _run_parser(name: str, text: str) -> argparse.ArgumentParser:
@@ -145,9 +145,9 @@ def _evaluate(words: list[str]) -> None:
 def _predict(words: list[str]) -> None:
   """Prints a line for each line of stdin."""
   parser = _run_parser('predict', 'Prints a line for each line of stdin.')
-  experiment = _experiment(parser.parse_args(words).run)
+  loaded = _load(parser.parse_args(words).run)
   with _one_sentence():
-    for line in trained.predict(experiment, sys.stdin):
+    for line in loaded.predict_lines(sys.stdin):
       print(line, flush=True)
 
 
@@ -156,9 +156,9 @@ def _sample(words: list[str]) -> None:
   parser = _run_parser('sample', 'Prints text that goes on from a prompt.')
   parser.add_argument('--prompt', default='', help='how the text begins')
   parsed = parser.parse_args(words)
-  experiment = _experiment(parsed.run)
+  loaded = _load(parsed.run)
   with _one_sentence():
-    for piece in trained.sample(experiment, parsed.prompt):
+    for piece in loaded.sample(parsed.prompt):
       print(piece, end='', flush=True)
     print()
 
@@ -185,7 +185,7 @@ def _sweep(words: list[str]) -> None:
   try:
     failed = sweep.main(words)
   except (OSError, ValueError, files.RunFileError) as error:
-    command_line.give_up(error)
+    endings.give_up(error)
   sys.exit(3 if failed else 0)
 
 

@@ -98,7 +98,8 @@ def register(
   Args:
     name: of the task. To register it again, as a config that is loaded twice
       does, replaces it.
-    make: its class, or a function of a config that returns a task.
+    make: its class, or a function of a config that returns a task. A trained
+      model of a function's task is loaded by way of its data.
 
   Raises:
     ValueError: the name is one of rnnzoo's own, or is no name.

@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import math
 import pathlib
 import types
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from flax import nnx
 import jax
+import ml_collections
 import numpy as np
 
 # Arrays by name. All have the same leading axis, one entry an example.
@@ -196,6 +197,32 @@ class Task(abc.ABC):
     """
     del results, best_model
     return Report()
+
+  def describe(self) -> Mapping[str, Any] | None:
+    """Returns all that `restore` needs of the data, for a run's task.json.
+
+    JSON holds it: sizes, names, a vocabulary. It is empty where the config
+    says everything, and None for a task whose runs load by way of their data.
+    """
+    return None
+
+  @classmethod
+  def restore(
+      cls, config: ml_collections.ConfigDict, described: Mapping[str, Any]
+  ) -> Self:
+    """Returns a task that answers, made without its data.
+
+    It begins with `task = cls.__new__(cls)` instead of `__init__`.
+
+    Args:
+      config: of the run.
+      described: what `describe` returned, tuples as lists.
+
+    Raises:
+      NotImplementedError: the class defines `describe` alone.
+    """
+    del config, described
+    raise NotImplementedError(f'{cls.__name__} must define restore as well')
 
   def check_inputs(self, inputs: Any) -> Any:
     """Returns inputs of `predict` as it takes them.

@@ -15,6 +15,7 @@ another and share all compiled code, or at once, in one compiled call
 meets them:
 
   command_line    flags -> config; mistakes in one sentence
+  endings         that sentence, and exit codes
   processes       several that train together, and what they agree on
   experiment      config -> checked experiment with its data
   run_directory   the directory of a run: new, or resumed

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 import contextlib
 import pathlib
 import sys
-from typing import Any, NoReturn
+from typing import Any
 
 from absl import flags
 from absl import logging
@@ -17,48 +17,20 @@ from ml_collections import config_flags
 
 from rnnzoo.training import config_errors
 from rnnzoo.training import configs
+from rnnzoo.training import endings
 from rnnzoo.training import experiment as experiments
 from rnnzoo.training import files
 from rnnzoo.training import loop
 from rnnzoo.training import processes
 from rnnzoo.training import profiling
 from rnnzoo.training import reporting
+from rnnzoo.training import run_directory
 from rnnzoo.training import trained
 
-# The name of the program, before its messages.
-_NAME = ['train.py']
 _NO_CONFIG = {
     'train.py': 'pass --config=configs/<name>.py',
     'rnnzoo': 'name a config, as in rnnzoo train gru_smnist',
 }
-
-
-def set_name(name: str) -> None:
-  """Sets the program's name, which its messages begin with."""
-  _NAME[0] = name
-
-
-def give_up(message: object) -> NoReturn:
-  """Ends with one sentence on stderr: the caller's mistake needs no trace."""
-  logging.info('The error was:', exc_info=True)  # For --verbosity=0.
-  _tell(' '.join(str(message).split()))
-  _exit(2)
-
-
-def _tell(message: str) -> None:
-  print(f'{_NAME[0]}: {message}', file=sys.stderr)
-
-
-def _exit(code: int, common: bool = True) -> NoReturn:
-  """Ends, without waiting for other processes, which may wait for this one.
-
-  Args:
-    code: the exit code.
-    common: whether they all end for the same reason.
-  """
-  if processes.are_connected():
-    processes.leave(code, common)
-  sys.exit(code)
 
 
 def _define_config() -> flags.FlagHolder:
@@ -73,7 +45,7 @@ def _define_config() -> flags.FlagHolder:
         accept_new_attributes=True,
     )
   except flags.Error as error:  # It reads --flagfile already.
-    give_up(error)
+    endings.give_up(error)
 
 
 _CONFIG = _define_config()
@@ -85,7 +57,8 @@ _MODE = flags.DEFINE_enum(
     'train',
     ['train', 'evaluate', 'predict', 'sample'],
     'Of a run that is there: evaluate tests its best models once more, predict'
-    ' writes a line for each line of stdin, sample goes on from --prompt.',
+    ' writes a line for each line of stdin, sample goes on from --prompt.'
+    ' Only evaluate reads the data set.',
 )
 _PROFILE = flags.DEFINE_bool(
     'profile',
@@ -154,7 +127,7 @@ def parse_flags(argv: list[str]) -> list[str]:
   try:
     rest = flags.FLAGS(_with_paths(argv))
   except Exception as error:  # The config's file may raise any.
-    give_up(config_errors.describe(error))
+    endings.give_up(config_errors.describe(error))
   if flags.FLAGS['verbosity'].using_default_value:
     flags.FLAGS.verbosity = logging.WARNING  # type: ignore[assignment]
     # Where orbax fails, it logs a trace of what is told here in one sentence.
@@ -164,24 +137,24 @@ def parse_flags(argv: list[str]) -> list[str]:
     # So do TensorStore's threads, by errors that nobody can catch.
     sys.unraisablehook = lambda unused_unraisable: None
   if rest[1:]:
-    give_up(
+    endings.give_up(
         f'unknown argument {rest[1]!r}; a config is --config=<file>, a field'
         ' --config.<field>=<value>'
     )
   if not flags.FLAGS['config'].present:
     names = ', '.join(configs.names())
-    give_up(f'{_NO_CONFIG[_NAME[0]]}; there are {names}')
+    endings.give_up(f'{_NO_CONFIG[endings.name()]}; there are {names}')
   try:
     configs.check(str(_config_path()))
   except ValueError as error:
-    give_up(error)
+    endings.give_up(error)
   if not isinstance(_CONFIG.value, ml_collections.ConfigDict):
     try:
       # Raises what kept the file from being read, if something did.
       getattr(_CONFIG.value, 'task', None)
     except OSError as error:
-      give_up(config_errors.describe(error))
-    give_up(
+      endings.give_up(config_errors.describe(error))
+    endings.give_up(
         f'get_config() of {_config_path()} must return a ConfigDict; got a'
         f' {type(_CONFIG.value).__name__}'
     )
@@ -192,38 +165,66 @@ def prepare() -> experiments.Experiment:
   """Returns the experiment of the flags; gives up where it cannot be run."""
   if _MODE.value == 'train':
     return _prepare()
-  workdir = pathlib.Path(_WORKDIR.value).expanduser()
-  if not _WORKDIR.value or not (workdir / 'config.json').is_file():
-    give_up(
-        f'--mode={_MODE.value} needs the --workdir of a run; got'
-        f' {_WORKDIR.value!r}'
-    )
+  _check_run()
   # Output is for results alone.
   with contextlib.redirect_stdout(sys.stderr):
     return _prepare()
 
 
+def load() -> trained.Trained:
+  """Returns the model of --workdir; gives up where that is no such run."""
+  workdir = _check_run()
+  try:
+    _initialize()
+    run_directory.check_same(workdir, _CONFIG.value)
+    with contextlib.redirect_stdout(sys.stderr):
+      return trained.load(workdir)
+  except (ValueError, NotImplementedError, OSError) as error:
+    endings.give_up(error)
+
+
+def _check_run() -> pathlib.Path:
+  """Returns --workdir, and gives up where it holds no run."""
+  workdir = pathlib.Path(_WORKDIR.value).expanduser()
+  if not _WORKDIR.value or not (workdir / 'config.json').is_file():
+    endings.give_up(
+        f'--mode={_MODE.value} needs the --workdir of a run; got'
+        f' {_WORKDIR.value!r}'
+    )
+  return workdir
+
+
+def _initialize() -> None:
+  processes.initialize(
+      _COORDINATOR_ADDRESS.value,
+      _NUM_PROCESSES.value,
+      _PROCESS_ID.value,
+      _DISTRIBUTED.value,
+      _HEARTBEAT_SECONDS.value,
+  )
+
+
 def _prepare() -> experiments.Experiment:
   try:
-    processes.initialize(
-        _COORDINATOR_ADDRESS.value,
-        _NUM_PROCESSES.value,
-        _PROCESS_ID.value,
-        _DISTRIBUTED.value,
-        _HEARTBEAT_SECONDS.value,
-    )
+    _initialize()
     return experiments.prepare(
         _CONFIG.value,
         _WORKDIR.value,
         _config_path().stem,
         defaults=flags.FLAGS['config'].parser.parse(str(_config_path())),
     )
+  except (FileNotFoundError, ConnectionError) as error:
+    endings.give_up(
+        endings.needs_data(error) if _MODE.value == 'evaluate' else error
+    )
   except (ValueError, NotImplementedError, OSError) as error:
-    give_up(error)
+    endings.give_up(error)
   except Exception as error:  # Layers get any option that a config has.
     if processes.is_loss(error):
-      _tell_loss(error, _WORKDIR.value or '...')
-    give_up(f'this config cannot be run: {type(error).__name__}: {error}')
+      endings.tell_loss(error, _WORKDIR.value or '...')
+    endings.give_up(
+        f'this config cannot be run: {type(error).__name__}: {error}'
+    )
 
 
 def main(
@@ -235,18 +236,22 @@ def main(
     unused_argv: the program's name.
     on_workdir: is told the run directory, as soon as that is known.
   """
+  if _MODE.value in ('predict', 'sample'):
+    answer(load())
+    return
   experiment = prepare()
   on_workdir(str(experiment.workdir))
   if _PROFILE.value:
     processes.say(_profile(experiment), end='')
     return
-  if use(experiment):
+  if _MODE.value == 'evaluate':
+    evaluate(experiment)
     return
   report = train(experiment)
   processes.say(reporting.main_result(report, experiment.task.metrics))
   if report['diverged']:
     if processes.is_first():
-      _tell(
+      endings.tell(
           f'the loss of seed {", ".join(map(str, report["diverged"]))} was not'
           ' finite; a smaller --config.optimizer.learning_rate or'
           ' --config.optimizer.clip_norm may help'
@@ -258,24 +263,29 @@ def _profile(experiment: experiments.Experiment) -> str:
   try:
     return profiling.profile(experiment)
   except (OSError, ValueError) as error:
-    give_up(error)
+    endings.give_up(error)
 
 
-def use(experiment: experiments.Experiment) -> bool:
-  """Does what --mode says, unless that is to train; returns whether it was."""
+def evaluate(experiment: experiments.Experiment) -> None:
+  """Prints the test of the best models; gives up where there are none."""
   try:
-    if _MODE.value == 'evaluate':
-      processes.say(trained.evaluate(experiment))
-    elif _MODE.value == 'predict':
-      for line in trained.predict(experiment, sys.stdin):
+    processes.say(trained.evaluate(experiment))
+  except (OSError, NotImplementedError, ValueError) as error:
+    endings.give_up(error)
+
+
+def answer(loaded: trained.Trained) -> None:
+  """Predicts or samples, as --mode says; gives up where the task cannot."""
+  try:
+    if _MODE.value == 'predict':
+      for line in loaded.predict_lines(sys.stdin):
         processes.say(line)
-    elif _MODE.value == 'sample':
-      for piece in trained.sample(experiment, _PROMPT.value):
+    else:
+      for piece in loaded.sample(_PROMPT.value):
         processes.say(piece, end='')
       processes.say('')
   except (OSError, NotImplementedError, ValueError) as error:
-    give_up(error)
-  return _MODE.value != 'train'
+    endings.give_up(error)
 
 
 def train(experiment: experiments.Experiment) -> Mapping[str, Any]:
@@ -283,23 +293,13 @@ def train(experiment: experiments.Experiment) -> Mapping[str, Any]:
   try:
     return loop.train_and_evaluate(experiment)
   except (OSError, files.RunFileError) as error:
-    give_up(error)
+    endings.give_up(error)
   except RuntimeError as error:  # JAX's own.
     if 'RESOURCE_EXHAUSTED' not in str(error):
       if processes.is_loss(error):
-        _tell_loss(error, experiment.workdir)
+        endings.tell_loss(error, experiment.workdir)
       raise
-    give_up(
+    endings.give_up(
         'the device has not enough memory; a smaller --config.batch_size or'
         f' --config.model.features needs less ({str(error)[:200]})'
     )
-
-
-def _tell_loss(error: Exception, workdir: object) -> NoReturn:
-  """Ends, since another process of the run has ended."""
-  _tell(
-      'this process lost another one of the run'
-      f' ({" ".join(str(error).split())[:300]}); start all of them again with'
-      f' --workdir={workdir}, and the run goes on'
-  )
-  _exit(4, common=False)

@@ -188,6 +188,7 @@ def prepare(
               full_name,
               prefix=f'{name}-changed' if differs else name,
               data_digest=_digest(task),
+              described=task.describe(),
           )
       ),
       name=full_name,

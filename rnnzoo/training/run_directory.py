@@ -75,8 +75,9 @@ def open_or_create(
     name: str,
     prefix: str = '',
     data_digest: str = '',
+    described: Mapping[str, Any] | None = None,
 ) -> pathlib.Path:
-  """Returns the run directory, locked, with config.json and run.json written.
+  """Returns the run directory, locked, with its first files written.
 
   Args:
     config: the resolved config.
@@ -87,10 +88,13 @@ def open_or_create(
     prefix: of a new directory's name; '' for the experiment's name.
     data_digest: of the data. If those of the run had another one, a line warns;
       it may come from rounding on another machine, so the run goes on.
+    described: what `Task.describe` returned, for task.json. It is written with
+      a new run alone: parameters belong to the data that they were trained on.
 
   Raises:
     ValueError: the directory is in use, holds a run with another config or on
-      another data set, or does not say which run it holds.
+      another data set, or does not say which run it holds; or JSON cannot hold
+      what the task described.
     OSError: the directory cannot be made or written to.
   """
   if workdir:
@@ -99,24 +103,9 @@ def open_or_create(
     path = _new_directory(prefix or name)
   _lock(path)
   config_path, run_path = path / 'config.json', path / 'run.json'
-  content = as_json(config)
   if config_path.exists() and run_path.exists():
-    there = {**DEFAULTS, **flatten(files.read_json(config_path, dict))}
+    check_same(path, config, dataset)
     run = files.read_json(run_path, dict)
-    there['dataset'] = run.get('dataset')
-    here = {**DEFAULTS, **flatten(content), 'dataset': dataset}
-    differences = [
-        f'{key}: {there.get(key)!r} there, {here.get(key)!r} here'
-        for key in sorted(there.keys() | here.keys())
-        if there.get(key) != here.get(key) and key not in NOT_COMPARED
-    ]
-    if len(differences) > 3:
-      differences[3:] = [f'and {len(differences) - 3} more']
-    if differences:
-      raise ValueError(
-          f'--workdir={path} holds a run with another config'
-          f' ({"; ".join(differences)}); pass another --workdir'
-      )
     if run.get('data_digest', data_digest) != data_digest:
       print(
           f'WARNING: {path} holds a run on {dataset!r} as it was; the data here'
@@ -131,6 +120,8 @@ def open_or_create(
         ' config they were trained with; put the file back, delete the seeds or'
         ' pass another --workdir'
     )
+  if described is not None:
+    files.write_json(path / 'task.json', _as_described(described))
   files.write_json(
       run_path,
       {
@@ -144,8 +135,59 @@ def open_or_create(
       },
   )
   # The config last: where it is, the directory is complete.
-  files.write_json(config_path, content)
+  files.write_json(config_path, as_json(config))
   return path
+
+
+def check_same(
+    path: pathlib.Path,
+    config: ml_collections.ConfigDict,
+    dataset: str | None = None,
+) -> None:
+  """Raises ValueError if a run has another config, or was on other data.
+
+  Args:
+    path: of the run directory.
+    config: the resolved config.
+    dataset: the name of the data set; None not to compare it.
+
+  Raises:
+    ValueError: they differ; the message says where.
+    RunFileError: a file is not what was written there.
+  """
+  there = {**DEFAULTS, **flatten(files.read_json(path / 'config.json', dict))}
+  here = {**DEFAULTS, **flatten(as_json(config))}
+  if dataset is not None:
+    there['dataset'] = files.read_json(path / 'run.json', dict).get('dataset')
+    here['dataset'] = dataset
+  differences = [
+      f'{key}: {there.get(key)!r} there, {here.get(key)!r} here'
+      for key in sorted(there.keys() | here.keys())
+      if there.get(key) != here.get(key) and key not in NOT_COMPARED
+  ]
+  if len(differences) > 3:
+    differences[3:] = [f'and {len(differences) - 3} more']
+  if differences:
+    raise ValueError(
+        f'--workdir={path} holds a run with another config'
+        f' ({"; ".join(differences)}); pass another --workdir'
+    )
+
+
+def read(
+    path: pathlib.Path,
+) -> tuple[ml_collections.ConfigDict, dict[str, Any]]:
+  """Returns the config of a run, and what run.json holds.
+
+  Raises:
+    FileNotFoundError: the directory holds no run.
+    RunFileError: a file is not what was written there.
+  """
+  for name in ('config.json', 'run.json'):
+    if not (path / name).is_file():
+      raise FileNotFoundError(f'{path} holds no run: it has no {name}')
+  run = files.read_json(path / 'run.json', dict)
+  return read_config(path / 'config.json'), run
 
 
 def read_config(path: pathlib.Path) -> ml_collections.ConfigDict:
@@ -180,6 +222,18 @@ def as_json(config: ml_collections.ConfigDict) -> dict[str, Any]:
         'a config holds what JSON can: numbers, strings, True, False, None,'
         f' lists and sections; this one has something else ({error})'
     ) from error
+
+
+def _as_described(described: Mapping[str, Any]) -> Mapping[str, Any]:
+  """Returns what a task described, if it is the same after a round trip."""
+  try:
+    json.dumps(described, allow_nan=False)
+  except (TypeError, ValueError, RecursionError) as error:
+    raise ValueError(
+        'Task.describe must return what JSON holds: finite numbers, strings,'
+        f' True, False, None, lists and dicts; this one has more ({error})'
+    ) from error
+  return described
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:

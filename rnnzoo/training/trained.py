@@ -1,6 +1,6 @@
 """Trained models of a run, for users and for the modes of `train.py`."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 import dataclasses
 import functools
 import os
@@ -31,7 +31,8 @@ class Trained:
     model: it.
     config: of the run.
     seed: which of the run's seeds.
-    task: with its data; `task.splits` shows what inputs look like.
+    task: it predicts. `task.splits` shows what inputs look like; where the
+      task was restored, its data are read when they are first asked for.
   """
 
   model: nnx.Module
@@ -55,6 +56,31 @@ class Trained:
       inputs = self.task.check_inputs(inputs)
     return self._compiled(nnx.state(self.model), inputs)
 
+  def predict_lines(self, lines: Iterable[str]) -> Iterator[str]:
+    """Returns a line for each line; their ends do not matter.
+
+    Raises:
+      NotImplementedError: the task reads no text; the message says so.
+    """
+    ended = (line.rstrip('\n') for line in lines)
+    return iter(self.task.predict_lines(self.model, ended))
+
+  def sample(
+      self, prompt: str = '', key: jax.Array | None = None
+  ) -> Iterator[str]:
+    """Returns pieces of text, which go on from the prompt.
+
+    Args:
+      prompt: how the text begins.
+      key: of all random choices; None for one made of the seed.
+
+    Raises:
+      NotImplementedError: the task makes no text; the message says so.
+      ValueError: the prompt cannot be.
+    """
+    key = jax.random.key(self.seed) if key is None else key
+    return iter(self.task.sample(self.model, prompt, key))
+
   @functools.cached_property
   def _compiled(self):
     graphdef = nnx.graphdef(self.model)
@@ -68,6 +94,10 @@ class Trained:
 def load(directory: str | os.PathLike[str], seed: int | None = None) -> Trained:
   """Returns a trained model of a run, finished or not.
 
+  The data set is not read, and need not be there any more: training wrote what
+  the task needs of it to task.json. A task that cannot be restored, or a run
+  from before there was such a file, is loaded by way of its data.
+
   Nothing is written, so the run may go on meanwhile.
 
   Args:
@@ -76,28 +106,78 @@ def load(directory: str | os.PathLike[str], seed: int | None = None) -> Trained:
 
   Raises:
     FileNotFoundError: there is no run, or the seed has no checkpoint.
-    ValueError: the run had another task or other data than there are here.
+    ValueError: the run had another task or, where the data are read, other
+      data than there are here.
     RunFileError: a file is not what was written there.
   """
   path = pathlib.Path(directory).expanduser()
-  for name in ('config.json', 'run.json'):
-    if not (path / name).is_file():
-      raise FileNotFoundError(f'{path} holds no run: it has no {name}')
-  config = run_directory.read_config(path / 'config.json')
+  config, run = run_directory.read(path)
   fields.check(config, {'task': fields.text()}, 'config')
+  dataset = run.get('dataset', '')
+  read = lambda: _read(config, dataset, path)
+  if (path / 'task.json').is_file() and _can_be_restored(config.task):
+    task = _restore(config, path / 'task.json')
+    task.dataset, task.splits = dataset, _Splits(lambda: read().splits)
+  else:
+    task = read()
+  seed = config.seed if seed is None else seed
+  return Trained(best_models.restore(task, path, seed), config, seed, task)
+
+
+def _can_be_restored(name: str) -> bool:
+  # `tasks.register` also takes functions, which have no `restore`.
+  return hasattr(tasks.find(name), 'restore')
+
+
+def _restore(
+    config: ml_collections.ConfigDict, path: pathlib.Path
+) -> tasks.Task:
+  """Returns the task of a config, from what it described before training."""
+  make: Any = tasks.find(config.task)
+  try:
+    return make.restore(config, files.read_json(path, dict))
+  except (KeyError, TypeError) as error:
+    raise files.RunFileError(
+        f'{path} is not what the task {config.task!r} needs now:'
+        f' {type(error).__name__}: {error}; without that file the run is loaded'
+        ' by way of its data set'
+    ) from error
+
+
+def _read(
+    config: ml_collections.ConfigDict, dataset: str, path: pathlib.Path
+) -> tasks.Task:
+  """Returns the task of a config, with its data."""
   task = tasks.find(config.task)(config)
-  dataset = files.read_json(path / 'run.json', dict).get('dataset')
   if task.dataset != dataset:
     raise ValueError(
         f'the run in {path} was on {dataset!r}, but the data here are'
         f' {task.dataset!r}'
     )
-  seed = config.seed if seed is None else seed
-  return Trained(best_models.restore(task, path, seed), config, seed, task)
+  return task
+
+
+class _Splits(Mapping):
+  """The splits of a restored task, read when they are first asked for."""
+
+  def __init__(self, read: Callable[[], Mapping[str, protocol.Split]]):
+    self._read = functools.cache(read)
+
+  def __getitem__(self, name: str) -> protocol.Split:
+    return self._read()[name]
+
+  def __iter__(self) -> Iterator[str]:
+    return iter(self._read())
+
+  def __len__(self) -> int:
+    return len(self._read())
 
 
 def evaluate(experiment: experiments.Experiment) -> str:
   """Tests the best model of each seed once more; returns the last line.
+
+  Args:
+    experiment: what `prepare` returned, with the data set.
 
   Raises:
     FileNotFoundError: a seed has no checkpoint.
@@ -115,22 +195,3 @@ def evaluate(experiment: experiments.Experiment) -> str:
     tests.append(results['test'])
   summary = {'test': reporting.summary(tests, metrics)}
   return reporting.main_result(summary, metrics)
-
-
-def predict(
-    experiment: experiments.Experiment, lines: Iterator[str]
-) -> Iterator[str]:
-  """Returns a line for each line, by the first seed's best model."""
-  model = best_models.best_model(experiment, experiment.config.seed)
-  return iter(
-      experiment.task.predict_lines(
-          model, (line.rstrip('\n') for line in lines)
-      )
-  )
-
-
-def sample(experiment: experiments.Experiment, prompt: str) -> Iterator[str]:
-  """Returns pieces of text, by the first seed's best model."""
-  seed = experiment.config.seed
-  model = best_models.best_model(experiment, seed)
-  return iter(experiment.task.sample(model, prompt, jax.random.key(seed)))

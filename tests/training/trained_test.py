@@ -1,6 +1,7 @@
 """Trained models of a run: loaded, tested again, asked."""
 
 import contextlib
+import dataclasses
 import io
 import json
 import pathlib
@@ -17,7 +18,6 @@ from rnnzoo import tasks
 from rnnzoo import training
 from rnnzoo.training import command_line
 from rnnzoo.training import run_directory
-from rnnzoo.training import trained
 from tests.testing import made_up_task
 
 
@@ -98,41 +98,40 @@ class TrainedTest(absltest.TestCase):
     with self.assertRaisesRegex(ValueError, 'task must be one of mute; got'):
       training.load(self.workdir)
 
-  def use(self, experiment, mode, **more):
+  def use(self, function, given, mode, **more):
     output = io.StringIO()
     with flagsaver.flagsaver(mode=mode, **more):
       with contextlib.redirect_stdout(output):
-        self.assertEqual(command_line.use(experiment), mode != 'train')
+        function(given)
     return output.getvalue()
 
   def test_modes(self):
-    self.assertEqual(self.use(self.experiment, 'train'), '')
-    output = self.use(self.experiment, 'evaluate')
+    output = self.use(command_line.evaluate, self.experiment, 'evaluate')
     accuracy = self.report['test']['accuracy']['mean']
     self.assertEndsWith(output, f'test accuracy: {accuracy:.4f}\n')
     self.assertRegex(output, 'seed 4: test accuracy .*, loss')
-    with mock.patch.object(sys, 'stdin', io.StringIO('-3\n3\n')):
-      lines = self.use(self.experiment, 'predict').split()
     loaded = training.load(self.workdir)
+    with mock.patch.object(sys, 'stdin', io.StringIO('-3\n3\n')):
+      lines = self.use(command_line.answer, loaded, 'predict').split()
     x = np.array([-3, 3], np.float32)[:, None, None] * np.ones((1, 1, 2))
     self.assertEqual(
         lines,
         [TextTask.class_names[k] for k in loaded.predict(np.float32(x))],
     )
-    self.assertEqual(self.use(self.experiment, 'sample', prompt='So'), 'So!?\n')
+    sample = self.use(command_line.answer, loaded, 'sample', prompt='So')
+    self.assertEqual(sample, 'So!?\n')
 
   @pytest.mark.slow
   def test_a_task_without_text(self):
-    mute = self.experiment._replace(task=made_up_task.SignTask())
+    task = made_up_task.SignTask()
+    mute = dataclasses.replace(training.load(self.workdir), task=task)
     for mode in ('predict', 'sample'):
       errors = io.StringIO()
       with contextlib.redirect_stderr(errors), self.assertRaises(SystemExit):
-        self.use(mute, mode)
+        self.use(command_line.answer, mute, mode)
       self.assertRegex(errors.getvalue(), '^train.py: the task SignTask ')
     with self.assertRaisesRegex(NotImplementedError, 'no predictions'):
-      trained.Trained(
-          training.best_model(mute, 3), self.config, 3, mute.task
-      ).predict(mute.task.splits['test']['inputs'])
+      mute.predict(task.splits['test']['inputs'])
 
   def test_a_mode_needs_a_run(self):
     for workdir in ('', '/no/where'):

@@ -73,12 +73,7 @@ class SequentialCifar(classification.Classification):
       FileNotFoundError: data that the config names are missing.
     """
     data = config.data
-    fields.check(data, _DATA_RULES, 'config.data')
-    fields.check(config.model, backbones.RULES, 'config.model')
-    fields.check(config.model, classification.RULES, 'config.model')
-    backbones.find_layer(config.model.layer)
-    self._model, self._data = config.model, data
-    self.label_smoothing = config.model.label_smoothing
+    self._set_up(config)
     images = cifar_files.load(data)
     self.dataset = images.name
     self.batch_size = config.batch_size
@@ -110,6 +105,32 @@ class SequentialCifar(classification.Classification):
           f' image; got {data.num_steps}'
       )
 
+  def _set_up(self, config: ml_collections.ConfigDict) -> None:
+    fields.check(config.data, _DATA_RULES, 'config.data')
+    fields.check(config.model, backbones.RULES, 'config.model')
+    fields.check(config.model, classification.RULES, 'config.model')
+    backbones.find_layer(config.model.layer)
+    self._model, self._data = config.model, config.data
+    self.label_smoothing = config.model.label_smoothing
+
+  def describe(self):
+    return {
+        'class_names': list(self.class_names),
+        'white': self._white,
+        'shift': self._shift.tolist(),
+        'scale': self._scale.tolist(),
+    }
+
+  @classmethod
+  def restore(cls, config, described):
+    task = cls.__new__(cls)
+    task._set_up(config)
+    task.class_names = tuple(described['class_names'])
+    task._white = described['white']
+    task._shift = np.array(described['shift'], np.float32)
+    task._scale = np.array(described['scale'], np.float32)
+    return task
+
   def _reads_rows(self) -> bool:
     return self._data.sequence in ('row', 'noise_padded')
 
@@ -131,8 +152,7 @@ class SequentialCifar(classification.Classification):
     Raises:
       ValueError: the layer or one of its options does not exist.
     """
-    in_features = self.splits['train']['inputs'].shape[-1]
-    backbone = backbones.build(self._model, in_features, rngs)
+    backbone = backbones.build(self._model, len(self._shift), rngs)
     return models.SequenceClassifier(backbone, len(self.class_names), rngs=rngs)
 
   def evaluate(

@@ -69,14 +69,7 @@ class SequentialMnist(classification.Classification):
       FileNotFoundError: data that the config names are missing.
       ConnectionError: the network went away in the middle of a download.
     """
-    fields.check(config.data, _DATA_RULES, 'config.data')
-    fields.check(config.model, backbones.RULES, 'config.model')
-    fields.check(config.model, classification.RULES, 'config.model')
-    backbones.find_layer(
-        config.model.layer
-    )  # Before the data, which take a while.
-    self._model = config.model
-    self.label_smoothing = config.model.label_smoothing
+    self._set_up(config)  # Before the data, which take a while.
     images = mnist.load(config.data)
     self._white = images.white
     self.dataset = images.name
@@ -84,7 +77,6 @@ class SequentialMnist(classification.Classification):
     if images.name == mnist.DIGITS_NAME:
       self.batch_size = min(self.batch_size, config.data.digits_batch_size)
       print(f'data: {images.name}, in batches of {self.batch_size}', flush=True)
-    self.class_names = tuple(str(digit) for digit in range(10))
     train, validation = split_validation(
         len(images.train_labels),
         config.data.validation_fraction,
@@ -93,6 +85,7 @@ class SequentialMnist(classification.Classification):
     inputs = to_sequences(
         images.train_images, config.data.sequence, config.data.permutation_seed
     )
+    self._in_features = inputs.shape[-1]
     self._shift, self._scale = scaling(
         config.data.scaling, inputs[train] / self._white
     )
@@ -112,14 +105,39 @@ class SequentialMnist(classification.Classification):
         },
     }
 
+  def _set_up(self, config: ml_collections.ConfigDict) -> None:
+    fields.check(config.data, _DATA_RULES, 'config.data')
+    fields.check(config.model, backbones.RULES, 'config.model')
+    fields.check(config.model, classification.RULES, 'config.model')
+    backbones.find_layer(config.model.layer)
+    self._model = config.model
+    self.label_smoothing = config.model.label_smoothing
+    self.class_names = tuple(str(digit) for digit in range(10))
+
+  def describe(self):
+    return {
+        'in_features': self._in_features,
+        'white': self._white,
+        'shift': self._shift,
+        'scale': self._scale,
+    }
+
+  @classmethod
+  def restore(cls, config, described):
+    task = cls.__new__(cls)
+    task._set_up(config)
+    task._in_features = described['in_features']
+    task._white = described['white']
+    task._shift, task._scale = described['shift'], described['scale']
+    return task
+
   def build_model(self, rngs: nnx.Rngs) -> nnx.Module:
     """Returns the classifier that `config.model` describes.
 
     Raises:
       ValueError: the layer or one of its options does not exist.
     """
-    in_features = self.splits['train']['inputs'].shape[-1]
-    backbone = backbones.build(self._model, in_features, rngs)
+    backbone = backbones.build(self._model, self._in_features, rngs)
     return models.SequenceClassifier(backbone, len(self.class_names), rngs=rngs)
 
   def evaluate(

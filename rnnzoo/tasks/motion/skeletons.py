@@ -98,13 +98,7 @@ class SkeletonActions(classification.Classification):
       FileNotFoundError: data that the config names are missing.
     """
     data = config.data
-    fields.check(data, _DATA_RULES, 'config.data')
-    fields.check(config.model, backbones.RULES, 'config.model')
-    fields.check(config.model, classification.RULES, 'config.model')
-    fields.check(config.model, _MODEL_RULES, 'config.model')
-    backbones.find_layer(config.model.layer)
-    self._model, self._data = config.model, data
-    self.label_smoothing = config.model.label_smoothing
+    self._set_up(config)
     self.batch_size = config.batch_size
     if data.source == 'motions':
       recordings = ntu_motions.generate()
@@ -122,6 +116,25 @@ class SkeletonActions(classification.Classification):
         flush=True,
     )
     self.splits = self._splits(recordings)
+
+  def _set_up(self, config: ml_collections.ConfigDict) -> None:
+    fields.check(config.data, _DATA_RULES, 'config.data')
+    fields.check(config.model, backbones.RULES, 'config.model')
+    fields.check(config.model, classification.RULES, 'config.model')
+    fields.check(config.model, _MODEL_RULES, 'config.model')
+    backbones.find_layer(config.model.layer)
+    self._model, self._data = config.model, config.data
+    self.label_smoothing = config.model.label_smoothing
+
+  def describe(self):
+    return {'class_names': list(self.class_names)}
+
+  @classmethod
+  def restore(cls, config, described):
+    task = cls.__new__(cls)
+    task._set_up(config)
+    task.class_names = tuple(described['class_names'])
+    return task
 
   def _splits(
       self, recordings: ntu_arrays.Recordings

@@ -56,6 +56,10 @@ class Answers(abc.ABC):
   def describe(self, y: np.ndarray) -> dict[str, Any]:
     """Returns numbers about a split's answers, which have one leading axis."""
 
+  @abc.abstractmethod
+  def arguments(self) -> dict[str, list[Any]]:
+    """Returns what `restore` takes, and JSON holds."""
+
   def measure(self, y: np.ndarray, predictions: np.ndarray) -> dict[str, Any]:
     """Returns results that are no means, from arrays of one leading axis."""
     del y, predictions
@@ -82,6 +86,9 @@ class Classes(Answers):
 
   def evaluate(self, outputs, y, smoothing) -> protocol.Evaluation:
     return classification.evaluation(outputs, y, smoothing)
+
+  def arguments(self) -> dict[str, list[Any]]:
+    return {'names': list(self.names)}
 
   def predict(self, outputs) -> jax.Array:
     return jnp.argmax(outputs, axis=-1).astype(jnp.int32)
@@ -128,6 +135,12 @@ class Numbers(Answers):
         predictions=predictions,
     )
 
+  def arguments(self) -> dict[str, list[Any]]:
+    return {
+        'mean': self.mean.tolist(),
+        'deviation': self.deviation.tolist(),
+    }
+
   def predict(self, outputs) -> jax.Array:
     return outputs.astype(jnp.float32) * self.deviation + self.mean
 
@@ -144,3 +157,9 @@ class Numbers(Answers):
             for column in y.T
         ]
     }
+
+
+def restore(arguments: Mapping[str, Any]) -> Answers:
+  """Returns the answers of which `Answers.arguments` returned this."""
+  kind = Classes if 'names' in arguments else Numbers
+  return kind(**arguments)

@@ -39,6 +39,9 @@ RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
 class SequenceTask(protocol.Task):
   """Answers of sequences.
 
+  Trained models of it load without the data. A subclass whose `predict` needs
+  attributes of its own extends `describe` and `restore`.
+
   Attributes:
     splits: each with 'x' float32 [N, T, F], as it was read, 'lengths' int32
       [N], and 'y': int32 [N] for classes, float32 [N, D] for numbers, with an
@@ -68,16 +71,8 @@ class SequenceTask(protocol.Task):
       answers: the kind of the answers.
       every_step: whether there is an answer for every step.
     """
-    check_model(config)
-    self._model = config.model
-    self._every_step = every_step
+    self._set_up(config, answers, every_step)
     self.dataset = dataset
-    self.answers = answers
-    self.metrics = answers.metrics
-    self.label_smoothing = 0.0
-    if isinstance(answers, answers_lib.Classes):
-      self.label_smoothing = config.model.label_smoothing
-      self.class_names = answers.names
     train = splits['train']
     self.summary = sequence_checks.summarize(splits, answers, every_step)
     for line in sequence_checks.lines(dataset, self.summary):
@@ -101,6 +96,38 @@ class SequenceTask(protocol.Task):
         name: {'x': split.x, 'lengths': split.lengths, 'y': split.y}
         for name, split in splits.items()
     }
+
+  def _set_up(self, config, answers, every_step) -> None:
+    check_model(config)
+    self._model = config.model
+    self._every_step = every_step
+    self.answers = answers
+    self.metrics = answers.metrics
+    self.label_smoothing = 0.0
+    if isinstance(answers, answers_lib.Classes):
+      self.label_smoothing = config.model.label_smoothing
+      self.class_names = answers.names
+
+  def describe(self):
+    return {
+        'answers': self.answers.arguments(),
+        'every_step': self._every_step,
+        'mean': self._mean.tolist(),
+        'deviation': self._deviation.tolist(),
+        'have_missing': bool(self._have_missing),
+        'are_ragged': bool(self._are_ragged),
+    }
+
+  @classmethod
+  def restore(cls, config, described):
+    task = cls.__new__(cls)
+    answers = answers_lib.restore(described['answers'])
+    task._set_up(config, answers, described['every_step'])
+    task._mean = np.array(described['mean'])
+    task._deviation = np.array(described['deviation'])
+    task._have_missing = described['have_missing']
+    task._are_ragged = described['are_ragged']
+    return task
 
   def build_model(self, rngs: nnx.Rngs) -> models.SequenceModel:
     """Returns the model that `config.model` describes.

@@ -56,10 +56,7 @@ class AddingProblem(protocol.Task):
     Raises:
       ValueError: a field has a value that does not exist.
     """
-    fields.check(config.data, _DATA_RULES, 'config.data')
-    fields.check(config.model, backbones.RULES, 'config.model')
-    backbones.find_layer(config.model.layer)
-    self._model = config.model
+    self._set_up(config)
     self.batch_size = config.batch_size
     data = config.data
     self.dataset = f'adding problem of {data.length:,} steps'
@@ -74,6 +71,22 @@ class AddingProblem(protocol.Task):
         'validation': make_examples(rng, data.num_validation, data.length),
         'test': make_examples(rng, data.num_test, data.length),
     }
+
+  def _set_up(self, config: ml_collections.ConfigDict) -> None:
+    fields.check(config.data, _DATA_RULES, 'config.data')
+    fields.check(config.model, backbones.RULES, 'config.model')
+    backbones.find_layer(config.model.layer)
+    self._model = config.model
+
+  def describe(self):
+    return {}
+
+  @classmethod
+  def restore(cls, config, described):
+    del described
+    task = cls.__new__(cls)
+    task._set_up(config)
+    return task
 
   def build_model(self, rngs: nnx.Rngs) -> nnx.Module:
     """Returns the model that `config.model` describes.

@@ -76,34 +76,46 @@ class Recall(protocol.Task):
 
   metrics = (protocol.Metric('accuracy'), protocol.Metric('exact_match'))
   num_tokens: int
+  # Of the fields of `config.data` that a task has beside the common.
+  rules: Mapping[str, fields.Rule]
   # Whether the loss counts the steps before the answer, which is BLANK there.
   loss_on_all_steps = False
 
-  def __init__(
-      self, config: ml_collections.ConfigDict, rules: Mapping[str, fields.Rule]
-  ):
+  def __init__(self, config: ml_collections.ConfigDict):
     """Makes the fixed splits.
 
     Args:
       config: a config with `data` and `model`.
-      rules: of the fields of `config.data` that the task has beside the common.
 
     Raises:
       ValueError: a field has a value that does not exist.
     """
-    fields.check(config.data, {**_RULES, **rules}, 'config.data')
-    fields.check(config.model, backbones.RULES, 'config.model')
-    backbones.find_layer(config.model.layer)
-    self._model = config.model
-    self._data = data = config.data
-    self.batch_size = config.batch_size
-    self._set_up(data)
+    self._prepare(config)
+    data = config.data
     rng = np.random.default_rng(data.seed)
     self.splits: Mapping[str, protocol.Split] = {
         'train': protocol.Generator(self._make_batch, data.steps_per_epoch),
         'validation': self.make_examples(rng, data.num_validation),
         'test': self.make_examples(rng, data.num_test),
     }
+
+  def _prepare(self, config: ml_collections.ConfigDict) -> None:
+    fields.check(config.data, {**_RULES, **self.rules}, 'config.data')
+    fields.check(config.model, backbones.RULES, 'config.model')
+    backbones.find_layer(config.model.layer)
+    self._model, self._data = config.model, config.data
+    self.batch_size = config.batch_size
+    self._set_up(config.data)
+
+  def describe(self):
+    return {}
+
+  @classmethod
+  def restore(cls, config, described):
+    del described
+    task = cls.__new__(cls)
+    task._prepare(config)
+    return task
 
   @abc.abstractmethod
   def _set_up(self, data: ml_collections.ConfigDict) -> None:
@@ -192,8 +204,7 @@ class CopyMemory(Recall):
   'recalled' it is the mean over the steps on which symbols are named.
   """
 
-  def __init__(self, config: ml_collections.ConfigDict):
-    super().__init__(config, _COPY_RULES)
+  rules = _COPY_RULES
 
   def _set_up(self, data):
     self.num_tokens = DELIMITER + 1
@@ -221,8 +232,7 @@ class CopyMemory(Recall):
 class SelectiveCopying(Recall):
   """Names 16 symbols that stood among noise."""
 
-  def __init__(self, config: ml_collections.ConfigDict):
-    super().__init__(config, _SELECTIVE_RULES)
+  rules = _SELECTIVE_RULES
 
   def _set_up(self, data):
     if data.num_symbols > data.length:

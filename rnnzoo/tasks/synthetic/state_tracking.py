@@ -83,13 +83,8 @@ class StateTracking(protocol.Task):
       ValueError: a field has a value that does not exist.
     """
     data = config.data
-    fields.check(data, _DATA_RULES, 'config.data')
-    fields.check(config.model, backbones.RULES, 'config.model')
-    backbones.find_layer(config.model.layer)
-    self._model = config.model
+    self._set_up(config)
     self.batch_size = config.batch_size
-    self.language = languages.LANGUAGES[data.language]()
-    self._every_step = data.label_steps == 'every'
     self.metrics = (protocol.Metric('accuracy'),)
     if self._every_step:
       self.metrics = (*self.metrics, protocol.Metric('step_accuracy'))
@@ -114,6 +109,24 @@ class StateTracking(protocol.Task):
         **{f'length_{n}': self._make_test(rng, data, n) for n in shorter},
     }
     self._split_of = {n: f'length_{n}' for n in shorter} | {longest: 'test'}
+
+  def _set_up(self, config: ml_collections.ConfigDict) -> None:
+    fields.check(config.data, _DATA_RULES, 'config.data')
+    fields.check(config.model, backbones.RULES, 'config.model')
+    backbones.find_layer(config.model.layer)
+    self._model = config.model
+    self.language = languages.LANGUAGES[config.data.language]()
+    self._every_step = config.data.label_steps == 'every'
+
+  def describe(self):
+    return {}
+
+  @classmethod
+  def restore(cls, config, described):
+    del described
+    task = cls.__new__(cls)
+    task._set_up(config)
+    return task
 
   def build_model(self, rngs: nnx.Rngs) -> nnx.Module:
     """Returns the model that `config.model` describes.

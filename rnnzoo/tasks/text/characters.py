@@ -80,11 +80,7 @@ class Characters(protocol.Task):
         too short.
       FileNotFoundError: there is no such file.
     """
-    fields.check(config.data, _DATA_RULES, 'config.data')
-    fields.check(config.model, backbones.RULES, 'config.model')
-    fields.check(config.model, _MODEL_RULES, 'config.model')
-    backbones.find_layer(config.model.layer)
-    self._model, self._data = config.model, config.data
+    self._set_up(config)
     self.batch_size = config.batch_size
     self.dataset, text = read(config.data.path)
     self.vocabulary = ''.join(sorted(set(text)))
@@ -116,6 +112,23 @@ class Characters(protocol.Task):
         'validation': windows(validation, context),
         'test': windows(test, context),
     }
+
+  def _set_up(self, config: ml_collections.ConfigDict) -> None:
+    fields.check(config.data, _DATA_RULES, 'config.data')
+    fields.check(config.model, backbones.RULES, 'config.model')
+    fields.check(config.model, _MODEL_RULES, 'config.model')
+    backbones.find_layer(config.model.layer)
+    self._model, self._data = config.model, config.data
+
+  def describe(self):
+    return {'vocabulary': self.vocabulary}
+
+  @classmethod
+  def restore(cls, config, described):
+    task = cls.__new__(cls)
+    task._set_up(config)
+    task.vocabulary = described['vocabulary']
+    return task
 
   def build_model(self, rngs: nnx.Rngs) -> models.LanguageModel:
     """Returns the language model that `config.model` describes.

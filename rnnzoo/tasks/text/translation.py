@@ -135,13 +135,8 @@ class Translation(protocol.Task):
       ModuleNotFoundError: a package is missing; the message says how to install
         it.
     """
-    extras.require('task translation', 'text', ('tokenizers', 'sacrebleu'))
-    fields.check(config.data, _DATA_RULES, 'config.data')
-    fields.check(config.model, backbones.RULES, 'config.model')
-    fields.check(config.model, _MODEL_RULES, 'config.model')
-    backbones.find_layer(config.model.layer)
-    data = self._data = config.data
-    self._model = config.model
+    self._set_up(config)
+    data = config.data
     self.batch_size = config.batch_size
     self.label_smoothing = config.model.label_smoothing
     is_text = data.source != 'dates'
@@ -187,6 +182,29 @@ class Translation(protocol.Task):
     self.splits: Mapping[str, protocol.Split] = {
         name: part if len(part) > 1 else part[0] for name, part in parts.items()
     }
+
+  def _set_up(self, config: ml_collections.ConfigDict) -> None:
+    extras.require('task translation', 'text', ('tokenizers', 'sacrebleu'))
+    fields.check(config.data, _DATA_RULES, 'config.data')
+    fields.check(config.model, backbones.RULES, 'config.model')
+    fields.check(config.model, _MODEL_RULES, 'config.model')
+    backbones.find_layer(config.model.layer)
+    self._model, self._data = config.model, config.data
+
+  def describe(self):
+    return {
+        'source_vocabulary': self.source_vocabulary.describe(),
+        'target_vocabulary': self.target_vocabulary.describe(),
+    }
+
+  @classmethod
+  def restore(cls, config, described):
+    task = cls.__new__(cls)
+    task._set_up(config)
+    restored = vocabularies.restore
+    task.source_vocabulary = restored(described['source_vocabulary'])
+    task.target_vocabulary = restored(described['target_vocabulary'])
+    return task
 
   def build_model(self, rngs: nnx.Rngs) -> models.Seq2Seq:
     """Returns the encoder and decoder that `config.model` describes.

@@ -1,6 +1,6 @@
 """Vocabularies: words, characters or subwords of a text, by `tokenizers`."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
 import re
 from typing import Any
@@ -29,6 +29,14 @@ class Vocabulary:
 
   def __len__(self) -> int:
     return self.tokenizer.get_vocab_size()
+
+  def describe(self) -> dict[str, Any]:
+    """Returns what `restore` takes, and JSON holds."""
+    return {
+        'tokenizer': self.tokenizer.to_str(),
+        'kind': self.kind,
+        'lowercase': self.lowercase,
+    }
 
   def encode(self, lines: Sequence[str]) -> list[list[int]]:
     """Returns the tokens of each line, without a start or an end."""
@@ -107,6 +115,18 @@ def make_vocabulary(
       [*forms, normalizers.Lowercase()] if lowercase else forms
   )
   tokenizer.train_from_iterator(lines, trainer)
+  return _vocabulary(tokenizer, kind, lowercase)
+
+
+def restore(described: Mapping[str, Any]) -> Vocabulary:
+  """Returns the vocabulary of which `Vocabulary.describe` returned this."""
+  import tokenizers
+
+  tokenizer = tokenizers.Tokenizer.from_str(described['tokenizer'])
+  return _vocabulary(tokenizer, described['kind'], described['lowercase'])
+
+
+def _vocabulary(tokenizer: Any, kind: str, lowercase: bool) -> Vocabulary:
   # A text that has '</s>' in it has not ended there.
   tokenizer.encode_special_tokens = True
   return Vocabulary(tokenizer, kind, lowercase)

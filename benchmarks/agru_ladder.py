@@ -1,0 +1,271 @@
+"""Times one A-GRU in seven ways on a CPU, from a Python loop to the layer.
+
+  XLA_FLAGS=--xla_cpu_multi_thread_eigen=false python benchmarks/agru_ladder.py
+
+Times are processor times, of one thread, so that other programs on the machine
+change them little; alone on a core, they are what a clock shows.
+
+Forward and backward in float32: the gradients of sum(y * w) by the parameters
+and by x. All ways share weights and inputs, are checked to compute the same
+function, and take turns.
+
+Dimensions: B batch, T time, I features of x, F features of h.
+"""
+
+import functools
+import json
+import os
+import pathlib
+import statistics
+import time
+
+from absl import app
+from absl import flags
+from flax import nnx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import rnnzoo
+from rnnzoo.benchmark import machine
+
+# Name: ((batch, time, in_features, features), repeats).
+SHAPES = {
+    'row_mnist': ((128, 28, 28, 128), 11),
+    'pixel_mnist': ((16, 784, 1, 128), 11),
+}
+GAMMA = 2.0
+# Longer Python loops take minutes, to run or to compile.
+LONGEST_LOOP = 100
+ONE_THREAD = '--xla_cpu_multi_thread_eigen=false'
+# Float32 results of T steps in another order of summation.
+TOLERANCE = 1e-3
+
+_OUTPUT = flags.DEFINE_string(
+    'output', 'benchmarks/agru_ladder.json', 'The JSON file to write.'
+)
+_SHAPES = flags.DEFINE_list('shapes', list(SHAPES), 'Which of them to time.')
+
+
+def antisymmetric(w):
+  """A [F, F] of W."""
+  return w - w.T - GAMMA * jnp.eye(len(w))
+
+
+# begin step
+def gates_of(p, x):
+  """V x + b of the gates r, z and d: [3, ..., F] of x [..., I]."""
+  return jnp.einsum('...i,gif->g...f', x, p['V']) + p['b'].reshape(
+      3, *[1] * (x.ndim - 1), -1
+  )
+
+
+def step(p, h, gates, a):
+  """One step: h [B, F], gates [3, B, F], a [F, F]."""
+  r = jax.nn.sigmoid(gates[0] + h @ p['Ur'])
+  z = jax.nn.sigmoid(gates[1] + h @ p['Uz'])
+  d = jnp.tanh(gates[2] + (r * h) @ a)
+  return h + p['epsilon'] * z * d
+
+
+# end step
+
+
+def start(p, x):
+  """Returns h before the first step."""
+  return jnp.zeros((len(x), p['Ur'].shape[0]))
+
+
+# begin loop
+def python_loop(p, x, step=step):
+  """All h [B, T, F], one operation after the other."""
+  h, ys = start(p, x), []
+  for t in range(x.shape[1]):
+    h = step(p, h, gates_of(p, x[:, t]), antisymmetric(p['W']))
+    ys.append(h)
+  return jnp.stack(ys, axis=1)
+
+
+# end loop
+
+
+# begin scan
+def scan(p, x):
+  """The same as one compiled loop."""
+
+  def body(h, x):
+    h = step(p, h, gates_of(p, x), antisymmetric(p['W']))
+    return h, h
+
+  _, ys = jax.lax.scan(body, start(p, x), x.swapaxes(0, 1))
+  return ys.swapaxes(0, 1)
+
+
+# end scan
+
+
+# begin hoisted
+def scan_with_a_built_once(p, x):
+  """A = W - W^T - gamma I before the loop."""
+  a = antisymmetric(p['W'])
+
+  def body(h, x):
+    h = step(p, h, gates_of(p, x), a)
+    return h, h
+
+  _, ys = jax.lax.scan(body, start(p, x), x.swapaxes(0, 1))
+  return ys.swapaxes(0, 1)
+
+
+def scan_with_all_hoisted(p, x):
+  """A, and V x + b of all steps as one product, before the loop."""
+  a = antisymmetric(p['W'])
+  gates = jnp.einsum('bti,gif->tgbf', x, p['V']) + p['b'][:, None]
+
+  def body(h, gates):
+    h = step(p, h, gates, a)
+    return h, h
+
+  _, ys = jax.lax.scan(body, start(p, x), gates)
+  return ys.swapaxes(0, 1)
+
+
+# end hoisted
+
+
+def layer_and_arrays(shape):
+  """Returns (the layer, its parameters by name, x, w)."""
+  batch, steps, in_features, features = shape
+  rng = np.random.default_rng(0)
+  draw = lambda *size: jnp.asarray(rng.standard_normal(size), jnp.float32)
+  layer = rnnzoo.AGRU(
+      in_features,
+      features,
+      gamma=GAMMA,
+      implementation='scan',
+      bias_init=nnx.initializers.normal(0.1),
+      rngs=nnx.Rngs(0),
+  )
+  ur, uz, w = layer.recurrent_kernel[:, 0]
+  p = {
+      'V': layer.kernel[...],
+      'b': layer.bias[...],
+      'Ur': ur,
+      'Uz': uz,
+      'W': w,
+      'epsilon': layer.cell_params['epsilon'][...],
+  }
+  x = draw(batch, steps, in_features)
+  return layer, p, x, draw(batch, steps, features)
+
+
+def programs(shape):
+  """Returns functions of one argument, (p, x), by name: (loss, gradients)."""
+  layer, p, x, w = layer_and_arrays(shape)
+
+  def gradient(forward):
+    loss = lambda given: jnp.sum(forward(*given) * w)
+    return jax.value_and_grad(loss)
+
+  graphdef, parameters, rest = nnx.split(layer, nnx.Param, ...)
+
+  def with_layer(given):
+    p, x = given
+    kernel = jnp.stack([p['Ur'], p['Uz'], p['W']])[:, None]
+    parameters['kernel'] = nnx.Param(p['V'])
+    parameters['bias'] = nnx.Param(p['b'])
+    parameters['recurrent_kernel'] = nnx.Param(kernel)
+    parameters['cell_params']['epsilon'] = nnx.Param(p['epsilon'])
+    return nnx.merge(graphdef, parameters, rest)(x)
+
+  compiled_step = jax.jit(step)
+  by_name = {
+      'Python loop': gradient(python_loop),
+      'Python loop, `jax.jit` of the step': gradient(
+          lambda p, x: python_loop(p, x, compiled_step)
+      ),
+      '`jax.jit` of the Python loop': jax.jit(gradient(python_loop)),
+      '`lax.scan`': jax.jit(gradient(scan)),
+      '`lax.scan`, A built once': jax.jit(gradient(scan_with_a_built_once)),
+      '`lax.scan`, A and V x built once': jax.jit(
+          gradient(scan_with_all_hoisted)
+      ),
+      "`rnnzoo.AGRU`, `'scan'`": jax.jit(
+          gradient(lambda p, x: with_layer((p, x)))
+      ),
+  }
+  if shape[1] > LONGEST_LOOP:
+    by_name = {k: v for k, v in by_name.items() if 'loop' not in k}
+  return by_name, (p, x)
+
+
+def processor_ms(calls, repeats):
+  """Returns a list of milliseconds for each call, which take turns."""
+  samples = [[] for _ in calls]
+  for _ in range(repeats):
+    for call, own in zip(calls, samples, strict=True):
+      began = time.process_time()
+      jax.block_until_ready(call())
+      own.append(1e3 * (time.process_time() - began))
+  return samples
+
+
+def disagreement(got, expected) -> float:
+  """Returns the largest ||a - b|| / ||b|| of all gradients."""
+  norm = lambda a: float(np.linalg.norm(np.asarray(a)))
+  return max(
+      norm(a - b) / norm(b)
+      for a, b in zip(
+          jax.tree.leaves(got[1]), jax.tree.leaves(expected[1]), strict=True
+      )
+  )
+
+
+def main(unused_argv: list[str]) -> int:
+  """Prints and writes the times; returns the exit code."""
+  if jax.default_backend() != 'cpu':
+    raise app.UsageError('this times a CPU: set JAX_PLATFORMS=cpu')
+  if ONE_THREAD not in os.environ.get('XLA_FLAGS', ''):
+    raise app.UsageError(f'this times one thread: set XLA_FLAGS={ONE_THREAD}')
+  result = {
+      'command': f'XLA_FLAGS={ONE_THREAD} python benchmarks/agru_ladder.py',
+      **machine.environment(),
+      'rows': [],
+  }
+  for name in _SHAPES.value:
+    shape, repeats = SHAPES[name]
+    by_name, given = programs(shape)
+    outputs, first = [], []
+    for call in by_name.values():
+      began = time.process_time()
+      outputs.append(jax.block_until_ready(call(given)))
+      first.append(time.process_time() - began)
+    calls = [functools.partial(call, given) for call in by_name.values()]
+    times = processor_ms(calls, repeats)
+    for way, output, seconds, measured in zip(
+        by_name, outputs, first, times, strict=True
+    ):
+      row = {
+          'shape': name,
+          'sizes': dict(zip('BTIF', shape, strict=True)),
+          'program': way,
+          'processor_ms': statistics.median(measured),
+          'least_ms': min(measured),
+          'samples': len(measured),
+          'first_call_processor_s': seconds,
+          'disagreement': disagreement(output, outputs[-1]),
+      }
+      result['rows'].append(row)
+      print(
+          f'{name:12} {way:40} {row["processor_ms"]:9.2f} ms, first call'
+          f' {seconds:6.1f} s, differs by {row["disagreement"]:.1e}',
+          flush=True,
+      )
+  path = pathlib.Path(_OUTPUT.value)
+  path.write_text(json.dumps(result, indent=2) + '\n', encoding='utf-8')
+  print(path)
+  return int(any(row['disagreement'] > TOLERANCE for row in result['rows']))
+
+
+if __name__ == '__main__':
+  app.run(main)

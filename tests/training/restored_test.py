@@ -1,0 +1,271 @@
+"""Trained runs without their data: every task, lost files, earlier runs."""
+
+import contextlib
+import importlib
+import io
+import json
+import pathlib
+import re
+import sys
+from unittest import mock
+
+from absl import flags
+from absl.testing import absltest
+from absl.testing import flagsaver
+from absl.testing import parameterized
+from flax import nnx
+import jax
+import numpy as np
+import pytest
+
+from rnnzoo import tasks
+from rnnzoo import training
+from rnnzoo.command import program
+from rnnzoo.tasks.text import characters
+from rnnzoo.training import command_line
+from tests.testing import made_up_task
+from tests.testing import sequence_files
+
+# configs/ is never installed.
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+
+_SMALL = {'num_validation': 4, 'num_test': 4, 'steps_per_epoch': 2}
+# What makes the tasks small enough for a test.
+DATA = {
+    'adding': _SMALL | {'length': 8},
+    'characters': {'context': 8, 'steps_per_epoch': 5, 'sample_length': 9},
+    'cifar': {'source': 'digits', 'sequence': 'row', 'scaling': 'standard'},
+    'copying': _SMALL | {'delay': 3},
+    'har': {},
+    'lorenz': {'num_train': 6, 'num_validation': 2, 'num_test': 2}
+    | {'length': 8, 'horizon': 2},
+    'selective_copying': _SMALL | {'length': 20},
+    'sequences': {},
+    'skeletons': {'num_steps': 4, 'validation_samplings': 1}
+    | {'test_samplings': 2},
+    'smnist': {'source': 'digits', 'sequence': 'row', 'scaling': 'standard'},
+    'state_tracking': _SMALL | {'language': 'parity', 'test_lengths': (6, 9)},
+    'time_series': {'name': 'Made'},
+    'translation': {'num_dates': 60, 'output_length': 5},
+}
+# What `predict` takes of a split.
+INPUTS = {
+    'characters': lambda part: part['tokens'],
+    'cifar': lambda part: {k: part[k] for k in ('inputs', 'index')},
+    'copying': lambda part: part['tokens'],
+    'selective_copying': lambda part: part['tokens'],
+    'skeletons': lambda part: {
+        k: part[k] for k in ('frames', 'length', 'offsets')
+    },
+    'state_tracking': lambda part: {k: part[k] for k in ('tokens', 'length')},
+    'translation': lambda part: part['source'],
+}
+for _name in ('har', 'lorenz', 'sequences', 'time_series'):
+  INPUTS[_name] = lambda part: {k: part[k] for k in ('x', 'lengths')}
+
+
+def make_config(name, directory, **data):
+  config = importlib.import_module(f'configs.base_{name}').get_config()
+  config.data.update(DATA[name] | data)
+  config.model.layer = 'MinGRU'
+  config.model.update(features=4, num_layers=1)
+  config.update(batch_size=4, num_epochs=1, num_seeds=1, eval_batch_size=16)
+  if name == 'sequences':
+    config.data.path = str(sequence_files.write_npz(directory / 'mine.npz'))
+  if name == 'time_series':
+    sequence_files.write_archive(directory, 'Made')
+    config.data.manual_dir = str(directory)
+  if name == 'har':
+    config.data.manual_dir = str(sequence_files.write_har(directory))
+  return config
+
+
+def train(config, workdir):
+  with contextlib.redirect_stdout(io.StringIO()):
+    training.train_and_evaluate(training.prepare(config, str(workdir)))
+
+
+def traced(task, inputs):
+  """Returns all that a task's predictions are made of: operations, numbers."""
+  made = jax.make_jaxpr(
+      lambda inputs: task.predict(task.build_model(nnx.Rngs(0)), inputs)
+  )(task.check_inputs(inputs))
+  consts = [(np.asarray(x).dtype, np.asarray(x).tolist()) for x in made.consts]
+  return re.sub(r'0x\w+', '', str(made.jaxpr)), consts
+
+
+class OfPaper(made_up_task.SignTask):
+  """A task of another project: it reads a file, and remembers a number."""
+
+  def __init__(self, config):
+    super().__init__()
+    self.scale = float(pathlib.Path(config.data.data_dir).read_text())
+
+  def describe(self):
+    return {'scale': self.scale}
+
+  @classmethod
+  def restore(cls, config, described):
+    task = cls.__new__(cls)
+    task.stack, task.scale = {}, described['scale']
+    return task
+
+  def predict(self, model, inputs):
+    return model(inputs * self.scale)
+
+  def predict_lines(self, model, lines):
+    for line in lines:
+      yield f'{line}: {self.scale:g}'
+
+
+class EveryTaskTest(parameterized.TestCase):
+
+  @parameterized.parameters(*sorted(tasks.TASKS))
+  def test_answers_without_its_data(self, name):
+    config = make_config(name, pathlib.Path(self.create_tempdir().full_path))
+    with contextlib.redirect_stdout(io.StringIO()):
+      task = tasks.TASKS[name](config)
+    part = task.splits['test']
+    part = part if isinstance(part, dict) else part[0]
+    inputs = INPUTS.get(name, lambda part: part['inputs'])(part)
+    inputs = jax.tree.map(lambda x: x[:3], inputs)
+    described = json.loads(json.dumps(task.describe(), allow_nan=False))
+    restored = tasks.TASKS[name].restore(config, described)
+    self.assertFalse(hasattr(restored, 'splits'))
+    self.assertEqual(traced(restored, inputs), traced(task, inputs))
+
+
+class RunTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    flags.FLAGS.mark_as_parsed()
+    self.directory = pathlib.Path(self.create_tempdir().full_path)
+    self.run_path = self.directory / 'run'
+
+  def command(self, *words, stdin=''):
+    """Returns what the console script prints, its exit code first."""
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+      with mock.patch.object(sys, 'stdin', io.StringIO(stdin)):
+        try:
+          program.main(words)
+        except SystemExit as error:
+          code = error.code
+    return code, out.getvalue(), err.getvalue()
+
+  def test_sequences_are_gone(self):
+    config = make_config('sequences', self.directory)
+    train(config, self.run_path)
+    x = sequence_files.arrays()['x'][:3]
+    described = self.run_path / 'task.json'
+    text = described.read_text()
+    described.unlink()  # As before there was such a file.
+    with contextlib.redirect_stdout(io.StringIO()):
+      old = training.load(self.run_path)
+    self.assertIn('test', vars(old.task)['splits'])
+    expected = old.predict(x)
+    described.write_text(text)
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+      loaded = training.load(self.run_path)
+    self.assertEqual(printed.getvalue(), '')
+    self.assertEqual(loaded.task.dataset, 'mine.npz')
+    self.assertEqual(loaded.task.class_names, ('0', '1'))
+    with contextlib.redirect_stdout(io.StringIO()):
+      self.assertLen(loaded.task.splits, 3)
+    (self.directory / 'mine.npz').unlink()
+    loaded = training.load(self.run_path)
+    np.testing.assert_array_equal(loaded.predict(x), expected)
+    with self.assertRaisesRegex(ValueError, 'x must have 2 columns'):
+      loaded.predict(x[..., :1])
+    with self.assertRaisesRegex(FileNotFoundError, 'mine.npz'):
+      len(loaded.task.splits)
+    code, out, err = self.command('evaluate', str(self.run_path))
+    self.assertEqual((code, out), (2, ''))
+    self.assertRegex(err, 'mine.npz.*; evaluate tests models on the data set')
+    described.write_text('{"answers": {"names": ["0", "1"]}}')
+    with self.assertRaisesRegex(
+        training.RunFileError, "task.json is not what the task 'sequences'"
+    ):
+      training.load(self.run_path)
+
+  @pytest.mark.slow
+  def test_a_text_is_gone(self):
+    path = self.directory / 'text.txt'
+    path.write_text('abcdefg\n' * 40)
+    config = make_config('characters', self.directory, path=str(path))
+    config.model.update(conv_width=0, mlp=None)
+    train(config, self.run_path)
+    before = self.command('sample', str(self.run_path), '--prompt=abc')
+    self.assertRegex(before[1], '(?s)^abc.{9}\n$')
+    path.rename(self.directory / 'moved.txt')
+    after = self.command('sample', str(self.run_path), '--prompt=abc')
+    self.assertEqual(after, before)
+    self.assertEqual(after[0], 0)
+    loaded = training.load(self.run_path)
+    tokens = characters.encode('abc', loaded.task.vocabulary)[None]
+    self.assertEqual(loaded.predict(tokens).shape, (1,))
+    self.assertEqual(''.join(loaded.sample('abc')) + '\n', after[1])
+
+  def test_a_task_of_another_project(self):
+    path = self.directory / 'scale.txt'
+    path.write_text('2.5')
+    config = made_up_task.base_config()
+    config.update(task='of_paper', num_epochs=1, eval_batch_size=4)
+    config.data.data_dir = str(path)
+    with mock.patch.object(tasks, '_REGISTERED', {}):
+      tasks.register('of_paper', OfPaper)
+      train(config, self.run_path)
+      x = np.ones((3, 5, 2), np.float32)
+      expected = OfPaper(config).predict(training.load(self.run_path).model, x)
+      path.unlink()
+      loaded = training.load(self.run_path)
+      np.testing.assert_array_equal(loaded.predict(x), expected)
+      self.assertEqual(
+          list(loaded.predict_lines(['a\n', 'b'])), ['a: 2.5', 'b: 2.5']
+      )
+      with self.assertRaisesRegex(NotImplementedError, 'nothing to sample'):
+        loaded.sample()
+      given = self.command('predict', str(self.run_path), stdin='a\n')
+      self.assertEqual(given, (0, 'a: 2.5\n', ''))
+      self.check_flags(config)
+      # A function has no `restore`: its data are read.
+      tasks.register('of_paper', lambda config: OfPaper(config))
+      with self.assertRaisesRegex(FileNotFoundError, 'scale.txt'):
+        training.load(self.run_path)
+      tasks.register('of_paper', OfPaper)
+      with mock.patch.object(OfPaper, 'restore', tasks.Task.restore):
+        with self.assertRaisesRegex(NotImplementedError, 'must define restore'):
+          training.load(self.run_path)
+
+  def check_flags(self, config):
+    """Tests --mode=predict of train.py, whose config has to be the run's."""
+    holder = mock.Mock(value=config)
+    with mock.patch.object(command_line, '_CONFIG', holder):
+      with flagsaver.flagsaver(mode='predict', workdir=str(self.run_path)):
+        with mock.patch.object(sys, 'stdin', io.StringIO('a\n')):
+          with contextlib.redirect_stdout(io.StringIO()) as out:
+            command_line.main(['train.py'])
+        self.assertEqual(out.getvalue(), 'a: 2.5\n')
+        holder.value = config.copy_and_resolve_references()
+        holder.value.num_epochs = 7
+        errors = io.StringIO()
+        with contextlib.redirect_stderr(errors):
+          with self.assertRaises(SystemExit):
+            command_line.main(['train.py'])
+        self.assertIn('num_epochs: 1 there, 7 here', errors.getvalue())
+
+  def test_what_json_does_not_hold(self):
+    config = made_up_task.base_config()
+    config.update(task='sign', num_epochs=1)
+    described = {'mean': np.ones(2)}
+    with mock.patch.object(tasks, 'TASKS', {'sign': made_up_task.SignTask}):
+      with mock.patch.object(
+          made_up_task.SignTask, 'describe', lambda _: described
+      ):
+        with self.assertRaisesRegex(ValueError, 'describe must return what'):
+          training.prepare(config, str(self.run_path))
+
+
+if __name__ == '__main__':
+  absltest.main()
