@@ -104,10 +104,9 @@ class Run:
       return name, path.without_others(operands)
     following = dataclasses.replace(self, names=tuple(rest))
     try:
-      if name != 'pallas':
+      if name != 'pallas' or targets.is_interpreting():
         return name, path(operands)
-      interpret = targets.is_interpreting()
-      return name, platforms.by_platform(path, following, operands, interpret)
+      return name, platforms.by_platform(path, following, operands)
     except NotImplementedError as error:
       if self.kernel_or_none:
         raise

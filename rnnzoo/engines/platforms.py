@@ -30,9 +30,7 @@ from rnnzoo.engines import derivatives
 Function = Callable[[Any], Any]
 
 
-def by_platform(
-    on_gpu: Function, elsewhere: Function, operands: Any, interpret: bool
-) -> Any:
+def by_platform(on_gpu: Function, elsewhere: Function, operands: Any) -> Any:
   """Returns on_gpu(operands) in programs for CUDA, else elsewhere(operands).
 
   Args:
@@ -41,9 +39,8 @@ def by_platform(
     elsewhere: hashable; likewise, with derivatives of every order. It is traced
       when it is needed, and what it returns is cast to the dtypes of `on_gpu`.
     operands: the arrays.
-    interpret: whether `on_gpu` runs on a CPU too.
   """
-  return _run(_Functions(on_gpu, elsewhere, interpret), operands)
+  return _run(_Functions(on_gpu, elsewhere), operands)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,14 +49,13 @@ class _Functions:
 
   on_gpu: Function
   elsewhere: Function
-  interpret: bool
 
   def choose(self, on_gpu, elsewhere, *args):
     """Returns on_gpu(*args) or elsewhere(*args), both trees of one type."""
     flat, tree = jax.tree.flatten(args)
     on_gpu = functools.partial(_flat, on_gpu, tree)
     elsewhere = functools.partial(_flat, elsewhere, tree)
-    results, structures = _bind(on_gpu, elsewhere, self.interpret, flat)
+    results, structures = _bind(on_gpu, elsewhere, flat)
     return jax.tree.unflatten(structures, results)
 
 
@@ -83,7 +79,8 @@ class _Saved:
 
   @classmethod
   def tree_unflatten(cls, structure, children):
-    return cls(*children, structure)
+    operands, residuals = children
+    return cls(operands, residuals, structure)
 
 
 def _primal(functions: _Functions, operands):
@@ -91,7 +88,7 @@ def _primal(functions: _Functions, operands):
 
 
 def _forward(functions: _Functions, operands):
-  structures = []
+  structures: list[Any] = []
   types: list[Any] = []
 
   def on_gpu(operands):
@@ -134,7 +131,9 @@ def _adjoint(functions: _Functions, saved: _Saved, cotangents):
   )
   leaves, tree = jax.tree.flatten(saved.operands)
   rest = iter(moving)
-  return tree.unflatten([next(rest) if _moves(x) else None for x in leaves])
+  return jax.tree.unflatten(
+      tree, [next(rest) if _moves(x) else None for x in leaves]
+  )
 
 
 def _vjp(function: Function, operands):
@@ -171,7 +170,7 @@ _by_platform_p = core.Primitive('by_platform')
 _by_platform_p.multiple_results = True
 
 
-def _bind(on_gpu, elsewhere, interpret: bool, args):
+def _bind(on_gpu, elsewhere, args):
   """Returns the results as a list, and their structure."""
   jaxpr, types = jax.make_jaxpr(on_gpu, return_shape=True)(*args)
   config: Any = jax.config  # Its attributes have no types.
@@ -181,7 +180,6 @@ def _bind(on_gpu, elsewhere, interpret: bool, args):
       elsewhere=_Elsewhere(
           elsewhere, tuple(jaxpr.out_avals), config.jax_default_matmul_precision
       ),
-      interpret=interpret,
   )
   return results, jax.tree.structure(types)
 
@@ -206,14 +204,13 @@ class _Elsewhere:
     return list(map(_cast, leaves, self.types))
 
 
-def _on_gpu(*args, jaxpr, elsewhere, interpret):
-  del elsewhere, interpret
+def _on_gpu(*args, jaxpr, elsewhere):
+  del elsewhere
   return core.jaxpr_as_fun(jaxpr)(*args)
 
 
-def _not_on_gpu(*args, jaxpr, elsewhere, interpret):
-  if interpret:
-    return core.jaxpr_as_fun(jaxpr)(*args)
+def _not_on_gpu(*args, jaxpr, elsewhere):
+  del jaxpr
   return elsewhere(*args)
 
 
@@ -225,8 +222,8 @@ def _(*args, **params):
 
 
 @_by_platform_p.def_abstract_eval
-def _(*args, jaxpr, elsewhere, interpret):
-  del args, elsewhere, interpret
+def _(*args, jaxpr, elsewhere):
+  del args, elsewhere
   return list(jaxpr.out_avals)
 
 
@@ -249,11 +246,9 @@ def _jvp(primals, tangents, **params):
   return results, d_results
 
 
-def _batch(axis_data, args, axes, *, jaxpr, elsewhere, interpret):
+def _batch(axis_data, args, axes, *, jaxpr, elsewhere):
   if all(axis is None for axis in axes):
-    results = _by_platform_p.bind(
-        *args, jaxpr=jaxpr, elsewhere=elsewhere, interpret=interpret
-    )
+    results = _by_platform_p.bind(*args, jaxpr=jaxpr, elsewhere=elsewhere)
     return results, [None] * len(results)
   mapped = functools.partial(
       jax.vmap,
@@ -261,9 +256,7 @@ def _batch(axis_data, args, axes, *, jaxpr, elsewhere, interpret):
       axis_size=axis_data.size,
       spmd_axis_name=axis_data.spmd_name,
   )
-  results, _ = _bind(
-      mapped(core.jaxpr_as_fun(jaxpr)), mapped(elsewhere), interpret, args
-  )
+  results, _ = _bind(mapped(core.jaxpr_as_fun(jaxpr)), mapped(elsewhere), args)
   return results, [0] * len(results)
 
 

@@ -353,18 +353,14 @@ def _in_turn(path, cell, projection, call: Call, operands: Operands):
   results = []
   for i, reverse in enumerate((call.reverse, not call.reverse)):
     features = lambda x, i=i: jnp.split(x, 2, axis=-1)[i]
-    params, weights, carry, restart = jax.tree.map(
-        features,
-        (operands.params, operands.weights, operands.carry, operands.restart),
-    )
-    kernel, reset = operands.recurrent_kernel, operands.reset
+    heads = lambda x, i=i: jnp.split(x, 2, axis=1)[i]
     own = operands._replace(
-        params=params,
-        weights=weights,
-        recurrent_kernel=jnp.split(kernel, 2, axis=1)[i],
-        carry=carry,
-        restart=restart,
-        reset=None if reset is None else reset[i],
+        params=jax.tree.map(features, operands.params),
+        weights=jax.tree.map(features, operands.weights),
+        recurrent_kernel=jax.tree.map(heads, operands.recurrent_kernel),
+        carry=jax.tree.map(features, operands.carry),
+        restart=jax.tree.map(features, operands.restart),
+        reset=jax.tree.map(lambda x, i=i: x[i], operands.reset),
     )
     one_way = dataclasses.replace(call, reverse=reverse, both_directions=False)
     results.append(path(cell, projection, one_way, own))
