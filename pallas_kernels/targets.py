@@ -7,7 +7,7 @@ that the caller can take another path.
 
 from collections.abc import Iterator
 import contextlib
-import platform
+import sys
 from typing import Any, NamedTuple
 
 import jax
@@ -53,6 +53,20 @@ def interpreted() -> Iterator[None]:
     _interpreting = before
 
 
+def is_interpreting() -> bool:
+  """Returns whether kernels that are traced here run on a CPU."""
+  return _interpreting
+
+
+def platform() -> str:
+  """Returns the platform that programs are planned for: 'gpu', 'cpu', 'tpu'.
+
+  It is that of an abstract device, if programs are traced for one.
+  """
+  _, backend, *_ = _describe()
+  return 'gpu' if backend == 'cuda' else backend
+
+
 def current() -> Target:
   """Returns the device that kernels are compiled for here.
 
@@ -65,7 +79,7 @@ def current() -> Target:
       raise NotImplementedError(_unsupported(device.device_kind))
     raise NotImplementedError(
         'GPU kernels need jax >= 0.11, and this is jax'
-        f' {jax.__version__} on Python {platform.python_version()}. On Python'
+        f' {jax.__version__} on Python {sys.version.split()[0]}. On Python'
         " 3.12 or newer, pip install 'jax[cuda13]>=0.11,<0.13' brings them."
     )
   if _interpreting:

@@ -1,7 +1,7 @@
 """`rnnzoo.dryrun`: what a layer would run and send, without running anything.
 
 The layer is traced, and compiled where its devices are here. The choice of a
-path is noted where it is made, in `engines/selection.py`; messages between
+path is noted where it is made, in `engines/path_choice.py`; messages between
 devices are read from the compiled program.
 """
 
@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec
 
 from rnnzoo import checks
 from rnnzoo import settings
-from rnnzoo.engines import selection
+from rnnzoo.engines import path_choice
 from rnnzoo.layers import initializers
 from rnnzoo.layers import sequence_layer
 
@@ -75,7 +75,7 @@ class DryRun:
 
   title: str
   inputs: str
-  choices: tuple[selection.Choice, ...]
+  choices: tuple[path_choice.Choice, ...]
   kernels: dict[str, int]
   messages: tuple[Message, ...]
   compiled: bool
@@ -191,7 +191,7 @@ def dryrun(
   with contextlib.ExitStack() as stack:
     if isinstance(mesh, AbstractMesh):
       stack.enter_context(jax.sharding.use_abstract_mesh(mesh))
-    choices = stack.enter_context(selection.noted())
+    choices = stack.enter_context(path_choice.noted())
     traced: Any = jax.jit(function).trace(params, x, rest, arrays)
   messages, kernels = _read(traced.jaxpr.jaxpr)
   temp_bytes = None

@@ -31,6 +31,7 @@ def differentiable(
     forward: Callable[[Any, Any], tuple[Any, Any]],
     tangent: Callable[[Any, Any, Any], Any],
     adjoint: Callable[[Any, Any, Any], Any],
+    primal: Callable[[Any, Any], Any] | None = None,
 ) -> Callable[[Any, Any], Any]:
   """Returns the function (static, operands) -> results.
 
@@ -42,11 +43,13 @@ def differentiable(
       It may raise NotImplementedError: then there is no forward mode.
     adjoint: (static, residuals, cotangents of the results) -> cotangents, a
       tree like `operands` with None for arrays that are not floating-point.
+    primal: (static, operands) -> results, where no derivative is needed; the
+      first result of `forward` if None.
   """
 
   @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
   def function(static, operands):
-    return forward(static, operands)[0]
+    return primal(static, operands) if primal else forward(static, operands)[0]
 
   @functools.partial(function.defjvp, symbolic_zeros=True)
   def _(static, primals, tangents):

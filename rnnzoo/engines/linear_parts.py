@@ -4,14 +4,13 @@ Each device projects its own steps and runs them by the path that it would take
 alone, from the h that `time_parts.py` finds.
 """
 
-import functools
-
 import jax
 import jax.numpy as jnp
 
 from rnnzoo import cell as cell_lib
 from rnnzoo.engines import associative
 from rnnzoo.engines import call as call_lib
+from rnnzoo.engines import path_choice
 from rnnzoo.engines import selection
 from rnnzoo.engines import time_parts
 
@@ -49,17 +48,29 @@ def run(
     reset = time_parts.boundary(reset, 0, over)
   operands = operands._replace(x=x, reset=reset, mask=mask)
 
-  def by(solve, cell, operands, options=None):
-    del options  # All of them are a Newton iteration's.
-    return associative.unroll(
-        cell, projection, operands, call.reverse, solve, over
-    )
-
-  paths = {
-      'scan': functools.partial(by, associative.step_scan),
-      'associative_scan': functools.partial(by, associative.compose_scan),
-      'pallas': functools.partial(by, associative.kernel_scan),
-  }
-  h = selection.first_that_can(paths, implementation, True, cell, operands)
+  choice = path_choice.Run(
+      names=selection.names(implementation, linear=True),
+      paths=(_scan, _associative_scan, _pallas),
+      static=(cell, projection, call.reverse, over),
+      label=type(cell).__name__,
+  )
+  h = choice.take(operands, x.shape)
   last = h[0] if call.reverse else h[-1]
   return (time_parts.last_carry(last, call.reverse, over),), (swap(h),)
+
+
+def _scan(*arguments):
+  return _by(associative.step_scan, *arguments)
+
+
+def _associative_scan(*arguments):
+  return _by(associative.compose_scan, *arguments)
+
+
+def _pallas(*arguments):
+  return _by(associative.kernel_scan, *arguments)
+
+
+def _by(solve, cell, projection, reverse, over, operands, options=None):
+  del options  # All of them are a Newton iteration's.
+  return associative.unroll(cell, projection, operands, reverse, solve, over)

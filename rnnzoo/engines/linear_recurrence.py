@@ -1,7 +1,6 @@
 """The first-order linear recurrence as an operation of its own."""
 
-from collections.abc import Callable, Sequence
-import functools
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +11,7 @@ from rnnzoo import checks
 from rnnzoo import settings
 from rnnzoo.engines import associative
 from rnnzoo.engines import partitioning
+from rnnzoo.engines import path_choice
 from rnnzoo.engines import scan_steps
 from rnnzoo.engines import selection
 from rnnzoo.engines import time_parts
@@ -112,27 +112,37 @@ def linear_scan(
     else:
       reset = scan_steps.boundary(reset, reverse, axis=1)
 
-  def by_kernel(a, b, h0):
-    selection.check_known(b.shape)
-    given = selection.for_kernel((a, b, h0))
-    return pallas_kernels.linear_scan(*given, reset=reset, reverse=reverse)
+  choice = path_choice.Run(
+      names=selection.names(implementation, linear=True),
+      paths=(_scan, _associative_scan, _pallas),
+      static=(reverse, over),
+      label='linear_scan',
+  )
+  return choice.take((a, b, h0, reset), b.shape).astype(out_dtype)
 
-  def by_xla(solve, a, b, h0, options=None):
-    del options  # All of them are a Newton iteration's.
-    a, b = a.astype(dtype), b.astype(dtype)
-    a, b = associative.restarted(a, b, reset, jnp.zeros_like(h0[:, None]))
-    a_t, b_t = jnp.swapaxes(a, 0, 1), jnp.swapaxes(b, 0, 1)
-    h = associative.linear_scan(solve, reverse, a_t, b_t, h0, over)
-    return jnp.swapaxes(h, 0, 1)
 
-  paths: dict[str, Callable[..., Array]] = {
-      'scan': functools.partial(by_xla, associative.step_scan),
-      'associative_scan': functools.partial(by_xla, associative.compose_scan),
-      'pallas': (
-          functools.partial(by_xla, associative.kernel_scan)
-          if over
-          else by_kernel
-      ),
-  }
-  h = selection.first_that_can(paths, implementation, True, a, b, h0)
-  return h.astype(out_dtype)
+def _scan(*arguments):
+  return _by_xla(associative.step_scan, *arguments)
+
+
+def _associative_scan(*arguments):
+  return _by_xla(associative.compose_scan, *arguments)
+
+
+def _pallas(reverse: bool, over, operands):
+  if over:
+    return _by_xla(associative.kernel_scan, reverse, over, operands)
+  *arrays, reset = operands
+  selection.check_known(arrays[1].shape)
+  a, b, h0 = selection.for_kernel(tuple(arrays))
+  return pallas_kernels.linear_scan(a, b, h0, reset=reset, reverse=reverse)
+
+
+def _by_xla(solve, reverse: bool, over, operands, options=None):
+  del options  # All of them are a Newton iteration's.
+  a, b, h0, reset = operands
+  a, b = a.astype(h0.dtype), b.astype(h0.dtype)
+  a, b = associative.restarted(a, b, reset, jnp.zeros_like(h0[:, None]))
+  a_t, b_t = jnp.swapaxes(a, 0, 1), jnp.swapaxes(b, 0, 1)
+  h = associative.linear_scan(solve, reverse, a_t, b_t, h0, over)
+  return jnp.swapaxes(h, 0, 1)

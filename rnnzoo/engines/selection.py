@@ -4,12 +4,9 @@ Where a GPU is there and its kernels are passed over, a warning says why, once:
 the paths that remain can be tens of times slower.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-import contextlib
-import contextvars
+from collections.abc import Sequence
 import dataclasses
 import functools
-import itertools
 from typing import Any
 import warnings
 
@@ -68,110 +65,6 @@ Implementation = Path | Sequence[Path] | None
 
 IMPLEMENTATIONS = ('scan', 'associative_scan', 'pallas')
 
-# pallas_kernels says why it cannot run; this says which path can.
-_OTHER_PATHS = (
-    "implementation='scan' runs everywhere, 'associative_scan' where the number"
-    ' of steps is known, and None takes the fastest that can run.'
-)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Choice:
-  """The path that a recurrence took while it was traced.
-
-  Attributes:
-    path: its name.
-    cell: the cell's class, or 'linear_scan'.
-    shape: of the inputs on a device.
-    passed_over: names of paths that could not run, each with the reason.
-  """
-
-  path: str
-  cell: str
-  shape: tuple[int, ...]
-  passed_over: tuple[tuple[str, str], ...]
-
-
-_notes: contextvars.ContextVar[list[Choice] | None] = contextvars.ContextVar(
-    'notes', default=None
-)
-
-
-@contextlib.contextmanager
-def noted() -> Iterator[list[Choice]]:
-  """Gives a list to which each choice inside is added."""
-  choices: list[Choice] = []
-  token = _notes.set(choices)
-  try:
-    yield choices
-  finally:
-    _notes.reset(token)
-
-
-def first_that_can(
-    paths: Mapping[str, Callable[..., Any]],
-    implementation: Implementation,
-    linear: bool,
-    *operands: Any,
-) -> Any:
-  """Returns the result of the first implementation that can run.
-
-  Args:
-    paths: by name; each takes `operands`, or raises NotImplementedError. That
-      of 'associative_scan' takes settings as well, as its last argument.
-    implementation: a path, a sequence of these, or None for the default order.
-    linear: whether the recurrence is linear in its carry.
-    *operands: of the path.
-  """
-  names = _names(implementation, linear)
-  run = lambda path: (
-      paths['associative_scan'](*operands, path)
-      if isinstance(path, AssociativeScan)
-      else paths[path](*operands)
-  )
-  passed_over: list[tuple[str, str]] = []
-  for name, following in itertools.pairwise(names):
-    try:
-      result = run(name)
-      _note(name, operands, passed_over)
-      return result
-    except NotImplementedError as error:
-      passed_over.append((_name(name), str(error)))
-      message = f'implementation={name!r} is passed over: {error}'
-      if name == 'pallas' and targets.default_device().platform == 'gpu':
-        warn_once(f'{message} {following!r} is tried instead.')
-      else:
-        log_once(message)
-  try:
-    result = run(names[-1])
-    _note(names[-1], operands, passed_over)
-    return result
-  except NotImplementedError as error:
-    if names[-1] != 'pallas':
-      raise
-    raise NotImplementedError(f'{error} {_OTHER_PATHS}') from error
-
-
-def _note(path: Path, operands, passed_over) -> None:
-  """Adds a choice to the notes, where somebody takes them."""
-  notes = _notes.get()
-  if notes is None:
-    return
-  cells = (type(x).__name__ for x in operands if hasattr(x, 'carry_names'))
-  inputs = (x.x for x in operands if hasattr(x, 'recurrent_kernel'))
-  notes.append(
-      Choice(
-          path=_name(path),
-          cell=next(cells, 'linear_scan'),
-          shape=tuple(next(inputs, operands[0]).shape),
-          passed_over=tuple(passed_over),
-      )
-  )
-
-
-def _name(path: Path) -> str:
-  return path if isinstance(path, str) else 'associative_scan'
-
 
 def check_known(shape: Sequence[int]) -> None:
   """Raises NotImplementedError where a GPU kernel cannot be planned."""
@@ -201,22 +94,22 @@ def is_first(name: str, implementation: Implementation) -> bool:
 
   Args:
     name: of the implementation.
-    implementation: as for `first_that_can`.
+    implementation: as for `names`.
   """
-  return _names(implementation, False)[0] == name
+  return names(implementation, False)[0] == name
 
 
 def check_implementation(implementation: Implementation) -> None:
   """Raises ValueError unless `implementation` names known paths."""
-  names = implementation
-  if names is None:
+  given = implementation
+  if given is None:
     return
-  if isinstance(names, Path):
-    names = (names,)
+  if isinstance(given, Path):
+    given = (given,)
   known = lambda path: isinstance(path, AssociativeScan) or (
       isinstance(path, str) and path in IMPLEMENTATIONS
   )
-  if not isinstance(names, Sequence) or not names or not all(map(known, names)):
+  if not isinstance(given, Sequence) or not given or not all(map(known, given)):
     raise ValueError(
         f'implementation must be None, one of {IMPLEMENTATIONS}, an'
         ' rnnzoo.AssociativeScan with settings, or a sequence of these, got'
@@ -224,17 +117,23 @@ def check_implementation(implementation: Implementation) -> None:
     )
 
 
-def _names(implementation: Implementation, linear: bool) -> Sequence[Path]:
+def names(implementation: Implementation, linear: bool) -> tuple[Path, ...]:
+  """Returns the paths to try in turn.
+
+  Args:
+    implementation: a path, a sequence of these, or None for the default order.
+    linear: whether the recurrence is linear in its carry.
+  """
   check_implementation(implementation)
   if implementation is None:
-    backend = targets.default_device().platform
+    backend = targets.platform()
     # On a CPU, steps over time-major data in cache beat O(T log T) work.
     parallel = ('associative_scan',) if linear and backend != 'cpu' else ()
     kernels = ('pallas',) if backend == 'gpu' else ()
     return (*kernels, *parallel, 'scan')
   if isinstance(implementation, Path):
     return (implementation,)
-  return implementation
+  return tuple(implementation)
 
 
 @functools.cache

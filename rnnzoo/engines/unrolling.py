@@ -17,6 +17,7 @@ into the loop where the path can. The names of the paths:
 """
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +35,7 @@ from rnnzoo.engines import linear_parts
 from rnnzoo.engines import newton_plan
 from rnnzoo.engines import newton_windows
 from rnnzoo.engines import partitioning
+from rnnzoo.engines import path_choice
 from rnnzoo.engines import scan
 from rnnzoo.engines import scan_steps
 from rnnzoo.engines import selection
@@ -259,16 +261,15 @@ def run(
     reset = jnp.stack(resets) if call.both_directions else resets[0]
     operands = operands._replace(reset=reset)
 
-  paths = {
-      'scan': _scan,
-      'associative_scan': _associative_scan,
-      'pallas': _pallas,
-  }
   linear = isinstance(cell, cell_lib.LinearCell)
-  operands_of_path = cell, projection, operands, call
-  return selection.first_that_can(
-      paths, implementation, linear, *operands_of_path
+  choice = path_choice.Run(
+      names=selection.names(implementation, linear),
+      paths=(_scan, _associative_scan, _pallas),
+      static=(cell, projection, call),
+      label=type(cell).__name__,
+      kernel_or_none=call.both_directions,
   )
+  return choice.take(operands, operands.x.shape)
 
 
 def _over_devices(cell, projection, operands, call, implementation):
@@ -310,9 +311,10 @@ def _over_devices(cell, projection, operands, call, implementation):
   )
 
 
-def _scan(cell, projection, operands: Operands, call: Call):
+def _scan(cell, projection, call: Call, operands: Operands):
   """Runs a cell by `lax.scan`, over time-major arrays."""
-  _check_one_direction('scan', call)
+  if call.both_directions:
+    return _in_turn(_scan, cell, projection, call, operands)
   operands = _swap(operands, call)
   operands = _with_carries(cell, projection, operands, operands.x.shape[1])
   if isinstance(cell, cell_lib.LinearCell):
@@ -330,12 +332,14 @@ def _scan(cell, projection, operands: Operands, call: Call):
 def _associative_scan(
     cell,
     projection,
-    operands: Operands,
     call: Call,
+    operands: Operands,
     options: selection.AssociativeScan = _DEFAULTS,
 ):
   """Runs a cell in parallel over time."""
-  _check_one_direction('associative_scan', call)
+  if call.both_directions:
+    path = functools.partial(_associative_scan, options=options)
+    return _in_turn(path, cell, projection, call, operands)
   operands = _swap(operands, call)
   operands = _with_carries(cell, projection, operands, operands.x.shape[1])
   if isinstance(cell, cell_lib.LinearCell):
@@ -348,14 +352,26 @@ def _associative_scan(
   return carry, _swap(carries, call)
 
 
-def _check_one_direction(name: str, call: Call) -> None:
-  if call.both_directions:
-    raise NotImplementedError(
-        f'implementation={name!r} runs in one direction at a time.'
+def _in_turn(path, cell, projection, call: Call, operands: Operands):
+  """Runs the directions of `call.both_directions` one after the other."""
+  results = []
+  for i, reverse in enumerate((call.reverse, not call.reverse)):
+    features = lambda x, i=i: jnp.split(x, 2, axis=-1)[i]
+    heads = lambda x, i=i: jnp.split(x, 2, axis=1)[i]
+    own = operands._replace(
+        params=jax.tree.map(features, operands.params),
+        weights=jax.tree.map(features, operands.weights),
+        recurrent_kernel=jax.tree.map(heads, operands.recurrent_kernel),
+        carry=jax.tree.map(features, operands.carry),
+        restart=jax.tree.map(features, operands.restart),
+        reset=jax.tree.map(lambda x, i=i: x[i], operands.reset),
     )
+    one_way = dataclasses.replace(call, reverse=reverse, both_directions=False)
+    results.append(path(cell, projection, one_way, own))
+  return jax.tree.map(lambda *xs: jnp.concatenate(xs, axis=-1), *results)
 
 
-def _pallas(cell, projection, operands: Operands, call: Call):
+def _pallas(cell, projection, call: Call, operands: Operands):
   """Runs a cell by a GPU kernel, in the layout that the arrays have."""
   x, mask, reset = operands.x, operands.mask, operands.reset
   selection.check_known(x.shape)

@@ -93,7 +93,6 @@ def unroll(
         for level, given in zip((first, second), initial_carry, strict=True)
     ]
     carry = jax.tree.map(_join, *map(tuple, carries))
-  both.implementation = 'pallas'
   call = call_lib.Call(
       reverse=reverse,
       both_directions=True,

@@ -1,0 +1,143 @@
+"""Takes a path: the first that can run, noted for `rnnzoo.dryrun`.
+
+Where a kernel is to run and another path could, `platforms.by_platform` keeps
+both until the program is compiled.
+"""
+
+from collections.abc import Callable, Iterator
+import contextlib
+import contextvars
+import dataclasses
+from typing import Any
+
+from pallas_kernels import targets
+from rnnzoo.engines import platforms
+from rnnzoo.engines import selection
+
+# pallas_kernels says why it cannot run; this says which path can.
+_OTHER_PATHS = (
+    "implementation='scan' runs everywhere, 'associative_scan' where the number"
+    ' of steps is known, and None takes the fastest that can run.'
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Choice:
+  """The path that a recurrence took while it was traced.
+
+  Attributes:
+    path: its name.
+    cell: the cell's class, or 'linear_scan'.
+    shape: of the inputs on a device.
+    passed_over: names of paths that could not run, each with the reason.
+  """
+
+  path: str
+  cell: str
+  shape: tuple[int, ...]
+  passed_over: tuple[tuple[str, str], ...]
+
+
+_notes: contextvars.ContextVar[list[Choice] | None] = contextvars.ContextVar(
+    'notes', default=None
+)
+
+
+@contextlib.contextmanager
+def noted() -> Iterator[list[Choice]]:
+  """Gives a list to which each choice inside is added."""
+  choices: list[Choice] = []
+  token = _notes.set(choices)
+  try:
+    yield choices
+  finally:
+    _notes.reset(token)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Run:
+  """A recurrence but for its arrays, and the paths it may take.
+
+  Attributes:
+    names: of paths, in the order in which they are tried.
+    paths: functions of (*static, operands), one for each of
+      `selection.IMPLEMENTATIONS`; they raise NotImplementedError where they
+      cannot run. That of 'associative_scan' takes settings as well, as its last
+      argument.
+    static: hashable arguments.
+    label: of the recurrence in notes.
+    kernel_or_none: whether only a kernel is wanted: where none can run, its
+      error is raised. Programs for other platforms than GPUs run another path
+      all the same.
+  """
+
+  names: tuple[selection.Path, ...]
+  paths: tuple[Callable[..., Any], ...]
+  static: tuple[Any, ...]
+  label: str
+  kernel_or_none: bool = False
+
+  def __call__(self, operands: Any) -> Any:
+    """Returns the result of the first path that can run."""
+    return self._first(operands, [])[1]
+
+  def take(self, operands: Any, shape: tuple[int, ...]) -> Any:
+    """Likewise; the choice is noted, with the shape of the inputs."""
+    passed_over: list[tuple[str, str]] = []
+    path, results = self._first(operands, passed_over)
+    notes = _notes.get()
+    if notes is not None:
+      notes.append(
+          Choice(
+              path=path if isinstance(path, str) else 'associative_scan',
+              cell=self.label,
+              shape=tuple(shape),
+              passed_over=tuple(passed_over),
+          )
+      )
+    return results
+
+  def _first(self, operands, passed_over) -> tuple[selection.Path, Any]:
+    name, *rest = self.names
+    path = _Path(name, self)
+    if not rest:
+      return name, path.without_others(operands)
+    following = dataclasses.replace(self, names=tuple(rest))
+    try:
+      if name != 'pallas' or targets.is_interpreting():
+        return name, path(operands)
+      return name, platforms.by_platform(path, following, operands)
+    except NotImplementedError as error:
+      if self.kernel_or_none:
+        raise
+      passed_over.append((str(name), str(error)))
+      message = f'implementation={name!r} is passed over: {error}'
+      if name == 'pallas' and targets.platform() == 'gpu':
+        selection.warn_once(f'{message} {rest[0]!r} is tried instead.')
+      else:
+        selection.log_once(message)
+    return following._first(operands, passed_over)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Path:
+  """One path of a run."""
+
+  name: selection.Path
+  run: Run
+
+  def __call__(self, operands: Any) -> Any:
+    arguments = *self.run.static, operands
+    named = isinstance(self.name, str)
+    name = self.name if named else 'associative_scan'
+    path = self.run.paths[selection.IMPLEMENTATIONS.index(name)]
+    return path(*arguments) if named else path(*arguments, self.name)
+
+  def without_others(self, operands: Any) -> Any:
+    """Runs where no other path is left to try; the error names those."""
+    try:
+      return self(operands)
+    except NotImplementedError as error:
+      if self.name != 'pallas':
+        raise
+      raise NotImplementedError(f'{error} {_OTHER_PATHS}') from error

@@ -1,0 +1,268 @@
+"""One trace, several platforms: which path runs is known when it is compiled.
+
+A program is traced once and then compiled: for the GPU that is here, for the
+CPU beside it, or for both by `jax.export`. A kernel for GPUs can be lowered for
+CUDA alone, so `by_platform` keeps two functions until the platform is known.
+
+Both are inside a primitive, one for the forward and one for the backward pass,
+since residuals need one structure: it is the kernel's. The other function
+leaves zeros there and runs again in the backward pass. XLA removes the zeros.
+
+Second derivatives and forward mode are those of the other function: a kernel
+has none.
+"""
+
+from collections.abc import Callable, Sequence
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+from jax.extend import core
+from jax.interpreters import ad
+from jax.interpreters import batching
+from jax.interpreters import mlir
+import jax.numpy as jnp
+
+from pallas_kernels import sharding
+from rnnzoo.engines import derivatives
+
+Function = Callable[[Any], Any]
+
+
+def by_platform(on_gpu: Function, elsewhere: Function, operands: Any) -> Any:
+  """Returns on_gpu(operands) in programs for CUDA, else elsewhere(operands).
+
+  Args:
+    on_gpu: hashable; from a tree of arrays to a tree of floating-point arrays.
+      It has first derivatives in reverse mode. What it raises is raised here.
+    elsewhere: hashable; likewise, with derivatives of every order. It is traced
+      when it is needed, and what it returns is cast to the dtypes of `on_gpu`.
+    operands: the arrays.
+  """
+  return _run(_Functions(on_gpu, elsewhere), operands)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Functions:
+  """The static arguments of `by_platform`."""
+
+  on_gpu: Function
+  elsewhere: Function
+
+  def choose(self, on_gpu, elsewhere, *args):
+    """Returns on_gpu(*args) or elsewhere(*args), both trees of one type."""
+    flat, tree = jax.tree.flatten(args)
+    on_gpu = functools.partial(_flat, on_gpu, tree)
+    elsewhere = functools.partial(_flat, elsewhere, tree)
+    results, structures = _bind(on_gpu, elsewhere, flat)
+    return jax.tree.unflatten(structures, results)
+
+
+@jax.tree_util.register_pytree_node_class
+@dataclasses.dataclass(frozen=True)
+class _Saved:
+  """What the backward pass reads.
+
+  Attributes:
+    operands: of the function.
+    residuals: leaves of the kernel's pullback; zeros if no kernel ran.
+    structure: of that pullback.
+  """
+
+  operands: Any
+  residuals: Sequence[Any]
+  structure: Any
+
+  def tree_flatten(self):
+    return (self.operands, self.residuals), self.structure
+
+  @classmethod
+  def tree_unflatten(cls, structure, children):
+    operands, residuals = children
+    return cls(operands, residuals, structure)
+
+
+def _primal(functions: _Functions, operands):
+  return functions.choose(functions.on_gpu, functions.elsewhere, operands)
+
+
+def _forward(functions: _Functions, operands):
+  structures: list[Any] = []
+  types: list[Any] = []
+
+  def on_gpu(operands):
+    results, pull = _vjp(functions.on_gpu, operands)
+    residuals, structure = jax.tree.flatten(pull)
+    structures.append(structure)
+    types[:] = map(jax.typeof, residuals)
+    return results, residuals
+
+  def elsewhere(operands):
+    like = jax.tree.leaves(operands)[0]
+    zeros = [
+        sharding.like(jnp.zeros(one.shape, one.dtype), like) for one in types
+    ]
+    return functions.elsewhere(operands), zeros
+
+  results, residuals = functions.choose(on_gpu, elsewhere, operands)
+  return results, _Saved(operands, residuals, structures[0])
+
+
+def _tangent(functions: _Functions, saved: _Saved, tangents):
+  _, d_results = derivatives.pushforward(
+      functions.elsewhere, (saved.operands,), (tangents,)
+  )
+  return d_results
+
+
+def _adjoint(functions: _Functions, saved: _Saved, cotangents):
+  def on_gpu(operands, residuals, cotangents):
+    del operands
+    return jax.tree.unflatten(saved.structure, residuals)(cotangents)
+
+  def elsewhere(operands, residuals, cotangents):
+    del residuals
+    results, pull = _vjp(functions.elsewhere, operands)
+    return pull(jax.tree.map(_cast, cotangents, results))
+
+  (moving,) = functions.choose(
+      on_gpu, elsewhere, saved.operands, saved.residuals, cotangents
+  )
+  leaves, tree = jax.tree.flatten(saved.operands)
+  rest = iter(moving)
+  return jax.tree.unflatten(
+      tree, [next(rest) if _moves(x) else None for x in leaves]
+  )
+
+
+def _vjp(function: Function, operands):
+  """`jax.vjp` by the floating-point arrays of a tree, as a list."""
+  leaves, tree = jax.tree.flatten(operands)
+
+  def of_moving(moving):
+    rest = iter(moving)
+    merged = [next(rest) if _moves(x) else x for x in leaves]
+    return function(jax.tree.unflatten(tree, merged))
+
+  return jax.vjp(of_moving, [x for x in leaves if _moves(x)])
+
+
+def _moves(x) -> bool:
+  return jnp.issubdtype(x.dtype, jnp.inexact)
+
+
+def _cast(x, like):
+  return x if x.dtype == like.dtype else x.astype(like.dtype)
+
+
+_run = derivatives.differentiable(_forward, _tangent, _adjoint, primal=_primal)
+
+
+def _flat(function, tree, *flat):
+  return function(*jax.tree.unflatten(tree, flat))
+
+
+# Arguments are arrays. `jaxpr` runs on GPUs; `elsewhere` is a function of the
+# arrays, traced when a program is compiled for another platform. Results have
+# the types of the jaxpr's.
+_by_platform_p = core.Primitive('by_platform')
+_by_platform_p.multiple_results = True
+
+
+def _bind(on_gpu, elsewhere, args):
+  """Returns the results as a list, and their structure."""
+  jaxpr, types = jax.make_jaxpr(on_gpu, return_shape=True)(*args)
+  config: Any = jax.config  # Its attributes have no types.
+  results = _by_platform_p.bind(
+      *args,
+      jaxpr=jaxpr,
+      elsewhere=_Elsewhere(
+          elsewhere, tuple(jaxpr.out_avals), config.jax_default_matmul_precision
+      ),
+  )
+  return results, jax.tree.structure(types)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Elsewhere:
+  """A function of arrays, to be traced later.
+
+  Attributes:
+    function: from arrays to a tree.
+    types: of the leaves of that tree.
+    precision: of matrix products where the function was called.
+  """
+
+  function: Callable[..., Any]
+  types: tuple[Any, ...]
+  precision: str | None
+
+  def __call__(self, *args):
+    with jax.default_matmul_precision(self.precision):
+      leaves = jax.tree.leaves(self.function(*args))
+    return list(map(_cast, leaves, self.types))
+
+
+def _on_gpu(*args, jaxpr, elsewhere):
+  del elsewhere
+  return core.jaxpr_as_fun(jaxpr)(*args)
+
+
+def _not_on_gpu(*args, jaxpr, elsewhere):
+  del jaxpr
+  return elsewhere(*args)
+
+
+@_by_platform_p.def_impl
+def _(*args, **params):
+  platforms = {d.platform for x in args for d in getattr(x, 'devices', set)()}
+  function = _on_gpu if platforms == {'gpu'} else _not_on_gpu
+  return function(*args, **params)
+
+
+@_by_platform_p.def_abstract_eval
+def _(*args, jaxpr, elsewhere):
+  del args, elsewhere
+  return list(jaxpr.out_avals)
+
+
+def _lower_for_cuda(context, *args, **params):
+  # Pallas asks the module for how many platforms it is.
+  module = context.module_context.replace(platforms=('cuda',))
+  context = context.replace(module_context=module)
+  return mlir.lower_fun(_on_gpu, multiple_results=True)(
+      context, *args, **params
+  )
+
+
+def _jvp(primals, tangents, **params):
+  results = _by_platform_p.bind(*primals, **params)
+  tangents = [None if type(d) is ad.Zero else d for d in tangents]
+  # The other function knows no residuals but zeros, and reads none.
+  _, d_results = derivatives.pushforward(
+      lambda args: params['elsewhere'](*args), (list(primals),), (tangents,)
+  )
+  return results, d_results
+
+
+def _batch(axis_data, args, axes, *, jaxpr, elsewhere):
+  if all(axis is None for axis in axes):
+    results = _by_platform_p.bind(*args, jaxpr=jaxpr, elsewhere=elsewhere)
+    return results, [None] * len(results)
+  mapped = functools.partial(
+      jax.vmap,
+      in_axes=tuple(axes),
+      axis_size=axis_data.size,
+      spmd_axis_name=axis_data.spmd_name,
+  )
+  results, _ = _bind(mapped(core.jaxpr_as_fun(jaxpr)), mapped(elsewhere), args)
+  return results, [0] * len(results)
+
+
+mlir.register_lowering(
+    _by_platform_p, mlir.lower_fun(_not_on_gpu, multiple_results=True)
+)
+mlir.register_lowering(_by_platform_p, _lower_for_cuda, platform='cuda')
+ad.primitive_jvps[_by_platform_p] = _jvp
+batching.fancy_primitive_batchers[_by_platform_p] = _batch

@@ -1,0 +1,188 @@
+"""One trace, compiled for a CPU, for a GPU and for both."""
+
+import functools
+
+from absl.testing import absltest
+from absl.testing import parameterized
+from flax import nnx
+import jax
+from jax import export
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rnnzoo
+from tests.testing import abstract_gpu
+
+IN_FEATURES, FEATURES = 8, 64
+
+
+def make_layer(name, implementation=None, **options):
+  return rnnzoo.LAYERS[name](
+      IN_FEATURES,
+      FEATURES,
+      implementation=implementation,
+      rngs=nnx.Rngs(0),
+      **options,
+  )
+
+
+def gradient(layer, **call):
+  """Returns (parameters, x) -> (loss, outputs), gradients."""
+  graphdef, params = nnx.split(layer)
+
+  def loss(params, x):
+    y = nnx.merge(graphdef, params)(x, **call)
+    return (y.astype(jnp.float32) ** 2).sum(), y
+
+  return jax.value_and_grad(loss, (0, 1), has_aux=True), params
+
+
+def inputs(batch=4, time=9):
+  shape = (batch, time, IN_FEATURES)
+  return jnp.asarray(np.random.default_rng(0).normal(size=shape), jnp.float32)
+
+
+def largest_difference(xs, ys):
+  """Returns the largest difference, relative to the largest value."""
+  differences = [
+      float(jnp.abs(x - y).max() / jnp.maximum(jnp.abs(y).max(), 1))
+      for x, y in zip(jax.tree.leaves(xs), jax.tree.leaves(ys), strict=True)
+  ]
+  return max(differences)
+
+
+class PlatformsTest(parameterized.TestCase):
+
+  def trace(self, f, *args):
+    """Returns the traced function, planned for an H200, or None."""
+    traced = None
+    with abstract_gpu.device(self, 'NVIDIA H200'):
+      traced = jax.jit(f).trace(*args)
+    return traced
+
+  def trace_layer(self, name, x, **call):
+    if not abstract_gpu.RUNS:
+      return None
+    f, params = gradient(make_layer(name), **call)
+    return self.trace(f, params, x), params
+
+  def check(self, name, **call):
+    """Checks a trace for both platforms against 'scan'."""
+    x = inputs()
+    traced = self.trace_layer(name, x, **call)
+    if traced is None:
+      return
+    traced, params = traced
+    cuda = traced.lower(lowering_platforms=('cuda',)).as_text()
+    self.assertEqual(cuda.count('@mosaic_gpu'), 2)
+    cpu = traced.lower(lowering_platforms=('cpu',))
+    self.assertNotIn('mosaic_gpu', cpu.as_text())
+    on_cpu = cpu.compile()(params, x)
+    f, _ = gradient(make_layer(name, 'scan'), **call)
+    self.assertLess(largest_difference(on_cpu, jax.jit(f)(params, x)), 1e-5)
+
+  def test_cpu_beside_a_gpu(self):
+    self.check('MinGRU')
+
+  @pytest.mark.slow
+  @parameterized.parameters('Elman', 'LSTM', 'SLSTM', 'GRU')
+  def test_cpu_beside_a_gpu_others(self, name):
+    self.check(name)
+
+  @pytest.mark.slow
+  @parameterized.parameters(
+      'AGRU', 'AntisymmetricRNN', 'IndRNN', 'IRevRNN', 'MinLSTM'
+  )
+  def test_resets_masks_and_reverse(self, name):
+    reset = jnp.arange(36).reshape(4, 9) % 5 == 0
+    lengths = jnp.array([9, 0, 1, 5])
+    self.check(name, reset=reset, seq_lengths=lengths, reverse=True)
+
+  @pytest.mark.slow
+  @parameterized.parameters('LSTM', 'MinGRU')
+  def test_export_for_both(self, name):
+    if not abstract_gpu.RUNS:
+      return
+    f, params = gradient(make_layer(name))
+    x = inputs()
+    with abstract_gpu.device(self, 'NVIDIA H200'):
+      exported = export.export(
+          jax.jit(f),
+          platforms=('cpu', 'cuda'),
+          disabled_checks=[
+              export.DisabledSafetyCheck.custom_call('mosaic_gpu_v2')
+          ],
+      )(params, x)
+    self.assertEqual(exported.mlir_module().count('@mosaic_gpu'), 2)
+    on_cpu = exported.call(params, x)
+    f, _ = gradient(make_layer(name, 'scan'))
+    self.assertLess(largest_difference(on_cpu, jax.jit(f)(params, x)), 1e-5)
+
+  @pytest.mark.slow
+  def test_both_directions(self):
+    if not abstract_gpu.RUNS:
+      return
+    x = inputs()
+    reset = jnp.arange(36).reshape(4, 9) % 5 == 0
+
+    def make(implementation):
+      layer = functools.partial(rnnzoo.GRU, implementation=implementation)
+      return rnnzoo.Bidirectional(
+          layer, IN_FEATURES, FEATURES, rngs=nnx.Rngs(0)
+      )
+
+    f, params = gradient(make(None), reset=reset)
+    traced = self.trace(f, params, x)
+    cuda = traced.lower(lowering_platforms=('cuda',)).as_text()
+    self.assertEqual(cuda.count('@mosaic_gpu'), 2)
+    cpu = traced.lower(lowering_platforms=('cpu',)).compile()(params, x)
+    f, _ = gradient(make('scan'), reset=reset)
+    self.assertLess(largest_difference(cpu, jax.jit(f)(params, x)), 1e-5)
+
+  @pytest.mark.slow
+  @parameterized.parameters('GRU', 'MinGRU', 'IndRNN')
+  def test_other_derivatives(self, name):
+    """Forward mode and second derivatives are those of the other path."""
+    if not abstract_gpu.RUNS:
+      return
+    x = inputs(2, 3)
+
+    def of(implementation):
+      layer = make_layer(name, implementation)
+      loss = lambda x: (layer(x) ** 2).sum()
+      tangent = lambda x: jax.jvp(layer, (x,), (jnp.ones_like(x),))[1]
+      second = lambda x: jax.grad(lambda x: jax.grad(loss)(x).sum())(x)
+      mapped = lambda x: jax.vmap(jax.grad(loss))(jnp.stack([x, x + 1]))
+      return lambda x: (tangent(x), second(x), mapped(x))
+
+    traced = self.trace(of(None), x)
+    on_cpu = traced.lower(lowering_platforms=('cpu',)).compile()(x)
+    expected = jax.jit(of('scan'))(x)
+    self.assertLess(largest_difference(on_cpu, expected), 1e-5)
+    cuda = traced.lower(lowering_platforms=('cuda',)).as_text()
+    self.assertIn('@mosaic_gpu', cuda)
+
+  def test_linear_scan(self):
+    if not abstract_gpu.RUNS:
+      return
+    x = inputs(2, 5)
+    f = lambda x: rnnzoo.linear_scan(jnp.tanh(x), x)
+    traced = self.trace(f, x)
+    cuda = traced.lower(lowering_platforms=('cuda',)).as_text()
+    self.assertEqual(cuda.count('@mosaic_gpu'), 1)
+    on_cpu = traced.lower(lowering_platforms=('cpu',)).compile()(x)
+    self.assertLess(largest_difference(on_cpu, f(x)), 1e-6)
+
+  def test_device_of_arrays(self):
+    """Outside of `jit`, the arrays say which device computes."""
+    if not abstract_gpu.RUNS:
+      return
+    layer, x = make_layer('MinGRU'), inputs(2, 5)
+    with abstract_gpu.device(self, 'NVIDIA H200'):
+      y = layer(x)
+    self.assertLess(largest_difference(y, make_layer('MinGRU')(x)), 1e-6)
+
+
+if __name__ == '__main__':
+  absltest.main()
