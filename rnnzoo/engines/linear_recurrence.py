@@ -112,6 +112,7 @@ def linear_scan(
     else:
       reset = scan_steps.boundary(reset, reverse, axis=1)
 
+  b = path_choice.marked(b, implementation)
   choice = path_choice.Run(
       names=selection.names(implementation, linear=True),
       paths=(_scan, _associative_scan, _pallas),

@@ -10,6 +10,8 @@ import contextvars
 import dataclasses
 from typing import Any
 
+import jax
+
 from pallas_kernels import targets
 from rnnzoo.engines import platforms
 from rnnzoo.engines import selection
@@ -52,6 +54,18 @@ def noted() -> Iterator[list[Choice]]:
     yield choices
   finally:
     _notes.reset(token)
+
+
+def marked(x: jax.Array, implementation: selection.Implementation) -> jax.Array:
+  """Returns x; see `platforms.without_kernels`, where a kernel may be missed.
+
+  Args:
+    x: inputs of a recurrence.
+    implementation: as for `rnnzoo.unroll`.
+  """
+  if implementation is None and targets.platform() == 'cpu':
+    return platforms.without_kernels(x)
+  return x
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

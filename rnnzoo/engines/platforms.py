@@ -10,6 +10,9 @@ leaves zeros there and runs again in the backward pass. XLA removes the zeros.
 
 Second derivatives and forward mode are those of the other function: a kernel
 has none.
+
+A program that was traced where no GPU is known has no kernels, on any platform;
+`without_kernels` says so where it is compiled for CUDA.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,8 +29,19 @@ import jax.numpy as jnp
 
 from pallas_kernels import sharding
 from rnnzoo.engines import derivatives
+from rnnzoo.engines import selection
 
 Function = Callable[[Any], Any]
+
+
+def without_kernels(x: jax.Array) -> jax.Array:
+  """Returns x; a program that is compiled for CUDA then warns, once.
+
+  Args:
+    x: an array of a recurrence that was traced where no GPU is known, so that
+      no kernel could be planned.
+  """
+  return _without_kernels_p.bind(x)
 
 
 def by_platform(on_gpu: Function, elsewhere: Function, operands: Any) -> Any:
@@ -266,3 +280,27 @@ mlir.register_lowering(
 mlir.register_lowering(_by_platform_p, _lower_for_cuda, platform='cuda')
 ad.primitive_jvps[_by_platform_p] = _jvp
 batching.fancy_primitive_batchers[_by_platform_p] = _batch
+
+
+_without_kernels_p = core.Primitive('without_kernels')
+_without_kernels_p.def_impl(lambda x: x)
+_without_kernels_p.def_abstract_eval(lambda x: x)
+
+
+def _warn_on_cuda(context, x):
+  del context
+  selection.warn_once(
+      'this program was traced without a GPU and is compiled for CUDA: it has'
+      ' no GPU kernels. Trace it on a machine with a GPU, or inside of'
+      ' jax.sharding.use_abstract_mesh with an abstract_device.'
+  )
+  return [x]
+
+
+mlir.register_lowering(_without_kernels_p, lambda context, x: [x])
+mlir.register_lowering(_without_kernels_p, _warn_on_cuda, platform='cuda')
+ad.deflinear2(_without_kernels_p, lambda d, x: [d])
+batching.primitive_batchers[_without_kernels_p] = lambda args, axes: (
+    _without_kernels_p.bind(*args),
+    axes[0],
+)

@@ -262,6 +262,7 @@ def run(
     operands = operands._replace(reset=reset)
 
   linear = isinstance(cell, cell_lib.LinearCell)
+  x = path_choice.marked(operands.x, implementation)
   choice = path_choice.Run(
       names=selection.names(implementation, linear),
       paths=(_scan, _associative_scan, _pallas),
@@ -269,7 +270,7 @@ def run(
       label=type(cell).__name__,
       kernel_or_none=call.both_directions,
   )
-  return choice.take(operands, operands.x.shape)
+  return choice.take(operands._replace(x=x), x.shape)
 
 
 def _over_devices(cell, projection, operands, call, implementation):

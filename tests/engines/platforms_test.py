@@ -1,6 +1,7 @@
 """One trace, compiled for a CPU, for a GPU and for both."""
 
 import functools
+import warnings
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 import rnnzoo
+from rnnzoo.engines import selection
 from tests.testing import abstract_gpu
 
 IN_FEATURES, FEATURES = 8, 64
@@ -173,6 +175,18 @@ class PlatformsTest(parameterized.TestCase):
     self.assertEqual(cuda.count('@mosaic_gpu'), 1)
     on_cpu = traced.lower(lowering_platforms=('cpu',)).compile()(x)
     self.assertLess(largest_difference(on_cpu, f(x)), 1e-6)
+
+  def test_traced_without_a_gpu(self):
+    """A program for CUDA that has no kernels is no secret."""
+    selection.warn_once.cache_clear()
+    self.addCleanup(selection.warn_once.cache_clear)
+    f, params = gradient(make_layer('MinGRU'))
+    traced = jax.jit(jax.vmap(f, (None, 0))).trace(params, inputs()[None])
+    with warnings.catch_warnings():
+      warnings.simplefilter('error')
+      traced.lower(lowering_platforms=('cpu',))
+    with self.assertWarnsRegex(UserWarning, 'compiled for CUDA: it has no GPU'):
+      traced.lower(lowering_platforms=('cuda',))
 
   def test_device_of_arrays(self):
     """Outside of `jit`, the arrays say which device computes."""
