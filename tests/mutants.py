@@ -152,12 +152,12 @@ MUTANTS = (
             'nothing_passes',
         ),
         (
-            'jnp.where(a == 0, 0, a * g), not reverse',
-            'a * g, not reverse',
+            'forcing = jnp.where(a == 0, 0, a * g)',
+            'forcing = a * g',
             'nothing_passes',
         ),
-        ('adjoint, mu[-1]', 'adjoint, mu[0]', 'agrees_with_loop'),
-        ('return adjoint * _after(h0, h)', 'return adjoint * h', 'agrees_with'),
+        ('mu[-1] if reverse', 'mu[0] if reverse', 'agrees_with_loop'),
+        ('adjoint * _after(before, h)', 'adjoint * h', 'agrees_with'),
         ('return _kept(a, h) + b', 'return a * h + b', 'forgets_an_infinity'),
         (
             'jnp.where(reset, affine(a, b, restart), b)',

@@ -155,8 +155,13 @@ def check_same(
     ValueError: they differ; the message says where.
     RunFileError: a file is not what was written there.
   """
-  there = {**DEFAULTS, **flatten(files.read_json(path / 'config.json', dict))}
-  here = {**DEFAULTS, **flatten(as_json(config))}
+  there, here = (
+      {**defaults(content.get('task')), **flatten(content)}
+      for content in (
+          files.read_json(path / 'config.json', dict),
+          as_json(config),
+      )
+  )
   if dataset is not None:
     there['dataset'] = files.read_json(path / 'run.json', dict).get('dataset')
     here['dataset'] = dataset
@@ -172,6 +177,15 @@ def check_same(
         f'--workdir={path} holds a run with another config'
         f' ({"; ".join(differences)}); pass another --workdir'
     )
+
+
+def defaults(task: Any) -> dict[str, Any]:
+  """Returns the fields that configs of a task once did not have."""
+  return {
+      name: value
+      for name, value in DEFAULTS.items()
+      if task in _OF_TASKS.get(name, (task,))
+  }
 
 
 def read(
@@ -197,9 +211,7 @@ def read_config(path: pathlib.Path) -> ml_collections.ConfigDict:
     RunFileError: the file is not what was written there.
   """
   content = files.read_json(path, dict)
-  for name, value in DEFAULTS.items():
-    if content.get('task') not in _OF_TASKS.get(name, (content.get('task'),)):
-      continue
+  for name, value in defaults(content.get('task')).items():
     *sections, field = name.split('.')
     part: Any = content
     for section in sections:

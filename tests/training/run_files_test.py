@@ -378,7 +378,7 @@ class RunDirectoryTest(RunFilesTestCase):
     self.open(self.workdir)
     flat = run_directory.flatten(run_directory.as_json(config()))
     for name, value in flat.items():
-      if name in ('data.data_dir', 'data.manual_dir', 'num_devices'):
+      if name in run_directory.NOT_COMPARED:
         continue
       other = config()
       *sections, last = name.split('.')

@@ -589,10 +589,10 @@ class TrainAndEvaluateTest(absltest.TestCase):
     prepare()
     path = self.workdir / 'config.json'
     content = json.loads(path.read_text())
-    for name in run_directory.DEFAULTS:
+    for name, value in run_directory.defaults(content['task']).items():
       *sections, field = name.split('.')
       part = content[sections[0]] if sections else content
-      self.assertEqual(part.pop(field), run_directory.DEFAULTS[name], msg=name)
+      self.assertEqual(part.pop(field), value, msg=name)
     path.write_text(json.dumps(content))
     prepare()
     self.config.optimizer.nesterov = True
