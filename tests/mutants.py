@@ -211,7 +211,16 @@ MUTANTS = (
         'rnnzoo/engines/selection.py',
         'tests/layers/errors_test.py',
         ("!= 'cpu' else ()", "== 'cpu' else ()", 'warns_once'),
+    ),
+    *_all(
+        'rnnzoo/engines/path_choice.py',
+        'tests/layers/errors_test.py',
         ('warn_once(f', 'log_once(f', 'warns_once'),
+    ),
+    *_all(
+        'rnnzoo/engines/platforms.py',
+        'tests/engines/platforms_test.py',
+        ('selection.warn_once(', 'selection.log_once(', 'without_a_gpu'),
     ),
     *_all(
         'pallas_kernels/targets.py',
