@@ -409,6 +409,7 @@ class LibrariesTest(parameterized.TestCase):
       want = 100 * jax.nn.log_sigmoid(jnp.float64(forget))
       np.testing.assert_allclose(carry[3], [[want]], rtol=1e-6)
 
+  @pytest.mark.slow
   def test_blocks_refuse_what_they_have_no_place_for(self):
     _, weights = load('xlstm_block')
     new = functools.partial(

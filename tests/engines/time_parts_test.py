@@ -44,6 +44,7 @@ class Numbers(parameterized.TestCase):
 
 class FewNumbersTest(Numbers):
 
+  @pytest.mark.slow
   def test_minlstm(self):
     self.assert_same('MinLSTM-jit-scan')
 

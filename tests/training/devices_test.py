@@ -93,6 +93,7 @@ class StepsTestCase(absltest.TestCase):
 
 class StepsTest(StepsTestCase):
 
+  @pytest.mark.slow
   def test_four_devices(self):
     one, four = self.train(1, 4, xla_flags=FAST_COMPILATION)
     self.check_same(one, four)

@@ -54,6 +54,7 @@ class PiecesTest(parameterized.TestCase):
       np.testing.assert_array_equal(np.stack(found), order)
       self.assertLen(sizes, 1)
 
+  @pytest.mark.slow
   def test_buckets(self):
     train = made_up_data.SumTask(kind='buckets').splits['train']
     visits = visits_lib.Visits(train, 4, placements.ONE_DEVICE)

@@ -207,6 +207,7 @@ class RunTest(absltest.TestCase):
     self.assertEqual(loaded.predict(tokens).shape, (1,))
     self.assertEqual(''.join(loaded.sample('abc')) + '\n', after[1])
 
+  @pytest.mark.slow
   def test_a_task_of_another_project(self):
     path = self.directory / 'scale.txt'
     path.write_text('2.5')
