@@ -6,6 +6,7 @@
   python -m rnnzoo.benchmark --suite=dense --shape=16,1024,64,768,12
   python -m rnnzoo.benchmark --suite=dense --check_only
   python -m rnnzoo.benchmark --suite=newton --shapes=1000x16x8,10000x16x8
+  python -m rnnzoo.benchmark --suite=peers --layers=LSTM
   python -m rnnzoo.benchmark --plot_from=benchmarks/dense_h200.json
 
 Each combination of layer, implementation, shape, dtype, direction and
@@ -35,11 +36,12 @@ from rnnzoo.benchmark import cases as cases_lib
 from rnnzoo.benchmark import figures
 from rnnzoo.benchmark import machine
 from rnnzoo.benchmark import measurement
+from rnnzoo.benchmark import peers
 from rnnzoo.benchmark import report
 from rnnzoo.benchmark import suites
 from rnnzoo.benchmark import watchdog as watchdog_lib
 
-SUITES = suites.SUITES
+SUITES = {**suites.SUITES, 'peers': peers.SUITE}
 
 
 _SUITE = flags.DEFINE_enum('suite', 'cells', list(SUITES), 'The suite to run.')

@@ -1,0 +1,255 @@
+"""The suite 'peers': layers of other libraries beside ours, in one run.
+
+Each library that is installed takes part, with the same weights and inputs, and
+is compared with our 'scan' in float64: `error` is that of y, or backward that
+of the gradient by x. All of them take turns. `compile_s` of a torch program is
+its first call; memory is as each library tells it.
+
+With JAX and torch on one GPU, XLA_PYTHON_CLIENT_PREALLOCATE=false leaves torch
+its share of the memory.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import dataclasses
+import functools
+from importlib import metadata
+from importlib import util
+import sys
+from typing import Any
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import rnnzoo
+from rnnzoo.benchmark import cases
+from rnnzoo.benchmark import peers_jax
+from rnnzoo.benchmark import peers_torch
+from rnnzoo.benchmark import suites
+from rnnzoo.benchmark import timing
+from rnnzoo.benchmark import watchdog as watchdog_lib
+
+OURS = 'rnnzoo'
+LAYERS = ('LSTM', 'GRU', 'MinGRU')
+
+# Larger relative errors are those of another function. A GPU multiplies float32
+# in TF32 by default.
+_LIMITS = {'float32': 1e-4, 'bfloat16': 5e-2, 'float16': 1e-2}
+_TF32 = 1e-2
+
+
+@dataclasses.dataclass(frozen=True)
+class Peer:
+  """A library's layers.
+
+  Attributes:
+    package: its distribution, as pip knows it.
+    module: the module that shows whether it is installed.
+    layers: those of `LAYERS` that it has.
+    program: makes a call of ours, arrays, dtype and direction.
+  """
+
+  package: str
+  module: str
+  layers: Sequence[str]
+  program: Callable[..., tuple[Callable[[], Any], dict[str, Any]]]
+
+  @property
+  def installed(self) -> bool:
+    """Whether it can be imported."""
+    return util.find_spec(self.module) is not None
+
+  def version(self) -> str | None:
+    """Returns its version, or None where it has no metadata."""
+    try:
+      return metadata.version(self.package)
+    except metadata.PackageNotFoundError:
+      return None
+
+
+def _jax(package, module, layers, make) -> Peer:
+  program = functools.partial(peers_jax.program, make)
+  return Peer(package, module, layers, program)
+
+
+def _torch(package, module, layers, make) -> Peer:
+  program = functools.partial(peers_torch.program, make)
+  return Peer(package, module, layers, program)
+
+
+_BOTH, _LINEAR = LAYERS[:2], LAYERS[2:]
+PEERS: Mapping[str, Peer] = {
+    OURS: _jax(OURS, OURS, LAYERS, peers_jax.zoo),
+    'flax.nnx': _jax('flax', 'flax', _BOTH, peers_jax.flax_nnx),
+    'flax.linen': _jax('flax', 'flax', _BOTH, peers_jax.flax_linen),
+    'haiku': _jax('dm-haiku', 'haiku', _BOTH[:1], peers_jax.haiku),
+    'keras': _jax('keras', 'keras', _BOTH, peers_jax.keras),
+    'torch': _torch('torch', 'torch', _BOTH, peers_torch.eager),
+    'torch, compiled': _torch('torch', 'torch', _BOTH, peers_torch.compiled),
+    'torchrl': _torch('torchrl', 'torchrl', _BOTH, peers_torch.torchrl),
+    'flashrnn': _torch('flashrnn', 'flashrnn', _BOTH, peers_torch.flashrnn),
+    'minGRU-pytorch': _torch(
+        'minGRU-pytorch', 'minGRU_pytorch', _LINEAR, peers_torch.mingru
+    ),
+    'accelerated-scan': _torch(
+        'accelerated-scan',
+        'accelerated_scan',
+        _LINEAR,
+        peers_torch.accelerated_scan,
+    ),
+    'pararnn': _torch('pararnn', 'pararnn', _BOTH, peers_torch.pararnn),
+}
+
+
+def measure(
+    selected: Iterable[cases.Case],
+    timer: timing.Timer,
+    watchdog: watchdog_lib.Watchdog,
+) -> Iterator[dict[str, Any]]:
+  """Compares every peer with float64, then times those that are right.
+
+  Args:
+    selected: the cases.
+    timer: how to time; with no repeats, results are compared only.
+    watchdog: watches over every step.
+
+  Yields:
+    One row for each case, peer and direction, with the labels of
+    `measurement.measure`; `implementation` is the peer, `version` its version.
+    A peer that raises an error `cannot`, one that computes another function
+    `failed`.
+  """
+  say_missing()
+  for case in selected:
+    yield from _measure(case, timer, watchdog)
+
+
+@functools.cache
+def say_missing() -> None:
+  """Prints one line for each library that is not installed, once."""
+  missing = [peer.package for peer in PEERS.values() if not peer.installed]
+  for package in dict.fromkeys(missing):
+    print(f'{package} is not installed', file=sys.stderr, flush=True)
+
+
+def _measure(case, timer, watchdog) -> list[dict[str, Any]]:
+  ours, arrays = _problem(case)
+  exact = functools.cache(functools.partial(_exact, ours, arrays))
+  rows: list[dict[str, Any]] = []
+  timed = []
+  for name in case.implementations:
+    peer = PEERS[name]
+    if case.layer not in peer.layers:
+      continue
+    for direction in cases.DIRECTIONS:
+      row = {
+          'shape': case.shape_name,
+          'dtype': case.dtype,
+          'layer': case.layer,
+          'implementation': name,
+          'projection': case.projection,
+          'direction': direction,
+          'status': 'ok',
+          'reason': '',
+          'version': peer.version(),
+      }
+      rows.append(row)
+      with watchdog(f'{case.layer}, {name}, {direction}'):
+        try:
+          backward = direction != cases.DIRECTIONS[0]
+          call, fields = peer.program(ours, arrays, case.dtype, backward)
+          got = call()[0]
+          row |= {**fields, **_compare(got, exact(backward), case.dtype)}
+          timed.append((row, call))
+        except Exception as error:  # Of another library: the rest goes on.
+          status = 'failed' if name == OURS else 'cannot'
+          row |= {'status': status, 'reason': _reason(error)}
+  if timer.repeats:
+    names = [f'{row["implementation"]}, {row["direction"]}' for row, _ in timed]
+    with watchdog('timing'):
+      times = timing.interleave(
+          [call for _, call in timed],
+          timer.repeats,
+          lambda index: watchdog.start(f'timing {names[index]}'),
+      )
+    for (row, _), each in zip(timed, times, strict=True):
+      row |= dataclasses.asdict(each)
+      row['us_per_step'] = 1e3 * each.median_ms / case.shape.time
+  return rows
+
+
+def _problem(case) -> tuple[rnnzoo.RecurrentLayer, tuple[Any, ...]]:
+  """Returns a layer with random biases, x, and weights of y's sum."""
+  shape, rng = case.shape, np.random.default_rng(0)
+  options: dict[str, Any] = {}
+  if case.layer == 'MinGRU':  # As in the packages that have one.
+    options = {'candidate': 'positive', 'use_bias': False}
+  elif shape.num_heads > 1:
+    options = {'num_heads': shape.num_heads}
+  make: Any = rnnzoo.LAYERS[case.layer]
+  layer = make(shape.in_features, shape.features, rngs=nnx.Rngs(0), **options)
+  # Programs start from numbers that the dtype has.
+  fits = lambda a: np.asarray(jnp.asarray(a, case.dtype), np.float32)
+  draw = lambda *size: rng.standard_normal(size)
+  if layer.bias is not None:
+    layer.bias[...] += 0.1 * draw(*layer.bias.shape)
+  nnx.update(layer, jax.tree.map(fits, nnx.state(layer)))
+  lead = shape.batch, shape.time
+  arrays = draw(*lead, shape.in_features), draw(*lead, shape.features)
+  return layer, tuple(map(fits, arrays))
+
+
+def _exact(ours, arrays, backward: bool) -> np.ndarray:
+  """Returns y or the gradient by x, by 'scan' in float64."""
+  layer = nnx.clone(ours)
+  layer.implementation = 'scan'
+  with jax.enable_x64(True):
+    call, _ = peers_jax.program(
+        peers_jax.zoo, layer, arrays, 'float64', backward
+    )
+    return np.asarray(call()[0])
+
+
+def _compare(got, exact: np.ndarray, dtype: str) -> dict[str, Any]:
+  got = np.asarray(got, np.float64)
+  error = float(np.linalg.norm(got - exact) / np.linalg.norm(exact))
+  limit = _LIMITS[dtype]
+  if jax.default_backend() != 'cpu':
+    limit = max(limit, _TF32)
+  fields: dict[str, Any] = {'error': error, 'tolerance': limit}
+  if not error <= limit:
+    reason = f'{error:.1e} from float64: it computes another function'
+    fields |= {'status': 'failed', 'reason': reason}
+  return fields
+
+
+def _reason(error: Exception) -> str:
+  text = ' '.join(str(error).split())
+  if isinstance(error, NotImplementedError):
+    return text
+  return f'{type(error).__name__}: {text}'[:300]
+
+
+def _suite() -> suites.Suite:
+  shapes = {
+      'small': cases.Shape(batch=4, time=12, in_features=8, features=8),
+      'row_mnist': cases.Shape(128, 28, in_features=28, features=128),
+      'pixel_mnist': cases.Shape(16, 784, in_features=1, features=128),
+      '1x256': cases.heads(1, 256, time=256),
+  }
+  names = [name for name, peer in PEERS.items() if peer.installed]
+  return suites.Suite(
+      layers=LAYERS,
+      shapes=shapes,
+      entries=[
+          suites.Entry(some, LAYERS, 'with') for some in (tuple(shapes), None)
+      ],
+      timer=timing.Timer(),
+      default_shapes=('row_mnist', 'pixel_mnist', '1x256'),
+      implementations=names,
+      measure=measure,
+  )
+
+
+SUITE = _suite()

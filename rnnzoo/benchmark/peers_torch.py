@@ -1,0 +1,240 @@
+"""Peers on torch, with the weights of a layer of ours.
+
+Each function returns a function of x, and the parameters that it uses. They run
+on torch's GPU where JAX runs on one.
+"""
+
+from collections.abc import Callable
+import dataclasses
+import os
+import time
+from typing import Any
+
+import jax
+import numpy as np
+
+import rnnzoo
+from rnnzoo import convert
+
+Parts = tuple[Callable[[Any], Any], list[Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Results:
+  """Tensors for which `jax.block_until_ready` waits too."""
+
+  tensors: tuple[Any, ...]
+
+  def __getitem__(self, index: int) -> np.ndarray:
+    return self.tensors[index].detach().float().cpu().numpy()
+
+  def block_until_ready(self) -> '_Results':
+    if self.tensors[0].is_cuda:
+      import torch
+
+      torch.cuda.synchronize()
+    return self
+
+
+def program(
+    make: Callable[[rnnzoo.RecurrentLayer, Any], Parts],
+    ours: rnnzoo.RecurrentLayer,
+    arrays: tuple[np.ndarray, np.ndarray],
+    dtype: str,
+    backward: bool,
+) -> tuple[Callable[[], Any], dict[str, Any]]:
+  """Returns a call and fields of a row, as `peers_jax.program` does.
+
+  Seconds of compilation are those of the first call. Memory is the allocator's
+  peak of a call, on a GPU only.
+
+  Args:
+    make: one of the functions below.
+    ours: the layer that has the weights.
+    arrays: x and weights of the sum.
+    dtype: of the computation.
+    backward: whether to return gradients.
+  """
+  import torch
+
+  options: dict[str, Any] = {
+      'device': _device(torch),
+      'dtype': getattr(torch, dtype),
+  }
+  torch.set_num_threads(len(os.sched_getaffinity(0)))
+  function, params = make(ours, options)
+  x, w = (torch.tensor(a, **options) for a in arrays)
+  x.requires_grad_(backward)
+
+  def call():
+    if backward:
+      loss = torch.sum(function(x) * w)
+      return _Results(torch.autograd.grad(loss, [x, *params]))
+    with torch.no_grad():
+      return _Results((function(x),))
+
+  start = time.perf_counter()
+  call().block_until_ready()
+  fields: dict[str, Any] = {'compile_s': time.perf_counter() - start}
+  if x.is_cuda:
+    torch.cuda.reset_peak_memory_stats()
+    call().block_until_ready()
+    fields['peak_bytes'] = torch.cuda.max_memory_allocated()
+  return call, fields
+
+
+def eager(ours: rnnzoo.RecurrentLayer, options: dict[str, Any]) -> Parts:
+  """torch.nn.LSTM or GRU: cuDNN on a GPU."""
+  import torch
+
+  make = getattr(torch.nn, type(ours).__name__)
+  module = make(ours.in_features, ours.out_features, batch_first=True)
+  _load(module, ours)
+  module.to(**options)
+  return lambda x: module(x)[0], [*module.parameters()]
+
+
+def compiled(ours: rnnzoo.RecurrentLayer, options: dict[str, Any]) -> Parts:
+  """The same, by torch.compile.
+
+  By default torch.compile calls the library for these modules, as eager does;
+  `torch._dynamo.config.allow_rnn` has it trace every step.
+  """
+  import torch
+
+  function, params = eager(ours, options)
+  return torch.compile(function), params
+
+
+def torchrl(ours: rnnzoo.RecurrentLayer, options: dict[str, Any]) -> Parts:
+  """LSTMModule or GRUModule, which take resets: Triton on a GPU."""
+  import tensordict
+  import torch
+  from torchrl import modules
+
+  kind = type(ours).__name__
+  states = ['h', 'c'] if kind == 'LSTM' else ['h']
+  cuda = options['device'] == 'cuda'
+  module = getattr(modules, f'{kind}Module')(
+      input_size=ours.in_features,
+      hidden_size=ours.out_features,
+      in_keys=['x', *states],
+      out_keys=['y', *(('next', name) for name in states)],
+      recurrent_backend='triton' if cuda else 'pad',
+  )
+  inner = getattr(module, kind.lower())
+  _load(inner, ours)
+  module.to(**options)
+
+  def run(x):
+    lead = x.shape[:2]
+    begins = torch.zeros(*lead, 1, dtype=torch.bool, device=x.device)
+    begins[:, 0] = True
+    zeros = x.new_zeros(*lead, 1, ours.out_features)
+    given = {'x': x, 'is_init': begins} | dict.fromkeys(states, zeros)
+    with modules.set_recurrent_mode(True):
+      return module(tensordict.TensorDict(given, lead))['y']
+
+  return run, [*inner.parameters()]
+
+
+def flashrnn(ours: rnnzoo.RecurrentLayer, options: dict[str, Any]) -> Parts:
+  """FlashRNN after torch's product W x: its fused kernel on a GPU."""
+  import flashrnn as library
+  import torch
+
+  R, b, kernel = convert.to_flashrnn(ours)
+  params = [
+      torch.tensor(np.ascontiguousarray(a), **options, requires_grad=True)
+      for a in (R, b, kernel)
+  ]
+  backend = 'cuda_fused' if options['device'] == 'cuda' else 'vanilla'
+  _, heads, size, _ = R.shape
+  gates = ours.cell.input_gates
+
+  def run(x):
+    R, b, kernel = params
+    Wx = (x @ kernel.T).reshape(*x.shape[:2], gates, heads, size)
+    states, _ = library.flashrnn(
+        Wx,
+        R,
+        b,
+        function=type(ours).__name__.lower(),
+        backend=backend,
+        dtype=str(options['dtype']).removeprefix('torch.'),
+    )
+    return states[0].flatten(-2)
+
+  return run, params
+
+
+def mingru(ours: rnnzoo.RecurrentLayer, options: dict[str, Any]) -> Parts:
+  """minGRU_pytorch.minGRU: in log space."""
+  import minGRU_pytorch
+  import torch
+
+  if ours.in_features != ours.out_features:
+    raise NotImplementedError(
+        'minGRU-pytorch has as many inputs as features, and here are'
+        f' {ours.in_features} and {ours.out_features}.'
+    )
+  module = minGRU_pytorch.minGRU(ours.out_features)
+  z, h = np.asarray(ours.kernel[...])
+  rows = np.concatenate([h, z], axis=1).T
+  with torch.no_grad():
+    module.to_hidden_and_gate.weight.copy_(torch.tensor(rows))
+  module.to(**options)
+  return module, [*module.parameters()]
+
+
+def accelerated_scan(
+    ours: rnnzoo.RecurrentLayer, options: dict[str, Any]
+) -> Parts:
+  """A minGRU around accelerated_scan's scan, a Triton kernel."""
+  import torch
+
+  if options['device'] != 'cuda':
+    raise NotImplementedError('accelerated-scan needs a GPU.')
+  import accelerated_scan.scalar
+
+  kernels = [
+      torch.tensor(a, **options, requires_grad=True)
+      for a in np.asarray(ours.kernel[...])
+  ]
+
+  def run(x):
+    z, h = (x @ kernel for kernel in kernels)
+    h = torch.where(h >= 0, h + 0.5, torch.sigmoid(h))
+    by_time = lambda a: a.transpose(1, 2).contiguous()
+    y = accelerated_scan.scalar.scan(
+        by_time(torch.sigmoid(-z)), by_time(torch.sigmoid(z) * h)
+    )
+    return y.transpose(1, 2)
+
+  return run, kernels
+
+
+def pararnn(ours: rnnzoo.RecurrentLayer, options: dict[str, Any]) -> Parts:
+  """ParaRNN's layers, which are others."""
+  del options
+  raise NotImplementedError(
+      f"ParaRNN's {type(ours).__name__} has a diagonal recurrent kernel, so it"
+      ' computes another function.'
+  )
+
+
+def _device(torch: Any) -> str:
+  if jax.default_backend() != 'gpu':
+    return 'cpu'
+  if not torch.cuda.is_available():
+    raise NotImplementedError('JAX has a GPU, and this torch is for CPUs.')
+  return 'cuda'
+
+
+def _load(module: Any, ours: rnnzoo.RecurrentLayer) -> None:
+  import torch
+
+  weights = convert.to_torch(ours)
+  module.load_state_dict(
+      {name: torch.tensor(np.array(a)) for name, a in weights.items()}
+  )

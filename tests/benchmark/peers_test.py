@@ -1,0 +1,128 @@
+"""The suite 'peers': other libraries' layers, with our weights."""
+
+import contextlib
+import io
+import json
+import pathlib
+from unittest import mock
+
+from absl.testing import absltest
+import numpy as np
+import pytest
+
+from rnnzoo.benchmark import cases
+from rnnzoo.benchmark import peers
+from rnnzoo.benchmark import timing
+from rnnzoo.benchmark import watchdog as watchdog_lib
+from tests.benchmark import benchmark_test
+
+SMALL = cases.Shape(batch=2, time=3, in_features=4, features=4)
+
+
+def measure(layer, *names, repeats=0, dtype='float32'):
+  """Returns the rows of a small case."""
+  case = cases.Case(layer, 'small', SMALL, dtype, 'with', names)
+  watchdog = watchdog_lib.Watchdog(60, lambda *_: None)
+  return list(peers.measure([case], timing.Timer(repeats), watchdog))
+
+
+def peer(program):
+  return peers.Peer('numpy', 'numpy', peers.LAYERS, program)
+
+
+def wrong(ours, arrays, dtype, backward):
+  x, w = arrays
+  return lambda: ((x if backward else w),), {'compile_s': 0.0}
+
+
+def broken(*_):
+  raise RuntimeError('no\n  such kernel')
+
+
+def unable(*_):
+  raise NotImplementedError('not here')
+
+
+class PeersTest(absltest.TestCase):
+
+  def test_ours_and_flax_are_the_same_function(self):
+    rows = measure('LSTM', 'rnnzoo', 'flax.linen', repeats=1)
+    self.assertLen(rows, 4)
+    for row in rows:
+      self.assertEqual(row['status'], 'ok', row)
+      # The yardstick is of another precision.
+      self.assertBetween(row['error'], 1e-9, 1e-6)
+      self.assertGreater(row['median_ms'], 0)
+      self.assertGreater(row['compile_s'], 0)
+      self.assertNotEmpty(row['version'])
+
+  def test_wrong_and_broken_peers(self):
+    others = {'wrong': peer(wrong), 'broken': peer(broken), 'no': peer(unable)}
+    with mock.patch.dict(peers.PEERS, others):
+      rows = measure('MinGRU', 'wrong', 'broken', 'no', repeats=1)
+    found = {
+        row['implementation']: (row['status'], row['reason']) for row in rows
+    }
+    self.assertEqual(
+        found['broken'], ('cannot', 'RuntimeError: no such kernel')
+    )
+    self.assertEqual(found['no'], ('cannot', 'not here'))
+    self.assertEqual(found['wrong'][0], 'failed')
+    self.assertRegex(found['wrong'][1], 'computes another function')
+
+  def test_our_own_error_fails(self):
+    with mock.patch.dict(peers.PEERS, {'rnnzoo': peer(broken)}):
+      row, _ = measure('MinGRU', 'rnnzoo')
+    self.assertEqual(row['status'], 'failed')
+
+  def test_a_peer_without_the_layer_has_no_row(self):
+    self.assertEqual(measure('MinGRU', 'flax.nnx'), [])
+
+  def test_one_line_for_a_library_that_is_not_installed(self):
+    absent = peers.Peer('no-such-library', 'no_such', peers.LAYERS, broken)
+    peers.say_missing.cache_clear()
+    with (
+        mock.patch.dict(peers.PEERS, {'one': absent, 'two': absent}),
+        contextlib.redirect_stderr(io.StringIO()) as err,
+    ):
+      peers.say_missing()
+      peers.say_missing()
+    self.assertEqual(
+        err.getvalue().count('no-such-library is not installed'), 1
+    )
+
+  def test_numbers_fit_the_dtype(self):
+    case = cases.Case('GRU', 'small', SMALL, 'bfloat16', 'with', ())
+    layer, arrays = peers._problem(case)
+    for array in (*arrays, np.asarray(layer.kernel[...])):
+      again = np.asarray(array.astype('bfloat16'), np.float32)
+      np.testing.assert_array_equal(array, again)
+
+  @pytest.mark.slow
+  def test_the_program_runs_all_that_are_installed(self):
+    path = pathlib.Path(self.create_tempdir().full_path) / 'out.json'
+    code, out, err = benchmark_test.run(
+        '--suite=peers', '--shapes=small', '--repeats=1', f'--output={path}'
+    )
+    self.assertEqual(code, 0, out + err)
+    rows = json.loads(path.read_text())['rows']
+    self.assertGreaterEqual(
+        {(row['layer'], row['implementation']) for row in rows},
+        {
+            ('LSTM', 'rnnzoo'),
+            ('LSTM', 'flax.nnx'),
+            ('GRU', 'flax.linen'),
+            ('MinGRU', 'rnnzoo'),
+        },
+    )
+    self.assertNotIn('failed', {row['status'] for row in rows})
+
+  @pytest.mark.slow
+  def test_sixteen_bits(self):
+    for row in measure('GRU', 'rnnzoo', 'flax.nnx', dtype='bfloat16'):
+      self.assertEqual(row['status'], 'ok', row)
+      self.assertGreater(row['error'], 1e-5)
+
+
+if __name__ == '__main__':
+  absltest.main()
