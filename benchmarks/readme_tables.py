@@ -1,5 +1,7 @@
 """Writes the tables of README.md and docs/ from the JSON files in benchmarks/.
 
+That of docs/libraries.md comes from docs/libraries.json.
+
   python benchmarks/readme_tables.py
 
 `TABLES` says which document has which table. A table stands between
@@ -450,6 +452,20 @@ def planning() -> str:
   return runpy.run_path(str(path))['table']()
 
 
+def libraries() -> str:
+  """Returns the table of features of recurrent libraries."""
+  text = (ROOT / 'docs' / 'libraries.json').read_text(encoding='utf-8')
+  data = json.loads(text)
+  head = ['', *data['libraries']]
+  lines = ['| ' + ' | '.join(head) + ' |', '|' + '---|' * len(head)]
+  lines += [
+      '| ' + ' | '.join([row['feature'], *row['cells']]) + ' |'
+      for row in data['rows']
+  ]
+  versions = ', '.join(f'{k} {v}' for k, v in data['versions'].items())
+  return '\n'.join([*lines, '', f'Looked at: {versions}.'])
+
+
 # Documents, and the tables in each.
 TABLES = {
     'README.md': {'row_smnist': row_smnist, 'gpu_runs': gpu_runs},
@@ -463,6 +479,7 @@ TABLES = {
     'docs/choosing.md': {'newton': newton},
     'docs/converting.md': {'conversions': conversions},
     'docs/devices.md': {'devices': devices},
+    'docs/libraries.md': {'libraries': libraries},
 }
 
 

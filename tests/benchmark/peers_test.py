@@ -68,7 +68,7 @@ class PeersTest(absltest.TestCase):
     )
     self.assertEqual(found['no'], ('cannot', 'not here'))
     self.assertEqual(found['wrong'][0], 'failed')
-    self.assertRegex(found['wrong'][1], 'computes another function')
+    self.assertRegex(found['wrong'][1], 'from float64')
 
   def test_our_own_error_fails(self):
     with mock.patch.dict(peers.PEERS, {'rnnzoo': peer(broken)}):
