@@ -6,6 +6,8 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 
+from rnnzoo import settings
+
 Array = jax.Array
 
 # By name; gelu is exact, by erf.
@@ -14,6 +16,27 @@ ACTIVATIONS = {
     'silu': jax.nn.silu,
 }
 NORMS = ('layer', 'rms')
+
+
+def width(mlp_features: int | None, features: int, residual: bool) -> int:
+  """Returns the width of a block's MLP; 0 for none.
+
+  Args:
+    mlp_features: as given; None for xLSTM's, 1.3 features rounded up to a
+      multiple of 64.
+    features: of the block.
+    residual: whether the block adds its input; without that it has no MLP.
+
+  Raises:
+    ValueError: the width is not valid.
+  """
+  if mlp_features is None:
+    return 64 * math.ceil(1.3 * features / 64) * residual
+  if mlp_features != 0 or isinstance(mlp_features, bool):
+    settings.positive(mlp_features, 'mlp_features')
+    if not residual:
+      raise ValueError('The MLP needs residual=True, got residual=False.')
+  return mlp_features
 
 
 class GatedMLP(nnx.Module):

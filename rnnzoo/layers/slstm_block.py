@@ -1,6 +1,5 @@
 """The sLSTM block of xLSTM: convolution, cell, group norm, gated MLP."""
 
-import math
 from typing import Any
 
 from flax import nnx
@@ -16,13 +15,13 @@ from rnnzoo.layers import causal_convolution
 from rnnzoo.layers import gated_mlp
 from rnnzoo.layers import headwise
 from rnnzoo.layers import initializers
-from rnnzoo.layers import sequence_layer
+from rnnzoo.layers import rows
 
 Array = jax.Array
 Carry = tuple[Array, ...]
 
 
-class SLSTMBlock(sequence_layer.SequenceLayer):
+class SLSTMBlock(rows.RowLayer):
   """The sLSTM block of xLSTM, and with other options that of TiRex.
 
       u_t = norm(x_t)
@@ -134,12 +133,7 @@ class SLSTMBlock(sequence_layer.SequenceLayer):
     settings.choice(
         mlp_activation, tuple(gated_mlp.ACTIVATIONS), 'mlp_activation'
     )
-    if mlp_features is None:
-      mlp_features = 64 * math.ceil(1.3 * features / 64) * residual
-    elif mlp_features != 0 or isinstance(mlp_features, bool):
-      settings.positive(mlp_features, 'mlp_features')
-      if not residual:
-        raise ValueError('The MLP needs residual=True, got residual=False.')
+    width = gated_mlp.width(mlp_features, features, residual)
     cell = slstm.make_cell(max_forget, min_normalizer)
     forget = slstm.forget_bias(num_heads, block_index, num_blocks)
     checks.floating(param_dtype, 'param_dtype')
@@ -171,10 +165,10 @@ class SLSTMBlock(sequence_layer.SequenceLayer):
       )
     if residual:
       self.norm = gated_mlp.make_norm(norm, features, **options)
-    if residual and mlp_features:
+    if width:
       self.mlp = gated_mlp.GatedMLP(
           features,
-          mlp_features,
+          width,
           norm=norm,
           activation=mlp_activation,
           num_blocks=num_blocks,
@@ -190,75 +184,7 @@ class SLSTMBlock(sequence_layer.SequenceLayer):
     batch_shape = checks.shape(batch_shape, 'batch_shape')
     return self._initial_carry(batch_shape, self.dtype or self.param_dtype)
 
-  def unroll(
-      self,
-      x: Array,
-      *,
-      initial_carry: Carry | None = None,
-      reset: Array | None = None,
-      seq_lengths: Array | None = None,
-      mask: Array | None = None,
-      reverse: bool = False,
-      time_major: bool = False,
-      rngs: nnx.Rngs | None = None,
-  ) -> tuple[Carry, Array]:
-    # Documented in SequenceLayer.unroll, as `help` shows.
-    initializers.check_rngs(rngs, None)
-    settings.boolean(reverse, 'reverse')
-    settings.boolean(time_major, 'time_major')
-    checks.inputs(x, '[..., time, in_features]', self.in_features, 'SLSTMBlock')
-    lead = x.shape[:-1]
-    reset = checks.flags(reset, lead, 'reset')
-    mask = checks.flags(mask, lead, 'mask')
-    axis = 0 if time_major else len(lead) - 1
-    batch_shape = lead[:axis] + lead[axis + 1 :]
-    time = lead[axis]
-    seq_lengths = checks.lengths(seq_lengths, batch_shape, time)
-    carry = self._check_carry(initial_carry, batch_shape, 'initial_carry', x)
-
-    def rows(a):
-      if a is None:
-        return None
-      a = jnp.moveaxis(a, axis, len(lead) - 1)
-      a = a.reshape(math.prod(batch_shape), time, *a.shape[len(lead) :])
-      return jnp.flip(a, axis=1) if reverse else a
-
-    if seq_lengths is not None:
-      steps = jnp.arange(time).reshape(-1, *(1,) * (len(batch_shape) - axis))
-      valid = steps < jnp.expand_dims(seq_lengths, axis)
-      mask = valid if mask is None else mask & valid
-      reset = None if reset is None else reset & valid
-    if reverse and reset is not None:
-      # The boundary between t-1 and t comes before step t-1.
-      index = jnp.arange(1, time + 1)
-      reset = jnp.take(reset, index, axis=axis, mode='fill', fill_value=False)
-    flat = tuple(c.reshape(-1, *c.shape[len(batch_shape) :]) for c in carry)
-    carry, y = self._rows(
-        rows(jnp.asarray(x)), flat, rows(reset), rows(mask), self.implementation
-    )
-    y = jnp.flip(y, axis=1) if reverse else y
-    y = jnp.moveaxis(y.reshape(*batch_shape, *y.shape[1:]), len(lead) - 1, axis)
-    return tuple(c.reshape(*batch_shape, *c.shape[1:]) for c in carry), y
-
-  def step(
-      self, carry: Carry, x: Array, *, reset: Array | None = None
-  ) -> tuple[Carry, Array]:
-    # Documented in SequenceLayer.step.
-    checks.inputs(x, '[..., in_features]', self.in_features, 'SLSTMBlock')
-    batch_shape = x.shape[:-1]
-    reset = checks.flags(reset, batch_shape, 'reset')
-    carry = self._check_carry(carry, batch_shape, 'carry', x)
-    carry, y = self._rows(
-        x.reshape(-1, 1, self.in_features),
-        tuple(c.reshape(-1, *c.shape[len(batch_shape) :]) for c in carry),
-        None if reset is None else reset.reshape(-1, 1),
-        None,
-        'scan',
-    )
-    carry = tuple(c.reshape(*batch_shape, *c.shape[1:]) for c in carry)
-    return carry, y.reshape(*batch_shape, self.out_features)
-
-  def _rows(self, x, carry: Carry, reset, mask, implementation):
+  def _rows(self, x, carry: Carry, reset, mask, *, implementation):
     """Runs over x [batch, time, in_features] from a carry of this batch."""
     dtype = self._dtype(x)
     x = x.astype(dtype)

@@ -22,6 +22,7 @@ LOCAL_BATCH = 5
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
+BLOCKS = ('SLSTMBlock-alone-given-scan', 'SLSTMBlock-two-plain-scan')
 FEW = ('LSTM-three-learned-scan', 'AGRU-two-given-scan')
 
 # Forms and calls that start from a carry of the user's or of the layer's.
@@ -95,9 +96,22 @@ class FewNumbersTest(Numbers):
   @parameterized.parameters('Explicit', 'Auto')
   def test_jit(self, kind):
     names = FEW[:1]
+    if kind == 'Explicit':
+      names += BLOCKS[:1]
     if abstract_gpu.RUNS and kind == 'Auto':
       names += ('IndRNN-two-given-pallas',)
     self.assert_same_under_jit(kind, names)
+
+
+@pytest.mark.slow
+class BlocksTest(Numbers):
+
+  def test_shard_map(self):
+    self.assert_same_in_shard_map(BLOCKS)
+
+  @parameterized.parameters('Explicit', 'Auto')
+  def test_jit(self, kind):
+    self.assert_same_under_jit(kind, BLOCKS)
 
 
 @pytest.mark.slow

@@ -36,7 +36,7 @@ class Case:
   """A layer in a form.
 
   Attributes:
-    layer: its name in `rnnzoo.LAYERS`.
+    layer: its name in `rnnzoo`.
     form: one of `FORMS`.
     call: 'plain' starts from zeros; 'given' starts from a carry and has resets;
       'learned' starts from a learned carry and has resets and a mask.
@@ -59,13 +59,11 @@ class Case:
 
   def problem(self, batch: int, features: int = 4):
     """Returns parameters, data with a leading batch axis, and their loss."""
-    layer = random_layers.make(
-        FORMS[self.form](rnnzoo.LAYERS[self.layer]),
-        IN,
-        features,
-        learn_initial_carry=self.call == 'learned',
-        implementation=self.implementation,
-    )
+    options = {'implementation': self.implementation}
+    if self.call == 'learned':
+      options['learn_initial_carry'] = True
+    make = FORMS[self.form](getattr(rnnzoo, self.layer))
+    layer = random_layers.make(make, IN, features, **options)
     graphdef, params, rest = nnx.split(layer, nnx.Param, ...)
     rng = np.random.default_rng(0)
     draw = lambda *shape: rng.standard_normal(shape).astype(np.float32)

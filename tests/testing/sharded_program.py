@@ -54,6 +54,7 @@ def functions(mesh):
   kernel, gates = draw(3, 1, 4, 4), draw(8, 5, 3, 4)
   params = {'recurrent_bias': draw(4)}
   gru = rnnzoo.GRU(4, 4, rngs=nnx.Rngs(0))
+  block = rnnzoo.SLSTMBlock(4, 4, rngs=nnx.Rngs(0))
 
   def scan(a, b, h0, reset, kernel, gates, params):
     del kernel, gates, params
@@ -72,12 +73,24 @@ def functions(mesh):
     del b, h0, reset, kernel, gates, params
     return gru(a.reshape(8, 1, 5, 4))
 
+  def block_step(a, b, h0, reset, kernel, gates, params):
+    del b, kernel, gates, params
+    window = jax.numpy.stack([h0] * 3, axis=1)
+    carry = (h0, h0, 1 + h0 * h0, h0, window)
+    return block.step(carry, a[:, 0], reset=reset[:, 0])
+
+  def block_reversed(a, b, h0, reset, kernel, gates, params):
+    del b, h0, kernel, gates, params
+    two_axes = a.reshape(8, 1, 5, 4)
+    reset = reset.reshape(8, 1, 5)
+    return block.unroll(two_axes, reset=reset, mask=~reset, reverse=True)
+
   given = a, b, h0, reset
   over_batch = NamedSharding(mesh, P('data'))
   spread = jax.device_put((a, b, h0, reset), over_batch)
   over_features = NamedSharding(mesh, P(None, None, 'data'))
   wide = tuple(np.tile(x, (1, 1, 2)) for x in (a, b))
-  for f in (scan, unroll, step, two_axes):
+  for f in (scan, unroll, step, two_axes, block_step, block_reversed):
     rest = kernel, gates, params
     own = kernel, jax.device_put(gates, over_batch), params
     yield f.__name__, jax.jit(f)(*spread, *own), f(*given, *rest)
