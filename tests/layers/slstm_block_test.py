@@ -13,6 +13,7 @@ from scipy import special
 
 import rnnzoo
 from rnnzoo.layers import causal_convolution
+from rnnzoo.layers import gated_mlp
 from tests.testing import random_layers
 from tests.testing import reference
 
@@ -405,6 +406,16 @@ class LeastNormalizerTest(parameterized.TestCase):
       keep, admit = special.expit(9.0), np.exp(-5.0)
       n = max(0.1 * keep + admit, least)
       close(final[0], 0.5 * (0.2 * keep + admit * np.tanh(1)) / n)
+
+
+class GeluTest(absltest.TestCase):
+
+  def test_derivative(self):
+    z = jnp.linspace(-6, 6, 25)
+    gelu = gated_mlp.ACTIVATIONS['gelu']
+    exact = lambda z: jax.nn.gelu(z, approximate=False)
+    close(gelu(z), exact(z))
+    close(jax.vmap(jax.grad(gelu))(z), jax.vmap(jax.grad(exact))(z))
 
 
 if __name__ == '__main__':
