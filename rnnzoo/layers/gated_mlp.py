@@ -1,5 +1,6 @@
 """A norm and a gated MLP, as blocks of xLSTM and TiRex have them."""
 
+from collections.abc import Callable, Mapping
 import math
 
 from flax import nnx
@@ -30,7 +31,7 @@ def _gelu_jvp(primals, tangents):
 
 
 # By name.
-ACTIVATIONS = {
+ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
     'gelu': _gelu,
     'silu': jax.nn.silu,
 }
