@@ -63,6 +63,7 @@ nitpick_ignore_regex = [
         r'|numpy|optax|orbax|os|pathlib|types|typing)(\..*)?',
     ),
     (r'py:.*', r'rnnzoo\.training\.(placement|program)\..*'),
+    (r'py:.*', r'rnnzoo\.(planning\.Message|engines\.path_choice\.Choice)'),
 ]
 
 copybutton_prompt_text = r'>>> |\.\.\. |\$ '
