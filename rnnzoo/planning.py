@@ -58,7 +58,7 @@ class Message:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DryRun:
-  """What a layer would do. `str` of it is the text to read.
+  """The plan of a layer's run. `str` of it is the text to read.
 
   Attributes:
     title: of the text: layer, devices and mesh.
@@ -154,7 +154,7 @@ def dryrun(
       on, arrays or `jax.ShapeDtypeStruct`; bools as they are.
 
   Returns:
-    What would happen. Print it.
+    The plan. Print it.
 
   Raises:
     ValueError: layer, x or an argument is not valid.

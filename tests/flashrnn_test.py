@@ -116,7 +116,7 @@ class FlashRNNTest(parameterized.TestCase):
         function='elman',
         dtype='float32',
     )
-    # What comes back from the third step is not finite.
+    # The cotangent from the third step is not finite.
     weights = np.zeros(states.shape, np.float32)
     weights[:, :, 2] = bad
 

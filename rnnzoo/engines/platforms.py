@@ -76,7 +76,7 @@ class _Functions:
 @jax.tree_util.register_pytree_node_class
 @dataclasses.dataclass(frozen=True)
 class _Saved:
-  """What the backward pass reads.
+  """The arrays that the backward pass reads.
 
   Attributes:
     operands: of the function.

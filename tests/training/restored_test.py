@@ -30,7 +30,7 @@ from tests.testing import sequence_files
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 _SMALL = {'num_validation': 4, 'num_test': 4, 'steps_per_epoch': 2}
-# What makes the tasks small enough for a test.
+# These values make the tasks small enough for a test.
 DATA = {
     'adding': _SMALL | {'length': 8},
     'characters': {'context': 8, 'steps_per_epoch': 5, 'sample_length': 9},
@@ -48,7 +48,7 @@ DATA = {
     'time_series': {'name': 'Made'},
     'translation': {'num_dates': 60, 'output_length': 5},
 }
-# What `predict` takes of a split.
+# `predict` takes these arrays of a split.
 INPUTS = {
     'characters': lambda part: part['tokens'],
     'cifar': lambda part: {k: part[k] for k in ('inputs', 'index')},
