@@ -1,0 +1,177 @@
+"""The three paths of `unrolling.run`, each from `Operands` to carries.
+
+Only the path of kernels takes arrays in the layout that the caller has; the
+others run over time-major arrays.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+
+import pallas_kernels
+from pallas_kernels import sharding
+from rnnzoo import cell as cell_lib
+from rnnzoo.engines import associative
+from rnnzoo.engines import call as call_lib
+from rnnzoo.engines import newton_plan
+from rnnzoo.engines import newton_windows
+from rnnzoo.engines import scan as scan_lib
+from rnnzoo.engines import scan_steps
+from rnnzoo.engines import selection
+
+Call = call_lib.Call
+Operands = call_lib.Operands
+
+_DEFAULTS = selection.AssociativeScan()
+
+
+def scan(cell, projection, call: Call, operands: Operands):
+  """Runs a cell by `lax.scan`, over time-major arrays."""
+  if call.both_directions:
+    return _in_turn(scan, cell, projection, call, operands)
+  operands = _swap(operands, call)
+  operands = with_carries(cell, projection, operands, operands.x.shape[1])
+  if isinstance(cell, cell_lib.LinearCell):
+    # All of a linear cell's equations are free of h: only a h + b is left for
+    # the loop.
+    projection = call_lib.Coefficients(cell, projection)
+    weights = operands.params, operands.weights
+    operands = operands._replace(params={}, weights=weights)
+    cell = _Affine()
+  plan = scan_lib.make_plan(cell, projection, operands, call)
+  carry, carries = scan_lib.unroll(plan, operands)
+  return carry, _swap(carries, call)
+
+
+def associative_scan(
+    cell,
+    projection,
+    call: Call,
+    operands: Operands,
+    options: selection.AssociativeScan = _DEFAULTS,
+):
+  """Runs a cell in parallel over time."""
+  if call.both_directions:
+    path = functools.partial(associative_scan, options=options)
+    return _in_turn(path, cell, projection, call, operands)
+  operands = _swap(operands, call)
+  operands = with_carries(cell, projection, operands, operands.x.shape[1])
+  if isinstance(cell, cell_lib.LinearCell):
+    h = associative.unroll(cell, projection, operands, call.reverse)
+    return (h[0] if call.reverse else h[-1],), (_swap(h, call),)
+  plan = newton_plan.make_plan(
+      cell, projection, operands, call, **dataclasses.asdict(options)
+  )
+  carry, carries = newton_windows.unroll(plan, operands)
+  return carry, _swap(carries, call)
+
+
+def _in_turn(path, cell, projection, call: Call, operands: Operands):
+  """Runs the directions of `call.both_directions` one after the other."""
+  results = []
+  for i, reverse in enumerate((call.reverse, not call.reverse)):
+    features = lambda x, i=i: jnp.split(x, 2, axis=-1)[i]
+    heads = lambda x, i=i: jnp.split(x, 2, axis=1)[i]
+    own = operands._replace(
+        params=jax.tree.map(features, operands.params),
+        weights=jax.tree.map(features, operands.weights),
+        recurrent_kernel=jax.tree.map(heads, operands.recurrent_kernel),
+        carry=jax.tree.map(features, operands.carry),
+        restart=jax.tree.map(features, operands.restart),
+        reset=jax.tree.map(lambda x, i=i: x[i], operands.reset),
+    )
+    one_way = dataclasses.replace(call, reverse=reverse, both_directions=False)
+    results.append(path(cell, projection, one_way, own))
+  return jax.tree.map(lambda *xs: jnp.concatenate(xs, axis=-1), *results)
+
+
+def pallas(cell, projection, call: Call, operands: Operands):
+  """Runs a cell by a GPU kernel, in the layout that the arrays have."""
+  x, mask, reset = operands.x, operands.mask, operands.reset
+  selection.check_known(x.shape)
+  if mask is not None:
+    x = scan_steps.where(mask, x, 0)
+  if call.time_major:
+    # The kernels read flags by sequence in either layout.
+    mask, reset = (
+        None if flag is None else jnp.swapaxes(flag, -2, -1)
+        for flag in (mask, reset)
+    )
+  inputs = projection.for_kernels(operands.weights, x)
+  if call.out_dtype is None:
+    dtype = jnp.promote_types(x.dtype, jnp.float32)
+    call = dataclasses.replace(call, out_dtype=dtype)
+  params, inputs, kernel, carry, restart = selection.for_kernel(
+      (
+          operands.params,
+          inputs,
+          operands.recurrent_kernel,
+          operands.carry,
+          operands.restart,
+      )
+  )
+  return pallas_kernels.recurrence(
+      cell,
+      params,
+      inputs.x,
+      kernel,
+      carry,
+      input_kernel=inputs.input_kernel,
+      bias=inputs.bias,
+      restart=restart,
+      reset=reset,
+      mask=mask,
+      call=call,
+  )
+
+
+def _swap(tree, call: Call):
+  """Turns [B, T, ...] into [T, B, ...] and back where `call` is batch-major.
+
+  Args:
+    tree: arrays, or `Operands`, of which x and the flags have a time axis.
+    call: says how the caller's arrays lie.
+  """
+  if call.time_major:
+    return tree
+  swap = lambda a: jnp.swapaxes(a, 0, 1)
+  if not isinstance(tree, call_lib.Operands):
+    return jax.tree.map(swap, tree)
+  x, reset, mask = jax.tree.map(swap, (tree.x, tree.reset, tree.mask))
+  return tree._replace(x=x, reset=reset, mask=mask)
+
+
+def with_carries(cell, projection, operands: Operands, batch: int) -> Operands:
+  """Returns operands whose carry and restart are arrays.
+
+  Args:
+    cell: says how many arrays a carry has.
+    projection: says how many features they have.
+    operands: the arrays.
+    batch: number of sequences.
+  """
+  x, given = operands.x, (operands.carry, operands.restart)
+  if all(carry is not None for carry in given):
+    return operands
+  shape = (batch, projection.features(operands.weights, x))
+  dtype = jnp.promote_types(x.dtype, jnp.float32)
+  zeros = (jnp.zeros(shape, dtype),) * len(cell.carry_names)
+  zeros = jax.tree.map(lambda zero: sharding.like(zero, x), zeros)
+  carry, restart = (zeros if carry is None else carry for carry in given)
+  return operands._replace(carry=carry, restart=restart)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Affine(cell_lib.LinearCell):
+  """h' = a h + b, with the coefficients as input gates."""
+
+  input_gates = 2
+
+  def coefficients(self, params, x_gates):
+    del params
+    return x_gates
+
+  def update(self, params, x_gates, h_gates, carry):
+    return (associative.affine(*x_gates, *carry),)
