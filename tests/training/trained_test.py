@@ -17,6 +17,7 @@ import pytest
 from rnnzoo import tasks
 from rnnzoo import training
 from rnnzoo.training import command_line
+from rnnzoo.training import endings
 from rnnzoo.training import run_directory
 from tests.testing import made_up_task
 
@@ -42,6 +43,8 @@ class TrainedTest(absltest.TestCase):
   def setUp(self):
     super().setUp()
     flags.FLAGS.mark_as_parsed()
+    self.addCleanup(endings.set_name, endings.name())
+    endings.set_name('train.py')  # Another test of this process may be rnnzoo.
     self.config = made_up_task.base_config()
     self.config.update(
         task='sign', num_epochs=2, num_seeds=2, eval_batch_size=4, seed=3
