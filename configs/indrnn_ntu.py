@@ -4,7 +4,7 @@ Source: Li et al., 2018, IndRNN, section 5.4, and the authors' published code.
 
 Published: 0.818 (cross-subject), 0.880 (cross-view), NTU RGB+D 60.
 Measured: not yet. Synthetic motions, by the second command: 1.0000
-(1 seed, 2 CPU cores, commit d16b079).
+(1 seed, 2 CPU cores, commit 013f410).
 
   python train.py --config=configs/indrnn_ntu.py
   python train.py --config=configs/indrnn_ntu.py --config.num_epochs=40

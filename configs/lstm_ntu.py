@@ -5,7 +5,7 @@ random frame of each of 8 segments; all else is of configs/base_skeletons.py.
 
 Published: none with this recipe.
 Measured: not yet. Synthetic motions, by the second command: 1.0000 +- 0.0000
-(3 seeds, 2 CPU cores, commit d16b079).
+(3 seeds, 2 CPU cores, commit 013f410).
 
   python train.py --config=configs/lstm_ntu.py
   python train.py --config=configs/lstm_ntu.py \
