@@ -188,6 +188,7 @@ def _problem(case) -> tuple[rnnzoo.RecurrentLayer, tuple[Any, ...]]:
     options = {'num_heads': shape.num_heads}
   make: Any = rnnzoo.LAYERS[case.layer]
   layer = make(shape.in_features, shape.features, rngs=nnx.Rngs(0), **options)
+  layer.dtype = jnp.dtype(case.dtype)
   # Programs start from numbers that the dtype has.
   fits = lambda a: np.asarray(jnp.asarray(a, case.dtype), np.float32)
   draw = lambda *size: rng.standard_normal(size)
@@ -202,7 +203,7 @@ def _problem(case) -> tuple[rnnzoo.RecurrentLayer, tuple[Any, ...]]:
 def _exact(ours, arrays, backward: bool) -> np.ndarray:
   """Returns y or the gradient by x, by 'scan' in float64."""
   layer = nnx.clone(ours)
-  layer.implementation = 'scan'
+  layer.implementation, layer.dtype = 'scan', None
   with jax.enable_x64(True):
     call, _ = peers_jax.program(
         peers_jax.zoo, layer, arrays, 'float64', backward
