@@ -1,4 +1,4 @@
-"""Carries with names: what a layer makes has them, what it is given stays."""
+"""Named carries: layers return them; a carry that is given keeps its type."""
 
 import dataclasses
 import functools
