@@ -112,6 +112,11 @@ def _config_path() -> pathlib.Path:
   return pathlib.Path(config_flags.get_config_filename(flags.FLAGS['config']))
 
 
+def _is_not_told_here(record: Any) -> bool:
+  path = pathlib.Path(record.pathname).as_posix()
+  return not ('/orbax/' in path or '/asyncio/' in path)
+
+
 def parse_flags(argv: list[str]) -> list[str]:
   """Parses the command line, and gives up where it cannot be obeyed.
 
@@ -130,10 +135,9 @@ def parse_flags(argv: list[str]) -> list[str]:
     endings.give_up(config_errors.describe(error))
   if flags.FLAGS['verbosity'].using_default_value:
     flags.FLAGS.verbosity = logging.WARNING  # type: ignore[assignment]
-    # Where orbax fails, it logs a trace of what is told here in one sentence.
-    logging.get_absl_handler().addFilter(
-        lambda record: '/orbax/' not in pathlib.Path(record.pathname).as_posix()
-    )
+    # Where orbax fails, it logs a trace of what is told here in one sentence;
+    # asyncio logs one more for each file that orbax was writing.
+    logging.get_absl_handler().addFilter(_is_not_told_here)
     # So do TensorStore's threads, by errors that nobody can catch.
     sys.unraisablehook = lambda unused_unraisable: None
   if rest[1:]:
