@@ -20,7 +20,7 @@ def get_config() -> ml_collections.ConfigDict:
   config = base_adding.get_config()
   config.model.layer = 'LSTM'
   config.model.options.LSTM = {
-      # σ(6) = .9975: half of c is left after 280 steps.
-      'forget_bias': 6.0,
+      # Gates that forget half in 1 to 1,000 steps.
+      'chrono_steps': 1000,
   }
   return config

@@ -152,6 +152,7 @@ class LSTM(Recurrent):
   layer_class = rnnzoo.LSTM
   forget_bias: float = 0.0
   num_heads: int = 1
+  chrono_steps: int | None = None
 
 
 class GRU(Recurrent):

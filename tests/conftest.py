@@ -3,8 +3,11 @@
 A test file does not depend on them: `python tests/x_test.py` runs it alone.
 """
 
+import atexit
 import gc
 import os
+import shutil
+import tempfile
 
 from absl import flags
 import pytest
@@ -20,6 +23,14 @@ os.environ.setdefault('NPROC', '16')
 # on, and note for each operation which lines it came from.
 gc.set_threshold(100_000, 50, 1_000)
 os.environ.setdefault('JAX_TRACEBACK_IN_LOCATIONS_LIMIT', '0')
+
+# Workers, and programs that tests start, compile many functions that are the
+# same. .ci/run has one directory for all of its runs.
+if 'JAX_COMPILATION_CACHE_DIR' not in os.environ:
+  _CACHE = tempfile.mkdtemp(prefix='jax_cache_')
+  os.environ['JAX_COMPILATION_CACHE_DIR'] = _CACHE
+  atexit.register(shutil.rmtree, _CACHE, ignore_errors=True)
+os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0.1')
 
 # absltest keeps its settings (its temporary directory, say) in absl flags,
 # which nothing parses under pytest. The defaults are right.

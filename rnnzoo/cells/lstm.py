@@ -85,6 +85,9 @@ class LSTM(recurrent.RecurrentLayer[LSTMCarry]):
     features: size of h and c.
     forget_bias: added to the initial bias of f. A positive one keeps memory
       from the start, for instance 1 (Jozefowicz et al., 2015).
+    chrono_steps: the longest dependency to be learnt, in steps; 3 or more. The
+      initial bias of f is log u with u from U(1, chrono_steps - 1), that of i
+      is its negative (Tallec and Ollivier, 2018). None for `forget_bias`.
     num_heads: diagonal blocks of R; features must be a multiple of it.
     **options: those of all layers (`rnnzoo.RecurrentLayer`): use_bias,
       kernel_init, recurrent_kernel_init, bias_init, learn_initial_carry,
@@ -99,6 +102,7 @@ class LSTM(recurrent.RecurrentLayer[LSTMCarry]):
   References:
     S. Hochreiter and J. Schmidhuber, 1997, "Long short-term memory".
     F. A. Gers, J. Schmidhuber and F. Cummins, 2000, "Learning to forget".
+    C. Tallec and Y. Ollivier, 2018, "Can recurrent neural networks warp time?".
   """
 
   def __init__(
@@ -107,6 +111,7 @@ class LSTM(recurrent.RecurrentLayer[LSTMCarry]):
       features: int,
       *,
       forget_bias: float = 0.0,
+      chrono_steps: int | None = None,
       num_heads: int = 1,
       bias_init: initializers.Initializer = initializers.zeros,
       rngs: nnx.Rngs,
@@ -114,6 +119,14 @@ class LSTM(recurrent.RecurrentLayer[LSTMCarry]):
   ):
     settings.within(forget_bias, 'forget_bias')
     forget_init = initializers.shifted(bias_init, forget_bias)
+    if chrono_steps is not None:
+      settings.within(chrono_steps, 'chrono_steps', least=3)
+      if forget_bias:
+        raise ValueError(
+            f'chrono_steps={chrono_steps} draws the bias of f, which'
+            f' forget_bias={forget_bias} shifts; give one of them.'
+        )
+      forget_init = initializers.chrono(chrono_steps)
     super().__init__(
         LSTMCell(),
         in_features,
@@ -123,3 +136,8 @@ class LSTM(recurrent.RecurrentLayer[LSTMCarry]):
         rngs=rngs,
         **options,
     )
+    if chrono_steps is not None:
+      if self.bias is None:
+        raise ValueError('chrono_steps needs use_bias=True.')
+      i, f = 0, 1
+      self.bias[...] = self.bias[...].at[i].set(-self.bias[...][f])

@@ -59,6 +59,20 @@ def uniform(low: float, high: float) -> Initializer:
   return init
 
 
+def chrono(steps: int) -> Initializer:
+  """Returns an initialiser log U(1, steps - 1) of forget gates.
+
+  A gate of σ(log u) forgets one part in 1 + u a step.
+  """
+
+  def init(key, shape, dtype=jnp.float32, out_sharding=None):
+    del out_sharding
+    u = jax.random.uniform(key, shape, jnp.float32, 1.0, steps - 1.0)
+    return jnp.log(u).astype(dtype)
+
+  return init
+
+
 def shifted(init: Initializer, offset: float) -> Initializer:
   """Returns an initialiser that adds `offset` to the values of `init`."""
 

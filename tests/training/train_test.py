@@ -1,11 +1,13 @@
 """The training program as its users meet it: processes, kills, exit codes."""
 
+from collections.abc import Sequence
 import json
 import os
 import pathlib
 import signal
 import subprocess
 import sys
+from typing import Any
 from unittest import mock
 
 from absl.testing import absltest
@@ -63,20 +65,21 @@ runpy.run_path('train.py', run_name='__main__')
 """
 
 
+def settings() -> dict[str, Any]:
+  """Returns arguments of `subprocess` for the program's processes."""
+  path = f'{ROOT}{os.pathsep}{os.environ.get("PYTHONPATH", "")}'
+  return {
+      'cwd': ROOT,
+      'env': os.environ | {'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': path},
+      'stdout': subprocess.PIPE,
+      'stderr': subprocess.PIPE,
+      'text': True,
+  }
+
+
 def start(*arguments: str, code: str | None = None) -> subprocess.Popen:
   script = ['train.py'] if code is None else ['-c', code]
-  environment = os.environ | {
-      'JAX_PLATFORMS': 'cpu',
-      'PYTHONPATH': f'{ROOT}{os.pathsep}{os.environ.get("PYTHONPATH", "")}',
-  }
-  return subprocess.Popen(
-      [sys.executable, *script, *arguments],
-      cwd=ROOT,
-      env=environment,
-      stdout=subprocess.PIPE,
-      stderr=subprocess.PIPE,
-      text=True,
-  )
+  return subprocess.Popen([sys.executable, *script, *arguments], **settings())
 
 
 @pytest.mark.slow
@@ -281,18 +284,32 @@ class ErrorsTest(absltest.TestCase):
     }
     for name, (text, _) in cases.items():
       (directory / f'{name}.py').write_text(text)
-    for name, (_, message) in cases.items():
-      for more in ((), ('--config.num_epochs=3',)):
-        if more and name not in ('syntax', 'raises', 'type'):
-          continue  # One error of each place: parsed, run, a field.
-        with self.subTest(f'{name} {more}'):
-          process = start(f'--config={directory}/{name}.py', *more)
-          self.check(process, message)
+    flags = {name: [f'--config={directory}/{name}.py'] for name in cases}
+    runs = [(flags[name], message) for name, (_, message) in cases.items()]
+    for name in ('syntax', 'raises', 'type'):
+      # One error of each place: parsed, run, a field.
+      runs.append(([*flags[name], '--config.num_epochs=3'], cases[name][1]))
+    self.check_all(runs)
+    process = start(*flags['typo'])
+    self.check(*process.communicate(), process.returncode, cases['typo'][1])
 
-  def check(self, process: subprocess.Popen, message: str) -> None:
+  def check_all(self, runs: Sequence[tuple[Sequence[str], str]]) -> None:
+    """Runs the program with each list of arguments; see `check`."""
+    process = subprocess.run(
+        [sys.executable, '-m', 'tests.testing.forked_program'],
+        input=json.dumps([arguments for arguments, _ in runs]),
+        **settings(),
+        check=True,
+    )
+    ends = json.loads(process.stdout)
+    for (arguments, message), end in zip(runs, ends, strict=True):
+      code, output, errors = end
+      with self.subTest(' '.join(arguments)):
+        self.check(output, errors, code, message)
+
+  def check(self, output: str, errors: str, code: int, message: str) -> None:
     """One sentence on stderr, exit code 2, and nothing on stdout."""
-    output, errors = process.communicate()
-    self.assertEqual(process.returncode, 2, msg=errors)
+    self.assertEqual(code, 2, msg=errors)
     self.assertEqual(output, '')
     sentences = errors.splitlines()
     self.assertLen(sentences, 1, msg=errors)
@@ -321,10 +338,7 @@ class ErrorsTest(absltest.TestCase):
             'directory /no/where does not exist',
         ),
     )
-    processes = [start(*arguments) for arguments, _ in cases]
-    for process, (arguments, message) in zip(processes, cases, strict=True):
-      with self.subTest(' '.join(arguments)):
-        self.check(process, message)
+    self.check_all(cases)
 
 
 if __name__ == '__main__':
