@@ -309,6 +309,23 @@ class NewtonTest(parameterized.TestCase):
     text = str(jax.make_jaxpr(kernel)(state, jnp.zeros((2, 9, IN))))
     self.assertIn('precision=(Precision.HIGHEST, Precision.HIGHEST)', text)
 
+    # Of the adjoint and the tangent too, or all their steps run one by one.
+    precisions = []
+    solve_linear = newton.solve_linear
+
+    def solve(problem, init):
+      precisions.append(jax.config.jax_default_matmul_precision)
+      return solve_linear(problem, init)
+
+    with mock.patch.object(newton, 'solve_linear', solve):
+      x = jnp.zeros((2, 9, IN))
+      jax.make_jaxpr(jax.grad(lambda x: kernel(state, x).sum()))(x)
+      jax.make_jaxpr(lambda x: jax.jvp(lambda x: kernel(state, x), (x,), (x,)))(
+          x
+      )
+    self.assertLen(precisions, 2)
+    self.assertEqual(set(precisions), {'highest'})
+
   def test_says_how_much_memory_matrices_need(self):
     x = jax.ShapeDtypeStruct((64, 100, IN), jnp.float32)
 
