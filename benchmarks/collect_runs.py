@@ -22,6 +22,9 @@ _OUTPUT = flags.DEFINE_string(
     'output', 'benchmarks/smnist.json', 'The JSON file to add to.'
 )
 
+# Fields of config.data that are part of an experiment.
+_DATA = ('data.language', 'data.delay', 'data.length')
+
 
 def seconds_per_epoch(path: pathlib.Path) -> float | None:
   """Returns the mean over epochs that did not compile, or None."""
@@ -43,12 +46,31 @@ def collect(directory: pathlib.Path, commit: str) -> dict:
   ended = datetime.datetime.fromtimestamp(
       (directory / 'report.json').stat().st_mtime, datetime.UTC
   )
+  # Where its own data lay says nothing of a run.
+  changed = {
+      name: value
+      for name, value in report['changed'].items()
+      if not name.startswith('data.') or name in _DATA
+  }
+  name = report['experiment'].split(' with ')[0]
+  if changed:
+    pairs = ', '.join(f'{key}={value}' for key, value in changed.items())
+    name = f'{name} with {pairs}'
+  over_length = report.get('accuracy_over_length', {})
   return {
-      'experiment': report['experiment'],
+      'experiment': name,
       'layer': config['model']['layer'],
       'features': config['model']['features'],
       'dataset': report['dataset'],
       metric: report['test'][metric],
+      'others': {
+          other: value['mean']
+          for other, value in report['test'].items()
+          if other != metric
+      },
+      'over_length': {
+          length: value['mean'] for length, value in over_length.items()
+      },
       'seeds': [
           {
               'seed': seed['seed'],

@@ -342,6 +342,148 @@ def newton() -> str:
   return '\n'.join(lines)
 
 
+def newton_h200() -> str:
+  """Returns the table of paths over time on a GPU, Newton's among them."""
+  data = load('newton_h200.json')
+  paths = 'associative_scan', 'pallas', 'scan'
+  times = _by_direction(data['rows'], 'layer')
+  lines = [
+      '| layer | ' + ' | '.join(f"`'{path}'`" for path in paths) + ' |',
+      '|---|---|---|---|',
+  ]
+  for layer, own in times.items():
+    cells = ' | '.join(_two(own.get(path), 2) for path in paths)
+    lines.append(f'| `{layer}` | {cells} |')
+  lines += [
+      '',
+      f'{data["device"]["kind"]}, jax {data["versions"]["jax"]},'
+      f' {data["date"][:10]}, commit {data["commit"][:7]}. Milliseconds'
+      ' forward / forward and backward; medians of calls in flight.',
+  ]
+  return '\n'.join(lines)
+
+
+def _by_direction(rows, *keys) -> dict:
+  """Returns times as [the row's keys][implementation][direction]."""
+  times: dict = {}
+  for row in rows:
+    if 'median_ms' in row and row['status'] == 'ok':
+      key = row[keys[0]] if len(keys) == 1 else tuple(row[k] for k in keys)
+      own = times.setdefault(key, {}).setdefault(row['implementation'], {})
+      own[row['direction']] = row['median_ms']
+  return times
+
+
+def _two(runs, digits: int) -> str:
+  """Returns times of both directions, or a dash."""
+  if runs is None:
+    return '-'
+  ways = ('forward', 'forward+backward')
+  return ' / '.join(
+      f'{runs[way]:.{digits}f}' if way in runs else '-' for way in ways
+  )
+
+
+def peers() -> str:
+  """Returns the table of layers beside other libraries'."""
+  data = load('peers_h200.json')
+  versions = {row['implementation']: row['version'] for row in data['rows']}
+  times = _by_direction(data['rows'], 'layer')
+  lines = [
+      '| library | ' + ' | '.join(f'{layer}' for layer in times) + ' |',
+      '|---|' + '---|' * len(times),
+  ]
+  for name, version in versions.items():
+    cells = [_two(own.get(name), 2) for own in times.values()]
+    lines.append(f'| {name} {version or ""} | ' + ' | '.join(cells) + ' |')
+  (sizes,) = [data['shapes'][r] for r in {r['shape'] for r in data['rows']}]
+  lines += [
+      '',
+      f'{data["device"]["kind"]}, jax {data["versions"]["jax"]},'
+      f' {data["date"][:10]}, commit {data["commit"][:7]}. Batch'
+      f' {sizes["batch"]}, {sizes["time"]} steps, {sizes["features"]} features,'
+      ' float32 arrays (products in TF32). Milliseconds forward / forward and'
+      ' backward; medians, all in turn.',
+  ]
+  return '\n'.join(lines)
+
+
+def text() -> str:
+  """Returns the table of characters and translation."""
+  lines = [
+      '| config | test | published | epochs | parameters |',
+      '|---|---|---|---|---|',
+  ]
+  for row in load('text_h200.json'):
+    others, seed = row['others'], row['seeds'][0]
+    if 'bleu' in row:
+      test = f'BLEU {row["bleu"]["mean"]:.1f}'
+      test += f', perplexity {others["perplexity"]:.1f}'
+    else:
+      test = f'{others["loss"]:.3f} nats'
+      test += f', {row["bits_per_character"]["mean"]:.3f} bits'
+    lines.append(
+        f'| `{row["experiment"]}` | {test} |'
+        f' {published_words(row["experiment"])} | {seed["epochs"]} |'
+        f' {seed["parameters"]:,} |'
+    )
+  return '\n'.join([*lines, '', _source(load('text_h200.json'))])
+
+
+def synthetic() -> str:
+  """Returns the table of adding and copying."""
+  rows = [r for r in load('synthetic_h200.json') if not r['over_length']]
+  lines = ['| config | task | test | epochs |', '|---|---|---|---|']
+  for row in rows:
+    if 'mse' in row:
+      test = f'MSE {row["mse"]["mean"]:.1e}'
+    else:
+      test = f'{100 * row["accuracy"]["mean"]:.1f} % of the symbols'
+    lines.append(
+        f'| `{row["experiment"]}` | {row["dataset"]} | {test} |'
+        f' {row["seeds"][0]["epochs"]} |'
+    )
+  return '\n'.join([*lines, '', _source(rows)])
+
+
+def state_tracking() -> str:
+  """Returns the table of accuracy over length."""
+  rows = [r for r in load('synthetic_h200.json') if r['over_length']]
+  lengths = sorted({int(n) for row in rows for n in row['over_length']})
+  head = ['config', 'layer', *(f'{n:,}' for n in lengths)]
+  lines = ['| ' + ' | '.join(head) + ' |', '|' + '---|' * len(head)]
+  for row in sorted(rows, key=lambda row: (row['dataset'], row['layer'])):
+    cells = [
+        f'{100 * row["over_length"][str(n)]:.1f}'
+        if str(n) in row['over_length']
+        else '-'
+        for n in lengths
+    ]
+    changed = row['experiment'].replace(f'model.layer={row["layer"]}', '')
+    changed = re.sub(r' with $', '', changed.strip(' ,'))
+    changed = re.sub(r' with ,? ?', ' with ', changed).removesuffix(' with')
+    cells = [f'`{changed}`', f'`{row["layer"]}`', *cells]
+    lines.append('| ' + ' | '.join(cells) + ' |')
+  return '\n'.join([*lines, '', _source(rows)])
+
+
+def published_words(experiment: str) -> str:
+  """Returns the sentence after 'Published:' in a config's docstring."""
+  path = ROOT / 'configs' / f'{experiment.split(" with ")[0]}.py'
+  doc = ast.get_docstring(ast.parse(path.read_text(encoding='utf-8')))
+  match = re.search(r'Published: (.*?)\.\n', doc or '', re.DOTALL)
+  return ' '.join(match[1].split()) if match else ''
+
+
+def _source(rows) -> str:
+  each = lambda key: ' and '.join(sorted({row[key] for row in rows}))
+  counts = sorted({str(len(row['seeds'])) for row in rows})
+  return (
+      f'{each("device")}, jax {each("jax")}, {each("date")}, commits'
+      f' {each("commit")}; seeds: {" or ".join(counts)}.'
+  )
+
+
 def agru_ladder() -> str:
   """Returns the table of one A-GRU, from a Python loop to the kernel."""
   data = load('agru_ladder.json')
@@ -476,7 +618,13 @@ TABLES = {
     'docs/benchmarks/linear.md': {'linear_h200': linear_h200},
     'docs/benchmarks/planning.md': {'planning': planning},
     'docs/benchmarks/rl.md': {'scanned_rnn': scanned_rnn},
-    'docs/choosing.md': {'newton': newton},
+    'docs/choosing.md': {'newton_h200': newton_h200, 'newton': newton},
+    'docs/benchmarks/peers.md': {'peers': peers},
+    'docs/benchmarks/tasks.md': {
+        'text': text,
+        'synthetic': synthetic,
+        'state_tracking': state_tracking,
+    },
     'docs/converting.md': {'conversions': conversions},
     'docs/devices.md': {'devices': devices},
     'docs/libraries.md': {'libraries': libraries},

@@ -3,7 +3,7 @@
 Source: no published recipe; see configs/agru_pixel_smnist.py for gamma.
 
 Published: none.
-Measured: not yet.
+Measured: MSE 2e-05 (1 seed, H200, commit cde32d8).
 
   python train.py --config=configs/agru_adding.py
 """

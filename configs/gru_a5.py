@@ -4,7 +4,7 @@ Source: no published recipe; the problem, with the label of every prefix, is
 that of Merrill, Petty and Sabharwal, 2024, "The illusion of state".
 
 Published: none.
-Measured: not yet.
+Measured: 0.0908 at length 1,024 (5 seeds, H200, commit cde32d8).
 
   python train.py --config=configs/gru_a5.py
 """

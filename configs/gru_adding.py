@@ -5,7 +5,7 @@ Koltun, 2018, "An empirical evaluation of generic convolutional and recurrent
 networks for sequence modeling", table 1.
 
 Published: MSE 5e-5 at 600 steps.
-Measured: not yet.
+Measured: MSE 8.8e-06 (1 seed, H200, commit cde32d8).
 
   python train.py --config=configs/gru_adding.py
 """

@@ -4,7 +4,7 @@ Source: Li et al., 2018, IndRNN, section 5.1 (two layers). The other numbers are
 ours.
 
 Published: solved (a figure, no number).
-Measured: not yet.
+Measured: MSE 0.092 (1 seed, H200, commit 316e387).
 
   python train.py --config=configs/indrnn_adding.py
 """
@@ -28,7 +28,9 @@ def get_config() -> ml_collections.ConfigDict:
       # The last layer keeps memory to the end.
       'recurrent_range': (0.9, 1.0),
   }
-  config.optimizer.learning_rate = 2e-4
+  # With the paper's 2e-4 the error was .55: the first loss is large, and Adam
+  # slow to make it small.
+  config.optimizer.schedule = 'cosine'
   config.optimizer.clip_norm = 0.0
   config.optimizer.clip_value = 10.0
   return config

@@ -6,7 +6,7 @@ networks for sequence modeling", table 1. Why a bias: C. Tallec and Y. Ollivier,
 2018, "Can recurrent neural networks warp time?".
 
 Published: MSE 0.164 at 600 steps.
-Measured: not yet.
+Measured: MSE 2.1e-05 (1 seed, H200, commit 316e387).
 
   python train.py --config=configs/lstm_adding.py
 """

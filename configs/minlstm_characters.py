@@ -5,7 +5,8 @@ The published number is the loss in nats a character on tiny Shakespeare: pass
 that text as --config.data.path.
 
 Published: 1.555 nats.
-Measured: not yet.
+Measured: 1.564 nats on tiny Shakespeare's last 5 % (1 seed, H200, commit
+cde32d8).
 
   python train.py --config=configs/minlstm_characters.py
 """

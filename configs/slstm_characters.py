@@ -3,7 +3,8 @@
 The recipe of minGRU, see configs/base_characters.py.
 
 Published: none.
-Measured: not yet.
+Measured: 1.567 nats on tiny Shakespeare's last 5 % (1 seed, H200, commit
+cde32d8).
 
   python train.py --config=configs/slstm_characters.py
 """

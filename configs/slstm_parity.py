@@ -4,7 +4,7 @@ Source: the number is of the xLSTM of Beck et al., 2024, with two blocks, tested
 on lengths from 40 to 256; recipe and lengths here are ours.
 
 Published: 1.00 with another recipe.
-Measured: 1.0000 at every length from 40 (1 seed, 2 CPU cores, commit 013f410).
+Measured: 1.0000 at length 2,048 (5 seeds, H200, commit cde32d8).
 
   python train.py --config=configs/slstm_parity.py
 """

@@ -111,6 +111,7 @@ OPTIONS = {
     'recurrent_kernel_init': INITS,
     'bias_init': INITS,
     'forget_bias': (*NUMBERS, None),
+    'chrono_steps': (*STRANGE, True, nan, inf, -1, 0, 2, 9.5, '9'),
     'gamma': (*NUMBERS, None, -0.1),
     'epsilon': (*POSITIVE, None),
     'recurrent_scale': (*NUMBERS, None, -1.0),

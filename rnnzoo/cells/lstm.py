@@ -120,6 +120,7 @@ class LSTM(recurrent.RecurrentLayer[LSTMCarry]):
     settings.within(forget_bias, 'forget_bias')
     forget_init = initializers.shifted(bias_init, forget_bias)
     if chrono_steps is not None:
+      settings.positive(chrono_steps, 'chrono_steps')
       settings.within(chrono_steps, 'chrono_steps', least=3)
       if forget_bias:
         raise ValueError(

@@ -332,5 +332,21 @@ class SLSTMTest(parameterized.TestCase):
     np.testing.assert_array_equal(layer.recurrent_kernel[...], 0)
 
 
+class LSTMTest(absltest.TestCase):
+
+  def test_chrono(self):
+    layer = rnnzoo.LSTM(IN, 400, chrono_steps=100, rngs=nnx.Rngs(0))
+    i, f, o, g = layer.bias[...]
+    np.testing.assert_array_equal(i, -f)
+    np.testing.assert_array_equal(jnp.stack([o, g]), 0)
+    # u of log u is uniform on 1 to 99.
+    u = np.sort(np.exp(np.asarray(f, np.float64)))
+    np.testing.assert_allclose(u, np.linspace(1, 99, 400), atol=8)
+    with self.assertRaisesRegex(ValueError, 'which forget_bias=1 shifts'):
+      rnnzoo.LSTM(IN, 8, chrono_steps=9, forget_bias=1, rngs=nnx.Rngs(0))
+    with self.assertRaisesRegex(ValueError, 'chrono_steps needs use_bias=True'):
+      rnnzoo.LSTM(IN, 8, chrono_steps=9, use_bias=False, rngs=nnx.Rngs(0))
+
+
 if __name__ == '__main__':
   absltest.main()
