@@ -342,6 +342,28 @@ def newton() -> str:
   return '\n'.join(lines)
 
 
+def large_batches() -> str:
+  """Returns the table of many rows, kernels beside 'scan'."""
+  data = load('large_batches_h200.json')
+  times = _by_direction(data['rows'], 'layer', 'batch', 'time', 'features')
+  lines = [
+      "| layer | batch x time x features | `'pallas'` | `'scan'` |",
+      '|---|---|---|---|',
+  ]
+  for (layer, *sizes), own in sorted(times.items()):
+    lines.append(
+        f'| `{layer}` | {" x ".join(map(str, sizes))} |'
+        f' {_two(own["pallas"], 2)} | {_two(own["scan"], 2)} |'
+    )
+  lines += [
+      '',
+      f'{data["device"]}, jax {data["jax"]}, {data["date"]}, commit'
+      f' {data["commit"][:7]}. Milliseconds forward / forward and backward;'
+      ' bfloat16, with the projection, medians of calls in flight.',
+  ]
+  return '\n'.join(lines)
+
+
 def newton_h200() -> str:
   """Returns the table of paths over time on a GPU, Newton's among them."""
   data = load('newton_h200.json')
@@ -612,7 +634,10 @@ def libraries() -> str:
 TABLES = {
     'README.md': {'row_smnist': row_smnist, 'gpu_runs': gpu_runs},
     'docs/benchmarks/cpu.md': {'cpu_peers': cpu_peers},
-    'docs/benchmarks/dense.md': {'dense_h200': dense_h200},
+    'docs/benchmarks/dense.md': {
+        'dense_h200': dense_h200,
+        'large_batches': large_batches,
+    },
     'docs/benchmarks/index.md': {'units_and_batch': units_and_batch},
     'docs/benchmarks/ladder.md': {'agru_ladder': agru_ladder},
     'docs/benchmarks/linear.md': {'linear_h200': linear_h200},

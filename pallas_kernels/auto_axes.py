@@ -43,7 +43,7 @@ def over_batch(
     positions: a tree of the batch's axes, a prefix of that of `operands`.
     out_positions: the same for the results; `WHOLE` where they are summed.
   """
-  if target.interpret or not _may_be_split(operands):
+  if target.interpret or not may_be_split(operands):
     return function(*operands)
   flat, tree = jax.tree.flatten(operands)
   out_tree: list[Any] = []
@@ -63,7 +63,7 @@ def over_batch(
   return jax.tree.unflatten(out_tree[0], results)
 
 
-def _may_be_split(operands: Any) -> bool:
+def may_be_split(operands: Any) -> bool:
   """Whether XLA may shard these arrays over several devices."""
   types = map(jax.typeof, jax.tree.leaves(operands))
   meshes = [t.sharding.mesh for t in types] + [jax.sharding.get_abstract_mesh()]

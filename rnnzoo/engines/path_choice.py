@@ -80,6 +80,7 @@ class Run:
       argument.
     static: hashable arguments.
     label: of the recurrence in notes.
+    slower_kernel: why a kernel is not tried where others are left; '' if it is.
     kernel_or_none: whether only a kernel is wanted: where none can run, its
       error is raised. Programs for other platforms than GPUs run another path
       all the same.
@@ -89,6 +90,7 @@ class Run:
   paths: tuple[Callable[..., Any], ...]
   static: tuple[Any, ...]
   label: str
+  slower_kernel: str = ''
   kernel_or_none: bool = False
 
   def __call__(self, operands: Any) -> Any:
@@ -117,6 +119,11 @@ class Run:
     if not rest:
       return name, path.without_others(operands)
     following = dataclasses.replace(self, names=tuple(rest))
+    if name == 'pallas' and self.slower_kernel:
+      if self.kernel_or_none:
+        raise NotImplementedError(self.slower_kernel)
+      passed_over.append((name, self.slower_kernel))
+      return following._first(operands, passed_over)
     try:
       if name != 'pallas' or targets.is_interpreting():
         return name, path(operands)

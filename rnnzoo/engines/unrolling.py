@@ -26,6 +26,7 @@ from rnnzoo import checks
 from rnnzoo import contract
 from rnnzoo import settings
 from rnnzoo.engines import call as call_lib
+from rnnzoo.engines import costs
 from rnnzoo.engines import linear_parts
 from rnnzoo.engines import partitioning
 from rnnzoo.engines import path_choice
@@ -253,12 +254,14 @@ def run(
     operands = operands._replace(reset=reset)
 
   linear = isinstance(cell, cell_lib.LinearCell)
+  is_free = implementation is None and not linear
   x = path_choice.marked(operands.x, implementation)
   choice = path_choice.Run(
       names=selection.names(implementation, linear),
       paths=(paths.scan, paths.associative_scan, paths.pallas),
       static=(cell, projection, call),
       label=type(cell).__name__,
+      slower_kernel=costs.slower_kernel(operands, call) if is_free else '',
       kernel_or_none=call.both_directions,
   )
   return choice.take(operands._replace(x=x), x.shape)

@@ -21,9 +21,10 @@ from rnnzoo.training import command_line as unused_command_line  # noqa: F401
 
 def run(arguments: list[str]) -> tuple[int, str, str]:
   """Returns the exit code, the output and the errors of a run."""
-  with tempfile.TemporaryFile('w+') as output, tempfile.TemporaryFile(
-      'w+'
-  ) as errors:
+  with (
+      tempfile.TemporaryFile('w+') as output,
+      tempfile.TemporaryFile('w+') as errors,
+  ):
     child = os.fork()
     if not child:
       os.dup2(output.fileno(), 1)

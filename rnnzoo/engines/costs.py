@@ -1,0 +1,40 @@
+"""When `lax.scan` is faster than a GPU kernel, by measurement.
+
+A kernel of the family 'dense' keeps R on the chip and takes a batch in pieces,
+one after the other. A step of `lax.scan` multiplies all rows at once: with many
+rows of a large R arithmetic is the limit, and the library's product wins. The
+times are in benchmarks/large_batches_h200.json.
+"""
+
+import jax.numpy as jnp
+
+from pallas_kernels import auto_axes
+from rnnzoo.engines import call as call_lib
+
+# Units of a head and rows of a batch from which 'scan' is faster, with one head
+# and arrays of 16 bits. Measured: LSTM and GRU of 512 and 768 units.
+_UNITS = 640
+_ROWS = 1024
+
+
+def slower_kernel(operands: call_lib.Operands, call: call_lib.Call) -> str:
+  """Returns why `None` passes over the kernels; '' where it does not.
+
+  Args:
+    operands: of the recurrence on this device.
+    call: its options.
+  """
+  kernel = operands.recurrent_kernel
+  if kernel is None or jnp.dtype(kernel.dtype).itemsize != 2:
+    return ''
+  heads = kernel.shape[1] // (1 + call.both_directions)
+  units = kernel.shape[-1]
+  rows = operands.x.shape[1 if call.time_major else 0]
+  if heads > 1 or units < _UNITS or not isinstance(rows, int) or rows < _ROWS:
+    return ''
+  if auto_axes.may_be_split(operands):
+    return ''  # A device may have few of the rows.
+  return (
+      f"'scan' is faster than the kernels, as measured, from {_ROWS:,} rows of"
+      f' a head with {_UNITS} units; these are {rows:,} of {units}.'
+  )

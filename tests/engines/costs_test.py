@@ -1,0 +1,77 @@
+"""Where `None` passes over the kernels, since 'scan' is faster."""
+
+from unittest import mock
+
+from absl.testing import absltest
+from absl.testing import parameterized
+from flax import nnx
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels import targets
+import rnnzoo
+from rnnzoo.engines import path_choice
+
+IS_FASTER = "'scan' is faster than the kernels, as measured, from 1,024 rows"
+
+
+class SlowerKernelTest(parameterized.TestCase):
+
+  def choices(self, batch, features=768, make=rnnzoo.LSTM, **options):
+    """Returns the choices of a layer on a GPU, and runs nothing."""
+    options = {'dtype': jnp.bfloat16, **options}
+    build = lambda: make(8, features, rngs=nnx.Rngs(0), **options)
+    graphdef, state = nnx.split(nnx.eval_shape(build))
+    x = jax.ShapeDtypeStruct((batch, 4, 8), jnp.float32)
+    call = lambda state, x: nnx.merge(graphdef, state)(x)
+    on_gpu = mock.patch.object(targets, 'platform', lambda: 'gpu')
+    with on_gpu, path_choice.noted() as choices:
+      jax.eval_shape(call, state, x)
+    return choices
+
+  @parameterized.parameters(
+      {'batch': 1024},
+      {'batch': 16384, 'make': rnnzoo.GRU, 'dtype': jnp.float16},
+      {'batch': 2048, 'features': 1536},
+  )
+  def test_takes_scan(self, **case):
+    (choice,) = self.choices(**case)
+    self.assertEqual(choice.path, 'scan')
+    ((path, reason),) = choice.passed_over
+    self.assertEqual(path, 'pallas')
+    self.assertStartsWith(reason, IS_FASTER)
+
+  def test_both_directions(self):
+    make = lambda *sizes, **options: rnnzoo.Bidirectional(
+        rnnzoo.LSTM, *sizes, **options
+    )
+    self.assertEqual(
+        [c.path for c in self.choices(1024, make=make)], ['scan'] * 2
+    )
+
+  @parameterized.parameters(
+      {'batch': 1023},
+      {'batch': 4096, 'features': 512},
+      {'batch': 4096, 'num_heads': 2},
+      {'batch': 4096, 'dtype': jnp.float32},
+      {'batch': 4096, 'make': rnnzoo.MinGRU},
+      {'batch': 4096, 'make': rnnzoo.IndRNN},
+  )
+  def test_tries_kernels(self, **case):
+    for choice in self.choices(**case):
+      for _, reason in choice.passed_over:
+        self.assertNotStartsWith(reason, IS_FASTER)
+
+  def test_a_name_is_obeyed(self):
+    with self.assertRaisesRegex(NotImplementedError, 'GPU kernels need'):
+      self.choices(1024, implementation='pallas')
+
+  def test_devices_may_have_fewer_rows(self):
+    with mock.patch.object(jax, 'device_count', lambda: 4):
+      (choice,) = self.choices(1024)
+    ((_, reason),) = choice.passed_over
+    self.assertNotStartsWith(reason, IS_FASTER)
+
+
+if __name__ == '__main__':
+  absltest.main()
