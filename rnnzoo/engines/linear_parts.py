@@ -72,5 +72,5 @@ def _pallas(*arguments):
 
 
 def _by(solve, cell, projection, reverse, over, operands, options=None):
-  del options  # All of them are a Newton iteration's.
+  del options  # Those of other recurrences.
   return associative.unroll(cell, projection, operands, reverse, solve, over)

@@ -140,7 +140,7 @@ def _pallas(reverse: bool, over, operands):
 
 
 def _by_xla(solve, reverse: bool, over, operands, options=None):
-  del options  # All of them are a Newton iteration's.
+  del options  # Those of other recurrences.
   a, b, h0, reset = operands
   a, b = a.astype(h0.dtype), b.astype(h0.dtype)
   a, b = associative.restarted(a, b, reset, jnp.zeros_like(h0[:, None]))

@@ -76,8 +76,8 @@ class Run:
     names: of paths, in the order in which they are tried.
     paths: functions of (*static, operands), one for each of
       `selection.IMPLEMENTATIONS`; they raise NotImplementedError where they
-      cannot run. That of 'associative_scan' takes settings as well, as its last
-      argument.
+      cannot run. Those of 'scan' and 'associative_scan' take settings as well,
+      as their last argument.
     static: hashable arguments.
     label: of the recurrence in notes.
     slower_kernel: why a kernel is not tried where others are left; '' if it is.
@@ -105,7 +105,7 @@ class Run:
     if notes is not None:
       notes.append(
           Choice(
-              path=path if isinstance(path, str) else 'associative_scan',
+              path=selection.name_of(path),
               cell=self.label,
               shape=tuple(shape),
               passed_over=tuple(passed_over),
@@ -149,9 +149,9 @@ class _Path:
 
   def __call__(self, operands: Any) -> Any:
     arguments = *self.run.static, operands
-    named = isinstance(self.name, str)
-    name = self.name if named else 'associative_scan'
+    name = selection.name_of(self.name)
     path = self.run.paths[selection.IMPLEMENTATIONS.index(name)]
+    named = isinstance(self.name, str)
     return path(*arguments) if named else path(*arguments, self.name)
 
   def without_others(self, operands: Any) -> Any:

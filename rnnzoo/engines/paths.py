@@ -25,12 +25,20 @@ Call = call_lib.Call
 Operands = call_lib.Operands
 
 _DEFAULTS = selection.AssociativeScan()
+_SCAN_DEFAULTS = selection.Scan()
 
 
-def scan(cell, projection, call: Call, operands: Operands):
+def scan(
+    cell,
+    projection,
+    call: Call,
+    operands: Operands,
+    options: selection.Scan = _SCAN_DEFAULTS,
+):
   """Runs a cell by `lax.scan`, over time-major arrays."""
   if call.both_directions:
-    return _in_turn(scan, cell, projection, call, operands)
+    path = functools.partial(scan, options=options)
+    return _in_turn(path, cell, projection, call, operands)
   operands = _swap(operands, call)
   operands = with_carries(cell, projection, operands, operands.x.shape[1])
   if isinstance(cell, cell_lib.LinearCell):
@@ -40,7 +48,9 @@ def scan(cell, projection, call: Call, operands: Operands):
     weights = operands.params, operands.weights
     operands = operands._replace(params={}, weights=weights)
     cell = _Affine()
-  plan = scan_lib.make_plan(cell, projection, operands, call)
+  plan = scan_lib.make_plan(
+      cell, projection, operands, call, **dataclasses.asdict(options)
+  )
   carry, carries = scan_lib.unroll(plan, operands)
   return carry, _swap(carries, call)
 

@@ -78,6 +78,8 @@ def make_plan(
     project: Callable[[Any, Any], cell_lib.Gates],
     operands: call_lib.Operands,
     call: call_lib.Call,
+    keep: str | None = None,
+    chunk: int | None = None,
 ) -> scan_steps.Plan:
   """Chooses the length of chunks, and whether recurrent gates are saved.
 
@@ -86,19 +88,23 @@ def make_plan(
     project: as for `Plan`.
     operands: time-major, with a carry.
     call: static options.
+    keep: as for `selection.Scan`.
+    chunk: likewise.
   """
   time = operands.x.shape[0]
   width = math.prod(operands.carry[0].shape)
   saved = time * cell.recurrent_gates * width
+  few = not export.is_symbolic_dim(saved) and saved <= _SAVED_ELEMENTS
+  if chunk is None or not isinstance(time, int):
+    chunk = chunk_length(time, cell.input_gates * width)
+  chunk = min(chunk, time)
   return scan_steps.Plan(
       cell=cell,
       project=project,
       # Equal plans share a compilation: the layout is always this one.
       call=dataclasses.replace(call, time_major=True, out_dtype=None),
-      chunk=chunk_length(time, cell.input_gates * width),
-      save_gates=(
-          not export.is_symbolic_dim(saved) and saved <= _SAVED_ELEMENTS
-      ),
+      chunk=chunk,
+      save_gates=few if keep is None else keep == 'gates',
   )
 
 

@@ -59,11 +59,50 @@ class AssociativeScan:
       settings.positive(self.window, 'window')
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Scan:
+  """`implementation='scan'` with settings of its own: memory against time.
+
+  It is accepted wherever a name is. A gradient always keeps x and the carry
+  after every step. The gates W x + b are formed again in the backward pass,
+  for some steps at once.
+
+  >>> import rnnzoo
+  >>> from flax import nnx
+  >>> path = rnnzoo.Scan(keep='carries', chunk=64)
+  >>> layer = rnnzoo.GRU(3, 8, implementation=path, rngs=nnx.Rngs(0))
+
+  Attributes:
+    keep: 'gates' keeps the recurrent gates R h of every step as well;
+      'carries' forms them again, which takes one more product in all; None
+      keeps them where they have at most 2^22 numbers. A cell that is linear in
+      its carry, or has no R, has no such gates.
+    chunk: steps whose input gates, and whose linearisation in the backward
+      pass, exist at once; None for as many as suit the device.
+  """
+
+  keep: str | None = None
+  chunk: int | None = None
+
+  def __post_init__(self):
+    if self.keep is not None:
+      settings.choice(self.keep, ('carries', 'gates'), 'keep')
+    if self.chunk is not None:
+      settings.positive(self.chunk, 'chunk')
+
+
 # A path by its name, or with settings.
-Path = str | AssociativeScan
+Path = str | AssociativeScan | Scan
 Implementation = Path | Sequence[Path] | None
 
 IMPLEMENTATIONS = ('scan', 'associative_scan', 'pallas')
+
+
+def name_of(path: Path) -> str:
+  """Returns the name of a path, which may have settings."""
+  if isinstance(path, Scan):
+    return 'scan'
+  return 'associative_scan' if isinstance(path, AssociativeScan) else path
 
 
 def check_known(shape: Sequence[int]) -> None:
@@ -106,13 +145,14 @@ def check_implementation(implementation: Implementation) -> None:
     return
   if isinstance(given, Path):
     given = (given,)
-  known = lambda path: isinstance(path, AssociativeScan) or (
+  known = lambda path: isinstance(path, (AssociativeScan, Scan)) or (
       isinstance(path, str) and path in IMPLEMENTATIONS
   )
   if not isinstance(given, Sequence) or not given or not all(map(known, given)):
     raise ValueError(
         f'implementation must be None, one of {IMPLEMENTATIONS}, an'
-        ' rnnzoo.AssociativeScan with settings, or a sequence of these, got'
+        ' rnnzoo.AssociativeScan or rnnzoo.Scan with settings, or a sequence of'
+        ' these, got'
         f' {implementation!r}.'
     )
 

@@ -80,8 +80,8 @@ class ConstructorTest(parameterized.TestCase):
     with self.assertRaisesRegex(
         ValueError,
         r"implementation must be None, one of \('scan', 'associative_scan',"
-        r" 'pallas'\), an rnnzoo.AssociativeScan with settings, or a sequence"
-        r' of these, got .*(cuda|\(\))',
+        r" 'pallas'\), an rnnzoo.AssociativeScan or rnnzoo.Scan with settings,"
+        r' or a sequence of these, got .*(cuda|\(\))',
     ):
       make(rnnzoo.GRU, implementation=implementation)
 
@@ -215,8 +215,16 @@ class ImplementationTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, message):
       rnnzoo.AssociativeScan(**options)
 
-  def test_settings_are_accepted_wherever_a_name_is(self):
-    path = rnnzoo.AssociativeScan(window=2)
+  @parameterized.parameters(
+      ({'keep': 'all'}, r"keep must be one of .*'gates'.* got 'all'"),
+      ({'chunk': 0}, 'chunk must be a positive int, got 0'),
+  )
+  def test_settings_of_scan(self, options, message):
+    with self.assertRaisesRegex(ValueError, message):
+      rnnzoo.Scan(**options)
+
+  @parameterized.parameters(rnnzoo.AssociativeScan(window=2), rnnzoo.Scan())
+  def test_settings_are_accepted_wherever_a_name_is(self, path):
     for name in ('GRU', 'MinGRU'):
       layer = make(rnnzoo.LAYERS[name], implementation=['pallas', path])
       self.assertEqual(jax.eval_shape(layer, x).shape, (BATCH, TIME, FEATURES))
