@@ -2,10 +2,13 @@
 
 import contextlib
 import dataclasses
+import functools
 import io
 import json
 import pathlib
+import shutil
 import sys
+import tempfile
 from unittest import mock
 
 from absl import flags
@@ -38,6 +41,23 @@ class TextTask(made_up_task.SignTask):
     yield from (prompt, '!', '?')
 
 
+TASKS = {'sign': TextTask, 'mute': made_up_task.SignTask}
+
+
+@functools.cache
+def finished() -> tuple[training.Experiment, dict]:
+  """Returns a run that is done, for copies, and its report."""
+  config = made_up_task.base_config()
+  config.update(
+      task='sign', num_epochs=2, num_seeds=2, eval_batch_size=4, seed=3
+  )
+  config.optimizer.learning_rate = 0.03
+  workdir = pathlib.Path(tempfile.mkdtemp()) / 'run'
+  experiment = training.prepare(config, str(workdir), 'sign')
+  with contextlib.redirect_stdout(io.StringIO()):
+    return experiment, training.train_and_evaluate(experiment)
+
+
 class TrainedTest(absltest.TestCase):
 
   def setUp(self):
@@ -45,17 +65,11 @@ class TrainedTest(absltest.TestCase):
     flags.FLAGS.mark_as_parsed()
     self.addCleanup(endings.set_name, endings.name())
     endings.set_name('train.py')  # Another test of this process may be rnnzoo.
-    self.config = made_up_task.base_config()
-    self.config.update(
-        task='sign', num_epochs=2, num_seeds=2, eval_batch_size=4, seed=3
-    )
-    self.config.optimizer.learning_rate = 0.03
+    self.enter_context(mock.patch.object(tasks, 'TASKS', TASKS))
+    done, self.report = finished()
     self.workdir = pathlib.Path(self.create_tempdir().full_path) / 'run'
-    self.tasks = {'sign': TextTask, 'mute': made_up_task.SignTask}
-    self.enter_context(mock.patch.object(tasks, 'TASKS', self.tasks))
-    self.experiment = training.prepare(self.config, str(self.workdir), 'sign')
-    with contextlib.redirect_stdout(io.StringIO()):
-      self.report = training.train_and_evaluate(self.experiment)
+    shutil.copytree(done.workdir, self.workdir)
+    self.experiment = done._replace(workdir=self.workdir)
 
   def test_fields_of_data_are_those_of_the_task(self):
     path = self.workdir / 'config.json'
