@@ -10,6 +10,7 @@ import dataclasses
 import datetime
 import functools
 import json
+import os
 import pathlib
 
 from absl import app
@@ -64,6 +65,7 @@ def main(argv) -> None:
   if _OUTPUT.value:
     result = {
         'device': jax.devices()[0].device_kind,
+        'cores': os.cpu_count(),
         'sizes': [BATCH, TIME, IN_FEATURES, FEATURES],
         'jax': jax.__version__,
         'date': datetime.datetime.now(datetime.UTC).date().isoformat(),

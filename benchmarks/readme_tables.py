@@ -342,6 +342,49 @@ def newton() -> str:
   return '\n'.join(lines)
 
 
+def transformations() -> str:
+  """Returns the table of transformations, with the reasons as notes."""
+  path = ROOT / 'docs' / 'transformations.json'
+  data = json.loads(path.read_text(encoding='utf-8'))
+  notes: list[str] = []
+
+  def cell(told):
+    if told != 'yes' and told not in notes:
+      notes.append(told)
+    return told if told == 'yes' else f'no ({notes.index(told) + 1})'
+
+  lines = [
+      '|  | ' + ' | '.join(f'`{title}`' for title in data) + ' |',
+      '|---|' + '---|' * len(data),
+  ]
+  for name in next(iter(data.values())):
+    cells = [cell(column[name]) for column in data.values()]
+    lines.append(f'| {name} | ' + ' | '.join(cells) + ' |')
+  lines.append('')
+  lines += [f'{i}. `{note}`' for i, note in enumerate(notes, 1)]
+  return '\n'.join(lines)
+
+
+def memory() -> str:
+  """Returns the table of what is kept between forward and backward."""
+  data = load('memory_cpu.json')
+  lines = ['| layer | path | MiB | ms |', '|---|---|---|---|']
+  for row in data['rows']:
+    lines.append(
+        f'| `{row["layer"]}` | `{row["setting"]}` |'
+        f' {row["temp_bytes"] / 2**20:.0f} | {row["median_ms"]:.0f} |'
+    )
+  batch, time, in_features, features = data['sizes']
+  lines += [
+      '',
+      f'Batch {batch}, {time:,} steps, {in_features} to {features} features,'
+      f' float32, a gradient; {data["cores"]} CPU cores, jax {data["jax"]},'
+      f' {data["date"]}, commit {data["commit"]}. MiB: temporary memory by'
+      ' XLA; x, y and the parameters are not among them.',
+  ]
+  return '\n'.join(lines)
+
+
 def large_batches() -> str:
   """Returns the table of many rows, kernels beside 'scan'."""
   data = load('large_batches_h200.json')
@@ -643,7 +686,12 @@ TABLES = {
     'docs/benchmarks/linear.md': {'linear_h200': linear_h200},
     'docs/benchmarks/planning.md': {'planning': planning},
     'docs/benchmarks/rl.md': {'scanned_rnn': scanned_rnn},
-    'docs/choosing.md': {'newton_h200': newton_h200, 'newton': newton},
+    'docs/choosing.md': {
+        'transformations': transformations,
+        'memory': memory,
+        'newton_h200': newton_h200,
+        'newton': newton,
+    },
     'docs/benchmarks/peers.md': {'peers': peers},
     'docs/benchmarks/tasks.md': {
         'text': text,

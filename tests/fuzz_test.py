@@ -414,6 +414,7 @@ class FuzzTest(parameterized.TestCase):
     self.assertEmpty(run(source, 0, 100))
 
   @parameterized.named_parameters(*NAMED)
+  @pytest.mark.slow
   def test_good_calls_work(self, source):
     # Otherwise an error could be about something else.
     done = set()

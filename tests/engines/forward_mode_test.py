@@ -191,6 +191,7 @@ class ForwardModeTestCase(parameterized.TestCase):
 
 class QuickTest(ForwardModeTestCase):
 
+  @pytest.mark.slow
   def test_agrees_with_reference(self):
     self.check('AGRU', 'scan', 'plain')
 

@@ -90,17 +90,19 @@ class Numbers(parameterized.TestCase):
 
 class FewNumbersTest(Numbers):
 
+  @pytest.mark.slow
   def test_shard_map(self):
     self.assert_same_in_shard_map(FEW)
 
-  @parameterized.parameters('Explicit', 'Auto')
-  def test_jit(self, kind):
+  @pytest.mark.slow
+  def test_jit_with_explicit_axes(self):
+    self.assert_same_under_jit('Explicit', FEW[:1] + BLOCKS[:1])
+
+  def test_jit_with_auto_axes(self):
     names = FEW[:1]
-    if kind == 'Explicit':
-      names += BLOCKS[:1]
-    if abstract_gpu.RUNS and kind == 'Auto':
+    if abstract_gpu.RUNS:
       names += ('IndRNN-two-given-pallas',)
-    self.assert_same_under_jit(kind, names)
+    self.assert_same_under_jit('Auto', names)
 
 
 @pytest.mark.slow

@@ -154,6 +154,7 @@ class RunTest(absltest.TestCase):
           code = error.code
     return code, out.getvalue(), err.getvalue()
 
+  @pytest.mark.slow
   def test_sequences_are_gone(self):
     config = make_config('sequences', self.directory)
     train(config, self.run_path)

@@ -159,6 +159,7 @@ class DamageTestCase(RunFilesTestCase):
 
 class DamagedFilesTest(DamageTestCase):
 
+  @pytest.mark.slow
   def test_some(self):
     names = [name for name in self.names() if 'checkpoints/' not in name]
     self.assertContainsSubset(
