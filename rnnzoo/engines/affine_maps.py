@@ -17,6 +17,7 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
+from pallas_kernels import sharding
 from rnnzoo import cell as cell_lib
 from rnnzoo.engines import associative
 
@@ -103,6 +104,8 @@ def over_time(compose: Callable[[Any, Any], Any], elements, *, reverse: bool):
     elements: arrays [T, ...].
     reverse: whether time runs from the last step to the first.
   """
+  # Compositions vary over the devices of a `jax.shard_map` if any element does.
+  elements = sharding.alike(elements)
   run = _in_blocks if on_cpu() else lax.associative_scan
   return run(compose, elements, reverse=reverse)
 

@@ -150,9 +150,11 @@ TRANSFORMATIONS: Mapping[str, Callable[[Programs], None]] = {
 
 
 def split(make: Callable[[], nnx.Module]) -> tuple[Call, nnx.State]:
-  # flax's layer holds random state as well.
+  # flax's layer holds random state as well, and needs variables of each trace.
   graphdef, params, rest = nnx.split(make(), nnx.Param, ...)
-  return lambda params, x: nnx.merge(graphdef, params, rest)(x), params
+  copy = lambda state: jax.tree.map(lambda a: a, state)
+  call = lambda params, x: nnx.merge(graphdef, copy(params), copy(rest))(x)
+  return call, params
 
 
 def of_layers(
@@ -224,7 +226,7 @@ class TransformationsTest(absltest.TestCase):
   @pytest.mark.slow
   def test_as_documented(self):
     wanted = json.loads(PATH.read_text(encoding='utf-8'))
-    for title, cells in table(('GRU', 'MinGRU', 'IndRNN')).items():
+    for title, cells in table(('GRU', 'IndRNN')).items():
       if 'flax' not in title:  # It may learn something.
         self.assertEqual(cells, wanted[title], msg=title)
 
