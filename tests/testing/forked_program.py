@@ -15,7 +15,7 @@ import sys
 import tempfile
 import warnings
 
-# What takes a while to import, in every child.
+# The slowest import, once for all children.
 from rnnzoo.training import command_line as unused_command_line  # noqa: F401
 
 
