@@ -428,12 +428,16 @@ class RunDirectoryTest(RunFilesTestCase):
 class EveryDamageTest(DamageTestCase):
 
   def test_all(self):
-    # Nothing of the older checkpoint is read while the newer one is whole.
-    older = [name for name in self.names() if 'checkpoints/2/' in name]
-    names = [name for name in self.names() if name not in older]
-    self.assertNotEmpty(older)
+    # A manifest has the digests of all other files of its checkpoint.
+    inner = [
+        name
+        for name in self.names()
+        if 'checkpoints/' in name and not name.endswith('/manifest.json')
+    ]
+    names = [name for name in self.names() if name not in inner]
+    self.assertNotEmpty(inner)
     self.check_damages(names, DAMAGES, repeats=1)
-    self.check_damages(older, ('deleted', 'flipped'), repeats=1)
+    self.check_damages(inner, ('deleted', 'flipped', 'longer'), repeats=1)
 
 
 if __name__ == '__main__':
