@@ -87,22 +87,22 @@ class PlatformsTest(parameterized.TestCase):
   def test_cpu_beside_a_gpu(self):
     self.check('MinGRU')
 
-  @pytest.mark.slow
   @parameterized.parameters('Elman', 'LSTM', 'SLSTM', 'GRU')
+  @pytest.mark.slow
   def test_cpu_beside_a_gpu_others(self, name):
     self.check(name)
 
-  @pytest.mark.slow
   @parameterized.parameters(
       'AGRU', 'AntisymmetricRNN', 'IndRNN', 'IRevRNN', 'MinLSTM'
   )
+  @pytest.mark.slow
   def test_resets_masks_and_reverse(self, name):
     reset = jnp.arange(36).reshape(4, 9) % 5 == 0
     lengths = jnp.array([9, 0, 1, 5])
     self.check(name, reset=reset, seq_lengths=lengths, reverse=True)
 
-  @pytest.mark.slow
   @parameterized.parameters('LSTM', 'MinGRU')
+  @pytest.mark.slow
   def test_export_for_both(self, name):
     if not abstract_gpu.RUNS:
       return
@@ -142,8 +142,8 @@ class PlatformsTest(parameterized.TestCase):
     f, _ = gradient(make('scan'), reset=reset)
     self.assertLess(largest_difference(cpu, jax.jit(f)(params, x)), 1e-5)
 
-  @pytest.mark.slow
   @parameterized.parameters('GRU', 'MinGRU', 'IndRNN')
+  @pytest.mark.slow
   def test_other_derivatives(self, name):
     """Forward mode and second derivatives are those of the other path."""
     if not abstract_gpu.RUNS:

@@ -176,6 +176,7 @@ class AnyLayerTest(parameterized.TestCase):
 
 class EdgesTest(parameterized.TestCase):
 
+  @pytest.mark.slow
   def test_gradient_of_an_empty_batch_is_zero(self):
     layer = rnnzoo.AGRU(3, 4, rngs=nnx.Rngs(0))
     grads = nnx.grad(lambda layer: layer(jnp.ones((0, 5, 3))).sum())(layer)

@@ -222,8 +222,8 @@ class SLSTMBlockTest(parameterized.TestCase):
     equal(np.asarray(grads[1])[~mask], 0)
     jax.tree.map(equal, grads[0], other_grads[0])
 
-  @pytest.mark.slow
   @parameterized.parameters({}, {'time_major': True})
+  @pytest.mark.slow
   def test_reverse(self, **options):
     block = make()
     carry = carry_of(block, BATCH)
@@ -287,8 +287,8 @@ class SLSTMBlockTest(parameterized.TestCase):
       dots = jax.tree.map(lambda g, d: np.sum(g * d), grads, direction)
       close(sum(jax.tree.leaves(dots)), numeric, rtol=1e-7)
 
-  @pytest.mark.slow
   @parameterized.parameters('associative_scan', 'scan')
+  @pytest.mark.slow
   def test_paths_and_transforms(self, implementation):
     block, other = make(), make(implementation=implementation)
     run = lambda block, x: block.unroll(x, reset=reset)

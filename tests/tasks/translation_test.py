@@ -172,6 +172,7 @@ class TextTest(parameterized.TestCase):
 
 class TaskTest(parameterized.TestCase):
 
+  @pytest.mark.slow
   def test_padding_has_no_effect_on_the_loss(self):
     config = make_config()
     config.model.attention_features = 0
