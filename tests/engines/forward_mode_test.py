@@ -195,6 +195,7 @@ class QuickTest(ForwardModeTestCase):
   def test_agrees_with_reference(self):
     self.check('AGRU', 'scan', 'plain')
 
+  @pytest.mark.slow
   def test_transformations(self):
     self.check_transformations('MinGRU', 'associative_scan')
 

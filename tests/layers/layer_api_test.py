@@ -195,6 +195,7 @@ class ChunksTest(parameterized.TestCase):
   @parameterized.parameters(
       ('LSTM', True), ('AGRU', False), ('MinLSTM', True), ('MinLSTM', False)
   )
+  @pytest.mark.slow
   def test_boundaries_change_nothing(self, variant, reverse):
     layer = make(variant)
     carry = random_layers.carry(layer, BATCH)
