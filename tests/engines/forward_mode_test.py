@@ -274,7 +274,7 @@ class RefusedTest(parameterized.TestCase):
         jax.jit(lambda: tangent('pallas')).lower()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 class NewtonTest(ForwardModeTestCase):
 
   @parameterized.product(
@@ -287,7 +287,7 @@ class NewtonTest(ForwardModeTestCase):
     self.check_transformations('GRU', 'associative_scan')
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 class LayersTest(ForwardModeTestCase):
 
   @parameterized.parameters(*cases())

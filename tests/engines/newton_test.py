@@ -162,7 +162,7 @@ class NewtonTest(parameterized.TestCase):
           (1000, True, 'float32'),
       ],
   )
-  @pytest.mark.slow
+  @pytest.mark.exhaustive
   def test_is_scan_everywhere(self, name, kind):
     time, flags, dtype = kind
     # In float32 both round in each step, which adds up like a random walk.

@@ -155,7 +155,7 @@ class LayersTest(CrossProduct):
     self.check(**case)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 class AllLayersTest(CrossProduct):
 
   @parameterized.named_parameters(
@@ -172,7 +172,7 @@ class NewtonTest(CrossProduct):
     self.check(**case)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 class AllNewtonTest(CrossProduct):
 
   @parameterized.named_parameters(*NEWTON[False])
