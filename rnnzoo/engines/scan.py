@@ -97,7 +97,8 @@ def make_plan(
   few = not export.is_symbolic_dim(saved) and saved <= _SAVED_ELEMENTS
   if chunk is None or not isinstance(time, int):
     chunk = chunk_length(time, cell.input_gates * width)
-  chunk = min(chunk, time)
+  else:
+    chunk = min(chunk, time)
   return scan_steps.Plan(
       cell=cell,
       project=project,
