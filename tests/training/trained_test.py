@@ -65,7 +65,7 @@ class TrainedTest(absltest.TestCase):
     flags.FLAGS.mark_as_parsed()
     self.addCleanup(endings.set_name, endings.name())
     endings.set_name('train.py')  # Another test of this process may be rnnzoo.
-    self.enter_context(mock.patch.object(tasks, 'TASKS', TASKS))
+    self.enter_context(mock.patch.object(tasks, 'TASKS', dict(TASKS)))
     done, self.report = finished()
     self.workdir = pathlib.Path(self.create_tempdir().full_path) / 'run'
     shutil.copytree(done.workdir, self.workdir)
@@ -111,7 +111,7 @@ class TrainedTest(absltest.TestCase):
     with mock.patch.object(TextTask, 'dataset', 'other'):
       with self.assertRaisesRegex(ValueError, "'made up', but .* 'other'"):
         training.load(self.workdir)
-    del self.tasks['sign']
+    del tasks.TASKS['sign']
     with self.assertRaisesRegex(ValueError, 'task must be one of mute; got'):
       training.load(self.workdir)
 
