@@ -44,8 +44,8 @@ class IRevRNNCell(cell.Cell):
 
   a and b are params['a'] and params['b'], [R, F]. Between the passes h and c
   are saved and nothing of the inner steps: the backward pass reruns them from
-  (h, c), exactly and without a division. While it works on a chunk of steps,
-  it holds what it needs of the inner steps of that chunk.
+  (h, c), exactly and without a division. It does so a step at a time, so that
+  more inner steps need no more memory.
   """
 
   input_gates = 1
