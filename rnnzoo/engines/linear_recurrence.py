@@ -83,25 +83,24 @@ def linear_scan(
     raise ValueError(
         f'h0 must be [batch, features] = {(batch, features)}, got {h0.shape}.'
     )
-  if partitioning.is_sharded(b) or partitioning.is_sharded(a):
+  given = a, b, h0, reset
+  if partitioning.is_sharded(given):
     # Sequences and features are independent, and parts of time nearly so.
-    like = b if partitioning.is_sharded(b) else a
-    axes = partitioning.axes_of_run(like, time_major=False, linear=True)
-    where = (0, 1, 2)  # Of batch, time and features.
+    axes = partitioning.axes_of_run((batch, time), linear=True)
+    positions = axes.steps, axes.steps, axes.carry, axes.flags
+    names = partitioning.choose(given, positions, features)
     return partitioning.spread(
-        lambda _, given: linear_scan(
-            *given[:3],
-            reset=given[3],
+        lambda own: linear_scan(
+            *own[:3],
+            reset=own[3],
             reverse=reverse,
-            time_axis_name=over or axes.over,
+            time_axis_name=over or names[1],
             implementation=implementation,
         ),
-        (),
-        (a, b, h0, reset),
-        positions=(where, where, (0, None, 1), (0, 1, None)),
-        out_positions=where,
-        like=like,
-        axes=where,
+        given,
+        positions=positions,
+        out_positions=axes.steps,
+        over=names,
     )
   a, b, h0 = sharding.alike([a, b, h0.astype(dtype)])
   if time == 0:

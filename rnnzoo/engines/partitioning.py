@@ -1,13 +1,16 @@
-"""Batches that are sharded over devices, where the types of arrays say so.
+"""Runs that are sharded over devices, where the types of arrays say so.
 
 On a mesh whose axes are Explicit, as `jax.make_mesh` makes them, the type of an
 array names the mesh axes that it is sharded over. Sequences do not depend on
-each other, so each device runs its own part of the batch: the run over time
-goes into `jax.shard_map`, on every path, GPU kernels included. The transpose
-sums gradients of parameters over the devices and nothing else.
+each other, nor do the heads of a recurrent kernel, nor the features of a linear
+or a diagonal recurrence. So each device runs its own part of them: the run over
+time goes into `jax.shard_map`, on every path, GPU kernels included. What a part
+needs whole is gathered before; the transpose sums its gradients, and returns
+them sharded as the array is.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+import math
 from typing import Any, NamedTuple
 
 from absl import logging
@@ -17,129 +20,246 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 
 Array = jax.Array
+Names = tuple[str, ...]
 Positions = tuple[int | None, ...]
 
 
-def is_sharded(x: Any) -> bool:
-  """Returns whether the type of x says that it is sharded over devices."""
-  return hasattr(x, 'dtype') and any(_explicit(x)[1])
-
-
 class Axes(NamedTuple):
-  """Which axes of a run over time may be over devices.
+  """Where the arrays of a run have the axes that may be over devices.
+
+  Each attribute has a position for every batch axis, one for time and one for
+  features or heads, in this order; None where an array has no such axis.
 
   Attributes:
-    steps: positions of the axes in an array of all steps.
-    carry: the same in a carry, which has no time.
-    over: the mesh axes that time is over.
+    flags: of an array of all steps without features, and of a layer's x.
+    gates: of input gates of all steps.
+    steps: of carries of all steps.
+    lengths: of an array with batch axes only.
+    carry: of a carry.
+    parameters: of parameters, [..., F].
+    heads: of a recurrent kernel, [G, N, D, D].
+    whole: of an array that every part needs whole.
   """
 
-  steps: tuple[int, ...]
+  flags: Positions
+  gates: Positions
+  steps: Positions
+  lengths: Positions
   carry: Positions
-  over: tuple[str, ...]
+  parameters: Positions
+  heads: Positions
+  whole: Positions
 
 
 def axes_of_run(
-    x: Array, time_major: bool, linear: bool, batch_axes: int | None = None
+    shape: Sequence[int], time_major: bool = False, linear: bool = False
 ) -> Axes:
-  """Returns the axes of a run over x that may be over devices.
+  """Returns the axes of a run that may be over devices.
 
   Args:
-    x: inputs of all steps, [..., T, I], or [T, ..., I] if `time_major`.
-    time_major: whether time is the first axis.
+    shape: that of a flag for all steps: batch axes, and time behind them.
+    time_major: whether time is the first axis instead.
     linear: whether the cell is, so that time may be over devices too.
-    batch_axes: number of batch axes, if x has other axes behind time than one.
   """
-  count = x.ndim - 2 if batch_axes is None else batch_axes
+  count = len(shape) - 1
   batch = tuple(range(count))
-  lead = tuple(axis + time_major for axis in batch)
   time = 0 if time_major else count
-  if not linear or not x.shape[time]:
-    return Axes(lead, batch, ())
-  return Axes((*lead, time), (*batch, None), _explicit(x)[1][time])
+  whole = (None,) * count
+  lead = (
+      *(axis + time_major for axis in batch),
+      time if linear and shape[time] else None,
+  )
+  return Axes(
+      flags=(*lead, None),
+      gates=(*lead, -1),
+      steps=(*lead, count + 1),
+      lengths=(*batch, None, None),
+      carry=(*batch, None, count),
+      parameters=(*whole, None, -1),
+      heads=(*whole, None, 1),
+      whole=(*whole, None, None),
+  )
+
+
+def is_sharded(*trees: Any) -> bool:
+  """Returns whether the type of any array says that it is sharded."""
+  return any(any(_explicit(x)[1]) for x in _arrays(trees))
+
+
+def choose(
+    split: Sequence[Any], positions: Sequence[Positions], parts: int = 1
+) -> tuple[Names, ...]:
+  """Returns the mesh axes that each of the independent axes is over.
+
+  An axis is over the same as in the first array that is sharded along it, but
+  not over what an axis before it is over: a parameter that is sharded over the
+  batch's mesh axis, to save memory, is gathered.
+
+  Args:
+    split: arrays and trees of them.
+    positions: for each of `split`, where its arrays have the independent axes.
+    parts: number of heads, or of features that are independent.
+  """
+  over: list[Names] = []
+  last = len(positions[0]) - 1
+  for axis in range(last + 1):
+    taken = {name for names in over for name in names}
+    found: Names = ()
+    for x, where in _flat(split, positions):
+      if found or not isinstance(x, Array):
+        continue
+      position = _position(where[axis], x)
+      if position is None:
+        continue
+      mesh, entries = _explicit(x)
+      names = tuple(n for n in entries[position] if n not in taken)
+      if axis < last or parts % _size(mesh, names) == 0:
+        found = names
+    over.append(found)
+  return tuple(over)
+
+
+def place(
+    split: Sequence[Any],
+    positions: Sequence[Positions],
+    over: Sequence[Names],
+) -> list[Any]:
+  """Returns arrays sharded over these mesh axes, and over no others.
+
+  Args:
+    split: arrays and trees of them.
+    positions: for each of `split`, where its arrays have the independent axes.
+    over: the mesh axes that these are over.
+  """
+  mesh = _mesh(split)
+
+  def placed(part, where):
+    return jax.tree.map(
+        lambda x: _typed(x, mesh, _spec(mesh, over, where, x)), part
+    )
+
+  return list(map(placed, split, positions))
 
 
 def spread(
-    function: Callable[[Any, Any], Any],
-    shared: Any,
-    split: Any,
+    function: Callable[[Any], Any],
+    split: Sequence[Any],
     *,
-    positions: Any,
+    positions: Sequence[Positions],
     out_positions: Any,
-    like: Array,
-    axes: Sequence[int],
+    over: Sequence[Names],
 ) -> Any:
-  """Returns function(shared, split), each device with its part of `split`.
+  """Returns function(split), each device with its part of `split`.
 
-  Without Explicit sharding this is a plain call. Sharding along other axes than
-  the independent ones is undone first, with a warning.
+  What is sharded over other mesh axes than the independent axes are over is
+  gathered, with a warning.
 
   Args:
-    function: (shared, split) -> arrays.
-    shared: arrays that all parts need whole; gathered where they are sharded.
-    split: a tuple of arrays, trees of arrays, or None.
-    positions: for each of `split`, the positions of the independent axes in its
-      arrays.
+    function: of a list like `split`.
+    split: arrays and trees of them, or None.
+    positions: for each of `split`, where its arrays have the independent axes.
     out_positions: a tree of such positions, a prefix of that of the results.
-    like: the array whose type says how the independent axes are sharded.
-    axes: the positions of these axes in `like`.
+    over: from `choose`.
   """
-  mesh, entries = _explicit(like)
-  over = [entries[axis] for axis in axes]
-  others = [e for axis, e in enumerate(entries) if axis not in axes and e]
-  if others:
-    logging.log_first_n(
-        logging.WARNING,
-        'An input of type %s is gathered along its axes that are sharded over'
-        ' %s: a device needs them whole. jax.sharding.reshard shards its batch'
-        ' instead.',
-        1,
-        jax.typeof(like),
-        sorted({name for e in others for name in e}),
-    )
-  if not any(over):
+  used = {name for names in over for name in names}
+  for x in _arrays(split):
+    others = {n for entry in _explicit(x)[1] for n in entry} - used
     if others:
-      split = jax.tree.map(lambda x: _typed(x, mesh, PartitionSpec()), split)
-    return function(shared, split)
-
-  def spec(where: Positions) -> PartitionSpec:
-    placed = {
-        position: names
-        for position, names in zip(where, over, strict=True)
-        if names and position is not None
-    }
-    size = max(placed, default=-1) + 1
-    return PartitionSpec(*(placed.get(i) for i in range(size)))
-
-  def typed(part, where):
-    return jax.tree.map(lambda x: _typed(x, mesh, spec(where)), part)
-
-  split = tuple(map(typed, split, positions))
-  shared = jax.tree.map(lambda x: _typed(x, mesh, PartitionSpec()), shared)
+      logging.log_first_n(
+          logging.WARNING,
+          'An array of type %s is gathered along its axes that are sharded over'
+          ' %s: a device needs them whole. jax.sharding.reshard shards the'
+          ' batch instead, or heads, or features that are independent.',
+          1,
+          jax.typeof(x),
+          sorted(others),
+      )
+  mesh = _mesh(split)
+  split = place(split, positions, over)
+  if not used:
+    return function(split)
+  leaves, tree = jax.tree.flatten(split)
   return jax.shard_map(
-      function,
+      lambda *leaves: function(jax.tree.unflatten(tree, leaves)),
       mesh=mesh,
-      in_specs=(PartitionSpec(), tuple(map(spec, positions))),
-      out_specs=jax.tree.map(spec, out_positions, is_leaf=_is_positions),
-      axis_names={name for names in over for name in names},
-  )(shared, split)
+      in_specs=tuple(
+          _spec(mesh, over, where, x) for x, where in _flat(split, positions)
+      ),
+      out_specs=jax.tree.map(
+          lambda where: _sharded(zip(where, over, strict=True)),
+          out_positions,
+          is_leaf=_is_positions,
+      ),
+      axis_names=_explicit_axes(mesh),
+  )(*leaves)
+
+
+def _arrays(tree: Any) -> list[Array]:
+  return [x for x in jax.tree.leaves(tree) if isinstance(x, Array)]
+
+
+def _flat(split: Sequence[Any], positions: Sequence[Positions]):
+  """Returns pairs of an array and its positions."""
+  return [
+      (x, where)
+      for part, where in zip(split, positions, strict=True)
+      for x in jax.tree.leaves(part)
+  ]
 
 
 def _is_positions(x: Any) -> bool:
   return isinstance(x, tuple) and not any(isinstance(p, tuple) for p in x)
 
 
+def _mesh(tree: Any) -> Any:
+  """Returns the mesh that the arrays are sharded over."""
+  return next(_explicit(x)[0] for x in _arrays(tree) if any(_explicit(x)[1]))
+
+
+def _size(mesh: Any, names: Names) -> int:
+  return math.prod(mesh.shape[name] for name in names)
+
+
+def _position(position: int | None, x: Any) -> int | None:
+  """Returns a position from the start; None if x has no such axis."""
+  rank = len(jax.typeof(x).shape)
+  if position is None or not -rank <= position < rank:
+    return None
+  return position % rank
+
+
+def _spec(
+    mesh: Any, over: Sequence[Names], where: Positions, x: Any
+) -> PartitionSpec:
+  """Returns how x is sharded; a number that features share is whole."""
+  shape = jax.typeof(x).shape
+  placed = []
+  for axis, names in zip(where, over, strict=True):
+    position = _position(axis, x)
+    if position is not None and shape[position] % _size(mesh, names) == 0:
+      placed.append((position, names))
+  return _sharded(placed)
+
+
+def _sharded(placed: Iterable[tuple[int | None, Names]]) -> PartitionSpec:
+  entries = {i: names for i, names in placed if names and i is not None}
+  return PartitionSpec(*map(entries.get, range(max(entries, default=-1) + 1)))
+
+
 def _explicit(x: Array) -> tuple[Any, list[tuple[str, ...]]]:
   """Returns the mesh of x, and the Explicit axes that each axis is over."""
   sharding = jax.typeof(x).sharding
-  mesh = sharding.mesh
-  kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+  known = _explicit_axes(sharding.mesh)
   entries = []
   for entry in sharding.spec:
     names = (entry,) if isinstance(entry, str) else tuple(entry or ())
-    explicit = (n for n in names if kinds.get(n) == AxisType.Explicit)
-    entries.append(tuple(explicit))
-  return mesh, entries
+    entries.append(tuple(n for n in names if n in known))
+  return sharding.mesh, entries
+
+
+def _explicit_axes(mesh: Any) -> set[str]:
+  kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
+  return {name for name, kind in kinds if kind == AxisType.Explicit}
 
 
 def _typed(x: Any, mesh: Any, wanted: PartitionSpec) -> Any:

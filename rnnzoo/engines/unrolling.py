@@ -232,7 +232,7 @@ def run(
     NotImplementedError: the implementation named cannot run this.
   """
   axis = 0 if call.time_major else 1
-  if partitioning.is_sharded(operands.x):
+  if partitioning.is_sharded(operands):
     return _over_devices(cell, projection, operands, call, implementation)
   operands = sharding.alike(operands)
   if operands.x.shape[axis] == 0:
@@ -269,39 +269,26 @@ def run(
 
 
 def _over_devices(cell, projection, operands, call, implementation):
-  """`run`, each device with its part of the batch."""
-
-  def part(shared, split):
-    params, weights, recurrent_kernel = shared
-    x, carry, restart, reset, mask = split
-    own = Operands(
-        params=params,
-        weights=weights,
-        x=x,
-        recurrent_kernel=recurrent_kernel,
-        carry=carry,
-        restart=restart,
-        reset=reset,
-        mask=mask,
-    )
-    return run(cell, projection, own, call, implementation, axes.over)
-
+  """`run`, each device with its part of the batch, of heads or features."""
   linear = isinstance(cell, cell_lib.LinearCell)
-  axes = partitioning.axes_of_run(
-      operands.x, call.time_major, linear, batch_axes=1
+  axes = partitioning.axes_of_run(operands.x.shape[:2], call.time_major, linear)
+  is_given = isinstance(projection, call_lib.Given)
+  # In the order of Operands.
+  positions = (
+      *(axes.parameters, axes.parameters),
+      *(axes.gates if is_given else axes.flags, axes.heads),
+      *(axes.carry, axes.carry, axes.flags, axes.flags),
   )
+  heads = projection.features(operands.weights, operands.x)
+  if operands.recurrent_kernel is not None:
+    heads = operands.recurrent_kernel.shape[1]
+  over = partitioning.choose(operands, positions, heads)
   return partitioning.spread(
-      part,
-      (operands.params, operands.weights, operands.recurrent_kernel),
-      (
-          operands.x,
-          operands.carry,
-          operands.restart,
-          operands.reset,
-          operands.mask,
+      lambda own: run(
+          cell, projection, Operands(*own), call, implementation, over[1]
       ),
-      positions=(axes.steps, axes.carry, axes.carry, axes.steps, axes.steps),
+      operands,
+      positions=positions,
       out_positions=(axes.carry, axes.steps),
-      like=operands.x,
-      axes=axes.steps,
+      over=over,
   )

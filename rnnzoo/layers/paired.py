@@ -63,24 +63,33 @@ def unroll(
     raise NotImplementedError('another path is tried before the kernels')
   targets.current()  # Nothing is put together where no kernel can run.
   first._check_input(x, '[..., time, in_features]')
-  if partitioning.is_sharded(x):
-    graphdef, state = nnx.split((first, second))
-    batch = tuple(range(x.ndim - 2))
-    lead = tuple(axis + time_major for axis in batch)
+  given = x, initial_carry, reset, seq_lengths, mask
+  if partitioning.is_sharded(first, second, given):
+    graphdef, *states = nnx.split(
+        (first, second), lambda path, _: path[-1] == 'recurrent_kernel', ...
+    )
+    axes = partitioning.axes_of_run(x.shape[:-1], time_major)
+    split = *states, *given
+    positions = (
+        *(axes.heads, axes.parameters),
+        *(axes.flags, axes.carry, axes.flags, axes.lengths, axes.flags),
+    )
+    over = partitioning.choose(split, positions, first.num_heads)
+    if over[-1]:
+      raise NotImplementedError('the heads of each layer are over devices')
 
-    def part(state, given):
-      arguments: list[Any] = [*nnx.merge(graphdef, state), *given]
+    def part(split):
+      kernels, rest, *given = split
+      arguments: list[Any] = [*nnx.merge(graphdef, kernels, rest), *given]
       arguments += [reverse, time_major]
       return unroll(*arguments)
 
     return partitioning.spread(
         part,
-        state,
-        (x, initial_carry, reset, seq_lengths, mask),
-        positions=(lead, batch, lead, batch, lead),
-        out_positions=(batch, lead),
-        like=x,
-        axes=lead,
+        split,
+        positions=positions,
+        out_positions=(axes.carry, axes.steps),
+        over=over,
     )
   both = _side_by_side(first, second)
   batch_shape = x.shape[1:-1] if time_major else x.shape[:-2]

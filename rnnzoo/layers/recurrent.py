@@ -310,34 +310,80 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
     )
     reset, seq_lengths, mask = flags
     self._check_input(x, '[..., time, in_features]')
-    batch = tuple(range(x.ndim - 2))
-    if not partitioning.is_sharded(x):
-      given = x, initial_carry, reset, seq_lengths, mask
+    given = x, initial_carry, reset, seq_lengths, mask
+    if not partitioning.is_sharded(self, given):
       return self._unroll(*given, call, is_output, self.time_axis_name)
     linear = isinstance(self.cell, cell_lib.LinearCell)
-    axes = partitioning.axes_of_run(x, time_major, linear)
-    shape = tuple(x.shape[axis] for axis in batch)
+    lead = x.shape[:-1]
+    axes = partitioning.axes_of_run(lead, time_major, linear)
+    batch_shape, time = (
+        (lead[1:], lead[0]) if time_major else (lead[:-1], lead[-1])
+    )
     given = (
         x,
         initial_carry,
-        checks.flags(reset, x.shape[:-1], 'reset'),
-        checks.lengths(seq_lengths, shape, x.shape[0 if time_major else -2]),
-        checks.flags(mask, x.shape[:-1], 'mask'),
+        checks.flags(reset, lead, 'reset'),
+        checks.lengths(seq_lengths, batch_shape, time),
+        checks.flags(mask, lead, 'mask'),
     )
-    graphdef, state = nnx.split(self)
+    flags, lengths = axes.flags, axes.lengths
+    return self._over_devices(
+        lambda layer, given, time: layer._unroll(*given, call, is_output, time),
+        given,
+        axes,
+        positions=(flags, axes.carry, flags, lengths, flags),
+        out_positions=(axes.carry, axes.steps),
+    )
 
-    def part(state, given):
-      layer: Any = nnx.merge(graphdef, state)
-      return layer._unroll(*given, call, is_output, axes.over)
+  def _over_devices(
+      self,
+      function: Callable[[Any, Any, tuple[str, ...]], Any],
+      given: tuple[Any, ...],
+      axes: partitioning.Axes,
+      *,
+      positions: tuple[partitioning.Positions, ...],
+      out_positions: Any,
+  ) -> Any:
+    """Returns a function's results, each device with its part of the layer.
+
+    Args:
+      function: (layer, given, the mesh axes that time is over) -> arrays. The
+        layer has the heads, or the independent features, of this device.
+      given: arrays, trees of arrays, or None.
+      axes: those that may be over devices.
+      positions: for each of `given`, as for `partitioning.spread`.
+      out_positions: likewise.
+    """
+    graphdef, *states = nnx.split(
+        self, lambda path, _: path == ('recurrent_kernel',), ...
+    )
+    kernel, rest = states
+    has_kernel = self.recurrent_kernel is not None
+    heads = self.num_heads if has_kernel else self.out_features
+    positions = axes.heads, axes.parameters, *positions
+    over = partitioning.choose((kernel, rest, *given), positions, heads)
+    is_cut = bool(over[-1])
+    if is_cut and self.recurrent_structure is not None:
+      # It may be any function of all heads.
+      (kernel,) = partitioning.place([kernel], [axes.heads], over)
+      kernel = jax.tree.map(self._structured, kernel)
+
+    def part(split):
+      kernel, rest, *given = split
+      layer: Any = nnx.merge(graphdef, kernel, rest)
+      if is_cut:
+        layer.out_features = layer.kernel.shape[-1]
+        layer.recurrent_structure = None
+        if has_kernel:
+          layer.num_heads = layer.recurrent_kernel.shape[1]
+      return function(layer, given, over[-2])
 
     return partitioning.spread(
         part,
-        state,
-        given,
-        positions=(axes.steps, axes.carry, axes.steps, axes.carry, axes.steps),
-        out_positions=(axes.carry, axes.steps),
-        like=x,
-        axes=axes.steps,
+        (kernel, rest, *given),
+        positions=positions,
+        out_positions=out_positions,
+        over=over,
     )
 
   def _unroll(
@@ -436,19 +482,15 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
       ValueError: an argument has the wrong shape or dtype.
     """
     self._check_input(x, '[..., in_features]')
-    if partitioning.is_sharded(x):
-      graphdef, state = nnx.split(self)
-      batch = tuple(range(x.ndim - 1))
-      return partitioning.spread(
-          lambda state, given: nnx.merge(graphdef, state).step(
-              *given[:2], reset=given[2]
-          ),
-          state,
-          (carry, x, reset),
-          positions=(batch, batch, batch),
-          out_positions=(batch, batch),
-          like=x,
-          axes=batch,
+    given = carry, x, reset
+    if partitioning.is_sharded(self, given):
+      axes = partitioning.axes_of_run((*x.shape[:-1], 1))
+      return self._over_devices(
+          lambda layer, given, _: layer.step(*given[:2], reset=given[2]),
+          given,
+          axes,
+          positions=(axes.carry, axes.lengths, axes.lengths),
+          out_positions=(axes.carry, axes.carry),
       )
     batch_shape = x.shape[:-1]
     arrays = self._check_carry(carry, batch_shape, 'carry')
@@ -538,11 +580,14 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
     if like is not None:
       # Before it is cast: the sum over devices has the parameter's dtype.
       kernel = sharding.like(kernel, like)
-    if self.recurrent_structure is not None:
-      kernel = checks.same_kind(
-          self.recurrent_structure(kernel), kernel, 'recurrent_structure'
-      )
-    return kernel.astype(dtype)
+    return self._structured(kernel).astype(dtype)
+
+  def _structured(self, kernel: Array) -> Array:
+    if self.recurrent_structure is None:
+      return kernel
+    return checks.same_kind(
+        self.recurrent_structure(kernel), kernel, 'recurrent_structure'
+    )
 
   def _check_input(self, x: Array, axes: str) -> None:
     self._check_parameters()

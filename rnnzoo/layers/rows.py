@@ -116,25 +116,27 @@ class RowLayer(sequence_layer.SequenceLayer):
         checks.lengths(seq_lengths, batch_shape, time),
         checks.flags(mask, lead, 'mask'),
     )
-    if not partitioning.is_sharded(given[0]):
+    if not partitioning.is_sharded(self, given):
       return self._unroll(*given, **options)
     graphdef, state = nnx.split(self)
-    steps, batch, _ = partitioning.axes_of_run(
-        given[0], time_major, linear=False
+    axes = partitioning.axes_of_run(lead, time_major)
+    split = *given, state
+    positions = (
+        *(axes.flags, axes.lengths, axes.flags, axes.lengths, axes.flags),
+        axes.whole,
     )
 
-    def part(state, given):
+    def part(split):
+      *given, state = split
       layer: Any = nnx.merge(graphdef, state)
       return layer._unroll(*given, **options)
 
     return partitioning.spread(
         part,
-        state,
-        given,
-        positions=(steps, batch, steps, batch, steps),
-        out_positions=(batch, steps),
-        like=given[0],
-        axes=steps,
+        split,
+        positions=positions,
+        out_positions=(axes.lengths, axes.flags),
+        over=partitioning.choose(split, positions),
     )
 
   def _unroll(
