@@ -25,8 +25,17 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 BLOCKS = ('SLSTMBlock-alone-given-scan', 'SLSTMBlock-two-plain-scan')
 FEW = ('LSTM-three-learned-scan', 'AGRU-two-given-scan')
 
+# Of parameters, see tests/testing/split_program.py.
+LAYOUTS = ('heads', 'both', 'saved', 'auto')
+
 # Forms and calls that start from a carry of the user's or of the layer's.
 WITH_CARRY = ('two-given', 'bidirectional-learned')
+
+# Compiles in half of the time, to slower code.
+FAST_COMPILATION = (
+    '--xla_backend_optimization_level=0'
+    ' --xla_llvm_disable_expensive_passes=true'
+)
 
 COLLECTIVES = (
     'all_gather',
@@ -58,10 +67,10 @@ def collectives(jaxpr):
 class Numbers(parameterized.TestCase):
   """Compares several devices with one."""
 
-  def run_program(self, name, devices, arguments):
+  def run_program(self, name, devices, arguments, xla_flags=''):
     """Runs a program with a number of devices, fixed once in a process."""
     path = [str(ROOT), os.environ.get('PYTHONPATH')]
-    flag = f'--xla_force_host_platform_device_count={devices}'
+    flag = f'--xla_force_host_platform_device_count={devices} {xla_flags}'
     done = subprocess.run(
         [sys.executable, '-m', f'tests.testing.{name}', *arguments],
         env=os.environ
@@ -86,6 +95,13 @@ class Numbers(parameterized.TestCase):
     printed = self.run_program('sharded_program', 8, [kind, *names])
     for name in names:
       self.assertIn(f'{name} is the same on 8 devices', printed)
+
+  def assert_same_split(self, layout, names):
+    printed = self.run_program(
+        'split_program', 8, [layout, *names], FAST_COMPILATION
+    )
+    for name in names:
+      self.assertIn(f'{name} is the same with {layout}', printed)
 
 
 class FewNumbersTest(Numbers):
@@ -171,6 +187,39 @@ class AllNumbersTest(Numbers):
     self.assert_same_under_jit(
         kind,
         [f'{layer}-{form}-{path}' for path in sharded_cases.paths(layer)],
+    )
+
+
+class SplitTest(Numbers):
+  """Parameters over devices, by heads or features that are independent."""
+
+  def test_heads_are_split_and_one_is_gathered_with_one_warning(self):
+    self.assert_same_split('both', ['GRU-alone-given-scan', 'one_head'])
+
+  @parameterized.parameters(*enumerate(LAYOUTS))
+  @pytest.mark.slow
+  def test_layers(self, index, layout):
+    forms = itertools.cycle(('alone-given', 'two-plain', 'alone-learned'))
+    names = [
+        f'{layer}-{form}-scan'
+        for layer, form in zip([*rnnzoo.LAYERS][index::4], forms, strict=False)
+    ]
+    if layout == 'both':
+      names += ['MinGRU-bidirectional-learned-scan', 'functions', 'block']
+    self.assert_same_split(layout, names)
+
+
+@pytest.mark.exhaustive
+class AllSplitTest(Numbers):
+
+  @parameterized.product(layer=tuple(rnnzoo.LAYERS), layout=LAYOUTS)
+  def test_all(self, layer, layout):
+    paths = ['scan', 'associative_scan']
+    if abstract_gpu.RUNS and layout != 'auto':
+      paths.append('pallas')
+    cases = itertools.product(('two-given', 'bidirectional-learned'), paths)
+    self.assert_same_split(
+        layout, [f'{layer}-{form}-{path}' for form, path in cases]
     )
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+from typing import Any
 
 from flax import nnx
 import jax
@@ -57,17 +58,23 @@ class Case:
     """Returns the case with a `name`."""
     return cls(*name.split('-'))
 
-  def problem(self, batch: int, features: int = 4):
+  def problem(
+      self,
+      batch: int,
+      features: int = 4,
+      in_features: int = IN,
+      **options: Any,
+  ):
     """Returns parameters, data with a leading batch axis, and their loss."""
-    options = {'implementation': self.implementation}
+    options['implementation'] = self.implementation
     if self.call == 'learned':
       options['learn_initial_carry'] = True
     make = FORMS[self.form](getattr(rnnzoo, self.layer))
-    layer = random_layers.make(make, IN, features, **options)
+    layer = random_layers.make(make, in_features, features, **options)
     graphdef, params, rest = nnx.split(layer, nnx.Param, ...)
     rng = np.random.default_rng(0)
     draw = lambda *shape: rng.standard_normal(shape).astype(np.float32)
-    data = {'x': draw(batch, TIME, IN)}
+    data = {'x': draw(batch, TIME, in_features)}
     if self.call == 'given':
       data['initial_carry'] = jax.tree.map(
           lambda c: np.asarray(c) + 0.3 * np.abs(draw(*c.shape)),

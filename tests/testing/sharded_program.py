@@ -45,6 +45,36 @@ def compiled(loss, *args):
   return reference.jit(f).lower(*args).compile()
 
 
+def programs(case, put, **sizes):
+  """Returns results of one device, a program for several, and its arrays.
+
+  Args:
+    case: of sharded_cases.py.
+    put: (params, data) -> the same, sharded.
+    **sizes: of the problem.
+  """
+  params, data, loss = case.problem(**sizes)
+  with contextlib.ExitStack() as stack:
+    on_one = loss
+    if case.implementation == 'pallas':
+      by_scan = dataclasses.replace(case, implementation='scan')
+      on_one = by_scan.problem(**sizes)[2]
+    want = compiled(on_one, params, data)(params, data)
+    if case.implementation == 'pallas':
+      stack.enter_context(streaming_loops.instead())
+      stack.enter_context(dense_loops.instead())
+    spread = put(params, data)
+    return want, compiled(loss, *spread), spread
+
+
+def same_results(case, got, want):
+  """Fails unless the results of a case are those of one device."""
+  # Either result is within 2e-6 of the exact one, see flax_modes_test. Dense
+  # kernels multiply float32 in two bfloat16 parts, as 'scan' does not.
+  limit = 1e-5 if case.implementation == 'pallas' else 4e-6
+  jax.tree.map(functools.partial(same, limit=limit), got, want)
+
+
 def functions(mesh):
   """Yields names and results of public functions, sharded and on one device."""
   rng = np.random.default_rng(0)
@@ -134,28 +164,16 @@ def main(kind, names):
         print(f'{function} is the same on {DEVICES} devices')
       continue
     case = sharded_cases.Case.named(name)
-    params, data, loss = case.problem(batch=DEVICES)
-    with contextlib.ExitStack() as stack:
-      if case.implementation == 'pallas':
-        _, _, loss_by_scan = dataclasses.replace(
-            case, implementation='scan'
-        ).problem(batch=DEVICES)
-        want = compiled(loss_by_scan, params, data)(params, data)
-        stack.enter_context(streaming_loops.instead())
-        stack.enter_context(dense_loops.instead())
-      else:
-        want = compiled(loss, params, data)(params, data)
-      spread = jax.device_put(params, whole), jax.device_put(data, over_batch)
-      program = compiled(loss, *spread)
+    put = lambda params, data: (
+        jax.device_put(params, whole),
+        jax.device_put(data, over_batch),
+    )
+    want, program, spread = programs(case, put, batch=DEVICES)
     found = OTHERS.findall(program.as_text())
     if found:
       raise AssertionError(f'{name}: the program has {sorted(set(found))}.')
 
-    # Either result is within 2e-6 of the exact one, see flax_modes_test. Dense
-    # kernels multiply float32 in two bfloat16 parts, as 'scan' does not.
-    limit = 1e-5 if case.implementation == 'pallas' else 4e-6
-    close = functools.partial(same, limit=limit)
-    jax.tree.map(close, program(*spread), want)
+    same_results(case, program(*spread), want)
     print(f'{name} is the same on {DEVICES} devices')
 
 
