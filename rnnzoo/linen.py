@@ -229,6 +229,8 @@ class IRevRNN(Recurrent):
 
   layer_class = rnnzoo.IRevRNN
   inner_steps: int = 3
+  activation: str = 'relu'
+  inner_activation: str = 'tanh'
   recurrent_range: tuple[float, float] = (0.0, 1.0)
   max_abs: float | None = 1.002
   inner_scale: float = 1e-4

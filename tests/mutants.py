@@ -117,8 +117,8 @@ MUTANTS = (
         'rnnzoo/cells/irevrnn.py',
         'tests/cells/equations_test.py',
         (
-            'h = h + b * tanh(c)\n    return relu',
-            'h = h + a * tanh(c)\n    return relu',
+            'h = h + b * phi(c)\n    return h, c\n\n',
+            'h = h + a * phi(c)\n    return h, c\n\n',
             'IRev',
         ),
     ),

@@ -15,7 +15,11 @@ from rnnzoo.layers import initializers
 from rnnzoo.layers import options as options_lib
 from rnnzoo.layers import recurrent
 
-relu, tanh = jax.nn.relu, jnp.tanh
+ACTIVATIONS = {
+    'relu': jax.nn.relu,
+    'tanh': jnp.tanh,
+    'sigmoid': jax.nn.sigmoid,
+}
 
 
 class IRevRNNCarry(NamedTuple):
@@ -38,48 +42,62 @@ class IRevRNNCell(cell.Cell):
   """R inner steps for each channel on its own; carry (h, c).
 
   h⁰ = w h,  c⁰ = c                      w h is the recurrent gate
-  cⁱ = cⁱ⁻¹ + aᵢ tanh(hⁱ⁻¹)              i = 1 .. R
-  hⁱ = hⁱ⁻¹ + bᵢ tanh(cⁱ)
-  c' = cᴿ,  h' = relu(x + hᴿ)
+  cⁱ = cⁱ⁻¹ + aᵢ φ(hⁱ⁻¹)                 i = 1 .. R
+  hⁱ = hⁱ⁻¹ + bᵢ φ(cⁱ)
+  c' = cᴿ,  h' = ψ(x + hᴿ)
 
   a and b are params['a'] and params['b'], [R, F]. Between the passes h and c
   are saved and nothing of the inner steps: the backward pass reruns them from
   (h, c), exactly and without a division. It does so a step at a time, so that
   more inner steps need no more memory.
+
+  Attributes:
+    activation: ψ, 'relu', 'tanh' or 'sigmoid'.
+    inner_activation: φ, likewise.
   """
 
+  activation: str = 'relu'
+  inner_activation: str = 'tanh'
   input_gates = 1
   recurrent_gates = 1
   carry_names = ('h', 'c')
   carry_type = IRevRNNCarry
   param_names = ('a', 'b')
 
+  def __post_init__(self):
+    settings.choice(self.activation, ACTIVATIONS, 'activation')
+    settings.choice(self.inner_activation, ACTIVATIONS, 'inner_activation')
+
   def update(self, params, x_gates, h_gates, carry):
     (h,) = h_gates
     _, c = carry
-    for a, b in zip(params['a'], params['b'], strict=True):
-      c = c + a * tanh(h)
-      h = h + b * tanh(c)
-    return relu(x_gates[0] + h), c
+    h, c = self._inner(params, h, c)
+    return ACTIVATIONS[self.activation](x_gates[0] + h), c
 
   def guess(self, params, x_gates, h_gates, carry, diagonal, solve):
-    if diagonal is None:
+    if diagonal is None or self.activation != 'relu':
       return None
     # The inner steps add to h and c what an earlier guess says.
     (h,), (_, c) = h_gates, carry
-    for a, b in zip(params['a'], params['b'], strict=True):
-      c = c + a * tanh(h)
-      h = h + b * tanh(c)
+    h, c = self._inner(params, h, c)
     _, c = solve(lambda carry: carry[1], 1, c - carry[1])
     _, h = solve(
         lambda carry: carry[0], diagonal[0], x_gates[0] + h - h_gates[0], 0
     )
     return h, c
 
+  def _inner(self, params, h, c):
+    """Returns (hᴿ, cᴿ) from (h⁰, c⁰)."""
+    phi = ACTIVATIONS[self.inner_activation]
+    for a, b in zip(params['a'], params['b'], strict=True):
+      c = c + a * phi(h)
+      h = h + b * phi(c)
+    return h, c
+
   def invert(self, params, h, c):
     """Returns (h⁰, c⁰) from (hᴿ, cᴿ): the inner block is reversible.
 
-    The step as a whole is not: relu forgets, and h = h⁰ / w needs w ≠ 0.
+    The step as a whole is not: ψ = relu forgets, and h = h⁰ / w needs w ≠ 0.
     Chained over many steps the inverse amplifies rounding errors.
 
     Args:
@@ -87,9 +105,10 @@ class IRevRNNCell(cell.Cell):
       h: hᴿ, [..., F], before the input is added.
       c: cᴿ, [..., F].
     """
+    phi = ACTIVATIONS[self.inner_activation]
     for a, b in zip(params['a'][::-1], params['b'][::-1], strict=True):
-      h = h - b * tanh(c)
-      c = c - a * tanh(h)
+      h = h - b * phi(c)
+      c = c - a * phi(h)
     return h, c
 
 
@@ -110,8 +129,8 @@ class IRevRNN(recurrent.RecurrentLayer[IRevRNNCarry]):
   """Reversible independent recurrent network.
 
       h⁰ = w h_{t-1},  c⁰ = c_{t-1}
-      cⁱ = cⁱ⁻¹ + aᵢ tanh(hⁱ⁻¹),  hⁱ = hⁱ⁻¹ + bᵢ tanh(cⁱ)       i = 1 .. R
-      c_t = cᴿ,  h_t = relu(W x_t + bias + hᴿ)                  y_t = h_t
+      cⁱ = cⁱ⁻¹ + aᵢ φ(hⁱ⁻¹),  hⁱ = hⁱ⁻¹ + bᵢ φ(cⁱ)             i = 1 .. R
+      c_t = cᴿ,  h_t = ψ(W x_t + bias + hᴿ)                     y_t = h_t
 
   w is `recurrent_kernel`, [1, features, 1, 1]; a and b are in `cell_params`.
 
@@ -125,6 +144,8 @@ class IRevRNN(recurrent.RecurrentLayer[IRevRNNCarry]):
     in_features: size of x's last axis.
     features: size of h and c.
     inner_steps: R, at most 1,000: the program has all of them one by one.
+    activation: ψ, 'relu', 'tanh' or 'sigmoid'. The last two bound h.
+    inner_activation: φ, likewise.
     recurrent_range: w starts uniform in this range; (0.9, 1.0) in the last
       layer of a stack.
     max_abs: bound of |w| that `rnnzoo.constrain` enforces after an update; None
@@ -152,6 +173,8 @@ class IRevRNN(recurrent.RecurrentLayer[IRevRNNCarry]):
       features: int,
       *,
       inner_steps: int = 3,
+      activation: str = 'relu',
+      inner_activation: str = 'tanh',
       recurrent_range: tuple[float, float] = (0.0, 1.0),
       max_abs: float | None = 1.002,
       inner_scale: float = 1e-4,
@@ -174,7 +197,7 @@ class IRevRNN(recurrent.RecurrentLayer[IRevRNNCarry]):
         for name in ('a', 'b')
     }
     super().__init__(
-        IRevRNNCell(),
+        IRevRNNCell(activation, inner_activation),
         in_features,
         features,
         num_heads=features,

@@ -148,16 +148,19 @@ class AntisymmetricTest(parameterized.TestCase):
 
 class IRevRNNTest(parameterized.TestCase):
 
-  def test_invert(self):
-    cell = rnnzoo.IRevRNNCell()
+  @parameterized.parameters(
+      ('relu', jax.nn.relu), ('tanh', jnp.tanh), ('sigmoid', jax.nn.sigmoid)
+  )
+  def test_invert(self, name, phi):
+    cell = rnnzoo.IRevRNNCell(inner_activation=name)
     with jax.enable_x64(True):
       draw = lambda *shape: jnp.asarray(rng.standard_normal(shape))
       params = {'a': draw(5, FEATURES), 'b': draw(5, FEATURES)}
       h0, c0 = draw(BATCH, FEATURES), draw(BATCH, FEATURES)
       h, c = h0, c0
       for a, b in zip(params['a'], params['b'], strict=True):
-        c = c + a * jnp.tanh(h)
-        h = h + b * jnp.tanh(c)
+        c = c + a * phi(h)
+        h = h + b * phi(c)
       inverse = cell.invert(params, h, c)
       np.testing.assert_allclose(inverse, (h0, c0), rtol=1e-12)
 

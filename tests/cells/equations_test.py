@@ -130,16 +130,16 @@ def indrnn(w, x, activation):
     yield h.copy()
 
 
-def irevrnn(w, x):
+def irevrnn(w, x, activation, inner_activation):
   a, b = w.own['a'], w.own['b']
   h, c = np.zeros(FEATURES), np.zeros(FEATURES)
   for x_t in x:
     for j in range(FEATURES):
       inner = w.R[0, j, j] * h[j]
       for a_i, b_i in zip(a[:, j], b[:, j], strict=True):
-        c[j] = c[j] + a_i * math.tanh(inner)
-        inner = inner + b_i * math.tanh(c[j])
-      h[j] = relu(w.x(0, j, x_t) + inner)
+        c[j] = c[j] + a_i * inner_activation(inner)
+        inner = inner + b_i * inner_activation(c[j])
+      h[j] = activation(w.x(0, j, x_t) + inner)
     yield h.copy()
 
 
@@ -180,7 +180,19 @@ CASES = {
     ),
     'IndRNN': ('IndRNN', {}, indrnn, (relu,)),
     'IndRNNTanh': ('IndRNN', {'activation': 'tanh'}, indrnn, (math.tanh,)),
-    'IRevRNN': ('IRevRNN', {'inner_steps': 3}, irevrnn, ()),
+    'IRevRNN': ('IRevRNN', {'inner_steps': 3}, irevrnn, (relu, math.tanh)),
+    'IRevRNNTanhSigmoid': (
+        'IRevRNN',
+        {'activation': 'tanh', 'inner_activation': 'sigmoid'},
+        irevrnn,
+        (math.tanh, sigmoid),
+    ),
+    'IRevRNNSigmoidRelu': (
+        'IRevRNN',
+        {'activation': 'sigmoid', 'inner_activation': 'relu'},
+        irevrnn,
+        (sigmoid, relu),
+    ),
     'MinGRU': ('MinGRU', {}, mingru, (identity,)),
     'MinGRUPositive': (
         'MinGRU',

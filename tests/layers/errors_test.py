@@ -46,6 +46,8 @@ class ConstructorTest(parameterized.TestCase):
       ('GRU', {'num_heads': 0}, 'num_heads must be a positive int, got 0'),
       ('Elman', {'activation': 'silu'}, "'tanh', 'relu'.*got 'silu'"),
       ('IndRNN', {'activation': 'silu'}, "'tanh', 'relu'.*got 'silu'"),
+      ('IRevRNN', {'activation': 'silu'}, "activation must.*got 'silu'"),
+      ('IRevRNN', {'inner_activation': None}, 'inner_activation.*got None'),
       ('MinGRU', {'num_heads': 2}, 'num_heads must be 1, got 2'),
       ('GRU', {'dtype': jnp.int32}, 'dtype must be a floating.* got int32'),
       ('GRU', {'bias_init': [jax.nn.initializers.zeros] * 2}, '3, .* got 2'),

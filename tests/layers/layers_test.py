@@ -48,6 +48,7 @@ OPTIONS = {
     'MinGRU': [{'candidate': 'positive'}],
     'MinLSTM': [{'candidate': 'positive'}],
     'IndRNN': [{'activation': 'tanh'}],
+    'IRevRNN': [{'activation': 'sigmoid', 'inner_activation': 'relu'}],
 }
 
 

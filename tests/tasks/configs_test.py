@@ -7,11 +7,13 @@ import sys
 
 from absl.testing import absltest
 from absl.testing import parameterized
+from flax import nnx
 import jax
 import ml_collections
 
 import rnnzoo
 from rnnzoo import tasks
+from rnnzoo.tasks import backbones
 from rnnzoo.training import optimization
 from rnnzoo.training import program
 from tests.testing import sequence_files
@@ -97,6 +99,15 @@ class ConfigsTest(parameterized.TestCase):
     config = load_config('base')
     for field in ('options', 'last_layer_options'):
       self.assertCountEqual(config.model[field], rnnzoo.LAYERS)
+
+  def test_options_reach_every_layer_of_a_stack(self):
+    config = load_config('irevrnn_smnist')
+    config.model.options.IRevRNN.inner_activation = 'sigmoid'
+    config.model.last_layer_options.IRevRNN.activation = 'tanh'
+    make = lambda: backbones.build(config.model, 3, nnx.Rngs(0))
+    first, last = (layer.cell for layer in nnx.eval_shape(make).layers)
+    self.assertEqual(first, rnnzoo.IRevRNNCell('relu', 'sigmoid'))
+    self.assertEqual(last, rnnzoo.IRevRNNCell('tanh', 'sigmoid'))
 
   @parameterized.named_parameters(*((name, name) for name in BASES))
   def test_no_field_is_added_by_accident(self, name):

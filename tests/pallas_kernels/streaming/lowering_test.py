@@ -79,7 +79,18 @@ LAYERS = (
         reverse=True,
         time_major=True,
     ),
-    case(rnnzoo.IRevRNN, {'inner_steps': 1}, dtype='float16', sizes=(2, 13, 8)),
+    case(
+        rnnzoo.IRevRNN,
+        {'inner_steps': 1, 'activation': 'tanh', 'inner_activation': 'sigmoid'},
+        dtype='float16',
+        sizes=(2, 13, 8),
+    ),
+    case(
+        rnnzoo.IRevRNN,
+        {'activation': 'sigmoid', 'inner_activation': 'relu'},
+        sizes=(2, 13, 8),
+        reset=True,
+    ),
     case(
         rnnzoo.LSTM,
         {'num_heads': 8},
