@@ -3,7 +3,8 @@
   python benchmarks/memory.py --output=benchmarks/memory_cpu.json
 
 A layer with its projection, batch-major; temporary memory is XLA's own count
-for the compiled gradient.
+for the compiled gradient. `--part=inner_steps` measures the iRevRNN over its
+inner steps alone, `--part=stacks` the three cases that its authors publish.
 """
 
 import dataclasses
@@ -12,6 +13,7 @@ import functools
 import json
 import os
 import pathlib
+from typing import Any
 
 from absl import app
 from absl import flags
@@ -24,6 +26,13 @@ from rnnzoo.benchmark import timing
 _OUTPUT = flags.DEFINE_string('output', None, 'The JSON file to write.')
 _COMMIT = flags.DEFINE_string('commit', '', 'The commit that is measured.')
 
+_PARTS = flags.DEFINE_multi_enum(
+    'part',
+    ['settings', 'inner_steps', 'stacks'],
+    ['settings', 'inner_steps', 'stacks'],
+    'Parts to measure; the file keeps what it has of the others.',
+)
+
 BATCH, TIME, IN_FEATURES, FEATURES = 16, 4000, 64, 128
 SETTINGS = {
     "'scan'": 'scan',
@@ -33,47 +42,107 @@ SETTINGS = {
     "Scan(keep='carries', chunk=4000)": rnnzoo.Scan(keep='carries', chunk=4000),
 }
 
+# Batch, time, features in and out, and the numbers of inner steps.
+INNER_SIZES = 32, 200, 128, 128
+INNER_STEPS = 1, 2, 4, 8, 16
 
-def main(argv) -> None:
-  """Times all settings, interleaved."""
-  del argv
+# The cases of irevrnn's public code: features, layers, time, batch. There each
+# sample has 10 features, and R is not said: 3 here.
+STACKS = ((64, 2, 100, 32), (128, 3, 200, 64), (256, 4, 500, 128))
+STACK_IN_FEATURES = 10
+
+
+def settings():
+  """Yields a row, a layer and x for each setting of 'scan'."""
   x = jax.random.normal(jax.random.key(0), (BATCH, TIME, IN_FEATURES))
-  rows, calls = [], []
   for name in ('LSTM', 'GRU'):
     for setting, path in SETTINGS.items():
       layer = rnnzoo.LAYERS[name](
           IN_FEATURES, FEATURES, implementation=path, rngs=nnx.Rngs(0)
       )
-      graphdef, state = nnx.split(layer)
-      loss = lambda state, x, g=graphdef: (nnx.merge(g, state)(x) ** 2).sum()
-      program = timing.build(jax.grad(loss, (0, 1)), state, x)
-      calls.append(functools.partial(program.call, state, x))
-      rows.append(
-          {
-              'layer': name,
-              'setting': setting,
-              'temp_bytes': program.memory['temp_bytes'],
-              'compile_s': program.compile_s,
-          }
+      yield {'layer': name, 'setting': setting}, layer, x
+
+
+def inner_steps():
+  """Yields a row, an IRevRNN and x for each number of its inner steps."""
+  batch, time, in_features, features = INNER_SIZES
+  x = jax.random.normal(jax.random.key(0), (batch, time, in_features))
+  for path in ('scan', 'associative_scan'):
+    for count in INNER_STEPS:
+      layer = rnnzoo.IRevRNN(
+          in_features,
+          features,
+          inner_steps=count,
+          implementation=path,
+          rngs=nnx.Rngs(0),
       )
+      yield {'path': path, 'inner_steps': count}, layer, x
+
+
+def stacks():
+  """Yields a row, a stack of IRevRNN and x for each public case."""
+  for features, layers, time, batch in STACKS:
+    x = jax.random.normal(jax.random.key(0), (batch, time, STACK_IN_FEATURES))
+    stack = rnnzoo.Stack(
+        rnnzoo.IRevRNN,
+        STACK_IN_FEATURES,
+        features,
+        num_layers=layers,
+        implementation='scan',
+        rngs=nnx.Rngs(0),
+    )
+    sizes = {'features': features, 'layers': layers}
+    yield sizes | {'time': time, 'batch': batch}, stack, x
+
+
+def measure(cases) -> list[dict[str, Any]]:
+  """Returns rows with memory and times of gradients, interleaved."""
+  rows, calls = [], []
+  for row, layer, x in cases:
+    graphdef, state = nnx.split(layer)
+    loss = lambda state, x, g=graphdef: (nnx.merge(g, state)(x) ** 2).sum()
+    program = timing.build(jax.grad(loss, (0, 1)), state, x)
+    calls.append(functools.partial(program.call, state, x))
+    temp_bytes = program.memory['temp_bytes']
+    rows.append(
+        row | {'temp_bytes': temp_bytes, 'compile_s': program.compile_s}
+    )
   for row, times in zip(rows, timing.interleave(calls, 7), strict=True):
     row |= dataclasses.asdict(times)
     print(
-        f'{row["layer"]:6} {row["setting"]:34}'
-        f' {row["temp_bytes"] / 2**20:8.1f} MiB {times.median_ms:8.1f} ms'
+        f'{row["temp_bytes"] / 2**20:8.1f} MiB {times.median_ms:8.1f} ms',
+        row,
+        flush=True,
     )
-  if _OUTPUT.value:
-    result = {
-        'device': jax.devices()[0].device_kind,
-        'cores': os.cpu_count(),
-        'sizes': [BATCH, TIME, IN_FEATURES, FEATURES],
-        'jax': jax.__version__,
-        'date': datetime.datetime.now(datetime.UTC).date().isoformat(),
-        'commit': _COMMIT.value,
-        'rows': rows,
-    }
-    path = pathlib.Path(_OUTPUT.value)
-    path.write_text(json.dumps(result, indent=2) + '\n', encoding='utf-8')
+  return rows
+
+
+def main(argv) -> None:
+  """Measures the parts that are wanted."""
+  del argv
+  result: dict[str, Any] = {}
+  path = pathlib.Path(_OUTPUT.value) if _OUTPUT.value else None
+  if path and path.exists():
+    result = json.loads(path.read_text(encoding='utf-8'))
+  machine = {
+      'device': jax.devices()[0].device_kind,
+      'cores': os.cpu_count(),
+      'jax': jax.__version__,
+      'date': datetime.datetime.now(datetime.UTC).date().isoformat(),
+      'commit': _COMMIT.value,
+  }
+  sizes = {
+      'settings': [BATCH, TIME, IN_FEATURES, FEATURES],
+      'inner_steps': INNER_SIZES,
+      'stacks': STACK_IN_FEATURES,
+  }
+  cases = {'settings': settings, 'inner_steps': inner_steps, 'stacks': stacks}
+  for part in _PARTS.value:
+    rows = measure(cases[part]())
+    result[part] = machine | {'sizes': sizes[part], 'rows': rows}
+    if path:
+      text = json.dumps(result, indent=2) + '\n'
+      path.write_text(text, encoding='utf-8')
 
 
 if __name__ == '__main__':

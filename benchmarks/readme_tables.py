@@ -367,7 +367,7 @@ def transformations() -> str:
 
 def memory() -> str:
   """Returns the table of what is kept between forward and backward."""
-  data = load('memory_cpu.json')
+  data = load('memory_cpu.json')['settings']
   lines = ['| layer | path | MiB | ms |', '|---|---|---|---|']
   for row in data['rows']:
     lines.append(
@@ -381,6 +381,64 @@ def memory() -> str:
       f' float32, a gradient; {data["cores"]} CPU cores, jax {data["jax"]},'
       f' {data["date"]}, commit {data["commit"]}. MiB: temporary memory by'
       ' XLA; x, y and the parameters are not among them.',
+  ]
+  return '\n'.join(lines)
+
+
+def inner_steps() -> str:
+  """Returns the table of the iRevRNN over its inner steps."""
+  data = load('memory_cpu.json')['inner_steps']
+  found = {(row['path'], row['inner_steps']): row for row in data['rows']}
+  paths = dict.fromkeys(path for path, _ in found)
+  lines = [
+      '| inner steps | '
+      + ' | '.join(f"`'{p}'`, MiB | ms" for p in paths)
+      + ' |',
+      '|---' * (1 + 2 * len(paths)) + '|',
+  ]
+  for count in dict.fromkeys(count for _, count in found):
+    rows = [found[path, count] for path in paths]
+    cells = (
+        f'{row["temp_bytes"] / 2**20:.0f} | {row["median_ms"]:.0f}'
+        for row in rows
+    )
+    lines.append(f'| {count} | {" | ".join(cells)} |')
+  batch, time, in_features, features = data['sizes']
+  lines += [
+      '',
+      f'Batch {batch}, {time:,} steps, {in_features} to {features} features,'
+      f' float32, a gradient; {data["cores"]} CPU cores that other programs'
+      f' used as well, jax {data["jax"]}, {data["date"]}, commit {data["commit"]}.',
+  ]
+  return '\n'.join(lines)
+
+
+# MB, and sequences a second: irevrnn's README, on an RTX 3080.
+_PUBLISHED_STACKS = (245, 1250), (892, 580), (3245, 140)
+
+
+def irevrnn_stacks() -> str:
+  """Returns the table of the cases that irevrnn's authors publish."""
+  data = load('memory_cpu.json')['stacks']
+  lines = [
+      '| layers x features | steps | batch | MB | sequences/s | published: MB |'
+      ' sequences/s |',
+      '|---|---|---|---|---|---|---|',
+  ]
+  for row, (memory, speed) in zip(data['rows'], _PUBLISHED_STACKS, strict=True):
+    lines.append(
+        f'| {row["layers"]} x {row["features"]} | {row["time"]} |'
+        f' {row["batch"]} | {row["temp_bytes"] / 1e6:,.0f} |'
+        f' {1e3 * row["batch"] / row["median_ms"]:,.0f} | {memory:,} |'
+        f' {speed:,} |'
+    )
+  lines += [
+      '',
+      f"A gradient on `'scan'` from {data['sizes']} features, 3 inner steps,"
+      f' float32, on {data["cores"]} CPU cores that other programs used as'
+      f' well, jax {data["jax"]}, {data["date"]}, commit {data["commit"]}. MB:'
+      ' temporary memory by XLA. The published numbers are of an RTX 3080;'
+      ' their source says neither R nor whether a gradient was among them.',
   ]
   return '\n'.join(lines)
 
@@ -689,6 +747,8 @@ TABLES = {
     'docs/choosing.md': {
         'transformations': transformations,
         'memory': memory,
+        'inner_steps': inner_steps,
+        'irevrnn_stacks': irevrnn_stacks,
         'newton_h200': newton_h200,
         'newton': newton,
     },
