@@ -408,7 +408,8 @@ def inner_steps() -> str:
       '',
       f'Batch {batch}, {time:,} steps, {in_features} to {features} features,'
       f' float32, a gradient; {data["cores"]} CPU cores that other programs'
-      f' used as well, jax {data["jax"]}, {data["date"]}, commit {data["commit"]}.',
+      f' used as well, jax {data["jax"]}, {data["date"]}, commit'
+      f' {data["commit"]}.',
   ]
   return '\n'.join(lines)
 

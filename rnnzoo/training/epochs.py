@@ -167,6 +167,7 @@ def conclude(
       **{f'train_{name}': value for name, value in train.items()},
       'gradient_norm': float(run.state.gradient_norm) / num_updates,
       **{f'validation_{name}': value for name, value in validation.items()},
+      **learned_numbers(run.state.params),
   }
   if scaling is not None:
     row |= {
@@ -181,6 +182,16 @@ def conclude(
       metrics,
       functools.partial(learning_rate, experiment, run) if warm else None,
   )
+
+
+def learned_numbers(params: Any) -> dict[str, float]:
+  """Returns the parameters that are one number, A-GRU's ε say, by path."""
+  name = lambda path: jax.tree_util.keystr(path, simple=True, separator='.')
+  return {
+      name(path).removesuffix('.value'): float(leaf)
+      for path, leaf in jax.tree.leaves_with_path(params)
+      if leaf.ndim == 0
+  }
 
 
 def _scale(

@@ -9,6 +9,7 @@ import contextlib
 import csv
 import hashlib
 import io
+import itertools
 import json
 import math
 import os
@@ -98,7 +99,8 @@ def write_csv(path: pathlib.Path, dataset: str, history: Sequence[Row]) -> None:
   text = io.StringIO()
   writer = csv.DictWriter(
       text,
-      ['dataset', *history[0]] if history else ['dataset'],
+      # A run may go on with a program that tells more of an epoch.
+      list(dict.fromkeys(itertools.chain(['dataset'], *history))),
       lineterminator='\n',
   )
   writer.writeheader()

@@ -1,0 +1,123 @@
+"""The published ablations of the A-GRU: fields, and the table."""
+
+import json
+import pathlib
+import runpy
+from unittest import mock
+
+from absl.testing import absltest
+from flax import nnx
+import jax.numpy as jnp
+
+from configs import agru_smnist
+import rnnzoo
+from rnnzoo.command import comparison
+from rnnzoo.command import sweep
+from rnnzoo.training import epochs
+from rnnzoo.training import files
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def write_run(directory, has_epsilon):
+  """Writes what a finished run of two seeds leaves behind."""
+  seeds = [
+      {
+          'seed': seed,
+          'test': {'accuracy': 0.5 + seed / 4, 'loss': 1.0},
+          'num_parameters': 9,
+          'num_epochs': 2,
+      }
+      for seed in (0, 1)
+  ]
+  rows = [
+      {
+          'epoch': epoch,
+          'train_loss': 1.0 / epoch,
+          'validation_loss': validation,
+          'validation_accuracy': 0.5,
+      }
+      for epoch, validation in ((1, 0.75), (2, 0.8))
+  ]
+  if has_epsilon:
+    rows[-1]['backbone.layers.0.cell_params.epsilon'] = 0.9
+  for seed in (0, 1):
+    path = directory / f'seed_{seed}'
+    path.mkdir(parents=True)
+    (path / 'result.json').write_text(json.dumps({'history': rows}))
+  report = {
+      'experiment': 'agru_smnist',
+      'dataset': 'digits',
+      'diverged': [],
+      'test': {'accuracy': {}, 'loss': {}},
+      'seeds': seeds,
+  }
+  (directory / 'report.json').write_text(json.dumps(report))
+
+
+class AblationsTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    path = ROOT / 'benchmarks/agru_ablations.py'
+    self.program = runpy.run_path(str(path))
+    self.directory = pathlib.Path(self.create_tempdir().full_path)
+
+  def test_every_field_is_one_of_the_config(self):
+    cases = self.program['CASES']
+    self.assertLen(cases, 12)
+    options = agru_smnist.get_config().model.options.AGRU
+    for case in cases.values():
+      config = agru_smnist.get_config()
+      for name, value in case.fields.items():
+        if '.' not in name:
+          self.assertIsInstance(value, type(options[name]))
+          name = f'model.options.AGRU.{name}'
+        config.update_from_flattened_dict({name: value})
+
+  def test_table(self):
+    wanted = ['baseline', 'frozen_epsilon_0.5_gamma_0.1']
+
+    def run(config, workdir, flags, parallel):
+      del config, parallel
+      write_run(workdir, '--config.model.options.AGRU.epsilon=0.5' not in flags)
+      self.assertIn('--config.num_seeds=3', flags)
+      self.assertIn('--config.num_epochs=2', flags)
+      return 0
+
+    with (
+        mock.patch.object(sweep, '_run', run),
+        mock.patch.object(comparison, 'plot'),
+    ):
+      words = [f'--workdir={self.directory}', '--config.num_epochs=2']
+      code = self.program['main']([*words, '--only', *wanted])
+    self.assertEqual(code, 0)
+    # The gap: 0.75, the least validation loss, less 0.5.
+    self.assertEqual(
+        (self.directory / 'ablations.md').read_text().splitlines()[2:],
+        [
+            '| baseline | 98.70 | 0.0496 | 0.829 | 62.50 ± 12.50 | 0.2500 |'
+            ' 0.900 |',
+            '| frozen_epsilon_0.5_gamma_0.1 | 98.78 | 0.0487 | 0.500 |'
+            ' 62.50 ± 12.50 | 0.2500 | 0.500 |',
+            '',
+            'Data: digits.',
+        ],
+    )
+
+  def test_epsilon_is_a_column(self):
+    layer = rnnzoo.AGRU(2, 3, epsilon=0.25, rngs=nnx.Rngs(0))
+    found = epochs.learned_numbers(nnx.state(layer, nnx.Param))
+    self.assertEqual(found, {'cell_params.epsilon': 0.25})
+    self.assertEqual(epochs.learned_numbers({'w': jnp.ones(1)}), {})
+    # The first epoch is of a program that did not tell it.
+    path = self.directory / 'metrics.csv'
+    files.write_csv(path, 'digits', [{'epoch': 1}, {'epoch': 2, **found}])
+    self.assertEqual(
+        path.read_text(),
+        'dataset,epoch,cell_params.epsilon\ndigits,1,\ndigits,2,0.25\n',
+    )
+
+
+if __name__ == '__main__':
+  absltest.main()
