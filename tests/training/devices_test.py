@@ -245,6 +245,7 @@ class SeveralProcessesTest(ProcessesTestCase):
     self.assertNotIn('accuracy', ends[1][1])
     self.assertEmpty(ends[1][2])
     self.assertLen(list((whole / 'seed_0').glob('events.*')), 1)
+    self.check_equals_one_process(whole)
 
     for killed in (0, 1):
       with self.subTest(f'process {killed} killed'):
@@ -263,16 +264,15 @@ class SeveralProcessesTest(ProcessesTestCase):
           self.assertEqual(code, 0, msg=errors)
         self.check_same_files(whole, self.workdir)
 
-  def test_one_process_with_as_many_devices(self):
-    for code, _, errors in self.run_two():
-      self.assertEqual(code, 0, msg=errors)
+  def check_equals_one_process(self, workdir):
+    """One process with as many devices has the same results."""
     alone = self.workdir.with_name('alone')
     code, output, errors = self.run_alone(devices=4, workdir=alone)
     self.assertEqual(code, 0, msg=errors)
     self.assertIn('devices: 4 x cpu, 2 of 8 on each\n', output)
     one, other = (
         json.loads((path / 'seed_0/result.json').read_text())
-        for path in (self.workdir, alone)
+        for path in (workdir, alone)
     )
     self.assertEqual(one['best_epoch'], other['best_epoch'])
     for row, same in zip(one['history'], other['history'], strict=True):

@@ -60,11 +60,14 @@ class SeedsAtOnceTest(parameterized.TestCase):
     training.train_and_evaluate(self.prepare(kind, 'one', 1))
     # A group of two, and one that is left over.
     training.train_and_evaluate(self.prepare(kind, 'two', 2))
-    training.train_and_evaluate(self.prepare(kind, 'all', 3))
+    groups = ['two']
+    if kind == 'arrays':
+      training.train_and_evaluate(self.prepare(kind, 'all', 3))
+      groups.append('all')
     one = self.results('one')
     lengths = [result['num_epochs'] for result in one]
     self.assertGreater(len(set(lengths)), 1)
-    for name in ('two', 'all'):
+    for name in groups:
       for found, wanted in zip(self.results(name), one, strict=True):
         self.assertEqual(found['stopped'], wanted['stopped'])
         self.assertEqual(found['best_epoch'], wanted['best_epoch'])
