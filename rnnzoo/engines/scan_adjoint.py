@@ -1,21 +1,23 @@
 """The adjoint of a recurrence: path 1's backward pass, for any cell.
 
-For a chunk of steps, the products that do not depend on the adjoint come first,
-each of them for all steps at once: the input projection, and R h_{t-1} where
-the forward pass did not save it. The loop that is left linearises `update`
-around a saved carry, a step at a time, and is linear in the adjoint λ,
+For a chunk of steps, everything that does not depend on the adjoint is computed
+for all of them at once: the input projection, R h_{t-1} as one product, and the
+linearisation of `update` around the saved carries. The loop that is left is
+linear in the adjoint λ,
 
     λ_{t-1} = g_{t-1} + (d carry_t / d carry_{t-1})ᵀ λ_t
 
-It returns the cotangents of the gates. The gradients of kernels are then one
-product a chunk, added up in float32. Adding them step by step, as plain
-autodiff of a scan does, is slower and loses digits in bfloat16. One thing need
-not be linear: `recurrent_gradient_clip` bounds the cotangent that comes back
-through the recurrent kernel.
+and the gradients of kernels are then one product a chunk, added up in float32.
+A cell whose linearisation is large, as that of many inner steps, is linearised
+in the loop instead, a step at a time.
+Adding them step by step, as plain autodiff of a scan does, is slower and loses
+digits in bfloat16. One thing need not be linear: `recurrent_gradient_clip`
+bounds the cotangent that comes back through the recurrent kernel.
 """
 
 from collections.abc import Callable
 import functools
+from typing import Any, NamedTuple
 
 import jax
 from jax import lax
@@ -69,7 +71,9 @@ def backward(
     return d if clip is None else jnp.clip(d, -clip, clip)
 
   def body(d_carry, xs):
-    (x_gates, h_gates, start, reset, mask), d_outputs = xs
+    pullbacks, at, d_outputs, reset, mask = xs
+    if at is not None:
+      pullbacks, _ = _linearize(plan.cell, params, *at)
     seen = map(jnp.add, d_carry, d_outputs)
     d_carry = (*seen, *d_carry[call.outputs :])
     d_new = (
@@ -77,15 +81,8 @@ def backward(
         if mask is None
         else scan_steps.select(mask, d_carry, _zeros(d_carry))
     )
-    d_params, d_x_gates, d_h_gates, d_start = _pull(
-        plan.cell,
-        (params, x_gates, h_gates, start),
-        d_new,
-        lambda d: through(1, (d,)),
-    )
-    # Where `update` adds the two, they have one cotangent, stored once.
-    is_sum = list(map(id, d_x_gates)) == list(map(id, d_h_gates))
-    d_local = d_params, d_x_gates, () if is_sum else d_h_gates
+    cotangents, d_operand = _pull(pullbacks, d_new, lambda d: through(1, (d,)))
+    *_, d_h_gates, d_start = cotangents
     if stages:
       first = d_h_gates if stages == 1 else d_h_gates[:-1]
       d_start = (d_start[0] + through(0, first), *d_start[1:])
@@ -96,7 +93,8 @@ def backward(
     if reset is not None:
       d_restart = scan_steps.select(reset, d_start, _zeros(d_start))
       d_start = scan_steps.select(reset, _zeros(d_start), d_start)
-    return d_start, (d_local, d_restart)
+    local = (d_new, d_operand) if at is None else cotangents[:3]
+    return d_start, (local, d_restart)
 
   def chunk(state, xs):
     d_carry, sums = state
@@ -114,27 +112,41 @@ def backward(
       h_gates = scan_steps.multiply(
           plan.cell, params, kernels, x_gates, start, stop=stop
       )
-    at = scan_steps.Linearization(x_gates, h_gates, start, reset, mask)
-    d_carry, (d_local, d_restart) = loop(
-        body, d_carry, (at, d_outputs), at, reverse=not reverse
+    at = x_gates, h_gates, start
+    linearize = jax.vmap(functools.partial(_linearize, plan.cell, params))
+    pullbacks, operand = linearize(*at)
+    ahead = not _is_large(pullbacks, at)
+    d_carry, (local, d_restart) = loop(
+        body,
+        d_carry,
+        (
+            pullbacks if ahead else None,
+            None if ahead else at,
+            d_outputs,
+            reset,
+            mask,
+        ),
+        scan_steps.Linearization(x_gates, h_gates, start, reset, mask),
+        reverse=not reverse,
     )
-    d_params, d_x_gates, d_h_gates = d_local
-    d_h_gates = d_h_gates or d_x_gates
+    if ahead:
+      cotangents, _ = jax.vmap(
+          lambda pullbacks, d_new, d: _pull(pullbacks, d_new, lambda _: d)
+      )(pullbacks, *local)
+      local = cotangents[:3]
+    d_params, d_x_gates, d_h_gates = local
     d_weights, d_x = pull_projection(d_x_gates)
     d_kernels: tuple[Array, ...] = ()
     h = start[0]
     if stop:  # A constant in second derivatives, too.
-      h = lax.stop_gradient(h)
-    if isinstance(plan.cell, cell_lib.TwoStageCell):
-      operand = plan.cell.operand(params, x_gates, h_gates[:-1], start)
-      if stop:
-        operand = lax.stop_gradient(operand)
+      h, operand = lax.stop_gradient((h, operand))
+    if stages == 1:
+      d_kernels = (products.outer(kernels[0], h, d_h_gates),)
+    elif operand is not None:
       d_kernels = (
           products.outer(kernels[0], h, d_h_gates[:-1]),
           products.outer(kernels[1], operand, d_h_gates[-1:]),
       )
-    elif stages:
-      d_kernels = (products.outer(kernels[0], h, d_h_gates),)
     time_sum = functools.partial(jnp.sum, axis=0)
     parts = (
         jax.tree.map(time_sum, d_params),
@@ -186,31 +198,60 @@ def backward(
   )
 
 
-def _pull(
-    cell: cell_lib.Cell, at, d_new: Carry, through: Callable[[Array], Array]
-) -> tuple[cell_lib.Params, Gates, Gates, Carry]:
+class _Pullbacks(NamedTuple):
+  """Linearised step functions; callable pytrees, so they can be scanned."""
+
+  update: Callable[[Carry], Any]
+  operand: Callable[[Array], Any] | None
+
+
+def _linearize(
+    cell: cell_lib.Cell,
+    params: cell_lib.Params,
+    x_gates: Gates,
+    h_gates: Gates,
+    carry: Carry,
+) -> tuple[_Pullbacks, Array | None]:
+  """Linearises a step around a carry, each [B, F].
+
+  Returns:
+    The pullbacks, and the operand of the second stage (None for a cell of one
+    stage).
+  """
+  pull = lambda fn, gates: jax.vjp(fn, params, x_gates, gates, carry)
+  operand = pull_operand = None
+  if isinstance(cell, cell_lib.TwoStageCell):
+    operand, pull_operand = pull(cell.operand, h_gates[:-1])
+  return _Pullbacks(pull(cell.update, h_gates)[1], pull_operand), operand
+
+
+def _is_large(pullbacks: _Pullbacks, at: Any) -> bool:
+  """Returns whether a linearisation has twice the arrays of its point."""
+  return len(jax.tree.leaves(pullbacks)) >= 2 * len(jax.tree.leaves(at))
+
+
+def _pull(pullbacks: _Pullbacks, d_new: Carry, d_operand) -> tuple[Any, Any]:
   """Pulls a carry's cotangent back through the pointwise part of a step.
 
   Args:
-    cell: the equations.
-    at: (params, x_gates, h_gates, carry) of this step.
+    pullbacks: of this step.
     d_new: cotangent of the carry after the step.
-    through: maps the last recurrent gate's cotangent to that of its operand.
+    d_operand: maps the last recurrent gate's cotangent to the operand's.
 
   Returns:
-    Cotangents of `at`.
+    Cotangents of (params, x_gates, h_gates, carry), and that of the operand.
   """
-  params, x_gates, h_gates, carry = jax.vjp(cell.update, *at)[1](d_new)
-  if not isinstance(cell, cell_lib.TwoStageCell):
-    return params, x_gates, h_gates, carry
-  operand_at = (*at[:2], at[2][:-1], at[3])
-  pull_operand = jax.vjp(cell.operand, *operand_at)[1]
-  first = pull_operand(through(h_gates[-1]))
+  cotangents = pullbacks.update(d_new)
+  if pullbacks.operand is None:
+    return cotangents, None
+  params, x_gates, h_gates, carry = cotangents
+  d_operand = d_operand(h_gates[-1])
+  first = pullbacks.operand(d_operand)
   params, x_gates, carry = jax.tree.map(
       jnp.add, (params, x_gates, carry), (first[0], first[1], first[3])
   )
   h_gates = (*map(jnp.add, h_gates[:-1], first[2]), h_gates[-1])
-  return params, x_gates, h_gates, carry
+  return (params, x_gates, h_gates, carry), d_operand
 
 
 def _zeros(tree):
