@@ -1,5 +1,7 @@
 """`rnnzoo.Scan`: memory against time."""
 
+import functools
+
 from absl.testing import absltest
 from absl.testing import parameterized
 from flax import nnx
@@ -50,6 +52,15 @@ class ScanTest(parameterized.TestCase):
             wanted,
             other,
         )
+
+  @pytest.mark.slow
+  def test_memory_of_inner_steps(self):
+    def temporary(inner_steps):
+      layer = functools.partial(rnnzoo.IRevRNN, inner_steps=inner_steps)
+      compiled, _ = gradient('scan', layer)
+      return compiled.memory_analysis().temp_size_in_bytes
+
+    self.assertLess(temporary(12), 1.1 * temporary(1))
 
   @pytest.mark.slow
   def test_memory(self):
