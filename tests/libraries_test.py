@@ -14,6 +14,7 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import rnnzoo
 from rnnzoo import linen
@@ -73,6 +74,7 @@ class OurColumnTest(parameterized.TestCase):
     carry, _ = layer.unroll(X[:, :2])
     close(layer(X[:, 2:], initial_carry=carry), layer(X)[:, 2:])
 
+  @pytest.mark.slow
   def test_learned_carry(self):
     graphdef, params = nnx.split(gru(learn_initial_carry=True))
     loss = lambda params: (nnx.merge(graphdef, params)(X) ** 2).sum()

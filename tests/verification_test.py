@@ -35,6 +35,7 @@ class VerificationTest(absltest.TestCase):
     self.assertEqual(found.error, 0)
     self.assertGreater(found.lyapunov, 0)
 
+  @pytest.mark.slow
   def test_known_rate(self):
     # Where relu lets all through, h' = u h + x: the exponent is log u.
     layer = rnnzoo.IndRNN(4, 2, recurrent_range=(0.5, 0.5), rngs=nnx.Rngs(0))

@@ -250,6 +250,7 @@ class NewtonTest(parameterized.TestCase):
     self.assertEqual(bool(report.fell_back), 'max_iterations' in settings)
     self.assert_close(found, wanted, 1e-12)
 
+  @pytest.mark.slow
   def test_tolerance(self):
     case = Case(layer='LSTM', path=rnnzoo.AssociativeScan(tolerance=1e-3))
     found, wanted, report = run(case)

@@ -106,14 +106,6 @@ class Numbers(parameterized.TestCase):
 
 class FewNumbersTest(Numbers):
 
-  @pytest.mark.slow
-  def test_shard_map(self):
-    self.assert_same_in_shard_map(FEW)
-
-  @pytest.mark.slow
-  def test_jit_with_explicit_axes(self):
-    self.assert_same_under_jit('Explicit', FEW[:1] + BLOCKS[:1])
-
   def test_jit_with_auto_axes(self):
     names = FEW[:1]
     if abstract_gpu.RUNS:

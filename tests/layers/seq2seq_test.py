@@ -193,6 +193,7 @@ class MarkovTest(parameterized.TestCase):
     return max(candidates)
 
   @parameterized.parameters(0.0, 1.0)
+  @pytest.mark.slow
   def test_many_beams_find_the_best(self, penalty):
     found = decoding.beam_search(
         self.step,

@@ -152,6 +152,7 @@ class RunTest(parameterized.TestCase):
     ):
       training.prepare(given, str(self.workdir))
 
+  @pytest.mark.slow
   def test_a_score_that_is_missing(self):
     more = (*made_up_data.SumTask.metrics, tasks.Metric('speed'))
     with mock.patch.object(made_up_data.SumTask, 'metrics', more):
