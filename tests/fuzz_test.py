@@ -120,6 +120,7 @@ OPTIONS = {
     'max_abs': POSITIVE,
     'recurrent_gradient_clip': (*STRANGE, True, nan, inf, -1, 0, '1', [1.0]),
     'activation': NAMES,
+    'inner_activation': NAMES,
     'candidate': NAMES,
     'dtype': DTYPES,
     'param_dtype': (*DTYPES, None),
