@@ -12,6 +12,7 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import rnnzoo
 from rnnzoo import convert
@@ -31,6 +32,7 @@ def load(function, given_states):
 class FlashRNNTest(parameterized.TestCase):
 
   @parameterized.product(function=list(LAYERS), given_states=[0, 1])
+  @pytest.mark.slow
   def test_same_states_and_gradients(self, function, given_states):
     arrays = load(function, given_states)
     start = arrays.get('start')

@@ -9,6 +9,7 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import rnnzoo
 from rnnzoo import linen as rnnzoo_linen
@@ -56,6 +57,7 @@ def as_ours(params):
 class ScannedRNNTest(parameterized.TestCase):
 
   @parameterized.parameters('bool', 'float32')
+  @pytest.mark.slow
   def test_computes_what_the_copied_class_does(self, dtype):
     flags = resets.astype(dtype)
     theirs, ours = FlaxScannedRNN(), rnnzoo_linen.ScannedRNN()

@@ -45,6 +45,7 @@ def unable(*_):
 
 class PeersTest(absltest.TestCase):
 
+  @pytest.mark.slow
   def test_ours_and_flax_are_the_same_function(self):
     rows = measure('LSTM', 'rnnzoo', 'flax.linen', repeats=1)
     self.assertLen(rows, 4)

@@ -227,6 +227,7 @@ class MinimalTest(parameterized.TestCase):
   @parameterized.product(
       layer=('MinGRU', 'MinLSTM'), candidate=('linear', 'positive')
   )
+  @pytest.mark.slow
   def test_long_sequence(self, layer, candidate):
     # In log space the paper's formula loses its digits here.
     x = rng.standard_normal((1, 4096, IN)).astype(np.float32)

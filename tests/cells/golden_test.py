@@ -14,6 +14,7 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import rnnzoo
 from rnnzoo import convert
@@ -160,6 +161,7 @@ def gradients_as_torch(d_layer, bidirectional):
 class FlaxTest(parameterized.TestCase):
 
   @parameterized.parameters(*FLAX_CELLS.items())
+  @pytest.mark.slow
   def test_agrees_with_nnx(self, cell_name, layer_name):
     cell = getattr(nnx, cell_name)(
         IN, FEATURES, bias_init=jax.nn.initializers.normal(), rngs=nnx.Rngs(0)

@@ -9,6 +9,7 @@ import jax
 from jax import test_util
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import rnnzoo
 from tests.testing import reference
@@ -202,6 +203,7 @@ class LinearScanTest(parameterized.TestCase):
     self.assertFalse(np.isfinite(h[0, 3:]).any())
 
   @parameterized.product(path=PATHS, with_reset=(False, True))
+  @pytest.mark.slow
   def test_keeps_a_zero_where_products_overflow(self, path, with_reset):
     a = np.full((1, 64, 1), 1e10, np.float32)
     b = np.zeros_like(a)
@@ -219,6 +221,7 @@ class LinearScanTest(parameterized.TestCase):
   @parameterized.product(
       layer=('MinGRU', 'MinLSTM'), path=PATHS, poison=(np.nan, np.inf)
   )
+  @pytest.mark.slow
   def test_nothing_passes_a_reset_of_a_layer(self, layer, path, poison):
     made = rnnzoo.LAYERS[layer](
         3, 4, implementation=path, learn_initial_carry=True, rngs=nnx.Rngs(0)

@@ -9,6 +9,7 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import rnnzoo
 from rnnzoo.engines import scan
@@ -182,6 +183,7 @@ class RecurrentGradientTest(parameterized.TestCase):
     self.assert_close(*run(arguments(name)))
 
   @parameterized.parameters(('LSTM', 'clip'), ('AGRU', 'stop'))
+  @pytest.mark.slow
   def test_gradients_by_newton(self, name, option):
     cell, _ = CELLS[name]
     path = functools.partial(ours, path='associative_scan')
@@ -196,6 +198,7 @@ class RecurrentGradientTest(parameterized.TestCase):
     self.assert_close(*run(arguments(name)))
 
   @parameterized.parameters(('clip', True), ('stop', False))
+  @pytest.mark.slow
   def test_second_derivatives(self, option, saved):
     # That of the clipped gradient, whose own cotangents are not clipped.
     name = 'AGRU'
@@ -238,6 +241,7 @@ class LayerTest(parameterized.TestCase):
     self.assert_trees_close(plain, clipped)
 
   @parameterized.product(name=('LSTM', 'AGRU'), option=tuple(OPTIONS))
+  @pytest.mark.slow
   def test_steps_are_an_unroll(self, name, option):
     whole = run_layer(name, **OPTIONS[option])
     self.assert_trees_close(

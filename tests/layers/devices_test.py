@@ -106,6 +106,7 @@ class Numbers(parameterized.TestCase):
 
 class FewNumbersTest(Numbers):
 
+  @pytest.mark.slow
   def test_jit_with_auto_axes(self):
     names = FEW[:1]
     if abstract_gpu.RUNS:

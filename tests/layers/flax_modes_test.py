@@ -10,6 +10,7 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import rnnzoo
 from tests.testing import random_layers
@@ -82,6 +83,7 @@ class ModesTest(chex.TestCase):
 
   @chex.variants(with_jit=True, without_jit=True)
   @parameterized.parameters(*LAYERS)
+  @pytest.mark.slow
   def test_forward(self, variant):
     y = self.variant(forward)(make(variant), x)
     close(y, expected(variant)[0])
@@ -103,6 +105,7 @@ class ModesTest(chex.TestCase):
     self.assert_gradients(variant, gradients)
 
   @parameterized.parameters(*LAYERS)
+  @pytest.mark.slow
   def test_as_a_pytree(self, variant):
     value, gradients = jax.jit(jax.value_and_grad(loss))(make(variant), x)
     close(value, expected(variant)[1])
@@ -128,6 +131,7 @@ class ModesTest(chex.TestCase):
     close(gradient, want)
 
   @parameterized.parameters(*LAYERS)
+  @pytest.mark.slow
   def test_vmap_over_parameters(self, variant):
     layers = [make(variant, seed=seed) for seed in range(2)]
     graphdef, _ = nnx.split(layers[0])

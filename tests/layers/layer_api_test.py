@@ -111,6 +111,7 @@ class AnyLayerTest(parameterized.TestCase):
     self.assert_close((carry, flip(y)), runs(variant)['reverse'])
 
   @parameterized.parameters(*VARIANTS)
+  @pytest.mark.slow
   def test_reset_restores_the_learned_carry(self, variant):
     # And not the argument `initial_carry`.
     self.assert_close(runs(variant)['restarted'], runs(variant)['own'])

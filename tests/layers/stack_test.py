@@ -144,6 +144,7 @@ class DropoutTest(parameterized.TestCase):
     equal(stack(x, rngs=nnx.Rngs(dropout=0)), stack(x))
 
   @parameterized.product(shared=(False, True), time_major=(False, True))
+  @pytest.mark.slow
   def test_masks(self, shared, time_major):
     # The upper layer passes its input on, nearly: h' = x + 0 h for x >= 0.
     stack = random_layers.make(
@@ -382,6 +383,7 @@ class SequenceClassifierTest(parameterized.TestCase):
     close(model(x[0]), model.head(y[0, -1]))
     self.assertEqual(want.shape, (BATCH, 7))
 
+  @pytest.mark.slow
   def test_passes_rngs_on(self):
     model = models.SequenceClassifier(
         make(num_layers=2, dropout_rate=0.5), 7, rngs=nnx.Rngs(0)

@@ -196,6 +196,7 @@ class DenseStackTest(absltest.TestCase):
         lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), state, carry
     )
 
+  @pytest.mark.slow
   def test_drops_while_training(self):
     train = nnx.jit(lambda stack, x, rngs: stack(x, rngs=rngs))
     y = np.asarray(train(self.stack, self.x, nnx.Rngs(dropout=0)))

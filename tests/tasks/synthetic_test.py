@@ -94,6 +94,7 @@ class SplitsTest(parameterized.TestCase):
       self.assertFalse(all(differ))
 
   @parameterized.parameters(*NAMES)
+  @pytest.mark.slow
   def test_batches_depend_on_the_key(self, name):
     task = make(name)
     one, same, other = batches(task, 0, 0, 1)

@@ -141,6 +141,7 @@ class RunTest(parameterized.TestCase):
       ):
         self.prepare('generator', monitor=monitor)
 
+  @pytest.mark.slow
   def test_labels_are_not_smoothed_in_silence(self):
     self.enter_context(
         mock.patch.object(tasks, 'TASKS', {'sum': made_up_data.SumTask})
@@ -174,6 +175,7 @@ class RunTest(parameterized.TestCase):
 
 class VisitsTest(absltest.TestCase):
 
+  @pytest.mark.slow
   def test_every_example_of_every_bucket_once_an_epoch(self):
     buckets = [
         {'x': jnp.arange(10 * k, 10 * k + n).repeat(k).reshape(n, k)}

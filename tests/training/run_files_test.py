@@ -242,6 +242,7 @@ class CheckpointsTest(RunFilesTestCase):
     with self.assertRaisesRegex(training.RunFileError, 'that of epoch 2'):
       self.resume()
 
+  @pytest.mark.slow
   def test_a_full_disk(self):
     self.copy()
     (self.workdir / 'seed_0/result.json').unlink()
