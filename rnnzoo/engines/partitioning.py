@@ -151,8 +151,8 @@ def spread(
 ) -> Any:
   """Returns function(split), each device with its part of `split`.
 
-  What is sharded over other mesh axes than the independent axes are over is
-  gathered, with a warning.
+  An array that is sharded over other mesh axes is gathered along these, with a
+  warning.
 
   Args:
     function: of a list like `split`.
