@@ -22,6 +22,7 @@ LOCAL_BATCH = 5
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
+LAYERS = tuple(rnnzoo.LAYERS)
 BLOCKS = ('SLSTMBlock-alone-given-scan', 'SLSTMBlock-two-plain-scan')
 FEW = ('LSTM-three-learned-scan', 'AGRU-two-given-scan')
 
@@ -87,12 +88,14 @@ class Numbers(parameterized.TestCase):
     return done.stdout
 
   def assert_same_in_shard_map(self, names):
-    printed = self.run_program('shard_map_program', 4, names)
+    printed = self.run_program('shard_map_program', 4, names, FAST_COMPILATION)
     for name in names:
       self.assertIn(f'{name} is the same on 4 devices', printed)
 
   def assert_same_under_jit(self, kind, names):
-    printed = self.run_program('sharded_program', 8, [kind, *names])
+    printed = self.run_program(
+        'sharded_program', 8, [kind, *names], FAST_COMPILATION
+    )
     for name in names:
       self.assertIn(f'{name} is the same on 8 devices', printed)
 
@@ -144,13 +147,14 @@ class NewtonTest(Numbers):
 @pytest.mark.slow
 class AroundKernelsTest(Numbers):
 
-  @parameterized.parameters(*rnnzoo.LAYERS)
-  def test_auto_axes(self, layer):
+  @parameterized.parameters(*enumerate(WITH_CARRY))
+  def test_auto_axes(self, index, form):
     if not abstract_gpu.RUNS:
       return  # There are no kernels to run.
     # One of the forms a layer; the next layer has the other.
-    form = WITH_CARRY[[*rnnzoo.LAYERS].index(layer) % 2]
-    self.assert_same_under_jit('Auto', [f'{layer}-{form}-pallas'])
+    layers = LAYERS[index::2]
+    names = [f'{layer}-{form}-pallas' for layer in layers]
+    self.assert_same_under_jit('Auto', names)
 
 
 @pytest.mark.slow
@@ -158,29 +162,32 @@ class AllNumbersTest(Numbers):
 
   @parameterized.parameters('Explicit', 'Auto')
   def test_functions(self, kind):
-    printed = self.run_program('sharded_program', 8, [kind, 'functions'])
+    printed = self.run_program(
+        'sharded_program', 8, [kind, 'functions'], FAST_COMPILATION
+    )
     self.assertIn('sharded parameters is the same on 8 devices', printed)
 
-  @parameterized.parameters(*rnnzoo.LAYERS)
-  def test_shard_map(self, layer):
-    names = itertools.product(
-        sharded_cases.in_turn(layer), sharded_cases.paths(layer)
-    )
-    self.assert_same_in_shard_map(
-        [f'{layer}-{form}-{call}-{path}' for (form, call), path in names]
-    )
+  # Half of the layers in a program: its start takes longer than a layer.
+  @parameterized.parameters(0, 1)
+  def test_shard_map(self, half):
+    names = []
+    for layer in LAYERS[half::2]:
+      for form, call in sharded_cases.in_turn(layer):
+        for path in sharded_cases.paths(layer):
+          names.append(f'{layer}-{form}-{call}-{path}')
+    self.assert_same_in_shard_map(names)
 
   @parameterized.product(
-      layer=tuple(rnnzoo.LAYERS),
+      half=(0, 1),
       way=tuple(zip(('Explicit', 'Auto'), WITH_CARRY, strict=True)),
   )
-  def test_jit(self, layer, way):
+  def test_jit(self, half, way):
     # All forms are shown under shard_map.
     kind, form = way
-    self.assert_same_under_jit(
-        kind,
-        [f'{layer}-{form}-{path}' for path in sharded_cases.paths(layer)],
-    )
+    names = []
+    for layer in LAYERS[half::2]:
+      names += [f'{layer}-{form}-{path}' for path in sharded_cases.paths(layer)]
+    self.assert_same_under_jit(kind, names)
 
 
 class SplitTest(Numbers):
