@@ -10,6 +10,7 @@ ours.
 """
 
 import ml_collections
+from ml_collections import config_dict
 
 from configs import base
 
@@ -49,6 +50,9 @@ def get_config() -> ml_collections.ConfigDict:
   model.conv_width = 4
   # 'plain', 'gated' or None.
   model.mlp = 'plain'
+  # Features inside an MLP; None for 4 times those of the model, or 8/3 times
+  # where it is gated.
+  model.mlp_features = config_dict.placeholder(int)
   # Whether the embedding maps to logits as well.
   model.is_tied = False
   model.lock()

@@ -80,17 +80,27 @@ class CausalConvolution(nnx.Module):
 class Mlp(nnx.Module):
   """Two linear maps with GELU, or gated: W3 (silu(W1 x) * W2 x)."""
 
-  def __init__(self, features: int, kind: str, *, rngs: nnx.Rngs):
+  def __init__(
+      self,
+      features: int,
+      kind: str,
+      inner: int | None = None,
+      *,
+      rngs: nnx.Rngs,
+  ):
     """Creates the parameters.
 
     Args:
-      features: F; inside 4 F, or 8/3 F where gated, which has as many
-        parameters.
+      features: F.
       kind: one of `MLPS`.
+      inner: features inside; None for 4 F, or 8/3 F where gated, which has as
+        many parameters.
       rngs: `nnx.Rngs` that parameters are drawn from.
     """
     self.is_gated = kind == 'gated'
-    inner = max(1, round(8 * features / 3)) if self.is_gated else 4 * features
+    if inner is None:
+      factor = 8 / 3 if self.is_gated else 4
+      inner = max(1, round(factor * features))
     self.up = nnx.Linear(features, inner, rngs=rngs)
     if self.is_gated:
       self.gate = nnx.Linear(features, inner, rngs=rngs)
@@ -113,6 +123,7 @@ class Block(nnx.Module):
       *,
       conv_width: int,
       mlp: str | None,
+      mlp_features: int | None,
       dropout_rate: float,
       rngs: nnx.Rngs,
   ):
@@ -135,7 +146,7 @@ class Block(nnx.Module):
       )
     if mlp is not None:
       self.mlp_norm = nnx.LayerNorm(features, rngs=rngs)
-      self.mlp = Mlp(features, mlp, rngs=rngs)
+      self.mlp = Mlp(features, mlp, mlp_features, rngs=rngs)
     self.dropout = nnx.Dropout(dropout_rate)
 
   def initial_carry(self, batch_shape: tuple[int, ...] = ()) -> Any:
@@ -201,6 +212,7 @@ class LanguageModel(nnx.Module):
       num_blocks: int = 3,
       conv_width: int = 4,
       mlp: str | None = 'plain',
+      mlp_features: int | None = None,
       dropout_rate: float = 0.0,
       is_tied: bool = False,
       rngs: nnx.Rngs,
@@ -215,6 +227,7 @@ class LanguageModel(nnx.Module):
       num_blocks: how many.
       conv_width: steps that a block's convolution sees; 0 for none.
       mlp: 'plain', 'gated', or None for none.
+      mlp_features: inside an MLP; None for 4 F, or 8/3 F where it is gated.
       dropout_rate: of the embedding and of each part of a block.
       is_tied: whether the embedding maps to logits as well.
       rngs: `nnx.Rngs` that parameters are drawn from.
@@ -231,6 +244,10 @@ class LanguageModel(nnx.Module):
     initializers.check_rngs(rngs, 'params', required=True)
     if mlp is not None and mlp not in MLPS:
       raise ValueError(f'mlp must be one of {MLPS} or None; got {mlp!r}')
+    if mlp_features is not None:
+      settings.positive(mlp_features, 'mlp_features')
+      if mlp is None:
+        raise ValueError(f'mlp_features={mlp_features} needs an mlp')
     if conv_width != 0:
       settings.positive(conv_width, 'conv_width')
     self.embedding = nnx.Embed(num_tokens, features, rngs=rngs)
@@ -242,6 +259,7 @@ class LanguageModel(nnx.Module):
                 features,
                 conv_width=conv_width,
                 mlp=mlp,
+                mlp_features=mlp_features,
                 dropout_rate=dropout_rate,
                 rngs=rngs,
             )

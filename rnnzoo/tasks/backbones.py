@@ -60,6 +60,7 @@ _INITIALIZERS: Mapping[str, jax.nn.initializers.Initializer] = (
     types.MappingProxyType(
         {
             'lecun_normal': jax.nn.initializers.lecun_normal(),
+            'normal': jax.nn.initializers.normal(),
             'orthogonal': jax.nn.initializers.orthogonal(),
             'xavier_uniform': jax.nn.initializers.xavier_uniform(),
             'xavier_uniform_fused': initializers.XavierUniformFused(),

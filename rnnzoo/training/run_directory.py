@@ -39,6 +39,7 @@ DEFAULTS: Mapping[str, Any] = types.MappingProxyType(
         'data.sequence': 'row',
         'data.data_dir': '',
         'model.label_smoothing': 0.0,
+        'model.mlp_features': None,
         'seeds_at_once': 1,
         'sample_every': 0,
         'keep_data_on': 'device',
@@ -60,6 +61,7 @@ _OF_TASKS: Mapping[str, tuple[str, ...]] = types.MappingProxyType(
         'data.source': ('sequences',),
         'data.sequence': ('sequences',),
         'data.data_dir': ('sequences', 'translation'),
+        'model.mlp_features': ('characters',),
     }
 )
 

@@ -71,6 +71,18 @@ class LanguageModelTest(parameterized.TestCase):
     self.assertEqual(difference[:5].max(), 0.0)
     self.assertGreater(difference[5:].max(), 1e-3)
 
+  @parameterized.parameters(
+      ({}, 24),
+      ({'mlp': 'gated'}, 16),
+      ({'mlp_features': 5}, 5),
+      ({'mlp': 'gated', 'mlp_features': 5}, 5),
+  )
+  def test_features_inside_the_mlp(self, options, inside):
+    model = nnx.eval_shape(lambda: make(**options))
+    for block in model.blocks:
+      self.assertEqual(block.mlp.up.kernel.shape, (6, inside))
+      self.assertEqual(block.mlp.down.kernel.shape, (inside, 6))
+
   @pytest.mark.slow
   def test_dropout_needs_rngs(self):
     model = make(dropout_rate=0.5)
@@ -87,6 +99,8 @@ class LanguageModelTest(parameterized.TestCase):
 
   @parameterized.parameters(
       ({'mlp': 'wide'}, 'mlp must be one of'),
+      ({'mlp_features': 0}, 'mlp_features must be'),
+      ({'mlp': None, 'mlp_features': 5}, 'mlp_features=5 needs an mlp'),
       ({'conv_width': -1}, 'conv_width must be'),
       ({'dropout_rate': 1.5}, 'dropout_rate must be in'),
       ({'is_tied': 'no'}, 'is_tied must be'),

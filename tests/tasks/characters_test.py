@@ -91,6 +91,8 @@ class CharactersTest(parameterized.TestCase):
       ({'norm': 'layer'}, 'config.model.norm must be None for a language'),
       ({'residual': True}, 'config.model.residual must be False'),
       ({'mlp': 'wide'}, 'config.model.mlp must be'),
+      ({'mlp_features': 0}, 'config.model.mlp_features must be'),
+      ({'mlp': None, 'mlp_features': 5}, 'mlp_features=5 needs an mlp'),
       ({'layer': 'MinGru'}, "did you mean 'MinGRU'"),
   )
   def test_models_that_cannot_be(self, model, message):

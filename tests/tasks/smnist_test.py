@@ -451,6 +451,13 @@ class SequentialMnistTest(parameterized.TestCase):
       limit = (6 / fans) ** 0.5
       self.assertBetween(abs(kernel[...]).max(), 0.97 * limit, limit)
 
+  def test_small_weights(self):
+    config = digits_config()
+    config.model.options[config.model.layer] = {'kernel_init': 'normal'}
+    model = smnist.SequentialMnist(config).build_model(nnx.Rngs(0))
+    (layer,) = model.backbone.layers
+    self.assertBetween(layer.kernel[...].std(), 0.008, 0.012)
+
   def test_last_layer_has_its_own_options(self):
     config = digits_config()
     config.model.update(layer='IndRNN', features=4, num_layers=2)

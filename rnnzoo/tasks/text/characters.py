@@ -48,6 +48,7 @@ _MODEL_RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
     {
         'conv_width': fields.integer(0, 1000),
         'mlp': fields.one_of(language_model.MLPS, optional=True),
+        'mlp_features': fields.integer(1, 2**18, optional=True),
         'is_tied': fields.flag(),
     }
 )
@@ -142,6 +143,7 @@ class Characters(protocol.Task):
         rngs,
         conv_width=self._model.conv_width,
         mlp=self._model.mlp,
+        mlp_features=self._model.mlp_features,
         is_tied=self._model.is_tied,
     )
 
