@@ -159,6 +159,7 @@ def recurrence(
   dense_kernel = recurrent_kernel if cell.recurrent_gates else None
   if dense_kernel is not None and not _is_diagonal(cell, dense_kernel):
     from pallas_kernels.dense import op as dense_op
+    from pallas_kernels.tiled import op as tiled_op
 
     if targets.current().interpret:
       raise NotImplementedError(
@@ -172,21 +173,23 @@ def recurrence(
       raise ValueError(
           f'both_directions needs an even number of heads, got {heads}.'
       )
-    last, carries = dense_op.run(
-        dense_op.Recurrence(
-            update=_Gated('update', cell, rows),
-            operand=(
-                _Gated('operand', cell, rows)
-                if hasattr(cell, 'operand')
-                else None
-            ),
-            params=rows.count,
-            shape=(batch, time, heads, size),
-            call=call,
-            target=target,
+    recurrence = dense_op.Recurrence(
+        update=_Gated('update', cell, rows),
+        operand=(
+            _Gated('operand', cell, rows) if hasattr(cell, 'operand') else None
         ),
+        params=rows.count,
+        shape=(batch, time, heads, size),
+        call=call,
+        target=target,
+    )
+    x = _join(arrays)
+    tiled = tiled_op.pays(recurrence, x, dense_kernel)
+    run = tiled_op.run if tiled else dense_op.run
+    last, carries = run(
+        recurrence,
         rows.pack(params, bias, None),
-        _join(arrays),
+        x,
         dense_kernel,
         stack(carry),
         stack(restart),

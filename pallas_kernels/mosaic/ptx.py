@@ -111,7 +111,7 @@ def emit(
       for column, x in zip(columns, outs, strict=True):
         column.append(x)
     return tuple(
-        _array(column, dtype)
+        fragmented(column, dtype)
         for column, dtype in zip(columns, dtypes, strict=True)
     )
 
@@ -199,7 +199,7 @@ def _letter(t: ir.Type) -> str:
   return 'l' if ir.IntegerType(t).width == 64 else 'r'
 
 
-def _array(values: Sequence[ir.Value], dtype) -> mgpu.FragmentedArray:
+def fragmented(values: Sequence[ir.Value], dtype) -> mgpu.FragmentedArray:
   element = _type(dtype)
   registers = [
       vector.broadcast(ir.VectorType.get((1,), element), x) for x in values
@@ -228,7 +228,7 @@ def stack(arrays: Sequence[Array]) -> Array:
   )
   def inline(_, *args):
     values = [v for x in args for v in _scalars(x, 'array')]
-    return _array(values, dtype)
+    return fragmented(values, dtype)
 
   return inline(*arrays)
 
@@ -247,7 +247,7 @@ def unstack(array: Array) -> list[Array]:
       ),
   )
   def inline(_, x):
-    return tuple(_array([v], array.dtype) for v in _scalars(x, 'array'))
+    return tuple(fragmented([v], array.dtype) for v in _scalars(x, 'array'))
 
   return list(inline(array))
 

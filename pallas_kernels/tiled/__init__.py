@@ -1,0 +1,34 @@
+"""Kernels bound by arithmetic: dense recurrences of many rows.
+
+carry[t] = update(theta, x[t], R h[t-1], carry[t-1]), as in `dense`. With
+hundreds of rows a step's product fills the device, and its tensor cores or the
+L2 cache are the limit instead of latency. So R does not stay on chip: it
+streams from the L2 cache through shared memory, as in any matrix product, and
+the update of a tile's elements follows where its product was summed.
+
+    op.py            one differentiable operation
+    tuning.py        how large tiles are: a Config
+    config.py        tiles, and which CTA has which
+    plan.py          static facts of one kernel, where elements lie
+    kernel_call.py   grid and launch
+    forward.py       the kernels, with timelines of a step
+    backward.py
+    products.py      the product of a tile, slice by slice
+    row_blocks.py    how CTAs wait for each other
+    fragments.py     which thread has which elements of a tile
+
+Glossary:
+
+    row          a sequence of the batch.
+    unit         a feature of one head.
+    tile         some rows and units of one head, with all gates: what a CTA
+                 computes at a time.
+    row block    all tiles of the same rows and head; they wait for each other in
+                 each step, and for no other.
+    slice        64 of the elements that a product sums over.
+    part         eight units of one row, which one thread has.
+    operand      the factor of a product that changes from step to step: h, or
+                 the gates' cotangents.
+    matrix       the other factor: R, or R transposed.
+    start        the carry that a step starts from, after a reset.
+"""

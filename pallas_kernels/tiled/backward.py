@@ -1,0 +1,275 @@
+"""The kernel that runs the adjoint of a recurrence in tiles.
+
+The loop runs against the order of the recurrence. A tile of step t is, for some
+rows and units, the cotangent of the carry that step t + 1 started from: R'
+d_gates of that step, and what its update passed on. Downwards:
+
+    threads and tensor cores               under way meanwhile
+    -------------------------------------  -----------------------------------
+    wait: counter of the row block         first slices of R' -> ring buffer
+                                           first slices of d_gates[t+1]
+    multiply slices as they arrive         the other slices
+    for each part of the tile:             first slices of R', for step t - 1
+      read inputs, R h and carries of t
+      pull the cotangent through update
+      store d_x[t], d_gates[t]
+    add one to the counter
+
+After the first step one more product gives the cotangent of the carry before.
+"""
+
+import functools
+import itertools
+from typing import Any, NamedTuple
+
+import jax
+from jax.experimental import pallas as pl
+import jax.numpy as jnp
+
+from pallas_kernels.mosaic import memory
+from pallas_kernels.mosaic import pointwise
+from pallas_kernels.mosaic import ptx
+from pallas_kernels.mosaic import step_flags
+from pallas_kernels.tiled import fragments
+from pallas_kernels.tiled import kernel_call
+from pallas_kernels.tiled import plan as plan_lib
+from pallas_kernels.tiled import products
+
+Array = jax.Array
+Ref = Any
+
+
+class Inputs(NamedTuple):
+  """Arrays in device memory that are read.
+
+  Attributes:
+    theta: float32 [P, F].
+    x: inputs of all steps, [B, T, G F].
+    matrix: R transposed, as `plan.arrange` orders it.
+    h: as `forward.Outputs`, and so are others and gates.
+    others: each [B, T, F].
+    gates: [B, T, G' F].
+    d_carries: cotangents of the outputs, each [B, T, F].
+    d_last: cotangent of the last carry, float32 [S, B, F].
+    flags: int32 [T, B], or None.
+  """
+
+  theta: Any
+  x: Any
+  matrix: Any
+  h: Any
+  others: tuple[Any, ...]
+  gates: Any
+  d_carries: tuple[Any, ...]
+  d_last: Any
+  flags: Any
+
+
+class Outputs(NamedTuple):
+  """Arrays in device memory that are written.
+
+  Attributes:
+    d_x: cotangents of the inputs, [B, T, G F].
+    d_gates: cotangents of R h, [B, T, G' F], or None where they are `d_x`.
+    d_carry: cotangent of the carry before the first step, float32 [S, B, F];
+      until then of the carry of the current step.
+    d_theta: cotangents of theta, to be summed over rows, float32 [rows, P, F].
+    d_restart: float32 [S, B, F], or None without flags.
+  """
+
+  d_x: Any
+  d_gates: Any
+  d_carry: Any
+  d_theta: Any
+  d_restart: Any
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def backward(plan: plan_lib.Plan, inputs: Inputs) -> Outputs:
+  """Runs the adjoint."""
+  rows = jax.ShapeDtypeStruct(inputs.d_last.shape, jnp.float32)
+  warps = plan.tiles.row_blocks * plan.config.rows // 16
+  out_type = Outputs(
+      d_x=plan.steps_type(plan.dtype, plan.gates),
+      d_gates=None
+      if plan.shared
+      else plan.steps_type(plan.dtype, plan.recurrent),
+      d_carry=rows,
+      d_theta=jax.ShapeDtypeStruct(
+          (warps, max(plan.params, 1), plan.features), jnp.float32
+      ),
+      d_restart=rows if plan.flags else None,
+  )
+  return kernel_call.launch(
+      plan,
+      'tiled_recurrence_adjoint',
+      lambda *args: _Warpgroup(plan, *args).run(),
+      inputs,
+      out_type,
+  )
+
+
+class _Warpgroup:
+  """What one warpgroup does."""
+
+  def __init__(self, plan, ins: Inputs, outs: Outputs, counters, buffers, own):
+    self.plan, self.ins, self.outs = plan, ins, outs
+    self.tiles, self.counters, self.own = plan.tiles, counters, own
+    arrivals = self.tiles.arrivals
+    never = plan.call.stop_recurrent_gradient
+    self.products = products.Products(
+        config=plan.config,
+        tiles=self.tiles,
+        columns=plan.columns,
+        turns=plan.turns,
+        first=plan.time + 1 if never else 1,
+        steps=plan.time + 1,
+        operand=self._operand,
+        matrix=plan.slice_of(ins.matrix),
+        wait=lambda s, tile: counters.wait(tile.counter, s * arrivals),
+        buffers=buffers,
+        warpgroup=own,
+    )
+    # A larger error would show: derivatives multiply rounded values.
+    self._accuracy = plan.accuracy(2**-22)
+    linearise = lambda *args: jax.vjp(plan.update, *args)[1]
+    self._linearise = pointwise.legalize(linearise, self._accuracy)
+
+  @property
+  def _d_gates(self) -> Ref:
+    return self.outs.d_x if self.plan.shared else self.outs.d_gates
+
+  def _operand(self, step, tile, k):
+    plan = self.plan
+    slices = plan.size // plan_lib.DEPTH
+    gate = jax.lax.div(jnp.int32(k), jnp.int32(slices))
+    first = gate * plan.features + tile.head * plan.size
+    first = first + (k - gate * slices) * plan_lib.DEPTH
+    rows = pl.ds(tile.row, plan.config.rows)
+    columns = pl.ds(first, plan_lib.DEPTH)
+    return plan.slice_of_step(self._d_gates, step - 1, rows, columns)
+
+  def run(self) -> None:
+    plan, tiles = self.plan, self.tiles
+
+    @pl.loop(0, tiles.count())
+    def _(i):
+      tile = tiles.find(i)
+      zero = ptx.full(fragments.UNITS, 0.0)
+      for index in plan.parts:
+        place = fragments.Place.of(tiles, tile, self.own, *index)
+        d_last = plan.read_rows(self.ins.d_last, place, plan.states)
+        plan.write_rows(self.outs.d_carry, place, d_last)
+        if plan.flags:
+          plan.write_rows(self.outs.d_restart, place, [zero] * plan.states)
+      for group, part in self._columns():
+        place = fragments.Place.of(tiles, tile, self.own, group, 0, part)
+        for row in range(plan.params):
+          at = self._theta_at(tile, place, row)
+          zeros = ptx.full(1, 0.0)
+          memory.store_gmem(self.outs.d_theta, at, zeros, jnp.float32)
+
+    self.products.for_each(self._finish)
+
+  def _columns(self):
+    """Group and eighth of a thread's parts."""
+    return itertools.product(range(self.plan.config.groups), range(2))
+
+  def _theta_at(self, tile, place, row: int) -> Array:
+    """Returns where this thread's sum over its warp's rows is."""
+    plan = self.plan
+    warp = jax.lax.div(tile.row, jnp.int32(16)) + self.own * 4
+    warp = warp + (ptx.thread() >> 5)
+    at = (warp * max(plan.params, 1) + row) * plan.features
+    return at + place.feature + fragments.unit()
+
+  def _finish(self, s, tile, product) -> None:
+    parts = dict(self.plan.with_gates(fragments.parts(product)))
+    for group, part in self._columns():
+      closed = []
+      for half in range(2):
+        index = group, half, part
+        place = fragments.Place.of(self.tiles, tile, self.own, *index)
+        d_carry = self._close(s, place, parts[index][0])
+        closed.append((place, d_carry))
+      begins = s < self.plan.time
+      pl.when(begins)(lambda closed=closed: self._pull_rows(s, tile, closed))
+      pl.when(jnp.logical_not(begins))(lambda closed=closed: self._end(closed))
+    self.counters.publish(tile.counter, self.own)
+
+  def _end(self, closed) -> None:
+    for place, d_carry in closed:
+      self.plan.write_rows(self.outs.d_carry, place, d_carry)
+
+  def _close(self, s, place, d_h) -> tuple[Array, ...]:
+    """Returns the cotangent of the carry after step s of the loop."""
+    plan, outs = self.plan, self.outs
+    d_start = plan.read_rows(outs.d_carry, place, plan.states)
+    if not plan.call.stop_recurrent_gradient:
+      d_start = (d_start[0] + self._clipped(d_h), *d_start[1:])
+    if not plan.flags:
+      return d_start
+    before = jnp.maximum(s - 1, 0)
+    time = plan.time_of(before)
+    again = plan.read_flag(self.ins.flags, place, time, step_flags.RESET)
+    again = again & (s > 0)
+    d_restart = plan.read_rows(outs.d_restart, place, plan.states)
+    zeros = (0.0,) * plan.states
+    d_in = step_flags.select(again, d_start, zeros)
+    plan.write_rows(outs.d_restart, place, map(jnp.add, d_restart, d_in))
+    return step_flags.select(again, zeros, d_start)
+
+  def _clipped(self, d: Array) -> Array:
+    """Clips a cotangent that comes back through a product."""
+    clip = self.plan.call.recurrent_gradient_clip
+    if self.plan.call.zero_not_finite:
+      # No comparison with a NaN holds.
+      d = jnp.where(jnp.maximum(d, -d) < jnp.inf, d, 0)
+    if clip is not None:
+      d = jnp.minimum(jnp.maximum(d, -clip), clip)
+    return d
+
+  def _pull_rows(self, s, tile, closed) -> None:
+    """Pulls the cotangents of two rows back through step s of the loop."""
+    plan = self.plan
+    sums = [0.0] * plan.params
+    for place, d_carry in closed:
+      d_theta = self._pull(s, place, d_carry)
+      valid = ptx.stack([place.valid] * fragments.UNITS) != 0
+      # A row that is not there repeats the last one.
+      sums = [a + jnp.where(valid, b, 0) for a, b in zip(sums, d_theta)]
+    place = closed[0][0]
+    for row, total in enumerate(sums):
+      at = self._theta_at(tile, place, row)
+      own = fragments.sum_rows(ptx.unstack(total))
+      own = own + memory.load_gmem(self.outs.d_theta, at, jnp.float32)
+      memory.store_gmem(self.outs.d_theta, at, own, jnp.float32)
+
+  def _pull(self, s, place, d_carry) -> tuple[Array, ...]:
+    """Stores the cotangents of a step's arguments; returns that of theta."""
+    plan, ins, outs = self.plan, self.ins, self.outs
+    time = plan.time_of(s)
+    x = plan.read_steps(ins.x, place, time, plan.gates, plan.x_dtype)
+    gates = plan.read_steps(ins.gates, place, time, plan.recurrent, jnp.float16)
+    start = plan.read_steps(ins.h, place, time, 1, plan.dtype)
+    for ref in ins.others:
+      start += plan.read_steps(ref, place, time, 1, jnp.float32)
+    theta = plan.read_theta(ins.theta, place)
+    dtype = plan.call.out_dtype
+    for i, ref in enumerate(ins.d_carries):
+      (d,) = plan.read_steps(ref, place, time, 1, dtype)
+      d_carry = (*d_carry[:i], d_carry[i] + d, *d_carry[i + 1 :])
+    d_new, zeros = d_carry, (0.0,) * plan.states
+    if plan.flags:
+      hold = plan.read_flag(ins.flags, place, time, step_flags.HOLD)
+      d_new = step_flags.select(hold, zeros, d_carry)
+    pull = self._linearise(theta, x, gates, start)
+    d_theta, d_x, d_gates, d_start = pointwise.pull(pull, d_new, self._accuracy)
+    if plan.flags:
+      passed = step_flags.select(hold, d_carry, zeros)
+      d_start = tuple(map(jnp.add, d_start, passed))
+    plan.write_steps(outs.d_x, place, time, d_x, plan.dtype)
+    if not plan.shared:
+      plan.write_steps(outs.d_gates, place, time, d_gates, plan.dtype)
+    plan.write_rows(outs.d_carry, place, d_start)
+    return d_theta

@@ -1,0 +1,194 @@
+"""The kernel that runs a recurrence in tiles.
+
+A step of a CTA with one tile, downwards:
+
+    threads and tensor cores               under way meanwhile
+    -------------------------------------  -----------------------------------
+    wait: counter of the row block         first slices of R -> ring buffer
+                                           first slices of h[t] -> ring buffer
+    multiply slices as they arrive         the other slices
+                                           x[t] -> L2 cache
+    for each part of the tile:             first slices of R, for step t + 1
+      read x[t] and the carry; update
+      store the carry, h[t+1] and y[t]
+    add one to the counter
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+from jax.experimental import pallas as pl
+import jax.numpy as jnp
+
+from pallas_kernels.mosaic import pointwise
+from pallas_kernels.mosaic import step_flags
+from pallas_kernels.tiled import fragments
+from pallas_kernels.tiled import kernel_call
+from pallas_kernels.tiled import plan as plan_lib
+from pallas_kernels.tiled import products
+
+Array = jax.Array
+Ref = Any
+
+
+class Inputs(NamedTuple):
+  """Arrays in device memory that are read.
+
+  Attributes:
+    theta: float32 [P, F].
+    x: inputs of all steps, [B, T, G F].
+    matrix: R as `plan.arrange` orders it.
+    carry: float32 [S, B, F].
+    restart: float32 [S, B, F], or None without flags.
+    flags: int32 [T, B], or None.
+  """
+
+  theta: Any
+  x: Any
+  matrix: Any
+  carry: Any
+  restart: Any
+  flags: Any
+
+
+class Outputs(NamedTuple):
+  """Arrays in device memory that are written.
+
+  Attributes:
+    carries: outputs of all steps, each [B, T, F].
+    h: h that every step starts from, 16 bits, [B, T, F]; [2, B, F] for two
+      steps in turn unless it is saved.
+    others: if saved, the other arrays that every step starts from, float32
+      [B, T, F].
+    gates: if saved, R h of every step, float16 [B, T, G' F].
+    last: float32 [S, B, F].
+    state: the carry that a step starts from, float32 [S, B, F].
+  """
+
+  carries: tuple[Any, ...]
+  h: Any
+  others: tuple[Any, ...]
+  gates: Any
+  last: Any
+  state: Any
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def forward(
+    plan: plan_lib.Plan,
+    theta: Array,
+    x: Array,
+    matrix: Array,
+    carry: Array,
+    restart: Array | None,
+    flags: Array | None,
+) -> Outputs:
+  """Runs the recurrence; arrays as in `Inputs` and `Outputs`."""
+  steps = plan.steps_type
+  rows = jax.ShapeDtypeStruct(carry.shape, jnp.float32)
+  two = jax.ShapeDtypeStruct((2, plan.batch, plan.features), plan.dtype)
+  out_type = Outputs(
+      carries=(steps(plan.call.out_dtype),) * plan.call.outputs,
+      h=steps(plan.dtype) if plan.save else two,
+      others=(steps(jnp.float32),) * (plan.states - 1) if plan.save else (),
+      gates=steps(jnp.float16, plan.recurrent) if plan.save else None,
+      last=rows,
+      state=rows,
+  )
+  return kernel_call.launch(
+      plan,
+      'tiled_recurrence',
+      lambda *args: _Warpgroup(plan, *args).run(),
+      Inputs(theta, x, matrix, carry, restart, flags),
+      out_type,
+  )
+
+
+class _Warpgroup:
+  """What one warpgroup does."""
+
+  def __init__(self, plan, ins: Inputs, outs: Outputs, counters, buffers, own):
+    self.plan, self.ins, self.outs = plan, ins, outs
+    self.tiles, self.counters, self.own = plan.tiles, counters, own
+    arrivals = self.tiles.arrivals
+    self.products = products.Products(
+        config=plan.config,
+        tiles=self.tiles,
+        columns=plan.columns,
+        turns=plan.turns,
+        first=0,
+        steps=plan.time,
+        operand=self._operand,
+        matrix=plan.slice_of(ins.matrix),
+        wait=lambda s, tile: counters.wait(tile.counter, (s + 1) * arrivals),
+        buffers=buffers,
+        warpgroup=own,
+    )
+    # A quarter of the error of rounding h to bfloat16.
+    self._update = pointwise.legalize(plan.update, plan.accuracy(2**-11))
+
+  def _operand(self, step, tile, k):
+    first = tile.head * self.plan.size + k * plan_lib.DEPTH
+    rows = pl.ds(tile.row, self.plan.config.rows)
+    columns = pl.ds(first, plan_lib.DEPTH)
+    if self.plan.save:
+      return self.plan.slice_of_step(self.outs.h, step, rows, columns)
+    return self.outs.h.at[step & 1, rows, columns]
+
+  def run(self) -> None:
+    plan, tiles = self.plan, self.tiles
+
+    @pl.loop(0, tiles.count())
+    def _(i):
+      tile = tiles.find(i)
+      for index in plan.parts:
+        place = fragments.Place.of(tiles, tile, self.own, *index)
+        carry = plan.read_rows(self.ins.carry, place, plan.states)
+        self._start(place, jnp.int32(0), carry)
+      self.counters.publish(tile.counter, self.own)
+
+    self.products.for_each(self._finish)
+
+  def _finish(self, s, tile, product) -> None:
+    """Updates a tile and publishes what the next step starts from."""
+    plan = self.plan
+    for index, gates in plan.with_gates(fragments.parts(product)):
+      place = fragments.Place.of(self.tiles, tile, self.own, *index)
+      self._part(s, place, gates)
+    self.counters.publish(tile.counter, self.own)
+
+  def _part(self, s, place, h_gates) -> None:
+    plan, ins, outs = self.plan, self.ins, self.outs
+    time = plan.time_of(s)
+    x = plan.read_steps(ins.x, place, time, plan.gates, plan.x_dtype)
+    theta = plan.read_theta(ins.theta, place)
+    start = plan.read_rows(outs.state, place, plan.states, plan.needed)
+    new = self._update(theta, x, h_gates, start)
+    if plan.flags:
+      hold = plan.read_flag(ins.flags, place, time, step_flags.HOLD)
+      new = step_flags.select(hold, start, new)
+    if plan.save:
+      plan.write_steps(outs.gates, place, time, h_gates, jnp.float16)
+    for ref, value in zip(outs.carries, new):
+      plan.write_steps(ref, place, time, [value], plan.call.out_dtype)
+    last = s == plan.time - 1
+    pl.when(last)(lambda: plan.write_rows(outs.last, place, new))
+    pl.when(jnp.logical_not(last))(lambda: self._start(place, s + 1, new))
+
+  def _start(self, place, s, carry) -> None:
+    """Stores what step s starts from."""
+    plan, ins, outs = self.plan, self.ins, self.outs
+    time = plan.time_of(s)
+    if plan.flags:
+      again = plan.read_flag(ins.flags, place, time, step_flags.RESET)
+      restart = plan.read_rows(ins.restart, place, plan.states)
+      carry = step_flags.select(again, restart, carry)
+    plan.write_rows(outs.state, place, carry, plan.needed)
+    if plan.save:
+      plan.write_steps(outs.h, place, time, carry[:1], plan.dtype)
+      for ref, value in zip(outs.others, carry[1:], strict=True):
+        plan.write_steps(ref, place, time, [value], jnp.float32)
+    else:
+      at = ((s & 1) * plan.batch + place.row) * plan.features + place.feature
+      fragments.write(outs.h, at, carry[0], plan.dtype, place.valid)

@@ -1,0 +1,196 @@
+"""Where the elements of a tile lie: which thread has which rows and units.
+
+A tensor core leaves thread l of a warp two columns in each eight: 8 j + 2 (l mod
+4) and the next. The columns of R are put in such an order that these are 16
+units in sequence, `permute`. So a thread reads and writes 16 bytes at a time.
+
+A part is eight units of one row: an array [8 * 128], eight elements a thread.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+from typing import Any
+
+import jax
+from jax.experimental.pallas import mosaic_gpu as plgpu
+import jax.numpy as jnp
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import vector
+
+from pallas_kernels.mosaic import instructions
+from pallas_kernels.mosaic import memory
+from pallas_kernels.mosaic import ptx
+from pallas_kernels.tiled import config as config_lib
+
+Array = jax.Array
+Ref = Any
+
+# Units of a part.
+UNITS = 8
+
+# Registers of two columns in a group of 64: eight for each of two rows.
+_COLUMNS, _HALVES = 8, 2
+
+
+def permute(matrix: Array) -> Array:
+  """Orders units, the last axis, as the columns of a product."""
+  lead = matrix.shape[:-1]
+  matrix = matrix.reshape(*lead, -1, 4, _COLUMNS, 2)
+  return jnp.swapaxes(matrix, -3, -2).reshape(*lead, -1)
+
+
+def parts(total: Array) -> list[Array]:
+  """Splits a product [64, columns] into parts, by group, row and eighth.
+
+  Returns:
+    For each group of 64 columns four parts: the two of the thread's first row,
+    and those of the row eight further.
+  """
+  groups = total.shape[1] // config_lib.GROUP
+  count = groups * 4
+
+  @plgpu.inline_mgpu(
+      arg_types=(plgpu.Layout.WGMMA,),
+      return_type=tuple(
+          plgpu.ShapeDtypeStruct(
+              (UNITS * ptx.LANES,), jnp.float32, layout=ptx.layout(UNITS)
+          )
+          for _ in range(count)
+      ),
+  )
+  def inline(_, x):
+    registers = list(x.registers.flat)
+    results = []
+    for group in range(groups):
+      for half in range(_HALVES):
+        for part in range(2):
+          values = []
+          for j in range(4):
+            column = group * _COLUMNS + part * 4 + j
+            pair = registers[column * _HALVES + half]
+            for i in range(2):
+              values.append(
+                  vector.extract(
+                      pair,
+                      dynamic_position=[],
+                      static_position=ir.DenseI64ArrayAttr.get([i]),
+                  )
+              )
+          results.append(ptx.fragmented(values, jnp.float32))
+    return tuple(results)
+
+  results = inline(total)
+  return list(results) if isinstance(results, (tuple, list)) else [results]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Place:
+  """Where this thread's part of a tile lies.
+
+  Attributes:
+    row: of the batch, int32 [128], within it.
+    feature: the first one, int32 [128].
+    valid: int32 [128], not 0 where the row exists.
+  """
+
+  row: Array
+  feature: Array
+  valid: Array
+
+  @classmethod
+  def of(cls, tiles, tile, warpgroup, group: int, half: int, part: int):
+    """Returns the place of a part.
+
+    Args:
+      tiles: all tiles.
+      tile: the tile.
+      warpgroup: number of this warpgroup.
+      group: of 64 units.
+      half: which of a thread's two rows.
+      part: which of its two parts of that row.
+    """
+    thread = ptx.thread()
+    warp, lane = thread >> 5, thread & 31
+    row = tile.row + warpgroup * config_lib.ROWS + warp * 16 + half * 8
+    row = row + (lane >> 2)
+    unit = tile.block * tiles.config.units + group * config_lib.GROUP
+    feature = tile.head * tiles.size + unit + (lane & 3) * 16 + part * UNITS
+    return cls(
+        row=jnp.minimum(row, tiles.batch - 1),
+        feature=feature,
+        valid=(row < tiles.batch).astype(jnp.int32),
+    )
+
+
+def read(ref: Ref, offset: Array, dtype) -> Array:
+  """Returns a part, float32.
+
+  Args:
+    ref: in device memory.
+    offset: of its first element, a multiple of 8.
+    dtype: of the elements.
+  """
+  size = jnp.dtype(dtype).itemsize
+  words = memory.load_words_gmem(ref, offset, size)
+  if size == 4:
+    words += memory.load_words_gmem(ref, offset + 4, size)
+    return ptx.stack([instructions.as_float(word) for word in words])
+  halves = [
+      take(word, dtype)
+      for word in words
+      for take in (instructions.lower, instructions.upper)
+  ]
+  return ptx.stack(halves)
+
+
+def write(ref: Ref, offset: Array, value: Array, dtype, where: Array) -> None:
+  """Stores a part; arguments as for `read`, and where it is stored."""
+  # A value that is the same in all threads may have no layout.
+  values = ptx.unstack(plgpu.layout_cast(value, ptx.layout(UNITS)))
+  if jnp.dtype(dtype).itemsize == 4:
+    words = [instructions.as_word(v) for v in values]
+    memory.store_words_gmem(ref, offset, words[:4], 4, where)
+    memory.store_words_gmem(ref, offset + 4, words[4:], 4, where)
+    return
+  words = narrow(values, dtype)
+  memory.store_words_gmem(ref, offset, words, 2, where)
+
+
+def narrow(values: Sequence[Array], dtype) -> list[Array]:
+  """Packs float32 [128] as 16-bit elements, two a word."""
+  return [
+      instructions.narrow(low, high, dtype)
+      for low, high in zip(values[::2], values[1::2], strict=True)
+  ]
+
+
+def sum_rows(values: Sequence[Array]) -> Array:
+  """Sums eight float32 [128] over the eight rows of a warp.
+
+  Returns:
+    In each thread the sum of one of the eight: that whose number is `unit()`.
+  """
+  lane = ptx.thread() & 31
+  values = list(values)
+  for mask in (16, 8, 4):
+    upper = (lane & mask) != 0
+    half = len(values) // 2
+    keep = [
+        jnp.where(upper, b, a)
+        for a, b in zip(values[:half], values[half:], strict=True)
+    ]
+    give = [
+        jnp.where(upper, a, b)
+        for a, b in zip(values[:half], values[half:], strict=True)
+    ]
+    values = [
+        k + instructions.shuffle(g, mask)
+        for k, g in zip(keep, give, strict=True)
+    ]
+  return values[0]
+
+
+def unit() -> Array:
+  """Returns which of a part's units this thread has after `sum_rows`."""
+  lane = ptx.thread() & 31
+  return ((lane >> 4) & 1) * 4 + ((lane >> 3) & 1) * 2 + ((lane >> 2) & 1)

@@ -1,0 +1,71 @@
+"""Launches a kernel: one CTA a multiprocessor, all of them at once."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax import lax
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels.mosaic import compiler_params
+from pallas_kernels.mosaic import mailbox
+from pallas_kernels.tiled import plan as plan_lib
+from pallas_kernels.tiled import products
+from pallas_kernels.tiled import row_blocks
+
+
+def launch(
+    plan: plan_lib.Plan,
+    name: str,
+    body: Callable[
+        [Any, Any, row_blocks.Counters, products.Buffers, Any], None
+    ],
+    inputs: Any,
+    out_type: Any,
+) -> Any:
+  """Runs a kernel.
+
+  Args:
+    plan: static facts of the kernel.
+    name: the kernel's name, in profiles.
+    body: called once for each warpgroup with references to inputs and outputs,
+      in the trees of `inputs` and `out_type`; the counters, all zero; the
+      buffers; and the warpgroup's number.
+    inputs: a tree of arrays.
+    out_type: a tree of types.
+
+  Returns:
+    A tree of arrays as `out_type`.
+  """
+  config, tiles = plan.config, plan.tiles
+  arrays, in_tree = jax.tree.flatten(inputs)
+  counters = row_blocks.Counters.type(tiles.counters)
+  types, out_tree = jax.tree.flatten((out_type, counters))
+  buffers = products.Buffers.types(config, plan.columns, plan.dtype)
+
+  def flat_body(*refs):
+    start, end = len(arrays), len(arrays) + len(types)
+    outs, ref = jax.tree.unflatten(out_tree, refs[start:end])
+    counters = row_blocks.Counters(ref, tiles.counters)
+    mailbox.open_all([counters], tiles.ctas, config.warpgroups)
+    body(
+        jax.tree.unflatten(in_tree, refs[:start]),
+        outs,
+        counters,
+        products.Buffers(**dict(zip(buffers, refs[end:], strict=True))),
+        lax.axis_index('warpgroup'),
+    )
+
+  flat_body.__name__ = name
+  kernel = plgpu.kernel(
+      flat_body,
+      out_type=tuple(types),
+      grid=(tiles.ctas,),
+      grid_names=('cta',),
+      num_threads=config.warpgroups,
+      thread_name='warpgroup',
+      scratch_types=list(buffers.values()),
+      compiler_params=compiler_params.COMPILER_PARAMS,
+  )
+  results = mailbox.one_at_a_time(kernel)(*arrays)
+  return jax.tree.unflatten(out_tree, results)[0]

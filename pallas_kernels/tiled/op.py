@@ -1,0 +1,255 @@
+"""Recurrences in tiles as one differentiable operation.
+
+The kernels run the loops over time. Around them: the order of R, the gradient
+of R, one product over all steps, and a batch over devices.
+"""
+
+import dataclasses
+import functools
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+
+from pallas_kernels import auto_axes
+from pallas_kernels import sharding
+from pallas_kernels.dense import plan as dense_plan
+from pallas_kernels.mosaic import autodiff
+from pallas_kernels.mosaic import step_flags
+from pallas_kernels.tiled import backward
+from pallas_kernels.tiled import config as config_lib
+from pallas_kernels.tiled import forward
+from pallas_kernels.tiled import plan as plan_lib
+from pallas_kernels.tiled import tuning
+
+Array = jax.Array
+Recurrence = dense_plan.Recurrence
+
+
+def refusal(recurrence: Recurrence, x: Array, kernel: Array) -> str:
+  """Returns why these kernels cannot run a recurrence; '' if they can.
+
+  Args:
+    recurrence: static facts.
+    x: the inputs, [B, T, G, F].
+    kernel: R, [G', N, D, D].
+  """
+  size = recurrence.shape[-1]
+  dtype = jnp.promote_types(x.dtype, kernel.dtype)
+  if not recurrence.target.wgmma or recurrence.target.interpret:
+    return 'the device has no wgmma'
+  if recurrence.operand is not None:
+    return 'the cell has two stages'
+  if recurrence.call.both_directions:
+    return 'both directions run at once'
+  if jnp.dtype(dtype).itemsize != 2:
+    return f'products are in {jnp.dtype(dtype).name}'
+  if size % config_lib.GROUP:
+    return f'a head has {size} units, not a multiple of {config_lib.GROUP}'
+  if kernel.shape[0] > 4:
+    return f'there are {kernel.shape[0]} recurrent gates'
+  return ''
+
+
+def pays(recurrence: Recurrence, x: Array, kernel: Array) -> bool:
+  """Returns whether these kernels can run, and pay."""
+  batch, _, _, size = recurrence.shape
+  if batch < tuning.ROWS or size < tuning.UNITS:
+    return False
+  return not refusal(recurrence, x, kernel)
+
+
+def run(
+    recurrence: Recurrence,
+    theta: Array,
+    x: Array,
+    kernel: Array,
+    carry: Array,
+    restart: Array,
+    reset: Array | None,
+    mask: Array | None,
+) -> tuple[Array, tuple[Array, ...]]:
+  """Runs a recurrence that is not refused; as `dense.op.run`."""
+  # A carry of zeros that was made here varies over no axis of a mesh yet.
+  theta, x, kernel, carry, restart, reset, mask = sharding.alike(
+      (theta, x, kernel, carry, restart, reset, mask)
+  )
+  flags = step_flags.pack(reset, mask)
+  return _run(recurrence, theta, x, kernel, carry, restart, flags)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _run(recurrence: Recurrence, theta, x, kernel, carry, restart, flags):
+  operands = theta, x, kernel, carry, restart, flags
+  return _forward(recurrence, operands, save=False)[:2]
+
+
+def _run_fwd(recurrence: Recurrence, theta, x, kernel, carry, restart, flags):
+  theta, x, kernel, carry, restart = autodiff.differentiable_once(
+      (theta, x, kernel, carry, restart)
+  )
+  operands = theta, x, kernel, carry, restart, flags
+  last, carries, saved = _forward(recurrence, operands, save=True)
+  return (last, carries), (operands, saved)
+
+
+def _make_plan(
+    recurrence, x, kernel, states, flags, adjoint=False, save=False
+) -> plan_lib.Plan:
+  batch, time, heads, size = recurrence.shape
+  recurrent = kernel.shape[0]
+  config = tuning.choose(
+      batch=batch,
+      heads=heads,
+      size=size,
+      recurrent=recurrent,
+      adjoint=adjoint,
+      target=recurrence.target,
+  )
+  return plan_lib.Plan(
+      update=recurrence.update,
+      params=recurrence.params,
+      gates=x.shape[2],
+      recurrent=recurrent,
+      states=states,
+      batch=batch,
+      time=time,
+      heads=heads,
+      size=size,
+      call=recurrence.call,
+      flags=flags,
+      x_dtype=x.dtype,
+      dtype=jnp.promote_types(x.dtype, kernel.dtype),
+      adjoint=adjoint,
+      save=save,
+      config=config,
+  )
+
+
+def _forward(recurrence, operands, save):
+  """Runs the forward kernel.
+
+  Returns:
+    The final carry; the outputs; and, if `save`, h, the others and the gates as
+    `forward.Outputs` has them.
+  """
+  axis, whole = recurrence.batch_axis, auto_axes.WHOLE
+  return auto_axes.over_batch(
+      recurrence.target,
+      functools.partial(_forward_part, recurrence, save),
+      operands,
+      (whole, axis, whole, 1, 1, 1),
+      (1, axis, axis),
+  )
+
+
+def _forward_part(recurrence, save, theta, x, kernel, carry, restart, flags):
+  """`_forward` for the part of the batch that one device has."""
+  recurrence = recurrence.of_batch(x.shape[recurrence.batch_axis])
+  plan = _make_plan(
+      recurrence, x, kernel, len(carry), flags is not None, save=save
+  )
+  outs = forward.forward(
+      plan,
+      theta,
+      x.reshape(*x.shape[:2], -1),
+      plan.arrange(kernel),
+      carry,
+      None if flags is None else restart,
+      _flags_of(flags),
+  )
+  saved = (outs.h, outs.others, outs.gates) if save else ()
+  results = outs.last, outs.carries, saved
+  return jax.tree.map(lambda y: sharding.like(y, x), results)
+
+
+def _flags_of(flags: Array | None) -> Array | None:
+  """[B, T] -> [T, B]."""
+  return None if flags is None else flags.T
+
+
+def _run_bwd(recurrence: Recurrence, saved, cotangents):
+  operands, saved = saved
+  *primals, flags = operands
+  (primals, saved), cotangents = autodiff.differentiable_once(
+      ((tuple(primals), saved), cotangents)
+  )
+  theta, x, kernel, carry, restart = primals
+  axis, whole = recurrence.batch_axis, auto_axes.WHOLE
+  places = whole, axis, whole, 1, 1
+  d_theta, d_x, d_kernel, d_carry, d_restart = auto_axes.over_batch(
+      recurrence.target,
+      functools.partial(_backward_part, recurrence),
+      (*primals, flags, saved, *cotangents),
+      (*places, 1, axis, 1, axis),
+      places,
+  )
+  results = (
+      d_theta if recurrence.params else jnp.zeros_like(theta),
+      d_x.astype(x.dtype),
+      d_kernel.astype(kernel.dtype),
+      d_carry,
+      d_restart,
+  )
+  return *jax.tree.map(sharding.like, results, primals), None
+
+
+def _backward_part(
+    recurrence, theta, x, kernel, carry, restart, flags, saved, *cotangents
+):
+  """The cotangents of a part of the batch; those of theta and R in float32."""
+  recurrence = recurrence.of_batch(x.shape[recurrence.batch_axis])
+  plan = _make_plan(
+      recurrence, x, kernel, len(carry), flags is not None, adjoint=True
+  )
+  shared = dense_plan.shared_gates(plan) == tuple(range(plan.gates))
+  plan = dataclasses.replace(plan, shared=shared)
+  h, others, gates = saved
+  d_last, d_carries = cotangents
+  outs = backward.backward(
+      plan,
+      backward.Inputs(
+          theta=theta,
+          x=x.reshape(*x.shape[:2], -1),
+          matrix=plan.arrange(kernel),
+          h=h,
+          others=others,
+          gates=gates,
+          d_carries=d_carries,
+          d_last=d_last,
+          flags=_flags_of(flags),
+      ),
+  )
+  d_gates = outs.d_x if shared else outs.d_gates
+  return (
+      outs.d_theta.sum(0),
+      outs.d_x.reshape(x.shape),
+      _d_kernel(plan, h, d_gates),
+      outs.d_carry,
+      jnp.zeros_like(restart) if flags is None else outs.d_restart,
+  )
+
+
+_run.defvjp(_run_fwd, _run_bwd)
+
+
+def _d_kernel(plan: plan_lib.Plan, h: Array, d_gates: Array) -> Array:
+  """[B, T, F] and [B, T, G' F] -> float32 [G', N, D, D]."""
+  heads, size = plan.heads, plan.size
+  if heads == 1:
+    # Two matrices of all rows: no array of all steps is transposed.
+    sums = lax.dot_general(
+        h.reshape(-1, size),
+        d_gates.reshape(-1, plan.recurrent * size),
+        (((0,), (0,)), ((), ())),
+        preferred_element_type=jnp.float32,
+    )
+    sums = sums.reshape(size, plan.recurrent, size)
+    return jnp.swapaxes(sums, 0, 1)[:, None]
+  lead = h.shape[:2]
+  return jnp.einsum(
+      'abnd,abgnk->gndk',
+      h.reshape(*lead, heads, size),
+      d_gates.reshape(*lead, plan.recurrent, heads, size),
+      preferred_element_type=jnp.float32,
+  )

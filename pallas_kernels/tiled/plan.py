@@ -1,0 +1,231 @@
+"""Static facts of one kernel, and where its arrays' elements lie."""
+
+from collections.abc import Callable, Iterator, Sequence
+import dataclasses
+import functools
+import itertools
+from typing import Any
+
+import jax
+from jax.experimental import pallas as pl
+import jax.numpy as jnp
+
+from pallas_kernels import call as call_lib
+from pallas_kernels.mosaic import dataflow
+from pallas_kernels.mosaic import instructions
+from pallas_kernels.mosaic import memory
+from pallas_kernels.mosaic import pointwise
+from pallas_kernels.mosaic import ptx
+from pallas_kernels.tiled import config as config_lib
+from pallas_kernels.tiled import fragments
+
+Array = jax.Array
+Ref = Any
+DEPTH = config_lib.DEPTH
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan:
+  """Static (hashable) facts of one kernel.
+
+  Attributes:
+    update: (theta, inputs, h_gates, carry) -> carry, pointwise, on tuples.
+    params: rows of theta.
+    gates: input gates.
+    recurrent: recurrent gates.
+    states: arrays of the carry.
+    batch: B.
+    time: T.
+    heads: N.
+    size: D.
+    call: options of the run.
+    flags: whether there are flags, which restart or hold the carry.
+    x_dtype: dtype of the inputs.
+    dtype: dtype of the products' factors, 16 bits.
+    adjoint: whether the kernel runs the adjoint.
+    save: whether the forward kernel returns the arrays that the adjoint reads.
+    shared: whether the adjoint's cotangents of inputs are those of R h too.
+    config: how the work is cut.
+  """
+
+  update: Callable[..., Any]
+  params: int
+  gates: int
+  recurrent: int
+  states: int
+  batch: int
+  time: int
+  heads: int
+  size: int
+  call: call_lib.Call
+  flags: bool
+  x_dtype: Any
+  dtype: Any
+  adjoint: bool = False
+  save: bool = False
+  shared: bool = False
+  config: config_lib.Config
+
+  @property
+  def operand(self) -> None:
+    """A step has one product."""
+
+  @property
+  def features(self) -> int:
+    """F."""
+    return self.heads * self.size
+
+  @property
+  def tiles(self) -> config_lib.Tiles:
+    """All tiles of a step."""
+    return config_lib.Tiles(
+        config=self.config, batch=self.batch, heads=self.heads, size=self.size
+    )
+
+  @property
+  def columns(self) -> int:
+    """Columns of a product."""
+    return self.config.units * (1 if self.adjoint else self.recurrent)
+
+  @property
+  def turns(self) -> int:
+    """Slices of a product."""
+    return self.size // DEPTH * (self.recurrent if self.adjoint else 1)
+
+  @property
+  def parts(self) -> list[tuple[int, int, int]]:
+    """Group, row and eighth of each part of a tile that a thread has."""
+    groups = range(self.config.groups)
+    return list(itertools.product(groups, range(2), range(2)))
+
+  def with_gates(
+      self, h_gates: Sequence[Array]
+  ) -> Iterator[tuple[tuple[int, int, int], tuple[Array, ...]]]:
+    """Yields each part's index and its values, one a gate."""
+    count = len(self.parts)
+    for i, index in enumerate(self.parts):
+      yield index, tuple(h_gates[i::count])
+
+  def accuracy(self, error: float) -> pointwise.Accuracy:
+    """Returns the accuracy of pointwise functions."""
+    return pointwise.Accuracy(error, instructions.reciprocal)
+
+  def time_of(self, step):
+    """Returns the time of a step of the kernel's loop."""
+    reverse = self.call.reverse != self.adjoint
+    return self.time - 1 - step if reverse else step
+
+  def arrange(self, kernel: Array) -> Array:
+    """Orders R, [G', N, D, D], as the matrix of the products.
+
+    Forward [N D, columns of all tiles]: the gates of a tile side by side. For
+    the adjoint, R transposed, [N G' D, D].
+    """
+    gates, heads, size, _ = kernel.shape
+    kernel = kernel.astype(self.dtype)
+    if self.adjoint:
+      # [head, gate, to, from]
+      kernel = jnp.transpose(kernel, (1, 0, 3, 2))
+      return fragments.permute(kernel).reshape(heads * gates * size, size)
+    units = self.config.units
+    kernel = fragments.permute(kernel)
+    kernel = kernel.reshape(gates, heads, size, -1, units)
+    kernel = jnp.transpose(kernel, (1, 2, 3, 0, 4))
+    return kernel.reshape(heads * size, -1)
+
+  def slice_of(self, matrix: Ref) -> Callable[..., Ref]:
+    """Returns (tile, k) -> a slice of the matrix of `arrange`."""
+    depth = self.turns * DEPTH
+
+    def slice_of(tile, k):
+      rows = pl.ds(tile.head * depth + k * DEPTH, DEPTH)
+      return matrix.at[rows, pl.ds(tile.block * self.columns, self.columns)]
+
+    return slice_of
+
+  def slice_of_step(self, ref: Ref, step, rows, columns) -> Ref:
+    """Returns rows and columns of one step of an array of all steps."""
+    time = self.time_of(step)
+    if self.call.time_major:
+      return ref.at[time, rows, columns]
+    return ref.at[rows, time, columns]
+
+  @functools.cached_property
+  def needed(self) -> tuple[bool, ...]:
+    """Which arrays of the carry a step needs besides R h."""
+    if self.flags:
+      return (True,) * self.states
+    counts = self.params, self.gates, self.recurrent, self.states
+    element = jax.ShapeDtypeStruct((ptx.LANES,), jnp.float32)
+    used = dataflow.used(self.update, *((element,) * n for n in counts))
+    return tuple(used[-self.states :])
+
+  def shape_of_steps(self, gates: int = 1) -> tuple[int, int, int]:
+    """Returns the shape of an array of all steps."""
+    lead = (self.batch, self.time)
+    if self.call.time_major:
+      lead = lead[::-1]
+    return (*lead, gates * self.features)
+
+  def steps_type(self, dtype, gates: int = 1) -> jax.ShapeDtypeStruct:
+    """Returns the type of an array of all steps."""
+    return jax.ShapeDtypeStruct(self.shape_of_steps(gates), dtype)
+
+  def _at(self, place: fragments.Place, time, gates: int, gate: int) -> Array:
+    if self.call.time_major:
+      row = time * self.batch + place.row
+    else:
+      row = place.row * self.time + time
+    return (row * gates + gate) * self.features + place.feature
+
+  def read_steps(self, ref, place, time, gates: int, dtype):
+    """Returns a part of each gate of one time."""
+    return tuple(
+        fragments.read(ref, self._at(place, time, gates, gate), dtype)
+        for gate in range(gates)
+    )
+
+  def write_steps(self, ref, place, time, values, dtype) -> None:
+    """Stores a part of each gate of one time."""
+    for gate, value in enumerate(values):
+      at = self._at(place, time, len(values), gate)
+      fragments.write(ref, at, value, dtype, place.valid)
+
+  def _row(self, place: fragments.Place, i: int) -> Array:
+    return (i * self.batch + place.row) * self.features + place.feature
+
+  def read_rows(self, ref, place, count: int, needed=None):
+    """Returns a part of each array of float32 [count, B, F].
+
+    Args:
+      ref: to all of them.
+      place: of the part.
+      count: number of arrays.
+      needed: which are read, None for all; the others are zeros.
+    """
+    return tuple(
+        fragments.read(ref, self._row(place, i), jnp.float32)
+        if needed is None or needed[i]
+        else ptx.full(fragments.UNITS, 0.0)
+        for i in range(count)
+    )
+
+  def write_rows(self, ref, place, values, needed=None) -> None:
+    """Stores a part of each array of float32 [count, B, F]."""
+    for i, value in enumerate(values):
+      if needed is None or needed[i]:
+        at = self._row(place, i)
+        fragments.write(ref, at, value, jnp.float32, place.valid)
+
+  def read_theta(self, ref, place):
+    """Returns a part of each row of theta."""
+    return tuple(
+        fragments.read(ref, i * self.features + place.feature, jnp.float32)
+        for i in range(self.params)
+    )
+
+  def read_flag(self, ref, place, time, bit: int) -> Array:
+    """Returns where a flag of a time is set, bool [8 * 128]."""
+    at = time * self.batch + place.row
+    flags = memory.load_gmem(ref, at, jnp.int32)
+    return (ptx.stack([flags] * fragments.UNITS) & bit) != 0

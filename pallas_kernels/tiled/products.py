@@ -1,0 +1,210 @@
+"""Products of tiles, slice by slice, through a ring buffer.
+
+All warpgroups multiply; the first one copies as well. Arrows are mbarriers, one
+for each slot:
+
+    copy       matrix, operand -> slot      ==arrived==>  multiply
+               waits for a free slot        <==consumed== multiply
+
+The matrix does not depend on the step before, so the first slices of the next
+product's are under way while threads update the tile.
+"""
+
+from collections.abc import Callable
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+import jax.numpy as jnp
+
+from pallas_kernels.streaming import wgmma_smem
+from pallas_kernels.tiled import config as config_lib
+
+Array = jax.Array
+Ref = Any
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Buffers:
+  """Shared memory of a CTA.
+
+  Attributes:
+    operand: slices of the operand, [stages, rows, DEPTH].
+    matrix: slices of the matrix, [stages, DEPTH, columns].
+    arrived: mbarriers, a slot is full.
+    consumed: mbarriers, a slot is free.
+  """
+
+  operand: Ref
+  matrix: Ref
+  arrived: Ref
+  consumed: Ref
+
+  @classmethod
+  def types(
+      cls, config: config_lib.Config, columns: int, dtype
+  ) -> dict[str, Any]:
+    """Returns the types of the buffers by name."""
+    matrices = lambda *shape: wgmma_smem.matrices(*shape, dtype=dtype)
+    stages = config.stages
+    return {
+        'operand': matrices(stages, config.rows, config_lib.DEPTH),
+        'matrix': matrices(stages, config_lib.DEPTH, columns),
+        'arrived': plgpu.Barrier(num_arrivals=2, num_barriers=stages),
+        'consumed': plgpu.Barrier(
+            num_arrivals=config.warpgroups, num_barriers=stages
+        ),
+    }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Products:
+  """The products of all tiles in all steps, for one warpgroup.
+
+  Attributes:
+    config: how the work is cut.
+    tiles: of a step.
+    columns: of a product.
+    turns: slices of a product.
+    first: the first step that has products.
+    steps: number of steps.
+    operand: (step, tile, slice) -> reference to the slice [rows, DEPTH].
+    matrix: (tile, slice) -> reference to the slice [DEPTH, columns].
+    wait: (step, tile) -> None, returns when the operand is whole.
+    buffers: shared memory.
+    warpgroup: number of this warpgroup.
+  """
+
+  config: config_lib.Config
+  tiles: config_lib.Tiles
+  columns: int
+  turns: int
+  first: int
+  steps: int
+  operand: Callable[..., Ref]
+  matrix: Callable[..., Ref]
+  wait: Callable[..., None]
+  buffers: Buffers
+  warpgroup: Any
+
+  def for_each(self, finish: Callable[..., None]) -> None:
+    """Calls finish(step, tile, product) for all tiles, step by step.
+
+    Args:
+      finish: its product is float32 [ROWS, columns], of this warpgroup's rows;
+        zeros in steps before the first one with products.
+    """
+    count = self.tiles.count()
+    for slot in range(self.config.stages):
+      plgpu.barrier_arrive(self.buffers.consumed.at[slot])
+    self._when(
+        self.first == 0, lambda: self._begin(self.tiles.find(0), jnp.int32(0))
+    )
+
+    def body(n, slot):
+      n = n.astype(jnp.int32)
+      step = lax.div(n, count)
+      i = n - step * count
+      tile = self.tiles.find(i)
+      own = step >= self.first
+      product, slot = self._multiply(step, tile, slot, own)
+      following = jnp.where(i == count - 1, step + 1, step)
+      begins = (following >= self.first) & (following < self.steps)
+      another = self.tiles.find(jnp.where(i == count - 1, 0, i + 1))
+      self._when(begins, lambda: self._begin(another, slot))
+      finish(step, tile, product)
+      return slot
+
+    lax.fori_loop(0, self.steps * count, body, jnp.int32(0))
+    # No arrival is left over.
+    for slot in range(self.config.stages):
+      wait = functools.partial(
+          plgpu.barrier_wait, self.buffers.consumed.at[slot]
+      )
+      self._when(True, wait)
+
+  @property
+  def _ahead(self) -> int:
+    """Slices that are under way before a product begins."""
+    return min(self.config.stages, self.turns)
+
+  def _when(self, condition, body: Callable[[], Any]) -> None:
+    """Runs `body` in the warpgroup that copies, where a condition holds."""
+
+    def run():
+      body()
+
+    pl.when((self.warpgroup == 0) & condition)(run)
+
+  def _begin(self, tile, slot) -> None:
+    """Copies the first slices of a product's matrix."""
+    for k in range(self._ahead):
+      self._copy_matrix(tile, k, self._after(slot, k))
+
+  def _copy_matrix(self, tile, k, slot) -> None:
+    plgpu.barrier_wait(self.buffers.consumed.at[slot])
+    plgpu.copy_gmem_to_smem(
+        self.matrix(tile, k),
+        self.buffers.matrix.at[slot],
+        self.buffers.arrived.at[slot],
+    )
+
+  def _copy_operand(self, step, tile, k, slot) -> None:
+    plgpu.copy_gmem_to_smem(
+        self.operand(step, tile, k),
+        wgmma_smem.for_tma(self.buffers.operand, (slot,), False),
+        self.buffers.arrived.at[slot],
+    )
+
+  def _multiply(self, step, tile, slot, own) -> tuple[Array, Array]:
+    """Returns a product and the following slot; zeros unless `own`."""
+    buffers = self.buffers
+    rows = pl.ds(self.warpgroup * config_lib.ROWS, config_lib.ROWS)
+    turns = jnp.where(own, jnp.int32(self.turns), 0)
+
+    def begin():
+      self.wait(step, tile)
+      for k in range(self._ahead):
+        self._copy_operand(step, tile, k, self._after(slot, k))
+
+    self._when(own, begin)
+
+    def product(total):
+      def turn(k, slots):
+        before, slot = slots
+        plgpu.barrier_wait(buffers.arrived.at[slot])
+        plgpu.wgmma(
+            total, buffers.operand.at[slot, rows], buffers.matrix.at[slot]
+        )
+        # The product of the turn before is done.
+        plgpu.wgmma_wait(1)
+        free = lambda: plgpu.barrier_arrive(buffers.consumed.at[before])
+        pl.when(k > 0)(free)
+        later = k - 1 + self.config.stages
+
+        def copy():
+          self._copy_matrix(tile, later, before)
+          self._copy_operand(step, tile, later, before)
+
+        self._when((k > 0) & (later < self.turns), copy)
+        return slot, self._after(slot, 1)
+
+      before, following = lax.fori_loop(0, turns, turn, (slot, slot))
+      result = total[...]
+      free = lambda: plgpu.barrier_arrive(buffers.consumed.at[before])
+      pl.when(turns > 0)(free)
+      return result, following
+
+    return pl.run_scoped(
+        product, plgpu.ACC((config_lib.ROWS, self.columns), jnp.float32)
+    )
+
+  def _after(self, slot, count: int):
+    """Returns the slot `count` after another, at most all of them."""
+    slot = slot + count
+    stages = self.config.stages
+    return jnp.where(slot >= stages, slot - stages, slot)
