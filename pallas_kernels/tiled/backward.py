@@ -84,6 +84,24 @@ class Outputs(NamedTuple):
   d_restart: Any
 
 
+class _Loaded(NamedTuple):
+  """Parts of a step that are on their way.
+
+  Attributes:
+    x: inputs.
+    gates: R h.
+    start: the carry that the step starts from.
+    d_outputs: cotangents of its outputs.
+    d_carry: cotangent of the carry after it, but for its product.
+  """
+
+  x: Any
+  gates: Any
+  start: Any
+  d_outputs: Any
+  d_carry: Any
+
+
 @functools.partial(jax.jit, static_argnums=0)
 def backward(plan: plan_lib.Plan, inputs: Inputs) -> Outputs:
   """Runs the adjoint."""
@@ -127,6 +145,7 @@ class _Warpgroup:
         operand=self._operand,
         matrix=plan.slice_of(ins.matrix),
         wait=lambda s, tile: counters.wait(tile.counter, s * arrivals),
+        prefetch=self._prefetch,
         buffers=buffers,
         warpgroup=own,
     )
@@ -149,6 +168,20 @@ class _Warpgroup:
     columns = pl.ds(first, plan_lib.DEPTH)
     return plan.slice_of_step(self._d_gates, step - 1, rows, columns)
 
+  def _prefetch(self, step, tile) -> None:
+    plan, ins = self.plan, self.ins
+    out = jnp.dtype(plan.call.out_dtype).itemsize
+    streams = [
+        (ins.x, plan.gates, jnp.dtype(plan.x_dtype).itemsize),
+        (ins.gates, plan.recurrent, 2),
+        (ins.h, 1, 2),
+        *((ref, 1, 4) for ref in ins.others),
+        *((ref, 1, out) for ref in ins.d_carries),
+    ]
+    # After the last step nothing is read.
+    time = plan.time_of(jnp.minimum(step, plan.time - 1))
+    plan.prefetch(streams, tile, self.own, time)
+
   def run(self) -> None:
     plan, tiles = self.plan, self.tiles
 
@@ -169,7 +202,7 @@ class _Warpgroup:
           zeros = ptx.full(1, 0.0)
           memory.store_gmem(self.outs.d_theta, at, zeros, jnp.float32)
 
-    self.products.for_each(self._finish)
+    self.products.for_each(self._finish, self._prepare)
 
   def _columns(self):
     """Group and eighth of a thread's parts."""
@@ -183,28 +216,76 @@ class _Warpgroup:
     at = (warp * max(plan.params, 1) + row) * plan.features
     return at + place.feature + fragments.unit()
 
-  def _finish(self, s, tile, product) -> None:
-    parts = dict(self.plan.with_gates(fragments.parts(product)))
-    for group, part in self._columns():
-      closed = []
-      for half in range(2):
-        index = group, half, part
-        place = fragments.Place.of(self.tiles, tile, self.own, *index)
-        d_carry = self._close(s, place, parts[index][0])
-        closed.append((place, d_carry))
+  def _order(self) -> list[tuple[int, int, int]]:
+    """Returns the parts in the order in which they are pulled back."""
+    return [
+        (group, half, part)
+        for group, part in self._columns()
+        for half in range(2)
+    ]
+
+  def _prepare(self, s, tile):
+    """Starts to read what the first part needs."""
+    place = fragments.Place.of(self.tiles, tile, self.own, *self._order()[0])
+    return self._load(s, place)
+
+  def _finish(self, s, tile, product, prepared) -> None:
+    products_of = dict(self.plan.with_gates(fragments.parts(product)))
+    order = self._order()
+    places = [
+        fragments.Place.of(self.tiles, tile, self.own, *index)
+        for index in order
+    ]
+    following = prepared
+    for i in range(0, len(order), 2):
+      rows = []
+      for j in (i, i + 1):
+        loaded = following
+        if j + 1 < len(order):
+          following = self._load(s, places[j + 1])
+        d_h = products_of[order[j]][0]
+        rows.append((places[j], self._close(s, places[j], d_h, loaded), loaded))
       begins = s < self.plan.time
-      pl.when(begins)(lambda closed=closed: self._pull_rows(s, tile, closed))
-      pl.when(jnp.logical_not(begins))(lambda closed=closed: self._end(closed))
+      pl.when(begins)(lambda rows=rows: self._pull_rows(s, tile, rows))
+      pl.when(jnp.logical_not(begins))(lambda rows=rows: self._end(rows))
     self.counters.publish(tile.counter, self.own)
 
-  def _end(self, closed) -> None:
-    for place, d_carry in closed:
+  def _end(self, rows) -> None:
+    """Stores the cotangents of the carry before the first step."""
+    for place, d_carry, _ in rows:
       self.plan.write_rows(self.outs.d_carry, place, d_carry)
 
-  def _close(self, s, place, d_h) -> tuple[Array, ...]:
+  def _load(self, s, place) -> _Loaded:
+    """Starts to read what a part of step s of the loop needs."""
+    plan, ins = self.plan, self.ins
+    time = plan.time_of(jnp.minimum(s, plan.time - 1))
+    load = lambda ref, gates, dtype: plan.load_steps(
+        ref, place, time, gates, dtype
+    )
+    first = ptx.full(1, 1, jnp.int32) * (s == 0).astype(jnp.int32)
+    return _Loaded(
+        x=load(ins.x, plan.gates, plan.x_dtype),
+        gates=load(ins.gates, plan.recurrent, jnp.float16),
+        start=(
+            *load(ins.h, 1, plan.dtype),
+            *(load(ref, 1, jnp.float32)[0] for ref in ins.others),
+        ),
+        d_outputs=tuple(
+            load(ref, 1, plan.call.out_dtype)[0] for ref in ins.d_carries
+        ),
+        # An update that needs no such array passes no cotangent on.
+        d_carry=tuple(
+            plan.load_row(
+                self.outs.d_carry, place, i, None if needed else first
+            )
+            for i, needed in enumerate(plan.needed)
+        ),
+    )
+
+  def _close(self, s, place, d_h, loaded) -> tuple[Array, ...]:
     """Returns the cotangent of the carry after step s of the loop."""
     plan, outs = self.plan, self.outs
-    d_start = plan.read_rows(outs.d_carry, place, plan.states)
+    d_start = tuple(x.value() for x in loaded.d_carry)
     if not plan.call.stop_recurrent_gradient:
       d_start = (d_start[0] + self._clipped(d_h), *d_start[1:])
     if not plan.flags:
@@ -229,36 +310,34 @@ class _Warpgroup:
       d = jnp.minimum(jnp.maximum(d, -clip), clip)
     return d
 
-  def _pull_rows(self, s, tile, closed) -> None:
+  def _pull_rows(self, s, tile, rows) -> None:
     """Pulls the cotangents of two rows back through step s of the loop."""
     plan = self.plan
-    sums = [0.0] * plan.params
-    for place, d_carry in closed:
-      d_theta = self._pull(s, place, d_carry)
+    sums: list[Any] = [0.0] * plan.params
+    for place, d_carry, loaded in rows:
+      d_theta = self._pull(s, place, d_carry, loaded)
       valid = ptx.stack([place.valid] * fragments.UNITS) != 0
       # A row that is not there repeats the last one.
-      sums = [a + jnp.where(valid, b, 0) for a, b in zip(sums, d_theta)]
-    place = closed[0][0]
+      sums = [
+          a + jnp.where(valid, b, 0) for a, b in zip(sums, d_theta, strict=True)
+      ]
+    place = rows[0][0]
     for row, total in enumerate(sums):
       at = self._theta_at(tile, place, row)
       own = fragments.sum_rows(ptx.unstack(total))
       own = own + memory.load_gmem(self.outs.d_theta, at, jnp.float32)
       memory.store_gmem(self.outs.d_theta, at, own, jnp.float32)
 
-  def _pull(self, s, place, d_carry) -> tuple[Array, ...]:
+  def _pull(self, s, place, d_carry, loaded) -> tuple[Array, ...]:
     """Stores the cotangents of a step's arguments; returns that of theta."""
     plan, ins, outs = self.plan, self.ins, self.outs
     time = plan.time_of(s)
-    x = plan.read_steps(ins.x, place, time, plan.gates, plan.x_dtype)
-    gates = plan.read_steps(ins.gates, place, time, plan.recurrent, jnp.float16)
-    start = plan.read_steps(ins.h, place, time, 1, plan.dtype)
-    for ref in ins.others:
-      start += plan.read_steps(ref, place, time, 1, jnp.float32)
+    x = tuple(gate.value() for gate in loaded.x)
+    gates = tuple(gate.value() for gate in loaded.gates)
+    start = tuple(c.value() for c in loaded.start)
     theta = plan.read_theta(ins.theta, place)
-    dtype = plan.call.out_dtype
-    for i, ref in enumerate(ins.d_carries):
-      (d,) = plan.read_steps(ref, place, time, 1, dtype)
-      d_carry = (*d_carry[:i], d_carry[i] + d, *d_carry[i + 1 :])
+    for i, d in enumerate(loaded.d_outputs):
+      d_carry = (*d_carry[:i], d_carry[i] + d.value(), *d_carry[i + 1 :])
     d_new, zeros = d_carry, (0.0,) * plan.states
     if plan.flags:
       hold = plan.read_flag(ins.flags, place, time, step_flags.HOLD)
@@ -271,5 +350,5 @@ class _Warpgroup:
     plan.write_steps(outs.d_x, place, time, d_x, plan.dtype)
     if not plan.shared:
       plan.write_steps(outs.d_gates, place, time, d_gates, plan.dtype)
-    plan.write_rows(outs.d_carry, place, d_start)
+    plan.write_rows(outs.d_carry, place, d_start, plan.needed)
     return d_theta

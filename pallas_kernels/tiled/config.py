@@ -24,12 +24,15 @@ class Config:
     warpgroups: that multiply, each 64 rows of a tile; one more loads.
     groups: of 64 units of a tile.
     stages: slots of the ring buffer for slices of products.
-    ctas: on the device at once.
+    pair: CTAs of a cluster, 1 or 2. Two have the same rows, and each copies
+      half of the operand for both.
+    ctas: on the device at once, a multiple of `pair`.
   """
 
   warpgroups: int
   groups: int
   stages: int
+  pair: int
   ctas: int
 
   @property
@@ -91,12 +94,19 @@ class Tiles:
 
   def count(self):
     """Returns the number of tiles of this CTA."""
-    others = self.ctas - 1 - lax.axis_index('cta')
+    others = self.ctas - 1 - self._cta()
     return lax.div(self.total + others, jnp.int32(self.ctas))
+
+  def _cta(self):
+    """Returns the number of this CTA; those of a cluster are neighbours."""
+    cluster = lax.axis_index('cluster')
+    if self.config.pair == 1:
+      return cluster
+    return cluster * self.config.pair + lax.axis_index('rank')
 
   def find(self, i) -> 'Tile':
     """Returns the i-th tile of this CTA."""
-    index = lax.axis_index('cta') + i * self.ctas
+    index = self._cta() + i * self.ctas
     counter = lax.div(index, jnp.int32(self.unit_blocks))
     head = lax.div(counter, jnp.int32(self.row_blocks))
     row = counter - head * self.row_blocks

@@ -9,9 +9,10 @@ A step of a CTA with one tile, downwards:
     multiply slices as they arrive         the other slices
                                            x[t] -> L2 cache
     for each part of the tile:             first slices of R, for step t + 1
-      read x[t] and the carry; update
-      store the carry, h[t+1] and y[t]
+      read x[t] and the carry; update      x[t] and the carry of the next part
+      store h[t+1]
     add one to the counter
+    store all else                         results -> device memory
 """
 
 import functools
@@ -22,6 +23,7 @@ from jax.experimental import pallas as pl
 import jax.numpy as jnp
 
 from pallas_kernels.mosaic import pointwise
+from pallas_kernels.mosaic import ptx
 from pallas_kernels.mosaic import step_flags
 from pallas_kernels.tiled import fragments
 from pallas_kernels.tiled import kernel_call
@@ -122,6 +124,7 @@ class _Warpgroup:
         operand=self._operand,
         matrix=plan.slice_of(ins.matrix),
         wait=lambda s, tile: counters.wait(tile.counter, (s + 1) * arrivals),
+        prefetch=self._prefetch,
         buffers=buffers,
         warpgroup=own,
     )
@@ -136,6 +139,11 @@ class _Warpgroup:
       return self.plan.slice_of_step(self.outs.h, step, rows, columns)
     return self.outs.h.at[step & 1, rows, columns]
 
+  def _prefetch(self, step, tile) -> None:
+    size = jnp.dtype(self.plan.x_dtype).itemsize
+    streams = [(self.ins.x, self.plan.gates, size)]
+    self.plan.prefetch(streams, tile, self.own, self.plan.time_of(step))
+
   def run(self) -> None:
     plan, tiles = self.plan, self.tiles
 
@@ -145,50 +153,107 @@ class _Warpgroup:
       for index in plan.parts:
         place = fragments.Place.of(tiles, tile, self.own, *index)
         carry = plan.read_rows(self.ins.carry, place, plan.states)
-        self._start(place, jnp.int32(0), carry)
+        start = self._restarted(jnp.int32(0), place, carry)
+        self._store_h(jnp.int32(0), place, start[0])
+        self._store_carry(jnp.int32(0), place, start)
       self.counters.publish(tile.counter, self.own)
 
-    self.products.for_each(self._finish)
+    self.products.for_each(self._finish, lambda s, tile: None)
 
-  def _finish(self, s, tile, product) -> None:
-    """Updates a tile and publishes what the next step starts from."""
-    plan = self.plan
-    for index, gates in plan.with_gates(fragments.parts(product)):
-      place = fragments.Place.of(self.tiles, tile, self.own, *index)
-      self._part(s, place, gates)
+  def _finish(self, s, tile, product, prepared) -> None:
+    """Updates a tile, and publishes h before it stores all else."""
+    del prepared
+    parts = list(self.plan.with_gates(fragments.parts(product)))
+    place = lambda i: fragments.Place.of(
+        self.tiles, tile, self.own, *parts[i][0]
+    )
+    following = self._load(s, place(0))
+    updated = []
+    for i, (_, gates) in enumerate(parts):
+      loaded = following
+      if i + 1 < len(parts):
+        following = self._load(s, place(i + 1))
+      updated.append(self._update_part(s, place(i), gates, loaded))
     self.counters.publish(tile.counter, self.own)
+    for i, ((_, gates), (new, start)) in enumerate(
+        zip(parts, updated, strict=True)
+    ):
+      self._store(s, place(i), gates, new, start)
 
-  def _part(self, s, place, h_gates) -> None:
+  def _load(self, s, place) -> tuple[Any, Any]:
+    """Starts to read the inputs and the carry of a step."""
     plan, ins, outs = self.plan, self.ins, self.outs
     time = plan.time_of(s)
-    x = plan.read_steps(ins.x, place, time, plan.gates, plan.x_dtype)
+    x = plan.load_steps(ins.x, place, time, plan.gates, plan.x_dtype)
+    start: list[Any] = []
+    for i, needed in enumerate(plan.needed):
+      if not needed:
+        start.append(None)
+      elif plan.save and i:
+        others = outs.others[i - 1]
+        start += plan.load_steps(others, place, time, 1, jnp.float32)
+      else:
+        start.append(plan.load_row(outs.state, place, i))
+    return x, start
+
+  def _update_part(self, s, place, h_gates, loaded) -> tuple[Any, Any]:
+    """Returns the carry after a step and what the next starts from.
+
+    Its h is stored.
+    """
+    plan, ins = self.plan, self.ins
+    zeros = ptx.full(fragments.UNITS, 0.0)
     theta = plan.read_theta(ins.theta, place)
-    start = plan.read_rows(outs.state, place, plan.states, plan.needed)
+    x = tuple(gate.value() for gate in loaded[0])
+    start = tuple(zeros if c is None else c.value() for c in loaded[1])
     new = self._update(theta, x, h_gates, start)
     if plan.flags:
+      time = plan.time_of(s)
       hold = plan.read_flag(ins.flags, place, time, step_flags.HOLD)
       new = step_flags.select(hold, start, new)
+    following = self._restarted(s + 1, place, new)
+    pl.when(s + 1 < plan.time)(
+        lambda: self._store_h(s + 1, place, following[0])
+    )
+    return new, following
+
+  def _restarted(self, s, place, carry):
+    """Returns what step s starts from."""
+    plan, ins = self.plan, self.ins
+    if not plan.flags:
+      return carry
+    time = plan.time_of(jnp.minimum(s, plan.time - 1))
+    again = plan.read_flag(ins.flags, place, time, step_flags.RESET)
+    restart = plan.read_rows(ins.restart, place, plan.states)
+    return step_flags.select(again, restart, carry)
+
+  def _store_h(self, s, place, h) -> None:
+    """Stores the operand of step s."""
+    plan = self.plan
+    if plan.save:
+      plan.write_steps(self.outs.h, place, plan.time_of(s), [h], plan.dtype)
+      return
+    at = ((s & 1) * plan.batch + place.row) * plan.features + place.feature
+    fragments.write(self.outs.h, at, h, plan.dtype, place.valid)
+
+  def _store_carry(self, s, place, start) -> None:
+    """Stores what step s starts from, but for the operand."""
+    plan, outs = self.plan, self.outs
+    own = [n and not (plan.save and i) for i, n in enumerate(plan.needed)]
+    plan.write_rows(outs.state, place, start, own)
+    for ref, value in zip(outs.others, start[1:], strict=False):
+      plan.write_steps(ref, place, plan.time_of(s), [value], jnp.float32)
+
+  def _store(self, s, place, h_gates, new, start) -> None:
+    """Stores the results of step s that no other CTA waits for."""
+    plan, outs = self.plan, self.outs
+    time = plan.time_of(s)
     if plan.save:
       plan.write_steps(outs.gates, place, time, h_gates, jnp.float16)
-    for ref, value in zip(outs.carries, new):
+    for ref, value in zip(outs.carries, new, strict=False):
       plan.write_steps(ref, place, time, [value], plan.call.out_dtype)
     last = s == plan.time - 1
     pl.when(last)(lambda: plan.write_rows(outs.last, place, new))
-    pl.when(jnp.logical_not(last))(lambda: self._start(place, s + 1, new))
-
-  def _start(self, place, s, carry) -> None:
-    """Stores what step s starts from."""
-    plan, ins, outs = self.plan, self.ins, self.outs
-    time = plan.time_of(s)
-    if plan.flags:
-      again = plan.read_flag(ins.flags, place, time, step_flags.RESET)
-      restart = plan.read_rows(ins.restart, place, plan.states)
-      carry = step_flags.select(again, restart, carry)
-    plan.write_rows(outs.state, place, carry, plan.needed)
-    if plan.save:
-      plan.write_steps(outs.h, place, time, carry[:1], plan.dtype)
-      for ref, value in zip(outs.others, carry[1:], strict=True):
-        plan.write_steps(ref, place, time, [value], jnp.float32)
-    else:
-      at = ((s & 1) * plan.batch + place.row) * plan.features + place.feature
-      fragments.write(outs.h, at, carry[0], plan.dtype, place.valid)
+    pl.when(jnp.logical_not(last))(
+        lambda: self._store_carry(s + 1, place, start)
+    )

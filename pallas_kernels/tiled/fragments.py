@@ -1,8 +1,9 @@
 """Where the elements of a tile lie: which thread has which rows and units.
 
-A tensor core leaves thread l of a warp two columns in each eight: 8 j + 2 (l mod
-4) and the next. The columns of R are put in such an order that these are 16
-units in sequence, `permute`. So a thread reads and writes 16 bytes at a time.
+A tensor core leaves thread l of a warp two columns in each eight: those of 2 (l
+mod 4) and the next. The columns of R are put in such an order, `permute`, that
+these are eight units in sequence in each half of 64. So a thread reads and
+writes 16 bytes at a time, and the four threads of a row 64.
 
 A part is eight units of one row: an array [8 * 128], eight elements a thread.
 """
@@ -35,7 +36,8 @@ _COLUMNS, _HALVES = 8, 2
 def permute(matrix: Array) -> Array:
   """Orders units, the last axis, as the columns of a product."""
   lead = matrix.shape[:-1]
-  matrix = matrix.reshape(*lead, -1, 4, _COLUMNS, 2)
+  # [half, l mod 4, eighth of that half, which of two]
+  matrix = matrix.reshape(*lead, -1, 2, 4, _COLUMNS // 2, 2)
   return jnp.swapaxes(matrix, -3, -2).reshape(*lead, -1)
 
 
@@ -114,7 +116,7 @@ class Place:
     row = tile.row + warpgroup * config_lib.ROWS + warp * 16 + half * 8
     row = row + (lane >> 2)
     unit = tile.block * tiles.config.units + group * config_lib.GROUP
-    feature = tile.head * tiles.size + unit + (lane & 3) * 16 + part * UNITS
+    feature = tile.head * tiles.size + unit + part * 32 + (lane & 3) * UNITS
     return cls(
         row=jnp.minimum(row, tiles.batch - 1),
         feature=feature,
@@ -122,19 +124,30 @@ class Place:
     )
 
 
-def read(ref: Ref, offset: Array, dtype) -> Array:
-  """Returns a part, float32.
+def load(ref: Ref, offset: Array, dtype, where=None) -> list[Array]:
+  """Starts to read a part; `decode` makes float32 of the words.
 
   Args:
     ref: in device memory.
     offset: of its first element, a multiple of 8.
     dtype: of the elements.
+    where: int32, not 0 in threads that read; zeros elsewhere. None for all.
+
+  Returns:
+    Four int32 [128], or eight of float32 in the order of `_spread`.
   """
-  size = jnp.dtype(dtype).itemsize
-  words = memory.load_words_gmem(ref, offset, size)
-  if size == 4:
-    words += memory.load_words_gmem(ref, offset + 4, size)
-    return ptx.stack([instructions.as_float(word) for word in words])
+  if jnp.dtype(dtype).itemsize == 2:
+    return memory.load_words_gmem(ref, offset, 2, where)
+  first, second = _spread(offset)
+  words = memory.load_words_gmem(ref, first, 4, where)
+  return words + memory.load_words_gmem(ref, second, 4, where)
+
+
+def decode(words: Sequence[Array], dtype) -> Array:
+  """Returns a part, float32, of words that were loaded."""
+  if jnp.dtype(dtype).itemsize == 4:
+    floats = [instructions.as_float(word) for word in words]
+    return ptx.stack(_exchange(floats[:4], floats[4:]))
   halves = [
       take(word, dtype)
       for word in words
@@ -143,17 +156,53 @@ def read(ref: Ref, offset: Array, dtype) -> Array:
   return ptx.stack(halves)
 
 
+def read(ref: Ref, offset: Array, dtype, where=None) -> Array:
+  """Returns a part, float32; arguments as for `load`."""
+  return decode(load(ref, offset, dtype, where), dtype)
+
+
 def write(ref: Ref, offset: Array, value: Array, dtype, where: Array) -> None:
-  """Stores a part; arguments as for `read`, and where it is stored."""
+  """Stores a part; arguments as for `load`, and where it is stored."""
   # A value that is the same in all threads may have no layout.
   values = ptx.unstack(plgpu.layout_cast(value, ptx.layout(UNITS)))
   if jnp.dtype(dtype).itemsize == 4:
-    words = [instructions.as_word(v) for v in values]
-    memory.store_words_gmem(ref, offset, words[:4], 4, where)
-    memory.store_words_gmem(ref, offset + 4, words[4:], 4, where)
+    floats = _exchange(values[:4], values[4:])
+    words = [instructions.as_word(x) for x in floats]
+    first, second = _spread(offset)
+    memory.store_words_gmem(ref, first, words[:4], 4, where)
+    memory.store_words_gmem(ref, second, words[4:], 4, where)
     return
-  words = narrow(values, dtype)
-  memory.store_words_gmem(ref, offset, words, 2, where)
+  memory.store_words_gmem(ref, offset, narrow(values, dtype), 2, where)
+
+
+def _odd() -> Array:
+  """Returns whether a thread is the second of two neighbours, int32 [128]."""
+  return ptx.thread() & 1
+
+
+def _spread(offset: Array) -> tuple[Array, Array]:
+  """Returns where a thread accesses float32 instead of its own eight.
+
+  Two neighbours have 64 bytes in sequence. If each accessed its own 32 bytes,
+  an instruction would touch half of each sector of memory. So the two access
+  the first 32 bytes by one instruction and the others by a second one, and
+  `_exchange` what they have.
+  """
+  odd = _odd()
+  first = offset - odd * UNITS + odd * 4
+  return first, first + UNITS
+
+
+def _exchange(first: Sequence[Array], second: Sequence[Array]) -> list[Array]:
+  """Exchanges four of eight float32 with the neighbour; undoes itself."""
+  odd = _odd() != 0
+  received = [
+      instructions.shuffle(jnp.where(odd, a, b), 1)
+      for a, b in zip(first, second, strict=True)
+  ]
+  lower = [jnp.where(odd, x, a) for x, a in zip(received, first, strict=True)]
+  upper = [jnp.where(odd, b, x) for x, b in zip(received, second, strict=True)]
+  return [*lower, *upper]
 
 
 def narrow(values: Sequence[Array], dtype) -> list[Array]:
@@ -162,6 +211,21 @@ def narrow(values: Sequence[Array], dtype) -> list[Array]:
       instructions.narrow(low, high, dtype)
       for low, high in zip(values[::2], values[1::2], strict=True)
   ]
+
+
+def prefetch(ref: Ref, offset: Array, size: int, where: Array) -> None:
+  """Brings the 128 bytes around an element to the L2 cache.
+
+  Args:
+    ref: in device memory.
+    offset: of the element.
+    size: bytes of an element.
+    where: int32, not 0 in threads that do it.
+  """
+  operands = {'base': ref, 'offset': offset}
+  code, guard = memory.predicate(where, operands)
+  code += memory.gmem_address(size) + f' {guard}prefetch.global.L2 [a];'
+  ptx.emit('{' + code + '}', {}, operands)
 
 
 def sum_rows(values: Sequence[Array]) -> Array:

@@ -24,6 +24,23 @@ Ref = Any
 DEPTH = config_lib.DEPTH
 
 
+@dataclasses.dataclass(frozen=True)
+class Loaded:
+  """A part that is on its way.
+
+  Attributes:
+    words: as `fragments.load` returns them.
+    dtype: of the elements.
+  """
+
+  words: Sequence[Array]
+  dtype: Any
+
+  def value(self) -> Array:
+    """Returns the part, float32, when it is there."""
+    return fragments.decode(self.words, self.dtype)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
   """Static (hashable) facts of one kernel.
@@ -178,10 +195,13 @@ class Plan:
       row = place.row * self.time + time
     return (row * gates + gate) * self.features + place.feature
 
-  def read_steps(self, ref, place, time, gates: int, dtype):
-    """Returns a part of each gate of one time."""
+  def load_steps(self, ref, place, time, gates: int, dtype):
+    """Starts to read a part of each gate of one time."""
     return tuple(
-        fragments.read(ref, self._at(place, time, gates, gate), dtype)
+        Loaded(
+            fragments.load(ref, self._at(place, time, gates, gate), dtype),
+            dtype,
+        )
         for gate in range(gates)
     )
 
@@ -191,24 +211,51 @@ class Plan:
       at = self._at(place, time, len(values), gate)
       fragments.write(ref, at, value, dtype, place.valid)
 
+  def prefetch(self, streams, tile, warpgroup, time) -> None:
+    """Brings a warpgroup's rows of a time to the L2 cache.
+
+    The four threads that share a row take its lines in turn.
+
+    Args:
+      streams: arrays of all steps, each with its number of gates and the bytes
+        of an element.
+      tile: the tile.
+      warpgroup: number of this warpgroup.
+      time: of the rows.
+    """
+    lines = [
+        (ref, gates, gate, size, group, first)
+        for ref, gates, size in streams
+        for gate in range(gates)
+        for group in range(self.config.groups)
+        for first in range(0, config_lib.GROUP, 128 // size)
+    ]
+    quarter = ptx.thread() & 3
+    for half in range(2):
+      place = fragments.Place.of(self.tiles, tile, warpgroup, 0, half, 0)
+      start = dataclasses.replace(place, feature=place.feature - quarter * 8)
+      for i in range(0, len(lines), 4):
+        offsets, sizes, refs = [], [], []
+        for ref, gates, gate, size, group, first in lines[i : i + 4]:
+          at = self._at(start, time, gates, gate)
+          offsets.append(at + group * config_lib.GROUP + first)
+          sizes.append(size)
+          refs.append(ref)
+        for j, (ref, at, size) in enumerate(zip(refs, offsets, sizes)):
+          fragments.prefetch(ref, at, size, (quarter == j).astype(jnp.int32))
+
   def _row(self, place: fragments.Place, i: int) -> Array:
     return (i * self.batch + place.row) * self.features + place.feature
 
-  def read_rows(self, ref, place, count: int, needed=None):
-    """Returns a part of each array of float32 [count, B, F].
+  def load_row(self, ref, place, i: int, where=None):
+    """Starts to read a part of one array of float32 [count, B, F]."""
+    words = fragments.load(ref, self._row(place, i), jnp.float32, where)
+    return Loaded(words, jnp.float32)
 
-    Args:
-      ref: to all of them.
-      place: of the part.
-      count: number of arrays.
-      needed: which are read, None for all; the others are zeros.
-    """
-    return tuple(
-        fragments.read(ref, self._row(place, i), jnp.float32)
-        if needed is None or needed[i]
-        else ptx.full(fragments.UNITS, 0.0)
-        for i in range(count)
-    )
+  def read_rows(self, ref, place, count: int):
+    """Returns a part of each array of float32 [count, B, F]."""
+    loaded = [self.load_row(ref, place, i) for i in range(count)]
+    return tuple(x.value() for x in loaded)
 
   def write_rows(self, ref, place, values, needed=None) -> None:
     """Stores a part of each array of float32 [count, B, F]."""

@@ -51,13 +51,21 @@ class Buffers:
     """Returns the types of the buffers by name."""
     matrices = lambda *shape: wgmma_smem.matrices(*shape, dtype=dtype)
     stages = config.stages
+    consumed: Any = plgpu.Barrier(
+        num_arrivals=config.warpgroups, num_barriers=stages
+    )
+    if config.pair > 1:
+      # A slot is free when both CTAs of a pair have consumed it.
+      consumed = plgpu.ClusterBarrier(
+          collective_axes=('rank',),
+          num_arrivals=config.warpgroups,
+          num_barriers=stages,
+      )
     return {
         'operand': matrices(stages, config.rows, config_lib.DEPTH),
         'matrix': matrices(stages, config_lib.DEPTH, columns),
         'arrived': plgpu.Barrier(num_arrivals=2, num_barriers=stages),
-        'consumed': plgpu.Barrier(
-            num_arrivals=config.warpgroups, num_barriers=stages
-        ),
+        'consumed': consumed,
     }
 
 
@@ -75,6 +83,7 @@ class Products:
     operand: (step, tile, slice) -> reference to the slice [rows, DEPTH].
     matrix: (tile, slice) -> reference to the slice [DEPTH, columns].
     wait: (step, tile) -> None, returns when the operand is whole.
+    prefetch: (step, tile) -> None, brings what `finish` reads to the L2 cache.
     buffers: shared memory.
     warpgroup: number of this warpgroup.
   """
@@ -88,15 +97,20 @@ class Products:
   operand: Callable[..., Ref]
   matrix: Callable[..., Ref]
   wait: Callable[..., None]
+  prefetch: Callable[..., None]
   buffers: Buffers
   warpgroup: Any
 
-  def for_each(self, finish: Callable[..., None]) -> None:
-    """Calls finish(step, tile, product) for all tiles, step by step.
+  def for_each(
+      self, finish: Callable[..., None], prepare: Callable[..., Any]
+  ) -> None:
+    """Calls `finish` for all tiles, step by step.
 
     Args:
-      finish: its product is float32 [ROWS, columns], of this warpgroup's rows;
-        zeros in steps before the first one with products.
+      finish: (step, tile, product, prepared) -> None. Its product is float32
+        [ROWS, columns], of this warpgroup's rows; zeros in steps before the
+        first one with products.
+      prepare: (step, tile) -> prepared, called before the product.
     """
     count = self.tiles.count()
     for slot in range(self.config.stages):
@@ -111,12 +125,14 @@ class Products:
       i = n - step * count
       tile = self.tiles.find(i)
       own = step >= self.first
+      self.prefetch(step, tile)
+      prepared = prepare(step, tile)
       product, slot = self._multiply(step, tile, slot, own)
       following = jnp.where(i == count - 1, step + 1, step)
       begins = (following >= self.first) & (following < self.steps)
       another = self.tiles.find(jnp.where(i == count - 1, 0, i + 1))
       self._when(begins, lambda: self._begin(another, slot))
-      finish(step, tile, product)
+      finish(step, tile, product, prepared)
       return slot
 
     lax.fori_loop(0, self.steps * count, body, jnp.int32(0))
@@ -158,6 +174,7 @@ class Products:
         self.operand(step, tile, k),
         wgmma_smem.for_tma(self.buffers.operand, (slot,), False),
         self.buffers.arrived.at[slot],
+        collective_axes='rank' if self.config.pair > 1 else None,
     )
 
   def _multiply(self, step, tile, slot, own) -> tuple[Array, Array]:

@@ -62,7 +62,7 @@ def choose(
     tiles = config_lib.Tiles(config=config, batch=batch, heads=heads, size=size)
     columns = gates * config.units
     flops = 2 * config.rows * columns * depth
-    read = 2 * (config.rows + columns) * depth
+    read = 2 * (config.rows / config.pair + columns) * depth
     own = max(flops / _FLOPS_PER_NS, read / _BYTES_PER_NS)
     own += _UPDATE_NS * config.rows * config.units
     return math.ceil(tiles.total / target.cores) * own + _STEP_NS
@@ -87,9 +87,13 @@ def _configs(size: int, gates: int, target: targets.Target) -> Iterator[Config]:
     for warpgroups in (1, 2, 3):
       rows = warpgroups * config_lib.ROWS
       stage = 2 * config_lib.DEPTH * (rows + columns)
-      yield Config(
-          warpgroups=warpgroups,
-          groups=groups,
-          stages=min(_MOST_STAGES, _SMEM // stage),
-          ctas=target.cores,
-      )
+      for pair in (1, 2):
+        if size // (groups * config_lib.GROUP) % pair:
+          continue
+        yield Config(
+            warpgroups=warpgroups,
+            groups=groups,
+            stages=min(_MOST_STAGES, _SMEM // stage),
+            pair=pair,
+            ctas=target.cores // pair * pair,
+        )

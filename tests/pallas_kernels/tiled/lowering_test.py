@@ -1,0 +1,92 @@
+"""Kernels in tiles lower to CUDA without a GPU; see dense/lowering_test.py."""
+
+import functools
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import jax
+
+import rnnzoo
+from tests.testing import abstract_gpu
+from tests.testing import comparison
+
+H200 = 'NVIDIA H200'
+NAMES = 'tiled_recurrence', 'tiled_recurrence_adjoint'
+
+case = functools.partial(comparison.Case, path='pallas', dtype='bfloat16')
+LAYERS = (
+    case(rnnzoo.LSTM, sizes=(2048, 3, 768), time_major=True),
+    case(
+        rnnzoo.GRU,
+        {'recurrent_gradient_clip': 1.0},
+        dtype='float16',
+        sizes=(1000, 3, 320),
+        reset=True,
+        lengths=True,
+        reverse=True,
+    ),
+    case(
+        rnnzoo.SLSTM,
+        {'num_heads': 2},
+        sizes=(600, 3, 512),
+        mask=True,
+        time_major=True,
+    ),
+    case(
+        rnnzoo.Elman,
+        {'stop_recurrent_gradient': True},
+        sizes=(16384, 3, 256),
+        reset=True,
+    ),
+)
+
+
+class TiledLoweringTest(parameterized.TestCase):
+
+  @parameterized.named_parameters(*comparison.named(LAYERS))
+  def test_layer(self, case):
+    f, args = comparison.abstract_gradient(case)
+    with abstract_gpu.device(self, H200):
+      text = abstract_gpu.lower(f, *args)
+      self.assertEqual(text.count('custom_call @mosaic_gpu'), 2)
+      for name in NAMES:
+        self.assertIn(name, text)
+
+  def test_vmap_takes_turns(self):
+    f, args = comparison.abstract_gradient(
+        case(rnnzoo.LSTM, sizes=(512, 3, 256))
+    )
+    state, x, *rest = args
+    many = jax.ShapeDtypeStruct((2, *x.shape), x.dtype)
+    with abstract_gpu.device(self, H200):
+      over_batch = jax.vmap(f, (None, 0, None, None, None))
+      text = abstract_gpu.lower(over_batch, state, many, *rest)
+      self.assertEqual(text.count('custom_call @mosaic_gpu'), 2)
+
+  def test_x64(self):
+    with jax.enable_x64(True), abstract_gpu.device(self, H200):
+      f, args = comparison.abstract_gradient(
+          case(rnnzoo.LSTM, sizes=(512, 3, 256), reset=True)
+      )
+      text = abstract_gpu.lower(f, *args)
+      self.assertIn(NAMES[1], text)
+
+  def test_under_a_mesh(self):
+    f, args = comparison.abstract_gradient(
+        case(rnnzoo.LSTM, sizes=(1024, 3, 256))
+    )
+    with abstract_gpu.device(self, H200):
+      for kind in ('Auto', 'Explicit'):
+        with jax.sharding.use_abstract_mesh(abstract_gpu.mesh(H200, kind)):
+          self.assertIn(NAMES[1], abstract_gpu.lower(f, *args))
+
+  def test_b200_has_no_wgmma(self):
+    f, args = comparison.abstract_gradient(
+        case(rnnzoo.LSTM, sizes=(512, 3, 256))
+    )
+    with abstract_gpu.device(self, 'NVIDIA B200'):
+      self.assertNotIn(NAMES[0], abstract_gpu.lower(f, *args))
+
+
+if __name__ == '__main__':
+  absltest.main()

@@ -1,0 +1,163 @@
+"""The operation around the kernels in tiles, on a CPU.
+
+Plain loops take the place of the kernels, see tests/testing/tiled_loops.py.
+"""
+
+import functools
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pallas_kernels import targets
+import rnnzoo
+from tests.testing import abstract_gpu
+from tests.testing import comparison
+from tests.testing import tiled_loops
+
+if abstract_gpu.RUNS:
+  from pallas_kernels.tiled import config as config_lib
+  from pallas_kernels.tiled import fragments
+  from pallas_kernels.tiled import tuning
+
+TOLERANCE = {'float16': (2e-3, 3e-3), 'bfloat16': (1.6e-2, 2.4e-2)}
+H200 = targets.Target(132, False, True)
+SHARED_MEMORY = 227 * 1024
+
+case = functools.partial(
+    comparison.Case, path='pallas', dtype='bfloat16', scale=0.1
+)
+heads = lambda n: {'num_heads': n}
+CASES = (
+    case(rnnzoo.LSTM, sizes=(3, 7, 64)),
+    case(
+        rnnzoo.LSTM,
+        heads(2),
+        dtype='float16',
+        sizes=(3, 7, 128),
+        reset=True,
+        mask=True,
+        reverse=True,
+    ),
+    case(
+        rnnzoo.GRU, sizes=(3, 7, 64), reset=True, lengths=True, time_major=True
+    ),
+    case(rnnzoo.SLSTM, heads(2), sizes=(3, 1, 128), reset=True),
+    case(rnnzoo.Elman, {'use_bias': False}, sizes=(3, 7, 128), mask=True),
+    case(rnnzoo.AntisymmetricRNN, sizes=(3, 5, 64), time_major=True),
+)
+
+
+class LayersTest(comparison.ComparisonTestCase):
+
+  @parameterized.named_parameters(*comparison.named(CASES))
+  def test_agrees_with_reference(self, case):
+    with tiled_loops.imitated(self):
+      self.compare(case, TOLERANCE[case.dtype])
+
+  @parameterized.parameters(
+      {'recurrent_gradient_clip': 0.01}, {'stop_recurrent_gradient': True}
+  )
+  def test_recurrent_gradient(self, **options):
+    f, args = comparison.abstract_gradient(
+        case(rnnzoo.GRU, options, sizes=(2, 5, 64), reset=True)
+    )
+    scan, _ = comparison.abstract_gradient(
+        case(rnnzoo.GRU, options, sizes=(2, 5, 64), reset=True, path='scan')
+    )
+    args = (
+        comparison.randomize(args[0], 0, np.float32),
+        comparison.randomize(args[1], 1, np.float32),
+        np.array([[False] * 3 + [True, False]] * 2),
+        None,
+        None,
+    )
+    with tiled_loops.imitated(self):
+      got = f(*args)
+      want = scan(*args)
+      for x, y in zip(*map(jax.tree.leaves, (got, want)), strict=True):
+        self.assertLess(comparison.relative_error(x, y), 2e-2)
+
+
+class RefusalTest(parameterized.TestCase):
+  """What tiles cannot run goes to the other kernels."""
+
+  @parameterized.parameters(
+      case(rnnzoo.AGRU, sizes=(3, 7, 64)),
+      case(rnnzoo.LSTM, sizes=(3, 7, 48)),
+      case(rnnzoo.LSTM, dtype='float32', sizes=(3, 7, 64)),
+  )
+  def test_other_kernels_run(self, case):
+    f, args = comparison.abstract_gradient(case)
+    with abstract_gpu.device(self, 'NVIDIA H200'):
+      text = abstract_gpu.lower(f, *args)
+      self.assertNotIn('tiled_recurrence', text)
+
+  def test_few_rows(self):
+    f, args = comparison.abstract_gradient(
+        case(rnnzoo.LSTM, sizes=(8, 3, 256))
+    )
+    with abstract_gpu.device(self, 'NVIDIA H200'):
+      self.assertNotIn('tiled_recurrence', abstract_gpu.lower(f, *args))
+
+
+class ConfigTest(parameterized.TestCase):
+  """Every cut fits the GPU and covers the work once."""
+
+  @parameterized.product(
+      batch=(1, 63, 500, 2048, 16384),
+      size=(64, 192, 768, 2048),
+      adjoint=(False, True),
+  )
+  def test_fits(self, batch, size, adjoint):
+    if not abstract_gpu.RUNS:
+      return
+    for recurrent in (1, 3, 4):
+      config = tuning.choose(
+          batch=batch,
+          heads=1,
+          size=size,
+          recurrent=recurrent,
+          adjoint=adjoint,
+          target=H200,
+      )
+      columns = config.units * (1 if adjoint else recurrent)
+      stage = 2 * config_lib.DEPTH * (config.rows + columns)
+      self.assertLessEqual(config.stages * stage, SHARED_MEMORY)
+      self.assertGreaterEqual(config.stages, 2)
+      self.assertLessEqual(columns, 256)
+      tiles = config_lib.Tiles(
+          config=config, batch=batch, heads=1, size=size
+      )
+      self.assertLessEqual(tiles.ctas, H200.cores)
+      self.assertEqual(tiles.unit_blocks * config.units, size)
+      self.assertGreaterEqual(tiles.row_blocks * config.rows, batch)
+      self.assertEqual(tiles.ctas % config.pair, 0)
+
+  def test_no_tile(self):
+    if not abstract_gpu.RUNS:
+      return
+    with self.assertRaisesRegex(NotImplementedError, 'multiple of 64 units'):
+      tuning.choose(
+          batch=8, heads=1, size=96, recurrent=4, adjoint=False, target=H200
+      )
+
+
+class FragmentsTest(absltest.TestCase):
+
+  def test_threads_have_eight_units_in_sequence(self):
+    if not abstract_gpu.RUNS:
+      return
+    units = np.asarray(fragments.permute(jnp.arange(64)))
+    for quarter in range(4):
+      columns = [8 * j + 2 * quarter + i for j in range(8) for i in range(2)]
+      for part in range(2):
+        own = units[columns[8 * part : 8 * part + 8]]
+        first = part * 32 + quarter * 8
+        np.testing.assert_array_equal(own, np.arange(first, first + 8))
+
+
+if __name__ == '__main__':
+  absltest.main()

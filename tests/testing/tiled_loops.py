@@ -1,0 +1,191 @@
+"""Plain loops in place of the kernels in tiles; see `dense_loops`."""
+
+import contextlib
+import dataclasses
+from typing import Any
+from unittest import mock
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+
+from pallas_kernels import targets
+from tests.testing import abstract_gpu
+from tests.testing import dense_loops
+
+if abstract_gpu.RUNS:
+  from pallas_kernels.mosaic import step_flags
+  from pallas_kernels.tiled import backward
+  from pallas_kernels.tiled import forward
+  from pallas_kernels.tiled import tuning
+
+
+@dataclasses.dataclass(frozen=True)
+class _Shape:
+  batch: int
+  time: int
+  time_major: bool
+
+
+class Loop(dense_loops.Loop):
+  """The steps of a kernel call, in the order of its plan."""
+
+  def __init__(self, plan, flags):
+    view: Any = _View(
+        _Shape(plan.batch, plan.time, plan.call.time_major),
+        plan.call.reverse != plan.adjoint,
+    )
+    self.plan = view
+    self.flags = flags
+    if flags is not None and view.reverse:
+      self.flags = flags[::-1]
+
+  def gates(self, x, count):
+    """[B, T, G F] -> float32 [steps, B, G, F]."""
+    x = self.steps(x)
+    return x.reshape(*x.shape[:2], count, -1)
+
+  def joined(self, x, dtype):
+    """The inverse of `gates`, in a dtype."""
+    return self.stream(x.reshape(*x.shape[:2], -1), dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class _View:
+  shape: _Shape
+  reverse: bool
+
+
+def unarranged(plan, matrix):
+  """Undoes `plan.arrange`: R as [G, N, from, to], float32."""
+  gates, heads, size = plan.recurrent, plan.heads, plan.size
+  count = gates * heads * size * size
+  places = jnp.arange(count).reshape(gates, heads, size, size)
+  exact = dataclasses.replace(plan, dtype=jnp.int32)
+  order = exact.arrange(places).reshape(-1)
+  flat = jnp.zeros(count, jnp.float32)
+  flat = flat.at[order].set(matrix.reshape(-1).astype(jnp.float32))
+  return flat.reshape(gates, heads, size, size)
+
+
+def forward_loop(plan, theta, x, matrix, carry, restart, flags):
+  """A loop in place of `forward.forward`."""
+  loop = Loop(plan, flags)
+  matrix = jnp.swapaxes(unarranged(plan, matrix), -1, -2)
+  rows = tuple(theta)[: plan.params]
+
+  def step(state, xs):
+    x_t, flags_t = xs
+    again = None if restart is None else tuple(restart)
+    start = loop.choose(flags_t, step_flags.RESET, again, state)
+    h = dense_loops.rounded(start[0], plan.dtype)
+    gates = tuple(dense_loops.products(matrix, h))
+    new = plan.update(rows, dense_loops.gates_of(x_t), gates, start)
+    new = loop.choose(flags_t, step_flags.HOLD, start, new)
+    return new, (new, start, jnp.stack(gates, 1))
+
+  last, (new, start, gates) = lax.scan(
+      step, tuple(carry), (loop.gates(x, plan.gates), loop.flags)
+  )
+  call, saved = plan.call, plan.save
+  return forward.Outputs(
+      carries=tuple(loop.stream(y, call.out_dtype) for y in new[: call.outputs]),
+      h=loop.stream(start[0], plan.dtype) if saved else None,
+      others=tuple(loop.stream(s, jnp.float32) for s in start[1:])
+      if saved
+      else (),
+      gates=loop.joined(gates, jnp.float16) if saved else None,
+      last=jnp.stack(last),
+      state=None,
+  )
+
+
+def backward_loop(plan, inputs):
+  """A loop in place of `backward.backward`."""
+  theta, x, matrix, h, others, gates, d_carries, d_last, flags = inputs
+  loop = Loop(plan, flags)
+  matrix = unarranged(plan, matrix)
+  rows = tuple(theta)[: plan.params]
+  zeros = tuple(jnp.zeros_like(d_last))
+
+  def through(d_gates):
+    if plan.call.stop_recurrent_gradient:
+      return zeros[0]
+    d = sum(
+        dense_loops.products(
+            matrix[i : i + 1], dense_loops.rounded(d, plan.dtype)
+        )[0]
+        for i, d in enumerate(d_gates)
+    )
+    if plan.call.zero_not_finite:
+      d = jnp.where(jnp.isfinite(d), d, 0)
+    clip = plan.call.recurrent_gradient_clip
+    return d if clip is None else jnp.clip(d, -clip, clip)
+
+  def step(state, xs):
+    d_carry, d_rows, d_restart = state
+    x_t, gates, start, g, flags_t = xs
+    d_carry = (*map(jnp.add, d_carry[: len(g)], g), *d_carry[len(g) :])
+    d_new = loop.choose(flags_t, step_flags.HOLD, zeros, d_carry)
+    row, gates = dense_loops.gates_of(x_t), dense_loops.gates_of(gates)
+    _, pull = jax.vjp(plan.update, rows, row, gates, start)
+    d_own, d_row, d_gates, d_start = pull(d_new)
+    d_start = (d_start[0] + through(d_gates), *d_start[1:])
+    kept = loop.choose(flags_t, step_flags.HOLD, d_carry, zeros)
+    if flags_t is not None:
+      d_start = tuple(map(jnp.add, d_start, kept))
+    lost = loop.choose(flags_t, step_flags.RESET, d_start, zeros)
+    d_start = loop.choose(flags_t, step_flags.RESET, zeros, d_start)
+    # A parameter's cotangent is a sum over the batch here.
+    d_rows = jax.tree.map(jnp.add, d_rows, d_own)
+    d_restart = tuple(map(jnp.add, d_restart, lost))
+    outs = jnp.stack(d_row, 1), jnp.stack(d_gates, 1)
+    return (d_start, d_rows, d_restart), outs
+
+  xs = (
+      loop.gates(x, plan.gates),
+      loop.gates(gates, plan.recurrent),
+      tuple(map(loop.steps, (h, *others))),
+      tuple(map(loop.steps, d_carries)),
+      loop.flags,
+  )
+  init = tuple(d_last), jax.tree.map(jnp.zeros_like, rows), zeros
+  (d_carry, d_rows, d_restart), (d_x, d_gates) = lax.scan(step, init, xs)
+  d_theta = jnp.zeros((2, max(plan.params, 1), d_last.shape[-1]), jnp.float32)
+  for i, d in enumerate(d_rows):
+    d_theta = d_theta.at[1, i].set(d)
+  return backward.Outputs(
+      d_x=loop.joined(d_x, plan.dtype),
+      d_gates=None if plan.shared else loop.joined(d_gates, plan.dtype),
+      d_carry=jnp.stack(d_carry),
+      d_theta=d_theta,
+      d_restart=None if flags is None else jnp.stack(d_restart),
+  )
+
+
+@contextlib.contextmanager
+def imitated(test):
+  """Loops take the place of the kernels inside, as if there was a GPU.
+
+  Recurrences of any number of rows and of heads of 64 units and more run in
+  tiles. Fails unless the loops are called.
+  """
+  if not abstract_gpu.RUNS:
+    with test.assertRaisesRegex(NotImplementedError, 'need jax >= 0.11'):
+      yield []
+    return
+  target = targets.Target(132, False, True)
+  with contextlib.ExitStack() as stack:
+    patch = lambda *args: stack.enter_context(mock.patch.object(*args))
+    patch(targets, 'current', lambda: target)
+    patch(tuning, 'ROWS', 1)
+    patch(tuning, 'UNITS', 1)
+    called = [
+        patch(forward, 'forward', mock.Mock(side_effect=forward_loop)),
+        patch(backward, 'backward', mock.Mock(side_effect=backward_loop)),
+    ]
+    yield called
+    for kernel in called:
+      kernel.assert_called()
+
+
