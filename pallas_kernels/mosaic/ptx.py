@@ -200,6 +200,7 @@ def _letter(t: ir.Type) -> str:
 
 
 def fragmented(values: Sequence[ir.Value], dtype) -> mgpu.FragmentedArray:
+  """Returns an array of a thread's own elements, inside `inline_mgpu`."""
   element = _type(dtype)
   registers = [
       vector.broadcast(ir.VectorType.get((1,), element), x) for x in values

@@ -23,8 +23,8 @@ Glossary:
     unit         a feature of one head.
     tile         some rows and units of one head, with all gates: what a CTA
                  computes at a time.
-    row block    all tiles of the same rows and head; they wait for each other in
-                 each step, and for no other.
+    row block    all tiles of the same rows and head; they wait for each other
+                 in each step, and for no other.
     slice        64 of the elements that a product sums over.
     part         eight units of one row, which one thread has.
     operand      the factor of a product that changes from step to step: h, or

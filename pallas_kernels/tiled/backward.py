@@ -19,11 +19,11 @@ After the first step one more product gives the cotangent of the carry before.
 """
 
 import functools
-import itertools
 from typing import Any, NamedTuple
 
 import jax
 from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
 from pallas_kernels.mosaic import memory
@@ -195,18 +195,14 @@ class _Warpgroup:
         plan.write_rows(self.outs.d_carry, place, d_last)
         if plan.flags:
           plan.write_rows(self.outs.d_restart, place, [zero] * plan.states)
-      for group, part in self._columns():
-        place = fragments.Place.of(tiles, tile, self.own, group, 0, part)
+      for group in range(plan.config.groups):
+        place = fragments.Place.of(tiles, tile, self.own, group, 0)
         for row in range(plan.params):
           at = self._theta_at(tile, place, row)
           zeros = ptx.full(1, 0.0)
           memory.store_gmem(self.outs.d_theta, at, zeros, jnp.float32)
 
     self.products.for_each(self._finish, self._prepare)
-
-  def _columns(self):
-    """Group and eighth of a thread's parts."""
-    return itertools.product(range(self.plan.config.groups), range(2))
 
   def _theta_at(self, tile, place, row: int) -> Array:
     """Returns where this thread's sum over its warp's rows is."""
@@ -216,44 +212,31 @@ class _Warpgroup:
     at = (warp * max(plan.params, 1) + row) * plan.features
     return at + place.feature + fragments.unit()
 
-  def _order(self) -> list[tuple[int, int, int]]:
-    """Returns the parts in the order in which they are pulled back."""
-    return [
-        (group, half, part)
-        for group, part in self._columns()
-        for half in range(2)
-    ]
-
   def _prepare(self, s, tile):
     """Starts to read what the first part needs."""
-    place = fragments.Place.of(self.tiles, tile, self.own, *self._order()[0])
+    place = fragments.Place.of(self.tiles, tile, self.own, 0, 0)
     return self._load(s, place)
 
   def _finish(self, s, tile, product, prepared) -> None:
-    products_of = dict(self.plan.with_gates(fragments.parts(product)))
-    order = self._order()
-    places = [
-        fragments.Place.of(self.tiles, tile, self.own, *index)
-        for index in order
-    ]
-    following = prepared
-    for i in range(0, len(order), 2):
-      rows = []
-      for j in (i, i + 1):
-        loaded = following
-        if j + 1 < len(order):
-          following = self._load(s, places[j + 1])
-        d_h = products_of[order[j]][0]
-        rows.append((places[j], self._close(s, places[j], d_h, loaded), loaded))
-      begins = s < self.plan.time
-      pl.when(begins)(lambda rows=rows: self._pull_rows(s, tile, rows))
-      pl.when(jnp.logical_not(begins))(lambda rows=rows: self._end(rows))
+    plan = self.plan
+    parts = list(plan.with_gates(fragments.parts(product)))
+    place = lambda i: fragments.Place.of(
+        self.tiles, tile, self.own, *parts[i][0]
+    )
+    all_loaded = plan.in_order(
+        prepared, lambda i: self._load(s, place(i)), len(parts)
+    )
+    begins = s < plan.time
+    for i, loaded in all_loaded:
+      d_carry = self._close(s, place(i), parts[i][1][0], loaded)
+      args = place(i), d_carry
+      pl.when(begins)(
+          lambda args=args, loaded=loaded: self._pull(s, tile, *args, loaded)
+      )
+      pl.when(jnp.logical_not(begins))(
+          lambda args=args: plan.write_rows(self.outs.d_carry, *args)
+      )
     self.counters.publish(tile.counter, self.own)
-
-  def _end(self, rows) -> None:
-    """Stores the cotangents of the carry before the first step."""
-    for place, d_carry, _ in rows:
-      self.plan.write_rows(self.outs.d_carry, place, d_carry)
 
   def _load(self, s, place) -> _Loaded:
     """Starts to read what a part of step s of the loop needs."""
@@ -310,45 +293,74 @@ class _Warpgroup:
       d = jnp.minimum(jnp.maximum(d, -clip), clip)
     return d
 
-  def _pull_rows(self, s, tile, rows) -> None:
-    """Pulls the cotangents of two rows back through step s of the loop."""
-    plan = self.plan
-    sums: list[Any] = [0.0] * plan.params
-    for place, d_carry, loaded in rows:
-      d_theta = self._pull(s, place, d_carry, loaded)
-      valid = ptx.stack([place.valid] * fragments.UNITS) != 0
-      # A row that is not there repeats the last one.
-      sums = [
-          a + jnp.where(valid, b, 0) for a, b in zip(sums, d_theta, strict=True)
-      ]
-    place = rows[0][0]
-    for row, total in enumerate(sums):
-      at = self._theta_at(tile, place, row)
-      own = fragments.sum_rows(ptx.unstack(total))
-      own = own + memory.load_gmem(self.outs.d_theta, at, jnp.float32)
-      memory.store_gmem(self.outs.d_theta, at, own, jnp.float32)
-
-  def _pull(self, s, place, d_carry, loaded) -> tuple[Array, ...]:
-    """Stores the cotangents of a step's arguments; returns that of theta."""
+  def _pull(self, s, tile, place, d_carry, loaded) -> None:
+    """Pulls a part's cotangents back through step s of the loop."""
     plan, ins, outs = self.plan, self.ins, self.outs
     time = plan.time_of(s)
-    x = tuple(gate.value() for gate in loaded.x)
-    gates = tuple(gate.value() for gate in loaded.gates)
-    start = tuple(c.value() for c in loaded.start)
     theta = plan.read_theta(ins.theta, place)
-    for i, d in enumerate(loaded.d_outputs):
-      d_carry = (*d_carry[:i], d_carry[i] + d.value(), *d_carry[i + 1 :])
-    d_new, zeros = d_carry, (0.0,) * plan.states
+    hold = None
     if plan.flags:
-      hold = plan.read_flag(ins.flags, place, time, step_flags.HOLD)
-      d_new = step_flags.select(hold, zeros, d_carry)
-    pull = self._linearise(theta, x, gates, start)
-    d_theta, d_x, d_gates, d_start = pointwise.pull(pull, d_new, self._accuracy)
-    if plan.flags:
-      passed = step_flags.select(hold, d_carry, zeros)
-      d_start = tuple(map(jnp.add, d_start, passed))
+      hold = plan.read_flag(
+          ins.flags, place, time, step_flags.HOLD, fragments.UNITS // 2
+      )
+    # Four units at a time have their intermediate results in registers.
+    halves = _in_halves((theta, d_carry, loaded._replace(d_carry=())))
+    pulled = [self._pull_half(hold, *half) for half in halves]
+    d_theta, d_x, d_gates, d_start = jax.tree.map(
+        lambda *x: ptx.stack([v for y in x for v in _units(y)]), *pulled
+    )
     plan.write_steps(outs.d_x, place, time, d_x, plan.dtype)
     if not plan.shared:
       plan.write_steps(outs.d_gates, place, time, d_gates, plan.dtype)
     plan.write_rows(outs.d_carry, place, d_start, plan.needed)
-    return d_theta
+    self._add_theta(tile, place, d_theta)
+
+  def _pull_half(self, hold, theta, d_carry, loaded) -> Any:
+    """Returns the cotangents of four units' arguments."""
+    zeros = (0.0,) * self.plan.states
+    for i, d in enumerate(loaded.d_outputs):
+      d_carry = (*d_carry[:i], d_carry[i] + d, *d_carry[i + 1 :])
+    d_new = step_flags.select(hold, zeros, d_carry)
+    pull = self._linearise(theta, loaded.x, loaded.gates, loaded.start)
+    d_theta, d_x, d_gates, d_start = pointwise.pull(pull, d_new, self._accuracy)
+    if hold is not None:
+      passed = step_flags.select(hold, d_carry, zeros)
+      d_start = tuple(map(jnp.add, d_start, passed))
+    if self.plan.shared:
+      d_gates = ()
+    return d_theta, d_x, d_gates, d_start
+
+  def _add_theta(self, tile, place, d_theta) -> None:
+    """Adds the sums over a warp's rows, of which this thread has one."""
+    for row, d in enumerate(d_theta):
+      # A row that is not there repeats the last one.
+      values = [jnp.where(place.valid != 0, v, 0) for v in ptx.unstack(d)]
+      at = self._theta_at(tile, place, row)
+      fragments.add(self.outs.d_theta, at, fragments.sum_rows(values))
+
+
+def _units(x: Array) -> list[Array]:
+  """Returns each unit of four, float32 [128]."""
+  # A value that is the same in all threads may have no layout.
+  return ptx.unstack(plgpu.layout_cast(x, ptx.layout(fragments.UNITS // 2)))
+
+
+def _in_halves(tree: Any) -> list[Any]:
+  """Cuts parts, loaded or not, into their first four units and the others."""
+  half = fragments.UNITS // 2
+
+  def cut(x):
+    if isinstance(x, plan_lib.Loaded):
+      return x.halves()
+    x = plgpu.layout_cast(x, ptx.layout(fragments.UNITS))
+    units = ptx.unstack(x)
+    return [ptx.stack(units[:half]), ptx.stack(units[half:])]
+
+  leaves, structure = jax.tree.flatten(
+      tree, is_leaf=lambda x: isinstance(x, plan_lib.Loaded)
+  )
+  pairs = [cut(x) for x in leaves]
+  return [
+      jax.tree.unflatten(structure, [pair[i] for pair in pairs])
+      for i in range(2)
+  ]

@@ -6,8 +6,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 import jax.numpy as jnp
 
-# Units of which a thread has 16 in sequence, and their columns of a product.
-GROUP = 64
+# Units of which a thread has eight in sequence, and their columns of a product.
+GROUP = 32
 
 # Rows that a warpgroup multiplies.
 ROWS = 64
@@ -22,17 +22,16 @@ class Config:
 
   Attributes:
     warpgroups: that multiply, each 64 rows of a tile; one more loads.
-    groups: of 64 units of a tile.
+    groups: of 32 units of a tile.
     stages: slots of the ring buffer for slices of products.
-    pair: CTAs of a cluster, 1 or 2. Two have the same rows, and each copies
-      half of the operand for both.
-    ctas: on the device at once, a multiple of `pair`.
+    ahead: whether a part is read while the part before it is computed.
+    ctas: on the device at once.
   """
 
   warpgroups: int
   groups: int
   stages: int
-  pair: int
+  ahead: bool
   ctas: int
 
   @property
@@ -94,19 +93,12 @@ class Tiles:
 
   def count(self):
     """Returns the number of tiles of this CTA."""
-    others = self.ctas - 1 - self._cta()
+    others = self.ctas - 1 - lax.axis_index('cta')
     return lax.div(self.total + others, jnp.int32(self.ctas))
-
-  def _cta(self):
-    """Returns the number of this CTA; those of a cluster are neighbours."""
-    cluster = lax.axis_index('cluster')
-    if self.config.pair == 1:
-      return cluster
-    return cluster * self.config.pair + lax.axis_index('rank')
 
   def find(self, i) -> 'Tile':
     """Returns the i-th tile of this CTA."""
-    index = self._cta() + i * self.ctas
+    index = lax.axis_index('cta') + i * self.ctas
     counter = lax.div(index, jnp.int32(self.unit_blocks))
     head = lax.div(counter, jnp.int32(self.row_blocks))
     row = counter - head * self.row_blocks

@@ -158,22 +158,26 @@ class _Warpgroup:
         self._store_carry(jnp.int32(0), place, start)
       self.counters.publish(tile.counter, self.own)
 
-    self.products.for_each(self._finish, lambda s, tile: None)
+    self.products.for_each(self._finish, self._prepare)
+
+  def _prepare(self, s, tile):
+    """Starts to read what the first part needs."""
+    place = fragments.Place.of(self.tiles, tile, self.own, 0, 0)
+    return self._load(s, place)
 
   def _finish(self, s, tile, product, prepared) -> None:
     """Updates a tile, and publishes h before it stores all else."""
-    del prepared
     parts = list(self.plan.with_gates(fragments.parts(product)))
     place = lambda i: fragments.Place.of(
         self.tiles, tile, self.own, *parts[i][0]
     )
-    following = self._load(s, place(0))
-    updated = []
-    for i, (_, gates) in enumerate(parts):
-      loaded = following
-      if i + 1 < len(parts):
-        following = self._load(s, place(i + 1))
-      updated.append(self._update_part(s, place(i), gates, loaded))
+    all_loaded = self.plan.in_order(
+        prepared, lambda i: self._load(s, place(i)), len(parts)
+    )
+    updated = [
+        self._update_part(s, place(i), parts[i][1], loaded)
+        for i, loaded in all_loaded
+    ]
     self.counters.publish(tile.counter, self.own)
     for i, ((_, gates), (new, start)) in enumerate(
         zip(parts, updated, strict=True)

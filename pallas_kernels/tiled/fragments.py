@@ -2,7 +2,7 @@
 
 A tensor core leaves thread l of a warp two columns in each eight: those of 2 (l
 mod 4) and the next. The columns of R are put in such an order, `permute`, that
-these are eight units in sequence in each half of 64. So a thread reads and
+these are eight units in sequence in each group of 32. So a thread reads and
 writes 16 bytes at a time, and the four threads of a row 64.
 
 A part is eight units of one row: an array [8 * 128], eight elements a thread.
@@ -29,60 +29,55 @@ Ref = Any
 # Units of a part.
 UNITS = 8
 
-# Registers of two columns in a group of 64: eight for each of two rows.
-_COLUMNS, _HALVES = 8, 2
+# Registers of two columns in a group: four for each of two rows.
+_COLUMNS, _HALVES = 4, 2
 
 
 def permute(matrix: Array) -> Array:
   """Orders units, the last axis, as the columns of a product."""
   lead = matrix.shape[:-1]
-  # [half, l mod 4, eighth of that half, which of two]
-  matrix = matrix.reshape(*lead, -1, 2, 4, _COLUMNS // 2, 2)
+  # [group, l mod 4, which eight columns, which of two]
+  matrix = matrix.reshape(*lead, -1, 4, _COLUMNS, 2)
   return jnp.swapaxes(matrix, -3, -2).reshape(*lead, -1)
 
 
 def parts(total: Array) -> list[Array]:
-  """Splits a product [64, columns] into parts, by group, row and eighth.
+  """Splits a product [64, columns] into parts.
 
   Returns:
-    For each group of 64 columns four parts: the two of the thread's first row,
-    and those of the row eight further.
+    For each group of columns two parts: that of the thread's first row, and
+    that of the row eight further.
   """
   groups = total.shape[1] // config_lib.GROUP
-  count = groups * 4
+  part = plgpu.ShapeDtypeStruct(
+      (UNITS * ptx.LANES,), jnp.float32, layout=ptx.layout(UNITS)
+  )
 
   @plgpu.inline_mgpu(
-      arg_types=(plgpu.Layout.WGMMA,),
-      return_type=tuple(
-          plgpu.ShapeDtypeStruct(
-              (UNITS * ptx.LANES,), jnp.float32, layout=ptx.layout(UNITS)
-          )
-          for _ in range(count)
-      ),
+      arg_types=(plgpu.Layout.WGMMA,), return_type=(part,) * (groups * _HALVES)
   )
   def inline(_, x):
     registers = list(x.registers.flat)
     results = []
     for group in range(groups):
       for half in range(_HALVES):
-        for part in range(2):
-          values = []
-          for j in range(4):
-            column = group * _COLUMNS + part * 4 + j
-            pair = registers[column * _HALVES + half]
-            for i in range(2):
-              values.append(
-                  vector.extract(
-                      pair,
-                      dynamic_position=[],
-                      static_position=ir.DenseI64ArrayAttr.get([i]),
-                  )
-              )
-          results.append(ptx.fragmented(values, jnp.float32))
+        first = group * _COLUMNS
+        pairs = [
+            registers[(first + j) * _HALVES + half] for j in range(_COLUMNS)
+        ]
+        values = [
+            vector.extract(
+                pair,
+                dynamic_position=[],
+                static_position=ir.DenseI64ArrayAttr.get([i]),
+            )
+            for pair in pairs
+            for i in range(2)
+        ]
+        results.append(ptx.fragmented(values, jnp.float32))
     return tuple(results)
 
-  results = inline(total)
-  return list(results) if isinstance(results, (tuple, list)) else [results]
+  return list(inline(total))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -100,23 +95,22 @@ class Place:
   valid: Array
 
   @classmethod
-  def of(cls, tiles, tile, warpgroup, group: int, half: int, part: int):
+  def of(cls, tiles, tile, warpgroup, group: int, half: int):
     """Returns the place of a part.
 
     Args:
       tiles: all tiles.
       tile: the tile.
       warpgroup: number of this warpgroup.
-      group: of 64 units.
+      group: of units.
       half: which of a thread's two rows.
-      part: which of its two parts of that row.
     """
     thread = ptx.thread()
     warp, lane = thread >> 5, thread & 31
     row = tile.row + warpgroup * config_lib.ROWS + warp * 16 + half * 8
     row = row + (lane >> 2)
     unit = tile.block * tiles.config.units + group * config_lib.GROUP
-    feature = tile.head * tiles.size + unit + part * 32 + (lane & 3) * UNITS
+    feature = tile.head * tiles.size + unit + (lane & 3) * UNITS
     return cls(
         row=jnp.minimum(row, tiles.batch - 1),
         feature=feature,
@@ -143,22 +137,26 @@ def load(ref: Ref, offset: Array, dtype, where=None) -> list[Array]:
   return words + memory.load_words_gmem(ref, second, 4, where)
 
 
-def decode(words: Sequence[Array], dtype) -> Array:
-  """Returns a part, float32, of words that were loaded."""
+def decode(words: Sequence[Array], dtype) -> list[Array]:
+  """Returns the units of words that were loaded, each float32 [128].
+
+  Args:
+    words: all that `load` returned, or some where they have two units each.
+    dtype: of the elements.
+  """
   if jnp.dtype(dtype).itemsize == 4:
     floats = [instructions.as_float(word) for word in words]
-    return ptx.stack(_exchange(floats[:4], floats[4:]))
-  halves = [
+    return _exchange(floats[:4], floats[4:])
+  return [
       take(word, dtype)
       for word in words
       for take in (instructions.lower, instructions.upper)
   ]
-  return ptx.stack(halves)
 
 
-def read(ref: Ref, offset: Array, dtype, where=None) -> Array:
+def read(ref: Ref, offset: Array, dtype) -> Array:
   """Returns a part, float32; arguments as for `load`."""
-  return decode(load(ref, offset, dtype, where), dtype)
+  return ptx.stack(decode(load(ref, offset, dtype), dtype))
 
 
 def write(ref: Ref, offset: Array, value: Array, dtype, where: Array) -> None:
@@ -252,6 +250,13 @@ def sum_rows(values: Sequence[Array]) -> Array:
         for k, g in zip(keep, give, strict=True)
     ]
   return values[0]
+
+
+def add(ref: Ref, offset: Array, value: Array) -> None:
+  """Adds float32 [128] to elements that no other thread changes."""
+  code = memory.gmem_address(4) + ' red.relaxed.gpu.global.add.f32 [a], %value;'
+  operands = {'base': ref, 'offset': offset, 'value': value}
+  ptx.emit('{' + code + '}', {}, operands)
 
 
 def unit() -> Array:

@@ -56,20 +56,16 @@ def launch(
         lax.axis_index('warpgroup'),
     )
 
-  options: dict[str, Any] = {}
-  if config.pair > 1:
-    options = {'cluster': (config.pair,), 'cluster_names': ('rank',)}
   flat_body.__name__ = name
   kernel = plgpu.kernel(
       flat_body,
       out_type=tuple(types),
-      grid=(tiles.ctas // config.pair,),
-      grid_names=('cluster',),
+      grid=(tiles.ctas,),
+      grid_names=('cta',),
       num_threads=config.warpgroups,
       thread_name='warpgroup',
       scratch_types=list(buffers.values()),
       compiler_params=compiler_params.COMPILER_PARAMS,
-      **options,
   )
   results = mailbox.one_at_a_time(kernel)(*arrays)
   return jax.tree.unflatten(out_tree, results)[0]

@@ -44,8 +44,8 @@ def refusal(recurrence: Recurrence, x: Array, kernel: Array) -> str:
     return 'both directions run at once'
   if jnp.dtype(dtype).itemsize != 2:
     return f'products are in {jnp.dtype(dtype).name}'
-  if size % config_lib.GROUP:
-    return f'a head has {size} units, not a multiple of {config_lib.GROUP}'
+  if size % config_lib.DEPTH:
+    return f'a head has {size} units, not a multiple of {config_lib.DEPTH}'
   if kernel.shape[0] > 4:
     return f'there are {kernel.shape[0]} recurrent gates'
   return ''

@@ -38,7 +38,15 @@ class Loaded:
 
   def value(self) -> Array:
     """Returns the part, float32, when it is there."""
-    return fragments.decode(self.words, self.dtype)
+    return ptx.stack(fragments.decode(self.words, self.dtype))
+
+  def halves(self) -> list[Array]:
+    """Returns its first four units and the others."""
+    if jnp.dtype(self.dtype).itemsize == 2:
+      words = self.words[:2], self.words[2:]
+      return [ptx.stack(fragments.decode(w, self.dtype)) for w in words]
+    values = fragments.decode(self.words, self.dtype)
+    return [ptx.stack(values[:4]), ptx.stack(values[4:])]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -110,18 +118,36 @@ class Plan:
     return self.size // DEPTH * (self.recurrent if self.adjoint else 1)
 
   @property
-  def parts(self) -> list[tuple[int, int, int]]:
-    """Group, row and eighth of each part of a tile that a thread has."""
-    groups = range(self.config.groups)
-    return list(itertools.product(groups, range(2), range(2)))
+  def parts(self) -> list[tuple[int, int]]:
+    """Group and row of each part of a tile that a thread has."""
+    return list(itertools.product(range(self.config.groups), range(2)))
 
   def with_gates(
       self, h_gates: Sequence[Array]
-  ) -> Iterator[tuple[tuple[int, int, int], tuple[Array, ...]]]:
+  ) -> Iterator[tuple[tuple[int, int], tuple[Array, ...]]]:
     """Yields each part's index and its values, one a gate."""
     count = len(self.parts)
     for i, index in enumerate(self.parts):
       yield index, tuple(h_gates[i::count])
+
+  def in_order(
+      self, first: Any, load: Callable[[int], Any], count: int
+  ) -> Iterator[tuple[int, Any]]:
+    """Yields the numbers of parts and what was read for them.
+
+    Args:
+      first: what was read for the first one.
+      load: starts to read for a part.
+      count: of parts.
+    """
+    following = first
+    for i in range(count):
+      loaded = following
+      if self.config.ahead and i + 1 < count:
+        following = load(i + 1)
+      yield i, loaded
+      if not self.config.ahead and i + 1 < count:
+        following = load(i + 1)
 
   def accuracy(self, error: float) -> pointwise.Accuracy:
     """Returns the accuracy of pointwise functions."""
@@ -224,25 +250,18 @@ class Plan:
       time: of the rows.
     """
     lines = [
-        (ref, gates, gate, size, group, first)
+        (ref, gates, gate, size, first)
         for ref, gates, size in streams
         for gate in range(gates)
-        for group in range(self.config.groups)
-        for first in range(0, config_lib.GROUP, 128 // size)
+        for first in range(0, self.config.units, 128 // size)
     ]
     quarter = ptx.thread() & 3
     for half in range(2):
-      place = fragments.Place.of(self.tiles, tile, warpgroup, 0, half, 0)
+      place = fragments.Place.of(self.tiles, tile, warpgroup, 0, half)
       start = dataclasses.replace(place, feature=place.feature - quarter * 8)
-      for i in range(0, len(lines), 4):
-        offsets, sizes, refs = [], [], []
-        for ref, gates, gate, size, group, first in lines[i : i + 4]:
-          at = self._at(start, time, gates, gate)
-          offsets.append(at + group * config_lib.GROUP + first)
-          sizes.append(size)
-          refs.append(ref)
-        for j, (ref, at, size) in enumerate(zip(refs, offsets, sizes)):
-          fragments.prefetch(ref, at, size, (quarter == j).astype(jnp.int32))
+      for i, (ref, gates, gate, size, first) in enumerate(lines):
+        at = self._at(start, time, gates, gate) + first
+        fragments.prefetch(ref, at, size, (quarter == i % 4).astype(jnp.int32))
 
   def _row(self, place: fragments.Place, i: int) -> Array:
     return (i * self.batch + place.row) * self.features + place.feature
@@ -271,8 +290,10 @@ class Plan:
         for i in range(self.params)
     )
 
-  def read_flag(self, ref, place, time, bit: int) -> Array:
-    """Returns where a flag of a time is set, bool [8 * 128]."""
+  def read_flag(
+      self, ref, place, time, bit: int, units: int = fragments.UNITS
+  ) -> Array:
+    """Returns where a flag of a time is set, bool [units * 128]."""
     at = time * self.batch + place.row
     flags = memory.load_gmem(ref, at, jnp.int32)
-    return (ptx.stack([flags] * fragments.UNITS) & bit) != 0
+    return (ptx.stack([flags] * units) & bit) != 0

@@ -49,23 +49,15 @@ class Buffers:
       cls, config: config_lib.Config, columns: int, dtype
   ) -> dict[str, Any]:
     """Returns the types of the buffers by name."""
-    matrices = lambda *shape: wgmma_smem.matrices(*shape, dtype=dtype)
+    matrices = functools.partial(wgmma_smem.matrices, dtype=dtype)
     stages = config.stages
-    consumed: Any = plgpu.Barrier(
-        num_arrivals=config.warpgroups, num_barriers=stages
-    )
-    if config.pair > 1:
-      # A slot is free when both CTAs of a pair have consumed it.
-      consumed = plgpu.ClusterBarrier(
-          collective_axes=('rank',),
-          num_arrivals=config.warpgroups,
-          num_barriers=stages,
-      )
     return {
         'operand': matrices(stages, config.rows, config_lib.DEPTH),
         'matrix': matrices(stages, config_lib.DEPTH, columns),
         'arrived': plgpu.Barrier(num_arrivals=2, num_barriers=stages),
-        'consumed': consumed,
+        'consumed': plgpu.Barrier(
+            num_arrivals=config.warpgroups, num_barriers=stages
+        ),
     }
 
 
@@ -174,7 +166,6 @@ class Products:
         self.operand(step, tile, k),
         wgmma_smem.for_tma(self.buffers.operand, (slot,), False),
         self.buffers.arrived.at[slot],
-        collective_axes='rank' if self.config.pair > 1 else None,
     )
 
   def _multiply(self, step, tile, slot, own) -> tuple[Array, Array]:

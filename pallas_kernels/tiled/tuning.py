@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import math
 
 from pallas_kernels import targets
+from pallas_kernels.streaming import wgmma_smem
 from pallas_kernels.tiled import config as config_lib
 
 Config = config_lib.Config
@@ -29,7 +30,7 @@ ROWS, UNITS = 512, 256
 _SMEM = 224 * 1024
 _MOST_STAGES = 6
 
-# Columns of a product that a thread's registers hold.
+# Columns of a product.
 _MOST_COLUMNS = 256
 
 
@@ -62,7 +63,7 @@ def choose(
     tiles = config_lib.Tiles(config=config, batch=batch, heads=heads, size=size)
     columns = gates * config.units
     flops = 2 * config.rows * columns * depth
-    read = 2 * (config.rows / config.pair + columns) * depth
+    read = 2 * (config.rows + columns) * depth
     own = max(flops / _FLOPS_PER_NS, read / _BYTES_PER_NS)
     own += _UPDATE_NS * config.rows * config.units
     return math.ceil(tiles.total / target.cores) * own + _STEP_NS
@@ -71,7 +72,7 @@ def choose(
   if not configs:
     raise NotImplementedError(
         'GPU kernels in tiles take heads of a multiple of'
-        f' {config_lib.GROUP} units and up to'
+        f' {config_lib.DEPTH} units and up to'
         f' {_MOST_COLUMNS // config_lib.GROUP} recurrent gates, got {size}'
         f' units and {recurrent} gates.'
     )
@@ -80,20 +81,19 @@ def choose(
 
 def _configs(size: int, gates: int, target: targets.Target) -> Iterator[Config]:
   """Yields the configurations that fit."""
-  for groups in (1, 2, 4):
+  for groups in (1, 2, 4, 8):
     columns = gates * groups * config_lib.GROUP
-    if size % (groups * config_lib.GROUP) or columns > _MOST_COLUMNS:
+    if size % config_lib.DEPTH or size % (groups * config_lib.GROUP):
+      continue
+    if columns > _MOST_COLUMNS or columns % wgmma_smem.WIDTH:
       continue
     for warpgroups in (1, 2, 3):
       rows = warpgroups * config_lib.ROWS
       stage = 2 * config_lib.DEPTH * (rows + columns)
-      for pair in (1, 2):
-        if size // (groups * config_lib.GROUP) % pair:
-          continue
-        yield Config(
-            warpgroups=warpgroups,
-            groups=groups,
-            stages=min(_MOST_STAGES, _SMEM // stage),
-            pair=pair,
-            ctas=target.cores // pair * pair,
-        )
+      yield Config(
+          warpgroups=warpgroups,
+          groups=groups,
+          stages=min(_MOST_STAGES, _SMEM // stage),
+          ahead=warpgroups == 1,
+          ctas=target.cores,
+      )

@@ -89,7 +89,9 @@ def forward_loop(plan, theta, x, matrix, carry, restart, flags):
   )
   call, saved = plan.call, plan.save
   return forward.Outputs(
-      carries=tuple(loop.stream(y, call.out_dtype) for y in new[: call.outputs]),
+      carries=tuple(
+          loop.stream(y, call.out_dtype) for y in new[: call.outputs]
+      ),
       h=loop.stream(start[0], plan.dtype) if saved else None,
       others=tuple(loop.stream(s, jnp.float32) for s in start[1:])
       if saved
@@ -187,5 +189,3 @@ def imitated(test):
     yield called
     for kernel in called:
       kernel.assert_called()
-
-

@@ -96,9 +96,7 @@ class RefusalTest(parameterized.TestCase):
       self.assertNotIn('tiled_recurrence', text)
 
   def test_few_rows(self):
-    f, args = comparison.abstract_gradient(
-        case(rnnzoo.LSTM, sizes=(8, 3, 256))
-    )
+    f, args = comparison.abstract_gradient(case(rnnzoo.LSTM, sizes=(8, 3, 256)))
     with abstract_gpu.device(self, 'NVIDIA H200'):
       self.assertNotIn('tiled_recurrence', abstract_gpu.lower(f, *args))
 
@@ -128,13 +126,10 @@ class ConfigTest(parameterized.TestCase):
       self.assertLessEqual(config.stages * stage, SHARED_MEMORY)
       self.assertGreaterEqual(config.stages, 2)
       self.assertLessEqual(columns, 256)
-      tiles = config_lib.Tiles(
-          config=config, batch=batch, heads=1, size=size
-      )
+      tiles = config_lib.Tiles(config=config, batch=batch, heads=1, size=size)
       self.assertLessEqual(tiles.ctas, H200.cores)
       self.assertEqual(tiles.unit_blocks * config.units, size)
       self.assertGreaterEqual(tiles.row_blocks * config.rows, batch)
-      self.assertEqual(tiles.ctas % config.pair, 0)
 
   def test_no_tile(self):
     if not abstract_gpu.RUNS:
@@ -150,13 +145,11 @@ class FragmentsTest(absltest.TestCase):
   def test_threads_have_eight_units_in_sequence(self):
     if not abstract_gpu.RUNS:
       return
-    units = np.asarray(fragments.permute(jnp.arange(64)))
+    units = np.asarray(fragments.permute(jnp.arange(32)))
     for quarter in range(4):
-      columns = [8 * j + 2 * quarter + i for j in range(8) for i in range(2)]
-      for part in range(2):
-        own = units[columns[8 * part : 8 * part + 8]]
-        first = part * 32 + quarter * 8
-        np.testing.assert_array_equal(own, np.arange(first, first + 8))
+      own = [8 * j + 2 * quarter + i for j in range(4) for i in range(2)]
+      first = 8 * quarter
+      np.testing.assert_array_equal(units[own], np.arange(first, first + 8))
 
 
 if __name__ == '__main__':
