@@ -94,7 +94,8 @@ def recurrence(
     call: static options. `out_dtype` is the dtype of the outputs and of the
       carries that are saved for the backward pass, that of x if None; the carry
       inside the kernel is float32. A diagonal recurrent kernel takes neither
-      `both_directions` nor options for the recurrent gradient.
+      `both_directions` nor options for the recurrent gradient, and may have no
+      outputs.
 
   Returns:
     The final carry, each float32 [B, F], and the first `call.outputs` arrays
@@ -142,9 +143,14 @@ def recurrence(
     arguments.carry('restart', restart, cell.carry_names, batch, features)
   arguments.flags('reset', reset, batch, time, call.both_directions)
   arguments.flags('mask', mask, batch, time)
-  if not 1 <= call.outputs <= len(cell.carry_names):
+  dense_kernel = recurrent_kernel if cell.recurrent_gates else None
+  if dense_kernel is not None and _is_diagonal(cell, dense_kernel):
+    least, dense_kernel = 0, None
+  else:
+    least = 1
+  if not least <= call.outputs <= len(cell.carry_names):
     raise ValueError(
-        f'outputs must be 1 to {len(cell.carry_names)} for'
+        f'outputs must be {least} to {len(cell.carry_names)} for'
         f' {type(cell).__name__}, got {call.outputs}.'
     )
 
@@ -156,8 +162,7 @@ def recurrence(
     return jnp.zeros((len(cell.carry_names), batch, features), jnp.float32)
 
   # Pallas's GPU backend is imported where it is known to work.
-  dense_kernel = recurrent_kernel if cell.recurrent_gates else None
-  if dense_kernel is not None and not _is_diagonal(cell, dense_kernel):
+  if dense_kernel is not None:
     from pallas_kernels.dense import op as dense_op
     from pallas_kernels.tiled import op as tiled_op
 

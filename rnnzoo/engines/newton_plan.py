@@ -26,12 +26,14 @@ class Plan:
     max_iterations: of a window.
     tolerance: an error in the carry's scale that is small enough; 0 goes on to
       rounding.
+    joints: whether a GPU may solve for the joints of parts of time instead.
   """
 
   steps: scan_steps.Plan
   exact: bool
   max_iterations: int
   tolerance: float
+  joints: bool
 
 
 def make_plan(
@@ -99,4 +101,6 @@ def make_plan(
       exact=exact,
       max_iterations=max_iterations,
       tolerance=tolerance,
+      # Settings of derivatives and windows ask for those.
+      joints=jacobian is None and window is None,
   )

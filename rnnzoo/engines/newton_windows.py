@@ -22,6 +22,7 @@ from jax import lax
 import jax.numpy as jnp
 
 from pallas_kernels import sharding
+from pallas_kernels import targets
 from rnnzoo import cell as cell_lib
 from rnnzoo.engines import affine_maps
 from rnnzoo.engines import call as call_lib
@@ -30,7 +31,9 @@ from rnnzoo.engines import jacobians
 from rnnzoo.engines import newton
 from rnnzoo.engines import newton_errors
 from rnnzoo.engines import newton_guess
+from rnnzoo.engines import newton_joints
 from rnnzoo.engines import newton_plan
+from rnnzoo.engines import platforms
 from rnnzoo.engines import scan
 from rnnzoo.engines import scan_adjoint
 from rnnzoo.engines import scan_steps
@@ -282,7 +285,38 @@ def _adjoint(plan: Plan, saved: scan_steps.Saved, cotangents):
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _carries(plan: Plan, operands: Operands) -> tuple[Carry, Carry]:
   """Returns the last carry and all, with derivatives of every order."""
-  return unroll_with_report(plan, operands)[:2]
+  windows = _Windows(plan)
+  if not plan.joints:
+    return windows(operands)
+  joints = _Joints(windows)
+  try:
+    if targets.is_interpreting():
+      return joints(operands)
+    targets.current()
+    return platforms.by_platform(joints, windows, operands)
+  except NotImplementedError:
+    return windows(operands)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Windows:
+  """Runs windows of time, one after the other."""
+
+  plan: Plan
+
+  def __call__(self, operands: Operands) -> tuple[Carry, Carry]:
+    return unroll_with_report(self.plan, operands)[:2]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Joints:
+  """Runs parts of time side by side, by a GPU's kernels."""
+
+  windows: _Windows
+
+  def __call__(self, operands: Operands) -> tuple[Carry, Carry]:
+    steps = self.windows.plan.steps
+    return newton_joints.unroll(steps, operands, self.windows)[:2]
 
 
 @_carries.defjvp

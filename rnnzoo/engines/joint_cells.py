@@ -1,0 +1,147 @@
+"""Cells made of a diagonal cell, whose carry also says how it came about.
+
+Parts of time run side by side. How the carry after a part depends on the one
+before it is found in the same loop, in registers: `Tangent` has the derivative,
+`Clipped` an exact map where the cell has one. Kernels run both as they run any
+cell: equations are pointwise, and a jaxpr of `jax.jvp` is one too.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from rnnzoo import cell as cell_lib
+
+Array = jax.Array
+
+# The name of the recurrent kernel's diagonal among the parameters, [G, F].
+WEIGHTS = 'recurrent_weights'
+
+
+@dataclasses.dataclass(frozen=True)
+class Tangent(cell_lib.Cell):
+  """A cell of one array; carry (h, slope), slope' = dh'/dh slope.
+
+  Attributes:
+    cell: the equations of h.
+  """
+
+  cell: cell_lib.Cell
+  carry_names = ('h', 'slope')
+
+  # The numbers are the cell's own.
+  @property
+  def input_gates(self) -> int:  # type: ignore[override]
+    return self.cell.input_gates
+
+  @property
+  def recurrent_gates(self) -> int:  # type: ignore[override]
+    return self.cell.recurrent_gates
+
+  def update(self, params, x_gates, h_gates, carry):
+    del h_gates  # They are made of h here, to be differentiated.
+    own, weights = _split(params)
+    h, slope = carry
+
+    def step(h):
+      h_gates = tuple(w * h for w in weights)
+      (new,) = self.cell.update(own, x_gates, h_gates, (h,))
+      return new
+
+    return jax.jvp(step, (h,), (slope,))
+
+
+@dataclasses.dataclass(frozen=True)
+class Clipped(cell_lib.Cell):
+  """h' = clip(a h + b, low, high) of all steps so far; carry (a, b, low, high).
+
+  Attributes:
+    cell: the equations; its guess is one recurrence of that form.
+  """
+
+  cell: cell_lib.Cell
+  carry_names = ('a', 'b', 'low', 'high')
+
+  @property
+  def input_gates(self) -> int:  # type: ignore[override]
+    return self.cell.input_gates
+
+  @property
+  def recurrent_gates(self) -> int:  # type: ignore[override]
+    return self.cell.recurrent_gates
+
+  def update(self, params, x_gates, h_gates, carry):
+    del h_gates
+    step = map_of_step(self.cell, params, x_gates)
+    if step is None:
+      raise NotImplementedError(f'{self.cell} has no clipped map.')
+    like = carry[0]
+    a2, b2, low2, high2 = (
+        jnp.broadcast_to(jnp.asarray(x, like.dtype), like.shape) for x in step
+    )
+    a, b, low, high = carry
+    ends = _line(a2, b2, low), _line(a2, b2, high)
+    return (
+        a2 * a,
+        _line(a2, b2, b),
+        jnp.minimum(jnp.maximum(jnp.minimum(*ends), low2), high2),
+        jnp.minimum(jnp.maximum(jnp.maximum(*ends), low2), high2),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Clip(cell_lib.Cell):
+  """h' = clip(a h + b, low, high), with all four as input gates."""
+
+  input_gates = 4
+  recurrent_gates = 1
+  carry_names = ('h',)
+
+  def update(self, params, x_gates, h_gates, carry):
+    del params, h_gates
+    a, b, low, high = x_gates
+    return (jnp.minimum(jnp.maximum(_line(a, b, carry[0]), low), high),)
+
+
+def map_of_step(cell: cell_lib.Cell, params, x_gates) -> Any:
+  """Returns (a, b, low, high) of a step, or None where a guess is none.
+
+  Args:
+    cell: of one array.
+    params: with `WEIGHTS`.
+    x_gates: of the step.
+  """
+  own, weights = _split(params)
+  found: list[Any] = []
+
+  def solve(start, a, b, low=-jnp.inf, high=jnp.inf):
+    del start
+    found.append((a, b, low, high))
+    return zero, after
+
+  zero = jnp.zeros_like(x_gates[0])
+  after = zero + 1  # An array of its own, to be known again.
+  h_gates = (zero,) * cell.recurrent_gates
+  guess = cell.guess(own, x_gates, h_gates, (zero,), weights, solve)
+  if guess is None or len(found) != 1 or guess[0] is not after:
+    return None
+  return found[0]
+
+
+def has_map(cell: cell_lib.Cell, params) -> bool:
+  """Returns whether a step is a clipped affine map."""
+  gates = (jnp.zeros((1,)),) * cell.input_gates
+  first = {k: jnp.asarray(v)[..., :1] for k, v in params.items()}
+  return map_of_step(cell, first, gates) is not None
+
+
+def _split(params):
+  own = {k: v for k, v in params.items() if k != WEIGHTS}
+  return own, params[WEIGHTS]
+
+
+def _line(a, b, h):
+  """Returns a h + b, where a = 0 forgets an infinite h."""
+  return jnp.where(a == 0, b, a * h + b)
