@@ -24,7 +24,9 @@ class AssociativeScan:
 
   It is accepted wherever a name is. A cell that is linear in its carry takes
   one pass and has no use for any of them. The others are solved by Newton's
-  method (`rnnzoo/engines/newton.py`), whose defaults need no thought.
+  method (`rnnzoo/engines/newton.py`), whose defaults need no thought. A GPU may
+  solve for the joints of parts of time first, unless `jacobian` or `window` is
+  given (`rnnzoo/engines/newton_joints.py`).
 
   >>> import rnnzoo
   >>> from flax import nnx
