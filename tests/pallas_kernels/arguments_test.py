@@ -85,7 +85,7 @@ BAD_RECURRENCES = {
     'mask': ({'mask': zeros(2, 5)}, 'mask must be bool, got float32'),
     'outputs': (
         {'call': pallas_kernels.Call(outputs=2)},
-        'outputs must be 1 to 1 .* got 2',
+        'outputs must be 0 to 1 .* got 2',
     ),
     'both': (
         {'call': BOTH, 'reset': zeros(2, 5, dtype=bool)},
