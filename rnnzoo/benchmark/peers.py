@@ -5,8 +5,8 @@ is compared with our 'scan' in float64: `error` is that of y, or backward that
 of the gradient by x. All of them take turns. `compile_s` of a torch program is
 its first call; memory is as each library tells it.
 
-With JAX and torch on one GPU, XLA_PYTHON_CLIENT_PREALLOCATE=false leaves torch
-its share of the memory.
+The libraries run in a process of their own: one that does not end within
+--timeout, or ends its process, costs its own row, and the others go on.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,6 +25,7 @@ import numpy as np
 import rnnzoo
 from rnnzoo.benchmark import cases
 from rnnzoo.benchmark import peers_jax
+from rnnzoo.benchmark import peers_process
 from rnnzoo.benchmark import peers_torch
 from rnnzoo.benchmark import suites
 from rnnzoo.benchmark import timing
@@ -98,7 +99,9 @@ PEERS: Mapping[str, Peer] = {
         _LINEAR,
         peers_torch.accelerated_scan,
     ),
-    'pararnn': _torch('pararnn', 'pararnn', _BOTH, peers_torch.pararnn),
+    'pararnn': _torch(
+        'pararnn-torch', 'pararnn', _BOTH[1:], peers_torch.pararnn
+    ),
 }
 
 
@@ -112,16 +115,22 @@ def measure(
   Args:
     selected: the cases.
     timer: how to time; with no repeats, results are compared only.
-    watchdog: watches over every step.
+    watchdog: knows how long each step may take.
 
   Yields:
     One row for each case, peer and direction, with the labels of
     `measurement.measure`; `implementation` is the peer, `version` its version.
-    A peer that raises an error `cannot`, one whose error is too large `failed`.
+    A peer that raises an error, or does not end in time, `cannot`; one whose
+    error is too large `failed`.
   """
   say_missing()
-  for case in selected:
-    yield from _measure(case, timer, watchdog)
+  process = peers_process.Process(measure_one, watchdog.seconds)
+  try:
+    for case in selected:
+      peers = {name: PEERS[name] for name in case.implementations}
+      yield from process((case, timer, peers))
+  finally:
+    process.stop()
 
 
 @functools.cache
@@ -132,46 +141,48 @@ def say_missing() -> None:
     print(f'{package} is not installed', file=sys.stderr, flush=True)
 
 
-def _measure(case, timer, watchdog) -> list[dict[str, Any]]:
+def measure_one(
+    argument: tuple[cases.Case, timing.Timer, Mapping[str, Peer]],
+    lost: Mapping[tuple[str, ...], str],
+    begins: Callable[[tuple[str, ...]], None],
+) -> list[dict[str, Any]]:
+  """Returns the rows of one case.
+
+  Args:
+    argument: the case, how to time, and the peers by name.
+    lost: reasons why a peer, in a direction, is left out.
+    begins: called before each step with the peer and the direction.
+  """
+  case, timer, peers = argument
   ours, arrays = _problem(case)
   exact = functools.cache(functools.partial(_exact, ours, arrays))
   rows: list[dict[str, Any]] = []
   timed = []
-  for name in case.implementations:
-    peer = PEERS[name]
+  for name, peer in peers.items():
     if case.layer not in peer.layers:
       continue
     for direction in cases.DIRECTIONS:
-      row = {
-          'shape': case.shape_name,
-          'dtype': case.dtype,
-          'layer': case.layer,
-          'implementation': name,
-          'projection': case.projection,
-          'direction': direction,
-          'status': 'ok',
-          'reason': '',
-          'version': peer.version(),
-      }
+      row = {**case.row(name, direction), 'version': peer.version()}
       rows.append(row)
-      with watchdog(f'{case.layer}, {name}, {direction}'):
-        try:
-          backward = direction != cases.DIRECTIONS[0]
-          call, fields = peer.program(ours, arrays, case.dtype, backward)
-          got = call()[0]
-          row |= {**fields, **_compare(got, exact(backward), case.dtype)}
-          timed.append((row, call))
-        except Exception as error:  # Of another library: the rest goes on.
-          status = 'failed' if name == OURS else 'cannot'
-          row |= {'status': status, 'reason': _reason(error)}
+      backward = direction != cases.DIRECTIONS[0]
+      try:
+        if (name, direction) in lost:
+          raise TimeoutError(lost[name, direction])
+        begins((name, direction))
+        call, fields = peer.program(ours, arrays, case.dtype, backward)
+        got = call()[0]
+        row |= {**fields, **_compare(got, exact(backward), case.dtype)}
+        timed.append((row, call))
+      except Exception as error:  # Of another library: the rest goes on.
+        status = 'failed' if name == OURS else 'cannot'
+        row |= {'status': status, 'reason': _reason(error)}
   if timer.repeats:
-    names = [f'{row["implementation"]}, {row["direction"]}' for row, _ in timed]
-    with watchdog('timing'):
-      times = timing.interleave(
-          [call for _, call in timed],
-          timer.repeats,
-          lambda index: watchdog.start(f'timing {names[index]}'),
-      )
+    pieces = [(row['implementation'], row['direction']) for row, _ in timed]
+    times = timing.interleave(
+        [call for _, call in timed],
+        timer.repeats,
+        lambda index: begins(pieces[index]),
+    )
     for (row, _), each in zip(timed, times, strict=True):
       row |= dataclasses.asdict(each)
       row['us_per_step'] = 1e3 * each.median_ms / case.shape.time
@@ -226,7 +237,7 @@ def _compare(got, exact: np.ndarray, dtype: str) -> dict[str, Any]:
 
 def _reason(error: Exception) -> str:
   text = ' '.join(str(error).split())
-  if isinstance(error, NotImplementedError):
+  if isinstance(error, NotImplementedError | TimeoutError):
     return text
   return f'{type(error).__name__}: {text}'[:300]
 
@@ -237,6 +248,7 @@ def _suite() -> suites.Suite:
       'row_mnist': cases.Shape(128, 28, in_features=28, features=128),
       'pixel_mnist': cases.Shape(16, 784, in_features=1, features=128),
       '1x256': cases.heads(1, 256, time=256),
+      'heads_of_one': cases.heads(256, 1, time=256),
   }
   names = [name for name, peer in PEERS.items() if peer.installed]
   return suites.Suite(

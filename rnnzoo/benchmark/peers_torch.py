@@ -7,6 +7,7 @@ on torch's GPU where JAX runs on one.
 from collections.abc import Callable
 import dataclasses
 import os
+import shutil
 import time
 from typing import Any
 
@@ -55,6 +56,9 @@ def program(
     dtype: of the computation.
     backward: whether to return gradients.
   """
+  # FlashRNN, when imported, asks where CUDA's compiler is, even for its Triton
+  # kernels, which do without; torch looks for it once.
+  os.environ.setdefault('CUDA_HOME', '/usr/local/cuda')
   import torch
 
   options: dict[str, Any] = {
@@ -107,20 +111,27 @@ def compiled(ours: rnnzoo.RecurrentLayer, options: dict[str, Any]) -> Parts:
 
 
 def torchrl(ours: rnnzoo.RecurrentLayer, options: dict[str, Any]) -> Parts:
-  """LSTMModule or GRUModule, which take resets: Triton on a GPU."""
+  """LSTMModule or GRUModule, which take resets: Triton on a GPU.
+
+  Its kernels take float32 only, and multiply in the dtype that is asked for.
+  """
   import tensordict
   import torch
   from torchrl import modules
 
   kind = type(ours).__name__
   states = ['h', 'c'] if kind == 'LSTM' else ['h']
-  cuda = options['device'] == 'cuda'
+  triton: dict[str, Any] = {}
+  dtype = options['dtype']
+  if options['device'] == 'cuda':
+    triton = {'recurrent_backend': 'triton', 'recurrent_compute_dtype': dtype}
+    options = {**options, 'dtype': torch.float32}
   module = getattr(modules, f'{kind}Module')(
       input_size=ours.in_features,
       hidden_size=ours.out_features,
       in_keys=['x', *states],
       out_keys=['y', *(('next', name) for name in states)],
-      recurrent_backend='triton' if cuda else 'pad',
+      **triton,
   )
   inner = getattr(module, kind.lower())
   _load(inner, ours)
@@ -128,27 +139,39 @@ def torchrl(ours: rnnzoo.RecurrentLayer, options: dict[str, Any]) -> Parts:
 
   def run(x):
     lead = x.shape[:2]
+    x = x.to(options['dtype'])
     begins = torch.zeros(*lead, 1, dtype=torch.bool, device=x.device)
     begins[:, 0] = True
     zeros = x.new_zeros(*lead, 1, ours.out_features)
     given = {'x': x, 'is_init': begins} | dict.fromkeys(states, zeros)
     with modules.set_recurrent_mode(True):
-      return module(tensordict.TensorDict(given, lead))['y']
+      return module(tensordict.TensorDict(given, lead))['y'].to(dtype)
 
   return run, [*inner.parameters()]
 
 
 def flashrnn(ours: rnnzoo.RecurrentLayer, options: dict[str, Any]) -> Parts:
-  """FlashRNN after torch's product W x: its fused kernel on a GPU."""
+  """FlashRNN after torch's product W x.
+
+  On a GPU it is its fused kernel, which nvcc compiles; without nvcc its Triton
+  kernel, which it has for the LSTM only.
+  """
   import flashrnn as library
   import torch
 
+  backend = 'vanilla'
+  if options['device'] == 'cuda':
+    backend = 'cuda_fused' if shutil.which('nvcc') else 'triton_fused'
+    if backend == 'triton_fused' and type(ours).__name__ != 'LSTM':
+      raise NotImplementedError(
+          f"FlashRNN's {type(ours).__name__} needs nvcc, which is not on the"
+          ' PATH: its Triton kernels are for LSTM and sLSTM.'
+      )
   R, b, kernel = convert.to_flashrnn(ours)
   params = [
       torch.tensor(np.ascontiguousarray(a), **options, requires_grad=True)
       for a in (R, b, kernel)
   ]
-  backend = 'cuda_fused' if options['device'] == 'cuda' else 'vanilla'
   _, heads, size, _ = R.shape
   gates = ours.cell.input_gates
 
@@ -215,12 +238,35 @@ def accelerated_scan(
 
 
 def pararnn(ours: rnnzoo.RecurrentLayer, options: dict[str, Any]) -> Parts:
-  """ParaRNN's layers, which are others."""
-  del options
-  raise NotImplementedError(
-      f"ParaRNN's {type(ours).__name__} has a diagonal recurrent kernel, so it"
-      ' computes another function.'
-  )
+  """ParaGRU by Newton's method: a GRU whose heads have one feature.
+
+  There the reset gate may as well come before the product, as it does in it.
+  """
+  heads, features = ours.num_heads, ours.out_features
+  if heads != features:
+    raise NotImplementedError(
+        "ParaRNN's GRU multiplies r h, not h, which is the same only with one"
+        f' feature a head, and here are {features // heads}: try'
+        ' --shapes=heads_of_one.'
+    )
+  import pararnn as library
+  import torch
+
+  cell = library.ParaGRU(ours.in_features, features, max_recurrent_norm=None)
+  to_torch = lambda a: torch.tensor(np.asarray(a[...], np.float32))
+  # Its gates are z, r, n, and its z is our 1 - z.
+  gates = (1, -1), (0, 1), (2, 1)
+  W, b, R = map(to_torch, (ours.kernel, ours.bias, ours.recurrent_kernel))
+  flip = lambda a: torch.stack([sign * a[gate] for gate, sign in gates])
+  with torch.no_grad():
+    cell.W_x.weight.copy_(flip(W).mT.flatten(0, 1))
+    cell.W_x.bias.copy_(flip(b).flatten())
+    for own, value in zip(
+        (cell.a_z, cell.a_r, cell.a_n), flip(R.flatten(1)), strict=True
+    ):
+      own.copy_(value)
+  module = library.ParaRNN(cell, solver='newton').to(**options)
+  return module, [*module.parameters()]
 
 
 def _device(torch: Any) -> str:

@@ -23,6 +23,7 @@ recurrent kernel, and x or the input gates.
 import dataclasses
 import itertools
 import json
+import os
 import pathlib
 import shlex
 import sys
@@ -74,7 +75,8 @@ _CHECK_ONLY = flags.DEFINE_bool(
 _TIMEOUT = flags.DEFINE_float(
     'timeout',
     120,
-    'Seconds after which a step that has not ended is a failure.',
+    'Seconds after which a step that has not ended is a failure, which ends the'
+    ' program; in the suite peers it is the end of its own row only.',
     lower_bound=0.1,
 )
 _RESUME = flags.DEFINE_bool(
@@ -166,6 +168,8 @@ def main(unused_argv: list[str]) -> int:
     pathlib.Path(_OUTPUT.value).parent.mkdir(parents=True, exist_ok=True)
   except OSError as error:
     _give_up(error)
+  if _SUITE.value == 'peers':  # Other processes and torch need memory too.
+    os.environ.setdefault('XLA_PYTHON_CLIENT_PREALLOCATE', 'false')
   selected = _select()
   repeats = 0 if _CHECK_ONLY.value else _REPEATS.value
   result = _new_result(selected, repeats)

@@ -29,7 +29,7 @@ class Watchdog:
       save: called before the process ends, with the work that hung and the
         reason to state; keeps the results so far.
     """
-    self._seconds = seconds
+    self.seconds = seconds
     self._save = save
     self._timer: threading.Timer | None = None
 
@@ -46,9 +46,9 @@ class Watchdog:
     """Watches `work` from now on, instead of any before."""
     self.stop()
     if sys.__stderr__ is not None:
-      limit = self._seconds + GRACE_S
+      limit = self.seconds + GRACE_S
       faulthandler.dump_traceback_later(limit, exit=True, file=sys.__stderr__)
-    self._timer = threading.Timer(self._seconds, self._end, (work,))
+    self._timer = threading.Timer(self.seconds, self._end, (work,))
     self._timer.daemon = True
     self._timer.start()
 
@@ -60,7 +60,7 @@ class Watchdog:
       faulthandler.cancel_dump_traceback_later()
 
   def _end(self, work: str) -> None:
-    reason = f'did not end within {self._seconds:g} s'
+    reason = f'did not end within {self.seconds:g} s'
     try:
       print(
           f'rnnzoo.benchmark: {work}: {reason}; giving up',

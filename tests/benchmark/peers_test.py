@@ -13,17 +13,17 @@ import pytest
 from rnnzoo.benchmark import cases
 from rnnzoo.benchmark import peers
 from rnnzoo.benchmark import timing
-from rnnzoo.benchmark import watchdog as watchdog_lib
 from tests.benchmark import benchmark_test
 
 SMALL = cases.Shape(batch=2, time=3, in_features=4, features=4)
 
 
 def measure(layer, *names, repeats=0, dtype='float32'):
-  """Returns the rows of a small case."""
+  """Returns the rows of a small case, measured in this process."""
   case = cases.Case(layer, 'small', SMALL, dtype, 'with', names)
-  watchdog = watchdog_lib.Watchdog(60, lambda *_: None)
-  return list(peers.measure([case], timing.Timer(repeats), watchdog))
+  found = {name: peers.PEERS[name] for name in names}
+  argument = case, timing.Timer(repeats), found
+  return peers.measure_one(argument, {}, lambda piece: None)
 
 
 def peer(program):
@@ -70,6 +70,20 @@ class PeersTest(absltest.TestCase):
     self.assertEqual(found['no'], ('cannot', 'not here'))
     self.assertEqual(found['wrong'][0], 'failed')
     self.assertRegex(found['wrong'][1], 'from float64')
+
+  def test_what_was_lost_is_not_tried_again(self):
+    case = cases.Case('GRU', 'small', SMALL, 'float32', 'with', ())
+    others = {'wrong': peer(wrong), 'other': peer(wrong)}
+    begun = []
+    rows = peers.measure_one(
+        (case, timing.Timer(1), others),
+        {('wrong', 'forward'): 'did not end within 3 s'},
+        begun.append,
+    )
+    self.assertEqual(rows[0]['reason'], 'did not end within 3 s')
+    self.assertEqual(rows[0]['status'], 'cannot')
+    self.assertEqual(['median_ms' in row for row in rows], [False] + 3 * [True])
+    self.assertNotIn(('wrong', 'forward'), begun)
 
   def test_our_own_error_fails(self):
     with mock.patch.dict(peers.PEERS, {'rnnzoo': peer(broken)}):
