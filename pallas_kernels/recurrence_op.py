@@ -187,6 +187,7 @@ def recurrence(
         shape=(batch, time, heads, size),
         call=call,
         target=target,
+        restart_learns=restart is not None,
     )
     x = _join(arrays)
     tiled = tiled_op.pays(recurrence, x, dense_kernel)

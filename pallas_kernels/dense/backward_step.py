@@ -59,7 +59,7 @@ class Cotangents(NamedTuple):
   Attributes:
     d_carry: of the carry.
     d_theta: of theta, summed up.
-    d_restart: of the restart, summed up; empty without flags.
+    d_restart: of the restart, summed up; empty where nobody asks for it.
   """
 
   d_carry: tuple[Array, ...]
@@ -91,7 +91,7 @@ class Pulled(NamedTuple):
     d_row: of the inputs.
     d_gates: of the recurrent gates.
     d_start: of the carry that the step starts from, without d_gates' share.
-    passed: cotangent that a held step passes on, or None without flags.
+    passed: cotangent that a held step passes on, or None without a mask.
     resets: where the carry restarts before the step, or None.
   """
 
@@ -150,13 +150,13 @@ class Steps:
     self.init = Cotangents(
         d_carry=gmem_io.read_rows(cta, ins.d_last_gmem, plan.states),
         d_theta=tuple(zero for _ in self._theta),
-        d_restart=(zero,) * plan.states if plan.flags else (),
+        d_restart=(zero,) * plan.states if plan.restart_learns else (),
     )
     for multiplier in self.multipliers:
       multiplier.operand.clear()
 
   def _flags(self, step, bit: int) -> Any:
-    if not self.plan.flags:
+    if not (self.plan.holds if bit == step_flags.HOLD else self.plan.flags):
       return None
     return (self.ring.tiles.flags.read(step)[0] & bit) != 0
 
@@ -207,7 +207,7 @@ class Steps:
       )
       d_gates = (*map(jnp.add, d_gates[:-1], more[2]), d_gates[-1])
     passed = None
-    if plan.flags:
+    if plan.holds:
       passed = step_flags.select(linear.held, d_carry, zeros)
     return Pulled(d_theta, d_row, d_gates, d_start, passed, linear.resets)
 
@@ -248,10 +248,11 @@ class Steps:
       d_start = (d_start[0] + self._clipped(d_h), *d_start[1:])
     if pulled.passed is not None:
       d_start = tuple(map(jnp.add, d_start, pulled.passed))
-      zeros = (0.0,) * self.plan.states
+    zeros = (0.0,) * self.plan.states
+    if d_restart:
       d_in = step_flags.select(pulled.resets, d_start, zeros)
       d_restart = tuple(map(jnp.add, d_restart, d_in))
-      d_start = step_flags.select(pulled.resets, zeros, d_start)
+    d_start = step_flags.select(pulled.resets, zeros, d_start)
     d_theta = tuple(map(jnp.add, sums.d_theta, pulled.d_theta))
     return Cotangents(d_start, d_theta, d_restart)
 

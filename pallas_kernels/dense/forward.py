@@ -76,11 +76,11 @@ def forward(
     the others in float32, each [B, T, F]; and, with `plan.save`, the operand of
     the second product, [N, B, T, 1, D], if there is one.
   """
-  # Rounded as an exchange rounds.
-  first = kernel_call.without_sentinel(carry[0], plan.dtype)
-  again = first
-  if plan.flags:
-    again = kernel_call.without_sentinel(restart[0], plan.dtype)
+  first = again = carry[0]
+  if plan.config.through_device:  # Rounded as an exchange rounds.
+    first = again = kernel_call.without_sentinel(carry[0], plan.dtype)
+    if plan.flags:
+      again = kernel_call.without_sentinel(restart[0], plan.dtype)
   inputs = forward_step.Inputs(
       theta_gmem=theta,
       carry_gmem=carry,

@@ -116,7 +116,7 @@ class Steps:
 
   def held(self, step) -> Any:
     """Returns where the carry is held over a step in the ring, or None."""
-    if not self.plan.flags:
+    if not self.plan.holds:
       return None
     return (self.ring.tiles.flags.read(step)[0] & step_flags.HOLD) != 0
 

@@ -33,6 +33,8 @@ def prepare_flags(flags: Array, shape: config_lib.Shape) -> Array:
   """[1 or 2, B, T] -> int32 [T, 1 or 2, B'], B' the batch rounded up to 4."""
   missing = -shape.batch % 4
   flags = jnp.moveaxis(flags, 2, 0)
+  if not missing:
+    return flags
   return jnp.pad(flags, ((0, 0), (0, 0), (0, missing)))
 
 

@@ -70,7 +70,7 @@ def run(
   # Rows of a head have to start at multiples of 16 bytes.
   padded = -(-size // 8) * 8
   recurrence = dataclasses.replace(
-      recurrence, shape=(batch, time, heads, padded)
+      recurrence, shape=(batch, time, heads, padded), holds=mask is not None
   )
   # Both directions are planned first, so that an error is raised here.
   for options in ({'save': True}, {'adjoint': True}):
@@ -216,12 +216,13 @@ def _run_bwd(recurrence: Recurrence, saved, cotangents):
       (*places, 1, axis + 1, axis, axis + 1, 1, axis),
       places,
   )
+  no_restart = flags is None or not recurrence.restart_learns
   cotangents = (
       d_theta if recurrence.params else jnp.zeros_like(theta),
       d_x.astype(x.dtype),
       d_kernel.astype(kernel.dtype),
       d_carry,
-      jnp.zeros_like(restart) if flags is None else d_restart,
+      jnp.zeros_like(restart) if no_restart else d_restart,
   )
   return *jax.tree.map(sharding.like, cotangents, tuple(primals)), None
 

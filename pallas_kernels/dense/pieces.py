@@ -92,6 +92,8 @@ def plan_pieces(
         ),
         call=piece.call,
         flags=flags,
+        holds=flags and piece.holds,
+        restart_learns=flags and piece.restart_learns,
         x_dtype=x.dtype,
         dtype=jnp.promote_types(x.dtype, kernel.dtype),
         adjoint=adjoint,

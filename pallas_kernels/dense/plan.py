@@ -42,6 +42,8 @@ class Recurrence:
     shape: (B, T, N, D).
     call: options of the run; `call.out_dtype` is not None.
     target: the device.
+    holds: whether a mask may hold the carry.
+    restart_learns: whether the restart has a gradient.
   """
 
   update: Callable[..., Any]
@@ -50,6 +52,8 @@ class Recurrence:
   shape: tuple[int, int, int, int]
   call: call_lib.Call
   target: targets.Target
+  holds: bool = True
+  restart_learns: bool = True
 
   @property
   def batch_axis(self) -> int:
@@ -75,6 +79,8 @@ class Plan:
     shape: sizes.
     call: options of the run.
     flags: whether there are flags, which restart or hold the carry.
+    holds: whether flags may hold it.
+    restart_learns: whether flags may restart it from what has a gradient.
     x_dtype: dtype of the inputs.
     dtype: dtype of the products' factors; float32 becomes two bfloat16 parts.
     adjoint: whether the kernel runs the adjoint.
@@ -93,6 +99,8 @@ class Plan:
   flags: bool
   x_dtype: Any
   dtype: Any
+  holds: bool = True
+  restart_learns: bool = True
   adjoint: bool = False
   save: bool = False
   config: Any = None

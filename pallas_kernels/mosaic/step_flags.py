@@ -4,6 +4,7 @@ A condition is a scalar, the same for all lanes (an array where lanes have
 several sequences), or None for never: a flag that no call gives costs nothing.
 """
 
+import functools
 from typing import Any
 
 import jax
@@ -24,12 +25,12 @@ def pack(reset: Array | None, mask: Array | None) -> Array | None:
   """
   if reset is None and mask is None:
     return None
-  flags = jnp.int32(0)
+  bits = []
   if reset is not None:
-    flags = flags | jnp.where(reset, RESET, 0)
+    bits.append(reset.astype(jnp.int32) * RESET)
   if mask is not None:
-    flags = flags | jnp.where(mask, 0, HOLD)
-  return flags.astype(jnp.int32)
+    bits.append(jnp.logical_not(mask).astype(jnp.int32) * HOLD)
+  return functools.reduce(jnp.bitwise_or, bits)
 
 
 def select(condition, chosen, other) -> tuple[Any, ...]:
