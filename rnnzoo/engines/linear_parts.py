@@ -59,12 +59,12 @@ def run(
   return (time_parts.last_carry(last, call.reverse, over),), (swap(h),)
 
 
-def _scan(*arguments):
-  return _by(associative.step_scan, *arguments)
+def _scan(*arguments, **options):
+  return _by(associative.step_scan, *arguments, **options)
 
 
-def _associative_scan(*arguments):
-  return _by(associative.compose_scan, *arguments)
+def _associative_scan(*arguments, **options):
+  return _by(associative.compose_scan, *arguments, **options)
 
 
 def _pallas(*arguments):

@@ -121,12 +121,12 @@ def linear_scan(
   return choice.take((a, b, h0, reset), b.shape).astype(out_dtype)
 
 
-def _scan(*arguments):
-  return _by_xla(associative.step_scan, *arguments)
+def _scan(*arguments, **options):
+  return _by_xla(associative.step_scan, *arguments, **options)
 
 
-def _associative_scan(*arguments):
-  return _by_xla(associative.compose_scan, *arguments)
+def _associative_scan(*arguments, **options):
+  return _by_xla(associative.compose_scan, *arguments, **options)
 
 
 def _pallas(reverse: bool, over, operands):

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import contextlib
 import contextvars
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -77,7 +78,7 @@ class Run:
     paths: functions of (*static, operands), one for each of
       `selection.IMPLEMENTATIONS`; they raise NotImplementedError where they
       cannot run. Those of 'scan' and 'associative_scan' take settings as well,
-      as their last argument.
+      as `options`.
     static: hashable arguments.
     label: of the recurrence in notes.
     slower_kernel: why a kernel is not tried where others are left; '' if it is.
@@ -115,9 +116,13 @@ class Run:
 
   def _first(self, operands, passed_over) -> tuple[selection.Path, Any]:
     name, *rest = self.names
-    path = _Path(name, self)
     if not rest:
-      return name, path.without_others(operands)
+      try:
+        return name, self.path_of(name)(*self.static, operands)
+      except NotImplementedError as error:
+        if name != 'pallas':
+          raise
+        raise NotImplementedError(f'{error} {_OTHER_PATHS}') from error
     following = dataclasses.replace(self, names=tuple(rest))
     if name == 'pallas' and self.slower_kernel:
       if self.kernel_or_none:
@@ -126,8 +131,9 @@ class Run:
       return following._first(operands, passed_over)
     try:
       if name != 'pallas' or targets.is_interpreting():
-        return name, path(operands)
-      return name, platforms.by_platform(path, following, operands)
+        return name, self.path_of(name)(*self.static, operands)
+      kernel = _Kernel(self)
+      return name, platforms.by_platform(kernel, following, operands)
     except NotImplementedError as error:
       if self.kernel_or_none:
         raise
@@ -139,26 +145,20 @@ class Run:
         selection.log_once(message)
     return following._first(operands, passed_over)
 
+  def path_of(self, name: selection.Path) -> Callable[..., Any]:
+    """Returns a path as a function of (*static, operands)."""
+    index = selection.IMPLEMENTATIONS.index(selection.name_of(name))
+    path = self.paths[index]
+    if isinstance(name, str):
+      return path
+    return functools.partial(path, options=name)
+
 
 @dataclasses.dataclass(frozen=True)
-class _Path:
-  """One path of a run."""
+class _Kernel:
+  """The path 'pallas' of a run: equal ones share a compilation."""
 
-  name: selection.Path
   run: Run
 
   def __call__(self, operands: Any) -> Any:
-    arguments = *self.run.static, operands
-    name = selection.name_of(self.name)
-    path = self.run.paths[selection.IMPLEMENTATIONS.index(name)]
-    named = isinstance(self.name, str)
-    return path(*arguments) if named else path(*arguments, self.name)
-
-  def without_others(self, operands: Any) -> Any:
-    """Runs where no other path is left to try; the error names those."""
-    try:
-      return self(operands)
-    except NotImplementedError as error:
-      if self.name != 'pallas':
-        raise
-      raise NotImplementedError(f'{error} {_OTHER_PATHS}') from error
+    return self.run.path_of('pallas')(*self.run.static, operands)
