@@ -37,6 +37,11 @@ _ACCELERATOR_ELEMENTS = 2**26
 # Recurrent gates are saved for the backward pass up to this many elements.
 _SAVED_ELEMENTS = 2**22
 
+# On a CPU, where a cache has not even 32 steps, sequences of up to 64 MiB are
+# one chunk, and their recurrent gates are saved. (Of longer ones, temporaries
+# of that size took more time than they saved.)
+_CPU_WHOLE_ELEMENTS = 2**24
+
 
 def chunk_length(time: int, width: int) -> int:
   """Returns for how many steps the input gates are formed at once.
@@ -57,11 +62,19 @@ def chunk_length(time: int, width: int) -> int:
     return _divisor(time, _FEW_STEPS)
   width = max(width, 1)
   if jax.default_backend() == 'cpu':
+    if _is_whole(time, width):
+      return time
     few = min(_FEW_STEPS, _CPU_ELEMENTS_OF_FEW_STEPS // width)
     target = max(_CPU_ELEMENTS // width, few)
   else:
     target = _ACCELERATOR_ELEMENTS // width
   return _divisor(time, target)
+
+
+def _is_whole(time: int, width: int) -> bool:
+  """Returns whether a CPU takes a sequence as one chunk of wide steps."""
+  is_wide = width * _FEW_STEPS > _CPU_ELEMENTS
+  return is_wide and time * width <= _CPU_WHOLE_ELEMENTS
 
 
 def _divisor(time: int, target: int) -> int:
@@ -94,7 +107,11 @@ def make_plan(
   time = operands.x.shape[0]
   width = math.prod(operands.carry[0].shape)
   saved = time * cell.recurrent_gates * width
-  few = not export.is_symbolic_dim(saved) and saved <= _SAVED_ELEMENTS
+  few = not export.is_symbolic_dim(saved) and (
+      saved <= _SAVED_ELEMENTS
+      or jax.default_backend() == 'cpu'
+      and _is_whole(time, max(cell.input_gates, cell.recurrent_gates) * width)
+  )
   if chunk is None or not isinstance(time, int):
     chunk = chunk_length(time, cell.input_gates * width)
   else:

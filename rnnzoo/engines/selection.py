@@ -77,8 +77,9 @@ class Scan:
   Attributes:
     keep: 'gates' keeps the recurrent gates R h of every step as well;
       'carries' forms them again, which takes one more product in all; None
-      keeps them where they have at most 2^22 numbers. A cell that is linear in
-      its carry, or has no R, has no such gates.
+      keeps them where they have at most 2^22 numbers, or 2^24 on a CPU where
+      those of 32 steps have more than 2^19. A cell that is linear in its
+      carry, or has no R, has no such gates.
     chunk: steps whose input gates, and whose linearisation in the backward
       pass, exist at once; None for as many as suit the device.
   """
