@@ -90,12 +90,14 @@ def make_plan(
   if not exact:
     size = 1
   longest = max(1, min(time, BYTES // (numbers * size)))
+  chunk = min(time, window or longest)
   return Plan(
       steps=scan_steps.Plan(
           cell=cell,
           project=project,
           call=dataclasses.replace(call, time_major=True, out_dtype=None),
-          chunk=min(time, window or longest),
+          chunk=chunk,
+          adjoint_chunk=chunk,
           save_gates=False,
       ),
       exact=exact,

@@ -38,8 +38,8 @@ _ACCELERATOR_ELEMENTS = 2**26
 _SAVED_ELEMENTS = 2**22
 
 # On a CPU, where a cache has not even 32 steps, sequences of up to 64 MiB are
-# one chunk, and their recurrent gates are saved. (Of longer ones, temporaries
-# of that size took more time than they saved.)
+# one chunk of the backward pass, and their recurrent gates are saved. (Of
+# longer ones, temporaries of that size took more time than they saved.)
 _CPU_WHOLE_ELEMENTS = 2**24
 
 
@@ -62,8 +62,6 @@ def chunk_length(time: int, width: int) -> int:
     return _divisor(time, _FEW_STEPS)
   width = max(width, 1)
   if jax.default_backend() == 'cpu':
-    if _is_whole(time, width):
-      return time
     few = min(_FEW_STEPS, _CPU_ELEMENTS_OF_FEW_STEPS // width)
     target = max(_CPU_ELEMENTS // width, few)
   else:
@@ -107,13 +105,17 @@ def make_plan(
   time = operands.x.shape[0]
   width = math.prod(operands.carry[0].shape)
   saved = time * cell.recurrent_gates * width
-  few = not export.is_symbolic_dim(saved) and (
-      saved <= _SAVED_ELEMENTS
-      or jax.default_backend() == 'cpu'
-      and _is_whole(time, max(cell.input_gates, cell.recurrent_gates) * width)
+  most = max(cell.input_gates, cell.recurrent_gates) * width
+  is_whole = (
+      not export.is_symbolic_dim(saved)
+      and jax.default_backend() == 'cpu'
+      and _is_whole(time, most)
   )
+  few = not export.is_symbolic_dim(saved) and saved <= _SAVED_ELEMENTS
+  adjoint_chunk = None
   if chunk is None or not isinstance(time, int):
     chunk = chunk_length(time, cell.input_gates * width)
+    adjoint_chunk = time if is_whole else None
   else:
     chunk = min(chunk, time)
   return scan_steps.Plan(
@@ -122,7 +124,8 @@ def make_plan(
       # Equal plans share a compilation: the layout is always this one.
       call=dataclasses.replace(call, time_major=True, out_dtype=None),
       chunk=chunk,
-      save_gates=few if keep is None else keep == 'gates',
+      adjoint_chunk=adjoint_chunk or chunk,
+      save_gates=few or is_whole if keep is None else keep == 'gates',
   )
 
 

@@ -176,7 +176,7 @@ def backward(
               d_outputs,
               jnp.arange(time),
           ),
-          plan.chunk,
+          plan.adjoint_chunk,
           not reverse,
       )
   )

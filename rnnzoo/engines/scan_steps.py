@@ -27,6 +27,7 @@ class Plan:
     project: maps (weights, x [T, B, ...]) to x_gates, each [T, B, F].
     call: static options.
     chunk: number of steps for which input gates exist at once.
+    adjoint_chunk: likewise, in the backward pass.
     save_gates: whether the forward pass saves the recurrent gates of all steps
       for the backward pass, which otherwise forms them again.
   """
@@ -35,6 +36,7 @@ class Plan:
   project: Callable[[Any, Any], Gates]
   call: call_lib.Call
   chunk: int
+  adjoint_chunk: int
   save_gates: bool
 
 

@@ -231,11 +231,9 @@ class ChunksTest(parameterized.TestCase):
     length = scan.chunk_length(time, width)
     self.assertBetween(length, 1, time)
     if jax.default_backend() == 'cpu':
-      # At most 8 MiB in float32, or 64 MiB of all steps; and one chunk where 2
-      # MiB hold all.
+      # At most 8 MiB in float32, and one chunk where 2 MiB hold all.
       if length > 1:
-        most = 2**24 if length == time else 2**21
-        self.assertLessEqual(length * width, most)
+        self.assertLessEqual(length * width, 2**21)
       if time * width <= 2**19:
         self.assertEqual(length, time)
     if (time, width) == (784, 6144):  # Divided evenly where that is possible.
