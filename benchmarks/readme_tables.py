@@ -374,15 +374,18 @@ def memory() -> str:
         f'| `{row["layer"]}` | `{row["setting"]}` |'
         f' {row["temp_bytes"] / 2**20:.0f} | {row["median_ms"]:.0f} |'
     )
+  note = ' MiB: temporary memory by XLA; x, y and the parameters are not among'
+  return '\n'.join([*lines, '', _gradient(data) + note + ' them.'])
+
+
+def _gradient(data, note: str = '') -> str:
+  """Returns a sentence on what was measured, with a note on its cores."""
   batch, time, in_features, features = data['sizes']
-  lines += [
-      '',
+  return (
       f'Batch {batch}, {time:,} steps, {in_features} to {features} features,'
-      f' float32, a gradient; {data["cores"]} CPU cores, jax {data["jax"]},'
-      f' {data["date"]}, commit {data["commit"]}. MiB: temporary memory by'
-      ' XLA; x, y and the parameters are not among them.',
-  ]
-  return '\n'.join(lines)
+      f' float32, a gradient; {data["cores"]} CPU cores{note}, jax'
+      f' {data["jax"]}, {data["date"]}, commit {data["commit"]}.'
+  )
 
 
 def inner_steps() -> str:
@@ -403,15 +406,8 @@ def inner_steps() -> str:
         for row in rows
     )
     lines.append(f'| {count} | {" | ".join(cells)} |')
-  batch, time, in_features, features = data['sizes']
-  lines += [
-      '',
-      f'Batch {batch}, {time:,} steps, {in_features} to {features} features,'
-      f' float32, a gradient; {data["cores"]} CPU cores that other programs'
-      f' used as well, jax {data["jax"]}, {data["date"]}, commit'
-      f' {data["commit"]}.',
-  ]
-  return '\n'.join(lines)
+  note = ' that other programs used as well'
+  return '\n'.join([*lines, '', _gradient(data, note)])
 
 
 # MB, and sequences a second: irevrnn's README, on an RTX 3080.
