@@ -20,11 +20,11 @@ From the outside in:
   `projection` the product W x, `targets` knows the device and `sharding` the
   axes of a mesh.
 * `streaming` holds the kernels bound by memory, for linear and diagonal
-  recurrences, `dense` those bound by latency or arithmetic, for dense and
-  block-diagonal ones. In both, `op` makes forward and backward kernels one
-  differentiable operation, `tuning` chooses the cut of the work and
-  `kernel_call` launches.
-* `mosaic` is the ground of both: instructions, hand-off between CTAs, and a
+  recurrences, `dense` those bound by latency, for dense and block-diagonal
+  ones, and `tiled` those bound by arithmetic, for many rows. In each `op` makes
+  forward and backward kernels one differentiable operation, `tuning` chooses
+  the cut of the work and `kernel_call` launches.
+* `mosaic` is the ground of all: instructions, hand-off between CTAs, and a
   cell's equations as kernel code.
 """
 

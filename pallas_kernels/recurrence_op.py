@@ -6,7 +6,7 @@ kernels that run it:
 * a cell that is linear in its carry has `coefficients`: `streaming/linear.py`;
 * a diagonal recurrent kernel has blocks of 1 x 1: `streaming/diagonal.py`. All
   other recurrent kernels go to `dense/`, where a cell that has an `operand`
-  gets a second product.
+  gets a second product, or with many rows of one large head to `tiled/`.
 
 Numbers of which a feature has one (the cell's parameters, a bias of the input
 gates, a diagonal recurrent kernel) reach a kernel as rows of one array,
@@ -27,6 +27,7 @@ from pallas_kernels import call as call_lib
 from pallas_kernels import projection
 from pallas_kernels import sharding
 from pallas_kernels import targets
+from pallas_kernels.tiled import limits
 
 Array = jax.Array
 Carry = tuple[Array, ...]
@@ -48,6 +49,36 @@ class Cell(Protocol):
 
   def update(self, params, x_gates, h_gates, carry) -> Carry:
     """Returns the carry after one step, pointwise in batch and feature."""
+
+
+def in_tiles(
+    cell: Any,
+    lead: tuple[int, int],
+    recurrent_kernel: Any,
+    call: call_lib.Call,
+) -> bool:
+  """Returns whether a recurrence here would run by the kernels in tiles.
+
+  Args:
+    cell: the equations.
+    lead: (B, T).
+    recurrent_kernel: [G', N, D, D]; its shape and dtype are read.
+    call: static options.
+  """
+  try:
+    target = targets.current()
+  except NotImplementedError:
+    return False
+  rows, time = lead
+  return limits.pay(
+      target,
+      recurrent_kernel,
+      rows=rows,
+      time=time,
+      gates=cell.input_gates,
+      two_stages=hasattr(cell, 'operand'),
+      call=call,
+  )
 
 
 def recurrence(
@@ -190,7 +221,9 @@ def recurrence(
         restart_learns=restart is not None,
     )
     x = _join(arrays)
-    tiled = tiled_op.pays(recurrence, x, dense_kernel)
+    dtype = jnp.promote_types(x.dtype, dense_kernel.dtype)
+    widest = jax.ShapeDtypeStruct(dense_kernel.shape, dtype)
+    tiled = in_tiles(cell, (batch, time), widest, call)
     run = tiled_op.run if tiled else dense_op.run
     last, carries = run(
         recurrence,

@@ -222,11 +222,11 @@ def _adjoint_streams(plan: Plan) -> streams_lib.Streams:
   return streams_lib.Streams(ins, outs)
 
 
-def shared_gates(plan: Plan) -> tuple[int | None, ...]:
+def shared_gates(plan: Any) -> tuple[int | None, ...]:
   """Returns for each recurrent gate an input with the same cotangent, or None.
 
   A gate that is a sum x + R h has one cotangent for both terms, which need not
-  be written twice.
+  be written twice. The plan may be one of another family of kernels.
   """
 
   def pull(theta, row, gates, start, d_new, d_u):

@@ -229,13 +229,12 @@ class _Warpgroup:
     begins = s < plan.time
     for i, loaded in all_loaded:
       d_carry = self._close(s, place(i), parts[i][1][0], loaded)
-      args = place(i), d_carry
-      pl.when(begins)(
-          lambda args=args, loaded=loaded: self._pull(s, tile, *args, loaded)
+      pull = functools.partial(self._pull, s, tile, place(i), d_carry, loaded)
+      end = functools.partial(
+          plan.write_rows, self.outs.d_carry, place(i), d_carry
       )
-      pl.when(jnp.logical_not(begins))(
-          lambda args=args: plan.write_rows(self.outs.d_carry, *args)
-      )
+      pl.when(begins)(pull)
+      pl.when(jnp.logical_not(begins))(end)
     self.counters.publish(tile.counter, self.own)
 
   def _load(self, s, place) -> _Loaded:

@@ -12,9 +12,6 @@ GROUP = 32
 # Rows that a warpgroup multiplies.
 ROWS = 64
 
-# Depth of a slice of a product: a row of it is 128 bytes.
-DEPTH = 64
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:

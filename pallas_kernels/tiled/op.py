@@ -17,46 +17,12 @@ from pallas_kernels.dense import plan as dense_plan
 from pallas_kernels.mosaic import autodiff
 from pallas_kernels.mosaic import step_flags
 from pallas_kernels.tiled import backward
-from pallas_kernels.tiled import config as config_lib
 from pallas_kernels.tiled import forward
 from pallas_kernels.tiled import plan as plan_lib
 from pallas_kernels.tiled import tuning
 
 Array = jax.Array
 Recurrence = dense_plan.Recurrence
-
-
-def refusal(recurrence: Recurrence, x: Array, kernel: Array) -> str:
-  """Returns why these kernels cannot run a recurrence; '' if they can.
-
-  Args:
-    recurrence: static facts.
-    x: the inputs, [B, T, G, F].
-    kernel: R, [G', N, D, D].
-  """
-  size = recurrence.shape[-1]
-  dtype = jnp.promote_types(x.dtype, kernel.dtype)
-  if not recurrence.target.wgmma or recurrence.target.interpret:
-    return 'the device has no wgmma'
-  if recurrence.operand is not None:
-    return 'the cell has two stages'
-  if recurrence.call.both_directions:
-    return 'both directions run at once'
-  if jnp.dtype(dtype).itemsize != 2:
-    return f'products are in {jnp.dtype(dtype).name}'
-  if size % config_lib.DEPTH:
-    return f'a head has {size} units, not a multiple of {config_lib.DEPTH}'
-  if kernel.shape[0] > 4:
-    return f'there are {kernel.shape[0]} recurrent gates'
-  return ''
-
-
-def pays(recurrence: Recurrence, x: Array, kernel: Array) -> bool:
-  """Returns whether these kernels can run, and pay."""
-  batch, _, _, size = recurrence.shape
-  if batch < tuning.ROWS or size < tuning.UNITS:
-    return False
-  return not refusal(recurrence, x, kernel)
 
 
 def run(
@@ -69,7 +35,7 @@ def run(
     reset: Array | None,
     mask: Array | None,
 ) -> tuple[Array, tuple[Array, ...]]:
-  """Runs a recurrence that is not refused; as `dense.op.run`."""
+  """Runs a recurrence that `limits` allows; as `dense.op.run`."""
   # A carry of zeros that was made here varies over no axis of a mesh yet.
   theta, x, kernel, carry, restart, reset, mask = sharding.alike(
       (theta, x, kernel, carry, restart, reset, mask)

@@ -18,10 +18,11 @@ from pallas_kernels.mosaic import pointwise
 from pallas_kernels.mosaic import ptx
 from pallas_kernels.tiled import config as config_lib
 from pallas_kernels.tiled import fragments
+from pallas_kernels.tiled import limits
 
 Array = jax.Array
 Ref = Any
-DEPTH = config_lib.DEPTH
+DEPTH = limits.DEPTH
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,6 +23,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.streaming import wgmma_smem
 from pallas_kernels.tiled import config as config_lib
+from pallas_kernels.tiled import limits
 
 Array = jax.Array
 Ref = Any
@@ -52,8 +53,8 @@ class Buffers:
     matrices = functools.partial(wgmma_smem.matrices, dtype=dtype)
     stages = config.stages
     return {
-        'operand': matrices(stages, config.rows, config_lib.DEPTH),
-        'matrix': matrices(stages, config_lib.DEPTH, columns),
+        'operand': matrices(stages, config.rows, limits.DEPTH),
+        'matrix': matrices(stages, limits.DEPTH, columns),
         'arrived': plgpu.Barrier(num_arrivals=2, num_barriers=stages),
         'consumed': plgpu.Barrier(
             num_arrivals=config.warpgroups, num_barriers=stages

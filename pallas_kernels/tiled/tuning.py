@@ -1,9 +1,13 @@
 """How large tiles are: the cut with the least time by a short model.
 
 A tile of M rows and C columns, K deep, takes the longer of two times: that of
-its product, and that of reading M and C vectors of K from the L2 cache. With it
-come the update of its elements and the wait for other CTAs. CTAs take tiles in
-turn, so a last turn that is not full costs as much as a full one.
+its product, and that of copying M and C vectors of K to shared memory. The
+update of its elements comes after it, mostly waiting for memory. CTAs take
+tiles in turn, so a last turn that is not full costs as much as a full one; all
+but the largest tiles leave registers for the update.
+
+The numbers below were fitted on one H200 in November 2026;
+benchmarks/tuning_tiled_h200.json has the measurements.
 """
 
 from collections.abc import Iterator
@@ -12,23 +16,28 @@ import math
 from pallas_kernels import targets
 from pallas_kernels.streaming import wgmma_smem
 from pallas_kernels.tiled import config as config_lib
+from pallas_kernels.tiled import limits
 
 Config = config_lib.Config
 
-# Of one multiprocessor, by measurement: products, reads from the L2 cache while
-# all read, updates of a unit of a row, and the rest of a step.
+# Of one multiprocessor: products, copies to shared memory while all copy, the
+# update of a unit of a row, and the wait for others in a step.
 _FLOPS_PER_NS = 5000.0
-_BYTES_PER_NS = 40.0
-_UPDATE_NS = 0.35
-_STEP_NS = 3000.0
+_BYTES_PER_NS = 70.0
+_UPDATE_NS = 1.4
+_STEP_NS = 2000.0
 
-# Rows of a batch, and units of a head, from which tiles are faster than R on
-# the chip.
-ROWS, UNITS = 512, 256
+# Groups of units of a tile. With four groups an adjoint took twice as long as
+# with two.
+_GROUPS = (1, 2)
 
 # Shared memory for the ring buffer, and its most slots.
 _SMEM = 224 * 1024
 _MOST_STAGES = 6
+
+# Registers of a thread, besides those of a product: the fewest for an update,
+# and those that suffice to read a part while another one is computed.
+_FEWEST_REGISTERS, _MANY_REGISTERS = 72, 180
 
 # Columns of a product.
 _MOST_COLUMNS = 256
@@ -72,7 +81,7 @@ def choose(
   if not configs:
     raise NotImplementedError(
         'GPU kernels in tiles take heads of a multiple of'
-        f' {config_lib.DEPTH} units and up to'
+        f' {limits.DEPTH} units and up to'
         f' {_MOST_COLUMNS // config_lib.GROUP} recurrent gates, got {size}'
         f' units and {recurrent} gates.'
     )
@@ -81,19 +90,27 @@ def choose(
 
 def _configs(size: int, gates: int, target: targets.Target) -> Iterator[Config]:
   """Yields the configurations that fit."""
-  for groups in (1, 2, 4, 8):
+  for groups in _GROUPS:
     columns = gates * groups * config_lib.GROUP
-    if size % config_lib.DEPTH or size % (groups * config_lib.GROUP):
+    if size % limits.DEPTH or size % (groups * config_lib.GROUP):
       continue
     if columns > _MOST_COLUMNS or columns % wgmma_smem.WIDTH:
       continue
     for warpgroups in (1, 2, 3):
       rows = warpgroups * config_lib.ROWS
-      stage = 2 * config_lib.DEPTH * (rows + columns)
+      registers = _registers_left(warpgroups, columns)
+      if registers < _FEWEST_REGISTERS:
+        continue
+      stage = 2 * limits.DEPTH * (rows + columns)
       yield Config(
           warpgroups=warpgroups,
           groups=groups,
           stages=min(_MOST_STAGES, _SMEM // stage),
-          ahead=warpgroups == 1,
+          ahead=registers >= _MANY_REGISTERS,
           ctas=target.cores,
       )
+
+
+def _registers_left(warpgroups: int, columns: int) -> int:
+  """Returns a thread's registers besides those of its product."""
+  return min(255, 2**16 // (128 * warpgroups)) - columns // 2

@@ -2,13 +2,16 @@
 
 A kernel of the family 'dense' keeps R on the chip and takes a batch in pieces,
 one after the other. A step of `lax.scan` multiplies all rows at once: with many
-rows of a large R arithmetic is the limit, and the library's product wins. The
-times are in benchmarks/large_batches_h200.json.
+rows of a large R arithmetic is the limit, and the library's product wins.
+Kernels in tiles, where they run, are faster than both. The times are in
+benchmarks/large_batches_h200.json.
 """
 
 import jax.numpy as jnp
 
 from pallas_kernels import auto_axes
+from pallas_kernels import recurrence_op
+from rnnzoo import cell as cell_lib
 from rnnzoo.engines import call as call_lib
 
 # Units of a head and rows of a batch from which 'scan' is faster, with one head
@@ -17,10 +20,13 @@ _UNITS = 640
 _ROWS = 1024
 
 
-def slower_kernel(operands: call_lib.Operands, call: call_lib.Call) -> str:
+def slower_kernel(
+    cell: cell_lib.Cell, operands: call_lib.Operands, call: call_lib.Call
+) -> str:
   """Returns why `None` passes over the kernels; '' where it does not.
 
   Args:
+    cell: the equations.
     operands: of the recurrence on this device.
     call: its options.
   """
@@ -31,6 +37,10 @@ def slower_kernel(operands: call_lib.Operands, call: call_lib.Call) -> str:
   units = kernel.shape[-1]
   rows = operands.x.shape[1 if call.time_major else 0]
   if heads > 1 or units < _UNITS or not isinstance(rows, int) or rows < _ROWS:
+    return ''
+  time = operands.x.shape[0 if call.time_major else 1]
+  known = isinstance(time, int)
+  if known and recurrence_op.in_tiles(cell, (rows, time), kernel, call):
     return ''
   if auto_axes.may_be_split(operands):
     return ''  # A device may have few of the rows.

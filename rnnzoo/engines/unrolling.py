@@ -262,7 +262,9 @@ def run(
       paths=(paths.scan, paths.associative_scan, paths.pallas),
       static=(cell, projection, call),
       label=type(cell).__name__,
-      slower_kernel=costs.slower_kernel(operands, call) if is_free else '',
+      slower_kernel=costs.slower_kernel(cell, operands, call)
+      if is_free
+      else '',
       kernel_or_none=call.both_directions,
   )
   return choice.take(operands._replace(x=x), x.shape)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from pallas_kernels import targets
 import rnnzoo
 from rnnzoo.engines import path_choice
+from tests.testing import abstract_gpu
 
 IS_FASTER = "'scan' is faster than the kernels, as measured, from 1,024 rows"
 
@@ -61,6 +62,15 @@ class SlowerKernelTest(parameterized.TestCase):
     for choice in self.choices(**case):
       for _, reason in choice.passed_over:
         self.assertNotStartsWith(reason, IS_FASTER)
+
+  def test_kernels_in_tiles_are_faster(self):
+    with abstract_gpu.device(self, 'NVIDIA H200'):
+      if not abstract_gpu.RUNS:
+        targets.current()
+      self.assertEqual([c.path for c in self.choices(2048)], ['pallas'])
+      # Two stages: not in tiles.
+      agru = self.choices(2048, make=rnnzoo.AGRU)
+      self.assertEqual([c.path for c in agru], ['scan'])
 
   def test_a_name_is_obeyed(self):
     with self.assertRaisesRegex(NotImplementedError, 'GPU kernels need'):

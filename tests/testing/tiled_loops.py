@@ -10,6 +10,7 @@ from jax import lax
 import jax.numpy as jnp
 
 from pallas_kernels import targets
+from pallas_kernels.tiled import limits
 from tests.testing import abstract_gpu
 from tests.testing import dense_loops
 
@@ -17,7 +18,6 @@ if abstract_gpu.RUNS:
   from pallas_kernels.mosaic import step_flags
   from pallas_kernels.tiled import backward
   from pallas_kernels.tiled import forward
-  from pallas_kernels.tiled import tuning
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,6 +165,11 @@ def backward_loop(plan, inputs):
   )
 
 
+def _can_run(target, kernel, **_):
+  del target
+  return kernel.shape[-1] % limits.DEPTH == 0
+
+
 @contextlib.contextmanager
 def imitated(test):
   """Loops take the place of the kernels inside, as if there was a GPU.
@@ -180,8 +185,7 @@ def imitated(test):
   with contextlib.ExitStack() as stack:
     patch = lambda *args: stack.enter_context(mock.patch.object(*args))
     patch(targets, 'current', lambda: target)
-    patch(tuning, 'ROWS', 1)
-    patch(tuning, 'UNITS', 1)
+    patch(limits, 'pay', _can_run)
     called = [
         patch(forward, 'forward', mock.Mock(side_effect=forward_loop)),
         patch(backward, 'backward', mock.Mock(side_effect=backward_loop)),

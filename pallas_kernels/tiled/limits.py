@@ -1,0 +1,55 @@
+"""What kernels in tiles can run, and where they pay; imports no GPU backend."""
+
+from typing import Any
+
+import jax.numpy as jnp
+
+from pallas_kernels import call as call_lib
+from pallas_kernels import targets
+
+# Depth of a slice of a product: a row of it is 128 bytes.
+DEPTH = 64
+
+# The most recurrent gates.
+GATES = 4
+
+# Rows of a batch times the square of a head's units, from which tiles are
+# faster than R on the chip. Of one head, by benchmarks/large_batches_h200.json:
+# 256 rows of 768 units, 1,024 of 512 and 4,096 of 256.
+WORK = 150_000_000
+
+
+def pay(
+    target: targets.Target,
+    kernel: Any,
+    *,
+    rows: int,
+    time: int,
+    gates: int,
+    two_stages: bool,
+    call: call_lib.Call,
+) -> bool:
+  """Returns whether kernels in tiles can run a recurrence, and pay.
+
+  Args:
+    target: the device.
+    kernel: R, [G', N, D, D]; its shape and dtype are read.
+    rows: B.
+    time: T.
+    gates: G.
+    two_stages: whether the cell has a second product in each step.
+    call: options of the run.
+  """
+  recurrent, heads, size, _ = kernel.shape
+  can_run = (
+      target.wgmma
+      and not target.interpret
+      and not two_stages
+      and not call.both_directions
+      and jnp.dtype(kernel.dtype).itemsize == 2
+      and size % DEPTH == 0
+      and recurrent <= GATES
+      # Offsets have 32 bits.
+      and rows * time * max(gates, recurrent) * heads * size < 2**31
+  )
+  return can_run and heads == 1 and rows * size**2 >= WORK
