@@ -441,23 +441,30 @@ def irevrnn_stacks() -> str:
 
 
 def large_batches() -> str:
-  """Returns the table of many rows, kernels beside 'scan'."""
+  """Returns the table of many rows, both kinds of kernels beside 'scan'."""
   data = load('large_batches_h200.json')
-  times = _by_direction(data['rows'], 'layer', 'batch', 'time', 'features')
+  sizes = 'layer', 'batch', 'time', 'features'
+  kinds = 'tiled', 'dense', 'scan'
+  times: dict[tuple, dict[str, dict[str, float]]] = {}
+  for row in data['rows']:
+    kind = row.get('kernels', row['implementation'])
+    own = times.setdefault(tuple(row[key] for key in sizes), {})
+    own.setdefault(kind, {})[row['direction']] = row['median_ms']
   lines = [
-      "| layer | batch x time x features | `'pallas'` | `'scan'` |",
-      '|---|---|---|---|',
+      '| layer | batch x time x features | kernels in tiles | R on the chip |'
+      " `'scan'` |",
+      '|---|---|---|---|---|',
   ]
-  for (layer, *sizes), own in sorted(times.items()):
-    lines.append(
-        f'| `{layer}` | {" x ".join(map(str, sizes))} |'
-        f' {_two(own["pallas"], 2)} | {_two(own["scan"], 2)} |'
-    )
+  for (layer, *rest), own in sorted(times.items()):
+    cells = ' | '.join(_two(own[k], 2) if k in own else '-' for k in kinds)
+    lines.append(f'| `{layer}` | {" x ".join(map(str, rest))} | {cells} |')
+  commits = sorted({row['commit'] for row in data['rows'] if 'commit' in row})
   lines += [
       '',
       f'{data["device"]}, jax {data["jax"]}, {data["date"]}, commit'
-      f' {data["commit"][:7]}. Milliseconds forward / forward and backward;'
-      ' bfloat16, with the projection, medians of calls in flight.',
+      f' {data["commit"][:7]}, in tiles {", ".join(commits)}. Milliseconds'
+      ' forward / forward and backward; bfloat16, with the projection, medians'
+      ' of calls in flight.',
   ]
   return '\n'.join(lines)
 

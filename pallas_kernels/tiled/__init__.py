@@ -7,6 +7,7 @@ streams from the L2 cache through shared memory, as in any matrix product, and
 the update of a tile's elements follows where its product was summed.
 
     op.py            one differentiable operation
+    limits.py        what can run, and where it pays
     tuning.py        how large tiles are: a Config
     config.py        tiles, and which CTA has which
     plan.py          static facts of one kernel, where elements lie
