@@ -23,7 +23,27 @@ _OUTPUT = flags.DEFINE_string(
 )
 
 # Fields of config.data that are part of an experiment.
-_DATA = ('data.language', 'data.delay', 'data.length')
+_DATA = (
+    'data.language',
+    'data.label_steps',
+    'data.min_length',
+    'data.delay',
+    'data.length',
+    'data.loss_steps',
+    'data.sequence',
+    'data.scaling',
+    'data.validation_fraction',
+)
+# Fields that an experiment's name leaves out, as train.py does.
+_NOT_IN_THE_NAME = (
+    'seed',
+    'num_seeds',
+    'seeds_at_once',
+    'eval_batch_size',
+    'checkpoint_every',
+    'checkpoint_seconds',
+    'sample_every',
+)
 
 
 def seconds_per_epoch(path: pathlib.Path) -> float | None:
@@ -50,7 +70,8 @@ def collect(directory: pathlib.Path, commit: str) -> dict:
   changed = {
       name: value
       for name, value in report['changed'].items()
-      if not name.startswith('data.') or name in _DATA
+      if name not in _NOT_IN_THE_NAME
+      and (not name.startswith('data.') or name in _DATA)
   }
   name = report['experiment'].split(' with ')[0]
   if changed:

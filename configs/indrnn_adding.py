@@ -4,7 +4,7 @@ Source: Li et al., 2018, IndRNN, section 5.1 (two layers). The other numbers are
 ours.
 
 Published: solved (a figure, no number).
-Measured: MSE 0.092 (1 seed, H200, commit 316e387).
+Measured: MSE 3.0e-06 (1 seed, H200, commit 33ad0a6).
 
   python train.py --config=configs/indrnn_adding.py
 """
@@ -20,16 +20,21 @@ def get_config() -> ml_collections.ConfigDict:
   config = base_adding.get_config()
   config.model.layer = 'IndRNN'
   config.model.num_layers = 2
+  # 2^(1/1000): all steps together amplify by no more than 2.
+  most = math.pow(2, 1 / 1000)
   config.model.options.IndRNN = {
-      # 2^(1/1000): all steps together amplify by no more than 2.
-      'max_abs': math.pow(2, 1 / 1000),
+      'max_abs': most,
+      # Small weights: a sum over 1,000 steps is large.
+      'kernel_init': 'normal',
   }
   config.model.last_layer_options.IndRNN = {
-      # The last layer keeps memory to the end.
-      'recurrent_range': (0.9, 1.0),
+      # Every unit of the last layer keeps half or more of its memory to the
+      # end. Of U(.9, 1) only 1 % did; the error was .092 after 100 epochs.
+      'recurrent_range': (1 / most, most),
   }
-  # With the paper's 2e-4 the error was .55: the first loss is large, and Adam
-  # slow to make it small.
+  config.num_epochs = 300
+  config.batch_size = 50
+  config.optimizer.learning_rate = 3e-4
   config.optimizer.schedule = 'cosine'
   config.optimizer.clip_norm = 0.0
   config.optimizer.clip_value = 10.0
