@@ -4,7 +4,10 @@ The recipe is that of configs/lstm_pixel_smnist.py, for 100 epochs.
 
 Published: 0.926, with another permutation (Chang et al., 2019).
 Measured: 0.9145 (1 seed, NVIDIA H200, commit 013f410), of epoch 56; the cell
-then learns the training set by heart, 99.9 %.
+then learns the training set by heart, 99.9 %. With AdamW at a decay of .1,
+labels smoothed by .1, chrono gates of 784 steps, 10 % to validate and a cosine
+schedule of 60 epochs it was 0.9075 (1 seed, commit 33ad0a6), with 93 % of the
+training set.
 
   python train.py --config=configs/lstm_permuted_smnist.py
 """
