@@ -5,9 +5,9 @@ r"""The twelve published ablations of the A-GRU, by one command.
       --config.data.manual_dir=path/to/idx/files
 
 Published by the study agru_benchmark. This is a `rnnzoo sweep` of
-configs/agru_smnist.py with pixels from 0 to 1, as the study has them, three
-seeds a case, and writes a table of published numbers beside its own to
-ablations.md. All other flags go to the sweep. Finished runs are not run again.
+configs/agru_smnist.py, three seeds a case, and writes a table of published
+numbers beside its own to ablations.md. All other flags go to the sweep.
+Finished runs are not run again.
 
 The study ran one seed, 42. Its gap is the least validation loss less the
 training loss of the last epoch, and its ε that of the last epoch; so are those
@@ -134,7 +134,6 @@ def main(words: Sequence[str]) -> int:
           f'--workdir={directory}',
           f'--cases={cases}',
           '--config.num_seeds=3',
-          '--config.data.scaling=minmax',
           *rest,
       ]
   )

@@ -25,7 +25,7 @@ def load(name: str):
 
 def published(experiment: str) -> str:
   """Returns the published score in a config's docstring, in percent."""
-  path = ROOT / 'configs' / f'{experiment}.py'
+  path = ROOT / 'configs' / f'{experiment.split(" with ")[0]}.py'
   text = ast.get_docstring(ast.parse(path.read_text(encoding='utf-8')))
   match = re.search(r'Published: (0\.\d+)(?: \+- (0\.\d+))?', text)
   if match is None:

@@ -23,8 +23,4 @@ def get_config() -> ml_collections.ConfigDict:
   # Long sequences are learned late: all epochs are run, as the study did.
   config.num_epochs = 300
   config.early_stopping.patience = 0
-  # Measured with pixels from 0 to 1, and a plateau rule without a floor.
-  config.data.scaling = 'minmax'
-  config.optimizer.plateau_floor = 0.0
-  config.optimizer.plateau_min_delta = 0.0
   return config

@@ -82,7 +82,6 @@ class AblationsTest(absltest.TestCase):
       del config, parallel
       write_run(workdir, '--config.model.options.AGRU.epsilon=0.5' not in flags)
       self.assertIn('--config.num_seeds=3', flags)
-      self.assertIn('--config.data.scaling=minmax', flags)
       self.assertIn('--config.num_epochs=2', flags)
       return 0
 
