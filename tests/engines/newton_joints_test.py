@@ -13,6 +13,7 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import pallas_kernels
 from pallas_kernels import targets
@@ -154,8 +155,21 @@ def close(found, wanted):
 
 class NewtonJointsTest(parameterized.TestCase):
 
-  @parameterized.parameters(*FORGETFUL)
+  @parameterized.parameters(*FORGETFUL[1::5])
   def test_is_the_trajectory_of_scan(self, case):
+    self.is_the_trajectory_of_scan(case)
+
+  @parameterized.parameters(*FORGETFUL[2::5], *FORGETFUL[4::5])
+  @pytest.mark.slow
+  def test_are_the_trajectory_of_scan(self, case):
+    self.is_the_trajectory_of_scan(case)
+
+  @parameterized.parameters(*FORGETFUL[::5], *FORGETFUL[3::5])
+  @pytest.mark.exhaustive
+  def test_others_are_the_trajectory_of_scan(self, case):
+    self.is_the_trajectory_of_scan(case)
+
+  def is_the_trajectory_of_scan(self, case):
     with on_gpu(self, case.fewest):
       (last, wanted), (final, found), report = run(case)
     self.assertFalse(report.fell_back)
@@ -169,6 +183,7 @@ class NewtonJointsTest(parameterized.TestCase):
       Case('SLSTM', HEADS),
       Case('AntisymmetricRNN', {'epsilon': 0.01}),
   )
+  @pytest.mark.slow
   def test_gives_up_where_parts_forget_nothing(self, case):
     with on_gpu(self):
       (last, wanted), (final, found), report = run(case)
@@ -201,6 +216,7 @@ class NewtonJointsTest(parameterized.TestCase):
         found, wanted, rtol=0, atol=1e-5 * np.abs(wanted).max()
     )
 
+  @pytest.mark.slow
   def test_layers_run_it_and_have_derivatives(self):
     layer = rnnzoo.GRU(IN, 4, num_heads=4, rngs=nnx.Rngs(0))
     x = jax.random.normal(jax.random.key(0), (2, 100, IN))
@@ -273,6 +289,7 @@ class NewtonJointsTest(parameterized.TestCase):
       np.testing.assert_array_equal(fold.rows(fold.carry(rows)), rows)
 
   @parameterized.parameters('tanh', 'relu')
+  @pytest.mark.slow
   def test_kernels_run_the_cells(self, activation):
     # Interpreted, without outputs and with.
     cell = rnnzoo.LAYERS['IndRNN'](
@@ -324,6 +341,7 @@ class NewtonJointsTest(parameterized.TestCase):
       (H200, Case('SLSTM', {'num_heads': 128}, (1, 1000, 128))),
       (B200, Case('AGRU', {}, (1, 1000, 16))),
   )
+  @pytest.mark.slow
   def test_lowers(self, kind, case):
     cell, operands = case.operands()
     steps = case.plan(cell, operands).steps
@@ -335,7 +353,7 @@ class NewtonJointsTest(parameterized.TestCase):
           lambda operands: newton_joints.unroll(steps, operands, given)[:2],
           operands,
       )
-      self.assertIn('mosaic_gpu', text)
+      self.assertTrue('mosaic_gpu' in text)
 
 
 if __name__ == '__main__':

@@ -84,9 +84,10 @@ class TrainedTest(absltest.TestCase):
     content = json.loads(path.read_text())
     for name in run_directory.DEFAULTS:
       *sections, field = name.split('.')
-      # Fields of config.data are those of one task; see the test below.
+      # Fields of config.data are those of one task; see the test above.
       if sections != ['data']:
-        del (content[sections[0]] if sections else content)[field]
+        owner = content[sections[0]] if sections else content
+        owner.pop(field, None)  # That of a model may be of one task, too.
     path.write_text(json.dumps(content))
     for seed, index in ((None, 0), (4, 1)):
       loaded = training.load(self.workdir, seed)
