@@ -14,6 +14,7 @@ import pathlib
 import re
 import runpy
 import sys
+from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
@@ -494,6 +495,51 @@ def newton_h200() -> str:
   return '\n'.join(lines)
 
 
+def newton_long() -> str:
+  """Returns the table of long sequences, all steps at once beside a kernel."""
+  data = load('newton_long_h200.json')
+  before = data['before']
+  keys = 'case', 'batch', 'time', 'features', 'heads'
+  cases: dict[tuple[Any, ...], dict[str, dict]] = {}
+  for row in data['rows'] + before['rows']:
+    if row['status'] == 'ok':
+      own = cases.setdefault(tuple(row[key] for key in keys), {})
+      own.setdefault(row['path'], row)
+  lines = [
+      "| layer | batch x time x units, heads | `'pallas'` |"
+      " `'associative_scan'` | times faster | MiB | single steps, before |",
+      '|---' * 7 + '|',
+  ]
+  note = ''
+  for (case, batch, time, features, heads), own in cases.items():
+    if linear := own.get('linear_scan'):
+      note = (
+          f' `linear_scan` of {batch} x {time:,} x {features}:'
+          f' {linear["median_ms"]:.3f}.'
+      )
+      continue
+    kernel, at_once = own.get('pallas'), own.get('associative_scan')
+    cell = lambda row: f'{row["median_ms"]:#.3g}' if row else '-'
+    ratio = mib = '-'
+    if at_once and kernel:
+      ratio = f'{kernel["median_ms"] / at_once["median_ms"]:.1f}'
+    if at_once and 'temp_mib' in at_once:
+      mib = f'{at_once["temp_mib"]:.0f}'
+    lines.append(
+        f'| {case} | {batch} x {time:,} x {features}, {heads} | {cell(kernel)}'
+        f' | {cell(at_once)} | {ratio} | {mib} |'
+        f' {cell(own.get("single steps"))} |'
+    )
+  lines += [
+      '',
+      f'{data["device"]}, jax {data["jax"]}, {data["date"]}, commit'
+      f' {data["commit"]}; before: {before["commit"]}. Milliseconds forward,'
+      ' float32, gates given; medians of calls in flight. MiB: temporary memory'
+      " by XLA of `'associative_scan'`. A dash: not measured." + note,
+  ]
+  return '\n'.join(lines)
+
+
 def _by_direction(rows, *keys) -> dict:
   """Returns times as [the row's keys][implementation][direction]."""
   times: dict = {}
@@ -758,6 +804,7 @@ TABLES = {
         'inner_steps': inner_steps,
         'irevrnn_stacks': irevrnn_stacks,
         'newton_h200': newton_h200,
+        'newton_long': newton_long,
         'newton': newton,
     },
     'docs/benchmarks/peers.md': {'peers': peers},

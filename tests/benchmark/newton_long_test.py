@@ -1,0 +1,50 @@
+"""Long sequences on all paths: the program runs, here on a CPU."""
+
+import json
+import pathlib
+import runpy
+import types
+from unittest import mock
+
+from absl import flags
+from absl.testing import absltest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+class NewtonLongTest(absltest.TestCase):
+
+  def test_rows(self):
+    path = pathlib.Path(self.create_tempdir().full_path) / 'out.json'
+    path.write_text(json.dumps({'before': {'commit': 'abc'}, 'rows': []}))
+    values = {
+        'output': str(path),
+        'commit': 'def',
+        'only': ['linear_scan', 'IndRNN, tanh, x'],
+        'quick': True,
+        'iterations': False,
+    }
+    # Other programs of these tests define flags of the same names.
+    holder = lambda name, *_: types.SimpleNamespace(value=values[name])
+    with (
+        mock.patch.object(flags, 'DEFINE_string', holder),
+        mock.patch.object(flags, 'DEFINE_multi_string', holder),
+        mock.patch.object(flags, 'DEFINE_bool', holder),
+    ):
+      program = runpy.run_path(str(ROOT / 'benchmarks/newton_long.py'))
+    program['main']([''])
+    result = json.loads(path.read_text())
+    self.assertEqual(result['before'], {'commit': 'abc'})
+    self.assertEqual(result['commit'], 'def')
+    linear, kernel, at_once = result['rows']
+    self.assertEqual(kernel['status'], 'cannot')
+    self.assertIn('GPU', kernel['reason'])
+    for row in linear, at_once:
+      self.assertEqual(row['status'], 'ok', row)
+      self.assertGreaterEqual(row['median_ms'], row['least_ms'])
+      self.assertEqual(row['time'], 32)
+    self.assertIn('joints', at_once)  # There are none on a CPU.
+
+
+if __name__ == '__main__':
+  absltest.main()
