@@ -107,7 +107,7 @@ def make_plan(
   saved = time * cell.recurrent_gates * width
   most = max(cell.input_gates, cell.recurrent_gates) * width
   is_whole = (
-      not export.is_symbolic_dim(saved)
+      not export.is_symbolic_dim(time * most)
       and jax.default_backend() == 'cpu'
       and _is_whole(time, most)
   )

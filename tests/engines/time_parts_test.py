@@ -44,16 +44,14 @@ class Numbers(parameterized.TestCase):
 
 class FewNumbersTest(Numbers):
 
-  @pytest.mark.slow
+  @pytest.mark.exhaustive
   def test_minlstm(self):
     self.assert_same('MinLSTM-jit-scan')
 
 
-@pytest.mark.slow
-class AllNumbersTest(Numbers):
+class AllNumbers(Numbers):
 
-  @parameterized.parameters('jit', 'shard_map')
-  def test_all(self, way):
+  def check(self, way):
     paths = ['scan', 'associative_scan', *['pallas'] * abstract_gpu.RUNS]
     names = [
         f'{function}-{way}-{path}'
@@ -62,8 +60,22 @@ class AllNumbersTest(Numbers):
     ]
     self.assert_same(*names, f'Stack-{way}-scan', f'Bidirectional-{way}-scan')
 
+
+@pytest.mark.slow
+class AllNumbersTest(AllNumbers):
+
+  def test_jit(self):
+    self.check('jit')
+
   def test_auto_axes(self):
     self.assert_same('MinGRU-auto-scan', 'MinGRU-auto-associative_scan')
+
+
+@pytest.mark.exhaustive
+class ShardMapTest(AllNumbers):
+
+  def test_shard_map(self):
+    self.check('shard_map')
 
 
 class KernelsTest(parameterized.TestCase):

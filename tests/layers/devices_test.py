@@ -299,11 +299,19 @@ class TwoLevelsTest(Kernels):
     )
 
 
-@pytest.mark.slow
 class AllKernelsTest(Kernels):
 
-  @parameterized.parameters(*rnnzoo.LAYERS)
-  def test_all(self, layer):
+  @parameterized.parameters(*LAYERS[::2])
+  @pytest.mark.slow
+  def test_half(self, layer):
+    self.check_all(layer)
+
+  @parameterized.parameters(*LAYERS[1::2])
+  @pytest.mark.exhaustive
+  def test_the_other_half(self, layer):
+    self.check_all(layer)
+
+  def check_all(self, layer):
     for form, call in sharded_cases.in_turn(layer):
       with self.subTest(f'{form} {call}'):
         self.assert_sums_gradients_of_parameters_only(

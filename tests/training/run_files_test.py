@@ -425,7 +425,7 @@ class RunDirectoryTest(RunFilesTestCase):
     self.open(self.workdir)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 class EveryDamageTest(DamageTestCase):
 
   def test_all(self):

@@ -54,9 +54,15 @@ class SeedsAtOnceTest(parameterized.TestCase):
         for s in range(3)
     ]
 
-  @parameterized.parameters('arrays', 'generator')
   @pytest.mark.slow
-  def test_equals_separate_runs(self, kind):
+  def test_equals_separate_runs(self):
+    self.equals_separate_runs('arrays')
+
+  @pytest.mark.exhaustive
+  def test_of_a_generator_equals_separate_runs(self):
+    self.equals_separate_runs('generator')
+
+  def equals_separate_runs(self, kind):
     training.train_and_evaluate(self.prepare(kind, 'one', 1))
     # A group of two, and one that is left over.
     training.train_and_evaluate(self.prepare(kind, 'two', 2))

@@ -234,7 +234,7 @@ class OutcomeTest(InterruptedTestCase):
     self.check_interrupted('absl.flags', 'jax', 'sklearn.metrics')
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 class InterruptedTest(InterruptedTestCase):
 
   def test_interrupted_at_more_moments(self):
