@@ -128,7 +128,7 @@ def backward(plan: plan_lib.Plan, inputs: Inputs) -> Outputs:
 
 
 class _Warpgroup:
-  """What one warpgroup does."""
+  """The work of one warpgroup."""
 
   def __init__(self, plan, ins: Inputs, outs: Outputs, counters, buffers, own):
     self.plan, self.ins, self.outs = plan, ins, outs

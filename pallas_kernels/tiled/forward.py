@@ -108,7 +108,7 @@ def forward(
 
 
 class _Warpgroup:
-  """What one warpgroup does."""
+  """The work of one warpgroup."""
 
   def __init__(self, plan, ins: Inputs, outs: Outputs, counters, buffers, own):
     self.plan, self.ins, self.outs = plan, ins, outs

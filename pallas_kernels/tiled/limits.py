@@ -1,4 +1,7 @@
-"""What kernels in tiles can run, and where they pay; imports no GPU backend."""
+"""The recurrences that kernels in tiles can run, and where these pay.
+
+It imports no GPU backend.
+"""
 
 from typing import Any
 
