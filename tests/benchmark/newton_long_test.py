@@ -8,12 +8,14 @@ from unittest import mock
 
 from absl import flags
 from absl.testing import absltest
+import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 class NewtonLongTest(absltest.TestCase):
 
+  @pytest.mark.slow
   def test_rows(self):
     path = pathlib.Path(self.create_tempdir().full_path) / 'out.json'
     path.write_text(json.dumps({'before': {'commit': 'abc'}, 'rows': []}))

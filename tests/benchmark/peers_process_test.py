@@ -4,6 +4,7 @@ import os
 import time
 
 from absl.testing import absltest
+import pytest
 
 from rnnzoo.benchmark import peers_process
 
@@ -29,6 +30,7 @@ def dead(*_):
 
 class PeersProcessTest(absltest.TestCase):
 
+  @pytest.mark.slow
   def test_what_hangs_or_crashes_is_left_out(self):
     process = peers_process.Process(work, seconds=1)
     self.addCleanup(process.stop)
