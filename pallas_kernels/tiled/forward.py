@@ -253,7 +253,10 @@ class _Warpgroup:
     plan, outs = self.plan, self.outs
     time = plan.time_of(s)
     if plan.save:
-      plan.write_steps(outs.gates, place, time, h_gates, jnp.float16)
+      # Beyond float16 a gate is saturated; an infinity would make NaN of it.
+      most = float(jnp.finfo(jnp.float16).max)
+      gates = [jnp.minimum(jnp.maximum(x, -most), most) for x in h_gates]
+      plan.write_steps(outs.gates, place, time, gates, jnp.float16)
     for ref, value in zip(outs.carries, new, strict=False):
       plan.write_steps(ref, place, time, [value], plan.call.out_dtype)
     last = s == plan.time - 1
