@@ -2,7 +2,8 @@
 
   python benchmarks/newton_long.py --output=benchmarks/newton_long_h200.json
 
-Cells without a projection, forward, float32, heads as the cell's R has them.
+Cells without a projection, float32, heads as the cell's R has them, forward and,
+with `--gradients`, forward and backward, with gradients of gates and of R.
 A row of 'associative_scan' has the error against 'pallas', relative to the
 largest output, and how the joints between parts of time went
 (`rnnzoo.engines.newton_joints.Report`). `--iterations` also times the iteration
@@ -41,6 +42,9 @@ _ONLY = flags.DEFINE_multi_string(
 _QUICK = flags.DEFINE_bool('quick', False, 'Few steps and units, to try it.')
 _ITERATIONS = flags.DEFINE_bool(
     'iterations', False, 'Whether to time the iteration over single steps too.'
+)
+_GRADIENTS = flags.DEFINE_bool(
+    'gradients', False, 'Whether to time forward and backward too.'
 )
 
 # A sample has as many calls in flight as take this long, and at most CALLS.
@@ -225,7 +229,7 @@ def measure(case: Case, iterations: bool):
     # A window of its own asks for the iteration over single steps.
     window = rnnzoo.AssociativeScan(window=case.sizes['time'])
     paths['single steps'] = window
-  wanted = None
+  wanted = wanted_d = None
   for name, path in paths.items():
 
     def run(params, x, kernel, path=path):
@@ -234,18 +238,33 @@ def measure(case: Case, iterations: bool):
           case.cell, params, x, kernel, carry, implementation=path
       )[1]
 
+    def gradient(params, x, kernel, run=run):
+      loss = lambda x, kernel: jnp.sum(run(params, x, kernel) ** 2)
+      return jax.grad(loss, (0, 1))(x, kernel)
+
     fields, out = attempt(run, *arguments)
     if name == 'pallas':
       wanted = out
     elif out is not None and wanted is not None:
-      worst = jnp.max(jnp.abs(out - wanted))
-      fields['error'] = float(worst / jnp.max(jnp.abs(wanted)))
+      fields['error'] = _difference(out, wanted)
     if name == 'associative_scan':
       try:
         fields |= joints(case.cell, *arguments)
       except NotImplementedError as error:
         fields['joints'] = str(error)
+    if _GRADIENTS.value:
+      found, d = attempt(gradient, *arguments)
+      if name == 'pallas':
+        wanted_d = d
+      elif d is not None and wanted_d is not None:
+        found['error'] = max(map(_difference, d, wanted_d))
+      fields['gradient'] = found
     yield head | {'path': name} | fields
+
+
+def _difference(x, wanted) -> float:
+  """Returns the largest, relative to the largest number that is wanted."""
+  return float(jnp.max(jnp.abs(x - wanted)) / jnp.max(jnp.abs(wanted)))
 
 
 def main(argv) -> None:

@@ -6,6 +6,7 @@ process. Either costs only the piece of work that was under way.
 
 from collections.abc import Callable, Mapping
 import multiprocessing
+import sys
 from typing import Any, TypeAlias
 
 # Names a piece of work: a library and a direction, say.
@@ -61,6 +62,7 @@ class Process:
       if piece is None or piece in lost:
         raise ChildProcessError(f'the work of another process {reason}')
       lost[piece] = reason
+      print(f'{" ".join(piece)} {reason}', file=sys.stderr, flush=True)
 
   def _start(self) -> None:
     context = multiprocessing.get_context('spawn')
