@@ -1,13 +1,15 @@
 """Times all steps at once on long sequences, beside the sequential kernel.
 
   python benchmarks/newton_long.py --output=benchmarks/newton_long_h200.json
+  python benchmarks/newton_long.py --grid --output=benchmarks/newton_grid_h200.json
 
 Cells without a projection, float32, heads as the cell's R has them, forward and,
 with `--gradients`, forward and backward, with gradients of gates and of R.
 A row of 'associative_scan' has the error against 'pallas', relative to the
 largest output, and how the joints between parts of time went
 (`rnnzoo.engines.newton_joints.Report`). `--iterations` also times the iteration
-over single steps. The file is written after every case, and keeps its `before`,
+over single steps. `--grid` has GRUs over steps, batch and units, beside 'scan'
+too, for the figure of benchmarks/newton_grid.py. The file is written after every case, and keeps its `before`,
 times of an earlier commit.
 """
 
@@ -43,12 +45,18 @@ _QUICK = flags.DEFINE_bool('quick', False, 'Few steps and units, to try it.')
 _ITERATIONS = flags.DEFINE_bool(
     'iterations', False, 'Whether to time the iteration over single steps too.'
 )
+_GRID = flags.DEFINE_bool(
+    'grid', False, 'Whether to measure GRUs of many sizes instead.'
+)
 _GRADIENTS = flags.DEFINE_bool(
     'gradients', False, 'Whether to time forward and backward too.'
 )
 
 # A sample has as many calls in flight as take this long, and at most CALLS.
 SAMPLE_SECONDS, CALLS, SAMPLES = 0.1, 10, 7
+# (batch, units) and steps of the grid.
+GRID_SIZES = (1, 8), (16, 8), (1, 64), (16, 64)
+GRID_STEPS = 1000, 10_000, 100_000
 QUICK = {'time': 32, 'features': 8, 'heads': 8}
 
 
@@ -132,6 +140,18 @@ def all_cases() -> list[Case]:
       Case('IndRNN, relu', relu, wide, indrnn),
       Case('IndRNN, relu, x / 100', relu, wide, small_indrnn),
       *short,
+  ]
+
+
+def grid() -> list[Case]:
+  """Returns GRUs of one head over steps, batch and units."""
+  return [
+      Case('GRU', rnnzoo.GRUCell(), sizes, gru)
+      for batch, features in GRID_SIZES
+      for time in GRID_STEPS
+      for sizes in [
+          {'batch': batch, 'time': time, 'features': features, 'heads': 1}
+      ]
   ]
 
 
@@ -225,6 +245,8 @@ def measure(case: Case, iterations: bool):
       'pallas': 'pallas',
       'associative_scan': 'associative_scan',
   }
+  if _GRID.value:
+    paths['scan'] = 'scan'
   if iterations:
     # A window of its own asks for the iteration over single steps.
     window = rnnzoo.AssociativeScan(window=case.sizes['time'])
@@ -282,7 +304,7 @@ def main(argv) -> None:
   if path and path.exists():
     old = json.loads(path.read_text(encoding='utf-8'))
     result |= {key: old[key] for key in ('before',) if key in old}
-  for case in all_cases():
+  for case in grid() if _GRID.value else all_cases():
     if _ONLY.value and not case.name.startswith(tuple(_ONLY.value)):
       continue
     if _QUICK.value:

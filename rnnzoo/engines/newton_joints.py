@@ -135,7 +135,10 @@ def _corrected(
 
 
 def _size(fold: time_folds.Fold, starts: Carry, corrections: Carry) -> Array:
-  """Returns the largest correction, in the scale of its sequence so far."""
+  """Returns the largest correction, in the scale of its sequence so far.
+
+  It is infinite or NaN if a correction is.
+  """
   worst = []
   shape = fold.count, fold.batch, fold.features
   index = jnp.arange(fold.count)
@@ -144,7 +147,9 @@ def _size(fold: time_folds.Fold, starts: Carry, corrections: Carry) -> Array:
     largest = jnp.max(jnp.abs(s).reshape(shape), axis=2)  # [C, B]
     scale = jnp.max(jnp.where(until[..., None], largest, 0), axis=1)
     tiny = float(jnp.finfo(s.dtype).tiny)
-    own = jnp.max(jnp.abs(d).reshape(-1, *shape[1:]), axis=2)
+    # The maximum of a CPU may pass over NaN.
+    known = jnp.where(jnp.isfinite(d), jnp.abs(d), jnp.inf)
+    own = jnp.max(known.reshape(-1, *shape[1:]), axis=2)
     worst.append(jnp.max(own / jnp.maximum(scale[1:], tiny)))
   return jnp.max(jnp.stack(worst))
 
@@ -153,7 +158,9 @@ class _State(NamedTuple):
   starts: Carry
   carries: Carry
   right: Array
-  report: Report
+  runs: Array
+  correction: Array
+  fell_back: Array
 
 
 def _solve(problem: part_runs.Problem, otherwise) -> tuple[Carry, Report]:
@@ -171,27 +178,17 @@ def _solve(problem: part_runs.Problem, otherwise) -> tuple[Carry, Report]:
     else:
       right = size <= _SMALL * eps
       right |= (size <= _LARGE * eps) & (size > earlier / 2)
-    # The maximum of a CPU may pass over NaN.
-    for d in corrections:
-      right &= jnp.all(jnp.isfinite(d))
-    report = Report(
-        problem.fold.count, runs, size, sharding.like(jnp.bool(False), like)
-    )
-    return _State(new, carries, right, report)
+    fell_back = sharding.like(jnp.bool(False), like)
+    return _State(new, carries, right, runs, size, fell_back)
 
   def give_up(state):
-    report = state.report._replace(
-        fell_back=sharding.like(jnp.bool(True), like)
-    )
-    right = sharding.like(jnp.bool(True), like)
-    return _State(state.starts, otherwise(), right, report)
+    yes = sharding.like(jnp.bool(True), like)
+    return state._replace(carries=otherwise(), right=yes, fell_back=yes)
 
   def again(state):
     return lax.cond(
-        state.report.runs < _MOST_RUNS,
-        lambda state: run(
-            state.starts, state.report.runs + 1, state.report.correction
-        ),
+        state.runs < _MOST_RUNS,
+        lambda state: run(state.starts, state.runs + 1, state.correction),
         give_up,
         state,
     )
@@ -202,4 +199,6 @@ def _solve(problem: part_runs.Problem, otherwise) -> tuple[Carry, Report]:
       again,
       run(_first(problem), jnp.int32(1), jnp.float32(jnp.inf)),
   )
-  return state.carries, state.report
+  return state.carries, Report(
+      problem.fold.count, state.runs, state.correction, state.fell_back
+  )

@@ -25,6 +25,8 @@ class NewtonLongTest(absltest.TestCase):
         'only': ['IndRNN, tanh, x'],
         'quick': True,
         'iterations': False,
+        'grid': False,
+        'gradients': True,
     }
     # Other programs of these tests define flags of the same names.
     holder = lambda name, *_: types.SimpleNamespace(value=values[name])
@@ -44,6 +46,7 @@ class NewtonLongTest(absltest.TestCase):
     self.assertEqual(at_once['status'], 'ok', at_once)
     self.assertGreaterEqual(at_once['median_ms'], at_once['least_ms'])
     self.assertEqual(at_once['time'], 32)
+    self.assertEqual(at_once['gradient']['status'], 'ok', at_once)
     self.assertIn('joints', at_once)  # There are none on a CPU.
 
 
