@@ -29,7 +29,8 @@ def plot(result: dict) -> figures.Figure:
       points = {
           row['time']: row['median_ms']
           for row in result['rows']
-          if (row['batch'], row['features'], row['path']) == (batch, units, path)
+          if (row['batch'], row['features'], row['path'])
+          == (batch, units, path)
           and row['status'] == 'ok'
       }
       ax.plot(list(points), list(points.values()), style, label=f"'{path}'")

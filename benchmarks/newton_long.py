@@ -1,16 +1,16 @@
 """Times all steps at once on long sequences, beside the sequential kernel.
 
   python benchmarks/newton_long.py --output=benchmarks/newton_long_h200.json
-  python benchmarks/newton_long.py --grid --output=benchmarks/newton_grid_h200.json
+  python benchmarks/newton_long.py --grid --output=newton_grid.json
 
-Cells without a projection, float32, heads as the cell's R has them, forward and,
-with `--gradients`, forward and backward, with gradients of gates and of R.
+Cells without a projection, float32, heads as the cell's R has them, forward
+and, with `--gradients`, forward and backward, with gradients of gates and of R.
 A row of 'associative_scan' has the error against 'pallas', relative to the
 largest output, and how the joints between parts of time went
 (`rnnzoo.engines.newton_joints.Report`). `--iterations` also times the iteration
 over single steps. `--grid` has GRUs over steps, batch and units, beside 'scan'
-too, for the figure of benchmarks/newton_grid.py. The file is written after every case, and keeps its `before`,
-times of an earlier commit.
+too, for the figure of benchmarks/newton_grid.py. The file is written after
+every case, and keeps its `before`, times of an earlier commit.
 """
 
 from collections.abc import Callable

@@ -110,12 +110,12 @@ def verify(
   checks.inputs(
       x, '[batch, time, in_features]', layer.in_features, type(layer).__name__
   )
-  if x.ndim != 3 or not x.shape[1]:
+  if x.ndim != 3 or not (x.shape[0] and x.shape[1]):
     raise ValueError(
-        'x must be [batch, time, in_features] with at least one step, got'
-        f' shape {x.shape}.'
+        'x must be [batch, time, in_features] with at least one sequence and'
+        f' one step, got shape {x.shape}.'
     )
-  operands = layer._operands(x)
+  operands = jax.tree.map(_on_one_device, layer._operands(x))
   plan = newton_plan.make_plan(
       layer.cell,
       call_lib.Dense(),
@@ -124,6 +124,12 @@ def verify(
       **dataclasses.asdict(implementation),
   )
   return _verify(plan, operands)
+
+
+def _on_one_device(x: Array) -> Array:
+  if len(x.devices()) == 1:
+    return x
+  return jax.device_put(jax.device_get(x), min(x.devices(), key=lambda d: d.id))
 
 
 def _verify(plan, operands) -> Verification:
@@ -155,9 +161,12 @@ def _difference(wanted: Carry, found: Carry) -> Array:
   """Returns the largest difference in the scale of each array and sequence."""
   worst = []
   for a, b in zip(found, wanted, strict=True):
-    scale = jnp.max(jnp.abs(b), axis=(0, 2))
+    known = jnp.where(jnp.isfinite(b), jnp.abs(b), 0)
+    scale = jnp.max(known, axis=(0, 2))
     tiny = float(jnp.finfo(b.dtype).tiny)
-    error = jnp.max(jnp.abs(a - b), axis=(0, 2)) / jnp.maximum(scale, tiny)
+    same = (a == b) | (jnp.isnan(a) & jnp.isnan(b))
+    difference = jnp.where(same, 0, jnp.abs(a - b))
+    error = jnp.max(difference, axis=(0, 2)) / jnp.maximum(scale, tiny)
     worst.append(jnp.max(error))
   largest = jnp.max(jnp.stack(worst))
   return jnp.where(jnp.isnan(largest), jnp.inf, largest)

@@ -105,6 +105,20 @@ class Clip(cell_lib.Cell):
     return (jnp.minimum(jnp.maximum(_line(a, b, carry[0]), low), high),)
 
 
+@dataclasses.dataclass(frozen=True)
+class Largest(cell_lib.Cell):
+  """The largest so far, m' = max(m, value), or value where keep is 0."""
+
+  input_gates = 2
+  recurrent_gates = 1
+  carry_names = ('m',)
+
+  def update(self, params, x_gates, h_gates, carry):
+    del params, h_gates
+    keep, value = x_gates
+    return (jnp.where(keep == 0, value, jnp.maximum(carry[0], value)),)
+
+
 def map_of_step(cell: cell_lib.Cell, params, x_gates) -> Any:
   """Returns (a, b, low, high) of a step, or None where a guess is none.
 

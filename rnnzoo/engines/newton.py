@@ -27,6 +27,9 @@ from typing import Any, NamedTuple
 
 import jax
 from jax import lax
+from jax.extend import core
+from jax.interpreters import batching
+from jax.interpreters import mlir
 import jax.numpy as jnp
 
 from rnnzoo import cell as cell_lib
@@ -69,8 +72,11 @@ class Problem:
     maps: carries before the steps -> A of every step; exact, or near.
     exact: whether these are the derivatives.
     reverse: whether time runs from the last step to the first.
-    linear: whether the body is linear: then errors are measured against all of
-      the carry, and the growth of rounding errors is not asked for.
+    heads: N, blocks of the carry that do not see each other.
+    begins: bool [T, B, 1], the steps that do not depend on the carry before, or
+      None.
+    linear: whether the body is linear: then errors are measured against all
+      arrays of the carry, and the growth of rounding errors is not asked for.
   """
 
   body: Callable[[Carry, Any], tuple[Carry, Any]]
@@ -78,7 +84,19 @@ class Problem:
   maps: Callable[[Carry], affine_maps.Maps]
   exact: bool
   reverse: bool
+  heads: int
+  begins: Array | None
   linear: bool = False
+
+  def scales(self, s: Carry) -> Carry:
+    """Returns what an error in carries after the steps is measured by."""
+    return newton_errors.scales(
+        s,
+        heads=self.heads,
+        begins=self.begins,
+        reverse=self.reverse,
+        together=self.linear,
+    )
 
   def before(self, init: Carry, s: Carry) -> Carry:
     """Returns the carries before the steps."""
@@ -195,9 +213,7 @@ def solve(
       if not problem.exact:
         found = tuple(map(jnp.add, state.errors, found))
       found = tuple(jnp.where(jnp.isfinite(e), e, jnp.inf) for e in found)
-      sensitivity = newton_errors.largest(
-          found, newton_errors.scales(new, problem.reverse, False)
-      )
+      sensitivity = newton_errors.largest(found, problem.scales(new))
       # An infinite error would stay one in the next iteration.
       found = tuple(jnp.where(jnp.isfinite(e), e, 0) for e in found)
     return _State(
@@ -259,24 +275,33 @@ def solve_linear(problem: Problem, init: Carry) -> tuple[Carry, Any]:
   )
 
 
-@jax.custom_batching.custom_vmap
 def for_all_mapped(flag: Array) -> Array:
   """Returns the flag; under `jax.vmap`, whether it holds in all of its rows.
 
   A branch that rows decide each on their own would become both branches.
   """
-  return flag
+  return _for_all_mapped_p.bind(flag)
 
 
-@for_all_mapped.def_vmap
-def _(axis_size, in_batched, flag):
-  del axis_size, in_batched
-  return for_all_mapped(jnp.all(flag, axis=0)), False
+_for_all_mapped_p = core.Primitive('for_all_mapped')
+_for_all_mapped_p.def_impl(lambda flag: flag)
+_for_all_mapped_p.def_abstract_eval(lambda flag: flag)
+mlir.register_lowering(
+    _for_all_mapped_p, mlir.lower_fun(lambda flag: flag, multiple_results=False)
+)
+
+
+def _for_all_rows(args, dims):
+  (flag,), (axis,) = args, dims
+  return for_all_mapped(jnp.all(flag, axis=axis)), None
+
+
+batching.primitive_batchers[_for_all_mapped_p] = _for_all_rows
 
 
 def _error_terms(problem, maps, state, init, init_errors, before) -> Carry:
   """Returns what grows in a step: a rounding error with a random sign."""
-  scale = newton_errors.scales(state.new, problem.reverse, False)
+  scale = problem.scales(state.new)
   eps = newton_errors.rounding(init)
   noise = tuple(
       eps * x * newton_errors.signs(new.shape, i).astype(new.dtype)
@@ -300,9 +325,7 @@ def _error_terms(problem, maps, state, init, init_errors, before) -> Carry:
 
 def _residual(problem: Problem, new: Carry, s: Carry) -> Array:
   difference = tuple(map(jnp.subtract, new, s))
-  return newton_errors.largest(
-      difference, newton_errors.scales(new, problem.reverse, problem.linear)
-  )
+  return newton_errors.largest(difference, problem.scales(new))
 
 
 def _as(like: Array, value, dtype) -> Array:

@@ -36,10 +36,10 @@ import pallas_kernels
 from pallas_kernels import sharding
 from rnnzoo import cell as cell_lib
 from rnnzoo.engines import call as call_lib
+from rnnzoo.engines import joint_cells
 from rnnzoo.engines import newton
 from rnnzoo.engines import part_runs
 from rnnzoo.engines import scan_steps
-from rnnzoo.engines import time_folds
 
 Array = jax.Array
 Carry = cell_lib.Carry
@@ -134,23 +134,25 @@ def _corrected(
   return new, gaps
 
 
-def _size(fold: time_folds.Fold, starts: Carry, corrections: Carry) -> Array:
-  """Returns the largest correction, in the scale of its sequence so far.
+def _size(slope: Array | None, starts: Carry, corrections: Carry) -> Array:
+  """Returns the largest correction, in the scale of its feature so far.
 
-  It is infinite or NaN if a correction is.
+  A part whose slope is 0 forgets what was before it, and its scale. Without
+  slopes the scale is that of all features. The size is infinite or NaN if a
+  correction is.
   """
   worst = []
-  shape = fold.count, fold.batch, fold.features
-  index = jnp.arange(fold.count)
-  until = index[:, None] >= index  # [C, C]
   for s, d in zip(starts, corrections, strict=True):
-    largest = jnp.max(jnp.abs(s).reshape(shape), axis=2)  # [C, B]
-    scale = jnp.max(jnp.where(until[..., None], largest, 0), axis=1)
     tiny = float(jnp.finfo(s.dtype).tiny)
     # The maximum of a CPU may pass over NaN.
     known = jnp.where(jnp.isfinite(d), jnp.abs(d), jnp.inf)
-    own = jnp.max(known.reshape(-1, *shape[1:]), axis=2)
-    worst.append(jnp.max(own / jnp.maximum(scale[1:], tiny)))
+    if slope is None:
+      scale = jnp.max(jnp.abs(s))
+    else:
+      scale = part_runs.small_recurrence(
+          joint_cells.Largest(), (slope[:-1], jnp.abs(s[1:])), jnp.abs(s[0])
+      )
+    worst.append(jnp.max(known / jnp.maximum(scale, tiny)))
   return jnp.max(jnp.stack(worst))
 
 
@@ -171,7 +173,7 @@ def _solve(problem: part_runs.Problem, otherwise) -> tuple[Carry, Report]:
   def run(starts, runs, earlier):
     ends, slope, carries = problem.from_starts(starts, outputs)
     new, corrections = _corrected(starts, ends, slope)
-    size = _size(problem.fold, new, corrections)
+    size = _size(slope, new, corrections)
     eps = float(jnp.finfo(size.dtype).eps)
     if slope is None:  # Nothing says how an error goes on.
       right = size == 0

@@ -12,6 +12,9 @@ from rnnzoo.engines import scan_steps
 BYTES = 2**28
 _COPIES = 4
 
+# Sequences that a symbolic batch is taken for.
+_SYMBOLIC_BATCH = 64
+
 # With matrices for fewer steps at once, there is not enough in parallel.
 _FEWEST_STEPS = 16
 
@@ -71,7 +74,7 @@ def make_plan(
         " symbolic. implementation='scan' works."
     )
   if export.is_symbolic_dim(batch):
-    batch = 1
+    batch = _SYMBOLIC_BATCH
   count, features = len(cell.carry_names), operands.carry[0].shape[-1]
   itemsize = operands.carry[0].dtype.itemsize
   kernel = operands.recurrent_kernel

@@ -58,6 +58,8 @@ def unroll(plan: Plan, operands: Operands) -> tuple[Carry, Carry]:
     `plan.steps.call.outputs` arrays of the carries after every step, each
     [T, B, F].
   """
+  if operands.x.shape[1] == 0:  # Of no sequence there is no largest error.
+    return scan.unroll(plan.steps, operands)
   return _unroll(plan, operands)
 
 
@@ -135,6 +137,8 @@ def _unroll_with_report(
         ),
         exact=plan.exact,
         reverse=reverse,
+        heads=_heads(kernel, init),
+        begins=None if reset is None else reset[..., None],
     )
     guess = newton_guess.first(problem, cell, params, kernels, init, restart)
     before, after_errors, found, is_trajectory = newton.solve(
@@ -210,10 +214,10 @@ def _in_turn(problem: newton.Problem, init: Carry, errors: Carry):
 
   def body(state, xs):
     carry, errors, scale, worst = state
+    xs, begins = xs
     step = lambda carry: problem.body(carry, xs)[0]
     carry, errors = jax.jvp(step, (carry,), (errors,))
-    own = tuple(jnp.max(jnp.abs(c), -1, keepdims=True) for c in carry)
-    scale = tuple(map(jnp.maximum, scale, own))
+    scale = newton_errors.scale_after(scale, carry, problem.heads, begins)
     errors = tuple(e + eps * s for e, s in zip(errors, scale, strict=True))
     relative = newton_errors.largest(tuple(e[None] for e in errors), scale)
     # A carry that is not finite is path 1's own, and has no errors.
@@ -221,12 +225,21 @@ def _in_turn(problem: newton.Problem, init: Carry, errors: Carry):
     errors = tuple(jnp.where(jnp.isfinite(e), e, 0) for e in errors)
     return (carry, errors, scale, jnp.maximum(worst, relative)), carry
 
-  scale = tuple(jnp.zeros_like(c[:, :1]) for c in init)
+  scale = jax.tree.map(jnp.zeros_like, init)
+  scale = newton_errors.scale_after(scale, scale, problem.heads, None)
   worst = jnp.sum(scale[0])  # Zero, varying over devices as the carry does.
   (_, errors, _, worst), carries = lax.scan(
-      body, (init, errors, scale, worst), problem.xs, reverse=problem.reverse
+      body,
+      (init, errors, scale, worst),
+      (problem.xs, problem.begins),
+      reverse=problem.reverse,
   )
   return carries, errors, worst
+
+
+def _heads(kernel: Array | None, carry: Carry) -> int:
+  """Returns the number of heads; without R every feature is one."""
+  return carry[0].shape[-1] if kernel is None else kernel.shape[1]
 
 
 def _loop(plan: Plan, operands: Operands, transposed: bool) -> scan_steps.Loop:
@@ -258,6 +271,8 @@ def _loop(plan: Plan, operands: Operands, transposed: bool) -> scan_steps.Loop:
         maps=lambda _: maps,
         exact=True,
         reverse=reverse,
+        heads=_heads(kernel, init),
+        begins=None if reset is None else reset[..., None],
         linear=True,
     )
     # With the digits of TF32 no residual is small enough; see above.

@@ -215,16 +215,33 @@ class Problem:
         (like, again, *free),
         0,
     )
-    clip: Any = joint_cells.Clip()
-    _, (rest,) = pallas_kernels.recurrence(
-        clip,
-        {},
-        tuple(x[None, :-1] for x in maps),
-        jnp.zeros((1, like.shape[1], 1, 1)),
-        (self.init[0].reshape(1, -1),),
-        call=call_lib.Call(out_dtype=jnp.float32),
+    first = self.init[0].reshape(-1)
+    rest = small_recurrence(
+        joint_cells.Clip(), tuple(x[:-1] for x in maps), first
     )
-    return (jnp.concatenate([self.init[0].reshape(1, -1), rest[0]]),)
+    return (jnp.concatenate([first[None], rest]),)
+
+
+def small_recurrence(cell: Any, gates: Carry, first: Array) -> Array:
+  """Runs a cell of one array over parts, without R.
+
+  Args:
+    cell: the equations.
+    gates: of every part, each [C - 1, B F].
+    first: the carry before, [B F].
+
+  Returns:
+    The carry after every part, [C - 1, B F].
+  """
+  _, (carries,) = pallas_kernels.recurrence(
+      cell,
+      {},
+      tuple(gate[None] for gate in gates),
+      jnp.zeros((1, first.shape[0], 1, 1)),
+      (first[None],),
+      call=call_lib.Call(out_dtype=jnp.float32),
+  )
+  return carries[0]
 
 
 def _count(time: int, most: int) -> int:

@@ -154,6 +154,20 @@ def close(found, wanted):
 
 class NewtonJointsTest(parameterized.TestCase):
 
+  def test_corrections_are_measured_by_their_own_feature(self):
+    # Carries before four parts of two features; the third part resets one.
+    starts = (jnp.array([[1e6, 1.0], [1e6, 1.0], [1e6, 1.0], [1.0, 1.0]]),)
+    slope = jnp.array([[1.0, 1.0], [1.0, 1.0], [0.0, 1.0], [1.0, 1.0]])
+    small = jnp.full((3, 2), 1e-3)
+    with on_gpu(self):
+      sizes = [
+          float(newton_joints._size(slope, starts, (small.at[where].set(1),)))
+          for where in ((1, 0), (1, 1), (2, 0))
+      ]
+      lost = small.at[0, 0].set(jnp.nan)
+      self.assertEqual(newton_joints._size(slope, starts, (lost,)), np.inf)
+    np.testing.assert_allclose(sizes, [1e-3, 1, 1], rtol=1e-6)
+
   # Before jax 0.11 there are no kernels, and so no parts.
   __test__ = abstract_gpu.RUNS
 

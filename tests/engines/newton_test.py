@@ -308,6 +308,38 @@ class NewtonTest(parameterized.TestCase):
     same = functools.partial(np.testing.assert_allclose, rtol=1e-10)
     jax.tree.map(same, found, wanted)
 
+  @parameterized.parameters('reset', 'head')
+  def test_large_numbers_hide_no_error(self, hides):
+    # Neither those before a reset nor those of another head.
+    options = {'activation': 'relu', 'num_heads': 2}
+    layers = [
+        rnnzoo.Elman(IN, 8, implementation=p, rngs=nnx.Rngs(0), **options)
+        for p in ('scan', 'associative_scan')
+    ]
+    x = np.random.default_rng(0).standard_normal((1, 100, IN))
+    reset, own = None, np.s_[..., 4:]
+    if hides == 'reset':
+      x[:, :50] *= 1e6
+      reset, own = jnp.zeros((1, 100), bool).at[:, 50].set(True), np.s_[:, 50:]
+    else:
+      for layer in layers:
+        kernel = layer.kernel[...]
+        layer.kernel.set_value(kernel.at[..., :4].multiply(1e6))
+    x = jnp.asarray(x, jnp.float32)
+    wanted, found = (
+        reference.jit(layer)(x, reset=reset)[own] for layer in layers
+    )
+    self.assert_close(found, wanted, 1e-6)
+
+  def test_no_sequence(self):
+    layer = rnnzoo.GRU(
+        IN, 4, implementation='associative_scan', rngs=nnx.Rngs(0)
+    )
+    x = jnp.zeros((0, 5, IN))
+    self.assertEqual(layer(x).shape, (0, 5, 4))
+    with self.assertRaisesRegex(ValueError, 'at least one sequence'):
+      rnnzoo.verify(layer, x)
+
   def test_products_have_all_digits(self):
     layer = rnnzoo.GRU(
         IN, 4, implementation='associative_scan', rngs=nnx.Rngs(0)
