@@ -16,7 +16,6 @@ import flax
 import jax
 import jax.numpy as jnp
 import jaxlib
-import numpy as np
 
 from rnnzoo.benchmark import timing
 
@@ -123,19 +122,17 @@ def _torch_gb_per_s(repeats: int) -> float | None:
 
     x = torch.ones(2**28, device='cuda')
     y = torch.empty_like(x)
-    samples = []
-    for _ in range(repeats + 1):
-      start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-      start.record()
+
+    def copies():
       for _ in range(10):
         y.copy_(x)
-      end.record()
       torch.cuda.synchronize()
-      samples.append(start.elapsed_time(end) / 10)
-    size = x.numel() * x.element_size()
+
+    (times,) = timing.interleave([copies], repeats)
+    size = x.nbytes
     del x, y
     torch.cuda.empty_cache()
-    return 2 * size / float(np.median(samples[1:])) / 1e6
+    return 10 * 2 * size / times.median_ms / 1e6
   except (ImportError, OSError, AssertionError, RuntimeError) as error:
     print(f'no copy by torch: {error}', file=sys.stderr)
     return None

@@ -13,12 +13,12 @@ from collections.abc import Callable, Sequence
 import dataclasses
 import functools
 import itertools
-import statistics
 import time
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 # A sample lasts about this long, in seconds, where MAX_CALLS calls can fill it.
 SAMPLE_SECONDS = 0.02
@@ -133,7 +133,7 @@ def interleave(
   for index, call in enumerate(calls):
     before(index)
     jax.block_until_ready(call())
-    seconds = _seconds(call, 1)
+    _, seconds = _seconds(call, 1)
     counts.append(max(1, min(MAX_CALLS, round(SAMPLE_SECONDS / seconds))))
     slow = seconds > SLOW_SECONDS and jax.default_backend() != 'cpu'
     few = max(2, round(SLOW_BUDGET / seconds))
@@ -145,12 +145,16 @@ def interleave(
         # The call before left its own data in the caches, and maybe threads
         # that still spin.
         jax.block_until_ready(call())
-        seconds = _seconds(call, counts[index]) / counts[index]
+        _, seconds = _seconds(call, counts[index])
         samples[index].append(1e3 * seconds)
-  return [_summary(own, n) for own, n in zip(samples, counts, strict=True)]
+  return [
+      Times(*np.quantile(own, (0.5, 0.25, 0.75)).tolist(), len(own), count)
+      for own, count in zip(samples, counts, strict=True)
+  ]
 
 
-def _seconds(call: Callable[[], Any], count: int) -> float:
+def _seconds(call: Callable[[], Any], count: int) -> tuple[float, float]:
+  """Returns seconds of a call until it is in flight, and until it is done."""
   # On a CPU dispatch is cheap, and calls in flight may run side by side.
   in_turn = jax.default_backend() == 'cpu'
   start = time.perf_counter()
@@ -158,16 +162,9 @@ def _seconds(call: Callable[[], Any], count: int) -> float:
     out = call()
     if in_turn:
       jax.block_until_ready(out)
+  dispatched = time.perf_counter() - start
   jax.block_until_ready(out)
-  return time.perf_counter() - start
-
-
-def _summary(samples: Sequence[float], calls: int) -> Times:
-  low = high = samples[0]
-  if len(samples) > 1:
-    low, _, high = statistics.quantiles(samples, n=4, method='inclusive')
-  median = statistics.median(samples)
-  return Times(median, low, high, len(samples), calls)
+  return dispatched / count, (time.perf_counter() - start) / count
 
 
 def measure(
@@ -190,6 +187,7 @@ def measure(
     that the host takes for a call.
   """
   sets = input_sets(arguments, timer.max_sets)
+  per_call = len(sets) if timer.one_program else 1
   calls: list[Callable[[], Any]] = []
   for index, (function, program) in enumerate(programs):
     before(index)
@@ -197,34 +195,19 @@ def measure(
       program = build(rotate(function), sets).call
       calls.append(functools.partial(program, sets))
     else:
-      calls.append(_in_turn(program, itertools.cycle(sets)))
-  per_call = len(sets) if timer.one_program else 1
+      turns = itertools.cycle(sets)
+      calls.append(lambda f=program, turns=turns: f(*next(turns)))
   times = interleave(calls, timer.repeats, before)
   rows = []
   for index, (call, each) in enumerate(zip(calls, times, strict=True)):
     row: dict[str, Any] = {**dataclasses.asdict(each), 'sets': len(sets)}
     for name in ('median_ms', 'low_ms', 'high_ms'):
       row[name] /= per_call
-    rows.append(row)
     if jax.default_backend() != 'cpu':
       before(index)
-      row['dispatch_ms'] = _dispatch_ms(call) / per_call
+      row['dispatch_ms'] = 1e3 * _seconds(call, 5)[0] / per_call
+    rows.append(row)
   return rows
-
-
-def _in_turn(program, sets) -> Callable[[], Any]:
-  return lambda: program(*next(sets))
-
-
-def _dispatch_ms(call: Callable[[], Any]) -> float:
-  """Returns the time that the host takes to put a call in flight."""
-  count = 5
-  start = time.perf_counter()
-  for _ in range(count):
-    out = call()
-  seconds = time.perf_counter() - start
-  jax.block_until_ready(out)
-  return 1e3 * seconds / count
 
 
 def input_sets(arguments: tuple[Any, Any], max_sets: int) -> list[Any]:
