@@ -60,34 +60,24 @@ class Problem:
   ) -> Callable[..., Any]:
     """Returns a function of the arguments; in the case's dtype if None."""
     run = self.make(implementation, dtype or self.case.dtype)
-    forward = direction == 'forward'
-    return _forward(run) if forward else _with_gradient(run)
+
+    def function(arrays, weights):
+      if direction == 'forward':
+        return {'y': run(arrays)}
+      y, pull = jax.vjp(run, arrays)
+      weights = jax.tree.map(lambda w, y: w.astype(y.dtype), weights, y)
+      return {'y': y, 'gradient': pull(weights)[0]}
+
+    return function
 
 
 def build(case: cases.Case) -> Problem:
   """Draws a case's arrays."""
-  if case.layer == 'linear_scan':
-    problem = _linear_scan(case)
-  elif case.layer == 'projection':
-    problem = _projection(case)
-  else:
-    make = _on_input if case.projection == 'with' else _on_gates
-    problem = make(case)
+  of_layer = _on_input if case.projection == 'with' else _on_gates
+  others = {'linear_scan': _linear_scan, 'projection': _projection}
+  problem = others.get(case.layer, of_layer)(case)
   jax.block_until_ready(problem.arguments)
   return problem
-
-
-def _forward(run: Run) -> Callable[..., Any]:
-  return lambda arrays, weights: {'y': run(arrays)}
-
-
-def _with_gradient(run: Run) -> Callable[..., Any]:
-  def function(arrays, weights):
-    y, pull = jax.vjp(run, arrays)
-    (gradient,) = pull(jax.tree.map(lambda w, y: w.astype(y.dtype), weights, y))
-    return {'y': y, 'gradient': gradient}
-
-  return function
 
 
 def _create(case: cases.Case, rng, **options) -> Any:
@@ -95,11 +85,6 @@ def _create(case: cases.Case, rng, **options) -> Any:
 
   Initialisers are compiled, which takes longer than drawing; and zero biases
   would hide errors.
-
-  Args:
-    case: the case.
-    rng: a numpy generator.
-    **options: of the layer.
   """
   make = functools.partial(_make_layer, case, **options)
   if not case.drawn:
@@ -209,10 +194,10 @@ def _on_gates(case: cases.Case) -> Problem:
 
   # The gradient by one number would be a sum over everything, which may cancel.
   by_feature = lambda v: v if v.ndim else jnp.broadcast_to(v, shape.features)
-  kernel = _recurrent_kernel(layer)
+  kernel = layer._recurrent_kernel(case.dtype)
   arrays: dict[str, Any] = {
       'x_gates': _normal(0, size, case.dtype),
-      'kernel': None if kernel is None else kernel.astype(case.dtype),
+      'kernel': kernel,
       'params': {k: by_feature(v[...]) for k, v in layer.cell_params.items()},
   }
   if case.drawn:
@@ -229,17 +214,13 @@ def _on_gates(case: cases.Case) -> Problem:
   make = functools.partial(_make_unroll, case, cell, *flags)
   traffic = {}
   if kernel is None or kernel.shape[-1] == 1:
-    traffic = _traffic(arrays['x_gates'], len(cell.carry_names))
+    # Forward reads the input gates and writes h. Backward reads both again, and
+    # dh, and writes dx_gates; the rest of the carry is kept for it.
+    gates = arrays['x_gates'].nbytes
+    h = gates // cell.input_gates
+    both = 3 * gates + 3 * h + 2 * (len(cell.carry_names) - 1) * h
+    traffic = dict(zip(cases.DIRECTIONS, (gates + h, both), strict=True))
   return Problem(case, (arrays, weights), make, traffic)
-
-
-def _recurrent_kernel(layer: rnnzoo.RecurrentLayer) -> jax.Array | None:
-  """Returns the recurrent kernel that a layer uses."""
-  if layer.recurrent_kernel is None:
-    return None
-  kernel = layer.recurrent_kernel[...]
-  structure = layer.recurrent_structure
-  return kernel if structure is None else structure(kernel)
 
 
 def _make_unroll(case, cell, reset, mask, implementation, dtype) -> Run:
@@ -267,22 +248,6 @@ def _make_unroll(case, cell, reset, mask, implementation, dtype) -> Run:
     return {'h': h, 'carry': final} if 'restart' in arrays else h
 
   return run
-
-
-def _traffic(x_gates: jax.Array, carries: int) -> dict[str, int]:
-  """Returns the bytes of tensors that must be read and written once.
-
-  Forward reads the input gates and writes h. Backward reads both again, and dh,
-  and writes dx_gates; the rest of the carry is kept for it.
-
-  Args:
-    x_gates: [B, T, G, F].
-    carries: number of arrays in the carry.
-  """
-  gates = x_gates.nbytes
-  h = gates // x_gates.shape[2]
-  both = 3 * gates + 3 * h + 2 * (carries - 1) * h
-  return dict(zip(cases.DIRECTIONS, (gates + h, both), strict=True))
 
 
 def _linear_scan(case: cases.Case) -> Problem:
