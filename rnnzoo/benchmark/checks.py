@@ -131,35 +131,28 @@ def _relative(a: jax.Array, b: jax.Array) -> jax.Array:
   return norm(a.astype(b.dtype) - b) / jnp.where(size == 0, 1, size)
 
 
-@dataclasses.dataclass(frozen=True)
-class Verdict:
-  """Fields of a row, and sentences that say why a result is not right.
-
-  Those in `worse` say only that its error is larger than that of 'scan'.
-  """
-
-  fields: Mapping[str, Any]
-  wrong: Sequence[str]
-  worse: Sequence[str]
-
-
 def judge(
     problem: problems.Problem, implementation: str, found: Errors, scan: Errors
-) -> Verdict:
-  """Compares errors with their limits, and with those of 'scan' if given."""
+) -> tuple[dict[str, Any], list[str], list[str]]:
+  """Compares errors with their limits, and with those of 'scan' if given.
+
+  Returns:
+    Fields of a row; sentences that say why the result is wrong; and those that
+    say only that an error is larger than that of 'scan'.
+  """
   limit = limits(problem, implementation)
-  wrong, worse = [], []
   bounds = {
       name: (limit.gradients if name.startswith('gradient') else limit.outputs)
       * (limit.few if size < _FEW else 1)
       for name, (_, size) in found.items()
   }
-  for name, (error, _) in found.items():
-    if not error <= bounds[name]:  # NaN too.
-      wrong.append(
-          f'the relative error of {name} from the float64 scan, {error:.1e}, is'
-          f' above {bounds[name]:.1e}'
-      )
+  wrong = [
+      f'the relative error of {name} from the float64 scan, {error:.1e}, is'
+      f' above {bounds[name]:.1e}'
+      for name, (error, _) in found.items()
+      if not error <= bounds[name]  # NaN too.
+  ]
+  worse = []
   fields: dict[str, Any] = {
       'error': float(np.max([error for error, _ in found.values()])),
       'tolerance': max(bounds.values()),
@@ -181,4 +174,4 @@ def judge(
           f'the error of {worst}, {found[worst][0]:.1e}, is'
           f" {ratios[worst]:.2f} times that of 'scan'"
       )
-  return Verdict(fields, wrong, worse)
+  return fields, wrong, worse

@@ -8,6 +8,7 @@ so that the seconds it takes mean something.
 import collections
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent import futures
+import contextlib
 import dataclasses
 import itertools
 import os
@@ -43,11 +44,11 @@ class _Run:
   """One implementation of a problem in one direction.
 
   Attributes:
-    problem: the problem.
+    problem: whose arguments it takes.
     row: its results so far.
-    function: of the problem's arguments.
-    compiling: its compilation; None if it cannot be traced.
-    program: once it is compiled.
+    function: None if it cannot be made.
+    compiling: None if it cannot be traced.
+    program: None until it is compiled.
     right: whether its errors are within their limits.
   """
 
@@ -66,6 +67,15 @@ class _Run:
     if self.program is None:
       raise ValueError(self.row['reason'])
     return self.program.call(*arguments)
+
+  @contextlib.contextmanager
+  def attempt(self, watched: contextlib.AbstractContextManager[None]):
+    """Does a step of it that is watched, and notes an error of the step."""
+    with watched:
+      try:
+        yield
+      except Exception as error:
+        self.fail(error)
 
   def fail(self, reason: Exception | str) -> None:
     """Notes that it failed, or cannot be."""
@@ -119,18 +129,14 @@ def _trace(case, pool, timer, watchdog) -> list[_Run]:
   def trace(implementation, direction, dtype=None, timed=False):
     row = case.row(implementation, direction)
     run = _Run(problem, row | {'dtype': dtype or case.dtype})
-    with watchdog(f'tracing {run}'):
-      try:
-        run.function = problem.function(implementation, direction, dtype)
-        arguments = problem.arguments
-        if dtype is not None:
-          arguments = jax.tree.map(
-              lambda x: jax.ShapeDtypeStruct(x.shape, dtype), arguments
-          )
-        lowered = timing.lower(run.function, *arguments, quick=not timed)
-        run.compiling = pool.submit(lowered)
-      except Exception as error:
-        run.fail(error)
+    with run.attempt(watchdog(f'tracing {run}')):
+      run.function = problem.function(implementation, direction, dtype)
+      arguments = jax.tree.map(
+          lambda x: jax.ShapeDtypeStruct(x.shape, dtype or x.dtype),
+          problem.arguments,
+      )
+      lowered = timing.lower(run.function, *arguments, quick=not timed)
+      run.compiling = pool.submit(lowered)
     return run
 
   timed = bool(timer.repeats)
@@ -151,14 +157,10 @@ def _finish(runs: list[_Run], workers, timer, watchdog) -> Iterator[Row]:
   for run in dict.fromkeys(runs):
     if run.compiling is None:
       continue
-    with watchdog(f'compiling {run}'):
-      try:
-        run.program = run.compiling.result()
-      except Exception as error:  # Of a kernel's compiler, say: the others are
-        run.fail(error)  # still to be measured.
-        continue
-    run.row |= {'compile_s': run.program.compile_s, **run.program.memory}
-    run.row['compiled_together'] = workers
+    with run.attempt(watchdog(f'compiling {run}')):
+      run.program = run.compiling.result()
+      run.row |= {'compile_s': run.program.compile_s, **run.program.memory}
+      run.row['compiled_together'] = workers
   count = len(case.implementations) * len(cases.DIRECTIONS)
   runs, references = runs[:count], runs[count:]
   if references:
@@ -188,19 +190,16 @@ def _check(runs, exact, scan=None, *, watchdog) -> None:
   for run in runs:
     if run.program is None:
       continue
-    with watchdog(str(run)):
-      try:
-        results = [run.call(problem.arguments) for _ in range(_CALLS)]
-        found = checks.errors(results, expected)
-      except Exception as error:
-        run.fail(error)
-        continue
-    implementation = run.row['implementation']
-    verdict = checks.judge(problem, implementation, found, scan_errors)
-    run.row |= verdict.fields
-    run.right = not verdict.wrong
-    if verdict.wrong or verdict.worse:
-      run.fail('; '.join([*verdict.wrong, *verdict.worse]))
+    with run.attempt(watchdog(str(run))):
+      results = [run.call(problem.arguments) for _ in range(_CALLS)]
+      found = checks.errors(results, expected)
+      fields, wrong, worse = checks.judge(
+          problem, run.row['implementation'], found, scan_errors
+      )
+      run.row |= fields
+      run.right = not wrong
+      if wrong or worse:
+        run.fail('; '.join([*wrong, *worse]))
 
 
 def _time(runs: Sequence[_Run], timer, watchdog) -> None:
