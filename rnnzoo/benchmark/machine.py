@@ -120,19 +120,18 @@ def _torch_gb_per_s(repeats: int) -> float | None:
   try:
     import torch  # Slow to import, and often not there.
 
-    x = torch.ones(2**28, device='cuda')
-    y = torch.empty_like(x)
+    arrays = [torch.ones(2**28, device='cuda') for _ in range(2)]
 
     def copies():
       for _ in range(10):
-        y.copy_(x)
+        arrays[0].copy_(arrays[1])
       torch.cuda.synchronize()
 
     (times,) = timing.interleave([copies], repeats)
-    size = x.nbytes
-    del x, y
+    moved = 10 * sum(array.nbytes for array in arrays)
+    arrays.clear()
     torch.cuda.empty_cache()
-    return 10 * 2 * size / times.median_ms / 1e6
+    return moved / times.median_ms / 1e6
   except (ImportError, OSError, AssertionError, RuntimeError) as error:
     print(f'no copy by torch: {error}', file=sys.stderr)
     return None

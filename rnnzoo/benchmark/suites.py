@@ -26,6 +26,8 @@ Shape: TypeAlias = cases.Shape
 heads = cases.heads
 BF16, F16, F32 = cases.BF16, cases.F16, cases.F32
 
+_GATES, _LAYER = 'without', 'with'
+
 # The layers that have heads.
 _DENSE = ('LSTM', 'GRU', 'SLSTM', 'Elman', 'AntisymmetricRNN', 'AGRU')
 _LINEAR = ('linear_scan', 'MinGRU', 'MinLSTM', 'IndRNN', 'IRevRNN')
@@ -36,7 +38,7 @@ class Entry:
   """Layers that are measured alike.
 
   Attributes:
-    shapes: at these, by name; None for shapes that a user gives.
+    shapes: at these, by name; None for all that no entry of the suite names.
     layers: these.
     projection: 'with' or 'without'.
     dtypes: in these, unless a user gives others.
@@ -86,31 +88,35 @@ class Suite:
     """Yields cases by shape and dtype.
 
     Args:
-      shapes: by name; others than the suite's own are measured as those that a
-        user gives.
+      shapes: by name, the suite's or a user's.
       layers: those that are wanted.
       implementations: those that are wanted; None for the entries' choice.
       dtypes: likewise.
     """
+    named = {name for entry in self.entries for name in entry.shapes or ()}
     rows = [
-        (name, shape, dtype, entry)
+        (name, shape, dtype, entry, layer)
         for name, shape in shapes.items()
         for dtype in dtypes or DTYPES
         for entry in self.entries
-        if (name in entry.shapes if entry.shapes else name not in self.shapes)
+        if (name in entry.shapes if entry.shapes else name not in named)
         and (dtypes or dtype in entry.dtypes)
+        for layer in entry.layers
+        if layer in layers
     ]
-    for name, shape, dtype, entry in rows:
-      for layer in entry.layers:
-        base, _ = devices.STACKS.get(layer, (layer, 1))
-        if layer in layers and (shape.num_heads == 1 or base in _DENSE):
-          case = cases.Case(
-              layer, name, shape, dtype, entry.projection, (), self.drawn
-          )
-          wanted = implementations or entry.implementations
-          ways = tuple(_ways(case, self.implementations, wanted))
-          if ways:
-            yield dataclasses.replace(case, implementations=ways)
+    for name, shape, dtype, entry, layer in rows:
+      base, _ = devices.STACKS.get(layer, (layer, 1))
+      if shape.num_heads > 1 and base not in _DENSE:
+        continue
+      case = cases.Case(
+          layer, name, shape, dtype, entry.projection, (), self.drawn
+      )
+      wanted = implementations or entry.implementations or self.implementations
+      ways = [w for w in self.implementations if w in wanted and _runs(w, case)]
+      if layer == 'projection':
+        ways = ['dot']
+      if ways:
+        yield dataclasses.replace(case, implementations=ways)
 
   def checked(
       self,
@@ -126,24 +132,16 @@ class Suite:
         yield dataclasses.replace(case, implementations=ways)
 
 
-def _ways(case, known, wanted) -> Iterator[str]:
-  """Yields the implementations of a case that are wanted, or all if None."""
-  if case.layer == 'projection':
-    yield 'dot'
-    return
+def _runs(implementation: str, case: cases.Case) -> bool:
+  """Returns whether it can be tried: a baseline has one kind of LSTM only."""
+  if implementation not in baselines.NAMES:
+    return True
   kind = case.layer, case.projection
-  flat = case.shape.num_heads == 1 and case.dtype == F32
-  for way in known:
-    if wanted is not None and way not in wanted:
-      continue
-    if way in baselines.LAX_SCANS and kind != ('LSTM', 'without'):
-      continue
-    if way == baselines.CUDNN and not (kind == ('LSTM', 'with') and flat):
-      continue
-    yield way
+  if implementation in baselines.LAX_SCANS:
+    return kind == ('LSTM', _GATES)
+  return (*kind, case.shape.num_heads, case.dtype) == ('LSTM', _LAYER, 1, F32)
 
 
-_GATES, _LAYER = 'without', 'with'
 _SMALL = Shape(batch=4, time=12, in_features=3, features=8)
 _MNIST = {
     'row_mnist': Shape(batch=128, time=28, in_features=28, features=128),
@@ -161,11 +159,7 @@ def _cells() -> Suite:
   return Suite(
       layers=layers,
       shapes=shapes,
-      entries=[
-          Entry(names, layers, projection)
-          for names in (tuple(shapes), None)
-          for projection in (_LAYER, _GATES)
-      ],
+      entries=[Entry(None, layers, _LAYER), Entry(None, layers, _GATES)],
       timer=timing.Timer(max_sets=1),
       default_shapes=tuple(_MNIST),
   )
@@ -288,10 +282,7 @@ def _newton() -> Suite:
   return Suite(
       layers=newton.LAYERS,
       shapes=shapes,
-      entries=[
-          Entry(tuple(shapes), newton.LAYERS, _LAYER),
-          Entry(None, newton.LAYERS, _LAYER),
-      ],
+      entries=[Entry(None, newton.LAYERS, _LAYER)],
       timer=timing.Timer(max_sets=1),
       default_shapes=('thousand',),
       measure=newton.measure,
