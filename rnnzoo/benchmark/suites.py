@@ -28,9 +28,13 @@ BF16, F16, F32 = cases.BF16, cases.F16, cases.F32
 
 _GATES, _LAYER = 'without', 'with'
 
+DTYPES = (F32, BF16, F16)
+_BOTH = DTYPES[:2]
+
 # The layers that have heads.
 _DENSE = ('LSTM', 'GRU', 'SLSTM', 'Elman', 'AntisymmetricRNN', 'AGRU')
 _LINEAR = ('linear_scan', 'MinGRU', 'MinLSTM', 'IndRNN', 'IRevRNN')
+_MINGRU = ('MinGRU', 'projection')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,13 +89,9 @@ class Suite:
       implementations: Sequence[str] | None = None,
       dtypes: Sequence[str] | None = None,
   ) -> Iterator[cases.Case]:
-    """Yields cases by shape and dtype.
+    """Yields the cases that are wanted; None leaves the choice to the entries.
 
-    Args:
-      shapes: by name, the suite's or a user's.
-      layers: those that are wanted.
-      implementations: those that are wanted; None for the entries' choice.
-      dtypes: likewise.
+    They come by shape and dtype. Shapes are the suite's or a user's, by name.
     """
     named = {name for entry in self.entries for name in entry.shapes or ()}
     rows = [
@@ -149,51 +149,6 @@ _MNIST = {
 }
 
 
-def _cells() -> Suite:
-  shapes = {
-      'small': _SMALL,
-      **_MNIST,
-      'long': Shape(batch=16, time=4096, in_features=64, features=256),
-  }
-  layers = tuple(rnnzoo.LAYERS)
-  return Suite(
-      layers=layers,
-      shapes=shapes,
-      entries=[Entry(None, layers, _LAYER), Entry(None, layers, _GATES)],
-      timer=timing.Timer(max_sets=1),
-      default_shapes=tuple(_MNIST),
-  )
-
-
-def _linear() -> Suite:
-  both = (F32, BF16)
-  mingru = ('MinGRU', 'projection')
-  variants = tuple(problems.VARIANTS)
-  return Suite(
-      layers=(*_LINEAR, *variants, 'projection'),
-      shapes={
-          'small': _SMALL,
-          'wide': Shape(8, 4096, in_features=2048, features=2048),
-          'thin': Shape(16, 1024, in_features=768, features=768),
-          'one_long': Shape(1, 65536, in_features=1024, features=1024),
-          'diagonal': Shape(32, 2048, in_features=1024, features=1024),
-      },
-      entries=[
-          Entry(['small'], _LINEAR, _GATES, both),
-          Entry(['wide'], _LINEAR[:3], _GATES, both),
-          Entry(['thin', 'one_long'], ['linear_scan'], _GATES, both),
-          Entry(['diagonal'], _LINEAR[3:], _GATES, both),
-          Entry(['diagonal'], variants, _GATES),
-          Entry(['small', 'thin'], mingru, _LAYER, both),
-          Entry(None, (*_LINEAR, *variants), _GATES, both),
-          Entry(None, mingru, _LAYER, both),
-      ],
-      timer=timing.Timer(one_program=True),
-      default_shapes=('wide', 'thin', 'one_long', 'diagonal'),
-      checks=cases.LINEAR_CHECKS,
-  )
-
-
 def _dense() -> Suite:
   sizes = [(48, 16), (32, 24), (12, 64), (6, 128), (3, 256)]
   sizes += [(1, 512), (1, 768), (1, 1024)]
@@ -207,7 +162,7 @@ def _dense() -> Suite:
   # At these there is everything to compare with.
   reference = ('12x64', '1x768')
   others = [name for name in whole if name not in reference]
-  two, kernels = (BF16, F32), ('pallas',)
+  kernels = ('pallas',)
   return Suite(
       layers=_DENSE,
       shapes={
@@ -217,8 +172,8 @@ def _dense() -> Suite:
           **mnist,
       },
       entries=[
-          Entry(['small'], _DENSE[:2], _GATES, two),
-          Entry(['small'], _DENSE[2:], _GATES, two, kernels),
+          Entry(['small'], _DENSE[:2], _GATES, _BOTH),
+          Entry(['small'], _DENSE[2:], _GATES, _BOTH, kernels),
           Entry(reference, _DENSE[:2], _GATES, (BF16,)),
           Entry(reference, _DENSE[2:], _GATES, (BF16,), kernels),
           Entry(others, _DENSE, _GATES, (BF16,), kernels),
@@ -230,7 +185,7 @@ def _dense() -> Suite:
               ('pallas', 'lax_scan_8'),
           ),
           # cuDNN's LSTM has one head and float32 only.
-          Entry(['small', '1x768'], ['LSTM'], _LAYER, two),
+          Entry(['small', '1x768'], ['LSTM'], _LAYER, _BOTH),
           Entry(['12x64'], ['LSTM'], _LAYER, (BF16,)),
           Entry(['small', *reference], ['GRU'], _LAYER, (BF16,)),
           Entry(tuple(mnist), ['GRU', 'AGRU', 'LSTM'], _LAYER),
@@ -245,56 +200,83 @@ def _dense() -> Suite:
   )
 
 
-def _devices() -> Suite:
-  shapes = {
-      'small_step': heads(1, 8, batch=2, time=12),
-      '768': heads(1, 768),
-      '12x64': heads(12, 64),
-  }
-  two = ('small_step', '768')
-  return Suite(
-      layers=tuple(devices.STACKS),
-      shapes=shapes,
-      entries=[
-          Entry(two, ('2 x LSTM', '4 x MinGRU'), _LAYER, (BF16,)),
-          Entry(['small_step', '12x64'], ['4 x GRU'], _LAYER, (BF16,)),
-          Entry(None, tuple(devices.STACKS), _LAYER, (BF16,)),
-      ],
-      timer=timing.Timer(),
-      default_shapes=('768', '12x64'),
-      implementations=(devices.ONE, *devices.KINDS),
-      measure=devices.measure,
-  )
-
-
-def _newton() -> Suite:
-  shapes = {
-      'small': _SMALL,
-      'thousand': Shape(2, 1000, in_features=16, features=32),
-      **{
-          f'{time}x{batch}x{features}': Shape(batch, time, features, features)
-          for time in (1000, 10_000, 100_000)
-          for batch in (1, 16)
-          for features in (1, 8, 64)
-      },
-      'heads_of_one': heads(256, 1, batch=8, time=4096),
-  }
-  return Suite(
-      layers=newton.LAYERS,
-      shapes=shapes,
-      entries=[Entry(None, newton.LAYERS, _LAYER)],
-      timer=timing.Timer(max_sets=1),
-      default_shapes=('thousand',),
-      measure=newton.measure,
-  )
-
-
 SUITES: Mapping[str, Suite] = {
-    'cells': _cells(),
-    'linear': _linear(),
+    'cells': Suite(
+        layers=tuple(rnnzoo.LAYERS),
+        shapes={
+            'small': _SMALL,
+            **_MNIST,
+            'long': Shape(batch=16, time=4096, in_features=64, features=256),
+        },
+        entries=[
+            Entry(None, tuple(rnnzoo.LAYERS), _LAYER),
+            Entry(None, tuple(rnnzoo.LAYERS), _GATES),
+        ],
+        timer=timing.Timer(max_sets=1),
+        default_shapes=tuple(_MNIST),
+    ),
+    'linear': Suite(
+        layers=(*_LINEAR, *problems.VARIANTS, 'projection'),
+        shapes={
+            'small': _SMALL,
+            'wide': Shape(8, 4096, in_features=2048, features=2048),
+            'thin': Shape(16, 1024, in_features=768, features=768),
+            'one_long': Shape(1, 65536, in_features=1024, features=1024),
+            'diagonal': Shape(32, 2048, in_features=1024, features=1024),
+        },
+        entries=[
+            Entry(['small'], _LINEAR, _GATES, _BOTH),
+            Entry(['wide'], _LINEAR[:3], _GATES, _BOTH),
+            Entry(['thin', 'one_long'], ['linear_scan'], _GATES, _BOTH),
+            Entry(['diagonal'], _LINEAR[3:], _GATES, _BOTH),
+            Entry(['diagonal'], tuple(problems.VARIANTS), _GATES),
+            Entry(['small', 'thin'], _MINGRU, _LAYER, _BOTH),
+            Entry(None, (*_LINEAR, *problems.VARIANTS), _GATES, _BOTH),
+            Entry(None, _MINGRU, _LAYER, _BOTH),
+        ],
+        timer=timing.Timer(one_program=True),
+        default_shapes=('wide', 'thin', 'one_long', 'diagonal'),
+        checks=cases.LINEAR_CHECKS,
+    ),
     'dense': _dense(),
-    'devices': _devices(),
-    'newton': _newton(),
+    'devices': Suite(
+        layers=tuple(devices.STACKS),
+        shapes={
+            'small_step': heads(1, 8, batch=2, time=12),
+            '768': heads(1, 768),
+            '12x64': heads(12, 64),
+        },
+        entries=[
+            Entry(
+                ['small_step', '768'],
+                ['2 x LSTM', '4 x MinGRU'],
+                _LAYER,
+                (BF16,),
+            ),
+            Entry(['small_step', '12x64'], ['4 x GRU'], _LAYER, (BF16,)),
+            Entry(None, tuple(devices.STACKS), _LAYER, (BF16,)),
+        ],
+        timer=timing.Timer(),
+        default_shapes=('768', '12x64'),
+        implementations=(devices.ONE, *devices.KINDS),
+        measure=devices.measure,
+    ),
+    'newton': Suite(
+        layers=newton.LAYERS,
+        shapes={
+            'small': _SMALL,
+            'thousand': Shape(2, 1000, in_features=16, features=32),
+            **{
+                f'{time}x{batch}x{size}': Shape(batch, time, size, size)
+                for time in (1000, 10_000, 100_000)
+                for batch in (1, 16)
+                for size in (1, 8, 64)
+            },
+            'heads_of_one': heads(256, 1, batch=8, time=4096),
+        },
+        entries=[Entry(None, newton.LAYERS, _LAYER)],
+        timer=timing.Timer(max_sets=1),
+        default_shapes=('thousand',),
+        measure=newton.measure,
+    ),
 }
-
-DTYPES = (F32, BF16, F16)
