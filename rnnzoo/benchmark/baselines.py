@@ -41,9 +41,6 @@ def lax_scan(unroll: int) -> Callable[[Any], jax.Array]:
   """Returns an LSTM on given gates: `lax.scan`, and autodiff backward.
 
   h is kept in the gates' dtype, c in float32.
-
-  Args:
-    unroll: as for `lax.scan`.
   """
 
   def run(arrays):

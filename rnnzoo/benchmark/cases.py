@@ -27,21 +27,21 @@ class Shape:
     """Options of a layer: the number of heads, unless it is one."""
     return {'num_heads': self.num_heads} if self.num_heads > 1 else {}
 
+  @property
+  def head_dim(self) -> int:
+    """Features of a head."""
+    return self.features // self.num_heads
+
   def __str__(self):
-    text = (
-        f'batch {self.batch}, time {self.time}, in_features'
-        f' {self.in_features}, features {self.features}'
+    parts = f' = {self.num_heads} x {self.head_dim}'
+    return (
+        f'batch {self.batch}, time {self.time}, in_features {self.in_features},'
+        f' features {self.features}{parts if self.num_heads > 1 else ""}'
     )
-    if self.num_heads > 1:
-      text += f' = {self.num_heads} x {self.features // self.num_heads}'
-    return text
 
 
 def parse_shape(text: str) -> tuple[str, Shape]:
   """Returns name and shape of 'batch,time,in_features,features[,heads]'.
-
-  Args:
-    text: as a user gives it, for instance '16,1024,64,768,12'.
 
   Raises:
     ValueError: these are not four or five sizes of a layer.
@@ -115,16 +115,19 @@ class Case:
     """The layer's name in results; a check's has all of the case."""
     if self.options is None:
       return self.layer
-    shape = self.shape
-    words = [
-        self.layer,
-        f'{shape.num_heads}x{shape.features // shape.num_heads}',
-        f'B{shape.batch} T{shape.time}',
-        self.dtype,
-        *(['layer'] if self.projection == 'with' else []),
-        *(str(option.name).lower() for option in self.options),
-    ]
-    return ' '.join(words)
+    size = f'{self.shape.num_heads}x{self.shape.head_dim}'
+    words = [self.layer, size, f'B{self.shape.batch} T{self.shape.time}']
+    words += [self.dtype, *(['layer'] if self.projection == 'with' else [])]
+    return ' '.join(
+        [*words, *(str(each.name).lower() for each in self.options)]
+    )
+
+  @property
+  def title(self) -> str:
+    """The title of the part of a table that the case is in."""
+    if self.options is not None:
+      return 'checks'
+    return f'{self.shape_name} ({self.shape}), {self.dtype}'
 
   def row(self, implementation: str, direction: str) -> dict[str, Any]:
     """Returns a row of results as it begins."""

@@ -106,9 +106,7 @@ def rounding(dtype: str, terms: int, kinked: bool = False) -> float:
 def errors(results: Sequence[Any], expected: Mapping[str, Any]) -> Errors:
   """Returns the error of each array, the largest one of several results.
 
-  Args:
-    results: trees of arrays, by names that are in `expected`.
-    expected: trees of float64 arrays by name.
+  All are trees of arrays by name; those of `expected` have float64.
   """
   found: dict[str, tuple[float, int]] = {}
   with jax.enable_x64(True):

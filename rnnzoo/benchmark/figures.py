@@ -15,14 +15,7 @@ _NAMES = {'lax_scan': 'lax.scan', 'lax_scan_8': 'lax.scan, unroll=8'}
 
 
 def plot(path: str) -> str:
-  """Plots a JSON file that `report.write` made.
-
-  Args:
-    path: the JSON file.
-
-  Returns:
-    The path of the PNG file beside it.
-  """
+  """Plots a JSON file of `report.write`; returns the PNG file beside it."""
   from matplotlib import figure as figures  # Slow to import.
 
   result = json.loads(pathlib.Path(path).read_text())
@@ -31,7 +24,9 @@ def plot(path: str) -> str:
   if 'published_ms' in result:
     panels = _beside_published(rows, result['published_ms'])
   lines = [line for line in panels if line[1]]
-  heights = [1.5 + _height(own) for _, own, _ in lines]
+  # So many inches that no label covers the next one.
+  sizes = [map(len, _names_and_groups(own)) for _, own, _ in lines]
+  heights = [1.5 + max(0.55, 0.125 * bars) * groups for bars, groups in sizes]
   figure = figures.Figure(figsize=(12, sum(heights) or 1), layout='constrained')
   figure.suptitle(
       f'{result["device"]["kind"]}, jax {result["versions"]["jax"]},'
@@ -49,10 +44,8 @@ def plot(path: str) -> str:
   return str(target)
 
 
-def _height(rows: Sequence[Row]) -> float:
-  """Returns inches of a panel, so that no label covers the next one."""
-  names, groups = _distinct(rows, 'name'), _distinct(rows, 'group')
-  return max(0.55, 0.125 * len(names)) * len(groups)
+def _names_and_groups(rows: Sequence[Row]) -> tuple[list[str], list[str]]:
+  return _distinct(rows, 'name'), _distinct(rows, 'group')
 
 
 def _distinct(rows: Iterable[Row], key: str) -> list[str]:
@@ -62,10 +55,8 @@ def _distinct(rows: Iterable[Row], key: str) -> list[str]:
 def _by_path(rows, shares) -> Iterator[tuple[str, list[Row], str]]:
   """Yields panels for each dtype: a bar for each path, by layer and shape.
 
-  Args:
-    rows: those with times.
-    shares: whether bars are shares of a copy's bandwidth, which layers with a
-      projection do not have.
+  Bars are times, or `shares` of a copy's bandwidth, which layers with a
+  projection do not have.
   """
   rows = [row for row in rows if 'copy_fraction' in row or not shares]
   for dtype in _distinct(rows, 'dtype'):
@@ -85,18 +76,14 @@ def _beside_published(rows, published) -> Iterator[tuple[str, list[Row], str]]:
   """Yields panels of LSTMs on gates, and of every cell's kernel, by shape.
 
   A shape that was measured in several dtypes shows the first one.
-
-  Args:
-    rows: those with times.
-    published: milliseconds by program and shape.
   """
+  rows = [row for row in rows if row['projection'] == 'without']
+  first = {row['shape']: row['dtype'] for row in reversed(rows)}
   rows = [
       {**row, 'group': row['shape']}
       for row in rows
-      if row['projection'] == 'without'
+      if row['dtype'] == first[row['shape']]
   ]
-  first = {row['shape']: row['dtype'] for row in reversed(rows)}
-  rows = [row for row in rows if row['dtype'] == first[row['shape']]]
   lstms = [
       {**row, 'name': _NAMES.get(way, f'rnnzoo, {way}')}
       for row in rows
@@ -123,7 +110,7 @@ def _beside_published(rows, published) -> Iterator[tuple[str, list[Row], str]]:
 
 def _panel(ax, rows: Sequence[Row], direction: str, scale: str) -> None:
   """Draws bars in groups, the first group on top."""
-  names, groups = _distinct(rows, 'name'), _distinct(rows, 'group')
+  names, groups = _names_and_groups(rows)
   rows = [row for row in rows if row['direction'] == direction]
   times = [row['median_ms'] for row in rows]
   height = 0.8 / len(names)

@@ -96,11 +96,6 @@ def measure(
 ) -> Iterator[Row]:
   """Checks every implementation of every case, then times those not wrong.
 
-  Args:
-    selected: the cases.
-    timer: how to time.
-    watchdog: watches over every step.
-
   Yields:
     One row for each case, implementation and direction, as soon as it is known.
     Beside the labels there are `status` ('ok', 'cannot' or 'failed'), `reason`,
@@ -155,12 +150,11 @@ def _finish(runs: list[_Run], workers, timer, watchdog) -> Iterator[Row]:
   """Yields the rows of a problem's runs, traced by `_trace`."""
   case = runs[0].problem.case
   for run in dict.fromkeys(runs):
-    if run.compiling is None:
-      continue
-    with run.attempt(watchdog(f'compiling {run}')):
-      run.program = run.compiling.result()
-      run.row |= {'compile_s': run.program.compile_s, **run.program.memory}
-      run.row['compiled_together'] = workers
+    if run.compiling is not None:
+      with run.attempt(watchdog(f'compiling {run}')):
+        run.program = run.compiling.result()
+        run.row |= {'compile_s': run.program.compile_s, **run.program.memory}
+        run.row['compiled_together'] = workers
   count = len(case.implementations) * len(cases.DIRECTIONS)
   runs, references = runs[:count], runs[count:]
   if references:

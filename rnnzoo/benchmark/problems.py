@@ -139,18 +139,12 @@ def _normal(seed: int, shape: tuple[int, ...], dtype: str) -> jax.Array:
 def _on_input(case: cases.Case) -> Problem:
   """A layer on x; that of a check is called with all arguments."""
   shape, rng = case.shape, np.random.default_rng(0)
-  extra: dict[str, Any] = {}
-  call: dict[str, Any] = {}
+  reset, mask = _flags(case, rng)
+  call = {'reset': reset, 'mask': mask, 'reverse': _has(case, cases.REVERSE)}
+  extra = {'learn_initial_carry': case.options is not None}
   if case.options is not None:
-    extra = {'learn_initial_carry': True}
-    reset, mask = _flags(case, rng)
     lengths = rng.integers(0, shape.time + 1, shape.batch)
-    call = {
-        'reset': reset,
-        'mask': mask,
-        'seq_lengths': jnp.asarray(lengths),
-        'reverse': _has(case, cases.REVERSE),
-    }
+    call['seq_lengths'] = jnp.asarray(lengths)
   layer = _create(case, rng, **extra)
 
   def make(implementation, dtype):

@@ -23,6 +23,7 @@ recurrent kernel, and x or the input gates.
 import dataclasses
 import itertools
 import json
+import operator
 import os
 import pathlib
 import shlex
@@ -170,7 +171,7 @@ def main(unused_argv: list[str]) -> int:
     _give_up(error)
   if _SUITE.value == 'peers':  # Other processes and torch need memory too.
     os.environ.setdefault('XLA_PYTHON_CLIENT_PREALLOCATE', 'false')
-  selected = _select()
+  suite, output, selected = SUITES[_SUITE.value], _OUTPUT.value, _select()
   repeats = 0 if _CHECK_ONLY.value else _REPEATS.value
   result = _new_result(selected, repeats)
   if _RESUME.value:
@@ -180,13 +181,12 @@ def main(unused_argv: list[str]) -> int:
   def save_hanging(work: str, reason: str) -> None:
     report.write({**result, 'hung': {'what': work, 'reason': reason}}, output)
 
-  output = _OUTPUT.value
-  timer = dataclasses.replace(SUITES[_SUITE.value].timer, repeats=repeats)
+  timer = dataclasses.replace(suite.timer, repeats=repeats)
   watchdog = watchdog_lib.Watchdog(_TIMEOUT.value, save_hanging)
   table = report.Table(case.label for case in selected)
-  for title, part in itertools.groupby(selected, _title):
+  for title, part in itertools.groupby(selected, operator.attrgetter('title')):
     table.title(title)
-    for row in SUITES[_SUITE.value].measure(part, timer, watchdog):
+    for row in suite.measure(part, timer, watchdog):
       if 'gb_per_s' in row:
         row['copy_fraction'] = row['gb_per_s'] / result['copy']['gb_per_s']
       result['rows'].append(row)
@@ -204,13 +204,6 @@ def main(unused_argv: list[str]) -> int:
   if bad:
     print(f'FAILED: {len(bad)} of {len(result["rows"])} rows', file=sys.stderr)
   return int(bool(bad))
-
-
-def _title(case: cases_lib.Case) -> str:
-  """Returns the title of the part of the table that a case is in."""
-  if case.options is not None:
-    return 'checks'
-  return f'{case.shape_name} ({case.shape}), {case.dtype}'
 
 
 def _new_result(selected, repeats: int) -> dict[str, Any]:
@@ -243,13 +236,11 @@ def _resume(result, selected, repeats: int) -> list[cases_lib.Case]:
     facts = ('suite', 'device', 'versions', 'commit')
     if any(earlier[fact] != result[fact] for fact in facts):
       _give_up(f'--resume: {str(path)!r} is of another {", ".join(facts)}')
-    found = {
-        tuple(row[label] for label in measurement.KEY): row
-        for row in earlier['rows']
-    }
+    key = operator.itemgetter(*measurement.KEY)
+    found = {key(row): row for row in earlier['rows']}
     done = {
-        key
-        for key, row in found.items()
+        key(row)
+        for row in earlier['rows']
         if row['status'] == 'cannot'
         or (row['status'] == 'ok' and (not repeats or 'median_ms' in row))
     }
@@ -260,14 +251,14 @@ def _resume(result, selected, repeats: int) -> list[cases_lib.Case]:
   rest = []
   for case in selected:
     keys = [
-        (case.shape_name, case.dtype, case.label, way, case.projection, each)
+        key(case.row(way, each))
         for way in case.implementations
         for each in cases_lib.DIRECTIONS
     ]
     if not done.issuperset(keys):
       rest.append(case)
-      for key in keys:  # Programs that are compared are timed together.
-        found.pop(key, None)
+      for each in keys:  # Programs that are compared are timed together.
+        found.pop(each, None)
   result['rows'] = list(found.values())
   print(f'{len(found)} rows of {path} are kept', file=sys.stderr)
   return rest

@@ -23,6 +23,7 @@ from rnnzoo.benchmark import timing
 from rnnzoo.engines import selection
 
 Shape: TypeAlias = cases.Shape
+Names: TypeAlias = Sequence[str] | None
 heads = cases.heads
 BF16, F16, F32 = cases.BF16, cases.F16, cases.F32
 
@@ -49,11 +50,11 @@ class Entry:
     implementations: by these, unless a user gives others; None for all.
   """
 
-  shapes: Sequence[str] | None
+  shapes: Names
   layers: Sequence[str]
   projection: str
   dtypes: Sequence[str] = (F32,)
-  implementations: Sequence[str] | None = None
+  implementations: Names = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,8 +87,8 @@ class Suite:
       self,
       shapes: Mapping[str, Shape],
       layers: Sequence[str],
-      implementations: Sequence[str] | None = None,
-      dtypes: Sequence[str] | None = None,
+      implementations: Names,
+      dtypes: Names,
   ) -> Iterator[cases.Case]:
     """Yields the cases that are wanted; None leaves the choice to the entries.
 
@@ -119,10 +120,7 @@ class Suite:
         yield dataclasses.replace(case, implementations=ways)
 
   def checked(
-      self,
-      layers: Sequence[str],
-      implementations: Sequence[str] | None = None,
-      dtypes: Sequence[str] | None = None,
+      self, layers: Sequence[str], implementations: Names, dtypes: Names
   ) -> Iterator[cases.Case]:
     """Yields the cases that are only checked, by 'pallas' if None is given."""
     wanted = implementations or ('pallas',)

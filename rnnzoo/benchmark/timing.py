@@ -85,11 +85,8 @@ def lower(
 ) -> Callable[[], Program]:
   """Traces a function and returns its compilation, to be run in any thread.
 
-  Args:
-    function: to be compiled.
-    *arguments: have its arguments' shapes and dtypes.
-    quick: whether to do without the search for the fastest matrix products, for
-      programs that will not be timed.
+  Programs that will not be timed are `quick`, without the search for the
+  fastest matrix products.
   """
   start = time.perf_counter()
   lowered = jax.jit(function).lower(*arguments)
@@ -147,10 +144,11 @@ def interleave(
         jax.block_until_ready(call())
         _, seconds = _seconds(call, counts[index])
         samples[index].append(1e3 * seconds)
-  return [
-      Times(*np.quantile(own, (0.5, 0.25, 0.75)).tolist(), len(own), count)
-      for own, count in zip(samples, counts, strict=True)
-  ]
+  times = []
+  for own, count in zip(samples, counts, strict=True):
+    low, median, high = np.quantile(own, (0.25, 0.5, 0.75)).tolist()
+    times.append(Times(median, low, high, len(own), count))
+  return times
 
 
 def _seconds(call: Callable[[], Any], count: int) -> tuple[float, float]:
@@ -187,16 +185,16 @@ def measure(
     that the host takes for a call.
   """
   sets = input_sets(arguments, timer.max_sets)
+  each_call = [(sets,)] if timer.one_program else sets
   per_call = len(sets) if timer.one_program else 1
-  calls: list[Callable[[], Any]] = []
+  call_next = lambda program, turns: program(*next(turns))
+  calls = []
   for index, (function, program) in enumerate(programs):
     before(index)
     if timer.one_program:
       program = build(rotate(function), sets).call
-      calls.append(functools.partial(program, sets))
-    else:
-      turns = itertools.cycle(sets)
-      calls.append(lambda f=program, turns=turns: f(*next(turns)))
+    turns = itertools.cycle(each_call)
+    calls.append(functools.partial(call_next, program, turns))
   times = interleave(calls, timer.repeats, before)
   rows = []
   for index, (call, each) in enumerate(zip(calls, times, strict=True)):
@@ -213,10 +211,7 @@ def measure(
 def input_sets(arguments: tuple[Any, Any], max_sets: int) -> list[Any]:
   """Returns distinct sets of arguments, more in all than a cache holds.
 
-  Args:
-    arguments: arrays by name, and weights. Sequences come some steps later in
-      each other set; parameters stay.
-    max_sets: the most sets.
+  Sequences come some steps later in each other set; parameters stay.
   """
   count = 2  # On a CPU it takes no more, and nothing else is in flight.
   if jax.default_backend() != 'cpu':
@@ -241,9 +236,6 @@ def rotate(function: Callable[..., Any]) -> Callable[[list[Any]], list[Any]]:
 
   Each set waits for the results of the one before, so that the compiler neither
   merges them nor runs them side by side.
-
-  Args:
-    function: of one set.
   """
   once = jax.jit(function)  # Traced once, however many sets there are.
 

@@ -19,16 +19,15 @@ GRACE_S = 15
 
 
 class Watchdog:
-  """Watches one piece of work after the other."""
+  """Watches one piece of work after the other.
+
+  Args:
+    seconds: how long each piece may take.
+    save: called before the process ends, with the work that hung and the reason
+      to state; keeps the results so far.
+  """
 
   def __init__(self, seconds: float, save: Callable[[str, str], None]):
-    """Creates it.
-
-    Args:
-      seconds: how long each piece may take.
-      save: called before the process ends, with the work that hung and the
-        reason to state; keeps the results so far.
-    """
     self.seconds = seconds
     self._save = save
     self._timer: threading.Timer | None = None
@@ -62,11 +61,8 @@ class Watchdog:
   def _end(self, work: str) -> None:
     reason = f'did not end within {self.seconds:g} s'
     try:
-      print(
-          f'rnnzoo.benchmark: {work}: {reason}; giving up',
-          file=sys.stderr,
-          flush=True,
-      )
+      text = f'rnnzoo.benchmark: {work}: {reason}; giving up'
+      print(text, file=sys.stderr, flush=True)
       self._save(work, reason)
     finally:
       os._exit(EXIT_CODE)
