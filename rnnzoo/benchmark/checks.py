@@ -124,7 +124,7 @@ def errors(results: Sequence[Any], expected: Mapping[str, Any]) -> Errors:
 
 @jax.jit
 def _relative(a: jax.Array, b: jax.Array) -> jax.Array:
-  norm = lambda x: jnp.sqrt(jnp.sum(x * x))
+  norm = jnp.linalg.vector_norm
   size = norm(b)
   return norm(a.astype(b.dtype) - b) / jnp.where(size == 0, 1, size)
 

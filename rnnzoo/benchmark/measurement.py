@@ -107,18 +107,16 @@ def measure(
   """
   together = 1 if timer.repeats else _TOGETHER
   workers = 1 if timer.repeats else os.cpu_count() or 1
-  waiting: collections.deque[list[_Run]] = collections.deque()
   with futures.ThreadPoolExecutor(workers) as pool:
-    for case in selected:
-      waiting.append(_trace(case, pool, timer, watchdog))
-      if len(waiting) == together:
-        yield from _finish(waiting.popleft(), workers, timer, watchdog)
+    traced = (_trace(case, pool, timer, watchdog) for case in selected)
+    waiting = collections.deque(itertools.islice(traced, together))
     while waiting:
-      yield from _finish(waiting.popleft(), workers, timer, watchdog)
+      yield from _finish(*waiting.popleft(), workers, timer, watchdog)
+      waiting.extend(itertools.islice(traced, 1))
 
 
-def _trace(case, pool, timer, watchdog) -> list[_Run]:
-  """Traces a case's runs, 'scan' in float64, and the yardstick, if any."""
+def _trace(case, pool, timer, watchdog) -> tuple[list[_Run], list[_Run]]:
+  """Traces a case's runs; and 'scan' in float64 and the yardstick, if any."""
   problem = problems.build(case)
 
   def trace(implementation, direction, dtype=None, timed=False):
@@ -137,26 +135,25 @@ def _trace(case, pool, timer, watchdog) -> list[_Run]:
   timed = bool(timer.repeats)
   ways = list(itertools.product(case.implementations, cases.DIRECTIONS))
   runs = [trace(*way, timed=timed) for way in ways]
+  references = []
   if any(run.compiling for run in runs):
     both = ('scan', cases.DIRECTIONS[1])
     with jax.enable_x64(True):
-      runs.append(trace(*both, dtype='float64'))
+      references.append(trace(*both, dtype='float64'))
     if case.drawn:
-      runs.append(runs[ways.index(both)] if both in ways else trace(*both))
-  return runs
+      scan = runs[ways.index(both)] if both in ways else trace(*both)
+      references.append(scan)
+  return runs, references
 
 
-def _finish(runs: list[_Run], workers, timer, watchdog) -> Iterator[Row]:
-  """Yields the rows of a problem's runs, traced by `_trace`."""
-  case = runs[0].problem.case
-  for run in dict.fromkeys(runs):
+def _finish(runs, references, workers, timer, watchdog) -> Iterator[Row]:
+  """Yields the rows of a problem's runs, which `_trace` traced."""
+  for run in dict.fromkeys([*runs, *references]):
     if run.compiling is not None:
       with run.attempt(watchdog(f'compiling {run}')):
         run.program = run.compiling.result()
         run.row |= {'compile_s': run.program.compile_s, **run.program.memory}
         run.row['compiled_together'] = workers
-  count = len(case.implementations) * len(cases.DIRECTIONS)
-  runs, references = runs[:count], runs[count:]
   if references:
     try:
       _check(runs, *references, watchdog=watchdog)

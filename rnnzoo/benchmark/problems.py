@@ -97,12 +97,9 @@ def _create(case: cases.Case, rng, **options) -> Any:
   def draw(x):
     if not x.shape:
       return jnp.ones((), x.dtype)  # A-GRU's ε.
-    scale = 0.3
-    if x.ndim == 4:
-      scale = gain * x.shape[-1] ** -0.5
-    elif x.ndim == 3:
-      scale = case.shape.in_features**-0.5
-    return jnp.asarray(scale * rng.standard_normal(x.shape), x.dtype)
+    scales = {3: case.shape.in_features**-0.5, 4: gain * x.shape[-1] ** -0.5}
+    draws = scales.get(x.ndim, 0.3) * rng.standard_normal(x.shape)
+    return jnp.asarray(draws, x.dtype)
 
   graphdef, state = nnx.split(layer)
   return nnx.merge(graphdef, jax.tree.map(draw, state))
@@ -248,20 +245,16 @@ def _linear_scan(case: cases.Case) -> Problem:
   """`rnnzoo.linear_scan` of a in (0, 1) and b, each [B, T, F]."""
   shape, dtype = case.shape, case.dtype
   size = (shape.batch, shape.time, shape.features)
-  arrays = {
-      'a': jax.nn.sigmoid(_normal(0, size, dtype)),
-      'b': _normal(1, size, dtype),
-  }
+  a, b = jax.nn.sigmoid(_normal(0, size, dtype)), _normal(1, size, dtype)
 
-  def make(implementation, dtype):
-    del dtype  # That of a and b.
-    return lambda arrays: rnnzoo.linear_scan(
-        arrays['a'], arrays['b'], implementation=implementation
-    )
+  def make(implementation, unused_dtype):
+    scan = functools.partial(rnnzoo.linear_scan, implementation=implementation)
+    return lambda arrays: scan(arrays['a'], arrays['b'])
 
-  one = arrays['b'].nbytes
-  traffic = dict(zip(cases.DIRECTIONS, (3 * one, 8 * one), strict=True))
-  return Problem(case, (arrays, _normal(2, size, dtype)), make, traffic)
+  moved = 3 * b.nbytes, 8 * b.nbytes
+  traffic = dict(zip(cases.DIRECTIONS, moved, strict=True))
+  arguments = {'a': a, 'b': b}, _normal(2, size, dtype)
+  return Problem(case, arguments, make, traffic)
 
 
 def _projection(case: cases.Case) -> Problem:
