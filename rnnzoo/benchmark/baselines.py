@@ -83,16 +83,10 @@ def cudnn(arrays: Any) -> jax.Array:
   kernel, recurrent, bias = (
       state[name][...] for name in ('kernel', 'recurrent_kernel', 'bias')
   )
-  gates, in_features, features = kernel.shape
+  _, in_features, features = kernel.shape
   # [gates, to, from], then two biases, which are added.
-  weights = jnp.concatenate(
-      [
-          jnp.swapaxes(kernel, 1, 2).ravel(),
-          jnp.swapaxes(recurrent[:, 0], 1, 2).ravel(),
-          bias.ravel(),
-          jnp.zeros((gates * features,), jnp.float32),
-      ]
-  )
+  flat = [jnp.swapaxes(w, 1, 2).ravel() for w in (kernel, recurrent[:, 0])]
+  weights = jnp.concatenate([*flat, bias.ravel(), jnp.zeros(bias.size)])
   batch, time, _ = x.shape
   zero = jnp.zeros((1, batch, features), jnp.float32)
   lengths = jnp.full((batch,), time, jnp.int32)

@@ -76,17 +76,13 @@ class Table:
         return
       self._cannot.add(group)
       cells[2:] = ['any', 'any']
-    spread = ''
-    if 'median_ms' in row:
-      cells.append(f'{row["median_ms"]:.3f}')
-      spread = f'{row["low_ms"]:.3f} - {row["high_ms"]:.3f}'
-    else:
-      cells.append(row['status'])
+    timed = 'median_ms' in row
+    cells.append(f'{row["median_ms"]:.3f}' if timed else row['status'])
+    spread = f'{row["low_ms"]:.3f} - {row["high_ms"]:.3f}' if timed else ''
     known = len(self._reasons)
     if row['status'] != 'ok':
       number = self._reasons.setdefault(row['reason'], known + 1)
-      mark = 'failed ' if 'median_ms' in row else ''
-      spread = f'{mark}[{number}]'
+      spread = f'failed [{number}]' if timed else f'[{number}]'
     cells.append(spread)
     for _, key, form, factor, _ in _COLUMNS:
       value = row.get(key)
