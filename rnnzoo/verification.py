@@ -135,7 +135,7 @@ def _on_one_device(x: Array) -> Array:
 def _verify(plan, operands) -> Verification:
   run = jax.jit(functools.partial(newton_windows.unroll_with_report, plan))
   _, wanted = jax.jit(functools.partial(scan.carries, plan.steps))(operands)
-  difference = jax.jit(functools.partial(_difference, wanted))
+  difference = functools.partial(jax.jit(_difference), wanted)
   _, found, report = run(operands)
   least = None
   for count in range(plan.max_iterations + 1):
