@@ -55,6 +55,7 @@ def from_haiku(
     inputs, hidden = kernels[:, :size], kernels[:, size:]
     bias = bias.reshape(4, features)[_ORDER]
     bias[1] += _FORGET_BIAS
+    total = 'linear/b with 1 added to f'
   else:
     inputs = entries.take('linear/w', (size, features), layer)[None]
     hidden = entries.take('linear_1/w', (features, features), layer)
@@ -65,7 +66,9 @@ def from_haiku(
         [entries.take(f'{side}/b', (features,), layer) for side in sides],
         axis=0,
     )[None]
+    total = 'The sum of linear/b and linear_1/b'
   entries.finish()
+  weights_lib.fits(bias, layer, total)
   weights_lib.store(
       layer,
       Weights(kernel=inputs, recurrent_kernel=hidden[:, None], bias=bias),

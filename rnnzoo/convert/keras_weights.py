@@ -113,6 +113,7 @@ def _take(layer: Any, left: list[Any]) -> Weights:
     both = take('bias', 2, width).reshape(2, gates, features)[:, order]
     bias, extra = both.sum(0), both[1, -1]
     bias[-1] = both[0, -1]
+    weights_lib.fits(bias, layer, 'The sum of both rows of bias')
   elif layer.bias is not None:
     bias = take('bias', width).reshape(gates, features)[order]
   elif is_gru:

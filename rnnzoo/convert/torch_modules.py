@@ -153,8 +153,8 @@ def fold_projection(
     state_dict: `module.state_dict()`, with weight_hr_lk [proj_size, features].
 
   Returns:
-    The state dict for `from_torch`, and the projection of the outputs,
-    [directions * features, directions * proj_size].
+    The state dict for `from_torch`, with products in float64, and the
+    projection of the outputs, [directions * features, directions * proj_size].
 
   Raises:
     ValueError: there is no weight_hr_l0, or a shape does not fit.
@@ -183,9 +183,11 @@ def fold_projection(
               f'{name} must have {factor.shape[0]} columns, as many as are'
               f' projected to, got shape {shape}.'
           )
-        left[name] = left[name] @ factor
+        # The layer's dtype rounds the product, once.
+        left[name] = left[name].astype(np.float64) @ factor.astype(np.float64)
       blocks.append(matrix)
-    below = np.zeros(np.sum([b.shape for b in blocks], axis=0), blocks[0].dtype)
+    shape = np.sum([b.shape for b in blocks], axis=0)
+    below = np.zeros(shape, np.result_type(*blocks))
     row = column = 0
     for block in blocks:
       height, width = block.shape
@@ -213,6 +215,8 @@ def _take(layer, entries: weights_lib.Entries, suffix: str) -> Weights:
   bias, extra = bias_ih + bias_hh, None
   if isinstance(layer.cell, gru.GRUCell):
     bias[-1], extra = bias_ih[-1], bias_hh[-1]
+  both = f'The sum of bias_ih{suffix} and bias_hh{suffix}'
+  weights_lib.fits(bias, layer, both)
   return Weights(
       kernel=weights_lib.split_gates(weight_ih.T, gates),
       recurrent_kernel=weights_lib.split_gates(weight_hh.T, gates)[:, None],

@@ -130,6 +130,10 @@ def checked(
     shape: the one it must have.
     layer: what it is for; its param_dtype must hold the values.
     name: what it is, for errors.
+
+  Returns:
+    The numbers in float64, whose sums and products keep what a file's narrow
+    dtype would lose.
   """
   array = to_numpy(value, name)
   if array.shape != shape:
@@ -138,6 +142,13 @@ def checked(
         f' in_features = {layer.in_features} and features ='
         f' {layer.out_features}, got {array.shape}.'
     )
+  array = array.astype(np.float64)
+  fits(array, layer, name)
+  return array
+
+
+def fits(array: np.ndarray, layer: Any, name: str) -> None:
+  """Raises ValueError unless a layer's param_dtype holds these numbers."""
   with np.errstate(over='ignore'):  # An error instead of the warning.
     stored = array.astype(layer.param_dtype)
   if np.any(np.isfinite(array) & np.isinf(stored)):
@@ -145,7 +156,6 @@ def checked(
         f'{name} is too large for param_dtype={jnp.dtype(layer.param_dtype)} of'
         f' the {type(layer).__name__}, where it would become infinite.'
     )
-  return array
 
 
 def to_numpy(value: Any, name: str) -> np.ndarray:

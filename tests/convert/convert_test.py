@@ -62,6 +62,41 @@ class ConvertTest(parameterized.TestCase):
     convert.from_torch(layer, torch_weights(16))
     self.assertEqual(layer.kernel.dtype, 'bfloat16')
 
+  @parameterized.parameters('float16', 'uint8', 'bfloat16', 'int32')
+  def test_sums_keep_what_narrow_dtypes_lose(self, dtype):
+    number = {'float16': 4e4, 'uint8': 200, 'bfloat16': 257, 'int32': 2e9}
+    full = lambda *shape: np.full(shape, number[dtype]).astype(dtype)
+    one = float(full(1)[0])
+    arrays = {k: full(*a.shape) for k, a in torch_weights(4).items()}
+    layer = make(rnnzoo.Elman)
+    convert.from_torch(layer, arrays)
+    np.testing.assert_array_equal(layer.bias, np.float32(2 * one))
+    gru = make(rnnzoo.GRU)
+    convert.from_keras(gru, [full(3, 12), full(4, 12), full(2, 12)])
+    np.testing.assert_array_equal(gru.bias[:2], np.float32(2 * one))
+    np.testing.assert_array_equal(gru.bias[2], np.float32(one))
+    lstm = make(rnnzoo.LSTM)
+    convert.from_haiku(lstm, {'linear': {'w': full(7, 16), 'b': full(16)}})
+    np.testing.assert_array_equal(lstm.bias[1], np.float32(one + 1))
+    vanilla = make(rnnzoo.Elman, activation='relu')
+    sides = {
+        'linear': {'w': full(3, 4), 'b': full(4)},
+        'linear_1': {'w': full(4, 4), 'b': full(4)},
+    }
+    convert.from_haiku(vanilla, sides)
+    np.testing.assert_array_equal(vanilla.bias, np.float32(2 * one))
+    folded, _ = convert.fold_projection(
+        {'weight_hr_l0': full(1, 4), 'weight_hh_l0': full(16, 1)}
+    )
+    np.testing.assert_array_equal(folded['weight_hh_l0'], one * one)
+
+  def test_a_sum_that_is_too_large(self):
+    arrays = {k: a * 4e4 for k, a in torch_weights(12).items()}
+    layer = make(rnnzoo.GRU, param_dtype='float16')
+    message = 'sum of bias_ih_l0 and bias_hh_l0 is too large .*float16'
+    with self.assertRaisesRegex(ValueError, message):
+      convert.from_torch(layer, arrays)
+
   def test_reads_tensors(self):
     # The part of torch.Tensor that convert uses.
     array = np.ones((FEATURES, IN), np.float32)
