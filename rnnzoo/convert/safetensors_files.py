@@ -30,7 +30,8 @@ def save_safetensors(module: nnx.Module, path: str | os.PathLike[str]) -> None:
 
   Raises:
     ImportError: the package safetensors is missing.
-    ValueError: `module` is no `nnx.Module` or has no parameters.
+    ValueError: `module` is no `nnx.Module`, has no parameters or two of the
+      same name.
   """
   files, _ = _library()
   arrays = {
@@ -92,7 +93,8 @@ def load_safetensors(module: nnx.Module, path: str | os.PathLike[str]) -> None:
       )
   for path_of, variable in nnx.iter_graph(module):
     name = '.'.join(map(str, path_of))
-    if isinstance(variable, nnx.Variable) and name in named:
+    random = isinstance(variable, nnx.RngState)
+    if isinstance(variable, nnx.Variable) and not random and name in named:
       variable.set_value(arrays[name])
 
 
@@ -103,11 +105,19 @@ def _named(module: Any) -> dict[str, Any]:
         f'module must be an nnx.Module, got a {type(module).__name__}.'
     )
   state = nnx.to_flat_state(nnx.state(module))
-  named = {
-      '.'.join(map(str, path)): leaf
-      for path, leaf in state
-      if not isinstance(leaf, nnx.RngState)
-  }
+  named: dict[str, Any] = {}
+  paths: dict[str, tuple[Any, ...]] = {}
+  for path, leaf in state:
+    if isinstance(leaf, nnx.RngState):
+      continue
+    name = '.'.join(map(str, path))
+    if name in named:
+      raise ValueError(
+          f'The {type(module).__name__} has two parameters of the name {name!r}'
+          f' in a file, at the paths {paths[name]} and {path}; another name of'
+          ' one of their parts would work.'
+      )
+    named[name], paths[name] = leaf, path
   if not named:
     raise ValueError(f'The {type(module).__name__} has no parameters.')
   return named

@@ -94,6 +94,15 @@ class SafetensorsTest(absltest.TestCase):
     with self.assertRaisesRegex(ValueError, 'must be an nnx.Module'):
       convert.save_safetensors({'kernel': 1}, self.path)
 
+  def test_refuses_two_parameters_of_one_name(self):
+    one = {'b.c': nnx.Param(jnp.ones(2)), 'b': {'c': nnx.Param(jnp.zeros(2))}}
+    module = nnx.Sequential()
+    module.a = nnx.data(one)
+    message = r"'a\.b\.c' .*\('a', 'b', 'c'\) and \('a', 'b\.c'\)"
+    with self.assertRaisesRegex(ValueError, message):
+      convert.save_safetensors(module, self.path)
+    self.assertFalse(self.path.exists())
+
   def test_says_which_package_is_missing(self):
     layer = rnnzoo.GRU(3, 4, rngs=nnx.Rngs(0))
     with mock.patch.dict(sys.modules, {'safetensors.flax': None}):
