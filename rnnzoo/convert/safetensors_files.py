@@ -14,6 +14,24 @@ import jax.numpy as jnp
 # Of the names in a file; another one is refused.
 VERSION = 1
 
+# A file's names of dtypes, and those of numpy.
+_DTYPES = {
+    'BOOL': 'bool',
+    'U8': 'uint8',
+    'I8': 'int8',
+    'U16': 'uint16',
+    'I16': 'int16',
+    'U32': 'uint32',
+    'I32': 'int32',
+    'U64': 'uint64',
+    'I64': 'int64',
+    'BF16': 'bfloat16',
+    'F16': 'float16',
+    'F32': 'float32',
+    'F64': 'float64',
+    'C64': 'complex64',
+}
+
 
 def save_safetensors(module: nnx.Module, path: str | os.PathLike[str]) -> None:
   """Writes a module's parameters, by name, to a safetensors file.
@@ -67,7 +85,9 @@ def load_safetensors(module: nnx.Module, path: str | os.PathLike[str]) -> None:
   try:
     with library.safe_open(str(path), framework='np') as opened:
       metadata = opened.metadata() or {}
-    arrays = files.load_file(path)
+      # The arrays themselves may come in a narrower dtype: without x64, JAX
+      # rounds float64.
+      stored = {name: _described(opened, name) for name in opened.keys()}
   except library.SafetensorError as error:
     raise ValueError(f'{path} is no safetensors file: {error}.') from error
   found = metadata.get('format'), metadata.get('version')
@@ -78,19 +98,20 @@ def load_safetensors(module: nnx.Module, path: str | os.PathLike[str]) -> None:
         ' safetensors.flax.load_file reads the arrays of any file.'
     )
   named = _named(module)
-  missing, more = named.keys() - arrays.keys(), arrays.keys() - named.keys()
+  missing, more = named.keys() - stored.keys(), stored.keys() - named.keys()
   if missing or more:
     raise ValueError(
         f'{path} is of another module than this {type(module).__name__}: it'
         f' lacks {sorted(missing)} and has no place for {sorted(more)}.'
     )
   for name, leaf in named.items():
-    array, own = arrays[name], leaf.get_value()
-    if (array.shape, array.dtype) != (own.shape, own.dtype):
+    (shape, dtype), own = stored[name], leaf.get_value()
+    if (shape, dtype) != (own.shape, str(own.dtype)):
       raise ValueError(
           f'{name} must have shape {own.shape} and dtype {own.dtype} for this'
-          f' {type(module).__name__}, got {array.shape} and {array.dtype}.'
+          f' {type(module).__name__}, got {shape} and {dtype}.'
       )
+  arrays = files.load_file(path)
   for path_of, variable in nnx.iter_graph(module):
     name = '.'.join(map(str, path_of))
     random = isinstance(variable, nnx.RngState)
@@ -121,6 +142,13 @@ def _named(module: Any) -> dict[str, Any]:
   if not named:
     raise ValueError(f'The {type(module).__name__} has no parameters.')
   return named
+
+
+def _described(opened: Any, name: str) -> tuple[tuple[int, ...], str]:
+  """Returns the shape and the dtype of an entry of an open file."""
+  entry = opened.get_slice(name)
+  dtype = entry.get_dtype()
+  return tuple(entry.get_shape()), _DTYPES.get(dtype, dtype)
 
 
 def _library() -> tuple[Any, Any]:

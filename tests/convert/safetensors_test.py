@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from safetensors import flax as safetensors
+from safetensors import numpy as numpy_files
 
 import rnnzoo
 from rnnzoo import convert
@@ -93,6 +94,16 @@ class SafetensorsTest(absltest.TestCase):
       convert.load_safetensors(layer, self.path / 'missing')
     with self.assertRaisesRegex(ValueError, 'must be an nnx.Module'):
       convert.save_safetensors({'kernel': 1}, self.path)
+
+  def test_refuses_wider_numbers(self):
+    layer = rnnzoo.Elman(3, 4, rngs=nnx.Rngs(0))
+    convert.save_safetensors(layer, self.path)
+    arrays = numpy_files.load_file(self.path)
+    arrays['bias'] = arrays['bias'].astype(np.float64)
+    metadata = {'format': 'rnnzoo', 'version': '1'}
+    numpy_files.save_file(arrays, self.path, metadata=metadata)
+    with self.assertRaisesRegex(ValueError, 'bias .* float32 .* float64'):
+      convert.load_safetensors(layer, self.path)
 
   def test_refuses_two_parameters_of_one_name(self):
     one = {'b.c': nnx.Param(jnp.ones(2)), 'b': {'c': nnx.Param(jnp.zeros(2))}}
