@@ -39,9 +39,9 @@ def from_torch(
 
   Args:
     layer: an `Elman`, `GRU` or `LSTM` with one head, a `Bidirectional` of such
-      a layer, or a `Stack` of either; it is changed in place. Give `Elman` the
-      module's `nonlinearity` as `activation`. Normalisation in a stack, which
-      torch does not have, is left as it is.
+      a layer, or a `Stack` of either without residual sums; it is changed in
+      place. Give `Elman` the module's `nonlinearity` as `activation`.
+      Normalisation in a stack, which torch does not have, is left as it is.
     state_dict: `module.state_dict()`, torch tensors or numpy arrays. Level k of
       a stack has these entries, and for the backward direction the same with
       `_reverse` appended; an `RNNCell`, `LSTMCell` or `GRUCell` has them
@@ -59,6 +59,10 @@ def from_torch(
     ValueError: an entry is missing, left over or of another shape, or the layer
       is of a kind that torch does not have.
   """
+  if isinstance(layer, stack.Stack) and layer.residual:
+    raise ValueError(
+        'torch has no residual sums between levels, and the Stack has.'
+    )
   entries = weights_lib.Entries(state_dict, 'state dict', prefix)
   updates = []
   for part, level, backward in weights_lib.parts(layer):

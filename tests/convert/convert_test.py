@@ -175,6 +175,11 @@ class ErrorsTest(parameterized.TestCase):
           'torch has no normalisation',
       ),
       (
+          'residual_sums_in_torch',
+          lambda: convert.from_torch(make(STACK, residual=True), {}),
+          'torch has no residual sums between levels',
+      ),
+      (
           'torch_cell_of_a_stack',
           lambda: convert.to_torch(make(STACK), cell=True),
           'no cell for a Stack',
