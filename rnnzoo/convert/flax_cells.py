@@ -101,7 +101,8 @@ def to_flax(layer: recurrent.RecurrentLayer, cell: Any) -> None:
           f' the {type(layer).__name__} has {value.shape} in its place.'
       )
   for variable, value in updates:
-    variable[...] = jnp.asarray(value, variable.dtype)
+    old = variable.get_value()
+    variable[...] = weights_lib.placed(value, variable.dtype, old)
 
 
 def _pairs(parts: list[Any], name: str, values: list[np.ndarray]):

@@ -11,6 +11,8 @@ from typing import Any
 from flax import nnx
 import jax.numpy as jnp
 
+from rnnzoo.convert import weights as weights_lib
+
 # Of the names in a file; another one is refused.
 VERSION = 1
 
@@ -116,7 +118,8 @@ def load_safetensors(module: nnx.Module, path: str | os.PathLike[str]) -> None:
     name = '.'.join(map(str, path_of))
     random = isinstance(variable, nnx.RngState)
     if isinstance(variable, nnx.Variable) and not random and name in named:
-      variable.set_value(arrays[name])
+      array, own = arrays[name], variable.get_value()
+      variable.set_value(weights_lib.placed(array, array.dtype, own))
 
 
 def _named(module: Any) -> dict[str, Any]:

@@ -6,6 +6,7 @@ do the rest. `Entries` finds arrays by name and says what is wrong with them.
 
 from collections.abc import Mapping
 import dataclasses
+import functools
 from typing import Any
 
 from flax import nnx
@@ -214,8 +215,35 @@ def store(layer: recurrent.RecurrentLayer, weights: Weights) -> None:
     state['bias'] = weights.bias
   if weights.recurrent_bias is not None:
     state['cell_params'] = {'recurrent_bias': weights.recurrent_bias}
-  dtype = layer.param_dtype
-  nnx.update(layer, jax.tree.map(lambda w: jnp.asarray(w, dtype), state))
+  update(layer, state)
+
+
+def update(layer: Any, state: Mapping[str, Any]) -> None:
+  """Puts arrays into a layer, in its param_dtype and on its devices."""
+  own = nnx.to_pure_dict(nnx.state(layer))
+
+  def put(path, value):
+    old = functools.reduce(lambda node, key: node[key.key], path, own)
+    return placed(value, layer.param_dtype, old)
+
+  nnx.update(layer, jax.tree.map_with_path(put, state))
+
+
+def placed(value: Any, dtype: Any, old: Any) -> jax.Array:
+  """Returns an array in place of another one, with the sharding of that one.
+
+  Args:
+    value: the numbers.
+    dtype: the one to return.
+    old: what is replaced. Where it was put on no devices, by a sharding or by
+      `jax.device_put`, the result is not either.
+  """
+  with np.errstate(over='ignore'):
+    value = np.asarray(value).astype(dtype)
+  is_array = isinstance(old, jax.Array) and not isinstance(old, jax.core.Tracer)
+  if is_array and old.committed:
+    return jax.device_put(value, old.sharding)
+  return jnp.asarray(value)
 
 
 def read(layer: recurrent.RecurrentLayer, library: str) -> Weights:

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from flax import nnx
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -119,8 +118,7 @@ def fill(
         'down': {'kernel': take('ffn.proj_down.weight', features, width).T},
     }
   entries.finish()
-  dtype = block.param_dtype
-  nnx.update(block, jax.tree.map(lambda w: jnp.asarray(w, dtype), state))
+  weights_lib.update(block, state)
 
 
 def state_dict(

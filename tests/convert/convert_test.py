@@ -97,6 +97,34 @@ class ConvertTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, message):
       convert.from_torch(layer, arrays)
 
+  def test_keeps_shardings(self):
+    mesh = jax.make_mesh((1,), ('x',))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec('x'))
+
+    def sharded(module):
+      state = nnx.state(module)
+      nnx.update(module, jax.device_put(state, sharding))
+      return module
+
+    square = functools.partial(rnnzoo.SLSTM, 4, 4, rngs=nnx.Rngs(0))
+    block = functools.partial(rnnzoo.SLSTMBlock, 4, 4, rngs=nnx.Rngs(0))
+    cell = functools.partial(nnx.GRUCell, IN, FEATURES, rngs=nnx.Rngs(0))
+    gru = sharded(make(rnnzoo.GRU))
+    convert.from_torch(gru, torch_weights(12))
+    filled = sharded(block())
+    convert.from_xlstm(filled, convert.to_xlstm(block()))
+    flashrnn = sharded(square())
+    convert.from_flashrnn(flashrnn, *convert.to_flashrnn(square())[:2])
+    other = sharded(cell())
+    convert.to_flax(make(rnnzoo.GRU), other)
+    for module in (gru, filled, flashrnn, other):
+      for path, value in nnx.to_flat_state(nnx.state(module)):
+        with self.subTest(path):
+          self.assertEqual(value.get_value().sharding, sharding)
+    plain = make(rnnzoo.GRU)
+    convert.from_torch(plain, torch_weights(12))
+    self.assertFalse(plain.kernel.get_value().committed)
+
   def test_reads_tensors(self):
     # The part of torch.Tensor that convert uses.
     array = np.ones((FEATURES, IN), np.float32)

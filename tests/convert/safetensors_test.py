@@ -105,6 +105,16 @@ class SafetensorsTest(absltest.TestCase):
     with self.assertRaisesRegex(ValueError, 'bias .* float32 .* float64'):
       convert.load_safetensors(layer, self.path)
 
+  def test_keeps_shardings(self):
+    layer = rnnzoo.GRU(3, 4, rngs=nnx.Rngs(0))
+    convert.save_safetensors(layer, self.path)
+    mesh = jax.make_mesh((1,), ('x',))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec('x'))
+    nnx.update(layer, jax.device_put(nnx.state(layer), sharding))
+    convert.load_safetensors(layer, self.path)
+    for value in jax.tree.leaves(nnx.state(layer)):
+      self.assertEqual(value.sharding, sharding)
+
   def test_refuses_two_parameters_of_one_name(self):
     one = {'b.c': nnx.Param(jnp.ones(2)), 'b': {'c': nnx.Param(jnp.zeros(2))}}
     module = nnx.Sequential()
