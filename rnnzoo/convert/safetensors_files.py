@@ -9,8 +9,10 @@ import pathlib
 from typing import Any
 
 from flax import nnx
+import jax
 import jax.numpy as jnp
 
+from rnnzoo import checks
 from rnnzoo.convert import weights as weights_lib
 
 # Of the names in a file; another one is refused.
@@ -51,11 +53,11 @@ def save_safetensors(module: nnx.Module, path: str | os.PathLike[str]) -> None:
   Raises:
     ImportError: the package safetensors is missing.
     ValueError: `module` is no `nnx.Module`, has no parameters or two of the
-      same name.
+      same name, or one is no array of a dtype that can be read again.
   """
   files, _ = _library()
   arrays = {
-      name: jnp.asarray(leaf.get_value())
+      name: _saved(leaf.get_value(), name)
       for name, leaf in _named(module).items()
   }
   path = pathlib.Path(path)
@@ -107,10 +109,10 @@ def load_safetensors(module: nnx.Module, path: str | os.PathLike[str]) -> None:
         f' lacks {sorted(missing)} and has no place for {sorted(more)}.'
     )
   for name, leaf in named.items():
-    (shape, dtype), own = stored[name], leaf.get_value()
-    if (shape, dtype) != (own.shape, str(own.dtype)):
+    (shape, dtype), own = stored[name], _kind(leaf.get_value(), name)
+    if (shape, dtype) != own:
       raise ValueError(
-          f'{name} must have shape {own.shape} and dtype {own.dtype} for this'
+          f'{name} must have shape {own[0]} and dtype {own[1]} for this'
           f' {type(module).__name__}, got {shape} and {dtype}.'
       )
   arrays = files.load_file(path)
@@ -145,6 +147,29 @@ def _named(module: Any) -> dict[str, Any]:
   if not named:
     raise ValueError(f'The {type(module).__name__} has no parameters.')
   return named
+
+
+def _saved(value: Any, name: str) -> jax.Array:
+  """Returns the array to save, or raises ValueError."""
+  if isinstance(value, jax.ShapeDtypeStruct):
+    raise ValueError(
+        f'{name} has a shape but no values, as in all modules that'
+        ' nnx.eval_shape makes; nnx.update(module, state) fills them in.'
+    )
+  _, dtype = _kind(value, name)
+  if dtype not in _DTYPES.values():
+    raise ValueError(
+        f'{name} must have one of the dtypes {sorted(_DTYPES.values())}, which'
+        f' can be read again, got {dtype}.'
+    )
+  return jnp.asarray(value)
+
+
+def _kind(value: Any, name: str) -> tuple[tuple[int, ...], str]:
+  """Returns the shape and dtype of the array that JAX makes of a value."""
+  if not isinstance(value, jax.ShapeDtypeStruct):
+    value = checks.array(value, name)
+  return value.shape, str(value.dtype)
 
 
 def _described(opened: Any, name: str) -> tuple[tuple[int, ...], str]:

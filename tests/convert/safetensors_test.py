@@ -115,6 +115,28 @@ class SafetensorsTest(absltest.TestCase):
     for value in jax.tree.leaves(nnx.state(layer)):
       self.assertEqual(value.sharding, sharding)
 
+  def test_what_is_saved_can_be_read(self):
+    module = nnx.BatchNorm(2, rngs=nnx.Rngs(0))
+    for value in (np.ones(3), 2.5, 7, True, np.float64(0.5), jnp.int8(3)):
+      with self.subTest(repr(value)):
+        module.scale = nnx.Param(value)
+        convert.save_safetensors(module, self.path)
+        module.scale = nnx.Param(jnp.zeros_like(value))
+        convert.load_safetensors(module, self.path)
+        np.testing.assert_array_equal(module.scale.get_value(), value)
+        module.scale = nnx.Param(value)
+        convert.load_safetensors(module, self.path)
+        np.testing.assert_array_equal(module.scale.get_value(), value)
+    for value, message in (
+        (jnp.ones(3, jnp.float8_e4m3fn), 'read again, got float8_e4m3fn'),
+        (jax.random.key(0), r'read again, got key'),
+        (jax.ShapeDtypeStruct((2,), jnp.float32), 'shape but no values'),
+        ({'a': 1.0}, 'scale must be an array, got a dict'),
+    ):
+      module.scale = nnx.Param(value)
+      with self.subTest(message), self.assertRaisesRegex(ValueError, message):
+        convert.save_safetensors(module, self.path)
+
   def test_refuses_two_parameters_of_one_name(self):
     one = {'b.c': nnx.Param(jnp.ones(2)), 'b': {'c': nnx.Param(jnp.zeros(2))}}
     module = nnx.Sequential()
