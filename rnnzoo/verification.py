@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from rnnzoo import cell as cell_lib
 from rnnzoo import checks
+from rnnzoo import settings
 from rnnzoo.engines import call as call_lib
 from rnnzoo.engines import newton_plan
 from rnnzoo.engines import newton_windows
@@ -107,6 +108,7 @@ def verify(
         'implementation must be an rnnzoo.AssociativeScan, got'
         f' {implementation!r}.'
     )
+  settings.boolean(reverse, 'reverse')
   checks.inputs(
       x, '[batch, time, in_features]', layer.in_features, type(layer).__name__
   )

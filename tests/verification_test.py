@@ -35,6 +35,12 @@ class VerificationTest(absltest.TestCase):
     self.assertEqual(found.error, 0)
     self.assertGreater(found.lyapunov, 0)
 
+  def test_reverse_is_a_flag(self):
+    layer = rnnzoo.GRU(4, 8, rngs=nnx.Rngs(0))
+    for reverse in ('no', 1, None):
+      with self.assertRaisesRegex(ValueError, 'reverse must be a bool, got'):
+        rnnzoo.verify(layer, X, reverse=reverse)
+
   @pytest.mark.slow
   def test_known_rate(self):
     # Where relu lets all through, h' = u h + x: the exponent is log u.
