@@ -7,6 +7,7 @@ S the number of states.
 
 from collections.abc import Sequence
 import dataclasses
+import numbers
 from typing import Any
 
 import jax
@@ -95,6 +96,14 @@ class FlashRNNConfig:
           f'{name} is an option of the clip: it needs'
           ' gradient_recurrent_clipval, got None.'
       )
+    values = self.initial_val
+    given = values if isinstance(values, (tuple, list)) else (values,)
+    for value in given:
+      if not isinstance(value, numbers.Real) or isinstance(value, bool):
+        raise ValueError(
+            'initial_val must be a number or a tuple of them, one for each'
+            f' state, got {values!r:.80}.'
+        )
     for name, known in _SHAPES.items():
       settings.choice(getattr(self, name), known, name)
 
@@ -155,6 +164,11 @@ def flashrnn(
   Wx = _axes(Wx, 'Wx', config.input_shape, 'BTGHD')
   batch, time, _, heads, size = Wx.shape
   gates = cell.input_gates
+  if not size:
+    raise ValueError(
+        'Wx must have a head dimension of at least 1, its last axis of BTGHD,'
+        f' got shape {Wx.shape}.'
+    )
   is_gru = config.function == 'gru'
   Wx = _sized(Wx, (batch, time, gates, heads, size), 'Wx', 'BTGHD')
   R = _axes(R, 'R', config.recurrent_shape, 'GHPD')

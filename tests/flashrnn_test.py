@@ -174,6 +174,14 @@ class FlashRNNTest(parameterized.TestCase):
     config = rnnzoo.FlashRNNConfig
     cases = (
         (lambda: run(Wx[0], R, b), 'Wx must have the axes BTGHD'),
+        (
+            lambda: run(Wx[..., :0], R[:, :, :0, :0], b[..., :0]),
+            'head dimension of at least 1',
+        ),
+        (lambda: config(initial_val='a'), "number or a tuple .* got 'a'"),
+        (lambda: config(initial_val=None), 'number or a tuple .* got None'),
+        (lambda: config(initial_val=(0, 'a')), r"tuple .* got \(0, 'a'\)"),
+        (lambda: config(initial_val=np.zeros(2)), r'tuple .* got array\(\['),
         (lambda: run(Wx, R[:2], b), r'R must have shape \(3, 2, 3, 3\)'),
         (lambda: run(Wx, R, b[:3]), r'b must have shape \(4, 2, 3\)'),
         (lambda: run(Wx, R, b, Wx), 'states must have shape'),
