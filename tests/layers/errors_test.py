@@ -210,6 +210,7 @@ class ImplementationTest(parameterized.TestCase):
   @parameterized.parameters(
       ({'tolerance': -1}, r'tolerance must be .* got -1'),
       ({'max_iterations': 0}, 'max_iterations must be a positive int, got 0'),
+      ({'max_iterations': 2**31}, 'max_iterations must be .* up to 2147483647'),
       ({'jacobian': 'full'}, "jacobian must be one of .*'exact'.*got 'full'"),
       ({'window': 0}, 'window must be a positive int, got 0'),
   )
