@@ -112,8 +112,9 @@ def parameter(given: Any, expected: tuple[int, ...] | None, label: str) -> None:
   """
   if isinstance(given, jax.ShapeDtypeStruct):
     raise ValueError(
-        f'{label} has a shape but no values, as in all layers that'
-        ' nnx.eval_shape makes; nnx.update(layer, state) fills them in.'
+        f'{label} has a shape but no values. In a layer of rnnzoo.linen, the'
+        ' variables lack its entry; nnx.update(layer, state) fills a layer that'
+        ' nnx.eval_shape made.'
     )
   if expected is not None and given.shape != expected:
     raise ValueError(

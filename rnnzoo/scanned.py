@@ -135,6 +135,11 @@ def pair(x: Any) -> tuple[Array, Array]:
     raise ValueError(
         f'x must be the pair (ins, resets); got {checks.describe(x)}.'
     )
+  if not getattr(x[0], 'shape', ()):
+    raise ValueError(
+        'ins must be an array [time, batch, in_features], got a'
+        f' {type(x[0]).__name__}; jnp.asarray(ins) would work.'
+    )
   return x[0], x[1]
 
 

@@ -133,6 +133,13 @@ class LinenTest(parameterized.TestCase):
     self.assertIn('random_bits', drawn)
     self.assertRegex(drawn, r'\bqr\b')
 
+  def test_a_parameter_is_missing(self):
+    module = rnnzoo_linen.GRU(features=FEATURES)
+    params = dict(module.init(jax.random.key(0), x)['params'])
+    del params['bias']
+    with self.assertRaisesRegex(ValueError, 'GRU.bias .* variables lack its'):
+      module.apply({'params': params}, x)
+
   def test_names(self):
     class Model(linen.Module):
 

@@ -133,6 +133,21 @@ class ScannedRNNTest(parameterized.TestCase):
     )
     cases = (
         (lambda: rnn(start, ins), r'pair \(ins, resets\)'),
+        (lambda: rnn(start, ([[1.0]], resets)), 'ins must be .* got a list'),
+        (
+            lambda: rnnzoo_linen.ScannedRNN().init(
+                jax.random.key(0), start, ([[1.0]], resets)
+            ),
+            'ins must be an array .* got a list; jnp.asarray',
+        ),
+        (
+            lambda: rnn.initialize_carry(2, 8, rnnzoo.Bidirectional),
+            r'partial\(Bidirectional, rnnzoo.GRU\) would work',
+        ),
+        (
+            lambda: rnnzoo.ScannedRNN(3, 8, layer=rnnzoo.Stack, rngs=None),
+            r'partial\(Stack, rnnzoo.GRU\) would work',
+        ),
         (lambda: rnn(start, (ins, resets[0])), 'reset must have shape'),
         (lambda: rnn(start, (ins, resets * 1j)), 'resets must be real'),
         (lambda: lstm(start, (ins, resets)), 'h, c'),

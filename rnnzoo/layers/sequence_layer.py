@@ -2,6 +2,7 @@
 
 import abc
 from collections.abc import Callable, Mapping
+import inspect
 from typing import Any
 
 from flax import nnx
@@ -139,6 +140,14 @@ def make(
     options: Mapping[str, Any],
 ) -> SequenceLayer:
   """Returns a new layer, or raises ValueError if the factory makes none."""
+  if isinstance(factory, type):
+    inner = inspect.signature(factory.__init__).parameters.get('layer')
+    if inner is not None and inner.default is inspect.Parameter.empty:
+      name = factory.__name__
+      raise ValueError(
+          f'layer must say which layer is inside, got {name}; for instance'
+          f' functools.partial({name}, rnnzoo.GRU) would work.'
+      )
   layer = factory(in_features, features, rngs=rngs, **options)
   if not isinstance(layer, SequenceLayer):
     raise ValueError(
