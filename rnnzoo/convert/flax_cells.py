@@ -3,7 +3,6 @@
 from typing import Any
 
 from flax import nnx
-import jax.numpy as jnp
 import numpy as np
 
 from rnnzoo.cells import elman
@@ -40,11 +39,14 @@ def from_flax(layer: recurrent.RecurrentLayer, cell: Any) -> None:
       have another shape.
   """
   _check(layer, cell)
-  joined = lambda parts: jnp.concatenate(parts, axis=-1)
+  label = f'A parameter of {type(cell).__name__}'
+  joined = lambda parameters: np.concatenate(
+      [weights_lib.numbers(p, label) for p in parameters], axis=-1
+  )
   inputs, hidden = _sides(cell)
-  weight_ih: Any = joined([part.kernel[...] for part in inputs])
-  weight_hh: Any = joined([part.kernel[...] for part in hidden])
-  bias: Any = joined([part.bias[...] for part in _with_bias(cell)])
+  weight_ih = joined([part.kernel for part in inputs])
+  weight_hh = joined([part.kernel for part in hidden])
+  bias = joined([part.bias for part in _with_bias(cell)])
   gates, features = layer.cell.input_gates, layer.out_features
   width = gates * features
   check = lambda value, shape, name: weights_lib.checked(
@@ -102,7 +104,7 @@ def to_flax(layer: recurrent.RecurrentLayer, cell: Any) -> None:
       )
   for variable, value in updates:
     old = variable.get_value()
-    variable[...] = weights_lib.placed(value, variable.dtype, old)
+    variable.set_value(weights_lib.placed(value, variable.dtype, old))
 
 
 def _pairs(parts: list[Any], name: str, values: list[np.ndarray]):

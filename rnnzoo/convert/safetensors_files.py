@@ -54,18 +54,27 @@ def save_safetensors(module: nnx.Module, path: str | os.PathLike[str]) -> None:
     ImportError: the package safetensors is missing.
     ValueError: `module` is no `nnx.Module`, has no parameters or two of the
       same name, or one is no array of a dtype that can be read again.
+    OSError: the file cannot be written.
   """
-  files, _ = _library()
+  files, library = _library()
+  path = pathlib.Path(path)
+  if path.is_dir():
+    raise IsADirectoryError(f'{path} must be a file, got a folder.')
+  if not path.parent.is_dir():
+    raise FileNotFoundError(
+        f'{path} must be in a folder that exists; there is no {path.parent}.'
+    )
   arrays = {
       name: _saved(leaf.get_value(), name)
       for name, leaf in _named(module).items()
   }
-  path = pathlib.Path(path)
   partial = path.with_name(path.name + '.partial')
   metadata = {'format': 'rnnzoo', 'version': str(VERSION)}
   try:
     files.save_file(arrays, partial, metadata=metadata)
     os.replace(partial, path)
+  except library.SafetensorError as error:
+    raise OSError(f'{path} cannot be written: {error}.') from error
   finally:
     partial.unlink(missing_ok=True)
 
@@ -86,6 +95,10 @@ def load_safetensors(module: nnx.Module, path: str | os.PathLike[str]) -> None:
     OSError: the file cannot be read.
   """
   files, library = _library()
+  if os.path.isdir(path):
+    raise IsADirectoryError(
+        f'{path} must be a safetensors file, got a folder.'
+    )
   try:
     with library.safe_open(str(path), framework='np') as opened:
       metadata = opened.metadata() or {}
@@ -153,8 +166,8 @@ def _saved(value: Any, name: str) -> jax.Array:
   """Returns the array to save, or raises ValueError."""
   if isinstance(value, jax.ShapeDtypeStruct):
     raise ValueError(
-        f'{name} has a shape but no values, as in all modules that'
-        ' nnx.eval_shape makes; nnx.update(module, state) fills them in.'
+        f'{name} has a shape but no values; nnx.update(module, state) fills a'
+        ' module that nnx.eval_shape made.'
     )
   _, dtype = _kind(value, name)
   if dtype not in _DTYPES.values():

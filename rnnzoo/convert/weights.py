@@ -258,16 +258,23 @@ def read(layer: recurrent.RecurrentLayer, library: str) -> Weights:
         f'{library} has no learned initial carry, and the'
         f' {type(layer).__name__} has learn_initial_carry=True.'
     )
-  numbers = lambda p: np.asarray(p[...], jnp.promote_types(p.dtype, np.float32))
+  label = f'A parameter of the {type(layer).__name__}'
   recurrent_bias = layer.cell_params.get('recurrent_bias')
   return Weights(
-      kernel=numbers(layer.kernel),
-      recurrent_kernel=numbers(layer.recurrent_kernel),
-      bias=None if layer.bias is None else numbers(layer.bias),
+      kernel=numbers(layer.kernel, label),
+      recurrent_kernel=numbers(layer.recurrent_kernel, label),
+      bias=None if layer.bias is None else numbers(layer.bias, label),
       recurrent_bias=None
       if recurrent_bias is None
-      else numbers(recurrent_bias),
+      else numbers(recurrent_bias, label),
   )
+
+
+def numbers(parameter: nnx.Variable, label: str) -> np.ndarray:
+  """Returns a parameter's numbers in float32 or wider, or raises ValueError."""
+  checks.parameter(parameter.get_value(), None, label)
+  dtype = jnp.promote_types(parameter.dtype, np.float32)
+  return np.asarray(parameter[...], dtype)
 
 
 def parts(layer: sequence_layer.SequenceLayer):

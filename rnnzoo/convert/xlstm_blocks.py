@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from flax import nnx
-import jax.numpy as jnp
 import numpy as np
 
 from rnnzoo.convert import weights as weights_lib
@@ -126,7 +125,7 @@ def state_dict(
 ) -> dict[str, np.ndarray]:
   """Returns a block's weights by name; the reverse of `fill`."""
   is_rms, start, first, second = _names(block)
-  numbers = lambda p: np.asarray(p[...], jnp.promote_types(p.dtype, np.float32))
+  numbers = lambda p: weights_lib.numbers(p, 'A parameter of the SLSTMBlock')
   scale = lambda norm, stored: numbers(norm.scale) - (1 - stored)
   inner = cell_entries(
       numbers(block.gates.kernel),

@@ -323,6 +323,28 @@ class ErrorsTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, 'has no bias b_hn'):
       convert.to_flax(layer, cell)
 
+  def test_layers_without_values(self):
+    rngs = nnx.Rngs(0)
+    cell = nnx.GRUCell(IN, FEATURES, rngs=rngs)
+    abstract = nnx.eval_shape(lambda: make(rnnzoo.GRU))
+    block = nnx.eval_shape(lambda: rnnzoo.SLSTMBlock(4, 4, rngs=nnx.Rngs(0)))
+    abstract_cell = nnx.eval_shape(
+        lambda: nnx.GRUCell(IN, FEATURES, rngs=nnx.Rngs(0))
+    )
+    for call in (
+        lambda: convert.to_torch(abstract),
+        lambda: convert.to_keras(abstract),
+        lambda: convert.to_flax(abstract, cell),
+        lambda: convert.from_flax(make(rnnzoo.GRU), abstract_cell),
+        lambda: convert.to_xlstm(block),
+    ):
+      with self.assertRaisesRegex(ValueError, 'has a shape but no values'):
+        call()
+    convert.from_torch(abstract, torch_weights(12))
+    np.testing.assert_array_equal(abstract.kernel, np.ones((3, IN, FEATURES)))
+    convert.to_flax(make(rnnzoo.GRU), abstract_cell)
+    self.assertIsInstance(abstract_cell.dense_h.kernel.get_value(), jax.Array)
+
   def test_from_flax_sizes(self):
     cell = nnx.GRUCell(IN + 1, FEATURES, rngs=nnx.Rngs(0))
     with self.assertRaisesRegex(ValueError, r'\(3, 12\) for.*got \(4, 12\)'):

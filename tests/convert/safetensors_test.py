@@ -92,6 +92,13 @@ class SafetensorsTest(absltest.TestCase):
       convert.load_safetensors(layer, self.path)
     with self.assertRaises(FileNotFoundError):
       convert.load_safetensors(layer, self.path / 'missing')
+    folder = self.path.parent
+    with self.assertRaisesRegex(IsADirectoryError, 'file, got a folder'):
+      convert.load_safetensors(layer, folder)
+    with self.assertRaisesRegex(IsADirectoryError, 'file, got a folder'):
+      convert.save_safetensors(layer, folder)
+    with self.assertRaisesRegex(FileNotFoundError, 'there is no .*missing'):
+      convert.save_safetensors(layer, folder / 'missing' / 'layer')
     with self.assertRaisesRegex(ValueError, 'must be an nnx.Module'):
       convert.save_safetensors({'kernel': 1}, self.path)
 
