@@ -96,9 +96,7 @@ def load_safetensors(module: nnx.Module, path: str | os.PathLike[str]) -> None:
   """
   files, library = _library()
   if os.path.isdir(path):
-    raise IsADirectoryError(
-        f'{path} must be a safetensors file, got a folder.'
-    )
+    raise IsADirectoryError(f'{path} must be a safetensors file, got a folder.')
   try:
     with library.safe_open(str(path), framework='np') as opened:
       metadata = opened.metadata() or {}

@@ -270,7 +270,7 @@ def read(layer: recurrent.RecurrentLayer, library: str) -> Weights:
   )
 
 
-def numbers(parameter: nnx.Variable, label: str) -> np.ndarray:
+def numbers(parameter: Any, label: str) -> np.ndarray:
   """Returns a parameter's numbers in float32 or wider, or raises ValueError."""
   checks.parameter(parameter.get_value(), None, label)
   dtype = jnp.promote_types(parameter.dtype, np.float32)

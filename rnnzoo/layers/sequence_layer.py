@@ -141,7 +141,9 @@ def make(
 ) -> SequenceLayer:
   """Returns a new layer, or raises ValueError if the factory makes none."""
   if isinstance(factory, type):
-    inner = inspect.signature(factory.__init__).parameters.get('layer')
+    # Not of the class, whose metaclass takes any arguments.
+    init = factory.__init__  # type: ignore[misc]
+    inner = inspect.signature(init).parameters.get('layer')
     if inner is not None and inner.default is inspect.Parameter.empty:
       name = factory.__name__
       raise ValueError(
