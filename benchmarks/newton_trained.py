@@ -3,8 +3,8 @@
   python train.py --config=configs/gru_smnist.py --workdir=runs/gru ...
   python benchmarks/newton_trained.py runs/gru ...
 
-Each run's layer sees rows of test images of MNIST, one image after the other:
-two sequences of 1,008 steps, by `rnnzoo.verify`. `--output` names a JSON file.
+Each run's layer sees the rows of test images of MNIST, one image after the
+other: 1,008 steps, by `rnnzoo.verify`. `--output` names a JSON file.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ from rnnzoo import training
 _OUTPUT = flags.DEFINE_string('output', None, 'The JSON file to write.')
 _COMMIT = flags.DEFINE_string('commit', '', 'The commit that is measured.')
 
-BATCH, IMAGES = 2, 36
+IMAGES = 36
 
 
 def verify(model, images) -> dict[str, object]:
@@ -32,7 +32,7 @@ def verify(model, images) -> dict[str, object]:
 
   Args:
     model: a classifier of rows.
-    images: [BATCH, steps, features].
+    images: [1, steps, features].
   """
   return dataclasses.asdict(rnnzoo.verify(model.backbone.layers[0], images))
 
@@ -42,8 +42,8 @@ def main(argv) -> None:
   rows = []
   for directory in argv[1:]:
     run = training.load(directory)
-    images = jnp.asarray(run.task.splits['test']['inputs'][: BATCH * IMAGES])
-    images = images.reshape(BATCH, -1, images.shape[-1]) / 255.0
+    images = jnp.asarray(run.task.splits['test']['inputs'][:IMAGES])
+    images = images.reshape(1, -1, images.shape[-1]) / 255.0
     fresh = run.task.build_model(nnx.Rngs(0))
     report = (pathlib.Path(directory) / 'report.json').read_text('utf-8')
     accuracy = json.loads(report)['test']['accuracy']['mean']
@@ -58,15 +58,20 @@ def main(argv) -> None:
         }
     )
     print(rows[-1]['layer'], rows[-1]['before'], rows[-1]['after'], flush=True)
-  if _OUTPUT.value:
-    result = {
-        'jax': jax.__version__,
-        'date': datetime.datetime.now(datetime.UTC).date().isoformat(),
-        'commit': _COMMIT.value,
-        'rows': rows,
-    }
-    path = pathlib.Path(_OUTPUT.value)
-    path.write_text(json.dumps(result, indent=1) + '\n', encoding='utf-8')
+    if _OUTPUT.value:
+      write(rows)
+
+
+def write(rows) -> None:
+  """Writes the rows so far."""
+  result = {
+      'jax': jax.__version__,
+      'date': datetime.datetime.now(datetime.UTC).date().isoformat(),
+      'commit': _COMMIT.value,
+      'rows': rows,
+  }
+  path = pathlib.Path(_OUTPUT.value)
+  path.write_text(json.dumps(result, indent=1) + '\n', encoding='utf-8')
 
 
 if __name__ == '__main__':

@@ -347,6 +347,36 @@ def newton() -> str:
   return '\n'.join(lines)
 
 
+def newton_trained() -> str:
+  """Returns the table of Newton iterations before and after training."""
+  data = load('newton_trained.json')
+  lines = [
+      '| layer | test accuracy | K* before, after training | iterations |'
+      ' largest Lyapunov exponent | steps in turn |',
+      '|---|---|---|---|---|---|',
+  ]
+  for row in data['rows']:
+    both = [row['before'], row['after']]
+    words = [
+        ('-' if own['least_iterations'] is None else own['least_iterations'])
+        for own in both
+    ]
+    pair = lambda texts: ', '.join(map(str, texts))
+    lines.append(
+        f'| `{row["layer"]}` | {100 * row["test_accuracy"]:.1f} % |'
+        f' {pair(words)} | {pair(own["iterations"] for own in both)} |'
+        f' {pair(format(own["lyapunov"], ".2g") for own in both)} |'
+        f' {pair("yes" if own["fell_back"] else "no" for own in both)} |'
+    )
+  first = data['rows'][0]
+  lines += [
+      '',
+      f'{first["features"]} features, {first["epochs"]} epochs of row MNIST,'
+      f' float32; jax {data["jax"]}, {data["date"]}, commit {data["commit"]}.',
+  ]
+  return '\n'.join(lines)
+
+
 def transformations() -> str:
   """Returns the table of transformations, with the reasons as notes."""
   path = ROOT / 'docs' / 'transformations.json'
@@ -507,8 +537,9 @@ def newton_long() -> str:
       own.setdefault(row['path'], row)
   lines = [
       "| layer | batch x time x units, heads | `'pallas'` |"
-      " `'associative_scan'` | times faster | MiB | single steps, before |",
-      '|---' * 7 + '|',
+      " `'associative_scan'` | times faster | MiB | with backward, `'pallas'` |"
+      " `'associative_scan'` | single steps, before |",
+      '|---' * 9 + '|',
   ]
   note = ''
   for (case, batch, time, features, heads), own in cases.items():
@@ -528,14 +559,17 @@ def newton_long() -> str:
     lines.append(
         f'| {case} | {batch} x {time:,} x {features}, {heads} | {cell(kernel)}'
         f' | {cell(at_once)} | {ratio} | {mib} |'
+        f' {cell((kernel or {}).get("gradient"))} |'
+        f' {cell((at_once or {}).get("gradient"))} |'
         f' {cell(own.get("single steps"))} |'
     )
   lines += [
       '',
       f'{data["device"]}, jax {data["jax"]}, {data["date"]}, commit'
-      f' {data["commit"]}; before: {before["commit"]}. Milliseconds forward,'
-      ' float32, gates given; medians of calls in flight. MiB: temporary memory'
-      " by XLA of `'associative_scan'`. A dash: not measured." + note,
+      f' {data["commit"]}; before: {before["commit"]}. Milliseconds, forward'
+      ' unless it says so, float32, gates given; medians of calls in flight.'
+      " MiB: temporary memory by XLA of `'associative_scan'`. A dash: not"
+      ' measured.' + note,
   ]
   return '\n'.join(lines)
 
@@ -562,27 +596,35 @@ def _two(runs, digits: int) -> str:
 
 
 def peers() -> str:
-  """Returns the table of layers beside other libraries'."""
+  """Returns a table of layers beside other libraries' for each shape."""
   data = load('peers_h200.json')
-  versions = {row['implementation']: row['version'] for row in data['rows']}
-  times = _by_direction(data['rows'], 'layer')
-  lines = [
-      '| library | ' + ' | '.join(f'{layer}' for layer in times) + ' |',
-      '|---|' + '---|' * len(times),
-  ]
-  for name, version in versions.items():
-    cells = [_two(own.get(name), 2) for own in times.values()]
-    lines.append(f'| {name} {version or ""} | ' + ' | '.join(cells) + ' |')
-  (sizes,) = [data['shapes'][r] for r in {r['shape'] for r in data['rows']}]
-  lines += [
-      '',
-      f'{data["device"]["kind"]}, jax {data["versions"]["jax"]},'
-      f' {data["date"][:10]}, commit {data["commit"][:7]}. Batch'
-      f' {sizes["batch"]}, {sizes["time"]} steps, {sizes["features"]} features,'
-      ' float32 arrays (products in TF32). Milliseconds forward / forward and'
-      ' backward; medians, all in turn.',
-  ]
-  return '\n'.join(lines)
+  lines: list[str] = []
+  for shape in dict.fromkeys(row['shape'] for row in data['rows']):
+    rows = [row for row in data['rows'] if row['shape'] == shape]
+    versions = {row['implementation']: row['version'] for row in rows}
+    times = _by_direction(rows, 'layer')
+    sizes = data['shapes'][shape]
+    dates = {row.get('date', data['date'])[:10] for row in rows}
+    commits = {row.get('commit', data['commit'])[:7] for row in rows}
+    heads = '' if sizes['num_heads'] == 1 else f' in {sizes["num_heads"]} heads'
+    lines += [
+        '| library | ' + ' | '.join(times) + ' |',
+        '|---|' + '---|' * len(times),
+    ]
+    for name, version in versions.items():
+      cells = [_two(own.get(name), 2) for own in times.values()]
+      lines.append(f'| {name} {version or ""} | ' + ' | '.join(cells) + ' |')
+    lines += [
+        '',
+        f'{data["device"]["kind"]}, jax {data["versions"]["jax"]},'
+        f' {", ".join(sorted(dates))}, commit {", ".join(sorted(commits))}.'
+        f' Batch {sizes["batch"]}, {sizes["time"]} steps,'
+        f' {sizes["features"]} features{heads}, float32 arrays (products in'
+        ' TF32). Milliseconds forward / forward and backward; medians, in turn'
+        ' with those of the same date and commit.',
+        '',
+    ]
+  return '\n'.join(lines[:-1])
 
 
 def text() -> str:
@@ -805,6 +847,7 @@ TABLES = {
         'irevrnn_stacks': irevrnn_stacks,
         'newton_h200': newton_h200,
         'newton_long': newton_long,
+        'newton_trained': newton_trained,
         'newton': newton,
     },
     'docs/benchmarks/peers.md': {'peers': peers},

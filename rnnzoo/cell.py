@@ -93,7 +93,7 @@ class Cell(abc.ABC):
     """Returns carries of all steps to begin Newton's method with.
 
     A cell need not have it. It helps where one step from the initial carry is
-    far from the trajectory: with exponential gates, or with a relu.
+    far from the trajectory: with gates that remember, or with a relu.
 
     Args:
       params: as for `update`.
@@ -107,6 +107,14 @@ class Cell(abc.ABC):
     """
     del params, x_gates, h_gates, carry, diagonal, solve
     return None
+
+  @property
+  def has_exact_guess(self) -> bool:
+    """Whether `guess` is the trajectory itself where R is diagonal.
+
+    Then it is one recurrence, of which `h_gates` and `carry` are no part.
+    """
+    return False
 
 
 class TwoStageCell(Cell):

@@ -114,8 +114,8 @@ def verify(
   )
   if x.ndim != 3 or not (x.shape[0] and x.shape[1]):
     raise ValueError(
-        'x must be [batch, time, in_features] with at least one sequence and'
-        f' one step, got shape {x.shape}.'
+        'x must be [batch, time, in_features] with at least one sequence and at'
+        f' least one step, got shape {x.shape}.'
     )
   operands = jax.tree.map(_on_one_device, layer._operands(x))
   plan = newton_plan.make_plan(

@@ -44,6 +44,10 @@ class ElmanCell(cell.Cell):
     _, h = solve(lambda carry: carry[0], diagonal[0], x_gates[0], 0)
     return (h,)
 
+  @property
+  def has_exact_guess(self) -> bool:
+    return self.activation == 'relu'
+
 
 class _Options(
     options_lib.Options,

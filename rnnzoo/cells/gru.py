@@ -39,6 +39,14 @@ class GRUCell(cell.Cell):
     n = tanh(x_gates[2] + r * (h_gates[2] + params['recurrent_bias']))
     return ((1 - z) * n + z * h,)
 
+  def guess(self, params, x_gates, h_gates, carry, diagonal, solve):
+    del carry, diagonal
+    # Where the gates are given, h is a linear recurrence.
+    r = sigmoid(x_gates[0] + h_gates[0])
+    z = sigmoid(x_gates[1] + h_gates[1])
+    n = tanh(x_gates[2] + r * (h_gates[2] + params['recurrent_bias']))
+    return (solve(lambda carry: carry[0], z, (1 - z) * n)[1],)
+
 
 class _Options(
     options_lib.Options,

@@ -39,7 +39,7 @@ def from_flax(layer: recurrent.RecurrentLayer, cell: Any) -> None:
       have another shape.
   """
   _check(layer, cell)
-  label = f'A parameter of {type(cell).__name__}'
+  label = f'A parameter of cell, a {type(cell).__name__},'
   joined = lambda parameters: np.concatenate(
       [weights_lib.numbers(p, label) for p in parameters], axis=-1
   )

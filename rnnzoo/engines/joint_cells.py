@@ -127,6 +127,8 @@ def map_of_step(cell: cell_lib.Cell, params, x_gates) -> Any:
     params: with `WEIGHTS`.
     x_gates: of the step.
   """
+  if not cell.has_exact_guess:
+    return None
   own, weights = _split(params)
   found: list[Any] = []
 

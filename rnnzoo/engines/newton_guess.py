@@ -79,9 +79,9 @@ def first(
         )
     )
     return new
-  rounds = 1
-  if diagonal is None or len(cell.carry_names) > 1:
-    rounds = 2 if time <= _FEW_STEPS else 4
+  rounds = 2 if time <= _FEW_STEPS else 4
+  if diagonal is not None and cell.has_exact_guess:
+    rounds = 1
   return lax.fori_loop(0, rounds, lambda _, carries: improved(carries), zero)
 
 
