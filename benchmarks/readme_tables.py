@@ -847,8 +847,8 @@ TABLES = {
         'irevrnn_stacks': irevrnn_stacks,
         'newton_h200': newton_h200,
         'newton_long': newton_long,
-        'newton_trained': newton_trained,
         'newton': newton,
+        'newton_trained': newton_trained,
     },
     'docs/benchmarks/peers.md': {'peers': peers},
     'docs/benchmarks/tasks.md': {

@@ -64,18 +64,18 @@ def from_torch(
         'torch has no residual sums between levels, and the Stack has.'
     )
   entries = weights_lib.Entries(state_dict, 'state dict', prefix)
-  updates = []
-  for part, level, backward in weights_lib.parts(layer):
-    suffix = f'_l{level}' + '_reverse' * backward
-    if part is layer and 'weight_ih' in entries:
-      suffix = ''
-    updates.append((part, _take(part, entries, suffix)))
   projected = [name for name in entries.names() if 'weight_hr' in name]
   if projected:
     raise ValueError(
         f'The state dict has {projected} of a module with proj_size;'
         ' convert.fold_projection makes one without.'
     )
+  updates = []
+  for part, level, backward in weights_lib.parts(layer):
+    suffix = f'_l{level}' + '_reverse' * backward
+    if part is layer and 'weight_ih' in entries:
+      suffix = ''
+    updates.append((part, _take(part, entries, suffix)))
   entries.finish()
   for part, weights in updates:
     weights_lib.store(part, weights)
@@ -161,7 +161,7 @@ def fold_projection(
     projection of the outputs, [directions * features, directions * proj_size].
 
   Raises:
-    ValueError: there is no weight_hr_l0, or a shape does not fit.
+    ValueError: a level or direction has no weight_hr, or a shape does not fit.
   """
   entries = weights_lib.Entries(state_dict, 'state dict')
   left = {n: weights_lib.to_numpy(state_dict[n], n) for n in entries.names()}
@@ -171,11 +171,15 @@ def fold_projection(
         f' proj_size has; it has {sorted(left)}.'
     )
   below, level = None, 0
-  while f'weight_hr_l{level}' in left:
+  has = lambda suffix: {f'weight_hh{suffix}', f'weight_hr{suffix}'} & set(left)
+  while has(f'_l{level}'):
     blocks = []
-    for suffix in (f'_l{level}', f'_l{level}_reverse'):
+    for suffix in filter(has, (f'_l{level}', f'_l{level}_reverse')):
       if f'weight_hr{suffix}' not in left:
-        continue
+        raise ValueError(
+            f"The state dict has no entry 'weight_hr{suffix}', which every"
+            ' level and direction of a module with proj_size has.'
+        )
       matrix = left.pop(f'weight_hr{suffix}')
       fold = {f'weight_hh{suffix}': matrix, f'weight_ih{suffix}': below}
       for name, factor in fold.items():
