@@ -4,7 +4,8 @@
   python benchmarks/newton_trained.py runs/gru ...
 
 Each run's layer sees the rows of test images of MNIST, one image after the
-other: 1,008 steps, by `rnnzoo.verify`. `--output` names a JSON file.
+other: 1,008 steps, by `rnnzoo.verify`. Pixels are from 0 to 1, as the runs must
+have had them (`data.scaling='minmax'`). `--output` names a JSON file.
 """
 
 import dataclasses
