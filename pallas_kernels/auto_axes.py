@@ -32,20 +32,20 @@ def over_batch(
     operands: tuple[Any, ...],
     positions: Any,
     out_positions: Any,
-) -> Any:
-  """Returns function(*operands), each device with its part of the batch.
+) -> Callable[..., Any]:
+  """Returns the function, each device with its part of the batch.
 
   Args:
     target: the device that the function is compiled for.
     function: takes any batch; static sizes come from its operands' shapes.
       Without batches of its own, a result is a sum over the batch.
-    operands: arrays, trees of arrays or None.
+    operands: those it will get: arrays, trees of arrays or None.
     positions: a tree of the batch's axes, a prefix of that of `operands`.
     out_positions: the same for the results; `WHOLE` where they are summed.
   """
   if target.interpret or not may_be_split(operands):
-    return function(*operands)
-  flat, tree = jax.tree.flatten(operands)
+    return function
+  tree = jax.tree.structure(operands)
   out_tree: list[Any] = []
 
   def run(*flat):
@@ -59,8 +59,13 @@ def over_batch(
     whole = jax.tree.unflatten(out_tree[0], range(out_tree[0].num_leaves))
     return _spread(out_positions, whole)
 
-  results = _partitioned(run, _spread(positions, operands), out_axes)(*flat)
-  return jax.tree.unflatten(out_tree[0], results)
+  split = _partitioned(run, _spread(positions, operands), out_axes)
+
+  def over_devices(*operands):
+    results = split(*jax.tree.leaves(operands))
+    return jax.tree.unflatten(out_tree[0], results)
+
+  return over_devices
 
 
 def may_be_split(operands: Any) -> bool:

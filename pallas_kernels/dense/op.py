@@ -130,30 +130,29 @@ def _check(recurrence: Recurrence, x, kernel) -> None:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _run(recurrence: Recurrence, theta, x, kernel, carry, restart, flags):
-  return _forward(recurrence, theta, x, kernel, carry, restart, flags, False)[
-      :2
-  ]
+  operands = theta, x, kernel, carry, restart, flags
+  return _forward(recurrence, operands, save=False)(*operands)[:2]
 
 
 def _run_fwd(recurrence: Recurrence, theta, x, kernel, carry, restart, flags):
   theta, x, kernel, carry, restart = autodiff.differentiable_once(
       (theta, x, kernel, carry, restart)
   )
-  last, carries, (h, others), u = _forward(
-      recurrence, theta, x, kernel, carry, restart, flags, True
-  )
+  operands = theta, x, kernel, carry, restart, flags
+  forward_pass = _forward(recurrence, operands, save=True)
+  last, carries, (h, others), u = forward_pass(*operands)
   saved = theta, x, kernel, carry, restart, (*h, *others), u
   return (last, carries), (saved, flags)
 
 
-def _forward(recurrence, theta, x, kernel, carry, restart, flags, save):
-  """Runs the forward kernel; results as `forward.forward` returns them."""
+def _forward(recurrence, operands, save):
+  """Returns `_forward_part` as a function of the operands, over devices."""
   axis = recurrence.batch_axis
   whole = auto_axes.WHOLE
   return auto_axes.over_batch(
       recurrence.target,
       functools.partial(_forward_part, recurrence, save),
-      (theta, x, kernel, carry, restart, flags),
+      operands,
       (whole, axis, whole, 1, 1, 1),
       # h and u lie head by head, the other arrays of the carry do not.
       (1, axis, (axis + 1, axis), axis + 1),
@@ -161,7 +160,12 @@ def _forward(recurrence, theta, x, kernel, carry, restart, flags, save):
 
 
 def _forward_part(recurrence, save, theta, x, kernel, carry, restart, flags):
-  """`_forward` for the part of the batch that one device has."""
+  """Runs the forward kernel for the part of the batch that one device has.
+
+  Returns:
+    The final carry; the outputs; and, if `save`, what every step starts from,
+    h apart from the others, and the operand of the second product.
+  """
   recurrence = recurrence.of_batch(x.shape[recurrence.batch_axis])
   batch_pieces = pieces.plan_pieces(
       recurrence,
@@ -208,14 +212,15 @@ def _run_bwd(recurrence: Recurrence, saved, cotangents):
   axis = recurrence.batch_axis
   whole = auto_axes.WHOLE
   places = whole, axis, whole, 1, 1
-  d_theta, d_x, d_kernel, d_carry, d_restart = auto_axes.over_batch(
+  operands = *primals, flags, starts[:1], starts[1:], u, *cotangents
+  adjoint = auto_axes.over_batch(
       recurrence.target,
       functools.partial(_backward_part, recurrence),
-      (theta, x, kernel, carry, restart, flags)
-      + (starts[:1], starts[1:], u, *cotangents),
+      operands,
       (*places, 1, axis + 1, axis, axis + 1, 1, axis),
       places,
   )
+  d_theta, d_x, d_kernel, d_carry, d_restart = adjoint(*operands)
   no_restart = flags is None or not recurrence.restart_learns
   cotangents = (
       d_theta if recurrence.params else jnp.zeros_like(theta),

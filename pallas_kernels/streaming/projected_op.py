@@ -24,7 +24,7 @@ Recurrence = recurrence.Recurrence
 def run(static: Recurrence, theta, x, kernel, carry, restart, flags):
   """Returns the last carry and h; arguments as for `op.run`, padded."""
   operands = theta, x, kernel, carry, restart, flags
-  return _forward(static, False, *operands)[:2]
+  return _forward(static, operands, keep=False)(*operands)[:2]
 
 
 def _run_fwd(static: Recurrence, theta, x, kernel, carry, restart, flags):
@@ -32,7 +32,7 @@ def _run_fwd(static: Recurrence, theta, x, kernel, carry, restart, flags):
       (theta, x, kernel, carry, restart)
   )
   operands = theta, x, kernel, carry, restart, flags
-  last, h, gates = _forward(static, True, *operands)
+  last, h, gates = _forward(static, operands, keep=True)(*operands)
   return (last, h), (theta, (gates,), (h,), carry, restart, flags, kernel, x)
 
 
@@ -49,13 +49,15 @@ def _run_bwd(static: Recurrence, saved, cotangents):
 run.defvjp(_run_fwd, _run_bwd)
 
 
-def _forward(static: Recurrence, keep: bool, *operands):
-  """Returns the last carry, h, and the pre-activations if `keep`, else None.
+def _forward(static: Recurrence, operands, keep: bool):
+  """Returns a function of the operands, each device with its part of the batch.
+
+  It returns the last carry, h, and the pre-activations if `keep`, else None.
 
   Args:
     static: the static arguments.
-    keep: whether to return the pre-activations.
-    *operands: of `run`.
+    operands: of `run`.
+    keep: whether the pre-activations are returned.
   """
 
   def in_one(theta, x, kernel, carry, restart, flags):

@@ -56,13 +56,12 @@ def forward(static: Recurrence, theta, arrays, carry, restart, flags, outputs):
     )
     return last, _cut_features(carries, static)
 
-  results = auto_axes.over_batch(
-      static.target,
-      part,
-      (theta, arrays, carry, restart, flags),
-      (auto_axes.WHOLE, axis, 1, 1, 0),
-      (1, axis),
+  operands = theta, arrays, carry, restart, flags
+  positions = auto_axes.WHOLE, axis, 1, 1, 0
+  run_part = auto_axes.over_batch(
+      static.target, part, operands, positions, (1, axis)
   )
+  results = run_part(*operands)
   return jax.tree.map(lambda x: sharding.like(x, arrays[0]), results)
 
 
@@ -143,22 +142,24 @@ def backward(static: Recurrence, saved, cotangents):
     )
     return _cut_features(d_arrays, static), *others
 
-  d_arrays, d_carry, d_theta, d_restart = auto_axes.over_batch(
+  operands = *saved, flags, *cotangents
+  run_part = auto_axes.over_batch(
       static.target,
       part,
-      (theta, arrays, carries, carry, restart, flags, *cotangents),
+      operands,
       (whole, axis, axis, 1, 1, 0, 1, axis),
       (axis, 1, whole, 1),
   )
+  d_arrays, d_carry, d_theta, d_restart = run_part(*operands)
   d_theta = d_theta if static.params else jnp.zeros_like(theta)
   if flags is None and restart is not None:
     d_restart = jnp.zeros_like(restart)
   # An operand that is None has no cotangent.
   d_carry = None if carry is None else d_carry
   d_restart = None if restart is None else d_restart
-  operands = theta, arrays, carry, restart
-  d_operands = d_theta, d_arrays, d_carry, d_restart
-  return *jax.tree.map(sharding.like, d_operands, operands), None
+  primals = theta, arrays, carry, restart
+  d_primals = d_theta, d_arrays, d_carry, d_restart
+  return *jax.tree.map(sharding.like, d_primals, primals), None
 
 
 run.defvjp(_run_fwd, backward)

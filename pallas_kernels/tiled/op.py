@@ -47,7 +47,7 @@ def run(
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _run(recurrence: Recurrence, theta, x, kernel, carry, restart, flags):
   operands = theta, x, kernel, carry, restart, flags
-  return _forward(recurrence, operands, save=False)[:2]
+  return _forward(recurrence, operands, save=False)(*operands)[:2]
 
 
 def _run_fwd(recurrence: Recurrence, theta, x, kernel, carry, restart, flags):
@@ -55,7 +55,8 @@ def _run_fwd(recurrence: Recurrence, theta, x, kernel, carry, restart, flags):
       (theta, x, kernel, carry, restart)
   )
   operands = theta, x, kernel, carry, restart, flags
-  last, carries, saved = _forward(recurrence, operands, save=True)
+  forward_pass = _forward(recurrence, operands, save=True)
+  last, carries, saved = forward_pass(*operands)
   return (last, carries), (operands, saved)
 
 
@@ -93,12 +94,7 @@ def _make_plan(
 
 
 def _forward(recurrence, operands, save):
-  """Runs the forward kernel.
-
-  Returns:
-    The final carry; the outputs; and, if `save`, h, the others and the gates as
-    `forward.Outputs` has them.
-  """
+  """Returns `_forward_part` as a function of the operands, over devices."""
   axis, whole = recurrence.batch_axis, auto_axes.WHOLE
   return auto_axes.over_batch(
       recurrence.target,
@@ -110,7 +106,12 @@ def _forward(recurrence, operands, save):
 
 
 def _forward_part(recurrence, save, theta, x, kernel, carry, restart, flags):
-  """`_forward` for the part of the batch that one device has."""
+  """Runs the forward kernel for the part of the batch that one device has.
+
+  Returns:
+    The final carry; the outputs; and, if `save`, h, the others and the gates as
+    `forward.Outputs` has them.
+  """
   recurrence = recurrence.of_batch(x.shape[recurrence.batch_axis])
   plan = _make_plan(
       recurrence, x, kernel, len(carry), flags is not None, save=save
@@ -143,13 +144,15 @@ def _run_bwd(recurrence: Recurrence, saved, cotangents):
   theta, x, kernel, carry, restart = primals
   axis, whole = recurrence.batch_axis, auto_axes.WHOLE
   places = whole, axis, whole, 1, 1
-  d_theta, d_x, d_kernel, d_carry, d_restart = auto_axes.over_batch(
+  operands = *primals, flags, saved, *cotangents
+  adjoint = auto_axes.over_batch(
       recurrence.target,
       functools.partial(_backward_part, recurrence),
-      (*primals, flags, saved, *cotangents),
+      operands,
       (*places, 1, axis, 1, axis),
       places,
   )
+  d_theta, d_x, d_kernel, d_carry, d_restart = adjoint(*operands)
   results = (
       d_theta if recurrence.params else jnp.zeros_like(theta),
       d_x.astype(x.dtype),
