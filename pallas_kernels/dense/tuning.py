@@ -7,7 +7,10 @@ columns of a CTA in one step:
 
 * A head of few units is one CTA's: no hand-off between CTAs.
 * Up to `_CLUSTER_UNITS` units, a cluster has 32 units a CTA: a hand-off through
-  distributed shared memory.
+  distributed shared memory. Where not all clusters are resident at once, the
+  last would have most of the device to themselves. With factors of two parts,
+  whose CTAs do not share a multiprocessor, the same CTAs of a forward pass hand
+  off through the L2 cache instead.
 * Beyond that, first a cluster of up to 16 CTAs whose registers hold all of the
   recurrent kernel.
 * Then 16 or 24 units a CTA all over the device: a hand-off through the L2
@@ -40,6 +43,10 @@ _SHARED_UNITS_OF_TWO = 128
 # Largest heads of clusters with `_UNITS_IN_CLUSTER` units a CTA: 16 CTAs.
 _CLUSTER_UNITS = 512
 _UNITS_IN_CLUSTER = 32
+
+# Largest heads for which this was measured to be faster than clusters that run
+# one after the other.
+_ONE_WAVE_UNITS = 256
 
 # CTAs of a cluster; more than 8 are not portable, these devices have 16.
 _LARGEST_CLUSTER = 16
@@ -166,7 +173,19 @@ def _small_clusters(
 ) -> Iterable[Config]:
   """Returns clusters of CTAs with 32 units."""
   parts = -(-shape.size // _UNITS_IN_CLUSTER)
-  width = _columns(shape, parts, _most_in_clusters(target))
+  most = _most_in_clusters(target)
+  width = _columns(shape, parts, most)
+  ctas = shape.heads * parts * -(-shape.batch // width)
+  second_wave = most < ctas <= target.cores and shape.size <= _ONE_WAVE_UNITS
+  if second_wave and kind.split and not kind.two and not kind.adjoint:
+    yield Config(
+        exchange='device',
+        units=_UNITS_IN_CLUSTER,
+        columns=width,
+        warpgroups=2,
+        sums=4,
+        delay=_DELAY[2],
+    )
   # (Warpgroups, parts of the sums): long sums want to be shared out.
   cuts = [(2, 8)] if kind.adjoint else [(2, 2)]
   if shape.size <= 256 and not kind.adjoint:
