@@ -1,15 +1,21 @@
 """Cases: a layer at a shape, in a dtype, with or without its projection.
 
 `problems` makes the arrays and functions of a case. `suites` lists the cases
-that are timed; the tables below are those that are only checked.
+that are timed; `dense_checks.txt` and `linear_checks.txt` those that are only
+checked.
 """
 
 from collections.abc import Sequence
 import dataclasses
 import enum
+import functools
+import operator
+import pathlib
+import re
 from typing import Any
 
 DIRECTIONS = ('forward', 'forward+backward')
+BF16, F16, F32 = 'bfloat16', 'float16', 'float32'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +42,7 @@ class Shape:
     parts = f' = {self.num_heads} x {self.head_dim}'
     return (
         f'batch {self.batch}, time {self.time}, in_features {self.in_features},'
-        f' features {self.features}{parts if self.num_heads > 1 else ""}'
+        f' features {self.features}{parts if self.options else ""}'
     )
 
 
@@ -46,15 +52,12 @@ def parse_shape(text: str) -> tuple[str, Shape]:
   Raises:
     ValueError: these are not four or five sizes of a layer.
   """
-  try:
-    sizes = [int(size) for size in text.split(',')]
-  except ValueError:
-    sizes = []
-  if len(sizes) not in (4, 5) or min(sizes) < 1:
+  if not re.fullmatch(r' *[1-9]\d*( *, *[1-9]\d*){3,4} *', text):
     raise ValueError(
         f'{text!r} is not batch,time,in_features,features[,heads], four or five'
         ' positive numbers as in 16,1024,64,768,12'
     )
+  sizes = [int(size) for size in text.split(',')]
   shape = Shape(*sizes)
   if shape.features % shape.num_heads:
     raise ValueError(
@@ -82,6 +85,9 @@ class Options(enum.Flag):
   REVERSE = enum.auto()
 
 
+BOTH, RESET, MASK, REVERSE = Options
+
+
 @dataclasses.dataclass(frozen=True)
 class Case:
   """A layer at a shape, to be computed by some implementations.
@@ -90,7 +96,6 @@ class Case:
     layer: a name in `rnnzoo.LAYERS` or `problems.VARIANTS`, 'linear_scan', or
       'projection', which is the matrix product of MinGRU's projection alone.
     shape_name: the shape's name in results.
-    shape: sizes.
     dtype: of inputs and results.
     projection: 'with' for a layer on x, 'without' for a cell on input gates.
     implementations: to be compared with the reference and with each other.
@@ -115,12 +120,11 @@ class Case:
     """The layer's name in results; a check's has all of the case."""
     if self.options is None:
       return self.layer
-    size = f'{self.shape.num_heads}x{self.shape.head_dim}'
-    words = [self.layer, size, f'B{self.shape.batch} T{self.shape.time}']
-    words += [self.dtype, *(['layer'] if self.projection == 'with' else [])]
-    return ' '.join(
-        [*words, *(str(each.name).lower() for each in self.options)]
-    )
+    shape = self.shape
+    size = f'{shape.num_heads}x{shape.head_dim} B{shape.batch} T{shape.time}'
+    words = ['layer'] if self.projection == 'with' else []
+    words += [str(each.name).lower() for each in self.options]
+    return ' '.join([self.layer, size, self.dtype, *words])
 
   @property
   def title(self) -> str:
@@ -143,124 +147,24 @@ class Case:
     }
 
 
-def _on_gates(layer, size, batch, time, dtype, *options) -> Case:
-  """A check of a cell on input gates."""
-  num_heads, head_dim = size
-  shape = heads(num_heads, head_dim, batch, time)
-  found = Options(0)
-  for option in options:
-    found |= option
-  return Case(layer, 'checks', shape, dtype, 'without', (), True, found)
+def _check(label: str) -> Case:
+  """Returns the case that is only checked and has this label."""
+  layer, size, batch, time, dtype, *words = label.split()
+  num_heads, head_dim = map(int, size.split('x'))
+  shape = heads(num_heads, head_dim, int(batch[1:]), int(time[1:]))
+  projection = 'with' if 'layer' in words else 'without'
+  given = (Options[word.upper()] for word in words if word != 'layer')
+  options = functools.reduce(operator.or_, given, Options(0))
+  return Case(layer, 'checks', shape, dtype, projection, (), True, options)
 
 
-def _layer(*row) -> Case:
-  """A check of a layer on x, with random lengths and a learned carry."""
-  return dataclasses.replace(_on_gates(*row), projection='with')
+def checks(suite: str) -> tuple[Case, ...]:
+  """Returns the cases of a suite that are only checked.
 
-
-BOTH, RESET, MASK, REVERSE = Options
-BF16, F16, F32 = 'bfloat16', 'float16', 'float32'
-
-# Sizes off the grid of the kernels: layer, (heads, size), batch, time, dtype.
-DENSE_CHECKS = (
-    _on_gates('LSTM', (1, 24), 3, 127, BF16, RESET),
-    _on_gates('LSTM', (3, 40), 3, 127, BF16, RESET, MASK, REVERSE),
-    _on_gates('LSTM', (2, 96), 3, 127, F16, MASK),
-    _on_gates('LSTM', (1, 200), 3, 127, BF16, RESET, REVERSE),
-    _on_gates('LSTM', (48, 16), 16, 127, BF16, RESET),
-    _on_gates('LSTM', (12, 64), 16, 127, BF16, RESET, MASK),
-    _on_gates('LSTM', (6, 128), 16, 127, BF16, REVERSE),
-    _on_gates('LSTM', (3, 256), 16, 127, BF16, RESET),
-    _on_gates('LSTM', (1, 512), 16, 127, BF16, MASK),
-    _on_gates('LSTM', (1, 1024), 16, 127, BF16, RESET),
-    _on_gates('LSTM', (12, 64), 3, 1023, BF16, RESET, MASK),
-    _on_gates('LSTM', (1, 768), 3, 1023, BF16, RESET, MASK, REVERSE),
-    _on_gates('LSTM', (12, 64), 69, 127, BF16, RESET),
-    _on_gates('LSTM', (1, 288), 5, 127, BF16, MASK),
-    _on_gates('LSTM', (1, 600), 256, 28, BF16, RESET),
-    _on_gates('LSTM', (1, 720), 5, 127, BF16, RESET, MASK),
-    _on_gates('LSTM', (1, 768), 61, 127, BF16, RESET, MASK),
-    _on_gates('LSTM', (1, 768), 129, 28, BF16, RESET),
-    _on_gates('LSTM', (1, 768), 3, 127, F32, RESET),
-    _on_gates('LSTM', (1, 1000), 41, 127, BF16, MASK),
-    _on_gates('LSTM', (2, 40), 3, 1, BF16, RESET),
-    _on_gates('LSTM', (1, 768), 3, 1, BF16),
-    _on_gates('LSTM', (1, 128), 128, 28, F32, RESET, MASK),
-    _on_gates('LSTM', (4, 24), 3, 127, F32, REVERSE),
-    _layer('LSTM', (2, 64), 3, 127, BF16, RESET, REVERSE),
-    _layer('LSTM', (2, 64), 3, 127, F32, BOTH, RESET, MASK),
-    _layer('LSTM', (1, 768), 3, 127, BF16, BOTH, RESET),
-    _on_gates('GRU', (1, 24), 3, 127, BF16, MASK, REVERSE),
-    _on_gates('GRU', (3, 40), 3, 127, BF16, RESET, MASK),
-    _on_gates('GRU', (1, 96), 3, 127, F16, RESET),
-    _on_gates('GRU', (2, 200), 3, 127, BF16),
-    _on_gates('GRU', (12, 64), 16, 127, BF16, RESET),
-    _on_gates('GRU', (1, 768), 16, 127, BF16, RESET, MASK),
-    _on_gates('GRU', (1, 768), 90, 28, BF16, MASK),
-    _on_gates('GRU', (4, 96), 3, 1, F32, RESET, MASK),
-    _on_gates('GRU', (1, 768), 64, 28, F32, RESET),
-    _on_gates('GRU', (1, 128), 128, 28, F32, REVERSE),
-    _layer('GRU', (2, 40), 3, 127, F32, RESET),
-    _layer('GRU', (1, 128), 3, 127, F32, BOTH, RESET, REVERSE),
-    _on_gates('SLSTM', (2, 24), 3, 127, BF16, RESET, REVERSE),
-    _on_gates('SLSTM', (1, 40), 3, 127, F16, RESET, MASK),
-    _on_gates('SLSTM', (3, 96), 3, 127, BF16, MASK),
-    _on_gates('SLSTM', (1, 200), 3, 127, F32, RESET),
-    _on_gates('SLSTM', (12, 64), 16, 127, BF16, RESET, MASK),
-    _on_gates('SLSTM', (1, 768), 16, 127, BF16, RESET),
-    _on_gates('SLSTM', (4, 64), 3, 1, BF16),
-    _on_gates('Elman', (1, 24), 3, 127, BF16, RESET, MASK),
-    _on_gates('Elman', (5, 40), 3, 127, BF16, REVERSE),
-    _on_gates('Elman', (2, 96), 3, 127, F32, MASK),
-    _on_gates('Elman', (1, 200), 3, 127, F16, RESET),
-    _on_gates('Elman', (12, 64), 16, 127, BF16, RESET, MASK),
-    _on_gates('Elman', (1, 768), 16, 127, BF16, RESET, REVERSE),
-    _on_gates('Elman', (3, 256), 16, 127, BF16, MASK),
-    _on_gates('Elman', (1, 520), 5, 127, BF16, RESET),
-    _on_gates('Elman', (1, 1024), 16, 127, BF16, MASK),
-    _on_gates('Elman', (2, 24), 3, 1, F16, RESET),
-    _layer('Elman', (1, 96), 3, 127, BF16),
-    _on_gates('AntisymmetricRNN', (3, 24), 3, 127, BF16, RESET),
-    _on_gates('AntisymmetricRNN', (1, 40), 3, 127, F32, RESET, MASK, REVERSE),
-    _on_gates('AntisymmetricRNN', (1, 200), 3, 127, BF16, MASK),
-    _on_gates('AntisymmetricRNN', (12, 64), 16, 1023, BF16, RESET),
-    _on_gates('AntisymmetricRNN', (1, 768), 16, 127, BF16, RESET, MASK),
-    _on_gates('AntisymmetricRNN', (2, 96), 3, 1, BF16),
-    _on_gates('AGRU', (1, 24), 3, 127, BF16, RESET, MASK),
-    _on_gates('AGRU', (3, 40), 3, 127, BF16, REVERSE),
-    _on_gates('AGRU', (1, 96), 3, 127, F16, RESET),
-    _on_gates('AGRU', (2, 200), 3, 127, BF16, MASK),
-    _on_gates('AGRU', (12, 64), 16, 127, BF16, RESET, MASK),
-    _on_gates('AGRU', (1, 768), 16, 127, BF16, RESET, REVERSE),
-    _on_gates('AGRU', (3, 256), 16, 127, BF16, MASK),
-    _on_gates('AGRU', (1, 600), 3, 127, BF16, RESET),
-    _on_gates('AGRU', (2, 104), 5, 127, BF16, RESET, MASK),
-    _on_gates('AGRU', (1, 1000), 1, 127, BF16, RESET),
-    _on_gates('AGRU', (1, 1000), 23, 127, BF16, MASK),
-    _on_gates('AGRU', (1, 512), 16, 127, BF16, RESET),
-    _on_gates('AGRU', (1, 1024), 16, 127, BF16, MASK),
-    _on_gates('AGRU', (1, 128), 128, 28, F32, RESET),
-    _on_gates('AGRU', (1, 64), 3, 1, BF16, RESET),
-    _layer('AGRU', (2, 64), 3, 127, BF16, RESET),
-)
-
-# Few long sequences run in segments, where blocks, features and flags have
-# other ends.
-LINEAR_CHECKS = (
-    _layer('MinGRU', (1, 24), 3, 127, F32, RESET, MASK),
-    _layer('MinGRU', (1, 768), 16, 127, BF16, RESET),
-    _layer('MinGRU', (1, 200), 64, 300, BF16, RESET, MASK, REVERSE),
-    _layer('MinGRU', (1, 40), 3, 1, F16, RESET),
-    _layer('MinGRU', (1, 130), 1, 4097, F32, RESET, MASK),
-    _layer('MinGRU', (1, 256), 2, 1023, F32, RESET, REVERSE),
-    _layer('MinGRU', (1, 128), 39, 512, F32, RESET, MASK),
-    _layer('MinGRU', (1, 128), 1, 1000, BF16, MASK, REVERSE),
-    _layer('MinGRU', (1, 1024), 1, 4096, BF16, RESET),
-    _layer('MinGRU', (1, 8), 1, 20000, F16, RESET, MASK, REVERSE),
-    _layer('MinLSTM', (1, 2048), 8, 127, F16, MASK),
-    _layer('MinLSTM', (1, 128), 1, 4097, F32, RESET, MASK),
-    _layer('MinLSTM', (1, 200), 2, 2048, BF16, REVERSE),
-    _layer('MinLSTM', (1, 1024), 1, 600, F32, RESET),
-    _layer('IRevRNN', (1, 130), 3, 127, F32, RESET, MASK, REVERSE),
-    _layer('IRevRNN', (1, 40), 3, 127, BF16, RESET),
-)
+  A file has their labels, which results show: layer, heads x size, batch, time
+  and dtype, 'layer' for one on x with random lengths and a learned carry, and
+  `Options`. Sizes are off the grid of the kernels. Few long sequences of a
+  linear cell run in segments, where blocks, features and flags have other ends.
+  """
+  path = pathlib.Path(__file__).with_name(f'{suite}_checks.txt')
+  return tuple(map(_check, path.read_text().splitlines()))

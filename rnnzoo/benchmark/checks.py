@@ -110,15 +110,14 @@ def errors(results: Sequence[Any], expected: Mapping[str, Any]) -> Errors:
   """
   found: dict[str, tuple[float, int]] = {}
   with jax.enable_x64(True):
-    for name, tree in ((n, t) for got in results for n, t in got.items()):
-      leaves = jax.tree_util.tree_leaves_with_path(tree)
-      others = jax.tree.leaves(expected[name])
+    for got in results:
+      leaves = jax.tree_util.tree_leaves_with_path(got)
+      others = jax.tree.leaves({name: expected[name] for name in got})
       for (path, a), b in zip(leaves, others, strict=True):
-        end = jax.tree_util.keystr(path, simple=True, separator='.')
-        label = f'{name}.{end}' if end else name
-        before, _ = found.get(label, (0.0, 0))
+        name = jax.tree_util.keystr(path, simple=True, separator='.')
+        before, _ = found.get(name, (0.0, 0))
         # Unlike max(), keeps NaN.
-        found[label] = float(np.maximum(before, _relative(a, b))), a.size
+        found[name] = float(np.maximum(before, _relative(a, b))), a.size
   return found
 
 

@@ -1,6 +1,6 @@
 """Plots a benchmark's JSON file: panels of bars, one bar for each program."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 import json
 import pathlib
 from typing import Any
@@ -24,9 +24,7 @@ def plot(path: str) -> str:
   if 'published_ms' in result:
     panels = _beside_published(rows, result['published_ms'])
   lines = [line for line in panels if line[1]]
-  # So many inches that no label covers the next one.
-  sizes = [map(len, _names_and_groups(own)) for _, own, _ in lines]
-  heights = [1.5 + max(0.55, 0.125 * bars) * groups for bars, groups in sizes]
+  heights = [_inches(own) for _, own, _ in lines]
   figure = figures.Figure(figsize=(12, sum(heights) or 1), layout='constrained')
   figure.suptitle(
       f'{result["device"]["kind"]}, jax {result["versions"]["jax"]},'
@@ -44,12 +42,14 @@ def plot(path: str) -> str:
   return str(target)
 
 
-def _names_and_groups(rows: Sequence[Row]) -> tuple[list[str], list[str]]:
-  return _distinct(rows, 'name'), _distinct(rows, 'group')
-
-
-def _distinct(rows: Iterable[Row], key: str) -> list[str]:
+def _distinct(rows: Sequence[Row], key: str) -> list[str]:
   return list(dict.fromkeys(row[key] for row in rows))
+
+
+def _inches(rows: Sequence[Row]) -> float:
+  """Returns the height of a panel in which no label covers the next one."""
+  bars, groups = len(_distinct(rows, 'name')), len(_distinct(rows, 'group'))
+  return 1.5 + max(0.55, 0.125 * bars) * groups
 
 
 def _by_path(rows, shares) -> Iterator[tuple[str, list[Row], str]]:
@@ -59,16 +59,11 @@ def _by_path(rows, shares) -> Iterator[tuple[str, list[Row], str]]:
   projection do not have.
   """
   rows = [row for row in rows if 'copy_fraction' in row or not shares]
+  for row in rows:
+    row['name'] = f'{row["implementation"]}, {row["projection"]} projection'
+    row['group'] = f'{row["layer"]}\n{row["shape"]}'
   for dtype in _distinct(rows, 'dtype'):
-    own = [
-        {
-            **row,
-            'name': f'{row["implementation"]}, {row["projection"]} projection',
-            'group': f'{row["layer"]}\n{row["shape"]}',
-        }
-        for row in rows
-        if row['dtype'] == dtype
-    ]
+    own = [row for row in rows if row['dtype'] == dtype]
     yield dtype, own, 'share' if shares else 'linear'
 
 
@@ -79,17 +74,16 @@ def _beside_published(rows, published) -> Iterator[tuple[str, list[Row], str]]:
   """
   rows = [row for row in rows if row['projection'] == 'without']
   first = {row['shape']: row['dtype'] for row in reversed(rows)}
-  rows = [
-      {**row, 'group': row['shape']}
-      for row in rows
-      if row['dtype'] == first[row['shape']]
-  ]
-  lstms = [
-      {**row, 'name': _NAMES.get(way, f'rnnzoo, {way}')}
-      for row in rows
-      for way in [row['implementation']]
-      if row['layer'] == 'LSTM'
-  ]
+  rows = [row for row in rows if row['dtype'] == first[row['shape']]]
+  lstms, kernels = [], []
+  # Shapes of the LSTM alone do not compare cells.
+  several = {row['shape'] for row in rows if row['layer'] != 'LSTM'}
+  for row in rows:
+    way, row['group'] = row['implementation'], row['shape']
+    if row['layer'] == 'LSTM':
+      lstms.append({**row, 'name': _NAMES.get(way, f'rnnzoo, {way}')})
+    if way == 'pallas' and row['shape'] in several:
+      kernels.append({**row, 'name': row['layer']})
   lstms += [
       {'name': name, 'group': shape, 'direction': direction, 'median_ms': ms}
       for name, own in published.items()
@@ -98,19 +92,12 @@ def _beside_published(rows, published) -> Iterator[tuple[str, list[Row], str]]:
       if shape in first
   ]
   yield 'LSTM', lstms, 'log'
-  # Shapes of the LSTM alone do not compare cells.
-  several = {row['shape'] for row in rows if row['layer'] != 'LSTM'}
-  kernels = [
-      {**row, 'name': row['layer']}
-      for row in rows
-      if row['implementation'] == 'pallas' and row['shape'] in several
-  ]
   yield "every cell's kernel", kernels, 'linear'
 
 
 def _panel(ax, rows: Sequence[Row], direction: str, scale: str) -> None:
   """Draws bars in groups, the first group on top."""
-  names, groups = _names_and_groups(rows)
+  names, groups = _distinct(rows, 'name'), _distinct(rows, 'group')
   rows = [row for row in rows if row['direction'] == direction]
   times = [row['median_ms'] for row in rows]
   height = 0.8 / len(names)

@@ -1,8 +1,6 @@
 """The machine that a benchmark runs on: its description, and its bandwidth."""
 
-import contextlib
 import datetime
-import functools
 from importlib import metadata
 import os
 import pathlib
@@ -40,20 +38,16 @@ def environment() -> dict[str, Any]:
           'jaxlib': jaxlib.__version__,
           'flax': flax.__version__,
           'python': platform.python_version(),
-          **_cuda_plugins(),
+          # Which CUDA jax has been installed for.
+          **{
+              found.name: found.version
+              for found in metadata.distributions()
+              if found.name in ('jax-cuda12-plugin', 'jax-cuda13-plugin')
+          },
       },
       'xla_flags': os.environ.get('XLA_FLAGS', ''),
       'commit': _commit(),
   }
-
-
-def _cuda_plugins() -> dict[str, str]:
-  """Returns which CUDA jax has been installed for: its plugins' versions."""
-  found = {}
-  for name in ('jax-cuda12-plugin', 'jax-cuda13-plugin'):
-    with contextlib.suppress(metadata.PackageNotFoundError):
-      found[name] = metadata.version(name)
-  return found
 
 
 def _processor() -> str:
@@ -68,17 +62,13 @@ def _processor() -> str:
 def _commit() -> str | None:
   """Returns the commit of a checkout, with -dirty where it was changed."""
   here = pathlib.Path(__file__)
-  git = functools.partial(
-      subprocess.check_output,
-      cwd=here.parent,
-      text=True,
-      stderr=subprocess.DEVNULL,
-  )
+  options: Any = {'cwd': here.parent, 'text': True, 'capture_output': True}
+  git = lambda *words: subprocess.run(['git', *words], check=True, **options)
   try:
     # An installed copy may lie inside another repository, which ignores it.
-    git(['git', 'ls-files', '--error-unmatch', here.name])
-    describe = ['git', 'describe', '--always', '--dirty', '--abbrev=40']
-    return git([*describe, '--exclude=*']).strip()
+    git('ls-files', '--error-unmatch', here.name)
+    names = '--always', '--dirty', '--abbrev=40', '--exclude=*'
+    return git('describe', *names).stdout.strip()
   except (OSError, subprocess.CalledProcessError):
     return None
 

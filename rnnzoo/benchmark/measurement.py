@@ -41,11 +41,9 @@ _CALLS = 3
 
 @dataclasses.dataclass(eq=False)
 class _Run:
-  """One implementation of a problem in one direction.
+  """One implementation of a problem in one direction, and its results so far.
 
   Attributes:
-    problem: whose arguments it takes.
-    row: its results so far.
     function: None if it cannot be made.
     compiling: None if it cannot be traced.
     program: None until it is compiled.
@@ -84,7 +82,7 @@ class _Run:
       return
     if isinstance(reason, Exception):
       traceback.print_exception(reason)
-      reason = f'{reason!r}'[:1000]
+      reason = repr(reason)[:1000]
     self.row |= {'status': 'failed', 'reason': reason}
     print(f'FAILED: {self}: {reason}', file=sys.stderr, flush=True)
 
@@ -196,25 +194,20 @@ def _check(runs, exact, scan=None, *, watchdog) -> None:
 def _time(runs: Sequence[_Run], timer, watchdog) -> None:
   """Notes times of runs of a problem."""
   problem = runs[0].problem
+  programs: Any = [(run.function, run.program.call) for run in runs]  # type: ignore[union-attr]
+  begin = lambda index: watchdog.start(f'timing {runs[index]}')
   try:
     with watchdog('timing'):
-      measured = timing.measure(
-          timer,
-          problem.arguments,
-          [(run.function, run.program.call) for run in runs],  # type: ignore[union-attr, misc]
-          lambda index: watchdog.start(f'timing {runs[index]}'),
-      )
+      measured = timing.measure(timer, problem.arguments, programs, begin)
   except Exception as error:
     for run in runs:
       run.fail(error)
     return
   for run, fields in zip(runs, measured, strict=True):
-    row = run.row
-    row |= fields
-    row['us_per_step'] = 1e3 * row['median_ms'] / problem.case.shape.time
+    row, ms = run.row, fields['median_ms']
+    row |= {**fields, 'us_per_step': 1e3 * ms / problem.case.shape.time}
     traffic = problem.traffic.get(row['direction'])
     if traffic is not None:
-      row['bytes_moved'] = traffic
-      row['gb_per_s'] = traffic / row['median_ms'] / 1e6
-    if row.get('dispatch_ms', 0) > 0.7 * row['median_ms']:
+      row |= {'bytes_moved': traffic, 'gb_per_s': traffic / ms / 1e6}
+    if row.get('dispatch_ms', 0) > 0.7 * ms:
       print(f'bound by dispatch: {run}', file=sys.stderr, flush=True)

@@ -43,7 +43,6 @@ class Problem:
   """A case with its arrays on the device.
 
   Attributes:
-    case: the case.
     arguments: arrays by name, and weights: cotangents of the results.
     make: maps (implementation, dtype) to a function of the arrays.
     traffic: by direction, the bytes that must be read and written at least; {}
@@ -148,22 +147,18 @@ def _on_input(case: cases.Case) -> Problem:
     if implementation == baselines.CUDNN:
       return baselines.cudnn
     options = {'dtype': jnp.dtype(dtype), 'implementation': implementation}
-    graphdef = nnx.graphdef(
-        nnx.eval_shape(lambda: _make_layer(case, **extra, **options))
-    )
-    return lambda arrays: nnx.merge(graphdef, arrays['state'])(
-        arrays['x'], **call
-    )
+    new = nnx.eval_shape(lambda: _make_layer(case, **extra, **options))
+    merge = functools.partial(nnx.merge, nnx.graphdef(new))
+    return lambda arrays: merge(arrays['state'])(arrays['x'], **call)
 
   # Rounded to the dtype and stored in float32, so that the reference sees the
   # same numbers.
   rounded = lambda a: a.astype(case.dtype).astype(jnp.float32)
-  arrays = {
-      'x': _normal(0, (shape.batch, shape.time, shape.in_features), case.dtype),
-      'state': jax.tree.map(rounded, nnx.state(layer)),
-  }
+  lead = shape.batch, shape.time
+  x = _normal(0, (*lead, shape.in_features), case.dtype)
+  arrays = {'x': x, 'state': jax.tree.map(rounded, nnx.state(layer))}
   features = shape.features * (2 if _has(case, cases.BOTH) else 1)
-  weights = _normal(1, (shape.batch, shape.time, features), case.dtype)
+  weights = _normal(1, (*lead, features), case.dtype)
   return Problem(case, (arrays, weights), make)
 
 
@@ -261,9 +256,7 @@ def _projection(case: cases.Case) -> Problem:
   """The product of a MinGRU layer's projection, and nothing else."""
   shape, dtype = case.shape, case.dtype
   rows, wide = shape.batch * shape.time, 2 * shape.features
-  arrays = {
-      'x': _normal(0, (rows, shape.in_features), dtype),
-      'kernel': _normal(1, (shape.in_features, wide), dtype),
-  }
+  x = _normal(0, (rows, shape.in_features), dtype)
+  arrays = {'x': x, 'kernel': _normal(1, (shape.in_features, wide), dtype)}
   make = lambda *_: lambda arrays: jnp.dot(arrays['x'], arrays['kernel'])
   return Problem(case, (arrays, _normal(2, (rows, wide), dtype)), make)

@@ -2,7 +2,6 @@
 
   python -m rnnzoo.benchmark
   python -m rnnzoo.benchmark --layers=GRU,LSTM --shapes=pixel_mnist,long
-  python -m rnnzoo.benchmark --suite=linear --implementations=pallas
   python -m rnnzoo.benchmark --suite=dense --shape=16,1024,64,768,12
   python -m rnnzoo.benchmark --suite=dense --check_only
   python -m rnnzoo.benchmark --suite=newton --shapes=1000x16x8,10000x16x8
@@ -45,25 +44,18 @@ from rnnzoo.benchmark import watchdog as watchdog_lib
 
 SUITES = {**suites.SUITES, 'peers': peers.SUITE}
 
-
 _SUITE = flags.DEFINE_enum('suite', 'cells', list(SUITES), 'The suite to run.')
-_LAYERS = flags.DEFINE_list(
-    'layers', None, 'Layers; all of the suite if not given.'
-)
+_LAYERS = flags.DEFINE_list('layers', None, 'Layers; all by default.')
 _IMPLEMENTATIONS = flags.DEFINE_list(
     'implementations', None, "Paths over time; the suite's choice if not given."
 )
-_SHAPES = flags.DEFINE_list(
-    'shapes', None, 'Shapes by name; a default of the suite if not given.'
-)
+_SHAPES = flags.DEFINE_list('shapes', None, 'Shapes by name; some by default.')
 _SHAPE = flags.DEFINE_multi_string(
     'shape',
     [],
     'Sizes of your own: batch,time,in_features,features[,heads]; repeatable.',
 )
-_DTYPES = flags.DEFINE_list(
-    'dtypes', None, 'Dtypes; a default of the suite if not given.'
-)
+_DTYPES = flags.DEFINE_list('dtypes', None, "Dtypes; the suite's by default.")
 _REPEATS = flags.DEFINE_integer(
     'repeats', 10, 'Samples of each time.', lower_bound=1
 )
@@ -239,8 +231,8 @@ def _resume(result, selected, repeats: int) -> list[cases_lib.Case]:
     key = operator.itemgetter(*measurement.KEY)
     found = {key(row): row for row in earlier['rows']}
     done = {
-        key(row)
-        for row in earlier['rows']
+        name
+        for name, row in found.items()
         if row['status'] == 'cannot'
         or (row['status'] == 'ok' and (not repeats or 'median_ms' in row))
     }
@@ -248,17 +240,13 @@ def _resume(result, selected, repeats: int) -> list[cases_lib.Case]:
     result['copy'] = earlier['copy'] or result['copy']
   except (AttributeError, KeyError, TypeError, ValueError):
     _give_up(f"--resume: {str(path)!r} is not a benchmark's result")
-  rest = []
+  rest, again = [], set()
   for case in selected:
-    keys = [
-        key(case.row(way, each))
-        for way in case.implementations
-        for each in cases_lib.DIRECTIONS
-    ]
-    if not done.issuperset(keys):
+    ways = itertools.product(case.implementations, cases_lib.DIRECTIONS)
+    keys = {key(case.row(*way)) for way in ways}
+    if not keys <= done:
       rest.append(case)
-      for each in keys:  # Programs that are compared are timed together.
-        found.pop(each, None)
-  result['rows'] = list(found.values())
-  print(f'{len(found)} rows of {path} are kept', file=sys.stderr)
+      again |= keys  # Programs that are compared are timed together.
+  result['rows'] = [row for name, row in found.items() if name not in again]
+  print(f'{len(result["rows"])} rows of {path} are kept', file=sys.stderr)
   return rest

@@ -26,12 +26,7 @@ _WIDTHS = (16, 10, 16, 9, 19, *(width for *_, width in _COLUMNS))
 
 def header(result: Mapping[str, Any]) -> str:
   """Returns the facts that all numbers depend on."""
-  device, copy = result['device'], result['copy'] or {}
-  also = ', '.join(
-      f'{name.removesuffix("_gb_per_s")} {value:.1f}'
-      for name, value in copy.items()
-      if name.endswith('_gb_per_s') and value is not None
-  )
+  device, copy = result['device'], result['copy']
   versions = ', '.join(f'{k} {v}' for k, v in result['versions'].items())
   text = (
       f'{result["date"]}, commit {result["commit"] or "unknown"}\n'
@@ -42,6 +37,8 @@ def header(result: Mapping[str, Any]) -> str:
   if copy:
     size = copy['array_bytes'] / 2**20
     text += f'\ncopy of {size:.0f} MiB: {copy["gb_per_s"]:.1f} GB/s'
+    each = [(by, copy.get(f'{by}_gb_per_s')) for by in ('jax', 'torch')]
+    also = ', '.join(f'{by} {value:.1f}' for by, value in each if value)
     text += f' ({also})' if also else ''
   return text
 
@@ -76,14 +73,15 @@ class Table:
         return
       self._cannot.add(group)
       cells[2:] = ['any', 'any']
-    timed = 'median_ms' in row
-    cells.append(f'{row["median_ms"]:.3f}' if timed else row['status'])
-    spread = f'{row["low_ms"]:.3f} - {row["high_ms"]:.3f}' if timed else ''
+    median, spread = row['status'], ''
+    if 'median_ms' in row:
+      median = f'{row["median_ms"]:.3f}'
+      spread = f'{row["low_ms"]:.3f} - {row["high_ms"]:.3f}'
     known = len(self._reasons)
     if row['status'] != 'ok':
       number = self._reasons.setdefault(row['reason'], known + 1)
-      spread = f'failed [{number}]' if timed else f'[{number}]'
-    cells.append(spread)
+      spread = f'failed [{number}]' if spread else f'[{number}]'
+    cells += [median, spread]
     for _, key, form, factor, _ in _COLUMNS:
       value = row.get(key)
       cells.append('' if value is None else format(factor * value, form))
@@ -92,11 +90,9 @@ class Table:
       print(f'[{known + 1}] {row["reason"]}', flush=True)
 
   def _line(self, cells: Sequence[str]) -> None:
-    labels = len(measurement.LABELS)
-    padded = [
-        cell.ljust(width) if i < labels else cell.rjust(width)
-        for i, (cell, width) in enumerate(zip(cells, self._widths, strict=True))
-    ]
+    sides = '<' * len(measurement.LABELS) + '>' * (2 + len(_COLUMNS))
+    each = zip(cells, sides, self._widths, strict=True)
+    padded = [f'{cell:{side}{width}}' for cell, side, width in each]
     print('  '.join(padded).rstrip(), flush=True)
 
 

@@ -43,11 +43,10 @@ class Entry:
   """Layers that are measured alike.
 
   Attributes:
-    shapes: at these, by name; None for all that no entry of the suite names.
-    layers: these.
+    shapes: names; None for all that no entry of the suite names.
     projection: 'with' or 'without'.
-    dtypes: in these, unless a user gives others.
-    implementations: by these, unless a user gives others; None for all.
+    dtypes: those measured unless a user gives others.
+    implementations: likewise; None for all.
   """
 
   shapes: Names
@@ -59,18 +58,15 @@ class Entry:
 
 @dataclasses.dataclass(frozen=True)
 class Suite:
-  """The cases of a suite.
+  """The cases of a suite, and how they are measured.
 
   Attributes:
-    layers: names.
-    shapes: by name.
-    entries: the layers that are measured at these.
-    timer: how it times.
-    default_shapes: names of those measured if none are named.
+    layers: names of all; entries say which are measured at which shapes.
+    default_shapes: those measured if none are named.
     implementations: names of all that can run in it.
     drawn: as for `cases.Case`.
     checks: cases that are only checked.
-    measure: checks and times cases.
+    measure: (cases, timer, watchdog) -> rows.
   """
 
   layers: Sequence[str]
@@ -90,10 +86,7 @@ class Suite:
       implementations: Names,
       dtypes: Names,
   ) -> Iterator[cases.Case]:
-    """Yields the cases that are wanted; None leaves the choice to the entries.
-
-    They come by shape and dtype. Shapes are the suite's or a user's, by name.
-    """
+    """Yields cases by shape and dtype; None leaves the choice to entries."""
     named = {name for entry in self.entries for name in entry.shapes or ()}
     rows = [
         (name, shape, dtype, entry, layer)
@@ -157,31 +150,21 @@ def _dense() -> Suite:
       for batch in (1, 8, 64, 256)
   }
   mnist = {k: dataclasses.replace(v, batch=128) for k, v in _MNIST.items()}
+  small = {'small': heads(2, 8, batch=4, time=12)}
   # At these there is everything to compare with.
   reference = ('12x64', '1x768')
   others = [name for name in whole if name not in reference]
-  kernels = ('pallas',)
+  kernels, beside = ('pallas',), ('pallas', 'lax_scan_8')
   return Suite(
       layers=_DENSE,
-      shapes={
-          'small': heads(2, 8, batch=4, time=12),
-          **whole,
-          **batches,
-          **mnist,
-      },
+      shapes=small | whole | batches | mnist,
       entries=[
           Entry(['small'], _DENSE[:2], _GATES, _BOTH),
           Entry(['small'], _DENSE[2:], _GATES, _BOTH, kernels),
           Entry(reference, _DENSE[:2], _GATES, (BF16,)),
           Entry(reference, _DENSE[2:], _GATES, (BF16,), kernels),
           Entry(others, _DENSE, _GATES, (BF16,), kernels),
-          Entry(
-              tuple(batches),
-              ['LSTM'],
-              _GATES,
-              (BF16,),
-              ('pallas', 'lax_scan_8'),
-          ),
+          Entry(tuple(batches), ['LSTM'], _GATES, (BF16,), beside),
           # cuDNN's LSTM has one head and float32 only.
           Entry(['small', '1x768'], ['LSTM'], _LAYER, _BOTH),
           Entry(['12x64'], ['LSTM'], _LAYER, (BF16,)),
@@ -194,7 +177,7 @@ def _dense() -> Suite:
       default_shapes=(*whole, *batches, *mnist),
       implementations=('pallas', 'scan', *baselines.NAMES),
       drawn=True,
-      checks=cases.DENSE_CHECKS,
+      checks=cases.checks('dense'),
   )
 
 
@@ -234,7 +217,7 @@ SUITES: Mapping[str, Suite] = {
         ],
         timer=timing.Timer(one_program=True),
         default_shapes=('wide', 'thin', 'one_long', 'diagonal'),
-        checks=cases.LINEAR_CHECKS,
+        checks=cases.checks('linear'),
     ),
     'dense': _dense(),
     'devices': Suite(
@@ -245,12 +228,8 @@ SUITES: Mapping[str, Suite] = {
             '12x64': heads(12, 64),
         },
         entries=[
-            Entry(
-                ['small_step', '768'],
-                ['2 x LSTM', '4 x MinGRU'],
-                _LAYER,
-                (BF16,),
-            ),
+            Entry(['small_step', '768'], ['2 x LSTM'], _LAYER, (BF16,)),
+            Entry(['small_step', '768'], ['4 x MinGRU'], _LAYER, (BF16,)),
             Entry(['small_step', '12x64'], ['4 x GRU'], _LAYER, (BF16,)),
             Entry(None, tuple(devices.STACKS), _LAYER, (BF16,)),
         ],

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 import dataclasses
 import functools
 import itertools
+import math
 import time
 from typing import Any
 
@@ -65,7 +66,6 @@ class Program:
   """A compiled function.
 
   Attributes:
-    call: the function.
     compile_s: seconds taken by tracing, lowering and compiling.
     memory: bytes by use, or None where XLA does not tell.
   """
@@ -115,35 +115,33 @@ def interleave(
     repeats: int,
     before: Callable[[int], None] = lambda index: None,
 ) -> list[Times]:
-  """Times each call once per repeat, in turn.
+  """Returns the times of each call, one sample per repeat, in turn.
 
   Args:
     calls: functions without arguments that return arrays to wait for.
     repeats: number of samples of each; fewer of slow calls.
     before: called with the index of the call before each sample.
-
-  Returns:
-    One `Times` for each call.
   """
+
+  def sample(index: int, count: int) -> float:
+    before(index)
+    # The call before left its own data in the caches, and maybe threads that
+    # still spin.
+    jax.block_until_ready(calls[index]())
+    return _seconds(calls[index], count)[1]
+
   samples: list[list[float]] = [[] for _ in calls]
   rounds, counts = [], []
-  for index, call in enumerate(calls):
-    before(index)
-    jax.block_until_ready(call())
-    _, seconds = _seconds(call, 1)
+  for index in range(len(calls)):
+    seconds = sample(index, 1)
     counts.append(max(1, min(MAX_CALLS, round(SAMPLE_SECONDS / seconds))))
     slow = seconds > SLOW_SECONDS and jax.default_backend() != 'cpu'
     few = max(2, round(SLOW_BUDGET / seconds))
     rounds.append(min(repeats, few) if slow else repeats)
   for turn in range(repeats):
-    for index, call in enumerate(calls):
+    for index, count in enumerate(counts):
       if turn < rounds[index]:
-        before(index)
-        # The call before left its own data in the caches, and maybe threads
-        # that still spin.
-        jax.block_until_ready(call())
-        _, seconds = _seconds(call, counts[index])
-        samples[index].append(1e3 * seconds)
+        samples[index].append(1e3 * sample(index, count))
   times = []
   for own, count in zip(samples, counts, strict=True):
     low, median, high = np.quantile(own, (0.25, 0.5, 0.75)).tolist()
@@ -180,31 +178,27 @@ def measure(
     before: called with the index of a program before each of its samples.
 
   Returns:
-    Fields of a row for each program: those of `Times` for one set of inputs,
-    `sets`, the number of sets, and on an accelerator `dispatch_ms`, the time
-    that the host takes for a call.
+    Fields of a row for each: those of `Times` for one set of inputs, `sets`,
+    their number, and on an accelerator `dispatch_ms`, the host's share of it.
   """
   sets = input_sets(arguments, timer.max_sets)
   each_call = [(sets,)] if timer.one_program else sets
   per_call = len(sets) if timer.one_program else 1
-  call_next = lambda program, turns: program(*next(turns))
   calls = []
   for index, (function, program) in enumerate(programs):
     before(index)
     if timer.one_program:
       program = build(rotate(function), sets).call
     turns = itertools.cycle(each_call)
-    calls.append(functools.partial(call_next, program, turns))
+    calls.append(lambda call=program, turns=turns: call(*next(turns)))
   times = interleave(calls, timer.repeats, before)
-  rows = []
-  for index, (call, each) in enumerate(zip(calls, times, strict=True)):
-    row: dict[str, Any] = {**dataclasses.asdict(each), 'sets': len(sets)}
-    for name in ('median_ms', 'low_ms', 'high_ms'):
-      row[name] /= per_call
+  rows = [{**dataclasses.asdict(each), 'sets': len(sets)} for each in times]
+  for index, row in enumerate(rows):
     if jax.default_backend() != 'cpu':
       before(index)
-      row['dispatch_ms'] = 1e3 * _seconds(call, 5)[0] / per_call
-    rows.append(row)
+      row['dispatch_ms'] = 1e3 * _seconds(calls[index], 5)[0]
+    for name in row.keys() & {'median_ms', 'low_ms', 'high_ms', 'dispatch_ms'}:
+      row[name] /= per_call
   return rows
 
 
@@ -216,7 +210,7 @@ def input_sets(arguments: tuple[Any, Any], max_sets: int) -> list[Any]:
   count = 2  # On a CPU it takes no more, and nothing else is in flight.
   if jax.default_backend() != 'cpu':
     own = sum(x.nbytes for x in jax.tree.leaves(arguments[0]))
-    count = max(2, int(-(-SET_BYTES // own)))
+    count = max(2, math.ceil(SET_BYTES / own))
   count = min(max_sets, count)
 
   @functools.partial(jax.jit, static_argnums=1)
@@ -240,10 +234,9 @@ def rotate(function: Callable[..., Any]) -> Callable[[list[Any]], list[Any]]:
   once = jax.jit(function)  # Traced once, however many sets there are.
 
   def rotated(sets):
-    results: list[Any] = []
-    for arguments in sets:
-      if results:
-        arguments, _ = jax.lax.optimization_barrier((arguments, results[-1]))
+    results = [once(*sets[0])]
+    for arguments in sets[1:]:
+      arguments, _ = jax.lax.optimization_barrier((arguments, results[-1]))
       results.append(once(*arguments))
     return results
 
