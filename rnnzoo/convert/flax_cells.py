@@ -5,6 +5,7 @@ from typing import Any
 from flax import nnx
 import numpy as np
 
+from rnnzoo import settings
 from rnnzoo.cells import elman
 from rnnzoo.cells import gru
 from rnnzoo.cells import lstm
@@ -39,7 +40,7 @@ def from_flax(layer: recurrent.RecurrentLayer, cell: Any) -> None:
       have another shape.
   """
   _check(layer, cell)
-  label = f'A parameter of cell, a {type(cell).__name__},'
+  label = f'A parameter of cell, {settings.a(type(cell))},'
   joined = lambda parameters: np.concatenate(
       [weights_lib.numbers(p, label) for p in parameters], axis=-1
   )

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from rnnzoo import settings
 from rnnzoo.cells import gru
 from rnnzoo.convert import weights as weights_lib
 from rnnzoo.layers import bidirectional
@@ -42,7 +43,7 @@ def from_keras(
   if not isinstance(given, (list, tuple)):
     raise ValueError(
         'weights must be a list of arrays, as layer.get_weights() returns it,'
-        f' got a {type(given).__name__}.'
+        f' got {settings.a(type(given))}.'
     )
   parts = _parts(layer)
   count = sum(2 + (part.bias is not None) for part in parts)

@@ -48,7 +48,8 @@ def from_linen(
       in place. Give `Elman` the cell's `activation_fn` as `activation`.
     params: those of a `linen.SimpleCell` without residual, `linen.GRUCell`,
       `linen.LSTMCell` or `linen.OptimizedLSTMCell` with their default
-      activations, or of a model that contains one.
+      activations, or of a model that contains one. Of variables, which `init`
+      returned, give `variables['params']`.
     prefix: names from the top of `params` down to the cell, joined and ended
       by '/', as in 'ScannedRNN_0/GRUCell_0/'; others are passed over.
 
@@ -60,18 +61,15 @@ def from_linen(
   unboxed = linen.meta.unbox(params)
   entries = weights_lib.Entries(unboxed, 'mapping params', prefix)
   features = layer.out_features
-  kernel = lambda name, rows: entries.take(
-      f'{name}/kernel', (rows, features), layer
-  )
+  hint = _hint(params, prefix)
+  take = lambda name, shape: entries.take(name, shape, layer, hint)
+  kernel = lambda name, rows: take(f'{name}/kernel', (rows, features))
   inputs = [kernel(f'i{name}', layer.in_features) for name in names]
   hidden = [kernel(f'h{name}', features) for name in names]
-  bias = [
-      entries.take(f'{side}/bias', (features,), layer)
-      for side in _with_bias(layer)
-  ]
+  bias = [take(f'{side}/bias', (features,)) for side in _with_bias(layer)]
   extra = None
   if isinstance(layer.cell, gru.GRUCell):
-    extra = entries.take('hn/bias', (features,), layer)
+    extra = take('hn/bias', (features,))
   entries.finish()
   weights = Weights(
       kernel=np.stack(inputs),
@@ -106,6 +104,17 @@ def to_linen(layer: recurrent.RecurrentLayer) -> dict[str, Any]:
   if weights.recurrent_bias is not None:
     params['hn']['bias'] = weights.recurrent_bias
   return jax.tree.map(np.asarray, params)
+
+
+def _hint(params: Any, prefix: str) -> str:
+  """Returns a sentence for an entry that is missing in variables."""
+  is_outer = isinstance(params, Mapping) and 'params' in params
+  if not is_outer or prefix.startswith('params/'):
+    return ''
+  return (
+      ' These are variables, whose parameters are one level down:'
+      " from_linen(layer, variables['params'], ...) would work."
+  )
 
 
 def _names(layer: Any) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from rnnzoo import checks
+from rnnzoo import settings
 from rnnzoo.convert import weights as weights_lib
 
 # Of the names in a file; another one is refused.
@@ -57,6 +58,7 @@ def save_safetensors(module: nnx.Module, path: str | os.PathLike[str]) -> None:
     OSError: the file cannot be written.
   """
   files, library = _library()
+  _check_order(module, path, 'save_safetensors')
   path = pathlib.Path(path)
   if path.is_dir():
     raise IsADirectoryError(f'{path} must be a file, got a folder.')
@@ -95,6 +97,7 @@ def load_safetensors(module: nnx.Module, path: str | os.PathLike[str]) -> None:
     OSError: the file cannot be read.
   """
   files, library = _library()
+  _check_order(module, path, 'load_safetensors')
   if os.path.isdir(path):
     raise IsADirectoryError(f'{path} must be a safetensors file, got a folder.')
   try:
@@ -135,11 +138,32 @@ def load_safetensors(module: nnx.Module, path: str | os.PathLike[str]) -> None:
       variable.set_value(weights_lib.placed(array, array.dtype, own))
 
 
+def _check_order(module: Any, path: Any, function: str) -> None:
+  """Raises ValueError unless the arguments are a module and a path.
+
+  Args:
+    module: what the caller passed first.
+    path: what the caller passed then.
+    function: the name of what was called.
+  """
+  if isinstance(path, nnx.Module) and not isinstance(module, nnx.Module):
+    raise ValueError(
+        f'module must be an nnx.Module, got {settings.a(type(module))}, and'
+        f' path {settings.a(type(path))}; the module comes first:'
+        f' {function}(module, path) would work.'
+    )
+  if not isinstance(path, (str, os.PathLike)):
+    raise ValueError(
+        'path must be the name of a file, a str or a pathlib.Path, got'
+        f' {settings.a(type(path))}.'
+    )
+
+
 def _named(module: Any) -> dict[str, Any]:
   """Returns a module's variables by name, random state apart."""
   if not isinstance(module, nnx.Module):
     raise ValueError(
-        f'module must be an nnx.Module, got a {type(module).__name__}.'
+        f'module must be an nnx.Module, got {settings.a(type(module))}.'
     )
   state = nnx.to_flat_state(nnx.state(module))
   named: dict[str, Any] = {}

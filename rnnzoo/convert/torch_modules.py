@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from rnnzoo import settings
 from rnnzoo.cells import gru
 from rnnzoo.convert import weights as weights_lib
 from rnnzoo.layers import sequence_layer
@@ -66,9 +67,10 @@ def from_torch(
   entries = weights_lib.Entries(state_dict, 'state dict', prefix)
   projected = [name for name in entries.names() if 'weight_hr' in name]
   if projected:
+    given = 'state_dict' + f', prefix={prefix!r}' * bool(prefix)
     raise ValueError(
         f'The state dict has {projected} of a module with proj_size;'
-        ' convert.fold_projection makes one without.'
+        f' convert.fold_projection({given}) makes one without.'
     )
   updates = []
   for part, level, backward in weights_lib.parts(layer):
@@ -114,7 +116,7 @@ def to_torch(
   for part, level, backward in weights_lib.parts(layer):
     weights_lib.check_layer(part)
     if cell and part is not layer:
-      raise ValueError(f'torch has no cell for a {type(layer).__name__}.')
+      raise ValueError(f'torch has no cell for {settings.a(type(layer))}.')
     suffix = '' if cell else f'_l{level}' + '_reverse' * backward
     weights = weights_lib.read(part, 'torch')
     # A library's matrix multiplies from the left.
@@ -138,7 +140,7 @@ def to_torch(
 
 
 def fold_projection(
-    state_dict: Mapping[str, Any],
+    state_dict: Mapping[str, Any], *, prefix: str = ''
 ) -> tuple[dict[str, np.ndarray], np.ndarray]:
   """Rewrites the weights of a `torch.nn.LSTM` with `proj_size` without it.
 
@@ -155,20 +157,25 @@ def fold_projection(
 
   Args:
     state_dict: `module.state_dict()`, with weight_hr_lk [proj_size, features].
+    prefix: the start of the entries' names, as for `from_torch`.
 
   Returns:
-    The state dict for `from_torch`, with products in float64, and the
-    projection of the outputs, [directions * features, directions * proj_size].
+    The state dict for `from_torch`, without the prefix and with products in
+    float64, and the projection of the outputs, [directions * features,
+    directions * proj_size].
 
   Raises:
     ValueError: a level or direction has no weight_hr, or a shape does not fit.
   """
-  entries = weights_lib.Entries(state_dict, 'state dict')
-  left = {n: weights_lib.to_numpy(state_dict[n], n) for n in entries.names()}
+  entries = weights_lib.Entries(state_dict, 'state dict', prefix)
+  left = {
+      name: weights_lib.to_numpy(value, prefix + name)
+      for name, value in entries.items()
+  }
   if 'weight_hr_l0' not in left:
     raise ValueError(
-        "The state dict has no entry 'weight_hr_l0', which a module with"
-        f' proj_size has; it has {sorted(left)}.'
+        f'The state dict has no entry {prefix + "weight_hr_l0"!r}, which a'
+        f' module with proj_size has; it has {entries.all_names()}.'
     )
   below, level = None, 0
   has = lambda suffix: {f'weight_hh{suffix}', f'weight_hr{suffix}'} & set(left)
@@ -177,8 +184,8 @@ def fold_projection(
     for suffix in filter(has, (f'_l{level}', f'_l{level}_reverse')):
       if f'weight_hr{suffix}' not in left:
         raise ValueError(
-            f"The state dict has no entry 'weight_hr{suffix}', which every"
-            ' level and direction of a module with proj_size has.'
+            f'The state dict has no entry {f"{prefix}weight_hr{suffix}"!r},'
+            ' which every level and direction of a module with proj_size has.'
         )
       matrix = left.pop(f'weight_hr{suffix}')
       fold = {f'weight_hh{suffix}': matrix, f'weight_ih{suffix}': below}
@@ -188,8 +195,8 @@ def fold_projection(
         if name not in left or left[name].shape[1:] != factor.shape[:1]:
           shape = left[name].shape if name in left else 'none'
           raise ValueError(
-              f'{name} must have {factor.shape[0]} columns, as many as are'
-              f' projected to, got shape {shape}.'
+              f'{prefix + name} must have {factor.shape[0]} columns, as many'
+              f' as are projected to, got shape {shape}.'
           )
         # The layer's dtype rounds the product, once.
         left[name] = left[name].astype(np.float64) @ factor.astype(np.float64)

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rnnzoo import checks
+from rnnzoo import settings
 from rnnzoo.cells import elman
 from rnnzoo.cells import gru
 from rnnzoo.cells import lstm
@@ -57,8 +58,8 @@ class Entries:
     """
     if not isinstance(given, Mapping):
       raise ValueError(
-          f'{label} must be a mapping from names to arrays, got a'
-          f' {type(given).__name__}.'
+          f'{label} must be a mapping from names to arrays, got'
+          f' {settings.a(type(given))}.'
       )
     if not isinstance(prefix, str):
       raise ValueError(f'prefix must be a str, got {prefix!r}.')
@@ -75,6 +76,14 @@ class Entries:
 
   def names(self) -> list[str]:
     return sorted(self._left)
+
+  def items(self) -> list[tuple[str, Any]]:
+    """Returns what is left, by names without the prefix."""
+    return sorted(self._left.items(), key=lambda item: item[0])
+
+  def all_names(self) -> list[str]:
+    """Returns the names of all that was given, prefix or not."""
+    return sorted(self._all)
 
   def shape(self, name: str) -> tuple[int, ...]:
     """Returns the shape of an entry, or () where there is none."""
@@ -139,7 +148,7 @@ def checked(
   array = to_numpy(value, name)
   if array.shape != shape:
     raise ValueError(
-        f'{name} must have shape {shape} for a {type(layer).__name__} with'
+        f'{name} must have shape {shape} for {settings.a(type(layer))} with'
         f' in_features = {layer.in_features} and features ='
         f' {layer.out_features}, got {array.shape}.'
     )

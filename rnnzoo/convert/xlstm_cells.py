@@ -119,8 +119,8 @@ def _sizes(layer: Any) -> tuple[int, int]:
   )
   if not is_slstm or layer.bias is None:
     raise ValueError(
-        'An sLSTMLayer is an SLSTM with biases, got a'
-        f' {type(layer).__name__}{" without" * is_slstm}.'
+        'An sLSTMLayer is an SLSTM with biases, got'
+        f' {settings.a(type(layer))}{" without" * is_slstm}.'
     )
   if layer.in_features != layer.out_features:
     raise ValueError(

@@ -90,6 +90,20 @@ class ConvertTest(parameterized.TestCase):
     )
     np.testing.assert_array_equal(folded['weight_hh_l0'], one * one)
 
+  def test_a_projection_in_a_model(self):
+    one = np.ones
+    weights = {'weight_hr_l0': one((2, 4)), 'weight_hh_l0': one((16, 2))}
+    folded, projection = convert.fold_projection(weights)
+    model = {f'core.{name}': value for name, value in weights.items()}
+    got, of_model = convert.fold_projection(
+        model | {'head.weight': one((2, 3))}, prefix='core.'
+    )
+    np.testing.assert_array_equal(of_model, projection)
+    self.assertEqual(list(got), list(folded))
+    np.testing.assert_array_equal(got['weight_hh_l0'], folded['weight_hh_l0'])
+    nested, _ = convert.fold_projection({'core': weights}, prefix='core/')
+    self.assertEqual(list(nested), list(folded))
+
   def test_a_sum_that_is_too_large(self):
     arrays = {k: a * 4e4 for k, a in torch_weights(12).items()}
     layer = make(rnnzoo.GRU, param_dtype='float16')
@@ -181,6 +195,23 @@ class ErrorsTest(parameterized.TestCase):
           'fold_projection',
       ),
       (
+          'proj_size_in_a_model',
+          lambda: convert.from_torch(
+              make(rnnzoo.LSTM),
+              {'core.weight_hr_l0': np.ones((2, 4))},
+              prefix='core.',
+          ),
+          r"fold_projection\(state_dict, prefix='core.'\)",
+      ),
+      (
+          'not_projected_in_a_model',
+          lambda: convert.fold_projection(
+              {'core.weight_hh_l0': np.ones((16, 4)), 'head': np.ones(1)},
+              prefix='core.',
+          ),
+          "no entry 'core.weight_hr_l0'.*'core.weight_hh_l0', 'head'",
+      ),
+      (
           'not_projected',
           lambda: convert.fold_projection(torch_weights(16)),
           "no entry 'weight_hr_l0'",
@@ -252,6 +283,13 @@ class ErrorsTest(parameterized.TestCase):
           'stack_of_keras',
           lambda: convert.to_keras(make(STACK)),
           'keras has no Stack',
+      ),
+      (
+          'variables_of_linen',
+          lambda: convert.from_linen(
+              make(rnnzoo.GRU), {'params': convert.to_linen(make(rnnzoo.GRU))}
+          ),
+          r"no entry 'ir/kernel'.* variables\['params'\], ...\) would work",
       ),
       (
           'left_over_in_linen',

@@ -101,6 +101,12 @@ class SafetensorsTest(absltest.TestCase):
       convert.save_safetensors(layer, folder / 'missing' / 'layer')
     with self.assertRaisesRegex(ValueError, 'must be an nnx.Module'):
       convert.save_safetensors({'kernel': 1}, self.path)
+    for function in (convert.save_safetensors, convert.load_safetensors):
+      message = r'got a str, and path a GRU; .*_safetensors\(module, path\)'
+      with self.assertRaisesRegex(ValueError, message):
+        function(str(self.path), layer)
+      with self.assertRaisesRegex(ValueError, 'path must be .* got an int'):
+        function(layer, 3)
 
   def test_refuses_wider_numbers(self):
     layer = rnnzoo.Elman(3, 4, rngs=nnx.Rngs(0))
