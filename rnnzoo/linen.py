@@ -15,6 +15,10 @@ Methods, arguments and parameters are those of the layers in `rnnzoo`, without
 the first input. `nn.remat(linen.GRU)(features=8)` and the other transforms of
 linen work.
 
+Names of parameters are str, as linen has them: the level that is layers[0] of
+an `rnnzoo.Stack` is params['layers']['0'] here. `nnx.restore_int_paths(params)`
+returns them as that stack's state has them.
+
 Dropout in a `Stack` is on where the call has an `rngs=nnx.Rngs(...)`; linen's
 own `apply(..., rngs={...})` does not reach it. `rnnzoo.constrain` does not see
 bounds (`max_abs`) here: they are metadata of nnx parameters.
@@ -32,6 +36,7 @@ import jax.numpy as jnp
 
 import rnnzoo
 from rnnzoo import scanned
+from rnnzoo import settings
 from rnnzoo.engines import selection
 from rnnzoo.layers import initializers
 from rnnzoo.layers import sequence_layer
@@ -39,6 +44,60 @@ from rnnzoo.layers import sequence_layer
 Array = jax.Array
 Initializer = initializers.Initializer
 LayerFactory = sequence_layer.LayerFactory
+
+
+class _Bridge(nnx.bridge.ToLinen):
+  """Stores lists of layers with str as names, which linen's tools ask for.
+
+  nnx has the numbers themselves, and so had variables of earlier versions.
+  These can be applied as well, and keep their numbers.
+  """
+
+  @property
+  def variables(self) -> Mapping[str, Any]:
+    stored = super().variables
+    return {name: _numbered(tree, name) for name, tree in stored.items()}
+
+  @linen.nowrap
+  def put_variable(self, col: str, name: str, value: Any) -> None:
+    super().put_variable(col, name, _named(value, self.get_variable(col, name)))
+
+
+def _numbered(tree: Any, path: str) -> Any:
+  """Returns a tree of variables with an int for each name that is a number."""
+  if not isinstance(tree, Mapping):
+    return tree
+  found: dict[Any, Any] = {}
+  for name, value in tree.items():
+    is_number = isinstance(name, str) and name.isdecimal()
+    key = int(name) if is_number else name
+    if key in found:
+      raise ValueError(
+          f'The variables in {path} have two entries for number {key}, one'
+          f' {str(key)!r} and one {key!r}; the one under {str(key)!r} would'
+          ' work alone.'
+      )
+    found[key] = _numbered(value, f'{path}/{name}')
+  return found
+
+
+def _named(tree: Any, stored: Any) -> Any:
+  """Returns a tree of variables with str as names.
+
+  Args:
+    tree: the variables.
+    stored: those that they replace, whose numbers stay numbers; linen would
+      keep them beside the new names.
+  """
+  if not isinstance(tree, Mapping):
+    return tree
+  old = stored if isinstance(stored, Mapping) else {}
+  return {
+      name
+      if name in old
+      else str(name): _named(value, old.get(name, old.get(str(name))))
+      for name, value in tree.items()
+  }
 
 
 class SequenceModule(linen.Module):
@@ -75,7 +134,7 @@ class SequenceModule(linen.Module):
 
   @linen.compact
   def _run(self, method: str, *arguments: Any, **options: Any) -> Any:
-    made = nnx.bridge.ToLinen(
+    made = _Bridge(
         functools.partial(
             _make,
             self.layer_class,
@@ -104,7 +163,7 @@ class SequenceModule(linen.Module):
       if not shape:
         raise ValueError(
             f'{type(self).__name__} expects x as an array [..., in_features],'
-            f' got a {type(arguments[-1]).__name__}.'
+            f' got {settings.a(type(arguments[-1]))}.'
         )
       options['in_features'] = shape[-1]
     return options
@@ -312,7 +371,7 @@ class ScannedRNN(linen.Module):
         'features': scanned.width(carry),
         'layer': self.layer,
     }
-    rnn = nnx.bridge.ToLinen(
+    rnn = _Bridge(
         functools.partial(
             _make, rnnzoo.ScannedRNN, options, self.is_initializing()
         ),

@@ -91,8 +91,13 @@ class ScannedRNN(nnx.Module):
       ValueError: an argument has the wrong shape or dtype.
     """
     ins, resets = pair(x)
+    axes = '[time, batch, in_features]'
+    sizes = self.layer.in_features, type(self).__name__
+    checks.inputs(ins, axes, *sizes, name='ins')
+    reset = _flags(resets, ins.shape[:-1])
+    _check_carry(carry, self.layer, ins.shape[1:-1])
     carry, y = self.layer.unroll(
-        ins, initial_carry=_pack(carry), reset=_flags(resets), time_major=True
+        ins, initial_carry=_pack(carry), reset=reset, time_major=True
     )
     return _unpack(carry), y
 
@@ -137,8 +142,8 @@ def pair(x: Any) -> tuple[Array, Array]:
     )
   if not getattr(x[0], 'shape', ()):
     raise ValueError(
-        'ins must be an array [time, batch, in_features], got a'
-        f' {type(x[0]).__name__}; jnp.asarray(ins) would work.'
+        'ins must be an array [time, batch, in_features], got'
+        f' {settings.a(type(x[0]))}; jnp.asarray(ins) would work.'
     )
   return x[0], x[1]
 
@@ -165,9 +170,67 @@ def _unpack(carry):
   return carry
 
 
-def _flags(resets) -> Array:
+def _flags(resets: Any, shape: tuple[int, ...]) -> Array:
+  """Returns resets as bool, or raises ValueError unless they have a shape."""
+  if resets is None:
+    raise ValueError(
+        f'resets must be an array of shape {shape}, [time, batch], got None;'
+        ' jnp.zeros(ins.shape[:-1], bool) would work where no episode begins.'
+    )
   resets = checks.array(resets, 'resets')
-  if resets.dtype == jnp.bool_:
-    return resets
-  checks.number(resets, 'resets')
-  return resets != 0
+  if resets.dtype != jnp.bool_:
+    checks.number(resets, 'resets')
+  if resets.shape != shape:
+    raise ValueError(
+        f'resets must have shape {shape}, [time, batch] as ins has, got'
+        f' {resets.shape}.'
+    )
+  return resets != 0 if resets.dtype != jnp.bool_ else resets
+
+
+def _check_carry(
+    carry: Any, layer: sequence_layer.SequenceLayer, batch: tuple[int, ...]
+) -> None:
+  """Raises ValueError unless a carry is like those of `initialize_carry`."""
+  want = _unpack(jax.eval_shape(lambda: layer.initial_carry(batch)))
+  if not _is_like(carry, want):
+    size = batch[0] if len(batch) == 1 else batch
+    inside = '' if type(layer) is gru.GRU else ', layer'
+    raise ValueError(
+        f'carry must be as ScannedRNN.initialize_carry({size},'
+        f' {layer.out_features}{inside}) returns it, {_described(want)}; got'
+        f' {_described(carry)}.'
+    )
+  for array in jax.tree.leaves(carry):
+    checks.number(array, 'carry')
+
+
+def _is_like(carry: Any, want: Any) -> bool:
+  """Whether a carry has the same arrays in the same order."""
+  if not isinstance(want, tuple):
+    return getattr(carry, 'shape', None) == want.shape
+  if not isinstance(carry, (tuple, list)) or len(carry) != len(want):
+    return False
+  fields, names = getattr(carry, '_fields', ()), getattr(want, '_fields', ())
+  if sorted(fields) == sorted(names) and fields != names:
+    return False
+  return all(map(_is_like, carry, want))
+
+
+def _described(carry: Any) -> str:
+  if hasattr(carry, 'shape'):
+    return f'an array of shape {carry.shape}'
+  if isinstance(carry, (tuple, list)) and carry:
+    return f'arrays of shapes {_shapes(carry)}'
+  return checks.describe(carry)
+
+
+def _shapes(carry: Any) -> str:
+  if not isinstance(carry, (tuple, list)):
+    return str(getattr(carry, 'shape', settings.a(type(carry))))
+  fields = getattr(carry, '_fields', None)
+  shapes = [_shapes(part) for part in carry]
+  if fields is None:
+    return f'({", ".join(shapes)}{"," * (len(shapes) == 1)})'
+  named = map('='.join, zip(fields, shapes, strict=True))
+  return f'{type(carry).__name__}({", ".join(named)})'

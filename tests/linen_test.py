@@ -8,6 +8,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 from flax import linen
 from flax import nnx
+from flax import traverse_util
 import jax
 import numpy as np
 import pytest
@@ -26,6 +27,12 @@ reset = rng.random((BATCH, TIME)) < 0.3
 close = functools.partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-6)
 
 
+def with_str_names(tree):
+  if not isinstance(tree, dict):
+    return tree
+  return {str(name): with_str_names(value) for name, value in tree.items()}
+
+
 class LinenTest(parameterized.TestCase):
 
   @parameterized.parameters(*rnnzoo.LAYERS, 'Stack', 'Bidirectional')
@@ -39,7 +46,7 @@ class LinenTest(parameterized.TestCase):
       cls = rnnzoo.LAYERS[name]
       module = getattr(rnnzoo_linen, name)(in_features=IN, features=FEATURES)
     layer = random_layers.make(cls, IN, FEATURES)
-    params = nnx.to_pure_dict(nnx.state(layer, nnx.Param))
+    params = with_str_names(nnx.to_pure_dict(nnx.state(layer, nnx.Param)))
     shapes = jax.eval_shape(module.init, jax.random.key(0), x)
     # Metadata such as IRevRNN's bound travels in a box.
     variables = jax.tree.map(
@@ -149,6 +156,45 @@ class LinenTest(parameterized.TestCase):
 
     params = Model().init(jax.random.key(0), x)['params']
     self.assertEqual(set(params), {'GRU_0', 'MinGRU_0'})
+
+  def test_names_in_a_stack_are_str(self):
+    module = rnnzoo_linen.Stack(
+        functools.partial(rnnzoo.Bidirectional, rnnzoo.GRU),
+        features=FEATURES,
+        num_layers=2,
+        norm='batch',
+    )
+    variables = module.init(jax.random.key(0), x)
+    flat = traverse_util.flatten_dict(variables, sep='/')
+    self.assertIn('params/layers/1/backward/kernel', flat)
+    self.assertIn('batch_stats/norms/0/mean', flat)
+    update = functools.partial(module.apply, mutable=['batch_stats'])
+    want, new = update(variables, x)
+    self.assertEqual(
+        list(traverse_util.flatten_dict(new, sep='/')),
+        [name for name in flat if name.startswith('batch_stats')],
+    )
+    with self.subTest('earlier versions had int'):
+      old = nnx.restore_int_paths(variables)
+      got, new = update(old, x)
+      np.testing.assert_array_equal(got, want)
+      self.assertEqual(list(new['batch_stats']['norms']), [0, 1])
+    with self.subTest('both'):
+      layers = old['params']['layers'] | variables['params']['layers']
+      params = variables['params'] | {'layers': layers}
+      with self.assertRaisesRegex(ValueError, "for number 0, one '0' and one"):
+        module.apply(variables | {'params': params}, x)
+    with self.subTest('into a layer of nnx'):
+      stack = rnnzoo.Stack(
+          module.layer,
+          IN,
+          FEATURES,
+          num_layers=2,
+          norm='batch',
+          rngs=nnx.Rngs(1),
+      )
+      nnx.update(stack, nnx.restore_int_paths(variables['params']))
+      close(stack(x), module.apply(variables, x))
 
   def test_fields_are_the_layers_options(self):
     for name, cls in rnnzoo.LAYERS.items():

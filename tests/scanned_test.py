@@ -148,12 +148,65 @@ class ScannedRNNTest(parameterized.TestCase):
             lambda: rnnzoo.ScannedRNN(3, 8, layer=rnnzoo.Stack, rngs=None),
             r'partial\(Stack, rnnzoo.GRU\) would work',
         ),
-        (lambda: rnn(start, (ins, resets[0])), 'reset must have shape'),
+        (
+            lambda: rnn(start, (ins, resets[0])),
+            r'resets must have shape \(7, 3\), .* got \(3,\)',
+        ),
+        (
+            lambda: rnn(start, (ins, None)),
+            r'resets must be .* got None; jnp.zeros\(ins.shape\[:-1\], bool\)',
+        ),
+        (
+            lambda: rnn(start, (ins[..., :2], resets)),
+            r'ScannedRNN expects ins of shape .*= 8, got shape \(7, 3, 2\)',
+        ),
+        (
+            lambda: rnn(start, (ins.astype(int), resets)),
+            r'floating-point ins, got int64; ins.astype',
+        ),
+        (
+            lambda: rnn(start[:2], (ins, resets)),
+            r'carry must be as ScannedRNN.initialize_carry\(3, 8\) returns it,'
+            r' an array of shape \(3, 8\); got an array of shape \(2, 8\)',
+        ),
+        (lambda: rnn(start * 1j, (ins, resets)), '^carry must be real'),
+        (
+            lambda: rnn((start,), (ins, resets)),
+            r'got arrays of shapes \(\(3, 8\),\)',
+        ),
+        (lambda: rnn(None, (ins, resets)), 'carry must be .* got a NoneType'),
+        (
+            lambda: lstm((start, start[:2]), (ins, resets)),
+            r'initialize_carry\(3, 8, layer\) .* shapes'
+            r' LSTMCarry\(h=\(3, 8\), c=\(3, 8\)\); got arrays of shapes'
+            r' \(\(3, 8\), \(2, 8\)\)',
+        ),
         (lambda: rnn(start, (ins, resets * 1j)), 'resets must be real'),
-        (lambda: lstm(start, (ins, resets)), 'h, c'),
+        (lambda: lstm(start, (ins, resets)), 'got an array of shape'),
         (lambda: rnn.initialize_carry(-1, 8), 'batch_size must be'),
         (lambda: rnn.initialize_carry(1, 0), 'hidden_size must be'),
         (lambda: rnn.initialize_carry(1, 8, 'GRU'), 'layer must be'),
+        *(
+            (
+                functools.partial(rnn.initialize_carry, 1, 8, layer),
+                f'layer must be .* got {got}; rnnzoo.LSTM would work',
+            )
+            for layer, got in (
+                (rnnzoo_linen.LSTM, 'the class rnnzoo.linen.LSTM'),
+                (
+                    functools.partial(rnnzoo_linen.LSTM, num_heads=2),
+                    'the class rnnzoo.linen.LSTM',
+                ),
+                (rnnzoo_linen.LSTM(8), 'an instance of rnnzoo.linen.LSTM'),
+                (lstm.layer, 'an instance of LSTM'),
+            )
+        ),
+        (
+            lambda: rnnzoo_linen.ScannedRNN(layer=rnnzoo_linen.GRU(8)).init(
+                jax.random.key(0), start, (ins, resets)
+            ),
+            'an instance of rnnzoo.linen.GRU; rnnzoo.GRU would work',
+        ),
         (
             lambda: rnnzoo_linen.ScannedRNN().init(
                 jax.random.key(0), (), (ins, resets)
