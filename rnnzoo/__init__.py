@@ -7,11 +7,14 @@
 (8, 28, 128)
 
 The layers are listed in `rnnzoo.LAYERS`; `help(rnnzoo.GRU)` tells how to use
-one, `help(rnnzoo.Stack)` how to combine them.
+one, `help(rnnzoo.Stack)` how to combine them. `rnnzoo.linen`, `convert`,
+`models`, `tasks` and `training` are imported when they are first used.
 """
 
 from collections.abc import Mapping as _Mapping
+import importlib as _importlib
 import types as _types
+import typing as _typing
 
 from rnnzoo.carries import HiddenCarry
 from rnnzoo.cell import Cell
@@ -76,3 +79,28 @@ LAYERS: _Mapping[str, type[RecurrentLayer]] = _types.MappingProxyType(
         'MinLSTM': MinLSTM,
     }
 )
+
+# Modules that are imported when they are first asked for: they take time, and
+# some of them need an extra.
+_MODULES = ('convert', 'linen', 'models', 'tasks', 'training')
+
+if _typing.TYPE_CHECKING:
+  from rnnzoo import convert as convert
+  from rnnzoo import linen as linen
+  from rnnzoo import models as models
+  from rnnzoo import tasks as tasks
+  from rnnzoo import training as training
+else:  # A type checker would take any name for one of this module.
+
+  def __getattr__(name: str) -> _types.ModuleType:
+    if name not in _MODULES:
+      raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+    try:
+      return _importlib.import_module(f'{__name__}.{name}')
+    except ModuleNotFoundError as error:
+      # An extra is missing. `hasattr` and `help` go on after this one alone.
+      raise AttributeError(str(error)) from error
+
+
+def __dir__() -> list[str]:
+  return sorted({*globals(), *_MODULES})
