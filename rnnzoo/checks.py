@@ -65,7 +65,9 @@ def outputs(given: Any, carries: int) -> int:
   return int(given)
 
 
-def inputs(given: Any, axes: str, in_features: int, layer: str) -> None:
+def inputs(
+    given: Any, axes: str, in_features: int, layer: str, name: str = 'x'
+) -> None:
   """Raises ValueError unless `given` is what a layer projects.
 
   Args:
@@ -73,31 +75,33 @@ def inputs(given: Any, axes: str, in_features: int, layer: str) -> None:
     axes: its axes as text, for instance '[..., time, in_features]'.
     in_features: size of the last axis.
     layer: the layer's name.
+    name: the argument's name.
   """
   if not hasattr(given, 'dtype'):
     raise ValueError(
-        f'{layer} expects x as an array of shape {axes}, got a'
-        f' {type(given).__name__}; jnp.asarray(x) would work.'
+        f'{layer} expects {name} as an array of shape {axes}, got'
+        f' {settings.a(type(given))}; jnp.asarray({name}) would work.'
     )
   if isinstance(given, np.ma.MaskedArray):
     raise ValueError(
-        f'{layer} expects x without a mask of numpy, which would be ignored;'
-        ' x.filled(0), with mask= or seq_lengths= for the layer, would work.'
+        f'{layer} expects {name} without a mask of numpy, which would be'
+        f' ignored; {name}.filled(0), with mask= or seq_lengths= for the layer,'
+        ' would work.'
     )
   shape = np.shape(given)
   if len(shape) < axes.count(',') or shape[-1] != in_features:
     raise ValueError(
-        f'{layer} expects x of shape {axes} with in_features = {in_features},'
-        f' got shape {shape}.'
+        f'{layer} expects {name} of shape {axes} with in_features ='
+        f' {in_features}, got shape {shape}.'
     )
   if jnp.issubdtype(given.dtype, jnp.complexfloating):
-    number(given, f'{layer} expects x of real numbers: x')
+    number(given, f'{layer} expects {name} of real numbers: {name}')
   if not jnp.issubdtype(given.dtype, jnp.floating):
     raise ValueError(
-        f'{layer} expects floating-point x, got {given.dtype};'
-        ' x.astype(jnp.float32) would work.'
+        f'{layer} expects floating-point {name}, got {given.dtype};'
+        f' {name}.astype(jnp.float32) would work.'
     )
-  _width(given.dtype, f'{layer} expects x of such a dtype: x')
+  _width(given.dtype, f'{layer} expects {name} of such a dtype: {name}')
 
 
 def parameter(given: Any, expected: tuple[int, ...] | None, label: str) -> None:
@@ -142,7 +146,7 @@ def carry(
     fields = getattr(given, '_fields', names)
     if fields != names and sorted(fields) == sorted(names):
       raise ValueError(
-          f'{label} must have the order {names}, got a {type(given).__name__}'
+          f'{label} must have the order {names}, got {settings.a(type(given))}'
           f' with the order {fields}.'
       )
     arrays = [array(c, label) for c in given]
@@ -153,7 +157,7 @@ def carry(
       return tuple(arrays)
     got = f'{len(shapes)} of shapes {shapes}'
   else:
-    got = f'a {type(given).__name__}'
+    got = f'{settings.a(type(given))}'
     if hasattr(given, 'shape'):
       got = f'one array of shape {given.shape}'
   parts = ', '.join(names) + (',' if len(names) == 1 else '')
@@ -273,7 +277,7 @@ def array(given: Any, label: str) -> Array:
     fits = False
   except (TypeError, ValueError) as error:
     raise ValueError(
-        f'{label} must be an array, got a {type(given).__name__} that is none:'
+        f'{label} must be an array, got {settings.a(type(given))} that is none:'
         f' {given!r:.80}.'
     ) from error
   if not fits:
@@ -395,4 +399,4 @@ def describe(carry: object) -> str:
   """Says what was passed as a tuple of carries."""
   if isinstance(carry, (tuple, list)):
     return f'{len(carry)} of them'
-  return f'a {type(carry).__name__}'
+  return f'{settings.a(type(carry))}'

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rnnzoo import cell as cell_lib
+from rnnzoo import settings
 
 # Sizes that nothing else in a cell has: an axis is told by its size.
 _BATCH, _FEATURES = 1009, 1013
@@ -63,8 +64,8 @@ def check(
   if not isinstance(params, Mapping | None):
     raise ValueError(
         f'The params (cell_params) of {type(cell).__name__} must be given by'
-        ' name, as a dict of arrays [..., features], got a'
-        f' {type(params).__name__}.'
+        ' name, as a dict of arrays [..., features], got'
+        f' {settings.a(type(params))}.'
     )
   _check_static(cell)
   params = params or {}
@@ -226,7 +227,9 @@ def _trace(cell, method, arguments, given, names, allowed, is_tuple=True):
     ) from error
   kind, count = kinds[0]
   if is_tuple and (kind is not tuple or count != len(names)):
-    got = 'something else' if count is None else f'a {kind.__name__} of {count}'
+    got = (
+        'something else' if count is None else f'{settings.a(kind)} of {count}'
+    )
     raise ValueError(
         f'{where} must return a tuple of {len(names)} arrays, {names}, got'
         f' {got}.'
@@ -239,8 +242,8 @@ def _check_shape(cell, method, label, output, broadcast: bool) -> None:
   """Raises ValueError unless a result is [batch, features] and real."""
   where = f'{type(cell).__name__}.{method}'
   if not hasattr(output, 'shape'):
-    got = type(output).__name__
-    raise ValueError(f'{where} must return an array for {label}, got a {got}.')
+    got = settings.a(type(output))
+    raise ValueError(f'{where} must return an array for {label}, got {got}.')
   shape, full = output.shape, (_BATCH, _FEATURES)
   fits = shape == full
   if broadcast:

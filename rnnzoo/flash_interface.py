@@ -158,7 +158,7 @@ def flashrnn(
     raise ValueError(
         'config must be an rnnzoo.FlashRNNConfig, which has the options of'
         ' flashrnn.FlashRNNConfig that exist here (forward_clipval, constants'
-        f' and dtypes of single arrays do not), got a {type(config).__name__}.'
+        f' and dtypes of single arrays do not), got {settings.a(type(config))}.'
     )
   cell = _CELLS[config.function]()
   Wx = _axes(Wx, 'Wx', config.input_shape, 'BTGHD')

@@ -398,7 +398,7 @@ def _with_h(layer: sequence_layer.SequenceLayer, carry: Any, h: Array) -> Any:
   if not isinstance(layer, recurrent.RecurrentLayer):
     raise ValueError(
         'decoder must be a recurrent layer or a stack of these, which can take'
-        f' single steps; got a {type(layer).__name__}.'
+        f' single steps; got {settings.a(type(layer))}.'
     )
   return carries.like(carry, (h.astype(carry[0].dtype), *carry[1:]))
 

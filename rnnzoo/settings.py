@@ -4,11 +4,25 @@
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+import functools
 import math
 import numbers
 from typing import Any
 
 import numpy as np
+
+# Letters whose names begin with a vowel, as in 'an LSTM'.
+_SPOKEN_WITH_VOWEL = frozenset('AEFHILMNORSX')
+
+
+def a(thing: type | str) -> str:
+  """Returns the name of a class with its article: 'an LSTM', 'a GRU'."""
+  name = thing if isinstance(thing, str) else thing.__name__
+  if name[1:2].isupper() or name.startswith('nd'):  # Spelt: LSTM, ndarray.
+    is_vowel = name[0].upper() in _SPOKEN_WITH_VOWEL
+  else:
+    is_vowel = name[:1].upper() in set('AEIOU') and not name.startswith('uint')
+  return f'{"an" if is_vowel else "a"} {name}'
 
 
 def choice(value: Any, options: Iterable[Any], label: str) -> None:
@@ -175,10 +189,25 @@ def factories(given: Sequence[Any], base: type) -> None:
     base: class of all layers.
   """
   for factory in given:
+    inner = factory.func if isinstance(factory, functools.partial) else factory
+    cls = inner if isinstance(inner, type) else type(inner)
+    # A module of rnnzoo.linen, class or instance, says which layer it has.
+    ours = getattr(cls, 'layer_class', None)
+    is_instance = isinstance(inner, base) or ours and cls is not inner
     is_other = isinstance(factory, type) and not issubclass(factory, base)
-    if not callable(factory) or isinstance(factory, base) or is_other:
-      raise ValueError(
-          'layer must be a layer class such as rnnzoo.GRU, or a function with'
-          f' its signature, got {type(factory).__name__}'
-          f' {factory if isinstance(factory, (str, type)) else "instance"!r}.'
-      )
+    if callable(factory) and not (ours or is_instance or is_other):
+      continue
+    got, hint = f'{type(factory).__name__} {factory!r}', ''
+    if ours or is_instance:
+      module = 'rnnzoo.linen.' * bool(ours)
+      got = f'an instance of {module}{cls.__name__}'
+      if not is_instance:
+        got = f'the class {module}{cls.__name__}'
+      name = f'rnnzoo.{(ours or cls).__name__}'
+      hint = f'; {name} would work, or functools.partial({name}, ...)'
+    elif not isinstance(factory, (str, type)):
+      got = a(type(factory))
+    raise ValueError(
+        'layer must be a layer class such as rnnzoo.GRU, or a function with its'
+        f' signature, got {got}{hint}.'
+    )

@@ -94,8 +94,9 @@ def verify(
   """
   if not isinstance(layer, recurrent.RecurrentLayer):
     raise ValueError(
-        'layer must be a layer of one cell, such as an rnnzoo.GRU, got a'
-        f' {type(layer).__name__}. For a stack, each of its layers would work.'
+        'layer must be a layer of one cell, such as an rnnzoo.GRU, got'
+        f' {settings.a(type(layer))}. For a stack, each of its layers would'
+        ' work.'
     )
   if isinstance(layer.cell, cell_lib.LinearCell):
     raise ValueError(

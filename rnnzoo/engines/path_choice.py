@@ -96,54 +96,60 @@ class Run:
 
   def __call__(self, operands: Any) -> Any:
     """Returns the result of the first path that can run."""
-    return self._first(operands, [])[1]
+    return self.take(operands)
 
-  def take(self, operands: Any, shape: tuple[int, ...]) -> Any:
-    """Likewise; the choice is noted, with the shape of the inputs."""
+  def take(self, operands: Any, shape: tuple[int, ...] | None = None) -> Any:
+    """Likewise; the choice is noted where the shape of the inputs is given."""
     passed_over: list[tuple[str, str]] = []
-    path, results = self._first(operands, passed_over)
+    for i, name in enumerate(self.names):
+      rest = self.names[i + 1 :]
+      if name == 'pallas' and rest and self.slower_kernel:
+        if self.kernel_or_none:
+          raise NotImplementedError(self.slower_kernel)
+        passed_over.append((name, self.slower_kernel))
+        continue
+      try:
+        results = self._by(name, rest)(operands)
+      except NotImplementedError as error:
+        if not rest and name == 'pallas':
+          raise NotImplementedError(f'{error} {_OTHER_PATHS}') from error
+        if not rest or self.kernel_or_none:
+          raise
+        passed_over.append((str(name), str(error)))
+        message = f'implementation={name!r} is passed over: {error}'
+        if name == 'pallas' and targets.platform() == 'gpu':
+          selection.warn_once(f'{message} {rest[0]!r} is tried instead.')
+        else:
+          selection.log_once(message)
+        continue
+      if shape is not None:
+        self._note(name, shape, passed_over)
+      return results
+
+  def _by(self, name: selection.Path, rest: tuple[selection.Path, ...]):
+    """Returns a path as a function of the operands.
+
+    Args:
+      name: of the path.
+      rest: those left to try; where the path is a kernel, they run in programs
+        for other platforms.
+    """
+    if name == 'pallas' and rest and not targets.is_interpreting():
+      following = dataclasses.replace(self, names=rest)
+      return functools.partial(platforms.by_platform, _Kernel(self), following)
+    return functools.partial(self.path_of(name), *self.static)
+
+  def _note(self, name, shape, passed_over) -> None:
     notes = _notes.get()
     if notes is not None:
       notes.append(
           Choice(
-              path=selection.name_of(path),
+              path=selection.name_of(name),
               cell=self.label,
               shape=tuple(shape),
               passed_over=tuple(passed_over),
           )
       )
-    return results
-
-  def _first(self, operands, passed_over) -> tuple[selection.Path, Any]:
-    name, *rest = self.names
-    if not rest:
-      try:
-        return name, self.path_of(name)(*self.static, operands)
-      except NotImplementedError as error:
-        if name != 'pallas':
-          raise
-        raise NotImplementedError(f'{error} {_OTHER_PATHS}') from error
-    following = dataclasses.replace(self, names=tuple(rest))
-    if name == 'pallas' and self.slower_kernel:
-      if self.kernel_or_none:
-        raise NotImplementedError(self.slower_kernel)
-      passed_over.append((name, self.slower_kernel))
-      return following._first(operands, passed_over)
-    try:
-      if name != 'pallas' or targets.is_interpreting():
-        return name, self.path_of(name)(*self.static, operands)
-      kernel = _Kernel(self)
-      return name, platforms.by_platform(kernel, following, operands)
-    except NotImplementedError as error:
-      if self.kernel_or_none:
-        raise
-      passed_over.append((str(name), str(error)))
-      message = f'implementation={name!r} is passed over: {error}'
-      if name == 'pallas' and targets.platform() == 'gpu':
-        selection.warn_once(f'{message} {rest[0]!r} is tried instead.')
-      else:
-        selection.log_once(message)
-    return following._first(operands, passed_over)
 
   def path_of(self, name: selection.Path) -> Callable[..., Any]:
     """Returns a path as a function of (*static, operands)."""

@@ -109,7 +109,7 @@ def unroll(
       recurrent_gradient_clip=first.recurrent_gradient_clip,
       stop_recurrent_gradient=first.stop_recurrent_gradient,
   )
-  carry, (y,) = both._unroll(x, carry, reset, seq_lengths, mask, call)
+  carry, (y,) = both._run(x, carry, reset, seq_lengths, mask, call)
   halves = [jnp.split(c, 2, axis=-1) for c in carry]
   own = [tuple(c[part] for c in halves) for part in (0, 1)]
   return (

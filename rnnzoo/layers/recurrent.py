@@ -244,10 +244,9 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
   ) -> tuple[OwnT, Array]:
     # Documented in SequenceLayer.unroll, as `help` shows.
     initializers.check_rngs(rngs, None)
-    flags = reset, seq_lengths, mask
-    carry, (h,) = self._run(
-        x, initial_carry, flags, reverse, time_major, is_output=True
-    )
+    call = self._call(reverse, time_major)
+    given = x, initial_carry, reset, seq_lengths, mask
+    carry, (h,) = self._run(*given, call)
     return self._named(carry, initial_carry), h
 
   def unroll_carries(
@@ -280,44 +279,35 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
     Raises:
       ValueError: an argument has the wrong shape or dtype.
     """
-    flags = reset, seq_lengths, mask
-    carry, steps = self._run(
-        x, initial_carry, flags, reverse, time_major, is_output=False
-    )
+    call = self._call(reverse, time_major, len(self.cell.carry_names))
+    given = x, initial_carry, reset, seq_lengths, mask
+    carry, steps = self._run(*given, call, is_output=False)
     return self._named(carry, initial_carry), self._named(steps, initial_carry)
 
-  def _run(
-      self, x, initial_carry, flags, reverse, time_major, is_output: bool
-  ) -> tuple[Carry, Carry]:
-    """Returns the final carry, and arrays of all steps.
-
-    Args:
-      x: as in `unroll`.
-      initial_carry: as in `unroll`.
-      flags: reset, seq_lengths and mask, as in `unroll`.
-      reverse: as in `unroll`.
-      time_major: as in `unroll`.
-      is_output: whether these are the layer's output alone, or the carry.
-    """
+  def _call(
+      self, reverse: bool, time_major: bool, outputs: int = 1
+  ) -> call_lib.Call:
+    """Returns the static options of a run, checked."""
     settings.boolean(reverse, 'reverse')
     settings.boolean(time_major, 'time_major')
-    call = call_lib.Call(
+    return call_lib.Call(
         reverse=reverse,
         time_major=time_major,
-        outputs=1 if is_output else len(self.cell.carry_names),
+        outputs=outputs,
         recurrent_gradient_clip=self.recurrent_gradient_clip,
         stop_recurrent_gradient=self.stop_recurrent_gradient,
     )
-    reset, seq_lengths, mask = flags
-    self._check_input(x, '[..., time, in_features]')
-    given = x, initial_carry, reset, seq_lengths, mask
-    if not partitioning.is_sharded(self, given):
-      return self._unroll(*given, call, is_output, self.time_axis_name)
+
+  def _run_over_devices(
+      self, given, call: call_lib.Call, is_output: bool
+  ) -> tuple[Carry, Carry]:
+    """`_run`, each device with its part of the batch, of time or features."""
+    x, initial_carry, reset, seq_lengths, mask = given
     linear = isinstance(self.cell, cell_lib.LinearCell)
     lead = x.shape[:-1]
-    axes = partitioning.axes_of_run(lead, time_major, linear)
+    axes = partitioning.axes_of_run(lead, call.time_major, linear)
     batch_shape, time = (
-        (lead[1:], lead[0]) if time_major else (lead[:-1], lead[-1])
+        (lead[1:], lead[0]) if call.time_major else (lead[:-1], lead[-1])
     )
     given = (
         x,
@@ -328,7 +318,7 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
     )
     flags, lengths = axes.flags, axes.lengths
     return self._over_devices(
-        lambda layer, given, time: layer._unroll(*given, call, is_output, time),
+        lambda layer, given: layer._run(*given, call, is_output),
         given,
         axes,
         positions=(flags, axes.carry, flags, lengths, flags),
@@ -337,7 +327,7 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
 
   def _over_devices(
       self,
-      function: Callable[[Any, Any, tuple[str, ...]], Any],
+      function: Callable[[Any, Any], Any],
       given: tuple[Any, ...],
       axes: partitioning.Axes,
       *,
@@ -347,8 +337,9 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
     """Returns a function's results, each device with its part of the layer.
 
     Args:
-      function: (layer, given, the mesh axes that time is over) -> arrays. The
-        layer has the heads, or the independent features, of this device.
+      function: (layer, given) -> arrays. The layer has the heads, or the
+        independent features, of this device, and the mesh axes that time is
+        over.
       given: arrays, trees of arrays, or None.
       axes: those that may be over devices.
       positions: for each of `given`, as for `partitioning.spread`.
@@ -371,12 +362,13 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
     def part(split):
       kernel, rest, *given = split
       layer: Any = nnx.merge(graphdef, kernel, rest)
+      layer.time_axis_name = over[-2]
       if is_cut:
         layer.out_features = layer.kernel.shape[-1]
         layer.recurrent_structure = None
         if has_kernel:
           layer.num_heads = layer.recurrent_kernel.shape[1]
-      return function(layer, given, over[-2])
+      return function(layer, given)
 
     return partitioning.spread(
         part,
@@ -386,7 +378,7 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
         over=over,
     )
 
-  def _unroll(
+  def _run(
       self,
       x: Array,
       initial_carry: Carry | None,
@@ -395,10 +387,23 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
       mask: Array | None,
       call: call_lib.Call,
       is_output: bool = True,
-      over: tuple[str, ...] = (),
   ) -> tuple[Carry, Carry]:
-    """`_run` on one device, with its part of time if that is over an axis."""
+    """Returns the final carry, and arrays of all steps.
+
+    Args:
+      x: as in `unroll`.
+      initial_carry: as in `unroll`.
+      reset: as in `unroll`.
+      seq_lengths: as in `unroll`.
+      mask: as in `unroll`.
+      call: static options.
+      is_output: whether these are the layer's output alone, or the carry.
+    """
     self._check_input(x, '[..., time, in_features]')
+    given = x, initial_carry, reset, seq_lengths, mask
+    if partitioning.is_sharded(self, given):
+      return self._run_over_devices(given, call, is_output)
+    over = self.time_axis_name
     lead = x.shape[:-1]
     time, batch_shape = (
         (lead[0], lead[1:]) if call.time_major else (lead[-1], lead[:-1])
@@ -486,7 +491,7 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
     if partitioning.is_sharded(self, given):
       axes = partitioning.axes_of_run((*x.shape[:-1], 1))
       return self._over_devices(
-          lambda layer, given, _: layer.step(*given[:2], reset=given[2]),
+          lambda layer, given: layer.step(*given[:2], reset=given[2]),
           given,
           axes,
           positions=(axes.carry, axes.lengths, axes.lengths),

@@ -8,6 +8,8 @@ from typing import Any
 from flax import nnx
 import jax
 
+from rnnzoo import settings
+
 Array = jax.Array
 
 
@@ -154,7 +156,7 @@ def make(
   if not isinstance(layer, SequenceLayer):
     raise ValueError(
         'layer must make an rnnzoo.SequenceLayer, and'
-        f' {getattr(factory, "__name__", factory)!r} made a'
-        f' {type(layer).__name__}.'
+        f' {getattr(factory, "__name__", factory)!r} made'
+        f' {settings.a(type(layer))}.'
     )
   return layer

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import ml_collections
 import numpy as np
 
+from rnnzoo import settings
+
 
 class Rule(NamedTuple):
   """The values that a field may hold.
@@ -172,7 +174,7 @@ def shorten(value: Any) -> str:
   try:
     whole = repr(value)
   except ValueError:  # Python refuses to print ints of thousands of digits.
-    return f'a {type(value).__name__} too long to be shown'
+    return f'{settings.a(type(value))} too long to be shown'
   return (
       whole if len(whole) <= 80 else f'{whole[:60]}... ({len(whole)} letters)'
   )

@@ -39,6 +39,14 @@ def restore(
     FileNotFoundError: the seed has no checkpoint.
   """
   directory = workdir / f'seed_{seed}' / 'checkpoints'
+  if not directory.is_dir():
+    parents = [found.parent for found in workdir.glob('seed_*/checkpoints')]
+    names = sorted(parent.name.removeprefix('seed_') for parent in parents)
+    there = f'those of seeds {", ".join(names)}' if names else 'none at all'
+    raise FileNotFoundError(
+        f'there is no checkpoint of seed {seed!r} in {workdir}; there are'
+        f' {there}'
+    )
   abstract = nnx.eval_shape(lambda: task.build_model(nnx.Rngs(seed)))
   graphdef, *state = programs.split(abstract)
   with checkpointing.Checkpoints(directory) as checkpoints:

@@ -15,6 +15,7 @@ from absl import logging
 import ml_collections
 from ml_collections import config_flags
 
+from rnnzoo import settings
 from rnnzoo.training import config_errors
 from rnnzoo.training import configs
 from rnnzoo.training import endings
@@ -159,8 +160,8 @@ def parse_flags(argv: list[str]) -> list[str]:
     except OSError as error:
       endings.give_up(config_errors.describe(error))
     endings.give_up(
-        f'get_config() of {_config_path()} must return a ConfigDict; got a'
-        f' {type(_CONFIG.value).__name__}'
+        f'get_config() of {_config_path()} must return a ConfigDict; got'
+        f' {settings.a(type(_CONFIG.value))}'
     )
   return rest
 

@@ -16,6 +16,8 @@ import os
 import pathlib
 from typing import Any, TypeVar
 
+from rnnzoo import settings
+
 # One epoch's numbers by name; the columns of metrics.csv.
 Row = Mapping[str, float | int]
 
@@ -88,8 +90,8 @@ def read_json(path: pathlib.Path, kind: type[T]) -> T:
     ) from error
   if not isinstance(content, kind):
     raise RunFileError(
-        f'{path} is damaged: it holds a {type(content).__name__}, but a'
-        f' {kind.__name__} was written'
+        f'{path} is damaged: it holds {settings.a(type(content))}, but'
+        f' {settings.a(kind)} was written'
     )
   return content
 

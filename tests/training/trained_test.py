@@ -102,7 +102,8 @@ class TrainedTest(absltest.TestCase):
           self.report['seeds'][index]['test']['accuracy'],
           places=6,
       )
-    with self.assertRaisesRegex(FileNotFoundError, 'no checkpoint'):
+    message = 'no checkpoint of seed 5 in .*; there are those of seeds 3, 4'
+    with self.assertRaisesRegex(FileNotFoundError, message):
       training.load(self.workdir, 5)
 
   @pytest.mark.slow

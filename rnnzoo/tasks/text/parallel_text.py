@@ -11,6 +11,7 @@ import zlib
 import numpy as np
 
 from rnnzoo import decoding
+from rnnzoo import settings
 from rnnzoo.tasks import tfds_sets
 
 
@@ -93,7 +94,7 @@ def read_tfds(
       if wrong := [one for one in side if not isinstance(one, bytes | str)]:
         raise ValueError(
             f'config.data.source={source!r} must have texts as inputs and'
-            f' targets; {name!r} has a {type(wrong[0]).__name__}'
+            f' targets; {name!r} has {settings.a(type(wrong[0]))}'
         )
       sides.append([_line(text) for text in side])
     splits[name] = (sides[0], sides[1])
