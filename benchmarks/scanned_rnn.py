@@ -25,6 +25,7 @@ import rnnzoo
 from rnnzoo.benchmark import timing
 
 _OUTPUT = flags.DEFINE_string('output', None, 'The JSON file to write.')
+_COMMIT = flags.DEFINE_string('commit', '', 'The commit that is measured.')
 
 BATCH, TIME, FEATURES, RESETS = 128, 128, 256, 0.03
 
@@ -106,6 +107,7 @@ def main(argv) -> None:
         'device': jax.devices()[0].device_kind,
         'jax': jax.__version__,
         'date': datetime.datetime.now(datetime.UTC).date().isoformat(),
+        'commit': _COMMIT.value,
         'rows': rows,
     }
     path = pathlib.Path(_OUTPUT.value)
