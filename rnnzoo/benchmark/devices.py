@@ -86,7 +86,7 @@ def measure(
 
 def _measure(case, timer, watchdog) -> list[dict[str, Any]]:
   count = jax.device_count()
-  step, parameters = _training_step(case)
+  step, parameters = training_step(case)
   rng = np.random.default_rng(0)
   shape = case.shape
   size = (count * shape.batch, shape.time, shape.in_features)
@@ -102,7 +102,7 @@ def _measure(case, timer, watchdog) -> list[dict[str, Any]]:
     with watchdog(f'{case.layer}, {kind}'):
       own = alone
       if kind != ONE:
-        own = _build(step, parameters, x, *_shardings(kind))
+        own = _build(step, parameters, x, *shardings(kind))
         row |= _compare(own(), whole, parameters, case.dtype)
         row['collectives'] = _collectives(own)
       row |= {'compile_s': own.program.compile_s, **own.program.memory}
@@ -124,7 +124,7 @@ def _measure(case, timer, watchdog) -> list[dict[str, Any]]:
   return rows
 
 
-def _training_step(case: cases.Case) -> tuple[Callable[..., Any], Any]:
+def training_step(case: cases.Case) -> tuple[Callable[..., Any], Any]:
   """Returns a function (parameters, x) -> new parameters, and parameters."""
   name, depth = STACKS[case.layer]
   shape = case.shape
@@ -150,7 +150,7 @@ def _training_step(case: cases.Case) -> tuple[Callable[..., Any], Any]:
   return step, parameters
 
 
-def _shardings(kind: str) -> tuple[NamedSharding, NamedSharding]:
+def shardings(kind: str) -> tuple[NamedSharding, NamedSharding]:
   """Returns the shardings of parameters and of a batch."""
   mesh = jax.make_mesh(
       (jax.device_count(),), ('data',), axis_types=(AxisType[kind],)

@@ -1,0 +1,194 @@
+"""Trains stacks with one process a device; one of them may be late.
+
+  python benchmarks/processes.py --output=benchmarks/processes_2_h200.json
+  python benchmarks/processes.py --stacks='2 x LSTM' --late=300
+  JAX_PLATFORMS=cpu python benchmarks/processes.py --processes=2 --small
+
+Starts a process for each GPU. All run the training step of the suite 'devices'
+(`rnnzoo.benchmark.devices`): each has a batch of its own, and the gradients are
+summed. `weak_scaling` is the time of a step of one process alone, all others
+doing the same, over that of all together.
+
+With `--late` the last process sleeps so many seconds in the middle of its
+steps, and those before and after are timed; the others wait for it in the sum
+of the gradients. Then all parameters have to be bitwise those of a run in which
+nobody slept.
+"""
+
+import dataclasses
+import datetime
+import functools
+import hashlib
+import json
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+import time
+
+from absl import app
+from absl import flags
+import jax
+from jax.experimental import multihost_utils
+import numpy as np
+
+from rnnzoo.benchmark import cases
+from rnnzoo.benchmark import devices
+
+_OUTPUT = flags.DEFINE_string('output', None, 'The JSON file to write.')
+_COMMIT = flags.DEFINE_string('commit', '', 'The commit that is measured.')
+_STACKS = flags.DEFINE_list('stacks', list(devices.STACKS), 'Stacks by name.')
+_PROCESSES = flags.DEFINE_integer('processes', 2, 'How many processes.')
+_LATE = flags.DEFINE_float('late', 0, 'Seconds for which the last one sleeps.')
+_SMALL = flags.DEFINE_bool('small', False, 'Small sizes, to try it.')
+_STEPS = flags.DEFINE_integer('steps', 30, 'Steps of a sample.', lower_bound=1)
+_SAMPLES = flags.DEFINE_integer('samples', 9, 'Samples.', lower_bound=1)
+_PROCESS_ID = flags.DEFINE_integer('process_id', -1, 'Set for each process.')
+_ADDRESS = flags.DEFINE_string('address', '', 'Set for each process.')
+
+
+def case(stack: str) -> cases.Case:
+  """Returns the case of a stack, as in the suite 'devices'."""
+  name, shape = '768', cases.heads(1, 768)
+  if stack == '4 x GRU':
+    name, shape = '12x64', cases.heads(12, 64)
+  if _SMALL.value:
+    name, shape = 'small_step', cases.heads(1, 8, batch=2, time=12)
+  return cases.Case(stack, name, shape, cases.BF16, 'with', ())
+
+
+def run(step, parameters, x, steps: int, late: float = 0.0):
+  """Returns the parameters after some steps, and seconds a step.
+
+  Args:
+    step: the compiled step.
+    parameters: those to begin with.
+    x: a batch.
+    steps: how many.
+    late: seconds for which this process sleeps in the middle.
+  """
+  start = time.perf_counter()
+  for i in range(steps):
+    if late and i == steps // 2:
+      jax.block_until_ready(parameters)
+      time.sleep(late)
+    parameters = step(parameters, x)
+  jax.block_until_ready(parameters)
+  return parameters, (time.perf_counter() - start) / steps
+
+
+def digest(parameters) -> str:
+  """Returns a checksum of this process's copy of all parameters."""
+  sums = hashlib.sha256()
+  for leaf in jax.tree.leaves(parameters):
+    sums.update(np.asarray(leaf.addressable_data(0)).tobytes())
+  return sums.hexdigest()
+
+
+def measure(stack: str) -> dict[str, object]:
+  """Returns the row of a stack."""
+  own = case(stack)
+  step, parameters = devices.training_step(own)
+  shape = own.shape
+  batch = shape.batch * jax.process_count()
+  size = (batch, shape.time, shape.in_features)
+  x = np.random.default_rng(0).standard_normal(size).astype(np.float32)
+  here = jax.local_devices()[0]
+  for_parameters, for_x = devices.shardings('Explicit')
+  places = {
+      'alone': (here, here, x[: shape.batch]),
+      'together': (for_parameters, for_x, x),
+  }
+  calls = {}
+  for name, (for_parameters, for_x, x) in places.items():
+    arguments = (
+        jax.device_put(parameters, for_parameters),
+        jax.device_put(x, for_x),
+    )
+    program = jax.jit(step).lower(*arguments).compile()
+    calls[name] = functools.partial(run, program, *arguments)
+    calls[name](2)
+  multihost_utils.sync_global_devices(stack)
+  samples = [
+      {name: call(_STEPS.value)[1] for name, call in calls.items()}
+      for _ in range(_SAMPLES.value)
+  ]
+  median = lambda name: float(np.median([row[name] for row in samples]))
+  row = {
+      'stack': stack,
+      'shape': dataclasses.asdict(shape),
+      'dtype': own.dtype,
+      'processes': jax.process_count(),
+      'steps': _STEPS.value,
+      'alone_ms': 1e3 * median('alone'),
+      'together_ms': 1e3 * median('together'),
+      'weak_scaling': median('alone') / median('together'),
+  }
+  if _LATE.value:
+    punctual, _ = calls['together'](_STEPS.value)
+    last = jax.process_index() == jax.process_count() - 1
+    late, seconds = calls['together'](
+        _STEPS.value, _LATE.value if last else 0.0
+    )
+    row['late_s'] = _LATE.value
+    row['seconds_with_late'] = _STEPS.value * seconds
+    row['same_bits'] = digest(punctual) == digest(late)
+  return row
+
+
+def work() -> None:
+  """One process: measures all stacks, and prints a row a line."""
+  jax.distributed.initialize(
+      _ADDRESS.value, _PROCESSES.value, _PROCESS_ID.value
+  )
+  for stack in _STACKS.value:
+    row = measure(stack)
+    if jax.process_index() == 0 or not row.get('same_bits', True):
+      row['device'] = jax.devices()[0].device_kind
+      print(json.dumps(row), flush=True)
+  multihost_utils.sync_global_devices('end')
+
+
+def main(argv) -> None:
+  """Starts a process for each device, and writes what the first one found."""
+  del argv
+  if _PROCESS_ID.value >= 0:
+    work()
+    return
+  with socket.socket() as free:
+    free.bind(('localhost', 0))
+    address = f'localhost:{free.getsockname()[1]}'
+  workers = []
+  for i in range(_PROCESSES.value):
+    own = [f'--process_id={i}', f'--address={address}']
+    workers.append(
+        subprocess.Popen(
+            [sys.executable, *sys.argv, *own],
+            env=os.environ | {'CUDA_VISIBLE_DEVICES': str(i)},
+            stdout=None if i else subprocess.PIPE,
+            text=True,
+        )
+    )
+  rows = []
+  for line in workers[0].stdout:
+    print(line, end='', flush=True)
+    if line.startswith('{'):
+      rows.append(json.loads(line))
+  codes = [worker.wait() for worker in workers]
+  if any(codes):
+    sys.exit(f'processes ended with {codes}')
+  if _OUTPUT.value:
+    result = {
+        'jax': jax.__version__,
+        'date': datetime.datetime.now(datetime.UTC).date().isoformat(),
+        'commit': _COMMIT.value,
+        'xla_flags': os.environ.get('XLA_FLAGS', ''),
+        'rows': rows,
+    }
+    path = pathlib.Path(_OUTPUT.value)
+    path.write_text(json.dumps(result, indent=2) + '\n', encoding='utf-8')
+
+
+if __name__ == '__main__':
+  app.run(main)
