@@ -10,8 +10,7 @@ columns of a CTA in one step:
   distributed shared memory. Where not all clusters are resident at once, the
   last would have most of the device to themselves. With factors of two parts,
   whose CTAs do not share a multiprocessor, the same CTAs of a forward pass hand
-  off through the L2 cache instead, and an adjoint has half as many clusters,
-  each with twice the columns.
+  off through the L2 cache instead.
 * Beyond that, first a cluster of up to 16 CTAs whose registers hold all of the
   recurrent kernel.
 * Then 16 or 24 units a CTA all over the device: a hand-off through the L2
@@ -178,8 +177,8 @@ def _small_clusters(
   width = _columns(shape, parts, most)
   ctas = shape.heads * parts * -(-shape.batch // width)
   second_wave = most < ctas <= target.cores and shape.size <= _ONE_WAVE_UNITS
-  if second_wave and kind.split and not kind.two:
-    one_wave = Config(
+  if second_wave and kind.split and not kind.two and not kind.adjoint:
+    yield Config(
         exchange='device',
         units=_UNITS_IN_CLUSTER,
         columns=width,
@@ -187,16 +186,6 @@ def _small_clusters(
         sums=4,
         delay=_DELAY[2],
     )
-    if kind.adjoint:
-      one_wave = Config(
-          exchange='cluster',
-          units=_UNITS_IN_CLUSTER,
-          columns=2 * width,
-          warpgroups=2,
-          sums=8,
-          cluster=parts,
-      )
-    yield one_wave
   # (Warpgroups, parts of the sums): long sums want to be shared out.
   cuts = [(2, 8)] if kind.adjoint else [(2, 2)]
   if shape.size <= 256 and not kind.adjoint:
