@@ -266,6 +266,35 @@ def dense_h200() -> str:
   return '\n'.join(lines)
 
 
+def processes() -> str:
+  """Returns the table of training steps with one process a device."""
+  data = load('processes_2_h200.json')
+  lines = [
+      '| layers | alone, ms | together, ms | weak scaling | one process late |',
+      '|---|---|---|---|---|',
+  ]
+  for row in data['rows']:
+    late = '-'
+    if 'late_s' in row:
+      late = (
+          f'{row["late_s"]:.0f} s; {row["steps"]} steps in'
+          f' {row["seconds_with_late"]:.1f} s, same bits'
+      )
+      if not row['same_bits']:
+        raise ValueError(f'{row["stack"]}: a late process changed the result')
+    lines.append(
+        f'| {row["stack"]} | {row["alone_ms"]:.2f} | {row["together_ms"]:.2f}'
+        f' | {row["weak_scaling"]:.2f} | {late} |'
+    )
+  first = data['rows'][0]
+  lines += [
+      '',
+      f'{first["processes"]} x {first["device"]}, jax {data["jax"]},'
+      f' {data["date"]}, commit {data["commit"]}.',
+  ]
+  return '\n'.join(lines)
+
+
 def devices() -> str:
   """Returns the table of training steps on several devices."""
   data = load('devices_2_h200.json')
@@ -857,7 +886,7 @@ TABLES = {
         'state_tracking': state_tracking,
     },
     'docs/converting.md': {'conversions': conversions},
-    'docs/devices.md': {'devices': devices},
+    'docs/devices.md': {'devices': devices, 'processes': processes},
     'docs/libraries.md': {'libraries': libraries},
 }
 
