@@ -17,8 +17,8 @@ From the outside in:
 
 * `linear_scan_op` and `recurrence_op` hold the two functions; `arguments`
   checks their arguments, `call` is the record of a caller's options,
-  `projection` the product W x, `targets` knows the device and `sharding` the
-  axes of a mesh.
+  `cell_rows` a cell as kernels call it, `projection` the product W x, `targets`
+  knows the device and `sharding` the axes of a mesh.
 * `streaming` holds the kernels bound by memory, for linear and diagonal
   recurrences, `dense` those bound by latency, for dense and block-diagonal
   ones, and `tiled` those bound by arithmetic, for many rows. In each `op` makes

@@ -8,15 +8,11 @@ kernels that run it:
   other recurrent kernels go to `dense/`, where a cell that has an `operand`
   gets a second product, or with many rows of one large head to `tiled/`.
 
-Numbers of which a feature has one (the cell's parameters, a bias of the input
-gates, a diagonal recurrent kernel) reach a kernel as rows of one array,
-`theta`. A kernel adds the bias itself and sums its gradient in registers: that
-spares a pass over the gates either way.
+`cell_rows` makes of a cell the functions that kernels call.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
-import math
 from typing import Any, Protocol
 
 import jax
@@ -24,6 +20,7 @@ import jax.numpy as jnp
 
 from pallas_kernels import arguments
 from pallas_kernels import call as call_lib
+from pallas_kernels import cell_rows
 from pallas_kernels import projection
 from pallas_kernels import sharding
 from pallas_kernels import targets
@@ -148,26 +145,8 @@ def recurrence(
   arguments.unsharded('recurrence', operands)
   weights, arrays, carry, restart, reset, mask = sharding.alike(operands)
   params, input_kernel, bias, recurrent_kernel = weights
-  features = arrays[0].shape[-1]
-  if input_kernel is not None:
-    _check_input_kernel(cell, arrays, input_kernel)
-    features = input_kernel.shape[-1]
-  lead = arrays[0].shape[:2]
-  batch, time = lead[::-1] if call.time_major else lead
-  arguments.sizes('recurrence', batch, time, features)
-  if input_kernel is None:
-    _check_gates(cell, arrays)
-  if bias is not None:
-    expected = (cell.input_gates, features)
-    arguments.shape('bias', bias, '[gates, features]', expected)
   linear = hasattr(cell, 'coefficients')
-  if cell.recurrent_gates:
-    _check_kernel(cell, recurrent_kernel, features)
-  elif not linear:
-    raise NotImplementedError(
-        f'GPU kernels cannot run {type(cell).__name__}: it has no recurrent'
-        ' gates and no coefficients.'
-    )
+  batch, time, features = _checked_sizes(cell, call, weights, arrays)
   if carry is not None:
     arguments.carry('carry', carry, cell.carry_names, batch, features)
   if restart is not None:
@@ -203,16 +182,18 @@ def recurrence(
       )
     if input_kernel is not None:
       arrays = (projection.project(input_kernel, arrays[0]),)
-    rows = _Rows.of(params, bias, None, features)
+    rows = cell_rows.Rows.of(params, bias, None, features)
     heads, size = dense_kernel.shape[1:3]
     if call.both_directions and heads % 2:
       raise ValueError(
           f'both_directions needs an even number of heads, got {heads}.'
       )
     recurrence = dense_op.Recurrence(
-        update=_Gated('update', cell, rows),
+        update=cell_rows.Gated('update', cell, rows),
         operand=(
-            _Gated('operand', cell, rows) if hasattr(cell, 'operand') else None
+            cell_rows.Gated('operand', cell, rows)
+            if hasattr(cell, 'operand')
+            else None
         ),
         params=rows.count,
         shape=(batch, time, heads, size),
@@ -247,9 +228,13 @@ def recurrence(
     )
   from pallas_kernels.streaming import op as streaming_op
 
-  rows = _Rows.of(params, bias, recurrent_kernel, features)
+  rows = cell_rows.Rows.of(params, bias, recurrent_kernel, features)
   step: Callable[..., Any]
-  step = _Coefficients(cell, rows) if linear else _Update(cell, rows)
+  step = (
+      cell_rows.Coefficients(cell, rows)
+      if linear
+      else cell_rows.Update(cell, rows)
+  )
   problem = streaming_op.Recurrence(
       step=step,
       linear=linear,
@@ -269,6 +254,33 @@ def recurrence(
       mask,
   )
   return tuple(last), carries
+
+
+def _checked_sizes(
+    cell: Cell, call: call_lib.Call, weights, arrays
+) -> tuple[int, int, int]:
+  """Returns B, T and F; raises where weights or inputs do not fit the cell."""
+  _, input_kernel, bias, recurrent_kernel = weights
+  features = arrays[0].shape[-1]
+  if input_kernel is not None:
+    _check_input_kernel(cell, arrays, input_kernel)
+    features = input_kernel.shape[-1]
+  lead = arrays[0].shape[:2]
+  batch, time = lead[::-1] if call.time_major else lead
+  arguments.sizes('recurrence', batch, time, features)
+  if input_kernel is None:
+    _check_gates(cell, arrays)
+  if bias is not None:
+    expected = (cell.input_gates, features)
+    arguments.shape('bias', bias, '[gates, features]', expected)
+  if cell.recurrent_gates:
+    _check_kernel(cell, recurrent_kernel, features)
+  elif not hasattr(cell, 'coefficients'):
+    raise NotImplementedError(
+        f'GPU kernels cannot run {type(cell).__name__}: it has no recurrent'
+        ' gates and no coefficients.'
+    )
+  return batch, time, features
 
 
 def _check_input_kernel(cell: Cell, arrays, input_kernel: Array):
@@ -324,115 +336,3 @@ def _join(arrays: Sequence[Array]) -> Array:
     return arrays[0]
   whole = [x if x.ndim == 4 else x[:, :, None] for x in arrays]
   return jnp.concatenate(whole, axis=2)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Rows:
-  """The meaning of the rows of theta [rows, F].
-
-  Attributes:
-    params: names and leading axes of the cell's own parameters.
-    bias: number of input gates that have a bias.
-    recurrent: number of recurrent gates.
-    features: F.
-  """
-
-  params: tuple[tuple[str, tuple[int, ...]], ...]
-  bias: int
-  recurrent: int
-  features: int
-
-  @classmethod
-  def of(cls, params, bias, recurrent_kernel, features):
-    return cls(
-        tuple((k, tuple(v.shape[:-1])) for k, v in sorted(params.items())),
-        0 if bias is None else bias.shape[0],
-        0 if recurrent_kernel is None else recurrent_kernel.shape[0],
-        features,
-    )
-
-  @property
-  def count(self) -> int:
-    own = sum(math.prod(shape) for _, shape in self.params)
-    return own + self.bias + self.recurrent
-
-  def pack(self, params, bias, recurrent_kernel) -> Array:
-    """Returns theta, float32 [rows, F]; one row of zeros if there are none."""
-    parts = [
-        jnp.broadcast_to(params[name], (*shape, self.features)).reshape(
-            -1, self.features
-        )
-        for name, shape in self.params
-    ]
-    if self.bias:
-      parts.append(bias)
-    if self.recurrent:
-      parts.append(recurrent_kernel[:, :, 0, 0])
-    if not parts:
-      parts.append(jnp.zeros((1, self.features)))
-    return jnp.concatenate([part.astype(jnp.float32) for part in parts])
-
-  def unpack(self, theta: Sequence[Array]):
-    """Returns params, bias and recurrent weights of one feature.
-
-    A parameter with leading axes becomes a nested tuple, which indexes and
-    iterates like it.
-    """
-    rest = iter(theta)
-
-    def nest(shape):
-      if not shape:
-        return next(rest)
-      return tuple(nest(shape[1:]) for _ in range(shape[0]))
-
-    params = {name: nest(shape) for name, shape in self.params}
-    return params, nest((self.bias,)), nest((self.recurrent,))
-
-
-def _add(row: Sequence[Array], bias: Sequence[Array]) -> tuple[Array, ...]:
-  if not bias:
-    return tuple(row)
-  return tuple(x + b for x, b in zip(row, bias, strict=True))
-
-
-@dataclasses.dataclass(frozen=True)
-class _Coefficients:
-  """(theta, input gates) -> (a, b) of a linear cell."""
-
-  cell: Any
-  rows: _Rows
-
-  def __call__(self, theta, row):
-    params, bias, _ = self.rows.unpack(theta)
-    a, b = self.cell.coefficients(params, _add(row, bias))
-    # One may be free of the input, a learned decay for instance.
-    return tuple(jnp.broadcast_to(x, row[0].shape) for x in (a, b))
-
-
-@dataclasses.dataclass(frozen=True)
-class _Update:
-  """(theta, input gates, carry) -> carry of a cell with a diagonal R."""
-
-  cell: Any
-  rows: _Rows
-
-  def __call__(self, theta, row, carry):
-    params, bias, weights = self.rows.unpack(theta)
-    h_gates = tuple(w * carry[0] for w in weights)
-    new = self.cell.update(params, _add(row, bias), h_gates, carry)
-    return tuple(x.astype(jnp.float32) for x in new)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Gated:
-  """(theta, input gates, h_gates, carry) -> result of a cell's method."""
-
-  method: str
-  cell: Any
-  rows: _Rows
-
-  def __call__(self, theta, row, h_gates, carry):
-    params, bias, _ = self.rows.unpack(theta)
-    method = getattr(self.cell, self.method)
-    new = method(params, _add(row, bias), h_gates, carry)
-    return jax.tree.map(lambda x: x.astype(jnp.float32), new)

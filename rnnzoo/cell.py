@@ -55,8 +55,8 @@ class Cell(abc.ABC):
     input_gates: number of arrays in `x_gates`.
     recurrent_gates: number of arrays in `h_gates`; 0 where the gates do not see
       the memory.
-    carry_names: what is passed from step to step. The first is h, the output,
-      and what the recurrent kernel multiplies.
+    carry_names: of the arrays passed from step to step. The first is h, the
+      output, which the recurrent kernel multiplies.
     param_names: the names in `params`, the cell's own parameters.
     carry_type: a NamedTuple with `carry_names` as fields, which type checkers
       and editors then know; None for one made of `carry_names`.

@@ -1,4 +1,4 @@
-"""Checks of the arrays that a caller passes: what was given, what would work.
+"""Checks of a caller's arrays: errors say which would work.
 
 `settings.py` has those of a layer's settings.
 """
@@ -68,7 +68,7 @@ def outputs(given: Any, carries: int) -> int:
 def inputs(
     given: Any, axes: str, in_features: int, layer: str, name: str = 'x'
 ) -> None:
-  """Raises ValueError unless `given` is what a layer projects.
+  """Raises ValueError unless a layer can project `given`.
 
   Args:
     given: x as the caller passed it.
@@ -138,7 +138,7 @@ def carry(
 
   Args:
     names: `Cell.carry_names`.
-    given: what the caller passed as a carry.
+    given: the caller's carry.
     expected: shape of each array.
     label: the argument's name.
   """
@@ -189,7 +189,7 @@ def tokens(given: Any, num_tokens: int) -> Array:
   Values can be checked where they are known, outside of `jax.jit`.
 
   Args:
-    given: what the caller passed as tokens.
+    given: the caller's tokens.
     num_tokens: tokens are from 0 to this, excluded.
   """
   given = array(given, 'tokens')
@@ -217,7 +217,7 @@ def lengths(given: Any, expected: tuple[int, ...], time: int) -> Array | None:
   above T counts as T and one below 0 as 0.
 
   Args:
-    given: what the caller passed as seq_lengths.
+    given: the caller's seq_lengths.
     expected: its shape.
     time: T, the number of steps.
   """
@@ -321,11 +321,11 @@ def _width(dtype: Any, label: str) -> None:
 
 
 def same_kind(result: Any, like: Array, label: str) -> Array:
-  """Returns what a function made of an array, which must be like it.
+  """Returns a function's result for an array, which must be like it.
 
   Args:
-    result: what the function returned.
-    like: what it was given.
+    result: the function's result.
+    like: the array.
     label: the function's name.
   """
   result = array(result, f'The result of {label}')
@@ -375,8 +375,8 @@ def recurrent_gradient(
 
   Args:
     cell: the equations.
-    clip: what the caller passed as recurrent_gradient_clip.
-    stop: what the caller passed as stop_recurrent_gradient.
+    clip: the caller's recurrent_gradient_clip.
+    stop: the caller's stop_recurrent_gradient.
   """
   is_number = isinstance(clip, numbers.Real) and not isinstance(clip, bool)
   if clip is not None and not (is_number and 0 < clip < math.inf):
@@ -396,7 +396,7 @@ def recurrent_gradient(
 
 
 def describe(carry: object) -> str:
-  """Says what was passed as a tuple of carries."""
+  """Describes an argument that should be a tuple of carries."""
   if isinstance(carry, (tuple, list)):
     return f'{len(carry)} of them'
   return f'{settings.a(type(carry))}'

@@ -51,7 +51,7 @@ def check(
   """Raises ValueError unless a cell keeps the contract.
 
   Args:
-    cell: what the caller passed as a cell.
+    cell: the caller's cell.
     params: its own parameters by name, arrays [..., features] or numbers.
     allowed: names of primitives that it may use although they mix features.
   """
@@ -88,7 +88,7 @@ def _check_static(cell: cell_lib.Cell) -> None:
   def is_count(x):
     return isinstance(x, int) and not isinstance(x, bool)
 
-  # (attribute, what it must be, whether it is that)
+  # (attribute, rule, whether it holds)
   rules: tuple[tuple[str, str, Callable[[Any], bool]], ...] = (
       (
           'input_gates',

@@ -136,7 +136,7 @@ def flashrnn(
     Wx: [B, T, G, N, D].
     R: [G, N, D, P], multiplies h from the left.
     b: [G, N, D], for 'gru' with 4 gates.
-    states: what the sequence starts from, [S, B, 1, N, D]; None for zero.
+    states: the initial carry, [S, B, 1, N, D]; None for zero.
     function: 'elman', 'gru', 'lstm' or 'slstm'.
     config: more options, `rnnzoo.FlashRNNConfig`; if given, `function`,
       `backend` and `dtype` are its own.

@@ -272,7 +272,7 @@ class LanguageModel(nnx.Module):
       self.head = nnx.Linear(features, num_tokens, rngs=rngs)
 
   def initial_carry(self, batch_shape: tuple[int, ...] = ()) -> Any:
-    """Returns what a text starts from: a carry for each block.
+    """Returns the start of a text: a carry for each block.
 
     Args:
       batch_shape: leading axes of the tokens, those before time.

@@ -65,7 +65,7 @@ class DryRun:
     inputs: type of x, and the shape of a device's part.
     choices: the path of every recurrence, from the input up.
     kernels: GPU kernels by name, each with how often a device runs it.
-    messages: what devices send to each other.
+    messages: those that devices send to each other.
     compiled: whether `messages` were read from a compiled program. Otherwise
       they are those of the traced one: XLA may join or drop some, and on Auto
       axes it adds its own.
@@ -125,7 +125,7 @@ def dryrun(
     gradient: bool = True,
     **call: Any,
 ) -> DryRun:
-  """Says which paths and kernels a layer would run, and what devices send.
+  """Says which paths and kernels a layer would run, and the messages sent.
 
   Nothing is computed and no array is made.
 

@@ -41,7 +41,7 @@ class ScannedRNN(nnx.Module):
   (5, 2, 8)
 
   A carry of one array is that array, as a `GRUCell`'s is; of any other layer it
-  is what `layer.initial_carry` returns, for instance (h, c) of an `LSTM`.
+  is that of `layer.initial_carry`, for instance (h, c) of an `LSTM`.
 
   Attributes:
     layer: the layer inside.

@@ -46,7 +46,7 @@ class Memory(NamedTuple):
 
   Attributes:
     context: [B, C], the encoder's last output.
-    keys: [B, S, A], what a query is compared with; None without attention, as
+    keys: [B, S, A], compared with a query; None without attention, as
       the others.
     values: the encoder's outputs [B, S, C].
     valid: bool [B, S], false in padding.
@@ -382,7 +382,7 @@ class Seq2Seq(nnx.Module):
       return self.head(jnp.concatenate(parts, axis=-1))
 
   def _dropout_scale(self, x: Array, rngs: nnx.Rngs | None) -> Array | None:
-    """Returns what dropout multiplies x by, or None for nothing."""
+    """Returns the factor of x by dropout, or None for none."""
     if rngs is None or not self.dropout.rate:
       return None
     return self.dropout(jnp.ones_like(x), deterministic=False, rngs=rngs)

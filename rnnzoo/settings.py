@@ -55,7 +55,7 @@ def within(
   """Raises ValueError unless `value` is a finite number between bounds.
 
   Args:
-    value: what the caller passed.
+    value: the caller's.
     label: the argument's name.
     above: a bound that the number is greater than.
     least: a bound that the number may be equal to.
@@ -185,7 +185,7 @@ def factories(given: Sequence[Any], base: type) -> None:
   """Raises ValueError unless each is a layer class or a function making one.
 
   Args:
-    given: what the caller passed as `layer`.
+    given: the caller's `layer`.
     base: class of all layers.
   """
   for factory in given:

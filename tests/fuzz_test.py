@@ -67,7 +67,7 @@ X = (
     x.astype(jnp.float8_e4m3fn),
     np.ma.masked_array(x, x > 0),
 )
-BOOLS = ('foo', [['a'] * TIME] * BATCH, [[True], [True, False]], {}, Junk())
+BOOLS = ('foo', [['S'] * TIME] * BATCH, [[True], [True, False]], {}, Junk())
 BOOLS += (
     np.ones((BATCH, TIME)),
     np.ones((BATCH, TIME + 1), bool),
@@ -77,7 +77,7 @@ BOOLS += (
 )
 LENGTHS = ('foo', [1, [2]], {}, Junk(), [1.0, 2.0], [1], [-1, 2], [1, TIME + 1])
 LENGTHS += (np.array([1, 2**32 + 1]), [1, 2**40])
-LENGTHS += (['a', 'b'], True, 3, [True, False], np.ones((BATCH, 2), int), 1j)
+LENGTHS += (['S', 'b'], True, 3, [True, False], np.ones((BATCH, 2), int), 1j)
 CARRIES = (*STRANGE, 1, h, (h, h, h, h, h), (h[:1],), [None], ({},), ())
 CARRIES += ((h + 1j,), ([[1.0], [1.0, 2.0]],), ('foo',), (h.astype(str),))
 BATCHES = ('foo', None, 3, (-1,), (2.0,), ('2',), [nan], {}, Junk(), (True,))

@@ -163,8 +163,8 @@ def _forward_part(recurrence, save, theta, x, kernel, carry, restart, flags):
   """Runs the forward kernel for the part of the batch that one device has.
 
   Returns:
-    The final carry; the outputs; and, if `save`, what every step starts from,
-    h apart from the others, and the operand of the second product.
+    The final carry; the outputs; and, if `save`, the carry that every step
+    starts from, h apart, and the operand of the second product.
   """
   recurrence = recurrence.of_batch(x.shape[recurrence.batch_axis])
   batch_pieces = pieces.plan_pieces(

@@ -80,7 +80,7 @@ class Plan:
     call: options of the run.
     flags: whether there are flags, which restart or hold the carry.
     holds: whether flags may hold it.
-    restart_learns: whether flags may restart it from what has a gradient.
+    restart_learns: whether flags may restart it from arrays that learn.
     x_dtype: dtype of the inputs.
     dtype: dtype of the products' factors; float32 becomes two bfloat16 parts.
     adjoint: whether the kernel runs the adjoint.

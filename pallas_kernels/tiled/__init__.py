@@ -7,7 +7,7 @@ streams from the L2 cache through shared memory, as in any matrix product, and
 the update of a tile's elements follows where its product was summed.
 
     op.py            one differentiable operation
-    limits.py        what can run, and where it pays
+    limits.py        which problems can run, and where it pays
     tuning.py        how large tiles are: a Config
     config.py        tiles, and which CTA has which
     plan.py          static facts of one kernel, where elements lie
@@ -22,8 +22,8 @@ Glossary:
 
     row          a sequence of the batch.
     unit         a feature of one head.
-    tile         some rows and units of one head, with all gates: what a CTA
-                 computes at a time.
+    tile         some rows and units of one head, with all gates; a CTA
+                 computes one at a time.
     row block    all tiles of the same rows and head; they wait for each other
                  in each step, and for no other.
     slice        64 of the elements that a product sums over.

@@ -2,7 +2,7 @@
 
 The loop runs against the order of the recurrence. A tile of step t is, for some
 rows and units, the cotangent of the carry that step t + 1 started from: R'
-d_gates of that step, and what its update passed on. Downwards:
+d_gates of that step, and the part that its update passed on. Downwards:
 
     threads and tensor cores               under way meanwhile
     -------------------------------------  -----------------------------------
@@ -213,7 +213,7 @@ class _Warpgroup:
     return at + place.feature + fragments.unit()
 
   def _prepare(self, s, tile):
-    """Starts to read what the first part needs."""
+    """Starts to read the arrays of the first part."""
     place = fragments.Place.of(self.tiles, tile, self.own, 0, 0)
     return self._load(s, place)
 
@@ -238,7 +238,7 @@ class _Warpgroup:
     self.counters.publish(tile.counter, self.own)
 
   def _load(self, s, place) -> _Loaded:
-    """Starts to read what a part of step s of the loop needs."""
+    """Starts to read the arrays of a part, for step s of the loop."""
     plan, ins = self.plan, self.ins
     time = plan.time_of(jnp.minimum(s, plan.time - 1))
     load = lambda ref, gates, dtype: plan.load_steps(

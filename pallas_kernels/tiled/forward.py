@@ -161,7 +161,7 @@ class _Warpgroup:
     self.products.for_each(self._finish, self._prepare)
 
   def _prepare(self, s, tile):
-    """Starts to read what the first part needs."""
+    """Starts to read the arrays of the first part."""
     place = fragments.Place.of(self.tiles, tile, self.own, 0, 0)
     return self._load(s, place)
 
@@ -201,7 +201,7 @@ class _Warpgroup:
     return x, start
 
   def _update_part(self, s, place, h_gates, loaded) -> tuple[Any, Any]:
-    """Returns the carry after a step and what the next starts from.
+    """Returns the carry after a step, and the start of the next step.
 
     Its h is stored.
     """
@@ -222,7 +222,7 @@ class _Warpgroup:
     return new, following
 
   def _restarted(self, s, place, carry):
-    """Returns what step s starts from."""
+    """Returns the carry that step s starts from."""
     plan, ins = self.plan, self.ins
     if not plan.flags:
       return carry
@@ -241,7 +241,7 @@ class _Warpgroup:
     fragments.write(self.outs.h, at, h, plan.dtype, place.valid)
 
   def _store_carry(self, s, place, start) -> None:
-    """Stores what step s starts from, but for the operand."""
+    """Stores the carry that step s starts from, but for the operand."""
     plan, outs = self.plan, self.outs
     own = [n and not (plan.save and i) for i, n in enumerate(plan.needed)]
     plan.write_rows(outs.state, place, start, own)

@@ -184,7 +184,7 @@ def _spread(offset: Array) -> tuple[Array, Array]:
   Two neighbours have 64 bytes in sequence. If each accessed its own 32 bytes,
   an instruction would touch half of each sector of memory. So the two access
   the first 32 bytes by one instruction and the others by a second one, and
-  `_exchange` what they have.
+  `_exchange` their elements.
   """
   odd = _odd()
   first = offset - odd * UNITS + odd * 4

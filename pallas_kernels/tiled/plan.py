@@ -134,10 +134,10 @@ class Plan:
   def in_order(
       self, first: Any, load: Callable[[int], Any], count: int
   ) -> Iterator[tuple[int, Any]]:
-    """Yields the numbers of parts and what was read for them.
+    """Yields the number of each part and the arrays read for it.
 
     Args:
-      first: what was read for the first one.
+      first: the arrays of the first one.
       load: starts to read for a part.
       count: of parts.
     """

@@ -76,7 +76,7 @@ class Products:
     operand: (step, tile, slice) -> reference to the slice [rows, DEPTH].
     matrix: (tile, slice) -> reference to the slice [DEPTH, columns].
     wait: (step, tile) -> None, returns when the operand is whole.
-    prefetch: (step, tile) -> None, brings what `finish` reads to the L2 cache.
+    prefetch: (step, tile) -> None, brings inputs of `finish` to the L2 cache.
     buffers: shared memory.
     warpgroup: number of this warpgroup.
   """

@@ -5,7 +5,7 @@ LSTM, and times of the public programs FlashRNN and torch (with cuDNN) on an
 H100 or H200.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -37,44 +37,33 @@ PUBLISHED: Mapping[str, Mapping[str, tuple[float, float]]] = {
 }
 
 
-def lax_scan(unroll: int) -> Callable[[Any], jax.Array]:
-  """Returns an LSTM on given gates: `lax.scan`, and autodiff backward.
+def lax_scan(unroll: int, arrays: Any) -> jax.Array:
+  """An LSTM on given gates: `lax.scan`, and autodiff backward.
 
   h is kept in the gates' dtype, c in float32.
   """
+  x_gates, kernel = arrays['x_gates'], arrays['kernel']
+  batch, time, gates, features = x_gates.shape
+  _, heads, size, _ = kernel.shape
+  packed = jnp.moveaxis(kernel, 0, 2).reshape(heads, size, gates * size)
+  xs = x_gates.reshape(batch, time, gates, heads, size)
+  xs = xs.transpose(1, 0, 3, 2, 4).reshape(time, batch, heads, gates * size)
 
-  def run(arrays):
-    x_gates, kernel = arrays['x_gates'], arrays['kernel']
-    batch, time, gates, features = x_gates.shape
-    _, heads, size, _ = kernel.shape
-    packed = jnp.moveaxis(kernel, 0, 2).reshape(heads, size, gates * size)
-    xs = x_gates.reshape(batch, time, gates, heads, size)
-    xs = xs.transpose(1, 0, 3, 2, 4).reshape(time, batch, heads, gates * size)
+  def step(carry, x):
+    h, c = carry
+    sums = x + jnp.einsum('bnd,nde->bne', h, packed)
+    i, f, g, o = jnp.split(sums.astype(jnp.float32), gates, axis=-1)
+    c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
+    h = (jax.nn.sigmoid(o) * jnp.tanh(c)).astype(x.dtype)
+    return (h, c), h
 
-    def step(carry, x):
-      h, c = carry
-      sums = x + jnp.einsum('bnd,nde->bne', h, packed)
-      i, f, g, o = jnp.split(sums.astype(jnp.float32), gates, axis=-1)
-      c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
-      h = (jax.nn.sigmoid(o) * jnp.tanh(c)).astype(x.dtype)
-      return (h, c), h
-
-    h, c = (each.reshape(batch, heads, size) for each in arrays['carry'])
-    _, h = jax.lax.scan(step, (h.astype(xs.dtype), c), xs, unroll=unroll)
-    return jnp.swapaxes(h, 0, 1).reshape(batch, time, features)
-
-  return run
+  h, c = (each.reshape(batch, heads, size) for each in arrays['carry'])
+  _, h = jax.lax.scan(step, (h.astype(xs.dtype), c), xs, unroll=unroll)
+  return jnp.swapaxes(h, 0, 1).reshape(batch, time, features)
 
 
 def cudnn(arrays: Any) -> jax.Array:
-  """The LSTM of cuDNN on x, with a layer's state; JAX has it in float32 only.
-
-  Args:
-    arrays: 'x', [B, T, I], and 'state' of a `rnnzoo.LSTM` with one head.
-
-  Raises:
-    NotImplementedError: there is no NVIDIA GPU, or x is not float32.
-  """
+  """The LSTM of cuDNN on x, with the state of an `rnnzoo.LSTM` of one head."""
   x, state = arrays['x'], arrays['state']
   if jax.default_backend() != 'gpu' or x.dtype != jnp.float32:
     raise NotImplementedError("JAX's cuDNN LSTM needs a GPU and float32.")

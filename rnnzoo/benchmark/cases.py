@@ -95,15 +95,14 @@ class Case:
   Attributes:
     layer: a name in `rnnzoo.LAYERS` or `problems.VARIANTS`, 'linear_scan', or
       'projection', which is the matrix product of MinGRU's projection alone.
-    shape_name: the shape's name in results.
-    dtype: of inputs and results.
     projection: 'with' for a layer on x, 'without' for a cell on input gates.
     implementations: to be compared with the reference and with each other.
     drawn: whether parameters and initial carry are random, of a size for which
       rounding errors do not grow. Otherwise parameters are as initialised, and
       the carry starts from zero.
-    options: of a check, which also returns and differentiates everything that
-      it can; None for a case that is timed.
+    checked: whether it is not timed. It then returns and differentiates
+      everything that it can.
+    options: of a check.
   """
 
   layer: str
@@ -113,12 +112,13 @@ class Case:
   projection: str
   implementations: Sequence[str]
   drawn: bool = False
-  options: Options | None = None
+  checked: bool = False
+  options: Options = Options(0)
 
   @property
   def label(self) -> str:
     """The layer's name in results; a check's has all of the case."""
-    if self.options is None:
+    if not self.checked:
       return self.layer
     shape = self.shape
     size = f'{shape.num_heads}x{shape.head_dim} B{shape.batch} T{shape.time}'
@@ -129,7 +129,7 @@ class Case:
   @property
   def title(self) -> str:
     """The title of the part of a table that the case is in."""
-    if self.options is not None:
+    if self.checked:
       return 'checks'
     return f'{self.shape_name} ({self.shape}), {self.dtype}'
 
@@ -155,7 +155,9 @@ def _check(label: str) -> Case:
   projection = 'with' if 'layer' in words else 'without'
   given = (Options[word.upper()] for word in words if word != 'layer')
   options = functools.reduce(operator.or_, given, Options(0))
-  return Case(layer, 'checks', shape, dtype, projection, (), True, options)
+  return Case(
+      layer, 'checks', shape, dtype, projection, (), True, True, options
+  )
 
 
 def checks(suite: str) -> tuple[Case, ...]:

@@ -32,7 +32,6 @@ class Limits:
 
   Attributes:
     outputs: of arrays that the forward pass returns.
-    gradients: of gradients.
     few: factor of these for arrays of few elements.
     ratio: the error as a multiple of that of 'scan' in the same dtype; None
       where 'scan' is no yardstick.
@@ -58,9 +57,8 @@ def limits(problem: problems.Problem, implementation: str) -> Limits:
     # No products; state and sums are float32. Results in bfloat16 are rounded
     # by up to 2^-9, and gradients are of a rounded h; 'scan' of a diagonal cell
     # rounds h at each step, and a memory of hundreds of steps adds that up.
-    if wide:
-      return Limits(2e-5, 2e-3 if kinked else 2e-5)
-    return Limits(1e-2, 0.15 if kinked else 1e-2)
+    smooth, jump = (2e-5, 2e-3) if wide else (1e-2, 0.15)
+    return Limits(smooth, jump if kinked else smooth)
   projection = case.layer == 'projection'
   terms = case.shape.in_features if projection else case.shape.time
   smooth = rounding(case.dtype, terms)
@@ -84,15 +82,10 @@ def rounding(dtype: str, terms: int, kinked: bool = False) -> float:
   A wrong equation is off by much more, and the tests are stricter. State and
   sums are float32: some ten roundings a step, each of at most 2^-24, add up
   like a random walk where a cell keeps its memory, and gradients cancel: 50
-  2^-23 sqrt(T). Operands of products may have fewer digits, and h is rounded
-  anew at each step: 4 of their units, u. Where a derivative jumps, a share of
-  about u of all elements falls on the other side, and the relative error of a
-  gradient is the root of that share.
-
-  Args:
-    dtype: of inputs and weights.
-    terms: T, or the number of terms of a sum.
-    kinked: whether it is for gradients of a layer whose derivative jumps.
+  2^-23 sqrt(T), where T may be the `terms` of a sum. Operands of products may
+  have fewer digits, and h is rounded anew at each step: 4 of their units, u. In
+  the gradient of a `kinked` layer, a share of about u of all elements falls on
+  the other side of a jump: its relative error is the root of that share.
   """
   state = 50 * 2.0**-23 * terms**0.5
   unit = float(jnp.finfo(dtype).eps)
@@ -130,12 +123,12 @@ def _relative(a: jax.Array, b: jax.Array) -> jax.Array:
 
 def judge(
     problem: problems.Problem, implementation: str, found: Errors, scan: Errors
-) -> tuple[dict[str, Any], list[str], list[str]]:
+) -> tuple[dict[str, Any], bool, list[str]]:
   """Compares errors with their limits, and with those of 'scan' if given.
 
   Returns:
-    Fields of a row; sentences that say why the result is wrong; and those that
-    say only that an error is larger than that of 'scan'.
+    Fields of a row; whether errors are within their limits; and sentences that
+    say why not, or that an error is larger than that of 'scan'.
   """
   limit = limits(problem, implementation)
   bounds = {
@@ -143,13 +136,13 @@ def judge(
       * (limit.few if size < _FEW else 1)
       for name, (_, size) in found.items()
   }
-  wrong = [
+  reasons = [
       f'the relative error of {name} from the float64 scan, {error:.1e}, is'
       f' above {bounds[name]:.1e}'
       for name, (error, _) in found.items()
       if not error <= bounds[name]  # NaN too.
   ]
-  worse = []
+  right = not reasons
   fields: dict[str, Any] = {
       'error': float(np.max([error for error, _ in found.values()])),
       'tolerance': max(bounds.values()),
@@ -167,8 +160,8 @@ def judge(
     fields['scan_errors'] = {name: scan[name][0] for name in found}
     fields |= {'ratio': ratios[worst], 'worst': worst}
     if limit.ratio is not None and not ratios[worst] <= limit.ratio:
-      worse.append(
+      reasons.append(
           f'the error of {worst}, {found[worst][0]:.1e}, is'
           f" {ratios[worst]:.2f} times that of 'scan'"
       )
-  return fields, wrong, worse
+  return fields, right, reasons

@@ -10,12 +10,12 @@ import subprocess
 import sys
 from typing import Any
 
-import flax
 import jax
 import jax.numpy as jnp
-import jaxlib
 
 from rnnzoo.benchmark import timing
+
+_PACKAGES = ('jax', 'jaxlib', 'flax')
 
 
 def environment() -> dict[str, Any]:
@@ -34,9 +34,7 @@ def environment() -> dict[str, Any]:
       # Well above zero before the run, and the machine was shared.
       'load_average': os.getloadavg()[0],
       'versions': {
-          'jax': jax.__version__,
-          'jaxlib': jaxlib.__version__,
-          'flax': flax.__version__,
+          **{name: metadata.version(name) for name in _PACKAGES},
           'python': platform.python_version(),
           # Which CUDA jax has been installed for.
           **{

@@ -66,15 +66,6 @@ class _Run:
       raise ValueError(self.row['reason'])
     return self.program.call(*arguments)
 
-  @contextlib.contextmanager
-  def attempt(self, watched: contextlib.AbstractContextManager[None]):
-    """Does a step of it that is watched, and notes an error of the step."""
-    with watched:
-      try:
-        yield
-      except Exception as error:
-        self.fail(error)
-
   def fail(self, reason: Exception | str) -> None:
     """Notes that it failed, or cannot be."""
     if isinstance(reason, NotImplementedError):
@@ -85,6 +76,17 @@ class _Run:
       reason = repr(reason)[:1000]
     self.row |= {'status': 'failed', 'reason': reason}
     print(f'FAILED: {self}: {reason}', file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def _attempt(*runs: _Run) -> Iterator[None]:
+  """Notes an error of a step of these runs, as the first of each."""
+  try:
+    yield
+  except Exception as error:
+    for run in runs:
+      if run.row['status'] == 'ok':
+        run.fail(error)
 
 
 def measure(
@@ -120,7 +122,7 @@ def _trace(case, pool, timer, watchdog) -> tuple[list[_Run], list[_Run]]:
   def trace(implementation, direction, dtype=None, timed=False):
     row = case.row(implementation, direction)
     run = _Run(problem, row | {'dtype': dtype or case.dtype})
-    with run.attempt(watchdog(f'tracing {run}')):
+    with watchdog(f'tracing {run}'), _attempt(run):
       run.function = problem.function(implementation, direction, dtype)
       arguments = jax.tree.map(
           lambda x: jax.ShapeDtypeStruct(x.shape, dtype or x.dtype),
@@ -130,9 +132,8 @@ def _trace(case, pool, timer, watchdog) -> tuple[list[_Run], list[_Run]]:
       run.compiling = pool.submit(lowered)
     return run
 
-  timed = bool(timer.repeats)
   ways = list(itertools.product(case.implementations, cases.DIRECTIONS))
-  runs = [trace(*way, timed=timed) for way in ways]
+  runs = [trace(*way, timed=bool(timer.repeats)) for way in ways]
   references = []
   if any(run.compiling for run in runs):
     both = ('scan', cases.DIRECTIONS[1])
@@ -148,17 +149,13 @@ def _finish(runs, references, workers, timer, watchdog) -> Iterator[Row]:
   """Yields the rows of a problem's runs, which `_trace` traced."""
   for run in dict.fromkeys([*runs, *references]):
     if run.compiling is not None:
-      with run.attempt(watchdog(f'compiling {run}')):
+      with watchdog(f'compiling {run}'), _attempt(run):
         run.program = run.compiling.result()
         run.row |= {'compile_s': run.program.compile_s, **run.program.memory}
         run.row['compiled_together'] = workers
   if references:
-    try:
+    with _attempt(*runs):  # Out of memory in float64, say.
       _check(runs, *references, watchdog=watchdog)
-    except Exception as error:  # Out of memory in float64, say.
-      for run in runs:
-        if not run.right and run.row['status'] == 'ok':
-          run.fail(error)
   right = [run for run in runs if run.right]
   if timer.repeats and right:
     _time(right, timer, watchdog)
@@ -179,16 +176,15 @@ def _check(runs, exact, scan=None, *, watchdog) -> None:
   for run in runs:
     if run.program is None:
       continue
-    with run.attempt(watchdog(str(run))):
+    with watchdog(str(run)), _attempt(run):
       results = [run.call(problem.arguments) for _ in range(_CALLS)]
       found = checks.errors(results, expected)
-      fields, wrong, worse = checks.judge(
+      fields, run.right, reasons = checks.judge(
           problem, run.row['implementation'], found, scan_errors
       )
       run.row |= fields
-      run.right = not wrong
-      if wrong or worse:
-        run.fail('; '.join([*wrong, *worse]))
+      if reasons:
+        run.fail('; '.join(reasons))
 
 
 def _time(runs: Sequence[_Run], timer, watchdog) -> None:
@@ -196,18 +192,13 @@ def _time(runs: Sequence[_Run], timer, watchdog) -> None:
   problem = runs[0].problem
   programs: Any = [(run.function, run.program.call) for run in runs]  # type: ignore[union-attr]
   begin = lambda index: watchdog.start(f'timing {runs[index]}')
-  try:
-    with watchdog('timing'):
-      measured = timing.measure(timer, problem.arguments, programs, begin)
-  except Exception as error:
-    for run in runs:
-      run.fail(error)
-    return
-  for run, fields in zip(runs, measured, strict=True):
-    row, ms = run.row, fields['median_ms']
-    row |= {**fields, 'us_per_step': 1e3 * ms / problem.case.shape.time}
-    traffic = problem.traffic.get(row['direction'])
-    if traffic is not None:
-      row |= {'bytes_moved': traffic, 'gb_per_s': traffic / ms / 1e6}
-    if row.get('dispatch_ms', 0) > 0.7 * ms:
-      print(f'bound by dispatch: {run}', file=sys.stderr, flush=True)
+  with watchdog('timing'), _attempt(*runs):
+    measured = timing.measure(timer, problem.arguments, programs, begin)
+    for run, fields in zip(runs, measured, strict=True):
+      row, ms = run.row, fields['median_ms']
+      row |= {**fields, 'us_per_step': 1e3 * ms / problem.case.shape.time}
+      if problem.traffic:
+        moved = problem.traffic[cases.DIRECTIONS.index(row['direction'])]
+        row |= {'bytes_moved': moved, 'gb_per_s': moved / ms / 1e6}
+      if row.get('dispatch_ms', 0) > 0.7 * ms:
+        print(f'bound by dispatch: {run}', file=sys.stderr, flush=True)

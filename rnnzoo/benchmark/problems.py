@@ -45,14 +45,14 @@ class Problem:
   Attributes:
     arguments: arrays by name, and weights: cotangents of the results.
     make: maps (implementation, dtype) to a function of the arrays.
-    traffic: by direction, the bytes that must be read and written at least; {}
-      where memory bandwidth is not the limit.
+    traffic: the bytes that must be read and written at least, forward and with
+      backward; () where memory bandwidth is not the limit.
   """
 
   case: cases.Case
   arguments: tuple[Any, Any]
   make: Callable[[str, str], Run]
-  traffic: Mapping[str, int] = dataclasses.field(default_factory=dict)
+  traffic: tuple[int, ...] = ()
 
   def function(
       self, implementation: str, direction: str, dtype: str | None = None
@@ -79,16 +79,15 @@ def build(case: cases.Case) -> Problem:
   return problem
 
 
-def _create(case: cases.Case, rng, **options) -> Any:
+def _create(case: cases.Case, rng) -> Any:
   """Returns the case's layer, with random parameters if they are to be drawn.
 
   Initialisers are compiled, which takes longer than drawing; and zero biases
   would hide errors.
   """
-  make = functools.partial(_make_layer, case, **options)
   if not case.drawn:
-    return make()
-  layer = nnx.eval_shape(make)
+    return _make_layer(case)
+  layer = nnx.eval_shape(functools.partial(_make_layer, case))
   # W - Wᵀ has twice the variance of W, and the damping is to prevail.
   structure = getattr(layer, 'recurrent_structure', None)
   gain = 1 if structure is None else 3**-0.5
@@ -105,26 +104,26 @@ def _create(case: cases.Case, rng, **options) -> Any:
 
 
 def _make_layer(case: cases.Case, **options) -> Any:
+  """Returns the case's layer; that of a check on x learns its carry."""
   shape = case.shape
+  learns = case.checked and case.projection == 'with'
   layer: Any = VARIANTS.get(case.layer) or rnnzoo.LAYERS[case.layer]
-  if _has(case, cases.BOTH):
+  if cases.BOTH in case.options:
     layer = functools.partial(rnnzoo.Bidirectional, layer)
-  options = {**_OPTIONS.get(case.layer, {}), **options, **shape.options}
-  return layer(shape.in_features, shape.features, rngs=nnx.Rngs(0), **options)
+  options |= {**_OPTIONS.get(case.layer, {}), **shape.options}
+  sizes = shape.in_features, shape.features
+  return layer(*sizes, rngs=nnx.Rngs(0), learn_initial_carry=learns, **options)
 
 
-def _has(case: cases.Case, option: cases.Options) -> bool:
-  return case.options is not None and option in case.options
-
-
-def _flags(case: cases.Case, rng) -> tuple[jax.Array | None, jax.Array | None]:
+def _flags(case: cases.Case, rng) -> dict[str, jax.Array | None]:
   """Returns reset and mask, bool [B, T], or None for those not asked for."""
   size = (case.shape.batch, case.shape.time)
   rate = 0.1 if size[1] > 5 else 0.5  # Some, in few steps too.
   draw = lambda share: jnp.asarray(rng.random(size) < share)
-  reset = draw(rate) if _has(case, cases.RESET) else None
-  mask = draw(0.8) if _has(case, cases.MASK) else None
-  return reset, mask
+  return {
+      'reset': draw(rate) if cases.RESET in case.options else None,
+      'mask': draw(0.8) if cases.MASK in case.options else None,
+  }
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
@@ -135,19 +134,17 @@ def _normal(seed: int, shape: tuple[int, ...], dtype: str) -> jax.Array:
 def _on_input(case: cases.Case) -> Problem:
   """A layer on x; that of a check is called with all arguments."""
   shape, rng = case.shape, np.random.default_rng(0)
-  reset, mask = _flags(case, rng)
-  call = {'reset': reset, 'mask': mask, 'reverse': _has(case, cases.REVERSE)}
-  extra = {'learn_initial_carry': case.options is not None}
-  if case.options is not None:
+  call = {**_flags(case, rng), 'reverse': cases.REVERSE in case.options}
+  if case.checked:
     lengths = rng.integers(0, shape.time + 1, shape.batch)
     call['seq_lengths'] = jnp.asarray(lengths)
-  layer = _create(case, rng, **extra)
+  layer = _create(case, rng)
 
   def make(implementation, dtype):
     if implementation == baselines.CUDNN:
       return baselines.cudnn
     options = {'dtype': jnp.dtype(dtype), 'implementation': implementation}
-    new = nnx.eval_shape(lambda: _make_layer(case, **extra, **options))
+    new = nnx.eval_shape(lambda: _make_layer(case, **options))
     merge = functools.partial(nnx.merge, nnx.graphdef(new))
     return lambda arrays: merge(arrays['state'])(arrays['x'], **call)
 
@@ -157,7 +154,7 @@ def _on_input(case: cases.Case) -> Problem:
   lead = shape.batch, shape.time
   x = _normal(0, (*lead, shape.in_features), case.dtype)
   arrays = {'x': x, 'state': jax.tree.map(rounded, nnx.state(layer))}
-  features = shape.features * (2 if _has(case, cases.BOTH) else 1)
+  features = shape.features * (2 if cases.BOTH in case.options else 1)
   weights = _normal(1, (*lead, features), case.dtype)
   return Problem(case, (arrays, weights), make)
 
@@ -189,7 +186,7 @@ def _on_gates(case: cases.Case) -> Problem:
   if case.drawn:
     arrays['carry'] = carry()
   weights: Any = _normal(1, (*size[:2], shape.features), case.dtype)
-  if case.options is not None:
+  if case.checked:
     arrays['restart'] = carry()
     last = carry()
     if 'm' in cell.carry_names and case.dtype != 'float32':
@@ -197,24 +194,25 @@ def _on_gates(case: cases.Case) -> Problem:
       # sides, which rounding decides in a few elements; those of h do not.
       last = (last[0], *map(jnp.zeros_like, last[1:]))
     weights = {'h': weights, 'carry': last}
-  make = functools.partial(_make_unroll, case, cell, *flags)
-  traffic = {}
+  make = functools.partial(_make_unroll, case, cell, flags)
+  traffic: tuple[int, ...] = ()
   if kernel is None or kernel.shape[-1] == 1:
     # Forward reads the input gates and writes h. Backward reads both again, and
     # dh, and writes dx_gates; the rest of the carry is kept for it.
     gates = arrays['x_gates'].nbytes
     h = gates // cell.input_gates
     both = 3 * gates + 3 * h + 2 * (len(cell.carry_names) - 1) * h
-    traffic = dict(zip(cases.DIRECTIONS, (gates + h, both), strict=True))
+    traffic = gates + h, both
   return Problem(case, (arrays, weights), make, traffic)
 
 
-def _make_unroll(case, cell, reset, mask, implementation, dtype) -> Run:
+def _make_unroll(case, cell, flags, implementation, dtype) -> Run:
   """Returns a function that unrolls a cell, as a layer does."""
   if implementation in baselines.LAX_SCANS:
-    return baselines.lax_scan(baselines.LAX_SCANS[implementation])
+    unroll = baselines.LAX_SCANS[implementation]
+    return functools.partial(baselines.lax_scan, unroll)
 
-  call = call_lib.Call(reverse=_has(case, cases.REVERSE), out_dtype=dtype)
+  call = call_lib.Call(reverse=cases.REVERSE in case.options, out_dtype=dtype)
 
   def run(arrays):
     operands = call_lib.Operands(
@@ -224,8 +222,7 @@ def _make_unroll(case, cell, reset, mask, implementation, dtype) -> Run:
         recurrent_kernel=arrays['kernel'],
         carry=arrays.get('carry'),
         restart=arrays.get('restart'),
-        reset=reset,
-        mask=mask,
+        **flags,
     )
     final, (h,) = unrolling.run(
         cell, call_lib.Given(), operands, call, implementation
@@ -246,8 +243,7 @@ def _linear_scan(case: cases.Case) -> Problem:
     scan = functools.partial(rnnzoo.linear_scan, implementation=implementation)
     return lambda arrays: scan(arrays['a'], arrays['b'])
 
-  moved = 3 * b.nbytes, 8 * b.nbytes
-  traffic = dict(zip(cases.DIRECTIONS, moved, strict=True))
+  traffic = 3 * b.nbytes, 8 * b.nbytes
   arguments = {'a': a, 'b': b}, _normal(2, size, dtype)
   return Problem(case, arguments, make, traffic)
 

@@ -210,7 +210,7 @@ def _new_result(selected, repeats: int) -> dict[str, Any]:
       'shapes': {
           case.shape_name: dataclasses.asdict(case.shape)
           for case in selected
-          if case.options is None
+          if not case.checked
       },
   }
   if _SUITE.value == 'dense':
@@ -240,13 +240,14 @@ def _resume(result, selected, repeats: int) -> list[cases_lib.Case]:
     result['copy'] = earlier['copy'] or result['copy']
   except (AttributeError, KeyError, TypeError, ValueError):
     _give_up(f"--resume: {str(path)!r} is not a benchmark's result")
-  rest, again = [], set()
+  rest = []
   for case in selected:
     ways = itertools.product(case.implementations, cases_lib.DIRECTIONS)
     keys = {key(case.row(*way)) for way in ways}
     if not keys <= done:
       rest.append(case)
-      again |= keys  # Programs that are compared are timed together.
-  result['rows'] = [row for name, row in found.items() if name not in again]
+      # Programs that are compared are timed together.
+      found = {name: row for name, row in found.items() if name not in keys}
+  result['rows'] = list(found.values())
   print(f'{len(result["rows"])} rows of {path} are kept', file=sys.stderr)
   return rest

@@ -103,7 +103,6 @@ def write(result: Mapping[str, Any], path: str) -> None:
   head = json.dumps(rest, indent=2).removesuffix('\n}')
   rows = ',\n'.join('    ' + json.dumps(row) for row in result['rows'])
   file = pathlib.Path(path)
-  file.parent.mkdir(parents=True, exist_ok=True)
   part = file.with_name(file.name + '.part')
   part.write_text(f'{head},\n  "rows": [\n{rows}\n  ]\n}}\n')
   os.replace(part, file)

@@ -32,8 +32,9 @@ _GATES, _LAYER = 'without', 'with'
 DTYPES = (F32, BF16, F16)
 _BOTH = DTYPES[:2]
 
-# The layers that have heads.
+_ALL = tuple(rnnzoo.LAYERS)
 _DENSE = ('LSTM', 'GRU', 'SLSTM', 'Elman', 'AntisymmetricRNN', 'AGRU')
+_WITH_HEADS = (*_DENSE, '2 x LSTM', '4 x GRU')
 _LINEAR = ('linear_scan', 'MinGRU', 'MinLSTM', 'IndRNN', 'IRevRNN')
 _MINGRU = ('MinGRU', 'projection')
 
@@ -44,7 +45,6 @@ class Entry:
 
   Attributes:
     shapes: names; None for all that no entry of the suite names.
-    projection: 'with' or 'without'.
     dtypes: those measured unless a user gives others.
     implementations: likewise; None for all.
   """
@@ -64,8 +64,6 @@ class Suite:
     layers: names of all; entries say which are measured at which shapes.
     default_shapes: those measured if none are named.
     implementations: names of all that can run in it.
-    drawn: as for `cases.Case`.
-    checks: cases that are only checked.
     measure: (cases, timer, watchdog) -> rows.
   """
 
@@ -96,12 +94,9 @@ class Suite:
         if (name in entry.shapes if entry.shapes else name not in named)
         and (dtypes or dtype in entry.dtypes)
         for layer in entry.layers
-        if layer in layers
+        if layer in layers and (shape.num_heads == 1 or layer in _WITH_HEADS)
     ]
     for name, shape, dtype, entry, layer in rows:
-      base, _ = devices.STACKS.get(layer, (layer, 1))
-      if shape.num_heads > 1 and base not in _DENSE:
-        continue
       case = cases.Case(
           layer, name, shape, dtype, entry.projection, (), self.drawn
       )
@@ -183,16 +178,13 @@ def _dense() -> Suite:
 
 SUITES: Mapping[str, Suite] = {
     'cells': Suite(
-        layers=tuple(rnnzoo.LAYERS),
+        layers=_ALL,
         shapes={
             'small': _SMALL,
             **_MNIST,
             'long': Shape(batch=16, time=4096, in_features=64, features=256),
         },
-        entries=[
-            Entry(None, tuple(rnnzoo.LAYERS), _LAYER),
-            Entry(None, tuple(rnnzoo.LAYERS), _GATES),
-        ],
+        entries=[Entry(None, _ALL, each) for each in (_LAYER, _GATES)],
         timer=timing.Timer(max_sets=1),
         default_shapes=tuple(_MNIST),
     ),

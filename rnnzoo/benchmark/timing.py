@@ -28,9 +28,8 @@ MAX_CALLS = 20
 # Sets of inputs are larger than this in all.
 SET_BYTES = 300e6
 
-# A call of more seconds on an accelerator is a loop of launches: it is timed a
-# few times, in about SLOW_BUDGET seconds.
-SLOW_SECONDS = 0.1
+# Samples of a slow call, a loop of launches on an accelerator, take about so
+# many seconds in all.
 SLOW_BUDGET = 5.0
 
 
@@ -117,10 +116,8 @@ def interleave(
 ) -> list[Times]:
   """Returns the times of each call, one sample per repeat, in turn.
 
-  Args:
-    calls: functions without arguments that return arrays to wait for.
-    repeats: number of samples of each; fewer of slow calls.
-    before: called with the index of the call before each sample.
+  A call returns arrays to wait for. A slow one has fewer samples. `before` gets
+  the index of a call before each of its samples.
   """
 
   def sample(index: int, count: int) -> float:
@@ -135,9 +132,9 @@ def interleave(
   for index in range(len(calls)):
     seconds = sample(index, 1)
     counts.append(max(1, min(MAX_CALLS, round(SAMPLE_SECONDS / seconds))))
-    slow = seconds > SLOW_SECONDS and jax.default_backend() != 'cpu'
     few = max(2, round(SLOW_BUDGET / seconds))
-    rounds.append(min(repeats, few) if slow else repeats)
+    on_cpu = jax.default_backend() == 'cpu'
+    rounds.append(repeats if on_cpu else min(repeats, few))
   for turn in range(repeats):
     for index, count in enumerate(counts):
       if turn < rounds[index]:
@@ -152,11 +149,11 @@ def interleave(
 def _seconds(call: Callable[[], Any], count: int) -> tuple[float, float]:
   """Returns seconds of a call until it is in flight, and until it is done."""
   # On a CPU dispatch is cheap, and calls in flight may run side by side.
-  in_turn = jax.default_backend() == 'cpu'
+  one_by_one = jax.default_backend() == 'cpu'
   start = time.perf_counter()
   for _ in range(count):
     out = call()
-    if in_turn:
+    if one_by_one:
       jax.block_until_ready(out)
   dispatched = time.perf_counter() - start
   jax.block_until_ready(out)
@@ -169,13 +166,10 @@ def measure(
     programs: Sequence[tuple[Callable[..., Any], Callable[..., Any]]],
     before: Callable[[int], None],
 ) -> list[dict[str, Any]]:
-  """Times programs that have the same arguments.
+  """Times programs on (arrays by name, weights).
 
-  Args:
-    timer: how to time them.
-    arguments: arrays by name, and weights.
-    programs: pairs of a function of the arguments and the same, compiled.
-    before: called with the index of a program before each of its samples.
+  Each is a pair of a function and the same, compiled; `before` is as for
+  `interleave`.
 
   Returns:
     Fields of a row for each: those of `Times` for one set of inputs, `sets`,
@@ -188,7 +182,7 @@ def measure(
   for index, (function, program) in enumerate(programs):
     before(index)
     if timer.one_program:
-      program = build(rotate(function), sets).call
+      program = build(functools.partial(in_turn, function), sets).call
     turns = itertools.cycle(each_call)
     calls.append(lambda call=program, turns=turns: call(*next(turns)))
   times = interleave(calls, timer.repeats, before)
@@ -225,19 +219,15 @@ def input_sets(arguments: tuple[Any, Any], max_sets: int) -> list[Any]:
   return jax.block_until_ready(sets)
 
 
-def rotate(function: Callable[..., Any]) -> Callable[[list[Any]], list[Any]]:
-  """Returns a function of several sets of arguments, one after the other.
+def in_turn(function: Callable[..., Any], sets: Sequence[Any]) -> list[Any]:
+  """Calls a function on several sets of arguments, one after the other.
 
   Each set waits for the results of the one before, so that the compiler neither
   merges them nor runs them side by side.
   """
   once = jax.jit(function)  # Traced once, however many sets there are.
-
-  def rotated(sets):
-    results = [once(*sets[0])]
-    for arguments in sets[1:]:
-      arguments, _ = jax.lax.optimization_barrier((arguments, results[-1]))
-      results.append(once(*arguments))
-    return results
-
-  return rotated
+  results = [once(*sets[0])]
+  for arguments in sets[1:]:
+    arguments, _ = jax.lax.optimization_barrier((arguments, results[-1]))
+    results.append(once(*arguments))
+  return results

@@ -30,7 +30,7 @@ class Watchdog:
   def __init__(self, seconds: float, save: Callable[[str, str], None]):
     self.seconds = seconds
     self._save = save
-    self._timer: threading.Timer | None = None
+    self._timer = threading.Timer(seconds, self._end)
 
   @contextlib.contextmanager
   def __call__(self, work: str) -> Iterator[None]:
@@ -53,10 +53,8 @@ class Watchdog:
 
   def stop(self) -> None:
     """Watches nothing."""
-    if self._timer is not None:
-      self._timer.cancel()
-      self._timer = None
-      faulthandler.cancel_dump_traceback_later()
+    self._timer.cancel()
+    faulthandler.cancel_dump_traceback_later()
 
   def _end(self, work: str) -> None:
     reason = f'did not end within {self.seconds:g} s'

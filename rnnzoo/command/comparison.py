@@ -142,7 +142,7 @@ def statistics(run: Run, metric: str) -> Statistics:
 
 
 def markdown(runs: Sequence[Run]) -> str:
-  """Returns the table, and sentences on what must not be overlooked."""
+  """Returns the table, and sentences that must not be overlooked."""
   metric = main_metric(runs[0])
   heads = (
       'run',

@@ -99,7 +99,7 @@ def _list(words: list[str]) -> None:
 
 
 def _experiment(directory: str) -> experiments.Experiment:
-  """Returns the experiment of a run directory, from what the run wrote."""
+  """Returns the experiment of a run directory, from its files."""
   path = pathlib.Path(directory).expanduser()
   with _one_sentence():
     config, run = run_directory.read(path)

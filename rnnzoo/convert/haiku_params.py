@@ -35,7 +35,7 @@ def from_haiku(
   Args:
     layer: an `LSTM`, or an `Elman` with activation='relu' for a `VanillaRNN`,
       with one head and biases; it is changed in place.
-    params: what `hk.transform(...).init` returned: {'lstm/linear': {'w': ...,
+    params: those that `hk.transform(...).init` made: {'lstm/linear': {'w': ...,
       'b': ...}}, or for a `VanillaRNN` entries 'linear' and
       'linear_1' (which has no bias if `double_bias=False`).
     prefix: the module's name ended by '/', as in 'lstm/'; other modules are

@@ -25,7 +25,7 @@ def from_keras(
   Args:
     layer: an `Elman`, `GRU` or `LSTM` with one head, or a `Bidirectional` of
       one; it is changed in place. Give `Elman` the layer's `activation`.
-    weights: what `get_weights()` of a `SimpleRNN`, `GRU` or `LSTM` returns,
+    weights: those of `get_weights()` of a `SimpleRNN`, `GRU` or `LSTM`
       with their default activations, or of `keras.layers.Bidirectional` with
       merge_mode='concat':
         kernel            [in_features, gates * features]

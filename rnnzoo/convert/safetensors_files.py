@@ -82,7 +82,7 @@ def save_safetensors(module: nnx.Module, path: str | os.PathLike[str]) -> None:
 
 
 def load_safetensors(module: nnx.Module, path: str | os.PathLike[str]) -> None:
-  """Reads what `save_safetensors` wrote into a module of the same structure.
+  """Reads a file of `save_safetensors` into a module of the same structure.
 
   The module is changed in place, and only if every parameter was found.
 
@@ -142,9 +142,9 @@ def _check_order(module: Any, path: Any, function: str) -> None:
   """Raises ValueError unless the arguments are a module and a path.
 
   Args:
-    module: what the caller passed first.
-    path: what the caller passed then.
-    function: the name of what was called.
+    module: the caller's first argument.
+    path: the second one.
+    function: the name of the function.
   """
   if isinstance(path, nnx.Module) and not isinstance(module, nnx.Module):
     raise ValueError(

@@ -1,7 +1,7 @@
 """One cell's weights with named axes, between layers and other libraries.
 
 A library's file arranges its arrays as `Weights` and back; `store` and `read`
-do the rest. `Entries` finds arrays by name and says what is wrong with them.
+do the rest. `Entries` finds arrays by name and says where they are wrong.
 """
 
 from collections.abc import Mapping
@@ -53,7 +53,7 @@ class Entries:
 
     Args:
       given: a mapping, which may hold mappings: their names are joined by '/'.
-      label: what it is, for errors, as in 'state_dict'.
+      label: its name in errors, 'state_dict' for instance.
       prefix: the start of the names; others are passed over.
     """
     if not isinstance(given, Mapping):
@@ -78,7 +78,7 @@ class Entries:
     return sorted(self._left)
 
   def items(self) -> list[tuple[str, Any]]:
-    """Returns what is left, by names without the prefix."""
+    """Returns the entries left, by names without the prefix."""
     return sorted(self._left.items(), key=lambda item: item[0])
 
   def all_names(self) -> list[str]:
@@ -97,7 +97,7 @@ class Entries:
     Args:
       name: without the prefix.
       shape: the one it must have.
-      layer: what it is for; its param_dtype must hold the values.
+      layer: the layer that gets it; its param_dtype must hold the values.
       hint: a sentence for the error where the entry is missing.
     """
     full = self._prefix + name
@@ -138,12 +138,12 @@ def checked(
   Args:
     value: the array or tensor.
     shape: the one it must have.
-    layer: what it is for; its param_dtype must hold the values.
-    name: what it is, for errors.
+    layer: the layer that gets it; its param_dtype must hold the values.
+    name: its name in errors.
 
   Returns:
-    The numbers in float64, whose sums and products keep what a file's narrow
-    dtype would lose.
+    The numbers in float64, whose sums and products keep digits that a file's
+    narrow dtype would lose.
   """
   array = to_numpy(value, name)
   if array.shape != shape:
@@ -244,8 +244,8 @@ def placed(value: Any, dtype: Any, old: Any) -> jax.Array:
   Args:
     value: the numbers.
     dtype: the one to return.
-    old: what is replaced. Where it was put on no devices, by a sharding or by
-      `jax.device_put`, the result is not either.
+    old: the array to replace. Where it was put on no devices, by a sharding or
+      by `jax.device_put`, the result is not either.
   """
   with np.errstate(over='ignore'):
     value = np.asarray(value).astype(dtype)

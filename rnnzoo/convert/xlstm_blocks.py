@@ -22,13 +22,13 @@ _KERNEL, _BIAS = 'slstm_cell._recurrent_kernel_', 'slstm_cell._bias_'
 def take_cell(
     entries: weights_lib.Entries, start: str, heads: int, layer: Any
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Takes what projections and cell have.
+  """Takes the weights of projections and cell.
 
   Args:
     entries: the state dict.
     start: of the names of an `sLSTMLayer`.
     heads: number of heads.
-    layer: what it is for.
+    layer: the layer that gets them.
 
   Returns:
     W and R, each [4, heads, from, to], and b, [4, features].

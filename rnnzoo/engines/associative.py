@@ -164,7 +164,7 @@ def restarted(
     a: [..., F].
     b: [..., F].
     reset: bool [...], or None for no restarts.
-    restart: what is there instead of h, broadcast against a.
+    restart: replaces h, broadcast against a.
   """
   if reset is None:
     return a, b

@@ -9,8 +9,8 @@ written for; the tangent is not even traced then.
 
 The linear map is a primitive, since JAX has nothing else whose transpose can be
 given: `custom_derivatives.linear_call` has no rule for `vmap` and no second
-derivatives. Derivatives of the tangent and of the adjoint by what they depend
-on are JAX's own.
+derivatives. Derivatives of the tangent and of the adjoint by the
+values that they depend on are JAX's own.
 """
 
 from collections.abc import Callable, Sequence

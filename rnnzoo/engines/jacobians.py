@@ -175,7 +175,7 @@ def _pointwise(at: _Step, factors: list[Array]) -> affine_maps.Pointwise:
 
   Args:
     at: the steps.
-    factors: for each stage, what multiplies its operand in each gate, [G, F];
+    factors: for each stage, those of its operand in each gate, [G, F];
       none where nothing passes through the kernels.
   """
   gates = len(at.h_gates)

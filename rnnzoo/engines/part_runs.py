@@ -2,7 +2,7 @@
 
 Where few sequences leave a GPU idle, parts of time keep it busy. As many are
 taken as its multiprocessors run at once, unless parts get too short to forget
-what was before them.
+the steps before them.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ Array = jax.Array
 Carry = cell_lib.Carry
 Operands = call_lib.Operands
 
-# Fewest steps of a part: it is to forget what was before it.
+# Fewest steps of a part: it is to forget the steps before it.
 _FEWEST_STEPS = 128
 
 # Tiles of 128 lanes that keep a multiprocessor busy, where each is a CTA.

@@ -4,9 +4,9 @@ On a mesh whose axes are Explicit, as `jax.make_mesh` makes them, the type of an
 array names the mesh axes that it is sharded over. Sequences do not depend on
 each other, nor do the heads of a recurrent kernel, nor the features of a linear
 or a diagonal recurrence. So each device runs its own part of them: the run over
-time goes into `jax.shard_map`, on every path, GPU kernels included. What a part
-needs whole is gathered before; the transpose sums its gradients, and returns
-them sharded as the array is.
+time goes into `jax.shard_map`, on every path, GPU kernels included. An array
+that a part needs whole is gathered before; the transpose sums its gradients,
+and returns them sharded as the array is.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -92,7 +92,7 @@ def choose(
   """Returns the mesh axes that each of the independent axes is over.
 
   An axis is over the same as in the first array that is sharded along it, but
-  not over what an axis before it is over: a parameter that is sharded over the
+  not over those of an axis before it: a parameter that is sharded over the
   batch's mesh axis, to save memory, is gathered.
 
   Args:

@@ -49,9 +49,9 @@ def by_platform(on_gpu: Function, elsewhere: Function, operands: Any) -> Any:
 
   Args:
     on_gpu: hashable; from a tree of arrays to a tree of floating-point arrays.
-      It has first derivatives in reverse mode. What it raises is raised here.
+      It has first derivatives in reverse mode. Its errors are raised here.
     elsewhere: hashable; likewise, with derivatives of every order. It is traced
-      when it is needed, and what it returns is cast to the dtypes of `on_gpu`.
+      when it is needed, and its results are cast to the dtypes of `on_gpu`.
     operands: the arrays.
   """
   return _run(_Functions(on_gpu, elsewhere), operands)

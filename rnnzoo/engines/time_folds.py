@@ -89,7 +89,7 @@ class Fold:
     )
 
   def small(self, x: Array) -> Array:
-    """Folds what a feature has one of, [..., F]."""
+    """Folds an array with one number for each feature, [..., F]."""
     if not self.in_features:
       return x
     lead = x.shape[:-1]

@@ -88,7 +88,7 @@ def check_rngs(rngs: Any, stream: str | None, required: bool = False) -> None:
   """Raises ValueError unless `rngs` gives keys of a stream.
 
   Args:
-    rngs: what the caller passed.
+    rngs: the caller's.
     stream: name of the stream that keys are taken from; None if none are.
     required: whether None is an error.
   """

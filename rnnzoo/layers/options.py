@@ -3,7 +3,7 @@
 A layer names the options that its paper sets, passes the others on, and says
 which ones those are: `**options: Unpack[Options]`. So an editor completes them,
 and mypy and pyright find a name or a type that is wrong. The docstring of
-`RecurrentLayer` says what each of them does.
+`RecurrentLayer` explains each of them.
 """
 
 from collections.abc import Callable, Sequence

@@ -122,7 +122,7 @@ def confusions_report(
   """Returns the confusions of all seeds together, and their figure.
 
   Args:
-    results: of each seed, with what `confusion_metrics` returned in 'test'.
+    results: of each seed, with those of `confusion_metrics` in 'test'.
     class_names: one name a class.
   """
   confusions = [result['test']['confusion_matrix'] for result in results]

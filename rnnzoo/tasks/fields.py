@@ -1,8 +1,8 @@
-"""Rules for a config's fields: what each may hold, told before anything runs.
+"""Rules for the values of a config's fields, checked before anything runs.
 
 A section of a config (`config.optimizer`, say) has one table of rules, by the
 fields' names. Whoever reads the section checks it with `check`, which refuses
-what would otherwise fail late, or silently mean something else.
+values that would fail late, or silently mean something else.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -165,7 +165,7 @@ def float32(value: float) -> float:
       rounded = np.float32(value)
   except OverflowError:  # An int beyond float64.
     return math.inf
-  # XLA takes what is smaller than the least normal number for zero.
+  # XLA takes numbers below the least normal one for zero.
   return float(rounded if abs(rounded) >= 2.0**-126 else 0.0 * rounded)
 
 

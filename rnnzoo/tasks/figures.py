@@ -14,7 +14,7 @@ def make_figure(
   Args:
     columns: of axes.
     size: in inches.
-    title: what is shown, with the name of the data set.
+    title: with the name of the data set.
     rows: of axes.
   """
   from matplotlib import figure as figures  # Slow to import.

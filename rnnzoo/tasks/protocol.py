@@ -65,7 +65,7 @@ class Metric(NamedTuple):
   at_test: bool = False
 
   def text(self, value: float | None) -> str:
-    """Returns a value for people; files hold None for what is not finite."""
+    """Returns a value for people; files hold None where it is not finite."""
     return 'none' if value is None else format(value, self.form)
 
 
@@ -127,7 +127,7 @@ class Task(abc.ABC):
       a mapping of arrays [N, ...] or several of them, buckets; 'train' may be a
       `Generator`.
     batch_size: examples of one training step.
-    metrics: what models are compared by, the main one first. The loss need not
+    metrics: those that compare models, the main one first. The loss need not
       be named.
     label_smoothing: `config.model.label_smoothing` of a task that smooths
       labels; else nothing but zero is allowed there.
@@ -154,7 +154,7 @@ class Task(abc.ABC):
     """Returns the results of a batch; it is traced.
 
     Args:
-      model: what `build_model` returned, with trained parameters.
+      model: one of `build_model`, with trained parameters.
       examples: arrays [B, ...], rows of one of the `splits`.
       rngs: the source of dropout masks in training, None in evaluation.
     """
@@ -185,13 +185,13 @@ class Task(abc.ABC):
       results: Sequence[Mapping[str, Any]],
       best_model: Callable[[int], nnx.Module],
   ) -> Report:
-    """Returns what the report of a run holds beside its metrics.
+    """Returns the part of a run's report beside its metrics.
 
     It is called at the end of a run; in one of several processes, by each. Its
     files are written by the first.
 
     Args:
-      results: of each seed, what result.json holds.
+      results: of each seed, the content of its result.json.
       best_model: (seed) -> its best model. Not to be called where files are
         written.
     """
@@ -216,7 +216,7 @@ class Task(abc.ABC):
 
     Args:
       config: of the run.
-      described: what `describe` returned, tuples as lists.
+      described: the result of `describe`, tuples as lists.
 
     Raises:
       NotImplementedError: the class defines `describe` alone.

@@ -268,7 +268,13 @@ class BenchmarkTest(absltest.TestCase):
   @pytest.mark.slow
   def test_dense_checks(self):
     check = lambda layer, shape, dtype, projection, options: case(
-        layer, shape, dtype, projection, drawn=True, options=options
+        layer,
+        shape,
+        dtype,
+        projection,
+        drawn=True,
+        checked=True,
+        options=options,
     )
     flags = cases.RESET | cases.MASK | cases.REVERSE
     rows = self.check_rows(
@@ -297,7 +303,7 @@ class BenchmarkTest(absltest.TestCase):
   @pytest.mark.slow
   def test_linear_checks(self):
     check = lambda layer, shape, dtype, options: case(
-        layer, shape, dtype, 'with', drawn=True, options=options
+        layer, shape, dtype, 'with', drawn=True, checked=True, options=options
     )
     flags = cases.RESET | cases.MASK | cases.REVERSE
     rows = self.check_rows(
@@ -358,6 +364,7 @@ sys.exit(program.main(program.parse_flags([
         'rows': [row, {**row, 'layer': 'Y', 'status': 'cannot'}],
     }
     path = self.output()
+    path.parent.mkdir()
     report.write(result, path)
     code, out, _ = run(f'--plot_from={path}')
     self.assertEqual(code, 0)
@@ -520,12 +527,12 @@ class MeasurementTest(absltest.TestCase):
   def test_limits(self):
     # Tighter than any wrong equation; a change here needs a derivation.
     shape = cases.Shape(2, 4, 3, 8)
-    limits = lambda case, implementation='pallas', **traffic: checks.limits(
+    limits = lambda case, implementation='pallas', traffic=(): checks.limits(
         problems.Problem(case, ((), ()), None, traffic), implementation
     )
     Limits = checks.Limits
     streaming = case('IndRNN', shape)
-    self.assertEqual(limits(streaming, forward=1), Limits(2e-5, 2e-3))
+    self.assertEqual(limits(streaming, traffic=(1, 1)), Limits(2e-5, 2e-3))
     drawn = case('Elman', shape, 'bfloat16', drawn=True)
     self.assertEqual(limits(drawn), Limits(1e-2, 2e-2, 5, 1.25))
     self.assertEqual(limits(drawn, 'lax_scan'), Limits(2e-2, 0.2, 5))
@@ -546,7 +553,7 @@ class TimingTest(absltest.TestCase):
     self.assertLen(sets, 2)
     self.assertFalse(np.array_equal(sets[0][0]['x'], sets[1][0]['x']))
     np.testing.assert_array_equal(sets[1][0]['kernel'], kernel)
-    results = timing.rotate(lambda arrays, w: arrays['x'] + w)(sets)
+    results = timing.in_turn(lambda arrays, w: arrays['x'] + w, sets)
     for (_, w), result in zip(sets, results, strict=True):
       np.testing.assert_array_equal(result, 2 * w)
 

@@ -54,7 +54,7 @@ class SequentialCifar(classification.Classification):
   """Classifies color images that are read as sequences.
 
   Attributes:
-    dataset: 'CIFAR-10', or the name of what stands in for it.
+    dataset: 'CIFAR-10', or the name of its stand-in.
     splits: 'train', 'validation', 'test', each with 'inputs' uint8 [N, T, in],
       'index' int32 [N], which image of its split it is, and 'label' int32 [N].
       The noise is not stored.
@@ -164,7 +164,7 @@ class SequentialCifar(classification.Classification):
     """Returns cross entropies, hits and predicted classes of a batch.
 
     Args:
-      model: what `build_model` returned.
+      model: one of `build_model`.
       examples: rows of one of the `splits`.
       rngs: of noise and dropout masks in training; None in evaluation, where an
         image's noise is always the same.

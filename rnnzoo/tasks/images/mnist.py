@@ -32,7 +32,7 @@ class Images:
   """Grey images with their labels, in the data set's own split.
 
   Attributes:
-    name: what they are, for people.
+    name: for people.
     train_images: uint8 [N, height, width].
     train_labels: int32 [N].
     test_images: uint8 [N, height, width].

@@ -51,7 +51,7 @@ class SequentialMnist(classification.Classification):
   """Classifies images of digits that are read as sequences.
 
   Attributes:
-    dataset: 'MNIST', or the name of what stands in for it.
+    dataset: 'MNIST', or the name of its stand-in.
     splits: 'train', 'validation', 'test', each with 'inputs' uint8 [N, T, in]
       and 'label' int32 [N].
     batch_size: `config.batch_size`, or less for digits.
@@ -149,7 +149,7 @@ class SequentialMnist(classification.Classification):
     """Returns cross entropies, hits and predicted digits of a batch.
 
     Args:
-      model: what `build_model` returned.
+      model: one of `build_model`.
       examples: 'inputs' uint8 [B, T, in] and 'label' int32 [B].
       rngs: the source of dropout masks in training, None in evaluation.
     """

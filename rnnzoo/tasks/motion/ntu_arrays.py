@@ -1,7 +1,7 @@
 """Recordings of skeletons as arrays: in memory, and as a folder of two files.
 
   frames.npy    float32 [frames of all, 2, 25, 3], mapped into memory;
-  index.json    names, how many frames each has, and what they were made of.
+  index.json    names, how many frames each has, and their source.
 
 `rnnzoo.tasks.motion.ntu_conversion` makes such a folder. The index is written
 last, so where it is, the whole is.
@@ -78,7 +78,7 @@ def write_index(
 
 
 def read_source(directory: str | os.PathLike[str]) -> str | None:
-  """Returns what a folder was converted from, or None if it holds nothing.
+  """Returns the source of a converted folder, or None if it holds nothing.
 
   Raises:
     ValueError: the index is damaged.
@@ -91,7 +91,7 @@ def read(directory: str | os.PathLike[str]) -> Recordings:
   """Returns the recordings of a folder; their frames stay on the disk.
 
   Args:
-    directory: what `rnnzoo.tasks.motion.ntu_conversion` wrote.
+    directory: of files by `rnnzoo.tasks.motion.ntu_conversion`.
 
   Raises:
     FileNotFoundError: there is no such folder, or it is not whole.

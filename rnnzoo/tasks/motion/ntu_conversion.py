@@ -82,8 +82,8 @@ def convert(
 
   Args:
     source: the folder.
-    destination: another one, which is made; what an earlier call with the same
-      source left there is used.
+    destination: another one, which is made; files of an earlier call with the
+      same source are used.
     num_processes: how many read files; None for one a core, 0 for none beside
       this one.
     block_files: how many files are written together.

@@ -1,4 +1,4 @@
-"""Synthetic motions: what stands in for NTU RGB+D, in its format.
+"""Synthetic motions: a stand-in for NTU RGB+D, in its format.
 
 A body is a tree of 25 joints whose bones keep their lengths; a motion turns
 some joints, or moves the body, as functions of time. Persons differ in size and
@@ -245,7 +245,7 @@ def write_files(
 
   Args:
     directory: of the files; it is made.
-    recordings: what to write.
+    recordings: those to write.
     indices: which of them; None for all.
   """
   directory = pathlib.Path(directory)

@@ -73,7 +73,7 @@ class SkeletonActions(classification.Classification):
   """Classifies recordings of skeletons.
 
   Attributes:
-    dataset: 'NTU RGB+D 60, cross_subject', say, or what stands in for it.
+    dataset: 'NTU RGB+D 60, cross_subject', say, or its stand-in.
     splits: 'train', 'validation', 'test', each with 'frames'
       [N, L, 2, 25, 3], 'length' int32 [N] and 'label' int32 [N], the last two
       also with 'offsets' float32 [N, S, T], the samplings.
@@ -199,7 +199,7 @@ class SkeletonActions(classification.Classification):
     """Returns cross entropies, hits and predicted classes of a batch.
 
     Args:
-      model: what `build_model` returned.
+      model: one of `build_model`.
       examples: rows of one of the `splits`, those of evaluation with 'offsets'.
       rngs: of sampling, augmentation and dropout masks in training, None in
         evaluation.

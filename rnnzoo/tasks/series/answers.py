@@ -58,7 +58,7 @@ class Answers(abc.ABC):
 
   @abc.abstractmethod
   def arguments(self) -> dict[str, list[Any]]:
-    """Returns what `restore` takes, and JSON holds."""
+    """Returns the argument of `restore`, which JSON can hold."""
 
   def measure(self, y: np.ndarray, predictions: np.ndarray) -> dict[str, Any]:
     """Returns results that are no means, from arrays of one leading axis."""

@@ -102,7 +102,7 @@ def read(
 
   Raises:
     FileNotFoundError: a file is missing.
-    ValueError: a file is not what it should be; the message names it.
+    ValueError: a file is not as it should be; the message names it.
   """
   if (directory / _FOLDER).is_dir():
     directory = directory / _FOLDER

@@ -45,7 +45,7 @@ class Form(NamedTuple):
 
 
 def read(path: pathlib.Path, form: Form) -> sequence_arrays.Sequences:
-  """Returns the sequences of a file; labels stay what they are.
+  """Returns the sequences of a file; labels stay as they are.
 
   Raises:
     FileNotFoundError: there is no such file.
@@ -66,7 +66,7 @@ def parse(
 
   Args:
     arrays: by name.
-    form: what they must be.
+    form: the one they must have.
     name: of the file, for errors.
 
   Raises:
@@ -107,7 +107,7 @@ def parse(
       _check_values(
           y[:, None], np.ones_like(valid[:, :1]), 'refuse', f'{name}: y'
       )
-  # Nothing may be left of what padding held.
+  # Nothing may be left of values in the padding.
   single[~valid] = 0
   if form.every_step:
     y = y.copy()

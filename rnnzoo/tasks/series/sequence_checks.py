@@ -1,4 +1,4 @@
-"""Data of sequences: what is in them, told before anything is trained on them.
+"""Data of sequences, described before anything is trained on them.
 
 Dimensions: N sequences, T time, F columns.
 """
@@ -59,11 +59,11 @@ def summarize(
 
 
 def lines(name: str, summary: Mapping[str, Any]) -> list[str]:
-  """Returns what is printed of a summary.
+  """Returns the lines to print of a summary.
 
   Args:
     name: of the data.
-    summary: what `summarize` returned.
+    summary: by `summarize`.
   """
   splits = summary['splits']
   sizes = ', '.join(f'{split["sequences"]} {n}' for n, split in splits.items())

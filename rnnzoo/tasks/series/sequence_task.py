@@ -48,7 +48,7 @@ class SequenceTask(protocol.Task):
       axis of time after N for answers at every step.
     answers: their kind.
     class_names: of tasks with classes; a prediction is an index of it.
-    summary: what is known of the data, for report.json.
+    summary: of the data, for report.json.
   """
 
   class_names: tuple[str, ...]
@@ -62,7 +62,7 @@ class SequenceTask(protocol.Task):
       *,
       every_step: bool = False,
   ):
-    """Keeps the data, and prints what is in them.
+    """Keeps the data, and prints their summary.
 
     Args:
       config: with `data.standardize`, `model` and `batch_size`.
@@ -155,7 +155,7 @@ class SequenceTask(protocol.Task):
     over its steps, and it counts by their number.
 
     Args:
-      model: what `build_model` returned.
+      model: one of `build_model`.
       examples: rows of one of the `splits`.
       rngs: the source of dropout masks in training, None in evaluation.
     """
@@ -205,7 +205,7 @@ class SequenceTask(protocol.Task):
             trained.predict({'x': x, 'lengths': lengths})
 
     Raises:
-      ValueError: they are anything else, or hold what is not finite; NaN is
+      ValueError: they are anything else, or are not finite; NaN is
         allowed where the data may have it, as by config.data.missing='zero'.
     """
     return sequence_inputs.check(inputs, len(self._mean), self._have_missing)

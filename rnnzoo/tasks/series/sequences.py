@@ -136,7 +136,7 @@ def read_splits(
 
   Raises:
     FileNotFoundError: there is nothing.
-    ValueError: files do not fit together, or one is not what it should be.
+    ValueError: files do not fit together, or one is not as it should be.
   """
   if not path.is_dir():
     return {'train': npz.read(path, form)}

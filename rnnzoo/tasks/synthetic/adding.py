@@ -106,7 +106,7 @@ class AddingProblem(protocol.Task):
     """Returns squared errors and predicted sums of a batch.
 
     Args:
-      model: what `build_model` returned.
+      model: one of `build_model`.
       examples: 'inputs' float32 [B, T, 2] and 'sum' float32 [B].
       rngs: the source of dropout masks in training, None in evaluation.
     """

@@ -161,7 +161,7 @@ class Recall(protocol.Task):
     """Returns cross entropies, shares of right answers and answers of a batch.
 
     Args:
-      model: what `build_model` returned.
+      model: one of `build_model`.
       examples: 'tokens' uint8 [B, T] and 'symbols' uint8 [B, K].
       rngs: the source of dropout masks in training, None in evaluation.
     """

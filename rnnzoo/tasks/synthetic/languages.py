@@ -1,7 +1,7 @@
 """Regular languages and word problems, each as a finite automaton.
 
-An automaton goes from state to state, one token at a time; every state says
-what the label of a string that ends there is. Tokens are the integers from 0.
+An automaton goes from state to state, one token at a time; every state has
+the label of the strings that end there. Tokens are the integers from 0.
 
   parity              0, 1: is the number of ones odd?
   modular_counting    0, 1: the number of ones, modulo 5

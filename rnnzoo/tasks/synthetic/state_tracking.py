@@ -151,7 +151,7 @@ class StateTracking(protocol.Task):
     """Returns cross entropies, hits and predicted classes of a batch.
 
     Args:
-      model: what `build_model` returned.
+      model: one of `build_model`.
       examples: rows of one of the `splits`.
       rngs: the source of dropout masks in training, None in evaluation.
     """
@@ -276,7 +276,7 @@ class StateTracking(protocol.Task):
 
 
 def _test(result: Mapping[str, Any], split: str) -> Mapping[str, Any]:
-  """Returns what a seed's result.json has of a split."""
+  """Returns the part of a seed's result.json for a split."""
   return result['test'] if split == 'test' else result['splits'][split]
 
 

@@ -156,7 +156,7 @@ class Characters(protocol.Task):
     """Returns the mean cross entropy of each window, in nats a character.
 
     Args:
-      model: what `build_model` returned.
+      model: one of `build_model`.
       examples: 'tokens' int32 [B, T + 1], and 'length' int32 [B] for windows
         that may be shorter.
       rngs: the source of dropout masks in training, None in evaluation.

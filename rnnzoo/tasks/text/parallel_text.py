@@ -77,7 +77,7 @@ def read_tfds(
   """Returns the name of a set of TFDS, and its pairs of lines by split.
 
   A split for validation or for the test that the set lacks is the last
-  twentieth of what is left to train on.
+  twentieth of the lines left to train on.
 
   Args:
     source: 'tfds:<name>'.

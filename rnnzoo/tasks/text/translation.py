@@ -109,7 +109,7 @@ class Translation(protocol.Task):
   """Translates lines of text.
 
   Attributes:
-    dataset: the names of the files, or what stands in for them.
+    dataset: the names of the files, or of their stand-ins.
     splits: 'train', 'validation' and 'test', each as `parallel_text.buckets`
       has it, or where there is one bucket, that.
     batch_size: `config.batch_size`.
@@ -249,7 +249,7 @@ class Translation(protocol.Task):
     """Returns the mean cross entropy of each target, in nats a token.
 
     Args:
-      model: what `build_model` returned.
+      model: one of `build_model`.
       examples: of one bucket.
       rngs: the source of dropout masks and of the choice between the target's
         own tokens and the model's in training, None in evaluation, which sees

@@ -7,7 +7,7 @@ from typing import Any
 
 from rnnzoo import decoding
 
-# A word, what follows an apostrophe, or one other sign.
+# A word, the end of one after an apostrophe, or one other sign.
 _WORD = r"'\w+|\w+|[^\w\s]"
 KINDS = ('words', 'characters', 'subwords')
 _SPECIAL = ('<pad>', '<s>', '</s>', '<unk>')
@@ -31,7 +31,7 @@ class Vocabulary:
     return self.tokenizer.get_vocab_size()
 
   def describe(self) -> dict[str, Any]:
-    """Returns what `restore` takes, and JSON holds."""
+    """Returns the argument of `restore`, which JSON can hold."""
     return {
         'tokenizer': self.tokenizer.to_str(),
         'kind': self.kind,
@@ -47,7 +47,7 @@ class Vocabulary:
     return [self.tokenizer.id_to_token(int(token)) for token in tokens]
 
   def text(self, tokens: Iterable[int]) -> str:
-    """Returns a line, as near to what was encoded as tokens allow."""
+    """Returns a line, as near to the encoded one as tokens allow."""
     if self.kind == 'subwords':
       return self.tokenizer.decode(list(map(int, tokens)))
     pieces = self.pieces(tokens)
