@@ -6,6 +6,8 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 
+from rnnzoo.engines import products
+
 Array = jax.Array
 
 
@@ -43,11 +45,11 @@ class Gates(nnx.Module):
     wide = jnp.promote_types(dtype, jnp.float32)
     _, heads, size, _ = kernel.shape
     gates = [
-        jnp.einsum(
+        products.contract(
             '...nd,nde->...ne',
             x.reshape(*x.shape[:-1], heads, size),
             w,
-            preferred_element_type=wide,
+            wide,
         ).reshape(x.shape)
         for x, w in zip(inputs, kernel.astype(dtype), strict=True)
     ]

@@ -91,7 +91,7 @@ def unroll(
         out_positions=(axes.carry, axes.steps),
         over=over,
     )
-  both = _side_by_side(first, second)
+  both = _side_by_side(first, second, first._dtype(x))
   batch_shape = x.shape[1:-1] if time_major else x.shape[:-2]
   carry = None
   if any(c is not None for c in initial_carry):
@@ -118,8 +118,8 @@ def unroll(
   ), y
 
 
-def _side_by_side(first, second) -> recurrent.RecurrentLayer:
-  """Returns a layer with the heads of two, for one call."""
+def _side_by_side(first, second, dtype) -> recurrent.RecurrentLayer:
+  """Returns a layer with the heads of two, for one call in this dtype."""
 
   def join(x, y):
     return nnx.Param(_join(x[...], y[...]))
@@ -134,7 +134,7 @@ def _side_by_side(first, second) -> recurrent.RecurrentLayer:
   both.kernel = join(first.kernel, second.kernel)
   if first.bias is not None:
     both.bias = join(first.bias, second.bias)
-  own = lambda layer: layer._recurrent_kernel(layer.param_dtype)
+  own = lambda layer: layer._structured(layer.recurrent_kernel[...], dtype)
   kernels = jnp.concatenate([own(first), own(second)], axis=1)
   both.recurrent_kernel = nnx.Param(kernels)
   both.recurrent_structure = None

@@ -340,7 +340,7 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
       function: (layer, given) -> arrays. The layer has the heads, or the
         independent features, of this device, and the mesh axes that time is
         over.
-      given: arrays, trees of arrays, or None.
+      given: x, and other arrays, trees of arrays, or None.
       axes: those that may be over devices.
       positions: for each of `given`, as for `partitioning.spread`.
       out_positions: likewise.
@@ -357,7 +357,8 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
     if is_cut and self.recurrent_structure is not None:
       # It may be any function of all heads.
       (kernel,) = partitioning.place([kernel], [axes.heads], over)
-      kernel = jax.tree.map(self._structured, kernel)
+      dtype = self._dtype(given[0])
+      kernel = jax.tree.map(lambda k: self._structured(k, dtype), kernel)
 
     def part(split):
       kernel, rest, *given = split
@@ -487,14 +488,14 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
       ValueError: an argument has the wrong shape or dtype.
     """
     self._check_input(x, '[..., in_features]')
-    given = carry, x, reset
+    given = x, carry, reset
     if partitioning.is_sharded(self, given):
       axes = partitioning.axes_of_run((*x.shape[:-1], 1))
       return self._over_devices(
-          lambda layer, given: layer.step(*given[:2], reset=given[2]),
+          lambda layer, given: layer.step(given[1], given[0], reset=given[2]),
           given,
           axes,
-          positions=(axes.carry, axes.lengths, axes.lengths),
+          positions=(axes.lengths, axes.carry, axes.lengths),
           out_positions=(axes.carry, axes.carry),
       )
     batch_shape = x.shape[:-1]
@@ -585,11 +586,13 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
     if like is not None:
       # Before it is cast: the sum over devices has the parameter's dtype.
       kernel = sharding.like(kernel, like)
-    return self._structured(kernel).astype(dtype)
+    return self._structured(kernel, dtype).astype(dtype)
 
-  def _structured(self, kernel: Array) -> Array:
+  def _structured(self, kernel: Array, dtype) -> Array:
+    """Returns the kernel that is used, rounded to no less than `dtype`."""
     if self.recurrent_structure is None:
       return kernel
+    kernel = kernel.astype(jnp.promote_types(kernel.dtype, dtype))
     return checks.same_kind(
         self.recurrent_structure(kernel), kernel, 'recurrent_structure'
     )

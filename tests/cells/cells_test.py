@@ -133,6 +133,17 @@ class AntisymmetricTest(parameterized.TestCase):
     kernel[...] = kernel[...].at[-1].add(-0.1 * d_w)
     self.assertGreater(np.abs(forward(layer) - before).max(), 1e-5)
 
+  def test_a_is_as_wide_as_the_computation(self):
+    options = {'epsilon': 1.0, 'dtype': jnp.float32}
+    make = lambda dtype: random_layers.make(
+        'AntisymmetricRNN', IN, FEATURES, param_dtype=dtype, **options
+    )
+    narrow, wide = make(jnp.bfloat16), make(jnp.float32)
+    cast = lambda a: a.astype(jnp.float32)
+    nnx.update(wide, jax.tree.map(cast, nnx.state(narrow)))
+    forward = reference.jit(lambda layer: layer(x))
+    np.testing.assert_allclose(forward(narrow), forward(wide), atol=1e-6)
+
   def test_epsilon(self):
     learned = random_layers.make('AGRU', IN, FEATURES)
     grad = reference.jit(jax.grad(lambda layer: jnp.sum(layer(x) ** 2)))
