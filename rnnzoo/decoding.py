@@ -111,10 +111,12 @@ def beam_search(
     max_length: L, where a sequence ends if it has not before.
     num_beams: K.
     length_penalty: sequences are compared by their score / length^penalty, the
-      end counted; 0 compares log-likelihoods, which favours short ones.
+      end counted; 0 compares log-likelihoods, which favours short ones. Not
+      negative.
   """
   settings.positive(max_length, 'max_length')
   settings.positive(num_beams, 'num_beams')
+  settings.within(length_penalty, 'length_penalty', least=0)
   repeat = lambda x: jnp.repeat(x, num_beams, axis=0)
   fixed, carry = jax.tree.map(repeat, (fixed, carry))
   rows = jnp.arange(batch)[:, None]

@@ -219,6 +219,19 @@ class MarkovTest(parameterized.TestCase):
     np.testing.assert_array_equal(beam.lengths, greedy.lengths)
     np.testing.assert_allclose(beam.scores, greedy.scores, rtol=1e-5)
 
+  @parameterized.parameters(-1.0, float('nan'), '1')
+  def test_length_penalty_is_no_negative_number(self, penalty):
+    with self.assertRaisesRegex(ValueError, 'length_penalty must be'):
+      decoding.beam_search(
+          self.step,
+          self.table,
+          jnp.zeros(4),
+          4,
+          max_length=4,
+          num_beams=2,
+          length_penalty=penalty,
+      )
+
   def test_the_loop_stops_at_the_end(self):
     # A chain that ends at once: one step, whatever the greatest length.
     table = np.zeros((2, 6, 6), np.float32)
