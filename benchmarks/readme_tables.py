@@ -126,6 +126,32 @@ def cpu_peers() -> str:
   return '\n'.join(lines)
 
 
+def compile_time() -> str:
+  """Returns the table of seconds that XLA takes to compile a gradient."""
+  data = load('compile_time.json')
+  lines = [
+      '| program | all threads, s | wall, s | fusions | loops |'
+      ' temporary, MiB |',
+      '|---|---|---|---|---|---|',
+  ]
+  for row in data['rows']:
+    lines.append(
+        f'| {row["program"]} | {row["cpu_s"]:.2f} | {row["wall_s"]:.2f} |'
+        f' {row["fusions"]} | {row["loops"]} |'
+        f' {row["temp_bytes"] / 2**20:.1f} |'
+    )
+  batch, time, in_features, features = data['sizes']
+  lines += [
+      '',
+      f'{batch} x {time} x {in_features} x {features}, float32, path'
+      f" `'scan'`; {data['cores']} CPU cores that other programs used as well,"
+      f' jax {data["rows"][0]["jax"]}, {data["date"]}, commit'
+      f' {data["commit"]}. The least of {data["repeats"]} processes, which took'
+      ' turns.',
+  ]
+  return '\n'.join(lines)
+
+
 def linear_h200() -> str:
   """Returns the table of linear and diagonal recurrences on a GPU."""
   data = load('linear_h200.json')
@@ -859,7 +885,10 @@ def libraries() -> str:
 # Documents, and the tables in each.
 TABLES = {
     'README.md': {'row_smnist': row_smnist, 'gpu_runs': gpu_runs},
-    'docs/benchmarks/cpu.md': {'cpu_peers': cpu_peers},
+    'docs/benchmarks/cpu.md': {
+        'cpu_peers': cpu_peers,
+        'compile_time': compile_time,
+    },
     'docs/benchmarks/dense.md': {
         'dense_h200': dense_h200,
         'large_batches': large_batches,

@@ -67,6 +67,10 @@ class Projection(abc.ABC):
   def __call__(self, weights: Any, x: Array) -> cell_lib.Gates:
     """Returns the input gates."""
 
+  def joint(self) -> 'Projection':
+    """Returns the same map, with one product for all gates where it can."""
+    return self
+
   @abc.abstractmethod
   def features(self, weights: Any, x: Array) -> int:
     """Returns F."""
@@ -78,11 +82,20 @@ class Projection(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class Dense(Projection):
-  """W x + b, with weights (W [G, I, F], b [G, F] or None) and x [..., I]."""
+  """W x + b, with weights (W [G, I, F], b [G, F] or None) and x [..., I].
+
+  Attributes:
+    is_joint: all gates have one product.
+  """
+
+  is_joint: bool = False
 
   def __call__(self, weights, x):
     with jax.named_scope('projection'):
-      return products.project(weights, x)
+      return products.project(weights, x, joint=self.is_joint)
+
+  def joint(self):
+    return Dense(is_joint=True)
 
   def features(self, weights, x):
     del x

@@ -17,6 +17,7 @@ from rnnzoo.engines import associative
 from rnnzoo.engines import call as call_lib
 from rnnzoo.engines import newton_plan
 from rnnzoo.engines import newton_windows
+from rnnzoo.engines import products
 from rnnzoo.engines import scan as scan_lib
 from rnnzoo.engines import scan_steps
 from rnnzoo.engines import selection
@@ -39,6 +40,8 @@ def scan(
   if call.both_directions:
     path = functools.partial(scan, options=options)
     return _in_turn(path, cell, projection, call, operands)
+  if not call.time_major:
+    operands = operands._replace(x=products.settled(operands.x))
   operands = _swap(operands, call)
   operands = with_carries(cell, projection, operands, operands.x.shape[1])
   if isinstance(cell, cell_lib.LinearCell):

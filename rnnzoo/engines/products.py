@@ -40,7 +40,9 @@ def project_forward(
   return tuple(gates)
 
 
-def project(weights: tuple[Array, Array | None], x: Array) -> tuple[Array, ...]:
+def project(
+    weights: tuple[Array, Array | None], x: Array, *, joint: bool = False
+) -> tuple[Array, ...]:
   """`project_forward` with a faster backward pass, for whole sequences.
 
   The gradient of W is xᵀ dgates: autodiff's order, the transpose of that, is
@@ -49,22 +51,57 @@ def project(weights: tuple[Array, Array | None], x: Array) -> tuple[Array, ...]:
   Args:
     weights: as for `project_forward`.
     x: as for `project_forward`.
+    joint: all gates share each product, which leaves XLA less to compile.
   """
-  return _project(None, (weights, x))
+  return _project(joint, (weights, x))
 
 
-def _project_tangent(static, operands, tangents):
-  del static
+def _project_forward(joint, operands):
+  (kernel, bias), x = operands
+  if not joint:
+    return project_forward((kernel, bias), x), operands
+  product = project_forward((_joint_kernel(kernel), None), x)[0]
+  gates = split(product, len(kernel))
+  if bias is not None:
+    gates = tuple(
+        gate + b.astype(gate.dtype) for gate, b in zip(gates, bias, strict=True)
+    )
+  return gates, operands
+
+
+def _joint_kernel(kernel: Array) -> Array:
+  """W [G, I, F] -> [1, I, G F]: one product for all gates."""
+  return jnp.moveaxis(kernel, 0, 1).reshape(1, kernel.shape[1], -1)
+
+
+def join(gates: Sequence[Array]) -> Array:
+  """G arrays [..., F] -> [..., G F]."""
+  return jnp.concatenate(gates, axis=-1)
+
+
+def split(joint: Array, gates: int) -> tuple[Array, ...]:
+  """[..., G F] -> G arrays [..., F], the inverse of `join`."""
+  return tuple(jnp.split(joint, gates, axis=-1))
+
+
+def _project_tangent(joint, operands, tangents):
+  del joint
   return derivatives.pushforward(project_forward, operands, tangents)[1]
 
 
-def _project_adjoint(static, operands, d_gates):
-  del static
+def _project_adjoint(joint, operands, d_gates):
   (kernel, bias), x = operands
+  gates, _, features = kernel.shape
   wide = d_gates[0].dtype
   operand = kernel.astype(x.dtype)
+  if joint:
+    d_gates, operand = (join(d_gates),), _joint_kernel(operand)
   rows = [d.astype(x.dtype) for d in d_gates]
-  d_kernel = jnp.stack(_sum_outer(x, rows, wide))
+  d_kernel = jnp.concatenate(_sum_outer(x, rows, wide), axis=0)
+  if joint:
+    d_kernel = d_kernel.reshape(-1, gates, features).swapaxes(0, 1)
+    d_kernel = settled(d_kernel)
+  d_kernel = d_kernel.reshape(kernel.shape)
   d_x = _sum(
       [
           contract('...f,if->...i', d, w, wide)
@@ -74,16 +111,25 @@ def _project_adjoint(static, operands, d_gates):
   d_bias = None
   if bias is not None:
     leading = tuple(range(x.ndim - 1))
-    d_bias = jnp.stack([jnp.sum(d.astype(wide), axis=leading) for d in rows])
-    d_bias = d_bias.astype(bias.dtype)
+    sums = [jnp.sum(d.astype(wide), axis=leading) for d in rows]
+    d_bias = join(sums).reshape(bias.shape).astype(bias.dtype)
   return (d_kernel.astype(kernel.dtype), d_bias), d_x.astype(x.dtype)
 
 
 _project = derivatives.differentiable(
-    lambda _, operands: (project_forward(*operands), operands),
-    _project_tangent,
-    _project_adjoint,
+    _project_forward, _project_tangent, _project_adjoint
 )
+
+
+def settled(x: Array) -> Array:
+  """Returns x; on a CPU, in the layout of its axes.
+
+  XLA's CPU backend would copy a transposed result twice, once in each layout.
+  """
+  if jax.default_backend() != 'cpu' or x.ndim < 2:
+    return x
+  merged = x.reshape(-1, x.shape[-1])
+  return jax.lax.optimization_barrier(merged).reshape(x.shape)
 
 
 def pack(kernel: Array) -> Array:
@@ -106,17 +152,15 @@ def multiply(packed: Array, h: Array) -> tuple[Array, ...]:
   operand = h.astype(packed.dtype)
   if heads == 1:
     out = contract('...d,dg->...g', operand, packed[0], h.dtype)
-    return tuple(jnp.split(out, width // size, axis=-1))
+    return split(out, width // size)
   operand = operand.reshape(*h.shape[:-1], heads, size)
   out = contract('...nd,ndg->...ng', operand, packed, h.dtype)
-  return tuple(
-      gate.reshape(h.shape) for gate in jnp.split(out, width // size, axis=-1)
-  )
+  return tuple(gate.reshape(h.shape) for gate in split(out, width // size))
 
 
 def transpose(packed: Array) -> Array:
   """[N, D, G D] -> [N, G D, D], for `multiply_transposed`."""
-  return jnp.swapaxes(packed, 1, 2)
+  return settled(jnp.swapaxes(packed, 1, 2))
 
 
 def multiply_transposed(transposed: Array, gates: Sequence[Array]) -> Array:
@@ -127,21 +171,24 @@ def multiply_transposed(transposed: Array, gates: Sequence[Array]) -> Array:
     return _sum(
         [transposed[:, g, 0].astype(dtype) * x for g, x in enumerate(gates)]
     )
-  operand = _join(gates, heads, size).astype(transposed.dtype)
   if heads == 1:
-    operand = operand[..., 0, :]
+    operand = join(gates).astype(transposed.dtype)
     return contract('...g,gd->...d', operand, transposed[0], dtype)
+  operand = _join_heads(gates, heads, size).astype(transposed.dtype)
   out = contract('...ng,ngd->...nd', operand, transposed, dtype)
   return out.reshape(shape)
 
 
-def outer(packed: Array, h: Array, gates: Sequence[Array]) -> Array:
+def outer(
+    packed: Array, h: Array, gates: Sequence[Array], *, joint: bool = False
+) -> Array:
   """Sums h gates_g^T over all leading axes: the adjoint in the packed kernel.
 
   Args:
     packed: [N, D, G D], for its shape and the dtype of the operands.
     h: [..., F].
     gates: cotangents of `multiply`'s result, each [..., F].
+    joint: all gates have one product.
 
   Returns:
     [N, D, G D] in h's dtype.
@@ -154,11 +201,12 @@ def outer(packed: Array, h: Array, gates: Sequence[Array]) -> Array:
     return jnp.stack(sums, axis=-1)[:, None]
   left = h.astype(packed.dtype)
   if heads == 1:
-    rows = [x.astype(packed.dtype) for x in gates]
+    rows = [join(gates)] if joint else gates
+    rows = [x.astype(packed.dtype) for x in rows]
     blocks = _sum_outer(left, rows, h.dtype)
     return jnp.concatenate(blocks, axis=-1)[None]
   left = left.reshape(*h.shape[:-1], heads, size)
-  right = _join(gates, heads, size).astype(packed.dtype)
+  right = _join_heads(gates, heads, size).astype(packed.dtype)
   axes = string.ascii_lowercase[: len(leading)]
   return contract(f'{axes}ND,{axes}NG->NDG', left, right, h.dtype)
 
@@ -187,7 +235,6 @@ def _sum(arrays: Sequence[Array]) -> Array:
   return functools.reduce(jnp.add, arrays)
 
 
-def _join(gates: Sequence[Array], heads: int, size: int) -> Array:
+def _join_heads(gates: Sequence[Array], heads: int, size: int) -> Array:
   """G arrays [..., F] -> [..., N, G D]."""
-  split = [x.reshape(*x.shape[:-1], heads, size) for x in gates]
-  return jnp.concatenate(split, axis=-1)
+  return join([x.reshape(*x.shape[:-1], heads, size) for x in gates])

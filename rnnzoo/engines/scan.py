@@ -9,10 +9,8 @@ recurrent gates. The path knows cells with one stage and with two, and no cell
 by name.
 """
 
-from collections.abc import Callable
 import dataclasses
 import math
-from typing import Any
 
 import jax
 from jax import export
@@ -21,6 +19,7 @@ from jax import lax
 from rnnzoo import cell as cell_lib
 from rnnzoo.engines import call as call_lib
 from rnnzoo.engines import derivatives
+from rnnzoo.engines import products
 from rnnzoo.engines import scan_adjoint
 from rnnzoo.engines import scan_steps
 from rnnzoo.engines import scan_tangent
@@ -41,6 +40,10 @@ _SAVED_ELEMENTS = 2**22
 # one chunk of the backward pass, and their recurrent gates are saved. (Of
 # longer ones, temporaries of that size took more time than they saved.)
 _CPU_WHOLE_ELEMENTS = 2**24
+
+# On a CPU, sequences of up to 4 MiB of gates are one chunk, with their gates in
+# one array where that runs as fast: XLA has a third less to compile.
+_CPU_JOINT_ELEMENTS = 2**20
 
 
 def chunk_length(time: int, width: int) -> int:
@@ -75,6 +78,16 @@ def _is_whole(time: int, width: int) -> bool:
   return is_wide and time * width <= _CPU_WHOLE_ELEMENTS
 
 
+def _is_joint(cell: cell_lib.Cell, time: int, width: int) -> bool:
+  """Returns whether a CPU takes a short sequence whole, gates joined."""
+  if jax.default_backend() != 'cpu' or not cell.recurrent_gates:
+    return False
+  elements = time * width
+  return (
+      not export.is_symbolic_dim(elements) and elements <= _CPU_JOINT_ELEMENTS
+  )
+
+
 def _divisor(time: int, target: int) -> int:
   """Returns `target`, or a divisor of T near it, which spares a remainder."""
   target = max(1, min(time, target))
@@ -86,7 +99,7 @@ def _divisor(time: int, target: int) -> int:
 
 def make_plan(
     cell: cell_lib.Cell,
-    project: Callable[[Any, Any], cell_lib.Gates],
+    project: call_lib.Projection,
     operands: call_lib.Operands,
     call: call_lib.Call,
     keep: str | None = None,
@@ -112,6 +125,7 @@ def make_plan(
       and _is_whole(time, most)
   )
   few = not export.is_symbolic_dim(saved) and saved <= _SAVED_ELEMENTS
+  joint = keep is None and chunk is None and _is_joint(cell, time, most)
   adjoint_chunk = None
   if chunk is None or not isinstance(time, int):
     chunk = chunk_length(time, cell.input_gates * width)
@@ -120,12 +134,13 @@ def make_plan(
     chunk = min(chunk, time)
   return scan_steps.Plan(
       cell=cell,
-      project=project,
+      project=project.joint() if joint else project,
       # Equal plans share a compilation: the layout is always this one.
       call=dataclasses.replace(call, time_major=True, out_dtype=None),
       chunk=chunk,
-      adjoint_chunk=adjoint_chunk or chunk,
+      adjoint_chunk=time if joint else adjoint_chunk or chunk,
       save_gates=few or is_whole if keep is None else keep == 'gates',
+      joint=joint,
   )
 
 
@@ -149,12 +164,12 @@ def carries(
     plan: scan_steps.Plan, operands: call_lib.Operands
 ) -> tuple[Carry, Carry]:
   """Returns the last carry and those after every step, without derivatives."""
-  carry, (every, _) = _forward(plan, operands)
+  carry, (every, _, _) = _forward(plan, operands)
   return carry, every
 
 
 def _forward(plan: scan_steps.Plan, operands: call_lib.Operands):
-  """Returns the final carry, all carries, and the gates if they are saved."""
+  """Returns the final carry, all carries, and gates and starts if saved."""
   params, weights, x, kernel, carry, restart, reset, mask = operands
   kernels = scan_steps.pack(plan.cell, kernel)
   reverse = plan.call.reverse
@@ -174,23 +189,30 @@ def _forward(plan: scan_steps.Plan, operands: call_lib.Operands):
     )
     if mask is not None:
       carry = scan_steps.select(mask, carry, start)
-    return carry, (carry, h_gates if plan.save_gates else None)
+    if plan.joint:
+      h_gates = (products.join(h_gates),)
+    return carry, (
+        carry,
+        h_gates if plan.save_gates else None,
+        start if plan.joint else None,
+    )
 
   def chunk(carry, xs):
     x, reset, mask = xs
     x_gates = scan_steps.project(plan.project, carry, mask, weights, x)
-    return lax.scan(
-        body, carry, (x_gates, reset, mask), reverse=plan.call.reverse
-    )
+    return lax.scan(body, carry, (x_gates, reset, mask), reverse=reverse)
 
+  if plan.joint:
+    return chunk(carry, (x, reset, mask))
   return scan_steps.scan_chunks(
       chunk, carry, (x, reset, mask), plan.chunk, reverse
   )
 
 
 def _forward_with_residuals(plan: scan_steps.Plan, operands: call_lib.Operands):
-  carry, (carries, h_gates) = _forward(plan, operands)
-  saved = scan_steps.Saved(operands, carries, h_gates)
+  carry, (carries, h_gates, start) = _forward(plan, operands)
+  kept = None if plan.joint else carries
+  saved = scan_steps.Saved(operands, kept, h_gates, start)
   return (carry, carries[: plan.call.outputs]), saved
 
 

@@ -93,21 +93,37 @@ def backward(
     if reset is not None:
       d_restart = scan_steps.select(reset, d_start, _zeros(d_start))
       d_start = scan_steps.select(reset, _zeros(d_start), d_start)
-    local = (d_new, d_operand) if at is None else cotangents[:3]
+    after = at is None and not plan.joint
+    local = (d_new, d_operand) if after else cotangents[:3]
     return d_start, (local, d_restart)
+
+  def step(d_carry, xs):
+    """`body` that stores cotangents of gates in few arrays.
+
+    Those of h_gates are joined. That of an input gate is left out where it is
+    that of a recurrent gate, as for gates that are sums of both.
+    """
+    d_carry, ((d_params, d_x, d_h), d_restart) = body(d_carry, xs)
+    others = (*d_h, *[None] * len(d_x))[: len(d_x)]
+    d_x = tuple(None if a is b else a for a, b in zip(d_x, others, strict=True))
+    return d_carry, (d_params, d_x, products.join(d_h), d_restart)
 
   def chunk(state, xs):
     d_carry, sums = state
     x, reset, mask, carries_in_chunk, h_gates, d_outputs, index = xs
-    before = scan_steps.previous(
-        saved.carries, carries_in_chunk, carry, index, reverse
-    )
-    start = scan_steps.select(reset, restart, before)
+    start = carries_in_chunk
+    if saved.start is None:
+      before = scan_steps.previous(
+          saved.carries, carries_in_chunk, carry, index, reverse
+      )
+      start = scan_steps.select(reset, restart, before)
     x_gates, pull_projection = jax.vjp(
         functools.partial(scan_steps.project, plan.project, carry, mask),
         weights,
         x,
     )
+    if plan.joint and h_gates is not None:
+      h_gates = products.split(h_gates[0], plan.cell.recurrent_gates)
     if h_gates is None:
       h_gates = scan_steps.multiply(
           plan.cell, params, kernels, x_gates, start, stop=stop
@@ -116,24 +132,35 @@ def backward(
     linearize = jax.vmap(functools.partial(_linearize, plan.cell, params))
     pullbacks, operand = linearize(*at)
     ahead = not _is_large(pullbacks, at)
-    d_carry, (local, d_restart) = loop(
-        body,
-        d_carry,
-        (
-            pullbacks if ahead else None,
-            None if ahead else at,
-            d_outputs,
-            reset,
-            mask,
-        ),
-        scan_steps.Linearization(x_gates, h_gates, start, reset, mask),
-        reverse=not reverse,
+    xs = (
+        pullbacks if ahead else None,
+        None if ahead else at,
+        d_outputs,
+        reset,
+        mask,
     )
-    if ahead:
-      cotangents, _ = jax.vmap(
-          lambda pullbacks, d_new, d: _pull(pullbacks, d_new, lambda _: d)
-      )(pullbacks, *local)
-      local = cotangents[:3]
+    if plan.joint:
+      d_carry, (d_params, d_x, d_h, d_restart) = lax.scan(
+          step, d_carry, xs, reverse=not reverse
+      )
+      d_h_gates = products.split(d_h, plan.cell.recurrent_gates)
+      d_x_gates = tuple(
+          d_h_gates[g] if d is None else d for g, d in enumerate(d_x)
+      )
+      local = d_params, d_x_gates, d_h_gates
+    else:
+      d_carry, (local, d_restart) = loop(
+          body,
+          d_carry,
+          xs,
+          scan_steps.Linearization(x_gates, h_gates, start, reset, mask),
+          reverse=not reverse,
+      )
+      if ahead:
+        cotangents, _ = jax.vmap(
+            lambda pullbacks, d_new, d: _pull(pullbacks, d_new, lambda _: d)
+        )(pullbacks, *local)
+        local = cotangents[:3]
     d_params, d_x_gates, d_h_gates = local
     d_weights, d_x = pull_projection(d_x_gates)
     d_kernels: tuple[Array, ...] = ()
@@ -141,10 +168,10 @@ def backward(
     if stop:  # A constant in second derivatives, too.
       h, operand = lax.stop_gradient((h, operand))
     if stages == 1:
-      d_kernels = (products.outer(kernels[0], h, d_h_gates),)
+      d_kernels = (products.outer(kernels[0], h, d_h_gates, joint=plan.joint),)
     elif operand is not None:
       d_kernels = (
-          products.outer(kernels[0], h, d_h_gates[:-1]),
+          products.outer(kernels[0], h, d_h_gates[:-1], joint=plan.joint),
           products.outer(kernels[1], operand, d_h_gates[-1:]),
       )
     time_sum = functools.partial(jnp.sum, axis=0)
@@ -171,7 +198,7 @@ def backward(
               x,
               reset,
               mask,
-              saved.carries,
+              saved.carries if saved.start is None else saved.start,
               saved.h_gates,
               d_outputs,
               jnp.arange(time),
@@ -184,8 +211,13 @@ def backward(
   if kernel is not None:
     gates = kernel.shape[0]
     counts = (gates,) if stages == 1 else (gates - 1, 1)
-    d_kernel = jnp.concatenate(
-        [products.unpack(d, n) for d, n in zip(d_kernels, counts, strict=True)]
+    d_kernel = products.settled(
+        jnp.concatenate(
+            [
+                products.unpack(d, n)
+                for d, n in zip(d_kernels, counts, strict=True)
+            ]
+        )
     )
   if reset is None:
     d_restart = _zeros(restart)

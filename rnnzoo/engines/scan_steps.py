@@ -30,14 +30,17 @@ class Plan:
     adjoint_chunk: likewise, in the backward pass.
     save_gates: whether the forward pass saves the recurrent gates of all steps
       for the backward pass, which otherwise forms them again.
+    joint: both passes take the sequence whole, and gates are stored and
+      multiplied together where that runs as fast: there is less to compile.
   """
 
   cell: cell_lib.Cell
-  project: Callable[[Any, Any], Gates]
+  project: call_lib.Projection
   call: call_lib.Call
   chunk: int
   adjoint_chunk: int
   save_gates: bool
+  joint: bool = False
 
 
 class Saved(NamedTuple):
@@ -45,14 +48,17 @@ class Saved(NamedTuple):
 
   Attributes:
     operands: of the unroll.
-    carries: after every step, each [T, B, F].
+    carries: after every step, each [T, B, F], or None where `start` is kept.
     h_gates: recurrent gates of every step, each [T, B, F], or None where they
-      are formed again.
+      are formed again; where `Plan.joint`, one array [T, B, G F].
+    start: the carries before every step, after any restart, each [T, B, F], or
+      None where they are found from `carries`.
   """
 
   operands: call_lib.Operands
-  carries: Carry
+  carries: Carry | None
   h_gates: Gates | None
+  start: Carry | None = None
 
 
 class Linearization(NamedTuple):

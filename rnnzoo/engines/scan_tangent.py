@@ -83,13 +83,19 @@ def forward(
 
   def chunk(d_carry, xs):
     x, reset, mask, in_chunk, h_gates, d_x, index = xs
-    before = scan_steps.previous(saved.carries, in_chunk, carry, index, reverse)
-    start = scan_steps.select(reset, restart, before)
+    start = in_chunk
+    if saved.start is None:
+      before = scan_steps.previous(
+          saved.carries, in_chunk, carry, index, reverse
+      )
+      start = scan_steps.select(reset, restart, before)
     x_gates, d_x_gates = derivatives.pushforward(
         functools.partial(scan_steps.project, plan.project, carry, mask),
         (weights, x),
         (d_weights, d_x),
     )
+    if plan.joint and h_gates is not None:
+      h_gates = products.split(h_gates[0], cell.recurrent_gates)
     if h_gates is None:
       h_gates = scan_steps.multiply(
           cell, params, kernels, x_gates, start, stop=stop
@@ -122,7 +128,7 @@ def forward(
           x,
           reset,
           mask,
-          saved.carries,
+          saved.carries if saved.start is None else saved.start,
           saved.h_gates,
           d_x,
           jnp.arange(x.shape[0]),

@@ -1,0 +1,134 @@
+"""Times the compilation of gradients on a CPU, beside flax.nnx.RNN.
+
+  python benchmarks/compile_time.py --output=benchmarks/compile_time.json
+
+The gradient of sum(y * w) by the parameters and x in float32, traced and
+compiled in a process of its own; programs take turns. `cpu_s` is the time of
+all threads, which other programs disturb least.
+"""
+
+import datetime
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import time
+from typing import Any
+
+from absl import app
+from absl import flags
+from flax import nnx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import rnnzoo
+
+BATCH, TIME, FEATURES = 16, 200, 64
+FLAX = ('LSTMCell', 'OptimizedLSTMCell', 'GRUCell', 'SimpleCell')
+
+_OUTPUT = flags.DEFINE_string('output', None, 'The JSON file to write.')
+_COMMIT = flags.DEFINE_string('commit', '', 'The commit that is measured.')
+_REPEATS = flags.DEFINE_integer('repeats', 5, 'Processes for each program.')
+_LAYERS = flags.DEFINE_multi_string(
+    'layer', None, 'Layers to measure; all that take 64 features if None.'
+)
+_ONE = flags.DEFINE_string('one', None, 'Compile this program; print JSON.')
+
+
+def make(program: str) -> nnx.Module:
+  """Returns a layer of ours, or flax's RNN with a cell, as 'flax LSTMCell'."""
+  rngs = nnx.Rngs(0)
+  if program.startswith('flax '):
+    cell = getattr(nnx, program.removeprefix('flax '))
+    return nnx.RNN(cell(FEATURES, FEATURES, rngs=rngs))
+  return rnnzoo.LAYERS[program](
+      FEATURES, FEATURES, implementation='scan', rngs=rngs
+  )
+
+
+def compile_gradient(program: str) -> tuple[Any, float, float]:
+  """Returns a compiled gradient, and seconds of the wall and of all threads."""
+  graphdef, parameters, rest = nnx.split(make(program), nnx.Param, ...)
+  draw = np.random.default_rng(0).standard_normal
+  x = jnp.asarray(draw((BATCH, TIME, FEATURES)), jnp.float32)
+
+  def loss(parameters, x, rest, w):
+    y = nnx.merge(graphdef, parameters, rest, copy=True)(x)
+    return jnp.sum(y * w)
+
+  gradient = jax.jit(jax.value_and_grad(loss, (0, 1)))
+  start, cpu_start = time.perf_counter(), time.process_time()
+  compiled = gradient.lower(parameters, x, rest, x).compile()
+  wall, cpu = time.perf_counter() - start, time.process_time() - cpu_start
+  return compiled, wall, cpu
+
+
+def count(compiled: Any) -> dict[str, int]:
+  """Returns how many fusions and while loops XLA's program has."""
+  text = compiled.as_text()
+  return {
+      'fusions': len(re.findall(r' fusion\(', text)),
+      'loops': len(re.findall(r' while\(', text)),
+  }
+
+
+def measure(program: str) -> dict[str, Any]:
+  """Measures one program, here."""
+  jax.jit(lambda x: x + 1)(1.0).block_until_ready()  # Starts the backend.
+  compiled, wall, cpu = compile_gradient(program)
+  memory = compiled.memory_analysis().temp_size_in_bytes
+  return {
+      'wall_s': wall,
+      'cpu_s': cpu,
+      'temp_bytes': memory,
+      'jax': jax.__version__,
+      'device': jax.devices()[0].device_kind,
+      **count(compiled),
+  }
+
+
+def main(argv) -> None:
+  """Measures all programs, in turns."""
+  del argv
+  if _ONE.value:
+    print(json.dumps(measure(_ONE.value)))
+    return
+  layers = _LAYERS.value or sorted(rnnzoo.LAYERS)
+  programs = [*layers, *(f'flax {cell}' for cell in FLAX)]
+  environment = os.environ | {'JAX_PLATFORMS': 'cpu'}
+  runs: dict[str, list[dict[str, Any]]] = {p: [] for p in programs}
+  for _ in range(_REPEATS.value):
+    for program in programs:
+      command = [sys.executable, __file__, f'--one={program}']
+      done = subprocess.run(
+          command, env=environment, capture_output=True, text=True, check=True
+      )
+      runs[program].append(json.loads(done.stdout.splitlines()[-1]))
+  rows = []
+  for program, results in runs.items():
+    best = {
+        key: min(result[key] for result in results)
+        for key in ('wall_s', 'cpu_s')
+    }
+    rows.append({'program': program} | results[0] | best)
+    print(rows[-1], flush=True)
+  if _OUTPUT.value:
+    result = {
+        'command': 'python benchmarks/compile_time.py',
+        'cores': len(os.sched_getaffinity(0)),
+        'date': datetime.datetime.now(datetime.UTC).date().isoformat(),
+        'commit': _COMMIT.value,
+        'repeats': _REPEATS.value,
+        'sizes': [BATCH, TIME, FEATURES, FEATURES],
+        'rows': rows,
+    }
+    pathlib.Path(_OUTPUT.value).write_text(
+        json.dumps(result, indent=2) + '\n', encoding='utf-8'
+    )
+
+
+if __name__ == '__main__':
+  app.run(main)
