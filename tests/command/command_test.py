@@ -106,6 +106,10 @@ class ProgramTest(absltest.TestCase):
     self.assertLen(done.stdout.splitlines(), 1)
     self.assertEqual(done.stderr, '')
 
+  def test_a_closed_output(self):
+    with mock.patch.object(sys, 'stdout', None):
+      program.main(['list'])
+
   def test_unknown_command(self):
     code, _, err = run('trian')
     self.assertEqual(code, 2)

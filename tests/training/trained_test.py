@@ -139,6 +139,35 @@ class TrainedTest(absltest.TestCase):
     )
     sample = self.use(command_line.answer, loaded, 'sample', prompt='So')
     self.assertEqual(sample, 'So!?\n')
+    with mock.patch.object(sys, 'stdin', None):  # As a shell's `<&-` leaves it.
+      self.assertEqual(self.use(command_line.answer, loaded, 'predict'), '')
+
+  def test_nobody_reads(self):
+    for mode, code in (('sample', None), ('evaluate', 2)):
+      output = (pathlib.Path(self.create_tempdir().full_path) / 'x').open('w')
+      errors = io.StringIO()
+      with (
+          output,
+          contextlib.redirect_stdout(output),
+          contextlib.redirect_stderr(errors),
+          flagsaver.flagsaver(mode=mode, workdir=str(self.workdir)),
+          mock.patch.object(
+              command_line, '_main', side_effect=BrokenPipeError(32, 'pipe')
+          ),
+      ):
+        try:
+          command_line.main([])
+          found = None
+        except SystemExit as error:
+          found = error.code
+        print('goes nowhere', flush=True)
+      self.assertEqual(found, code)
+      self.assertEqual(pathlib.Path(output.name).read_text(), '')
+      self.assertEqual(
+          'nobody reads the output' in errors.getvalue(), bool(code)
+      )
+    with self.assertRaises(BrokenPipeError):
+      endings.give_up(BrokenPipeError(32, 'pipe'))
 
   @pytest.mark.slow
   def test_a_task_without_text(self):
