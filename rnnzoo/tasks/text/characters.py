@@ -267,10 +267,12 @@ def read(path: str) -> tuple[str, str]:
     # Without the mark that some editors begin a file with.
     text = content.decode('utf-8-sig')
   except UnicodeDecodeError as error:
-    line = content[: error.start].count(b'\n') + 1
+    # The error counts from behind that mark.
+    place = len(content) - len(error.object) + error.start
+    line = content[:place].count(b'\n') + 1
     raise ValueError(
-        f'{file}, line {line}, is not UTF-8: byte {error.start} is'
-        f' {content[error.start]:#04x}'
+        f'{file}, line {line}, is not UTF-8: byte {place} is'
+        f' {content[place]:#04x}'
     ) from error
   if not 0 < len(text) <= MAX_CHARACTERS:
     raise ValueError(
