@@ -16,6 +16,7 @@ import functools
 import pathlib
 import platform
 import types
+from typing import Any
 
 from flax import nnx
 import jax
@@ -29,6 +30,7 @@ from rnnzoo import models
 from rnnzoo.tasks import backbones
 from rnnzoo.tasks import fields
 from rnnzoo.tasks import protocol
+from rnnzoo.tasks import token_inputs
 
 # A text is a constant of the compiled training step.
 MAX_CHARACTERS = 2**26
@@ -172,6 +174,9 @@ class Characters(protocol.Task):
     counts = jnp.arange(losses.shape[1]) < lengths[:, None]
     means = jnp.sum(jnp.where(counts, losses, 0.0), axis=1) / lengths
     return protocol.Evaluation(means, weights=lengths.astype(jnp.float32))
+
+  def check_inputs(self, inputs: Any) -> Any:
+    return token_inputs.check(inputs, len(self.vocabulary))
 
   def predict(self, model: nnx.Module, inputs: jax.Array) -> jax.Array:
     """Returns the most likely next token of each text, int32 [B].
