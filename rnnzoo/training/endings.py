@@ -54,7 +54,7 @@ def tell(message: str) -> None:
 
 
 def stop_printing() -> None:
-  """Lets go of stdout, which nobody reads, so that Python does not try again."""
+  """Lets go of stdout, which nobody reads: Python must not try once more."""
   if sys.stdout is not None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

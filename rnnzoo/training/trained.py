@@ -141,8 +141,8 @@ def load(directory: str | os.PathLike[str], seed: int | None = None) -> Trained:
 
   Raises:
     FileNotFoundError: there is no run, or the seed has no checkpoint.
-    ValueError: `seed` is no integer, the run had another task or, where the data are read, other
-      data than there are here.
+    ValueError: `seed` is no integer, or the run had another task or, where the
+      data are read, other data than there are here.
     RunFileError: a file is not what was written there.
   """
   path = pathlib.Path(directory).expanduser()
