@@ -82,6 +82,11 @@ def inputs(
         f'{layer} expects {name} as an array of shape {axes}, got'
         f' {settings.a(type(given))}; jnp.asarray({name}) would work.'
     )
+  if isinstance(given, jax.ShapeDtypeStruct):
+    raise ValueError(
+        f'{layer} expects {name} with values, got a ShapeDtypeStruct;'
+        f' jax.eval_shape(layer, {name}) or rnnzoo.dryrun would work.'
+    )
   if isinstance(given, np.ma.MaskedArray):
     raise ValueError(
         f'{layer} expects {name} without a mask of numpy, which would be'

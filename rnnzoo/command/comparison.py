@@ -105,6 +105,8 @@ def read(path: pathlib.Path) -> Run:
       history[0]['epoch'], history[0].get(quantity, history[0])
     statistics(run, main_metric(run))
     markdown([run])
+  except files.RunFileError:
+    raise
   except (KeyError, TypeError, IndexError, StopIteration, ValueError) as error:
     raise files.RunFileError(
         f'{path / "report.json"} is not what a run wrote: {error!r}'
@@ -207,12 +209,16 @@ def plot(path: pathlib.Path, runs: Sequence[Run]) -> None:
           color=f'C{index % 10}',
           linewidth=1.0,
           marker='.' if len(history) == 1 else None,
-          label=run.name if not number else None,
+          label=figures.plain(run.name) if not number else None,
       )
     of = statistics(run, metric)
     if of.mean is not None:
       bars.bar(
-          run.name, of.mean, yerr=of.interval, capsize=4, color=f'C{index % 10}'
+          figures.plain(run.name),
+          of.mean,
+          yerr=of.interval,
+          capsize=4,
+          color=f'C{index % 10}',
       )
   curves.set_xlabel('epoch')
   curves.set_ylabel(quantity.replace('_', ' '))

@@ -49,10 +49,10 @@ def main(argv: Sequence[str] | None = None) -> None:
   parsed = parser.parse_args(words[:1])
   try:
     COMMANDS[parsed.command](words[1:])
-    sys.stdout.flush()
+    if sys.stdout is not None:  # A shell's `>&-` closes it.
+      sys.stdout.flush()
   except BrokenPipeError:
-    # Whoever reads has enough, as `head`. Python must not try once more.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    endings.stop_printing()  # Whoever reads has enough, as `head`.
 
 
 def _version() -> str:
@@ -147,7 +147,7 @@ def _predict(words: list[str]) -> None:
   parser = _run_parser('predict', 'Prints a line for each line of stdin.')
   loaded = _load(parser.parse_args(words).run)
   with _one_sentence():
-    for line in loaded.predict_lines(sys.stdin):
+    for line in loaded.predict_lines(sys.stdin or ()):
       print(line, flush=True)
 
 

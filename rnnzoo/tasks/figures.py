@@ -6,6 +6,11 @@ import pathlib
 import numpy as np
 
 
+def plain(text: str) -> str:
+  """Returns a text that is drawn as it is: a '$' in it begins no formula."""
+  return text.replace('$', r'\$')
+
+
 def make_figure(
     columns: int, size: tuple[float, float], title: str, rows: int = 1
 ):
@@ -20,7 +25,7 @@ def make_figure(
   from matplotlib import figure as figures  # Slow to import.
 
   figure = figures.Figure(figsize=size, layout='constrained')
-  figure.suptitle(title, fontsize='medium', wrap=True)
+  figure.suptitle(plain(title), fontsize='medium', wrap=True)
   return figure, figure.subplots(rows, columns, squeeze=False)
 
 
@@ -46,8 +51,9 @@ def plot_confusions(
           fontsize='small',
           color='white' if row == column else 'black',
       )
-  axis.set_xticks(range(len(class_names)), class_names)
-  axis.set_yticks(range(len(class_names)), class_names)
+  names = list(map(plain, class_names))
+  axis.set_xticks(range(len(names)), names)
+  axis.set_yticks(range(len(names)), names)
   axis.set_xlabel('predicted')
   axis.set_ylabel('true')
   figure.savefig(path, dpi=120)
@@ -105,8 +111,8 @@ def plot_attention(
   figure, (axes,) = make_figure(len(examples), size, title)
   for axis, (weights, source, target) in zip(axes, examples, strict=True):
     axis.imshow(weights, cmap='Blues', vmin=0.0, vmax=1.0)
-    axis.set_xticks(range(len(source)), source, rotation=90)
-    axis.set_yticks(range(len(target)), target)
+    axis.set_xticks(range(len(source)), list(map(plain, source)), rotation=90)
+    axis.set_yticks(range(len(target)), list(map(plain, target)))
     axis.set_xlabel('source')
     axis.set_ylabel('translation')
   figure.savefig(path, dpi=120)

@@ -33,6 +33,9 @@ _NO_CONFIG = {
     'rnnzoo': 'name a config, as in rnnzoo train gru_smnist',
 }
 
+# The modes whose output is for another program.
+_ANSWERS = ('predict', 'sample')
+
 
 def _define_config() -> flags.FlagHolder:
   try:
@@ -241,7 +244,21 @@ def main(
     unused_argv: the program's name.
     on_workdir: is told the run directory, as soon as that is known.
   """
-  if _MODE.value in ('predict', 'sample'):
+  try:
+    _main(on_workdir)
+  except BrokenPipeError:
+    endings.stop_printing()
+    if _MODE.value in _ANSWERS:
+      return  # Whoever reads has enough, as `head`.
+    endings.give_up(
+        'nobody reads the output any more; a run goes on where its --workdir is'
+        ' passed again'
+    )
+
+
+def _main(on_workdir: Callable[[str], None]) -> None:
+  """Does what --mode says."""
+  if _MODE.value in _ANSWERS:
     answer(load())
     return
   experiment = prepare()
@@ -283,7 +300,7 @@ def answer(loaded: trained.Trained) -> None:
   """Predicts or samples, as --mode says; gives up where the task cannot."""
   try:
     if _MODE.value == 'predict':
-      for line in loaded.predict_lines(sys.stdin):
+      for line in loaded.predict_lines(sys.stdin or ()):
         processes.say(line)
     else:
       for piece in loaded.sample(_PROMPT.value):

@@ -1,5 +1,6 @@
 """Endings of a program: one sentence on stderr, and an exit code."""
 
+import os
 import sys
 from typing import NoReturn
 
@@ -22,7 +23,16 @@ def set_name(name: str) -> None:
 
 
 def give_up(message: object) -> NoReturn:
-  """Ends with one sentence on stderr: the caller's mistake needs no trace."""
+  """Ends with one sentence on stderr: the caller's mistake needs no trace.
+
+  Args:
+    message: the sentence, or an error that is one.
+
+  Raises:
+    BrokenPipeError: `message` is one, which is nobody's mistake.
+  """
+  if isinstance(message, BrokenPipeError):
+    raise message
   logging.info('The error was:', exc_info=True)  # For --verbosity=0.
   tell(' '.join(str(message).split()))
   _exit(2)
@@ -41,6 +51,12 @@ def tell_loss(error: Exception, workdir: object) -> NoReturn:
 def tell(message: str) -> None:
   """Prints a message on stderr, after the program's name."""
   print(f'{_NAME[0]}: {message}', file=sys.stderr)
+
+
+def stop_printing() -> None:
+  """Lets go of stdout, which nobody reads: Python must not try once more."""
+  if sys.stdout is not None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def needs_data(error: OSError) -> str:

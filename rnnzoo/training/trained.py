@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 import dataclasses
 import functools
+import itertools
+import numbers
 import os
 import pathlib
 from typing import Any
@@ -11,6 +13,7 @@ from flax import nnx
 import jax
 import ml_collections
 
+from rnnzoo import settings
 from rnnzoo import tasks
 from rnnzoo.tasks import fields
 from rnnzoo.tasks import protocol
@@ -52,6 +55,12 @@ class Trained:
       NotImplementedError: the task has no such thing; the message says so.
     """
     leaves = jax.tree.leaves(inputs)
+    wrong = [leaf for leaf in leaves if isinstance(leaf, str | bytes)]
+    if wrong or not leaves:
+      raise ValueError(
+          'inputs must be arrays, as in the splits of the task, got'
+          f' {settings.a(type((wrong or [inputs])[0]))}'
+      )
     if not any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
       inputs = self.task.check_inputs(inputs)
     return self._compiled(nnx.state(self.model), inputs)
@@ -61,8 +70,13 @@ class Trained:
 
     Raises:
       NotImplementedError: the task reads no text; the message says so.
+      ValueError: something is no line, or not UTF-8; the message says which.
     """
-    ended = (line.rstrip('\n') for line in lines)
+    if isinstance(lines, str):
+      raise ValueError(
+          f'lines must be several strings, got one; {[lines[:20]]!r} would work'
+      )
+    ended = itertools.starmap(_without_end, enumerate(lines, 1))
     return iter(self.task.predict_lines(self.model, ended))
 
   def sample(
@@ -78,6 +92,10 @@ class Trained:
       NotImplementedError: the task makes no text; the message says so.
       ValueError: the prompt cannot be.
     """
+    if not isinstance(prompt, str):
+      raise ValueError(
+          f'prompt must be a string, got {settings.a(type(prompt))}'
+      )
     key = jax.random.key(self.seed) if key is None else key
     return iter(self.task.sample(self.model, prompt, key))
 
@@ -89,6 +107,23 @@ class Trained:
             nnx.merge(graphdef, state), inputs
         )
     )
+
+
+def _without_end(number: int, line: Any) -> str:
+  """Returns a line without its end, or raises ValueError."""
+  if not isinstance(line, str):
+    raise ValueError(
+        f'line {number} must be a string, got {settings.a(type(line))}'
+    )
+  try:
+    line.encode('utf-8')
+  except UnicodeEncodeError as error:
+    # Bytes of another encoding, which some locales let through.
+    raise ValueError(
+        f'line {number} is not UTF-8: its character {error.start + 1} is'
+        f' {line[error.start]!a}'
+    ) from error
+  return line.rstrip('\n')
 
 
 def load(directory: str | os.PathLike[str], seed: int | None = None) -> Trained:
@@ -106,8 +141,8 @@ def load(directory: str | os.PathLike[str], seed: int | None = None) -> Trained:
 
   Raises:
     FileNotFoundError: there is no run, or the seed has no checkpoint.
-    ValueError: the run had another task or, where the data are read, other
-      data than there are here.
+    ValueError: `seed` is no integer, or the run had another task or, where the
+      data are read, other data than there are here.
     RunFileError: a file is not what was written there.
   """
   path = pathlib.Path(directory).expanduser()
@@ -120,8 +155,15 @@ def load(directory: str | os.PathLike[str], seed: int | None = None) -> Trained:
     task.dataset, task.splits = dataset, _Splits(lambda: read().splits)
   else:
     task = read()
-  seed = config.seed if seed is None else seed
+  seed = config.seed if seed is None else _seed(seed)
   return Trained(best_models.restore(task, path, seed), config, seed, task)
+
+
+def _seed(given: Any) -> int:
+  """Returns a seed as an int, or raises ValueError."""
+  if isinstance(given, bool) or not isinstance(given, numbers.Integral):
+    raise ValueError(f'seed must be an integer or None, got {given!r}')
+  return int(given)
 
 
 def _can_be_restored(name: str) -> bool:

@@ -106,6 +106,10 @@ class ProgramTest(absltest.TestCase):
     self.assertLen(done.stdout.splitlines(), 1)
     self.assertEqual(done.stderr, '')
 
+  def test_a_closed_output(self):
+    with mock.patch.object(sys, 'stdout', None):
+      program.main(['list'])
+
   def test_unknown_command(self):
     code, _, err = run('trian')
     self.assertEqual(code, 2)
@@ -262,6 +266,11 @@ class ComparisonTest(absltest.TestCase):
     self.assertIn('a/run |', text)
     self.assertIn('b/run |', text)
 
+  def test_a_name_is_no_formula(self):
+    runs = [write_run(self.directory / name, [0.5]) for name in ('$^$', 'b')]
+    comparison.compare(runs, str(self.directory / 'out'))
+    self.assertTrue((self.directory / 'out/comparison.png').exists())
+
   def test_a_seed_without_a_number(self):
     one = write_run(self.directory / 'one', [0.5, None])
     self.assertIn('| none ± none | – | none', comparison.compare([one], one))
@@ -276,12 +285,15 @@ class ComparisonTest(absltest.TestCase):
     six = write_run(self.directory / 'six', [0.5])
     path = pathlib.Path(six, 'seed_0/result.json')
     path.write_text('{"history": []}')
+    seven = write_run(self.directory / 'seven', [0.5])
+    pathlib.Path(seven, 'seed_0/result.json').write_text('{')
     for runs, message in (
         ([five], 'it has no seeds'),
         ([six], 'is not what a run wrote'),
         ([one, two], 'one main metric; these have accuracy .one., bleu .two.'),
         ([str(self.directory / 'three')], 'three holds no finished run'),
         ([four], 'is not what a run wrote'),
+        ([seven], 'seven/seed_0/result.json is damaged'),
     ):
       code, _, err = run('compare', *runs, f'--output={self.directory}')
       self.assertEqual(code, 2)

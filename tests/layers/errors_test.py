@@ -115,6 +115,10 @@ CALLS = {
         {'x': np.ones((BATCH, TIME, IN), np.int32)},
         'floating-point x, got int32; x.astype',
     ),
+    'no_values': (
+        {'x': jax.ShapeDtypeStruct((BATCH, TIME, IN), np.float32)},
+        'x with values, got a ShapeDtypeStruct; jax.eval_shape',
+    ),
     'reset_length': (
         {'reset': np.zeros((BATCH, TIME + 1), bool)},
         r'reset must have shape \(2, 5\), got \(2, 6\)',

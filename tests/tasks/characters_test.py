@@ -103,6 +103,7 @@ class CharactersTest(parameterized.TestCase):
 
   @parameterized.parameters(
       (b'abc\n\xff\xfe', 'line 2, is not UTF-8: byte 4 is 0xff'),
+      (b'\xef\xbb\xbfa\n\xff', 'line 2, is not UTF-8: byte 5 is 0xff'),
       (b'', 'has 0 characters'),
   )
   def test_files_that_are_no_text(self, content, message):

@@ -327,6 +327,7 @@ class InputsTest(parameterized.TestCase):
       ('empty', X[:0], r'its shape is \[0, 3, 2\]'),
       ('ragged', [X[0], X[0, :1]], 'x, lengths = .*pad'),
       ('objects', np.array([X[0], None], object), 'x, lengths = .*pad'),
+      ('mask', np.ma.masked_array(X, X > 0), 'x must have no mask of numpy'),
       ('text', [[['a', 'b']]], 'x must hold real numbers'),
       ('rows', {'x': X, 'lengths': [1]}, r'here \[2\]; got int64'),
       ('floats', {'x': X, 'lengths': [1.0, 2.0]}, 'got float64'),

@@ -105,6 +105,28 @@ class TrainedTest(absltest.TestCase):
     message = 'no checkpoint of seed 5 in .*; there are those of seeds 3, 4'
     with self.assertRaisesRegex(FileNotFoundError, message):
       training.load(self.workdir, 5)
+    self.assertEqual(training.load(self.workdir, np.int64(4)).seed, 4)
+    for seed in ('4', 4.0, True):
+      with self.assertRaisesRegex(ValueError, 'seed must be an integer or'):
+        training.load(self.workdir, seed)
+
+  def test_what_a_model_cannot_use(self):
+    loaded = training.load(self.workdir)
+    for inputs in (None, {}, 'text', [b'text']):
+      with self.assertRaisesRegex(ValueError, 'inputs must be arrays'):
+        loaded.predict(inputs)
+    for lines, message in (
+        ('-3', r"several strings, got one; \['-3'\] would work"),
+        (['-3', 3], 'line 2 must be a string, got an int'),
+        (
+            ['-3', 'a\udcff'],
+            r"line 2 is not UTF-8: its character 2 is '.udcff'",
+        ),
+    ):
+      with self.assertRaisesRegex(ValueError, message):
+        list(loaded.predict_lines(lines))
+    with self.assertRaisesRegex(ValueError, 'prompt must be a string, got an'):
+      loaded.sample(3)
 
   @pytest.mark.slow
   def test_load_what_is_not_there(self):
@@ -139,6 +161,35 @@ class TrainedTest(absltest.TestCase):
     )
     sample = self.use(command_line.answer, loaded, 'sample', prompt='So')
     self.assertEqual(sample, 'So!?\n')
+    with mock.patch.object(sys, 'stdin', None):  # As a shell's `<&-` leaves it.
+      self.assertEqual(self.use(command_line.answer, loaded, 'predict'), '')
+
+  def test_nobody_reads(self):
+    for mode, code in (('sample', None), ('evaluate', 2)):
+      output = (pathlib.Path(self.create_tempdir().full_path) / 'x').open('w')
+      errors = io.StringIO()
+      with (
+          output,
+          contextlib.redirect_stdout(output),
+          contextlib.redirect_stderr(errors),
+          flagsaver.flagsaver(mode=mode, workdir=str(self.workdir)),
+          mock.patch.object(
+              command_line, '_main', side_effect=BrokenPipeError(32, 'pipe')
+          ),
+      ):
+        try:
+          command_line.main([])
+          found = None
+        except SystemExit as error:
+          found = error.code
+        print('goes nowhere', flush=True)
+      self.assertEqual(found, code)
+      self.assertEqual(pathlib.Path(output.name).read_text(), '')
+      self.assertEqual(
+          'nobody reads the output' in errors.getvalue(), bool(code)
+      )
+    with self.assertRaises(BrokenPipeError):
+      endings.give_up(BrokenPipeError(32, 'pipe'))
 
   @pytest.mark.slow
   def test_a_task_without_text(self):

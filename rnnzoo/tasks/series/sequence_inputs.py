@@ -56,6 +56,11 @@ def check(inputs: Any, columns: int, allow_nan: bool) -> Any:
 
 def _x(given: Any, columns: int) -> np.ndarray:
   """Returns x as float32 [B, T, F]."""
+  if isinstance(given, np.ma.MaskedArray):
+    raise ValueError(
+        'x must have no mask of numpy, which would be ignored; x.filled(nan)'
+        " is for a model trained with config.data.missing='zero'"
+    )
   try:
     x = np.asarray(given)
   except ValueError as error:

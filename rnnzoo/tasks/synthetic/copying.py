@@ -37,6 +37,7 @@ from rnnzoo import models
 from rnnzoo.tasks import backbones
 from rnnzoo.tasks import fields
 from rnnzoo.tasks import protocol
+from rnnzoo.tasks import token_inputs
 
 _RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
     {
@@ -184,6 +185,9 @@ class Recall(protocol.Task):
     return protocol.Evaluation(
         jnp.mean(losses, axis=1), scores, predictions=answers
     )
+
+  def check_inputs(self, inputs: Any) -> Any:
+    return token_inputs.check(inputs, self.num_tokens, self._data.num_symbols)
 
   def predict(self, model: nnx.Module, inputs: jax.Array) -> jax.Array:
     """Returns the symbols, int32 [B, K].

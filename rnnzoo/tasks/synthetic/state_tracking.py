@@ -28,6 +28,7 @@ from rnnzoo import models
 from rnnzoo.tasks import backbones
 from rnnzoo.tasks import fields
 from rnnzoo.tasks import protocol
+from rnnzoo.tasks import token_inputs
 from rnnzoo.tasks.synthetic import languages
 from rnnzoo.tasks.synthetic import over_length
 
@@ -174,6 +175,9 @@ class StateTracking(protocol.Task):
         {'accuracy': last(hits), 'step_accuracy': mean(hits)},
         predictions=last(classes),
     )
+
+  def check_inputs(self, inputs: Any) -> Any:
+    return token_inputs.check_with_length(inputs, self.language.num_tokens)
 
   def predict(self, model: nnx.Module, inputs: Any) -> jax.Array:
     """Returns the labels of whole strings, int32 [B].

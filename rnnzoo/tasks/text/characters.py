@@ -16,6 +16,7 @@ import functools
 import pathlib
 import platform
 import types
+from typing import Any
 
 from flax import nnx
 import jax
@@ -29,6 +30,7 @@ from rnnzoo import models
 from rnnzoo.tasks import backbones
 from rnnzoo.tasks import fields
 from rnnzoo.tasks import protocol
+from rnnzoo.tasks import token_inputs
 
 # A text is a constant of the compiled training step.
 MAX_CHARACTERS = 2**26
@@ -173,6 +175,9 @@ class Characters(protocol.Task):
     means = jnp.sum(jnp.where(counts, losses, 0.0), axis=1) / lengths
     return protocol.Evaluation(means, weights=lengths.astype(jnp.float32))
 
+  def check_inputs(self, inputs: Any) -> Any:
+    return token_inputs.check(inputs, len(self.vocabulary))
+
   def predict(self, model: nnx.Module, inputs: jax.Array) -> jax.Array:
     """Returns the most likely next token of each text, int32 [B].
 
@@ -267,10 +272,12 @@ def read(path: str) -> tuple[str, str]:
     # Without the mark that some editors begin a file with.
     text = content.decode('utf-8-sig')
   except UnicodeDecodeError as error:
-    line = content[: error.start].count(b'\n') + 1
+    # The error counts from behind that mark.
+    place = len(content) - len(error.object) + error.start
+    line = content[:place].count(b'\n') + 1
     raise ValueError(
-        f'{file}, line {line}, is not UTF-8: byte {error.start} is'
-        f' {content[error.start]:#04x}'
+        f'{file}, line {line}, is not UTF-8: byte {place} is'
+        f' {content[place]:#04x}'
     ) from error
   if not 0 < len(text) <= MAX_CHARACTERS:
     raise ValueError(

@@ -55,13 +55,14 @@ def _read(path: str, field: str) -> list[str]:
     except (OSError, EOFError, zlib.error) as error:
       raise ValueError(f'{path} is not a whole .gz file: {error}') from error
   try:
-    text = content.decode('utf-8')
+    # Without the mark that some editors begin a file with.
+    text = content.decode('utf-8-sig')
   except UnicodeDecodeError as error:
-    before = content[: error.start]
+    before = error.object[: error.start]
     line, place = before.count(b'\n') + 1, error.start - before.rfind(b'\n')
     raise ValueError(
         f'{path}, line {line}, is not UTF-8: byte {place} of the line is'
-        f' {content[error.start]:#04x}'
+        f' {error.object[error.start]:#04x}'
     ) from error
   lines = [line.removesuffix('\r') for line in text.split('\n')]
   if lines and not lines[-1]:

@@ -33,6 +33,7 @@ from rnnzoo.tasks import fields
 from rnnzoo.tasks import figures
 from rnnzoo.tasks import protocol
 from rnnzoo.tasks import tfds_sets
+from rnnzoo.tasks import token_inputs
 from rnnzoo.tasks.text import parallel_text
 from rnnzoo.tasks.text import translation_decoding
 from rnnzoo.tasks.text import vocabularies
@@ -274,6 +275,9 @@ class Translation(protocol.Task):
     counts = jnp.arange(losses.shape[1]) < lengths[:, None]
     means = jnp.sum(jnp.where(counts, losses, 0.0), axis=1) / lengths
     return protocol.Evaluation(means, weights=lengths.astype(jnp.float32))
+
+  def check_inputs(self, inputs: Any) -> Any:
+    return token_inputs.check(inputs, len(self.source_vocabulary))
 
   def predict(self, model: nnx.Module, inputs: jax.Array) -> jax.Array:
     """Returns the tokens of the translations, int32 [B, output_length].

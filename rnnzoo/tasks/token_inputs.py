@@ -1,0 +1,78 @@
+"""Tokens for a trained model, checked before it answers.
+
+Dimensions: B batch, T time.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from rnnzoo import settings
+
+
+def check(given: Any, num_tokens: int, least: int = 1) -> np.ndarray:
+  """Returns tokens as int32 [B, T].
+
+  Args:
+    given: as a user gave them.
+    num_tokens: tokens are from 0 to this, excluded.
+    least: the least T.
+
+  Raises:
+    ValueError: they are something else.
+  """
+  rule = f'inputs must be tokens, integers [B, T] from 0 to {num_tokens - 1}'
+  if isinstance(given, np.ma.MaskedArray):
+    raise ValueError(f'{rule}, without a mask of numpy, which would be ignored')
+  try:
+    tokens = np.asarray(given)
+  except ValueError as error:
+    raise ValueError(f'{rule}; got rows of several lengths') from error
+  if tokens.dtype.kind not in 'iu':
+    got = settings.a(type(given))
+    if hasattr(given, 'dtype'):
+      got = str(given.dtype)
+    raise ValueError(f'{rule}; got {got}')
+  if tokens.ndim != 2 or not len(tokens) or tokens.shape[1] < least:
+    raise ValueError(
+        f'{rule}, with B at least 1 and T at least {least}; their shape is'
+        f' {list(tokens.shape)}'
+    )
+  low, high = int(tokens.min()), int(tokens.max())
+  if low < 0 or high >= num_tokens:
+    raise ValueError(f'{rule}; got values from {low} to {high}')
+  return tokens.astype(np.int32)
+
+
+def check_with_length(given: Any, num_tokens: int) -> dict[str, np.ndarray]:
+  """Returns {'tokens': int32 [B, T], 'length': int32 [B]}.
+
+  Args:
+    given: the same, as a user gave it.
+    num_tokens: as for `check`.
+
+  Raises:
+    ValueError: it is something else.
+  """
+  if not isinstance(given, Mapping) or set(given) != {'tokens', 'length'}:
+    got = settings.a(type(given))
+    if isinstance(given, Mapping):
+      got = f'the keys {", ".join(map(repr, given)) or "none"}'
+    raise ValueError(
+        "inputs must be a dict of 'tokens' [B, T] and 'length' [B]; got"
+        f' {got}'
+    )
+  tokens = check(given['tokens'], num_tokens)
+  length = np.asarray(given['length'])
+  batch, time = tokens.shape
+  if (
+      length.dtype.kind not in 'iu'
+      or length.shape != (batch,)
+      or not 1 <= length.min() <= length.max() <= time
+  ):
+    raise ValueError(
+        f'length must be integers [B], here [{batch}], from 1 to {time}, the'
+        f' steps of tokens; got {length.dtype} of shape {list(length.shape)}'
+    )
+  return {'tokens': tokens, 'length': length.astype(np.int32)}
