@@ -8,6 +8,7 @@ from rnnzoo import checks
 from rnnzoo import settings
 from rnnzoo.language_model import LanguageModel
 from rnnzoo.layers import bidirectional
+from rnnzoo.layers import embedding
 from rnnzoo.layers import initializers
 from rnnzoo.layers import sequence_layer
 from rnnzoo.seq2seq import Seq2Seq
@@ -118,7 +119,8 @@ class SequenceModel(nnx.Module):
       return self.head(last)
 
   def _embed(self, x: Array) -> Array:
-    return self.embedding(checks.tokens(x, self.embedding.num_embeddings))
+    tokens = checks.tokens(x, self.embedding.num_embeddings)
+    return embedding.vectors(self.embedding, tokens)
 
 
 class SequenceClassifier(SequenceModel):
