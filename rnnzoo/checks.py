@@ -404,4 +404,6 @@ def describe(carry: object) -> str:
   """Describes an argument that should be a tuple of carries."""
   if isinstance(carry, (tuple, list)):
     return f'{len(carry)} of them'
+  if isinstance(carry, type):
+    return f'the class {carry.__name__}, not an instance of it'
   return f'{settings.a(type(carry))}'

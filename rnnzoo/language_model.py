@@ -21,7 +21,9 @@ import jax.numpy as jnp
 
 from rnnzoo import checks
 from rnnzoo import settings
+from rnnzoo.engines import partitioning
 from rnnzoo.layers import bidirectional
+from rnnzoo.layers import embedding
 from rnnzoo.layers import initializers
 from rnnzoo.layers import sequence_layer
 
@@ -68,7 +70,8 @@ class CausalConvolution(nnx.Module):
       x: [..., T, F].
     """
     width, time = self.kernel.shape[0], x.shape[-2]
-    x = jnp.concatenate([carry.astype(x.dtype), x], axis=-2)
+    carry = partitioning.as_sharded(carry.astype(x.dtype), x)
+    x = jnp.concatenate([carry, x], axis=-2)
     kernel = self.kernel[...].astype(x.dtype)
     y = self.bias[...].astype(x.dtype)
     for k in range(width):
@@ -300,7 +303,7 @@ class LanguageModel(nnx.Module):
     if initial_carry is None:
       initial_carry = self.initial_carry(tokens.shape[:-1])
     self._check_carry(initial_carry, tokens.shape[:-1])
-    x = self.embedding(tokens)
+    x = embedding.vectors(self.embedding, tokens)
     if rngs is not None and self.dropout.rate:
       x = self.dropout(x, deterministic=False, rngs=rngs)
     carries = []

@@ -365,6 +365,20 @@ class ScannedRNN(linen.Module):
 
   @linen.compact
   def __call__(self, carry: Any, x: tuple[Array, Array]) -> tuple[Any, Array]:
+    """Runs the layer over a part of a rollout.
+
+    Args:
+      carry: as `initialize_carry` or the last call returned it.
+      x: the pair (ins, resets) of arrays [time, batch, in_features] and
+        [time, batch]; any number of batch axes. Resets may be bool, or numbers
+        of any dtype, of which 0 alone means no reset.
+
+    Returns:
+      The carry after the last step, and the outputs [time, batch, features].
+
+    Raises:
+      ValueError: an argument has the wrong shape or dtype.
+    """
     ins, _ = scanned.pair(x)
     options = {
         'in_features': ins.shape[-1],

@@ -8,6 +8,7 @@ from rnnzoo import checks
 from rnnzoo import settings
 from rnnzoo.language_model import LanguageModel
 from rnnzoo.layers import bidirectional
+from rnnzoo.layers import embedding
 from rnnzoo.layers import initializers
 from rnnzoo.layers import sequence_layer
 from rnnzoo.seq2seq import Seq2Seq
@@ -79,6 +80,7 @@ class SequenceModel(nnx.Module):
       x: Array,
       *,
       seq_lengths: Array | None = None,
+      mask: Array | None = None,
       rngs: nnx.Rngs | None = None,
   ) -> Array:
     """Returns the answers: logits, or predictions of numbers.
@@ -86,11 +88,13 @@ class SequenceModel(nnx.Module):
     Args:
       x: [..., time, in_features], or tokens, int [..., time].
       seq_lengths: int [...], the number of valid steps of each sequence.
+      mask: bool [..., time], true where a step is valid; steps in the middle
+        may be missing.
       rngs: for dropout while training; None to evaluate.
 
     Returns:
       [..., out_features], of the last valid step, or with `every_step`
-      [..., time, out_features], where steps beyond a sequence's end hold
+      [..., time, out_features], where steps that are not valid hold
       nothing of use.
 
     Raises:
@@ -98,7 +102,7 @@ class SequenceModel(nnx.Module):
     """
     if hasattr(self, 'embedding'):
       x = self._embed(x)
-    y = self.backbone(x, seq_lengths=seq_lengths, rngs=rngs)
+    y = self.backbone(x, seq_lengths=seq_lengths, mask=mask, rngs=rngs)
     if self.every_step:
       with jax.named_scope('logits'):
         return self.head(y)
@@ -108,17 +112,17 @@ class SequenceModel(nnx.Module):
           f'{type(self).__name__} needs at least one step to answer, got x of'
           f' shape {x.shape}.'
       )
-    if seq_lengths is None:
+    if seq_lengths is None and mask is None:
       last = y[..., -1, :]
     else:
-      index = jnp.clip(jnp.asarray(seq_lengths) - 1, 0, time - 1)
-      index = index[..., None, None]
+      index = _last_valid(seq_lengths, mask, time)[..., None, None]
       last = jnp.take_along_axis(y, index, axis=-2)[..., 0, :]
     with jax.named_scope('logits'):
       return self.head(last)
 
   def _embed(self, x: Array) -> Array:
-    return self.embedding(checks.tokens(x, self.embedding.num_embeddings))
+    tokens = checks.tokens(x, self.embedding.num_embeddings)
+    return embedding.vectors(self.embedding, tokens)
 
 
 class SequenceClassifier(SequenceModel):
@@ -160,6 +164,19 @@ class SequenceClassifier(SequenceModel):
     """
     settings.positive(num_classes, 'num_classes')
     super().__init__(backbone, num_classes, rngs=rngs)
+
+
+def _last_valid(
+    seq_lengths: Array | None, mask: Array | None, time: int
+) -> Array:
+  """Returns the index [...] of the last valid step, 0 where there is none."""
+  if mask is None:
+    return jnp.clip(jnp.asarray(seq_lengths) - 1, 0, time - 1)
+  steps = jnp.arange(time)
+  valid = jnp.asarray(mask)
+  if seq_lengths is not None:
+    valid = valid & (steps < jnp.asarray(seq_lengths)[..., None])
+  return jnp.max(jnp.where(valid, steps, 0), axis=-1)
 
 
 def _check_backbone(backbone, every_step: bool, name: str) -> None:

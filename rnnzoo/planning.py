@@ -168,7 +168,8 @@ def dryrun(
   if not hasattr(x, 'shape') or not hasattr(x, 'dtype'):
     raise ValueError(
         'x must be an array or a jax.ShapeDtypeStruct, got'
-        f' {checks.describe(x)}.'
+        f' {settings.a(type(x))}; jax.ShapeDtypeStruct((2, 5, 3), jnp.float32)'
+        ' would work.'
     )
   initializers.check_rngs(call.get('rngs'), None)
   mesh = _mesh(x)

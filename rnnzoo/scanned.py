@@ -95,7 +95,7 @@ class ScannedRNN(nnx.Module):
     sizes = self.layer.in_features, type(self).__name__
     checks.inputs(ins, axes, *sizes, name='ins')
     reset = _flags(resets, ins.shape[:-1])
-    _check_carry(carry, self.layer, ins.shape[1:-1])
+    _check_carry(carry, self.layer, ins.shape)
     carry, y = self.layer.unroll(
         ins, initial_carry=_pack(carry), reset=reset, time_major=True
     )
@@ -189,17 +189,18 @@ def _flags(resets: Any, shape: tuple[int, ...]) -> Array:
 
 
 def _check_carry(
-    carry: Any, layer: sequence_layer.SequenceLayer, batch: tuple[int, ...]
+    carry: Any, layer: sequence_layer.SequenceLayer, ins_shape: tuple[int, ...]
 ) -> None:
   """Raises ValueError unless a carry is like those of `initialize_carry`."""
+  batch = ins_shape[1:-1]
   want = _unpack(jax.eval_shape(lambda: layer.initial_carry(batch)))
   if not _is_like(carry, want):
     size = batch[0] if len(batch) == 1 else batch
     inside = '' if type(layer) is gru.GRU else ', layer'
     raise ValueError(
         f'carry must be as ScannedRNN.initialize_carry({size},'
-        f' {layer.out_features}{inside}) returns it, {_described(want)}; got'
-        f' {_described(carry)}.'
+        f' {layer.out_features}{inside}) returns it, {_described(want)}, for'
+        f' ins of shape {ins_shape} with time first; got {_described(carry)}.'
     )
   for array in jax.tree.leaves(carry):
     checks.number(array, 'carry')

@@ -33,6 +33,7 @@ from rnnzoo import carries
 from rnnzoo import decoding
 from rnnzoo import settings
 from rnnzoo.layers import bidirectional
+from rnnzoo.layers import embedding
 from rnnzoo.layers import initializers
 from rnnzoo.layers import recurrent
 from rnnzoo.layers import sequence_layer
@@ -191,7 +192,7 @@ class Seq2Seq(nnx.Module):
     source = _check_tokens(source, 'source')
     if lengths is None:
       lengths = jnp.full(source.shape[0], source.shape[1], jnp.int32)
-    x = self.source_embedding(source)
+    x = embedding.vectors(self.source_embedding, source)
     if (scale := self._dropout_scale(x, rngs)) is not None:
       x = x * scale
     with jax.named_scope('recurrence'):
@@ -222,7 +223,7 @@ class Seq2Seq(nnx.Module):
       carry: of `initial_carry` or the last step.
       tokens: int [B].
     """
-    x = self.target_embedding(tokens)
+    x = embedding.vectors(self.target_embedding, tokens)
     carry, output, context, _ = self._step(memory, carry, x)
     return carry, self._logits(x, output, context)
 
@@ -254,7 +255,7 @@ class Seq2Seq(nnx.Module):
       raise ValueError(
           'teacher_forcing below 1 needs random numbers: rngs=nnx.Rngs(key).'
       )
-    x = self.target_embedding(tokens)
+    x = embedding.vectors(self.target_embedding, tokens)
     scale = self._dropout_scale(x, rngs)
     carry = self.initial_carry(memory)
     if not forced:
@@ -343,7 +344,9 @@ class Seq2Seq(nnx.Module):
     def body(state, inputs):
       carry, chosen = state
       token, keep, scale = inputs
-      x = self.target_embedding(jnp.where(keep, token, chosen))
+      x = embedding.vectors(
+          self.target_embedding, jnp.where(keep, token, chosen)
+      )
       x = x if scale is None else x * scale
       carry, output, context, weights = self._step(memory, carry, x)
       logits = self._logits(x, output, context)

@@ -10,7 +10,6 @@ import tomllib
 from absl.testing import absltest
 from flax import nnx
 import jax.numpy as jnp
-import ml_collections
 
 import rnnzoo
 
@@ -74,22 +73,24 @@ class DocumentsTest(absltest.TestCase):
       self.assertIn(f'| `{name}` |', read('README.md'))
 
   def test_new_cell_of_the_walk_through_runs(self):
-    example, _ = python_blocks('WORKSPACE.md')
+    example, _, _ = python_blocks('WORKSPACE.md')
     names = {'__name__': 'rnnzoo.cells.mgu'}
     exec(compile(example, 'WORKSPACE.md', 'exec'), names)
     layer = names['MGU'](3, 8, num_heads=2, rngs=nnx.Rngs(0))
     self.assertEqual(layer(jnp.ones((2, 5, 3))).shape, (2, 5, 8))
 
   def test_new_task_of_the_walk_through_runs(self):
-    _, example = python_blocks('WORKSPACE.md')
+    _, example, config = python_blocks('WORKSPACE.md')
     names = {'__name__': 'rnnzoo.tasks.parity'}
     exec(compile(example, 'WORKSPACE.md', 'exec'), names)
-    config = ml_collections.ConfigDict(
-        {'batch_size': 8, 'model': {'layer': 'MinGRU', 'features': 4}}
-    )
+    made: dict = {}
+    exec(compile(config, 'WORKSPACE.md', 'exec'), made)
+    config = made['get_config']()
+    config.model.features = 4
     task = names['Parity'](config)
     batch = {name: x[:8] for name, x in task.splits['train'].items()}
     result = task.evaluate(task.build_model(nnx.Rngs(0)), batch)
+    self.assertEqual(config.task, 'parity')
     self.assertEqual(result.losses.shape, (8,))
     self.assertEqual(result.scores.keys(), {'accuracy'})
     self.assertTrue(jnp.isfinite(result.losses).all())

@@ -167,7 +167,8 @@ class ScannedRNNTest(parameterized.TestCase):
         (
             lambda: rnn(start[:2], (ins, resets)),
             r'carry must be as ScannedRNN.initialize_carry\(3, 8\) returns it,'
-            r' an array of shape \(3, 8\); got an array of shape \(2, 8\)',
+            r' an array of shape \(3, 8\), for ins of shape \(7, 3, 8\) .*;'
+            r' got an array of shape \(2, 8\)',
         ),
         (lambda: rnn(start * 1j, (ins, resets)), '^carry must be real'),
         (
@@ -178,7 +179,7 @@ class ScannedRNNTest(parameterized.TestCase):
         (
             lambda: lstm((start, start[:2]), (ins, resets)),
             r'initialize_carry\(3, 8, layer\) .* shapes'
-            r' LSTMCarry\(h=\(3, 8\), c=\(3, 8\)\); got arrays of shapes'
+            r' LSTMCarry\(h=\(3, 8\), c=\(3, 8\)\).*; got arrays of shapes'
             r' \(\(3, 8\), \(2, 8\)\)',
         ),
         (lambda: rnn(start, (ins, resets * 1j)), 'resets must be real'),

@@ -118,9 +118,11 @@ def load_safetensors(module: nnx.Module, path: str | os.PathLike[str]) -> None:
   named = _named(module)
   missing, more = named.keys() - stored.keys(), stored.keys() - named.keys()
   if missing or more:
+    lacks = [f'the file lacks {sorted(missing)}'] * bool(missing)
+    spare = [f'the module has no place for {sorted(more)}'] * bool(more)
     raise ValueError(
-        f'{path} is of another module than this {type(module).__name__}: it'
-        f' lacks {sorted(missing)} and has no place for {sorted(more)}.'
+        f'{path} is of another module than this {type(module).__name__}:'
+        f' {" and ".join(lacks + spare)}.'
     )
   for name, leaf in named.items():
     (shape, dtype), own = stored[name], _kind(leaf.get_value(), name)

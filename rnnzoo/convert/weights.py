@@ -102,6 +102,9 @@ class Entries:
     """
     full = self._prefix + name
     if name not in self._left:
+      longer = [x for x in sorted(self._all) if x.endswith(f'.{name}')]
+      if longer and not hint:
+        hint = f' prefix={longer[0].removesuffix(name)!r} would find it.'
       raise ValueError(
           f'The {self._label} has no entry {full!r}, which should have'
           f' shape {shape}; it has {sorted(self._all)}.{hint}'
@@ -203,10 +206,13 @@ def check_layer(
   ):
     names = [cell.__name__.removesuffix('Cell') for cell in cells]
     listed = ', '.join(names[:-1]) + ' and ' + names[-1]
+    got = type(layer).__name__
+    if isinstance(layer, type):
+      got = f'the class {layer.__name__}, not an instance of it'
     raise ValueError(
         f'Weights can be converted for {listed} layers, from and to torch also'
         ' for Bidirectional and Stack of them, to keras for Bidirectional; got'
-        f' {type(layer).__name__}.'
+        f' {got}.'
     )
   if layer.num_heads != 1 and not heads:
     raise ValueError(

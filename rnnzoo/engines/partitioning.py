@@ -86,6 +86,20 @@ def is_sharded(*trees: Any) -> bool:
   return any(any(_explicit(x)[1]) for x in _arrays(trees))
 
 
+def sharding(x: Array) -> NamedSharding:
+  """Returns how x is sharded over Explicit axes, as its type says."""
+  mesh, entries = _explicit(x)
+  return NamedSharding(mesh, PartitionSpec(*(axes or None for axes in entries)))
+
+
+def as_sharded(x: Array, other: Array) -> Array:
+  """Returns x sharded as an array of as many axes, where that is sharded."""
+  if not is_sharded(other):
+    return x
+  wanted = sharding(other)
+  return _typed(x, wanted.mesh, wanted.spec)
+
+
 def choose(
     split: Sequence[Any], positions: Sequence[Positions], parts: int = 1
 ) -> tuple[Names, ...]:

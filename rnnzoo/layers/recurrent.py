@@ -100,7 +100,8 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
       num_heads: number of diagonal blocks of the recurrent kernel, each of size
         features / num_heads; `features` for a diagonal recurrence.
       use_bias: whether the input gates have a bias.
-      cell_params: the cell's own parameters by name.
+      cell_params: the cell's own parameters by name, each an `nnx.Param` of
+        [..., features]; another `nnx.Variable` is kept and not learned.
       recurrent_structure: a hashable function from the stored recurrent kernel
         to the one that is used, for instance an antisymmetric one; applied once
         a call, outside the time loop.
@@ -145,6 +146,7 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
     """
     settings.no_more(unknown, type(self).__name__)
     contract.check(cell, cell_params)
+    _check_cell_params(cell_params)
     initializers.check_rngs(rngs, 'params', required=True)
     settings.boolean(use_bias, 'use_bias')
     settings.function(recurrent_structure, 'recurrent_structure')
@@ -629,3 +631,14 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
   def _check_carry(self, carry: Carry, batch_shape, label: str) -> Carry:
     expected = (*batch_shape, self.out_features)
     return checks.carry(self.cell.carry_names, carry, expected, label)
+
+
+def _check_cell_params(given: Mapping[str, nnx.Variable] | None) -> None:
+  """Raises ValueError for a plain array, which no optimiser would find."""
+  for name, value in (given or {}).items():
+    if not isinstance(value, nnx.Variable):
+      raise ValueError(
+          f'cell_params[{name!r}] must be an nnx.Param, got'
+          f' {settings.a(type(value))}; nnx.Param(jnp.zeros(features)) would'
+          ' work.'
+      )

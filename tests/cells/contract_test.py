@@ -159,6 +159,14 @@ class ContractTest(parameterized.TestCase):
     y = layer(make(update=update)(), cell_params=params)(jnp.ones((2, 5, 3)))
     self.assertEqual(y.shape, (2, 5, 4))
 
+  def test_own_parameters_are_variables(self):
+    # No optimiser would find a plain array.
+    cell = make(update=of_gates(jnp.tanh))()
+    with self.assertRaisesRegex(
+        ValueError, r"\['w'\] must be an nnx.Param.* Arr"
+    ):
+      layer(cell, cell_params={'w': jnp.ones(4)})
+
   def test_declared_primitives_may_mix(self):
     cell = make(update=of_gates(jnp.sort))()
     contract.check(cell, {}, frozenset({'sort'}))

@@ -158,6 +158,12 @@ class ErrorsTest(parameterized.TestCase):
       ('GRU', {}, torch_weights(4), r'\(12, 3\) for a GRU .* got \(4, 3\)'),
       ('Elman', {'use_bias': False}, torch_weights(4), r"\['bias_hh_l0', 'bia"),
       ('Elman', {'num_heads': 2}, torch_weights(4), 'num_heads=1, got .*=2'),
+      (
+          'Elman',
+          {},
+          {f'rnn.{name}': x for name, x in torch_weights(4).items()},
+          "prefix='rnn.' would find it",
+      ),
       ('SLSTM', {}, torch_weights(16), 'Elman, GRU and LSTM .* got SLSTM'),
       (
           'Elman',

@@ -73,8 +73,14 @@ class SafetensorsTest(absltest.TestCase):
     others = (
         (make(5), r'shape \(3, 5\).* got \(3, 4\)'),
         (make(4, param_dtype='bfloat16'), 'dtype bfloat16.* float32'),
-        (make(4, use_bias=False), r"no place for \['bias'\]"),
-        (rnnzoo.LSTM(3, 4, rngs=nnx.Rngs(0)), 'another module .* LSTM'),
+        (
+            make(4, use_bias=False),
+            r"GRU: the module has no place for \['bias'\]\.",
+        ),
+        (
+            rnnzoo.LSTM(3, 4, rngs=nnx.Rngs(0)),
+            'another module .* LSTM: the module',
+        ),
     )
     for other, message in others:
       before = jax.tree.map(np.asarray, nnx.state(other))

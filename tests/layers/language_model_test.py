@@ -91,6 +91,39 @@ class LanguageModelTest(parameterized.TestCase):
     self.assertGreater(np.abs(difference).max(), 1e-2)
 
   @pytest.mark.slow
+  @parameterized.parameters({}, {'num_devices': 2, 'is_tied': True})
+  def test_a_batch_over_an_explicit_axis(self, num_devices=4, **options):
+    # As under jax.set_mesh, on devices that are not here.
+    explicit = jax.sharding.AxisType.Explicit
+    mesh = jax.sharding.AbstractMesh(
+        (num_devices,), ('data',), axis_types=(explicit,)
+    )
+    sharded = lambda x, *spec: jax.ShapeDtypeStruct(
+        x.shape, x.dtype, sharding=jax.NamedSharding(mesh, jax.P(*spec))
+    )
+    language = make(**options)
+    sequence = models.SequenceModel(
+        rnnzoo.GRU(3, 6, rngs=nnx.Rngs(0)), 2, num_tokens=7, rngs=nnx.Rngs(0)
+    )
+    translate = models.Seq2Seq(
+        rnnzoo.GRU(3, 6, rngs=nnx.Rngs(0)),
+        rnnzoo.GRU(9, 6, rngs=nnx.Rngs(0)),
+        num_source_tokens=7,
+        num_target_tokens=7,
+        rngs=nnx.Rngs(0),
+    )
+    tokens = sharded(jnp.zeros((8, 9), jnp.int32), 'data')
+    for model, count in ((language, 1), (sequence, 1), (translate, 2)):
+      graph, state = nnx.split(model)
+      state = jax.tree.map(sharded, state)
+      call = lambda state, *given, graph=graph: nnx.merge(graph, state)(*given)
+      loss = lambda *given, call=call: call(*given).sum()
+      with jax.sharding.use_abstract_mesh(mesh):
+        logits = jax.eval_shape(call, state, *[tokens] * count)
+        gradient = jax.eval_shape(jax.grad(loss), state, *[tokens] * count)
+      self.assertEqual(logits.sharding.spec[0], 'data')
+      jax.tree.map(lambda x: self.assertFalse(any(x.sharding.spec)), gradient)
+
   def test_gradient_reaches_every_parameter(self):
     model = make(mlp='gated')
     gradients = nnx.grad(lambda model: jnp.sum(model(TOKENS) ** 2))(model)

@@ -394,6 +394,24 @@ class SequenceClassifierTest(parameterized.TestCase):
 
 class SequenceModelTest(parameterized.TestCase):
 
+  @parameterized.parameters(None, 4)
+  def test_a_mask_leaves_steps_out(self, length):
+    model = models.SequenceModel(
+        rnnzoo.GRU(2, 3, rngs=nnx.Rngs(0)), 2, rngs=nnx.Rngs(0)
+    )
+    x = np.random.default_rng(0).normal(size=(3, 6, 2)).astype(np.float32)
+    mask = np.array(
+        [[1, 0, 1, 1, 0, 0], [0, 1, 0, 0, 0, 1], [0, 0, 0, 1, 1, 1]], bool
+    )
+    holes = jnp.where(mask[..., None], x, jnp.nan)
+    lengths = None if length is None else jnp.full(3, length)
+    y = model(holes, mask=mask, seq_lengths=lengths)
+    for row in range(3):
+      kept = x[row, :length][mask[row, :length]]
+      np.testing.assert_allclose(y[row], model(kept), rtol=1e-5, atol=1e-6)
+    none = model(holes, mask=np.zeros((3, 6), bool))
+    np.testing.assert_array_equal(none, [model.head.bias[...]] * 3)
+
   def test_answers_after_every_step(self):
     backbone = rnnzoo.Bidirectional(rnnzoo.GRU, IN, FEATURES, rngs=nnx.Rngs(0))
     model = models.SequenceModel(backbone, 2, every_step=True, rngs=nnx.Rngs(0))

@@ -1,0 +1,31 @@
+"""Vectors of tokens, also of a batch that is sharded over devices."""
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+
+from rnnzoo.engines import partitioning
+
+Array = jax.Array
+
+
+def vectors(embed: nnx.Embed, tokens: Array) -> Array:
+  """Returns the vectors [..., E] of tokens.
+
+  JAX does not choose how a gather with indices over an Explicit axis of a mesh
+  is sharded; here the vectors are sharded as the tokens are.
+
+  Args:
+    embed: the table [V, E].
+    tokens: int [...].
+  """
+  if not partitioning.is_sharded(tokens) or embed.num_embeddings == 1:
+    return embed(tokens)
+  (table,) = embed.promote_dtype(
+      (embed.embedding[...],), dtype=embed.dtype, inexact=False
+  )
+  return table.at[tokens].get(
+      mode='fill',
+      fill_value=jnp.nan,
+      out_sharding=partitioning.sharding(tokens),
+  )
