@@ -1,0 +1,125 @@
+"""Parts of time that run side by side, step by step within a part.
+
+A run over all parts takes as many steps in turn as a part has, whatever T is,
+and no more arithmetic than all steps at once. It leaves steps that do not
+follow from each other only at the joints, where one part ends and the next
+begins.
+"""
+
+from collections.abc import Callable
+import math
+from typing import Any
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+
+from rnnzoo import cell as cell_lib
+from rnnzoo.engines import branches
+
+Array = jax.Array
+Carry = cell_lib.Carry
+
+# A part has about as many steps as there are parts, up to this.
+_LONGEST = 32
+
+
+class Parts:
+  """Steps of a window, cut into parts of time.
+
+  The carries that parts end with are [count, B, F], in the order of the loop.
+
+  Attributes:
+    length: steps of a part.
+    count: of parts.
+  """
+
+  def __init__(
+      self,
+      body: Callable[[Carry, Any], tuple[Carry, Any]],
+      init: Carry,
+      xs: Any,
+      reverse: bool,
+  ):
+    """Cuts time.
+
+    Args:
+      body: (carry, x) -> (carry, y), one step, as for `lax.scan`.
+      init: the carry before the first step, each [B, F].
+      xs: the steps' own arrays, [T, ...].
+      reverse: whether time runs from the last step to the first.
+    """
+    self._time = jax.tree.leaves(xs)[0].shape[0]
+    self._init, self._reverse = init, reverse
+    self.length = min(_LONGEST, math.isqrt(self._time - 1) + 1)
+    self.count = -(-self._time // self.length)
+    self._xs = jax.tree.map(self._cut, xs)
+    self._step = jax.vmap(lambda carry, x: body(carry, x)[0])
+
+  def ends(self, s: Carry) -> Carry:
+    """Returns the ends of parts, of carries after all steps [T, B, F]."""
+    return tuple(self._cut(x)[-1] for x in s)
+
+  def with_ends(self, s: Carry, ends: Carry) -> Carry:
+    """Returns carries after all steps with others where parts end."""
+    return tuple(
+        self._joined(self._cut(x).at[-1].set(e))
+        for x, e in zip(s, ends, strict=True)
+    )
+
+  def run(self, ends: Carry) -> Carry:
+    """Runs all parts once, each from the end of the one before it.
+
+    Args:
+      ends: the carries that parts begin with; the last one has no effect.
+
+    Returns:
+      The carries that parts end with.
+    """
+    body = lambda carry, x: (self._step(carry, x), None)
+    return lax.scan(body, self._begun(ends), self._xs)[0]
+
+  def run_often(self, ends: Carry, times: Array) -> Carry:
+    """Runs all parts so many times, each time from the ends that were found."""
+    _, ends = lax.while_loop(
+        lambda state: ~branches.for_all_mapped(state[0] <= 0),
+        lambda state: (state[0] - 1, self.run(state[1])),
+        (times, ends),
+    )
+    return ends
+
+  def carries(self, ends: Carry) -> tuple[Carry, Carry]:
+    """Runs all parts once, like `run`.
+
+    Returns:
+      The carries after all steps, each [T, B, F], and the same with `ends` in
+      place of those that parts end with, but for the last part.
+    """
+    body = lambda carry, x: (self._step(carry, x),) * 2
+    _, found = lax.scan(body, self._begun(ends), self._xs)
+    begun_with = tuple(
+        x.at[-1, :-1].set(e[:-1]) for x, e in zip(found, ends, strict=True)
+    )
+    return (
+        tuple(map(self._joined, found)),
+        tuple(map(self._joined, begun_with)),
+    )
+
+  def _begun(self, ends):
+    return tuple(
+        jnp.concatenate([c[None], e[:-1]])
+        for c, e in zip(self._init, ends, strict=True)
+    )
+
+  def _cut(self, x):
+    """Returns [length, count, ...] of [T, ...], in the order of the loop."""
+    missing = self.count * self.length - self._time
+    x = jnp.flip(x, 0) if self._reverse else x
+    x = jnp.concatenate([x, x[self._time - missing :]]) if missing else x
+    return jnp.swapaxes(x.reshape(self.count, self.length, *x.shape[1:]), 0, 1)
+
+  def _joined(self, x):
+    """The inverse of `_cut`."""
+    x = jnp.swapaxes(x, 0, 1)
+    x = x.reshape(self.count * self.length, *x.shape[2:])[: self._time]
+    return jnp.flip(x, 0) if self._reverse else x
