@@ -52,7 +52,11 @@ _SMALL, _LARGE = 4, 64
 
 # From this iteration on, each runs the parts twice as often as the one before
 # it, up to `_MOST_RUNS`.
-_LATE, _MOST_RUNS = 2, 8
+_LATE, _MOST_RUNS = 1, 8
+
+# The growth of rounding errors is that of the trajectory where the residual was
+# no larger than this.
+_NEAR = 1e-2
 
 
 class Report(NamedTuple):
@@ -207,8 +211,8 @@ def solve(
       more = ~right(state)
     else:
       more = (state.residual > _SMALL * eps) & (falls | ~right(state))
-    if init_errors is not None:  # Their growth is asked for in any case.
-      more |= state.iterations == 0
+    if init_errors is not None:  # Their growth is that near the trajectory.
+      more |= state.earlier > _NEAR
     more &= state.iterations < max_iterations
     return more & jnp.isfinite(state.residual)
 
@@ -222,13 +226,17 @@ def solve(
           _error_terms(problem, maps, state, init, init_errors, before)
       )
     correction, *errors = affine_maps.solve(maps, given, problem.reverse)
+    # Not s + d: where d is the open equation's alone, the sum is new itself.
     s = tuple(
-        jnp.where(jnp.isfinite(x + d), x + d, new)
-        for x, d, new in zip(state.s, correction, state.new, strict=True)
+        new + jnp.where(jnp.isfinite(d), d - gap, 0)
+        for new, d, gap in zip(state.new, correction, given[0], strict=True)
     )
+    # After as many runs as there are parts, all of them are exact.
     runs = jnp.minimum(
-        2 ** jnp.clip(state.iterations - _LATE, 0, 30),
-        min(_MOST_RUNS, parts.count),
+        jnp.minimum(
+            2 ** jnp.clip(state.iterations - _LATE, 0, 30), _MOST_RUNS
+        ),
+        jnp.maximum(parts.count - state.runs, 1),
     )
     new, s = parts.carries(parts.run_often(parts.ends(s), runs - 1))
     sensitivity, found = state.sensitivity, state.errors
