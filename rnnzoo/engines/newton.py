@@ -233,9 +233,7 @@ def solve(
     )
     # After as many runs as there are parts, all of them are exact.
     runs = jnp.minimum(
-        jnp.minimum(
-            2 ** jnp.clip(state.iterations - _LATE, 0, 30), _MOST_RUNS
-        ),
+        jnp.minimum(2 ** jnp.clip(state.iterations - _LATE, 0, 30), _MOST_RUNS),
         jnp.maximum(parts.count - state.runs, 1),
     )
     new, s = parts.carries(parts.run_often(parts.ends(s), runs - 1))

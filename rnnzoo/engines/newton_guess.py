@@ -114,8 +114,8 @@ def _by_parts(
     guess: the carries after all steps, each [T, B, F].
 
   Returns:
-    As `guess`, with better carries where parts end, unless the runs give numbers
-    that are not finite; and the number of steps in turn.
+    As `guess`, with better carries where parts end, unless the runs give
+    numbers that are not finite; and the number of steps in turn.
   """
   parts = problem.parts(init)
 
