@@ -158,7 +158,7 @@ class Problem:
 
 
 class _State(NamedTuple):
-  s: Carry
+  ends: Carry
   new: Carry
   errors: Carry
   iterations: Array
@@ -184,7 +184,7 @@ def solve(
     problem: the steps.
     init: the carry before the first step.
     init_errors: growth of rounding errors up to there; None for a linear body.
-    guess: the carries after the steps, to begin with.
+    guess: the carries that parts of time end with, to begin with.
     max_iterations: at most so many affine scans.
     most_sensitive: the largest growth of rounding errors that is accepted.
     tolerance: an error in the carry's scale that is small enough; 0 goes on to
@@ -196,6 +196,9 @@ def solve(
   """
   eps = newton_errors.rounding(init)
   parts = problem.parts(init)
+
+  def residual_of(new, ends):
+    return _residual(problem, new, parts.with_ends(new, ends))
 
   def right(state):
     error = state.residual / eps * state.sensitivity
@@ -217,9 +220,10 @@ def solve(
     return more & jnp.isfinite(state.residual)
 
   def iterate(state):
-    before = problem.before(init, state.s)
+    s = parts.with_ends(state.new, state.ends)
+    before = problem.before(init, s)
     maps = problem.maps(before)
-    correction = tuple(map(jnp.subtract, state.new, state.s))
+    correction = tuple(map(jnp.subtract, state.new, s))
     given = [correction]
     if init_errors is not None:
       given.append(
@@ -236,7 +240,8 @@ def solve(
         jnp.minimum(2 ** jnp.clip(state.iterations - _LATE, 0, 30), _MOST_RUNS),
         jnp.maximum(parts.count - state.runs, 1),
     )
-    new, s = parts.carries(parts.run_often(parts.ends(s), runs - 1))
+    ends = parts.run_often(parts.ends(s), runs - 1)
+    new = parts.carries(ends)
     sensitivity, found = state.sensitivity, state.errors
     if init_errors is not None:
       (found,) = errors
@@ -247,20 +252,20 @@ def solve(
       # An infinite error would stay one in the next iteration.
       found = tuple(jnp.where(jnp.isfinite(e), e, 0) for e in found)
     return _State(
-        s=s,
+        ends=ends,
         new=new,
         errors=found,
         iterations=state.iterations + 1,
         runs=state.runs + runs,
-        residual=_residual(problem, new, s),
+        residual=residual_of(new, ends),
         earlier=state.residual,
         sensitivity=sensitivity,
     )
 
-  new, s = parts.carries(parts.ends(guess))
-  residual = _residual(problem, new, s)
+  new = parts.carries(guess)
+  residual = residual_of(new, guess)
   start = _State(
-      s=s,
+      ends=guess,
       new=new,
       errors=() if init_errors is None else jax.tree.map(jnp.zeros_like, new),
       iterations=_as(residual, 0, jnp.int32),

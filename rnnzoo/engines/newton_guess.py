@@ -30,6 +30,7 @@ from rnnzoo.engines import branches
 from rnnzoo.engines import jacobians
 from rnnzoo.engines import newton
 from rnnzoo.engines import newton_errors
+from rnnzoo.engines import newton_parts
 from rnnzoo.engines import scan_steps
 
 Array = jax.Array
@@ -55,7 +56,7 @@ def first(
     init: Carry,
     restart: Carry,
 ) -> tuple[Carry, Array | int]:
-  """Returns the first guess of the carries after all steps, each [T, B, F].
+  """Returns the first guess of the carries that parts of time end with.
 
   With it comes the number of steps that ran one after the other for it.
 
@@ -88,6 +89,14 @@ def first(
 
   zero = problem.zeros(init)
   time = zero[0].shape[0]
+  parts = problem.parts(init)
+
+  def guess(carries):
+    ends = parts.ends(carries)
+    if time <= _FEW_STEPS:
+      return ends, 0
+    return _by_parts(problem, parts, ends)
+
   if jax.eval_shape(improved, zero) is None:
     new, _ = problem.after(
         tuple(
@@ -95,29 +104,28 @@ def first(
             for c, z in zip(init, zero, strict=True)
         )
     )
-    return (new, 0) if time <= _FEW_STEPS else _by_parts(problem, init, new)
+    return guess(new)
   if diagonal is not None and cell.has_exact_guess:
-    return improved(zero), 0
+    return parts.ends(improved(zero)), 0
   rounds = 2 if time <= _FEW_STEPS else 4
   found = lax.fori_loop(0, rounds, lambda _, carries: improved(carries), zero)
-  return (found, 0) if time <= _FEW_STEPS else _by_parts(problem, init, found)
+  return guess(found)
 
 
 def _by_parts(
-    problem: newton.Problem, init: Carry, guess: Carry
+    problem: newton.Problem, parts: newton_parts.Parts, guess: Carry
 ) -> tuple[Carry, Array]:
   """Improves a guess: runs parts of time side by side, a few times.
 
   Args:
     problem: the steps.
-    init: the carry before the first step, each [B, F].
-    guess: the carries after all steps, each [T, B, F].
+    parts: of time.
+    guess: the carries that parts end with, each [count, B, F].
 
   Returns:
-    As `guess`, with better carries where parts end, unless the runs give
-    numbers that are not finite; and the number of steps in turn.
+    As `guess`, which stays where the runs give numbers that are not finite; and
+    the number of steps in turn.
   """
-  parts = problem.parts(init)
 
   def run(ends):
     new = parts.run(ends)
@@ -136,7 +144,7 @@ def _by_parts(
     ends, earlier, _, runs = state
     return *run(ends), earlier, runs + 1
 
-  ends, change = run(parts.ends(guess))
+  ends, change = run(guess)
   ends, _, _, runs = lax.while_loop(
       unfinished,
       again,
@@ -149,9 +157,9 @@ def _by_parts(
   )
   ends = tuple(
       jnp.where(jnp.isfinite(new), new, old)
-      for new, old in zip(ends, parts.ends(guess), strict=True)
+      for new, old in zip(ends, guess, strict=True)
   )
-  return parts.with_ends(guess, ends), runs * parts.length
+  return ends, runs * parts.length
 
 
 class _Solve:

@@ -60,13 +60,6 @@ class Parts:
     """Returns the ends of parts, of carries after all steps [T, B, F]."""
     return tuple(self._cut(x)[-1] for x in s)
 
-  def with_ends(self, s: Carry, ends: Carry) -> Carry:
-    """Returns carries after all steps with others where parts end."""
-    return tuple(
-        self._joined(self._cut(x).at[-1].set(e))
-        for x, e in zip(s, ends, strict=True)
-    )
-
   def run(self, ends: Carry) -> Carry:
     """Runs all parts once, each from the end of the one before it.
 
@@ -88,22 +81,26 @@ class Parts:
     )
     return ends
 
-  def carries(self, ends: Carry) -> tuple[Carry, Carry]:
+  def carries(self, ends: Carry) -> Carry:
     """Runs all parts once, like `run`.
 
     Returns:
-      The carries after all steps, each [T, B, F], and the same with `ends` in
-      place of those that parts end with, but for the last part.
+      The carries after all steps, each [T, B, F].
     """
     body = lambda carry, x: (self._step(carry, x),) * 2
     _, found = lax.scan(body, self._begun(ends), self._xs)
-    begun_with = tuple(
-        x.at[-1, :-1].set(e[:-1]) for x, e in zip(found, ends, strict=True)
-    )
-    return (
-        tuple(map(self._joined, found)),
-        tuple(map(self._joined, begun_with)),
-    )
+    return tuple(map(self._joined, found))
+
+  def with_ends(self, s: Carry, ends: Carry) -> Carry:
+    """Returns carries with others where parts end, but for the last part.
+
+    Args:
+      s: after all steps, each [T, B, F].
+      ends: as for `run`.
+    """
+    at = jnp.arange(1, self.count) * self.length - 1
+    at = self._time - 1 - at if self._reverse else at
+    return tuple(x.at[at].set(e[:-1]) for x, e in zip(s, ends, strict=True))
 
   def _begun(self, ends):
     return tuple(
