@@ -53,12 +53,12 @@ class Parts:
     self._init, self._reverse = init, reverse
     self.length = min(_LONGEST, math.isqrt(self._time - 1) + 1)
     self.count = -(-self._time // self.length)
-    self._xs = jax.tree.map(self._cut, xs)
+    self._xs = xs
     self._step = jax.vmap(lambda carry, x: body(carry, x)[0])
 
   def ends(self, s: Carry) -> Carry:
     """Returns the ends of parts, of carries after all steps [T, B, F]."""
-    return tuple(self._cut(x)[-1] for x in s)
+    return self._at(self.length - 1, s)
 
   def run(self, ends: Carry) -> Carry:
     """Runs all parts once, each from the end of the one before it.
@@ -69,8 +69,8 @@ class Parts:
     Returns:
       The carries that parts end with.
     """
-    body = lambda carry, x: (self._step(carry, x), None)
-    return lax.scan(body, self._begun(ends), self._xs)[0]
+    body = lambda i, carry: self._step(carry, self._at(i, self._xs))
+    return lax.fori_loop(0, self.length, body, self._begun(ends))
 
   def run_often(self, ends: Carry, times: Array) -> Carry:
     """Runs all parts so many times, each time from the ends that were found."""
@@ -87,8 +87,9 @@ class Parts:
     Returns:
       The carries after all steps, each [T, B, F].
     """
-    body = lambda carry, x: (self._step(carry, x),) * 2
-    _, found = lax.scan(body, self._begun(ends), self._xs)
+    body = lambda carry, i: (self._step(carry, self._at(i, self._xs)),) * 2
+    steps = jnp.arange(self.length)
+    _, found = lax.scan(body, self._begun(ends), steps)
     return tuple(map(self._joined, found))
 
   def with_ends(self, s: Carry, ends: Carry) -> Carry:
@@ -108,15 +109,16 @@ class Parts:
         for c, e in zip(self._init, ends, strict=True)
     )
 
-  def _cut(self, x):
-    """Returns [length, count, ...] of [T, ...], in the order of the loop."""
-    missing = self.count * self.length - self._time
-    x = jnp.flip(x, 0) if self._reverse else x
-    x = jnp.concatenate([x, x[self._time - missing :]]) if missing else x
-    return jnp.swapaxes(x.reshape(self.count, self.length, *x.shape[1:]), 0, 1)
+  def _at(self, i, tree):
+    """Returns step i of every part, [count, ...], of arrays [T, ...]."""
+    # Not all steps in another order at once: that copy would stay in memory.
+    steps = jnp.arange(self.count) * self.length + i
+    steps = jnp.minimum(steps, self._time - 1)
+    steps = self._time - 1 - steps if self._reverse else steps
+    return jax.tree.map(lambda x: x[steps], tree)
 
   def _joined(self, x):
-    """The inverse of `_cut`."""
+    """Returns [T, ...] of [length, count, ...]."""
     x = jnp.swapaxes(x, 0, 1)
     x = x.reshape(self.count * self.length, *x.shape[2:])[: self._time]
     return jnp.flip(x, 0) if self._reverse else x
