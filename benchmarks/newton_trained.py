@@ -3,9 +3,10 @@
   python train.py --config=configs/gru_smnist.py --workdir=runs/gru ...
   python benchmarks/newton_trained.py runs/gru ...
 
-Each run's layer sees the rows of test images of MNIST, one image after the
-other: 1,008 steps, by `rnnzoo.verify`. Pixels are from 0 to 1, as the runs must
-have had them (`data.scaling='minmax'`). `--output` names a JSON file.
+Each run's first layer sees the rows of test images of MNIST, one image after
+the other, by `rnnzoo.verify`: 37 and 1,008 steps. Pixels are from 0 to 1, as
+the runs must have had them (`data.scaling='minmax'`). `--output` names a JSON
+file.
 """
 
 import dataclasses
@@ -18,6 +19,7 @@ from absl import flags
 from flax import nnx
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import rnnzoo
 from rnnzoo import training
@@ -25,17 +27,36 @@ from rnnzoo import training
 _OUTPUT = flags.DEFINE_string('output', None, 'The JSON file to write.')
 _COMMIT = flags.DEFINE_string('commit', '', 'The commit that is measured.')
 
-IMAGES = 36
+# (steps, dtype, whether the weights are trained)
+CASES = [
+    (37, 'float32', True),
+    (1008, 'float32', False),
+    (1008, 'float32', True),
+    (1008, 'float64', True),
+]
+
+# K* above this is not searched for.
+_MOST = 16
 
 
-def verify(model, images) -> dict[str, object]:
-  """Returns the fields of `rnnzoo.Verification` for a model's first layer.
+def verify(layer, images, dtype: str) -> dict[str, object]:
+  """Returns the fields of `rnnzoo.Verification`.
 
   Args:
-    model: a classifier of rows.
+    layer: of one cell.
     images: [1, steps, features].
+    dtype: of parameters and images.
   """
-  return dataclasses.asdict(rnnzoo.verify(model.backbone.layers[0], images))
+  with jax.enable_x64(dtype == 'float64'):
+    graphdef, state = nnx.split(layer)
+    state = jax.tree.map(lambda x: jnp.asarray(x, dtype), state)
+    path = rnnzoo.AssociativeScan(max_iterations=_MOST)
+    found = rnnzoo.verify(
+        nnx.merge(graphdef, state),
+        jnp.asarray(images, dtype),
+        implementation=path,
+    )
+  return dataclasses.asdict(found)
 
 
 def main(argv) -> None:
@@ -43,22 +64,28 @@ def main(argv) -> None:
   rows = []
   for directory in argv[1:]:
     run = training.load(directory)
-    images = jnp.asarray(run.task.splits['test']['inputs'][:IMAGES])
-    images = images.reshape(1, -1, images.shape[-1]) / 255.0
+    images = run.task.splits['test']['inputs'][:36] / np.float32(255)
+    images = images.reshape(1, -1, images.shape[-1])
     fresh = run.task.build_model(nnx.Rngs(0))
     report = (pathlib.Path(directory) / 'report.json').read_text('utf-8')
     accuracy = json.loads(report)['test']['accuracy']['mean']
+    layers = [model.backbone.layers[0] for model in (fresh, run.model)]
+    cases = []
+    for steps, dtype, trained in CASES:
+      found = verify(layers[trained], images[:, :steps], dtype)
+      cases.append(
+          {'steps': steps, 'dtype': dtype, 'trained': trained, **found}
+      )
+      print(type(layers[0]).__name__, cases[-1], flush=True)
     rows.append(
         {
-            'layer': type(run.model.backbone.layers[0]).__name__,
+            'layer': type(layers[0]).__name__,
             'epochs': run.config.num_epochs,
-            'features': run.model.backbone.layers[0].out_features,
+            'features': layers[0].out_features,
             'test_accuracy': accuracy,
-            'before': verify(fresh, images),
-            'after': verify(run.model, images),
+            'cases': cases,
         }
     )
-    print(rows[-1]['layer'], rows[-1]['before'], rows[-1]['after'], flush=True)
     if _OUTPUT.value:
       write(rows)
 

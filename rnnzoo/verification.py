@@ -37,6 +37,9 @@ class Verification:
     sensitivity: largest error that one rounding error in each step makes, in
       the carry's scale.
     fell_back: whether some steps ran one by one.
+    in_turn: steps that ran one after the other, most of them side by side with
+      those of other parts of time. 'scan' has as many as the sequence; with as
+      many or more, the iteration gained nothing.
     error: largest difference between the path's carries and those of 'scan', in
       the carry's scale.
     lyapunov: mean logarithm, over the steps, of the growth of a small change of
@@ -53,6 +56,7 @@ class Verification:
   residual: float
   sensitivity: float
   fell_back: bool
+  in_turn: int
   error: float
   lyapunov: float
   exact: bool
@@ -151,6 +155,7 @@ def _verify(plan, operands) -> Verification:
       residual=float(report.residual),
       sensitivity=float(report.sensitivity),
       fell_back=bool(report.fell_back),
+      in_turn=int(report.in_turn),
       error=float(difference(found)),
       lyapunov=float(
           jax.jit(functools.partial(_lyapunov, plan.steps))(operands)

@@ -6,8 +6,16 @@ f_t(s_{t-1}) - s_t = 0. One Newton iteration is linear in its correction d,
     d_t = A_t d_{t-1} + f_t(s_{t-1}) - s_t,    A_t = df_t / ds at s_{t-1}
 
 and this recurrence takes one associative scan (Lim et al., 2024, "Parallelizing
-non-linear sequential models over the sequence length"). Each iteration makes at
-least one more step exact, so the iteration ends; it pays where it ends soon.
+non-linear sequential models over the sequence length").
+
+Far from the trajectory, a linearisation may lead further away, and then only
+the first steps that are not exact yet become so. So each iteration also runs
+the steps: parts of time side by side, from the carries that the scan gave
+(`newton_parts.py`). Within a part the steps then follow from each other, and
+equations are open only at the joints between parts. An iteration makes at least
+one more part exact. One that comes late runs the parts several times, each time
+from the ends found before, and makes as many parts exact. So the iteration
+ends; it pays where it ends soon.
 
 The result is that of the loop over time, or it is not taken:
 
@@ -27,14 +35,13 @@ from typing import Any, NamedTuple
 
 import jax
 from jax import lax
-from jax.extend import core
-from jax.interpreters import batching
-from jax.interpreters import mlir
 import jax.numpy as jnp
 
 from rnnzoo import cell as cell_lib
 from rnnzoo.engines import affine_maps
+from rnnzoo.engines import branches
 from rnnzoo.engines import newton_errors
+from rnnzoo.engines import newton_parts
 
 Array = jax.Array
 Carry = cell_lib.Carry
@@ -42,6 +49,14 @@ Carry = cell_lib.Carry
 # In roundings of the carry's scale: a residual of `_SMALL` is rounding and no
 # more; one of `_LARGE` is where it falls no further and does no harm.
 _SMALL, _LARGE = 4, 64
+
+# From this iteration on, each runs the parts twice as often as the one before
+# it, up to `_MOST_RUNS`.
+_LATE, _MOST_RUNS = 1, 8
+
+# The growth of rounding errors is that of the trajectory where the residual was
+# no larger than this.
+_NEAR = 1e-2
 
 
 class Report(NamedTuple):
@@ -54,12 +69,15 @@ class Report(NamedTuple):
     sensitivity: largest error in the trajectory, in the carry's scale, that one
       rounding error in each step makes.
     fell_back: whether some steps ran one by one.
+    in_turn: steps that ran one after the other in all windows together, most of
+      them side by side with those of other parts of time. `lax.scan` has T.
   """
 
   iterations: Array
   residual: Array
   sensitivity: Array
   fell_back: Array
+  in_turn: Array
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -130,16 +148,21 @@ class Problem:
 
     return lax.scan(body, init, self.xs, reverse=self.reverse)
 
+  def parts(self, init: Carry) -> newton_parts.Parts:
+    """Returns parts of time, to be run side by side."""
+    return newton_parts.Parts(self.body, init, self.xs, self.reverse)
+
   def last(self, s: Carry) -> Carry:
     """Returns the carry after the last step."""
     return tuple(x[0] if self.reverse else x[-1] for x in s)
 
 
 class _State(NamedTuple):
-  s: Carry
+  ends: Carry
   new: Carry
   errors: Carry
   iterations: Array
+  runs: Array
   residual: Array
   earlier: Array
   sensitivity: Array
@@ -161,7 +184,7 @@ def solve(
     problem: the steps.
     init: the carry before the first step.
     init_errors: growth of rounding errors up to there; None for a linear body.
-    guess: the carries after the steps, to begin with.
+    guess: the carries that parts of time end with, to begin with.
     max_iterations: at most so many affine scans.
     most_sensitive: the largest growth of rounding errors that is accepted.
     tolerance: an error in the carry's scale that is small enough; 0 goes on to
@@ -172,6 +195,10 @@ def solve(
     how it went; and whether the carries are the trajectory.
   """
   eps = newton_errors.rounding(init)
+  parts = problem.parts(init)
+
+  def residual_of(new, ends):
+    return _residual(problem, new, parts.with_ends(new, ends))
 
   def right(state):
     error = state.residual / eps * state.sensitivity
@@ -187,26 +214,34 @@ def solve(
       more = ~right(state)
     else:
       more = (state.residual > _SMALL * eps) & (falls | ~right(state))
-    if init_errors is not None:  # Their growth is asked for in any case.
-      more |= state.iterations == 0
+    if init_errors is not None:  # Their growth is that near the trajectory.
+      more |= state.earlier > _NEAR
     more &= state.iterations < max_iterations
     return more & jnp.isfinite(state.residual)
 
   def iterate(state):
-    before = problem.before(init, state.s)
+    s = parts.with_ends(state.new, state.ends)
+    before = problem.before(init, s)
     maps = problem.maps(before)
-    correction = tuple(map(jnp.subtract, state.new, state.s))
+    correction = tuple(map(jnp.subtract, state.new, s))
     given = [correction]
     if init_errors is not None:
       given.append(
           _error_terms(problem, maps, state, init, init_errors, before)
       )
     correction, *errors = affine_maps.solve(maps, given, problem.reverse)
+    # Not s + d: where d is the open equation's alone, the sum is new itself.
     s = tuple(
-        jnp.where(jnp.isfinite(x + d), x + d, new)
-        for x, d, new in zip(state.s, correction, state.new, strict=True)
+        new + jnp.where(jnp.isfinite(d), d - gap, 0)
+        for new, d, gap in zip(state.new, correction, given[0], strict=True)
     )
-    new = problem.after(problem.before(init, s))[0]
+    # After as many runs as there are parts, all of them are exact.
+    runs = jnp.minimum(
+        jnp.minimum(2 ** jnp.clip(state.iterations - _LATE, 0, 30), _MOST_RUNS),
+        jnp.maximum(parts.count - state.runs, 1),
+    )
+    ends = parts.run_often(parts.ends(s), runs - 1)
+    new = parts.carries(ends)
     sensitivity, found = state.sensitivity, state.errors
     if init_errors is not None:
       (found,) = errors
@@ -217,28 +252,30 @@ def solve(
       # An infinite error would stay one in the next iteration.
       found = tuple(jnp.where(jnp.isfinite(e), e, 0) for e in found)
     return _State(
-        s=s,
+        ends=ends,
         new=new,
         errors=found,
         iterations=state.iterations + 1,
-        residual=_residual(problem, new, s),
+        runs=state.runs + runs,
+        residual=residual_of(new, ends),
         earlier=state.residual,
         sensitivity=sensitivity,
     )
 
-  new = problem.after(problem.before(init, guess))[0]
-  residual = _residual(problem, new, guess)
+  new = parts.carries(guess)
+  residual = residual_of(new, guess)
   start = _State(
-      s=guess,
+      ends=guess,
       new=new,
       errors=() if init_errors is None else jax.tree.map(jnp.zeros_like, new),
       iterations=_as(residual, 0, jnp.int32),
+      runs=_as(residual, 1, jnp.int32),
       residual=residual,
       earlier=jnp.full_like(residual, jnp.inf),
       sensitivity=jnp.zeros_like(residual),
   )
   state = lax.while_loop(
-      lambda state: ~for_all_mapped(~unfinished(state)), iterate, start
+      lambda state: ~branches.for_all_mapped(~unfinished(state)), iterate, start
   )
   final = right(state)
   errors: Any = None
@@ -249,6 +286,7 @@ def solve(
       residual=state.residual,
       sensitivity=state.sensitivity,
       fell_back=~final,
+      in_turn=state.runs * parts.length,
   )
   return problem.before(init, state.new), errors, report, final
 
@@ -269,34 +307,12 @@ def solve_linear(problem: Problem, init: Carry) -> tuple[Carry, Any]:
   new, ys = problem.after(problem.before(init, s))
   residual = _residual(problem, new, s)
   return lax.cond(
-      for_all_mapped(residual <= _LARGE * newton_errors.rounding(init)),
+      branches.for_all_mapped(
+          residual <= _LARGE * newton_errors.rounding(init)
+      ),
       lambda: (problem.last(new), ys),
       lambda: lax.scan(problem.body, init, problem.xs, reverse=problem.reverse),
   )
-
-
-def for_all_mapped(flag: Array) -> Array:
-  """Returns the flag; under `jax.vmap`, whether it holds in all of its rows.
-
-  A branch that rows decide each on their own would become both branches.
-  """
-  return _for_all_mapped_p.bind(flag)
-
-
-_for_all_mapped_p = core.Primitive('for_all_mapped')
-_for_all_mapped_p.def_impl(lambda flag: flag)
-_for_all_mapped_p.def_abstract_eval(lambda flag: flag)
-mlir.register_lowering(
-    _for_all_mapped_p, mlir.lower_fun(lambda flag: flag, multiple_results=False)
-)
-
-
-def _for_all_rows(args, dims):
-  (flag,), (axis,) = args, dims
-  return for_all_mapped(jnp.all(flag, axis=axis)), None
-
-
-batching.primitive_batchers[_for_all_mapped_p] = _for_all_rows
 
 
 def _error_terms(problem, maps, state, init, init_errors, before) -> Carry:

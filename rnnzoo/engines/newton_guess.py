@@ -26,9 +26,11 @@ import jax.numpy as jnp
 
 from rnnzoo import cell as cell_lib
 from rnnzoo.engines import affine_maps
+from rnnzoo.engines import branches
 from rnnzoo.engines import jacobians
 from rnnzoo.engines import newton
 from rnnzoo.engines import newton_errors
+from rnnzoo.engines import newton_parts
 from rnnzoo.engines import scan_steps
 
 Array = jax.Array
@@ -38,8 +40,7 @@ Gates = cell_lib.Gates
 # Up to so many steps, gates are frozen at a guess once; beyond it, three times.
 _FEW_STEPS = 64
 
-# Steps of a part of time, and how often parts run at most.
-_PART = 32
+# How often parts of time run at most.
 _MOST_RUNS = 8
 
 # A change of the ends of parts, in the carry's scale, from which the iteration
@@ -54,8 +55,10 @@ def first(
     kernels: tuple[Array, ...],
     init: Carry,
     restart: Carry,
-) -> Carry:
-  """Returns the first guess of the carries after all steps, each [T, B, F].
+) -> tuple[Carry, Array | int]:
+  """Returns the first guess of the carries that parts of time end with.
+
+  With it comes the number of steps that ran one after the other for it.
 
   Args:
     problem: the steps, whose `xs` are the input gates, resets and masks.
@@ -86,6 +89,14 @@ def first(
 
   zero = problem.zeros(init)
   time = zero[0].shape[0]
+  parts = problem.parts(init)
+
+  def guess(carries):
+    ends = parts.ends(carries)
+    if time <= _FEW_STEPS:
+      return ends, 0
+    return _by_parts(problem, parts, ends)
+
   if jax.eval_shape(improved, zero) is None:
     new, _ = problem.after(
         tuple(
@@ -93,50 +104,31 @@ def first(
             for c, z in zip(init, zero, strict=True)
         )
     )
-    return new if time <= _FEW_STEPS else _by_parts(problem, init, new)
+    return guess(new)
   if diagonal is not None and cell.has_exact_guess:
-    return improved(zero)
+    return parts.ends(improved(zero)), 0
   rounds = 2 if time <= _FEW_STEPS else 4
   found = lax.fori_loop(0, rounds, lambda _, carries: improved(carries), zero)
-  return found if time <= _FEW_STEPS else _by_parts(problem, init, found)
+  return guess(found)
 
 
-def _by_parts(problem: newton.Problem, init: Carry, guess: Carry) -> Carry:
+def _by_parts(
+    problem: newton.Problem, parts: newton_parts.Parts, guess: Carry
+) -> tuple[Carry, Array]:
   """Improves a guess: runs parts of time side by side, a few times.
 
   Args:
     problem: the steps.
-    init: the carry before the first step, each [B, F].
-    guess: the carries after all steps, each [T, B, F].
+    parts: of time.
+    guess: the carries that parts end with, each [count, B, F].
 
   Returns:
-    As `guess`, which stays where the runs give numbers that are not finite.
+    As `guess`, which stays where the runs give numbers that are not finite; and
+    the number of steps in turn.
   """
-  time = guess[0].shape[0]
-  count = -(-time // _PART)
-  missing = count * _PART - time
-
-  def cut(x):
-    """Returns [_PART, count, ...] of [T, ...], in the order of the loop."""
-    x = jnp.flip(x, 0) if problem.reverse else x
-    x = jnp.concatenate([x, x[time - missing :]]) if missing else x
-    return jnp.swapaxes(x.reshape(count, _PART, *x.shape[1:]), 0, 1)
-
-  def joined(x):
-    x = jnp.swapaxes(x, 0, 1).reshape(count * _PART, *x.shape[2:])[:time]
-    return jnp.flip(x, 0) if problem.reverse else x
-
-  xs = jax.tree.map(cut, problem.xs)
-  step = jax.vmap(lambda carry, x: problem.body(carry, x)[0])
-
-  def begun(ends):
-    return tuple(
-        jnp.concatenate([c[None], e[:-1]])
-        for c, e in zip(init, ends, strict=True)
-    )
 
   def run(ends):
-    new, _ = lax.scan(lambda c, x: (step(c, x), None), begun(ends), xs)
+    new = parts.run(ends)
     difference = tuple(map(jnp.subtract, new, ends))
     scale = newton_errors.scales(
         new, heads=problem.heads, begins=None, reverse=False, together=False
@@ -146,14 +138,14 @@ def _by_parts(problem: newton.Problem, init: Carry, guess: Carry) -> Carry:
   def unfinished(state):
     _, change, earlier, runs = state
     more = (change > _SMALL_CHANGE) & (change < earlier)
-    return ~newton.for_all_mapped(~(more & (runs < _MOST_RUNS - 1)))
+    return ~branches.for_all_mapped(~(more & (runs < _MOST_RUNS - 1)))
 
   def again(state):
     ends, earlier, _, runs = state
     return *run(ends), earlier, runs + 1
 
-  ends, change = run(tuple(cut(x)[-1] for x in guess))
-  ends, *_ = lax.while_loop(
+  ends, change = run(guess)
+  ends, _, _, runs = lax.while_loop(
       unfinished,
       again,
       (
@@ -163,11 +155,11 @@ def _by_parts(problem: newton.Problem, init: Carry, guess: Carry) -> Carry:
           jnp.ones_like(change, jnp.int32),
       ),
   )
-  _, found = lax.scan(lambda c, x: (step(c, x),) * 2, begun(ends), xs)
-  return tuple(
+  ends = tuple(
       jnp.where(jnp.isfinite(new), new, old)
-      for new, old in zip(map(joined, found), guess, strict=True)
+      for new, old in zip(ends, guess, strict=True)
   )
+  return ends, runs * parts.length
 
 
 class _Solve:

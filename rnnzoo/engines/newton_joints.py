@@ -35,9 +35,9 @@ import jax.numpy as jnp
 import pallas_kernels
 from pallas_kernels import sharding
 from rnnzoo import cell as cell_lib
+from rnnzoo.engines import branches
 from rnnzoo.engines import call as call_lib
 from rnnzoo.engines import joint_cells
-from rnnzoo.engines import newton
 from rnnzoo.engines import part_runs
 from rnnzoo.engines import scan_steps
 
@@ -197,7 +197,7 @@ def _solve(problem: part_runs.Problem, otherwise) -> tuple[Carry, Report]:
 
   # A loop and not a branch, which would copy what is right already.
   state = lax.while_loop(
-      lambda state: ~newton.for_all_mapped(state.right),
+      lambda state: ~branches.for_all_mapped(state.right),
       again,
       run(_first(problem), jnp.int32(1), jnp.float32(jnp.inf)),
   )

@@ -25,6 +25,7 @@ from pallas_kernels import sharding
 from pallas_kernels import targets
 from rnnzoo import cell as cell_lib
 from rnnzoo.engines import affine_maps
+from rnnzoo.engines import branches
 from rnnzoo.engines import call as call_lib
 from rnnzoo.engines import derivatives
 from rnnzoo.engines import jacobians
@@ -140,7 +141,9 @@ def _unroll_with_report(
         heads=_heads(kernel, init),
         begins=None if reset is None else reset[..., None],
     )
-    guess = newton_guess.first(problem, cell, params, kernels, init, restart)
+    guess, guess_in_turn = newton_guess.first(
+        problem, cell, params, kernels, init, restart
+    )
     before, after_errors, found, is_trajectory = newton.solve(
         problem,
         init,
@@ -162,13 +165,17 @@ def _unroll_with_report(
       return _in_turn(problem, init, errors)
 
     carries, errors, sensitivity = lax.cond(
-        newton.for_all_mapped(is_trajectory), parallel, in_turn
+        branches.for_all_mapped(is_trajectory), parallel, in_turn
     )
     report = Report(
         iterations=jnp.maximum(report.iterations, found.iterations),
         residual=jnp.maximum(report.residual, found.residual),
         sensitivity=jnp.maximum(report.sensitivity, sensitivity),
         fell_back=report.fell_back | found.fell_back,
+        in_turn=report.in_turn
+        + found.in_turn
+        + guess_in_turn
+        + jnp.where(is_trajectory, 0, x.shape[0]),
     )
     return (problem.last(carries), errors, report), carries
 
@@ -178,6 +185,7 @@ def _unroll_with_report(
       residual=zero,
       sensitivity=zero,
       fell_back=jnp.zeros_like(zero, dtype=bool),
+      in_turn=jnp.zeros_like(zero, dtype=jnp.int32),
   )
 
   def unless_hopeless(state, xs):
@@ -185,7 +193,7 @@ def _unroll_with_report(
     empty = tuple(jnp.zeros((xs[0].shape[0], *c.shape), c.dtype) for c in carry)
     empty = jax.tree.map(lambda a: sharding.like(a, x), empty)
     return lax.cond(
-        newton.for_all_mapped(state[2].sensitivity <= bound),
+        branches.for_all_mapped(state[2].sensitivity <= bound),
         window,
         lambda state, _: (state, empty),
         state,
@@ -199,13 +207,17 @@ def _unroll_with_report(
       steps.chunk,
       reverse,
   )
-  hopeful = newton.for_all_mapped(report.sensitivity <= bound)
+  hopeful = branches.for_all_mapped(report.sensitivity <= bound)
   final, carries = lax.cond(
       hopeful,
       lambda: (final, carries),
       lambda: scan.carries(steps, operands),
   )
-  return final, carries, report._replace(fell_back=report.fell_back | ~hopeful)
+  report = report._replace(
+      fell_back=report.fell_back | ~hopeful,
+      in_turn=report.in_turn + jnp.where(hopeful, 0, operands.x.shape[0]),
+  )
+  return final, carries, report
 
 
 def _in_turn(problem: newton.Problem, init: Carry, errors: Carry):
