@@ -390,7 +390,8 @@ def newton() -> str:
     lines.append(
         f'| `{row["layer"]}` | {"-" if least is None else least} |'
         f' {row["iterations"]} | {row["sensitivity"]:.0e} |'
-        f' {row["lyapunov"]:.2g} | {"yes" if row["fell_back"] else "no"} |'
+        f' {row["lyapunov"]:.2g} |'
+        f' {row["in_turn"]:,}{", all" if row["fell_back"] else ""} |'
     )
   sizes = data['shapes'][data['rows'][0]['shape']]
   lines += [
