@@ -198,8 +198,11 @@ class NewtonTrainedTest(parameterized.TestCase):
     # In float32 both round in each step, which adds up like a random walk.
     limit = 1e-10 if dtype == 'float64' else 1e-6 * max(2, 0.2 * time**0.5)
     self.assert_close(found, wanted, limit)
-    # A derivative is as inexact as the trajectory that it is taken at.
+    # A derivative is as inexact as the trajectory that it is taken at, and in
+    # float32 both paths' sums of large gradients round by some 5e-6.
     limit = max(limit, float(report.sensitivity))
+    if dtype == 'float32':
+      limit = max(limit, 1e-5)
     found = gradients(functools.partial(newton_windows.unroll, plan), operands)
     wanted = gradients(functools.partial(scan.unroll, plan.steps), operands)
     self.assert_close(found, wanted, limit)
