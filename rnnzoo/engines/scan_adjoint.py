@@ -8,11 +8,11 @@ linear in the adjoint λ,
     λ_{t-1} = g_{t-1} + (d carry_t / d carry_{t-1})ᵀ λ_t
 
 and the gradients of kernels are then one product a chunk, added up in float32.
-A cell whose linearisation is large, as that of many inner steps, is linearised
-in the loop instead, a step at a time.
 Adding them step by step, as plain autodiff of a scan does, is slower and loses
-digits in bfloat16. One thing need not be linear: `recurrent_gradient_clip`
-bounds the cotangent that comes back through the recurrent kernel.
+digits in bfloat16. A cell whose linearisation is large, as that of many inner
+steps, is linearised in the loop instead, a step at a time. One thing need not
+be linear: `recurrent_gradient_clip` bounds the cotangent that comes back
+through the recurrent kernel.
 """
 
 from collections.abc import Callable
@@ -51,70 +51,82 @@ def backward(
   Returns:
     Cotangents with the structure of `Operands`; None for the masks.
   """
-  params, weights, x, kernel, carry, restart, reset, mask = saved.operands
+  adjoint = _Adjoint(plan, saved, loop)
   d_carry, d_outputs = cotangents
-  call, reverse = plan.call, plan.call.reverse
-  kernels = scan_steps.pack(plan.cell, kernel)
-  # Transposed here, not in the loop, where each step would do it again.
-  transposed = tuple(map(products.transpose, kernels))
-  stages = len(kernels)
-  stop = call.stop_recurrent_gradient
+  params, weights, x, kernel, _, restart, reset, mask = saved.operands
+  sums = (
+      params,
+      weights,
+      adjoint.kernels,
+      restart if reset is not None else (),
+  )
+  (d_carry, (d_params, d_weights, d_kernels, d_restart)), d_x = (
+      scan_steps.scan_chunks(
+          adjoint.chunk,
+          (d_carry, jax.tree.map(_zero_sum, sums)),
+          (
+              x,
+              reset,
+              mask,
+              saved.carries if saved.start is None else saved.start,
+              saved.h_gates,
+              d_outputs,
+              jnp.arange(x.shape[0]),
+          ),
+          plan.adjoint_chunk,
+          not plan.call.reverse,
+      )
+  )
+  d_kernel = None
+  if kernel is not None:
+    gates = kernel.shape[0]
+    counts = (gates,) if adjoint.stages == 1 else (gates - 1, 1)
+    parts = [
+        products.unpack(d, n) for d, n in zip(d_kernels, counts, strict=True)
+    ]
+    d_kernel = products.settled(jnp.concatenate(parts))
+  if reset is None:
+    d_restart = _zeros(restart)
+  cast = lambda d, x: d.astype(x.dtype)
+  d_params, d_weights, d_kernel = jax.tree.map(
+      cast, (d_params, d_weights, d_kernel), (params, weights, kernel)
+  )
+  return call_lib.Operands(
+      d_params, d_weights, d_x, d_kernel, d_carry, d_restart, None, None
+  )
 
-  def through(stage, d_gates):
-    """Returns the cotangent of the operand of a stage's kernel."""
-    if stop:
-      return jnp.zeros_like(d_gates[0])
-    d = products.multiply_transposed(transposed[stage], d_gates)
-    clip = call.recurrent_gradient_clip
-    if call.zero_not_finite:
-      d = jnp.where(jnp.isfinite(d), d, 0)
-    return d if clip is None else jnp.clip(d, -clip, clip)
 
-  def body(d_carry, xs):
-    pullbacks, at, d_outputs, reset, mask = xs
-    if at is not None:
-      pullbacks, _ = _linearize(plan.cell, params, *at)
-    seen = map(jnp.add, d_carry, d_outputs)
-    d_carry = (*seen, *d_carry[call.outputs :])
-    d_new = (
-        d_carry
-        if mask is None
-        else scan_steps.select(mask, d_carry, _zeros(d_carry))
-    )
-    cotangents, d_operand = _pull(pullbacks, d_new, lambda d: through(1, (d,)))
-    *_, d_h_gates, d_start = cotangents
-    if stages:
-      first = d_h_gates if stages == 1 else d_h_gates[:-1]
-      d_start = (d_start[0] + through(0, first), *d_start[1:])
-    if mask is not None:
-      held = scan_steps.select(mask, _zeros(d_carry), d_carry)
-      d_start = tuple(map(jnp.add, d_start, held))
-    d_restart: Carry = ()
-    if reset is not None:
-      d_restart = scan_steps.select(reset, d_start, _zeros(d_start))
-      d_start = scan_steps.select(reset, _zeros(d_start), d_start)
-    after = at is None and not plan.joint
-    local = (d_new, d_operand) if after else cotangents[:3]
-    return d_start, (local, d_restart)
+class _Adjoint:
+  """The loop against the order of the recurrence, chunk by chunk.
 
-  def step(d_carry, xs):
-    """`body` that stores cotangents of gates in few arrays.
+  Attributes:
+    kernels: the packed recurrent kernels, one a stage.
+    stages: how many there are.
+  """
 
-    Those of h_gates are joined. That of an input gate is left out where it is
-    that of a recurrent gate, as for gates that are sums of both.
-    """
-    d_carry, ((d_params, d_x, d_h), d_restart) = body(d_carry, xs)
-    others = (*d_h, *[None] * len(d_x))[: len(d_x)]
-    d_x = tuple(None if a is b else a for a, b in zip(d_x, others, strict=True))
-    return d_carry, (d_params, d_x, products.join(d_h), d_restart)
+  def __init__(
+      self,
+      plan: scan_steps.Plan,
+      saved: scan_steps.Saved,
+      loop: scan_steps.Loop,
+  ):
+    self._plan, self._saved, self._loop = plan, saved, loop
+    self._stop = plan.call.stop_recurrent_gradient
+    self.kernels = scan_steps.pack(plan.cell, saved.operands.recurrent_kernel)
+    self.stages = len(self.kernels)
+    # Transposed here, not in the loop, where each step would do it again.
+    self._transposed = tuple(map(products.transpose, self.kernels))
 
-  def chunk(state, xs):
+  def chunk(self, state, xs):
+    """Adds a chunk to the sums of gradients; `scan_chunks` has its form."""
+    plan, saved = self._plan, self._saved
+    params, weights, _, _, carry, restart, _, _ = saved.operands
     d_carry, sums = state
     x, reset, mask, carries_in_chunk, h_gates, d_outputs, index = xs
     start = carries_in_chunk
     if saved.start is None:
       before = scan_steps.previous(
-          saved.carries, carries_in_chunk, carry, index, reverse
+          saved.carries, carries_in_chunk, carry, index, plan.call.reverse
       )
       start = scan_steps.select(reset, restart, before)
     x_gates, pull_projection = jax.vjp(
@@ -126,108 +138,139 @@ def backward(
       h_gates = products.split(h_gates[0], plan.cell.recurrent_gates)
     if h_gates is None:
       h_gates = scan_steps.multiply(
-          plan.cell, params, kernels, x_gates, start, stop=stop
+          plan.cell, params, self.kernels, x_gates, start, stop=self._stop
       )
-    at = x_gates, h_gates, start
-    linearize = jax.vmap(functools.partial(_linearize, plan.cell, params))
-    pullbacks, operand = linearize(*at)
-    ahead = not _is_large(pullbacks, at)
-    xs = (
-        pullbacks if ahead else None,
-        None if ahead else at,
-        d_outputs,
-        reset,
-        mask,
-    )
-    if plan.joint:
-      d_carry, (d_params, d_x, d_h, d_restart) = lax.scan(
-          step, d_carry, xs, reverse=not reverse
-      )
-      d_h_gates = products.split(d_h, plan.cell.recurrent_gates)
-      d_x_gates = tuple(
-          d_h_gates[g] if d is None else d for g, d in enumerate(d_x)
-      )
-      local = d_params, d_x_gates, d_h_gates
-    else:
-      d_carry, (local, d_restart) = loop(
-          body,
-          d_carry,
-          xs,
-          scan_steps.Linearization(x_gates, h_gates, start, reset, mask),
-          reverse=not reverse,
-      )
-      if ahead:
-        cotangents, _ = jax.vmap(
-            lambda pullbacks, d_new, d: _pull(pullbacks, d_new, lambda _: d)
-        )(pullbacks, *local)
-        local = cotangents[:3]
+    at = scan_steps.Linearization(x_gates, h_gates, start, reset, mask)
+    run = self._run_joint if plan.joint else self._run
+    d_carry, d_restart, local, operand = run(d_carry, d_outputs, at)
     d_params, d_x_gates, d_h_gates = local
     d_weights, d_x = pull_projection(d_x_gates)
-    d_kernels: tuple[Array, ...] = ()
-    h = start[0]
-    if stop:  # A constant in second derivatives, too.
-      h, operand = lax.stop_gradient((h, operand))
-    if stages == 1:
-      d_kernels = (products.outer(kernels[0], h, d_h_gates, joint=plan.joint),)
-    elif operand is not None:
-      d_kernels = (
-          products.outer(kernels[0], h, d_h_gates[:-1], joint=plan.joint),
-          products.outer(kernels[1], operand, d_h_gates[-1:]),
-      )
     time_sum = functools.partial(jnp.sum, axis=0)
     parts = (
         jax.tree.map(time_sum, d_params),
         d_weights,
-        d_kernels,
+        self._d_kernels(start[0], operand, d_h_gates),
         jax.tree.map(time_sum, d_restart),
     )
     return (d_carry, jax.tree.map(jnp.add, sums, parts)), d_x
 
-  sums = (
-      params,
-      weights,
-      kernels,
-      restart if reset is not None else (),
-  )
-  time = x.shape[0]
-  (d_carry, (d_params, d_weights, d_kernels, d_restart)), d_x = (
-      scan_steps.scan_chunks(
-          chunk,
-          (d_carry, jax.tree.map(_zero_sum, sums)),
-          (
-              x,
-              reset,
-              mask,
-              saved.carries if saved.start is None else saved.start,
-              saved.h_gates,
-              d_outputs,
-              jnp.arange(time),
-          ),
-          plan.adjoint_chunk,
-          not reverse,
-      )
-  )
-  d_kernel = None
-  if kernel is not None:
-    gates = kernel.shape[0]
-    counts = (gates,) if stages == 1 else (gates - 1, 1)
-    d_kernel = products.settled(
-        jnp.concatenate(
-            [
-                products.unpack(d, n)
-                for d, n in zip(d_kernels, counts, strict=True)
-            ]
-        )
+  def _linearized(self, at: scan_steps.Linearization):
+    """Returns pullbacks of all steps, or else their points; and operands."""
+    point = at.x_gates, at.h_gates, at.start
+    linearize = functools.partial(
+        _linearize, self._plan.cell, self._saved.operands.params
     )
-  if reset is None:
-    d_restart = _zeros(restart)
-  cast = lambda d, x: d.astype(x.dtype)
-  d_params, d_weights, d_kernel = jax.tree.map(
-      cast, (d_params, d_weights, d_kernel), (params, weights, kernel)
-  )
-  return call_lib.Operands(
-      d_params, d_weights, d_x, d_kernel, d_carry, d_restart, None, None
-  )
+    pullbacks, operand = jax.vmap(linearize)(*point)
+    if _is_large(pullbacks, point):
+      return None, point, operand
+    return pullbacks, None, operand
+
+  def _run(self, d_carry, d_outputs, at: scan_steps.Linearization):
+    """Runs a chunk's steps.
+
+    Returns:
+      The cotangents of the carry before it and of restarts; those of params, of
+      input gates and of recurrent gates, of all steps; and the operands of the
+      second stage.
+    """
+    pullbacks, points, operand = self._linearized(at)
+    d_carry, (local, d_restart) = self._loop(
+        self._step,
+        d_carry,
+        (pullbacks, points, d_outputs, at.reset, at.mask),
+        at,
+        reverse=not self._plan.call.reverse,
+    )
+    if pullbacks is not None:
+      cotangents, _ = jax.vmap(
+          lambda pullbacks, d_new, d: _pull(pullbacks, d_new, lambda _: d)
+      )(pullbacks, *local)
+      local = cotangents[:3]
+    return d_carry, d_restart, local, operand
+
+  def _run_joint(self, d_carry, d_outputs, at: scan_steps.Linearization):
+    """As `_run`, for `Plan.joint`: steps store cotangents in few arrays.
+
+    Those of recurrent gates are joined. That of an input gate is left out where
+    it is that of a recurrent gate, as for gates that are sums of both.
+    """
+    pullbacks, points, operand = self._linearized(at)
+
+    def step(d_carry, xs):
+      d_carry, ((d_params, d_x, d_h), d_restart) = self._step(d_carry, xs)
+      others = (*d_h, *[None] * len(d_x))[: len(d_x)]
+      d_x = tuple(
+          None if a is b else a for a, b in zip(d_x, others, strict=True)
+      )
+      return d_carry, (d_params, d_x, products.join(d_h), d_restart)
+
+    d_carry, (d_params, d_x, d_h, d_restart) = lax.scan(
+        step,
+        d_carry,
+        (pullbacks, points, d_outputs, at.reset, at.mask),
+        reverse=not self._plan.call.reverse,
+    )
+    d_h_gates = products.split(d_h, self._plan.cell.recurrent_gates)
+    d_x_gates = tuple(
+        d_h_gates[g] if d is None else d for g, d in enumerate(d_x)
+    )
+    return d_carry, d_restart, (d_params, d_x_gates, d_h_gates), operand
+
+  def _step(self, d_carry, xs):
+    """Pulls the cotangent of the carry back through a step.
+
+    Returns:
+      That of the carry before it; and the cotangents of params and gates, or
+      what gives them for all steps at once, with that of a restart.
+    """
+    plan, outputs = self._plan, self._plan.call.outputs
+    pullbacks, at, d_outputs, reset, mask = xs
+    if at is not None:
+      pullbacks, _ = _linearize(plan.cell, self._saved.operands.params, *at)
+    d_carry = (*map(jnp.add, d_carry, d_outputs), *d_carry[outputs:])
+    d_new = d_carry
+    if mask is not None:
+      d_new = scan_steps.select(mask, d_carry, _zeros(d_carry))
+    cotangents, d_operand = _pull(
+        pullbacks, d_new, lambda d: self._through(1, (d,))
+    )
+    *_, d_h_gates, d_start = cotangents
+    if self.stages:
+      first = d_h_gates if self.stages == 1 else d_h_gates[:-1]
+      d_start = (d_start[0] + self._through(0, first), *d_start[1:])
+    if mask is not None:
+      held = scan_steps.select(mask, _zeros(d_carry), d_carry)
+      d_start = tuple(map(jnp.add, d_start, held))
+    d_restart: Carry = ()
+    if reset is not None:
+      d_restart = scan_steps.select(reset, d_start, _zeros(d_start))
+      d_start = scan_steps.select(reset, _zeros(d_start), d_start)
+    after = at is None and not plan.joint
+    local = (d_new, d_operand) if after else cotangents[:3]
+    return d_start, (local, d_restart)
+
+  def _through(self, stage: int, d_gates: Gates) -> Array:
+    """Returns the cotangent of the operand of a stage's kernel."""
+    call = self._plan.call
+    if self._stop:
+      return jnp.zeros_like(d_gates[0])
+    d = products.multiply_transposed(self._transposed[stage], d_gates)
+    clip = call.recurrent_gradient_clip
+    if call.zero_not_finite:
+      d = jnp.where(jnp.isfinite(d), d, 0)
+    return d if clip is None else jnp.clip(d, -clip, clip)
+
+  def _d_kernels(self, h, operand, d_h_gates) -> tuple[Array, ...]:
+    """Returns the cotangents of the packed kernels, summed over a chunk."""
+    if not self.stages:
+      return ()
+    if self._stop:  # A constant in second derivatives, too.
+      h, operand = lax.stop_gradient((h, operand))
+    first = d_h_gates if self.stages == 1 else d_h_gates[:-1]
+    d_first = products.outer(self.kernels[0], h, first, joint=self._plan.joint)
+    if self.stages == 1:
+      return (d_first,)
+    return d_first, products.outer(self.kernels[1], operand, d_h_gates[-1:])
 
 
 class _Pullbacks(NamedTuple):
