@@ -14,6 +14,7 @@ with the version of its contents and the digest of each file. It is written last
 and read first: orbax never sees a file that is not what was written.
 """
 
+import errno
 import functools
 import hashlib
 import os
@@ -36,6 +37,17 @@ _MANIFEST = 'manifest.json'
 
 # In the name of a checkpoint that orbax has not written to its end.
 _PARTIAL = '.orbax-checkpoint-tmp'
+
+
+# Errors that tell nothing of the files, which may be whole.
+_NO_ACCESS = {
+    errno.EACCES,
+    errno.EPERM,
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.ENOMEM,
+    errno.EIO,
+}
 
 
 class VersionError(files.RunFileError):
@@ -132,8 +144,8 @@ class Checkpoints:
       best: the same.
 
     Raises:
-      RunFileError: there are checkpoints, but no good one, or one of another
-        version.
+      RunFileError: there are checkpoints, but no good one, or one that cannot
+        be read here, or one of another version.
     """
     restored = self._restore(repair=True, state=state, best=best)
     if restored is None:
@@ -154,15 +166,24 @@ class Checkpoints:
     """
     damaged: dict[int, str] = {}
     for epoch in processes.from_first(self._epochs):
+      path = self._directory / str(epoch)
       try:
-        restored = self._read(epoch, like)
+        processes.from_first(functools.partial(_check, path))
       except VersionError:
         raise
       except Exception as error:  # Anything can be wrong with damaged files.
         if processes.is_loss(error):
           raise
+        if getattr(error, 'errno', None) in _NO_ACCESS:
+          raise files.RunFileError(_unreadable(path, error)) from error
         damaged[epoch] = ' '.join(str(error).split())[:200]
         continue
+      try:
+        restored = self._read(path, like)
+      except Exception as error:
+        if processes.is_loss(error):
+          raise
+        raise files.RunFileError(_unreadable(path, error)) from error
       for bad, reason in damaged.items():
         processes.say(
             f'WARNING: the checkpoint {self._directory / str(bad)} is damaged'
@@ -187,10 +208,8 @@ class Checkpoints:
     names = [path.name for path in self._directory.iterdir()]
     return sorted((int(n) for n in names if n.isdecimal()), reverse=True)
 
-  def _read(self, epoch: int, like: dict[str, Any]) -> dict[str, Any]:
+  def _read(self, path: pathlib.Path, like: dict[str, Any]) -> dict[str, Any]:
     """Returns the items of a checkpoint, and 'progress' in any case."""
-    path = self._directory / str(epoch)
-    processes.from_first(lambda: _check(path))
     items: dict[str, Any] = {
         name: ocp.args.StandardRestore(_by_path(_placed(tree)))
         for name, tree in like.items()
@@ -211,6 +230,15 @@ class Checkpoints:
       count += 1
       target = target.with_name(f'damaged_checkpoint_{epoch}_{count}')
     (self._directory / str(epoch)).rename(target)
+
+
+def _unreadable(path: pathlib.Path, error: Exception) -> str:
+  """Says that a checkpoint, which may be whole, cannot be read here."""
+  reason = ' '.join(str(error).split())[:200]
+  return (
+      f'the checkpoint {path} cannot be read here ({reason}); nothing says that'
+      ' it is damaged'
+  )
 
 
 def _check(path: pathlib.Path) -> None:

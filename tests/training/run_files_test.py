@@ -6,6 +6,7 @@ sentence that names the file.
 
 from collections.abc import Iterator
 import contextlib
+import errno
 import functools
 import io
 import json
@@ -217,6 +218,25 @@ class CheckpointsTest(RunFilesTestCase):
     shutil.rmtree(self.workdir / 'seed_0')
     self.resume()
     self.check_same()
+
+  def test_what_cannot_be_read_is_not_called_damaged(self):
+    self.copy()
+    (self.workdir / 'seed_0/result.json').unlink()
+    denied = PermissionError(errno.EACCES, 'Permission denied')
+    elsewhere = {
+        '_digest': mock.Mock(side_effect=denied),  # The files themselves.
+        '_from_paths': mock.Mock(side_effect=UnicodeError('ascii')),
+    }
+    for name, failing in elsewhere.items():
+      with (
+          mock.patch.object(checkpointing, name, failing),
+          self.assertRaisesRegex(
+              training.RunFileError, '3 cannot be read here .*; nothing says'
+          ),
+      ):
+        self.resume()
+      self.assertTrue(self.checkpoint(3).is_dir())
+    self.assertIn('resumed after epoch 3\n', self.resume())
 
   def test_another_version(self):
     self.copy()
