@@ -136,7 +136,9 @@ class Block(nnx.Module):
       self.conv_norm = nnx.LayerNorm(features, rngs=rngs)
       self.convolution = CausalConvolution(features, conv_width, rngs=rngs)
     self.layer_norm = nnx.LayerNorm(features, rngs=rngs)
-    self.layer = make_layer(features, features, rngs=rngs)
+    self.layer = sequence_layer.make(
+        make_layer, features, features, rngs, {}, 'make_layer'
+    )
     if bidirectional.is_inside(self.layer):
       raise ValueError(
           'a layer of a language model must not read backwards, where it sees'
@@ -240,7 +242,8 @@ class LanguageModel(nnx.Module):
     """
     settings.boolean(is_tied, 'is_tied')
     settings.dropout_rate(dropout_rate)
-    settings.factories([make_layer], sequence_layer.SequenceLayer)
+    base = sequence_layer.SequenceLayer
+    settings.factories([make_layer], base, 'make_layer')
     settings.positive(num_tokens, 'num_tokens')
     settings.positive(features, 'features')
     settings.positive(num_blocks, 'num_blocks')

@@ -181,12 +181,15 @@ def heads(features: int, num_heads: int, has_kernel: bool) -> None:
     )
 
 
-def factories(given: Sequence[Any], base: type) -> None:
+def factories(
+    given: Sequence[Any], base: type, argument: str = 'layer'
+) -> None:
   """Raises ValueError unless each is a layer class or a function making one.
 
   Args:
-    given: the caller's `layer`.
+    given: the caller's.
     base: class of all layers.
+    argument: its name.
   """
   for factory in given:
     inner = factory.func if isinstance(factory, functools.partial) else factory
@@ -203,11 +206,11 @@ def factories(given: Sequence[Any], base: type) -> None:
       got = f'an instance of {module}{cls.__name__}'
       if not is_instance:
         got = f'the class {module}{cls.__name__}'
-      name = f'rnnzoo.{(ours or cls).__name__}'
-      hint = f'; {name} would work, or functools.partial({name}, ...)'
+      layer = f'rnnzoo.{(ours or cls).__name__}'
+      hint = f'; {layer} would work, or functools.partial({layer}, ...)'
     elif not isinstance(factory, (str, type)):
       got = a(type(factory))
     raise ValueError(
-        'layer must be a layer class such as rnnzoo.GRU, or a function with its'
-        f' signature, got {got}{hint}.'
+        f'{argument} must be a layer class such as rnnzoo.GRU, or a function'
+        f' with its signature, got {got}{hint}.'
     )

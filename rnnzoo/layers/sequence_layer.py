@@ -140,8 +140,18 @@ def make(
     features: int,
     rngs: nnx.Rngs,
     options: Mapping[str, Any],
+    argument: str = 'layer',
 ) -> SequenceLayer:
-  """Returns a new layer, or raises ValueError if the factory makes none."""
+  """Returns a new layer, or raises ValueError if the factory makes none.
+
+  Args:
+    factory: a layer class, or a function with its signature.
+    in_features: for the layer.
+    features: for the layer.
+    rngs: for the layer.
+    options: other arguments for the layer.
+    argument: the name by which the caller was given the factory.
+  """
   if isinstance(factory, type):
     # Not of the class, whose metaclass takes any arguments.
     init = factory.__init__  # type: ignore[misc]
@@ -149,13 +159,13 @@ def make(
     if inner is not None and inner.default is inspect.Parameter.empty:
       name = factory.__name__
       raise ValueError(
-          f'layer must say which layer is inside, got {name}; for instance'
+          f'{argument} must say which layer is inside, got {name}; for instance'
           f' functools.partial({name}, rnnzoo.GRU) would work.'
       )
   layer = factory(in_features, features, rngs=rngs, **options)
   if not isinstance(layer, SequenceLayer):
     raise ValueError(
-        'layer must make an rnnzoo.SequenceLayer, and'
+        f'{argument} must make an rnnzoo.SequenceLayer, and'
         f' {getattr(factory, "__name__", factory)!r} made'
         f' {settings.a(type(layer))}.'
     )

@@ -30,7 +30,10 @@ class Events:
     self._summary, self._event_type = summary, event_pb2.Event
     self._path = directory
     with files.naming(directory):
-      # The number of the process, since two could begin in the same second.
+      # Files are read in the order of their names, which begin with the second:
+      # a process that goes on waits for the next one.
+      while any(directory.glob(f'events.*.{int(time.time())}.*')):
+        time.sleep(0.05)
       self._writer = event_file_writer.EventsWriter(
           str(directory / 'events'), f'.{os.getpid()}'
       )

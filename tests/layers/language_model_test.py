@@ -142,6 +142,14 @@ class LanguageModelTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, message):
       make(**options)
 
+  @parameterized.parameters(
+      (rnnzoo.Bidirectional, 'make_layer must say which layer is inside'),
+      ('GRU', 'make_layer must be a layer class'),
+  )
+  def test_layers_that_are_none(self, layer, message):
+    with self.assertRaisesRegex(ValueError, message):
+      models.LanguageModel(layer, 7, 8, rngs=nnx.Rngs(0))
+
   def test_tokens_are_integers(self):
     with self.assertRaisesRegex(ValueError, 'tokens must be integers'):
       make()(jnp.zeros((2, 3)))
