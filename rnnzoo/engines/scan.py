@@ -119,9 +119,13 @@ def make_plan(
   width = math.prod(operands.carry[0].shape)
   saved = time * cell.recurrent_gates * width
   most = max(cell.input_gates, cell.recurrent_gates) * width
+  kernel = operands.recurrent_kernel
   is_whole = (
       not export.is_symbolic_dim(time * most)
       and jax.default_backend() == 'cpu'
+      # A diagonal R is as cheap to multiply by again as its gates to read.
+      and kernel is not None
+      and kernel.shape[-1] > 1
       and _is_whole(time, most)
   )
   few = not export.is_symbolic_dim(saved) and saved <= _SAVED_ELEMENTS
