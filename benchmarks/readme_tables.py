@@ -144,7 +144,7 @@ def compile_time() -> str:
   lines += [
       '',
       f'{batch} x {time} x {in_features} x {features}, float32, path'
-      f" `'scan'`; {data['cores']} CPU cores that other programs used as well,"
+      f" `'scan'`; {data['cores']} idle CPU cores,"
       f' jax {data["rows"][0]["jax"]}, {data["date"]}, commit'
       f' {data["commit"]}. The least of {data["repeats"]} processes, which took'
       ' turns.',
@@ -498,8 +498,7 @@ def inner_steps() -> str:
         for row in rows
     )
     lines.append(f'| {count} | {" | ".join(cells)} |')
-  note = ' that other programs used as well'
-  return '\n'.join([*lines, '', _gradient(data, note)])
+  return '\n'.join([*lines, '', _gradient(data)])
 
 
 # MB, and sequences a second: irevrnn's README, on an RTX 3080.
@@ -524,8 +523,8 @@ def irevrnn_stacks() -> str:
   lines += [
       '',
       f"A gradient on `'scan'` from {data['sizes']} features, 3 inner steps,"
-      f' float32, on {data["cores"]} CPU cores that other programs used as'
-      f' well, jax {data["jax"]}, {data["date"]}, commit {data["commit"]}. MB:'
+      f' float32, on {data["cores"]} CPU cores,'
+      f' jax {data["jax"]}, {data["date"]}, commit {data["commit"]}. MB:'
       ' temporary memory by XLA. The published numbers are of an RTX 3080;'
       ' their source says neither R nor whether a gradient was among them.',
   ]
