@@ -46,7 +46,6 @@ _NO_ACCESS = {
     errno.EMFILE,
     errno.ENFILE,
     errno.ENOMEM,
-    errno.EIO,
 }
 
 
@@ -237,7 +236,7 @@ def _unreadable(path: pathlib.Path, error: Exception) -> str:
   reason = ' '.join(str(error).split())[:200]
   return (
       f'the checkpoint {path} cannot be read here ({reason}); nothing says that'
-      ' it is damaged'
+      ' it is damaged, so mend the cause and start again'
   )
 
 
