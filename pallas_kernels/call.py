@@ -23,6 +23,8 @@ class Call:
     zero_not_finite: before it is bounded, a NaN or an infinity in that
       cotangent becomes zero.
     stop_recurrent_gradient: that cotangent is zero.
+    keep_gates: the gates W x, and R h where a kernel writes it, are kept for
+      the backward pass. Otherwise that pass multiplies again.
   """
 
   reverse: bool = False
@@ -33,3 +35,4 @@ class Call:
   recurrent_gradient_clip: float | None = None
   zero_not_finite: bool = False
   stop_recurrent_gradient: bool = False
+  keep_gates: bool = True

@@ -1,10 +1,29 @@
-"""The product W x that gives a recurrence its input gates."""
+"""The product W x that gives a recurrence its input gates.
+
+The gates are the largest array of a recurrence. An operation that takes a
+`Product` in their place keeps W and x for its backward pass, and multiplies
+again there.
+"""
+
+from typing import Any, NamedTuple
 
 import jax
 from jax import lax
 import jax.numpy as jnp
 
 Array = jax.Array
+
+
+class Product(NamedTuple):
+  """Input gates that are W x, not multiplied yet.
+
+  Attributes:
+    kernel: W, [G, I, F].
+    x: [..., I].
+  """
+
+  kernel: Array
+  x: Array
 
 
 @jax.custom_vjp
@@ -58,3 +77,47 @@ def backward(saved: tuple[Array, Array], d_gates: Array):
 
 
 project.defvjp(_forward, backward)
+
+
+def form(gates: Any) -> Any:
+  """Returns input gates, each product of a tree as [..., G, F]."""
+  return jax.tree.map(
+      lambda g: project(*g) if _is_product(g) else g,
+      gates,
+      is_leaf=_is_product,
+  )
+
+
+def form_again(gates: Any, cotangents: Any) -> tuple[Any, Any]:
+  """`form` in a backward pass.
+
+  Args:
+    gates: as they were kept.
+    cotangents: of the results. The products wait for them: XLA would otherwise
+      take them for those of the forward pass, and keep these.
+
+  Returns:
+    The gates, and the cotangents.
+  """
+  if any(map(_is_product, jax.tree.leaves(gates, is_leaf=_is_product))):
+    gates, cotangents = lax.optimization_barrier((gates, cotangents))
+  return form(gates), cotangents
+
+
+def pull(gates: Any, d_gates: Any) -> Any:
+  """Returns the cotangents of `gates`, of the same structure.
+
+  Args:
+    gates: a tree of input gates and of products.
+    d_gates: cotangents of `form(gates)`.
+  """
+  return jax.tree.map(
+      lambda g, d: Product(*backward(g, d)) if _is_product(g) else d,
+      gates,
+      d_gates,
+      is_leaf=_is_product,
+  )
+
+
+def _is_product(gates: Any) -> bool:
+  return isinstance(gates, Product)

@@ -123,7 +123,8 @@ def recurrence(
       carries that are saved for the backward pass, that of x if None; the carry
       inside the kernel is float32. A diagonal recurrent kernel takes neither
       `both_directions` nor options for the recurrent gradient, and may have no
-      outputs.
+      outputs. Without `keep_gates`, W and its operand are kept for the backward
+      pass instead of their product; x_gates that are given as such are kept.
 
   Returns:
     The final carry, each float32 [B, F], and the first `call.outputs` arrays
@@ -180,8 +181,13 @@ def recurrence(
       raise NotImplementedError(
           'The kernels for dense recurrences cannot be interpreted on a CPU.'
       )
-    if input_kernel is not None:
-      arrays = (projection.project(input_kernel, arrays[0]),)
+    x: Array | projection.Product
+    if input_kernel is None:
+      x = _join(arrays)
+    elif call.keep_gates:
+      x = projection.project(input_kernel, arrays[0])
+    else:
+      x = projection.Product(input_kernel, arrays[0])
     rows = cell_rows.Rows.of(params, bias, None, features)
     heads, size = dense_kernel.shape[1:3]
     if call.both_directions and heads % 2:
@@ -201,8 +207,7 @@ def recurrence(
         target=target,
         restart_learns=restart is not None,
     )
-    x = _join(arrays)
-    dtype = jnp.promote_types(x.dtype, dense_kernel.dtype)
+    dtype = jnp.promote_types(arrays[0].dtype, dense_kernel.dtype)
     widest = jax.ShapeDtypeStruct(dense_kernel.shape, dtype)
     tiled = in_tiles(cell, (batch, time), widest, call)
     run = tiled_op.run if tiled else dense_op.run

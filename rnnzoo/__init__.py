@@ -45,6 +45,7 @@ from rnnzoo.cells.slstm import SLSTMCarry
 from rnnzoo.cells.slstm import SLSTMCell
 from rnnzoo.engines.linear_recurrence import linear_scan
 from rnnzoo.engines.selection import AssociativeScan
+from rnnzoo.engines.selection import Pallas
 from rnnzoo.engines.selection import Scan
 from rnnzoo.engines.unrolling import unroll
 from rnnzoo.engines.unrolling import unroll_carries

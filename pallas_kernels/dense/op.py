@@ -14,6 +14,7 @@ from jax import lax
 import jax.numpy as jnp
 
 from pallas_kernels import auto_axes
+from pallas_kernels import projection
 from pallas_kernels import sharding
 from pallas_kernels.dense import backward
 from pallas_kernels.dense import forward
@@ -31,7 +32,7 @@ Recurrence = plan_lib.Recurrence
 def run(
     recurrence: Recurrence,
     theta: Array,
-    x: Array,
+    x: Array | projection.Product,
     kernel: Array,
     carry: Array,
     restart: Array,
@@ -43,7 +44,8 @@ def run(
   Args:
     recurrence: static facts.
     theta: float32 [P, F].
-    x: the inputs, [B, T, G, F].
+    x: the inputs, [B, T, G, F], or their product, which is then computed again
+      in the backward pass instead of being kept.
     kernel: R, [G', N, D, D].
     carry: float32 [S, B, F].
     restart: float32 [S, B, F].
@@ -66,7 +68,8 @@ def run(
   flags = step_flags.pack(reset, mask)
   if flags is not None:
     flags = jnp.broadcast_to(flags, (directions, batch, time))
-  _check(recurrence, x, kernel)
+  inputs = jax.eval_shape(projection.form, x)
+  _check(recurrence, inputs, kernel)
   # Rows of a head have to start at multiples of 16 bytes.
   padded = -(-size // 8) * 8
   recurrence = dataclasses.replace(
@@ -76,7 +79,7 @@ def run(
   for options in ({'save': True}, {'adjoint': True}):
     pieces.plan_pieces(
         recurrence,
-        x,
+        inputs,
         kernel,
         states=len(carry),
         flags=flags is not None,
@@ -96,8 +99,12 @@ def run(
     return a.reshape(*a.shape[:-2], heads * size)
 
   kernel = jnp.pad(kernel, ((0, 0), (0, 0), (0, missing), (0, missing)))
+  if isinstance(x, projection.Product):
+    x = x._replace(kernel=pad(x.kernel))
+  else:
+    x = pad(x)
   last, carries = _run(
-      recurrence, pad(theta), pad(x), kernel, pad(carry), pad(restart), flags
+      recurrence, pad(theta), x, kernel, pad(carry), pad(restart), flags
   )
   return cut(last), tuple(map(cut, carries))
 
@@ -130,7 +137,7 @@ def _check(recurrence: Recurrence, x, kernel) -> None:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _run(recurrence: Recurrence, theta, x, kernel, carry, restart, flags):
-  operands = theta, x, kernel, carry, restart, flags
+  operands = theta, projection.form(x), kernel, carry, restart, flags
   return _forward(recurrence, operands, save=False)(*operands)[:2]
 
 
@@ -138,7 +145,7 @@ def _run_fwd(recurrence: Recurrence, theta, x, kernel, carry, restart, flags):
   theta, x, kernel, carry, restart = autodiff.differentiable_once(
       (theta, x, kernel, carry, restart)
   )
-  operands = theta, x, kernel, carry, restart, flags
+  operands = theta, projection.form(x), kernel, carry, restart, flags
   forward_pass = _forward(recurrence, operands, save=True)
   last, carries, (h, others), u = forward_pass(*operands)
   saved = theta, x, kernel, carry, restart, (*h, *others), u
@@ -209,10 +216,14 @@ def _run_bwd(recurrence: Recurrence, saved, cotangents):
   saved, cotangents = autodiff.differentiable_once((saved, cotangents))
   *primals, starts, u = saved
   theta, x, kernel, carry, restart = primals
+  inputs, cotangents = projection.form_again(x, cotangents)
   axis = recurrence.batch_axis
   whole = auto_axes.WHOLE
   places = whole, axis, whole, 1, 1
-  operands = *primals, flags, starts[:1], starts[1:], u, *cotangents
+  operands = (
+      *(theta, inputs, kernel, carry, restart, flags),
+      *(starts[:1], starts[1:], u, *cotangents),
+  )
   adjoint = auto_axes.over_batch(
       recurrence.target,
       functools.partial(_backward_part, recurrence),
@@ -224,7 +235,7 @@ def _run_bwd(recurrence: Recurrence, saved, cotangents):
   no_restart = flags is None or not recurrence.restart_learns
   cotangents = (
       d_theta if recurrence.params else jnp.zeros_like(theta),
-      d_x.astype(x.dtype),
+      projection.pull(x, d_x.astype(inputs.dtype)),
       d_kernel.astype(kernel.dtype),
       d_carry,
       jnp.zeros_like(restart) if no_restart else d_restart,

@@ -20,6 +20,7 @@ from pallas_kernels.streaming import unprojected_op
 
 Array = jax.Array
 Recurrence = recurrence.Recurrence
+Inputs = tuple[Array | projection.Product, ...]
 
 
 def run(
@@ -63,13 +64,17 @@ def run(
           static, theta, x, kernel, carry, restart, flags
       )
       return last[..., :features], (h,)
-    arrays = (projection.project(kernel, x),)
-  aligned = static.aligned(arrays)
-  arrays = tuple(streams.pad_features(x, aligned) for x in arrays)
+    product = projection.Product(kernel, x)
+    keep = static.call.keep_gates
+    inputs: Inputs = (projection.form(product) if keep else product,)
+  else:
+    inputs = arrays
+  aligned = static.aligned(jax.eval_shape(projection.form, inputs))
+  inputs = tuple(_pad_inputs(gates, aligned) for gates in inputs)
   padded = dataclasses.replace(static, shape=(*static.shape[:2], aligned))
   theta, carry, restart = _whole_tiles(aligned, (theta, carry, restart))
   last, carries = unprojected_op.run(
-      padded, theta, arrays, carry, restart, flags
+      padded, theta, inputs, carry, restart, flags
   )
   cut = lambda x: x[..., :features]
   if aligned != features:
@@ -89,6 +94,15 @@ def _multiplies(static: Recurrence, x: Array, kernel: Array) -> bool:
       and static.aligned((gate_streams,)) == features
       and tuning.projected(static.layout, kernel.shape, static.target)
   )
+
+
+def _pad_inputs(
+    gates: Array | projection.Product, size: int
+) -> Array | projection.Product:
+  """Pads the features of input gates; those of a product are W's."""
+  if isinstance(gates, projection.Product):
+    return gates._replace(kernel=streams.pad_features(gates.kernel, size))
+  return streams.pad_features(gates, size)
 
 
 def _whole_tiles(features: int, small):

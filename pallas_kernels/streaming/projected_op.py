@@ -1,8 +1,9 @@
 """The operation x, W -> h: forward in one kernel, backward in two.
 
-The forward kernel keeps the pre-activations W x where a derivative is wanted.
-The backward pass runs the adjoint of the recurrence on them and multiplies
-their cotangents by W, outside of kernels.
+The forward kernel keeps the pre-activations W x where a derivative is wanted,
+or the backward pass computes them again, as the call says. That pass runs the
+adjoint of the recurrence on them and multiplies their cotangents by W, outside
+of kernels.
 """
 
 import functools
@@ -32,13 +33,22 @@ def _run_fwd(static: Recurrence, theta, x, kernel, carry, restart, flags):
       (theta, x, kernel, carry, restart)
   )
   operands = theta, x, kernel, carry, restart, flags
-  last, h, gates = _forward(static, operands, keep=True)(*operands)
-  return (last, h), (theta, (gates,), (h,), carry, restart, flags, kernel, x)
+  keep = static.call.keep_gates
+  last, h, gates = _forward(static, operands, keep)(*operands)
+  return (last, h), (theta, gates, (h,), carry, restart, flags, kernel, x)
 
 
 def _run_bwd(static: Recurrence, saved, cotangents):
-  *saved, kernel, x = saved
+  theta, gates, *others, flags, kernel, x = saved
+  primals, cotangents = autodiff.differentiable_once(
+      ((theta, gates, tuple(others), kernel, x), cotangents)
+  )
+  theta, gates, others, kernel, x = primals
+  if gates is None:
+    product = projection.Product(kernel, x)
+    gates, cotangents = projection.form_again(product, cotangents)
   d_last, d_h = cotangents
+  saved = theta, (gates,), *others, flags
   d_theta, (d_gates,), *rest = unprojected_op.backward(
       static, saved, (d_last, (d_h,))
   )

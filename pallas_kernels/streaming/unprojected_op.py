@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import auto_axes
+from pallas_kernels import projection
 from pallas_kernels import sharding
 from pallas_kernels.mosaic import autodiff
 from pallas_kernels.mosaic import mailbox
@@ -29,8 +30,13 @@ Recurrence = recurrence.Recurrence
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def run(static: Recurrence, theta, arrays, carry, restart, flags):
-  """Returns the last carry and carries; arguments as for `op.run`, padded."""
+  """Returns the last carry and carries; arguments as for `op.run`, padded.
+
+  Arrays may be products, which are then computed again in the backward pass
+  instead of being kept.
+  """
   outputs = static.call.outputs
+  arrays = projection.form(arrays)
   return forward(static, theta, arrays, carry, restart, flags, outputs)
 
 
@@ -39,7 +45,9 @@ def _run_fwd(static: Recurrence, theta, arrays, carry, restart, flags):
       (theta, arrays, carry, restart)
   )
   states = 1 if static.linear else carry.shape[0]
-  last, carries = forward(static, theta, arrays, carry, restart, flags, states)
+  last, carries = forward(
+      static, theta, projection.form(arrays), carry, restart, flags, states
+  )
   saved = theta, arrays, carries, carry, restart, flags
   return (last, carries[: static.call.outputs]), saved
 
@@ -126,9 +134,7 @@ def backward(static: Recurrence, saved, cotangents):
     saved: theta, arrays, carries of all steps, carry, restart, flags.
     cotangents: of the last carry and of the carries.
   """
-  *saved, flags = saved
-  saved, cotangents = autodiff.differentiable_once((tuple(saved), cotangents))
-  theta, arrays, carries, carry, restart = saved
+  theta, arrays, carries, carry, restart, flags = saved
   axis = static.batch_axis
   whole = auto_axes.WHOLE
 
@@ -142,7 +148,7 @@ def backward(static: Recurrence, saved, cotangents):
     )
     return _cut_features(d_arrays, static), *others
 
-  operands = *saved, flags, *cotangents
+  operands = *saved, *cotangents
   run_part = auto_axes.over_batch(
       static.target,
       part,
@@ -162,7 +168,18 @@ def backward(static: Recurrence, saved, cotangents):
   return *jax.tree.map(sharding.like, d_primals, primals), None
 
 
-run.defvjp(_run_fwd, backward)
+def _run_bwd(static: Recurrence, saved, cotangents):
+  *saved, flags = saved
+  saved, cotangents = autodiff.differentiable_once((tuple(saved), cotangents))
+  theta, kept, *others = saved
+  arrays, cotangents = projection.form_again(kept, cotangents)
+  d_theta, d_arrays, *rest = backward(
+      static, (theta, arrays, *others, flags), cotangents
+  )
+  return d_theta, projection.pull(kept, d_arrays), *rest
+
+
+run.defvjp(_run_fwd, _run_bwd)
 
 
 def _linear_backward(

@@ -12,6 +12,7 @@ from jax import lax
 import jax.numpy as jnp
 
 from pallas_kernels import auto_axes
+from pallas_kernels import projection
 from pallas_kernels import sharding
 from pallas_kernels.dense import plan as dense_plan
 from pallas_kernels.mosaic import autodiff
@@ -28,7 +29,7 @@ Recurrence = dense_plan.Recurrence
 def run(
     recurrence: Recurrence,
     theta: Array,
-    x: Array,
+    x: Array | projection.Product,
     kernel: Array,
     carry: Array,
     restart: Array,
@@ -46,7 +47,7 @@ def run(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _run(recurrence: Recurrence, theta, x, kernel, carry, restart, flags):
-  operands = theta, x, kernel, carry, restart, flags
+  operands = theta, projection.form(x), kernel, carry, restart, flags
   return _forward(recurrence, operands, save=False)(*operands)[:2]
 
 
@@ -54,10 +55,11 @@ def _run_fwd(recurrence: Recurrence, theta, x, kernel, carry, restart, flags):
   theta, x, kernel, carry, restart = autodiff.differentiable_once(
       (theta, x, kernel, carry, restart)
   )
-  operands = theta, x, kernel, carry, restart, flags
+  operands = theta, projection.form(x), kernel, carry, restart, flags
   forward_pass = _forward(recurrence, operands, save=True)
-  last, carries, saved = forward_pass(*operands)
-  return (last, carries), (operands, saved)
+  last, carries, (h, others, gates) = forward_pass(*operands)
+  saved = h, others, gates if recurrence.call.keep_gates else None
+  return (last, carries), ((theta, x, *operands[2:]), saved)
 
 
 def _make_plan(
@@ -142,9 +144,10 @@ def _run_bwd(recurrence: Recurrence, saved, cotangents):
       ((tuple(primals), saved), cotangents)
   )
   theta, x, kernel, carry, restart = primals
+  inputs, cotangents = projection.form_again(x, cotangents)
   axis, whole = recurrence.batch_axis, auto_axes.WHOLE
   places = whole, axis, whole, 1, 1
-  operands = *primals, flags, saved, *cotangents
+  operands = theta, inputs, kernel, carry, restart, flags, saved, *cotangents
   adjoint = auto_axes.over_batch(
       recurrence.target,
       functools.partial(_backward_part, recurrence),
@@ -155,7 +158,7 @@ def _run_bwd(recurrence: Recurrence, saved, cotangents):
   d_theta, d_x, d_kernel, d_carry, d_restart = adjoint(*operands)
   results = (
       d_theta if recurrence.params else jnp.zeros_like(theta),
-      d_x.astype(x.dtype),
+      projection.pull(x, d_x.astype(inputs.dtype)),
       d_kernel.astype(kernel.dtype),
       d_carry,
       d_restart,
@@ -174,6 +177,8 @@ def _backward_part(
   shared = dense_plan.shared_gates(plan) == tuple(range(plan.gates))
   plan = dataclasses.replace(plan, shared=shared)
   h, others, gates = saved
+  if gates is None:
+    gates = _h_gates(plan, h, kernel)
   d_last, d_carries = cotangents
   outs = backward.backward(
       plan,
@@ -200,6 +205,29 @@ def _backward_part(
 
 
 _run.defvjp(_run_fwd, _run_bwd)
+
+
+def _h_gates(plan: plan_lib.Plan, h: Array, kernel: Array) -> Array:
+  """Returns R h of all steps as the forward kernel writes it.
+
+  Args:
+    plan: of the adjoint.
+    h: that every step starts from, [B, T, F].
+    kernel: R, [G', N, D, D].
+
+  Returns:
+    float16 [B, T, G' F].
+  """
+  lead = h.shape[:2]
+  product = jnp.einsum(
+      'abnd,gndk->abgnk',
+      h.reshape(*lead, plan.heads, plan.size),
+      kernel.astype(plan.dtype),
+      preferred_element_type=jnp.float32,
+  )
+  most = float(jnp.finfo(jnp.float16).max)
+  gates = jnp.clip(product, -most, most).astype(jnp.float16)
+  return gates.reshape(*lead, -1)
 
 
 def _d_kernel(plan: plan_lib.Plan, h: Array, d_gates: Array) -> Array:

@@ -67,8 +67,8 @@ def _associative_scan(*arguments, **options):
   return _by(associative.compose_scan, *arguments, **options)
 
 
-def _pallas(*arguments):
-  return _by(associative.kernel_scan, *arguments)
+def _pallas(*arguments, **options):
+  return _by(associative.kernel_scan, *arguments, **options)
 
 
 def _by(solve, cell, projection, reverse, over, operands, options=None):

@@ -129,7 +129,8 @@ def _associative_scan(*arguments, **options):
   return _by_xla(associative.compose_scan, *arguments, **options)
 
 
-def _pallas(reverse: bool, over, operands):
+def _pallas(reverse: bool, over, operands, options=None):
+  del options  # That of other recurrences: a and b are given.
   if over:
     return _by_xla(associative.kernel_scan, reverse, over, operands)
   *arrays, reset = operands

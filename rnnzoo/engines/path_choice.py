@@ -77,8 +77,7 @@ class Run:
     names: of paths, in the order in which they are tried.
     paths: functions of (*static, operands), one for each of
       `selection.IMPLEMENTATIONS`; they raise NotImplementedError where they
-      cannot run. Those of 'scan' and 'associative_scan' take settings as well,
-      as `options`.
+      cannot run. They take settings as well, as `options`.
     static: hashable arguments.
     label: of the recurrence in notes.
     slower_kernel: why a kernel is not tried where others are left; '' if it is.
@@ -103,21 +102,22 @@ class Run:
     passed_over: list[tuple[str, str]] = []
     for i, name in enumerate(self.names):
       rest = self.names[i + 1 :]
-      if name == 'pallas' and rest and self.slower_kernel:
+      is_kernel = selection.name_of(name) == 'pallas'
+      if is_kernel and rest and self.slower_kernel:
         if self.kernel_or_none:
           raise NotImplementedError(self.slower_kernel)
-        passed_over.append((name, self.slower_kernel))
+        passed_over.append((str(name), self.slower_kernel))
         continue
       try:
         results = self._by(name, rest)(operands)
       except NotImplementedError as error:
-        if not rest and name == 'pallas':
+        if not rest and is_kernel:
           raise NotImplementedError(f'{error} {_OTHER_PATHS}') from error
         if not rest or self.kernel_or_none:
           raise
         passed_over.append((str(name), str(error)))
         message = f'implementation={name!r} is passed over: {error}'
-        if name == 'pallas' and targets.platform() == 'gpu':
+        if is_kernel and targets.platform() == 'gpu':
           selection.warn_once(f'{message} {rest[0]!r} is tried instead.')
         else:
           selection.log_once(message)
@@ -134,9 +134,11 @@ class Run:
       rest: those left to try; where the path is a kernel, they run in programs
         for other platforms.
     """
-    if name == 'pallas' and rest and not targets.is_interpreting():
+    is_kernel = selection.name_of(name) == 'pallas'
+    if is_kernel and rest and not targets.is_interpreting():
       following = dataclasses.replace(self, names=rest)
-      return functools.partial(platforms.by_platform, _Kernel(self), following)
+      kernel = _Kernel(self, name)
+      return functools.partial(platforms.by_platform, kernel, following)
     return functools.partial(self.path_of(name), *self.static)
 
   def _note(self, name, shape, passed_over) -> None:
@@ -162,9 +164,15 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class _Kernel:
-  """The path 'pallas' of a run: equal ones share a compilation."""
+  """The path 'pallas' of a run: equal ones share a compilation.
+
+  Attributes:
+    run: the run.
+    path: its name, or with settings.
+  """
 
   run: Run
+  path: selection.Path
 
   def __call__(self, operands: Any) -> Any:
-    return self.run.path_of('pallas')(*self.run.static, operands)
+    return self.run.path_of(self.path)(*self.run.static, operands)

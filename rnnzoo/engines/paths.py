@@ -27,6 +27,7 @@ Operands = call_lib.Operands
 
 _DEFAULTS = selection.AssociativeScan()
 _SCAN_DEFAULTS = selection.Scan()
+_PALLAS_DEFAULTS = selection.Pallas()
 
 
 def scan(
@@ -100,7 +101,13 @@ def _in_turn(path, cell, projection, call: Call, operands: Operands):
   return jax.tree.map(lambda *xs: jnp.concatenate(xs, axis=-1), *results)
 
 
-def pallas(cell, projection, call: Call, operands: Operands):
+def pallas(
+    cell,
+    projection,
+    call: Call,
+    operands: Operands,
+    options: selection.Pallas = _PALLAS_DEFAULTS,
+):
   """Runs a cell by a GPU kernel, in the layout that the arrays have."""
   x, mask, reset = operands.x, operands.mask, operands.reset
   selection.check_known(x.shape)
@@ -112,6 +119,7 @@ def pallas(cell, projection, call: Call, operands: Operands):
         None if flag is None else jnp.swapaxes(flag, -2, -1)
         for flag in (mask, reset)
     )
+  call = dataclasses.replace(call, keep_gates=options.keep == 'gates')
   inputs = projection.for_kernels(operands.weights, x)
   if call.out_dtype is None:
     dtype = jnp.promote_types(x.dtype, jnp.float32)

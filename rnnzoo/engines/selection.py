@@ -98,8 +98,44 @@ class Scan:
       settings.positive(self.chunk, 'chunk')
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Pallas:
+  """`implementation='pallas'` with a setting of its own: memory against time.
+
+  It is accepted wherever a name is. A gradient always keeps x, the parameters
+  and the carry after every step.
+
+  >>> import rnnzoo
+  >>> from flax import nnx
+  >>> path = (rnnzoo.Pallas(keep='carries'), 'scan')
+  >>> layer = rnnzoo.GRU(3, 8, implementation=path, rngs=nnx.Rngs(0))
+
+  Attributes:
+    keep: 'gates', as `'pallas'` does, keeps the input gates W x of every step
+      as well, batch * time * gates * features numbers in the dtype of x, and
+      where kernels run in tiles the recurrent gates R h in float16. 'carries'
+      forms them again in the backward pass: one more product of all steps, and
+      with tiles one more for R h. Other kernels never keep R h. Input gates
+      that are given instead of x, to `rnnzoo.unroll` or by `SLSTMBlock`, are
+      there already and stay; so do the coefficients of `rnnzoo.linear_scan`,
+      and those of a linear layer whose time is over devices.
+  """
+
+  keep: str = 'gates'
+
+  def __post_init__(self):
+    settings.choice(self.keep, ('carries', 'gates'), 'keep')
+
+
+# Paths with settings, by name.
+_WITH_SETTINGS = {
+    'scan': Scan,
+    'associative_scan': AssociativeScan,
+    'pallas': Pallas,
+}
+
 # A path by its name, or with settings.
-Path = str | AssociativeScan | Scan
+Path = str | AssociativeScan | Scan | Pallas
 Implementation = Path | Sequence[Path] | None
 
 IMPLEMENTATIONS = ('scan', 'associative_scan', 'pallas')
@@ -107,9 +143,10 @@ IMPLEMENTATIONS = ('scan', 'associative_scan', 'pallas')
 
 def name_of(path: Path) -> str:
   """Returns the name of a path, which may have settings."""
-  if isinstance(path, Scan):
-    return 'scan'
-  return 'associative_scan' if isinstance(path, AssociativeScan) else path
+  for name, settings_class in _WITH_SETTINGS.items():
+    if isinstance(path, settings_class):
+      return name
+  return str(path)
 
 
 def check_known(shape: Sequence[int]) -> None:
@@ -142,7 +179,7 @@ def is_first(name: str, implementation: Implementation) -> bool:
     name: of the implementation.
     implementation: as for `names`.
   """
-  return names(implementation, False)[0] == name
+  return name_of(names(implementation, False)[0]) == name
 
 
 def check_implementation(implementation: Implementation) -> None:
@@ -152,15 +189,15 @@ def check_implementation(implementation: Implementation) -> None:
     return
   if isinstance(given, Path):
     given = (given,)
-  known = lambda path: isinstance(path, (AssociativeScan, Scan)) or (
+  with_settings = tuple(_WITH_SETTINGS.values())
+  known = lambda path: isinstance(path, with_settings) or (
       isinstance(path, str) and path in IMPLEMENTATIONS
   )
   if not isinstance(given, Sequence) or not given or not all(map(known, given)):
     raise ValueError(
         f'implementation must be None, one of {IMPLEMENTATIONS}, an'
-        ' rnnzoo.AssociativeScan or rnnzoo.Scan with settings, or a sequence of'
-        ' these, got'
-        f' {implementation!r}.'
+        ' rnnzoo.AssociativeScan, rnnzoo.Scan or rnnzoo.Pallas with settings,'
+        f' or a sequence of these, got {implementation!r}.'
     )
 
 

@@ -99,8 +99,9 @@ def unroll(
     implementation: 'scan', 'associative_scan', 'pallas', a sequence of these to
       try in turn, or None for the fastest that can run. 'scan' can run
       everything; this module's first lines say which cells the others can. An
-      `rnnzoo.AssociativeScan` is 'associative_scan' with settings, an
-      `rnnzoo.Scan` is 'scan' with settings of memory.
+      `rnnzoo.AssociativeScan` is 'associative_scan' with settings; an
+      `rnnzoo.Scan` is 'scan' and an `rnnzoo.Pallas` is 'pallas' with settings
+      of memory.
 
   Returns:
     The final carry, each [batch, features] and with the type of `carry`, and h

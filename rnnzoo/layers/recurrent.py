@@ -129,8 +129,9 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
       param_dtype: dtype of the parameters.
       implementation: 'scan' (everything, everywhere; `rnnzoo.Scan` sets what it
         keeps in memory), 'associative_scan' (all steps at once; settings in
-        `rnnzoo.AssociativeScan`), 'pallas' (GPU kernels, first derivatives), a
-        sequence of these to try in turn, or None for the fastest that can run.
+        `rnnzoo.AssociativeScan`), 'pallas' (GPU kernels, first derivatives;
+        `rnnzoo.Pallas` sets what they keep), a sequence of these to try in
+        turn, or None for the fastest that can run.
       time_axis_name: for a linear cell inside `jax.shard_map`: the mesh axis
         that time is sharded over, or several, major to minor. x, reset and mask
         are then this device's steps; seq_lengths and carries are those of the

@@ -82,8 +82,8 @@ class ConstructorTest(parameterized.TestCase):
     with self.assertRaisesRegex(
         ValueError,
         r"implementation must be None, one of \('scan', 'associative_scan',"
-        r" 'pallas'\), an rnnzoo.AssociativeScan or rnnzoo.Scan with settings,"
-        r' or a sequence of these, got .*(cuda|\(\))',
+        r" 'pallas'\), an rnnzoo.AssociativeScan, rnnzoo.Scan or rnnzoo.Pallas"
+        r' with settings, or a sequence of these, got .*(cuda|\(\))',
     ):
       make(rnnzoo.GRU, implementation=implementation)
 
