@@ -113,7 +113,7 @@ class FewNumbersTest(Numbers):
   def test_jit_with_auto_axes(self):
     names = FEW
     if abstract_gpu.RUNS:
-      names += ('IndRNN-two-given-pallas',)
+      names += ('IndRNN-two-given-pallas', 'LSTM-two-given-pallas_carries')
     self.assert_same_under_jit('Auto', names)
 
 
@@ -296,6 +296,12 @@ class TwoLevelsTest(Kernels):
   def test_two_levels(self, layer):
     self.assert_sums_gradients_of_parameters_only(
         sharded_cases.Case(layer, 'two', 'plain', 'pallas')
+    )
+
+  @parameterized.parameters('LSTM', 'IndRNN')
+  def test_gates_that_are_not_kept(self, layer):
+    self.assert_sums_gradients_of_parameters_only(
+        sharded_cases.Case(layer, 'two', 'plain', 'pallas_carries')
     )
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import re
 import types
 from unittest import mock
 import warnings
@@ -230,10 +231,16 @@ class ImplementationTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, message):
       rnnzoo.Scan(**options)
 
+  @parameterized.parameters('all', 0, None, ['gates'])
+  def test_settings_of_pallas(self, keep):
+    message = r"keep must be one of \('carries', 'gates'\), got "
+    with self.assertRaisesRegex(ValueError, message + re.escape(repr(keep))):
+      rnnzoo.Pallas(keep=keep)
+
   @parameterized.parameters(rnnzoo.AssociativeScan(window=2), rnnzoo.Scan())
   def test_settings_are_accepted_wherever_a_name_is(self, path):
     for name in ('GRU', 'MinGRU'):
-      layer = make(rnnzoo.LAYERS[name], implementation=['pallas', path])
+      layer = make(rnnzoo.LAYERS[name], implementation=[rnnzoo.Pallas(), path])
       self.assertEqual(jax.eval_shape(layer, x).shape, (BATCH, TIME, FEATURES))
     h = rnnzoo.linear_scan(x, x, implementation=path)
     np.testing.assert_allclose(h, rnnzoo.linear_scan(x, x), rtol=1e-6)

@@ -40,7 +40,7 @@ class Case:
 
   layer: Any
   options: dict[str, Any] = dataclasses.field(default_factory=dict)
-  path: str = 'scan'
+  path: Any = 'scan'
   dtype: str = 'float32'
   sizes: tuple[int, int, int] = (3, 7, 8)
   in_features: int = 4

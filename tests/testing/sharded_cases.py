@@ -28,6 +28,9 @@ FORMS = {
     ),
 }
 
+# Paths that have no name but settings.
+WITH_SETTINGS = {'pallas_carries': rnnzoo.Pallas(keep='carries')}
+
 # Calls: what a layer is given besides x.
 CALLS = ('plain', 'given', 'learned')
 
@@ -41,7 +44,7 @@ class Case:
     form: one of `FORMS`.
     call: 'plain' starts from zeros; 'given' starts from a carry and has resets;
       'learned' starts from a learned carry and has resets and a mask.
-    implementation: the path.
+    implementation: the path, or one of `WITH_SETTINGS`.
   """
 
   layer: str
@@ -52,6 +55,10 @@ class Case:
   @property
   def name(self) -> str:
     return '-'.join(dataclasses.astuple(self))
+
+  @property
+  def is_kernel(self) -> bool:
+    return self.implementation.startswith('pallas')
 
   @classmethod
   def named(cls, name: str) -> 'Case':
@@ -66,7 +73,9 @@ class Case:
       **options: Any,
   ):
     """Returns parameters, data with a leading batch axis, and their loss."""
-    options['implementation'] = self.implementation
+    options['implementation'] = WITH_SETTINGS.get(
+        self.implementation, self.implementation
+    )
     if self.call == 'learned':
       options['learn_initial_carry'] = True
     make = FORMS[self.form](getattr(rnnzoo, self.layer))

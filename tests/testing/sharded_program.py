@@ -56,11 +56,11 @@ def programs(case, put, **sizes):
   params, data, loss = case.problem(**sizes)
   with contextlib.ExitStack() as stack:
     on_one = loss
-    if case.implementation == 'pallas':
+    if case.is_kernel:
       by_scan = dataclasses.replace(case, implementation='scan')
       on_one = by_scan.problem(**sizes)[2]
     want = compiled(on_one, params, data)(params, data)
-    if case.implementation == 'pallas':
+    if case.is_kernel:
       stack.enter_context(streaming_loops.instead())
       stack.enter_context(dense_loops.instead())
     spread = put(params, data)
@@ -71,7 +71,7 @@ def same_results(case, got, want):
   """Fails unless the results of a case are those of one device."""
   # Either result is within 2e-6 of the exact one, see flax_modes_test. Dense
   # kernels multiply float32 in two bfloat16 parts, as 'scan' does not.
-  limit = 1e-5 if case.implementation == 'pallas' else 4e-6
+  limit = 1e-5 if case.is_kernel else 4e-6
   jax.tree.map(functools.partial(same, limit=limit), got, want)
 
 

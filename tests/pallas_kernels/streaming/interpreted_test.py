@@ -177,6 +177,25 @@ class ProjectedTest(absltest.TestCase):
       jax.block_until_ready(jax.vjp(layer, x)[0])
     forward.assert_called_once()
 
+  def test_gates_that_are_not_kept(self):
+    x = np.random.default_rng(0).normal(size=(2, 70, 8)).astype(jnp.bfloat16)
+    if not abstract_gpu.RUNS:
+      return
+    results = []
+    for keep in ('gates', 'carries'):
+      layer = random_layers.make(
+          'MinGRU',
+          *(8, 8),
+          dtype=jnp.bfloat16,
+          implementation=rnnzoo.Pallas(keep=keep),
+      )
+      with abstract_gpu.interpreted(self):
+        y, pull = jax.vjp(layer, x)
+        results.append(jax.block_until_ready((y, pull(y))))
+    want, got = results
+    for a, b in zip(*map(jax.tree.leaves, (got, want)), strict=True):
+      self.assertLess(comparison.relative_error(a, b), 1e-2)
+
 
 def adjoint(a, b, h0, reset, reverse, g):
   """h, and the gradients of sum(g h) by a, b and h0: loops in float64."""

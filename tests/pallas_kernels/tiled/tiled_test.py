@@ -4,9 +4,11 @@ Plain loops take the place of the kernels, see tests/testing/tiled_loops.py.
 """
 
 import functools
+import math
 
 from absl.testing import absltest
 from absl.testing import parameterized
+from flax import nnx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -65,6 +67,49 @@ class LayersTest(comparison.ComparisonTestCase):
   def test_agree_with_reference(self, case):
     with tiled_loops.imitated(self):
       self.compare(case, TOLERANCE[case.dtype])
+
+  def test_gates_that_are_not_kept(self):
+    sizes = (3, 7, 64)
+    f, _ = comparison.abstract_gradient(
+        case(rnnzoo.LSTM, sizes=sizes, path=rnnzoo.Pallas(keep='carries'))
+    )
+    kept, args = comparison.abstract_gradient(case(rnnzoo.LSTM, sizes=sizes))
+    args = (
+        comparison.randomize(args[0], 0, np.float32, 0.1),
+        comparison.randomize(args[1], 1, jnp.bfloat16),
+        *args[2:],
+    )
+    with tiled_loops.imitated(self):
+      want, got = kept(*args), f(*args)
+      # R h is rounded to float16, after sums in another order.
+      for x, y in zip(*map(jax.tree.leaves, (got, want)), strict=True):
+        self.assertLess(comparison.relative_error(x, y), 4e-3)
+
+  def test_bytes_that_are_kept(self):
+    def kept(path):
+      given = case(rnnzoo.LSTM, sizes=(3, 7, 64), path=path)
+      layer = comparison.abstract(
+          given, implementation=path, dtype=jnp.bfloat16
+      )
+      graphdef, state = nnx.split(layer)
+      x = jax.ShapeDtypeStruct((3, 7, given.in_features), jnp.bfloat16)
+
+      def run(*args):
+        y, pull = jax.vjp(lambda s, x: nnx.merge(graphdef, s)(x), *args)
+        pull(y)
+        return pull
+
+      pull = jax.eval_shape(run, state, x)
+      return sum(
+          math.prod(a.shape) * a.dtype.itemsize for a in jax.tree.leaves(pull)
+      )
+
+    if not abstract_gpu.RUNS:
+      return
+    with tiled_loops.imitated(self):
+      less = kept('pallas') - kept(rnnzoo.Pallas(keep='carries'))
+      # Input gates in bfloat16, R h in float16.
+      self.assertGreaterEqual(less, 2 * 2 * 3 * 7 * 4 * 64)
 
   @parameterized.parameters(
       {'recurrent_gradient_clip': 0.01}, {'stop_recurrent_gradient': True}

@@ -1,0 +1,294 @@
+"""`rnnzoo.Pallas`: memory against time, with loops in place of kernels."""
+
+import contextlib
+import functools
+import math
+import re
+
+from absl.testing import absltest
+from absl.testing import parameterized
+from flax import nnx
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+import numpy as np
+import pytest
+
+from pallas_kernels import projection
+import rnnzoo
+from rnnzoo import linen
+from rnnzoo.engines import path_choice
+from rnnzoo.engines import selection
+from tests.testing import abstract_gpu
+from tests.testing import comparison
+from tests.testing import dense_loops
+from tests.testing import reference
+from tests.testing import streaming_loops
+
+BATCH, TIME, IN, FEATURES = 3, 7, 5, 16
+GATES = rnnzoo.Pallas(keep='gates')
+CARRIES = rnnzoo.Pallas(keep='carries')
+
+
+@contextlib.contextmanager
+def on_gpu(test):
+  """Runs loops instead of kernels, on a jax that has these."""
+  if not abstract_gpu.RUNS:
+    with test.assertRaisesRegex(NotImplementedError, 'need jax >= 0.11'):
+      yield
+    return
+  with streaming_loops.instead(), dense_loops.instead():
+    yield
+
+
+def loss_of(make, path, **call):
+  """Returns a loss of (state, x), and the state, of a layer on a path."""
+  graphdef, state = nnx.split(make(implementation=path, rngs=nnx.Rngs(0)))
+
+  def loss(state, x):
+    results = nnx.merge(graphdef, state).unroll(x, **call)
+    return sum(jnp.sum(jnp.sin(y)) for y in jax.tree.leaves(results))
+
+  return loss, comparison.randomize(state, 1, np.float32)
+
+
+def inputs(*lead, dtype=np.float32):
+  x = np.random.default_rng(0).normal(size=(*lead, IN))
+  return jnp.asarray(x, dtype)
+
+
+def kept(make, path, x):
+  """Returns the bytes that a layer keeps for its backward pass."""
+  loss, state = loss_of(make, path)
+  pull = jax.eval_shape(lambda *args: jax.vjp(loss, *args)[1], state, x)
+  sizes = [math.prod(a.shape) * a.dtype.itemsize for a in jax.tree.leaves(pull)]
+  return sum(sizes)
+
+
+class SameFunctionTest(parameterized.TestCase):
+
+  def check(self, make, paths=(GATES, CARRIES), x=None, **call):
+    """Fails unless results and gradients are equal."""
+    x = inputs(BATCH, TIME) if x is None else x
+    with on_gpu(self):
+      want, got = (
+          reference.jit(jax.value_and_grad(loss, (0, 1)))(state, x)
+          for loss, state in (loss_of(make, path, **call) for path in paths)
+      )
+      jax.tree.map(
+          lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6),
+          got,
+          want,
+      )
+
+  @parameterized.parameters(*rnnzoo.LAYERS)
+  def test_layer(self, name):
+    rng = np.random.default_rng(1)
+    self.check(
+        functools.partial(
+            # Not a multiple of 8: features are padded.
+            *(rnnzoo.LAYERS[name], IN, 12),
+            learn_initial_carry=name != 'IRevRNN',
+        ),
+        paths=('pallas', CARRIES),
+        reset=jnp.asarray(rng.random((BATCH, TIME)) < 0.3),
+        seq_lengths=jnp.asarray([TIME, 3, 0]),
+        reverse=True,
+    )
+
+  def test_both_directions_in_one_kernel(self):
+    make = functools.partial(rnnzoo.Bidirectional, rnnzoo.GRU, IN, FEATURES)
+    with on_gpu(self), path_choice.noted() as choices:
+      loss, state = loss_of(make, CARRIES)
+      jax.eval_shape(loss, state, inputs(BATCH, TIME))
+      self.assertEqual([choice.path for choice in choices], ['pallas'])
+    self.check(make)
+
+  def test_stack_of_both_directions(self):
+    level = functools.partial(rnnzoo.Bidirectional, rnnzoo.MinGRU)
+    self.check(
+        functools.partial(rnnzoo.Stack, level, IN, FEATURES, num_layers=2)
+    )
+
+  def test_block(self):
+    make = functools.partial(rnnzoo.SLSTMBlock, IN, IN, num_heads=1)
+    self.check(make)
+
+  @parameterized.parameters(rnnzoo.LSTM, rnnzoo.IndRNN)
+  def test_vmap(self, layer):
+    make = functools.partial(layer, IN, FEATURES)
+    x = inputs(2, BATCH, TIME)
+    with on_gpu(self):
+      want, got = (
+          reference.jit(jax.vmap(jax.grad(loss, (0, 1)), in_axes=(None, 0)))(
+              state, x
+          )
+          for loss, state in (loss_of(make, path) for path in (GATES, CARRIES))
+      )
+      jax.tree.map(
+          lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
+          got,
+          want,
+      )
+
+  def test_time_major(self):
+    self.check(
+        functools.partial(rnnzoo.LSTM, IN, FEATURES, num_heads=2),
+        x=inputs(TIME, BATCH),
+        time_major=True,
+    )
+
+  def test_gates_that_are_given(self):
+    cell, params = rnnzoo.GRUCell(), {'recurrent_bias': jnp.zeros(FEATURES)}
+    x_gates = jnp.ones((BATCH, TIME, 3, FEATURES))
+    kernel = jnp.ones((3, 1, FEATURES, FEATURES)) / FEATURES
+    carry = (jnp.zeros((BATCH, FEATURES)),)
+    run = lambda path: lambda *args: rnnzoo.unroll(
+        cell, params, *args, carry, implementation=path
+    )[1].sum()
+    with on_gpu(self):
+      want, got = (
+          jax.grad(run(path), (0, 1))(x_gates, kernel)
+          for path in ('pallas', CARRIES)
+      )
+      jax.tree.map(np.testing.assert_array_equal, got, want)
+
+
+class KeptTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      (rnnzoo.LSTM, 4), (rnnzoo.GRU, 3), (rnnzoo.IndRNN, 1), (rnnzoo.MinLSTM, 3)
+  )
+  def test_gates_are_not_kept(self, layer, gates):
+    x = inputs(BATCH, TIME)
+    make = functools.partial(layer, IN, FEATURES)
+    with on_gpu(self):
+      less = kept(make, GATES, x) - kept(make, CARRIES, x)
+      self.assertEqual(kept(make, 'pallas', x), kept(make, GATES, x))
+      self.assertGreaterEqual(less, 4 * BATCH * TIME * gates * FEATURES)
+
+  def test_in_a_sequence_of_paths(self):
+    x = inputs(BATCH, TIME)
+    make = functools.partial(rnnzoo.LSTM, IN, FEATURES)
+    with on_gpu(self):
+      less = kept(make, (GATES, 'scan'), x) - kept(make, (CARRIES, 'scan'), x)
+      self.assertGreaterEqual(less, 4 * BATCH * TIME * 4 * FEATURES)
+
+  @parameterized.parameters((GATES, 1), (CARRIES, 2))
+  def test_the_product_is_not_merged_with_the_first(self, path, products):
+    x = inputs(BATCH, TIME)
+    with on_gpu(self):
+      loss, state = loss_of(functools.partial(rnnzoo.LSTM, IN, FEATURES), path)
+      text = jax.jit(jax.grad(loss, (0, 1))).lower(state, x).as_text()
+      found = re.findall(
+          rf'dot_general.*-> tensor<{BATCH}x{TIME}x4x{FEATURES}xf32>', text
+      )
+      self.assertLen(found, products)
+      self.assertEqual('optimization_barrier' in text, path == CARRIES)
+
+  def test_a_product_waits_for_the_cotangents(self):
+    product = projection.Product(jnp.ones((2, 3, 4)), jnp.ones((5, 3)))
+    jaxpr = jax.make_jaxpr(projection.form_again)(product, jnp.ones(6))
+    (barrier,) = (
+        e for e in jaxpr.eqns if e.primitive.name == 'optimization_barrier'
+    )
+    shapes = [v.aval.shape for v in barrier.invars]
+    self.assertEqual(shapes, [(2, 3, 4), (5, 3), (6,)])
+
+
+class KernelsTest(parameterized.TestCase):
+  """Programs for a GPU that is not there."""
+
+  def lowered(self, path, layer, dtype=jnp.float32, sizes=(BATCH, 64)):
+    make = lambda **options: layer(IN, 128, dtype=dtype, **options)
+    loss, state = loss_of(make, path)
+    x = jax.ShapeDtypeStruct((*sizes, IN), dtype)
+    with abstract_gpu.device(self, 'NVIDIA H200'):
+      return abstract_gpu.lower(jax.grad(loss, (0, 1)), state, x)
+
+  def test_lowers_for_a_gpu(self):
+    text = self.lowered(CARRIES, rnnzoo.GRU)
+    if abstract_gpu.RUNS:
+      self.assertTrue('optimization_barrier' in text)
+
+  @pytest.mark.slow
+  def test_one_kernel_that_multiplies_and_scans(self):
+    # In 16 bits W x and the scan are one kernel, which keeps the gates itself.
+    for path in (GATES, CARRIES):
+      text = self.lowered(path, rnnzoo.MinGRU, jnp.bfloat16, (96, 200))
+      if abstract_gpu.RUNS:
+        self.assertTrue('projected_linear' in text)
+        self.assertEqual('optimization_barrier' in text, path == CARRIES)
+
+  def test_export(self):
+    if not abstract_gpu.RUNS:
+      return
+    layer = rnnzoo.LSTM(
+        IN, FEATURES, implementation=(CARRIES, 'scan'), rngs=nnx.Rngs(0)
+    )
+    graphdef, state = nnx.split(layer)
+
+    def loss(state, x):
+      return jnp.sum(nnx.merge(graphdef, state)(x) ** 2)
+
+    x = inputs(BATCH, TIME)
+    with abstract_gpu.device(self, 'NVIDIA H200'):
+      exported = jax.export.export(
+          jax.jit(jax.grad(loss)), platforms=('cpu', 'cuda')
+      )(state, x)
+    got = exported.call(state, x)
+    layer.implementation = 'scan'
+    want = jax.grad(loss)(nnx.split(layer)[1], x)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5),
+        got,
+        want,
+    )
+
+
+class NamesTest(parameterized.TestCase):
+
+  def test_has_the_name_of_its_path(self):
+    self.assertEqual(selection.name_of(CARRIES), 'pallas')
+    self.assertTrue(selection.is_first('pallas', (CARRIES, 'scan')))
+    self.assertEqual(rnnzoo.Pallas(), GATES)
+
+  @parameterized.parameters(*rnnzoo.LAYERS)
+  def test_other_paths_run_on_a_cpu(self, name):
+    make = lambda path: rnnzoo.LAYERS[name](
+        IN, 8, implementation=path, rngs=nnx.Rngs(0)
+    )
+    x = inputs(BATCH, TIME)
+    with path_choice.noted() as choices:
+      y = jax.eval_shape(make((CARRIES, 'scan')), x)
+    self.assertEqual(y.shape, (BATCH, TIME, 8))
+    (choice,) = choices
+    self.assertEqual(choice.path, 'scan')
+    ((path, reason),) = choice.passed_over
+    self.assertEqual(path, "Pallas(keep='carries')")
+    self.assertIn('GPU kernels need', reason)
+    with self.assertRaisesRegex(NotImplementedError, "'scan' runs everywhere"):
+      jax.eval_shape(make(CARRIES), x)
+
+  def test_linen(self):
+    x = inputs(BATCH, TIME)
+    layer = linen.GRU(features=8, implementation=(CARRIES, 'scan'))
+    params = layer.init(jax.random.key(0), x)
+    self.assertEqual(layer.apply(params, x).shape, (BATCH, TIME, 8))
+
+  def test_a_plan(self):
+    if not abstract_gpu.RUNS:
+      return
+    mesh = abstract_gpu.mesh('NVIDIA H200', 'Explicit')
+    x = jax.ShapeDtypeStruct(
+        (4, 40, 24), jnp.float32, sharding=NamedSharding(mesh, P('data'))
+    )
+    layer = rnnzoo.LSTM(24, 32, implementation=CARRIES, rngs=nnx.Rngs(0))
+    plan = rnnzoo.dryrun(layer, x)
+    self.assertEqual(plan.choices[0].path, 'pallas')
+    self.assertEqual(sum(plan.kernels.values()), 2)
+
+
+if __name__ == '__main__':
+  absltest.main()
