@@ -1,10 +1,14 @@
 """Memory and time of a gradient by what is kept between forward and backward.
 
   python benchmarks/memory.py --output=benchmarks/memory_cpu.json
+  python benchmarks/memory.py --part=kernels --output=benchmarks/memory_gpu.json
 
 A layer with its projection, batch-major; temporary memory is XLA's own count
 for the compiled gradient. `--part=inner_steps` measures the iRevRNN over its
 inner steps alone, `--part=stacks` the three cases that its authors publish.
+`--part=kernels` measures the GPU kernels, by `rnnzoo.Pallas(keep=)`, and needs
+a GPU that has them. `kept_bytes` are those of the arrays that `jax.vjp` holds
+besides x, y and the parameters.
 """
 
 import dataclasses
@@ -13,13 +17,16 @@ import functools
 import json
 import os
 import pathlib
+import sys
 from typing import Any
 
 from absl import app
 from absl import flags
 from flax import nnx
 import jax
+import jax.numpy as jnp
 
+from pallas_kernels import targets
 import rnnzoo
 from rnnzoo.benchmark import timing
 
@@ -29,7 +36,7 @@ _COMMIT = flags.DEFINE_string('commit', '', 'The commit that is measured.')
 _PARTS = flags.DEFINE_multi_enum(
     'part',
     ['settings', 'inner_steps', 'stacks'],
-    ['settings', 'inner_steps', 'stacks'],
+    ['settings', 'inner_steps', 'stacks', 'kernels'],
     'Parts to measure; the file keeps what it has of the others.',
 )
 
@@ -50,6 +57,16 @@ INNER_STEPS = 1, 2, 4, 8, 16
 # sample has 10 features, and R is not said: 3 here.
 STACKS = ((64, 2, 100, 32), (128, 3, 200, 64), (256, 4, 500, 128))
 STACK_IN_FEATURES = 10
+
+# Layer, batch, time, features in and out, heads, dtypes. 256 rows of 768 units
+# run in tiles, which take 16 bits.
+BOTH = 'float32', 'bfloat16'
+KERNELS = (
+    ('LSTM', 16, 1024, 768, 1, BOTH),
+    ('GRU', 16, 1024, 768, 12, BOTH),
+    ('IndRNN', 16, 4096, 512, None, BOTH),
+    ('LSTM', 256, 256, 768, 1, BOTH[1:]),
+)
 
 
 def settings():
@@ -95,6 +112,44 @@ def stacks():
     yield sizes | {'time': time, 'batch': batch}, stack, x
 
 
+def kernels():
+  """Yields a row, a layer and x for what GPU kernels keep."""
+  for name, batch, time, features, heads, dtypes in KERNELS:
+    for dtype in dtypes:
+      x = jax.random.normal(jax.random.key(0), (batch, time, features), dtype)
+      for keep in ('gates', 'carries'):
+        options: dict[str, Any] = {} if heads is None else {'num_heads': heads}
+        layer = rnnzoo.LAYERS[name](
+            features,
+            features,
+            dtype=jnp.dtype(dtype),
+            implementation=rnnzoo.Pallas(keep=keep),
+            rngs=nnx.Rngs(0),
+            **options,
+        )
+        row = {'layer': name, 'batch': batch, 'time': time}
+        row |= {'features': features, 'heads': heads, 'dtype': dtype}
+        row |= {'keep': keep, 'kept_bytes': kept_bytes(layer, x)}
+        yield row, layer, x
+
+
+def kept_bytes(layer, x: jax.Array) -> int:
+  """Returns the bytes that a layer's `jax.vjp` holds, besides the caller's.
+
+  The caller has x, y and the parameters.
+
+  Args:
+    layer: the layer.
+    x: its input.
+  """
+  graphdef, state = nnx.split(layer)
+  run = lambda state, x: nnx.merge(graphdef, state)(x)
+  y, pull = jax.vjp(run, state, x)
+  own = {id(a) for a in jax.tree.leaves((state, x, y))}
+  kept = {id(a): a.nbytes for a in jax.tree.leaves(pull) if id(a) not in own}
+  return sum(kept.values())
+
+
 def measure(cases) -> list[dict[str, Any]]:
   """Returns rows with memory and times of gradients, interleaved."""
   rows, calls = [], []
@@ -120,6 +175,11 @@ def measure(cases) -> list[dict[str, Any]]:
 def main(argv) -> None:
   """Measures the parts that are wanted."""
   del argv
+  if 'kernels' in _PARTS.value:
+    try:
+      targets.current()
+    except NotImplementedError as error:
+      sys.exit(f'--part=kernels measures GPU kernels. {error}')
   result: dict[str, Any] = {}
   path = pathlib.Path(_OUTPUT.value) if _OUTPUT.value else None
   if path and path.exists():
@@ -135,8 +195,14 @@ def main(argv) -> None:
       'settings': [BATCH, TIME, IN_FEATURES, FEATURES],
       'inner_steps': INNER_SIZES,
       'stacks': STACK_IN_FEATURES,
+      'kernels': KERNELS,
   }
-  cases = {'settings': settings, 'inner_steps': inner_steps, 'stacks': stacks}
+  cases = {
+      'settings': settings,
+      'inner_steps': inner_steps,
+      'stacks': stacks,
+      'kernels': kernels,
+  }
   for part in _PARTS.value:
     rows = measure(cases[part]())
     result[part] = machine | {'sizes': sizes[part], 'rows': rows}

@@ -470,6 +470,43 @@ def memory() -> str:
   return '\n'.join([*lines, '', _gradient(data) + note + ' them.'])
 
 
+def kernel_memory() -> str:
+  """Returns the table of what GPU kernels keep between the two passes."""
+  if not (ROOT / 'benchmarks' / 'memory_gpu.json').exists():
+    return 'These times were not taken yet.'
+  data = load('memory_gpu.json')['kernels']
+  sizes = 'layer', 'batch', 'time', 'features', 'heads', 'dtype'
+  found: dict[tuple, dict[str, Any]] = {}
+  for row in data['rows']:
+    found.setdefault(tuple(row[k] for k in sizes), {})[row['keep']] = row
+  lines = [
+      '| layer | batch x time x features, heads | dtype |'
+      " `keep='gates'`: MiB kept | temporary | ms |"
+      " `keep='carries'`: MiB kept | temporary | ms |",
+      '|---|---|---|---|---|---|---|---|---|',
+  ]
+  for (layer, batch, time, features, heads, dtype), own in found.items():
+    cells = (
+        f'{own[keep]["kept_bytes"] / 2**20:.0f} |'
+        f' {own[keep]["temp_bytes"] / 2**20:.0f} |'
+        f' {own[keep]["median_ms"]:.2f}'
+        for keep in ('gates', 'carries')
+    )
+    lines.append(
+        f'| `{layer}` | {batch} x {time:,} x {features}, {heads or features} |'
+        f' {dtype} | {" | ".join(cells)} |'
+    )
+  lines += [
+      '',
+      f'{data["device"]}, jax {data["jax"]}, {data["date"]}, commit'
+      f' {data["commit"]}. As many features in as out. Kept: arrays that'
+      ' `jax.vjp` holds; temporary: memory by XLA of a gradient; x, y and the'
+      ' parameters are not among them. Milliseconds forward and backward,'
+      ' medians of calls in flight.',
+  ]
+  return '\n'.join(lines)
+
+
 def _gradient(data, note: str = '') -> str:
   """Returns a sentence on what was measured, with a note on its cores."""
   batch, time, in_features, features = data['sizes']
@@ -902,6 +939,7 @@ TABLES = {
     'docs/choosing.md': {
         'transformations': transformations,
         'memory': memory,
+        'kernel_memory': kernel_memory,
         'inner_steps': inner_steps,
         'irevrnn_stacks': irevrnn_stacks,
         'newton_h200': newton_h200,

@@ -5,7 +5,8 @@ The gates are the largest array of a recurrence. An operation that takes a
 again there.
 """
 
-from typing import Any, NamedTuple
+import dataclasses
+from typing import Any
 
 import jax
 from jax import lax
@@ -14,16 +15,35 @@ import jax.numpy as jnp
 Array = jax.Array
 
 
-class Product(NamedTuple):
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Product:
   """Input gates that are W x, not multiplied yet.
 
   Attributes:
     kernel: W, [G, I, F].
     x: [..., I].
+    heads: number of parts of the features.
+    size: features that the gates of each are padded to; None for no padding.
   """
 
   kernel: Array
   x: Array
+  heads: int = dataclasses.field(default=1, metadata={'static': True})
+  size: int | None = dataclasses.field(default=None, metadata={'static': True})
+
+  def form(self) -> Array:
+    """Returns the gates, [..., G, F] with the features padded."""
+    gates = project(self.kernel, self.x)
+    return gates if self.size is None else pad(gates, self.heads, self.size)
+
+  def pull(self, d_gates: Array) -> 'Product':
+    """Returns the cotangents of W and x for that of the gates."""
+    if self.size is not None:
+      own = self.kernel.shape[-1] // self.heads
+      d_gates = cut(d_gates, self.heads, own)
+    d_kernel, d_x = backward((self.kernel, self.x), d_gates)
+    return dataclasses.replace(self, kernel=d_kernel, x=d_x)
 
 
 @jax.custom_vjp
@@ -79,12 +99,28 @@ def backward(saved: tuple[Array, Array], d_gates: Array):
 project.defvjp(_forward, backward)
 
 
+def pad(a: Array, heads: int, size: int) -> Array:
+  """Pads the features of every head to `size`: the last axis."""
+  a = _by_head(a, heads)
+  missing = size - a.shape[-1]
+  a = jnp.pad(a, [(0, 0)] * (a.ndim - 1) + [(0, missing)])
+  return a.reshape(*a.shape[:-2], heads * size)
+
+
+def cut(a: Array, heads: int, size: int) -> Array:
+  """Undoes `pad`: leaves the first `size` features of every head."""
+  a = _by_head(a, heads)[..., :size]
+  return a.reshape(*a.shape[:-2], heads * size)
+
+
+def _by_head(a: Array, heads: int) -> Array:
+  return a.reshape(*a.shape[:-1], heads, a.shape[-1] // heads)
+
+
 def form(gates: Any) -> Any:
-  """Returns input gates, each product of a tree as [..., G, F]."""
+  """Returns a tree of input gates with every product multiplied."""
   return jax.tree.map(
-      lambda g: project(*g) if _is_product(g) else g,
-      gates,
-      is_leaf=_is_product,
+      lambda g: g.form() if _is_product(g) else g, gates, is_leaf=_is_product
   )
 
 
@@ -112,7 +148,7 @@ def pull(gates: Any, d_gates: Any) -> Any:
     d_gates: cotangents of `form(gates)`.
   """
   return jax.tree.map(
-      lambda g, d: Product(*backward(g, d)) if _is_product(g) else d,
+      lambda g, d: g.pull(d) if _is_product(g) else d,
       gates,
       d_gates,
       is_leaf=_is_product,

@@ -88,19 +88,11 @@ def run(
   if padded == size:
     return _run(recurrence, theta, x, kernel, carry, restart, flags)
   missing = padded - size
-
-  def pad(a):
-    a = a.reshape(*a.shape[:-1], heads, size)
-    a = jnp.pad(a, [(0, 0)] * (a.ndim - 1) + [(0, missing)])
-    return a.reshape(*a.shape[:-2], heads * padded)
-
-  def cut(a):
-    a = a.reshape(*a.shape[:-1], heads, padded)[..., :size]
-    return a.reshape(*a.shape[:-2], heads * size)
-
+  pad = functools.partial(projection.pad, heads=heads, size=padded)
+  cut = functools.partial(projection.cut, heads=heads, size=size)
   kernel = jnp.pad(kernel, ((0, 0), (0, 0), (0, missing), (0, missing)))
   if isinstance(x, projection.Product):
-    x = x._replace(kernel=pad(x.kernel))
+    x = dataclasses.replace(x, heads=heads, size=padded)
   else:
     x = pad(x)
   last, carries = _run(

@@ -66,7 +66,7 @@ def run(
       return last[..., :features], (h,)
     product = projection.Product(kernel, x)
     keep = static.call.keep_gates
-    inputs: Inputs = (projection.form(product) if keep else product,)
+    inputs: Inputs = (product.form() if keep else product,)
   else:
     inputs = arrays
   aligned = static.aligned(jax.eval_shape(projection.form, inputs))
@@ -99,9 +99,9 @@ def _multiplies(static: Recurrence, x: Array, kernel: Array) -> bool:
 def _pad_inputs(
     gates: Array | projection.Product, size: int
 ) -> Array | projection.Product:
-  """Pads the features of input gates; those of a product are W's."""
+  """Pads the features of input gates."""
   if isinstance(gates, projection.Product):
-    return gates._replace(kernel=streams.pad_features(gates.kernel, size))
+    return dataclasses.replace(gates, size=size)
   return streams.pad_features(gates, size)
 
 

@@ -231,7 +231,7 @@ class ImplementationTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, message):
       rnnzoo.Scan(**options)
 
-  @parameterized.parameters('all', 0, None, ['gates'])
+  @parameterized.parameters('all', 0, None, (('gates',),))
   def test_settings_of_pallas(self, keep):
     message = r"keep must be one of \('carries', 'gates'\), got "
     with self.assertRaisesRegex(ValueError, message + re.escape(repr(keep))):
