@@ -939,9 +939,9 @@ TABLES = {
     'docs/choosing.md': {
         'transformations': transformations,
         'memory': memory,
-        'kernel_memory': kernel_memory,
         'inner_steps': inner_steps,
         'irevrnn_stacks': irevrnn_stacks,
+        'kernel_memory': kernel_memory,
         'newton_h200': newton_h200,
         'newton_long': newton_long,
         'newton': newton,

@@ -213,6 +213,16 @@ MUTANTS = (
         ("!= 'cpu' else ()", "== 'cpu' else ()", 'warns_once'),
     ),
     *_all(
+        'rnnzoo/engines/selection.py',
+        'tests/engines/pallas_settings_test.py',
+        ('return name_of(names(', 'return (names(', 'name_of_its_path'),
+    ),
+    *_all(
+        'pallas_kernels/projection.py',
+        'tests/engines/pallas_settings_test.py',
+        ('lax.optimization_barrier((', '((', 'waits_for'),
+    ),
+    *_all(
         'rnnzoo/engines/path_choice.py',
         'tests/layers/errors_test.py',
         ('warn_once(f', 'log_once(f', 'warns_once'),
