@@ -58,14 +58,18 @@ INNER_STEPS = 1, 2, 4, 8, 16
 STACKS = ((64, 2, 100, 32), (128, 3, 200, 64), (256, 4, 500, 128))
 STACK_IN_FEATURES = 10
 
-# Layer, batch, time, features in and out, heads, dtypes. 256 rows of 768 units
-# run in tiles, which take 16 bits.
-BOTH = 'float32', 'bfloat16'
-KERNELS = (
-    ('LSTM', 16, 1024, 768, 1, BOTH),
-    ('GRU', 16, 1024, 768, 12, BOTH),
-    ('IndRNN', 16, 4096, 512, None, BOTH),
-    ('LSTM', 256, 256, 768, 1, BOTH[1:]),
+# Batch, time, features in and out, and heads; 256 rows of 768 units run in
+# tiles. Then dtype and number of layers.
+ONE, SEVERAL = (('float32', 1), ('bfloat16', 1)), (('bfloat16', 4),)
+KERNELS = tuple(
+    (layer, *sizes, *way)
+    for layer, *sizes, ways in (
+        ('LSTM', 16, 1024, 768, 1, ONE + SEVERAL),
+        ('GRU', 16, 1024, 768, 12, ONE + SEVERAL),
+        ('IndRNN', 16, 4096, 512, None, ONE + SEVERAL),
+        ('LSTM', 256, 256, 768, 1, SEVERAL),
+    )
+    for way in ways
 )
 
 
@@ -112,29 +116,28 @@ def stacks():
     yield sizes | {'time': time, 'batch': batch}, stack, x
 
 
-def kernels():
-  """Yields a row, a layer and x for what GPU kernels keep."""
-  for name, batch, time, features, heads, dtypes in KERNELS:
-    for dtype in dtypes:
-      x = jax.random.normal(jax.random.key(0), (batch, time, features), dtype)
-      for keep in ('gates', 'carries'):
-        options: dict[str, Any] = {} if heads is None else {'num_heads': heads}
-        layer = rnnzoo.LAYERS[name](
-            features,
-            features,
-            dtype=jnp.dtype(dtype),
-            implementation=rnnzoo.Pallas(keep=keep),
-            rngs=nnx.Rngs(0),
-            **options,
-        )
-        row = {'layer': name, 'batch': batch, 'time': time}
-        row |= {'features': features, 'heads': heads, 'dtype': dtype}
-        row |= {'keep': keep, 'kept_bytes': kept_bytes(layer, x)}
-        yield row, layer, x
+def kernels(name, batch, time, features, heads, dtype, layers):
+  """Yields a row, a stack of layers and x for both settings of kernels."""
+  x = jax.random.normal(jax.random.key(0), (batch, time, features), dtype)
+  options: dict[str, Any] = {} if heads is None else {'num_heads': heads}
+  for keep in ('gates', 'carries'):
+    stack = rnnzoo.Stack(
+        rnnzoo.LAYERS[name],
+        features,
+        features,
+        num_layers=layers,
+        dtype=jnp.dtype(dtype),
+        implementation=rnnzoo.Pallas(keep=keep),
+        rngs=nnx.Rngs(0),
+        **options,
+    )
+    row = {'layer': name, 'batch': batch, 'time': time, 'features': features}
+    row |= {'heads': heads, 'dtype': dtype, 'layers': layers, 'keep': keep}
+    yield row | {'kept_bytes': kept_bytes(stack, x)}, stack, x
 
 
 def kept_bytes(layer, x: jax.Array) -> int:
-  """Returns the bytes that a layer's `jax.vjp` holds, besides the caller's.
+  """Returns the bytes that a layer's `jax.vjp` holds, but for the caller's.
 
   The caller has x, y and the parameters.
 
@@ -197,18 +200,21 @@ def main(argv) -> None:
       'stacks': STACK_IN_FEATURES,
       'kernels': KERNELS,
   }
-  cases = {
-      'settings': settings,
-      'inner_steps': inner_steps,
-      'stacks': stacks,
-      'kernels': kernels,
+  # Programs of a group are timed in turn; the file is written after each.
+  groups = {
+      'settings': [settings],
+      'inner_steps': [inner_steps],
+      'stacks': [stacks],
+      'kernels': [functools.partial(kernels, *case) for case in KERNELS],
   }
   for part in _PARTS.value:
-    rows = measure(cases[part]())
-    result[part] = machine | {'sizes': sizes[part], 'rows': rows}
-    if path:
-      text = json.dumps(result, indent=2) + '\n'
-      path.write_text(text, encoding='utf-8')
+    rows: list[dict[str, Any]] = []
+    for cases in groups[part]:
+      rows += measure(cases())
+      result[part] = machine | {'sizes': sizes[part], 'rows': rows}
+      if path:
+        text = json.dumps(result, indent=2) + '\n'
+        path.write_text(text, encoding='utf-8')
 
 
 if __name__ == '__main__':

@@ -475,17 +475,18 @@ def kernel_memory() -> str:
   if not (ROOT / 'benchmarks' / 'memory_gpu.json').exists():
     return 'These times were not taken yet.'
   data = load('memory_gpu.json')['kernels']
-  sizes = 'layer', 'batch', 'time', 'features', 'heads', 'dtype'
+  sizes = 'layer', 'batch', 'time', 'features', 'heads', 'dtype', 'layers'
   found: dict[tuple, dict[str, Any]] = {}
   for row in data['rows']:
     found.setdefault(tuple(row[k] for k in sizes), {})[row['keep']] = row
   lines = [
-      '| layer | batch x time x features, heads | dtype |'
+      '| layer | batch x time x features, heads | dtype | layers |'
       " `keep='gates'`: MiB kept | temporary | ms |"
       " `keep='carries'`: MiB kept | temporary | ms |",
-      '|---|---|---|---|---|---|---|---|---|',
+      '|---' * 10 + '|',
   ]
-  for (layer, batch, time, features, heads, dtype), own in found.items():
+  for key, own in found.items():
+    layer, batch, time, features, heads, dtype, layers = key
     cells = (
         f'{own[keep]["kept_bytes"] / 2**20:.0f} |'
         f' {own[keep]["temp_bytes"] / 2**20:.0f} |'
@@ -494,7 +495,7 @@ def kernel_memory() -> str:
     )
     lines.append(
         f'| `{layer}` | {batch} x {time:,} x {features}, {heads or features} |'
-        f' {dtype} | {" | ".join(cells)} |'
+        f' {dtype} | {layers} | {" | ".join(cells)} |'
     )
   lines += [
       '',
