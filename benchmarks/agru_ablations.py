@@ -5,8 +5,8 @@ r"""The twelve published ablations of the A-GRU, by one command.
       --config.data.manual_dir=path/to/idx/files
 
 Published by the study agru_benchmark. This is a `rnnzoo sweep` of
-configs/agru_smnist.py, three seeds a case, and writes a table of published
-numbers beside its own to ablations.md. All other flags go to the sweep.
+configs/agru_smnist.py, three seeds a case, and writes published numbers beside
+its own to ablations.md and ablations.json. All other flags go to the sweep.
 Finished runs are not run again.
 
 The study ran one seed, 42. Its gap is the least validation loss less the
@@ -17,6 +17,7 @@ between layers, and there is one layer.
 
 import argparse
 from collections.abc import Sequence
+import json
 import pathlib
 import statistics
 import sys
@@ -75,21 +76,17 @@ def flags(case: Case) -> list[str]:
   return [f'--config.{path(name)}={x}' for name, x in case.fields.items()]
 
 
-def table(directory: pathlib.Path, names: Sequence[str]) -> str:
-  """Returns published and own numbers in Markdown; means over the seeds.
+def measured(directory: pathlib.Path, names: Sequence[str]) -> dict:
+  """Returns published and own numbers, those of the table, for a JSON file.
 
   Args:
     directory: of the finished runs.
     names: those of `CASES` that are wanted.
   """
-  lines = [
-      '| case | published: accuracy | gap | ε | here: accuracy | gap | ε |',
-      '|---|---|---|---|---|---|---|',
-  ]
-  datasets = set()
+  rows, runs = [], []
   for name in names:
     case, run = CASES[name], comparison.read(directory / name)
-    datasets.add(run.report['dataset'])
+    runs.append(run)
     accuracy = comparison.statistics(run, 'accuracy')
     gaps = [
         min(row['validation_loss'] for row in history)
@@ -103,16 +100,46 @@ def table(directory: pathlib.Path, names: Sequence[str]) -> str:
         for column, value in history[-1].items()
         if column.endswith('.epsilon')
     ]
-    own = statistics.mean(learned or [case.fields.get('epsilon', 1.0)])
-    scores = 'none'
-    if accuracy.mean is not None and accuracy.std is not None:
-      scores = f'{100 * accuracy.mean:.2f} ± {100 * accuracy.std:.2f}'
-    lines.append(
-        f'| {name} | {case.accuracy:.2f} | {case.gap:.4f} |'
-        f' {case.epsilon:.3f} | {scores} | {statistics.mean(gaps):.4f} |'
-        f' {own:.3f} |'
+    rows.append(
+        {
+            'case': name,
+            'published': {
+                'accuracy': case.accuracy,
+                'gap': case.gap,
+                'epsilon': case.epsilon,
+            },
+            'accuracy': accuracy.mean,
+            'std': accuracy.std,
+            'seeds': len(run.histories),
+            'gap': statistics.mean(gaps),
+            'epsilon': statistics.mean(
+                learned or [case.fields.get('epsilon', 1.0)]
+            ),
+        }
     )
-  lines += ['', f'Data: {", ".join(sorted(datasets))}.']
+  return {
+      'datasets': sorted({run.report['dataset'] for run in runs}),
+      'rows': rows,
+  }
+
+
+def table(data: dict) -> str:
+  """Returns what `measured` returns in Markdown; means over the seeds."""
+  lines = [
+      '| case | published: accuracy | gap | ε | here: accuracy | gap | ε |',
+      '|---|---|---|---|---|---|---|',
+  ]
+  for row in data['rows']:
+    published = row['published']
+    scores = 'none'
+    if row['accuracy'] is not None and row['std'] is not None:
+      scores = f'{100 * row["accuracy"]:.2f} ± {100 * row["std"]:.2f}'
+    lines.append(
+        f'| {row["case"]} | {published["accuracy"]:.2f} |'
+        f' {published["gap"]:.4f} | {published["epsilon"]:.3f} | {scores} |'
+        f' {row["gap"]:.4f} | {row["epsilon"]:.3f} |'
+    )
+  lines += ['', f'Data: {", ".join(data["datasets"])}.']
   return '\n'.join(lines) + '\n'
 
 
@@ -139,7 +166,11 @@ def main(words: Sequence[str]) -> int:
   )
   if failed:
     return 3
-  text = table(directory, parsed.only)
+  data = measured(directory, parsed.only)
+  files.write_atomically(
+      directory / 'ablations.json', json.dumps(data, indent=2) + '\n'
+  )
+  text = table(data)
   files.write_atomically(directory / 'ablations.md', text)
   print(text)
   return 0

@@ -94,6 +94,35 @@ def gpu_runs() -> str:
   return '\n'.join(lines)
 
 
+def gpu_recipes() -> str:
+  """Returns the runs whose recipe is not, or no more, that of a config."""
+  rows = [r for r in load('gpu_runs.json') if ' with ' in r['experiment']]
+  rows.sort(key=lambda row: row['experiment'])
+  lines = [
+      '| config | changed | test accuracy, % | published, % | epochs | commit |',
+      '|---|---|---|---|---|---|',
+  ]
+  for row in rows:
+    name, changed = row['experiment'].split(' with ')
+    scores = [100 * seed['accuracy'] for seed in row['seeds']]
+    lines.append(
+        f'| `{name}` | {changed} | {", ".join(f"{x:.2f}" for x in scores)} |'
+        f' {published(name)} | {row["seeds"][0]["epochs"]} | {row["commit"]} |'
+    )
+  return '\n'.join([*lines, '', _source(rows)])
+
+
+def agru_ablations() -> str:
+  """Returns the table of the A-GRU's ablations."""
+  data = load('agru_ablations.json')
+  program = runpy.run_path(str(ROOT / 'benchmarks' / 'agru_ablations.py'))
+  return (
+      program['table'](data).rstrip()
+      + f' {data["device"]}, jax {data["jax"]}, {data["date"]}, commit'
+      f' {data["commit"]}; {data["rows"][0]["seeds"]} seeds.'
+  )
+
+
 def cpu_peers() -> str:
   """Returns the table of CPU times beside flax and torch."""
   data = load('cpu_peers.json')
@@ -953,6 +982,8 @@ TABLES = {
         'text': text,
         'synthetic': synthetic,
         'state_tracking': state_tracking,
+        'gpu_recipes': gpu_recipes,
+        'agru_ablations': agru_ablations,
     },
     'docs/converting.md': {'conversions': conversions},
     'docs/devices.md': {'devices': devices, 'processes': processes},

@@ -23,4 +23,7 @@ def get_config() -> ml_collections.ConfigDict:
   # Long sequences are learned late: all epochs are run, as the study did.
   config.num_epochs = 300
   config.early_stopping.patience = 0
+  # So were the numbers above measured: no floor of the rate.
+  config.optimizer.plateau_floor = 0.0
+  config.optimizer.plateau_min_delta = 0.0
   return config

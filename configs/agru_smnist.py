@@ -3,7 +3,7 @@
 Source: the public study agru_benchmark; see configs/base_smnist.py.
 
 Published: 0.9863 +- 0.0006 (5 runs).
-Measured: 0.9856 +- 0.0008 (3 seeds, NVIDIA H200, commit b28890b).
+Measured: 0.9858 +- 0.0009 (5 seeds, NVIDIA H200, commit caa1fe7).
 
   python train.py --config=configs/agru_smnist.py
 """

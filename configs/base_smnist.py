@@ -2,8 +2,9 @@
 
 The numbers are the recipe of agru_benchmark (its LSTM, GRU and A-GRU): Adam at
 1e-3, L2 weight decay 1e-4, batch 128, gradients clipped to a norm of 1, the
-learning rate halved on a plateau of 5 epochs, early stopping after 10, at most
-50 epochs, 85 / 15 split, one layer of 128.
+learning rate halved on a plateau of 5 epochs but not below 1e-5, a least
+improvement of 1e-4 there, early stopping after 10, at most 50 epochs, 85 / 15
+split, one layer of 128.
 
 `configs/base.py` explains all fields but those of `config.data`.
 """
@@ -18,6 +19,8 @@ def get_config() -> ml_collections.ConfigDict:
   config.task = 'smnist'
   config.optimizer.weight_decay = 1e-4
   config.optimizer.plateau_factor = 0.5
+  config.optimizer.plateau_floor = 1e-5
+  config.optimizer.plateau_min_delta = 1e-4
   config.early_stopping.patience = 10
 
   data = config.data

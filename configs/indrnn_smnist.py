@@ -4,7 +4,7 @@ The recipe is agru_benchmark's, see configs/base_smnist.py, with what the paper
 (Li et al., 2018) needs: |u| <= 2^(1/T), no decay of u, batch norm.
 
 Published: nothing with this recipe.
-Measured: 0.9834 +- 0.0012 (3 seeds, NVIDIA H200, commit b28890b).
+Measured: 0.9831 +- 0.0012 (5 seeds, NVIDIA H200, commit caa1fe7).
 
   python train.py --config=configs/indrnn_smnist.py
 """

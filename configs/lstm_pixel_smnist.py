@@ -25,6 +25,4 @@ def get_config() -> ml_collections.ConfigDict:
   # With the fans of torch's one [4 features, in_features] matrix.
   config.model.options.LSTM.kernel_init = 'xavier_uniform_fused'
   config.model.options.LSTM.recurrent_kernel_init = 'xavier_uniform_fused'
-  config.optimizer.plateau_floor = 1e-5
-  config.optimizer.plateau_min_delta = 1e-4
   return config
