@@ -127,6 +127,13 @@ class Case:
     return ' '.join([self.layer, size, self.dtype, *words])
 
   @property
+  def exact_dtype(self) -> str:
+    """The dtype of the reference, whose arrays have to fit into memory."""
+    shape = self.shape
+    large = shape.batch * shape.time * shape.features > 2**26
+    return 'float32' if large else 'float64'
+
+  @property
   def title(self) -> str:
     """The title of the part of a table that the case is in."""
     if self.checked:

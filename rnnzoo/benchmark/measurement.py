@@ -1,8 +1,9 @@
 """Checks every result, then times those that are right.
 
-If nothing is timed, programs of several cases are compiled side by side while
-the first ones are checked. Otherwise one program is compiled after the other,
-so that the seconds it takes mean something.
+If nothing is timed, or a timer has several threads, programs of several cases
+are compiled side by side while the first ones are checked and timed. Otherwise
+one program is compiled after the other, so that the seconds it takes mean
+something.
 """
 
 import collections
@@ -13,6 +14,7 @@ import dataclasses
 import itertools
 import os
 import sys
+import time
 import traceback
 from typing import Any
 
@@ -105,14 +107,15 @@ def measure(
     'scan' is timed all the same. `compile_s` means little where several were
     `compiled_together`.
   """
-  together = 1 if timer.repeats else _TOGETHER
-  workers = 1 if timer.repeats else os.cpu_count() or 1
+  workers = timer.threads if timer.repeats else os.cpu_count() or 1
+  together = 1 if workers == 1 else _TOGETHER
   with futures.ThreadPoolExecutor(workers) as pool:
     traced = (_trace(case, pool, timer, watchdog) for case in selected)
     waiting = collections.deque(itertools.islice(traced, together))
-    while waiting:
+    while waiting and time.monotonic() < timer.end:
       yield from _finish(*waiting.popleft(), workers, timer, watchdog)
       waiting.extend(itertools.islice(traced, 1))
+    pool.shutdown(cancel_futures=True)
 
 
 def _trace(case, pool, timer, watchdog) -> tuple[list[_Run], list[_Run]]:
@@ -137,8 +140,8 @@ def _trace(case, pool, timer, watchdog) -> tuple[list[_Run], list[_Run]]:
   references = []
   if any(run.compiling for run in runs):
     both = ('scan', cases.DIRECTIONS[1])
-    with jax.enable_x64(True):
-      references.append(trace(*both, dtype='float64'))
+    with jax.enable_x64(True), jax.default_matmul_precision('highest'):
+      references.append(trace(*both, dtype=case.exact_dtype))
     if case.drawn:
       scan = runs[ways.index(both)] if both in ways else trace(*both)
       references.append(scan)
@@ -165,8 +168,9 @@ def _finish(runs, references, workers, timer, watchdog) -> Iterator[Row]:
 def _check(runs, exact, scan=None, *, watchdog) -> None:
   """Compares results with the reference, and notes their errors."""
   problem = exact.problem
-  with watchdog(f'{exact} in float64'), jax.enable_x64(True):
-    wide = jax.tree.map(lambda x: x.astype(jnp.float64), problem.arguments)
+  with watchdog(f'{exact}, the reference'), jax.enable_x64(True):
+    dtype = problem.case.exact_dtype
+    wide = jax.tree.map(lambda x: x.astype(dtype), problem.arguments)
     expected = jax.block_until_ready(exact.call(wide))
     del wide
   scan_errors: checks.Errors = {}

@@ -6,6 +6,7 @@
   python -m rnnzoo.benchmark --suite=dense --check_only
   python -m rnnzoo.benchmark --suite=newton --shapes=1000x16x8,10000x16x8
   python -m rnnzoo.benchmark --suite=peers --layers=LSTM
+  python -m rnnzoo.benchmark --suite=batches --time_limit=450 --resume
   python -m rnnzoo.benchmark --plot_from=benchmarks/dense_h200.json
 
 Each combination of layer, implementation, shape, dtype, direction and
@@ -27,10 +28,12 @@ import os
 import pathlib
 import shlex
 import sys
+import time
 from typing import Any, NoReturn
 
 from absl import flags
 from absl import logging
+import jax
 
 from rnnzoo.benchmark import baselines
 from rnnzoo.benchmark import cases as cases_lib
@@ -40,9 +43,10 @@ from rnnzoo.benchmark import measurement
 from rnnzoo.benchmark import peers
 from rnnzoo.benchmark import report
 from rnnzoo.benchmark import suites
+from rnnzoo.benchmark import sweeps
 from rnnzoo.benchmark import watchdog as watchdog_lib
 
-SUITES = {**suites.SUITES, 'peers': peers.SUITE}
+SUITES = {**suites.SUITES, **sweeps.SUITES, 'peers': peers.SUITE}
 
 _SUITE = flags.DEFINE_enum('suite', 'cells', list(SUITES), 'The suite to run.')
 _LAYERS = flags.DEFINE_list('layers', None, 'Layers; all by default.')
@@ -77,6 +81,19 @@ _RESUME = flags.DEFINE_bool(
     False,
     'Keep the rows of the output file that the same commit measured on the same'
     ' machine, and measure the rest.',
+)
+_TIME_LIMIT = flags.DEFINE_float(
+    'time_limit',
+    float('inf'),
+    'Seconds after which no further case is begun; --resume goes on.',
+    lower_bound=0.0,
+)
+_COMPILE_THREADS = flags.DEFINE_integer(
+    'compile_threads',
+    None,
+    'Threads that compile while results are timed. The default is 1; on a GPU'
+    ' the suites batches and lengths have 8.',
+    lower_bound=1,
 )
 _OUTPUT = flags.DEFINE_string(
     'output',
@@ -163,6 +180,7 @@ def main(unused_argv: list[str]) -> int:
     _give_up(error)
   if _SUITE.value == 'peers':  # Other processes and torch need memory too.
     os.environ.setdefault('XLA_PYTHON_CLIENT_PREALLOCATE', 'false')
+  start = time.monotonic()
   suite, output, selected = SUITES[_SUITE.value], _OUTPUT.value, _select()
   repeats = 0 if _CHECK_ONLY.value else _REPEATS.value
   result = _new_result(selected, repeats)
@@ -173,19 +191,28 @@ def main(unused_argv: list[str]) -> int:
   def save_hanging(work: str, reason: str) -> None:
     report.write({**result, 'hung': {'what': work, 'reason': reason}}, output)
 
-  timer = dataclasses.replace(suite.timer, repeats=repeats)
+  threads = suite.timer.threads if jax.default_backend() != 'cpu' else 1
+  timer = dataclasses.replace(
+      suite.timer,
+      repeats=repeats,
+      threads=_COMPILE_THREADS.value or threads,
+      end=start + _TIME_LIMIT.value,
+  )
   watchdog = watchdog_lib.Watchdog(_TIMEOUT.value, save_hanging)
   table = report.Table(case.label for case in selected)
-  for title, part in itertools.groupby(selected, operator.attrgetter('title')):
-    table.title(title)
-    for row in suite.measure(part, timer, watchdog):
-      if 'gb_per_s' in row:
-        row['copy_fraction'] = row['gb_per_s'] / result['copy']['gb_per_s']
-      result['rows'].append(row)
-      table.row(row)
-      # A run that is cut off has lost nothing.
-      report.write(result, output)
+  titles = {(case.shape_name, case.dtype): case.title for case in selected}
+  in_time = lambda case: time.monotonic() < timer.end
+  cases = itertools.takewhile(in_time, selected)
+  for row in suite.measure(cases, timer, watchdog):
+    table.title(titles[row['shape'], row['dtype']])
+    if 'gb_per_s' in row:
+      row['copy_fraction'] = row['gb_per_s'] / result['copy']['gb_per_s']
+    result['rows'].append(row)
+    table.row(row)
+    # A run that is cut off has lost nothing.
+    report.write(result, output)
   report.write(result, output)
+  print(*sweeps.summary(result['rows']), sep='\n')
   print(output)
   if repeats:
     try:

@@ -28,6 +28,9 @@ MAX_CALLS = 20
 # Sets of inputs are larger than this in all.
 SET_BYTES = 300e6
 
+# Arrays of steps, by name.
+SEQUENCES = ('x', 'x_gates', 'a', 'b')
+
 # Samples of a slow call, a loop of launches on an accelerator, take about so
 # many seconds in all.
 SLOW_BUDGET = 5.0
@@ -42,11 +45,18 @@ class Timer:
     max_sets: largest number of sets of inputs.
     one_program: whether one program does all sets, for calls that may be
       shorter than their dispatch.
+    from_host: whether calls that copy their sequences from the host are timed
+      as well.
+    threads: that compile; with several, seconds of compilation mean little.
+    end: of `time.monotonic()`, when no further case is begun.
   """
 
   repeats: int = 0
   max_sets: int = 8
   one_program: bool = False
+  from_host: bool = False
+  threads: int = 1
+  end: float = math.inf
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,7 +196,13 @@ def measure(
     turns = itertools.cycle(each_call)
     calls.append(lambda call=program, turns=turns: call(*next(turns)))
   times = interleave(calls, timer.repeats, before)
+  copies: list[Times] = []
+  if timer.from_host:
+    calls_of_host = [from_host(call, arguments) for _, call in programs]
+    copies = interleave(calls_of_host, timer.repeats, before)
   rows = [{**dataclasses.asdict(each), 'sets': len(sets)} for each in times]
+  for row, copy in zip(rows, copies):
+    row['with_copy_ms'] = copy.median_ms
   for index, row in enumerate(rows):
     if jax.default_backend() != 'cpu':
       before(index)
@@ -211,12 +227,18 @@ def input_sets(arguments: tuple[Any, Any], max_sets: int) -> list[Any]:
   def later(arguments, steps):
     arrays, weights = arguments
     roll = lambda x: jnp.roll(x, steps, axis=1 if x.ndim > 2 else 0)
-    sequences = ('x', 'x_gates', 'a', 'b')
-    inputs = {k: roll(v) for k, v in arrays.items() if k in sequences}
+    inputs = {k: roll(v) for k, v in arrays.items() if k in SEQUENCES}
     return {**arrays, **inputs}, jax.tree.map(roll, weights)
 
   sets = [arguments, *(later(arguments, steps) for steps in range(1, count))]
   return jax.block_until_ready(sets)
+
+
+def from_host(call: Callable[..., Any], arguments: tuple[Any, Any]):
+  """Returns a call that copies its sequences from the host."""
+  arrays, weights = arguments
+  host = {k: np.asarray(v) for k, v in arrays.items() if k in SEQUENCES}
+  return lambda: call({**arrays, **jax.device_put(host)}, weights)
 
 
 def in_turn(function: Callable[..., Any], sets: Sequence[Any]) -> list[Any]:
