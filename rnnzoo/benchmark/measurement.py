@@ -1,9 +1,8 @@
 """Checks every result, then times those that are right.
 
 If nothing is timed, or a timer has several threads, programs of several cases
-are compiled side by side while the first ones are checked and timed. Otherwise
-one program is compiled after the other, so that the seconds it takes mean
-something.
+are compiled side by side while the first ones are checked. Otherwise one is
+compiled after the other, so that the seconds it takes mean something.
 """
 
 import collections
@@ -14,12 +13,10 @@ import dataclasses
 import itertools
 import os
 import sys
-import time
 import traceback
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from rnnzoo.benchmark import cases
 from rnnzoo.benchmark import checks
@@ -112,10 +109,9 @@ def measure(
   with futures.ThreadPoolExecutor(workers) as pool:
     traced = (_trace(case, pool, timer, watchdog) for case in selected)
     waiting = collections.deque(itertools.islice(traced, together))
-    while waiting and time.monotonic() < timer.end:
+    while waiting:
       yield from _finish(*waiting.popleft(), workers, timer, watchdog)
       waiting.extend(itertools.islice(traced, 1))
-    pool.shutdown(cancel_futures=True)
 
 
 def _trace(case, pool, timer, watchdog) -> tuple[list[_Run], list[_Run]]:

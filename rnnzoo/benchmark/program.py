@@ -196,12 +196,11 @@ def main(unused_argv: list[str]) -> int:
       suite.timer,
       repeats=repeats,
       threads=_COMPILE_THREADS.value or threads,
-      end=start + _TIME_LIMIT.value,
   )
   watchdog = watchdog_lib.Watchdog(_TIMEOUT.value, save_hanging)
   table = report.Table(case.label for case in selected)
   titles = {(case.shape_name, case.dtype): case.title for case in selected}
-  in_time = lambda case: time.monotonic() < timer.end
+  in_time = lambda _: time.monotonic() < start + _TIME_LIMIT.value
   cases = itertools.takewhile(in_time, selected)
   for row in suite.measure(cases, timer, watchdog):
     table.title(titles[row['shape'], row['dtype']])

@@ -45,10 +45,8 @@ class Timer:
     max_sets: largest number of sets of inputs.
     one_program: whether one program does all sets, for calls that may be
       shorter than their dispatch.
-    from_host: whether calls that copy their sequences from the host are timed
-      as well.
-    threads: that compile; with several, seconds of compilation mean little.
-    end: of `time.monotonic()`, when no further case is begun.
+    from_host: whether calls that copy sequences from the host are timed too.
+    threads: that compile; if several, seconds of compilation mean little.
   """
 
   repeats: int = 0
@@ -56,7 +54,6 @@ class Timer:
   one_program: bool = False
   from_host: bool = False
   threads: int = 1
-  end: float = math.inf
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,13 +193,12 @@ def measure(
     turns = itertools.cycle(each_call)
     calls.append(lambda call=program, turns=turns: call(*next(turns)))
   times = interleave(calls, timer.repeats, before)
-  copies: list[Times] = []
-  if timer.from_host:
-    calls_of_host = [from_host(call, arguments) for _, call in programs]
-    copies = interleave(calls_of_host, timer.repeats, before)
   rows = [{**dataclasses.asdict(each), 'sets': len(sets)} for each in times]
-  for row, copy in zip(rows, copies):
-    row['with_copy_ms'] = copy.median_ms
+  if timer.from_host:
+    copied = [_from_host(call, arguments) for _, call in programs]
+    times = interleave(copied, timer.repeats, before)
+    for row, each in zip(rows, times, strict=True):
+      row['with_copy_ms'] = each.median_ms
   for index, row in enumerate(rows):
     if jax.default_backend() != 'cpu':
       before(index)
@@ -234,7 +230,7 @@ def input_sets(arguments: tuple[Any, Any], max_sets: int) -> list[Any]:
   return jax.block_until_ready(sets)
 
 
-def from_host(call: Callable[..., Any], arguments: tuple[Any, Any]):
+def _from_host(call: Callable[..., Any], arguments: tuple[Any, Any]):
   """Returns a call that copies its sequences from the host."""
   arrays, weights = arguments
   host = {k: np.asarray(v) for k, v in arrays.items() if k in SEQUENCES}
