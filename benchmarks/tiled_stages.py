@@ -100,17 +100,19 @@ def shared_bytes(layer: str, config: config_lib.Config, adjoint: bool) -> int:
   return 2 * elements + 16 * config.stages
 
 
-def function(shape, path: str, dtype: str, direction: str):
-  """Returns a function of a layer's state, x and cotangents, and the state."""
+def make(shape, **options: Any) -> Any:
+  """Returns the layer of a shape."""
   layer, _, _, features = shape
-  made = rnnzoo.LAYERS[layer](
-      features,
-      features,
-      dtype=jnp.dtype(dtype),
-      implementation=path,
-      rngs=nnx.Rngs(0),
-  )
-  graphdef, state = nnx.split(made)
+  new = rnnzoo.LAYERS[layer]
+  return new(features, features, rngs=nnx.Rngs(0), **options)
+
+
+def function(shape, path: str, dtype: str, direction: str):
+  """Returns a function of a layer's state, x and cotangents, and the types."""
+  options = {'dtype': jnp.dtype(dtype), 'implementation': path}
+  # Parameters are drawn once a shape: caches of compilations are cleared.
+  abstract = nnx.eval_shape(lambda: make(shape, **options))
+  graphdef, state = nnx.split(abstract)
 
   def run(state, x, weights):
     call = lambda state, x: nnx.merge(graphdef, state)(x, time_major=True)
@@ -211,7 +213,7 @@ def measure(own: list[Program], shape, reference) -> Iterator[dict[str, Any]]:
       jax.random.key(seed), like.shape, like.dtype
   )
   arrays = [draw(i, like) for i, like in enumerate(types(shape))]
-  _, state = function(shape, 'scan', 'float32', DIRECTIONS[1])
+  state = nnx.state(make(shape))
   exact = reference.result().call(state, *arrays)
   for program in own:
     row = program.row
