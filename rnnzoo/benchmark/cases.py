@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import dataclasses
 import enum
 import functools
+import math
 import operator
 import pathlib
 import re
@@ -129,9 +130,8 @@ class Case:
   @property
   def exact_dtype(self) -> str:
     """The dtype of the reference, whose arrays have to fit into memory."""
-    shape = self.shape
-    large = shape.batch * shape.time * shape.features > 2**26
-    return 'float32' if large else 'float64'
+    sizes = self.shape.batch, self.shape.time, self.shape.features
+    return 'float32' if math.prod(sizes) > 2**26 else 'float64'
 
   @property
   def title(self) -> str:

@@ -41,6 +41,7 @@ from rnnzoo.benchmark import figures
 from rnnzoo.benchmark import machine
 from rnnzoo.benchmark import measurement
 from rnnzoo.benchmark import peers
+from rnnzoo.benchmark import peers_torch
 from rnnzoo.benchmark import report
 from rnnzoo.benchmark import suites
 from rnnzoo.benchmark import sweeps
@@ -55,9 +56,7 @@ _IMPLEMENTATIONS = flags.DEFINE_list(
 )
 _SHAPES = flags.DEFINE_list('shapes', None, 'Shapes by name; some by default.')
 _SHAPE = flags.DEFINE_multi_string(
-    'shape',
-    [],
-    'Sizes of your own: batch,time,in_features,features[,heads]; repeatable.',
+    'shape', [], 'batch,time,in_features,features[,heads]; repeatable.'
 )
 _DTYPES = flags.DEFINE_list('dtypes', None, "Dtypes; the suite's by default.")
 _REPEATS = flags.DEFINE_integer(
@@ -77,28 +76,16 @@ _TIMEOUT = flags.DEFINE_float(
     lower_bound=0.1,
 )
 _RESUME = flags.DEFINE_bool(
-    'resume',
-    False,
-    'Keep the rows of the output file that the same commit measured on the same'
-    ' machine, and measure the rest.',
+    'resume', False, 'Keep rows that the file has of this commit and machine.'
 )
 _TIME_LIMIT = flags.DEFINE_float(
-    'time_limit',
-    float('inf'),
-    'Seconds after which no further case is begun; --resume goes on.',
-    lower_bound=0.0,
+    'time_limit', float('inf'), 'Seconds after which no case is begun.'
 )
 _COMPILE_THREADS = flags.DEFINE_integer(
-    'compile_threads',
-    None,
-    'Threads that compile while results are timed. The default is 1; on a GPU'
-    ' the suites batches and lengths have 8.',
-    lower_bound=1,
+    'compile_threads', None, 'Threads that compile.', lower_bound=1
 )
 _OUTPUT = flags.DEFINE_string(
-    'output',
-    'runs/benchmark.json',
-    'The JSON file to write; the plot goes beside it, as .png.',
+    'output', 'runs/benchmark.json', 'The JSON file; its plot goes beside it.'
 )
 _PLOT_FROM = flags.DEFINE_string(
     'plot_from', None, 'Only plot this JSON file of an earlier run.'
@@ -191,12 +178,9 @@ def main(unused_argv: list[str]) -> int:
   def save_hanging(work: str, reason: str) -> None:
     report.write({**result, 'hung': {'what': work, 'reason': reason}}, output)
 
-  threads = suite.timer.threads if jax.default_backend() != 'cpu' else 1
-  timer = dataclasses.replace(
-      suite.timer,
-      repeats=repeats,
-      threads=_COMPILE_THREADS.value or threads,
-  )
+  default = 1 if jax.default_backend() == 'cpu' else suite.timer.threads
+  threads = _COMPILE_THREADS.value or default
+  timer = dataclasses.replace(suite.timer, repeats=repeats, threads=threads)
   watchdog = watchdog_lib.Watchdog(_TIMEOUT.value, save_hanging)
   table = report.Table(case.label for case in selected)
   titles = {(case.shape_name, case.dtype): case.title for case in selected}
@@ -211,8 +195,7 @@ def main(unused_argv: list[str]) -> int:
     # A run that is cut off has lost nothing.
     report.write(result, output)
   report.write(result, output)
-  print(*sweeps.summary(result['rows']), sep='\n')
-  print(output)
+  print(sweeps.summary(result['rows']) + output)
   if repeats:
     try:
       print(figures.plot(output))
@@ -226,13 +209,14 @@ def main(unused_argv: list[str]) -> int:
 
 def _new_result(selected, repeats: int) -> dict[str, Any]:
   """Returns a result without rows."""
+  copy, torch_copy = machine.copy_bandwidth, peers_torch.copy_gb_per_s
   # The name of the output says nothing about the result.
   options = [a for a in sys.argv[1:] if not a.startswith('--output')]
   result = {
       'suite': _SUITE.value,
       'command': shlex.join(['python', '-m', 'rnnzoo.benchmark', *options]),
       **machine.environment(),
-      'copy': machine.copy_bandwidth(repeats) if repeats else None,
+      'copy': copy(repeats, torch_copy(repeats)) if repeats else None,
       'shapes': {
           case.shape_name: dataclasses.asdict(case.shape)
           for case in selected

@@ -38,9 +38,6 @@ def header(result: Mapping[str, Any]) -> str:
   if copy:
     size = copy['array_bytes'] / 2**20
     text += f'\ncopy of {size:.0f} MiB: {copy["gb_per_s"]:.1f} GB/s'
-    each = [(by, copy.get(f'{by}_gb_per_s')) for by in ('jax', 'torch')]
-    also = ', '.join(f'{by} {value:.1f}' for by, value in each if value)
-    text += f' ({also})' if also else ''
   return text
 
 

@@ -57,18 +57,18 @@ def measure(
     yield from own
 
 
-def summary(rows: Sequence[dict[str, Any]]) -> list[str]:
-  """Returns sentences on how often a choice was not the best."""
+def summary(rows: Sequence[dict[str, Any]]) -> str:
+  """Returns a line on how often a choice was not the best, or ''."""
   taken = [row for row in rows if 'of_best' in row]
   if not taken:
-    return []
+    return ''
   over = [row for row in taken if row['of_best'] > _SLOWER]
   scan = [row for row in taken if row.get('of_scan', 0) > _SLOWER]
   share = f'by more than {_SLOWER - 1:.0%}'
-  return [
+  return (
       f'None is slower than the best path {share} in {len(over)} of'
-      f" {len(taken)} programs, and slower than 'scan' in {len(scan)}."
-  ]
+      f" {len(taken)} programs, and slower than 'scan' in {len(scan)}.\n"
+  )
 
 
 _key = operator.itemgetter('shape', 'dtype', 'layer', 'projection')

@@ -23,7 +23,7 @@ def run(*arguments):
       flagsaver.flagsaver(),
       contextlib.redirect_stdout(io.StringIO()) as out,
       contextlib.redirect_stderr(io.StringIO()),
-      mock.patch.object(machine, 'copy_bandwidth', lambda _: copy),
+      mock.patch.object(machine, 'copy_bandwidth', lambda *_: copy),
   ):
     code = program.main(program.parse_flags(['benchmark', *arguments]))
   return code, out.getvalue()
@@ -94,7 +94,7 @@ class SweepsTest(absltest.TestCase):
     sweeps._compare(rows, 'scan')
     self.assertEqual(rows[0]['choice'], '2.00 SLOWER')
     self.assertNotIn('choice', rows[1])
-    (line,) = sweeps.summary(rows)
+    line = sweeps.summary(rows)
     self.assertIn("in 1 of 1 programs, and slower than 'scan' in 0", line)
     self.assertEmpty(sweeps.summary([{'implementation': 'scan'}]))
 
