@@ -99,7 +99,8 @@ def gpu_recipes() -> str:
   rows = [r for r in load('gpu_runs.json') if ' with ' in r['experiment']]
   rows.sort(key=lambda row: row['experiment'])
   lines = [
-      '| config | changed | test accuracy, % | published, % | epochs | commit |',
+      '| config | changed | test accuracy, % | published, % | epochs |'
+      ' commit |',
       '|---|---|---|---|---|---|',
   ]
   for row in rows:

@@ -6,6 +6,8 @@ H100 or H200.
 """
 
 from collections.abc import Mapping
+import json
+import pathlib
 from typing import Any
 
 import jax
@@ -21,20 +23,9 @@ NAMES = (*LAX_SCANS, CUDNN)
 # Milliseconds forward and forward+backward, batch 16 x time 1024, by shape.
 # FlashRNN (Pöppel et al., 2025) is its fused kernel, bfloat16, without the
 # input projection; cuDNN is torch's LSTM, float16, with it.
-PUBLISHED: Mapping[str, Mapping[str, tuple[float, float]]] = {
-    'FlashRNN fused, bfloat16': {
-        '48x16': (2.9, 8.2),
-        '32x24': (2.9, 8.2),
-        '12x64': (2.99, 8.01),
-        '6x128': (3.2, 9.0),
-        '3x256': (3.60, 9.89),
-        '1x768': (4.87, 13.69),
-    },
-    'cuDNN, float16, with projection': {
-        '1x768': (2.51, 7.28),
-        '1x1024': (2.4, 8.1),
-    },
-}
+PUBLISHED: Mapping[str, Mapping[str, tuple[float, float]]] = json.loads(
+    pathlib.Path(__file__).with_name('published_ms.json').read_text()
+)
 
 
 def lax_scan(unroll: int, arrays: Any) -> jax.Array:

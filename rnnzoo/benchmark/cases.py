@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import dataclasses
 import enum
 import functools
+import math
 import operator
 import pathlib
 import re
@@ -125,6 +126,12 @@ class Case:
     words = ['layer'] if self.projection == 'with' else []
     words += [str(each.name).lower() for each in self.options]
     return ' '.join([self.layer, size, self.dtype, *words])
+
+  @property
+  def exact_dtype(self) -> str:
+    """The dtype of the reference, whose arrays have to fit into memory."""
+    sizes = self.shape.batch, self.shape.time, self.shape.features
+    return 'float32' if math.prod(sizes) > 2**26 else 'float64'
 
   @property
   def title(self) -> str:

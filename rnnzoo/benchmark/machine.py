@@ -7,7 +7,6 @@ import pathlib
 import platform
 import re
 import subprocess
-import sys
 from typing import Any
 
 import jax
@@ -71,14 +70,14 @@ def _commit() -> str | None:
     return None
 
 
-def copy_bandwidth(repeats: int) -> dict[str, Any]:
+def copy_bandwidth(repeats: int, theirs: float | None) -> dict[str, Any]:
   """Measures the bytes that a large copy reads and writes per second.
 
   Returns:
     `gb_per_s`, the largest one; `jax_gb_per_s`, of a copy or of x + 1 in place
     by XLA (on a CPU a large new array costs page faults that take longer than
-    the copy); `torch_gb_per_s`, of torch's copy_, which is cudaMemcpy, or None
-    where torch cannot; `array_bytes`, the size of the array.
+    the copy); `torch_gb_per_s`, theirs, of torch's copy_, which is cudaMemcpy,
+    or None; `array_bytes`, the size of the array.
   """
   size = 2**24 if jax.default_backend() == 'cpu' else 2**28
   x = jnp.ones((size,), jnp.float32)
@@ -93,33 +92,9 @@ def copy_bandwidth(repeats: int) -> dict[str, Any]:
 
   times = timing.interleave([lambda: copy(x), in_place], repeats)
   ours = 2 * x.nbytes / min(t.median_ms for t in times) / 1e6
-  theirs = _torch_gb_per_s(repeats)
   return {
       'gb_per_s': max(ours, theirs or 0.0),
       'array_bytes': x.nbytes,
       'jax_gb_per_s': ours,
       'torch_gb_per_s': theirs,
   }
-
-
-def _torch_gb_per_s(repeats: int) -> float | None:
-  if jax.default_backend() != 'gpu':
-    return None
-  try:
-    import torch  # Slow to import, and often not there.
-
-    arrays = [torch.ones(2**28, device='cuda') for _ in range(2)]
-
-    def copies():
-      for _ in range(10):
-        arrays[0].copy_(arrays[1])
-      torch.cuda.synchronize()
-
-    (times,) = timing.interleave([copies], repeats)
-    moved = 10 * sum(array.nbytes for array in arrays)
-    arrays.clear()
-    torch.cuda.empty_cache()
-    return moved / times.median_ms / 1e6
-  except (ImportError, OSError, AssertionError, RuntimeError) as error:
-    print(f'no copy by torch: {error}', file=sys.stderr)
-    return None

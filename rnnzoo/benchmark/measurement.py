@@ -1,8 +1,8 @@
 """Checks every result, then times those that are right.
 
-If nothing is timed, programs of several cases are compiled side by side while
-the first ones are checked. Otherwise one program is compiled after the other,
-so that the seconds it takes mean something.
+If nothing is timed, or a timer has several threads, programs of several cases
+are compiled side by side while the first ones are checked. Otherwise one is
+compiled after the other, so that the seconds it takes mean something.
 """
 
 import collections
@@ -17,7 +17,6 @@ import traceback
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from rnnzoo.benchmark import cases
 from rnnzoo.benchmark import checks
@@ -105,8 +104,8 @@ def measure(
     'scan' is timed all the same. `compile_s` means little where several were
     `compiled_together`.
   """
-  together = 1 if timer.repeats else _TOGETHER
-  workers = 1 if timer.repeats else os.cpu_count() or 1
+  workers = timer.threads if timer.repeats else os.cpu_count() or 1
+  together = 1 if workers == 1 else _TOGETHER
   with futures.ThreadPoolExecutor(workers) as pool:
     traced = (_trace(case, pool, timer, watchdog) for case in selected)
     waiting = collections.deque(itertools.islice(traced, together))
@@ -137,8 +136,8 @@ def _trace(case, pool, timer, watchdog) -> tuple[list[_Run], list[_Run]]:
   references = []
   if any(run.compiling for run in runs):
     both = ('scan', cases.DIRECTIONS[1])
-    with jax.enable_x64(True):
-      references.append(trace(*both, dtype='float64'))
+    with jax.enable_x64(True), jax.default_matmul_precision('highest'):
+      references.append(trace(*both, dtype=case.exact_dtype))
     if case.drawn:
       scan = runs[ways.index(both)] if both in ways else trace(*both)
       references.append(scan)
@@ -165,8 +164,9 @@ def _finish(runs, references, workers, timer, watchdog) -> Iterator[Row]:
 def _check(runs, exact, scan=None, *, watchdog) -> None:
   """Compares results with the reference, and notes their errors."""
   problem = exact.problem
-  with watchdog(f'{exact} in float64'), jax.enable_x64(True):
-    wide = jax.tree.map(lambda x: x.astype(jnp.float64), problem.arguments)
+  with watchdog(f'{exact}, the reference'), jax.enable_x64(True):
+    dtype = problem.case.exact_dtype
+    wide = jax.tree.map(lambda x: x.astype(dtype), problem.arguments)
     expected = jax.block_until_ready(exact.call(wide))
     del wide
   scan_errors: checks.Errors = {}

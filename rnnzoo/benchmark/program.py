@@ -6,6 +6,7 @@
   python -m rnnzoo.benchmark --suite=dense --check_only
   python -m rnnzoo.benchmark --suite=newton --shapes=1000x16x8,10000x16x8
   python -m rnnzoo.benchmark --suite=peers --layers=LSTM
+  python -m rnnzoo.benchmark --suite=batches --time_limit=450 --resume
   python -m rnnzoo.benchmark --plot_from=benchmarks/dense_h200.json
 
 Each combination of layer, implementation, shape, dtype, direction and
@@ -27,10 +28,12 @@ import os
 import pathlib
 import shlex
 import sys
+import time
 from typing import Any, NoReturn
 
 from absl import flags
 from absl import logging
+import jax
 
 from rnnzoo.benchmark import baselines
 from rnnzoo.benchmark import cases as cases_lib
@@ -38,11 +41,13 @@ from rnnzoo.benchmark import figures
 from rnnzoo.benchmark import machine
 from rnnzoo.benchmark import measurement
 from rnnzoo.benchmark import peers
+from rnnzoo.benchmark import peers_torch
 from rnnzoo.benchmark import report
 from rnnzoo.benchmark import suites
+from rnnzoo.benchmark import sweeps
 from rnnzoo.benchmark import watchdog as watchdog_lib
 
-SUITES = {**suites.SUITES, 'peers': peers.SUITE}
+SUITES = {**suites.SUITES, **sweeps.SUITES, 'peers': peers.SUITE}
 
 _SUITE = flags.DEFINE_enum('suite', 'cells', list(SUITES), 'The suite to run.')
 _LAYERS = flags.DEFINE_list('layers', None, 'Layers; all by default.')
@@ -51,9 +56,7 @@ _IMPLEMENTATIONS = flags.DEFINE_list(
 )
 _SHAPES = flags.DEFINE_list('shapes', None, 'Shapes by name; some by default.')
 _SHAPE = flags.DEFINE_multi_string(
-    'shape',
-    [],
-    'Sizes of your own: batch,time,in_features,features[,heads]; repeatable.',
+    'shape', [], 'batch,time,in_features,features[,heads]; repeatable.'
 )
 _DTYPES = flags.DEFINE_list('dtypes', None, "Dtypes; the suite's by default.")
 _REPEATS = flags.DEFINE_integer(
@@ -73,15 +76,16 @@ _TIMEOUT = flags.DEFINE_float(
     lower_bound=0.1,
 )
 _RESUME = flags.DEFINE_bool(
-    'resume',
-    False,
-    'Keep the rows of the output file that the same commit measured on the same'
-    ' machine, and measure the rest.',
+    'resume', False, 'Keep rows that the file has of this commit and machine.'
+)
+_TIME_LIMIT = flags.DEFINE_float(
+    'time_limit', float('inf'), 'Seconds after which no case is begun.'
+)
+_COMPILE_THREADS = flags.DEFINE_integer(
+    'compile_threads', None, 'Threads that compile.', lower_bound=1
 )
 _OUTPUT = flags.DEFINE_string(
-    'output',
-    'runs/benchmark.json',
-    'The JSON file to write; the plot goes beside it, as .png.',
+    'output', 'runs/benchmark.json', 'The JSON file; its plot goes beside it.'
 )
 _PLOT_FROM = flags.DEFINE_string(
     'plot_from', None, 'Only plot this JSON file of an earlier run.'
@@ -163,6 +167,7 @@ def main(unused_argv: list[str]) -> int:
     _give_up(error)
   if _SUITE.value == 'peers':  # Other processes and torch need memory too.
     os.environ.setdefault('XLA_PYTHON_CLIENT_PREALLOCATE', 'false')
+  start = time.monotonic()
   suite, output, selected = SUITES[_SUITE.value], _OUTPUT.value, _select()
   repeats = 0 if _CHECK_ONLY.value else _REPEATS.value
   result = _new_result(selected, repeats)
@@ -173,20 +178,24 @@ def main(unused_argv: list[str]) -> int:
   def save_hanging(work: str, reason: str) -> None:
     report.write({**result, 'hung': {'what': work, 'reason': reason}}, output)
 
-  timer = dataclasses.replace(suite.timer, repeats=repeats)
+  default = 1 if jax.default_backend() == 'cpu' else suite.timer.threads
+  threads = _COMPILE_THREADS.value or default
+  timer = dataclasses.replace(suite.timer, repeats=repeats, threads=threads)
   watchdog = watchdog_lib.Watchdog(_TIMEOUT.value, save_hanging)
   table = report.Table(case.label for case in selected)
-  for title, part in itertools.groupby(selected, operator.attrgetter('title')):
-    table.title(title)
-    for row in suite.measure(part, timer, watchdog):
-      if 'gb_per_s' in row:
-        row['copy_fraction'] = row['gb_per_s'] / result['copy']['gb_per_s']
-      result['rows'].append(row)
-      table.row(row)
-      # A run that is cut off has lost nothing.
-      report.write(result, output)
+  titles = {(case.shape_name, case.dtype): case.title for case in selected}
+  in_time = lambda _: time.monotonic() < start + _TIME_LIMIT.value
+  cases = itertools.takewhile(in_time, selected)
+  for row in suite.measure(cases, timer, watchdog):
+    table.title(titles[row['shape'], row['dtype']])
+    if 'gb_per_s' in row:
+      row['copy_fraction'] = row['gb_per_s'] / result['copy']['gb_per_s']
+    result['rows'].append(row)
+    table.row(row)
+    # A run that is cut off has lost nothing.
+    report.write(result, output)
   report.write(result, output)
-  print(output)
+  print(sweeps.summary(result['rows']) + output)
   if repeats:
     try:
       print(figures.plot(output))
@@ -200,13 +209,14 @@ def main(unused_argv: list[str]) -> int:
 
 def _new_result(selected, repeats: int) -> dict[str, Any]:
   """Returns a result without rows."""
+  copy, torch_copy = machine.copy_bandwidth, peers_torch.copy_gb_per_s
   # The name of the output says nothing about the result.
   options = [a for a in sys.argv[1:] if not a.startswith('--output')]
   result = {
       'suite': _SUITE.value,
       'command': shlex.join(['python', '-m', 'rnnzoo.benchmark', *options]),
       **machine.environment(),
-      'copy': machine.copy_bandwidth(repeats) if repeats else None,
+      'copy': copy(repeats, torch_copy(repeats)) if repeats else None,
       'shapes': {
           case.shape_name: dataclasses.asdict(case.shape)
           for case in selected

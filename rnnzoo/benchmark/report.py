@@ -19,6 +19,7 @@ _COLUMNS = (
     ('us a step', 'us_per_step', '.2f', 1.0, 9),
     ('GB/s', 'gb_per_s', '.1f', 1.0, 6),
     ('% of copy', 'copy_fraction', '.0f', 100.0, 9),
+    ("None's", 'choice', '', 1, 11),
     ('weak scaling', 'weak_scaling', '.3f', 1.0, 12),
 )
 _WIDTHS = (16, 10, 16, 9, 19, *(width for *_, width in _COLUMNS))
@@ -37,9 +38,6 @@ def header(result: Mapping[str, Any]) -> str:
   if copy:
     size = copy['array_bytes'] / 2**20
     text += f'\ncopy of {size:.0f} MiB: {copy["gb_per_s"]:.1f} GB/s'
-    each = [(by, copy.get(f'{by}_gb_per_s')) for by in ('jax', 'torch')]
-    also = ', '.join(f'{by} {value:.1f}' for by, value in each if value)
-    text += f' ({also})' if also else ''
   return text
 
 
@@ -54,11 +52,15 @@ class Table:
   def __init__(self, layers: Iterable[str]):
     """Creates a table for rows of these layers."""
     self._widths = (max(map(len, ['layer', *layers])), *_WIDTHS)
+    self._title = ''
     self._reasons: dict[str, int] = {}
     self._cannot: set[tuple[str, str, str]] = set()
 
   def title(self, title: str) -> None:
-    """Starts a part of the table."""
+    """Starts a part of the table, unless it is this one."""
+    if title == self._title:
+      return
+    self._title = title
     self._cannot.clear()
     names = ('ms', 'quartiles', *(name for name, *_ in _COLUMNS))
     print(f'\n{title}')

@@ -28,6 +28,9 @@ MAX_CALLS = 20
 # Sets of inputs are larger than this in all.
 SET_BYTES = 300e6
 
+# Arrays of steps, by name.
+SEQUENCES = ('x', 'x_gates', 'a', 'b')
+
 # Samples of a slow call, a loop of launches on an accelerator, take about so
 # many seconds in all.
 SLOW_BUDGET = 5.0
@@ -42,11 +45,15 @@ class Timer:
     max_sets: largest number of sets of inputs.
     one_program: whether one program does all sets, for calls that may be
       shorter than their dispatch.
+    from_host: whether calls that copy sequences from the host are timed too.
+    threads: that compile; if several, seconds of compilation mean little.
   """
 
   repeats: int = 0
   max_sets: int = 8
   one_program: bool = False
+  from_host: bool = False
+  threads: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,6 +194,11 @@ def measure(
     calls.append(lambda call=program, turns=turns: call(*next(turns)))
   times = interleave(calls, timer.repeats, before)
   rows = [{**dataclasses.asdict(each), 'sets': len(sets)} for each in times]
+  if timer.from_host:
+    copied = [_from_host(call, arguments) for _, call in programs]
+    times = interleave(copied, timer.repeats, before)
+    for row, each in zip(rows, times, strict=True):
+      row['with_copy_ms'] = each.median_ms
   for index, row in enumerate(rows):
     if jax.default_backend() != 'cpu':
       before(index)
@@ -211,12 +223,18 @@ def input_sets(arguments: tuple[Any, Any], max_sets: int) -> list[Any]:
   def later(arguments, steps):
     arrays, weights = arguments
     roll = lambda x: jnp.roll(x, steps, axis=1 if x.ndim > 2 else 0)
-    sequences = ('x', 'x_gates', 'a', 'b')
-    inputs = {k: roll(v) for k, v in arrays.items() if k in sequences}
+    inputs = {k: roll(v) for k, v in arrays.items() if k in SEQUENCES}
     return {**arrays, **inputs}, jax.tree.map(roll, weights)
 
   sets = [arguments, *(later(arguments, steps) for steps in range(1, count))]
   return jax.block_until_ready(sets)
+
+
+def _from_host(call: Callable[..., Any], arguments: tuple[Any, Any]):
+  """Returns a call that copies its sequences from the host."""
+  arrays, weights = arguments
+  host = {k: np.asarray(v) for k, v in arrays.items() if k in SEQUENCES}
+  return lambda: call({**arrays, **jax.device_put(host)}, weights)
 
 
 def in_turn(function: Callable[..., Any], sets: Sequence[Any]) -> list[Any]:

@@ -9,6 +9,7 @@ or wider: a bfloat16 recurrence needs them.
 
 from collections.abc import Sequence
 import functools
+import math
 import string
 
 import jax
@@ -38,6 +39,47 @@ def project_forward(
   if bias is not None:
     gates = [gate + b.astype(wide) for gate, b in zip(gates, bias, strict=True)]
   return tuple(gates)
+
+
+def as_stored(kernel: Array, x: Array) -> bool:
+  """Returns whether a step should multiply by parameters as they are stored.
+
+  One product of all gates needs either a copy of x for each gate or the gates'
+  matrices side by side, which a program of one step copies each time. XLA moves
+  a cast of parameters out of a loop over steps, and what follows it.
+
+  Args:
+    kernel: the parameter, [G, ..., F].
+    x: the rows of the step, [..., I], in the dtype of the product.
+  """
+  rows = math.prod(x.shape[:-1])
+  few = isinstance(rows, int) and rows < kernel.shape[-1]
+  return few and kernel.dtype == x.dtype
+
+
+def project_step(
+    weights: tuple[Array, Array | None], x: Array
+) -> tuple[Array, ...]:
+  """`project_forward` for one step, by one product.
+
+  Args:
+    weights: as for `project_forward`.
+    x: as for `project_forward`.
+  """
+  kernel, bias = weights
+  wide = jnp.promote_types(x.dtype, jnp.float32)
+  operand = kernel.astype(x.dtype)
+  if as_stored(kernel, x):
+    x = jnp.broadcast_to(x, (len(kernel), *x.shape))
+    gates = tuple(contract('g...i,gif->g...f', x, operand, wide))
+  else:
+    joint = contract('...i,if->...f', x, join(list(operand)), wide)
+    gates = split(joint, len(kernel))
+  if bias is None:
+    return gates
+  return tuple(
+      gate + b.astype(wide) for gate, b in zip(gates, bias, strict=True)
+  )
 
 
 def project(
@@ -138,6 +180,14 @@ def pack(kernel: Array) -> Array:
   return jnp.transpose(kernel, (1, 2, 0, 3)).reshape(heads, size, gates * size)
 
 
+def pack_step(stored: bool, kernel: Array) -> Array:
+  """`pack` for one step; where it is to be as stored, nothing is packed.
+
+  XLA moves a concatenation out of a loop over steps, and no transpose.
+  """
+  return kernel if stored and kernel.shape[-1] > 1 else join(list(kernel))
+
+
 def unpack(packed: Array, gates: int) -> Array:
   """[N, D, G D] -> [G, N, D, D], the inverse of `pack`."""
   heads, size, _ = packed.shape
@@ -145,7 +195,14 @@ def unpack(packed: Array, gates: int) -> Array:
 
 
 def multiply(packed: Array, h: Array) -> tuple[Array, ...]:
-  """Returns R_g h for every gate g, each [..., F], in h's dtype."""
+  """Returns R_g h for every gate g, each [..., F], in h's dtype.
+
+  Args:
+    packed: as `pack` returns it, or `pack_step`.
+    h: [..., F].
+  """
+  if packed.ndim == 4:
+    return _multiply_step(packed, h)
   heads, size, width = packed.shape
   if size == 1:
     return tuple(packed[:, 0, g].astype(h.dtype) * h for g in range(width))
@@ -156,6 +213,15 @@ def multiply(packed: Array, h: Array) -> tuple[Array, ...]:
   operand = operand.reshape(*h.shape[:-1], heads, size)
   out = contract('...nd,ndg->...ng', operand, packed, h.dtype)
   return tuple(gate.reshape(h.shape) for gate in split(out, width // size))
+
+
+def _multiply_step(kernel: Array, h: Array) -> tuple[Array, ...]:
+  gates, heads, size, _ = kernel.shape
+  operand = h.astype(kernel.dtype).reshape(*h.shape[:-1], heads, size)
+  operand = jnp.moveaxis(operand, -2, 0)
+  operand = jnp.broadcast_to(operand, (gates, *operand.shape))
+  out = contract('gn...d,gnde->gn...e', operand, kernel, h.dtype)
+  return tuple(jnp.moveaxis(gate, 0, -2).reshape(h.shape) for gate in out)
 
 
 def transpose(packed: Array) -> Array:

@@ -162,13 +162,17 @@ def refuse_clip(clip: float | None) -> None:
     )
 
 
-def pack(cell: cell_lib.Cell, kernel: Array | None) -> tuple[Array, ...]:
+def pack(
+    cell: cell_lib.Cell,
+    kernel: Array | None,
+    pack_stage: Callable[[Array], Array] = products.pack,
+) -> tuple[Array, ...]:
   """Packs a recurrent kernel, each stage's gates on their own."""
   if kernel is None:
     return ()
   if isinstance(cell, cell_lib.TwoStageCell):
-    return products.pack(kernel[:-1]), products.pack(kernel[-1:])
-  return (products.pack(kernel),)
+    return pack_stage(kernel[:-1]), pack_stage(kernel[-1:])
+  return (pack_stage(kernel),)
 
 
 def project(fn, carry, mask, weights, x) -> Gates:

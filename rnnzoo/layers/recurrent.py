@@ -12,6 +12,7 @@ that a call changes, so they work with `nnx.jit`, with `nnx.split` and plain
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
+import functools
 import math
 from typing import Any, Generic, TypeVar, Unpack
 
@@ -512,11 +513,18 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
       arrays = jax.tree.map(
           lambda a, b: jnp.where(reset[..., None], a, b), restart, arrays
       )
-    gates = products.project_forward(self._weights(), x.astype(dtype))
+    x = x.astype(dtype)
+    gates = products.project_step(self._weights(), x)
+    stored = products.as_stored(self.kernel[...], x)
+    kernels = scan_steps.pack(
+        self.cell,
+        self._recurrent_kernel(dtype, x),
+        functools.partial(products.pack_step, stored),
+    )
     arrays, _ = scan_steps.step(
         self.cell,
         self._cell_params(state),
-        scan_steps.pack(self.cell, self._recurrent_kernel(dtype, x)),
+        kernels,
         tuple(gate.astype(state) for gate in gates),
         arrays,
         clip=self.recurrent_gradient_clip,

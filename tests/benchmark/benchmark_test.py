@@ -39,7 +39,7 @@ def run(*arguments):
       flagsaver.flagsaver(),
       contextlib.redirect_stdout(io.StringIO()) as out,
       contextlib.redirect_stderr(io.StringIO()) as err,
-      mock.patch.object(machine, 'copy_bandwidth', lambda _: copy),
+      mock.patch.object(machine, 'copy_bandwidth', lambda *_: copy),
   ):
     try:
       code = program.main(program.parse_flags(['benchmark', *arguments]))

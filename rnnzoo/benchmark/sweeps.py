@@ -1,0 +1,155 @@
+"""The suites 'batches' and 'lengths': is what `None` takes the fastest path?
+
+'batches' has LSTM and GRU from few rows to thousands, and FlashRNN's own
+sweeps; 'lengths' has linear recurrences from one step to 65,536, with and
+without copying their inputs from the host. Rows of the path that `None` takes
+say how many times the time of the best path it is, and are marked where it is
+more than 5 % slower. `batches.txt` has the shapes of 'batches', first those
+that say most.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+import itertools
+import operator
+import pathlib
+from typing import Any
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+
+import rnnzoo
+from rnnzoo.benchmark import baselines
+from rnnzoo.benchmark import cases
+from rnnzoo.benchmark import measurement
+from rnnzoo.benchmark import suites
+from rnnzoo.benchmark import timing
+from rnnzoo.benchmark import watchdog as watchdog_lib
+from rnnzoo.engines import path_choice
+
+# As a share of the best path's time.
+_SLOWER = 1.05
+
+
+def measure(
+    selected: Iterable[cases.Case],
+    timer: timing.Timer,
+    watchdog: watchdog_lib.Watchdog,
+) -> Iterator[dict[str, Any]]:
+  """Yields the rows of `measurement.measure`, with what `None` takes.
+
+  Rows of that path have `choice`, a text, and `of_best`: its time as a multiple
+  of the best path's.
+  """
+  known: dict[Any, cases.Case] = {}
+
+  def noted():
+    for case in selected:
+      known[_key(case.row('', ''))] = case
+      yield case
+
+  rows = measurement.measure(noted(), timer, watchdog)
+  for key, group in itertools.groupby(rows, _key):
+    own = list(group)
+    chosen = _chosen(known.pop(key))
+    for direction in cases.DIRECTIONS:
+      _compare([r for r in own if r['direction'] == direction], chosen)
+    yield from own
+
+
+def summary(rows: Sequence[dict[str, Any]]) -> str:
+  """Returns a line on how often a choice was not the best, or ''."""
+  taken = [row for row in rows if 'of_best' in row]
+  if not taken:
+    return ''
+  over = [row for row in taken if row['of_best'] > _SLOWER]
+  scan = [row for row in taken if row.get('of_scan', 0) > _SLOWER]
+  share = f'by more than {_SLOWER - 1:.0%}'
+  return (
+      f'None is slower than the best path {share} in {len(over)} of'
+      f" {len(taken)} programs, and slower than 'scan' in {len(scan)}.\n"
+  )
+
+
+_key = operator.itemgetter('shape', 'dtype', 'layer', 'projection')
+
+
+def _compare(rows: Sequence[dict[str, Any]], chosen: str) -> None:
+  times = {r['implementation']: r['median_ms'] for r in rows if _is_timed(r)}
+  for row in rows:
+    if row['implementation'] == chosen in times:
+      row['of_best'] = times[chosen] / min(times.values())
+      if 'scan' in times:
+        row['of_scan'] = times[chosen] / times['scan']
+      slower = row['of_best'] > _SLOWER
+      row['choice'] = f'{row["of_best"]:.2f} SLOWER' if slower else 'best'
+
+
+def _is_timed(row: dict[str, Any]) -> bool:
+  return 'median_ms' in row and row['implementation'] != 'cudnn'
+
+
+def _chosen(case: cases.Case) -> str:
+  """Returns the path that `None` takes here."""
+  shape, dtype = case.shape, jnp.dtype(case.dtype)
+  size = shape.batch, shape.time, shape.in_features
+  x = jax.ShapeDtypeStruct(size, dtype)
+
+  def run(x):
+    if case.layer == 'linear_scan':
+      return rnnzoo.linear_scan(x, x)
+    make: Any = rnnzoo.LAYERS[case.layer]
+    sizes = shape.in_features, shape.features
+    options: Any = {'dtype': dtype, **shape.options}
+    return make(*sizes, rngs=nnx.Rngs(0), **options)(x)
+
+  with path_choice.noted() as choices:
+    jax.eval_shape(run, x)
+  return choices[-1].path
+
+
+def _suites() -> dict[str, suites.Suite]:
+  lines = pathlib.Path(__file__).with_name('batches.txt').read_text()
+  batches = dict(map(cases.parse_shape, lines.splitlines()))
+  lengths = {
+      f'{batch}x{steps}': cases.Shape(batch, steps, 64, 64)
+      for steps in (65536, 1, 4096, 256, 16, 16384, 1024, 64, 4)
+      for batch in (1, 16)
+  }
+  gated, linear, bf16 = ('LSTM', 'GRU'), ('MinGRU', 'MinLSTM'), (cases.BF16,)
+  paths = ('pallas', 'scan')
+  # FlashRNN's single head, which cuDNN can run as well.
+  cudnn = [name for name in batches if name.endswith('x768x768x1')]
+  one_head = suites.Entry(
+      cudnn, ['LSTM'], 'with', (cases.F32,), [baselines.CUDNN]
+  )
+  return {
+      'batches': suites.Suite(
+          layers=gated,
+          shapes=batches,
+          entries=[
+              suites.Entry([*batches], gated, 'with', bf16, paths),
+              one_head,
+              suites.Entry(None, gated, 'with', bf16, paths),
+          ],
+          timer=timing.Timer(max_sets=2, threads=8),
+          default_shapes=[*batches],
+          implementations=(*paths, baselines.CUDNN),
+          drawn=True,
+          measure=measure,
+      ),
+      'lengths': suites.Suite(
+          layers=('linear_scan', *linear),
+          shapes=lengths,
+          entries=[
+              suites.Entry(None, ['linear_scan'], 'without'),
+              suites.Entry(None, linear, 'with'),
+          ],
+          timer=timing.Timer(from_host=True, threads=8),
+          default_shapes=[*lengths],
+          measure=measure,
+      ),
+  }
+
+
+SUITES = _suites()

@@ -1,0 +1,118 @@
+"""Suites that ask whether `None` takes the fastest path."""
+
+import contextlib
+import io
+import json
+import pathlib
+from unittest import mock
+
+from absl.testing import absltest
+from absl.testing import flagsaver
+
+from rnnzoo.benchmark import cases
+from rnnzoo.benchmark import machine
+from rnnzoo.benchmark import program
+from rnnzoo.benchmark import suites
+from rnnzoo.benchmark import sweeps
+
+
+def run(*arguments):
+  """Runs the program; returns its exit code and its table."""
+  copy = {'gb_per_s': 10.0, 'array_bytes': 8}
+  with (
+      flagsaver.flagsaver(),
+      contextlib.redirect_stdout(io.StringIO()) as out,
+      contextlib.redirect_stderr(io.StringIO()),
+      mock.patch.object(machine, 'copy_bandwidth', lambda *_: copy),
+  ):
+    code = program.main(program.parse_flags(['benchmark', *arguments]))
+  return code, out.getvalue()
+
+
+class SweepsTest(absltest.TestCase):
+
+  def output(self):
+    return pathlib.Path(self.create_tempdir().full_path) / 'out.json'
+
+  def test_batches(self):
+    path = self.output()
+    arguments = (
+        '--suite=batches',
+        '--shape=2,3,4,4',
+        '--shape=5,2,4,4,2',
+        '--layers=GRU',
+        '--repeats=1',
+        '--compile_threads=2',
+        '--resume',
+        f'--output={path}',
+    )
+    code, out = run(*arguments, '--time_limit=0')
+    self.assertEqual(code, 0)
+    self.assertEmpty(json.loads(path.read_text())['rows'])
+
+    code, out = run(*arguments)
+    self.assertEqual(code, 0, out)
+    rows = json.loads(path.read_text())['rows']
+    # 2 shapes, 2 paths, 2 directions.
+    self.assertLen(rows, 8)
+    for row in rows:
+      taken = row['implementation'] == 'scan'
+      self.assertEqual(row.get('choice'), 'best' if taken else None)
+      self.assertEqual(row.get('of_scan'), 1 if taken else None)
+      if taken:
+        self.assertEqual(row['compiled_together'], 2)
+        self.assertGreater(row['compile_s'], 0)
+        self.assertIn('temp_bytes', row)
+    self.assertIn('in 0 of 4 programs', out)
+
+    _, out = run(*arguments)
+    self.assertEqual(json.loads(path.read_text())['rows'], rows)
+    self.assertNotIn('GRU', out)
+
+  def test_lengths(self):
+    path = self.output()
+    code, out = run(
+        '--suite=lengths',
+        '--shape=1,4,8,8',
+        '--layers=linear_scan,MinGRU',
+        '--repeats=1',
+        f'--output={path}',
+    )
+    self.assertEqual(code, 0, out)
+    rows = [
+        row
+        for row in json.loads(path.read_text())['rows']
+        if row['status'] == 'ok'
+    ]
+    self.assertLen(rows, 8)
+    for row in rows:
+      self.assertGreater(row['with_copy_ms'], 0)
+
+  def test_slower_choice_is_marked(self):
+    times = {'scan': 2.0, 'pallas': 1.0, 'cudnn': 0.5}
+    rows = [{'implementation': k, 'median_ms': v} for k, v in times.items()]
+    sweeps._compare(rows, 'scan')
+    self.assertEqual(rows[0]['choice'], '2.00 SLOWER')
+    self.assertNotIn('choice', rows[1])
+    line = sweeps.summary(rows)
+    self.assertIn("in 1 of 1 programs, and slower than 'scan' in 0", line)
+    self.assertEmpty(sweeps.summary([{'implementation': 'scan'}]))
+
+  def test_shapes(self):
+    suite = sweeps.SUITES['batches']
+    for name, shape in suite.shapes.items():
+      numbers = 4 * shape.batch * shape.time * shape.features
+      self.assertLessEqual(numbers, 2**31, name)
+    selected = list(suite.timed(suite.shapes, suite.layers, None, None))
+    baselines = [c for c in selected if c.implementations == ['cudnn']]
+    # FlashRNN's sweeps over batch and time; 16 x 1024 is in both.
+    self.assertLen(baselines, 11)
+    self.assertLen(selected, 2 * len(suite.shapes) + 11)
+    large = cases.Shape(16384, 64, 512, 512)
+    for shape, dtype in ((large, 'float32'), (suites.heads(1, 768), 'float64')):
+      case = cases.Case('GRU', '', shape, 'bfloat16', 'with', ())
+      self.assertEqual(case.exact_dtype, dtype)
+
+
+if __name__ == '__main__':
+  absltest.main()

@@ -1,0 +1,70 @@
+"""Slots of ring buffers: shared memory holds them, and the kernels lower."""
+
+import pathlib
+import runpy
+import types
+from unittest import mock
+
+from absl import flags
+from absl.testing import absltest
+import jax
+import jax.numpy as jnp
+import pytest
+
+from pallas_kernels.tiled import limits
+from pallas_kernels.tiled import tuning
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def load(**values):
+  """Returns the program's functions by name."""
+  holder = lambda name, default, *_: types.SimpleNamespace(
+      value=values.get(name, default)
+  )
+  names = 'DEFINE_string', 'DEFINE_list', 'DEFINE_integer', 'DEFINE_float'
+  with mock.patch.multiple(flags, **dict.fromkeys(names, holder)):
+    return runpy.run_path(str(ROOT / 'benchmarks/tiled_stages.py'))
+
+
+class TiledStagesTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    if jax.__version_info__ < (0, 11):
+      self.skipTest('needs jax >= 0.11')
+
+  def test_configs_fit(self):
+    program = load()
+    before = tuning._MOST_STAGES, limits.WORK
+    shape = 'LSTM', 128, 1024, 768
+    stages = {}
+    for most in (6, 8, 14):
+      with program['most_stages'](most), program['gpu']():
+        taken = program['configs'](shape, 'forward+backward')
+      stages[most] = [config.stages for config in taken]
+      for adjoint, config in enumerate(taken):
+        size = program['shared_bytes']('LSTM', config, bool(adjoint))
+        self.assertLessEqual(size, program['SHARED_BYTES'])
+    self.assertEqual(stages[6], [6, 6])
+    self.assertEqual(stages[8], [8, 8])
+    self.assertEqual(stages[14][1], 14)
+    self.assertEqual((tuning._MOST_STAGES, limits.WORK), before)
+
+  def test_errors(self):
+    exact = {'a': jnp.ones(4), 'b': jnp.ones(2)}
+    found = load()['errors']({'a': jnp.full(4, 1.5), 'c': 1}, exact)
+    self.assertEqual(found, {'a': 0.5})
+
+  @pytest.mark.slow
+  def test_kernels_lower(self):
+    program = load(stages=['6', '10'])
+    own = list(program['programs'](('LSTM', 128, 8, 768)))
+    self.assertEqual([each.finish for each in own], [1, 1, 2, 2])
+    self.assertEqual([each.row['most_stages'] for each in own], [6, 10] * 2)
+    for each in own:
+      self.assertIn('LSTM', program['line'](each.row))
+
+
+if __name__ == '__main__':
+  absltest.main()
