@@ -320,7 +320,8 @@ def _carries(plan: Plan, operands: Operands) -> tuple[Carry, Carry]:
     if targets.is_interpreting():
       return joints(operands)
     targets.current()
-    return platforms.by_platform(joints, windows, operands)
+    functions = platforms.Functions(on_gpu=joints, elsewhere=windows)
+    return platforms.by_platform(functions, operands)
   except NotImplementedError:
     return windows(operands)
 

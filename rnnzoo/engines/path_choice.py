@@ -134,10 +134,12 @@ class Run:
       rest: those left to try; where the path is a kernel, they run in programs
         for other platforms.
     """
+    path = functools.partial(self._path_of(name), *self.static)
     if name == 'pallas' and rest and not targets.is_interpreting():
       following = dataclasses.replace(self, names=rest)
-      return functools.partial(platforms.by_platform, _Kernel(self), following)
-    return functools.partial(self.path_of(name), *self.static)
+      functions = platforms.Functions(on_gpu=path, elsewhere=following)
+      return functools.partial(platforms.by_platform, functions)
+    return path
 
   def _note(self, name, shape, passed_over) -> None:
     notes = _notes.get()
@@ -151,20 +153,10 @@ class Run:
           )
       )
 
-  def path_of(self, name: selection.Path) -> Callable[..., Any]:
+  def _path_of(self, name: selection.Path) -> Callable[..., Any]:
     """Returns a path as a function of (*static, operands)."""
     index = selection.IMPLEMENTATIONS.index(selection.name_of(name))
     path = self.paths[index]
     if isinstance(name, str):
       return path
     return functools.partial(path, options=name)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Kernel:
-  """The path 'pallas' of a run: equal ones share a compilation."""
-
-  run: Run
-
-  def __call__(self, operands: Any) -> Any:
-    return self.run.path_of('pallas')(*self.run.static, operands)
