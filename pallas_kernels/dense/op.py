@@ -336,7 +336,6 @@ def _matrix(recurrent_kernel: Array, plan: plan_lib.Plan) -> tuple[Array, ...]:
   """
   if not plan.split:
     return (recurrent_kernel.astype(plan.dtype),)
-  recurrent_kernel = recurrent_kernel.astype(jnp.float32)
-  high = lax.reduce_precision(recurrent_kernel, 8, 7)
-  low = recurrent_kernel - high
-  return high.astype(jnp.bfloat16), low.astype(jnp.bfloat16)
+  whole = recurrent_kernel.astype(jnp.float32)
+  high = lax.reduce_precision(whole, 8, 7)
+  return high.astype(jnp.bfloat16), (whole - high).astype(jnp.bfloat16)

@@ -216,7 +216,7 @@ def pallas(cell, projection, call: Call, operands: Operands):
   if call.out_dtype is None:
     dtype = jnp.promote_types(x.dtype, jnp.float32)
     call = dataclasses.replace(call, out_dtype=dtype)
-  params, inputs, kernel, carry, restart = selection.for_kernel(
+  params, inputs, recurrent_kernel, carry, restart = selection.for_kernel(
       (
           operands.params,
           inputs,
@@ -229,7 +229,7 @@ def pallas(cell, projection, call: Call, operands: Operands):
       cell,
       params,
       inputs.x,
-      kernel,
+      recurrent_kernel,
       carry,
       input_kernel=inputs.input_kernel,
       bias=inputs.bias,
