@@ -31,8 +31,11 @@ Array = jax.Array
 MLPS = ('plain', 'gated')
 
 
-class CausalConvolution(nnx.Module):
+class ShortConvolution(nnx.Module):
   """Depthwise convolution over the last steps: y_t = b + sum_k w_k x_(t-k).
+
+  `layers.causal_convolution`, that of xLSTM's blocks, has resets and masks, and
+  its kernel lies the other way round in checkpoints.
 
   Attributes:
     kernel: w [width, F], the weight of the present step first.
@@ -134,7 +137,7 @@ class Block(nnx.Module):
     self.has_convolution, self.has_mlp = bool(conv_width), mlp is not None
     if conv_width:
       self.conv_norm = nnx.LayerNorm(features, rngs=rngs)
-      self.convolution = CausalConvolution(features, conv_width, rngs=rngs)
+      self.convolution = ShortConvolution(features, conv_width, rngs=rngs)
     self.layer_norm = nnx.LayerNorm(features, rngs=rngs)
     self.layer = sequence_layer.make(
         make_layer, features, features, rngs, {}, 'make_layer'
