@@ -60,7 +60,7 @@ def linear_scan(
   if h0 is not None:
     arguments.shape('h0', h0, '[batch, features]', (batch, features))
     h0 = h0.astype(jnp.float32)[None]
-  static = streaming_op.Recurrence(
+  recurrence = streaming_op.Recurrence(
       step=_inputs,
       linear=True,
       params=0,
@@ -73,7 +73,16 @@ def linear_scan(
       target=target,
   )
   theta = jnp.zeros((1, features), jnp.float32)
-  _, (h,) = streaming_op.run(static, theta, (a, b), None, h0, None, reset, None)
+  _, (h,) = streaming_op.run(
+      recurrence,
+      theta,
+      (a, b),
+      input_kernel=None,
+      carry=h0,
+      restart=None,
+      reset=reset,
+      mask=None,
+  )
   return h
 
 

@@ -3,7 +3,8 @@
 A cell comes in as an argument, with equations and no name. Two facts choose the
 kernels that run it:
 
-* a cell that is linear in its carry has `coefficients`: `streaming/linear.py`;
+* a cell that is linear in its carry has `coefficients`: `streaming/linear.py`,
+  or `streaming/projected.py` where one kernel multiplies by W and scans;
 * a diagonal recurrent kernel has blocks of 1 x 1: `streaming/diagonal.py`. All
   other recurrent kernels go to `dense/`, where a cell that has an `operand`
   gets a second product, or with many rows of one large head to `tiled/`.
@@ -11,7 +12,7 @@ kernels that run it:
 `cell_rows` makes of a cell the functions that kernels call.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 from typing import Any, Protocol
 
@@ -20,6 +21,7 @@ import jax.numpy as jnp
 
 from pallas_kernels import arguments
 from pallas_kernels import call as call_lib
+from pallas_kernels import cell_arguments
 from pallas_kernels import cell_rows
 from pallas_kernels import projection
 from pallas_kernels import sharding
@@ -146,38 +148,16 @@ def recurrence(
   arguments.unsharded('recurrence', operands)
   weights, arrays, carry, restart, reset, mask = sharding.alike(operands)
   params, input_kernel, bias, recurrent_kernel = weights
-  linear = hasattr(cell, 'coefficients')
-  batch, time, features = _checked_sizes(cell, call, weights, arrays)
-  if carry is not None:
-    arguments.carry('carry', carry, cell.carry_names, batch, features)
-  if restart is not None:
-    arguments.carry('restart', restart, cell.carry_names, batch, features)
-  arguments.flags('reset', reset, batch, time, call.both_directions)
-  arguments.flags('mask', mask, batch, time)
-  dense_kernel = recurrent_kernel if cell.recurrent_gates else None
-  if dense_kernel is not None and _is_diagonal(cell, dense_kernel):
-    least, dense_kernel = 0, None
-  else:
-    least = 1
-  if not least <= call.outputs <= len(cell.carry_names):
-    raise ValueError(
-        f'outputs must be {least} to {len(cell.carry_names)} for'
-        f' {type(cell).__name__}, got {call.outputs}.'
-    )
-
-  def stack(xs):
-    if xs is not None:
-      return jnp.stack([x.astype(jnp.float32) for x in xs])
-    if linear:
-      return None
-    return jnp.zeros((len(cell.carry_names), batch, features), jnp.float32)
-
+  shape = cell_arguments.checked_shape(
+      cell, call, weights, arrays, carry, restart, reset, mask
+  )
+  batch, time, features = shape
   # Pallas's GPU backend is imported where it is known to work.
-  if dense_kernel is not None:
+  if cell_arguments.is_dense(cell, recurrent_kernel):
     from pallas_kernels.dense import op as dense_op
     from pallas_kernels.tiled import op as tiled_op
 
-    if targets.current().interpret:
+    if target.interpret:
       raise NotImplementedError(
           'The kernels for dense recurrences cannot be interpreted on a CPU.'
       )
@@ -189,150 +169,70 @@ def recurrence(
     else:
       x = projection.Product(input_kernel, arrays[0])
     rows = cell_rows.Rows.of(params, bias, None, features)
-    heads, size = dense_kernel.shape[1:3]
-    if call.both_directions and heads % 2:
-      raise ValueError(
-          f'both_directions needs an even number of heads, got {heads}.'
-      )
-    recurrence = dense_op.Recurrence(
-        update=cell_rows.Gated('update', cell, rows),
-        operand=(
-            cell_rows.Gated('operand', cell, rows)
-            if hasattr(cell, 'operand')
-            else None
-        ),
+    method = lambda name: cell_rows.Gated(name, cell, rows)
+    dense = dense_op.Recurrence(
+        update=method('update'),
+        operand=method('operand') if hasattr(cell, 'operand') else None,
         params=rows.count,
-        shape=(batch, time, heads, size),
+        shape=(batch, time, *recurrent_kernel.shape[1:3]),
         call=call,
         target=target,
         restart_learns=restart is not None,
     )
-    dtype = jnp.promote_types(arrays[0].dtype, dense_kernel.dtype)
-    widest = jax.ShapeDtypeStruct(dense_kernel.shape, dtype)
+    dtype = jnp.promote_types(arrays[0].dtype, recurrent_kernel.dtype)
+    widest = jax.ShapeDtypeStruct(recurrent_kernel.shape, dtype)
     tiled = in_tiles(cell, (batch, time), widest, call)
-    run = tiled_op.run if tiled else dense_op.run
-    last, carries = run(
-        recurrence,
+    run_dense = tiled_op.run if tiled else dense_op.run
+    last, carries = run_dense(
+        dense,
         rows.pack(params, bias, None),
         x,
-        dense_kernel,
-        stack(carry),
-        stack(restart),
+        recurrent_kernel,
+        _stacked(cell, carry, shape),
+        _stacked(cell, restart, shape),
         reset,
         mask,
     )
     return tuple(last), carries
-  if (
-      call.recurrent_gradient_clip is not None
-      or call.stop_recurrent_gradient
-      or call.both_directions
-  ):
-    raise NotImplementedError(
-        'GPU kernels have recurrent_gradient_clip, stop_recurrent_gradient and'
-        ' both_directions for recurrent kernels that are not diagonal only.'
-    )
   from pallas_kernels.streaming import op as streaming_op
+  from pallas_kernels.streaming import projected_op
 
+  linear = hasattr(cell, 'coefficients')
   rows = cell_rows.Rows.of(params, bias, recurrent_kernel, features)
-  step: Callable[..., Any]
-  step = (
-      cell_rows.Coefficients(cell, rows)
-      if linear
-      else cell_rows.Update(cell, rows)
-  )
-  problem = streaming_op.Recurrence(
-      step=step,
+  equations = cell_rows.Coefficients if linear else cell_rows.Update
+  streaming = streaming_op.Recurrence(
+      step=equations(cell, rows),
       linear=linear,
       params=rows.count,
-      shape=(batch, time, features),
+      shape=shape,
       call=call,
       target=target,
   )
-  last, carries = streaming_op.run(
-      problem,
+  in_one = projected_op.pays(streaming, arrays, input_kernel)
+  run = projected_op.run if in_one else streaming_op.run
+  last, carries = run(
+      streaming,
       rows.pack(params, bias, recurrent_kernel),
       tuple(arrays),
       input_kernel,
-      stack(carry),
-      stack(restart),
+      _stacked(cell, carry, shape),
+      _stacked(cell, restart, shape),
       reset,
       mask,
   )
   return tuple(last), carries
 
 
-def _checked_sizes(
-    cell: Cell, call: call_lib.Call, weights, arrays
-) -> tuple[int, int, int]:
-  """Returns B, T and F; raises where weights or inputs do not fit the cell."""
-  _, input_kernel, bias, recurrent_kernel = weights
-  features = arrays[0].shape[-1]
-  if input_kernel is not None:
-    _check_input_kernel(cell, arrays, input_kernel)
-    features = input_kernel.shape[-1]
-  lead = arrays[0].shape[:2]
-  batch, time = lead[::-1] if call.time_major else lead
-  arguments.sizes('recurrence', batch, time, features)
-  if input_kernel is None:
-    _check_gates(cell, arrays)
-  if bias is not None:
-    expected = (cell.input_gates, features)
-    arguments.shape('bias', bias, '[gates, features]', expected)
-  if cell.recurrent_gates:
-    _check_kernel(cell, recurrent_kernel, features)
-  elif not hasattr(cell, 'coefficients'):
-    raise NotImplementedError(
-        f'GPU kernels cannot run {type(cell).__name__}: it has no recurrent'
-        ' gates and no coefficients.'
-    )
-  return batch, time, features
-
-
-def _check_input_kernel(cell: Cell, arrays, input_kernel: Array):
-  """Raises ValueError unless x_gates are inputs of an input kernel."""
-  if len(arrays) > 1 or arrays[0].ndim != 3:
-    raise ValueError(
-        'x_gates must be [batch, time, in_features] with an input_kernel, got'
-        f' {[tuple(x.shape) for x in arrays]}.'
-    )
-  axes = '[gates, in_features, features]'
-  given = input_kernel.shape[-1:]
-  expected = (cell.input_gates, arrays[0].shape[-1], *given)
-  arguments.shape('input_kernel', input_kernel, axes, expected)
-
-
-def _check_gates(cell: Cell, arrays: Sequence[Array]):
-  """Raises ValueError unless the input gates are all there."""
-  for x in arrays:
-    if x.ndim not in (3, 4):
-      raise ValueError(
-          'x_gates must be [batch, time, gates, features] or arrays [batch,'
-          f' time, features], got an array of shape {x.shape}.'
-      )
-    ends = (*arrays[0].shape[:2], *x.shape[2:-1], arrays[0].shape[-1])
-    arguments.shape('x_gates', x, 'alike in batch, time and features', ends)
-  gates = sum(x.shape[2] if x.ndim == 4 else 1 for x in arrays)
-  if gates != cell.input_gates:
-    raise ValueError(
-        f'x_gates must hold {cell.input_gates} gates for'
-        f' {type(cell).__name__}, got {gates}.'
-    )
-
-
-def _check_kernel(cell: Cell, recurrent_kernel: Array | None, features: int):
-  """Raises ValueError unless the recurrent kernel is there."""
-  axes = '[gates, heads, head_dim, head_dim]'
-  if recurrent_kernel is None:
-    raise ValueError(
-        f'{type(cell).__name__} needs a recurrent_kernel {axes}, got None.'
-    )
-  size = recurrent_kernel.shape[-1]
-  expected = (cell.recurrent_gates, features // max(size, 1), size, size)
-  arguments.shape('recurrent_kernel', recurrent_kernel, axes, expected)
-
-
-def _is_diagonal(cell: Cell, recurrent_kernel: Array) -> bool:
-  return recurrent_kernel.shape[-1] == 1 and not hasattr(cell, 'operand')
+def _stacked(
+    cell: Cell, carry: Carry | None, shape: tuple[int, int, int]
+) -> Any:
+  """Returns a carry as float32 [S, B, F]; None for a linear cell's zeros."""
+  if carry is not None:
+    return jnp.stack([x.astype(jnp.float32) for x in carry])
+  if hasattr(cell, 'coefficients'):
+    return None
+  batch, _, features = shape
+  return jnp.zeros((len(cell.carry_names), batch, features), jnp.float32)
 
 
 def _join(arrays: Sequence[Array]) -> Array:

@@ -21,7 +21,7 @@ from rnnzoo.cells import gru
 from rnnzoo.cells import lstm
 from rnnzoo.cells import slstm
 from rnnzoo.engines import call as call_lib
-from rnnzoo.engines import unrolling
+from rnnzoo.engines import paths
 
 Array = jax.Array
 
@@ -203,7 +203,7 @@ def flashrnn(
       zero_not_finite=config.gradient_recurrent_zero_not_finite,
       stop_recurrent_gradient=config.gradient_recurrent_cut,
   )
-  last, carries = unrolling.run(
+  last, carries = paths.run(
       cell, call_lib.Given(), operands, call, _BACKENDS[config.backend]
   )
   stack = lambda arrays, steps: jnp.stack(arrays).reshape(

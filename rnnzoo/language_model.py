@@ -31,8 +31,11 @@ Array = jax.Array
 MLPS = ('plain', 'gated')
 
 
-class CausalConvolution(nnx.Module):
+class ShortConvolution(nnx.Module):
   """Depthwise convolution over the last steps: y_t = b + sum_k w_k x_(t-k).
+
+  `layers.causal_convolution`, that of xLSTM's blocks, has resets and masks, and
+  its kernel lies the other way round in checkpoints.
 
   Attributes:
     kernel: w [width, F], the weight of the present step first.
@@ -47,7 +50,7 @@ class CausalConvolution(nnx.Module):
       width: how many steps, this one included.
       rngs: `nnx.Rngs` that the kernel is drawn from, U(-1, 1) / sqrt(width).
     """
-    settings.positive(features, 'features')
+    settings.size(features, 'features')
     settings.positive(width, 'width')
     bound = width**-0.5
     self.kernel = nnx.Param(
@@ -134,7 +137,7 @@ class Block(nnx.Module):
     self.has_convolution, self.has_mlp = bool(conv_width), mlp is not None
     if conv_width:
       self.conv_norm = nnx.LayerNorm(features, rngs=rngs)
-      self.convolution = CausalConvolution(features, conv_width, rngs=rngs)
+      self.convolution = ShortConvolution(features, conv_width, rngs=rngs)
     self.layer_norm = nnx.LayerNorm(features, rngs=rngs)
     self.layer = sequence_layer.make(
         make_layer, features, features, rngs, {}, 'make_layer'
@@ -244,14 +247,14 @@ class LanguageModel(nnx.Module):
     settings.dropout_rate(dropout_rate)
     base = sequence_layer.SequenceLayer
     settings.factories([make_layer], base, 'make_layer')
-    settings.positive(num_tokens, 'num_tokens')
-    settings.positive(features, 'features')
+    settings.size(num_tokens, 'num_tokens')
+    settings.size(features, 'features')
     settings.positive(num_blocks, 'num_blocks')
     initializers.check_rngs(rngs, 'params', required=True)
     if mlp is not None and mlp not in MLPS:
       raise ValueError(f'mlp must be one of {MLPS} or None; got {mlp!r}')
     if mlp_features is not None:
-      settings.positive(mlp_features, 'mlp_features')
+      settings.size(mlp_features, 'mlp_features')
       if mlp is None:
         raise ValueError(f'mlp_features={mlp_features} needs an mlp')
     if conv_width != 0:

@@ -159,6 +159,28 @@ def positive(value: object, label: str) -> None:
     raise ValueError(f'{label} must be a positive int, got {value!r}.')
 
 
+# Most elements of an axis, which int32 counts, and of an array. XLA aborts the
+# process where int64 cannot count an array's elements.
+_MOST_SIZE = 2**31 - 1
+_MOST_NUMBERS = 2**48
+
+
+def size(value: object, label: str) -> None:
+  """Raises ValueError unless `value` is an int that an axis can have."""
+  positive(value, label)
+  if value > _MOST_SIZE:  # type: ignore[operator]
+    raise ValueError(f'{label} must be at most {_MOST_SIZE}, got {value!r}.')
+
+
+def numbers_of(shape: Sequence[int], label: str) -> None:
+  """Raises ValueError for an array of more numbers than any machine holds."""
+  if math.prod(shape) > _MOST_NUMBERS:
+    raise ValueError(
+        f'{label} must have at most 2^48 numbers, and a shape of'
+        f' {tuple(shape)} has more.'
+    )
+
+
 def heads(features: int, num_heads: int, has_kernel: bool) -> None:
   """Raises ValueError unless the features can be divided into heads.
 
@@ -167,7 +189,7 @@ def heads(features: int, num_heads: int, has_kernel: bool) -> None:
     num_heads: as a layer was given it.
     has_kernel: whether there is a recurrent kernel to divide.
   """
-  positive(features, 'features')
+  size(features, 'features')
   positive(num_heads, 'num_heads')
   if features % num_heads:
     raise ValueError(

@@ -9,7 +9,7 @@ nothing but h. The adjoint multiplies R transposed with the gates' cotangents.
     op.py                 one differentiable operation; pieces.py, time_gemms.py
     tuning.py             how many CTAs, warpgroups and columns: a Config
     plan.py               static facts of one kernel, shared memory it needs
-    kernel_call.py        grid, launch, barrier of all CTAs
+    kernel_call.py        grid, scratch, barrier of all CTAs
     forward.py            the kernels' arrays and timelines of a step;
     backward.py           forward_loops.py and backward_loops.py have the loops
     resident_matmul.py    products with R in registers; matmul_partition.py and

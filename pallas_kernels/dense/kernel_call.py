@@ -7,8 +7,8 @@ device at the same time. Three places keep to that:
 
 * `tuning.py` chooses no more CTAs (`Shape.ctas`) than the device holds;
 * `device_barrier` counts as many CTAs;
-* `launch` runs the kernel once for each member of a vmap axis, in sequence: a
-  grid with one more axis would have more CTAs, that share one semaphore.
+* `kernel` runs once for each member of a vmap axis, in sequence: a grid with
+  one more axis would have more CTAs, that share one semaphore.
 """
 
 from collections.abc import Callable, Sequence
@@ -78,14 +78,14 @@ def device_barrier(
   mailbox.open_all(exchanges, ctas, cta.config.warpgroups)
 
 
-def launch(
+def kernel(
     plan: plan_lib.Plan,
     name: str,
     body: Callable[[Any, Any, plan_lib.Smem], None],
     inputs: Any,
     out_type: Any,
-) -> Any:
-  """Runs a kernel.
+) -> Callable[..., Any]:
+  """Returns a kernel as a function of arrays.
 
   Args:
     plan: static facts of the kernel.
@@ -97,7 +97,7 @@ def launch(
     out_type: a tree of types.
 
   Returns:
-    A tree of arrays as `out_type`.
+    A function from the leaves of `inputs` to the leaves of `out_type`.
   """
   config, shape = plan.config, plan.shape
   grid = {'slice': shape.slices(config), 'head': shape.heads}
@@ -121,7 +121,7 @@ def launch(
     )
 
   flat_body.__name__ = name
-  kernel = plgpu.kernel(
+  run = plgpu.kernel(
       flat_body,
       out_type=tuple(types),
       grid=tuple(grid.values()),
@@ -130,6 +130,4 @@ def launch(
       compiler_params=compiler_params.COMPILER_PARAMS,
       **options,
   )
-  if config.through_device:
-    kernel = mailbox.one_at_a_time(kernel)
-  return jax.tree.unflatten(out_tree, kernel(*arrays))
+  return mailbox.one_at_a_time(run) if config.through_device else run

@@ -33,7 +33,7 @@ def run(
     recurrence: Recurrence,
     theta: Array,
     x: Array | projection.Product,
-    kernel: Array,
+    recurrent_kernel: Array,
     carry: Array,
     restart: Array,
     reset: Array | None,
@@ -46,7 +46,7 @@ def run(
     theta: float32 [P, F].
     x: the inputs, [B, T, G, F], or their product, which is then computed again
       in the backward pass instead of being kept.
-    kernel: R, [G', N, D, D].
+    recurrent_kernel: R, [G', N, D, D].
     carry: float32 [S, B, F].
     restart: float32 [S, B, F].
     reset: bool [B, T], in the order of the loop, or [2, B, T] with one for each
@@ -58,8 +58,8 @@ def run(
     [B, T, F], or time-major as x.
   """
   # A carry of zeros that was made here varies over no axis of a mesh yet.
-  theta, x, kernel, carry, restart, reset, mask = sharding.alike(
-      (theta, x, kernel, carry, restart, reset, mask)
+  theta, x, recurrent_kernel, carry, restart, reset, mask = sharding.alike(
+      (theta, x, recurrent_kernel, carry, restart, reset, mask)
   )
   batch, time, heads, size = recurrence.shape
   directions = 1 + recurrence.call.both_directions
@@ -69,7 +69,7 @@ def run(
   if flags is not None:
     flags = jnp.broadcast_to(flags, (directions, batch, time))
   inputs = jax.eval_shape(projection.form, x)
-  _check(recurrence, inputs, kernel)
+  _check(recurrence, inputs, recurrent_kernel)
   # Rows of a head have to start at multiples of 16 bytes.
   padded = -(-size // 8) * 8
   recurrence = dataclasses.replace(
@@ -80,30 +80,39 @@ def run(
     pieces.plan_pieces(
         recurrence,
         inputs,
-        kernel,
+        recurrent_kernel,
         states=len(carry),
         flags=flags is not None,
         **options,
     )
   if padded == size:
-    return _run(recurrence, theta, x, kernel, carry, restart, flags)
+    return _run(recurrence, theta, x, recurrent_kernel, carry, restart, flags)
   missing = padded - size
+
   pad = functools.partial(projection.pad, heads=heads, size=padded)
   cut = functools.partial(projection.cut, heads=heads, size=size)
-  kernel = jnp.pad(kernel, ((0, 0), (0, 0), (0, missing), (0, missing)))
   if isinstance(x, projection.Product):
     x = dataclasses.replace(x, heads=heads, size=padded)
   else:
     x = pad(x)
+  recurrent_kernel = jnp.pad(
+      recurrent_kernel, ((0, 0), (0, 0), (0, missing), (0, missing))
+  )
   last, carries = _run(
-      recurrence, pad(theta), x, kernel, pad(carry), pad(restart), flags
+      recurrence,
+      pad(theta),
+      x,
+      recurrent_kernel,
+      pad(carry),
+      pad(restart),
+      flags,
   )
   return cut(last), tuple(map(cut, carries))
 
 
-def _check(recurrence: Recurrence, x, kernel) -> None:
+def _check(recurrence: Recurrence, x, recurrent_kernel) -> None:
   """Raises NotImplementedError for a precision, a cell or sizes beyond them."""
-  dtype = jnp.promote_types(x.dtype, kernel.dtype)
+  dtype = jnp.promote_types(x.dtype, recurrent_kernel.dtype)
   config: Any = jax.config  # Its attributes have no types.
   precision = config.jax_default_matmul_precision
   if dtype == jnp.float32 and precision in ('highest', 'float32'):
@@ -111,12 +120,12 @@ def _check(recurrence: Recurrence, x, kernel) -> None:
         'GPU kernels multiply float32 in two bfloat16 parts, to about 2^-17,'
         f' and jax_default_matmul_precision is {precision!r}.'
     )
-  if recurrence.operand is not None and kernel.shape[0] < 2:
+  if recurrence.operand is not None and recurrent_kernel.shape[0] < 2:
     raise NotImplementedError(
         'GPU kernels for cells with two stages take those whose first stage has'
         ' recurrent gates, got one gate in all.'
     )
-  gates = max(x.shape[2], kernel.shape[0])
+  gates = max(x.shape[2], recurrent_kernel.shape[0])
   batch, time, heads, size = recurrence.shape
   rows = max(batch * time, size + 7)
   if rows * gates * heads * (size + 7) >= 2**31:
@@ -128,19 +137,23 @@ def _check(recurrence: Recurrence, x, kernel) -> None:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _run(recurrence: Recurrence, theta, x, kernel, carry, restart, flags):
-  operands = theta, projection.form(x), kernel, carry, restart, flags
+def _run(
+    recurrence: Recurrence, theta, x, recurrent_kernel, carry, restart, flags
+):
+  operands = theta, projection.form(x), recurrent_kernel, carry, restart, flags
   return _forward(recurrence, operands, save=False)(*operands)[:2]
 
 
-def _run_fwd(recurrence: Recurrence, theta, x, kernel, carry, restart, flags):
-  theta, x, kernel, carry, restart = autodiff.differentiable_once(
-      (theta, x, kernel, carry, restart)
+def _run_fwd(
+    recurrence: Recurrence, theta, x, recurrent_kernel, carry, restart, flags
+):
+  theta, x, recurrent_kernel, carry, restart = autodiff.differentiable_once(
+      (theta, x, recurrent_kernel, carry, restart)
   )
-  operands = theta, projection.form(x), kernel, carry, restart, flags
+  operands = theta, projection.form(x), recurrent_kernel, carry, restart, flags
   forward_pass = _forward(recurrence, operands, save=True)
   last, carries, (h, others), u = forward_pass(*operands)
-  saved = theta, x, kernel, carry, restart, (*h, *others), u
+  saved = theta, x, recurrent_kernel, carry, restart, (*h, *others), u
   return (last, carries), (saved, flags)
 
 
@@ -158,7 +171,9 @@ def _forward(recurrence, operands, save):
   )
 
 
-def _forward_part(recurrence, save, theta, x, kernel, carry, restart, flags):
+def _forward_part(
+    recurrence, save, theta, x, recurrent_kernel, carry, restart, flags
+):
   """Runs the forward kernel for the part of the batch that one device has.
 
   Returns:
@@ -169,12 +184,12 @@ def _forward_part(recurrence, save, theta, x, kernel, carry, restart, flags):
   batch_pieces = pieces.plan_pieces(
       recurrence,
       x,
-      kernel,
+      recurrent_kernel,
       states=len(carry),
       flags=flags is not None,
       save=save,
   )
-  parts = _matrix(jnp.swapaxes(kernel, -1, -2), batch_pieces[0].plan)
+  matrix = _matrix(jnp.swapaxes(recurrent_kernel, -1, -2), batch_pieces[0].plan)
   axis = recurrence.batch_axis
 
   results = [
@@ -182,7 +197,7 @@ def _forward_part(recurrence, save, theta, x, kernel, carry, restart, flags):
           piece.plan,
           theta,
           piece.cut(axis, x),
-          parts,
+          matrix,
           piece.cut(1, carry),
           piece.cut(1, restart),
           _flags_of(piece, flags),
@@ -207,13 +222,13 @@ def _run_bwd(recurrence: Recurrence, saved, cotangents):
   saved, flags = saved
   saved, cotangents = autodiff.differentiable_once((saved, cotangents))
   *primals, starts, u = saved
-  theta, x, kernel, carry, restart = primals
+  theta, x, recurrent_kernel, carry, restart = primals
   inputs, cotangents = projection.form_again(x, cotangents)
   axis = recurrence.batch_axis
   whole = auto_axes.WHOLE
   places = whole, axis, whole, 1, 1
   operands = (
-      *(theta, inputs, kernel, carry, restart, flags),
+      *(theta, inputs, recurrent_kernel, carry, restart, flags),
       *(starts[:1], starts[1:], u, *cotangents),
   )
   adjoint = auto_axes.over_batch(
@@ -223,12 +238,12 @@ def _run_bwd(recurrence: Recurrence, saved, cotangents):
       (*places, 1, axis + 1, axis, axis + 1, 1, axis),
       places,
   )
-  d_theta, d_x, d_kernel, d_carry, d_restart = adjoint(*operands)
+  d_theta, d_x, d_recurrent_kernel, d_carry, d_restart = adjoint(*operands)
   no_restart = flags is None or not recurrence.restart_learns
   cotangents = (
       d_theta if recurrence.params else jnp.zeros_like(theta),
       projection.pull(x, d_x.astype(inputs.dtype)),
-      d_kernel.astype(kernel.dtype),
+      d_recurrent_kernel.astype(recurrent_kernel.dtype),
       d_carry,
       jnp.zeros_like(restart) if no_restart else d_restart,
   )
@@ -236,7 +251,17 @@ def _run_bwd(recurrence: Recurrence, saved, cotangents):
 
 
 def _backward_part(
-    recurrence, theta, x, kernel, carry, restart, flags, h, others, u, *given
+    recurrence,
+    theta,
+    x,
+    recurrent_kernel,
+    carry,
+    restart,
+    flags,
+    h,
+    others,
+    u,
+    *given,
 ):
   """The cotangents of a part of the batch; those of theta and R in float32."""
   recurrence = recurrence.of_batch(x.shape[recurrence.batch_axis])
@@ -245,13 +270,13 @@ def _backward_part(
   batch_pieces = pieces.plan_pieces(
       recurrence,
       x,
-      kernel,
+      recurrent_kernel,
       states=len(carry),
       flags=flags is not None,
       adjoint=True,
   )
   axis = recurrence.batch_axis
-  parts = _matrix(kernel, batch_pieces[0].plan)
+  matrix = _matrix(recurrent_kernel, batch_pieces[0].plan)
   # The factor of each product.
   operands = [starts[0], *([] if u is None else [u])]
 
@@ -260,7 +285,9 @@ def _backward_part(
     own_flags = _flags_of(piece, flags)
     own = piece.cut(axis + 1, operands)
     h_gates = [
-        time_gemms.h_gates(h, kernel[p.first :][: p.gates].astype(plan.dtype))
+        time_gemms.h_gates(
+            h, recurrent_kernel[p.first :][: p.gates].astype(plan.dtype)
+        )
         for h, p in zip(own, plan.stages, strict=True)
     ]
     d_x, d_gates, d_carry, d_theta, d_restart = backward.backward(
@@ -269,7 +296,7 @@ def _backward_part(
         piece.cut(axis, x),
         h_gates,
         (own[0], *piece.cut(axis, starts[1:])),
-        parts,
+        matrix,
         own_flags,
         piece.cut(axis, d_carries),
         piece.cut(1, d_last),
@@ -278,19 +305,19 @@ def _backward_part(
       d_gates = [
           d_x[None, :, :, p.first :][..., : p.gates, :] for p in plan.stages
       ]
-    d_kernel = jnp.concatenate(
+    d_recurrent_kernel = jnp.concatenate(
         [time_gemms.d_kernel(h, d) for h, d in zip(own, d_gates, strict=True)]
     )
-    return d_x, d_carry, d_restart, d_theta.sum(1), d_kernel
+    return d_x, d_carry, d_restart, d_theta.sum(1), d_recurrent_kernel
 
-  d_x, d_carry, d_restart, d_theta, d_kernel = zip(
+  d_x, d_carry, d_restart, d_theta, d_recurrent_kernel = zip(
       *map(pull_piece, batch_pieces), strict=True
   )
   add = lambda parts: functools.reduce(jnp.add, parts)
   return (
       add(d_theta),
       pieces.join(axis, d_x),
-      add(d_kernel),
+      add(d_recurrent_kernel),
       pieces.join(1, d_carry),
       pieces.join(1, d_restart),
   )
@@ -306,13 +333,13 @@ def _flags_of(piece: pieces.Piece, flags: Array | None) -> Array | None:
   return kernel_call.prepare_flags(piece.cut(1, flags), piece.plan.shape)
 
 
-def _matrix(kernel: Array, plan: plan_lib.Plan) -> tuple[Array, ...]:
+def _matrix(recurrent_kernel: Array, plan: plan_lib.Plan) -> tuple[Array, ...]:
   """Returns a recurrent kernel as tensor cores take it.
 
   Float32 becomes two bfloat16 parts, whose sum is off by 2^-17 of it.
   """
   if not plan.split:
-    return (kernel.astype(plan.dtype),)
-  kernel = kernel.astype(jnp.float32)
-  high = lax.reduce_precision(kernel, 8, 7)
-  return high.astype(jnp.bfloat16), (kernel - high).astype(jnp.bfloat16)
+    return (recurrent_kernel.astype(plan.dtype),)
+  whole = recurrent_kernel.astype(jnp.float32)
+  high = lax.reduce_precision(whole, 8, 7)
+  return high.astype(jnp.bfloat16), (whole - high).astype(jnp.bfloat16)

@@ -52,7 +52,7 @@ def join(axis: int, parts: Sequence[Any]) -> Any:
 def plan_pieces(
     recurrence: Recurrence,
     x: Array,
-    kernel: Array,
+    recurrent_kernel: Array,
     *,
     states: int,
     flags: bool,
@@ -64,7 +64,7 @@ def plan_pieces(
   Args:
     recurrence: static facts of the whole batch.
     x: the inputs; their type is read.
-    kernel: the recurrent kernel; its type is read.
+    recurrent_kernel: the recurrent kernel; its type is read.
     states: arrays of the carry.
     flags: whether there are flags.
     adjoint: whether to plan the adjoint instead of the forward kernel.
@@ -81,7 +81,7 @@ def plan_pieces(
         operand=piece.operand,
         params=piece.params,
         gates=x.shape[2],
-        recurrent=kernel.shape[0],
+        recurrent=recurrent_kernel.shape[0],
         states=states,
         shape=config_lib.Shape(
             batch=batch,
@@ -95,7 +95,7 @@ def plan_pieces(
         holds=flags and piece.holds,
         restart_learns=flags and piece.restart_learns,
         x_dtype=x.dtype,
-        dtype=jnp.promote_types(x.dtype, kernel.dtype),
+        dtype=jnp.promote_types(x.dtype, recurrent_kernel.dtype),
         adjoint=adjoint,
         save=save,
     )

@@ -10,9 +10,8 @@ Which kernel runs which recurrence:
 
 A call goes through
 
-    op                  pads arrays, picks the operation
-    projected_op        custom_vjp of product and scan in one kernel
-    unprojected_op      custom_vjp and vmap rule of the other kernels
+    op                  pads arrays; custom_vjp and vmap rule
+    projected_op        likewise, for product and scan in one kernel
     recurrence          the static record of a call; `tuning` picks the cut
     linear ...          a kernel: the loop over time
     kernel_call         the plan of a kernel, and its launch

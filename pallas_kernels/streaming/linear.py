@@ -46,7 +46,7 @@ def forward(
     plan: Plan,
     theta: Array,
     arrays: Sequence[Array],
-    h0: Array,
+    carry: Array,
     restart: Array,
     flags: Array,
     *,
@@ -58,11 +58,11 @@ def forward(
     plan: the static arguments.
     theta: [plan.params, Fp], with Fp the padded features.
     arrays: the inputs, each [B, T, F] or [B, T, G, F].
-    h0: [B, Fp].
+    carry: h before the first step, [B, Fp].
     restart: h after a reset, [B, Fp].
     flags: int32 [B, T], bits RESET and HOLD. Without `plan.has_flags` neither
       flags nor `restart` are read, without `plan.params` not theta, without
-      `plan.has_carry` not h0, without `plan.has_restart` not `restart`.
+      `plan.has_carry` not `carry`, without `plan.has_restart` not `restart`.
     out_dtype: dtype of h.
 
   Returns:
@@ -75,7 +75,7 @@ def forward(
   mailboxes = handoff_ctas.mailboxes(plan)
   accuracy = kernel_call.accuracy(plan)
 
-  def body(theta, h0, restart, flags, *refs):
+  def body(theta, carry, restart, flags, *refs):
     refs = kernel_call.split(refs, len(arrays), 2 + len(mailboxes), ins, outs)
     h_ref, last_ref, *mailbox = refs.outputs
     walk = kernel_call.walk(plan, plan.reverse)
@@ -108,7 +108,7 @@ def forward(
       inputs.refill(k)
       return h
 
-    h = small_operands.initial(walk, h0, plan.has_carry)
+    h = small_operands.initial(walk, carry, plan.has_carry)
     handoff.begin(h)
     h = lax.fori_loop(0, walk.waves, wave, h)
     handoff.end()
@@ -127,5 +127,5 @@ def forward(
           *mailboxes,
       ),
       handoff_warpgroups.types(plan.config),
-  )(theta, h0, restart, flags, *arrays)
+  )(theta, carry, restart, flags, *arrays)
   return layout.narrow(h), last

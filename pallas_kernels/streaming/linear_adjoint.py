@@ -42,7 +42,7 @@ def backward(
     theta: Array,
     arrays: Sequence[Array],
     h: Array,
-    h0: Array,
+    carry: Array,
     restart: Array,
     flags: Array,
     d_h: Array,
@@ -52,17 +52,17 @@ def backward(
 
   Args:
     plan: as for `forward`, except `config`.
-    theta: as for `forward`, and so are arrays, h0, restart and flags.
+    theta: as for `forward`, and so are arrays, carry, restart and flags.
     arrays: each [B, T, F] or [B, T, G, F].
     h: the result of `forward`, [B, T, F].
-    h0: [B, Fp].
+    carry: [B, Fp].
     restart: [B, Fp].
     flags: int32 [B, T].
     d_h: cotangent of h, [B, T, F].
     d_last: cotangent of the last h, float32 [B, Fp].
 
   Returns:
-    The cotangents of `arrays`, of h0 [B, Fp], and, to be summed over the P
+    The cotangents of `arrays`, of `carry` [B, Fp], and, to be summed over the P
     segments and warpgroups, of theta [B, P, plan.params, Fp] and of `restart`
     [B, P, Fp].
   """
@@ -104,9 +104,9 @@ def backward(
           *handoff_ctas.mailboxes(plan),
       ),
       handoff_warpgroups.types(config),
-  )(theta, h0, restart, flags, d_last, *arrays, h, d_h)
-  d_arrays, (d_h0, d_theta, d_restart, *_) = results[:count], results[count:]
-  return tuple(map(layout.narrow, d_arrays)), d_h0, d_theta, d_restart
+  )(theta, carry, restart, flags, d_last, *arrays, h, d_h)
+  d_arrays, (d_carry, d_theta, d_restart, *_) = results[:count], results[count:]
+  return tuple(map(layout.narrow, d_arrays)), d_carry, d_theta, d_restart
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -129,14 +129,14 @@ class _Adjoint:
   arrays: int
   mailboxes: int
 
-  def body(self, theta, h0, restart, flags, d_last, *refs):
+  def body(self, theta, carry, restart, flags, d_last, *refs):
     plan, count = self.plan, self.arrays
     accuracy = kernel_call.accuracy(plan)
     refs = kernel_call.split(
         refs, count + 2, count + 3 + self.mailboxes, self.ins, self.outs
     )
     d_arrays, out_refs = refs.outputs[:count], refs.outputs[count:]
-    d_h0_ref, d_theta_ref, d_restart_ref, *mailbox = out_refs
+    d_carry_ref, d_theta_ref, d_restart_ref, *mailbox = out_refs
     walk = kernel_call.walk(plan, not plan.reverse)
     inputs = ring_buffers.Inputs(
         walk, self.ins, refs.arrays, refs.in_rings, refs.barriers
@@ -145,7 +145,7 @@ class _Adjoint:
     theta, restart, flags = small_operands.read(
         plan, walk, theta, restart, flags
     )
-    h0 = small_operands.initial(walk, h0, plan.has_carry)
+    carry = small_operands.initial(walk, carry, plan.has_carry)
 
     def find(k):
       block = block_flags.BlockFlags(walk, flags, k)
@@ -176,7 +176,7 @@ class _Adjoint:
       given = []
       for i, (_, pullback) in enumerate(values):
         first = walk.time(k, i) == first_time
-        (before,) = step_flags.select(first, (h0,), (befores[i],))
+        (before,) = step_flags.select(first, (carry,), (befores[i],))
         (before,) = step_flags.select(block.restarts(i), (restart,), (before,))
         d_pair = step_flags.select(
             block.idle(i), (0.0, 0.0), (lambdas[i] * before, lambdas[i])
@@ -201,7 +201,7 @@ class _Adjoint:
     state = (mu, d_theta, zero if plan.has_flags else ())
     mu, d_theta, d_restart = lax.fori_loop(0, walk.waves, wave, state)
     handoff.end()
-    small_operands.write_last(walk, d_h0_ref, mu)
+    small_operands.write_last(walk, d_carry_ref, mu)
     part = walk.segment * plan.config.warpgroups + walk.warpgroup
     for k, value in enumerate(d_theta):
       d_theta_ref[walk.batch, part, k, walk.features] = value

@@ -1,33 +1,42 @@
 """Linear and diagonal recurrences as one differentiable operation.
 
-`run` brings arrays into the form that kernels take and picks the operation:
-`projected_op` where one kernel multiplies by W and scans, else `unprojected_op`
-on the projected inputs.
+`run` brings arrays into the form that kernels take. A linear recurrence runs in
+`linear`, any other in `diagonal`. Under `vmap` a kernel gains an axis of its
+grid, by Pallas's own rule, unless its CTAs wait for each other. Then all
+elements together may need no segments; else the kernel runs once for each
+element.
 """
 
 import dataclasses
+import functools
 
 import jax
+import jax.numpy as jnp
 
+from pallas_kernels import auto_axes
 from pallas_kernels import projection
 from pallas_kernels import sharding
+from pallas_kernels.mosaic import autodiff
+from pallas_kernels.mosaic import mailbox
 from pallas_kernels.mosaic import step_flags
-from pallas_kernels.streaming import projected_op
-from pallas_kernels.streaming import recurrence
+from pallas_kernels.streaming import diagonal
+from pallas_kernels.streaming import diagonal_adjoint
+from pallas_kernels.streaming import linear
+from pallas_kernels.streaming import linear_adjoint
+from pallas_kernels.streaming import recurrence as recurrence_lib
 from pallas_kernels.streaming import streams
 from pallas_kernels.streaming import tuning
-from pallas_kernels.streaming import unprojected_op
 
 Array = jax.Array
-Recurrence = recurrence.Recurrence
+Recurrence = recurrence_lib.Recurrence
 Inputs = tuple[Array | projection.Product, ...]
 
 
 def run(
-    static: Recurrence,
+    recurrence: Recurrence,
     theta: Array,
     arrays: tuple[Array, ...],
-    kernel: Array | None,
+    input_kernel: Array | None,
     carry: Array | None,
     restart: Array | None,
     reset: Array | None,
@@ -36,11 +45,11 @@ def run(
   """Runs a recurrence; differentiable in all its floating-point operands.
 
   Args:
-    static: the static arguments.
+    recurrence: the static arguments.
     theta: per-feature parameters, float32 [rows, F].
     arrays: inputs, [B, T, F] or [B, T, g, F]; with W the one array that it
       multiplies, [B, T, I].
-    kernel: W, [G, I, F], or None.
+    input_kernel: W, [G, I, F], or None.
     carry: float32 [S, B, F]; None for zeros, if linear.
     restart: float32 [S, B, F]; None for zeros, if linear.
     reset: bool [B, T] or None, in the order of the loop.
@@ -50,50 +59,24 @@ def run(
     The final carry, float32 [S, B, F], and the first `outputs` arrays of the
     carry after every step, each [B, T, F].
   """
-  _, _, features = static.shape
+  batch, time, features = recurrence.shape
   # Rows and a carry of zeros that were made here vary over no axis of a mesh.
-  operands = theta, arrays, kernel, carry, restart, reset, mask
+  operands = theta, arrays, input_kernel, carry, restart, reset, mask
   operands = sharding.alike(operands)
-  theta, arrays, kernel, carry, restart, reset, mask = operands
+  theta, arrays, input_kernel, carry, restart, reset, mask = operands
   flags = step_flags.pack(reset, mask)
-  if kernel is not None:
-    (x,) = arrays
-    if _multiplies(static, x, kernel):
-      theta, carry, restart = _whole_tiles(features, (theta, carry, restart))
-      last, h = projected_op.run(
-          static, theta, x, kernel, carry, restart, flags
-      )
-      return last[..., :features], (h,)
-    product = projection.Product(kernel, x)
-    keep = static.call.keep_gates
-    inputs: Inputs = (product.form() if keep else product,)
-  else:
-    inputs = arrays
-  aligned = static.aligned(jax.eval_shape(projection.form, inputs))
+  inputs: Inputs = arrays
+  if input_kernel is not None:
+    product = projection.Product(input_kernel, arrays[0])
+    inputs = (product.form() if recurrence.call.keep_gates else product,)
+  aligned = recurrence.aligned(jax.eval_shape(projection.form, inputs))
   inputs = tuple(_pad_inputs(gates, aligned) for gates in inputs)
-  padded = dataclasses.replace(static, shape=(*static.shape[:2], aligned))
-  theta, carry, restart = _whole_tiles(aligned, (theta, carry, restart))
-  last, carries = unprojected_op.run(
-      padded, theta, inputs, carry, restart, flags
-  )
-  cut = lambda x: x[..., :features]
+  padded = dataclasses.replace(recurrence, shape=(batch, time, aligned))
+  theta, carry, restart = streams.pad_to_tiles(aligned, (theta, carry, restart))
+  last, carries = _run(padded, theta, inputs, carry, restart, flags)
   if aligned != features:
-    carries = tuple(map(cut, carries))
-  return cut(last), carries
-
-
-def _multiplies(static: Recurrence, x: Array, kernel: Array) -> bool:
-  """Whether one kernel can multiply by W and scan, and is faster than two."""
-  gates, depth, features = kernel.shape
-  gate_streams = jax.ShapeDtypeStruct((*x.shape[:2], gates, features), x.dtype)
-  return (
-      static.linear
-      and static.call.out_dtype == x.dtype
-      and x.dtype.itemsize == 2
-      and depth > 0
-      and static.aligned((gate_streams,)) == features
-      and tuning.projected(static.layout, kernel.shape, static.target)
-  )
+    carries = _cut_features(carries, recurrence)
+  return last[..., :features], carries
 
 
 def _pad_inputs(
@@ -105,7 +88,254 @@ def _pad_inputs(
   return streams.pad_features(gates, size)
 
 
-def _whole_tiles(features: int, small):
-  """Pads small operands to whole tiles of features."""
-  padded = streams.round_up(features, streams.LANES)
-  return jax.tree.map(lambda x: streams.pad_features(x, padded), small)
+def forward(recurrence: Recurrence, theta, arrays, carry, restart, flags):
+  """Returns the last carry and carries; arguments as for `run`, padded.
+
+  Arrays may be products, which are then computed again in the backward pass
+  instead of being kept.
+  """
+  arrays = projection.form(arrays)
+  axis = recurrence.batch_axis
+
+  def part(theta, arrays, carry, restart, flags):
+    own, arrays = _of_part(recurrence, arrays)
+    run_kernel = _linear_forward if recurrence.linear else _diagonal_forward
+    last, carries = run_kernel(own, theta, arrays, carry, restart, flags)
+    return last, _cut_features(carries, recurrence)
+
+  operands = theta, arrays, carry, restart, flags
+  positions = auto_axes.WHOLE, axis, 1, 1, 0
+  run_part = auto_axes.over_batch(
+      recurrence.target, part, operands, positions, (1, axis)
+  )
+  results = run_part(*operands)
+  return jax.tree.map(lambda x: sharding.like(x, arrays[0]), results)
+
+
+def _of_part(recurrence: Recurrence, *arrays):
+  """Returns the recurrence of a part of the batch, and arrays as it wants them.
+
+  Args:
+    recurrence: the recurrence of the whole batch.
+    *arrays: trees of arrays of all steps; the first has the inputs.
+  """
+  inputs, *_ = arrays
+  own = recurrence.of_batch(inputs[0].shape[recurrence.batch_axis])
+  # A narrower batch may want other rows of features, see `aligned`.
+  aligned = own.aligned(inputs)
+  own = dataclasses.replace(own, shape=(*own.shape[:2], aligned))
+  return own, *jax.tree.map(lambda x: streams.pad_features(x, aligned), arrays)
+
+
+def _cut_features(arrays, recurrence: Recurrence):
+  """Undoes the padding of `_of_part`."""
+  return jax.tree.map(lambda x: x[..., : recurrence.shape[-1]], arrays)
+
+
+def _linear_forward(
+    recurrence: Recurrence, theta, arrays, carry, restart, flags
+):
+  out_dtype, outputs = recurrence.call.out_dtype, recurrence.call.outputs
+  ins = streams.streams_of(arrays)
+  outs = [streams.Stream(i, None, out_dtype) for i in range(outputs)]
+  operands = recurrence.kernel_operands(theta, arrays, carry, restart, flags)
+
+  def kernel(config):
+    plan = recurrence.plan(config, carry, restart, flags)
+    return functools.partial(linear.forward, plan, out_dtype=out_dtype)
+
+  tuned = _tuned(recurrence, ins, outs, kernel)
+  h, last = tuned(*operands)
+  return last[None], (h,)[:outputs]
+
+
+def _diagonal_forward(
+    recurrence: Recurrence, theta, arrays, carry, restart, flags
+):
+  out_dtype, outputs = recurrence.call.out_dtype, recurrence.call.outputs
+  ins = streams.streams_of(arrays)
+  outs = [streams.Stream(i, None, out_dtype) for i in range(outputs)]
+  operands = recurrence.kernel_operands(theta, arrays, carry, restart, flags)
+  size = recurrence.operations(len(ins), carry.shape[0])
+  config = tuning.diagonal(
+      recurrence.layout, ins, outs, recurrence.target, size
+  )
+  plan = recurrence.plan(config, carry, restart, flags)
+  carries, last = diagonal.forward(
+      plan, *operands, outputs=outputs, out_dtype=out_dtype
+  )
+  return last, carries
+
+
+def _run_fwd(recurrence: Recurrence, theta, arrays, carry, restart, flags):
+  theta, arrays, carry, restart = autodiff.differentiable_once(
+      (theta, arrays, carry, restart)
+  )
+  states = 1 if recurrence.linear else carry.shape[0]
+  # The backward pass reads all carries.
+  call = dataclasses.replace(recurrence.call, outputs=states)
+  saving = dataclasses.replace(recurrence, call=call)
+  last, carries = forward(saving, theta, arrays, carry, restart, flags)
+  saved = theta, arrays, carries, carry, restart, flags
+  return (last, carries[: recurrence.call.outputs]), saved
+
+
+def backward(recurrence: Recurrence, saved, cotangents):
+  """Returns the cotangents of the operands of `run`.
+
+  Args:
+    recurrence: the static arguments.
+    saved: theta, arrays, carries of all steps, carry, restart, flags.
+    cotangents: of the last carry and of the carries.
+  """
+  theta, arrays, carries, carry, restart, flags = saved
+  axis = recurrence.batch_axis
+  whole = auto_axes.WHOLE
+
+  def part(theta, arrays, carries, carry, restart, flags, d_last, d_carries):
+    own, arrays, carries, d_carries = _of_part(
+        recurrence, arrays, carries, d_carries
+    )
+    run_kernel = _linear_backward if recurrence.linear else _diagonal_backward
+    d_arrays, *others = run_kernel(
+        own, theta, arrays, carries, carry, restart, flags, (d_last, d_carries)
+    )
+    return _cut_features(d_arrays, recurrence), *others
+
+  operands = *saved, *cotangents
+  run_part = auto_axes.over_batch(
+      recurrence.target,
+      part,
+      operands,
+      (whole, axis, axis, 1, 1, 0, 1, axis),
+      (axis, 1, whole, 1),
+  )
+  d_arrays, d_carry, d_theta, d_restart = run_part(*operands)
+  d_theta = d_theta if recurrence.params else jnp.zeros_like(theta)
+  if flags is None and restart is not None:
+    d_restart = jnp.zeros_like(restart)
+  # An operand that is None has no cotangent.
+  d_carry = None if carry is None else d_carry
+  d_restart = None if restart is None else d_restart
+  primals = theta, arrays, carry, restart
+  d_primals = d_theta, d_arrays, d_carry, d_restart
+  return *jax.tree.map(sharding.like, d_primals, primals), None
+
+
+def _run_bwd(recurrence: Recurrence, saved, cotangents):
+  *saved, flags = saved
+  saved, cotangents = autodiff.differentiable_once((tuple(saved), cotangents))
+  theta, kept, *others = saved
+  arrays, cotangents = projection.form_again(kept, cotangents)
+  d_theta, d_arrays, *rest = backward(
+      recurrence, (theta, arrays, *others, flags), cotangents
+  )
+  return d_theta, projection.pull(kept, d_arrays), *rest
+
+
+# JAX calls `forward` itself where there is no derivative.
+_run = jax.custom_vjp(forward, nondiff_argnums=(0,))
+_run.defvjp(_run_fwd, _run_bwd)
+
+
+def _linear_backward(
+    recurrence: Recurrence, theta, arrays, carries, carry, restart, flags, given
+):
+  d_last, d_carries = given
+  outs = streams.streams_of(arrays)
+  others = [streams.Stream(0, None, x.dtype) for x in (*carries, *d_carries)]
+  operands = recurrence.kernel_operands(theta, arrays, carry, restart, flags)
+  needed = linear_adjoint.needed(recurrence.step, recurrence.params, len(outs))
+  ins = [s for s, need in zip(outs, needed, strict=True) if need]
+
+  def kernel(config):
+    plan = recurrence.plan(config, carry, restart, flags)
+
+    def summed(*operands):
+      *results, d_theta, d_restart = linear_adjoint.backward(plan, *operands)
+      # The cut decides over how many warpgroups and segments these are summed.
+      return *results, d_theta.sum((0, 1)), d_restart.sum(1)
+
+    return summed
+
+  tuned = _tuned(recurrence, [*ins, *others], outs, kernel, adjoint=True)
+  d_arrays, d_carry, d_theta, d_restart = tuned(
+      operands.theta,
+      arrays,
+      carries[0],
+      operands.carry,
+      operands.restart,
+      operands.flags,
+      d_carries[0],
+      d_last[0],
+  )
+  return d_arrays, d_carry[None], d_theta, d_restart[None]
+
+
+def _diagonal_backward(
+    recurrence: Recurrence, theta, arrays, carries, carry, restart, flags, given
+):
+  d_last, d_carries = given
+  outs = streams.streams_of(arrays)
+  others = [streams.Stream(0, None, x.dtype) for x in (*carries, *d_carries)]
+  operands = recurrence.kernel_operands(theta, arrays, carry, restart, flags)
+  # A step is done again before its derivative.
+  size = 2 * recurrence.operations(len(outs), carry.shape[0])
+  ins = [*outs, *others]
+  config = tuning.diagonal(
+      recurrence.layout, ins, outs, recurrence.target, size
+  )
+  plan = recurrence.plan(config, carry, restart, flags)
+  d_arrays, d_carry, d_theta, d_restart = diagonal_adjoint.backward(
+      plan,
+      operands.theta,
+      arrays,
+      carries,
+      operands.carry,
+      operands.restart,
+      operands.flags,
+      d_carries,
+      d_last,
+  )
+  return d_arrays, d_carry, d_theta.sum(0), d_restart
+
+
+def _tuned(recurrence: Recurrence, ins, outs, kernel, adjoint=False):
+  """Returns a linear kernel as a function of its operands, with the best cut.
+
+  Args:
+    recurrence: the static arguments.
+    ins: the streams that are read.
+    outs: the streams that are written.
+    kernel: returns the kernel of a cut. Under `vmap` that is the best for all
+      elements together if it has one segment.
+    adjoint: whether it is for the backward pass.
+  """
+  layout = recurrence.layout
+
+  def choose(batch: int):
+    many = dataclasses.replace(layout, batch=batch)
+    return tuning.linear(many, ins, outs, recurrence.target, adjoint)
+
+  config = choose(layout.batch)
+  alone = kernel(config)
+  if config.segments == 1:
+    return alone
+  function = jax.custom_batching.custom_vmap(alone)
+
+  @function.def_vmap
+  def _rule(size, batched, *operands):
+    each = mailbox.one_at_a_time(alone)
+    together = choose(size * layout.batch)
+    if together.segments == 1:
+      each = kernel(together)
+    return mapped(each, batched, operands)
+
+  return function
+
+
+def mapped(function, batched, operands):
+  """Returns the results of a `custom_vmap` rule that maps a function."""
+  axes = jax.tree.map(lambda yes: 0 if yes else None, tuple(batched))
+  results = jax.vmap(function, axes)(*operands)
+  return results, jax.tree.map(lambda _: True, results)

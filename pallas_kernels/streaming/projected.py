@@ -57,8 +57,8 @@ def forward(
     ctas: int,
     theta: Array,
     x: Array,
-    kernel: Array,
-    h0: Array,
+    input_kernel: Array,
+    carry: Array,
     restart: Array,
     flags: Array,
     *,
@@ -71,8 +71,8 @@ def forward(
     ctas: number of CTAs that fit on the device at once.
     theta: [plan.params, Fp], with Fp the padded features.
     x: [B, T, I], 16-bit.
-    kernel: W, [G, I, F].
-    h0: as for `linear.forward`, and so are restart and flags.
+    input_kernel: W, [G, I, F].
+    carry: as for `linear.forward`, and so are restart and flags.
     restart: [B, Fp].
     flags: int32 [B, T].
     keep: whether to return the pre-activations.
@@ -82,14 +82,14 @@ def forward(
     pre-activations W x, [B, T, G, F], if `keep`, else None.
   """
   layout, interpret = plan.layout, plan.interpret is not None
-  gates, depth, features = kernel.shape
+  gates, depth, features = input_kernel.shape
   blocks = projected_blocks.Blocks(
       layout, plan.reverse, 1 if interpret else ctas
   )
   # TMA wants rows of x to start at multiples of 16 bytes, and W to consist of
   # tiles of 8 rows. Interpret mode knows no copies that reach beyond an array.
   aligned = streams.round_up(depth, DEPTH if interpret else 8)
-  weights = _arrange(kernel.astype(x.dtype), aligned)
+  weights = _arrange(input_kernel.astype(x.dtype), aligned)
   x = layout.widen(streams.pad_features(x, aligned))
   matrices = lambda *shape: wgmma_smem.matrices(*shape, dtype=x.dtype)
   small = (layout.batch, layout.padded)
@@ -137,7 +137,7 @@ def forward(
       ],
       compiler_params=compiler_params.COMPILER_PARAMS,
       interpret=plan.interpret,
-  )(theta, x, weights, h0, restart, flags)
+  )(theta, x, weights, carry, restart, flags)
   return layout.narrow(h), last, layout.narrow(kept[0]) if keep else None
 
 

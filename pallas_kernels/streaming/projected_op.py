@@ -14,72 +14,124 @@ from pallas_kernels import auto_axes
 from pallas_kernels import projection
 from pallas_kernels import sharding
 from pallas_kernels.mosaic import autodiff
+from pallas_kernels.mosaic import step_flags
+from pallas_kernels.streaming import op
 from pallas_kernels.streaming import projected
-from pallas_kernels.streaming import recurrence
-from pallas_kernels.streaming import unprojected_op
+from pallas_kernels.streaming import recurrence as recurrence_lib
+from pallas_kernels.streaming import streams
+from pallas_kernels.streaming import tuning
 
-Recurrence = recurrence.Recurrence
+Array = jax.Array
+Recurrence = recurrence_lib.Recurrence
+
+
+def pays(recurrence: Recurrence, arrays, input_kernel: Array | None) -> bool:
+  """Whether one kernel can multiply by W and scan, and is faster than two.
+
+  Args:
+    recurrence: the static arguments.
+    arrays: as for `op.run`.
+    input_kernel: likewise.
+  """
+  if input_kernel is None or not recurrence.linear:
+    return False
+  (x,) = arrays
+  gates, depth, features = input_kernel.shape
+  gate_streams = jax.ShapeDtypeStruct((*x.shape[:2], gates, features), x.dtype)
+  return (
+      recurrence.call.out_dtype == x.dtype
+      and x.dtype.itemsize == 2
+      and depth > 0
+      and recurrence.aligned((gate_streams,)) == features
+      and tuning.projected(
+          recurrence.layout, input_kernel.shape, recurrence.target
+      )
+  )
+
+
+def run(
+    recurrence: Recurrence,
+    theta: Array,
+    arrays: tuple[Array, ...],
+    input_kernel: Array,
+    carry: Array | None,
+    restart: Array | None,
+    reset: Array | None,
+    mask: Array | None,
+) -> tuple[Array, tuple[Array, ...]]:
+  """Runs a recurrence for which this `pays`; as `op.run`."""
+  operands = theta, arrays, input_kernel, carry, restart, reset, mask
+  operands = sharding.alike(operands)
+  theta, (x,), input_kernel, carry, restart, reset, mask = operands
+  flags = step_flags.pack(reset, mask)
+  features = recurrence.shape[-1]
+  theta, carry, restart = streams.pad_to_tiles(
+      features, (theta, carry, restart)
+  )
+  last, h = _run(recurrence, theta, x, input_kernel, carry, restart, flags)
+  return last[..., :features], (h,)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def run(static: Recurrence, theta, x, kernel, carry, restart, flags):
-  """Returns the last carry and h; arguments as for `op.run`, padded."""
-  operands = theta, x, kernel, carry, restart, flags
-  return _forward(static, operands, keep=False)(*operands)[:2]
+def _run(recurrence: Recurrence, theta, x, input_kernel, carry, restart, flags):
+  """Returns the last carry and h; arguments as for `run`, padded."""
+  operands = theta, x, input_kernel, carry, restart, flags
+  return _forward(recurrence, operands, keep=False)(*operands)[:2]
 
 
-def _run_fwd(static: Recurrence, theta, x, kernel, carry, restart, flags):
-  theta, x, kernel, carry, restart = autodiff.differentiable_once(
-      (theta, x, kernel, carry, restart)
+def _run_fwd(
+    recurrence: Recurrence, theta, x, input_kernel, carry, restart, flags
+):
+  theta, x, input_kernel, carry, restart = autodiff.differentiable_once(
+      (theta, x, input_kernel, carry, restart)
   )
-  operands = theta, x, kernel, carry, restart, flags
-  keep = static.call.keep_gates
-  last, h, gates = _forward(static, operands, keep)(*operands)
-  return (last, h), (theta, gates, (h,), carry, restart, flags, kernel, x)
+  operands = theta, x, input_kernel, carry, restart, flags
+  keep = recurrence.call.keep_gates
+  last, h, gates = _forward(recurrence, operands, keep)(*operands)
+  saved = theta, gates, (h,), carry, restart, flags, input_kernel, x
+  return (last, h), saved
 
 
-def _run_bwd(static: Recurrence, saved, cotangents):
-  theta, gates, *others, flags, kernel, x = saved
+def _run_bwd(recurrence: Recurrence, saved, cotangents):
+  theta, gates, *others, flags, input_kernel, x = saved
   primals, cotangents = autodiff.differentiable_once(
-      ((theta, gates, tuple(others), kernel, x), cotangents)
+      ((theta, gates, tuple(others), input_kernel, x), cotangents)
   )
-  theta, gates, others, kernel, x = primals
+  theta, gates, others, input_kernel, x = primals
   if gates is None:
-    product = projection.Product(kernel, x)
+    product = projection.Product(input_kernel, x)
     gates, cotangents = projection.form_again(product, cotangents)
   d_last, d_h = cotangents
   saved = theta, (gates,), *others, flags
-  d_theta, (d_gates,), *rest = unprojected_op.backward(
-      static, saved, (d_last, (d_h,))
-  )
-  d_kernel, d_x = projection.backward((kernel, x), d_gates)
-  return d_theta, d_x, d_kernel, *rest
+  d_theta, (d_gates,), *rest = op.backward(recurrence, saved, (d_last, (d_h,)))
+  d_input_kernel, d_x = projection.backward((input_kernel, x), d_gates)
+  return d_theta, d_x, d_input_kernel, *rest
 
 
-run.defvjp(_run_fwd, _run_bwd)
+_run.defvjp(_run_fwd, _run_bwd)
 
 
-def _forward(static: Recurrence, operands, keep: bool):
+def _forward(recurrence: Recurrence, operands, keep: bool):
   """Returns a function of the operands, each device with its part of the batch.
 
   It returns the last carry, h, and the pre-activations if `keep`, else None.
 
   Args:
-    static: the static arguments.
-    operands: of `run`.
+    recurrence: the static arguments.
+    operands: of `_run`.
     keep: whether the pre-activations are returned.
   """
 
-  def in_one(theta, x, kernel, carry, restart, flags):
-    own = static.of_batch(x.shape[static.batch_axis])
+  def in_one(theta, x, input_kernel, carry, restart, flags):
+    own = recurrence.of_batch(x.shape[recurrence.batch_axis])
     plan = own.plan(projected.CONFIG, carry, restart, flags)
     operands = own.kernel_operands(theta, (x,), carry, restart, flags)
     h, last, gates = projected.forward(
         plan,
-        static.target.cores,
+        recurrence.target.cores,
         operands.theta,
         x,
-        kernel,
+        input_kernel,
         operands.carry,
         operands.restart,
         operands.flags,
@@ -87,11 +139,9 @@ def _forward(static: Recurrence, operands, keep: bool):
     )
     return jax.tree.map(lambda y: sharding.like(y, x), (last[None], h, gates))
 
-  def in_two(theta, x, kernel, carry, restart, flags):
-    gates = projection.project(kernel, x)
-    last, (h,) = unprojected_op.forward(
-        static, theta, (gates,), carry, restart, flags, outputs=1
-    )
+  def in_two(theta, x, input_kernel, carry, restart, flags):
+    gates = projection.project(input_kernel, x)
+    last, (h,) = op.forward(recurrence, theta, (gates,), carry, restart, flags)
     return last, h, gates if keep else None
 
   function = jax.custom_batching.custom_vmap(in_one)
@@ -100,11 +150,11 @@ def _forward(static: Recurrence, operands, keep: bool):
   def _rule(size, batched, *operands):
     del size
     # The CTAs of several such kernels could not all be on the device at once.
-    return unprojected_op.mapped(in_two, batched, operands)
+    return op.mapped(in_two, batched, operands)
 
-  whole, axis = auto_axes.WHOLE, static.batch_axis
+  whole, axis = auto_axes.WHOLE, recurrence.batch_axis
   return auto_axes.over_batch(
-      static.target,
+      recurrence.target,
       function,
       operands,
       (whole, axis, whole, 1, 1, 0),

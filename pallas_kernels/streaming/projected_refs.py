@@ -36,7 +36,7 @@ class Operands(NamedTuple):
     theta: [rows, Fp].
     x: [B, T, I].
     kernel: W, as `projected` arranges it.
-    h0: [B, Fp].
+    carry: [B, Fp].
     restart: [B, Fp].
     flags: int32 [B, T].
   """
@@ -44,7 +44,7 @@ class Operands(NamedTuple):
   theta: Ref
   x: Ref
   kernel: Ref
-  h0: Ref
+  carry: Ref
   restart: Ref
   flags: Ref
 

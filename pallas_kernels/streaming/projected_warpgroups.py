@@ -198,7 +198,9 @@ class Warpgroups:
       theta, restart, flags = small_operands.read(
           plan, walk, operands.theta, operands.restart, operands.flags
       )
-      first = lambda: small_operands.initial(walk, operands.h0, plan.has_carry)
+      first = lambda: small_operands.initial(
+          walk, operands.carry, plan.has_carry
+      )
       h = chain.take(wave, walk, first)
       for part in range(2):
         half = 1 - part if plan.reverse else part

@@ -121,3 +121,9 @@ def pad_features(x: Array, size: int) -> Array:
   if not missing:
     return x
   return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)])
+
+
+def pad_to_tiles(features: int, small: Any) -> Any:
+  """Pads a tree of small operands, [..., F], to whole tiles of features."""
+  padded = round_up(features, LANES)
+  return jax.tree.map(lambda x: pad_features(x, padded), small)

@@ -11,7 +11,7 @@ the update of a tile's elements follows where its product was summed.
     tuning.py        how large tiles are: a Config
     config.py        tiles, and which CTA has which
     plan.py          static facts of one kernel, where elements lie
-    kernel_call.py   grid and launch
+    kernel_call.py   grid, scratch, counters
     forward.py       the kernels, with timelines of a step
     backward.py
     products.py      the product of a tile, slice by slice

@@ -118,13 +118,11 @@ def backward(plan: plan_lib.Plan, inputs: Inputs) -> Outputs:
       ),
       d_restart=rows if plan.flags else None,
   )
-  return kernel_call.launch(
-      plan,
-      'tiled_recurrence_adjoint',
-      lambda *args: _Warpgroup(plan, *args).run(),
-      inputs,
-      out_type,
-  )
+  name = 'tiled_recurrence_adjoint'
+  body = lambda *args: _Warpgroup(plan, *args).run()
+  kernel = kernel_call.kernel(plan, name, body, inputs, out_type)
+  *results, _ = kernel(*jax.tree.leaves(inputs))
+  return jax.tree.unflatten(jax.tree.structure(out_type), results)
 
 
 class _Warpgroup:

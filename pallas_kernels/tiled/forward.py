@@ -98,13 +98,11 @@ def forward(
       last=rows,
       state=rows,
   )
-  return kernel_call.launch(
-      plan,
-      'tiled_recurrence',
-      lambda *args: _Warpgroup(plan, *args).run(),
-      Inputs(theta, x, matrix, carry, restart, flags),
-      out_type,
-  )
+  inputs = Inputs(theta, x, matrix, carry, restart, flags)
+  body = lambda *args: _Warpgroup(plan, *args).run()
+  kernel = kernel_call.kernel(plan, 'tiled_recurrence', body, inputs, out_type)
+  *results, _ = kernel(*jax.tree.leaves(inputs))
+  return jax.tree.unflatten(jax.tree.structure(out_type), results)
 
 
 class _Warpgroup:

@@ -1,4 +1,4 @@
-"""Launches a kernel: one CTA a multiprocessor, all of them at once."""
+"""Makes a kernel: one CTA a multiprocessor, all of them at once."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +14,7 @@ from pallas_kernels.tiled import products
 from pallas_kernels.tiled import row_blocks
 
 
-def launch(
+def kernel(
     plan: plan_lib.Plan,
     name: str,
     body: Callable[
@@ -22,8 +22,8 @@ def launch(
     ],
     inputs: Any,
     out_type: Any,
-) -> Any:
-  """Runs a kernel.
+) -> Callable[..., Any]:
+  """Returns a kernel as a function of arrays.
 
   Args:
     plan: static facts of the kernel.
@@ -35,7 +35,8 @@ def launch(
     out_type: a tree of types.
 
   Returns:
-    A tree of arrays as `out_type`.
+    A function from the leaves of `inputs` to the leaves of `out_type`, and the
+    counters behind them.
   """
   config, tiles = plan.config, plan.tiles
   arrays, in_tree = jax.tree.flatten(inputs)
@@ -57,7 +58,7 @@ def launch(
     )
 
   flat_body.__name__ = name
-  kernel = plgpu.kernel(
+  run = plgpu.kernel(
       flat_body,
       out_type=tuple(types),
       grid=(tiles.ctas,),
@@ -67,5 +68,4 @@ def launch(
       scratch_types=list(buffers.values()),
       compiler_params=compiler_params.COMPILER_PARAMS,
   )
-  results = mailbox.one_at_a_time(kernel)(*arrays)
-  return jax.tree.unflatten(out_tree, results)[0]
+  return mailbox.one_at_a_time(run)

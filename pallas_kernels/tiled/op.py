@@ -30,7 +30,7 @@ def run(
     recurrence: Recurrence,
     theta: Array,
     x: Array | projection.Product,
-    kernel: Array,
+    recurrent_kernel: Array,
     carry: Array,
     restart: Array,
     reset: Array | None,
@@ -38,24 +38,28 @@ def run(
 ) -> tuple[Array, tuple[Array, ...]]:
   """Runs a recurrence that `limits` allows; as `dense.op.run`."""
   # A carry of zeros that was made here varies over no axis of a mesh yet.
-  theta, x, kernel, carry, restart, reset, mask = sharding.alike(
-      (theta, x, kernel, carry, restart, reset, mask)
+  theta, x, recurrent_kernel, carry, restart, reset, mask = sharding.alike(
+      (theta, x, recurrent_kernel, carry, restart, reset, mask)
   )
   flags = step_flags.pack(reset, mask)
-  return _run(recurrence, theta, x, kernel, carry, restart, flags)
+  return _run(recurrence, theta, x, recurrent_kernel, carry, restart, flags)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _run(recurrence: Recurrence, theta, x, kernel, carry, restart, flags):
-  operands = theta, projection.form(x), kernel, carry, restart, flags
+def _run(
+    recurrence: Recurrence, theta, x, recurrent_kernel, carry, restart, flags
+):
+  operands = theta, projection.form(x), recurrent_kernel, carry, restart, flags
   return _forward(recurrence, operands, save=False)(*operands)[:2]
 
 
-def _run_fwd(recurrence: Recurrence, theta, x, kernel, carry, restart, flags):
-  theta, x, kernel, carry, restart = autodiff.differentiable_once(
-      (theta, x, kernel, carry, restart)
+def _run_fwd(
+    recurrence: Recurrence, theta, x, recurrent_kernel, carry, restart, flags
+):
+  theta, x, recurrent_kernel, carry, restart = autodiff.differentiable_once(
+      (theta, x, recurrent_kernel, carry, restart)
   )
-  operands = theta, projection.form(x), kernel, carry, restart, flags
+  operands = theta, projection.form(x), recurrent_kernel, carry, restart, flags
   forward_pass = _forward(recurrence, operands, save=True)
   last, carries, (h, others, gates) = forward_pass(*operands)
   saved = h, others, gates if recurrence.call.keep_gates else None
@@ -63,10 +67,10 @@ def _run_fwd(recurrence: Recurrence, theta, x, kernel, carry, restart, flags):
 
 
 def _make_plan(
-    recurrence, x, kernel, states, flags, adjoint=False, save=False
+    recurrence, x, recurrent_kernel, states, flags, adjoint=False, save=False
 ) -> plan_lib.Plan:
   batch, time, heads, size = recurrence.shape
-  recurrent = kernel.shape[0]
+  recurrent = recurrent_kernel.shape[0]
   config = tuning.choose(
       batch=batch,
       heads=heads,
@@ -88,7 +92,7 @@ def _make_plan(
       call=recurrence.call,
       flags=flags,
       x_dtype=x.dtype,
-      dtype=jnp.promote_types(x.dtype, kernel.dtype),
+      dtype=jnp.promote_types(x.dtype, recurrent_kernel.dtype),
       adjoint=adjoint,
       save=save,
       config=config,
@@ -107,7 +111,9 @@ def _forward(recurrence, operands, save):
   )
 
 
-def _forward_part(recurrence, save, theta, x, kernel, carry, restart, flags):
+def _forward_part(
+    recurrence, save, theta, x, recurrent_kernel, carry, restart, flags
+):
   """Runs the forward kernel for the part of the batch that one device has.
 
   Returns:
@@ -116,13 +122,13 @@ def _forward_part(recurrence, save, theta, x, kernel, carry, restart, flags):
   """
   recurrence = recurrence.of_batch(x.shape[recurrence.batch_axis])
   plan = _make_plan(
-      recurrence, x, kernel, len(carry), flags is not None, save=save
+      recurrence, x, recurrent_kernel, len(carry), flags is not None, save=save
   )
   outs = forward.forward(
       plan,
       theta,
       x.reshape(*x.shape[:2], -1),
-      plan.arrange(kernel),
+      plan.arrange(recurrent_kernel),
       carry,
       None if flags is None else restart,
       _flags_of(flags),
@@ -143,11 +149,14 @@ def _run_bwd(recurrence: Recurrence, saved, cotangents):
   (primals, saved), cotangents = autodiff.differentiable_once(
       ((tuple(primals), saved), cotangents)
   )
-  theta, x, kernel, carry, restart = primals
+  theta, x, recurrent_kernel, carry, restart = primals
   inputs, cotangents = projection.form_again(x, cotangents)
   axis, whole = recurrence.batch_axis, auto_axes.WHOLE
   places = whole, axis, whole, 1, 1
-  operands = theta, inputs, kernel, carry, restart, flags, saved, *cotangents
+  operands = (
+      *(theta, inputs, recurrent_kernel, carry, restart, flags),
+      *(saved, *cotangents),
+  )
   adjoint = auto_axes.over_batch(
       recurrence.target,
       functools.partial(_backward_part, recurrence),
@@ -155,11 +164,11 @@ def _run_bwd(recurrence: Recurrence, saved, cotangents):
       (*places, 1, axis, 1, axis),
       places,
   )
-  d_theta, d_x, d_kernel, d_carry, d_restart = adjoint(*operands)
+  d_theta, d_x, d_recurrent_kernel, d_carry, d_restart = adjoint(*operands)
   results = (
       d_theta if recurrence.params else jnp.zeros_like(theta),
       projection.pull(x, d_x.astype(inputs.dtype)),
-      d_kernel.astype(kernel.dtype),
+      d_recurrent_kernel.astype(recurrent_kernel.dtype),
       d_carry,
       d_restart,
   )
@@ -167,25 +176,38 @@ def _run_bwd(recurrence: Recurrence, saved, cotangents):
 
 
 def _backward_part(
-    recurrence, theta, x, kernel, carry, restart, flags, saved, *cotangents
+    recurrence,
+    theta,
+    x,
+    recurrent_kernel,
+    carry,
+    restart,
+    flags,
+    saved,
+    *cotangents,
 ):
   """The cotangents of a part of the batch; those of theta and R in float32."""
   recurrence = recurrence.of_batch(x.shape[recurrence.batch_axis])
   plan = _make_plan(
-      recurrence, x, kernel, len(carry), flags is not None, adjoint=True
+      recurrence,
+      x,
+      recurrent_kernel,
+      len(carry),
+      flags is not None,
+      adjoint=True,
   )
   shared = dense_plan.shared_gates(plan) == tuple(range(plan.gates))
   plan = dataclasses.replace(plan, shared=shared)
   h, others, gates = saved
   if gates is None:
-    gates = _h_gates(plan, h, kernel)
+    gates = _h_gates(plan, h, recurrent_kernel)
   d_last, d_carries = cotangents
   outs = backward.backward(
       plan,
       backward.Inputs(
           theta=theta,
           x=x.reshape(*x.shape[:2], -1),
-          matrix=plan.arrange(kernel),
+          matrix=plan.arrange(recurrent_kernel),
           h=h,
           others=others,
           gates=gates,
@@ -198,7 +220,7 @@ def _backward_part(
   return (
       outs.d_theta.sum(0),
       outs.d_x.reshape(x.shape),
-      _d_kernel(plan, h, d_gates),
+      _d_recurrent_kernel(plan, h, d_gates),
       outs.d_carry,
       jnp.zeros_like(restart) if flags is None else outs.d_restart,
   )
@@ -207,13 +229,13 @@ def _backward_part(
 _run.defvjp(_run_fwd, _run_bwd)
 
 
-def _h_gates(plan: plan_lib.Plan, h: Array, kernel: Array) -> Array:
+def _h_gates(plan: plan_lib.Plan, h: Array, recurrent_kernel: Array) -> Array:
   """Returns R h of all steps as the forward kernel writes it.
 
   Args:
     plan: of the adjoint.
     h: that every step starts from, [B, T, F].
-    kernel: R, [G', N, D, D].
+    recurrent_kernel: R, [G', N, D, D].
 
   Returns:
     float16 [B, T, G' F].
@@ -222,7 +244,7 @@ def _h_gates(plan: plan_lib.Plan, h: Array, kernel: Array) -> Array:
   product = jnp.einsum(
       'abnd,gndk->abgnk',
       h.reshape(*lead, plan.heads, plan.size),
-      kernel.astype(plan.dtype),
+      recurrent_kernel.astype(plan.dtype),
       preferred_element_type=jnp.float32,
   )
   most = float(jnp.finfo(jnp.float16).max)
@@ -230,7 +252,7 @@ def _h_gates(plan: plan_lib.Plan, h: Array, kernel: Array) -> Array:
   return gates.reshape(*lead, -1)
 
 
-def _d_kernel(plan: plan_lib.Plan, h: Array, d_gates: Array) -> Array:
+def _d_recurrent_kernel(plan: plan_lib.Plan, h: Array, d_gates: Array) -> Array:
   """[B, T, F] and [B, T, G' F] -> float32 [G', N, D, D]."""
   heads, size = plan.heads, plan.size
   if heads == 1:

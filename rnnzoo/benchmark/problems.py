@@ -19,7 +19,7 @@ import rnnzoo
 from rnnzoo.benchmark import baselines
 from rnnzoo.benchmark import cases
 from rnnzoo.engines import call as call_lib
-from rnnzoo.engines import unrolling
+from rnnzoo.engines import paths
 
 # Maps arrays to results.
 Run = Callable[[Any], Any]
@@ -224,7 +224,7 @@ def _make_unroll(case, cell, flags, implementation, dtype) -> Run:
         restart=arrays.get('restart'),
         **flags,
     )
-    final, (h,) = unrolling.run(
+    final, (h,) = paths.run(
         cell, call_lib.Given(), operands, call, implementation
     )
     h = h.astype(dtype)

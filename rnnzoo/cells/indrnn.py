@@ -74,7 +74,7 @@ class IndRNN(recurrent.RecurrentLayer[carries.HiddenCarry]):
       rngs: nnx.Rngs,
       **options: Unpack[_Options],
   ):
-    settings.positive(features, 'features')
+    settings.size(features, 'features')
     settings.interval(recurrent_range, 'recurrent_range')
     super().__init__(
         elman.ElmanCell(activation),

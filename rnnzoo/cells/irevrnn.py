@@ -182,7 +182,7 @@ class IRevRNN(recurrent.RecurrentLayer[IRevRNNCarry]):
       rngs: nnx.Rngs,
       **options: Unpack[_Options],
   ):
-    settings.positive(features, 'features')
+    settings.size(features, 'features')
     settings.positive(inner_steps, 'inner_steps')
     settings.within(inner_steps, 'inner_steps', most=_MOST_STEPS)
     settings.interval(recurrent_range, 'recurrent_range')

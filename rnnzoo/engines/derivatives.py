@@ -47,9 +47,11 @@ def differentiable(
       first result of `forward` if None.
   """
 
-  @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-  def function(static, operands):
-    return primal(static, operands) if primal else forward(static, operands)[0]
+  def results_alone(static, operands):
+    return forward(static, operands)[0]
+
+  # JAX calls `primal` itself: there is no function of ours between them.
+  function = jax.custom_jvp(primal or results_alone, nondiff_argnums=(0,))
 
   @functools.partial(function.defjvp, symbolic_zeros=True)
   def _(static, primals, tangents):

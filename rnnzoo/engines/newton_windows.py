@@ -167,26 +167,13 @@ def _unroll_with_report(
     carries, errors, sensitivity = lax.cond(
         branches.for_all_mapped(is_trajectory), parallel, in_turn
     )
-    report = Report(
-        iterations=jnp.maximum(report.iterations, found.iterations),
-        residual=jnp.maximum(report.residual, found.residual),
-        sensitivity=jnp.maximum(report.sensitivity, sensitivity),
-        fell_back=report.fell_back | found.fell_back,
-        in_turn=report.in_turn
-        + found.in_turn
-        + guess_in_turn
-        + jnp.where(is_trajectory, 0, x.shape[0]),
-    )
+    report = _with_window(report, found, sensitivity)
+    count = report.in_turn + guess_in_turn
+    count = count + jnp.where(is_trajectory, 0, x.shape[0])
+    report = report._replace(in_turn=count)
     return (problem.last(carries), errors, report), carries
 
-  zero = sharding.like(jnp.zeros((), dtype), x)
-  report = Report(
-      iterations=jnp.zeros_like(zero, dtype=jnp.int32),
-      residual=zero,
-      sensitivity=zero,
-      fell_back=jnp.zeros_like(zero, dtype=bool),
-      in_turn=jnp.zeros_like(zero, dtype=jnp.int32),
-  )
+  report = _no_report(sharding.like(jnp.zeros((), dtype), x))
 
   def unless_hopeless(state, xs):
     """Once rounding errors have grown too much, windows need not be solved."""
@@ -218,6 +205,28 @@ def _unroll_with_report(
       in_turn=report.in_turn + jnp.where(hopeful, 0, operands.x.shape[0]),
   )
   return final, carries, report
+
+
+def _no_report(zero: Array) -> Report:
+  """Returns the report before the first window."""
+  return Report(
+      iterations=jnp.zeros_like(zero, dtype=jnp.int32),
+      residual=zero,
+      sensitivity=zero,
+      fell_back=jnp.zeros_like(zero, dtype=bool),
+      in_turn=jnp.zeros_like(zero, dtype=jnp.int32),
+  )
+
+
+def _with_window(report: Report, found: Report, sensitivity: Array) -> Report:
+  """Returns the report of all windows so far and of one more."""
+  return Report(
+      iterations=jnp.maximum(report.iterations, found.iterations),
+      residual=jnp.maximum(report.residual, found.residual),
+      sensitivity=jnp.maximum(report.sensitivity, sensitivity),
+      fell_back=report.fell_back | found.fell_back,
+      in_turn=report.in_turn + found.in_turn,
+  )
 
 
 def _in_turn(problem: newton.Problem, init: Carry, errors: Carry):
@@ -320,7 +329,8 @@ def _carries(plan: Plan, operands: Operands) -> tuple[Carry, Carry]:
     if targets.is_interpreting():
       return joints(operands)
     targets.current()
-    return platforms.by_platform(joints, windows, operands)
+    functions = platforms.Functions(on_gpu=joints, elsewhere=windows)
+    return platforms.by_platform(functions, operands)
   except NotImplementedError:
     return windows(operands)
 

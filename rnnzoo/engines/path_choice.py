@@ -134,12 +134,13 @@ class Run:
       rest: those left to try; where the path is a kernel, they run in programs
         for other platforms.
     """
+    path = functools.partial(self._path_of(name), *self.static)
     is_kernel = selection.name_of(name) == 'pallas'
     if is_kernel and rest and not targets.is_interpreting():
       following = dataclasses.replace(self, names=rest)
-      kernel = _Kernel(self, name)
-      return functools.partial(platforms.by_platform, kernel, following)
-    return functools.partial(self.path_of(name), *self.static)
+      functions = platforms.Functions(on_gpu=path, elsewhere=following)
+      return functools.partial(platforms.by_platform, functions)
+    return path
 
   def _note(self, name, shape, passed_over) -> None:
     notes = _notes.get()
@@ -153,26 +154,10 @@ class Run:
           )
       )
 
-  def path_of(self, name: selection.Path) -> Callable[..., Any]:
+  def _path_of(self, name: selection.Path) -> Callable[..., Any]:
     """Returns a path as a function of (*static, operands)."""
     index = selection.IMPLEMENTATIONS.index(selection.name_of(name))
     path = self.paths[index]
     if isinstance(name, str):
       return path
     return functools.partial(path, options=name)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Kernel:
-  """The path 'pallas' of a run: equal ones share a compilation.
-
-  Attributes:
-    run: the run.
-    path: its name, or with settings.
-  """
-
-  run: Run
-  path: selection.Path
-
-  def __call__(self, operands: Any) -> Any:
-    return self.run.path_of(self.path)(*self.run.static, operands)

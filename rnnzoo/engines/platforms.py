@@ -31,7 +31,7 @@ from pallas_kernels import sharding
 from rnnzoo.engines import derivatives
 from rnnzoo.engines import selection
 
-Function = Callable[[Any], Any]
+Function = Callable[..., Any]
 
 
 def without_kernels(x: jax.Array) -> jax.Array:
@@ -44,33 +44,19 @@ def without_kernels(x: jax.Array) -> jax.Array:
   return _without_kernels_p.bind(x)
 
 
-def by_platform(on_gpu: Function, elsewhere: Function, operands: Any) -> Any:
-  """Returns on_gpu(operands) in programs for CUDA, else elsewhere(operands).
-
-  Args:
-    on_gpu: hashable; from a tree of arrays to a tree of floating-point arrays.
-      It has first derivatives in reverse mode. Its errors are raised here.
-    elsewhere: hashable; likewise, with derivatives of every order. It is traced
-      when it is needed, and its results are cast to the dtypes of `on_gpu`.
-    operands: the arrays.
-  """
-  return _run(_Functions(on_gpu, elsewhere), operands)
-
-
 @dataclasses.dataclass(frozen=True)
-class _Functions:
-  """The static arguments of `by_platform`."""
+class Functions:
+  """The static arguments of `by_platform`, hashable.
+
+  Attributes:
+    on_gpu: from a tree of arrays to a tree of floating-point arrays. It has
+      first derivatives in reverse mode. `by_platform` raises its errors.
+    elsewhere: likewise, with derivatives of every order. It is traced when it
+      is needed, and its results are cast to the dtypes of `on_gpu`.
+  """
 
   on_gpu: Function
   elsewhere: Function
-
-  def choose(self, on_gpu, elsewhere, *args):
-    """Returns on_gpu(*args) or elsewhere(*args), both trees of one type."""
-    flat, tree = jax.tree.flatten(args)
-    on_gpu = functools.partial(_flat, on_gpu, tree)
-    elsewhere = functools.partial(_flat, elsewhere, tree)
-    results, structures = _bind(on_gpu, elsewhere, flat)
-    return jax.tree.unflatten(structures, results)
 
 
 @jax.tree_util.register_pytree_node_class
@@ -97,11 +83,24 @@ class _Saved:
     return cls(operands, residuals, structure)
 
 
-def _primal(functions: _Functions, operands):
-  return functions.choose(functions.on_gpu, functions.elsewhere, operands)
+def _choose(functions: Functions, *args):
+  """Returns on_gpu(*args) or elsewhere(*args), both trees of one type."""
+  flat, tree = jax.tree.flatten(args)
+  # JAX keeps the jaxprs of equal functions. No two partials are equal.
+  on_gpu = functools.partial(functions.on_gpu)
+  jaxpr, types = jax.make_jaxpr(on_gpu, return_shape=True)(*args)
+  config: Any = jax.config  # Its attributes have no types.
+  elsewhere = _Elsewhere(
+      functions.elsewhere,
+      tree,
+      tuple(jaxpr.out_avals),
+      config.jax_default_matmul_precision,
+  )
+  results = _by_platform_p.bind(*flat, jaxpr=jaxpr, elsewhere=elsewhere)
+  return jax.tree.unflatten(jax.tree.structure(types), results)
 
 
-def _forward(functions: _Functions, operands):
+def _forward(functions: Functions, operands):
   structures: list[Any] = []
   types: list[Any] = []
 
@@ -119,18 +118,18 @@ def _forward(functions: _Functions, operands):
     ]
     return functions.elsewhere(operands), zeros
 
-  results, residuals = functions.choose(on_gpu, elsewhere, operands)
+  results, residuals = _choose(Functions(on_gpu, elsewhere), operands)
   return results, _Saved(operands, residuals, structures[0])
 
 
-def _tangent(functions: _Functions, saved: _Saved, tangents):
+def _tangent(functions: Functions, saved: _Saved, tangents):
   _, d_results = derivatives.pushforward(
       functions.elsewhere, (saved.operands,), (tangents,)
   )
   return d_results
 
 
-def _adjoint(functions: _Functions, saved: _Saved, cotangents):
+def _adjoint(functions: Functions, saved: _Saved, cotangents):
   def on_gpu(operands, residuals, cotangents):
     del operands
     return jax.tree.unflatten(saved.structure, residuals)(cotangents)
@@ -140,8 +139,11 @@ def _adjoint(functions: _Functions, saved: _Saved, cotangents):
     results, pull = _vjp(functions.elsewhere, operands)
     return pull(jax.tree.map(_cast, cotangents, results))
 
-  (moving,) = functions.choose(
-      on_gpu, elsewhere, saved.operands, saved.residuals, cotangents
+  (moving,) = _choose(
+      Functions(on_gpu, elsewhere),
+      saved.operands,
+      saved.residuals,
+      cotangents,
   )
   leaves, tree = jax.tree.flatten(saved.operands)
   rest = iter(moving)
@@ -170,11 +172,11 @@ def _cast(x, like):
   return x if x.dtype == like.dtype else x.astype(like.dtype)
 
 
-_run = derivatives.differentiable(_forward, _tangent, _adjoint, primal=_primal)
-
-
-def _flat(function, tree, *flat):
-  return function(*jax.tree.unflatten(tree, flat))
+# (functions, operands) -> results: those of functions.on_gpu in programs for
+# CUDA, else those of functions.elsewhere.
+by_platform = derivatives.differentiable(
+    _forward, _tangent, _adjoint, primal=_choose
+)
 
 
 # Arguments are arrays. `jaxpr` runs on GPUs; `elsewhere` is a function of the
@@ -184,35 +186,24 @@ _by_platform_p = core.Primitive('by_platform')
 _by_platform_p.multiple_results = True
 
 
-def _bind(on_gpu, elsewhere, args):
-  """Returns the results as a list, and their structure."""
-  jaxpr, types = jax.make_jaxpr(on_gpu, return_shape=True)(*args)
-  config: Any = jax.config  # Its attributes have no types.
-  results = _by_platform_p.bind(
-      *args,
-      jaxpr=jaxpr,
-      elsewhere=_Elsewhere(
-          elsewhere, tuple(jaxpr.out_avals), config.jax_default_matmul_precision
-      ),
-  )
-  return results, jax.tree.structure(types)
-
-
 @dataclasses.dataclass(frozen=True)
 class _Elsewhere:
   """A function of arrays, to be traced later.
 
   Attributes:
-    function: from arrays to a tree.
-    types: of the leaves of that tree.
+    function: from trees of arrays to a tree.
+    arguments: structure of its arguments.
+    types: of the leaves of its result.
     precision: of matrix products where the function was called.
   """
 
   function: Callable[..., Any]
+  arguments: Any
   types: tuple[Any, ...]
   precision: str | None
 
-  def __call__(self, *args):
+  def __call__(self, *flat):
+    args = self.arguments.unflatten(flat)
     with jax.default_matmul_precision(self.precision):
       leaves = jax.tree.leaves(self.function(*args))
     return list(map(_cast, leaves, self.types))
@@ -270,7 +261,8 @@ def _batch(axis_data, args, axes, *, jaxpr, elsewhere):
       axis_size=axis_data.size,
       spmd_axis_name=axis_data.spmd_name,
   )
-  results, _ = _bind(mapped(core.jaxpr_as_fun(jaxpr)), mapped(elsewhere), args)
+  rows = Functions(mapped(core.jaxpr_as_fun(jaxpr)), mapped(elsewhere))
+  results = _choose(rows, *args)
   return results, [0] * len(results)
 
 

@@ -15,9 +15,7 @@ be linear: `recurrent_gradient_clip` bounds the cotangent that comes back
 through the recurrent kernel.
 """
 
-from collections.abc import Callable
 import functools
-from typing import Any, NamedTuple
 
 import jax
 from jax import lax
@@ -27,6 +25,7 @@ from rnnzoo import cell as cell_lib
 from rnnzoo.engines import call as call_lib
 from rnnzoo.engines import products
 from rnnzoo.engines import scan_steps
+from rnnzoo.engines import step_adjoint
 
 Array = jax.Array
 Carry = cell_lib.Carry
@@ -158,10 +157,10 @@ class _Adjoint:
     """Returns pullbacks of all steps, or else their points; and operands."""
     point = at.x_gates, at.h_gates, at.start
     linearize = functools.partial(
-        _linearize, self._plan.cell, self._saved.operands.params
+        step_adjoint.linearize, self._plan.cell, self._saved.operands.params
     )
     pullbacks, operand = jax.vmap(linearize)(*point)
-    if _is_large(pullbacks, point):
+    if step_adjoint.is_large(pullbacks, point):
       return None, point, operand
     return pullbacks, None, operand
 
@@ -183,7 +182,9 @@ class _Adjoint:
     )
     if pullbacks is not None:
       cotangents, _ = jax.vmap(
-          lambda pullbacks, d_new, d: _pull(pullbacks, d_new, lambda _: d)
+          lambda pullbacks, d_new, d: step_adjoint.pull(
+              pullbacks, d_new, lambda _: d
+          )
       )(pullbacks, *local)
       local = cotangents[:3]
     return d_carry, d_restart, local, operand
@@ -226,12 +227,14 @@ class _Adjoint:
     plan, outputs = self._plan, self._plan.call.outputs
     pullbacks, at, d_outputs, reset, mask = xs
     if at is not None:
-      pullbacks, _ = _linearize(plan.cell, self._saved.operands.params, *at)
+      pullbacks, _ = step_adjoint.linearize(
+          plan.cell, self._saved.operands.params, *at
+      )
     d_carry = (*map(jnp.add, d_carry, d_outputs), *d_carry[outputs:])
     d_new = d_carry
     if mask is not None:
       d_new = scan_steps.select(mask, d_carry, _zeros(d_carry))
-    cotangents, d_operand = _pull(
+    cotangents, d_operand = step_adjoint.pull(
         pullbacks, d_new, lambda d: self._through(1, (d,))
     )
     *_, d_h_gates, d_start = cotangents
@@ -271,66 +274,6 @@ class _Adjoint:
     if self.stages == 1:
       return (d_first,)
     return d_first, products.outer(self.kernels[1], operand, d_h_gates[-1:])
-
-
-class _Pullbacks(NamedTuple):
-  """Linearised step functions; callable pytrees, so they can be scanned."""
-
-  update: Callable[[Carry], Any]
-  operand: Callable[[Array], Any] | None
-
-
-def _linearize(
-    cell: cell_lib.Cell,
-    params: cell_lib.Params,
-    x_gates: Gates,
-    h_gates: Gates,
-    carry: Carry,
-) -> tuple[_Pullbacks, Array | None]:
-  """Linearises a step around a carry, each [B, F].
-
-  Returns:
-    The pullbacks, and the operand of the second stage (None for a cell of one
-    stage).
-  """
-  pull = lambda fn, gates: jax.vjp(fn, params, x_gates, gates, carry)
-  operand = pull_operand = None
-  if isinstance(cell, cell_lib.TwoStageCell):
-    operand, pull_operand = pull(cell.operand, h_gates[:-1])
-  return _Pullbacks(pull(cell.update, h_gates)[1], pull_operand), operand
-
-
-def _is_large(pullbacks: _Pullbacks, at: Any) -> bool:
-  """Returns whether a linearisation has twice the arrays of its point.
-
-  An IRevRNN's has, at any number of inner steps. The others' have not: on a CPU
-  a GRU took 15 to 30 % longer with its linearisation in the loop.
-  """
-  return len(jax.tree.leaves(pullbacks)) >= 2 * len(jax.tree.leaves(at))
-
-
-def _pull(pullbacks: _Pullbacks, d_new: Carry, d_operand) -> tuple[Any, Any]:
-  """Pulls a carry's cotangent back through the pointwise part of a step.
-
-  Args:
-    pullbacks: of this step.
-    d_new: cotangent of the carry after the step.
-    d_operand: maps the last recurrent gate's cotangent to the operand's.
-
-  Returns:
-    Cotangents of (params, x_gates, h_gates, carry), and that of the operand.
-  """
-  cotangents = pullbacks.update(d_new)
-  if pullbacks.operand is None:
-    return cotangents, None
-  params, x_gates, h_gates, carry = cotangents
-  d_operand = d_operand(h_gates[-1])
-  first = pullbacks.operand(d_operand)
-  params, x_gates, carry = jax.tree.map(
-      jnp.add, (params, x_gates, carry), (first[0], first[1], first[3])
-  )
-  h_gates = (*map(jnp.add, h_gates[:-1], first[2]), h_gates[-1])
-  return (params, x_gates, h_gates, carry), d_operand
 
 
 def _zeros(tree):

@@ -1,7 +1,7 @@
-"""Unrolls a cell over time: the one place that knows all three paths.
+"""Unrolls a cell over input gates: the public functions, with their checks.
 
-`unroll` is public; layers call `run`, which also fuses the input projection
-into the loop where the path can. The names of the paths:
+Layers call `paths.run` itself, which also fuses the input projection into the
+loop where the path can. The names of the paths:
 
   'scan'              `lax.scan`; every cell, every device, the reference
   'associative_scan'  parallel in time: one pass for a cell that is linear in
@@ -19,28 +19,20 @@ into the loop where the path can. The names of the paths:
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels import sharding
 from rnnzoo import carries as carries_lib
 from rnnzoo import cell as cell_lib
 from rnnzoo import checks
 from rnnzoo import contract
 from rnnzoo import settings
 from rnnzoo.engines import call as call_lib
-from rnnzoo.engines import costs
-from rnnzoo.engines import linear_parts
-from rnnzoo.engines import partitioning
-from rnnzoo.engines import path_choice
 from rnnzoo.engines import paths
-from rnnzoo.engines import scan_steps
 from rnnzoo.engines import selection
-from rnnzoo.engines import time_parts
 
 Array = jax.Array
 Call = call_lib.Call
 Carry = cell_lib.Carry
 Implementation = selection.Implementation
 Operands = call_lib.Operands
-Projection = call_lib.Projection
 
 
 def unroll(
@@ -198,100 +190,9 @@ def unroll_carries(
       recurrent_gradient_clip=recurrent_gradient_clip,
       stop_recurrent_gradient=stop_recurrent_gradient,
   )
-  last, steps = run(cell, call_lib.Given(), operands, call, implementation)
+  last, steps = paths.run(
+      cell, call_lib.Given(), operands, call, implementation
+  )
   if outputs == len(cell.carry_names):
     steps = carries_lib.like(carry, steps)
   return carries_lib.like(carry, last), steps
-
-
-def run(
-    cell: cell_lib.Cell,
-    projection: Projection,
-    operands: Operands,
-    call: Call,
-    implementation: Implementation,
-    over: time_parts.Names = (),
-) -> tuple[Carry, Carry]:
-  """Runs a cell over time, without checks.
-
-  Args:
-    cell: the equations.
-    projection: from `operands.x` to the input gates.
-    operands: the arrays; a carry has the dtype of all state, which is float32
-      or wider.
-    call: static options. `call.out_dtype` is the dtype that the caller will
-      cast the outputs to: a kernel writes it, the other paths return state.
-    implementation: as for `unroll`.
-    over: the mesh axes that time is over, inside `jax.shard_map`; for a linear
-      cell only.
-
-  Returns:
-    The final carry, each [B, F], and `call.outputs` arrays of the carry for all
-    steps, [B, T, F], or [T, B, F] if `call.time_major`.
-
-  Raises:
-    NotImplementedError: the implementation named cannot run this.
-  """
-  axis = 0 if call.time_major else 1
-  if partitioning.is_sharded(operands):
-    return _over_devices(cell, projection, operands, call, implementation)
-  operands = sharding.alike(operands)
-  if operands.x.shape[axis] == 0:
-    batch = operands.x.shape[1 - axis]
-    carry = paths.with_carries(cell, projection, operands, batch).carry
-    shape = list(carry[0].shape)
-    shape.insert(axis, 0)
-    return carry, (jnp.zeros(shape, carry[0].dtype),) * call.outputs
-  if over and isinstance(cell, cell_lib.LinearCell):
-    operands = paths.with_carries(
-        cell, projection, operands, operands.x.shape[1 - axis]
-    )
-    return linear_parts.run(
-        cell, projection, operands, call, implementation, over
-    )
-  if operands.reset is not None:
-    ways = (call.reverse, not call.reverse)[: 1 + call.both_directions]
-    resets = [scan_steps.boundary(operands.reset, way, axis) for way in ways]
-    reset = jnp.stack(resets) if call.both_directions else resets[0]
-    operands = operands._replace(reset=reset)
-
-  linear = isinstance(cell, cell_lib.LinearCell)
-  is_free = implementation is None and not linear
-  x = path_choice.marked(operands.x, implementation)
-  choice = path_choice.Run(
-      names=selection.names(implementation, linear),
-      paths=(paths.scan, paths.associative_scan, paths.pallas),
-      static=(cell, projection, call),
-      label=type(cell).__name__,
-      slower_kernel=costs.slower_kernel(cell, operands, call)
-      if is_free
-      else '',
-      kernel_or_none=call.both_directions,
-  )
-  return choice.take(operands._replace(x=x), x.shape)
-
-
-def _over_devices(cell, projection, operands, call, implementation):
-  """`run`, each device with its part of the batch, of heads or features."""
-  linear = isinstance(cell, cell_lib.LinearCell)
-  axes = partitioning.axes_of_run(operands.x.shape[:2], call.time_major, linear)
-  is_given = isinstance(projection, call_lib.Given)
-  # In the order of Operands.
-  positions = (
-      *(axes.parameters, axes.parameters),
-      *(axes.gates if is_given else axes.flags, axes.heads),
-      *(axes.carry, axes.carry, axes.flags, axes.flags),
-  )
-  heads = projection.features(operands.weights, operands.x)
-  if operands.recurrent_kernel is not None:
-    heads = operands.recurrent_kernel.shape[1]
-  over = partitioning.choose(operands, positions, heads)
-  return partitioning.spread(
-      lambda own: run(
-          cell, projection, Operands(*own), call, implementation, over[1]
-      ),
-      operands,
-      positions=positions,
-      out_positions=(axes.carry, axes.steps),
-      over=over,
-  )

@@ -8,6 +8,8 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 
+from rnnzoo import settings
+
 Initializer = jax.nn.initializers.Initializer
 
 lecun_normal = jax.nn.initializers.lecun_normal()
@@ -137,7 +139,7 @@ def draw(
   Raises:
     ValueError: there are several initialisers, but not one for each gate; or
       they differ in metadata; or one is no function, or does not return an
-      array of this shape and dtype.
+      array of this shape and dtype; or no machine could hold the parameter.
   """
   if isinstance(init, XavierUniformFused):
     init = dataclasses.replace(init, gates=gates)
@@ -155,6 +157,8 @@ def draw(
           f' jax.nn.initializers.normal(), got {f!r}.'
       )
 
+  whole = (gates, *(() if heads is None else (heads,)), *shape)
+  settings.numbers_of(whole, f'The parameter of {name}')
   notes: list[nnx.VariableMetadata] = []
 
   def checked(f, key):

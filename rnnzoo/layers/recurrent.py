@@ -28,11 +28,11 @@ from rnnzoo import contract
 from rnnzoo import settings
 from rnnzoo.engines import call as call_lib
 from rnnzoo.engines import partitioning
+from rnnzoo.engines import paths
 from rnnzoo.engines import products
 from rnnzoo.engines import scan_steps
 from rnnzoo.engines import selection
 from rnnzoo.engines import time_parts
-from rnnzoo.engines import unrolling
 from rnnzoo.layers import initializers
 from rnnzoo.layers import options as options_lib
 from rnnzoo.layers import sequence_layer
@@ -155,7 +155,7 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
     settings.boolean(learn_initial_carry, 'learn_initial_carry')
     if max_abs is not None:
       settings.within(max_abs, 'max_abs', above=0)
-    settings.positive(in_features, 'in_features')
+    settings.size(in_features, 'in_features')
     settings.heads(features, num_heads, cell.recurrent_gates > 0)
     checks.floating(param_dtype, 'param_dtype')
     if dtype is not None:
@@ -459,7 +459,7 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
     if is_output:
       call = dataclasses.replace(call, out_dtype=dtype)
     with jax.named_scope('recurrence'):
-      carry, steps = unrolling.run(
+      carry, steps = paths.run(
           self.cell, call_lib.Dense(), operands, call, self.implementation, over
       )
     if is_output and mask is not None:

@@ -128,10 +128,13 @@ class Stack(sequence_layer.SequenceLayer):
       size = level.out_features
       layers.append(level)
       dtypes = {k: v for k, v in options.items() if k in _NORM_OPTIONS}
+      # The fast variance, E[x^2] - E[x]^2, loses its digits where the mean is
+      # large.
+      given: Any = dict(dtypes, use_fast_variance=False, rngs=rngs)
       if norm == 'layer':
-        norms.append(nnx.LayerNorm(size, **dtypes, rngs=rngs))
+        norms.append(nnx.LayerNorm(size, **given))
       elif norm == 'batch':
-        norms.append(nnx.BatchNorm(size, **dtypes, rngs=rngs))
+        norms.append(nnx.BatchNorm(size, **given))
     self.layers = nnx.List(layers)
     self.norms = nnx.List(norms)
     self.in_features = in_features

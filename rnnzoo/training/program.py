@@ -12,6 +12,7 @@ Dimensions: N examples of a split, S steps of an epoch, B batch.
 """
 
 from collections.abc import Callable, Mapping
+import dataclasses
 import functools
 from typing import Any, NamedTuple
 
@@ -112,119 +113,31 @@ def make_program(
     ValueError: the task cannot build its model.
   """
   visits = visits_lib.Visits(task.splits['train'], task.batch_size, placement)
-  steps_per_epoch = visits.steps_per_epoch
-  names = [
-      metric.name
-      for metric in protocol.epoch_metrics(task)
-      if not metric.of and metric.name != protocol.LOSS.name
-  ]
-  graphdef, _, _ = split(nnx.eval_shape(lambda: task.build_model(nnx.Rngs(0))))
+  training = _Training(
+      task=task,
+      optimizer=optimizer,
+      visits=visits,
+      structure=split(nnx.eval_shape(lambda: task.build_model(nnx.Rngs(0))))[0],
+      score_names=tuple(
+          metric.name
+          for metric in protocol.epoch_metrics(task)
+          if not metric.of and metric.name != protocol.LOSS.name
+      ),
+      loss_scale_interval=loss_scale_interval,
+  )
+  compiled = functools.partial(jax.jit, **placement.outputs())
+  init = jax.jit(training.init)
+  evaluate_batches = compiled(
+      training.evaluate_batches, static_argnames='predict'
+  )
 
-  @jax.jit
-  def init(key):
-    model = task.build_model(nnx.Rngs(key))
-    _, params, statistics = split(model)
-    params = rnnzoo.constrain(params)
-    zero = jnp.zeros((), jnp.float32)
-    return TrainState(
-        params,
-        statistics,
-        optimizer.init(params),
-        step=jnp.zeros((), jnp.int32),
-        loss=zero,
-        scores=dict.fromkeys(names, zero),
-        gradient_norm=zero,
-        loss_scaling=scaling_lib.begin(loss_scale_interval),
-    )
-
-  def scores_of(results):
-    if missing := [name for name in names if name not in results.scores]:
-      raise ValueError(
-          f'{type(task).__name__}.evaluate must give the score {missing[0]!r},'
-          ' which is one of the metrics'
-      )
-    return {name: results.scores[name] for name in names}
-
-  def loss_fn(params, statistics, batch, key):
-    # Variables of this trace: the model writes its running averages, and Rngs
-    # count.
-    model = nnx.merge(graphdef, params, statistics, copy=True)
-    results = task.evaluate(model, batch, nnx.Rngs(dropout=key))
-    mean = functools.partial(_mean, weights=results.weights)
-    scores = jax.tree.map(mean, scores_of(results))
-    _, _, statistics = split(model)
-    return mean(results.losses), (statistics, scores)
-
-  def step(state, examples, order, scale, key):
-    dropout_key = jax.random.fold_in(key, state.step)
-
-    def differentiate(batch):
-      return scaling_lib.differentiate(
-          loss_fn,
-          state.loss_scaling,
-          state.params,
-          state.statistics,
-          batch,
-          dropout_key,
-      )
-
-    loss, (statistics, scores), gradients, scaling, finite = visits.visit(
-        differentiate, examples, order, state.step
-    )
-    with jax.named_scope('optimizer'):
-      updates, optimizer_state = optimizer.update(
-          gradients, state.optimizer, state.params
-      )
-      updates = optax.tree.scale(scale, updates)
-      params = rnnzoo.constrain(optax.apply_updates(state.params, updates))
-    params, statistics, optimizer_state, norm = scaling_lib.choose(
-        finite,
-        (params, statistics, optimizer_state, optax.tree.norm(gradients)),
-        (state.params, state.statistics, state.optimizer, 0.0),
-    )
-    first = state.step % steps_per_epoch == 0
-    total = lambda sum_, x: jnp.where(first, 0.0, sum_) + x
-    return TrainState(
-        params,
-        statistics,
-        optimizer_state,
-        state.step + 1,
-        total(state.loss, loss),
-        jax.tree.map(total, state.scores, scores),
-        total(state.gradient_norm, norm),
-        scaling,
-    )
-
-  def steps(state, examples, order, num_steps, scale, key):
-    return jax.lax.fori_loop(
-        0,
-        num_steps,
-        lambda _, state: step(state, examples, order, scale, key),
-        state,
-    )
-
-  @functools.partial(jax.jit, donate_argnums=0, **placement.outputs())
+  # The number of steps is traced: calls of any length share one compilation.
   def train_steps(state, examples, order, num_steps, scale, key):
-    # The number of steps is traced: calls of any length share one compilation.
-    return steps(state, examples, order, num_steps, scale, key)
+    return training.steps(state, examples, order, num_steps, scale, key)
 
-  @functools.partial(jax.jit, donate_argnums=0, **placement.outputs())
   def train_epoch(state, examples, order, scale, key):
-    return steps(state, examples, order, steps_per_epoch, scale, key)
-
-  @functools.partial(jax.jit, static_argnames='predict', **placement.outputs())
-  def evaluate_batches(params, statistics, examples, order, predict):
-    def evaluate_batch(batch):
-      model = nnx.merge(graphdef, params, statistics)
-      if order is not None:
-        batch = {name: array[batch] for name, array in examples.items()}
-      results = task.evaluate(model, batch)
-      return results._replace(
-          scores=scores_of(results),
-          predictions=results.predictions if predict else None,
-      )
-
-    return jax.lax.map(evaluate_batch, examples if order is None else order)
+    num_steps = visits.steps_per_epoch
+    return training.steps(state, examples, order, num_steps, scale, key)
 
   evaluation_order = functools.partial(
       evaluation.order, eval_batch_size, placement.num_devices
@@ -244,27 +157,147 @@ def make_program(
 
   evaluate = functools.partial(evaluation.whole, evaluation_order)
   program = Program(
-      steps_per_epoch=steps_per_epoch,
+      steps_per_epoch=visits.steps_per_epoch,
       init=lambda key: placement.replicate(init(key)),
       load=load,
       shuffle=jax.jit(visits.order),
-      train_steps=train_steps,
-      train_epoch=train_epoch,
+      train_steps=compiled(train_steps, donate_argnums=0),
+      train_epoch=compiled(train_epoch, donate_argnums=0),
       evaluate=functools.partial(evaluate, evaluate_batches, 0),
   )
   return program._replace(
       at_once=program._replace(
-          train_steps=at_once.train(steps),
-          train_epoch=at_once.train(
-              lambda state, examples, order, scale, key: steps(
-                  state, examples, order, steps_per_epoch, scale, key
-              )
-          ),
+          train_steps=at_once.train(train_steps),
+          train_epoch=at_once.train(train_epoch),
           evaluate=functools.partial(
               evaluate, at_once.evaluate(evaluate_batches), 1
           ),
       )
   )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class _Training:
+  """The functions of an experiment before they are compiled.
+
+  Attributes:
+    task: what is learnt.
+    optimizer: how.
+    visits: which examples each step sees.
+    structure: of the model, without its arrays.
+    score_names: of the scores that are metrics.
+    loss_scale_interval: as for `make_program`.
+  """
+
+  task: protocol.Task
+  optimizer: optax.GradientTransformation
+  visits: visits_lib.Visits
+  structure: nnx.GraphDef
+  score_names: tuple[str, ...]
+  loss_scale_interval: int | None
+
+  def init(self, key) -> TrainState:
+    """Returns the state before the first step."""
+    model = self.task.build_model(nnx.Rngs(key))
+    _, params, statistics = split(model)
+    params = rnnzoo.constrain(params)
+    zero = jnp.zeros((), jnp.float32)
+    return TrainState(
+        params,
+        statistics,
+        self.optimizer.init(params),
+        step=jnp.zeros((), jnp.int32),
+        loss=zero,
+        scores=dict.fromkeys(self.score_names, zero),
+        gradient_norm=zero,
+        loss_scaling=scaling_lib.begin(self.loss_scale_interval),
+    )
+
+  def loss(self, params, statistics, batch, key):
+    """Returns the mean loss, and the new statistics and mean scores."""
+    # Variables of this trace: the model writes its running averages, and Rngs
+    # count.
+    model = nnx.merge(self.structure, params, statistics, copy=True)
+    results = self.task.evaluate(model, batch, nnx.Rngs(dropout=key))
+    mean = functools.partial(_mean, weights=results.weights)
+    scores = jax.tree.map(mean, self._scores_of(results))
+    _, _, statistics = split(model)
+    return mean(results.losses), (statistics, scores)
+
+  def step(self, state: TrainState, examples, order, scale, key) -> TrainState:
+    """Returns the state one step later."""
+    dropout_key = jax.random.fold_in(key, state.step)
+
+    def differentiate(batch):
+      return scaling_lib.differentiate(
+          self.loss,
+          state.loss_scaling,
+          state.params,
+          state.statistics,
+          batch,
+          dropout_key,
+      )
+
+    loss, (statistics, scores), gradients, scaling, finite = self.visits.visit(
+        differentiate, examples, order, state.step
+    )
+    with jax.named_scope('optimizer'):
+      updates, optimizer_state = self.optimizer.update(
+          gradients, state.optimizer, state.params
+      )
+      updates = optax.tree.scale(scale, updates)
+      params = rnnzoo.constrain(optax.apply_updates(state.params, updates))
+    params, statistics, optimizer_state, norm = scaling_lib.choose(
+        finite,
+        (params, statistics, optimizer_state, optax.tree.norm(gradients)),
+        (state.params, state.statistics, state.optimizer, 0.0),
+    )
+    first = state.step % self.visits.steps_per_epoch == 0
+    total = lambda sum_, x: jnp.where(first, 0.0, sum_) + x
+    return TrainState(
+        params,
+        statistics,
+        optimizer_state,
+        state.step + 1,
+        total(state.loss, loss),
+        jax.tree.map(total, state.scores, scores),
+        total(state.gradient_norm, norm),
+        scaling,
+    )
+
+  def steps(self, state, examples, order, num_steps, scale, key) -> TrainState:
+    """Returns the state `num_steps` later."""
+    return jax.lax.fori_loop(
+        0,
+        num_steps,
+        lambda _, state: self.step(state, examples, order, scale, key),
+        state,
+    )
+
+  def evaluate_batches(self, params, statistics, examples, order, predict):
+    """Returns the results of batches, with predictions if `predict`."""
+
+    def evaluate_batch(batch):
+      model = nnx.merge(self.structure, params, statistics)
+      if order is not None:
+        batch = {name: array[batch] for name, array in examples.items()}
+      results = self.task.evaluate(model, batch)
+      return results._replace(
+          scores=self._scores_of(results),
+          predictions=results.predictions if predict else None,
+      )
+
+    return jax.lax.map(evaluate_batch, examples if order is None else order)
+
+  def _scores_of(self, results):
+    """Returns the scores that are metrics, or says which one is missing."""
+    for name in self.score_names:
+      if name not in results.scores:
+        raise ValueError(
+            f'{type(self.task).__name__}.evaluate must give the score {name!r},'
+            ' which is one of the metrics'
+        )
+    return {name: results.scores[name] for name in self.score_names}
 
 
 def split(model: nnx.Module) -> tuple[nnx.GraphDef, nnx.State, nnx.State]:

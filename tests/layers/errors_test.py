@@ -43,6 +43,15 @@ class ConstructorTest(parameterized.TestCase):
       make(rnnzoo.LAYERS[layer], IN, features)
 
   @parameterized.parameters(
+      ((IN, 10**30), 'features must be at most 2147483647, got 10{30}'),
+      ((2**31, FEATURES), 'in_features must be at most 2147483647'),
+      ((2**31 - 1,) * 2, r'kernel_init must have at most 2\^48 numbers'),
+  )
+  def test_sizes(self, sizes, message):
+    with self.assertRaisesRegex(ValueError, message):
+      make(rnnzoo.MinGRU, *sizes)
+
+  @parameterized.parameters(
       ('GRU', {'num_heads': 3}, 'divisible by num_heads.*=4 and num_heads=3'),
       ('GRU', {'num_heads': 0}, 'num_heads must be a positive int, got 0'),
       ('Elman', {'activation': 'silu'}, "'tanh', 'relu'.*got 'silu'"),

@@ -25,7 +25,7 @@ TOKENS = np.random.RandomState(0).randint(0, 7, (3, 9))
 class LanguageModelTest(parameterized.TestCase):
 
   def test_convolution(self):
-    conv = language_model.CausalConvolution(2, 3, rngs=nnx.Rngs(0))
+    conv = language_model.ShortConvolution(2, 3, rngs=nnx.Rngs(0))
     conv.bias[...] = jnp.array([0.5, -1.0])
     x = np.random.RandomState(1).randn(5, 2).astype(np.float32)
     before = np.random.RandomState(2).randn(2, 2).astype(np.float32)

@@ -55,6 +55,20 @@ class StackTest(parameterized.TestCase):
 
     jax.tree.map(equal, *run(stack, carry))
 
+  @parameterized.parameters('layer', 'batch')
+  def test_norm_of_a_large_mean(self, norm):
+    stack = rnnzoo.Stack(
+        rnnzoo.GRU, IN, FEATURES, num_layers=1, norm=norm, rngs=nnx.Rngs(0)
+    )
+    (normalize,) = stack.norms
+    wide = 3e3 + np.random.default_rng(0).standard_normal((64, 64, FEATURES))
+    x = wide.astype(np.float32)
+    axes = -1 if norm == 'layer' else (0, 1)
+    exact = x.astype(np.float64)
+    exact = exact - exact.mean(axes, keepdims=True)
+    exact /= np.sqrt((exact**2).mean(axes, keepdims=True) + normalize.epsilon)
+    np.testing.assert_allclose(normalize(x), exact, atol=0.01)
+
   def test_one_factory_for_each_level(self):
     factories = [
         rnnzoo.LSTM,

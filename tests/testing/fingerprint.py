@@ -37,6 +37,7 @@ os.environ.setdefault('JAX_TRACEBACK_IN_LOCATIONS_LIMIT', '0')
 LOWERING = (
     'tests.pallas_kernels.streaming.lowering_test',
     'tests.pallas_kernels.dense.lowering_test',
+    'tests.pallas_kernels.tiled.lowering_test',
 )
 
 _WRITE = flags.DEFINE_string('write', None, 'File for the fingerprints.')

@@ -1,6 +1,6 @@
 """Plain loops in place of the kernels for linear and diagonal recurrences.
 
-They do what the functions of `pallas_kernels/streaming/unprojected_op.py`
+They do what the functions of `pallas_kernels/streaming/op.py`
 around the kernels do, for any device: `with streaming_loops.instead():`.
 """
 
@@ -19,7 +19,7 @@ from tests.testing import abstract_gpu
 
 if abstract_gpu.RUNS:
   from pallas_kernels.mosaic import step_flags
-  from pallas_kernels.streaming import unprojected_op
+  from pallas_kernels.streaming import op
 
 
 @contextlib.contextmanager
@@ -35,15 +35,16 @@ def instead() -> Iterator[None]:
   with contextlib.ExitStack() as stack:
     stack.enter_context(mock.patch.object(targets, 'current', lambda: target))
     for name, loop in loops.items():
-      stack.enter_context(mock.patch.object(unprojected_op, name, loop))
+      stack.enter_context(mock.patch.object(op, name, loop))
     yield
 
 
-def forward(static, theta, arrays, carry, restart, flags, outputs):
-  """Returns the last carry [S, B, Fp] and `outputs` arrays [B, T, F]."""
+def forward(static, theta, arrays, carry, restart, flags):
+  """Returns the last carry [S, B, Fp] and arrays of all steps, [B, T, F]."""
   last, carries = _loop(static, theta, arrays, carry, restart, flags)
   dtype = static.call.out_dtype
-  return last, tuple(h.astype(dtype) for h in carries[:outputs])
+  carries = carries[: static.call.outputs]
+  return last, tuple(h.astype(dtype) for h in carries)
 
 
 def backward(static, theta, arrays, carries, carry, restart, flags, given):

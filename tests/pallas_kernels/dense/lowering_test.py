@@ -17,7 +17,7 @@ import pytest
 
 import rnnzoo
 from rnnzoo.engines import call as call_lib
-from rnnzoo.engines import unrolling
+from rnnzoo.engines import paths
 from tests.testing import abstract_gpu
 from tests.testing import comparison
 
@@ -179,7 +179,7 @@ class DenseLoweringTest(parameterized.TestCase):
       operands = call_lib.Operands(
           {}, (), x_gates, kernel, carry, None, None, None
       )
-      _, (h,) = unrolling.run(
+      _, (h,) = paths.run(
           rnnzoo.LSTMCell(), call_lib.Given(), operands, call, 'pallas'
       )
       return jnp.sum(h**2)
