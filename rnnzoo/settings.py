@@ -108,6 +108,20 @@ def axis_names(value: Any, label: str) -> tuple[str, ...]:
   return tuple(names)
 
 
+def bias_of_gate(forget_bias: float, options: Mapping[str, Any]) -> None:
+  """Raises ValueError for a forget_bias of a layer without biases.
+
+  Args:
+    forget_bias: as the layer was given it.
+    options: the layer's other options.
+  """
+  if forget_bias and not options.get('use_bias', True):
+    raise ValueError(
+        f'forget_bias={forget_bias} needs use_bias=True: it shifts the initial'
+        ' bias of f, and this layer has none.'
+    )
+
+
 def interval(value: Any, label: str) -> None:
   """Raises ValueError unless `value` is a pair of numbers, low and high."""
   if not isinstance(value, (tuple, list)) or len(value) != 2:

@@ -71,6 +71,27 @@ class ConstructorTest(parameterized.TestCase):
           {'stop_recurrent_gradient': True},
           'no recurrent gates.* got stop_recurrent_gradient=True',
       ),
+      ('MinGRU', {'max_abs': 0.5}, 'no recurrent kernel.*max_abs=0.5'),
+      (
+          'MinLSTM',
+          {'recurrent_kernel_init': jax.nn.initializers.zeros},
+          'MinLSTMCell has no recurrent kernel.*recurrent_kernel_init to act',
+      ),
+      (
+          'MinGRU',
+          {'recurrent_structure': jnp.negative},
+          'no recurrent kernel.* Leaving recurrent_structure out would work',
+      ),
+      (
+          'LSTM',
+          {'forget_bias': 1.0, 'use_bias': False},
+          'forget_bias=1.0 needs use_bias=True',
+      ),
+      (
+          'MinLSTM',
+          {'forget_bias': -1.0, 'use_bias': False},
+          'forget_bias=-1.0 needs use_bias=True',
+      ),
       ('SLSTM', {'block_index': 2}, r'\[0, num_blocks\).*=2 and num_blocks=1'),
       ('IRevRNN', {'inner_steps': 2**31}, 'up to 1000'),
   )
