@@ -99,6 +99,25 @@ class ConstructorTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, message):
       make(rnnzoo.LAYERS[layer], **options)
 
+  @parameterized.parameters(
+      ('IndRNN', 'num_heads'),
+      ('IndRNN', 'recurrent_kernel_init'),
+      ('IRevRNN', 'num_heads'),
+      ('IRevRNN', 'recurrent_kernel_init'),
+      ('IRevRNN', 'cell_params'),
+      ('AGRU', 'recurrent_kernel_init'),
+      ('AGRU', 'recurrent_structure'),
+      ('AGRU', 'cell_params'),
+      ('AntisymmetricRNN', 'recurrent_kernel_init'),
+      ('AntisymmetricRNN', 'recurrent_structure'),
+      ('SLSTM', 'bias_init'),
+      ('GRU', 'cell_params'),
+  )
+  def test_option_that_the_layer_sets(self, layer, option):
+    message = f"{layer} has no argument '{option}': it sets .* itself"
+    with self.assertRaisesRegex(TypeError, message):
+      make(rnnzoo.LAYERS[layer], **{option: 1})
+
   @parameterized.parameters('cuda', ((),), (('scan', 'cuda'),), (['cuda'],))
   def test_implementation(self, implementation):
     with self.assertRaisesRegex(
