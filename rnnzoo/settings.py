@@ -108,6 +108,20 @@ def axis_names(value: Any, label: str) -> tuple[str, ...]:
   return tuple(names)
 
 
+def bias_of_gate(forget_bias: float, options: Mapping[str, Any]) -> None:
+  """Raises ValueError for a forget_bias of a layer without biases.
+
+  Args:
+    forget_bias: as the layer was given it.
+    options: the layer's other options.
+  """
+  if forget_bias and not options.get('use_bias', True):
+    raise ValueError(
+        f'forget_bias={forget_bias} needs use_bias=True: it shifts the initial'
+        ' bias of f, and this layer has none.'
+    )
+
+
 def interval(value: Any, label: str) -> None:
   """Raises ValueError unless `value` is a pair of numbers, low and high."""
   if not isinstance(value, (tuple, list)) or len(value) != 2:
@@ -150,6 +164,22 @@ def no_more(unknown: Mapping[str, Any], layer: str) -> None:
   if name in _ELSEWHERE:
     hint = f'there is {_ELSEWHERE[name]}'
   raise TypeError(f'{layer} has no argument {name!r}; {hint}.')
+
+
+def set_by_layer(options: Mapping[str, Any], layer: str, *names: str) -> None:
+  """Raises TypeError for an option of `RecurrentLayer` that a layer sets.
+
+  Args:
+    options: those that the layer passes on, by name.
+    layer: the layer's name.
+    *names: of options that it sets itself.
+  """
+  for name in names:
+    if name in options:
+      raise TypeError(
+          f'{layer} has no argument {name!r}: it sets {name} itself;'
+          f' help(rnnzoo.{layer}) lists its options.'
+      )
 
 
 def positive(value: object, label: str) -> None:

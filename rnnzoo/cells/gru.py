@@ -108,6 +108,7 @@ class GRU(recurrent.RecurrentLayer[carries.HiddenCarry]):
       rngs: nnx.Rngs,
       **options: Unpack[_Options],
   ):
+    settings.set_by_layer(options, 'GRU', 'cell_params')
     settings.size(features, 'features')
     checks.floating(param_dtype, 'param_dtype')
     recurrent_bias = nnx.Param(jnp.zeros((features,), param_dtype))

@@ -74,6 +74,9 @@ class IndRNN(recurrent.RecurrentLayer[carries.HiddenCarry]):
       rngs: nnx.Rngs,
       **options: Unpack[_Options],
   ):
+    settings.set_by_layer(
+        options, 'IndRNN', 'num_heads', 'recurrent_kernel_init'
+    )
     settings.size(features, 'features')
     settings.interval(recurrent_range, 'recurrent_range')
     super().__init__(

@@ -182,6 +182,9 @@ class IRevRNN(recurrent.RecurrentLayer[IRevRNNCarry]):
       rngs: nnx.Rngs,
       **options: Unpack[_Options],
   ):
+    settings.set_by_layer(
+        options, 'IRevRNN', 'num_heads', 'recurrent_kernel_init', 'cell_params'
+    )
     settings.size(features, 'features')
     settings.positive(inner_steps, 'inner_steps')
     settings.within(inner_steps, 'inner_steps', most=_MOST_STEPS)

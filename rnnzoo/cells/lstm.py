@@ -135,6 +135,7 @@ class LSTM(recurrent.RecurrentLayer[LSTMCarry]):
             f' forget_bias={forget_bias} shifts; give one of them.'
         )
       forget_init = initializers.chrono(chrono_steps)
+    settings.bias_of_gate(forget_bias, options)
     super().__init__(
         LSTMCell(),
         in_features,

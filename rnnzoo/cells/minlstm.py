@@ -110,6 +110,7 @@ class MinLSTM(recurrent.RecurrentLayer[carries.HiddenCarry]):
       **options: Unpack[_Options],
   ):
     settings.within(forget_bias, 'forget_bias')
+    settings.bias_of_gate(forget_bias, options)
     super().__init__(
         MinLSTMCell(candidate),
         in_features,

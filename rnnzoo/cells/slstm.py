@@ -223,6 +223,7 @@ class SLSTM(recurrent.RecurrentLayer[SLSTMCarry]):
       rngs: nnx.Rngs,
       **options: Unpack[_Options],
   ):
+    settings.set_by_layer(options, 'SLSTM', 'bias_init')
     cell = make_cell(max_forget, min_normalizer)
     forget = forget_bias(num_heads, block_index, num_blocks)
     zeros = initializers.zeros

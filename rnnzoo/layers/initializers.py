@@ -76,12 +76,20 @@ def chrono(steps: int) -> Initializer:
 
 
 def shifted(init: Initializer, offset: float) -> Initializer:
-  """Returns an initialiser that adds `offset` to the values of `init`."""
+  """Returns an initialiser that adds `offset` to the values of `init`.
+
+  Metadata of `nnx.with_partitioning` and `nnx.with_metadata` is kept.
+  """
+
+  def add(value):
+    return value + offset if hasattr(value, 'dtype') else value
 
   def shifted_init(key, shape, dtype=None, out_sharding=None):
     del out_sharding
     value = init(key, shape, dtype)
-    return value + offset if hasattr(value, 'dtype') else value
+    if isinstance(value, nnx.VariableMetadata):
+      return dataclasses.replace(value, raw_value=add(value.raw_value))
+    return add(value)
 
   return shifted_init
 

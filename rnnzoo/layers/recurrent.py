@@ -160,6 +160,14 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
     checks.floating(param_dtype, 'param_dtype')
     if dtype is not None:
       checks.floating(dtype, 'dtype')
+    _check_kernel_options(
+        cell,
+        recurrent_kernel_init=None
+        if recurrent_kernel_init is initializers.orthogonal
+        else recurrent_kernel_init,
+        recurrent_structure=recurrent_structure,
+        max_abs=max_abs,
+    )
     selection.check_implementation(implementation)
     recurrent_gradient_clip = checks.recurrent_gradient(
         cell, recurrent_gradient_clip, stop_recurrent_gradient
@@ -640,6 +648,22 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
   def _check_carry(self, carry: Carry, batch_shape, label: str) -> Carry:
     expected = (*batch_shape, self.out_features)
     return checks.carry(self.cell.carry_names, carry, expected, label)
+
+
+def _check_kernel_options(cell: cell_lib.Cell, **options: Any) -> None:
+  """Raises ValueError for an option of R where the cell has none.
+
+  Args:
+    cell: the equations.
+    **options: by name; None for one that was not given.
+  """
+  for name, value in options.items():
+    if value is not None and not cell.recurrent_gates:
+      raise ValueError(
+          f'{type(cell).__name__} has no recurrent kernel, so there is nothing'
+          f' for {name} to act on; got {name}={value!r}. Leaving {name} out'
+          ' would work.'
+      )
 
 
 def _check_cell_params(given: Mapping[str, nnx.Variable] | None) -> None:

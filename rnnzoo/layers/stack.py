@@ -278,14 +278,17 @@ class Stack(sequence_layer.SequenceLayer):
 def _batch_norm(norm, y, valid, use_running_average) -> Array:
   """Normalises over batch and time; a batch without a valid step is no batch.
 
-  Its statistics are NaN and would stay in the running averages.
+  Its statistics would be NaN, stay in the running averages and make gradients
+  NaN.
   """
+  if use_running_average or 0 in y.shape:
+    return norm(y, use_running_average=True)
+  if valid is None:
+    return norm(y, use_running_average=False)
   before = norm.mean[...], norm.var[...]
-  statistics = None if valid is None else valid[..., None]
-  y = norm(y, use_running_average=use_running_average, mask=statistics)
-  if use_running_average or (valid is None and y.size):
-    return y
-  is_batch = jnp.any(valid) if valid is not None else jnp.asarray(False)
+  is_batch = jnp.any(valid)
+  statistics = (valid | ~is_batch)[..., None]
+  y = norm(y, use_running_average=False, mask=statistics)
   norm.mean[...] = jnp.where(is_batch, norm.mean[...], before[0])
   norm.var[...] = jnp.where(is_batch, norm.var[...], before[1])
   return y

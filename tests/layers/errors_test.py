@@ -80,12 +80,52 @@ class ConstructorTest(parameterized.TestCase):
           {'stop_recurrent_gradient': True},
           'no recurrent gates.* got stop_recurrent_gradient=True',
       ),
+      ('MinGRU', {'max_abs': 0.5}, 'no recurrent kernel.*max_abs=0.5'),
+      (
+          'MinLSTM',
+          {'recurrent_kernel_init': jax.nn.initializers.zeros},
+          'MinLSTMCell has no recurrent kernel.*recurrent_kernel_init to act',
+      ),
+      (
+          'MinGRU',
+          {'recurrent_structure': jnp.negative},
+          'no recurrent kernel.* Leaving recurrent_structure out would work',
+      ),
+      (
+          'LSTM',
+          {'forget_bias': 1.0, 'use_bias': False},
+          'forget_bias=1.0 needs use_bias=True',
+      ),
+      (
+          'MinLSTM',
+          {'forget_bias': -1.0, 'use_bias': False},
+          'forget_bias=-1.0 needs use_bias=True',
+      ),
       ('SLSTM', {'block_index': 2}, r'\[0, num_blocks\).*=2 and num_blocks=1'),
       ('IRevRNN', {'inner_steps': 2**31}, 'up to 1000'),
   )
   def test_option(self, layer, options, message):
     with self.assertRaisesRegex(ValueError, message):
       make(rnnzoo.LAYERS[layer], **options)
+
+  @parameterized.parameters(
+      ('IndRNN', 'num_heads'),
+      ('IndRNN', 'recurrent_kernel_init'),
+      ('IRevRNN', 'num_heads'),
+      ('IRevRNN', 'recurrent_kernel_init'),
+      ('IRevRNN', 'cell_params'),
+      ('AGRU', 'recurrent_kernel_init'),
+      ('AGRU', 'recurrent_structure'),
+      ('AGRU', 'cell_params'),
+      ('AntisymmetricRNN', 'recurrent_kernel_init'),
+      ('AntisymmetricRNN', 'recurrent_structure'),
+      ('SLSTM', 'bias_init'),
+      ('GRU', 'cell_params'),
+  )
+  def test_option_that_the_layer_sets(self, layer, option):
+    message = f"{layer} has no argument '{option}': it sets .* itself"
+    with self.assertRaisesRegex(TypeError, message):
+      make(rnnzoo.LAYERS[layer], **{option: 1})
 
   @parameterized.parameters('cuda', ((),), (('scan', 'cuda'),), (['cuda'],))
   def test_implementation(self, implementation):

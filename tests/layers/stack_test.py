@@ -317,6 +317,24 @@ class NormTest(parameterized.TestCase):
     np.testing.assert_array_equal(stack.norms[0].mean[...], 0)
     np.testing.assert_array_equal(stack.norms[0].var[...], 1)
 
+  @parameterized.parameters(
+      ((2, 3), True), ((0, 3), False), ((2, 0), False), ((0, 3), True)
+  )
+  def test_batch_without_a_valid_step_has_finite_gradients(self, lead, padded):
+    stack = self.fresh(num_layers=2)
+    lengths = jnp.zeros(lead[:1], int) if padded else None
+
+    def loss(stack, x):
+      carry, y = stack.unroll(x, seq_lengths=lengths, rngs=nnx.Rngs(1))
+      return sum(jnp.sum(z) for z in jax.tree.leaves((carry, y)))
+
+    gradients = nnx.grad(loss, argnums=(0, 1))(stack, jnp.ones((*lead, IN)))
+    for gradient in jax.tree.leaves(gradients):
+      equal(gradient, 0)
+    for norm in stack.norms:
+      equal(norm.mean[...], 0)
+      equal(norm.var[...], 1)
+
   @parameterized.parameters('layer', 'batch')
   def test_keeps_the_dtype(self, norm):
     stack = rnnzoo.Stack(
