@@ -136,6 +136,10 @@ _ELSEWHERE = {
 }
 
 
+# XLA and the loops of JAX count in int32.
+_GREATEST = 2**31 - 1
+
+
 def no_more(unknown: Mapping[str, Any], layer: str) -> None:
   """Raises TypeError if options are left that no layer has.
 
@@ -153,10 +157,14 @@ def no_more(unknown: Mapping[str, Any], layer: str) -> None:
 
 
 def positive(value: object, label: str) -> None:
-  """Raises ValueError unless `value` is an int of at least 1."""
+  """Raises ValueError unless `value` is an int from 1 to 2^31 - 1."""
   is_int = isinstance(value, numbers.Integral) and not isinstance(value, bool)
   if not is_int or value < 1:  # type: ignore[operator]
     raise ValueError(f'{label} must be a positive int, got {value!r}.')
+  if value > _GREATEST:  # type: ignore[operator]
+    raise ValueError(
+        f'{label} must be a positive int up to {_GREATEST}, got {value!r}.'
+    )
 
 
 def heads(features: int, num_heads: int, has_kernel: bool) -> None:

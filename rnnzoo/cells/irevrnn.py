@@ -183,8 +183,8 @@ class IRevRNN(recurrent.RecurrentLayer[IRevRNNCarry]):
       **options: Unpack[_Options],
   ):
     settings.positive(features, 'features')
-    settings.positive(inner_steps, 'inner_steps')
     settings.within(inner_steps, 'inner_steps', most=_MOST_STEPS)
+    settings.positive(inner_steps, 'inner_steps')
     settings.interval(recurrent_range, 'recurrent_range')
     settings.within(inner_scale, 'inner_scale', least=0)
     checks.floating(param_dtype, 'param_dtype')

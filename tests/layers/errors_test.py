@@ -42,6 +42,15 @@ class ConstructorTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, message):
       make(rnnzoo.LAYERS[layer], IN, features)
 
+  @parameterized.product(
+      layer=tuple(rnnzoo.LAYERS),
+      sizes=((IN, 2**31), (IN, 10**30), (2**31, 4), (10**30, 4)),
+  )
+  def test_size_beyond_int32(self, layer, sizes):
+    message = f'must be a positive int up to 2147483647, got {max(sizes)}'
+    with self.assertRaisesRegex(ValueError, message):
+      make(rnnzoo.LAYERS[layer], *sizes)
+
   @parameterized.parameters(
       ('GRU', {'num_heads': 3}, 'divisible by num_heads.*=4 and num_heads=3'),
       ('GRU', {'num_heads': 0}, 'num_heads must be a positive int, got 0'),
@@ -90,6 +99,7 @@ class ConstructorTest(parameterized.TestCase):
 
   @parameterized.parameters(
       ({'num_layers': 0}, 'num_layers must be a positive int, got 0'),
+      ({'num_layers': 10**30}, 'num_layers must be .* up to 2147483647'),
       ({'dropout_rate': 1.0}, r'dropout_rate must be in \[0, 1\), got 1.0'),
       ({'norm': 'group'}, "norm must be one of .*'batch'.*, got 'group'"),
   )
