@@ -101,9 +101,16 @@ def plot(result: Row) -> figures.Figure:
 
 def main() -> None:
   """Plots each file."""
+  if not sys.argv[1:]:
+    sys.exit('sweeps.py: name a result, as in sweeps.py runs/benchmark.json')
   for name in sys.argv[1:]:
     path = pathlib.Path(name)
-    figure = plot(json.loads(path.read_text(encoding='utf-8')))
+    try:
+      figure = plot(json.loads(path.read_text(encoding='utf-8')))
+    except OSError as error:
+      sys.exit(f'sweeps.py: {error}')
+    except (AttributeError, KeyError, TypeError, ValueError):
+      sys.exit(f"sweeps.py: {name!r} is not a benchmark's result")
     figure.savefig(path.with_suffix('.png'), dpi=110)
     print(path.with_suffix('.png'))
 

@@ -50,7 +50,7 @@ class ShortConvolution(nnx.Module):
       width: how many steps, this one included.
       rngs: `nnx.Rngs` that the kernel is drawn from, U(-1, 1) / sqrt(width).
     """
-    settings.size(features, 'features')
+    settings.positive(features, 'features')
     settings.positive(width, 'width')
     bound = width**-0.5
     self.kernel = nnx.Param(
@@ -247,14 +247,14 @@ class LanguageModel(nnx.Module):
     settings.dropout_rate(dropout_rate)
     base = sequence_layer.SequenceLayer
     settings.factories([make_layer], base, 'make_layer')
-    settings.size(num_tokens, 'num_tokens')
-    settings.size(features, 'features')
+    settings.positive(num_tokens, 'num_tokens')
+    settings.positive(features, 'features')
     settings.positive(num_blocks, 'num_blocks')
     initializers.check_rngs(rngs, 'params', required=True)
     if mlp is not None and mlp not in MLPS:
       raise ValueError(f'mlp must be one of {MLPS} or None; got {mlp!r}')
     if mlp_features is not None:
-      settings.size(mlp_features, 'mlp_features')
+      settings.positive(mlp_features, 'mlp_features')
       if mlp is None:
         raise ValueError(f'mlp_features={mlp_features} needs an mlp')
     if conv_width != 0:

@@ -66,10 +66,10 @@ class SequenceModel(nnx.Module):
     """
     settings.boolean(every_step, 'every_step')
     _check_backbone(backbone, every_step, type(self).__name__)
-    settings.size(out_features, 'out_features')
+    settings.positive(out_features, 'out_features')
     initializers.check_rngs(rngs, 'params', required=True)
     if num_tokens is not None:
-      settings.size(num_tokens, 'num_tokens')
+      settings.positive(num_tokens, 'num_tokens')
       self.embedding = nnx.Embed(num_tokens, backbone.in_features, rngs=rngs)
     self.backbone = backbone
     self.head = nnx.Linear(backbone.out_features, out_features, rngs=rngs)
@@ -162,7 +162,7 @@ class SequenceClassifier(SequenceModel):
       ValueError: the backbone is no layer, or runs in both directions, or
         another argument is not valid.
     """
-    settings.size(num_classes, 'num_classes')
+    settings.positive(num_classes, 'num_classes')
     super().__init__(backbone, num_classes, rngs=rngs)
 
 

@@ -117,7 +117,7 @@ class ScannedRNN(nnx.Module):
     Raises:
       ValueError: a size is not a positive int, or the layer cannot be made.
     """
-    settings.size(hidden_size, 'hidden_size')
+    settings.positive(hidden_size, 'hidden_size')
     settings.factories([layer], sequence_layer.SequenceLayer)
     is_tuple = isinstance(batch_size, (tuple, list))
     batch_shape = checks.shape(

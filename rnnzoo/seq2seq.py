@@ -142,7 +142,7 @@ class Seq2Seq(nnx.Module):
         (num_source_tokens, 'num_source_tokens'),
         (num_target_tokens, 'num_target_tokens'),
     ):
-      settings.size(size, name)
+      settings.positive(size, name)
     initializers.check_rngs(rngs, 'params', required=True)
     context = encoder.out_features
     embed_features = decoder.in_features - context
@@ -163,7 +163,7 @@ class Seq2Seq(nnx.Module):
     self.has_attention = attention_features is not None
     self.has_bridge = self.has_attention or context != features
     if attention_features is not None:
-      settings.size(attention_features, 'attention_features')
+      settings.positive(attention_features, 'attention_features')
       self.attention = attention.AdditiveAttention(
           features, context, attention_features, **make
       )

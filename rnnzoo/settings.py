@@ -150,6 +150,10 @@ _ELSEWHERE = {
 }
 
 
+# XLA and the loops of JAX count elements of an axis and steps in int32.
+_GREATEST = 2**31 - 1
+
+
 def no_more(unknown: Mapping[str, Any], layer: str) -> None:
   """Raises TypeError if options are left that no layer has.
 
@@ -183,23 +187,18 @@ def set_by_layer(options: Mapping[str, Any], layer: str, *names: str) -> None:
 
 
 def positive(value: object, label: str) -> None:
-  """Raises ValueError unless `value` is an int of at least 1."""
+  """Raises ValueError unless `value` is an int from 1 to 2^31 - 1."""
   is_int = isinstance(value, numbers.Integral) and not isinstance(value, bool)
   if not is_int or value < 1:  # type: ignore[operator]
     raise ValueError(f'{label} must be a positive int, got {value!r}.')
+  if value > _GREATEST:  # type: ignore[operator]
+    raise ValueError(
+        f'{label} must be a positive int up to {_GREATEST}, got {value!r}.'
+    )
 
 
-# Most elements of an axis, which int32 counts, and of an array. XLA aborts the
-# process where int64 cannot count an array's elements.
-_MOST_SIZE = 2**31 - 1
+# XLA aborts the process where int64 cannot count an array's elements.
 _MOST_NUMBERS = 2**48
-
-
-def size(value: object, label: str) -> None:
-  """Raises ValueError unless `value` is an int that an axis can have."""
-  positive(value, label)
-  if value > _MOST_SIZE:  # type: ignore[operator]
-    raise ValueError(f'{label} must be at most {_MOST_SIZE}, got {value!r}.')
 
 
 def numbers_of(shape: Sequence[int], label: str) -> None:
@@ -219,7 +218,7 @@ def heads(features: int, num_heads: int, has_kernel: bool) -> None:
     num_heads: as a layer was given it.
     has_kernel: whether there is a recurrent kernel to divide.
   """
-  size(features, 'features')
+  positive(features, 'features')
   positive(num_heads, 'num_heads')
   if features % num_heads:
     raise ValueError(

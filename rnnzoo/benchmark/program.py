@@ -23,6 +23,7 @@ recurrent kernel, and x or the input gates.
 import dataclasses
 import itertools
 import json
+import math
 import operator
 import os
 import pathlib
@@ -79,7 +80,10 @@ _RESUME = flags.DEFINE_bool(
     'resume', False, 'Keep rows that the file has of this commit and machine.'
 )
 _TIME_LIMIT = flags.DEFINE_float(
-    'time_limit', float('inf'), 'Seconds after which no case is begun.'
+    'time_limit',
+    float('inf'),
+    'Seconds after which no case is begun; --resume goes on.',
+    lower_bound=0,
 )
 _COMPILE_THREADS = flags.DEFINE_integer(
     'compile_threads', None, 'Threads that compile.', lower_bound=1
@@ -107,6 +111,8 @@ def parse_flags(argv: list[str]) -> list[str]:
     _give_up(error)
   if rest[1:]:
     _give_up(f'unknown argument {rest[1]!r}; options are --name=value')
+  if math.isnan(_TIME_LIMIT.value):
+    _give_up('flag --time_limit=nan: a number of seconds would work, as in 450')
   for path in (_OUTPUT.value, _PLOT_FROM.value or 'x.json'):
     if pathlib.Path(path).suffix != '.json':
       _give_up(f'{path!r} must be the name of a .json file')
@@ -184,8 +190,14 @@ def main(unused_argv: list[str]) -> int:
   watchdog = watchdog_lib.Watchdog(_TIMEOUT.value, save_hanging)
   table = report.Table(case.label for case in selected)
   titles = {(case.shape_name, case.dtype): case.title for case in selected}
-  in_time = lambda _: time.monotonic() < start + _TIME_LIMIT.value
-  cases = itertools.takewhile(in_time, selected)
+  begun = []
+
+  def begin(case: cases_lib.Case) -> bool:
+    in_time = time.monotonic() < start + _TIME_LIMIT.value
+    begun.extend([case] * in_time)
+    return in_time
+
+  cases = itertools.takewhile(begin, selected)
   for row in suite.measure(cases, timer, watchdog):
     table.title(titles[row['shape'], row['dtype']])
     if 'gb_per_s' in row:
@@ -195,6 +207,12 @@ def main(unused_argv: list[str]) -> int:
     # A run that is cut off has lost nothing.
     report.write(result, output)
   report.write(result, output)
+  if left := len(selected) - len(begun):
+    print(
+        f'--time_limit={_TIME_LIMIT.value:g}: {left} of {len(selected)} cases'
+        ' were not begun; --resume goes on with them',
+        file=sys.stderr,
+    )
   print(sweeps.summary(result['rows']) + output)
   if repeats:
     try:

@@ -109,7 +109,7 @@ class GRU(recurrent.RecurrentLayer[carries.HiddenCarry]):
       **options: Unpack[_Options],
   ):
     settings.set_by_layer(options, 'GRU', 'cell_params')
-    settings.size(features, 'features')
+    settings.positive(features, 'features')
     checks.floating(param_dtype, 'param_dtype')
     recurrent_bias = nnx.Param(jnp.zeros((features,), param_dtype))
     super().__init__(

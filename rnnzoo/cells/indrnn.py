@@ -77,7 +77,7 @@ class IndRNN(recurrent.RecurrentLayer[carries.HiddenCarry]):
     settings.set_by_layer(
         options, 'IndRNN', 'num_heads', 'recurrent_kernel_init'
     )
-    settings.size(features, 'features')
+    settings.positive(features, 'features')
     settings.interval(recurrent_range, 'recurrent_range')
     super().__init__(
         elman.ElmanCell(activation),

@@ -185,9 +185,9 @@ class IRevRNN(recurrent.RecurrentLayer[IRevRNNCarry]):
     settings.set_by_layer(
         options, 'IRevRNN', 'num_heads', 'recurrent_kernel_init', 'cell_params'
     )
-    settings.size(features, 'features')
-    settings.positive(inner_steps, 'inner_steps')
+    settings.positive(features, 'features')
     settings.within(inner_steps, 'inner_steps', most=_MOST_STEPS)
+    settings.positive(inner_steps, 'inner_steps')
     settings.interval(recurrent_range, 'recurrent_range')
     settings.within(inner_scale, 'inner_scale', least=0)
     checks.floating(param_dtype, 'param_dtype')

@@ -55,8 +55,6 @@ class AssociativeScan:
   def __post_init__(self):
     settings.within(self.tolerance, 'tolerance', least=0, most=1)
     settings.positive(self.max_iterations, 'max_iterations')
-    most = 2**31 - 1  # They are counted in int32.
-    settings.within(self.max_iterations, 'max_iterations', most=most)
     if self.jacobian is not None:
       settings.choice(self.jacobian, ('exact', 'diagonal'), 'jacobian')
     if self.window is not None:

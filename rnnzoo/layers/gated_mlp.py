@@ -53,7 +53,7 @@ def width(mlp_features: int | None, features: int, residual: bool) -> int:
   if mlp_features is None:
     return 64 * math.ceil(1.3 * features / 64) * residual
   if mlp_features != 0 or isinstance(mlp_features, bool):
-    settings.size(mlp_features, 'mlp_features')
+    settings.positive(mlp_features, 'mlp_features')
     if not residual:
       raise ValueError('The MLP needs residual=True, got residual=False.')
   return mlp_features

@@ -155,7 +155,7 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
     settings.boolean(learn_initial_carry, 'learn_initial_carry')
     if max_abs is not None:
       settings.within(max_abs, 'max_abs', above=0)
-    settings.size(in_features, 'in_features')
+    settings.positive(in_features, 'in_features')
     settings.heads(features, num_heads, cell.recurrent_gates > 0)
     checks.floating(param_dtype, 'param_dtype')
     if dtype is not None:

@@ -116,7 +116,7 @@ class SLSTMBlock(rows.RowLayer):
       of the appendix.
     """
     settings.no_more(unknown, type(self).__name__)
-    settings.size(in_features, 'in_features')
+    settings.positive(in_features, 'in_features')
     settings.heads(features, num_heads, has_kernel=True)
     if in_features != features:
       raise ValueError(

@@ -7,6 +7,7 @@ without a trace. `--verbosity=0` logs the trace as well.
 from collections.abc import Callable, Mapping
 import contextlib
 import pathlib
+import re
 import sys
 from typing import Any
 
@@ -133,6 +134,9 @@ def parse_flags(argv: list[str]) -> list[str]:
   # The program prints what matters; libraries log much besides.
   logging.get_absl_logger().setLevel('ERROR')
   configs.make_importable()
+  given = [arg for arg in argv if re.match('--?config(=|$)', arg)]
+  if len(given) > 1:
+    endings.give_up(f'--config is given {len(given)} times; pass it once')
   try:
     rest = flags.FLAGS(_with_paths(argv))
   except Exception as error:  # The config's file may raise any.

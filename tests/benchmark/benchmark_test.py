@@ -387,6 +387,8 @@ sys.exit(program.main(program.parse_flags([
         '--suite=cell': 'cells',
         '--layers=linear_scan': "the suite 'cells' has Elman",
         '--no_such_flag': 'no_such_flag',
+        '--time_limit=-1': 'time_limit',
+        '--time_limit=nan': 'a number of seconds would work',
         'GRU': "unknown argument 'GRU'",
         '--output=x.txt': 'must be the name of a .json file',
         '--plot_from=nowhere.json': "there is no file 'nowhere.json'",
@@ -408,6 +410,17 @@ sys.exit(program.main(program.parse_flags([
     )
     self.assertEqual(ended.returncode, 2)
     self.assertLen(ended.stderr.splitlines(), 1)
+
+  def test_help_lists_the_flags(self):
+    ended = subprocess.run(
+        [sys.executable, '-m', 'rnnzoo.benchmark', '--help'],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    for flag in ('--suite', '--shape:', '--time_limit', '--[no]resume'):
+      self.assertIn(flag, ended.stdout)
 
   def test_rows_are_kept_as_they_come_and_resumed(self):
     path = self.output()

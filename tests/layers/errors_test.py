@@ -42,14 +42,19 @@ class ConstructorTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, message):
       make(rnnzoo.LAYERS[layer], IN, features)
 
-  @parameterized.parameters(
-      ((IN, 10**30), 'features must be at most 2147483647, got 10{30}'),
-      ((2**31, FEATURES), 'in_features must be at most 2147483647'),
-      ((2**31 - 1,) * 2, r'kernel_init must have at most 2\^48 numbers'),
+  @parameterized.product(
+      layer=tuple(rnnzoo.LAYERS),
+      sizes=((IN, 2**31), (IN, 10**30), (2**31, 4), (10**30, 4)),
   )
-  def test_sizes(self, sizes, message):
+  def test_size_beyond_int32(self, layer, sizes):
+    message = f'must be a positive int up to 2147483647, got {max(sizes)}'
     with self.assertRaisesRegex(ValueError, message):
-      make(rnnzoo.MinGRU, *sizes)
+      make(rnnzoo.LAYERS[layer], *sizes)
+
+  def test_parameter_beyond_any_memory(self):
+    message = r'kernel_init must have at most 2\^48 numbers'
+    with self.assertRaisesRegex(ValueError, message):
+      make(rnnzoo.MinGRU, 2**31 - 1, 2**31 - 1)
 
   @parameterized.parameters(
       ('GRU', {'num_heads': 3}, 'divisible by num_heads.*=4 and num_heads=3'),
@@ -139,6 +144,7 @@ class ConstructorTest(parameterized.TestCase):
 
   @parameterized.parameters(
       ({'num_layers': 0}, 'num_layers must be a positive int, got 0'),
+      ({'num_layers': 10**30}, 'num_layers must be .* up to 2147483647'),
       ({'dropout_rate': 1.0}, r'dropout_rate must be in \[0, 1\), got 1.0'),
       ({'norm': 'group'}, "norm must be one of .*'batch'.*, got 'group'"),
   )

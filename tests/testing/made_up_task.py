@@ -16,7 +16,9 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 
 def base_config() -> ml_collections.ConfigDict:
-  return importlib.import_module('configs.base_smnist').get_config()
+  config = importlib.import_module('configs.base_smnist').get_config()
+  config.optimizer.update(plateau_floor=0.0, plateau_min_delta=0.0)
+  return config
 
 
 class SignTask(classification.Classification):

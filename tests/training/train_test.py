@@ -330,6 +330,7 @@ class ErrorsTest(absltest.TestCase):
         ((config, '--config.optimizer=3'), 'not a dict'),
         ((config, '--config.seed.x=3'), 'no field .*seed.x'),
         ((config, '--config.a b=3'), "parse 'a b'"),
+        ((config, config), '--config is given 2 times; pass it once'),
         (('--config.num_epochs=3', config), 'before a value for --config'),
         ((config, '--flagfile=/no/where'), 'flagfile.*/no/where'),
         ((config, '--config.model.options.GRUU.a=3'), 'no field GRUU'),
