@@ -136,7 +136,8 @@ def _pallas(reverse: bool, over, operands, options=None):
   *arrays, reset = operands
   selection.check_known(arrays[1].shape)
   a, b, h0 = selection.for_kernel(tuple(arrays))
-  return pallas_kernels.linear_scan(a, b, h0, reset=reset, reverse=reverse)
+  with selection.in_reverse_mode():
+    return pallas_kernels.linear_scan(a, b, h0, reset=reset, reverse=reverse)
 
 
 def _by_xla(solve, reverse: bool, over, operands, options=None):

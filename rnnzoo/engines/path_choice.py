@@ -58,14 +58,20 @@ def noted() -> Iterator[list[Choice]]:
 
 
 def marked(x: jax.Array, implementation: selection.Implementation) -> jax.Array:
-  """Returns x; see `platforms.without_kernels`, where a kernel may be missed.
+  """Returns x, marked where a program may be compiled for a wrong platform.
+
+  `platforms.without_kernels` and `platforms.kernels_alone` say which.
 
   Args:
     x: inputs of a recurrence.
     implementation: as for `rnnzoo.unroll`.
   """
-  if implementation is None and targets.platform() == 'cpu':
-    return platforms.without_kernels(x)
+  if implementation is None:
+    on_cpu = targets.platform() == 'cpu'
+    return platforms.without_kernels(x) if on_cpu else x
+  names = selection.names(implementation, linear=False)
+  if [selection.name_of(name) for name in names] == ['pallas']:
+    return platforms.kernels_alone(x)
   return x
 
 

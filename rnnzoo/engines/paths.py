@@ -233,19 +233,20 @@ def pallas(
           operands.restart,
       )
   )
-  return pallas_kernels.recurrence(
-      cell,
-      params,
-      inputs.x,
-      recurrent_kernel,
-      carry,
-      input_kernel=inputs.input_kernel,
-      bias=inputs.bias,
-      restart=restart,
-      reset=reset,
-      mask=mask,
-      call=call,
-  )
+  with selection.in_reverse_mode():
+    return pallas_kernels.recurrence(
+        cell,
+        params,
+        inputs.x,
+        recurrent_kernel,
+        carry,
+        input_kernel=inputs.input_kernel,
+        bias=inputs.bias,
+        restart=restart,
+        reset=reset,
+        mask=mask,
+        call=call,
+    )
 
 
 def _swap(tree, call: Call):

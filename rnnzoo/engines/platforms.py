@@ -12,7 +12,8 @@ Second derivatives and forward mode are those of the other function: a kernel
 has none.
 
 A program that was traced where no GPU is known has no kernels, on any platform;
-`without_kernels` says so where it is compiled for CUDA.
+`without_kernels` says so where it is compiled for CUDA. A program of kernels
+alone cannot be compiled for several platforms; `kernels_alone` says so.
 """
 
 from collections.abc import Callable, Sequence
@@ -42,6 +43,15 @@ def without_kernels(x: jax.Array) -> jax.Array:
       no kernel could be planned.
   """
   return _without_kernels_p.bind(x)
+
+
+def kernels_alone(x: jax.Array) -> jax.Array:
+  """Returns x; compiling for several platforms raises NotImplementedError.
+
+  Args:
+    x: an array of a recurrence that only a kernel may run.
+  """
+  return _kernels_alone_p.bind(x)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -274,9 +284,21 @@ ad.primitive_jvps[_by_platform_p] = _jvp
 batching.fancy_primitive_batchers[_by_platform_p] = _batch
 
 
-_without_kernels_p = core.Primitive('without_kernels')
-_without_kernels_p.def_impl(lambda x: x)
-_without_kernels_p.def_abstract_eval(lambda x: x)
+def _marker(name: str) -> core.Primitive:
+  """Returns a primitive that returns its argument."""
+  marker = core.Primitive(name)
+  marker.def_impl(lambda x: x)
+  marker.def_abstract_eval(lambda x: x)
+  ad.deflinear2(marker, lambda d, x: [d])
+  batching.primitive_batchers[marker] = lambda args, axes: (
+      marker.bind(*args),
+      axes[0],
+  )
+  return marker
+
+
+_without_kernels_p = _marker('without_kernels')
+_kernels_alone_p = _marker('kernels_alone')
 
 
 def _warn_on_cuda(context, x):
@@ -289,10 +311,17 @@ def _warn_on_cuda(context, x):
   return [x]
 
 
+def _refuse_several(context, x):
+  platforms = context.module_context.platforms
+  if len(platforms) > 1:
+    raise NotImplementedError(
+        "implementation='pallas' compiles for CUDA alone, got the platforms"
+        f' {tuple(platforms)}. implementation=None keeps the kernels for CUDA'
+        " and has another path for the rest; 'scan' runs everywhere."
+    )
+  return [x]
+
+
 mlir.register_lowering(_without_kernels_p, lambda context, x: [x])
 mlir.register_lowering(_without_kernels_p, _warn_on_cuda, platform='cuda')
-ad.deflinear2(_without_kernels_p, lambda d, x: [d])
-batching.primitive_batchers[_without_kernels_p] = lambda args, axes: (
-    _without_kernels_p.bind(*args),
-    axes[0],
-)
+mlir.register_lowering(_kernels_alone_p, _refuse_several)

@@ -4,7 +4,8 @@ Where a GPU is there and its kernels are passed over, a warning says why, once:
 the paths that remain can be tens of times slower.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+import contextlib
 import dataclasses
 import functools
 from typing import Any
@@ -156,18 +157,31 @@ def check_known(shape: Sequence[int]) -> None:
     )
 
 
+_REVERSE_MODE_ONLY = (
+    "implementation='pallas' has derivatives in reverse mode only (jax.grad,"
+    " jax.vjp). implementation='scan' has forward mode too (jax.jvp,"
+    " jax.linearize, jax.hessian), and so has 'associative_scan'."
+)
+
+
 def for_kernel(arrays: Any) -> Any:
   """Returns the arrays for a GPU kernel, which has no forward mode.
 
   Outside of `jax.jit`, `jax.jvp` raises here, and the next path is tried. In
   it, forward and reverse mode look the same until the program is compiled.
   """
-  reason = (
-      "implementation='pallas' has derivatives in reverse mode only (jax.grad,"
-      " jax.vjp). implementation='scan' has forward mode too (jax.jvp,"
-      " jax.linearize, jax.hessian), and so has 'associative_scan'."
-  )
-  return derivatives.in_reverse_mode_only(reason, arrays)
+  return derivatives.in_reverse_mode_only(_REVERSE_MODE_ONLY, arrays)
+
+
+@contextlib.contextmanager
+def in_reverse_mode() -> Iterator[None]:
+  """Around a kernel: where JAX refuses forward mode, it says what has it."""
+  try:
+    yield
+  except TypeError as error:
+    if 'custom_vjp' not in str(error):
+      raise
+    raise NotImplementedError(_REVERSE_MODE_ONLY) from error
 
 
 def is_first(name: str, implementation: Implementation) -> bool:

@@ -121,6 +121,21 @@ class PlatformsTest(parameterized.TestCase):
     f, _ = gradient(make_layer(name, 'scan'))
     self.assertLess(largest_difference(on_cpu, jax.jit(f)(params, x)), 1e-5)
 
+  def test_kernels_alone(self):
+    if not abstract_gpu.RUNS:
+      return
+    x = inputs(batch=1, time=2)
+    f, params = gradient(make_layer('MinGRU', 'pallas'))
+    with abstract_gpu.device(self, 'NVIDIA H200'):
+      traced = jax.jit(f).trace(params, x)
+      self.assertIn(
+          '@mosaic_gpu', traced.lower(lowering_platforms=('cuda',)).as_text()
+      )
+      with self.assertRaisesRegex(NotImplementedError, 'for CUDA alone.*None'):
+        traced.lower(lowering_platforms=('cpu', 'cuda'))
+      with self.assertRaisesRegex(NotImplementedError, 'reverse mode.*scan'):
+        jax.jit(jax.hessian(lambda x: f(params, x)[0][0])).trace(x)
+
   @pytest.mark.slow
   def test_both_directions(self):
     if not abstract_gpu.RUNS:
