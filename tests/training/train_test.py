@@ -60,6 +60,8 @@ class Finder:
     if name == {module!r}:
       os.kill(os.getpid(), signal.SIGINT)
 
+# A process that a shell started in the background ignores it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.meta_path.insert(0, Finder())
 runpy.run_path('train.py', run_name='__main__')
 """
