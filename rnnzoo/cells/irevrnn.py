@@ -79,7 +79,9 @@ class IRevRNNCell(cell.Cell):
       return None
     # The inner steps add to h and c what an earlier guess says.
     (h,), (_, c) = h_gates, carry
-    h, c = self._inner(params, h, c)
+    # As a loop: of all steps of time, XLA would keep R arrays.
+    body = lambda state, weights: (self._inner_step(*state, *weights), None)
+    (h, c), _ = jax.lax.scan(body, (h, c), (params['a'], params['b']))
     _, c = solve(lambda carry: carry[1], 1, c - carry[1])
     _, h = solve(
         lambda carry: carry[0], diagonal[0], x_gates[0] + h - h_gates[0], 0
@@ -88,11 +90,14 @@ class IRevRNNCell(cell.Cell):
 
   def _inner(self, params, h, c):
     """Returns (hᴿ, cᴿ) from (h⁰, c⁰)."""
-    phi = ACTIVATIONS[self.inner_activation]
     for a, b in zip(params['a'], params['b'], strict=True):
-      c = c + a * phi(h)
-      h = h + b * phi(c)
+      h, c = self._inner_step(h, c, a, b)
     return h, c
+
+  def _inner_step(self, h, c, a, b):
+    phi = ACTIVATIONS[self.inner_activation]
+    c = c + a * phi(h)
+    return h + b * phi(c), c
 
   def invert(self, params, h, c):
     """Returns (h⁰, c⁰) from (hᴿ, cᴿ): the inner block is reversible.

@@ -21,6 +21,7 @@ from rnnzoo.engines import affine_maps
 from rnnzoo.engines import derivatives
 from rnnzoo.engines import products
 from rnnzoo.engines import scan_steps
+from rnnzoo.engines import step_adjoint
 
 Array = jax.Array
 Carry = cell_lib.Carry
@@ -52,12 +53,21 @@ def of_steps(
     stop: `stop_recurrent_gradient`: nothing passes through the kernels, and the
       derivative is pointwise.
   """
-  at = _Step(cell, params, x_gates, h_gates, start)
-  if stop or not kernels:
-    return _pointwise(at, [])
-  if kernels[0].shape[1] > 1 and exact:
-    return _heads(at, kernels)
-  return _pointwise(at, list(map(diagonal, kernels)))
+
+  def maps(given):
+    at = _Step(cell, params, *given)
+    if stop or not kernels:
+      return _pointwise(at, [])
+    if kernels[0].shape[1] > 1 and exact:
+      return _heads(at, kernels)
+    return _pointwise(at, list(map(diagonal, kernels)))
+
+  given = x_gates, h_gates, start
+  at_once = step_adjoint.steps_at_once(cell, params, x_gates, start)
+  if at_once is None:
+    return maps(given)
+  body = lambda state, given: (state, maps(given))
+  return scan_steps.scan_chunks(body, (), given, at_once, False)[1]
 
 
 def held(

@@ -42,6 +42,7 @@ from rnnzoo.engines import affine_maps
 from rnnzoo.engines import branches
 from rnnzoo.engines import newton_errors
 from rnnzoo.engines import newton_parts
+from rnnzoo.engines import scan_steps
 
 Array = jax.Array
 Carry = cell_lib.Carry
@@ -95,6 +96,8 @@ class Problem:
       None.
     linear: whether the body is linear: then errors are measured against all
       arrays of the carry, and the growth of rounding errors is not asked for.
+    at_once: as many steps as `after` takes at once, which bounds its memory;
+      None for all.
   """
 
   body: Callable[[Carry, Any], tuple[Carry, Any]]
@@ -105,6 +108,7 @@ class Problem:
   heads: int
   begins: Array | None
   linear: bool = False
+  at_once: int | None = None
 
   def scales(self, s: Carry) -> Carry:
     """Returns what an error in carries after the steps is measured by."""
@@ -137,7 +141,11 @@ class Problem:
 
   def after(self, before: Carry) -> tuple[Carry, Any]:
     """Returns the carries after the steps, and their results."""
-    return jax.vmap(self.body)(before, self.xs)
+    run = lambda state, steps: (state, jax.vmap(self.body)(*steps))
+    steps = before, self.xs
+    if self.at_once is None:
+      return run((), steps)[1]
+    return scan_steps.scan_chunks(run, (), steps, self.at_once, False)[1]
 
   def in_turn(self, init: Carry) -> tuple[Carry, tuple[Carry, Any]]:
     """Runs the steps one by one; returns the last carry, all, and results."""

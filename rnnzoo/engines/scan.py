@@ -62,14 +62,14 @@ def chunk_length(time: int, width: int) -> int:
   if not isinstance(time, int):
     return time
   if export.is_symbolic_dim(width):
-    return _divisor(time, _FEW_STEPS)
+    return scan_steps.divisor(time, _FEW_STEPS)
   width = max(width, 1)
   if jax.default_backend() == 'cpu':
     few = min(_FEW_STEPS, _CPU_ELEMENTS_OF_FEW_STEPS // width)
     target = max(_CPU_ELEMENTS // width, few)
   else:
     target = _ACCELERATOR_ELEMENTS // width
-  return _divisor(time, target)
+  return scan_steps.divisor(time, target)
 
 
 def _is_whole(time: int, width: int) -> bool:
@@ -86,15 +86,6 @@ def _is_joint(cell: cell_lib.Cell, time: int, width: int) -> bool:
   return (
       not export.is_symbolic_dim(elements) and elements <= _CPU_JOINT_ELEMENTS
   )
-
-
-def _divisor(time: int, target: int) -> int:
-  """Returns `target`, or a divisor of T near it, which spares a remainder."""
-  target = max(1, min(time, target))
-  for length in range(target, target // 2, -1):
-    if time % length == 0:
-      return length
-  return target
 
 
 def make_plan(

@@ -238,6 +238,15 @@ def boundary(reset: Array, reverse: bool, axis: int) -> Array:
   return jnp.concatenate([rest, last], axis=axis)
 
 
+def divisor(time: int, target: int) -> int:
+  """Returns `target`, or a divisor of T near it, which spares a remainder."""
+  target = max(1, min(time, target))
+  for length in range(target, target // 2, -1):
+    if time % length == 0:
+      return length
+  return target
+
+
 def scan_chunks(body, init, xs, length, reverse):
   """Like `lax.scan`, handing the body `length` steps at a time.
 

@@ -53,11 +53,12 @@ class ScanTest(parameterized.TestCase):
             other,
         )
 
+  @parameterized.parameters('scan', 'associative_scan')
   @pytest.mark.slow
-  def test_memory_of_inner_steps(self):
+  def test_memory_of_inner_steps(self, path):
     def temporary(inner_steps):
       layer = functools.partial(rnnzoo.IRevRNN, inner_steps=inner_steps)
-      compiled, _ = gradient('scan', layer)
+      compiled, _ = gradient(path, layer)
       return compiled.memory_analysis().temp_size_in_bytes
 
     self.assertLess(temporary(12), 1.1 * temporary(1))
