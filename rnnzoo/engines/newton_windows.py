@@ -362,9 +362,13 @@ class _Joints:
 @_carries.defjvp
 def _carries_jvp(plan, primals, tangents):
   # An iteration has no derivative of its own. That of its result is the linear
-  # map of `_unroll`, one level of differentiation further out.
-  call = plan.steps.call
-  call = dataclasses.replace(call, outputs=len(plan.steps.cell.carry_names))
+  # map of `_unroll`, one level of differentiation further out. There gradients
+  # are not clipped: the derivative of a clipped gradient is not itself clipped.
+  call = dataclasses.replace(
+      plan.steps.call,
+      outputs=len(plan.steps.cell.carry_names),
+      recurrent_gradient_clip=None,
+  )
   steps = dataclasses.replace(plan.steps, call=call)
   every = dataclasses.replace(plan, steps=steps)
   return jax.jvp(functools.partial(_unroll, every), primals, tangents)

@@ -220,6 +220,33 @@ class RecurrentGradientTest(parameterized.TestCase):
     )
     self.assert_close(*run(arguments(name)), tolerance=1e-11)
 
+  def test_second_derivatives_by_newton(self):
+    # The iteration's own derivative is not clipped either.
+    cell, _ = CELLS['GRU']
+    path = functools.partial(ours, path='associative_scan')
+    given = arguments('GRU')
+    _, _, *fixed = given
+
+    def slope(run, x_gates):
+      def loss(x_gates):
+        _, h = run(given[0], x_gates, *fixed)
+        return jnp.sum(jnp.sin(h))
+
+      return jax.grad(lambda g: jnp.sum(jnp.sin(jax.grad(loss)(g))))(x_gates)
+
+    run = reference.jit(
+        lambda x_gates: (
+            slope(
+                functools.partial(path, cell, OPTIONS['clip'], False), x_gates
+            ),
+            slope(
+                functools.partial(oracle, cell, SEEN['clip'], False), x_gates
+            ),
+        )
+    )
+    got, want = run(given[1])
+    np.testing.assert_allclose(got, want, rtol=1e-10, atol=1e-10)
+
 
 class LayerTest(parameterized.TestCase):
 
