@@ -32,6 +32,7 @@ def differentiable(
     tangent: Callable[[Any, Any, Any], Any],
     adjoint: Callable[[Any, Any, Any], Any],
     primal: Callable[[Any, Any], Any] | None = None,
+    of_rows: Callable[[Any, Any], Any] | None = None,
 ) -> Callable[[Any, Any], Any]:
   """Returns the function (static, operands) -> results.
 
@@ -45,6 +46,8 @@ def differentiable(
       tree like `operands` with None for arrays that are not floating-point.
     primal: (static, operands) -> results, where no derivative is needed; the
       first result of `forward` if None.
+    of_rows: (static, number of rows) -> static, for a tangent and an adjoint
+      that `jax.vmap` maps over rows of residuals; unchanged if None.
   """
 
   def results_alone(static, operands):
@@ -69,6 +72,7 @@ def differentiable(
         residuals=residual_tree,
         results=result_tree,
         moves=moves,
+        for_rows=of_rows,
     )
     d_results = _linear_map_p.bind(
         *residual_leaves,
@@ -162,6 +166,7 @@ class _LinearMap:
     residuals: structure of the residuals.
     results: structure of the results.
     moves: which leaves of the operands are inputs of the map.
+    for_rows: `of_rows` of `differentiable`.
   """
 
   tangent: Callable[[Any, Any, Any], Any]
@@ -171,6 +176,14 @@ class _LinearMap:
   residuals: Any
   results: Any
   moves: tuple[bool, ...]
+  for_rows: Callable[[Any, Any], Any] | None
+
+  def of_rows(self, size: Any) -> '_LinearMap':
+    """Returns the map of one of some rows."""
+    if self.for_rows is None:
+      return self
+    static = self.for_rows(self.static, size)
+    return dataclasses.replace(self, static=static)
 
   def apply(self, residuals: Sequence[Any], inputs: Sequence[Any]):
     tangents = _merged([None] * len(self.moves), inputs, self.moves)
@@ -205,6 +218,9 @@ class _Batched:
   axes: tuple[int | None, ...]
   size: Any
   spmd_axis_name: Any
+
+  def of_rows(self, size: Any) -> '_Batched':
+    return dataclasses.replace(self, one=self.one.of_rows(size))
 
   def apply(self, residuals: Sequence[Any], inputs: Sequence[Any]):
     return self._vmap(self.one.apply)(list(residuals), list(inputs))
@@ -279,8 +295,9 @@ def _batch(axis_data, args, axes, *, linear_map, count, types):
       batching.bdim_at_front(x, axis, size, mesh_axis)
       for x, axis in zip(args[count:], axes[count:], strict=True)
   ]
+  is_shared = all(axis is None for axis in axes[:count])
   batched = _Batched(
-      one=linear_map,
+      one=linear_map if is_shared else linear_map.of_rows(size),
       axes=tuple(axes[:count]),
       size=size,
       spmd_axis_name=axis_data.spmd_name,
