@@ -195,6 +195,7 @@ def spread(
   if not used:
     return function(split)
   leaves, tree = jax.tree.flatten(split)
+  explicit = _explicit_axes(mesh)
   return jax.shard_map(
       lambda *leaves: function(jax.tree.unflatten(tree, leaves)),
       mesh=mesh,
@@ -206,7 +207,8 @@ def spread(
           out_positions,
           is_leaf=_is_positions,
       ),
-      axis_names=_explicit_axes(mesh),
+      # None for all: JAX leaves out those that `jax.vmap` maps over.
+      axis_names=set() if len(explicit) == len(mesh.axis_names) else explicit,
   )(*leaves)
 
 
