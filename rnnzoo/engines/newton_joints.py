@@ -74,6 +74,7 @@ def unroll(
     steps: scan_steps.Plan,
     operands: Operands,
     otherwise: Callable[[Operands], tuple[Carry, Carry]],
+    rows: int = 1,
 ) -> tuple[Carry, Carry, Report]:
   """Runs a cell over time.
 
@@ -95,7 +96,7 @@ def unroll(
   operands = sharding.alike(operands)
   x, reset, mask = swap((operands.x, operands.reset, operands.mask))
   batch_major = operands._replace(x=x, reset=reset, mask=mask)
-  problem = part_runs.Problem.of(steps, batch_major)
+  problem = part_runs.Problem.of(steps, batch_major, rows)
 
   def in_windows():
     # XLA removes pairs of transposes, and keeps this one in its branch.

@@ -334,6 +334,8 @@ def _carries(plan: Plan, operands: Operands) -> tuple[Carry, Carry]:
 
 def _run(plan: Plan, operands: Operands) -> tuple[Carry, Carry]:
   """Returns the last carry and all."""
+  if operands.x.shape[1] == 0:  # Of no rows, as of no sequence; see `unroll`.
+    return scan.carries(plan.steps, operands)
   windows = _Windows(plan)
   if not plan.joints:
     return windows(operands)
@@ -365,8 +367,10 @@ class _Joints:
   windows: _Windows
 
   def __call__(self, operands: Operands) -> tuple[Carry, Carry]:
-    steps = self.windows.plan.steps
-    return newton_joints.unroll(steps, operands, self.windows)[:2]
+    plan = self.windows.plan
+    return newton_joints.unroll(
+        plan.steps, operands, self.windows, plan.rows
+    )[:2]
 
 
 @_carries.defjvp
