@@ -178,6 +178,11 @@ class _LinearMap:
   moves: tuple[bool, ...]
   for_rows: Callable[[Any, Any], Any] | None
 
+  @property
+  def knows_rows(self) -> bool:
+    """Whether it is another map where it is that of one of some rows."""
+    return self.for_rows is not None
+
   def of_rows(self, size: Any) -> '_LinearMap':
     """Returns the map of one of some rows."""
     if self.for_rows is None:
@@ -218,6 +223,10 @@ class _Batched:
   axes: tuple[int | None, ...]
   size: Any
   spmd_axis_name: Any
+
+  @property
+  def knows_rows(self) -> bool:
+    return self.one.knows_rows
 
   def of_rows(self, size: Any) -> '_Batched':
     return dataclasses.replace(self, one=self.one.of_rows(size))
@@ -261,12 +270,16 @@ def _(*args, linear_map, count, types):
 
 def _transpose(cotangents, *args, linear_map, count, types):
   del types
+  residuals, inputs = args[:count], args[count:]
   cotangents = [ad.instantiate_zeros(d) for d in cotangents]
-  d_inputs = linear_map.transpose(args[:count], cotangents)
+  if linear_map.knows_rows:
+    d_inputs = _bind_adjoint(linear_map, residuals, cotangents)
+  else:
+    d_inputs = linear_map.transpose(residuals, cotangents)
   known = [None] * count
   return known + [
       d if ad.is_undefined_primal(x) else None
-      for d, x in zip(d_inputs, args[count:], strict=True)
+      for d, x in zip(d_inputs, inputs, strict=True)
   ]
 
 
@@ -290,6 +303,19 @@ def _batch(axis_data, args, axes, *, linear_map, count, types):
     params = {'linear_map': linear_map, 'count': count, 'types': types}
     results = _linear_map_p.bind(*args, **params)
     return results, [None] * len(results)
+  batched, args = _rows(axis_data, args, axes, linear_map, count)
+  size, mesh_axis = axis_data.size, axis_data.explicit_mesh_axis
+  results = _linear_map_p.bind(
+      *args,
+      linear_map=batched,
+      count=count,
+      types=tuple(core.unmapped_aval(size, 0, t, mesh_axis) for t in types),
+  )
+  return results, [0] * len(results)
+
+
+def _rows(axis_data, args, axes, linear_map, count):
+  """Returns the map for all rows, and its arguments."""
   size, mesh_axis = axis_data.size, axis_data.explicit_mesh_axis
   inputs = [
       batching.bdim_at_front(x, axis, size, mesh_axis)
@@ -302,16 +328,71 @@ def _batch(axis_data, args, axes, *, linear_map, count, types):
       size=size,
       spmd_axis_name=axis_data.spmd_name,
   )
-  results = _linear_map_p.bind(
-      *args[:count],
-      *inputs,
-      linear_map=batched,
-      count=count,
-      types=tuple(core.unmapped_aval(size, 0, t, mesh_axis) for t in types),
-  )
-  return results, [0] * len(results)
+  return batched, [*args[:count], *inputs]
 
 
 ad.primitive_transposes[_linear_map_p] = _transpose
 ad.primitive_jvps[_linear_map_p] = _jvp
 batching.fancy_primitive_batchers[_linear_map_p] = _batch
+
+
+# The transpose of a map that knows of rows, for `jax.vmap` of a gradient. Other
+# transposes are inlined. Arguments: `count` residuals, then cotangents; `jaxpr`
+# is the transpose, traced.
+_adjoint_p = core.Primitive('adjoint_map')
+_adjoint_p.multiple_results = True
+
+
+def _bind_adjoint(linear_map, residuals, cotangents):
+  jaxpr = jax.make_jaxpr(linear_map.transpose)(
+      list(residuals), list(cotangents)
+  )
+  return _adjoint_p.bind(
+      *residuals,
+      *cotangents,
+      linear_map=linear_map,
+      count=len(residuals),
+      jaxpr=jaxpr,
+  )
+
+
+@_adjoint_p.def_impl
+def _apply_adjoint(*args, linear_map, count, jaxpr):
+  del linear_map, count
+  return core.jaxpr_as_fun(jaxpr)(*args)
+
+
+mlir.register_lowering(
+    _adjoint_p, mlir.lower_fun(_apply_adjoint, multiple_results=True)
+)
+
+
+@_adjoint_p.def_abstract_eval
+def _(*args, linear_map, count, jaxpr):
+  del args, linear_map, count
+  return list(jaxpr.out_avals)
+
+
+def _adjoint_jvp(primals, tangents, *, linear_map, count, jaxpr):
+  # It need not be linear in the cotangents: they may be clipped.
+  del jaxpr
+  return pushforward(
+      lambda args: linear_map.transpose(args[:count], args[count:]),
+      [list(primals)],
+      [[None if type(d) is ad.Zero else d for d in tangents]],
+  )
+
+
+def _adjoint_batch(axis_data, args, axes, *, linear_map, count, jaxpr):
+  if all(axis is None for axis in axes):
+    results = _adjoint_p.bind(
+        *args, linear_map=linear_map, count=count, jaxpr=jaxpr
+    )
+    return results, [None] * len(results)
+  batched, args = _rows(axis_data, args, axes, linear_map, count)
+  results = _bind_adjoint(batched, args[:count], args[count:])
+  return results, [0] * len(results)
+
+
+ad.primitive_jvps[_adjoint_p] = _adjoint_jvp
+batching.fancy_primitive_batchers[_adjoint_p] = _adjoint_batch

@@ -83,6 +83,7 @@ def unroll(
     operands: time-major, with a carry.
     otherwise: returns the last carry and all from operands, where the joints
       are given up.
+    rows: runs that share the memory.
 
   Returns:
     The carry after the last step, each [B, F], the carries after every step,

@@ -368,9 +368,9 @@ class _Joints:
 
   def __call__(self, operands: Operands) -> tuple[Carry, Carry]:
     plan = self.windows.plan
-    return newton_joints.unroll(
-        plan.steps, operands, self.windows, plan.rows
-    )[:2]
+    return newton_joints.unroll(plan.steps, operands, self.windows, plan.rows)[
+        :2
+    ]
 
 
 @_carries.defjvp
