@@ -16,6 +16,7 @@ forms no matrix.
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels import sharding
 from rnnzoo import cell as cell_lib
 from rnnzoo.engines import affine_maps
 from rnnzoo.engines import derivatives
@@ -171,7 +172,8 @@ class _Step:
   def unit_rows(self) -> Array:
     """Returns a row for each gate and each array, which moves alone."""
     count = len(self.h_gates) + len(self.start)
-    return jnp.eye(count, dtype=self.start[0].dtype)
+    rows = jnp.eye(count, dtype=self.start[0].dtype)
+    return sharding.like(rows, self.start[0])
 
   def _tangents(self, row, h_gates):
     shape = self.start[0].shape

@@ -26,17 +26,41 @@ class Plan:
   Attributes:
     steps: those of path 1, whose chunks are the windows.
     exact: whether the derivatives are; a diagonal quasi-Newton's otherwise.
+    jacobian: as for `make_plan`.
+    window: likewise.
     max_iterations: of a window.
     tolerance: an error in the carry's scale that is small enough; 0 goes on to
       rounding.
-    joints: whether a GPU may solve for the joints of parts of time instead.
+    rows: runs that share the memory, each with windows of its own.
   """
 
   steps: scan_steps.Plan
   exact: bool
+  jacobian: str | None
+  window: int | None
   max_iterations: int
   tolerance: float
-  joints: bool
+  rows: int
+
+  @property
+  def joints(self) -> bool:
+    """Whether a GPU may solve for the joints of parts of time instead."""
+    # Settings of derivatives and windows ask for those.
+    return self.jacobian is None and self.window is None
+
+  def again(self, operands: call_lib.Operands, rows: int) -> 'Plan':
+    """Returns the plan for other operands and rows, with these settings."""
+    return make_plan(
+        self.steps.cell,
+        self.steps.project,
+        operands,
+        self.steps.call,
+        jacobian=self.jacobian,
+        window=self.window,
+        max_iterations=self.max_iterations,
+        tolerance=self.tolerance,
+        rows=rows,
+    )
 
 
 def make_plan(
@@ -49,6 +73,7 @@ def make_plan(
     window: int | None,
     max_iterations: int,
     tolerance: float,
+    rows: int = 1,
 ) -> Plan:
   """Chooses derivatives and the length of windows by the memory they need.
 
@@ -61,6 +86,7 @@ def make_plan(
     window: steps in parallel; None for as many as fit.
     max_iterations: as for `Plan`.
     tolerance: as for `Plan`.
+    rows: as for `Plan`.
 
   Raises:
     NotImplementedError: the number of steps is not known, or the derivatives of
@@ -73,6 +99,7 @@ def make_plan(
         f' known, got {time}: its rounds depend on it. The batch may be'
         " symbolic. implementation='scan' works."
     )
+  batch *= rows
   if export.is_symbolic_dim(batch):
     batch = _SYMBOLIC_BATCH
   count, features = len(cell.carry_names), operands.carry[0].shape[-1]
@@ -104,8 +131,9 @@ def make_plan(
           save_gates=False,
       ),
       exact=exact,
+      jacobian=jacobian,
+      window=window,
       max_iterations=max_iterations,
       tolerance=tolerance,
-      # Settings of derivatives and windows ask for those.
-      joints=jacobian is None and window is None,
+      rows=rows,
   )

@@ -34,6 +34,7 @@ from rnnzoo.engines import newton_errors
 from rnnzoo.engines import newton_guess
 from rnnzoo.engines import newton_joints
 from rnnzoo.engines import newton_plan
+from rnnzoo.engines import newton_rows
 from rnnzoo.engines import platforms
 from rnnzoo.engines import scan
 from rnnzoo.engines import scan_adjoint
@@ -309,12 +310,19 @@ def _loop(plan: Plan, operands: Operands, transposed: bool) -> scan_steps.Loop:
   return loop
 
 
+def _of_rows(plan: Plan, rows: int) -> Plan:
+  """Returns the plan of one of some rows of a `jax.vmap`."""
+  return dataclasses.replace(plan, rows=plan.rows * rows)
+
+
 def _tangent(plan: Plan, saved: scan_steps.Saved, tangents: Operands):
+  plan = plan.again(saved.operands, plan.rows)
   loop = _loop(plan, saved.operands, transposed=False)
   return scan_tangent.forward(plan.steps, saved, tangents, loop)
 
 
 def _adjoint(plan: Plan, saved: scan_steps.Saved, cotangents):
+  plan = plan.again(saved.operands, plan.rows)
   if plan.steps.call.recurrent_gradient_clip is not None:
     return scan_adjoint.backward(plan.steps, saved, cotangents)
   loop = _loop(plan, saved.operands, transposed=True)
@@ -324,6 +332,13 @@ def _adjoint(plan: Plan, saved: scan_steps.Saved, cotangents):
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _carries(plan: Plan, operands: Operands) -> tuple[Carry, Carry]:
   """Returns the last carry and all, with derivatives of every order."""
+  return newton_rows.together(_run, plan, operands)
+
+
+def _run(plan: Plan, operands: Operands) -> tuple[Carry, Carry]:
+  """Returns the last carry and all."""
+  if operands.x.shape[1] == 0:  # Of no rows, as of no sequence; see `unroll`.
+    return scan.carries(plan.steps, operands)
   windows = _Windows(plan)
   if not plan.joints:
     return windows(operands)
@@ -355,8 +370,10 @@ class _Joints:
   windows: _Windows
 
   def __call__(self, operands: Operands) -> tuple[Carry, Carry]:
-    steps = self.windows.plan.steps
-    return newton_joints.unroll(steps, operands, self.windows)[:2]
+    plan = self.windows.plan
+    return newton_joints.unroll(plan.steps, operands, self.windows, plan.rows)[
+        :2
+    ]
 
 
 @_carries.defjvp
@@ -381,5 +398,5 @@ def _forward_with_residuals(plan: Plan, operands: Operands):
 
 
 _unroll = derivatives.differentiable(
-    _forward_with_residuals, _tangent, _adjoint
+    _forward_with_residuals, _tangent, _adjoint, of_rows=_of_rows
 )

@@ -19,6 +19,8 @@ from jax.sharding import AxisType
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 
+from pallas_kernels import sharding as varying
+
 Array = jax.Array
 Names = tuple[str, ...]
 Positions = tuple[int | None, ...]
@@ -193,6 +195,7 @@ def spread(
   if not used:
     return function(split)
   leaves, tree = jax.tree.flatten(split)
+  explicit = _explicit_axes(mesh)
   return jax.shard_map(
       lambda *leaves: function(jax.tree.unflatten(tree, leaves)),
       mesh=mesh,
@@ -204,8 +207,36 @@ def spread(
           out_positions,
           is_leaf=_is_positions,
       ),
-      axis_names=_explicit_axes(mesh),
+      # None for all: JAX leaves out those that `jax.vmap` maps over.
+      axis_names=set() if len(explicit) == len(mesh.axis_names) else explicit,
   )(*leaves)
+
+
+def over_rows(
+    function: Callable[[Sequence[Array]], Any],
+    size: int,
+    axes: Sequence[int | None],
+    arrays: Sequence[Array],
+) -> Any:
+  """Returns function(arrays), each device with its rows of a `jax.vmap`.
+
+  Args:
+    function: of a list like `arrays`; results have rows as their leading axis.
+    size: number of rows.
+    axes: where each array has its rows; None where it has none.
+    arrays: those whose rows may be sharded over an Explicit axis.
+  """
+  positions = [(axis,) for axis in axes]
+  over = choose(arrays, positions, size)
+  if not any(over):
+    return function(arrays)
+  return spread(
+      lambda own: function(varying.alike(own)),
+      arrays,
+      positions=positions,
+      out_positions=(0,),
+      over=over,
+  )
 
 
 def _arrays(tree: Any) -> list[Array]:

@@ -144,6 +144,40 @@ class NewtonTest(Numbers):
     self.assert_same_under_jit(kind, self.NAMES)
 
 
+class MappedTest(Numbers):
+  """Rows of `jax.vmap` over an Explicit axis of a mesh."""
+
+  def check(self, layer, names):
+    printed = self.run_program(
+        'mapped_program', 8, [layer, *names], FAST_COMPILATION
+    )
+    for name in names:
+      self.assertIn(f'{name} is the same on 8 devices', printed)
+
+  def test_newton(self):
+    self.check('GRU', ['rows_and_batch'])
+
+  @parameterized.parameters('LSTM', 'AGRU', 'IndRNN')
+  @pytest.mark.slow
+  def test_newton_in_every_way(self, layer):
+    self.check(
+        layer,
+        [
+            'rows',
+            'batch',
+            'rows_and_batch',
+            'gradient',
+            'gradient_batch',
+            'gradient_both',
+            'gradients',
+            'shared',
+            'nested',
+            'tangent',
+            'in_shard_map',
+        ],
+    )
+
+
 @pytest.mark.slow
 class AroundKernelsTest(Numbers):
 
