@@ -13,6 +13,9 @@ of all heads and a quasi-Newton's diagonal, which takes diag(R_g) for R_g and
 forms no matrix.
 """
 
+import functools
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -27,6 +30,10 @@ from rnnzoo.engines import step_adjoint
 Array = jax.Array
 Carry = cell_lib.Carry
 Gates = cell_lib.Gates
+
+# So many steps of a cell with a large linearisation run side by side: few, for
+# their memory, and enough to keep a CPU busy.
+_STEPS_OF_LARGE = 32
 
 
 def of_steps(
@@ -64,11 +71,37 @@ def of_steps(
     return _pointwise(at, list(map(diagonal, kernels)))
 
   given = x_gates, h_gates, start
-  at_once = step_adjoint.steps_at_once(cell, params, x_gates, start)
+  at_once = steps_at_once(cell, params, x_gates, start)
   if at_once is None:
     return maps(given)
   body = lambda state, given: (state, maps(given))
   return scan_steps.scan_chunks(body, (), given, at_once, False)[1]
+
+
+def steps_at_once(
+    cell: cell_lib.Cell, params: cell_lib.Params, x_gates: Gates, carry: Carry
+) -> int | None:
+  """Returns how many steps to take side by side; None for all.
+
+  A cell of many inner steps has arrays for each of them meanwhile.
+
+  Args:
+    cell: the equations.
+    params: the cell's own parameters.
+    x_gates: each [T, B, F].
+    carry: each [..., B, F].
+  """
+  time = x_gates[0].shape[0]
+  at: Any = jax.tree.map(
+      lambda a: jax.ShapeDtypeStruct(a.shape[-2:], a.dtype),
+      (tuple(x_gates), (carry[0],) * cell.recurrent_gates, tuple(carry)),
+  )
+  pullbacks, _ = jax.eval_shape(
+      functools.partial(step_adjoint.linearize, cell), params, *at
+  )
+  if not step_adjoint.is_large(pullbacks, at):
+    return None
+  return scan_steps.divisor(time, _STEPS_OF_LARGE)
 
 
 def held(

@@ -40,7 +40,6 @@ from rnnzoo.engines import scan
 from rnnzoo.engines import scan_adjoint
 from rnnzoo.engines import scan_steps
 from rnnzoo.engines import scan_tangent
-from rnnzoo.engines import step_adjoint
 
 Array = jax.Array
 Carry = cell_lib.Carry
@@ -142,7 +141,7 @@ def _unroll_with_report(
         reverse=reverse,
         heads=_heads(kernel, init),
         begins=None if reset is None else reset[..., None],
-        at_once=step_adjoint.steps_at_once(cell, params, x_gates, init),
+        at_once=jacobians.steps_at_once(cell, params, x_gates, init),
     )
     guess, guess_in_turn = newton_guess.first(
         problem, cell, params, kernels, init, restart
@@ -298,7 +297,7 @@ def _loop(plan: Plan, operands: Operands, transposed: bool) -> scan_steps.Loop:
         heads=_heads(kernel, init),
         begins=None if reset is None else reset[..., None],
         linear=True,
-        at_once=step_adjoint.steps_at_once(cell, params, x_gates, start),
+        at_once=jacobians.steps_at_once(cell, params, x_gates, start),
     )
     # With the digits of TF32 no residual is small enough; see above.
     with jax.default_matmul_precision('highest'):

@@ -6,22 +6,16 @@ products with the recurrent kernel are the caller's.
 """
 
 from collections.abc import Callable
-import functools
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from rnnzoo import cell as cell_lib
-from rnnzoo.engines import scan_steps
 
 Array = jax.Array
 Carry = cell_lib.Carry
 Gates = cell_lib.Gates
-
-# So many steps of a cell with a large linearisation run side by side: few, for
-# their memory, and enough to keep a CPU busy.
-_STEPS_OF_LARGE = 32
 
 
 class Pullbacks(NamedTuple):
@@ -58,30 +52,6 @@ def is_large(pullbacks: Pullbacks, at: Any) -> bool:
   a GRU took 15 to 30 % longer with its linearisation in the loop.
   """
   return len(jax.tree.leaves(pullbacks)) >= 2 * len(jax.tree.leaves(at))
-
-
-def steps_at_once(
-    cell: cell_lib.Cell, params: cell_lib.Params, x_gates: Gates, carry: Carry
-) -> int | None:
-  """Returns how many steps to take side by side; None for all.
-
-  A cell of many inner steps has arrays for each of them meanwhile.
-
-  Args:
-    cell: the equations.
-    params: the cell's own parameters.
-    x_gates: each [T, B, F].
-    carry: each [..., B, F].
-  """
-  time = x_gates[0].shape[0]
-  at: Any = jax.tree.map(
-      lambda a: jax.ShapeDtypeStruct(a.shape[-2:], a.dtype),
-      (tuple(x_gates), (carry[0],) * cell.recurrent_gates, tuple(carry)),
-  )
-  pullbacks, _ = jax.eval_shape(functools.partial(linearize, cell), params, *at)
-  if not is_large(pullbacks, at):
-    return None
-  return scan_steps.divisor(time, _STEPS_OF_LARGE)
 
 
 def pull(pullbacks: Pullbacks, d_new: Carry, d_operand) -> tuple[Any, Any]:
