@@ -10,7 +10,8 @@ written for; the tangent is not even traced then.
 The linear map is a primitive, since JAX has nothing else whose transpose can be
 given: `custom_derivatives.linear_call` has no rule for `vmap` and no second
 derivatives. Derivatives of the tangent and of the adjoint by the
-values that they depend on are JAX's own.
+values that they depend on are JAX's own. An adjoint that is to know over how
+many rows `jax.vmap` maps it is a primitive as well.
 """
 
 from collections.abc import Callable, Sequence

@@ -89,7 +89,6 @@ def _mapped(function: Callable[[Operands], Results], rule: Any):
   @mapped.def_vmap
   def _(size, batched, operands):
     (is_row,) = batched
-
     leaves, tree = jax.tree.flatten(operands)
     axes = [0 if yes else None for yes in jax.tree.leaves(is_row)]
 

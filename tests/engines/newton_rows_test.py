@@ -175,7 +175,27 @@ class RowsTest(parameterized.TestCase):
   def test_is_scan_in_every_way(self, name, way):
     self.check(name, way)
 
-  def test_plans_see_all_rows(self):
+  @parameterized.parameters(
+      # (inputs of all rows, functions around a run, whether it has parameters
+      # of its own in each row)
+      ((6, 1), 'v', False),
+      ((3, 2), 'vg', True),
+  )
+  def test_plans_see_all_rows(self, lead, around, own):
+    self.check_plans(lead, around, own)
+
+  @parameterized.parameters(
+      ((3, 2, 1), 'vv', False),
+      ((3, 2), 'v', True),
+      ((3, 2, 1), 'vvg', False),
+      ((6, 1), 'vg', False),
+      ((6, 1), 'vt', False),
+  )
+  @pytest.mark.slow
+  def test_plans_see_all_rows_too(self, lead, around, own):
+    self.check_plans(lead, around, own)
+
+  def check_plans(self, lead, around, own):
     plans = []
     make = newton_plan.make_plan
 
@@ -184,30 +204,29 @@ class RowsTest(parameterized.TestCase):
       return plans[-1]
 
     (run, _), state = layers('GRU', dtype='float32')
-    own = several(state)
-    array = lambda *lead: jax.ShapeDtypeStruct((*lead, 500, IN), jnp.float32)
-    total = lambda state, x: jnp.sum(run(state, x)[1])
-    shared = jax.vmap(run, (None, 0))
-    cases = (
-        (run, state, array(6)),
-        (shared, state, array(6, 1)),
-        (jax.vmap(shared, (None, 0)), state, array(3, 2, 1)),
-        (jax.vmap(run), own, array(3, 2)),
-        (jax.vmap(shared), own, array(3, 2, 1)),
-        (jax.vmap(jax.grad(total), (None, 0)), state, array(6, 1)),
-        (jax.vmap(jax.grad(total)), own, array(3, 2)),
-    )
-    chunks = []
+    given = several(state) if own else state
+    h = lambda state, x: run(state, x)[1]
+    function = {
+        'v': h,
+        'g': jax.grad(lambda state, x: jnp.sum(h(state, x))),
+        't': lambda state, x: jax.jvp(
+            functools.partial(h, state), (x,), (jnp.ones_like(x),)
+        ),
+    }[around[-1]]
+    for _ in range(around.count('v')):
+      function = jax.vmap(function, (0 if own else None, 0))
+    x = jax.ShapeDtypeStruct((*lead, 500, IN), jnp.float32)
+    whole = jax.ShapeDtypeStruct((6, 500, IN), jnp.float32)
     with (
         mock.patch.object(newton_plan, 'make_plan', noted),
         mock.patch.object(newton_plan, 'BYTES', 2**17),
     ):
-      for function, *given in cases:
-        plans.clear()
-        jax.make_jaxpr(function)(*given)
-        chunks.append(plans[-1].steps.chunk)
-    self.assertLess(chunks[0], 500)
-    self.assertEqual(chunks, chunks[:1] * len(cases))
+      jax.eval_shape(h, state, whole)
+      wanted = plans[-1].steps.chunk
+      plans.clear()
+      jax.make_jaxpr(function)(given, x)
+    self.assertLess(wanted, 500)
+    self.assertEqual(plans[-1].steps.chunk, wanted)
 
   def test_says_that_a_jacobian_does_not_fit_all_rows(self):
     exact = rnnzoo.AssociativeScan(jacobian='exact')
