@@ -117,8 +117,8 @@ MUTANTS = (
         'rnnzoo/cells/irevrnn.py',
         'tests/cells/equations_test.py',
         (
-            'h = h + b * phi(c)\n    return h, c\n\n',
-            'h = h + a * phi(c)\n    return h, c\n\n',
+            'return h + b * phi(c), c',
+            'return h + a * phi(c), c',
             'IRev',
         ),
     ),
