@@ -7,7 +7,9 @@ Cells without a projection, float32, heads as the cell's R has them, forward
 and, with `--gradients`, forward and backward, with gradients of gates and of R.
 A row of 'associative_scan' has the error against 'pallas', relative to the
 largest output, and how the joints between parts of time went
-(`rnnzoo.engines.newton_joints.Report`). `--iterations` also times the iteration
+(`rnnzoo.engines.newton_joints.Report`). `--together=4` also times so many calls
+in one program, each on gates of its own: a program that waits for its loop has
+the device wait for the next call too. `--iterations` also times the iteration
 over single steps. `--grid` has GRUs over steps, batch and units, beside 'scan'
 too, for the figure of benchmarks/newton_grid.py. The file is written after
 every case, and keeps its `before`, times of an earlier commit.
@@ -50,6 +52,9 @@ _GRID = flags.DEFINE_bool(
 )
 _GRADIENTS = flags.DEFINE_bool(
     'gradients', False, 'Whether to time forward and backward too.'
+)
+_TOGETHER = flags.DEFINE_integer(
+    'together', 1, 'Calls that are timed in one program too.', lower_bound=1
 )
 
 # A sample has as many calls in flight as take this long, and at most CALLS.
@@ -233,12 +238,28 @@ def attempt(function, *arguments) -> tuple[dict[str, Any], Any]:
     return {'status': 'failed', 'reason': f'{error!r}'[:300]}, None
 
 
+def in_program(function, arguments) -> dict[str, Any]:
+  """Returns the time of a call among `--together` in one program."""
+  count = _TOGETHER.value
+  if count == 1:
+    return {}
+  first, second, *rest = arguments
+  seconds = [jnp.roll(second, i, axis=1) for i in range(count)]
+  program = lambda seconds: [function(first, x, *rest) for x in seconds]
+  fields, _ = attempt(program, seconds)
+  if 'median_ms' not in fields:
+    return {}
+  ms = {name: fields[f'{name}_ms'] / count for name in ('median', 'least')}
+  return {f'in_program_{name}_ms': round(each, 4) for name, each in ms.items()}
+
+
 def measure(case: Case, iterations: bool):
   """Yields the rows of a case."""
   head = {'case': case.name, **case.sizes}
   arguments = case.arguments(case.sizes)
   if case.cell is None:
     fields, _ = attempt(rnnzoo.linear_scan, *arguments)
+    fields |= in_program(rnnzoo.linear_scan, arguments)
     yield head | {'path': 'linear_scan'} | fields
     return
   paths: dict[str, Any] = {
@@ -265,6 +286,7 @@ def measure(case: Case, iterations: bool):
       return jax.grad(loss, (0, 1))(x, kernel)
 
     fields, out = attempt(run, *arguments)
+    fields |= in_program(run, arguments)
     if name == 'pallas':
       wanted = out
     elif out is not None and wanted is not None:

@@ -9,8 +9,9 @@ columns of a CTA in one step:
 * Up to `_CLUSTER_UNITS` units, a cluster has 32 units a CTA: a hand-off through
   distributed shared memory. Where not all clusters are resident at once, the
   last would have most of the device to themselves. With factors of two parts,
-  whose CTAs do not share a multiprocessor, the same CTAs of a forward pass hand
-  off through the L2 cache instead.
+  whose CTAs do not share a multiprocessor, the same CTAs hand off through the
+  L2 cache instead. A forward pass of few gates rather has clusters of fewer
+  CTAs, each with more units.
 * Beyond that, first a cluster of up to 16 CTAs whose registers hold all of the
   recurrent kernel.
 * Then 16 or 24 units a CTA all over the device: a hand-off through the L2
@@ -43,6 +44,10 @@ _SHARED_UNITS_OF_TWO = 128
 # Largest heads of clusters with `_UNITS_IN_CLUSTER` units a CTA: 16 CTAs.
 _CLUSTER_UNITS = 512
 _UNITS_IN_CLUSTER = 32
+
+# Most units of a CTA in clusters that have fewer CTAs, so that all are resident
+# at once. It was measured for a GRU; an LSTM gained nothing.
+_MORE_UNITS_IN_CLUSTER = 48
 
 # Largest heads for which this was measured to be faster than clusters that run
 # one after the other.
@@ -177,7 +182,18 @@ def _small_clusters(
   width = _columns(shape, parts, most)
   ctas = shape.heads * parts * -(-shape.batch // width)
   second_wave = most < ctas <= target.cores and shape.size <= _ONE_WAVE_UNITS
-  if second_wave and kind.split and not kind.two and not kind.adjoint:
+  if second_wave and kind.split and not kind.two:
+    fewer = most // (ctas // parts)
+    units = 8 * -(-shape.size // (8 * fewer))
+    if units <= _MORE_UNITS_IN_CLUSTER and not kind.adjoint and kind.gates < 4:
+      yield Config(
+          exchange='cluster',
+          columns=width,
+          units=units,
+          warpgroups=2,
+          sums=4,
+          cluster=-(-shape.size // units),
+      )
     yield Config(
         exchange='device',
         units=_UNITS_IN_CLUSTER,

@@ -45,8 +45,8 @@ def as_stored(kernel: Array, x: Array) -> bool:
   """Returns whether a step should multiply by parameters as they are stored.
 
   One product of all gates needs either a copy of x for each gate or the gates'
-  matrices side by side, which a program of one step copies each time. XLA moves
-  a cast of parameters out of a loop over steps, and what follows it.
+  matrices side by side, which a program of one step copies each time. XLA for
+  CPUs moves a cast of parameters out of a loop over steps, and what follows it.
 
   Args:
     kernel: the parameter, [G, ..., F].
@@ -73,7 +73,7 @@ def project_step(
     x = jnp.broadcast_to(x, (len(kernel), *x.shape))
     gates = tuple(contract('g...i,gif->g...f', x, operand, wide))
   else:
-    joint = contract('...i,if->...f', x, join(list(operand)), wide)
+    joint = contract('...i,if->...f', x, _side_by_side(operand), wide)
     gates = split(joint, len(kernel))
   if bias is None:
     return gates
@@ -181,11 +181,23 @@ def pack(kernel: Array) -> Array:
 
 
 def pack_step(stored: bool, kernel: Array) -> Array:
-  """`pack` for one step; where it is to be as stored, nothing is packed.
+  """`pack` for one step; where it is to be as stored, nothing is packed."""
+  return kernel if stored and kernel.shape[-1] > 1 else _side_by_side(kernel)
 
-  XLA moves a concatenation out of a loop over steps, and no transpose.
+
+def _side_by_side(kernel: Array) -> Array:
+  """[G, ..., I, F] -> [..., I, G F], in a program of one step.
+
+  XLA for CPUs moves a concatenation out of a loop over steps, and no transpose.
+  XLA for GPUs moves neither, and a transpose takes one kernel instead of G + 1.
   """
-  return kernel if stored and kernel.shape[-1] > 1 else join(list(kernel))
+  return jax.lax.platform_dependent(
+      kernel,
+      cpu=lambda kernel: join(list(kernel)),
+      default=lambda kernel: jnp.moveaxis(kernel, 0, -2).reshape(
+          *kernel.shape[1:-1], -1
+      ),
+  )
 
 
 def unpack(packed: Array, gates: int) -> Array:
