@@ -687,11 +687,14 @@ def newton_long() -> str:
         f' {cell((at_once or {}).get("gradient"))} |'
         f' {cell(own.get("single steps"))} |'
     )
+  others = {row['commit'] for row in data['rows'] if 'commit' in row}
+  others = ' and '.join(sorted(others))
   lines += [
       '',
       f'{data["device"]}, jax {data["jax"]}, {data["date"]}, commit'
-      f' {data["commit"]}; before: {before["commit"]}. Milliseconds, forward'
-      ' unless it says so, float32, gates given; medians of calls in flight.'
+      f' {data["commit"]}; rows of relu and sLSTM {others}; before:'
+      f' {before["commit"]}. Milliseconds, forward unless it says so,'
+      ' float32, gates given; medians of calls in flight.'
       " MiB: temporary memory by XLA of `'associative_scan'`. A dash: not"
       ' measured.' + note,
   ]

@@ -183,17 +183,8 @@ def _small_clusters(
   ctas = shape.heads * parts * -(-shape.batch // width)
   second_wave = most < ctas <= target.cores and shape.size <= _ONE_WAVE_UNITS
   if second_wave and kind.split and not kind.two:
-    fewer = most // (ctas // parts)
-    units = 8 * -(-shape.size // (8 * fewer))
-    if units <= _MORE_UNITS_IN_CLUSTER and not kind.adjoint and kind.gates < 4:
-      yield Config(
-          exchange='cluster',
-          columns=width,
-          units=units,
-          warpgroups=2,
-          sums=4,
-          cluster=-(-shape.size // units),
-      )
+    if not kind.adjoint and kind.gates < 4:
+      yield from _clusters_at_once(shape, most // (ctas // parts), width)
     yield Config(
         exchange='device',
         units=_UNITS_IN_CLUSTER,
@@ -214,6 +205,22 @@ def _small_clusters(
         warpgroups=warpgroups,
         sums=sums,
         cluster=parts,
+    )
+
+
+def _clusters_at_once(
+    shape: Shape, ctas: int, columns: int
+) -> Iterable[Config]:
+  """Returns clusters of up to so many CTAs, with more units each."""
+  units = 8 * -(-shape.size // (8 * max(ctas, 1)))
+  if ctas > 1 and units <= _MORE_UNITS_IN_CLUSTER:
+    yield Config(
+        exchange='cluster',
+        columns=columns,
+        units=units,
+        warpgroups=2,
+        sums=4,
+        cluster=-(-shape.size // units),
     )
 
 

@@ -40,7 +40,7 @@ class _Results:
 
 
 def copy_gb_per_s(repeats: int) -> float | None:
-  """Returns what a large copy reads and writes per second, on a GPU."""
+  """Returns the bytes that a large copy moves per second, on a GPU."""
   if jax.default_backend() != 'gpu':
     return None
   try:

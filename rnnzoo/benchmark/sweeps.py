@@ -1,4 +1,4 @@
-"""The suites 'batches' and 'lengths': is what `None` takes the fastest path?
+"""The suites 'batches' and 'lengths': does `None` take the fastest path?
 
 'batches' has LSTM and GRU from few rows to thousands, and FlashRNN's own
 sweeps; 'lengths' has linear recurrences from one step to 65,536, with and
@@ -36,7 +36,7 @@ def measure(
     timer: timing.Timer,
     watchdog: watchdog_lib.Watchdog,
 ) -> Iterator[dict[str, Any]]:
-  """Yields the rows of `measurement.measure`, with what `None` takes.
+  """Yields the rows of `measurement.measure`, with the path of `None`.
 
   Rows of that path have `choice`, a text, and `of_best`: its time as a multiple
   of the best path's.

@@ -22,7 +22,7 @@ The result is that of the loop over time, or it is not taken:
 * A small residual is not a small error, since errors grow where the recurrence
   expands. So each iteration also solves for the growth of rounding errors: e_t
   = A_t e_{t-1} + noise_t, with noise of the size of one rounding and random
-  signs. What the residual leaves is at most residual / rounding times e.
+  signs. A residual leaves an error of at most residual / rounding times e.
 * Iterates that are not finite never stay: the step's own value takes their
   place. A step that is not finite itself ends the iteration.
 * Where the residual is not down to rounding when the iteration ends, the same
@@ -65,7 +65,7 @@ class Report(NamedTuple):
 
   Attributes:
     iterations: affine scans, the most of any window.
-    residual: largest |f(s_{t-1}) - s_t| of what the iteration gave, in the
+    residual: largest |f(s_{t-1}) - s_t| of the last iteration, in the
       scale of the carry.
     sensitivity: largest error in the trajectory, in the carry's scale, that one
       rounding error in each step makes.
@@ -111,7 +111,7 @@ class Problem:
   at_once: int | None = None
 
   def scales(self, s: Carry) -> Carry:
-    """Returns what an error in carries after the steps is measured by."""
+    """Returns the scales of errors in the carries after the steps."""
     return newton_errors.scales(
         s,
         heads=self.heads,
@@ -324,7 +324,7 @@ def solve_linear(problem: Problem, init: Carry) -> tuple[Carry, Any]:
 
 
 def _error_terms(problem, maps, state, init, init_errors, before) -> Carry:
-  """Returns what grows in a step: a rounding error with a random sign."""
+  """Returns the rounding errors of a step, with random signs."""
   scale = problem.scales(state.new)
   eps = newton_errors.rounding(init)
   noise = tuple(

@@ -41,8 +41,8 @@ def scales(
 ) -> Carry:
   """Returns the largest of a head's numbers up to each step, [T, B, F or 1].
 
-  A trajectory may grow by many orders of magnitude, and what is small at its
-  end was large at its beginning. It owes nothing to what was before a reset.
+  A trajectory may grow by many orders of magnitude, and an error that is small
+  at its end was large at its beginning. Steps before a reset do not count.
 
   Args:
     new: the carry after the steps, each [T, B, F].

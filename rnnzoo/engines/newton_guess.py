@@ -208,7 +208,7 @@ class _Solve:
     begun = _apply(tuple(x[first] for x in maps), init)
     a, b, low, high = maps
     maps = a.at[first].set(0), b.at[first].set(begun), low, high
-    # The first step forgets what was before, so that s is b, clipped.
+    # The first step forgets the carry before it, so that s is b, clipped.
     _, b, low, high = affine_maps.over_time(_compose, maps, reverse=reverse)
     after = jnp.clip(b, low, high)
     (before,) = self._problem.before((init,), (after,))

@@ -16,7 +16,7 @@ with C numbers a feature instead of T. No derivative of a step is written to
 memory: a diagonal kernel with one array multiplies them up in registers, or
 composes its clipped affine maps, and then the first s is right up to rounding
 (`joint_cells.py`). For other cells a_k is taken for 0: that ends soon where a
-part forgets what was before it.
+part forgets the carry before it.
 
 The result is that of the loop over time, or it is not taken. Within a part the
 steps run in turn, so errors arise at the joints only. Without derivatives they
@@ -139,7 +139,7 @@ def _corrected(
 def _size(slope: Array | None, starts: Carry, corrections: Carry) -> Array:
   """Returns the largest correction, in the scale of its feature so far.
 
-  A part whose slope is 0 forgets what was before it, and its scale. Without
+  A part whose slope is 0 forgets the carry before it, and its scale. Without
   slopes the scale is that of all features. The size is infinite or NaN if a
   correction is.
   """
@@ -197,7 +197,7 @@ def _solve(problem: part_runs.Problem, otherwise) -> tuple[Carry, Report]:
         state,
     )
 
-  # A loop and not a branch, which would copy what is right already.
+  # A loop and not a branch: a branch would copy carries that are right already.
   state = lax.while_loop(
       lambda state: ~branches.for_all_mapped(state.right),
       again,

@@ -45,8 +45,9 @@ def as_stored(kernel: Array, x: Array) -> bool:
   """Returns whether a step should multiply by parameters as they are stored.
 
   One product of all gates needs either a copy of x for each gate or the gates'
-  matrices side by side, which a program of one step copies each time. XLA for
-  CPUs moves a cast of parameters out of a loop over steps, and what follows it.
+  matrices side by side, and a program of one step makes that copy each time.
+  XLA for CPUs moves a cast of parameters out of a loop over steps, and the copy
+  with it.
 
   Args:
     kernel: the parameter, [G, ..., F].

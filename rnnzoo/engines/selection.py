@@ -175,7 +175,7 @@ def for_kernel(arrays: Any) -> Any:
 
 @contextlib.contextmanager
 def in_reverse_mode() -> Iterator[None]:
-  """Around a kernel: where JAX refuses forward mode, it says what has it."""
+  """Around a kernel: errors about forward mode name the paths that have it."""
   try:
     yield
   except TypeError as error:

@@ -56,13 +56,14 @@ class FiveGates(rnnzoo.Cell):
 CELLS = {
     'FiveGates': FiveGates(),
     'LSTM': rnnzoo.LSTMCell(),
+    'GRU': rnnzoo.GRUCell(),
     'AGRU': rnnzoo.AGRUCell(),
     'Elman': rnnzoo.ElmanCell(),
     'TwoEarlyGates': TwoEarlyGates(),
 }
 
 
-def plans(cell, dtype, batch, heads, size, **options):
+def plans(cell, dtype, batch, heads, size, cores=CORES, **options):
   """Returns the plans of a batch's pieces."""
   unpacked = lambda method: lambda theta, *args: method(
       dict(zip(cell.param_names, theta, strict=True)), *args
@@ -73,7 +74,7 @@ def plans(cell, dtype, batch, heads, size, **options):
       params=len(cell.param_names),
       shape=(batch, 10, heads, size),
       call=call_lib.Call(out_dtype=jnp.dtype(dtype)),
-      target=targets.Target(CORES, False),
+      target=targets.Target(cores, False),
   )
   gates = cell.input_gates
   x = jax.ShapeDtypeStruct((batch, 10, gates, heads * size), dtype)
@@ -167,6 +168,32 @@ class CutsTest(parameterized.TestCase):
       return
     plan = plans(CELLS[cell], 'bfloat16', batch, heads, size, save=True)[0]
     self.assertEqual(plan.config.exchange, expected)
+
+  @parameterized.parameters(
+      ('GRU', False, 'cluster', 6),
+      ('GRU', True, 'device', 1),
+      ('LSTM', False, 'device', 1),
+      ('LSTM', True, 'device', 1),
+      ('AGRU', False, 'cluster', 8),
+  )
+  def test_float32_is_resident_at_once(self, cell, adjoint, exchange, cluster):
+    if not abstract_gpu.RUNS:
+      return
+    (plan,) = plans(CELLS[cell], 'float32', 128, 1, 256, adjoint=adjoint)
+    self.check(plan)
+    self.assertEqual(plan.config.exchange, exchange)
+    self.assertEqual(plan.config.cluster, cluster)
+
+  @parameterized.product(cores=(16, 78, 100, 120, 148), size=(24, 40, 72, 200))
+  def test_fits_other_devices(self, cores, size):
+    if not abstract_gpu.RUNS:
+      return
+    for batch in range(8, 520, 40):
+      for plan in plans(CELLS['GRU'], 'float32', batch, 1, size, cores=cores):
+        shape, config = plan.shape, plan.config
+        self.assertGreaterEqual(shape.parts(config) * config.units, shape.size)
+        if config.exchange == 'device':
+          self.assertLessEqual(shape.ctas(config), cores)
 
   def _check_plans(self, cell, dtype, batch, heads, size):
     """Checks the plans of a batch; returns the kinds of their exchanges."""
