@@ -137,6 +137,7 @@ def _on_input(case: cases.Case) -> Problem:
   call = {**_flags(case, rng), 'reverse': cases.REVERSE in case.options}
   if case.checked:
     lengths = rng.integers(0, shape.time + 1, shape.batch)
+    lengths[0] = shape.time  # Outputs of nothing but padding are all zero.
     call['seq_lengths'] = jnp.asarray(lengths)
   layer = _create(case, rng)
 

@@ -532,6 +532,16 @@ class MeasurementTest(absltest.TestCase):
         off_grid = [(24, 127), (40, 1), (96, 127), (200, 127), (64, 1023)]
         self.assertContainsSubset(off_grid, sizes)
 
+  def test_a_check_of_one_step_has_outputs(self):
+    (check,) = [
+        check
+        for check in suites.SUITES['linear'].checks
+        if check.shape.time == 1
+    ]
+    problem = problems.build(check)
+    outputs = problem.make('scan', 'float32')(problem.arguments[0])
+    self.assertGreater(np.linalg.norm(jax.tree.leaves(outputs)[0]), 0)
+
   def test_variants_are_layers_with_options(self):
     (name,) = problems.VARIANTS
     arrays, _ = problems.build(case(name, cases.Shape(1, 2, 3, 4))).arguments
