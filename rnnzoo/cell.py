@@ -141,7 +141,9 @@ class TwoStageCell(Cell):
 class LinearCell(Cell):
   """A cell that is affine in its memory: h' = a h + b, with (a, b) free of h.
 
-  Such a cell has no recurrent gates, and time can be computed in parallel.
+  Such a cell has no recurrent gates, and time can be computed in parallel. Its
+  output is the memory h itself: a readout such as o * tanh(h) belongs in a
+  layer above. `update` follows from `coefficients`: cells leave it as it is.
   """
 
   recurrent_gates = 0

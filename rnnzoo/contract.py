@@ -129,6 +129,13 @@ def _check_static(cell: cell_lib.Cell) -> None:
           f' got recurrent_gates = {cell.recurrent_gates} and carry_names ='
           f' {cell.carry_names}.'
       )
+    if type(cell).update is not cell_lib.LinearCell.update:
+      raise ValueError(
+          f'{name} is a LinearCell with an update of its own, which no path'
+          ' over a sequence runs: they run `coefficients`. Leave `update` out.'
+          ' The output is h itself; a readout such as o * tanh(h) belongs in a'
+          ' layer above, and a step that is not affine in h in a Cell.'
+      )
   if isinstance(cell, cell_lib.TwoStageCell) and cell.recurrent_gates < 2:
     raise ValueError(
         f'{name} is a TwoStageCell, which needs at least 2 recurrent gates: the'

@@ -5,7 +5,10 @@ import importlib.util
 import json
 import pathlib
 import re
+import sys
 import tomllib
+import types
+from unittest import mock
 
 from absl.testing import absltest
 from flax import nnx
@@ -73,18 +76,21 @@ class DocumentsTest(absltest.TestCase):
       self.assertIn(f'| `{name}` |', read('README.md'))
 
   def test_new_cell_of_the_walk_through_runs(self):
-    example, _, _ = python_blocks('WORKSPACE.md')
+    example, *_ = python_blocks('WORKSPACE.md')
     names = {'__name__': 'rnnzoo.cells.mgu'}
     exec(compile(example, 'WORKSPACE.md', 'exec'), names)
     layer = names['MGU'](3, 8, num_heads=2, rngs=nnx.Rngs(0))
     self.assertEqual(layer(jnp.ones((2, 5, 3))).shape, (2, 5, 8))
 
   def test_new_task_of_the_walk_through_runs(self):
-    _, example, config = python_blocks('WORKSPACE.md')
+    _, example, base, config = python_blocks('WORKSPACE.md')
     names = {'__name__': 'rnnzoo.tasks.parity'}
     exec(compile(example, 'WORKSPACE.md', 'exec'), names)
+    base_parity = types.ModuleType('configs.base_parity')
+    exec(compile(base, 'WORKSPACE.md', 'exec'), vars(base_parity))
     made: dict = {}
-    exec(compile(config, 'WORKSPACE.md', 'exec'), made)
+    with mock.patch.dict(sys.modules, {'configs.base_parity': base_parity}):
+      exec(compile(config, 'WORKSPACE.md', 'exec'), made)
     config = made['get_config']()
     config.model.features = 4
     task = names['Parity'](config)
@@ -94,6 +100,11 @@ class DocumentsTest(absltest.TestCase):
     self.assertEqual(result.losses.shape, (8,))
     self.assertEqual(result.scores.keys(), {'accuracy'})
     self.assertTrue(jnp.isfinite(result.losses).all())
+    restored = names['Parity'].restore(config, task.describe())
+    model = restored.build_model(nnx.Rngs(0))
+    self.assertEqual(restored.predict(model, batch['inputs']).shape, (8,))
+    for label in ('Published: ', 'Measured: '):
+      self.assertIn(label, made['__doc__'])
 
   def test_paths_of_the_map_exist(self):
     for top, names, text in map_entries():

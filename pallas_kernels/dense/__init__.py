@@ -4,7 +4,8 @@ carry[t] = update(theta, x[t], R h[t-1], carry[t-1]), and its adjoint. A step's
 product cannot start before the last step has ended, so latency decides: R stays
 on chip for the whole sequence, the carry never leaves registers, inputs arrive
 several steps ahead, outputs leave without being waited for, and CTAs exchange
-nothing but h. The adjoint multiplies R transposed with the gates' cotangents.
+nothing but h. The adjoint multiplies R transposed with the gates' cotangents,
+which its CTAs exchange.
 
     op.py                 one differentiable operation; pieces.py, time_gemms.py
     tuning.py             how many CTAs, warpgroups and columns: a Config

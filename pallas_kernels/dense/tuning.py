@@ -7,11 +7,13 @@ columns of a CTA in one step:
 
 * A head of few units is one CTA's: no hand-off between CTAs.
 * Up to `_CLUSTER_UNITS` units, a cluster has 32 units a CTA: a hand-off through
-  distributed shared memory. Where not all clusters are resident at once, the
-  last would have most of the device to themselves. With factors of two parts,
-  whose CTAs do not share a multiprocessor, the same CTAs hand off through the
-  L2 cache instead. A forward pass of few gates rather has clusters of fewer
-  CTAs, each with more units.
+  distributed shared memory. If the clusters do not all fit at once, the last
+  ones run in a second wave, and most multiprocessors idle. Then factors of two
+  parts, of which a multiprocessor holds one CTA, get another cut where heads
+  have up to `_ONE_WAVE_UNITS` units, a step one product, and the device as many
+  multiprocessors as there are CTAs: a forward pass of fewer than four gates has
+  clusters of fewer CTAs, each with more units, so that all fit. Other kernels
+  keep 32 units a CTA and hand off through the L2 cache.
 * Beyond that, first a cluster of up to 16 CTAs whose registers hold all of the
   recurrent kernel.
 * Then 16 or 24 units a CTA all over the device: a hand-off through the L2
@@ -45,12 +47,12 @@ _SHARED_UNITS_OF_TWO = 128
 _CLUSTER_UNITS = 512
 _UNITS_IN_CLUSTER = 32
 
-# Most units of a CTA in clusters that have fewer CTAs, so that all are resident
-# at once. It was measured for a GRU; an LSTM gained nothing.
+# Most units of a CTA in clusters of fewer CTAs. A GRU gained by 48 units, and
+# an LSTM did not; Elman takes the rule of the GRU, unmeasured.
 _MORE_UNITS_IN_CLUSTER = 48
 
-# Largest heads for which this was measured to be faster than clusters that run
-# one after the other.
+# Largest heads for which a hand-off through the L2 cache, or clusters of fewer
+# CTAs, were measured to be faster than clusters in two waves.
 _ONE_WAVE_UNITS = 256
 
 # CTAs of a cluster; more than 8 are not portable, these devices have 16.
@@ -176,7 +178,7 @@ def _one_cta(
 def _small_clusters(
     shape: Shape, kind: Kind, target: targets.Target
 ) -> Iterable[Config]:
-  """Returns clusters of CTAs with 32 units."""
+  """Yields the cuts of heads of up to 512 units, the fastest first."""
   parts = -(-shape.size // _UNITS_IN_CLUSTER)
   most = _most_in_clusters(target)
   width = _columns(shape, parts, most)

@@ -1,4 +1,4 @@
-"""The ground that both kernel families stand on, for Mosaic GPU.
+"""The ground that the three kernel families stand on, for Mosaic GPU.
 
 Mosaic GPU is Pallas's compiler for Hopper and newer. From the bottom up:
 

@@ -86,10 +86,14 @@ class MapRing(mailbox.MailboxRing):
       self.publish(jnp.int32(slot), (empty, empty))
 
 
-# A slot is emptied `ahead + 1` waves after its own. The next fence of its
-# writer comes at most 7 waves later, the first map published after that
-# `ahead + 1`, and the next fence of its reader 8: all before the slot is read
-# again.
+# The life of a slot, by waves, with a = `ahead`:
+#
+#   w                  its map is published
+#   w + a + 1          its writer empties it
+#   w + a + 8          at the latest, the writer's next fence
+#   w + 2 a + 9        the first map published after that fence
+#   w + 2 a + 17       at the latest, the reader's next fence
+#   w + slots          it is read again
 MOST_AHEAD = (MapRing.slots - 2 * MapRing.steps_between_fences - 1) // 2
 
 

@@ -2,9 +2,10 @@
 
 `run` brings arrays into the form that kernels take. A linear recurrence runs in
 `linear`, any other in `diagonal`. Under `vmap` a kernel gains an axis of its
-grid, by Pallas's own rule, unless its CTAs wait for each other. Then all
-elements together may need no segments; else the kernel runs once for each
-element.
+grid, by Pallas's own rule, unless its CTAs wait for each other: along such an
+axis they would wait for ever. Then the rows of all elements may fill the device
+without segments, and one kernel runs them all; else the kernel runs once for
+each element.
 """
 
 import dataclasses

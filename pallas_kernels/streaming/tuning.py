@@ -2,12 +2,12 @@
 
 A cut changes speed, never results beyond rounding. The rule has three costs:
 
-* Bytes in flight. More than the latency of memory asks for make a kernel
-  slower; fewer leave the memory idle.
+* Bytes in flight. Too many slow a kernel down; too few leave the memory idle.
 * Waiting. It takes hundreds of cycles a block, so blocks must be large enough
   to hide it.
-* Occupancy. Too few sequences and tiles of features for the device are cut into
-  segments of time; more than it has multiprocessors share them.
+* Occupancy. Where sequences times tiles of features are fewer than the
+  multiprocessors, time is cut into segments, which several CTAs run; where they
+  are more, a multiprocessor has several.
 
 The numbers are the fastest ones on an H200. The measurements behind them are in
 benchmarks/tuning_streaming_h200.json.

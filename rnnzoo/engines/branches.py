@@ -1,7 +1,8 @@
 """One branch for all rows of a `jax.vmap`.
 
-A branch that rows decide each on their own becomes both branches, and a loop
-runs a select in every round. Where all rows are to agree, the decision is one.
+Under `jax.vmap` a `lax.cond` whose predicate differs between rows runs both
+branches, and a `lax.while_loop` selects in every round. Where one predicate
+holds for all rows, one branch runs.
 """
 
 import jax

@@ -181,11 +181,11 @@ class _LinearMap:
 
   @property
   def knows_rows(self) -> bool:
-    """Whether it is another map where it is that of one of some rows."""
+    """Whether the map depends on how many rows `jax.vmap` runs."""
     return self.for_rows is not None
 
   def of_rows(self, size: Any) -> '_LinearMap':
-    """Returns the map of one of some rows."""
+    """Returns the map of one row, given the number of rows."""
     if self.for_rows is None:
       return self
     static = self.for_rows(self.static, size)

@@ -13,8 +13,8 @@ the first steps that are not exact yet become so. So each iteration also runs
 the steps: parts of time side by side, from the carries that the scan gave
 (`newton_parts.py`). Within a part the steps then follow from each other, and
 equations are open only at the joints between parts. An iteration makes at least
-one more part exact. One that comes late runs the parts several times, each time
-from the ends found before, and makes as many parts exact. So the iteration
+one more part exact. Later iterations run the parts 2, 4 or 8 times, each time
+from the ends of the run before, and make as many parts exact. So the iteration
 ends; it pays where it ends soon.
 
 The result is that of the loop over time, or it is not taken:

@@ -8,7 +8,7 @@ from rnnzoo import cell as cell_lib
 from rnnzoo.engines import call as call_lib
 from rnnzoo.engines import scan_steps
 
-# Of the derivatives of a window, and of the arrays that compose them.
+# Bytes of the derivatives of a window, and of the arrays that compose them.
 BYTES = 2**28
 _COPIES = 4
 

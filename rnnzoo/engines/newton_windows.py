@@ -60,7 +60,7 @@ def unroll(plan: Plan, operands: Operands) -> tuple[Carry, Carry]:
     `plan.steps.call.outputs` arrays of the carries after every step, each
     [T, B, F].
   """
-  if operands.x.shape[1] == 0:  # Of no sequence there is no largest error.
+  if operands.x.shape[1] == 0:  # A batch of 0 has no largest error.
     return scan.unroll(plan.steps, operands)
   return _unroll(plan, operands)
 

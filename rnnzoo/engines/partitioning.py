@@ -95,7 +95,7 @@ def sharding(x: Array) -> NamedSharding:
 
 
 def as_sharded(x: Array, other: Array) -> Array:
-  """Returns x sharded as an array of as many axes, where that is sharded."""
+  """Returns x with the sharding of `other`, an array of as many axes."""
   if not is_sharded(other):
     return x
   wanted = sharding(other)

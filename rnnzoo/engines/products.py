@@ -189,8 +189,10 @@ def pack_step(stored: bool, kernel: Array) -> Array:
 def _side_by_side(kernel: Array) -> Array:
   """[G, ..., I, F] -> [..., I, G F], in a program of one step.
 
-  XLA for CPUs moves a concatenation out of a loop over steps, and no transpose.
-  XLA for GPUs moves neither, and a transpose takes one kernel instead of G + 1.
+  In a loop over steps the parameter does not change. XLA for CPUs moves a
+  concatenation of the gates out of that loop, and no transpose. XLA for GPUs
+  moves neither, so the copy runs in every step: as one kernel where it is a
+  transpose, and as G + 1 where it is a concatenation.
   """
   return jax.lax.platform_dependent(
       kernel,

@@ -104,6 +104,14 @@ BROKEN = {
         LINEAR | {'recurrent_gates': 1, 'coefficients': lambda s, p, x: (x, x)},
         'LinearCell, which has no recurrent gates',
     ),
+    'linear_with_an_update': (
+        LINEAR
+        | {
+            'update': lambda self, p, x, h, c: (jnp.tanh(c[0] + x[0]),),
+            'coefficients': lambda self, p, x: (x[0], x[0]),
+        },
+        'a LinearCell with an update of its own',
+    ),
     'one_coefficient': (
         LINEAR | {'coefficients': lambda self, p, x: (x[0],)},
         r"tuple of 2 arrays, \('a', 'b'\)",

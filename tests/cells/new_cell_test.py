@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 import rnnzoo
 from tests.layers import layers_test
+from tests.testing import abstract_gpu
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +90,22 @@ class NewCellTest(layers_test.CrossProduct):
   def test_agrees_with_reference(self, **case):
     self.check(**case)
 
-  def test_covers_every_path(self):
+  @parameterized.product(
+      name=sorted(LAYERS), kind=('NVIDIA H200', 'NVIDIA B200')
+  )
+  def test_becomes_a_kernel(self, name, kind):
+    layer = LAYERS[name](16, 32, rngs=nnx.Rngs(0), implementation='pallas')
+    graphdef, state = nnx.split(layer)
+    x, reset = jnp.ones((4, 5, 16)), jnp.ones((4, 5), bool)
+
+    def loss(state, x):
+      return jnp.sum(nnx.merge(graphdef, state)(x, reset=reset) ** 2)
+
+    with abstract_gpu.device(self, kind):
+      text = abstract_gpu.lower(jax.grad(loss, (0, 1)), state, x)
+      self.assertIn('mosaic_gpu', text)
+
+  def test_has_cases_of_the_paths_in_xla(self):
     names = {case['testcase_name'] for case in new_cases()}
     for name in (
         'CIFG_one_step_scan_float64',

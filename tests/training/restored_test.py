@@ -66,7 +66,7 @@ for _name in ('har', 'lorenz', 'sequences', 'time_series'):
 
 def make_config(name, directory, **data):
   config = importlib.import_module(f'configs.base_{name}').get_config()
-  config.data.update(DATA[name] | data)
+  config.data.update(DATA.get(name, {}) | data)
   config.model.layer = 'MinGRU'
   config.model.update(features=4, num_layers=1)
   config.update(batch_size=4, num_epochs=1, num_seeds=1, eval_batch_size=16)
@@ -120,7 +120,9 @@ class OfPaper(made_up_task.SignTask):
 
 class EveryTaskTest(parameterized.TestCase):
 
-  @parameterized.parameters(*sorted(tasks.TASKS))
+  @parameterized.named_parameters(
+      *((name, name) for name in sorted(tasks.TASKS))
+  )
   def test_answers_without_its_data(self, name):
     config = make_config(name, pathlib.Path(self.create_tempdir().full_path))
     with contextlib.redirect_stdout(io.StringIO()):
