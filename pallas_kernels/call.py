@@ -3,6 +3,9 @@
 import dataclasses
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Call:
@@ -36,3 +39,13 @@ class Call:
   zero_not_finite: bool = False
   stop_recurrent_gradient: bool = False
   keep_gates: bool = True
+
+  def bounded(self, d: jax.Array) -> jax.Array:
+    """Returns a cotangent that came back through a product, as options say."""
+    clip = self.recurrent_gradient_clip
+    if self.zero_not_finite:
+      # No comparison with a NaN holds.
+      d = jnp.where(jnp.maximum(d, -d) < jnp.inf, d, 0)
+    if clip is not None:
+      d = jnp.minimum(jnp.maximum(d, -clip), clip)
+    return d

@@ -164,7 +164,7 @@ def no_more(unknown: Mapping[str, Any], layer: str) -> None:
   if not unknown:
     return
   name = next(iter(unknown))
-  hint = f'help(rnnzoo.{layer}) lists its options'
+  hint = f'help({layer}) lists its options'
   if name in _ELSEWHERE:
     hint = f'there is {_ELSEWHERE[name]}'
   raise TypeError(f'{layer} has no argument {name!r}; {hint}.')
@@ -182,7 +182,7 @@ def set_by_layer(options: Mapping[str, Any], layer: str, *names: str) -> None:
     if name in options:
       raise TypeError(
           f'{layer} has no argument {name!r}: it sets {name} itself;'
-          f' help(rnnzoo.{layer}) lists its options.'
+          f' help({layer}) lists its options.'
       )
 
 

@@ -200,7 +200,7 @@ class Steps:
       if plan.call.stop_recurrent_gradient:
         d_u = self.cta.zeros()
       else:
-        d_u = self._clipped(through(d_gates[-1]))
+        d_u = self.plan.call.bounded(through(d_gates[-1]))
       more = pointwise.pull(linear.pulls[1], d_u, accuracy)
       d_theta, d_row, d_start = jax.tree.map(
           jnp.add, (d_theta, d_row, d_start), (more[0], more[1], more[3])
@@ -210,16 +210,6 @@ class Steps:
     if plan.holds:
       passed = step_flags.select(linear.held, d_carry, zeros)
     return Pulled(d_theta, d_row, d_gates, d_start, passed, linear.resets)
-
-  def _clipped(self, d: Array) -> Array:
-    """Clips a cotangent that comes back through a product."""
-    clip = self.plan.call.recurrent_gradient_clip
-    if self.plan.call.zero_not_finite:
-      # No comparison with a NaN holds.
-      d = jnp.where(jnp.maximum(d, -d) < jnp.inf, d, 0)
-    if clip is not None:
-      d = jnp.minimum(jnp.maximum(d, -clip), clip)
-    return d
 
   def outputs(self, pulled: Pulled) -> list[Sequence[Array]]:
     """Returns a step's values of the streams that are written, in order."""
@@ -245,7 +235,7 @@ class Steps:
     """
     d_start, d_restart = pulled.d_start, sums.d_restart
     if d_h is not None:
-      d_start = (d_start[0] + self._clipped(d_h), *d_start[1:])
+      d_start = (d_start[0] + self.plan.call.bounded(d_h), *d_start[1:])
     if pulled.passed is not None:
       d_start = tuple(map(jnp.add, d_start, pulled.passed))
     zeros = (0.0,) * self.plan.states

@@ -267,7 +267,7 @@ class _Warpgroup:
     plan, outs = self.plan, self.outs
     d_start = tuple(x.value() for x in loaded.d_carry)
     if not plan.call.stop_recurrent_gradient:
-      d_start = (d_start[0] + self._clipped(d_h), *d_start[1:])
+      d_start = (d_start[0] + self.plan.call.bounded(d_h), *d_start[1:])
     if not plan.flags:
       return d_start
     before = jnp.maximum(s - 1, 0)
@@ -279,16 +279,6 @@ class _Warpgroup:
     d_in = step_flags.select(again, d_start, zeros)
     plan.write_rows(outs.d_restart, place, map(jnp.add, d_restart, d_in))
     return step_flags.select(again, zeros, d_start)
-
-  def _clipped(self, d: Array) -> Array:
-    """Clips a cotangent that comes back through a product."""
-    clip = self.plan.call.recurrent_gradient_clip
-    if self.plan.call.zero_not_finite:
-      # No comparison with a NaN holds.
-      d = jnp.where(jnp.maximum(d, -d) < jnp.inf, d, 0)
-    if clip is not None:
-      d = jnp.minimum(jnp.maximum(d, -clip), clip)
-    return d
 
   def _pull(self, s, tile, place, d_carry, loaded) -> None:
     """Pulls a part's cotangents back through step s of the loop."""

@@ -148,7 +148,7 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
     """
     settings.no_more(unknown, type(self).__name__)
     contract.check(cell, cell_params)
-    _check_cell_params(cell_params)
+    _check_cell_params(cell_params, features)
     initializers.check_rngs(rngs, 'params', required=True)
     settings.boolean(use_bias, 'use_bias')
     settings.function(recurrent_structure, 'recurrent_structure')
@@ -666,12 +666,20 @@ def _check_kernel_options(cell: cell_lib.Cell, **options: Any) -> None:
       )
 
 
-def _check_cell_params(given: Mapping[str, nnx.Variable] | None) -> None:
-  """Raises ValueError for a plain array, which no optimiser would find."""
+def _check_cell_params(
+    given: Mapping[str, nnx.Variable] | None, features: int
+) -> None:
+  """Raises ValueError for parameters that no optimiser or step could use."""
   for name, value in (given or {}).items():
     if not isinstance(value, nnx.Variable):
       raise ValueError(
           f'cell_params[{name!r}] must be an nnx.Param, got'
           f' {settings.a(type(value))}; nnx.Param(jnp.zeros(features)) would'
           ' work.'
+      )
+    shape = jnp.shape(value[...])
+    if shape and shape[-1] not in (1, features):
+      raise ValueError(
+          f'cell_params[{name!r}] must be [..., {features}], with one number a'
+          f' feature, or one for all; got the shape {shape}.'
       )

@@ -132,6 +132,18 @@ class ConstructorTest(parameterized.TestCase):
     with self.assertRaisesRegex(TypeError, message):
       make(rnnzoo.LAYERS[layer], **{option: 1})
 
+  def test_cell_params_of_another_size(self):
+    with self.assertRaisesRegex(
+        ValueError, r"\['b'\] must be \[\.\.\., 4\].*\(7,\)"
+    ):
+      rnnzoo.RecurrentLayer(
+          rnnzoo.ElmanCell(),
+          3,
+          4,
+          cell_params={'b': nnx.Param(jnp.zeros(7))},
+          rngs=nnx.Rngs(0),
+      )
+
   @parameterized.parameters('cuda', ((),), (('scan', 'cuda'),), (['cuda'],))
   def test_implementation(self, implementation):
     with self.assertRaisesRegex(
