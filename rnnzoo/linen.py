@@ -26,7 +26,6 @@ bounds (`max_abs`) here: they are metadata of nnx parameters.
 
 from collections.abc import Mapping, Sequence
 import dataclasses
-import functools
 from typing import Any, ClassVar
 
 from flax import linen
@@ -47,11 +46,18 @@ LayerFactory = sequence_layer.LayerFactory
 
 
 class _Bridge(nnx.bridge.ToLinen):
-  """Stores lists of layers with str as names, which linen's tools ask for.
+  """A layer whose parameters are drawn once, as linen's own modules do it.
 
-  nnx has the numbers themselves, and so had variables of earlier versions.
-  These can be applied as well, and keep their numbers.
+  Lists of layers are stored with str as names, which linen's tools ask for. nnx
+  has the numbers themselves, and so had variables of earlier versions. These
+  can be applied as well, and keep their numbers.
   """
+
+  @linen.nowrap
+  def is_initializing(self) -> bool:
+    """Whether this call draws the parameters: the first one does."""
+    may_draw = super().is_initializing() or self.is_mutable_collection('params')
+    return may_draw and not self.variables.get('params')
 
   @property
   def variables(self) -> Mapping[str, Any]:
@@ -134,12 +140,10 @@ class SequenceModule(linen.Module):
 
   @linen.compact
   def _run(self, method: str, *arguments: Any, **options: Any) -> Any:
+    options_of_layer = self._options(method, arguments)
     made = _Bridge(
-        functools.partial(
-            _make,
-            self.layer_class,
-            self._options(method, arguments),
-            self.is_initializing(),
+        lambda *, rngs: _make(
+            self.layer_class, options_of_layer, made.is_initializing(), rngs
         )
     )
     linen.share_scope(self, made)
@@ -170,7 +174,7 @@ class SequenceModule(linen.Module):
 
 
 def _make(
-    layer_class: type, options: Mapping[str, Any], draw: bool, *, rngs: nnx.Rngs
+    layer_class: type, options: Mapping[str, Any], draw: bool, rngs: nnx.Rngs
 ) -> nnx.Module:
   """Returns a layer; without values if linen has them, and they follow."""
   if draw:
@@ -386,8 +390,8 @@ class ScannedRNN(linen.Module):
         'layer': self.layer,
     }
     rnn = _Bridge(
-        functools.partial(
-            _make, rnnzoo.ScannedRNN, options, self.is_initializing()
+        lambda *, rngs: _make(
+            rnnzoo.ScannedRNN, options, rnn.is_initializing(), rngs
         ),
         name='rnn',
     )

@@ -6,10 +6,12 @@ import inspect
 
 from absl.testing import absltest
 from absl.testing import parameterized
+import chex
 from flax import linen
 from flax import nnx
 from flax import traverse_util
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -259,6 +261,46 @@ class LinenTest(parameterized.TestCase):
     )
     self.assertEqual(y.shape, (BATCH, TIME, 5))
     self.assertGreater(np.abs(y - z).max(), 1e-3)
+
+
+class CalledTwice(linen.Module):
+  """Calls one layer, and one ScannedRNN, twice."""
+
+  @linen.compact
+  def __call__(self, x):
+    layer, scanned = rnnzoo_linen.GRU(4), rnnzoo_linen.ScannedRNN()
+    rollout = jnp.swapaxes(x, 0, 1), jnp.zeros(x.shape[1::-1])
+    carry = rnnzoo_linen.ScannedRNN.initialize_carry(x.shape[0], 4)
+    return layer(x), layer(x), scanned(carry, rollout), scanned(carry, rollout)
+
+
+class DrawnOnceTest(parameterized.TestCase):
+
+  def test_calls_of_one_module_share_parameters(self):
+    x = jnp.ones((2, 5, 3))
+    made, variables = CalledTwice().init_with_output(jax.random.key(0), x)
+    chex.assert_trees_all_equal(made[0], made[1])
+    chex.assert_trees_all_equal(made[2], made[3])
+    chex.assert_trees_all_equal(made, CalledTwice().apply(variables, x))
+
+  def test_inputs_of_two_widths_are_refused(self):
+
+    class Two(linen.Module):
+
+      @linen.compact
+      def __call__(self, x):
+        layer = rnnzoo_linen.GRU(4)
+        return layer(x) + layer(x[..., :2])
+
+    with self.assertRaisesRegex(ValueError, r'must have shape \(3, 2, 4\)'):
+      Two().init(jax.random.key(0), jnp.ones((2, 5, 3)))
+
+  def test_apply_makes_parameters_that_may_be_made(self):
+    x, rngs = jnp.ones((2, 5, 3)), {'params': jax.random.key(0)}
+    y, variables = rnnzoo_linen.GRU(4).apply(
+        {}, x, mutable=['params'], rngs=rngs
+    )
+    chex.assert_trees_all_equal(y, rnnzoo_linen.GRU(4).apply(variables, x))
 
 
 if __name__ == '__main__':
