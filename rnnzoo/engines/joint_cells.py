@@ -107,7 +107,10 @@ class Clip(cell_lib.Cell):
 
 @dataclasses.dataclass(frozen=True)
 class Largest(cell_lib.Cell):
-  """The largest so far, m' = max(m, value), or value where keep is 0."""
+  """The largest so far, as far as it is remembered: m' = max(k m, value).
+
+  k is the size of a slope, at most 1; it is 1 where the slope is NaN.
+  """
 
   input_gates = 2
   recurrent_gates = 1
@@ -115,8 +118,12 @@ class Largest(cell_lib.Cell):
 
   def update(self, params, x_gates, h_gates, carry):
     del params, h_gates
-    keep, value = x_gates
-    return (jnp.where(keep == 0, value, jnp.maximum(carry[0], value)),)
+    slope, value = x_gates
+    kept = jnp.maximum(slope, -slope)
+    kept = jnp.where(kept < 1, kept, 1.0)
+    # An infinite carry that is forgotten would be NaN.
+    before = jnp.where(kept == 0, 0.0, kept * carry[0])
+    return (jnp.maximum(before, value),)
 
 
 def map_of_step(cell: cell_lib.Cell, params, x_gates) -> Any:

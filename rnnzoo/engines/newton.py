@@ -256,7 +256,13 @@ def solve(
       if not problem.exact:
         found = tuple(map(jnp.add, state.errors, found))
       found = tuple(jnp.where(jnp.isfinite(e), e, jnp.inf) for e in found)
-      sensitivity = newton_errors.largest(found, problem.scales(new))
+      so_far = newton_errors.scales_so_far(
+          new,
+          heads=problem.heads,
+          begins=problem.begins,
+          reverse=problem.reverse,
+      )
+      sensitivity = newton_errors.largest(found, so_far)
       # An infinite error would stay one in the next iteration.
       found = tuple(jnp.where(jnp.isfinite(e), e, 0) for e in found)
     return _State(

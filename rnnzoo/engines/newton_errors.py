@@ -1,6 +1,8 @@
 """The sizes of errors in a trajectory: their scale, and roundings to follow."""
 
+from collections.abc import Sequence
 import functools
+from typing import NamedTuple
 
 import jax
 from jax import lax
@@ -11,6 +13,11 @@ from rnnzoo import cell as cell_lib
 
 Array = jax.Array
 Carry = cell_lib.Carry
+
+# What is left of a number after a step, in `scales_so_far`: 2 to the power of
+# minus so many bits.
+_FADING_BITS = 0.03125
+_FADES = 2.0**-_FADING_BITS
 
 
 def rounding(s: Carry) -> float:
@@ -39,10 +46,11 @@ def scales(
     reverse: bool,
     together: bool,
 ) -> Carry:
-  """Returns the largest of a head's numbers up to each step, [T, B, F or 1].
+  """Returns the scale of a head's numbers after each step, [T, B, F or 1].
 
-  A trajectory may grow by many orders of magnitude, and an error that is small
-  at its end was large at its beginning. Steps before a reset do not count.
+  It is that of a rounding error in the step: the largest number of the carries
+  after it and before it. A large carry that the recurrence has forgotten does
+  not count, nor does one before a reset.
 
   Args:
     new: the carry after the steps, each [T, B, F].
@@ -50,33 +58,95 @@ def scales(
     begins: bool [T, B, 1], the steps that do not depend on the carry before, or
       None.
     reverse: whether time runs from the last step to the first.
-    together: whether all arrays of the carry have one scale.
+    together: whether all arrays of the carry have one scale, the largest number
+      of all steps so far. Cotangents have it: that of a step is a sum over
+      later ones, and may be small where these are large.
   """
   scale = [_of_heads(jnp.abs(x), heads) for x in new]
-  if together:
-    scale = [functools.reduce(jnp.maximum, scale)] * len(new)
+  if not together:
+    return tuple(_with_step_before(x, begins, reverse) for x in scale)
+  scale = [functools.reduce(jnp.maximum, scale)] * len(new)
+  return _largest_so_far(scale, begins, reverse)
+
+
+def scales_so_far(
+    new: Carry, *, heads: int, begins: Array | None, reverse: bool
+) -> Carry:
+  """Returns the scale that the growth of errors is judged in, like `scales`.
+
+  It is the largest number of a head so far, where those of earlier steps fade
+  by `_FADES` a step: a trajectory that passes through 0 has the scale of the
+  steps around it, and a large carry counts for some hundred steps.
+  """
+  scale = [_of_heads(jnp.abs(x), heads) for x in new]
+  time = lax.iota(scale[0].dtype, scale[0].shape[0])
+  faded = _FADING_BITS * (time[::-1] if reverse else time)[:, None, None]
+  largest_of = _largest_so_far(
+      [jnp.log2(x) + faded for x in scale], begins, reverse
+  )
+  return tuple(
+      jnp.maximum(jnp.exp2(y - faded), x)
+      for x, y in zip(scale, largest_of, strict=True)
+  )
+
+
+def _with_step_before(x: Array, begins: Array | None, reverse: bool) -> Array:
+  """Returns the larger of each step's number and of that before it."""
+  zero = jnp.zeros_like(x[:1])
+  order = (x[1:], zero) if reverse else (zero, x[:-1])
+  before = jnp.concatenate(order)
+  if begins is not None:
+    before = jnp.where(begins, 0, before)
+  return jnp.maximum(x, before)
+
+
+def _largest_so_far(
+    values: Sequence[Array], begins: Array | None, reverse: bool
+) -> Carry:
+  """Returns the largest of each array up to each step, since it began."""
   if begins is None:
-    return tuple(lax.cummax(x, axis=0, reverse=reverse) for x in scale)
+    return tuple(lax.cummax(x, axis=0, reverse=reverse) for x in values)
   so_far = functools.partial(
       lax.associative_scan, _larger, reverse=reverse, axis=0
   )
-  flags = [jnp.broadcast_to(begins, x.shape) for x in scale]
-  return tuple(so_far((f, x))[1] for f, x in zip(flags, scale, strict=True))
+  flags = [jnp.broadcast_to(begins, x.shape) for x in values]
+  return tuple(so_far((f, x))[1] for f, x in zip(flags, values, strict=True))
 
 
-def scale_after(scale: Carry, new: Carry, heads: int, begins) -> Carry:
-  """Returns the next of `scales`, each [B, F or 1], for steps in turn.
+class Scales(NamedTuple):
+  """The scales of one step, for steps in turn, each [B, F or 1].
 
-  Args:
-    scale: of the step before.
-    new: the carry after the step, each [B, F].
-    heads: N.
-    begins: bool [B, 1], or None.
+  Attributes:
+    own: the largest of a head's numbers.
+    step: as of `scales`.
+    so_far: as of `scales_so_far`.
   """
-  own = tuple(_of_heads(jnp.abs(x), heads) for x in new)
-  if begins is not None:
-    scale = tuple(jnp.where(begins, 0, x) for x in scale)
-  return tuple(map(jnp.maximum, scale, own))
+
+  own: Carry
+  step: Carry
+  so_far: Carry
+
+  @classmethod
+  def before(cls, init: Carry, heads: int) -> 'Scales':
+    """Returns zeros, as before the first step."""
+    zero = tuple(_of_heads(jnp.zeros_like(x), heads) for x in init)
+    return cls(zero, zero, zero)
+
+  def after(self, new: Carry, heads: int, begins: Array | None) -> 'Scales':
+    """Returns those of the next step.
+
+    Args:
+      new: the carry after it, each [B, F].
+      heads: N.
+      begins: bool [B, 1], or None.
+    """
+    own = tuple(_of_heads(jnp.abs(x), heads) for x in new)
+    before, faded = self.own, tuple(_FADES * x for x in self.so_far)
+    if begins is not None:
+      forget = lambda carry: tuple(jnp.where(begins, 0, x) for x in carry)
+      before, faded = forget(before), forget(faded)
+    larger = lambda carry: tuple(map(jnp.maximum, carry, own))
+    return Scales(own, larger(before), larger(faded))
 
 
 def _of_heads(x: Array, heads: int) -> Array:
@@ -97,10 +167,13 @@ def _larger(before, after):
 
 
 def largest(values: Carry, scale: Carry) -> Array:
-  """Returns the largest of all values, each in its scale."""
-  tiny = float(jnp.finfo(values[0].dtype).tiny)
-  found = [
-      jnp.max(jnp.abs(x) / jnp.maximum(y, tiny))
-      for x, y in zip(values, scale, strict=True)
-  ]
-  return jnp.max(jnp.stack(found))
+  """Returns the largest of all values, each in its scale; finite if they are."""
+  info = jnp.finfo(values[0].dtype)
+
+  def relative(x, y):
+    found = jnp.abs(x) / jnp.maximum(y, float(info.tiny))
+    # A number is no overflow, whatever its scale.
+    bounded = jnp.minimum(found, float(info.max))
+    return jnp.max(jnp.where(jnp.isfinite(x), bounded, found))
+
+  return jnp.max(jnp.stack(list(map(relative, values, scale))))

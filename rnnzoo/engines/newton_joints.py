@@ -139,9 +139,9 @@ def _corrected(
 def _size(slope: Array | None, starts: Carry, corrections: Carry) -> Array:
   """Returns the largest correction, in the scale of its feature so far.
 
-  A part whose slope is 0 forgets the carry before it, and its scale. Without
-  slopes the scale is that of all features. The size is infinite or NaN if a
-  correction is.
+  A part remembers the scale before it as far as its slope says. Without slopes
+  the scale is that of all features. The size is infinite or NaN if a correction
+  is.
   """
   worst = []
   for s, d in zip(starts, corrections, strict=True):

@@ -236,24 +236,28 @@ def _in_turn(problem: newton.Problem, init: Carry, errors: Carry):
   eps = newton_errors.rounding(init)
 
   def body(state, xs):
-    carry, errors, scale, worst = state
+    carry, errors, scales, worst = state
     xs, begins = xs
     step = lambda carry: problem.body(carry, xs)[0]
     carry, errors = jax.jvp(step, (carry,), (errors,))
-    scale = newton_errors.scale_after(scale, carry, problem.heads, begins)
-    errors = tuple(e + eps * s for e, s in zip(errors, scale, strict=True))
-    relative = newton_errors.largest(tuple(e[None] for e in errors), scale)
+    scales = scales.after(carry, problem.heads, begins)
+    errors = tuple(
+        e + eps * s for e, s in zip(errors, scales.step, strict=True)
+    )
+    relative = newton_errors.largest(
+        tuple(e[None] for e in errors), scales.so_far
+    )
     # A carry that is not finite is path 1's own, and has no errors.
     relative = jnp.where(jnp.isfinite(relative), relative, 0)
     errors = tuple(jnp.where(jnp.isfinite(e), e, 0) for e in errors)
-    return (carry, errors, scale, jnp.maximum(worst, relative)), carry
+    return (carry, errors, scales, jnp.maximum(worst, relative)), carry
 
-  scale = jax.tree.map(jnp.zeros_like, init)
-  scale = newton_errors.scale_after(scale, scale, problem.heads, None)
-  worst = jnp.sum(scale[0])  # Zero, varying over devices as the carry does.
+  scales = newton_errors.Scales.before(init, problem.heads)
+  # Zero, varying over devices as the carry does.
+  worst = jnp.sum(scales.own[0])
   (_, errors, _, worst), carries = lax.scan(
       body,
-      (init, errors, scale, worst),
+      (init, errors, scales, worst),
       (problem.xs, problem.begins),
       reverse=problem.reverse,
   )

@@ -433,6 +433,23 @@ class NewtonTest(parameterized.TestCase):
         run(xs, newton_windows.unroll), program(by_scan)(xs, by_scan), 1e-12
     )
 
+  @parameterized.parameters(12, 300)
+  def test_a_large_carry_that_is_forgotten(self, time):
+    # A residual that is small beside 1e6 was taken for rounding.
+    def run(path):
+      layer = rnnzoo.GRU(3, 8, implementation=path, rngs=nnx.Rngs(0))
+      layer.recurrent_kernel[...] *= 2.5
+      x = np.random.default_rng(0).normal(size=(2, time, 3))
+      carry = jax.tree.map(
+          lambda c: jnp.full(c.shape, 1e6), layer.initial_carry((2,))
+      )
+      run = nnx.jit(lambda layer, *args: layer(args[0], initial_carry=args[1]))
+      return np.asarray(run(layer, jnp.float32(x), carry))
+
+    wanted, found = run('scan'), run('associative_scan')
+    sizes = np.abs(wanted).max(-1, keepdims=True)
+    self.assertLess(np.max(np.abs(found - wanted) / sizes), 3e-5)
+
   @parameterized.parameters('GRU', 'IndRNN', 'IRevRNN')
   @pytest.mark.slow
   def test_by_associative_scans(self, name):
