@@ -35,6 +35,13 @@ class VerificationTest(absltest.TestCase):
     self.assertEqual(found.error, 0)
     self.assertGreater(found.lyapunov, 0)
 
+  def test_ends_where_no_count_helps(self):
+    layer = rnnzoo.GRU(2, 3, rngs=nnx.Rngs(0))
+    x = jnp.ones((1, 20, 2)).at[0, 3].set(jnp.nan)
+    path = rnnzoo.AssociativeScan(max_iterations=2**31 - 1)
+    found = rnnzoo.verify(layer, x, implementation=path)
+    self.assertIsNone(found.least_iterations)
+
   def test_reverse_is_a_flag(self):
     layer = rnnzoo.GRU(4, 8, rngs=nnx.Rngs(0))
     for reverse in ('no', 1, None):

@@ -7,6 +7,7 @@ import importlib
 import os
 import pathlib
 from typing import Any
+import uuid
 
 from flax import nnx
 import jax
@@ -70,7 +71,8 @@ def save_safetensors(module: nnx.Module, path: str | os.PathLike[str]) -> None:
       name: _saved(leaf.get_value(), name)
       for name, leaf in _named(module).items()
   }
-  partial = path.with_name(path.name + '.partial')
+  # Several processes may write the same file.
+  partial = path.with_name(f'.{uuid.uuid4().hex}.partial')
   metadata = {'format': 'rnnzoo', 'version': str(VERSION)}
   try:
     files.save_file(arrays, partial, metadata=metadata)

@@ -230,6 +230,11 @@ def store(layer: recurrent.RecurrentLayer, weights: Weights) -> None:
     state['bias'] = weights.bias
   if weights.recurrent_bias is not None:
     state['cell_params'] = {'recurrent_bias': weights.recurrent_bias}
+  learned = nnx.to_pure_dict(nnx.state(layer)).get('learned_carry')
+  if learned is not None:  # Other libraries begin with zeros.
+    state['learned_carry'] = jax.tree.map(
+        lambda x: np.zeros(np.shape(x)), learned
+    )
   update(layer, state)
 
 

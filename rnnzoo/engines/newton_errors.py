@@ -167,7 +167,7 @@ def _larger(before, after):
 
 
 def largest(values: Carry, scale: Carry) -> Array:
-  """Returns the largest of all values, each in its scale; finite if they are."""
+  """Returns the largest value, each in its scale; finite if all are."""
   info = jnp.finfo(values[0].dtype)
 
   def relative(x, y):

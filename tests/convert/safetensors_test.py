@@ -171,6 +171,24 @@ class SafetensorsTest(absltest.TestCase):
       with self.assertRaisesRegex(ImportError, r'rnnzoo\[safetensors\]'):
         convert.save_safetensors(layer, self.path)
 
+  def test_a_file_beside_it_is_left_alone(self):
+    folder = pathlib.Path(self.create_tempdir().full_path)
+    (folder / 'gru.partial').write_text('mine')
+    convert.save_safetensors(rnnzoo.GRU(2, 3, rngs=nnx.Rngs(0)), folder / 'gru')
+    names = {path.name for path in folder.iterdir()}
+    self.assertEqual(names, {'gru', 'gru.partial'})
+
+  def test_a_learned_carry_is_not_kept(self):
+    # Here, beside the other door that replaces a trained layer's parameters.
+    layer = rnnzoo.GRU(2, 3, learn_initial_carry=True, rngs=nnx.Rngs(0))
+    learned = nnx.to_pure_dict(nnx.state(layer))['learned_carry']
+    trained = jax.tree.map(lambda x: x + 1, learned)
+    nnx.update(layer, {'learned_carry': trained})
+    other = rnnzoo.GRU(2, 3, rngs=nnx.Rngs(1))
+    convert.from_torch(layer, convert.to_torch(other))
+    x = jnp.ones((1, 4, 2))
+    np.testing.assert_allclose(layer(x), other(x), atol=1e-6)
+
 
 if __name__ == '__main__':
   absltest.main()
