@@ -57,6 +57,24 @@ class Config:
   max_grad_norm: float = 0.5
   seed: int = 0
 
+  def __post_init__(self):
+    if self.layer not in rnnzoo.LAYERS:
+      raise ValueError(
+          f'layer must be one of {", ".join(rnnzoo.LAYERS)}, got {self.layer!r}'
+      )
+    if self.num_updates < 10 or self.num_updates % 10:
+      raise ValueError(
+          'num_updates must be a multiple of 10, as many as there are reports,'
+          f' got {self.num_updates}'
+      )
+    if self.num_minibatches < 1 or self.num_envs % self.num_minibatches:
+      raise ValueError(
+          'num_minibatches must divide num_envs, got'
+          f' {self.num_minibatches} and {self.num_envs}'
+      )
+    if self.num_steps < 1:
+      raise ValueError(f'num_steps must be at least 1, got {self.num_steps}')
+
 
 class ChainState(NamedTuple):
   """State of the environments: step of the episode, bit to remember; [B]."""
@@ -303,7 +321,7 @@ def train(config: Config, report=print) -> tuple[Agent, Array]:
   state = (params, optimizer.init(params)), actor
   run = jax.jit(functools.partial(jax.lax.scan, update))
   returns = []
-  for part in jax.random.split(key, (10, max(config.num_updates // 10, 1))):
+  for part in jax.random.split(key, (10, config.num_updates // 10)):
     state, means = run(state, part)
     returns.append(means)
     report(f'{len(returns) * len(part):5d} updates: return {means[-1]:.3f}')

@@ -7,6 +7,7 @@ S the number of states.
 
 from collections.abc import Sequence
 import dataclasses
+import math
 import numbers
 from typing import Any
 
@@ -96,6 +97,15 @@ class FlashRNNConfig:
           f'{name} is an option of the clip: it needs'
           ' gradient_recurrent_clipval, got None.'
       )
+    clip = self.gradient_recurrent_clipval
+    is_number = isinstance(clip, numbers.Real) and not isinstance(clip, bool)
+    if clip is not None and not (is_number and 0 < clip < math.inf):
+      raise ValueError(
+          'gradient_recurrent_clipval must be a number above 0, finite, or'
+          f' None, got {clip!r}.'
+      )
+    if isinstance(self.initial_val, list):  # A list has no hash.
+      object.__setattr__(self, 'initial_val', tuple(self.initial_val))
     values = self.initial_val
     given = values if isinstance(values, (tuple, list)) else (values,)
     for value in given:
@@ -164,18 +174,21 @@ def flashrnn(
   Wx = _axes(Wx, 'Wx', config.input_shape, 'BTGHD')
   batch, time, _, heads, size = Wx.shape
   gates = cell.input_gates
-  if not size:
+  if not size or not heads:
     raise ValueError(
-        'Wx must have a head dimension of at least 1, its last axis of BTGHD,'
-        f' got shape {Wx.shape}.'
+        'Wx must have heads and a head dimension of at least 1, its last two'
+        f' axes of BTGHD, got shape {Wx.shape}.'
     )
   is_gru = config.function == 'gru'
-  Wx = _sized(Wx, (batch, time, gates, heads, size), 'Wx', 'BTGHD')
+  Wx = _sized(
+      Wx, (batch, time, gates, heads, size), 'Wx', 'BTGHD', config.input_shape
+  )
   R = _axes(R, 'R', config.recurrent_shape, 'GHPD')
-  R = _sized(R, (gates, heads, size, size), 'R', 'GHPD')
+  R = _sized(R, (gates, heads, size, size), 'R', 'GHPD', config.recurrent_shape)
   b = _axes(b, 'b', config.bias_shape, 'GHD')
-  b = _sized(b, (gates + is_gru, heads, size), 'b', 'GHD')
+  b = _sized(b, (gates + is_gru, heads, size), 'b', 'GHD', config.bias_shape)
   kind = jnp.dtype(Wx.dtype if config.backend == 'vanilla' else config.dtype)
+  checks.floating(kind, 'dtype')
   wide = jnp.promote_types(kind, jnp.float32)
   carry = _initial(cell, config, states, (batch, heads, size), wide)
   params, features = {}, heads * size
@@ -220,7 +233,13 @@ def _initial(cell, config: FlashRNNConfig, states, shape, dtype):
   count = len(cell.carry_names)
   if states is not None:
     states = _axes(states, 'states', config.output_shape, 'SBTHD')
-    states = _sized(states, (count, batch, 1, heads, size), 'states', 'SBTHD')
+    states = _sized(
+        states,
+        (count, batch, 1, heads, size),
+        'states',
+        'SBTHD',
+        config.output_shape,
+    )
     return tuple(states.astype(dtype).reshape(count, batch, heads * size))
   values: Any = config.initial_val
   if not isinstance(values, (tuple, list)):
@@ -244,11 +263,23 @@ def _axes(given: Any, name: str, axes: str, wanted: str) -> Array:
   return jnp.transpose(array, [*map(axes.index, wanted)])
 
 
-def _sized(array: Array, shape: tuple[int, ...], name: str, axes: str) -> Array:
-  """Returns the array if it has the shape, or raises ValueError."""
+def _sized(
+    array: Array, shape: tuple[int, ...], name: str, axes: str, given: str
+) -> Array:
+  """Returns the array if it has the shape, or raises ValueError.
+
+  Args:
+    array: with its axes in the wanted order.
+    shape: the one it must have.
+    name: of the argument.
+    axes: the wanted order.
+    given: the caller's.
+  """
   if array.shape != shape:
+    order = [axes.index(axis) for axis in given]
+    of_caller = lambda sizes: tuple(sizes[i] for i in order)
     raise ValueError(
-        f'{name} must have shape {shape} along {axes}, as Wx and the function'
-        f' say, got {array.shape}.'
+        f'{name} must have shape {of_caller(shape)} along {given}, as Wx and'
+        f' the function say, got {of_caller(array.shape)}.'
     )
   return array

@@ -118,6 +118,12 @@ class ScannedRNN(nnx.Module):
       ValueError: a size is not a positive int, or the layer cannot be made.
     """
     settings.positive(hidden_size, 'hidden_size')
+    if isinstance(layer, int):
+      raise ValueError(
+          f'layer must be a layer class such as rnnzoo.LSTM, got {layer}:'
+          ' several batch axes go into one tuple, as in'
+          ' initialize_carry((batch, agents), hidden_size).'
+      )
     settings.factories([layer], sequence_layer.SequenceLayer)
     is_tuple = isinstance(batch_size, (tuple, list))
     batch_shape = checks.shape(
@@ -201,9 +207,22 @@ def _check_carry(
         f'carry must be as ScannedRNN.initialize_carry({size},'
         f' {layer.out_features}{inside}) returns it, {_described(want)}, for'
         f' ins of shape {ins_shape} with time first; got {_described(carry)}.'
+        f'{_order(carry, batch)}'
     )
   for array in jax.tree.leaves(carry):
     checks.number(array, 'carry')
+
+
+def _order(carry: Any, batch: tuple[int, ...]) -> str:
+  """Returns a hint where a carry seems to be [hidden, *batch]."""
+  shape = getattr(carry, 'shape', ())
+  if shape[1:] != batch:
+    return ''
+  return (
+      ' Its first axis seems to be the hidden size: a program that calls'
+      ' initialize_carry(hidden_size, *batch_size) has to call'
+      ' initialize_carry(batch_size, hidden_size) here.'
+  )
 
 
 def _is_like(carry: Any, want: Any) -> bool:

@@ -182,6 +182,16 @@ class FlashRNNTest(parameterized.TestCase):
         (lambda: config(initial_val=None), 'number or a tuple .* got None'),
         (lambda: config(initial_val=(0, 'a')), r"tuple .* got \(0, 'a'\)"),
         (lambda: config(initial_val=np.zeros(2)), r'tuple .* got array\(\['),
+        (lambda: config(gradient_recurrent_clipval=-1), 'above 0.* got -1'),
+        (
+            lambda: run(Wx[..., :0, :], R[:, :0], b[:, :0]),
+            'Wx must have heads',
+        ),
+        (
+            lambda: run(Wx, R[..., :2], b),
+            r'R must have shape \(3, 2, 3, 3\) along GHDP.* \(3, 2, 3, 2\)',
+        ),
+        (lambda: run(Wx, R, b, dtype='float64'), 'would run in float32'),
         (lambda: run(Wx, R[:2], b), r'R must have shape \(3, 2, 3, 3\)'),
         (lambda: run(Wx, R, b[:3]), r'b must have shape \(4, 2, 3\)'),
         (lambda: run(Wx, R, b, Wx), 'states must have shape'),

@@ -184,6 +184,11 @@ class ScannedRNNTest(parameterized.TestCase):
         ),
         (lambda: rnn(start, (ins, resets * 1j)), 'resets must be real'),
         (lambda: lstm(start, (ins, resets)), 'got an array of shape'),
+        (
+            lambda: rnn(rnn.initialize_carry(FEATURES, BATCH), (ins, resets)),
+            r'\(8, 3\).* has to call initialize_carry\(batch_size, hidden',
+        ),
+        (lambda: rnn.initialize_carry(8, 3, 4), r'\(\(batch, agents\), hidden'),
         (lambda: rnn.initialize_carry(-1, 8), 'batch_size must be'),
         (lambda: rnn.initialize_carry(1, 0), 'hidden_size must be'),
         (lambda: rnn.initialize_carry(1, 8, 'GRU'), 'layer must be'),

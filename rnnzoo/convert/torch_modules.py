@@ -188,6 +188,11 @@ def fold_projection(
             ' which every level and direction of a module with proj_size has.'
         )
       matrix = left.pop(f'weight_hr{suffix}')
+      if matrix.ndim != 2:
+        raise ValueError(
+            f'{prefix}weight_hr{suffix} must have shape [proj_size, features],'
+            f' got {matrix.shape}.'
+        )
       fold = {f'weight_hh{suffix}': matrix, f'weight_ih{suffix}': below}
       for name, factor in fold.items():
         if factor is None:

@@ -102,7 +102,9 @@ class Entries:
     """
     full = self._prefix + name
     if name not in self._left:
-      longer = [x for x in sorted(self._all) if x.endswith(f'.{name}')]
+      longer = [
+          x for x in sorted(self._all) if x.endswith((f'.{name}', f'/{name}'))
+      ]
       if longer and not hint:
         hint = f' prefix={longer[0].removesuffix(name)!r} would find it.'
       raise ValueError(

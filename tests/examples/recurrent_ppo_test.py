@@ -86,6 +86,17 @@ class RecurrentPPOTest(absltest.TestCase):
     first = 0.5 * 2 - 1 + 0.25 * second
     np.testing.assert_allclose(got[:, 0], [first, second, third, last])
 
+  def test_sizes_that_do_not_fit_are_refused(self):
+    for options, message in (
+        ({'num_updates': 5}, 'multiple of 10'),
+        ({'num_envs': 5}, 'must divide num_envs, got 2 and 5'),
+        ({'num_minibatches': 0}, 'must divide'),
+        ({'num_steps': 0}, 'at least 1'),
+        ({'layer': 'Foo'}, "got 'Foo'"),
+    ):
+      with self.assertRaisesRegex(ValueError, message):
+        recurrent_ppo.Config(**options)
+
   @pytest.mark.slow
   def test_solves_the_task(self):
     lines = []
