@@ -8,6 +8,7 @@ import importlib.util
 import pathlib
 import re
 import sys
+import types
 from unittest import mock
 
 from absl.testing import absltest
@@ -60,13 +61,25 @@ def text_of(page):
 
 
 def run(page):
-  """Runs a page's examples in turn; returns how many, and what went wrong."""
+  """Runs a page's examples in turn; returns how many, and what went wrong.
+
+  A block of Python that begins with the name of a file is that module, too.
+  """
+  with mock.patch.dict(sys.modules):
+    return _run(page)
+
+
+def _run(page):
   names, reports = {'__name__': 'guide'}, []
   runner = doctest.DocTestRunner(optionflags=_FLAGS)
   blocks = re.findall(r'```(python|pycon)\n(.*?)```', text_of(page), re.DOTALL)
   for kind, code in blocks:
     if kind == 'python':
       exec(compile(code, page, 'exec'), names)
+      if file := re.match(r'# (\S+)\.py\n', code):
+        name = file[1].replace('/', '.')
+        sys.modules[name] = module = types.ModuleType(name)
+        vars(module).update(names | {'__name__': name})
       continue
     test = doctest.DocTestParser().get_doctest(code, names, page, page, 0)
     runner.run(test, out=reports.append, clear_globs=False)
