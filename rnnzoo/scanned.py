@@ -216,7 +216,7 @@ def _check_carry(
 def _order(carry: Any, batch: tuple[int, ...]) -> str:
   """Returns a hint where a carry seems to be [hidden, *batch]."""
   shape = getattr(carry, 'shape', ())
-  if shape[1:] != batch:
+  if not batch or shape[1:] != batch:
     return ''
   return (
       ' Its first axis seems to be the hidden size: a program that calls'

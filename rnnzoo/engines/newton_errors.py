@@ -14,8 +14,8 @@ from rnnzoo import cell as cell_lib
 Array = jax.Array
 Carry = cell_lib.Carry
 
-# What is left of a number after a step, in `scales_so_far`: 2 to the power of
-# minus so many bits.
+# In `scales_so_far` each step divides the numbers of earlier steps by 2 to the
+# power of `_FADING_BITS`: they halve in 32 steps.
 _FADING_BITS = 0.03125
 _FADES = 2.0**-_FADING_BITS
 
@@ -76,7 +76,7 @@ def scales_so_far(
 
   It is the largest number of a head so far, where those of earlier steps fade
   by `_FADES` a step: a trajectory that passes through 0 has the scale of the
-  steps around it, and a large carry counts for some hundred steps.
+  steps around it, and a carry of 1e6 counts for 640 steps.
   """
   scale = [_of_heads(jnp.abs(x), heads) for x in new]
   time = lax.iota(scale[0].dtype, scale[0].shape[0])
