@@ -9,6 +9,7 @@ That of docs/libraries.md comes from docs/libraries.json.
 """
 
 import ast
+import functools
 import json
 import pathlib
 import re
@@ -649,21 +650,22 @@ def newton_h200() -> str:
   return '\n'.join(lines)
 
 
-def newton_long() -> str:
+def newton_long(file: str) -> str:
   """Returns the table of long sequences, all steps at once beside a kernel."""
-  data = load('newton_long_h200.json')
-  before = data['before']
+  data = load(file)
+  before = data.get('before', {'rows': []})
   keys = 'case', 'batch', 'time', 'features', 'heads'
   cases: dict[tuple[Any, ...], dict[str, dict]] = {}
   for row in data['rows'] + before['rows']:
     if row['status'] == 'ok':
       own = cases.setdefault(tuple(row[key] for key in keys), {})
       own.setdefault(row['path'], row)
+  old = bool(before['rows'])
   lines = [
       "| layer | batch x time x units, heads | `'pallas'` |"
       " `'associative_scan'` | times faster | MiB | with backward, `'pallas'` |"
-      " `'associative_scan'` | single steps, before |",
-      '|---' * 9 + '|',
+      " `'associative_scan'` |" + ' single steps, before |' * old,
+      '|---' * (8 + old) + '|',
   ]
   note = ''
   for (case, batch, time, features, heads), own in cases.items():
@@ -685,15 +687,18 @@ def newton_long() -> str:
         f' | {cell(at_once)} | {ratio} | {mib} |'
         f' {cell((kernel or {}).get("gradient"))} |'
         f' {cell((at_once or {}).get("gradient"))} |'
-        f' {cell(own.get("single steps"))} |'
+        + f' {cell(own.get("single steps"))} |' * old
     )
   others = {row['commit'] for row in data['rows'] if 'commit' in row}
-  others = ' and '.join(sorted(others))
+  commits = data['commit']
+  if others:
+    commits += f'; rows of relu and sLSTM {" and ".join(sorted(others))}'
+  if 'commit' in before:
+    commits += f'; before: {before["commit"]}'
   lines += [
       '',
       f'{data["device"]}, jax {data["jax"]}, {data["date"]}, commit'
-      f' {data["commit"]}; rows of relu and sLSTM {others}; before:'
-      f' {before["commit"]}. Milliseconds, forward unless it says so,'
+      f' {commits}. Milliseconds, forward unless it says so,'
       ' float32, gates given; medians of calls in flight.'
       " MiB: temporary memory by XLA of `'associative_scan'`. A dash: not"
       ' measured.' + note,
@@ -977,7 +982,10 @@ TABLES = {
         'irevrnn_stacks': irevrnn_stacks,
         'kernel_memory': kernel_memory,
         'newton_h200': newton_h200,
-        'newton_long': newton_long,
+        'newton_long': functools.partial(newton_long, 'newton_long_h200.json'),
+        'newton_long_h100': functools.partial(
+            newton_long, 'newton_long_h100.json'
+        ),
         'newton': newton,
         'newton_trained': newton_trained,
     },
