@@ -10,6 +10,8 @@ Time is the leading axis, [T, B, ...].
 """
 
 from collections.abc import Callable, Sequence
+import dataclasses
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -17,9 +19,11 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
+import pallas_kernels
 from pallas_kernels import sharding
 from rnnzoo import cell as cell_lib
 from rnnzoo.engines import associative
+from rnnzoo.engines import platforms
 
 Array = jax.Array
 Carry = cell_lib.Carry
@@ -76,8 +80,10 @@ def solve(maps: Maps, given: Sequence[Carry], reverse: bool) -> list[Carry]:
     elements = maps.matrix, _columns(given, maps.matrix)
     solved = over_time(_compose_matrices, elements, reverse=reverse)[1]
     return _carries(solved, given[0])
-  if len(maps.entries) == 1 and not on_cpu():
-    return _solve_scalars(maps.entries[0][0], given, reverse)
+  if len(maps.entries) == 1:
+    scalars = platforms.Functions(_Kernel(reverse), _Compose(reverse))
+    operands = maps.entries[0][0], [b for (b,) in given]
+    return [(s,) for s in platforms.kernels_if_any(scalars, operands)]
   entries = jnp.stack([jnp.stack(row, axis=1) for row in maps.entries], axis=1)
   columns = jnp.stack([jnp.stack(b, axis=1) for b in given], axis=2)
   solved = over_time(_compose_entries, (entries, columns), reverse=reverse)[1]
@@ -87,13 +93,34 @@ def solve(maps: Maps, given: Sequence[Carry], reverse: bool) -> list[Carry]:
   ]
 
 
-def _solve_scalars(
-    a: Array, given: Sequence[Carry], reverse: bool
-) -> list[Carry]:
-  """`solve` for a carry of one array: the recurrence of `linear_scan`."""
-  b = jnp.stack([b for (b,) in given], axis=1)
-  solved = associative.compose_scan(a[:, None], b, reverse)
-  return [(solved[:, i],) for i in range(len(given))]
+@dataclasses.dataclass(frozen=True)
+class _Kernel:
+  """`solve` for a carry of one array, by the kernel of `linear_scan`."""
+
+  reverse: bool
+
+  def __call__(self, operands: tuple[Array, list[Array]]) -> list[Array]:
+    a, given = operands
+    run = functools.partial(
+        pallas_kernels.linear_scan, reverse=self.reverse, time_major=True
+    )
+    return [run(a, b) for b in given]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Compose:
+  """The same without kernels."""
+
+  reverse: bool
+
+  def __call__(self, operands: tuple[Array, list[Array]]) -> list[Array]:
+    a, given = operands
+    a, b = a[:, None], jnp.stack(given, axis=1)
+    if on_cpu():
+      solved = over_time(_compose_scalars, (a, b), reverse=self.reverse)[1]
+    else:
+      solved = associative.compose_scan(a, b, self.reverse)
+    return [solved[:, i] for i in range(len(given))]
 
 
 def over_time(compose: Callable[[Any, Any], Any], elements, *, reverse: bool):
@@ -173,6 +200,11 @@ def _compose_entries(first, second):
   a2 = a2[..., None, :, :]
   through = lambda x: jnp.sum(a2 * x[..., None, :, :, :, :], axis=-4)
   return through(a1), through(b1) + b2
+
+
+def _compose_scalars(first, second):
+  (a1, b1), (a2, b2) = first, second
+  return a2 * a1, a2 * b1 + b2
 
 
 def _compose_matrices(first, second):

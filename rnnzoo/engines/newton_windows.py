@@ -22,7 +22,6 @@ from jax import lax
 import jax.numpy as jnp
 
 from pallas_kernels import sharding
-from pallas_kernels import targets
 from rnnzoo import cell as cell_lib
 from rnnzoo.engines import affine_maps
 from rnnzoo.engines import branches
@@ -345,15 +344,8 @@ def _run(plan: Plan, operands: Operands) -> tuple[Carry, Carry]:
   windows = _Windows(plan)
   if not plan.joints:
     return windows(operands)
-  joints = _Joints(windows)
-  try:
-    if targets.is_interpreting():
-      return joints(operands)
-    targets.current()
-    functions = platforms.Functions(on_gpu=joints, elsewhere=windows)
-    return platforms.by_platform(functions, operands)
-  except NotImplementedError:
-    return windows(operands)
+  functions = platforms.Functions(on_gpu=_Joints(windows), elsewhere=windows)
+  return platforms.kernels_if_any(functions, operands)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -29,6 +29,7 @@ from jax.interpreters import mlir
 import jax.numpy as jnp
 
 from pallas_kernels import sharding
+from pallas_kernels import targets
 from rnnzoo.engines import derivatives
 from rnnzoo.engines import selection
 
@@ -187,6 +188,22 @@ def _cast(x, like):
 by_platform = derivatives.differentiable(
     _forward, _tangent, _adjoint, primal=_choose
 )
+
+
+def kernels_if_any(functions: Functions, operands):
+  """Returns `by_platform`'s results, or `elsewhere`'s where no kernel can run.
+
+  Args:
+    functions: `on_gpu` raises NotImplementedError where its kernels cannot run.
+    operands: a tree of arrays.
+  """
+  try:
+    if targets.is_interpreting():
+      return functions.on_gpu(operands)
+    targets.current()
+    return by_platform(functions, operands)
+  except NotImplementedError:
+    return functions.elsewhere(operands)
 
 
 # Arguments are arrays. `jaxpr` runs on GPUs; `elsewhere` is a function of the

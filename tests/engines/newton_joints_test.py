@@ -371,6 +371,32 @@ class NewtonJointsTest(parameterized.TestCase):
       )
       self.assertTrue('mosaic_gpu' in text)
 
+  @parameterized.product(name=['IndRNN', 'Elman'], reverse=[False, True])
+  @pytest.mark.slow
+  def test_gradients_of_scalars_run_in_a_kernel(self, name, reverse):
+    """Heads of one unit: the adjoint is a recurrence of `linear_scan`."""
+    options = TANH if name == 'IndRNN' else {'num_heads': 4}
+    x = jax.random.normal(jax.random.key(0), (2, 50, IN))
+
+    def gradient(path):
+      layer = rnnzoo.LAYERS[name](
+          IN, 4, implementation=path, rngs=nnx.Rngs(0), **options
+      )
+      loss = lambda x: jnp.sum(jnp.sin(layer(x, reverse=reverse)))
+      return jax.grad(loss)
+
+    wanted = gradient('scan')(x)
+    calls = []
+    real = pallas_kernels.linear_scan
+    counted = lambda *args, **kw: calls.append(kw) or real(*args, **kw)
+    with on_gpu(self), mock.patch.object(
+        pallas_kernels, 'linear_scan', counted
+    ):
+      found = jax.jit(gradient('associative_scan'))(x)
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=TOLERANCE)
+    way = {'reverse': not reverse, 'time_major': True}
+    self.assertIn(way, calls)
+
 
 if __name__ == '__main__':
   absltest.main()
