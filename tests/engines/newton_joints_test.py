@@ -389,8 +389,9 @@ class NewtonJointsTest(parameterized.TestCase):
     calls = []
     real = pallas_kernels.linear_scan
     counted = lambda *args, **kw: calls.append(kw) or real(*args, **kw)
-    with on_gpu(self), mock.patch.object(
-        pallas_kernels, 'linear_scan', counted
+    with (
+        on_gpu(self),
+        mock.patch.object(pallas_kernels, 'linear_scan', counted),
     ):
       found = jax.jit(gradient('associative_scan'))(x)
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=TOLERANCE)
