@@ -29,6 +29,8 @@ _DATA = (
     'data.min_length',
     'data.delay',
     'data.length',
+    'data.curriculum',
+    'data.input_noise',
     'data.loss_steps',
     'data.sequence',
     'data.scaling',

@@ -166,10 +166,13 @@ def prepare(
   state = jax.eval_shape(program.init, key)
   _check_memory(state)
   # Tracing one step, without running it, finds what the model will not take.
+  examples = train
+  if isinstance(train, protocol.Generator):
+    examples = visits.generated(train, key, config.num_epochs)
   jax.eval_shape(
       program.train_steps,
       state,
-      key if isinstance(train, protocol.Generator) else train,
+      examples,
       jax.eval_shape(program.shuffle, key, 0),
       0,
       1.0,

@@ -3,12 +3,14 @@
   arrays     batches in an order that is a function of (seed, epoch);
   buckets    the same for each, and the batches of all buckets in such an order:
              the compiled step has one branch a bucket;
-  generator  made in the step, by a key that is a function of (seed, step).
+  generator  made in the step, by a key that is a function of (seed, step); the
+             step is compiled for each of the generator's lessons.
 
 Dimensions: N examples of a split, S steps of an epoch, B batch.
 """
 
 from collections.abc import Callable, Mapping
+import dataclasses
 import functools
 from typing import Any, NamedTuple, TypeVar
 
@@ -47,6 +49,31 @@ class PieceOrder(NamedTuple):
 
   first: jax.typing.ArrayLike
   order: BucketOrder | None
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=['key'],
+    meta_fields=['lesson'],
+)
+@dataclasses.dataclass(frozen=True)
+class Generated:
+  """The examples of a generator in an epoch.
+
+  Attributes:
+    key: of the seed.
+    lesson: which one; a constant for the compiler.
+  """
+
+  key: jax.Array
+  lesson: int
+
+
+def generated(
+    generator: protocol.Generator, key: jax.Array, epoch: int
+) -> Generated:
+  """Returns the examples of an epoch, the first of which is 1."""
+  return Generated(key, generator.lesson(epoch))
 
 
 class Visits:
@@ -124,13 +151,15 @@ class Visits:
     Args:
       function: of a batch, arrays [B, ...] by name.
       examples: arrays [N, ...] by name, or where the order is None, arrays
-        [S, B, ...]; buckets of these; of a generator, the key of the seed.
+        [S, B, ...]; buckets of these; of a generator, what `generated`
+        returned.
       order: what `order` returned, or a `PieceOrder`.
       step: the number of steps before.
     """
     if self._generator:
-      key = jax.random.fold_in(examples, step)
-      return function(self._placement.split(self._generator.make_batch(key)))
+      key = jax.random.fold_in(examples.key, step)
+      batch = self._generator.make(key, examples.lesson)
+      return function(self._placement.split(batch))
     place = step % self.steps_per_epoch
     if isinstance(order, PieceOrder):
       place, order = place - order.first, order.order

@@ -10,6 +10,10 @@ Test strings have exactly the lengths of `test_lengths`, and each class is as
 frequent as any other: the longest are the split 'test', the others
 'length_<n>'. Which of them a model solves says whether it has learnt the state
 itself, or something that looks like it on short strings.
+
+Tokens are vectors with a single 1. With `input_noise` training adds Gaussian
+noise to them, so that a state must be corrected at every step, as one that is
+to hold for long. Validation and tests have none.
 """
 
 from collections.abc import Mapping
@@ -49,6 +53,7 @@ _DATA_RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
     {
         'language': fields.one_of(languages.LANGUAGES),
         'label_steps': fields.one_of(('last', 'every')),
+        'input_noise': fields.number(0, 100),
         'min_length': fields.integer(1, _MOST),
         'max_length': fields.integer(1, _MOST),
         'test_lengths': fields.Rule(
@@ -118,6 +123,7 @@ class StateTracking(protocol.Task):
     self._model = config.model
     self.language = languages.LANGUAGES[config.data.language]()
     self._every_step = config.data.label_steps == 'every'
+    self._input_noise = config.data.input_noise
 
   def describe(self):
     return {}
@@ -154,7 +160,8 @@ class StateTracking(protocol.Task):
     Args:
       model: one of `build_model`.
       examples: rows of one of the `splits`.
-      rngs: the source of dropout masks in training, None in evaluation.
+      rngs: the source of dropout masks and noise in training, None in
+        evaluation.
     """
     labels = jnp.asarray(examples['label'])
     logits = self._logits(model, examples, rngs)
@@ -207,6 +214,9 @@ class StateTracking(protocol.Task):
 
   def _logits(self, model, examples, rngs=None) -> jax.Array:
     x = jax.nn.one_hot(examples['tokens'], self.language.num_tokens)
+    if rngs is not None and self._input_noise:
+      noise = jax.random.normal(rngs.dropout(), x.shape, x.dtype)
+      x = x + self._input_noise * noise
     logits = model(x, seq_lengths=examples['length'], rngs=rngs)
     return logits.astype(jnp.float32)
 
