@@ -32,6 +32,9 @@ _DATA = (
     'data.curriculum',
     'data.input_noise',
     'data.loss_steps',
+    'data.source_tokens',
+    'data.target_tokens',
+    'data.vocabulary_size',
     'data.sequence',
     'data.scaling',
     'data.validation_fraction',
@@ -57,6 +60,21 @@ def seconds_per_epoch(path: pathlib.Path) -> float | None:
   if not rows:
     return None
   return round(statistics.mean(float(row['seconds']) for row in rows), 4)
+
+
+def tokens_per_second(directory: pathlib.Path, config: dict) -> float | None:
+  """Returns that of the fastest epoch of characters; None of other tasks.
+
+  Others may use the device too: the fastest epoch says what it can do alone.
+  """
+  context = config['data'].get('context')
+  path = directory / f'seed_{config["seed"]}' / 'seconds.csv'
+  if context is None or not path.exists():
+    return None
+  with path.open(encoding='utf-8', newline='') as file:
+    rows = [row for row in csv.DictReader(file) if row['compiled'] == '0']
+  rates = [float(row.get('sequences_per_second') or 0) for row in rows]
+  return round(context * max(rates, default=0.0)) or None
 
 
 def collect(directory: pathlib.Path, commit: str) -> dict:
@@ -91,6 +109,7 @@ def collect(directory: pathlib.Path, commit: str) -> dict:
           for other, value in report['test'].items()
           if other != metric
       },
+      'tokens_per_second': tokens_per_second(directory, config),
       'over_length': {
           length: value['mean'] for length, value in over_length.items()
       },

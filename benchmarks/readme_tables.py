@@ -754,11 +754,17 @@ def peers() -> str:
   return '\n'.join(lines[:-1])
 
 
+def tokens(row: dict) -> str:
+  """Returns the tokens a second of a run's fastest epoch, '-' if unknown."""
+  rate = row.get('tokens_per_second')
+  return f'{rate / 1000:,.0f} K' if rate else '-'
+
+
 def text() -> str:
   """Returns the table of characters and translation."""
   lines = [
-      '| config | test | published | epochs | parameters |',
-      '|---|---|---|---|---|',
+      '| config | test | published | epochs | parameters | tokens a second |',
+      '|---|---|---|---|---|---|',
   ]
   for row in load('text_h200.json'):
     others, seed = row['others'], row['seeds'][0]
@@ -771,7 +777,7 @@ def text() -> str:
     lines.append(
         f'| `{row["experiment"]}` | {test} |'
         f' {published_words(row["experiment"])} | {seed["epochs"]} |'
-        f' {seed["parameters"]:,} |'
+        f' {seed["parameters"]:,} | {tokens(row)} |'
     )
   return '\n'.join([*lines, '', _source(load('text_h200.json'))])
 

@@ -53,11 +53,6 @@ class Generator(NamedTuple):
       epoch -= num_epochs
     return len(self.lessons)
 
-  def make(self, key: jax.Array, lesson: int) -> Mapping[str, jax.Array]:
-    """Returns a batch of a lesson; it is traced."""
-    makers = [*(maker for _, maker in self.lessons), self.make_batch]
-    return makers[lesson](key)
-
 
 # Several mappings are buckets: ragged sequences by length, each with its own T.
 Split = Examples | Sequence[Examples] | Generator

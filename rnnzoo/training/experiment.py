@@ -166,13 +166,10 @@ def prepare(
   state = jax.eval_shape(program.init, key)
   _check_memory(state)
   # Tracing one step, without running it, finds what the model will not take.
-  examples = train
-  if isinstance(train, protocol.Generator):
-    examples = visits.generated(train, key, config.num_epochs)
   jax.eval_shape(
       program.train_steps,
       state,
-      examples,
+      key if isinstance(train, protocol.Generator) else train,
       jax.eval_shape(program.shuffle, key, 0),
       0,
       1.0,

@@ -54,26 +54,27 @@ class PieceOrder(NamedTuple):
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=['key'],
-    meta_fields=['lesson'],
+    meta_fields=['index'],
 )
 @dataclasses.dataclass(frozen=True)
-class Generated:
-  """The examples of a generator in an epoch.
+class Lesson:
+  """The examples of a generator in an epoch of one of its lessons.
 
   Attributes:
     key: of the seed.
-    lesson: which one; a constant for the compiler.
+    index: which lesson; a constant for the compiler.
   """
 
   key: jax.Array
-  lesson: int
+  index: int
 
 
 def generated(
     generator: protocol.Generator, key: jax.Array, epoch: int
-) -> Generated:
-  """Returns the examples of an epoch, the first of which is 1."""
-  return Generated(key, generator.lesson(epoch))
+) -> jax.Array | Lesson:
+  """Returns the examples of an epoch, counted from 1: the key after lessons."""
+  index = generator.lesson(epoch)
+  return key if index == len(generator.lessons) else Lesson(key, index)
 
 
 class Visits:
@@ -151,15 +152,18 @@ class Visits:
     Args:
       function: of a batch, arrays [B, ...] by name.
       examples: arrays [N, ...] by name, or where the order is None, arrays
-        [S, B, ...]; buckets of these; of a generator, what `generated`
-        returned.
+        [S, B, ...]; buckets of these; of a generator, the key of the seed,
+        or a `Lesson`.
       order: what `order` returned, or a `PieceOrder`.
       step: the number of steps before.
     """
     if self._generator:
-      key = jax.random.fold_in(examples.key, step)
-      batch = self._generator.make(key, examples.lesson)
-      return function(self._placement.split(batch))
+      key, make_batch = examples, self._generator.make_batch
+      if isinstance(examples, Lesson):
+        key = examples.key
+        _, make_batch = self._generator.lessons[examples.index]
+      key = jax.random.fold_in(key, step)
+      return function(self._placement.split(make_batch(key)))
     place = step % self.steps_per_epoch
     if isinstance(order, PieceOrder):
       place, order = place - order.first, order.order
