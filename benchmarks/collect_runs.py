@@ -31,6 +31,7 @@ _DATA = (
     'data.length',
     'data.curriculum',
     'data.input_noise',
+    'data.clean_epochs',
     'data.loss_steps',
     'data.source_tokens',
     'data.target_tokens',

@@ -115,7 +115,7 @@ class SplitsTest(parameterized.TestCase):
           'num_symbols must be at most config.data.length, 9; got 10',
       ),
       ('tokens', 'selective_copying', {'num_tokens': 2}, 'data.num_tokens'),
-      ('lessons', 'selective_copying', {'curriculum': (4, 1)}, 'pairs of a len'),
+      ('lessons', 'selective_copying', {'curriculum': (4, 1)}, 'pairs of'),
       (
           'short',
           'selective_copying',
@@ -257,20 +257,28 @@ class CopyingTest(parameterized.TestCase):
 class StateTrackingTest(parameterized.TestCase):
 
   def test_noise_while_training(self):
-    task = make('state_tracking', input_noise=0.5)
-    seen = []
+    task = make(
+        'state_tracking', language='A5', input_noise=0.5, clean_epochs=2
+    )
+    train, key, seen = task.splits['train'], jax.random.key(0), []
+    self.assertSequenceEqual([train.lesson(e) for e in (1, 2, 3)], [0, 0, 1])
+    ((_, make_clean),) = train.lessons
+    noisy_batch = train.make_batch(key)
+    clean_batch = make_clean(key)
+    self.assertEqual(noisy_batch.keys() - clean_batch.keys(), {'noise'})
 
     def model(x, *, seq_lengths, rngs=None):
       del seq_lengths, rngs
       seen.append(np.asarray(x))
       return jnp.zeros((len(x), task.language.num_classes))
 
-    examples = task.splits['test']
-    task.evaluate(model, examples)
+    task.evaluate(model, noisy_batch)
+    task.evaluate(model, clean_batch, nnx.Rngs(dropout=0))
     for seed in (0, 0, 1):
-      task.evaluate(model, examples, nnx.Rngs(dropout=seed))
-    clean, noisy, same, other = seen
+      task.evaluate(model, noisy_batch, nnx.Rngs(dropout=seed))
+    clean, before, noisy, same, other = seen
     np.testing.assert_array_equal(np.unique(clean), [0, 1])
+    np.testing.assert_array_equal(clean, before)
     np.testing.assert_array_equal(noisy, same)
     self.assertFalse(np.array_equal(noisy, other))
     self.assertAlmostEqual(np.std(noisy - clean), 0.5, delta=0.05)

@@ -42,6 +42,7 @@ from rnnzoo.tasks import fields
 from rnnzoo.tasks import protocol
 from rnnzoo.tasks import token_inputs
 
+
 def _is_curriculum(value: Any) -> bool:
   """Returns whether it is a tuple of (length, epochs)."""
   is_whole = fields.integer(1, 20_000).allows
