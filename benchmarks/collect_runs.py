@@ -40,6 +40,8 @@ _DATA = (
     'data.scaling',
     'data.validation_fraction',
 )
+# Of translations, what a run measures beside its metrics.
+_BLEUS = ('sacrebleu', 'greedy_bleu', 'greedy_sacrebleu')
 # Fields that an experiment's name leaves out, as train.py does.
 _NOT_IN_THE_NAME = (
     'seed',
@@ -109,6 +111,11 @@ def collect(directory: pathlib.Path, commit: str) -> dict:
           other: value['mean']
           for other, value in report['test'].items()
           if other != metric
+      }
+      | {
+          name: statistics.mean(seed['test'][name] for seed in report['seeds'])
+          for name in _BLEUS
+          if name in report['seeds'][0]['test']
       },
       'tokens_per_second': tokens_per_second(directory, config),
       'over_length': {

@@ -771,6 +771,13 @@ def text() -> str:
     if 'bleu' in row:
       test = f'BLEU {row["bleu"]["mean"]:.1f}'
       test += f', perplexity {others["perplexity"]:.1f}'
+      for name, words in (
+          ('greedy_bleu', 'greedy'),
+          ('sacrebleu', "sacrebleu's default"),
+          ('greedy_sacrebleu', 'greedy'),
+      ):
+        if name in others:
+          test += f', {words} {others[name]:.1f}'
     else:
       test = f'{others["loss"]:.3f} nats'
       test += f', {row["bits_per_character"]["mean"]:.3f} bits'

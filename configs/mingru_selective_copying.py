@@ -25,7 +25,7 @@ def get_config() -> ml_collections.ConfigDict:
   config.data.curriculum = ((32, 16), (128, 10), (512, 8), (2048, 4))
   config.num_epochs = 50
   config.data.steps_per_epoch = 500
-  config.optimizer.learning_rate = 2e-3
+  config.optimizer.learning_rate = 1.5e-3
   config.optimizer.schedule = 'cosine'
   config.optimizer.warmup_steps = 500
   return config
