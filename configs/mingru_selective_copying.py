@@ -22,8 +22,8 @@ def get_config() -> ml_collections.ConfigDict:
   config.model.mlp = 'plain'
   # A memory over thousands of steps that decays has no gradient: symbols among
   # few steps come first. No published recipe says so.
-  config.data.curriculum = ((32, 16), (128, 10), (512, 8), (2048, 4))
-  config.num_epochs = 50
+  config.data.curriculum = ((32, 20), (128, 10), (512, 8), (2048, 4))
+  config.num_epochs = 56
   config.data.steps_per_epoch = 500
   config.optimizer.learning_rate = 1.5e-3
   config.optimizer.schedule = 'cosine'
