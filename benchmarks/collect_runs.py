@@ -29,11 +29,19 @@ _DATA = (
     'data.min_length',
     'data.delay',
     'data.length',
+    'data.curriculum',
+    'data.input_noise',
+    'data.clean_epochs',
     'data.loss_steps',
+    'data.source_tokens',
+    'data.target_tokens',
+    'data.vocabulary_size',
     'data.sequence',
     'data.scaling',
     'data.validation_fraction',
 )
+# Of translations, what a run measures beside its metrics.
+_BLEUS = ('sacrebleu', 'greedy_bleu', 'greedy_sacrebleu')
 # Fields that an experiment's name leaves out, as train.py does.
 _NOT_IN_THE_NAME = (
     'seed',
@@ -55,6 +63,21 @@ def seconds_per_epoch(path: pathlib.Path) -> float | None:
   if not rows:
     return None
   return round(statistics.mean(float(row['seconds']) for row in rows), 4)
+
+
+def tokens_per_second(directory: pathlib.Path, config: dict) -> float | None:
+  """Returns that of the fastest epoch of characters; None of other tasks.
+
+  Others may use the device too: the fastest epoch says what it can do alone.
+  """
+  context = config['data'].get('context')
+  path = directory / f'seed_{config["seed"]}' / 'seconds.csv'
+  if context is None or not path.exists():
+    return None
+  with path.open(encoding='utf-8', newline='') as file:
+    rows = [row for row in csv.DictReader(file) if row['compiled'] == '0']
+  rates = [float(row.get('sequences_per_second') or 0) for row in rows]
+  return round(context * max(rates, default=0.0)) or None
 
 
 def collect(directory: pathlib.Path, commit: str) -> dict:
@@ -88,7 +111,13 @@ def collect(directory: pathlib.Path, commit: str) -> dict:
           other: value['mean']
           for other, value in report['test'].items()
           if other != metric
+      }
+      | {
+          name: statistics.mean(seed['test'][name] for seed in report['seeds'])
+          for name in _BLEUS
+          if name in report['seeds'][0]['test']
       },
+      'tokens_per_second': tokens_per_second(directory, config),
       'over_length': {
           length: value['mean'] for length, value in over_length.items()
       },

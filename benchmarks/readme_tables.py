@@ -759,24 +759,37 @@ def peers() -> str:
   return '\n'.join(lines[:-1])
 
 
+def tokens(row: dict) -> str:
+  """Returns the tokens a second of a run's fastest epoch, '-' if unknown."""
+  rate = row.get('tokens_per_second')
+  return f'{rate / 1000:,.0f} K' if rate else '-'
+
+
 def text() -> str:
   """Returns the table of characters and translation."""
   lines = [
-      '| config | test | published | epochs | parameters |',
-      '|---|---|---|---|---|',
+      '| config | test | published | epochs | parameters | tokens a second |',
+      '|---|---|---|---|---|---|',
   ]
   for row in load('text_h200.json'):
     others, seed = row['others'], row['seeds'][0]
     if 'bleu' in row:
       test = f'BLEU {row["bleu"]["mean"]:.1f}'
       test += f', perplexity {others["perplexity"]:.1f}'
+      for name, words in (
+          ('greedy_bleu', 'greedy'),
+          ('sacrebleu', "sacrebleu's default"),
+          ('greedy_sacrebleu', 'greedy'),
+      ):
+        if name in others:
+          test += f', {words} {others[name]:.1f}'
     else:
       test = f'{others["loss"]:.3f} nats'
       test += f', {row["bits_per_character"]["mean"]:.3f} bits'
     lines.append(
         f'| `{row["experiment"]}` | {test} |'
         f' {published_words(row["experiment"])} | {seed["epochs"]} |'
-        f' {seed["parameters"]:,} |'
+        f' {seed["parameters"]:,} | {tokens(row)} |'
     )
   return '\n'.join([*lines, '', _source(load('text_h200.json'))])
 

@@ -5,6 +5,7 @@
 """
 
 import ml_collections
+from ml_collections import config_dict
 
 from configs import base
 
@@ -31,7 +32,21 @@ def get_config() -> ml_collections.ConfigDict:
   data.num_validation = 200
   # Sequences of the test.
   data.num_test = 1000
+  # Pairs of a length and of epochs that train on it, in turn, before all others
+  # train on `length`; each length is compiled for itself.
+  data.curriculum = ()
   # Of validation and test, which are the same for all seeds.
   data.seed = 0
   data.lock()
+
+  model = config.model
+  model.unlock()
+  # 'plain' or 'gated' for the blocks of a language model, each with norms,
+  # residuals and such an MLP; None for the layers alone.
+  model.mlp = config_dict.placeholder(str)
+  # Steps that a convolution before each layer of such a block sees; 0 for none.
+  model.conv_width = 0
+  model.lock()
+  model.options.unlock()
+  model.last_layer_options.unlock()
   return config

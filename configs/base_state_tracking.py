@@ -31,6 +31,10 @@ def get_config() -> ml_collections.ConfigDict:
   data.language = 'parity'
   # Steps whose labels are trained: the 'last' of a string, or 'every' one.
   data.label_steps = 'last'
+  # Deviation of the noise that training adds to the vectors of tokens.
+  data.input_noise = 0.0
+  # Epochs without that noise, before it.
+  data.clean_epochs = 0
   # The least length of training and validation.
   data.min_length = 1
   # The greatest length of training and validation.

@@ -13,6 +13,7 @@ Dimensions: T time, F features, V tokens of the vocabulary.
 """
 
 from collections.abc import Callable
+import functools
 from typing import Any
 
 from flax import nnx
@@ -92,6 +93,7 @@ class Mlp(nnx.Module):
       kind: str,
       inner: int | None = None,
       *,
+      dtype: jax.typing.DTypeLike | None = None,
       rngs: nnx.Rngs,
   ):
     """Creates the parameters.
@@ -101,16 +103,17 @@ class Mlp(nnx.Module):
       kind: one of `MLPS`.
       inner: features inside; None for 4 F, or 8/3 F where gated, which has as
         many parameters.
+      dtype: to compute in; None for that of parameters and inputs.
       rngs: `nnx.Rngs` that parameters are drawn from.
     """
     self.is_gated = kind == 'gated'
     if inner is None:
       factor = 8 / 3 if self.is_gated else 4
       inner = max(1, round(factor * features))
-    self.up = nnx.Linear(features, inner, rngs=rngs)
+    self.up = nnx.Linear(features, inner, dtype=dtype, rngs=rngs)
     if self.is_gated:
-      self.gate = nnx.Linear(features, inner, rngs=rngs)
-    self.down = nnx.Linear(inner, features, rngs=rngs)
+      self.gate = nnx.Linear(features, inner, dtype=dtype, rngs=rngs)
+    self.down = nnx.Linear(inner, features, dtype=dtype, rngs=rngs)
 
   def __call__(self, x: Array) -> Array:
     inner = self.up(x)
@@ -131,14 +134,16 @@ class Block(nnx.Module):
       mlp: str | None,
       mlp_features: int | None,
       dropout_rate: float,
+      dtype: jax.typing.DTypeLike | None,
       rngs: nnx.Rngs,
   ):
     """Creates the parts; see `LanguageModel`."""
+    norm = functools.partial(nnx.LayerNorm, features, dtype=dtype, rngs=rngs)
     self.has_convolution, self.has_mlp = bool(conv_width), mlp is not None
     if conv_width:
-      self.conv_norm = nnx.LayerNorm(features, rngs=rngs)
+      self.conv_norm = norm()
       self.convolution = ShortConvolution(features, conv_width, rngs=rngs)
-    self.layer_norm = nnx.LayerNorm(features, rngs=rngs)
+    self.layer_norm = norm()
     self.layer = sequence_layer.make(
         make_layer, features, features, rngs, {}, 'make_layer'
     )
@@ -153,8 +158,8 @@ class Block(nnx.Module):
           f' model; got {self.layer.out_features}'
       )
     if mlp is not None:
-      self.mlp_norm = nnx.LayerNorm(features, rngs=rngs)
-      self.mlp = Mlp(features, mlp, mlp_features, rngs=rngs)
+      self.mlp_norm = norm()
+      self.mlp = Mlp(features, mlp, mlp_features, dtype=dtype, rngs=rngs)
     self.dropout = nnx.Dropout(dropout_rate)
 
   def initial_carry(self, batch_shape: tuple[int, ...] = ()) -> Any:
@@ -223,6 +228,7 @@ class LanguageModel(nnx.Module):
       mlp_features: int | None = None,
       dropout_rate: float = 0.0,
       is_tied: bool = False,
+      dtype: jax.typing.DTypeLike | None = None,
       rngs: nnx.Rngs,
   ):
     """Creates the parameters.
@@ -238,6 +244,9 @@ class LanguageModel(nnx.Module):
       mlp_features: inside an MLP; None for 4 F, or 8/3 F where it is gated.
       dropout_rate: of the embedding and of each part of a block.
       is_tied: whether the embedding maps to logits as well.
+      dtype: that norms, convolutions and MLPs of the blocks compute in; None
+        for that of the parameters. `make_layer` has the layers' own. What the
+        blocks add up, and logits, have that of the parameters.
       rngs: `nnx.Rngs` that parameters are drawn from.
 
     Raises:
@@ -270,6 +279,7 @@ class LanguageModel(nnx.Module):
                 mlp=mlp,
                 mlp_features=mlp_features,
                 dropout_rate=dropout_rate,
+                dtype=dtype,
                 rngs=rngs,
             )
             for _ in range(num_blocks)

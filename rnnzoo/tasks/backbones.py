@@ -155,6 +155,7 @@ def build_language_model(
         model.features,
         num_blocks=model.num_layers,
         dropout_rate=model.dropout_rate,
+        dtype=find_dtype(model),
         rngs=rngs,
         **options,
     )

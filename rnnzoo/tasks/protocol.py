@@ -31,10 +31,27 @@ class Generator(NamedTuple):
       It is traced into the training step, and its key is a function of the
       seed and the step.
     steps_per_epoch: how many batches count as an epoch.
+    lessons: (epochs, make_batch) pairs that come first, in turn, such as those
+      of shorter sequences.
   """
 
   make_batch: Callable[[jax.Array], Mapping[str, jax.Array]]
   steps_per_epoch: int
+  lessons: Sequence[
+      tuple[int, Callable[[jax.Array], Mapping[str, jax.Array]]]
+  ] = ()
+
+  def lesson(self, epoch: int) -> int:
+    """Returns the index of an epoch's lesson, or how many there are after all.
+
+    Args:
+      epoch: which one, from 1.
+    """
+    for index, (num_epochs, _) in enumerate(self.lessons):
+      if epoch <= num_epochs:
+        return index
+      epoch -= num_epochs
+    return len(self.lessons)
 
 
 # Several mappings are buckets: ragged sequences by length, each with its own T.

@@ -53,7 +53,8 @@ class Feed:
       epoch: which one; after the first call, the one after the last.
     """
     if isinstance(self._examples, protocol.Generator):
-      return self._placement.replicate(self._key), None
+      drawn = visits.generated(self._examples, self._key, epoch)
+      return self._placement.replicate(drawn), None
     if self._placement.mesh is None:
       return self._examples, self._program.shuffle(self._key, epoch)
     batches = (self._next or self._prepare(epoch)).result()

@@ -38,6 +38,11 @@ DEFAULTS: Mapping[str, Any] = types.MappingProxyType(
         'data.source': 'files',
         'data.sequence': 'row',
         'data.data_dir': '',
+        'data.curriculum': [],
+        'data.input_noise': 0.0,
+        'data.clean_epochs': 0,
+        'model.mlp': None,
+        'model.conv_width': 0,
         'model.label_smoothing': 0.0,
         'model.mlp_features': None,
         'seeds_at_once': 1,
@@ -61,6 +66,11 @@ _OF_TASKS: Mapping[str, tuple[str, ...]] = types.MappingProxyType(
         'data.source': ('sequences',),
         'data.sequence': ('sequences',),
         'data.data_dir': ('sequences', 'translation'),
+        'data.curriculum': ('selective_copying',),
+        'data.input_noise': ('state_tracking',),
+        'data.clean_epochs': ('state_tracking',),
+        'model.mlp': ('copying', 'selective_copying'),
+        'model.conv_width': ('copying', 'selective_copying'),
         'model.mlp_features': ('characters',),
     }
 )

@@ -3,12 +3,14 @@
   arrays     batches in an order that is a function of (seed, epoch);
   buckets    the same for each, and the batches of all buckets in such an order:
              the compiled step has one branch a bucket;
-  generator  made in the step, by a key that is a function of (seed, step).
+  generator  made in the step, by a key that is a function of (seed, step); the
+             step is compiled for each of the generator's lessons.
 
 Dimensions: N examples of a split, S steps of an epoch, B batch.
 """
 
 from collections.abc import Callable, Mapping
+import dataclasses
 import functools
 from typing import Any, NamedTuple, TypeVar
 
@@ -47,6 +49,32 @@ class PieceOrder(NamedTuple):
 
   first: jax.typing.ArrayLike
   order: BucketOrder | None
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=['key'],
+    meta_fields=['index'],
+)
+@dataclasses.dataclass(frozen=True)
+class Lesson:
+  """The examples of a generator in an epoch of one of its lessons.
+
+  Attributes:
+    key: of the seed.
+    index: which lesson; a constant for the compiler.
+  """
+
+  key: jax.Array
+  index: int
+
+
+def generated(
+    generator: protocol.Generator, key: jax.Array, epoch: int
+) -> jax.Array | Lesson:
+  """Returns the examples of an epoch, counted from 1: the key after lessons."""
+  index = generator.lesson(epoch)
+  return key if index == len(generator.lessons) else Lesson(key, index)
 
 
 class Visits:
@@ -124,13 +152,18 @@ class Visits:
     Args:
       function: of a batch, arrays [B, ...] by name.
       examples: arrays [N, ...] by name, or where the order is None, arrays
-        [S, B, ...]; buckets of these; of a generator, the key of the seed.
+        [S, B, ...]; buckets of these; of a generator, the key of the seed,
+        or a `Lesson`.
       order: what `order` returned, or a `PieceOrder`.
       step: the number of steps before.
     """
     if self._generator:
-      key = jax.random.fold_in(examples, step)
-      return function(self._placement.split(self._generator.make_batch(key)))
+      key, make_batch = examples, self._generator.make_batch
+      if isinstance(examples, Lesson):
+        key = examples.key
+        _, make_batch = self._generator.lessons[examples.index]
+      key = jax.random.fold_in(key, step)
+      return function(self._placement.split(make_batch(key)))
     place = step % self.steps_per_epoch
     if isinstance(order, PieceOrder):
       place, order = place - order.first, order.order

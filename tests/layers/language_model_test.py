@@ -1,5 +1,7 @@
 """The language model: its parts, and its steps against its sequences."""
 
+import functools
+
 from absl.testing import absltest
 from absl.testing import parameterized
 from flax import nnx
@@ -149,6 +151,22 @@ class LanguageModelTest(parameterized.TestCase):
   def test_layers_that_are_none(self, layer, message):
     with self.assertRaisesRegex(ValueError, message):
       models.LanguageModel(layer, 7, 8, rngs=nnx.Rngs(0))
+
+  def test_dtype_of_blocks(self):
+    options = {'mlp': 'gated', 'conv_width': 2}
+    half = functools.partial(rnnzoo.MinGRU, dtype=jnp.bfloat16)
+    model = make(half, dtype=jnp.bfloat16, **options)
+    kinds = {leaf.dtype for leaf in jax.tree.leaves(nnx.state(model))}
+    self.assertSequenceEqual([*kinds], [jnp.float32])
+    logits = jax.jit(model)(TOKENS)
+    self.assertEqual(logits.dtype, jnp.float32)
+    np.testing.assert_allclose(logits, make(**options)(TOKENS), atol=0.05)
+    products = [
+        line
+        for line in str(jax.make_jaxpr(model)(TOKENS)).splitlines()
+        if 'dot_general' in line and ':bf16' in line
+    ]
+    self.assertLen(products, 2 * 3)  # Those of the MLPs.
 
   def test_tokens_are_integers(self):
     with self.assertRaisesRegex(ValueError, 'tokens must be integers'):

@@ -14,6 +14,7 @@ import numpy as np
 import optax
 import pytest
 
+from rnnzoo import models
 from rnnzoo import tasks
 from rnnzoo import training
 from rnnzoo.tasks.synthetic import languages
@@ -114,6 +115,14 @@ class SplitsTest(parameterized.TestCase):
           'num_symbols must be at most config.data.length, 9; got 10',
       ),
       ('tokens', 'selective_copying', {'num_tokens': 2}, 'data.num_tokens'),
+      ('lessons', 'selective_copying', {'curriculum': (4, 1)}, 'pairs of'),
+      (
+          'short',
+          'selective_copying',
+          {'curriculum': ((2, 1),)},
+          r'lengths of at least config.data.num_symbols, 3; got \(\(2, 1\),\)',
+      ),
+      ('noise', 'state_tracking', {'input_noise': -0.1}, 'data.input_noise'),
       ('language', 'state_tracking', {'language': 'A6'}, 'one of .*; got .A6.'),
       ('lengths', 'state_tracking', {'test_lengths': (8, 4)}, 'ascending'),
       ('none', 'state_tracking', {'test_lengths': ()}, 'ascending'),
@@ -175,7 +184,7 @@ class AddingTest(parameterized.TestCase):
     np.testing.assert_array_equal(result.losses, result.scores['mse'])
 
 
-class CopyingTest(absltest.TestCase):
+class CopyingTest(parameterized.TestCase):
 
   def test_sequences(self):
     # Two symbols, two blanks, the delimiter, two blanks.
@@ -223,8 +232,57 @@ class CopyingTest(absltest.TestCase):
       # Symbols can stand anywhere.
       self.assertTrue((tokens[:, :9] > 0).any(0).all())
 
+  def test_a_curriculum(self):
+    task = make('selective_copying', curriculum=((4, 2), (6, 1)))
+    train = task.splits['train']
+    self.assertSequenceEqual([n for n, _ in train.lessons], [2, 1])
+    makers = [*(maker for _, maker in train.lessons), train.make_batch]
+    for length, make_batch in zip((4, 6, 9), makers, strict=True):
+      tokens = np.asarray(make_batch(jax.random.key(0))['tokens'])
+      self.assertEqual(tokens.shape, (16, length + 3))
+      self.assertTrue(((tokens[:, :length] > 0).sum(1) == 3).all())
+    self.assertEqual(task.splits['test']['tokens'].shape[1], 9 + 3)
+
+  @parameterized.parameters(('plain', 0), ('gated', 2), (None, 2))
+  def test_blocks_of_a_language_model(self, mlp, conv_width):
+    given = config('selective_copying')
+    given.model.update(mlp=mlp, conv_width=conv_width)
+    task = tasks.TASKS['selective_copying'](given)
+    model = nnx.eval_shape(lambda: task.build_model(nnx.Rngs(0)))
+    self.assertIsInstance(model, models.LanguageModel)
+    self.assertEqual(model.blocks[0].has_mlp, mlp is not None)
+    self.assertEqual(model.blocks[0].has_convolution, conv_width > 0)
+
 
 class StateTrackingTest(parameterized.TestCase):
+
+  def test_noise_while_training(self):
+    task = make(
+        'state_tracking', language='A5', input_noise=0.5, clean_epochs=2
+    )
+    train, key, seen = task.splits['train'], jax.random.key(0), []
+    self.assertSequenceEqual([train.lesson(e) for e in (1, 2, 3)], [0, 0, 1])
+    ((_, make_clean),) = train.lessons
+    noisy_batch = train.make_batch(key)
+    clean_batch = make_clean(key)
+    self.assertEqual(noisy_batch.keys() - clean_batch.keys(), {'noise'})
+
+    def model(x, *, seq_lengths, rngs=None):
+      del seq_lengths, rngs
+      seen.append(np.asarray(x))
+      return jnp.zeros((len(x), task.language.num_classes))
+
+    task.evaluate(model, noisy_batch)
+    task.evaluate(model, clean_batch, nnx.Rngs(dropout=0))
+    for seed in (0, 0, 1):
+      task.evaluate(model, noisy_batch, nnx.Rngs(dropout=seed))
+    clean, before, noisy, same, other = seen
+    np.testing.assert_array_equal(np.unique(clean), [0, 1])
+    np.testing.assert_array_equal(clean, before)
+    np.testing.assert_array_equal(noisy, same)
+    self.assertFalse(np.array_equal(noisy, other))
+    self.assertAlmostEqual(np.std(noisy - clean), 0.5, delta=0.05)
+    self.assertAlmostEqual(np.mean(noisy - clean), 0, delta=0.05)
 
   @parameterized.parameters(
       ('modular_arithmetic', 'last'),

@@ -172,6 +172,20 @@ class RunTest(parameterized.TestCase):
         seen.append(tuple(jax.random.key_data(batch).tolist()))
     self.assertLen(set(seen), 6)
 
+  def test_lessons_come_first(self):
+    lessons = ((2, lambda key: {'x': 0}), (1, lambda key: {'x': 1}))
+    split = tasks.Generator(lambda key: {'x': 2}, 3, lessons)
+    visits = visits_lib.Visits(split, 4, placements.ONE_DEVICE)
+    key = jax.random.key(0)
+    seen = []
+    for epoch in range(1, 6):
+      examples = visits_lib.generated(split, key, epoch)
+      visit = jax.jit(
+          lambda given: visits.visit(lambda b: b['x'], given, None, 7)
+      )
+      seen.append(int(visit(examples)))
+    self.assertSequenceEqual(seen, [0, 0, 1, 2, 2])
+
 
 class VisitsTest(absltest.TestCase):
 

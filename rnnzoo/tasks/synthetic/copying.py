@@ -11,7 +11,8 @@ delimiter. On all earlier steps the answer is the blank.
 Selective copying, of L steps and 16 symbols: the symbols stand at random places
 among L steps, all others are noise, and 16 steps with a marker follow, on which
 the symbols are named: T = L + 16. Of 16 tokens 0 is noise and the last one the
-marker. Earlier steps have no answer.
+marker. Earlier steps have no answer. `curriculum` makes shorter sequences come
+first; validation and test have L steps throughout.
 
 References:
   S. Hochreiter and J. Schmidhuber, 1997, "Long short-term memory".
@@ -23,6 +24,7 @@ References:
 
 import abc
 from collections.abc import Mapping
+import functools
 import types
 from typing import Any
 
@@ -33,11 +35,24 @@ import ml_collections
 import numpy as np
 import optax
 
+from rnnzoo import language_model
 from rnnzoo import models
 from rnnzoo.tasks import backbones
 from rnnzoo.tasks import fields
 from rnnzoo.tasks import protocol
 from rnnzoo.tasks import token_inputs
+
+
+def _is_curriculum(value: Any) -> bool:
+  """Returns whether it is a tuple of (length, epochs)."""
+  is_whole = fields.integer(1, 20_000).allows
+  return isinstance(value, list | tuple) and all(
+      isinstance(pair, list | tuple)
+      and len(pair) == 2
+      and all(map(is_whole, pair))
+      for pair in value
+  )
+
 
 _RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
     {
@@ -58,6 +73,17 @@ _SELECTIVE_RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
     {
         'length': fields.integer(1, 20_000),
         'num_tokens': fields.integer(3, 256),
+        'curriculum': fields.Rule(
+            'pairs of a length and of epochs, such as ((64, 10), (256, 5))',
+            _is_curriculum,
+        ),
+    }
+)
+# Of `config.model`, with the blocks of a language model.
+_MODEL_RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
+    {
+        'mlp': fields.one_of(language_model.MLPS, optional=True),
+        'conv_width': fields.integer(0, 1000),
     }
 )
 
@@ -95,14 +121,17 @@ class Recall(protocol.Task):
     data = config.data
     rng = np.random.default_rng(data.seed)
     self.splits: Mapping[str, protocol.Split] = {
-        'train': protocol.Generator(self._make_batch, data.steps_per_epoch),
+        'train': protocol.Generator(
+            self._make_batch, data.steps_per_epoch, self._lessons()
+        ),
         'validation': self.make_examples(rng, data.num_validation),
         'test': self.make_examples(rng, data.num_test),
     }
 
   def _prepare(self, config: ml_collections.ConfigDict) -> None:
     fields.check(config.data, {**_RULES, **self.rules}, 'config.data')
-    fields.check(config.model, backbones.RULES, 'config.model')
+    rules = {**backbones.RULES, **_MODEL_RULES}
+    fields.check(config.model, rules, 'config.model')
     backbones.find_layer(config.model.layer)
     self._model, self._data = config.model, config.data
     self.batch_size = config.batch_size
@@ -126,6 +155,10 @@ class Recall(protocol.Task):
       ValueError: fields of `config.data` contradict each other.
     """
 
+  def _lessons(self) -> tuple[Any, ...]:
+    """Returns the lessons of the `Generator`."""
+    return ()
+
   @abc.abstractmethod
   def _make_batch(self, key: jax.Array) -> dict[str, jax.Array]:
     """Returns a batch, made by JAX; see `splits`."""
@@ -139,12 +172,22 @@ class Recall(protocol.Task):
   def build_model(self, rngs: nnx.Rngs) -> nnx.Module:
     """Returns the model that `config.model` describes.
 
-    Tokens are embedded in as many features as the layers have.
+    Tokens are embedded in as many features as the layers have. With
+    `config.model.mlp` or `conv_width` it has the blocks of a language model.
 
     Raises:
       ValueError: the layer or one of its options does not exist.
     """
-    backbone = backbones.build(self._model, self._model.features, rngs)
+    model = self._model
+    if model.mlp is not None or model.conv_width:
+      return backbones.build_language_model(
+          model,
+          self.num_tokens,
+          rngs,
+          mlp=model.mlp,
+          conv_width=model.conv_width,
+      )
+    backbone = backbones.build(model, model.features, rngs)
     return models.SequenceModel(
         backbone,
         self.num_tokens,
@@ -244,21 +287,34 @@ class SelectiveCopying(Recall):
           'config.data.num_symbols must be at most config.data.length,'
           f' {data.length}; got {data.num_symbols}'
       )
+    if any(length < data.num_symbols for length, _ in data.curriculum):
+      raise ValueError(
+          'config.data.curriculum must have lengths of at least'
+          f' config.data.num_symbols, {data.num_symbols}; got'
+          f' {data.curriculum}'
+      )
     self.num_tokens = data.num_tokens
     self.dataset = (
         f'selective copying of {data.num_symbols:,} among {data.length:,}'
     )
 
-  def _make_batch(self, key):
+  def _lessons(self):
+    return tuple(
+        (epochs, functools.partial(self._make_batch, length=length))
+        for length, epochs in self._data.curriculum
+    )
+
+  def _make_batch(self, key, length=None):
+    length = length or self._data.length
     of_places, of_symbols = jax.random.split(key)
     shape = self.batch_size, self._data.num_symbols
-    order = jax.random.uniform(of_places, (self.batch_size, self._data.length))
+    order = jax.random.uniform(of_places, (self.batch_size, length))
     _, places = jax.lax.top_k(order, shape[1])
     places = jnp.sort(places, axis=1)
     symbols = jax.random.randint(of_symbols, shape, 1, self.num_tokens - 1)
     symbols = symbols.astype(jnp.uint8)
     rows = jnp.arange(shape[0])[:, None]
-    tokens = jnp.asarray(self._empty(shape[0]))
+    tokens = jnp.asarray(self._empty(shape[0], length))
     return {'tokens': tokens.at[rows, places].set(symbols), 'symbols': symbols}
 
   def make_examples(self, rng, num_examples):
@@ -266,15 +322,15 @@ class SelectiveCopying(Recall):
     order = rng.random((num_examples, self._data.length))
     places = np.sort(np.argpartition(order, -count, axis=1)[:, -count:], axis=1)
     symbols = rng.integers(1, self.num_tokens - 1, places.shape, np.uint8)
-    tokens = self._empty(num_examples)
+    tokens = self._empty(num_examples, self._data.length)
     np.put_along_axis(tokens, places, symbols, axis=1)
     return {'tokens': tokens, 'symbols': symbols}
 
-  def _empty(self, num_examples: int) -> np.ndarray:
+  def _empty(self, num_examples: int, length: int) -> np.ndarray:
     """Returns sequences of noise, with their markers."""
     marker = self.num_tokens - 1
     ends = (0, self._data.num_symbols)
-    noise = np.zeros((num_examples, self._data.length), np.uint8)
+    noise = np.zeros((num_examples, length), np.uint8)
     return np.pad(noise, ((0, 0), ends), constant_values=marker)
 
 

@@ -10,6 +10,11 @@ Test strings have exactly the lengths of `test_lengths`, and each class is as
 frequent as any other: the longest are the split 'test', the others
 'length_<n>'. Which of them a model solves says whether it has learnt the state
 itself, or something that looks like it on short strings.
+
+Tokens are vectors with a single 1. With `input_noise` training, after
+`clean_epochs` without, adds Gaussian noise to them, so that a state must be
+corrected at every step, as one that is to hold for long. Validation and tests
+have none.
 """
 
 from collections.abc import Mapping
@@ -49,6 +54,8 @@ _DATA_RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
     {
         'language': fields.one_of(languages.LANGUAGES),
         'label_steps': fields.one_of(('last', 'every')),
+        'input_noise': fields.number(0, 100),
+        'clean_epochs': fields.integer(0),
         'min_length': fields.integer(1, _MOST),
         'max_length': fields.integer(1, _MOST),
         'test_lengths': fields.Rule(
@@ -104,7 +111,7 @@ class StateTracking(protocol.Task):
     *shorter, longest = data.test_lengths
     rng = np.random.default_rng(data.seed)
     self.splits: Mapping[str, protocol.Split] = {
-        'train': protocol.Generator(self._make_batch, data.steps_per_epoch),
+        'train': self._make_train(data),
         'validation': self._make_validation(rng, data.num_validation),
         'test': self._make_test(rng, data, longest),
         **{f'length_{n}': self._make_test(rng, data, n) for n in shorter},
@@ -154,7 +161,8 @@ class StateTracking(protocol.Task):
     Args:
       model: one of `build_model`.
       examples: rows of one of the `splits`.
-      rngs: the source of dropout masks in training, None in evaluation.
+      rngs: the source of dropout masks and noise in training, None in
+        evaluation.
     """
     labels = jnp.asarray(examples['label'])
     logits = self._logits(model, examples, rngs)
@@ -207,8 +215,25 @@ class StateTracking(protocol.Task):
 
   def _logits(self, model, examples, rngs=None) -> jax.Array:
     x = jax.nn.one_hot(examples['tokens'], self.language.num_tokens)
+    if rngs is not None and 'noise' in examples:
+      noise = jax.random.normal(rngs.dropout(), x.shape, x.dtype)
+      x = x + examples['noise'][:, None, None] * noise
     logits = model(x, seq_lengths=examples['length'], rngs=rngs)
     return logits.astype(jnp.float32)
+
+  def _make_train(self, data: ml_collections.ConfigDict) -> protocol.Generator:
+    """Returns the training split, whose batches may have 'noise', [B]."""
+    steps, noise = data.steps_per_epoch, data.input_noise
+    if not noise:
+      return protocol.Generator(self._make_batch, steps)
+    lessons = ((data.clean_epochs, self._make_batch),)
+
+    def make_batch(key):
+      return self._make_batch(key) | {
+          'noise': jnp.full(self.batch_size, noise, jnp.float32)
+      }
+
+    return protocol.Generator(make_batch, steps, lessons)
 
   def _make_batch(self, key: jax.Array) -> dict[str, jax.Array]:
     """Returns a batch of strings of one length, made by JAX."""
