@@ -42,7 +42,8 @@ class Product:
     if self.size is not None:
       own = self.kernel.shape[-1] // self.heads
       d_gates = cut(d_gates, self.heads, own)
-    d_kernel, d_x = backward((self.kernel, self.x), d_gates)
+    arranged = arrange(self.kernel, self.x.dtype)
+    d_kernel, d_x = backward((self.kernel, arranged, self.x), d_gates)
     return dataclasses.replace(self, kernel=d_kernel, x=d_x)
 
 
@@ -60,21 +61,38 @@ def project(kernel: Array, x: Array) -> Array:
   Returns:
     [..., G, F].
   """
-  return jnp.einsum('...i,gif->...gf', x, kernel.astype(x.dtype))
+  return _forward(kernel, x)[0]
+
+
+def arrange(kernel: Array, dtype: Any) -> Array:
+  """Returns W as the products read it, [I, G F] in the dtype of x.
+
+  A backward pass takes the copy of the forward pass, or has made W `wait`. From
+  the parameter XLA for GPUs would make another copy, in one kernel with the
+  updated parameter. That copy would wait for this layer's gradient, summed over
+  all devices, and the backward passes of the layers below would wait for it.
+  """
+  gates, depth, features = kernel.shape
+  joint = jnp.moveaxis(kernel.astype(dtype), 0, 1)
+  return lax.optimization_barrier(joint.reshape(depth, gates * features))
 
 
 def _forward(kernel: Array, x: Array):
-  return project(kernel, x), (kernel, x)
+  gates, _, features = kernel.shape
+  arranged = arrange(kernel, x.dtype)
+  joint = jnp.einsum('...i,if->...f', x, arranged)
+  result = joint.reshape(*x.shape[:-1], gates, features)
+  return result, (kernel, arranged, x)
 
 
-def backward(saved: tuple[Array, Array], d_gates: Array):
+def backward(saved: tuple[Array, Array, Array], d_gates: Array):
   """Returns the cotangents of W and x.
 
   Args:
-    saved: W and x.
+    saved: W, of which only the type is read, what `arrange` returns, and x.
     d_gates: cotangent of `project`'s result.
   """
-  kernel, x = saved
+  kernel, arranged, x = saved
   wide = jnp.promote_types(x.dtype, jnp.float32)
   # For one input these are sums, not matrix products; nothing is to be rounded.
   precision = 'highest' if x.shape[-1] == 1 else None
@@ -87,12 +105,8 @@ def backward(saved: tuple[Array, Array], d_gates: Array):
       precision=precision,
       preferred_element_type=wide,
   ).swapaxes(0, 1)
-  d_x = jnp.einsum(
-      '...gf,gif->...i',
-      d_gates,
-      kernel.astype(x.dtype),
-      precision=precision,
-  )
+  joint = d_gates.reshape(*x.shape[:-1], arranged.shape[1])
+  d_x = jnp.einsum('...f,if->...i', joint, arranged, precision=precision)
   return d_kernel.astype(kernel.dtype), d_x
 
 
@@ -124,7 +138,7 @@ def form(gates: Any) -> Any:
   )
 
 
-def form_again(gates: Any, cotangents: Any) -> tuple[Any, Any]:
+def form_again(gates: Any, cotangents: Any) -> tuple[Any, Any, Any]:
   """`form` in a backward pass.
 
   Args:
@@ -133,18 +147,23 @@ def form_again(gates: Any, cotangents: Any) -> tuple[Any, Any]:
       take them for those of the forward pass, and keep these.
 
   Returns:
-    The gates, and the cotangents.
+    The gates; the argument `gates`, for `pull`; and the cotangents.
   """
   if any(map(_is_product, jax.tree.leaves(gates, is_leaf=_is_product))):
-    gates, cotangents = lax.optimization_barrier((gates, cotangents))
-  return form(gates), cotangents
+    gates, cotangents = wait(gates, cotangents)
+  return form(gates), gates, cotangents
+
+
+def wait(gates: Any, cotangents: Any) -> tuple[Any, Any]:
+  """Returns both; whatever is made of the first is made after the second."""
+  return lax.optimization_barrier((gates, cotangents))
 
 
 def pull(gates: Any, d_gates: Any) -> Any:
   """Returns the cotangents of `gates`, of the same structure.
 
   Args:
-    gates: a tree of input gates and of products.
+    gates: a tree of input gates and of products, from `form_again`.
     d_gates: cotangents of `form(gates)`.
   """
   return jax.tree.map(

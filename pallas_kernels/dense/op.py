@@ -223,7 +223,7 @@ def _run_bwd(recurrence: Recurrence, saved, cotangents):
   saved, cotangents = autodiff.differentiable_once((saved, cotangents))
   *primals, starts, u = saved
   theta, x, recurrent_kernel, carry, restart = primals
-  inputs, cotangents = projection.form_again(x, cotangents)
+  inputs, x, cotangents = projection.form_again(x, cotangents)
   axis = recurrence.batch_axis
   whole = auto_axes.WHOLE
   places = whole, axis, whole, 1, 1

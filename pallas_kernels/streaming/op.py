@@ -227,7 +227,7 @@ def _run_bwd(recurrence: Recurrence, saved, cotangents):
   *saved, flags = saved
   saved, cotangents = autodiff.differentiable_once((tuple(saved), cotangents))
   theta, kept, *others = saved
-  arrays, cotangents = projection.form_again(kept, cotangents)
+  arrays, kept, cotangents = projection.form_again(kept, cotangents)
   d_theta, d_arrays, *rest = backward(
       recurrence, (theta, arrays, *others, flags), cotangents
   )

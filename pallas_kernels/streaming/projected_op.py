@@ -98,14 +98,16 @@ def _run_bwd(recurrence: Recurrence, saved, cotangents):
       ((theta, gates, tuple(others), input_kernel, x), cotangents)
   )
   theta, gates, others, input_kernel, x = primals
+  product = projection.Product(input_kernel, x)
   if gates is None:
-    product = projection.Product(input_kernel, x)
-    gates, cotangents = projection.form_again(product, cotangents)
+    gates, product, cotangents = projection.form_again(product, cotangents)
+  else:
+    product, cotangents = projection.wait(product, cotangents)
   d_last, d_h = cotangents
   saved = theta, (gates,), *others, flags
   d_theta, (d_gates,), *rest = op.backward(recurrence, saved, (d_last, (d_h,)))
-  d_input_kernel, d_x = projection.backward((input_kernel, x), d_gates)
-  return d_theta, d_x, d_input_kernel, *rest
+  d_product = product.pull(d_gates)
+  return d_theta, d_product.x, d_product.kernel, *rest
 
 
 _run.defvjp(_run_fwd, _run_bwd)

@@ -150,7 +150,7 @@ def _run_bwd(recurrence: Recurrence, saved, cotangents):
       ((tuple(primals), saved), cotangents)
   )
   theta, x, recurrent_kernel, carry, restart = primals
-  inputs, cotangents = projection.form_again(x, cotangents)
+  inputs, x, cotangents = projection.form_again(x, cotangents)
   axis, whole = recurrence.batch_axis, auto_axes.WHOLE
   places = whole, axis, whole, 1, 1
   operands = (
