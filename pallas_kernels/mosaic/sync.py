@@ -97,6 +97,25 @@ def send(
   ptx.emit(code, {}, operands)
 
 
+def store_peer(ref: Ref, offset, words: Sequence[Array], rank) -> None:
+  """Stores 16 bytes in another CTA's shared memory; a `cluster_barrier` orders.
+
+  Args:
+    ref: in shared memory; the other CTA has it at the same address.
+    offset: in bytes.
+    words: four int32 [128].
+    rank: of the other CTA in this one's cluster; it may be this one.
+  """
+  code = (
+      '{ .reg .u32 s, r; add.u32 s, %base, %offset;'
+      ' mapa.shared::cluster.u32 r, s, %rank;'
+      ' st.shared::cluster.v4.b32 [r], {%w0, %w1, %w2, %w3}; }'
+  )
+  named = {f'w{i}': word for i, word in enumerate(words)}
+  operands = {'base': ref, 'offset': offset, 'rank': rank, **named}
+  ptx.emit(code, {}, operands)
+
+
 def expect(signals: Ref, signal, size, where) -> None:
   """Tells an mbarrier the number of bytes that complete its phase.
 

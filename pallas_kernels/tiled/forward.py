@@ -100,7 +100,10 @@ def forward(
   )
   inputs = Inputs(theta, x, matrix, carry, restart, flags)
   body = lambda *args: _Warpgroup(plan, *args).run()
-  kernel = kernel_call.kernel(plan, 'tiled_recurrence', body, inputs, out_type)
+  types = products.Buffers.types(plan.config, plan.columns, plan.dtype)
+  kernel = kernel_call.kernel(
+      plan, 'tiled_recurrence', body, inputs, out_type, products.Buffers, types
+  )
   *results, _ = kernel(*jax.tree.leaves(inputs))
   return jax.tree.unflatten(jax.tree.structure(out_type), results)
 

@@ -4,8 +4,10 @@ The kernels run the loops over time. Around them: the order of R, the gradient
 of R, one product over all steps, and a batch over devices.
 """
 
+from collections.abc import Callable
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 from jax import lax
@@ -20,6 +22,8 @@ from pallas_kernels.mosaic import step_flags
 from pallas_kernels.tiled import backward
 from pallas_kernels.tiled import forward
 from pallas_kernels.tiled import plan as plan_lib
+from pallas_kernels.tiled import team_backward
+from pallas_kernels.tiled import team_plan
 from pallas_kernels.tiled import tuning
 
 Array = jax.Array
@@ -71,15 +75,21 @@ def _make_plan(
 ) -> plan_lib.Plan:
   batch, time, heads, size = recurrence.shape
   recurrent = recurrent_kernel.shape[0]
-  config = tuning.choose(
-      batch=batch,
-      heads=heads,
-      size=size,
-      recurrent=recurrent,
-      adjoint=adjoint,
-      target=recurrence.target,
-  )
-  return plan_lib.Plan(
+  facts: dict[str, Any] = {
+      'batch': batch,
+      'heads': heads,
+      'size': size,
+      'recurrent': recurrent,
+      'target': recurrence.target,
+  }
+  config: Any = tuning.choose(adjoint=adjoint, **facts)
+  team = None
+  if adjoint and not recurrence.call.stop_recurrent_gradient:
+    team = tuning.choose_team(**facts)
+  make: Callable[..., plan_lib.Plan] = plan_lib.Plan
+  if team is not None:
+    make, config = team_plan.Plan, team
+  return make(
       update=recurrence.update,
       params=recurrence.params,
       gates=x.shape[2],
@@ -202,7 +212,9 @@ def _backward_part(
   if gates is None:
     gates = _h_gates(plan, h, recurrent_kernel)
   d_last, d_carries = cotangents
-  outs = backward.backward(
+  teams = isinstance(plan, team_plan.Plan)
+  run_kernel = team_backward.run if teams else backward.backward
+  outs = run_kernel(
       plan,
       backward.Inputs(
           theta=theta,

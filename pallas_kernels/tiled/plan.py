@@ -119,6 +119,11 @@ class Plan:
     return self.size // DEPTH * (self.recurrent if self.adjoint else 1)
 
   @property
+  def part(self) -> int:
+    """Units of a part."""
+    return fragments.UNITS
+
+  @property
   def parts(self) -> list[tuple[int, int]]:
     """Group and row of each part of a tile that a thread has."""
     return list(itertools.product(range(self.config.groups), range(2)))
@@ -226,7 +231,12 @@ class Plan:
     """Starts to read a part of each gate of one time."""
     return tuple(
         Loaded(
-            fragments.load(ref, self._at(place, time, gates, gate), dtype),
+            fragments.load(
+                ref,
+                self._at(place, time, gates, gate),
+                dtype,
+                units=self.part,
+            ),
             dtype,
         )
         for gate in range(gates)
@@ -269,7 +279,8 @@ class Plan:
 
   def load_row(self, ref, place, i: int, where=None):
     """Starts to read a part of one array of float32 [count, B, F]."""
-    words = fragments.load(ref, self._row(place, i), jnp.float32, where)
+    at = self._row(place, i)
+    words = fragments.load(ref, at, jnp.float32, where, self.part)
     return Loaded(words, jnp.float32)
 
   def read_rows(self, ref, place, count: int):
@@ -287,7 +298,9 @@ class Plan:
   def read_theta(self, ref, place):
     """Returns a part of each row of theta."""
     return tuple(
-        fragments.read(ref, i * self.features + place.feature, jnp.float32)
+        fragments.read(
+            ref, i * self.features + place.feature, jnp.float32, self.part
+        )
         for i in range(self.params)
     )
 

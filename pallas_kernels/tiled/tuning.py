@@ -11,12 +11,14 @@ benchmarks/tuning_tiled_h200.json has the measurements.
 """
 
 from collections.abc import Iterator
+import dataclasses
 import math
 
 from pallas_kernels import targets
 from pallas_kernels.streaming import wgmma_smem
 from pallas_kernels.tiled import config as config_lib
 from pallas_kernels.tiled import limits
+from pallas_kernels.tiled import teams
 
 Config = config_lib.Config
 
@@ -41,6 +43,11 @@ _FEWEST_REGISTERS, _MANY_REGISTERS = 72, 180
 
 # Columns of a product.
 _MOST_COLUMNS = 256
+
+# Shared memory of a CTA of a team, less 1 KiB that Pallas takes and mbarriers,
+# and the fewest slots of its ring buffer.
+_TEAM_SMEM = 225 * 1024
+_FEWEST_STAGES = 4
 
 
 def choose(
@@ -86,6 +93,41 @@ def choose(
         f' units and {recurrent} gates.'
     )
   return min(configs, key=cost)
+
+
+def choose_team(
+    *, batch: int, heads: int, size: int, recurrent: int, target: targets.Target
+) -> teams.Config | None:
+  """Returns the cut of an adjoint with R' on the chip, or None.
+
+  Arguments are as for `choose`.
+  """
+  slices = recurrent * size // limits.DEPTH
+  if heads > 1 or size % limits.DEPTH or slices % teams.MEMBERS:
+    return None
+  turns = slices // teams.MEMBERS
+  unit_blocks = _teams(target) // math.ceil(batch / config_lib.ROWS)
+  if not unit_blocks:
+    return None
+  units = teams.GROUP * math.ceil(size / (unit_blocks * teams.GROUP))
+  slot = 2 * limits.DEPTH * config_lib.ROWS
+  left = _TEAM_SMEM - 2 * turns * limits.DEPTH * units
+  config = teams.Config(units=units, stages=min(turns, left // slot))
+  # The sums of the team lie where slices were.
+  config = dataclasses.replace(
+      config, stages=max(config.stages, -(-config.sum_bytes // slot))
+  )
+  fits = config.stages * slot <= left and units <= _MOST_COLUMNS
+  return config if fits and config.stages >= _FEWEST_STAGES else None
+
+
+def _teams(target: targets.Target) -> int:
+  """Returns the clusters of four that are on the device at once.
+
+  They have to fit however pairs of multiprocessors are dealt to 8 groups, each
+  of which may have a pair left over.
+  """
+  return (target.cores - 2 * 8) // teams.MEMBERS
 
 
 def _configs(size: int, gates: int, target: targets.Target) -> Iterator[Config]:
