@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from pallas_kernels.mosaic import ptx
 
@@ -63,6 +64,13 @@ def make_signals(signals: Ref, count: int, where) -> None:
   ptx.emit(code, {}, {'signals': signals, 'where': where})
 
 
+def distance(ref: Ref, other: Ref) -> Array:
+  """Returns the bytes from one place in shared memory to another one."""
+  code = 'sub.u32 %bytes, %other, %ref;'
+  operands = {'ref': ref, 'other': other}
+  return ptx.emit(code, {'bytes': jnp.int32}, operands, pure=True)[0]
+
+
 def send(
     ref: Ref, offset, words: Sequence[Array], signals: Ref, signal, rank, where
 ) -> None:
@@ -94,25 +102,6 @@ def send(
       'rank': rank,
       'where': where,
   }
-  ptx.emit(code, {}, operands)
-
-
-def store_peer(ref: Ref, offset, words: Sequence[Array], rank) -> None:
-  """Stores 16 bytes in another CTA's shared memory; a `cluster_barrier` orders.
-
-  Args:
-    ref: in shared memory; the other CTA has it at the same address.
-    offset: in bytes.
-    words: four int32 [128].
-    rank: of the other CTA in this one's cluster; it may be this one.
-  """
-  code = (
-      '{ .reg .u32 s, r; add.u32 s, %base, %offset;'
-      ' mapa.shared::cluster.u32 r, s, %rank;'
-      ' st.shared::cluster.v4.b32 [r], {%w0, %w1, %w2, %w3}; }'
-  )
-  named = {f'w{i}': word for i, word in enumerate(words)}
-  operands = {'base': ref, 'offset': offset, 'rank': rank, **named}
   ptx.emit(code, {}, operands)
 
 

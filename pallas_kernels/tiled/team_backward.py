@@ -3,16 +3,15 @@
 As `backward`, of fewer rows: a team of CTAs has one tile for all steps, and
 each of them a part of R' in shared memory. A step of a CTA, downwards:
 
-    threads and tensor cores               under way meanwhile
+    warpgroup that multiplies              warpgroups that update
     -------------------------------------  -----------------------------------
-    read inputs, R h and carries of t      inputs of the step after -> L2 cache
-    wait: counter of the row block
-    linearise the update                   slices of d_gates[t+1] -> ring buffer
-    multiply slices as they arrive         the other slices
-    exchange sums with the team
-    pull the cotangent through
-    store d_x[t], d_gates[t]
-    add one to the counter
+    wait: counter of the row block         read inputs, R h and carries of t
+    slices of d_gates[t+1] -> ring buffer  inputs of the step after -> L2 cache
+    multiply slices as they arrive         linearise the update
+    send the sums to the team              wait: sums of all CTAs of the team
+                                           pull the cotangent through
+                                           store d_x[t], d_gates[t]
+                                           add one to the counter
 
 Cotangents of the carry and of theta stay in registers.
 """
@@ -22,13 +21,15 @@ from typing import Any, NamedTuple
 
 import jax
 from jax import lax
-import jax.numpy as jnp
+from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
+import jax.numpy as jnp
 
 from pallas_kernels.mosaic import memory
 from pallas_kernels.mosaic import pointwise
 from pallas_kernels.mosaic import ptx
 from pallas_kernels.mosaic import step_flags
+from pallas_kernels.mosaic import sync
 from pallas_kernels.tiled import backward
 from pallas_kernels.tiled import fragments
 from pallas_kernels.tiled import kernel_call
@@ -117,16 +118,21 @@ class _Warpgroup:
         for i in range(plan.config.parts)
     ]
     arrivals = plan.tiles.arrivals
-    self.sums = buffers.operand.ref
+    self.sums = teams.Sums(
+        plan.config, buffers.sums, buffers.signal, buffers.operand.ref
+    )
     self.products = team_products.Products(
         config=plan.config,
         turns=plan.turns,
+        steps=plan.time + 1,
         operand=self._operand,
         matrix=plan.slice_of_tile(ins.matrix, self.tile),
         wait=lambda s: counters.wait(self.tile.counter, s * arrivals),
+        send=self.sums.send,
         buffers=buffers,
-        warpgroup=own,
     )
+    # Of all threads of the CTA one.
+    self._one = ((ptx.thread() == 0) & (own == 1)).astype(jnp.int32)
     # A larger error would show: derivatives multiply rounded values.
     self._accuracy = plan.accuracy(2**-22)
     linearise = lambda *args: jax.vjp(plan.update, *args)[1]
@@ -142,8 +148,16 @@ class _Warpgroup:
     return plan.slice_of_rows(d_gates, step - 1, self.tile, first)
 
   def run(self) -> None:
+    self.sums.open(self._one)
+    sync.cluster_barrier()
+    pl.when(self.own == 0)(self.products.run)
+    pl.when(self.own > 0)(self._update)
+    # No CTA ends while others send to it.
+    sync.cluster_barrier()
+
+  def _update(self) -> None:
+    """The work of a warpgroup that updates."""
     plan, outs = self.plan, self.outs
-    self.products.load()
     zeros = ptx.full(teams.UNITS, 0.0)
     state = _State(
         d_carry=tuple(
@@ -181,7 +195,6 @@ class _Warpgroup:
     time = plan.time_of(jnp.minimum(s, plan.time - 1))
     all_loaded = [self._load(time, place) for place in places]
     self._prefetch(s + 1)
-    self.products.begin(s)
     pulls = [
         self._linearise(
             loaded.theta,
@@ -189,7 +202,7 @@ class _Warpgroup:
         )
         for loaded in all_loaded
     ]
-    self.products.multiply(s)
+    pl.when(s > 0)(lambda: self._receive(s))
     d_theta, d_restart, d_carry = [], [], []
     for i, part in enumerate(self.parts):
       restart = state.d_restart[i] if plan.flags else ()
@@ -216,6 +229,10 @@ class _Warpgroup:
         ),
         d_restart=tuple(d_restart) if plan.flags else (),
     )
+
+  def _receive(self, s) -> None:
+    self.sums.expect(self._one)
+    self.sums.wait(s)
 
   def _load(self, time, place) -> _Loaded:
     """Starts to read the arrays of a part."""
@@ -254,7 +271,8 @@ class _Warpgroup:
   def _close(self, s, part, d_carry, d_restart) -> tuple[Any, Any]:
     """Returns the cotangents of the carry after step s, and of restarts."""
     plan = self.plan
-    total = teams.total(self.sums, part, plan.config.groups)
+    # Before the first product there is anything.
+    total = jnp.where(s > 0, self.sums.total(part), 0)
     d_start = (d_carry[0] + plan.call.bounded(total), *d_carry[1:])
     if not plan.flags:
       return d_start, ()

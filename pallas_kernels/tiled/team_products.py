@@ -1,9 +1,8 @@
 """Products of a team: each CTA has a part of the matrix in shared memory.
 
-The first warpgroup copies slices of the operand to a ring buffer and
-multiplies. All slots are free when a step begins: then they held the team's
-sums (`teams`), and whoever reads these publishes a part of the operand after
-it.
+One warpgroup copies slices of the operand to a ring buffer and multiplies. All
+slots are free when a step begins: whoever reads the sums of the step before,
+some of which lie in a slot, publishes a part of the operand after it.
 """
 
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
-from pallas_kernels.mosaic import sync
+from pallas_kernels.mosaic import ptx
 from pallas_kernels.streaming import wgmma_smem
 from pallas_kernels.tiled import config as config_lib
 from pallas_kernels.tiled import limits
@@ -32,11 +31,12 @@ class Buffers:
   """Shared memory of a CTA.
 
   Attributes:
-    operand: slices of the operand, [stages, rows, DEPTH]; then the sums.
+    operand: slices of the operand, [stages, rows, DEPTH].
     matrix: this CTA's part of the matrix, transposed, [turns, units, DEPTH].
     arrived: mbarriers, a slot is full.
     consumed: mbarriers, a slot is free.
     loaded: mbarrier, the matrix is there.
+    sums: as `teams.Sums`, and so is signal.
   """
 
   operand: Ref
@@ -44,6 +44,8 @@ class Buffers:
   arrived: Ref
   consumed: Ref
   loaded: Ref
+  sums: Ref
+  signal: Ref
 
   @classmethod
   def types(cls, config: teams.Config, turns: int, dtype) -> dict[str, Any]:
@@ -56,79 +58,68 @@ class Buffers:
         'arrived': plgpu.Barrier(num_arrivals=1, num_barriers=stages),
         'consumed': plgpu.Barrier(num_arrivals=1, num_barriers=stages),
         'loaded': plgpu.Barrier(num_arrivals=turns),
+        'sums': plgpu.SMEM((teams.Sums.words(config),), jnp.int32),
+        'signal': plgpu.SMEM((teams.Sums.SIGNAL_WORDS,), jnp.int32),
     }
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Products:
-  """The products of a tile in all steps, for one warpgroup.
+  """The products of a tile in all steps, by one warpgroup.
 
   Attributes:
     config: how the work is cut.
     turns: slices of this CTA.
+    steps: number of steps.
     operand: (step, slice) -> reference to the slice [rows, DEPTH].
     matrix: (slice) -> reference to the slice [units, DEPTH].
     wait: (step) -> None, returns when the operand is whole.
+    send: (product) -> None, passes a step's product on.
     buffers: shared memory.
-    warpgroup: number of this warpgroup.
   """
 
   config: teams.Config
   turns: int
+  steps: int
   operand: Callable[..., Ref]
   matrix: Callable[..., Ref]
   wait: Callable[..., None]
+  send: Callable[[Array], None]
   buffers: Buffers
-  warpgroup: Any
 
-  def load(self) -> None:
-    """Copies this CTA's part of the matrix, and waits for it."""
+  def run(self) -> None:
+    """Multiplies in all steps but the first one, whose operand is zero."""
+    for k in range(self.turns):
+      plgpu.copy_gmem_to_smem(
+          self.matrix(k),
+          wgmma_smem.for_tma(self.buffers.matrix, (k,), False),
+          self.buffers.loaded,
+      )
+    plgpu.barrier_wait(self.buffers.loaded)
 
-    def run():
-      for k in range(self.turns):
-        plgpu.copy_gmem_to_smem(
-            self.matrix(k),
-            wgmma_smem.for_tma(self.buffers.matrix, (k,), False),
-            self.buffers.loaded,
-        )
-      plgpu.barrier_wait(self.buffers.loaded)
-
-    pl.when(self.warpgroup == 0)(run)
-
-  def begin(self, step) -> None:
-    """Waits for the operand of a step and copies its first slices.
-
-    The first step has none.
-    """
-
-    def run():
+    @pl.loop(1, self.steps)
+    def _(step):
+      step = step.astype(jnp.int32)
       self.wait(step)
       for k in range(min(self.config.stages, self.turns)):
         self._copy(step, k, k)
-
-    pl.when((self.warpgroup == 0) & (step > 0))(run)
-
-  def multiply(self, step) -> None:
-    """Leaves the sums of all CTAs of the team in their shared memory."""
-
-    def first():
       product = pl.run_scoped(
           functools.partial(self._product, step),
           plgpu.ACC((config_lib.ROWS, self.config.units), jnp.float32),
       )
-      sync.cluster_barrier()
-      teams.send(self.buffers.operand.ref, product)
+      self._meet()
+      self.send(product)
 
-    pl.when(self.warpgroup == 0)(first)
-    pl.when(self.warpgroup != 0)(sync.cluster_barrier)
-    sync.cluster_barrier()
+  def _meet(self) -> None:
+    """Waits for all warps, which have read the operand then."""
+    ptx.emit(f'bar.sync 12, {ptx.LANES};', {}, {})
 
   def _product(self, step, total) -> Array:
-    """Returns the product of a step, zeros in the first one."""
+    """Returns the product of a step."""
     buffers, stages = self.buffers, self.config.stages
-    turns = jnp.where(step > 0, jnp.int32(self.turns), 0)
 
     def turn(k, slots):
+      k = k.astype(jnp.int32)
       before, slot = slots
       plgpu.barrier_wait(buffers.arrived.at[slot])
       plgpu.wgmma(total, buffers.operand.at[slot], buffers.matrix.at[k].T)
@@ -147,7 +138,7 @@ class Products:
       return slot, following
 
     zero = jnp.int32(0)
-    lax.fori_loop(zero, turns, turn, (zero, zero))
+    lax.fori_loop(0, self.turns, turn, (zero, zero))
     return total[...]
 
   def _copy(self, step, k, slot) -> None:

@@ -5,14 +5,13 @@ one CTA cannot hold it for a sum over all gates. So a team of four has a part of
 the sum each. Warp w of a product has its rows 16 w and following, and the sums
 of these rows are what CTA w of the team finishes:
 
-    product   [64 rows, units], a part of the sum     in each CTA
-    meet      all products are done, their slices are free
-    send      warp w: 16 rows -> shared memory of CTA w
-    meet      all sums are there
-    total     [16 rows, units], the whole sum         in each CTA
+    multiplies    product   [64 rows, units], a part of the sum
+                  send      warp w: 16 rows -> shared memory of CTA w
+                            ==mbarrier, which counts the bytes==>
+    update        total     [16 rows, units], the whole sum
 
-The sums lie where slices of the operand were. A group is 16 units; of a group
-and eight rows a warp sends 512 bytes, 16 of each thread.
+A group is 16 units; of a group and eight rows a warp sends 512 bytes, 16 of
+each thread. What a CTA sends to itself lies where a slice of the operand was.
 """
 
 import dataclasses
@@ -39,7 +38,7 @@ MEMBERS = 4
 # Units of a part, and of a group: four threads side by side.
 UNITS, GROUP = 4, 16
 
-# Warpgroups of a CTA. The first one multiplies.
+# Warpgroups of a CTA that update; one before them multiplies.
 WARPGROUPS = 2
 
 # Rows that a CTA finishes, in halves of eight.
@@ -64,7 +63,7 @@ class Config:
   @property
   def warpgroups(self) -> int:
     """Warpgroups of a CTA."""
-    return WARPGROUPS
+    return 1 + WARPGROUPS
 
   @property
   def rows(self) -> int:
@@ -83,8 +82,8 @@ class Config:
 
   @property
   def sum_bytes(self) -> int:
-    """Shared memory for the sums that a CTA receives."""
-    return MEMBERS * 2 * self.groups * _BLOCK
+    """Bytes of the sums that a CTA receives from each of the team."""
+    return 2 * self.groups * _BLOCK
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -166,11 +165,11 @@ class Part:
 
   @classmethod
   def of(cls, tiles: Tiles, tile, warpgroup, i: int) -> 'Part':
-    """Returns the i-th part of this thread."""
+    """Returns the i-th part of this thread of a warpgroup that updates."""
     thread = ptx.thread()
     lane = thread & 31
     blocks = 2 * tiles.config.groups
-    block = (i * WARPGROUPS + warpgroup) * 4 + (thread >> 5)
+    block = (i * WARPGROUPS + warpgroup - 1) * 4 + (thread >> 5)
     exists = block < blocks
     block = jnp.minimum(block, blocks - 1)
     half = block & 1
@@ -190,32 +189,78 @@ class Part:
     return cls(place=place, block=block, octet=octet, inside=inside)
 
 
-def send(ref: Ref, product: Array) -> None:
-  """Stores a product, [64, units], where the team adds it up.
+class Sums:
+  """Sums in shared memory of all CTAs of a team.
 
   Args:
-    ref: shared memory, at the same address in all CTAs.
-    product: of this CTA's part of the sum.
+    config: how the work is cut.
+    ref: int32 in shared memory, `words` of it.
+    signal: an mbarrier, int32 in shared memory, `SIGNAL_WORDS` of it.
+    free: shared memory that no CTA of the team needs when it sends.
   """
-  thread = ptx.thread()
-  parts = fragments.parts(product, UNITS)
-  start = lax.axis_index('member') * (len(parts) * _BLOCK)
-  at = (thread & 31) * 16 + start
-  for i, part in enumerate(parts):
-    words = [instructions.as_word(x) for x in ptx.unstack(part)]
-    sync.store_peer(ref, at + i * _BLOCK, words, thread >> 5)
 
+  SIGNAL_WORDS = 2
 
-def total(ref: Ref, part: Part, groups: int) -> Array:
-  """Returns the sum of all CTAs of a team for a part, float32 [4 * 128]."""
-  at = (ptx.thread() & 31) * 16 + part.block * _BLOCK
-  sums: list[Array] | None = None
-  for member in range(MEMBERS):
-    start = member * (2 * groups * _BLOCK)
-    words = memory.load_words_smem(ref, at + start)
-    values = [instructions.as_float(word) for word in words]
-    if sums is not None:
-      values = [a + b for a, b in zip(sums, values, strict=True)]
-    sums = values
-  assert sums is not None
-  return ptx.stack(sums)
+  def __init__(self, config: Config, ref: Ref, signal: Ref, free: Ref):
+    self.config, self.ref, self.signal = config, ref, signal
+    self._own = sync.distance(ref, free)
+
+  @classmethod
+  def words(cls, config: Config) -> int:
+    """Returns the shared memory for sums of the others, in int32."""
+    return (MEMBERS - 1) * config.sum_bytes // 4
+
+  def open(self, where) -> None:
+    """Makes the mbarrier; before a barrier of the cluster.
+
+    Args:
+      where: int32, not 0 in the one thread that does it.
+    """
+    sync.make_signals(self.signal, 1, where)
+
+  def _start(self, receiver, sender) -> Array:
+    """Returns where sums lie in the shared memory of their receiver."""
+    index = (sender - receiver - 1) & (MEMBERS - 1)
+    others = index * self.config.sum_bytes
+    return jnp.where(index == MEMBERS - 1, self._own, others)
+
+  def send(self, product: Array) -> None:
+    """Sends a product, [64, units], to those who finish its rows."""
+    thread = ptx.thread()
+    warp = thread >> 5
+    at = (thread & 31) * 16 + self._start(warp, lax.axis_index('member'))
+    all_threads = ptx.full(1, 1, jnp.int32)
+    for i, part in enumerate(fragments.parts(product, UNITS)):
+      words = [instructions.as_word(x) for x in ptx.unstack(part)]
+      sync.send(
+          *(self.ref, at + i * _BLOCK, words),
+          *(self.signal, 0, warp, all_threads),
+      )
+
+  def expect(self, where) -> None:
+    """Tells the mbarrier how much comes; once for each product.
+
+    Args:
+      where: int32, not 0 in the one thread that does it.
+    """
+    size = jnp.int32(MEMBERS * self.config.sum_bytes)
+    sync.expect(self.signal, 0, size, where)
+
+  def wait(self, count) -> None:
+    """Waits until so many products have been sent by all, one or more."""
+    sync.await_signal(self.signal, 0, (count - 1) & 1)
+
+  def total(self, part: Part) -> Array:
+    """Returns the sum of all CTAs of a team for a part, float32 [4 * 128]."""
+    at = (ptx.thread() & 31) * 16 + part.block * _BLOCK
+    own = lax.axis_index('member')
+    sums: list[Array] | None = None
+    for sender in range(MEMBERS):
+      start = self._start(own, jnp.int32(sender))
+      words = memory.load_words_smem(self.ref, at + start)
+      values = [instructions.as_float(word) for word in words]
+      if sums is not None:
+        values = [a + b for a, b in zip(sums, values, strict=True)]
+      sums = values
+    assert sums is not None
+    return ptx.stack(sums)

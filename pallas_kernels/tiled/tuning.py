@@ -46,7 +46,7 @@ _MOST_COLUMNS = 256
 
 # Shared memory of a CTA of a team, less 1 KiB that Pallas takes and mbarriers,
 # and the fewest slots of its ring buffer.
-_TEAM_SMEM = 225 * 1024
+_TEAM_SMEM = 226 * 1024 - 256
 _FEWEST_STAGES = 4
 
 
@@ -111,14 +111,13 @@ def choose_team(
     return None
   units = teams.GROUP * math.ceil(size / (unit_blocks * teams.GROUP))
   slot = 2 * limits.DEPTH * config_lib.ROWS
+  config = teams.Config(units=units, stages=_FEWEST_STAGES)
   left = _TEAM_SMEM - 2 * turns * limits.DEPTH * units
-  config = teams.Config(units=units, stages=min(turns, left // slot))
-  # The sums of the team lie where slices were.
-  config = dataclasses.replace(
-      config, stages=max(config.stages, -(-config.sum_bytes // slot))
-  )
-  fits = config.stages * slot <= left and units <= _MOST_COLUMNS
-  return config if fits and config.stages >= _FEWEST_STAGES else None
+  left -= 4 * teams.Sums.words(config)
+  stages = min(max(turns, _FEWEST_STAGES), left // slot)
+  if stages < _FEWEST_STAGES or units > _MOST_COLUMNS:
+    return None
+  return dataclasses.replace(config, stages=stages)
 
 
 def _teams(target: targets.Target) -> int:
