@@ -22,6 +22,8 @@ from pallas_kernels.mosaic import step_flags
 from pallas_kernels.tiled import backward
 from pallas_kernels.tiled import forward
 from pallas_kernels.tiled import plan as plan_lib
+from pallas_kernels.tiled import resident_forward
+from pallas_kernels.tiled import resident_plan
 from pallas_kernels.tiled import team_backward
 from pallas_kernels.tiled import team_plan
 from pallas_kernels.tiled import tuning
@@ -83,12 +85,12 @@ def _make_plan(
       'target': recurrence.target,
   }
   config: Any = tuning.choose(adjoint=adjoint, **facts)
-  team = None
-  if adjoint and not recurrence.call.stop_recurrent_gradient:
-    team = tuning.choose_team(**facts)
   make: Callable[..., plan_lib.Plan] = plan_lib.Plan
-  if team is not None:
-    make, config = team_plan.Plan, team
+  if not adjoint and (on_chip := tuning.choose_resident(**facts)):
+    make, config = resident_plan.Plan, on_chip
+  elif adjoint and not recurrence.call.stop_recurrent_gradient:
+    if on_chip := tuning.choose_team(**facts):
+      make, config = team_plan.Plan, on_chip
   return make(
       update=recurrence.update,
       params=recurrence.params,
@@ -134,7 +136,9 @@ def _forward_part(
   plan = _make_plan(
       recurrence, x, recurrent_kernel, len(carry), flags is not None, save=save
   )
-  outs = forward.forward(
+  on_chip = isinstance(plan, resident_plan.Plan)
+  run_kernel = resident_forward.run if on_chip else forward.forward
+  outs = run_kernel(
       plan,
       theta,
       x.reshape(*x.shape[:2], -1),

@@ -16,6 +16,7 @@ each of them a part of R' in shared memory. A step of a CTA, downwards:
 Cotangents of the carry and of theta stay in registers.
 """
 
+import dataclasses
 import functools
 from typing import Any, NamedTuple
 
@@ -91,7 +92,7 @@ def run(plan: team_plan.Plan, inputs: Inputs) -> Outputs:
       ),
       d_restart=rows if plan.flags else None,
   )
-  types = team_products.Buffers.types(plan.config, plan.turns, plan.dtype)
+  types = teams_types(plan)
   body = lambda *args: _Warpgroup(plan, *args).run()
   kernel = kernel_call.kernel(
       plan,
@@ -99,11 +100,35 @@ def run(plan: team_plan.Plan, inputs: Inputs) -> Outputs:
       body,
       inputs,
       out_type,
-      team_products.Buffers,
+      _Buffers,
       types,
   )
   *results, _ = kernel(*jax.tree.leaves(inputs))
   return jax.tree.unflatten(jax.tree.structure(out_type), results)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Buffers(team_products.Buffers):
+  """Shared memory of a CTA.
+
+  Attributes:
+    sums: as `teams.Sums`, and so is signal.
+  """
+
+  sums: Ref
+  signal: Ref
+
+
+def teams_types(plan: team_plan.Plan) -> dict[str, Any]:
+  """Returns the types of `_Buffers` by name."""
+  types = team_products.Buffers.types(
+      plan.config, plan.config.units, plan.turns, plan.dtype
+  )
+  return {
+      **types,
+      'sums': plgpu.SMEM((teams.Sums.words(plan.config),), jnp.int32),
+      'signal': plgpu.SMEM((teams.Sums.SIGNAL_WORDS,), jnp.int32),
+  }
 
 
 class _Warpgroup:
@@ -123,7 +148,9 @@ class _Warpgroup:
     )
     self.products = team_products.Products(
         config=plan.config,
+        columns=plan.config.units,
         turns=plan.turns,
+        first=1,
         steps=plan.time + 1,
         operand=self._operand,
         matrix=plan.slice_of_tile(ins.matrix, self.tile),

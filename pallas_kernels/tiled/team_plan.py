@@ -70,20 +70,3 @@ class Plan(plan_lib.Plan):
     """Returns a slice of a row block in one step of an array of all steps."""
     rows = pl.ds(tile.row, self.config.rows)
     return self.slice_of_step(ref, step, rows, pl.ds(first, DEPTH))
-
-  def prefetch_part(self, streams, place: fragments.Place, time) -> None:
-    """Brings a part of a time to the L2 cache, by one of each four threads.
-
-    Args:
-      streams: arrays of all steps, each with its number of gates and the bytes
-        of an element.
-      place: of the part.
-      time: of the rows.
-    """
-    lane = plan_lib.ptx.thread() & 3
-    for ref, gates, size in streams:
-      for gate in range(gates):
-        at = self._at(place, time, gates, gate)
-        # Of float32 the four threads have two sectors.
-        where = lane == 0 if size == 2 else (lane & 1) == 0
-        fragments.prefetch(ref, at, size, where.astype(jnp.int32))

@@ -20,7 +20,6 @@ from pallas_kernels.mosaic import ptx
 from pallas_kernels.streaming import wgmma_smem
 from pallas_kernels.tiled import config as config_lib
 from pallas_kernels.tiled import limits
-from pallas_kernels.tiled import teams
 
 Array = jax.Array
 Ref = Any
@@ -32,11 +31,10 @@ class Buffers:
 
   Attributes:
     operand: slices of the operand, [stages, rows, DEPTH].
-    matrix: this CTA's part of the matrix, transposed, [turns, units, DEPTH].
+    matrix: this CTA's part of the matrix, transposed, [turns, columns, DEPTH].
     arrived: mbarriers, a slot is full.
     consumed: mbarriers, a slot is free.
     loaded: mbarrier, the matrix is there.
-    sums: as `teams.Sums`, and so is signal.
   """
 
   operand: Ref
@@ -44,22 +42,25 @@ class Buffers:
   arrived: Ref
   consumed: Ref
   loaded: Ref
-  sums: Ref
-  signal: Ref
 
   @classmethod
-  def types(cls, config: teams.Config, turns: int, dtype) -> dict[str, Any]:
-    """Returns the types of the buffers by name."""
+  def types(cls, config, columns: int, turns: int, dtype) -> dict[str, Any]:
+    """Returns the types of the buffers by name.
+
+    Args:
+      config: how the work is cut.
+      columns: of a product.
+      turns: slices of a CTA.
+      dtype: of the factors.
+    """
     matrices = functools.partial(wgmma_smem.matrices, dtype=dtype)
     stages = config.stages
     return {
         'operand': matrices(stages, config.rows, limits.DEPTH),
-        'matrix': matrices(turns, config.units, limits.DEPTH),
+        'matrix': matrices(turns, columns, limits.DEPTH),
         'arrived': plgpu.Barrier(num_arrivals=1, num_barriers=stages),
         'consumed': plgpu.Barrier(num_arrivals=1, num_barriers=stages),
         'loaded': plgpu.Barrier(num_arrivals=turns),
-        'sums': plgpu.SMEM((teams.Sums.words(config),), jnp.int32),
-        'signal': plgpu.SMEM((teams.Sums.SIGNAL_WORDS,), jnp.int32),
     }
 
 
@@ -69,17 +70,21 @@ class Products:
 
   Attributes:
     config: how the work is cut.
+    columns: of a product.
     turns: slices of this CTA.
+    first: the first step that has a product.
     steps: number of steps.
     operand: (step, slice) -> reference to the slice [rows, DEPTH].
-    matrix: (slice) -> reference to the slice [units, DEPTH].
+    matrix: (slice) -> reference to the slice [columns, DEPTH].
     wait: (step) -> None, returns when the operand is whole.
     send: (product) -> None, passes a step's product on.
     buffers: shared memory.
   """
 
-  config: teams.Config
+  config: Any
+  columns: int
   turns: int
+  first: int
   steps: int
   operand: Callable[..., Ref]
   matrix: Callable[..., Ref]
@@ -88,7 +93,7 @@ class Products:
   buffers: Buffers
 
   def run(self) -> None:
-    """Multiplies in all steps but the first one, whose operand is zero."""
+    """Multiplies in all steps."""
     for k in range(self.turns):
       plgpu.copy_gmem_to_smem(
           self.matrix(k),
@@ -97,7 +102,7 @@ class Products:
       )
     plgpu.barrier_wait(self.buffers.loaded)
 
-    @pl.loop(1, self.steps)
+    @pl.loop(self.first, self.steps)
     def _(step):
       step = step.astype(jnp.int32)
       self.wait(step)
@@ -105,7 +110,7 @@ class Products:
         self._copy(step, k, k)
       product = pl.run_scoped(
           functools.partial(self._product, step),
-          plgpu.ACC((config_lib.ROWS, self.config.units), jnp.float32),
+          plgpu.ACC((config_lib.ROWS, self.columns), jnp.float32),
       )
       self._meet()
       self.send(product)

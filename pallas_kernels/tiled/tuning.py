@@ -18,6 +18,7 @@ from pallas_kernels import targets
 from pallas_kernels.streaming import wgmma_smem
 from pallas_kernels.tiled import config as config_lib
 from pallas_kernels.tiled import limits
+from pallas_kernels.tiled import resident
 from pallas_kernels.tiled import teams
 
 Config = config_lib.Config
@@ -93,6 +94,36 @@ def choose(
         f' units and {recurrent} gates.'
     )
   return min(configs, key=cost)
+
+
+def choose_resident(
+    *, batch: int, heads: int, size: int, recurrent: int, target: targets.Target
+) -> resident.Config | None:
+  """Returns the cut of a forward pass with R on the chip, or None.
+
+  Arguments are as for `choose`.
+  """
+  if heads > 1 or size % limits.DEPTH:
+    return None
+  row_blocks = math.ceil(batch / config_lib.ROWS)
+  for units in range(resident.UNITS, size + 1, resident.UNITS):
+    columns = recurrent * units
+    if columns > _MOST_COLUMNS:
+      return None
+    whole = not size % units and not columns % (4 * resident.UNITS)
+    if not whole or row_blocks * (size // units) > target.cores:
+      continue
+    config = resident.Config(units=units, gates=recurrent, stages=0)
+    turns = size // limits.DEPTH
+    left = _TEAM_SMEM - 2 * size * columns
+    slot = 2 * limits.DEPTH * config_lib.ROWS
+    # Sums lie where slices were.
+    fewest = max(_FEWEST_STAGES, -(-resident.Sums.size(config) // slot))
+    stages = min(max(turns, fewest), left // slot)
+    if stages < fewest:
+      return None
+    return dataclasses.replace(config, stages=stages)
+  return None
 
 
 def choose_team(
