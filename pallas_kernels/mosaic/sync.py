@@ -20,6 +20,9 @@ Ref = Any
 # before a kernel gives up.
 PATIENCE = 1 << 24
 
+# Attempts that come at once.
+_FAST_PATIENCE = 1 << 30
+
 
 def barrier(warpgroups: int) -> None:
   """Waits for all threads of all warpgroups, and orders shared memory."""
@@ -128,21 +131,26 @@ def expect(signals: Ref, signal, size, where) -> None:
   ptx.emit(code, {}, operands)
 
 
-def await_signal(signals: Ref, signal, turn) -> None:
+def await_signal(signals: Ref, signal, turn, busy: bool = False) -> None:
   """Waits until an mbarrier's phase is complete.
 
   Args:
     signals: mbarriers in shared memory.
     signal: index of the mbarrier.
     turn: parity of the phase, 0 and 1 alternately.
+    busy: whether warps ask again and again instead of sleeping; they notice it
+      sooner, and take turns from other warps.
   """
+  attempt, patience = 'try', PATIENCE
+  if busy:
+    attempt, patience = 'test', _FAST_PATIENCE
   code = (
       '{ .reg .u32 m, k; .reg .pred p; mad.lo.u32 m, %signal, 8, %signals;'
       ' mov.b32 k, 0;'
       ' again_%%:'
-      ' mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [m], %turn;'
-      ' @p bra done_%%; add.u32 k, k, 1;'
-      f' setp.lt.u32 p, k, {PATIENCE}; @p bra again_%%; trap;'
+      f' mbarrier.{attempt}_wait.parity.acquire.cluster.shared::cta.b64'
+      ' p, [m], %turn; @p bra done_%%; add.u32 k, k, 1;'
+      f' setp.lt.u32 p, k, {patience}; @p bra again_%%; trap;'
       ' done_%%: }'
   )
   operands = {'signals': signals, 'signal': signal, 'turn': turn}

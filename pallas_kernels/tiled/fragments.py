@@ -34,6 +34,11 @@ UNITS = 8
 _HALVES = 2
 
 
+def laid_out(x: Array) -> Array:
+  """Returns a part that may be the same in all threads, with a layout."""
+  return plgpu.layout_cast(x, ptx.layout(ptx.per_thread(x)))
+
+
 def permute(matrix: Array, units: int = UNITS) -> Array:
   """Orders units, the last axis, as the columns of a product.
 
@@ -180,9 +185,7 @@ def read(ref: Ref, offset: Array, dtype, units: int = UNITS) -> Array:
 
 def write(ref: Ref, offset: Array, value: Array, dtype, where: Array) -> None:
   """Stores a part; arguments as for `load`, and where it is stored."""
-  # A value that is the same in all threads may have no layout.
-  layout = ptx.layout(ptx.per_thread(value))
-  values = ptx.unstack(plgpu.layout_cast(value, layout))
+  values = ptx.unstack(laid_out(value))
   if jnp.dtype(dtype).itemsize == 4 and len(values) == 4:
     words = [instructions.as_word(x) for x in values]
     memory.store_words_gmem(ref, offset, words, 4, where)

@@ -84,13 +84,14 @@ def _make_plan(
       'recurrent': recurrent,
       'target': recurrence.target,
   }
-  config: Any = tuning.choose(adjoint=adjoint, **facts)
   make: Callable[..., plan_lib.Plan] = plan_lib.Plan
-  if not adjoint and (on_chip := tuning.choose_resident(**facts)):
-    make, config = resident_plan.Plan, on_chip
-  elif adjoint and not recurrence.call.stop_recurrent_gradient:
-    if on_chip := tuning.choose_team(**facts):
-      make, config = team_plan.Plan, on_chip
+  config: Any = None
+  if not adjoint:
+    make, config = resident_plan.Plan, tuning.choose_resident(**facts)
+  elif not recurrence.call.stop_recurrent_gradient:
+    make, config = team_plan.Plan, tuning.choose_team(**facts)
+  if config is None:
+    make, config = plan_lib.Plan, tuning.choose(adjoint=adjoint, **facts)
   return make(
       update=recurrence.update,
       params=recurrence.params,
@@ -216,8 +217,8 @@ def _backward_part(
   if gates is None:
     gates = _h_gates(plan, h, recurrent_kernel)
   d_last, d_carries = cotangents
-  teams = isinstance(plan, team_plan.Plan)
-  run_kernel = team_backward.run if teams else backward.backward
+  on_chip = isinstance(plan, team_plan.Plan)
+  run_kernel = team_backward.run if on_chip else backward.backward
   outs = run_kernel(
       plan,
       backward.Inputs(

@@ -71,7 +71,8 @@ class Plan:
     adjoint: whether the kernel runs the adjoint.
     save: whether the forward kernel returns the arrays that the adjoint reads.
     shared: whether the adjoint's cotangents of inputs are those of R h too.
-    config: how the work is cut.
+    config: how the work is cut, a Config of `config` or, in subclasses, of
+      `resident` or `teams`.
   """
 
   update: Callable[..., Any]
@@ -90,7 +91,7 @@ class Plan:
   adjoint: bool = False
   save: bool = False
   shared: bool = False
-  config: config_lib.Config
+  config: Any
 
   @property
   def operand(self) -> None:
@@ -102,7 +103,7 @@ class Plan:
     return self.heads * self.size
 
   @property
-  def tiles(self) -> config_lib.Tiles:
+  def tiles(self) -> Any:
     """All tiles of a step."""
     return config_lib.Tiles(
         config=self.config, batch=self.batch, heads=self.heads, size=self.size

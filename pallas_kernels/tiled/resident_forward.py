@@ -23,11 +23,9 @@ from typing import Any
 import jax
 from jax import lax
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
 from pallas_kernels.mosaic import pointwise
-from pallas_kernels.mosaic import ptx
 from pallas_kernels.mosaic import step_flags
 from pallas_kernels.tiled import forward
 from pallas_kernels.tiled import fragments
@@ -35,7 +33,7 @@ from pallas_kernels.tiled import kernel_call
 from pallas_kernels.tiled import limits
 from pallas_kernels.tiled import resident
 from pallas_kernels.tiled import resident_plan
-from pallas_kernels.tiled import team_products
+from pallas_kernels.tiled import resident_products
 
 Array = jax.Array
 Ref = Any
@@ -55,7 +53,7 @@ def run(
   """Runs the recurrence; arrays as in `forward`, without its `state`."""
   out_type = forward.out_type(plan)._replace(state=None)
   inputs = forward.Inputs(theta, x, matrix, carry, restart, flags)
-  types = team_products.Buffers.types(
+  types = resident_products.Buffers.types(
       plan.config, plan.columns, plan.turns, plan.dtype
   )
   body = lambda *args: _Warpgroup(plan, *args).run()
@@ -65,7 +63,7 @@ def run(
       body,
       inputs,
       out_type,
-      team_products.Buffers,
+      resident_products.Buffers,
       types,
   )
   *results, _ = kernel(*jax.tree.leaves(inputs))
@@ -93,7 +91,7 @@ class _Warpgroup:
     ]
     arrivals = plan.tiles.arrivals
     self.sums = resident.Sums(plan.config, buffers.operand.ref)
-    self.products = team_products.Products(
+    self.products = resident_products.Products(
         config=plan.config,
         columns=plan.columns,
         turns=plan.turns,
@@ -129,7 +127,7 @@ class _Warpgroup:
       given = plan.read_rows(self.ins.carry, part.place, plan.states)
       start = self._restarted(first, part.place, given)
       self._store_h(first, part.place, start[0])
-      carries.append(tuple(map(laid_out, start)))
+      carries.append(tuple(map(fragments.laid_out, start)))
     self.counters.publish(self.tile.counter, self.own)
     for part, start in zip(self.parts, carries, strict=True):
       self._store_others(first, part.place, start)
@@ -174,7 +172,9 @@ class _Warpgroup:
     self.counters.publish(self.tile.counter, self.own)
     for part, results in zip(self.parts, updated, strict=True):
       self._store(s, part.place, *results)
-    return tuple(tuple(map(laid_out, start)) for _, _, start in updated)
+    return tuple(
+        tuple(map(fragments.laid_out, start)) for _, _, start in updated
+    )
 
   def _restarted(self, s, place, carry) -> Carry:
     """Returns the carry that step s starts from."""
@@ -219,8 +219,3 @@ class _Warpgroup:
     last = s == plan.time - 1
     plan.write_rows(outs.last, place.only(last), new)
     self._store_others(s + 1, place.only(jnp.logical_not(last)), start)
-
-
-def laid_out(x: Array) -> Array:
-  """Returns an array that may be the same in all threads, with a layout."""
-  return plgpu.layout_cast(x, ptx.layout(ptx.per_thread(x)))

@@ -20,16 +20,10 @@ DEPTH = limits.DEPTH
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan(plan_lib.Plan):
-  """Static (hashable) facts of one kernel, a forward pass.
-
-  Attributes:
-    config: how the work is cut.
-  """
-
-  config: resident.Config  # type: ignore[assignment]
+  """Static (hashable) facts of a forward kernel by `resident.Config`."""
 
   @property
-  def tiles(self) -> resident.Tiles:  # type: ignore[override]
+  def tiles(self) -> resident.Tiles:
     """All tiles of a step."""
     return resident.Tiles(config=self.config, batch=self.batch, size=self.size)
 

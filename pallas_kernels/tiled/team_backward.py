@@ -35,13 +35,12 @@ from pallas_kernels.tiled import backward
 from pallas_kernels.tiled import fragments
 from pallas_kernels.tiled import kernel_call
 from pallas_kernels.tiled import limits
+from pallas_kernels.tiled import resident_products
 from pallas_kernels.tiled import team_plan
-from pallas_kernels.tiled import team_products
 from pallas_kernels.tiled import teams
 
 Array = jax.Array
 Ref = Any
-Inputs, Outputs = backward.Inputs, backward.Outputs
 
 
 class _State(NamedTuple):
@@ -77,11 +76,11 @@ class _Loaded(NamedTuple):
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def run(plan: team_plan.Plan, inputs: Inputs) -> Outputs:
+def run(plan: team_plan.Plan, inputs: backward.Inputs) -> backward.Outputs:
   """Runs the adjoint."""
   rows = jax.ShapeDtypeStruct(inputs.d_last.shape, jnp.float32)
   octets = plan.tiles.row_blocks * plan.config.rows // 8
-  out_type = Outputs(
+  out_type = backward.Outputs(
       d_x=plan.steps_type(plan.dtype, plan.gates),
       d_gates=None
       if plan.shared
@@ -108,7 +107,7 @@ def run(plan: team_plan.Plan, inputs: Inputs) -> Outputs:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Buffers(team_products.Buffers):
+class _Buffers(resident_products.Buffers):
   """Shared memory of a CTA.
 
   Attributes:
@@ -121,7 +120,7 @@ class _Buffers(team_products.Buffers):
 
 def teams_types(plan: team_plan.Plan) -> dict[str, Any]:
   """Returns the types of `_Buffers` by name."""
-  types = team_products.Buffers.types(
+  types = resident_products.Buffers.types(
       plan.config, plan.config.units, plan.turns, plan.dtype
   )
   return {
@@ -134,7 +133,15 @@ def teams_types(plan: team_plan.Plan) -> dict[str, Any]:
 class _Warpgroup:
   """The work of one warpgroup."""
 
-  def __init__(self, plan, ins: Inputs, outs: Outputs, counters, buffers, own):
+  def __init__(
+      self,
+      plan,
+      ins: backward.Inputs,
+      outs: backward.Outputs,
+      counters,
+      buffers,
+      own,
+  ):
     self.plan, self.ins, self.outs = plan, ins, outs
     self.counters, self.own = counters, own
     self.tile = plan.tiles.find()
@@ -146,7 +153,7 @@ class _Warpgroup:
     self.sums = teams.Sums(
         plan.config, buffers.sums, buffers.signal, buffers.operand.ref
     )
-    self.products = team_products.Products(
+    self.products = resident_products.Products(
         config=plan.config,
         columns=plan.config.units,
         turns=plan.turns,
@@ -212,9 +219,7 @@ class _Warpgroup:
     for row, value in enumerate(sums):
       at = (part.octet * max(plan.params, 1) + row) * plan.features
       at = at + part.place.feature + unit
-      memory.store_gmem(
-          self.outs.d_theta, at, value, jnp.float32, part.inside
-      )
+      memory.store_gmem(self.outs.d_theta, at, value, jnp.float32, part.inside)
 
   def _step(self, s, state: _State) -> _State:
     plan, places = self.plan, [part.place for part in self.parts]
@@ -241,7 +246,7 @@ class _Warpgroup:
       d_theta.append(d_own)
       d_carry.append(
           tuple(
-              laid_out(jnp.where(begins, x, y))
+              fragments.laid_out(jnp.where(begins, x, y))
               for x, y in zip(d_start, d_new, strict=True)
           )
       )
@@ -310,7 +315,9 @@ class _Warpgroup:
     again = again & (s > 0)
     zeros = (0.0,) * plan.states
     d_in = step_flags.select(again, d_start, zeros)
-    d_restart = tuple(laid_out(x + y) for x, y in zip(d_restart, d_in))
+    d_restart = tuple(
+        fragments.laid_out(x + y) for x, y in zip(d_restart, d_in, strict=True)
+    )
     return step_flags.select(again, zeros, d_start), d_restart
 
   def _pull(self, begins, time, place, d_carry, pull, loaded):
@@ -345,12 +352,7 @@ class _Warpgroup:
     added = []
     for before, d in zip(sums, d_theta, strict=True):
       # A row that is not there repeats the last one.
-      values = ptx.unstack(laid_out(d))
+      values = ptx.unstack(fragments.laid_out(d))
       values = [jnp.where(valid != 0, x, 0) for x in values]
-      added.append(laid_out(before + fragments.sum_rows(values)))
+      added.append(fragments.laid_out(before + fragments.sum_rows(values)))
     return tuple(added)
-
-
-def laid_out(x: Array) -> Array:
-  """Returns an array that may be the same in all threads, with a layout."""
-  return plgpu.layout_cast(x, ptx.layout(ptx.per_thread(x)))

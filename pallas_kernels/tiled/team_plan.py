@@ -21,16 +21,10 @@ DEPTH = limits.DEPTH
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan(plan_lib.Plan):
-  """Static (hashable) facts of one kernel, an adjoint.
-
-  Attributes:
-    config: how the work is cut.
-  """
-
-  config: teams.Config  # type: ignore[assignment]
+  """Static (hashable) facts of one kernel, an adjoint by `teams.Config`."""
 
   @property
-  def tiles(self) -> teams.Tiles:  # type: ignore[override]
+  def tiles(self) -> teams.Tiles:
     """All tiles of a step."""
     return teams.Tiles(config=self.config, batch=self.batch, size=self.size)
 

@@ -15,6 +15,7 @@ each thread. What a CTA sends to itself lies where a slice of the operand was.
 """
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -248,19 +249,19 @@ class Sums:
 
   def wait(self, count) -> None:
     """Waits until so many products have been sent by all, one or more."""
-    sync.await_signal(self.signal, 0, (count - 1) & 1)
+    # Where a thread has several parts it comes late, and little is taken from
+    # the warps that multiply. Of 256 rows of 768 units that took 7.0 instead of
+    # 8.0 us a step, of 128 rows and one part 5.9 instead of 5.4.
+    busy = self.config.parts > 1
+    sync.await_signal(self.signal, 0, (count - 1) & 1, busy)
 
   def total(self, part: Part) -> Array:
     """Returns the sum of all CTAs of a team for a part, float32 [4 * 128]."""
     at = (ptx.thread() & 31) * 16 + part.block * _BLOCK
     own = lax.axis_index('member')
-    sums: list[Array] | None = None
+    all_sums = []
     for sender in range(MEMBERS):
       start = self._start(own, jnp.int32(sender))
       words = memory.load_words_smem(self.ref, at + start)
-      values = [instructions.as_float(word) for word in words]
-      if sums is not None:
-        values = [a + b for a, b in zip(sums, values, strict=True)]
-      sums = values
-    assert sums is not None
-    return ptx.stack(sums)
+      all_sums.append(ptx.stack([instructions.as_float(w) for w in words]))
+    return functools.reduce(jnp.add, all_sums)

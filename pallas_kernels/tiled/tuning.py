@@ -45,6 +45,10 @@ _FEWEST_REGISTERS, _MANY_REGISTERS = 72, 180
 # Columns of a product.
 _MOST_COLUMNS = 256
 
+# Units of a tile whose R stays on the chip: with 12, twice as many CTAs took
+# longer.
+_FEWEST_UNITS = 24
+
 # Shared memory of a CTA of a team, less 1 KiB that Pallas takes and mbarriers,
 # and the fewest slots of its ring buffer.
 _TEAM_SMEM = 226 * 1024 - 256
@@ -106,23 +110,20 @@ def choose_resident(
   if heads > 1 or size % limits.DEPTH:
     return None
   row_blocks = math.ceil(batch / config_lib.ROWS)
-  for units in range(resident.UNITS, size + 1, resident.UNITS):
+  for units in range(_FEWEST_UNITS, size + 1, 8):
     columns = recurrent * units
-    if columns > _MOST_COLUMNS:
-      return None
     whole = not size % units and not columns % (4 * resident.UNITS)
-    if not whole or row_blocks * (size // units) > target.cores:
+    ctas = row_blocks * (size // units)
+    if columns > _MOST_COLUMNS or not whole or ctas > target.cores:
       continue
     config = resident.Config(units=units, gates=recurrent, stages=0)
-    turns = size // limits.DEPTH
     left = _TEAM_SMEM - 2 * size * columns
     slot = 2 * limits.DEPTH * config_lib.ROWS
     # Sums lie where slices were.
     fewest = max(_FEWEST_STAGES, -(-resident.Sums.size(config) // slot))
-    stages = min(max(turns, fewest), left // slot)
-    if stages < fewest:
-      return None
-    return dataclasses.replace(config, stages=stages)
+    stages = min(max(size // limits.DEPTH, fewest), left // slot)
+    if stages >= fewest:
+      return dataclasses.replace(config, stages=stages)
   return None
 
 
