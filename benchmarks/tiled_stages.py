@@ -4,11 +4,11 @@
 
 A layer with its projection in bfloat16, time-major, forward and with its
 gradient, beside the error of 'scan' in bfloat16; both errors are from 'scan' in
-float32. R is not kept on the chip. Shapes below the size from which tiles pay are measured all the same.
-Where shared memory holds no more slots the kernels are those of a smaller
-number, and are not measured again. Programs of the next shape are compiled in
-other threads meanwhile. Without a GPU the kernels are only lowered, for an
-H200.
+float32. R streams from device memory, also where it would be kept on the chip,
+and shapes below the size from which tiles pay are measured all the same. Where
+shared memory holds no more slots the kernels are those of a smaller number, and
+are not measured again. Programs of the next shape are compiled in other threads
+meanwhile. Without a GPU the kernels are only lowered, for an H200.
 """
 
 from collections.abc import Iterator
