@@ -600,21 +600,21 @@ def irevrnn_stacks() -> str:
   return '\n'.join(lines)
 
 
-def large_batches() -> str:
+def large_batches(device: str = 'h200') -> str:
   """Returns the table of many rows, both kinds of kernels beside 'scan'."""
-  data = load('large_batches_h200.json')
+  data = load(f'large_batches_{device}.json')
   sizes = 'layer', 'batch', 'time', 'features'
-  kinds = 'tiled', 'dense', 'scan'
+  kinds = ['tiled', 'dense', 'scan']
   times: dict[tuple, dict[str, dict[str, float]]] = {}
   for row in data['rows']:
     kind = row.get('kernels', row['implementation'])
     own = times.setdefault(tuple(row[key] for key in sizes), {})
     own.setdefault(kind, {})[row['direction']] = row['median_ms']
-  lines = [
-      '| layer | batch x time x features | kernels in tiles | R on the chip |'
-      " `'scan'` |",
-      '|---|---|---|---|---|',
-  ]
+  if not any('scan' in own for own in times.values()):
+    kinds.remove('scan')
+  names = {'tiled': 'in tiles', 'dense': 'in pieces', 'scan': "`'scan'`"}
+  heads = ['layer', 'batch x time x features', *(names[k] for k in kinds)]
+  lines = [f'| {" | ".join(heads)} |', '|---' * len(heads) + '|']
   for (layer, *rest), own in sorted(times.items()):
     cells = ' | '.join(_two(own[k], 2) if k in own else '-' for k in kinds)
     lines.append(f'| `{layer}` | {" x ".join(map(str, rest))} | {cells} |')
@@ -982,6 +982,7 @@ TABLES = {
     'docs/benchmarks/dense.md': {
         'dense_h200': dense_h200,
         'large_batches': large_batches,
+        'large_batches_h100': functools.partial(large_batches, 'h100'),
     },
     'docs/benchmarks/index.md': {'units_and_batch': units_and_batch},
     'docs/benchmarks/ladder.md': {'agru_ladder': agru_ladder},

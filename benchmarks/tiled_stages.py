@@ -4,11 +4,11 @@
 
 A layer with its projection in bfloat16, time-major, forward and with its
 gradient, beside the error of 'scan' in bfloat16; both errors are from 'scan' in
-float32. Shapes below the size from which tiles pay are measured all the same.
-Where shared memory holds no more slots the kernels are those of a smaller
-number, and are not measured again. Programs of the next shape are compiled in
-other threads meanwhile. Without a GPU the kernels are only lowered, for an
-H200.
+float32. R streams from device memory, also where it would be kept on the chip,
+and shapes below the size from which tiles pay are measured all the same. Where
+shared memory holds no more slots the kernels are those of a smaller number, and
+are not measured again. Programs of the next shape are compiled in other threads
+meanwhile. Without a GPU the kernels are only lowered, for an H200.
 """
 
 from collections.abc import Iterator
@@ -77,6 +77,8 @@ def most_stages(count: int) -> Iterator[None]:
   with (
       mock.patch.object(tuning, '_MOST_STAGES', count),
       mock.patch.object(limits, 'WORK', 0),
+      mock.patch.object(tuning, 'choose_resident', lambda **_: None),
+      mock.patch.object(tuning, 'choose_team', lambda **_: None),
   ):
     yield
 

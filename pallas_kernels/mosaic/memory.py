@@ -21,8 +21,6 @@ Ref = Any
 # Puts %base + %offset, an offset in bytes, into the register a.
 _SMEM_ADDRESS = '.reg .u32 a; add.u32 a, %base, %offset;'
 
-_WORDS = {f'w{i}': jnp.int32 for i in range(4)}
-
 
 def gmem_address(size: int) -> str:
   """Returns code that puts the address of element %offset into register a.
@@ -143,18 +141,30 @@ def load_words_smem(ref: Ref, offset, where=None) -> list[Array]:
   return _load_words('shared', _SMEM_ADDRESS, ref, offset, where)
 
 
-def load_words_gmem(ref: Ref, offset, size: int, where=None) -> list[Array]:
-  """As `load_words_smem`, with an offset in elements of `size` bytes."""
-  return _load_words('global', gmem_address(size), ref, offset, where)
+def load_words_gmem(
+    ref: Ref, offset, size: int, where=None, count: int = 4
+) -> list[Array]:
+  """As `load_words_smem`, with an offset in elements of `size` bytes.
+
+  Args:
+    ref: in device memory.
+    offset: in elements, int32.
+    size: bytes of an element.
+    where: int32, not 0 in threads that load; None for all threads.
+    count: words, 2 or 4.
+  """
+  return _load_words('global', gmem_address(size), ref, offset, where, count)
 
 
-def _load_words(space: str, address: str, ref, offset, where):
+def _load_words(space: str, address: str, ref, offset, where, count: int = 4):
+  words = {f'w{i}': jnp.int32 for i in range(count)}
   operands = {'base': ref, 'offset': offset}
   code, guard = predicate(where, operands)
   if where is not None:
-    code += ''.join(f' mov.b32 %{word}, 0;' for word in _WORDS)
-  code += f' {guard}ld.{space}.v4.b32 {{%w0, %w1, %w2, %w3}}, [a];'
-  return list(ptx.emit('{' + address + code + '}', _WORDS, operands))
+    code += ''.join(f' mov.b32 %{word}, 0;' for word in words)
+  names = ', '.join(f'%{word}' for word in words)
+  code += f' {guard}ld.{space}.v{count}.b32 {{{names}}}, [a];'
+  return list(ptx.emit('{' + address + code + '}', words, operands))
 
 
 def store_words_smem(

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from pallas_kernels.mosaic import ptx
 
@@ -18,6 +19,9 @@ Ref = Any
 # Attempts to read data of another CTA, each of more than half a microsecond,
 # before a kernel gives up.
 PATIENCE = 1 << 24
+
+# Attempts that come at once.
+_FAST_PATIENCE = 1 << 30
 
 
 def barrier(warpgroups: int) -> None:
@@ -61,6 +65,13 @@ def make_signals(signals: Ref, count: int, where) -> None:
     code += ' @p mbarrier.init.shared::cta.b64 [m], 1;'
   code += ' @p fence.mbarrier_init.release.cluster; }'
   ptx.emit(code, {}, {'signals': signals, 'where': where})
+
+
+def distance(ref: Ref, other: Ref) -> Array:
+  """Returns the bytes from one place in shared memory to another one."""
+  code = 'sub.u32 %bytes, %other, %ref;'
+  operands = {'ref': ref, 'other': other}
+  return ptx.emit(code, {'bytes': jnp.int32}, operands, pure=True)[0]
 
 
 def send(
@@ -120,21 +131,26 @@ def expect(signals: Ref, signal, size, where) -> None:
   ptx.emit(code, {}, operands)
 
 
-def await_signal(signals: Ref, signal, turn) -> None:
+def await_signal(signals: Ref, signal, turn, busy: bool = False) -> None:
   """Waits until an mbarrier's phase is complete.
 
   Args:
     signals: mbarriers in shared memory.
     signal: index of the mbarrier.
     turn: parity of the phase, 0 and 1 alternately.
+    busy: whether warps ask again and again instead of sleeping; they notice it
+      sooner, and take turns from other warps.
   """
+  attempt, patience = 'try', PATIENCE
+  if busy:
+    attempt, patience = 'test', _FAST_PATIENCE
   code = (
       '{ .reg .u32 m, k; .reg .pred p; mad.lo.u32 m, %signal, 8, %signals;'
       ' mov.b32 k, 0;'
       ' again_%%:'
-      ' mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [m], %turn;'
-      ' @p bra done_%%; add.u32 k, k, 1;'
-      f' setp.lt.u32 p, k, {PATIENCE}; @p bra again_%%; trap;'
+      f' mbarrier.{attempt}_wait.parity.acquire.cluster.shared::cta.b64'
+      ' p, [m], %turn; @p bra done_%%; add.u32 k, k, 1;'
+      f' setp.lt.u32 p, k, {patience}; @p bra again_%%; trap;'
       ' done_%%: }'
   )
   operands = {'signals': signals, 'signal': signal, 'turn': turn}

@@ -4,7 +4,9 @@ carry[t] = update(theta, x[t], R h[t-1], carry[t-1]), as in `dense`. With
 hundreds of rows a step's product fills the device, and its tensor cores or the
 L2 cache are the limit instead of latency. So R does not stay on chip: it
 streams from the L2 cache through shared memory, as in any matrix product, and
-the update of a tile's elements follows where its product was summed.
+the update of a tile's elements follows where its product was summed. Of some
+hundred rows tiles are few: then each CTA has the same tile in all steps, and R
+on the chip.
 
     op.py            one differentiable operation
     limits.py        which problems can run, and where it pays
@@ -15,6 +17,15 @@ the update of a tile's elements follows where its product was summed.
     forward.py       the kernels, with timelines of a step
     backward.py
     products.py      the product of a tile, slice by slice
+
+    resident_plan.py      the same with R on the chip; resident.py has its
+    resident_forward.py   Config, resident_products.py the product
+    resident_products.py
+    resident.py
+    team_plan.py          the adjoint, where several CTAs share out a sum;
+    team_backward.py      teams.py has its Config
+    teams.py
+
     row_blocks.py    how CTAs wait for each other
     fragments.py     which thread has which elements of a tile
 
@@ -31,5 +42,6 @@ Glossary:
     operand      the factor of a product that changes from step to step: h, or
                  the gates' cotangents.
     matrix       the other factor: R, or R transposed.
+    team         CTAs of a cluster, each with a part of the sum of a tile.
     start        the carry that a step starts from, after a reset.
 """

@@ -120,7 +120,10 @@ def backward(plan: plan_lib.Plan, inputs: Inputs) -> Outputs:
   )
   name = 'tiled_recurrence_adjoint'
   body = lambda *args: _Warpgroup(plan, *args).run()
-  kernel = kernel_call.kernel(plan, name, body, inputs, out_type)
+  types = products.Buffers.types(plan.config, plan.columns, plan.dtype)
+  kernel = kernel_call.kernel(
+      plan, name, body, inputs, out_type, products.Buffers, types
+  )
   *results, _ = kernel(*jax.tree.leaves(inputs))
   return jax.tree.unflatten(jax.tree.structure(out_type), results)
 
@@ -324,6 +327,13 @@ class _Warpgroup:
       values = [jnp.where(place.valid != 0, v, 0) for v in ptx.unstack(d)]
       at = self._theta_at(tile, place, row)
       fragments.add(self.outs.d_theta, at, fragments.sum_rows(values))
+
+
+def values(tree: Any) -> Any:
+  """Returns a tree of parts, loaded or not, as arrays."""
+  is_leaf = lambda x: isinstance(x, plan_lib.Loaded)
+  value = lambda x: x.value() if is_leaf(x) else x
+  return jax.tree.map(value, tree, is_leaf=is_leaf)
 
 
 def _units(x: Array) -> list[Array]:

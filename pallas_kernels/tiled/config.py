@@ -88,6 +88,11 @@ class Tiles:
     """Warpgroups that publish a part of a row block in each step."""
     return self.unit_blocks * self.config.warpgroups
 
+  @property
+  def grid(self) -> dict[str, dict[str, int]]:
+    """Axes of the grid and of the cluster."""
+    return {'grid': {'cta': self.ctas}, 'cluster': {}}
+
   def count(self):
     """Returns the number of tiles of this CTA."""
     others = self.ctas - 1 - lax.axis_index('cta')

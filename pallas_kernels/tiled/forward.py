@@ -76,6 +76,21 @@ class Outputs(NamedTuple):
   state: Any
 
 
+def out_type(plan: plan_lib.Plan) -> Outputs:
+  """Returns the types of what a kernel writes."""
+  steps, rows = plan.steps_type, (plan.batch, plan.features)
+  state = jax.ShapeDtypeStruct((plan.states, *rows), jnp.float32)
+  two = jax.ShapeDtypeStruct((2, *rows), plan.dtype)
+  return Outputs(
+      carries=(steps(plan.call.out_dtype),) * plan.call.outputs,
+      h=steps(plan.dtype) if plan.save else two,
+      others=(steps(jnp.float32),) * (plan.states - 1) if plan.save else (),
+      gates=steps(jnp.float16, plan.recurrent) if plan.save else None,
+      last=state,
+      state=state,
+  )
+
+
 @functools.partial(jax.jit, static_argnums=0)
 def forward(
     plan: plan_lib.Plan,
@@ -87,22 +102,15 @@ def forward(
     flags: Array | None,
 ) -> Outputs:
   """Runs the recurrence; arrays as in `Inputs` and `Outputs`."""
-  steps = plan.steps_type
-  rows = jax.ShapeDtypeStruct(carry.shape, jnp.float32)
-  two = jax.ShapeDtypeStruct((2, plan.batch, plan.features), plan.dtype)
-  out_type = Outputs(
-      carries=(steps(plan.call.out_dtype),) * plan.call.outputs,
-      h=steps(plan.dtype) if plan.save else two,
-      others=(steps(jnp.float32),) * (plan.states - 1) if plan.save else (),
-      gates=steps(jnp.float16, plan.recurrent) if plan.save else None,
-      last=rows,
-      state=rows,
-  )
+  outs = out_type(plan)
   inputs = Inputs(theta, x, matrix, carry, restart, flags)
   body = lambda *args: _Warpgroup(plan, *args).run()
-  kernel = kernel_call.kernel(plan, 'tiled_recurrence', body, inputs, out_type)
+  types = products.Buffers.types(plan.config, plan.columns, plan.dtype)
+  kernel = kernel_call.kernel(
+      plan, 'tiled_recurrence', body, inputs, outs, products.Buffers, types
+  )
   *results, _ = kernel(*jax.tree.leaves(inputs))
-  return jax.tree.unflatten(jax.tree.structure(out_type), results)
+  return jax.tree.unflatten(jax.tree.structure(outs), results)
 
 
 class _Warpgroup:

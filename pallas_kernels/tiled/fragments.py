@@ -6,6 +6,7 @@ these are eight units in sequence in each group of 32. So a thread reads and
 writes 16 bytes at a time, and the four threads of a row 64.
 
 A part is eight units of one row: an array [8 * 128], eight elements a thread.
+Teams have parts of four units, and groups of 16.
 """
 
 from collections.abc import Sequence
@@ -29,28 +30,40 @@ Ref = Any
 # Units of a part.
 UNITS = 8
 
-# Registers of two columns in a group: four for each of two rows.
-_COLUMNS, _HALVES = 4, 2
+# Rows of a thread in a product.
+_HALVES = 2
 
 
-def permute(matrix: Array) -> Array:
-  """Orders units, the last axis, as the columns of a product."""
+def laid_out(x: Array) -> Array:
+  """Returns a part that may be the same in all threads, with a layout."""
+  return plgpu.layout_cast(x, ptx.layout(ptx.per_thread(x)))
+
+
+def permute(matrix: Array, units: int = UNITS) -> Array:
+  """Orders units, the last axis, as the columns of a product.
+
+  Args:
+    matrix: [..., units].
+    units: of a part.
+  """
   lead = matrix.shape[:-1]
   # [group, l mod 4, which eight columns, which of two]
-  matrix = matrix.reshape(*lead, -1, 4, _COLUMNS, 2)
+  matrix = matrix.reshape(*lead, -1, 4, units // 2, 2)
   return jnp.swapaxes(matrix, -3, -2).reshape(*lead, -1)
 
 
-def parts(total: Array) -> list[Array]:
-  """Splits a product [64, columns] into parts.
+def parts(total: Array, units: int = UNITS) -> list[Array]:
+  """Splits a product [64, columns] into parts of so many units.
 
   Returns:
     For each group of columns two parts: that of the thread's first row, and
     that of the row eight further.
   """
-  groups = total.shape[1] // config_lib.GROUP
+  # Registers of two columns in a group, for each of two rows.
+  columns = units // 2
+  groups = total.shape[1] // (4 * units)
   part = plgpu.ShapeDtypeStruct(
-      (UNITS * ptx.LANES,), jnp.float32, layout=ptx.layout(UNITS)
+      (units * ptx.LANES,), jnp.float32, layout=ptx.layout(units)
   )
 
   @plgpu.inline_mgpu(
@@ -61,9 +74,9 @@ def parts(total: Array) -> list[Array]:
     results = []
     for group in range(groups):
       for half in range(_HALVES):
-        first = group * _COLUMNS
+        first = group * columns
         pairs = [
-            registers[(first + j) * _HALVES + half] for j in range(_COLUMNS)
+            registers[(first + j) * _HALVES + half] for j in range(columns)
         ]
         values = [
             vector.extract(
@@ -94,6 +107,11 @@ class Place:
   feature: Array
   valid: Array
 
+  def only(self, condition) -> 'Place':
+    """Returns the place, valid only where a scalar condition holds."""
+    valid = self.valid * condition.astype(jnp.int32)
+    return dataclasses.replace(self, valid=valid)
+
   @classmethod
   def of(cls, tiles, tile, warpgroup, group: int, half: int):
     """Returns the place of a part.
@@ -118,20 +136,26 @@ class Place:
     )
 
 
-def load(ref: Ref, offset: Array, dtype, where=None) -> list[Array]:
+def load(
+    ref: Ref, offset: Array, dtype, where=None, units: int = UNITS
+) -> list[Array]:
   """Starts to read a part; `decode` makes float32 of the words.
 
   Args:
     ref: in device memory.
-    offset: of its first element, a multiple of 8.
+    offset: of its first element, a multiple of `units`.
     dtype: of the elements.
     where: int32, not 0 in threads that read; zeros elsewhere. None for all.
+    units: of the part, 8 or 4.
 
   Returns:
-    Four int32 [128], or eight of float32 in the order of `_spread`.
+    An int32 [128] for two elements of 16 bits or one of float32; eight of
+    float32 in the order of `_spread`.
   """
   if jnp.dtype(dtype).itemsize == 2:
-    return memory.load_words_gmem(ref, offset, 2, where)
+    return memory.load_words_gmem(ref, offset, 2, where, units // 2)
+  if units == 4:
+    return memory.load_words_gmem(ref, offset, 4, where)
   first, second = _spread(offset)
   words = memory.load_words_gmem(ref, first, 4, where)
   return words + memory.load_words_gmem(ref, second, 4, where)
@@ -146,7 +170,7 @@ def decode(words: Sequence[Array], dtype) -> list[Array]:
   """
   if jnp.dtype(dtype).itemsize == 4:
     floats = [instructions.as_float(word) for word in words]
-    return _exchange(floats[:4], floats[4:])
+    return floats if len(floats) == 4 else _exchange(floats[:4], floats[4:])
   return [
       take(word, dtype)
       for word in words
@@ -154,15 +178,18 @@ def decode(words: Sequence[Array], dtype) -> list[Array]:
   ]
 
 
-def read(ref: Ref, offset: Array, dtype) -> Array:
+def read(ref: Ref, offset: Array, dtype, units: int = UNITS) -> Array:
   """Returns a part, float32; arguments as for `load`."""
-  return ptx.stack(decode(load(ref, offset, dtype), dtype))
+  return ptx.stack(decode(load(ref, offset, dtype, None, units), dtype))
 
 
 def write(ref: Ref, offset: Array, value: Array, dtype, where: Array) -> None:
   """Stores a part; arguments as for `load`, and where it is stored."""
-  # A value that is the same in all threads may have no layout.
-  values = ptx.unstack(plgpu.layout_cast(value, ptx.layout(UNITS)))
+  values = ptx.unstack(laid_out(value))
+  if jnp.dtype(dtype).itemsize == 4 and len(values) == 4:
+    words = [instructions.as_word(x) for x in values]
+    memory.store_words_gmem(ref, offset, words, 4, where)
+    return
   if jnp.dtype(dtype).itemsize == 4:
     floats = _exchange(values[:4], values[4:])
     words = [instructions.as_word(x) for x in floats]
@@ -227,14 +254,17 @@ def prefetch(ref: Ref, offset: Array, size: int, where: Array) -> None:
 
 
 def sum_rows(values: Sequence[Array]) -> Array:
-  """Sums eight float32 [128] over the eight rows of a warp.
+  """Sums eight or four float32 [128] over the eight rows of a warp.
 
   Returns:
-    In each thread the sum of one of the eight: that whose number is `unit()`.
+    In each thread the sum of one of them: that whose number is `unit`.
   """
   lane = ptx.thread() & 31
   values = list(values)
   for mask in (16, 8, 4):
+    if len(values) == 1:
+      values = [values[0] + instructions.shuffle(values[0], mask)]
+      continue
     upper = (lane & mask) != 0
     half = len(values) // 2
     keep = [
@@ -259,7 +289,8 @@ def add(ref: Ref, offset: Array, value: Array) -> None:
   ptx.emit('{' + code + '}', {}, operands)
 
 
-def unit() -> Array:
+def unit(units: int = UNITS) -> Array:
   """Returns which of a part's units this thread has after `sum_rows`."""
   lane = ptx.thread() & 31
-  return ((lane >> 4) & 1) * 4 + ((lane >> 3) & 1) * 2 + ((lane >> 2) & 1)
+  pair = ((lane >> 4) & 1) * 2 + ((lane >> 3) & 1)
+  return pair if units == 4 else pair * 2 + ((lane >> 2) & 1)

@@ -1,6 +1,6 @@
 """Makes a kernel: one CTA a multiprocessor, all of them at once."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -10,18 +10,17 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from pallas_kernels.mosaic import compiler_params
 from pallas_kernels.mosaic import mailbox
 from pallas_kernels.tiled import plan as plan_lib
-from pallas_kernels.tiled import products
 from pallas_kernels.tiled import row_blocks
 
 
 def kernel(
     plan: plan_lib.Plan,
     name: str,
-    body: Callable[
-        [Any, Any, row_blocks.Counters, products.Buffers, Any], None
-    ],
+    body: Callable[[Any, Any, row_blocks.Counters, Any, Any], None],
     inputs: Any,
     out_type: Any,
+    buffers: Callable[..., Any],
+    buffer_types: Mapping[str, Any],
 ) -> Callable[..., Any]:
   """Returns a kernel as a function of arrays.
 
@@ -33,6 +32,8 @@ def kernel(
       buffers; and the warpgroup's number.
     inputs: a tree of arrays.
     out_type: a tree of types.
+    buffers: makes the buffers of references to them by name.
+    buffer_types: types of the buffers by name.
 
   Returns:
     A function from the leaves of `inputs` to the leaves of `out_type`, and the
@@ -42,7 +43,11 @@ def kernel(
   arrays, in_tree = jax.tree.flatten(inputs)
   counters = row_blocks.Counters.type(tiles.counters)
   types, out_tree = jax.tree.flatten((out_type, counters))
-  buffers = products.Buffers.types(config, plan.columns, plan.dtype)
+  axes = tiles.grid
+  options: dict[str, Any] = {}
+  if axes['cluster']:
+    options['cluster'] = tuple(axes['cluster'].values())
+    options['cluster_names'] = tuple(axes['cluster'])
 
   def flat_body(*refs):
     start, end = len(arrays), len(arrays) + len(types)
@@ -53,7 +58,7 @@ def kernel(
         jax.tree.unflatten(in_tree, refs[:start]),
         outs,
         counters,
-        products.Buffers(**dict(zip(buffers, refs[end:], strict=True))),
+        buffers(**dict(zip(buffer_types, refs[end:], strict=True))),
         lax.axis_index('warpgroup'),
     )
 
@@ -61,11 +66,12 @@ def kernel(
   run = plgpu.kernel(
       flat_body,
       out_type=tuple(types),
-      grid=(tiles.ctas,),
-      grid_names=('cta',),
+      grid=tuple(axes['grid'].values()),
+      grid_names=tuple(axes['grid']),
       num_threads=config.warpgroups,
       thread_name='warpgroup',
-      scratch_types=list(buffers.values()),
+      scratch_types=list(buffer_types.values()),
       compiler_params=compiler_params.COMPILER_PARAMS,
+      **options,
   )
   return mailbox.one_at_a_time(run)

@@ -21,6 +21,12 @@ GATES = 4
 # 256 rows of 768 units, 1,024 of 512 and 4,096 of 256.
 WORK = 150_000_000
 
+# The same where R of all blocks of 64 rows fits on the chip in so many bytes,
+# and a batch has more than one block: there tiles keep it. Of heads of this
+# size, by benchmarks/large_batches_h100.json: 128 rows of 768 units.
+WORK_ON_CHIP = 75_000_000
+_ROWS, _BYTES_ON_CHIP, _SIZES_ON_CHIP = 64, 20_000_000, (768, 1024)
+
 
 def pay(
     target: targets.Target,
@@ -55,4 +61,9 @@ def pay(
       # Offsets have 32 bits.
       and rows * time * max(gates, recurrent) * heads * size < 2**31
   )
-  return can_run and heads == 1 and rows * size**2 >= WORK
+  work = rows * size**2
+  blocks = -(-rows // _ROWS)
+  on_chip = blocks * 2 * recurrent * size**2 <= _BYTES_ON_CHIP
+  on_chip &= blocks > 1 and _SIZES_ON_CHIP[0] <= size <= _SIZES_ON_CHIP[1]
+  pays = work >= WORK or (on_chip and work >= WORK_ON_CHIP)
+  return can_run and heads == 1 and pays

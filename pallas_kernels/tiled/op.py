@@ -4,8 +4,10 @@ The kernels run the loops over time. Around them: the order of R, the gradient
 of R, one product over all steps, and a batch over devices.
 """
 
+from collections.abc import Callable
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 from jax import lax
@@ -20,6 +22,10 @@ from pallas_kernels.mosaic import step_flags
 from pallas_kernels.tiled import backward
 from pallas_kernels.tiled import forward
 from pallas_kernels.tiled import plan as plan_lib
+from pallas_kernels.tiled import resident_forward
+from pallas_kernels.tiled import resident_plan
+from pallas_kernels.tiled import team_backward
+from pallas_kernels.tiled import team_plan
 from pallas_kernels.tiled import tuning
 
 Array = jax.Array
@@ -71,15 +77,22 @@ def _make_plan(
 ) -> plan_lib.Plan:
   batch, time, heads, size = recurrence.shape
   recurrent = recurrent_kernel.shape[0]
-  config = tuning.choose(
-      batch=batch,
-      heads=heads,
-      size=size,
-      recurrent=recurrent,
-      adjoint=adjoint,
-      target=recurrence.target,
-  )
-  return plan_lib.Plan(
+  facts: dict[str, Any] = {
+      'batch': batch,
+      'heads': heads,
+      'size': size,
+      'recurrent': recurrent,
+      'target': recurrence.target,
+  }
+  make: Callable[..., plan_lib.Plan] = plan_lib.Plan
+  config: Any = None
+  if not adjoint:
+    make, config = resident_plan.Plan, tuning.choose_resident(**facts)
+  elif not recurrence.call.stop_recurrent_gradient:
+    make, config = team_plan.Plan, tuning.choose_team(**facts)
+  if config is None:
+    make, config = plan_lib.Plan, tuning.choose(adjoint=adjoint, **facts)
+  return make(
       update=recurrence.update,
       params=recurrence.params,
       gates=x.shape[2],
@@ -124,7 +137,9 @@ def _forward_part(
   plan = _make_plan(
       recurrence, x, recurrent_kernel, len(carry), flags is not None, save=save
   )
-  outs = forward.forward(
+  on_chip = isinstance(plan, resident_plan.Plan)
+  run_kernel = resident_forward.run if on_chip else forward.forward
+  outs = run_kernel(
       plan,
       theta,
       x.reshape(*x.shape[:2], -1),
@@ -202,7 +217,9 @@ def _backward_part(
   if gates is None:
     gates = _h_gates(plan, h, recurrent_kernel)
   d_last, d_carries = cotangents
-  outs = backward.backward(
+  on_chip = isinstance(plan, team_plan.Plan)
+  run_kernel = team_backward.run if on_chip else backward.backward
+  outs = run_kernel(
       plan,
       backward.Inputs(
           theta=theta,

@@ -71,7 +71,8 @@ class Plan:
     adjoint: whether the kernel runs the adjoint.
     save: whether the forward kernel returns the arrays that the adjoint reads.
     shared: whether the adjoint's cotangents of inputs are those of R h too.
-    config: how the work is cut.
+    config: how the work is cut, a Config of `config` or, in subclasses, of
+      `resident` or `teams`.
   """
 
   update: Callable[..., Any]
@@ -90,7 +91,7 @@ class Plan:
   adjoint: bool = False
   save: bool = False
   shared: bool = False
-  config: config_lib.Config
+  config: Any
 
   @property
   def operand(self) -> None:
@@ -102,7 +103,7 @@ class Plan:
     return self.heads * self.size
 
   @property
-  def tiles(self) -> config_lib.Tiles:
+  def tiles(self) -> Any:
     """All tiles of a step."""
     return config_lib.Tiles(
         config=self.config, batch=self.batch, heads=self.heads, size=self.size
@@ -117,6 +118,11 @@ class Plan:
   def turns(self) -> int:
     """Slices of a product."""
     return self.size // DEPTH * (self.recurrent if self.adjoint else 1)
+
+  @property
+  def part(self) -> int:
+    """Units of a part."""
+    return fragments.UNITS
 
   @property
   def parts(self) -> list[tuple[int, int]]:
@@ -226,7 +232,12 @@ class Plan:
     """Starts to read a part of each gate of one time."""
     return tuple(
         Loaded(
-            fragments.load(ref, self._at(place, time, gates, gate), dtype),
+            fragments.load(
+                ref,
+                self._at(place, time, gates, gate),
+                dtype,
+                units=self.part,
+            ),
             dtype,
         )
         for gate in range(gates)
@@ -264,12 +275,30 @@ class Plan:
         at = self._at(start, time, gates, gate) + first
         fragments.prefetch(ref, at, size, (quarter == i % 4).astype(jnp.int32))
 
+  def prefetch_part(self, streams, place: fragments.Place, time) -> None:
+    """Brings a part of a time to the L2 cache, by one of each four threads.
+
+    Args:
+      streams: arrays of all steps, each with its number of gates and the bytes
+        of an element.
+      place: of the part.
+      time: of the rows.
+    """
+    lane = ptx.thread() & 3
+    for ref, gates, size in streams:
+      for gate in range(gates):
+        at = self._at(place, time, gates, gate)
+        # Of float32 the four threads have two sectors.
+        where = lane == 0 if size == 2 else (lane & 1) == 0
+        fragments.prefetch(ref, at, size, where.astype(jnp.int32))
+
   def _row(self, place: fragments.Place, i: int) -> Array:
     return (i * self.batch + place.row) * self.features + place.feature
 
   def load_row(self, ref, place, i: int, where=None):
     """Starts to read a part of one array of float32 [count, B, F]."""
-    words = fragments.load(ref, self._row(place, i), jnp.float32, where)
+    at = self._row(place, i)
+    words = fragments.load(ref, at, jnp.float32, where, self.part)
     return Loaded(words, jnp.float32)
 
   def read_rows(self, ref, place, count: int):
@@ -287,7 +316,9 @@ class Plan:
   def read_theta(self, ref, place):
     """Returns a part of each row of theta."""
     return tuple(
-        fragments.read(ref, i * self.features + place.feature, jnp.float32)
+        fragments.read(
+            ref, i * self.features + place.feature, jnp.float32, self.part
+        )
         for i in range(self.params)
     )
 

@@ -51,6 +51,8 @@ class Counters(mailbox.Mailbox):
   def publish(self, index, warpgroup) -> None:
     """Adds one, after all stores of this warpgroup.
 
+    One thread releases the stores of all, which the barrier orders before it.
+
     Args:
       index: of the row block.
       warpgroup: number of this warpgroup in its CTA.
@@ -58,8 +60,7 @@ class Counters(mailbox.Mailbox):
     # Those of Pallas come first, and 15 is that of the whole CTA.
     barrier = warpgroup + 12
     code = (
-        'fence.proxy.async; fence.acq_rel.gpu;'
-        f' bar.sync %barrier, {ptx.LANES};'
+        f'fence.proxy.async; bar.sync %barrier, {ptx.LANES};'
         ' { .reg .u32 t; .reg .pred p; .reg .u64 a, o; mov.u32 t, %tid.x;'
         ' and.b32 t, t, 127; setp.eq.u32 p, t, 0; cvt.s64.s32 o, %index;'
         ' shl.b64 o, o, 2; add.u64 a, %base, o;'

@@ -11,12 +11,15 @@ benchmarks/tuning_tiled_h200.json has the measurements.
 """
 
 from collections.abc import Iterator
+import dataclasses
 import math
 
 from pallas_kernels import targets
 from pallas_kernels.streaming import wgmma_smem
 from pallas_kernels.tiled import config as config_lib
 from pallas_kernels.tiled import limits
+from pallas_kernels.tiled import resident
+from pallas_kernels.tiled import teams
 
 Config = config_lib.Config
 
@@ -41,6 +44,15 @@ _FEWEST_REGISTERS, _MANY_REGISTERS = 72, 180
 
 # Columns of a product.
 _MOST_COLUMNS = 256
+
+# Units of a tile whose R stays on the chip: with 12, twice as many CTAs took
+# longer.
+_FEWEST_UNITS = 24
+
+# Shared memory of a CTA of a team, less 1 KiB that Pallas takes and mbarriers,
+# and the fewest slots of its ring buffer.
+_TEAM_SMEM = 226 * 1024 - 256
+_FEWEST_STAGES = 4
 
 
 def choose(
@@ -86,6 +98,67 @@ def choose(
         f' units and {recurrent} gates.'
     )
   return min(configs, key=cost)
+
+
+def choose_resident(
+    *, batch: int, heads: int, size: int, recurrent: int, target: targets.Target
+) -> resident.Config | None:
+  """Returns the cut of a forward pass with R on the chip, or None.
+
+  Arguments are as for `choose`.
+  """
+  if heads > 1 or size % limits.DEPTH:
+    return None
+  row_blocks = math.ceil(batch / config_lib.ROWS)
+  for units in range(_FEWEST_UNITS, size + 1, 8):
+    columns = recurrent * units
+    whole = not size % units and not columns % (4 * resident.UNITS)
+    ctas = row_blocks * (size // units)
+    if columns > _MOST_COLUMNS or not whole or ctas > target.cores:
+      continue
+    config = resident.Config(units=units, gates=recurrent, stages=0)
+    left = _TEAM_SMEM - 2 * size * columns
+    slot = 2 * limits.DEPTH * config_lib.ROWS
+    # Sums lie where slices were.
+    fewest = max(_FEWEST_STAGES, -(-resident.Sums.size(config) // slot))
+    stages = min(max(size // limits.DEPTH, fewest), left // slot)
+    if stages >= fewest:
+      return dataclasses.replace(config, stages=stages)
+  return None
+
+
+def choose_team(
+    *, batch: int, heads: int, size: int, recurrent: int, target: targets.Target
+) -> teams.Config | None:
+  """Returns the cut of an adjoint with R' on the chip, or None.
+
+  Arguments are as for `choose`.
+  """
+  slices = recurrent * size // limits.DEPTH
+  if heads > 1 or size % limits.DEPTH or slices % teams.MEMBERS:
+    return None
+  turns = slices // teams.MEMBERS
+  unit_blocks = _teams(target) // math.ceil(batch / config_lib.ROWS)
+  if not unit_blocks:
+    return None
+  units = teams.GROUP * math.ceil(size / (unit_blocks * teams.GROUP))
+  slot = 2 * limits.DEPTH * config_lib.ROWS
+  config = teams.Config(units=units, stages=_FEWEST_STAGES)
+  left = _TEAM_SMEM - 2 * turns * limits.DEPTH * units
+  left -= 4 * teams.Sums.words(config)
+  stages = min(max(turns, _FEWEST_STAGES), left // slot)
+  if stages < _FEWEST_STAGES or units > _MOST_COLUMNS:
+    return None
+  return dataclasses.replace(config, stages=stages)
+
+
+def _teams(target: targets.Target) -> int:
+  """Returns the clusters of four that are on the device at once.
+
+  They have to fit however pairs of multiprocessors are dealt to 8 groups, each
+  of which may have a pair left over.
+  """
+  return (target.cores - 2 * 8) // teams.MEMBERS
 
 
 def _configs(size: int, gates: int, target: targets.Target) -> Iterator[Config]:

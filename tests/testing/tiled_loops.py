@@ -18,6 +18,9 @@ if abstract_gpu.RUNS:
   from pallas_kernels.mosaic import step_flags
   from pallas_kernels.tiled import backward
   from pallas_kernels.tiled import forward
+  from pallas_kernels.tiled import resident_forward
+  from pallas_kernels.tiled import team_backward
+  from pallas_kernels.tiled import tuning
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,12 +173,25 @@ def _can_run(target, kernel, **_):
   return kernel.shape[-1] % limits.DEPTH == 0
 
 
+def streamed():
+  """Kernels inside have R in device memory, not on the chip."""
+  stack = contextlib.ExitStack()
+  for name in ('choose_resident', 'choose_team'):
+    never = mock.patch.object(tuning, name, lambda **_: None)
+    stack.enter_context(never)
+  return stack
+
+
 @contextlib.contextmanager
-def imitated(test):
+def imitated(test, on_chip: bool = True):
   """Loops take the place of the kernels inside, as if there was a GPU.
 
   Recurrences of any number of rows and of heads of 64 units and more run in
   tiles. Fails unless the loops are called.
+
+  Args:
+    test: the test.
+    on_chip: whether R stays on the chip, of one head.
   """
   if not abstract_gpu.RUNS:
     with test.assertRaisesRegex(NotImplementedError, 'need jax >= 0.11'):
@@ -186,10 +202,17 @@ def imitated(test):
     patch = lambda *args: stack.enter_context(mock.patch.object(*args))
     patch(targets, 'current', lambda: target)
     patch(limits, 'pay', _can_run)
-    called = [
-        patch(forward, 'forward', mock.Mock(side_effect=forward_loop)),
-        patch(backward, 'backward', mock.Mock(side_effect=backward_loop)),
-    ]
-    yield called
-    for kernel in called:
-      kernel.assert_called()
+    if not on_chip:
+      stack.enter_context(streamed())
+    loop = lambda body: mock.Mock(side_effect=body)
+    run = (
+        patch(forward, 'forward', loop(forward_loop)),
+        patch(resident_forward, 'run', loop(forward_loop)),
+    )
+    pull = (
+        patch(backward, 'backward', loop(backward_loop)),
+        patch(team_backward, 'run', loop(backward_loop)),
+    )
+    yield
+    for kernels in (run, pull):
+      test.assertTrue(any(kernel.called for kernel in kernels))

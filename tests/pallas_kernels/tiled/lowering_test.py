@@ -13,6 +13,7 @@ from tests.testing import comparison
 
 H200 = 'NVIDIA H200'
 NAMES = 'tiled_recurrence', 'tiled_recurrence_adjoint'
+ON_CHIP = 'resident_recurrence', 'team_recurrence_adjoint'
 
 case = functools.partial(comparison.Case, path='pallas', dtype='bfloat16')
 LAYERS = (
@@ -41,6 +42,20 @@ LAYERS = (
     ),
 )
 
+# Those that keep R on the chip.
+FEWER_ROWS = (
+    case(rnnzoo.LSTM, sizes=(256, 3, 768), time_major=True),
+    case(
+        rnnzoo.GRU,
+        {'recurrent_gradient_clip': 1.0},
+        dtype='float16',
+        sizes=(130, 3, 768),
+        reset=True,
+        lengths=True,
+        reverse=True,
+    ),
+)
+
 
 class TiledLoweringTest(parameterized.TestCase):
 
@@ -53,13 +68,23 @@ class TiledLoweringTest(parameterized.TestCase):
   def test_layers(self, case):
     self.lowers(case)
 
-  def lowers(self, case):
+  @parameterized.named_parameters(*comparison.named(FEWER_ROWS))
+  @pytest.mark.slow
+  def test_on_chip(self, case):
+    self.lowers(case, ON_CHIP)
+
+  @pytest.mark.slow
+  def test_on_chip_with_x64(self):
+    with jax.enable_x64(True):
+      self.lowers(case(rnnzoo.LSTM, sizes=(130, 3, 768), reset=True), ON_CHIP)
+
+  def lowers(self, case, names=NAMES):
     f, args = comparison.abstract_gradient(case)
     with abstract_gpu.device(self, H200):
       text = abstract_gpu.lower(f, *args)
       self.assertEqual(text.count('custom_call @mosaic_gpu'), 2)
       # A failure does not print the text.
-      self.assertEqual([name in text for name in NAMES], [True, True])
+      self.assertEqual([name in text for name in names], [True, True])
 
   @pytest.mark.slow
   def test_vmap_takes_turns(self):

@@ -25,6 +25,8 @@ from tests.testing import tiled_loops
 if abstract_gpu.RUNS:
   from pallas_kernels.tiled import config as config_lib
   from pallas_kernels.tiled import fragments
+  from pallas_kernels.tiled import resident
+  from pallas_kernels.tiled import teams
   from pallas_kernels.tiled import tuning
 
 TOLERANCE = {'float16': (2e-3, 3e-3), 'bfloat16': (1.6e-2, 2.4e-2)}
@@ -66,6 +68,12 @@ class LayersTest(comparison.ComparisonTestCase):
   @pytest.mark.slow
   def test_agree_with_reference(self, case):
     with tiled_loops.imitated(self):
+      self.compare(case, TOLERANCE[case.dtype])
+
+  @parameterized.named_parameters(*comparison.named(CASES[:3:2]))
+  @pytest.mark.slow
+  def test_streamed_agree_with_reference(self, case):
+    with tiled_loops.imitated(self, on_chip=False):
       self.compare(case, TOLERANCE[case.dtype])
 
   def test_gates_that_are_not_kept(self):
@@ -158,12 +166,17 @@ class LimitsTest(parameterized.TestCase):
       {'rows': 4096, 'size': 256},
       {'rows': 256, 'size': 768},
       {'recurrent': 1, 'gates': 1},
+      {'rows': 128, 'size': 768},
+      {'rows': 128, 'size': 1024},
   )
   def test_in_tiles(self, **options):
     self.assertTrue(self.pays(**options))
 
   @parameterized.parameters(
       {'rows': 512},
+      {'rows': 128, 'size': 704},
+      {'rows': 64, 'size': 1088},
+      {'rows': 72, 'size': 1088},
       {'dtype': jnp.float32},
       {'size': 520},
       {'heads': 2},
@@ -208,6 +221,55 @@ class ConfigTest(parameterized.TestCase):
       self.assertEqual(tiles.unit_blocks * config.units, size)
       self.assertGreaterEqual(tiles.row_blocks * config.rows, batch)
 
+  @parameterized.product(
+      batch=(1, 63, 128, 250, 512), size=(64, 192, 768, 1024, 1536)
+  )
+  def test_on_chip_fits(self, batch, size):
+    if not abstract_gpu.RUNS:
+      return
+    slot = 2 * config_lib.ROWS * limits.DEPTH
+    for recurrent in (1, 3, 4):
+      facts = {'batch': batch, 'heads': 1, 'size': size, 'target': H200}
+      facts['recurrent'] = recurrent
+      if config := tuning.choose_resident(**facts):
+        tiles = resident.Tiles(config=config, batch=batch, size=size)
+        self.assertLessEqual(tiles.ctas, H200.cores)
+        self.assertEqual(tiles.unit_blocks * config.units, size)
+        self.assertGreaterEqual(tiles.row_blocks * config.rows, batch)
+        used = 2 * size * config.columns + config.stages * slot
+        self.assertLess(used, SHARED_MEMORY)
+        # Sums lie where slices were.
+        sums = resident.Sums.size(config)
+        self.assertLessEqual(sums, config.stages * slot)
+        self.assertGreaterEqual(
+            config.parts * 2 * 128, config.rows * config.per_row
+        )
+      if config := tuning.choose_team(**facts):
+        tiles = teams.Tiles(config=config, batch=batch, size=size)
+        # Clusters of four on seven groups of 18 multiprocessors and one of 6.
+        self.assertLessEqual(tiles.teams, 29)
+        self.assertGreaterEqual(tiles.unit_blocks * config.units, size)
+        self.assertLess((tiles.unit_blocks - 1) * config.units, size)
+        depth = recurrent * size // teams.MEMBERS
+        self.assertEqual(depth % limits.DEPTH, 0)
+        used = 2 * depth * config.units + config.stages * slot
+        used += 4 * teams.Sums.words(config)
+        self.assertLess(used, SHARED_MEMORY)
+        self.assertLessEqual(config.sum_bytes, config.stages * slot)
+        self.assertGreaterEqual(config.parts * 2 * 4, 2 * config.groups)
+
+  def test_on_chip_cuts(self):
+    if not abstract_gpu.RUNS:
+      return
+    facts = {'heads': 1, 'size': 768, 'recurrent': 4, 'target': H200}
+    taken = tuning.choose_team(batch=256, **facts)
+    self.assertEqual(taken, teams.Config(units=112, stages=4))
+    taken = tuning.choose_resident(batch=128, **facts)
+    self.assertEqual(taken, resident.Config(units=24, gates=4, stages=10))
+    for choose in (tuning.choose_team, tuning.choose_resident):
+      self.assertIsNone(choose(batch=2048, **facts))
+      self.assertIsNone(choose(batch=128, **(facts | {'heads': 2})))
+
   def test_no_tile(self):
     if not abstract_gpu.RUNS:
       return
@@ -218,6 +280,15 @@ class ConfigTest(parameterized.TestCase):
 
 
 class FragmentsTest(absltest.TestCase):
+
+  def test_threads_have_four_units_in_sequence(self):
+    if not abstract_gpu.RUNS:
+      return
+    units = np.asarray(fragments.permute(jnp.arange(16), 4))
+    for quarter in range(4):
+      own = [8 * j + 2 * quarter + i for j in range(2) for i in range(2)]
+      first = 4 * quarter
+      np.testing.assert_array_equal(units[own], np.arange(first, first + 4))
 
   def test_threads_have_eight_units_in_sequence(self):
     if not abstract_gpu.RUNS:

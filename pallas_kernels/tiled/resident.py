@@ -1,0 +1,217 @@
+"""CTAs that have all of a tile's matrix in shared memory.
+
+A CTA has the same tile in all steps. One warpgroup multiplies and leaves the
+sums in shared memory, where slices of the operand were; two others update:
+
+    multiplies    product   [64 rows, columns]
+                  put       -> shared memory
+                            ==barrier==>
+    update        gates     [64 rows, units] of each gate
+
+The columns of a product are the gates of a tile side by side. A group is 16 of
+them; of a group and eight rows a warp stores 512 bytes, 16 of each thread.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+from jax import lax
+from jax.experimental import pallas as pl
+import jax.numpy as jnp
+
+from pallas_kernels.mosaic import instructions
+from pallas_kernels.mosaic import memory
+from pallas_kernels.mosaic import ptx
+from pallas_kernels.tiled import config as config_lib
+from pallas_kernels.tiled import fragments
+from pallas_kernels.tiled import teams
+
+Array = jax.Array
+Ref = Any
+
+UNITS, WARPGROUPS = teams.UNITS, teams.WARPGROUPS
+
+# Bytes of the sums of a group and eight rows.
+_BLOCK = 512
+
+# Pallas uses the first few of the sixteen barriers, `row_blocks` those from 12.
+_BARRIER = 11
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+  """How the work is cut.
+
+  Attributes:
+    units: of a tile.
+    gates: of a tile.
+    stages: slots of the ring buffer for slices of the operand.
+  """
+
+  units: int
+  gates: int
+  stages: int
+
+  @property
+  def warpgroups(self) -> int:
+    """Warpgroups of a CTA."""
+    return 1 + WARPGROUPS
+
+  @property
+  def rows(self) -> int:
+    """Rows of a tile."""
+    return config_lib.ROWS
+
+  @property
+  def columns(self) -> int:
+    """Columns of a product."""
+    return self.gates * self.units
+
+  @property
+  def per_row(self) -> int:
+    """Parts of a row of a tile."""
+    return self.units // UNITS
+
+  @property
+  def parts(self) -> int:
+    """Parts of a tile that a thread has; the last one may be beyond it."""
+    return pl.cdiv(self.rows * self.per_row, WARPGROUPS * ptx.LANES)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tiles:
+  """All tiles of a step, one a CTA.
+
+  Attributes:
+    config: how the work is cut.
+    batch: B.
+    size: D, units of the only head.
+  """
+
+  config: Config
+  batch: int
+  size: int
+
+  @property
+  def row_blocks(self) -> int:
+    """Tiles over the batch."""
+    return pl.cdiv(self.batch, self.config.rows)
+
+  @property
+  def unit_blocks(self) -> int:
+    """Tiles over the units."""
+    return self.size // self.config.units
+
+  @property
+  def ctas(self) -> int:
+    """CTAs of the grid; all are on the device at once."""
+    return self.row_blocks * self.unit_blocks
+
+  @property
+  def grid(self) -> dict[str, dict[str, int]]:
+    """Axes of the grid and of the cluster."""
+    return {'grid': {'cta': self.ctas}, 'cluster': {}}
+
+  @property
+  def counters(self) -> int:
+    """Row blocks: each runs by itself."""
+    return self.row_blocks
+
+  @property
+  def arrivals(self) -> int:
+    """Warpgroups that publish a part of a row block in each step."""
+    return self.unit_blocks * WARPGROUPS
+
+  def find(self) -> config_lib.Tile:
+    """Returns the tile of this CTA."""
+    index = lax.axis_index('cta')
+    counter = lax.div(index, jnp.int32(self.unit_blocks))
+    return config_lib.Tile(
+        counter=counter,
+        head=jnp.int32(0),
+        row=counter * self.config.rows,
+        block=index - counter * self.unit_blocks,
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Part:
+  """A part of the tile that a thread updates.
+
+  Attributes:
+    place: where it lies.
+    row: of the tile, int32 [128].
+    index: which part of the row, int32 [128].
+  """
+
+  place: fragments.Place
+  row: Array
+  index: Array
+
+  @classmethod
+  def of(cls, tiles: Tiles, tile, warpgroup, i: int) -> 'Part':
+    """Returns the i-th part of this thread of a warpgroup that updates."""
+    per_row = tiles.config.per_row
+    number = ptx.thread() + (i * WARPGROUPS + warpgroup - 1) * ptx.LANES
+    own = lax.div(number, jnp.int32(per_row))
+    index = number - own * per_row
+    exists = own < tiles.config.rows
+    own = jnp.minimum(own, tiles.config.rows - 1)
+    row = tile.row + own
+    place = fragments.Place(
+        row=jnp.minimum(row, tiles.batch - 1),
+        feature=tile.block * tiles.config.units + index * UNITS,
+        valid=(exists & (row < tiles.batch)).astype(jnp.int32),
+    )
+    return cls(place=place, row=own, index=index)
+
+
+class Sums:
+  """Sums in shared memory, from one warpgroup to the others.
+
+  Args:
+    config: how the work is cut.
+    ref: shared memory that nobody needs when sums are put.
+  """
+
+  def __init__(self, config: Config, ref: Ref):
+    self.config, self.ref = config, ref
+
+  @classmethod
+  def size(cls, config: Config) -> int:
+    """Returns the bytes of the sums."""
+    return 4 * config.rows * config.columns
+
+  def put(self, product: Array) -> None:
+    """Stores a product, [64, columns]."""
+    thread = ptx.thread()
+    groups = self.config.columns // (4 * UNITS)
+    at = (thread & 31) * 16 + (thread >> 5) * (2 * groups * _BLOCK)
+    for i, part in enumerate(fragments.parts(product, UNITS)):
+      group, half = divmod(i, 2)
+      words = [instructions.as_word(x) for x in ptx.unstack(part)]
+      start = (half * groups + group) * _BLOCK
+      memory.store_words_smem(self.ref, at + start, words)
+    self._meet('arrive')
+
+  def wait(self) -> None:
+    """Waits until a product has been put."""
+    self._meet('sync')
+
+  def _meet(self, how: str) -> None:
+    threads = self.config.warpgroups * ptx.LANES
+    ptx.emit(f'bar.{how} {_BARRIER}, {threads};', {}, {})
+
+  def gates(self, part: Part) -> tuple[Array, ...]:
+    """Returns a part of each gate, float32 [4 * 128]."""
+    config = self.config
+    groups = config.columns // (4 * UNITS)
+    row = (part.row >> 3) * (groups * _BLOCK) + (part.row & 7) * 64
+    found = []
+    for gate in range(config.gates):
+      number = part.index + gate * config.per_row
+      at = row + (number >> 2) * _BLOCK + (number & 3) * 16
+      words = memory.load_words_smem(self.ref, at)
+      found.append(ptx.stack([instructions.as_float(word) for word in words]))
+    return tuple(found)
