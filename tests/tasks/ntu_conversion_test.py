@@ -92,6 +92,23 @@ class ConversionTest(parameterized.TestCase):
     again = self.convert()
     self.assertEqual(again, result._replace(num_read=0))
 
+  def test_files_with_names_of_any_bytes_are_listed(self):
+    paths = ntu_motions.write_files(self.source, self.recordings, range(3))
+    os.symlink('nowhere', self.source / 'S009C001P001R001A001.skeleton')
+    for name in (b'caf\xe9.skeleton', b'a\tb\nc.skeleton'):
+      (self.source / os.fsdecode(name)).write_text('1\n')
+    result = self.convert()
+    self.assert_same(paths)
+    self.assertCountEqual(
+        dict(result.skipped),
+        [
+            'S009C001P001R001A001.skeleton',
+            r'caf\xe9.skeleton',
+            r'a\tb\nc.skeleton',
+        ],
+    )
+    self.assertEqual(self.convert(), result._replace(num_read=0))
+
   def test_damaged_files_are_listed(self):
     paths = ntu_motions.write_files(self.source, self.recordings, range(9))
     texts = {path: path.read_text() for path in paths}

@@ -135,10 +135,22 @@ def _digest(source: pathlib.Path, paths: Sequence[pathlib.Path]) -> str:
   """Returns a name for these files as they are."""
   digest = hashlib.sha256()
   for path in paths:
-    state = path.stat()
-    name = path.relative_to(source)
+    try:
+      state = path.stat()
+    except OSError:  # A link to nothing, which is skipped.
+      state = path.lstat()
+    name = _printable(str(path.relative_to(source)))
     digest.update(f'{name} {state.st_size} {state.st_mtime_ns}\n'.encode())
   return digest.hexdigest()[:16]
+
+
+def _printable(text: str) -> str:
+  r"""Returns a text in one line of UTF-8: other characters become '\x..'."""
+  text = os.fsencode(text).decode('utf-8', 'backslashreplace')
+  return ''.join(
+      char if char.isprintable() else char.encode('unicode_escape').decode()
+      for char in text
+  )
 
 
 def _convert_blocks(jobs, num_processes: int | None) -> int:
@@ -198,8 +210,8 @@ def _convert_block(
       frames.append(ntu_files.arrange(ntu_files.read(path)))
       names.append(name)
     except (ValueError, OSError) as error:
-      skipped.append(str(path.relative_to(source)))
-      reasons.append(' '.join(str(error).split()))
+      skipped.append(_printable(str(path.relative_to(source))))
+      reasons.append(_printable(' '.join(str(error).split())))
   partial = block.with_suffix('.part')
   with partial.open('wb') as file:
     content = _Block(
