@@ -63,8 +63,8 @@ def initialize(
     return
   elif missing:
     raise ValueError(
-        f'{", ".join(given)} belong together; {" and ".join(missing)} is'
-        ' missing'
+        f'{", ".join(given)} belong together; {" and ".join(missing)}'
+        f' {"is" if len(missing) == 1 else "are"} missing'
     )
   else:
     _check(coordinator_address, num_processes, process_id)

@@ -147,8 +147,11 @@ class ChoiceTest(parameterized.TestCase):
 class FlagsTest(parameterized.TestCase):
 
   @parameterized.parameters(
-      ((None, None, 0), '--coordinator_address and --num_processes is missing'),
-      (('a:1', None, None), '--num_processes and --process_id is missing'),
+      (
+          (None, None, 0),
+          '--coordinator_address and --num_processes are missing',
+      ),
+      (('a:1', None, None), '--num_processes and --process_id are missing'),
       (('a:1', 2, 2), '--process_id must be from 0 to 1, below --num_pro'),
       (('a:1', 2, -1), '--process_id must be from 0 to 1'),
       (('a:1', 0, 0), '--num_processes must be at least 1; got 0'),
