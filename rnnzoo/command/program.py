@@ -147,7 +147,7 @@ def _predict(words: list[str]) -> None:
   parser = _run_parser('predict', 'Prints a line for each line of stdin.')
   loaded = _load(parser.parse_args(words).run)
   with _one_sentence():
-    for line in loaded.predict_lines(sys.stdin or ()):
+    for line in loaded.predict_lines(command_line.read_stdin()):
       print(line, flush=True)
 
 

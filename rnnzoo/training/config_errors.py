@@ -96,10 +96,8 @@ def describe(error: Exception) -> str:
         ' save it as UTF-8'
     )
   if str(error).startswith('Could not parse'):
-    return (
-        'an override must be --config.<field>=<value>: could not'
-        f' {str(error).partition(": SyntaxError")[0].removeprefix("Could not ")}'
-    )
+    text = str(error).partition(': SyntaxError')[0]
+    return f'an override must be --config.<field>=<value>: c{text[1:]}'
   if 'Error whilst parsing config file' in str(error) or (
       getattr(cause, 'name', None) == 'get_config'
   ):
