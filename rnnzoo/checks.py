@@ -78,9 +78,10 @@ def inputs(
     name: the argument's name.
   """
   if not hasattr(given, 'dtype'):
+    hint = '' if given is None else f'; jnp.asarray({name}) would work'
     raise ValueError(
         f'{layer} expects {name} as an array of shape {axes}, got'
-        f' {settings.a(type(given))}; jnp.asarray({name}) would work.'
+        f' {settings.a(type(given))}{hint}.'
     )
   if isinstance(given, jax.ShapeDtypeStruct):
     raise ValueError(

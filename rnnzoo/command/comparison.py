@@ -107,6 +107,10 @@ def read(path: pathlib.Path) -> Run:
     markdown([run])
   except files.RunFileError:
     raise
+  except FileNotFoundError as error:
+    raise files.RunFileError(
+        f'{path} is no whole run: {error.filename} is missing'
+    ) from error
   except (KeyError, TypeError, IndexError, StopIteration, ValueError) as error:
     raise files.RunFileError(
         f'{path / "report.json"} is not what a run wrote: {error!r}'

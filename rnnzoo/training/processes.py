@@ -26,6 +26,9 @@ _BLOCK = 1024
 # after a common error, so that they can tell it as well.
 _LAST_SECONDS = 3.0
 
+# How long a process waits for the others at the start, JAX's own default.
+_CONNECT_SECONDS = 300
+
 
 def initialize(
     coordinator_address: str | None,
@@ -68,11 +71,19 @@ def initialize(
     )
   else:
     _check(coordinator_address, num_processes, process_id)
+    # Whoever mistyped an address would see nothing for minutes.
+    print(
+        f'process {process_id} of {num_processes} waits for the others at'
+        f' {coordinator_address}, {_CONNECT_SECONDS} s at most',
+        file=sys.stderr,
+        flush=True,
+    )
   try:
     jax.distributed.initialize(
         coordinator_address,
         num_processes,
         process_id,
+        initialization_timeout=_CONNECT_SECONDS,
         heartbeat_timeout_seconds=heartbeat_seconds,
         shutdown_timeout_seconds=heartbeat_seconds,
     )
@@ -83,7 +94,9 @@ def initialize(
     ) from error
   except RuntimeError as error:
     raise ConnectionError(
-        f'the processes of this run cannot be connected: {str(error)[:200]}'
+        'the processes of this run cannot be connected; all of them need the'
+        ' same --coordinator_address, where that with --process_id=0 runs, and'
+        f' --num_processes: {str(error)[:200]}'
     ) from error
   counts = [
       sum(d.process_index == p for d in jax.devices())

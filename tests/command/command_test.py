@@ -287,8 +287,11 @@ class ComparisonTest(absltest.TestCase):
     path.write_text('{"history": []}')
     seven = write_run(self.directory / 'seven', [0.5])
     pathlib.Path(seven, 'seed_0/result.json').write_text('{')
+    eight = write_run(self.directory / 'eight', [0.5])
+    pathlib.Path(eight, 'seed_0/result.json').unlink()
     for runs, message in (
         ([five], 'it has no seeds'),
+        ([eight], 'eight is no whole run: .*seed_0/result.json is missing'),
         ([six], 'is not what a run wrote'),
         ([one, two], 'one main metric; these have accuracy .one., bleu .two.'),
         ([str(self.directory / 'three')], 'three holds no finished run'),

@@ -183,6 +183,10 @@ CALLS = {
         {'x': np.ones((BATCH, TIME, IN), np.int32)},
         'floating-point x, got int32; x.astype',
     ),
+    'none': (
+        {'x': None},
+        r'x as an array of shape \[..., time, in_features\], got a NoneType\.$',
+    ),
     'no_values': (
         {'x': jax.ShapeDtypeStruct((BATCH, TIME, IN), np.float32)},
         'x with values, got a ShapeDtypeStruct; jax.eval_shape',

@@ -4,6 +4,8 @@ The number of devices is fixed once in a process, so all of this runs in
 subprocesses.
 """
 
+import contextlib
+import io
 import json
 import os
 import pathlib
@@ -13,9 +15,11 @@ import socket
 import subprocess
 import sys
 import time
+from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
+import jax
 import numpy as np
 import pytest
 
@@ -161,6 +165,19 @@ class FlagsTest(parameterized.TestCase):
   def test_impossible(self, given, message):
     with self.assertRaisesRegex(ValueError, message):
       processes.initialize(*given, detect=False, heartbeat_seconds=100)
+
+  def test_a_wrong_address_is_told_before_the_wait(self):
+    def fail(*unused, **unused_options):
+      self.assertIn('process 1 of 2 waits for the others at a:1, 300 s', told())
+      raise RuntimeError('DEADLINE_EXCEEDED')
+
+    with contextlib.redirect_stderr(io.StringIO()) as errors:
+      told = errors.getvalue
+      with mock.patch.object(jax.distributed, 'initialize', fail):
+        with self.assertRaisesRegex(
+            ConnectionError, 'same --coordinator_address, .*DEADLINE_EXCEEDED'
+        ):
+          processes.initialize('a:1', 2, 1, False, heartbeat_seconds=100)
 
   def test_one_way_or_the_other(self):
     with self.assertRaisesRegex(ValueError, 'pass either the one or the other'):
