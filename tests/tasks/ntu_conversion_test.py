@@ -236,6 +236,10 @@ class ConversionTest(parameterized.TestCase):
     index.write_text(json.dumps(content | {'lengths': [1, 1]}))
     with self.assertRaisesRegex(ValueError, 'must hold float32'):
       ntu_arrays.read(self.destination)
+    with (self.destination / 'frames.npy').open('wb') as file:
+      np.savez(file, frames=np.ones(3))
+    with self.assertRaisesRegex(ValueError, 'frames.npy is damaged: .*npz'):
+      ntu_arrays.read(self.destination)
     (self.destination / 'frames.npy').write_bytes(b'no array')
     with self.assertRaisesRegex(ValueError, 'frames.npy is damaged'):
       ntu_arrays.read(self.destination)
