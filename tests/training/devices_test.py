@@ -179,6 +179,25 @@ class FlagsTest(parameterized.TestCase):
         ):
           processes.initialize('a:1', 2, 1, False, heartbeat_seconds=100)
 
+  def test_nobody_is_there(self):
+    # JAX aborts here, by a trace and minutes later, without an exception.
+    code = (
+        'from rnnzoo.training import processes as p; p._CONNECT_SECONDS = 2;'
+        " p.initialize('localhost:9', 2, 1, False, heartbeat_seconds=100)"
+    )
+    process = subprocess.run(
+        [sys.executable, '-c', code],
+        cwd=ROOT,
+        env=os.environ | {'JAX_PLATFORMS': 'cpu'},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    self.assertEqual(process.returncode, 2, msg=process.stderr)
+    waits, told = process.stderr.splitlines()
+    self.assertIn('process 1 of 2 waits for the others at localhost:9', waits)
+    self.assertRegex(told, 'train.py: .* cannot be connected: .*2 s have pass')
+
   def test_one_way_or_the_other(self):
     with self.assertRaisesRegex(ValueError, 'pass either the one or the other'):
       processes.initialize('a:1', 2, 0, detect=True, heartbeat_seconds=100)
