@@ -61,7 +61,7 @@ def compare(directories: Sequence[str], output: str) -> str:
       runs have different main metrics.
     OSError: a file cannot be read or written.
   """
-  runs = [read(pathlib.Path(path).expanduser()) for path in directories]
+  runs = [read(files.expand(path)) for path in directories]
   if len({run.name for run in runs}) < len(runs):
     # Of different sweeps, say: then by their paths.
     runs = [

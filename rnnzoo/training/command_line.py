@@ -198,7 +198,10 @@ def load() -> trained.Trained:
 
 def _check_run() -> pathlib.Path:
   """Returns --workdir, and gives up where it holds no run."""
-  workdir = pathlib.Path(_WORKDIR.value).expanduser()
+  try:
+    workdir = files.expand(_WORKDIR.value)
+  except ValueError as error:
+    endings.give_up(error)
   if not _WORKDIR.value or not (workdir / 'config.json').is_file():
     endings.give_up(
         f'--mode={_MODE.value} needs the --workdir of a run; got'

@@ -145,7 +145,7 @@ def load(directory: str | os.PathLike[str], seed: int | None = None) -> Trained:
       data are read, other data than there are here.
     RunFileError: a file is not what was written there.
   """
-  path = pathlib.Path(directory).expanduser()
+  path = files.expand(directory)
   config, run = run_directory.read(path)
   fields.check(config, {'task': fields.text()}, 'config')
   dataset = run.get('dataset', '')
