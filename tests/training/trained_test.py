@@ -125,6 +125,8 @@ class TrainedTest(absltest.TestCase):
     ):
       with self.assertRaisesRegex(ValueError, message):
         list(loaded.predict_lines(lines))
+    with self.assertRaisesRegex(ValueError, 'one of JAX, got an int; jax.rand'):
+      loaded.sample('So', key=3)
     with self.assertRaisesRegex(ValueError, 'prompt must be a string, got an'):
       loaded.sample(3)
 
