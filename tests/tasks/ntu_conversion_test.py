@@ -92,6 +92,15 @@ class ConversionTest(parameterized.TestCase):
     again = self.convert()
     self.assertEqual(again, result._replace(num_read=0))
 
+  def test_files_of_somebody_else_stay(self):
+    ntu_motions.write_files(self.source, self.recordings, range(3))
+    mine = self.destination / 'blocks' / 'mine' / 'notes.txt'
+    mine.parent.mkdir(parents=True)
+    mine.write_text('keep')
+    self.convert()
+    self.assertEqual(mine.read_text(), 'keep')
+    self.assertLen(list((self.destination / 'blocks').iterdir()), 1)
+
   def test_files_with_names_of_any_bytes_are_listed(self):
     paths = ntu_motions.write_files(self.source, self.recordings, range(3))
     os.symlink('nowhere', self.source / 'S009C001P001R001A001.skeleton')

@@ -15,10 +15,12 @@ import argparse
 from collections.abc import Sequence
 from concurrent import futures
 from concurrent.futures import process
+import contextlib
 import hashlib
 import multiprocessing
 import os
 import pathlib
+import re
 import shutil
 import sys
 import threading
@@ -114,7 +116,7 @@ def convert(
     num_read = _convert_blocks(jobs, num_processes)
     _join(destination, [path for _, _, path in jobs], digest)
   # A kill may have come between the index and this.
-  shutil.rmtree(destination / _BLOCKS, ignore_errors=True)
+  _remove_blocks(destination / _BLOCKS)
   return _result(destination, num_read)
 
 
@@ -270,6 +272,15 @@ def _join(
   frames.flush()
   os.replace(partial, destination / ntu_arrays.FRAMES)
   ntu_arrays.write_index(destination, names, lengths, digest)
+
+
+def _remove_blocks(folder: pathlib.Path) -> None:
+  """Removes the blocks of all conversions; what else is there stays."""
+  for path in folder.glob('*'):
+    if re.fullmatch('[0-9a-f]{16}', path.name):
+      shutil.rmtree(path, ignore_errors=True)
+  with contextlib.suppress(OSError):  # It is not there, or not empty.
+    folder.rmdir()
 
 
 def _result(destination: pathlib.Path, num_read: int) -> Result:
