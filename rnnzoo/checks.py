@@ -78,9 +78,10 @@ def inputs(
     name: the argument's name.
   """
   if not hasattr(given, 'dtype'):
+    hint = '' if given is None else f'; jnp.asarray({name}) would work'
     raise ValueError(
         f'{layer} expects {name} as an array of shape {axes}, got'
-        f' {settings.a(type(given))}; jnp.asarray({name}) would work.'
+        f' {settings.a(type(given))}{hint}.'
     )
   if isinstance(given, jax.ShapeDtypeStruct):
     raise ValueError(
@@ -133,6 +134,20 @@ def parameter(given: Any, expected: tuple[int, ...] | None, label: str) -> None:
   (number if expected is None else real)(given, label)
 
 
+def carry_of_step(carry: Any, x: Any, name: str = 'x') -> None:
+  """Raises ValueError where `step` has no carry, or has it as its second."""
+  if isinstance(x, (tuple, list)) and hasattr(carry, 'dtype'):
+    raise ValueError(
+        f'step takes the carry first and {name} second, got them the other way'
+        f' round; step(carry, {name}) would work.'
+    )
+  if carry is None and hasattr(x, 'shape'):
+    raise ValueError(
+        'carry must be as initial_carry returns it, got a NoneType;'
+        f' initial_carry({x.shape[:-1]}) would work at the start.'
+    )
+
+
 def carry(
     names: tuple[str, ...],
     given: Any,
@@ -179,9 +194,11 @@ def flags(given: Any, expected: tuple[int, ...], label: str) -> Array | None:
   given = array(given, label)
   dtype, shape = given.dtype, given.shape
   if dtype != jnp.bool_:
+    got = f'{dtype} of shape {shape}'
+    if shape == expected:
+      got = f'dtype {dtype}; {label}.astype(bool) would work'
     raise ValueError(
-        f'{label} must be a bool array of shape {expected}, got dtype {dtype};'
-        f' {label}.astype(bool) would work.'
+        f'{label} must be a bool array of shape {expected}, got {got}.'
     )
   if shape != expected:
     raise ValueError(f'{label} must have shape {expected}, got {shape}.')

@@ -227,10 +227,15 @@ def _trace(cell, method, arguments, given, names, allowed, is_tuple=True):
   try:
     jaxpr, outputs = jax.make_jaxpr(run, return_shape=True)(*arguments)
   except Exception as error:
+    reason = f'{type(error).__name__}: {error}'
+    # JAX's sentences speak of tracers, at length.
+    if isinstance(error, jax.errors.TracerArrayConversionError):
+      reason = 'it calls numpy; jax.numpy would work'
+    elif isinstance(error, jax.errors.ConcretizationTypeError):
+      reason = 'it asks for a value, as `if` does; jnp.where would work'
     raise ValueError(
         f'{where} cannot be traced with {given} of shape [batch, features] and'
-        f' the parameters {sorted(arguments[0])}: {type(error).__name__}:'
-        f' {error}'
+        f' the parameters {sorted(arguments[0])}: {reason}'
     ) from error
   kind, count = kinds[0]
   if is_tuple and (kind is not tuple or count != len(names)):

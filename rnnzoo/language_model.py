@@ -347,6 +347,8 @@ class LanguageModel(nnx.Module):
       carry: of `initial_carry`, `unroll` or the last step.
       tokens: int [...].
     """
+    if carry is not None:  # At the start of a text it may be.
+      checks.carry_of_step(carry, tokens, 'tokens')
     carry, logits = self.unroll(
         jnp.asarray(tokens)[..., None], initial_carry=carry
     )

@@ -61,7 +61,7 @@ def compare(directories: Sequence[str], output: str) -> str:
       runs have different main metrics.
     OSError: a file cannot be read or written.
   """
-  runs = [read(pathlib.Path(path).expanduser()) for path in directories]
+  runs = [read(files.expand(path)) for path in directories]
   if len({run.name for run in runs}) < len(runs):
     # Of different sweeps, say: then by their paths.
     runs = [
@@ -107,6 +107,10 @@ def read(path: pathlib.Path) -> Run:
     markdown([run])
   except files.RunFileError:
     raise
+  except FileNotFoundError as error:
+    raise files.RunFileError(
+        f'{path} is no whole run: {error.filename} is missing'
+    ) from error
   except (KeyError, TypeError, IndexError, StopIteration, ValueError) as error:
     raise files.RunFileError(
         f'{path / "report.json"} is not what a run wrote: {error!r}'

@@ -4,7 +4,6 @@ import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
 import os
-import pathlib
 import shlex
 import signal
 import sys
@@ -100,8 +99,8 @@ def _list(words: list[str]) -> None:
 
 def _experiment(directory: str) -> experiments.Experiment:
   """Returns the experiment of a run directory, from its files."""
-  path = pathlib.Path(directory).expanduser()
   with _one_sentence():
+    path = files.expand(directory)
     config, run = run_directory.read(path)
     name = run.get('experiment', path.name)
     try:
@@ -147,7 +146,7 @@ def _predict(words: list[str]) -> None:
   parser = _run_parser('predict', 'Prints a line for each line of stdin.')
   loaded = _load(parser.parse_args(words).run)
   with _one_sentence():
-    for line in loaded.predict_lines(sys.stdin or ()):
+    for line in loaded.predict_lines(command_line.read_stdin()):
       print(line, flush=True)
 
 

@@ -1,5 +1,6 @@
 """Weights of `flax.nnx` cells."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from flax import nnx
@@ -165,8 +166,13 @@ def _kind(cell: Any) -> tuple[type, str]:
       return gru.GRUCell, name
     if isinstance(cell, (nnx.LSTMCell, nnx.OptimizedLSTMCell)):
       return lstm.LSTMCell, name
+  hint = ''
+  if isinstance(cell, nnx.RNN):
+    hint = ' The cell of an nnx.RNN is its .cell.'
+  elif isinstance(cell, Mapping):
+    hint = ' from_linen takes parameters of flax.linen.'
   raise ValueError(
       'cell must be an nnx.SimpleCell without residual, or an nnx.GRUCell,'
       ' nnx.LSTMCell or nnx.OptimizedLSTMCell with gate_fn=nnx.sigmoid, got'
-      f' {type(cell).__qualname__} of {type(cell).__module__}.'
+      f' {type(cell).__qualname__} of {type(cell).__module__}.{hint}'
   )

@@ -57,9 +57,12 @@ class Entries:
       prefix: the start of the names; others are passed over.
     """
     if not isinstance(given, Mapping):
+      hint = ''
+      if hasattr(given, 'state_dict'):
+        hint = ' Its state_dict() would work.'
       raise ValueError(
           f'{label} must be a mapping from names to arrays, got'
-          f' {settings.a(type(given))}.'
+          f' {settings.a(type(given))}.{hint}'
       )
     if not isinstance(prefix, str):
       raise ValueError(f'prefix must be a str, got {prefix!r}.')

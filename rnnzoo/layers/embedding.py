@@ -4,6 +4,7 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 
+from rnnzoo import checks
 from rnnzoo.engines import partitioning
 
 Array = jax.Array
@@ -18,7 +19,12 @@ def vectors(embed: nnx.Embed, tokens: Array) -> Array:
   Args:
     embed: the table [V, E].
     tokens: int [...].
+
+  Raises:
+    ValueError: the table has no values.
   """
+  shape = embed.num_embeddings, embed.features
+  checks.parameter(embed.embedding.get_value(), shape, 'Embed.embedding')
   if not partitioning.is_sharded(tokens) or embed.num_embeddings == 1:
     return embed(tokens)
   (table,) = embed.promote_dtype(

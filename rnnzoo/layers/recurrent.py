@@ -499,6 +499,7 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
     Raises:
       ValueError: an argument has the wrong shape or dtype.
     """
+    checks.carry_of_step(carry, x)
     self._check_input(x, '[..., in_features]')
     given = x, carry, reset
     if partitioning.is_sharded(self, given):

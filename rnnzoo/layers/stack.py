@@ -214,6 +214,7 @@ class Stack(sequence_layer.SequenceLayer):
     Raises:
       ValueError: an argument has the wrong shape or dtype.
     """
+    checks.carry_of_step(carry, x)
     self._check_carry(carry, 'carry')
     carries = []
     for index, level in enumerate(self.layers):

@@ -95,7 +95,8 @@ def read(source: str, data_dir: str) -> Set:
           row.update({key: _decode(row[key]) for key in images})
         splits[split] = Examples(*([row[k] for row in rows] for k in keys[:2]))
   except Exception as error:  # TFDS and its readers raise many kinds.
-    text = ' '.join(str(error).split())[:300]
+    # TFDS lists all the sets that it has.
+    text = ' '.join(str(error).partition('Available datasets')[0].split())[:300]
     raise ValueError(
         f"config.data.source={source!r} cannot be read: {text}; 'tfds build"
         f" {name} --file_format=array_record' prepares a set, and"

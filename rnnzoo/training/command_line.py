@@ -4,8 +4,9 @@ A user's mistake ends the program with exit code 2 and one sentence on stderr,
 without a trace. `--verbosity=0` logs the trace as well.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 import contextlib
+import io
 import pathlib
 import re
 import sys
@@ -197,7 +198,10 @@ def load() -> trained.Trained:
 
 def _check_run() -> pathlib.Path:
   """Returns --workdir, and gives up where it holds no run."""
-  workdir = pathlib.Path(_WORKDIR.value).expanduser()
+  try:
+    workdir = files.expand(_WORKDIR.value)
+  except ValueError as error:
+    endings.give_up(error)
   if not _WORKDIR.value or not (workdir / 'config.json').is_file():
     endings.give_up(
         f'--mode={_MODE.value} needs the --workdir of a run; got'
@@ -300,11 +304,19 @@ def evaluate(experiment: experiments.Experiment) -> None:
     endings.give_up(error)
 
 
+def read_stdin() -> Iterable[str]:
+  """Returns the lines of stdin; `predict_lines` tells which is not UTF-8."""
+  if isinstance(sys.stdin, io.TextIOWrapper):
+    # Without the mark that some editors begin a file with.
+    sys.stdin.reconfigure(encoding='utf-8-sig', errors='surrogateescape')
+  return sys.stdin or ()
+
+
 def answer(loaded: trained.Trained) -> None:
   """Predicts or samples, as --mode says; gives up where the task cannot."""
   try:
     if _MODE.value == 'predict':
-      for line in loaded.predict_lines(sys.stdin or ()):
+      for line in loaded.predict_lines(read_stdin()):
         processes.say(line)
     else:
       for piece in loaded.sample(_PROMPT.value):

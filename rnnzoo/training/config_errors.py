@@ -8,6 +8,24 @@ import traceback
 
 from absl import flags
 
+# What Python and ml_collections say of a value, and what would work.
+_VALUES = (
+    (r'invalid literal for int\(\) .*: (.*)', r'it must be an integer, not \1'),
+    (
+        r'could not convert string to float: (.*)',
+        r'it must be a number, not \1',
+    ),
+    (
+        r"\('Non-boolean argument to boolean flag', (.*)\)",
+        r'it must be true or false, not \1',
+    ),
+    (
+        r'Failed to parse .* as a ConfigDict: (.*)',
+        r'\1 Set the fields of a section one by one:'
+        ' --config.<section>.<field>=<value>',
+    ),
+)
+
 
 def _chain(error: BaseException) -> list[BaseException]:
   """Returns the error and those that it was raised for, the first one first."""
@@ -34,6 +52,24 @@ def _shorten(error: BaseException) -> str:
   return text
 
 
+def _hint(error: BaseException, place: str) -> str:
+  """Returns how to import a module that lies beside a config, or ''."""
+  if not isinstance(error, ModuleNotFoundError) or not error.name:
+    return ''
+  folder = os.path.dirname(place)
+  beside = os.path.join(folder, error.name.partition('.')[0])
+  if not os.path.isfile(f'{beside}.py') and not os.path.isdir(beside):
+    return ''
+  return f'; PYTHONPATH={folder} lets it import what lies beside it'
+
+
+def _of_value(text: str) -> str:
+  """Returns an error on the value of a flag, in words of a config."""
+  for pattern, words in _VALUES:
+    text = re.sub(pattern, words, text, flags=re.DOTALL)
+  return text
+
+
 def describe(error: Exception) -> str:
   """Says what is wrong with the command line, or with the config's file."""
   chain = _chain(error)
@@ -51,9 +87,17 @@ def describe(error: Exception) -> str:
       if os.path.isfile(place) and not place.startswith(libraries):
         return (
             f'the config cannot be read: {place}, line {frame.lineno}:'
-            f' {type(inner).__name__}: {_shorten(inner)}'
+            f' {type(inner).__name__}: {_shorten(inner)}{_hint(inner, place)}'
         )
   cause = chain[0]
+  if isinstance(cause, SyntaxError) and 'null bytes' in str(cause):
+    return (
+        'the config file is not Python: it has null bytes, as text in UTF-16;'
+        ' save it as UTF-8'
+    )
+  if str(error).startswith('Could not parse'):
+    text = str(error).partition(': SyntaxError')[0]
+    return f'an override must be --config.<field>=<value>: c{text[1:]}'
   if 'Error whilst parsing config file' in str(error) or (
       getattr(cause, 'name', None) == 'get_config'
   ):
@@ -63,11 +107,18 @@ def describe(error: Exception) -> str:
     )
   if isinstance(cause, (OSError, SyntaxError)):
     return f'the config cannot be read: {error}'
+  if isinstance(cause, (TypeError, IndexError)) or (
+      'does not support indexing' in str(cause)
+  ):
+    return (
+        'the config has no field inside of a value, as'
+        f' --config.model.layer.name would be: {_shorten(cause)}'
+    )
   if isinstance(cause, (AttributeError, KeyError)):
     return (
         f'the config has no field {_shorten(cause)}'
         ' (configs/base.py explains the fields)'
     )
   if isinstance(error, flags.Error):
-    return str(error)
+    return _of_value(str(error))
   return f'an override does not fit the config: {error}'

@@ -51,6 +51,8 @@ def check(name: str) -> None:
   """Raises ValueError unless there is such a config; see `find`."""
   if pathlib.Path(find(name)).is_file():
     return
+  if name in ('', '.'):
+    raise ValueError('--config= names no file; `rnnzoo list` names the configs')
   known = pathlib.Path(name).name.removesuffix('.py')
   close = difflib.get_close_matches(known, names(), n=3)
   hint = f' (did you mean {" or ".join(close)}?)' if close else ''

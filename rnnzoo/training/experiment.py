@@ -302,9 +302,18 @@ def _changes(
       raise ValueError(
           f'the config has no field {key!r}; nothing would read it'
       )
-  return {
+  changed = {
       key: value
       for key, value in here.items()
       if key not in run_directory.NOT_COMPARED
       and (key not in there or value != there[key])
   }
+  for key in changed:
+    section, _, option = key.rpartition('options.')
+    is_option = section in ('model.', 'model.last_layer_')
+    if is_option and option.split('.')[0] != config.model.layer:
+      raise ValueError(
+          f'config.{key} would be ignored: config.model.layer is'
+          f' {config.model.layer!r}'
+      )
+  return changed

@@ -144,6 +144,21 @@ def read_csv(
     ) from error
 
 
+def expand(path: str | os.PathLike[str]) -> pathlib.Path:
+  """Returns a path with '~' replaced by the home directory.
+
+  Raises:
+    ValueError: nobody has that home.
+  """
+  try:
+    return pathlib.Path(path).expanduser()
+  except RuntimeError as error:
+    raise ValueError(
+        f'{path} begins with the home directory of nobody here; ./{path} is the'
+        ' path of that name'
+    ) from error
+
+
 def make_directory(path: str, flag: str) -> pathlib.Path:
   """Returns a directory, made where it is not there.
 
@@ -152,10 +167,10 @@ def make_directory(path: str, flag: str) -> pathlib.Path:
     flag: by which it was given.
 
   Raises:
-    ValueError: it is a file.
+    ValueError: it is a file, or begins with the home of nobody.
     OSError: it cannot be made.
   """
-  directory = pathlib.Path(path).expanduser()
+  directory = expand(path)
   if directory.exists() and not directory.is_dir():
     raise ValueError(f'{flag}={path} is a file, not a directory')
   directory.mkdir(parents=True, exist_ok=True)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import os
 import pickle
 import sys
+import threading
 import time
 from typing import Any, NoReturn, TypeVar
 
@@ -25,6 +26,14 @@ _BLOCK = 1024
 # The first process serves the others' connection. It ends this many seconds
 # after a common error, so that they can tell it as well.
 _LAST_SECONDS = 3.0
+
+# How long a process waits for the others at the start, JAX's own default.
+_CONNECT_SECONDS = 300
+_NOT_CONNECTED = (
+    'the processes of this run cannot be connected: all of them need the same'
+    ' --num_processes and the same --coordinator_address, that of the host'
+    ' where the one with --process_id=0 runs'
+)
 
 
 def initialize(
@@ -63,16 +72,28 @@ def initialize(
     return
   elif missing:
     raise ValueError(
-        f'{", ".join(given)} belong together; {" and ".join(missing)} is'
-        ' missing'
+        f'{", ".join(given)} belong together; {" and ".join(missing)}'
+        f' {"is" if len(missing) == 1 else "are"} missing'
     )
   else:
     _check(coordinator_address, num_processes, process_id)
+    # Whoever mistyped an address would see nothing for minutes.
+    print(
+        f'process {process_id} of {num_processes} waits for the others at'
+        f' {coordinator_address}, {_CONNECT_SECONDS} s at most',
+        file=sys.stderr,
+        flush=True,
+    )
+  # JAX would abort the process, with a trace of its own.
+  timer = threading.Timer(_CONNECT_SECONDS, _end_alone)
+  timer.daemon = True
+  timer.start()
   try:
     jax.distributed.initialize(
         coordinator_address,
         num_processes,
         process_id,
+        initialization_timeout=2 * _CONNECT_SECONDS,
         heartbeat_timeout_seconds=heartbeat_seconds,
         shutdown_timeout_seconds=heartbeat_seconds,
     )
@@ -82,9 +103,9 @@ def initialize(
         f' {", ".join(given)}'
     ) from error
   except RuntimeError as error:
-    raise ConnectionError(
-        f'the processes of this run cannot be connected: {str(error)[:200]}'
-    ) from error
+    raise ConnectionError(f'{_NOT_CONNECTED} ({str(error)[:200]})') from error
+  finally:
+    timer.cancel()
   counts = [
       sum(d.process_index == p for d in jax.devices())
       for p in range(jax.process_count())
@@ -94,6 +115,14 @@ def initialize(
         'all processes must have the same number of devices; they have'
         f' {counts} (CUDA_VISIBLE_DEVICES limits them)'
     )
+
+
+def _end_alone() -> NoReturn:
+  """Ends this process, which the others of its run have not found."""
+  from rnnzoo.training import endings  # Which imports this module.
+
+  endings.tell(f'{_NOT_CONNECTED} ({_CONNECT_SECONDS} s have passed)')
+  leave(2, common=False)
 
 
 def _check(address: Any, num_processes: Any, process_id: Any) -> None:

@@ -132,6 +132,14 @@ def open_or_create(
         ' config they were trained with; put the file back, delete the seeds or'
         ' pass another --workdir'
     )
+  if not run_path.exists():
+    for name_of_file in ('config.json', 'report.json'):
+      if (path / name_of_file).exists():
+        raise ValueError(
+            f'--workdir={path} holds a {name_of_file} but no run.json, so it is'
+            ' no run; it would be overwritten: pass another --workdir, or move'
+            ' the file'
+        )
   if described is not None:
     files.write_json(path / 'task.json', _as_described(described))
   files.write_json(

@@ -90,13 +90,18 @@ class Trained:
 
     Raises:
       NotImplementedError: the task makes no text; the message says so.
-      ValueError: the prompt cannot be.
+      ValueError: the prompt cannot be, or the key is none.
     """
     if not isinstance(prompt, str):
       raise ValueError(
           f'prompt must be a string, got {settings.a(type(prompt))}'
       )
     key = jax.random.key(self.seed) if key is None else key
+    if not isinstance(key, jax.Array):
+      raise ValueError(
+          f'key must be one of JAX, got {settings.a(type(key))};'
+          ' jax.random.key(0) would work'
+      )
     return iter(self.task.sample(self.model, prompt, key))
 
   @functools.cached_property
@@ -145,7 +150,7 @@ def load(directory: str | os.PathLike[str], seed: int | None = None) -> Trained:
       data are read, other data than there are here.
     RunFileError: a file is not what was written there.
   """
-  path = pathlib.Path(directory).expanduser()
+  path = files.expand(directory)
   config, run = run_directory.read(path)
   fields.check(config, {'task': fields.text()}, 'config')
   dataset = run.get('dataset', '')

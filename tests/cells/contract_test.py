@@ -7,6 +7,7 @@ from absl.testing import parameterized
 from flax import nnx
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import rnnzoo
 from rnnzoo import contract
@@ -58,6 +59,14 @@ BROKEN = {
     'missing_parameter': (
         {'update': lambda self, p, x, h, c: (x[0] * p['w'],)},
         r"Bad.update cannot be traced .* parameters \[\]: KeyError: 'w'",
+    ),
+    'numpy': (
+        {'update': lambda self, p, x, h, c: (np.tanh(x[0]),)},
+        'it calls numpy; jax.numpy would work$',
+    ),
+    'branch': (
+        {'update': lambda self, p, x, h, c: (x[0] if h[0].any() else h[0],)},
+        'it asks for a value, as `if` does; jnp.where would work$',
     ),
     'undeclared': ({'param_names': ('w',)}, r"\['w'\] are missing"),
     'too_many': (

@@ -124,6 +124,25 @@ class ProgramTest(absltest.TestCase):
           err, f'rnnzoo: {path} holds no run: it has no config.json\n'
       )
 
+  def test_the_home_of_nobody(self):
+    out = f'--output={self.create_tempdir().full_path}'
+    for words in (
+        ('evaluate', '~nobody-here/a'),
+        ('predict', '~nobody-here/a'),
+        ('compare', '~nobody-here/a', out),
+        (
+            'sweep',
+            'gru_smnist',
+            '--workdir=~nobody-here/a',
+            '--grid=config.a=1',
+        ),
+    ):
+      code, _, err = run(*words)
+      self.assertEqual(code, 2)
+      self.assertStartsWith(
+          err, 'rnnzoo: ~nobody-here/a begins with the home directory of nobody'
+      )
+
   @pytest.mark.slow
   def test_train_sweep_evaluate_compare(self):
     directory = pathlib.Path(self.create_tempdir().full_path)
@@ -287,8 +306,11 @@ class ComparisonTest(absltest.TestCase):
     path.write_text('{"history": []}')
     seven = write_run(self.directory / 'seven', [0.5])
     pathlib.Path(seven, 'seed_0/result.json').write_text('{')
+    eight = write_run(self.directory / 'eight', [0.5])
+    pathlib.Path(eight, 'seed_0/result.json').unlink()
     for runs, message in (
         ([five], 'it has no seeds'),
+        ([eight], 'eight is no whole run: .*seed_0/result.json is missing'),
         ([six], 'is not what a run wrote'),
         ([one, two], 'one main metric; these have accuracy .one., bleu .two.'),
         ([str(self.directory / 'three')], 'three holds no finished run'),

@@ -2,6 +2,7 @@
 
 import functools
 import types
+from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -190,6 +191,17 @@ class ErrorsTest(parameterized.TestCase):
     cell = cell(IN, FEATURES, **options, rngs=nnx.Rngs(0))
     with self.assertRaisesRegex(ValueError, message):
       convert.from_flax(make(rnnzoo.LAYERS[name]), cell)
+
+  def test_what_stands_beside_it(self):
+    gru = make(rnnzoo.GRU)
+    rnn = nnx.RNN(nnx.GRUCell(IN, FEATURES, rngs=nnx.Rngs(0)))
+    with self.assertRaisesRegex(ValueError, 'got RNN .* nnx.RNN is its .cell'):
+      convert.from_flax(gru, rnn)
+    with self.assertRaisesRegex(ValueError, 'got dict .* from_linen takes'):
+      convert.from_flax(gru, {'params': {}})
+    module = mock.Mock(spec=['state_dict'])
+    with self.assertRaisesRegex(ValueError, r'Its state_dict\(\) would work'):
+      convert.from_torch(gru, module)
 
   @parameterized.named_parameters(
       (

@@ -183,6 +183,10 @@ CALLS = {
         {'x': np.ones((BATCH, TIME, IN), np.int32)},
         'floating-point x, got int32; x.astype',
     ),
+    'none': (
+        {'x': None},
+        r'x as an array of shape \[..., time, in_features\], got a NoneType\.$',
+    ),
     'no_values': (
         {'x': jax.ShapeDtypeStruct((BATCH, TIME, IN), np.float32)},
         'x with values, got a ShapeDtypeStruct; jax.eval_shape',
@@ -194,6 +198,12 @@ CALLS = {
     'reset_dtype': (
         {'reset': np.zeros((BATCH, TIME), np.float32)},
         r'reset must be a bool array of shape \(2, 5\), got dtype float32',
+    ),
+    # The hint would not work: lengths are no mask.
+    'mask_of_lengths': (
+        {'mask': np.ones(BATCH, np.int32)},
+        r'mask must be a bool array of shape \(2, 5\), got int32 of shape'
+        r' \(2,\)\.$',
     ),
     'mask_length': (
         {'mask': np.zeros((TIME, BATCH), bool)},
@@ -257,6 +267,12 @@ class CallTest(parameterized.TestCase):
       layer.step((h,), np.ones((BATCH, 7), np.float32))
     with self.assertRaisesRegex(ValueError, r'reset .*\(2,\), got \(3,\)'):
       layer.step((h,), x[:, 0], reset=np.zeros(3, bool))
+    stack = make(functools.partial(rnnzoo.Stack, rnnzoo.GRU), num_layers=2)
+    for each, carry in ((layer, (h,)), (stack, ((h,), (h,)))):
+      with self.assertRaisesRegex(ValueError, r'step\(carry, x\) would work'):
+        each.step(x[:, 0], carry)
+      with self.assertRaisesRegex(ValueError, r'initial_carry\(\(2,\)\) would'):
+        each.step(None, x[:, 0])
 
   def test_composed_carry(self):
     stack = make(functools.partial(rnnzoo.Stack, rnnzoo.GRU), num_layers=2)

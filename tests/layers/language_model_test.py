@@ -41,6 +41,17 @@ class LanguageModelTest(parameterized.TestCase):
     np.testing.assert_allclose(y, want, rtol=1e-5)
     np.testing.assert_array_equal(carry, x[-2:])
 
+  def test_arguments_of_a_step_the_other_way_round(self):
+    model = make()
+    carry = model.initial_carry((3,))
+    with self.assertRaisesRegex(ValueError, r'step\(carry, tokens\) would wor'):
+      model.step(TOKENS[:, 0], carry)
+
+  def test_without_values(self):
+    model = nnx.eval_shape(make)
+    with self.assertRaisesRegex(ValueError, 'Embed.embedding has a shape but'):
+      model(TOKENS)
+
   @parameterized.parameters(
       {'mlp': 'plain'},
       {'mlp': 'gated', 'is_tied': True},

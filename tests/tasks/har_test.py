@@ -81,6 +81,18 @@ class HarTest(parameterized.TestCase):
       ),
       ('names', 'activity_labels.txt', '1 WALKING\n', 'no name for .* 2'),
       (
+          'one_name',
+          'activity_labels.txt',
+          '1 WALKING\n2 WALKING\n',
+          'one name to several activities',
+      ),
+      (
+          'one_person',
+          'train/subject_train.txt',
+          '3\n' * 8,
+          'names one person only, 3',
+      ),
+      (
           'nan',
           'test/Inertial Signals/total_acc_z_test.txt',
           '1 2 3 nan\n' * 8,
@@ -92,6 +104,24 @@ class HarTest(parameterized.TestCase):
     (self.directory / 'UCI HAR Dataset' / name).write_text(content)
     with self.assertRaisesRegex(ValueError, message):
       self.load(self.directory)
+
+  def test_names_after_a_tab(self):
+    sequence_files.write_har(self.directory)
+    path = self.directory / 'UCI HAR Dataset' / 'activity_labels.txt'
+    path.write_text(path.read_text().replace(' ', '\t'))
+    task = self.load(self.directory)
+    self.assertEqual(task.answers.names, ('walking', 'walking_upstairs'))
+
+  def test_errors_name_nothing_that_is_not_there(self):
+    sequence_files.write_har(self.directory)
+    folder = self.directory / 'UCI HAR Dataset' / 'train'
+    signal = folder / 'Inertial Signals' / 'body_acc_x_train.txt'
+    for content in ('1 2 3 nan\n' * 8, '1 2 3\n1 2\n'):
+      signal.write_text(content)
+      with self.assertRaises(ValueError) as caught:
+        self.load(self.directory)
+      # Neither a field that this task does not have, nor numpy's arguments.
+      self.assertNotRegex(str(caught.exception), 'config.data.missing|usecols')
 
   def test_a_file_is_missing(self):
     sequence_files.write_har(self.directory)

@@ -158,6 +158,10 @@ class NpzTest(parameterized.TestCase):
     self.path.write_bytes(b'no zip')
     with self.assertRaisesRegex(ValueError, 'not a whole .npz file'):
       npz.read(self.path, CLASSES)
+    # numpy calls a table of text a pickle, and says how to load it unsafely.
+    self.path.write_bytes(b'a,b,c\r\n1,2,3\r\n')
+    with self.assertRaisesRegex(ValueError, "begins with b'a,b,c.*savez"):
+      npz.read(self.path, CLASSES)
     with self.path.open('wb') as file:
       np.save(file, X)
     with self.assertRaisesRegex(ValueError, 'a single array'):

@@ -92,6 +92,32 @@ class ConversionTest(parameterized.TestCase):
     again = self.convert()
     self.assertEqual(again, result._replace(num_read=0))
 
+  def test_files_of_somebody_else_stay(self):
+    ntu_motions.write_files(self.source, self.recordings, range(3))
+    mine = self.destination / 'blocks' / 'mine' / 'notes.txt'
+    mine.parent.mkdir(parents=True)
+    mine.write_text('keep')
+    self.convert()
+    self.assertEqual(mine.read_text(), 'keep')
+    self.assertLen(list((self.destination / 'blocks').iterdir()), 1)
+
+  def test_files_with_names_of_any_bytes_are_listed(self):
+    paths = ntu_motions.write_files(self.source, self.recordings, range(3))
+    os.symlink('nowhere', self.source / 'S009C001P001R001A001.skeleton')
+    for name in (b'caf\xe9.skeleton', b'a\tb\nc.skeleton'):
+      (self.source / os.fsdecode(name)).write_text('1\n')
+    result = self.convert()
+    self.assert_same(paths)
+    self.assertCountEqual(
+        dict(result.skipped),
+        [
+            'S009C001P001R001A001.skeleton',
+            r'caf\xe9.skeleton',
+            r'a\tb\nc.skeleton',
+        ],
+    )
+    self.assertEqual(self.convert(), result._replace(num_read=0))
+
   def test_damaged_files_are_listed(self):
     paths = ntu_motions.write_files(self.source, self.recordings, range(9))
     texts = {path: path.read_text() for path in paths}
@@ -218,6 +244,10 @@ class ConversionTest(parameterized.TestCase):
         ntu_arrays.read(self.destination)
     index.write_text(json.dumps(content | {'lengths': [1, 1]}))
     with self.assertRaisesRegex(ValueError, 'must hold float32'):
+      ntu_arrays.read(self.destination)
+    with (self.destination / 'frames.npy').open('wb') as file:
+      np.savez(file, frames=np.ones(3))
+    with self.assertRaisesRegex(ValueError, 'frames.npy is damaged: .*npz'):
       ntu_arrays.read(self.destination)
     (self.destination / 'frames.npy').write_bytes(b'no array')
     with self.assertRaisesRegex(ValueError, 'frames.npy is damaged'):

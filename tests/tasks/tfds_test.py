@@ -160,7 +160,8 @@ class TfdsTest(parameterized.TestCase):
 
   def test_sets_that_cannot_be_read(self):
     with self.assertRaisesRegex(
-        ValueError, "'tfds:no_such_set' cannot be read"
+        ValueError,
+        "'tfds:no_such_set' cannot be read: .* not found. ?; 'tfds build",
     ):
       tfds_sets.read('tfds:no_such_set', self.directory)
     prepare(

@@ -72,6 +72,28 @@ class TimeSeriesTest(absltest.TestCase):
     with self.assertRaisesRegex(ValueError, "'Moreworms' is no data set"):
       load(name='Moreworms', manual_dir=str(self.directory))
 
+  def test_a_damaged_file_is_named(self):
+    folder = self.directory / 'BasicMotions'
+    folder.mkdir()
+    head = (
+        '@problemName X\n@timeStamps false\n@missing false\n@univariate false\n'
+        '@dimension 2\n@equalLength true\n@seriesLength 2\n'
+        '@classLabel true a b\n@data\n'
+    )
+    train, test = (
+        folder / f'BasicMotions_{split}.ts' for split in ('TRAIN', 'TEST')
+    )
+    # aeon raises an OSError for the first, and returns nothing for the others.
+    for content, message in (
+        (head + '1,2:3,4:a\n1,2:b\n', 'BasicMotions_TRAIN.ts cannot be read'),
+        (head, 'its train file has no series'),
+        ('', 'its train file has no series'),
+    ):
+      train.write_text(content)
+      test.write_text(content)
+      with self.assertRaisesRegex(ValueError, message):
+        load(name='BasicMotions', manual_dir=str(self.directory))
+
   def test_no_network(self):
     datasets = importlib.import_module('aeon.datasets')
     error = ValueError('Could not download files for EigenWorms')

@@ -4,6 +4,8 @@ The number of devices is fixed once in a process, so all of this runs in
 subprocesses.
 """
 
+import contextlib
+import io
 import json
 import os
 import pathlib
@@ -13,9 +15,11 @@ import socket
 import subprocess
 import sys
 import time
+from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
+import jax
 import numpy as np
 import pytest
 
@@ -147,8 +151,11 @@ class ChoiceTest(parameterized.TestCase):
 class FlagsTest(parameterized.TestCase):
 
   @parameterized.parameters(
-      ((None, None, 0), '--coordinator_address and --num_processes is missing'),
-      (('a:1', None, None), '--num_processes and --process_id is missing'),
+      (
+          (None, None, 0),
+          '--coordinator_address and --num_processes are missing',
+      ),
+      (('a:1', None, None), '--num_processes and --process_id are missing'),
       (('a:1', 2, 2), '--process_id must be from 0 to 1, below --num_pro'),
       (('a:1', 2, -1), '--process_id must be from 0 to 1'),
       (('a:1', 0, 0), '--num_processes must be at least 1; got 0'),
@@ -158,6 +165,38 @@ class FlagsTest(parameterized.TestCase):
   def test_impossible(self, given, message):
     with self.assertRaisesRegex(ValueError, message):
       processes.initialize(*given, detect=False, heartbeat_seconds=100)
+
+  def test_a_wrong_address_is_told_before_the_wait(self):
+    def fail(*unused, **unused_options):
+      self.assertIn('process 1 of 2 waits for the others at a:1, 300 s', told())
+      raise RuntimeError('DEADLINE_EXCEEDED')
+
+    with contextlib.redirect_stderr(io.StringIO()) as errors:
+      told = errors.getvalue
+      with mock.patch.object(jax.distributed, 'initialize', fail):
+        with self.assertRaisesRegex(
+            ConnectionError, 'same --coordinator_address, .*DEADLINE_EXCEEDED'
+        ):
+          processes.initialize('a:1', 2, 1, False, heartbeat_seconds=100)
+
+  def test_nobody_is_there(self):
+    # JAX aborts here, by a trace and minutes later, without an exception.
+    code = (
+        'from rnnzoo.training import processes as p; p._CONNECT_SECONDS = 2;'
+        " p.initialize('localhost:9', 2, 1, False, heartbeat_seconds=100)"
+    )
+    process = subprocess.run(
+        [sys.executable, '-c', code],
+        cwd=ROOT,
+        env=os.environ | {'JAX_PLATFORMS': 'cpu'},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    self.assertEqual(process.returncode, 2, msg=process.stderr)
+    waits, told = process.stderr.splitlines()
+    self.assertIn('process 1 of 2 waits for the others at localhost:9', waits)
+    self.assertRegex(told, 'train.py: .* cannot be connected: .*2 s have pass')
 
   def test_one_way_or_the_other(self):
     with self.assertRaisesRegex(ValueError, 'pass either the one or the other'):

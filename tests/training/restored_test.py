@@ -209,6 +209,8 @@ class RunTest(absltest.TestCase):
     tokens = characters.encode('abc', loaded.task.vocabulary)[None]
     self.assertEqual(loaded.predict(tokens).shape, (1,))
     self.assertEqual(''.join(loaded.sample('abc')) + '\n', after[1])
+    loaded.config.data.sample_length = 2
+    self.assertLen(''.join(loaded.sample('abc')), 5)
 
   @pytest.mark.slow
   def test_a_task_of_another_project(self):

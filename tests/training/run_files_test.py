@@ -390,6 +390,19 @@ class RunDirectoryTest(RunFilesTestCase):
         with self.assertRaisesRegex(ValueError, f'seeds but no {name}'):
           self.open(self.workdir, seed=5)
 
+  def test_files_of_somebody_else_stay(self):
+    self.workdir.mkdir()
+    for name in ('config.json', 'report.json'):
+      path = self.workdir / name
+      path.write_text('{"mine": 1}')
+      with self.assertRaisesRegex(
+          ValueError, f'holds a {name} but no run.json'
+      ):
+        self.open(self.workdir)
+      self.assertEqual(path.read_text(), '{"mine": 1}')
+      path.unlink()
+    self.open(self.workdir)
+
   def test_a_config_that_was_not_written_to_the_end(self):
     self.workdir.mkdir()
     (self.workdir / 'run.json').write_text('{')

@@ -261,7 +261,7 @@ class ErrorsTest(absltest.TestCase):
     cases = {
         'nothing': ('', 'must have a function get_config'),
         'syntax': ('def get_config(:\n', 'syntax.py, line 1, is not Python'),
-        'null': ('\0', 'null bytes'),
+        'null': ('\0', 'null bytes, as text in UTF-16; save it as UTF-8'),
         'raises': (
             'def get_config():\n  1 / 0\n',
             'raises.py, line 2: ZeroDiv',
@@ -271,6 +271,10 @@ class ErrorsTest(absltest.TestCase):
         'module': (
             'import no_such\n',
             'module.py, line 1: ModuleNotFoundError',
+        ),
+        'beside': (
+            'import typo\n',
+            f"No module named 'typo'; PYTHONPATH={directory} lets it import",
         ),
         'argument': ('def get_config(x):\n  pass\n', 'without arguments'),
         'none': ('def get_config():\n  pass\n', 'ConfigDict; got a NoneType'),
@@ -324,14 +328,31 @@ class ErrorsTest(absltest.TestCase):
         ((), 'pass --config=.*agru_smnist'),
         (('--config=configs/none.py',), 'no config file configs/none.py'),
         ((config, '--config.epochs=3'), "no field 'epochs'. Did you mean"),
-        ((config, '--config.num_epochs=many'), "num_epochs=many.*'many'"),
+        (
+            (config, '--config.num_epochs=many'),
+            "num_epochs=many: it must be an integer, not 'many'",
+        ),
+        (
+            (config, '--config.optimizer.learning_rate=x'),
+            "learning_rate=x: it must be a number, not 'x'",
+        ),
+        (
+            (config, '--config.model.residual=maybe'),
+            "residual=maybe: it must be true or false, not 'maybe'",
+        ),
+        (('--config=',), '--config= names no file'),
         ((config, '--epochs=3'), "flag 'epochs'"),
         ((config, 'epochs=3'), "unknown argument 'epochs=3'"),
         ((config, '--config.model.layer=GRUU'), "unknown layer 'GRUU'.*AGRU"),
         ((config, '--config.optimizer={}'), "optimizer has no field 'name'"),
-        ((config, '--config.optimizer=3'), 'not a dict'),
+        ((config, '--config.optimizer=3'), 'not a dict. Set the fields'),
         ((config, '--config.seed.x=3'), 'no field .*seed.x'),
-        ((config, '--config.a b=3'), "parse 'a b'"),
+        (
+            (config, '--config.model.layer.x=3'),
+            'no field inside of a value, as --config.model.layer.name',
+        ),
+        ((config, '--config.a b=3'), "<field>=<value>: could not parse 'a b'"),
+        ((config, '--config.=3'), "<field>=<value>: could not parse ''"),
         ((config, config), '--config is given 2 times; pass it once'),
         (('--config.num_epochs=3', config), 'before a value for --config'),
         ((config, '--flagfile=/no/where'), 'flagfile.*/no/where'),

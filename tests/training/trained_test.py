@@ -125,6 +125,8 @@ class TrainedTest(absltest.TestCase):
     ):
       with self.assertRaisesRegex(ValueError, message):
         list(loaded.predict_lines(lines))
+    with self.assertRaisesRegex(ValueError, 'one of JAX, got an int; jax.rand'):
+      loaded.sample('So', key=3)
     with self.assertRaisesRegex(ValueError, 'prompt must be a string, got an'):
       loaded.sample(3)
 
@@ -163,6 +165,21 @@ class TrainedTest(absltest.TestCase):
     self.assertEqual(sample, 'So!?\n')
     with mock.patch.object(sys, 'stdin', None):  # As a shell's `<&-` leaves it.
       self.assertEqual(self.use(command_line.answer, loaded, 'predict'), '')
+
+  def test_lines_of_any_bytes(self):
+    loaded = training.load(self.workdir)
+    # An editor's mark is no part of the first number.
+    for content in (b'\xef\xbb\xbf-3\r\n3', b'-3\n3\n'):
+      given = io.TextIOWrapper(io.BytesIO(content))
+      with mock.patch.object(sys, 'stdin', given):
+        lines = self.use(command_line.answer, loaded, 'predict').split()
+      self.assertLen(lines, 2)
+    given = io.TextIOWrapper(io.BytesIO(b'-3\n3\n\xff\n'), 'utf-8')
+    errors = io.StringIO()
+    with mock.patch.object(sys, 'stdin', given):
+      with contextlib.redirect_stderr(errors), self.assertRaises(SystemExit):
+        self.use(command_line.answer, loaded, 'predict')
+    self.assertIn('line 3 is not UTF-8', errors.getvalue())
 
   def test_nobody_reads(self):
     for mode, code in (('sample', None), ('evaluate', 2)):

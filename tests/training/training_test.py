@@ -545,6 +545,16 @@ class TrainAndEvaluateTest(absltest.TestCase):
     with self.assertRaisesRegex(ValueError, "no field 'num_epoch'"):
       training.prepare(self.config, str(self.workdir), 'sign', defaults)
 
+  def test_options_of_a_layer_that_is_not_there(self):
+    for field in ('options', 'last_layer_options'):
+      config = self.config.copy_and_resolve_references()
+      config.model[field].LSTM.num_heads = 2
+      message = f"{field}.LSTM.num_heads would be ignored: .*layer is 'GRU'"
+      with self.assertRaisesRegex(ValueError, message):
+        training.prepare(config, str(self.workdir), 'sign', self.config)
+      # Those that the file has for several layers are nobody's mistake.
+      training.prepare(config, str(self.workdir / field), 'sign', config)
+
   def test_more_than_the_device_can_hold(self):
     with mock.patch.object(os, 'sysconf', return_value=10):
       with self.assertRaisesRegex(ValueError, 'the device has 100; .*features'):

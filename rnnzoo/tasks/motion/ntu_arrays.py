@@ -107,6 +107,8 @@ def read(directory: str | os.PathLike[str]) -> Recordings:
   index = _read_index(directory / INDEX)
   try:
     frames = np.load(directory / FRAMES, mmap_mode='r', allow_pickle=False)
+    if not isinstance(frames, np.ndarray):
+      raise ValueError('it holds several arrays, as an .npz file')
   except (ValueError, EOFError) as error:
     raise ValueError(f'{directory / FRAMES} is damaged: {error}') from error
   lengths = np.asarray(index['lengths'], np.int32)

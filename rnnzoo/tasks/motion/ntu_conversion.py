@@ -15,10 +15,12 @@ import argparse
 from collections.abc import Sequence
 from concurrent import futures
 from concurrent.futures import process
+import contextlib
 import hashlib
 import multiprocessing
 import os
 import pathlib
+import re
 import shutil
 import sys
 import threading
@@ -114,7 +116,7 @@ def convert(
     num_read = _convert_blocks(jobs, num_processes)
     _join(destination, [path for _, _, path in jobs], digest)
   # A kill may have come between the index and this.
-  shutil.rmtree(destination / _BLOCKS, ignore_errors=True)
+  _remove_blocks(destination / _BLOCKS)
   return _result(destination, num_read)
 
 
@@ -135,10 +137,22 @@ def _digest(source: pathlib.Path, paths: Sequence[pathlib.Path]) -> str:
   """Returns a name for these files as they are."""
   digest = hashlib.sha256()
   for path in paths:
-    state = path.stat()
-    name = path.relative_to(source)
+    try:
+      state = path.stat()
+    except OSError:  # A link to nothing, which is skipped.
+      state = path.lstat()
+    name = _printable(str(path.relative_to(source)))
     digest.update(f'{name} {state.st_size} {state.st_mtime_ns}\n'.encode())
   return digest.hexdigest()[:16]
+
+
+def _printable(text: str) -> str:
+  r"""Returns a text in one line of UTF-8: other characters become '\x..'."""
+  text = os.fsencode(text).decode('utf-8', 'backslashreplace')
+  return ''.join(
+      char if char.isprintable() else char.encode('unicode_escape').decode()
+      for char in text
+  )
 
 
 def _convert_blocks(jobs, num_processes: int | None) -> int:
@@ -198,8 +212,8 @@ def _convert_block(
       frames.append(ntu_files.arrange(ntu_files.read(path)))
       names.append(name)
     except (ValueError, OSError) as error:
-      skipped.append(str(path.relative_to(source)))
-      reasons.append(' '.join(str(error).split()))
+      skipped.append(_printable(str(path.relative_to(source))))
+      reasons.append(_printable(' '.join(str(error).split())))
   partial = block.with_suffix('.part')
   with partial.open('wb') as file:
     content = _Block(
@@ -258,6 +272,15 @@ def _join(
   frames.flush()
   os.replace(partial, destination / ntu_arrays.FRAMES)
   ntu_arrays.write_index(destination, names, lengths, digest)
+
+
+def _remove_blocks(folder: pathlib.Path) -> None:
+  """Removes the blocks of all conversions; what else is there stays."""
+  for path in folder.glob('*'):
+    if re.fullmatch('[0-9a-f]{16}', path.name):
+      shutil.rmtree(path, ignore_errors=True)
+  with contextlib.suppress(OSError):  # It is not there, or not empty.
+    folder.rmdir()
 
 
 def _result(destination: pathlib.Path, num_read: int) -> Result:

@@ -128,7 +128,7 @@ def read(
       )
   labels, people = each
   arrays = {'x': np.stack(columns, axis=-1), 'y': labels}
-  form = npz.Form('classification')
+  form = npz.Form('classification', missing='never')
   return npz.parse(arrays, form, str(folder)), people
 
 
@@ -138,6 +138,11 @@ def _human_activity(data: ml_collections.ConfigDict):
   train, people = read(directory, 'train')
   test, _ = read(directory, 'test')
   everyone = np.unique(people)
+  if len(everyone) < 2:
+    raise ValueError(
+        f'{directory}: subject_train.txt names one person only, {everyone[0]};'
+        ' people are split off for validation, so it needs two at least'
+    )
   _, chosen = sequence_arrays.split_off(
       np.zeros(len(everyone), np.int32),
       max(1, round(len(everyone) * data.validation_fraction)),
@@ -163,10 +168,17 @@ def _activities(directory: pathlib.Path, labels: tuple[str, ...]) -> list[str]:
   if not path.is_file():
     raise FileNotFoundError(f'{path} is missing')
   lines = path.read_text(encoding='utf-8', errors='replace').splitlines()
-  names = dict(line.split(None, 1) for line in lines if ' ' in line.strip())
+  words = [line.split(None, 1) for line in lines]
+  names = {pair[0]: pair[1].strip().lower() for pair in words if len(pair) == 2}
   if unknown := [label for label in labels if label not in names]:
-    raise ValueError(f'{path} has no name for the activity {unknown[0]}')
-  return [names[label].strip().lower() for label in labels]
+    raise ValueError(
+        f'{path} has no name for the activity {unknown[0]}; a line must be a'
+        " number and a name, as '1 WALKING'"
+    )
+  found = [names[label] for label in labels]
+  if len(set(found)) < len(found):
+    raise ValueError(f'{path} gives one name to several activities: {found}')
+  return found
 
 
 def _numbers(
@@ -183,7 +195,9 @@ def _numbers(
       warnings.simplefilter('ignore')  # Of an empty file, which is told below.
       found: np.ndarray = np.loadtxt(path, dtype=dtype, ndmin=axes)
   except ValueError as error:
-    raise ValueError(f'{path} is no table of numbers: {error}') from error
+    # numpy goes on about arguments of its own.
+    reason = str(error).partition(';')[0]
+    raise ValueError(f'{path} is no table of numbers: {reason}') from error
   if not found.size:
     raise ValueError(f'{path} is empty')
   return found

@@ -36,7 +36,8 @@ class Form(NamedTuple):
   Attributes:
     kind: 'classification' or 'regression'.
     every_step: whether y has an answer for every step.
-    missing: 'refuse', or 'zero' for x that may hold NaN.
+    missing: 'refuse', 'zero' for x that may hold NaN, or 'never' where no field
+      of the config allows it.
   """
 
   kind: str
@@ -121,6 +122,14 @@ def _load(path: pathlib.Path) -> dict[str, np.ndarray]:
   """Returns the arrays of a file."""
   if not path.is_file():
     raise FileNotFoundError(f'{path} does not exist, or is no file')
+  with path.open('rb') as content:
+    head = content.read(8)
+  if head and not head.startswith((b'PK', b'\x93NUMPY')):
+    # numpy would take it for a pickle, and say how to load that unsafely.
+    raise ValueError(
+        f'{path} is not a whole .npz file: it begins with {head!r};'
+        ' numpy.savez(path, x=x, y=y) writes one'
+    )
   try:
     file = np.load(path, allow_pickle=False)
   except Exception as error:  # A damaged zip file can raise nearly any.

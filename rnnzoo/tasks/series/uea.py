@@ -51,6 +51,8 @@ def read(
   found = {}
   for split in SPLITS:
     cases, labels = _load(name, split, str(path) if directory else None)
+    if not len(cases):
+      raise ValueError(f'{name} cannot be read: its {split} file has no series')
     # aeon has time last.
     x, lengths = sequence_arrays.pad([np.asarray(case).T for case in cases])
     arrays = {'x': x, 'lengths': lengths, 'y': np.asarray(labels, str)}
@@ -97,6 +99,9 @@ def _load(name: str, split: str, directory: str | None):
       raise ValueError(
           f'{name!r} is no data set of the UEA and UCR archives that aeon knows'
       ) from error
+    file = pathlib.Path(directory or '', name, f'{name}_{split.upper()}.ts')
+    if directory and file.is_file():
+      raise ValueError(f'{file} cannot be read by aeon: {text}') from error
     if isinstance(error, OSError) or 'download' in text:
       raise ConnectionError(
           f'{name} does not come with aeon and could not be downloaded; where'
