@@ -352,9 +352,9 @@ def processes() -> str:
   return '\n'.join(lines)
 
 
-def devices() -> str:
+def devices(file: str) -> str:
   """Returns the table of training steps on several devices."""
-  data = load('devices_2_h200.json')
+  data = load(file)
   steps: dict[tuple[str, str, str], dict[str, dict]] = {}
   for row in data['rows']:
     case = row['layer'], row['shape'], row['dtype']
@@ -1012,7 +1012,11 @@ TABLES = {
         'agru_ablations': agru_ablations,
     },
     'docs/converting.md': {'conversions': conversions},
-    'docs/devices.md': {'devices': devices, 'processes': processes},
+    'docs/devices.md': {
+        'devices': functools.partial(devices, 'devices_2_h200.json'),
+        'devices_h100': functools.partial(devices, 'devices_2_h100.json'),
+        'processes': processes,
+    },
     'docs/libraries.md': {'libraries': libraries},
 }
 
