@@ -30,6 +30,7 @@ from typing import Any, ClassVar
 
 from flax import linen
 from flax import nnx
+from flax import traverse_util
 import jax
 import jax.numpy as jnp
 
@@ -141,10 +142,9 @@ class SequenceModule(linen.Module):
   @linen.compact
   def _run(self, method: str, *arguments: Any, **options: Any) -> Any:
     options_of_layer = self._options(method, arguments)
+    x = arguments[-1] if self.in_features is None else None
     made = _Bridge(
-        lambda *, rngs: _make(
-            self.layer_class, options_of_layer, made.is_initializing(), rngs
-        )
+        lambda *, rngs: _make(self.layer_class, options_of_layer, made, rngs, x)
     )
     linen.share_scope(self, made)
     return made(*arguments, nnx_method=method, **options)
@@ -174,13 +174,67 @@ class SequenceModule(linen.Module):
 
 
 def _make(
-    layer_class: type, options: Mapping[str, Any], draw: bool, rngs: nnx.Rngs
+    layer_class: type,
+    options: Mapping[str, Any],
+    made: _Bridge,
+    rngs: nnx.Rngs,
+    x: Array | None,
 ) -> nnx.Module:
-  """Returns a layer; without values if linen has them, and they follow."""
-  if draw:
+  """Returns a layer; without values if linen has them, and they follow.
+
+  Args:
+    layer_class: its class.
+    options: arguments of its constructor.
+    made: the module that has the variables.
+    rngs: that parameters are drawn from, if linen has none yet.
+    x: the input whose width is in_features; None where that was given.
+  """
+  if made.is_initializing():
     return layer_class(**options, rngs=rngs)
+  layer = _without_values(layer_class, options)
+  if x is not None:
+    stored = linen.meta.unbox(made.variables.get('params', {}))
+    flat = traverse_util.flatten_dict(stored)
+    wanted = {path: jnp.shape(value) for path, value in flat.items()}
+    _check_width(layer_class, options, layer, wanted, x)
+  return layer
+
+
+def _without_values(
+    layer_class: type, options: Mapping[str, Any]
+) -> nnx.Module:
   with nnx.use_eager_sharding(False):  # Where there may be no mesh.
     return nnx.eval_shape(lambda: layer_class(**options, rngs=nnx.Rngs(0)))
+
+
+def _shapes(layer: nnx.Module) -> dict[tuple[Any, ...], tuple[int, ...]]:
+  state = nnx.to_flat_state(nnx.state(layer, nnx.Param))
+  return {path: leaf.get_value().shape for path, leaf in state}
+
+
+def _check_width(layer_class, options, layer, wanted, x: Array) -> None:
+  """Raises ValueError for variables that inputs of another width made.
+
+  Args:
+    layer_class: of the layer.
+    options: of its constructor, with the width of x as in_features.
+    layer: with these.
+    wanted: the shapes of linen's parameters by path.
+    x: the input.
+  """
+  given = _shapes(layer)
+  differ = [p for p in given if p in wanted and given[p] != wanted[p]]
+  for width in sorted({size for path in differ for size in wanted[path]}):
+    try:
+      other = _without_values(layer_class, {**options, 'in_features': width})
+    except ValueError:
+      continue
+    if _shapes(other) == wanted:
+      raise ValueError(
+          f'{layer_class.__name__} has parameters for inputs with in_features ='
+          f' {width}, got an input of shape {x.shape}, whose last axis is'
+          f' {x.shape[-1]}; init with such an input makes others.'
+      )
 
 
 class Recurrent(SequenceModule):
@@ -390,9 +444,7 @@ class ScannedRNN(linen.Module):
         'layer': self.layer,
     }
     rnn = _Bridge(
-        lambda *, rngs: _make(
-            rnnzoo.ScannedRNN, options, rnn.is_initializing(), rngs
-        ),
+        lambda *, rngs: _make(rnnzoo.ScannedRNN, options, rnn, rngs, ins),
         name='rnn',
     )
     return rnn(carry, x)

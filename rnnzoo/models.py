@@ -1,5 +1,7 @@
 """Models over any layer; no cell is named here."""
 
+from typing import Any
+
 from flax import nnx
 import jax
 import jax.numpy as jnp
@@ -31,6 +33,10 @@ class SequenceModel(nnx.Module):
   ... )
   >>> model(jnp.zeros((4, 28), jnp.int32)).shape
   (4, 28, 3)
+  >>> carry = model.initial_carry((4,))
+  >>> carry, answer = model.step(carry, jnp.zeros(4, jnp.int32))
+  >>> answer.shape
+  (4, 3)
 
   Attributes:
     embedding: a vector of `backbone.in_features` for each token; only in a
@@ -119,6 +125,60 @@ class SequenceModel(nnx.Module):
       last = jnp.take_along_axis(y, index, axis=-2)[..., 0, :]
     with jax.named_scope('logits'):
       return self.head(last)
+
+  def initial_carry(self, batch_shape: tuple[int, ...] = ()) -> Any:
+    """Returns the start of a sequence: the backbone's own carry.
+
+    Args:
+      batch_shape: leading axes of x, those before time.
+
+    Raises:
+      NotImplementedError: the model cannot take steps; see `step`.
+    """
+    self._check_steps()
+    return self.backbone.initial_carry(batch_shape)
+
+  def step(self, carry: Any, x: Array) -> tuple[Any, Array]:
+    """Takes one step: returns the carry after it, and the answer.
+
+    Args:
+      carry: of `initial_carry` or the last step.
+      x: [..., in_features], or tokens, int [...].
+
+    Returns:
+      The carry, and the answer [..., out_features].
+
+    Raises:
+      NotImplementedError: the model answers at the end only, or its backbone
+        reads backwards as well.
+      ValueError: an argument has the wrong shape or dtype.
+    """
+    self._check_steps()
+    is_of_tokens = hasattr(self, 'embedding')
+    if carry is not None:  # At the start of a sequence it may be.
+      checks.carry_of_step(carry, x, 'tokens' if is_of_tokens else 'x')
+    if is_of_tokens:
+      x = self._embed(jnp.asarray(x)[..., None])[..., 0, :]
+    if carry is None:
+      carry = self.backbone.initial_carry(jnp.shape(x)[:-1])
+    carry, y = self.backbone.step(carry, x)
+    with jax.named_scope('logits'):
+      return carry, self.head(y)
+
+  def _check_steps(self) -> None:
+    """Raises NotImplementedError unless each step has an answer of its own."""
+    if not self.every_step:
+      raise NotImplementedError(
+          f'{type(self).__name__} answers at the end of a sequence, so it takes'
+          ' no single steps. SequenceModel(..., every_step=True) does, and so'
+          ' does the backbone of this model.'
+      )
+    if bidirectional.is_inside(self.backbone):
+      raise NotImplementedError(
+          f'{type(self).__name__} cannot take single steps here: the backward'
+          ' layer of its backbone needs the whole sequence. Call the model, or'
+          ' make one whose layers run forwards.'
+      )
 
   def _embed(self, x: Array) -> Array:
     tokens = checks.tokens(x, self.embedding.num_embeddings)

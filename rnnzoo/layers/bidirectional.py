@@ -68,6 +68,11 @@ class Bidirectional(sequence_layer.SequenceLayer):
     if self.forward.time_axis_name:
       self.time_axis_name = self.forward.time_axis_name
 
+  @property
+  def features(self) -> int:  # type: ignore[override]
+    """`features` of each direction."""
+    return self.forward.features
+
   def initial_carry(self, batch_shape: tuple[int, ...] = ()) -> tuple[Any, Any]:
     """Returns the initial carries of the forward and the backward layer.
 

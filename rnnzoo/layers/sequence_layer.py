@@ -13,17 +13,30 @@ from rnnzoo import settings
 Array = jax.Array
 
 
+class _Features:
+  """The constructor's `features`, where a layer sets no attribute itself.
+
+  No property: that could not be set by a layer of another project.
+  """
+
+  def __get__(self, layer: Any, owner: type | None = None) -> int:
+    return self if layer is None else layer.out_features  # type: ignore
+
+
 class SequenceLayer(nnx.Module):
   """A layer over sequences: [..., time, in] -> [..., time, out].
 
   Attributes:
     in_features: size of the input's last axis.
     out_features: size of the output's last axis.
+    features: as they were given to the constructor: `out_features`, or half of
+      them in a `Bidirectional`.
     time_axis_name: the mesh axes that time is over inside `jax.shard_map`.
   """
 
   in_features: int
   out_features: int
+  features = _Features()
   time_axis_name: tuple[str, ...] = ()
 
   @abc.abstractmethod

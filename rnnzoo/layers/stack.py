@@ -145,6 +145,11 @@ class Stack(sequence_layer.SequenceLayer):
     self.share_dropout_over_time = share_dropout_over_time
     self.residual = residual
 
+  @property
+  def features(self) -> int:  # type: ignore[override]
+    """`features` of every layer."""
+    return self.layers[-1].features
+
   def initial_carry(self, batch_shape: tuple[int, ...] = ()) -> tuple[Any, ...]:
     """Returns a tuple of the layers' initial carries, from the input up.
 

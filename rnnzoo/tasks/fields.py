@@ -7,6 +7,8 @@ values that would fail late, or silently mean something else.
 
 from collections.abc import Callable, Iterable, Mapping
 import math
+import os
+import pathlib
 from typing import Any, NamedTuple
 
 import ml_collections
@@ -156,6 +158,25 @@ def check_numbers(value: Any, name: str) -> None:
       check_numbers(part, name)
   elif _is_a(value, (int, float)) and not math.isfinite(float32(value)):
     raise ValueError(f'{name} must be finite in float32; got {shorten(value)}')
+
+
+def expand(path: str | os.PathLike[str], name: str = '') -> pathlib.Path:
+  """Returns a path with '~' replaced by the home directory.
+
+  Args:
+    path: as it was given.
+    name: of the field that holds it, as 'config.data.path'; '' for none.
+
+  Raises:
+    ValueError: nobody has that home.
+  """
+  try:
+    return pathlib.Path(path).expanduser()
+  except RuntimeError as error:
+    raise ValueError(
+        f'{f"{name}=" if name else ""}{path} begins with the home directory of'
+        f' nobody here; ./{path} is the path of that name'
+    ) from error
 
 
 def float32(value: float) -> float:

@@ -8,9 +8,13 @@ read; where there is none, TFDS downloads it if it can.
 
 from collections.abc import Mapping
 import io
+import os
+import pathlib
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from rnnzoo.tasks import fields
 
 PREFIX = 'tfds:'
 
@@ -48,6 +52,22 @@ def is_source(source: str) -> bool:
   return source.startswith(PREFIX) and len(source) > len(PREFIX)
 
 
+def directory(data_dir: str) -> pathlib.Path:
+  """Returns where TFDS keeps its sets.
+
+  Args:
+    data_dir: `config.data.data_dir`; '' for TFDS's own default.
+
+  Raises:
+    ValueError: it begins with the home of nobody.
+  """
+  if data_dir:
+    return fields.expand(data_dir, 'config.data.data_dir')
+  if given := os.environ.get('TFDS_DATA_DIR'):
+    return fields.expand(given, 'TFDS_DATA_DIR')
+  return fields.expand('~/tensorflow_datasets')
+
+
 def read(source: str, data_dir: str) -> Set:
   """Returns the examples of a set that has inputs and targets.
 
@@ -63,10 +83,10 @@ def read(source: str, data_dir: str) -> Set:
   import tensorflow_datasets as tfds
 
   name = source.removeprefix(PREFIX)
+  # TFDS would make a folder of that name.
+  place = directory(data_dir) if data_dir else None
   try:
-    builder = tfds.builder(
-        name, data_dir=data_dir or None, file_format='array_record'
-    )
+    builder = tfds.builder(name, data_dir=place, file_format='array_record')
     keys = builder.info.supervised_keys
     if not keys or len(keys) < 2 or not all(isinstance(k, str) for k in keys):
       raise ValueError(

@@ -17,6 +17,7 @@ import pathlib
 from typing import Any, TypeVar
 
 from rnnzoo import settings
+from rnnzoo.tasks import fields
 
 # One epoch's numbers by name; the columns of metrics.csv.
 Row = Mapping[str, float | int]
@@ -150,13 +151,7 @@ def expand(path: str | os.PathLike[str]) -> pathlib.Path:
   Raises:
     ValueError: nobody has that home.
   """
-  try:
-    return pathlib.Path(path).expanduser()
-  except RuntimeError as error:
-    raise ValueError(
-        f'{path} begins with the home directory of nobody here; ./{path} is the'
-        ' path of that name'
-    ) from error
+  return fields.expand(path)
 
 
 def make_directory(path: str, flag: str) -> pathlib.Path:

@@ -11,6 +11,7 @@ import json
 import os
 import pathlib
 import platform
+import re
 import socket
 import types
 from typing import Any, TextIO
@@ -78,6 +79,10 @@ _OF_TASKS: Mapping[str, tuple[str, ...]] = types.MappingProxyType(
 # The locks of this process, by directory. They are never let go: the system
 # does that when the process ends, in whatever way.
 _LOCKS: dict[pathlib.Path, TextIO] = {}
+
+
+# The line in a lock; none where a process was killed before it wrote one.
+_HOLDER = re.compile(r'(process \d+ on [^\n]*\n)?')
 
 
 def open_or_create(
@@ -304,7 +309,7 @@ def _lock(path: pathlib.Path) -> None:
     return
   lock_path = path / 'lock'
   try:
-    file = lock_path.open('a+', encoding='utf-8')
+    file = lock_path.open('a+', encoding='utf-8', errors='replace')
   except OSError:
     if lock_path.is_dir() or os.access(path, os.W_OK):
       raise
@@ -325,6 +330,13 @@ def _lock(path: pathlib.Path) -> None:
         f'WARNING: {path} cannot be locked ({error}); no other process may use'
         ' it now.',
         flush=True,
+    )
+  file.seek(0)
+  if not _HOLDER.fullmatch(file.read(1000)):
+    file.close()
+    raise ValueError(
+        f'--workdir={path} holds a file {lock_path.name!r} that no run wrote;'
+        ' it would be overwritten: pass another --workdir, or move the file'
     )
   file.truncate(0)
   since = datetime.datetime.now().isoformat(' ', 'seconds')

@@ -19,6 +19,8 @@ import zlib
 import ml_collections
 import numpy as np
 
+from rnnzoo.tasks import fields
+from rnnzoo.tasks import tfds_sets
 from rnnzoo.tasks.images import mnist
 
 NAME = 'CIFAR-10'
@@ -65,15 +67,11 @@ def load(
       there is none to be had.
     ValueError: the archive or the prepared copy is damaged.
   """
-  data_dir = pathlib.Path(
-      data.data_dir
-      or os.environ.get('TFDS_DATA_DIR')
-      or '~/tensorflow_datasets'
-  ).expanduser()
+  data_dir = tfds_sets.directory(data.data_dir)
   if data.source == 'digits':
     return _digits()
   if data.manual_dir:
-    path = pathlib.Path(data.manual_dir).expanduser() / ARCHIVE
+    path = fields.expand(data.manual_dir, 'config.data.manual_dir') / ARCHIVE
     print(f'data: {NAME}, from {path}', flush=True)
     return read_archive(path, checksum)
   if (data_dir / 'cifar10' / _VERSION / 'dataset_info.json').is_file():

@@ -9,13 +9,14 @@ the result. `Images.name` tells the two apart everywhere.
 
 from collections.abc import Mapping
 import dataclasses
-import os
 import pathlib
 import tempfile
 
 import ml_collections
 import numpy as np
 
+from rnnzoo.tasks import fields
+from rnnzoo.tasks import tfds_sets
 from rnnzoo.tasks.images import idx
 
 DIGITS_NAME = 'scikit-learn digits (8 x 8), NOT MNIST'
@@ -71,21 +72,18 @@ def load(
     )
   if data.source == 'digits':
     return _load_digits()
-  data_dir = pathlib.Path(
-      data.data_dir
-      or os.environ.get('TFDS_DATA_DIR')
-      or '~/tensorflow_datasets'
-  ).expanduser()
+  data_dir = tfds_sets.directory(data.data_dir)
   if data.manual_dir:
+    manual_dir = fields.expand(data.manual_dir, 'config.data.manual_dir')
     # Even where a prepared copy makes the files needless: whoever names them
     # wants to hear that they are not there.
-    idx.verify(pathlib.Path(data.manual_dir).expanduser(), checksums)
+    idx.verify(manual_dir, checksums)
   if (data_dir / 'mnist' / '3.0.1' / 'dataset_info.json').is_file():
     print(f'data: MNIST, prepared in {data_dir}', flush=True)
     return _read_mnist(data_dir)
   if data.manual_dir:
     print(f'data: MNIST, from {data.manual_dir} to {data_dir}', flush=True)
-    return _prepare_mnist(data_dir, pathlib.Path(data.manual_dir).expanduser())
+    return _prepare_mnist(data_dir, manual_dir)
   if idx.reachable():
     print(f'data: MNIST, from {idx.URL} to {data_dir}', flush=True)
     with tempfile.TemporaryDirectory() as idx_dir:

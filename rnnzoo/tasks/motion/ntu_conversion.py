@@ -124,12 +124,18 @@ def _find(source: pathlib.Path) -> list[pathlib.Path]:
   """Returns the paths of all files, in the order of their names."""
   if not source.is_dir():
     raise FileNotFoundError(f'the folder {source} does not exist')
-  paths = sorted(source.rglob('*.skeleton'), key=lambda path: path.name)
+  # Some file systems and archivers write names in capitals.
+  paths = sorted(
+      (p for p in source.rglob('*') if p.suffix.lower() == '.skeleton'),
+      key=lambda path: path.name,
+  )
   if not paths:
     raise FileNotFoundError(f'{source} has no .skeleton file')
-  for one, other in zip(paths, paths[1:], strict=False):
-    if one.name == other.name:
-      raise ValueError(f'{one} and {other} have one name; leave one of them')
+  known: dict[str, pathlib.Path] = {}
+  for path in paths:
+    other = known.setdefault(path.stem, path)
+    if other is not path:
+      raise ValueError(f'{other} and {path} have one name; leave one of them')
   return paths
 
 

@@ -86,12 +86,12 @@ class Recording(NamedTuple):
 
 
 def parse_name(name: str) -> Name:
-  """Returns the numbers in a name with or without '.skeleton'.
+  """Returns the numbers in a name with or without '.skeleton', in any case.
 
   Raises:
     ValueError: it is no such name.
   """
-  match = _NAME.fullmatch(name.removesuffix('.skeleton'))
+  match = _NAME.fullmatch(re.sub(r'(?i)\.skeleton\Z', '', name))
   numbers = [int(number) for number in match.groups()] if match else [0]
   if min(numbers) < 1:
     raise ValueError(

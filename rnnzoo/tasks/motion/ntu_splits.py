@@ -11,11 +11,11 @@ References:
 
 from collections.abc import Iterable, Mapping
 import os
-import pathlib
 import types
 
 import numpy as np
 
+from rnnzoo.tasks import fields
 from rnnzoo.tasks.motion import ntu_files
 
 # Numbers of classes by data set.
@@ -112,7 +112,7 @@ def read_missing(path: str | os.PathLike[str]) -> frozenset[str]:
     FileNotFoundError: there is no such file.
     ValueError: there is no name in it.
   """
-  path = pathlib.Path(path).expanduser()
+  path = fields.expand(path, 'config.data.missing_list')
   if not path.is_file():
     raise FileNotFoundError(f'the list of missing skeletons {path} is no file')
   names = ntu_files.find_names(path.read_text(errors='replace'))

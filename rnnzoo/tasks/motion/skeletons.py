@@ -271,7 +271,9 @@ def _read(data: ml_collections.ConfigDict) -> ntu_arrays.Recordings:
         ' folder that python -m rnnzoo.tasks.motion.ntu_conversion made of'
         ' .skeleton files'
     )
-  recordings = ntu_arrays.read(data.data_dir)
+  recordings = ntu_arrays.read(
+      fields.expand(data.data_dir, 'config.data.data_dir')
+  )
   if data.missing_list:
     missing = ntu_splits.read_missing(data.missing_list)
     keep = np.array([name.text() not in missing for name in recordings.names])

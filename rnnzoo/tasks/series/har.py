@@ -134,7 +134,7 @@ def read(
 
 def _human_activity(data: ml_collections.ConfigDict):
   """Returns (the three splits, classes)."""
-  directory = pathlib.Path(data.manual_dir).expanduser()
+  directory = fields.expand(data.manual_dir, 'config.data.manual_dir')
   train, people = read(directory, 'train')
   test, _ = read(directory, 'test')
   everyone = np.unique(people)

@@ -105,9 +105,7 @@ def parse(
     if form.every_step:
       _check_values(y, valid, 'refuse', f'{name}: y')
     else:
-      _check_values(
-          y[:, None], np.ones_like(valid[:, :1]), 'refuse', f'{name}: y'
-      )
+      _check_values(y, np.ones(len(y), bool), 'refuse', f'{name}: y')
   # Nothing may be left of values in the padding.
   single[~valid] = 0
   if form.every_step:
@@ -287,8 +285,8 @@ def _check_values(
   """Raises ValueError for a value that is not finite in a valid step.
 
   Args:
-    values: float32 [N, T, F].
-    valid: bool [N, T].
+    values: float32 [N, T, F], or [N, F] where there are no steps.
+    valid: bool [N, T], or [N].
     missing: 'zero' if NaN is allowed.
     name: of the file and array.
   """
@@ -298,16 +296,19 @@ def _check_values(
   wrong &= valid[..., None]
   if not wrong.any():
     return
-  row, step, column = np.argwhere(wrong)[0]
+  place = tuple(np.argwhere(wrong)[0])
   allowed = ''
   if (
       missing == 'refuse'
-      and np.isnan(values[row, step, column])
+      and np.isnan(values[place])
       and name.endswith(('x', 'steps'))
   ):
     allowed = "; --config.data.missing='zero' allows NaN in x"
+  axes: tuple[str, ...] = ('sequence', 'step', 'column')
+  if len(place) == 2:
+    axes = ('sequence', 'column')
+  words = [f'{axis} {i}' for axis, i in zip(axes, place, strict=True)]
   raise ValueError(
-      f'{name} must be finite in float32; sequence {row}, step {step}, column'
-      f' {column} is {values[row, step, column]} ({int(wrong.sum())} such'
-      f' values){allowed}'
+      f'{name} must be finite in float32; {", ".join(words)} is'
+      f' {values[place]} ({int(wrong.sum())} such values){allowed}'
   )

@@ -124,7 +124,7 @@ def _read_files(
         'config.data.path must be an .npz file with x, y and maybe lengths, or'
         ' a folder of such files; see configs/base_sequences.py'
     )
-  path = pathlib.Path(data.path).expanduser()
+  path = fields.expand(data.path, 'config.data.path')
   form = npz.Form(data.kind, data.every_step, data.missing)
   return path.name, read_splits(path, form)
 

@@ -21,6 +21,7 @@ import pathlib
 
 import numpy as np
 
+from rnnzoo.tasks import fields
 from rnnzoo.tasks.series import npz
 from rnnzoo.tasks.series import sequence_arrays
 
@@ -42,7 +43,7 @@ def read(
     ConnectionError: the data could not be downloaded.
     ValueError: there is no such data set, or a file is damaged.
   """
-  path = pathlib.Path(directory).expanduser()
+  path = fields.expand(directory, 'config.data.manual_dir')
   form = npz.Form('classification', missing='zero')
   if directory and (path / name / 'train.npz').is_file():
     return {

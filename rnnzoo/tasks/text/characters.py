@@ -13,7 +13,6 @@ References:
 
 from collections.abc import Iterator, Mapping
 import functools
-import pathlib
 import platform
 import types
 from typing import Any
@@ -264,7 +263,7 @@ def read(path: str) -> tuple[str, str]:
 
     text = '\n'.join(topics.topics[name] for name in sorted(topics.topics))
     return f"topics of Python {platform.python_version()}'s help", text
-  file = pathlib.Path(path).expanduser()
+  file = fields.expand(path, 'config.data.path')
   if not file.is_file():
     raise FileNotFoundError(f'config.data.path: there is no file {file}')
   content = file.read_bytes()

@@ -5,13 +5,13 @@ Dimensions: N pairs of a bucket, S tokens of a source, T of a target.
 
 from collections.abc import Sequence
 import gzip
-import pathlib
 import zlib
 
 import numpy as np
 
 from rnnzoo import decoding
 from rnnzoo import settings
+from rnnzoo.tasks import fields as fields_lib
 from rnnzoo.tasks import tfds_sets
 
 
@@ -42,7 +42,7 @@ def read_parallel(
 
 
 def _read(path: str, field: str) -> list[str]:
-  file = pathlib.Path(path).expanduser()
+  file = fields_lib.expand(path, field)
   if not path or not file.is_file():
     raise FileNotFoundError(
         f'{field}: there is no file {path!r}; it must be a text of one sentence'
