@@ -292,8 +292,39 @@ class DrawnOnceTest(parameterized.TestCase):
         layer = rnnzoo_linen.GRU(4)
         return layer(x) + layer(x[..., :2])
 
-    with self.assertRaisesRegex(ValueError, r'must have shape \(3, 2, 4\)'):
+    with self.assertRaisesRegex(
+        ValueError, r'in_features = 3, got an input of shape \(2, 5, 2\)'
+    ):
       Two().init(jax.random.key(0), jnp.ones((2, 5, 3)))
+
+  @parameterized.parameters(
+      rnnzoo_linen.GRU(2),
+      rnnzoo_linen.MinLSTM(4),
+      rnnzoo_linen.Stack(rnnzoo.GRU, 4, num_layers=2, norm='batch'),
+      rnnzoo_linen.Bidirectional(rnnzoo.IndRNN, 4),
+  )
+  def test_inputs_of_another_width(self, module):
+    variables = module.init(jax.random.key(0), jnp.ones((2, 5, 3)))
+    message = (
+        f'{type(module).__name__} has parameters for inputs with in_features ='
+        r' 3, got an input of shape \(2, 5, 2\), whose last axis is 2'
+    )
+    with self.assertRaisesRegex(ValueError, message):
+      module.apply(variables, jnp.ones((2, 5, 2)))
+    wider = dataclasses.replace(module, features=8)
+    # The width is right, or not all that is wrong.
+    for width in (3, 8):
+      with self.assertRaisesRegex(ValueError, 'kernel must have shape'):
+        wider.apply(variables, jnp.ones((2, 5, width)))
+
+  def test_a_rollout_of_another_width(self):
+    module = rnnzoo_linen.ScannedRNN()
+    carry, resets = module.initialize_carry(2, 4), jnp.zeros((5, 2))
+    variables = module.init(
+        jax.random.key(0), carry, (jnp.ones((5, 2, 3)), resets)
+    )
+    with self.assertRaisesRegex(ValueError, 'in_features = 3, got an input of'):
+      module.apply(variables, carry, (jnp.ones((5, 2, 7)), resets))
 
   def test_apply_makes_parameters_that_may_be_made(self):
     x, rngs = jnp.ones((2, 5, 3)), {'params': jax.random.key(0)}

@@ -154,10 +154,28 @@ def _sample(words: list[str]) -> None:
   """Prints text that goes on from a prompt."""
   parser = _run_parser('sample', 'Prints text that goes on from a prompt.')
   parser.add_argument('--prompt', default='', help='how the text begins')
+  parser.add_argument(
+      '--length', type=int, help="characters; the config's by default"
+  )
+  parser.add_argument(
+      '--temperature',
+      type=float,
+      help="divides logits, 0 for the most likely; the config's by default",
+  )
+  parser.add_argument(
+      '--seed', type=int, help="of the random choices; the run's by default"
+  )
   parsed = parser.parse_args(words)
   loaded = _load(parsed.run)
   with _one_sentence():
-    for piece in loaded.sample(parsed.prompt):
+    pieces = command_line.sample(
+        loaded,
+        parsed.prompt,
+        parsed.seed,
+        length=parsed.length,
+        temperature=parsed.temperature,
+    )
+    for piece in pieces:
       print(piece, end='', flush=True)
     print()
 

@@ -284,14 +284,25 @@ class Task(abc.ABC):
     raise NotImplementedError(f'{self._name()} reads no text to predict from')
 
   def sample(
-      self, model: nnx.Module, prompt: str, key: jax.Array
+      self,
+      model: nnx.Module,
+      prompt: str,
+      key: jax.Array,
+      *,
+      length: int | None = None,
+      temperature: float | None = None,
   ) -> Iterator[str]:
     """Returns pieces of text as they are made: `train.py --mode=sample`.
+
+    A task whose samples have no length or temperature leaves these arguments
+    out; whoever asks for them is told so.
 
     Args:
       model: a trained one.
       prompt: how the text begins.
       key: of all random choices.
+      length: how much follows the prompt; None for the task's own.
+      temperature: divides logits; None for the task's own.
 
     Raises:
       NotImplementedError: the task makes no text; the message says so.

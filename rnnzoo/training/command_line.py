@@ -14,10 +14,12 @@ from typing import Any
 
 from absl import flags
 from absl import logging
+import jax
 import ml_collections
 from ml_collections import config_flags
 
 from rnnzoo import settings
+from rnnzoo.tasks import fields
 from rnnzoo.training import config_errors
 from rnnzoo.training import configs
 from rnnzoo.training import endings
@@ -73,6 +75,21 @@ _PROFILE = flags.DEFINE_bool(
     ' prints where their time goes.',
 )
 _PROMPT = flags.DEFINE_string('prompt', '', 'How a sample begins.')
+_LENGTH = flags.DEFINE_integer(
+    'length', None, 'Characters of a sample; without it as the config has it.'
+)
+_TEMPERATURE = flags.DEFINE_float(
+    'temperature',
+    None,
+    'Logits of a sample are divided by it, 0 for the most likely character;'
+    ' without it as the config has it.',
+)
+_SEED = flags.DEFINE_integer(
+    'seed',
+    None,
+    'Of the random choices of a sample; without it that of the run. The model'
+    " is always that of the run's first seed.",
+)
 _COORDINATOR_ADDRESS = flags.DEFINE_string(
     'coordinator_address',
     None,
@@ -154,6 +171,9 @@ def parse_flags(argv: list[str]) -> list[str]:
         f'unknown argument {rest[1]!r}; a config is --config=<file>, a field'
         ' --config.<field>=<value>'
     )
+  for flag in (_PROMPT, _LENGTH, _TEMPERATURE, _SEED):
+    if flag.present and _MODE.value != 'sample':
+      endings.give_up(f'--{flag.name} is for samples, with --mode=sample')
   if not flags.FLAGS['config'].present:
     names = ', '.join(configs.names())
     endings.give_up(f'{_NO_CONFIG[endings.name()]}; there are {names}')
@@ -319,11 +339,42 @@ def answer(loaded: trained.Trained) -> None:
       for line in loaded.predict_lines(read_stdin()):
         processes.say(line)
     else:
-      for piece in loaded.sample(_PROMPT.value):
+      pieces = sample(
+          loaded,
+          _PROMPT.value,
+          _SEED.value,
+          length=_LENGTH.value,
+          temperature=_TEMPERATURE.value,
+      )
+      for piece in pieces:
         processes.say(piece, end='')
       processes.say('')
   except (OSError, NotImplementedError, ValueError) as error:
     endings.give_up(error)
+
+
+def sample(
+    loaded: trained.Trained, prompt: str, seed: int | None, **options: Any
+) -> Iterable[str]:
+  """Returns pieces of a sample.
+
+  Args:
+    loaded: the model.
+    prompt: how the text begins.
+    seed: of the random choices; None for that of the run.
+    **options: of `Trained.sample`.
+
+  Raises:
+    NotImplementedError: the task cannot; the message says so.
+    ValueError: an argument is out of its range.
+  """
+  key = None
+  if seed is not None:
+    rule = fields.seed()
+    if not rule.allows(seed):
+      raise ValueError(f'seed must be {rule.text}; got {fields.shorten(seed)}')
+    key = jax.random.key(seed)
+  return loaded.sample(prompt, key, **options)
 
 
 def train(experiment: experiments.Experiment) -> Mapping[str, Any]:

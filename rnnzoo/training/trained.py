@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 import dataclasses
 import functools
+import inspect
 import itertools
 import numbers
 import os
@@ -80,17 +81,28 @@ class Trained:
     return iter(self.task.predict_lines(self.model, ended))
 
   def sample(
-      self, prompt: str = '', key: jax.Array | None = None
+      self,
+      prompt: str = '',
+      key: jax.Array | None = None,
+      *,
+      length: int | None = None,
+      temperature: float | None = None,
   ) -> Iterator[str]:
     """Returns pieces of text, which go on from the prompt.
 
     Args:
       prompt: how the text begins.
       key: of all random choices; None for one made of the seed.
+      length: how much follows the prompt, in characters; None for that of the
+        run's config.
+      temperature: divides the logits of a sample, 0 for the most likely
+        character; None for that of the run's config.
 
     Raises:
-      NotImplementedError: the task makes no text; the message says so.
-      ValueError: the prompt cannot be, or the key is none.
+      NotImplementedError: the task makes no text, or its samples have no length
+        or temperature; the message says so.
+      ValueError: the prompt cannot be, the key is none, or a number is out of
+        its range.
     """
     if not isinstance(prompt, str):
       raise ValueError(
@@ -102,7 +114,15 @@ class Trained:
           f'key must be one of JAX, got {settings.a(type(key))};'
           ' jax.random.key(0) would work'
       )
-    return iter(self.task.sample(self.model, prompt, key))
+    known = inspect.signature(self.task.sample).parameters
+    options: dict[str, Any] = {'length': length, 'temperature': temperature}
+    options = {name: v for name, v in options.items() if v is not None}
+    for name in options:
+      if name not in known:
+        raise NotImplementedError(
+            f'samples of the task {type(self.task).__name__} have no {name}'
+        )
+    return iter(self.task.sample(self.model, prompt, key, **options))
 
   @functools.cached_property
   def _compiled(self):

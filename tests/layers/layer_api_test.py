@@ -315,5 +315,33 @@ class CarriesAndTablesTest(parameterized.TestCase):
     self.assertIn('head', text)
 
 
+class Mine(rnnzoo.LSTM):
+  """A layer of another project, with an attribute of this name."""
+
+  def __init__(self, in_features, features, *, rngs):
+    super().__init__(in_features, features, rngs=rngs)
+    self.features = [features, in_features]
+
+
+class FeaturesTest(parameterized.TestCase):
+
+  @parameterized.parameters(*rnnzoo.LAYERS, 'SLSTMBlock')
+  def test_are_those_of_the_constructor(self, name):
+    cls = getattr(rnnzoo, name)
+    layer = nnx.eval_shape(lambda: cls(8, 8, rngs=nnx.Rngs(0)))
+    self.assertEqual(layer.features, 8)
+    both = nnx.eval_shape(
+        lambda: rnnzoo.Bidirectional(cls, 8, 8, rngs=nnx.Rngs(0))
+    )
+    self.assertEqual((both.features, both.out_features), (8, 16))
+    # No part of a state, nor of a graph's static part.
+    self.assertNotIn('features', vars(layer))
+
+  def test_of_a_layer_that_has_its_own(self):
+    layer = Mine(2, 4, rngs=nnx.Rngs(0))
+    self.assertEqual(layer.features, [4, 2])
+    self.assertEqual(nnx.clone(layer).features, [4, 2])
+
+
 if __name__ == '__main__':
   absltest.main()

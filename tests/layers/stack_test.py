@@ -390,6 +390,8 @@ class BidirectionalTest(parameterized.TestCase):
         functools.partial(rnnzoo.Bidirectional, rnnzoo.GRU), num_layers=2
     )
     self.assertEqual(stack.out_features, 2 * FEATURES)
+    self.assertEqual(stack.features, FEATURES)
+    self.assertEqual(stack.layers[1].features, FEATURES)
     self.assertEqual(stack.layers[1].in_features, 2 * FEATURES)
     want = stack.layers[1](stack.layers[0](x))
     close(stack(x), want)
@@ -456,6 +458,47 @@ class SequenceModelTest(parameterized.TestCase):
     )(x)
     close(found, want)
     self.assertEqual(want.shape, (*x.shape[:2], 2))
+
+  @parameterized.parameters(None, 4)
+  def test_steps(self, num_tokens):
+    rngs = nnx.Rngs(0)
+    model = models.SequenceModel(
+        make(num_layers=2), 2, every_step=True, num_tokens=num_tokens, rngs=rngs
+    )
+    given = x
+    if num_tokens:
+      given = np.random.default_rng(0).integers(0, num_tokens, x.shape[:2])
+
+    @jax.jit
+    def run(given):
+      carry, answers = model.initial_carry((BATCH,)), []
+      for t in range(given.shape[1]):
+        carry, y = model.step(carry, given[:, t])
+        answers.append(y)
+      return jnp.stack(answers, 1), model.step(None, given[:, 0])[1]
+
+    answers, first = run(given)
+    close(answers, model(given))
+    close(first, answers[:, 0])
+    with self.assertRaisesRegex(ValueError, 'takes the carry first and'):
+      model.step(given[:, 0], model.initial_carry((BATCH,)))
+    with self.assertRaises(ValueError):
+      model.step(model.initial_carry(()), given[:, 0])
+
+  def test_models_without_steps(self):
+    gru = rnnzoo.GRU(IN, FEATURES, rngs=nnx.Rngs(0))
+    both = rnnzoo.Bidirectional(rnnzoo.GRU, IN, FEATURES, rngs=nnx.Rngs(0))
+    for model, message in (
+        (models.SequenceClassifier(gru, 2, rngs=nnx.Rngs(0)), 'at the end of'),
+        (
+            models.SequenceModel(both, 2, every_step=True, rngs=nnx.Rngs(0)),
+            'the backward layer of its backbone needs the whole',
+        ),
+    ):
+      with self.assertRaisesRegex(NotImplementedError, message):
+        model.initial_carry((BATCH,))
+      with self.assertRaisesRegex(NotImplementedError, message):
+        model.step(None, x[:, 0])
 
   def test_reads_tokens(self):
     backbone = rnnzoo.GRU(IN, FEATURES, rngs=nnx.Rngs(0))

@@ -75,6 +75,32 @@ class CharactersTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, "'!z' is not in the text"):
       trained.task.sample(trained.model, 'z!', jax.random.key(0))
 
+  def test_lengths_and_temperatures_of_samples(self):
+    task = characters.Characters(self.config)
+    model = task.build_model(nnx.Rngs(0))
+
+    def sample(**options):
+      return ''.join(task.sample(model, 'a', jax.random.key(0), **options))
+
+    before = self.config.to_json()
+    best = sample()
+    self.assertLen(best, 21)
+    self.assertEqual(sample(length=5), best[:6])
+    warm = sample(temperature=2)
+    self.assertNotEqual(warm, best)
+    # So small that logits divided by it would be infinite.
+    self.assertEqual(sample(temperature=1e-37), best)
+    self.assertEqual(self.config.to_json(), before)
+    self.config.data.sample_temperature = 2.0
+    self.assertEqual(sample(), warm)
+    for name, values in {
+        'length': (0, -1, 2**40, 2.0, math.nan, True),
+        'temperature': (-0.1, math.nan, math.inf, 1e39, 1e-60, '1'),
+    }.items():
+      for value in values:
+        with self.assertRaisesRegex(ValueError, f'^{name} must be .*; got '):
+          sample(**{name: value})
+
   @parameterized.parameters(
       ({'path': 'none.txt'}, FileNotFoundError, 'there is no file none.txt'),
       ({'context': 288}, ValueError, 'has 320 characters, of which 288 train'),

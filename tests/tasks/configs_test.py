@@ -78,6 +78,31 @@ class ConfigsTest(parameterized.TestCase):
     state = jax.eval_shape(init, jax.random.key(0))
     self.assertNotEmpty(jax.tree.leaves(state.params))
 
+  @parameterized.parameters(
+      ('characters', 'path'),
+      ('cifar', 'data_dir'),
+      ('cifar', 'manual_dir'),
+      ('har', 'manual_dir'),
+      ('sequences', 'data_dir', 'tfds:some'),
+      ('sequences', 'path'),
+      ('skeletons', 'data_dir', 'ntu60'),
+      ('smnist', 'data_dir'),
+      ('smnist', 'manual_dir'),
+      ('time_series', 'manual_dir'),
+      ('translation', 'train_source', 'files'),
+  )
+  def test_names_a_home_of_nobody(self, task, field, source=None):
+    config = load_config(f'base_{task}')
+    if source is not None:
+      config.data.source = source
+    config.data[field] = '~nobody-here/a'
+    with self.assertRaisesRegex(
+        ValueError,
+        f'^config.data.{field}=~nobody-here/a begins with the home directory of'
+        ' nobody here',
+    ):
+      tasks.TASKS[task](config)
+
   @parameterized.named_parameters(*((name, name) for name in CONFIGS))
   def test_has_the_fields_of_its_task(self, name):
     config = load_config(name)

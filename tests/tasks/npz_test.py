@@ -118,7 +118,13 @@ class NpzTest(parameterized.TestCase):
           'y_nan',
           {'x': X, 'y': [0, np.nan]},
           NUMBERS,
-          'y must .*sequence 1.* is',
+          r'y must .*; sequence 1, column 0 is nan \(1 such values\)$',
+      ),
+      (
+          'y_nan_step',
+          {'x': X, 'y': [[0, 1, 2], [0, 1, np.nan]]},
+          NUMBERS_STEP,
+          'y must .*; sequence 1, step 2, column 0 is nan',
       ),
       (
           'long',

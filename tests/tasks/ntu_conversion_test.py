@@ -118,6 +118,17 @@ class ConversionTest(parameterized.TestCase):
     )
     self.assertEqual(self.convert(), result._replace(num_read=0))
 
+  def test_files_in_capitals(self):
+    paths = ntu_motions.write_files(self.source, self.recordings, range(3))
+    for path, suffix in zip(paths, ('.SKELETON', '.Skeleton'), strict=False):
+      path.rename(path.with_suffix(suffix))
+    (self.source / 's001c001p001r001a001.SKELETON').write_text('1\n')
+    result = self.convert()
+    self.assert_same(paths)
+    self.assertEqual(
+        [name for name, _ in result.skipped], ['s001c001p001r001a001.SKELETON']
+    )
+
   def test_damaged_files_are_listed(self):
     paths = ntu_motions.write_files(self.source, self.recordings, range(9))
     texts = {path: path.read_text() for path in paths}
@@ -223,7 +234,11 @@ class ConversionTest(parameterized.TestCase):
 
   def test_two_files_of_one_name(self):
     for folder in 'ab':
-      ntu_motions.write_files(self.source / folder, self.recordings, [0])
+      ntu_motions.write_files(self.source / folder, self.recordings, [0, 1])
+    with self.assertRaisesRegex(ValueError, 'have one name'):
+      self.convert()
+    for path in (self.source / 'b').iterdir():
+      path.rename(path.with_suffix('.SKELETON'))
     with self.assertRaisesRegex(ValueError, 'have one name'):
       self.convert()
 

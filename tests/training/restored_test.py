@@ -209,6 +209,22 @@ class RunTest(absltest.TestCase):
     tokens = characters.encode('abc', loaded.task.vocabulary)[None]
     self.assertEqual(loaded.predict(tokens).shape, (1,))
     self.assertEqual(''.join(loaded.sample('abc')) + '\n', after[1])
+    words = 'sample', str(self.run_path), '--prompt=abc', '--length=40'
+    config = (self.run_path / 'config.json').read_text()
+    warm = self.command(*words, '--temperature=3')
+    self.assertRegex(warm[1], '(?s)^abc.{40}\n$')
+    self.assertEqual(self.command(*words, '--temperature=3', '--seed=0'), warm)
+    other = self.command(*words, '--temperature=3', '--seed=1')
+    self.assertNotEqual(other[1], warm[1])
+    self.assertEqual((self.run_path / 'config.json').read_text(), config)
+    for flag, name in (
+        ('--length=0', 'length'),
+        ('--temperature=nan', 'temperature'),
+        ('--seed=-1', 'seed'),
+    ):
+      code, out, err = self.command(*words, flag)
+      self.assertEqual((code, out), (2, ''))
+      self.assertRegex(err, f'^rnnzoo: {name} must be .*; got .*\n$')
     loaded.config.data.sample_length = 2
     self.assertLen(''.join(loaded.sample('abc')), 5)
 

@@ -403,6 +403,21 @@ class RunDirectoryTest(RunFilesTestCase):
       path.unlink()
     self.open(self.workdir)
 
+  def test_a_lock_of_somebody_else_stays(self):
+    self.workdir.mkdir()
+    path = self.workdir / 'lock'
+    for content in (b'mine\n', b'process 1\n', b'\xff\x00', b'x' * 2000):
+      path.write_bytes(content)
+      with self.assertRaisesRegex(
+          ValueError, "a file 'lock' that no run wrote"
+      ):
+        self.open(self.workdir)
+      self.assertEqual(path.read_bytes(), content)
+    # That of an earlier process.
+    path.write_text('process 7 on a.b, since 2026-01-01 00:00:00\n')
+    self.open(self.workdir)
+    self.assertStartsWith(path.read_text(), f'process {os.getpid()} on ')
+
   def test_a_config_that_was_not_written_to_the_end(self):
     self.workdir.mkdir()
     (self.workdir / 'run.json').write_text('{')

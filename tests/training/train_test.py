@@ -354,6 +354,12 @@ class ErrorsTest(absltest.TestCase):
         ((config, '--config.a b=3'), "<field>=<value>: could not parse 'a b'"),
         ((config, '--config.=3'), "<field>=<value>: could not parse ''"),
         ((config, config), '--config is given 2 times; pass it once'),
+        ((config, '--length=9'), '--length is for samples, with --mode=sample'),
+        ((config, '--seed=9'), '--seed is for samples, with --mode=sample'),
+        (
+            (config, '--mode=sample', '--length=x'),
+            "--length=x: it must be an integer, not 'x'",
+        ),
         (('--config.num_epochs=3', config), 'before a value for --config'),
         ((config, '--flagfile=/no/where'), 'flagfile.*/no/where'),
         ((config, '--config.model.options.GRUU.a=3'), 'no field GRUU'),

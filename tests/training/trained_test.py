@@ -129,6 +129,12 @@ class TrainedTest(absltest.TestCase):
       loaded.sample('So', key=3)
     with self.assertRaisesRegex(ValueError, 'prompt must be a string, got an'):
       loaded.sample(3)
+    # This task's `sample` has no such argument.
+    for name in ('length', 'temperature'):
+      with self.assertRaisesRegex(
+          NotImplementedError, f'samples of the task TextTask have no {name}'
+      ):
+        loaded.sample('So', **{name: 1})
 
   @pytest.mark.slow
   def test_load_what_is_not_there(self):
@@ -163,6 +169,15 @@ class TrainedTest(absltest.TestCase):
     )
     sample = self.use(command_line.answer, loaded, 'sample', prompt='So')
     self.assertEqual(sample, 'So!?\n')
+    errors = io.StringIO()
+    for name, message in (
+        ('length', 'have no length'),
+        ('temperature', 'have no temperature'),
+        ('seed', 'seed must be an integer from 0 to 4294967295; got -1'),
+    ):
+      with contextlib.redirect_stderr(errors), self.assertRaises(SystemExit):
+        self.use(command_line.answer, loaded, 'sample', **{name: -1})
+      self.assertEndsWith(errors.getvalue(), f'{message}\n')
     with mock.patch.object(sys, 'stdin', None):  # As a shell's `<&-` leaves it.
       self.assertEqual(self.use(command_line.answer, loaded, 'predict'), '')
 

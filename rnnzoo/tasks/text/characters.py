@@ -188,7 +188,13 @@ class Characters(protocol.Task):
     return jnp.argmax(logits, axis=-1).astype(jnp.int32)
 
   def sample(
-      self, model: nnx.Module, prompt: str, key: jax.Array
+      self,
+      model: nnx.Module,
+      prompt: str,
+      key: jax.Array,
+      *,
+      length: int | None = None,
+      temperature: float | None = None,
   ) -> Iterator[str]:
     """Returns the prompt and then one character after another.
 
@@ -197,21 +203,34 @@ class Characters(protocol.Task):
       prompt: how the text begins; '' for a new line or, where the text has
         none, its first character by code point.
       key: of all random choices.
+      length: characters after the prompt; None for the config's.
+      temperature: divides the logits, 0 for the most likely character; None for
+        the config's.
 
     Raises:
-      ValueError: the prompt has characters that the text has not.
+      ValueError: the prompt has characters that the text has not, or another
+        argument is out of its range.
     """
+    for name, value in (('length', length), ('temperature', temperature)):
+      rule = _DATA_RULES[f'sample_{name}']
+      if value is not None and not rule.allows(value):
+        raise ValueError(
+            f'{name} must be {rule.text}; got {fields.shorten(value)}'
+        )
     start = '\n' if '\n' in self.vocabulary else self.vocabulary[0]
     tokens = jnp.asarray(encode(prompt or start, self.vocabulary), jnp.int32)
-    return self._sample(model, prompt, tokens, key)
+    if length is None:
+      length = self._data.sample_length
+    if temperature is None:
+      temperature = self._data.sample_temperature
+    return self._sample(model, prompt, tokens, key, length, float(temperature))
 
-  def _sample(self, model, prompt, tokens, key):
+  def _sample(self, model, prompt, tokens, key, length, temperature):
     graphdef, state = nnx.split(model)
-    temperature = float(self._data.sample_temperature)
     yield prompt
     carry, logits = model.unroll(tokens)
     logits = logits[-1]
-    for number in range(self._data.sample_length):
+    for number in range(length):
       token = _choose(logits, jax.random.fold_in(key, number), temperature)
       yield self.vocabulary[int(token)]
       carry, logits = _step(graphdef, state, carry, token)
@@ -237,6 +256,8 @@ class Characters(protocol.Task):
 def _choose(logits, key, temperature):
   if not temperature:
     return jnp.argmax(logits)
+  # The greatest is zero: divided by a small temperature, it would be infinite.
+  logits = logits - jnp.max(logits)
   return jax.random.categorical(key, logits / temperature)
 
 
