@@ -30,6 +30,7 @@ import jax.numpy as jnp
 
 from rnnzoo import attention
 from rnnzoo import carries
+from rnnzoo import checks
 from rnnzoo import decoding
 from rnnzoo import settings
 from rnnzoo.layers import bidirectional
@@ -418,7 +419,7 @@ def _last(
   """
   while isinstance(layer, stack.Stack):
     layer = layer.layers[-1]
-  index = jnp.clip(jnp.asarray(lengths) - 1, 0)[:, None, None]
+  index = checks.last_step(lengths, y.shape[1])[:, None, None]
   last = jnp.take_along_axis(y, index, axis=1)[:, 0]
   if not isinstance(layer, bidirectional.Bidirectional):
     return last

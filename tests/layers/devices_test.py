@@ -9,11 +9,14 @@ import sys
 
 from absl.testing import absltest
 from absl.testing import parameterized
+from flax import nnx
 import jax
+import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 import pytest
 
 import rnnzoo
+from rnnzoo import models
 from tests.testing import abstract_gpu
 from tests.testing import sharded_cases
 
@@ -322,6 +325,49 @@ class Kernels(parameterized.TestCase):
     size = sum(p.size for p in jax.tree.leaves(params))
     joined = 16 if 'bidirectional' in case.form else 0
     self.assertBetween(sum(map(math.prod, summed)), size, size + 4 * joined)
+
+
+class FlagsTest(parameterized.TestCase):
+  """Flags that a caller has sharded over other axes than x."""
+
+  def setUp(self):
+    super().setUp()
+    rngs = nnx.Rngs(0)
+    stack = lambda layer: rnnzoo.Stack(layer, 4, 8, num_layers=2, rngs=rngs)
+    self.layers = {
+        'Stack': stack(rnnzoo.GRU),
+        'linear': stack(rnnzoo.MinGRU),
+        'SequenceModel': models.SequenceModel(
+            rnnzoo.GRU(4, 8, rngs=rngs), 3, rngs=rngs
+        ),
+    }
+
+  @parameterized.product(
+      name=('Stack', 'linear', 'SequenceModel'),
+      specs=(
+          (P('a'), P('b'), P('b')),
+          (P(('a', 'b')), P('a'), P('b')),
+          (P(None, 'b'), P('a'), P('b')),
+      ),
+  )
+  def test_flags_go_where_x_is(self, name, specs):
+    axis_types = (jax.sharding.AxisType.Explicit,) * 2
+    mesh = jax.sharding.AbstractMesh((4, 2), ('a', 'b'), axis_types=axis_types)
+    layer = self.layers[name]
+
+    def run(x, mask, lengths):
+      return layer(x, mask=mask, seq_lengths=lengths)
+
+    shapes = (8, 6, 4), (8, 6), (8,)
+    dtypes = jnp.float32, jnp.bool_, jnp.int32
+    with jax.sharding.use_abstract_mesh(mesh):
+      given = [
+          jax.ShapeDtypeStruct(*a, sharding=jax.sharding.NamedSharding(mesh, b))
+          for a, b in zip(zip(shapes, dtypes, strict=True), specs, strict=True)
+      ]
+      y = jax.eval_shape(run, *given)
+    self.assertEqual(y.shape[0], 8)
+    self.assertIsNotNone(y.sharding.spec[0])
 
 
 class TwoLevelsTest(Kernels):
