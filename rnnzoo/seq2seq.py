@@ -33,6 +33,7 @@ from rnnzoo import carries
 from rnnzoo import checks
 from rnnzoo import decoding
 from rnnzoo import settings
+from rnnzoo.engines import partitioning
 from rnnzoo.layers import bidirectional
 from rnnzoo.layers import embedding
 from rnnzoo.layers import initializers
@@ -198,12 +199,13 @@ class Seq2Seq(nnx.Module):
       x = x * scale
     with jax.named_scope('recurrence'):
       values = self.encoder(x, seq_lengths=lengths, rngs=rngs)
+    _, lengths = partitioning.flags_as_sharded(None, lengths, values)
     context = _last(self.encoder, values, lengths)
     if not self.has_attention:
       return Memory(context)
     with jax.named_scope('projection'):
       keys = self.attention.key(values)
-    valid = jnp.arange(source.shape[1]) < jnp.asarray(lengths)[:, None]
+    valid = jnp.arange(source.shape[1]) < lengths[:, None]
     return Memory(context, keys, values, valid)
 
   def initial_carry(self, memory: Memory) -> Any:
@@ -256,6 +258,7 @@ class Seq2Seq(nnx.Module):
       raise ValueError(
           'teacher_forcing below 1 needs random numbers: rngs=nnx.Rngs(key).'
       )
+    memory, tokens = partitioning.batch_alike([memory, tokens])
     x = embedding.vectors(self.target_embedding, tokens)
     scale = self._dropout_scale(x, rngs)
     carry = self.initial_carry(memory)
@@ -263,6 +266,7 @@ class Seq2Seq(nnx.Module):
       keeps = jax.random.bernoulli(
           rngs.dropout(), teacher_forcing, tokens.shape  # type: ignore[union-attr]
       )
+      keeps = partitioning.as_sharded(keeps, tokens)
       return self._choose(memory, carry, tokens, keeps, scale)
     x = x if scale is None else x * scale
     if not self.has_attention:
@@ -404,7 +408,8 @@ def _with_h(layer: sequence_layer.SequenceLayer, carry: Any, h: Array) -> Any:
         'decoder must be a recurrent layer or a stack of these, which can take'
         f' single steps; got {settings.a(type(layer))}.'
     )
-  return carries.like(carry, (h.astype(carry[0].dtype), *carry[1:]))
+  rest = [partitioning.as_sharded(c, h) for c in carry[1:]]
+  return carries.like(carry, (h.astype(carry[0].dtype), *rest))
 
 
 def _last(

@@ -103,6 +103,21 @@ def as_sharded(x: Array, other: Array) -> Array:
   return _typed(x, wanted.mesh, wanted.spec)
 
 
+def batch_alike(given: Sequence[Any], batch_axes: int = 1) -> list[Any]:
+  """Returns arrays and trees of them, their batch over the same mesh axes.
+
+  All other axes are whole.
+
+  Args:
+    given: arrays [..., ...], the batch first; or trees of them.
+    batch_axes: how many axes are the batch.
+  """
+  if not is_sharded(given):
+    return list(given)
+  positions = [(*range(batch_axes), None)] * len(given)
+  return place(given, positions, choose(given, positions))
+
+
 def flags_as_sharded(
     mask: Any, seq_lengths: Any, y: Array, time_major: bool = False
 ) -> tuple[Any, Any]:

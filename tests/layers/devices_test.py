@@ -327,6 +327,71 @@ class Kernels(parameterized.TestCase):
     self.assertBetween(sum(map(math.prod, summed)), size, size + 4 * joined)
 
 
+def explicit_mesh():
+  axis_types = (jax.sharding.AxisType.Explicit,) * 2
+  return jax.sharding.AbstractMesh((4, 2), ('a', 'b'), axis_types=axis_types)
+
+
+def typed(mesh, shape, dtype, spec):
+  sharding = jax.sharding.NamedSharding(mesh, spec)
+  return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+
+
+class TokensTest(parameterized.TestCase):
+  """Models of tokens, which a caller has sharded in any way."""
+
+  @parameterized.product(
+      specs=(
+          (P('a'), P('a'), P('a')),
+          (P('a'), P('b'), P('a')),
+          (P('a'), P(), P()),
+          (P(), P('a'), P()),
+          (P(), P(), P('a')),
+          (P(None, 'b'), P('a'), P('b')),
+      ),
+      attention=(None, 5),
+      teacher_forcing=(1.0, 0.5),
+  )
+  def test_seq2seq(self, specs, attention, teacher_forcing):
+    rngs = nnx.Rngs(0)
+    model = models.Seq2Seq(
+        rnnzoo.Bidirectional(rnnzoo.GRU, 6, 4, rngs=rngs),
+        rnnzoo.LSTM(14, 8, rngs=rngs),
+        num_source_tokens=7,
+        num_target_tokens=9,
+        attention_features=attention,
+        rngs=rngs,
+    )
+
+    def run(source, lengths, target):
+      return model(
+          source,
+          target,
+          source_lengths=lengths,
+          teacher_forcing=teacher_forcing,
+          rngs=nnx.Rngs(0),
+      )
+
+    mesh, shapes = explicit_mesh(), ((8, 6), (8,), (8, 4))
+    with jax.sharding.use_abstract_mesh(mesh):
+      given = [
+          typed(mesh, shape, jnp.int32, spec)
+          for shape, spec in zip(shapes, specs, strict=True)
+      ]
+      logits = jax.eval_shape(run, *given)
+    self.assertEqual(logits.shape, (8, 4, 9))
+    self.assertIsNotNone(logits.sharding.spec[0])
+
+  @parameterized.parameters((P(None, 'b'),), (P('a', 'b'),))
+  def test_language_model_of_a_text_over_devices(self, spec):
+    model = models.LanguageModel(rnnzoo.GRU, 11, 8, rngs=nnx.Rngs(0))
+    mesh = explicit_mesh()
+    with jax.sharding.use_abstract_mesh(mesh):
+      tokens = typed(mesh, (8, 6), jnp.int32, spec)
+      logits = jax.eval_shape(model, tokens)
+    self.assertEqual(logits.shape, (8, 6, 11))
+
+
 class FlagsTest(parameterized.TestCase):
   """Flags that a caller has sharded over other axes than x."""
 
@@ -351,9 +416,7 @@ class FlagsTest(parameterized.TestCase):
       ),
   )
   def test_flags_go_where_x_is(self, name, specs):
-    axis_types = (jax.sharding.AxisType.Explicit,) * 2
-    mesh = jax.sharding.AbstractMesh((4, 2), ('a', 'b'), axis_types=axis_types)
-    layer = self.layers[name]
+    mesh, layer = explicit_mesh(), self.layers[name]
 
     def run(x, mask, lengths):
       return layer(x, mask=mask, seq_lengths=lengths)
@@ -362,8 +425,7 @@ class FlagsTest(parameterized.TestCase):
     dtypes = jnp.float32, jnp.bool_, jnp.int32
     with jax.sharding.use_abstract_mesh(mesh):
       given = [
-          jax.ShapeDtypeStruct(*a, sharding=jax.sharding.NamedSharding(mesh, b))
-          for a, b in zip(zip(shapes, dtypes, strict=True), specs, strict=True)
+          typed(mesh, *kind) for kind in zip(shapes, dtypes, specs, strict=True)
       ]
       y = jax.eval_shape(run, *given)
     self.assertEqual(y.shape[0], 8)
