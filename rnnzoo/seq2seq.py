@@ -28,6 +28,7 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels import sharding
 from rnnzoo import attention
 from rnnzoo import carries
 from rnnzoo import checks
@@ -258,7 +259,8 @@ class Seq2Seq(nnx.Module):
       raise ValueError(
           'teacher_forcing below 1 needs random numbers: rngs=nnx.Rngs(key).'
       )
-    memory, tokens = partitioning.batch_alike([memory, tokens])
+    given = partitioning.batch_alike([memory, tokens])
+    memory, tokens = sharding.alike(given)
     x = embedding.vectors(self.target_embedding, tokens)
     scale = self._dropout_scale(x, rngs)
     carry = self.initial_carry(memory)
@@ -325,21 +327,32 @@ class Seq2Seq(nnx.Module):
       num_beams: of a beam search; 1 takes the most likely token in every step.
       length_penalty: of a beam search, see `rnnzoo.decoding`.
     """
-    memory = self.encode(source, lengths)
-    carry = self.initial_carry(memory)
-    batch = memory.context.shape[0]
-    if num_beams == 1:
-      return decoding.greedy(
-          self.step, memory, carry, batch, max_length=max_length
+
+    def search(given):
+      (memory,) = given
+      start = self.step, memory, self.initial_carry(memory)
+      batch = memory.context.shape[0]
+      if num_beams == 1:
+        return decoding.greedy(*start, batch, max_length=max_length)
+      return decoding.beam_search(
+          *start,
+          batch,
+          max_length=max_length,
+          num_beams=num_beams,
+          length_penalty=length_penalty,
       )
-    return decoding.beam_search(
-        self.step,
-        memory,
-        carry,
-        batch,
-        max_length=max_length,
-        num_beams=num_beams,
-        length_penalty=length_penalty,
+
+    split = (self.encode(source, lengths),)
+    if not partitioning.is_sharded(split):
+      return search(split)
+    # Each device decodes its own part of the batch.
+    batch_first = (0, None)
+    return partitioning.spread(
+        search,
+        split,
+        positions=(batch_first,),
+        out_positions=batch_first,
+        over=partitioning.choose(split, (batch_first,)),
     )
 
   def _choose(self, memory, carry, tokens, keeps, scale) -> Outputs:
@@ -409,6 +422,7 @@ def _with_h(layer: sequence_layer.SequenceLayer, carry: Any, h: Array) -> Any:
         f' single steps; got {settings.a(type(layer))}.'
     )
   rest = [partitioning.as_sharded(c, h) for c in carry[1:]]
+  rest = [sharding.like(c, h) for c in rest]
   return carries.like(carry, (h.astype(carry[0].dtype), *rest))
 
 

@@ -382,6 +382,61 @@ class TokensTest(parameterized.TestCase):
     self.assertEqual(logits.shape, (8, 4, 9))
     self.assertIsNotNone(logits.sharding.spec[0])
 
+  @parameterized.product(
+      specs=((P('a'), P()), (P(), P('a'))), teacher_forcing=(1.0, 0.5)
+  )
+  def test_seq2seq_of_one_source_or_target_inside_shard_map(
+      self, specs, teacher_forcing
+  ):
+    rngs = nnx.Rngs(0)
+    model = models.Seq2Seq(
+        rnnzoo.GRU(6, 8, rngs=rngs),
+        rnnzoo.LSTM(14, 8, rngs=rngs),
+        num_source_tokens=7,
+        num_target_tokens=9,
+        attention_features=5,
+        rngs=rngs,
+    )
+
+    def run(source, target):
+      options = {'teacher_forcing': teacher_forcing, 'rngs': nnx.Rngs(0)}
+      return model(source, target, **options)
+
+    auto = (jax.sharding.AxisType.Auto,)
+    mesh = jax.sharding.AbstractMesh((4,), ('a',), axis_types=auto)
+    run = jax.shard_map(run, mesh=mesh, in_specs=specs, out_specs=P('a'))
+    source, target = [
+        jax.ShapeDtypeStruct((8 if spec else 2, time), jnp.int32)
+        for spec, time in zip(specs, (6, 4), strict=True)
+    ]
+    with jax.sharding.use_abstract_mesh(mesh):
+      logits = jax.eval_shape(run, source, target)
+    self.assertEqual(logits.shape, (8, 4, 9))
+
+  @parameterized.product(num_beams=(1, 2), is_mapped=(True, False))
+  def test_decoding(self, num_beams, is_mapped):
+    rngs = nnx.Rngs(0)
+    model = models.Seq2Seq(
+        rnnzoo.GRU(6, 8, rngs=rngs),
+        rnnzoo.LSTM(14, 8, rngs=rngs),
+        num_source_tokens=7,
+        num_target_tokens=9,
+        attention_features=5,
+        rngs=rngs,
+    )
+    run = lambda source, lengths: model.decode(
+        source, lengths, max_length=3, num_beams=num_beams
+    )
+    mesh = explicit_mesh()
+    if is_mapped:
+      run = jax.shard_map(run, mesh=mesh, in_specs=P('a'), out_specs=P('a'))
+    with jax.sharding.use_abstract_mesh(mesh):
+      source = typed(mesh, (8, 6), jnp.int32, P('a'))
+      lengths = typed(mesh, (8,), jnp.int32, P('a'))
+      decoded = jax.eval_shape(run, source, lengths)
+    self.assertEqual(decoded.tokens.shape, (8, 3))
+    self.assertEqual(decoded.tokens.sharding.spec[0], 'a')
+
   @parameterized.parameters((P(None, 'b'),), (P('a', 'b'),))
   def test_language_model_of_a_text_over_devices(self, spec):
     model = models.LanguageModel(rnnzoo.GRU, 11, 8, rngs=nnx.Rngs(0))
