@@ -266,6 +266,19 @@ def lengths(given: Any, expected: tuple[int, ...], time: int) -> Array | None:
   return given
 
 
+def last_step(seq_lengths: Any, time: int) -> Array:
+  """Returns the index of each sequence's last valid step, 0 without one.
+
+  Args:
+    seq_lengths: integers of any width, which may not hold T; those outside of 0
+      to T count as in `lengths`.
+    time: T, the number of steps, 1 or more.
+  """
+  low, high = jnp.int32(1), jnp.int32(time)
+  # Before 1 is subtracted: 0 - 1 wraps around where there is no sign.
+  return jnp.clip(jnp.asarray(seq_lengths), low, high) - 1
+
+
 def floating(dtype: Any, label: str) -> None:
   """Raises ValueError unless `dtype` is a floating-point one that JAX has."""
   try:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels import sharding
 from rnnzoo import settings
 
 Array = jax.Array
@@ -78,11 +79,15 @@ def greedy(
       proceed,
       (
           jnp.zeros((), jnp.int32),
-          carry,
-          jnp.full(batch, START, jnp.int32),
-          jnp.zeros(batch, bool),
-          jnp.full((batch, max_length), PAD, jnp.int32),
-          jnp.zeros(batch, jnp.float32),
+          *sharding.alike(
+              (
+                  carry,
+                  jnp.full(batch, START, jnp.int32),
+                  jnp.zeros(batch, bool),
+                  jnp.full((batch, max_length), PAD, jnp.int32),
+                  jnp.zeros(batch, jnp.float32),
+              )
+          ),
       ),
   )
   return Decoded(tokens, _lengths(tokens), scores)
@@ -159,12 +164,16 @@ def beam_search(
       proceed,
       (
           jnp.zeros((), jnp.int32),
-          carry,
-          jnp.full((batch, num_beams), START, jnp.int32),
-          jnp.zeros((batch, num_beams), bool),
-          jnp.full((batch, num_beams, max_length), PAD, jnp.int32),
-          jnp.zeros((batch, num_beams), jnp.int32),
-          jnp.broadcast_to(first, (batch, num_beams)),
+          *sharding.alike(
+              (
+                  carry,
+                  jnp.full((batch, num_beams), START, jnp.int32),
+                  jnp.zeros((batch, num_beams), bool),
+                  jnp.full((batch, num_beams, max_length), PAD, jnp.int32),
+                  jnp.zeros((batch, num_beams), jnp.int32),
+                  jnp.broadcast_to(first, (batch, num_beams)),
+              )
+          ),
       ),
   )
   # A sequence that was cut off counts only where none has ended.

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels import dtypes
 from rnnzoo import cell as cell_lib
 from rnnzoo import checks
 from rnnzoo import settings
@@ -189,7 +190,7 @@ def flashrnn(
   b = _sized(b, (gates + is_gru, heads, size), 'b', 'GHD', config.bias_shape)
   kind = jnp.dtype(Wx.dtype if config.backend == 'vanilla' else config.dtype)
   checks.floating(kind, 'dtype')
-  wide = jnp.promote_types(kind, jnp.float32)
+  wide = dtypes.wide(kind)
   carry = _initial(cell, config, states, (batch, heads, size), wide)
   params, features = {}, heads * size
   if is_gru:
@@ -197,7 +198,8 @@ def flashrnn(
     params['recurrent_bias'] = b[0].astype(kind).astype(wide).reshape(features)
     b = b[1:]
   # The sum of two numbers of 16 bits is rounded once.
-  x_gates = (Wx.astype(kind).astype(wide) + b.astype(kind)).astype(kind)
+  Wx, b = (a.astype(kind).astype(wide) for a in (Wx, b))
+  x_gates = (Wx + b).astype(kind)
   operands = call_lib.Operands(
       params=params,
       weights=(),

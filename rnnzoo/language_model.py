@@ -319,6 +319,8 @@ class LanguageModel(nnx.Module):
     if initial_carry is None:
       initial_carry = self.initial_carry(tokens.shape[:-1])
     self._check_carry(initial_carry, tokens.shape[:-1])
+    # A block needs time whole.
+    (tokens,) = partitioning.batch_alike([tokens], tokens.ndim - 1)
     x = embedding.vectors(self.embedding, tokens)
     if rngs is not None and self.dropout.rate:
       x = self.dropout(x, deterministic=False, rngs=rngs)

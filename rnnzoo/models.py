@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from rnnzoo import checks
 from rnnzoo import settings
+from rnnzoo.engines import partitioning
 from rnnzoo.language_model import LanguageModel
 from rnnzoo.layers import bidirectional
 from rnnzoo.layers import embedding
@@ -121,7 +122,8 @@ class SequenceModel(nnx.Module):
     if seq_lengths is None and mask is None:
       last = y[..., -1, :]
     else:
-      index = _last_valid(seq_lengths, mask, time)[..., None, None]
+      flags = partitioning.flags_as_sharded(mask, seq_lengths, y)
+      index = _last_valid(*flags, time)[..., None, None]
       last = jnp.take_along_axis(y, index, axis=-2)[..., 0, :]
     with jax.named_scope('logits'):
       return self.head(last)
@@ -227,15 +229,15 @@ class SequenceClassifier(SequenceModel):
 
 
 def _last_valid(
-    seq_lengths: Array | None, mask: Array | None, time: int
+    mask: Array | None, seq_lengths: Array | None, time: int
 ) -> Array:
   """Returns the index [...] of the last valid step, 0 where there is none."""
   if mask is None:
-    return jnp.clip(jnp.asarray(seq_lengths) - 1, 0, time - 1)
+    return checks.last_step(seq_lengths, time)
   steps = jnp.arange(time)
-  valid = jnp.asarray(mask)
+  valid = mask
   if seq_lengths is not None:
-    valid = valid & (steps < jnp.asarray(seq_lengths)[..., None])
+    valid = valid & (steps < seq_lengths[..., None])
   return jnp.max(jnp.where(valid, steps, 0), axis=-1)
 
 

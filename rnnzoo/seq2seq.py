@@ -28,10 +28,13 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels import sharding
 from rnnzoo import attention
 from rnnzoo import carries
+from rnnzoo import checks
 from rnnzoo import decoding
 from rnnzoo import settings
+from rnnzoo.engines import partitioning
 from rnnzoo.layers import bidirectional
 from rnnzoo.layers import embedding
 from rnnzoo.layers import initializers
@@ -197,12 +200,13 @@ class Seq2Seq(nnx.Module):
       x = x * scale
     with jax.named_scope('recurrence'):
       values = self.encoder(x, seq_lengths=lengths, rngs=rngs)
+    _, lengths = partitioning.flags_as_sharded(None, lengths, values)
     context = _last(self.encoder, values, lengths)
     if not self.has_attention:
       return Memory(context)
     with jax.named_scope('projection'):
       keys = self.attention.key(values)
-    valid = jnp.arange(source.shape[1]) < jnp.asarray(lengths)[:, None]
+    valid = jnp.arange(source.shape[1]) < lengths[:, None]
     return Memory(context, keys, values, valid)
 
   def initial_carry(self, memory: Memory) -> Any:
@@ -255,6 +259,8 @@ class Seq2Seq(nnx.Module):
       raise ValueError(
           'teacher_forcing below 1 needs random numbers: rngs=nnx.Rngs(key).'
       )
+    given = partitioning.batch_alike([memory, tokens])
+    memory, tokens = sharding.alike(given)
     x = embedding.vectors(self.target_embedding, tokens)
     scale = self._dropout_scale(x, rngs)
     carry = self.initial_carry(memory)
@@ -262,6 +268,7 @@ class Seq2Seq(nnx.Module):
       keeps = jax.random.bernoulli(
           rngs.dropout(), teacher_forcing, tokens.shape  # type: ignore[union-attr]
       )
+      keeps = partitioning.as_sharded(keeps, tokens)
       return self._choose(memory, carry, tokens, keeps, scale)
     x = x if scale is None else x * scale
     if not self.has_attention:
@@ -320,21 +327,32 @@ class Seq2Seq(nnx.Module):
       num_beams: of a beam search; 1 takes the most likely token in every step.
       length_penalty: of a beam search, see `rnnzoo.decoding`.
     """
-    memory = self.encode(source, lengths)
-    carry = self.initial_carry(memory)
-    batch = memory.context.shape[0]
-    if num_beams == 1:
-      return decoding.greedy(
-          self.step, memory, carry, batch, max_length=max_length
+
+    def search(given):
+      (memory,) = given
+      start = self.step, memory, self.initial_carry(memory)
+      batch = memory.context.shape[0]
+      if num_beams == 1:
+        return decoding.greedy(*start, batch, max_length=max_length)
+      return decoding.beam_search(
+          *start,
+          batch,
+          max_length=max_length,
+          num_beams=num_beams,
+          length_penalty=length_penalty,
       )
-    return decoding.beam_search(
-        self.step,
-        memory,
-        carry,
-        batch,
-        max_length=max_length,
-        num_beams=num_beams,
-        length_penalty=length_penalty,
+
+    split = (self.encode(source, lengths),)
+    if not partitioning.is_sharded(split):
+      return search(split)
+    # Each device decodes its own part of the batch.
+    batch_first = (0, None)
+    return partitioning.spread(
+        search,
+        split,
+        positions=(batch_first,),
+        out_positions=batch_first,
+        over=partitioning.choose(split, (batch_first,)),
     )
 
   def _choose(self, memory, carry, tokens, keeps, scale) -> Outputs:
@@ -403,7 +421,9 @@ def _with_h(layer: sequence_layer.SequenceLayer, carry: Any, h: Array) -> Any:
         'decoder must be a recurrent layer or a stack of these, which can take'
         f' single steps; got {settings.a(type(layer))}.'
     )
-  return carries.like(carry, (h.astype(carry[0].dtype), *carry[1:]))
+  rest = [partitioning.as_sharded(c, h) for c in carry[1:]]
+  rest = [sharding.like(c, h) for c in rest]
+  return carries.like(carry, (h.astype(carry[0].dtype), *rest))
 
 
 def _last(
@@ -418,7 +438,7 @@ def _last(
   """
   while isinstance(layer, stack.Stack):
     layer = layer.layers[-1]
-  index = jnp.clip(jnp.asarray(lengths) - 1, 0)[:, None, None]
+  index = checks.last_step(lengths, y.shape[1])[:, None, None]
   last = jnp.take_along_axis(y, index, axis=1)[:, 0]
   if not isinstance(layer, bidirectional.Bidirectional):
     return last

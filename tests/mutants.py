@@ -294,13 +294,9 @@ MUTANTS = (
         ('-bound, bound)', '0, bound)', 'Constrain or clips'),
     ),
     *_all(
-        'rnnzoo/models.py',
+        'rnnzoo/checks.py',
         'tests/layers/stack_test.py',
-        (
-            'jnp.asarray(seq_lengths) - 1',
-            'jnp.asarray(seq_lengths)',
-            'Classifier',
-        ),
+        ('low, high) - 1', 'low, high)', 'Classifier'),
     ),
     *_all(
         'rnnzoo/convert/torch_modules.py',
@@ -356,7 +352,7 @@ MUTANTS = (
     *_all(
         'rnnzoo/training/visits.py',
         'tests/training/protocol_test.py',
-        ('fold_in(examples, step)', 'fold_in(examples, 0)', 'depend_on_seed'),
+        ('fold_in(key, step)', 'fold_in(key, 0)', 'depend_on_seed'),
     ),
     *_all(
         'rnnzoo/training/program.py',

@@ -44,7 +44,7 @@ Ref = Any
 
 
 class _State(NamedTuple):
-  """What a thread keeps from step to step, for each of its parts.
+  """Arrays of a thread, kept from step to step, for each of its parts.
 
   Attributes:
     d_carry: cotangent of the carry that the step before began with.

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 import pallas_kernels
+from pallas_kernels import dtypes
 from pallas_kernels import sharding
 from rnnzoo import checks
 from rnnzoo import settings
@@ -74,7 +75,7 @@ def linear_scan(
     raise ValueError(f'a and b must be floating-point, got {out_dtype}.')
   batch, time, features = a.shape
   reset = checks.flags(reset, (batch, time), 'reset')
-  dtype = jnp.promote_types(out_dtype, jnp.float32)
+  dtype = dtypes.wide(out_dtype)
   if h0 is None:
     h0 = jnp.zeros((batch, features), dtype)
   h0 = checks.array(h0, 'h0')

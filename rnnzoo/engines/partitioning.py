@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from absl import logging
 import jax
+import jax.numpy as jnp
 from jax.sharding import AxisType
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
@@ -100,6 +101,43 @@ def as_sharded(x: Array, other: Array) -> Array:
     return x
   wanted = sharding(other)
   return _typed(x, wanted.mesh, wanted.spec)
+
+
+def batch_alike(given: Sequence[Any], batch_axes: int = 1) -> list[Any]:
+  """Returns arrays and trees of them, their batch over the same mesh axes.
+
+  All other axes are whole.
+
+  Args:
+    given: arrays [..., ...], the batch first; or trees of them.
+    batch_axes: how many axes are the batch.
+  """
+  if not is_sharded(given):
+    return list(given)
+  positions = [(*range(batch_axes), None)] * len(given)
+  return place(given, positions, choose(given, positions))
+
+
+def flags_as_sharded(
+    mask: Any, seq_lengths: Any, y: Array, time_major: bool = False
+) -> tuple[Any, Any]:
+  """Returns a caller's flags as arrays, over the mesh axes of an output.
+
+  The caller may have sharded them over other axes than x.
+
+  Args:
+    mask: bool [..., T], or None.
+    seq_lengths: int [...], or None.
+    y: output of a layer, [..., T, F].
+    time_major: whether time is the first axis.
+  """
+  given = [None if a is None else jnp.asarray(a) for a in (mask, seq_lengths)]
+  if is_sharded(y):
+    axes = axes_of_run(y.shape[:-1], time_major, linear=True)
+    positions = axes.flags, axes.flags, axes.lengths
+    over = choose([y], positions[:1])
+    given = place([y, *given], positions, over)[1:]
+  return given[0], given[1]
 
 
 def choose(

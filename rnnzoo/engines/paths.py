@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 import pallas_kernels
+from pallas_kernels import dtypes
 from pallas_kernels import sharding
 from rnnzoo import cell as cell_lib
 from rnnzoo.engines import associative
@@ -222,7 +223,7 @@ def pallas(
   call = dataclasses.replace(call, keep_gates=options.keep == 'gates')
   inputs = projection.for_kernels(operands.weights, x)
   if call.out_dtype is None:
-    dtype = jnp.promote_types(x.dtype, jnp.float32)
+    dtype = dtypes.wide(x.dtype)
     call = dataclasses.replace(call, out_dtype=dtype)
   params, inputs, recurrent_kernel, carry, restart = selection.for_kernel(
       (
@@ -278,7 +279,7 @@ def with_carries(cell, projection, operands: Operands, batch: int) -> Operands:
   if all(carry is not None for carry in given):
     return operands
   shape = (batch, projection.features(operands.weights, x))
-  dtype = jnp.promote_types(x.dtype, jnp.float32)
+  dtype = dtypes.wide(x.dtype)
   zeros = (jnp.zeros(shape, dtype),) * len(cell.carry_names)
   zeros = jax.tree.map(lambda zero: sharding.like(zero, x), zeros)
   carry, restart = (zeros if carry is None else carry for carry in given)

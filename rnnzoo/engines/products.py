@@ -15,6 +15,7 @@ import string
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels import dtypes
 from rnnzoo.engines import derivatives
 
 Array = jax.Array
@@ -33,7 +34,7 @@ def project_forward(
     x: [..., I].
   """
   kernel, bias = weights
-  wide = jnp.promote_types(x.dtype, jnp.float32)
+  wide = dtypes.wide(x.dtype)
   operand = kernel.astype(x.dtype)
   gates = [contract('...i,if->...f', x, w, wide) for w in operand]
   if bias is not None:
@@ -68,7 +69,7 @@ def project_step(
     x: as for `project_forward`.
   """
   kernel, bias = weights
-  wide = jnp.promote_types(x.dtype, jnp.float32)
+  wide = dtypes.wide(x.dtype)
   operand = kernel.astype(x.dtype)
   if as_stored(kernel, x):
     x = jnp.broadcast_to(x, (len(kernel), *x.shape))

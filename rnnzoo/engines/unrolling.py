@@ -17,8 +17,8 @@ loop where the path can. The names of the paths:
 """
 
 import jax
-import jax.numpy as jnp
 
+from pallas_kernels import dtypes
 from rnnzoo import carries as carries_lib
 from rnnzoo import cell as cell_lib
 from rnnzoo import checks
@@ -168,7 +168,7 @@ def unroll_carries(
   recurrent_gradient_clip = checks.recurrent_gradient(
       cell, recurrent_gradient_clip, stop_recurrent_gradient
   )
-  dtype = jnp.promote_types(x_gates.dtype, jnp.float32)
+  dtype = dtypes.wide(x_gates.dtype)
   if restart_carry is not None:
     restart_carry = checks.carry(
         cell.carry_names, restart_carry, (batch, features), 'restart_carry'

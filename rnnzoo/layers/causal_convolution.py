@@ -5,6 +5,7 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
+from pallas_kernels import dtypes
 from rnnzoo.layers import initializers
 
 Array = jax.Array
@@ -50,10 +51,10 @@ class CausalConvolution(nnx.Module):
     kernel, bias = self.kernel[...], self.bias[...]
     width, time = kernel.shape[0], x.shape[1]
     lagged = lags(x, window.astype(x.dtype), reset, mask)
-    wide = jnp.promote_types(x.dtype, jnp.float32)
-    y = bias.astype(wide) + kernel[-1].astype(wide) * x
+    wide = dtypes.wide(x.dtype)
+    y = bias.astype(wide) + kernel[-1].astype(wide) * x.astype(wide)
     for k, past in enumerate(lagged, start=1):
-      y += kernel[width - 1 - k].astype(wide) * past[:, :time]
+      y += kernel[width - 1 - k].astype(wide) * past[:, :time].astype(wide)
     newest_last = [past[:, time] for past in reversed(lagged)]
     return jnp.stack(newest_last, axis=1).astype(window.dtype), y.astype(
         x.dtype

@@ -6,6 +6,7 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels import dtypes
 from rnnzoo.engines import products
 
 Array = jax.Array
@@ -42,7 +43,7 @@ class Gates(nnx.Module):
       inputs: one array [batch, time, features] for each gate.
     """
     kernel, dtype = self.kernel[...], inputs[0].dtype
-    wide = jnp.promote_types(dtype, jnp.float32)
+    wide = dtypes.wide(dtype)
     _, heads, size, _ = kernel.shape
     gates = [
         products.contract(
@@ -53,7 +54,8 @@ class Gates(nnx.Module):
         ).reshape(x.shape)
         for x, w in zip(inputs, kernel.astype(dtype), strict=True)
     ]
-    return (jnp.stack(gates, axis=-2) + self.bias[...]).astype(dtype)
+    bias = self.bias[...].astype(wide)
+    return (jnp.stack(gates, axis=-2) + bias).astype(dtype)
 
 
 def group_norm(features: int, num_heads: int, **options) -> nnx.GroupNorm:

@@ -20,6 +20,7 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels import dtypes
 from pallas_kernels import sharding
 from rnnzoo import carries
 from rnnzoo import cell as cell_lib
@@ -573,7 +574,7 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
     dtype = self.dtype or self.param_dtype
     if x is not None:
       dtype = self._dtype(x)
-    return jnp.promote_types(dtype, jnp.float32)
+    return dtypes.wide(dtype)
 
   def _initial_carry(self, batch_shape, dtype, like=None) -> Carry:
     shape = (*batch_shape, self.out_features)
@@ -612,7 +613,7 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
     """Returns the kernel that is used, rounded to no less than `dtype`."""
     if self.recurrent_structure is None:
       return kernel
-    kernel = kernel.astype(jnp.promote_types(kernel.dtype, dtype))
+    kernel = kernel.astype(dtypes.both(kernel.dtype, dtype))
     return checks.same_kind(
         self.recurrent_structure(kernel), kernel, 'recurrent_structure'
     )

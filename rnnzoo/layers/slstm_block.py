@@ -6,6 +6,7 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels import dtypes
 from rnnzoo import checks
 from rnnzoo import settings
 from rnnzoo.cells import slstm
@@ -220,7 +221,7 @@ class SLSTMBlock(rows.RowLayer):
     return self.dtype or jnp.result_type(x, self.param_dtype)
 
   def _initial_carry(self, batch_shape, dtype) -> Carry:
-    state = jnp.promote_types(dtype, jnp.float32)
+    state = dtypes.wide(dtype)
     zeros = lambda *shape: jnp.zeros((*batch_shape, *shape), state)
     carry = tuple(zeros(self.out_features) for _ in self.cell.carry_names)
     if self.conv_width:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from rnnzoo import checks
 from rnnzoo import settings
+from rnnzoo.engines import partitioning
 from rnnzoo.engines import time_parts
 from rnnzoo.layers import initializers
 from rnnzoo.layers import sequence_layer
@@ -302,15 +303,17 @@ def _batch_norm(norm, y, valid, use_running_average) -> Array:
 
 def _valid_steps(y, mask, seq_lengths, time_major, over) -> Array | None:
   """Returns bool [..., time], false in padding, or None without padding."""
-  mask = None if mask is None else jnp.asarray(mask)
+  shape = y.shape[:-1]
+  mask, seq_lengths = partitioning.flags_as_sharded(
+      mask, seq_lengths, y, time_major
+  )
   if seq_lengths is None:
     return mask
-  shape = y.shape[:-1]
   if time_major:
     steps = time_parts.steps(shape[0], over)
     steps = steps.reshape(-1, *(1,) * (len(shape) - 1))
-    valid = steps < jnp.asarray(seq_lengths)
+    valid = steps < seq_lengths
   else:
     valid = time_parts.steps(shape[-1], over)
-    valid = valid < jnp.asarray(seq_lengths)[..., None]
+    valid = valid < seq_lengths[..., None]
   return valid if mask is None else mask & valid

@@ -8,7 +8,7 @@ import traceback
 
 from absl import flags
 
-# What Python and ml_collections say of a value, and what would work.
+# Errors of Python and ml_collections, and the advice that takes their place.
 _VALUES = (
     (r'invalid literal for int\(\) .*: (.*)', r'it must be an integer, not \1'),
     (

@@ -9,11 +9,14 @@ import sys
 
 from absl.testing import absltest
 from absl.testing import parameterized
+from flax import nnx
 import jax
+import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 import pytest
 
 import rnnzoo
+from rnnzoo import models
 from tests.testing import abstract_gpu
 from tests.testing import sharded_cases
 
@@ -322,6 +325,166 @@ class Kernels(parameterized.TestCase):
     size = sum(p.size for p in jax.tree.leaves(params))
     joined = 16 if 'bidirectional' in case.form else 0
     self.assertBetween(sum(map(math.prod, summed)), size, size + 4 * joined)
+
+
+def explicit_mesh():
+  axis_types = (jax.sharding.AxisType.Explicit,) * 2
+  return jax.sharding.AbstractMesh((4, 2), ('a', 'b'), axis_types=axis_types)
+
+
+def typed(mesh, shape, dtype, spec):
+  sharding = jax.sharding.NamedSharding(mesh, spec)
+  return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+
+
+class TokensTest(parameterized.TestCase):
+  """Models of tokens, which a caller has sharded in any way."""
+
+  @parameterized.product(
+      specs=(
+          (P('a'), P('a'), P('a')),
+          (P('a'), P('b'), P('a')),
+          (P('a'), P(), P()),
+          (P(), P('a'), P()),
+          (P(), P(), P('a')),
+          (P(None, 'b'), P('a'), P('b')),
+      ),
+      attention=(None, 5),
+      teacher_forcing=(1.0, 0.5),
+  )
+  def test_seq2seq(self, specs, attention, teacher_forcing):
+    rngs = nnx.Rngs(0)
+    model = models.Seq2Seq(
+        rnnzoo.Bidirectional(rnnzoo.GRU, 6, 4, rngs=rngs),
+        rnnzoo.LSTM(14, 8, rngs=rngs),
+        num_source_tokens=7,
+        num_target_tokens=9,
+        attention_features=attention,
+        rngs=rngs,
+    )
+
+    def run(source, lengths, target):
+      return model(
+          source,
+          target,
+          source_lengths=lengths,
+          teacher_forcing=teacher_forcing,
+          rngs=nnx.Rngs(0),
+      )
+
+    mesh, shapes = explicit_mesh(), ((8, 6), (8,), (8, 4))
+    with jax.sharding.use_abstract_mesh(mesh):
+      given = [
+          typed(mesh, shape, jnp.int32, spec)
+          for shape, spec in zip(shapes, specs, strict=True)
+      ]
+      logits = jax.eval_shape(run, *given)
+    self.assertEqual(logits.shape, (8, 4, 9))
+    self.assertIsNotNone(logits.sharding.spec[0])
+
+  @parameterized.product(
+      specs=((P('a'), P()), (P(), P('a'))), teacher_forcing=(1.0, 0.5)
+  )
+  def test_seq2seq_of_one_source_or_target_inside_shard_map(
+      self, specs, teacher_forcing
+  ):
+    rngs = nnx.Rngs(0)
+    model = models.Seq2Seq(
+        rnnzoo.GRU(6, 8, rngs=rngs),
+        rnnzoo.LSTM(14, 8, rngs=rngs),
+        num_source_tokens=7,
+        num_target_tokens=9,
+        attention_features=5,
+        rngs=rngs,
+    )
+
+    def run(source, target):
+      options = {'teacher_forcing': teacher_forcing, 'rngs': nnx.Rngs(0)}
+      return model(source, target, **options)
+
+    auto = (jax.sharding.AxisType.Auto,)
+    mesh = jax.sharding.AbstractMesh((4,), ('a',), axis_types=auto)
+    run = jax.shard_map(run, mesh=mesh, in_specs=specs, out_specs=P('a'))
+    source, target = [
+        jax.ShapeDtypeStruct((8 if spec else 2, time), jnp.int32)
+        for spec, time in zip(specs, (6, 4), strict=True)
+    ]
+    with jax.sharding.use_abstract_mesh(mesh):
+      logits = jax.eval_shape(run, source, target)
+    self.assertEqual(logits.shape, (8, 4, 9))
+
+  @parameterized.product(num_beams=(1, 2), is_mapped=(True, False))
+  def test_decoding(self, num_beams, is_mapped):
+    rngs = nnx.Rngs(0)
+    model = models.Seq2Seq(
+        rnnzoo.GRU(6, 8, rngs=rngs),
+        rnnzoo.LSTM(14, 8, rngs=rngs),
+        num_source_tokens=7,
+        num_target_tokens=9,
+        attention_features=5,
+        rngs=rngs,
+    )
+    run = lambda source, lengths: model.decode(
+        source, lengths, max_length=3, num_beams=num_beams
+    )
+    mesh = explicit_mesh()
+    if is_mapped:
+      run = jax.shard_map(run, mesh=mesh, in_specs=P('a'), out_specs=P('a'))
+    with jax.sharding.use_abstract_mesh(mesh):
+      source = typed(mesh, (8, 6), jnp.int32, P('a'))
+      lengths = typed(mesh, (8,), jnp.int32, P('a'))
+      decoded = jax.eval_shape(run, source, lengths)
+    self.assertEqual(decoded.tokens.shape, (8, 3))
+    self.assertEqual(decoded.tokens.sharding.spec[0], 'a')
+
+  @parameterized.parameters((P(None, 'b'),), (P('a', 'b'),))
+  def test_language_model_of_a_text_over_devices(self, spec):
+    model = models.LanguageModel(rnnzoo.GRU, 11, 8, rngs=nnx.Rngs(0))
+    mesh = explicit_mesh()
+    with jax.sharding.use_abstract_mesh(mesh):
+      tokens = typed(mesh, (8, 6), jnp.int32, spec)
+      logits = jax.eval_shape(model, tokens)
+    self.assertEqual(logits.shape, (8, 6, 11))
+
+
+class FlagsTest(parameterized.TestCase):
+  """Flags that a caller has sharded over other axes than x."""
+
+  def setUp(self):
+    super().setUp()
+    rngs = nnx.Rngs(0)
+    stack = lambda layer: rnnzoo.Stack(layer, 4, 8, num_layers=2, rngs=rngs)
+    self.layers = {
+        'Stack': stack(rnnzoo.GRU),
+        'linear': stack(rnnzoo.MinGRU),
+        'SequenceModel': models.SequenceModel(
+            rnnzoo.GRU(4, 8, rngs=rngs), 3, rngs=rngs
+        ),
+    }
+
+  @parameterized.product(
+      name=('Stack', 'linear', 'SequenceModel'),
+      specs=(
+          (P('a'), P('b'), P('b')),
+          (P(('a', 'b')), P('a'), P('b')),
+          (P(None, 'b'), P('a'), P('b')),
+      ),
+  )
+  def test_flags_go_where_x_is(self, name, specs):
+    mesh, layer = explicit_mesh(), self.layers[name]
+
+    def run(x, mask, lengths):
+      return layer(x, mask=mask, seq_lengths=lengths)
+
+    shapes = (8, 6, 4), (8, 6), (8,)
+    dtypes = jnp.float32, jnp.bool_, jnp.int32
+    with jax.sharding.use_abstract_mesh(mesh):
+      given = [
+          typed(mesh, *kind) for kind in zip(shapes, dtypes, specs, strict=True)
+      ]
+      y = jax.eval_shape(run, *given)
+    self.assertEqual(y.shape[0], 8)
+    self.assertIsNotNone(y.sharding.spec[0])
 
 
 class TwoLevelsTest(Kernels):

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import rnnzoo
+from rnnzoo import models
 from tests.testing import random_layers
 from tests.testing import reference
 
@@ -114,6 +115,19 @@ class SeqLengthsTest(parameterized.TestCase):
     np.testing.assert_allclose(y, layer(x, seq_lengths=LENGTHS), rtol=1e-6)
     with self.assertRaisesRegex(ValueError, 'from 0 to the number of steps'):
       run(jnp.asarray(LENGTHS) + TIME)
+
+  @parameterized.parameters(np.int8, np.uint8)
+  def test_lengths_too_narrow_for_all_steps(self, dtype):
+    model = models.SequenceModel(
+        rnnzoo.MinGRU(IN, FEATURES, rngs=nnx.Rngs(0)), 1, rngs=nnx.Rngs(0)
+    )
+    # The last step, 299, is 43 in 8 bits.
+    steps = jnp.ones((2, 300, IN))
+    lengths = np.array([100, 0])
+    np.testing.assert_array_equal(
+        model(steps, seq_lengths=lengths.astype(dtype)),
+        model(steps, seq_lengths=lengths),
+    )
 
 
 class MaskTest(parameterized.TestCase):

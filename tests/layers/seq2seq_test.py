@@ -161,6 +161,21 @@ class Seq2SeqTest(parameterized.TestCase):
           **layers, num_source_tokens=4, num_target_tokens=4, rngs=rngs
       )
 
+  @parameterized.parameters(np.uint8, np.uint32)
+  def test_a_source_of_no_step_whose_length_has_no_sign(self, dtype):
+    model, source = make_model(), jnp.ones((2, 5), jnp.int32)
+    expected = model.encode(source, np.array([5, 0])).context
+    actual = model.encode(source, np.array([5, 0], dtype)).context
+    np.testing.assert_array_equal(actual, expected)
+    self.assertTrue(jnp.isfinite(expected).all())
+
+  def test_lengths_beyond_the_source_inside_jit(self):
+    model, source = make_model(), jnp.ones((2, 5), jnp.int32)
+    encode = jax.jit(lambda lengths: model.encode(source, lengths).context)
+    lengths = np.array([7, -1], np.int32), np.array([5, 0], np.int32)
+    np.testing.assert_array_equal(*map(encode, lengths))
+    self.assertTrue(jnp.isfinite(encode(lengths[0])).all())
+
   def test_tokens_must_be_integers(self):
     model = make_model()
     with self.assertRaisesRegex(ValueError, 'source must be integers'):

@@ -1,0 +1,23 @@
+"""Dtypes that hold two others, and those of state and sums.
+
+The promotions that the library asks for itself. They work also where
+`jax_numpy_dtype_promotion='strict'` refuses those that nobody asked for.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+Dtype = jax.typing.DTypeLike
+
+
+def both(a: Dtype, b: Dtype) -> Any:
+  """Returns the dtype that two dtypes promote to."""
+  with jax.numpy_dtype_promotion('standard'):
+    return jnp.promote_types(a, b)
+
+
+def wide(dtype: Dtype) -> Any:
+  """Returns float32, or `dtype` where that is wider."""
+  return both(dtype, jnp.float32)
