@@ -21,9 +21,9 @@ GATES = 4
 # 256 rows of 768 units, 1,024 of 512 and 4,096 of 256.
 WORK = 150_000_000
 
-# The same where both passes keep R on the chip, of more rows than a tile has.
-# Of heads of these sizes, by benchmarks/large_batches_h100.json: 128 rows of 768
-# units.
+# The same where both passes keep R on the chip, of more rows than a tile has
+# and heads of these sizes. By benchmarks/large_batches_h100.json: 128 rows of
+# 768 units.
 WORK_ON_CHIP = 75_000_000
 _ROWS, _SIZES_ON_CHIP = 64, (768, 1024)
 

@@ -50,9 +50,10 @@ _MOST_COLUMNS = 256
 # longer.
 _FEWEST_UNITS = 24
 
-# Parts of a thread with R on the chip. All parts of a step are on their way at
-# once: with three, threads of GRU and LSTM had too few registers.
-_MOST_PARTS = 2
+# Values of a unit, R h and h, of all parts of a thread with R on the chip: all
+# are on their way at once. Three parts of an LSTM, or in the adjoint of a GRU,
+# found too few registers; two did not, and neither did five of an Elman RNN.
+_MOST_VALUES = 10
 
 # Shared memory of a CTA of a team, less 1 KiB that Pallas takes and mbarriers,
 # and the fewest slots of its ring buffer.
@@ -140,8 +141,8 @@ def choose_resident(
     if columns > _MOST_COLUMNS or not whole or ctas > target.cores:
       continue
     config = resident.Config(units=units, gates=recurrent, stages=0)
-    if config.parts > _MOST_PARTS:
-      break
+    if not _has_registers(config, recurrent):
+      return None
     left = _TEAM_SMEM - 2 * size * columns
     slot = 2 * limits.DEPTH * config_lib.ROWS
     # Sums lie where slices were.
@@ -172,9 +173,18 @@ def choose_team(
   left = _TEAM_SMEM - 2 * turns * limits.DEPTH * units
   left -= 4 * teams.Sums.words(config)
   stages = min(max(turns, _FEWEST_STAGES), left // slot)
-  if stages < _FEWEST_STAGES or config.parts > _MOST_PARTS:
+  if stages < _FEWEST_STAGES or units > _MOST_COLUMNS:
+    return None
+  if not _has_registers(config, recurrent):
     return None
   return dataclasses.replace(config, stages=stages)
+
+
+def _has_registers(
+    config: resident.Config | teams.Config, recurrent: int
+) -> bool:
+  """Returns whether a thread has registers for its parts of a tile."""
+  return config.parts * (recurrent + 1) <= _MOST_VALUES
 
 
 def _teams(target: targets.Target) -> int:
