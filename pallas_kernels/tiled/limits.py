@@ -21,11 +21,11 @@ GATES = 4
 # 256 rows of 768 units, 1,024 of 512 and 4,096 of 256.
 WORK = 150_000_000
 
-# The same where R of all blocks of 64 rows fits on the chip in so many bytes,
-# and a batch has more than one block: there tiles keep it. Of heads of this
-# size, by benchmarks/large_batches_h100.json: 128 rows of 768 units.
+# The same where both passes keep R on the chip, of more rows than a tile has
+# and heads of these sizes. By benchmarks/large_batches_h100.json: 128 rows of
+# 768 units.
 WORK_ON_CHIP = 75_000_000
-_ROWS, _BYTES_ON_CHIP, _SIZES_ON_CHIP = 64, 20_000_000, (768, 1024)
+_ROWS, _SIZES_ON_CHIP = 64, (768, 1024)
 
 
 def pay(
@@ -61,9 +61,18 @@ def pay(
       # Offsets have 32 bits.
       and rows * time * max(gates, recurrent) * heads * size < 2**31
   )
+  if not can_run or heads > 1:
+    return False
   work = rows * size**2
-  blocks = -(-rows // _ROWS)
-  on_chip = blocks * 2 * recurrent * size**2 <= _BYTES_ON_CHIP
-  on_chip &= blocks > 1 and _SIZES_ON_CHIP[0] <= size <= _SIZES_ON_CHIP[1]
-  pays = work >= WORK or (on_chip and work >= WORK_ON_CHIP)
-  return can_run and heads == 1 and pays
+  if work >= WORK:
+    return True
+  if work < WORK_ON_CHIP or rows <= _ROWS:
+    return False
+  if not _SIZES_ON_CHIP[0] <= size <= _SIZES_ON_CHIP[1]:
+    return False
+  # Pallas's GPU backend is imported where it is known to work.
+  from pallas_kernels.tiled import tuning
+
+  return tuning.on_chip(
+      batch=rows, heads=heads, size=size, recurrent=recurrent, target=target
+  )

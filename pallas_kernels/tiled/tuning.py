@@ -13,6 +13,7 @@ benchmarks/tuning_tiled_h200.json has the measurements.
 from collections.abc import Iterator
 import dataclasses
 import math
+from typing import Any
 
 from pallas_kernels import targets
 from pallas_kernels.streaming import wgmma_smem
@@ -48,6 +49,11 @@ _MOST_COLUMNS = 256
 # Units of a tile whose R stays on the chip: with 12, twice as many CTAs took
 # longer.
 _FEWEST_UNITS = 24
+
+# Values of a unit, R h and h, of all parts of a thread with R on the chip: all
+# are on their way at once. Three parts of an LSTM, or in the adjoint of a GRU,
+# found too few registers; two did not, and neither did five of an Elman RNN.
+_MOST_VALUES = 10
 
 # Shared memory of a CTA of a team, less 1 KiB that Pallas takes and mbarriers,
 # and the fewest slots of its ring buffer.
@@ -100,6 +106,24 @@ def choose(
   return min(configs, key=cost)
 
 
+def on_chip(
+    *, batch: int, heads: int, size: int, recurrent: int, target: targets.Target
+) -> bool:
+  """Returns whether both passes of a recurrence can keep R on the chip.
+
+  Arguments are as for `choose`.
+  """
+  facts: dict[str, Any] = {
+      'batch': batch,
+      'heads': heads,
+      'size': size,
+      'recurrent': recurrent,
+      'target': target,
+  }
+  choosers = choose_resident, choose_team
+  return all(choose(**facts) is not None for choose in choosers)
+
+
 def choose_resident(
     *, batch: int, heads: int, size: int, recurrent: int, target: targets.Target
 ) -> resident.Config | None:
@@ -117,6 +141,8 @@ def choose_resident(
     if columns > _MOST_COLUMNS or not whole or ctas > target.cores:
       continue
     config = resident.Config(units=units, gates=recurrent, stages=0)
+    if not _has_registers(config, recurrent):
+      return None
     left = _TEAM_SMEM - 2 * size * columns
     slot = 2 * limits.DEPTH * config_lib.ROWS
     # Sums lie where slices were.
@@ -149,7 +175,16 @@ def choose_team(
   stages = min(max(turns, _FEWEST_STAGES), left // slot)
   if stages < _FEWEST_STAGES or units > _MOST_COLUMNS:
     return None
+  if not _has_registers(config, recurrent):
+    return None
   return dataclasses.replace(config, stages=stages)
+
+
+def _has_registers(
+    config: resident.Config | teams.Config, recurrent: int
+) -> bool:
+  """Returns whether a thread has registers for its parts of a tile."""
+  return config.parts * (recurrent + 1) <= _MOST_VALUES
 
 
 def _teams(target: targets.Target) -> int:

@@ -118,6 +118,23 @@ class TiledLoweringTest(parameterized.TestCase):
           self.assertTrue(NAMES[1] in abstract_gpu.lower(f, *args))
 
   @pytest.mark.slow
+  def test_on_chip_over_devices_and_vmap(self):
+    f, args = comparison.abstract_gradient(
+        case(rnnzoo.LSTM, sizes=(256, 2, 768))
+    )
+    state, x, *rest = args
+    many = jax.ShapeDtypeStruct((2, *x.shape), x.dtype)
+    with abstract_gpu.device(self, H200):
+      for kind in ('Auto', 'Explicit'):
+        with jax.sharding.use_abstract_mesh(abstract_gpu.mesh(H200, kind)):
+          text = abstract_gpu.lower(f, *args)
+          self.assertEqual([name in text for name in ON_CHIP], [True, True])
+      over_batch = jax.vmap(f, (None, 0, None, None, None))
+      text = abstract_gpu.lower(over_batch, state, many, *rest)
+      self.assertEqual(text.count('custom_call @mosaic_gpu'), 2)
+      self.assertEqual([name in text for name in ON_CHIP], [True, True])
+
+  @pytest.mark.slow
   def test_b200_has_no_wgmma(self):
     f, args = comparison.abstract_gradient(
         case(rnnzoo.LSTM, sizes=(600, 3, 512))

@@ -31,6 +31,7 @@ if abstract_gpu.RUNS:
 
 TOLERANCE = {'float16': (2e-3, 3e-3), 'bfloat16': (1.6e-2, 2.4e-2)}
 H200 = targets.Target(132, False, True)
+H20 = targets.Target(78, False, True)
 SHARED_MEMORY = 227 * 1024
 
 case = functools.partial(
@@ -166,11 +167,34 @@ class LimitsTest(parameterized.TestCase):
       {'rows': 4096, 'size': 256},
       {'rows': 256, 'size': 768},
       {'recurrent': 1, 'gates': 1},
-      {'rows': 128, 'size': 768},
-      {'rows': 128, 'size': 1024},
   )
   def test_in_tiles(self, **options):
     self.assertTrue(self.pays(**options))
+
+  @parameterized.parameters(
+      {'rows': 128, 'size': 768},
+      {'rows': 128, 'size': 768, 'recurrent': 3},
+      {'rows': 128, 'size': 960},
+      {'rows': 128, 'size': 1024, 'recurrent': 3},
+      {'rows': 192, 'size': 768, 'target': targets.Target(114, False, True)},
+  )
+  def test_in_tiles_on_chip(self, **options):
+    if abstract_gpu.RUNS:
+      self.assertTrue(self.pays(**options))
+
+  @parameterized.parameters(
+      # The forward pass cannot keep R on the chip,
+      {'rows': 128, 'size': 832},
+      {'rows': 128, 'size': 1024},
+      # nor the adjoint,
+      {'rows': 128, 'size': 832, 'recurrent': 3},
+      {'rows': 192, 'size': 768, 'recurrent': 3, 'target': H20},
+      # nor either.
+      {'rows': 128, 'size': 1024, 'target': H20},
+  )
+  def test_not_in_tiles_off_chip(self, **options):
+    if abstract_gpu.RUNS:
+      self.assertFalse(self.pays(**options))
 
   @parameterized.parameters(
       {'rows': 512},
@@ -222,18 +246,22 @@ class ConfigTest(parameterized.TestCase):
       self.assertGreaterEqual(tiles.row_blocks * config.rows, batch)
 
   @parameterized.product(
-      batch=(1, 63, 128, 250, 512), size=(64, 192, 768, 1024, 1536)
+      batch=(1, 63, 128, 250, 512),
+      size=(64, 192, 768, 832, 1024, 1536),
+      cores=(78, 114, 132),
   )
-  def test_on_chip_fits(self, batch, size):
+  def test_on_chip_fits(self, batch, size, cores):
     if not abstract_gpu.RUNS:
       return
     slot = 2 * config_lib.ROWS * limits.DEPTH
-    for recurrent in (1, 3, 4):
-      facts = {'batch': batch, 'heads': 1, 'size': size, 'target': H200}
+    target = targets.Target(cores, False, True)
+    for recurrent in (1, 2, 3, 4):
+      facts = {'batch': batch, 'heads': 1, 'size': size, 'target': target}
       facts['recurrent'] = recurrent
       if config := tuning.choose_resident(**facts):
         tiles = resident.Tiles(config=config, batch=batch, size=size)
-        self.assertLessEqual(tiles.ctas, H200.cores)
+        self.assertLessEqual(tiles.ctas, cores)
+        self.assertLessEqual(config.parts, {1: 5, 2: 3}.get(recurrent, 2))
         self.assertEqual(tiles.unit_blocks * config.units, size)
         self.assertGreaterEqual(tiles.row_blocks * config.rows, batch)
         used = 2 * size * config.columns + config.stages * slot
@@ -246,8 +274,9 @@ class ConfigTest(parameterized.TestCase):
         )
       if config := tuning.choose_team(**facts):
         tiles = teams.Tiles(config=config, batch=batch, size=size)
-        # Clusters of four on seven groups of 18 multiprocessors and one of 6.
-        self.assertLessEqual(tiles.teams, 29)
+        # Clusters of four, with two multiprocessors left over in 8 groups.
+        self.assertLessEqual(tiles.teams * teams.MEMBERS, cores - 16)
+        self.assertLessEqual(config.parts, {1: 5, 2: 3}.get(recurrent, 2))
         self.assertGreaterEqual(tiles.unit_blocks * config.units, size)
         self.assertLess((tiles.unit_blocks - 1) * config.units, size)
         depth = recurrent * size // teams.MEMBERS
