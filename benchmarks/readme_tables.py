@@ -10,6 +10,7 @@ That of docs/libraries.md comes from docs/libraries.json.
 
 import ast
 import functools
+import itertools
 import json
 import pathlib
 import re
@@ -629,6 +630,52 @@ def large_batches(device: str = 'h200') -> str:
   return '\n'.join(lines)
 
 
+def batches() -> str:
+  """Returns the table of the path that `None` takes, beside 'scan'."""
+  data = load('batches_h100.json')
+  rows = [r for r in data['rows'] if r['implementation'] != 'cudnn']
+  lines = [
+      "| layer | batch x time x features | path of `None` | `'scan'` | times"
+      " faster | compile, s | `'scan'` | MiB | `'scan'` |",
+      '|---' * 9 + '|',
+  ]
+  for (shape, layer), own in itertools.groupby(
+      rows, lambda row: (row['shape'], row['layer'])
+  ):
+    by_way: dict[bool, dict[str, dict[str, Any]]] = {}
+    for row in own:
+      chosen = 'of_best' in row
+      by_way.setdefault(chosen, {})[row['direction']] = row
+    if len(by_way) < 2:  # The time was over.
+      continue
+    ways = [by_way[True], by_way[False]]
+    times = [
+        {direction: row['median_ms'] for direction, row in way.items()}
+        for way in ways
+    ]
+    both = [way['forward+backward'] for way in ways]
+    ratio = both[1]['median_ms'] / both[0]['median_ms']
+    sizes = data['shapes'][shape]
+    cells = [
+        f'`{layer}`',
+        f'{sizes["batch"]} x {sizes["time"]} x {sizes["features"]}',
+        *(_two(time, 2) for time in times),
+        f'{ratio:.1f}',
+        *(f'{row["compile_s"]:.0f}' for row in both),
+        *(f'{row["temp_bytes"] / 2**20:,.0f}' for row in both),
+    ]
+    lines.append(f'| {" | ".join(cells)} |')
+  lines += [
+      '',
+      f'{data["device"]["kind"]}, jax {data["versions"]["jax"]},'
+      f' {data["date"][:10]}, commit {data["commit"][:7]}. Milliseconds forward'
+      ' / forward and backward, medians of calls in flight; bfloat16, with the'
+      ' projection. Faster, seconds and MiB of temporary memory: forward and'
+      ' backward. Eight programs were compiled at once.',
+  ]
+  return '\n'.join(lines)
+
+
 def newton_h200() -> str:
   """Returns the table of paths over time on a GPU, Newton's among them."""
   data = load('newton_h200.json')
@@ -983,6 +1030,7 @@ TABLES = {
         'dense_h200': dense_h200,
         'large_batches': large_batches,
         'large_batches_h100': functools.partial(large_batches, 'h100'),
+        'batches': batches,
     },
     'docs/benchmarks/index.md': {'units_and_batch': units_and_batch},
     'docs/benchmarks/ladder.md': {'agru_ladder': agru_ladder},
