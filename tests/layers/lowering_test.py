@@ -16,8 +16,8 @@ from tests.testing import abstract_gpu
 @pytest.mark.slow
 class LoweredOnceTest(parameterized.TestCase):
 
-  def count_kernels(self, layer, depth):
-    """Returns how many kernels the gradient of a stack has in its text."""
+  def lower(self, layer, depth):
+    """Returns the text of the gradient of a stack."""
     make = functools.partial(
         rnnzoo.LAYERS[layer], dtype=jnp.bfloat16, implementation='pallas'
     )
@@ -33,12 +33,20 @@ class LoweredOnceTest(parameterized.TestCase):
     text = ''
     with abstract_gpu.device(self, 'NVIDIA H200'):
       text = abstract_gpu.lower(jax.grad(loss, (0, 1)), params, x)
-    return text.count('@mosaic_gpu')
+    return text
 
   @parameterized.parameters('LSTM', 'IndRNN')
   def test_layers_share_kernels(self, layer):
-    two, four = (self.count_kernels(layer, depth) for depth in (2, 4))
+    texts = [self.lower(layer, depth) for depth in (2, 4)]
+    two, four = (text.count('@mosaic_gpu') for text in texts)
     self.assertEqual(two, four)
+
+  @parameterized.parameters('LSTM', 'MinGRU')
+  def test_text_is_the_same_each_time(self, layer):
+    # JAX finds a compiled program on disk by its text.
+    first = self.lower(layer, 1)
+    jax.clear_caches()
+    self.assertEqual(first, self.lower(layer, 1))
 
 
 if __name__ == '__main__':
