@@ -75,6 +75,7 @@ def in_tiles(
       rows=rows,
       time=time,
       gates=cell.input_gates,
+      states=len(cell.carry_names),
       two_stages=hasattr(cell, 'operand'),
       call=call,
   )

@@ -21,11 +21,11 @@ GATES = 4
 # 256 rows of 768 units, 1,024 of 512 and 4,096 of 256.
 WORK = 150_000_000
 
-# The same where both passes keep R on the chip, of more rows than a tile has
-# and heads of these sizes. By benchmarks/large_batches_h100.json: 128 rows of
-# 768 units.
+# The same where both passes keep R on the chip, of more rows than a tile has,
+# heads of these sizes and few arrays in a carry: with four, the adjoint has too
+# few registers. By benchmarks/large_batches_h100.json: 128 rows of 768 units.
 WORK_ON_CHIP = 75_000_000
-_ROWS, _SIZES_ON_CHIP = 64, (768, 1024)
+_ROWS, _SIZES_ON_CHIP, _STATES_ON_CHIP = 64, (768, 1024), 2
 
 
 def pay(
@@ -35,6 +35,7 @@ def pay(
     rows: int,
     time: int,
     gates: int,
+    states: int,
     two_stages: bool,
     call: call_lib.Call,
 ) -> bool:
@@ -46,6 +47,7 @@ def pay(
     rows: B.
     time: T.
     gates: G.
+    states: arrays of the carry.
     two_stages: whether the cell has a second product in each step.
     call: options of the run.
   """
@@ -66,7 +68,7 @@ def pay(
   work = rows * size**2
   if work >= WORK:
     return True
-  if work < WORK_ON_CHIP or rows <= _ROWS:
+  if work < WORK_ON_CHIP or rows <= _ROWS or states > _STATES_ON_CHIP:
     return False
   if not _SIZES_ON_CHIP[0] <= size <= _SIZES_ON_CHIP[1]:
     return False

@@ -153,6 +153,7 @@ class LimitsTest(parameterized.TestCase):
         'rows': 1024,
         'time': 8,
         'gates': 4,
+        'states': 2,
         'two_stages': False,
         'call': call_lib.Call(),
         **options,
@@ -198,6 +199,7 @@ class LimitsTest(parameterized.TestCase):
 
   @parameterized.parameters(
       {'rows': 512},
+      {'rows': 128, 'size': 768, 'states': 4},
       {'rows': 128, 'size': 704},
       {'rows': 64, 'size': 1088},
       {'rows': 72, 'size': 1088},
