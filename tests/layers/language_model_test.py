@@ -180,7 +180,7 @@ class LanguageModelTest(parameterized.TestCase):
     self.assertLen(products, 2 * 3)  # Those of the MLPs.
     # A carry keeps its dtypes, so that a loop can pass it on.
     _, steps = jax.lax.scan(model.step, model.initial_carry((3,)), TOKENS.T)
-    np.testing.assert_allclose(steps.swapaxes(0, 1), logits, atol=0.02)
+    np.testing.assert_allclose(steps.swapaxes(0, 1), logits, atol=0.05)
 
   @parameterized.parameters('int32', 'foo', 3)
   def test_dtypes_that_cannot_be(self, dtype):
