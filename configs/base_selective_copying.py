@@ -33,7 +33,8 @@ def get_config() -> ml_collections.ConfigDict:
   # Sequences of the test.
   data.num_test = 1000
   # Pairs of a length and of epochs that train on it, in turn, before all others
-  # train on `length`; each length is compiled for itself.
+  # train on `length`; each length is compiled for itself. Validation, and so
+  # early stopping and plateaus, have `length` throughout.
   data.curriculum = ()
   # Of validation and test, which are the same for all seeds.
   data.seed = 0

@@ -67,21 +67,21 @@ class ShortConvolution(nnx.Module):
     return jnp.zeros((*batch_shape, width - 1, features))
 
   def unroll(self, carry: Array, x: Array) -> tuple[Array, Array]:
-    """Returns the last inputs, and outputs [..., T, F].
+    """Returns the last inputs, in the carry's dtype, and outputs [..., T, F].
 
     Args:
       carry: the inputs before, [..., width - 1, F].
       x: [..., T, F].
     """
     width, time = self.kernel.shape[0], x.shape[-2]
-    carry = partitioning.as_sharded(carry.astype(x.dtype), x)
-    x = jnp.concatenate([carry, x], axis=-2)
+    before = partitioning.as_sharded(carry.astype(x.dtype), x)
+    x = jnp.concatenate([before, x], axis=-2)
     kernel = self.kernel[...].astype(x.dtype)
     y = self.bias[...].astype(x.dtype)
     for k in range(width):
       start = width - 1 - k
       y = y + kernel[k] * x[..., start : start + time, :]
-    return x[..., time:, :], y
+    return x[..., time:, :].astype(carry.dtype), y
 
 
 class Mlp(nnx.Module):
@@ -268,6 +268,8 @@ class LanguageModel(nnx.Module):
         raise ValueError(f'mlp_features={mlp_features} needs an mlp')
     if conv_width != 0:
       settings.positive(conv_width, 'conv_width')
+    if dtype is not None:
+      checks.floating(dtype, 'dtype')
     self.embedding = nnx.Embed(num_tokens, features, rngs=rngs)
     self.dropout = nnx.Dropout(dropout_rate)
     self.blocks = nnx.List(

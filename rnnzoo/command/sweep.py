@@ -143,8 +143,7 @@ def combinations(
   axes: list[list[tuple[str, str]]] = []
   for grid in grids:
     field, separator, values = grid.lstrip('-').partition('=')
-    # Not within brackets, as of a tuple.
-    choices = re.split(r',(?![^(\[]*[)\]])', values)
+    choices = _split(values)
     if not separator or not all(choices) or not field.startswith('config.'):
       raise ValueError(
           '--grid must be a field and its values, as'
@@ -174,6 +173,18 @@ def combinations(
         )
       runs[name] = [*flags, *(f'--{field}={value}' for field, value in choice)]
   return runs
+
+
+def _split(values: str) -> list[str]:
+  """Returns parts between commas, but for those within brackets of a tuple."""
+  parts, depth = [''], 0
+  for letter in values:
+    depth += (letter in '([') - (letter in ')]')
+    if letter == ',' and depth < 1:
+      parts.append('')
+    else:
+      parts[-1] += letter
+  return parts
 
 
 def _run(

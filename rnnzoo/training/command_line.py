@@ -173,7 +173,11 @@ def parse_flags(argv: list[str]) -> list[str]:
     )
   for flag in (_PROMPT, _LENGTH, _TEMPERATURE, _SEED):
     if flag.present and _MODE.value != 'sample':
-      endings.give_up(f'--{flag.name} is for samples, with --mode=sample')
+      hint = '; the first seed of a run is --config.seed'
+      endings.give_up(
+          f'--{flag.name} is for samples, with --mode=sample'
+          + (hint if flag is _SEED else '')
+      )
   if not flags.FLAGS['config'].present:
     names = ', '.join(configs.names())
     endings.give_up(f'{_NO_CONFIG[endings.name()]}; there are {names}')

@@ -21,7 +21,7 @@ from rnnzoo.training import records as records_lib
 from rnnzoo.training import seed_state
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class Seed:
   """One of the seeds that train at once.
 
@@ -42,14 +42,44 @@ class Seed:
   records: records_lib.Records
 
 
-def train(
+def find_active(
     experiment: experiments.Experiment, group: Sequence[Seed]
+) -> list[Seed]:
+  """Returns the seeds that train next, in one compiled call; [] at the end.
+
+  A call has one lesson of a `Generator`. A process that was killed may have
+  left some seeds an epoch ahead of others: those that are in the next lesson
+  wait.
+  """
+  going = [one for one in group if not one.run.stopped]
+  lessons = [lesson(experiment, one) for one in going]
+  return [
+      one
+      for one, own in zip(going, lessons, strict=True)
+      if own == min(lessons)
+  ]
+
+
+def lesson(experiment: experiments.Experiment, one: Seed) -> int:
+  """Returns the index of the lesson that a seed's next epoch has."""
+  split = experiment.task.splits['train']
+  if not isinstance(split, protocol.Generator):
+    return 0
+  return split.lesson(len(one.run.history) + 1)
+
+
+def train(
+    experiment: experiments.Experiment,
+    group: Sequence[Seed],
+    active: Sequence[Seed],
 ) -> tuple[Any, Any]:
   """Trains for one epoch; returns parameters and statistics.
 
-  Those of several seeds have a leading axis.
+  Args:
+    experiment: what `prepare` returned.
+    group: the seeds of the compiled call. Those of several have a leading axis.
+    active: the ones whose state changes, of `find_active`.
   """
-  active = [one for one in group if not one.run.stopped]
   steps = experiment.steps_per_epoch
 
   def tell(done, whole=False):
@@ -57,8 +87,10 @@ def train(
       one.records.update(len(one.run.history) * steps + done)
 
   program = experiment.program
+  # The others take part in an epoch of these.
   epochs: list[Any] = [
-      one.feed.epoch(len(one.run.history) + 1) for one in group
+      one.feed.epoch(len((one if one in active else active[0]).run.history) + 1)
+      for one in group
   ]
   if isinstance(group[0].feed, pieces.Pieces):
     return _train_from_host(experiment, group[0], epochs[0], tell)
@@ -88,7 +120,7 @@ def train(
   )
   tell(steps, whole=True)
   for one, own in zip(group, at_once.unstack(state, len(group)), strict=True):
-    if not one.run.stopped:
+    if one in active:
       one.run.state = own
   return state.params, state.statistics
 

@@ -166,15 +166,16 @@ def prepare(
   state = jax.eval_shape(program.init, key)
   _check_memory(state)
   # Tracing one step, without running it, finds what the model will not take.
-  jax.eval_shape(
-      program.train_steps,
-      state,
-      key if isinstance(train, protocol.Generator) else train,
-      jax.eval_shape(program.shuffle, key, 0),
-      0,
-      1.0,
-      key,
-  )
+  for examples in _kinds(train, key):
+    jax.eval_shape(
+        program.train_steps,
+        state,
+        examples,
+        jax.eval_shape(program.shuffle, key, 0),
+        0,
+        1.0,
+        key,
+    )
   full_name = name
   if differs := [key for key in changed if key not in _NOT_IN_THE_NAME]:
     full_name += ' with ' + ', '.join(f'{k}={changed[k]}' for k in differs)
@@ -202,6 +203,18 @@ def prepare(
       plateau=plateau,
       steps_per_epoch=steps_per_epoch,
   )
+
+
+def _kinds(train: protocol.Split, key: jax.Array) -> list[Any]:
+  """Returns the examples for which a step of training is compiled."""
+  if not isinstance(train, protocol.Generator):
+    return [train]
+  lessons = [
+      visits.Lesson(key, index)
+      for index, (num_epochs, _) in enumerate(train.lessons)
+      if num_epochs
+  ]
+  return [*lessons, key]
 
 
 def _check(config: ml_collections.ConfigDict) -> None:

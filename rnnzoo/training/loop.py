@@ -48,6 +48,15 @@ def train_and_evaluate(experiment: experiments.Experiment) -> dict[str, Any]:
   placement = experiment.placement
   label = 'device' if placement.num_devices == 1 else 'devices'
   processes.say(f'{label}: {placement.text}')
+  train = task.splits['train']
+  if isinstance(train, protocol.Generator) and (
+      train.lesson(config.num_epochs) < len(train.lessons)
+  ):
+    processes.say(
+        f'WARNING: all {config.num_epochs} epochs are lessons that come first'
+        ' (of a curriculum, or without noise): none trains on what comes after'
+        ' these'
+    )
   splits: dict[str, Any] = {
       name: experiment.program.load(task.splits[name])
       for name in ('train', 'validation', 'test')
@@ -99,7 +108,8 @@ def run_seeds(
 
   Several seeds train in one compiled call. One that has stopped takes part in
   it until the last one stops, and nothing comes of it: so the others' numbers
-  are the same whenever it stops.
+  are the same whenever it stops. So does one that waits for the others' lesson
+  to end.
 
   Args:
     experiment: what `prepare` returned.
@@ -109,11 +119,11 @@ def run_seeds(
   """
   with contextlib.ExitStack() as stack:
     group = [_begin(experiment, splits, seed, stack) for seed in seeds]
-    while active := [one for one in group if not one.run.stopped]:
+    while active := epochs.find_active(experiment, group):
       for one in active:
-        one.records.start()
+        one.records.start(epochs.lesson(experiment, one))
       rates = [epochs.learning_rate(experiment, one.run) for one in active]
-      trained = epochs.train(experiment, group)
+      trained = epochs.train(experiment, group, active)
       for one in active:
         one.records.lap('training')
       validations = epochs.validate(

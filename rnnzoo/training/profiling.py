@@ -11,6 +11,7 @@ from rnnzoo.training import experiment as experiments
 from rnnzoo.training import feed as feeds
 from rnnzoo.training import pieces as pieces_lib
 from rnnzoo.training import trace as trace_lib
+from rnnzoo.training import visits
 
 # Steps of a trace; a profiler keeps a limited number of events.
 NUM_STEPS = 5
@@ -55,6 +56,8 @@ def profile(experiment: experiments.Experiment) -> str:
       f'trace: {directory}',
       f'a step takes {seconds / num_steps * 1e3:.3f} ms without the profiler',
   ]
+  if isinstance(examples, visits.Lesson):
+    head.append('the steps are those of the first lesson; later ones differ')
   return '\n'.join([*head, *table(trace, num_steps)]) + '\n'
 
 

@@ -16,8 +16,9 @@ _LINE_INTERVAL = 10.0
 class Progress:
   """The progress of one seed on stderr: a bar, or lines where there is none.
 
-  Both show the rate and the time left. The time left assumes that all epochs
-  are run; early stopping can only shorten it.
+  Both show the mean rate and the time left. The time left assumes that all
+  epochs are run, which early stopping can only shorten, and that later lessons
+  of a generator take no longer than those so far.
 
   Args:
     label: what is in progress.
@@ -45,7 +46,13 @@ class Progress:
         dynamic_ncols=True,
         disable=not sys.stderr.isatty(),
     )
-    self._message('compiling the first step')
+
+  def compiling(self) -> None:
+    """Tells that the next step is the first one of its kind."""
+    is_first = self._step == self._first_step
+    self._message(
+        f'compiling the first step{"" if is_first else " of the next lesson"}'
+    )
 
   def update(self, step: int) -> None:
     """Tells that `step` steps are done."""

@@ -83,10 +83,15 @@ class Records:
   def __exit__(self, *exception) -> None:
     self._stack.__exit__(*exception)
 
-  def start(self) -> None:
-    """An epoch begins."""
+  def start(self, lesson: int = 0) -> None:
+    """An epoch begins.
+
+    Args:
+      lesson: which one of the `Generator`; the step is compiled for each.
+    """
     if processes.is_first():
-      self._times.start()
+      if self._times.start(lesson):
+        self._progress.compiling()
 
   def update(self, step: int) -> None:
     """Tells that `step` steps are done since the start of training."""

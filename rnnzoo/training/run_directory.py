@@ -145,6 +145,11 @@ def open_or_create(
             ' no run; it would be overwritten: pass another --workdir, or move'
             ' the file'
         )
+  elif not _may_be_ours(run_path):
+    raise ValueError(
+        f'--workdir={path} holds a run.json that no run wrote; it would be'
+        ' overwritten: pass another --workdir, or move the file'
+    )
   if described is not None:
     files.write_json(path / 'task.json', _as_described(described))
   files.write_json(
@@ -162,6 +167,14 @@ def open_or_create(
   # The config last: where it is, the directory is complete.
   files.write_json(config_path, as_json(config))
   return path
+
+
+def _may_be_ours(run_path: pathlib.Path) -> bool:
+  """Returns whether a run may have begun to write its run.json."""
+  try:
+    return 'experiment' in files.read_json(run_path, dict)
+  except files.RunFileError:
+    return True  # Not written to the end.
 
 
 def check_same(

@@ -29,7 +29,8 @@ class EpochTimes:
 
   Its columns: `seconds`, all of the epoch; `training` and `validation`, parts
   of it, the rest being checkpoints and reports; `compiled`, 1 for the first
-  epoch of a process, which may include compilation; `sequences_per_second`,
+  epoch of a process, and for the first one of each lesson of a generator, which
+  may include compilation; `sequences_per_second`,
   examples of the seed over the seconds of training; `peak_memory_mib`, the most
   memory of the first device that the process has used so far, in MiB, empty
   where the device does not say, as a CPU. Seeds that train at once share the
@@ -51,15 +52,26 @@ class EpochTimes:
     self._path, self._dataset = path, dataset
     self._num_examples = num_examples
     self._rows: list[dict[str, Any]] = []
-    self._epoch = self._first_epoch = done + 1
+    self._epoch = done + 1
+    self._lessons: set[int] = set()
+    # Those that have epochs without compilation.
+    self._timed: set[int] = set()
+    self._is_first = False
     self._laps: dict[str, float] = {}
     self._start = self._last = time.monotonic()
     if path.exists():
       self._rows = [row for row in _read(path) if row['epoch'] <= done]
 
-  def start(self) -> None:
-    """An epoch begins."""
+  def start(self, lesson: int = 0) -> bool:
+    """An epoch begins; returns whether it is the first one of its lesson.
+
+    Args:
+      lesson: which one, where a step is compiled for each.
+    """
+    self._is_first = lesson not in self._lessons
+    (self._lessons if self._is_first else self._timed).add(lesson)
     self._start = self._last = time.monotonic()
+    return self._is_first
 
   def lap(self, name: str) -> None:
     """Names the time from the start, or from the last lap, until now."""
@@ -85,7 +97,7 @@ class EpochTimes:
         'epoch': epoch,
         'seconds': round(self.elapsed(), 6),
         **self._laps,
-        'compiled': int(epoch == self._first_epoch),
+        'compiled': int(self._is_first),
         'sequences_per_second': (
             round(self._num_examples / seconds, 1) if seconds else None
         ),
@@ -105,7 +117,8 @@ class EpochTimes:
     text = (
         f'{mean["seconds"]:.3f} s an epoch, of which {mean["training"]:.3f}'
         f' training and {mean["validation"]:.3f} validation (mean of'
-        f' {len(rows)}, without compilation)'
+        f' {len(rows)}, without compilation'
+        f'{", over lessons of unlike steps" if len(self._timed) > 1 else ""})'
     )
     if self._num_examples and mean['training']:
       text += (

@@ -117,8 +117,9 @@ class Trained:
     known = inspect.signature(self.task.sample).parameters
     options: dict[str, Any] = {'length': length, 'temperature': temperature}
     options = {name: v for name, v in options.items() if v is not None}
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in known.values())
     for name in options:
-      if name not in known:
+      if name not in known and not takes_all:
         raise NotImplementedError(
             f'samples of the task {type(self.task).__name__} have no {name}'
         )

@@ -387,6 +387,14 @@ class SweepTest(parameterized.TestCase):
         [flags for (flags,) in runs.values()],
         ['--config.data.lengths=(1,2)', '--config.data.lengths=(1,3)'],
     )
+    grid = 'config.data.curriculum=(),((32,16),(128,10)),[[8, 1]]'
+    self.assertSequenceEqual(
+        [
+            flags[0].partition('=')[2]
+            for flags in sweep.combinations([grid], {'': []}).values()
+        ],
+        ['()', '((32,16),(128,10))', '[[8, 1]]'],
+    )
 
   def test_a_config_that_is_not_there(self):
     path = self.create_tempdir().full_path

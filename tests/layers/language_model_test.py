@@ -178,6 +178,14 @@ class LanguageModelTest(parameterized.TestCase):
         if 'dot_general' in line and ':bf16' in line
     ]
     self.assertLen(products, 2 * 3)  # Those of the MLPs.
+    # A carry keeps its dtypes, so that a loop can pass it on.
+    _, steps = jax.lax.scan(model.step, model.initial_carry((3,)), TOKENS.T)
+    np.testing.assert_allclose(steps.swapaxes(0, 1), logits, atol=0.05)
+
+  @parameterized.parameters('int32', 'foo', 3)
+  def test_dtypes_that_cannot_be(self, dtype):
+    with self.assertRaisesRegex(ValueError, 'dtype must be'):
+      make(dtype=dtype)
 
   def test_tokens_are_integers(self):
     with self.assertRaisesRegex(ValueError, 'tokens must be integers'):

@@ -22,8 +22,9 @@ class SumTask(tasks.Task):
   """The sum of a sequence, by regression: a loss with weights, no classes.
 
   Args:
-    config: with `config.data.kind`, of the training split: 'generator' or
-      'buckets'.
+    config: is not read.
+    kind: of the training split: 'generator', 'lessons' (two come first, of 2
+      epochs and 1) or 'buckets'.
   """
 
   dataset = 'made up sums'
@@ -41,6 +42,9 @@ class SumTask(tasks.Task):
     host = lambda *given: jax.tree.map(np.asarray, sums(*given))
     keys = jax.random.split(jax.random.key(5), 10)
     train = tasks.Generator(lambda key: sums(key, BATCH, 6), 7)
+    if kind == 'lessons':
+      lesson = lambda length: lambda key: sums(key, BATCH, length)
+      train = train._replace(lessons=((2, lesson(3)), (1, lesson(4))))
     if kind == 'buckets':
       train = [host(k, 9, n) for k, n in zip(keys, LENGTHS, strict=False)]
     self.splits = {

@@ -18,6 +18,7 @@ import pytest
 
 from rnnzoo import tasks
 from rnnzoo import training
+from rnnzoo.training import loop
 from rnnzoo.training import metrics as metrics_lib
 from rnnzoo.training import placement as placements
 from rnnzoo.training import program as programs
@@ -171,6 +172,25 @@ class RunTest(parameterized.TestCase):
         )
         seen.append(tuple(jax.random.key_data(batch).tolist()))
     self.assertLen(set(seen), 6)
+
+  def test_prepare_traces_all_lessons(self):
+    task = made_up_data.SumTask(kind='lessons')
+    train = task.splits['train']
+    bad = lambda key: {'x': jnp.zeros((4, 3, 2)), 'y': jnp.zeros(4)}
+    task.splits['train'] = train._replace(lessons=((2, bad),))
+    make = {'sum': lambda config: task}
+    with mock.patch.object(tasks, 'TASKS', make):
+      with self.assertRaisesRegex(ValueError, 'in_features = 1'):
+        training.prepare(config(), str(self.workdir), 'sum')
+
+  def test_lessons_alone_are_warned_of(self):
+    experiment = self.prepare('lessons')
+    told = []
+    with mock.patch.object(loop.processes, 'say', told.append):
+      with mock.patch.object(loop, 'run_seeds', side_effect=StopIteration):
+        with self.assertRaises(StopIteration):
+          training.train_and_evaluate(experiment)
+    self.assertIn('WARNING: all 3 epochs are lessons', told[-1])
 
   def test_lessons_come_first(self):
     lessons = ((2, lambda key: {'x': 0}), (1, lambda key: {'x': 1}))

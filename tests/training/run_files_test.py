@@ -401,6 +401,12 @@ class RunDirectoryTest(RunFilesTestCase):
         self.open(self.workdir)
       self.assertEqual(path.read_text(), '{"mine": 1}')
       path.unlink()
+    path = self.workdir / 'run.json'
+    path.write_text('{"mine": 1}')
+    with self.assertRaisesRegex(ValueError, 'a run.json that no run wrote'):
+      self.open(self.workdir)
+    self.assertEqual(path.read_text(), '{"mine": 1}')
+    path.unlink()
     self.open(self.workdir)
 
   def test_a_lock_of_somebody_else_stays(self):

@@ -12,6 +12,7 @@ import pytest
 
 from rnnzoo import tasks
 from rnnzoo import training
+from rnnzoo.training import epochs
 from rnnzoo.training import seed_state
 from tests.testing import made_up_data
 from tests.testing import made_up_task
@@ -21,6 +22,7 @@ TASKS = {
         made_up_task.SignTask, num_layers=2, norm='batch', dropout_rate=0.2
     ),
     'generator': made_up_data.SumTask,
+    'lessons': functools.partial(made_up_data.SumTask, kind='lessons'),
     'buckets': functools.partial(made_up_data.SumTask, kind='buckets'),
 }
 
@@ -58,6 +60,10 @@ class SeedsAtOnceTest(parameterized.TestCase):
   def test_equals_separate_runs(self):
     self.equals_separate_runs('arrays')
 
+  @pytest.mark.slow
+  def test_with_lessons_equals_separate_runs(self):
+    self.equals_separate_runs('lessons')
+
   @pytest.mark.exhaustive
   def test_of_a_generator_equals_separate_runs(self):
     self.equals_separate_runs('generator')
@@ -83,26 +89,45 @@ class SeedsAtOnceTest(parameterized.TestCase):
           for key, value in wanted_row.items():
             np.testing.assert_allclose(row[key], value, 2e-4, err_msg=key)
 
+  @parameterized.parameters('arrays', 'lessons')
   @pytest.mark.slow
-  def test_resumed_equals_uninterrupted(self):
-    training.train_and_evaluate(self.prepare('arrays', 'whole', 3))
+  def test_resumed_equals_uninterrupted(self, kind):
+    training.train_and_evaluate(self.prepare(kind, 'whole', 3))
     save, saved = seed_state.SeedState.save, []
 
     def save_and_fail(run, checkpoints):
       save(run, checkpoints)
       saved.append(len(run.history))
-      # After the second seed's second epoch, before the third one's.
+      # After the second seed's second epoch, before the third one's, which has
+      # another lesson than the others' third epoch.
       if len(saved) == 5:
         raise KeyboardInterrupt
 
     with mock.patch.object(seed_state.SeedState, 'save', save_and_fail):
       with self.assertRaises(KeyboardInterrupt):
-        training.train_and_evaluate(self.prepare('arrays', 'killed', 3))
-    training.train_and_evaluate(self.prepare('arrays', 'killed', 3))
+        training.train_and_evaluate(self.prepare(kind, 'killed', 3))
+    training.train_and_evaluate(self.prepare(kind, 'killed', 3))
     names = [f'seed_{seed}/metrics.csv' for seed in range(3)]
     for name in (*names, 'report.json'):
       whole, killed = (self.workdir / run / name for run in ('whole', 'killed'))
       self.assertEqual(whole.read_bytes(), killed.read_bytes(), name)
+
+  def test_one_lesson_at_a_time(self):
+    task = made_up_data.SumTask(kind='lessons')
+    experiment = mock.Mock(task=task)
+
+    def active(*progress):
+      group = [
+          mock.Mock(run=mock.Mock(history=[None] * done, stopped=stopped))
+          for done, stopped in progress
+      ]
+      return [group.index(x) for x in epochs.find_active(experiment, group)]
+
+    self.assertSequenceEqual(active((0, ''), (1, '')), [0, 1])
+    self.assertSequenceEqual(active((2, ''), (1, ''), (0, '')), [1, 2])
+    self.assertSequenceEqual(active((2, ''), (1, 'early'), (3, '')), [0])
+    self.assertSequenceEqual(active((3, ''), (4, '')), [0, 1])
+    self.assertSequenceEqual(active((5, 'all')), [])
 
   def test_refuses_batches_of_different_lengths(self):
     with self.assertRaisesRegex(ValueError, 'seeds_at_once must be 1 .*length'):

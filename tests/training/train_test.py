@@ -355,7 +355,7 @@ class ErrorsTest(absltest.TestCase):
         ((config, '--config.=3'), "<field>=<value>: could not parse ''"),
         ((config, config), '--config is given 2 times; pass it once'),
         ((config, '--length=9'), '--length is for samples, with --mode=sample'),
-        ((config, '--seed=9'), '--seed is for samples, with --mode=sample'),
+        ((config, '--seed=9'), 'first seed of a run is --config.seed'),
         (
             (config, '--mode=sample', '--length=x'),
             "--length=x: it must be an integer, not 'x'",

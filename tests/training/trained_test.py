@@ -137,6 +137,11 @@ class TrainedTest(absltest.TestCase):
         loaded.sample('So', **{name: 1})
 
   @pytest.mark.slow
+  def test_samples_with_any_options(self):
+    task = mock.Mock(sample=lambda model, prompt, key, **given: [str(given)])
+    model = training.Trained(model=None, config=None, seed=0, task=task)
+    self.assertEqual(list(model.sample(length=3)), ["{'length': 3}"])
+
   def test_load_what_is_not_there(self):
     with self.assertRaisesRegex(FileNotFoundError, 'it has no config.json'):
       training.load(self.workdir.parent)

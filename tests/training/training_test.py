@@ -745,6 +745,27 @@ class EpochTimesTest(absltest.TestCase):
         ' of 2, without compilation), 11 sequences a second',
     )
 
+  def test_each_lesson_is_compiled(self):
+    path = pathlib.Path(self.create_tempdir().full_path) / 'seconds.csv'
+    times = timing.EpochTimes(path, 'a', done=0, num_examples=8)
+    with mock.patch.object(timing, 'time') as time:
+      for lesson, seconds in ((0, 9.0), (0, 1.0), (1, 9.0), (1, 3.0)):
+        time.monotonic.return_value = 0.0
+        is_first = times.start(lesson)
+        self.assertEqual(is_first, seconds == 9.0)
+        for name in ('training', 'validation'):
+          time.monotonic.return_value += seconds / 2
+          times.lap(name)
+        times.stop()
+    rows = [line.split(',') for line in path.read_text().splitlines()]
+    self.assertSequenceEqual([row[5] for row in rows[1:]], ['1', '0'] * 2)
+    self.assertEqual(
+        times.summary(),
+        '2.000 s an epoch, of which 1.000 training and 1.000 validation (mean'
+        ' of 2, without compilation, over lessons of unlike steps), 8 sequences'
+        ' a second',
+    )
+
 
 class CheckpointsTest(absltest.TestCase):
 
