@@ -54,6 +54,11 @@ class Config:
   stages: int
 
   @property
+  def members(self) -> int:
+    """CTAs of a tile."""
+    return 1
+
+  @property
   def warpgroups(self) -> int:
     """Warpgroups of a CTA."""
     return 1 + WARPGROUPS
@@ -80,62 +85,6 @@ class Config:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Tiles:
-  """All tiles of a step, one a CTA.
-
-  Attributes:
-    config: how the work is cut.
-    batch: B.
-    size: D, units of the only head.
-  """
-
-  config: Config
-  batch: int
-  size: int
-
-  @property
-  def row_blocks(self) -> int:
-    """Tiles over the batch."""
-    return pl.cdiv(self.batch, self.config.rows)
-
-  @property
-  def unit_blocks(self) -> int:
-    """Tiles over the units."""
-    return self.size // self.config.units
-
-  @property
-  def ctas(self) -> int:
-    """CTAs of the grid; all are on the device at once."""
-    return self.row_blocks * self.unit_blocks
-
-  @property
-  def grid(self) -> dict[str, dict[str, int]]:
-    """Axes of the grid and of the cluster."""
-    return {'grid': {'cta': self.ctas}, 'cluster': {}}
-
-  @property
-  def counters(self) -> int:
-    """Row blocks: each runs by itself."""
-    return self.row_blocks
-
-  @property
-  def arrivals(self) -> int:
-    """Warpgroups that publish a part of a row block in each step."""
-    return self.unit_blocks * WARPGROUPS
-
-  def find(self) -> config_lib.Tile:
-    """Returns the tile of this CTA."""
-    index = lax.axis_index('cta')
-    counter = lax.div(index, jnp.int32(self.unit_blocks))
-    return config_lib.Tile(
-        counter=counter,
-        head=jnp.int32(0),
-        row=counter * self.config.rows,
-        block=index - counter * self.unit_blocks,
-    )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Part:
   """A part of the tile that a thread updates.
 
@@ -150,7 +99,7 @@ class Part:
   index: Array
 
   @classmethod
-  def of(cls, tiles: Tiles, tile, warpgroup, i: int) -> 'Part':
+  def of(cls, tiles: teams.Tiles, tile, warpgroup, i: int) -> 'Part':
     """Returns the i-th part of this thread of a warpgroup that updates."""
     per_row = tiles.config.per_row
     number = ptx.thread() + (i * WARPGROUPS + warpgroup - 1) * ptx.LANES

@@ -12,6 +12,7 @@ from pallas_kernels.tiled import fragments
 from pallas_kernels.tiled import limits
 from pallas_kernels.tiled import plan as plan_lib
 from pallas_kernels.tiled import resident
+from pallas_kernels.tiled import teams
 
 Array = jax.Array
 Ref = Any
@@ -23,9 +24,9 @@ class Plan(plan_lib.Plan):
   """Static (hashable) facts of a forward kernel by `resident.Config`."""
 
   @property
-  def tiles(self) -> resident.Tiles:
+  def tiles(self) -> teams.Tiles:
     """All tiles of a step."""
-    return resident.Tiles(config=self.config, batch=self.batch, size=self.size)
+    return teams.Tiles(config=self.config, batch=self.batch, size=self.size)
 
   @property
   def columns(self) -> int:

@@ -62,6 +62,11 @@ class Config:
   stages: int
 
   @property
+  def members(self) -> int:
+    """CTAs that share out a tile."""
+    return MEMBERS
+
+  @property
   def warpgroups(self) -> int:
     """Warpgroups of a CTA."""
     return 1 + WARPGROUPS
@@ -89,15 +94,15 @@ class Config:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tiles:
-  """All tiles of a step, one a team.
+  """All tiles of a step, each with CTAs of its own in all steps.
 
   Attributes:
-    config: how the work is cut.
+    config: how the work is cut; `resident.Config` has teams of a single CTA.
     batch: B.
     size: D, units of the only head.
   """
 
-  config: Config
+  config: Any
   batch: int
   size: int
 
@@ -113,18 +118,20 @@ class Tiles:
 
   @property
   def teams(self) -> int:
-    """Clusters of the grid."""
+    """Tiles of a step."""
     return self.row_blocks * self.unit_blocks
 
   @property
   def ctas(self) -> int:
     """CTAs of the grid; all are on the device at once."""
-    return self.teams * MEMBERS
+    return self.teams * self.config.members
 
   @property
   def grid(self) -> dict[str, dict[str, int]]:
     """Axes of the grid and of the cluster."""
-    return {'grid': {'team': self.teams}, 'cluster': {'member': MEMBERS}}
+    members = self.config.members
+    cluster = {'member': members} if members > 1 else {}
+    return {'grid': {'team': self.teams}, 'cluster': cluster}
 
   @property
   def counters(self) -> int:
@@ -134,10 +141,10 @@ class Tiles:
   @property
   def arrivals(self) -> int:
     """Warpgroups that publish a part of a row block in each step."""
-    return self.unit_blocks * MEMBERS * WARPGROUPS
+    return self.unit_blocks * self.config.members * WARPGROUPS
 
   def find(self) -> config_lib.Tile:
-    """Returns the tile of this CTA's team."""
+    """Returns the tile of this CTA."""
     index = lax.axis_index('team')
     counter = lax.div(index, jnp.int32(self.unit_blocks))
     return config_lib.Tile(

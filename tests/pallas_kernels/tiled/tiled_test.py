@@ -261,7 +261,7 @@ class ConfigTest(parameterized.TestCase):
       facts = {'batch': batch, 'heads': 1, 'size': size, 'target': target}
       facts['recurrent'] = recurrent
       if config := tuning.choose_resident(**facts):
-        tiles = resident.Tiles(config=config, batch=batch, size=size)
+        tiles = teams.Tiles(config=config, batch=batch, size=size)
         self.assertLessEqual(tiles.ctas, cores)
         self.assertLessEqual(config.parts, {1: 5, 2: 3}.get(recurrent, 2))
         self.assertEqual(tiles.unit_blocks * config.units, size)
