@@ -128,6 +128,18 @@ def backward(plan: plan_lib.Plan, inputs: Inputs) -> Outputs:
   return jax.tree.unflatten(jax.tree.structure(out_type), results)
 
 
+def streams(plan: plan_lib.Plan, ins: Inputs) -> list[tuple[Any, int, int]]:
+  """Returns the arrays that a step reads, as for `Plan.prefetch`."""
+  out = jnp.dtype(plan.call.out_dtype).itemsize
+  return [
+      (ins.x, plan.gates, jnp.dtype(plan.x_dtype).itemsize),
+      (ins.gates, plan.recurrent, 2),
+      (ins.h, 1, 2),
+      *((ref, 1, 4) for ref in ins.others),
+      *((ref, 1, out) for ref in ins.d_carries),
+  ]
+
+
 class _Warpgroup:
   """The work of one warpgroup."""
 
@@ -170,18 +182,10 @@ class _Warpgroup:
     return plan.slice_of_step(self._d_gates, step - 1, rows, columns)
 
   def _prefetch(self, step, tile) -> None:
-    plan, ins = self.plan, self.ins
-    out = jnp.dtype(plan.call.out_dtype).itemsize
-    streams = [
-        (ins.x, plan.gates, jnp.dtype(plan.x_dtype).itemsize),
-        (ins.gates, plan.recurrent, 2),
-        (ins.h, 1, 2),
-        *((ref, 1, 4) for ref in ins.others),
-        *((ref, 1, out) for ref in ins.d_carries),
-    ]
+    plan = self.plan
     # After the last step nothing is read.
     time = plan.time_of(jnp.minimum(step, plan.time - 1))
-    plan.prefetch(streams, tile, self.own, time)
+    plan.prefetch(streams(plan, self.ins), tile, self.own, time)
 
   def run(self) -> None:
     plan, tiles = self.plan, self.tiles

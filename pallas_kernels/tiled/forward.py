@@ -113,6 +113,26 @@ def forward(
   return jax.tree.unflatten(jax.tree.structure(outs), results)
 
 
+def restarted(plan: plan_lib.Plan, ins: Inputs, s, place, carry):
+  """Returns the carry of a part that step s starts from."""
+  if not plan.flags:
+    return carry
+  time = plan.time_of(jnp.minimum(s, plan.time - 1))
+  again = plan.read_flag(ins.flags, place, time, step_flags.RESET)
+  restart = plan.read_rows(ins.restart, place, plan.states)
+  return step_flags.select(again, restart, carry)
+
+
+def store_gates(plan: plan_lib.Plan, ref, place, time, gates) -> None:
+  """Stores R h of a part for the adjoint, in float16.
+
+  Beyond its range a gate is saturated; an infinity would make NaN of it.
+  """
+  most = float(jnp.finfo(jnp.float16).max)
+  kept = [jnp.minimum(jnp.maximum(x, -most), most) for x in gates]
+  plan.write_steps(ref, place, time, kept, jnp.float16)
+
+
 class _Warpgroup:
   """The work of one warpgroup."""
 
@@ -159,7 +179,7 @@ class _Warpgroup:
       for index in plan.parts:
         place = fragments.Place.of(tiles, tile, self.own, *index)
         carry = plan.read_rows(self.ins.carry, place, plan.states)
-        start = self._restarted(jnp.int32(0), place, carry)
+        start = restarted(plan, self.ins, jnp.int32(0), place, carry)
         self._store_h(jnp.int32(0), place, start[0])
         self._store_carry(jnp.int32(0), place, start)
       self.counters.publish(tile.counter, self.own)
@@ -221,21 +241,11 @@ class _Warpgroup:
       time = plan.time_of(s)
       hold = plan.read_flag(ins.flags, place, time, step_flags.HOLD)
       new = step_flags.select(hold, start, new)
-    following = self._restarted(s + 1, place, new)
+    following = restarted(plan, self.ins, s + 1, place, new)
     pl.when(s + 1 < plan.time)(
         lambda: self._store_h(s + 1, place, following[0])
     )
     return new, following
-
-  def _restarted(self, s, place, carry):
-    """Returns the carry that step s starts from."""
-    plan, ins = self.plan, self.ins
-    if not plan.flags:
-      return carry
-    time = plan.time_of(jnp.minimum(s, plan.time - 1))
-    again = plan.read_flag(ins.flags, place, time, step_flags.RESET)
-    restart = plan.read_rows(ins.restart, place, plan.states)
-    return step_flags.select(again, restart, carry)
 
   def _store_h(self, s, place, h) -> None:
     """Stores the operand of step s."""
@@ -259,10 +269,7 @@ class _Warpgroup:
     plan, outs = self.plan, self.outs
     time = plan.time_of(s)
     if plan.save:
-      # Beyond float16 a gate is saturated; an infinity would make NaN of it.
-      most = float(jnp.finfo(jnp.float16).max)
-      gates = [jnp.minimum(jnp.maximum(x, -most), most) for x in h_gates]
-      plan.write_steps(outs.gates, place, time, gates, jnp.float16)
+      store_gates(plan, outs.gates, place, time, h_gates)
     for ref, value in zip(outs.carries, new, strict=False):
       plan.write_steps(ref, place, time, [value], plan.call.out_dtype)
     last = s == plan.time - 1

@@ -323,9 +323,17 @@ class Plan:
     )
 
   def read_flag(
-      self, ref, place, time, bit: int, units: int = fragments.UNITS
+      self, ref, place, time, bit: int, units: int | None = None
   ) -> Array:
-    """Returns where a flag of a time is set, bool [units * 128]."""
+    """Returns where a flag of a time is set, bool [units * 128].
+
+    Args:
+      ref: flags, [T, B].
+      place: of the part.
+      time: of the rows.
+      bit: of the flag.
+      units: None for those of a part.
+    """
     at = time * self.batch + place.row
     flags = memory.load_gmem(ref, at, jnp.int32)
-    return (ptx.stack([flags] * units) & bit) != 0
+    return (ptx.stack([flags] * (units or self.part)) & bit) != 0

@@ -125,7 +125,7 @@ class _Warpgroup:
     carries = []
     for part in self.parts:
       given = plan.read_rows(self.ins.carry, part.place, plan.states)
-      start = self._restarted(first, part.place, given)
+      start = forward.restarted(plan, self.ins, first, part.place, given)
       self._store_h(first, part.place, start[0])
       carries.append(tuple(map(fragments.laid_out, start)))
     self.counters.publish(self.tile.counter, self.own)
@@ -161,11 +161,9 @@ class _Warpgroup:
       theta, x = loaded
       new = self._update(theta, tuple(gate.value() for gate in x), gates, start)
       if plan.flags:
-        hold = plan.read_flag(
-            ins.flags, part.place, time, step_flags.HOLD, resident.UNITS
-        )
+        hold = plan.read_flag(ins.flags, part.place, time, step_flags.HOLD)
         new = step_flags.select(hold, start, new)
-      start = self._restarted(s + 1, part.place, new)
+      start = forward.restarted(plan, self.ins, s + 1, part.place, new)
       going_on = part.place.only(s + 1 < plan.time)
       self._store_h(s + 1, going_on, start[0])
       updated.append((gates, new, start))
@@ -175,18 +173,6 @@ class _Warpgroup:
     return tuple(
         tuple(map(fragments.laid_out, start)) for _, _, start in updated
     )
-
-  def _restarted(self, s, place, carry) -> Carry:
-    """Returns the carry that step s starts from."""
-    plan, ins = self.plan, self.ins
-    if not plan.flags:
-      return tuple(carry)
-    time = plan.time_of(jnp.minimum(s, plan.time - 1))
-    again = plan.read_flag(
-        ins.flags, place, time, step_flags.RESET, resident.UNITS
-    )
-    restart = plan.read_rows(ins.restart, place, plan.states)
-    return step_flags.select(again, restart, carry)
 
   def _store_h(self, s, place, h) -> None:
     """Stores the operand of step s."""
@@ -210,10 +196,7 @@ class _Warpgroup:
     plan, outs = self.plan, self.outs
     time = plan.time_of(s)
     if plan.save:
-      # Beyond float16 a gate is saturated; an infinity would make NaN of it.
-      most = float(jnp.finfo(jnp.float16).max)
-      kept = [jnp.minimum(jnp.maximum(x, -most), most) for x in gates]
-      plan.write_steps(outs.gates, place, time, kept, jnp.float16)
+      forward.store_gates(plan, outs.gates, place, time, gates)
     for ref, value in zip(outs.carries, new, strict=False):
       plan.write_steps(ref, place, time, [value], plan.call.out_dtype)
     last = s == plan.time - 1

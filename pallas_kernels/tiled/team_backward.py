@@ -287,15 +287,8 @@ class _Warpgroup:
 
   def _prefetch(self, s) -> None:
     """Brings the arrays of a step to the L2 cache."""
-    plan, ins = self.plan, self.ins
-    out = jnp.dtype(plan.call.out_dtype).itemsize
-    streams = [
-        (ins.x, plan.gates, jnp.dtype(plan.x_dtype).itemsize),
-        (ins.gates, plan.recurrent, 2),
-        (ins.h, 1, 2),
-        *((ref, 1, 4) for ref in ins.others),
-        *((ref, 1, out) for ref in ins.d_carries),
-    ]
+    plan = self.plan
+    streams = backward.streams(plan, self.ins)
     time = plan.time_of(jnp.minimum(s, plan.time - 1))
     for part in self.parts:
       plan.prefetch_part(streams, part.place, time)
@@ -309,9 +302,7 @@ class _Warpgroup:
     if not plan.flags:
       return d_start, ()
     time = plan.time_of(jnp.maximum(s - 1, 0))
-    again = plan.read_flag(
-        self.ins.flags, part.place, time, step_flags.RESET, teams.UNITS
-    )
+    again = plan.read_flag(self.ins.flags, part.place, time, step_flags.RESET)
     again = again & (s > 0)
     zeros = (0.0,) * plan.states
     d_in = step_flags.select(again, d_start, zeros)
@@ -332,9 +323,7 @@ class _Warpgroup:
       d_carry = (*d_carry[:i], d_carry[i] + d, *d_carry[i + 1 :])
     hold = None
     if plan.flags:
-      hold = plan.read_flag(
-          self.ins.flags, place, time, step_flags.HOLD, teams.UNITS
-      )
+      hold = plan.read_flag(self.ins.flags, place, time, step_flags.HOLD)
     d_new = step_flags.select(hold, zeros, d_carry)
     d_theta, d_x, d_gates, d_start = pointwise.pull(pull, d_new, self._accuracy)
     if hold is not None:
