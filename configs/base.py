@@ -63,6 +63,9 @@ def get_config() -> ml_collections.ConfigDict:
   model.num_layers = 1
   # The share of outputs that dropout sets to zero between layers.
   model.dropout_rate = 0.0
+  # The share of entries of the recurrent matrices that a training step drops:
+  # DropConnect on R (rnnzoo.dropconnect).
+  model.dropconnect_rate = 0.0
   # Whether all time steps share one dropout mask.
   model.share_dropout_over_time = False
   # The share of each label that training gives to all classes alike.

@@ -29,6 +29,8 @@ def get_config() -> ml_collections.ConfigDict:
   data.path = ''
   # Characters of a window.
   data.context = 256
+  # Characters of a window of the test; None for those of `context`.
+  data.test_context = config_dict.placeholder(int)
   # Training steps that count as an epoch.
   data.steps_per_epoch = 250
   # The part of the text, after that to train on, that validates.

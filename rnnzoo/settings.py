@@ -81,11 +81,11 @@ def within(
   )
 
 
-def dropout_rate(value: Any) -> None:
+def dropout_rate(value: Any, label: str = 'dropout_rate') -> None:
   """Raises ValueError unless it is a share from 0, below 1."""
   is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
   if not is_number or not 0 <= value < 1:
-    raise ValueError(f'dropout_rate must be in [0, 1), got {value!r}.')
+    raise ValueError(f'{label} must be in [0, 1), got {value!r}.')
 
 
 def axis_names(value: Any, label: str) -> tuple[str, ...]:

@@ -40,6 +40,7 @@ RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
         'features': fields.integer(1, 2**16),
         'num_layers': fields.integer(1, 100),
         'dropout_rate': fields.number(0, 1, below=True),
+        'dropconnect_rate': fields.number(0, 1, below=True),
         'share_dropout_over_time': fields.flag(),
         'norm': fields.one_of(('layer', 'batch'), optional=True),
         'residual': fields.flag(),

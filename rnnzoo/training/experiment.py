@@ -161,6 +161,7 @@ def prepare(
       placement,
       loss_scaling.interval(config),
       config.keep_data_on,
+      config.get('model', {}).get('dropconnect_rate', 0.0),
   )
   key = jax.random.key(0)
   state = jax.eval_shape(program.init, key)

@@ -29,6 +29,9 @@ from rnnzoo.training import loss_scaling as scaling_lib
 from rnnzoo.training import placement as placements
 from rnnzoo.training import visits as visits_lib
 
+# The masks of DropConnect have a key that no count of dropout's keys reaches.
+_DROPCONNECT = 2**31 - 1
+
 
 class TrainState(NamedTuple):
   """The state that one step of training passes to the next.
@@ -96,6 +99,7 @@ def make_program(
     placement: placements.Placement = placements.ONE_DEVICE,
     loss_scale_interval: int | None = None,
     keep_data_on: str = 'device',
+    dropconnect_rate: float = 0.0,
 ) -> Program:
   """Returns the compiled functions of an experiment.
 
@@ -108,22 +112,37 @@ def make_program(
     loss_scale_interval: what `loss_scaling.interval` returned.
     keep_data_on: 'device', or 'host' for splits that are not to be loaded as a
       whole.
+    dropconnect_rate: the share of entries of the recurrent matrices that a
+      training step drops.
 
   Raises:
-    ValueError: the task cannot build its model.
+    ValueError: the task cannot build its model, or the model has no matrix of
+      which a share is to be dropped.
   """
   visits = visits_lib.Visits(task.splits['train'], task.batch_size, placement)
+  structure, params, _ = split(
+      nnx.eval_shape(lambda: task.build_model(nnx.Rngs(0)))
+  )
+  if dropconnect_rate:
+    drop = lambda params, key: rnnzoo.dropconnect(params, dropconnect_rate, key)
+    try:
+      jax.eval_shape(drop, params, jax.random.key(0))
+    except ValueError as error:
+      raise ValueError(
+          f'config.model.dropconnect_rate={dropconnect_rate}: {error}'
+      ) from error
   training = _Training(
       task=task,
       optimizer=optimizer,
       visits=visits,
-      structure=split(nnx.eval_shape(lambda: task.build_model(nnx.Rngs(0))))[0],
+      structure=structure,
       score_names=tuple(
           metric.name
           for metric in protocol.epoch_metrics(task)
           if not metric.of and metric.name != protocol.LOSS.name
       ),
       loss_scale_interval=loss_scale_interval,
+      dropconnect_rate=dropconnect_rate,
   )
   compiled = functools.partial(jax.jit, **placement.outputs())
   init = jax.jit(training.init)
@@ -187,6 +206,7 @@ class _Training:
     structure: of the model, without its arrays.
     score_names: of the scores that are metrics.
     loss_scale_interval: as for `make_program`.
+    dropconnect_rate: likewise.
   """
 
   task: protocol.Task
@@ -195,6 +215,7 @@ class _Training:
   structure: nnx.GraphDef
   score_names: tuple[str, ...]
   loss_scale_interval: int | None
+  dropconnect_rate: float
 
   def init(self, key) -> TrainState:
     """Returns the state before the first step."""
@@ -215,6 +236,10 @@ class _Training:
 
   def loss(self, params, statistics, batch, key):
     """Returns the mean loss, and the new statistics and mean scores."""
+    if self.dropconnect_rate:
+      # A key that the stream of dropout keys does not have.
+      own = jax.random.fold_in(key, _DROPCONNECT)
+      params = rnnzoo.dropconnect(params, self.dropconnect_rate, own)
     # Variables of this trace: the model writes its running averages, and Rngs
     # count.
     model = nnx.merge(self.structure, params, statistics, copy=True)

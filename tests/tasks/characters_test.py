@@ -48,6 +48,15 @@ class CharactersTest(parameterized.TestCase):
     np.testing.assert_array_equal(np.concatenate(targets), tokens[1:])
     np.testing.assert_array_equal(found['tokens'][:, 0], [1, 9, 17])
 
+  def test_windows_of_the_test_can_be_longer(self):
+    shapes = lambda: {
+        name: characters.Characters(self.config).splits[name]['tokens'].shape
+        for name in ('validation', 'test')
+    }
+    self.assertEqual(shapes(), {'validation': (1, 17), 'test': (1, 17)})
+    self.config.data.test_context = 40
+    self.assertEqual(shapes(), {'validation': (1, 17), 'test': (1, 41)})
+
   def test_random_windows_are_of_the_text(self):
     tokens = jnp.arange(10)
     found = characters.random_windows(tokens, 200, 4, jax.random.key(0))
@@ -105,6 +114,7 @@ class CharactersTest(parameterized.TestCase):
       ({'path': 'none.txt'}, FileNotFoundError, 'there is no file none.txt'),
       ({'context': 288}, ValueError, 'has 320 characters, of which 288 train'),
       ({'context': 0}, ValueError, 'data.context must be an integer from 1'),
+      ({'test_context': 0}, ValueError, 'data.test_context must be an integer'),
       ({'test_fraction': 1.0}, ValueError, 'test_fraction must be'),
       ({'sample_temperature': -1.0}, ValueError, 'sample_temperature must be'),
   )

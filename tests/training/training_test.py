@@ -282,6 +282,13 @@ class ProgramTest(parameterized.TestCase):
       kernel = layers[level]['recurrent_kernel'][...]
       self.assertEqual(jnp.abs(kernel).max(), 0.5)
 
+  def test_dropconnect_needs_a_matrix(self):
+    task = made_up_task.SignTask()
+    with self.assertRaisesRegex(
+        ValueError, 'config.model.dropconnect_rate=0.5: .* a recurrent matrix'
+    ):
+      programs.make_program(task, optax.sgd(1.0), 4, dropconnect_rate=0.5)
+
   def test_constraint_holds_before_the_first_step(self):
     _, program = make_program()
     state = program.init(jax.random.key(0))

@@ -4,7 +4,9 @@ The text is any file of UTF-8, cut into a part to train on, one to validate and
 one to test, in this order. Training sees windows that begin anywhere; the
 others are read in windows one after another, each from an empty memory, and
 every character but the first of a part is predicted once. The first characters
-of a window are predicted from little context, in all parts alike.
+of a window are predicted from little context. Validation has windows as long as
+those of training; the test can have longer ones, which show a model as it is
+used on a stream.
 
 References:
   Karpathy, char-rnn, 2015: tiny Shakespeare, 90 / 5 / 5 %.
@@ -38,6 +40,7 @@ _DATA_RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
     {
         'path': fields.text(),
         'context': fields.integer(1, 2**20),
+        'test_context': fields.integer(1, 2**20, optional=True),
         'steps_per_epoch': fields.integer(1),
         'validation_fraction': fields.number(0, 1, above=True, below=True),
         'test_fraction': fields.number(0, 1, above=True, below=True),
@@ -112,7 +115,7 @@ class Characters(protocol.Task):
             config.data.steps_per_epoch,
         ),
         'validation': windows(validation, context),
-        'test': windows(test, context),
+        'test': windows(test, config.data.test_context or context),
     }
 
   def _set_up(self, config: ml_collections.ConfigDict) -> None:

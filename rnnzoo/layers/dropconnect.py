@@ -1,0 +1,68 @@
+"""DropConnect on recurrent matrices: training drops entries of R itself.
+
+The mask is drawn once a call, outside the time loop, so every path and kernel
+runs as without it.
+
+References:
+  Wan et al., Regularization of neural networks using DropConnect, 2013.
+  Merity, Keskar, Socher, Regularizing and optimizing LSTM language models,
+  2018: DropConnect on an LSTM's R.
+"""
+
+from typing import Any
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+
+from rnnzoo import settings
+
+
+def dropconnect(params: Any, rate: float, key: jax.Array) -> Any:
+  """Drops a share of the entries of every recurrent matrix.
+
+  Entries are zeroed with probability `rate`, and the others are divided by
+  1 - rate. All sequences of a batch and all steps share one mask, and gradients
+  reach the entries that stay. Recurrences of single units, as in `IndRNN`, have
+  no matrix and are left alone.
+
+  >>> import rnnzoo
+  >>> layer = rnnzoo.LSTM(3, 8, rngs=nnx.Rngs(0))
+  >>> structure, params = nnx.split(layer, nnx.Param)
+  >>> def loss(params, x, key):
+  ...   layer = nnx.merge(structure, rnnzoo.dropconnect(params, 0.5, key))
+  ...   return jnp.mean(layer(x) ** 2)
+  >>> gradients = jax.grad(loss)(params, jnp.ones((2, 5, 3)), jax.random.key(1))
+
+  Args:
+    params: the state of a model, such as `nnx.state(model, nnx.Param)`.
+    rate: the share that is dropped, in [0, 1).
+    key: of the masks.
+
+  Returns:
+    A state of the same structure.
+
+  Raises:
+    ValueError: the rate is not in [0, 1), or there is no recurrent matrix.
+  """
+  settings.dropout_rate(rate, 'rate')
+  leaves, structure = jax.tree.flatten_with_path(params)
+  places = [
+      place for place, (path, leaf) in enumerate(leaves) if _is_matrix(path, leaf)
+  ]
+  if not places:
+    raise ValueError(
+        'dropconnect needs a recurrent matrix, such as an LSTM has; there is'
+        ' none in this state.'
+    )
+  values = [leaf for _, leaf in leaves]
+  for place, own in zip(places, jax.random.split(key, len(places))):
+    kernel = values[place]
+    kept = jax.random.bernoulli(own, 1 - rate, kernel.shape)
+    values[place] = jnp.where(kept, kernel / (1 - rate), 0)
+  return jax.tree.unflatten(structure, values)
+
+
+def _is_matrix(path: Any, leaf: jax.Array) -> bool:
+  names = [getattr(entry, 'key', None) for entry in path]
+  return 'recurrent_kernel' in names and leaf.shape[-1] > 1
