@@ -11,7 +11,6 @@ References:
 
 from typing import Any
 
-from flax import nnx
 import jax
 import jax.numpy as jnp
 
@@ -26,6 +25,7 @@ def dropconnect(params: Any, rate: float, key: jax.Array) -> Any:
   reach the entries that stay. Recurrences of single units, as in `IndRNN`, have
   no matrix and are left alone.
 
+  >>> from flax import nnx
   >>> import rnnzoo
   >>> layer = rnnzoo.LSTM(3, 8, rngs=nnx.Rngs(0))
   >>> structure, params = nnx.split(layer, nnx.Param)
@@ -47,19 +47,19 @@ def dropconnect(params: Any, rate: float, key: jax.Array) -> Any:
   """
   settings.dropout_rate(rate, 'rate')
   leaves, structure = jax.tree.flatten_with_path(params)
-  places = [
-      place for place, (path, leaf) in enumerate(leaves) if _is_matrix(path, leaf)
-  ]
-  if not places:
+  count = sum(_is_matrix(path, leaf) for path, leaf in leaves)
+  if not count:
     raise ValueError(
         'dropconnect needs a recurrent matrix, such as an LSTM has; there is'
         ' none in this state.'
     )
-  values = [leaf for _, leaf in leaves]
-  for place, own in zip(places, jax.random.split(key, len(places))):
-    kernel = values[place]
-    kept = jax.random.bernoulli(own, 1 - rate, kernel.shape)
-    values[place] = jnp.where(kept, kernel / (1 - rate), 0)
+  keys = iter(jax.random.split(key, count))
+  values = []
+  for path, leaf in leaves:
+    if _is_matrix(path, leaf):
+      kept = jax.random.bernoulli(next(keys), 1 - rate, leaf.shape)
+      leaf = jnp.where(kept, leaf / (1 - rate), 0)
+    values.append(leaf)
   return jax.tree.unflatten(structure, values)
 
 
