@@ -30,6 +30,7 @@ _DATA = (
     'data.delay',
     'data.length',
     'data.curriculum',
+    'data.test_context',
     'data.input_noise',
     'data.clean_epochs',
     'data.loss_steps',

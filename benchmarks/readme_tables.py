@@ -89,7 +89,7 @@ def gpu_runs() -> str:
   each = lambda key: ' and '.join(sorted({row[key] for row in rows}))
   lines += [
       '',
-      f'{first["device"]}, jax {first["jax"]}, {each("date")}, one seed,'
+      f'{each("device")}, jax {first["jax"]}, {each("date")}, one seed,'
       f' commits {each("commit")}. An epoch: training on 51,000'
       ' images, validation, and what is written; without compilation.',
   ]
@@ -873,6 +873,7 @@ def state_tracking() -> str:
     changed = row['experiment'].replace(f'model.layer={row["layer"]}', '')
     changed = re.sub(r' with $', '', changed.strip(' ,'))
     changed = re.sub(r' with ,? ?', ' with ', changed).removesuffix(' with')
+    changed = changed.replace(', ,', ',')
     cells = [f'`{changed}`', f'`{row["layer"]}`', *cells]
     lines.append('| ' + ' | '.join(cells) + ' |')
   return '\n'.join([*lines, '', _source(rows)])
