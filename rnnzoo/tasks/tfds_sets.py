@@ -94,7 +94,11 @@ def read(source: str, data_dir: str) -> Set:
           ' targets are needed'
       )
     tfds.disable_progress_bar()
-    builder.download_and_prepare()
+    try:
+      builder.download_and_prepare()
+    except FileExistsError:
+      # Another process prepared the set meanwhile: that one is read.
+      builder = tfds.builder(name, data_dir=place, file_format='array_record')
     if 'train' not in builder.info.splits:
       raise ValueError(f'it has the splits {[*builder.info.splits]}, no train')
     kinds = [builder.info.features[key] for key in keys[:2]]

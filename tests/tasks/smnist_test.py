@@ -23,6 +23,7 @@ import numpy as np
 from rnnzoo.tasks.images import idx
 from rnnzoo.tasks.images import mnist
 from rnnzoo.tasks.images import smnist
+from rnnzoo.tasks.images import tfds_mnist
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -186,6 +187,19 @@ class MnistTest(parameterized.TestCase):
     self.idx_dir = pathlib.Path(self.create_tempdir().full_path)
     self.data = load_config('base_smnist').data
     self.data.data_dir = self.create_tempdir().full_path
+
+  def test_another_process_prepares_it_first(self):
+    checksums = write_idx_files(self.idx_dir)
+    self.data.manual_dir = str(self.idx_dir)
+    whole = tfds_mnist.MNIST.download_and_prepare
+
+    def late(builder, **options):
+      whole(builder, **options)
+      raise FileExistsError('Destination 3.0.1 already exists.')
+
+    with mock.patch.object(tfds_mnist.MNIST, 'download_and_prepare', late):
+      images = mnist.load(self.data, checksums)
+    self.assertEqual(images.name, 'MNIST')
 
   def test_prepares_once_from_idx_files(self):
     checksums = write_idx_files(self.idx_dir)

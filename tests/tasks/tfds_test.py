@@ -3,6 +3,7 @@
 import importlib
 import io
 import pathlib
+from unittest import mock
 import sys
 
 from absl.testing import absltest
@@ -122,7 +123,13 @@ class TfdsTest(parameterized.TestCase):
         ('steps', 'y'),
         {'train': rows},
     )
-    task = self.sequences('made_steps')
+    # As if another process had prepared it at the same time.
+    with mock.patch.object(
+        tfds.core.DatasetBuilder,
+        'download_and_prepare',
+        side_effect=FileExistsError('it already exists'),
+    ):
+      task = self.sequences('made_steps')
     self.assertEqual(task.class_names, ('0', '1', '2'))
     found = {}
     for split in task.splits.values():

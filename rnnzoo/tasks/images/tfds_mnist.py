@@ -96,6 +96,9 @@ def prepare(data_dir: str | os.PathLike[str], idx_dir: str | os.PathLike[str]):
     builder.download_and_prepare(
         download_config=tfds.download.DownloadConfig(manual_dir=idx_dir)
     )
+  except FileExistsError:
+    # Another process wrote the copy meanwhile, whole: TFDS renames it at last.
+    return
   except (ValueError, OSError):
     raise
   except Exception as error:  # TFDS and its writers raise many kinds.
