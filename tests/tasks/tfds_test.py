@@ -3,8 +3,8 @@
 import importlib
 import io
 import pathlib
-from unittest import mock
 import sys
+from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
