@@ -10,7 +10,7 @@ stays finite for 1,000 steps: the text is learnt by heart before.
 Source: sizes of a public run, 254,000 tokens a second on an RTX 6000 Ada.
 
 Published: none.
-Measured: 804,000 tokens a second (H100, commit 4fe450f, while nothing else ran);
+Measured: 804,000 tokens a second (H100, commit 4fe450f, nothing else running);
 1,000 steps on tiny Shakespeare without a NaN, 1.614 nats on its last 5 %.
 
   python train.py --config=configs/elman_characters_50m.py
