@@ -42,6 +42,7 @@ class SweepsTest(absltest.TestCase):
         '--layers=GRU',
         '--repeats=1',
         '--compile_threads=2',
+        '--processes=1',
         '--resume',
         f'--output={path}',
     )
@@ -57,6 +58,7 @@ class SweepsTest(absltest.TestCase):
     # 2 shapes, 2 paths, 2 directions.
     self.assertLen(rows, 8)
     for row in rows:
+      self.assertEqual(row['path_of_none'], 'scan')
       taken = row['implementation'] == 'scan'
       self.assertEqual(row.get('choice'), 'best' if taken else None)
       self.assertEqual(row.get('of_scan'), 1 if taken else None)
@@ -91,12 +93,23 @@ class SweepsTest(absltest.TestCase):
 
   def test_slower_choice_is_marked(self):
     times = {'scan': 2.0, 'pallas': 1.0, 'cudnn': 0.5}
-    rows = [{'implementation': k, 'median_ms': v} for k, v in times.items()]
-    sweeps._compare(rows, 'scan')
+    names = {'layer': 'GRU', 'shape': '2x3x4x4', 'dtype': 'bfloat16'}
+    names |= {'direction': 'forward', 'path_of_none': 'scan'}
+    rows = [
+        names | {'implementation': k, 'median_ms': v} for k, v in times.items()
+    ]
+    sweeps._compare(rows)
     self.assertEqual(rows[0]['choice'], '2.00 SLOWER')
     self.assertNotIn('choice', rows[1])
     line = sweeps.summary(rows)
     self.assertIn("in 1 of 1 programs, and slower than 'scan' in 0", line)
+    self.assertIn(
+        "SLOWER: GRU 2x3x4x4 bfloat16, forward: None takes 'scan', 2.000 ms,"
+        " 2.00 times 'pallas'\n",
+        line,
+    )
+    rows[0]['dispatch_ms'] = 1.9
+    self.assertIn('bound by dispatch', sweeps.summary(rows))
     self.assertEmpty(sweeps.summary([{'implementation': 'scan'}]))
 
   def test_shapes(self):
