@@ -128,7 +128,7 @@ def _suites() -> dict[str, suites.Suite]:
       max_sets=2,
       threads=cores,
       processes=cores,
-      pace=timing.Pace(sample=0.01, program=0.05),
+      pace=timing.Pace(sample=0.01, program=0.05, enough=0.3),
   )
   # FlashRNN's single head, which cuDNN can run as well.
   cudnn = [name for name in batches if name.endswith('x768x768x1')]

@@ -41,10 +41,12 @@ class Pace:
       it.
     program: all samples of a program on an accelerator take about so many, but
       there are three at least.
+    enough: a call of so many is sampled once.
   """
 
   sample: float = 0.02
   program: float = 5.0
+  enough: float = math.inf
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,10 +162,15 @@ def interleave(
   for index in range(len(calls)):
     seconds = sample(index, 1)
     count = max(1, min(MAX_CALLS, round(pace.sample / seconds)))
-    few = max(3, round(pace.program / (count * seconds)))
-    long[index] = seconds > _LONG and not on_cpu
+    few = repeats
+    if not on_cpu:
+      long[index] = seconds > _LONG
+      few = min(repeats, max(3, round(pace.program / (count * seconds))))
+      if seconds > pace.enough:
+        samples[index].append(1e3 * seconds)
+        few = 0
     counts.append(count)
-    rounds.append(repeats if on_cpu else min(repeats, few))
+    rounds.append(few)
   for turn in range(repeats):
     for index, count in enumerate(counts):
       if turn < rounds[index]:
@@ -202,7 +209,8 @@ def measure(
 
   Returns:
     Fields of a row for each: those of `Times` for one set of inputs, `sets`,
-    their number, and on an accelerator `dispatch_ms`, the host's share of it.
+    their number, and on an accelerator `dispatch_ms`, the host's share of a
+    call below 100 ms.
   """
   sets = input_sets(arguments, timer.max_sets)
   each_call = [(sets,)] if timer.one_program else sets
@@ -223,7 +231,7 @@ def measure(
     for row, each in zip(rows, times, strict=True):
       row['with_copy_ms'] = each.median_ms
   for index, row in enumerate(rows):
-    if jax.default_backend() != 'cpu':
+    if jax.default_backend() != 'cpu' and times[index].median_ms < 100:
       before(index)
       few = min(5, times[index].calls)
       row['dispatch_ms'] = 1e3 * _seconds(calls[index], few)[0]
