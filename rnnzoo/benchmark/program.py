@@ -21,6 +21,7 @@ recurrent kernel, and x or the input gates.
 """
 
 import dataclasses
+import importlib.util
 import itertools
 import json
 import math
@@ -229,14 +230,27 @@ def main(unused_argv: list[str]) -> int:
 
 def _timer(suite, repeats: int, until: float) -> timing.Timer:
   """Returns the suite's timer with what the flags say."""
-  found = {'threads': _COMPILE_THREADS.value, 'processes': _PROCESSES.value}
-  if jax.default_backend() == 'cpu':  # It is busy enough.
-    found = {
-        'threads': found['threads'] or 1,
-        'processes': found['processes'] or 0,
-    }
-  given = {name: count for name, count in found.items() if count is not None}
-  return dataclasses.replace(suite.timer, repeats=repeats, until=until, **given)
+  on_cpu = jax.default_backend() == 'cpu'  # It is busy enough.
+  threads, processes = _COMPILE_THREADS.value, _PROCESSES.value
+  threads = threads or (1 if on_cpu else suite.timer.threads)
+  if processes is None:
+    processes = 0 if on_cpu else suite.timer.processes
+  if processes and not importlib.util.find_spec('flatbuffers'):
+    if _PROCESSES.value:
+      _give_up(f'--processes={processes} needs pip install flatbuffers')
+    print(
+        'pip install flatbuffers to trace in processes, before anything is'
+        ' timed; programs are now traced and compiled while others are timed',
+        file=sys.stderr,
+    )
+    processes = 0
+  return dataclasses.replace(
+      suite.timer,
+      repeats=repeats,
+      until=until,
+      threads=threads,
+      processes=processes,
+  )
 
 
 # Says which row it is.

@@ -4,8 +4,8 @@
 sweeps; 'lengths' has linear recurrences from one step to 65,536, with and
 without copying their inputs from the host. Rows of the path that `None` takes
 say how many times the time of the best path it is, and are marked where it is
-more than 5 % slower. `batches.txt` has the shapes of 'batches', first those
-that say most.
+more than 5 % slower. `batches.txt` has the shapes of 'batches', each far from
+those before, so that a part of a run covers the range.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -53,6 +53,7 @@ def summary(rows: Sequence[dict[str, Any]]) -> str:
   if not taken:
     return ''
   over = [row for row in taken if row['of_best'] > _SLOWER]
+  over.sort(key=lambda row: -row['of_best'])
   scan = [row for row in taken if row.get('of_scan', 0) > _SLOWER]
   share = f'by more than {_SLOWER - 1:.0%}'
   lines = [_sentence(row) for row in over] + [

@@ -7,10 +7,12 @@ import json
 import pathlib
 import subprocess
 import sys
+import time
 from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import flagsaver
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -589,6 +591,16 @@ class TimingTest(absltest.TestCase):
     self.assertEqual(''.join(order), 'aabb' + 'aabb' * 3)
     self.assertEqual([t.samples for t in times], [3, 3])
     self.assertLessEqual(times[0].low_ms, times[0].median_ms)
+
+  def test_long_calls_have_few_samples(self):
+    count = []
+    call = lambda: count.append(0) or time.sleep(0.03)
+    paces = timing.Pace(program=0.05), timing.Pace(enough=0.02)
+    with mock.patch.object(jax, 'default_backend', lambda: 'gpu'):
+      few, once = (timing.interleave([call], 9, pace=p)[0] for p in paces)
+    self.assertEqual([few.samples, once.samples], [3, 1])
+    # Two calls each to begin with; none to settle before a sample.
+    self.assertLen(count, 2 + 3 + 2)
 
 
 if __name__ == '__main__':
