@@ -190,7 +190,7 @@ class _Session:
     ahead = list(itertools.islice(traced, _ROUND))
     while ahead and time.monotonic() < self.timer.until:
       following = list(itertools.islice(traced, _ROUND))
-      groups = []
+      start, groups = time.monotonic(), []
       for case, future in ahead:
         with self.watchdog(f'tracing {case.label}, {case.title}'):
           prepared = future.result()
@@ -201,6 +201,9 @@ class _Session:
         known |= needed
       for group in groups:
         self._wait(group)
+      seconds = time.monotonic() - start
+      text = f'{len(groups)} cases are compiled, after {seconds:.0f} s'
+      print(text, file=sys.stderr, flush=True)
       while groups:  # The programs of those before are dropped.
         yield self._finish(groups.pop(0))
       ahead = following

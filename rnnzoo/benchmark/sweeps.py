@@ -128,7 +128,7 @@ def _suites() -> dict[str, suites.Suite]:
   timer = timing.Timer(
       max_sets=2,
       threads=cores,
-      processes=cores,
+      processes=max(1, cores - 2),  # The thread that times needs one.
       pace=timing.Pace(sample=0.01, program=0.05, enough=0.3),
   )
   # FlashRNN's single head, which cuDNN can run as well.

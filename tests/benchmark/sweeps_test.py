@@ -55,8 +55,10 @@ class SweepsTest(absltest.TestCase):
     self.assertIn('2 of 2 cases were not begun', err.getvalue())
     self.assertEmpty(json.loads(path.read_text())['rows'])
 
-    code, out = run(*arguments)
+    with contextlib.redirect_stderr(io.StringIO()) as err:
+      code, out = run(*arguments)
     self.assertEqual(code, 0, out)
+    self.assertIn('2 cases are compiled, after ', err.getvalue())
     rows = json.loads(path.read_text())['rows']
     # 2 shapes, 2 paths, 2 directions.
     self.assertLen(rows, 8)
