@@ -641,9 +641,13 @@ def batches() -> str:
       " `'scan'`, ms | times faster | compile, s | `'scan'` | MiB | `'scan'` |",
       '|---' * 11 + '|',
   ]
-  for (shape, layer), own in itertools.groupby(
-      rows, lambda row: (row['shape'], row['layer'])
-  ):
+  groups: dict[tuple, list[dict[str, Any]]] = {}
+  for row in rows:
+    sizes = data['shapes'][row['shape']]
+    order = 'num_heads', 'features', 'batch', 'time'
+    key = row['layer'], *(sizes[name] for name in order), row['shape']
+    groups.setdefault(key, []).append(row)
+  for (layer, *_, shape), own in sorted(groups.items()):
     timed = [row for row in own if 'median_ms' in row]
     taken = {row['direction']: row for row in timed if 'of_best' in row}
     scan = {
