@@ -10,7 +10,6 @@ That of docs/libraries.md comes from docs/libraries.json.
 
 import ast
 import functools
-import itertools
 import json
 import pathlib
 import re
