@@ -67,6 +67,14 @@ def precision(way: Way) -> contextlib.AbstractContextManager[Any]:
   return stack
 
 
+def _read(arguments: tuple[Any, ...], way: Way) -> tuple[Any, ...]:
+  """Returns those arguments that a program reads.
+
+  One that is handed on keeps all its arguments; forward has no use of weights.
+  """
+  return arguments[:1] if way.direction == cases.DIRECTIONS[0] else arguments
+
+
 @dataclasses.dataclass(frozen=True)
 class Prepared:
   """A case whose programs are lowered.
@@ -95,7 +103,8 @@ class Prepared:
     def finish() -> timing.Program:
       with precision(way):
         call = export.deserialize(text).call
-        program = timing.lower(call, *self.arguments, quick=quick)()
+        run = lambda *arguments: call(*_read(arguments, way))
+        program = timing.lower(run, *self.arguments, quick=quick)()
       return dataclasses.replace(program, compile_s=program.compile_s + seconds)
 
     return finish
@@ -124,10 +133,10 @@ def prepare(case: cases.Case, ways: list[Way], note: Note) -> Prepared:
     start = time.perf_counter()
     try:
       with precision(way):
-        program = export.export(
-            jax.jit(function(problem, way)), disabled_checks=_CHECKS
-        )
-        text = program(*problem.arguments).serialize()
+        run = function(problem, way)
+        called = jax.jit(lambda *read, run=run: run(*(*read, None)[:2]))
+        program = export.export(called, disabled_checks=_CHECKS)
+        text = program(*_read(problem.arguments, way)).serialize()
       programs[way] = text, time.perf_counter() - start
     except NotImplementedError as error:
       programs[way] = NotImplementedError(str(error))
