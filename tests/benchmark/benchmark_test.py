@@ -413,6 +413,16 @@ sys.exit(program.main(program.parse_flags([
     self.assertEqual(ended.returncode, 2)
     self.assertLen(ended.stderr.splitlines(), 1)
 
+  def test_processes_have_no_checks(self):
+    code, _, err = run(
+        '--suite=dense',
+        '--check_only',
+        '--processes=2',
+        f'--output={self.output()}',
+    )
+    self.assertEqual(code, 2)
+    self.assertIn('without --processes it would work', err)
+
   def test_help_lists_the_flags(self):
     ended = subprocess.run(
         [sys.executable, '-m', 'rnnzoo.benchmark', '--help'],
