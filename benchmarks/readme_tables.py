@@ -10,7 +10,6 @@ That of docs/libraries.md comes from docs/libraries.json.
 
 import ast
 import functools
-import itertools
 import json
 import pathlib
 import re
@@ -19,6 +18,8 @@ import sys
 from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+DIRECTIONS = ('forward', 'forward+backward')
 
 
 def load(name: str):
@@ -633,47 +634,77 @@ def large_batches(device: str = 'h200') -> str:
 def batches() -> str:
   """Returns the table of the path that `None` takes, beside 'scan'."""
   data = load('batches_h100.json')
-  rows = [r for r in data['rows'] if r['implementation'] != 'cudnn']
+  rows = [row for row in data['rows'] if row['implementation'] != 'cudnn']
   lines = [
-      "| layer | batch x time x features | path of `None` | `'scan'` | times"
-      " faster | compile, s | `'scan'` | MiB | `'scan'` |",
-      '|---' * 9 + '|',
+      '| layer | batch x time x features | path of `None` | ms | of the best |'
+      " `'scan'`, ms | times faster | compile, s | `'scan'` | MiB | `'scan'` |",
+      '|---' * 11 + '|',
   ]
-  for (shape, layer), own in itertools.groupby(
-      rows, lambda row: (row['shape'], row['layer'])
-  ):
-    by_way: dict[bool, dict[str, dict[str, Any]]] = {}
-    for row in own:
-      chosen = 'of_best' in row
-      by_way.setdefault(chosen, {})[row['direction']] = row
-    if len(by_way) < 2:  # The time was over.
+  groups: dict[tuple, list[dict[str, Any]]] = {}
+  for row in rows:
+    sizes = data['shapes'][row['shape']]
+    order = 'num_heads', 'features', 'batch', 'time'
+    key = row['layer'], *(sizes[name] for name in order), row['shape']
+    groups.setdefault(key, []).append(row)
+  for (layer, *_, shape), own in sorted(groups.items()):
+    timed = [row for row in own if 'median_ms' in row]
+    taken = {row['direction']: row for row in timed if 'of_best' in row}
+    scan = {
+        row['direction']: row
+        for row in timed
+        if row['implementation'] == 'scan'
+    }
+    if len(taken) < 2 or len(scan) < 2:  # It failed, or the time was over.
       continue
-    ways = [by_way[True], by_way[False]]
-    times = [
-        {direction: row['median_ms'] for direction, row in way.items()}
-        for way in ways
-    ]
+    ways = [taken, scan]
     both = [way['forward+backward'] for way in ways]
-    ratio = both[1]['median_ms'] / both[0]['median_ms']
+    times = [{k: row['median_ms'] for k, row in way.items()} for way in ways]
     sizes = data['shapes'][shape]
+    heads = sizes['num_heads']
+    parts = (
+        [heads, sizes['features'] // heads]
+        if heads > 1
+        else [sizes['features']]
+    )
     cells = [
         f'`{layer}`',
-        f'{sizes["batch"]} x {sizes["time"]} x {sizes["features"]}',
-        *(_two(time, 2) for time in times),
-        f'{ratio:.1f}',
+        ' x '.join(map(str, [sizes['batch'], sizes['time'], *parts])),
+        f"`'{both[0]['implementation']}'`",
+        _two(times[0], 2),
+        ' / '.join(_of_best(taken[k]['of_best']) for k in DIRECTIONS),
+        _two(times[1], 2),
+        f'{both[1]["median_ms"] / both[0]["median_ms"]:.1f}',
         *(f'{row["compile_s"]:.0f}' for row in both),
         *(f'{row["temp_bytes"] / 2**20:,.0f}' for row in both),
     ]
     lines.append(f'| {" | ".join(cells)} |')
+  together = {row['compiled_together'] for row in rows if 'median_ms' in row}
   lines += [
+      '',
+      _slower(rows),
       '',
       f'{data["device"]["kind"]}, jax {data["versions"]["jax"]},'
       f' {data["date"][:10]}, commit {data["commit"][:7]}. Milliseconds forward'
       ' / forward and backward, medians of calls in flight; bfloat16, with the'
       ' projection. Faster, seconds and MiB of temporary memory: forward and'
-      ' backward. Eight programs were compiled at once.',
+      f' backward. {" or ".join(map(str, sorted(together)))} programs were'
+      ' compiled at once.',
   ]
   return '\n'.join(lines)
+
+
+def _of_best(ratio: float) -> str:
+  """Returns a time as a multiple of the best path's, bold above 5 %."""
+  return f'**{ratio:.2f}**' if ratio > 1.05 else f'{ratio:.2f}'
+
+
+def _slower(rows: list[dict[str, Any]]) -> str:
+  """Returns how often `None` takes a path that is not the fastest."""
+  taken = [row for row in rows if 'of_best' in row]
+  over = [row['of_best'] for row in taken if row['of_best'] > 1.05]
+  often = f'{len(over)} of {len(taken)}' if over else f'none of {len(taken)}'
+  text = f'In {often} programs another path is more than 5 % faster'
+  return f'{text}, by {max(over):.2f} times at most.' if over else f'{text}.'
 
 
 def newton_h200() -> str:
@@ -768,9 +799,8 @@ def _two(runs, digits: int) -> str:
   """Returns times of both directions, or a dash."""
   if runs is None:
     return '-'
-  ways = ('forward', 'forward+backward')
   return ' / '.join(
-      f'{runs[way]:.{digits}f}' if way in runs else '-' for way in ways
+      f'{runs[way]:.{digits}f}' if way in runs else '-' for way in DIRECTIONS
   )
 
 

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rnnzoo.benchmark import arrays
 from rnnzoo.benchmark import baselines
 from rnnzoo.benchmark import problems
 
@@ -110,15 +111,9 @@ def errors(results: Sequence[Any], expected: Mapping[str, Any]) -> Errors:
         name = jax.tree_util.keystr(path, simple=True, separator='.')
         before, _ = found.get(name, (0.0, 0))
         # Unlike max(), keeps NaN.
-        found[name] = float(np.maximum(before, _relative(a, b))), a.size
+        error = np.maximum(before, arrays.relative_error(a, b))
+        found[name] = float(error), a.size
   return found
-
-
-@jax.jit
-def _relative(a: jax.Array, b: jax.Array) -> jax.Array:
-  norm = jnp.linalg.vector_norm
-  size = norm(b)
-  return norm(a.astype(b.dtype) - b) / jnp.where(size == 0, 1, size)
 
 
 def judge(

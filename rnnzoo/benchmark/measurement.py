@@ -1,25 +1,31 @@
 """Checks every result, then times those that are right.
 
 If nothing is timed, or a timer has several threads, programs of several cases
-are compiled side by side while the first ones are checked. Otherwise one is
-compiled after the other, so that the seconds it takes mean something.
+are compiled side by side while the first ones are checked. If it has processes
+as well, they trace and lower, and a round of cases is compiled before the first
+is timed: then nothing disturbs times. Otherwise one program is compiled after
+the other, so that the seconds it takes mean something.
 """
 
 import collections
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent import futures
 import contextlib
 import dataclasses
 import itertools
 import os
 import sys
+import time
 import traceback
 from typing import Any
 
 import jax
 
+from rnnzoo.benchmark import arrays
+from rnnzoo.benchmark import baselines
 from rnnzoo.benchmark import cases
 from rnnzoo.benchmark import checks
+from rnnzoo.benchmark import preparation
 from rnnzoo.benchmark import problems
 from rnnzoo.benchmark import timing
 from rnnzoo.benchmark import watchdog as watchdog_lib
@@ -30,28 +36,33 @@ Row = dict[str, Any]
 LABELS = ('layer', 'implementation', 'projection', 'direction')
 KEY = ('shape', 'dtype', *LABELS)
 
-# Cases that are in memory at the same time if nothing is timed.
+# Cases that are in memory at the same time if they are compiled ahead.
 _TOGETHER = 4
 
-# Calls that are in flight together, each of which is checked: CTAs that do not
-# wait for each other as they should are right most of the time.
+# Cases that are compiled before the first is timed. With more, less time is
+# spent on waiting for the last program, and more is lost if a run is ended.
+_ROUND = 24
+
+# Calls of a kernel that are in flight together, each of which is checked: CTAs
+# that do not wait for each other as they should are right most of the time.
 _CALLS = 3
+
+# Implementations that are no kernels of ours.
+_LOOPS = ('scan', *baselines.NAMES)
 
 
 @dataclasses.dataclass(eq=False)
 class _Run:
-  """One implementation of a problem in one direction, and its results so far.
+  """One program of a case, and its results so far.
 
   Attributes:
-    function: None if it cannot be made.
     compiling: None if it cannot be traced.
     program: None until it is compiled.
     right: whether its errors are within their limits.
   """
 
-  problem: problems.Problem
+  way: preparation.Way
   row: Row
-  function: Callable[..., Any] | None = None
   compiling: futures.Future[timing.Program] | None = None
   program: timing.Program | None = None
   right: bool = False
@@ -88,6 +99,23 @@ def _attempt(*runs: _Run) -> Iterator[None]:
         run.fail(error)
 
 
+@dataclasses.dataclass(eq=False)
+class _Group:
+  """A case and its programs, to be checked and timed together.
+
+  Attributes:
+    exact: the reference, where there is something to compare with it.
+    scan: the yardstick of errors, where there is one.
+    problem: None until its arrays are drawn.
+  """
+
+  case: cases.Case
+  runs: list[_Run]
+  exact: _Run | None = None
+  scan: _Run | None = None
+  problem: problems.Problem | None = None
+
+
 def measure(
     selected: Iterable[cases.Case],
     timer: timing.Timer,
@@ -104,81 +132,174 @@ def measure(
     'scan' is timed all the same. `compile_s` means little where several were
     `compiled_together`.
   """
-  workers = timer.threads if timer.repeats else os.cpu_count() or 1
-  together = 1 if workers == 1 else _TOGETHER
-  with futures.ThreadPoolExecutor(workers) as pool:
-    traced = (_trace(case, pool, timer, watchdog) for case in selected)
-    waiting = collections.deque(itertools.islice(traced, together))
+  for rows in by_case(selected, timer, watchdog):
+    yield from rows
+
+
+def by_case(
+    selected: Iterable[cases.Case],
+    timer: timing.Timer,
+    watchdog: watchdog_lib.Watchdog,
+    note: preparation.Note = lambda case: {},
+) -> Iterator[list[Row]]:
+  """Yields the rows of `measure` of a case, which have the facts of `note`."""
+  threads = timer.threads if timer.repeats else os.cpu_count() or 1
+  with futures.ThreadPoolExecutor(threads) as pool:
+    session = _Session(timer, watchdog, note, pool, threads)
+    if timer.processes:
+      with preparation.processes(timer.processes) as processes:
+        yield from session.in_rounds(selected, processes)
+    else:
+      yield from session.in_turn(selected)
+    # What is still to be compiled is not wanted.
+    pool.shutdown(wait=False, cancel_futures=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Session:
+  """The arguments of `by_case`, and threads that compile."""
+
+  timer: timing.Timer
+  watchdog: watchdog_lib.Watchdog
+  note: preparation.Note
+  pool: futures.Executor
+  threads: int
+
+  def in_turn(self, selected: Iterable[cases.Case]) -> Iterator[list[Row]]:
+    """Traces cases here, and compiles some ahead if there are threads."""
+    together = 1 if self.threads == 1 else _TOGETHER
+    begun = (self._trace(case) for case in selected)
+    waiting = collections.deque(itertools.islice(begun, together))
     while waiting:
-      yield from _finish(*waiting.popleft(), workers, timer, watchdog)
-      waiting.extend(itertools.islice(traced, 1))
+      yield self._finish(waiting.popleft())
+      waiting.extend(itertools.islice(begun, 1))
 
+  def in_rounds(
+      self, selected: Iterable[cases.Case], processes: futures.Executor
+  ) -> Iterator[list[Row]]:
+    """Compiles a round of cases, then times it while nothing is compiled.
 
-def _trace(case, pool, timer, watchdog) -> tuple[list[_Run], list[_Run]]:
-  """Traces a case's runs; and 'scan' in float64 and the yardstick, if any."""
-  problem = problems.build(case)
+    Meanwhile processes trace the next one, with a low priority.
+    """
+    traced = (
+        (case, processes.submit(preparation.prepare, case, _ways(case), note))
+        for note in [self.note]
+        for case in selected
+    )
+    known: set[tuple[Any, ...]] = set()
+    ahead = list(itertools.islice(traced, _ROUND))
+    while ahead and time.monotonic() < self.timer.until:
+      following = list(itertools.islice(traced, _ROUND))
+      start, groups = time.monotonic(), []
+      for case, future in ahead:
+        with self.watchdog(f'tracing {case.label}, {case.title}'):
+          prepared = future.result()
+        groups.append(self._compile(case, prepared, prepared.facts))
+        needed = arrays.operations(prepared.arguments, case.exact_dtype)
+        for operation in needed - known:
+          self.pool.submit(arrays.compile_ahead, *operation)
+        known |= needed
+      for group in groups:
+        self._wait(group)
+      seconds = time.monotonic() - start
+      text = f'{len(groups)} cases are compiled, after {seconds:.0f} s'
+      print(text, file=sys.stderr, flush=True)
+      while groups:  # The programs of those before are dropped.
+        yield self._finish(groups.pop(0))
+      ahead = following
 
-  def trace(implementation, direction, dtype=None, timed=False):
-    row = case.row(implementation, direction)
-    run = _Run(problem, row | {'dtype': dtype or case.dtype})
-    with watchdog(f'tracing {run}'), _attempt(run):
-      run.function = problem.function(implementation, direction, dtype)
-      arguments = jax.tree.map(
-          lambda x: jax.ShapeDtypeStruct(x.shape, dtype or x.dtype),
-          problem.arguments,
+  def _trace(self, case: cases.Case) -> _Group:
+    """Traces a case's programs, and begins to compile them."""
+    problem = problems.build(case)
+    here = preparation.Here(problem)
+    group = self._compile(case, here, self.note(case))
+    group.problem = problem
+    return group
+
+  def _compile(self, case, prepared, facts: Row) -> _Group:
+    """Begins to compile programs that are, or can be, lowered."""
+
+    def begin(way: preparation.Way) -> _Run:
+      row = case.row(way.implementation, way.direction) | facts
+      run = _Run(way, row | ({'dtype': case.exact_dtype} if way.exact else {}))
+      with self.watchdog(f'tracing {run}'), _attempt(run):
+        quick = way.exact or not (self.timer.repeats and way in timed)
+        run.compiling = self.pool.submit(prepared.lower(way, quick))
+      return run
+
+    timed = _timed(case)
+    runs = {way: begin(way) for way in timed}
+    group = _Group(case, list(runs.values()))
+    if any(run.compiling for run in runs.values()):
+      group.exact, *rest = (
+          runs.get(way) or begin(way) for way in _references(case)
       )
-      lowered = timing.lower(run.function, *arguments, quick=not timed)
-      run.compiling = pool.submit(lowered)
-    return run
+      group.scan = next(iter(rest), None)
+    return group
 
-  ways = list(itertools.product(case.implementations, cases.DIRECTIONS))
-  runs = [trace(*way, timed=bool(timer.repeats)) for way in ways]
-  references = []
-  if any(run.compiling for run in runs):
-    both = ('scan', cases.DIRECTIONS[1])
-    with jax.enable_x64(True), jax.default_matmul_precision('highest'):
-      references.append(trace(*both, dtype=case.exact_dtype))
-    if case.drawn:
-      scan = runs[ways.index(both)] if both in ways else trace(*both)
-      references.append(scan)
-  return runs, references
+  def _wait(self, group: _Group) -> None:
+    """Waits until a case's programs are compiled."""
+    for run in dict.fromkeys([*group.runs, group.exact, group.scan]):
+      if run is not None and run.program is None and run.compiling is not None:
+        with self.watchdog(f'compiling {run}'), _attempt(run):
+          run.program = run.compiling.result()
+          run.row |= {'compile_s': run.program.compile_s, **run.program.memory}
+          run.row['compiled_together'] = self.threads
+        run.compiling = None
 
-
-def _finish(runs, references, workers, timer, watchdog) -> Iterator[Row]:
-  """Yields the rows of a problem's runs, which `_trace` traced."""
-  for run in dict.fromkeys([*runs, *references]):
-    if run.compiling is not None:
-      with watchdog(f'compiling {run}'), _attempt(run):
-        run.program = run.compiling.result()
-        run.row |= {'compile_s': run.program.compile_s, **run.program.memory}
-        run.row['compiled_together'] = workers
-  if references:
-    with _attempt(*runs):  # Out of memory in float64, say.
-      _check(runs, *references, watchdog=watchdog)
-  right = [run for run in runs if run.right]
-  if timer.repeats and right:
-    _time(right, timer, watchdog)
-  yield from (run.row for run in runs)
+  def _finish(self, group: _Group) -> list[Row]:
+    """Returns the rows of a case."""
+    self._wait(group)
+    if group.exact is not None:
+      with _attempt(*group.runs):  # Out of memory in float64, say.
+        problem = group.problem or problems.build(group.case)
+        _check(problem, group, self.watchdog)
+        right = [run for run in group.runs if run.right]
+        if self.timer.repeats and right:
+          _time(problem, right, self.timer, self.watchdog)
+    return [run.row for run in group.runs]
 
 
-def _check(runs, exact, scan=None, *, watchdog) -> None:
+def _timed(case: cases.Case) -> list[preparation.Way]:
+  ways = itertools.product(case.implementations, cases.DIRECTIONS)
+  return [preparation.Way(*way) for way in ways]
+
+
+def _references(case: cases.Case) -> list[preparation.Way]:
+  """Returns the reference; and the yardstick of errors, if there is one."""
+  scan = 'scan', cases.DIRECTIONS[1]
+  found = [preparation.Way(*scan, exact=True)]
+  if case.drawn and not set(case.implementations) <= set(baselines.NAMES):
+    found.append(preparation.Way(*scan))
+  return found
+
+
+def _ways(case: cases.Case) -> list[preparation.Way]:
+  return list(dict.fromkeys([*_timed(case), *_references(case)]))
+
+
+def _check(problem, group: _Group, watchdog) -> None:
   """Compares results with the reference, and notes their errors."""
-  problem = exact.problem
+  exact: Any = group.exact
   with watchdog(f'{exact}, the reference'), jax.enable_x64(True):
-    dtype = problem.case.exact_dtype
-    wide = jax.tree.map(lambda x: x.astype(dtype), problem.arguments)
-    expected = jax.block_until_ready(exact.call(wide))
-    del wide
+    expected = jax.block_until_ready(exact.call(problem.arguments))
   scan_errors: checks.Errors = {}
-  if scan is not None:
-    with watchdog(str(scan)):
-      scan_errors = checks.errors([scan.call(problem.arguments)], expected)
-  for run in runs:
+  if group.scan is not None:
+    with watchdog(str(group.scan)):
+      results = [group.scan.call(problem.arguments)]
+      scan_errors = checks.errors(results, expected)
+      del results
+  for run in group.runs:
     if run.program is None:
       continue
     with watchdog(str(run)), _attempt(run):
-      results = [run.call(problem.arguments) for _ in range(_CALLS)]
-      found = checks.errors(results, expected)
+      if run is group.scan:
+        found = scan_errors
+      else:
+        calls = 1 if run.way.implementation in _LOOPS else _CALLS
+        results = [run.call(problem.arguments) for _ in range(calls)]
+        found = checks.errors(results, expected)
+        del results
       fields, run.right, reasons = checks.judge(
           problem, run.row['implementation'], found, scan_errors
       )
@@ -187,10 +308,12 @@ def _check(runs, exact, scan=None, *, watchdog) -> None:
         run.fail('; '.join(reasons))
 
 
-def _time(runs: Sequence[_Run], timer, watchdog) -> None:
+def _time(problem, runs: Sequence[_Run], timer, watchdog) -> None:
   """Notes times of runs of a problem."""
-  problem = runs[0].problem
-  programs: Any = [(run.function, run.program.call) for run in runs]  # type: ignore[union-attr]
+  programs: Any = [
+      (preparation.function(problem, run.way), run.program.call)  # type: ignore[union-attr]
+      for run in runs
+  ]
   begin = lambda index: watchdog.start(f'timing {runs[index]}')
   with watchdog('timing'), _attempt(*runs):
     measured = timing.measure(timer, problem.arguments, programs, begin)
@@ -200,5 +323,5 @@ def _time(runs: Sequence[_Run], timer, watchdog) -> None:
       if problem.traffic:
         moved = problem.traffic[cases.DIRECTIONS.index(row['direction'])]
         row |= {'bytes_moved': moved, 'gb_per_s': moved / ms / 1e6}
-      if row.get('dispatch_ms', 0) > 0.7 * ms:
+      if timing.by_dispatch(row):
         print(f'bound by dispatch: {run}', file=sys.stderr, flush=True)

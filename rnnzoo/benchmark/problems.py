@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import rnnzoo
+from rnnzoo.benchmark import arrays as arrays_lib
 from rnnzoo.benchmark import baselines
 from rnnzoo.benchmark import cases
 from rnnzoo.engines import call as call_lib
@@ -23,6 +24,9 @@ from rnnzoo.engines import paths
 
 # Maps arrays to results.
 Run = Callable[[Any], Any]
+
+# Maps seed, shape and dtype to normal numbers.
+Draw = Callable[[int, tuple[int, ...], str], jax.Array]
 
 # A-GRU's default γ is chaotic over hundreds of steps: rounding errors then grow
 # without bound, and no two correct results agree. The default scale of
@@ -72,11 +76,27 @@ class Problem:
 
 def build(case: cases.Case) -> Problem:
   """Draws a case's arrays."""
-  of_layer = _on_input if case.projection == 'with' else _on_gates
-  others = {'linear_scan': _linear_scan, 'projection': _projection}
-  problem = others.get(case.layer, of_layer)(case)
+  problem = _build(case, arrays_lib.normal)
   jax.block_until_ready(problem.arguments)
   return problem
+
+
+def abstract(case: cases.Case) -> Problem:
+  """Returns a case's problem with shapes and dtypes in place of arrays."""
+  found = []
+
+  def arguments():
+    found.append(_build(case, lambda _, *size: jnp.zeros(*size)))
+    return found[0].arguments
+
+  shapes = jax.eval_shape(arguments)
+  return dataclasses.replace(found[0], arguments=shapes)
+
+
+def _build(case: cases.Case, normal: Draw) -> Problem:
+  of_layer = _on_input if case.projection == 'with' else _on_gates
+  others = {'linear_scan': _linear_scan, 'projection': _projection}
+  return others.get(case.layer, of_layer)(case, normal)
 
 
 def _create(case: cases.Case, rng) -> Any:
@@ -126,12 +146,13 @@ def _flags(case: cases.Case, rng) -> dict[str, jax.Array | None]:
   }
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _normal(seed: int, shape: tuple[int, ...], dtype: str) -> jax.Array:
-  return jax.random.normal(jax.random.key(seed), shape, dtype)
+@functools.partial(jax.jit, static_argnums=1)
+def _rounded(arrays: Any, dtype: str) -> Any:
+  """Returns arrays rounded to a dtype and stored in float32."""
+  return jax.tree.map(lambda x: x.astype(dtype).astype(jnp.float32), arrays)
 
 
-def _on_input(case: cases.Case) -> Problem:
+def _on_input(case: cases.Case, normal: Draw) -> Problem:
   """A layer on x; that of a check is called with all arguments."""
   shape, rng = case.shape, np.random.default_rng(0)
   call = {**_flags(case, rng), 'reverse': cases.REVERSE in case.options}
@@ -146,21 +167,20 @@ def _on_input(case: cases.Case) -> Problem:
       return baselines.cudnn
     options = {'dtype': jnp.dtype(dtype), 'implementation': implementation}
     new = nnx.eval_shape(lambda: _make_layer(case, **options))
-    merge = functools.partial(nnx.merge, nnx.graphdef(new))
+    merge: Any = functools.partial(nnx.merge, nnx.graphdef(new))
     return lambda arrays: merge(arrays['state'])(arrays['x'], **call)
 
-  # Rounded to the dtype and stored in float32, so that the reference sees the
-  # same numbers.
-  rounded = lambda a: a.astype(case.dtype).astype(jnp.float32)
+  # Rounded, so that the reference sees the same numbers.
+  state = _rounded(nnx.to_pure_dict(nnx.state(layer)), case.dtype)
   lead = shape.batch, shape.time
-  x = _normal(0, (*lead, shape.in_features), case.dtype)
-  arrays = {'x': x, 'state': jax.tree.map(rounded, nnx.state(layer))}
+  x = normal(0, (*lead, shape.in_features), case.dtype)
+  arrays = {'x': x, 'state': state}
   features = shape.features * (2 if cases.BOTH in case.options else 1)
-  weights = _normal(1, (*lead, features), case.dtype)
+  weights = normal(1, (*lead, features), case.dtype)
   return Problem(case, (arrays, weights), make)
 
 
-def _on_gates(case: cases.Case) -> Problem:
+def _on_gates(case: cases.Case, normal: Draw) -> Problem:
   """A cell on input gates; that of a check also returns its final carry."""
   shape, rng = case.shape, np.random.default_rng(0)
   layer = _create(case, rng)
@@ -180,13 +200,13 @@ def _on_gates(case: cases.Case) -> Problem:
   by_feature = lambda v: v if v.ndim else jnp.broadcast_to(v, shape.features)
   kernel = layer._recurrent_kernel(case.dtype)
   arrays: dict[str, Any] = {
-      'x_gates': _normal(0, size, case.dtype),
+      'x_gates': normal(0, size, case.dtype),
       'kernel': kernel,
       'params': {k: by_feature(v[...]) for k, v in layer.cell_params.items()},
   }
   if case.drawn:
     arrays['carry'] = carry()
-  weights: Any = _normal(1, (*size[:2], shape.features), case.dtype)
+  weights: Any = normal(1, (*size[:2], shape.features), case.dtype)
   if case.checked:
     arrays['restart'] = carry()
     last = carry()
@@ -234,26 +254,26 @@ def _make_unroll(case, cell, flags, implementation, dtype) -> Run:
   return run
 
 
-def _linear_scan(case: cases.Case) -> Problem:
+def _linear_scan(case: cases.Case, normal: Draw) -> Problem:
   """`rnnzoo.linear_scan` of a in (0, 1) and b, each [B, T, F]."""
   shape, dtype = case.shape, case.dtype
   size = (shape.batch, shape.time, shape.features)
-  a, b = jax.nn.sigmoid(_normal(0, size, dtype)), _normal(1, size, dtype)
+  a, b = jax.nn.sigmoid(normal(0, size, dtype)), normal(1, size, dtype)
 
   def make(implementation, unused_dtype):
     scan = functools.partial(rnnzoo.linear_scan, implementation=implementation)
     return lambda arrays: scan(arrays['a'], arrays['b'])
 
   traffic = 3 * b.nbytes, 8 * b.nbytes
-  arguments = {'a': a, 'b': b}, _normal(2, size, dtype)
+  arguments = {'a': a, 'b': b}, normal(2, size, dtype)
   return Problem(case, arguments, make, traffic)
 
 
-def _projection(case: cases.Case) -> Problem:
+def _projection(case: cases.Case, normal: Draw) -> Problem:
   """The product of a MinGRU layer's projection, and nothing else."""
   shape, dtype = case.shape, case.dtype
   rows, wide = shape.batch * shape.time, 2 * shape.features
-  x = _normal(0, (rows, shape.in_features), dtype)
-  arrays = {'x': x, 'kernel': _normal(1, (shape.in_features, wide), dtype)}
+  x = normal(0, (rows, shape.in_features), dtype)
+  arrays = {'x': x, 'kernel': normal(1, (shape.in_features, wide), dtype)}
   make = lambda *_: lambda arrays: jnp.dot(arrays['x'], arrays['kernel'])
-  return Problem(case, (arrays, _normal(2, (rows, wide), dtype)), make)
+  return Problem(case, (arrays, normal(2, (rows, wide), dtype)), make)

@@ -21,6 +21,7 @@ recurrent kernel, and x or the input gates.
 """
 
 import dataclasses
+import importlib.util
 import itertools
 import json
 import math
@@ -46,6 +47,7 @@ from rnnzoo.benchmark import peers_torch
 from rnnzoo.benchmark import report
 from rnnzoo.benchmark import suites
 from rnnzoo.benchmark import sweeps
+from rnnzoo.benchmark import timing
 from rnnzoo.benchmark import watchdog as watchdog_lib
 
 SUITES = {**suites.SUITES, **sweeps.SUITES, 'peers': peers.SUITE}
@@ -87,6 +89,14 @@ _TIME_LIMIT = flags.DEFINE_float(
 )
 _COMPILE_THREADS = flags.DEFINE_integer(
     'compile_threads', None, 'Threads that compile.', lower_bound=1
+)
+_PROCESSES = flags.DEFINE_integer(
+    'processes',
+    None,
+    'Processes that trace and lower; the programs of some cases are then all'
+    ' compiled before the first is timed. By default one a core but for two in'
+    ' the suites batches and lengths on a GPU, otherwise 0.',
+    lower_bound=0,
 )
 _OUTPUT = flags.DEFINE_string(
     'output', 'runs/benchmark.json', 'The JSON file; its plot goes beside it.'
@@ -176,6 +186,12 @@ def main(unused_argv: list[str]) -> int:
   start = time.monotonic()
   suite, output, selected = SUITES[_SUITE.value], _OUTPUT.value, _select()
   repeats = 0 if _CHECK_ONLY.value else _REPEATS.value
+  timer = _timer(suite, repeats, start + _TIME_LIMIT.value)
+  if timer.processes and any(case.checked for case in selected):
+    _give_up(
+        f'--processes={timer.processes}: cases that are only checked have flags'
+        ' and lengths, which stay here; without --processes it would work'
+    )
   result = _new_result(selected, repeats)
   if _RESUME.value:
     selected = _resume(result, selected, repeats)
@@ -184,20 +200,11 @@ def main(unused_argv: list[str]) -> int:
   def save_hanging(work: str, reason: str) -> None:
     report.write({**result, 'hung': {'what': work, 'reason': reason}}, output)
 
-  default = 1 if jax.default_backend() == 'cpu' else suite.timer.threads
-  threads = _COMPILE_THREADS.value or default
-  timer = dataclasses.replace(suite.timer, repeats=repeats, threads=threads)
   watchdog = watchdog_lib.Watchdog(_TIMEOUT.value, save_hanging)
   table = report.Table(case.label for case in selected)
   titles = {(case.shape_name, case.dtype): case.title for case in selected}
-  begun = []
-
-  def begin(case: cases_lib.Case) -> bool:
-    in_time = time.monotonic() < start + _TIME_LIMIT.value
-    begun.extend([case] * in_time)
-    return in_time
-
-  cases = itertools.takewhile(begin, selected)
+  in_time = lambda _: time.monotonic() < timer.until
+  cases = itertools.takewhile(in_time, selected)
   for row in suite.measure(cases, timer, watchdog):
     table.title(titles[row['shape'], row['dtype']])
     if 'gb_per_s' in row:
@@ -207,14 +214,16 @@ def main(unused_argv: list[str]) -> int:
     # A run that is cut off has lost nothing.
     report.write(result, output)
   report.write(result, output)
-  if left := len(selected) - len(begun):
+  known = {_KEY(row) for row in result['rows']}
+  if left := sum(not _keys(case) <= known for case in selected):
     print(
         f'--time_limit={_TIME_LIMIT.value:g}: {left} of {len(selected)} cases'
         ' were not begun; --resume goes on with them',
         file=sys.stderr,
     )
   print(sweeps.summary(result['rows']) + output)
-  if repeats:
+  # Bars of so many shapes say nothing; benchmarks/sweeps.py draws lines.
+  if repeats and _SUITE.value not in sweeps.SUITES:
     try:
       print(figures.plot(output))
     except ModuleNotFoundError as error:
@@ -223,6 +232,41 @@ def main(unused_argv: list[str]) -> int:
   if bad:
     print(f'FAILED: {len(bad)} of {len(result["rows"])} rows', file=sys.stderr)
   return int(bool(bad))
+
+
+def _timer(suite, repeats: int, until: float) -> timing.Timer:
+  """Returns the suite's timer with what the flags say."""
+  on_cpu = jax.default_backend() == 'cpu'  # It is busy enough.
+  threads, processes = _COMPILE_THREADS.value, _PROCESSES.value
+  threads = threads or (1 if on_cpu else suite.timer.threads)
+  if processes is None:
+    processes = 0 if on_cpu else suite.timer.processes
+  if processes and not importlib.util.find_spec('flatbuffers'):
+    if _PROCESSES.value:
+      _give_up(f'--processes={processes} needs pip install flatbuffers')
+    print(
+        'pip install flatbuffers to trace in processes, before anything is'
+        ' timed; programs are now traced and compiled while others are timed',
+        file=sys.stderr,
+    )
+    processes = 0
+  return dataclasses.replace(
+      suite.timer,
+      repeats=repeats,
+      until=until,
+      threads=threads,
+      processes=processes,
+  )
+
+
+# Says which row it is.
+_KEY = operator.itemgetter(*measurement.KEY)
+
+
+def _keys(case: cases_lib.Case) -> set[tuple[str, ...]]:
+  """Returns those of the rows of a case."""
+  ways = itertools.product(case.implementations, cases_lib.DIRECTIONS)
+  return {_KEY(case.row(*way)) for way in ways}
 
 
 def _new_result(selected, repeats: int) -> dict[str, Any]:
@@ -256,8 +300,7 @@ def _resume(result, selected, repeats: int) -> list[cases_lib.Case]:
     facts = ('suite', 'device', 'versions', 'commit')
     if any(earlier[fact] != result[fact] for fact in facts):
       _give_up(f'--resume: {str(path)!r} is of another {", ".join(facts)}')
-    key = operator.itemgetter(*measurement.KEY)
-    found = {key(row): row for row in earlier['rows']}
+    found = {_KEY(row): row for row in earlier['rows']}
     done = {
         name
         for name, row in found.items()
@@ -270,8 +313,7 @@ def _resume(result, selected, repeats: int) -> list[cases_lib.Case]:
     _give_up(f"--resume: {str(path)!r} is not a benchmark's result")
   rest = []
   for case in selected:
-    ways = itertools.product(case.implementations, cases_lib.DIRECTIONS)
-    keys = {key(case.row(*way)) for way in ways}
+    keys = _keys(case)
     if not keys <= done:
       rest.append(case)
       # Programs that are compared are timed together.

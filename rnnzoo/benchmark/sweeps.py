@@ -4,13 +4,13 @@
 sweeps; 'lengths' has linear recurrences from one step to 65,536, with and
 without copying their inputs from the host. Rows of the path that `None` takes
 say how many times the time of the best path it is, and are marked where it is
-more than 5 % slower. `batches.txt` has the shapes of 'batches', first those
-that say most.
+more than 5 % slower. `batches.txt` has the shapes of 'batches', each far from
+those before, so that a part of a run covers the range.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-import itertools
-import operator
+import dataclasses
+import os
 import pathlib
 from typing import Any
 
@@ -38,47 +38,49 @@ def measure(
 ) -> Iterator[dict[str, Any]]:
   """Yields the rows of `measurement.measure`, with the path of `None`.
 
-  Rows of that path have `choice`, a text, and `of_best`: its time as a multiple
-  of the best path's.
+  All rows have `path_of_none`. Those of that path have `choice`, a text, and
+  `of_best`: its time as a multiple of the best path's.
   """
-  known: dict[Any, cases.Case] = {}
-
-  def noted():
-    for case in selected:
-      known[_key(case.row('', ''))] = case
-      yield case
-
-  rows = measurement.measure(noted(), timer, watchdog)
-  for key, group in itertools.groupby(rows, _key):
-    own = list(group)
-    chosen = _chosen(known.pop(key))
+  for rows in measurement.by_case(selected, timer, watchdog, _note):
     for direction in cases.DIRECTIONS:
-      _compare([r for r in own if r['direction'] == direction], chosen)
-    yield from own
+      _compare([row for row in rows if row['direction'] == direction])
+    yield from rows
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> str:
-  """Returns a line on how often a choice was not the best, or ''."""
+  """Returns how often a choice was not the best, and where; or ''."""
   taken = [row for row in rows if 'of_best' in row]
   if not taken:
     return ''
   over = [row for row in taken if row['of_best'] > _SLOWER]
+  over.sort(key=lambda row: -row['of_best'])
   scan = [row for row in taken if row.get('of_scan', 0) > _SLOWER]
   share = f'by more than {_SLOWER - 1:.0%}'
-  return (
+  lines = [_sentence(row) for row in over] + [
       f'None is slower than the best path {share} in {len(over)} of'
-      f" {len(taken)} programs, and slower than 'scan' in {len(scan)}.\n"
+      f" {len(taken)} programs, and slower than 'scan' in {len(scan)}."
+  ]
+  return ''.join(f'{line}\n' for line in lines)
+
+
+def _sentence(row: dict[str, Any]) -> str:
+  """Returns what there is to say about a choice that was not the best."""
+  text = (
+      f'SLOWER: {row["layer"]} {row["shape"]} {row["dtype"]},'
+      f' {row["direction"]}: None takes {row["path_of_none"]!r},'
+      f' {row["median_ms"]:.3f} ms, {row["of_best"]:.2f} times'
+      f' {row["best_path"]!r}'
   )
+  return f'{text}; bound by dispatch' if timing.by_dispatch(row) else text
 
 
-_key = operator.itemgetter('shape', 'dtype', 'layer', 'projection')
-
-
-def _compare(rows: Sequence[dict[str, Any]], chosen: str) -> None:
+def _compare(rows: Sequence[dict[str, Any]]) -> None:
   times = {r['implementation']: r['median_ms'] for r in rows if _is_timed(r)}
   for row in rows:
+    chosen = row['path_of_none']
     if row['implementation'] == chosen in times:
-      row['of_best'] = times[chosen] / min(times.values())
+      row['best_path'] = min(times, key=lambda name: times[name])
+      row['of_best'] = times[chosen] / times[row['best_path']]
       if 'scan' in times:
         row['of_scan'] = times[chosen] / times['scan']
       slower = row['of_best'] > _SLOWER
@@ -89,8 +91,11 @@ def _is_timed(row: dict[str, Any]) -> bool:
   return 'median_ms' in row and row['implementation'] != 'cudnn'
 
 
-def _chosen(case: cases.Case) -> str:
-  """Returns the path that `None` takes here."""
+def _note(case: cases.Case) -> dict[str, str]:
+  """Returns the path that `None` takes here.
+
+  It is timed by its name: the program is the same.
+  """
   shape, dtype = case.shape, jnp.dtype(case.dtype)
   size = shape.batch, shape.time, shape.in_features
   x = jax.ShapeDtypeStruct(size, dtype)
@@ -105,7 +110,7 @@ def _chosen(case: cases.Case) -> str:
 
   with path_choice.noted() as choices:
     jax.eval_shape(run, x)
-  return choices[-1].path
+  return {'path_of_none': choices[-1].path}
 
 
 def _suites() -> dict[str, suites.Suite]:
@@ -113,11 +118,19 @@ def _suites() -> dict[str, suites.Suite]:
   batches = dict(map(cases.parse_shape, lines.splitlines()))
   lengths = {
       f'{batch}x{steps}': cases.Shape(batch, steps, 64, 64)
-      for steps in (65536, 1, 4096, 256, 16, 16384, 1024, 64, 4)
+      for steps in (1024, 1, 16384, 16, 4096, 65536, 64, 256, 4)
       for batch in (1, 16)
   }
   gated, linear, bf16 = ('LSTM', 'GRU'), ('MinGRU', 'MinLSTM'), (cases.BF16,)
   paths = ('pallas', 'scan')
+  cores = os.cpu_count() or 1
+  # 5 samples of short calls, 3 of long ones: two thousand programs are many.
+  timer = timing.Timer(
+      max_sets=2,
+      threads=cores,
+      processes=max(1, cores - 2),  # The thread that times needs one.
+      pace=timing.Pace(sample=0.01, program=0.05, enough=0.3),
+  )
   # FlashRNN's single head, which cuDNN can run as well.
   cudnn = [name for name in batches if name.endswith('x768x768x1')]
   one_head = suites.Entry(
@@ -132,7 +145,7 @@ def _suites() -> dict[str, suites.Suite]:
               one_head,
               suites.Entry(None, gated, 'with', bf16, paths),
           ],
-          timer=timing.Timer(max_sets=2, threads=8),
+          timer=timer,
           default_shapes=[*batches],
           implementations=(*paths, baselines.CUDNN),
           drawn=True,
@@ -145,7 +158,7 @@ def _suites() -> dict[str, suites.Suite]:
               suites.Entry(None, ['linear_scan'], 'without'),
               suites.Entry(None, linear, 'with'),
           ],
-          timer=timing.Timer(from_host=True, threads=8),
+          timer=dataclasses.replace(timer, max_sets=8, from_host=True),
           default_shapes=[*lengths],
           measure=measure,
       ),

@@ -9,7 +9,7 @@ are larger in all than any cache. And a call of 20 µs is shorter than its own
 dispatch, so one program may do all sets, one after the other.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import functools
 import itertools
@@ -18,22 +18,35 @@ import time
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-# A sample lasts about this long, in seconds, where MAX_CALLS calls can fill it.
-SAMPLE_SECONDS = 0.02
+from rnnzoo.benchmark import arrays as arrays_lib
+
 MAX_CALLS = 20
 
 # Sets of inputs are larger than this in all.
 SET_BYTES = 300e6
 
-# Arrays of steps, by name.
-SEQUENCES = ('x', 'x_gates', 'a', 'b')
+# Samples need no call before that fills the caches if their calls take so many
+# seconds: a cache is filled in far less.
+_LONG = 0.02
 
-# Samples of a slow call, a loop of launches on an accelerator, take about so
-# many seconds in all.
-SLOW_BUDGET = 5.0
+
+@dataclasses.dataclass(frozen=True)
+class Pace:
+  """How long programs are timed.
+
+  Attributes:
+    sample: a sample lasts about so many seconds, where MAX_CALLS calls can fill
+      it.
+    program: all samples of a program on an accelerator take about so many, but
+      there are three at least.
+    enough: a call of so many is sampled once.
+  """
+
+  sample: float = 0.02
+  program: float = 5.0
+  enough: float = math.inf
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +60,9 @@ class Timer:
       shorter than their dispatch.
     from_host: whether calls that copy sequences from the host are timed too.
     threads: that compile; if several, seconds of compilation mean little.
+    processes: that trace and lower; 0 to do it here. With some, all of a round
+      of cases is compiled before the first is timed.
+    until: `time.monotonic()` at which no round is begun.
   """
 
   repeats: int = 0
@@ -54,6 +70,9 @@ class Timer:
   one_program: bool = False
   from_host: bool = False
   threads: int = 1
+  processes: int = 0
+  until: float = math.inf
+  pace: Pace = Pace()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,28 +139,38 @@ def interleave(
     calls: Sequence[Callable[[], Any]],
     repeats: int,
     before: Callable[[int], None] = lambda index: None,
+    pace: Pace = Pace(),
 ) -> list[Times]:
   """Returns the times of each call, one sample per repeat, in turn.
 
   A call returns arrays to wait for. A slow one has fewer samples. `before` gets
   the index of a call before each of its samples.
   """
+  on_cpu = jax.default_backend() == 'cpu'
+  long = [False for _ in calls]
 
   def sample(index: int, count: int) -> float:
     before(index)
     # The call before left its own data in the caches, and maybe threads that
     # still spin.
-    jax.block_until_ready(calls[index]())
+    if not long[index]:
+      jax.block_until_ready(calls[index]())
     return _seconds(calls[index], count)[1]
 
   samples: list[list[float]] = [[] for _ in calls]
   rounds, counts = [], []
   for index in range(len(calls)):
     seconds = sample(index, 1)
-    counts.append(max(1, min(MAX_CALLS, round(SAMPLE_SECONDS / seconds))))
-    few = max(2, round(SLOW_BUDGET / seconds))
-    on_cpu = jax.default_backend() == 'cpu'
-    rounds.append(repeats if on_cpu else min(repeats, few))
+    count = max(1, min(MAX_CALLS, round(pace.sample / seconds)))
+    few = repeats
+    if not on_cpu:
+      long[index] = seconds > _LONG
+      few = min(repeats, max(3, round(pace.program / (count * seconds))))
+      if seconds > pace.enough:
+        samples[index].append(1e3 * seconds)
+        few = 0
+    counts.append(count)
+    rounds.append(few)
   for turn in range(repeats):
     for index, count in enumerate(counts):
       if turn < rounds[index]:
@@ -180,7 +209,8 @@ def measure(
 
   Returns:
     Fields of a row for each: those of `Times` for one set of inputs, `sets`,
-    their number, and on an accelerator `dispatch_ms`, the host's share of it.
+    their number, and on an accelerator `dispatch_ms`, the host's share of a
+    call below 100 ms.
   """
   sets = input_sets(arguments, timer.max_sets)
   each_call = [(sets,)] if timer.one_program else sets
@@ -192,20 +222,27 @@ def measure(
       program = build(functools.partial(in_turn, function), sets).call
     turns = itertools.cycle(each_call)
     calls.append(lambda call=program, turns=turns: call(*next(turns)))
-  times = interleave(calls, timer.repeats, before)
+  times = interleave(calls, timer.repeats, before, timer.pace)
   rows = [{**dataclasses.asdict(each), 'sets': len(sets)} for each in times]
   if timer.from_host:
-    copied = [_from_host(call, arguments) for _, call in programs]
-    times = interleave(copied, timer.repeats, before)
+    host = {k: np.asarray(v) for k, v in _sequences(arguments).items()}
+    copied = [_from_host(call, arguments, host) for _, call in programs]
+    times = interleave(copied, timer.repeats, before, timer.pace)
     for row, each in zip(rows, times, strict=True):
       row['with_copy_ms'] = each.median_ms
   for index, row in enumerate(rows):
-    if jax.default_backend() != 'cpu':
+    if jax.default_backend() != 'cpu' and times[index].median_ms < 100:
       before(index)
-      row['dispatch_ms'] = 1e3 * _seconds(calls[index], 5)[0]
+      few = min(5, times[index].calls)
+      row['dispatch_ms'] = 1e3 * _seconds(calls[index], few)[0]
     for name in row.keys() & {'median_ms', 'low_ms', 'high_ms', 'dispatch_ms'}:
       row[name] /= per_call
   return rows
+
+
+def by_dispatch(row: Mapping[str, Any]) -> bool:
+  """Returns whether a row of `measure` says more of the host than of a path."""
+  return row.get('dispatch_ms', 0) > 0.7 * row['median_ms']
 
 
 def input_sets(arguments: tuple[Any, Any], max_sets: int) -> list[Any]:
@@ -218,22 +255,28 @@ def input_sets(arguments: tuple[Any, Any], max_sets: int) -> list[Any]:
     own = sum(x.nbytes for x in jax.tree.leaves(arguments[0]))
     count = max(2, math.ceil(SET_BYTES / own))
   count = min(max_sets, count)
+  arrays, weights = arguments
 
-  @functools.partial(jax.jit, static_argnums=1)
-  def later(arguments, steps):
-    arrays, weights = arguments
-    roll = lambda x: jnp.roll(x, steps, axis=1 if x.ndim > 2 else 0)
-    inputs = {k: roll(v) for k, v in arrays.items() if k in SEQUENCES}
-    return {**arrays, **inputs}, jax.tree.map(roll, weights)
+  def later(steps: int):
+    shifted = functools.partial(arrays_lib.later, steps=steps)
+    inputs = {k: shifted(v) for k, v in _sequences(arguments).items()}
+    return {**arrays, **inputs}, jax.tree.map(shifted, weights)
 
-  sets = [arguments, *(later(arguments, steps) for steps in range(1, count))]
-  return jax.block_until_ready(sets)
+  return jax.block_until_ready([arguments, *map(later, range(1, count))])
 
 
-def _from_host(call: Callable[..., Any], arguments: tuple[Any, Any]):
+def _sequences(arguments: tuple[Any, Any]) -> dict[str, jax.Array]:
+  names = arrays_lib.SEQUENCES
+  return {k: v for k, v in arguments[0].items() if k in names}
+
+
+def _from_host(
+    call: Callable[..., Any],
+    arguments: tuple[Any, Any],
+    host: dict[str, np.ndarray],
+) -> Callable[[], Any]:
   """Returns a call that copies its sequences from the host."""
   arrays, weights = arguments
-  host = {k: np.asarray(v) for k, v in arrays.items() if k in SEQUENCES}
   return lambda: call({**arrays, **jax.device_put(host)}, weights)
 
 

@@ -7,10 +7,12 @@ import json
 import pathlib
 import subprocess
 import sys
+import time
 from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import flagsaver
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -315,7 +317,7 @@ class BenchmarkTest(absltest.TestCase):
     )
     title = 'MinGRU 1x8 B3 T5 float32 layer reset mask reverse'
     self.assertEqual(rows[1]['layer'], title)
-    self.assertIn('gradient.state.learned_carry.0.value', rows[1]['errors'])
+    self.assertIn('gradient.state.learned_carry.0', rows[1]['errors'])
 
   @pytest.mark.slow
   def test_hang_ends_with_a_message(self):
@@ -410,6 +412,16 @@ sys.exit(program.main(program.parse_flags([
     )
     self.assertEqual(ended.returncode, 2)
     self.assertLen(ended.stderr.splitlines(), 1)
+
+  def test_processes_have_no_checks(self):
+    code, _, err = run(
+        '--suite=dense',
+        '--check_only',
+        '--processes=2',
+        f'--output={self.output()}',
+    )
+    self.assertEqual(code, 2)
+    self.assertIn('without --processes it would work', err)
 
   def test_help_lists_the_flags(self):
     ended = subprocess.run(
@@ -589,6 +601,16 @@ class TimingTest(absltest.TestCase):
     self.assertEqual(''.join(order), 'aabb' + 'aabb' * 3)
     self.assertEqual([t.samples for t in times], [3, 3])
     self.assertLessEqual(times[0].low_ms, times[0].median_ms)
+
+  def test_long_calls_have_few_samples(self):
+    count = []
+    call = lambda: count.append(0) or time.sleep(0.03)
+    paces = timing.Pace(program=0.05), timing.Pace(enough=0.02)
+    with mock.patch.object(jax, 'default_backend', lambda: 'gpu'):
+      few, once = (timing.interleave([call], 9, pace=p)[0] for p in paces)
+    self.assertEqual([few.samples, once.samples], [3, 1])
+    # Two calls each to begin with; none to settle before a sample.
+    self.assertLen(count, 2 + 3 + 2)
 
 
 if __name__ == '__main__':

@@ -1,7 +1,9 @@
 """Suites that ask whether `None` takes the fastest path."""
 
 import contextlib
+import dataclasses
 import io
+import itertools
 import json
 import pathlib
 from unittest import mock
@@ -14,6 +16,7 @@ from rnnzoo.benchmark import machine
 from rnnzoo.benchmark import program
 from rnnzoo.benchmark import suites
 from rnnzoo.benchmark import sweeps
+from tests import documents_test
 
 
 def run(*arguments):
@@ -42,6 +45,7 @@ class SweepsTest(absltest.TestCase):
         '--layers=GRU',
         '--repeats=1',
         '--compile_threads=2',
+        '--processes=1',
         '--resume',
         f'--output={path}',
     )
@@ -51,12 +55,15 @@ class SweepsTest(absltest.TestCase):
     self.assertIn('2 of 2 cases were not begun', err.getvalue())
     self.assertEmpty(json.loads(path.read_text())['rows'])
 
-    code, out = run(*arguments)
+    with contextlib.redirect_stderr(io.StringIO()) as err:
+      code, out = run(*arguments)
     self.assertEqual(code, 0, out)
+    self.assertIn('2 cases are compiled, after ', err.getvalue())
     rows = json.loads(path.read_text())['rows']
     # 2 shapes, 2 paths, 2 directions.
     self.assertLen(rows, 8)
     for row in rows:
+      self.assertEqual(row['path_of_none'], 'scan')
       taken = row['implementation'] == 'scan'
       self.assertEqual(row.get('choice'), 'best' if taken else None)
       self.assertEqual(row.get('of_scan'), 1 if taken else None)
@@ -91,13 +98,59 @@ class SweepsTest(absltest.TestCase):
 
   def test_slower_choice_is_marked(self):
     times = {'scan': 2.0, 'pallas': 1.0, 'cudnn': 0.5}
-    rows = [{'implementation': k, 'median_ms': v} for k, v in times.items()]
-    sweeps._compare(rows, 'scan')
+    names = {'layer': 'GRU', 'shape': '2x3x4x4', 'dtype': 'bfloat16'}
+    names |= {'direction': 'forward', 'path_of_none': 'scan'}
+    rows = [
+        names | {'implementation': k, 'median_ms': v} for k, v in times.items()
+    ]
+    sweeps._compare(rows)
     self.assertEqual(rows[0]['choice'], '2.00 SLOWER')
     self.assertNotIn('choice', rows[1])
     line = sweeps.summary(rows)
     self.assertIn("in 1 of 1 programs, and slower than 'scan' in 0", line)
+    self.assertIn(
+        "SLOWER: GRU 2x3x4x4 bfloat16, forward: None takes 'scan', 2.000 ms,"
+        " 2.00 times 'pallas'\n",
+        line,
+    )
+    rows[0]['dispatch_ms'] = 1.9
+    self.assertIn('bound by dispatch', sweeps.summary(rows))
     self.assertEmpty(sweeps.summary([{'implementation': 'scan'}]))
+
+  def test_table(self):
+    rows, ways = [], ('pallas', 'scan', 'cudnn')
+    for shape, chosen in (('2x3x4x4x2', 'pallas'), ('5x2x4x4', 'scan')):
+      case = cases.Case('LSTM', shape, None, 'bfloat16', 'with', ())
+      times = {'pallas': 3.0, 'scan': 2.0, 'cudnn': 1.0}
+      for way, direction in itertools.product(ways, cases.DIRECTIONS):
+        row = case.row(way, direction) | {'path_of_none': chosen}
+        if (way, chosen) == ('pallas', 'scan'):
+          row['status'] = 'cannot'
+        else:
+          row |= {'median_ms': times[way], 'compile_s': 4.0}
+          row |= {'temp_bytes': 2**21, 'compiled_together': 16}
+        rows.append(row)
+      sweeps._compare(rows[-6::2])
+      sweeps._compare(rows[-5::2])
+    shapes = map(cases.parse_shape, ('2,3,4,4,2', '5,2,4,4'))
+    result = {
+        'device': {'kind': 'GPU'},
+        'versions': {'jax': '1'},
+        'date': '2026-01-01T',
+        'commit': '12345678',
+        'shapes': {k: dataclasses.asdict(v) for k, v in shapes},
+        'rows': rows,
+    }
+    tables = documents_test.readme_tables()
+    with mock.patch.object(tables, 'load', lambda _: result):
+      text = tables.batches()
+    self.assertIn(
+        "| 2 x 3 x 2 x 2 | `'pallas'` | 3.00 / 3.00 | **1.50** / **1.50** |"
+        ' 2.00 / 2.00 | 0.7 | 4 | 4 | 2 | 2 |\n',
+        text,
+    )
+    self.assertIn("| 5 x 2 x 4 | `'scan'` | 2.00 / 2.00 | 1.00 / 1.00", text)
+    self.assertIn('In 2 of 4 programs another path is more than 5 %', text)
 
   def test_shapes(self):
     suite = sweeps.SUITES['batches']

@@ -1,0 +1,179 @@
+"""Traces and lowers the programs of cases, here or in other processes.
+
+Tracing and lowering are Python, which one thread at a time can run, and take
+longer than XLA where kernels are lowered. A process hands on a program that is
+lowered; it is compiled here, where no two searches for the fastest product
+disturb each other.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from concurrent import futures
+import contextlib
+import dataclasses
+import functools
+import multiprocessing
+import os
+import threading
+import time
+import traceback
+from typing import Any, NamedTuple
+
+import jax
+from jax import export
+
+from rnnzoo.benchmark import baselines
+from rnnzoo.benchmark import cases
+from rnnzoo.benchmark import problems
+from rnnzoo.benchmark import timing
+
+# How many processes give way to threads that compile or time.
+_NICE = 10
+
+# Kernels are handed on as they are.
+_CHECKS = [export.DisabledSafetyCheck.custom_call('mosaic_gpu_v2')]
+
+# Facts of a case, for all of its rows.
+Note = Callable[[cases.Case], dict[str, Any]]
+
+
+class Way(NamedTuple):
+  """A program of a case.
+
+  Attributes:
+    exact: whether it is the reference, in `Case.exact_dtype`.
+  """
+
+  implementation: str
+  direction: str
+  exact: bool = False
+
+
+def function(problem: problems.Problem, way: Way) -> Callable[..., Any]:
+  """Returns a function of the problem's arguments."""
+  if not way.exact:
+    return problem.function(way.implementation, way.direction)
+  dtype = problem.case.exact_dtype
+  run = problem.function(way.implementation, way.direction, dtype)
+  widen = functools.partial(jax.tree.map, lambda x: x.astype(dtype))
+  return lambda *arguments: run(*widen(arguments))
+
+
+def precision(way: Way) -> contextlib.AbstractContextManager[Any]:
+  """Returns the context to trace and compile it in."""
+  stack = contextlib.ExitStack()
+  if way.exact:
+    stack.enter_context(jax.enable_x64(True))
+    stack.enter_context(jax.default_matmul_precision('highest'))
+  return stack
+
+
+def _read(arguments: tuple[Any, ...], way: Way) -> tuple[Any, ...]:
+  """Returns those arguments that a program reads.
+
+  One that is handed on keeps all its arguments; forward has no use of weights.
+  """
+  return arguments[:1] if way.direction == cases.DIRECTIONS[0] else arguments
+
+
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+  """A case whose programs are lowered.
+
+  Attributes:
+    programs: each with the seconds that it took, or why it cannot be. Those of
+      baselines are left out: cuDNN's calls cannot be handed on.
+    arguments: shapes and dtypes.
+    facts: of a `Note`.
+  """
+
+  case: cases.Case
+  programs: Mapping[Way, tuple[bytearray, float] | Exception]
+  arguments: Any
+  facts: dict[str, Any]
+
+  def lower(self, way: Way, quick: bool) -> Callable[[], timing.Program]:
+    """Returns the program's compilation, as `timing.lower` does."""
+    if way.implementation in baselines.NAMES:
+      return Here(problems.abstract(self.case)).lower(way, quick)
+    found = self.programs[way]
+    if isinstance(found, Exception):
+      raise found
+    text, seconds = found
+
+    def finish() -> timing.Program:
+      with precision(way):
+        call = export.deserialize(text).call
+        run = lambda *arguments: call(*_read(arguments, way))
+        program = timing.lower(run, *self.arguments, quick=quick)()
+      return dataclasses.replace(program, compile_s=program.compile_s + seconds)
+
+    return finish
+
+
+@dataclasses.dataclass(frozen=True)
+class Here:
+  """Like `Prepared`; traces and lowers in this thread, when it is asked to."""
+
+  problem: problems.Problem
+
+  def lower(self, way: Way, quick: bool) -> Callable[[], timing.Program]:
+    """Returns the program's compilation, as `timing.lower` does."""
+    with precision(way):
+      run = function(self.problem, way)
+      return timing.lower(run, *self.problem.arguments, quick=quick)
+
+
+def prepare(case: cases.Case, ways: list[Way], note: Note) -> Prepared:
+  """Traces and lowers programs of a case for the device that is here."""
+  problem = problems.abstract(case)
+  programs: dict[Way, Any] = {}
+  for way in ways:
+    if way.implementation in baselines.NAMES:
+      continue
+    start = time.perf_counter()
+    try:
+      with precision(way):
+        run = function(problem, way)
+        called = jax.jit(lambda *read, run=run: run(*(*read, None)[:2]))
+        program = export.export(called, disabled_checks=_CHECKS)
+        text = program(*_read(problem.arguments, way)).serialize()
+      programs[way] = text, time.perf_counter() - start
+    except NotImplementedError as error:
+      programs[way] = NotImplementedError(str(error))
+    except Exception:
+      # Not every exception can be sent.
+      programs[way] = RuntimeError(traceback.format_exc())
+  return Prepared(case, programs, problem.arguments, note(case))
+
+
+@contextlib.contextmanager
+def processes(count: int) -> Iterator[futures.Executor]:
+  """Gives processes that run `prepare`."""
+  # A process that is forked would have JAX's locks, and not their threads.
+  context = multiprocessing.get_context('spawn')
+  config: Any = jax.config  # Its attributes have no types.
+  platforms = (config.jax_platforms,)
+  pool = futures.ProcessPoolExecutor(count, context, _start, platforms)
+  try:
+    yield pool
+  finally:
+    pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _start(platforms: str | None) -> None:
+  """Begins a process, which sees the device and keeps none of its memory."""
+  threading.Thread(target=_end_with_parent, daemon=True).start()
+  os.environ['XLA_PYTHON_CLIENT_PREALLOCATE'] = 'false'
+  os.environ['XLA_PYTHON_CLIENT_ALLOCATOR'] = 'platform'
+  os.nice(_NICE)
+  jax.config.update('jax_platforms', platforms)
+  # The same jax reads a program: it is to be the one that would run here.
+  jax.config.update('jax_export_ignore_forward_compatibility', True)
+
+
+def _end_with_parent() -> None:
+  """Ends the process when its parent is no more, as after a watchdog."""
+  parent = multiprocessing.parent_process()
+  if parent is not None:
+    parent.join()
+    os._exit(1)
