@@ -28,18 +28,23 @@ Carry = cell_lib.Carry
 
 
 # Elements of input gates that are formed at once. On a CPU they should stay in
-# cache: 2 MiB in float32, or up to 8 MiB where 2 are not even 32 steps. An
+# cache: 2 MiB in float32, or up to 8 MiB where 2 are not even 4 steps. An
 # accelerator wants few, large operations: 256 MiB.
-_CPU_ELEMENTS, _CPU_ELEMENTS_OF_FEW_STEPS, _FEW_STEPS = 2**19, 2**21, 32
+_CPU_ELEMENTS, _CPU_ELEMENTS_OF_FEW_STEPS, _CPU_STEPS = 2**19, 2**21, 4
+
+# On a CPU, sequences of less than 8 MiB run as one chunk of up to 32 steps: a
+# loop less to compile. Longer ones have temporaries that the allocator maps
+# anew in each call.
+_CPU_WHOLE_ELEMENTS = 2**21
 _ACCELERATOR_ELEMENTS = 2**26
 
 # Recurrent gates are saved for the backward pass up to this many elements.
 _SAVED_ELEMENTS = 2**22
 
-# On a CPU, where a cache has not even 32 steps, sequences of up to 64 MiB are
-# one chunk of the backward pass, and their recurrent gates are saved. (Of
-# longer ones, temporaries of that size took more time than they saved.)
-_CPU_WHOLE_ELEMENTS = 2**24
+# On a CPU, where a cache has not even 32 steps, the recurrent gates of a
+# sequence of up to 64 MiB are saved. (Those of longer ones took more time than
+# they saved.)
+_FEW_STEPS, _CPU_SAVED_ELEMENTS = 32, 2**24
 
 # On a CPU, sequences of up to 4 MiB of gates are one chunk, with their gates in
 # one array where that runs as fast: XLA has a third less to compile.
@@ -65,17 +70,19 @@ def chunk_length(time: int, width: int) -> int:
     return scan_steps.divisor(time, _FEW_STEPS)
   width = max(width, 1)
   if jax.default_backend() == 'cpu':
-    few = min(_FEW_STEPS, _CPU_ELEMENTS_OF_FEW_STEPS // width)
+    is_short = time * width < _CPU_WHOLE_ELEMENTS
+    steps = _FEW_STEPS if is_short else _CPU_STEPS
+    few = min(steps, _CPU_ELEMENTS_OF_FEW_STEPS // width)
     target = max(_CPU_ELEMENTS // width, few)
   else:
     target = _ACCELERATOR_ELEMENTS // width
   return scan_steps.divisor(time, target)
 
 
-def _is_whole(time: int, width: int) -> bool:
-  """Returns whether a CPU takes a sequence as one chunk of wide steps."""
+def _is_wide(time: int, width: int) -> bool:
+  """Returns whether a CPU saves the gates of a sequence of wide steps."""
   is_wide = width * _FEW_STEPS > _CPU_ELEMENTS
-  return is_wide and time * width <= _CPU_WHOLE_ELEMENTS
+  return is_wide and time * width <= _CPU_SAVED_ELEMENTS
 
 
 def _is_joint(cell: cell_lib.Cell, time: int, width: int) -> bool:
@@ -111,20 +118,20 @@ def make_plan(
   saved = time * cell.recurrent_gates * width
   most = max(cell.input_gates, cell.recurrent_gates) * width
   kernel = operands.recurrent_kernel
-  is_whole = (
+  is_wide = (
       not export.is_symbolic_dim(time * most)
       and jax.default_backend() == 'cpu'
       # A diagonal R is as cheap to multiply by again as its gates to read.
       and kernel is not None
       and kernel.shape[-1] > 1
-      and _is_whole(time, most)
+      and _is_wide(time, most)
   )
   few = not export.is_symbolic_dim(saved) and saved <= _SAVED_ELEMENTS
   joint = keep is None and chunk is None and _is_joint(cell, time, most)
-  adjoint_chunk = None
+  is_whole = joint
   if chunk is None or not isinstance(time, int):
     chunk = chunk_length(time, cell.input_gates * width)
-    adjoint_chunk = time if is_whole else None
+    is_whole |= is_wide and time * most < _CPU_WHOLE_ELEMENTS
   else:
     chunk = min(chunk, time)
   return scan_steps.Plan(
@@ -133,8 +140,8 @@ def make_plan(
       # Equal plans share a compilation: the layout is always this one.
       call=dataclasses.replace(call, time_major=True, out_dtype=None),
       chunk=chunk,
-      adjoint_chunk=time if joint else adjoint_chunk or chunk,
-      save_gates=few or is_whole if keep is None else keep == 'gates',
+      adjoint_chunk=time if is_whole else chunk,
+      save_gates=few or is_wide if keep is None else keep == 'gates',
       joint=joint,
   )
 
