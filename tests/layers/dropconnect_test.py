@@ -72,7 +72,7 @@ class DropconnectTest(parameterized.TestCase):
 
   def test_a_model_is_no_state(self):
     layer = rnnzoo.LSTM(3, 8, rngs=nnx.Rngs(0))
-    with self.assertRaisesRegex(ValueError, r'nnx.state\(model, .* LSTM itself'):
+    with self.assertRaisesRegex(ValueError, 'an LSTM itself'):
       rnnzoo.dropconnect(layer, 0.5, jax.random.key(0))
 
   @parameterized.parameters(1.0, -0.1, float('nan'), 'half', True)
