@@ -11,6 +11,7 @@ References:
 
 from typing import Any
 
+from flax import nnx
 import jax
 import jax.numpy as jnp
 
@@ -43,9 +44,15 @@ def dropconnect(params: Any, rate: float, key: jax.Array) -> Any:
     A state of the same structure.
 
   Raises:
-    ValueError: the rate is not in [0, 1), or there is no recurrent matrix.
+    ValueError: the rate is not in [0, 1), there is no recurrent matrix, or
+      `params` is a model.
   """
   settings.dropout_rate(rate, 'rate')
+  if isinstance(params, nnx.Module):
+    raise ValueError(
+        'params must be the state of a model, as nnx.state(model, nnx.Param);'
+        f' got {settings.a(type(params))} itself'
+    )
   leaves, structure = jax.tree.flatten_with_path(params)
   count = sum(_is_matrix(path, leaf) for path, leaf in leaves)
   if not count:

@@ -7,6 +7,7 @@ read; where there is none, TFDS downloads it if it can.
 """
 
 from collections.abc import Mapping
+import contextlib
 import io
 import os
 import pathlib
@@ -85,8 +86,9 @@ def read(source: str, data_dir: str) -> Set:
   name = source.removeprefix(PREFIX)
   # TFDS would make a folder of that name.
   place = directory(data_dir) if data_dir else None
+  make = lambda: tfds.builder(name, data_dir=place, file_format='array_record')
   try:
-    builder = tfds.builder(name, data_dir=place, file_format='array_record')
+    builder = make()
     keys = builder.info.supervised_keys
     if not keys or len(keys) < 2 or not all(isinstance(k, str) for k in keys):
       raise ValueError(
@@ -94,11 +96,11 @@ def read(source: str, data_dir: str) -> Set:
           ' targets are needed'
       )
     tfds.disable_progress_bar()
-    try:
+    # Another process may prepare the set meanwhile: then that one is read. TFDS
+    # refuses to replace it, or finds it and knows none of its splits.
+    with contextlib.suppress(FileExistsError):
       builder.download_and_prepare()
-    except FileExistsError:
-      # Another process prepared the set meanwhile: that one is read.
-      builder = tfds.builder(name, data_dir=place, file_format='array_record')
+    builder = make()
     if 'train' not in builder.info.splits:
       raise ValueError(f'it has the splits {[*builder.info.splits]}, no train')
     kinds = [builder.info.features[key] for key in keys[:2]]

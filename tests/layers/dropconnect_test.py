@@ -70,6 +70,11 @@ class DropconnectTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, 'needs a recurrent matrix'):
       rnnzoo.dropconnect(nnx.state(stack), 0.5, jax.random.key(0))
 
+  def test_a_model_is_no_state(self):
+    layer = rnnzoo.LSTM(3, 8, rngs=nnx.Rngs(0))
+    with self.assertRaisesRegex(ValueError, 'an LSTM itself'):
+      rnnzoo.dropconnect(layer, 0.5, jax.random.key(0))
+
   @parameterized.parameters(1.0, -0.1, float('nan'), 'half', True)
   def test_bad_rates(self, rate):
     params = nnx.state(rnnzoo.LSTM(3, 8, rngs=nnx.Rngs(0)))

@@ -48,14 +48,20 @@ class CharactersTest(parameterized.TestCase):
     np.testing.assert_array_equal(np.concatenate(targets), tokens[1:])
     np.testing.assert_array_equal(found['tokens'][:, 0], [1, 9, 17])
 
-  def test_windows_of_the_test_can_be_longer(self):
+  def test_windows_of_the_test_can_have_another_length(self):
     shapes = lambda: {
         name: characters.Characters(self.config).splits[name]['tokens'].shape
         for name in ('validation', 'test')
     }
     self.assertEqual(shapes(), {'validation': (1, 17), 'test': (1, 17)})
+    self.config.data.test_context = 5
+    self.assertEqual(shapes(), {'validation': (1, 17), 'test': (3, 6)})
+    # Longer than the text to test on, which has 16 characters.
+    self.config.data.test_context = 2**20
+    self.assertEqual(shapes(), {'validation': (1, 17), 'test': (1, 16)})
+    self.path.write_text('abcdefg\n' * 200)
     self.config.data.test_context = 40
-    self.assertEqual(shapes(), {'validation': (1, 17), 'test': (1, 41)})
+    self.assertEqual(shapes(), {'validation': (5, 17), 'test': (2, 41)})
 
   def test_random_windows_are_of_the_text(self):
     tokens = jnp.arange(10)

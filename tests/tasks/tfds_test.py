@@ -23,8 +23,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 VERSION = '1.2.3'
 
 
-def prepare(name, directory, features, keys, splits):
-  """Writes a set: splits are lists of examples by name."""
+def make_builder(name, directory, features, keys, splits):
+  """Returns what writes a set: splits are lists of examples by name."""
 
   class Made(tfds.core.GeneratorBasedBuilder, skip_registration=True):
 
@@ -45,8 +45,12 @@ def prepare(name, directory, features, keys, splits):
   Made.VERSION = tfds.core.Version(VERSION)
   Made.pkg_dir_path = pathlib.Path(directory)
   tfds.disable_progress_bar()
-  builder = Made(data_dir=directory, file_format='array_record')
-  builder.download_and_prepare()
+  return Made(data_dir=directory, file_format='array_record')
+
+
+def prepare(*args):
+  """Writes a set, with the arguments of `make_builder`."""
+  make_builder(*args).download_and_prepare()
 
 
 def png(pixels):
@@ -104,6 +108,26 @@ class TfdsTest(parameterized.TestCase):
     )
     with self.assertRaisesRegex(ValueError, "kind must be 'classification'"):
       self.sequences('made_images', kind='regression')
+
+  def test_another_process_prepares_it_before_this_one_begins(self):
+    rows = [{'x': np.full((2, 3), n, np.float32), 'y': n % 2} for n in range(9)]
+    made = (
+        'made_meanwhile',
+        self.directory,
+        {
+            'x': tfds.features.Tensor(shape=(2, 3), dtype=np.float32),
+            'y': tfds.features.ClassLabel(num_classes=2),
+        },
+        ('x', 'y'),
+        {'train': rows},
+    )
+    # It knows no splits, and does not look for them when it finds the set.
+    early = make_builder(*made)
+    prepare(*made)
+    whole = tfds.builder('made_meanwhile', data_dir=self.directory)
+    with mock.patch.object(tfds, 'builder', side_effect=[early, whole]):
+      found = tfds_sets.read('tfds:made_meanwhile', self.directory)
+    self.assertLen(found.splits['train'].inputs, 9)
 
   def test_ragged_features(self):
     rows = [

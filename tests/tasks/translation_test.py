@@ -118,6 +118,11 @@ class TextTest(parameterized.TestCase):
     (tokens,) = vocabulary.encode(['A dog naps'])
     self.assertEqual(vocabulary.pieces(tokens), ['A', '<unk>', '<unk>'])
 
+  @parameterized.parameters({'min_count': 10**6}, {'size': 4}, {'lines': ['']})
+  def test_an_empty_vocabulary(self, **options):
+    with self.assertRaisesRegex(ValueError, 'the vocabulary of words is empty'):
+      self.vocabulary(**options)
+
   def test_buckets_hold_every_pair_once(self):
     pairs = (
         [[5] * n for n in (1, 7, 3, 0, 2)],

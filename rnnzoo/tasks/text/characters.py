@@ -107,6 +107,10 @@ class Characters(protocol.Task):
           ' others two or more'
       )
     train, validation, test = np.split(tokens, np.cumsum(sizes)[:2])
+    test_context = context
+    if config.data.test_context is not None:
+      # No step is computed beyond the text.
+      test_context = min(config.data.test_context, len(test) - 1)
     self.splits: Mapping[str, protocol.Split] = {
         'train': protocol.Generator(
             functools.partial(
@@ -115,7 +119,7 @@ class Characters(protocol.Task):
             config.data.steps_per_epoch,
         ),
         'validation': windows(validation, context),
-        'test': windows(test, config.data.test_context or context),
+        'test': windows(test, test_context),
     }
 
   def _set_up(self, config: ml_collections.ConfigDict) -> None:

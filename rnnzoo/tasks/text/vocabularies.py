@@ -83,6 +83,9 @@ def make_vocabulary(
     lowercase: whether case is dropped.
     min_count: how often a token must be in the text.
     size: the greatest number of tokens; the most frequent are kept.
+
+  Raises:
+    ValueError: no token of the text is in it.
   """
   import tokenizers
   from tokenizers import decoders
@@ -115,6 +118,13 @@ def make_vocabulary(
       [*forms, normalizers.Lowercase()] if lowercase else forms
   )
   tokenizer.train_from_iterator(lines, trainer)
+  if tokenizer.get_vocab_size() <= len(_SPECIAL):
+    raise ValueError(
+        f'the vocabulary of {kind} is empty: the text has no token {min_count}'
+        f' times, or config.data.vocabulary_size={size} has no room beside'
+        f' {", ".join(_SPECIAL)}; choose a smaller config.data.min_count or a'
+        ' larger config.data.vocabulary_size'
+    )
   return _vocabulary(tokenizer, kind, lowercase)
 
 
