@@ -150,11 +150,10 @@ def _forward_part(
         *(theta, x, recurrent_kernel, carry, restart),
         None if flags is None else flags[None],
     )
-    saved = ()
-    if save:
-      h = h[0].reshape(x.shape[0], x.shape[1], -1)
-      saved = h, others, _h_gates(plan, h, recurrent_kernel)
-    return last, carries, saved
+    if not save:
+      return last, carries, ()
+    h = h[0].reshape(x.shape[0], x.shape[1], -1)
+    return last, carries, (h, others, _h_gates(plan, h, recurrent_kernel))
   on_chip = isinstance(plan, resident_plan.Plan)
   run_kernel = resident_forward.run if on_chip else forward.forward
   outs = run_kernel(

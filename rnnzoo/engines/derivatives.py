@@ -52,9 +52,9 @@ def differentiable(
     of_rows: (static, number of rows) -> static, for a tangent and an adjoint
       that `jax.vmap` maps over rows of residuals; unchanged if None.
   """
-
   # JAX calls them later than the caller, by which time its settings are back.
-  forward, tangent, adjoint = map(ranks.promoted, (forward, tangent, adjoint))
+  forward = ranks.promoted(forward)
+  tangent, adjoint = ranks.promoted(tangent), ranks.promoted(adjoint)
 
   def results_alone(static, operands):
     return forward(static, operands)[0]

@@ -262,8 +262,10 @@ def evaluate(
   config, task = experiment.config, experiment.task
   metrics, tests = protocol.all_metrics(task), []
   test = experiment.program.load(task.splits['test'])
-  seeds = range(config.seed, config.seed + config.num_seeds)
-  for seed in seeds if seed is None else (seed,):
+  seeds: Iterable[int] = range(config.seed, config.seed + config.num_seeds)
+  if seed is not None:
+    seeds = [seed]
+  for seed in seeds:
     model = best_models.best_model(experiment, seed)
     best = experiment.placement.replicate(programs.split(model)[1:])
     results = best_models.evaluate(experiment, best, test)

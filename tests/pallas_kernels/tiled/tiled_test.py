@@ -211,7 +211,7 @@ class FewRowsTest(comparison.ComparisonTestCase):
         comparison.randomize(args[1], 1, jnp.bfloat16),
         *(reset, None, None),
     )
-    results = []
+    results, of = [], op._of_few_rows
     for few in ((), (0,), (3,), (0, 3), (1, 2)):
       with tiled_loops.imitated(self), dense_loops.instead():
         # Two parts in the forward pass, then two in the other.
@@ -222,7 +222,6 @@ class FewRowsTest(comparison.ComparisonTestCase):
           with mock.patch.object(limits, 'pay', lambda *_, **__: False):
             return of(*given) if len(asked) - 1 in few else None
 
-        of = op._of_few_rows
         with (
             mock.patch.object(auto_axes, 'over_batch', in_parts),
             mock.patch.object(op, '_of_few_rows', of_few_rows),
