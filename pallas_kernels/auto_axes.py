@@ -9,6 +9,7 @@ With Explicit axes or inside `jax.shard_map` each device has its part already.
 """
 
 from collections.abc import Callable, Sequence
+import contextvars
 import math
 from typing import Any
 
@@ -20,10 +21,16 @@ from jax.sharding import AxisType
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 
+from pallas_kernels import ranks
 from pallas_kernels import targets
 
 # The position of the batch axis in an array that has none.
 WHOLE = -1
+
+# Whether the function of `over_batch` is traced: XLA splits no part again.
+_in_part: contextvars.ContextVar[bool] = contextvars.ContextVar(
+    'in_part', default=False
+)
 
 
 def over_batch(
@@ -48,10 +55,14 @@ def over_batch(
   tree = jax.tree.structure(operands)
   out_tree: list[Any] = []
 
+  @ranks.promoted  # XLA asks for a part when the caller's settings are back.
   def run(*flat):
-    results, structure = jax.tree.flatten(
-        function(*jax.tree.unflatten(tree, flat))
-    )
+    token = _in_part.set(True)
+    try:
+      results = function(*jax.tree.unflatten(tree, flat))
+    finally:
+      _in_part.reset(token)
+    results, structure = jax.tree.flatten(results)
     out_tree[:] = [structure]
     return results
 
@@ -70,6 +81,8 @@ def over_batch(
 
 def may_be_split(operands: Any) -> bool:
   """Whether XLA may shard these arrays over several devices."""
+  if _in_part.get():
+    return False
   types = map(jax.typeof, jax.tree.leaves(operands))
   meshes = [t.sharding.mesh for t in types] + [jax.sharding.get_abstract_mesh()]
   if any(AxisType.Manual in mesh.axis_types for mesh in meshes):

@@ -4,12 +4,15 @@ The promotions that the library asks for itself. They work also where
 `jax_numpy_dtype_promotion='strict'` refuses those that nobody asked for.
 """
 
-from typing import Any
+from collections.abc import Callable
+import functools
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 
 Dtype = jax.typing.DTypeLike
+FunctionT = TypeVar('FunctionT', bound=Callable[..., Any])
 
 
 def both(a: Dtype, b: Dtype) -> Any:
@@ -21,3 +24,14 @@ def both(a: Dtype, b: Dtype) -> Any:
 def wide(dtype: Dtype) -> Any:
   """Returns float32, or `dtype` where that is wider."""
   return both(dtype, jnp.float32)
+
+
+def promoted(function: FunctionT) -> FunctionT:
+  """Returns a function whose arrays are promoted, whatever JAX is told."""
+
+  @functools.wraps(function)
+  def within(*args: Any, **kwargs: Any) -> Any:
+    with jax.numpy_dtype_promotion('standard'):
+      return function(*args, **kwargs)
+
+  return within  # type: ignore[return-value]

@@ -312,7 +312,7 @@ def array(given: Any, label: str) -> Array:
     fits = False
   except (TypeError, ValueError) as error:
     raise ValueError(
-        f'{label} must be an array, got {settings.a(type(given))} that is none:'
+        f'{label} must be an array, got {settings.a(type(given))}:'
         f' {given!r:.80}.'
     ) from error
   if not fits:

@@ -14,6 +14,7 @@ from jax.extend import core
 import jax.numpy as jnp
 import numpy as np
 
+from pallas_kernels import ranks
 from rnnzoo import cell as cell_lib
 from rnnzoo import settings
 
@@ -162,6 +163,7 @@ def _check_static(cell: cell_lib.Cell) -> None:
 
 
 @functools.cache
+@ranks.promoted
 def _check_equations(
     cell: cell_lib.Cell,
     param_shapes: tuple[tuple[str, tuple[int, ...]], ...],

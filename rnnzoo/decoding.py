@@ -127,7 +127,8 @@ def beam_search(
   rows = jnp.arange(batch)[:, None]
 
   def normalised(scores, lengths):
-    return scores / jnp.maximum(lengths, 1.0) ** length_penalty
+    lengths = jnp.asarray(lengths, scores.dtype)
+    return scores / jnp.maximum(lengths, 1) ** length_penalty
 
   def proceed(state):
     time, carry, last, ended, tokens, lengths, scores = state
@@ -145,7 +146,7 @@ def beam_search(
     ended = was_ended | (token == END)
     tokens = tokens[rows, parents]
     tokens = tokens.at[:, :, time].set(jnp.where(ended, PAD, token))
-    lengths = lengths[rows, parents] + ~was_ended
+    lengths = lengths[rows, parents] + jnp.where(was_ended, 0, 1)
     flat = (rows * num_beams + parents).reshape(-1)
     carry = jax.tree.map(lambda x: x[flat], carry)
     return time + 1, carry, token, ended, tokens, lengths, scores

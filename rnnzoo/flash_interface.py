@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import dtypes
+from pallas_kernels import ranks
 from rnnzoo import cell as cell_lib
 from rnnzoo import checks
 from rnnzoo import settings
@@ -119,6 +120,7 @@ class FlashRNNConfig:
       settings.choice(getattr(self, name), known, name)
 
 
+@ranks.promoted
 def flashrnn(
     Wx: Array,
     R: Array,

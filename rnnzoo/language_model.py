@@ -20,12 +20,15 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels import dtypes
+from pallas_kernels import ranks
 from rnnzoo import checks
 from rnnzoo import settings
 from rnnzoo.engines import partitioning
 from rnnzoo.layers import bidirectional
 from rnnzoo.layers import embedding
 from rnnzoo.layers import initializers
+from rnnzoo.layers import normalization
 from rnnzoo.layers import sequence_layer
 
 Array = jax.Array
@@ -66,6 +69,7 @@ class ShortConvolution(nnx.Module):
     width, features = self.kernel.shape
     return jnp.zeros((*batch_shape, width - 1, features))
 
+  @ranks.promoted
   def unroll(self, carry: Array, x: Array) -> tuple[Array, Array]:
     """Returns the last inputs, in the carry's dtype, and outputs [..., T, F].
 
@@ -174,21 +178,26 @@ class Block(nnx.Module):
   ) -> tuple[Any, Array]:
     """Returns the final carry, and outputs [..., T, F]."""
 
-    def drop(y):
-      if rngs is None or not self.dropout.rate:
-        return y
-      return self.dropout(y, deterministic=False, rngs=rngs)
+    def add(x, y):
+      if rngs is not None and self.dropout.rate:
+        y = self.dropout(y, deterministic=False, rngs=rngs)
+      # The sum is wider than parts that compute in 16 bits.
+      return x + y.astype(dtypes.both(x.dtype, y.dtype))
 
     conv, state = carry
     if self.has_convolution:
-      conv, y = self.convolution.unroll(conv, self.conv_norm(x))
-      x = x + drop(y)
+      conv, y = self.convolution.unroll(
+          conv, normalization.normalize(self.conv_norm, x)
+      )
+      x = add(x, y)
     state, y = self.layer.unroll(
-        self.layer_norm(x), initial_carry=state, rngs=rngs
+        normalization.normalize(self.layer_norm, x),
+        initial_carry=state,
+        rngs=rngs,
     )
-    x = x + drop(y)
+    x = add(x, y)
     if self.has_mlp:
-      x = x + drop(self.mlp(self.mlp_norm(x)))
+      x = add(x, self.mlp(normalization.normalize(self.mlp_norm, x)))
     return (conv, state), x
 
 
@@ -331,7 +340,9 @@ class LanguageModel(nnx.Module):
       carry, x = block.unroll(carry, x, rngs)
       carries.append(carry)
     head = self.embedding.attend if self.is_tied else self.head
-    return tuple(carries), jax.named_call(head, name='logits')(self.norm(x))
+    return tuple(carries), jax.named_call(head, name='logits')(
+        normalization.normalize(self.norm, x)
+    )
 
   def _check_carry(self, carry: Any, batch_shape: tuple[int, ...]) -> None:
     """Raises ValueError unless it has the arrays of `initial_carry`."""

@@ -206,7 +206,7 @@ class Seq2Seq(nnx.Module):
       return Memory(context)
     with jax.named_scope('projection'):
       keys = self.attention.key(values)
-    valid = jnp.arange(source.shape[1]) < lengths[:, None]
+    valid = jnp.arange(source.shape[1])[None] < lengths[:, None]
     return Memory(context, keys, values, valid)
 
   def initial_carry(self, memory: Memory) -> Any:

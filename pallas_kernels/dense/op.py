@@ -158,12 +158,12 @@ def _run_fwd(
 
 
 def _forward(recurrence, operands, save):
-  """Returns `_forward_part` as a function of the operands, over devices."""
+  """Returns `forward_part` as a function of the operands, over devices."""
   axis = recurrence.batch_axis
   whole = auto_axes.WHOLE
   return auto_axes.over_batch(
       recurrence.target,
-      functools.partial(_forward_part, recurrence, save),
+      functools.partial(forward_part, recurrence, save),
       operands,
       (whole, axis, whole, 1, 1, 1),
       # h and u lie head by head, the other arrays of the carry do not.
@@ -171,7 +171,7 @@ def _forward(recurrence, operands, save):
   )
 
 
-def _forward_part(
+def forward_part(
     recurrence, save, theta, x, recurrent_kernel, carry, restart, flags
 ):
   """Runs the forward kernel for the part of the batch that one device has.
@@ -233,7 +233,7 @@ def _run_bwd(recurrence: Recurrence, saved, cotangents):
   )
   adjoint = auto_axes.over_batch(
       recurrence.target,
-      functools.partial(_backward_part, recurrence),
+      functools.partial(backward_part, recurrence),
       operands,
       (*places, 1, axis + 1, axis, axis + 1, 1, axis),
       places,
@@ -250,7 +250,7 @@ def _run_bwd(recurrence: Recurrence, saved, cotangents):
   return *jax.tree.map(sharding.like, cotangents, tuple(primals)), None
 
 
-def _backward_part(
+def backward_part(
     recurrence,
     theta,
     x,

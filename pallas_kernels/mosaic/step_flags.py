@@ -30,7 +30,7 @@ def pack(reset: Array | None, mask: Array | None) -> Array | None:
     bits.append(reset.astype(jnp.int32) * RESET)
   if mask is not None:
     bits.append(jnp.logical_not(mask).astype(jnp.int32) * HOLD)
-  return functools.reduce(jnp.bitwise_or, bits)
+  return functools.reduce(jnp.bitwise_or, jnp.broadcast_arrays(*bits))
 
 
 def select(condition, chosen, other) -> tuple[Any, ...]:

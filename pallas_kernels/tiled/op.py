@@ -1,7 +1,9 @@
 """Recurrences in tiles as one differentiable operation.
 
 The kernels run the loops over time. Around them: the order of R, the gradient
-of R, one product over all steps, and a batch over devices.
+of R, one product over all steps, and a batch over devices. On Auto axes of a
+mesh a device may turn out to have few rows, when the program is compiled: these
+run by the kernels of the family 'dense'.
 """
 
 from collections.abc import Callable
@@ -16,11 +18,14 @@ import jax.numpy as jnp
 from pallas_kernels import auto_axes
 from pallas_kernels import projection
 from pallas_kernels import sharding
+from pallas_kernels.dense import op as dense_op
+from pallas_kernels.dense import pieces
 from pallas_kernels.dense import plan as dense_plan
 from pallas_kernels.mosaic import autodiff
 from pallas_kernels.mosaic import step_flags
 from pallas_kernels.tiled import backward
 from pallas_kernels.tiled import forward
+from pallas_kernels.tiled import limits
 from pallas_kernels.tiled import plan as plan_lib
 from pallas_kernels.tiled import resident_forward
 from pallas_kernels.tiled import resident_plan
@@ -119,7 +124,7 @@ def _forward(recurrence, operands, save):
       recurrence.target,
       functools.partial(_forward_part, recurrence, save),
       operands,
-      (whole, axis, whole, 1, 1, 1),
+      (whole, axis, whole, 1, 1, 0),
       (1, axis, axis),
   )
 
@@ -133,10 +138,22 @@ def _forward_part(
     The final carry; the outputs; and, if `save`, h, the others and the gates as
     `forward.Outputs` has them.
   """
+  few = _of_few_rows(recurrence, x, recurrent_kernel, carry, flags)
   recurrence = recurrence.of_batch(x.shape[recurrence.batch_axis])
   plan = _make_plan(
       recurrence, x, recurrent_kernel, len(carry), flags is not None, save=save
   )
+  if few:
+    last, carries, (h, others), _ = dense_op.forward_part(
+        few,
+        save,
+        *(theta, x, recurrent_kernel, carry, restart),
+        None if flags is None else flags[None],
+    )
+    if not save:
+      return last, carries, ()
+    h = h[0].reshape(x.shape[0], x.shape[1], -1)
+    return last, carries, (h, others, _h_gates(plan, h, recurrent_kernel))
   on_chip = isinstance(plan, resident_plan.Plan)
   run_kernel = resident_forward.run if on_chip else forward.forward
   outs = run_kernel(
@@ -151,6 +168,50 @@ def _forward_part(
   saved = (outs.h, outs.others, outs.gates) if save else ()
   results = outs.last, outs.carries, saved
   return jax.tree.map(lambda y: sharding.like(y, x), results)
+
+
+def _of_few_rows(
+    recurrence: Recurrence, x, recurrent_kernel, carry, flags
+) -> Recurrence | None:
+  """Returns the recurrence of a part of the batch whose rows are too few.
+
+  None where kernels in tiles are faster, or no others can run it.
+
+  Args:
+    recurrence: static facts of the whole batch, for which tiles are faster.
+    x: inputs of the part; their type is read, and so are those that follow.
+    recurrent_kernel: R.
+    carry: before the first step.
+    flags: of the steps, or None.
+  """
+  rows = x.shape[recurrence.batch_axis]
+  whole, time, *_ = recurrence.shape
+  dtype = jnp.promote_types(x.dtype, recurrent_kernel.dtype)
+  if rows == whole or limits.pay(
+      recurrence.target,
+      jax.ShapeDtypeStruct(recurrent_kernel.shape, dtype),
+      rows=rows,
+      time=time,
+      gates=x.shape[2],
+      states=len(carry),
+      two_stages=False,
+      call=recurrence.call,
+  ):
+    return None
+  part = dataclasses.replace(recurrence.of_batch(rows), holds=flags is not None)
+  try:
+    for options in ({'save': True}, {'adjoint': True}):
+      pieces.plan_pieces(
+          part,
+          x,
+          recurrent_kernel,
+          states=len(carry),
+          flags=flags is not None,
+          **options,
+      )
+  except NotImplementedError:
+    return None
+  return part
 
 
 def _flags_of(flags: Array | None) -> Array | None:
@@ -176,7 +237,7 @@ def _run_bwd(recurrence: Recurrence, saved, cotangents):
       recurrence.target,
       functools.partial(_backward_part, recurrence),
       operands,
-      (*places, 1, axis, 1, axis),
+      (*places, 0, axis, 1, axis),
       places,
   )
   d_theta, d_x, d_recurrent_kernel, d_carry, d_restart = adjoint(*operands)
@@ -202,6 +263,18 @@ def _backward_part(
     *cotangents,
 ):
   """The cotangents of a part of the batch; those of theta and R in float32."""
+  few = _of_few_rows(recurrence, x, recurrent_kernel, carry, flags)
+  if few:
+    h, others, _ = saved
+    by_head = h.reshape(1, *h.shape[:2], 1, -1)
+    results = dense_op.backward_part(
+        few,
+        *(theta, x, recurrent_kernel, carry, restart),
+        None if flags is None else flags[None],
+        *((by_head,), others, None, *cotangents),
+    )
+    no_restart = flags is None or not recurrence.restart_learns
+    return *results[:4], jnp.zeros_like(restart) if no_restart else results[4]
   recurrence = recurrence.of_batch(x.shape[recurrence.batch_axis])
   plan = _make_plan(
       recurrence,

@@ -111,10 +111,10 @@ def _experiment(directory: str) -> experiments.Experiment:
       endings.give_up(endings.needs_data(error))
 
 
-def _load(directory: str) -> trained.Trained:
+def _load(directory: str, seed: int | None) -> trained.Trained:
   """Returns the model of a run directory."""
   with _one_sentence(), contextlib.redirect_stdout(sys.stderr):
-    return trained.load(directory)
+    return trained.load(directory, seed)
 
 
 @contextlib.contextmanager
@@ -130,21 +130,31 @@ def _one_sentence() -> Iterator[None]:
 def _run_parser(name: str, text: str) -> argparse.ArgumentParser:
   parser = argparse.ArgumentParser(f'rnnzoo {name}', description=text)
   parser.add_argument('run', help='the run directory')
+  parser.add_argument(
+      '--model_seed',
+      type=int,
+      help='whose model, of a run of several seeds; the first by default, and'
+      ' all are tested',
+  )
   return parser
 
 
 def _evaluate(words: list[str]) -> None:
   """Tests the best models of a run once more."""
-  parser = _run_parser('evaluate', 'Tests the best model of each seed.')
-  experiment = _experiment(parser.parse_args(words).run)
+  parser = _run_parser(
+      'evaluate', 'Tests the best model of each seed, or of one.'
+  )
+  parsed = parser.parse_args(words)
+  experiment = _experiment(parsed.run)
   with _one_sentence():
-    print(trained.evaluate(experiment))
+    print(trained.evaluate(experiment, parsed.model_seed))
 
 
 def _predict(words: list[str]) -> None:
   """Prints a line for each line of stdin."""
   parser = _run_parser('predict', 'Prints a line for each line of stdin.')
-  loaded = _load(parser.parse_args(words).run)
+  parsed = parser.parse_args(words)
+  loaded = _load(parsed.run, parsed.model_seed)
   with _one_sentence():
     for line in loaded.predict_lines(command_line.read_stdin()):
       print(line, flush=True)
@@ -163,10 +173,10 @@ def _sample(words: list[str]) -> None:
       help="divides logits, 0 for the most likely; the config's by default",
   )
   parser.add_argument(
-      '--seed', type=int, help="of the random choices; the run's by default"
+      '--seed', type=int, help="of the random choices; the model's by default"
   )
   parsed = parser.parse_args(words)
-  loaded = _load(parsed.run)
+  loaded = _load(parsed.run, parsed.model_seed)
   with _one_sentence():
     pieces = command_line.sample(
         loaded,

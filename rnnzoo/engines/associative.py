@@ -31,6 +31,7 @@ from jax import lax
 import jax.numpy as jnp
 
 import pallas_kernels
+from pallas_kernels import ranks
 from rnnzoo import cell as cell_lib
 from rnnzoo.engines import call as call_lib
 from rnnzoo.engines import derivatives
@@ -183,6 +184,7 @@ def _kept(a, h):
 
 
 @_kept.defjvp
+@ranks.promoted
 def _kept_jvp(primals, tangents):
   a, h = primals
   d_a, d_h = tangents

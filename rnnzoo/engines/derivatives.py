@@ -27,6 +27,8 @@ from jax.interpreters import batching
 from jax.interpreters import mlir
 import jax.numpy as jnp
 
+from pallas_kernels import ranks
+
 
 def differentiable(
     forward: Callable[[Any, Any], tuple[Any, Any]],
@@ -50,6 +52,9 @@ def differentiable(
     of_rows: (static, number of rows) -> static, for a tangent and an adjoint
       that `jax.vmap` maps over rows of residuals; unchanged if None.
   """
+  # JAX calls them later than the caller, by which time its settings are back.
+  forward = ranks.promoted(forward)
+  tangent, adjoint = ranks.promoted(tangent), ranks.promoted(adjoint)
 
   def results_alone(static, operands):
     return forward(static, operands)[0]

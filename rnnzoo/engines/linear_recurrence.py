@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 import pallas_kernels
 from pallas_kernels import dtypes
+from pallas_kernels import ranks
 from pallas_kernels import sharding
 from rnnzoo import checks
 from rnnzoo import settings
@@ -20,6 +21,7 @@ from rnnzoo.engines import time_parts
 Array = jax.Array
 
 
+@ranks.promoted
 def linear_scan(
     a: Array,
     b: Array,

@@ -21,7 +21,9 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
+from pallas_kernels import auto_axes
 from pallas_kernels import sharding
+from pallas_kernels import targets
 from rnnzoo import cell as cell_lib
 from rnnzoo.engines import affine_maps
 from rnnzoo.engines import branches
@@ -365,10 +367,21 @@ class _Joints:
   windows: _Windows
 
   def __call__(self, operands: Operands) -> tuple[Carry, Carry]:
-    plan = self.windows.plan
-    return newton_joints.unroll(plan.steps, operands, self.windows, plan.rows)[
-        :2
-    ]
+    whole = auto_axes.WHOLE
+    # Parts of time are next to the batch, where XLA could not split a kernel.
+    run = auto_axes.over_batch(
+        targets.current(),
+        self._part,
+        tuple(operands),
+        (whole, whole, 1, whole, 0, 0, 1, 1),
+        (0, 1),
+    )
+    return run(*operands)
+
+  def _part(self, *operands: Any) -> tuple[Carry, Carry]:
+    """Runs the part of the batch that one device has."""
+    plan, given = self.windows.plan, Operands(*operands)
+    return newton_joints.unroll(plan.steps, given, self.windows, plan.rows)[:2]
 
 
 @_carries.defjvp

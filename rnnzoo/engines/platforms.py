@@ -28,6 +28,7 @@ from jax.interpreters import batching
 from jax.interpreters import mlir
 import jax.numpy as jnp
 
+from pallas_kernels import ranks
 from pallas_kernels import sharding
 from pallas_kernels import targets
 from rnnzoo.engines import derivatives
@@ -229,6 +230,7 @@ class _Elsewhere:
   types: tuple[Any, ...]
   precision: str | None
 
+  @ranks.promoted
   def __call__(self, *flat):
     args = self.arguments.unflatten(flat)
     with jax.default_matmul_precision(self.precision):

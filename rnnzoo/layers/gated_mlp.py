@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from rnnzoo import settings
+from rnnzoo.layers import normalization
 
 Array = jax.Array
 
@@ -114,7 +115,9 @@ class GatedMLP(nnx.Module):
 
   def __call__(self, x: Array) -> Array:
     """Returns [..., features] for x [..., features]."""
-    gate, up = jnp.split(self.up(self.norm(x)), 2, axis=-1)
+    gate, up = jnp.split(
+        self.up(normalization.normalize(self.norm, x)), 2, axis=-1
+    )
     return self.down(ACTIVATIONS[self.activation](gate) * up)
 
 

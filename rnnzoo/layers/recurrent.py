@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import dtypes
+from pallas_kernels import ranks
 from pallas_kernels import sharding
 from rnnzoo import carries
 from rnnzoo import cell as cell_lib
@@ -392,6 +393,7 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
         over=over,
     )
 
+  @ranks.promoted
   def _run(
       self,
       x: Array,
@@ -483,6 +485,7 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
     )
     return carry, steps
 
+  @ranks.promoted
   def step(
       self, carry: carries.CarryT, x: Array, *, reset: Array | None = None
   ) -> tuple[carries.CarryT, Array]:

@@ -16,6 +16,7 @@ from rnnzoo.layers import causal_convolution
 from rnnzoo.layers import gated_mlp
 from rnnzoo.layers import headwise
 from rnnzoo.layers import initializers
+from rnnzoo.layers import normalization
 from rnnzoo.layers import rows
 
 Array = jax.Array
@@ -191,7 +192,7 @@ class SLSTMBlock(rows.RowLayer):
     x = x.astype(dtype)
     if mask is not None:
       x = jnp.where(mask[..., None], x, 0)
-    u = x if self.norm is None else self.norm(x)
+    u = x if self.norm is None else normalization.normalize(self.norm, x)
     v, window = u, carry[4:]
     if self.convolution is not None:
       past, v = self.convolution(u, carry[4], reset, mask)
@@ -207,7 +208,8 @@ class SLSTMBlock(rows.RowLayer):
         implementation=implementation,
     )
     # flax's group norm repeats its statistics along the second axis.
-    y = self.head_norm(h.reshape(-1, h.shape[-1])).reshape(h.shape)
+    y = normalization.normalize(self.head_norm, h.reshape(-1, h.shape[-1]))
+    y = y.reshape(h.shape)
     y = y.astype(dtype)
     if self.norm is not None:
       y = x + y

@@ -7,11 +7,13 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels import ranks
 from rnnzoo import checks
 from rnnzoo import settings
 from rnnzoo.engines import partitioning
 from rnnzoo.engines import time_parts
 from rnnzoo.layers import initializers
+from rnnzoo.layers import normalization
 from rnnzoo.layers import sequence_layer
 
 Array = jax.Array
@@ -261,7 +263,7 @@ class Stack(sequence_layer.SequenceLayer):
       if isinstance(norm, nnx.BatchNorm):
         y = _batch_norm(norm, y, valid, use_running_average=not train)
       else:
-        y = norm(y)
+        y = normalization.normalize(norm, y)
     is_last = index == len(self.layers) - 1
     if self.dropout_rate and train and not is_last:
       shared = (time_axis,) if self.share_dropout_over_time else ()
@@ -289,18 +291,21 @@ def _batch_norm(norm, y, valid, use_running_average) -> Array:
   NaN.
   """
   if use_running_average or 0 in y.shape:
-    return norm(y, use_running_average=True)
+    return normalization.normalize(norm, y, use_running_average=True)
   if valid is None:
-    return norm(y, use_running_average=False)
+    return normalization.normalize(norm, y, use_running_average=False)
   before = norm.mean[...], norm.var[...]
   is_batch = jnp.any(valid)
   statistics = (valid | ~is_batch)[..., None]
-  y = norm(y, use_running_average=False, mask=statistics)
+  y = normalization.normalize(
+      norm, y, use_running_average=False, mask=statistics
+  )
   norm.mean[...] = jnp.where(is_batch, norm.mean[...], before[0])
   norm.var[...] = jnp.where(is_batch, norm.var[...], before[1])
   return y
 
 
+@ranks.promoted
 def _valid_steps(y, mask, seq_lengths, time_major, over) -> Array | None:
   """Returns bool [..., time], false in padding, or None without padding."""
   shape = y.shape[:-1]

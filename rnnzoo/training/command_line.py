@@ -87,8 +87,13 @@ _TEMPERATURE = flags.DEFINE_float(
 _SEED = flags.DEFINE_integer(
     'seed',
     None,
-    'Of the random choices of a sample; without it that of the run. The model'
-    " is always that of the run's first seed.",
+    'Of the random choices of a sample; without it that of the model.',
+)
+_MODEL_SEED = flags.DEFINE_integer(
+    'model_seed',
+    None,
+    'Whose model of a run of several seeds predicts, samples or is tested; the'
+    ' first without it, and all are tested.',
 )
 _COORDINATOR_ADDRESS = flags.DEFINE_string(
     'coordinator_address',
@@ -178,6 +183,11 @@ def parse_flags(argv: list[str]) -> list[str]:
           f'--{flag.name} is for samples, with --mode=sample'
           + (hint if flag is _SEED else '')
       )
+  if _MODEL_SEED.present and _MODE.value == 'train':
+    endings.give_up(
+        '--model_seed is for a run that is there, with --mode=evaluate, predict'
+        ' or sample; the first seed of a run is --config.seed'
+    )
   if not flags.FLAGS['config'].present:
     names = ', '.join(configs.names())
     endings.give_up(f'{_NO_CONFIG[endings.name()]}; there are {names}')
@@ -215,7 +225,7 @@ def load() -> trained.Trained:
     _initialize()
     run_directory.check_same(workdir, _CONFIG.value)
     with contextlib.redirect_stdout(sys.stderr):
-      return trained.load(workdir)
+      return trained.load(workdir, _MODEL_SEED.value)
   except (ValueError, NotImplementedError, OSError) as error:
     endings.give_up(error)
 
@@ -323,7 +333,7 @@ def _profile(experiment: experiments.Experiment) -> str:
 def evaluate(experiment: experiments.Experiment) -> None:
   """Prints the test of the best models; gives up where there are none."""
   try:
-    processes.say(trained.evaluate(experiment))
+    processes.say(trained.evaluate(experiment, _MODEL_SEED.value))
   except (OSError, NotImplementedError, ValueError) as error:
     endings.give_up(error)
 
@@ -365,7 +375,7 @@ def sample(
   Args:
     loaded: the model.
     prompt: how the text begins.
-    seed: of the random choices; None for that of the run.
+    seed: of the random choices; None for that of the model.
     **options: of `Trained.sample`.
 
   Raises:

@@ -213,7 +213,16 @@ def conclude(
       experiment.plateau,
       metrics,
       functools.partial(learning_rate, experiment, run) if warm else None,
+      is_lesson=_is_lesson(experiment, epoch),
   )
+
+
+def _is_lesson(experiment: experiments.Experiment, epoch: int) -> bool:
+  """Whether an epoch is one of those that come first."""
+  split = experiment.task.splits['train']
+  if not isinstance(split, protocol.Generator):
+    return False
+  return split.lesson(epoch) < len(split.lessons)
 
 
 def learned_numbers(params: Any) -> dict[str, float]:

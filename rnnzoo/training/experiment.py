@@ -16,6 +16,8 @@ import ml_collections
 import numpy as np
 import optax
 
+from pallas_kernels import dtypes
+from pallas_kernels import ranks
 from rnnzoo import tasks
 from rnnzoo.tasks import fields
 from rnnzoo.tasks import protocol
@@ -94,6 +96,8 @@ class Experiment(NamedTuple):
   steps_per_epoch: int
 
 
+@dtypes.promoted
+@ranks.promoted
 def prepare(
     config: ml_collections.ConfigDict,
     workdir: str,

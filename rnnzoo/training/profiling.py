@@ -6,6 +6,8 @@ from typing import Any
 
 import jax
 
+from pallas_kernels import dtypes
+from pallas_kernels import ranks
 from rnnzoo.tasks import protocol
 from rnnzoo.training import experiment as experiments
 from rnnzoo.training import feed as feeds
@@ -19,6 +21,8 @@ NUM_STEPS = 5
 _LISTED = 20
 
 
+@dtypes.promoted
+@ranks.promoted
 def profile(experiment: experiments.Experiment) -> str:
   """Returns a table of the operators of a few steps, and writes their trace.
 

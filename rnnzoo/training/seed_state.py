@@ -86,6 +86,7 @@ class SeedState:
       plateau: optax.GradientTransformationExtraArgs | None,
       metrics: Sequence[protocol.Metric],
       next_rate: Callable[[], float] | None = None,
+      is_lesson: bool = False,
   ) -> bool:
     """Draws the conclusions of the last epoch; returns whether it is the best.
 
@@ -95,12 +96,16 @@ class SeedState:
       metrics: of the task, one of which is monitored.
       next_rate: returns the learning rate of the next step; None to go on
         whatever it is.
+      is_lesson: whether it trained on a lesson that comes first, after which
+        nothing need have improved: no patience counts it.
     """
     row, epoch = self.history[-1], len(self.history)
     value = metrics_lib.monitored(config.monitor, row[config.monitor], metrics)
-    if plateau:
+    if plateau and not is_lesson:
       self.plateau = optimization.update_plateau(plateau, self.plateau, value)
     self.stopper = self.stopper.update(optimization.finite(value))
+    if is_lesson:
+      self.stopper = self.stopper.replace(patience_count=0, should_stop=False)
     # A value that is not finite is no improvement, not even over nothing: if
     # no epoch was finite, the parameters of the start are tested.
     is_best = self.stopper.has_improved and math.isfinite(value)

@@ -14,6 +14,8 @@ from flax import nnx
 import jax
 import ml_collections
 
+from pallas_kernels import dtypes
+from pallas_kernels import ranks
 from rnnzoo import settings
 from rnnzoo import tasks
 from rnnzoo.tasks import fields
@@ -44,6 +46,8 @@ class Trained:
   seed: int
   task: tasks.Task
 
+  @dtypes.promoted
+  @ranks.promoted
   def predict(self, inputs: Any) -> jax.Array:
     """Returns predictions, by one compiled call for inputs of one shape.
 
@@ -241,11 +245,16 @@ class _Splits(Mapping):
     return len(self._read())
 
 
-def evaluate(experiment: experiments.Experiment) -> str:
+@dtypes.promoted
+@ranks.promoted
+def evaluate(
+    experiment: experiments.Experiment, seed: int | None = None
+) -> str:
   """Tests the best model of each seed once more; returns the last line.
 
   Args:
     experiment: what `prepare` returned, with the data set.
+    seed: the only one that is tested; None for all.
 
   Raises:
     FileNotFoundError: a seed has no checkpoint.
@@ -253,7 +262,10 @@ def evaluate(experiment: experiments.Experiment) -> str:
   config, task = experiment.config, experiment.task
   metrics, tests = protocol.all_metrics(task), []
   test = experiment.program.load(task.splits['test'])
-  for seed in range(config.seed, config.seed + config.num_seeds):
+  seeds: Iterable[int] = range(config.seed, config.seed + config.num_seeds)
+  if seed is not None:
+    seeds = [seed]
+  for seed in seeds:
     model = best_models.best_model(experiment, seed)
     best = experiment.placement.replicate(programs.split(model)[1:])
     results = best_models.evaluate(experiment, best, test)

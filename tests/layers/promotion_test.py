@@ -1,12 +1,20 @@
 """Layers where JAX is told to refuse promotions that nobody asked for."""
 
+import contextlib
+import dataclasses
+import functools
+
 from absl.testing import absltest
 from absl.testing import parameterized
 from flax import nnx
 import jax
 import jax.numpy as jnp
+import pytest
 
 import rnnzoo
+from rnnzoo import linen
+from rnnzoo import models
+from tests.testing import abstract_gpu
 
 BATCH, TIME, FEATURES = 2, 3, 4
 
@@ -62,6 +70,229 @@ class StrictDtypesTest(parameterized.TestCase):
     with jax.numpy_dtype_promotion('strict'):
       h = jax.eval_shape(rnnzoo.linear_scan, a, a)
     self.assertEqual(h.dtype, jnp.bfloat16)
+
+  @parameterized.product(
+      make=(
+          functools.partial(rnnzoo.Stack, rnnzoo.GRU, norm='layer'),
+          functools.partial(rnnzoo.Stack, rnnzoo.GRU, norm='batch'),
+          functools.partial(rnnzoo.SLSTMBlock, norm='layer'),
+          functools.partial(rnnzoo.SLSTMBlock, norm='rms'),
+      ),
+      trains=(False, True),
+  )
+  def test_norms(self, make, trains):
+    layer = make(FEATURES, FEATURES, dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
+    graphdef, state = nnx.split(layer)
+
+    def run(state, x):
+      rngs = nnx.Rngs(0) if trains else None
+      layer = nnx.merge(graphdef, state)
+      carry, y = layer.unroll(x, seq_lengths=jnp.array([1, 3]), rngs=rngs)
+      return layer.step(carry, y[:, -1])[1]
+
+    x = jnp.ones((BATCH, TIME, FEATURES))
+    with jax.numpy_dtype_promotion('strict'):
+      y = jax.eval_shape(run, state, x)
+    self.assertEqual(y.dtype, jnp.bfloat16)
+
+  def test_language_model(self):
+    model = models.LanguageModel(
+        functools.partial(rnnzoo.MinGRU, dtype=jnp.bfloat16),
+        num_tokens=5,
+        features=FEATURES,
+        dtype=jnp.bfloat16,
+        rngs=nnx.Rngs(0),
+    )
+    with jax.numpy_dtype_promotion('strict'):
+      logits = jax.eval_shape(model, jnp.ones((BATCH, TIME), jnp.int32))
+    self.assertEqual(logits.dtype, jnp.float32)
+
+  def test_beams(self):
+    tokens = jnp.ones((BATCH, TIME), jnp.int32)
+    with jax.numpy_dtype_promotion('strict'):
+      found = jax.eval_shape(
+          lambda tokens: make_translator().decode(
+              tokens, max_length=5, num_beams=3, length_penalty=0.5
+          ),
+          tokens,
+      )
+    self.assertEqual(found.tokens.shape, (BATCH, 5))
+
+
+@dataclasses.dataclass(frozen=True)
+class ScaledCell(rnnzoo.Cell):
+  """A cell of somebody else, with parameters of fewer axes than its gates."""
+
+  input_gates = 1
+  recurrent_gates = 1
+  carry_names = ('h',)
+  param_names = ('scale',)
+
+  def update(self, params, x_gates, h_gates, carry):
+    return (params['scale'] * jnp.tanh(x_gates[0] + h_gates[0]),)
+
+
+class Scaled(rnnzoo.RecurrentLayer):
+
+  def __init__(self, in_features, features, *, rngs, **options):
+    scale = nnx.Param(jnp.ones(features))
+    super().__init__(
+        ScaledCell(),
+        in_features,
+        features,
+        cell_params={'scale': scale},
+        rngs=rngs,
+        **options,
+    )
+
+
+def make_translator():
+  return models.Seq2Seq(
+      rnnzoo.GRU(FEATURES, 8, rngs=nnx.Rngs(0)),
+      rnnzoo.GRU(FEATURES + 8, 8, rngs=nnx.Rngs(0)),
+      num_source_tokens=5,
+      num_target_tokens=5,
+      attention_features=4,
+      rngs=nnx.Rngs(0),
+  )
+
+
+class EqualRanksTest(parameterized.TestCase):
+  """Arrays of fewer axes are broadcast, in functions that are traced later too.
+
+  Derivatives, rows of `jax.vmap`, and paths for another platform are traced
+  when the caller's settings are back.
+  """
+
+  def check(self, loss, *arguments):
+    """Traces a function of floating-point arrays in all ways, under 'raise'."""
+    with jax.numpy_rank_promotion('raise'):
+      one = lambda *arguments: jax.tree.leaves(loss(*arguments))[0].sum()
+      ways = (
+          jax.jit(jax.grad(jax.jit(one))),
+          lambda *given: jax.jvp(one, given, given),
+          jax.vmap(jax.jit(jax.grad(one))),
+      )
+      for way in ways:
+        rows = arguments
+        if way is ways[-1]:
+          rows = jax.tree.map(lambda x: jnp.stack([x, x]), arguments)
+        jax.eval_shape(way, *rows)
+
+  @parameterized.product(
+      name=(*rnnzoo.LAYERS, 'Scaled'),
+      implementation=('scan', 'associative_scan'),
+  )
+  def test_layers(self, name, implementation):
+    self.works(name, implementation)
+
+  @parameterized.parameters('Stack', 'Bidirectional', 'SLSTMBlock')
+  def test_composed_layers(self, name):
+    self.works(name, 'scan')
+
+  def works(self, name, implementation):
+    make = dict(
+        rnnzoo.LAYERS,
+        Scaled=Scaled,
+        Stack=functools.partial(rnnzoo.Stack, rnnzoo.GRU, norm='layer'),
+        Bidirectional=functools.partial(rnnzoo.Bidirectional, rnnzoo.LSTM),
+        SLSTMBlock=rnnzoo.SLSTMBlock,
+    )[name]
+    options = {}
+    if name in rnnzoo.LAYERS:
+      options = {'learn_initial_carry': True}
+    with jax.numpy_rank_promotion('raise'):
+      layer = make(
+          FEATURES,
+          FEATURES,
+          implementation=implementation,
+          rngs=nnx.Rngs(0),
+          **options,
+      )
+    graphdef, params, rest = nnx.split(layer, nnx.Param, ...)
+    reset = jnp.zeros((BATCH, TIME), bool)
+
+    def loss(params, x):
+      layer = nnx.merge(graphdef, params, rest)
+      carry, y = layer.unroll(
+          x, reset=reset, mask=~reset, seq_lengths=jnp.array([1, 3])
+      )
+      if name == 'Bidirectional':
+        return y
+      return layer.step(carry, y[:, -1], reset=reset[:, 0])[1]
+
+    self.check(loss, params, jnp.ones((BATCH, TIME, FEATURES)))
+
+  @parameterized.parameters('LSTM', 'AGRU', 'IndRNN', 'MinGRU', 'Scaled')
+  def test_kernels(self, name):
+    features = 64
+    make = dict(rnnzoo.LAYERS, Scaled=Scaled)[name]
+    x = jnp.ones((8, TIME, features))
+    reset = jnp.zeros((8, TIME), bool)
+
+    def loss(params, x):
+      layer = nnx.merge(graphdef, params)
+      return layer(x, reset=reset, mask=~reset).sum()
+
+    where = contextlib.nullcontext()
+    if abstract_gpu.RUNS:
+      where = abstract_gpu.device(self, 'NVIDIA H200')
+    with jax.numpy_rank_promotion('raise'), where:
+      layer = make(features, features, rngs=nnx.Rngs(0))
+      graphdef, params = nnx.split(layer)
+      traced = jax.jit(jax.grad(loss)).trace(params, x)
+      text = traced.lower(lowering_platforms=('cpu', 'cuda')).as_text()
+    self.assertEqual('mosaic_gpu' in text, abstract_gpu.RUNS)
+
+  def test_functions(self):
+    a = jnp.ones((BATCH, TIME, FEATURES))
+    reset = jnp.zeros((BATCH, TIME), bool)
+    self.check(functools.partial(rnnzoo.linear_scan, reset=reset), a, a)
+    params = {'recurrent_bias': jnp.zeros(FEATURES)}
+    self.check(
+        lambda *given: rnnzoo.unroll(rnnzoo.GRUCell(), *given, reset=reset)[1],
+        params,
+        jnp.ones((BATCH, TIME, 3, FEATURES)),
+        jnp.ones((3, 1, FEATURES, FEATURES)),
+        (jnp.zeros((BATCH, FEATURES)),),
+    )
+
+  def test_doors(self):
+    x = jnp.ones((TIME, BATCH, FEATURES))
+    layer = linen.GRU(in_features=FEATURES, features=FEATURES)
+    with jax.numpy_rank_promotion('raise'):
+      variables = layer.init(jax.random.key(0), x)
+      scanned = rnnzoo.ScannedRNN(FEATURES, FEATURES, rngs=nnx.Rngs(0))
+      carry = scanned.initialize_carry(BATCH, FEATURES)
+      scanned(carry, (x, jnp.zeros(x.shape[:2], bool)))
+    self.check(layer.apply, variables, x)
+
+  @pytest.mark.slow
+  def test_verify(self):
+    x = jnp.ones((BATCH, TIME, FEATURES))
+    with jax.numpy_rank_promotion('raise'):
+      rnnzoo.verify(rnnzoo.GRU(FEATURES, FEATURES, rngs=nnx.Rngs(0)), x)
+
+  def test_models(self):
+    tokens = jnp.ones((BATCH, TIME), jnp.int32)
+    lengths = jnp.array([1, 3])
+    rngs = nnx.Rngs(0)
+    with jax.numpy_rank_promotion('raise'):
+      model = models.LanguageModel(rnnzoo.MinGRU, 5, FEATURES, rngs=rngs)
+      jax.eval_shape(model, tokens)
+      model = models.SequenceClassifier(
+          rnnzoo.GRU(FEATURES, 8, rngs=rngs), 3, rngs=rngs
+      )
+      x = jnp.ones((BATCH, TIME, FEATURES))
+      mask = jnp.ones((BATCH, TIME), bool)
+      model(x, seq_lengths=lengths, mask=mask)
+      model = make_translator()
+      jax.eval_shape(model, tokens, tokens, source_lengths=lengths)
+      for num_beams in (1, 3):
+        decode = functools.partial(
+            model.decode, max_length=5, num_beams=num_beams
+        )
+        jax.eval_shape(decode, tokens, lengths)
 
 
 if __name__ == '__main__':

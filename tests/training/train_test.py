@@ -355,6 +355,7 @@ class ErrorsTest(absltest.TestCase):
         ((config, '--config.=3'), "<field>=<value>: could not parse ''"),
         ((config, config), '--config is given 2 times; pass it once'),
         ((config, '--length=9'), '--length is for samples, with --mode=sample'),
+        ((config, '--model_seed=1'), '--model_seed is for a run that is there'),
         ((config, '--seed=9'), 'first seed of a run is --config.seed'),
         (
             (config, '--mode=sample', '--length=x'),

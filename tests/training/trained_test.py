@@ -186,6 +186,30 @@ class TrainedTest(absltest.TestCase):
     with mock.patch.object(sys, 'stdin', None):  # As a shell's `<&-` leaves it.
       self.assertEqual(self.use(command_line.answer, loaded, 'predict'), '')
 
+  def test_model_of_another_seed(self):
+    output = self.use(
+        command_line.evaluate, self.experiment, 'evaluate', model_seed=4
+    )
+    self.assertNotIn('seed 3', output)
+    accuracy = self.report['seeds'][1]['test']['accuracy']
+    self.assertEndsWith(output, f'test accuracy: {accuracy:.4f}\n')
+    load = lambda unused: print(command_line.load().seed)
+    self.enter_context(mock.patch.object(command_line, '_CONFIG'))
+    self.enter_context(mock.patch.object(run_directory, 'check_same'))
+    for seed in (3, 4):
+      given = {'workdir': str(self.workdir), 'model_seed': seed}
+      self.assertEqual(self.use(load, None, 'predict', **given), f'{seed}\n')
+    for function, mode in (
+        (load, 'sample'),
+        (command_line.evaluate, 'evaluate'),
+    ):
+      given['model_seed'] = 5
+      errors = io.StringIO()
+      with contextlib.redirect_stderr(errors), self.assertRaises(SystemExit):
+        self.use(function, self.experiment, mode, **given)
+      message = 'no checkpoint of seed 5 in .*; there are those of seeds 3, 4'
+      self.assertRegex(errors.getvalue(), message)
+
   def test_lines_of_any_bytes(self):
     loaded = training.load(self.workdir)
     # An editor's mark is no part of the first number.

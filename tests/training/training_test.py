@@ -24,6 +24,7 @@ import pytest
 from rnnzoo import tasks
 from rnnzoo import training
 from rnnzoo.tasks import classification
+from rnnzoo.tasks import protocol
 from rnnzoo.training import calls
 from rnnzoo.training import checkpointing
 from rnnzoo.training import loop
@@ -370,6 +371,29 @@ class StopperTest(absltest.TestCase):
 
   def test_never_stops_without_patience(self):
     self.assertIsNone(self.stop_epoch([1.0] * 100, patience=0))
+
+  def test_patience_begins_after_lessons(self):
+    config = made_up_task.base_config()
+    config.early_stopping.patience = 2
+    config.optimizer.update(plateau_factor=0.5, plateau_patience=0)
+    metrics = protocol.epoch_metrics(made_up_task.SignTask())
+    plateau = optimization.make_plateau(config.optimizer)
+    run = seed_state.SeedState(
+        state=mock.Mock(params={}, statistics={}),
+        plateau=plateau.init({}),
+        best=None,
+        stopper=seed_state.make_stopper(config.early_stopping),
+    )
+    scales = []
+    for value in (1.0, 2.0, 2.0, 2.0, 0.5, 0.5, 0.5):
+      run.history.append({'train_loss': value, 'validation_loss': value})
+      is_lesson = len(run.history) <= 4
+      run.conclude(config, plateau, metrics, is_lesson=is_lesson)
+      scales.append(float(run.plateau.scale))
+      self.assertEqual(run.best_epoch, 5 if len(run.history) > 4 else 1)
+      self.assertEqual(bool(run.stopped), len(run.history) == 7)
+    self.assertEqual(scales, [1.0] * 5 + [0.5, 0.25])
+    self.assertEqual(run.stopped, 'early stopping after epoch 7')
 
 
 class TrainAndEvaluateTest(absltest.TestCase):

@@ -5,6 +5,7 @@ Plain loops take the place of the kernels, see tests/testing/tiled_loops.py.
 
 import functools
 import math
+from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -14,17 +15,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pallas_kernels import auto_axes
 from pallas_kernels import call as call_lib
 from pallas_kernels import targets
 from pallas_kernels.tiled import limits
 import rnnzoo
 from tests.testing import abstract_gpu
 from tests.testing import comparison
+from tests.testing import dense_loops
 from tests.testing import tiled_loops
 
 if abstract_gpu.RUNS:
   from pallas_kernels.tiled import config as config_lib
   from pallas_kernels.tiled import fragments
+  from pallas_kernels.tiled import op
   from pallas_kernels.tiled import resident
   from pallas_kernels.tiled import teams
   from pallas_kernels.tiled import tuning
@@ -143,6 +147,103 @@ class LayersTest(comparison.ComparisonTestCase):
       want = scan(*args)
       for x, y in zip(*map(jax.tree.leaves, (got, want)), strict=True):
         self.assertLess(comparison.relative_error(x, y), 2e-2)
+
+
+def in_parts(target, function, operands, positions, out_positions):
+  """In place of `auto_axes.over_batch`: as if one device had the last row."""
+  del target
+
+  def spread(prefix, tree):
+    fill = lambda axis, part: jax.tree.map(lambda _: axis, part)
+    return jax.tree.map(fill, prefix, tree)
+
+  places = spread(positions, operands)
+
+  def run(*operands):
+    def part(place):
+      cut = lambda x, axis: (
+          x if axis == auto_axes.WHOLE else jnp.split(x, [-1], axis)[place]
+      )
+      return function(*jax.tree.map(cut, operands, places))
+
+    def join(axis, *parts):
+      return (
+          sum(parts)
+          if axis == auto_axes.WHOLE
+          else jnp.concatenate(parts, axis)
+      )
+
+    parts = part(0), part(1)
+    return jax.tree.map(join, spread(out_positions, parts[0]), *parts)
+
+  return run
+
+
+class FewRowsTest(comparison.ComparisonTestCase):
+  """Devices whose part of the batch is better off with the other kernels."""
+
+  # Without kernels nothing is split.
+  __test__ = abstract_gpu.RUNS
+
+  @parameterized.parameters(
+      (rnnzoo.LSTM, {}),
+      (rnnzoo.GRU, {'reset': True, 'mask': True, 'time_major': True}),
+      (rnnzoo.Elman, {'reset': True, 'reverse': True}),
+  )
+  def test_agrees_with_reference(self, layer, options):
+    given = case(layer, sizes=(4, 5, 64), **options)
+    pay = lambda *_, rows, **__: rows > 1
+    with (
+        dense_loops.instead() as dense,
+        tiled_loops.imitated(self),
+        mock.patch.object(auto_axes, 'over_batch', in_parts),
+        mock.patch.object(limits, 'pay', pay),
+    ):
+      self.compare(given, TOLERANCE['bfloat16'])
+    self.assertEqual([loop.called for loop in dense], [True, True])
+
+  def test_either_pass_may_have_few(self):
+    given = case(rnnzoo.LSTM, sizes=(4, 5, 64), reset=True)
+    f, args = comparison.abstract_gradient(given)
+    reset = np.array([[False] * 3 + [True, False]] * 4)
+    args = (
+        comparison.randomize(args[0], 0, np.float32, 0.1),
+        comparison.randomize(args[1], 1, jnp.bfloat16),
+        *(reset, None, None),
+    )
+    results, of = [], op._of_few_rows
+    for few in ((), (0,), (3,), (0, 3), (1, 2)):
+      with tiled_loops.imitated(self), dense_loops.instead():
+        # Two parts in the forward pass, then two in the other.
+        asked = []
+
+        def of_few_rows(*given, few=few, asked=asked):
+          asked.append(None)
+          with mock.patch.object(limits, 'pay', lambda *_, **__: False):
+            return of(*given) if len(asked) - 1 in few else None
+
+        with (
+            mock.patch.object(auto_axes, 'over_batch', in_parts),
+            mock.patch.object(op, '_of_few_rows', of_few_rows),
+        ):
+          results.append(f(*args))
+    for other in results[1:]:
+      for x, y in zip(*map(jax.tree.leaves, (other, results[0])), strict=True):
+        self.assertLess(comparison.relative_error(x, y), 2e-2)
+
+  @pytest.mark.slow
+  def test_lowers_to_the_other_kernels(self):
+    f, args = comparison.abstract_gradient(
+        case(rnnzoo.LSTM, sizes=(128, 3, 768))
+    )
+    with (
+        abstract_gpu.device(self, 'NVIDIA H200'),
+        mock.patch.object(auto_axes, 'over_batch', in_parts),
+    ):
+      text = abstract_gpu.lower(f, *args)
+    self.assertTrue('dense_recurrence' in text)
+    self.assertFalse('resident_recurrence' in text)
+    self.assertFalse('team_recurrence_adjoint' in text)
 
 
 class LimitsTest(parameterized.TestCase):
