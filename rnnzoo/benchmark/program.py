@@ -189,7 +189,10 @@ def main(unused_argv: list[str]) -> int:
   timer = dataclasses.replace(suite.timer, repeats=repeats, threads=threads)
   watchdog = watchdog_lib.Watchdog(_TIMEOUT.value, save_hanging)
   table = report.Table(case.label for case in selected)
-  titles = {(case.shape_name, case.dtype): case.title for case in selected}
+  titles = {
+      (case.shape_name, case.dtype, case.param_dtype): case.title
+      for case in selected
+  }
   begun = []
 
   def begin(case: cases_lib.Case) -> bool:
@@ -199,7 +202,8 @@ def main(unused_argv: list[str]) -> int:
 
   cases = itertools.takewhile(begin, selected)
   for row in suite.measure(cases, timer, watchdog):
-    table.title(titles[row['shape'], row['dtype']])
+    param_dtype = row.get('param_dtype', cases_lib.F32)
+    table.title(titles[row['shape'], row['dtype'], param_dtype])
     if 'gb_per_s' in row:
       row['copy_fraction'] = row['gb_per_s'] / result['copy']['gb_per_s']
     result['rows'].append(row)
