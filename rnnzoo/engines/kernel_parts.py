@@ -64,7 +64,9 @@ def _forward(static, a, b, h0, reset):
 
   def read(start, stop):
     own, forcing, flags = _steps((a, b, reset), start, stop, h0.dtype)
-    return associative.restarted(own, forcing, flags, jnp.zeros_like(own[:, :1]))
+    return associative.restarted(
+        own, forcing, flags, jnp.zeros_like(own[:, :1])
+    )
 
   h, before = _over_time(static, read, run_from, h0, a.shape[1], reverse)
   return h, (a, b, before, reset, h)

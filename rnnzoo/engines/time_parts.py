@@ -11,15 +11,16 @@ it depends on. Where the product of their |a| is so small that it takes every
 finite h to zero, the map forgets what is before them. So most of a part is read
 once, by the run itself; where some a stay near 1, all of it is read twice.
 
-An infinity or NaN decays in no number of steps, and may be in a part of which
-the map was told without it. Each device sees that in its own last h. All devices
-then run again, by the maps of all steps.
+An infinity or NaN decays in no number of steps, and may be among steps that no
+map was composed of. A device sees that in its own last h. All devices then run
+again, by the maps of all steps.
 
 The functions below are called inside `jax.shard_map`. They take the names of
 the mesh axes that time is over, and those of `associative.py` take them too.
 """
 
 from collections.abc import Callable, Sequence
+import itertools
 from typing import Any
 
 import jax
@@ -152,7 +153,7 @@ def _map(
         further,
     )
 
-  return extend(total(0, ends[0]), list(zip(ends, ends[1:])))
+  return extend(total(0, ends[0]), list(itertools.pairwise(ends)))
 
 
 def _bits(dtype) -> float:

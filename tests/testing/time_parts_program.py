@@ -3,10 +3,11 @@
   python -m tests.testing.time_parts_program CASE...
 
 A case is FUNCTION-WAY-IMPLEMENTATION. FUNCTION is 'linear_scan', 'forgetful',
-which has parts that forget all that is before them, or one of `LAYERS`. WAY is 'jit', where types say how x is sharded, 'auto', where XLA
-knows, or 'shard_map'. It prints a line for each case whose results and
-gradients equal those of one device. But for 'auto', the compiled program sends
-nothing but maps, flags and sums of parameters' gradients.
+which has parts that forget all that is before them, or one of `LAYERS`. WAY is
+'jit', where types say how x is sharded, 'auto', where XLA knows, or
+'shard_map'. It prints a line for each case whose results and gradients equal
+those of one device. But for 'auto', the compiled program sends nothing but
+maps, flags and sums of parameters' gradients.
 """
 
 import contextlib
