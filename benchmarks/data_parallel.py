@@ -89,13 +89,18 @@ def models() -> list[Model]:
   """Returns the measured models."""
   data = json.loads((HERE / 'devices_2_h200.json').read_text('utf-8'))
   found = []
-  ones = [r for r in data['rows'] if r['implementation'] == 'one device']
+  rows = [
+      row
+      for row in data['rows']
+      if row.get('param_dtype', 'float32') == 'float32'
+  ]
+  ones = [row for row in rows if row['implementation'] == 'one device']
   for one in ones:
     case = one['layer'], one['shape']
     two = min(
         (
             row
-            for row in data['rows']
+            for row in rows
             if (row['layer'], row['shape']) == case and row['devices'] == 2
         ),
         key=lambda row: row['median_ms'],

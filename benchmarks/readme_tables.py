@@ -359,7 +359,10 @@ def devices(file: str) -> str:
   data = load(file)
   steps: dict[tuple[str, str, str], dict[str, dict]] = {}
   for row in data['rows']:
-    case = row['layer'], row['shape'], row['dtype']
+    dtype, own = row['dtype'], row.get('param_dtype', 'float32')
+    if own != 'float32':
+      dtype += f', {own} parameters'
+    case = row['layer'], row['shape'], dtype
     steps.setdefault(case, {})[row['implementation']] = row
   lines = [
       '| layers | batch a device x time x heads x head dim | dtype | one device'

@@ -42,37 +42,11 @@ def linear_scan(
     NotImplementedError: the device, the jax version, a dtype or a size is one
       that the kernels cannot run; or a second derivative is asked for.
   """
-  target = targets.current()
-  if a.ndim != 3:
-    raise ValueError(f'a must be [batch, time, features], got {a.shape}.')
-  arguments.shape('b', b, 'like a', a.shape)
-  arguments.dtypes('linear_scan', (a.dtype, b.dtype))
-  arguments.unsharded('linear_scan', (a, b, h0, reset))
   a, b, h0, reset = sharding.alike((a, b, h0, reset))
+  recurrence, theta, h0 = _checked(a, b, h0, reset, reverse, time_major)
   # Pallas's GPU backend is imported where it is known to work.
   from pallas_kernels.streaming import op as streaming_op
 
-  batch, time, features = a.shape
-  if time_major:
-    batch, time = time, batch
-  arguments.sizes('linear_scan', batch, time, features)
-  arguments.flags('reset', reset, batch, time)
-  if h0 is not None:
-    arguments.shape('h0', h0, '[batch, features]', (batch, features))
-    h0 = h0.astype(jnp.float32)[None]
-  recurrence = streaming_op.Recurrence(
-      step=_inputs,
-      linear=True,
-      params=0,
-      shape=(batch, time, features),
-      call=call_lib.Call(
-          reverse=reverse,
-          time_major=time_major,
-          out_dtype=jnp.result_type(a, b),
-      ),
-      target=target,
-  )
-  theta = jnp.zeros((1, features), jnp.float32)
   _, (h,) = streaming_op.run(
       recurrence,
       theta,
@@ -84,6 +58,77 @@ def linear_scan(
       mask=None,
   )
   return h
+
+
+def adjoint(
+    a: Array,
+    b: Array,
+    h0: Array,
+    h: Array,
+    d_last: Array,
+    d_h: Array,
+    *,
+    reset: Array | None = None,
+    reverse: bool = False,
+) -> tuple[Array, Array, Array]:
+  """Computes the gradient of `linear_scan` alone, for parts of a sequence.
+
+  Args:
+    a: [B, T, F], as for `linear_scan`, and so are the others.
+    b: [B, T, F]; not read.
+    h0: [B, F].
+    h: the result, [B, T, F].
+    d_last: a further cotangent of h after the last step, [B, F].
+    d_h: cotangent of h, [B, T, F].
+    reset: bool [B, T].
+    reverse: whether the steps ran from the last to the first.
+
+  Returns:
+    The cotangents of a, b and h0, the last in float32.
+  """
+  operands = sharding.alike((a, b, h0, reset, h, d_last, d_h))
+  a, b, h0, reset, h, d_last, d_h = operands
+  recurrence, theta, h0 = _checked(a, b, h0, reset, reverse, False)
+  from pallas_kernels.streaming import op as streaming_op
+
+  d_last = d_last.astype(jnp.float32)[None]
+  (d_a, d_b), d_h0 = streaming_op.linear_adjoint_of(
+      recurrence, theta, (a, b), h0, reset, h, d_last, d_h
+  )
+  return d_a, d_b, d_h0[0]
+
+
+def _checked(a, b, h0, reset, reverse, time_major):
+  """Returns the static arguments, theta and h0 as `streaming.op` takes them."""
+  target = targets.current()
+  if a.ndim != 3:
+    raise ValueError(f'a must be [batch, time, features], got {a.shape}.')
+  arguments.shape('b', b, 'like a', a.shape)
+  arguments.dtypes('linear_scan', (a.dtype, b.dtype))
+  arguments.unsharded('linear_scan', (a, b, h0, reset))
+  from pallas_kernels.streaming import recurrence as recurrence_lib
+
+  batch, time, features = a.shape
+  if time_major:
+    batch, time = time, batch
+  arguments.sizes('linear_scan', batch, time, features)
+  arguments.flags('reset', reset, batch, time)
+  if h0 is not None:
+    arguments.shape('h0', h0, '[batch, features]', (batch, features))
+    h0 = h0.astype(jnp.float32)[None]
+  recurrence = recurrence_lib.Recurrence(
+      step=_inputs,
+      linear=True,
+      params=0,
+      shape=(batch, time, features),
+      call=call_lib.Call(
+          reverse=reverse,
+          time_major=time_major,
+          out_dtype=jnp.result_type(a, b),
+      ),
+      target=target,
+  )
+  return recurrence, jnp.zeros((1, features), jnp.float32), h0
 
 
 def _inputs(theta, row):

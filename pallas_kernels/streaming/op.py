@@ -60,7 +60,7 @@ def run(
     The final carry, float32 [S, B, F], and the first `outputs` arrays of the
     carry after every step, each [B, T, F].
   """
-  batch, time, features = recurrence.shape
+  features = recurrence.shape[-1]
   # Rows and a carry of zeros that were made here vary over no axis of a mesh.
   operands = theta, arrays, input_kernel, carry, restart, reset, mask
   operands = sharding.alike(operands)
@@ -70,14 +70,60 @@ def run(
   if input_kernel is not None:
     product = projection.Product(input_kernel, arrays[0])
     inputs = (product.form() if recurrence.call.keep_gates else product,)
-  aligned = recurrence.aligned(jax.eval_shape(projection.form, inputs))
-  inputs = tuple(_pad_inputs(gates, aligned) for gates in inputs)
-  padded = dataclasses.replace(recurrence, shape=(batch, time, aligned))
+  padded, inputs = _pad(recurrence, inputs)
+  aligned = padded.shape[-1]
   theta, carry, restart = streams.pad_to_tiles(aligned, (theta, carry, restart))
   last, carries = _run(padded, theta, inputs, carry, restart, flags)
   if aligned != features:
     carries = _cut_features(carries, recurrence)
   return last[..., :features], carries
+
+
+def linear_adjoint_of(
+    recurrence: Recurrence,
+    theta: Array,
+    arrays: tuple[Array, ...],
+    carry: Array,
+    reset: Array | None,
+    h: Array,
+    d_last: Array,
+    d_h: Array,
+) -> tuple[tuple[Array, ...], Array]:
+  """Runs the adjoint of a linear recurrence by itself.
+
+  Args:
+    recurrence: the static arguments.
+    theta: as for `run`, and so are all up to `reset`.
+    arrays: inputs.
+    carry: h before the first step, float32 [1, B, F].
+    reset: bool [B, T] or None.
+    h: after every step, [B, T, F].
+    d_last: cotangent of the final carry, float32 [1, B, F].
+    d_h: cotangent of h.
+
+  Returns:
+    The cotangents of `arrays` and of `carry`.
+  """
+  operands = theta, arrays, carry, reset, h, d_last, d_h
+  operands = sharding.alike(autodiff.differentiable_once(operands))
+  theta, arrays, carry, reset, h, d_last, d_h = operands
+  padded, inputs = _pad(recurrence, arrays)
+  aligned = padded.shape[-1]
+  theta, carry, d_last = streams.pad_to_tiles(aligned, (theta, carry, d_last))
+  h, d_h = (streams.pad_features(x, aligned) for x in (h, d_h))
+  flags = step_flags.pack(reset, None)
+  saved = theta, inputs, (h,), carry, None, flags
+  _, d_arrays, d_carry, *_ = backward(padded, saved, (d_last, (d_h,)))
+  features = recurrence.shape[-1]
+  return _cut_features(d_arrays, recurrence), d_carry[..., :features]
+
+
+def _pad(recurrence: Recurrence, inputs: Inputs) -> tuple[Recurrence, Inputs]:
+  """Pads features to those that kernels can read."""
+  aligned = recurrence.aligned(jax.eval_shape(projection.form, inputs))
+  shape = *recurrence.shape[:2], aligned
+  padded = tuple(_pad_inputs(gates, aligned) for gates in inputs)
+  return dataclasses.replace(recurrence, shape=shape), padded
 
 
 def _pad_inputs(

@@ -104,6 +104,7 @@ class Case:
     checked: whether it is not timed. It then returns and differentiates
       everything that it can.
     options: of a check.
+    param_dtype: dtype of the parameters, in the suite 'devices'.
   """
 
   layer: str
@@ -115,6 +116,7 @@ class Case:
   drawn: bool = False
   checked: bool = False
   options: Options = Options(0)
+  param_dtype: str = F32
 
   @property
   def label(self) -> str:
@@ -138,7 +140,10 @@ class Case:
     """The title of the part of a table that the case is in."""
     if self.checked:
       return 'checks'
-    return f'{self.shape_name} ({self.shape}), {self.dtype}'
+    dtypes = self.dtype
+    if self.param_dtype != F32:
+      dtypes += f', {self.param_dtype} parameters'
+    return f'{self.shape_name} ({self.shape}), {dtypes}'
 
   def row(self, implementation: str, direction: str) -> dict[str, Any]:
     """Returns a row of results as it begins."""

@@ -3,8 +3,9 @@
 Each device has a batch of its own size, whatever their number (weak scaling):
 data parallelism, parameters replicated. The step is one program under plain
 `jit`: forward, backward, the sum of the parameters' gradients over the devices,
-SGD. `weak_scaling` is the time of one device over that of all, which takes
-turns with it.
+SGD. Gradients are summed in the dtype of the parameters, `param_dtype`.
+`weak_scaling` is the time of one device over that of all, which takes turns
+with it.
 
 The new parameters of all devices are compared with those that one device gets
 from the whole batch, before anything is timed.
@@ -39,7 +40,8 @@ STACKS: Mapping[str, tuple[str, int]] = {
 ONE = 'one device'
 KINDS = ('Explicit', 'Auto')
 
-_RATE = 1e-2
+# So large that an update is not lost where a parameter is rounded to 16 bits.
+_RATE = 16.0
 _OTHERS = ('all-gather', 'all-to-all', 'collective-permute', 'reduce-scatter')
 
 # Largest relative difference of an update of the parameters. A sum over the
@@ -78,7 +80,8 @@ def measure(
   Yields:
     One row for each case and implementation, with the labels of
     `measurement.measure`. `error` is the largest relative difference of an
-    array's update; `collectives` counts those of the compiled program.
+    array's update; `collectives` counts those of the compiled program;
+    `param_dtype` is the dtype of the parameters.
   """
   for case in selected:
     yield from _measure(case, timer, watchdog)
@@ -106,7 +109,10 @@ def _measure(case, timer, watchdog) -> list[dict[str, Any]]:
         row |= _compare(own(), whole, parameters, case.dtype)
         row['collectives'] = _collectives(own)
       row |= {'compile_s': own.program.compile_s, **own.program.memory}
-    row['devices'] = 1 if kind == ONE else count
+    row |= {
+        'devices': 1 if kind == ONE else count,
+        'param_dtype': case.param_dtype,
+    }
     steps.append(own)
   if not timer.repeats:
     return rows
@@ -130,7 +136,10 @@ def training_step(case: cases.Case) -> tuple[Callable[..., Any], Any]:
   shape = case.shape
   stack = rnnzoo.Stack(
       functools.partial(
-          rnnzoo.LAYERS[name], dtype=jnp.dtype(case.dtype), **shape.options
+          rnnzoo.LAYERS[name],
+          dtype=jnp.dtype(case.dtype),
+          param_dtype=jnp.dtype(case.param_dtype),
+          **shape.options,
       ),
       shape.in_features,
       shape.features,

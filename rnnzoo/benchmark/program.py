@@ -20,6 +20,7 @@ gates. Backward is the gradient by everything that is given: parameters,
 recurrent kernel, and x or the input gates.
 """
 
+from collections.abc import Mapping
 import dataclasses
 import importlib.util
 import itertools
@@ -202,11 +203,15 @@ def main(unused_argv: list[str]) -> int:
 
   watchdog = watchdog_lib.Watchdog(_TIMEOUT.value, save_hanging)
   table = report.Table(case.label for case in selected)
-  titles = {(case.shape_name, case.dtype): case.title for case in selected}
+  titles = {
+      (case.shape_name, case.dtype, case.param_dtype): case.title
+      for case in selected
+  }
   in_time = lambda _: time.monotonic() < timer.until
   cases = itertools.takewhile(in_time, selected)
   for row in suite.measure(cases, timer, watchdog):
-    table.title(titles[row['shape'], row['dtype']])
+    param_dtype = row.get('param_dtype', cases_lib.F32)
+    table.title(titles[row['shape'], row['dtype'], param_dtype])
     if 'gb_per_s' in row:
       row['copy_fraction'] = row['gb_per_s'] / result['copy']['gb_per_s']
     result['rows'].append(row)
@@ -214,7 +219,7 @@ def main(unused_argv: list[str]) -> int:
     # A run that is cut off has lost nothing.
     report.write(result, output)
   report.write(result, output)
-  known = {_KEY(row) for row in result['rows']}
+  known = {_key(row) for row in result['rows']}
   if left := sum(not _keys(case) <= known for case in selected):
     print(
         f'--time_limit={_TIME_LIMIT.value:g}: {left} of {len(selected)} cases'
@@ -260,13 +265,25 @@ def _timer(suite, repeats: int, until: float) -> timing.Timer:
 
 
 # Says which row it is.
-_KEY = operator.itemgetter(*measurement.KEY)
+def _key(row: Mapping[str, Any]) -> tuple[str, ...]:
+  """Returns what tells a row from all others of its suite."""
+  own = operator.itemgetter(*measurement.KEY)(row)
+  return *own, row.get('param_dtype', cases_lib.F32)
+
+
+# Directions of the rows of suites that do not have those of `cases`.
+_DIRECTIONS = {'devices': ('training step',), 'newton': ('forward',)}
 
 
 def _keys(case: cases_lib.Case) -> set[tuple[str, ...]]:
   """Returns those of the rows of a case."""
-  ways = itertools.product(case.implementations, cases_lib.DIRECTIONS)
-  return {_KEY(case.row(*way)) for way in ways}
+  directions = _DIRECTIONS.get(_SUITE.value, cases_lib.DIRECTIONS)
+  own = {'param_dtype': case.param_dtype}
+  return {
+      _key(case.row(implementation, direction) | own)
+      for implementation in case.implementations
+      for direction in directions
+  }
 
 
 def _new_result(selected, repeats: int) -> dict[str, Any]:
@@ -300,7 +317,7 @@ def _resume(result, selected, repeats: int) -> list[cases_lib.Case]:
     facts = ('suite', 'device', 'versions', 'commit')
     if any(earlier[fact] != result[fact] for fact in facts):
       _give_up(f'--resume: {str(path)!r} is of another {", ".join(facts)}')
-    found = {_KEY(row): row for row in earlier['rows']}
+    found = {_key(row): row for row in earlier['rows']}
     done = {
         name
         for name, row in found.items()

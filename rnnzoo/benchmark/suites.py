@@ -47,6 +47,7 @@ class Entry:
     shapes: names; None for all that no entry of the suite names.
     dtypes: those measured unless a user gives others.
     implementations: likewise; None for all.
+    param_dtypes: those of parameters, each in cases of its own.
   """
 
   shapes: Names
@@ -54,6 +55,7 @@ class Entry:
   projection: str
   dtypes: Sequence[str] = (F32,)
   implementations: Names = None
+  param_dtypes: Sequence[str] = (F32,)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,18 +89,26 @@ class Suite:
     """Yields cases by shape and dtype; None leaves the choice to entries."""
     named = {name for entry in self.entries for name in entry.shapes or ()}
     rows = [
-        (name, shape, dtype, entry, layer)
+        (name, shape, dtype, entry, layer, param_dtype)
         for name, shape in shapes.items()
         for dtype in dtypes or DTYPES
         for entry in self.entries
+        for param_dtype in entry.param_dtypes
         if (name in entry.shapes if entry.shapes else name not in named)
         and (dtypes or dtype in entry.dtypes)
         for layer in entry.layers
         if layer in layers and (shape.num_heads == 1 or layer in _WITH_HEADS)
     ]
-    for name, shape, dtype, entry, layer in rows:
+    for name, shape, dtype, entry, layer, param_dtype in rows:
       case = cases.Case(
-          layer, name, shape, dtype, entry.projection, (), self.drawn
+          layer,
+          name,
+          shape,
+          dtype,
+          entry.projection,
+          (),
+          self.drawn,
+          param_dtype=param_dtype,
       )
       wanted = implementations or entry.implementations or self.implementations
       ways = [w for w in self.implementations if w in wanted and _runs(w, case)]
@@ -176,6 +186,11 @@ def _dense() -> Suite:
   )
 
 
+def _steps(shapes: Names, *stacks: str) -> Entry:
+  """Returns training steps: gradients are summed in the parameters' dtype."""
+  return Entry(shapes, stacks, _LAYER, (BF16,), param_dtypes=_BOTH)
+
+
 SUITES: Mapping[str, Suite] = {
     'cells': Suite(
         layers=_ALL,
@@ -220,10 +235,10 @@ SUITES: Mapping[str, Suite] = {
             '12x64': heads(12, 64),
         },
         entries=[
-            Entry(['small_step', '768'], ['2 x LSTM'], _LAYER, (BF16,)),
-            Entry(['small_step', '768'], ['4 x MinGRU'], _LAYER, (BF16,)),
-            Entry(['small_step', '12x64'], ['4 x GRU'], _LAYER, (BF16,)),
-            Entry(None, tuple(devices.STACKS), _LAYER, (BF16,)),
+            _steps(['small_step', '768'], '2 x LSTM'),
+            _steps(['small_step', '768'], '4 x MinGRU'),
+            _steps(['small_step', '12x64'], '4 x GRU'),
+            _steps(None, *devices.STACKS),
         ],
         timer=timing.Timer(),
         default_shapes=('768', '12x64'),

@@ -30,7 +30,6 @@ from jax import export
 from jax import lax
 import jax.numpy as jnp
 
-import pallas_kernels
 from pallas_kernels import ranks
 from rnnzoo import cell as cell_lib
 from rnnzoo.engines import call as call_lib
@@ -62,6 +61,18 @@ def unroll(
   Returns:
     h after every step, [T, B, F].
   """
+  a, b = coefficients(cell, project, operands)
+  return linear_scan(
+      solve or compose_scan, reverse, a, b, operands.carry[0], over
+  )
+
+
+def coefficients(
+    cell: cell_lib.LinearCell,
+    project: call_lib.Projection,
+    operands: call_lib.Operands,
+) -> tuple[Array, Array]:
+  """Returns a and b of all steps, each [T, B, F]; arguments as for `unroll`."""
   params, weights, x, _, carry, restart, reset, mask = operands
   x_gates = scan_steps.project(project, carry, mask, weights, x)
   a, b = cell.coefficients(params, x_gates)
@@ -76,8 +87,7 @@ def unroll(
     # 15 to 30 % longer on an H200. MinGRU, of two gates, took 6 to 22 % longer
     # with the barrier, and on a CPU the gradients of both did.
     a, b = lax.optimization_barrier((a, b))
-  solve = solve or compose_scan
-  return linear_scan(solve, reverse, a, b, carry[0], over)
+  return a, b
 
 
 def linear_scan(
@@ -125,20 +135,10 @@ def compose_scan(a: Array, b: Array, reverse: bool) -> Array:
         f' {a.shape[0]}: its rounds depend on it. The batch may be symbolic.'
         f' implementation={other!r} works.'
     )
-  return lax.associative_scan(_compose, (a, b), reverse=reverse)[1]
+  return lax.associative_scan(compose, (a, b), reverse=reverse)[1]
 
 
-def kernel_scan(a: Array, b: Array, reverse: bool) -> Array:
-  """h_t = a_t h_{t-1} + b_t by a GPU kernel, from h = 0."""
-  if export.is_symbolic_dim(a.shape[0]):
-    raise NotImplementedError('A GPU kernel needs sizes that are known.')
-  # Where the caller's arrays are batch-major, XLA removes both transposes.
-  a, b = (jnp.swapaxes(x, 0, 1) for x in (a, b))
-  h = pallas_kernels.linear_scan(a, b, reverse=reverse)
-  return jnp.swapaxes(h, 0, 1)
-
-
-def _compose(first, second):
+def compose(first, second):
   """Returns the map (a, b) of two, of which `first` acts first."""
   a1, b1 = first
   a2, b2 = second
@@ -201,9 +201,15 @@ def _fold(a, b, h0, reverse):
 def _solve(static, a, b, h0):
   """Returns h, and the h before the first step: h0 where time is whole."""
   solve, reverse, over = static
-  if over:
-    h0 = time_parts.carry_in(_compose, a, b, h0, reverse, over)
-  return solve(a, _fold(a, b, h0, reverse), reverse), h0
+
+  def run(before):
+    h = solve(a, _fold(a, b, before, reverse), reverse)
+    return h, h[0 if reverse else -1]
+
+  if not over:
+    return run(h0)[0], h0
+  read = lambda start, stop: (a[start:stop], b[start:stop])
+  return time_parts.run(compose, read, run, h0, a.shape[0], reverse, over)
 
 
 def _forward(static, operands):

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from rnnzoo import cell as cell_lib
 from rnnzoo.engines import associative
 from rnnzoo.engines import call as call_lib
+from rnnzoo.engines import kernel_parts
 from rnnzoo.engines import path_choice
 from rnnzoo.engines import selection
 from rnnzoo.engines import time_parts
@@ -67,8 +68,13 @@ def _associative_scan(*arguments, **options):
   return _by(associative.compose_scan, *arguments, **options)
 
 
-def _pallas(*arguments, **options):
-  return _by(associative.kernel_scan, *arguments, **options)
+def _pallas(cell, projection, reverse, over, operands, options=None):
+  del options  # Those of other recurrences.
+  # Where the caller's arrays are batch-major, XLA removes these transposes.
+  swap = lambda x: jnp.swapaxes(x, 0, 1)
+  a, b = map(swap, associative.coefficients(cell, projection, operands))
+  h0 = operands.carry[0]
+  return swap(kernel_parts.linear_scan(a, b, h0, None, reverse, over))
 
 
 def _by(solve, cell, projection, reverse, over, operands, options=None):

@@ -12,6 +12,7 @@ from pallas_kernels import sharding
 from rnnzoo import checks
 from rnnzoo import settings
 from rnnzoo.engines import associative
+from rnnzoo.engines import kernel_parts
 from rnnzoo.engines import partitioning
 from rnnzoo.engines import path_choice
 from rnnzoo.engines import scan_steps
@@ -134,11 +135,11 @@ def _associative_scan(*arguments, **options):
 
 def _pallas(reverse: bool, over, operands, options=None):
   del options  # That of other recurrences: a and b are given.
-  if over:
-    return _by_xla(associative.kernel_scan, reverse, over, operands)
   *arrays, reset = operands
   selection.check_known(arrays[1].shape)
   a, b, h0 = selection.for_kernel(tuple(arrays))
+  if over:
+    return kernel_parts.linear_scan(a, b, h0, reset, reverse, over)
   with selection.in_reverse_mode():
     return pallas_kernels.linear_scan(a, b, h0, reset=reset, reverse=reverse)
 

@@ -6,11 +6,21 @@ knows the h before its part, and runs its steps from there:
 
     h after parts 0 .. p = A_p h + b_p,   A_p = product of the part's a
 
+The map is composed from the part's last steps backwards, and only of as many as
+it depends on. Where the product of their |a| is so small that it takes every
+finite h to zero, the map forgets what is before them. So most of a part is read
+once, by the run itself; where some a stay near 1, all of it is read twice.
+
+An infinity or NaN decays in no number of steps, and may be among steps that no
+map was composed of. A device sees that in its own last h. All devices then run
+again, by the maps of all steps.
+
 The functions below are called inside `jax.shard_map`. They take the names of
 the mesh axes that time is over, and those of `associative.py` take them too.
 """
 
 from collections.abc import Callable, Sequence
+import itertools
 from typing import Any
 
 import jax
@@ -24,34 +34,144 @@ Array = jax.Array
 Names = tuple[str, ...]
 
 # Steps that one round of `_total` composes: XLA makes one loop of them.
-_ROUND = 16
+_ROUND = 8
+
+# Last steps of a part that its map is composed of at first, and how many times
+# as many are taken next, again and again, until nothing before them matters.
+FEW, MORE = 512, 64
+
+# Steps: (start, stop) -> (a, b), each [stop - start, ...] or, with time as the
+# second axis, [batch, stop - start, ...].
+Read = Callable[[int, int], tuple[Array, Array]]
+Compose = Callable[[Any, Any], Any]
 
 
-def carry_in(
-    compose: Callable[[Any, Any], Any],
-    a: Array,
-    b: Array,
+def run(
+    compose: Compose,
+    read: Read,
+    run_from: Callable[[Array], tuple[Any, Array]],
+    h0: Array,
+    time: int,
+    reverse: bool,
+    over: Names,
+    *,
+    axis: int = 0,
+    in_loop: bool = False,
+) -> tuple[Any, Array]:
+  """Runs this device's part of the steps.
+
+  Args:
+    compose: of two maps (a, b), the first of which acts first.
+    read: returns some of this device's steps, in h0's dtype.
+    run_from: runs all of them: takes h before the first, [...], and returns its
+      results, and h after the last, [...].
+    h0: [...], h before the first of all steps, the same on all devices.
+    time: the number of this device's steps.
+    reverse: whether the recurrence runs from the last step to the first.
+    over: the mesh axes that time is over.
+    axis: where `read` has time.
+    in_loop: whether a second run is a loop's, which JAX cannot transpose. Then
+      XLA does not copy the results of the first.
+
+  Returns:
+    The results, and h before the first step of this device's part.
+  """
+  if export.is_symbolic_dim(time):
+    raise NotImplementedError(
+        f'Time over devices needs a number of steps that is known, got {time}.'
+    )
+
+  def attempt(is_whole: bool):
+    own = _map(compose, read, time, reverse, axis, is_whole)
+    before = _exchange(compose, own, h0, reverse, over)
+    results, last = run_from(before)
+    return results, before, last
+
+  if time <= FEW:
+    return attempt(True)[:2]
+  *found, last = attempt(False)
+  is_wrong = jnp.any(~jnp.isfinite(last)).astype(jnp.int32)
+  is_wrong = lax.psum(is_wrong, over) > 0
+  again = lambda: attempt(True)[:2]
+  if not in_loop:
+    return lax.cond(is_wrong, again, lambda: tuple(found))
+  _, *found = lax.while_loop(
+      lambda state: state[0],
+      lambda state: (state[0] & False, *again()),
+      (is_wrong, *found),
+  )
+  return tuple(found)
+
+
+def _map(
+    compose: Compose,
+    read: Read,
+    time: int,
+    reverse: bool,
+    axis: int,
+    is_whole: bool,
+) -> tuple[Array, Array]:
+  """Returns the map of a part's steps, (a, b), each [...].
+
+  Args:
+    compose: of two maps (a, b), the first of which acts first.
+    read: returns some of the steps.
+    time: their number.
+    reverse: whether the recurrence runs from the last step to the first.
+    axis: where `read` has time.
+    is_whole: whether steps count that every finite h is forgotten after.
+  """
+  ends = [time]
+  if not is_whole:
+    ends = [FEW]
+    while ends[-1] < time:
+      ends.append(min(MORE * ends[-1], time))
+
+  def total(start: int, stop: int):
+    """Counts steps from the part's last one."""
+    bounds = (start, stop) if reverse else (time - stop, time - start)
+    found = _total(compose, *read(*bounds), reverse, axis)
+    # XLA takes all branches of a condition where they are elementwise, however
+    # long they are.
+    return lax.optimization_barrier(found)
+
+  def extend(found, later: Sequence[tuple[int, int]]):
+    """Adds the steps before those found, as long as they matter."""
+    if not later:
+      return found[0]
+    (a, b), bits = found
+    forgets = bits < -_bits(a.dtype)
+
+    def further():
+      earlier, more = total(*later[0])
+      return extend((compose(earlier, (a, b)), bits + more), later[1:])
+
+    return lax.cond(
+        jnp.all(forgets),
+        # As a step with a = 0 does; infinities are looked for later.
+        lambda: (jnp.where(forgets, 0, a), b),
+        further,
+    )
+
+  return extend(total(0, ends[0]), list(itertools.pairwise(ends)))
+
+
+def _bits(dtype) -> float:
+  """Returns n: the product of any finite number and 2^-n is zero, or tiny."""
+  info = jnp.finfo(dtype)
+  # A little more, for the rounding of a sum of logarithms.
+  return 1.05 * float(info.maxexp - info.minexp + info.nmant)
+
+
+def _exchange(
+    compose: Compose,
+    own: tuple[Array, Array],
     h0: Array,
     reverse: bool,
     over: Names,
 ) -> Array:
-  """Returns h before the first step of this device's part, [...].
-
-  Args:
-    compose: of two maps (a, b), the first of which acts first.
-    a: [T, ...], this device's part.
-    b: [T, ...], like a.
-    h0: [...], h before the first of all steps, the same on all devices.
-    reverse: whether the recurrence runs from the last step to the first.
-    over: the mesh axes that time is over.
-  """
-  if export.is_symbolic_dim(a.shape[0]):
-    raise NotImplementedError(
-        f'Time over devices needs a number of steps that is known, got'
-        f' {a.shape[0]}.'
-    )
-  own = jnp.stack(_total(compose, a, b, reverse))
-  maps = lax.all_gather(own, over)
+  """Returns h before this device's part, given the map of that."""
+  maps = lax.all_gather(jnp.stack(own), over)
   index = lax.axis_index(over)
   order: Sequence[int] = range(maps.shape[0])
   h = (jnp.zeros_like(h0), h0)
@@ -121,20 +241,31 @@ def boundary(reset: Array, axis: int, over: Names) -> Array:
   return jnp.concatenate([rest, following], axis=axis)
 
 
-def _total(compose, a: Array, b: Array, reverse: bool) -> tuple[Array, Array]:
-  """Returns the map of all steps of a part, (a, b), each [...]."""
+def _total(
+    compose: Compose, a: Array, b: Array, reverse: bool, axis: int
+) -> tuple[tuple[Array, Array], Array]:
+  """Returns the map of some steps, (a, b), and a bound of log2 |a|, all [...].
+
+  The bound knows no underflow, other than of a few steps.
+  """
   if reverse:
-    a, b = jnp.flip(a, 0), jnp.flip(b, 0)
-  while a.shape[0] > 1:
-    steps = a.shape[0]
+    a, b = jnp.flip(a, axis), jnp.flip(b, axis)
+  bits = None
+  while bits is None or a.shape[axis] > 1:
+    steps = a.shape[axis]
     size = min(_ROUND, steps)
-    widths = [(0, -steps % size)] + [(0, 0)] * (a.ndim - 1)
+    widths = [(0, 0)] * a.ndim
+    widths[axis] = 0, -steps % size
     # Padding is the identity.
     a = jnp.pad(a, widths, constant_values=1)
     b = jnp.pad(b, widths)
-    a, b = (x.reshape(-1, size, *x.shape[1:]) for x in (a, b))
-    total = a[:, 0], b[:, 0]
+    shape = *a.shape[:axis], -1, size, *a.shape[axis + 1 :]
+    a, b = a.reshape(shape), b.reshape(shape)
+    at = lambda x, step: lax.index_in_dim(x, step, axis + 1, keepdims=False)
+    total = at(a, 0), at(b, 0)
     for step in range(1, size):
-      total = compose(total, (a[:, step], b[:, step]))
+      total = compose(total, (at(a, step), at(b, step)))
     a, b = total
-  return a[0], b[0]
+    if bits is None:
+      bits = jnp.sum(jnp.log2(jnp.abs(a)), axis)
+  return (a.squeeze(axis), b.squeeze(axis)), bits

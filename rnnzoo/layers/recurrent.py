@@ -457,7 +457,7 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
       carry = self._check_carry(initial_carry, batch_shape, 'initial_carry')
       carry = tuple(rows(c.astype(state)) for c in carry)
     operands = call_lib.Operands(
-        params=self._cell_params(state),
+        params=self._cell_params(state, x),
         weights=self._weights(),
         x=flat(x.astype(dtype)),
         recurrent_kernel=self._recurrent_kernel(dtype, x),
@@ -559,7 +559,7 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
     dtype, state = self._dtype(x), self._state_dtype(x)
     carry = self._initial_carry(x.shape[:1], state, x)
     return call_lib.Operands(
-        params=self._cell_params(state),
+        params=self._cell_params(state, x),
         weights=self._weights(),
         x=jnp.swapaxes(x.astype(dtype), 0, 1),
         recurrent_kernel=self._recurrent_kernel(dtype, x),
@@ -583,12 +583,12 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
     shape = (*batch_shape, self.out_features)
     if not self.learned_carry:
       return tuple(jnp.zeros(shape, dtype) for _ in self.cell.carry_names)
-    learned = [c[...].astype(dtype) for c in self.learned_carry]
+    learned = [c[...] for c in self.learned_carry]
     if like is not None:
-      # Before it has a batch axis: under shard_map the transpose of the cast
-      # sums over devices, and one row of features is less to sum.
+      # Before it has a batch axis and the dtype of state: under shard_map the
+      # transpose of this sums over devices, and so it sums the least.
       learned = [sharding.like(c, like) for c in learned]
-    return tuple(jnp.broadcast_to(c, shape) for c in learned)
+    return tuple(jnp.broadcast_to(c.astype(dtype), shape) for c in learned)
 
   def _own_params(self) -> list[tuple[str, Any]]:
     # By no method of nnx.Dict: nnx.tabulate wraps these, and calls itself. It
@@ -596,8 +596,12 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
     own = self.cell_params
     return [(name, own[name]) for name in own if not name.startswith('_')]
 
-  def _cell_params(self, dtype) -> dict[str, Array]:
-    return {k: v[...].astype(dtype) for k, v in self._own_params()}
+  def _cell_params(self, dtype, like=None) -> dict[str, Array]:
+    own = {name: value[...] for name, value in self._own_params()}
+    if like is not None:
+      # Before they are cast, like `_recurrent_kernel`.
+      own = {name: sharding.like(value, like) for name, value in own.items()}
+    return {name: value.astype(dtype) for name, value in own.items()}
 
   def _weights(self) -> tuple[Array, Array | None]:
     bias = None if self.bias is None else self.bias[...]

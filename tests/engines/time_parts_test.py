@@ -1,7 +1,9 @@
 """Time over devices, for linear cells."""
 
+import functools
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -67,6 +69,10 @@ class AllNumbersTest(AllNumbers):
   def test_jit(self):
     self.check('jit')
 
+  def test_parts_that_forget(self):
+    paths = ['scan', *['pallas'] * abstract_gpu.RUNS]
+    self.assert_same(*(f'forgetful-jit-{path}' for path in paths))
+
   def test_auto_axes(self):
     self.assert_same('MinGRU-auto-scan', 'MinGRU-auto-associative_scan')
 
@@ -105,6 +111,24 @@ class KernelsTest(parameterized.TestCase):
     # Forward and backward, each with one kernel and one exchange.
     self.assertEqual(text.count('stablehlo.custom_call @mosaic_gpu'), 2)
     self.assertEqual(text.count('"stablehlo.all_gather"'), 2)
+
+  @absltest.skipUnless(abstract_gpu.RUNS, 'The kernels need jax >= 0.11.')
+  def test_long_parts(self):
+    mesh = abstract_gpu.mesh('NVIDIA H200', 'Explicit')
+    scan = functools.partial(rnnzoo.linear_scan, implementation='pallas')
+    with jax.sharding.use_abstract_mesh(mesh):
+      over_time = jax.sharding.NamedSharding(mesh, P(None, 'data'))
+      x = jax.ShapeDtypeStruct((1, 8192, 64), jnp.bfloat16, sharding=over_time)
+      traced = jax.jit(lambda x, g: jax.vjp(scan, x, x)[1](g)).trace(x, x)
+      text = traced.lower(lowering_platforms=('cuda',)).as_text()
+    kernels = re.findall(r'@mosaic_gpu.* : \((.*)\) ->', text)
+    # Forward and backward; the same two run again in loops, which begin where
+    # there is an infinity.
+    self.assertLen(kernels, 2)
+    self.assertEqual(text.count('stablehlo.while'), 2)
+    for operands in kernels:
+      self.assertIn('tensor<1x4096x64xbf16>', operands)
+      self.assertNotIn('tensor<1x4096x64xf32>', operands)
 
 
 class ErrorsTest(parameterized.TestCase):

@@ -4,6 +4,7 @@ import itertools
 import math
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -108,6 +109,44 @@ class Numbers(parameterized.TestCase):
     )
     for name in names:
       self.assertIn(f'{name} is the same with {layout}', printed)
+
+
+class DtypesTest(parameterized.TestCase):
+  """Gradients are summed over devices in the dtype of the parameters given."""
+
+  @parameterized.product(
+      layer=('GRU', 'MinGRU', 'SLSTM', 'IndRNN'),
+      param_dtype=('bfloat16', 'float32'),
+      is_cast=(False, True),
+  )
+  def test_sums(self, layer, param_dtype, is_cast):
+    made = rnnzoo.LAYERS[layer](
+        8,
+        8,
+        dtype=jnp.bfloat16,
+        param_dtype=param_dtype,
+        learn_initial_carry=True,
+        implementation='scan',
+        rngs=nnx.Rngs(0),
+    )
+    graphdef, params = nnx.split(made)
+
+    def loss(params, x):
+      if is_cast:
+        params = jax.tree.map(lambda p: p.astype(jnp.bfloat16), params)
+      return jnp.sum(nnx.merge(graphdef, params)(x).astype(jnp.float32) ** 2)
+
+    mesh = jax.sharding.AbstractMesh(
+        (2,), ('data',), axis_types=(jax.sharding.AxisType.Explicit,)
+    )
+    with jax.sharding.use_abstract_mesh(mesh):
+      over_batch = jax.sharding.NamedSharding(mesh, P('data'))
+      x = jax.ShapeDtypeStruct((4, 6, 8), jnp.bfloat16, sharding=over_batch)
+      jaxpr = jax.make_jaxpr(jax.grad(loss))(params, x)
+    sums = re.findall(r':(\w+)\[.*\] = psum(?:_invariant)?\[', str(jaxpr))
+    want = 'bf16' if is_cast or param_dtype == 'bfloat16' else 'f32'
+    self.assertNotEmpty(sums)
+    self.assertEqual({each for each in sums if each != want}, set())
 
 
 class FewNumbersTest(Numbers):

@@ -2,16 +2,18 @@
 
   python -m tests.testing.time_parts_program CASE...
 
-A case is FUNCTION-WAY-IMPLEMENTATION. FUNCTION is 'linear_scan' or one of
-`LAYERS`. WAY is 'jit', where types say how x is sharded, 'auto', where XLA
-knows, or 'shard_map'. It prints a line for each case whose results and
-gradients equal those of one device. But for 'auto', the compiled program sends
-nothing but maps, flags and sums of parameters' gradients.
+A case is FUNCTION-WAY-IMPLEMENTATION. FUNCTION is 'linear_scan', 'forgetful',
+which has parts that forget all that is before them, or one of `LAYERS`. WAY is
+'jit', where types say how x is sharded, 'auto', where XLA knows, or
+'shard_map'. It prints a line for each case whose results and gradients equal
+those of one device. But for 'auto', the compiled program sends nothing but
+maps, flags and sums of parameters' gradients.
 """
 
 import contextlib
 import functools
 import sys
+from unittest import mock
 
 from flax import nnx
 import jax
@@ -22,6 +24,7 @@ from jax.sharding import PartitionSpec as P
 import numpy as np
 
 import rnnzoo
+from rnnzoo.engines import time_parts
 from tests.testing import devices_program
 from tests.testing import random_layers
 from tests.testing import reference
@@ -79,6 +82,48 @@ def linear_scan(implementation, axis_name):
       'reset': OVER_TIME,
   }
   return loss, {}, data | {'reset': reset}, specs
+
+
+def forgetful(implementation, axis_name):
+  """Like `linear_scan`: parts of 64 steps that forget after 4, 32 or never."""
+  rng = np.random.default_rng(5)
+  size = B, 64 * MESH[1], F
+  a = rng.uniform(0.5, 1, size).astype(np.float32)
+  b = draw(*size)
+  infinite = b.copy()
+  infinite[0, 70, 1], infinite[1, 190, 2] = np.inf, np.nan
+  reset = rng.random(size[:2]) < 0.02
+  data = {'a': a, 'b': b, 'infinite': infinite, 'h0': draw(B, F)}
+
+  def loss(params, data):
+    del params
+    scan = functools.partial(
+        rnnzoo.linear_scan,
+        h0=data['h0'],
+        time_axis_name=axis_name,
+        implementation=implementation,
+    )
+    a = data['a']
+    mixed = a * jnp.where(jnp.arange(F) == 1, 1, 2.0**-80)
+    total = 0
+    for reverse in (False, True):
+      for own in (a, 2.0**-80 * a, 2.0**-12 * a, mixed, -mixed):
+        h = scan(own, data['b'], reverse=reverse)
+        h += scan(own, data['b'], reverse=reverse, reset=data['reset'])
+        total += jnp.sum(jnp.sin(h))
+      for own in (a, 2.0**-12 * a):
+        h = scan(
+            jax.lax.stop_gradient(own),
+            jax.lax.stop_gradient(data['infinite']),
+            reverse=reverse,
+            reset=data['reset'],
+        )
+        here = jnp.where(jnp.isfinite(h), 1 + h, 0)
+        total += jnp.sum(jax.lax.stop_gradient(here))
+    return total
+
+  specs = dict.fromkeys(('a', 'b', 'infinite', 'reset'), OVER_TIME)
+  return loss, {}, data | {'reset': reset}, specs | {'h0': P('data')}
 
 
 def layer(name, implementation, axis_name):
@@ -140,11 +185,8 @@ def run(name: str) -> None:
   function, way, implementation = name.split('-')
   kind = AxisType.Auto if way == 'auto' else AxisType.Explicit
   mesh = jax.make_mesh(MESH, ('data', 'time'), axis_types=(kind, kind))
-  make = (
-      linear_scan
-      if function == 'linear_scan'
-      else functools.partial(layer, function)
-  )
+  made = {'linear_scan': linear_scan, 'forgetful': forgetful}
+  make = made.get(function, functools.partial(layer, function))
   oracle = 'scan' if implementation == 'pallas' else implementation
   loss, params, data, specs = make(oracle, None)
   value = lambda f: reference.jit(jax.value_and_grad(f, (0, 1), allow_int=True))
@@ -164,6 +206,9 @@ def run(name: str) -> None:
       jax.tree.map(put, data, specs),
   )
   with contextlib.ExitStack() as stack:
+    if function == 'forgetful':
+      stack.enter_context(mock.patch.object(time_parts, 'FEW', 4))
+      stack.enter_context(mock.patch.object(time_parts, 'MORE', 8))
     if implementation == 'pallas':
       stack.enter_context(streaming_loops.instead())
     program = value(loss).lower(*spread).compile()
@@ -176,11 +221,15 @@ def run(name: str) -> None:
 
   jax.tree.map(same, got, want)
   if way != 'auto':
-    check_sent(devices_program.collectives(program.as_text()), params)
+    sent = devices_program.collectives(program.as_text())
+    if function == 'forgetful':  # A second run has an exchange of its own.
+      check_sent(sent, params, calls=28, in_branches=True)
+    else:
+      check_sent(sent, params, calls=4)
   print(f'{name} is the same on 8 devices')
 
 
-def check_sent(sent, params) -> None:
+def check_sent(sent, params, calls, in_branches=False) -> None:
   """Raises AssertionError if devices exchange more than they must."""
   own_batch = B // MESH[0]
   limits = {
@@ -188,14 +237,13 @@ def check_sent(sent, params) -> None:
       'all-gather': 2 * MESH[1] * own_batch * F,
       # Resets at the boundaries between parts.
       'collective-permute': own_batch,
-      # Gradients of parameters, final carries and cotangents of given ones, of
-      # up to four calls.
-      'all-reduce': (
-          4 * sum(x.size for x in jax.tree.leaves(params)) + 8 * own_batch * F
-      ),
+      # Gradients of parameters, final carries and cotangents of given ones.
+      'all-reduce': calls
+      * (sum(x.size for x in jax.tree.leaves(params)) + 2 * own_batch * F),
   }
   for kind, size, computation in sent:
-    if size > limits.get(kind, 0) or computation != 'ENTRY':
+    is_outside = computation == 'ENTRY' or in_branches
+    if size > limits.get(kind, 0) or not is_outside:
       raise AssertionError(f'{kind} of {size} numbers in {computation}')
 
 
