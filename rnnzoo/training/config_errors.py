@@ -10,6 +10,11 @@ from absl import flags
 
 # Errors of Python and ml_collections, and the advice that takes their place.
 _VALUES = (
+    (
+        r"invalid literal for int\(\) .*: 'None'",
+        "it must be an integer, not 'None'; where None is its default, leave"
+        ' the field out',
+    ),
     (r'invalid literal for int\(\) .*: (.*)', r'it must be an integer, not \1'),
     (
         r'could not convert string to float: (.*)',

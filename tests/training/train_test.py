@@ -333,6 +333,10 @@ class ErrorsTest(absltest.TestCase):
             "num_epochs=many: it must be an integer, not 'many'",
         ),
         (
+            (config, '--config.num_devices=None'),
+            "num_devices=None: it must be an integer, not 'None'; where None",
+        ),
+        (
             (config, '--config.optimizer.learning_rate=x'),
             "learning_rate=x: it must be a number, not 'x'",
         ),
