@@ -13,7 +13,6 @@ import jax.numpy as jnp
 
 import pallas_kernels
 from pallas_kernels import dtypes
-from pallas_kernels import ranks
 from pallas_kernels import sharding
 from rnnzoo import cell as cell_lib
 from rnnzoo.engines import associative
@@ -39,7 +38,6 @@ _SCAN_DEFAULTS = selection.Scan()
 _PALLAS_DEFAULTS = selection.Pallas()
 
 
-@ranks.promoted
 def run(
     cell: cell_lib.Cell,
     projection: call_lib.Projection,

@@ -19,6 +19,7 @@ loop where the path can. The names of the paths:
 import jax
 
 from pallas_kernels import dtypes
+from pallas_kernels import ranks
 from rnnzoo import carries as carries_lib
 from rnnzoo import cell as cell_lib
 from rnnzoo import checks
@@ -190,9 +191,10 @@ def unroll_carries(
       recurrent_gradient_clip=recurrent_gradient_clip,
       stop_recurrent_gradient=stop_recurrent_gradient,
   )
-  last, steps = paths.run(
-      cell, call_lib.Given(), operands, call, implementation
-  )
+  with ranks.allowed():
+    last, steps = paths.run(
+        cell, call_lib.Given(), operands, call, implementation
+    )
   if outputs == len(cell.carry_names):
     steps = carries_lib.like(carry, steps)
   return carries_lib.like(carry, last), steps

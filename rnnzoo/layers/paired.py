@@ -11,6 +11,7 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels import ranks
 from pallas_kernels import targets
 from rnnzoo import cell as cell_lib
 from rnnzoo.engines import call as call_lib
@@ -109,7 +110,8 @@ def unroll(
       recurrent_gradient_clip=first.recurrent_gradient_clip,
       stop_recurrent_gradient=first.stop_recurrent_gradient,
   )
-  carry, (y,) = both._run(x, carry, reset, seq_lengths, mask, call)
+  with ranks.allowed():
+    carry, (y,) = both._run(x, carry, reset, seq_lengths, mask, call)
   halves = [jnp.split(c, 2, axis=-1) for c in carry]
   own = [tuple(c[part] for c in halves) for part in (0, 1)]
   return (

@@ -260,7 +260,8 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
     initializers.check_rngs(rngs, None)
     call = self._call(reverse, time_major)
     given = x, initial_carry, reset, seq_lengths, mask
-    carry, (h,) = self._run(*given, call)
+    with ranks.allowed():
+      carry, (h,) = self._run(*given, call)
     return self._named(carry, initial_carry), h
 
   def unroll_carries(
@@ -295,7 +296,8 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
     """
     call = self._call(reverse, time_major, len(self.cell.carry_names))
     given = x, initial_carry, reset, seq_lengths, mask
-    carry, steps = self._run(*given, call, is_output=False)
+    with ranks.allowed():
+      carry, steps = self._run(*given, call, is_output=False)
     return self._named(carry, initial_carry), self._named(steps, initial_carry)
 
   def _call(
@@ -393,7 +395,6 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
         over=over,
     )
 
-  @ranks.promoted
   def _run(
       self,
       x: Array,
