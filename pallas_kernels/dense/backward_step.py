@@ -234,8 +234,9 @@ class Steps:
       sums: cotangents that this step started from.
     """
     d_start, d_restart = pulled.d_start, sums.d_restart
-    if d_h is not None:
-      d_start = (d_start[0] + self.plan.call.bounded(d_h), *d_start[1:])
+    # An update that does not read h passes a plain zero on; a sum has a layout.
+    d_h = self.cta.zeros() if d_h is None else self.plan.call.bounded(d_h)
+    d_start = (d_start[0] + d_h, *d_start[1:])
     if pulled.passed is not None:
       d_start = tuple(map(jnp.add, d_start, pulled.passed))
     zeros = (0.0,) * self.plan.states

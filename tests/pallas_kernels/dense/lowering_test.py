@@ -136,6 +136,9 @@ LAYERS = (
     ),
     case(rnnzoo.LSTM, sizes=(16, 3, 768)),
     case(rnnzoo.AGRU, dtype='bfloat16', sizes=(5, 3, 600), reset=True),
+    # Without flags nothing at all comes back to h.
+    case(rnnzoo.LSTM, STOP, dtype='bfloat16', sizes=(16, 5, 64)),
+    case(rnnzoo.Elman, STOP, dtype='bfloat16', sizes=(16, 5, 768)),
 )
 
 
