@@ -151,7 +151,7 @@ def by_case(
         yield from session.in_rounds(selected, processes)
     else:
       yield from session.in_turn(selected)
-    # What is still to be compiled is not wanted.
+    # Nobody wants the programs that are not compiled yet.
     pool.shutdown(wait=False, cancel_futures=True)
 
 

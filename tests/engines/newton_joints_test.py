@@ -5,10 +5,6 @@ Plain loops stand in for kernels, and some kernels are interpreted.
 
 import contextlib
 import dataclasses
-import os
-import pathlib
-import subprocess
-import sys
 from unittest import mock
 
 from absl.testing import absltest
@@ -32,9 +28,9 @@ from rnnzoo.engines import scan
 from rnnzoo.engines import time_folds
 from tests.testing import abstract_gpu
 from tests.testing import dense_loops
+from tests.testing import several_devices
 from tests.testing import streaming_loops
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 IN = 3
 H200, B200 = 'NVIDIA H200', 'NVIDIA B200'
 
@@ -192,21 +188,8 @@ class NewtonJointsTest(parameterized.TestCase):
 
   @pytest.mark.slow
   def test_over_auto_axes(self):
-    path = [str(ROOT), os.environ.get('PYTHONPATH')]
-    done = subprocess.run(
-        [sys.executable, '-m', 'tests.testing.joints_program'],
-        env=os.environ
-        | {
-            'JAX_PLATFORMS': 'cpu',
-            'PYTHONPATH': os.pathsep.join(filter(None, path)),
-            'XLA_FLAGS': '--xla_force_host_platform_device_count=8',
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    self.assertEqual(done.returncode, 0, done.stderr[-4000:])
-    self.assertEqual(done.stdout.count('the same, and nothing is sent'), 3)
+    output = several_devices.run(self, 'joints_program')
+    self.assertEqual(output.count('the same, and nothing is sent'), 3)
 
   def is_the_trajectory_of_scan(self, case):
     with on_gpu(self, case.fewest):

@@ -1,11 +1,7 @@
 """Time over devices, for linear cells."""
 
 import functools
-import os
-import pathlib
 import re
-import subprocess
-import sys
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -18,30 +14,16 @@ import pytest
 import rnnzoo
 from rnnzoo import linen as rnnzoo_linen
 from tests.testing import abstract_gpu
-
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+from tests.testing import several_devices
 
 
 class Numbers(parameterized.TestCase):
   """Compares eight devices with one, and reads what they exchange."""
 
   def assert_same(self, *names):
-    path = [str(ROOT), os.environ.get('PYTHONPATH')]
-    done = subprocess.run(
-        [sys.executable, '-m', 'tests.testing.time_parts_program', *names],
-        env=os.environ
-        | {
-            'JAX_PLATFORMS': 'cpu',
-            'PYTHONPATH': os.pathsep.join(filter(None, path)),
-            'XLA_FLAGS': '--xla_force_host_platform_device_count=8',
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    self.assertEqual(done.returncode, 0, done.stderr[-4000:])
+    output = several_devices.run(self, 'time_parts_program', *names)
     for name in names:
-      self.assertIn(f'{name} is the same on 8 devices', done.stdout)
+      self.assertIn(f'{name} is the same on 8 devices', output)
 
 
 class FewNumbersTest(Numbers):

@@ -2,11 +2,7 @@
 
 import itertools
 import math
-import os
-import pathlib
 import re
-import subprocess
-import sys
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -19,12 +15,11 @@ import pytest
 import rnnzoo
 from rnnzoo import models
 from tests.testing import abstract_gpu
+from tests.testing import several_devices
 from tests.testing import sharded_cases
 
 # No other axis of the problem has this size.
 LOCAL_BATCH = 5
-
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 LAYERS = tuple(rnnzoo.LAYERS)
 BLOCKS = ('SLSTMBlock-alone-given-scan', 'SLSTMBlock-two-plain-scan')
@@ -74,22 +69,9 @@ class Numbers(parameterized.TestCase):
 
   def run_program(self, name, devices, arguments, xla_flags=''):
     """Runs a program with a number of devices, fixed once in a process."""
-    path = [str(ROOT), os.environ.get('PYTHONPATH')]
-    flag = f'--xla_force_host_platform_device_count={devices} {xla_flags}'
-    done = subprocess.run(
-        [sys.executable, '-m', f'tests.testing.{name}', *arguments],
-        env=os.environ
-        | {
-            'JAX_PLATFORMS': 'cpu',
-            'PYTHONPATH': os.pathsep.join(filter(None, path)),
-            'XLA_FLAGS': flag,
-        },
-        capture_output=True,
-        text=True,
-        check=False,
+    return several_devices.run(
+        self, name, *arguments, devices=devices, xla_flags=xla_flags
     )
-    self.assertEqual(done.returncode, 0, done.stderr[-4000:])
-    return done.stdout
 
   def assert_same_in_shard_map(self, names):
     printed = self.run_program('shard_map_program', 4, names, FAST_COMPILATION)

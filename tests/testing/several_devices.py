@@ -1,0 +1,44 @@
+"""Programs of tests that need several devices, each in its own process."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+from absl.testing import absltest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+
+
+def run(
+    test: absltest.TestCase,
+    name: str,
+    *arguments: str,
+    devices: int = 8,
+    xla_flags: str = '',
+) -> str:
+  """Returns the output of a program on CPU devices, which must succeed.
+
+  Args:
+    test: the test that asks.
+    name: of the program, a module of tests.testing.
+    *arguments: of its command line.
+    devices: how many, fixed once in a process.
+    xla_flags: further flags.
+  """
+  flag = f'--xla_force_host_platform_device_count={devices} {xla_flags}'
+  path = [str(ROOT), os.environ.get('PYTHONPATH')]
+  done = subprocess.run(
+      [sys.executable, '-m', f'tests.testing.{name}', *arguments],
+      env=os.environ
+      | {
+          'JAX_PLATFORMS': 'cpu',
+          'PYTHONPATH': os.pathsep.join(filter(None, path)),
+          'XLA_FLAGS': flag,
+      },
+      capture_output=True,
+      text=True,
+      check=False,
+  )
+  test.assertEqual(done.returncode, 0, done.stderr[-4000:])
+  return done.stdout
