@@ -12,6 +12,7 @@ from the whole batch, before anything is timed.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent import futures
 import dataclasses
 import functools
 from typing import Any
@@ -72,6 +73,8 @@ def measure(
 ) -> Iterator[dict[str, Any]]:
   """Checks the step of every case on all devices, then times it.
 
+  A timer with several threads compiles the steps of all cases first.
+
   Args:
     selected: the cases; `shape.batch` is that of each device.
     timer: how to time.
@@ -83,34 +86,76 @@ def measure(
     array's update; `collectives` counts those of the compiled program;
     `param_dtype` is the dtype of the parameters.
   """
-  for case in selected:
-    yield from _measure(case, timer, watchdog)
+  with futures.ThreadPoolExecutor(timer.threads) as pool:
+    begun: Iterable[_Prepared] = (
+        _begin(case, pool, quick=not timer.repeats) for case in selected
+    )
+    if timer.threads > 1:
+      begun = list(begun)
+      with watchdog('compiling all steps'):
+        futures.wait([step for each in begun for step in each.steps()])
+    for prepared in begun:
+      yield from _measure(prepared, timer, watchdog)
 
 
-def _measure(case, timer, watchdog) -> list[dict[str, Any]]:
-  count = jax.device_count()
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Prepared:
+  """A case whose steps are being compiled.
+
+  Attributes:
+    case: the case.
+    parameters: those that a step begins with.
+    whole: the step on one device, with the batch of all.
+    ways: the step in each of the case's ways.
+  """
+
+  case: cases.Case
+  parameters: Any
+  whole: futures.Future[_Step]
+  ways: Mapping[str, futures.Future[_Step]]
+
+  def steps(self) -> list[futures.Future[_Step]]:
+    return [self.whole, *self.ways.values()]
+
+
+def _begin(case: cases.Case, pool: futures.Executor, quick: bool) -> _Prepared:
   step, parameters = training_step(case)
   rng = np.random.default_rng(0)
   shape = case.shape
-  size = (count * shape.batch, shape.time, shape.in_features)
+  size = (jax.device_count() * shape.batch, shape.time, shape.in_features)
   x = rng.standard_normal(size).astype(np.float32)
-  rows = [case.row(way, 'training step') for way in case.implementations]
   one = jax.devices()[0]
+  build = functools.partial(pool.submit, _build, step, parameters, quick=quick)
+
+  def begin(way: str) -> futures.Future[_Step]:
+    if way == ONE:
+      return build(x[: shape.batch], one, one)
+    return build(x, *shardings(way))
+
+  return _Prepared(
+      case,
+      parameters,
+      build(x, one, one),
+      {way: begin(way) for way in case.implementations},
+  )
+
+
+def _measure(prepared: _Prepared, timer, watchdog) -> list[dict[str, Any]]:
+  case, shape = prepared.case, prepared.case.shape
+  rows = [case.row(way, 'training step') for way in case.implementations]
   with watchdog(f'{case.layer} on one device'):
-    alone = _build(step, parameters, x[: shape.batch], one, one)
-    whole = _build(step, parameters, x, one, one)()
+    whole = prepared.whole.result()()
   steps: list[_Step] = []
   for row in rows:
     kind = row['implementation']
     with watchdog(f'{case.layer}, {kind}'):
-      own = alone
+      own = prepared.ways[kind].result()
       if kind != ONE:
-        own = _build(step, parameters, x, *shardings(kind))
-        row |= _compare(own(), whole, parameters, case.dtype)
+        row |= _compare(own(), whole, prepared.parameters, case)
         row['collectives'] = _collectives(own)
       row |= {'compile_s': own.program.compile_s, **own.program.memory}
     row |= {
-        'devices': 1 if kind == ONE else count,
+        'devices': 1 if kind == ONE else jax.device_count(),
         'param_dtype': case.param_dtype,
     }
     steps.append(own)
@@ -170,15 +215,15 @@ def shardings(kind: str) -> tuple[NamedSharding, NamedSharding]:
   )
 
 
-def _build(step, parameters, x, for_parameters, for_x) -> _Step:
+def _build(step, parameters, x, for_parameters, for_x, *, quick) -> _Step:
   arguments = (
       jax.device_put(parameters, for_parameters),
       jax.device_put(x, for_x),
   )
-  return _Step(timing.build(step, *arguments), arguments)
+  return _Step(timing.lower(step, *arguments, quick=quick)(), arguments)
 
 
-def _compare(got, want, start, dtype: str) -> dict[str, Any]:
+def _compare(got, want, start, case: cases.Case) -> dict[str, Any]:
   """Returns the fields of a row that say whether an update is right."""
   differences = []
   for new, expected, old in zip(
@@ -192,11 +237,12 @@ def _compare(got, want, start, dtype: str) -> dict[str, Any]:
       differences.append(float(np.linalg.norm(new - expected) / size))
   error = max(differences)
   fields: dict[str, Any] = {'error': error}
-  if not error <= _LIMITS[dtype]:
+  limit = max(_LIMITS[case.dtype], _LIMITS[case.param_dtype])
+  if not error <= limit:
     fields['status'] = 'failed'
     fields['reason'] = (
         f'an update differs by {error:.1e} from that of one device, more than'
-        f' {_LIMITS[dtype]:.0e}'
+        f' {limit:.0e}'
     )
   return fields
 
