@@ -33,6 +33,7 @@ from pallas_kernels.dense import config as config_lib
 from pallas_kernels.dense import matmul_partition
 from pallas_kernels.dense import operand as operand_lib
 from pallas_kernels.dense import partial_sums
+from pallas_kernels.dense import polled_fragments
 from pallas_kernels.dense import sum_sharing
 from pallas_kernels.dense import thread_layout
 from pallas_kernels.mosaic import instructions
@@ -52,8 +53,8 @@ class Smem(NamedTuple):
   """Shared memory of one product: words of int32, or references.
 
   Attributes:
-    operand: the operand; None for a late product, which has that of the product
-      before it.
+    operand: the operand, unless it goes straight to registers; None for a late
+      product, which has that of the product before it.
     signals: mbarriers of the operand; None for a late product.
     partials: partial sums of the warps.
     rest: fragments of the matrix for which there are no registers.
@@ -81,9 +82,11 @@ def smem_words(
   for i, (product, (blocks, _)) in enumerate(zip(products, kept, strict=True)):
     operand = signals = None
     if not product.late:
-      operand = operand_lib.Operand.words(
-          config, shape, sharing(products, i), split
-      )
+      operand = 0
+      if not config.direct:
+        operand = operand_lib.Operand.words(
+            config, shape, sharing(products, i), split
+        )
       signals = operand_lib.Operand.SIGNAL_WORDS
     fragments = product.blocks(config, shape) - blocks
     fragments *= product.halves(config) * (2 if split else 1)
@@ -120,8 +123,13 @@ def multipliers(
   )
   made: list[Multiplier] = []
   for i, (blocks, _) in enumerate(kept):
+    operand: Any
     if products[i].late:
       operand = made[-1].operand
+    elif cta.config.direct:
+      operand = polled_fragments.PolledFragments(
+          cta, products[i], smem[i].signals
+      )
     else:
       operand = operand_lib.Operand(
           cta, sharing(products, i), smem[i].operand, smem[i].signals
@@ -153,7 +161,7 @@ class Multiplier:
       self,
       cta: Cta,
       product: Product,
-      operand: operand_lib.Operand,
+      operand: operand_lib.Operand | polled_fragments.PolledFragments,
       matrix: Sequence[Any],
       smem: Smem,
       *,
@@ -231,10 +239,7 @@ class Multiplier:
     ]
     count = 0
     for i in range(self.blocks):
-      columns = [
-          [operand.fragment(step, plane, first + i, n) for n in range(tiles)]
-          for plane in range(operand.planes)
-      ]
+      columns = operand.fragments(step, first, i)
       matrix = [
           [self._fragment(plane, half, i) for half in range(self.halves)]
           for plane in range(len(self.matrix))
@@ -281,9 +286,17 @@ class Multiplier:
 
   def gather(self, step, sums: Sums) -> list[Array]:
     """Returns this thread's elements of each result, from all warps' sums."""
+    polled = None
+    if isinstance(self.operand, polled_fragments.PolledFragments):
+      # No barrier has come between the product and the sums of the step before.
+      polled = self.operand
+      polled.await_sums(step)
     self.sharing.spread(sums)
     self.sharing.meet()
-    return self.sharing.collect(step, sums)
+    results = self.sharing.collect(step, sums)
+    if polled is not None:
+      polled.tell_sums()
+    return results
 
 
 def _add_up(ways: list[Sequence[Array]]) -> Sequence[Array]:

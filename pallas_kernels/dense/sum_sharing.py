@@ -39,6 +39,7 @@ from pallas_kernels.dense import config as config_lib
 from pallas_kernels.dense import matmul_partition
 from pallas_kernels.dense import operand as operand_lib
 from pallas_kernels.dense import partial_sums
+from pallas_kernels.dense import polled_fragments
 from pallas_kernels.dense import thread_layout
 from pallas_kernels.mosaic import instructions
 from pallas_kernels.mosaic import memory
@@ -49,6 +50,7 @@ Array = jax.Array
 Ref = Any
 Config = config_lib.Config
 Cta = thread_layout.Cta
+Operand = operand_lib.Operand | polled_fragments.PolledFragments
 Product = matmul_partition.Product
 Sums = partial_sums.Sums
 flag = thread_layout.flag
@@ -60,7 +62,7 @@ class Sharing(abc.ABC):
   Args:
     cta: coordinates.
     product: the product.
-    operand: its operand.
+    operand: its operand, of either kind.
 
   Attributes:
     octets: groups of 8 units that a warp has.
@@ -69,7 +71,7 @@ class Sharing(abc.ABC):
     blocks: blocks that a warp sums over.
   """
 
-  def __init__(self, cta: Cta, product: Product, operand: operand_lib.Operand):
+  def __init__(self, cta: Cta, product: Product, operand: Operand):
     self.cta, self.product, self.operand = cta, product, operand
     self.octets = product.octets(cta.config)
     self.row_warps = product.row_warps(cta.config)
@@ -272,7 +274,7 @@ class AcrossTeam(_ThroughSmem):
 
 
 def make(
-    cta: Cta, product: Product, operand: operand_lib.Operand, partials: Ref
+    cta: Cta, product: Product, operand: Operand, partials: Ref
 ) -> Sharing:
   """Returns the kind of sharing that a product has."""
   if operand.team > 1:
