@@ -96,8 +96,9 @@ _TOGETHER = 8
 # Cycles that it waits before polling, forward and in the adjoint.
 _DIRECT_DELAY = {False: 300, True: 150}
 
-# Registers of a thread for the recurrent kernel and for its sums.
-_DIRECT_REGISTERS = 144
+# Registers of a thread for the recurrent kernel, forward and in the adjoint,
+# less one and a half for each of its sums: the most that hardly spill.
+_DIRECT_REGISTERS = {False: 176, True: 152}
 
 # Slots of the ring buffer, the best first: more hide more latency, and a power
 # of two saves a division.
@@ -342,7 +343,7 @@ def _direct(
           sums=8,
           cluster=team,
           delay=_DIRECT_DELAY[kind.adjoint],
-          registers=_DIRECT_REGISTERS - sums,
+          registers=max(0, _DIRECT_REGISTERS[kind.adjoint] - 3 * sums // 2),
           together=_TOGETHER,
       )
 
