@@ -171,7 +171,7 @@ class PolledFragments:
 
   def await_sums(self, step):
     """Waits until all warps have read the sums of the step before."""
-    sync.await_signal(self.signals, 0, (step - 1) & 1)
+    sync.await_signal(self.signals, 0, (step - 1) & 1, scope='cta')
 
   def tell_sums(self):
     """Says that this warp has read the sums of a step."""

@@ -173,19 +173,22 @@ class Multiplier:
     self.blocks = product.blocks(cta.config, cta.shape)
     self.unit0 = cta.unit0 - operand.member * cta.config.units
     self.sharing = sum_sharing.make(cta, product, operand, smem.partials)
+    rows = range(self.halves // 2)
     self.matrix = [
-        [
-            [self._load_fragment(ref, half, i) for i in range(kept)]
-            for half in range(self.halves)
-        ]
+        [[self._load_pair(ref, row, i) for i in range(kept)] for row in rows]
         for ref in matrix
     ]
     for plane, ref in enumerate(matrix):
-      for half in range(self.halves):
+      for row in rows:
         for i in range(kept, self.blocks):
-          words = self._load_fragment(ref, half, i)
-          at = self._in_rest(plane, half, i)
-          memory.store_words_smem(self.rest, at, words, where=None)
+          for j, words in enumerate(self._load_pair(ref, row, i)):
+            at = self._in_rest(plane, 2 * row + j, i)
+            memory.store_words_smem(self.rest, at, words, where=None)
+
+  def _load_pair(self, ref, row: int, i: int) -> list[list[Array]]:
+    """Loads a block of two halves, as the factors of its two mma."""
+    low, high = (self._load_fragment(ref, 2 * row + k, i) for k in range(2))
+    return [[low[j], high[j], low[j + 1], high[j + 1]] for j in (0, 2)]
 
   def _load_fragment(self, ref, half: int, i: int) -> Sequence[Array]:
     """Loads 8 elements of one row of the matrix, as four words."""
@@ -210,18 +213,18 @@ class Multiplier:
     at = jnp.where(where, at * cta.shape.size + k, 0)
     return memory.load_words_gmem(ref, at, size=2, where=flag(where))
 
-  def _in_rest(self, plane: int, half: int, i: int) -> Array:
-    """Returns the byte of this thread's part of a fragment in `rest`."""
-    index = plane * self.halves + half
+  def _in_rest(self, plane: int, factor: int, i: int) -> Array:
+    """Returns the byte of this thread's part of a factor in `rest`."""
+    index = plane * self.halves + factor
     index = index * (self.blocks - self.kept) + i - self.kept
     return 16 * (index * self.cta.config.threads + self.cta.thread.index)
 
-  def _fragment(self, plane: int, half: int, i: int) -> Sequence[Array]:
-    """Returns a fragment from registers or shared memory."""
+  def _pair(self, plane: int, row: int, i: int) -> list[list[Array]]:
+    """Returns a block's two factors from registers or shared memory."""
     if i < self.kept:
-      return self.matrix[plane][half][i]
-    at = self._in_rest(plane, half, i)
-    return memory.load_words_smem(self.rest, at)
+      return self.matrix[plane][row][i]
+    places = [self._in_rest(plane, 2 * row + j, i) for j in range(2)]
+    return [memory.load_words_smem(self.rest, at) for at in places]
 
   def multiply(self, step) -> Sums:
     """Returns this thread's sums over this warp's blocks."""
@@ -241,7 +244,7 @@ class Multiplier:
     for i in range(self.blocks):
       columns = operand.fragments(step, first, i)
       matrix = [
-          [self._fragment(plane, half, i) for half in range(self.halves)]
+          [self._pair(plane, row, i) for row in range(rows)]
           for plane in range(len(self.matrix))
       ]
       for of_matrix, of_operand in pairs:
@@ -249,8 +252,7 @@ class Multiplier:
           way = count % ways
           count += 1
           for row in range(rows):
-            low, high = matrix[of_matrix][2 * row :][:2]
-            a = (low[j], high[j], low[j + 1], high[j + 1])
+            a = matrix[of_matrix][row][j // 2]
             for n in range(tiles):
               b = columns[of_operand][n][j : j + 2]
               acc[row][n][way] = instructions.mma(

@@ -89,11 +89,10 @@ _DIRECT_GATES = 3
 # Most columns of such a CTA.
 _DIRECT_COLUMNS = 32
 
-# Pieces of 16 bytes that a thread polls at once, each in four registers; as
-# many more are on their way.
-_TOGETHER = 8
-
-# Cycles that it waits before polling, forward and in the adjoint.
+# Forward and in the adjoint: pieces of 16 bytes that a thread polls at once,
+# each in four registers, while as many more are on their way; and cycles that
+# it waits before.
+_TOGETHER = {False: 8, True: 8}
 _DIRECT_DELAY = {False: 300, True: 150}
 
 # Registers of a thread for the recurrent kernel, forward and in the adjoint,
@@ -344,7 +343,7 @@ def _direct(
           cluster=team,
           delay=_DIRECT_DELAY[kind.adjoint],
           registers=max(0, _DIRECT_REGISTERS[kind.adjoint] - 3 * sums // 2),
-          together=_TOGETHER,
+          together=_TOGETHER[kind.adjoint],
       )
 
 

@@ -147,7 +147,9 @@ def arrive(signals: Ref, signal: int, lane: Array) -> None:
   ptx.emit(code, {}, {'signals': signals, 'lane': lane})
 
 
-def await_signal(signals: Ref, signal, turn, busy: bool = False) -> None:
+def await_signal(
+    signals: Ref, signal, turn, busy: bool = False, scope: str = 'cluster'
+) -> None:
   """Waits until an mbarrier's phase is complete.
 
   Args:
@@ -156,6 +158,7 @@ def await_signal(signals: Ref, signal, turn, busy: bool = False) -> None:
     turn: parity of the phase, 0 and 1 alternately.
     busy: whether warps ask again and again instead of sleeping; they notice it
       sooner, and take turns from other warps.
+    scope: 'cluster', or 'cta' where only threads of this CTA have arrived.
   """
   attempt, patience = 'try', PATIENCE
   if busy:
@@ -164,7 +167,7 @@ def await_signal(signals: Ref, signal, turn, busy: bool = False) -> None:
       '{ .reg .u32 m, k; .reg .pred p; mad.lo.u32 m, %signal, 8, %signals;'
       ' mov.b32 k, 0;'
       ' again_%%:'
-      f' mbarrier.{attempt}_wait.parity.acquire.cluster.shared::cta.b64'
+      f' mbarrier.{attempt}_wait.parity.acquire.{scope}.shared::cta.b64'
       ' p, [m], %turn; @p bra done_%%; add.u32 k, k, 1;'
       f' setp.lt.u32 p, k, {patience}; @p bra again_%%; trap;'
       ' done_%%: }'

@@ -333,8 +333,8 @@ def arrive(signals, signal, lane):
   _local.cta.count(int(signal), int((_spread(lane) == 0).sum()), 0)
 
 
-def await_signal(signals, signal, turn, busy=False):
-  del signals, busy
+def await_signal(signals, signal, turn, busy=False, scope='cluster'):
+  del signals, busy, scope
   _local.cta.wait(int(signal), int(turn))
 
 
