@@ -31,7 +31,6 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
-from pallas_kernels.dense import config as config_lib
 from pallas_kernels.dense import exchange as exchange_lib
 from pallas_kernels.dense import matmul_partition
 from pallas_kernels.dense import thread_layout

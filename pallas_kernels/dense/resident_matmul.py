@@ -150,7 +150,8 @@ class Multiplier:
   Args:
     cta: coordinates.
     product: the product.
-    operand: the factor that changes from step to step.
+    operand: the factor that changes from step to step, an `Operand` or
+      `PolledFragments`.
     matrix: R in device memory, [gates of all, N, D, D] indexed [gate, head,
       row, sum]; two references for the parts of float32.
     smem: references to shared memory.
@@ -161,7 +162,7 @@ class Multiplier:
       self,
       cta: Cta,
       product: Product,
-      operand: operand_lib.Operand | polled_fragments.PolledFragments,
+      operand: Any,
       matrix: Sequence[Any],
       smem: Smem,
       *,
@@ -288,16 +289,14 @@ class Multiplier:
 
   def gather(self, step, sums: Sums) -> list[Array]:
     """Returns this thread's elements of each result, from all warps' sums."""
-    polled = None
-    if isinstance(self.operand, polled_fragments.PolledFragments):
-      # No barrier has come between the product and the sums of the step before.
-      polled = self.operand
-      polled.await_sums(step)
+    direct = self.cta.config.direct
+    if direct:  # There was no barrier since the sums of the step before.
+      self.operand.await_sums(step)
     self.sharing.spread(sums)
     self.sharing.meet()
     results = self.sharing.collect(step, sums)
-    if polled is not None:
-      polled.tell_sums()
+    if direct:
+      self.operand.tell_sums()
     return results
 
 

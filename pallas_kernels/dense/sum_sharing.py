@@ -37,9 +37,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.dense import config as config_lib
 from pallas_kernels.dense import matmul_partition
-from pallas_kernels.dense import operand as operand_lib
 from pallas_kernels.dense import partial_sums
-from pallas_kernels.dense import polled_fragments
 from pallas_kernels.dense import thread_layout
 from pallas_kernels.mosaic import instructions
 from pallas_kernels.mosaic import memory
@@ -50,7 +48,8 @@ Array = jax.Array
 Ref = Any
 Config = config_lib.Config
 Cta = thread_layout.Cta
-Operand = operand_lib.Operand | polled_fragments.PolledFragments
+# `operand.Operand` or `polled_fragments.PolledFragments`.
+Operand = Any
 Product = matmul_partition.Product
 Sums = partial_sums.Sums
 flag = thread_layout.flag
@@ -62,7 +61,7 @@ class Sharing(abc.ABC):
   Args:
     cta: coordinates.
     product: the product.
-    operand: its operand, of either kind.
+    operand: its operand.
 
   Attributes:
     octets: groups of 8 units that a warp has.
@@ -286,7 +285,7 @@ def make(
   return Plain(cta, product, operand)
 
 
-def _block_of_gates(cta: Cta, operand: operand_lib.Operand, index: int):
+def _block_of_gates(cta: Cta, operand: Operand, index: int):
   """Returns gate, first element and existence of a block of all gates."""
   blocks = cta.shape.blocks
   gate = min(index // blocks, operand.operands - 1)

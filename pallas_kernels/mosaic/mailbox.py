@@ -281,7 +281,7 @@ class Line:
 
   ref: Ref
   offset: Array
-  instead: tuple[Array, Ref, Array] | None = None
+  instead: Any = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,6 +24,7 @@ from tests.testing import abstract_gpu
 
 if abstract_gpu.RUNS:
   from jax.experimental.pallas import mosaic_gpu as plgpu
+
   from pallas_kernels.dense import kernel_call
   from pallas_kernels.mosaic import instructions
   from pallas_kernels.mosaic import mailbox
@@ -274,7 +275,9 @@ def mma(acc, a, b, dtype):
 
   def pairs(word):
     data = np.ascontiguousarray(_spread(word))
-    return _typed(data.view(np.uint8).reshape(-1, 4), dtype).reshape(-1, 8, 4, 2)
+    return _typed(data.view(np.uint8).reshape(-1, 4), dtype).reshape(
+        -1, 8, 4, 2
+    )
 
   warps = _lanes() // 32
   left = np.zeros((warps, 16, 16), np.float32)
@@ -509,4 +512,3 @@ def emulated(lockstep: int = 1024):
       yield
     finally:
       _lockstep = before
-

@@ -120,7 +120,9 @@ class EmulationTest(parameterized.TestCase):
       object.__setattr__(pull, 'config', config)
     packed = None
     if flags:
-      packed = kernel_call.prepare_flags(jnp.asarray(bits, jnp.int32), run.shape)
+      packed = kernel_call.prepare_flags(
+          jnp.asarray(bits, jnp.int32), run.shape
+      )
     theta = draw(max(1, len(names)), size)
     transposed = (jnp.swapaxes(kernel, -1, -2),)
     args = run, theta, x, transposed, carry, restart, packed
