@@ -36,8 +36,8 @@ class Config:
     registers: limit of the registers of a thread that hold the recurrent
       kernel, or None for no limit; shared memory holds the remainder.
     together: pieces of 16 bytes that a thread polls at once, with 'device' and
-      one head, where operands go from device memory straight to registers. 0 where
-      a CTA fetches them to its shared memory.
+      one head, where operands go from device memory straight to registers. 0
+      where a CTA fetches them to its shared memory.
   """
 
   exchange: str

@@ -95,6 +95,10 @@ _DIRECT_COLUMNS = 32
 _TOGETHER = {False: 8, True: 8}
 _DIRECT_DELAY = {False: 300, True: 150}
 
+# CTAs that share out the gates of the adjoint's sum, if so many are resident:
+# the largest team reads least.
+_DIRECT_TEAMS = (4, 3, 2, 1)
+
 # Registers of a thread for the recurrent kernel, forward and in the adjoint,
 # less one and a half for each of its sums: the most that hardly spill.
 _DIRECT_REGISTERS = {False: 176, True: 152}
@@ -327,8 +331,7 @@ def _direct(
   columns = 8 * -(-shape.batch // 8)
   if columns > _DIRECT_COLUMNS:
     return
-  # The largest team reads least.
-  for team in (4, 3, 2, 1) if kind.adjoint else (1,):
+  for team in _DIRECT_TEAMS if kind.adjoint else (1,):
     parts = -(-shape.size // (_UNITS_ON_DEVICE * team)) * team
     most = _most_in_clusters(target) if team > 2 else target.cores
     results = team if kind.adjoint else kind.gates
