@@ -34,7 +34,7 @@ import jax.numpy as jnp
 from pallas_kernels.dense import exchange as exchange_lib
 from pallas_kernels.dense import matmul_partition
 from pallas_kernels.dense import thread_layout
-from pallas_kernels.mosaic import mailbox
+from pallas_kernels.mosaic import mailbox_lines
 from pallas_kernels.mosaic import sync
 
 Array = jax.Array
@@ -72,7 +72,7 @@ class PolledFragments:
     part = lax.div(cta.thread.warp, jnp.int32(product.row_warps(config)))
     self.first = part * self.blocks
     self.masks = self._masks(product)
-    self.lines: list[mailbox.Line] = []
+    self.lines: list[mailbox_lines.Line] = []
     self.seen: list[Array] = []
     self.found: list[Array] = []
 
@@ -129,10 +129,10 @@ class PolledFragments:
         condition, ref = replace(column)
         instead = condition, ref, row * shape.features + unit
       at = exchange.offset(told, row, self.gate0) + unit
-      self.lines.append(mailbox.Line(exchange.ref, at, instead))
+      self.lines.append(mailbox_lines.Line(exchange.ref, at, instead))
     self._look(0)
 
-  def _pieces(self, group: int) -> list[mailbox.Piece]:
+  def _pieces(self, group: int) -> list[mailbox_lines.Piece]:
     """Returns the pieces of a group, its blocks one after the other."""
     start = group * self.per_group
     pieces = []
@@ -141,13 +141,13 @@ class PolledFragments:
       if self.masks:
         exists = self.masks[i // _BITS], i % _BITS
       for tile in range(self.cta.config.tiles):
-        pieces.append(mailbox.Piece(tile, 64 * i, exists))
+        pieces.append(mailbox_lines.Piece(tile, 64 * i, exists))
     return pieces
 
   def _look(self, group: int):
     """Begins to read a group, if there is one."""
     pieces = self._pieces(group)
-    self.seen = mailbox.look(self.lines, pieces) if pieces else []
+    self.seen = mailbox_lines.look(self.lines, pieces) if pieces else []
 
   def fragments(self, step, first, i: int) -> list[list[list[Array]]]:
     """As `Operand.fragments`; called for one block after the other."""
@@ -156,7 +156,7 @@ class PolledFragments:
     group, start = divmod(i, self.per_group)
     if start == 0:
       pieces = self._pieces(group)
-      self.found = mailbox.await_pieces(self.lines, pieces, self.seen)
+      self.found = mailbox_lines.await_pieces(self.lines, pieces, self.seen)
       self._look(group + 1)
     words = self.found[4 * tiles * start :]
     return [[words[4 * tile : 4 * tile + 4] for tile in range(tiles)]]

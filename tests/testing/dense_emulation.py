@@ -28,6 +28,7 @@ if abstract_gpu.RUNS:
   from pallas_kernels.dense import kernel_call
   from pallas_kernels.mosaic import instructions
   from pallas_kernels.mosaic import mailbox
+  from pallas_kernels.mosaic import mailbox_lines
   from pallas_kernels.mosaic import memory
   from pallas_kernels.mosaic import ptx
   from pallas_kernels.mosaic import sync
@@ -474,11 +475,10 @@ def emulated(lockstep: int = 1024):
           'publish': _store(True),
           'fill': fill,
           'poll': poll,
-          'look': look,
-          'await_pieces': await_pieces,
           'open_all': _open_all,
           'one_at_a_time': lambda run: run,
       },
+      mailbox_lines: {'look': look, 'await_pieces': await_pieces},
       instructions: {
           'reciprocal': lambda x: 1 / x,
           'as_float': view(np.float32),

@@ -54,6 +54,7 @@ class EmulationTest(parameterized.TestCase):
       time_major=False,
       lockstep=1024,
       time=TIME,
+      teams=(4, 3, 2, 1),
       config=None,
   ):
     """Compares a recurrence and its adjoint with loops.
@@ -68,6 +69,7 @@ class EmulationTest(parameterized.TestCase):
       time_major: the layout.
       lockstep: see `dense_emulation.emulated`.
       time: steps.
+      teams: CTAs of a team that may be chosen.
       config: a cut in place of the one that `tuning` chooses.
     """
     if not abstract_gpu.RUNS:
@@ -110,6 +112,7 @@ class EmulationTest(parameterized.TestCase):
     with (
         mock.patch.object(tuning, '_DIRECT_UNITS', 72),
         mock.patch.object(tuning, '_DIRECT_REGISTERS', REGISTERS),
+        mock.patch.object(tuning, '_DIRECT_TEAMS', teams),
     ):
       run, pull = plan(save=True), plan(adjoint=True)
     if config is None:
@@ -164,14 +167,15 @@ class EmulationTest(parameterized.TestCase):
   @parameterized.parameters(
       # Five CTAs, of which a team has four; the last warps have no block.
       ('LSTM', 5, 72, {}),
-      ('GRU', 1, 104, {'reverse': True, 'time': 4}),
+      # Two blocks a warp in the adjoint.
+      ('GRU', 1, 104, {'reverse': True, 'time': 4, 'teams': (1,)}),
   )
   def test_operands_in_registers(self, cell, batch, size, options):
     self.check(cell, batch, size, **options)
 
   @parameterized.parameters(
       ('LSTM', 16, 96, {'flags': False}),
-      # Two blocks a warp; the last block is half of one.
+      # Two blocks a warp in both; the last block is half of one.
       ('LSTM', 9, 272, {'time_major': True, 'time': 4}),
       ('GRU', 31, 80, {'dtype': 'float16'}),
   )
