@@ -16,7 +16,8 @@ which its CTAs exchange.
     resident_matmul.py    products with R in registers; matmul_partition.py and
                           sum_sharing.py: how warps share them
     operand.py            where CTAs of a cluster exchange h
-    exchange.py           where CTAs all over the device exchange h
+    exchange.py           where CTAs all over the device exchange h;
+                          polled_fragments.py: large heads do without operand.py
     smem_pipeline.py      inputs and outputs on their way; smem_tiles.py,
                           fragments.py, gmem_io.py: where elements lie
     thread_layout.py      coordinates of CTAs and threads; config.py: sizes
@@ -29,7 +30,9 @@ Three kinds of exchange, by the size of a head:
                wait on an mbarrier.
     'device'   more CTAs than a cluster holds share a head. They store their
                parts in device memory and poll it: an element that is still the
-               sentinel has not been written.
+               sentinel has not been written. CTAs of a head of 1,536 units or
+               more do not hold the operand: each warp polls the elements that
+               it multiplies.
 
 Glossary:
 

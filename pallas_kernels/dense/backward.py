@@ -29,6 +29,9 @@ device:
     sentinel -> slot of step t - 1
     add up d_c[t + 1]
 
+Where warps poll the operand straight into registers (`polled_fragments.py`),
+each polls while it multiplies, and the only barrier is that which gathers sums.
+
 A cell with an operand u of its own has a first hand-off and product inside the
 pull, which give the cotangent of u.
 """

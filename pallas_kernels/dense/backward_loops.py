@@ -118,7 +118,10 @@ def over_device(steps: Steps, outs: Outputs) -> backward_step.Cotangents:
     product, exchange = steps.multipliers[i], exchanges[i]
     exchange.publish(step, values)
     other = meanwhile()
-    product.operand.fetch(exchange, step, step)
+    if cta.config.direct:
+      product.operand.fetch(exchange, step)
+    else:
+      product.operand.fetch(exchange, step, step)
     if i == len(exchanges) - 1:
       ring.advance(step)
     product.operand.ready(step)

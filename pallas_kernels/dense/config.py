@@ -35,6 +35,9 @@ class Config:
     stages: slots of the ring buffer of inputs, at least 5.
     registers: limit of the registers of a thread that hold the recurrent
       kernel, or None for no limit; shared memory holds the remainder.
+    together: pieces of 16 bytes that a thread polls at once, with 'device' and
+      one head, where operands go from device memory straight to registers. 0
+      where a CTA fetches them to its shared memory.
   """
 
   exchange: str
@@ -46,10 +49,16 @@ class Config:
   delay: int = 0
   stages: int = 6
   registers: int | None = None
+  together: int = 0
 
   @property
   def through_device(self) -> bool:
     return self.exchange == 'device'
+
+  @property
+  def direct(self) -> bool:
+    """Whether operands go from device memory straight to registers."""
+    return self.together > 0
 
   @property
   def threads(self) -> int:

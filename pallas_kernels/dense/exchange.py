@@ -31,6 +31,7 @@ from pallas_kernels.mosaic import ptx
 Array = jax.Array
 Ref = Any
 Cta = thread_layout.Cta
+Config = config_lib.Config
 Shape = config_lib.Shape
 flag = thread_layout.flag
 LANES = ptx.LANES
@@ -45,7 +46,8 @@ class Exchange(mailbox.MailboxRing):
 
   Args:
     cta: coordinates.
-    ref: [slots, B, gates, F] in device memory.
+    ref: [slots, B, gates, F'] in device memory, F' features from one row to the
+      next.
     gates: arrays of one step.
   """
 
@@ -54,17 +56,24 @@ class Exchange(mailbox.MailboxRing):
 
   def __init__(self, cta: Cta, ref: Ref, gates: int):
     self.cta, self.ref, self.gates = cta, ref, gates
+    self.pitch = self._pitch(cta.config, cta.shape)
 
   @staticmethod
-  def shape(shape: Shape, gates: int) -> tuple[int, ...]:
+  def shape(config: Config, shape: Shape, gates: int) -> tuple[int, ...]:
     """Returns the shape of the array in device memory."""
-    return Exchange.slots, shape.batch, gates, shape.features
+    pitch = Exchange._pitch(config, shape)
+    return Exchange.slots, shape.batch, gates, pitch
+
+  @staticmethod
+  def _pitch(config: Config, shape: Shape) -> int:
+    # Blocks of all gates are then at fixed distances from each other.
+    return 32 * shape.blocks if config.direct else shape.features
 
   def offset(self, step, row, gate):
     """Returns the element at which a row of a step's gate starts."""
     shape = self.cta.shape
-    per_row = self.gates * shape.features
-    fixed = row * per_row + gate * shape.features
+    per_row = self.gates * self.pitch
+    fixed = row * per_row + gate * self.pitch
     return fixed + self.slot(step) * (shape.batch * per_row)
 
   def publish(self, step, values: Sequence[Array]):

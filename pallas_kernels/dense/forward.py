@@ -27,6 +27,10 @@ device it goes through an exchange, an array in device memory:
     update: publish h[t+1]                 h[t+1] -> exchange (L2)
     write y[t]                             y[t] -> device memory
 
+Where warps poll the operand straight into registers (`polled_fragments.py`), h
+before the first step is published like all others, each warp polls while it
+multiplies, and the only barrier of a step is that which gathers the sums.
+
 A cell with an operand u of its own has a second product in each step, R' u,
 whose operand is handed over in the same way between the two.
 """

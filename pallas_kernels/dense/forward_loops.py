@@ -106,6 +106,9 @@ def over_device(
   ]
   kernel_call.device_barrier(cta, exchanges)
   exchange = exchanges[0]
+  direct = cta.config.direct
+  if direct:  # The operand of step 0 comes from the others like all others.
+    exchange.publish(jnp.int32(-1), (steps.carry[0],))
 
   def body(step, state):
     time = cta.time(step)
@@ -118,7 +121,10 @@ def over_device(
     row = tuple(ring.tiles.x.read(step))
     flags = steps.held(step), None
     replace = at_reset if plan.flags else None
-    first.operand.fetch(exchange, step - 1, step, ins.first_gmem, replace)
+    if direct:
+      first.operand.fetch(exchange, step - 1, replace)
+    else:
+      first.operand.fetch(exchange, step - 1, step, ins.first_gmem, replace)
     ring.advance(step)
     ring.wait(0)
     first.operand.ready(step)
@@ -138,7 +144,8 @@ def over_device(
     else:
       finish = steps.begin_update(start, row, (), *flags)
       gates = first.gather(step, first.multiply(step))
-      pl.when(step > 1)(lambda: exchange.retire(step - 2))
+      told = 0 if direct else 1  # The first step to be retired, less 2.
+      pl.when(step > told)(lambda: exchange.retire(step - 2))
       exchange.settle(step)
     h, results, rest = finish(gates)
     exchange.publish(step, (h,))

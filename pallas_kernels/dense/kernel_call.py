@@ -63,7 +63,10 @@ def exchange_types(plan: plan_lib.Plan) -> tuple[Any, ...]:
     return ()
   return tuple(
       jax.ShapeDtypeStruct(
-          exchange_lib.Exchange.shape(plan.shape, product.operands), plan.dtype
+          exchange_lib.Exchange.shape(
+              plan.config, plan.shape, product.operands
+          ),
+          plan.dtype,
       )
       for product in plan.products(plan.config)
       if not product.late

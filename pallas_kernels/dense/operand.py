@@ -122,7 +122,7 @@ class Operand:
           jnp.int32,
           where=flag(at < words),
       )
-    sync.make_signals(self.signals, 3, flag(cta.thread.index == 0))
+    sync.make_signals(self.signals, (1, 1, 1), flag(cta.thread.index == 0))
 
   def _slot(self, step):
     slot = step & (self.cta.config.slots - 1)
@@ -278,7 +278,23 @@ class Operand:
           self.ref, self._slot(step) + at, part, where=piece.exists
       )
 
-  def fragment(self, step, plane: int, block, tile: int) -> list[Array]:
+  def fragments(self, step, first, i: int) -> list[list[list[Array]]]:
+    """Returns this thread's 8 elements of each plane and tile, as four words.
+
+    Args:
+      step: the step.
+      first: this thread's first block.
+      i: the block, counted from there.
+    """
+    return [
+        [
+            self._fragment(step, plane, first + i, tile)
+            for tile in range(self.cta.config.tiles)
+        ]
+        for plane in range(self.planes)
+    ]
+
+  def _fragment(self, step, plane: int, block, tile: int) -> list[Array]:
     """Returns this thread's 8 elements of a block's column, as four words."""
     cta = self.cta
     pitch = self.plane_bytes // cta.config.columns

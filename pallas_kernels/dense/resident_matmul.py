@@ -33,6 +33,7 @@ from pallas_kernels.dense import config as config_lib
 from pallas_kernels.dense import matmul_partition
 from pallas_kernels.dense import operand as operand_lib
 from pallas_kernels.dense import partial_sums
+from pallas_kernels.dense import polled_fragments
 from pallas_kernels.dense import sum_sharing
 from pallas_kernels.dense import thread_layout
 from pallas_kernels.mosaic import instructions
@@ -52,8 +53,8 @@ class Smem(NamedTuple):
   """Shared memory of one product: words of int32, or references.
 
   Attributes:
-    operand: the operand; None for a late product, which has that of the product
-      before it.
+    operand: the operand, unless it goes straight to registers; None for a late
+      product, which has that of the product before it.
     signals: mbarriers of the operand; None for a late product.
     partials: partial sums of the warps.
     rest: fragments of the matrix for which there are no registers.
@@ -81,9 +82,11 @@ def smem_words(
   for i, (product, (blocks, _)) in enumerate(zip(products, kept, strict=True)):
     operand = signals = None
     if not product.late:
-      operand = operand_lib.Operand.words(
-          config, shape, sharing(products, i), split
-      )
+      operand = 0
+      if not config.direct:
+        operand = operand_lib.Operand.words(
+            config, shape, sharing(products, i), split
+        )
       signals = operand_lib.Operand.SIGNAL_WORDS
     fragments = product.blocks(config, shape) - blocks
     fragments *= product.halves(config) * (2 if split else 1)
@@ -120,8 +123,13 @@ def multipliers(
   )
   made: list[Multiplier] = []
   for i, (blocks, _) in enumerate(kept):
+    operand: Any
     if products[i].late:
       operand = made[-1].operand
+    elif cta.config.direct:
+      operand = polled_fragments.PolledFragments(
+          cta, products[i], smem[i].signals
+      )
     else:
       operand = operand_lib.Operand(
           cta, sharing(products, i), smem[i].operand, smem[i].signals
@@ -142,7 +150,8 @@ class Multiplier:
   Args:
     cta: coordinates.
     product: the product.
-    operand: the factor that changes from step to step.
+    operand: the factor that changes from step to step, an `Operand` or
+      `PolledFragments`.
     matrix: R in device memory, [gates of all, N, D, D] indexed [gate, head,
       row, sum]; two references for the parts of float32.
     smem: references to shared memory.
@@ -153,7 +162,7 @@ class Multiplier:
       self,
       cta: Cta,
       product: Product,
-      operand: operand_lib.Operand,
+      operand: Any,
       matrix: Sequence[Any],
       smem: Smem,
       *,
@@ -165,19 +174,22 @@ class Multiplier:
     self.blocks = product.blocks(cta.config, cta.shape)
     self.unit0 = cta.unit0 - operand.member * cta.config.units
     self.sharing = sum_sharing.make(cta, product, operand, smem.partials)
+    rows = range(self.halves // 2)
     self.matrix = [
-        [
-            [self._load_fragment(ref, half, i) for i in range(kept)]
-            for half in range(self.halves)
-        ]
+        [[self._load_pair(ref, row, i) for i in range(kept)] for row in rows]
         for ref in matrix
     ]
     for plane, ref in enumerate(matrix):
-      for half in range(self.halves):
+      for row in rows:
         for i in range(kept, self.blocks):
-          words = self._load_fragment(ref, half, i)
-          at = self._in_rest(plane, half, i)
-          memory.store_words_smem(self.rest, at, words, where=None)
+          for j, words in enumerate(self._load_pair(ref, row, i)):
+            at = self._in_rest(plane, 2 * row + j, i)
+            memory.store_words_smem(self.rest, at, words, where=None)
+
+  def _load_pair(self, ref, row: int, i: int) -> list[list[Array]]:
+    """Loads a block of two halves, as the factors of its two mma."""
+    low, high = (self._load_fragment(ref, 2 * row + k, i) for k in range(2))
+    return [[low[j], high[j], low[j + 1], high[j + 1]] for j in (0, 2)]
 
   def _load_fragment(self, ref, half: int, i: int) -> Sequence[Array]:
     """Loads 8 elements of one row of the matrix, as four words."""
@@ -202,18 +214,18 @@ class Multiplier:
     at = jnp.where(where, at * cta.shape.size + k, 0)
     return memory.load_words_gmem(ref, at, size=2, where=flag(where))
 
-  def _in_rest(self, plane: int, half: int, i: int) -> Array:
-    """Returns the byte of this thread's part of a fragment in `rest`."""
-    index = plane * self.halves + half
+  def _in_rest(self, plane: int, factor: int, i: int) -> Array:
+    """Returns the byte of this thread's part of a factor in `rest`."""
+    index = plane * self.halves + factor
     index = index * (self.blocks - self.kept) + i - self.kept
     return 16 * (index * self.cta.config.threads + self.cta.thread.index)
 
-  def _fragment(self, plane: int, half: int, i: int) -> Sequence[Array]:
-    """Returns a fragment from registers or shared memory."""
+  def _pair(self, plane: int, row: int, i: int) -> list[list[Array]]:
+    """Returns a block's two factors from registers or shared memory."""
     if i < self.kept:
-      return self.matrix[plane][half][i]
-    at = self._in_rest(plane, half, i)
-    return memory.load_words_smem(self.rest, at)
+      return self.matrix[plane][row][i]
+    places = [self._in_rest(plane, 2 * row + j, i) for j in range(2)]
+    return [memory.load_words_smem(self.rest, at) for at in places]
 
   def multiply(self, step) -> Sums:
     """Returns this thread's sums over this warp's blocks."""
@@ -231,12 +243,9 @@ class Multiplier:
     ]
     count = 0
     for i in range(self.blocks):
-      columns = [
-          [operand.fragment(step, plane, first + i, n) for n in range(tiles)]
-          for plane in range(operand.planes)
-      ]
+      columns = operand.fragments(step, first, i)
       matrix = [
-          [self._fragment(plane, half, i) for half in range(self.halves)]
+          [self._pair(plane, row, i) for row in range(rows)]
           for plane in range(len(self.matrix))
       ]
       for of_matrix, of_operand in pairs:
@@ -244,8 +253,7 @@ class Multiplier:
           way = count % ways
           count += 1
           for row in range(rows):
-            low, high = matrix[of_matrix][2 * row :][:2]
-            a = (low[j], high[j], low[j + 1], high[j + 1])
+            a = matrix[of_matrix][row][j // 2]
             for n in range(tiles):
               b = columns[of_operand][n][j : j + 2]
               acc[row][n][way] = instructions.mma(
@@ -281,9 +289,15 @@ class Multiplier:
 
   def gather(self, step, sums: Sums) -> list[Array]:
     """Returns this thread's elements of each result, from all warps' sums."""
+    direct = self.cta.config.direct
+    if direct:  # There was no barrier since the sums of the step before.
+      self.operand.await_sums(step)
     self.sharing.spread(sums)
     self.sharing.meet()
-    return self.sharing.collect(step, sums)
+    results = self.sharing.collect(step, sums)
+    if direct:
+      self.operand.tell_sums()
+    return results
 
 
 def _add_up(ways: list[Sequence[Array]]) -> Sequence[Array]:

@@ -37,7 +37,6 @@ import jax.numpy as jnp
 
 from pallas_kernels.dense import config as config_lib
 from pallas_kernels.dense import matmul_partition
-from pallas_kernels.dense import operand as operand_lib
 from pallas_kernels.dense import partial_sums
 from pallas_kernels.dense import thread_layout
 from pallas_kernels.mosaic import instructions
@@ -49,6 +48,8 @@ Array = jax.Array
 Ref = Any
 Config = config_lib.Config
 Cta = thread_layout.Cta
+# `operand.Operand` or `polled_fragments.PolledFragments`.
+Operand = Any
 Product = matmul_partition.Product
 Sums = partial_sums.Sums
 flag = thread_layout.flag
@@ -69,7 +70,7 @@ class Sharing(abc.ABC):
     blocks: blocks that a warp sums over.
   """
 
-  def __init__(self, cta: Cta, product: Product, operand: operand_lib.Operand):
+  def __init__(self, cta: Cta, product: Product, operand: Operand):
     self.cta, self.product, self.operand = cta, product, operand
     self.octets = product.octets(cta.config)
     self.row_warps = product.row_warps(cta.config)
@@ -272,7 +273,7 @@ class AcrossTeam(_ThroughSmem):
 
 
 def make(
-    cta: Cta, product: Product, operand: operand_lib.Operand, partials: Ref
+    cta: Cta, product: Product, operand: Operand, partials: Ref
 ) -> Sharing:
   """Returns the kind of sharing that a product has."""
   if operand.team > 1:
@@ -284,7 +285,7 @@ def make(
   return Plain(cta, product, operand)
 
 
-def _block_of_gates(cta: Cta, operand: operand_lib.Operand, index: int):
+def _block_of_gates(cta: Cta, operand: Operand, index: int):
   """Returns gate, first element and existence of a block of all gates."""
   blocks = cta.shape.blocks
   gate = min(index // blocks, operand.operands - 1)

@@ -21,6 +21,10 @@ columns of a CTA in one step:
   bfloat16 gets 768 / 16 = 48 CTAs for each of two slices of 8 sequences.
 * Then a cluster with a part of the recurrent kernel in shared memory. Where a
   step has two hand-offs, this comes before the device.
+* One head of `_DIRECT_UNITS` units or more, in 16 bits and with one product a
+  step, has 16 units a CTA all over the device, and each warp polls its part of
+  the operand straight into registers: shared memory is full of the recurrent
+  kernel.
 
 Within each kind, CTAs take as few columns as resident CTAs allow, since columns
 of one CTA run one after the other on its tensor cores.
@@ -74,6 +78,30 @@ _COLUMNS_ON_DEVICE = {2: 64, 3: 32}
 # Cycles to wait before polling, by warpgroups; polling sooner slows the
 # writers, later adds to the step.
 _DELAY = {2: 300, 3: 500}
+
+# Units of one head from which warps poll the operand straight into registers;
+# None for never. All of this is chosen by counting; no GPU has run it yet.
+_DIRECT_UNITS: int | None = 1536
+
+# The fewest gates: a cluster may hold a head with fewer.
+_DIRECT_GATES = 3
+
+# Most columns of such a CTA.
+_DIRECT_COLUMNS = 32
+
+# Forward and in the adjoint: pieces of 16 bytes that a thread polls at once,
+# each in four registers, while as many more are on their way; and cycles that
+# it waits before.
+_TOGETHER = {False: 8, True: 8}
+_DIRECT_DELAY = {False: 300, True: 150}
+
+# CTAs that share out the gates of the adjoint's sum, if so many are resident:
+# the largest team reads least.
+_DIRECT_TEAMS = (4, 3, 2, 1)
+
+# Registers of a thread for the recurrent kernel, forward and in the adjoint,
+# less one and a half for each of its sums: the most that hardly spill.
+_DIRECT_REGISTERS = {False: 176, True: 152}
 
 # Slots of the ring buffer, the best first: more hide more latency, and a power
 # of two saves a division.
@@ -144,6 +172,8 @@ def _candidates(
     together = _SHARED_UNITS_OF_TWO
   if shape.size <= together:
     yield from _one_cta(shape, kind, target)
+  if _is_direct(shape, kind):
+    yield from _direct(shape, kind, target)
   if shape.size <= _CLUSTER_UNITS:
     yield from _small_clusters(shape, kind, target)
     yield from _over_device(shape, kind, target)
@@ -285,6 +315,39 @@ def _over_device(
     candidates += _spread(shape, kind, target, _MORE_UNITS_ON_DEVICE, 3)
   # Columns of a CTA cost most.
   yield from sorted(candidates, key=lambda config: config.columns)
+
+
+def _is_direct(shape: Shape, kind: Kind) -> bool:
+  """Whether warps may poll the operand straight into registers."""
+  if _DIRECT_UNITS is None or shape.heads > 1 or kind.two or kind.split:
+    return False
+  return shape.size >= _DIRECT_UNITS and kind.gates >= _DIRECT_GATES
+
+
+def _direct(
+    shape: Shape, kind: Kind, target: targets.Target
+) -> Iterable[Config]:
+  """Yields the cuts of one large head, all columns in each CTA."""
+  columns = 8 * -(-shape.batch // 8)
+  if columns > _DIRECT_COLUMNS:
+    return
+  for team in _DIRECT_TEAMS if kind.adjoint else (1,):
+    parts = -(-shape.size // (_UNITS_ON_DEVICE * team)) * team
+    most = _most_in_clusters(target) if team > 2 else target.cores
+    results = team if kind.adjoint else kind.gates
+    sums = results * (_UNITS_ON_DEVICE // 8) * (columns // 8) * 2
+    if kind.gates % team == 0 and parts <= most:
+      yield Config(
+          exchange='device',
+          columns=columns,
+          units=_UNITS_ON_DEVICE,
+          warpgroups=2,
+          sums=8,
+          cluster=team,
+          delay=_DIRECT_DELAY[kind.adjoint],
+          registers=max(0, _DIRECT_REGISTERS[kind.adjoint] - 3 * sums // 2),
+          together=_TOGETHER[kind.adjoint],
+      )
 
 
 def _is_wide(shape: Shape, kind: Kind, target: targets.Target) -> bool:

@@ -7,6 +7,7 @@ Mosaic GPU is Pallas's compiler for Hopper and newer. From the bottom up:
     instructions        arithmetic, conversions, tensor cores
     sync                barriers, fences, mbarriers
     mailbox             hand-off between CTAs through device memory (sentinels)
+    mailbox_lines       reads many places of it with few addresses
     compiler_params     options of all kernels
 
     pointwise           a cell's equations, and their derivatives, in a kernel

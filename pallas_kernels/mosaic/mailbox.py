@@ -255,7 +255,7 @@ def poll(
   for i in range(n):
     four = ', '.join(words[4 * i : 4 * i + 4])
     code += f' ld.relaxed.gpu.global.v4.b32 {{{four}}}, [a{i}];'
-  code += ' check_%%:' + _any_sentinel(words, size)
+  code += ' check_%%:' + any_sentinel(words, size)
   # All threads of a warp together, as tensor cores want them.
   code += ' vote.sync.any.pred p, p, 0xFFFFFFFF;'
   code += ' add.u32 k, k, 1;'
@@ -267,7 +267,7 @@ def poll(
   return list(ptx.emit('{' + code + '}', results, operands))
 
 
-def _any_sentinel(words: Sequence[str], size: int) -> str:
+def any_sentinel(words: Sequence[str], size: int) -> str:
   """Returns code that sets p where an element of the words is the sentinel.
 
   Args:

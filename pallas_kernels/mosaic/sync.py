@@ -51,18 +51,18 @@ def delay(cycles: int) -> None:
   ptx.emit(code, {}, {})
 
 
-def make_signals(signals: Ref, count: int, where) -> None:
+def make_signals(signals: Ref, arrivals: Sequence[int], where) -> None:
   """Initialises mbarriers; before a `cluster_barrier`.
 
   Args:
     signals: in shared memory, 8 bytes for each mbarrier.
-    count: of mbarriers.
+    arrivals: for each mbarrier, how many complete its phase.
     where: int32, not 0 in the one thread that does it.
   """
   code = '{ .reg .u32 m; .reg .pred p; setp.ne.s32 p, %where, 0;'
-  for i in range(count):
+  for i, count in enumerate(arrivals):
     code += f' add.u32 m, %signals, {8 * i};'
-    code += ' @p mbarrier.init.shared::cta.b64 [m], 1;'
+    code += f' @p mbarrier.init.shared::cta.b64 [m], {count};'
   code += ' @p fence.mbarrier_init.release.cluster; }'
   ptx.emit(code, {}, {'signals': signals, 'where': where})
 
@@ -131,7 +131,25 @@ def expect(signals: Ref, signal, size, where) -> None:
   ptx.emit(code, {}, operands)
 
 
-def await_signal(signals: Ref, signal, turn, busy: bool = False) -> None:
+def arrive(signals: Ref, signal: int, lane: Array) -> None:
+  """Arrives at an mbarrier of this CTA, once for all threads of a warp.
+
+  Args:
+    signals: mbarriers in shared memory.
+    signal: index of the mbarrier.
+    lane: of this thread.
+  """
+  code = (
+      '{ .reg .u32 m; .reg .pred p; bar.warp.sync 0xFFFFFFFF;'
+      f' add.u32 m, %signals, {8 * signal}; setp.eq.s32 p, %lane, 0;'
+      ' @p mbarrier.arrive.shared::cta.b64 _, [m]; }'
+  )
+  ptx.emit(code, {}, {'signals': signals, 'lane': lane})
+
+
+def await_signal(
+    signals: Ref, signal, turn, busy: bool = False, scope: str = 'cluster'
+) -> None:
   """Waits until an mbarrier's phase is complete.
 
   Args:
@@ -140,6 +158,7 @@ def await_signal(signals: Ref, signal, turn, busy: bool = False) -> None:
     turn: parity of the phase, 0 and 1 alternately.
     busy: whether warps ask again and again instead of sleeping; they notice it
       sooner, and take turns from other warps.
+    scope: 'cluster', or 'cta' where only threads of this CTA have arrived.
   """
   attempt, patience = 'try', PATIENCE
   if busy:
@@ -148,7 +167,7 @@ def await_signal(signals: Ref, signal, turn, busy: bool = False) -> None:
       '{ .reg .u32 m, k; .reg .pred p; mad.lo.u32 m, %signal, 8, %signals;'
       ' mov.b32 k, 0;'
       ' again_%%:'
-      f' mbarrier.{attempt}_wait.parity.acquire.cluster.shared::cta.b64'
+      f' mbarrier.{attempt}_wait.parity.acquire.{scope}.shared::cta.b64'
       ' p, [m], %turn; @p bra done_%%; add.u32 k, k, 1;'
       f' setp.lt.u32 p, k, {patience}; @p bra again_%%; trap;'
       ' done_%%: }'

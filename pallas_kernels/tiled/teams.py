@@ -224,7 +224,7 @@ class Sums:
     Args:
       where: int32, not 0 in the one thread that does it.
     """
-    sync.make_signals(self.signal, 1, where)
+    sync.make_signals(self.signal, (1,), where)
 
   def _start(self, receiver, sender) -> Array:
     """Returns where sums lie in the shared memory of their receiver."""

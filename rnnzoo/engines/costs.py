@@ -19,6 +19,12 @@ from rnnzoo.engines import call as call_lib
 _UNITS = 640
 _ROWS = 1024
 
+# Kernels for heads of more units, with so many gates or more, take 16 to 32
+# rows at once, so that these are three pieces or four. By counting.
+_LARGE_UNITS = 1536
+_LARGE_GATES = 4
+_ROWS_OF_LARGE = 64
+
 
 def slower_kernel(
     cell: cell_lib.Cell, operands: call_lib.Operands, call: call_lib.Call
@@ -36,7 +42,10 @@ def slower_kernel(
   heads = kernel.shape[1] // (1 + call.both_directions)
   units = kernel.shape[-1]
   rows = operands.x.shape[1 if call.time_major else 0]
-  if heads > 1 or units < _UNITS or not isinstance(rows, int) or rows < _ROWS:
+  most, reason = _ROWS, 'as measured'
+  if units > _LARGE_UNITS and kernel.shape[0] >= _LARGE_GATES:
+    most, reason = _ROWS_OF_LARGE, 'by counting'
+  if heads > 1 or units < _UNITS or not isinstance(rows, int) or rows < most:
     return ''
   time = operands.x.shape[0 if call.time_major else 1]
   known = isinstance(time, int)
@@ -45,6 +54,6 @@ def slower_kernel(
   if auto_axes.may_be_split(operands):
     return ''  # A device may have few of the rows.
   return (
-      f"'scan' is faster than the kernels, as measured, from {_ROWS:,} rows of"
-      f' a head with {_UNITS} units; these are {rows:,} of {units}.'
+      f"'scan' is faster than the kernels, {reason}, from {most:,} rows of a"
+      f' head with {units:,} units; these are {rows:,}.'
   )

@@ -136,6 +136,20 @@ LAYERS = (
     ),
     case(rnnzoo.LSTM, sizes=(16, 3, 768)),
     case(rnnzoo.AGRU, dtype='bfloat16', sizes=(5, 3, 600), reset=True),
+    # Operands go straight to registers.
+    case(rnnzoo.LSTM, dtype='bfloat16', sizes=(16, 5, 2048)),
+    case(
+        rnnzoo.GRU,
+        dtype='float16',
+        sizes=(31, 5, 2000),
+        reset=True,
+        lengths=True,
+        reverse=True,
+        time_major=True,
+    ),
+    case(
+        rnnzoo.LSTM, dtype='bfloat16', sizes=(5, 1, 1544), reset=True, mask=True
+    ),
     # Without flags nothing at all comes back to h.
     case(rnnzoo.LSTM, STOP, dtype='bfloat16', sizes=(16, 5, 64)),
     case(rnnzoo.Elman, STOP, dtype='bfloat16', sizes=(16, 5, 768)),

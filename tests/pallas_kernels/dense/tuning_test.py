@@ -103,7 +103,7 @@ class CutsTest(parameterized.TestCase):
     self.assertGreaterEqual(config.stages, 5)
     # All elements that a product sums over have to lie in its operand.
     for i, product in enumerate(products):
-      if product.late:
+      if product.late or config.direct:
         continue
       sharing = resident_matmul.sharing(products, i)
       words = operand.Operand.words(config, shape, sharing, False)
@@ -168,6 +168,47 @@ class CutsTest(parameterized.TestCase):
       return
     plan = plans(CELLS[cell], 'bfloat16', batch, heads, size, save=True)[0]
     self.assertEqual(plan.config.exchange, expected)
+
+  @parameterized.product(
+      cell=('LSTM', 'GRU'),
+      size=(1536, 1544, 1792, 2000, 2048, 2112),
+      batch=(1, 5, 16, 31),
+  )
+  def test_large_heads(self, cell, size, batch):
+    if not abstract_gpu.RUNS:
+      return
+    for options in ({'save': True}, {'adjoint': True}):
+      for plan in plans(CELLS[cell], 'bfloat16', batch, 1, size, **options):
+        self.assertEqual(self.check(plan), 'device')
+        self.assertTrue(plan.config.direct)
+        self.assertLessEqual(plan.config.columns, 32)
+
+  @parameterized.parameters(('LSTM', 16, 2048), ('LSTM', 32, 1536))
+  def test_large_heads_in_one_piece(self, cell, batch, size):
+    if not abstract_gpu.RUNS:
+      return
+    for options in ({'save': True}, {'adjoint': True}):
+      found = plans(CELLS[cell], 'bfloat16', batch, 1, size, **options)
+      self.assertLen(found, 1)
+
+  @parameterized.parameters(
+      ('LSTM', 'float32', 1, 1536, 132),
+      ('LSTM', 'bfloat16', 1, 2120, 132),
+      # Not all CTAs would be resident at once.
+      ('LSTM', 'bfloat16', 1, 2048, 120),
+  )
+  def test_larger_heads_are_refused(self, cell, dtype, batch, size, cores):
+    if not abstract_gpu.RUNS:
+      return
+    with self.assertRaisesRegex(NotImplementedError, f'1 heads of {size}'):
+      plans(CELLS[cell], dtype, batch, 1, size, cores=cores)
+
+  def test_other_recurrences_stay(self):
+    if not abstract_gpu.RUNS:
+      return
+    for cell, heads, size in (('Elman', 1, 1536), ('LSTM', 1, 1528)):
+      plan = plans(CELLS[cell], 'bfloat16', 16, heads, size, save=True)[0]
+      self.assertFalse(plan.config.direct)
 
   @parameterized.parameters(
       ('GRU', False, 'cluster', 6),

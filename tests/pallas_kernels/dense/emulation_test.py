@@ -1,0 +1,206 @@
+"""Dense kernels over the device compute what plain loops compute.
+
+The kernels run on a CPU with numpy in place of their instructions, see
+tests/testing/dense_emulation.py; heads are small and spread over CTAs as large
+ones are.
+"""
+
+from unittest import mock
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels import call as call_lib
+from pallas_kernels import targets
+import rnnzoo
+from tests.testing import abstract_gpu
+from tests.testing import comparison
+from tests.testing import dense_emulation
+from tests.testing import dense_loops
+
+if abstract_gpu.RUNS:
+  from pallas_kernels.dense import backward
+  from pallas_kernels.dense import config as config_lib
+  from pallas_kernels.dense import forward
+  from pallas_kernels.dense import kernel_call
+  from pallas_kernels.dense import pieces
+  from pallas_kernels.dense import plan as plan_lib
+  from pallas_kernels.dense import tuning
+
+CELLS = {'LSTM': rnnzoo.LSTMCell(), 'GRU': rnnzoo.GRUCell()}
+
+# More steps than an exchange has slots.
+TIME = 10
+
+# Registers for R, few enough that some of it lies in shared memory.
+REGISTERS = {False: 64, True: 48}
+
+
+class EmulationTest(parameterized.TestCase):
+
+  def check(
+      self,
+      cell,
+      batch,
+      size,
+      *,
+      dtype='bfloat16',
+      flags=True,
+      reverse=False,
+      time_major=False,
+      lockstep=1024,
+      time=TIME,
+      teams=(4, 3, 2, 1),
+      config=None,
+  ):
+    """Compares a recurrence and its adjoint with loops.
+
+    Args:
+      cell: a name in `CELLS`.
+      batch: sequences.
+      size: units of the only head.
+      dtype: of the products.
+      flags: whether there are resets and masks.
+      reverse: the order of the loop.
+      time_major: the layout.
+      lockstep: see `dense_emulation.emulated`.
+      time: steps.
+      teams: CTAs of a team that may be chosen.
+      config: a cut in place of the one that `tuning` chooses.
+    """
+    if not abstract_gpu.RUNS:
+      return
+    cell = CELLS[cell]
+    dtype = jnp.dtype(dtype)
+    rng = np.random.default_rng(0)
+
+    def draw(*shape, dtype=jnp.float32):
+      x = rng.standard_normal(shape).astype(np.float32)
+      return jnp.asarray(x).astype(dtype)
+
+    gates, recurrent = cell.input_gates, cell.recurrent_gates
+    states, names = len(cell.carry_names), cell.param_names
+    lead = (time, batch) if time_major else (batch, time)
+    x = draw(*lead, gates, size, dtype=dtype)
+    kernel = 0.5 * size**-0.5 * draw(recurrent, 1, size, size)
+    kernel = kernel.astype(dtype)
+    carry, restart = draw(states, batch, size), draw(states, batch, size)
+    bits = rng.integers(0, 4, (1, batch, time)) * flags
+    recurrence = plan_lib.Recurrence(
+        update=lambda theta, *args: cell.update(
+            dict(zip(names, theta, strict=True)), *args
+        ),
+        operand=None,
+        params=len(names),
+        shape=(batch, time, 1, size),
+        call=call_lib.Call(
+            out_dtype=dtype, reverse=reverse, time_major=time_major
+        ),
+        target=targets.Target(132, False),
+    )
+
+    def plan(**options):
+      (piece,) = pieces.plan_pieces(
+          recurrence, x, kernel, states=states, flags=flags, **options
+      )
+      return piece.plan
+
+    with (
+        mock.patch.object(tuning, '_DIRECT_UNITS', 72),
+        mock.patch.object(tuning, '_DIRECT_REGISTERS', REGISTERS),
+        mock.patch.object(tuning, '_DIRECT_TEAMS', teams),
+    ):
+      run, pull = plan(save=True), plan(adjoint=True)
+    if config is None:
+      self.assertTrue(run.config.direct)
+      self.assertTrue(pull.config.direct)
+    else:
+      object.__setattr__(run, 'config', config)
+      object.__setattr__(pull, 'config', config)
+    packed = None
+    if flags:
+      packed = kernel_call.prepare_flags(
+          jnp.asarray(bits, jnp.int32), run.shape
+      )
+    theta = draw(max(1, len(names)), size)
+    transposed = (jnp.swapaxes(kernel, -1, -2),)
+    args = run, theta, x, transposed, carry, restart, packed
+    want = dense_loops.forward_loop(*args)
+    with dense_emulation.emulated(lockstep):
+      got = forward.forward.__wrapped__(*args)
+    self.compare(got, want, dtype)
+
+    args = (
+        pull,
+        theta,
+        x,
+        (draw(1, *lead, recurrent, size),),
+        want[2],
+        (kernel,),
+        packed,
+        (draw(*lead, size, dtype=dtype),),
+        draw(states, batch, size),
+    )
+    want = dense_loops.backward_loop(*args)
+    with dense_emulation.emulated(lockstep):
+      got = backward.backward.__wrapped__(*args)
+
+    def summed(found):
+      d_theta, d_restart = (x.sum(1) for x in found[3:])
+      # These are written only where there are parameters and flags.
+      return *found[:3], d_theta[: len(names)], d_restart if flags else ()
+
+    self.compare(summed(got), summed(want), dtype)
+
+  def compare(self, got, want, dtype):
+    tolerance = 2.0 ** (-8 if dtype == jnp.bfloat16 else -10)
+    for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+      self.assertEqual(x.shape, y.shape)
+      self.assertEqual(x.dtype, y.dtype)
+      x, y = (np.asarray(v, np.float32) for v in (x, y))
+      self.assertLess(comparison.relative_error(x, y), tolerance)
+
+  @parameterized.parameters(
+      # Five CTAs, of which a team has four; the last warps have no block.
+      ('LSTM', 5, 72, {}),
+      # Two blocks a warp in the adjoint.
+      ('GRU', 1, 104, {'reverse': True, 'time': 4, 'teams': (1,)}),
+  )
+  def test_operands_in_registers(self, cell, batch, size, options):
+    self.check(cell, batch, size, **options)
+
+  @parameterized.parameters(
+      ('LSTM', 16, 96, {'flags': False}),
+      # Two blocks a warp in both; the last block is half of one.
+      ('LSTM', 9, 272, {'time_major': True, 'time': 4}),
+      ('GRU', 31, 80, {'dtype': 'float16'}),
+  )
+  @pytest.mark.slow
+  def test_more_operands_in_registers(self, cell, batch, size, options):
+    self.check(cell, batch, size, **options)
+
+  @pytest.mark.slow
+  def test_warps_in_any_order(self):
+    self.check('LSTM', 5, 72, lockstep=32)
+
+  def test_operands_in_shared_memory(self):
+    if not abstract_gpu.RUNS:
+      return
+    config = config_lib.Config(
+        exchange='device',
+        columns=8,
+        units=16,
+        warpgroups=2,
+        sums=4,
+        cluster=2,
+        stages=6,
+    )
+    self.check('LSTM', 5, 72, config=config)
+
+
+if __name__ == '__main__':
+  absltest.main()
