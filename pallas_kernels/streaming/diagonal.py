@@ -111,5 +111,5 @@ def forward(
       ins,
       outs,
       (*(stream,) * outputs, small),
-  )(theta, carry, restart, flags, *arrays)
+  )(theta, carry, restart, block_flags.pack(plan, flags), *arrays)
   return tuple(map(layout.narrow, carries)), last

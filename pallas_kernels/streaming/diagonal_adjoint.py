@@ -88,7 +88,7 @@ def backward(
           jax.ShapeDtypeStruct(d_theta, jnp.float32),
           small,
       ),
-  )(theta, carry, restart, flags, d_last, *arrays)
+  )(theta, carry, restart, block_flags.pack(plan, flags), d_last, *arrays)
   return tuple(map(layout.narrow, d_arrays)), d_carry, d_theta, d_restart
 
 

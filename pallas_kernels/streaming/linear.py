@@ -90,7 +90,7 @@ def forward(
     def find(k):
       block = block_flags.BlockFlags(walk, flags, k)
       pairs = pointwise.map_rows(plan.step, theta, inputs.rows(k), accuracy)
-      return [block.map(i, pair, restart) for i, pair in enumerate(pairs)]
+      return block.maps(pairs, restart)
 
     inputs.prefetch()
     handoff = handoff_ctas.handoff(inputs, find, refs.scratch, mailbox)
@@ -127,5 +127,5 @@ def forward(
           *mailboxes,
       ),
       handoff_warpgroups.types(plan.config),
-  )(theta, carry, restart, flags, *arrays)
+  )(theta, carry, restart, block_flags.pack(plan, flags), *arrays)
   return layout.narrow(h), last

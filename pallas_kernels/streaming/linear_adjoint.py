@@ -104,7 +104,16 @@ def backward(
           *handoff_ctas.mailboxes(plan),
       ),
       handoff_warpgroups.types(config),
-  )(theta, carry, restart, flags, d_last, *arrays, h, d_h)
+  )(
+      theta,
+      carry,
+      restart,
+      block_flags.pack(plan, flags),
+      d_last,
+      *arrays,
+      h,
+      d_h,
+  )
   d_arrays, (d_carry, d_theta, d_restart, *_) = results[:count], results[count:]
   return tuple(map(layout.narrow, d_arrays)), d_carry, d_theta, d_restart
 
@@ -151,7 +160,7 @@ class _Adjoint:
       block = block_flags.BlockFlags(walk, flags, k)
       rows, _, cotangents = self._rows(inputs, k)
       pairs = pointwise.map_rows(plan.step, theta, rows, accuracy)
-      return _maps([a for a, _ in pairs], cotangents, block)[1]
+      return _maps([a for a, _ in pairs], cotangents, block)
 
     inputs.prefetch()
     handoff = handoff_ctas.handoff(inputs, find, refs.scratch, mailbox)
@@ -166,26 +175,42 @@ class _Adjoint:
       block = block_flags.BlockFlags(walk, flags, k)
       rows, befores, cotangents = self._rows(inputs, k)
       values = pointwise.map_rows(linearise, theta, rows, accuracy)
-      scales, maps = _maps([a for (a, _), _ in values], cotangents, block)
+      scales = [a for (a, _), _ in values]
+      maps = _maps(scales, cotangents, block)
       mu = handoff.before(k, mu)
       lambdas = []
       for pair, g in zip(maps, cotangents, strict=True):
         lambdas.append(g + mu)
         mu = affine_maps.step(pair, mu)
       mu = handoff.after(mu)
-      given = []
-      for i, (_, pullback) in enumerate(values):
-        first = walk.time(k, i) == first_time
-        (before,) = step_flags.select(first, (carry,), (befores[i],))
-        (before,) = step_flags.select(block.restarts(i), (restart,), (before,))
-        d_pair = step_flags.select(
-            block.idle(i), (0.0, 0.0), (lambdas[i] * before, lambdas[i])
-        )
-        given.append((pullback, d_pair))
-        if plan.has_flags:
-          d_in = (scales[i] * lambdas[i],)
-          (d_in,) = step_flags.select(block.restarts(i), d_in, (0.0,))
-          d_restart = d_restart + d_in
+      befores = [
+          jnp.where(walk.time(k, i) == first_time, carry, before)
+          for i, before in enumerate(befores)
+      ]
+
+      def with_flags():
+        d_pairs, d_sum = [], d_restart
+        for i, (mu_i, before) in enumerate(zip(lambdas, befores, strict=True)):
+          restarts, idle = block.restarts(i), block.idle(i)
+          (before,) = step_flags.select(restarts, (restart,), (before,))
+          d_pairs.append(
+              step_flags.select(idle, (0.0, 0.0), (mu_i * before, mu_i))
+          )
+          if plan.has_flags:
+            (a,) = step_flags.select(idle, (1.0,), (scales[i],))
+            d_in = step_flags.select(restarts, (a * mu_i,), (0.0,))
+            d_sum = d_sum + d_in[0]
+        return d_pairs, d_sum
+
+      def without():
+        pairs = zip(lambdas, befores, strict=True)
+        return [(mu_i * before, mu_i) for mu_i, before in pairs], d_restart
+
+      d_pairs, d_restart = block.either(with_flags, without)
+      given = [
+          (pullback, d_pair)
+          for (_, pullback), d_pair in zip(values, d_pairs, strict=True)
+      ]
       out = []
       for d_params, d_row in pointwise.map_rows(_pull, (), given, accuracy):
         d_theta = tuple(map(jnp.add, d_theta, d_params))
@@ -224,20 +249,23 @@ class _Adjoint:
 
 
 def _maps(scales, cotangents, block: block_flags.BlockFlags):
-  """Returns a, and the adjoint's maps, of each step in a block.
+  """Returns the adjoint's maps of each step in a block.
 
   Args:
     scales: a of each step without flags.
     cotangents: g of each step.
     block: the flags.
   """
-  maps, kept = [], []
-  for i, (a, g) in enumerate(zip(scales, cotangents, strict=True)):
-    (a,) = step_flags.select(block.idle(i), (1.0,), (a,))
-    pair = step_flags.select(block.restarts(i), (0.0, 0.0), (a, a * g))
-    maps.append(pair)
-    kept.append(a)
-  return kept, maps
+  pairs = list(zip(scales, cotangents, strict=True))
+
+  def with_flags():
+    maps = []
+    for i, (a, g) in enumerate(pairs):
+      (a,) = step_flags.select(block.idle(i), (1.0,), (a,))
+      maps.append(step_flags.select(block.restarts(i), (0.0, 0.0), (a, a * g)))
+    return maps
+
+  return block.either(with_flags, lambda: [(a, a * g) for a, g in pairs])
 
 
 def _pull(_, given):

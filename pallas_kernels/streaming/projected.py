@@ -25,6 +25,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
 from pallas_kernels.mosaic import compiler_params
+from pallas_kernels.streaming import block_flags
 from pallas_kernels.streaming import kernel_call
 from pallas_kernels.streaming import projected_blocks
 from pallas_kernels.streaming import projected_refs
@@ -137,7 +138,7 @@ def forward(
       ],
       compiler_params=compiler_params.COMPILER_PARAMS,
       interpret=plan.interpret,
-  )(theta, x, weights, carry, restart, flags)
+  )(theta, x, weights, carry, restart, block_flags.pack(plan, flags))
   return layout.narrow(h), last, layout.narrow(kept[0]) if keep else None
 
 

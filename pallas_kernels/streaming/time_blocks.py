@@ -55,6 +55,18 @@ class Config:
   ahead: int = 0
 
 
+def waves(layout: streams.Layout, config: Config) -> int:
+  """Returns the number of blocks of each warpgroup."""
+  a_wave = config.segments * config.warpgroups * config.rows
+  return pl.cdiv(layout.time, a_wave)
+
+
+def steps(layout: streams.Layout, config: Config) -> int:
+  """Returns the number of steps of all blocks, at least T."""
+  a_wave = config.segments * config.warpgroups * config.rows
+  return waves(layout, config) * a_wave
+
+
 @dataclasses.dataclass(frozen=True)
 class Walk:
   """The blocks of one warpgroup, in the order of its loop.
@@ -78,35 +90,37 @@ class Walk:
   warpgroup: Any = 0
 
   @property
-  def _wave(self) -> int:
-    return self.config.warpgroups * self.config.rows
-
-  @property
   def waves(self) -> int:
     """Number of blocks of each warpgroup."""
-    return pl.cdiv(self.layout.time, self.config.segments * self._wave)
+    return waves(self.layout, self.config)
 
   @property
   def steps(self) -> int:
     """Number of steps of all blocks, at least T."""
-    return self.waves * self.config.segments * self._wave
+    return steps(self.layout, self.config)
 
   @property
   def ragged(self) -> bool:
     """Whether some blocks reach beyond the sequence."""
     return self.layout.time != self.steps
 
+  def _block(self, wave):
+    """Returns which block it is, in the order of the loop."""
+    block = wave * self.config.segments + self.segment
+    return block * self.config.warpgroups + self.warpgroup
+
+  def place(self, wave):
+    """Returns which block it is, in the order of time."""
+    block = self._block(wave)
+    return self.steps // self.config.rows - 1 - block if self.reverse else block
+
   def first_step(self, wave):
     """Returns the loop step of the block's first row."""
-    block = wave * self.config.segments + self.segment
-    return block * self._wave + self.warpgroup * self.config.rows
+    return self._block(wave) * self.config.rows
 
   def start(self, wave):
     """Returns the earliest time in the block."""
-    first = self.first_step(wave)
-    if self.reverse:
-      return self.steps - first - self.config.rows
-    return first
+    return self.place(wave) * self.config.rows
 
   def row(self, i: int) -> int:
     """Returns the block's row in memory that holds its i-th loop step."""
