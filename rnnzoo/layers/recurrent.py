@@ -660,6 +660,14 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
     return checks.carry(self.cell.carry_names, carry, expected, label)
 
 
+def is_plain(layer: sequence_layer.SequenceLayer) -> bool:
+  """Whether a layer runs over a sequence as `RecurrentLayer` does."""
+  return (
+      isinstance(layer, RecurrentLayer)
+      and type(layer).unroll is RecurrentLayer.unroll
+  )
+
+
 def _check_kernel_options(cell: cell_lib.Cell, **options: Any) -> None:
   """Raises ValueError for an option of R where the cell has none.
 
