@@ -2,8 +2,9 @@
 
 Under `jax.shard_map` the transpose of making an array vary over devices is the
 sum of its cotangents. XLA joins such sums too, but late: its copies before and
-after the joint sum are kernels of their own, two for each array. The copies made
-here are part of the kernels that compute the gradients and that use their sum.
+after the joint sum are kernels of their own, two for each array. The copies
+made here become part of the kernels that compute the gradients, and of those
+that read their sum.
 """
 
 import functools
