@@ -135,7 +135,7 @@ class DtypesTest(parameterized.TestCase):
 
 
 class OneSumTest(parameterized.TestCase):
-  """Gradients of a stack's parameters are summed over devices as one array."""
+  """Gradients of a layer or a stack are summed over devices as one array."""
 
   def sums(self, stack, wanted=nnx.Param, trains=False):
     """Returns the parameters, and the sizes of sums over devices."""
@@ -143,7 +143,7 @@ class OneSumTest(parameterized.TestCase):
 
     def loss(params, x):
       own = nnx.merge(graphdef, params, frozen, copy=True)
-      y = own(x, rngs=nnx.Rngs(dropout=0) if trains else None)
+      y = own(x, **({'rngs': nnx.Rngs(dropout=0)} if trains else {}))
       return jnp.sum(y.astype(jnp.float32) ** 2)
 
     mesh = jax.sharding.AbstractMesh(
@@ -171,6 +171,14 @@ class OneSumTest(parameterized.TestCase):
     else:
       stack = self.stack(**options)
     params, sums = self.sums(stack)
+    self.assertEqual(sums, [sum(p.size for p in params)])
+
+  @parameterized.parameters('LSTM', 'MinGRU')
+  def test_one_layer(self, layer):
+    made = rnnzoo.LAYERS[layer](
+        8, 8, implementation='scan', learn_initial_carry=True, rngs=nnx.Rngs(0)
+    )
+    params, sums = self.sums(made)
     self.assertEqual(sums, [sum(p.size for p in params)])
 
   def test_frozen_parameters_are_not_summed(self):
