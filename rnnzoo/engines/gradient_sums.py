@@ -27,8 +27,10 @@ def vary(tree: Any, names: Names) -> Any:
 
   Args:
     tree: arrays that are the same on all devices.
-    names: the mesh axes.
+    names: the mesh axes; maybe none.
   """
+  if not names:
+    return tree
   leaves, structure = jax.tree.flatten(tree)
   for dtype in dict.fromkeys(x.dtype for x in leaves):
     own = [i for i, x in enumerate(leaves) if x.dtype == dtype]

@@ -383,7 +383,7 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
 
     def part(split):
       kernel, rest, *given = split
-      if is_whole and names:
+      if is_whole:
         kernel, rest = gradient_sums.vary((kernel, rest), names)
       layer: Any = nnx.merge(graphdef, kernel, rest)
       layer.time_axis_name = over[-2]

@@ -231,7 +231,8 @@ class Stack(sequence_layer.SequenceLayer):
       None where arrays are sharded over more than the batch, or the results.
     """
     x, initial_carry, reset, seq_lengths, mask = given
-    self.layers[0]._check_input(x, '[..., time, in_features]')
+    first: Any = self.layers[0]
+    first._check_input(x, '[..., time, in_features]')
     graphdef, state = nnx.split(self)
     lead = x.shape[:-1]
     batch, time = (lead[1:], lead[0]) if time_major else (lead[:-1], lead[-1])
