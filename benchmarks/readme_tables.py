@@ -398,6 +398,31 @@ def devices(file: str) -> str:
   return '\n'.join(lines)
 
 
+def linear_over_time() -> str:
+  """Returns the table of a linear recurrence with time over devices."""
+  data = load('devices_2_h100.json')
+  found, versions = data['linear_over_time'], data['versions']
+  batch, time, features = found['shape']
+  lines = [
+      '| a | pass | one device, ms | two | times as fast | GB of a device, one |'
+      ' two |',
+      '|---|---|---|---|---|---|---|',
+  ]
+  for row in found['rows']:
+    lines.append(
+        f'| {row["case"]} | {row["direction"]} | {row["ms_1"]:.2f} |'
+        f' {row["ms_2"]:.2f} | {row["times"]:.2f} | {row["gb_1"]:.1f} |'
+        f' {row["gb_2"]:.1f} |'
+    )
+  lines += [
+      '',
+      f'`linear_scan` of [{batch}, {time:,}, {features:,}], {found["dtype"]},'
+      f' {data["device"]["count"]} x {data["device"]["kind"]}, jax'
+      f' {versions["jax"]}, {data["date"][:10]}, commit {data["commit"][:7]}.',
+  ]
+  return '\n'.join(lines)
+
+
 def conversions() -> str:
   """Returns the table of conversions and their largest differences."""
   lines = [
@@ -1096,6 +1121,7 @@ TABLES = {
     'docs/converting.md': {'conversions': conversions},
     'docs/devices.md': {
         'devices': functools.partial(devices, 'devices_2_h200.json'),
+        'linear_over_time': linear_over_time,
         'devices_h100': functools.partial(devices, 'devices_2_h100.json'),
         'processes': processes,
     },

@@ -15,10 +15,10 @@ Dtype = jax.typing.DTypeLike
 FunctionT = TypeVar('FunctionT', bound=Callable[..., Any])
 
 
-def both(a: Dtype, b: Dtype) -> Any:
-  """Returns the dtype that two dtypes promote to."""
+def both(a: jax.Array | Dtype, b: jax.Array | Dtype) -> Any:
+  """Returns the dtype that two dtypes, or arrays, promote to."""
   with jax.numpy_dtype_promotion('standard'):
-    return jnp.promote_types(a, b)
+    return jnp.result_type(a, b)
 
 
 def wide(dtype: Dtype) -> Any:

@@ -578,7 +578,7 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
     )
 
   def _dtype(self, x: Array):
-    return self.dtype or jnp.result_type(x, self.param_dtype)
+    return self.dtype or dtypes.both(x, self.param_dtype)
 
   def _state_dtype(self, x: Array | None = None):
     """The dtype of carries and sums."""

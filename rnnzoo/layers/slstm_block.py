@@ -220,7 +220,7 @@ class SLSTMBlock(rows.RowLayer):
     return (*state, *window), y
 
   def _dtype(self, x: Array):
-    return self.dtype or jnp.result_type(x, self.param_dtype)
+    return self.dtype or dtypes.both(x, self.param_dtype)
 
   def _initial_carry(self, batch_shape, dtype) -> Carry:
     state = dtypes.wide(dtype)

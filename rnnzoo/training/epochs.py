@@ -213,16 +213,16 @@ def conclude(
       experiment.plateau,
       metrics,
       functools.partial(learning_rate, experiment, run) if warm else None,
-      is_lesson=_is_lesson(experiment, epoch),
+      lesson_epochs=_lesson_epochs(experiment),
   )
 
 
-def _is_lesson(experiment: experiments.Experiment, epoch: int) -> bool:
-  """Whether an epoch is one of those that come first."""
+def _lesson_epochs(experiment: experiments.Experiment) -> int:
+  """Returns how many epochs have lessons that come first."""
   split = experiment.task.splits['train']
   if not isinstance(split, protocol.Generator):
-    return False
-  return split.lesson(epoch) < len(split.lessons)
+    return 0
+  return sum(num_epochs for num_epochs, _ in split.lessons)
 
 
 def learned_numbers(params: Any) -> dict[str, float]:

@@ -86,7 +86,7 @@ class SeedState:
       plateau: optax.GradientTransformationExtraArgs | None,
       metrics: Sequence[protocol.Metric],
       next_rate: Callable[[], float] | None = None,
-      is_lesson: bool = False,
+      lesson_epochs: int = 0,
   ) -> bool:
     """Draws the conclusions of the last epoch; returns whether it is the best.
 
@@ -96,10 +96,13 @@ class SeedState:
       metrics: of the task, one of which is monitored.
       next_rate: returns the learning rate of the next step; None to go on
         whatever it is.
-      is_lesson: whether it trained on a lesson that comes first, after which
-        nothing need have improved: no patience counts it.
+      lesson_epochs: how many epochs train on lessons that come first. No
+        patience counts them, and once they are over none of them is the best.
     """
     row, epoch = self.history[-1], len(self.history)
+    is_lesson = epoch <= lesson_epochs
+    if epoch == lesson_epochs + 1:
+      self.stopper = self.stopper.reset()
     value = metrics_lib.monitored(config.monitor, row[config.monitor], metrics)
     if plateau and not is_lesson:
       self.plateau = optimization.update_plateau(plateau, self.plateau, value)

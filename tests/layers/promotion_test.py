@@ -95,9 +95,10 @@ class StrictDtypesTest(parameterized.TestCase):
       y = jax.eval_shape(run, state, x)
     self.assertEqual(y.dtype, jnp.bfloat16)
 
-  def test_language_model(self):
+  @parameterized.parameters(None, jnp.float16, jnp.bfloat16)
+  def test_language_model(self, dtype):
     model = models.LanguageModel(
-        functools.partial(rnnzoo.MinGRU, dtype=jnp.bfloat16),
+        functools.partial(rnnzoo.MinGRU, dtype=dtype),
         num_tokens=5,
         features=FEATURES,
         dtype=jnp.bfloat16,

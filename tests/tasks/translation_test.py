@@ -82,6 +82,7 @@ class TextTest(parameterized.TestCase):
       ('b', b'\xef\xbb\xbf\xff', r'b, line 1, is not UTF-8: byte 1 of .* 0xff'),
       ('b.gz', b'\x1f\x8bx', 'b.gz is not a whole .gz file'),
       ('b', b'', 'b has no lines'),
+      ('b', b'one\rtwo\r', 'b ends its lines with a carriage return alone'),
   )
   def test_files_that_are_no_translation(self, name, content, message):
     source = self.write('a', b'eins\nzwei\n')
@@ -89,6 +90,15 @@ class TextTest(parameterized.TestCase):
     path.write_bytes(content)
     with self.assertRaisesRegex(ValueError, message):
       self.read(source, str(path))
+
+  def test_an_empty_line_beside_a_full_one(self):
+    source = self.write('a', b'eins\n\ndrei\n\n')
+    target = self.write('b', b'one\n\n \nfour\n')
+    with self.assertLogs(level='WARNING') as told:
+      self.read(source, target)
+    self.assertIn('a, line 4, is empty', told.output[0])
+    self.assertIn('b, line 3, is empty', told.output[1])
+    self.assertIn('so are 1 of 4 lines', told.output[1])
 
   def test_a_file_must_be_there(self):
     with self.assertRaisesRegex(FileNotFoundError, "a: there is no file 'x'"):

@@ -372,7 +372,7 @@ class StopperTest(absltest.TestCase):
   def test_never_stops_without_patience(self):
     self.assertIsNone(self.stop_epoch([1.0] * 100, patience=0))
 
-  def test_patience_begins_after_lessons(self):
+  def test_patience_and_the_best_epoch_begin_after_lessons(self):
     config = made_up_task.base_config()
     config.early_stopping.patience = 2
     config.optimizer.update(plateau_factor=0.5, plateau_patience=0)
@@ -385,10 +385,10 @@ class StopperTest(absltest.TestCase):
         stopper=seed_state.make_stopper(config.early_stopping),
     )
     scales = []
-    for value in (1.0, 2.0, 2.0, 2.0, 0.5, 0.5, 0.5):
+    # The fifth value, the first one after lessons, is worse than theirs.
+    for value in (1.0, 2.0, 2.0, 2.0, 1.5, 1.5, 1.5):
       run.history.append({'train_loss': value, 'validation_loss': value})
-      is_lesson = len(run.history) <= 4
-      run.conclude(config, plateau, metrics, is_lesson=is_lesson)
+      run.conclude(config, plateau, metrics, lesson_epochs=4)
       scales.append(float(run.plateau.scale))
       self.assertEqual(run.best_epoch, 5 if len(run.history) > 4 else 1)
       self.assertEqual(bool(run.stopped), len(run.history) == 7)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import gzip
 import zlib
 
+from absl import logging
 import numpy as np
 
 from rnnzoo import decoding
@@ -20,6 +21,8 @@ def read_parallel(
 ) -> tuple[list[str], list[str]]:
   """Returns the lines of two files, each the other's translation.
 
+  An empty line beside one that is not stays; a warning tells of it.
+
   Args:
     source: path of a file of UTF-8, plain or compressed by gzip.
     target: likewise.
@@ -27,7 +30,8 @@ def read_parallel(
 
   Raises:
     FileNotFoundError: there is no such file.
-    ValueError: one is not UTF-8, or has no lines, or not as many as the other.
+    ValueError: one is not UTF-8, or has no lines, or not as many as the other,
+      or its lines end with a carriage return alone.
   """
   sources, targets = _read(source, fields[0]), _read(target, fields[1])
   if len(sources) != len(targets):
@@ -38,6 +42,26 @@ def read_parallel(
         f'{short[1]} has {short[0]:,} lines and {long[1]} {long[0]:,}: line'
         f' {short[0] + 1} of {long[1]} has no translation'
     )
+  for lines, others, path in (
+      (sources, targets, source),
+      (targets, sources, target),
+  ):
+    places = [
+        place
+        for place, (line, other) in enumerate(
+            zip(lines, others, strict=True), 1
+        )
+        if other.strip() and not line.strip()
+    ]
+    if places:
+      logging.warning(
+          '%s, line %d, is empty, and its translation is not; so are %d of %d'
+          ' lines. They stay in the data.',
+          path,
+          places[0],
+          len(places),
+          len(lines),
+      )
   return sources, targets
 
 
@@ -64,6 +88,11 @@ def _read(path: str, field: str) -> list[str]:
         f'{path}, line {line}, is not UTF-8: byte {place} of the line is'
         f' {error.object[error.start]:#04x}'
     ) from error
+  if '\r' in text and '\n' not in text:
+    raise ValueError(
+        f'{path} ends its lines with a carriage return alone; they must end'
+        ' with a newline'
+    )
   lines = [line.removesuffix('\r') for line in text.split('\n')]
   if lines and not lines[-1]:
     lines.pop()
