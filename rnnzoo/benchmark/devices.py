@@ -125,7 +125,9 @@ def _begin(case: cases.Case, pool: futures.Executor, quick: bool) -> _Prepared:
   size = (jax.device_count() * shape.batch, shape.time, shape.in_features)
   x = rng.standard_normal(size).astype(np.float32)
   one = jax.devices()[0]
-  build = functools.partial(pool.submit, _build, step, parameters, quick=quick)
+
+  def build(x, *places) -> futures.Future[_Step]:
+    return pool.submit(_build, step, parameters, x, *places, quick=quick)
 
   def begin(way: str) -> futures.Future[_Step]:
     if way == ONE:

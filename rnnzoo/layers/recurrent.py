@@ -29,6 +29,7 @@ from rnnzoo import checks
 from rnnzoo import contract
 from rnnzoo import settings
 from rnnzoo.engines import call as call_lib
+from rnnzoo.engines import gradient_sums
 from rnnzoo.engines import partitioning
 from rnnzoo.engines import paths
 from rnnzoo.engines import products
@@ -376,8 +377,14 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
       dtype = self._dtype(given[0])
       kernel = jax.tree.map(lambda k: self._structured(k, dtype), kernel)
 
+    # Gathered parameters have sharded gradients, which XLA sums in parts.
+    is_whole = not is_cut and not partitioning.is_sharded(kernel, rest)
+    names = tuple(name for names in over for name in names)
+
     def part(split):
       kernel, rest, *given = split
+      if is_whole:
+        kernel, rest = gradient_sums.vary((kernel, rest), names)
       layer: Any = nnx.merge(graphdef, kernel, rest)
       layer.time_axis_name = over[-2]
       if is_cut:
@@ -658,6 +665,14 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
   def _check_carry(self, carry: Carry, batch_shape, label: str) -> Carry:
     expected = (*batch_shape, self.out_features)
     return checks.carry(self.cell.carry_names, carry, expected, label)
+
+
+def is_plain(layer: sequence_layer.SequenceLayer) -> bool:
+  """Whether a layer runs over a sequence as `RecurrentLayer` does."""
+  return (
+      isinstance(layer, RecurrentLayer)
+      and type(layer).unroll is RecurrentLayer.unroll
+  )
 
 
 def _check_kernel_options(cell: cell_lib.Cell, **options: Any) -> None:

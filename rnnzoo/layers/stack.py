@@ -10,10 +10,12 @@ import jax.numpy as jnp
 from pallas_kernels import ranks
 from rnnzoo import checks
 from rnnzoo import settings
+from rnnzoo.engines import gradient_sums
 from rnnzoo.engines import partitioning
 from rnnzoo.engines import time_parts
 from rnnzoo.layers import initializers
 from rnnzoo.layers import normalization
+from rnnzoo.layers import recurrent
 from rnnzoo.layers import sequence_layer
 
 Array = jax.Array
@@ -185,6 +187,11 @@ class Stack(sequence_layer.SequenceLayer):
     if initial_carry is None:
       initial_carry = (None,) * len(self.layers)
     self._check_carry(initial_carry, 'initial_carry')
+    given = x, initial_carry, reset, seq_lengths, mask
+    if partitioning.is_sharded(given) and self._is_by_rows(train):
+      over_batch = self._over_batch(given, reverse, time_major)
+      if over_batch is not None:
+        return over_batch
     time_axis = 0 if time_major else -2
     carries = []
     for index, level in enumerate(self.layers):
@@ -205,6 +212,66 @@ class Stack(sequence_layer.SequenceLayer):
       carries.append(carry)
       x = y
     return tuple(carries), x
+
+  def _is_by_rows(self, train: bool) -> bool:
+    """Whether no sequence of the batch has an effect on another one."""
+    return not (
+        train
+        and self._drops()
+        or any(isinstance(norm, nnx.BatchNorm) for norm in self.norms)
+        or any(not recurrent.is_plain(level) for level in self.layers)
+    )
+
+  def _over_batch(self, given, reverse: bool, time_major: bool):
+    """Runs all levels, each device with its sequences.
+
+    The gradients of all levels then are one sum over devices.
+
+    Returns:
+      None where arrays are sharded over more than the batch, or the results.
+    """
+    x, initial_carry, reset, seq_lengths, mask = given
+    first: Any = self.layers[0]
+    first._check_input(x, '[..., time, in_features]')
+    graphdef, state = nnx.split(self)
+    lead = x.shape[:-1]
+    batch, time = (lead[1:], lead[0]) if time_major else (lead[:-1], lead[-1])
+    given = (
+        x,
+        initial_carry,
+        checks.flags(reset, lead, 'reset'),
+        checks.lengths(seq_lengths, batch, time),
+        checks.flags(mask, lead, 'mask'),
+    )
+    axes = partitioning.axes_of_run(lead, time_major, linear=True)
+    flags = axes.flags
+    positions = axes.gates, axes.carry, flags, axes.lengths, flags
+    # Features count as any number of parts, so that nothing is gathered.
+    over = partitioning.choose(given, positions, parts=0)
+    names = tuple(name for names in over for name in names)
+    if partitioning.is_sharded(state) or any(over[-2:]) or not names:
+      return None
+
+    def part(split):
+      state, x, initial_carry, reset, seq_lengths, mask = split
+      stack = nnx.merge(graphdef, gradient_sums.vary(state, names))
+      return stack.unroll(
+          x,
+          initial_carry=initial_carry,
+          reset=reset,
+          seq_lengths=seq_lengths,
+          mask=mask,
+          reverse=reverse,
+          time_major=time_major,
+      )
+
+    return partitioning.spread(
+        part,
+        (state, *given),
+        positions=(axes.whole, *positions),
+        out_positions=(axes.carry, axes.steps),
+        over=over,
+    )
 
   def step(
       self, carry: tuple[Any, ...], x: Array, *, reset: Array | None = None

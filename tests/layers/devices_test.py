@@ -1,8 +1,10 @@
 """Layers on several devices: under `jax.shard_map`, and sharded under `jit`."""
 
+import functools
 import itertools
 import math
 import re
+from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -14,6 +16,7 @@ import pytest
 
 import rnnzoo
 from rnnzoo import models
+from rnnzoo.engines import gradient_sums
 from tests.testing import abstract_gpu
 from tests.testing import several_devices
 from tests.testing import sharded_cases
@@ -131,7 +134,100 @@ class DtypesTest(parameterized.TestCase):
     self.assertEqual({each for each in sums if each != want}, set())
 
 
+class OneSumTest(parameterized.TestCase):
+  """Gradients of a layer or a stack are summed over devices as one array."""
+
+  def sums(self, stack, wanted=nnx.Param, trains=False):
+    """Returns the parameters, and the sizes of sums over devices."""
+    graphdef, params, frozen = nnx.split(stack, wanted, ...)
+
+    def loss(params, x):
+      own = nnx.merge(graphdef, params, frozen, copy=True)
+      y = own(x, **({'rngs': nnx.Rngs(dropout=0)} if trains else {}))
+      return jnp.sum(y.astype(jnp.float32) ** 2)
+
+    mesh = jax.sharding.AbstractMesh(
+        (2,), ('data',), axis_types=(jax.sharding.AxisType.Explicit,)
+    )
+    with jax.sharding.use_abstract_mesh(mesh):
+      x = typed(mesh, (4, 6, 8), jnp.float32, P('data'))
+      jaxpr = jax.make_jaxpr(jax.grad(loss))(params, x)
+    found = [math.prod(shape) for _, shape in collectives(jaxpr.jaxpr)]
+    return jax.tree.leaves(params), found
+
+  def stack(self, layer=rnnzoo.GRU, **options):
+    options = {'num_layers': 3, 'implementation': 'scan'} | options
+    return rnnzoo.Stack(layer, 8, 8, rngs=nnx.Rngs(0), **options)
+
+  @parameterized.parameters(
+      {}, {'norm': 'layer'}, {'residual': True}, {'learn_initial_carry': True}
+  )
+  def test_all_gradients(self, **options):
+    if 'norm' in options:
+      make = functools.partial(rnnzoo.GRU, implementation='scan')
+      stack = rnnzoo.Stack(
+          make, 8, 8, num_layers=3, rngs=nnx.Rngs(0), **options
+      )
+    else:
+      stack = self.stack(**options)
+    params, sums = self.sums(stack)
+    self.assertEqual(sums, [sum(p.size for p in params)])
+
+  @parameterized.parameters('LSTM', 'MinGRU')
+  def test_one_layer(self, layer):
+    made = rnnzoo.LAYERS[layer](
+        8, 8, implementation='scan', learn_initial_carry=True, rngs=nnx.Rngs(0)
+    )
+    params, sums = self.sums(made)
+    self.assertEqual(sums, [sum(p.size for p in params)])
+
+  def test_frozen_parameters_are_not_summed(self):
+    top = lambda path, _: path[:2] == ('layers', 2)
+    params, sums = self.sums(self.stack(), top)
+    self.assertLen(params, 4)
+    self.assertEqual(sums, [sum(p.size for p in params)])
+
+  def test_each_dtype_has_a_sum(self):
+    stack = self.stack(dtype=jnp.float32)
+    stack.layers[1].kernel.set_value(
+        stack.layers[1].kernel[...].astype(jnp.bfloat16)
+    )
+    params, sums = self.sums(stack)
+    self.assertLen(sums, 2)
+    self.assertEqual(sum(sums), sum(p.size for p in params))
+
+  @parameterized.parameters(0, 2000)
+  def test_large_gradients_have_several_sums(self, most):
+    with mock.patch.object(gradient_sums, 'MOST_BYTES', most):
+      params, sums = self.sums(self.stack())
+    self.assertEqual(sum(sums), sum(p.size for p in params))
+    if most:
+      self.assertBetween(len(sums), 2, len(params) - 1)
+      self.assertLessEqual(max(sums), most // 4)
+    else:
+      self.assertLen(sums, len(params))
+
+  @parameterized.parameters(
+      {'norm': 'batch'}, {'dropout_rate': 0.5}, {'layer': rnnzoo.Bidirectional}
+  )
+  def test_what_depends_on_the_whole_batch_is_not_split(self, **options):
+    layer = options.pop('layer', rnnzoo.GRU)
+    make = functools.partial(rnnzoo.GRU, implementation='scan')
+    if layer is rnnzoo.Bidirectional:
+      make = functools.partial(layer, make)
+    stack = rnnzoo.Stack(make, 8, 8, num_layers=2, rngs=nnx.Rngs(0), **options)
+    _, sums = self.sums(stack, trains=True)
+    self.assertGreater(len(sums), 1)
+
+
 class FewNumbersTest(Numbers):
+
+  def test_stacks(self):
+    printed = self.run_program(
+        'sharded_program', 8, ['Explicit', 'stacks'], FAST_COMPILATION
+    )
+    for name in ('norm', 'time_major', 'batch norm', 'mixed', 'dropout'):
+      self.assertIn(f'{name} is the same on 8 devices', printed)
 
   @pytest.mark.slow
   def test_jit_with_auto_axes(self):
