@@ -418,7 +418,7 @@ def linear_over_time() -> str:
       '',
       f'`linear_scan` of [{batch}, {time:,}, {features:,}], {found["dtype"]},'
       f' {data["device"]["count"]} x {data["device"]["kind"]}, jax'
-      f' {versions["jax"]}, {data["date"][:10]}, commit {data["commit"][:7]}.',
+      f' {versions["jax"]}, {data["date"][:10]}, commit {found["commit"]}.',
   ]
   return '\n'.join(lines)
 

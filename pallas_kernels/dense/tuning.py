@@ -80,8 +80,11 @@ _COLUMNS_ON_DEVICE = {2: 64, 3: 32}
 _DELAY = {2: 300, 3: 500}
 
 # Units of one head from which warps poll the operand straight into registers;
-# None for never. All of this is chosen by counting; no GPU has run it yet.
+# None for never. The numbers of this kind were measured on one H100.
 _DIRECT_UNITS: int | None = 1536
+
+# Forward it takes more units, or more columns.
+_FORWARD_DIRECT_UNITS, _FORWARD_DIRECT_COLUMNS = 1537, 17
 
 # The fewest gates: a cluster may hold a head with fewer.
 _DIRECT_GATES = 3
@@ -92,8 +95,8 @@ _DIRECT_COLUMNS = 32
 # Forward and in the adjoint: pieces of 16 bytes that a thread polls at once,
 # each in four registers, while as many more are on their way; and cycles that
 # it waits before.
-_TOGETHER = {False: 8, True: 8}
-_DIRECT_DELAY = {False: 300, True: 150}
+_TOGETHER = {False: 4, True: 8}
+_DIRECT_DELAY = {False: 800, True: 500}
 
 # CTAs that share out the gates of the adjoint's sum, if so many are resident:
 # the largest team reads least.
@@ -321,7 +324,13 @@ def _is_direct(shape: Shape, kind: Kind) -> bool:
   """Whether warps may poll the operand straight into registers."""
   if _DIRECT_UNITS is None or shape.heads > 1 or kind.two or kind.split:
     return False
-  return shape.size >= _DIRECT_UNITS and kind.gates >= _DIRECT_GATES
+  is_large = kind.adjoint or (
+      shape.size >= _FORWARD_DIRECT_UNITS
+      or shape.batch >= _FORWARD_DIRECT_COLUMNS
+  )
+  return (
+      is_large and shape.size >= _DIRECT_UNITS and kind.gates >= _DIRECT_GATES
+  )
 
 
 def _direct(
