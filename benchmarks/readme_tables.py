@@ -634,15 +634,19 @@ def large_batches(device: str = 'h200') -> str:
   """Returns the table of many rows, both kinds of kernels beside 'scan'."""
   data = load(f'large_batches_{device}.json')
   sizes = 'layer', 'batch', 'time', 'features'
-  kinds = ['tiled', 'dense', 'scan']
+  kinds = ['tiled', 'direct', 'dense', 'scan']
   times: dict[tuple, dict[str, dict[str, float]]] = {}
   for row in data['rows']:
     kind = row.get('kernels', row['implementation'])
     own = times.setdefault(tuple(row[key] for key in sizes), {})
     own.setdefault(kind, {})[row['direction']] = row['median_ms']
-  if not any('scan' in own for own in times.values()):
-    kinds.remove('scan')
-  names = {'tiled': 'in tiles', 'dense': 'in pieces', 'scan': "`'scan'`"}
+  kinds = [k for k in kinds if any(k in own for own in times.values())]
+  names = {
+      'tiled': 'in tiles',
+      'direct': 'R on the chip',
+      'dense': 'in pieces',
+      'scan': "`'scan'`",
+  }
   heads = ['layer', 'batch x time x features', *(names[k] for k in kinds)]
   lines = [f'| {" | ".join(heads)} |', '|---' * len(heads) + '|']
   for (layer, *rest), own in sorted(times.items()):
