@@ -29,6 +29,7 @@ import jax.numpy as jnp
 from pallas_kernels.dense import exchange as exchange_lib
 from pallas_kernels.dense import fragments
 from pallas_kernels.dense import matmul_partition
+from pallas_kernels.dense import smem_pipeline
 from pallas_kernels.dense import smem_tiles
 from pallas_kernels.dense import thread_layout
 from pallas_kernels.mosaic import instructions
@@ -303,6 +304,35 @@ class Operand:
     at = self._slot(step) + plane * self.plane_bytes
     at = at + column * pitch + (chunk << 4)
     return memory.load_words_smem(self.ref, at)
+
+
+class TileOperand:
+  """An operand that is a tile of a ring buffer, of 16 bits.
+
+  The tile holds all units of a head, in whole blocks.
+
+  Args:
+    tiles: the stream of one gate.
+  """
+
+  team = operands = 1
+
+  def __init__(self, tiles: smem_pipeline.RingTiles):
+    self.tiles = tiles
+    self.member = self.gate0 = jnp.int32(0)
+
+  def fragments(self, step, first, i: int) -> list[list[Sequence[Array]]]:
+    """Returns this thread's elements, see `Operand.fragments`."""
+    ring = self.tiles.ring
+    cta = ring.cta
+    start = ring.slot(step) + self.tiles.offset
+    unit = 8 * (4 * (first + i) + cta.thread.place)
+    columns = [
+        cta.tile_column(tile, cta.thread.quad)
+        for tile in range(cta.config.tiles)
+    ]
+    places = [smem_tiles.place(cta.config, 2, c, unit) for c in columns]
+    return [[memory.load_words_smem(ring.buffer, start + p) for p in places]]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -103,6 +103,10 @@ _DIRECT_TEAMS = (4, 3, 2, 1)
 # less one and a half for each of its sums: the most that hardly spill.
 _DIRECT_REGISTERS = {False: 176, True: 152}
 
+# Whether the adjoint multiplies R h again where one CTA has a head, instead of
+# reading it. Chosen by counting bytes; no GPU has run it yet.
+_AGAIN = False
+
 # Slots of the ring buffer, the best first: more hide more latency, and a power
 # of two saves a division.
 _STAGES = (8, 6, 5)
@@ -161,6 +165,14 @@ def choose(
       f' {shape.size} units on {target.cores} multiprocessors, with'
       f' {shape.batch} sequences.'
   )
+
+
+def multiplies_again(shape: Shape, kind: Kind) -> bool:
+  """Returns whether the adjoint wants to multiply R h again, in one CTA."""
+  if not _AGAIN or not kind.adjoint or kind.two or kind.split:
+    return False
+  # Blocks of 32 units are whole.
+  return shape.size <= _SHARED_UNITS and shape.size % 32 == 0
 
 
 def _candidates(
