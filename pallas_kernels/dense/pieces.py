@@ -114,16 +114,19 @@ def _configured(plan: plan_lib.Plan, target: targets.Target) -> plan_lib.Plan:
       split=plan.split,
   )
 
-  def choose(plan: plan_lib.Plan) -> plan_lib.Plan:
+  def choose(plan: plan_lib.Plan, kind: tuning.Kind) -> plan_lib.Plan:
     needs = functools.partial(plan_lib.needs, plan)
     config = tuning.choose(plan.shape, kind, needs, target)
     return dataclasses.replace(plan, config=config)
 
   if tuning.multiplies_again(plan.shape, kind):
-    again = choose(dataclasses.replace(plan, again=True))
+    again = choose(
+        dataclasses.replace(plan, again=True),
+        dataclasses.replace(kind, again=True),
+    )
     if again.config.exchange == 'shared':
       return again
-  return choose(plan)
+  return choose(plan, kind)
 
 
 def cut_batch(

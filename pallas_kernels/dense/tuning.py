@@ -128,12 +128,14 @@ class Kind:
     two: whether a step has a second product, and so a second hand-off.
     adjoint: whether the kernel runs the adjoint.
     split: whether factors have two bfloat16 parts.
+    again: whether the adjoint multiplies R h again.
   """
 
   gates: int
   two: bool
   adjoint: bool
   split: bool
+  again: bool = False
 
 
 def choose(
@@ -155,7 +157,9 @@ def choose(
     NotImplementedError: nothing fits.
   """
   for candidate in _candidates(shape, kind, target):
-    for stages in _STAGES:
+    # Fewer stages leave room for two CTAs on a multiprocessor.
+    crowded = kind.again and shape.ctas(candidate) > target.cores
+    for stages in _STAGES[-1:] if crowded else _STAGES:
       config = dataclasses.replace(candidate, stages=stages)
       registers, size = needs(config)
       if registers <= _REGISTERS[config.warpgroups] and size <= _CTA_BYTES:
