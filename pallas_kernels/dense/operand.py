@@ -29,7 +29,6 @@ import jax.numpy as jnp
 from pallas_kernels.dense import exchange as exchange_lib
 from pallas_kernels.dense import fragments
 from pallas_kernels.dense import matmul_partition
-from pallas_kernels.dense import smem_pipeline
 from pallas_kernels.dense import smem_tiles
 from pallas_kernels.dense import thread_layout
 from pallas_kernels.mosaic import instructions
@@ -312,12 +311,12 @@ class TileOperand:
   The tile holds all units of a head, in whole blocks.
 
   Args:
-    tiles: the stream of one gate.
+    tiles: `smem_pipeline.RingTiles` of one gate.
   """
 
   team = operands = 1
 
-  def __init__(self, tiles: smem_pipeline.RingTiles):
+  def __init__(self, tiles: Any):
     self.tiles = tiles
     self.member = self.gate0 = jnp.int32(0)
 
