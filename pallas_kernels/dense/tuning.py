@@ -106,6 +106,10 @@ _DIRECT_TEAMS = (4, 3, 2, 1)
 # less one and a half for each of its sums: the most that hardly spill.
 _DIRECT_REGISTERS = {False: 176, True: 152}
 
+# Whether the adjoint multiplies R h again where one CTA has a head, instead of
+# reading it. Chosen by counting bytes; no GPU has run it yet.
+_AGAIN = False
+
 # Slots of the ring buffer, the best first: more hide more latency, and a power
 # of two saves a division.
 _STAGES = (8, 6, 5)
@@ -127,12 +131,14 @@ class Kind:
     two: whether a step has a second product, and so a second hand-off.
     adjoint: whether the kernel runs the adjoint.
     split: whether factors have two bfloat16 parts.
+    again: whether the adjoint multiplies R h again.
   """
 
   gates: int
   two: bool
   adjoint: bool
   split: bool
+  again: bool = False
 
 
 def choose(
@@ -154,7 +160,9 @@ def choose(
     NotImplementedError: nothing fits.
   """
   for candidate in _candidates(shape, kind, target):
-    for stages in _STAGES:
+    # Fewer stages leave room for two CTAs on a multiprocessor.
+    crowded = kind.again and shape.ctas(candidate) > target.cores
+    for stages in _STAGES[-1:] if crowded else _STAGES:
       config = dataclasses.replace(candidate, stages=stages)
       registers, size = needs(config)
       if registers <= _REGISTERS[config.warpgroups] and size <= _CTA_BYTES:
@@ -164,6 +172,14 @@ def choose(
       f' {shape.size} units on {target.cores} multiprocessors, with'
       f' {shape.batch} sequences.'
   )
+
+
+def multiplies_again(shape: Shape, kind: Kind) -> bool:
+  """Returns whether the adjoint wants to multiply R h again, in one CTA."""
+  if not _AGAIN or not kind.adjoint or kind.two or kind.split:
+    return False
+  # Blocks of 32 units are whole.
+  return shape.size <= _SHARED_UNITS and shape.size % 32 == 0
 
 
 def _candidates(
