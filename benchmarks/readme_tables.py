@@ -439,8 +439,9 @@ def resets() -> str:
   lines += [
       '',
       f'{data["device"]}, jax {data["jax"]}, {data["date"]}, commit'
-      f' {data["commit"]}, before {data["before"]}. `linear_scan` in'
-      f' {data["dtype"]}, milliseconds forward / forward and backward.',
+      f' {data["commit"][:7]}, by `python benchmarks/resets.py`.'
+      f' {data.get("note", "")} `linear_scan` in {data["dtype"]}, milliseconds'
+      ' forward / forward and backward.',
   ]
   return '\n'.join(lines)
 
@@ -1123,7 +1124,7 @@ TABLES = {
     },
     'docs/benchmarks/index.md': {'units_and_batch': units_and_batch},
     'docs/benchmarks/ladder.md': {'agru_ladder': agru_ladder},
-    'docs/benchmarks/linear.md': {'linear_h200': linear_h200},
+    'docs/benchmarks/linear.md': {'linear_h200': linear_h200, 'resets': resets},
     'docs/benchmarks/planning.md': {'planning': planning},
     'docs/benchmarks/rl.md': {'scanned_rnn': scanned_rnn},
     'docs/choosing.md': {
