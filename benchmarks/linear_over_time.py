@@ -39,10 +39,12 @@ _DIRECTIONS = {'forward': False, 'forward+backward': True}
 
 
 def forward(a, b, reset):
+  """Returns h."""
   return rnnzoo.linear_scan(a, b, reset=reset)
 
 
 def both(a, b, reset, d_h):
+  """Returns the cotangents of a and b."""
   return jax.vjp(lambda a, b: forward(a, b, reset), a, b)[1](d_h)
 
 

@@ -29,10 +29,12 @@ _RATES = {'none': None, '0.1 %': 1e-3, '3 %': 0.03, '30 %': 0.3}
 
 
 def forward(a, b, reset):
+  """Returns h."""
   return rnnzoo.linear_scan(a, b, reset=reset, implementation=_PATH.value)
 
 
 def both(a, b, reset, d_h):
+  """Returns the cotangents of a and b."""
   return jax.vjp(lambda a, b: forward(a, b, reset), a, b)[1](d_h)
 
 
