@@ -97,13 +97,14 @@ def main(argv: list[str]) -> None:
 
   keys = [(c, w, n) for c in _CASES for w in (False, True) for n in (1, count)]
   with futures.ThreadPoolExecutor(8) as pool:
-    built = dict(zip(keys, pool.map(lambda key: build(*key), keys)))
+    programs = pool.map(lambda key: build(*key), keys)
+    built = dict(zip(keys, programs, strict=True))
 
   rows = []
   for case in _CASES:
     for direction, with_backward in _DIRECTIONS.items():
-      programs = [built[case, with_backward, n] for n in (1, count)]
-      calls = [call for call, _ in programs]
+      ways = [built[case, with_backward, n] for n in (1, count)]
+      calls = [call for call, _ in ways]
       alone, many = (jax.tree.leaves(call()) for call in calls)
       row = {
           'case': case[0],
@@ -115,7 +116,7 @@ def main(argv: list[str]) -> None:
       }
       del alone, many
       found = timing.interleave(calls, _REPEATS.value)
-      for n, time, (_, memory) in zip((1, count), found, programs, strict=True):
+      for n, time, (_, memory) in zip((1, count), found, ways, strict=True):
         size = sum(
             getattr(memory, f'{kind}_size_in_bytes')
             for kind in ('argument', 'output', 'temp')

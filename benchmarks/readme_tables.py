@@ -403,8 +403,8 @@ def linear_over_time() -> str:
   data = load('linear_over_time_2_h100.json')
   batch, time, features = data['shape']
   lines = [
-      '| a | pass | one device, ms | two | times as fast | GB of a device, one |'
-      ' two |',
+      '| a | pass | one device, ms | two | times as fast | GB of a device, one'
+      ' | two |',
       '|---|---|---|---|---|---|---|',
   ]
   for row in data['rows']:
