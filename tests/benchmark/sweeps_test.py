@@ -97,7 +97,7 @@ class SweepsTest(absltest.TestCase):
       self.assertGreater(row['with_copy_ms'], 0)
 
   def test_slower_choice_is_marked(self):
-    times = {'scan': 2.0, 'pallas': 1.0, 'cudnn': 0.5}
+    times = {'scan': 2.0, 'pallas': 1.0}
     names = {'layer': 'GRU', 'shape': '2x3x4x4', 'dtype': 'bfloat16'}
     names |= {'direction': 'forward', 'path_of_none': 'scan'}
     rows = [
@@ -158,10 +158,13 @@ class SweepsTest(absltest.TestCase):
       numbers = 4 * shape.batch * shape.time * shape.features
       self.assertLessEqual(numbers, 2**31, name)
     selected = list(suite.timed(suite.shapes, suite.layers, None, None))
-    baselines = [c for c in selected if c.implementations == ['cudnn']]
-    # FlashRNN's sweeps over batch and time; 16 x 1024 is in both.
-    self.assertLen(baselines, 11)
-    self.assertLen(selected, 2 * len(suite.shapes) + 11)
+    self.assertLen(selected, 2 * len(suite.shapes))
+    # A part of a run has each number of features with three batches.
+    first = list(suite.shapes.values())[:27]
+    self.assertEqual({s.batch for s in first}, {16, 256, 1024, 4096})
+    for size in (64, 128, 256, 512, 768, 1024, 2048):
+      batches = {s.batch for s in first if s.features == size}
+      self.assertGreaterEqual(batches, {16, 256, 1024})
     large = cases.Shape(16384, 64, 512, 512)
     for shape, dtype in ((large, 'float32'), (suites.heads(1, 768), 'float64')):
       case = cases.Case('GRU', '', shape, 'bfloat16', 'with', ())
