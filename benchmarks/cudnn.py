@@ -122,7 +122,7 @@ def measure(layer: str, name: str, shape: cases.Shape) -> Iterator[Row]:
 def new_result(shapes: dict[str, cases.Shape]) -> Row:
   """Returns a result without rows."""
   cudnn = torch.backends.cudnn.version() if on_gpu() else None
-  now = datetime.datetime.now(datetime.timezone.utc)
+  now = datetime.datetime.now(datetime.UTC)
   return {
       'suite': 'cudnn',
       'date': now.isoformat(timespec='seconds'),
