@@ -168,7 +168,7 @@ class SweepsTest(absltest.TestCase):
         ' 2 x 3 x 2 x 2 forward 1.50, LSTM',
         "slower than `'scan'` in 2 of 4 programs: ",
         'cuDNN is more than 5 % faster in 4 of 4 programs: ',
-        "`None` takes `'pallas'` at LSTM 2 x 3 x 2 x 2. `None` takes `'scan'` at",
+        "`None` takes `'pallas'` at LSTM 2 x 3 x 2 x 2. `None` takes `'scan'`",
         'commit 1234567, 8765432. ',
         'cuDNN 9 by torch 2',
         '```{image} ../../benchmarks/batches_h100.png\n',
