@@ -143,8 +143,8 @@ def batches(result: Row) -> figures.Figure:
       rows = own.get((heads, features), [])
       draw(ax, lines(rows, 'batch', steps=True), 'batch')
       cross(ax, rows, 'batch', steps=True)
-      size = f'{heads} x {features // heads}' if heads > 1 else features
-      ax.set_title(f'{layer} {size}\n{direction}', fontsize=8)
+      sizes = f'{heads} x {features // heads}' if heads > 1 else features
+      ax.set_title(f'{layer} {sizes}\n{direction}', fontsize=8)
     line[0].set_ylabel('µs a step')
   axes[0, 0].legend(fontsize=6)
   return figure
