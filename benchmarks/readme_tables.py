@@ -400,15 +400,14 @@ def devices(file: str) -> str:
 
 def linear_over_time() -> str:
   """Returns the table of a linear recurrence with time over devices."""
-  data = load('devices_2_h100.json')
-  found, versions = data['linear_over_time'], data['versions']
-  batch, time, features = found['shape']
+  data = load('linear_over_time_2_h100.json')
+  batch, time, features = data['shape']
   lines = [
       '| a | pass | one device, ms | two | times as fast | GB of a device, one |'
       ' two |',
       '|---|---|---|---|---|---|---|',
   ]
-  for row in found['rows']:
+  for row in data['rows']:
     lines.append(
         f'| {row["case"]} | {row["direction"]} | {row["ms_1"]:.2f} |'
         f' {row["ms_2"]:.2f} | {row["times"]:.2f} | {row["gb_1"]:.1f} |'
@@ -416,11 +415,39 @@ def linear_over_time() -> str:
     )
   lines += [
       '',
-      f'`linear_scan` of [{batch}, {time:,}, {features:,}], {found["dtype"]},'
+      f'`linear_scan` of [{batch}, {time:,}, {features:,}], {data["dtype"]},'
       f' {data["device"]["count"]} x {data["device"]["kind"]}, jax'
-      f' {versions["jax"]}, {data["date"][:10]}, commit {data["commit"][:7]}.',
+      f' {data["versions"]["jax"]}, {data["date"][:10]}, commit'
+      f' {data["commit"][:7]}; by `{data["command"]}`.',
   ]
   return '\n'.join(lines)
+
+
+def resets() -> str:
+  """Returns the table of a linear recurrence with resets."""
+  data = load('resets_h100.json')
+  lines = [
+      '| batch x time x features | steps that reset | before, ms | now, ms |',
+      '|---|---|---|---|',
+  ]
+  for row in data['rows']:
+    before = row.get('before_ms')
+    lines.append(
+        f'| {" x ".join(map(str, row["shape"]))} | {row["resets"]} |'
+        f' {_pair(before) if before else ""} | {_pair(row["ms"])} |'
+    )
+  lines += [
+      '',
+      f'{data["device"]}, jax {data["jax"]}, {data["date"]}, commit'
+      f' {data["commit"][:7]}, by `python benchmarks/resets.py`.'
+      f' {data.get("note", "")} `linear_scan` in {data["dtype"]}, milliseconds'
+      ' forward / forward and backward.',
+  ]
+  return '\n'.join(lines)
+
+
+def _pair(times: list[float]) -> str:
+  return ' / '.join(f'{time:.3g}' for time in times)
 
 
 def conversions() -> str:
@@ -634,15 +661,19 @@ def large_batches(device: str = 'h200') -> str:
   """Returns the table of many rows, both kinds of kernels beside 'scan'."""
   data = load(f'large_batches_{device}.json')
   sizes = 'layer', 'batch', 'time', 'features'
-  kinds = ['tiled', 'dense', 'scan']
+  kinds = ['tiled', 'direct', 'dense', 'scan']
   times: dict[tuple, dict[str, dict[str, float]]] = {}
   for row in data['rows']:
     kind = row.get('kernels', row['implementation'])
     own = times.setdefault(tuple(row[key] for key in sizes), {})
     own.setdefault(kind, {})[row['direction']] = row['median_ms']
-  if not any('scan' in own for own in times.values()):
-    kinds.remove('scan')
-  names = {'tiled': 'in tiles', 'dense': 'in pieces', 'scan': "`'scan'`"}
+  kinds = [k for k in kinds if any(k in own for own in times.values())]
+  names = {
+      'tiled': 'in tiles',
+      'direct': 'R on the chip',
+      'dense': 'in pieces',
+      'scan': "`'scan'`",
+  }
   heads = ['layer', 'batch x time x features', *(names[k] for k in kinds)]
   lines = [f'| {" | ".join(heads)} |', '|---' * len(heads) + '|']
   for (layer, *rest), own in sorted(times.items()):
@@ -1254,6 +1285,7 @@ TABLES = {
     'docs/benchmarks/ladder.md': {'agru_ladder': agru_ladder},
     'docs/benchmarks/linear.md': {
         'linear_h200': linear_h200,
+        'resets': resets,
         'lengths': lengths,
     },
     'docs/benchmarks/planning.md': {'planning': planning},

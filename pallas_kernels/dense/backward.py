@@ -60,6 +60,7 @@ def backward(
     h_gates: Sequence[Array],
     starts: Sequence[Array],
     matrix: Sequence[Array],
+    again: Sequence[Array],
     flags: Array | None,
     d_carries: Sequence[Array],
     d_last: Array,
@@ -71,9 +72,10 @@ def backward(
     theta: as for `forward`.
     x: as for `forward`.
     h_gates: the recurrent gates of every step, [N, B, T, G', D], those of the
-      second product apart from those of the first.
+      second product apart from those of the first; none with `plan.again`.
     starts: the carries that every step starts from, as `forward` returns them.
     matrix: R, [G', N, D, D] indexed [gate, head, from, to], as for `forward`.
+    again: with `plan.again`, R transposed as `forward` gets it, else nothing.
     flags: as for `forward`.
     d_carries: cotangents of the first of the carries, each [B, T, F].
     d_last: cotangent of the last carry, float32 [S, B, F].
@@ -89,6 +91,7 @@ def backward(
       theta_gmem=theta,
       d_last_gmem=d_last,
       matrix_gmem=tuple(matrix),
+      again_gmem=tuple(again),
       streams_gmem=streams_lib.AdjointInputs(
           x, tuple(h_gates), tuple(starts), tuple(d_carries), flags
       ),

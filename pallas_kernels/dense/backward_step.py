@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.dense import gmem_io
+from pallas_kernels.dense import operand as operand_lib
 from pallas_kernels.dense import plan as plan_lib
 from pallas_kernels.dense import resident_matmul
 from pallas_kernels.dense import smem_pipeline
@@ -26,12 +27,14 @@ class Inputs(NamedTuple):
     theta_gmem: [P, F].
     d_last_gmem: cotangent of the carry after the last step, [S, B, F].
     matrix_gmem: parts of R, each [G', N, D, D].
+    again_gmem: R transposed, where R h is multiplied again.
     streams_gmem: arrays that are read step by step.
   """
 
   theta_gmem: Any
   d_last_gmem: Any
   matrix_gmem: tuple[Any, ...]
+  again_gmem: tuple[Any, ...]
   streams_gmem: streams_lib.AdjointInputs
 
 
@@ -133,6 +136,14 @@ class Steps:
     self.multipliers = resident_matmul.multipliers(
         cta, plan.products(plan.config), ins.matrix_gmem, smem.products
     )
+    self._again: Any = None
+    if plan.again:
+      (product,) = plan.stages
+      h = operand_lib.TileOperand(self.ring.tiles.starts[0])
+      words = resident_matmul.Smem(None, None, None, rest=smem.again)
+      self._again = resident_matmul.Multiplier(
+          cta, product, h, ins.again_gmem, words, kept=0
+      )
     self.ring.prologue()
     # A larger error would show: derivatives multiply rounded values.
     self._accuracy = plan.accuracy(2**-22)
@@ -164,7 +175,10 @@ class Steps:
     """Reads and linearises a step."""
     plan, tiles = self.plan, self.ring.tiles
     row = tuple(tiles.x.read(step))
-    gates = tuple(x for tile in tiles.h_gates for x in tile.read(step))
+    if plan.again:
+      gates = tuple(self._again.gather(step, self._again.multiply(step)))
+    else:
+      gates = tuple(x for tile in tiles.h_gates for x in tile.read(step))
     start = tuple(tile.read(step)[0] for tile in tiles.starts)
     d_outputs = tuple(tile.read(step)[0] for tile in tiles.d_carries)
     pulls = [self._linearise[0](self._theta, row, gates, start)]

@@ -277,6 +277,10 @@ def backward_part(
   )
   axis = recurrence.batch_axis
   matrix = _matrix(recurrent_kernel, batch_pieces[0].plan)
+  again: tuple[Array, ...] = ()
+  if any(piece.plan.again for piece in batch_pieces):
+    transposed = jnp.swapaxes(recurrent_kernel, -1, -2)
+    again = _matrix(transposed, batch_pieces[0].plan)
   # The factor of each product.
   operands = [starts[0], *([] if u is None else [u])]
 
@@ -289,6 +293,7 @@ def backward_part(
             h, recurrent_kernel[p.first :][: p.gates].astype(plan.dtype)
         )
         for h, p in zip(own, plan.stages, strict=True)
+        if not plan.again
     ]
     d_x, d_gates, d_carry, d_theta, d_restart = backward.backward(
         plan,
@@ -297,6 +302,7 @@ def backward_part(
         h_gates,
         (own[0], *piece.cut(axis, starts[1:])),
         matrix,
+        again if plan.again else (),
         own_flags,
         piece.cut(axis, d_carries),
         piece.cut(1, d_last),

@@ -305,6 +305,35 @@ class Operand:
     return memory.load_words_smem(self.ref, at)
 
 
+class TileOperand:
+  """An operand that is a tile of a ring buffer, of 16 bits.
+
+  The tile holds all units of a head, in whole blocks.
+
+  Args:
+    tiles: `smem_pipeline.RingTiles` of one gate.
+  """
+
+  team = operands = 1
+
+  def __init__(self, tiles: Any):
+    self.tiles = tiles
+    self.member = self.gate0 = jnp.int32(0)
+
+  def fragments(self, step, first, i: int) -> list[list[Sequence[Array]]]:
+    """Returns this thread's elements, see `Operand.fragments`."""
+    ring = self.tiles.ring
+    cta = ring.cta
+    start = ring.slot(step) + self.tiles.offset
+    unit = 8 * (4 * (first + i) + cta.thread.place)
+    columns = [
+        cta.tile_column(tile, cta.thread.quad)
+        for tile in range(cta.config.tiles)
+    ]
+    places = [smem_tiles.place(cta.config, 2, c, unit) for c in columns]
+    return [[memory.load_words_smem(ring.buffer, start + p) for p in places]]
+
+
 @dataclasses.dataclass(frozen=True)
 class _Piece:
   """8 elements of a step, 16 or 32 bytes.

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -112,10 +113,20 @@ def _configured(plan: plan_lib.Plan, target: targets.Target) -> plan_lib.Plan:
       adjoint=plan.adjoint,
       split=plan.split,
   )
-  config = tuning.choose(
-      plan.shape, kind, lambda config: plan_lib.needs(plan, config), target
-  )
-  return dataclasses.replace(plan, config=config)
+
+  def choose(plan: plan_lib.Plan, kind: tuning.Kind) -> plan_lib.Plan:
+    needs = functools.partial(plan_lib.needs, plan)
+    config = tuning.choose(plan.shape, kind, needs, target)
+    return dataclasses.replace(plan, config=config)
+
+  if tuning.multiplies_again(plan.shape, kind):
+    again = choose(
+        dataclasses.replace(plan, again=True),
+        dataclasses.replace(kind, again=True),
+    )
+    if again.config.exchange == 'shared':
+      return again
+  return choose(plan, kind)
 
 
 def cut_batch(

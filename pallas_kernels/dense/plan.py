@@ -85,6 +85,8 @@ class Plan:
     dtype: dtype of the products' factors; float32 becomes two bfloat16 parts.
     adjoint: whether the kernel runs the adjoint.
     save: whether the forward kernel returns the arrays that the adjoint reads.
+    again: whether the adjoint multiplies R h again, in the one CTA of a head,
+      instead of reading it.
     config: how the work is cut, or None before `tuning.choose`.
   """
 
@@ -103,6 +105,7 @@ class Plan:
   restart_learns: bool = True
   adjoint: bool = False
   save: bool = False
+  again: bool = False
   config: Any = None
 
   @property
@@ -205,7 +208,8 @@ def _adjoint_streams(plan: Plan) -> streams_lib.Streams:
   ins = streams_lib.AdjointInputs(
       x=Stream(plan.x_dtype, plan.gates),
       h_gates=tuple(
-          Stream(jnp.float32, p.gates, by_head=True) for p in plan.stages
+          Stream(jnp.float32, p.gates, by_head=True)
+          for p in ([] if plan.again else plan.stages)
       ),
       starts=(Stream(plan.dtype, by_head=True), *others),
       d_carries=(Stream(plan.call.out_dtype),) * plan.call.outputs,
@@ -264,11 +268,14 @@ class Smem(NamedTuple):
     ring: ring buffer of the inputs.
     staging: staging of the outputs.
     products: one for each product of a step.
+    again: of the product R h that the adjoint multiplies again: its matrix;
+      None without that product.
   """
 
   ring: Any
   staging: Any
   products: tuple[resident_matmul.Smem, ...]
+  again: Any
 
 
 def smem_words(plan: Plan, config: Config) -> Smem:
@@ -285,9 +292,18 @@ def smem_words(plan: Plan, config: Config) -> Smem:
       products=resident_matmul.smem_words(
           products, config, plan.shape, plan.split
       ),
+      again=_words_again(plan, config),
   )
   # Empty buffers are not allowed.
   return jax.tree.map(lambda n: max(n, 32), words)
+
+
+def _words_again(plan: Plan, config: Config) -> int | None:
+  """Returns the shared memory for the matrix of R h, in int32."""
+  if not plan.again:
+    return None  # Every buffer, empty or not, takes 1024 bytes.
+  (product,) = plan.stages
+  return resident_matmul.matrix_words(product, config, plan.shape)
 
 
 def needs(plan: Plan, config: Config) -> tuple[int, int]:

@@ -101,6 +101,12 @@ def smem_words(
   return tuple(found)
 
 
+def matrix_words(product: Product, config: Config, shape: Shape) -> int:
+  """Returns the words of a 16-bit matrix that lies in shared memory whole."""
+  fragments = product.blocks(config, shape) * product.halves(config)
+  return 4 * config.threads * fragments
+
+
 def sharing(products: Sequence[Product], i: int) -> list[Product]:
   """Returns the i-th product and the late ones that share its operand."""
   late = itertools.takewhile(lambda product: product.late, products[i + 1 :])

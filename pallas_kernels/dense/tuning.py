@@ -80,8 +80,11 @@ _COLUMNS_ON_DEVICE = {2: 64, 3: 32}
 _DELAY = {2: 300, 3: 500}
 
 # Units of one head from which warps poll the operand straight into registers;
-# None for never. All of this is chosen by counting; no GPU has run it yet.
+# None for never. The numbers of this kind were measured on one H100.
 _DIRECT_UNITS: int | None = 1536
+
+# Forward it takes more units, or more columns.
+_FORWARD_DIRECT_UNITS, _FORWARD_DIRECT_COLUMNS = 1537, 17
 
 # The fewest gates: a cluster may hold a head with fewer.
 _DIRECT_GATES = 3
@@ -92,8 +95,8 @@ _DIRECT_COLUMNS = 32
 # Forward and in the adjoint: pieces of 16 bytes that a thread polls at once,
 # each in four registers, while as many more are on their way; and cycles that
 # it waits before.
-_TOGETHER = {False: 8, True: 8}
-_DIRECT_DELAY = {False: 300, True: 150}
+_TOGETHER = {False: 4, True: 8}
+_DIRECT_DELAY = {False: 800, True: 500}
 
 # CTAs that share out the gates of the adjoint's sum, if so many are resident:
 # the largest team reads least.
@@ -102,6 +105,10 @@ _DIRECT_TEAMS = (4, 3, 2, 1)
 # Registers of a thread for the recurrent kernel, forward and in the adjoint,
 # less one and a half for each of its sums: the most that hardly spill.
 _DIRECT_REGISTERS = {False: 176, True: 152}
+
+# Whether the adjoint multiplies R h again where one CTA has a head, instead of
+# reading it. Chosen by counting bytes; no GPU has run it yet.
+_AGAIN = False
 
 # Slots of the ring buffer, the best first: more hide more latency, and a power
 # of two saves a division.
@@ -124,12 +131,14 @@ class Kind:
     two: whether a step has a second product, and so a second hand-off.
     adjoint: whether the kernel runs the adjoint.
     split: whether factors have two bfloat16 parts.
+    again: whether the adjoint multiplies R h again.
   """
 
   gates: int
   two: bool
   adjoint: bool
   split: bool
+  again: bool = False
 
 
 def choose(
@@ -151,7 +160,9 @@ def choose(
     NotImplementedError: nothing fits.
   """
   for candidate in _candidates(shape, kind, target):
-    for stages in _STAGES:
+    # Fewer stages leave room for two CTAs on a multiprocessor.
+    crowded = kind.again and shape.ctas(candidate) > target.cores
+    for stages in _STAGES[-1:] if crowded else _STAGES:
       config = dataclasses.replace(candidate, stages=stages)
       registers, size = needs(config)
       if registers <= _REGISTERS[config.warpgroups] and size <= _CTA_BYTES:
@@ -161,6 +172,14 @@ def choose(
       f' {shape.size} units on {target.cores} multiprocessors, with'
       f' {shape.batch} sequences.'
   )
+
+
+def multiplies_again(shape: Shape, kind: Kind) -> bool:
+  """Returns whether the adjoint wants to multiply R h again, in one CTA."""
+  if not _AGAIN or not kind.adjoint or kind.two or kind.split:
+    return False
+  # Blocks of 32 units are whole.
+  return shape.size <= _SHARED_UNITS and shape.size % 32 == 0
 
 
 def _candidates(
@@ -321,7 +340,13 @@ def _is_direct(shape: Shape, kind: Kind) -> bool:
   """Whether warps may poll the operand straight into registers."""
   if _DIRECT_UNITS is None or shape.heads > 1 or kind.two or kind.split:
     return False
-  return shape.size >= _DIRECT_UNITS and kind.gates >= _DIRECT_GATES
+  is_large = kind.adjoint or (
+      shape.size >= _FORWARD_DIRECT_UNITS
+      or shape.batch >= _FORWARD_DIRECT_COLUMNS
+  )
+  return (
+      is_large and shape.size >= _DIRECT_UNITS and kind.gates >= _DIRECT_GATES
+  )
 
 
 def _direct(

@@ -191,6 +191,10 @@ def store_words_smem(ref, offset, words, where=None):
   _store_words(ref, _spread(offset), words, where)
 
 
+def store_words_gmem(ref, offset, words, size, where=None):
+  _store_words(ref, _spread(offset) * size, words, where)
+
+
 def fetch(shared_ref, shared_offset, ref, offset, size, where):
   where = _spread(where)
   words = load_words_gmem(ref, offset, size, where > 1)
@@ -293,6 +297,12 @@ def mma(acc, a, b, dtype):
     rows = product[:, 8 * (i >> 1) :][:, :8, i & 1 :: 2]
     results.append(jnp.asarray(_spread(x) + rows.reshape(-1)))
   return tuple(results)
+
+
+def shuffle(x, distance):
+  # Each lane gets the value of the lane whose number differs in one bit.
+  lanes = np.arange(_lanes()) ^ distance
+  return jnp.asarray(_spread(x).reshape(-1, _lanes())[:, lanes].reshape(-1))
 
 
 def narrow(low, high, dtype):
@@ -466,6 +476,7 @@ def emulated(lockstep: int = 1024):
           'load_words_smem': load_words_smem,
           'load_words_gmem': load_words_gmem,
           'store_words_smem': store_words_smem,
+          'store_words_gmem': store_words_gmem,
           'store_pair_smem': store_words_smem,
           'fetch': fetch,
           'fetch_commit': nothing,
@@ -484,6 +495,7 @@ def emulated(lockstep: int = 1024):
           'as_float': view(np.float32),
           'as_word': view(np.int32),
           'narrow': narrow,
+          'shuffle': shuffle,
           'lower': _half(0),
           'upper': _half(1),
           'mma': mma,

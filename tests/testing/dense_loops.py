@@ -164,6 +164,7 @@ def backward_loop(
     h_gates,
     starts,
     matrix,
+    again,
     flags,
     d_carries,
     d_last,
@@ -172,7 +173,7 @@ def backward_loop(
   """A loop in place of `backward.backward`."""
   if plan.call.both_directions:
     run = lambda *args: backward_loop(*args, one_head=False)
-    args = theta, x, h_gates, starts, matrix, flags, d_carries, d_last
+    args = theta, x, h_gates, starts, matrix, again, flags, d_carries, d_last
     return in_halves(run, plan, *args)
   loop = Loop(plan, flags)
   matrix = whole(matrix)
@@ -184,8 +185,14 @@ def backward_loop(
     x = jnp.moveaxis(x, 0, 3)
     return x.reshape(*x.shape[:3], shape.features)
 
-  h_gates = jnp.concatenate(list(map(joined, h_gates)), axis=2)
   starts = (joined(starts[0])[:, :, 0], *starts[1:])
+  if plan.again:
+    h = starts[0].astype(jnp.float32)
+    lead = h.shape[:2]
+    gates = products(whole(again), h.reshape(-1, shape.features))
+    h_gates = jnp.moveaxis(gates, 0, 1).reshape(*lead, -1, shape.features)
+  else:
+    h_gates = jnp.concatenate(list(map(joined, h_gates)), axis=2)
   zeros = tuple(jnp.zeros_like(d_last))
 
   def through(d_gates, first, last):

@@ -7,6 +7,7 @@ products of all steps at once and the choice of cotangents that these read.
 
 import dataclasses
 import functools
+from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -26,6 +27,7 @@ from tests.testing import reference
 if abstract_gpu.RUNS:
   from pallas_kernels.dense import config as config_lib
   from pallas_kernels.dense import plan as plan_lib
+  from pallas_kernels.dense import tuning
 
 # Two bfloat16 hold a float32 recurrent kernel to 2^-17 = 8e-6, as its largest
 # error; for bfloat16 see kernels_test.TOLERANCE.
@@ -106,6 +108,25 @@ class LayersTest(comparison.ComparisonTestCase):
   def test_in_pieces(self, pieces, case):
     with dense_loops.imitated(self, pieces):
       self.compare(case, TOLERANCE[case.dtype])
+
+  @parameterized.parameters(
+      (1, case(rnnzoo.LSTM, heads(2), reset=True, mask=True)),
+      (2, case(rnnzoo.GRU, lengths=True, reverse=True, time_major=True)),
+      (1, case(rnnzoo.Elman, {'learn_initial_carry': True}, reset=True)),
+  )
+  def test_multiplied_again(self, pieces, case):
+    if not abstract_gpu.RUNS:
+      return
+    case = dataclasses.replace(case, dtype='bfloat16', sizes=(3, 7, 64))
+    planned, needs = [], plan_lib.needs
+    noted = lambda plan, config: planned.append(plan) or needs(plan, config)
+    with (
+        mock.patch.object(tuning, '_AGAIN', True),
+        mock.patch.object(plan_lib, 'needs', noted),
+        dense_loops.imitated(self, pieces),
+    ):
+      self.compare(case, TOLERANCE['bfloat16'])
+    self.assertTrue(any(plan.again for plan in planned))
 
 
 class BidirectionalTest(parameterized.TestCase):

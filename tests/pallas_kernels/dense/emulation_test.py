@@ -5,6 +5,7 @@ tests/testing/dense_emulation.py; heads are small and spread over CTAs as large
 ones are.
 """
 
+import contextlib
 from unittest import mock
 
 from absl.testing import absltest
@@ -26,6 +27,7 @@ if abstract_gpu.RUNS:
   from pallas_kernels.dense import backward
   from pallas_kernels.dense import config as config_lib
   from pallas_kernels.dense import forward
+  from pallas_kernels.dense import fragments
   from pallas_kernels.dense import kernel_call
   from pallas_kernels.dense import pieces
   from pallas_kernels.dense import plan as plan_lib
@@ -56,6 +58,7 @@ class EmulationTest(parameterized.TestCase):
       time=TIME,
       teams=(4, 3, 2, 1),
       config=None,
+      again=0,
   ):
     """Compares a recurrence and its adjoint with loops.
 
@@ -71,6 +74,7 @@ class EmulationTest(parameterized.TestCase):
       time: steps.
       teams: CTAs of a team that may be chosen.
       config: a cut in place of the one that `tuning` chooses.
+      again: columns of a CTA whose adjoint multiplies R h again, or 0.
     """
     if not abstract_gpu.RUNS:
       return
@@ -109,18 +113,30 @@ class EmulationTest(parameterized.TestCase):
       )
       return piece.plan
 
+    columns = contextlib.nullcontext()
+    if again:
+      columns = mock.patch.object(tuning, '_columns', return_value=again)
     with (
         mock.patch.object(tuning, '_DIRECT_UNITS', 72),
         mock.patch.object(tuning, '_DIRECT_REGISTERS', REGISTERS),
         mock.patch.object(tuning, '_DIRECT_TEAMS', teams),
+        mock.patch.object(tuning, '_AGAIN', again > 0),
+        columns,
     ):
       run, pull = plan(save=True), plan(adjoint=True)
-    if config is None:
+    self.assertEqual(pull.again, again > 0)
+    if again:
+      self.assertEqual(pull.config.exchange, 'shared')
+    elif config is None:
       self.assertTrue(run.config.direct)
       self.assertTrue(pull.config.direct)
     else:
       object.__setattr__(run, 'config', config)
       object.__setattr__(pull, 'config', config)
+    # The emulation has no instructions for matrices of fragments.
+    by_element = contextlib.nullcontext()
+    if again:
+      by_element = mock.patch.object(fragments, 'usable', return_value=False)
     packed = None
     if flags:
       packed = kernel_call.prepare_flags(
@@ -130,7 +146,7 @@ class EmulationTest(parameterized.TestCase):
     transposed = (jnp.swapaxes(kernel, -1, -2),)
     args = run, theta, x, transposed, carry, restart, packed
     want = dense_loops.forward_loop(*args)
-    with dense_emulation.emulated(lockstep):
+    with dense_emulation.emulated(lockstep), by_element:
       got = forward.forward.__wrapped__(*args)
     self.compare(got, want, dtype)
 
@@ -138,15 +154,16 @@ class EmulationTest(parameterized.TestCase):
         pull,
         theta,
         x,
-        (draw(1, *lead, recurrent, size),),
+        () if again else (draw(1, *lead, recurrent, size),),
         want[2],
         (kernel,),
+        transposed if again else (),
         packed,
         (draw(*lead, size, dtype=dtype),),
         draw(states, batch, size),
     )
     want = dense_loops.backward_loop(*args)
-    with dense_emulation.emulated(lockstep):
+    with dense_emulation.emulated(lockstep), by_element:
       got = backward.backward.__wrapped__(*args)
 
     def summed(found):
@@ -184,6 +201,14 @@ class EmulationTest(parameterized.TestCase):
     self.check(cell, batch, size, **options)
 
   @pytest.mark.slow
+  @parameterized.parameters(
+      ('LSTM', 5, 64, 4, {'time': 4}),
+      ('LSTM', 3, 32, 4, {'reverse': True, 'dtype': 'float16'}),
+      ('GRU', 11, 64, 8, {'time_major': True, 'time': 4}),
+  )
+  def test_multiplied_again(self, cell, batch, size, columns, options):
+    self.check(cell, batch, size, again=columns, **options)
+
   def test_warps_in_any_order(self):
     self.check('LSTM', 5, 72, lockstep=32)
 

@@ -180,7 +180,10 @@ class CutsTest(parameterized.TestCase):
     for options in ({'save': True}, {'adjoint': True}):
       for plan in plans(CELLS[cell], 'bfloat16', batch, 1, size, **options):
         self.assertEqual(self.check(plan), 'device')
-        self.assertTrue(plan.config.direct)
+        is_small = size == 1536 and batch <= 16
+        self.assertEqual(
+            bool(plan.config.direct), 'adjoint' in options or not is_small
+        )
         self.assertLessEqual(plan.config.columns, 32)
 
   @parameterized.parameters(('LSTM', 16, 2048), ('LSTM', 32, 1536))
