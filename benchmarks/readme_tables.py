@@ -690,15 +690,36 @@ def large_batches(device: str = 'h200') -> str:
   return '\n'.join(lines)
 
 
+def newest(pattern: str) -> tuple[str, Any]:
+  """Returns name and content of the newest of some files; '' and {} if none."""
+  paths = (ROOT / 'benchmarks').glob(pattern)
+  found = [(load(path.name)['date'], path.stem) for path in paths]
+  if not found:
+    return '', {}
+  name = max(found)[1]
+  return name, load(f'{name}.json')
+
+
 def batches() -> str:
   """Returns the table of the path that `None` takes, beside 'scan'."""
-  data = load('batches_h100.json')
-  rows = [row for row in data['rows'] if row['implementation'] != 'cudnn']
-  lines = [
-      '| layer | batch x time x features | path of `None` | ms | of the best |'
-      " `'scan'`, ms | times faster | compile, s | `'scan'` | MiB | `'scan'` |",
-      '|---' * 11 + '|',
+  name, data = newest('batches_*.json')
+  cudnn = _cudnn(data)
+  heads = [
+      'layer',
+      'batch x time x features',
+      'path of `None`',
+      'ms',
+      'of the best',
+      "`'scan'`, ms",
+      'times faster',
+      *(['cuDNN, ms'] if cudnn else []),
+      'compile, s',
+      "`'scan'`",
+      'MiB',
+      "`'scan'`",
   ]
+  lines = [f'| {" | ".join(heads)} |', '|---' * len(heads) + '|']
+  rows = [row for row in data['rows'] if row['implementation'] != 'cudnn']
   groups: dict[tuple, list[dict[str, Any]]] = {}
   for row in rows:
     sizes = data['shapes'][row['shape']]
@@ -718,21 +739,15 @@ def batches() -> str:
     ways = [taken, scan]
     both = [way['forward+backward'] for way in ways]
     times = [{k: row['median_ms'] for k, row in way.items()} for way in ways]
-    sizes = data['shapes'][shape]
-    heads = sizes['num_heads']
-    parts = (
-        [heads, sizes['features'] // heads]
-        if heads > 1
-        else [sizes['features']]
-    )
     cells = [
         f'`{layer}`',
-        ' x '.join(map(str, [sizes['batch'], sizes['time'], *parts])),
+        _sizes(data['shapes'][shape]),
         f"`'{both[0]['implementation']}'`",
         _two(times[0], 2),
         ' / '.join(_of_best(taken[k]['of_best']) for k in DIRECTIONS),
         _two(times[1], 2),
         f'{both[1]["median_ms"] / both[0]["median_ms"]:.1f}',
+        *([_two(cudnn.get((layer, shape)), 2)] if cudnn else []),
         *(f'{row["compile_s"]:.0f}' for row in both),
         *(f'{row["temp_bytes"] / 2**20:,.0f}' for row in both),
     ]
@@ -740,16 +755,103 @@ def batches() -> str:
   together = {row['compiled_together'] for row in rows if 'median_ms' in row}
   lines += [
       '',
-      _slower(rows),
+      _slower(data, rows),
       '',
       f'{data["device"]["kind"]}, jax {data["versions"]["jax"]},'
-      f' {data["date"][:10]}, commit {data["commit"][:7]}. Milliseconds forward'
+      f' {data["date"][:10]}, commit {_commits(data)}. Milliseconds forward'
       ' / forward and backward, medians of calls in flight; bfloat16, with the'
       ' projection. Faster, seconds and MiB of temporary memory: forward and'
       f' backward. {" or ".join(map(str, sorted(together)))} programs were'
       ' compiled at once.',
   ]
-  return '\n'.join(lines)
+  if cudnn:
+    versions = data['cudnn']['versions']
+    lines[-1] += (
+        f' cuDNN {versions["cudnn"]} by torch {versions["torch"]}: float16,'
+        ' time-major.'
+    )
+  return '\n'.join([*lines, *_figure(name, 'Microseconds a step, by batch')])
+
+
+def lengths() -> str:
+  """Returns the section of linear recurrences by length, '' before a run."""
+  name, data = newest('lengths_*.json')
+  if not data:
+    return ''
+  paths = 'pallas', 'associative_scan', 'scan'
+  timed = [row for row in data['rows'] if 'median_ms' in row]
+  own = _by_direction(timed, 'layer', 'shape')
+  taken = {
+      (row['layer'], row['shape'], row['direction']): row
+      for row in timed
+      if 'of_best' in row
+  }
+  sizes = lambda shape: [data['shapes'][shape][k] for k in ('batch', 'time')]
+  cases = sorted(
+      {(layer, *sizes(shape), shape) for layer, shape, _ in taken},
+      key=lambda case: (case[0] != 'linear_scan', *case),
+  )
+  names = ' | '.join(f"`'{path}'`" for path in paths)
+  lines = [
+      '## From one step to 65,536',
+      '',
+      '`python -m rnnzoo.benchmark --suite=lengths` asks whether `None` takes'
+      ' the fastest path. With a copy: inputs come from the host in each call.',
+      '',
+      f'| recurrence | batch x time | path of `None` | {names} | of the best |'
+      ' with a copy |',
+      '|---|---|---|---|---|---|---|---|',
+  ]
+  for layer, batch, time, shape in cases:
+    found = {w: taken.get((layer, shape, w)) for w in DIRECTIONS}
+    rows = {way: row for way, row in found.items() if row}
+    copies = {way: row['with_copy_ms'] for way, row in rows.items()}
+    cells = [
+        f'`{layer}`',
+        f'{batch} x {time:,}',
+        f"`'{next(iter(rows.values()))['implementation']}'`",
+        *(_two(own[layer, shape].get(path), 3) for path in paths),
+        ' / '.join(_of_best(row['of_best']) for row in rows.values()),
+        _two(copies, 3),
+    ]
+    lines.append(f'| {" | ".join(cells)} |')
+  lines += [
+      '',
+      _slower(data, data['rows']),
+      '',
+      f'{data["device"]["kind"]}, jax {data["versions"]["jax"]},'
+      f' {data["date"][:10]}, commit {_commits(data)}. Milliseconds forward /'
+      ' forward and backward, medians of calls in flight; 64 features,'
+      ' float32, layers with their projections. Short calls are bound by'
+      ' dispatch.',
+  ]
+  figure = _figure(name, "Milliseconds, and times as fast as 'scan', by steps")
+  return '\n'.join([*lines, *figure])
+
+
+def _sizes(shape: dict[str, int]) -> str:
+  """Returns the sizes of a shape, as in a table."""
+  heads, features = shape['num_heads'], shape['features']
+  parts = [heads, features // heads] if heads > 1 else [features]
+  return ' x '.join(map(str, [shape['batch'], shape['time'], *parts]))
+
+
+def _commits(data: dict[str, Any]) -> str:
+  """Returns the commits of a result that was measured in parts."""
+  found = {row.get('commit', data['commit']) for row in data['rows']}
+  return ', '.join(sorted(commit[:7] for commit in found))
+
+
+def _figure(name: str, words: str) -> list[str]:
+  """Returns the lines that show a result's figure, if there is one."""
+  if not (ROOT / 'benchmarks' / f'{name}.png').exists():
+    return []
+  return [
+      '',
+      f'```{{image}} ../../benchmarks/{name}.png',
+      f':alt: {words}',
+      '```',
+  ]
 
 
 def _of_best(ratio: float) -> str:
@@ -757,13 +859,70 @@ def _of_best(ratio: float) -> str:
   return f'**{ratio:.2f}**' if ratio > 1.05 else f'{ratio:.2f}'
 
 
-def _slower(rows: list[dict[str, Any]]) -> str:
-  """Returns how often `None` takes a path that is not the fastest."""
+def _slower(data: dict[str, Any], rows: list[dict[str, Any]]) -> str:
+  """Returns what `None` takes, and where that is not the fastest."""
   taken = [row for row in rows if 'of_best' in row]
-  over = [row['of_best'] for row in taken if row['of_best'] > 1.05]
-  often = f'{len(over)} of {len(taken)}' if over else f'none of {len(taken)}'
-  text = f'In {often} programs another path is more than 5 % faster'
-  return f'{text}, by {max(over):.2f} times at most.' if over else f'{text}.'
+
+  def programs(found, among, key: str) -> str:
+    """Returns how many, and which, the slowest first."""
+    if not found:
+      return f'none of {len(among)} programs'
+    found = sorted(found, key=lambda row: -row[key])
+    names = [
+        f'{_program(data, row)} {row["direction"]} {row[key]:.2f}'
+        for row in found
+    ]
+    text = ', '.join(names[:12])
+    if len(names) > 12:
+      text += f' and {len(names) - 12} more'
+    return f'{len(found)} of {len(among)} programs: {text}'
+
+  by_path: dict[str, list[str]] = {}
+  for row in taken:
+    own = by_path.setdefault(row['implementation'], [])
+    if (name := _program(data, row)) not in own:
+      own.append(name)
+  most = max(by_path, key=lambda path: len(by_path[path]))
+  others = {path: names for path, names in by_path.items() if path != most}
+  sentences = [
+      f"`None` takes `'{path}'` at {', '.join(names)}."
+      for path, names in others.items()
+  ]
+  where = 'at all others' if others else 'at all of these'
+  sentences.append(f"`None` takes `'{most}'` {where}.")
+  best = [row for row in taken if row['of_best'] > 1.05]
+  sentences.append(
+      'Another path is more than 5 % faster in'
+      f' {programs(best, taken, "of_best")}.'
+  )
+  scan = [row for row in taken if row.get('of_scan', 0) > 1.05]
+  sentences.append(
+      "`None` is more than 5 % slower than `'scan'` in"
+      f' {programs(scan, taken, "of_scan")}.'
+  )
+  if cudnn := _cudnn(data):
+    beside = [
+        row | {'of_cudnn': row['median_ms'] / line[row['direction']]}
+        for row in taken
+        for line in [cudnn.get((row['layer'], row['shape']), {})]
+        if row['direction'] in line
+    ]
+    over = [row for row in beside if row['of_cudnn'] > 1.05]
+    text = programs(over, beside, 'of_cudnn')
+    sentences.append(f'cuDNN is more than 5 % faster in {text}.')
+  return ' '.join(sentences)
+
+
+def _cudnn(data: dict[str, Any]) -> dict[tuple[str, str], dict[str, float]]:
+  """Returns cuDNN's times of a result, by layer and shape."""
+  rows = data.get('cudnn', {'rows': []})['rows']
+  found = _by_direction(rows, 'layer', 'shape')
+  return {key: own['cudnn'] for key, own in found.items()}
+
+
+def _program(data: dict[str, Any], row: dict[str, Any]) -> str:
+  """Returns layer and sizes of a row, for a sentence."""
+  return f'{row["layer"]} {_sizes(data["shapes"][row["shape"]])}'
 
 
 def newton_h200() -> str:
@@ -1124,7 +1283,11 @@ TABLES = {
     },
     'docs/benchmarks/index.md': {'units_and_batch': units_and_batch},
     'docs/benchmarks/ladder.md': {'agru_ladder': agru_ladder},
-    'docs/benchmarks/linear.md': {'linear_h200': linear_h200, 'resets': resets},
+    'docs/benchmarks/linear.md': {
+        'linear_h200': linear_h200,
+        'resets': resets,
+        'lengths': lengths,
+    },
     'docs/benchmarks/planning.md': {'planning': planning},
     'docs/benchmarks/rl.md': {'scanned_rnn': scanned_rnn},
     'docs/choosing.md': {

@@ -130,9 +130,9 @@ def _check(recurrence: Recurrence, x, recurrent_kernel) -> None:
   rows = max(batch * time, size + 7)
   if rows * gates * heads * (size + 7) >= 2**31:
     raise NotImplementedError(
-        'GPU kernels for dense recurrences take up to 2^31 elements of gates'
-        f' and of the recurrent kernel, got {recurrence.shape} (batch, time,'
-        f' heads, head_dim) with {gates} gates: split the batch.'
+        'GPU kernels for dense recurrences take fewer than 2^31 elements of'
+        f' gates and of the recurrent kernel, got {recurrence.shape} (batch,'
+        f' time, heads, head_dim) with {gates} gates: split the batch.'
     )
 
 

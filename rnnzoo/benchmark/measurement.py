@@ -187,7 +187,9 @@ class _Session:
         for case in selected
     )
     known: set[tuple[Any, ...]] = set()
-    ahead = list(itertools.islice(traced, _ROUND))
+    # A short one first: the sooner there are rows.
+    first = min(_ROUND, self.timer.processes)
+    ahead = list(itertools.islice(traced, first))
     while ahead and time.monotonic() < self.timer.until:
       following = list(itertools.islice(traced, _ROUND))
       start, groups = time.monotonic(), []

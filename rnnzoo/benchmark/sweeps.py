@@ -4,8 +4,9 @@
 sweeps; 'lengths' has linear recurrences from one step to 65,536, with and
 without copying their inputs from the host. Rows of the path that `None` takes
 say how many times the time of the best path it is, and are marked where it is
-more than 5 % slower. `batches.txt` has the shapes of 'batches', each far from
-those before, so that a part of a run covers the range.
+more than 5 % slower. `batches.txt` has the shapes of 'batches': first a middle,
+a large and a small batch of every number of features, so that a part of a run
+covers the range. cuDNN's line is that of benchmarks/cudnn.py.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,7 +20,6 @@ import jax
 import jax.numpy as jnp
 
 import rnnzoo
-from rnnzoo.benchmark import baselines
 from rnnzoo.benchmark import cases
 from rnnzoo.benchmark import measurement
 from rnnzoo.benchmark import suites
@@ -75,7 +75,8 @@ def _sentence(row: dict[str, Any]) -> str:
 
 
 def _compare(rows: Sequence[dict[str, Any]]) -> None:
-  times = {r['implementation']: r['median_ms'] for r in rows if _is_timed(r)}
+  timed = (row for row in rows if 'median_ms' in row)
+  times = {row['implementation']: row['median_ms'] for row in timed}
   for row in rows:
     chosen = row['path_of_none']
     if row['implementation'] == chosen in times:
@@ -85,10 +86,6 @@ def _compare(rows: Sequence[dict[str, Any]]) -> None:
         row['of_scan'] = times[chosen] / times['scan']
       slower = row['of_best'] > _SLOWER
       row['choice'] = f'{row["of_best"]:.2f} SLOWER' if slower else 'best'
-
-
-def _is_timed(row: dict[str, Any]) -> bool:
-  return 'median_ms' in row and row['implementation'] != 'cudnn'
 
 
 def _note(case: cases.Case) -> dict[str, str]:
@@ -122,7 +119,6 @@ def _suites() -> dict[str, suites.Suite]:
       for batch in (1, 16)
   }
   gated, linear, bf16 = ('LSTM', 'GRU'), ('MinGRU', 'MinLSTM'), (cases.BF16,)
-  paths = ('pallas', 'scan')
   cores = os.cpu_count() or 1
   # 5 samples of short calls, 3 of long ones: two thousand programs are many.
   timer = timing.Timer(
@@ -131,23 +127,14 @@ def _suites() -> dict[str, suites.Suite]:
       processes=max(1, cores - 2),  # The thread that times needs one.
       pace=timing.Pace(sample=0.01, program=0.05, enough=0.3),
   )
-  # FlashRNN's single head, which cuDNN can run as well.
-  cudnn = [name for name in batches if name.endswith('x768x768x1')]
-  one_head = suites.Entry(
-      cudnn, ['LSTM'], 'with', (cases.F32,), [baselines.CUDNN]
-  )
   return {
       'batches': suites.Suite(
           layers=gated,
           shapes=batches,
-          entries=[
-              suites.Entry([*batches], gated, 'with', bf16, paths),
-              one_head,
-              suites.Entry(None, gated, 'with', bf16, paths),
-          ],
+          entries=[suites.Entry(None, gated, 'with', bf16)],
           timer=timer,
           default_shapes=[*batches],
-          implementations=(*paths, baselines.CUDNN),
+          implementations=('pallas', 'scan'),
           drawn=True,
           measure=measure,
       ),

@@ -2,10 +2,15 @@
 
 import contextlib
 import dataclasses
+import importlib.util
 import io
 import itertools
 import json
 import pathlib
+import runpy
+import subprocess
+import sys
+import unittest
 from unittest import mock
 
 from absl.testing import absltest
@@ -58,7 +63,7 @@ class SweepsTest(absltest.TestCase):
     with contextlib.redirect_stderr(io.StringIO()) as err:
       code, out = run(*arguments)
     self.assertEqual(code, 0, out)
-    self.assertIn('2 cases are compiled, after ', err.getvalue())
+    self.assertIn('1 cases are compiled, after ', err.getvalue())
     rows = json.loads(path.read_text())['rows']
     # 2 shapes, 2 paths, 2 directions.
     self.assertLen(rows, 8)
@@ -97,7 +102,7 @@ class SweepsTest(absltest.TestCase):
       self.assertGreater(row['with_copy_ms'], 0)
 
   def test_slower_choice_is_marked(self):
-    times = {'scan': 2.0, 'pallas': 1.0, 'cudnn': 0.5}
+    times = {'scan': 2.0, 'pallas': 1.0}
     names = {'layer': 'GRU', 'shape': '2x3x4x4', 'dtype': 'bfloat16'}
     names |= {'direction': 'forward', 'path_of_none': 'scan'}
     rows = [
@@ -118,7 +123,7 @@ class SweepsTest(absltest.TestCase):
     self.assertEmpty(sweeps.summary([{'implementation': 'scan'}]))
 
   def test_table(self):
-    rows, ways = [], ('pallas', 'scan', 'cudnn')
+    rows, lines, ways = [], [], ('pallas', 'scan', 'cudnn')
     for shape, chosen in (('2x3x4x4x2', 'pallas'), ('5x2x4x4', 'scan')):
       case = cases.Case('LSTM', shape, None, 'bfloat16', 'with', ())
       times = {'pallas': 3.0, 'scan': 2.0, 'cudnn': 1.0}
@@ -129,28 +134,127 @@ class SweepsTest(absltest.TestCase):
         else:
           row |= {'median_ms': times[way], 'compile_s': 4.0}
           row |= {'temp_bytes': 2**21, 'compiled_together': 16}
-        rows.append(row)
-      sweeps._compare(rows[-6::2])
-      sweeps._compare(rows[-5::2])
+        (lines if way == 'cudnn' else rows).append(row)
+      sweeps._compare(rows[-4::2])
+      sweeps._compare(rows[-3::2])
     shapes = map(cases.parse_shape, ('2,3,4,4,2', '5,2,4,4'))
     result = {
-        'device': {'kind': 'GPU'},
+        'suite': 'batches',
+        'device': {'kind': 'NVIDIA H100', 'platform': 'gpu'},
         'versions': {'jax': '1'},
         'date': '2026-01-01T',
         'commit': '12345678',
         'shapes': {k: dataclasses.asdict(v) for k, v in shapes},
         'rows': rows,
     }
-    tables = documents_test.readme_tables()
-    with mock.patch.object(tables, 'load', lambda _: result):
-      text = tables.batches()
+    line = result | {'suite': 'cudnn', 'rows': lines}
+    line['versions'] = {'torch': '2', 'cudnn': 9}
+    # The first part has one layer, and times that were taken again.
+    again = [row | {'median_ms': 9.0} for row in rows[:4]]
+    part = result | {'commit': '87654321', 'rows': again + rows[4:]}
+    rest = result | {'rows': rows[:4]}
+    joined = self.join(part, rest, line)
+    self.assertLen(joined['rows'], 8)
+    self.assertEqual([row['median_ms'] for row in rows[:2]], [3.0, 3.0])
+    text = self.table('batches', joined)
     self.assertIn(
         "| 2 x 3 x 2 x 2 | `'pallas'` | 3.00 / 3.00 | **1.50** / **1.50** |"
-        ' 2.00 / 2.00 | 0.7 | 4 | 4 | 2 | 2 |\n',
+        ' 2.00 / 2.00 | 0.7 | 1.00 / 1.00 | 4 | 4 | 2 | 2 |\n',
         text,
     )
     self.assertIn("| 5 x 2 x 4 | `'scan'` | 2.00 / 2.00 | 1.00 / 1.00", text)
-    self.assertIn('In 2 of 4 programs another path is more than 5 %', text)
+    for sentence in (
+        'Another path is more than 5 % faster in 2 of 4 programs: LSTM'
+        ' 2 x 3 x 2 x 2 forward 1.50, LSTM',
+        "slower than `'scan'` in 2 of 4 programs: ",
+        'cuDNN is more than 5 % faster in 4 of 4 programs: ',
+        "`None` takes `'pallas'` at LSTM 2 x 3 x 2 x 2. `None` takes `'scan'`",
+        'commit 1234567, 8765432. ',
+        'cuDNN 9 by torch 2',
+        '```{image} ../../benchmarks/batches_h100.png\n',
+    ):
+      self.assertIn(sentence, text)
+
+  def test_table_of_lengths(self):
+    shapes = dict(map(cases.parse_shape, ('1,64,8,8', '1,4,8,8')))
+    rows = []
+    times = {'pallas': 1.0, 'associative_scan': 2.0, 'scan': 0.5}
+    for layer, shape in itertools.product(('linear_scan', 'MinGRU'), shapes):
+      case = cases.Case(layer, shape, None, 'float32', 'with', ())
+      for direction in cases.DIRECTIONS:
+        own = [
+            case.row(way, direction)
+            | {
+                'path_of_none': 'pallas',
+                'median_ms': ms,
+                'with_copy_ms': 4 * ms,
+            }
+            for way, ms in times.items()
+        ]
+        sweeps._compare(own)
+        rows += own
+    result = {
+        'suite': 'lengths',
+        'device': {'kind': 'NVIDIA H200', 'platform': 'gpu'},
+        'versions': {'jax': '1'},
+        'date': '2026-01-01T',
+        'commit': '12345678',
+        'shapes': {k: dataclasses.asdict(v) for k, v in shapes.items()},
+        'rows': rows,
+    }
+    text = self.table('lengths', self.join(result))
+    self.assertStartsWith(text, '## From one step to 65,536\n')
+    self.assertIn(
+        "| `MinGRU` | 1 x 64 | `'pallas'` | 1.000 / 1.000 | 2.000 / 2.000 |"
+        ' 0.500 / 0.500 | **2.00** / **2.00** | 4.000 / 4.000 |\n',
+        text,
+    )
+    self.assertIn("`None` takes `'pallas'` at all of these.", text)
+    # There is no section before there is a result.
+    tables = documents_test.readme_tables()
+    with mock.patch.object(tables, 'ROOT', self.folder()):
+      self.assertEqual(tables.lengths(), '')
+
+  @unittest.skipUnless(importlib.util.find_spec('torch'), 'needs torch')
+  def test_cudnn(self):
+    path = self.folder() / 'cudnn.json'
+    program = str(documents_test.ROOT / 'benchmarks' / 'cudnn.py')
+    arguments = ['--shape=2,3,4,5', '--shape=2,3,4,4,2', f'--output={path}']
+    for _ in range(2):  # Rows that are there are kept.
+      subprocess.run([sys.executable, program, *arguments], check=True)
+      rows = json.loads(path.read_text())['rows']
+      # Two layers in two directions; heads are not cuDNN's.
+      self.assertLen(rows, 4)
+      self.assertEqual({row['shape'] for row in rows}, {'2x3x4x5'})
+      self.assertTrue(all(row['median_ms'] > 0 for row in rows))
+
+  def folder(self):
+    path = pathlib.Path(self.create_tempdir().full_path)
+    (path / 'benchmarks').mkdir()
+    return path
+
+  def join(self, *parts):
+    """Joins files by benchmarks/sweeps.py, which draws them as well."""
+    self.root = self.folder()
+    names = []
+    for number, part in enumerate(parts):
+      path = self.root / f'{number}.json'
+      path.write_text(json.dumps(part))
+      names.append(str(path))
+    program = str(documents_test.ROOT / 'benchmarks' / 'sweeps.py')
+    main = runpy.run_path(program)['main']
+    with contextlib.redirect_stdout(io.StringIO()):
+      main([f'--into={self.root / "benchmarks"}', *names])
+    (path,) = (self.root / 'benchmarks').glob('*.json')
+    self.assertTrue(path.with_suffix('.png').exists())
+    return json.loads(path.read_text())
+
+  def table(self, name, joined):
+    """Returns a table of a result that `join` has written."""
+    tables = documents_test.readme_tables()
+    with mock.patch.object(tables, 'ROOT', self.root):
+      self.assertEqual(tables.newest(f'{name}_*.json')[1], joined)
+      return getattr(tables, name)()
 
   def test_shapes(self):
     suite = sweeps.SUITES['batches']
@@ -158,10 +262,13 @@ class SweepsTest(absltest.TestCase):
       numbers = 4 * shape.batch * shape.time * shape.features
       self.assertLessEqual(numbers, 2**31, name)
     selected = list(suite.timed(suite.shapes, suite.layers, None, None))
-    baselines = [c for c in selected if c.implementations == ['cudnn']]
-    # FlashRNN's sweeps over batch and time; 16 x 1024 is in both.
-    self.assertLen(baselines, 11)
-    self.assertLen(selected, 2 * len(suite.shapes) + 11)
+    self.assertLen(selected, 2 * len(suite.shapes))
+    # A part of a run has each number of features with three batches.
+    first = list(suite.shapes.values())[:27]
+    self.assertEqual({s.batch for s in first}, {16, 256, 1024, 4096})
+    for size in (64, 128, 256, 512, 768, 1024, 2048):
+      batches = {s.batch for s in first if s.features == size}
+      self.assertGreaterEqual(batches, {16, 256, 1024})
     large = cases.Shape(16384, 64, 512, 512)
     for shape, dtype in ((large, 'float32'), (suites.heads(1, 768), 'float64')):
       case = cases.Case('GRU', '', shape, 'bfloat16', 'with', ())
