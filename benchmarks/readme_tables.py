@@ -1314,8 +1314,8 @@ TABLES = {
     },
     'docs/converting.md': {'conversions': conversions},
     'docs/devices.md': {
-        'devices': functools.partial(devices, 'devices_2_h200.json'),
         'linear_over_time': linear_over_time,
+        'devices': functools.partial(devices, 'devices_2_h200.json'),
         'devices_h100': functools.partial(devices, 'devices_2_h100.json'),
         'processes': processes,
     },
