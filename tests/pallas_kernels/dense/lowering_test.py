@@ -395,7 +395,7 @@ class RefusalTest(parameterized.TestCase):
 
   def test_too_many_elements(self):
     self.refuses(
-        r'take up to 2\^31 elements of gates.*split the batch',
+        r'take fewer than 2\^31 elements of gates.*split the batch',
         rnnzoo.LSTMCell(),
         aval((64, 2**17, 4, 64), jnp.bfloat16),
         aval((4, 1, 64, 64), jnp.bfloat16),
