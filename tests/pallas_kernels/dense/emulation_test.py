@@ -118,6 +118,7 @@ class EmulationTest(parameterized.TestCase):
       columns = mock.patch.object(tuning, '_columns', return_value=again)
     with (
         mock.patch.object(tuning, '_DIRECT_UNITS', 72),
+        mock.patch.object(tuning, '_FORWARD_DIRECT_UNITS', 72),
         mock.patch.object(tuning, '_DIRECT_REGISTERS', REGISTERS),
         mock.patch.object(tuning, '_DIRECT_TEAMS', teams),
         mock.patch.object(tuning, '_AGAIN', again > 0),
