@@ -158,6 +158,12 @@ def prepare(
         f'config.num_epochs must be below {2**31 // steps_per_epoch}, since'
         f' steps are counted in 32 bits; got {config.num_epochs}'
     )
+  if config.optimizer.accumulate_steps > num_steps:
+    raise ValueError(
+        'config.optimizer.accumulate_steps must be at most'
+        f' {num_steps}, the steps of all epochs, or nothing is ever updated;'
+        f' got {config.optimizer.accumulate_steps}'
+    )
   program = programs.make_program(
       task,
       optimization.make_optimizer(config.optimizer, num_steps, steps_per_epoch),

@@ -153,7 +153,7 @@ def _without_end(number: int, line: Any) -> str:
         f'line {number} is not UTF-8: its character {error.start + 1} is'
         f' {line[error.start]!a}'
     ) from error
-  return line.rstrip('\n')
+  return line.removesuffix('\n').removesuffix('\r')
 
 
 def load(directory: str | os.PathLike[str], seed: int | None = None) -> Trained:

@@ -133,6 +133,26 @@ class TextTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, 'the vocabulary of words is empty'):
       self.vocabulary(**options)
 
+  def test_subwords_keep_to_the_limits(self):
+    lines = ['ab ab c', 'ab 語']
+    for size, min_count, wanted in (
+        (7, 1, '▁ab'),  # The most frequent characters.
+        (1000, 3, '▁ab'),
+        (1000, 1, '▁abc語'),
+    ):
+      vocabulary = self.vocabulary(
+          'subwords', lines, size=size, min_count=min_count
+      )
+      self.assertLessEqual(len(vocabulary), size)
+      known = ''.join(vocabulary.tokenizer.get_vocab())
+      self.assertEqual(set('▁abc語') & set(known), set(wanted))
+    vocabulary = self.vocabulary('subwords', lines, size=7)
+    (tokens,) = vocabulary.encode(['a 語 b'])
+    # No unknown token is lost in what is written and compared.
+    self.assertEqual(vocabulary.text(tokens), 'a <unk> b')
+    with self.assertRaisesRegex(ValueError, 'vocabulary of subwords is empty'):
+      self.vocabulary('subwords', lines, min_count=100)
+
   def test_buckets_hold_every_pair_once(self):
     pairs = (
         [[5] * n for n in (1, 7, 3, 0, 2)],

@@ -218,6 +218,11 @@ class TrainedTest(absltest.TestCase):
       with mock.patch.object(sys, 'stdin', given):
         lines = self.use(command_line.answer, loaded, 'predict').split()
       self.assertLen(lines, 2)
+    # A carriage return ends a line where a newline follows, and nowhere else.
+    given = io.TextIOWrapper(io.BytesIO(b'\r-3\r\r\n\x0c3'), 'utf-8')
+    with mock.patch.object(sys, 'stdin', given):
+      lines = self.use(command_line.answer, loaded, 'predict').split()
+    self.assertLen(lines, 2)
     given = io.TextIOWrapper(io.BytesIO(b'-3\n3\n\xff\n'), 'utf-8')
     errors = io.StringIO()
     with mock.patch.object(sys, 'stdin', given):

@@ -733,6 +733,10 @@ class TrainAndEvaluateTest(absltest.TestCase):
       config[name] = value
       with self.subTest(name), self.assertRaisesRegex(ValueError, name):
         training.prepare(config, str(self.workdir))
+    # More than the run has steps: its model would stay as it began.
+    self.config.optimizer.accumulate_steps = 10**6
+    with self.assertRaisesRegex(ValueError, 'accumulate_steps must be at most'):
+      training.prepare(self.config, str(self.workdir))
 
 
 class EpochTimesTest(absltest.TestCase):

@@ -1,5 +1,6 @@
 """Vocabularies: words, characters or subwords of a text, by `tokenizers`."""
 
+import collections
 from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
 import re
@@ -49,7 +50,9 @@ class Vocabulary:
   def text(self, tokens: Iterable[int]) -> str:
     """Returns a line, as near to the encoded one as tokens allow."""
     if self.kind == 'subwords':
-      return self.tokenizer.decode(list(map(int, tokens)))
+      return self.tokenizer.decode(
+          list(map(int, tokens)), skip_special_tokens=False
+      )
     pieces = self.pieces(tokens)
     if self.kind == 'characters':
       return ''.join(pieces)
@@ -101,11 +104,20 @@ def make_vocabulary(
       'special_tokens': list(_SPECIAL),
       'show_progress': False,
   }
+  forms: list[Any] = [normalizers.NFC()]
+  normalizer = normalizers.Sequence(
+      [*forms, normalizers.Lowercase()] if lowercase else forms
+  )
   if kind == 'subwords':
     tokenizer = tokenizers.Tokenizer(models.BPE(unk_token=unknown))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Metaspace()
-    trainer: Any = trainers.BpeTrainer(**options)
+    alphabet = _alphabet(
+        map(normalizer.normalize_str, lines), min_count, size - len(_SPECIAL)
+    )
+    trainer: Any = trainers.BpeTrainer(
+        **options, initial_alphabet=alphabet, limit_alphabet=len(alphabet)
+    )
   else:
     tokenizer = tokenizers.Tokenizer(models.WordLevel(unk_token=unknown))
     pattern = tokenizers.Regex(_WORD if kind == 'words' else '.')
@@ -113,10 +125,7 @@ def make_vocabulary(
         pattern, 'removed', invert=True
     )
     trainer = trainers.WordLevelTrainer(**options)
-  forms: list[Any] = [normalizers.NFC()]
-  tokenizer.normalizer = normalizers.Sequence(
-      [*forms, normalizers.Lowercase()] if lowercase else forms
-  )
+  tokenizer.normalizer = normalizer
   tokenizer.train_from_iterator(lines, trainer)
   if tokenizer.get_vocab_size() <= len(_SPECIAL):
     raise ValueError(
@@ -126,6 +135,24 @@ def make_vocabulary(
         ' larger config.data.vocabulary_size'
     )
   return _vocabulary(tokenizer, kind, lowercase)
+
+
+def _alphabet(lines: Iterable[str], min_count: int, size: int) -> list[str]:
+  """Returns the characters that subwords are made of, the most frequent.
+
+  `BpeTrainer` alone keeps all characters, however many and however rare.
+
+  Args:
+    lines: normalised.
+    min_count: how often a character must be in the lines.
+    size: the greatest number of characters.
+  """
+  counts: collections.Counter[str] = collections.Counter()
+  for line in lines:
+    # Each line begins with a space, and Metaspace writes it so.
+    counts.update(f' {line}'.replace(' ', '\u2581') if line else '')
+  found = [c for c, count in counts.items() if count >= min_count]
+  return sorted(found, key=lambda c: (-counts[c], c))[:size]
 
 
 def restore(described: Mapping[str, Any]) -> Vocabulary:
