@@ -1,4 +1,4 @@
-"""One config with many values of its fields: a run for each, and a table."""
+"""Runs of one config or several, with many values of fields, and a table."""
 
 import argparse
 from collections.abc import Sequence
@@ -8,16 +8,40 @@ import os
 import pathlib
 import re
 import shlex
+import signal
 import subprocess
 import sys
+import time
+from typing import NamedTuple
 
 from rnnzoo.command import comparison
 from rnnzoo.training import configs
 from rnnzoo.training import files
 
+# Exit code of a run that was interrupted, as Ctrl-C does.
+INTERRUPTED = 130
+
+# Seconds that a run has to end in when it is interrupted.
+_PATIENCE = 60
+
+
+class Case(NamedTuple):
+  """Flags that are taken with each combination of the grids.
+
+  Attributes:
+    flags: of the run.
+    config: a name or file; None for that of the command line.
+  """
+
+  flags: list[str]
+  config: str | None = None
+
 
 def main(words: Sequence[str]) -> list[str]:
-  """Trains all combinations and compares them; returns names of failed runs.
+  """Trains all combinations and compares them.
+
+  Returns:
+    Names of runs that failed, or did not end within the time limit.
 
   Args:
     words: of the command line.
@@ -44,28 +68,41 @@ def main(words: Sequence[str]) -> list[str]:
   )
   parser.add_argument(
       '--cases',
-      help='a file with one run a line: its name, then its flags; all of them'
-      ' are run with each combination of the grids',
+      help='a file with one run a line: its name, a config if it is not that of'
+      ' the command line, then its flags; all of them are run with each'
+      ' combination of the grids',
   )
   parser.add_argument(
       '--parallel', type=int, default=1, help='how many runs at a time'
   )
+  parser.add_argument(
+      '--time_limit',
+      type=float,
+      default=float('inf'),
+      help='seconds after which runs are interrupted, as by Ctrl-C, and no more'
+      ' are begun; the same command goes on',
+  )
   parsed, rest = parser.parse_known_args(words)
   if parsed.parallel < 1:
     raise ValueError(f'--parallel must be at least 1; got {parsed.parallel}')
+  if not parsed.time_limit > 0:
+    raise ValueError(f'--time_limit must be above 0; got {parsed.time_limit}')
+  deadline = time.monotonic() + parsed.time_limit
   runs = combinations(parsed.grid, read_cases(parsed.cases))
-  configs.check(parsed.config)
+  for config in {case.config or parsed.config: None for case in runs.values()}:
+    configs.check(config)
   directory = files.make_directory(parsed.workdir, '--workdir')
   with futures.ThreadPoolExecutor(parsed.parallel) as pool:
     started = {
         name: pool.submit(
             _run,
-            parsed.config,
+            case.config or parsed.config,
             directory / name,
-            [*rest, *flags],
+            [*rest, *case.flags],
             parsed.parallel,
+            deadline,
         )
-        for name, flags in runs.items()
+        for name, case in runs.items()
     }
     try:
       codes = {name: future.result() for name, future in started.items()}
@@ -81,12 +118,13 @@ def main(words: Sequence[str]) -> list[str]:
   if done:
     print(comparison.compare(done, str(directory)))
   for name in failed:
-    print(f'rnnzoo: {name} failed; see {directory / name}.log', file=sys.stderr)
+    what = 'did not end in time' if codes[name] == INTERRUPTED else 'failed'
+    print(f'rnnzoo: {name} {what}; see {directory / name}.log', file=sys.stderr)
   return failed
 
 
-def read_cases(path: str | None) -> dict[str, list[str]]:
-  """Returns the flags of each case by its name.
+def read_cases(path: str | None) -> dict[str, Case]:
+  """Returns each case by its name.
 
   Args:
     path: of a file with a line a case; None for one case without flags. Empty
@@ -97,8 +135,8 @@ def read_cases(path: str | None) -> dict[str, list[str]]:
     OSError: the file cannot be read.
   """
   if path is None:
-    return {'': []}
-  cases: dict[str, list[str]] = {}
+    return {'': Case([])}
+  cases: dict[str, Case] = {}
   try:
     # Without the mark that some editors begin a file with.
     lines = pathlib.Path(path).read_text(encoding='utf-8-sig').splitlines()
@@ -122,20 +160,23 @@ def read_cases(path: str | None) -> dict[str, list[str]]:
           f'{path}, line {number}: a case begins with a name of its own, of'
           f' letters, digits and ._+-; got {name!r}'
       )
-    cases[name] = flags
+    config = None
+    if flags and not flags[0].startswith('-'):
+      config, *flags = flags
+    cases[name] = Case(flags, config)
   if not cases:
     raise ValueError(f'{path} has no cases')
   return cases
 
 
 def combinations(
-    grids: Sequence[str], cases: dict[str, list[str]]
-) -> dict[str, list[str]]:
-  """Returns the flags of each run by its name.
+    grids: Sequence[str], cases: dict[str, Case]
+) -> dict[str, Case]:
+  """Returns each run by its name.
 
   Args:
     grids: 'field=value,value' each.
-    cases: flags by name, each of them taken with all values.
+    cases: by name, each of them taken with all values.
 
   Raises:
     ValueError: a grid cannot be read, or there is nothing to vary.
@@ -159,19 +200,20 @@ def combinations(
         'a sweep needs something to vary, as'
         ' --grid=config.model.features=64,128'
     )
-  runs: dict[str, list[str]] = {}
-  for case, flags in cases.items():
+  runs: dict[str, Case] = {}
+  for own, case in cases.items():
     for choice in itertools.product(*axes):
       parts = [f'{field.split(".")[-1]}={value}' for field, value in choice]
       name = re.sub(
-          r'[^\w.,=+-]', '_', ','.join([case, *parts] if case else parts)
+          r'[^\w.,=+-]', '_', ','.join([own, *parts] if own else parts)
       )
       if name in runs:
         raise ValueError(
             f'two runs of the sweep would have the name {name!r}: they differ'
             ' only by characters that a name cannot have'
         )
-      runs[name] = [*flags, *(f'--{field}={value}' for field, value in choice)]
+      chosen = [f'--{field}={value}' for field, value in choice]
+      runs[name] = case._replace(flags=[*case.flags, *chosen])
   return runs
 
 
@@ -188,22 +230,48 @@ def _split(values: str) -> list[str]:
 
 
 def _run(
-    config: str, workdir: pathlib.Path, flags: Sequence[str], parallel: int
+    config: str,
+    workdir: pathlib.Path,
+    flags: Sequence[str],
+    parallel: int,
+    deadline: float,
 ) -> int:
   """Trains one run in a process of its own; returns its exit code."""
+  if time.monotonic() >= deadline:
+    print(f'{workdir.name}: not begun', flush=True)
+    return INTERRUPTED
   environment = dict(os.environ)
   if parallel > 1:
     # Each takes the memory that it needs, not most of the device's.
     environment.setdefault('XLA_PYTHON_CLIENT_PREALLOCATE', 'false')
   command = [sys.executable, '-m', 'rnnzoo', 'train', config]
-  with open(f'{workdir}.log', 'w', encoding='utf-8') as log:
-    code = subprocess.call(
-        [*command, f'--workdir={workdir}', *flags],
-        stdin=subprocess.DEVNULL,
-        stdout=log,
-        stderr=subprocess.STDOUT,
-        env=environment,
-    )
+  with (
+      open(f'{workdir}.log', 'w', encoding='utf-8') as log,
+      subprocess.Popen(
+          [*command, f'--workdir={workdir}', *flags],
+          stdin=subprocess.DEVNULL,
+          stdout=log,
+          stderr=subprocess.STDOUT,
+          env=environment,
+      ) as process,
+  ):
+    left = deadline - time.monotonic()
+    try:
+      code = process.wait(None if left == float('inf') else max(left, 0))
+    except subprocess.TimeoutExpired:
+      code = _interrupt(process)
   last = pathlib.Path(f'{workdir}.log').read_text(encoding='utf-8').splitlines()
   print(f'{workdir.name}: {last[-1] if last else "no output"}', flush=True)
   return code
+
+
+def _interrupt(process: subprocess.Popen) -> int:
+  """Ends a run, which goes on later; returns its exit code."""
+  process.send_signal(signal.SIGINT)
+  try:
+    code = process.wait(_PATIENCE)
+  except subprocess.TimeoutExpired:
+    # It is in a long compilation, say. A run can be killed at any time.
+    process.kill()
+    code = process.wait()
+  return code if code in (0, 3) else INTERRUPTED

@@ -10,6 +10,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import time
 import types
 from unittest import mock
 
@@ -328,7 +329,10 @@ class SweepTest(parameterized.TestCase):
   def test_combinations(self):
     runs = sweep.combinations(
         ['config.model.features=4,8', 'config.optimizer.learning_rate=1e-3'],
-        {'a': ['--config.seed=1'], 'b': []},
+        {
+            'a': sweep.Case(['--config.seed=1'], 'gru_smnist'),
+            'b': sweep.Case([]),
+        },
     )
     self.assertSequenceEqual(
         list(runs),
@@ -338,13 +342,16 @@ class SweepTest(parameterized.TestCase):
             for features in (4, 8)
         ],
     )
-    self.assertSequenceEqual(
+    self.assertEqual(
         runs['a,features=8,learning_rate=1e-3'],
-        [
-            '--config.seed=1',
-            '--config.model.features=8',
-            '--config.optimizer.learning_rate=1e-3',
-        ],
+        sweep.Case(
+            [
+                '--config.seed=1',
+                '--config.model.features=8',
+                '--config.optimizer.learning_rate=1e-3',
+            ],
+            'gru_smnist',
+        ),
     )
 
   @parameterized.parameters(
@@ -358,16 +365,22 @@ class SweepTest(parameterized.TestCase):
   )
   def test_grids_that_cannot_be(self, grids, message):
     with self.assertRaisesRegex(ValueError, message):
-      sweep.combinations(grids, {'': []})
+      sweep.combinations(grids, {'': sweep.Case([])})
 
   def test_cases(self):
     path = pathlib.Path(self.create_tempdir().full_path) / 'cases.txt'
     path.write_text(
-        '# Two of them.\n\nplain\ngamma --config.a=1 "--config.b=x y"\n'
+        '# Some.\n\nplain\ngamma --config.a=1 "--config.b=x y"\n'
+        'other gru_smnist\nlast lstm_a5 --config.a=1'
     )
     self.assertEqual(
         sweep.read_cases(str(path)),
-        {'plain': [], 'gamma': ['--config.a=1', '--config.b=x y']},
+        {
+            'plain': sweep.Case([]),
+            'gamma': sweep.Case(['--config.a=1', '--config.b=x y']),
+            'other': sweep.Case([], 'gru_smnist'),
+            'last': sweep.Case(['--config.a=1'], 'lstm_a5'),
+        },
     )
     for text, message in (
         ('plain\nplain', 'line 2: a case begins with a name of its own'),
@@ -382,16 +395,20 @@ class SweepTest(parameterized.TestCase):
         sweep.read_cases(str(path))
 
   def test_tuples_are_one_value(self):
-    runs = sweep.combinations(['config.data.lengths=(1,2),(1,3)'], {'': []})
+    runs = sweep.combinations(
+        ['config.data.lengths=(1,2),(1,3)'], {'': sweep.Case([])}
+    )
     self.assertSequenceEqual(
-        [flags for (flags,) in runs.values()],
+        [flag for (flag,), _ in runs.values()],
         ['--config.data.lengths=(1,2)', '--config.data.lengths=(1,3)'],
     )
     grid = 'config.data.curriculum=(),((32,16),(128,10)),[[8, 1]]'
     self.assertSequenceEqual(
         [
-            flags[0].partition('=')[2]
-            for flags in sweep.combinations([grid], {'': []}).values()
+            case.flags[0].partition('=')[2]
+            for case in sweep.combinations(
+                [grid], {'': sweep.Case([])}
+            ).values()
         ],
         ['()', '((32,16),(128,10))', '[[8, 1]]'],
     )
@@ -419,6 +436,37 @@ class SweepTest(parameterized.TestCase):
     self.assertIn('| features=4 |', out)
     self.assertNotIn('| features=8 |', out)
     self.assertIn('features=8 failed', err)
+
+  def test_time_limit(self):
+    directory = pathlib.Path(self.create_tempdir().full_path)
+    program = directory / 'program'
+    program.write_text('#!/bin/sh\necho begun; exec sleep 60\n')
+    program.chmod(0o755)
+    run_until = lambda deadline: sweep._run(
+        'gru_smnist', directory / 'run', [], 1, deadline
+    )
+    with mock.patch.object(sweep.sys, 'executable', str(program)):
+      out = io.StringIO()
+      with contextlib.redirect_stdout(out):
+        self.assertEqual(run_until(time.monotonic() + 0.5), 130)
+        self.assertEqual(run_until(time.monotonic()), 130)
+    self.assertEqual(out.getvalue(), 'run: begun\nrun: not begun\n')
+
+  def test_runs_that_did_not_end_are_named(self):
+    directory = pathlib.Path(self.create_tempdir().full_path)
+    with mock.patch.object(sweep, '_run', lambda *_: sweep.INTERRUPTED):
+      code, _, err = run(
+          'sweep',
+          'gru_smnist',
+          f'--workdir={directory}',
+          '--grid=config.seed=1,2',
+          '--time_limit=1',
+      )
+    self.assertEqual(code, 3)
+    self.assertIn('seed=1 did not end in time; see', err)
+    for limit in ('0', 'nan'):
+      code, _, err = run('sweep', 'x', '--workdir=y', f'--time_limit={limit}')
+      self.assertIn(f'--time_limit must be above 0; got {float(limit)}', err)
 
 
 if __name__ == '__main__':
