@@ -115,12 +115,24 @@ def main(words: Sequence[str]) -> list[str]:
   # With 3 a run has ended, and has a report, though a loss was not finite.
   failed = [name for name, code in codes.items() if code not in (0, 3)]
   done = [str(directory / name) for name in runs if name not in failed]
-  if done:
-    print(comparison.compare(done, str(directory)))
+  for metric, alike in _by_metric(done).items():
+    # Cases of several tasks have a table each.
+    of_all = len(alike) == len(done)
+    output = directory if of_all else directory / 'comparisons' / metric
+    print(comparison.compare(alike, str(output)))
   for name in failed:
     what = 'did not end in time' if codes[name] == INTERRUPTED else 'failed'
     print(f'rnnzoo: {name} {what}; see {directory / name}.log', file=sys.stderr)
   return failed
+
+
+def _by_metric(done: Sequence[str]) -> dict[str, list[str]]:
+  """Returns directories of finished runs by the name of their main metric."""
+  alike: dict[str, list[str]] = {}
+  for path in done:
+    metric = comparison.main_metric(comparison.read(pathlib.Path(path)))
+    alike.setdefault(metric, []).append(path)
+  return alike
 
 
 def read_cases(path: str | None) -> dict[str, Case]:

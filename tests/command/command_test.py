@@ -437,6 +437,23 @@ class SweepTest(parameterized.TestCase):
     self.assertNotIn('| features=8 |', out)
     self.assertIn('features=8 failed', err)
 
+  def test_tasks_have_a_table_each(self):
+    directory = pathlib.Path(self.create_tempdir().full_path)
+    for name, metric in (('a', 'accuracy'), ('b', 'loss'), ('c', 'accuracy')):
+      write_run(directory / name, [0.5], metric=metric)
+    (directory / 'cases.txt').write_text('a\nb gru_adding\nc')
+    with mock.patch.object(sweep, '_run', lambda *_: 0):
+      code, out, err = run(
+          'sweep',
+          'gru_smnist',
+          f'--workdir={directory}',
+          f'--cases={directory}/cases.txt',
+      )
+    self.assertEqual((code, err), (0, ''))
+    self.assertEqual(out.count('| run |'), 2)
+    table = directory / 'comparisons' / 'accuracy' / 'comparison.md'
+    self.assertIn('| c |', table.read_text())
+
   def test_time_limit(self):
     directory = pathlib.Path(self.create_tempdir().full_path)
     program = directory / 'program'
