@@ -87,6 +87,10 @@ _LOCKS: dict[pathlib.Path, TextIO] = {}
 # The line in a lock; none where a process was killed before it wrote one.
 _HOLDER = re.compile(r'(process \d+ on [^\n]*\n)?')
 
+# What orbax takes for a pattern, or for the address of a remote file system, in
+# a path. Checkpoints that it writes there may be unreadable.
+_NOT_IN_PATHS = re.compile(r'[*?\[\\]|:/')
+
 
 def open_or_create(
     config: ml_collections.ConfigDict,
@@ -113,10 +117,11 @@ def open_or_create(
 
   Raises:
     ValueError: the directory is in use, holds a run with another config or on
-      another data set, or does not say which run it holds; or JSON cannot hold
-      what the task described.
+      another data set, or does not say which run it holds; its path cannot hold
+      checkpoints; or JSON cannot hold what the task described.
     OSError: the directory cannot be made or written to.
   """
+  _check_path(files.expand(workdir or pathlib.Path('runs') / (prefix or name)))
   if workdir:
     path = files.make_directory(workdir, '--workdir')
   else:
@@ -298,6 +303,17 @@ def flatten(tree: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
     else:
       flat[prefix + key] = value
   return flat
+
+
+def _check_path(path: pathlib.Path) -> None:
+  """Raises ValueError where orbax could not read its own checkpoints."""
+  path = path.absolute()
+  if found := _NOT_IN_PATHS.search(str(path)):
+    raise ValueError(
+        f'the run directory {path} has {found[0]!r} in its path, where'
+        ' checkpoints are written but may not be readable; pass a --workdir'
+        " without '*', '?', '[', '\\' and ':/'"
+    )
 
 
 def _new_directory(prefix: str) -> pathlib.Path:

@@ -382,6 +382,14 @@ class RunDirectoryTest(RunFilesTestCase):
     for path in paths:
       self.assertTrue((path / 'config.json').is_file())
 
+  def test_paths_that_cannot_hold_checkpoints(self):
+    # Training went on for hours there, and could not be resumed.
+    for name in ('rate[1e-3]', 'a*', 'a\\b', 'gs:/a'):
+      path = self.workdir.parent / name
+      with self.assertRaisesRegex(ValueError, 'pass a --workdir without'):
+        self.open(path)
+      self.assertFalse(path.exists())
+
   def test_seeds_without_their_config(self):
     for name in ('config.json', 'run.json'):
       with self.subTest(name):
