@@ -10,6 +10,7 @@ and returns them sharded as the array is.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -100,7 +101,7 @@ def as_sharded(x: Array, other: Array) -> Array:
   if not is_sharded(other):
     return x
   wanted = sharding(other)
-  return _typed(x, wanted.mesh, wanted.spec)
+  return _typed(x, wanted.mesh, wanted.spec, other)
 
 
 def batch_alike(given: Sequence[Any], batch_axes: int = 1) -> list[Any]:
@@ -185,11 +186,12 @@ def place(
     positions: for each of `split`, where its arrays have the independent axes.
     over: the mesh axes that these are over.
   """
-  mesh = _mesh(split)
+  sharded = _sharded_array(split)
+  mesh = _explicit(sharded)[0]
 
   def placed(part, where):
     return jax.tree.map(
-        lambda x: _typed(x, mesh, _spec(mesh, over, where, x)), part
+        lambda x: _typed(x, mesh, _spec(mesh, over, where, x), sharded), part
     )
 
   return list(map(placed, split, positions))
@@ -228,7 +230,7 @@ def spread(
           jax.typeof(x),
           sorted(others),
       )
-  mesh = _mesh(split)
+  mesh = _explicit(_sharded_array(split))[0]
   split = place(split, positions, over)
   if not used:
     return function(split)
@@ -294,9 +296,9 @@ def _is_positions(x: Any) -> bool:
   return isinstance(x, tuple) and not any(isinstance(p, tuple) for p in x)
 
 
-def _mesh(tree: Any) -> Any:
-  """Returns the mesh that the arrays are sharded over."""
-  return next(_explicit(x)[0] for x in _arrays(tree) if any(_explicit(x)[1]))
+def _sharded_array(tree: Any) -> Array:
+  """Returns the first array whose type says that it is sharded."""
+  return next(x for x in _arrays(tree) if is_sharded(x))
 
 
 def _size(mesh: Any, names: Names) -> int:
@@ -345,9 +347,28 @@ def _explicit_axes(mesh: Any) -> set[str]:
   return {name for name, kind in kinds if kind == AxisType.Explicit}
 
 
-def _typed(x: Any, mesh: Any, wanted: PartitionSpec) -> Any:
-  """Returns x sharded as `wanted` says, and whole over all other axes."""
+def _typed(x: Any, mesh: Any, wanted: PartitionSpec, sharded: Array) -> Any:
+  """Returns x sharded as `wanted` says, and whole over all other axes.
+
+  Args:
+    x: an array.
+    mesh: the mesh of `sharded`.
+    wanted: how to shard x.
+    sharded: an array on the mesh.
+  """
   given = jax.typeof(x).sharding
-  if given.mesh.empty and not any(wanted):
+  if not given.mesh.empty:
+    return jax.sharding.reshard(x, NamedSharding(mesh, wanted))
+  if not any(wanted):
     return x
-  return jax.sharding.reshard(x, NamedSharding(mesh, wanted))
+  return _onto_mesh(x, sharded, NamedSharding(mesh, wanted))
+
+
+@functools.partial(jax.jit, static_argnums=(2,), keep_unused=True, inline=True)
+def _onto_mesh(x: Any, sharded: Array, wanted: NamedSharding) -> Any:
+  """Reshards x, which has no mesh, also where the caller has no `jit`.
+
+  Types name the mesh without its devices: `sharded` brings those.
+  """
+  del sharded
+  return jax.sharding.reshard(x, wanted)

@@ -65,6 +65,10 @@ def unroll(
     raise NotImplementedError('another path is tried before the kernels')
   targets.current()  # Nothing is put together where no kernel can run.
   first._check_input(x, '[..., time, in_features]')
+  batch_shape = x.shape[1:-1] if time_major else x.shape[:-2]
+  for level, carry in zip((first, second), initial_carry, strict=True):
+    if carry is not None:
+      level._check_carry(carry, batch_shape, 'initial_carry')
   given = x, initial_carry, reset, seq_lengths, mask
   if partitioning.is_sharded(first, second, given):
     graphdef, *states = nnx.split(
@@ -98,7 +102,6 @@ def unroll(
         over=over,
     )
   both = _side_by_side(first, second, first._dtype(x))
-  batch_shape = x.shape[1:-1] if time_major else x.shape[:-2]
   carry = None
   if any(c is not None for c in initial_carry):
     carries = [

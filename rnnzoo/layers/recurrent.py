@@ -424,14 +424,18 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
       is_output: whether these are the layer's output alone, or the carry.
     """
     self._check_input(x, '[..., time, in_features]')
-    given = x, initial_carry, reset, seq_lengths, mask
-    if partitioning.is_sharded(self, given):
-      return self._run_over_devices(given, call, is_output)
-    over = self.time_axis_name
     lead = x.shape[:-1]
     time, batch_shape = (
         (lead[0], lead[1:]) if call.time_major else (lead[-1], lead[:-1])
     )
+    if initial_carry is not None:
+      initial_carry = self._check_carry(
+          initial_carry, batch_shape, 'initial_carry'
+      )
+    given = x, initial_carry, reset, seq_lengths, mask
+    if partitioning.is_sharded(self, given):
+      return self._run_over_devices(given, call, is_output)
+    over = self.time_axis_name
     reset = checks.flags(reset, lead, 'reset')
     mask = checks.flags(mask, lead, 'mask')
     whole = time_parts.whole(time, over)
@@ -462,8 +466,7 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
       restart = tuple(map(rows, self._initial_carry(batch_shape, state, x)))
       carry = restart
     if initial_carry is not None:
-      carry = self._check_carry(initial_carry, batch_shape, 'initial_carry')
-      carry = tuple(rows(c.astype(state)) for c in carry)
+      carry = tuple(rows(c.astype(state)) for c in initial_carry)
     operands = call_lib.Operands(
         params=self._cell_params(state, x),
         weights=self._weights(),
@@ -513,9 +516,12 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
     """
     checks.carry_of_step(carry, x)
     self._check_input(x, '[..., in_features]')
+    batch_shape = x.shape[:-1]
+    arrays = self._check_carry(carry, batch_shape, 'carry')
+    reset = checks.flags(reset, batch_shape, 'reset')
     given = x, carry, reset
     if partitioning.is_sharded(self, given):
-      axes = partitioning.axes_of_run((*x.shape[:-1], 1))
+      axes = partitioning.axes_of_run((*batch_shape, 1))
       return self._over_devices(
           lambda layer, given: layer.step(given[1], given[0], reset=given[2]),
           given,
@@ -523,9 +529,6 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
           positions=(axes.lengths, axes.carry, axes.lengths),
           out_positions=(axes.carry, axes.carry),
       )
-    batch_shape = x.shape[:-1]
-    arrays = self._check_carry(carry, batch_shape, 'carry')
-    reset = checks.flags(reset, batch_shape, 'reset')
     dtype = self._dtype(x)
     state = self._state_dtype(x)
     arrays = tuple(c.astype(state) for c in arrays)

@@ -120,6 +120,9 @@ class RowLayer(sequence_layer.SequenceLayer):
     )
     if not partitioning.is_sharded(self, given):
       return self._unroll(*given, **options)
+    is_step = options.get('is_step', False)
+    label = 'carry' if is_step else 'initial_carry'
+    self._check_carry(carry, batch_shape, label, given[0])
     graphdef, state = nnx.split(self)
     axes = partitioning.axes_of_run(lead, time_major)
     split = *given, state

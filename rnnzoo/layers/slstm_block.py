@@ -237,13 +237,15 @@ class SLSTMBlock(rows.RowLayer):
       return start
     names = (*self.cell.carry_names, 'window')[: len(start)]
     shapes = [c.shape for c in start]
+    got = checks.describe(carry)
     if isinstance(carry, (tuple, list)):
       given = [checks.array(c, label) for c in carry]
+      got = f'{len(given)} of shapes {[c.shape for c in given]}'
       if [c.shape for c in given] == shapes:
         for c in given:
           checks.number(c, label)
         return tuple(c.astype(start[0].dtype) for c in given)
     raise ValueError(
         f'{label} must be a tuple ({", ".join(names)}) of arrays of shapes'
-        f' {shapes}, got {checks.describe(carry)}.'
+        f' {shapes}, got {got}.'
     )

@@ -236,6 +236,10 @@ class Stack(sequence_layer.SequenceLayer):
     graphdef, state = nnx.split(self)
     lead = x.shape[:-1]
     batch, time = (lead[1:], lead[0]) if time_major else (lead[:-1], lead[-1])
+    levels: list[Any] = list(self.layers)
+    for level, carry in zip(levels, initial_carry, strict=True):
+      if carry is not None:
+        level._check_carry(carry, batch, 'initial_carry')
     given = (
         x,
         initial_carry,

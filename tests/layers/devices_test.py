@@ -220,13 +220,60 @@ class OneSumTest(parameterized.TestCase):
     self.assertGreater(len(sums), 1)
 
 
+class CarryErrorsTest(parameterized.TestCase):
+  """A carry of the wrong shape is refused by the shapes of the caller."""
+
+  @parameterized.product(
+      kind=('LSTM', 'Bidirectional', 'Stack', 'SLSTMBlock'),
+      # The second is as large as a device's part of the batch.
+      batch=(16, 1),
+  )
+  def test_unroll(self, kind, batch):
+    layer, carry = self.layer(kind, batch)
+    self.check(
+        lambda x, carry: layer.unroll(x, initial_carry=carry),
+        (8, 5, 4),
+        carry,
+        batch,
+    )
+
+  @parameterized.product(kind=('LSTM', 'Stack', 'SLSTMBlock'), batch=(16, 1))
+  def test_step(self, kind, batch):
+    layer, carry = self.layer(kind, batch)
+    self.check(lambda x, c: layer.step(c, x), (8, 4), carry, batch)
+
+  def layer(self, kind, batch):
+    rngs = nnx.Rngs(0)
+    if kind == 'SLSTMBlock':
+      layer = rnnzoo.SLSTMBlock(4, 4, rngs=rngs)
+    elif kind == 'LSTM':
+      layer = rnnzoo.LSTM(4, 4, rngs=rngs)
+    else:
+      layer = getattr(rnnzoo, kind)(rnnzoo.LSTM, 4, 4, rngs=rngs)
+    return layer, layer.initial_carry((batch,))
+
+  def check(self, run, shape, carry, batch):
+    mesh = jax.sharding.AbstractMesh(
+        (8,), ('data',), axis_types=(jax.sharding.AxisType.Explicit,)
+    )
+    with jax.sharding.use_abstract_mesh(mesh):
+      x = typed(mesh, shape, jnp.float32, P('data'))
+      with self.assertRaisesRegex(
+          ValueError, rf'\(8, 4\).*got.*\({batch}, 4\)'
+      ):
+        jax.eval_shape(run, x, carry)
+
+
 class FewNumbersTest(Numbers):
 
   def test_stacks(self):
     printed = self.run_program(
         'sharded_program', 8, ['Explicit', 'stacks'], FAST_COMPILATION
     )
-    for name in ('norm', 'time_major', 'batch norm', 'mixed', 'dropout'):
+    for name in (
+        *('norm', 'time_major', 'batch norm', 'mixed', 'dropout'),
+        'only x on the mesh, without jit',
+    ):
       self.assertIn(f'{name} is the same on 8 devices', printed)
 
   @pytest.mark.slow

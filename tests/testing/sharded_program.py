@@ -197,6 +197,17 @@ def stacks(mesh):
   mixed = make([rnnzoo.MinGRU, rnnzoo.GRU, rnnzoo.AGRU])
   yield 'mixed', *results(mixed)
   yield 'dropout', *results(make(rnnzoo.GRU, dropout_rate=0.5), trains=True)
+  layer = rnnzoo.MinGRU(4, 4, rngs=nnx.Rngs(0))
+  rest = {
+      'initial_carry': (jax.numpy.asarray(x[:, 0]),),
+      'reset': reset,
+      'seq_lengths': lengths,
+  }
+  yield (
+      'only x on the mesh, without jit',
+      layer.unroll(jax.device_put(x, over_batch), **rest),
+      layer.unroll(x, **rest),
+  )
 
 
 def main(kind, names):
