@@ -47,7 +47,8 @@ def pack(plan: kernel_call.Plan, flags: Array) -> Array:
   flags = flags.reshape(layout.batch, steps // rows, rows)
   flags = pad(flags, _words(rows) * _STEPS - rows, 0)
   flags = flags.reshape(layout.batch, -1, _STEPS)
-  return jnp.sum(flags << (_BITS * jnp.arange(_STEPS)), 2, dtype=jnp.int32)
+  places = _BITS * lax.broadcasted_iota(jnp.int32, flags.shape, 2)
+  return jnp.sum(flags << places, 2, dtype=jnp.int32)
 
 
 def _words(rows: int) -> int:

@@ -245,6 +245,22 @@ class EqualRanksTest(parameterized.TestCase):
       text = traced.lower(lowering_platforms=('cpu', 'cuda')).as_text()
     self.assertEqual('mosaic_gpu' in text, abstract_gpu.RUNS)
 
+  @parameterized.parameters('IndRNN', 'MinGRU')
+  def test_kernels_beside_wide_integers(self, name):
+    layer = rnnzoo.LAYERS[name](
+        FEATURES, FEATURES, implementation='pallas', rngs=nnx.Rngs(0)
+    )
+    x = jnp.ones((BATCH, TIME, FEATURES))
+    reset = jnp.zeros((BATCH, TIME), bool)
+    loss = lambda x: layer(x, reset=reset, mask=~reset).sum()
+    with (
+        jax.enable_x64(True),
+        jax.numpy_dtype_promotion('strict'),
+        jax.numpy_rank_promotion('raise'),
+        abstract_gpu.device(self, 'NVIDIA H200'),
+    ):
+      jax.eval_shape(jax.grad(loss), x)
+
   def test_functions(self):
     a = jnp.ones((BATCH, TIME, FEATURES))
     reset = jnp.zeros((BATCH, TIME), bool)
