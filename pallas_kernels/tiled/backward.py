@@ -44,7 +44,7 @@ class Inputs(NamedTuple):
 
   Attributes:
     theta: float32 [P, F].
-    x: inputs of all steps, [B, T, G F].
+    x: inputs of all steps that are in no sum, [B, T, K F], or None.
     matrix: R transposed, as `plan.arrange` orders it.
     h: as `forward.Outputs`, and so are others and gates.
     others: each [B, T, F].
@@ -88,8 +88,8 @@ class _Loaded(NamedTuple):
   """Parts of a step that are on their way.
 
   Attributes:
-    x: inputs.
-    gates: R h.
+    x: inputs that are in no sum.
+    gates: R h and sums.
     start: the carry that the step starts from.
     d_outputs: cotangents of its outputs.
     d_carry: cotangent of the carry after it, but for its product.
@@ -131,8 +131,10 @@ def backward(plan: plan_lib.Plan, inputs: Inputs) -> Outputs:
 def streams(plan: plan_lib.Plan, ins: Inputs) -> list[tuple[Any, int, int]]:
   """Returns the arrays that a step reads, as for `Plan.prefetch`."""
   out = jnp.dtype(plan.call.out_dtype).itemsize
+  alone = len(plan.alone)
+  inputs = [(ins.x, alone, jnp.dtype(plan.x_dtype).itemsize)] if alone else []
   return [
-      (ins.x, plan.gates, jnp.dtype(plan.x_dtype).itemsize),
+      *inputs,
       (ins.gates, plan.recurrent, 2),
       (ins.h, 1, 2),
       *((ref, 1, 4) for ref in ins.others),
@@ -164,7 +166,7 @@ class _Warpgroup:
     )
     # A larger error would show: derivatives multiply rounded values.
     self._accuracy = plan.accuracy(2**-22)
-    linearise = lambda *args: jax.vjp(plan.update, *args)[1]
+    linearise = lambda *args: jax.vjp(plan.update_of_kept, *args)[1]
     self._linearise = pointwise.legalize(linearise, self._accuracy)
 
   @property
@@ -251,7 +253,7 @@ class _Warpgroup:
     )
     first = ptx.full(1, 1, jnp.int32) * (s == 0).astype(jnp.int32)
     return _Loaded(
-        x=load(ins.x, plan.gates, plan.x_dtype),
+        x=load(ins.x, len(plan.alone), plan.x_dtype),
         gates=load(ins.gates, plan.recurrent, jnp.float16),
         start=(
             *load(ins.h, 1, plan.dtype),
@@ -317,6 +319,7 @@ class _Warpgroup:
     d_new = step_flags.select(hold, zeros, d_carry)
     pull = self._linearise(theta, loaded.x, loaded.gates, loaded.start)
     d_theta, d_x, d_gates, d_start = pointwise.pull(pull, d_new, self._accuracy)
+    d_x = self.plan.input_gates(d_x, d_gates)
     if hold is not None:
       passed = step_flags.select(hold, d_carry, zeros)
       d_start = tuple(map(jnp.add, d_start, passed))

@@ -63,7 +63,8 @@ class Outputs(NamedTuple):
       steps in turn unless it is saved.
     others: if saved, the other arrays that every step starts from, float32
       [B, T, F].
-    gates: if saved, R h of every step, float16 [B, T, G' F].
+    gates: if saved, R h of every step, and x added to those gates that are
+      sums, float16 [B, T, G' F].
     last: float32 [S, B, F].
     state: the carry that a step starts from, float32 [S, B, F].
   """
@@ -124,7 +125,7 @@ def restarted(plan: plan_lib.Plan, ins: Inputs, s, place, carry):
 
 
 def store_gates(plan: plan_lib.Plan, ref, place, time, gates) -> None:
-  """Stores R h of a part for the adjoint, in float16.
+  """Stores `Plan.kept` of a part for the adjoint, in float16.
 
   Beyond its range a gate is saturated; an infinity would make NaN of it.
   """
@@ -205,10 +206,8 @@ class _Warpgroup:
         for i, loaded in all_loaded
     ]
     self.counters.publish(tile.counter, self.own)
-    for i, ((_, gates), (new, start)) in enumerate(
-        zip(parts, updated, strict=True)
-    ):
-      self._store(s, place(i), gates, new, start)
+    for i, results in enumerate(updated):
+      self._store(s, place(i), *results)
 
   def _load(self, s, place) -> tuple[Any, Any]:
     """Starts to read the inputs and the carry of a step."""
@@ -226,10 +225,10 @@ class _Warpgroup:
         start.append(plan.load_row(outs.state, place, i))
     return x, start
 
-  def _update_part(self, s, place, h_gates, loaded) -> tuple[Any, Any]:
-    """Returns the carry after a step, and the start of the next step.
+  def _update_part(self, s, place, h_gates, loaded) -> tuple[Any, Any, Any]:
+    """Returns kept gates, the carry after a step, and the next one's start.
 
-    Its h is stored.
+    The h of that is stored.
     """
     plan, ins = self.plan, self.ins
     zeros = ptx.full(fragments.UNITS, 0.0)
@@ -245,7 +244,7 @@ class _Warpgroup:
     pl.when(s + 1 < plan.time)(
         lambda: self._store_h(s + 1, place, following[0])
     )
-    return new, following
+    return plan.kept(x, h_gates), new, following
 
   def _store_h(self, s, place, h) -> None:
     """Stores the operand of step s."""
@@ -264,12 +263,12 @@ class _Warpgroup:
     for ref, value in zip(outs.others, start[1:], strict=False):
       plan.write_steps(ref, place, plan.time_of(s), [value], jnp.float32)
 
-  def _store(self, s, place, h_gates, new, start) -> None:
+  def _store(self, s, place, gates, new, start) -> None:
     """Stores the results of step s that no other CTA waits for."""
     plan, outs = self.plan, self.outs
     time = plan.time_of(s)
     if plan.save:
-      store_gates(plan, outs.gates, place, time, h_gates)
+      store_gates(plan, outs.gates, place, time, gates)
     for ref, value in zip(outs.carries, new, strict=False):
       plan.write_steps(ref, place, time, [value], plan.call.out_dtype)
     last = s == plan.time - 1

@@ -16,6 +16,10 @@ DEPTH = 64
 # The most recurrent gates.
 GATES = 4
 
+# Whether a gate that is a sum x + R h is kept as the sum for the backward pass,
+# which then reads no x. False until a GPU has run it.
+KEEP_SUMS = False
+
 # Rows of a batch times the square of a head's units, from which tiles are
 # faster than R on the chip. Of one head, by benchmarks/large_batches_h200.json:
 # 256 rows of 768 units, 1,024 of 512 and 4,096 of 256.

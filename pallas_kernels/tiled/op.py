@@ -70,11 +70,40 @@ def _run_fwd(
   theta, x, recurrent_kernel, carry, restart = autodiff.differentiable_once(
       (theta, x, recurrent_kernel, carry, restart)
   )
-  operands = theta, projection.form(x), recurrent_kernel, carry, restart, flags
+  inputs = projection.form(x)
+  operands = theta, inputs, recurrent_kernel, carry, restart, flags
   forward_pass = _forward(recurrence, operands, save=True)
   last, carries, (h, others, gates) = forward_pass(*operands)
-  saved = h, others, gates if recurrence.call.keep_gates else None
-  return (last, carries), ((theta, x, *operands[2:]), saved)
+  alone = None
+  if recurrence.call.keep_gates:
+    plan = _make_plan(recurrence, inputs, recurrent_kernel, len(carry), False)
+    # Instead of all inputs those that are in no sum.
+    x, alone = None, _alone(plan, inputs)
+  else:
+    gates = None
+  saved = h, others, gates, alone
+  of_inputs = _Inputs(inputs.shape[2], inputs.dtype)
+  return (last, carries), ((theta, x, *operands[2:]), saved, of_inputs)
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class _Inputs:
+  """What a backward pass has to know of inputs that are not kept.
+
+  Attributes:
+    gates: G.
+    dtype: of the inputs.
+  """
+
+  gates: int
+  dtype: Any
+
+  def beside(self, h: Any) -> jax.ShapeDtypeStruct:
+    """Returns the type of the inputs that belong to h, [B, T, F]."""
+    batch, time, features = h.shape
+    shape = batch, time, self.gates, features
+    return jax.ShapeDtypeStruct(shape, self.dtype)
 
 
 def _make_plan(
@@ -113,6 +142,7 @@ def _make_plan(
       dtype=jnp.promote_types(x.dtype, recurrent_kernel.dtype),
       adjoint=adjoint,
       save=save,
+      keep_sums=limits.KEEP_SUMS,
       config=config,
   )
 
@@ -153,7 +183,7 @@ def _forward_part(
     if not save:
       return last, carries, ()
     h = h[0].reshape(x.shape[0], x.shape[1], -1)
-    return last, carries, (h, others, _h_gates(plan, h, recurrent_kernel))
+    return last, carries, (h, others, _kept(plan, h, x, recurrent_kernel))
   on_chip = isinstance(plan, resident_plan.Plan)
   run_kernel = resident_forward.run if on_chip else forward.forward
   outs = run_kernel(
@@ -220,13 +250,14 @@ def _flags_of(flags: Array | None) -> Array | None:
 
 
 def _run_bwd(recurrence: Recurrence, saved, cotangents):
-  operands, saved = saved
+  operands, saved, of_inputs = saved
   *primals, flags = operands
   (primals, saved), cotangents = autodiff.differentiable_once(
       ((tuple(primals), saved), cotangents)
   )
   theta, x, recurrent_kernel, carry, restart = primals
   inputs, x, cotangents = projection.form_again(x, cotangents)
+  h, *_ = saved
   axis, whole = recurrence.batch_axis, auto_axes.WHOLE
   places = whole, axis, whole, 1, 1
   operands = (
@@ -235,24 +266,28 @@ def _run_bwd(recurrence: Recurrence, saved, cotangents):
   )
   adjoint = auto_axes.over_batch(
       recurrence.target,
-      functools.partial(_backward_part, recurrence),
+      functools.partial(_backward_part, recurrence, of_inputs),
       operands,
       (*places, 0, axis, 1, axis),
       places,
   )
   d_theta, d_x, d_recurrent_kernel, d_carry, d_restart = adjoint(*operands)
+  d_x = sharding.like(d_x.astype(of_inputs.dtype), h)
   results = (
       d_theta if recurrence.params else jnp.zeros_like(theta),
-      projection.pull(x, d_x.astype(inputs.dtype)),
       d_recurrent_kernel.astype(recurrent_kernel.dtype),
       d_carry,
       d_restart,
   )
-  return *jax.tree.map(sharding.like, results, primals), None
+  primals = theta, recurrent_kernel, carry, restart
+  d_theta, *others = jax.tree.map(sharding.like, results, primals)
+  d_x = d_x if x is None else projection.pull(x, d_x)
+  return d_theta, d_x, *others, None
 
 
 def _backward_part(
     recurrence,
+    of_inputs,
     theta,
     x,
     recurrent_kernel,
@@ -263,9 +298,21 @@ def _backward_part(
     *cotangents,
 ):
   """The cotangents of a part of the batch; those of theta and R in float32."""
-  few = _of_few_rows(recurrence, x, recurrent_kernel, carry, flags)
+  h, others, gates, alone = saved
+  inputs = of_inputs.beside(h)
+  few = _of_few_rows(recurrence, inputs, recurrent_kernel, carry, flags)
+  recurrence = recurrence.of_batch(h.shape[recurrence.batch_axis])
+  plan = _make_plan(
+      recurrence,
+      inputs,
+      recurrent_kernel,
+      len(carry),
+      flags is not None,
+      adjoint=True,
+  )
   if few:
-    h, others, _ = saved
+    if x is None:
+      x = _inputs(plan, h, gates, alone, recurrent_kernel, of_inputs.dtype)
     by_head = h.reshape(1, *h.shape[:2], 1, -1)
     results = dense_op.backward_part(
         few,
@@ -275,20 +322,10 @@ def _backward_part(
     )
     no_restart = flags is None or not recurrence.restart_learns
     return *results[:4], jnp.zeros_like(restart) if no_restart else results[4]
-  recurrence = recurrence.of_batch(x.shape[recurrence.batch_axis])
-  plan = _make_plan(
-      recurrence,
-      x,
-      recurrent_kernel,
-      len(carry),
-      flags is not None,
-      adjoint=True,
-  )
   shared = dense_plan.shared_gates(plan) == tuple(range(plan.gates))
   plan = dataclasses.replace(plan, shared=shared)
-  h, others, gates = saved
   if gates is None:
-    gates = _h_gates(plan, h, recurrent_kernel)
+    gates, alone = _kept(plan, h, x, recurrent_kernel), _alone(plan, x)
   d_last, d_carries = cotangents
   on_chip = isinstance(plan, team_plan.Plan)
   run_kernel = team_backward.run if on_chip else backward.backward
@@ -296,7 +333,7 @@ def _backward_part(
       plan,
       backward.Inputs(
           theta=theta,
-          x=x.reshape(*x.shape[:2], -1),
+          x=None if alone is None else alone.reshape(*h.shape[:2], -1),
           matrix=plan.arrange(recurrent_kernel),
           h=h,
           others=others,
@@ -309,7 +346,7 @@ def _backward_part(
   d_gates = outs.d_x if shared else outs.d_gates
   return (
       outs.d_theta.sum(0),
-      outs.d_x.reshape(x.shape),
+      outs.d_x.reshape(inputs.shape),
       _d_recurrent_kernel(plan, h, d_gates),
       outs.d_carry,
       jnp.zeros_like(restart) if flags is None else outs.d_restart,
@@ -319,16 +356,25 @@ def _backward_part(
 _run.defvjp(_run_fwd, _run_bwd)
 
 
+def _alone(plan: plan_lib.Plan, x: Array) -> Array | None:
+  """Returns the inputs that are in no sum, [B, T, K, F], or None."""
+  if len(plan.alone) == plan.gates:
+    return x
+  if not plan.alone:
+    return None
+  return jnp.stack([x[:, :, i] for i in plan.alone], axis=2)
+
+
 def _h_gates(plan: plan_lib.Plan, h: Array, recurrent_kernel: Array) -> Array:
-  """Returns R h of all steps as the forward kernel writes it.
+  """Returns R h of all steps.
 
   Args:
-    plan: of the adjoint.
+    plan: of either pass.
     h: that every step starts from, [B, T, F].
     recurrent_kernel: R, [G', N, D, D].
 
   Returns:
-    float16 [B, T, G' F].
+    float32 [B, T, G', F].
   """
   lead = h.shape[:2]
   product = jnp.einsum(
@@ -337,9 +383,58 @@ def _h_gates(plan: plan_lib.Plan, h: Array, recurrent_kernel: Array) -> Array:
       recurrent_kernel.astype(plan.dtype),
       preferred_element_type=jnp.float32,
   )
+  return product.reshape(*lead, plan.recurrent, -1)
+
+
+def _kept(
+    plan: plan_lib.Plan, h: Array, x: Array, recurrent_kernel: Array
+) -> Array:
+  """Returns the gates as the forward kernel keeps them.
+
+  Args:
+    plan: as for `_h_gates`, and so are h and recurrent_kernel.
+    h: that every step starts from, [B, T, F].
+    x: inputs, [B, T, G, F].
+    recurrent_kernel: R.
+
+  Returns:
+    float16 [B, T, G' F].
+  """
+  product = _h_gates(plan, h, recurrent_kernel)
+  split = lambda a: [a[:, :, i] for i in range(a.shape[2])]
+  kept = jnp.concatenate(plan.kept(split(x), split(product)), axis=-1)
   most = float(jnp.finfo(jnp.float16).max)
-  gates = jnp.clip(product, -most, most).astype(jnp.float16)
-  return gates.reshape(*lead, -1)
+  return jnp.clip(kept, -most, most).astype(jnp.float16)
+
+
+def _inputs(
+    plan: plan_lib.Plan,
+    h: Array,
+    gates: Array,
+    alone: Array | None,
+    recurrent_kernel: Array,
+    dtype: Any,
+) -> Array:
+  """Returns the inputs of all steps, which the sums have in them.
+
+  Args:
+    plan: as for `_h_gates`, and so are h and recurrent_kernel.
+    h: that every step starts from.
+    gates: from `_kept`.
+    alone: from `_alone`.
+    recurrent_kernel: R.
+    dtype: of the inputs.
+
+  Returns:
+    [B, T, G, F].
+  """
+  if alone is not None and len(plan.alone) == plan.gates:
+    return alone
+  sums = gates.reshape(*h.shape[:2], plan.recurrent, -1)
+  sums = sums - _h_gates(plan, h, recurrent_kernel)
+  split = lambda a: [a[:, :, i].astype(dtype) for i in range(a.shape[2])]
+  own = [] if alone is None else split(alone)
+  return jnp.stack(plan.input_gates(own, split(sums)), axis=2)
 
 
 def _d_recurrent_kernel(plan: plan_lib.Plan, h: Array, d_gates: Array) -> Array:

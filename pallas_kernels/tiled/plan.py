@@ -11,6 +11,7 @@ from jax.experimental import pallas as pl
 import jax.numpy as jnp
 
 from pallas_kernels import call as call_lib
+from pallas_kernels.dense import plan as dense_plan
 from pallas_kernels.mosaic import dataflow
 from pallas_kernels.mosaic import instructions
 from pallas_kernels.mosaic import memory
@@ -71,6 +72,7 @@ class Plan:
     adjoint: whether the kernel runs the adjoint.
     save: whether the forward kernel returns the arrays that the adjoint reads.
     shared: whether the adjoint's cotangents of inputs are those of R h too.
+    keep_sums: whether gates that are sums x + R h are kept as such.
     config: how the work is cut, a Config of `config` or, in subclasses, of
       `resident` or `teams`.
   """
@@ -91,6 +93,7 @@ class Plan:
   adjoint: bool = False
   save: bool = False
   shared: bool = False
+  keep_sums: bool = False
   config: Any
 
   @property
@@ -209,6 +212,57 @@ class Plan:
     element = jax.ShapeDtypeStruct((ptx.LANES,), jnp.float32)
     used = dataflow.used(self.update, *((element,) * n for n in counts))
     return tuple(used[-self.states :])
+
+  @functools.cached_property
+  def sums(self) -> tuple[int | None, ...]:
+    """For each recurrent gate, the input gate that it is kept with as a sum."""
+    if not self.keep_sums:
+      return (None,) * self.recurrent
+    return dense_plan.shared_gates(self)
+
+  @property
+  def alone(self) -> tuple[int, ...]:
+    """The input gates that are in no sum."""
+    return tuple(i for i in range(self.gates) if i not in self.sums)
+
+  def kept(self, x: Sequence[Any], h_gates: Sequence[Any]) -> tuple[Any, ...]:
+    """Returns what the forward pass keeps of the gates, besides those alone.
+
+    Args:
+      x: input gates.
+      h_gates: recurrent gates.
+    """
+    return tuple(
+        h if i is None else x[i] + h
+        for i, h in zip(self.sums, h_gates, strict=True)
+    )
+
+  def update_of_kept(self, theta, alone, kept, start):
+    """`update` of input gates that are in no sum, and of what `kept` returns.
+
+    A gate that is a sum has all of it in x.
+    """
+    x = self.input_gates(alone, kept)
+    h_gates = tuple(
+        h if i is None else jnp.zeros_like(h)
+        for i, h in zip(self.sums, kept, strict=True)
+    )
+    return self.update(theta, x, h_gates, start)
+
+  def input_gates(
+      self, alone: Sequence[Any], kept: Sequence[Any]
+  ) -> tuple[Any, ...]:
+    """Returns what stands for each input gate, or for its cotangent.
+
+    Args:
+      alone: of the input gates that are in no sum.
+      kept: of the recurrent gates and sums.
+    """
+    found = dict(zip(self.alone, alone, strict=True))
+    for i, value in zip(self.sums, kept, strict=True):
+      if i is not None:
+        found[i] = value
+    return tuple(found[i] for i in range(self.gates))
 
   def shape_of_steps(self, gates: int = 1) -> tuple[int, int, int]:
     """Returns the shape of an array of all steps."""

@@ -158,15 +158,15 @@ class _Warpgroup:
         self.parts, carries, all_loaded, strict=True
     ):
       gates = self.sums.gates(part)
-      theta, x = loaded
-      new = self._update(theta, tuple(gate.value() for gate in x), gates, start)
+      theta, x = loaded[0], tuple(gate.value() for gate in loaded[1])
+      new = self._update(theta, x, gates, start)
       if plan.flags:
         hold = plan.read_flag(ins.flags, part.place, time, step_flags.HOLD)
         new = step_flags.select(hold, start, new)
       start = forward.restarted(plan, self.ins, s + 1, part.place, new)
       going_on = part.place.only(s + 1 < plan.time)
       self._store_h(s + 1, going_on, start[0])
-      updated.append((gates, new, start))
+      updated.append((plan.kept(x, gates), new, start))
     self.counters.publish(self.tile.counter, self.own)
     for part, results in zip(self.parts, updated, strict=True):
       self._store(s, part.place, *results)

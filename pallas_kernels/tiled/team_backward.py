@@ -62,8 +62,8 @@ class _Loaded(NamedTuple):
 
   Attributes:
     theta: parameters.
-    x: inputs.
-    gates: R h.
+    x: inputs that are in no sum.
+    gates: R h and sums.
     start: the carry that the step starts from.
     d_outputs: cotangents of its outputs.
   """
@@ -169,7 +169,7 @@ class _Warpgroup:
     self._one = ((ptx.thread() == 0) & (own == 1)).astype(jnp.int32)
     # A larger error would show: derivatives multiply rounded values.
     self._accuracy = plan.accuracy(2**-22)
-    linearise = lambda *args: jax.vjp(plan.update, *args)[1]
+    linearise = lambda *args: jax.vjp(plan.update_of_kept, *args)[1]
     self._linearise = pointwise.legalize(linearise, self._accuracy)
 
   def _operand(self, step, k):
@@ -274,7 +274,7 @@ class _Warpgroup:
     )
     return _Loaded(
         theta=plan.read_theta(ins.theta, place),
-        x=load(ins.x, plan.gates, plan.x_dtype),
+        x=load(ins.x, len(plan.alone), plan.x_dtype),
         gates=load(ins.gates, plan.recurrent, jnp.float16),
         start=(
             *load(ins.h, 1, plan.dtype),
@@ -326,6 +326,7 @@ class _Warpgroup:
       hold = plan.read_flag(self.ins.flags, place, time, step_flags.HOLD)
     d_new = step_flags.select(hold, zeros, d_carry)
     d_theta, d_x, d_gates, d_start = pointwise.pull(pull, d_new, self._accuracy)
+    d_x = plan.input_gates(d_x, d_gates)
     if hold is not None:
       passed = step_flags.select(hold, d_carry, zeros)
       d_start = tuple(map(jnp.add, d_start, passed))

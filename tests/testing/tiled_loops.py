@@ -85,7 +85,8 @@ def forward_loop(plan, theta, x, matrix, carry, restart, flags):
     gates = tuple(dense_loops.products(matrix, h))
     new = plan.update(rows, dense_loops.gates_of(x_t), gates, start)
     new = loop.choose(flags_t, step_flags.HOLD, start, new)
-    return new, (new, start, jnp.stack(gates, 1))
+    kept = plan.kept(dense_loops.gates_of(x_t), gates)
+    return new, (new, start, jnp.stack(kept, 1))
 
   last, (new, start, gates) = lax.scan(
       step, tuple(carry), (loop.gates(x, plan.gates), loop.flags)
@@ -132,9 +133,11 @@ def backward_loop(plan, inputs):
     x_t, gates, start, g, flags_t = xs
     d_carry = (*map(jnp.add, d_carry[: len(g)], g), *d_carry[len(g) :])
     d_new = loop.choose(flags_t, step_flags.HOLD, zeros, d_carry)
-    row, gates = dense_loops.gates_of(x_t), dense_loops.gates_of(gates)
-    _, pull = jax.vjp(plan.update, rows, row, gates, start)
-    d_own, d_row, d_gates, d_start = pull(d_new)
+    row = () if x_t is None else dense_loops.gates_of(x_t)
+    gates = dense_loops.gates_of(gates)
+    _, pull = jax.vjp(plan.update_of_kept, rows, row, gates, start)
+    d_own, d_alone, d_gates, d_start = pull(d_new)
+    d_row = plan.input_gates(d_alone, d_gates)
     d_start = (d_start[0] + through(d_gates), *d_start[1:])
     kept = loop.choose(flags_t, step_flags.HOLD, d_carry, zeros)
     if flags_t is not None:
@@ -148,7 +151,7 @@ def backward_loop(plan, inputs):
     return (d_start, d_rows, d_restart), outs
 
   xs = (
-      loop.gates(x, plan.gates),
+      None if x is None else loop.gates(x, len(plan.alone)),
       loop.gates(gates, plan.recurrent),
       tuple(map(loop.steps, (h, *others))),
       tuple(map(loop.steps, d_carries)),

@@ -1,12 +1,14 @@
 """Kernels in tiles lower to CUDA without a GPU; see dense/lowering_test.py."""
 
 import functools
+from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
 import jax
 import pytest
 
+from pallas_kernels.tiled import limits
 import rnnzoo
 from tests.testing import abstract_gpu
 from tests.testing import comparison
@@ -72,6 +74,15 @@ class TiledLoweringTest(parameterized.TestCase):
   @pytest.mark.slow
   def test_on_chip(self, case):
     self.lowers(case, ON_CHIP)
+
+  @parameterized.named_parameters(
+      *comparison.named((LAYERS[0], LAYERS[1], *FEWER_ROWS))
+  )
+  @pytest.mark.slow
+  def test_sums_are_kept(self, case):
+    names = ON_CHIP if case in FEWER_ROWS else NAMES
+    with mock.patch.object(limits, 'KEEP_SUMS', True):
+      self.lowers(case, names)
 
   @pytest.mark.slow
   def test_on_chip_with_x64(self):

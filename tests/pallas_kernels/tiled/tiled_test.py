@@ -62,6 +62,11 @@ CASES = (
 )
 
 
+def sums_kept(yes=True):
+  """Gates that are sums x + R h are kept as such inside."""
+  return mock.patch.object(limits, 'KEEP_SUMS', yes)
+
+
 class LayersTest(comparison.ComparisonTestCase):
 
   @parameterized.named_parameters(*comparison.named(CASES[:2]))
@@ -81,7 +86,38 @@ class LayersTest(comparison.ComparisonTestCase):
     with tiled_loops.imitated(self, on_chip=False):
       self.compare(case, TOLERANCE[case.dtype])
 
-  def test_gates_that_are_not_kept(self):
+  @parameterized.named_parameters(*comparison.named(CASES[:1]))
+  def test_sums_agree_with_reference(self, case):
+    with sums_kept(), tiled_loops.imitated(self):
+      self.compare(case, TOLERANCE[case.dtype])
+
+  @parameterized.named_parameters(*comparison.named(CASES[1:]))
+  @pytest.mark.slow
+  def test_all_sums_agree_with_reference(self, case):
+    with sums_kept(), tiled_loops.imitated(self):
+      self.compare(case, TOLERANCE[case.dtype])
+
+  @parameterized.parameters((rnnzoo.LSTM, ()), (rnnzoo.GRU, (2,)))
+  def test_inputs_in_no_sum(self, layer, alone):
+    if not abstract_gpu.RUNS:
+      return
+    plans, make = [], op._make_plan
+
+    def remember(*args, **options):
+      plans.append(make(*args, **options))
+      return plans[-1]
+
+    f, args = comparison.abstract_gradient(case(layer, sizes=(3, 7, 64)))
+    with (
+        sums_kept(),
+        tiled_loops.imitated(self),
+        mock.patch.object(op, '_make_plan', remember),
+    ):
+      jax.eval_shape(f, *args)
+    self.assertEqual({plan.alone for plan in plans}, {alone})
+
+  @parameterized.parameters(False, True)
+  def test_gates_that_are_not_kept(self, sums):
     sizes = (3, 7, 64)
     f, _ = comparison.abstract_gradient(
         case(rnnzoo.LSTM, sizes=sizes, path=rnnzoo.Pallas(keep='carries'))
@@ -92,13 +128,14 @@ class LayersTest(comparison.ComparisonTestCase):
         comparison.randomize(args[1], 1, jnp.bfloat16),
         *args[2:],
     )
-    with tiled_loops.imitated(self):
+    with sums_kept(sums), tiled_loops.imitated(self):
       want, got = kept(*args), f(*args)
       # R h is rounded to float16, after sums in another order.
       for x, y in zip(*map(jax.tree.leaves, (got, want)), strict=True):
         self.assertLess(comparison.relative_error(x, y), 4e-3)
 
-  def test_bytes_that_are_kept(self):
+  @parameterized.parameters(False, True)
+  def test_bytes_that_are_kept(self, sums):
     def kept(path):
       given = case(rnnzoo.LSTM, sizes=(3, 7, 64), path=path)
       layer = comparison.abstract(
@@ -119,10 +156,13 @@ class LayersTest(comparison.ComparisonTestCase):
 
     if not abstract_gpu.RUNS:
       return
-    with tiled_loops.imitated(self):
-      less = kept('pallas') - kept(rnnzoo.Pallas(keep='carries'))
-      # Input gates in bfloat16, R h in float16.
-      self.assertGreaterEqual(less, 2 * 2 * 3 * 7 * 4 * 64)
+    with sums_kept(sums), tiled_loops.imitated(self):
+      more = kept('pallas') - kept(rnnzoo.Pallas(keep='carries'))
+    # Input gates in bfloat16, R h in float16; or their sums.
+    gates = 2 * 3 * 7 * 4 * 64
+    self.assertGreaterEqual(more, gates if sums else 2 * gates)
+    if sums:
+      self.assertLess(more, 2 * gates)
 
   @parameterized.parameters(
       {'recurrent_gradient_clip': 0.01}, {'stop_recurrent_gradient': True}
@@ -187,13 +227,18 @@ class FewRowsTest(comparison.ComparisonTestCase):
 
   @parameterized.parameters(
       (rnnzoo.LSTM, {}),
+      (rnnzoo.LSTM, {'sums': True}),
       (rnnzoo.GRU, {'reset': True, 'mask': True, 'time_major': True}),
+      (rnnzoo.GRU, {'sums': True}),
       (rnnzoo.Elman, {'reset': True, 'reverse': True}),
   )
   def test_agrees_with_reference(self, layer, options):
+    options = dict(options)
+    sums = sums_kept(options.pop('sums', False))
     given = case(layer, sizes=(4, 5, 64), **options)
     pay = lambda *_, rows, **__: rows > 1
     with (
+        sums,
         dense_loops.instead() as dense,
         tiled_loops.imitated(self),
         mock.patch.object(auto_axes, 'over_batch', in_parts),
