@@ -115,7 +115,9 @@ def _project_forward(joint, operands):
 
 def _joint_kernel(kernel: Array) -> Array:
   """W [G, I, F] -> [1, I, G F]: one product for all gates."""
-  return jnp.moveaxis(kernel, 0, 1).reshape(1, kernel.shape[1], -1)
+  joint = jnp.moveaxis(kernel, 0, 1).reshape(kernel.shape[1], -1)
+  # An axis of its own: rows of `jax.vmap` that are over devices stay so.
+  return joint[None]
 
 
 def join(gates: Sequence[Array]) -> Array:

@@ -324,6 +324,21 @@ class MappedTest(Numbers):
   def test_newton(self):
     self.check('GRU', ['rows_and_batch'])
 
+  @parameterized.parameters('LSTM', 'MinGRU')
+  def test_gradients_by_scan(self, layer):
+    made = rnnzoo.LAYERS[layer](4, 4, implementation='scan', rngs=nnx.Rngs(0))
+    graphdef, state = nnx.split(made)
+    loss = lambda state, x: jnp.sum(nnx.merge(graphdef, state)(x) ** 2)
+    mesh = explicit_mesh()
+    with jax.sharding.use_abstract_mesh(mesh):
+      states = jax.tree.map(
+          lambda p: typed(mesh, (8, *p.shape), p.dtype, P('a')), state
+      )
+      x = typed(mesh, (4, 5, 4), jnp.float32, P('b'))
+      each = jax.vmap(jax.grad(loss), (0, None))
+      for gradient in jax.tree.leaves(jax.eval_shape(each, states, x)):
+        self.assertEqual(gradient.sharding.spec[0], 'a')
+
   @parameterized.parameters('LSTM', 'AGRU', 'IndRNN')
   @pytest.mark.slow
   def test_newton_in_every_way(self, layer):
