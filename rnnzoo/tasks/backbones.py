@@ -204,6 +204,8 @@ def _find_dtype(name: str) -> jnp.dtype:
   """Returns the dtype of that name, which JAX must not replace silently."""
   try:
     dtype = jnp.dtype(name)
+    if not dtype.isnative:  # '>f2', say.
+      raise TypeError(f'JAX has no bytes in that order: {name!r}')
   except (TypeError, ValueError) as error:
     raise ValueError(
         f'config.model.dtype is {fields.shorten(name)}, which is no dtype;'

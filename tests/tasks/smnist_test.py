@@ -492,6 +492,7 @@ class SequentialMnistTest(parameterized.TestCase):
       ('init', {'options': {'GRU': {'kernel_init': 'he'}}}, 'kernel_init'),
       ('norm', {'norm': 'group'}, 'norm'),
       ('dtype', {'dtype': 'float17'}, 'dtype'),
+      ('big_endian', {'dtype': '>f2'}, 'is no dtype'),
       ('implementation', {'implementation': 'cuda'}, 'implementation'),
       ('dropout', {'dropout_rate': 1.0}, 'dropout_rate'),
       ('wide', {'dtype': 'float64'}, 'takes float32 unless JAX_ENABLE_X64'),

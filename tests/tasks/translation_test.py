@@ -173,6 +173,14 @@ class TextTest(parameterized.TestCase):
     (only,) = parallel_text.buckets(([[5] * 30], [[6]]), cuts)
     self.assertEqual(only['source'].shape, (1, 31))
 
+  def test_shares_of_unknown_words(self):
+    unknown = decoding.UNKNOWN
+    (part,) = parallel_text.buckets(([[unknown, 7], [7, 7]], [[7], []]), [])
+    task = object.__new__(translation.Translation)
+    task.splits = {'test': part}
+    # One of four words; the ends of lines are none.
+    self.assertEqual(task._unknown('test'), {'source': 0.25, 'target': 0.0})
+
   def test_dates(self):
     first, second = written_dates.dates(3, (300, 40))
     self.assertEqual((first, second), tuple(written_dates.dates(3, (300, 40))))

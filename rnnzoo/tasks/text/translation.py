@@ -418,13 +418,17 @@ class Translation(protocol.Task):
     return results
 
   def _unknown(self, split: str) -> dict[str, float]:
-    """Returns the share of a split's tokens that are not in a vocabulary."""
+    """Returns the share of a split's tokens that are not in a vocabulary.
+
+    The ends of lines, which are tokens of the model, are none of the text.
+    """
     shares = {}
     for name in ('source', 'target'):
       lengths = f'{name}_length'
       parts = protocol.buckets(self.splits[split])
       unknown = sum(np.sum(part[name] == decoding.UNKNOWN) for part in parts)
-      shares[name] = float(unknown / sum(np.sum(p[lengths]) for p in parts))
+      total = sum(np.sum(part[lengths] - 1) for part in parts)
+      shares[name] = float(unknown / max(total, 1))
     return shares
 
 
