@@ -42,7 +42,8 @@ def linear_scan(
 
   Batch, time and features may be sharded over Explicit axes of a mesh. Where
   time is, the devices exchange the affine maps of their parts, [batch,
-  features] each, and no steps.
+  features] each, and no steps. A product of `a` over steps of a part, as of all
+  steps in 'associative_scan', must not overflow, even where h stays finite.
 
   Args:
     a: [batch, time, features].
