@@ -99,7 +99,7 @@ def linear_scan(
             *own[:3],
             reset=own[3],
             reverse=reverse,
-            time_axis_name=over or names[1],
+            time_axis_name=(*over, *names[1]),
             implementation=implementation,
         ),
         given,

@@ -326,11 +326,12 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
     batch_shape, time = (
         (lead[1:], lead[0]) if call.time_major else (lead[:-1], lead[-1])
     )
+    steps = time_parts.whole(time, self.time_axis_name)
     given = (
         x,
         initial_carry,
         checks.flags(reset, lead, 'reset'),
-        checks.lengths(seq_lengths, batch_shape, time),
+        checks.lengths(seq_lengths, batch_shape, steps),
         checks.flags(mask, lead, 'mask'),
     )
     flags, lengths = axes.flags, axes.lengths
@@ -386,7 +387,7 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
       if is_whole:
         kernel, rest = gradient_sums.vary((kernel, rest), names)
       layer: Any = nnx.merge(graphdef, kernel, rest)
-      layer.time_axis_name = over[-2]
+      layer.time_axis_name = (*self.time_axis_name, *over[-2])
       if is_cut:
         layer.out_features = layer.kernel.shape[-1]
         layer.recurrent_structure = None

@@ -240,11 +240,12 @@ class Stack(sequence_layer.SequenceLayer):
     for level, carry in zip(levels, initial_carry, strict=True):
       if carry is not None:
         level._check_carry(carry, batch, 'initial_carry')
+    steps = time_parts.whole(time, self.time_axis_name)
     given = (
         x,
         initial_carry,
         checks.flags(reset, lead, 'reset'),
-        checks.lengths(seq_lengths, batch, time),
+        checks.lengths(seq_lengths, batch, steps),
         checks.flags(mask, lead, 'mask'),
     )
     axes = partitioning.axes_of_run(lead, time_major, linear=True)

@@ -273,6 +273,7 @@ class FewNumbersTest(Numbers):
     for name in (
         *('norm', 'time_major', 'batch norm', 'mixed', 'dropout'),
         'only x on the mesh, without jit',
+        'parts of parts of time',
     ):
       self.assertIn(f'{name} is the same on 8 devices', printed)
 

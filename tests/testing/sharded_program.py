@@ -208,6 +208,36 @@ def stacks(mesh):
       layer.unroll(jax.device_put(x, over_batch), **rest),
       layer.unroll(x, **rest),
   )
+  # Time is over the caller's axis, and each part over an Explicit one.
+  nested = jax.make_mesh((4, 2), ('time', 'inner'))
+  gates = rng.standard_normal((4, 8, 4)).astype(np.float32)
+  wide = NamedSharding(nested, P(None, ('time', 'inner')))
+  graphdef, state = nnx.split(
+      rnnzoo.MinGRU(4, 4, time_axis_name='time', rngs=nnx.Rngs(0))
+  )
+
+  def run(state, x):
+    y = nnx.merge(graphdef, state)(x, seq_lengths=np.array([3, 8, 0, 5]))
+    return y, rnnzoo.linear_scan(x, x, time_axis_name='time')
+
+  mapped = jax.shard_map(
+      run,
+      mesh=nested,
+      in_specs=(P(), P(None, 'time')),
+      out_specs=P(None, 'time'),
+      axis_names={'time'},
+  )
+  yield (
+      'parts of parts of time',
+      jax.jit(mapped)(
+          jax.device_put(state, NamedSharding(nested, P())),
+          jax.device_put(gates, wide),
+      ),
+      (
+          layer(gates, seq_lengths=np.array([3, 8, 0, 5])),
+          rnnzoo.linear_scan(gates, gates),
+      ),
+  )
 
 
 def main(kind, names):
