@@ -124,14 +124,19 @@ def restarted(plan: plan_lib.Plan, ins: Inputs, s, place, carry):
   return step_flags.select(again, restart, carry)
 
 
-def store_gates(plan: plan_lib.Plan, ref, place, time, gates) -> None:
-  """Stores `Plan.kept` of a part for the adjoint, in float16.
+def kept_gates(plan: plan_lib.Plan, x, h_gates) -> tuple[Any, ...]:
+  """Returns `Plan.kept` of a part for the adjoint, in words of two float16.
 
-  Beyond its range a gate is saturated; an infinity would make NaN of it.
+  Beyond the range of float16 a gate is saturated; an infinity would make NaN of
+  it. Words have half of a thread's registers that the gates have.
   """
+  if not plan.save:
+    return ()
   most = float(jnp.finfo(jnp.float16).max)
-  kept = [jnp.minimum(jnp.maximum(x, -most), most) for x in gates]
-  plan.write_steps(ref, place, time, kept, jnp.float16)
+  return tuple(
+      fragments.pack(jnp.minimum(jnp.maximum(gate, -most), most), jnp.float16)
+      for gate in plan.kept(x, h_gates)
+  )
 
 
 class _Warpgroup:
@@ -244,7 +249,7 @@ class _Warpgroup:
     pl.when(s + 1 < plan.time)(
         lambda: self._store_h(s + 1, place, following[0])
     )
-    return plan.kept(x, h_gates), new, following
+    return kept_gates(plan, x, h_gates), new, following
 
   def _store_h(self, s, place, h) -> None:
     """Stores the operand of step s."""
@@ -268,7 +273,7 @@ class _Warpgroup:
     plan, outs = self.plan, self.outs
     time = plan.time_of(s)
     if plan.save:
-      store_gates(plan, outs.gates, place, time, gates)
+      plan.write_words(outs.gates, place, time, gates)
     for ref, value in zip(outs.carries, new, strict=False):
       plan.write_steps(ref, place, time, [value], plan.call.out_dtype)
     last = s == plan.time - 1

@@ -200,6 +200,11 @@ def write(ref: Ref, offset: Array, value: Array, dtype, where: Array) -> None:
   memory.store_words_gmem(ref, offset, narrow(values, dtype), 2, where)
 
 
+def pack(value: Array, dtype) -> list[Array]:
+  """Returns the words that `write` stores of a part, of 16 bits an element."""
+  return narrow(ptx.unstack(laid_out(value)), dtype)
+
+
 def _odd() -> Array:
   """Returns whether a thread is the second of two neighbours, int32 [128]."""
   return ptx.thread() & 1

@@ -303,6 +303,12 @@ class Plan:
       at = self._at(place, time, len(values), gate)
       fragments.write(ref, at, value, dtype, place.valid)
 
+  def write_words(self, ref, place, time, gates) -> None:
+    """Stores a part of each gate of one time, from `fragments.pack`."""
+    for gate, words in enumerate(gates):
+      at = self._at(place, time, len(gates), gate)
+      memory.store_words_gmem(ref, at, words, 2, place.valid)
+
   def prefetch(self, streams, tile, warpgroup, time) -> None:
     """Brings a warpgroup's rows of a time to the L2 cache.
 

@@ -166,7 +166,7 @@ class _Warpgroup:
       start = forward.restarted(plan, self.ins, s + 1, part.place, new)
       going_on = part.place.only(s + 1 < plan.time)
       self._store_h(s + 1, going_on, start[0])
-      updated.append((plan.kept(x, gates), new, start))
+      updated.append((forward.kept_gates(plan, x, gates), new, start))
     self.counters.publish(self.tile.counter, self.own)
     for part, results in zip(self.parts, updated, strict=True):
       self._store(s, part.place, *results)
@@ -196,7 +196,7 @@ class _Warpgroup:
     plan, outs = self.plan, self.outs
     time = plan.time_of(s)
     if plan.save:
-      forward.store_gates(plan, outs.gates, place, time, gates)
+      plan.write_words(outs.gates, place, time, gates)
     for ref, value in zip(outs.carries, new, strict=False):
       plan.write_steps(ref, place, time, [value], plan.call.out_dtype)
     last = s == plan.time - 1
