@@ -162,10 +162,13 @@ def recurrence(
       raise NotImplementedError(
           'The kernels for dense recurrences cannot be interpreted on a CPU.'
       )
+    dtype = jnp.promote_types(arrays[0].dtype, recurrent_kernel.dtype)
+    widest = jax.ShapeDtypeStruct(recurrent_kernel.shape, dtype)
+    tiled = in_tiles(cell, (batch, time), widest, call)
     x: Array | projection.Product
     if input_kernel is None:
       x = _join(arrays)
-    elif call.keep_gates:
+    elif call.keep_gates and not tiled:
       x = projection.project(input_kernel, arrays[0])
     else:
       x = projection.Product(input_kernel, arrays[0])
@@ -180,9 +183,6 @@ def recurrence(
         target=target,
         restart_learns=restart is not None,
     )
-    dtype = jnp.promote_types(arrays[0].dtype, recurrent_kernel.dtype)
-    widest = jax.ShapeDtypeStruct(recurrent_kernel.shape, dtype)
-    tiled = in_tiles(cell, (batch, time), widest, call)
     run_dense = tiled_op.run if tiled else dense_op.run
     last, carries = run_dense(
         dense,

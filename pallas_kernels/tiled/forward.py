@@ -4,6 +4,7 @@ A step of a CTA with one tile, downwards:
 
     threads and tensor cores               under way meanwhile
     -------------------------------------  -----------------------------------
+    multiply slices of W x, if any         slices of W and x -> ring buffer
     wait: counter of the row block         first slices of R -> ring buffer
                                            first slices of h[t] -> ring buffer
     multiply slices as they arrive         the other slices
@@ -39,8 +40,9 @@ class Inputs(NamedTuple):
 
   Attributes:
     theta: float32 [P, F].
-    x: inputs of all steps, [B, T, G F].
-    matrix: R as `plan.arrange` orders it.
+    x: inputs of all steps, [B, T, G F]; None where the kernel multiplies.
+    source: what W multiplies, [B, T, I], or None.
+    matrix: R as `plan.arrange` orders it, or W and R as `plan.arrange_both`.
     carry: float32 [S, B, F].
     restart: float32 [S, B, F], or None without flags.
     flags: int32 [T, B], or None.
@@ -48,6 +50,7 @@ class Inputs(NamedTuple):
 
   theta: Any
   x: Any
+  source: Any
   matrix: Any
   carry: Any
   restart: Any
@@ -95,16 +98,10 @@ def out_type(plan: plan_lib.Plan) -> Outputs:
 @functools.partial(jax.jit, static_argnums=0)
 def forward(
     plan: plan_lib.Plan,
-    theta: Array,
-    x: Array,
-    matrix: Array,
-    carry: Array,
-    restart: Array | None,
-    flags: Array | None,
+    inputs: Inputs,
 ) -> Outputs:
-  """Runs the recurrence; arrays as in `Inputs` and `Outputs`."""
+  """Runs the recurrence."""
   outs = out_type(plan)
-  inputs = Inputs(theta, x, matrix, carry, restart, flags)
   body = lambda *args: _Warpgroup(plan, *args).run()
   types = products.Buffers.types(plan.config, plan.columns, plan.dtype)
   kernel = kernel_call.kernel(
@@ -127,6 +124,8 @@ def restarted(plan: plan_lib.Plan, ins: Inputs, s, place, carry):
 def kept_gates(plan: plan_lib.Plan, x, h_gates) -> tuple[Any, ...]:
   """Returns `Plan.kept` of a part for the adjoint, in words of two float16.
 
+  Without x, the kernel has multiplied W x, and the gates are sums already.
+
   Beyond the range of float16 a gate is saturated; an infinity would make NaN of
   it. Words have half of a thread's registers that the gates have.
   """
@@ -135,7 +134,7 @@ def kept_gates(plan: plan_lib.Plan, x, h_gates) -> tuple[Any, ...]:
   most = float(jnp.finfo(jnp.float16).max)
   return tuple(
       fragments.pack(jnp.minimum(jnp.maximum(gate, -most), most), jnp.float16)
-      for gate in plan.kept(x, h_gates)
+      for gate in (plan.kept(x, h_gates) if x else h_gates)
   )
 
 
@@ -155,13 +154,16 @@ class _Warpgroup:
         steps=plan.time,
         operand=self._operand,
         matrix=plan.slice_of(ins.matrix),
+        early=plan.early,
+        early_operand=self._source,
         wait=lambda s, tile: counters.wait(tile.counter, (s + 1) * arrivals),
         prefetch=self._prefetch,
         buffers=buffers,
         warpgroup=own,
     )
     # A quarter of the error of rounding h to bfloat16.
-    self._update = pointwise.legalize(plan.update, plan.accuracy(2**-11))
+    update = plan.update_of_kept if plan.depth else plan.update
+    self._update = pointwise.legalize(update, plan.accuracy(2**-11))
 
   def _operand(self, step, tile, k):
     first = tile.head * self.plan.size + k * plan_lib.DEPTH
@@ -171,7 +173,14 @@ class _Warpgroup:
       return self.plan.slice_of_step(self.outs.h, step, rows, columns)
     return self.outs.h.at[step & 1, rows, columns]
 
+  def _source(self, step, tile, k):
+    rows = pl.ds(tile.row, self.plan.config.rows)
+    columns = pl.ds(k * plan_lib.DEPTH, plan_lib.DEPTH)
+    return self.plan.slice_of_step(self.ins.source, step, rows, columns)
+
   def _prefetch(self, step, tile) -> None:
+    if self.plan.depth:
+      return
     size = jnp.dtype(self.plan.x_dtype).itemsize
     streams = [(self.ins.x, self.plan.gates, size)]
     self.plan.prefetch(streams, tile, self.own, self.plan.time_of(step))
@@ -218,7 +227,8 @@ class _Warpgroup:
     """Starts to read the inputs and the carry of a step."""
     plan, ins, outs = self.plan, self.ins, self.outs
     time = plan.time_of(s)
-    x = plan.load_steps(ins.x, place, time, plan.gates, plan.x_dtype)
+    gates = 0 if plan.depth else plan.gates
+    x = plan.load_steps(ins.x, place, time, gates, plan.x_dtype)
     start: list[Any] = []
     for i, needed in enumerate(plan.needed):
       if not needed:

@@ -20,6 +20,10 @@ GATES = 4
 # which then reads no x. False until a GPU has run it.
 KEEP_SUMS = False
 
+# Whether the forward kernel also multiplies W x, where all gates are sums that
+# are kept. False until a GPU has run it.
+PROJECT = False
+
 # Rows of a batch times the square of a head's units, from which tiles are
 # faster than R on the chip. Of one head, by benchmarks/large_batches_h200.json:
 # 256 rows of 768 units, 1,024 of 512 and 4,096 of 256.

@@ -53,6 +53,9 @@ def run(
       (theta, x, recurrent_kernel, carry, restart, reset, mask)
   )
   flags = step_flags.pack(reset, mask)
+  if isinstance(x, projection.Product) and recurrence.call.keep_gates:
+    if not _multiplies(recurrence, x, recurrent_kernel, len(carry)):
+      x = projection.project(x.kernel, x.x)
   return _run(recurrence, theta, x, recurrent_kernel, carry, restart, flags)
 
 
@@ -60,7 +63,8 @@ def run(
 def _run(
     recurrence: Recurrence, theta, x, recurrent_kernel, carry, restart, flags
 ):
-  operands = theta, projection.form(x), recurrent_kernel, carry, restart, flags
+  x = _formed(recurrence, x, recurrent_kernel, len(carry))
+  operands = theta, x, recurrent_kernel, carry, restart, flags
   return _forward(recurrence, operands, save=False)(*operands)[:2]
 
 
@@ -70,17 +74,17 @@ def _run_fwd(
   theta, x, recurrent_kernel, carry, restart = autodiff.differentiable_once(
       (theta, x, recurrent_kernel, carry, restart)
   )
-  inputs = projection.form(x)
-  operands = theta, inputs, recurrent_kernel, carry, restart, flags
+  given = _formed(recurrence, x, recurrent_kernel, len(carry))
+  operands = theta, given, recurrent_kernel, carry, restart, flags
   forward_pass = _forward(recurrence, operands, save=True)
   last, carries, (h, others, gates) = forward_pass(*operands)
-  alone = None
-  if recurrence.call.keep_gates:
+  inputs, alone = jax.eval_shape(projection.form, x), None
+  if not recurrence.call.keep_gates:
+    gates = None
+  elif not isinstance(x, projection.Product):
     plan = _make_plan(recurrence, inputs, recurrent_kernel, len(carry), False)
     # Instead of all inputs those that are in no sum.
-    x, alone = None, _alone(plan, inputs)
-  else:
-    gates = None
+    x, alone = None, _alone(plan, x)
   saved = h, others, gates, alone
   of_inputs = _Inputs(inputs.shape[2], inputs.dtype)
   return (last, carries), ((theta, x, *operands[2:]), saved, of_inputs)
@@ -106,8 +110,37 @@ class _Inputs:
     return jax.ShapeDtypeStruct(shape, self.dtype)
 
 
+def _multiplies(
+    recurrence: Recurrence, x: projection.Product, recurrent_kernel, states: int
+) -> bool:
+  """Returns whether the forward kernel multiplies W x."""
+  depth, dtype = x.x.shape[-1], x.x.dtype
+  if not (limits.KEEP_SUMS and limits.PROJECT) or depth % limits.DEPTH:
+    return False
+  inputs = jax.eval_shape(projection.form, x)
+  plan = _make_plan(recurrence, inputs, recurrent_kernel, states, False)
+  streams = not isinstance(plan, resident_plan.Plan) and plan.heads == 1
+  return streams and not plan.alone and plan.dtype == dtype and depth > 0
+
+
+def _formed(recurrence, x, recurrent_kernel, states: int):
+  """Returns the inputs as the forward pass takes them: a product as it is."""
+  if isinstance(x, projection.Product) and _multiplies(
+      recurrence, x, recurrent_kernel, states
+  ):
+    return x
+  return projection.form(x)
+
+
 def _make_plan(
-    recurrence, x, recurrent_kernel, states, flags, adjoint=False, save=False
+    recurrence,
+    x,
+    recurrent_kernel,
+    states,
+    flags,
+    adjoint=False,
+    save=False,
+    depth=0,
 ) -> plan_lib.Plan:
   batch, time, heads, size = recurrence.shape
   recurrent = recurrent_kernel.shape[0]
@@ -143,6 +176,7 @@ def _make_plan(
       adjoint=adjoint,
       save=save,
       keep_sums=limits.KEEP_SUMS,
+      depth=depth,
       config=config,
   )
 
@@ -150,11 +184,15 @@ def _make_plan(
 def _forward(recurrence, operands, save):
   """Returns `_forward_part` as a function of the operands, over devices."""
   axis, whole = recurrence.batch_axis, auto_axes.WHOLE
+  of_x: Any = axis
+  if isinstance(operands[1], projection.Product):
+    places: dict[str, Any] = {'kernel': whole, 'x': axis}
+    of_x = dataclasses.replace(operands[1], **places)
   return auto_axes.over_batch(
       recurrence.target,
       functools.partial(_forward_part, recurrence, save),
       operands,
-      (whole, axis, whole, 1, 1, 0),
+      (whole, of_x, whole, 1, 1, 0),
       (1, axis, axis),
   )
 
@@ -168,11 +206,17 @@ def _forward_part(
     The final carry; the outputs; and, if `save`, h, the others and the gates as
     `forward.Outputs` has them.
   """
-  few = _of_few_rows(recurrence, x, recurrent_kernel, carry, flags)
-  recurrence = recurrence.of_batch(x.shape[recurrence.batch_axis])
-  plan = _make_plan(
-      recurrence, x, recurrent_kernel, len(carry), flags is not None, save=save
+  inputs = jax.eval_shape(projection.form, x)
+  few = _of_few_rows(recurrence, inputs, recurrent_kernel, carry, flags)
+  recurrence = recurrence.of_batch(inputs.shape[recurrence.batch_axis])
+  make_plan = functools.partial(
+      _make_plan,
+      *(recurrence, inputs, recurrent_kernel, len(carry), flags is not None),
+      save=save,
   )
+  plan = make_plan()
+  if few or isinstance(plan, resident_plan.Plan):
+    x = projection.form(x)
   if few:
     last, carries, (h, others), _ = dense_op.forward_part(
         few,
@@ -186,18 +230,27 @@ def _forward_part(
     return last, carries, (h, others, _kept(plan, h, x, recurrent_kernel))
   on_chip = isinstance(plan, resident_plan.Plan)
   run_kernel = resident_forward.run if on_chip else forward.forward
+  source = None
+  if isinstance(x, projection.Product):
+    source, plan = x.x, make_plan(depth=x.x.shape[-1])
+    matrix, x = plan.arrange_both(x.kernel, recurrent_kernel), None
+  else:
+    matrix, x = plan.arrange(recurrent_kernel), x.reshape(*x.shape[:2], -1)
   outs = run_kernel(
       plan,
-      theta,
-      x.reshape(*x.shape[:2], -1),
-      plan.arrange(recurrent_kernel),
-      carry,
-      None if flags is None else restart,
-      _flags_of(flags),
+      forward.Inputs(
+          theta=theta,
+          x=x,
+          source=source,
+          matrix=matrix,
+          carry=carry,
+          restart=None if flags is None else restart,
+          flags=_flags_of(flags),
+      ),
   )
   saved = (outs.h, outs.others, outs.gates) if save else ()
   results = outs.last, outs.carries, saved
-  return jax.tree.map(lambda y: sharding.like(y, x), results)
+  return jax.tree.map(lambda y: sharding.like(y, carry), results)
 
 
 def _of_few_rows(
@@ -256,8 +309,12 @@ def _run_bwd(recurrence: Recurrence, saved, cotangents):
       ((tuple(primals), saved), cotangents)
   )
   theta, x, recurrent_kernel, carry, restart = primals
-  inputs, x, cotangents = projection.form_again(x, cotangents)
-  h, *_ = saved
+  h, _, gates, _ = saved
+  inputs = None
+  if gates is None:
+    inputs, x, cotangents = projection.form_again(x, cotangents)
+  elif x is not None:
+    x, cotangents = projection.wait(x, cotangents)
   axis, whole = recurrence.batch_axis, auto_axes.WHOLE
   places = whole, axis, whole, 1, 1
   operands = (

@@ -73,6 +73,7 @@ class Plan:
     save: whether the forward kernel returns the arrays that the adjoint reads.
     shared: whether the adjoint's cotangents of inputs are those of R h too.
     keep_sums: whether gates that are sums x + R h are kept as such.
+    depth: I, if the forward kernel multiplies W x, or 0.
     config: how the work is cut, a Config of `config` or, in subclasses, of
       `resident` or `teams`.
   """
@@ -94,6 +95,7 @@ class Plan:
   save: bool = False
   shared: bool = False
   keep_sums: bool = False
+  depth: int = 0
   config: Any
 
   @property
@@ -118,9 +120,15 @@ class Plan:
     return self.config.units * (1 if self.adjoint else self.recurrent)
 
   @property
+  def early(self) -> int:
+    """Slices of a product that depend on no other step, the first ones."""
+    return self.depth // DEPTH
+
+  @property
   def turns(self) -> int:
     """Slices of a product."""
-    return self.size // DEPTH * (self.recurrent if self.adjoint else 1)
+    slices = self.size // DEPTH * (self.recurrent if self.adjoint else 1)
+    return self.early + slices
 
   @property
   def part(self) -> int:
@@ -185,6 +193,17 @@ class Plan:
     kernel = kernel.reshape(gates, heads, size, -1, units)
     kernel = jnp.transpose(kernel, (1, 2, 3, 0, 4))
     return kernel.reshape(heads * size, -1)
+
+  def arrange_both(self, kernel: Array, recurrent_kernel: Array) -> Array:
+    """Orders W, [G, I, F], and R, of one head, as one matrix of the products.
+
+    [I + D, columns of all tiles]: the recurrent gates of a tile side by side.
+    """
+    kernel = jnp.stack([kernel[i] for i in self.sums])[:, None]
+    joint = jnp.concatenate(
+        [kernel.astype(self.dtype), recurrent_kernel.astype(self.dtype)], axis=2
+    )
+    return self.arrange(joint)
 
   def slice_of(self, matrix: Ref) -> Callable[..., Ref]:
     """Returns (tile, k) -> a slice of the matrix of `arrange`."""

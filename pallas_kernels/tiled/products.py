@@ -79,6 +79,9 @@ class Products:
     prefetch: (step, tile) -> None, brings inputs of `finish` to the L2 cache.
     buffers: shared memory.
     warpgroup: number of this warpgroup.
+    early: how many of the first slices have operands that are there from the
+      start.
+    early_operand: as `operand`, of these.
   """
 
   config: config_lib.Config
@@ -93,6 +96,8 @@ class Products:
   prefetch: Callable[..., None]
   buffers: Buffers
   warpgroup: Any
+  early: int = 0
+  early_operand: Callable[..., Any] = lambda *_: None
 
   def for_each(
       self, finish: Callable[..., None], prepare: Callable[..., Any]
@@ -163,11 +168,22 @@ class Products:
     )
 
   def _copy_operand(self, step, tile, k, slot) -> None:
-    plgpu.copy_gmem_to_smem(
-        self.operand(step, tile, k),
-        wgmma_smem.for_tma(self.buffers.operand, (slot,), False),
-        self.buffers.arrived.at[slot],
-    )
+    def copy(ref):
+      plgpu.copy_gmem_to_smem(
+          ref,
+          wgmma_smem.for_tma(self.buffers.operand, (slot,), False),
+          self.buffers.arrived.at[slot],
+      )
+
+    early = lambda: copy(self.early_operand(step, tile, k))
+    late = lambda: copy(self.operand(step, tile, k - self.early))
+    if not self.early:
+      late()
+    elif isinstance(k, int):
+      early() if k < self.early else late()
+    else:
+      pl.when(k < self.early)(early)
+      pl.when(k >= self.early)(late)
 
   def _multiply(self, step, tile, slot, own) -> tuple[Array, Array]:
     """Returns a product and the following slot; zeros unless `own`."""
@@ -176,8 +192,9 @@ class Products:
     turns = jnp.where(own, jnp.int32(self.turns), 0)
 
     def begin():
-      self.wait(step, tile)
       for k in range(self._ahead):
+        if k == self.early:
+          self.wait(step, tile)
         self._copy_operand(step, tile, k, self._after(slot, k))
 
     self._when(own, begin)
@@ -197,6 +214,8 @@ class Products:
 
         def copy():
           self._copy_matrix(tile, later, before)
+          if self.early >= self._ahead:
+            pl.when(later == self.early)(lambda: self.wait(step, tile))
           self._copy_operand(step, tile, later, before)
 
         self._when((k > 0) & (later < self.turns), copy)

@@ -43,16 +43,10 @@ Carry = tuple[Array, ...]
 @functools.partial(jax.jit, static_argnums=0)
 def run(
     plan: resident_plan.Plan,
-    theta: Array,
-    x: Array,
-    matrix: Array,
-    carry: Array,
-    restart: Array | None,
-    flags: Array | None,
+    inputs: forward.Inputs,
 ) -> forward.Outputs:
   """Runs the recurrence; arrays as in `forward`, without its `state`."""
   out_type = forward.out_type(plan)._replace(state=None)
-  inputs = forward.Inputs(theta, x, matrix, carry, restart, flags)
   types = resident_products.Buffers.types(
       plan.config, plan.columns, plan.turns, plan.dtype
   )

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import math
 from typing import Any
 from unittest import mock
 
@@ -59,21 +60,36 @@ class _View:
   reverse: bool
 
 
-def unarranged(plan, matrix):
-  """Undoes `plan.arrange`: R as [G, N, from, to], float32."""
+def unarranged(plan, matrix, depth=None):
+  """Undoes `plan.arrange`: R as [G, N, from, to], float32.
+
+  Args:
+    plan: of the kernel.
+    matrix: from `plan.arrange`.
+    depth: the number of elements that the product sums over; None for those of
+      a head.
+  """
   gates, heads, size = plan.recurrent, plan.heads, plan.size
-  count = gates * heads * size * size
-  places = jnp.arange(count).reshape(gates, heads, size, size)
+  shape = gates, heads, depth or size, size
+  count = math.prod(shape)
+  places = jnp.arange(count).reshape(shape)
   exact = dataclasses.replace(plan, dtype=jnp.int32)
   order = exact.arrange(places).reshape(-1)
   flat = jnp.zeros(count, jnp.float32)
   flat = flat.at[order].set(matrix.reshape(-1).astype(jnp.float32))
-  return flat.reshape(gates, heads, size, size)
+  return flat.reshape(shape)
 
 
-def forward_loop(plan, theta, x, matrix, carry, restart, flags):
+def forward_loop(plan, inputs):
   """A loop in place of `forward.forward`."""
+  theta, x, source, matrix, carry, restart, flags = inputs
   loop = Loop(plan, flags)
+  if source is not None:
+    # The gates of a tile side by side, as those of R.
+    own = unarranged(plan, matrix[: plan.depth], plan.depth)[:, 0]
+    matrix = matrix[plan.depth :]
+    x = jnp.einsum('abi,gif->abgf', source.astype(jnp.float32), own)
+    x = x.reshape(*x.shape[:2], -1)
   matrix = jnp.swapaxes(unarranged(plan, matrix), -1, -2)
   rows = tuple(theta)[: plan.params]
 

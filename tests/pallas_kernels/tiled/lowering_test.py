@@ -44,6 +44,20 @@ LAYERS = (
     ),
 )
 
+# Those whose forward kernel may multiply W x.
+PROJECTED = (
+    case(rnnzoo.LSTM, sizes=(2048, 3, 768), in_features=768, time_major=True),
+    case(
+        rnnzoo.LSTM,
+        dtype='float16',
+        sizes=(2000, 3, 320),
+        in_features=64,
+        reset=True,
+        lengths=True,
+        reverse=True,
+    ),
+)
+
 # Those that keep R on the chip.
 FEWER_ROWS = (
     case(rnnzoo.LSTM, sizes=(256, 3, 768), time_major=True),
@@ -83,6 +97,12 @@ class TiledLoweringTest(parameterized.TestCase):
     names = ON_CHIP if case in FEWER_ROWS else NAMES
     with mock.patch.object(limits, 'KEEP_SUMS', True):
       self.lowers(case, names)
+
+  @parameterized.named_parameters(*comparison.named(PROJECTED))
+  @pytest.mark.slow
+  def test_projected(self, case):
+    with mock.patch.multiple(limits, KEEP_SUMS=True, PROJECT=True):
+      self.lowers(case)
 
   @pytest.mark.slow
   def test_on_chip_with_x64(self):

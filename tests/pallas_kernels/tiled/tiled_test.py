@@ -3,6 +3,7 @@
 Plain loops take the place of the kernels, see tests/testing/tiled_loops.py.
 """
 
+import contextlib
 import functools
 import math
 from unittest import mock
@@ -27,6 +28,7 @@ from tests.testing import tiled_loops
 
 if abstract_gpu.RUNS:
   from pallas_kernels.tiled import config as config_lib
+  from pallas_kernels.tiled import forward
   from pallas_kernels.tiled import fragments
   from pallas_kernels.tiled import op
   from pallas_kernels.tiled import resident
@@ -62,9 +64,31 @@ CASES = (
 )
 
 
-def sums_kept(yes=True):
-  """Gates that are sums x + R h are kept as such inside."""
-  return mock.patch.object(limits, 'KEEP_SUMS', yes)
+# Layers whose inputs have 64 features and more.
+WIDE = (
+    case(rnnzoo.LSTM, sizes=(3, 7, 64), in_features=64, time_major=True),
+    case(
+        rnnzoo.LSTM,
+        dtype='float16',
+        sizes=(3, 5, 128),
+        in_features=192,
+        reset=True,
+        mask=True,
+        reverse=True,
+    ),
+    case(rnnzoo.Elman, sizes=(3, 7, 128), in_features=64, reset=True),
+    case(
+        rnnzoo.LSTM,
+        sizes=(3, 5, 64),
+        in_features=128,
+        path=rnnzoo.Pallas(keep='carries'),
+    ),
+)
+
+
+def sums_kept(yes=True, projected=False):
+  """Gates that are sums x + R h are kept as such inside, or multiplied too."""
+  return mock.patch.multiple(limits, KEEP_SUMS=yes, PROJECT=projected)
 
 
 class LayersTest(comparison.ComparisonTestCase):
@@ -96,6 +120,42 @@ class LayersTest(comparison.ComparisonTestCase):
   def test_all_sums_agree_with_reference(self, case):
     with sums_kept(), tiled_loops.imitated(self):
       self.compare(case, TOLERANCE[case.dtype])
+
+  @parameterized.named_parameters(*comparison.named(WIDE[:1]))
+  def test_projected_agrees_with_reference(self, case):
+    with (
+        sums_kept(projected=True),
+        tiled_loops.imitated(self, on_chip=False),
+        self.products_inside(),
+    ):
+      self.compare(case, TOLERANCE[case.dtype])
+
+  @parameterized.named_parameters(*comparison.named(WIDE[1:]))
+  @pytest.mark.slow
+  def test_all_projected_agree_with_reference(self, case):
+    with (
+        sums_kept(projected=True),
+        tiled_loops.imitated(self, on_chip=False),
+        self.products_inside(),
+    ):
+      self.compare(case, TOLERANCE[case.dtype])
+
+  @contextlib.contextmanager
+  def products_inside(self):
+    """Fails unless a forward kernel multiplies W x."""
+    if not abstract_gpu.RUNS:
+      yield
+      return
+    kernel = forward.forward
+    plans = []
+
+    def run(plan, inputs):
+      plans.append(plan)
+      return kernel(plan, inputs)
+
+    with mock.patch.object(forward, 'forward', run):
+      yield
+    self.assertTrue(plans and all(plan.depth for plan in plans))
 
   @parameterized.parameters((rnnzoo.LSTM, ()), (rnnzoo.GRU, (2,)))
   def test_inputs_in_no_sum(self, layer, alone):
@@ -228,13 +288,14 @@ class FewRowsTest(comparison.ComparisonTestCase):
   @parameterized.parameters(
       (rnnzoo.LSTM, {}),
       (rnnzoo.LSTM, {'sums': True}),
+      (rnnzoo.LSTM, {'sums': True, 'in_features': 64}),
       (rnnzoo.GRU, {'reset': True, 'mask': True, 'time_major': True}),
       (rnnzoo.GRU, {'sums': True}),
       (rnnzoo.Elman, {'reset': True, 'reverse': True}),
   )
   def test_agrees_with_reference(self, layer, options):
     options = dict(options)
-    sums = sums_kept(options.pop('sums', False))
+    sums = sums_kept(options.pop('sums', False), 'in_features' in options)
     given = case(layer, sizes=(4, 5, 64), **options)
     pay = lambda *_, rows, **__: rows > 1
     with (
