@@ -1,6 +1,7 @@
-"""Times kernels in tiles by the most slots of their ring buffers.
+"""Times kernels in tiles by slots of their ring buffers, and by what is kept.
 
   python benchmarks/tiled_stages.py --output=runs/tiled_stages.json
+  python benchmarks/tiled_stages.py --stages=6 --kept=gates,sums,projected
 
 A layer with its projection in bfloat16, time-major, forward and with its
 gradient, beside the error of 'scan' in bfloat16; both errors are from 'scan' in
@@ -17,6 +18,7 @@ import contextlib
 import dataclasses
 import datetime
 import functools
+import itertools
 import json
 import math
 import pathlib
@@ -43,6 +45,15 @@ _COMMIT = flags.DEFINE_string('commit', '', 'The commit that is measured.')
 _STAGES = flags.DEFINE_list(
     'stages', ['6', '8', '10', '12', '14'], 'The most slots, one after another.'
 )
+_KEPT = flags.DEFINE_list(
+    'kept',
+    ['gates'],
+    "Ways to keep gates, one after another: 'gates', x and R h each; 'sums',"
+    " their sums; 'projected', sums where the forward kernel multiplies W x.",
+)
+_SHAPES = flags.DEFINE_multi_string(
+    'shape', None, 'Layer, batch, time and features, as LSTM,2048,64,768.'
+)
 _THREADS = flags.DEFINE_integer('compile_threads', 8, 'Threads that compile.')
 _TIME_LIMIT = flags.DEFINE_float(
     'time_limit', None, 'Seconds after which no further row is begun.'
@@ -54,6 +65,9 @@ SHAPES = (
     ('LSTM', 256, 256, 768),
     ('GRU', 2048, 64, 768),
     ('LSTM', 2048, 64, 768),
+    ('LSTM', 4096, 64, 512),
+    ('LSTM', 4096, 64, 256),
+    ('LSTM', 1024, 64, 512),
 )
 DIRECTIONS = ('forward', 'forward+backward')
 GATES = {'LSTM': 4, 'GRU': 3}
@@ -72,10 +86,13 @@ class Program:
 
 
 @contextlib.contextmanager
-def most_stages(count: int) -> Iterator[None]:
-  """Gives kernels up to so many slots."""
+def variant(count: int, kept: str) -> Iterator[None]:
+  """Gives kernels up to so many slots, and says how gates are kept."""
   with (
       mock.patch.object(tuning, '_MOST_STAGES', count),
+      mock.patch.multiple(
+          limits, KEEP_SUMS=kept != 'gates', PROJECT=kept == 'projected'
+      ),
       mock.patch.object(limits, 'WORK', 0),
       mock.patch.object(tuning, 'choose_resident', lambda **_: None),
       mock.patch.object(tuning, 'choose_team', lambda **_: None),
@@ -170,12 +187,14 @@ def programs(shape) -> Iterator[Program]:
       row = facts | {'path': 'scan', 'direction': direction}
       yield Program(row, lower(shape, 'scan', 'bfloat16', direction))
     seen = set()
-    for count in map(int, _STAGES.value):
-      with most_stages(count), gpu():
+    for count, kept in itertools.product(map(int, _STAGES.value), _KEPT.value):
+      if kept == 'projected' and layer != 'LSTM':
+        continue  # Not all gates are sums.
+      with variant(count, kept), gpu():
         taken = configs(shape, direction)
-        if taken in seen:
+        if (taken, kept) in seen:
           continue
-        seen.add(taken)
+        seen.add((taken, kept))
         sizes = [
             shared_bytes(layer, config, adjoint=bool(i))
             for i, config in enumerate(taken)
@@ -187,6 +206,7 @@ def programs(shape) -> Iterator[Program]:
           'path': 'pallas',
           'direction': direction,
           'most_stages': count,
+          'kept': kept,
           'stages': [config.stages for config in taken],
           'configs': [dataclasses.asdict(config) for config in taken],
           'shared_bytes': sizes,
@@ -241,7 +261,8 @@ def line(row: dict[str, Any]) -> str:
   size = f'{row["batch"]}x{row["time"]}x{row["features"]}'
   parts = f'{row["layer"]:5} {size:12} {row["direction"]:17} {row["path"]:7}'
   if 'stages' in row:
-    parts += f'most {row["most_stages"]:2}, slots {row["stages"]},'
+    parts += f'{row["kept"]:9} most {row["most_stages"]:2},'
+    parts += f' slots {row["stages"]},'
     parts += f' {max(row["shared_bytes"]) / 1024:.0f} KiB'
   if 'median_ms' in row:
     parts += f' {row["median_ms"]:8.3f} ms, error {row["error"]:.1e}'
@@ -252,8 +273,12 @@ def main(argv) -> None:
   """Lowers all programs, and on a GPU measures them."""
   del argv
   start = time.perf_counter()
+  shapes: tuple[Any, ...] = SHAPES
+  if _SHAPES.value:
+    words = [shape.split(',') for shape in _SHAPES.value]
+    shapes = tuple((layer, *map(int, sizes)) for layer, *sizes in words)
   if jax.default_backend() != 'gpu':
-    for shape in SHAPES:
+    for shape in shapes:
       for program in programs(shape):
         print(f'{line(program.row)}: {program.finish} kernels', flush=True)
     return
@@ -276,11 +301,11 @@ def main(argv) -> None:
         program.compiling = pool.submit(program.finish)
       return own, shape, reference
 
-    following = submit(SHAPES[0])
-    for index in range(len(SHAPES)):
+    following = submit(shapes[0])
+    for index in range(len(shapes)):
       current = following
-      if index + 1 < len(SHAPES):
-        following = submit(SHAPES[index + 1])
+      if index + 1 < len(shapes):
+        following = submit(shapes[index + 1])
       for row in measure(*current):
         print(line(row), flush=True)
         result['rows'].append(row)

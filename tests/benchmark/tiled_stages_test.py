@@ -22,7 +22,8 @@ def load(**values):
   holder = lambda name, default, *_: types.SimpleNamespace(
       value=values.get(name, default)
   )
-  names = 'DEFINE_string', 'DEFINE_list', 'DEFINE_integer', 'DEFINE_float'
+  kinds = 'string', 'list', 'integer', 'float', 'multi_string'
+  names = [f'DEFINE_{kind}' for kind in kinds]
   with mock.patch.multiple(flags, **dict.fromkeys(names, holder)):
     return runpy.run_path(str(ROOT / 'benchmarks/tiled_stages.py'))
 
@@ -43,7 +44,7 @@ class TiledStagesTest(absltest.TestCase):
     shape = 'LSTM', 128, 1024, 768
     stages = {}
     for most in (6, 8, 14):
-      with program['most_stages'](most), program['gpu']():
+      with program['variant'](most, 'gates'), program['gpu']():
         taken = program['configs'](shape, 'forward+backward')
       stages[most] = [config.stages for config in taken]
       for adjoint, config in enumerate(taken):
@@ -58,6 +59,14 @@ class TiledStagesTest(absltest.TestCase):
     exact = {'a': jnp.ones(4), 'b': jnp.ones(2)}
     found = load()['errors']({'a': jnp.full(4, 1.5), 'c': 1}, exact)
     self.assertEqual(found, {'a': 0.5})
+
+  @pytest.mark.slow
+  def test_what_is_kept(self):
+    program = load(stages=['6'], kept=['gates', 'sums', 'projected'])
+    own = list(program['programs'](('LSTM', 1024, 8, 512)))
+    kept = [each.row['kept'] for each in own]
+    self.assertEqual(kept, ['gates', 'sums', 'projected'] * 2)
+    self.assertEqual([each.finish for each in own], [1] * 3 + [2] * 3)
 
   @pytest.mark.slow
   def test_kernels_lower(self):
