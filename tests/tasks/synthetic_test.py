@@ -284,6 +284,10 @@ class StateTrackingTest(parameterized.TestCase):
     self.assertAlmostEqual(np.std(noisy - clean), 0.5, delta=0.05)
     self.assertAlmostEqual(np.mean(noisy - clean), 0, delta=0.05)
 
+  def test_clean_epochs_without_noise(self):
+    with self.assertRaisesRegex(ValueError, 'input_noise is 0; got clean_ep'):
+      make('state_tracking', clean_epochs=2)
+
   @parameterized.parameters(
       ('modular_arithmetic', 'last'),
       ('modular_arithmetic', 'every'),

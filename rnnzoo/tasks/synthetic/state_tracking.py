@@ -97,6 +97,12 @@ class StateTracking(protocol.Task):
     if self._every_step:
       self.metrics = (*self.metrics, protocol.Metric('step_accuracy'))
     self.dataset = f'{data.language}, trained on lengths to {data.max_length}'
+    if data.clean_epochs and not data.input_noise:
+      raise ValueError(
+          'config.data.clean_epochs come before epochs with noise, and'
+          ' config.data.input_noise is 0; got clean_epochs='
+          f'{data.clean_epochs}'
+      )
     self._max_length = data.max_length
     multiple = self.language.length_multiple
     # Lengths are drawn as multiples of it, first and last included.
