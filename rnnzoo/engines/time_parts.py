@@ -34,7 +34,7 @@ Array = jax.Array
 Names = tuple[str, ...]
 
 # Steps that one round of `_total` composes: XLA makes one loop of them.
-_ROUND = 8
+_ROUND = 16
 
 # Last steps of a part that its map is composed of at first, and how many times
 # as many are taken next, again and again, until nothing before them matters.
@@ -265,7 +265,8 @@ def _total(
     total = at(a, 0), at(b, 0)
     for step in range(1, size):
       total = compose(total, (at(a, step), at(b, step)))
-    a, b = total
+    # Of two rounds XLA would make one kernel, which reads some steps twice.
+    a, b = lax.optimization_barrier(total)
     if bits is None:
       bits = jnp.sum(jnp.log2(jnp.abs(a)), axis)
   return (a.squeeze(axis), b.squeeze(axis)), bits
