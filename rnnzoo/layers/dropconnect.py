@@ -48,6 +48,7 @@ def dropconnect(params: Any, rate: float, key: jax.Array) -> Any:
       `params` is a model.
   """
   settings.dropout_rate(rate, 'rate')
+  rate = float(rate)  # A numpy scalar would widen bfloat16; 0 is an int.
   if isinstance(params, nnx.Module):
     raise ValueError(
         'params must be the state of a model, as nnx.state(model, nnx.Param);'

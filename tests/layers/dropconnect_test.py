@@ -81,9 +81,12 @@ class DropconnectTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, r'rate must be in \[0, 1\)'):
       rnnzoo.dropconnect(params, rate, jax.random.key(0))
 
-  def test_rate_of_zero(self):
-    params = nnx.state(rnnzoo.LSTM(3, 8, rngs=nnx.Rngs(0)))
-    same = rnnzoo.dropconnect(params, 0.0, jax.random.key(0))
+  @parameterized.parameters(0.0, 0, np.float32(0))
+  def test_rate_of_zero(self, rate):
+    layer = rnnzoo.LSTM(3, 8, param_dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
+    params = nnx.state(layer)
+    same = rnnzoo.dropconnect(params, rate, jax.random.key(0))
+    self.assertEqual(kernels(same)[0].dtype, jnp.bfloat16)
     np.testing.assert_array_equal(kernels(params), kernels(same))
 
 
