@@ -164,7 +164,7 @@ class Block(nnx.Module):
     if mlp is not None:
       self.mlp_norm = norm()
       self.mlp = Mlp(features, mlp, mlp_features, dtype=dtype, rngs=rngs)
-    self.dropout = nnx.Dropout(dropout_rate)
+    self.dropout = nnx.Dropout(float(dropout_rate))
 
   def initial_carry(self, batch_shape: tuple[int, ...] = ()) -> Any:
     """Returns (inputs of the convolution or None, carry of the layer)."""
@@ -280,7 +280,7 @@ class LanguageModel(nnx.Module):
     if dtype is not None:
       checks.floating(dtype, 'dtype')
     self.embedding = nnx.Embed(num_tokens, features, rngs=rngs)
-    self.dropout = nnx.Dropout(dropout_rate)
+    self.dropout = nnx.Dropout(float(dropout_rate))
     self.blocks = nnx.List(
         [
             Block(

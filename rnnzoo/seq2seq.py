@@ -161,7 +161,7 @@ class Seq2Seq(nnx.Module):
         num_source_tokens, encoder.in_features, **make
     )
     self.target_embedding = nnx.Embed(num_target_tokens, embed_features, **make)
-    self.dropout = nnx.Dropout(dropout_rate)
+    self.dropout = nnx.Dropout(float(dropout_rate))
     self.encoder, self.decoder = encoder, decoder
     self.has_attention = attention_features is not None
     self.has_bridge = self.has_attention or context != features

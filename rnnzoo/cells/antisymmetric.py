@@ -38,7 +38,7 @@ class Antisymmetric:
     """Maps a recurrent kernel [gates, heads, head_dim, head_dim]."""
     w = kernel[-1:]
     identity = jnp.eye(w.shape[-1], dtype=w.dtype)
-    a = w - jnp.swapaxes(w, -1, -2) - self.gamma * identity
+    a = w - jnp.swapaxes(w, -1, -2) - float(self.gamma) * identity
     return jnp.concatenate([kernel[:-1], a])
 
 
@@ -61,7 +61,7 @@ class AntisymmetricRNNCell(cell.Cell):
   def update(self, params, x_gates, h_gates, carry):
     del params
     (h,) = carry
-    return (h + self.epsilon * tanh(x_gates[0] + h_gates[0]),)
+    return (h + float(self.epsilon) * tanh(x_gates[0] + h_gates[0]),)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +87,7 @@ class GatedAntisymmetricRNNCell(cell.Cell):
     del params
     (h,) = carry
     z = sigmoid(x_gates[0] + h_gates[0])
-    return (h + self.epsilon * z * tanh(x_gates[1] + h_gates[0]),)
+    return (h + float(self.epsilon) * z * tanh(x_gates[1] + h_gates[0]),)
 
 
 class _Options(
@@ -169,7 +169,7 @@ class AntisymmetricRNN(recurrent.RecurrentLayer[carries.HiddenCarry]):
         recurrent_structure=Antisymmetric(gamma),
         kernel_init=kernel_init,
         recurrent_kernel_init=jax.nn.initializers.variance_scaling(
-            recurrent_scale**2, 'fan_in', 'normal'
+            float(recurrent_scale) ** 2, 'fan_in', 'normal'
         ),
         rngs=rngs,
         **options,

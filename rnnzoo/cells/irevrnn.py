@@ -200,7 +200,8 @@ class IRevRNN(recurrent.RecurrentLayer[IRevRNNCarry]):
     shape = (inner_steps, features)
     inner = {
         name: nnx.Param(
-            inner_scale * jax.random.normal(rngs.params(), shape, param_dtype)
+            float(inner_scale)
+            * jax.random.normal(rngs.params(), shape, param_dtype)
         )
         for name in ('a', 'b')
     }

@@ -33,7 +33,9 @@ def constrain(params: Any) -> Any:
     bound = getattr(variable, 'max_abs', None)
     if bound is None:
       return variable
-    return variable.replace(jnp.clip(variable[...], -bound, bound))
+    value = variable[...]
+    bound = jnp.asarray(bound, value.dtype)  # One of numpy's may be wider.
+    return variable.replace(jnp.clip(value, -bound, bound))
 
   is_variable = lambda x: isinstance(x, nnx.Variable)
   if isinstance(params, nnx.Module) or not any(

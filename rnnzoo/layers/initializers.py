@@ -83,7 +83,7 @@ def shifted(init: Initializer, offset: float) -> Initializer:
   """
 
   def add(value):
-    return value + offset if hasattr(value, 'dtype') else value
+    return value + float(offset) if hasattr(value, 'dtype') else value
 
   def shifted_init(key, shape, dtype=None, out_sharding=None):
     del out_sharding

@@ -146,7 +146,7 @@ class Stack(sequence_layer.SequenceLayer):
     self.out_features = size
     if layers[0].time_axis_name:
       self.time_axis_name = layers[0].time_axis_name
-    self.dropout_rate = dropout_rate
+    self.dropout_rate = float(dropout_rate)
     self.share_dropout_over_time = share_dropout_over_time
     self.residual = residual
 

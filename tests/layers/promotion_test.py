@@ -9,6 +9,7 @@ from absl.testing import parameterized
 from flax import nnx
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import rnnzoo
@@ -118,6 +119,49 @@ class StrictDtypesTest(parameterized.TestCase):
           tokens,
       )
     self.assertEqual(found.tokens.shape, (BATCH, 5))
+
+
+class NumpyScalarsTest(parameterized.TestCase):
+  """A setting that is one of numpy's numbers asks for no dtype."""
+
+  @parameterized.parameters(
+      (rnnzoo.LSTM, 'forget_bias'),
+      (rnnzoo.AntisymmetricRNN, 'epsilon'),
+      (rnnzoo.AntisymmetricRNN, 'gamma'),
+      (rnnzoo.AntisymmetricRNN, 'recurrent_scale'),
+      (rnnzoo.IRevRNN, 'inner_scale'),
+      (rnnzoo.IndRNN, 'max_abs'),
+  )
+  def test_layers(self, make, option):
+    made = []
+    for number in (0.5, np.float32(0.5)):
+      layer = make(
+          FEATURES,
+          FEATURES,
+          param_dtype=jnp.bfloat16,
+          rngs=nnx.Rngs(0),
+          **{option: number},
+      )
+      params = nnx.state(layer, nnx.Param)
+      x = jax.ShapeDtypeStruct((BATCH, TIME, FEATURES), jnp.bfloat16)
+      made.append((rnnzoo.constrain(params), jax.eval_shape(layer, x)))
+    for want, got in zip(*map(jax.tree.leaves, made), strict=True):
+      self.assertEqual(got.dtype, want.dtype)
+      self.assertEqual(got.dtype, jnp.bfloat16)
+
+  def test_dropout(self):
+    stack = rnnzoo.Stack(
+        rnnzoo.GRU,
+        FEATURES,
+        FEATURES,
+        num_layers=2,
+        dropout_rate=np.float32(0.5),
+        param_dtype=jnp.bfloat16,
+        rngs=nnx.Rngs(0),
+    )
+    x = jnp.ones((BATCH, TIME, FEATURES), jnp.bfloat16)
+    run = lambda x: stack(x, rngs=nnx.Rngs(dropout=1))
+    self.assertEqual(jax.eval_shape(run, x).dtype, jnp.bfloat16)
 
 
 @dataclasses.dataclass(frozen=True)
