@@ -146,6 +146,7 @@ class Seq2Seq(nnx.Module):
         (num_target_tokens, 'num_target_tokens'),
     ):
       settings.positive(size, name)
+    settings.dropout_rate(dropout_rate)
     initializers.check_rngs(rngs, 'params', required=True)
     context = encoder.out_features
     embed_features = decoder.in_features - context

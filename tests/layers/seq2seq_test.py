@@ -148,17 +148,18 @@ class Seq2SeqTest(parameterized.TestCase):
           rnnzoo.Bidirectional(rnnzoo.GRU, 9, 6, rngs=nnx.Rngs(0)),
           'must be a recurrent layer or a stack of these',
       ),
+      ('dropout_rate', 1.5, r'dropout_rate must be in \[0, 1\), got 1.5'),
   )
-  def test_errors(self, name, layer, message):
+  def test_errors(self, name, given, message):
     rngs = nnx.Rngs(0)
-    layers = {
+    options = {
         'encoder': rnnzoo.GRU(4, 5, rngs=rngs),
         'decoder': rnnzoo.GRU(9, 6, rngs=rngs),
     }
-    layers[name] = layer
+    options[name] = given
     with self.assertRaisesRegex(ValueError, message):
       models.Seq2Seq(
-          **layers, num_source_tokens=4, num_target_tokens=4, rngs=rngs
+          **options, num_source_tokens=4, num_target_tokens=4, rngs=rngs
       )
 
   @parameterized.parameters(np.uint8, np.uint32)
