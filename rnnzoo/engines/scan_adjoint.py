@@ -152,7 +152,8 @@ class _Adjoint:
         self._d_kernels(start[0], operand, d_h_gates),
         jax.tree.map(time_sum, d_restart),
     )
-    return (d_carry, jax.tree.map(jnp.add, sums, parts)), d_x
+    add = lambda total, part: total + part.astype(total.dtype)
+    return (d_carry, jax.tree.map(add, sums, parts)), d_x
 
   def _linearized(self, at: scan_steps.Linearization):
     """Returns pullbacks of all steps, or else their points; and operands."""

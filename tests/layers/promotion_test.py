@@ -28,11 +28,20 @@ class StrictDtypesTest(parameterized.TestCase):
       implementation=('scan', 'associative_scan'),
   )
   def test_layers(self, name, implementation):
+    self.check(name, implementation, jnp.float32)
+
+  @parameterized.parameters(*rnnzoo.LAYERS)
+  def test_parameters_of_16_bits(self, name):
+    self.check(name, None, jnp.bfloat16)
+
+  def check(self, name, implementation, param_dtype):
+    """Takes the gradient of a layer where JAX refuses to promote."""
     with jax.numpy_dtype_promotion('strict'):
       layer = rnnzoo.LAYERS[name](
           FEATURES,
           FEATURES,
           dtype=jnp.bfloat16,
+          param_dtype=param_dtype,
           learn_initial_carry=True,
           implementation=implementation,
           rngs=nnx.Rngs(0),
