@@ -279,7 +279,9 @@ def _run(
 
 def _interrupt(process: subprocess.Popen) -> int:
   """Ends a run, which goes on later; returns its exit code."""
-  process.send_signal(signal.SIGINT)
+  # A program in the background of a script ignores Ctrl-C, and so do its runs.
+  ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+  process.send_signal(signal.SIGTERM if ignored else signal.SIGINT)
   try:
     code = process.wait(_PATIENCE)
   except subprocess.TimeoutExpired:

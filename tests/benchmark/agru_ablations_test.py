@@ -78,7 +78,7 @@ class AblationsTest(absltest.TestCase):
   def test_table(self):
     wanted = ['baseline', 'frozen_epsilon_0.5_gamma_0.1']
 
-    def run(config, workdir, flags, parallel):
+    def run(config, workdir, flags, parallel, unused_deadline):
       del config, parallel
       write_run(workdir, '--config.model.options.AGRU.epsilon=0.5' not in flags)
       self.assertIn('--config.num_seeds=3', flags)
