@@ -111,7 +111,7 @@ MUTANTS = (
             'w + jnp.swapaxes(w, -1, -2) -',
             'Anti',
         ),
-        ('- self.gamma * identity', '+ self.gamma * identity', 'Anti'),
+        ('- float(self.gamma)', '+ float(self.gamma)', 'Anti'),
     ),
     *_all(
         'rnnzoo/cells/irevrnn.py',
