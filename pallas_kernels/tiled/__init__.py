@@ -9,6 +9,7 @@ hundred rows tiles are few: then each CTA has the same tile in all steps, and R
 on the chip.
 
     op.py            one differentiable operation
+    kept_gates.py    what the adjoint reads of the gates
     limits.py        which problems can run, and where it pays
     tuning.py        how large tiles are: a Config
     config.py        tiles, and which CTA has which

@@ -96,10 +96,7 @@ def out_type(plan: plan_lib.Plan) -> Outputs:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def forward(
-    plan: plan_lib.Plan,
-    inputs: Inputs,
-) -> Outputs:
+def forward(plan: plan_lib.Plan, inputs: Inputs) -> Outputs:
   """Runs the recurrence."""
   outs = out_type(plan)
   body = lambda *args: _Warpgroup(plan, *args).run()

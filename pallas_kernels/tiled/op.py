@@ -25,6 +25,7 @@ from pallas_kernels.mosaic import autodiff
 from pallas_kernels.mosaic import step_flags
 from pallas_kernels.tiled import backward
 from pallas_kernels.tiled import forward
+from pallas_kernels.tiled import kept_gates
 from pallas_kernels.tiled import limits
 from pallas_kernels.tiled import plan as plan_lib
 from pallas_kernels.tiled import resident_forward
@@ -84,30 +85,10 @@ def _run_fwd(
   elif not isinstance(x, projection.Product):
     plan = _make_plan(recurrence, inputs, recurrent_kernel, len(carry), False)
     # Instead of all inputs those that are in no sum.
-    x, alone = None, _alone(plan, x)
+    x, alone = None, kept_gates.alone(plan, x)
   saved = h, others, gates, alone
-  of_inputs = _Inputs(inputs.shape[2], inputs.dtype)
+  of_inputs = kept_gates.Inputs(inputs.shape[2], inputs.dtype)
   return (last, carries), ((theta, x, *operands[2:]), saved, of_inputs)
-
-
-@jax.tree_util.register_static
-@dataclasses.dataclass(frozen=True)
-class _Inputs:
-  """What a backward pass has to know of inputs that are not kept.
-
-  Attributes:
-    gates: G.
-    dtype: of the inputs.
-  """
-
-  gates: int
-  dtype: Any
-
-  def beside(self, h: Any) -> jax.ShapeDtypeStruct:
-    """Returns the type of the inputs that belong to h, [B, T, F]."""
-    batch, time, features = h.shape
-    shape = batch, time, self.gates, features
-    return jax.ShapeDtypeStruct(shape, self.dtype)
 
 
 def _multiplies(
@@ -227,7 +208,11 @@ def _forward_part(
     if not save:
       return last, carries, ()
     h = h[0].reshape(x.shape[0], x.shape[1], -1)
-    return last, carries, (h, others, _kept(plan, h, x, recurrent_kernel))
+    return (
+        last,
+        carries,
+        (h, others, kept_gates.kept(plan, h, x, recurrent_kernel)),
+    )
   on_chip = isinstance(plan, resident_plan.Plan)
   run_kernel = resident_forward.run if on_chip else forward.forward
   source = None
@@ -369,7 +354,9 @@ def _backward_part(
   )
   if few:
     if x is None:
-      x = _inputs(plan, h, gates, alone, recurrent_kernel, of_inputs.dtype)
+      x = kept_gates.inputs(
+          plan, h, gates, alone, recurrent_kernel, of_inputs.dtype
+      )
     by_head = h.reshape(1, *h.shape[:2], 1, -1)
     results = dense_op.backward_part(
         few,
@@ -382,7 +369,9 @@ def _backward_part(
   shared = dense_plan.shared_gates(plan) == tuple(range(plan.gates))
   plan = dataclasses.replace(plan, shared=shared)
   if gates is None:
-    gates, alone = _kept(plan, h, x, recurrent_kernel), _alone(plan, x)
+    gates, alone = kept_gates.kept(
+        plan, h, x, recurrent_kernel
+    ), kept_gates.alone(plan, x)
   d_last, d_carries = cotangents
   on_chip = isinstance(plan, team_plan.Plan)
   run_kernel = team_backward.run if on_chip else backward.backward
@@ -411,87 +400,6 @@ def _backward_part(
 
 
 _run.defvjp(_run_fwd, _run_bwd)
-
-
-def _alone(plan: plan_lib.Plan, x: Array) -> Array | None:
-  """Returns the inputs that are in no sum, [B, T, K, F], or None."""
-  if len(plan.alone) == plan.gates:
-    return x
-  if not plan.alone:
-    return None
-  return jnp.stack([x[:, :, i] for i in plan.alone], axis=2)
-
-
-def _h_gates(plan: plan_lib.Plan, h: Array, recurrent_kernel: Array) -> Array:
-  """Returns R h of all steps.
-
-  Args:
-    plan: of either pass.
-    h: that every step starts from, [B, T, F].
-    recurrent_kernel: R, [G', N, D, D].
-
-  Returns:
-    float32 [B, T, G', F].
-  """
-  lead = h.shape[:2]
-  product = jnp.einsum(
-      'abnd,gndk->abgnk',
-      h.reshape(*lead, plan.heads, plan.size),
-      recurrent_kernel.astype(plan.dtype),
-      preferred_element_type=jnp.float32,
-  )
-  return product.reshape(*lead, plan.recurrent, -1)
-
-
-def _kept(
-    plan: plan_lib.Plan, h: Array, x: Array, recurrent_kernel: Array
-) -> Array:
-  """Returns the gates as the forward kernel keeps them.
-
-  Args:
-    plan: as for `_h_gates`, and so are h and recurrent_kernel.
-    h: that every step starts from, [B, T, F].
-    x: inputs, [B, T, G, F].
-    recurrent_kernel: R.
-
-  Returns:
-    float16 [B, T, G' F].
-  """
-  product = _h_gates(plan, h, recurrent_kernel)
-  split = lambda a: [a[:, :, i] for i in range(a.shape[2])]
-  kept = jnp.concatenate(plan.kept(split(x), split(product)), axis=-1)
-  most = float(jnp.finfo(jnp.float16).max)
-  return jnp.clip(kept, -most, most).astype(jnp.float16)
-
-
-def _inputs(
-    plan: plan_lib.Plan,
-    h: Array,
-    gates: Array,
-    alone: Array | None,
-    recurrent_kernel: Array,
-    dtype: Any,
-) -> Array:
-  """Returns the inputs of all steps, which the sums have in them.
-
-  Args:
-    plan: as for `_h_gates`, and so are h and recurrent_kernel.
-    h: that every step starts from.
-    gates: from `_kept`.
-    alone: from `_alone`.
-    recurrent_kernel: R.
-    dtype: of the inputs.
-
-  Returns:
-    [B, T, G, F].
-  """
-  if alone is not None and len(plan.alone) == plan.gates:
-    return alone
-  sums = gates.reshape(*h.shape[:2], plan.recurrent, -1)
-  sums = sums - _h_gates(plan, h, recurrent_kernel)
-  split = lambda a: [a[:, :, i].astype(dtype) for i in range(a.shape[2])]
-  own = [] if alone is None else split(alone)
-  return jnp.stack(plan.input_gates(own, split(sums)), axis=2)
 
 
 def _d_recurrent_kernel(plan: plan_lib.Plan, h: Array, d_gates: Array) -> Array:

@@ -271,11 +271,11 @@ class Plan:
   def input_gates(
       self, alone: Sequence[Any], kept: Sequence[Any]
   ) -> tuple[Any, ...]:
-    """Returns what stands for each input gate, or for its cotangent.
+    """Returns an array for each input gate: its own, or that of its sum.
 
     Args:
-      alone: of the input gates that are in no sum.
-      kept: of the recurrent gates and sums.
+      alone: arrays of the input gates that are in no sum, or their cotangents.
+      kept: arrays of the recurrent gates and sums, or their cotangents.
     """
     found = dict(zip(self.alone, alone, strict=True))
     for i, value in zip(self.sums, kept, strict=True):

@@ -41,10 +41,7 @@ Carry = tuple[Array, ...]
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def run(
-    plan: resident_plan.Plan,
-    inputs: forward.Inputs,
-) -> forward.Outputs:
+def run(plan: resident_plan.Plan, inputs: forward.Inputs) -> forward.Outputs:
   """Runs the recurrence; arrays as in `forward`, without its `state`."""
   out_type = forward.out_type(plan)._replace(state=None)
   types = resident_products.Buffers.types(

@@ -40,11 +40,11 @@ class Case(NamedTuple):
 def main(words: Sequence[str]) -> list[str]:
   """Trains all combinations and compares them.
 
-  Returns:
-    Names of runs that failed, or did not end within the time limit.
-
   Args:
     words: of the command line.
+
+  Returns:
+    Names of runs that failed, or did not end within the time limit.
 
   Raises:
     ValueError: a grid or a file of cases cannot be read.
@@ -121,8 +121,8 @@ def main(words: Sequence[str]) -> list[str]:
     output = directory if of_all else directory / 'comparisons' / metric
     print(comparison.compare(alike, str(output)))
   for name in failed:
-    what = 'did not end in time' if codes[name] == INTERRUPTED else 'failed'
-    print(f'rnnzoo: {name} {what}; see {directory / name}.log', file=sys.stderr)
+    end = 'did not end in time' if codes[name] == INTERRUPTED else 'failed'
+    print(f'rnnzoo: {name} {end}; see {directory / name}.log', file=sys.stderr)
   return failed
 
 

@@ -87,8 +87,8 @@ _LOCKS: dict[pathlib.Path, TextIO] = {}
 # The line in a lock; none where a process was killed before it wrote one.
 _HOLDER = re.compile(r'(process \d+ on [^\n]*\n)?')
 
-# What orbax takes for a pattern, or for the address of a remote file system, in
-# a path. Checkpoints that it writes there may be unreadable.
+# orbax reads these characters of a path as a pattern, or as the address of a
+# remote file system, and may not find the checkpoints that it wrote there.
 _NOT_IN_PATHS = re.compile(r'[*?\[\\]|:/')
 
 

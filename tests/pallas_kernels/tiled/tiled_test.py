@@ -123,16 +123,14 @@ class LayersTest(comparison.ComparisonTestCase):
 
   @parameterized.named_parameters(*comparison.named(WIDE[:1]))
   def test_projected_agrees_with_reference(self, case):
-    with (
-        sums_kept(projected=True),
-        tiled_loops.imitated(self, on_chip=False),
-        self.products_inside(),
-    ):
-      self.compare(case, TOLERANCE[case.dtype])
+    self.compare_projected(case)
 
   @parameterized.named_parameters(*comparison.named(WIDE[1:]))
   @pytest.mark.slow
   def test_all_projected_agree_with_reference(self, case):
+    self.compare_projected(case)
+
+  def compare_projected(self, case):
     with (
         sums_kept(projected=True),
         tiled_loops.imitated(self, on_chip=False),
