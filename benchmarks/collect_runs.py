@@ -33,6 +33,7 @@ _DATA = (
     'data.test_context',
     'data.input_noise',
     'data.clean_epochs',
+    'data.validation_noise',
     'data.loss_steps',
     'data.source_tokens',
     'data.target_tokens',

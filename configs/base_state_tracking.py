@@ -35,6 +35,8 @@ def get_config() -> ml_collections.ConfigDict:
   data.input_noise = 0.0
   # Epochs without that noise, before it.
   data.clean_epochs = 0
+  # The same deviation in validation, by which the best epoch is chosen.
+  data.validation_noise = 0.0
   # The least length of training and validation.
   data.min_length = 1
   # The greatest length of training and validation.

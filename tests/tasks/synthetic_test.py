@@ -123,6 +123,12 @@ class SplitsTest(parameterized.TestCase):
           r'lengths of at least config.data.num_symbols, 3; got \(\(2, 1\),\)',
       ),
       ('noise', 'state_tracking', {'input_noise': -0.1}, 'data.input_noise'),
+      (
+          'noise_of_validation',
+          'state_tracking',
+          {'validation_noise': -0.1},
+          'data.validation_noise',
+      ),
       ('language', 'state_tracking', {'language': 'A6'}, 'one of .*; got .A6.'),
       ('lengths', 'state_tracking', {'test_lengths': (8, 4)}, 'ascending'),
       ('none', 'state_tracking', {'test_lengths': ()}, 'ascending'),
@@ -283,6 +289,29 @@ class StateTrackingTest(parameterized.TestCase):
     self.assertFalse(np.array_equal(noisy, other))
     self.assertAlmostEqual(np.std(noisy - clean), 0.5, delta=0.05)
     self.assertAlmostEqual(np.mean(noisy - clean), 0, delta=0.05)
+
+  def test_noise_of_validation(self):
+    plain = make('state_tracking', language='A5').splits['validation']
+    task = make('state_tracking', language='A5', validation_noise=0.25)
+    split, seen = task.splits['validation'], []
+    self.assertEqual(split.keys() - plain.keys(), {'noise', 'noise_seed'})
+    np.testing.assert_array_equal(split['tokens'], plain['tokens'])
+    self.assertNotIn('noise', task.splits['test'])
+
+    def model(x, *, seq_lengths, rngs=None):
+      del seq_lengths, rngs
+      seen.append(np.asarray(x))
+      return jnp.zeros((len(x), task.language.num_classes))
+
+    of = lambda rows: {name: array[rows] for name, array in split.items()}
+    for rows in (slice(0, 4), slice(2, 4)):
+      task.evaluate(model, of(rows))
+    whole, part = seen
+    # A string's noise does not depend on its batch.
+    np.testing.assert_array_equal(whole[2:], part)
+    noise = whole - np.eye(task.language.num_tokens)[split['tokens'][:4]]
+    self.assertAlmostEqual(np.std(noise), 0.25, delta=0.02)
+    self.assertFalse(np.allclose(noise[0], noise[1]))
 
   def test_clean_epochs_without_noise(self):
     with self.assertRaisesRegex(ValueError, 'input_noise is 0; got clean_ep'):

@@ -13,8 +13,10 @@ itself, or something that looks like it on short strings.
 
 Tokens are vectors with a single 1. With `input_noise` training, after
 `clean_epochs` without, adds Gaussian noise to them, so that a state must be
-corrected at every step, as one that is to hold for long. Validation and tests
-have none.
+corrected at every step, as one that is to hold for long. Tests have none.
+Without `validation_noise` validation has none either, and then prefers a model
+that is sure of short strings to one whose states hold. With it each string of
+validation has noise of its own, the same in every epoch and run.
 """
 
 from collections.abc import Mapping
@@ -56,6 +58,7 @@ _DATA_RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
         'label_steps': fields.one_of(('last', 'every')),
         'input_noise': fields.number(0, 100),
         'clean_epochs': fields.integer(0),
+        'validation_noise': fields.number(0, 100),
         'min_length': fields.integer(1, _MOST),
         'max_length': fields.integer(1, _MOST),
         'test_lengths': fields.Rule(
@@ -118,7 +121,7 @@ class StateTracking(protocol.Task):
     rng = np.random.default_rng(data.seed)
     self.splits: Mapping[str, protocol.Split] = {
         'train': self._make_train(data),
-        'validation': self._make_validation(rng, data.num_validation),
+        'validation': self._make_validation(rng, data),
         'test': self._make_test(rng, data, longest),
         **{f'length_{n}': self._make_test(rng, data, n) for n in shorter},
     }
@@ -221,8 +224,15 @@ class StateTracking(protocol.Task):
 
   def _logits(self, model, examples, rngs=None) -> jax.Array:
     x = jax.nn.one_hot(examples['tokens'], self.language.num_tokens)
-    if rngs is not None and 'noise' in examples:
+    noise = None
+    if 'noise_seed' in examples:
+      draw = lambda seed: jax.random.normal(
+          jax.random.key(seed), x.shape[1:], x.dtype
+      )
+      noise = jax.vmap(draw)(examples['noise_seed'])
+    elif rngs is not None and 'noise' in examples:
       noise = jax.random.normal(rngs.dropout(), x.shape, x.dtype)
+    if noise is not None:
       x = x + examples['noise'][:, None, None] * noise
     logits = model(x, seq_lengths=examples['length'], rngs=rngs)
     return logits.astype(jnp.float32)
@@ -257,12 +267,19 @@ class StateTracking(protocol.Task):
         prefix_labels(self.language, tokens),
     )
 
-  def _make_validation(self, rng, num_examples: int) -> dict[str, np.ndarray]:
+  def _make_validation(
+      self, rng, data: ml_collections.ConfigDict
+  ) -> dict[str, np.ndarray]:
     """Returns strings with lengths as in training, each with its own."""
-    lengths = rng.integers(self._first, self._last + 1, num_examples)
-    return self._make_strings(
+    number = data.num_validation
+    lengths = rng.integers(self._first, self._last + 1, number)
+    strings = self._make_strings(
         rng, lengths * self.language.length_multiple, self._max_length
     )
+    if data.validation_noise:
+      strings['noise'] = np.full(number, data.validation_noise, np.float32)
+      strings['noise_seed'] = np.arange(number, dtype=np.uint32)
+    return strings
 
   def _make_test(
       self, rng, data: ml_collections.ConfigDict, length: int
