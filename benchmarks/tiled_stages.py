@@ -1,7 +1,7 @@
-"""Times kernels in tiles by slots of their ring buffers, and by what is kept.
+"""Times kernels in tiles by slots of their ring buffers, and with W x in them.
 
   python benchmarks/tiled_stages.py --output=runs/tiled_stages.json
-  python benchmarks/tiled_stages.py --stages=6 --kept=gates,sums,projected
+  python benchmarks/tiled_stages.py --stages=6 --projected=no,yes
 
 A layer with its projection in bfloat16, time-major, forward and with its
 gradient, beside the error of 'scan' in bfloat16; both errors are from 'scan' in
@@ -45,11 +45,11 @@ _COMMIT = flags.DEFINE_string('commit', '', 'The commit that is measured.')
 _STAGES = flags.DEFINE_list(
     'stages', ['6', '8', '10', '12', '14'], 'The most slots, one after another.'
 )
-_KEPT = flags.DEFINE_list(
-    'kept',
-    ['gates'],
-    "Ways to keep gates, one after another: 'gates', x and R h each; 'sums',"
-    " their sums; 'projected', sums where the forward kernel multiplies W x.",
+_PROJECTED = flags.DEFINE_list(
+    'projected',
+    ['rule'],
+    "Whether the forward kernel multiplies W x, one after another: 'yes', 'no'"
+    " or 'rule', from ROWS_TO_PROJECT rows on.",
 )
 _SHAPES = flags.DEFINE_multi_string(
     'shape', None, 'Layer, batch, time and features, as LSTM,2048,64,768.'
@@ -68,9 +68,12 @@ SHAPES = (
     ('LSTM', 4096, 64, 512),
     ('LSTM', 4096, 64, 256),
     ('LSTM', 1024, 64, 512),
+    ('LSTM', 512, 64, 768),
+    ('LSTM', 512, 64, 1024),
 )
 DIRECTIONS = ('forward', 'forward+backward')
 GATES = {'LSTM': 4, 'GRU': 3}
+ROWS_TO_PROJECT = {'no': 2**31, 'yes': 0}
 
 # Of a CTA on Hopper.
 SHARED_BYTES = 227 * 1024
@@ -86,13 +89,12 @@ class Program:
 
 
 @contextlib.contextmanager
-def variant(count: int, kept: str) -> Iterator[None]:
-  """Gives kernels up to so many slots, and says how gates are kept."""
+def variant(count: int, projected: str) -> Iterator[None]:
+  """Gives kernels up to so many slots, and says whether they multiply W x."""
+  rows = ROWS_TO_PROJECT.get(projected, limits.ROWS_TO_PROJECT)
   with (
       mock.patch.object(tuning, '_MOST_STAGES', count),
-      mock.patch.multiple(
-          limits, KEEP_SUMS=kept != 'gates', PROJECT=kept == 'projected'
-      ),
+      mock.patch.object(limits, 'ROWS_TO_PROJECT', rows),
       mock.patch.object(limits, 'WORK', 0),
       mock.patch.object(tuning, 'choose_resident', lambda **_: None),
       mock.patch.object(tuning, 'choose_team', lambda **_: None),
@@ -187,14 +189,15 @@ def programs(shape) -> Iterator[Program]:
       row = facts | {'path': 'scan', 'direction': direction}
       yield Program(row, lower(shape, 'scan', 'bfloat16', direction))
     seen = set()
-    for count, kept in itertools.product(map(int, _STAGES.value), _KEPT.value):
-      if kept == 'projected' and layer != 'LSTM':
+    counts = map(int, _STAGES.value)
+    for count, projected in itertools.product(counts, _PROJECTED.value):
+      if projected == 'yes' and layer != 'LSTM':
         continue  # Not all gates are sums.
-      with variant(count, kept), gpu():
+      with variant(count, projected), gpu():
         taken = configs(shape, direction)
-        if (taken, kept) in seen:
+        if (taken, projected) in seen:
           continue
-        seen.add((taken, kept))
+        seen.add((taken, projected))
         sizes = [
             shared_bytes(layer, config, adjoint=bool(i))
             for i, config in enumerate(taken)
@@ -206,7 +209,7 @@ def programs(shape) -> Iterator[Program]:
           'path': 'pallas',
           'direction': direction,
           'most_stages': count,
-          'kept': kept,
+          'projected': projected,
           'stages': [config.stages for config in taken],
           'configs': [dataclasses.asdict(config) for config in taken],
           'shared_bytes': sizes,
@@ -261,7 +264,7 @@ def line(row: dict[str, Any]) -> str:
   size = f'{row["batch"]}x{row["time"]}x{row["features"]}'
   parts = f'{row["layer"]:5} {size:12} {row["direction"]:17} {row["path"]:7}'
   if 'stages' in row:
-    parts += f'{row["kept"]:9} most {row["most_stages"]:2},'
+    parts += f'W x: {row["projected"]:4} most {row["most_stages"]:2},'
     parts += f' slots {row["stages"]},'
     parts += f' {max(row["shared_bytes"]) / 1024:.0f} KiB'
   if 'median_ms' in row:

@@ -1,7 +1,7 @@
 """What the forward pass keeps of its gates for the adjoint.
 
-Of a gate that is a sum x + R h the sum is kept, if `Plan.keep_sums`; of others
-R h, and the input alone. The kernels compute what is kept. Here are the same
+Of a gate that is a sum x + R h the sum is kept; of others R h, and the input
+alone. The kernels compute what is kept. Here are the same
 arrays for gates that were not kept, and for a device whose rows are so few that
 it runs by the kernels of the family 'dense'.
 """

@@ -96,12 +96,17 @@ def _multiplies(
 ) -> bool:
   """Returns whether the forward kernel multiplies W x."""
   depth, dtype = x.x.shape[-1], x.x.dtype
-  if not (limits.KEEP_SUMS and limits.PROJECT) or depth % limits.DEPTH:
+  if not _many_rows(recurrence) or depth % limits.DEPTH:
     return False
   inputs = jax.eval_shape(projection.form, x)
   plan = _make_plan(recurrence, inputs, recurrent_kernel, states, False)
   streams = not isinstance(plan, resident_plan.Plan) and plan.heads == 1
   return streams and not plan.alone and plan.dtype == dtype and depth > 0
+
+
+def _many_rows(recurrence: Recurrence) -> bool:
+  """Returns whether rows are so many that a kernel multiplies W x faster."""
+  return recurrence.shape[0] >= limits.ROWS_TO_PROJECT
 
 
 def _formed(recurrence, x, recurrent_kernel, states: int):
@@ -156,7 +161,6 @@ def _make_plan(
       dtype=jnp.promote_types(x.dtype, recurrent_kernel.dtype),
       adjoint=adjoint,
       save=save,
-      keep_sums=limits.KEEP_SUMS,
       depth=depth,
       config=config,
   )
@@ -196,7 +200,8 @@ def _forward_part(
       save=save,
   )
   plan = make_plan()
-  if few or isinstance(plan, resident_plan.Plan):
+  on_chip = isinstance(plan, resident_plan.Plan)
+  if few or on_chip or not _many_rows(recurrence):
     x = projection.form(x)
   if few:
     last, carries, (h, others), _ = dense_op.forward_part(
@@ -213,7 +218,6 @@ def _forward_part(
         carries,
         (h, others, kept_gates.kept(plan, h, x, recurrent_kernel)),
     )
-  on_chip = isinstance(plan, resident_plan.Plan)
   run_kernel = resident_forward.run if on_chip else forward.forward
   source = None
   if isinstance(x, projection.Product):

@@ -72,7 +72,6 @@ class Plan:
     adjoint: whether the kernel runs the adjoint.
     save: whether the forward kernel returns the arrays that the adjoint reads.
     shared: whether the adjoint's cotangents of inputs are those of R h too.
-    keep_sums: whether gates that are sums x + R h are kept as such.
     depth: I, if the forward kernel multiplies W x, or 0.
     config: how the work is cut, a Config of `config` or, in subclasses, of
       `resident` or `teams`.
@@ -94,7 +93,6 @@ class Plan:
   adjoint: bool = False
   save: bool = False
   shared: bool = False
-  keep_sums: bool = False
   depth: int = 0
   config: Any
 
@@ -235,8 +233,6 @@ class Plan:
   @functools.cached_property
   def sums(self) -> tuple[int | None, ...]:
     """For each recurrent gate, the input gate that it is kept with as a sum."""
-    if not self.keep_sums:
-      return (None,) * self.recurrent
     return dense_plan.shared_gates(self)
 
   @property

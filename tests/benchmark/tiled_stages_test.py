@@ -13,6 +13,7 @@ import pytest
 
 from pallas_kernels.tiled import limits
 from pallas_kernels.tiled import tuning
+from tests.testing import tiled_loops
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -44,7 +45,7 @@ class TiledStagesTest(absltest.TestCase):
     shape = 'LSTM', 128, 1024, 768
     stages = {}
     for most in (6, 8, 14):
-      with program['variant'](most, 'gates'), program['gpu']():
+      with program['variant'](most, 'rule'), program['gpu']():
         taken = program['configs'](shape, 'forward+backward')
       stages[most] = [config.stages for config in taken]
       for adjoint, config in enumerate(taken):
@@ -61,12 +62,14 @@ class TiledStagesTest(absltest.TestCase):
     self.assertEqual(found, {'a': 0.5})
 
   @pytest.mark.slow
-  def test_what_is_kept(self):
-    program = load(stages=['6'], kept=['gates', 'sums', 'projected'])
-    own = list(program['programs'](('LSTM', 1024, 8, 512)))
-    kept = [each.row['kept'] for each in own]
-    self.assertEqual(kept, ['gates', 'sums', 'projected'] * 2)
-    self.assertEqual([each.finish for each in own], [1] * 3 + [2] * 3)
+  def test_projected_or_not(self):
+    program = load(stages=['6'], projected=['no', 'yes'])
+    with tiled_loops.forward_plans() as plans:
+      own = list(program['programs'](('LSTM', 1024, 8, 512)))
+    taken = [each.row['projected'] for each in own]
+    self.assertEqual(taken, ['no', 'yes'] * 2)
+    self.assertEqual([plan.depth for plan in plans], [0, 512] * 2)
+    self.assertEqual([each.finish for each in own], [1] * 2 + [2] * 2)
 
   @pytest.mark.slow
   def test_kernels_lower(self):

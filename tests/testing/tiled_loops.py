@@ -202,6 +202,23 @@ def streamed():
 
 
 @contextlib.contextmanager
+def forward_plans():
+  """Yields a list of the plans that `forward.forward` is called with inside."""
+  plans: list[Any] = []
+  if not abstract_gpu.RUNS:
+    yield plans
+    return
+  kernel = forward.forward
+
+  def run(plan, inputs):
+    plans.append(plan)
+    return kernel(plan, inputs)
+
+  with mock.patch.object(forward, 'forward', run):
+    yield plans
+
+
+@contextlib.contextmanager
 def imitated(test, on_chip: bool = True):
   """Loops take the place of the kernels inside, as if there was a GPU.
 

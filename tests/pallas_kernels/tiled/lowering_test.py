@@ -1,7 +1,6 @@
 """Kernels in tiles lower to CUDA without a GPU; see dense/lowering_test.py."""
 
 import functools
-from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -12,6 +11,7 @@ from pallas_kernels.tiled import limits
 import rnnzoo
 from tests.testing import abstract_gpu
 from tests.testing import comparison
+from tests.testing import tiled_loops
 
 H200 = 'NVIDIA H200'
 NAMES = 'tiled_recurrence', 'tiled_recurrence_adjoint'
@@ -44,7 +44,7 @@ LAYERS = (
     ),
 )
 
-# Those whose forward kernel may multiply W x.
+# Those whose forward kernel multiplies W x.
 PROJECTED = (
     case(rnnzoo.LSTM, sizes=(2048, 3, 768), in_features=768, time_major=True),
     case(
@@ -89,20 +89,27 @@ class TiledLoweringTest(parameterized.TestCase):
   def test_on_chip(self, case):
     self.lowers(case, ON_CHIP)
 
-  @parameterized.named_parameters(
-      *comparison.named((LAYERS[0], LAYERS[1], *FEWER_ROWS))
-  )
-  @pytest.mark.slow
-  def test_sums_are_kept(self, case):
-    names = ON_CHIP if case in FEWER_ROWS else NAMES
-    with mock.patch.object(limits, 'KEEP_SUMS', True):
-      self.lowers(case, names)
-
   @parameterized.named_parameters(*comparison.named(PROJECTED))
   @pytest.mark.slow
   def test_projected(self, case):
-    with mock.patch.multiple(limits, KEEP_SUMS=True, PROJECT=True):
+    self.assertGreater(self.depth_of(case), 0)
+
+  @pytest.mark.slow
+  def test_projected_from_some_rows_on(self):
+    rows = limits.ROWS_TO_PROJECT
+    of_rows = lambda count: case(
+        rnnzoo.LSTM, sizes=(count, 2, 768), in_features=64, time_major=True
+    )
+    self.assertEqual(self.depth_of(of_rows(rows)), 64)
+    with tiled_loops.streamed():
+      self.assertEqual(self.depth_of(of_rows(rows - 64)), 0)
+
+  def depth_of(self, case) -> int:
+    """Returns the inputs that the forward kernel multiplies, once lowered."""
+    with tiled_loops.forward_plans() as plans:
       self.lowers(case)
+    (plan,) = plans
+    return plan.depth
 
   @pytest.mark.slow
   def test_on_chip_with_x64(self):
@@ -117,10 +124,11 @@ class TiledLoweringTest(parameterized.TestCase):
       # A failure does not print the text.
       self.assertEqual([name in text for name in names], [True, True])
 
+  @parameterized.parameters(4, 64)
   @pytest.mark.slow
-  def test_vmap_takes_turns(self):
+  def test_vmap_takes_turns(self, in_features):
     f, args = comparison.abstract_gradient(
-        case(rnnzoo.LSTM, sizes=(600, 3, 512))
+        case(rnnzoo.LSTM, sizes=(600, 3, 512), in_features=in_features)
     )
     state, x, *rest = args
     many = jax.ShapeDtypeStruct((2, *x.shape), x.dtype)
@@ -138,10 +146,11 @@ class TiledLoweringTest(parameterized.TestCase):
       text = abstract_gpu.lower(f, *args)
       self.assertTrue(NAMES[1] in text)
 
+  @parameterized.parameters(4, 64)
   @pytest.mark.slow
-  def test_under_a_mesh(self):
+  def test_under_a_mesh(self, in_features):
     f, args = comparison.abstract_gradient(
-        case(rnnzoo.LSTM, sizes=(1200, 3, 512))
+        case(rnnzoo.LSTM, sizes=(1200, 3, 512), in_features=in_features)
     )
     with abstract_gpu.device(self, H200):
       for kind in ('Auto', 'Explicit'):

@@ -3,7 +3,6 @@
 Plain loops take the place of the kernels, see tests/testing/tiled_loops.py.
 """
 
-import contextlib
 import functools
 import math
 from unittest import mock
@@ -28,7 +27,6 @@ from tests.testing import tiled_loops
 
 if abstract_gpu.RUNS:
   from pallas_kernels.tiled import config as config_lib
-  from pallas_kernels.tiled import forward
   from pallas_kernels.tiled import fragments
   from pallas_kernels.tiled import op
   from pallas_kernels.tiled import resident
@@ -86,9 +84,9 @@ WIDE = (
 )
 
 
-def sums_kept(yes=True, projected=False):
-  """Gates that are sums x + R h are kept as such inside, or multiplied too."""
-  return mock.patch.multiple(limits, KEEP_SUMS=yes, PROJECT=projected)
+def projected():
+  """Kernels inside multiply W x of any number of rows."""
+  return mock.patch.object(limits, 'ROWS_TO_PROJECT', 0)
 
 
 class LayersTest(comparison.ComparisonTestCase):
@@ -110,17 +108,6 @@ class LayersTest(comparison.ComparisonTestCase):
     with tiled_loops.imitated(self, on_chip=False):
       self.compare(case, TOLERANCE[case.dtype])
 
-  @parameterized.named_parameters(*comparison.named(CASES[:1]))
-  def test_sums_agree_with_reference(self, case):
-    with sums_kept(), tiled_loops.imitated(self):
-      self.compare(case, TOLERANCE[case.dtype])
-
-  @parameterized.named_parameters(*comparison.named(CASES[1:]))
-  @pytest.mark.slow
-  def test_all_sums_agree_with_reference(self, case):
-    with sums_kept(), tiled_loops.imitated(self):
-      self.compare(case, TOLERANCE[case.dtype])
-
   @parameterized.named_parameters(*comparison.named(WIDE[:1]))
   def test_projected_agrees_with_reference(self, case):
     self.compare_projected(case)
@@ -132,28 +119,22 @@ class LayersTest(comparison.ComparisonTestCase):
 
   def compare_projected(self, case):
     with (
-        sums_kept(projected=True),
+        projected(),
         tiled_loops.imitated(self, on_chip=False),
-        self.products_inside(),
+        tiled_loops.forward_plans() as plans,
     ):
       self.compare(case, TOLERANCE[case.dtype])
+    if abstract_gpu.RUNS:
+      self.assertTrue(plans and all(plan.depth for plan in plans))
 
-  @contextlib.contextmanager
-  def products_inside(self):
-    """Fails unless a forward kernel multiplies W x."""
-    if not abstract_gpu.RUNS:
-      yield
-      return
-    kernel = forward.forward
-    plans = []
-
-    def run(plan, inputs):
-      plans.append(plan)
-      return kernel(plan, inputs)
-
-    with mock.patch.object(forward, 'forward', run):
-      yield
-    self.assertTrue(plans and all(plan.depth for plan in plans))
+  def test_few_rows_are_projected_outside(self):
+    with (
+        tiled_loops.imitated(self, on_chip=False),
+        tiled_loops.forward_plans() as plans,
+    ):
+      self.compare(WIDE[0], TOLERANCE[WIDE[0].dtype])
+    if abstract_gpu.RUNS:
+      self.assertTrue(plans and not any(plan.depth for plan in plans))
 
   @parameterized.parameters((rnnzoo.LSTM, ()), (rnnzoo.GRU, (2,)))
   def test_inputs_in_no_sum(self, layer, alone):
@@ -167,15 +148,13 @@ class LayersTest(comparison.ComparisonTestCase):
 
     f, args = comparison.abstract_gradient(case(layer, sizes=(3, 7, 64)))
     with (
-        sums_kept(),
         tiled_loops.imitated(self),
         mock.patch.object(op, '_make_plan', remember),
     ):
       jax.eval_shape(f, *args)
     self.assertEqual({plan.alone for plan in plans}, {alone})
 
-  @parameterized.parameters(False, True)
-  def test_gates_that_are_not_kept(self, sums):
+  def test_gates_that_are_not_kept(self):
     sizes = (3, 7, 64)
     f, _ = comparison.abstract_gradient(
         case(rnnzoo.LSTM, sizes=sizes, path=rnnzoo.Pallas(keep='carries'))
@@ -186,14 +165,13 @@ class LayersTest(comparison.ComparisonTestCase):
         comparison.randomize(args[1], 1, jnp.bfloat16),
         *args[2:],
     )
-    with sums_kept(sums), tiled_loops.imitated(self):
+    with tiled_loops.imitated(self):
       want, got = kept(*args), f(*args)
-      # R h is rounded to float16, after sums in another order.
+      # W x + R h is rounded to float16, after sums in another order.
       for x, y in zip(*map(jax.tree.leaves, (got, want)), strict=True):
         self.assertLess(comparison.relative_error(x, y), 4e-3)
 
-  @parameterized.parameters(False, True)
-  def test_bytes_that_are_kept(self, sums):
+  def test_bytes_that_are_kept(self):
     def kept(path):
       given = case(rnnzoo.LSTM, sizes=(3, 7, 64), path=path)
       layer = comparison.abstract(
@@ -214,13 +192,12 @@ class LayersTest(comparison.ComparisonTestCase):
 
     if not abstract_gpu.RUNS:
       return
-    with sums_kept(sums), tiled_loops.imitated(self):
+    with tiled_loops.imitated(self):
       more = kept('pallas') - kept(rnnzoo.Pallas(keep='carries'))
-    # Input gates in bfloat16, R h in float16; or their sums.
+    # Sums of input gates and R h, in float16.
     gates = 2 * 3 * 7 * 4 * 64
-    self.assertGreaterEqual(more, gates if sums else 2 * gates)
-    if sums:
-      self.assertLess(more, 2 * gates)
+    self.assertGreaterEqual(more, gates)
+    self.assertLess(more, 2 * gates)
 
   @parameterized.parameters(
       {'recurrent_gradient_clip': 0.01}, {'stop_recurrent_gradient': True}
@@ -285,19 +262,16 @@ class FewRowsTest(comparison.ComparisonTestCase):
 
   @parameterized.parameters(
       (rnnzoo.LSTM, {}),
-      (rnnzoo.LSTM, {'sums': True}),
-      (rnnzoo.LSTM, {'sums': True, 'in_features': 64}),
+      (rnnzoo.LSTM, {'in_features': 64}),
       (rnnzoo.GRU, {'reset': True, 'mask': True, 'time_major': True}),
-      (rnnzoo.GRU, {'sums': True}),
+      (rnnzoo.GRU, {}),
       (rnnzoo.Elman, {'reset': True, 'reverse': True}),
   )
   def test_agrees_with_reference(self, layer, options):
-    options = dict(options)
-    sums = sums_kept(options.pop('sums', False), 'in_features' in options)
     given = case(layer, sizes=(4, 5, 64), **options)
     pay = lambda *_, rows, **__: rows > 1
     with (
-        sums,
+        projected(),
         dense_loops.instead() as dense,
         tiled_loops.imitated(self),
         mock.patch.object(auto_axes, 'over_batch', in_parts),
