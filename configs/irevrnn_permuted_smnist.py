@@ -3,7 +3,9 @@
 Source: see configs/irevrnn_pixel_smnist.py.
 
 Published: nothing.
-Measured: not yet.
+Measured: 0.9602 (1 seed, H100, commit 914fc5e), with 0.974 of the training set;
+after 40 epochs in float32 0.9488. With 8e-4, pixels from -1 to 1 and 30 epochs
+it was 0.9246 (H200, commit caa1fe7).
 
   python train.py --config=configs/irevrnn_permuted_smnist.py
 """
@@ -16,4 +18,5 @@ from configs import irevrnn_pixel_smnist
 def get_config() -> ml_collections.ConfigDict:
   config = irevrnn_pixel_smnist.get_config()
   config.data.sequence = 'permuted'
+  config.num_epochs = 100
   return config

@@ -1,13 +1,19 @@
-"""iRevRNN, six layers, on pixel-wise MNIST: 784 steps of one pixel.
+r"""iRevRNN, six layers, on pixel-wise MNIST: 784 steps of one pixel.
 
 Source: the example of the public project irevrnn: 6 layers of 128, 3 inner
-steps, Adam at 2e-4, weight decay 1e-4, gradients clipped to a norm of 20,
-dropout .1, pixels from -1 to 1, |w| <= 1.002.
+steps, Adam, weight decay 1e-4, gradients clipped to a norm of 20, dropout .1,
+|w| <= 1.002. Its batches of 32, its rate of 2e-4 and its pixels from -1 to 1
+are those of the second command.
 
 Published: nothing.
-Measured: not yet.
+Measured: 0.9929 (1 seed, H100, commit 914fc5e). With 8e-4, pixels from -1 to 1
+and 25 epochs it was 0.9848 (H200, commit caa1fe7).
 
   python train.py --config=configs/irevrnn_pixel_smnist.py
+  python train.py --config=configs/irevrnn_pixel_smnist.py \
+      --config.batch_size=32 --config.num_epochs=300 \
+      --config.data.scaling=symmetric --config.model.dtype=float32 \
+      --config.optimizer.learning_rate=2e-4 --config.optimizer.schedule=constant
 """
 
 import ml_collections
@@ -18,18 +24,20 @@ from configs import irevrnn_smnist
 def get_config() -> ml_collections.ConfigDict:
   config = irevrnn_smnist.get_config()
   config.data.sequence = 'pixel'
-  config.data.scaling = 'symmetric'
-  config.batch_size = 32
-  # Long sequences are learned late.
-  config.num_epochs = 300
-  config.early_stopping.patience = 30
+  config.data.scaling = 'standard'
+  config.data.validation_fraction = 0.05
+  config.num_epochs = 60
+  config.early_stopping.patience = 0
   config.model.num_layers = 6
+  config.model.dtype = 'bfloat16'
   config.model.dropout_rate = 0.1
   config.model.share_dropout_over_time = True
   config.model.last_layer_options.IRevRNN = {
       # The last layer keeps memory to the end.
       'recurrent_range': (2 ** (-1 / 784), 2 ** (1 / 784)),
   }
-  config.optimizer.learning_rate = 2e-4
+  config.optimizer.learning_rate = 2e-3
+  config.optimizer.schedule = 'cosine'
+  config.optimizer.plateau_factor = 1.0
   config.optimizer.clip_norm = 20.0
   return config

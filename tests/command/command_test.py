@@ -394,16 +394,6 @@ class SweepTest(parameterized.TestCase):
       with self.assertRaisesRegex(ValueError, message):
         sweep.read_cases(str(path))
 
-  def test_cases_of_benchmarks(self):
-    for name in ('a5_cells', 'pixels'):
-      found = sweep.read_cases(str(ROOT / 'benchmarks' / f'{name}.txt'))
-      self.assertGreater(len(found), 1)
-      for case in found.values():
-        if case.config:
-          configs.check(case.config)
-        for flag in case.flags:
-          self.assertStartsWith(flag, '--config.')
-
   def test_tuples_are_one_value(self):
     runs = sweep.combinations(
         ['config.data.lengths=(1,2),(1,3)'], {'': sweep.Case([])}
