@@ -48,8 +48,14 @@ _STAGES = flags.DEFINE_list(
 _PROJECTED = flags.DEFINE_list(
     'projected',
     ['rule'],
-    "Whether the forward kernel multiplies W x, one after another: 'yes', 'no'"
-    " or 'rule', from ROWS_TO_PROJECT rows on.",
+    "Whether the forward kernel multiplies W x, one after another: 'yes', also"
+    " of gates that are no sums; 'no'; or 'rule', as the library does.",
+)
+_TILES = flags.DEFINE_list(
+    'tiles',
+    ['rule'],
+    'Warpgroups and groups of units of the forward kernel, as 3x2, one after'
+    " another, where a layer can have them; 'rule' is the library's choice.",
 )
 _SHAPES = flags.DEFINE_multi_string(
     'shape', None, 'Layer, batch, time and features, as LSTM,2048,64,768.'
@@ -89,12 +95,25 @@ class Program:
 
 
 @contextlib.contextmanager
-def variant(count: int, projected: str) -> Iterator[None]:
-  """Gives kernels up to so many slots, and says whether they multiply W x."""
+def variant(
+    count: int, projected: str = 'rule', tile: str = 'rule'
+) -> Iterator[None]:
+  """Sets how many slots kernels have, whether they multiply W x, and a tile."""
   rows = ROWS_TO_PROJECT.get(projected, limits.ROWS_TO_PROJECT)
+  alone = limits.PROJECT_ALONE or projected == 'yes'
+  every = tuning._configs
+
+  def with_tile(size, gates, target):
+    for config in every(size, gates, target):
+      own = f'{config.warpgroups}x{config.groups}'
+      # An adjoint has the columns of one gate.
+      if tile in ('rule', own) or gates == 1:
+        yield config
+
   with (
       mock.patch.object(tuning, '_MOST_STAGES', count),
-      mock.patch.object(limits, 'ROWS_TO_PROJECT', rows),
+      mock.patch.object(tuning, '_configs', with_tile),
+      mock.patch.multiple(limits, ROWS_TO_PROJECT=rows, PROJECT_ALONE=alone),
       mock.patch.object(limits, 'WORK', 0),
       mock.patch.object(tuning, 'choose_resident', lambda **_: None),
       mock.patch.object(tuning, 'choose_team', lambda **_: None),
@@ -190,11 +209,14 @@ def programs(shape) -> Iterator[Program]:
       yield Program(row, lower(shape, 'scan', 'bfloat16', direction))
     seen = set()
     counts = map(int, _STAGES.value)
-    for count, projected in itertools.product(counts, _PROJECTED.value):
-      if projected == 'yes' and layer != 'LSTM':
-        continue  # Not all gates are sums.
-      with variant(count, projected), gpu():
-        taken = configs(shape, direction)
+    for count, projected, tile in itertools.product(
+        counts, _PROJECTED.value, _TILES.value
+    ):
+      with variant(count, projected, tile), gpu():
+        try:
+          taken = configs(shape, direction)
+        except NotImplementedError:
+          continue  # The tile is none of this layer.
         if (taken, projected) in seen:
           continue
         seen.add((taken, projected))
@@ -210,6 +232,7 @@ def programs(shape) -> Iterator[Program]:
           'direction': direction,
           'most_stages': count,
           'projected': projected,
+          'tile': tile,
           'stages': [config.stages for config in taken],
           'configs': [dataclasses.asdict(config) for config in taken],
           'shared_bytes': sizes,
@@ -264,7 +287,8 @@ def line(row: dict[str, Any]) -> str:
   size = f'{row["batch"]}x{row["time"]}x{row["features"]}'
   parts = f'{row["layer"]:5} {size:12} {row["direction"]:17} {row["path"]:7}'
   if 'stages' in row:
-    parts += f'W x: {row["projected"]:4} most {row["most_stages"]:2},'
+    tile = '{warpgroups}x{groups}'.format(**row['configs'][0])
+    parts += f'W x: {row["projected"]:4} {tile} most {row["most_stages"]:2},'
     parts += f' slots {row["stages"]},'
     parts += f' {max(row["shared_bytes"]) / 1024:.0f} KiB'
   if 'median_ms' in row:

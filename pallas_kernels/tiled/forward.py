@@ -5,6 +5,7 @@ A step of a CTA with one tile, downwards:
     threads and tensor cores               under way meanwhile
     -------------------------------------  -----------------------------------
     multiply slices of W x, if any         slices of W and x -> ring buffer
+    take and store gates that are no sums
     wait: counter of the row block         first slices of R -> ring buffer
                                            first slices of h[t] -> ring buffer
     multiply slices as they arrive         the other slices
@@ -68,6 +69,7 @@ class Outputs(NamedTuple):
       [B, T, F].
     gates: if saved, R h of every step, and x added to those gates that are
       sums, float16 [B, T, G' F].
+    alone: if saved and multiplied here, inputs in no sum, [B, T, K F].
     last: float32 [S, B, F].
     state: the carry that a step starts from, float32 [S, B, F].
   """
@@ -76,6 +78,7 @@ class Outputs(NamedTuple):
   h: Any
   others: tuple[Any, ...]
   gates: Any
+  alone: Any
   last: Any
   state: Any
 
@@ -90,6 +93,9 @@ def out_type(plan: plan_lib.Plan) -> Outputs:
       h=steps(plan.dtype) if plan.save else two,
       others=(steps(jnp.float32),) * (plan.states - 1) if plan.save else (),
       gates=steps(jnp.float16, plan.recurrent) if plan.save else None,
+      alone=steps(plan.x_dtype, len(plan.alone))
+      if plan.save and plan.takes
+      else None,
       last=state,
       state=state,
   )
@@ -121,7 +127,7 @@ def restarted(plan: plan_lib.Plan, ins: Inputs, s, place, carry):
 def kept_gates(plan: plan_lib.Plan, x, h_gates) -> tuple[Any, ...]:
   """Returns `Plan.kept` of a part for the adjoint, in words of two float16.
 
-  Without x, the kernel has multiplied W x, and the gates are sums already.
+  Where the kernel has multiplied W x the gates are sums already.
 
   Beyond the range of float16 a gate is saturated; an infinity would make NaN of
   it. Words have half of a thread's registers that the gates have.
@@ -131,7 +137,7 @@ def kept_gates(plan: plan_lib.Plan, x, h_gates) -> tuple[Any, ...]:
   most = float(jnp.finfo(jnp.float16).max)
   return tuple(
       fragments.pack(jnp.minimum(jnp.maximum(gate, -most), most), jnp.float16)
-      for gate in (plan.kept(x, h_gates) if x else h_gates)
+      for gate in (h_gates if plan.depth else plan.kept(x, h_gates))
   )
 
 
@@ -153,6 +159,7 @@ class _Warpgroup:
         matrix=plan.slice_of(ins.matrix),
         early=plan.early,
         early_operand=self._source,
+        between=self._take if plan.takes else None,
         wait=lambda s, tile: counters.wait(tile.counter, (s + 1) * arrivals),
         prefetch=self._prefetch,
         buffers=buffers,
@@ -203,7 +210,24 @@ class _Warpgroup:
     place = fragments.Place.of(self.tiles, tile, self.own, 0, 0)
     return self._load(s, place)
 
-  def _finish(self, s, tile, product, prepared) -> None:
+  def _take(self, s, tile, product) -> tuple[Any, Array]:
+    """Takes the inputs that are in no sum out of W x, and stores them.
+
+    Their columns are of R h from then on.
+    """
+    plan = self.plan
+    taken = []
+    for index, gates in plan.with_gates(fragments.parts(product)):
+      words = [fragments.pack(gates[j], plan.x_dtype) for j in plan.apart]
+      taken.append([plan_lib.Loaded(w, plan.x_dtype) for w in words])
+      if plan.save:
+        place = fragments.Place.of(self.tiles, tile, self.own, *index)
+        plan.write_words(self.outs.alone, place, plan.time_of(s), words)
+    groups = plan.config.groups
+    columns = [j * groups + i for j in plan.apart for i in range(groups)]
+    return taken, fragments.cleared(product, columns, s - plan.time)
+
+  def _finish(self, s, tile, product, prepared, taken=()) -> None:
     """Updates a tile, and publishes h before it stores all else."""
     parts = list(self.plan.with_gates(fragments.parts(product)))
     place = lambda i: fragments.Place.of(
@@ -213,8 +237,8 @@ class _Warpgroup:
         prepared, lambda i: self._load(s, place(i)), len(parts)
     )
     updated = [
-        self._update_part(s, place(i), parts[i][1], loaded)
-        for i, loaded in all_loaded
+        self._update_part(s, place(i), parts[i][1], taken[i] if taken else x, c)
+        for i, (x, c) in all_loaded
     ]
     self.counters.publish(tile.counter, self.own)
     for i, results in enumerate(updated):
@@ -237,7 +261,7 @@ class _Warpgroup:
         start.append(plan.load_row(outs.state, place, i))
     return x, start
 
-  def _update_part(self, s, place, h_gates, loaded) -> tuple[Any, Any, Any]:
+  def _update_part(self, s, place, h_gates, x, start) -> tuple[Any, Any, Any]:
     """Returns kept gates, the carry after a step, and the next one's start.
 
     The h of that is stored.
@@ -245,8 +269,8 @@ class _Warpgroup:
     plan, ins = self.plan, self.ins
     zeros = ptx.full(fragments.UNITS, 0.0)
     theta = plan.read_theta(ins.theta, place)
-    x = tuple(gate.value() for gate in loaded[0])
-    start = tuple(zeros if c is None else c.value() for c in loaded[1])
+    x = tuple(gate.value() for gate in x)
+    start = tuple(zeros if c is None else c.value() for c in start)
     new = self._update(theta, x, h_gates, start)
     if plan.flags:
       time = plan.time_of(s)

@@ -14,9 +14,11 @@ import dataclasses
 from typing import Any
 
 import jax
+from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith
 from jaxlib.mlir.dialects import vector
 
 from pallas_kernels.mosaic import instructions
@@ -91,6 +93,52 @@ def parts(total: Array, units: int = UNITS) -> list[Array]:
     return tuple(results)
 
   return list(inline(total))
+
+
+def cleared(total: Array, groups: Sequence[int], negative: Array) -> Array:
+  """Returns a product [64, columns] with zeros in some groups of columns.
+
+  Every register is changed by a mask that the compiler does not know. Where
+  only some change between two products into the same registers, ptxas lets
+  each instruction of a tensor core wait for the one before (C7511).
+
+  Args:
+    total: the product.
+    groups: of 32 columns.
+    negative: int32, below zero.
+  """
+  results = {'ones': jnp.int32, 'zeros': jnp.int32}
+  code = 'shr.s32 %ones, %x, 31; not.b32 %zeros, %ones;'
+  masks = ptx.emit(code, results, {'x': negative})
+
+  @plgpu.inline_mgpu(
+      arg_types=(plgpu.Layout.WGMMA, ptx.layout(1), ptx.layout(1)),
+      return_type=plgpu.ShapeDtypeStruct(
+          total.shape, jnp.float32, layout=plgpu.Layout.WGMMA
+      ),
+  )
+  def inline(_, x, *masks):
+    first = ir.DenseI64ArrayAttr.get([0])
+    ones, zeros = (
+        vector.extract(m, dynamic_position=[], static_position=first)
+        for mask in masks
+        for m in mask.registers.flat
+    )
+    registers = x.registers.copy()
+    floats = registers.flat[0].type
+    words = ir.VectorType.get(floats.shape, ones.type)
+    # As in `parts`.
+    count = UNITS // 2 * _HALVES
+    for i, register in enumerate(x.registers.flat):
+      mask = zeros if i // count in groups else ones
+      mask = vector.broadcast(words, mask)
+      word = arith.andi(arith.bitcast(words, register), mask)
+      registers.flat[i] = arith.bitcast(floats, word)
+    return mgpu.FragmentedArray(
+        _registers=registers, _layout=x.layout, _is_signed=None
+    )
+
+  return inline(total, *masks)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -21,6 +21,10 @@ GATES = 4
 # 128 and 256 rows, where R streams too, and faster from 1,024 on.
 ROWS_TO_PROJECT = 512
 
+# Whether it does so too where gates are no sums (GRU), as many inputs as
+# recurrent gates. False until a GPU has run it.
+PROJECT_ALONE = False
+
 # Rows of a batch times the square of a head's units, from which tiles are
 # faster than R on the chip. Of one head, by benchmarks/large_batches_h200.json:
 # 256 rows of 768 units, 1,024 of 512 and 4,096 of 256.

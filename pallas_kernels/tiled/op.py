@@ -78,10 +78,10 @@ def _run_fwd(
   given = _formed(recurrence, x, recurrent_kernel, len(carry))
   operands = theta, given, recurrent_kernel, carry, restart, flags
   forward_pass = _forward(recurrence, operands, save=True)
-  last, carries, (h, others, gates) = forward_pass(*operands)
-  inputs, alone = jax.eval_shape(projection.form, x), None
+  last, carries, (h, others, gates, alone) = forward_pass(*operands)
+  inputs = jax.eval_shape(projection.form, x)
   if not recurrence.call.keep_gates:
-    gates = None
+    gates = alone = None
   elif not isinstance(x, projection.Product):
     plan = _make_plan(recurrence, inputs, recurrent_kernel, len(carry), False)
     # Instead of all inputs those that are in no sum.
@@ -101,7 +101,9 @@ def _multiplies(
   inputs = jax.eval_shape(projection.form, x)
   plan = _make_plan(recurrence, inputs, recurrent_kernel, states, False)
   streams = not isinstance(plan, resident_plan.Plan) and plan.heads == 1
-  return streams and not plan.alone and plan.dtype == dtype and depth > 0
+  fits = len(plan.alone) == len(plan.apart)
+  fits = fits and (limits.PROJECT_ALONE or not plan.alone)
+  return streams and fits and plan.dtype == dtype and depth > 0
 
 
 def _many_rows(recurrence: Recurrence) -> bool:
@@ -189,7 +191,7 @@ def _forward_part(
 
   Returns:
     The final carry; the outputs; and, if `save`, h, the others and the gates as
-    `forward.Outputs` has them.
+    `forward.Outputs` has them, and `kept_gates.alone` of a product.
   """
   inputs = jax.eval_shape(projection.form, x)
   few = _of_few_rows(recurrence, inputs, recurrent_kernel, carry, flags)
@@ -201,8 +203,11 @@ def _forward_part(
   )
   plan = make_plan()
   on_chip = isinstance(plan, resident_plan.Plan)
+  alone = None
   if few or on_chip or not _many_rows(recurrence):
-    x = projection.form(x)
+    given, x = x, projection.form(x)
+    if isinstance(given, projection.Product):
+      alone = kept_gates.alone(plan, x)
   if few:
     last, carries, (h, others), _ = dense_op.forward_part(
         few,
@@ -216,7 +221,7 @@ def _forward_part(
     return (
         last,
         carries,
-        (h, others, kept_gates.kept(plan, h, x, recurrent_kernel)),
+        (h, others, kept_gates.kept(plan, h, x, recurrent_kernel), alone),
     )
   run_kernel = resident_forward.run if on_chip else forward.forward
   source = None
@@ -237,7 +242,9 @@ def _forward_part(
           flags=_flags_of(flags),
       ),
   )
-  saved = (outs.h, outs.others, outs.gates) if save else ()
+  if outs.alone is not None:
+    alone = outs.alone.reshape(*outs.h.shape[:2], -1, plan.features)
+  saved = (outs.h, outs.others, outs.gates, alone) if save else ()
   results = outs.last, outs.carries, saved
   return jax.tree.map(lambda y: sharding.like(y, carry), results)
 

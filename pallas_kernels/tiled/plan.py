@@ -195,9 +195,10 @@ class Plan:
   def arrange_both(self, kernel: Array, recurrent_kernel: Array) -> Array:
     """Orders W, [G, I, F], and R, of one head, as one matrix of the products.
 
-    [I + D, columns of all tiles]: the recurrent gates of a tile side by side.
+    [I + D, columns of all tiles]: the recurrent gates of a tile side by side,
+    and above each the input gate of `projected`.
     """
-    kernel = jnp.stack([kernel[i] for i in self.sums])[:, None]
+    kernel = jnp.stack([kernel[i] for i in self.projected])[:, None]
     joint = jnp.concatenate(
         [kernel.astype(self.dtype), recurrent_kernel.astype(self.dtype)], axis=2
     )
@@ -239,6 +240,25 @@ class Plan:
   def alone(self) -> tuple[int, ...]:
     """The input gates that are in no sum."""
     return tuple(i for i in range(self.gates) if i not in self.sums)
+
+  @property
+  def takes(self) -> bool:
+    """Whether the forward kernel multiplies inputs that are in no sum."""
+    return self.depth > 0 and bool(self.alone)
+
+  @property
+  def apart(self) -> tuple[int, ...]:
+    """The recurrent gates that are in no sum."""
+    return tuple(j for j, i in enumerate(self.sums) if i is None)
+
+  @property
+  def projected(self) -> tuple[int, ...]:
+    """For each recurrent gate, the input gate that has its columns before it.
+
+    Only where as many input gates as recurrent gates are in no sum.
+    """
+    inputs = dict(zip(self.apart, self.alone, strict=True))
+    return tuple(inputs[j] if i is None else i for j, i in enumerate(self.sums))
 
   def kept(self, x: Sequence[Any], h_gates: Sequence[Any]) -> tuple[Any, ...]:
     """Returns what the forward pass keeps of the gates, besides those alone.

@@ -82,6 +82,9 @@ class Products:
     early: how many of the first slices have operands that are there from the
       start.
     early_operand: as `operand`, of these.
+    between: (step, tile, product) -> (taken, product), called with the product
+      of the early slices; returns what `finish` gets of it, and the product to
+      which the others are added. None where there is nothing to take.
   """
 
   config: config_lib.Config
@@ -98,6 +101,7 @@ class Products:
   warpgroup: Any
   early: int = 0
   early_operand: Callable[..., Any] = lambda *_: None
+  between: Callable[..., tuple[Any, Array]] | None = None
 
   def for_each(
       self, finish: Callable[..., None], prepare: Callable[..., Any]
@@ -105,9 +109,9 @@ class Products:
     """Calls `finish` for all tiles, step by step.
 
     Args:
-      finish: (step, tile, product, prepared) -> None. Its product is float32
-        [ROWS, columns], of this warpgroup's rows; zeros in steps before the
-        first one with products.
+      finish: (step, tile, product, prepared) -> None, with what `between` has
+        taken behind them. Its product is float32 [ROWS, columns], of this
+        warpgroup's rows; zeros in steps before the first one with products.
       prepare: (step, tile) -> prepared, called before the product.
     """
     count = self.tiles.count()
@@ -125,12 +129,12 @@ class Products:
       own = step >= self.first
       self.prefetch(step, tile)
       prepared = prepare(step, tile)
-      product, slot = self._multiply(step, tile, slot, own)
+      product, taken, slot = self._multiply(step, tile, slot, own)
       following = jnp.where(i == count - 1, step + 1, step)
       begins = (following >= self.first) & (following < self.steps)
       another = self.tiles.find(jnp.where(i == count - 1, 0, i + 1))
       self._when(begins, lambda: self._begin(another, slot))
-      finish(step, tile, product, prepared)
+      finish(step, tile, product, prepared, *taken)
       return slot
 
     lax.fori_loop(0, self.steps * count, body, jnp.int32(0))
@@ -185,11 +189,13 @@ class Products:
       pl.when(k < self.early)(early)
       pl.when(k >= self.early)(late)
 
-  def _multiply(self, step, tile, slot, own) -> tuple[Array, Array]:
-    """Returns a product and the following slot; zeros unless `own`."""
-    buffers = self.buffers
-    rows = pl.ds(self.warpgroup * config_lib.ROWS, config_lib.ROWS)
+  def _multiply(self, step, tile, slot, own) -> tuple[Array, Any, Array]:
+    """Returns a product, what was taken of it, and the following slot.
+
+    The product is zeros unless `own`.
+    """
     turns = jnp.where(own, jnp.int32(self.turns), 0)
+    accumulator = plgpu.ACC((config_lib.ROWS, self.columns), jnp.float32)
 
     def begin():
       for k in range(self._ahead):
@@ -199,37 +205,75 @@ class Products:
 
     self._when(own, begin)
 
-    def product(total):
-      def turn(k, slots):
-        before, slot = slots
-        plgpu.barrier_wait(buffers.arrived.at[slot])
-        plgpu.wgmma(
-            total, buffers.operand.at[slot, rows], buffers.matrix.at[slot]
-        )
-        # The product of the turn before is done.
-        plgpu.wgmma_wait(1)
-        free = lambda: plgpu.barrier_arrive(buffers.consumed.at[before])
-        pl.when(k > 0)(free)
-        later = k - 1 + self.config.stages
-
-        def copy():
-          self._copy_matrix(tile, later, before)
-          if self.early >= self._ahead:
-            pl.when(later == self.early)(lambda: self.wait(step, tile))
-          self._copy_operand(step, tile, later, before)
-
-        self._when((k > 0) & (later < self.turns), copy)
-        return slot, self._after(slot, 1)
-
-      before, following = lax.fori_loop(0, turns, turn, (slot, slot))
+    def whole(total):
+      before, following = self._add(step, tile, total, 0, turns, (slot, slot))
       result = total[...]
-      free = lambda: plgpu.barrier_arrive(buffers.consumed.at[before])
-      pl.when(turns > 0)(free)
-      return result, following
+      pl.when(turns > 0)(lambda: self._free(before))
+      return result, (), following
 
-    return pl.run_scoped(
-        product, plgpu.ACC((config_lib.ROWS, self.columns), jnp.float32)
-    )
+    if self.between is None:
+      return pl.run_scoped(whole, accumulator)
+
+    def first(total):
+      slots = self._add(
+          step, tile, total, 0, jnp.int32(self.early), (slot, slot)
+      )
+      return total[...], slots
+
+    result, slots = pl.run_scoped(first, accumulator)
+    taken, result = self.between(step, tile, result)
+
+    def others(total):
+      start = jnp.int32(self.early)
+      before, _ = self._add(step, tile, total, start, turns, slots)
+      plgpu.wgmma_wait(0)
+      self._free(before)
+
+    result = pl.run_state(others)(plgpu.ACC.init(result))
+    following = lax.rem(slot + self.turns, jnp.int32(self.config.stages))
+    return result, (taken,), following
+
+  def _add(self, step, tile, total, start, stop, slots) -> tuple[Array, Array]:
+    """Adds the products of some slices.
+
+    Args:
+      step: the step.
+      tile: the tile.
+      total: the accumulator.
+      start: the first slice.
+      stop: the slice after the last one.
+      slots: of the slice before the first one and of that one.
+
+    Returns:
+      The slots of the last slice, which is not free yet, and of the next one.
+    """
+    buffers = self.buffers
+    rows = pl.ds(self.warpgroup * config_lib.ROWS, config_lib.ROWS)
+
+    def turn(k, slots):
+      before, slot = slots
+      plgpu.barrier_wait(buffers.arrived.at[slot])
+      plgpu.wgmma(
+          total, buffers.operand.at[slot, rows], buffers.matrix.at[slot]
+      )
+      # The product of the turn before is done.
+      plgpu.wgmma_wait(1)
+      pl.when(k > 0)(lambda: self._free(before))
+      later = k - 1 + self.config.stages
+
+      def copy():
+        self._copy_matrix(tile, later, before)
+        if self.early >= self._ahead:
+          pl.when(later == self.early)(lambda: self.wait(step, tile))
+        self._copy_operand(step, tile, later, before)
+
+      self._when((k > 0) & (later < self.turns), copy)
+      return slot, self._after(slot, 1)
+
+    return lax.fori_loop(start, stop, turn, slots)
+
+  def _free(self, slot) -> None:
+    plgpu.barrier_arrive(self.buffers.consumed.at[slot])
 
   def _after(self, slot, count: int):
     """Returns the slot `count` after another, at most all of them."""

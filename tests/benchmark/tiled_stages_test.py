@@ -45,7 +45,7 @@ class TiledStagesTest(absltest.TestCase):
     shape = 'LSTM', 128, 1024, 768
     stages = {}
     for most in (6, 8, 14):
-      with program['variant'](most, 'rule'), program['gpu']():
+      with program['variant'](most), program['gpu']():
         taken = program['configs'](shape, 'forward+backward')
       stages[most] = [config.stages for config in taken]
       for adjoint, config in enumerate(taken):
@@ -64,12 +64,22 @@ class TiledStagesTest(absltest.TestCase):
   @pytest.mark.slow
   def test_projected_or_not(self):
     program = load(stages=['6'], projected=['no', 'yes'])
+    for layer in ('LSTM', 'GRU'):
+      with tiled_loops.forward_plans() as plans:
+        own = list(program['programs']((layer, 1024, 8, 512)))
+      taken = [each.row['projected'] for each in own]
+      self.assertEqual(taken, ['no', 'yes'] * 2)
+      self.assertEqual([plan.depth for plan in plans], [0, 512] * 2)
+      self.assertEqual([each.finish for each in own], [1] * 2 + [2] * 2)
+
+  @pytest.mark.slow
+  def test_tiles(self):
+    program = load(stages=['6'], tiles=['2x2', '4x2', '3x2'])
     with tiled_loops.forward_plans() as plans:
-      own = list(program['programs'](('LSTM', 1024, 8, 512)))
-    taken = [each.row['projected'] for each in own]
-    self.assertEqual(taken, ['no', 'yes'] * 2)
-    self.assertEqual([plan.depth for plan in plans], [0, 512] * 2)
-    self.assertEqual([each.finish for each in own], [1] * 2 + [2] * 2)
+      own = list(program['programs'](('GRU', 2048, 8, 768)))
+    warpgroups = [plan.config.warpgroups for plan in plans]
+    self.assertEqual(warpgroups, [2, 3] * 2)
+    self.assertIn('2x2', program['line'](own[0].row))
 
   @pytest.mark.slow
   def test_kernels_lower(self):

@@ -84,11 +84,18 @@ def forward_loop(plan, inputs):
   """A loop in place of `forward.forward`."""
   theta, x, source, matrix, carry, restart, flags = inputs
   loop = Loop(plan, flags)
+  call, saved, alone = plan.call, plan.save, None
   if source is not None:
     # The gates of a tile side by side, as those of R.
     own = unarranged(plan, matrix[: plan.depth], plan.depth)[:, 0]
     matrix = matrix[plan.depth :]
+    own = own[jnp.argsort(jnp.array(plan.projected))]
     x = jnp.einsum('abi,gif->abgf', source.astype(jnp.float32), own)
+    for i in plan.alone:
+      x = x.at[:, :, i].set(dense_loops.rounded(x[:, :, i], plan.x_dtype))
+    if saved and plan.takes:
+      alone = jnp.stack([x[:, :, i] for i in plan.alone], 2)
+      alone = alone.reshape(*x.shape[:2], -1).astype(plan.x_dtype)
     x = x.reshape(*x.shape[:2], -1)
   matrix = jnp.swapaxes(unarranged(plan, matrix), -1, -2)
   rows = tuple(theta)[: plan.params]
@@ -107,7 +114,6 @@ def forward_loop(plan, inputs):
   last, (new, start, gates) = lax.scan(
       step, tuple(carry), (loop.gates(x, plan.gates), loop.flags)
   )
-  call, saved = plan.call, plan.save
   return forward.Outputs(
       carries=tuple(
           loop.stream(y, call.out_dtype) for y in new[: call.outputs]
@@ -117,6 +123,7 @@ def forward_loop(plan, inputs):
       if saved
       else (),
       gates=loop.joined(gates, jnp.float16) if saved else None,
+      alone=alone,
       last=jnp.stack(last),
       state=None,
   )

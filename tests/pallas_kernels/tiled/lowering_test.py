@@ -1,6 +1,7 @@
 """Kernels in tiles lower to CUDA without a GPU; see dense/lowering_test.py."""
 
 import functools
+from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -58,6 +59,21 @@ PROJECTED = (
     ),
 )
 
+# The same with an input and a recurrent gate that are in no sum.
+ALONE = (
+    case(rnnzoo.GRU, sizes=(2048, 3, 768), in_features=768, time_major=True),
+    case(
+        rnnzoo.GRU,
+        {'recurrent_gradient_clip': 1.0},
+        dtype='float16',
+        sizes=(1500, 3, 320),
+        in_features=64,
+        reset=True,
+        lengths=True,
+        reverse=True,
+    ),
+)
+
 # Those that keep R on the chip.
 FEWER_ROWS = (
     case(rnnzoo.LSTM, sizes=(256, 3, 768), time_major=True),
@@ -92,7 +108,14 @@ class TiledLoweringTest(parameterized.TestCase):
   @parameterized.named_parameters(*comparison.named(PROJECTED))
   @pytest.mark.slow
   def test_projected(self, case):
-    self.assertGreater(self.depth_of(case), 0)
+    self.lowers_with_depth(case, case.in_features)
+
+  @parameterized.named_parameters(*comparison.named(ALONE))
+  @pytest.mark.slow
+  def test_inputs_in_no_sum_projected(self, case):
+    self.lowers_with_depth(case, 0)
+    with mock.patch.object(limits, 'PROJECT_ALONE', True):
+      self.lowers_with_depth(case, case.in_features)
 
   @pytest.mark.slow
   def test_projected_from_some_rows_on(self):
@@ -100,16 +123,17 @@ class TiledLoweringTest(parameterized.TestCase):
     of_rows = lambda count: case(
         rnnzoo.LSTM, sizes=(count, 2, 768), in_features=64, time_major=True
     )
-    self.assertEqual(self.depth_of(of_rows(rows)), 64)
-    with tiled_loops.streamed():
-      self.assertEqual(self.depth_of(of_rows(rows - 64)), 0)
+    self.lowers_with_depth(of_rows(rows), 64)
+    if abstract_gpu.RUNS:
+      with tiled_loops.streamed():
+        self.lowers_with_depth(of_rows(rows - 64), 0)
 
-  def depth_of(self, case) -> int:
-    """Returns the inputs that the forward kernel multiplies, once lowered."""
+  def lowers_with_depth(self, case, depth):
+    """Fails unless a forward kernel lowers that multiplies so many inputs."""
     with tiled_loops.forward_plans() as plans:
       self.lowers(case)
-    (plan,) = plans
-    return plan.depth
+    if abstract_gpu.RUNS:
+      self.assertEqual([plan.depth for plan in plans], [depth])
 
   @pytest.mark.slow
   def test_on_chip_with_x64(self):

@@ -81,12 +81,28 @@ WIDE = (
         in_features=128,
         path=rnnzoo.Pallas(keep='carries'),
     ),
+    case(rnnzoo.GRU, sizes=(3, 7, 64), in_features=64, time_major=True),
+    case(
+        rnnzoo.GRU,
+        dtype='float16',
+        sizes=(3, 5, 128),
+        in_features=192,
+        reset=True,
+        mask=True,
+        reverse=True,
+    ),
+    case(
+        rnnzoo.GRU,
+        sizes=(3, 5, 64),
+        in_features=128,
+        path=rnnzoo.Pallas(keep='carries'),
+    ),
 )
 
 
 def projected():
-  """Kernels inside multiply W x of any number of rows."""
-  return mock.patch.object(limits, 'ROWS_TO_PROJECT', 0)
+  """Kernels inside multiply W x of any number of rows, and all inputs."""
+  return mock.patch.multiple(limits, ROWS_TO_PROJECT=0, PROJECT_ALONE=True)
 
 
 class LayersTest(comparison.ComparisonTestCase):
@@ -265,6 +281,7 @@ class FewRowsTest(comparison.ComparisonTestCase):
       (rnnzoo.LSTM, {'in_features': 64}),
       (rnnzoo.GRU, {'reset': True, 'mask': True, 'time_major': True}),
       (rnnzoo.GRU, {}),
+      (rnnzoo.GRU, {'in_features': 64}),
       (rnnzoo.Elman, {'reset': True, 'reverse': True}),
   )
   def test_agrees_with_reference(self, layer, options):
