@@ -159,7 +159,7 @@ class Case:
     }
 
 
-def _check(label: str) -> Case:
+def check(label: str) -> Case:
   """Returns the case that is only checked and has this label."""
   layer, size, batch, time, dtype, *words = label.split()
   num_heads, head_dim = map(int, size.split('x'))
@@ -181,4 +181,4 @@ def checks(suite: str) -> tuple[Case, ...]:
   linear cell run in segments, where blocks, features and flags have other ends.
   """
   path = pathlib.Path(__file__).with_name(f'{suite}_checks.txt')
-  return tuple(map(_check, path.read_text().splitlines()))
+  return tuple(map(check, path.read_text().splitlines()))

@@ -75,19 +75,53 @@ def _read(arguments: tuple[Any, ...], way: Way) -> tuple[Any, ...]:
   return arguments[:1] if way.direction == cases.DIRECTIONS[0] else arguments
 
 
+class Lowered(NamedTuple):
+  """A program of leaves to leaves: not every structure can be handed on.
+
+  Attributes:
+    text: of `jax.export`.
+    results: anything with the structure of the results.
+    seconds: that it took.
+  """
+
+  text: bytearray
+  results: Any
+  seconds: float
+
+
+def _lower(problem: problems.Problem, way: Way) -> Lowered:
+  """Traces and lowers a program of a problem."""
+  start = time.perf_counter()
+  results: list[Any] = []
+  leaves, structure = jax.tree.flatten(_read(problem.arguments, way))
+
+  def called(leaves):
+    read = jax.tree.unflatten(structure, leaves)
+    run = function(problem, way)
+    found, structure_of_results = jax.tree.flatten(run(*(*read, None)[:2]))
+    numbers = list(range(len(found)))
+    results.append(jax.tree.unflatten(structure_of_results, numbers))
+    return found
+
+  with precision(way):
+    program = export.export(jax.jit(called), disabled_checks=_CHECKS)
+    text = program(leaves).serialize()
+  return Lowered(text, results[-1], time.perf_counter() - start)
+
+
 @dataclasses.dataclass(frozen=True)
 class Prepared:
   """A case whose programs are lowered.
 
   Attributes:
-    programs: each with the seconds that it took, or why it cannot be. Those of
-      baselines are left out: cuDNN's calls cannot be handed on.
+    programs: each, or why it cannot be. Those of baselines are left out:
+      cuDNN's calls cannot be handed on.
     arguments: shapes and dtypes.
     facts: of a `Note`.
   """
 
   case: cases.Case
-  programs: Mapping[Way, tuple[bytearray, float] | Exception]
+  programs: Mapping[Way, Lowered | Exception]
   arguments: Any
   facts: dict[str, Any]
 
@@ -98,14 +132,18 @@ class Prepared:
     found = self.programs[way]
     if isinstance(found, Exception):
       raise found
-    text, seconds = found
+    structure = jax.tree.structure(found.results)
+
+    def run(*arguments):
+      call = export.deserialize(found.text).call
+      leaves = call(jax.tree.leaves(_read(arguments, way)))
+      return jax.tree.unflatten(structure, leaves)
 
     def finish() -> timing.Program:
       with precision(way):
-        call = export.deserialize(text).call
-        run = lambda *arguments: call(*_read(arguments, way))
         program = timing.lower(run, *self.arguments, quick=quick)()
-      return dataclasses.replace(program, compile_s=program.compile_s + seconds)
+      seconds = program.compile_s + found.seconds
+      return dataclasses.replace(program, compile_s=seconds)
 
     return finish
 
@@ -130,14 +168,8 @@ def prepare(case: cases.Case, ways: list[Way], note: Note) -> Prepared:
   for way in ways:
     if way.implementation in baselines.NAMES:
       continue
-    start = time.perf_counter()
     try:
-      with precision(way):
-        run = function(problem, way)
-        called = jax.jit(lambda *read, run=run: run(*(*read, None)[:2]))
-        program = export.export(called, disabled_checks=_CHECKS)
-        text = program(*_read(problem.arguments, way)).serialize()
-      programs[way] = text, time.perf_counter() - start
+      programs[way] = _lower(problem, way)
     except NotImplementedError as error:
       programs[way] = NotImplementedError(str(error))
     except Exception:

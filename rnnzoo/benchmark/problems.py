@@ -135,11 +135,14 @@ def _make_layer(case: cases.Case, **options) -> Any:
   return layer(*sizes, rngs=nnx.Rngs(0), learn_initial_carry=learns, **options)
 
 
-def _flags(case: cases.Case, rng) -> dict[str, jax.Array | None]:
-  """Returns reset and mask, bool [B, T], or None for those not asked for."""
+def _flags(case: cases.Case, rng) -> dict[str, Any]:
+  """Returns reset and mask, bool [B, T], or None for those not asked for.
+
+  They are constants of a program, which may be handed on: no arrays of JAX.
+  """
   size = (case.shape.batch, case.shape.time)
   rate = 0.1 if size[1] > 5 else 0.5  # Some, in few steps too.
-  draw = lambda share: jnp.asarray(rng.random(size) < share)
+  draw = lambda share: rng.random(size) < share
   return {
       'reset': draw(rate) if cases.RESET in case.options else None,
       'mask': draw(0.8) if cases.MASK in case.options else None,
@@ -155,11 +158,11 @@ def _rounded(arrays: Any, dtype: str) -> Any:
 def _on_input(case: cases.Case, normal: Draw) -> Problem:
   """A layer on x; that of a check is called with all arguments."""
   shape, rng = case.shape, np.random.default_rng(0)
-  call = {**_flags(case, rng), 'reverse': cases.REVERSE in case.options}
+  flags, reverse = _flags(case, rng), cases.REVERSE in case.options
   if case.checked:
     lengths = rng.integers(0, shape.time + 1, shape.batch)
     lengths[0] = shape.time  # Outputs of nothing but padding are all zero.
-    call['seq_lengths'] = jnp.asarray(lengths)
+    flags['seq_lengths'] = lengths
   layer = _create(case, rng)
 
   def make(implementation, dtype):
@@ -168,7 +171,9 @@ def _on_input(case: cases.Case, normal: Draw) -> Problem:
     options = {'dtype': jnp.dtype(dtype), 'implementation': implementation}
     new = nnx.eval_shape(lambda: _make_layer(case, **options))
     merge: Any = functools.partial(nnx.merge, nnx.graphdef(new))
-    return lambda arrays: merge(arrays['state'])(arrays['x'], **call)
+    return lambda arrays: merge(arrays['state'])(
+        arrays['x'], reverse=reverse, **jax.tree.map(jnp.asarray, flags)
+    )
 
   # Rounded, so that the reference sees the same numbers.
   state = _rounded(nnx.to_pure_dict(nnx.state(layer)), case.dtype)
@@ -243,7 +248,7 @@ def _make_unroll(case, cell, flags, implementation, dtype) -> Run:
         recurrent_kernel=arrays['kernel'],
         carry=arrays.get('carry'),
         restart=arrays.get('restart'),
-        **flags,
+        **jax.tree.map(jnp.asarray, flags),
     )
     final, (h,) = paths.run(
         cell, call_lib.Given(), operands, call, implementation

@@ -188,11 +188,6 @@ def main(unused_argv: list[str]) -> int:
   suite, output, selected = SUITES[_SUITE.value], _OUTPUT.value, _select()
   repeats = 0 if _CHECK_ONLY.value else _REPEATS.value
   timer = _timer(suite, repeats, start + _TIME_LIMIT.value)
-  if timer.processes and any(case.checked for case in selected):
-    _give_up(
-        f'--processes={timer.processes}: cases that are only checked have flags'
-        ' and lengths, which stay here; without --processes it would work'
-    )
   result = _new_result(selected, repeats)
   if _RESUME.value:
     selected = _resume(result, selected, repeats)

@@ -12,6 +12,7 @@ from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import flagsaver
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,6 +22,7 @@ from rnnzoo.benchmark import cases
 from rnnzoo.benchmark import checks
 from rnnzoo.benchmark import machine
 from rnnzoo.benchmark import measurement
+from rnnzoo.benchmark import preparation
 from rnnzoo.benchmark import problems
 from rnnzoo.benchmark import program
 from rnnzoo.benchmark import report
@@ -413,15 +415,21 @@ sys.exit(program.main(program.parse_flags([
     self.assertEqual(ended.returncode, 2)
     self.assertLen(ended.stderr.splitlines(), 1)
 
-  def test_processes_have_no_checks(self):
-    code, _, err = run(
-        '--suite=dense',
-        '--check_only',
-        '--processes=2',
-        f'--output={self.output()}',
-    )
-    self.assertEqual(code, 2)
-    self.assertIn('without --processes it would work', err)
+  def test_checks_that_are_handed_on(self):
+    for text in (
+        'GRU 1x4 B3 T7 float32 reset mask reverse',
+        'LSTM 1x4 B3 T7 bfloat16 layer reset mask',
+    ):
+      case = cases.check(text)
+      way = preparation.Way('scan', 'forward+backward')
+      prepared = preparation.prepare(case, [way], lambda case: {})
+      problem = problems.build(case)
+      results = [
+          each.lower(way, True)().call(*problem.arguments)
+          for each in (prepared, preparation.Here(problem))
+      ]
+      with self.subTest(text):
+        chex.assert_trees_all_equal(*results)
 
   def test_help_lists_the_flags(self):
     ended = subprocess.run(
