@@ -78,7 +78,7 @@ SHAPES = (
     ('LSTM', 512, 64, 1024),
 )
 DIRECTIONS = ('forward', 'forward+backward')
-GATES = {'LSTM': 4, 'GRU': 3}
+GATES = {'LSTM': 4, 'GRU': 3, 'Elman': 1}
 ROWS_TO_PROJECT = {'no': 2**31, 'yes': 0}
 
 # Of a CTA on Hopper.
@@ -106,7 +106,7 @@ def variant(
   def with_tile(size, gates, target):
     for config in every(size, gates, target):
       own = f'{config.warpgroups}x{config.groups}'
-      # An adjoint has the columns of one gate.
+      # An adjoint, and Elman, have the columns of one gate.
       if tile in ('rule', own) or gates == 1:
         yield config
 
