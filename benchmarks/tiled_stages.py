@@ -58,14 +58,17 @@ _TILES = flags.DEFINE_list(
     " another, where a layer can have them; 'rule' is the library's choice.",
 )
 _SHAPES = flags.DEFINE_multi_string(
-    'shape', None, 'Layer, batch, time and features, as LSTM,2048,64,768.'
+    'shape',
+    None,
+    'Layer, batch, time and features, as LSTM,2048,64,768; and behind them the'
+    ' features of x, if these are others.',
 )
 _THREADS = flags.DEFINE_integer('compile_threads', 8, 'Threads that compile.')
 _TIME_LIMIT = flags.DEFINE_float(
     'time_limit', None, 'Seconds after which no further row is begun.'
 )
 
-# Layer, batch, time and features.
+# Layer, batch, time, features, and those of x if these are others.
 SHAPES = (
     ('LSTM', 128, 1024, 768),
     ('LSTM', 256, 256, 768),
@@ -123,7 +126,7 @@ def variant(
 
 def configs(shape, direction: str) -> tuple[config_lib.Config, ...]:
   """Returns how the kernels of a program are cut, the adjoint last."""
-  layer, batch, _, size = shape
+  layer, batch, _, size, *_ = shape
   facts: dict[str, Any] = {'batch': batch, 'heads': 1, 'size': size}
   facts |= {'recurrent': GATES[layer], 'target': targets.current()}
   kernels = (False, True)[: 1 + (direction == DIRECTIONS[1])]
@@ -142,9 +145,9 @@ def shared_bytes(layer: str, config: config_lib.Config, adjoint: bool) -> int:
 
 def make(shape, **options: Any) -> Any:
   """Returns the layer of a shape."""
-  layer, _, _, features = shape
+  layer, _, _, features, *_ = shape
   new = rnnzoo.LAYERS[layer]
-  return new(features, features, rngs=nnx.Rngs(0), **options)
+  return new(shape[-1], features, rngs=nnx.Rngs(0), **options)
 
 
 def function(shape, path: str, dtype: str, direction: str):
@@ -166,8 +169,11 @@ def function(shape, path: str, dtype: str, direction: str):
 
 def types(shape) -> tuple[Any, ...]:
   """Returns the types of x and of the cotangents."""
-  _, batch, steps, features = shape
-  return (jax.ShapeDtypeStruct((steps, batch, features), jnp.bfloat16),) * 2
+  _, batch, steps, features, *_ = shape
+  sizes = shape[-1], features
+  return tuple(
+      jax.ShapeDtypeStruct((steps, batch, size), jnp.bfloat16) for size in sizes
+  )
 
 
 @contextlib.contextmanager
@@ -201,8 +207,9 @@ def lower(shape, path: str, dtype: str, direction: str) -> Any:
 
 def programs(shape) -> Iterator[Program]:
   """Traces all programs of a shape that differ."""
-  layer, batch, steps, features = shape
+  layer, batch, steps, features, *_ = shape
   facts = {'layer': layer, 'batch': batch, 'time': steps, 'features': features}
+  facts['in_features'] = shape[-1]
   for direction in DIRECTIONS:
     if jax.default_backend() == 'gpu':
       row = facts | {'path': 'scan', 'direction': direction}
@@ -285,6 +292,8 @@ def measure(own: list[Program], shape, reference) -> Iterator[dict[str, Any]]:
 def line(row: dict[str, Any]) -> str:
   """Returns a row as text."""
   size = f'{row["batch"]}x{row["time"]}x{row["features"]}'
+  if row['in_features'] != row['features']:
+    size += f' of {row["in_features"]}'
   parts = f'{row["layer"]:5} {size:12} {row["direction"]:17} {row["path"]:7}'
   if 'stages' in row:
     tile = '{warpgroups}x{groups}'.format(**row['configs'][0])

@@ -73,6 +73,14 @@ class TiledStagesTest(absltest.TestCase):
       self.assertEqual([each.finish for each in own], [1] * 2 + [2] * 2)
 
   @pytest.mark.slow
+  def test_features_of_x(self):
+    program = load(stages=['6'], projected=['yes'])
+    with tiled_loops.forward_plans() as plans:
+      own = list(program['programs'](('LSTM', 1024, 8, 512, 128)))
+    self.assertEqual([plan.depth for plan in plans], [128] * 2)
+    self.assertIn('1024x8x512 of 128 ', program['line'](own[0].row))
+
+  @pytest.mark.slow
   def test_tiles(self):
     program = load(stages=['6'], tiles=['2x2', '4x2', '3x2'])
     with tiled_loops.forward_plans() as plans:
