@@ -32,7 +32,8 @@ def get_config() -> ml_collections.ConfigDict:
   # Examples of one training step, on all devices together.
   config.batch_size = 128
   # How many devices share a batch, those of all processes counted; None for all
-  # that it can be split over. No effect on the result but rounding.
+  # that it can be split over, one for several seeds at once. No effect on the
+  # result but rounding.
   config.num_devices = config_dict.placeholder(int)
   # 'device', or 'host' for data that are larger than the device: a thread sends
   # them there in pieces. No effect on the result.

@@ -147,7 +147,9 @@ def prepare(
           f'config.batch_size must be at most {num_examples}, the number of'
           f' training examples; got {task.batch_size}'
       )
-  placement = placements.choose(task.batch_size, config.num_devices)
+  placement = placements.choose(
+      task.batch_size, config.num_devices, config.seeds_at_once
+  )
   _check_seeds(config, train, placement)
   steps_per_epoch = visits.Visits(
       train, task.batch_size, placement

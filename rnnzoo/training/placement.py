@@ -123,13 +123,16 @@ def batches_of_piece(
   return min(max(_PIECE_BYTES // batch, 1), num_batches)
 
 
-def choose(batch_size: int, num_devices: int | None) -> Placement:
+def choose(
+    batch_size: int, num_devices: int | None, seeds_at_once: int = 1
+) -> Placement:
   """Returns the devices that a run takes: as many of each process.
 
   Args:
     batch_size: of the global batch, which the number of devices divides.
     num_devices: how many, of all processes together; None for as many as there
-      are and the batch can be split over.
+      are and the batch can be split over, or one for several seeds at once.
+    seeds_at_once: how many seeds train in one call, which has one device.
 
   Raises:
     ValueError: there is no such number of devices, or it does not divide the
@@ -142,7 +145,9 @@ def choose(batch_size: int, num_devices: int | None) -> Placement:
       for count in range(processes, there + 1, processes)
       if batch_size % count == 0
   ]
-  if num_devices is None:
+  if num_devices is None and seeds_at_once > 1 and processes == 1:
+    count, reason = 1, f'{seeds_at_once} seeds at once have one'
+  elif num_devices is None:
     if not fitting:
       raise ValueError(
           f'the batch of {batch_size} examples cannot be split over'

@@ -143,6 +143,12 @@ class ChoiceTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, f'num_devices {message}'):
       placements.choose(8, count)
 
+  def test_seeds_at_once_have_one_device(self):
+    with mock.patch.object(jax, 'devices', lambda: jax.local_devices() * 4):
+      placement = placements.choose(8, None, seeds_at_once=2)
+    self.assertIsNone(placement.mesh)
+    self.assertIn('(1 of 4 devices: 2 seeds at once have one)', placement.text)
+
   def test_one_device_has_no_mesh(self):
     self.assertIsNone(placements.choose(8, None).mesh)
     self.assertIsNone(placements.choose(8, 1).mesh)
