@@ -19,6 +19,8 @@ import jax
 import ml_collections
 import numpy as np
 
+from rnnzoo.tasks import array_inputs
+
 # Arrays by name. All have the same leading axis, one entry an example.
 Examples = Mapping[str, jax.Array | np.ndarray]
 
@@ -252,7 +254,7 @@ class Task(abc.ABC):
     Raises:
       ValueError: they cannot be used.
     """
-    return inputs
+    return array_inputs.check(inputs)
 
   def predict(self, model: nnx.Module, inputs: Any) -> jax.Array:
     """Returns predictions for inputs as they are in `splits`; it is traced.

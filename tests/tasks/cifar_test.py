@@ -253,6 +253,9 @@ class TaskTest(parameterized.TestCase):
     np.testing.assert_array_equal(
         task.predict(model, batch), result.predictions
     )
+    self.assertIs(task.check_inputs(batch), batch)
+    with self.assertRaisesRegex(ValueError, "a dict of 'inputs' and 'index'"):
+      task.check_inputs(batch['inputs'])
 
   @parameterized.named_parameters(
       ('sequence', {'sequence': 'rows'}, "'noise_padded'"),

@@ -253,6 +253,9 @@ class TaskTest(parameterized.TestCase):
     np.testing.assert_allclose(result.losses, losses, rtol=1e-4)
     predict = jax.jit(lambda batch: task.predict(model, batch))
     np.testing.assert_array_equal(predict(batch), result.predictions)
+    self.assertIs(task.check_inputs(batch), batch)
+    with self.assertRaisesRegex(ValueError, "a dict of 'frames' and 'length'"):
+      task.check_inputs(batch['frames'])
 
   def test_training_sees_other_frames_each_time(self):
     task = make_task(make_config(rotation=10.0))

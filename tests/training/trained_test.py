@@ -112,7 +112,7 @@ class TrainedTest(absltest.TestCase):
 
   def test_what_a_model_cannot_use(self):
     loaded = training.load(self.workdir)
-    for inputs in (None, {}, 'text', [b'text']):
+    for inputs in (None, {}, 'text', [b'text'], [[1.0]], np.array(['text'])):
       with self.assertRaisesRegex(ValueError, 'inputs must be arrays'):
         loaded.predict(inputs)
     for lines, message in (

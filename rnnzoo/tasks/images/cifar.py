@@ -15,6 +15,7 @@ References:
 
 from collections.abc import Mapping
 import types
+from typing import Any
 
 from flax import nnx
 import jax
@@ -23,6 +24,7 @@ import ml_collections
 import numpy as np
 
 from rnnzoo import models
+from rnnzoo.tasks import array_inputs
 from rnnzoo.tasks import backbones
 from rnnzoo.tasks import classification
 from rnnzoo.tasks import fields
@@ -172,6 +174,9 @@ class SequentialCifar(classification.Classification):
     logits = self._logits(model, examples, rngs)
     smoothing = self.label_smoothing if rngs is not None else 0.0
     return classification.evaluation(logits, examples['label'], smoothing)
+
+  def check_inputs(self, inputs: Any) -> Any:
+    return array_inputs.check(inputs, ('inputs', 'index'))
 
   def predict(
       self, model: nnx.Module, inputs: Mapping[str, jax.Array]

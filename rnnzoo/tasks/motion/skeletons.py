@@ -16,6 +16,7 @@ References:
 
 from collections.abc import Mapping
 import types
+from typing import Any
 
 from flax import nnx
 import jax
@@ -25,6 +26,7 @@ import numpy as np
 
 import rnnzoo
 from rnnzoo import models
+from rnnzoo.tasks import array_inputs
 from rnnzoo.tasks import backbones
 from rnnzoo.tasks import classification
 from rnnzoo.tasks import fields
@@ -225,6 +227,9 @@ class SkeletonActions(classification.Classification):
             'sampling_accuracy': jnp.mean(each.scores['accuracy'], axis=0),
         },
     )
+
+  def check_inputs(self, inputs: Any) -> Any:
+    return array_inputs.check(inputs, ('frames', 'length', 'offsets'))
 
   def predict(
       self, model: nnx.Module, inputs: Mapping[str, jax.Array]
