@@ -116,6 +116,27 @@ class ProgramTest(absltest.TestCase):
     self.assertEqual(code, 2)
     self.assertIn("invalid choice: 'trian'", err)
 
+  def test_without_its_packages(self):
+    script = """
+from importlib import util
+find = util.find_spec
+util.find_spec = lambda name, *rest: name != 'optax' and find(name, *rest)
+from rnnzoo import __main__
+__main__.main()
+"""
+    ended = subprocess.run(
+        [sys.executable, '-c', script, 'list'],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    self.assertEqual(ended.returncode, 2)
+    self.assertEqual(
+        ended.stderr,
+        "rnnzoo: rnnzoo.tasks needs optax: pip install 'rnnzoo[train]'\n",
+    )
+
   def test_a_directory_without_a_run(self):
     path = self.create_tempdir().full_path
     for command in ('evaluate', 'predict', 'sample'):
