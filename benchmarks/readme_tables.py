@@ -92,7 +92,8 @@ def gpu_runs() -> str:
       '',
       f'{each("device")}, jax {first["jax"]}, {each("date")}, one seed,'
       f' commits {each("commit")}. An epoch: training on 51,000'
-      ' images, validation, and what is written; without compilation.',
+      ' images (57,000 permuted, and by IndRNN and iRevRNN), validation, and'
+      ' what is written; without compilation.',
   ]
   return '\n'.join(lines)
 
