@@ -48,8 +48,8 @@ _STAGES = flags.DEFINE_list(
 _PROJECTED = flags.DEFINE_list(
     'projected',
     ['rule'],
-    "Whether the forward kernel multiplies W x, one after another: 'yes', also"
-    " of gates that are no sums; 'no'; or 'rule', as the library does.",
+    "Whether the forward kernel multiplies W x, one after another: 'yes'; 'no';"
+    " or 'rule', as the library does.",
 )
 _TILES = flags.DEFINE_list(
     'tiles',
@@ -103,7 +103,6 @@ def variant(
 ) -> Iterator[None]:
   """Sets how many slots kernels have, whether they multiply W x, and a tile."""
   rows = ROWS_TO_PROJECT.get(projected, limits.ROWS_TO_PROJECT)
-  alone = limits.PROJECT_ALONE or projected == 'yes'
   every = tuning._configs
 
   def with_tile(size, gates, target):
@@ -116,7 +115,7 @@ def variant(
   with (
       mock.patch.object(tuning, '_MOST_STAGES', count),
       mock.patch.object(tuning, '_configs', with_tile),
-      mock.patch.multiple(limits, ROWS_TO_PROJECT=rows, PROJECT_ALONE=alone),
+      mock.patch.object(limits, 'ROWS_TO_PROJECT', rows),
       mock.patch.object(limits, 'WORK', 0),
       mock.patch.object(tuning, 'choose_resident', lambda **_: None),
       mock.patch.object(tuning, 'choose_team', lambda **_: None),

@@ -16,14 +16,10 @@ DEPTH = 64
 # The most recurrent gates.
 GATES = 4
 
-# Rows of a batch from which the forward kernel also multiplies W x, where all
-# gates are sums x + R h. By benchmarks/tiled_kept_h100.json it is slower with
-# 128 and 256 rows, where R streams too, and faster from 1,024 on.
+# Rows of a batch from which the forward kernel also multiplies W x. By
+# benchmarks/tiled_kept_h100.json it is slower with 128 and 256 rows, where R
+# streams too, and faster from 512 on.
 ROWS_TO_PROJECT = 512
-
-# Whether it does so too where gates are no sums (GRU), as many inputs as
-# recurrent gates. False until a GPU has run it.
-PROJECT_ALONE = False
 
 # Rows of a batch times the square of a head's units, from which tiles are
 # faster than R on the chip. Of one head, by benchmarks/large_batches_h200.json:

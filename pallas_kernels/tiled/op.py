@@ -102,7 +102,6 @@ def _multiplies(
   plan = _make_plan(recurrence, inputs, recurrent_kernel, states, False)
   streams = not isinstance(plan, resident_plan.Plan) and plan.heads == 1
   fits = len(plan.alone) == len(plan.apart)
-  fits = fits and (limits.PROJECT_ALONE or not plan.alone)
   return streams and fits and plan.dtype == dtype and depth > 0
 
 

@@ -140,7 +140,7 @@ def by_case(
     selected: Iterable[cases.Case],
     timer: timing.Timer,
     watchdog: watchdog_lib.Watchdog,
-    note: preparation.Note = lambda case: {},
+    note: preparation.Note = preparation.no_facts,
 ) -> Iterator[list[Row]]:
   """Yields the rows of `measure` of a case, which have the facts of `note`."""
   threads = timer.threads if timer.repeats else os.cpu_count() or 1

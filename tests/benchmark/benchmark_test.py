@@ -259,6 +259,7 @@ class BenchmarkTest(absltest.TestCase):
           '--check_only',
           f'--layers={layers}',
           '--implementations=scan',
+          '--processes=1',
           f'--output={path}',
       )
     self.assertEqual(code, 0, out)

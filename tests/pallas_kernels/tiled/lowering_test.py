@@ -1,7 +1,6 @@
 """Kernels in tiles lower to CUDA without a GPU; see dense/lowering_test.py."""
 
 import functools
-from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -113,9 +112,7 @@ class TiledLoweringTest(parameterized.TestCase):
   @parameterized.named_parameters(*comparison.named(ALONE))
   @pytest.mark.slow
   def test_inputs_in_no_sum_projected(self, case):
-    self.lowers_with_depth(case, 0)
-    with mock.patch.object(limits, 'PROJECT_ALONE', True):
-      self.lowers_with_depth(case, case.in_features)
+    self.lowers_with_depth(case, case.in_features)
 
   @pytest.mark.slow
   def test_projected_from_some_rows_on(self):

@@ -102,7 +102,7 @@ WIDE = (
 
 def projected():
   """Kernels inside multiply W x of any number of rows, and all inputs."""
-  return mock.patch.multiple(limits, ROWS_TO_PROJECT=0, PROJECT_ALONE=True)
+  return mock.patch.object(limits, 'ROWS_TO_PROJECT', 0)
 
 
 class LayersTest(comparison.ComparisonTestCase):
