@@ -3,7 +3,8 @@
   python benchmarks/collect_runs.py --commit=$(git rev-parse --short HEAD) \
       runs/agru_smnist runs/gru_smnist
 
-Rows are added to the output, and replace rows of the same experiment.
+Rows are added to the output, and replace rows of the same experiment. Runs of
+one experiment that are named together, each with its own seeds, are one row.
 """
 
 import csv
@@ -143,14 +144,61 @@ def collect(directory: pathlib.Path, commit: str) -> dict:
   }
 
 
+def joined(rows: list[dict]) -> dict:
+  """Returns one row of all seeds of runs of one experiment.
+
+  Args:
+    rows: What `collect` returned for each of them.
+
+  Raises:
+    ValueError: A seed is in two runs, or runs differ in more than their seeds.
+  """
+  if len(rows) == 1:
+    return rows[0]
+  name = rows[0]['experiment']
+  of_seeds = ('others', 'tokens_per_second', 'over_length', 'seeds', 'date')
+  metric = next(key for key in rows[0]['seeds'][0] if key in rows[0])
+  for key in rows[0]:
+    if key not in (*of_seeds, metric) and len({row[key] for row in rows}) > 1:
+      raise ValueError(f'The runs of {name} differ in {key!r}.')
+  seeds = [seed for row in rows for seed in row['seeds']]
+  seeds.sort(key=lambda seed: seed['seed'])
+  if len({seed['seed'] for seed in seeds}) < len(seeds):
+    raise ValueError(f'Two runs of {name} have the same seed.')
+  scores = [seed[metric] for seed in seeds]
+  counts = [len(row['seeds']) for row in rows]
+
+  def means(field):
+    return {
+        key: statistics.fmean([row[field][key] for row in rows], counts)
+        for key in rows[0][field]
+    }
+
+  return rows[0] | {
+      metric: {
+          'mean': statistics.mean(scores),
+          'std': statistics.pstdev(scores),  # Of the population, as in a run.
+      },
+      'others': means('others'),
+      'tokens_per_second': (
+          max(row['tokens_per_second'] or 0 for row in rows) or None
+      ),
+      'over_length': means('over_length'),
+      'seeds': seeds,
+      'date': max(row['date'] for row in rows),
+  }
+
+
 def main(argv: list[str]) -> None:
   """Adds the run directories named on the command line."""
   path = pathlib.Path(_OUTPUT.value)
   rows = json.loads(path.read_text(encoding='utf-8')) if path.exists() else []
   by_name = {row['experiment']: row for row in rows}
+  runs: dict[str, list[dict]] = {}
   for directory in argv[1:]:
     row = collect(pathlib.Path(directory), _COMMIT.value)
-    by_name[row['experiment']] = row
+    runs.setdefault(row['experiment'], []).append(row)
+  by_name |= {name: joined(found) for name, found in runs.items()}
   rows = [by_name[name] for name in sorted(by_name)]
   path.write_text(json.dumps(rows, indent=2) + '\n', encoding='utf-8')
   print(f'{path}: {len(rows)} rows')
