@@ -14,6 +14,7 @@ import json
 import pathlib
 import re
 import runpy
+import statistics
 import sys
 from typing import Any
 
@@ -79,19 +80,24 @@ def gpu_runs() -> str:
       '|---|---|---|---|---|---|',
   ]
   for row in rows:
-    name = row['experiment']
-    (seed,) = row['seeds']
-    epoch, epochs = seed['seconds_per_epoch'], seed['epochs']
+    name, seeds = row['experiment'], row['seeds']
+    mean, std = row['accuracy']['mean'], row['accuracy']['std']
+    score = f'{100 * mean:.2f}'
+    if len(seeds) > 1:
+      score += f' ± {100 * std:.2f} ({len(seeds)} seeds)'
+    epoch = statistics.mean(seed['seconds_per_epoch'] for seed in seeds)
+    (epochs,) = {seed['epochs'] for seed in seeds}
     lines.append(
-        f'| `{name}` | {100 * seed["accuracy"]:.2f} |'
+        f'| `{name}` | {score} |'
         f' {published(name)} | {epochs} | {epoch:.2f} | {epoch * epochs:.0f} |'
     )
   first = rows[0]
   each = lambda key: ' and '.join(sorted({row[key] for row in rows}))
   lines += [
       '',
-      f'{each("device")}, jax {first["jax"]}, {each("date")}, one seed,'
-      f' commits {each("commit")}. An epoch: training on 51,000'
+      f'{each("device")}, jax {first["jax"]}, {each("date")}, one seed'
+      ' unless more are told (mean ± standard deviation, and the seconds of'
+      f' one), commits {each("commit")}. An epoch: training on 51,000'
       ' images (57,000 permuted, and by IndRNN and iRevRNN), validation, and'
       ' what is written; without compilation.',
   ]
