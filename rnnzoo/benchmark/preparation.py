@@ -11,6 +11,7 @@ from concurrent import futures
 import contextlib
 import dataclasses
 import functools
+import importlib
 import multiprocessing
 import os
 import threading
@@ -139,6 +140,9 @@ class Prepared:
     if isinstance(found, Exception):
       raise found
     structure = jax.tree.structure(found.results)
+    # It says where the functions are that a kernel of another process calls.
+    with contextlib.suppress(ImportError):
+      importlib.import_module('jax.experimental.mosaic.gpu')
 
     def run(*arguments):
       call = export.deserialize(found.text).call
