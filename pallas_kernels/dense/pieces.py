@@ -119,7 +119,7 @@ def _configured(plan: plan_lib.Plan, target: targets.Target) -> plan_lib.Plan:
     config = tuning.choose(plan.shape, kind, needs, target)
     return dataclasses.replace(plan, config=config)
 
-  if tuning.multiplies_again(plan.shape, kind):
+  if tuning.multiplies_again(plan.shape, kind, target):
     again = choose(
         dataclasses.replace(plan, again=True),
         dataclasses.replace(kind, again=True),

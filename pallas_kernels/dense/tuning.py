@@ -106,9 +106,12 @@ _DIRECT_TEAMS = (4, 3, 2, 1)
 # less one and a half for each of its sums: the most that hardly spill.
 _DIRECT_REGISTERS = {False: 176, True: 152}
 
-# Whether the adjoint multiplies R h again where one CTA has a head, instead of
-# reading it. Chosen by counting bytes; no GPU has run it yet.
-_AGAIN = False
+# Columns of a CTA that has a whole head from which its adjoint multiplies R h
+# again, instead of reading it: bytes bind there. On an H100, LSTM and GRU of 12 x
+# 64, without W x, B 16 (4 columns): .888 -> .897 and .684 -> .730 ms forward and
+# backward; B 64 (8): 1.90 -> 1.28 and 1.33 -> .94; B 256: 7.0 -> 4.9 and 5.2 ->
+# 3.6.
+_AGAIN_COLUMNS = 8
 
 # Slots of the ring buffer, the best first: more hide more latency, and a power
 # of two saves a division.
@@ -174,12 +177,15 @@ def choose(
   )
 
 
-def multiplies_again(shape: Shape, kind: Kind) -> bool:
+def multiplies_again(
+    shape: Shape, kind: Kind, target: targets.Target
+) -> bool:
   """Returns whether the adjoint wants to multiply R h again, in one CTA."""
-  if not _AGAIN or not kind.adjoint or kind.two or kind.split:
+  if not kind.adjoint or kind.two or kind.split:
     return False
   # Blocks of 32 units are whole.
-  return shape.size <= _SHARED_UNITS and shape.size % 32 == 0
+  fits = shape.size <= _SHARED_UNITS and shape.size % 32 == 0
+  return fits and _columns(shape, 1, target.cores) >= _AGAIN_COLUMNS
 
 
 def _candidates(

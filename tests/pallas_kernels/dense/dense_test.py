@@ -121,7 +121,7 @@ class LayersTest(comparison.ComparisonTestCase):
     planned, needs = [], plan_lib.needs
     noted = lambda plan, config: planned.append(plan) or needs(plan, config)
     with (
-        mock.patch.object(tuning, '_AGAIN', True),
+        mock.patch.object(tuning, '_AGAIN_COLUMNS', 0),
         mock.patch.object(plan_lib, 'needs', noted),
         dense_loops.imitated(self, pieces),
     ):

@@ -121,7 +121,7 @@ class EmulationTest(parameterized.TestCase):
         mock.patch.object(tuning, '_FORWARD_DIRECT_UNITS', 72),
         mock.patch.object(tuning, '_DIRECT_REGISTERS', REGISTERS),
         mock.patch.object(tuning, '_DIRECT_TEAMS', teams),
-        mock.patch.object(tuning, '_AGAIN', again > 0),
+        mock.patch.object(tuning, '_AGAIN_COLUMNS', 0 if again else 99),
         columns,
     ):
       run, pull = plan(save=True), plan(adjoint=True)
