@@ -135,7 +135,7 @@ def streams(plan: plan_lib.Plan, ins: Inputs) -> list[tuple[Any, int, int]]:
   inputs = [(ins.x, alone, jnp.dtype(plan.x_dtype).itemsize)] if alone else []
   return [
       *inputs,
-      (ins.gates, plan.recurrent, 2),
+      (ins.gates, plan.recurrent, plan.kept_dtype.itemsize),
       (ins.h, 1, 2),
       *((ref, 1, 4) for ref in ins.others),
       *((ref, 1, out) for ref in ins.d_carries),
@@ -254,7 +254,7 @@ class _Warpgroup:
     first = ptx.full(1, 1, jnp.int32) * (s == 0).astype(jnp.int32)
     return _Loaded(
         x=load(ins.x, len(plan.alone), plan.x_dtype),
-        gates=load(ins.gates, plan.recurrent, jnp.float16),
+        gates=load(ins.gates, plan.recurrent, plan.kept_dtype),
         start=(
             *load(ins.h, 1, plan.dtype),
             *(load(ref, 1, jnp.float32)[0] for ref in ins.others),

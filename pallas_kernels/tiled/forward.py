@@ -68,7 +68,7 @@ class Outputs(NamedTuple):
     others: if saved, the other arrays that every step starts from, float32
       [B, T, F].
     gates: if saved, R h of every step, and x added to those gates that are
-      sums, float16 [B, T, G' F].
+      sums, in `Plan.kept_dtype`, [B, T, G' F].
     alone: if saved and multiplied here, inputs in no sum, [B, T, K F].
     last: float32 [S, B, F].
     state: the carry that a step starts from, float32 [S, B, F].
@@ -92,7 +92,7 @@ def out_type(plan: plan_lib.Plan) -> Outputs:
       carries=(steps(plan.call.out_dtype),) * plan.call.outputs,
       h=steps(plan.dtype) if plan.save else two,
       others=(steps(jnp.float32),) * (plan.states - 1) if plan.save else (),
-      gates=steps(jnp.float16, plan.recurrent) if plan.save else None,
+      gates=steps(plan.kept_dtype, plan.recurrent) if plan.save else None,
       alone=steps(plan.x_dtype, len(plan.alone))
       if plan.save and plan.takes
       else None,
@@ -125,7 +125,7 @@ def restarted(plan: plan_lib.Plan, ins: Inputs, s, place, carry):
 
 
 def kept_gates(plan: plan_lib.Plan, x, h_gates) -> tuple[Any, ...]:
-  """Returns `Plan.kept` of a part for the adjoint, in words of two float16.
+  """Returns `Plan.kept` of a part for the adjoint, as `write_kept` stores it.
 
   Where the kernel has multiplied W x the gates are sums already.
 
@@ -134,10 +134,13 @@ def kept_gates(plan: plan_lib.Plan, x, h_gates) -> tuple[Any, ...]:
   """
   if not plan.save:
     return ()
+  gates = h_gates if plan.depth else plan.kept(x, h_gates)
+  if plan.kept_dtype == jnp.float32:
+    return tuple(map(fragments.laid_out, gates))
   most = float(jnp.finfo(jnp.float16).max)
   return tuple(
       fragments.pack(jnp.minimum(jnp.maximum(gate, -most), most), jnp.float16)
-      for gate in (h_gates if plan.depth else plan.kept(x, h_gates))
+      for gate in gates
   )
 
 
@@ -304,7 +307,7 @@ class _Warpgroup:
     plan, outs = self.plan, self.outs
     time = plan.time_of(s)
     if plan.save:
-      plan.write_words(outs.gates, place, time, gates)
+      plan.write_kept(outs.gates, place, time, gates)
     for ref, value in zip(outs.carries, new, strict=False):
       plan.write_steps(ref, place, time, [value], plan.call.out_dtype)
     last = s == plan.time - 1

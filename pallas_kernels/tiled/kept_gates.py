@@ -79,13 +79,13 @@ def kept(
     recurrent_kernel: R.
 
   Returns:
-    float16 [B, T, G' F].
+    [B, T, G' F] in `Plan.kept_dtype`.
   """
   product = _h_gates(plan, h, recurrent_kernel)
   split = lambda a: [a[:, :, i] for i in range(a.shape[2])]
   gates = jnp.concatenate(plan.kept(split(x), split(product)), axis=-1)
-  most = float(jnp.finfo(jnp.float16).max)
-  return jnp.clip(gates, -most, most).astype(jnp.float16)
+  most = float(jnp.finfo(plan.kept_dtype).max)
+  return jnp.clip(gates, -most, most).astype(plan.kept_dtype)
 
 
 def inputs(

@@ -187,7 +187,7 @@ class _Warpgroup:
     plan, outs = self.plan, self.outs
     time = plan.time_of(s)
     if plan.save:
-      plan.write_words(outs.gates, place, time, gates)
+      plan.write_kept(outs.gates, place, time, gates)
     for ref, value in zip(outs.carries, new, strict=False):
       plan.write_steps(ref, place, time, [value], plan.call.out_dtype)
     last = s == plan.time - 1

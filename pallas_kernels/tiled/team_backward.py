@@ -275,7 +275,7 @@ class _Warpgroup:
     return _Loaded(
         theta=plan.read_theta(ins.theta, place),
         x=load(ins.x, len(plan.alone), plan.x_dtype),
-        gates=load(ins.gates, plan.recurrent, jnp.float16),
+        gates=load(ins.gates, plan.recurrent, plan.kept_dtype),
         start=(
             *load(ins.h, 1, plan.dtype),
             *(load(ref, 1, jnp.float32)[0] for ref in ins.others),

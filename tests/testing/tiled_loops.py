@@ -122,7 +122,7 @@ def forward_loop(plan, inputs):
       others=tuple(loop.stream(s, jnp.float32) for s in start[1:])
       if saved
       else (),
-      gates=loop.joined(gates, jnp.float16) if saved else None,
+      gates=loop.joined(gates, plan.kept_dtype) if saved else None,
       alone=alone,
       last=jnp.stack(last),
       state=None,

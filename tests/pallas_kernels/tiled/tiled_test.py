@@ -187,14 +187,14 @@ class LayersTest(comparison.ComparisonTestCase):
       for x, y in zip(*map(jax.tree.leaves, (got, want)), strict=True):
         self.assertLess(comparison.relative_error(x, y), 4e-3)
 
-  def test_bytes_that_are_kept(self):
+  # Sums of input gates and R h: float16 would add to the errors of float16.
+  @parameterized.parameters(('bfloat16', 2), ('float16', 4))
+  def test_bytes_that_are_kept(self, dtype, size):
     def kept(path):
       given = case(rnnzoo.LSTM, sizes=(3, 7, 64), path=path)
-      layer = comparison.abstract(
-          given, implementation=path, dtype=jnp.bfloat16
-      )
+      layer = comparison.abstract(given, implementation=path, dtype=dtype)
       graphdef, state = nnx.split(layer)
-      x = jax.ShapeDtypeStruct((3, 7, given.in_features), jnp.bfloat16)
+      x = jax.ShapeDtypeStruct((3, 7, given.in_features), dtype)
 
       def run(*args):
         y, pull = jax.vjp(lambda s, x: nnx.merge(graphdef, s)(x), *args)
@@ -210,10 +210,9 @@ class LayersTest(comparison.ComparisonTestCase):
       return
     with tiled_loops.imitated(self):
       more = kept('pallas') - kept(rnnzoo.Pallas(keep='carries'))
-    # Sums of input gates and R h, in float16.
-    gates = 2 * 3 * 7 * 4 * 64
-    self.assertGreaterEqual(more, gates)
-    self.assertLess(more, 2 * gates)
+    gates = 3 * 7 * 4 * 64
+    self.assertGreaterEqual(more, size * gates)
+    self.assertLess(more, (size + 2) * gates)
 
   @parameterized.parameters(
       {'recurrent_gradient_clip': 0.01}, {'stop_recurrent_gradient': True}
