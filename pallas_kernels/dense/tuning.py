@@ -107,10 +107,10 @@ _DIRECT_TEAMS = (4, 3, 2, 1)
 _DIRECT_REGISTERS = {False: 176, True: 152}
 
 # Columns of a CTA that has a whole head from which its adjoint multiplies R h
-# again, instead of reading it: bytes bind there. On an H100, LSTM and GRU of 12 x
-# 64, without W x, B 16 (4 columns): .888 -> .897 and .684 -> .730 ms forward and
-# backward; B 64 (8): 1.90 -> 1.28 and 1.33 -> .94; B 256: 7.0 -> 4.9 and 5.2 ->
-# 3.6.
+# again, instead of reading it: bytes bind there. On an H100, 12 x 64, without
+# W x, forward and backward, LSTM and GRU: B 16 (4 columns) .888 -> .897 and
+# .684 -> .730 ms; B 64 (8) 1.90 -> 1.28 and 1.33 -> .94; B 256 7.0 -> 4.9 and
+# 5.2 -> 3.6.
 _AGAIN_COLUMNS = 8
 
 # Slots of the ring buffer, the best first: more hide more latency, and a power
@@ -177,9 +177,7 @@ def choose(
   )
 
 
-def multiplies_again(
-    shape: Shape, kind: Kind, target: targets.Target
-) -> bool:
+def multiplies_again(shape: Shape, kind: Kind, target: targets.Target) -> bool:
   """Returns whether the adjoint wants to multiply R h again, in one CTA."""
   if not kind.adjoint or kind.two or kind.split:
     return False
