@@ -110,7 +110,7 @@ _DIRECT_REGISTERS = {False: 176, True: 152}
 # again, instead of reading it: bytes bind there. On an H100, 12 x 64, without
 # W x, forward and backward, LSTM and GRU: B 16 (4 columns) .888 -> .897 and
 # .684 -> .730 ms; B 64 (8) 1.90 -> 1.28 and 1.33 -> .94; B 256 7.0 -> 4.9 and
-# 5.2 -> 3.6.
+# 5.2 -> 3.6; benchmarks/tuning_dense_h100.json has all.
 _AGAIN_COLUMNS = 8
 
 # Slots of the ring buffer, the best first: more hide more latency, and a power
