@@ -35,8 +35,8 @@ LAYOUTS = ('heads', 'both', 'saved', 'auto')
 # Forms and calls that start from a carry of the user's or of the layer's.
 WITH_CARRY = ('two-given', 'bidirectional-learned')
 
-# Compiles in half of the time, to slower code, and where XLA still has its older
-# emitters in a quarter.
+# Compiles in half of the time, to slower code; in less where XLA still has its
+# older emitters.
 FAST_COMPILATION = ' '.join(
     f'--{name}={str(value).lower()}'
     for name, value in (
