@@ -58,9 +58,10 @@ def row_smnist() -> str:
         f' {row["commit"]} |'
     )
   first = rows[0]
+  devices = ' and '.join(sorted({row['device'] for row in rows}))
   lines += [
       '',
-      f'{first["device"]}, jax {first["jax"]}, {max(r["date"] for r in rows)};'
+      f'{devices}, jax {first["jax"]}, {max(r["date"] for r in rows)};'
       ' mean ± standard deviation over seeds.',
   ]
   return '\n'.join(lines)
