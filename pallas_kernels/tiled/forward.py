@@ -129,19 +129,18 @@ def kept_gates(plan: plan_lib.Plan, x, h_gates) -> tuple[Any, ...]:
 
   Where the kernel has multiplied W x the gates are sums already.
 
-  Beyond the range of float16 a gate is saturated; an infinity would make NaN of
-  it. Words have half of a thread's registers that the gates have.
+  Beyond the range of that dtype a gate is saturated; an infinity would make NaN
+  of it. Words have half of a thread's registers that the gates have.
   """
   if not plan.save:
     return ()
   gates = h_gates if plan.depth else plan.kept(x, h_gates)
+  most = float(jnp.finfo(plan.kept_dtype).max)
+  bounded = lambda gate: jnp.minimum(jnp.maximum(gate, -most), most)
   if plan.kept_dtype == jnp.float32:
-    return tuple(map(fragments.laid_out, gates))
-  most = float(jnp.finfo(jnp.float16).max)
-  return tuple(
-      fragments.pack(jnp.minimum(jnp.maximum(gate, -most), most), jnp.float16)
-      for gate in gates
-  )
+    return tuple(fragments.laid_out(bounded(gate)) for gate in gates)
+  # One gate after another: few registers hold both forms.
+  return tuple(fragments.pack(bounded(gate), jnp.float16) for gate in gates)
 
 
 class _Warpgroup:
