@@ -148,10 +148,10 @@ def joined(rows: list[dict]) -> dict:
   """Returns one row of all seeds of runs of one experiment.
 
   Args:
-    rows: What `collect` returned for each of them.
+    rows: of `collect`, one for each run.
 
   Raises:
-    ValueError: A seed is in two runs, or runs differ in more than their seeds.
+    ValueError: a seed is in two runs, or runs differ in more than their seeds.
   """
   if len(rows) == 1:
     return rows[0]

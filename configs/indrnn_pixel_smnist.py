@@ -5,8 +5,9 @@ These have 128 features, batches of 32 and a rate of 2e-4. Here 60 epochs of
 larger steps do, with standardised pixels and twice the features.
 
 Published: 0.990.
-Measured: 0.9918 +- 0.0003 (3 seeds, H100, commit 914fc5e). With 128 features,
-8e-4, pixels from 0 to 1 and 30 epochs it was 0.9855 (H200, commit caa1fe7).
+Measured: 0.9918 +- 0.0003 (3 seeds, H100, commit 914fc5e).
+Seeds 1 and 2 were run at commit 6895243. With 128 features, 8e-4, pixels from 0
+to 1 and 30 epochs it was 0.9855 (H200, commit caa1fe7).
 
   python train.py --config=configs/indrnn_pixel_smnist.py
 """
