@@ -5,6 +5,7 @@ from typing import Any
 from flax import nnx
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 
 def constrain(params: Any) -> Any:
@@ -34,7 +35,7 @@ def constrain(params: Any) -> Any:
     if bound is None:
       return variable
     value = variable[...]
-    bound = jnp.asarray(bound, value.dtype)  # One of numpy's may be wider.
+    bound = _below(bound, value.dtype)
     return variable.replace(jnp.clip(value, -bound, bound))
 
   is_variable = lambda x: isinstance(x, nnx.Variable)
@@ -46,3 +47,15 @@ def constrain(params: Any) -> Any:
         ' nnx.state(model, nnx.Param), neither the model nor a tree of arrays.'
     )
   return jax.tree.map(clip, params, is_leaf=is_variable)
+
+
+def _below(bound: float, dtype: Any) -> np.ndarray:
+  """Returns the greatest number of a dtype that is no greater than `bound`.
+
+  Rounded to the nearest, 1.007 would be 1.0078 in bfloat16.
+  """
+  nearest = np.asarray(bound, dtype)
+  # In float64, which holds both as they are.
+  if np.float64(nearest) > np.float64(bound):
+    nearest = np.nextafter(nearest, np.zeros_like(nearest))
+  return nearest

@@ -47,6 +47,22 @@ class ConstrainTest(parameterized.TestCase):
     kernel = clipped['layers'][0]['recurrent_kernel']
     self.assertEqual(np.abs(kernel[...]).max(), 1.5)
 
+  @parameterized.product(dtype=('bfloat16', 'float16', 'float32'))
+  def test_no_element_is_above_the_bound(self, dtype):
+    # To the nearest, these are 1.0078 and .3008 in bfloat16.
+    for bound in (2 ** (1 / 100), 0.3):
+      layer = rnnzoo.IndRNN(
+          IN, FEATURES, max_abs=bound, param_dtype=dtype, rngs=nnx.Rngs(0)
+      )
+      kernel = layer.recurrent_kernel
+      kernel[...] = jnp.full_like(kernel[...], 5.0)
+      clipped = rnnzoo.constrain(nnx.state(layer, nnx.Param))
+      values = clipped['recurrent_kernel'][...]
+      self.assertEqual(values.dtype, dtype)
+      largest = float(values.max())
+      self.assertLessEqual(largest, bound)
+      self.assertGreater(largest, bound * (1 - float(jnp.finfo(dtype).eps)))
+
   def test_unbounded(self):
     layer = random_layers.make('IndRNN', IN, FEATURES, scale=5.0)
     params = nnx.state(layer, nnx.Param)
