@@ -17,9 +17,11 @@ import dataclasses
 from typing import Any, Protocol
 
 import jax
+from jax import lax
 import jax.numpy as jnp
 
 from pallas_kernels import arguments
+from pallas_kernels import auto_axes
 from pallas_kernels import call as call_lib
 from pallas_kernels import cell_arguments
 from pallas_kernels import cell_rows
@@ -165,6 +167,22 @@ def recurrence(
     dtype = jnp.promote_types(arrays[0].dtype, recurrent_kernel.dtype)
     widest = jax.ShapeDtypeStruct(recurrent_kernel.shape, dtype)
     tiled = in_tiles(cell, (batch, time), widest, call)
+    gates = max(cell.input_gates, recurrent_kernel.shape[0])
+    most = limits.rows_at_once(batch, time, gates, features)
+    if tiled and most < batch:
+      if auto_axes.may_be_split(operands):
+        raise NotImplementedError(
+            f'GPU kernels in tiles take {most:,} rows of this recurrence at'
+            f' once, got {batch:,}. They split a batch on one device, not one'
+            ' that XLA may shard: use shard_map or Explicit axes.'
+        )
+      by_row = arrays, carry, restart, reset, mask
+      return _in_parts(
+          most,
+          (cell, params, recurrent_kernel, input_kernel, bias),
+          by_row,
+          call,
+      )
     x: Array | projection.Product
     if input_kernel is None:
       x = _join(arrays)
@@ -222,6 +240,54 @@ def recurrence(
       mask,
   )
   return tuple(last), carries
+
+
+def _in_parts(
+    rows: int, shared: tuple[Any, ...], by_row: Any, call: call_lib.Call
+) -> tuple[Carry, Carry]:
+  """Runs a recurrence for some rows of the batch after the others.
+
+  Args:
+    rows: of a part.
+    shared: cell, params, recurrent_kernel, input_kernel and bias.
+    by_row: x_gates, carry, restart, reset and mask.
+    call: static options.
+  """
+  cell, params, recurrent_kernel, input_kernel, bias = shared
+  of_inputs = int(call.time_major)
+
+  def split(tree: Any, axis: int) -> list[Any]:
+    leaves, structure = jax.tree.flatten(tree)
+    batch = by_row[0][0].shape[of_inputs]
+    sizes = [min(rows, batch - start) for start in range(0, batch, rows)]
+    parts = [lax.split(leaf, sizes, axis) for leaf in leaves]
+    of_part = lambda i: jax.tree.unflatten(structure, [p[i] for p in parts])
+    return list(map(of_part, range(len(sizes))))
+
+  x_gates, *others = by_row
+  results = [
+      recurrence(
+          cell,
+          params,
+          gates,
+          recurrent_kernel,
+          carry,
+          input_kernel=input_kernel,
+          bias=bias,
+          restart=restart,
+          reset=reset,
+          mask=mask,
+          call=call,
+      )
+      for gates, (carry, restart, reset, mask) in zip(
+          split(x_gates, of_inputs), split(others, 0), strict=True
+      )
+  ]
+  last, carries = zip(*results, strict=True)
+  join = lambda axis, parts: jax.tree.map(
+      lambda *leaves: lax.concatenate(leaves, axis), *parts
+  )
+  return join(0, last), join(of_inputs, carries)
 
 
 def _stacked(

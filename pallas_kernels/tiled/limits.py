@@ -3,6 +3,7 @@
 It imports no GPU backend.
 """
 
+import math
 from typing import Any
 
 import jax.numpy as jnp
@@ -32,6 +33,35 @@ WORK = 150_000_000
 WORK_ON_CHIP = 75_000_000
 _ROWS, _SIZES_ON_CHIP, _STATES_ON_CHIP = 64, (768, 1024), 2
 
+# Rows of the smallest tile.
+_TILE = 64
+
+# Elements of the gates that one kernel reaches: offsets have 32 bits.
+ELEMENTS = 2**31 - 1
+
+
+def rows_at_once(rows: int, time: int, gates: int, features: int) -> int:
+  """Returns the rows of a batch that one kernel can run; larger ones are split.
+
+  Args:
+    rows: B.
+    time: T.
+    gates: input or recurrent gates, whichever are more.
+    features: F.
+
+  Returns:
+    The size of the parts, which is that of the batch where one suffices; 0
+    where not even one row can run.
+  """
+  most = ELEMENTS // max(1, time * gates * features)
+  if rows <= most:
+    return rows
+  if most < _TILE:
+    return most
+  tiles = math.ceil(rows / _TILE)
+  parts = math.ceil(tiles / (most // _TILE))
+  return _TILE * math.ceil(tiles / parts)
+
 
 def pay(
     target: targets.Target,
@@ -45,6 +75,8 @@ def pay(
     call: call_lib.Call,
 ) -> bool:
   """Returns whether kernels in tiles can run a recurrence, and pay.
+
+  Of a batch of more than `rows_at_once`, it says so of a part.
 
   Args:
     target: the device.
@@ -65,9 +97,8 @@ def pay(
       and jnp.dtype(kernel.dtype).itemsize == 2
       and size % DEPTH == 0
       and recurrent <= GATES
-      # Offsets have 32 bits.
-      and rows * time * max(gates, recurrent) * heads * size < 2**31
   )
+  rows = rows_at_once(rows, time, max(gates, recurrent), heads * size)
   if not can_run or heads > 1:
     return False
   work = rows * size**2

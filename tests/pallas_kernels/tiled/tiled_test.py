@@ -17,6 +17,7 @@ import pytest
 
 from pallas_kernels import auto_axes
 from pallas_kernels import call as call_lib
+from pallas_kernels import recurrence_op
 from pallas_kernels import targets
 from pallas_kernels.tiled import limits
 import rnnzoo
@@ -363,6 +364,8 @@ class LimitsTest(parameterized.TestCase):
       {'rows': 4096, 'size': 256},
       {'rows': 256, 'size': 768},
       {'recurrent': 1, 'gates': 1},
+      # In parts.
+      {'time': 2**10, 'rows': 2048},
   )
   def test_in_tiles(self, **options):
     self.assertTrue(self.pays(**options))
@@ -405,11 +408,42 @@ class LimitsTest(parameterized.TestCase):
       {'two_stages': True},
       {'call': call_lib.Call(both_directions=True)},
       {'time': 2**10},
+      {'time': 2**30},
       {'target': targets.Target(132, False, False)},
       {'target': targets.Target(4, True, True)},
   )
   def test_not_in_tiles(self, **options):
     self.assertFalse(self.pays(**options))
+
+
+class PartsTest(comparison.ComparisonTestCase):
+  """A batch whose gates have 2^31 elements and more runs in parts."""
+
+  @parameterized.parameters(
+      (1, 1), (200, 200), (201, 128), (384, 192), (385, 192), (650, 192)
+  )
+  def test_rows_at_once(self, batch, rows):
+    with mock.patch.object(limits, 'ELEMENTS', 200 * 7 * 4 * 64):
+      self.assertEqual(limits.rows_at_once(batch, 7, 4, 64), rows)
+      self.assertEqual(limits.rows_at_once(batch, 7 * 256, 4, 64), 0)
+
+  @parameterized.named_parameters(
+      *comparison.named((CASES[0], *WIDE[1:2], *WIDE[4:5]))
+  )
+  def test_agrees_with_reference(self, case):
+    batch, time, features = case.sizes
+    most = (batch - 1) * time * 4 * features
+    in_parts = mock.patch.object(
+        recurrence_op, '_in_parts', wraps=recurrence_op._in_parts
+    )
+    with (
+        tiled_loops.imitated(self),
+        mock.patch.object(limits, 'ELEMENTS', most),
+        mock.patch.object(limits, '_TILE', 1),
+        in_parts as parts,
+    ):
+      self.compare(case, TOLERANCE[case.dtype])
+    parts.assert_called()
 
 
 class ConfigTest(parameterized.TestCase):
