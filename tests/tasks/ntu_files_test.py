@@ -34,6 +34,8 @@ class NamesTest(parameterized.TestCase):
       'a.skeleton',
       '',
       'S001C002P003R002A0012',
+      'S٠٠١C002P003R002A013',
+      'S001C002P003R002A０13',
   )
   def test_rejects(self, name):
     with self.assertRaisesRegex(ValueError, 'S001C002P003R002A013.skeleton'):
@@ -69,8 +71,15 @@ class SplitsTest(parameterized.TestCase):
     name = ntu_files.parse_name('S001C001P001R001A001')
     with self.assertRaisesRegex(ValueError, 'one of .*cross_subject'):
       ntu_splits.is_training(name, 'random')
-    with self.assertRaisesRegex(ValueError, 'all 2 recordings into one split'):
-      ntu_splits.training_mask([name, name], 'cross_view')
+    for names, counts in (
+        ([name, name], '0 of 2 recordings to train and 2 to test'),
+        ([name._replace(camera=2)], '1 of 1 recordings to train and 0 to test'),
+        ([], '0 of 0 recordings'),
+    ):
+      with self.assertRaisesRegex(
+          ValueError, f'config.data.protocol=cross_view takes {counts}'
+      ):
+        ntu_splits.training_mask(names, 'cross_view')
 
   def test_missing_list(self):
     directory = pathlib.Path(self.create_tempdir().full_path)
@@ -82,6 +91,9 @@ class SplitsTest(parameterized.TestCase):
         ntu_splits.read_missing(path),
         {'S001C002P005R002A008', 'S017C003P020R001A059'},
     )
+    path.write_text('S٠٠١C002P005R002A008', encoding='utf-8')
+    with self.assertRaisesRegex(ValueError, 'no name like'):
+      ntu_splits.read_missing(path)
     path.write_text('nothing')
     with self.assertRaisesRegex(ValueError, 'no name like'):
       ntu_splits.read_missing(path)
@@ -140,6 +152,11 @@ class ReadTest(parameterized.TestCase):
       ),
       ('far', replaced(LINES, 9, JOINT.replace('3.5', '1e30')), 'line 10'),
       ('word', replaced(LINES, 9, JOINT.replace('3.5', 'x')), 'line 10'),
+      (
+          'underscore',
+          replaced(LINES, 9, JOINT.replace('-0.2', '-0_2')),
+          'line 10: x, y, z .* got 0.1 -0_2 3.5',
+      ),
       ('cut', LINES[:20], 'ends after line 20, where a joint, 12 fields,'),
       ('cut_frame', LINES[:-1], 'where the number of bodies, must follow'),
       ('long', [*LINES, JOINT], 'line 31: comes after the last of 2 frames'),

@@ -6,6 +6,7 @@ import io
 import json
 import pathlib
 import sys
+from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -346,6 +347,74 @@ class PipelineTest(absltest.TestCase):
     index = self.folder / 'ntu60' / 'index.json'
     index.write_text(index.read_text().replace('A001', 'A061'))
     with self.assertRaisesRegex(ValueError, '60 classes, but .* has A061'):
+      make_task(self.config())
+
+  def test_nothing_left(self):
+    missing = self.folder / 'missing.txt'
+    missing.write_text('\n'.join(path.stem for path in self.paths))
+    with self.assertRaisesRegex(
+        ValueError, r'config.data.missing_list=.*txt names all 40 recordings'
+    ):
+      make_task(self.config())
+    # Camera 1 is the test of cross_view.
+    for cameras, counts in (
+        ((1,), '26 of 26 .* to train and 0 to test'),
+        ((2, 3), '0 of 14 .* to train and 14 to test'),
+    ):
+      missing.write_text(
+          '\n'.join(
+              path.stem
+              for path in self.paths
+              if ntu_files.parse_name(path.name).camera in cameras
+          )
+      )
+      with self.assertRaisesRegex(
+          ValueError, f'protocol=cross_view .*{counts}'
+      ):
+        make_task(self.config())
+
+  def test_numbers_that_are_no_positions(self):
+    folder = self.folder / 'ntu60'
+    recordings = ntu_arrays.read(folder)
+    start = int(recordings.starts[3])
+    name = recordings.names[3].text()
+    for value, text in (
+        (np.nan, 'nan'),
+        (np.inf, 'inf'),
+        (-np.inf, '-inf'),
+        (-2e5, r'-200000'),
+    ):
+      for frame in (0, int(recordings.lengths[3]) - 1):
+        frames = np.load(folder / 'frames.npy', mmap_mode='r+')
+        before = frames[start + frame, 1, 7, 2]
+        frames[start + frame, 1, 7, 2] = value
+        frames.flush()
+        with self.assertRaisesRegex(
+            ValueError,
+            f'frames.npy is damaged: {name} has z={text} in its frame {frame},'
+            ' body 1, joint 7',
+        ):
+          make_task(self.config())
+        frames[start + frame, 1, 7, 2] = before
+        frames.flush()
+        del frames
+    make_task(self.config())
+
+  def test_numbers_are_checked_in_parts(self):
+    with mock.patch.object(ntu_arrays, '_CHECKED_FRAMES', 7):
+      self.test_numbers_that_are_no_positions()
+
+  def test_a_file_is_no_folder(self):
+    path = self.folder / 'ntu60' / 'frames.npy'
+    with self.assertRaisesRegex(
+        FileNotFoundError, 'is a file; name the folder'
+    ):
+      make_task(make_config(source='ntu60', data_dir=str(path)))
+
+  def test_damaged_names(self):
+    index = self.folder / 'ntu60' / 'index.json'
+    index.write_text(index.read_text().replace('A001', 'A0x1'))
+    with self.assertRaisesRegex(ValueError, 'index.json is damaged: .*A0x1'):
       make_task(self.config())
 
   @pytest.mark.slow

@@ -370,8 +370,14 @@ class SequentialMnistTest(parameterized.TestCase):
     )
 
   def test_an_empty_split_is_an_error(self):
-    with self.assertRaisesRegex(ValueError, 'empty split'):
+    with self.assertRaisesRegex(
+        ValueError, 'fraction=0.01 takes 0 of 10 .* leaves 10 .* as by 0.1$'
+    ):
       smnist.split_validation(10, 0.01, seed=0)
+    with self.assertRaisesRegex(ValueError, 'takes 10 of 10 .* leaves 0'):
+      smnist.split_validation(10, 0.99, seed=0)
+    with self.assertRaisesRegex(ValueError, 'takes 0 of 1 .* need one$'):
+      smnist.split_validation(1, 0.1, seed=0)
 
   def test_sequences(self):
     images = np.arange(2 * 3 * 4, dtype=np.uint8).reshape(2, 3, 4)

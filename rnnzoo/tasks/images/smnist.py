@@ -211,8 +211,10 @@ def split_validation(
   num_validation = round(num_examples * fraction)
   if not 0 < num_validation < num_examples:
     raise ValueError(
-        f'a validation_fraction of {fraction} leaves an empty split of'
-        f' {num_examples} examples'
+        f'config.data.validation_fraction={fraction} takes {num_validation} of'
+        f' {num_examples} examples to validate and leaves'
+        f' {num_examples - num_validation} to train; both need one'
+        + (f', as by {1 / num_examples:.2g}' if num_examples > 1 else '')
     )
   order = np.random.RandomState(seed).permutation(num_examples)
   return np.sort(order[num_validation:]), np.sort(order[:num_validation])

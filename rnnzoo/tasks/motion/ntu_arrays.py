@@ -19,6 +19,9 @@ from rnnzoo.tasks.motion import ntu_files
 
 FRAMES, INDEX = 'frames.npy', 'index.json'
 
+# Checked at a time: 2.4 MB, which stay in a cache while they are.
+_CHECKED_FRAMES = 4096
+
 
 @dataclasses.dataclass(frozen=True)
 class Recordings:
@@ -95,9 +98,16 @@ def read(directory: str | os.PathLike[str]) -> Recordings:
 
   Raises:
     FileNotFoundError: there is no such folder, or it is not whole.
-    ValueError: a file in it is damaged.
+    ValueError: a file in it is damaged, or a frame holds a number that is no
+      position: NaN, an infinity, or 1,000 m and more.
   """
   directory = pathlib.Path(directory)
+  if directory.is_file():
+    raise FileNotFoundError(
+        f'{directory} is a file; name the folder that python -m'
+        ' rnnzoo.tasks.motion.ntu_conversion made, which holds'
+        f' {INDEX} and {FRAMES}'
+    )
   for name in (INDEX, FRAMES):
     if not (directory / name).is_file():
       raise FileNotFoundError(
@@ -118,8 +128,37 @@ def read(directory: str | os.PathLike[str]) -> Recordings:
         f'{directory / FRAMES} must hold float32 {shape}, as {INDEX} says; it'
         f' holds {frames.dtype} {frames.shape}'
     )
-  names = [ntu_files.parse_name(name) for name in index['names']]
-  return Recordings(names, frames, starts_of(lengths), lengths)
+  try:
+    names = [ntu_files.parse_name(name) for name in index['names']]
+  except ValueError as error:
+    raise ValueError(f'{directory / INDEX} is damaged: {error}') from error
+  recordings = Recordings(names, frames, starts_of(lengths), lengths)
+  _check_numbers(recordings, directory / FRAMES)
+  return recordings
+
+
+def _check_numbers(recordings: Recordings, path: pathlib.Path) -> None:
+  """Raises ValueError unless all numbers are positions.
+
+  Args:
+    recordings: all of a file, whose pages are read once.
+    path: of the file.
+  """
+  most = ntu_files.MOST_METRES
+  for start in range(0, len(recordings.frames), _CHECKED_FRAMES):
+    frames = recordings.frames[start : start + _CHECKED_FRAMES]
+    # A NaN is the least and the greatest number, and less than none.
+    if -most < frames.min() and frames.max() < most:
+      continue
+    frame, body, joint, axis = np.argwhere(~(np.abs(frames) < most))[0]
+    index = np.searchsorted(recordings.starts, start + frame, 'right') - 1
+    raise ValueError(
+        f'{path} is damaged: {recordings.names[index].text()} has'
+        f' {"xyz"[axis]}={frames[frame, body, joint, axis]:g} in its frame'
+        f' {start + frame - recordings.starts[index]}, body {body}, joint'
+        f' {joint}, counted from 0; all must be numbers of metres within'
+        f' {most:g}. Convert the .skeleton files again'
+    )
 
 
 def _read_index(path: pathlib.Path) -> dict:

@@ -34,13 +34,18 @@ BODIES = 2
 # The middle of the spine, among joints counted from 0.
 CENTRE = 1
 
+# Kinect sees no further than some metres.
+MOST_METRES = 1e3
+
 _BODY_FIELDS = 10
 _JOINT_FIELDS = 12
 
 # The real files have at most 300 frames, less than 7 MB.
 _MOST_BYTES = 64 * 2**20
 
-_NAME = re.compile(r'S(\d{3})C(\d{3})P(\d{3})R(\d{3})A(\d{3})')
+# Digits of other scripts are numbers to Python, and would be second names of
+# the same recordings.
+_NAME = re.compile(r'S(\d{3})C(\d{3})P(\d{3})R(\d{3})A(\d{3})', flags=re.ASCII)
 
 
 class Name(NamedTuple):
@@ -96,7 +101,7 @@ def parse_name(name: str) -> Name:
   if min(numbers) < 1:
     raise ValueError(
         f'{name!r} is not named like S001C002P003R002A013.skeleton, with'
-        ' numbers from 1'
+        ' numbers from 1, of the digits 0 to 9'
     )
   return Name(*numbers)
 
@@ -207,8 +212,11 @@ class _Reader:
         x, y, z = float(line[0]), float(line[1]), float(line[2])
       except ValueError:
         x = y = z = math.nan
-      # Kinect sees no further than some metres; this finds NaN as well.
-      if not abs(x) + abs(y) + abs(z) < 1e3:
+      # Python reads 1_0 as 10.
+      if '_' in line[0] or '_' in line[1] or '_' in line[2]:
+        x = math.nan
+      # This finds NaN as well.
+      if not abs(x) + abs(y) + abs(z) < MOST_METRES:
         raise self._error(
             'x, y, z of a joint must be numbers of metres; got'
             f' {" ".join(line[:3])[:60]}',

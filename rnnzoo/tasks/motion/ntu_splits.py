@@ -73,10 +73,13 @@ def training_mask(names: Iterable[ntu_files.Name], protocol: str) -> np.ndarray:
       none tests.
   """
   mask = np.array([is_training(name, protocol) for name in names], bool)
-  if mask.all() or not mask.any():
+  count = int(np.sum(mask))
+  if not 0 < count < len(mask):
     raise ValueError(
-        f'{protocol!r} puts all {len(mask)} recordings into one split; the data'
-        ' are not whole'
+        f'config.data.protocol={protocol} takes {count:,} of {len(mask):,}'
+        f' recordings to train and {len(mask) - count:,} to test, and needs'
+        ' some of both; convert the rest of the data set, or pass another'
+        ' protocol'
     )
   return mask
 

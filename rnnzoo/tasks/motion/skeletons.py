@@ -287,6 +287,13 @@ def _read(data: ml_collections.ConfigDict) -> ntu_arrays.Recordings:
         f' {data.missing_list} were there, and are left out',
         flush=True,
     )
+    if not keep.any():
+      raise ValueError(
+          f'config.data.missing_list={data.missing_list} names all'
+          f' {len(keep):,} recordings of config.data.data_dir={data.data_dir}'
+          ' and leaves none; name the list of recordings to leave out that the'
+          ' authors of the data set publish'
+      )
     recordings = recordings.select(np.nonzero(keep)[0])
   files, missing_files = (
       counts[data.source] for counts in (ntu_splits.FILES, ntu_splits.MISSING)
