@@ -1,6 +1,8 @@
 """From `.skeleton` files to one array: damage, kills, repetition."""
 
 import contextlib
+import errno
+import fcntl
 import io
 import json
 import os
@@ -16,6 +18,7 @@ import numpy as np
 import pytest
 
 from rnnzoo.tasks.motion import ntu_arrays
+from rnnzoo.tasks.motion import ntu_blocks
 from rnnzoo.tasks.motion import ntu_conversion
 from rnnzoo.tasks.motion import ntu_motions
 
@@ -24,16 +27,17 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Converts a folder and is killed, as nothing can be caught, at a block.
 KILLED = """
 import os, signal, sys
+from rnnzoo.tasks.motion import ntu_blocks
 from rnnzoo.tasks.motion import ntu_conversion
 
-write = ntu_conversion._convert_block
+write = ntu_blocks.convert
 
 def write_or_die(source, paths, block):
   if block.name == '24.npz':
     os.kill(os.getpid(), signal.SIGKILL)
   return write(source, paths, block)
 
-ntu_conversion._convert_block = write_or_die
+ntu_blocks.convert = write_or_die
 ntu_conversion.convert(*sys.argv[1:], num_processes=0, block_files=8)
 """
 
@@ -163,14 +167,14 @@ class ConversionTest(parameterized.TestCase):
 
   def test_goes_on_after_an_interruption(self):
     paths = ntu_motions.write_files(self.source, self.recordings, range(40))
-    convert_block = ntu_conversion._convert_block
+    convert_block = ntu_blocks.convert
 
     def until_24(source, files, block):
       if block.stem == '24':
         raise KeyboardInterrupt
       return convert_block(source, files, block)
 
-    with mock.patch.object(ntu_conversion, '_convert_block', until_24):
+    with mock.patch.object(ntu_blocks, 'convert', until_24):
       with self.assertRaises(KeyboardInterrupt):
         self.convert()
     result = self.convert()
@@ -222,8 +226,16 @@ class ConversionTest(parameterized.TestCase):
   def test_no_source(self):
     with self.assertRaisesRegex(FileNotFoundError, 'has no .skeleton file'):
       self.convert()
-    self.source = self.source / 'none'
-    with self.assertRaisesRegex(FileNotFoundError, 'does not exist'):
+    folder, self.source = self.source, self.source / 'none'
+    with self.assertRaisesRegex(FileNotFoundError, 'none does not exist'):
+      self.convert()
+    self.source.symlink_to('nowhere')
+    with self.assertRaisesRegex(FileNotFoundError, 'is a link to nowhere'):
+      self.convert()
+    (self.source,) = ntu_motions.write_files(folder, self.recordings, range(1))
+    with self.assertRaisesRegex(
+        NotADirectoryError, 'is a file; name the folder that it is in'
+    ):
       self.convert()
 
   def test_nothing_to_convert(self):
@@ -232,10 +244,192 @@ class ConversionTest(parameterized.TestCase):
       self.convert()
     self.assertIn('a.skeleton', (self.destination / 'skipped.txt').read_text())
 
+  def test_linked_folders(self):
+    elsewhere = pathlib.Path(self.create_tempdir().full_path)
+    write = lambda folder, *indices: ntu_motions.write_files(
+        folder, self.recordings, range(*indices)
+    )
+    paths = [
+        *write(self.source / 'z_here', 3),
+        *write(elsewhere / 'first', 3, 6),
+        *write(elsewhere / 'first' / 'deeper', 6, 8),
+        *write(elsewhere / 'other', 8, 10),
+    ]
+    link = lambda name, to: (self.source / name).symlink_to(to)
+    link('linked', elsewhere / 'first')
+    (elsewhere / 'first' / 'deeper' / 'other').symlink_to(elsewhere / 'other')
+    (elsewhere / 'first' / 'circle').symlink_to('..', True)
+    result = self.convert()
+    self.assert_same(paths)
+    # All that the circle leads to besides was found on a shorter way, or is
+    # found there first.
+    self.assertCountEqual(
+        [reason.split()[:5] for _, reason in result.skipped],
+        [['is', 'the', 'same', 'folder', 'as']] * 2,
+    )
+    self.assertEqual(self.convert(), result._replace(num_read=0))
+
+  def test_links_that_repeat_or_lead_nowhere(self):
+    paths = ntu_motions.write_files(
+        self.source / 'z_here', self.recordings, range(3)
+    )
+    for name, to in (
+        ('a_up', '.'),
+        ('again', 'z_here'),
+        ('own', 'own'),
+        ('gone', 'nowhere'),
+        ('text', __file__),
+        (paths[0].with_suffix('.SKELETON').name, paths[0]),
+    ):
+      (self.source / name).symlink_to(to)
+    result = self.convert()
+    self.assert_same(paths)
+    reasons = dict(result.skipped)
+    self.assertLen(reasons, len(result.skipped))
+    here = self.source / 'z_here'
+    for name, reason in (
+        ('a_up', f'is the same folder as {self.source}'),
+        ('again', f'is the same folder as {here}'),
+        ('gone', 'is a link to nothing: No such file'),
+        ('own', 'is a link to nothing: Too many levels'),
+    ):
+      self.assertStartsWith(reasons.pop(name), reason)
+    ((name, reason),) = reasons.items()
+    self.assertIn(paths[0].stem, name)
+    self.assertStartsWith(reason, 'is the same file as')
+
+  def test_unreadable_folders(self):
+    ntu_motions.write_files(self.source / 'a', self.recordings, range(3))
+    ntu_motions.write_files(self.source / 'b', self.recordings, range(3, 5))
+    scandir = os.scandir
+
+    def refuse(path):
+      if pathlib.Path(path).name == 'b':
+        raise PermissionError(13, 'Permission denied', str(path))
+      return scandir(path)
+
+    with mock.patch.object(os, 'scandir', refuse):
+      with self.assertRaisesRegex(
+          OSError, f'{self.source}/b cannot be read: Perm.* make it readable'
+      ):
+        self.convert()
+    self.assertFalse(self.destination.exists())
+    self.assertEqual(self.convert().num_converted, 5)
+
+  def test_files_that_become_readable_are_no_longer_done(self):
+    paths = ntu_motions.write_files(self.source, self.recordings, range(3))
+    access = lambda path, mode: path != paths[0]
+    with mock.patch.object(os, 'access', access):
+      self.convert()
+      self.convert()
+    with self.assertRaisesRegex(ValueError, 'what other files were converted'):
+      self.convert()
+
+  def test_names_with_other_digits(self):
+    paths = ntu_motions.write_files(self.source, self.recordings, range(2))
+    second = self.source / paths[0].name.replace('S001', 'S٠٠١')
+    second.write_bytes(paths[0].read_bytes())
+    result = self.convert()
+    self.assert_same(paths)
+    ((name, reason),) = result.skipped
+    self.assertEqual(name, second.name)
+    self.assertIn('of the digits 0 to 9', reason)
+
+  def test_blocks_of_another_size_are_not_taken(self):
+    paths = ntu_motions.write_files(self.source, self.recordings, range(40))
+    with mock.patch.object(
+        ntu_conversion, '_join', side_effect=OSError('full')
+    ):
+      with self.assertRaisesRegex(OSError, 'full'):
+        self.convert(block_files=4)
+    result = self.convert(block_files=16)
+    self.assertEqual((result.num_converted, result.num_read), (40, 40))
+    self.assert_same(paths)
+
+  def test_damage_within_a_block(self):
+    paths = ntu_motions.write_files(self.source, self.recordings, range(16))
+    with mock.patch.object(
+        ntu_conversion, '_join', side_effect=OSError('full')
+    ):
+      with self.assertRaisesRegex(OSError, 'full'):
+        self.convert()
+    block = next(self.destination.rglob('8.npz'))
+    content = bytearray(block.read_bytes())
+    content[1000] ^= 1
+    block.write_bytes(content)
+    with self.assertRaisesRegex(ValueError, '8.npz was damaged, .* start the'):
+      self.convert()
+    self.assertEqual(self.convert().num_read, 8)
+    self.assert_same(paths)
+
+  def test_one_conversion_at_a_time(self):
+    ntu_motions.write_files(self.source, self.recordings, range(3))
+    convert_block = ntu_blocks.convert
+
+    def meanwhile(*arguments):
+      with self.assertRaisesRegex(ValueError, 'in use by another conversion'):
+        self.convert()
+      return convert_block(*arguments)
+
+    with mock.patch.object(ntu_blocks, 'convert', meanwhile):
+      result = self.convert()
+    self.assertEqual(result.num_converted, 3)
+    self.assertEqual(self.convert(), result._replace(num_read=0))
+
+  def test_without_locks(self):
+    ntu_motions.write_files(self.source, self.recordings, range(3))
+    with mock.patch.object(
+        fcntl, 'flock', side_effect=OSError(95, 'not supported')
+    ):
+      with contextlib.redirect_stderr(io.StringIO()) as errors:
+        self.assertEqual(self.convert().num_converted, 3)
+    self.assertIn('cannot be locked (not supported)', errors.getvalue())
+
+  def test_a_destination_that_cannot_be_made(self):
+    paths = ntu_motions.write_files(self.source, self.recordings, range(3))
+    link = self.source / 'link'
+    link.symlink_to('nowhere')
+    for destination, message in (
+        (paths[0], f'because {paths[0]} is a file; name a folder'),
+        (paths[0] / 'a' / 'b', f'because {paths[0]} is a file; name a folder'),
+        (link, f'because {link} is a link to nothing'),
+    ):
+      with self.assertRaisesRegex(NotADirectoryError, message):
+        ntu_conversion.convert(self.source, destination, 0)
+    with mock.patch.object(
+        pathlib.Path, 'mkdir', side_effect=PermissionError(13, 'denied')
+    ):
+      with self.assertRaisesRegex(OSError, 'cannot be made: denied'):
+        self.convert()
+
+  def test_a_full_disk(self):
+    ntu_motions.write_files(self.source, self.recordings, range(3))
+    with mock.patch.object(
+        os, 'fsync', side_effect=OSError(errno.ENOSPC, 'No space left')
+    ):
+      with contextlib.redirect_stderr(io.StringIO()) as errors:
+        code = ntu_conversion.main(
+            [str(self.source), str(self.destination), '--num_processes=0']
+        )
+    self.assertEqual(code, 1)
+    self.assertIn('is full; make room and start the', errors.getvalue())
+    self.assertEqual(self.convert().num_converted, 3)
+
+  @parameterized.parameters(-1, 1.5, True, '2')
+  def test_wrong_numbers_of_processes(self, number):
+    with self.assertRaisesRegex(
+        ValueError, f'num_processes must be an integer from 0; got {number!r}'
+    ):
+      self.convert(num_processes=number)
+    with self.assertRaisesRegex(ValueError, 'block_files must be .* from 1'):
+      self.convert(block_files=0)
+
   def test_two_files_of_one_name(self):
     for folder in 'ab':
       ntu_motions.write_files(self.source / folder, self.recordings, [0, 1])
-    with self.assertRaisesRegex(ValueError, 'have one name'):
+    with self.assertRaisesRegex(
+        ValueError, 'have one name, and so have 1 more pairs; leave one'
+    ):
       self.convert()
     for path in (self.source / 'b').iterdir():
       path.rename(path.with_suffix('.SKELETON'))
@@ -267,6 +461,22 @@ class ConversionTest(parameterized.TestCase):
     (self.destination / 'frames.npy').write_bytes(b'no array')
     with self.assertRaisesRegex(ValueError, 'frames.npy is damaged'):
       ntu_arrays.read(self.destination)
+    index.write_text(json.dumps(content))
+    for damage in (
+        lambda: None,
+        (self.destination / 'frames.npy').unlink,
+        (self.destination / 'skipped.txt').unlink,
+    ):
+      damage()
+      with self.assertRaisesRegex(
+          ValueError, 'conversion that is not whole.* Remove .*index.json'
+      ):
+        self.convert()
+      index.unlink()
+      self.assertEqual(self.convert().num_converted, 2)
+    index.write_text('{')
+    with self.assertRaisesRegex(ValueError, 'Remove .*index.json'):
+      self.convert()
 
   def test_program(self):
     paths = ntu_motions.write_files(self.source, self.recordings, range(3))
@@ -276,7 +486,9 @@ class ConversionTest(parameterized.TestCase):
       self.assertEqual(ntu_conversion.main(arguments), 0)
     self.assertIn('2 recordings with', out.getvalue())
     self.assertIn('3 files were read in', out.getvalue())
-    self.assertIn('1 files are skipped; the reasons are in', out.getvalue())
+    self.assertIn(
+        '1 files or links are skipped; the reasons are in', out.getvalue()
+    )
     with contextlib.redirect_stderr(io.StringIO()) as errors:
       self.assertEqual(ntu_conversion.main(['/nowhere', 'x']), 1)
     self.assertIn('error: the folder /nowhere does not', errors.getvalue())

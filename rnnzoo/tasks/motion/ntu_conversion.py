@@ -2,9 +2,11 @@
 
     python -m rnnzoo.tasks.motion.ntu_conversion SOURCE DESTINATION
 
-SOURCE is searched with all folders in it, so both parts of NTU RGB+D 120 may
-lie side by side. DESTINATION gets the files that `ntu_arrays` explains, and
-skipped.txt: every file that was not converted, with the reason.
+SOURCE is searched with all folders in it and all that it links to, so both
+parts of NTU RGB+D 120 may lie side by side. DESTINATION gets the files that
+`ntu_arrays` explains, and skipped.txt: every file that was not converted, every
+link to nothing, and every link to a file or folder that is there without it,
+with the reason. Meanwhile it needs twice the space.
 
 Several processes read the files, a block of them at a time, and write each
 block as it is done. A conversion that was killed goes on where it was, if it is
@@ -12,11 +14,12 @@ started again in the same way.
 """
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent import futures
 from concurrent.futures import process
 import contextlib
-import hashlib
+import errno
+import fcntl
 import multiprocessing
 import os
 import pathlib
@@ -26,18 +29,22 @@ import sys
 import threading
 import time
 from typing import NamedTuple
-import zipfile
 
 import numpy as np
 import tqdm
 
 from rnnzoo.tasks.motion import ntu_arrays
+from rnnzoo.tasks.motion import ntu_blocks
 from rnnzoo.tasks.motion import ntu_files
+from rnnzoo.tasks.motion import ntu_search
 
 SKIPPED = 'skipped.txt'
 
 _BLOCKS = 'blocks'
 _BLOCK_FILES = 64
+
+# Codes of a write where no more fits.
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Result(NamedTuple):
@@ -56,34 +63,16 @@ class Result(NamedTuple):
   num_read: int
 
 
-class _Block(NamedTuple):
-  """Recordings of some files.
-
-  Attributes:
-    frames: float32 [frames, 2, 25, 3].
-    lengths: of the converted ones.
-    names: of the converted ones.
-    skipped: files that are not converted.
-    reasons: why.
-  """
-
-  frames: np.ndarray
-  lengths: np.ndarray
-  names: np.ndarray
-  skipped: np.ndarray
-  reasons: np.ndarray
-
-
 def convert(
     source: str | os.PathLike[str],
     destination: str | os.PathLike[str],
     num_processes: int | None = None,
     block_files: int = _BLOCK_FILES,
 ) -> Result:
-  """Converts all `.skeleton` files of a folder and the folders in it.
+  """Converts all `.skeleton` files of a folder and the folders it leads to.
 
   Args:
-    source: the folder.
+    source: the folder. Links in it are followed.
     destination: another one, which is made; files of an earlier call with the
       same source are used.
     num_processes: how many read files; None for one a core, 0 for none beside
@@ -92,78 +81,101 @@ def convert(
 
   Raises:
     FileNotFoundError: there is no such source, or no `.skeleton` file in it.
-    ValueError: two files have one name, no file can be converted, or the
-      destination holds another conversion.
-    OSError: the disk is full, say.
+    NotADirectoryError: the source or the destination is a file.
+    ValueError: two files have one name, no file can be converted, the
+      destination holds another conversion or a damaged one, or is in use by
+      one.
+    OSError: a folder cannot be read, or the disk is full, say.
   """
+  if num_processes is not None:
+    _check_integer('num_processes', num_processes, 0)
+  _check_integer('block_files', block_files, 1)
   source, destination = pathlib.Path(source), pathlib.Path(destination)
-  paths = _find(source)
-  digest = _digest(source, paths)
-  before = ntu_arrays.read_source(destination)
-  if before not in (None, digest):
-    raise ValueError(
-        f'{destination} holds what other files were converted to; name another'
-        ' folder'
-    )
-  blocks = destination / _BLOCKS / digest
-  num_read = 0
-  if before is None:
-    blocks.mkdir(parents=True, exist_ok=True)
-    jobs = [
-        (source, paths[start : start + block_files], blocks / f'{start}.npz')
-        for start in range(0, len(paths), block_files)
-    ]
-    num_read = _convert_blocks(jobs, num_processes)
-    _join(destination, [path for _, _, path in jobs], digest)
-  # A kill may have come between the index and this.
-  _remove_blocks(destination / _BLOCKS)
-  return _result(destination, num_read)
+  _check_destination(destination)
+  found = ntu_search.find(source)
+  digest = ntu_search.digest(source, found.paths)
+  try:
+    destination.mkdir(parents=True, exist_ok=True)
+  except OSError as error:
+    raise OSError(
+        f'the destination {destination} cannot be made: {error.strerror}'
+    ) from error
+  with _locked(destination):
+    with _mended_by_hand(destination):
+      before = ntu_arrays.read_source(destination)
+    if before not in (None, digest):
+      raise ValueError(
+          f'{destination} holds what other files were converted to, or the same'
+          ' before they changed; name another folder'
+      )
+    num_read = 0
+    if before is None:
+      # Blocks of another size hold other files.
+      blocks = destination / _BLOCKS / digest / str(block_files)
+      blocks.mkdir(parents=True, exist_ok=True)
+      jobs = [
+          (
+              source,
+              found.paths[start : start + block_files],
+              blocks / f'{start}.npz',
+          )
+          for start in range(0, len(found.paths), block_files)
+      ]
+      num_read = _convert_blocks(jobs, num_processes)
+      repeated = [
+          ntu_blocks.skipped_line(source, path, reason)
+          for path, reason in found.repeated
+      ]
+      _join(destination, [path for _, _, path in jobs], repeated, digest)
+    # A kill may have come between the index and this.
+    _remove_blocks(destination / _BLOCKS)
+    return _result(destination, num_read)
 
 
-def _find(source: pathlib.Path) -> list[pathlib.Path]:
-  """Returns the paths of all files, in the order of their names."""
-  if not source.is_dir():
-    raise FileNotFoundError(f'the folder {source} does not exist')
-  # Some file systems and archivers write names in capitals.
-  paths = sorted(
-      (p for p in source.rglob('*') if p.suffix.lower() == '.skeleton'),
-      key=lambda path: path.name,
-  )
-  if not paths:
-    raise FileNotFoundError(f'{source} has no .skeleton file')
-  known: dict[str, pathlib.Path] = {}
-  for path in paths:
-    other = known.setdefault(path.stem, path)
-    if other is not path:
-      raise ValueError(f'{other} and {path} have one name; leave one of them')
-  return paths
+def _check_integer(name: str, value: object, least: int) -> None:
+  if type(value) is not int or value < least:
+    raise ValueError(f'{name} must be an integer from {least}; got {value!r}')
 
 
-def _digest(source: pathlib.Path, paths: Sequence[pathlib.Path]) -> str:
-  """Returns a name for these files as they are."""
-  digest = hashlib.sha256()
-  for path in paths:
+def _check_destination(destination: pathlib.Path) -> None:
+  """Raises NotADirectoryError where something else is in a folder's place."""
+  for path in (destination, *destination.parents):
+    if os.path.lexists(path):
+      if not os.path.isdir(path):
+        kind = 'a file' if os.path.exists(path) else 'a link to nothing'
+        raise NotADirectoryError(
+            f'the destination {destination} cannot be made, because {path} is'
+            f' {kind}; name a folder, or one that can be made'
+        )
+      return
+
+
+@contextlib.contextmanager
+def _locked(destination: pathlib.Path) -> Iterator[None]:
+  """Keeps other conversions out of a folder, until the end of this one."""
+  descriptor = os.open(destination, os.O_RDONLY)
+  try:
     try:
-      state = path.stat()
-    except OSError:  # A link to nothing, which is skipped.
-      state = path.lstat()
-    name = _printable(str(path.relative_to(source)))
-    digest.update(f'{name} {state.st_size} {state.st_mtime_ns}\n'.encode())
-  return digest.hexdigest()[:16]
-
-
-def _printable(text: str) -> str:
-  r"""Returns a text in one line of UTF-8: other characters become '\x..'."""
-  text = os.fsencode(text).decode('utf-8', 'backslashreplace')
-  return ''.join(
-      char if char.isprintable() else char.encode('unicode_escape').decode()
-      for char in text
-  )
+      fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+      raise ValueError(
+          f'{destination} is in use by another conversion; wait for its end,'
+          ' or name another folder'
+      ) from error
+    except OSError as error:  # Some network file systems have no locks.
+      print(
+          f'WARNING: {destination} cannot be locked ({error.strerror}); no'
+          ' other conversion may use it now.',
+          file=sys.stderr,
+      )
+    yield
+  finally:
+    os.close(descriptor)
 
 
 def _convert_blocks(jobs, num_processes: int | None) -> int:
   """Converts the blocks that are not there yet; returns of how many files."""
-  left = [job for job in jobs if not _is_whole(job[-1])]
+  left = [job for job in jobs if not ntu_blocks.is_whole(job[-1])]
   total = sum(len(paths) for _, paths, _ in jobs)
   count = sum(len(paths) for _, paths, _ in left)
   bar = tqdm.tqdm(
@@ -176,7 +188,7 @@ def _convert_blocks(jobs, num_processes: int | None) -> int:
   with bar:
     if num_processes == 0:
       for job in left:
-        bar.update(_convert_block(*job))
+        bar.update(ntu_blocks.convert(*job))
       return count
     with futures.ProcessPoolExecutor(
         min(num_processes or os.cpu_count() or 1, max(len(left), 1)),
@@ -184,7 +196,7 @@ def _convert_blocks(jobs, num_processes: int | None) -> int:
         mp_context=multiprocessing.get_context('spawn'),
         initializer=_end_with_parent,
     ) as pool:
-      running = [pool.submit(_convert_block, *job) for job in left]
+      running = [pool.submit(ntu_blocks.convert, *job) for job in left]
       try:
         for done in futures.as_completed(running):
           bar.update(done.result())
@@ -206,76 +218,44 @@ def _end_with_parent() -> None:
   threading.Thread(target=wait, daemon=True).start()
 
 
-def _convert_block(
-    source: pathlib.Path, paths: Sequence[pathlib.Path], block: pathlib.Path
-) -> int:
-  """Writes a block and returns of how many files it is."""
-  frames = [np.zeros((0, ntu_files.BODIES, ntu_files.JOINTS, 3), np.float32)]
-  names, skipped, reasons = [], [], []
-  for path in paths:
-    try:
-      name = ntu_files.parse_name(path.name).text()
-      frames.append(ntu_files.arrange(ntu_files.read(path)))
-      names.append(name)
-    except (ValueError, OSError) as error:
-      skipped.append(_printable(str(path.relative_to(source))))
-      reasons.append(_printable(' '.join(str(error).split())))
-  partial = block.with_suffix('.part')
-  with partial.open('wb') as file:
-    content = _Block(
-        np.concatenate(frames),
-        np.array([len(part) for part in frames[1:]], np.int32),
-        np.array(names, str),
-        np.array(skipped, str),
-        np.array(reasons, str),
-    )
-    np.savez(file, **content._asdict())
-  os.replace(partial, block)
-  return len(paths)
-
-
-def _is_whole(block: pathlib.Path) -> bool:
-  """Returns whether a block is there; a crash of the machine may cut it."""
-  return block.is_file() and zipfile.is_zipfile(block)
-
-
-def _read_block(path: pathlib.Path) -> _Block:
-  with np.load(path, allow_pickle=False) as content:
-    return _Block(*(content[field] for field in _Block._fields))
-
-
 def _join(
-    destination: pathlib.Path, paths: Sequence[pathlib.Path], digest: str
+    destination: pathlib.Path,
+    paths: Sequence[pathlib.Path],
+    repeated: Sequence[str],
+    digest: str,
 ) -> None:
   """Writes the frames of all blocks as one array, the list, and the index."""
   names: list[str] = []
   lengths: list[int] = []
   skipped: list[str] = []
   for path in paths:
-    block = _read_block(path)
+    block = ntu_blocks.read(path)
     names += block.names.tolist()
     lengths += block.lengths.tolist()
-    for name, reason in zip(block.skipped, block.reasons, strict=True):
-      skipped.append(f'{name}\t{reason}\n')
-  (destination / SKIPPED).write_text(''.join(skipped), encoding='utf-8')
+    skipped += block.skipped.tolist()
+  (destination / SKIPPED).write_text(
+      ''.join(f'{line}\n' for line in (*skipped, *repeated)), encoding='utf-8'
+  )
   if not names:
     raise ValueError(
         f'none of {len(skipped)} files could be converted; see'
         f' {destination / SKIPPED}'
     )
   partial = destination / (ntu_arrays.FRAMES + '.part')
-  frames = np.lib.format.open_memmap(
-      partial,
-      'w+',
-      np.float32,
-      (sum(lengths), ntu_files.BODIES, ntu_files.JOINTS, 3),
-  )
-  start = 0
-  for path in paths:
-    part = _read_block(path).frames
-    frames[start : start + len(part)] = part
-    start += len(part)
-  frames.flush()
+  # Not mapped into memory: a full disk would end this process by a signal.
+  with partial.open('wb') as file:
+    np.lib.format.write_array_header_1_0(
+        file,
+        {
+            'descr': np.lib.format.dtype_to_descr(np.dtype(np.float32)),
+            'fortran_order': False,
+            'shape': (sum(lengths), ntu_files.BODIES, ntu_files.JOINTS, 3),
+        },
+    )
+    for path in paths:
+      file.write(ntu_blocks.read(path).frames.tobytes())
+    file.flush()
+    os.fsync(file.fileno())
   os.replace(partial, destination / ntu_arrays.FRAMES)
   ntu_arrays.write_index(destination, names, lengths, digest)
 
@@ -289,13 +269,27 @@ def _remove_blocks(folder: pathlib.Path) -> None:
     folder.rmdir()
 
 
+@contextlib.contextmanager
+def _mended_by_hand(destination: pathlib.Path) -> Iterator[None]:
+  """Says how a folder that is read becomes a whole one."""
+  try:
+    yield
+  except (FileNotFoundError, ValueError) as error:
+    raise ValueError(
+        f'{destination} holds a conversion that is not whole: {error}. Remove'
+        f' {destination / ntu_arrays.INDEX} and start the conversion again'
+    ) from error
+
+
 def _result(destination: pathlib.Path, num_read: int) -> Result:
-  recordings = ntu_arrays.read(destination)
-  lines = (destination / SKIPPED).read_text(encoding='utf-8').splitlines()
+  with _mended_by_hand(destination):
+    recordings = ntu_arrays.read(destination)
+    lines = (destination / SKIPPED).read_text(encoding='utf-8').splitlines()
+  skipped = [line.partition('\t') for line in lines]
   return Result(
       len(recordings.names),
       len(recordings.frames),
-      tuple((line.split('\t')[0], line.split('\t', 1)[1]) for line in lines),
+      tuple((name, reason) for name, _, reason in skipped),
       num_read,
   )
 
@@ -309,7 +303,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
   parser.add_argument('source', help='folder of .skeleton files')
   parser.add_argument('destination', help='folder of the result')
   parser.add_argument(
-      '--num_processes', type=int, help='one a core, if not given'
+      '--num_processes',
+      type=int,
+      help='how many read files; one a core, if not given; 0 for none beside'
+      ' this one',
   )
   given = parser.parse_args(arguments)
   if given.num_processes is not None and given.num_processes < 0:
@@ -319,6 +316,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     result = convert(given.source, given.destination, given.num_processes)
   except (OSError, ValueError) as error:
     print(f'error: {error}', file=sys.stderr)
+    if isinstance(error, OSError) and error.errno in _FULL:
+      print(
+          f'the disk of {given.destination} is full; make room and start the'
+          ' conversion again to go on',
+          file=sys.stderr,
+      )
     return 1
   except process.BrokenProcessPool:
     print(
@@ -342,8 +345,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
   if result.skipped:
     print(
-        f'{len(result.skipped):,} files are skipped; the reasons are in'
-        f' {pathlib.Path(given.destination) / SKIPPED}'
+        f'{len(result.skipped):,} files or links are skipped; the reasons are'
+        f' in {pathlib.Path(given.destination) / SKIPPED}'
     )
   return 0
 
