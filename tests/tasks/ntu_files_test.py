@@ -1,5 +1,6 @@
 """Files of NTU RGB+D: names, splits, the parser, and damaged files."""
 
+import os
 import pathlib
 import random
 
@@ -166,6 +167,15 @@ class ReadTest(parameterized.TestCase):
     self.write(content)
     with self.assertRaisesRegex(ValueError, f'{self.path}.*{message}'):
       ntu_files.read(self.path)
+
+  def test_rejects_what_is_no_file(self):
+    with self.assertRaisesRegex(ValueError, 'is no regular file'):
+      ntu_files.read(self.path.parent)
+    os.mkfifo(self.path)
+    with self.assertRaisesRegex(ValueError, 'a.skeleton is no regular file'):
+      ntu_files.read(self.path)
+    with self.assertRaises(FileNotFoundError):
+      ntu_files.read(self.path.with_name('b.skeleton'))
 
   def test_two_bodies_of_one_id(self):
     self.write(['1', '2', *BODY, *BODY])

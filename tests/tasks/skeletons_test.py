@@ -416,6 +416,9 @@ class PipelineTest(absltest.TestCase):
     index.write_text(index.read_text().replace('A001', 'A0x1'))
     with self.assertRaisesRegex(ValueError, 'index.json is damaged: .*A0x1'):
       make_task(self.config())
+    index.write_text(index.read_text().replace('A0x1', 'A002'))
+    with self.assertRaisesRegex(ValueError, 'damaged: it lists a recording tw'):
+      make_task(self.config())
 
   @pytest.mark.slow
   def test_trains(self):

@@ -120,7 +120,9 @@ def read(directory: str | os.PathLike[str]) -> Recordings:
     if not isinstance(frames, np.ndarray):
       raise ValueError('it holds several arrays, as an .npz file')
   except (ValueError, EOFError) as error:
-    raise ValueError(f'{directory / FRAMES} is damaged: {error}') from error
+    raise ValueError(
+        f'{directory / FRAMES} is damaged: {error}; copy or convert it again'
+    ) from error
   lengths = np.asarray(index['lengths'], np.int32)
   shape = (int(lengths.sum()), ntu_files.BODIES, ntu_files.JOINTS, 3)
   if frames.shape != shape or frames.dtype != np.float32:
@@ -130,6 +132,8 @@ def read(directory: str | os.PathLike[str]) -> Recordings:
     )
   try:
     names = [ntu_files.parse_name(name) for name in index['names']]
+    if len(set(names)) < len(names):
+      raise ValueError('it lists a recording twice')
   except ValueError as error:
     raise ValueError(f'{directory / INDEX} is damaged: {error}') from error
   recordings = Recordings(names, frames, starts_of(lengths), lengths)
@@ -157,7 +161,7 @@ def _check_numbers(recordings: Recordings, path: pathlib.Path) -> None:
         f' {"xyz"[axis]}={frames[frame, body, joint, axis]:g} in its frame'
         f' {start + frame - recordings.starts[index]}, body {body}, joint'
         f' {joint}, counted from 0; all must be numbers of metres within'
-        f' {most:g}. Convert the .skeleton files again'
+        f' {most:g}; copy or convert it again'
     )
 
 

@@ -118,11 +118,14 @@ def read(path: str | os.PathLike[str]) -> Recording:
     path: the file.
 
   Raises:
-    ValueError: it is not in the format, or not whole, or has no body; the
-      message names the file and the line.
+    ValueError: it is not in the format, or not whole, or has no body, or is a
+      folder or a pipe; the message names the file and the line.
     OSError: it cannot be read.
   """
   path = pathlib.Path(path)
+  # Opening a pipe would wait for whoever writes to it.
+  if path.exists() and not path.is_file():
+    raise ValueError(f'{path} is no regular file')
   with path.open('rb') as file:
     content = file.read(_MOST_BYTES + 1)
   if len(content) > _MOST_BYTES:
