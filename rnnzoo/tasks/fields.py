@@ -179,6 +179,45 @@ def expand(path: str | os.PathLike[str], name: str = '') -> pathlib.Path:
     ) from error
 
 
+def expand_directory(path: str | os.PathLike[str], name: str) -> pathlib.Path:
+  """Returns the path of a directory, there or not, as `expand` does.
+
+  Args:
+    path: as it was given.
+    name: of the field or flag that holds it, as 'config.data.manual_dir'.
+
+  Raises:
+    ValueError: the path, or one above it, is a file; or nobody has that home.
+  """
+  found = expand(path, name)
+  # os.path answers for names that no file system takes, too.
+  for place in (found, *found.parents):
+    if os.path.exists(place) and not os.path.isdir(place):
+      below = '' if place == found else f' is below {place}, which'
+      raise ValueError(f'{name}={path}{below} is a file, not a directory')
+  return found
+
+
+def check_unread(
+    given: ml_collections.ConfigDict, names: Iterable[str], choice: str
+) -> None:
+  """Raises ValueError if a field of `config.data` is set that nothing reads.
+
+  Args:
+    given: `config.data`.
+    names: of fields that are '' where they are not set. One that is not there
+      is not set.
+    choice: the field by which they are not read, as 'source'.
+  """
+  for name in names:
+    if given.get(name):
+      raise ValueError(
+          f'config.data.{name} would be ignored: config.data.{choice}='
+          f"{given[choice]!r} does not read it; it must be '' there, got"
+          f' {shorten(given[name])}'
+      )
+
+
 def float32(value: float) -> float:
   """Returns a number as float32 has it: maybe rounded, or infinite."""
   try:

@@ -60,12 +60,12 @@ def directory(data_dir: str) -> pathlib.Path:
     data_dir: `config.data.data_dir`; '' for TFDS's own default.
 
   Raises:
-    ValueError: it begins with the home of nobody.
+    ValueError: it is a file, or below one, or begins with the home of nobody.
   """
   if data_dir:
-    return fields.expand(data_dir, 'config.data.data_dir')
+    return fields.expand_directory(data_dir, 'config.data.data_dir')
   if given := os.environ.get('TFDS_DATA_DIR'):
-    return fields.expand(given, 'TFDS_DATA_DIR')
+    return fields.expand_directory(given, 'TFDS_DATA_DIR')
   return fields.expand('~/tensorflow_datasets')
 
 

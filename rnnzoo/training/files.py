@@ -162,11 +162,15 @@ def make_directory(path: str, flag: str) -> pathlib.Path:
     flag: by which it was given.
 
   Raises:
-    ValueError: it is a file, or begins with the home of nobody.
+    ValueError: it is a file, or below one, or begins with the home of nobody.
     OSError: it cannot be made.
   """
-  directory = expand(path)
-  if directory.exists() and not directory.is_dir():
-    raise ValueError(f'{flag}={path} is a file, not a directory')
-  directory.mkdir(parents=True, exist_ok=True)
+  directory = fields.expand_directory(path, flag)
+  try:
+    directory.mkdir(parents=True, exist_ok=True)
+  except OSError as error:
+    raise OSError(
+        f'{flag}={fields.shorten(path)} cannot be made:'
+        f' {error.strerror or error}'
+    ) from error
   return directory

@@ -321,7 +321,13 @@ def _check_path(path: pathlib.Path) -> None:
 def _new_directory(prefix: str) -> pathlib.Path:
   """Makes a directory under runs/ that nobody had, whoever asks meanwhile."""
   now = datetime.datetime.now().strftime('%Y%m%d-%H%M%S')
-  first = path = pathlib.Path('runs') / f'{prefix}-{now}'
+  runs = pathlib.Path('runs')
+  if runs.exists() and not runs.is_dir():
+    raise ValueError(
+        f'a new run has a directory under {runs.absolute()}, which is a file;'
+        ' pass --workdir'
+    )
+  first = path = runs / f'{prefix}-{now}'
   count = 1
   while True:
     try:

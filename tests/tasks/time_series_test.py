@@ -68,6 +68,117 @@ class TimeSeriesTest(absltest.TestCase):
     sizes = {name: len(split['x']) for name, split in task.splits.items()}
     self.assertEqual(sizes, {'train': 34, 'validation': 7, 'test': 7})
 
+  def write(self, name, split, columns=2, **more):
+    """Writes one .npz file, with as many columns."""
+    x = np.random.default_rng(0).standard_normal((24, 6, columns))
+    path = self.directory / name / f'{split}.npz'
+    return sequence_files.write_npz(path, x=x, **more)
+
+  def test_splits_with_other_columns(self):
+    train = self.write('Mine', 'train', 3)
+    for columns in (1, 2):
+      test = self.write('Mine', 'test', columns)
+      message = f'^{test}: x has {columns} columns, but 3 in {train}$'
+      for split in ('archive', 'pooled'):
+        with self.assertRaisesRegex(ValueError, message):
+          load(name='Mine', manual_dir=str(self.directory), split=split)
+
+  def test_texts_with_other_columns(self):
+    for split, row in (('TRAIN', '1,2:3,4:a\n1,2:3,4:b'), ('TEST', '1,2:a')):
+      columns = row.split()[0].count(':')
+      self.write_text(split, f'@dimension {columns}\n', row)
+    message = 'Mine_TEST.ts: x has 1 columns, but 2 in .*/Mine_TRAIN.ts$'
+    with self.assertRaisesRegex(ValueError, message):
+      load(name='Mine', manual_dir=str(self.directory))
+
+  def write_text(self, split, head, rows):
+    """Writes a .ts file."""
+    path = self.directory / 'Mine' / f'Mine_{split}.ts'
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(
+        '@problemName Mine\n@timeStamps false\n@missing false\n'
+        f'@univariate false\n{head}@equalLength true\n@seriesLength 2\n'
+        f'@classLabel true a b\n@data\n{rows}\n'
+    )
+
+  def test_series_with_other_columns(self):
+    cases = [np.ones((2, 5)), np.ones((1, 4))], ['a', 'b']
+    with mock.patch.object(uea, '_load', return_value=cases):
+      with self.assertRaisesRegex(
+          ValueError, 'Mine train: series 1 has 1 columns, but 2 in series 0'
+      ):
+        uea.read('Mine')
+
+  def test_splits_with_other_labels(self):
+    train = self.write('Mine', 'train')
+    test = self.write('Mine', 'test', y=np.array(['a', 'b'] * 12))
+    message = f'^{test}: y holds text, but numbers in {train}$'
+    with self.assertRaisesRegex(ValueError, message):
+      load(name='Mine', manual_dir=str(self.directory))
+    self.write('Mine', 'test', y=2 + np.arange(24) % 2)
+    message = '^test: y has the classes 2, 3, but the classes 0, 1 in train'
+    with self.assertRaisesRegex(ValueError, message):
+      load(name='Mine', manual_dir=str(self.directory))
+    # One that is in both is enough; a warning tells of the other.
+    self.write('Mine', 'test', y=1 + np.arange(24) % 2)
+    task = load(name='Mine', manual_dir=str(self.directory))
+    self.assertIn("the class '2' has no training", task.summary['warnings'][0])
+
+  def test_splits_of_other_lengths(self):
+    self.write('Mine', 'train')
+    x = np.ones((24, 9, 2))
+    path = self.directory / 'Mine' / 'test.npz'
+    sequence_files.write_npz(path, x=x)
+    task = load(name='Mine', manual_dir=str(self.directory))
+    self.assertEqual(task.splits['test']['x'].shape, (24, 9, 2))
+
+  def test_a_missing_file_is_named(self):
+    for name, file, missing in (
+        ('A', 'train.npz', 'test.npz'),
+        ('B', 'test.npz', 'train.npz'),
+        ('C', 'C_TRAIN.ts', 'C_TEST.ts'),
+        ('D', 'D_TEST.ts', 'D_TRAIN.ts'),
+    ):
+      folder = self.directory / name
+      folder.mkdir()
+      (folder / file).touch()
+      with self.assertRaisesRegex(
+          (FileNotFoundError, ValueError),
+          f'^{folder} holds {file} but no {missing}',
+      ):
+        load(name=name, manual_dir=str(self.directory))
+    folder = self.directory / 'E'
+    folder.mkdir()
+    with self.assertRaisesRegex(
+        ValueError,
+        f'^{folder} holds neither train.npz and test.npz nor E_TRAIN.ts and'
+        " E_TEST.ts, and 'E' is no data set",
+    ):
+      load(name='E', manual_dir=str(self.directory))
+
+  def test_a_download_that_failed_is_not_told_of_what_aeon_has(self):
+    datasets = importlib.import_module('aeon.datasets')
+    error = ValueError('Could not download files for JapaneseVowels')
+    with mock.patch.object(datasets, 'load_classification', side_effect=error):
+      with self.assertRaisesRegex(
+          ConnectionError,
+          f'^{self.directory}/JapaneseVowels is not there, and the download'
+          " failed; aeon has JapaneseVowels itself, for .*manual_dir=''",
+      ):
+        load(manual_dir=str(self.directory))
+
+  def test_a_directory_that_is_a_file(self):
+    path = self.directory / 'file'
+    path.touch()
+    with self.assertRaisesRegex(
+        ValueError, f'config.data.manual_dir={path} is a file, not a directory'
+    ):
+      load(manual_dir=str(path))
+
+  def test_a_directory_that_is_not_read(self):
+    with self.assertRaisesRegex(ValueError, 'manual_dir would be ignored'):
+      load(name='synthetic_eigenworms', manual_dir='somewhere')
+
   def test_no_such_data_set(self):
     with self.assertRaisesRegex(ValueError, "'Moreworms' is no data set"):
       load(name='Moreworms', manual_dir=str(self.directory))
@@ -86,8 +197,8 @@ class TimeSeriesTest(absltest.TestCase):
     # aeon raises an OSError for the first, and returns nothing for the others.
     for content, message in (
         (head + '1,2:3,4:a\n1,2:b\n', 'BasicMotions_TRAIN.ts cannot be read'),
-        (head, 'its train file has no series'),
-        ('', 'its train file has no series'),
+        (head, 'BasicMotions_TRAIN.ts cannot be read: it has no series'),
+        ('', 'BasicMotions_TRAIN.ts cannot be read: it has no series'),
     ):
       train.write_text(content)
       test.write_text(content)

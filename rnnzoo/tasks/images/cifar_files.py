@@ -65,13 +65,18 @@ def load(
   Raises:
     FileNotFoundError: `manual_dir` has no archive, or `source` is 'cifar10' and
       there is none to be had.
-    ValueError: the archive or the prepared copy is damaged.
+    ValueError: the archive or the prepared copy is damaged, a directory is a
+      file, or `source` is 'digits' and a directory is named.
   """
-  data_dir = tfds_sets.directory(data.data_dir)
   if data.source == 'digits':
+    fields.check_unread(data, ('manual_dir', 'data_dir'), 'source')
     return _digits()
+  data_dir = tfds_sets.directory(data.data_dir)
   if data.manual_dir:
-    path = fields.expand(data.manual_dir, 'config.data.manual_dir') / ARCHIVE
+    directory = fields.expand_directory(
+        data.manual_dir, 'config.data.manual_dir'
+    )
+    path = directory / ARCHIVE
     print(f'data: {NAME}, from {path}', flush=True)
     return read_archive(path, checksum)
   if (data_dir / 'cifar10' / _VERSION / 'dataset_info.json').is_file():

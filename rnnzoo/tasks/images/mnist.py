@@ -63,7 +63,8 @@ def load(
     FileNotFoundError: `manual_dir` or a file in it is missing, or `source` is
       'mnist' and there is no MNIST to be had.
     ConnectionError: the network went away in the middle of a download.
-    ValueError: a checksum is wrong, or `source` is unknown.
+    ValueError: a checksum is wrong, `source` is unknown, a directory is a file,
+      or `source` is 'digits' and a directory is named.
   """
   if data.source not in SOURCES:
     raise ValueError(
@@ -71,10 +72,13 @@ def load(
         f' {", ".join(map(repr, SOURCES))}'
     )
   if data.source == 'digits':
+    fields.check_unread(data, ('manual_dir', 'data_dir'), 'source')
     return _load_digits()
   data_dir = tfds_sets.directory(data.data_dir)
   if data.manual_dir:
-    manual_dir = fields.expand(data.manual_dir, 'config.data.manual_dir')
+    manual_dir = fields.expand_directory(
+        data.manual_dir, 'config.data.manual_dir'
+    )
     # Even where a prepared copy makes the files needless: whoever names them
     # wants to hear that they are not there.
     idx.verify(manual_dir, checksums)

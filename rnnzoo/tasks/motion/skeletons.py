@@ -103,6 +103,7 @@ class SkeletonActions(classification.Classification):
     self._set_up(config)
     self.batch_size = config.batch_size
     if data.source == 'motions':
+      fields.check_unread(data, ('data_dir', 'missing_list'), 'source')
       recordings = ntu_motions.generate()
       self.dataset = f'{ntu_motions.DATASET}, {data.protocol}'
       self.class_names = ntu_motions.CLASS_NAMES
@@ -277,7 +278,7 @@ def _read(data: ml_collections.ConfigDict) -> ntu_arrays.Recordings:
         ' .skeleton files'
     )
   recordings = ntu_arrays.read(
-      fields.expand(data.data_dir, 'config.data.data_dir')
+      fields.expand_directory(data.data_dir, 'config.data.data_dir')
   )
   if data.missing_list:
     missing = ntu_splits.read_missing(data.missing_list)

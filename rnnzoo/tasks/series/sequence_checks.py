@@ -3,7 +3,7 @@
 Dimensions: N sequences, T time, F columns.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 import hashlib
 from typing import Any
 
@@ -18,6 +18,74 @@ _MOST_NAMES = 8
 _FAR_FROM_ZERO = 1e4
 # A smaller one counts as none: float32 has no normal number for it.
 _LEAST_DEVIATION = float(np.finfo(np.float32).tiny)
+
+
+def check_fit(
+    name: str,
+    part: sequence_arrays.Sequences,
+    first_name: str,
+    first: sequence_arrays.Sequences,
+    every_step: bool,
+) -> None:
+  """Raises ValueError unless two parts have the same columns and answers.
+
+  Sequences may be longer in one than in the other.
+
+  Args:
+    name: of the file or split, for the message.
+    part: its sequences, with labels of any kind.
+    first_name: of another one.
+    first: its sequences.
+    every_step: whether there is an answer for every step.
+  """
+  if part.x.shape[-1] != first.x.shape[-1]:
+    raise ValueError(
+        f'{name}: x has {part.x.shape[-1]} columns, but {first.x.shape[-1]} in'
+        f' {first_name}'
+    )
+  kinds = [
+      'text' if y.dtype.kind in 'US' else 'numbers' for y in (part.y, first.y)
+  ]
+  if kinds[0] != kinds[1]:
+    raise ValueError(
+        f'{name}: y holds {kinds[0]}, but {kinds[1]} in {first_name}'
+    )
+  time_axes = 2 if every_step else 1
+  if part.y.shape[time_axes:] != first.y.shape[time_axes:]:
+    raise ValueError(
+        f'{name}: y has {list(part.y.shape[time_axes:])} numbers an answer, but'
+        f' {list(first.y.shape[time_axes:])} in {first_name}'
+    )
+
+
+def check_splits(
+    splits: Mapping[str, sequence_arrays.Sequences],
+    answers: answers_lib.Answers,
+    every_step: bool,
+) -> None:
+  """Raises ValueError unless a model of 'train' can answer the other splits.
+
+  Each must fit 'train' by `check_fit`, and have one of its classes at least.
+
+  Args:
+    splits: 'train', 'validation', 'test'.
+    answers: their kind.
+    every_step: whether there is an answer for every step.
+  """
+  train = splits['train']
+  for name, split in splits.items():
+    check_fit(name, split, 'train', train, every_step)
+    if isinstance(answers, answers_lib.Classes):
+      found, known = (
+          np.unique(part.y[part.valid()] if every_step else part.y)
+          for part in (split, train)
+      )
+      if not np.isin(found, known).any():
+        named = lambda y: _names('class', [answers.names[i] for i in y])
+        raise ValueError(
+            f'{name}: y has the {named(found)}, but the {named(known)} in'
+            ' train: no answer could be right'
+        )
 
 
 def summarize(
@@ -174,9 +242,10 @@ def _digests(split: sequence_arrays.Sequences) -> Iterator[bytes]:
     yield hashlib.blake2b(sequence[:length].tobytes(), digest_size=16).digest()
 
 
-def _names(kind: str, numbers: list[int]) -> str:
-  shown = ', '.join(map(str, numbers[:_MOST_NAMES]))
-  more = len(numbers) - _MOST_NAMES
+def _names(kind: str, items: Sequence[Any]) -> str:
+  shown = ', '.join(map(str, items[:_MOST_NAMES]))
+  more = len(items) - _MOST_NAMES
   if more > 0:
     shown += f' and {more} more'
-  return f'{kind}{"s" if len(numbers) > 1 else ""} {shown}'
+  plural = 'es' if kind.endswith('s') else 's'
+  return f'{kind}{plural if len(items) > 1 else ""} {shown}'

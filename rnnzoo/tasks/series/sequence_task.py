@@ -70,9 +70,14 @@ class SequenceTask(protocol.Task):
       splits: 'train', 'validation', 'test'.
       answers: the kind of the answers.
       every_step: whether there is an answer for every step.
+
+    Raises:
+      ValueError: a split has other columns than 'train', other kinds of
+        answers, or none of its classes.
     """
     self._set_up(config, answers, every_step)
     self.dataset = dataset
+    sequence_checks.check_splits(splits, answers, every_step)
     train = splits['train']
     self.summary = sequence_checks.summarize(splits, answers, every_step)
     for line in sequence_checks.lines(dataset, self.summary):

@@ -31,6 +31,7 @@ from rnnzoo.tasks import tfds_sets
 from rnnzoo.tasks.series import answers
 from rnnzoo.tasks.series import npz
 from rnnzoo.tasks.series import sequence_arrays
+from rnnzoo.tasks.series import sequence_checks
 from rnnzoo.tasks.series import sequence_task
 from rnnzoo.tasks.series import tfds_sequences
 
@@ -76,11 +77,13 @@ class OwnSequences(sequence_task.SequenceTask):
     fields.check(data, _RULES, 'config.data')
     sequence_task.check_model(config)
     if data.source != 'files':
+      fields.check_unread(data, ('path',), 'source')
       _check_tfds(data)
       name, splits = tfds_sequences.read(
           data.source, data.data_dir, data.sequence
       )
     else:
+      fields.check_unread(data, ('data_dir',), 'source')
       name, splits = _read_files(data)
     kind: answers.Answers
     if data.kind == 'classification':
@@ -163,8 +166,8 @@ def read_splits(
   first = None
   for file, split in split_of.items():
     part = npz.read(file, form)
-    first = first or (file, part)
-    _check_fit(file, part, *first, every_step=form.every_step)
+    first = first or (file.name, part)
+    sequence_checks.check_fit(str(file), part, *first, form.every_step)
     parts.setdefault(split, []).append(part)
   return {
       split: sequence_arrays.concatenate(several, form.every_step)
@@ -221,31 +224,3 @@ def _numbers(
     return answers.Numbers(np.zeros(size), np.ones(size))
   valid = train.valid() if every_step else np.ones(len(train.y), bool)
   return answers.Numbers(*sequence_arrays.standardization(train.y, valid))
-
-
-def _check_fit(
-    file: pathlib.Path,
-    part: sequence_arrays.Sequences,
-    first_file: pathlib.Path,
-    first: sequence_arrays.Sequences,
-    every_step: bool,
-) -> None:
-  """Raises ValueError unless two files have the same columns and answers."""
-  if part.x.shape[-1] != first.x.shape[-1]:
-    raise ValueError(
-        f'{file}: x has {part.x.shape[-1]} columns, but {first.x.shape[-1]} in'
-        f' {first_file.name}'
-    )
-  kinds = [
-      'text' if y.dtype.kind in 'US' else 'numbers' for y in (part.y, first.y)
-  ]
-  if kinds[0] != kinds[1]:
-    raise ValueError(
-        f'{file}: y holds {kinds[0]}, but {kinds[1]} in {first_file.name}'
-    )
-  time_axes = 2 if every_step else 1
-  if part.y.shape[time_axes:] != first.y.shape[time_axes:]:
-    raise ValueError(
-        f'{file}: y has {list(part.y.shape[time_axes:])} numbers an answer, but'
-        f' {list(first.y.shape[time_axes:])} in {first_file.name}'
-    )

@@ -11,6 +11,7 @@ import numpy as np
 
 from rnnzoo.tasks import tfds_sets
 from rnnzoo.tasks.series import sequence_arrays
+from rnnzoo.tasks.series import sequence_checks
 
 READINGS = ('row', 'pixel')
 
@@ -46,6 +47,14 @@ def read(
     labels = _labels(examples.targets, found.target, f'{source!r}, {name!r}')
     splits[name] = sequence_arrays.Sequences(
         *sequence_arrays.pad(sequences), labels
+    )
+  for name, split in splits.items():
+    sequence_checks.check_fit(
+        f'config.data.source={source!r}, {name!r}',
+        split,
+        "'train'",
+        splits['train'],
+        every_step=False,
     )
   return found.name, splits
 

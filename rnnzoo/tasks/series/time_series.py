@@ -48,7 +48,9 @@ class TimeSeries(sequence_task.SequenceTask):
         `configs/base_time_series.py`.
 
     Raises:
-      ValueError: a field has a value that does not exist.
+      ValueError: a field has a value that does not exist, or the training and
+        test data do not fit together.
+      FileNotFoundError: `data.manual_dir` holds one of two files alone.
       ModuleNotFoundError: the extra 'timeseries' is not installed.
       ConnectionError: the data could not be downloaded.
     """
@@ -56,6 +58,7 @@ class TimeSeries(sequence_task.SequenceTask):
     fields.check(data, _RULES, 'config.data')
     sequence_task.check_model(config)
     if data.name == SYNTHETIC:
+      fields.check_unread(data, ('manual_dir',), 'name')
       parts = synthetic(*_SYNTHETIC_SHAPE)
     else:
       parts = uea.read(data.name, data.manual_dir)

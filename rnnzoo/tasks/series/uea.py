@@ -24,8 +24,10 @@ import numpy as np
 from rnnzoo.tasks import fields
 from rnnzoo.tasks.series import npz
 from rnnzoo.tasks.series import sequence_arrays
+from rnnzoo.tasks.series import sequence_checks
 
 SPLITS = ('train', 'test')
+_ARRAYS = ('train.npz', 'test.npz')
 
 
 def read(
@@ -40,25 +42,35 @@ def read(
 
   Raises:
     ModuleNotFoundError: aeon is needed, and is not installed.
+    FileNotFoundError: one of train.npz and test.npz is there alone.
     ConnectionError: the data could not be downloaded.
-    ValueError: there is no such data set, or a file is damaged.
+    ValueError: there is no such data set, a file is damaged, `directory` is a
+      file, or the two splits have different columns.
   """
-  path = fields.expand(directory, 'config.data.manual_dir')
   form = npz.Form('classification', missing='zero')
-  if directory and (path / name / 'train.npz').is_file():
-    return {
-        split: npz.read(path / name / f'{split}.npz', form) for split in SPLITS
+  folder = None
+  if directory:
+    path = fields.expand_directory(directory, 'config.data.manual_dir')
+    folder = path / name
+  if folder and any((folder / file).is_file() for file in _ARRAYS):
+    if any(not (folder / file).is_file() for file in _ARRAYS):
+      raise FileNotFoundError(f'{_missing(folder)}; both are needed')
+    parts = {
+        str(folder / file): npz.read(folder / file, form) for file in _ARRAYS
     }
-  found = {}
-  for split in SPLITS:
-    cases, labels = _load(name, split, str(path) if directory else None)
-    if not len(cases):
-      raise ValueError(f'{name} cannot be read: its {split} file has no series')
-    # aeon has time last.
-    x, lengths = sequence_arrays.pad([np.asarray(case).T for case in cases])
-    arrays = {'x': x, 'lengths': lengths, 'y': np.asarray(labels, str)}
-    found[split] = npz.parse(arrays, form, f'{name} {split}')
-  return found
+  else:
+    parts = {}
+    for split in SPLITS:
+      cases, labels = _load(name, split, folder)
+      place = f'{name} {split}'
+      if folder:
+        place = str(folder / _text_file(name, split))
+      parts[place] = npz.parse(_arrays(cases, labels, place), form, place)
+  (first_name, first), (other_name, other) = parts.items()
+  sequence_checks.check_fit(
+      other_name, other, first_name, first, every_step=False
+  )
+  return dict(zip(SPLITS, parts.values(), strict=True))
 
 
 def convert(name: str, directory: str | os.PathLike[str]) -> None:
@@ -80,8 +92,55 @@ def convert(name: str, directory: str | os.PathLike[str]) -> None:
     np.savez_compressed(path / f'{split}.npz', **part._asdict())
 
 
-def _load(name: str, split: str, directory: str | None):
-  """Returns (cases, each [F, time], labels) by aeon."""
+def _text_file(name: str, split: str) -> str:
+  return f'{name}_{split.upper()}.ts'
+
+
+def _missing(folder: pathlib.Path) -> str:
+  """Returns a sentence on what a data set's folder lacks; '' for nothing."""
+  if not folder.is_dir():
+    return (
+        f'{folder} {"is no directory" if folder.exists() else "is not there"}'
+    )
+  texts = tuple(_text_file(folder.name, split) for split in SPLITS)
+  for files in (_ARRAYS, texts):
+    lacks = [file for file in files if not (folder / file).is_file()]
+    if not lacks:
+      return ''
+    if len(lacks) < len(files):
+      (found,) = set(files) - set(lacks)
+      return f'{folder} holds {found} but no {lacks[0]}'
+  return (
+      f'{folder} holds neither {" and ".join(_ARRAYS)} nor'
+      f' {" and ".join(texts)}'
+  )
+
+
+def _arrays(cases, labels, place: str) -> dict[str, np.ndarray]:
+  """Returns the arrays of series by aeon, each [F, time]."""
+  if not len(cases):
+    raise ValueError(f'{place} cannot be read: it has no series')
+  series = [np.asarray(case).T for case in cases]
+  columns = [one.shape[1] for one in series]
+  if len(set(columns)) > 1:
+    odd = next(i for i, count in enumerate(columns) if count != columns[0])
+    raise ValueError(
+        f'{place}: series {odd} has {columns[odd]} columns, but {columns[0]} in'
+        ' series 0'
+    )
+  x, lengths = sequence_arrays.pad(series)
+  return {'x': x, 'lengths': lengths, 'y': np.asarray(labels, str)}
+
+
+def _load(name: str, split: str, folder: pathlib.Path | None):
+  """Returns (cases, each [F, time], labels) by aeon.
+
+  Args:
+    name: of the data set.
+    split: 'train' or 'test'.
+    folder: of that name, where its files are or are to be downloaded to; None
+      for aeon's own.
+  """
   try:
     from aeon import datasets  # Slow to import, and an extra.
   except ImportError as error:  # Also numba's, for a numpy that it refuses.
@@ -90,24 +149,31 @@ def _load(name: str, split: str, directory: str | None):
         ' directory of converted arrays in config.data.manual_dir'
         f' (rnnzoo/tasks/series/uea.py); {error}'
     ) from error
+  missing = _missing(folder) if folder else ''  # aeon may make it.
   try:
     return datasets.load_classification(
-        name, split=split, extract_path=directory
+        name, split=split, extract_path=str(folder.parent) if folder else None
     )
   except Exception as error:
     text = str(error).splitlines()[0] if str(error) else type(error).__name__
     if 'not in the list of valid' in text:
       raise ValueError(
-          f'{name!r} is no data set of the UEA and UCR archives that aeon knows'
+          f'{missing and f"{missing}, and "}{name!r} is no data set of the UEA'
+          ' and UCR archives that aeon knows'
       ) from error
-    file = pathlib.Path(directory or '', name, f'{name}_{split.upper()}.ts')
-    if directory and file.is_file():
+    if folder and not missing:
+      file = folder / _text_file(name, split)
       raise ValueError(f'{file} cannot be read by aeon: {text}') from error
     if isinstance(error, OSError) or 'download' in text:
+      own = pathlib.Path(datasets.__file__).parent / 'data' / name
+      hint = (
+          'where there is a network, rnnzoo.tasks.series.uea.convert writes'
+          ' arrays for config.data.manual_dir'
+      )
+      if folder and not _missing(own):
+        hint = f"aeon has {name} itself, for config.data.manual_dir=''"
+      reason = missing or f'{name} does not come with aeon'
       raise ConnectionError(
-          f'{name} does not come with aeon and could not be downloaded; where'
-          ' there is a network, rnnzoo.tasks.series.uea.convert writes arrays'
-          ' for'
-          f' config.data.manual_dir ({text})'
+          f'{reason}, and the download failed; {hint} ({text})'
       ) from error
     raise ValueError(f'{name} cannot be read by aeon: {text}') from error

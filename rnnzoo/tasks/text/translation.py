@@ -448,6 +448,8 @@ def _read(
 ) -> tuple[str, dict[str, tuple[list[str], list[str]]]]:
   """Returns the name of the data, and pairs of lines by split."""
   names = ('train', 'validation', 'test')
+  if not tfds_sets.is_source(data.source):
+    fields.check_unread(data, ('data_dir',), 'source')
   if data.source == 'dates':
     parts = written_dates.dates(data.dates_seed, (data.num_dates, 1000, 1000))
     dataset = f'{data.num_dates} made-up dates, seed {data.dates_seed}'
