@@ -19,9 +19,9 @@ class HarTest(parameterized.TestCase):
     super().setUp()
     self.directory = pathlib.Path(self.create_tempdir().full_path)
 
-  def load(self, directory):
+  def load(self, directory, **data):
     config = base_har.get_config()
-    config.data.manual_dir = str(directory)
+    config.data.update(manual_dir=str(directory), **data)
     with contextlib.redirect_stdout(io.StringIO()) as printed:
       task = har.HumanActivity(config)
     self.printed = printed.getvalue()
@@ -96,7 +96,13 @@ class HarTest(parameterized.TestCase):
           'nan',
           'test/Inertial Signals/total_acc_z_test.txt',
           '1 2 3 nan\n' * 8,
-          'sequence 0, step 3, column 8 is nan',
+          'total_acc_z_test.txt must hold .* number 4 of row 1 is nan$',
+      ),
+      (
+          'beyond_float32',
+          'train/Inertial Signals/body_acc_x_train.txt',
+          '1 2 3 4\n' * 7 + '1 1e60 3 4\n',
+          'body_acc_x_train.txt must hold .* number 2 of row 8 is inf$',
       ),
   )
   def test_damaged(self, name, content, message):
@@ -122,6 +128,36 @@ class HarTest(parameterized.TestCase):
         self.load(self.directory)
       # Neither a field that this task does not have, nor numpy's arguments.
       self.assertNotRegex(str(caught.exception), 'config.data.missing|usecols')
+
+  def test_windows_of_other_lengths(self):
+    sequence_files.write_har(self.directory)
+    folder = self.directory / 'UCI HAR Dataset' / 'test' / 'Inertial Signals'
+    for path in folder.iterdir():
+      path.write_text('1 2 3\n' * 8)
+    with self.assertRaisesRegex(
+        ValueError, '3 numbers a line in test, but 4 in train'
+    ):
+      self.load(self.directory)
+
+  def test_somebody_is_left_to_train_on(self):
+    sequence_files.write_har(self.directory)
+    with self.assertRaisesRegex(
+        ValueError,
+        'config.data.validation_fraction=0.99 leaves nobody to train on, of the'
+        ' 4 people .* at most 0.75 leaves one$',
+    ):
+      self.load(self.directory, validation_fraction=0.99)
+    task = self.load(self.directory, validation_fraction=0.75)
+    self.assertLen(task.splits['train']['x'], 2)
+
+  def test_a_directory_that_is_a_file(self):
+    path = self.directory / 'file'
+    path.touch()
+    for given, words in ((path, 'is a file'), (path / 'a', f'is below {path}')):
+      with self.assertRaisesRegex(
+          ValueError, f'config.data.manual_dir={given} {words}'
+      ):
+        self.load(given)
 
   def test_a_file_is_missing(self):
     sequence_files.write_har(self.directory)

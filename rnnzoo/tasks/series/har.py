@@ -134,19 +134,33 @@ def read(
 
 def _human_activity(data: ml_collections.ConfigDict):
   """Returns (the three splits, classes)."""
-  directory = fields.expand(data.manual_dir, 'config.data.manual_dir')
+  directory = fields.expand_directory(
+      data.manual_dir, 'config.data.manual_dir'
+  )
   train, people = read(directory, 'train')
   test, _ = read(directory, 'test')
+  if train.x.shape[1] != test.x.shape[1]:
+    raise ValueError(
+        f'{directory}: windows have {test.x.shape[1]} numbers a line in test,'
+        f' but {train.x.shape[1]} in train'
+    )
   everyone = np.unique(people)
   if len(everyone) < 2:
     raise ValueError(
         f'{directory}: subject_train.txt names one person only, {everyone[0]};'
         ' people are split off for validation, so it needs two at least'
     )
+  size = max(1, round(len(everyone) * data.validation_fraction))
+  if size == len(everyone):
+    # Two decimals, rounded down: it must leave somebody.
+    most = 100 * (size - 1) // size / 100
+    raise ValueError(
+        f'config.data.validation_fraction={data.validation_fraction} leaves'
+        f' nobody to train on, of the {size} people in {directory}, each of'
+        f' whom trains or validates; at most {most} leaves one'
+    )
   _, chosen = sequence_arrays.split_off(
-      np.zeros(len(everyone), np.int32),
-      max(1, round(len(everyone) * data.validation_fraction)),
-      data.split_seed,
+      np.zeros(len(everyone), np.int32), size, data.split_seed
   )
   validates = np.isin(people, everyone[chosen])
   splits, kind = sequences.encode(
@@ -200,4 +214,10 @@ def _numbers(
     raise ValueError(f'{path} is no table of numbers: {reason}') from error
   if not found.size:
     raise ValueError(f'{path} is empty')
+  if axes == 2 and not np.isfinite(found).all():
+    row, place = np.argwhere(~np.isfinite(found))[0]
+    raise ValueError(
+        f'{path} must hold numbers that are finite in float32; number'
+        f' {place + 1} of row {row + 1} is {found[row, place]}'
+    )
   return found
