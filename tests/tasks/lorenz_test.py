@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+from unittest import mock
 
 from absl.testing import absltest
 import numpy as np
@@ -12,9 +13,8 @@ from rnnzoo.tasks.series import lorenz
 
 def load(**data):
   config = base_lorenz.get_config()
-  config.data.update(
-      num_train=6, num_validation=3, num_test=4, length=20, **data
-  )
+  sizes = {'num_train': 6, 'num_validation': 3, 'num_test': 4, 'length': 20}
+  config.data.update({**sizes, **data})
   with contextlib.redirect_stdout(io.StringIO()):
     return lorenz.Lorenz(config)
 
@@ -65,6 +65,42 @@ class LorenzTest(absltest.TestCase):
     np.testing.assert_array_equal(x(first), x(again))
     self.assertGreater(np.abs(x(first) - x(other)).max(), 1.0)
     self.assertEmpty(first.summary['warnings'])
+
+  def test_more_than_memory_holds(self):
+    with self.assertRaisesRegex(
+        ValueError,
+        'num_train, num_validation and num_test are 1,000,007 trajectories, of'
+        r' length \+ horizon = 1,000,005 states: their 24,000,288,000,840 bytes'
+        ' are more than 4,294,967,296. Either 178 trajectories of such a length'
+        ' would do, or 178 states of so many$',
+    ):
+      load(num_train=10**6, length=10**6)
+    with mock.patch.object(lorenz, '_MOST_BYTES', 24 * 13 * 25):
+      load()  # 13 trajectories of 25 states.
+      with self.assertRaisesRegex(ValueError, 'Either 12 .* or 25 states'):
+        load(horizon=6)
+
+  def test_blocks_of_trajectories(self):
+    make = lambda: lorenz.trajectories(np.random.RandomState(0), 5, 9, 0.05)
+    whole = make()
+    with mock.patch.object(lorenz, '_BLOCK', 2):
+      np.testing.assert_array_equal(whole, make())
+
+  def test_a_long_integration_is_told(self):
+    make = lambda: lorenz.trajectories(np.random.RandomState(0), 5, 9, 0.05)
+    for most, expected in (
+        (1045, ''),
+        (
+            1044,
+            'data: integrating 5 trajectories to 9 states, 5 step(s) each\n',
+        ),
+    ):
+      with (
+          mock.patch.object(lorenz, '_MANY_STEPS', most),
+          contextlib.redirect_stdout(io.StringIO()) as out,
+      ):
+        make()
+      self.assertEqual(out.getvalue(), expected)
 
   def test_bad_fields(self):
     with self.assertRaisesRegex(ValueError, 'config.data.horizon must be'):

@@ -28,6 +28,12 @@ from rnnzoo.tasks.series import sequence_task
 _GREATEST_STEP = 0.01
 # Units of time after which a trajectory is on the attractor.
 _BURN_IN = 10.0
+# Trajectories that are integrated together: as many as fit into a cache.
+_BLOCK = 4096
+# Of all trajectories, in float64.
+_MOST_BYTES = 2**32
+# Steps of blocks that take some ten seconds, which is told.
+_MANY_STEPS = 10**5
 
 _RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
     {
@@ -59,18 +65,21 @@ class Lorenz(sequence_task.SequenceTask):
       config: a config with `data` and `model`, as in `configs/base_lorenz.py`.
 
     Raises:
-      ValueError: a field has a value that does not exist.
+      ValueError: a field has a value that does not exist, or the trajectories
+        of all splits would have more than 4 GiB in float64.
     """
     data = config.data
     fields.check(data, _RULES, 'config.data')
     sequence_task.check_model(config)
     sizes = (data.num_train, data.num_validation, data.num_test)
+    _check_size(sum(sizes), data.length + data.horizon)
     rng = np.random.RandomState(data.data_seed)
     paths = trajectories(
         rng, sum(sizes), data.length + data.horizon, data.interval
     )
     seen = paths[:, : data.length]
-    seen = seen + data.noise * rng.standard_normal(seen.shape)
+    if data.noise:
+      seen = seen + data.noise * rng.standard_normal(seen.shape)
     whole = sequence_arrays.Sequences(
         seen.astype(np.float32),
         np.full(len(seen), data.length, np.int32),
@@ -117,16 +126,38 @@ def trajectories(
     length: states of each.
     interval: units of time from one state to the next.
   """
-  state = np.array([0.0, 0.0, 25.0]) + rng.standard_normal((count, 3))
-  for _ in range(round(_BURN_IN / _GREATEST_STEP)):
-    state = _runge_kutta(state, _GREATEST_STEP)
+  starts = np.array([0.0, 0.0, 25.0]) + rng.standard_normal((count, 3))
+  burn_in = round(_BURN_IN / _GREATEST_STEP)
   inner = int(np.ceil(interval / _GREATEST_STEP))
+  if -(-count // _BLOCK) * (burn_in + length * inner) > _MANY_STEPS:
+    print(
+        f'data: integrating {count:,} trajectories to {length:,} states,'
+        f' {inner} step(s) each',
+        flush=True,
+    )
   found = np.empty((count, length, 3))
-  for step in range(length):
-    found[:, step] = state
-    for _ in range(inner):
-      state = _runge_kutta(state, interval / inner)
+  for first in range(0, count, _BLOCK):
+    state = starts[first : first + _BLOCK]
+    for _ in range(burn_in):
+      state = _runge_kutta(state, _GREATEST_STEP)
+    for step in range(length):
+      found[first : first + _BLOCK, step] = state
+      for _ in range(inner):
+        state = _runge_kutta(state, interval / inner)
   return found
+
+
+def _check_size(count: int, length: int) -> None:
+  """Raises ValueError if trajectories of so many states are too large."""
+  most = _MOST_BYTES // (3 * 8)  # States, of three numbers.
+  if count * length > most:
+    raise ValueError(
+        f'config.data.num_train, num_validation and num_test are {count:,}'
+        f' trajectories, of length + horizon = {length:,} states: their'
+        f' {24 * count * length:,} bytes are more than {_MOST_BYTES:,}. Either'
+        f' {most // length:,} trajectories of such a length would do, or'
+        f' {most // count:,} states of so many'
+    )
 
 
 def velocity(state: np.ndarray) -> np.ndarray:
