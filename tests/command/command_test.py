@@ -161,8 +161,11 @@ __main__.main()
     ):
       code, _, err = run(*words)
       self.assertEqual(code, 2)
+      flag = '--workdir=' if words[0] == 'sweep' else ''
       self.assertStartsWith(
-          err, 'rnnzoo: ~nobody-here/a begins with the home directory of nobody'
+          err,
+          f'rnnzoo: {flag}~nobody-here/a begins with the home directory of'
+          ' nobody',
       )
 
   @pytest.mark.slow

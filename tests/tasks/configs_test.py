@@ -103,6 +103,58 @@ class ConfigsTest(parameterized.TestCase):
     ):
       tasks.TASKS[task](config)
 
+  @parameterized.parameters(
+      ('cifar', 'data_dir'),
+      ('cifar', 'manual_dir'),
+      ('har', 'manual_dir'),
+      ('sequences', 'data_dir', 'tfds:some'),
+      ('skeletons', 'data_dir', 'ntu60'),
+      ('smnist', 'data_dir'),
+      ('smnist', 'manual_dir'),
+      ('time_series', 'manual_dir'),
+      ('translation', 'data_dir', 'tfds:some'),
+  )
+  def test_names_a_directory_that_is_a_file(self, task, field, source=None):
+    file = self.create_tempfile().full_path
+    config = load_config(f'base_{task}')
+    if source is not None:
+      config.data.source = source
+    for path, words in (
+        (file, 'is a file, not a directory'),
+        (f'{file}/a/b', f'is below {file}, which is a file, not a directory'),
+    ):
+      config.data[field] = path
+      with self.assertRaisesRegex(
+          ValueError, f'^config.data.{field}={path} {words}$'
+      ):
+        tasks.TASKS[task](config)
+
+  @parameterized.parameters(
+      ('cifar', 'data_dir', 'digits'),
+      ('cifar', 'manual_dir', 'digits'),
+      ('sequences', 'data_dir', 'files'),
+      ('sequences', 'path', 'tfds:some'),
+      ('skeletons', 'data_dir', 'motions'),
+      ('skeletons', 'missing_list', 'motions'),
+      ('smnist', 'data_dir', 'digits'),
+      ('smnist', 'manual_dir', 'digits'),
+      ('time_series', 'manual_dir', 'synthetic_eigenworms', 'name'),
+      ('translation', 'data_dir', 'dates'),
+      ('translation', 'data_dir', 'files'),
+  )
+  def test_names_a_path_that_nothing_reads(
+      self, task, field, value, choice='source'
+  ):
+    config = load_config(f'base_{task}')
+    config.data[choice] = value
+    config.data[field] = '/nowhere'
+    with self.assertRaisesRegex(
+        ValueError,
+        f"^config.data.{field} would be ignored: config.data.{choice}='{value}'"
+        " does not read it; it must be '' there, got '/nowhere'$",
+    ):
+      tasks.TASKS[task](config)
+
   @parameterized.named_parameters(*((name, name) for name in CONFIGS))
   def test_has_the_fields_of_its_task(self, name):
     config = load_config(name)

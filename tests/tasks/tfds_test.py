@@ -164,6 +164,30 @@ class TfdsTest(parameterized.TestCase):
         found[int(length)] = int(y)
     self.assertEqual(found, {n: n % 3 for n in range(1, 31)})
 
+  def test_splits_with_other_columns(self):
+    prepare(
+        'made_other_columns',
+        self.directory,
+        {
+            'x': tfds.features.Tensor(shape=(4, None), dtype=np.float32),
+            'label': tfds.features.ClassLabel(num_classes=2),
+        },
+        ('x', 'label'),
+        {
+            split: [
+                {'x': np.ones((4, columns), np.float32), 'label': n % 2}
+                for n in range(20)
+            ]
+            for split, columns in (('train', 3), ('test', 1))
+        },
+    )
+    with self.assertRaisesRegex(
+        ValueError,
+        "source='tfds:made_other_columns', 'test': x has 1 columns, but 3 in"
+        " 'train'",
+    ):
+      self.sequences('made_other_columns')
+
   def test_translation(self):
     rows = [{'de': f'{n} Häuser\nhier', 'en': f'{n} houses'} for n in range(60)]
     prepare(

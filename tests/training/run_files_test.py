@@ -382,6 +382,28 @@ class RunDirectoryTest(RunFilesTestCase):
     for path in paths:
       self.assertTrue((path / 'config.json').is_file())
 
+  def test_paths_that_are_files(self):
+    here = os.getcwd()
+    self.addCleanup(os.chdir, here)
+    folder = pathlib.Path(self.create_tempdir().full_path)
+    os.chdir(folder)
+    file = folder / 'runs'
+    file.touch()
+    for path, message in (
+        (file, f'^--workdir={file} is a file, not a directory$'),
+        (file / 'a', f'^--workdir={file}/a is below {file}, which is a file'),
+        ('', f'directory under {file}, which is a file; pass --workdir$'),
+    ):
+      with self.assertRaisesRegex(ValueError, message):
+        self.open(path)
+
+  def test_a_directory_that_cannot_be_made(self):
+    path = pathlib.Path(self.create_tempdir().full_path) / ('a' * 300)
+    with self.assertRaisesRegex(
+        OSError, '^--workdir=.* cannot be made: File name too long$'
+    ):
+      self.open(path)
+
   def test_paths_that_cannot_hold_checkpoints(self):
     # Training went on for hours there, and could not be resumed.
     for name in ('rate[1e-3]', 'a*', 'a\\b', 'gs:/a'):

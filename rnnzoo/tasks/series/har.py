@@ -134,9 +134,7 @@ def read(
 
 def _human_activity(data: ml_collections.ConfigDict):
   """Returns (the three splits, classes)."""
-  directory = fields.expand_directory(
-      data.manual_dir, 'config.data.manual_dir'
-  )
+  directory = fields.expand_directory(data.manual_dir, 'config.data.manual_dir')
   train, people = read(directory, 'train')
   test, _ = read(directory, 'test')
   if train.x.shape[1] != test.x.shape[1]:
