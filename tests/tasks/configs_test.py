@@ -108,7 +108,6 @@ class ConfigsTest(parameterized.TestCase):
       ('cifar', 'manual_dir'),
       ('har', 'manual_dir'),
       ('sequences', 'data_dir', 'tfds:some'),
-      ('skeletons', 'data_dir', 'ntu60'),
       ('smnist', 'data_dir'),
       ('smnist', 'manual_dir'),
       ('time_series', 'manual_dir'),

@@ -278,7 +278,7 @@ def _read(data: ml_collections.ConfigDict) -> ntu_arrays.Recordings:
         ' .skeleton files'
     )
   recordings = ntu_arrays.read(
-      fields.expand_directory(data.data_dir, 'config.data.data_dir')
+      fields.expand(data.data_dir, 'config.data.data_dir')
   )
   if data.missing_list:
     missing = ntu_splits.read_missing(data.missing_list)
