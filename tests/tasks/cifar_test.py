@@ -7,6 +7,7 @@ import io
 import pathlib
 import sys
 import tarfile
+from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -160,6 +161,35 @@ class FilesTest(absltest.TestCase):
       self.assertEqual(
           as_bytes(found, labels), as_bytes(all_images, all_labels)
       )
+
+  def test_a_copy_of_something_else(self):
+    from PIL import Image  # Slow to import, too.
+    import tensorflow_datasets as tfds  # Slow to import.
+
+    def source(images, labels):
+      rows = []
+      for image, label in zip(images, labels, strict=True):
+        png = io.BytesIO()
+        Image.fromarray(image).save(png, 'PNG')
+        rows.append({'image': png.getvalue(), 'label': label})
+      found = mock.MagicMock()
+      found.__len__.return_value = len(rows)
+      found.__getitems__ = lambda places: [rows[place] for place in places]
+      return found
+
+    good = np.zeros((2, 32, 32, 3), np.uint8), (0, 9)
+    for split, other, message in (
+        ('train', (good[0], (0, 10)), 'and labels to 10'),
+        ('test', (good[0][:, :8], (0, 9)), r'got \[2, 8, 32, 3\]'),
+        ('test', (good[0][..., 0], (0, 9)), r'got \[2, 32, 32\]'),
+    ):
+      sets = {'train': good, 'test': good, split: other}
+      make = lambda unused_name, split, sets=sets, **_: source(*sets[split])
+      with mock.patch.object(tfds, 'data_source', make):
+        with self.assertRaisesRegex(
+            ValueError, f'cifar10 in here is damaged: {split!r} .*{message}'
+        ):
+          cifar_files._read_prepared(pathlib.Path('here'))
 
   def test_not_there(self):
     nowhere = str(self.directory / 'nowhere')

@@ -132,6 +132,13 @@ class SplitsTest(parameterized.TestCase):
       ('language', 'state_tracking', {'language': 'A6'}, 'one of .*; got .A6.'),
       ('lengths', 'state_tracking', {'test_lengths': (8, 4)}, 'ascending'),
       ('none', 'state_tracking', {'test_lengths': ()}, 'ascending'),
+      (
+          'test_tokens',
+          'state_tracking',
+          {'test_lengths': tuple(range(8, 20001, 8)), 'num_test': 10**4},
+          'num_test=10000 strings .* 250,100,000,000 tokens, more than'
+          ' 1,073,741,824; 42 strings of each would do',
+      ),
       ('letters', 'state_tracking', {'test_lengths': ('a', 2)}, 'ascending'),
       (
           'odd',

@@ -187,6 +187,15 @@ def _read_prepared(data_dir: pathlib.Path) -> mnist.Images:
     raise ValueError(
         f'the copy of cifar10 in {data_dir} is damaged: {error}'
     ) from error
+  for split, x, y in zip(
+      ('train', 'test'), arrays[::2], arrays[1::2], strict=True
+  ):
+    if x.shape != (len(y), 32, 32, 3) or y.max() > 9:
+      raise ValueError(
+          f'the copy of cifar10 in {data_dir} is damaged: {split!r} must have'
+          ' images [N, 32, 32, 3] and labels from 0 to 9; got'
+          f' {list(x.shape)} and labels to {y.max()}'
+      )
   train_images, train_labels, test_images, test_labels = arrays
   return mnist.Images(
       NAME, train_images, train_labels, test_images, test_labels, white=255

@@ -193,7 +193,10 @@ def _concatenated_x(arrays, name: str) -> tuple[np.ndarray, np.ndarray]:
         f' to {lengths.sum()}'
     )
   steps = steps if steps.ndim == 2 else steps[:, None]
-  x, _ = sequence_arrays.pad(np.split(steps, np.cumsum(lengths)[:-1]))
+  try:
+    x, _ = sequence_arrays.pad(np.split(steps, np.cumsum(lengths)[:-1]))
+  except ValueError as error:
+    raise ValueError(f'{name}: {error}') from error
   return x, lengths
 
 

@@ -4,9 +4,12 @@ Dimensions: N sequences, T time, F columns.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+import math
 from typing import NamedTuple
 
 import numpy as np
+
+from rnnzoo.tasks import padding
 
 
 class Sequences(NamedTuple):
@@ -39,10 +42,15 @@ def pad(
   Args:
     sequences: N arrays [time, ...] of any lengths.
     length: T; None for that of the longest.
+
+  Raises:
+    ValueError: nearly all of many bytes would be padding.
   """
   lengths = np.array([len(sequence) for sequence in sequences], np.int32)
   time = int(lengths.max()) if length is None else length
   first = sequences[0]
+  step_bytes = math.prod(first.shape[1:]) * first.dtype.itemsize
+  padding.check(lengths, step_bytes, 'cut or split the longest')
   whole = np.zeros((len(sequences), time, *first.shape[1:]), first.dtype)
   for row, sequence in zip(whole, sequences, strict=True):
     row[: len(sequence)] = sequence

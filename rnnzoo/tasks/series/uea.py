@@ -128,7 +128,10 @@ def _arrays(cases, labels, place: str) -> dict[str, np.ndarray]:
         f'{place}: series {odd} has {columns[odd]} columns, but {columns[0]} in'
         ' series 0'
     )
-  x, lengths = sequence_arrays.pad(series)
+  try:
+    x, lengths = sequence_arrays.pad(series)
+  except ValueError as error:
+    raise ValueError(f'{place}: {error}') from error
   return {'x': x, 'lengths': lengths, 'y': np.asarray(labels, str)}
 
 

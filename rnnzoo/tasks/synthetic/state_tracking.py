@@ -40,6 +40,8 @@ from rnnzoo.tasks.synthetic import languages
 from rnnzoo.tasks.synthetic import over_length
 
 _MOST = 20_000
+# Tokens of all test strings, a byte each.
+_MOST_TOKENS = 2**30
 
 
 def _are_lengths(value: Any) -> bool:
@@ -105,6 +107,14 @@ class StateTracking(protocol.Task):
           'config.data.clean_epochs come before epochs with noise, and'
           ' config.data.input_noise is 0; got clean_epochs='
           f'{data.clean_epochs}'
+      )
+    tokens = data.num_test * sum(data.test_lengths)
+    if tokens > _MOST_TOKENS:
+      raise ValueError(
+          f'config.data.num_test={data.num_test} strings of each of the'
+          f' config.data.test_lengths have {tokens:,} tokens, more than'
+          f' {_MOST_TOKENS:,}; {_MOST_TOKENS // sum(data.test_lengths):,}'
+          ' strings of each would do, or fewer lengths'
       )
     self._max_length = data.max_length
     multiple = self.language.length_multiple

@@ -13,6 +13,7 @@ import numpy as np
 from rnnzoo import decoding
 from rnnzoo import settings
 from rnnzoo.tasks import fields as fields_lib
+from rnnzoo.tasks import padding
 from rnnzoo.tasks import tfds_sets
 
 
@@ -177,6 +178,9 @@ def buckets(
     For each bucket that has pairs, 'source' int32 [N, S], its end included;
     'source_length' int32 [N]; 'target' int32 [N, T + 1], from start to end; and
     'target_length' int32 [N], tokens to predict, the end included.
+
+  Raises:
+    ValueError: nearly all of many bytes would be padding.
   """
   found = np.searchsorted(np.array(cuts, int), longest(pairs))
   parts = []
@@ -184,6 +188,13 @@ def buckets(
     places = np.flatnonzero(found == bucket)
     if not len(places):
       continue
+    for side in pairs:
+      padding.check(
+          [len(side[i]) + 1 for i in places],
+          4,
+          'shorten or leave out the longest lines; of those to train on,'
+          ' config.data.max_length leaves them out',
+      )
     sources = [[*pairs[0][i], decoding.END] for i in places]
     targets = [[decoding.START, *pairs[1][i], decoding.END] for i in places]
     parts.append(

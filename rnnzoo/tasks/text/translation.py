@@ -176,9 +176,12 @@ class Translation(protocol.Task):
     cuts = parallel_text.boundaries(
         parallel_text.longest(pairs['train']), data.num_buckets
     )
-    parts = {
-        name: parallel_text.buckets(part, cuts) for name, part in pairs.items()
-    }
+    parts = {}
+    for name, part in pairs.items():
+      try:
+        parts[name] = parallel_text.buckets(part, cuts)
+      except ValueError as error:
+        raise ValueError(f'lines of {name}: {error}') from error
     # One bucket is not a list of buckets: several seeds can train at once.
     self.splits: Mapping[str, protocol.Split] = {
         name: part if len(part) > 1 else part[0] for name, part in parts.items()

@@ -1,0 +1,63 @@
+"""The bound on padding, in the tasks that pad."""
+
+import pathlib
+from unittest import mock
+
+from absl.testing import absltest
+import numpy as np
+
+from rnnzoo.tasks import padding
+from rnnzoo.tasks.series import npz
+from rnnzoo.tasks.series import uea
+from rnnzoo.tasks.text import parallel_text
+
+
+class PaddingTest(absltest.TestCase):
+
+  def test_a_long_sequence_among_many(self):
+    lengths = np.ones(100_000, np.int32)
+    lengths[7] = 10**6
+    with self.assertRaisesRegex(
+        ValueError,
+        r'^100,000 sequences, padded to the longest of 1,000,000 steps \(number'
+        r' 7, from 0\), would have 800,000,000,000 bytes, of which 0.00% hold'
+        ' data; half of the sequences have at most 1 steps; cut it$',
+    ):
+      padding.check(lengths, 8, 'cut it')
+
+  def test_bounds(self):
+    with mock.patch.object(padding, '_MANY_BYTES', 80):
+      padding.check([10, *[0] * 7], 1, '')  # 80 bytes are not too many.
+      padding.check([10, *[0] * 9], 1, '')  # A tenth is data.
+      with self.assertRaises(ValueError):
+        padding.check([10, *[0] * 10], 1, '')
+
+  def test_tasks(self):
+    path = pathlib.Path(self.create_tempdir().full_path) / 'mine.npz'
+    lengths = np.array([1] * 30 + [90])
+    steps = np.ones((120, 2))
+    np.savez(path, steps=steps, lengths=lengths, y=np.arange(31) % 2)
+    form = npz.Form('classification')
+    npz.read(path, form)
+    cases = [np.ones((2, n)) for n in lengths], np.arange(31) % 2
+    pairs = [[[5] * (n - 1) for n in lengths], [[5]] * 31]
+    with (
+        mock.patch.object(padding, '_MANY_BYTES', 4 * 31 * 90 - 1),
+        mock.patch.object(uea, '_load', return_value=cases),
+    ):
+      for read, name in (
+          (lambda: npz.read(path, form), path),
+          (lambda: uea.read('Mine'), 'Mine train'),
+      ):
+        with self.assertRaisesRegex(
+            ValueError, f'^{name}: 31 sequences, .* 90 steps .number 30, from'
+        ):
+          read()
+      for sides in (pairs, pairs[::-1]):
+        with self.assertRaisesRegex(ValueError, 'config.data.max_length'):
+          parallel_text.buckets(sides, [])
+        parallel_text.buckets(sides, [1])  # The long one is by itself.
+
+
+if __name__ == '__main__':
+  absltest.main()
