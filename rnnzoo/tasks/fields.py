@@ -212,8 +212,8 @@ def check_unread(
   for name in names:
     if given.get(name):
       raise ValueError(
-          f'config.data.{name} would be ignored: config.data.{choice}='
-          f"{given[choice]!r} does not read it; it must be '' there, got"
+          f'config.data.{name} would be ignored with config.data.{choice}='
+          f"{shorten(given[choice])}; it must be '' there, got"
           f' {shorten(given[name])}'
       )
 

@@ -201,7 +201,7 @@ class FilesTest(absltest.TestCase):
       images = cifar_files.load(data)
     self.assertIn('WARNING: this run trains on scikit-learn', out.getvalue())
     self.assertEqual(images.train_images.shape, (1437, 8, 8, 1))
-    data.manual_dir = nowhere
+    data.update(manual_dir=nowhere, data_dir='')
     with self.assertRaisesRegex(FileNotFoundError, 'does not exist; it is at'):
       cifar_files.load(data)
 

@@ -130,6 +130,7 @@ class ConfigsTest(parameterized.TestCase):
 
   @parameterized.parameters(
       ('cifar', 'data_dir', 'digits'),
+      ('cifar', 'data_dir', 'elsewhere', 'manual_dir'),
       ('cifar', 'manual_dir', 'digits'),
       ('sequences', 'data_dir', 'files'),
       ('sequences', 'path', 'tfds:some'),
@@ -149,8 +150,8 @@ class ConfigsTest(parameterized.TestCase):
     config.data[field] = '/nowhere'
     with self.assertRaisesRegex(
         ValueError,
-        f"^config.data.{field} would be ignored: config.data.{choice}='{value}'"
-        " does not read it; it must be '' there, got '/nowhere'$",
+        f'^config.data.{field} would be ignored with config.data.{choice}='
+        f"'{value}'; it must be '' there, got '/nowhere'$",
     ):
       tasks.TASKS[task](config)
 

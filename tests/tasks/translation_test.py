@@ -222,6 +222,17 @@ class TextTest(parameterized.TestCase):
 class TaskTest(parameterized.TestCase):
 
   @pytest.mark.slow
+  def test_files_that_are_not_read(self):
+    config = make_config()
+    config.data.update(train_source='a.de', train_target='a.en')
+    with self.assertLogs(level='WARNING') as logs:
+      translation.Translation(config)
+    self.assertIn(
+        "config.data.source='dates' is read, and not the files of"
+        ' config.data.train_source, train_target.',
+        logs.output[0],
+    )
+
   def test_padding_has_no_effect_on_the_loss(self):
     config = make_config()
     config.model.attention_features = 0

@@ -66,19 +66,20 @@ def load(
     FileNotFoundError: `manual_dir` has no archive, or `source` is 'cifar10' and
       there is none to be had.
     ValueError: the archive or the prepared copy is damaged, a directory is a
-      file, or `source` is 'digits' and a directory is named.
+      file, or one is named that is not read.
   """
   if data.source == 'digits':
     fields.check_unread(data, ('manual_dir', 'data_dir'), 'source')
     return _digits()
-  data_dir = tfds_sets.directory(data.data_dir)
   if data.manual_dir:
+    fields.check_unread(data, ('data_dir',), 'manual_dir')
     directory = fields.expand_directory(
         data.manual_dir, 'config.data.manual_dir'
     )
     path = directory / ARCHIVE
     print(f'data: {NAME}, from {path}', flush=True)
     return read_archive(path, checksum)
+  data_dir = tfds_sets.directory(data.data_dir)
   if (data_dir / 'cifar10' / _VERSION / 'dataset_info.json').is_file():
     print(f'data: {NAME}, prepared in {data_dir}', flush=True)
     return _read_prepared(data_dir)

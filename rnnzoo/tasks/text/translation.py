@@ -453,6 +453,13 @@ def _read(
   names = ('train', 'validation', 'test')
   if not tfds_sets.is_source(data.source):
     fields.check_unread(data, ('data_dir',), 'source')
+  # Not refused: some configs name files.
+  if data.source != 'files' and (paths := [p for p in _PATHS if data[p]]):
+    logging.warning(
+        'config.data.source=%r is read, and not the files of config.data.%s.',
+        data.source,
+        ', '.join(paths),
+    )
   if data.source == 'dates':
     parts = written_dates.dates(data.dates_seed, (data.num_dates, 1000, 1000))
     dataset = f'{data.num_dates} made-up dates, seed {data.dates_seed}'
