@@ -199,7 +199,10 @@ class FilesTest(absltest.TestCase):
     data.source = 'auto'
     with contextlib.redirect_stdout(io.StringIO()) as out:
       images = cifar_files.load(data)
-    self.assertIn('WARNING: this run trains on scikit-learn', out.getvalue())
+    name = 'scikit-learn digits (8 x 8), NOT CIFAR-10'
+    self.assertIn(f'WARNING: this run trains on {name}', out.getvalue())
+    self.assertEqual(images.name, name)
+    self.assertEqual(make_task().dataset, name)
     self.assertEqual(images.train_images.shape, (1437, 8, 8, 1))
     data.update(manual_dir=nowhere, data_dir='')
     with self.assertRaisesRegex(FileNotFoundError, 'does not exist; it is at'):
@@ -283,9 +286,40 @@ class TaskTest(parameterized.TestCase):
     np.testing.assert_array_equal(
         task.predict(model, batch), result.predictions
     )
-    self.assertIs(task.check_inputs(batch), batch)
-    with self.assertRaisesRegex(ValueError, "a dict of 'inputs' and 'index'"):
-      task.check_inputs(batch['inputs'])
+    np.testing.assert_array_equal(
+        task.predict(model, batch['inputs']), result.predictions
+    )
+
+  @parameterized.parameters('row', 'pixel', 'permuted', 'noise_padded')
+  def test_inputs(self, sequence):
+    task = make_task(sequence=sequence)
+    batch = {name: x[:4] for name, x in task.splits['test'].items()}
+    images = make_task(sequence='row').splits['test']['inputs'][:4, ..., None]
+    noise = sequence == 'noise_padded'
+    want = {k: batch[k] for k in ('inputs', 'index')[: 1 + noise]}
+    given = [batch, batch | {'inputs': images.astype(np.int64)}]
+    if noise:
+      with self.assertRaisesRegex(
+          ValueError, "a dict of 'inputs' and 'index'.*an ndarray"
+      ):
+        task.check_inputs(images)
+      with self.assertRaisesRegex(ValueError, r'index must be .* here \[4\]'):
+        task.check_inputs(batch | {'index': np.arange(3)})
+      with self.assertRaisesRegex(ValueError, 'index must be .* from 0'):
+        task.check_inputs(batch | {'index': np.arange(4) - 1})
+    else:
+      given += [images, jnp.asarray(images), batch['inputs']]
+    for inputs in given:
+      found = task.check_inputs(inputs)
+      self.assertEqual(found.keys(), want.keys())
+      for name, x in want.items():
+        np.testing.assert_array_equal(found[name], x)
+        self.assertEqual(found[name].dtype, x.dtype)
+    with self.assertRaisesRegex(ValueError, "no keys but .* got 'indices'"):
+      task.check_inputs(batch | {'indices': batch['index']})
+    with self.assertRaisesRegex(ValueError, r'\[B, 8, 8, 1\] or .*32, 32, 3'):
+      x = np.zeros((4, 32, 32, 3), np.uint8)
+      task.check_inputs({'inputs': x, 'index': batch['index']})
 
   @parameterized.named_parameters(
       ('sequence', {'sequence': 'rows'}, "'noise_padded'"),

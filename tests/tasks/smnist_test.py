@@ -6,6 +6,7 @@ import hashlib
 import http.server
 import importlib
 import io
+import json
 import pathlib
 import random
 import sys
@@ -421,6 +422,31 @@ class SequentialMnistTest(parameterized.TestCase):
     np.testing.assert_array_equal(
         task.predict(model, examples['inputs']), predictions
     )
+
+  @parameterized.parameters('row', 'pixel', 'permuted')
+  def test_inputs(self, sequence):
+    config = digits_config(sequence=sequence)
+    task = smnist.SequentialMnist(config)
+    described = json.loads(json.dumps(task.describe()))
+    images = smnist.SequentialMnist(digits_config()).splits['test']['inputs']
+    want = task.splits['test']['inputs'][:3]
+    before = {k: v for k, v in described.items() if k != 'image'}
+    for restored in (
+        task,
+        task.restore(config, described),
+        task.restore(config, before),  # Of earlier versions.
+    ):
+      for given in (want, images[:3], images[:3].astype(np.int64)):
+        found = restored.check_inputs(given)
+        np.testing.assert_array_equal(found, want)
+        self.assertEqual(found.dtype, np.uint8)
+      for given, message in (
+          (want / 16, 'from 0 to 16.*float64 from 0 to 1; np.round'),
+          (images[0], r'\[8, 8\]; inputs\[None\]'),
+          (np.int32(want) - 1, 'has a pixel of -1'),
+      ):
+        with self.assertRaisesRegex(ValueError, message):
+          restored.check_inputs(given)
 
   def test_scalings(self):
     tasks = {

@@ -14,6 +14,7 @@ References:
 """
 
 from collections.abc import Mapping
+import math
 import types
 from typing import Any
 
@@ -30,7 +31,7 @@ from rnnzoo.tasks import classification
 from rnnzoo.tasks import fields
 from rnnzoo.tasks import protocol
 from rnnzoo.tasks.images import cifar_files
-from rnnzoo.tasks.images import mnist
+from rnnzoo.tasks.images import image_inputs
 from rnnzoo.tasks.images import smnist
 
 SEQUENCES = ('row', 'pixel', 'permuted', 'noise_padded')
@@ -80,7 +81,7 @@ class SequentialCifar(classification.Classification):
     self.dataset = images.name
     self.batch_size = config.batch_size
     self.class_names = cifar_files.CLASS_NAMES
-    if images.name == mnist.DIGITS_NAME:
+    if images.name == cifar_files.DIGITS_NAME:
       self.class_names = tuple(map(str, range(10)))
       self.batch_size = min(self.batch_size, data.digits_batch_size)
       print(f'data: {images.name}, in batches of {self.batch_size}', flush=True)
@@ -89,6 +90,7 @@ class SequentialCifar(classification.Classification):
         len(images.train_labels), data.validation_fraction, data.split_seed
     )
     pixels = images.train_images[train]
+    self._image = pixels.shape[1:]
     shift, scale = _scaling(data.scaling, pixels / np.float32(images.white))
     # Of a step's features: one pixel's channels, or a row's.
     repeats = pixels.shape[2] if self._reads_rows() else 1
@@ -118,6 +120,7 @@ class SequentialCifar(classification.Classification):
   def describe(self):
     return {
         'class_names': list(self.class_names),
+        'image': list(self._image),
         'white': self._white,
         'shift': self._shift.tolist(),
         'scale': self._scale.tolist(),
@@ -129,6 +132,7 @@ class SequentialCifar(classification.Classification):
     task._set_up(config)
     task.class_names = tuple(described['class_names'])
     task._white = described['white']
+    task._image = tuple(described.get('image', cifar_files.SHAPES[task._white]))
     task._shift = np.array(described['shift'], np.float32)
     task._scale = np.array(described['scale'], np.float32)
     return task
@@ -136,7 +140,7 @@ class SequentialCifar(classification.Classification):
   def _reads_rows(self) -> bool:
     return self._data.sequence in ('row', 'noise_padded')
 
-  def _examples(self, images, labels) -> protocol.Examples:
+  def _sequences(self, images) -> np.ndarray:
     count, height, width, channels = images.shape
     if self._reads_rows():
       inputs = images.reshape(count, height, width * channels)
@@ -145,8 +149,15 @@ class SequentialCifar(classification.Classification):
     if self._data.sequence == 'permuted':
       order = smnist.permutation(inputs.shape[1], self._data.permutation_seed)
       inputs = inputs[:, order]
-    index = np.arange(count, dtype=np.int32)
-    return {'inputs': inputs, 'index': index, 'label': labels}
+    return inputs
+
+  def _examples(self, images, labels) -> protocol.Examples:
+    index = np.arange(len(images), dtype=np.int32)
+    return {
+        'inputs': self._sequences(images),
+        'index': index,
+        'label': labels,
+    }
 
   def build_model(self, rngs: nnx.Rngs) -> nnx.Module:
     """Returns the classifier that `config.model` describes.
@@ -176,17 +187,60 @@ class SequentialCifar(classification.Classification):
     return classification.evaluation(logits, examples['label'], smoothing)
 
   def check_inputs(self, inputs: Any) -> Any:
-    return array_inputs.check(inputs, ('inputs', 'index'))
+    """Returns inputs of `predict`, 'inputs' uint8 [B, T, in] among them.
 
-  def predict(
-      self, model: nnx.Module, inputs: Mapping[str, jax.Array]
-  ) -> jax.Array:
+    Args:
+      inputs: integers from 0, black, to 255, white (16 for a run on digits):
+        images [B, height, width, channels], which the task reads as sequences
+        itself, or sequences [B, T, in] as in `splits`. Or a dict of 'inputs',
+        which are these, and 'index' int [B], by which an image gets its noise.
+        Only config.data.sequence='noise_padded' needs the index.
+
+    Raises:
+      ValueError: they are anything else, such as floats from 0 to 1.
+    """
+    takes_noise = self._data.sequence == 'noise_padded'
+    if takes_noise or isinstance(inputs, Mapping):
+      names = ('inputs', 'index') if takes_noise else ('inputs',)
+      array_inputs.check(inputs, names)
+    pixels, index = inputs, None
+    if isinstance(inputs, Mapping):
+      for name in inputs:
+        if name not in ('inputs', 'index', 'label'):
+          raise ValueError(
+              f"inputs must have no keys but 'inputs' and 'index'; got {name!r}"
+          )
+      pixels, index = inputs['inputs'], inputs.get('index')
+    features = len(self._shift)
+    steps = math.prod(self._image) // features, features
+    pixels = image_inputs.check(pixels, self._image, steps, self._white)
+    if pixels.shape[1:] != steps:
+      pixels = self._sequences(pixels)
+    if not takes_noise:
+      return {'inputs': pixels}
+    index = np.asarray(index)
+    if index.dtype.kind not in 'iu' or index.shape != (len(pixels),):
+      raise ValueError(
+          f'index must be integers [B], here [{len(pixels)}], by which an image'
+          f' gets its noise; got {index.dtype} of shape {list(index.shape)}'
+      )
+    if index.min() < 0 or index.max() >= 2**31:
+      raise ValueError(
+          f'index must be integers from 0, below 2^31; got {index.min()} to'
+          f' {index.max()}'
+      )
+    return {'inputs': pixels, 'index': index.astype(np.int32)}
+
+  def predict(self, model: nnx.Module, inputs: Any) -> jax.Array:
     """Returns classes, int32 [B].
 
     Args:
       model: a trained one.
-      inputs: 'inputs' and 'index' as in `splits`.
+      inputs: as in `splits`, [B, T, in], or a dict of 'inputs' and 'index';
+        `check_inputs` makes them of images, too.
     """
+    if not isinstance(inputs, Mapping):
+      inputs = {'inputs': inputs}
     logits = self._logits(model, inputs)
     return jnp.argmax(logits, axis=-1).astype(jnp.int32)
 

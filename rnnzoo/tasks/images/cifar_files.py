@@ -9,11 +9,13 @@ References:
   Krizhevsky, Learning multiple layers of features from tiny images, 2009.
 """
 
+from collections.abc import Mapping
 import hashlib
 import io
 import os
 import pathlib
 import tarfile
+import types
 import zlib
 
 import ml_collections
@@ -25,6 +27,11 @@ from rnnzoo.tasks.images import mnist
 
 NAME = 'CIFAR-10'
 SOURCES = ('auto', 'cifar10', 'digits')
+DIGITS_NAME = 'scikit-learn digits (8 x 8), NOT CIFAR-10'
+# Of an image, [height, width, channels], by its greatest value.
+SHAPES: Mapping[int, tuple[int, int, int]] = types.MappingProxyType(
+    {255: (32, 32, 3), 16: (8, 8, 1)}
+)
 
 URL = 'https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz'
 ARCHIVE = 'cifar-10-binary.tar.gz'
@@ -90,8 +97,7 @@ def load(
   if data.source == 'cifar10':
     raise FileNotFoundError(where)
   print(
-      f'WARNING: {where}.\n'
-      f'WARNING: this run trains on {mnist.DIGITS_NAME}.',
+      f'WARNING: {where}.\n' f'WARNING: this run trains on {DIGITS_NAME}.',
       flush=True,
   )
   return _digits()
@@ -207,7 +213,7 @@ def _digits() -> mnist.Images:
   """Returns scikit-learn's digits, with an axis of one channel."""
   digits = mnist.load(ml_collections.ConfigDict({'source': 'digits'}))
   return mnist.Images(
-      digits.name,
+      DIGITS_NAME,
       digits.train_images[..., np.newaxis],
       digits.train_labels,
       digits.test_images[..., np.newaxis],

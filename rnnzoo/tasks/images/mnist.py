@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import dataclasses
 import pathlib
 import tempfile
+import types
 
 import ml_collections
 import numpy as np
@@ -21,6 +22,10 @@ from rnnzoo.tasks.images import idx
 
 DIGITS_NAME = 'scikit-learn digits (8 x 8), NOT MNIST'
 SOURCES = ('auto', 'mnist', 'digits')
+# Of an image, [height, width], by its greatest value.
+SHAPES: Mapping[int, tuple[int, int]] = types.MappingProxyType(
+    {255: (28, 28), 16: (8, 8)}
+)
 
 # scikit-learn defines no test split. This one is fixed: the first 360 images
 # (20 %) in the order of `np.random.RandomState(0).permutation(1797)`, a stream

@@ -13,7 +13,9 @@ References:
 """
 
 from collections.abc import Mapping
+import math
 import types
+from typing import Any
 
 from flax import nnx
 import jax
@@ -26,6 +28,7 @@ from rnnzoo.tasks import backbones
 from rnnzoo.tasks import classification
 from rnnzoo.tasks import fields
 from rnnzoo.tasks import protocol
+from rnnzoo.tasks.images import image_inputs
 from rnnzoo.tasks.images import mnist
 
 SEQUENCES = ('row', 'pixel', 'permuted')
@@ -82,9 +85,8 @@ class SequentialMnist(classification.Classification):
         config.data.validation_fraction,
         config.data.split_seed,
     )
-    inputs = to_sequences(
-        images.train_images, config.data.sequence, config.data.permutation_seed
-    )
+    inputs = self._sequences(images.train_images)
+    self._image = images.train_images.shape[1:]
     self._in_features = inputs.shape[-1]
     self._shift, self._scale = scaling(
         config.data.scaling, inputs[train] / self._white
@@ -96,11 +98,7 @@ class SequentialMnist(classification.Classification):
             'label': images.train_labels[validation],
         },
         'test': {
-            'inputs': to_sequences(
-                images.test_images,
-                config.data.sequence,
-                config.data.permutation_seed,
-            ),
+            'inputs': self._sequences(images.test_images),
             'label': images.test_labels,
         },
     }
@@ -110,12 +108,13 @@ class SequentialMnist(classification.Classification):
     fields.check(config.model, backbones.RULES, 'config.model')
     fields.check(config.model, classification.RULES, 'config.model')
     backbones.find_layer(config.model.layer)
-    self._model = config.model
+    self._model, self._data = config.model, config.data
     self.label_smoothing = config.model.label_smoothing
     self.class_names = tuple(str(digit) for digit in range(10))
 
   def describe(self):
     return {
+        'image': list(self._image),
         'in_features': self._in_features,
         'white': self._white,
         'shift': self._shift,
@@ -128,6 +127,7 @@ class SequentialMnist(classification.Classification):
     task._set_up(config)
     task._in_features = described['in_features']
     task._white = described['white']
+    task._image = tuple(described.get('image', mnist.SHAPES[task._white]))
     task._shift, task._scale = described['shift'], described['scale']
     return task
 
@@ -157,12 +157,32 @@ class SequentialMnist(classification.Classification):
     smoothing = self.label_smoothing if rngs is not None else 0.0
     return classification.evaluation(logits, examples['label'], smoothing)
 
+  def _sequences(self, images: np.ndarray) -> np.ndarray:
+    data = self._data
+    return to_sequences(images, data.sequence, data.permutation_seed)
+
+  def check_inputs(self, inputs: Any) -> Any:
+    """Returns inputs of `predict`, uint8 [B, T, in].
+
+    Args:
+      inputs: integers from 0, black, to 255, white (16 for a run on digits):
+        images [B, height, width], which the task reads as sequences itself, or
+        sequences [B, T, in] as in `splits`.
+
+    Raises:
+      ValueError: they are anything else, such as floats from 0 to 1.
+    """
+    steps = math.prod(self._image) // self._in_features, self._in_features
+    pixels = image_inputs.check(inputs, self._image, steps, self._white)
+    return pixels if pixels.shape[1:] == steps else self._sequences(pixels)
+
   def predict(self, model: nnx.Module, inputs: jax.Array) -> jax.Array:
     """Returns digits, int32 [B].
 
     Args:
       model: a trained one.
-      inputs: pixels as in `splits`, [B, T, in].
+      inputs: pixels as in `splits`, [B, T, in]; `check_inputs` makes them of
+        images, too.
     """
     logits = self._logits(model, inputs)
     return jnp.argmax(logits, axis=-1).astype(jnp.int32)

@@ -1,0 +1,69 @@
+"""Images for trained models: which are taken, and what errors say."""
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rnnzoo.tasks.images import image_inputs
+
+PIXELS = np.arange(3 * 20, dtype=np.uint8).reshape(3, 4, 5)
+
+
+def check(given, white=255):
+  return image_inputs.check(given, (4, 5), (20, 1), white)
+
+
+class ImageInputsTest(parameterized.TestCase):
+
+  @parameterized.parameters(np.uint8, np.int32, np.int64, np.uint16)
+  def test_integers(self, dtype):
+    for given in (
+        PIXELS.astype(dtype),
+        jnp.asarray(PIXELS.astype(dtype)),
+        PIXELS.astype(dtype).reshape(3, 20, 1),
+    ):
+      found = check(given)
+      self.assertEqual(found.dtype, np.uint8)
+      np.testing.assert_array_equal(found, given)
+
+  @parameterized.parameters(
+      (PIXELS / 255, r'float64 from 0 to .*np.round\(255 \* inputs\)'),
+      (np.float32(PIXELS), r'float32 from 0 to 59; inputs.astype\(np.uint8\)'),
+      (PIXELS - 30.5, 'float64 from -30.5 to 28.5; undo'),
+      (PIXELS + 0.5, 'float64 from 0.5 to 59.5; undo'),
+      (jnp.ones((3, 4, 5), jnp.bfloat16), 'bfloat16 from 1 to 1; np.round'),
+      (np.full((3, 4, 5), np.nan), 'float64 with nan'),
+      (np.full((3, 4, 5), -np.inf), 'float64 with -inf'),
+      (PIXELS > 9, r'bool; np.uint8\(255\) \* inputs'),
+      (PIXELS.astype(complex), 'got complex128'),
+      (np.int16(PIXELS) - 5, 'image 0 has a pixel of -5'),
+      (np.int16(PIXELS) + 236, 'image 1 has a pixel of 256'),
+      (PIXELS[0], r'shape \[4, 5\]; inputs\[None\] makes a batch'),
+      (PIXELS[0].reshape(20, 1), r'\[20, 1\]; inputs\[None\] makes a batch'),
+      (PIXELS[..., None], r'\[3, 4, 5, 1\]; inputs\[..., 0\]'),
+      (PIXELS.reshape(3, 20), r'\[3, 20\]; inputs.reshape\(-1, 4, 5\)'),
+      (PIXELS[:, :3], r'shape \[3, 3, 5\]$'),
+      (PIXELS[:0], r'shape \[0, 4, 5\]$'),
+      (np.ma.array(PIXELS), 'without a mask of numpy'),
+      ({'inputs': PIXELS}, 'in one array; got dict'),
+      (PIXELS.tolist(), 'np.asarray makes an array of a list'),
+  )
+  def test_what_is_refused(self, given, message):
+    with self.assertRaisesRegex(ValueError, message):
+      check(given)
+
+  def test_keys(self):
+    with self.assertRaisesRegex(ValueError, 'got key'):
+      check(jax.random.key(0)[None])
+
+  def test_the_message_says_what_would_work(self):
+    with self.assertRaisesRegex(
+        ValueError, r'from 0 to 16, \[B, 4, 5\] or \[B, 20, 1\]; image 0 has'
+    ):
+      check(PIXELS, 16)
+
+
+if __name__ == '__main__':
+  absltest.main()
