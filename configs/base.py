@@ -73,6 +73,9 @@ def get_config() -> ml_collections.ConfigDict:
   model.label_smoothing = 0.0
   # Normalisation of each layer's outputs: 'layer', 'batch' or None.
   model.norm = config_dict.placeholder(object)
+  # The share of the old running averages that an update of norm 'batch' keeps;
+  # None for 0.9.
+  model.norm_momentum = config_dict.placeholder(object)
   # Whether each layer's input is added to its output.
   model.residual = False
   # The dtype to compute in, 'bfloat16' or 'float16' say; None for that of the

@@ -379,6 +379,7 @@ class Stack(SequenceModule):
   dropout_rate: float = 0.0
   share_dropout_over_time: bool = False
   norm: str | None = None
+  norm_momentum: float | None = None
   residual: bool = False
   dtype: jax.typing.DTypeLike | None = None
   param_dtype: jax.typing.DTypeLike | None = None

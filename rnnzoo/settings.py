@@ -88,6 +88,33 @@ def dropout_rate(value: Any, label: str = 'dropout_rate') -> None:
     raise ValueError(f'{label} must be in [0, 1), got {value!r}.')
 
 
+def norm_momentum(value: Any, norm: str | None) -> float:
+  """Returns the momentum of batch normalisation's running averages.
+
+  Args:
+    value: the caller's; None for 0.9.
+    norm: the normalisation that the caller chose, or None.
+
+  Raises:
+    ValueError: it is not between 0 and 1, or nothing would read it.
+  """
+  if value is None:
+    return 0.9
+  if norm != 'batch':
+    raise ValueError(
+        f"norm_momentum={value!r} needs norm='batch', whose running averages it"
+        f' is of; got norm={norm!r}.'
+    )
+  is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+  # As float32 has it: 1 would keep the averages of the start for ever.
+  if not is_number or not 0 < np.float32(value) < 1:
+    raise ValueError(
+        f'norm_momentum must be above 0 and below 1, got {value!r}; 0.9 would'
+        ' work.'
+    )
+  return float(value)
+
+
 def axis_names(value: Any, label: str) -> tuple[str, ...]:
   """Returns one name of a mesh axis, several, or none, as a tuple.
 

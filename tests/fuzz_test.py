@@ -210,6 +210,7 @@ def constructors():
       'dropout_rate': (*NUMBERS, None, 1.0, -0.1),
       'share_dropout_over_time': FLAGS,
       'norm': (*STRANGE, 'group', 0, True, ['layer']),
+      'norm_momentum': (*NUMBERS, 1.0, -0.1),
       'residual': FLAGS,
   }.items():
     yield Case('Stack', rnnzoo.Stack, good, option, values)

@@ -82,6 +82,7 @@ class Stack(sequence_layer.SequenceLayer):
       dropout_rate: float = 0.0,
       share_dropout_over_time: bool = False,
       norm: str | None = None,
+      norm_momentum: float | None = None,
       residual: bool = False,
       rngs: nnx.Rngs,
       **options,
@@ -102,6 +103,10 @@ class Stack(sequence_layer.SequenceLayer):
         Batch normalisation takes its statistics over batch and time. It is the
         one part that holds state: `nnx.BatchNorm`'s running averages, updated
         in calls with `rngs` and used in calls without.
+      norm_momentum: share of the old running averages that an update keeps,
+        above 0 and below 1, for norm='batch'. None, the default, is 0.9, which
+        torch calls momentum=0.1; with 0.99, flax's default, the averages of
+        the first hundreds of updates are still those of the start.
       residual: add each level's input to its output where the sizes agree.
       rngs: `nnx.Rngs` that the parameters are drawn from.
       **options: passed to each layer.
@@ -112,6 +117,7 @@ class Stack(sequence_layer.SequenceLayer):
     settings.positive(num_layers, 'num_layers')
     settings.dropout_rate(dropout_rate)
     settings.choice(norm, NORMS, 'norm')
+    momentum = settings.norm_momentum(norm_momentum, norm)
     settings.boolean(share_dropout_over_time, 'share_dropout_over_time')
     settings.boolean(residual, 'residual')
     initializers.check_rngs(rngs, 'params', required=True)
@@ -139,7 +145,7 @@ class Stack(sequence_layer.SequenceLayer):
       if norm == 'layer':
         norms.append(nnx.LayerNorm(size, **given))
       elif norm == 'batch':
-        norms.append(nnx.BatchNorm(size, **given))
+        norms.append(nnx.BatchNorm(size, momentum=momentum, **given))
     self.layers = nnx.List(layers)
     self.norms = nnx.List(norms)
     self.in_features = in_features

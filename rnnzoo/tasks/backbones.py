@@ -1,6 +1,6 @@
 """Backbones: the recurrent layers that `config.model` describes.
 
-Every task whose model has a stack of layers checks `config.model` by `RULES`
+Every task whose model has a stack of layers checks `config.model` with `check`
 and makes the stack with `build`.
 """
 
@@ -43,6 +43,9 @@ RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
         'dropconnect_rate': fields.number(0, 1, below=True),
         'share_dropout_over_time': fields.flag(),
         'norm': fields.one_of(('layer', 'batch'), optional=True),
+        'norm_momentum': fields.number(
+            0, 1, above=True, below=True, optional=True
+        ),
         'residual': fields.flag(),
         'dtype': fields.text(optional=True),
         'implementation': fields.Rule(
@@ -71,6 +74,24 @@ _INITIALIZERS: Mapping[str, jax.nn.initializers.Initializer] = (
 )
 
 
+def check(model: ml_collections.ConfigDict) -> None:
+  """Raises ValueError for fields of all layers that cannot be.
+
+  A task calls it before it reads data, which takes a while.
+
+  Args:
+    model: `config.model`.
+  """
+  fields.check(model, RULES, 'config.model')
+  find_layer(model.layer)
+  if model.norm != 'batch' and model.norm_momentum is not None:
+    raise ValueError(
+        f'config.model.norm_momentum={model.norm_momentum} needs'
+        f" config.model.norm='batch', and that is {model.norm!r};"
+        ' --config.model.norm_momentum=None would work'
+    )
+
+
 def build(
     model: ml_collections.ConfigDict,
     in_features: int,
@@ -80,7 +101,7 @@ def build(
   """Returns a stack of layers.
 
   Args:
-    model: `config.model`, as in `configs/base.py`, checked by `RULES`.
+    model: `config.model`, as in `configs/base.py`, checked by `check`.
     in_features: of its inputs.
     rngs: that parameters are drawn from.
     stack: makes it, with the arguments of `rnnzoo.Stack`.
@@ -102,6 +123,7 @@ def build(
         dropout_rate=model.dropout_rate,
         share_dropout_over_time=model.share_dropout_over_time,
         norm=model.norm,
+        norm_momentum=model.norm_momentum,
         residual=model.residual,
         dtype=find_dtype(model),
         implementation=model.implementation,
@@ -118,7 +140,7 @@ def build_language_model(
   """Returns a language model whose blocks have the layer of `config.model`.
 
   Args:
-    model: `config.model`, checked by `RULES`; each of its `num_layers` is a
+    model: `config.model`, checked by `check`; each of its `num_layers` is a
       block.
     num_tokens: of the vocabulary.
     rngs: that parameters are drawn from.
@@ -130,6 +152,7 @@ def build_language_model(
   """
   unused: dict[str, Any] = {
       'norm': None,
+      'norm_momentum': None,
       'residual': False,
       'share_dropout_over_time': False,
       'last_layer_options': {},

@@ -49,6 +49,7 @@ def number(
     *,
     above: bool = False,
     below: bool = False,
+    optional: bool = False,
 ) -> Rule:
   """Returns the rule of a number in [least, most], as float32 has it.
 
@@ -60,6 +61,7 @@ def number(
     most: the upper bound.
     above: whether the lower bound is excluded.
     below: whether the upper bound is excluded.
+    optional: whether None is allowed as well.
   """
   text = f'a number of at least {least:g}'
   if above:
@@ -68,6 +70,8 @@ def number(
     text += f' and {"below" if below else "at most"} {most:g}'
 
   def allows(value):
+    if value is None:
+      return optional
     # JAX takes an int for an int32 wherever it meets one.
     if not (_is_a(value, float) or (_is_a(value, int) and abs(value) < 2**31)):
       return False
@@ -79,7 +83,8 @@ def number(
         and (rounded < most if below else rounded <= most)
     )
 
-  return Rule(text + ', finite in float32', allows)
+  text += ', finite in float32' + (', or None' if optional else '')
+  return Rule(text, allows)
 
 
 def one_of(names: Iterable[str], optional: bool = False) -> Rule:

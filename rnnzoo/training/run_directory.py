@@ -204,7 +204,7 @@ def check_same(
     RunFileError: a file is not what was written there.
   """
   there, here = (
-      {**defaults(content.get('task')), **flatten(content)}
+      {**defaults(content), **flatten(content)}
       for content in (
           files.read_json(path / 'config.json', dict),
           as_json(config),
@@ -227,13 +227,20 @@ def check_same(
     )
 
 
-def defaults(task: Any) -> dict[str, Any]:
-  """Returns the fields that configs of a task once did not have."""
-  return {
+def defaults(content: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns the fields that configs of a task once did not have.
+
+  Args:
+    content: of config.json.
+  """
+  task, model = content.get('task'), content.get('model')
+  found = {
       name: value
       for name, value in DEFAULTS.items()
       if task in _OF_TASKS.get(name, (task,))
   }
+  is_batch = isinstance(model, Mapping) and model.get('norm') == 'batch'
+  return found | {'model.norm_momentum': 0.99 if is_batch else None}
 
 
 def read(
@@ -259,7 +266,7 @@ def read_config(path: pathlib.Path) -> ml_collections.ConfigDict:
     RunFileError: the file is not what was written there.
   """
   content = files.read_json(path, dict)
-  for name, value in defaults(content.get('task')).items():
+  for name, value in defaults(content).items():
     *sections, field = name.split('.')
     part: Any = content
     for section in sections:

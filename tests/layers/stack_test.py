@@ -289,8 +289,44 @@ class NormTest(parameterized.TestCase):
     np.testing.assert_allclose(y[valid], want, rtol=1e-4, atol=1e-4)
     equal(y[~valid], 0)
     mean, var = self.statistics(stack)
-    np.testing.assert_allclose(mean, 0.01 * h.mean(0), rtol=1e-4, atol=1e-6)
-    np.testing.assert_allclose(var, 0.99 + 0.01 * h.var(0), rtol=1e-4)
+    np.testing.assert_allclose(mean, 0.1 * h.mean(0), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(var, 0.9 + 0.1 * h.var(0), rtol=1e-4)
+
+  @parameterized.parameters(0.5, np.float32(0.75))
+  def test_momentum_of_running_averages(self, momentum):
+    stack = self.fresh(norm_momentum=momentum)
+    h = np.asarray(stack.layers[0](x)).reshape(-1, FEATURES)
+    stack(x, rngs=nnx.Rngs(0))
+    mean, var = self.statistics(stack)
+    new = 1 - momentum
+    np.testing.assert_allclose(mean, new * h.mean(0), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(var, momentum + new * h.var(0), rtol=1e-4)
+
+  def test_running_averages_are_those_of_the_data_after_tens_of_steps(self):
+    stack = self.fresh()
+    h = np.asarray(stack.layers[0](x)).reshape(-1, FEATURES)
+    train = nnx.jit(lambda stack: stack(x, rngs=nnx.Rngs(0)))
+    for _ in range(60):
+      train(stack)
+    mean, var = self.statistics(stack)
+    np.testing.assert_allclose(mean, h.mean(0), atol=0.002)
+    np.testing.assert_allclose(var, h.var(0), atol=0.002)
+
+  @parameterized.parameters(0, 1, -0.1, 1.5, True, 'much', 1 - 1e-9, np.nan)
+  def test_momentum_is_refused(self, momentum):
+    with self.assertRaisesRegex(
+        ValueError, 'norm_momentum must be above 0 and below 1, got.*0.9 would'
+    ):
+      self.fresh(norm_momentum=momentum)
+
+  @parameterized.parameters(None, 'layer')
+  def test_momentum_without_averages_is_refused(self, norm):
+    with self.assertRaisesRegex(
+        ValueError, f"norm_momentum=0.9 needs norm='batch'.*norm={norm!r}"
+    ):
+      rnnzoo.Stack(
+          rnnzoo.GRU, IN, 4, norm=norm, norm_momentum=0.9, rngs=nnx.Rngs(0)
+      )
 
   def test_batch_without_rngs_changes_nothing(self):
     stack = self.fresh()

@@ -186,6 +186,38 @@ class ConfigsTest(parameterized.TestCase):
     self.assertEqual(first, rnnzoo.IRevRNNCell('relu', 'sigmoid'))
     self.assertEqual(last, rnnzoo.IRevRNNCell('tanh', 'sigmoid'))
 
+  @parameterized.parameters('adding', 'sequences', 'translation')
+  def test_momentum_that_nothing_reads_is_refused_before_data_are(self, task):
+    config = load_config(f'base_{task}')
+    config.model.norm_momentum = 0.5
+    for norm in (None, 'layer'):
+      config.model.norm = norm
+      with self.assertRaisesRegex(
+          ValueError, "norm_momentum=0.5 needs config.model.norm='batch'"
+      ):
+        tasks.TASKS[task](config)
+
+  def test_momentum_reaches_every_level(self):
+    config = load_config('base')
+    config.model.update(num_layers=2, norm='batch')
+    make = lambda: backbones.build(config.model, 3, nnx.Rngs(0))
+    for momentum in (None, 0.5):
+      config.model.norm_momentum = momentum
+      self.assertEqual(
+          [norm.momentum for norm in nnx.eval_shape(make).norms],
+          [momentum or 0.9] * 2,
+      )
+
+  @parameterized.parameters(0.0, 1.0, 1, 'much', 1 - 1e-9)
+  def test_momentum_that_cannot_be(self, momentum):
+    config = load_config('base_adding')
+    config.model.norm = 'batch'
+    config.model.norm_momentum = momentum
+    with self.assertRaisesRegex(
+        ValueError, 'norm_momentum must be a number above 0 and below 1'
+    ):
+      tasks.TASKS['adding'](config)
+
   @parameterized.named_parameters(*((name, name) for name in BASES))
   def test_no_field_is_added_by_accident(self, name):
     config = load_config(name)

@@ -186,6 +186,7 @@ class OutcomeTest(InterruptedTestCase):
         '--config.model.layer=LSTM',
         '--config.model.features=8',
         '--config.model.norm=None',
+        '--config.model.norm_momentum=None',
         '--config.model.implementation=None',
         '--config.model.options.LSTM.num_heads=2',
         '--config.optimizer.name=sgd',

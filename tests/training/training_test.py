@@ -396,7 +396,7 @@ class StopperTest(absltest.TestCase):
     self.assertEqual(run.stopped, 'early stopping after epoch 7')
 
 
-class TrainAndEvaluateTest(absltest.TestCase):
+class TrainAndEvaluateTest(parameterized.TestCase):
 
   def setUp(self):
     super().setUp()
@@ -630,7 +630,7 @@ class TrainAndEvaluateTest(absltest.TestCase):
     prepare()
     path = self.workdir / 'config.json'
     content = json.loads(path.read_text())
-    for name, value in run_directory.defaults(content['task']).items():
+    for name, value in run_directory.defaults(content).items():
       *sections, field = name.split('.')
       part = content[sections[0]] if sections else content
       self.assertEqual(part.pop(field), value, msg=name)
@@ -641,6 +641,20 @@ class TrainAndEvaluateTest(absltest.TestCase):
         ValueError, 'optimizer.nesterov: False there, True here'
     ):
       prepare()
+
+  @parameterized.parameters(('batch', 0.99), ('layer', None), (None, None))
+  def test_a_run_from_before_norm_momentum(self, norm, momentum):
+    self.config.model.norm = norm
+    prepare = lambda: training.prepare(self.config, str(self.workdir), 'sign')
+    prepare()
+    path = self.workdir / 'config.json'
+    content = json.loads(path.read_text())
+    content['model'].pop('norm_momentum')
+    path.write_text(json.dumps(content))
+    found = run_directory.read_config(path)
+    self.assertEqual(found.model.norm_momentum, momentum)
+    self.config.model.norm_momentum = momentum
+    prepare()  # Goes on.
 
   @pytest.mark.slow
   def test_checkpoints_are_seconds_apart(self):

@@ -105,9 +105,8 @@ class SequentialMnist(classification.Classification):
 
   def _set_up(self, config: ml_collections.ConfigDict) -> None:
     fields.check(config.data, _DATA_RULES, 'config.data')
-    fields.check(config.model, backbones.RULES, 'config.model')
+    backbones.check(config.model)
     fields.check(config.model, classification.RULES, 'config.model')
-    backbones.find_layer(config.model.layer)
     self._model, self._data = config.model, config.data
     self.label_smoothing = config.model.label_smoothing
     self.class_names = tuple(str(digit) for digit in range(10))

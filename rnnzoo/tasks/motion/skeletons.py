@@ -122,10 +122,9 @@ class SkeletonActions(classification.Classification):
 
   def _set_up(self, config: ml_collections.ConfigDict) -> None:
     fields.check(config.data, _DATA_RULES, 'config.data')
-    fields.check(config.model, backbones.RULES, 'config.model')
+    backbones.check(config.model)
     fields.check(config.model, classification.RULES, 'config.model')
     fields.check(config.model, _MODEL_RULES, 'config.model')
-    backbones.find_layer(config.model.layer)
     self._model, self._data = config.model, config.data
     self.label_smoothing = config.model.label_smoothing
 

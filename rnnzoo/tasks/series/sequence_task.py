@@ -243,6 +243,5 @@ def check_model(config: ml_collections.ConfigDict) -> None:
 
   A task calls it before it reads data, which takes a while.
   """
-  fields.check(config.model, backbones.RULES, 'config.model')
+  backbones.check(config.model)
   fields.check(config.model, classification.RULES, 'config.model')
-  backbones.find_layer(config.model.layer)

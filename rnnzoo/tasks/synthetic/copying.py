@@ -130,9 +130,8 @@ class Recall(protocol.Task):
 
   def _prepare(self, config: ml_collections.ConfigDict) -> None:
     fields.check(config.data, {**_RULES, **self.rules}, 'config.data')
-    rules = {**backbones.RULES, **_MODEL_RULES}
-    fields.check(config.model, rules, 'config.model')
-    backbones.find_layer(config.model.layer)
+    backbones.check(config.model)
+    fields.check(config.model, _MODEL_RULES, 'config.model')
     self._model, self._data = config.model, config.data
     self.batch_size = config.batch_size
     self._set_up(config.data)

@@ -139,8 +139,7 @@ class StateTracking(protocol.Task):
 
   def _set_up(self, config: ml_collections.ConfigDict) -> None:
     fields.check(config.data, _DATA_RULES, 'config.data')
-    fields.check(config.model, backbones.RULES, 'config.model')
-    backbones.find_layer(config.model.layer)
+    backbones.check(config.model)
     self._model = config.model
     self.language = languages.LANGUAGES[config.data.language]()
     self._every_step = config.data.label_steps == 'every'

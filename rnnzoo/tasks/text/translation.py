@@ -190,9 +190,8 @@ class Translation(protocol.Task):
   def _set_up(self, config: ml_collections.ConfigDict) -> None:
     extras.require('task translation', 'text', ('tokenizers', 'sacrebleu'))
     fields.check(config.data, _DATA_RULES, 'config.data')
-    fields.check(config.model, backbones.RULES, 'config.model')
+    backbones.check(config.model)
     fields.check(config.model, _MODEL_RULES, 'config.model')
-    backbones.find_layer(config.model.layer)
     self._model, self._data = config.model, config.data
 
   def describe(self):
