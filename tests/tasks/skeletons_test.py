@@ -25,6 +25,7 @@ from rnnzoo.tasks.motion import ntu_conversion
 from rnnzoo.tasks.motion import ntu_files
 from rnnzoo.tasks.motion import ntu_motions
 from rnnzoo.tasks.motion import skeleton_frames
+from rnnzoo.tasks.motion import skeleton_inputs
 from rnnzoo.tasks.motion import skeletons
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -254,9 +255,9 @@ class TaskTest(parameterized.TestCase):
     np.testing.assert_allclose(result.losses, losses, rtol=1e-4)
     predict = jax.jit(lambda batch: task.predict(model, batch))
     np.testing.assert_array_equal(predict(batch), result.predictions)
-    self.assertIs(task.check_inputs(batch), batch)
-    with self.assertRaisesRegex(ValueError, "a dict of 'frames' and 'length'"):
-      task.check_inputs(batch['frames'])
+    checked = task.check_inputs(batch)
+    self.assertEqual(set(checked), {'frames', 'length', 'offsets'})
+    np.testing.assert_array_equal(predict(checked), result.predictions)
 
   def test_training_sees_other_frames_each_time(self):
     task = make_task(make_config(rotation=10.0))
@@ -299,7 +300,125 @@ class TaskTest(parameterized.TestCase):
       make_task(config).build_model(nnx.Rngs(0))
 
 
-class PipelineTest(absltest.TestCase):
+class InputsTest(parameterized.TestCase):
+  """Skeletons of a user: three recordings, of 9, 7 and 4 frames."""
+
+  def setUp(self):
+    super().setUp()
+    self.data = make_config(num_steps=4, test_samplings=3).data
+    rng = np.random.RandomState(0)
+    self.recordings = [
+        1 + rng.rand(n, 2, 25, 3).astype(np.float32) for n in (9, 7, 4)
+    ]
+    self.recordings[2][:, 1] = 0
+
+  def inputs(self, **data):
+    config = make_config(num_steps=4, test_samplings=3, **data)
+    return skeleton_inputs.prepare(self.recordings, config)
+
+  def test_prepares(self):
+    inputs = self.inputs(centre='none', frames_dtype='float32')
+    self.assertEqual(inputs['frames'].shape, (3, 9, 2, 25, 3))
+    self.assertEqual(inputs['offsets'].shape, (3, 3, 4))
+    np.testing.assert_array_equal(inputs['length'], [9, 7, 4])
+    for row, recording in enumerate(self.recordings):
+      np.testing.assert_array_equal(
+          inputs['frames'][row, : len(recording)], recording
+      )
+    for wrong, message in (
+        (self.recordings[0][:, :1], r'\[9, 1, 25, 3\]; the second body'),
+        (self.recordings[0][0], r'recording 0 is \[2, 25, 3\]'),
+        (self.recordings[0] * np.nan, 'recording 0 must be .* has x=nan'),
+        (self.recordings[0] * 1e4, 'within 1000; frame 0, body 0, joint 0'),
+        (self.recordings[0].astype(str), 'must hold real numbers'),
+    ):
+      with self.assertRaisesRegex(ValueError, message):
+        skeleton_inputs.prepare([wrong], make_config())
+
+  def test_dtypes(self):
+    inputs = self.inputs()
+    for dtype, want in (
+        ('float16', 'float16'),
+        ('float32', 'float32'),
+        ('float64', 'float32'),
+    ):
+      given = inputs | {
+          'frames': jnp.asarray(inputs['frames'].astype(dtype)),
+          'length': inputs['length'].astype(np.uint8),
+          'label': np.zeros(3),
+      }
+      found = skeleton_inputs.check(given, self.data)
+      self.assertEqual(
+          {k: v.dtype for k, v in found.items()},
+          {'frames': want, 'length': np.int32, 'offsets': np.float32},
+      )
+
+  def test_nothing_after_the_end_counts(self):
+    inputs = self.inputs()
+    inputs['frames'][2, 4:] = np.nan
+    found = skeleton_inputs.check(inputs, self.data)
+    np.testing.assert_array_equal(found['frames'][2, 4:], 0)
+
+  @parameterized.parameters(
+      ('length', np.array([9, 999, 4]), 'from 1 to 9.*recording 1 has 999'),
+      ('length', np.array([9, 7, 0]), 'recording 2 has 0'),
+      ('length', np.array([9, 9, 4]), 'frame 7 of recording 1,.* shows nobody'),
+      ('length', np.array([9.0, 7, 4]), r'here \[3\]; got float64'),
+      ('length', np.array([9, 7]), r'here \[3\]; got int64 of shape \[2\]'),
+      ('offsets', np.zeros((3, 5, 7)), r'\[3, S, 4\].*shape \[3, 5, 7\]; with'),
+      ('offsets', np.zeros((3, 0, 4)), r'shape \[3, 0, 4\]'),
+      ('offsets', np.zeros((3, 4)), r'shape \[3, 4\]'),
+      ('offsets', np.ones((3, 1, 4)), 'below 1, .*; got 1;'),
+      ('offsets', np.full((3, 1, 4), -0.1), 'got -0.1;'),
+      ('offsets', np.full((3, 1, 4), np.nan), 'got nan;'),
+      ('frames', np.zeros((3, 9, 1, 25, 3)), r'1, 25, 3\]; the second body'),
+      ('frames', np.zeros((9, 2, 25, 3)), r'frames\[None\] makes a batch'),
+      ('frames', np.zeros((3, 9, 150)), r'the shape is \[3, 9, 150\]$'),
+      ('frames', np.zeros((3, 0, 2, 25, 3)), 'with none of them 0'),
+      ('frames', np.full((3, 9, 2, 25, 3), np.nan), '0, frame 0, .* x=nan'),
+      ('frames', np.full((3, 9, 2, 25, 3), 1e4), 'within 1000'),
+      ('frames', np.ones((3, 9, 2, 25, 3), bool), 'real numbers; got bool'),
+      ('frames', np.zeros((3, 9, 2, 25, 3)), 'frame 0 of recording 0.*nobody'),
+      ('frame', np.zeros(3), "no keys but .* got 'frame'"),
+      ('frames', [[1]], 'np.asarray makes an array'),
+  )
+  def test_what_is_refused(self, name, value, message):
+    with self.assertRaisesRegex(ValueError, message):
+      skeleton_inputs.check(self.inputs() | {name: value}, self.data)
+
+  def test_names(self):
+    inputs = self.inputs()
+    for given in (inputs['frames'], {'frames': inputs['frames']}):
+      with self.assertRaisesRegex(ValueError, "dict of 'frames' and 'length'"):
+        skeleton_inputs.check(given, self.data)
+
+  def test_origins(self):
+    for given, centre, frame in (
+        ('none', 'sequence', 0),
+        ('none', 'frame', 0),
+        ('sequence', 'frame', 1),
+    ):
+      self.data.centre = centre
+      with self.assertRaisesRegex(
+          ValueError,
+          f"config.data.centre='{centre}' says; in frame {frame} of recording"
+          r' 0 that is at \(.*\) m. .*skeleton_inputs.prepare',
+      ):
+        skeleton_inputs.check(self.inputs(centre=given), self.data)
+    for centre in ('sequence', 'frame', 'none'):
+      self.data.centre = centre
+      inputs = self.inputs(centre=centre)
+      found = skeleton_inputs.check(inputs, self.data)
+      np.testing.assert_array_equal(found['frames'], inputs['frames'])
+
+  def test_origin_of_the_body_that_is_seen(self):
+    self.recordings[0][0, 0] = 0
+    for centre in ('sequence', 'frame'):
+      self.data.centre = centre
+      skeleton_inputs.check(self.inputs(centre=centre), self.data)
+
+
+class PipelineTest(parameterized.TestCase):
 
   def setUp(self):
     super().setUp()
@@ -342,6 +461,53 @@ class PipelineTest(absltest.TestCase):
     row = task.splits['test']['frames'][3]
     want = self.recordings.of(self.recordings.names.index(test[3]))
     np.testing.assert_allclose(row[: len(want)], want, atol=1e-5)
+
+  @parameterized.parameters('sequence', 'frame', 'none')
+  def test_files_are_inputs(self, centre):
+    config = self.config(centre=centre, num_steps=4, max_frames=40)
+    task = make_task(config)
+    test = {k: v for k, v in task.splits['test'].items() if k != 'label'}
+    camera = lambda path: ntu_files.parse_name(path.name).camera
+    paths = [path for path in sorted(self.paths) if camera(path) == 1]
+    inputs = skeleton_inputs.read(paths, config)
+    checked = task.check_inputs(inputs)
+    for name in ('frames', 'length'):
+      np.testing.assert_array_equal(inputs[name], test[name])
+      np.testing.assert_array_equal(checked[name], test[name])
+      self.assertEqual(inputs[name].dtype, test[name].dtype)
+    np.testing.assert_array_equal(inputs['offsets'][0], test['offsets'][0])
+    # An answer does not depend on the batch.
+    alone = skeleton_inputs.read(str(paths[5]), config)
+    length = int(test['length'][5])
+    self.assertEqual(alone['frames'].shape, (1, length, 2, 25, 3))
+    np.testing.assert_array_equal(alone['frames'], test['frames'][5:6, :length])
+    np.testing.assert_array_equal(alone['offsets'][0], inputs['offsets'][5])
+    del inputs['offsets']
+    np.testing.assert_array_equal(
+        task.check_inputs(inputs)['offsets'], checked['offsets']
+    )
+    model = task.build_model(nnx.Rngs(0))
+    want = [task.class_names[i] for i in task.predict(model, checked)]
+    lines = list(task.predict_lines(model, map(str, paths)))
+    self.assertEqual(lines, want)
+    with self.assertRaisesRegex(ValueError, 'line 2 is empty'):
+      list(task.predict_lines(model, [str(paths[0]), ' ']))
+
+  def test_files_that_are_no_inputs(self):
+    config = self.config()
+    with self.assertRaisesRegex(ValueError, r"is a folder; .*glob\('\*.skele"):
+      skeleton_inputs.read(self.folder, config)
+    with self.assertRaisesRegex(ValueError, 'one at least; got none'):
+      skeleton_inputs.read([], config)
+    with self.assertRaises(FileNotFoundError):
+      skeleton_inputs.read([self.folder / 'nowhere.skeleton'], config)
+    whole = self.paths[0].read_text().splitlines()
+    (self.folder / 'cut').write_text('\n'.join(whole[:9]))
+    with self.assertRaisesRegex(ValueError, 'cut ends after line 9'):
+      skeleton_inputs.read(self.folder / 'cut', config)
+    config.task = 'smnist'
+    with self.assertRaisesRegex(ValueError, "of a run .* it is of 'smnist'"):
+      skeleton_inputs.read(self.paths[0], config)
 
   def test_labels_beyond_the_classes(self):
     index = self.folder / 'ntu60' / 'index.json'

@@ -60,13 +60,24 @@ def _centred(frames: np.ndarray, centre: str) -> np.ndarray:
   if centre == 'none':
     return frames
   present = np.any(frames != 0, axis=(2, 3))
-  # Where the main body is not seen for a while, the other one is.
-  spine = frames[:, :, ntu_files.CENTRE]
-  origin = np.where(present[:, :1], spine[:, 0], spine[:, 1])
+  origin = origins(frames, present)
   if centre == 'sequence':
     origin = origin[:1]
   moved = frames - origin[:, np.newaxis, np.newaxis]
   return np.where(present[..., np.newaxis, np.newaxis], moved, 0)
+
+
+def origins(frames: np.ndarray, present: np.ndarray) -> np.ndarray:
+  """Returns the middle of the main body's spine in each frame, [..., 3].
+
+  Where the main body is not seen for a while, it is the other one's.
+
+  Args:
+    frames: [..., 2, 25, 3].
+    present: bool [..., 2], whether a body is seen.
+  """
+  spine = frames[..., ntu_files.CENTRE, :]
+  return np.where(present[..., :1], spine[..., 0, :], spine[..., 1, :])
 
 
 def offsets(

@@ -14,7 +14,7 @@ References:
   building a longer and deeper RNN, 2018, section 5.4.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 import types
 from typing import Any
 
@@ -26,7 +26,6 @@ import numpy as np
 
 import rnnzoo
 from rnnzoo import models
-from rnnzoo.tasks import array_inputs
 from rnnzoo.tasks import backbones
 from rnnzoo.tasks import classification
 from rnnzoo.tasks import fields
@@ -38,6 +37,7 @@ from rnnzoo.tasks.motion import ntu_files
 from rnnzoo.tasks.motion import ntu_motions
 from rnnzoo.tasks.motion import ntu_splits
 from rnnzoo.tasks.motion import skeleton_frames
+from rnnzoo.tasks.motion import skeleton_inputs
 
 SOURCES = ('motions', *ntu_splits.CLASSES)
 
@@ -125,6 +125,7 @@ class SkeletonActions(classification.Classification):
     backbones.check(config.model)
     fields.check(config.model, classification.RULES, 'config.model')
     fields.check(config.model, _MODEL_RULES, 'config.model')
+    self._config = config
     self._model, self._data = config.model, config.data
     self.label_smoothing = config.model.label_smoothing
 
@@ -229,7 +230,22 @@ class SkeletonActions(classification.Classification):
     )
 
   def check_inputs(self, inputs: Any) -> Any:
-    return array_inputs.check(inputs, ('frames', 'length', 'offsets'))
+    """Returns inputs of `predict`: 'frames', 'length' and 'offsets'.
+
+    Args:
+      inputs: a dict, as `skeleton_inputs.read` makes it of `.skeleton` files,
+        `skeleton_inputs.prepare` of arrays, and as in `splits`: 'frames'
+        [B, L, 2, 25, 3], x, y, z in metres, of two bodies, zeros where one is
+        absent, around the origin that `config.data.centre` names; 'length' int
+        [B], how many of the L frames are valid; and 'offsets' [B, S, T], from
+        0, below 1, where each of the T = `config.data.num_steps` segments is
+        looked at, S times. Without offsets, the same
+        `config.data.test_samplings` are taken for each.
+
+    Raises:
+      ValueError: they are anything else.
+    """
+    return skeleton_inputs.check(inputs, self._data)
 
   def predict(
       self, model: nnx.Module, inputs: Mapping[str, jax.Array]
@@ -238,12 +254,44 @@ class SkeletonActions(classification.Classification):
 
     Args:
       model: a trained one.
-      inputs: 'frames', 'length' and 'offsets' as in `splits`.
+      inputs: 'frames', 'length' and 'offsets' as in `splits`; see
+        `check_inputs`.
     """
     logits = self._logits(
         model, inputs['frames'], inputs['length'], inputs['offsets']
     )
     return jnp.argmax(jnp.mean(logits, axis=1), axis=-1).astype(jnp.int32)
+
+  def predict_lines(
+      self, model: nnx.Module, lines: Iterable[str]
+  ) -> Iterator[str]:
+    """Returns the name of a class for each line, the path of a file.
+
+    Args:
+      model: a trained one.
+      lines: paths of `.skeleton` files.
+
+    Raises:
+      ValueError: a line is empty, or a file is not whole.
+      OSError: a file cannot be read.
+    """
+    graphdef, state = nnx.split(model)
+    predict = jax.jit(
+        lambda state, inputs: self.predict(nnx.merge(graphdef, state), inputs)
+    )
+    for number, line in enumerate(lines, 1):
+      if not line.strip():
+        raise ValueError(
+            f'line {number} is empty; a line is the path of a .skeleton file'
+        )
+      inputs = skeleton_inputs.read(line, self._config)
+      # Few sizes, so that few are compiled.
+      length = inputs['frames'].shape[1]
+      padding = 2 ** (length - 1).bit_length() - length
+      inputs['frames'] = np.pad(
+          inputs['frames'], ((0, 0), (0, padding), *((0, 0),) * 3)
+      )
+      yield self.class_names[int(predict(state, inputs)[0])]
 
   def _augmented(self, frames, length, rngs) -> jax.Array:
     """Returns one random sampling of each recording, [B, T, 150]."""

@@ -1,0 +1,275 @@
+"""Skeletons for a trained model: from `.skeleton` files, or arrays, checked.
+
+    from rnnzoo import training
+    from rnnzoo.tasks.motion import skeleton_inputs
+
+    trained = training.load('runs/mine')
+    files = sorted(pathlib.Path('recordings').glob('*.skeleton'))
+    classes = trained.predict(skeleton_inputs.read(files, trained.config))
+
+Dimensions: B batch, L frames of the longest recording, T frames that a model
+sees, S samplings of one recording.
+"""
+
+from collections.abc import Sequence
+import os
+import pathlib
+from typing import Any
+
+import ml_collections
+import numpy as np
+
+from rnnzoo import settings
+from rnnzoo.tasks import array_inputs
+from rnnzoo.tasks.motion import ntu_arrays
+from rnnzoo.tasks.motion import ntu_files
+from rnnzoo.tasks.motion import skeleton_frames
+
+_FRAME = (ntu_files.BODIES, ntu_files.JOINTS, 3)
+_KEYS = ('frames', 'length', 'offsets')
+# Metres from the origin to where it should be: float16 rounds to less.
+_NEAR = 1e-2
+_ORIGINS = {
+    'sequence': "the middle of the main body's spine in the first frame",
+    'frame': "the middle of the main body's spine in each frame",
+}
+
+
+def read(
+    paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    config: ml_collections.ConfigDict,
+) -> dict[str, np.ndarray]:
+  """Returns inputs of `predict`, of `.skeleton` files.
+
+  Args:
+    paths: of one file or of B of them, whose names may be any.
+    config: of the run, as `training.load` returns it.
+
+  Returns:
+    What `prepare` returns.
+
+  Raises:
+    ValueError: a file is not whole, or a folder; there are none; or the config
+      is of another task.
+    OSError: a file cannot be read.
+  """
+  if isinstance(paths, str | os.PathLike):
+    paths = [paths]
+  for path in map(pathlib.Path, paths):
+    if path.is_dir():
+      raise ValueError(
+          f'{path} is a folder; name the files in it, as'
+          f" sorted(pathlib.Path({str(path)!r}).glob('*.skeleton')) does"
+      )
+  return prepare(
+      [ntu_files.arrange(ntu_files.read(path)) for path in paths], config
+  )
+
+
+def prepare(
+    recordings: Sequence[np.ndarray], config: ml_collections.ConfigDict
+) -> dict[str, np.ndarray]:
+  """Returns inputs of `predict`, of recordings as the camera sees them.
+
+  Args:
+    recordings: B arrays [frames, 2, 25, 3], each of as many frames as it has:
+      x, y, z in metres; the main body first, and zeros where a body is absent.
+    config: of the run, as `training.load` returns it.
+
+  Returns:
+    'frames' [B, L, 2, 25, 3], padded by zeros, thinned out and centred as
+    `config.data` says; 'length' int32 [B]; 'offsets' float32 [B, S, T], the
+    same `config.data.test_samplings` samplings for each recording.
+
+  Raises:
+    ValueError: an array has another shape or a number that is no position,
+      there are none, or the config is of another task.
+  """
+  if config.get('task') != 'skeletons':
+    raise ValueError(
+        'the config must be of a run of the task skeletons, as'
+        f' training.load(run).config; it is of {config.get("task")!r}'
+    )
+  if not len(recordings):
+    raise ValueError('recordings must be one at least; got none')
+  data, arrays = config.data, []
+  for index, recording in enumerate(recordings):
+    array = np.asarray(recording)
+    if array.shape[1:] != _FRAME or not len(array):
+      raise ValueError(
+          'recordings must be arrays [frames, 2, 25, 3]; the shape of'
+          f' recording {index} is {list(array.shape)}{_hint(array.shape)}'
+      )
+    _check_positions(array[np.newaxis], f'recording {index}')
+    arrays.append(array.astype(np.float32))
+  lengths = np.array([len(array) for array in arrays], np.int32)
+  whole = ntu_arrays.Recordings(
+      [ntu_files.Name(1, 1, 1, 1, 1)] * len(arrays),
+      np.concatenate(arrays),
+      ntu_arrays.starts_of(lengths),
+      lengths,
+  )
+  inputs = skeleton_frames.pad(
+      whole,
+      np.arange(len(arrays)),
+      data.max_frames,
+      data.centre,
+      data.frames_dtype,
+  )
+  return {**inputs, 'offsets': _offsets(len(arrays), data)}
+
+
+def check(given: Any, data: ml_collections.ConfigDict) -> dict[str, np.ndarray]:
+  """Returns 'frames', 'length' int32 and 'offsets' float32, if they fit.
+
+  Args:
+    given: a dict of these; without 'offsets', those of `prepare`. A 'label', as
+      in the splits of the task, is left out.
+    data: `config.data` of the run.
+
+  Raises:
+    ValueError: they do not; the message says what was given and what would
+      work.
+  """
+  array_inputs.check(given, _KEYS[:2])
+  for key in given:
+    if key not in (*_KEYS, 'label'):
+      raise ValueError(
+          "inputs must have no keys but 'frames', 'length' and 'offsets'; got"
+          f' {key!r}'
+      )
+  frames = np.asarray(given['frames'])
+  if frames.shape[2:] != _FRAME or 0 in frames.shape:
+    raise ValueError(
+        'frames must be [B, L, 2, 25, 3], with none of them 0; the shape is'
+        f' {list(frames.shape)}{_hint(frames.shape)}'
+    )
+  if frames.dtype not in (np.float16, np.float32):
+    if frames.dtype.kind not in 'iuf' and frames.dtype.name != 'bfloat16':
+      raise ValueError(f'frames must hold real numbers; got {frames.dtype}')
+    frames = frames.astype(np.float32)
+  batch, most = frames.shape[:2]
+  length = _length(given['length'], batch, most)
+  valid = np.arange(most) < length[:, np.newaxis]
+  # Nothing reads what comes after a recording's end.
+  frames = np.where(valid[:, :, None, None, None], frames, 0)
+  _check_positions(frames, 'frames')
+  present = np.any(frames != 0, axis=(3, 4))
+  if (empty := valid & ~present.any(2)).any():
+    row, frame = np.argwhere(empty)[0]
+    raise ValueError(
+        f'frame {frame} of recording {row}, which has a length of'
+        f' {length[row]}, shows nobody: all is zero; leave such frames out, and'
+        ' do not count padding in the length'
+    )
+  _check_origin(frames, present, valid, data.centre)
+  offsets = given.get('offsets')
+  if offsets is None:
+    offsets = _offsets(batch, data)
+  else:
+    offsets = _checked_offsets(offsets, batch, data.num_steps)
+  return {'frames': frames, 'length': length, 'offsets': offsets}
+
+
+def _hint(shape: tuple[int, ...]) -> str:
+  """Returns how frames of another shape are given, if that is seen."""
+  if shape[-2:] == _FRAME[1:]:
+    if len(shape) > 2 and shape[-3] == 1:
+      return (
+          '; the second body of a recording of one is zeros, as by'
+          ' np.concatenate([frames, np.zeros_like(frames)], axis=-3)'
+      )
+    if shape[-3:] == _FRAME and len(shape) == 4:
+      return '; frames[None] makes a batch of one recording'
+  return ''
+
+
+def _check_positions(frames: np.ndarray, name: str) -> None:
+  """Raises ValueError for a number that is no position: frames [B, L, ...]."""
+  if frames.dtype.kind not in 'iuf':
+    raise ValueError(f'{name} must hold real numbers; got {frames.dtype}')
+  wrong = ~(np.abs(frames) < ntu_files.MOST_METRES)
+  if wrong.any():
+    place = tuple(np.argwhere(wrong)[0])
+    row, frame, body, joint, axis = place
+    of = f'recording {row}, ' if name == 'frames' else ''
+    raise ValueError(
+        f'{name} must be finite numbers of metres, within'
+        f' {ntu_files.MOST_METRES:g}; {of}frame {frame}, body {body}, joint'
+        f' {joint} has {"xyz"[axis]}={frames[place]:g}'
+    )
+
+
+def _length(given: Any, batch: int, most: int) -> np.ndarray:
+  """Returns length as int32 [B]."""
+  length = np.asarray(given)
+  if length.dtype.kind not in 'iu' or length.shape != (batch,):
+    raise ValueError(
+        f'length must be integers [B], here [{batch}]; got {length.dtype} of'
+        f' shape {list(length.shape)}'
+    )
+  wrong = np.flatnonzero((length < 1) | (length > most))
+  if len(wrong):
+    raise ValueError(
+        f'length must be from 1 to {most}, the frames that there are; recording'
+        f' {wrong[0]} has {length[wrong[0]]}'
+    )
+  return length.astype(np.int32)
+
+
+def _offsets(batch: int, data: ml_collections.ConfigDict) -> np.ndarray:
+  # The same for each, so that an answer does not depend on its batch.
+  one = skeleton_frames.offsets(
+      1, data.test_samplings, data.num_steps, data.sampling_seed
+  )
+  return np.repeat(one, batch, axis=0)
+
+
+def _checked_offsets(given: Any, batch: int, num_steps: int) -> np.ndarray:
+  """Returns offsets as float32 [B, S, T]."""
+  offsets = np.asarray(given)
+  rule = (
+      f'offsets must be numbers from 0, below 1, [B, S, T], here [{batch}, S,'
+      f' {num_steps}] with config.data.num_steps={num_steps}'
+  )
+  would = '; without offsets, those of the config are taken'
+  shape = offsets.shape
+  fits = len(shape) == 3 and shape[::2] == (batch, num_steps) and shape[1]
+  if offsets.dtype.kind not in 'iuf' or not fits:
+    raise ValueError(
+        f'{rule}; got {settings.a(offsets.dtype.type)} of shape'
+        f' {list(shape)}{would}'
+    )
+  wrong = ~((offsets >= 0) & (offsets < 1))
+  if wrong.any():
+    raise ValueError(f'{rule}; got {offsets[wrong][0]:g}{would}')
+  return offsets.astype(np.float32)
+
+
+def _check_origin(
+    frames: np.ndarray, present: np.ndarray, valid: np.ndarray, centre: str
+) -> None:
+  """Raises ValueError unless the origin is where the config has it.
+
+  Args:
+    frames: [B, L, 2, 25, 3].
+    present: bool [B, L, 2], which body is there.
+    valid: bool [B, L].
+    centre: `config.data.centre`. Any origin might be the camera, of 'none'.
+  """
+  if centre == 'none':
+    return
+  spine = skeleton_frames.origins(frames, present).astype(np.float32)
+  if centre == 'sequence':
+    spine, valid = spine[:, :1], valid[:, :1]
+  far = valid & (np.abs(spine).max(-1) > _NEAR)
+  if far.any():
+    row, frame = np.argwhere(far)[0]
+    where = ', '.join(f'{x:.3g}' for x in spine[row, frame])
+    raise ValueError(
+        f'frames must have their origin at {_ORIGINS[centre]}, as'
+        f' config.data.centre={centre!r} says; in frame {frame} of recording'
+        f' {row} that is at ({where}) m. rnnzoo.tasks.motion.skeleton_inputs'
+        '.prepare(recordings, config) makes inputs of recordings as the camera'
+        ' sees them, and .read(paths, config) of .skeleton files'
+    )
