@@ -159,6 +159,36 @@ def interval(value: Any, label: str) -> None:
     raise ValueError(f'{label} must be (low, high), got {value!r}.')
 
 
+def range_within(
+    value: Any, label: str, most: float | None, default: tuple[float, float]
+) -> tuple[float, float]:
+  """Returns the range (low, high) that parameters start in.
+
+  Args:
+    value: the caller's pair of numbers.
+    label: the argument's name.
+    most: the bound `max_abs` of the parameters, or None.
+    default: the range of a caller that gave none; it is cut at the bound.
+
+  Raises:
+    ValueError: it is no range, or reaches beyond the bound.
+  """
+  interval(value, label)
+  low, high = value
+  if most is None:
+    return low, high
+  within(most, 'max_abs', above=0)
+  if (low, high) == default:
+    return max(low, -most), min(high, most)
+  if max(-low, high) > most:
+    clipped = tuple(max(-most, min(bound, most)) for bound in value)
+    raise ValueError(
+        f'{label} must be within max_abs={most}, got {value!r}; {clipped} would'
+        ' work.'
+    )
+  return low, high
+
+
 # Names of options in other libraries, and their names here.
 _ELSEWHERE = {
     'activation_fn': 'activation',

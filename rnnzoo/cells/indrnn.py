@@ -34,6 +34,12 @@ class IndRNN(recurrent.RecurrentLayer[carries.HiddenCarry]):
   u is `recurrent_kernel`, [1, features, 1, 1]. Units mix only between layers,
   so stack them: `rnnzoo.Stack(rnnzoo.IndRNN, ..., norm='batch')`.
 
+  u starts within `max_abs`. An update may leave it, so a training loop calls
+  `rnnzoo.constrain` after each one, as train.py does:
+
+      optimizer.update(model, gradient)
+      nnx.update(model, rnnzoo.constrain(nnx.state(model, nnx.Param)))
+
   >>> import jax.numpy as jnp, rnnzoo
   >>> from flax import nnx
   >>> layer = rnnzoo.IndRNN(3, 8, max_abs=2 ** (1 / 5), rngs=nnx.Rngs(0))
@@ -44,10 +50,12 @@ class IndRNN(recurrent.RecurrentLayer[carries.HiddenCarry]):
     in_features: size of x's last axis.
     features: size of h.
     activation: φ, 'relu' or 'tanh'.
-    recurrent_range: u starts uniform in this range. The last layer of a stack
-      starts near 1, for instance (0.9, 1.0), to keep memory to the end.
-    max_abs: bound of |u| that `rnnzoo.constrain` enforces after an update, for
-      instance 2^(1/T), so that T steps amplify at most by 2; None for none.
+    recurrent_range: u starts uniform in this range, which must be within
+      `max_abs`; the default is cut there. The last layer of a stack starts near
+      1, for instance (0.9, 1.0), to keep memory to the end.
+    max_abs: bound of |u| when the layer is made and after each call of
+      `rnnzoo.constrain`, for instance 2^(1/T), so that T steps amplify at most
+      by 2; None for none.
     **options: those of all layers (`rnnzoo.RecurrentLayer`): use_bias,
       kernel_init, bias_init, learn_initial_carry, recurrent_gradient_clip,
       stop_recurrent_gradient, dtype (of the computation), param_dtype,
@@ -78,13 +86,15 @@ class IndRNN(recurrent.RecurrentLayer[carries.HiddenCarry]):
         options, 'IndRNN', 'num_heads', 'recurrent_kernel_init'
     )
     settings.positive(features, 'features')
-    settings.interval(recurrent_range, 'recurrent_range')
+    low, high = settings.range_within(
+        recurrent_range, 'recurrent_range', max_abs, default=(0.0, 1.0)
+    )
     super().__init__(
         elman.ElmanCell(activation),
         in_features,
         features,
         num_heads=features,
-        recurrent_kernel_init=initializers.uniform(*recurrent_range),
+        recurrent_kernel_init=initializers.uniform(low, high),
         max_abs=max_abs,
         rngs=rngs,
         **options,

@@ -138,6 +138,11 @@ class IRevRNN(recurrent.RecurrentLayer[IRevRNNCarry]):
       c_t = cᴿ,  h_t = ψ(W x_t + bias + hᴿ)                     y_t = h_t
 
   w is `recurrent_kernel`, [1, features, 1, 1]; a and b are in `cell_params`.
+  |w| starts within `max_abs`. An update may leave it, so a training loop calls
+  `rnnzoo.constrain` after each one, as train.py does:
+
+      optimizer.update(model, gradient)
+      nnx.update(model, rnnzoo.constrain(nnx.state(model, nnx.Param)))
 
   >>> import jax.numpy as jnp, rnnzoo
   >>> from flax import nnx
@@ -151,10 +156,11 @@ class IRevRNN(recurrent.RecurrentLayer[IRevRNNCarry]):
     inner_steps: R, at most 1,000: the program has all of them one by one.
     activation: ψ, 'relu', 'tanh' or 'sigmoid'. The last two bound h.
     inner_activation: φ, likewise.
-    recurrent_range: w starts uniform in this range; (0.9, 1.0) in the last
-      layer of a stack.
-    max_abs: bound of |w| that `rnnzoo.constrain` enforces after an update; None
-      for none.
+    recurrent_range: w starts uniform in this range, which must be within
+      `max_abs`; the default is cut there. (0.9, 1.0) in the last layer of a
+      stack.
+    max_abs: bound of |w| when the layer is made and after each call of
+      `rnnzoo.constrain`; None for none.
     inner_scale: standard deviation that a and b start with.
     **options: those of all layers (`rnnzoo.RecurrentLayer`): use_bias,
       kernel_init, bias_init, learn_initial_carry, recurrent_gradient_clip,
@@ -193,7 +199,9 @@ class IRevRNN(recurrent.RecurrentLayer[IRevRNNCarry]):
     settings.positive(features, 'features')
     settings.within(inner_steps, 'inner_steps', most=_MOST_STEPS)
     settings.positive(inner_steps, 'inner_steps')
-    settings.interval(recurrent_range, 'recurrent_range')
+    low, high = settings.range_within(
+        recurrent_range, 'recurrent_range', max_abs, default=(0.0, 1.0)
+    )
     settings.within(inner_scale, 'inner_scale', least=0)
     checks.floating(param_dtype, 'param_dtype')
     initializers.check_rngs(rngs, 'params', required=True)
@@ -211,7 +219,7 @@ class IRevRNN(recurrent.RecurrentLayer[IRevRNNCarry]):
         features,
         num_heads=features,
         cell_params=inner,
-        recurrent_kernel_init=initializers.uniform(*recurrent_range),
+        recurrent_kernel_init=initializers.uniform(low, high),
         max_abs=max_abs,
         param_dtype=param_dtype,
         rngs=rngs,

@@ -9,15 +9,22 @@ import numpy as np
 
 
 def constrain(params: Any) -> Any:
-  """Clips every bounded parameter into its bound; call it after an update.
+  """Clips every bounded parameter into its bound; call it after each update.
 
   A parameter is bounded when its `nnx.Param` has the metadata `max_abs`, as the
-  recurrent kernels of `IndRNN` and `IRevRNN` have: |u| <= max_abs.
+  recurrent kernels of `IndRNN` and `IRevRNN` have: |u| <= max_abs. They start
+  within the bound; only this call keeps them there. train.py makes it itself.
 
-  >>> import rnnzoo
+  >>> import optax, rnnzoo
   >>> layer = rnnzoo.IndRNN(3, 8, max_abs=0.5, rngs=nnx.Rngs(0))
+  >>> optimizer = nnx.Optimizer(layer, optax.sgd(1.0), wrt=nnx.Param)
+  >>> x = jnp.ones((2, 5, 3))
+  >>> gradient = nnx.grad(lambda layer, x: -layer(x).sum())(layer, x)
+  >>> _ = optimizer.update(layer, gradient)
+  >>> bool(jnp.max(layer.recurrent_kernel[...]) <= 0.5)
+  False
   >>> nnx.update(layer, rnnzoo.constrain(nnx.state(layer, nnx.Param)))
-  >>> float(jnp.max(layer.recurrent_kernel[...])) <= 0.5
+  >>> bool(jnp.max(layer.recurrent_kernel[...]) <= 0.5)
   True
 
   Args:

@@ -36,6 +36,7 @@ from rnnzoo.engines import products
 from rnnzoo.engines import scan_steps
 from rnnzoo.engines import selection
 from rnnzoo.engines import time_parts
+from rnnzoo.layers import constraints
 from rnnzoo.layers import initializers
 from rnnzoo.layers import options as options_lib
 from rnnzoo.layers import sequence_layer
@@ -113,8 +114,9 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
         (in_features, features).
       recurrent_kernel_init: initialiser of R, called for each gate and head
         with shape (head_dim, head_dim); a sequence has one for each gate.
-      max_abs: bound of the recurrent kernel's elements for `rnnzoo.constrain`,
-        kept as metadata of its `nnx.Param`; None for none.
+      max_abs: bound of the recurrent kernel's elements: they start within it,
+        and a training loop that calls `rnnzoo.constrain` after each update
+        keeps them there. It is metadata of the `nnx.Param`; None for none.
       bias_init: initialiser of b, called for each gate with shape (features,);
         a sequence has one for each gate.
       learn_initial_carry: learn the initial carry, from zero, instead of always
@@ -226,6 +228,7 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
       )
       if max_abs is not None:
         self.recurrent_kernel.set_metadata(max_abs=max_abs)
+        self.recurrent_kernel = constraints.constrain(self.recurrent_kernel)
     self.cell_params = nnx.Dict(cell_params or {})
     self.learned_carry = nnx.List(
         nnx.Param(jnp.zeros((features,), param_dtype))

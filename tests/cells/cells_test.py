@@ -1,5 +1,7 @@
 """Promises of single cells: parameters, limits, long sequences, memory."""
 
+import functools
+
 from absl.testing import absltest
 from absl.testing import parameterized
 from flax import nnx
@@ -62,6 +64,46 @@ class ConstrainTest(parameterized.TestCase):
       largest = float(values.max())
       self.assertLessEqual(largest, bound)
       self.assertGreater(largest, bound * (1 - float(jnp.finfo(dtype).eps)))
+
+  @parameterized.product(
+      name=('IndRNN', 'IRevRNN', 'GRU'),
+      bound=(0.05, 0.3),
+      dtype=('bfloat16', 'float32'),
+  )
+  def test_layers_start_within_the_bound(self, name, bound, dtype):
+    layer = rnnzoo.LAYERS[name](
+        IN, 64, max_abs=bound, param_dtype=dtype, rngs=nnx.Rngs(0)
+    )
+    u = np.asarray(layer.recurrent_kernel[...], np.float64)
+    self.assertLessEqual(np.abs(u).max(), bound)
+    if name != 'GRU':
+      self.assertGreater(np.std(u), bound / 5)  # Drawn, not clipped.
+
+  @parameterized.parameters('IndRNN', 'IRevRNN')
+  def test_a_bound_beyond_the_range_changes_no_draw(self, name):
+    for given in ((0.0, 1.0), (-0.5, 0.9), (1.0, 1.01)):
+      make = functools.partial(
+          rnnzoo.LAYERS[name], IN, FEATURES, recurrent_range=given
+      )
+      free, bounded = (
+          make(max_abs=bound, rngs=nnx.Rngs(0)) for bound in (None, 1.01)
+      )
+      np.testing.assert_array_equal(
+          free.recurrent_kernel[...], bounded.recurrent_kernel[...]
+      )
+
+  @parameterized.parameters(
+      ((0.6, 0.9), r'\(0.5, 0.5\)'),
+      ((0.0, 0.9), r'\(0.0, 0.5\)'),
+      ([-1, 0], r'\(-0.5, 0\)'),
+  )
+  def test_a_range_beyond_the_bound(self, given, better):
+    for layer in (rnnzoo.IndRNN, rnnzoo.IRevRNN):
+      with self.assertRaisesRegex(
+          ValueError,
+          f'recurrent_range must be within max_abs=0.5, got .*{better} would',
+      ):
+        layer(3, 8, max_abs=0.5, recurrent_range=given, rngs=nnx.Rngs(0))
 
   def test_unbounded(self):
     layer = random_layers.make('IndRNN', IN, FEATURES, scale=5.0)
