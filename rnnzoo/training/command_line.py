@@ -223,7 +223,7 @@ def load() -> trained.Trained:
   workdir = _check_run()
   try:
     _initialize()
-    run_directory.check_same(workdir, _CONFIG.value)
+    run_directory.check_same(workdir, _CONFIG.value, mode=_MODE.value)
     with contextlib.redirect_stdout(sys.stderr):
       return trained.load(workdir, _MODEL_SEED.value)
   except (ValueError, NotImplementedError, OSError) as error:
@@ -262,6 +262,7 @@ def _prepare() -> experiments.Experiment:
         _WORKDIR.value,
         _config_path().stem,
         defaults=flags.FLAGS['config'].parser.parse(str(_config_path())),
+        mode=_MODE.value,
     )
   except (FileNotFoundError, ConnectionError) as error:
     endings.give_up(

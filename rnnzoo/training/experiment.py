@@ -103,6 +103,7 @@ def prepare(
     workdir: str,
     name: str = 'experiment',
     defaults: ml_collections.ConfigDict | None = None,
+    mode: str = 'train',
 ) -> Experiment:
   """Reads the data and checks all that can be checked before training.
 
@@ -113,6 +114,8 @@ def prepare(
     name: of the experiment, for the report.
     defaults: the config that has this name. The report says where `config`
       differs.
+    mode: 'train', or 'evaluate' for a run that is there, to be tested alone;
+      fields that only say how that is done, as `eval_batch_size`, may differ.
 
   Raises:
     ValueError: a field's value cannot be, the run directory belongs to another
@@ -120,6 +123,8 @@ def prepare(
     NotImplementedError: the implementation that the config names cannot run.
     OSError: data are missing, or the run directory cannot be made.
   """
+  if mode not in ('train', 'evaluate'):
+    raise ValueError(f"mode must be 'train' or 'evaluate'; got {mode!r}")
   _check(config)
   plateau = optimization.make_plateau(config.optimizer)
   optimization.make_optimizer(config.optimizer, 1)  # Before the data.
@@ -203,6 +208,7 @@ def prepare(
               prefix=f'{name}-changed' if differs else name,
               data_digest=_digest(task),
               described=task.describe(),
+              mode=mode,
           )
       ),
       name=full_name,

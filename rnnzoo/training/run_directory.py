@@ -4,7 +4,7 @@ It belongs to one config, which config.json holds, and to one process at a time,
 which holds a lock on it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 import datetime
 import fcntl
 import json
@@ -29,6 +29,25 @@ NOT_COMPARED = (
     'data.manual_dir',
     'keep_data_on',
     'num_devices',
+)
+
+# Fields that only say how a trained model is tested, or samples, by the tasks
+# that have them; none for all tasks. In a test of a run that is there, they may
+# have other values.
+_OF_TESTS: Mapping[str, tuple[str, ...]] = types.MappingProxyType(
+    {
+        'eval_batch_size': (),
+        'data.test_samplings': ('skeletons',),
+        'data.test_context': ('characters',),
+        'data.sample_length': ('characters',),
+        'data.sample_temperature': ('characters',),
+        'data.num_beams': ('translation',),
+        'data.length_penalty': ('translation',),
+        'data.output_length': ('translation',),
+        'data.decode_batch_size': ('translation',),
+        'data.test_lengths': ('state_tracking',),
+        'data.num_test': ('state_tracking',),
+    }
 )
 
 # Fields that configs once did not have, and what was done without them. A
@@ -81,6 +100,23 @@ _OF_TASKS: Mapping[str, tuple[str, ...]] = types.MappingProxyType(
     }
 )
 
+# How to go on where a run has another config, by mode.
+_REMEDIES: Mapping[str, str] = types.MappingProxyType(
+    {
+        'train': (
+            'pass another --workdir, or, to go on with that run, the flags that'
+            ' it was trained with'
+        ),
+        **{
+            mode: (
+                'pass the flags that it was trained with, or take its own'
+                f' config, by rnnzoo {mode} {{}}'
+            )
+            for mode in ('evaluate', 'predict', 'sample')
+        },
+    }
+)
+
 # The locks of this process, by directory. They are never let go: the system
 # does that when the process ends, in whatever way.
 _LOCKS: dict[pathlib.Path, TextIO] = {}
@@ -102,6 +138,7 @@ def open_or_create(
     prefix: str = '',
     data_digest: str = '',
     described: Mapping[str, Any] | None = None,
+    mode: str = 'train',
 ) -> pathlib.Path:
   """Returns the run directory, locked, with its first files written.
 
@@ -116,6 +153,7 @@ def open_or_create(
       it may come from rounding on another machine, so the run goes on.
     described: what `Task.describe` returned, for task.json. It is written with
       a new run alone: parameters belong to the data that they were trained on.
+    mode: why it is opened, see `check_same`.
 
   Raises:
     ValueError: the directory is in use, holds a run with another config or on
@@ -131,9 +169,11 @@ def open_or_create(
   _lock(path)
   config_path, run_path = path / 'config.json', path / 'run.json'
   if config_path.exists() and run_path.exists():
-    check_same(path, config, dataset)
+    check_same(path, config, dataset, mode)
     run = files.read_json(run_path, dict)
-    if run.get('data_digest', data_digest) != data_digest:
+    # A test may have other data than that of the run.
+    same = mode == 'train' or not _differ(path, config, of_tests(config.task))
+    if same and run.get('data_digest', data_digest) != data_digest:
       print(
           f'WARNING: {path} holds a run on {dataset!r} as it was; the data here'
           ' are not the same in every bit',
@@ -179,6 +219,15 @@ def open_or_create(
   return path
 
 
+def _differ(
+    path: pathlib.Path, config: ml_collections.ConfigDict, names: Sequence[str]
+) -> bool:
+  """Returns whether a run has other values of some fields."""
+  there = flatten(as_json(read_config(path / 'config.json')))
+  here = flatten(as_json(config))
+  return any(there.get(name) != here.get(name) for name in names)
+
+
 def _may_be_ours(run_path: pathlib.Path) -> bool:
   """Returns whether a run may have begun to write its run.json."""
   try:
@@ -191,6 +240,7 @@ def check_same(
     path: pathlib.Path,
     config: ml_collections.ConfigDict,
     dataset: str | None = None,
+    mode: str = 'train',
 ) -> None:
   """Raises ValueError if a run has another config, or was on other data.
 
@@ -198,6 +248,8 @@ def check_same(
     path: of the run directory.
     config: the resolved config.
     dataset: the name of the data set; None not to compare it.
+    mode: why they are compared: 'train', 'evaluate', 'predict' or 'sample'.
+      Fields that only say how models are tested may differ for 'evaluate'.
 
   Raises:
     ValueError: they differ; the message says where.
@@ -213,18 +265,26 @@ def check_same(
   if dataset is not None:
     there['dataset'] = files.read_json(path / 'run.json', dict).get('dataset')
     here['dataset'] = dataset
+  ignored = set(NOT_COMPARED)
+  if mode == 'evaluate':
+    ignored.update(of_tests(config.task))
   differences = [
       f'{key}: {there.get(key)!r} there, {here.get(key)!r} here'
       for key in sorted(there.keys() | here.keys())
-      if there.get(key) != here.get(key) and key not in NOT_COMPARED
+      if there.get(key) != here.get(key) and key not in ignored
   ]
   if len(differences) > 3:
     differences[3:] = [f'and {len(differences) - 3} more']
   if differences:
     raise ValueError(
         f'--workdir={path} holds a run with another config'
-        f' ({"; ".join(differences)}); pass another --workdir'
+        f' ({"; ".join(differences)}); {_REMEDIES[mode].format(path)}'
     )
+
+
+def of_tests(task: str) -> tuple[str, ...]:
+  """Returns the fields that may differ in a test of a run of a task."""
+  return tuple(name for name, of in _OF_TESTS.items() if task in of or not of)
 
 
 def defaults(content: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ The task here is made up and tiny; `train_test.py` runs the real program.
 
 import contextlib
 import functools
+import importlib
 import io
 import json
 import os
@@ -730,6 +731,50 @@ class TrainAndEvaluateTest(parameterized.TestCase):
     run_directory.open_or_create(self.config, 'A', str(self.workdir), 'x')
     with self.assertRaisesRegex(ValueError, "dataset: 'A' there, 'B' here"):
       run_directory.open_or_create(self.config, 'B', str(self.workdir), 'x')
+
+  def test_a_test_may_have_fields_of_its_own(self):
+    open_as = lambda config, mode: run_directory.open_or_create(
+        config, 'A', str(self.workdir), 'x', data_digest='a', mode=mode
+    )
+    open_as(self.config, 'train')
+    there = self.config.eval_batch_size
+    self.config.eval_batch_size = there + 1
+    with self.assertRaisesRegex(
+        ValueError,
+        f'eval_batch_size: {there} there, {there + 1} here.; pass another'
+        ' --workdir, or, to go on with that run, the flags',
+    ):
+      open_as(self.config, 'train')
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+      run_directory.open_or_create(
+          self.config,
+          'A',
+          str(self.workdir),
+          'x',
+          data_digest='b',
+          mode='evaluate',
+      )
+    self.assertEqual(out.getvalue(), '')
+    self.config.seed += 1
+    for mode in ('evaluate', 'predict', 'sample'):
+      with self.assertRaisesRegex(
+          ValueError,
+          r'seed: .*\); pass the flags that it was trained with, or take its'
+          f' own config, by rnnzoo {mode} {self.workdir}$',
+      ):
+        run_directory.check_same(self.workdir, self.config, mode=mode)
+    self.assertIn('data.test_samplings', run_directory.of_tests('skeletons'))
+    self.assertEqual(run_directory.of_tests('smnist'), ('eval_batch_size',))
+    with self.assertRaisesRegex(ValueError, "mode must be .* got 'predict'"):
+      training.prepare(self.config, str(self.workdir), mode='predict')
+
+  def test_fields_of_tests_are_fields(self):
+    for name, of in run_directory._OF_TESTS.items():
+      for task in of or ('smnist', 'lorenz'):
+        module = importlib.import_module(f'configs.base_{task}')
+        config = module.get_config()
+        self.assertIn(name, run_directory.flatten(config.to_dict()))
 
   def test_impossible_fields(self):
     for name, value in (
