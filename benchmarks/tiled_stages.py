@@ -128,8 +128,11 @@ def configs(shape, direction: str) -> tuple[config_lib.Config, ...]:
   layer, batch, _, size, *_ = shape
   facts: dict[str, Any] = {'batch': batch, 'heads': 1, 'size': size}
   facts |= {'recurrent': GATES[layer], 'target': targets.current()}
-  kernels = (False, True)[: 1 + (direction == DIRECTIONS[1])]
-  return tuple(tuning.choose(adjoint=each, **facts) for each in kernels)
+  depth = shape[-1] if batch >= limits.ROWS_TO_PROJECT else 0
+  cuts = [tuning.choose(adjoint=False, depth=depth, **facts)]
+  if direction == DIRECTIONS[1]:
+    cuts.append(tuning.choose(adjoint=True, **facts))
+  return tuple(cuts)
 
 
 def shared_bytes(layer: str, config: config_lib.Config, adjoint: bool) -> int:

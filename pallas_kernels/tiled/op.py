@@ -145,7 +145,8 @@ def _make_plan(
   elif not recurrence.call.stop_recurrent_gradient:
     make, config = team_plan.Plan, tuning.choose_team(**facts)
   if config is None:
-    make, config = plan_lib.Plan, tuning.choose(adjoint=adjoint, **facts)
+    make = plan_lib.Plan
+    config = tuning.choose(adjoint=adjoint, depth=depth, **facts)
   return make(
       update=recurrence.update,
       params=recurrence.params,

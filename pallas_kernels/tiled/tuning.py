@@ -6,8 +6,9 @@ update of its elements comes after it, mostly waiting for memory. CTAs take
 tiles in turn, so a last turn that is not full costs as much as a full one; all
 but the largest tiles leave registers for the update.
 
-The numbers below were fitted on one H200 in November 2026;
-benchmarks/tuning_tiled_h200.json has the measurements.
+The numbers below were fitted on one H200 in November 2026, to kernels that do
+not multiply W x; benchmarks/tuning_tiled_h200.json has the measurements. With W
+x large tiles take less than the model says (benchmarks/tuning_tiled_h100.json).
 """
 
 from collections.abc import Iterator
@@ -69,6 +70,7 @@ def choose(
     recurrent: int,
     adjoint: bool,
     target: targets.Target,
+    depth: int = 0,
 ) -> Config:
   """Returns the configuration with the least time by the model.
 
@@ -79,12 +81,13 @@ def choose(
     recurrent: recurrent gates.
     adjoint: whether of the adjoint kernel.
     target: the device.
+    depth: I, if the kernel multiplies W x, or 0.
 
   Raises:
     NotImplementedError: there is none.
   """
   gates = 1 if adjoint else recurrent
-  depth = size * (recurrent if adjoint else 1)
+  depth += size * (recurrent if adjoint else 1)
 
   def cost(config: Config) -> float:
     tiles = config_lib.Tiles(config=config, batch=batch, heads=heads, size=size)

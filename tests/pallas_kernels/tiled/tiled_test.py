@@ -476,6 +476,22 @@ class ConfigTest(parameterized.TestCase):
       self.assertEqual(tiles.unit_blocks * config.units, size)
       self.assertGreaterEqual(tiles.row_blocks * config.rows, batch)
 
+  @parameterized.parameters((1024, 768, 4), (3072, 768, 3))
+  def test_depth_of_a_projection_counts(self, batch, size, recurrent):
+    if not abstract_gpu.RUNS:
+      return
+    cut = lambda depth: tuning.choose(
+        batch=batch,
+        heads=1,
+        size=size,
+        recurrent=recurrent,
+        adjoint=False,
+        target=H200,
+        depth=depth,
+    )
+    self.assertEqual(cut(0).warpgroups, 1)
+    self.assertEqual((cut(size).warpgroups, cut(size).groups), (2, 2))
+
   @parameterized.product(
       batch=(1, 63, 128, 250, 512),
       size=(64, 192, 768, 832, 1024, 1536),
