@@ -191,7 +191,43 @@ class NpzTest(parameterized.TestCase):
     self.write(x=X, y=[0, 1], ids=[7, 8])
     with contextlib.redirect_stdout(io.StringIO()) as printed:
       npz.read(self.path, CLASSES)
-    self.assertIn("nothing reads its array 'ids'", printed.getvalue())
+    self.assertIn("nothing reads its array 'ids'\n", printed.getvalue())
+
+  @parameterized.parameters(
+      ('mask', "the array 'lengths', int [N], such as mask.sum(axis=1)"),
+      ('valid_steps', "the array 'lengths'"),
+      ('seq_lengths', "call it 'lengths' if"),
+      ('length', "call it 'lengths' if"),
+  )
+  def test_arrays_that_lengths_may_replace(self, name, hint):
+    self.write(x=X, y=[0, 1], **{name: np.ones((2, 3))})
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+      npz.read(self.path, CLASSES)
+    self.assertIn(f'its array {name!r}; ', printed.getvalue())
+    self.assertIn(hint, printed.getvalue())
+
+  @parameterized.parameters(2, 3)
+  def test_padding_without_lengths_is_told(self, ndim):
+    lengths = np.array([3, 5, 4, 8, 2])
+    x = 1 + np.random.RandomState(0).rand(5, 8, 2)
+    x[np.arange(8) >= lengths[:, None]] = 0
+    x[0, 1] = 0  # In the middle, which is no padding.
+    x = x if ndim == 3 else x[..., 0]
+
+    def read(**arrays):
+      with contextlib.redirect_stdout(io.StringIO()) as printed:
+        npz.read(self.write(y=np.arange(5), **arrays), CLASSES)
+      return printed.getvalue()
+
+    told = read(x=x)
+    self.assertIn('4 of 5 sequences end in steps of zeros, 18 of 40', told)
+    code = told.strip().partition('lengths=')[2]
+    np.testing.assert_array_equal(eval(code, {'x': x}), lengths)
+    self.assertEqual(read(x=x, lengths=lengths), '')
+    x[:2, -1] = 1
+    self.assertEqual(read(x=x), '')
+    self.assertEqual(read(x=0 * x[:, :1]), '')  # One step is no padding.
+    self.assertRegex(read(x=0 * x), '5 of 5 sequences .* 40 of 40 steps')
 
 
 class FolderTest(parameterized.TestCase):

@@ -56,8 +56,53 @@ def read(path: pathlib.Path, form: Form) -> sequence_arrays.Sequences:
   arrays = _load(path)
   for name in arrays:
     if name not in _NAMES:
-      print(f'WARNING: data: {path}: nothing reads its array {name!r}')
-  return parse(arrays, form, str(path))
+      print(
+          f'WARNING: data: {path}: nothing reads its array'
+          f' {name!r}{_hint(name)}',
+          flush=True,
+      )
+  found = parse(arrays, form, str(path))
+  if 'x' in arrays and 'lengths' not in arrays:
+    _warn_of_padding(found.x, arrays['x'].ndim, str(path))
+  return found
+
+
+def _hint(name: str) -> str:
+  """Returns what an array that nothing reads may have been meant for."""
+  words = name.lower().replace('_', ' ').replace('-', ' ').split()
+  if any(word in ('mask', 'masks', 'valid', 'padding') for word in words):
+    return (
+        "; how many steps of each sequence are valid is the array 'lengths',"
+        ' int [N], such as mask.sum(axis=1)'
+    )
+  if any(word in ('length', 'lengths', 'len', 'lens') for word in words):
+    return "; call it 'lengths' if it says how many steps are valid"
+  return ''
+
+
+def _warn_of_padding(x: np.ndarray, ndim: int, path: str) -> None:
+  """Warns where most sequences, all of T steps, end as padded ones would.
+
+  Args:
+    x: float32 [N, T, F].
+    ndim: axes of x in the file, 2 or 3.
+    path: of the file.
+  """
+  count, steps = x.shape[:2]
+  # Few files are so: this looks at one step of each sequence first.
+  ends = np.flatnonzero(~x[:, -1].any(axis=-1))
+  if 2 * len(ends) <= count or steps == 1:
+    return
+  zero = ~x[ends].any(axis=-1)[:, ::-1]
+  trailing = np.where(zero.all(axis=1), steps, zero.argmin(axis=1))
+  print(
+      f'WARNING: data: {path}: {len(ends):,} of {count:,} sequences end in steps'
+      f' of zeros, {int(trailing.sum()):,} of {count * steps:,} steps. There is'
+      " no array 'lengths', so training sees them; if they are padding, save"
+      f' lengths={steps} - {"(x != 0).any(-1)" if ndim == 3 else "(x != 0)"}'
+      '[:, ::-1].argmax(1)',
+      flush=True,
+  )
 
 
 def parse(
