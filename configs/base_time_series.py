@@ -26,8 +26,8 @@ def get_config() -> ml_collections.ConfigDict:
   data.unlock()
   # The name of a data set in the archive, or 'synthetic_eigenworms'.
   data.name = 'JapaneseVowels'
-  # Where converted arrays or .ts files are, in a folder of that name; '' for
-  # aeon's own, downloaded where it has none.
+  # Where converted arrays or .ts files are, in a folder of that name or without
+  # one; '' for aeon's own, downloaded where it has none.
   data.manual_dir = ''
   # 'archive' for its own training and test sets, or 'pooled', by which both
   # together are split by chance, as several papers do.

@@ -183,6 +183,63 @@ class TimeSeriesTest(absltest.TestCase):
     with self.assertRaisesRegex(ValueError, "'Moreworms' is no data set"):
       load(name='Moreworms', manual_dir=str(self.directory))
 
+  def test_a_name_that_is_nearly_one(self):
+    for manual_dir in ('', str(self.directory)):
+      with self.assertRaisesRegex(
+          ValueError, "is no data set .*; did you mean 'JapaneseVowels'\\?$"
+      ):
+        load(name='japanesevowels', manual_dir=manual_dir)
+    (self.directory / 'OfMyOwn').mkdir()
+    with self.assertRaisesRegex(ValueError, "did you mean 'OfMyOwn'"):
+      load(name='ofmyown', manual_dir=str(self.directory))
+    with self.assertRaisesRegex(ValueError, 'that aeon knows$'):
+      load(name='zzzzzz')
+
+  def test_the_directory_may_be_the_folder(self):
+    for split in ('TRAIN', 'TEST'):
+      rows = '\n'.join(f'1,{i}:3,4:{"ab"[i % 2]}' for i in range(8))
+      self.write_text(split, '@dimension 2\n', rows)
+    folder, other = self.directory / 'Mine', self.directory / 'elsewhere'
+    want = load(name='Mine', manual_dir=str(self.directory))
+    for path in (folder, other):
+      if path == other:
+        folder.rename(other)
+      task = load(name='Mine', manual_dir=str(path))
+      for name, split in want.splits.items():
+        np.testing.assert_array_equal(split['x'], task.splits[name]['x'])
+        np.testing.assert_array_equal(split['y'], task.splits[name]['y'])
+    (other / 'Mine_TEST.ts').unlink()
+    with self.assertRaisesRegex(
+        FileNotFoundError, f'^{other} holds Mine_TRAIN.ts but no Mine_TEST.ts'
+    ):
+      load(name='Mine', manual_dir=str(other))
+    (other / 'Mine_TEST.ts').write_text('@data\n1,?!:3,4:a')
+    with self.assertRaisesRegex(ValueError, 'Mine_TEST.ts cannot be read'):
+      load(name='Mine', manual_dir=str(other))
+
+  def test_the_directory_may_be_the_folder_of_arrays(self):
+    sequence_files.write_archive(self.directory, 'Mine')
+    task = load(name='Mine', manual_dir=str(self.directory / 'Mine'))
+    want = load(name='Mine', manual_dir=str(self.directory))
+    for name, split in want.splits.items():
+      np.testing.assert_array_equal(split['x'], task.splits[name]['x'])
+
+  def test_a_failure_leaves_no_folder(self):
+    datasets = importlib.import_module('aeon.datasets')
+
+    def fail(name, split, extract_path):
+      pathlib.Path(extract_path, name).mkdir(parents=True)
+      raise ValueError(f'Could not download files for {name}')
+
+    kept = self.directory / 'kept'
+    kept.mkdir()
+    with mock.patch.object(datasets, 'load_classification', fail):
+      for path in (kept, self.directory / 'new' / 'er'):
+        with self.assertRaises(ConnectionError):
+          load(name='EigenWorms', manual_dir=str(path))
+    self.assertEqual(list(self.directory.iterdir()), [kept])
+    self.assertEmpty(list(kept.iterdir()))
+
   def test_a_damaged_file_is_named(self):
     folder = self.directory / 'BasicMotions'
     folder.mkdir()

@@ -96,9 +96,10 @@ def _warn_of_padding(x: np.ndarray, ndim: int, path: str) -> None:
   zero = ~x[ends].any(axis=-1)[:, ::-1]
   trailing = np.where(zero.all(axis=1), steps, zero.argmin(axis=1))
   print(
-      f'WARNING: data: {path}: {len(ends):,} of {count:,} sequences end in steps'
-      f' of zeros, {int(trailing.sum()):,} of {count * steps:,} steps. There is'
-      " no array 'lengths', so training sees them; if they are padding, save"
+      f'WARNING: data: {path}: {len(ends):,} of {count:,} sequences end in'
+      f' steps of zeros, {int(trailing.sum()):,} of {count * steps:,} steps.'
+      " There is no array 'lengths', so training sees them; if they are padding,"
+      ' save'
       f' lengths={steps} - {"(x != 0).any(-1)" if ndim == 3 else "(x != 0)"}'
       '[:, ::-1].argmax(1)',
       flush=True,

@@ -16,6 +16,9 @@ References:
   2024.
 """
 
+from collections.abc import Iterator
+import contextlib
+import difflib
 import os
 import pathlib
 
@@ -37,8 +40,9 @@ def read(
 
   Args:
     name: of the data set, as 'JapaneseVowels'.
-    directory: where converted arrays are, or aeon's .ts files are or are to be
-      downloaded to, in a folder of that name; '' for aeon's own.
+    directory: holds a folder of that name with converted arrays or aeon's .ts
+      files, or is it; aeon downloads to such a folder where there is none. ''
+      for aeon's own.
 
   Raises:
     ModuleNotFoundError: aeon is needed, and is not installed.
@@ -51,10 +55,10 @@ def read(
   folder = None
   if directory:
     path = fields.expand_directory(directory, 'config.data.manual_dir')
-    folder = path / name
+    folder = _find_folder(path, name)
   if folder and any((folder / file).is_file() for file in _ARRAYS):
     if any(not (folder / file).is_file() for file in _ARRAYS):
-      raise FileNotFoundError(f'{_missing(folder)}; both are needed')
+      raise FileNotFoundError(f'{_missing(name, folder)}; both are needed')
     parts = {
         str(folder / file): npz.read(folder / file, form) for file in _ARRAYS
     }
@@ -71,6 +75,14 @@ def read(
       other_name, other, first_name, first, every_step=False
   )
   return dict(zip(SPLITS, parts.values(), strict=True))
+
+
+def _find_folder(path: pathlib.Path, name: str) -> pathlib.Path:
+  """Returns the folder of a data set: one in a directory, or the directory."""
+  texts = [_text_file(name, split) for split in SPLITS]
+  files = (*texts, *_ARRAYS) if path.name == name else texts
+  is_here = any((path / file).is_file() for file in files)
+  return path if is_here and not (path / name).is_dir() else path / name
 
 
 def convert(name: str, directory: str | os.PathLike[str]) -> None:
@@ -96,13 +108,13 @@ def _text_file(name: str, split: str) -> str:
   return f'{name}_{split.upper()}.ts'
 
 
-def _missing(folder: pathlib.Path) -> str:
+def _missing(name: str, folder: pathlib.Path) -> str:
   """Returns a sentence on what a data set's folder lacks; '' for nothing."""
   if not folder.is_dir():
     return (
         f'{folder} {"is no directory" if folder.exists() else "is not there"}'
     )
-  texts = tuple(_text_file(folder.name, split) for split in SPLITS)
+  texts = tuple(_text_file(name, split) for split in SPLITS)
   for files in (_ARRAYS, texts):
     lacks = [file for file in files if not (folder / file).is_file()]
     if not lacks:
@@ -141,8 +153,8 @@ def _load(name: str, split: str, folder: pathlib.Path | None):
   Args:
     name: of the data set.
     split: 'train' or 'test'.
-    folder: of that name, where its files are or are to be downloaded to; None
-      for aeon's own.
+    folder: where its files are, or are to be downloaded to; None for aeon's
+      own.
   """
   try:
     from aeon import datasets  # Slow to import, and an extra.
@@ -152,17 +164,23 @@ def _load(name: str, split: str, folder: pathlib.Path | None):
         ' directory of converted arrays in config.data.manual_dir'
         f' (rnnzoo/tasks/series/uea.py); {error}'
     ) from error
-  missing = _missing(folder) if folder else ''  # aeon may make it.
+  missing = _missing(name, folder) if folder else ''  # aeon may make it.
+  is_elsewhere = folder and folder.name != name
+  if is_elsewhere and missing:
+    raise FileNotFoundError(f'{missing}; both are needed')
   try:
-    return datasets.load_classification(
-        name, split=split, extract_path=str(folder.parent) if folder else None
-    )
+    if folder and is_elsewhere:  # aeon asks for a folder of that name.
+      return datasets.load_from_ts_file(str(folder / _text_file(name, split)))
+    with _without_empty_folders(folder):
+      return datasets.load_classification(
+          name, split=split, extract_path=str(folder.parent) if folder else None
+      )
   except Exception as error:
     text = str(error).splitlines()[0] if str(error) else type(error).__name__
     if 'not in the list of valid' in text:
       raise ValueError(
           f'{missing and f"{missing}, and "}{name!r} is no data set of the UEA'
-          ' and UCR archives that aeon knows'
+          f' and UCR archives that aeon knows{_did_you_mean(name, folder)}'
       ) from error
     if folder and not missing:
       file = folder / _text_file(name, split)
@@ -173,10 +191,37 @@ def _load(name: str, split: str, folder: pathlib.Path | None):
           'where there is a network, rnnzoo.tasks.series.uea.convert writes'
           ' arrays for config.data.manual_dir'
       )
-      if folder and not _missing(own):
+      if folder and not _missing(name, own):
         hint = f"aeon has {name} itself, for config.data.manual_dir=''"
       reason = missing or f'{name} does not come with aeon'
       raise ConnectionError(
           f'{reason}, and the download failed; {hint} ({text})'
       ) from error
     raise ValueError(f'{name} cannot be read by aeon: {text}') from error
+
+
+@contextlib.contextmanager
+def _without_empty_folders(folder: pathlib.Path | None) -> Iterator[None]:
+  """Removes the folders that aeon makes and then has nothing to put into."""
+  made = []
+  if folder:
+    made = [part for part in (folder, *folder.parents) if not part.exists()]
+  try:
+    yield
+  except BaseException:
+    for part in made:
+      with contextlib.suppress(OSError):  # It is not there, or not empty.
+        part.rmdir()
+    raise
+
+
+def _did_you_mean(name: str, folder: pathlib.Path | None) -> str:
+  """Returns a hint at a data set of nearly that name, '' if there is none."""
+  from aeon.datasets import tsc_datasets  # Slow to import, and an extra.
+
+  known = [*tsc_datasets.multivariate, *tsc_datasets.univariate]
+  if folder and folder.parent.is_dir():
+    known += [part.name for part in folder.parent.iterdir() if part.is_dir()]
+  lower = {one.lower(): one for one in known}
+  close = difflib.get_close_matches(name.lower(), lower, n=1)
+  return f'; did you mean {lower[close[0]]!r}?' if close else ''
