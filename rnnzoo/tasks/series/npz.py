@@ -89,17 +89,17 @@ def _warn_of_padding(x: np.ndarray, ndim: int, path: str) -> None:
     path: of the file.
   """
   count, steps = x.shape[:2]
-  # Few files are so: this looks at one step of each sequence first.
-  ends = np.flatnonzero(~x[:, -1].any(axis=-1))
+  # Few files are like this, so it looks at one step of each sequence first.
+  ends = np.flatnonzero(np.all(x[:, -1] == 0, axis=-1))
   if 2 * len(ends) <= count or steps == 1:
     return
-  zero = ~x[ends].any(axis=-1)[:, ::-1]
+  zero: np.ndarray = np.all(x[ends, ::-1] == 0, axis=-1)
   trailing = np.where(zero.all(axis=1), steps, zero.argmin(axis=1))
   print(
       f'WARNING: data: {path}: {len(ends):,} of {count:,} sequences end in'
       f' steps of zeros, {int(trailing.sum()):,} of {count * steps:,} steps.'
-      " There is no array 'lengths', so training sees them; if they are padding,"
-      ' save'
+      " There is no array 'lengths', so training sees them; if they are"
+      ' padding, save'
       f' lengths={steps} - {"(x != 0).any(-1)" if ndim == 3 else "(x != 0)"}'
       '[:, ::-1].argmax(1)',
       flush=True,
