@@ -78,6 +78,8 @@ def get_config() -> ml_collections.ConfigDict:
   model.norm_momentum = config_dict.placeholder(object)
   # Whether each layer's input is added to its output.
   model.residual = False
+  # Whether each layer sees the input and the outputs of all layers below.
+  model.dense = False
   # The dtype to compute in, 'bfloat16' or 'float16' say; None for that of the
   # parameters. For float16 the loss is scaled.
   model.dtype = config_dict.placeholder(object)

@@ -7,10 +7,9 @@ a recording validate, 20 test; a twentieth of the training data validates. They
 watch the accuracy of validation; here it is the loss, which still changes where
 all answers are right.
 
-`configs/base.py` explains all fields but those of `config.data` and
-`config.model.dense`. To train on NTU RGB+D, convert its `.skeleton` files, and
-name the result and the authors' list of recordings to leave out
-(https://github.com/shahroudy/NTURGB-D):
+`configs/base.py` explains all fields but those of `config.data`. To train on
+NTU RGB+D, convert its `.skeleton` files, and name the result and the authors'
+list of recordings to leave out (https://github.com/shahroudy/NTURGB-D):
 
   python -m rnnzoo.tasks.motion.ntu_conversion nturgb+d_skeletons ntu60
   python train.py --config=configs/indrnn_ntu.py --config.data.source=ntu60 \
@@ -79,11 +78,4 @@ def get_config() -> ml_collections.ConfigDict:
   data.split_seed = 0
   data.lock()
 
-  model = config.model
-  model.unlock()
-  # Whether each layer sees the input and the outputs of all layers below.
-  model.dense = False
-  model.lock()
-  model.options.unlock()
-  model.last_layer_options.unlock()
   return config

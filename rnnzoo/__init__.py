@@ -53,6 +53,7 @@ from rnnzoo.flash_interface import flashrnn
 from rnnzoo.flash_interface import FlashRNNConfig
 from rnnzoo.layers.bidirectional import Bidirectional
 from rnnzoo.layers.constraints import constrain
+from rnnzoo.layers.dense_stack import DenseStack
 from rnnzoo.layers.dropconnect import dropconnect
 from rnnzoo.layers.recurrent import RecurrentLayer
 from rnnzoo.layers.sequence_layer import SequenceLayer

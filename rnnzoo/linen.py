@@ -386,6 +386,23 @@ class Stack(SequenceModule):
   implementation: selection.Implementation = None
 
 
+class DenseStack(SequenceModule):
+  """`rnnzoo.DenseStack`; options of the layers go into `layer`, by partial."""
+
+  layer_class = rnnzoo.DenseStack
+  layer: LayerFactory | Sequence[LayerFactory]
+  features: int
+  in_features: int | None = None
+  num_layers: int = 1
+  dropout_rate: float = 0.0
+  share_dropout_over_time: bool = False
+  norm: str | None = None
+  norm_momentum: float | None = None
+  dtype: jax.typing.DTypeLike | None = None
+  param_dtype: jax.typing.DTypeLike | None = None
+  implementation: selection.Implementation = None
+
+
 class Bidirectional(SequenceModule):
   """`rnnzoo.Bidirectional`; options of the layer go into it, by partial."""
 

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 from flax import nnx
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from pallas_kernels import sharding
 from rnnzoo import attention
@@ -36,6 +37,7 @@ from rnnzoo import decoding
 from rnnzoo import settings
 from rnnzoo.engines import partitioning
 from rnnzoo.layers import bidirectional
+from rnnzoo.layers import dense_stack
 from rnnzoo.layers import embedding
 from rnnzoo.layers import initializers
 from rnnzoo.layers import recurrent
@@ -412,7 +414,8 @@ class Seq2Seq(nnx.Module):
 
 def _with_h(layer: sequence_layer.SequenceLayer, carry: Any, h: Array) -> Any:
   """Returns a layer's carry, or that of all layers of a stack, with that h."""
-  if isinstance(layer, stack.Stack):
+  is_dense = isinstance(layer, dense_stack.DenseStack)
+  if isinstance(layer, stack.Stack) and not is_dense:
     return tuple(
         _with_h(level, part, h)
         for level, part in zip(layer.layers, carry, strict=True)
@@ -437,8 +440,18 @@ def _last(
     y: its outputs [B, S, C].
     lengths: int [B], valid steps.
   """
-  while isinstance(layer, stack.Stack):
-    layer = layer.layers[-1]
+  if isinstance(layer, dense_stack.DenseStack):
+    # The input, which has no direction, and the outputs of each level.
+    sizes = [level.out_features for level in layer.layers]
+    starts = np.cumsum([layer.in_features, *sizes[:-1]])
+    first, *parts = jnp.split(y, starts, axis=-1)
+    index = checks.last_step(lengths, y.shape[1])[:, None, None]
+    found = [jnp.take_along_axis(first, index, axis=1)[:, 0]]
+    for level, part in zip(layer.layers, parts, strict=True):
+      found.append(_last(level, part, lengths))
+    return jnp.concatenate(found, axis=-1)
+  if isinstance(layer, stack.Stack):
+    return _last(layer.layers[-1], y, lengths)
   index = checks.last_step(lengths, y.shape[1])[:, None, None]
   last = jnp.take_along_axis(y, index, axis=1)[:, 0]
   if not isinstance(layer, bidirectional.Bidirectional):

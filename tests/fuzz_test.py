@@ -184,6 +184,7 @@ def composed():
     yield name, layer(name)
   options = {'num_layers': 2, 'dropout_rate': 0.5, 'norm': 'batch'}
   yield 'Stack', make(rnnzoo.Stack, rnnzoo.GRU, **options)
+  yield 'DenseStack', make(rnnzoo.DenseStack, rnnzoo.GRU, **options)
   yield 'Bidirectional', make(rnnzoo.Bidirectional, rnnzoo.GRU)
 
 
@@ -201,7 +202,7 @@ def constructors():
       yield Case(name, cls, good, option, OPTIONS[option])
   good = {'layer': rnnzoo.GRU, 'in_features': IN, 'features': FEATURES}
   good['rngs'] = nnx.Rngs(0)
-  for cls in (rnnzoo.Stack, rnnzoo.Bidirectional):
+  for cls in (rnnzoo.Stack, rnnzoo.DenseStack, rnnzoo.Bidirectional):
     for option in ('layer', *OF_ALL):
       values = LAYERS if option == 'layer' else OPTIONS[option]
       yield Case(cls.__name__, cls, good, option, values)

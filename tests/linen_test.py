@@ -37,9 +37,11 @@ def with_str_names(tree):
 
 class LinenTest(parameterized.TestCase):
 
-  @parameterized.parameters(*rnnzoo.LAYERS, 'Stack', 'Bidirectional')
+  @parameterized.parameters(
+      *rnnzoo.LAYERS, 'Stack', 'DenseStack', 'Bidirectional'
+  )
   def test_same_numbers(self, name):
-    if name in ('Stack', 'Bidirectional'):
+    if name not in rnnzoo.LAYERS:
       cls = functools.partial(getattr(rnnzoo, name), rnnzoo.GRU)
       module = getattr(rnnzoo_linen, name)(
           rnnzoo.GRU, in_features=IN, features=FEATURES

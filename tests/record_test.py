@@ -72,6 +72,9 @@ def states():
       'stack': lambda cls: functools.partial(
           rnnzoo.Stack, cls, 3, 4, num_layers=2, norm='batch'
       ),
+      'dense': lambda cls: functools.partial(
+          rnnzoo.DenseStack, cls, 3, 4, num_layers=2, norm='batch'
+      ),
       'both': lambda cls: functools.partial(rnnzoo.Bidirectional, cls, 3, 4),
       'classifier': lambda cls: lambda rngs: models.SequenceClassifier(
           cls(3, 4, rngs=rngs), 5, rngs=rngs

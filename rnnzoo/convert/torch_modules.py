@@ -8,6 +8,7 @@ import numpy as np
 from rnnzoo import settings
 from rnnzoo.cells import gru
 from rnnzoo.convert import weights as weights_lib
+from rnnzoo.layers import dense_stack
 from rnnzoo.layers import sequence_layer
 from rnnzoo.layers import stack
 
@@ -60,6 +61,7 @@ def from_torch(
     ValueError: an entry is missing, left over or of another shape, or the layer
       is of a kind that torch does not have.
   """
+  _check_connections(layer)
   if isinstance(layer, stack.Stack) and layer.residual:
     raise ValueError(
         'torch has no residual sums between levels, and the Stack has.'
@@ -81,6 +83,14 @@ def from_torch(
   entries.finish()
   for part, weights in updates:
     weights_lib.store(part, weights)
+
+
+def _check_connections(layer: sequence_layer.SequenceLayer) -> None:
+  if isinstance(layer, dense_stack.DenseStack):
+    raise ValueError(
+        'torch has no levels over the outputs of all below, and the DenseStack'
+        ' has.'
+    )
 
 
 def to_torch(
@@ -107,6 +117,7 @@ def to_torch(
   Raises:
     ValueError: torch has no such layer.
   """
+  _check_connections(layer)
   if isinstance(layer, stack.Stack) and (layer.norms or layer.residual):
     raise ValueError(
         'torch has no normalisation and no residual sums between levels, and'

@@ -136,16 +136,18 @@ class Stack(sequence_layer.SequenceLayer):
     size = in_features
     for factory in factories:
       level = sequence_layer.make(factory, size, features, rngs, options)
-      size = level.out_features
       layers.append(level)
       dtypes = {k: v for k, v in options.items() if k in _NORM_OPTIONS}
       # The fast variance, E[x^2] - E[x]^2, loses its digits where the mean is
       # large.
       given: Any = dict(dtypes, use_fast_variance=False, rngs=rngs)
       if norm == 'layer':
-        norms.append(nnx.LayerNorm(size, **given))
+        norms.append(nnx.LayerNorm(level.out_features, **given))
       elif norm == 'batch':
-        norms.append(nnx.BatchNorm(size, momentum=momentum, **given))
+        norms.append(
+            nnx.BatchNorm(level.out_features, momentum=momentum, **given)
+        )
+      size = self._size_above(size, level)
     self.layers = nnx.List(layers)
     self.norms = nnx.List(norms)
     self.in_features = in_features
@@ -318,6 +320,11 @@ class Stack(sequence_layer.SequenceLayer):
     if deterministic is not None:
       self.deterministic = deterministic
 
+  def _size_above(self, size: int, level: sequence_layer.SequenceLayer) -> int:
+    """Returns how many features a level, with an input of `size`, hands on."""
+    del size
+    return level.out_features
+
   def _drops(self) -> bool:
     return self.dropout_rate > 0 and len(self.layers) > 1
 
@@ -328,14 +335,14 @@ class Stack(sequence_layer.SequenceLayer):
       return rngs is not None
     if not self.deterministic and rngs is None and self._drops():
       raise ValueError(
-          'After train(), this Stack needs random numbers for dropout in each'
-          ' call: stack(x, rngs=nnx.Rngs(dropout=key)), with a new key for each'
-          ' training step. After eval() it needs none.'
+          f'After train(), this {type(self).__name__} needs random numbers for'
+          ' dropout in each call: stack(x, rngs=nnx.Rngs(dropout=key)), with a'
+          ' new key for each training step. After eval() it needs none.'
       )
     return not self.deterministic
 
   def _above(self, index, x, y, valid, train, rngs, time_axis) -> Array:
-    """Applies normalisation, dropout and the residual sum after a layer."""
+    """Returns a level's output: y normalised, dropped and added to x."""
     if self.norms:
       norm = self.norms[index]
       if isinstance(norm, nnx.BatchNorm):

@@ -47,6 +47,7 @@ RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
             0, 1, above=True, below=True, optional=True
         ),
         'residual': fields.flag(),
+        'dense': fields.flag(),
         'dtype': fields.text(optional=True),
         'implementation': fields.Rule(
             'a name, several names to try in turn, or None', _is_implementation
@@ -90,13 +91,18 @@ def check(model: ml_collections.ConfigDict) -> None:
         f" config.model.norm='batch', and that is {model.norm!r};"
         ' --config.model.norm_momentum=None would work'
     )
+  if model.dense and model.residual:
+    raise ValueError(
+        'a stack is dense or residual, not both; config.model.dense or'
+        ' config.model.residual must be False'
+    )
 
 
 def build(
     model: ml_collections.ConfigDict,
     in_features: int,
     rngs: nnx.Rngs,
-    stack: Callable[..., sequence_layer.SequenceLayer] = rnnzoo.Stack,
+    stack: Callable[..., sequence_layer.SequenceLayer] | None = None,
 ) -> sequence_layer.SequenceLayer:
   """Returns a stack of layers.
 
@@ -104,7 +110,8 @@ def build(
     model: `config.model`, as in `configs/base.py`, checked by `check`.
     in_features: of its inputs.
     rngs: that parameters are drawn from.
-    stack: makes it, with the arguments of `rnnzoo.Stack`.
+    stack: makes it, with the arguments of `rnnzoo.Stack`; None for that, or for
+      `rnnzoo.DenseStack` where `config.model.dense` is set.
 
   Raises:
     ValueError: the layer or one of its options does not exist.
@@ -114,6 +121,10 @@ def build(
   last = options | _layer_options(model, 'last_layer_options')
   factories = [functools.partial(layer, **options)] * (model.num_layers - 1)
   factories.append(functools.partial(layer, **last))
+  if stack is None and model.dense:
+    stack = rnnzoo.DenseStack
+  else:
+    stack = functools.partial(stack or rnnzoo.Stack, residual=model.residual)
   with _one_sentence(model):
     return stack(
         factories,
@@ -124,7 +135,6 @@ def build(
         share_dropout_over_time=model.share_dropout_over_time,
         norm=model.norm,
         norm_momentum=model.norm_momentum,
-        residual=model.residual,
         dtype=find_dtype(model),
         implementation=model.implementation,
         rngs=rngs,
@@ -154,6 +164,7 @@ def build_language_model(
       'norm': None,
       'norm_momentum': None,
       'residual': False,
+      'dense': False,
       'share_dropout_over_time': False,
       'last_layer_options': {},
   }

@@ -66,6 +66,7 @@ DEFAULTS: Mapping[str, Any] = types.MappingProxyType(
         'model.conv_width': 0,
         'model.dropconnect_rate': 0.0,
         'model.label_smoothing': 0.0,
+        'model.dense': False,
         'data.test_context': None,
         'model.mlp_features': None,
         'seeds_at_once': 1,

@@ -16,6 +16,7 @@ from rnnzoo import convert
 IN, FEATURES = 3, 4
 
 STACK = functools.partial(rnnzoo.Stack, rnnzoo.GRU)
+DENSE = functools.partial(rnnzoo.DenseStack, rnnzoo.GRU)
 
 
 def make(cls, **options):
@@ -255,6 +256,16 @@ class ErrorsTest(parameterized.TestCase):
           'residual_sums_in_torch',
           lambda: convert.from_torch(make(STACK, residual=True), {}),
           'torch has no residual sums between levels',
+      ),
+      (
+          'dense_levels_from_torch',
+          lambda: convert.from_torch(make(DENSE), {}),
+          'torch has no levels over the outputs of all below',
+      ),
+      (
+          'dense_levels_to_torch',
+          lambda: convert.to_torch(make(DENSE)),
+          'torch has no levels over the outputs of all below',
       ),
       (
           'torch_cell_of_a_stack',

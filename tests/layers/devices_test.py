@@ -275,7 +275,7 @@ class FewNumbersTest(Numbers):
         'sharded_program', 8, ['Explicit', 'stacks'], FAST_COMPILATION
     )
     for name in (
-        *('norm', 'time_major', 'batch norm', 'mixed', 'dropout'),
+        *('norm', 'time_major', 'batch norm', 'dense', 'mixed', 'dropout'),
         'only x on the mesh, without jit',
         'parts of parts of time',
     ):

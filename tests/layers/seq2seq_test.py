@@ -1,5 +1,6 @@
 """Seq2Seq and decoding: padding, attention, teacher forcing, searches."""
 
+import functools
 import itertools
 
 from absl.testing import absltest
@@ -148,6 +149,11 @@ class Seq2SeqTest(parameterized.TestCase):
           rnnzoo.Bidirectional(rnnzoo.GRU, 9, 6, rngs=nnx.Rngs(0)),
           'must be a recurrent layer or a stack of these',
       ),
+      (
+          'decoder',
+          rnnzoo.DenseStack(rnnzoo.GRU, 9, 6, rngs=nnx.Rngs(0)),
+          'must be a recurrent layer or a stack of these.*DenseStack',
+      ),
       ('dropout_rate', 1.5, r'dropout_rate must be in \[0, 1\), got 1.5'),
   )
   def test_errors(self, name, given, message):
@@ -161,6 +167,32 @@ class Seq2SeqTest(parameterized.TestCase):
       models.Seq2Seq(
           **options, num_source_tokens=4, num_target_tokens=4, rngs=rngs
       )
+
+  @parameterized.parameters(False, True)
+  def test_a_dense_encoder(self, bidirectional):
+    layer = rnnzoo.GRU
+    if bidirectional:
+      layer = functools.partial(rnnzoo.Bidirectional, layer)
+    rngs = nnx.Rngs(0)
+    encoder = rnnzoo.DenseStack(layer, 4, 5, num_layers=2, rngs=rngs)
+    size = encoder.out_features
+    model = models.Seq2Seq(
+        encoder,
+        rnnzoo.GRU(3 + size, 6, rngs=rngs),
+        num_source_tokens=SOURCE_TOKENS,
+        num_target_tokens=TARGET_TOKENS,
+        rngs=rngs,
+    )
+    x = model.source_embedding(SOURCE)
+    y = np.asarray(encoder(x, seq_lengths=LENGTHS))
+    last = y[np.arange(3), LENGTHS - 1]
+    backward = np.zeros(size, bool)
+    if bidirectional:  # [x, forward, backward, forward, backward]
+      backward[9:14] = backward[19:24] = True
+    want = np.where(backward, y[:, 0], last)
+    np.testing.assert_allclose(
+        model.encode(SOURCE, LENGTHS).context, want, rtol=1e-5, atol=1e-6
+    )
 
   @parameterized.parameters(np.uint8, np.uint32)
   def test_a_source_of_no_step_whose_length_has_no_sign(self, dtype):

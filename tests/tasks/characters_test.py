@@ -132,6 +132,8 @@ class CharactersTest(parameterized.TestCase):
   @parameterized.parameters(
       ({'norm': 'layer'}, 'config.model.norm must be None for a language'),
       ({'residual': True}, 'config.model.residual must be False'),
+      ({'dense': True}, 'config.model.dense must be False for a language'),
+      ({'norm_momentum': 0.5}, "needs config.model.norm='batch'"),
       ({'mlp': 'wide'}, 'config.model.mlp must be'),
       ({'mlp_features': 0}, 'config.model.mlp_features must be'),
       ({'mlp': None, 'mlp_features': 5}, 'mlp_features=5 needs an mlp'),

@@ -197,6 +197,34 @@ class ConfigsTest(parameterized.TestCase):
       ):
         tasks.TASKS[task](config)
 
+  @parameterized.parameters('adding', 'sequences', 'skeletons', 'translation')
+  def test_dense_and_residual_are_refused_before_data_are_read(self, task):
+    config = load_config(f'base_{task}')
+    config.model.update(dense=True, residual=True)
+    with self.assertRaisesRegex(ValueError, 'dense or residual, not both'):
+      tasks.TASKS[task](config)
+
+  @parameterized.parameters(
+      'adding', 'cifar', 'copying', 'lorenz', 'smnist', 'state_tracking'
+  )
+  def test_dense_layers(self, name):
+    config = load_config(f'base_{name}')
+    directory = pathlib.Path(self.create_tempdir().full_path)
+    config.data.update(offline(config, directory))
+    config.model.update(dense=True, num_layers=2, features=8)
+    task = tasks.TASKS[config.task](config)
+    model = nnx.eval_shape(lambda: task.build_model(nnx.Rngs(0)))
+    backbone = model.backbone
+    self.assertIsInstance(backbone, rnnzoo.DenseStack)
+    self.assertEqual(backbone.out_features, backbone.in_features + 2 * 8)
+    self.assertEqual(model.head.in_features, backbone.out_features)
+
+  def test_dense_layers_in_a_translation(self):
+    config = load_config('base_translation')
+    config.model.dense = True
+    with self.assertRaisesRegex(ValueError, 'dense must be False for a trans'):
+      tasks.TASKS['translation'](config)
+
   def test_momentum_reaches_every_level(self):
     config = load_config('base')
     config.model.update(num_layers=2, norm='batch')

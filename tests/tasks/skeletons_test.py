@@ -17,9 +17,7 @@ import ml_collections
 import numpy as np
 import pytest
 
-import rnnzoo
 from rnnzoo import training
-from rnnzoo.tasks.motion import dense_stack
 from rnnzoo.tasks.motion import ntu_arrays
 from rnnzoo.tasks.motion import ntu_conversion
 from rnnzoo.tasks.motion import ntu_files
@@ -157,67 +155,6 @@ class FramesTest(parameterized.TestCase):
       )
 
 
-class DenseStackTest(absltest.TestCase):
-
-  def setUp(self):
-    super().setUp()
-    self.stack = dense_stack.DenseStack(
-        [rnnzoo.IndRNN] * 2,
-        4,
-        5,
-        num_layers=2,
-        norm='layer',
-        dropout_rate=0.5,
-        activation='tanh',
-        rngs=nnx.Rngs(0),
-    )
-    self.x = np.random.RandomState(0).randn(2, 4, 4).astype(np.float32)
-
-  def test_levels_steps_and_parts(self):
-    @nnx.jit
-    def run(stack, x):
-      carry, whole = stack.unroll(x)
-      _, rest = stack.unroll(x[:, 3:], initial_carry=stack.unroll(x[:, :3])[0])
-      state = stack.initial_carry((2,))
-      steps = []
-      for t in range(4):
-        state, y = stack.step(state, x[:, t])
-        steps.append(y)
-      levels = [
-          level(whole[..., : 4 + 5 * index])
-          for index, level in enumerate(stack.levels)
-      ]
-      return whole, [x, *levels], rest, jnp.stack(steps, axis=1), carry, state
-
-    whole, levels, rest, steps, carry, state = run(self.stack, self.x)
-    self.assertEqual(whole.shape, (2, 4, 4 + 2 * 5))
-    np.testing.assert_allclose(whole, np.concatenate(levels, -1), atol=1e-5)
-    np.testing.assert_allclose(rest, whole[:, 3:], atol=1e-5)
-    np.testing.assert_allclose(steps, whole, atol=1e-5)
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), state, carry
-    )
-
-  @pytest.mark.slow
-  def test_drops_while_training(self):
-    train = nnx.jit(lambda stack, x, rngs: stack(x, rngs=rngs))
-    y = np.asarray(train(self.stack, self.x, nnx.Rngs(dropout=0)))
-    dropped = [np.mean(y[..., 4 + 5 * i : 9 + 5 * i] == 0) for i in range(2)]
-    self.assertBetween(dropped[0], 0.2, 0.8)
-    self.assertEqual(dropped[1], 0.0)
-    np.testing.assert_array_equal(y[..., :4], self.x)
-
-  def test_errors(self):
-    with self.assertRaisesRegex(ValueError, 'carry must be a tuple of 2'):
-      self.stack.step((), self.x[:, 0])
-    with self.assertRaisesRegex(ValueError, 'dense or residual, not both'):
-      dense_stack.DenseStack(
-          [rnnzoo.GRU], 4, 5, num_layers=1, residual=True, rngs=nnx.Rngs(0)
-      )
-    with self.assertRaisesRegex(ValueError, 'num_layers is 2, but there are 1'):
-      dense_stack.DenseStack([rnnzoo.GRU], 4, 5, num_layers=2, rngs=nnx.Rngs(0))
-
-
 class TaskTest(parameterized.TestCase):
 
   def test_splits_of_motions(self):
@@ -292,12 +229,6 @@ class TaskTest(parameterized.TestCase):
       make_task(make_config(source='ntu60'))
     with self.assertRaisesRegex(FileNotFoundError, 'has no index.json; python'):
       make_task(make_config(source='ntu60', data_dir='/nowhere'))
-
-  def test_dense_and_residual(self):
-    config = make_config()
-    config.model.update(dense=True, residual=True)
-    with self.assertRaisesRegex(ValueError, 'not both'):
-      make_task(config).build_model(nnx.Rngs(0))
 
 
 class InputsTest(parameterized.TestCase):

@@ -194,6 +194,10 @@ def stacks(mesh):
   yield 'norm', *results(normed, reverse=True)
   yield 'time_major', *results(normed, time_major=True)
   yield 'batch norm', *results(make(rnnzoo.GRU, norm='batch'), trains=True)
+  dense = rnnzoo.DenseStack(
+      rnnzoo.LSTM, 4, 4, num_layers=2, norm='layer', rngs=nnx.Rngs(0)
+  )
+  yield 'dense', *results(dense)
   mixed = make([rnnzoo.MinGRU, rnnzoo.GRU, rnnzoo.AGRU])
   yield 'mixed', *results(mixed)
   yield 'dropout', *results(make(rnnzoo.GRU, dropout_rate=0.5), trains=True)

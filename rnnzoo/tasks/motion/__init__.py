@@ -8,5 +8,4 @@ ntu_conversion   many of them to one array, `python -m`
 ntu_arrays       that array
 ntu_splits       who trains and who tests
 ntu_motions      synthetic recordings
-dense_stack      layers that see all layers below
 """

@@ -24,14 +24,12 @@ import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
-import rnnzoo
 from rnnzoo import models
 from rnnzoo.tasks import backbones
 from rnnzoo.tasks import classification
 from rnnzoo.tasks import fields
 from rnnzoo.tasks import protocol
 from rnnzoo.tasks.images import smnist
-from rnnzoo.tasks.motion import dense_stack
 from rnnzoo.tasks.motion import ntu_arrays
 from rnnzoo.tasks.motion import ntu_files
 from rnnzoo.tasks.motion import ntu_motions
@@ -65,9 +63,6 @@ _DATA_RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
         'validation_fraction': fields.number(0, 1, above=True, below=True),
         'split_seed': fields.seed(),
     }
-)
-_MODEL_RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
-    {'dense': fields.flag()}
 )
 
 
@@ -124,7 +119,6 @@ class SkeletonActions(classification.Classification):
     fields.check(config.data, _DATA_RULES, 'config.data')
     backbones.check(config.model)
     fields.check(config.model, classification.RULES, 'config.model')
-    fields.check(config.model, _MODEL_RULES, 'config.model')
     self._config = config
     self._model, self._data = config.model, config.data
     self.label_smoothing = config.model.label_smoothing
@@ -185,12 +179,7 @@ class SkeletonActions(classification.Classification):
     Raises:
       ValueError: the layer or one of its options does not exist.
     """
-    backbone = backbones.build(
-        self._model,
-        IN_FEATURES,
-        rngs,
-        dense_stack.DenseStack if self._model.dense else rnnzoo.Stack,
-    )
+    backbone = backbones.build(self._model, IN_FEATURES, rngs)
     return models.SequenceClassifier(backbone, len(self.class_names), rngs=rngs)
 
   def evaluate(

@@ -191,6 +191,11 @@ class Translation(protocol.Task):
     extras.require('task translation', 'text', ('tokenizers', 'sacrebleu'))
     fields.check(config.data, _DATA_RULES, 'config.data')
     backbones.check(config.model)
+    if config.model.dense:
+      raise ValueError(
+          'config.model.dense must be False for a translation, whose decoder'
+          ' starts from one h; config.model.residual=True would work'
+      )
     fields.check(config.model, _MODEL_RULES, 'config.model')
     self._model, self._data = config.model, config.data
 

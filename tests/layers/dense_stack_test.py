@@ -1,0 +1,165 @@
+"""DenseStack: levels over all outputs below, with the contract of a layer."""
+
+import functools
+
+from absl.testing import absltest
+from absl.testing import parameterized
+from flax import nnx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import rnnzoo
+from tests.testing import random_layers
+from tests.testing import reference
+
+BATCH, TIME, IN, FEATURES = 3, 5, 4, 6
+OUT = IN + 2 * FEATURES
+LENGTHS = np.array([5, 2, 0], np.int32)
+
+rng = np.random.default_rng(0)
+x = rng.standard_normal((BATCH, TIME, IN)).astype(np.float32)
+valid = np.arange(TIME) < LENGTHS[:, None]
+reset = rng.random((BATCH, TIME)) < 0.3
+
+close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)
+equal = np.testing.assert_array_equal
+
+
+def make(layer=rnnzoo.GRU, **options):
+  options = {'num_layers': 2} | options
+  stack = random_layers.make(rnnzoo.DenseStack, layer, IN, FEATURES, **options)
+  for norm in stack.norms:
+    if isinstance(norm, nnx.BatchNorm):
+      norm.var[...] = 1 + jnp.abs(norm.var[...])
+  return stack
+
+
+class DenseStackTest(parameterized.TestCase):
+
+  @parameterized.parameters(None, 'layer', 'batch')
+  def test_each_level_is_over_all_below(self, norm):
+    stack = make(norm=norm)
+
+    @reference.jit
+    def run(stack, x):
+      outputs = x
+      for index, level in enumerate(stack.layers):
+        y = level(outputs, reset=reset)
+        if norm == 'batch':
+          y = stack.norms[index](y, use_running_average=True)
+        elif norm:
+          y = stack.norms[index](y)
+        outputs = jnp.concatenate([outputs, y], axis=-1)
+      return stack(x, reset=reset), outputs
+
+    got, want = run(stack, x)
+    self.assertEqual(got.shape, (BATCH, TIME, OUT))
+    self.assertEqual(stack.out_features, OUT)
+    self.assertEqual(stack.features, FEATURES)
+    close(got, want)
+
+  @parameterized.parameters({}, {'norm': 'layer', 'layer': rnnzoo.IndRNN})
+  def test_steps_and_parts_are_an_unroll(self, **options):
+    stack = make(**options)
+
+    @reference.jit
+    def run(stack, x):
+      carry, whole = stack.unroll(x)
+      _, rest = stack.unroll(x[:, 3:], initial_carry=stack.unroll(x[:, :3])[0])
+      state, steps = stack.initial_carry((BATCH,)), []
+      for t in range(TIME):
+        state, y = stack.step(state, x[:, t])
+        steps.append(y)
+      return (carry, whole, rest), (state, jnp.stack(steps, 1), whole[:, 3:])
+
+    jax.tree.map(close, *run(stack, x))
+
+  @parameterized.product(norm=(None, 'batch'), time_major=(False, True))
+  def test_padding_is_zero_and_has_no_effect(self, norm, time_major):
+    stack = make(norm=norm)
+    swap = (lambda a: a.swapaxes(0, 1)) if time_major else lambda a: a
+
+    @reference.jit
+    def run(stack, x):
+      def loss(x):
+        final, y = stack.unroll(
+            swap(x), seq_lengths=LENGTHS, time_major=time_major
+        )
+        return jnp.sum(y**2), (final, swap(y))
+
+      gradient, (final, y) = jax.grad(loss, has_aux=True)(x)
+      return gradient, final, y, stack.unroll(x[1, : LENGTHS[1]])
+
+    bad = np.where(valid[..., None], x, np.nan)
+    gradient, final, y, (short, outputs) = run(stack, bad)
+    close(y[1, : LENGTHS[1]], outputs)
+    equal(np.asarray(y)[~valid], 0)
+    jax.tree.map(lambda a, b: close(a[1], b), final, short)
+    equal(np.asarray(gradient)[~valid], 0)
+    self.assertTrue(np.isfinite(gradient).all())
+
+  def test_a_mask_is_zero(self):
+    bad = np.where(valid[..., None], x, np.nan)
+    y = np.asarray(make()(bad, mask=valid))
+    equal(y[~valid], 0)
+    equal(y[valid][:, :IN], x[valid])
+
+  def test_drops_new_outputs_while_training(self):
+    stack = make(rnnzoo.LSTM, dropout_rate=0.5)
+    train = nnx.jit(lambda stack, x, rngs: stack(x, rngs=rngs))
+    y = np.asarray(train(stack, x, nnx.Rngs(dropout=0)))
+    equal(y[..., :IN], x)
+    first, last = np.split(y[..., IN:], 2, axis=-1)
+    self.assertBetween(np.mean(first == 0), 0.2, 0.8)
+    self.assertEqual(np.mean(last == 0), 0)
+
+  def test_modes(self):
+    stack = make(dropout_rate=0.5, norm='batch')
+    rngs = lambda: nnx.Rngs(dropout=0)
+    want = stack(x)
+    stack.eval()
+    equal(stack(x, rngs=rngs()), want)
+    equal(stack.norms[0].mean[...], make(norm='batch').norms[0].mean[...])
+    stack.train()
+    with self.assertRaisesRegex(ValueError, 'this DenseStack needs random num'):
+      stack(x)
+    self.assertGreater(np.abs(stack(x, rngs=rngs()) - want).max(), 1e-3)
+
+  def test_bidirectional(self):
+    stack = make(functools.partial(rnnzoo.Bidirectional, rnnzoo.GRU))
+    y = stack(x, seq_lengths=LENGTHS)
+    self.assertEqual(y.shape, (BATCH, TIME, IN + 4 * FEATURES))
+    equal(np.asarray(y)[~valid], 0)
+
+  def test_dtype(self):
+    stack = make(dtype=jnp.bfloat16, norm='batch')
+    self.assertEqual(stack(x, rngs=nnx.Rngs(0)).dtype, jnp.bfloat16)
+
+  @parameterized.parameters(
+      ({'dropout_rate': 2.0}, ValueError, r'dropout_rate must be in \[0, 1\)'),
+      ({'num_layers': 0}, ValueError, 'num_layers must be a positive int'),
+      ({'norm': 'group'}, ValueError, 'norm must be one of'),
+      ({'norm_momentum': 0.5}, ValueError, "needs norm='batch'"),
+      ({'share_dropout_over_time': 1}, ValueError, 'must be a bool'),
+      ({'layer': [rnnzoo.GRU]}, ValueError, 'one factory or num_layers = 2'),
+      ({'residual': True}, TypeError, 'dense or residual, not both'),
+      ({'residual': False}, TypeError, 'dense or residual, not both'),
+      ({'gamma': 1.0}, TypeError, "GRU has no argument 'gamma'"),
+  )
+  def test_options_are_refused(self, options, error, message):
+    layer = options.pop('layer', rnnzoo.GRU)
+    options = {'num_layers': 2, 'rngs': nnx.Rngs(0)} | options
+    with self.assertRaisesRegex(error, message):
+      rnnzoo.DenseStack(layer, IN, FEATURES, **options)
+
+  def test_calls_are_refused(self):
+    stack = make()
+    with self.assertRaisesRegex(ValueError, 'carry must be a tuple of 2'):
+      stack.step((), x[:, 0])
+    with self.assertRaisesRegex(ValueError, 'in_features = 4, got shape'):
+      stack(x[..., :2])
+
+
+if __name__ == '__main__':
+  absltest.main()
