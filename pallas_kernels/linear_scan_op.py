@@ -42,22 +42,25 @@ def linear_scan(
     NotImplementedError: the device, the jax version, a dtype or a size is one
       that the kernels cannot run; or a second derivative is asked for.
   """
-  a, b, h0, reset = sharding.alike((a, b, h0, reset))
-  recurrence, theta, h0 = _checked(a, b, h0, reset, reverse, time_major)
-  # Pallas's GPU backend is imported where it is known to work.
-  from pallas_kernels.streaming import op as streaming_op
-
-  _, (h,) = streaming_op.run(
-      recurrence,
-      theta,
-      (a, b),
-      input_kernel=None,
-      carry=h0,
-      restart=None,
-      reset=reset,
-      mask=None,
-  )
+  _, (h,) = _run(a, b, h0, reset, reverse, time_major)
   return h
+
+
+def last(
+    a: Array, b: Array, *, reset: Array | None = None, reverse: bool = False
+) -> Array:
+  """Computes h after the last step, from h = 0, for parts of a sequence.
+
+  Args:
+    a: [B, T, F], as for `linear_scan`, and so are the others.
+    b: [B, T, F].
+    reset: bool [B, T].
+    reverse: run from the last step to the first.
+
+  Returns:
+    h, float32 [B, F].
+  """
+  return _run(a, b, None, reset, reverse, False)[0][0]
 
 
 def adjoint(
@@ -96,6 +99,25 @@ def adjoint(
       recurrence, theta, (a, b), h0, reset, h, d_last, d_h
   )
   return d_a, d_b, d_h0[0]
+
+
+def _run(a, b, h0, reset, reverse, time_major):
+  """Returns the last h, [1, B, F], and a tuple of all."""
+  a, b, h0, reset = sharding.alike((a, b, h0, reset))
+  recurrence, theta, h0 = _checked(a, b, h0, reset, reverse, time_major)
+  # Pallas's GPU backend is imported where it is known to work.
+  from pallas_kernels.streaming import op as streaming_op
+
+  return streaming_op.run(
+      recurrence,
+      theta,
+      (a, b),
+      input_kernel=None,
+      carry=h0,
+      restart=None,
+      reset=reset,
+      mask=None,
+  )
 
 
 def _checked(a, b, h0, reset, reverse, time_major):

@@ -68,7 +68,12 @@ def _forward(static, a, b, h0, reset):
         own, forcing, flags, jnp.zeros_like(own[:, :1])
     )
 
-  h, before = _over_time(static, read, run_from, h0, a.shape[1], reverse)
+  def ends(start, stop):
+    own, forcing, flags = _steps((a, b, reset), start, stop, None)
+    end = linear_scan_op.last(own, forcing, reset=flags, reverse=reverse)
+    return end, _bits(own, flags)
+
+  h, before = _over_time(static, read, ends, run_from, h0, a.shape[1], reverse)
   return h, (a, b, before, reset, h)
 
 
@@ -88,8 +93,18 @@ def _backward(static, saved, d_h):
     return own, jnp.where(own == 0, 0, own * g)
 
   zero = jnp.zeros_like(before)
+
+  def ends(start, stop):
+    own, *others, flags = _steps((a, b, h, d_h, reset), start, stop, None)
+    forcing, own_h, g = others
+    # All but the last result do not depend on h.
+    *_, d_first = linear_scan_op.adjoint(
+        own, forcing, zero, own_h, zero, g, reset=flags, reverse=reverse
+    )
+    return d_first, _bits(own, flags)
+
   (d_a, d_b, d_before), _ = _over_time(
-      static, read, run_from, zero, a.shape[1], not reverse
+      static, read, ends, run_from, zero, a.shape[1], not reverse
   )
   is_first = time_parts.is_first(reverse, over)
   return d_a, d_b, jnp.where(is_first, d_before, 0), None
@@ -98,7 +113,7 @@ def _backward(static, saved, d_h):
 _run.defvjp(_forward, _backward)
 
 
-def _over_time(static, read, run_from, h0, time, reverse):
+def _over_time(static, read, ends, run_from, h0, time, reverse):
   _, over = static
   return time_parts.run(
       associative.compose,
@@ -109,14 +124,23 @@ def _over_time(static, read, run_from, h0, time, reverse):
       reverse,
       over,
       axis=1,
-      in_loop=True,
+      ends=ends,
   )
 
 
+def _bits(a, reset):
+  """Returns a bound of log2 |product of a|, [B, F]; it knows no underflow."""
+  bits = jnp.log2(jnp.abs(a.astype(jnp.float32)))
+  if reset is not None:
+    bits = jnp.where(reset[..., None], -jnp.inf, bits)
+  return jnp.sum(bits, 1)
+
+
 def _steps(arrays, start: int, stop: int, dtype):
-  """Returns some steps; flags as they are."""
+  """Returns some steps, in a dtype unless it is None; flags as they are."""
   cut = [
       None if x is None else lax.slice_in_dim(x, start, stop, axis=1)
       for x in arrays
   ]
-  return [x if x is None or x.dtype == bool else x.astype(dtype) for x in cut]
+  is_kept = lambda x: x is None or x.dtype == bool or dtype is None
+  return [x if is_kept(x) else x.astype(dtype) for x in cut]

@@ -20,6 +20,7 @@ the mesh axes that time is over, and those of `associative.py` take them too.
 """
 
 from collections.abc import Callable, Sequence
+import functools
 import itertools
 from typing import Any
 
@@ -38,7 +39,7 @@ _ROUND = 16
 
 # Last steps of a part that its map is composed of at first, and how many times
 # as many are taken next, again and again, until nothing before them matters.
-FEW, MORE = 512, 64
+FEW, MORE = 4096, 16
 
 # Steps: (start, stop) -> (a, b), each [stop - start, ...] or, with time as the
 # second axis, [batch, stop - start, ...].
@@ -56,7 +57,7 @@ def run(
     over: Names,
     *,
     axis: int = 0,
-    in_loop: bool = False,
+    ends: Read | None = None,
 ) -> tuple[Any, Array]:
   """Runs this device's part of the steps.
 
@@ -70,8 +71,9 @@ def run(
     reverse: whether the recurrence runs from the last step to the first.
     over: the mesh axes that time is over.
     axis: where `read` has time.
-    in_loop: whether a second run is a loop's, which JAX cannot transpose. Then
-      XLA does not copy the results of the first.
+    ends: returns the b of the map of some steps, and a bound of log2 |a|, both
+      like h0, faster than `_map` does. Then a second run is a loop's, which JAX
+      cannot transpose, and whose results XLA need not copy.
 
   Returns:
     The results, and h before the first step of this device's part.
@@ -81,26 +83,51 @@ def run(
         f'Time over devices needs a number of steps that is known, got {time}.'
     )
 
-  def attempt(is_whole: bool):
-    own = _map(compose, read, time, reverse, axis, is_whole)
+  map_of = functools.partial(_map, compose, read, time, reverse, axis)
+
+  def attempt(own: tuple[Array, Array]):
     before = _exchange(compose, own, h0, reverse, over)
     results, last = run_from(before)
     return results, before, last
 
+  def somewhere(flags: Array) -> Array:
+    return lax.psum(jnp.any(flags).astype(jnp.int32), over) > 0
+
   if time <= FEW:
-    return attempt(True)[:2]
-  *found, last = attempt(False)
-  is_wrong = jnp.any(~jnp.isfinite(last)).astype(jnp.int32)
-  is_wrong = lax.psum(is_wrong, over) > 0
-  again = lambda: attempt(True)[:2]
-  if not in_loop:
+    return attempt(map_of(is_whole=True))[:2]
+  if ends is None:
+    *found, last = attempt(map_of(is_whole=False))
+    is_wrong = somewhere(~jnp.isfinite(last))
+    again = lambda: attempt(map_of(is_whole=True))[:2]
     return lax.cond(is_wrong, again, lambda: tuple(found))
+
+  end, bits = ends(0, FEW) if reverse else ends(time - FEW, time)
+  behind = _behind(end, h0, reverse, over)
+  is_long = somewhere(~(bits < -_bits(h0.dtype)))
+  before = lax.cond(
+      is_long,
+      lambda: _exchange(compose, map_of(is_whole=False), h0, reverse, over),
+      lambda: behind,
+  )
+  results, last = run_from(before)
+  is_wrong = somewhere(~jnp.isfinite(last))
   _, *found = lax.while_loop(
       lambda state: state[0],
-      lambda state: (state[0] & False, *again()),
-      (is_wrong, *found),
+      lambda state: (state[0] & False, *attempt(map_of(is_whole=True))[:2]),
+      (is_wrong, results, before),
   )
   return tuple(found)
+
+
+def _behind(end: Array, h0: Array, reverse: bool, over: Names) -> Array:
+  """Returns the `end` of the part before; h0 for the first part."""
+  count, index = lax.axis_size(over), lax.axis_index(over)
+  # A small sum takes less time than `ppermute`.
+  parts = lax.broadcasted_iota(jnp.int32, (count, *(1,) * end.ndim), 0)
+  sent = index - 1 if reverse else index + 1
+  ends = lax.psum(jnp.where(parts == sent, end, 0), over)
+  end = lax.dynamic_index_in_dim(ends, index, keepdims=False)
+  return jnp.where(is_first(reverse, over), h0, end)
 
 
 def _map(

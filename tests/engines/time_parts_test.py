@@ -105,17 +105,18 @@ class LongPartsTest(parameterized.TestCase):
     scan = functools.partial(rnnzoo.linear_scan, implementation='pallas')
     with jax.sharding.use_abstract_mesh(mesh):
       over_time = jax.sharding.NamedSharding(mesh, P(None, 'data'))
-      x = jax.ShapeDtypeStruct((1, 8192, 64), jnp.bfloat16, sharding=over_time)
+      x = jax.ShapeDtypeStruct((1, 16384, 64), jnp.bfloat16, sharding=over_time)
       traced = jax.jit(lambda x, g: jax.vjp(scan, x, x)[1](g)).trace(x, x)
       text = traced.lower(lowering_platforms=('cuda',)).as_text()
     kernels = re.findall(r'@mosaic_gpu.* : \((.*)\) ->', text)
-    # Forward and backward; the same two run again in loops, which begin where
-    # there is an infinity.
-    self.assertLen(kernels, 2)
+    # Forward and backward, each with the last steps of a part and with all of
+    # them; the latter run again in loops, which begin where a part remembers
+    # more, or has an infinity.
+    self.assertLen(kernels, 4)
     self.assertEqual(text.count('stablehlo.while'), 2)
-    for operands in kernels:
-      self.assertIn('tensor<1x4096x64xbf16>', operands)
-      self.assertNotIn('tensor<1x4096x64xf32>', operands)
+    for operands, steps in zip(kernels, (4096, 8192, 4096, 8192), strict=True):
+      self.assertIn(f'tensor<1x{steps}x64xbf16>', operands)
+      self.assertNotIn('64xf32>', operands)
 
 
 class ErrorsTest(parameterized.TestCase):
