@@ -94,26 +94,27 @@ def run(
     return lax.psum(jnp.any(flags).astype(jnp.int32), over) > 0
 
   if time <= FEW:
-    return attempt(map_of(is_whole=True))[:2]
+    return attempt(map_of(time))[:2]
   if ends is None:
-    *found, last = attempt(map_of(is_whole=False))
+    *found, last = attempt(map_of(FEW))
     is_wrong = somewhere(~jnp.isfinite(last))
-    again = lambda: attempt(map_of(is_whole=True))[:2]
+    again = lambda: attempt(map_of(time))[:2]
     return lax.cond(is_wrong, again, lambda: tuple(found))
 
+  most = min(MORE * FEW, time)
   end, bits = ends(0, FEW) if reverse else ends(time - FEW, time)
   behind = _behind(end, h0, reverse, over)
   is_long = somewhere(~(bits < -_bits(h0.dtype)))
   before = lax.cond(
       is_long,
-      lambda: _exchange(compose, map_of(is_whole=False), h0, reverse, over),
+      lambda: _exchange(compose, map_of(most), h0, reverse, over),
       lambda: behind,
   )
   results, last = run_from(before)
   is_wrong = somewhere(~jnp.isfinite(last))
   _, *found = lax.while_loop(
       lambda state: state[0],
-      lambda state: (state[0] & False, *attempt(map_of(is_whole=True))[:2]),
+      lambda state: (state[0] & False, *attempt(map_of(time))[:2]),
       (is_wrong, results, before),
   )
   return tuple(found)
@@ -136,7 +137,7 @@ def _map(
     time: int,
     reverse: bool,
     axis: int,
-    is_whole: bool,
+    first: int,
 ) -> tuple[Array, Array]:
   """Returns the map of a part's steps, (a, b), each [...].
 
@@ -146,13 +147,12 @@ def _map(
     time: their number.
     reverse: whether the recurrence runs from the last step to the first.
     axis: where `read` has time.
-    is_whole: whether steps count that every finite h is forgotten after.
+    first: how many of the last steps are composed at first; all of them count
+      then, even where every finite h is forgotten after.
   """
-  ends = [time]
-  if not is_whole:
-    ends = [FEW]
-    while ends[-1] < time:
-      ends.append(min(MORE * ends[-1], time))
+  ends = [first]
+  while ends[-1] < time:
+    ends.append(min(MORE * ends[-1], time))
 
   def total(start: int, stop: int):
     """Counts steps from the part's last one."""
