@@ -1,8 +1,9 @@
 """How far data parallelism carries: steps of three models on up to 1,024 GPUs.
 
 The time of a step on one device and on two, the bytes of its gradients and the
-number of its sums are measured (`devices_2_h200.json`). All else is arithmetic
-on the assumptions below. A step on n devices, each with a batch of its own, is
+number of its sums are measured (`devices_2_h200.json`), and so are steps on
+four, which are compared (`devices_4_h200.json`). All else is arithmetic on the
+assumptions below. A step on n devices, each with a batch of its own, is
 
     step(n) = step(1) + sums * overhead + reduction(gradient bytes, n)
 
@@ -72,22 +73,23 @@ class Model:
   Attributes:
     name: of the layers.
     one_ms: on one device.
-    two_ms: on two, each with a batch of its own; the faster of both kinds of
-      axes.
+    many_ms: on several, each with a batch of its own; the faster of both kinds
+      of axes.
     gradient_bytes: that all devices sum.
     sums: how many sums XLA makes of them.
   """
 
   name: str
   one_ms: float
-  two_ms: float
+  many_ms: float
   gradient_bytes: int
   sums: int
 
 
-def models() -> list[Model]:
-  """Returns the measured models."""
-  data = json.loads((HERE / 'devices_2_h200.json').read_text('utf-8'))
+def models(count: int = 2) -> list[Model]:
+  """Returns the models that were measured on a number of devices."""
+  path = HERE / f'devices_{count}_h200.json'
+  data = json.loads(path.read_text('utf-8'))
   found = []
   rows = [
       row
@@ -97,11 +99,11 @@ def models() -> list[Model]:
   ones = [row for row in rows if row['implementation'] == 'one device']
   for one in ones:
     case = one['layer'], one['shape']
-    two = min(
+    many = min(
         (
             row
             for row in rows
-            if (row['layer'], row['shape']) == case and row['devices'] == 2
+            if (row['layer'], row['shape']) == case and row['devices'] == count
         ),
         key=lambda row: row['median_ms'],
     )
@@ -111,10 +113,10 @@ def models() -> list[Model]:
         Model(
             name=one['layer'],
             one_ms=one['median_ms'],
-            two_ms=two['median_ms'],
+            many_ms=many['median_ms'],
             # Arguments are the parameters and x, both float32.
             gradient_bytes=one['argument_bytes'] - x_bytes,
-            sums=two['collectives']['all-reduce'],
+            sums=many['collectives']['all-reduce'],
         )
     )
   return found
@@ -123,7 +125,7 @@ def models() -> list[Model]:
 def overhead_ms(measured: list[Model]) -> float:
   """Returns the overhead of a sum: least squares over the measured models."""
   rest = [
-      m.two_ms - m.one_ms - ring_ms(m.gradient_bytes, 2, NVLINK)
+      m.many_ms - m.one_ms - ring_ms(m.gradient_bytes, 2, NVLINK)
       for m in measured
   ]
   products = sum(r * m.sums for r, m in zip(rest, measured, strict=True))
@@ -167,11 +169,14 @@ def table() -> str:
           + ''.join(f' {ms:.2f} ({share[n]:.2f}) |' for n, ms in steps.items())
           + f' {max(paying, default=1):,} |'
       )
-  checks = ', '.join(
-      f'{m.name} {m.two_ms:.2f} measured,'
-      f' {step_ms(m, 2, overhead, ring_ms):.2f} by the formula'
-      for m in measured
-  )
+  checks = {
+      count: ', '.join(
+          f'{m.name} {m.many_ms:.2f} measured,'
+          f' {step_ms(m, count, overhead, ring_ms):.2f} by the formula'
+          for m in models(count)
+      )
+      for count in (2, 4)
+  }
   lines += [
       '',
       'Milliseconds a training step on this many GPUs (in brackets: throughput'
@@ -179,7 +184,8 @@ def table() -> str:
       f' {NVLINK.gb_per_s:g} GB/s a direction and {NVLINK.latency_us:g} us a'
       f' message, a network of {NETWORK.gb_per_s:g} GB/s a GPU and'
       f' {NETWORK.latency_us:g} us a message, {HOST} GPUs a host. Fitted to two'
-      f' GPUs: {overhead:.3f} ms for each sum. Two GPUs, ms: {checks}.',
+      f' GPUs: {overhead:.3f} ms for each sum. Two GPUs, ms: {checks[2]}.'
+      f' Four GPUs, with fewer sums since, ms: {checks[4]}.',
   ]
   return '\n'.join(lines)
 

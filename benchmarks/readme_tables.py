@@ -362,6 +362,9 @@ def processes() -> str:
   return '\n'.join(lines)
 
 
+_COUNTS = {2: 'two', 4: 'four'}
+
+
 def devices(file: str) -> str:
   """Returns the table of training steps on several devices."""
   data = load(file)
@@ -372,9 +375,11 @@ def devices(file: str) -> str:
       dtype += f', {own} parameters'
     case = row['layer'], row['shape'], dtype
     steps.setdefault(case, {})[row['implementation']] = row
+  many = _COUNTS[data['device']['count']]
   lines = [
       '| layers | batch a device x time x heads x head dim | dtype | one device'
-      ', ms | two, Explicit axis | two, Auto axis | difference of an update |',
+      f', ms | {many}, Explicit axis | {many}, Auto axis | difference of an'
+      ' update |',
       '|---|---|---|---|---|---|---|',
   ]
   for (layer, shape, dtype), ways in steps.items():
@@ -384,14 +389,14 @@ def devices(file: str) -> str:
         f'{sizes["batch"]} x {sizes["time"]} x {heads} x'
         f' {sizes["features"] // heads}'
     )
-    two = [
+    times = [
         f'{ways[kind]["median_ms"]:.2f} ({ways[kind]["weak_scaling"]:.2f})'
         for kind in ('Explicit', 'Auto')
     ]
     error = max(ways[kind]['error'] for kind in ('Explicit', 'Auto'))
     lines.append(
         f'| {layer} | {size} | {dtype} |'
-        f' {ways["one device"]["median_ms"]:.2f} | {two[0]} | {two[1]} |'
+        f' {ways["one device"]["median_ms"]:.2f} | {times[0]} | {times[1]} |'
         f' {error:.1e} |'
     )
   versions = data['versions']
@@ -400,26 +405,28 @@ def devices(file: str) -> str:
       f'{data["device"]["count"]} x {data["device"]["kind"]}, jax'
       f' {versions["jax"]}, {data["date"][:10]}, commit {data["commit"][:7]}:'
       ' milliseconds a training step (in brackets: time of one device over that'
-      ' of two, each with a batch of its own), and the largest relative'
+      f' of {many}, each with a batch of its own), and the largest relative'
       ' difference of an update from that of one device with the whole batch.',
   ]
   return '\n'.join(lines)
 
 
-def linear_over_time() -> str:
+def linear_over_time(file: str) -> str:
   """Returns the table of a linear recurrence with time over devices."""
-  data = load('linear_over_time_2_h100.json')
+  data = load(file)
   batch, time, features = data['shape']
+  count = data['device']['count']
+  many = _COUNTS[count]
   lines = [
-      '| a | pass | one device, ms | two | times as fast | GB of a device, one'
-      ' | two |',
+      f'| a | pass | one device, ms | {many} | times as fast | GB of a device,'
+      f' one | {many} |',
       '|---|---|---|---|---|---|---|',
   ]
   for row in data['rows']:
     lines.append(
         f'| {row["case"]} | {row["direction"]} | {row["ms_1"]:.2f} |'
-        f' {row["ms_2"]:.2f} | {row["times"]:.2f} | {row["gb_1"]:.1f} |'
-        f' {row["gb_2"]:.1f} |'
+        f' {row[f"ms_{count}"]:.2f} | {row["times"]:.2f} | {row["gb_1"]:.1f} |'
+        f' {row[f"gb_{count}"]:.1f} |'
     )
   lines += [
       '',
@@ -1322,9 +1329,15 @@ TABLES = {
     },
     'docs/converting.md': {'conversions': conversions},
     'docs/devices.md': {
-        'linear_over_time': linear_over_time,
+        'linear_over_time_h100': functools.partial(
+            linear_over_time, 'linear_over_time_4_h100.json'
+        ),
+        'linear_over_time_h200': functools.partial(
+            linear_over_time, 'linear_over_time_4_h200.json'
+        ),
         'devices': functools.partial(devices, 'devices_2_h200.json'),
         'devices_h100': functools.partial(devices, 'devices_2_h100.json'),
+        'devices_four': functools.partial(devices, 'devices_4_h200.json'),
         'processes': processes,
     },
     'docs/libraries.md': {'libraries': libraries},

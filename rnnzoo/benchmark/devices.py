@@ -168,6 +168,7 @@ def _measure(prepared: _Prepared, timer, watchdog) -> list[dict[str, Any]]:
         steps,
         timer.repeats,
         lambda index: watchdog.start(f'timing {case.layer} {index}'),
+        timer.pace,
     )
   for row, found in zip(rows, times, strict=True):
     row |= dataclasses.asdict(found)

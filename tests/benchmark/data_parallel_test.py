@@ -24,16 +24,17 @@ class DataParallelTest(absltest.TestCase):
     self.assertEqual(ring(40e6, 1, link), 0)
     self.assertEqual(tree(40e6, 1, link), 0)
 
-  def test_agrees_with_two_devices(self):
-    models = self.program['models']()
-    self.assertLen(models, 3)
-    overhead = self.program['overhead_ms'](models)
+  def test_agrees_with_two_and_four_devices(self):
+    overhead = self.program['overhead_ms'](self.program['models']())
     self.assertGreater(overhead, 0)
-    for model in models:
-      by_formula = self.program['step_ms'](
-          model, 2, overhead, self.program['ring_ms']
-      )
-      self.assertAlmostEqual(by_formula / model.two_ms, 1, delta=0.05)
+    for count in (2, 4):
+      models = self.program['models'](count)
+      self.assertLen(models, 3)
+      for model in models:
+        by_formula = self.program['step_ms'](
+            model, count, overhead, self.program['ring_ms']
+        )
+        self.assertAlmostEqual(by_formula / model.many_ms, 1, delta=0.06)
 
 
 if __name__ == '__main__':
