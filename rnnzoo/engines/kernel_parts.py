@@ -142,5 +142,7 @@ def _steps(arrays, start: int, stop: int, dtype):
       None if x is None else lax.slice_in_dim(x, start, stop, axis=1)
       for x in arrays
   ]
-  is_kept = lambda x: x is None or x.dtype == bool or dtype is None
-  return [x if is_kept(x) else x.astype(dtype) for x in cut]
+  return [
+      x if x is None or x.dtype == bool else x.astype(dtype or x.dtype)
+      for x in cut
+  ]
