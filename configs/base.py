@@ -62,7 +62,8 @@ def get_config() -> ml_collections.ConfigDict:
   model.features = 128
   # How many layers are stacked.
   model.num_layers = 1
-  # The share of outputs that dropout sets to zero between layers.
+  # The share of outputs that dropout sets to zero between layers; without
+  # effect for one layer, which is warned of.
   model.dropout_rate = 0.0
   # The share of entries of the recurrent matrices that a training step drops:
   # DropConnect on R (rnnzoo.dropconnect).
@@ -76,7 +77,7 @@ def get_config() -> ml_collections.ConfigDict:
   # The share of the old running averages that an update of norm 'batch' keeps;
   # None for 0.9.
   model.norm_momentum = config_dict.placeholder(object)
-  # Whether each layer's input is added to its output.
+  # Whether each layer's input is added to its output, where both are as large.
   model.residual = False
   # Whether each layer sees the input and the outputs of all layers below.
   model.dense = False

@@ -11,6 +11,7 @@ import functools
 import types
 from typing import Any
 
+from absl import logging
 from flax import nnx
 import jax
 import jax.numpy as jnp
@@ -106,6 +107,8 @@ def build(
 ) -> sequence_layer.SequenceLayer:
   """Returns a stack of layers.
 
+  A warning tells, once, of dropout or residual sums that it has no place for.
+
   Args:
     model: `config.model`, as in `configs/base.py`, checked by `check`.
     in_features: of its inputs.
@@ -121,12 +124,17 @@ def build(
   last = options | _layer_options(model, 'last_layer_options')
   factories = [functools.partial(layer, **options)] * (model.num_layers - 1)
   factories.append(functools.partial(layer, **last))
+  if stack is None and model.dropout_rate and model.num_layers == 1:
+    _warn_once(
+        f'config.model.dropout_rate={model.dropout_rate} has no effect: dropout'
+        ' stands between layers, and config.model.num_layers is 1.'
+    )
   if stack is None and model.dense:
     stack = rnnzoo.DenseStack
   else:
     stack = functools.partial(stack or rnnzoo.Stack, residual=model.residual)
   with _one_sentence(model):
-    return stack(
+    made = stack(
         factories,
         in_features,
         model.features,
@@ -139,6 +147,25 @@ def build(
         implementation=model.implementation,
         rngs=rngs,
     )
+  if model.residual and not _has_sums(made):
+    _warn_once(
+        'config.model.residual=True has no effect in a stack of'
+        f' config.model.num_layers={model.num_layers} from {in_features} to'
+        f' {model.features} features: no layer has an input as large as its'
+        ' output.'
+    )
+  return made
+
+
+def _has_sums(stack: Any) -> bool:
+  """Returns whether a level of a stack adds its input to its output."""
+  return any(level.in_features == level.out_features for level in stack.layers)
+
+
+@functools.cache
+def _warn_once(message: str) -> None:
+  """Logs a message the first time; models are built many times in a run."""
+  logging.warning('%s', message)
 
 
 def build_language_model(

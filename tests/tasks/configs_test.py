@@ -72,10 +72,12 @@ class ConfigsTest(parameterized.TestCase):
     directory = pathlib.Path(self.create_tempdir().full_path)
     config.data.update(offline(config, directory))
     task = tasks.TASKS[config.task](config)
+    backbones._warn_once.cache_clear()
     optimizer = optimization.make_optimizer(config.optimizer, num_steps=10)
     optimization.make_plateau(config.optimizer)
     init = program.make_program(task, optimizer, 100).init
-    state = jax.eval_shape(init, jax.random.key(0))
+    with self.assertNoLogs('absl', 'WARNING'):
+      state = jax.eval_shape(init, jax.random.key(0))
     self.assertNotEmpty(jax.tree.leaves(state.params))
 
   @parameterized.parameters(
@@ -224,6 +226,51 @@ class ConfigsTest(parameterized.TestCase):
     config.model.dense = True
     with self.assertRaisesRegex(ValueError, 'dense must be False for a trans'):
       tasks.TASKS['translation'](config)
+
+  @parameterized.parameters(
+      (
+          {'dropout_rate': 0.5},
+          'dropout_rate=0.5 has no effect: dropout stands between layers',
+      ),
+      ({'dropout_rate': 0.5, 'dense': True}, 'num_layers is 1'),
+      (
+          {'residual': True},
+          'residual=True has no effect in a stack of config.model.num_layers=1'
+          ' from 3 to 128 features',
+      ),
+  )
+  def test_warns_once_of_fields_without_effect(self, given, message):
+    config = load_config('base')
+    config.model.update(given)
+    make = lambda: backbones.build(config.model, 3, nnx.Rngs(0))
+    backbones._warn_once.cache_clear()
+    with self.assertLogs('absl', 'WARNING') as logs:
+      for _ in range(3):
+        nnx.eval_shape(make)
+    self.assertLen(logs.output, 1)
+    self.assertIn(message, logs.output[0])
+
+  @parameterized.parameters(
+      ({},),
+      ({'dropout_rate': 0.5, 'num_layers': 2},),
+      ({'residual': True, 'num_layers': 2},),
+      ({'residual': True, 'features': 3},),
+  )
+  def test_does_not_warn_of_fields_with_an_effect(self, given):
+    config = load_config('base')
+    config.model.update(given)
+    backbones._warn_once.cache_clear()
+    with self.assertNoLogs('absl', 'WARNING'):
+      nnx.eval_shape(lambda: backbones.build(config.model, 3, nnx.Rngs(0)))
+
+  def test_dropout_of_one_layer_in_a_translation_is_of_embeddings(self):
+    config = load_config('base_translation')
+    config.data.update(source='dates')
+    config.model.dropout_rate = 0.5
+    task = tasks.TASKS['translation'](config)
+    backbones._warn_once.cache_clear()
+    with self.assertNoLogs('absl', 'WARNING'):
+      nnx.eval_shape(lambda: task.build_model(nnx.Rngs(0)))
 
   def test_momentum_reaches_every_level(self):
     config = load_config('base')
