@@ -11,6 +11,7 @@ import pathlib
 import types
 from typing import Any, NamedTuple
 
+from flax import nnx
 import jax
 import ml_collections
 import numpy as np
@@ -19,6 +20,7 @@ import optax
 from pallas_kernels import dtypes
 from pallas_kernels import ranks
 from rnnzoo import tasks
+from rnnzoo.tasks import backbones
 from rnnzoo.tasks import fields
 from rnnzoo.tasks import protocol
 from rnnzoo.training import files
@@ -129,6 +131,7 @@ def prepare(
   plateau = optimization.make_plateau(config.optimizer)
   optimization.make_optimizer(config.optimizer, 1)  # Before the data.
   changed = {} if defaults is None else _changes(config, defaults)
+  _check_layers(config)
   task = processes.one_after_first(lambda: tasks.find(config.task)(config))
   _check_same(config, task)
   monitors = [f'validation_{m.name}' for m in protocol.epoch_metrics(task)]
@@ -249,6 +252,24 @@ def _check(config: ml_collections.ConfigDict) -> None:
   tasks.find(config.task)
   # Here, since the run directory needs it as well.
   run_directory.as_json(config)
+
+
+def _check_layers(config: ml_collections.ConfigDict) -> None:
+  """Raises ValueError for options that no layer of a task of rnnzoo takes.
+
+  The task does, too, but after it has read its data, which may take minutes. A
+  task of another project has a model of its own.
+  """
+  if config.task not in tasks.TASKS or 'model' not in config:
+    return
+  backbones.check(config.model)
+  model = config.model.copy_and_resolve_references()
+  # Layers between the first and the last one are as the first.
+  model.num_layers = min(model.num_layers, 2)
+  # How many features the inputs have, the data say.
+  jax.eval_shape(
+      lambda: nnx.state(backbones.build(model, model.features, nnx.Rngs(0)))
+  )
 
 
 def _check_seeds(

@@ -93,7 +93,11 @@ def train_and_evaluate(experiment: experiments.Experiment) -> dict[str, Any]:
           experiment.workdir, report, results, metrics, own.files
       )
   )
-  processes.say(reporting.format_report(report, metrics), end='')
+  processes.say(
+      reporting.format_report(report, metrics)
+      + reporting.format_numbers(own.numbers),
+      end='',
+  )
   return report
 
 

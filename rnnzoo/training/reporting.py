@@ -146,6 +146,15 @@ def format_report(
   return '\n'.join(lines) + '\n'
 
 
+def format_numbers(numbers: Mapping[str, Any]) -> str:
+  """Returns the single numbers that a task adds to a report, one a line."""
+  return ''.join(
+      f'{name}: {value:.4g}\n'
+      for name, value in numbers.items()
+      if isinstance(value, int | float) and not isinstance(value, bool)
+  )
+
+
 def write_report(
     directory: pathlib.Path,
     report: Mapping[str, Any],

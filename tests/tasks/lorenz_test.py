@@ -54,6 +54,22 @@ class LorenzTest(absltest.TestCase):
         task.persistence, np.mean((test['y'] - test['x']) ** 2), places=3
     )
 
+  def test_no_field_allows_nan(self):
+    task = load()
+    restored = task.restore(base_lorenz.get_config(), task.describe())
+    for one in (task, restored):
+      with self.assertRaisesRegex(ValueError, 'column 0 is nan$'):
+        one.check_inputs(np.full((1, 4, 3), np.nan))
+
+  def test_labels_that_are_smoothed_are_refused_before_the_data(self):
+    config = base_lorenz.get_config()
+    config.model.label_smoothing = 0.1
+    with mock.patch.object(lorenz, 'trajectories', side_effect=AssertionError):
+      with self.assertRaisesRegex(
+          ValueError, 'label_smoothing must be 0 for answers that are numbers'
+      ):
+        lorenz.Lorenz(config)
+
   def test_noise_is_in_inputs_alone(self):
     plain, noisy = load().splits['test'], load(noise=0.5).splits['test']
     np.testing.assert_array_equal(plain['y'], noisy['y'])

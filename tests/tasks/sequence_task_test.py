@@ -340,6 +340,17 @@ class InputsTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, message):
       self.check(inputs)
 
+  def test_hints_at_a_field_that_is_there(self):
+    for wrong, message in (
+        (self.X * np.nan, 'column 0 is nan'),
+        ({'x': self.X * np.nan, 'lengths': [1, 3]}, 'column 0 is nan'),
+        (np.ma.array(self.X), 'which would be ignored'),
+    ):
+      with self.assertRaisesRegex(ValueError, f"{message}; .*missing='zero'"):
+        sequence_inputs.check(wrong, 2, False)
+      with self.assertRaisesRegex(ValueError, f'{message}$'):
+        sequence_inputs.check(wrong, 2, False, has_field=False)
+
 
 class RunTest(absltest.TestCase):
   """The task 'sequences' from files to its report."""

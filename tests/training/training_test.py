@@ -31,6 +31,7 @@ from rnnzoo.training import checkpointing
 from rnnzoo.training import loop
 from rnnzoo.training import optimization
 from rnnzoo.training import program as programs
+from rnnzoo.training import reporting
 from rnnzoo.training import run_directory
 from rnnzoo.training import seed_state
 from rnnzoo.training import timing
@@ -697,6 +698,27 @@ class TrainAndEvaluateTest(parameterized.TestCase):
       # Seven steps of eight examples; a CPU does not tell its memory.
       self.assertAlmostEqual(float(rate) * float(training_) / 56, 1, delta=0.01)
       self.assertEqual(memory, '')
+
+  def test_options_are_checked_before_the_data(self):
+    make = mock.Mock(side_effect=AssertionError('reads its data'))
+    self.config.task = 'smnist'
+    with mock.patch.object(tasks, 'TASKS', {'smnist': make}):
+      with self.assertRaisesRegex(AssertionError, 'reads its data'):
+        training.prepare(self.config, str(self.workdir))
+      self.config.model.num_layers = 100
+      layer = self.config.model.layer
+      for section in ('options', 'last_layer_options'):
+        config = self.config.copy_and_resolve_references()
+        for option, value in (('max_abs', -1.0), ('no_such', 1)):
+          config.model[section][layer] = {option: value}
+          with self.assertRaisesRegex(ValueError, option):
+            training.prepare(config, str(self.workdir))
+
+  def test_numbers_of_a_task_are_printed(self):
+    numbers = {'mse': 126.27, 'count': 3, 'no': None, 'text': 'a', 'is': True}
+    self.assertEqual(
+        reporting.format_numbers(numbers), 'mse: 126.3\ncount: 3\n'
+    )
 
   def test_another_config_is_refused(self):
     training.prepare(self.config, str(self.workdir))

@@ -70,7 +70,7 @@ class Lorenz(sequence_task.SequenceTask):
     """
     data = config.data
     fields.check(data, _RULES, 'config.data')
-    sequence_task.check_model(config)
+    sequence_task.check_model(config, are_classes=False)
     sizes = (data.num_train, data.num_validation, data.num_test)
     _check_size(sum(sizes), data.length + data.horizon)
     rng = np.random.RandomState(data.data_seed)

@@ -16,7 +16,9 @@ _PAD = (
 )
 
 
-def check(inputs: Any, columns: int, allow_nan: bool) -> Any:
+def check(
+    inputs: Any, columns: int, allow_nan: bool, has_field: bool = True
+) -> Any:
   """Returns x float32 [B, T, F], or a mapping with it and lengths int32 [B].
 
   Where there are lengths, steps beyond a sequence's end are zero.
@@ -25,13 +27,15 @@ def check(inputs: Any, columns: int, allow_nan: bool) -> Any:
     inputs: x, or a mapping with 'x' and maybe 'lengths'.
     columns: F of the model.
     allow_nan: whether x may hold NaN.
+    has_field: whether the task has the field `config.data.missing`, by which a
+      model is trained to take NaN.
 
   Raises:
     ValueError: they are something else.
   """
   if not isinstance(inputs, Mapping):
-    x = _x(inputs, columns)
-    _check_finite(x, allow_nan)
+    x = _x(inputs, columns, has_field)
+    _check_finite(x, allow_nan, has_field)
     return x
   for key in inputs:
     if key not in _KEYS:
@@ -43,23 +47,28 @@ def check(inputs: Any, columns: int, allow_nan: bool) -> Any:
       )
   if 'x' not in inputs:
     raise ValueError("inputs must have the key 'x', an array [B, T, F]")
-  x = _x(inputs['x'], columns)
+  x = _x(inputs['x'], columns, has_field)
   if inputs.get('lengths') is None:
-    _check_finite(x, allow_nan)
+    _check_finite(x, allow_nan, has_field)
     return {'x': x}
   lengths = _lengths(inputs['lengths'], *x.shape[:2])
   valid = np.arange(x.shape[1]) < lengths[:, None]
   x = np.where(valid[..., None], x, np.float32(0))
-  _check_finite(x, allow_nan)
+  _check_finite(x, allow_nan, has_field)
   return {'x': x, 'lengths': lengths}
 
 
-def _x(given: Any, columns: int) -> np.ndarray:
+def _x(given: Any, columns: int, has_field: bool) -> np.ndarray:
   """Returns x as float32 [B, T, F]."""
   if isinstance(given, np.ma.MaskedArray):
+    hint = ''
+    if has_field:
+      hint = (
+          '; x.filled(nan) is for a model trained with'
+          " config.data.missing='zero'"
+      )
     raise ValueError(
-        'x must have no mask of numpy, which would be ignored; x.filled(nan)'
-        " is for a model trained with config.data.missing='zero'"
+        f'x must have no mask of numpy, which would be ignored{hint}'
     )
   try:
     x = np.asarray(given)
@@ -115,14 +124,14 @@ def _lengths(given: Any, batch: int, time: int) -> np.ndarray:
   return lengths.astype(np.int32)
 
 
-def _check_finite(x: np.ndarray, allow_nan: bool) -> None:
+def _check_finite(x: np.ndarray, allow_nan: bool, has_field: bool) -> None:
   """Raises ValueError for an infinity or, unless it is allowed, NaN."""
   wrong = np.isinf(x) if allow_nan else ~np.isfinite(x)
   if not wrong.any():
     return
   row, step, column = np.argwhere(wrong)[0]
   hint = ''
-  if np.isnan(x[row, step, column]):
+  if has_field and np.isnan(x[row, step, column]):
     hint = "; a model trained with config.data.missing='zero' takes NaN"
   raise ValueError(
       f'x must be finite in float32; sequence {row}, step {step}, column'

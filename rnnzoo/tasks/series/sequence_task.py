@@ -105,6 +105,7 @@ class SequenceTask(protocol.Task):
   def _set_up(self, config, answers, every_step) -> None:
     check_model(config)
     self._model = config.model
+    self._has_field = 'missing' in config.data
     self._every_step = every_step
     self.answers = answers
     self.metrics = answers.metrics
@@ -213,7 +214,9 @@ class SequenceTask(protocol.Task):
       ValueError: they are anything else, or are not finite; NaN is
         allowed where the data may have it, as by config.data.missing='zero'.
     """
-    return sequence_inputs.check(inputs, len(self._mean), self._have_missing)
+    return sequence_inputs.check(
+        inputs, len(self._mean), self._have_missing, self._has_field
+    )
 
   def predict(self, model: nnx.Module, inputs: Any) -> jax.Array:
     """Returns classes, int32 [B], or numbers, float32 [B, D].
@@ -238,10 +241,21 @@ class SequenceTask(protocol.Task):
     return model(x, seq_lengths=lengths, rngs=rngs)
 
 
-def check_model(config: ml_collections.ConfigDict) -> None:
+def check_model(
+    config: ml_collections.ConfigDict, are_classes: bool = True
+) -> None:
   """Raises ValueError for fields of `config.model` that cannot be.
 
   A task calls it before it reads data, which takes a while.
+
+  Args:
+    config: with `model`.
+    are_classes: whether the answers are classes, whose labels may be smoothed.
   """
   backbones.check(config.model)
   fields.check(config.model, classification.RULES, 'config.model')
+  if not are_classes and config.model.label_smoothing:
+    raise ValueError(
+        'config.model.label_smoothing must be 0 for answers that are numbers;'
+        f' got {config.model.label_smoothing}'
+    )

@@ -75,7 +75,7 @@ class OwnSequences(sequence_task.SequenceTask):
     """
     data = config.data
     fields.check(data, _RULES, 'config.data')
-    sequence_task.check_model(config)
+    sequence_task.check_model(config, data.kind == 'classification')
     if data.source != 'files':
       fields.check_unread(data, ('path',), 'source')
       _check_tfds(data)
