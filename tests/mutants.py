@@ -280,6 +280,12 @@ MUTANTS = (
         ),
     ),
     *_all(
+        'rnnzoo/layers/dense_stack.py',
+        'tests/layers/dense_stack_test.py',
+        ('x = jnp.where(valid[..., None], x, 0)', 'x = x', 'padding'),
+        ("if 'residual' in options", 'if False', 'refused'),
+    ),
+    *_all(
         'rnnzoo/layers/bidirectional.py',
         'tests/layers/stack_test.py',
         (
