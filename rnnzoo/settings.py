@@ -64,7 +64,7 @@ def within(
   is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
   if (
       is_number
-      and math.isfinite(value)
+      and _is_finite(value)
       and (above is None or value > above)
       and (least is None or value >= least)
       and (most is None or value <= most)
@@ -149,6 +149,14 @@ def bias_of_gate(forget_bias: float, options: Mapping[str, Any]) -> None:
     )
 
 
+def _is_finite(value: Any) -> bool:
+  """Returns whether a number is finite as a float; an integer may be larger."""
+  try:
+    return math.isfinite(value)
+  except OverflowError:
+    return False
+
+
 def interval(value: Any, label: str) -> None:
   """Raises ValueError unless `value` is a pair of numbers, low and high."""
   if not isinstance(value, (tuple, list)) or len(value) != 2:
@@ -175,6 +183,12 @@ def range_within(
   """
   interval(value, label)
   low, high = value
+  # As float32 has it: they are drawn by their distance.
+  if high - low > 3e38:
+    raise ValueError(
+        f'{label} must be at most 3e38 wide, got {value!r}: float32 has no'
+        ' larger numbers.'
+    )
   if most is None:
     return low, high
   within(most, 'max_abs', above=0)

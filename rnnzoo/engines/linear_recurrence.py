@@ -43,7 +43,8 @@ def linear_scan(
   Batch, time and features may be sharded over Explicit axes of a mesh. Where
   time is, the devices exchange the affine maps of their parts, [batch,
   features] each, and no steps. A product of `a` over steps of a part, as of all
-  steps in 'associative_scan', must not overflow, even where h stays finite.
+  steps in 'associative_scan', must not overflow, even where h stays finite; of
+  an infinite a, h behind it may be NaN where step by step it is infinite.
 
   Args:
     a: [batch, time, features].

@@ -46,9 +46,9 @@ def constrain(params: Any) -> Any:
     return variable.replace(jnp.clip(value, -bound, bound))
 
   is_variable = lambda x: isinstance(x, nnx.Variable)
-  if isinstance(params, nnx.Module) or not any(
-      map(is_variable, jax.tree.leaves(params, is_leaf=is_variable))
-  ):
+  leaves = jax.tree.leaves(params, is_leaf=is_variable)
+  is_module = isinstance(params, nnx.Module)
+  if is_module or (leaves and not any(map(is_variable, leaves))):
     raise ValueError(
         'constrain needs nnx variables, which carry the bounds; pass'
         ' nnx.state(model, nnx.Param), neither the model nor a tree of arrays.'

@@ -105,11 +105,20 @@ class ConstrainTest(parameterized.TestCase):
       ):
         layer(3, 8, max_abs=0.5, recurrent_range=given, rngs=nnx.Rngs(0))
 
+  def test_numbers_that_float32_has_not(self):
+    with self.assertRaisesRegex(ValueError, 'max_abs must be a finite number'):
+      rnnzoo.IndRNN(3, 8, max_abs=10**400, rngs=nnx.Rngs(0))
+    wide = (-3e38, 3e38)
+    with self.assertRaisesRegex(ValueError, 'at most 3e38 wide'):
+      rnnzoo.IndRNN(3, 8, recurrent_range=wide, rngs=nnx.Rngs(0))
+
   def test_unbounded(self):
     layer = random_layers.make('IndRNN', IN, FEATURES, scale=5.0)
     params = nnx.state(layer, nnx.Param)
     same = rnnzoo.constrain(params)
     jax.tree.map(np.testing.assert_array_equal, same, params)
+    nothing = nnx.state(layer, nnx.BatchStat)
+    self.assertEmpty(jax.tree.leaves(rnnzoo.constrain(nothing)))
 
 
 class SLSTMEquationsTest(parameterized.TestCase):

@@ -300,6 +300,7 @@ class InputsTest(parameterized.TestCase):
       ('offsets', np.zeros((3, 0, 4)), r'shape \[3, 0, 4\]'),
       ('offsets', np.zeros((3, 4)), r'shape \[3, 4\]'),
       ('offsets', np.ones((3, 1, 4)), 'below 1, .*; got 1;'),
+      ('offsets', np.full((3, 1, 4), 1 - 1e-12), 'below 1, .*; got 0.9999'),
       ('offsets', np.full((3, 1, 4), -0.1), 'got -0.1;'),
       ('offsets', np.full((3, 1, 4), np.nan), 'got nan;'),
       ('frames', np.zeros((3, 9, 1, 25, 3)), r'1, 25, 3\]; the second body'),

@@ -217,6 +217,8 @@ class SequentialCifar(classification.Classification):
       pixels = self._sequences(pixels)
     if not takes_noise:
       return {'inputs': pixels}
+    if np.ma.isMaskedArray(index):
+      raise ValueError('index must be integers, got a masked array')
     index = np.asarray(index)
     if index.dtype.kind not in 'iu' or index.shape != (len(pixels),):
       raise ValueError(

@@ -240,10 +240,11 @@ def _checked_offsets(given: Any, batch: int, num_steps: int) -> np.ndarray:
         f'{rule}; got {settings.a(offsets.dtype.type)} of shape'
         f' {list(shape)}{would}'
     )
-  wrong = ~((offsets >= 0) & (offsets < 1))
+  rounded = offsets.astype(np.float32)
+  wrong = ~((offsets >= 0) & (rounded < 1))
   if wrong.any():
-    raise ValueError(f'{rule}; got {offsets[wrong][0]:g}{would}')
-  return offsets.astype(np.float32)
+    raise ValueError(f'{rule}; got {offsets[wrong][0]:.15g}{would}')
+  return rounded
 
 
 def _check_origin(
