@@ -47,8 +47,9 @@ def constrain(params: Any) -> Any:
 
   is_variable = lambda x: isinstance(x, nnx.Variable)
   leaves = jax.tree.leaves(params, is_leaf=is_variable)
-  is_module = isinstance(params, nnx.Module)
-  if is_module or (leaves and not any(map(is_variable, leaves))):
+  if isinstance(params, nnx.State) and not leaves:
+    return params
+  if isinstance(params, nnx.Module) or not any(map(is_variable, leaves)):
     raise ValueError(
         'constrain needs nnx variables, which carry the bounds; pass'
         ' nnx.state(model, nnx.Param), neither the model nor a tree of arrays.'

@@ -38,7 +38,7 @@ class SeedsAtOnceTest(parameterized.TestCase):
     config = made_up_task.base_config()
     config.update(
         task=kind,
-        num_epochs=5,
+        num_epochs=7,
         num_seeds=3,
         eval_batch_size=4,
         checkpoint_seconds=0.0,
