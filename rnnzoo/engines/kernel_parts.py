@@ -97,7 +97,7 @@ def _backward(static, saved, d_h):
   def ends(start, stop):
     own, *others, flags = _steps((a, b, h, d_h, reset), start, stop, None)
     forcing, own_h, g = others
-    # All but the last result do not depend on h.
+    # The last result, d_first, does not depend on the h before these steps.
     *_, d_first = linear_scan_op.adjoint(
         own, forcing, zero, own_h, zero, g, reset=flags, reverse=reverse
     )

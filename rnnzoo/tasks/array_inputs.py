@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from rnnzoo import settings
 
@@ -36,3 +37,37 @@ def check(given: Any, names: Sequence[str] = ()) -> Any:
     if not leaf.ndim or getattr(leaf.dtype, 'kind', '') in ('O', 'S', 'U'):
       raise ValueError(f'{rule}, got {leaf.dtype} of shape {list(leaf.shape)}')
   return given
+
+
+def counts(
+    given: Any, name: str, batch: int, most: int, *, of: str, row: str
+) -> np.ndarray:
+  """Returns how much of each row is data, int32 [B].
+
+  Args:
+    given: as a user gave them.
+    name: of the array.
+    batch: B.
+    most: the largest count.
+    of: says of what that is the number.
+    row: the word for one row of the batch.
+
+  Raises:
+    ValueError: they are no integers [B] from 1 to `most`.
+  """
+  try:
+    found = np.asarray(given)
+  except ValueError as error:
+    raise ValueError(f'{name} must be integers [B], here [{batch}]') from error
+  if found.dtype.kind not in 'iu' or found.shape != (batch,):
+    raise ValueError(
+        f'{name} must be integers [B], here [{batch}]; got {found.dtype} of'
+        f' shape {list(found.shape)}'
+    )
+  wrong = np.flatnonzero((found < 1) | (found > most))
+  if len(wrong):
+    raise ValueError(
+        f'{name} must be from 1 to {most}, {of}; {row} {wrong[0]} has'
+        f' {found[wrong[0]]}'
+    )
+  return found.astype(np.int32)

@@ -218,7 +218,10 @@ class SequentialCifar(classification.Classification):
     if not takes_noise:
       return {'inputs': pixels}
     if np.ma.isMaskedArray(index):
-      raise ValueError('index must be integers, got a masked array')
+      raise ValueError(
+          'index must be integers, got a masked array; np.ma.getdata(index)'
+          ' takes the mask away'
+      )
     index = np.asarray(index)
     if index.dtype.kind not in 'iu' or index.shape != (len(pixels),):
       raise ValueError(

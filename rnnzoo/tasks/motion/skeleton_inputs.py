@@ -46,7 +46,7 @@ def read(
     config: of the run, as `training.load` returns it.
 
   Returns:
-    What `prepare` returns.
+    A dict of 'frames', 'length' and 'offsets', as `prepare` returns it.
 
   Raises:
     ValueError: a file is not whole, or a folder; there are none; or the config
@@ -128,8 +128,8 @@ def check(given: Any, data: ml_collections.ConfigDict) -> dict[str, np.ndarray]:
     data: `config.data` of the run.
 
   Raises:
-    ValueError: they do not; the message says what was given and what would
-      work.
+    ValueError: an array does not fit; the message has the given shape, dtype
+      or number, and names one that would work.
   """
   array_inputs.check(given, _KEYS[:2])
   for key in given:
@@ -149,7 +149,14 @@ def check(given: Any, data: ml_collections.ConfigDict) -> dict[str, np.ndarray]:
       raise ValueError(f'frames must hold real numbers; got {frames.dtype}')
     frames = frames.astype(np.float32)
   batch, most = frames.shape[:2]
-  length = _length(given['length'], batch, most)
+  length = array_inputs.counts(
+      given['length'],
+      'length',
+      batch,
+      most,
+      of='the frames that there are',
+      row='recording',
+  )
   valid = np.arange(most) < length[:, np.newaxis]
   # Nothing reads what comes after a recording's end.
   frames = np.where(valid[:, :, None, None, None], frames, 0)
@@ -198,23 +205,6 @@ def _check_positions(frames: np.ndarray, name: str) -> None:
         f' {ntu_files.MOST_METRES:g}; {of}frame {frame}, body {body}, joint'
         f' {joint} has {"xyz"[axis]}={frames[place]:g}'
     )
-
-
-def _length(given: Any, batch: int, most: int) -> np.ndarray:
-  """Returns length as int32 [B]."""
-  length = np.asarray(given)
-  if length.dtype.kind not in 'iu' or length.shape != (batch,):
-    raise ValueError(
-        f'length must be integers [B], here [{batch}]; got {length.dtype} of'
-        f' shape {list(length.shape)}'
-    )
-  wrong = np.flatnonzero((length < 1) | (length > most))
-  if len(wrong):
-    raise ValueError(
-        f'length must be from 1 to {most}, the frames that there are; recording'
-        f' {wrong[0]} has {length[wrong[0]]}'
-    )
-  return length.astype(np.int32)
 
 
 def _offsets(batch: int, data: ml_collections.ConfigDict) -> np.ndarray:

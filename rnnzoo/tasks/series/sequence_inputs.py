@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from rnnzoo.tasks import array_inputs
+
 _KEYS = ('x', 'lengths')
 _PAD = (
     'pad sequences of several lengths: x, lengths ='
@@ -51,7 +53,13 @@ def check(
   if inputs.get('lengths') is None:
     _check_finite(x, allow_nan, has_field)
     return {'x': x}
-  lengths = _lengths(inputs['lengths'], *x.shape[:2])
+  lengths = array_inputs.counts(
+      inputs['lengths'],
+      'lengths',
+      *x.shape[:2],
+      of='the steps of x',
+      row='sequence',
+  )
   valid = np.arange(x.shape[1]) < lengths[:, None]
   x = np.where(valid[..., None], x, np.float32(0))
   _check_finite(x, allow_nan, has_field)
@@ -102,26 +110,6 @@ def _x(given: Any, columns: int, has_field: bool) -> np.ndarray:
     )
   with np.errstate(over='ignore'):
     return x.astype(np.float32)
-
-
-def _lengths(given: Any, batch: int, time: int) -> np.ndarray:
-  """Returns lengths as int32 [B]."""
-  try:
-    lengths = np.asarray(given)
-  except ValueError as error:
-    raise ValueError(f'lengths must be integers [B], here [{batch}]') from error
-  if lengths.dtype.kind not in 'iu' or lengths.shape != (batch,):
-    raise ValueError(
-        f'lengths must be integers [B], here [{batch}]; got {lengths.dtype} of'
-        f' shape {list(lengths.shape)}'
-    )
-  wrong = np.flatnonzero((lengths < 1) | (lengths > time))
-  if len(wrong):
-    raise ValueError(
-        f'lengths must be from 1 to {time}, the steps of x; sequence'
-        f' {wrong[0]} has {lengths[wrong[0]]}'
-    )
-  return lengths.astype(np.int32)
 
 
 def _check_finite(x: np.ndarray, allow_nan: bool, has_field: bool) -> None:
