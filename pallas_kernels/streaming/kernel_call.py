@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 import dataclasses
 from typing import Any, NamedTuple
 
+import jax
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
@@ -32,6 +33,7 @@ class Plan:
     has_flags: whether some steps restart or are held.
     has_carry: whether a linear recurrence starts from a given h, not from zero.
     has_restart: whether it restarts from a given h, not from zero.
+    has_switch: whether an operand says if the kernel runs at all.
     interpret: Pallas's interpret parameters for a run on a CPU, or None.
   """
 
@@ -44,6 +46,7 @@ class Plan:
   has_carry: bool
   has_restart: bool
   interpret: Any
+  has_switch: bool = False
 
 
 def accuracy(plan: Plan) -> pointwise.Accuracy:
@@ -54,6 +57,21 @@ def accuracy(plan: Plan) -> pointwise.Accuracy:
   """
   reciprocal = None if plan.interpret else instructions.reciprocal
   return pointwise.Accuracy(reciprocal=reciprocal)
+
+
+def if_on(plan: Plan, switch: Ref, run: Callable[[], None]) -> None:
+  """Runs a kernel's body, unless its switch is off: the outputs stay then.
+
+  Args:
+    plan: the static arguments.
+    switch: int32 [1] in device memory, 0 for off; not read without
+      `plan.has_switch`.
+    run: the body.
+  """
+  if plan.has_switch:
+    pl.when(switch[0] != 0)(run)
+  else:
+    run()
 
 
 def walk(plan: Plan, reverse: bool) -> time_blocks.Walk:
@@ -120,6 +138,12 @@ def kernel(
       interpret=plan.interpret,
       **options,
   )
+
+
+def made_and_given(outputs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+  """Tells types, of outputs that a kernel makes, from references to arrays."""
+  made = [x for x in outputs if isinstance(x, jax.ShapeDtypeStruct)]
+  return made, [x for x in outputs if not isinstance(x, jax.ShapeDtypeStruct)]
 
 
 class Refs(NamedTuple):

@@ -38,6 +38,7 @@ from pallas_kernels.streaming import small_operands
 from pallas_kernels.streaming import streams
 
 Array = jax.Array
+Ref = Any
 Plan = kernel_call.Plan
 
 
@@ -68,21 +69,81 @@ def forward(
   Returns:
     h, [B, T, F], and h after the last step, float32 [B, Fp].
   """
+  h = jax.ShapeDtypeStruct(plan.layout.shape, out_dtype)
+  operands = theta, carry, restart, flags, flags
+  h, last = _launch(plan, operands, arrays, h)
+  return plan.layout.narrow(h), last
+
+
+def forward_into(
+    plan: Plan,
+    theta: Array,
+    arrays: Sequence[Array],
+    carry: Array,
+    restart: Array,
+    flags: Array,
+    switch: Array,
+    h: Ref | None,
+) -> Array:
+  """Runs the recurrence into a given array, or for its end alone.
+
+  Args:
+    plan: the static arguments.
+    theta: as for `forward`, and so are all up to `flags`.
+    arrays: the inputs.
+    carry: h before the first step.
+    restart: h after a reset.
+    flags: of the steps.
+    switch: int32 [1]: 0 if the kernel shall not run; then h stays, and the
+      result is anything. Not read without `plan.has_switch`.
+    h: a reference to an array of `plan.layout.shape`, for h; None if h after
+      the last step is all that counts.
+
+  Returns:
+    h after the last step, float32 [B, Fp].
+  """
+  operands = theta, carry, restart, flags, switch
+  (last,) = _launch(plan, operands, arrays, h)
+  return last
+
+
+def _launch(plan: Plan, operands, arrays, h):
+  """Launches the kernel.
+
+  Args:
+    plan: the static arguments.
+    operands: theta, carry, restart, flags and switch.
+    arrays: the inputs.
+    h: the type of an output, a reference, or None, see `forward_into`.
+
+  Returns:
+    h, if that is an output, and h after the last step.
+  """
   layout = plan.layout
   arrays = [layout.widen(x) for x in arrays]
+  made, given = kernel_call.made_and_given([] if h is None else [h])
   ins = streams.streams_of(arrays)
-  outs = (streams.Stream(0, None, out_dtype),)
+  outs = streams.streams_of([*given, *made])
   mailboxes = handoff_ctas.mailboxes(plan)
   accuracy = kernel_call.accuracy(plan)
+  inputs_count = len(arrays) + len(given)
 
-  def body(theta, carry, restart, flags, *refs):
-    refs = kernel_call.split(refs, len(arrays), 2 + len(mailboxes), ins, outs)
-    h_ref, last_ref, *mailbox = refs.outputs
+  def body(theta, carry, restart, flags, switch, *refs):
+    outputs = len(made) + 1 + len(mailboxes)
+    refs = kernel_call.split(refs, inputs_count, outputs, ins, outs)
+    operands = theta, carry, restart, flags
+    kernel_call.if_on(plan, switch, lambda: run(operands, refs))
+
+  def run(operands, refs):
+    theta, carry, restart, flags = operands
+    sources, targets = refs.arrays[: len(arrays)], refs.arrays[len(arrays) :]
+    targets += refs.outputs[: len(made)]
+    last_ref, *mailbox = refs.outputs[len(made) :]
     walk = kernel_call.walk(plan, plan.reverse)
     inputs = ring_buffers.Inputs(
-        walk, ins, refs.arrays, refs.in_rings, refs.barriers
+        walk, ins, sources, refs.in_rings, refs.barriers
     )
-    results = ring_buffers.Outputs(walk, outs, (h_ref,), refs.out_rings)
+    results = ring_buffers.Outputs(walk, outs, targets, refs.out_rings)
     theta, restart, flags = small_operands.read(
         plan, walk, theta, restart, flags
     )
@@ -102,7 +163,7 @@ def forward(
       out = []
       for pair in maps:
         h = affine_maps.step(pair, h)
-        out.append((h,))
+        out.append((h,) * len(outs))
       h = handoff.after(h)
       results.write(k, out)
       inputs.refill(k)
@@ -115,17 +176,26 @@ def forward(
     small_operands.write_last(walk, last_ref, h)
     plgpu.wait_smem_to_gmem(0)
 
-  h, last, *_ = kernel_call.kernel(
+  theta, carry, restart, flags, switch = operands
+  results = kernel_call.kernel(
       plan,
       body,
       'linear_recurrence',
       ins,
       outs,
       (
-          jax.ShapeDtypeStruct(layout.shape, out_dtype),
+          *made,
           jax.ShapeDtypeStruct((layout.batch, layout.padded), jnp.float32),
           *mailboxes,
       ),
       handoff_warpgroups.types(plan.config),
-  )(theta, carry, restart, block_flags.pack(plan, flags), *arrays)
-  return layout.narrow(h), last
+  )(
+      theta,
+      carry,
+      restart,
+      block_flags.pack(plan, flags),
+      switch,
+      *arrays,
+      *given,
+  )
+  return results[: len(made) + 1]

@@ -56,7 +56,21 @@ def _run(static, a, b, h0, reset):
 
 
 def _forward(static, a, b, h0, reset):
-  reverse, _ = static
+  h, before = _one_by_one(functools.partial(_run_forward, static))(
+      a, b, h0, reset
+  )
+  return h, (a, b, before, reset, h)
+
+
+def _run_forward(static, a, b, h0, reset):
+  """Returns h, and h before the first step of this part."""
+  reverse, over = static
+  time = a.shape[1]
+  if time > time_parts.FEW:
+    kernels = _Forward((a, b), reset, reverse)
+    return time_parts.run_kernels(
+        associative.compose, kernels, h0, time, reverse, over
+    )
 
   def run_from(h):
     out = pallas_kernels.linear_scan(a, b, h, reset=reset, reverse=reverse)
@@ -68,64 +82,117 @@ def _forward(static, a, b, h0, reset):
         own, forcing, flags, jnp.zeros_like(own[:, :1])
     )
 
-  def ends(start, stop):
-    own, forcing, flags = _steps((a, b, reset), start, stop, None)
-    end = linear_scan_op.last(own, forcing, reset=flags, reverse=reverse)
-    return end, _bits(own, flags)
+  return time_parts.run(
+      associative.compose, read, run_from, h0, time, reverse, over, axis=1
+  )
 
-  h, before = _over_time(static, read, ends, run_from, h0, a.shape[1], reverse)
-  return h, (a, b, before, reset, h)
+
+class _Forward:
+  """The kernels of a part, for `time_parts.run_kernels`.
+
+  Args:
+    steps: a and b, [B, T, F].
+    reset: bool [B, T] or None.
+    reverse: whether the recurrence runs from the last step to the first.
+  """
+
+  def __init__(self, steps, reset: Array | None, reverse: bool):
+    self._steps, self._reset, self._reverse = steps, reset, reverse
+    self._part = linear_scan_op.Part(*steps, reset, reverse)
+
+  def end(self, start: int, stop: int):
+    a, b, reset = _steps((*self._steps, self._reset), start, stop, None)
+    part = linear_scan_op.Part(a, b, reset, self._reverse)
+    return part.end(), _bits(a, reset)
+
+  def map(self, is_wanted: Array):
+    return self._part.product(is_wanted), self._part.end(is_wanted)
+
+  def run_twice(self, h: Array, second):
+    return self._part.run_twice(h, second)
 
 
 def _backward(static, saved, d_h):
   a, b, before, reset, h = saved
+  return *_one_by_one(functools.partial(_run_backward, static))(
+      a, b, before, reset, h, d_h
+  ), None
+
+
+def _run_backward(static, a, b, before, reset, h, d_h):
+  """Returns the cotangents of a, b and h0."""
   reverse, over = static
-
-  def run_from(d_last):
-    *d_arrays, d_before = linear_scan_op.adjoint(
-        a, b, before, h, d_last, d_h, reset=reset, reverse=reverse
+  time, zero = a.shape[1], jnp.zeros_like(before)
+  if time > time_parts.FEW:
+    kernels = _Backward((a, b, before, h, d_h), reset, reverse)
+    results, _ = time_parts.run_kernels(
+        associative.compose, kernels, zero, time, not reverse, over
     )
-    return tuple(d_arrays) + (d_before,), d_before
+  else:
 
-  def read(start, stop):
-    own, g, flags = _steps((a, d_h, reset), start, stop, before.dtype)
-    own, _ = associative.restarted(own, g, flags, jnp.zeros_like(own[:, :1]))
-    return own, jnp.where(own == 0, 0, own * g)
+    def run_from(d_last):
+      *d_arrays, d_first = linear_scan_op.adjoint(
+          a, b, before, h, d_last, d_h, reset=reset, reverse=reverse
+      )
+      return (d_arrays, d_first), d_first
 
-  zero = jnp.zeros_like(before)
+    def read(start, stop):
+      own, g, flags = _steps((a, d_h, reset), start, stop, before.dtype)
+      own, _ = associative.restarted(own, g, flags, jnp.zeros_like(own[:, :1]))
+      return own, jnp.where(own == 0, 0, own * g)
 
-  def ends(start, stop):
-    own, *others, flags = _steps((a, b, h, d_h, reset), start, stop, None)
-    forcing, own_h, g = others
-    # The last result, d_first, does not depend on the h before these steps.
-    *_, d_first = linear_scan_op.adjoint(
-        own, forcing, zero, own_h, zero, g, reset=flags, reverse=reverse
+    results, _ = time_parts.run(
+        associative.compose,
+        read,
+        run_from,
+        zero,
+        time,
+        not reverse,
+        over,
+        axis=1,
     )
-    return d_first, _bits(own, flags)
-
-  (d_a, d_b, d_before), _ = _over_time(
-      static, read, ends, run_from, zero, a.shape[1], not reverse
-  )
+  d_arrays, d_before = results
   is_first = time_parts.is_first(reverse, over)
-  return d_a, d_b, jnp.where(is_first, d_before, 0), None
+  return *d_arrays, jnp.where(is_first, d_before, 0)
 
 
 _run.defvjp(_forward, _backward)
 
 
-def _over_time(static, read, ends, run_from, h0, time, reverse):
-  _, over = static
-  return time_parts.run(
-      associative.compose,
-      read,
-      run_from,
-      h0,
-      time,
-      reverse,
-      over,
-      axis=1,
-      ends=ends,
-  )
+class _Backward:
+  """The kernels of a part's adjoint, for `time_parts.run_kernels`.
+
+  Args:
+    arrays: a and b, [B, T, F], h before the steps, [B, F], after each, and its
+      cotangent.
+    reset: bool [B, T] or None.
+    reverse: whether the steps ran from the last to the first.
+  """
+
+  def __init__(self, arrays, reset: Array | None, reverse: bool):
+    self._arrays, self._reset, self._reverse = arrays, reset, reverse
+    a, b, *_ = arrays
+    self._part = linear_scan_op.Part(a, b, reset, reverse)
+
+  def end(self, start: int, stop: int):
+    a, b, _, _, g = self._arrays
+    a, b, g, reset = _steps((a, b, g, self._reset), start, stop, None)
+    part = linear_scan_op.Part(a, b, reset, self._reverse)
+    return part.adjoint_end(g), _bits(a, reset)
+
+  def map(self, is_wanted: Array):
+    *_, g = self._arrays
+    part = self._part
+    return part.product(is_wanted), part.adjoint_end(g, is_wanted)
+
+  def run_twice(self, d_last: Array, second):
+    _, _, before, h, g = self._arrays
+    return self._part.adjoint_twice(before, h, d_last, g, second)
+
+
+def _one_by_one(function):
+  """Returns the function; `jax.vmap` runs it once for each element."""
+  return jax.custom_batching.sequential_vmap(function)
 
 
 def _bits(a, reset):

@@ -15,6 +15,10 @@ An infinity or NaN decays in no number of steps, and may be among steps that no
 map was composed of. A device sees that in its own last h. All devices then run
 again, by the maps of all steps.
 
+XLA takes one of two branches on the host, which waits for the device then, and
+can prepare nothing that follows. So GPU kernels decide on the device, see
+`Kernels`.
+
 The functions below are called inside `jax.shard_map`. They take the names of
 the mesh axes that time is over, and those of `associative.py` take them too.
 """
@@ -22,7 +26,7 @@ the mesh axes that time is over, and those of `associative.py` take them too.
 from collections.abc import Callable, Sequence
 import functools
 import itertools
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 from jax import export
@@ -47,6 +51,81 @@ Read = Callable[[int, int], tuple[Array, Array]]
 Compose = Callable[[Any, Any], Any]
 
 
+class Kernels(Protocol):
+  """A part of the steps by GPU kernels, which a flag on the device switches."""
+
+  def end(self, start: int, stop: int) -> tuple[Array, Array]:
+    """Returns the b of the map of some steps, and a bound of log2 |a|."""
+
+  def map(self, is_wanted: Array) -> tuple[Array, Array]:
+    """Returns the map (a, b) of all steps; anything if it is not wanted."""
+
+  def run_twice(
+      self, h: Array, second: Callable[[Array], tuple[Array, Array]]
+  ) -> Any:
+    """Runs all steps, and maybe once more in the place of the first run.
+
+    Args:
+      h: before the first step, [...], for the first run.
+      second: takes h after the last step, and returns whether to run again, and
+        h for that run.
+
+    Returns:
+      The results.
+    """
+
+
+def run_kernels(
+    compose: Compose,
+    kernels: Kernels,
+    h0: Array,
+    time: int,
+    reverse: bool,
+    over: Names,
+) -> tuple[Any, Array]:
+  """Runs this device's part of the steps, more than `FEW`, by GPU kernels.
+
+  Args:
+    compose: of two maps (a, b), the first of which acts first.
+    kernels: of this part.
+    h0: [...], h before the first of all steps, the same on all devices.
+    time: the number of this device's steps.
+    reverse: whether the recurrence runs from the last step to the first.
+    over: the mesh axes that time is over.
+
+  Returns:
+    The results, and h before the first step of this device's part.
+  """
+  place = lax.axis_index(over)
+
+  def behind(is_wanted: Array) -> Array:
+    """Returns h before this part, by the maps of all parts."""
+    own = jnp.stack(kernels.map(is_wanted))
+    return _after(compose, _gather(own, over), place, h0, reverse)
+
+  end, bits = kernels.end(0, FEW) if reverse else kernels.end(time - FEW, time)
+  # One sum sends both.
+  remembers = jnp.any(~(bits < -_bits(h0.dtype))).astype(end.dtype)
+  sent = _gather(jnp.append(end, remembers), over)
+  is_long = jnp.any(sent[:, -1] != 0)
+  ends = sent[:, :-1].reshape(-1, *end.shape)
+  before = lax.dynamic_index_in_dim(
+      ends, (place + 1 if reverse else place - 1) % len(ends), keepdims=False
+  )
+  before = jnp.where(is_first(reverse, over), h0, before)
+  before = jnp.where(is_long, behind(is_long), before)
+
+  begun = [before]
+
+  def second(last: Array):
+    is_wrong = _somewhere(~jnp.isfinite(last), over)
+    begun.append(jnp.where(is_wrong, behind(is_wrong), before))
+    return is_wrong, begun[-1]
+
+  results = kernels.run_twice(before, second)
+  return results, begun[-1]
+
+
 def run(
     compose: Compose,
     read: Read,
@@ -57,7 +136,6 @@ def run(
     over: Names,
     *,
     axis: int = 0,
-    ends: Read | None = None,
 ) -> tuple[Any, Array]:
   """Runs this device's part of the steps.
 
@@ -71,9 +149,6 @@ def run(
     reverse: whether the recurrence runs from the last step to the first.
     over: the mesh axes that time is over.
     axis: where `read` has time.
-    ends: returns the b of the map of some steps, and a bound of log2 |a|, both
-      like h0, faster than `_map` does. Then a second run is a loop's, which JAX
-      cannot transpose, and whose results XLA need not copy.
 
   Returns:
     The results, and h before the first step of this device's part.
@@ -83,52 +158,34 @@ def run(
         f'Time over devices needs a number of steps that is known, got {time}.'
     )
 
-  map_of = functools.partial(_map, compose, read, time, reverse, axis)
-
-  def attempt(own: tuple[Array, Array]):
-    before = _exchange(compose, own, h0, reverse, over)
+  def attempt(first: int):
+    own = jnp.stack(_map(compose, read, time, reverse, axis, first))
+    maps = lax.all_gather(own, over)
+    before = _after(compose, maps, lax.axis_index(over), h0, reverse)
     results, last = run_from(before)
     return results, before, last
 
-  def somewhere(flags: Array) -> Array:
-    return lax.psum(jnp.any(flags).astype(jnp.int32), over) > 0
-
   if time <= FEW:
-    return attempt(map_of(time))[:2]
-  if ends is None:
-    *found, last = attempt(map_of(FEW))
-    is_wrong = somewhere(~jnp.isfinite(last))
-    again = lambda: attempt(map_of(time))[:2]
-    return lax.cond(is_wrong, again, lambda: tuple(found))
-
-  most = min(MORE * FEW, time)
-  end, bits = ends(0, FEW) if reverse else ends(time - FEW, time)
-  behind = _behind(end, h0, reverse, over)
-  is_long = somewhere(~(bits < -_bits(h0.dtype)))
-  before = lax.cond(
-      is_long,
-      lambda: _exchange(compose, map_of(most), h0, reverse, over),
-      lambda: behind,
-  )
-  results, last = run_from(before)
-  is_wrong = somewhere(~jnp.isfinite(last))
-  _, *found = lax.while_loop(
-      lambda state: state[0],
-      lambda state: (state[0] & False, *attempt(map_of(time))[:2]),
-      (is_wrong, results, before),
-  )
-  return tuple(found)
+    return attempt(time)[:2]
+  *found, last = attempt(FEW)
+  is_wrong = _somewhere(~jnp.isfinite(last), over)
+  again = lambda: attempt(time)[:2]
+  return lax.cond(is_wrong, again, lambda: tuple(found))
 
 
-def _behind(end: Array, h0: Array, reverse: bool, over: Names) -> Array:
-  """Returns the `end` of the part before; h0 for the first part."""
+def _somewhere(flags: Array, over: Names) -> Array:
+  """Returns whether a flag is set on any device."""
+  return lax.psum(jnp.any(flags).astype(jnp.int32), over) > 0
+
+
+def _gather(x: Array, over: Names) -> Array:
+  """Returns the x of all devices, [devices, ...].
+
+  A small sum takes less time than `all_gather` and `ppermute`.
+  """
   count, index = lax.axis_size(over), lax.axis_index(over)
-  # A small sum takes less time than `ppermute`.
-  parts = lax.broadcasted_iota(jnp.int32, (count, *(1,) * end.ndim), 0)
-  sent = index - 1 if reverse else index + 1
-  ends = lax.psum(jnp.where(parts == sent, end, 0), over)
-  end = lax.dynamic_index_in_dim(ends, index, keepdims=False)
-  return jnp.where(is_first(reverse, over), h0, end)
+  places = lax.broadcasted_iota(jnp.int32, (count, *(1,) * x.ndim), 0)
+  return lax.psum(jnp.where(places == index, x, 0), over)
 
 
 def _map(
@@ -190,16 +247,18 @@ def _bits(dtype) -> float:
   return 1.05 * float(info.maxexp - info.minexp + info.nmant)
 
 
-def _exchange(
-    compose: Compose,
-    own: tuple[Array, Array],
-    h0: Array,
-    reverse: bool,
-    over: Names,
+def _after(
+    compose: Compose, maps: Array, index: Array, h0: Array, reverse: bool
 ) -> Array:
-  """Returns h before this device's part, given the map of that."""
-  maps = lax.all_gather(jnp.stack(own), over)
-  index = lax.axis_index(over)
+  """Returns h before a part, given the maps of all.
+
+  Args:
+    compose: of two maps (a, b), the first of which acts first.
+    maps: [parts, 2, ...].
+    index: of the part.
+    h0: h before the first of all steps.
+    reverse: whether the recurrence runs from the last step to the first.
+  """
   order: Sequence[int] = range(maps.shape[0])
   h = (jnp.zeros_like(h0), h0)
   for part in reversed(order) if reverse else order:
