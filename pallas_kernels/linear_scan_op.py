@@ -118,17 +118,23 @@ class Part:
     return _parts().end(static, (a,), one, self._reset, switch)
 
   def run_twice(
-      self, h0: Array, second: Callable[[Array], tuple[Array, Array]]
+      self,
+      h0: Array,
+      switch: Array,
+      second: Callable[[Array], tuple[Array, Array]],
   ) -> Array:
     """Returns h, [B, T, F], by a run and maybe another one in its place.
 
     Args:
       h0: float32 [B, F], for the first run.
-      second: takes h after the last step, float32 [B, F], and returns whether
-        to run again, a boolean scalar, and h0 for that run.
+      switch: whether the first run happens.
+      second: takes h after the last step of the first run, float32 [B, F], and
+        returns the switch of the second, and h0 for it. One of the two has to
+        happen.
     """
-    static = self._static
-    return _parts().run_twice(static, self._inputs, h0, self._reset, second)
+    return _parts().run_twice(
+        self._static, self._inputs, h0, self._reset, switch, second
+    )
 
   def adjoint_end(self, d_h: Array, switch: Array | None = None) -> Array:
     """Returns the cotangent of h0, float32 [B, F], given that of h."""
@@ -145,6 +151,7 @@ class Part:
       h: Array,
       d_last: Array,
       d_h: Array,
+      switch: Array,
       second: Callable[[Array], tuple[Array, Array]],
   ) -> tuple[tuple[Array, Array], Array]:
     """Returns the cotangents of (a, b) and of h0, like `run_twice`.
@@ -155,11 +162,13 @@ class Part:
       d_last: a further cotangent of h after the last step, float32 [B, F], for
         the first run.
       d_h: cotangent of h.
-      second: takes the cotangent of h0, and returns whether to run again, and
-        d_last for that run.
+      switch: whether the first run happens.
+      second: takes the cotangent of h0, and returns the switch of the second
+        run, and d_last for it.
     """
+    given = h0, self._reset, h, d_last, d_h
     return _parts().adjoint_twice(
-        self._static, self._inputs, h0, self._reset, h, d_last, d_h, second
+        self._static, self._inputs, *given, switch, second
     )
 
 

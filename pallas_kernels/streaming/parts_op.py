@@ -4,7 +4,7 @@ Other devices have the steps before, so a run may turn out to have begun with a
 wrong h. `run_twice` then writes the right results over those of the first run,
 in the same memory. Whether it does is known on the device alone: the kernels
 read a switch there, and end at once where it is off. So no host waits, and no
-array is copied.
+array is copied. Both runs are one kernel to the compiler.
 
 None of these functions is differentiable, and `jax.vmap` has to run them one by
 one.
@@ -12,6 +12,7 @@ one.
 
 from collections.abc import Callable, Sequence
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -29,8 +30,8 @@ from pallas_kernels.streaming import tuning
 Array = jax.Array
 Recurrence = recurrence_lib.Recurrence
 
-# The last carry of a first run -> whether to run again (a boolean scalar), and
-# the carry to begin with then, float32 [B, F].
+# The last carry of a first run -> the switch of the second, a boolean scalar,
+# and the carry that it begins with, float32 [B, F].
 Second = Callable[[Array], tuple[Array, Array]]
 
 
@@ -56,8 +57,23 @@ def end(
   config = tuning.linear(
       call.layout, streams.streams_of(arrays), (), recurrence.target
   )
-  last = linear.forward_into(*call.of(config, arrays, carry, reset, switch), None)
+  last = _end(*call.of(config, arrays, carry, reset, switch))
   return last[:, : call.features]
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _end(plan, *operands):
+  return linear.forward_into(plan, *operands, None)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _run(plan, h, *operands):
+  return linear.forward_into(plan, *operands, h)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _adjoint(plan, d_arrays, *operands):
+  return linear_adjoint.backward_into(plan, *operands, d_arrays)
 
 
 def run_twice(
@@ -65,6 +81,7 @@ def run_twice(
     arrays: Sequence[Array],
     carry: Array,
     reset: Array | None,
+    switch: Array,
     second: Second,
 ) -> Array:
   """Runs a recurrence, and once more in place if its end asks for it.
@@ -74,7 +91,8 @@ def run_twice(
     arrays: inputs, [B, T, F].
     carry: h before the first step, float32 [B, F].
     reset: bool [B, T] or None.
-    second: says whether to run again.
+    switch: of the first run, a boolean scalar.
+    second: the second run; one of the two has to happen.
 
   Returns:
     h, [B, T, F].
@@ -86,12 +104,11 @@ def run_twice(
       call.layout, streams.streams_of(arrays), outs, recurrence.target
   )
   of = lambda *given: call.of(config, arrays, *given)
-  first = of(carry, reset, None)
-  plan = first[0]
+  plan, *first = of(carry, reset, switch)
   h = jax.empty_ref(jax.ShapeDtypeStruct(plan.layout.shape, outs[0].dtype))
-  last = linear.forward_into(*first, h)
+  last = _run(plan, h, *first)
   again, carry = second(last[:, : call.features])
-  linear.forward_into(*of(call.pad(carry), reset, again), h)
+  _run(plan, h, *of(call.pad(carry), reset, again)[1:])
   return call.result(plan, jax.freeze(h))
 
 
@@ -121,10 +138,8 @@ def adjoint_end(
   plan, theta, arrays, carry, restart, flags, switch = call.of(
       config, arrays, None, reset, switch
   )
-  d_carry = linear_adjoint.backward_into(
-      plan, theta, arrays, d_h, carry, restart, flags, d_h, d_last, switch, ()
-  )
-  return d_carry[:, : call.features]
+  operands = theta, arrays, d_h, carry, restart, flags, d_h, d_last, switch
+  return _adjoint(plan, (), *operands)[:, : call.features]
 
 
 def adjoint_twice(
@@ -135,6 +150,7 @@ def adjoint_twice(
     h: Array,
     d_last: Array,
     d_h: Array,
+    switch: Array,
     second: Second,
 ) -> tuple[tuple[Array, ...], Array]:
   """Runs the adjoint, and once more in place if its end asks for it.
@@ -147,8 +163,9 @@ def adjoint_twice(
     h: after every step, [B, T, F].
     d_last: cotangent of h after the last step, float32 [B, F].
     d_h: cotangent of h, [B, T, F].
-    second: takes the cotangent of `carry`, and says whether to run again, and
-      from which `d_last`.
+    switch: of the first run, a boolean scalar.
+    second: the second run: takes the cotangent of `carry` for the last carry,
+      and returns `d_last` for the carry.
 
   Returns:
     The cotangents of `arrays` and of `carry`.
@@ -159,41 +176,25 @@ def adjoint_twice(
   config = tuning.linear(
       call.layout, _read(arrays, h, d_h), outs, recurrence.target, True
   )
-  types: list[Any] = []
-  refs: list[Any] = []
 
-  def run(d_last, switch):
+  def of(d_last, switch):
     plan, theta, inputs, start, restart, flags, switch = call.of(
         config, arrays, carry, reset, switch
     )
-    if not refs:
-      types.append(plan)
-      refs.extend(
-          jax.empty_ref(
-              jax.ShapeDtypeStruct(plan.layout.widened(x), x.dtype)
-          )
-          for x in arrays
-      )
-    d_carry = linear_adjoint.backward_into(
-        plan,
-        theta,
-        inputs,
-        h,
-        start,
-        restart,
-        flags,
-        d_h,
-        d_last,
-        switch,
-        refs,
-    )
-    return d_carry[:, : call.features]
+    operands = theta, inputs, h, start, restart, flags, d_h, d_last, switch
+    return plan, operands
 
-  first = run(d_last, None)
-  again, d_last = second(first)
-  other = run(call.pad(d_last), again)
-  results = [call.result(types[0], jax.freeze(ref)) for ref in refs]
-  return tuple(results), jnp.where(again, other, first)
+  plan, first = of(d_last, switch)
+  d_arrays = [
+      jax.empty_ref(jax.ShapeDtypeStruct(plan.layout.widened(x), x.dtype))
+      for x in arrays
+  ]
+  d_carry = _adjoint(plan, d_arrays, *first)[:, : call.features]
+  again, d_last = second(d_carry)
+  _, operands = of(call.pad(d_last), again)
+  other = _adjoint(plan, d_arrays, *operands)[:, : call.features]
+  results = tuple(call.result(plan, jax.freeze(x)) for x in d_arrays)
+  return results, jnp.where(again, other, d_carry)
 
 
 def _read(arrays: Sequence[Array], *others: Array) -> list[streams.Stream]:

@@ -108,8 +108,11 @@ class _Forward:
   def map(self, is_wanted: Array):
     return self._part.product(is_wanted), self._part.end(is_wanted)
 
-  def run_twice(self, h: Array, second):
-    return self._part.run_twice(h, second)
+  def keeps(self) -> Array:
+    return _keeps(self._reset)
+
+  def run_twice(self, h: Array, is_wanted: Array, second):
+    return self._part.run_twice(h, is_wanted, second)
 
 
 def _backward(static, saved, d_h):
@@ -185,14 +188,24 @@ class _Backward:
     part = self._part
     return part.product(is_wanted), part.adjoint_end(g, is_wanted)
 
-  def run_twice(self, d_last: Array, second):
+  def keeps(self) -> Array:
+    return _keeps(self._reset)
+
+  def run_twice(self, d_last: Array, is_wanted: Array, second):
     _, _, before, h, g = self._arrays
-    return self._part.adjoint_twice(before, h, d_last, g, second)
+    return self._part.adjoint_twice(before, h, d_last, g, is_wanted, second)
 
 
 def _one_by_one(function):
   """Returns the function; `jax.vmap` runs it once for each element."""
   return jax.custom_batching.sequential_vmap(function)
+
+
+def _keeps(reset: Array | None) -> Array:
+  """Returns whether no step restarts, [B, 1]."""
+  if reset is None:
+    return jnp.asarray(True)
+  return ~jnp.any(reset, 1)[:, None]
 
 
 def _bits(a, reset):

@@ -13,7 +13,8 @@ once, by the run itself; where some a stay near 1, all of it is read twice.
 
 An infinity or NaN decays in no number of steps, and may be among steps that no
 map was composed of. A device sees that in its own last h. All devices then run
-again, by the maps of all steps.
+again, by the maps of all steps; kernels run again where the h before a part is
+none, with the last h of the part that has it.
 
 XLA takes one of two branches on the host, which waits for the device then, and
 can prepare nothing that follows. So GPU kernels decide on the device, see
@@ -60,15 +61,22 @@ class Kernels(Protocol):
   def map(self, is_wanted: Array) -> tuple[Array, Array]:
     """Returns the map (a, b) of all steps; anything if it is not wanted."""
 
+  def keeps(self) -> Array:
+    """Returns where no step restarts; broadcasts to [...]."""
+
   def run_twice(
-      self, h: Array, second: Callable[[Array], tuple[Array, Array]]
+      self,
+      h: Array,
+      is_wanted: Array,
+      second: Callable[[Array], tuple[Array, Array]],
   ) -> Any:
     """Runs all steps, and maybe once more in the place of the first run.
 
     Args:
       h: before the first step, [...], for the first run.
-      second: takes h after the last step, and returns whether to run again, and
-        h for that run.
+      is_wanted: whether the first run happens.
+      second: takes h after the last step, anything without a first run, and
+        returns whether to run again, and h for that run.
 
     Returns:
       The results.
@@ -97,12 +105,6 @@ def run_kernels(
     The results, and h before the first step of this device's part.
   """
   place = lax.axis_index(over)
-
-  def behind(is_wanted: Array) -> Array:
-    """Returns h before this part, by the maps of all parts."""
-    own = jnp.stack(kernels.map(is_wanted))
-    return _after(compose, _gather(own, over), place, h0, reverse)
-
   end, bits = kernels.end(0, FEW) if reverse else kernels.end(time - FEW, time)
   # One sum sends both.
   remembers = jnp.any(~(bits < -_bits(h0.dtype))).astype(end.dtype)
@@ -113,17 +115,35 @@ def run_kernels(
       ends, (place + 1 if reverse else place - 1) % len(ends), keepdims=False
   )
   before = jnp.where(is_first(reverse, over), h0, before)
-  before = jnp.where(is_long, behind(is_long), before)
-
-  begun = [before]
+  begun = []
 
   def second(last: Array):
-    is_wrong = _somewhere(~jnp.isfinite(last), over)
-    begun.append(jnp.where(is_wrong, behind(is_wrong), before))
-    return is_wrong, begun[-1]
+    keeps = jnp.broadcast_to(kernels.keeps(), last.shape).astype(last.dtype)
+    # After a first run its last h, and else the map of all steps.
+    own = [
+        jnp.where(is_long, *pair)
+        for pair in zip(kernels.map(is_long), (keeps, last), strict=True)
+    ]
+    parts = _gather(jnp.stack(own), over)
+    of_maps = _after(compose, parts, place, h0, reverse)
+    spread = _after(_spread, parts, place, h0, reverse)
+    is_wrong = ~jnp.isfinite(spread)
+    after_run = jnp.where(is_wrong, spread, before)
+    begun.append(jnp.where(is_long, of_maps, after_run))
+    return is_long | jnp.any(is_wrong & jnp.isfinite(before)), begun[0]
 
-  results = kernels.run_twice(before, second)
-  return results, begun[-1]
+  results = kernels.run_twice(before, ~is_long, second)
+  return results, begun[0]
+
+
+def _spread(first, second):
+  """Composes (whether no step restarts, last h) of two parts.
+
+  An infinity stays one. Its sign is kept, as by steps with a > 0.
+  """
+  (keeps, h), (keeps_too, last) = first, second
+  stays = (keeps_too != 0) & ~jnp.isfinite(h)
+  return keeps * keeps_too, jnp.where(stays, h, last)
 
 
 def run(

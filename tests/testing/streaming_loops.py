@@ -74,11 +74,15 @@ def end(static, arrays, carry, reset, switch):
   return last if switch is None else jnp.where(switch, last, jnp.nan)
 
 
-def run_twice(static, arrays, carry, reset, second):
+def run_twice(static, arrays, carry, reset, switch, second):
   """Returns h of the first run, or of the second."""
-  last, h = _part(static, arrays, carry, reset)
+  run = lambda carry, switch: jax.tree.map(
+      lambda x: jnp.where(switch, x, jnp.nan),
+      _part(static, arrays, carry, reset),
+  )
+  last, h = run(carry, switch)
   again, carry = second(last)
-  return jnp.where(again, _part(static, arrays, carry, reset)[1], h)
+  return jnp.where(again, run(carry, again)[1], h)
 
 
 def adjoint_end(static, arrays, reset, d_last, d_h, switch):
@@ -88,12 +92,16 @@ def adjoint_end(static, arrays, reset, d_last, d_h, switch):
   return d_carry if switch is None else jnp.where(switch, d_carry, jnp.nan)
 
 
-def adjoint_twice(static, arrays, carry, reset, h, d_last, d_h, second):
+def adjoint_twice(static, arrays, carry, reset, h, d_last, d_h, switch, second):
   """Returns the cotangents of the first run, or of the second."""
   del h
-  first = _part_adjoint(static, arrays, carry, reset, d_last, d_h)
+  run = lambda d_last, switch: jax.tree.map(
+      lambda x: jnp.where(switch, x, jnp.nan),
+      _part_adjoint(static, arrays, carry, reset, d_last, d_h),
+  )
+  first = run(d_last, switch)
   again, d_last = second(first[1])
-  other = _part_adjoint(static, arrays, carry, reset, d_last, d_h)
+  other = run(d_last, again)
   return jax.tree.map(lambda x, y: jnp.where(again, y, x), first, other)
 
 
