@@ -75,6 +75,7 @@ def forward(
   return plan.layout.narrow(h), last
 
 
+@functools.partial(jax.jit, static_argnums=0)
 def forward_into(
     plan: Plan,
     theta: Array,

@@ -67,13 +67,16 @@ def backward(
     segments and warpgroups, of theta [B, P, plan.params, Fp] and of `restart`
     [B, P, Fp].
   """
-  types = [jax.ShapeDtypeStruct(plan.layout.widened(x), x.dtype) for x in arrays]
+  types = [
+      jax.ShapeDtypeStruct(plan.layout.widened(x), x.dtype) for x in arrays
+  ]
   operands = theta, carry, restart, flags, flags, d_last
   results = _launch(plan, operands, arrays, h, d_h, types)
   d_arrays, others = results[: len(types)], results[len(types) :]
   return tuple(map(plan.layout.narrow, d_arrays)), *others
 
 
+@functools.partial(jax.jit, static_argnums=0)
 def backward_into(
     plan: Plan,
     theta: Array,

@@ -12,7 +12,6 @@ one.
 
 from collections.abc import Callable, Sequence
 import dataclasses
-import functools
 from typing import Any
 
 import jax
@@ -57,23 +56,9 @@ def end(
   config = tuning.linear(
       call.layout, streams.streams_of(arrays), (), recurrence.target
   )
-  last = _end(*call.of(config, arrays, carry, reset, switch))
+  operands = call.of(config, arrays, carry, reset, switch)
+  last = linear.forward_into(*operands, None)
   return last[:, : call.features]
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _end(plan, *operands):
-  return linear.forward_into(plan, *operands, None)
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _run(plan, h, *operands):
-  return linear.forward_into(plan, *operands, h)
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _adjoint(plan, d_arrays, *operands):
-  return linear_adjoint.backward_into(plan, *operands, d_arrays)
 
 
 def run_twice(
@@ -106,9 +91,9 @@ def run_twice(
   of = lambda *given: call.of(config, arrays, *given)
   plan, *first = of(carry, reset, switch)
   h = jax.empty_ref(jax.ShapeDtypeStruct(plan.layout.shape, outs[0].dtype))
-  last = _run(plan, h, *first)
+  last = linear.forward_into(plan, *first, h)
   again, carry = second(last[:, : call.features])
-  _run(plan, h, *of(call.pad(carry), reset, again)[1:])
+  linear.forward_into(*of(call.pad(carry), reset, again), h)
   return call.result(plan, jax.freeze(h))
 
 
@@ -139,7 +124,8 @@ def adjoint_end(
       config, arrays, None, reset, switch
   )
   operands = theta, arrays, d_h, carry, restart, flags, d_h, d_last, switch
-  return _adjoint(plan, (), *operands)[:, : call.features]
+  d_carry = linear_adjoint.backward_into(plan, *operands, ())
+  return d_carry[:, : call.features]
 
 
 def adjoint_twice(
@@ -189,10 +175,14 @@ def adjoint_twice(
       jax.empty_ref(jax.ShapeDtypeStruct(plan.layout.widened(x), x.dtype))
       for x in arrays
   ]
-  d_carry = _adjoint(plan, d_arrays, *first)[:, : call.features]
+
+  def run(operands):
+    d_carry = linear_adjoint.backward_into(plan, *operands, d_arrays)
+    return d_carry[:, : call.features]
+
+  d_carry = run(first)
   again, d_last = second(d_carry)
-  _, operands = of(call.pad(d_last), again)
-  other = _adjoint(plan, d_arrays, *operands)[:, : call.features]
+  other = run(of(call.pad(d_last), again)[1])
   results = tuple(call.result(plan, jax.freeze(x)) for x in d_arrays)
   return results, jnp.where(again, other, d_carry)
 

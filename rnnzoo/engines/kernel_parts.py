@@ -98,7 +98,8 @@ class _Forward:
 
   def __init__(self, steps, reset: Array | None, reverse: bool):
     self._steps, self._reset, self._reverse = steps, reset, reverse
-    self._part = linear_scan_op.Part(*steps, reset, reverse)
+    a, b = steps
+    self._part = linear_scan_op.Part(a, b, reset, reverse)
 
   def end(self, start: int, stop: int):
     a, b, reset = _steps((*self._steps, self._reset), start, stop, None)
@@ -117,9 +118,12 @@ class _Forward:
 
 def _backward(static, saved, d_h):
   a, b, before, reset, h = saved
-  return *_one_by_one(functools.partial(_run_backward, static))(
-      a, b, before, reset, h, d_h
-  ), None
+  return (
+      *_one_by_one(functools.partial(_run_backward, static))(
+          a, b, before, reset, h, d_h
+      ),
+      None,
+  )
 
 
 def _run_backward(static, a, b, before, reset, h, d_h):

@@ -25,7 +25,6 @@ the mesh axes that time is over, and those of `associative.py` take them too.
 """
 
 from collections.abc import Callable, Sequence
-import functools
 import itertools
 from typing import Any, Protocol
 
