@@ -124,6 +124,25 @@ class Given(Projection):
 
 
 @dataclasses.dataclass(frozen=True)
+class Biased(Projection):
+  """W x + b, of which W x is there already: x is it, weights are (b or None,)."""
+
+  def __call__(self, weights, x):
+    (bias,) = weights
+    gates = tuple(x[:, :, g] for g in range(x.shape[2]))
+    if bias is None:
+      return gates
+    return tuple(gate + b.astype(x.dtype) for gate, b in zip(gates, bias))
+
+  def features(self, weights, x):
+    del weights
+    return x.shape[-1]
+
+  def for_kernels(self, weights, x):
+    return KernelInputs(x, None, *weights)
+
+
+@dataclasses.dataclass(frozen=True)
 class Coefficients:
   """(a, b) of a linear cell in place of its gates; weights (params, weights).
 

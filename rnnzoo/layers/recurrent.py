@@ -21,8 +21,11 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import dtypes
+from pallas_kernels import projection as product
 from pallas_kernels import ranks
+from pallas_kernels import recurrence_op
 from pallas_kernels import sharding
+from pallas_kernels import targets
 from rnnzoo import carries
 from rnnzoo import cell as cell_lib
 from rnnzoo import checks
@@ -44,6 +47,9 @@ from rnnzoo.layers import sequence_layer
 Array = jax.Array
 Carry = cell_lib.Carry
 Initializer = initializers.Initializer
+
+# With other settings a kernel may multiply by W itself.
+_READ_GATES = (None, 'pallas')
 
 # The class of a layer's carries, as type checkers know it.
 OwnT = TypeVar('OwnT', bound=tuple[Array, ...])
@@ -263,10 +269,33 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
     # Documented in SequenceLayer.unroll, as `help` shows.
     initializers.check_rngs(rngs, None)
     call = self._call(reverse, time_major)
-    given = x, initial_carry, reset, seq_lengths, mask
+    return self._unroll(x, initial_carry, reset, seq_lengths, mask, call)
+
+  def _unroll(
+      self, x, initial_carry, *flags, on_gates=None
+  ) -> tuple[OwnT, Array]:
+    """`unroll`; with `on_gates`, see `_run`."""
     with ranks.allowed():
-      carry, (h,) = self._run(*given, call)
+      carry, (h,) = self._run(x, initial_carry, *flags, on_gates=on_gates)
     return self._named(carry, initial_carry), h
+
+  def reads_gates(self, x: Array, time_major: bool) -> bool:
+    """Whether a GPU kernel for dense recurrences would read W x from memory.
+
+    Args:
+      x: as for `unroll`, or its type.
+      time_major: as for `unroll`.
+    """
+    kernel = self.recurrent_kernel
+    if targets.platform() != 'gpu' or self.implementation not in _READ_GATES:
+      return False
+    if kernel is None or kernel.shape[-1] == 1:
+      return False
+    lead = x.shape[:-1] if time_major else (x.shape[-2], *x.shape[:-2])
+    lead = math.prod(lead[1:]), lead[0]
+    kernel = jax.ShapeDtypeStruct(kernel.shape, self._dtype(x))
+    call = self._call(False, time_major)
+    return not recurrence_op.in_tiles(self.cell, lead, kernel, call)
 
   def unroll_carries(
       self,
@@ -415,6 +444,7 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
       mask: Array | None,
       call: call_lib.Call,
       is_output: bool = True,
+      on_gates: Callable[[Array], Array] | None = None,
   ) -> tuple[Carry, Carry]:
     """Returns the final carry, and arrays of all steps.
 
@@ -426,6 +456,7 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
       mask: as in `unroll`.
       call: static options.
       is_output: whether these are the layer's output alone, or the carry.
+      on_gates: takes and returns W x of all steps, or None.
     """
     self._check_input(x, '[..., time, in_features]')
     lead = x.shape[:-1]
@@ -481,12 +512,18 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
         reset=reset,
         mask=mask,
     )
+    projection: call_lib.Projection = call_lib.Dense()
+    if on_gates is not None:
+      kernel, bias = operands.weights
+      gates = on_gates(product.project(kernel, operands.x))
+      projection = call_lib.Biased()
+      operands = operands._replace(x=gates, weights=(bias,))
     # Outputs are the layer's, in its dtype; carries are as they are held.
     if is_output:
       call = dataclasses.replace(call, out_dtype=dtype)
     with jax.named_scope('recurrence'):
       carry, steps = paths.run(
-          self.cell, call_lib.Dense(), operands, call, self.implementation, over
+          self.cell, projection, operands, call, self.implementation, over
       )
     if is_output and mask is not None:
       steps = tuple(jnp.where(mask[..., None], h, 0) for h in steps)

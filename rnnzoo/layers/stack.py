@@ -200,19 +200,52 @@ class Stack(sequence_layer.SequenceLayer):
       over_batch = self._over_batch(given, reverse, time_major)
       if over_batch is not None:
         return over_batch
+    options = {'reverse': reverse, 'time_major': time_major, 'rngs': rngs}
+    return self._run(given, train, **options)
+
+  def _run(
+      self, given, train: bool, rngs, upper=None, names=(), **options
+  ) -> tuple[tuple[Any, ...], Array]:
+    """Runs the levels, one after the other.
+
+    Args:
+      given: x, initial_carry, reset, seq_lengths, mask; as for `unroll`.
+      train: whether outputs are dropped and running averages updated.
+      rngs: as for `unroll`.
+      upper: parameters of all levels but the first, which replace this
+        module's, and vary over mesh axes; or None. See `gradient_sums`.
+      names: the mesh axes.
+      **options: reverse and time_major, as for `unroll`.
+    """
+    x, initial_carry, reset, seq_lengths, mask = given
+    time_major = options['time_major']
     time_axis = 0 if time_major else -2
     carries = []
+
+    def with_upper(gates):
+      nonlocal upper
+      upper, gates = gradient_sums.vary_beside(upper, names, gates)
+      return gates
+
     for index, level in enumerate(self.layers):
-      carry, y = level.unroll(
-          x,
-          initial_carry=initial_carry[index],
-          reset=reset,
-          seq_lengths=seq_lengths,
-          mask=mask,
-          reverse=reverse,
-          time_major=time_major,
-          rngs=rngs,
-      )
+      if upper is not None and index == 0:
+        flags = reset, seq_lengths, mask, level._call(**options)
+        carry, y = level._unroll(
+            x, initial_carry[0], *flags, on_gates=with_upper
+        )
+      else:
+        if upper is not None and index == 1:
+          upper, x = gradient_sums.tie(upper, x)
+          nnx.update(self, upper)
+        carry, y = level.unroll(
+            x,
+            initial_carry=initial_carry[index],
+            reset=reset,
+            seq_lengths=seq_lengths,
+            mask=mask,
+            rngs=rngs,
+            **options,
+        )
       valid = _valid_steps(
           y, mask, seq_lengths, time_major, self.time_axis_name
       )
@@ -239,9 +272,9 @@ class Stack(sequence_layer.SequenceLayer):
       None where arrays are sharded over more than the batch, or the results.
     """
     x, initial_carry, reset, seq_lengths, mask = given
-    first: Any = self.layers[0]
-    first._check_input(x, '[..., time, in_features]')
-    graphdef, state = nnx.split(self)
+    lowest: Any = self.layers[0]
+    lowest._check_input(x, '[..., time, in_features]')
+    graphdef, *states = nnx.split(self, _is_of_lowest, ...)
     lead = x.shape[:-1]
     batch, time = (lead[1:], lead[0]) if time_major else (lead[:-1], lead[-1])
     levels: list[Any] = list(self.layers)
@@ -262,29 +295,30 @@ class Stack(sequence_layer.SequenceLayer):
     # Features count as any number of parts, so that nothing is gathered.
     over = partitioning.choose(given, positions, parts=0)
     names = tuple(name for names in over for name in names)
-    if partitioning.is_sharded(state) or any(over[-2:]) or not names:
+    if partitioning.is_sharded(states) or any(over[-2:]) or not names:
       return None
+    options = {'reverse': reverse, 'time_major': time_major, 'rngs': None}
 
     def part(split):
-      state, x, initial_carry, reset, seq_lengths, mask = split
-      stack = nnx.merge(graphdef, gradient_sums.vary(state, names))
-      return stack.unroll(
-          x,
-          initial_carry=initial_carry,
-          reset=reset,
-          seq_lengths=seq_lengths,
-          mask=mask,
-          reverse=reverse,
-          time_major=time_major,
-      )
+      (own, upper), *given = split
+      if not self._sums_twice(given[0], time_major):
+        stack = nnx.merge(graphdef, *gradient_sums.vary((own, upper), names))
+        return stack._run(given, False, **options)
+      stack = nnx.merge(graphdef, gradient_sums.vary(own, names), upper)
+      return stack._run(given, False, upper=upper, names=names, **options)
 
     return partitioning.spread(
         part,
-        (state, *given),
+        (states, *given),
         positions=(axes.whole, *positions),
         out_positions=(axes.carry, axes.steps),
         over=over,
     )
+
+  def _sums_twice(self, x: Array, time_major: bool) -> bool:
+    """Whether gradients are summed beside the lowest level's backward pass."""
+    lowest: Any = self.layers[0]
+    return len(self.layers) > 1 and lowest.reads_gates(x, time_major)
 
   def step(
       self, carry: tuple[Any, ...], x: Array, *, reset: Array | None = None
@@ -367,6 +401,11 @@ class Stack(sequence_layer.SequenceLayer):
           f'{label} must be a tuple of {count} carries, one for each layer; got'
           f' {checks.describe(carry)}.'
       )
+
+
+def _is_of_lowest(path, _) -> bool:
+  """Whether a parameter is that of a stack's lowest level."""
+  return path[1] == 0
 
 
 def _batch_norm(norm, y, valid, use_running_average) -> Array:
