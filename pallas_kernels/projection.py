@@ -63,7 +63,7 @@ def project(kernel: Array, x: Array) -> Array:
   Returns:
     [..., G, F].
   """
-  return _forward(kernel, x)[0]
+  return forward(kernel, x)[0]
 
 
 def arrange(kernel: Array, dtype: Any) -> Array:
@@ -79,7 +79,8 @@ def arrange(kernel: Array, dtype: Any) -> Array:
   return lax.optimization_barrier(joint.reshape(depth, gates * features))
 
 
-def _forward(kernel: Array, x: Array):
+def forward(kernel: Array, x: Array):
+  """Returns what `project` does, and what `backward` reads."""
   gates, _, features = kernel.shape
   arranged = arrange(kernel, x.dtype)
   joint = jnp.einsum('...i,if->...f', x, arranged)
@@ -112,7 +113,7 @@ def backward(saved: tuple[Array, Array, Array], d_gates: Array):
   return d_kernel.astype(kernel.dtype), d_x
 
 
-project.defvjp(_forward, backward)
+project.defvjp(forward, backward)
 
 
 def pad(a: Array, heads: int, size: int) -> Array:

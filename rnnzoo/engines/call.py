@@ -125,14 +125,16 @@ class Given(Projection):
 
 @dataclasses.dataclass(frozen=True)
 class Biased(Projection):
-  """W x + b, of which W x is there already: x is it, weights are (b or None,)."""
+  """W x + b, of which x is W x already; weights are (b,), or (None,)."""
 
   def __call__(self, weights, x):
     (bias,) = weights
     gates = tuple(x[:, :, g] for g in range(x.shape[2]))
     if bias is None:
       return gates
-    return tuple(gate + b.astype(x.dtype) for gate, b in zip(gates, bias))
+    return tuple(
+        gate + b.astype(x.dtype) for gate, b in zip(gates, bias, strict=True)
+    )
 
   def features(self, weights, x):
     del weights

@@ -174,7 +174,9 @@ def _through_flat(function, results, d_arrays) -> tuple[Array, ...]:
   flats = [
       jnp.concatenate([own[i].reshape(-1) for i in group]) for group in groups
   ]
-  d_results = [_instantiated(d, x) for d, x in zip(d_arrays, results)]
+  d_results = [
+      _instantiated(d, x) for d, x in zip(d_arrays, results, strict=True)
+  ]
   for group, flat in zip(groups, function(flats), strict=True):
     parts = lax.split(flat, [own[i].size for i in group])
     for i, part in zip(group, parts, strict=True):

@@ -21,7 +21,6 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import dtypes
-from pallas_kernels import projection as product
 from pallas_kernels import ranks
 from pallas_kernels import recurrence_op
 from pallas_kernels import sharding
@@ -269,17 +268,33 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
     # Documented in SequenceLayer.unroll, as `help` shows.
     initializers.check_rngs(rngs, None)
     call = self._call(reverse, time_major)
-    return self._unroll(x, initial_carry, reset, seq_lengths, mask, call)
+    flags = reset, seq_lengths, mask
+    return self._unroll_with(None, x, initial_carry, *flags, call=call)
 
-  def _unroll(
-      self, x, initial_carry, *flags, on_gates=None
+  def _unroll_with(
+      self,
+      on_gates: Callable[[Array], Array] | None,
+      x: Array,
+      initial_carry: Carry | None,
+      *flags: Array | None,
+      call: call_lib.Call,
   ) -> tuple[OwnT, Array]:
-    """`unroll`; with `on_gates`, see `_run`."""
+    """`unroll`, for a stack, with a function of W x: see `_run`.
+
+    Args:
+      on_gates: takes and returns W x of all steps; None for none.
+      x: as in `unroll`.
+      initial_carry: as in `unroll`.
+      *flags: reset, seq_lengths and mask, as in `unroll`.
+      call: static options.
+    """
+    reset, lengths, mask = flags
+    given = x, initial_carry, reset, lengths, mask
     with ranks.allowed():
-      carry, (h,) = self._run(x, initial_carry, *flags, on_gates=on_gates)
+      carry, (h,) = self._run(*given, call, True, on_gates)
     return self._named(carry, initial_carry), h
 
-  def reads_gates(self, x: Array, time_major: bool) -> bool:
+  def _reads_gates(self, x: Array, time_major: bool) -> bool:
     """Whether a GPU kernel for dense recurrences would read W x from memory.
 
     Args:
@@ -515,7 +530,7 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
     projection: call_lib.Projection = call_lib.Dense()
     if on_gates is not None:
       kernel, bias = operands.weights
-      gates = on_gates(product.project(kernel, operands.x))
+      gates = on_gates(products.project_joint(kernel, operands.x))
       projection = call_lib.Biased()
       operands = operands._replace(x=gates, weights=(bias,))
     # Outputs are the layer's, in its dtype; carries are as they are held.

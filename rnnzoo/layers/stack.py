@@ -229,9 +229,11 @@ class Stack(sequence_layer.SequenceLayer):
 
     for index, level in enumerate(self.layers):
       if upper is not None and index == 0:
-        flags = reset, seq_lengths, mask, level._call(**options)
-        carry, y = level._unroll(
-            x, initial_carry[0], *flags, on_gates=with_upper
+        lowest: Any = level
+        flags = reset, seq_lengths, mask
+        call = lowest._call(**options)
+        carry, y = lowest._unroll_with(
+            with_upper, x, initial_carry[0], *flags, call=call
         )
       else:
         if upper is not None and index == 1:
@@ -318,7 +320,7 @@ class Stack(sequence_layer.SequenceLayer):
   def _sums_twice(self, x: Array, time_major: bool) -> bool:
     """Whether gradients are summed beside the lowest level's backward pass."""
     lowest: Any = self.layers[0]
-    return len(self.layers) > 1 and lowest.reads_gates(x, time_major)
+    return len(self.layers) > 1 and lowest._reads_gates(x, time_major)
 
   def step(
       self, carry: tuple[Any, ...], x: Array, *, reset: Array | None = None

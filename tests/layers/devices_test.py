@@ -211,6 +211,23 @@ class OneSumTest(parameterized.TestCase):
     else:
       self.assertLen(sums, len(params))
 
+  @parameterized.parameters(None, 0, 1, 2)
+  def test_upper_levels_have_a_sum(self, frozen):
+    stack = self.stack()
+    wanted = lambda path, _: path[:2] != ('layers', frozen)
+    with mock.patch.object(
+        rnnzoo.RecurrentLayer, '_reads_gates', lambda *_: True
+    ):
+      _, sums = self.sums(stack, wanted)
+    sizes = [
+        sum(p.size for p in jax.tree.leaves(nnx.state(level)))
+        for level in stack.layers
+    ]
+    if frozen is not None:
+      sizes[frozen] = 0
+    lowest, *upper = sizes
+    self.assertCountEqual(sums, [n for n in (lowest, sum(upper)) if n])
+
   @parameterized.parameters(
       {'norm': 'batch'}, {'dropout_rate': 0.5}, {'layer': rnnzoo.Bidirectional}
   )
@@ -222,6 +239,54 @@ class OneSumTest(parameterized.TestCase):
     stack = rnnzoo.Stack(make, 8, 8, num_layers=2, rngs=nnx.Rngs(0), **options)
     _, sums = self.sums(stack, trains=True)
     self.assertGreater(len(sums), 1)
+
+
+class UpperSumTest(parameterized.TestCase):
+  """Which stacks sum gradients beside a kernel, on two GPUs."""
+
+  # Before jax 0.11 no kernel is launched.
+  __test__ = abstract_gpu.RUNS
+
+  @parameterized.named_parameters(
+      ('dense', True, {}),
+      ('one level', False, {'num_layers': 1}),
+      ('linear', False, {'layer': rnnzoo.MinGRU}),
+      ('diagonal', False, {'layer': rnnzoo.IndRNN}),
+      ('scan', False, {'implementation': 'scan'}),
+      ('gates again', False, {'implementation': rnnzoo.Pallas(keep='carries')}),
+      ('tiles', False, {'features': 512, 'rows': 2048, 'dtype': jnp.bfloat16}),
+  )
+  def test_two_sums(self, expected, options):
+    options = {'layer': rnnzoo.GRU, 'num_layers': 2, 'features': 32} | options
+    rows = options.pop('rows', 16)
+    layer, size = options.pop('layer'), options.pop('features')
+    stack = nnx.eval_shape(
+        lambda: rnnzoo.Stack(layer, size, size, rngs=nnx.Rngs(0), **options)
+    )
+    x = jax.ShapeDtypeStruct((rows, 64, size), jnp.float32)
+    mesh = abstract_gpu.mesh('NVIDIA H200', 'Explicit')
+    with jax.sharding.use_abstract_mesh(mesh):
+      self.assertEqual(stack._sums_twice(x, False), expected)
+
+  def test_the_sum_is_between_kernel_and_products(self):
+    mesh = abstract_gpu.mesh('NVIDIA H200', 'Explicit')
+    stack = rnnzoo.Stack(
+        rnnzoo.GRU, 64, 64, num_layers=3, dtype=jnp.bfloat16, rngs=nnx.Rngs(0)
+    )
+    graphdef, params = nnx.split(stack)
+    loss = lambda p, x: jnp.sum(nnx.merge(graphdef, p)(x) ** 2)
+    with jax.sharding.use_abstract_mesh(mesh):
+      over_batch = jax.sharding.NamedSharding(mesh, P('data'))
+      x = jax.ShapeDtypeStruct((16, 64, 64), jnp.float32, sharding=over_batch)
+      traced = jax.jit(jax.grad(loss)).trace(params, x)
+      text = traced.lower(lowering_platforms=('cuda',)).as_text()
+    sums = [m.start() for m in re.finditer('"stablehlo.all_reduce"', text)]
+    self.assertLen(sums, 2)
+    # What waits for the first: a barrier that has a cotangent of gates.
+    barriers = re.findall(
+        r'optimization_barrier .* : (.*)', text[sums[0] : sums[1]]
+    )
+    self.assertIn('8x64x3x64xbf16', ' '.join(barriers))
 
 
 class CarryErrorsTest(parameterized.TestCase):
@@ -276,6 +341,8 @@ class FewNumbersTest(Numbers):
     )
     for name in (
         *('norm', 'time_major', 'batch norm', 'dense', 'mixed', 'dropout'),
+        *('two sums, norm', 'two sums, dense', 'two sums, carry'),
+        'two sums, slopes',
         'only x on the mesh, without jit',
         'parts of parts of time',
     ):

@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import re
 import sys
+from unittest import mock
 
 from flax import nnx
 import jax
@@ -159,7 +160,9 @@ def stacks(mesh):
   over_batch = NamedSharding(mesh, P('data'))
   second = NamedSharding(mesh, P(None, 'data'))
 
-  def results(stack, *, time_major=False, reverse=False, trains=False):
+  def results(
+      stack, *, time_major=False, reverse=False, trains=False, slopes=False
+  ):
     """Returns results and gradients on one device and on several."""
     graphdef, state = nnx.split(stack)
     turn = lambda a: np.swapaxes(a, 0, 1)
@@ -176,8 +179,19 @@ def stacks(mesh):
       )
       return sum(jax.numpy.sin(a).sum() for a in jax.tree.leaves(out)), out
 
+    def slope(state, given):
+      moved = jax.tree.map(jax.numpy.ones_like, state)
+      steepness = lambda state: jax.jvp(
+          lambda s: loss(s, given)[0], (state,), (moved,)
+      )
+      grads = jax.grad(lambda state: loss(state, given)[0])(state)
+      size = sum(jax.numpy.sum(g**2) for g in jax.tree.leaves(grads))
+      return size + steepness(state)[1], steepness(state)
+
     run = jax.jit(
-        jax.value_and_grad(loss, (0, 1), has_aux=True, allow_int=True)
+        jax.value_and_grad(slope, has_aux=True)
+        if slopes
+        else jax.value_and_grad(loss, (0, 1), has_aux=True, allow_int=True)
     )
     spread = {
         key: jax.device_put(
@@ -200,6 +214,14 @@ def stacks(mesh):
   yield 'dense', *results(dense)
   mixed = make([rnnzoo.MinGRU, rnnzoo.GRU, rnnzoo.AGRU])
   yield 'mixed', *results(mixed)
+  learned = make(rnnzoo.GRU, learn_initial_carry=True)
+  with mock.patch.object(
+      rnnzoo.RecurrentLayer, '_reads_gates', lambda *_: True
+  ):
+    yield 'two sums, norm', *results(normed, reverse=True)
+    yield 'two sums, dense', *results(dense)
+    yield 'two sums, carry', *results(learned, time_major=True)
+    yield 'two sums, slopes', *results(learned, slopes=True)
   yield 'dropout', *results(make(rnnzoo.GRU, dropout_rate=0.5), trains=True)
   layer = rnnzoo.MinGRU(4, 4, rngs=nnx.Rngs(0))
   rest = {
