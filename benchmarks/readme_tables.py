@@ -1332,12 +1332,8 @@ TABLES = {
         'linear_over_time_h100': functools.partial(
             linear_over_time, 'linear_over_time_4_h100.json'
         ),
-        'linear_over_time_h200': functools.partial(
-            linear_over_time, 'linear_over_time_4_h200.json'
-        ),
-        'devices': functools.partial(devices, 'devices_2_h200.json'),
-        'devices_h100': functools.partial(devices, 'devices_2_h100.json'),
-        'devices_four': functools.partial(devices, 'devices_4_h200.json'),
+        'devices_two': functools.partial(devices, 'devices_2_h100.json'),
+        'devices_four': functools.partial(devices, 'devices_4_h100.json'),
         'processes': processes,
     },
     'docs/libraries.md': {'libraries': libraries},

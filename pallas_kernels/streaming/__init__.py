@@ -12,6 +12,7 @@ A call goes through
 
     op                  pads arrays; custom_vjp and vmap rule
     projected_op        likewise, for product and scan in one kernel
+    parts_op            a linear recurrence of which other devices have steps
     recurrence          the static record of a call; `tuning` picks the cut
     linear ...          a kernel: the loop over time
     kernel_call         the plan of a kernel, and its launch
