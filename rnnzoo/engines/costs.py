@@ -1,10 +1,14 @@
-"""When `lax.scan` is faster than a GPU kernel, by measurement.
+"""When another path is faster than a GPU kernel, by measurement.
 
 A kernel of the family 'dense' keeps R on the chip and takes a batch in pieces,
 one after the other. A step of `lax.scan` multiplies all rows at once: with many
 rows of a large R arithmetic is the limit, and the library's product wins.
 Kernels in tiles, where they run, are faster than both. The times are in
 benchmarks/large_batches_h200.json.
+
+A linear recurrence of few features leaves most multiprocessors idle, however
+long it is: at most 32 share a sequence. XLA's associative scan uses them all. One
+step is one kernel of XLA's. The times are in benchmarks/lengths_h100.json.
 """
 
 import jax.numpy as jnp
@@ -24,6 +28,32 @@ _ROWS = 1024
 _LARGE_UNITS = 1536
 _LARGE_GATES = 4
 _ROWS_OF_LARGE = 64
+
+# Steps of a linear recurrence from which 'associative_scan' is faster, with so
+# many numbers a step or fewer, batch times features. Measured: 1 x 64.
+_LONG = 65536
+_FEW_NUMBERS = 64
+
+
+def slower_linear_kernel(rows: int, time: int, features: int) -> str:
+  """Returns why `None` passes over a linear recurrence's kernel, or ''.
+
+  Args:
+    rows: of the batch; it, and the others, may be symbolic.
+    time: the number of steps.
+    features: F.
+  """
+  if not all(isinstance(size, int) for size in (rows, time, features)):
+    return ''
+  if time == 1:
+    return 'of one step, nothing is gained by a kernel, as measured.'
+  if time >= _LONG and rows * features <= _FEW_NUMBERS:
+    return (
+        f"'associative_scan' is faster than the kernel, as measured, from"
+        f' {_LONG:,} steps of {_FEW_NUMBERS} numbers or fewer; these are'
+        f' {time:,} of {rows * features}.'
+    )
+  return ''
 
 
 def slower_kernel(

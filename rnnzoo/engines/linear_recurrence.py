@@ -12,6 +12,7 @@ from pallas_kernels import sharding
 from rnnzoo import checks
 from rnnzoo import settings
 from rnnzoo.engines import associative
+from rnnzoo.engines import costs
 from rnnzoo.engines import kernel_parts
 from rnnzoo.engines import partitioning
 from rnnzoo.engines import path_choice
@@ -123,6 +124,9 @@ def linear_scan(
       paths=(_scan, _associative_scan, _pallas),
       static=(reverse, over),
       label='linear_scan',
+      slower_kernel=''
+      if implementation is not None or over
+      else costs.slower_linear_kernel(batch, time, features),
   )
   return choice.take((a, b, h0, reset), b.shape).astype(out_dtype)
 

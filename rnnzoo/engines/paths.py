@@ -90,16 +90,20 @@ def run(
     operands = operands._replace(reset=reset)
 
   linear = isinstance(cell, cell_lib.LinearCell)
-  is_free = implementation is None and not linear
+  slower_kernel = ''
+  if implementation is None and linear:
+    lead = operands.x.shape[1 - axis], operands.x.shape[axis]
+    features = projection.features(operands.weights, operands.x)
+    slower_kernel = costs.slower_linear_kernel(*lead, features)
+  elif implementation is None:
+    slower_kernel = costs.slower_kernel(cell, operands, call)
   x = path_choice.marked(operands.x, implementation)
   choice = path_choice.Run(
       names=selection.names(implementation, linear),
       paths=(scan, associative_scan, pallas),
       static=(cell, projection, call),
       label=type(cell).__name__,
-      slower_kernel=costs.slower_kernel(cell, operands, call)
-      if is_free
-      else '',
+      slower_kernel=slower_kernel,
       kernel_or_none=call.both_directions,
   )
   return choice.take(operands._replace(x=x), x.shape)

@@ -86,5 +86,40 @@ class SlowerKernelTest(parameterized.TestCase):
     self.assertNotStartsWith(reason, IS_FASTER)
 
 
+class LinearTest(parameterized.TestCase):
+
+  # Before jax 0.11 no kernel is tried.
+  __test__ = abstract_gpu.RUNS
+
+  @parameterized.product(
+      case=(
+          ((1, 65536, 64), 'associative_scan'),
+          ((1, 65535, 64), 'pallas'),
+          ((2, 65536, 64), 'pallas'),
+          ((16, 1, 64), 'associative_scan'),
+          ((16, 2, 64), 'pallas'),
+      ),
+      kind=('linear_scan', 'MinGRU'),
+  )
+  def test_path_of_none(self, case, kind):
+    (batch, time, features), path = case
+    layer = nnx.eval_shape(
+        lambda: rnnzoo.MinGRU(features, features, rngs=nnx.Rngs(0))
+    )
+    graphdef, state = nnx.split(layer)
+
+    def run(state, x):
+      if kind == 'linear_scan':
+        return rnnzoo.linear_scan(x, x)
+      return nnx.merge(graphdef, state)(x)
+
+    x = jax.ShapeDtypeStruct((batch, time, features), jnp.float32)
+    mesh = abstract_gpu.mesh('NVIDIA H200', 'Explicit')
+    with path_choice.noted() as choices:
+      with jax.sharding.use_abstract_mesh(mesh):
+        jax.eval_shape(run, state, x)
+    self.assertEqual([choice.path for choice in choices], [path])
+
+
 if __name__ == '__main__':
   absltest.main()
