@@ -7,8 +7,8 @@ Kernels in tiles, where they run, are faster than both. The times are in
 benchmarks/large_batches_h200.json.
 
 A linear recurrence of few features leaves most multiprocessors idle, however
-long it is: at most 32 share a sequence. XLA's associative scan uses them all. One
-step is one kernel of XLA's. The times are in benchmarks/lengths_h100.json.
+long it is: 32 share a sequence at most. XLA's associative scan uses them all. A
+single step is one kernel of XLA's. The times are in benchmarks/lengths_h100.json.
 """
 
 import jax.numpy as jnp
