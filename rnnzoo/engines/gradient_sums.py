@@ -14,6 +14,7 @@ wait for it. XLA alone would begin the sum where it takes its time for that of
 the products.
 """
 
+from collections.abc import Sequence
 import functools
 from typing import Any
 
@@ -58,7 +59,7 @@ def vary_beside(tree: Any, names: Names, gates: Array) -> tuple[Any, Array]:
   """`vary`, and gates whose cotangent is there after the sum of gradients.
 
   Args:
-    tree: floating-point arrays that are the same on all devices.
+    tree: arrays that are the same on all devices.
     names: the mesh axes.
     gates: of a recurrence that the arrays have no part in. What they are made
       of is differentiated after the sum.
@@ -67,8 +68,10 @@ def vary_beside(tree: Any, names: Names, gates: Array) -> tuple[Any, Array]:
     Arrays that vary over the mesh axes, and the gates.
   """
   leaves, structure = jax.tree.flatten(tree)
-  varied, gates = _vary_beside(names, tuple(leaves), gates)
-  return jax.tree.unflatten(structure, varied), gates
+  own = _inexact(leaves)
+  varied, gates = _vary_beside(names, tuple(leaves[i] for i in own), gates)
+  leaves = [x if i in own else _one(x, names) for i, x in enumerate(leaves)]
+  return jax.tree.unflatten(structure, _with(leaves, own, varied)), gates
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
@@ -103,13 +106,14 @@ def tie(tree: Any, x: Array) -> tuple[Any, Array]:
   """Returns both; the cotangent of x is there when those of the tree are.
 
   Args:
-    tree: floating-point arrays, of `vary_beside`.
+    tree: arrays, of `vary_beside`.
     x: the input of the levels that they are parameters of. What makes x is
       differentiated after the tree, so that the sum of its gradients can begin.
   """
   leaves, structure = jax.tree.flatten(tree)
-  leaves, x = _tie(tuple(leaves), x)
-  return jax.tree.unflatten(structure, leaves), x
+  own = _inexact(leaves)
+  tied, x = _tie(tuple(leaves[i] for i in own), x)
+  return jax.tree.unflatten(structure, _with(leaves, own, tied)), x
 
 
 @jax.custom_jvp
@@ -182,6 +186,19 @@ def _through_flat(function, results, d_arrays) -> tuple[Array, ...]:
     for i, part in zip(group, parts, strict=True):
       d_results[moving[i]] = part.reshape(own[i].shape)
   return tuple(d_results)
+
+
+def _inexact(arrays) -> list[int]:
+  """Returns the numbers of arrays that have gradients."""
+  return [
+      i for i, x in enumerate(arrays) if jnp.issubdtype(x.dtype, jnp.inexact)
+  ]
+
+
+def _with(arrays, places: Sequence[int], others) -> list[Any]:
+  """Returns arrays with others in these places."""
+  found = dict(enumerate(arrays)) | dict(zip(places, others, strict=True))
+  return list(found.values())
 
 
 def _one(x, names: Names):

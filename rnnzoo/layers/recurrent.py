@@ -308,6 +308,10 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
       return False
     lead = x.shape[:-1] if time_major else (x.shape[-2], *x.shape[:-2])
     lead = math.prod(lead[1:]), lead[0]
+    try:
+      targets.current()
+    except NotImplementedError:
+      return False
     kernel = jax.ShapeDtypeStruct(kernel.shape, self._dtype(x))
     call = self._call(False, time_major)
     return not recurrence_op.in_tiles(self.cell, lead, kernel, call)

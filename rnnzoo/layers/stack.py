@@ -406,8 +406,9 @@ class Stack(sequence_layer.SequenceLayer):
 
 
 def _is_of_lowest(path, _) -> bool:
-  """Whether a parameter is that of a stack's lowest level."""
-  return path[1] == 0
+  """Whether a parameter is that of a stack's lowest level, or its norm's."""
+  # A parameter of a subclass may have no number.
+  return path[1:2] == (0,)
 
 
 def _batch_norm(norm, y, valid, use_running_average) -> Array:
