@@ -8,7 +8,7 @@ benchmarks/large_batches_h200.json.
 
 A linear recurrence of few features leaves most multiprocessors idle, however
 long it is: 32 share a sequence at most. XLA's associative scan uses them all. A
-single step is one kernel of XLA's. The times are in benchmarks/lengths_h100.json.
+single step is one kernel of XLA's. Times are in benchmarks/lengths_h100.json.
 """
 
 import jax.numpy as jnp
