@@ -56,9 +56,7 @@ def _run(static, a, b, h0, reset):
 
 
 def _forward(static, a, b, h0, reset):
-  h, before = _one_by_one(functools.partial(_run_forward, static))(
-      a, b, h0, reset
-  )
+  h, before = _one_by_one(_run_forward, static, a.shape[1])(a, b, h0, reset)
   return h, (a, b, before, reset, h)
 
 
@@ -118,12 +116,8 @@ class _Forward:
 
 def _backward(static, saved, d_h):
   a, b, before, reset, h = saved
-  return (
-      *_one_by_one(functools.partial(_run_backward, static))(
-          a, b, before, reset, h, d_h
-      ),
-      None,
-  )
+  run = _one_by_one(_run_backward, static, a.shape[1])
+  return *run(a, b, before, reset, h, d_h), None
 
 
 def _run_backward(static, a, b, before, reset, h, d_h):
@@ -200,9 +194,17 @@ class _Backward:
     return self._part.adjoint_twice(before, h, d_last, g, is_wanted, second)
 
 
-def _one_by_one(function):
-  """Returns the function; `jax.vmap` runs it once for each element."""
-  return jax.custom_batching.sequential_vmap(function)
+def _one_by_one(function, static, time: int):
+  """Returns a function of arrays.
+
+  `jax.vmap` runs it once for each element where a device decides on kernels:
+  each element may decide otherwise, and references have no vmap rule. Outside
+  of `jax.jit` references have to stay inside of such a function, too.
+  """
+  run = functools.partial(function, static)
+  if time <= time_parts.FEW:
+    return run
+  return jax.custom_batching.sequential_vmap(run)
 
 
 def _keeps(reset: Array | None) -> Array:
