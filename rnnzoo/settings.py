@@ -132,6 +132,8 @@ def axis_names(value: Any, label: str) -> tuple[str, ...]:
         f'{label} must be the name of a mesh axis, a sequence of names or None,'
         f' got {value!r}.'
     )
+  if len(set(names)) < len(names):
+    raise ValueError(f'{label} must name each mesh axis once, got {value!r}.')
   return tuple(names)
 
 

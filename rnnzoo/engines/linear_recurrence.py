@@ -91,6 +91,7 @@ def linear_scan(
         f'h0 must be [batch, features] = {(batch, features)}, got {h0.shape}.'
     )
   given = a, b, h0, reset
+  time_parts.check_names(over, given)
   if partitioning.is_sharded(given):
     # Sequences and features are independent, and parts of time nearly so.
     axes = partitioning.axes_of_run((batch, time), linear=True)

@@ -210,7 +210,8 @@ def settled(x: Array) -> Array:
   """
   if jax.default_backend() != 'cpu' or x.ndim < 2:
     return x
-  merged = x.reshape(-1, x.shape[-1])
+  # Not -1: a batch may be a symbol.
+  merged = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
   return jax.lax.optimization_barrier(merged).reshape(x.shape)
 
 

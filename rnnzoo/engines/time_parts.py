@@ -32,6 +32,7 @@ import jax
 from jax import export
 from jax import lax
 import jax.numpy as jnp
+from jax.sharding import AxisType
 
 Array = jax.Array
 
@@ -285,6 +286,35 @@ def _after(
     after = compose(h, (maps[part, 0], maps[part, 1]))
     h = jax.tree.map(lambda x, y, use=is_before: jnp.where(use, x, y), after, h)
   return h[1]
+
+
+def check_names(over: Names, arrays: Any) -> None:
+  """Raises ValueError for mesh axes that no `jax.shard_map` is over here.
+
+  JAX would take the devices along an axis that batch is over for parts of time,
+  or end the process.
+
+  Args:
+    over: the mesh axes that time is said to be over.
+    arrays: a tree, not checked yet.
+  """
+  if not over:
+    return
+  meshes = [jax.sharding.get_abstract_mesh()]
+  meshes += [
+      jax.typeof(x).sharding.mesh
+      for x in jax.tree.leaves(arrays)
+      if isinstance(x, Array)
+  ]
+  for mesh in meshes:
+    for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True):
+      if name in over and kind != AxisType.Manual:
+        raise ValueError(
+            f'time_axis_name={over} is for a call inside jax.shard_map over'
+            f' these axes, and {name!r} is an axis of type {kind.name} here. Of'
+            ' Explicit axes the type of x says what time is over:'
+            ' time_axis_name=None would work.'
+        )
 
 
 def is_first(reverse: bool, over: Names) -> Array:

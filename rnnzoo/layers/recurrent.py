@@ -487,6 +487,7 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
           initial_carry, batch_shape, 'initial_carry'
       )
     given = x, initial_carry, reset, seq_lengths, mask
+    time_parts.check_names(self.time_axis_name, given)
     if partitioning.is_sharded(self, given):
       return self._run_over_devices(given, call, is_output)
     over = self.time_axis_name

@@ -283,6 +283,7 @@ class Stack(sequence_layer.SequenceLayer):
     for level, carry in zip(levels, initial_carry, strict=True):
       if carry is not None:
         level._check_carry(carry, batch, 'initial_carry')
+    time_parts.check_names(self.time_axis_name, given)
     steps = time_parts.whole(time, self.time_axis_name)
     given = (
         x,

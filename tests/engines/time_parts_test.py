@@ -157,6 +157,34 @@ class ErrorsTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, 'time_axis_name must be the name'):
       rnnzoo.linear_scan(x, x, time_axis_name=given)
 
+  def test_each_name_once(self):
+    x = jnp.ones((1, 2, 3))
+    with self.assertRaisesRegex(ValueError, 'each mesh axis once'):
+      rnnzoo.linear_scan(x, x, time_axis_name=('time', 'time'))
+
+  @parameterized.product(
+      name=('data', 'time'),
+      function=('linear_scan', 'MinGRU', 'Stack'),
+      spec=(P('data', 'time'), P()),
+  )
+  def test_outside_of_shard_map(self, name, function, spec):
+    options = {'time_axis_name': name, 'rngs': nnx.Rngs(0)}
+    run = {
+        'linear_scan': lambda x: rnnzoo.linear_scan(x, x, time_axis_name=name),
+        'MinGRU': rnnzoo.MinGRU(3, 3, **options),
+        'Stack': rnnzoo.Stack(rnnzoo.MinGRU, 3, 3, **options),
+    }[function]
+    mesh = jax.sharding.AbstractMesh(
+        (2, 2),
+        ('data', 'time'),
+        axis_types=(jax.sharding.AxisType.Explicit,) * 2,
+    )
+    with jax.sharding.use_abstract_mesh(mesh):
+      sharding = jax.sharding.NamedSharding(mesh, spec)
+      x = jax.ShapeDtypeStruct((2, 4, 3), jnp.float32, sharding=sharding)
+      with self.assertRaisesRegex(ValueError, 'inside jax.shard_map .*None'):
+        jax.eval_shape(run, x)
+
   def test_linen_has_the_option(self):
     module = rnnzoo_linen.MinGRU(4, time_axis_name='time')
     self.assertEqual(module.time_axis_name, 'time')

@@ -283,6 +283,23 @@ class TwoSumsTest(OneSums):
     self.assertEqual(sum(sums), sum(p.size for p in params))
 
 
+class SymbolicTest(parameterized.TestCase):
+
+  @parameterized.parameters(None, 'scan')
+  def test_batch(self, implementation):
+    stack = rnnzoo.Stack(
+        rnnzoo.GRU, 8, 8, implementation=implementation, rngs=nnx.Rngs(0)
+    )
+    mesh = jax.sharding.AbstractMesh(
+        (4,), ('data',), axis_types=(jax.sharding.AxisType.Explicit,)
+    )
+    (size,) = jax.export.symbolic_shape('b', constraints=['mod(b, 4) == 0'])
+    with jax.sharding.use_abstract_mesh(mesh):
+      x = typed(mesh, (size, 6, 8), jnp.float32, P('data'))
+      h = jax.eval_shape(stack, x)
+    self.assertEqual(h.shape, (size, 6, 8))
+
+
 class UpperSumTest(parameterized.TestCase):
   """Which stacks sum gradients beside a kernel, on two GPUs."""
 
