@@ -111,9 +111,20 @@ class Part:
     return _parts().end(static, self._inputs, None, self._reset, switch)
 
   def product(self, switch: Array | None = None) -> Array:
-    """Returns the product of all a, zero over a reset, float32 [B, F]."""
+    """Returns the product of all a, float32 [B, F].
+
+    It is zero over a reset or an a of 0 alone. One that underflows is the
+    smallest normal number: such steps forget no infinity.
+    """
+    product = self._of_factors(_scale, switch)
+    is_kept = self._of_factors(_keep, switch) != 0
+    tiny = jnp.copysign(jnp.finfo(product.dtype).tiny, product)
+    return jnp.where((product == 0) & is_kept, tiny, product)
+
+  def _of_factors(self, step, switch: Array | None) -> Array:
+    """Returns h after the last step, from h = 1, by steps of a alone."""
     a, _ = self._inputs
-    static = dataclasses.replace(self._static, step=_scale)
+    static = dataclasses.replace(self._static, step=step)
     one = jnp.ones((a.shape[0], a.shape[2]), jnp.float32)
     return _parts().end(static, (a,), one, self._reset, switch)
 
@@ -242,3 +253,10 @@ def _scale(theta, row):
   del theta
   (a,) = row
   return a, 0 * a
+
+
+def _keep(theta, row):
+  """Returns the coefficients of a product of 0 where a is 0, and else of 1."""
+  del theta
+  (a,) = row
+  return jnp.where(a == 0, 0.0, 1.0), 0 * a

@@ -29,6 +29,7 @@ def linear_scan(
     reset: Array | None,
     reverse: bool,
     over: time_parts.Names,
+    restarts: Array | None = None,
 ) -> Array:
   """Returns h_t = a_t h_{t-1} + b_t for this device's steps.
 
@@ -39,33 +40,40 @@ def linear_scan(
     reset: bool [B, T], in the order of the loop, or None.
     reverse: whether the recurrence runs from the last step to the first.
     over: the mesh axes that time is over, inside `jax.shard_map`.
+    restarts: bool [B, T], further resets, which a = 0 and b make already; or
+      None.
 
   Returns:
     h, [B, T, F], in the dtype of a and b.
   """
   if export.is_symbolic_dim(a.shape[1]):
     raise NotImplementedError('A GPU kernel needs sizes that are known.')
-  a, b, h0, reset = sharding.alike((a, b, h0, reset))
+  keeps = jnp.ones((a.shape[0], 1), bool)
+  for flags in (reset, restarts):
+    if flags is not None:
+      keeps &= ~jnp.any(flags, 1)[:, None]
+  a, b, h0, reset, keeps = sharding.alike((a, b, h0, reset, keeps))
   with selection.in_reverse_mode():
-    return _run((reverse, over), a, b, h0, reset)
+    return _run((reverse, over), a, b, h0, reset, keeps)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _run(static, a, b, h0, reset):
-  return _forward(static, a, b, h0, reset)[0]
+def _run(static, a, b, h0, reset, keeps):
+  return _forward(static, a, b, h0, reset, keeps)[0]
 
 
-def _forward(static, a, b, h0, reset):
-  h, before = _one_by_one(_run_forward, static, a.shape[1])(a, b, h0, reset)
-  return h, (a, b, before, reset, h)
+def _forward(static, a, b, h0, reset, keeps):
+  run = _one_by_one(_run_forward, static, a.shape[1])
+  h, before = run(a, b, h0, reset, keeps)
+  return h, (a, b, before, reset, keeps, h)
 
 
-def _run_forward(static, a, b, h0, reset):
+def _run_forward(static, a, b, h0, reset, keeps):
   """Returns h, and h before the first step of this part."""
   reverse, over = static
   time = a.shape[1]
   if time > time_parts.FEW:
-    kernels = _Forward((a, b), reset, reverse)
+    kernels = _Forward((a, b), reset, keeps, reverse)
     return time_parts.run_kernels(
         associative.compose, kernels, h0, time, reverse, over
     )
@@ -91,11 +99,13 @@ class _Forward:
   Args:
     steps: a and b, [B, T, F].
     reset: bool [B, T] or None.
+    keeps: where no reset is, bool [B, 1].
     reverse: whether the recurrence runs from the last step to the first.
   """
 
-  def __init__(self, steps, reset: Array | None, reverse: bool):
+  def __init__(self, steps, reset: Array | None, keeps: Array, reverse: bool):
     self._steps, self._reset, self._reverse = steps, reset, reverse
+    self._keeps = keeps
     a, b = steps
     self._part = linear_scan_op.Part(a, b, reset, reverse)
 
@@ -108,24 +118,24 @@ class _Forward:
     return self._part.product(is_wanted), self._part.end(is_wanted)
 
   def keeps(self) -> Array:
-    return _keeps(self._reset)
+    return self._keeps
 
   def run_twice(self, h: Array, is_wanted: Array, second):
     return self._part.run_twice(h, is_wanted, second)
 
 
 def _backward(static, saved, d_h):
-  a, b, before, reset, h = saved
+  a, b, before, reset, keeps, h = saved
   run = _one_by_one(_run_backward, static, a.shape[1])
-  return *run(a, b, before, reset, h, d_h), None
+  return *run(a, b, before, reset, keeps, h, d_h), None, None
 
 
-def _run_backward(static, a, b, before, reset, h, d_h):
+def _run_backward(static, a, b, before, reset, keeps, h, d_h):
   """Returns the cotangents of a, b and h0."""
   reverse, over = static
   time, zero = a.shape[1], jnp.zeros_like(before)
   if time > time_parts.FEW:
-    kernels = _Backward((a, b, before, h, d_h), reset, reverse)
+    kernels = _Backward((a, b, before, h, d_h), reset, keeps, reverse)
     results, _ = time_parts.run_kernels(
         associative.compose, kernels, zero, time, not reverse, over
     )
@@ -167,11 +177,13 @@ class _Backward:
     arrays: a and b, [B, T, F], h before the steps, [B, F], after each, and its
       cotangent.
     reset: bool [B, T] or None.
+    keeps: where no reset is, bool [B, 1].
     reverse: whether the steps ran from the last to the first.
   """
 
-  def __init__(self, arrays, reset: Array | None, reverse: bool):
+  def __init__(self, arrays, reset: Array | None, keeps: Array, reverse: bool):
     self._arrays, self._reset, self._reverse = arrays, reset, reverse
+    self._keeps = keeps
     a, b, *_ = arrays
     self._part = linear_scan_op.Part(a, b, reset, reverse)
 
@@ -187,7 +199,7 @@ class _Backward:
     return part.product(is_wanted), part.adjoint_end(g, is_wanted)
 
   def keeps(self) -> Array:
-    return _keeps(self._reset)
+    return self._keeps
 
   def run_twice(self, d_last: Array, is_wanted: Array, second):
     _, _, before, h, g = self._arrays
@@ -205,13 +217,6 @@ def _one_by_one(function, static, time: int):
   if time <= time_parts.FEW:
     return run
   return jax.custom_batching.sequential_vmap(run)
-
-
-def _keeps(reset: Array | None) -> Array:
-  """Returns whether no step restarts, [B, 1]."""
-  if reset is None:
-    return jnp.asarray(True)
-  return ~jnp.any(reset, 1)[:, None]
 
 
 def _bits(a, reset):

@@ -62,7 +62,7 @@ class Kernels(Protocol):
     """Returns the map (a, b) of all steps; anything if it is not wanted."""
 
   def keeps(self) -> Array:
-    """Returns where no step restarts; broadcasts to [...]."""
+    """Returns where no reset is; broadcasts to [...]."""
 
   def run_twice(
       self,
@@ -118,7 +118,8 @@ def run_kernels(
   begun = []
 
   def second(last: Array):
-    keeps = jnp.broadcast_to(kernels.keeps(), last.shape).astype(last.dtype)
+    # Zeros among the last steps, which no reset made, forget as well.
+    keeps = (kernels.keeps() & (bits != -jnp.inf)).astype(last.dtype)
     # After a first run its last h, and else the map of all steps.
     own = [
         jnp.where(is_long, *pair)
@@ -127,22 +128,25 @@ def run_kernels(
     parts = _gather(jnp.stack(own), over)
     of_maps = _after(compose, parts, place, h0, reverse)
     spread = _after(_spread, parts, place, h0, reverse)
-    is_wrong = ~jnp.isfinite(spread)
-    after_run = jnp.where(is_wrong, spread, before)
+    after_run = jnp.where(jnp.isfinite(spread), before, spread)
     begun.append(jnp.where(is_long, of_maps, after_run))
-    return is_long | jnp.any(is_wrong & jnp.isfinite(before)), begun[0]
+    # The last steps alone may know of an infinity, but not of a NaN.
+    is_wrong = jnp.isnan(after_run) & ~jnp.isnan(before)
+    is_wrong |= jnp.isinf(after_run) & jnp.isfinite(before)
+    return is_long | jnp.any(is_wrong), begun[0]
 
   results = kernels.run_twice(before, ~is_long, second)
   return results, begun[0]
 
 
 def _spread(first, second):
-  """Composes (whether no step restarts, last h) of two parts.
+  """Composes (whether no step forgets, last h) of two parts.
 
-  An infinity stays one. Its sign is kept, as by steps with a > 0.
+  An infinity stays one, unless it meets a NaN. Its sign is kept, as by steps
+  with a > 0.
   """
   (keeps, h), (keeps_too, last) = first, second
-  stays = (keeps_too != 0) & ~jnp.isfinite(h)
+  stays = (keeps_too != 0) & ~jnp.isfinite(h) & ~jnp.isnan(last)
   return keeps * keeps_too, jnp.where(stays, h, last)
 
 

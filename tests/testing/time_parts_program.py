@@ -3,11 +3,11 @@
   python -m tests.testing.time_parts_program CASE...
 
 A case is FUNCTION-WAY-IMPLEMENTATION. FUNCTION is 'linear_scan', 'forgetful',
-which has parts that forget all that is before them, or one of `LAYERS`. WAY is
-'jit', where types say how x is sharded, 'auto', where XLA knows, or
-'shard_map'. It prints a line for each case whose results and gradients equal
-those of one device. But for 'auto', the compiled program sends nothing but
-maps, flags and sums of parameters' gradients.
+which has parts that forget all that is before them, 'infinities', or one of
+`LAYERS`. WAY is 'jit', where types say how x is sharded, 'auto', where XLA
+knows, or 'shard_map'. It prints a line for each case whose results and
+gradients equal those of one device. But for 'auto', the compiled program sends
+nothing but maps, flags and sums of parameters' gradients.
 """
 
 import contextlib
@@ -126,6 +126,71 @@ def forgetful(implementation, axis_name):
   return loss, {}, data | {'reset': reset}, specs | {'h0': P('data')}
 
 
+def infinities(implementation, axis_name):
+  """Parts of 8 steps with infinities, and sums of where h is none."""
+  rng = np.random.default_rng(6)
+  size = B, 8 * MESH[1], F
+  a = rng.uniform(0.5, 1, size).astype(np.float32)
+  b = draw(*size)
+  place = rng.random(size)
+  b[place < 0.02] = np.nan
+  b[place > 0.98] = np.inf
+  data = {
+      'a': a,
+      'b': b,
+      'h0': np.where(rng.random((B, F)) < 0.2, np.inf, draw(B, F)),
+      'reset': rng.random(size[:2]) < 0.1,
+      'weights': rng.random(size).astype(np.float32),
+  }
+  made = rnnzoo.MinGRU(
+      F,
+      F,
+      # With this bias it forgets at once.
+      bias_init=lambda key, shape, dtype=None: jnp.full(shape, 60.0, dtype),
+      implementation=implementation,
+      time_axis_name=axis_name,
+      rngs=nnx.Rngs(0),
+  )
+  graphdef, state = nnx.split(made)
+
+  def loss(params, data):
+    del params
+    a, reset, h0 = data['a'], data['reset'], data['h0']
+    b, weights = data['b'], data['weights']
+    mixed = a * jnp.where(jnp.arange(F) % 2, 1, 2.0**-80)
+    total = 0
+    # Parts that remember and whose product underflows, that forget, and both.
+    for own in (2.0**-12 * a, 2.0**-80 * a, mixed):
+      for reverse in (False, True):
+        for flags in (None, reset):
+          h = rnnzoo.linear_scan(
+              own,
+              b,
+              h0,
+              reset=flags,
+              reverse=reverse,
+              time_axis_name=axis_name,
+              implementation=implementation,
+          )
+          total += _of_kinds(h, weights)
+    zeros = jnp.where(weights < 0.05, 0, mixed)
+    h = rnnzoo.linear_scan(
+        zeros, b, h0, time_axis_name=axis_name, implementation=implementation
+    )
+    total += _of_kinds(h, weights)
+    y = nnx.merge(graphdef, state)(b, reset=reset)
+    return total + _of_kinds(y, weights)
+
+  specs = dict.fromkeys(('a', 'b', 'reset', 'weights'), OVER_TIME)
+  return loss, {}, data, specs | {'h0': P('data')}
+
+
+def _of_kinds(h, weights):
+  """Returns a number that says where h is finite, infinite or NaN."""
+  kinds = jnp.where(jnp.isnan(h), 2, jnp.where(jnp.isinf(h), 1, 0))
+  return jax.lax.stop_gradient(jnp.sum(weights * kinds))
+
+
 def layer(name, implementation, axis_name):
   """Like `linear_scan`: all calls of a layer."""
   made = random_layers.make(
@@ -185,7 +250,11 @@ def run(name: str) -> None:
   function, way, implementation = name.split('-')
   kind = AxisType.Auto if way == 'auto' else AxisType.Explicit
   mesh = jax.make_mesh(MESH, ('data', 'time'), axis_types=(kind, kind))
-  made = {'linear_scan': linear_scan, 'forgetful': forgetful}
+  made = {
+      'linear_scan': linear_scan,
+      'forgetful': forgetful,
+      'infinities': infinities,
+  }
   make = made.get(function, functools.partial(layer, function))
   oracle = 'scan' if implementation == 'pallas' else implementation
   loss, params, data, specs = make(oracle, None)
@@ -206,7 +275,7 @@ def run(name: str) -> None:
       jax.tree.map(put, data, specs),
   )
   with contextlib.ExitStack() as stack:
-    if function == 'forgetful':
+    if function in ('forgetful', 'infinities'):
       stack.enter_context(mock.patch.object(time_parts, 'FEW', 4))
       stack.enter_context(mock.patch.object(time_parts, 'MORE', 8))
     if implementation == 'pallas':
@@ -222,7 +291,10 @@ def run(name: str) -> None:
   jax.tree.map(same, got, want)
   if way != 'auto':
     sent = devices_program.collectives(program.as_text())
-    if function == 'forgetful':  # A second run has an exchange of its own.
+    if function in (
+        'forgetful',
+        'infinities',
+    ):  # A second run has an exchange of its own.
       check_sent(sent, params, calls=28, in_branches=True)
     else:
       check_sent(sent, params, calls=4)
