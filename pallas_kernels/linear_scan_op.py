@@ -259,4 +259,4 @@ def _keep(theta, row):
   """Returns the coefficients of a product of 0 where a is 0, and else of 1."""
   del theta
   (a,) = row
-  return jnp.where(a == 0, 0.0, 1.0), 0 * a
+  return jnp.where(a == 0, a, 1), 0 * a
