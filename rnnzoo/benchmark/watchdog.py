@@ -59,7 +59,10 @@ class Watchdog:
   def _end(self, work: str) -> None:
     reason = f'did not end within {self.seconds:g} s'
     try:
-      text = f'rnnzoo.benchmark: {work}: {reason}; giving up'
+      text = (
+          f'rnnzoo.benchmark: {work}: {reason}; giving up. --timeout allows'
+          ' more, and --shape and --layers take less work.'
+      )
       print(text, file=sys.stderr, flush=True)
       self._save(work, reason)
     finally:

@@ -87,7 +87,8 @@ class MinLSTM(recurrent.RecurrentLayer[carries.HiddenCarry]):
     **options: those of all layers (`rnnzoo.RecurrentLayer`): use_bias,
       kernel_init, bias_init, learn_initial_carry, dtype (of the computation),
       param_dtype, implementation ('scan', 'associative_scan', 'pallas' or None
-      for the fastest).
+      for the fastest), time_axis_name (inside `jax.shard_map`, the mesh axis
+      that time is over).
     rngs: `nnx.Rngs` that the parameters are drawn from.
 
   Raises:

@@ -145,6 +145,53 @@ class DtypesTest(parameterized.TestCase):
     self.assertEqual({each for each in sums if each != want}, set())
 
 
+class SavedNormsTest(parameterized.TestCase):
+  """Norms whose parameters are sharded over the batch's mesh axis."""
+
+  @parameterized.parameters(
+      {'norm': 'layer'},
+      {'norm': 'batch', 'trains': True},
+      {'norm': 'batch', 'trains': False},
+      {'norm': 'layer', 'made': rnnzoo.DenseStack},
+  )
+  def test_gathered_and_sharded_back(
+      self, norm, trains=False, made=rnnzoo.Stack
+  ):
+    mesh = jax.sharding.AbstractMesh(
+        (2,), ('data',), axis_types=(jax.sharding.AxisType.Explicit,)
+    )
+
+    def saved(a):
+      axis = next((i for i, n in enumerate(a.shape) if n % 2 == 0), None)
+      spec = P() if axis is None else P(*(None,) * axis, 'data')
+      return typed(mesh, a.shape, a.dtype, spec)
+
+    def whole(a):
+      """Returns a's mesh axes, with None for all axes that have none."""
+      return (*a.sharding.spec, *[None] * a.ndim)[: a.ndim]
+
+    stack = made(rnnzoo.GRU, 8, 8, num_layers=2, norm=norm, rngs=nnx.Rngs(0))
+    graphdef, *states = nnx.split(stack, nnx.Param, ...)
+    params, rest = jax.tree.map(saved, states)
+
+    def loss(params, rest, x):
+      own = nnx.merge(graphdef, params, rest, copy=True)
+      y = own(x, **({'rngs': nnx.Rngs(0)} if trains else {}))
+      return jnp.sum(y**3), nnx.state(own, nnx.BatchStat)
+
+    with jax.sharding.use_abstract_mesh(mesh):
+      x = typed(mesh, (4, 6, 8), jnp.float32, P('data'))
+      gradients, after = jax.eval_shape(
+          jax.grad(loss, has_aux=True), params, rest, x
+      )
+    wanted = params, nnx.filter_state(rest, nnx.BatchStat)
+    for given, want in zip((gradients, after), wanted, strict=True):
+      self.assertEqual(
+          [whole(a) for a in jax.tree.leaves(given)],
+          [whole(a) for a in jax.tree.leaves(want)],
+      )
+
+
 class OneSums(parameterized.TestCase):
   """Counts sums over devices."""
 
