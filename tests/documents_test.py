@@ -15,6 +15,7 @@ from flax import nnx
 import jax.numpy as jnp
 
 import rnnzoo
+from tests.testing import several_devices
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
@@ -70,6 +71,10 @@ class DocumentsTest(absltest.TestCase):
     exec(compile(example, 'README.md', 'exec'), names)
     self.assertEqual(names['y'].shape, (8, 100, 128))
     self.assertEqual(names['y_t'].shape, (8, 128))
+
+  def test_examples_on_devices_run(self):
+    printed = several_devices.run(self, 'document_program')
+    self.assertIn('4 examples ran', printed)
 
   def test_readme_names_every_layer(self):
     for name in rnnzoo.LAYERS:
