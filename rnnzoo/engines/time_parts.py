@@ -319,6 +319,14 @@ def check_names(over: Names, arrays: Any) -> None:
             ' Explicit axes the type of x says what time is over:'
             ' time_axis_name=None would work.'
         )
+  try:
+    lax.axis_size(over)
+  except NameError as error:
+    raise ValueError(
+        f'time_axis_name={over} is for a call inside jax.shard_map over these'
+        f' axes, and here JAX says: {error}. time_axis_name=None would work'
+        ' outside.'
+    ) from error
 
 
 def is_first(reverse: bool, over: Names) -> Array:

@@ -31,6 +31,7 @@ from rnnzoo import checks
 from rnnzoo import contract
 from rnnzoo import settings
 from rnnzoo.engines import call as call_lib
+from rnnzoo.engines import costs
 from rnnzoo.engines import gradient_sums
 from rnnzoo.engines import partitioning
 from rnnzoo.engines import paths
@@ -312,9 +313,15 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
       targets.current()
     except NotImplementedError:
       return False
-    kernel = jax.ShapeDtypeStruct(kernel.shape, self._dtype(x))
-    call = self._call(False, time_major)
-    return not recurrence_op.in_tiles(self.cell, lead, kernel, call)
+    dtype, call = self._dtype(x), self._call(False, time_major)
+    kernel_type: Any = jax.ShapeDtypeStruct(kernel.shape, dtype)
+    if recurrence_op.in_tiles(self.cell, lead, kernel_type, call):
+      return False
+    lead = lead[::-1] if time_major else lead
+    inputs: Any = jax.ShapeDtypeStruct((*lead, 1), dtype)
+    operands = call_lib.Operands({}, (), inputs, kernel_type, *(None,) * 4)
+    # 'scan' has its gates in float32.
+    return not costs.slower_kernel(self.cell, operands, call)
 
   def unroll_carries(
       self,

@@ -359,6 +359,16 @@ class UpperSumTest(parameterized.TestCase):
       ('linear', False, {'layer': rnnzoo.MinGRU}),
       ('diagonal', False, {'layer': rnnzoo.IndRNN}),
       ('scan', False, {'implementation': 'scan'}),
+      (
+          'faster scan',
+          False,
+          {
+              'features': 1600,
+              'rows': 64,
+              'dtype': jnp.bfloat16,
+              'layer': rnnzoo.LSTM,
+          },
+      ),
       ('gates again', False, {'implementation': rnnzoo.Pallas(keep='carries')}),
       ('tiles', False, {'features': 512, 'rows': 2048, 'dtype': jnp.bfloat16}),
   )
