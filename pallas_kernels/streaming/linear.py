@@ -50,9 +50,11 @@ def forward(
     carry: Array,
     restart: Array,
     flags: Array,
+    switch: Array | None = None,
+    into: Ref | None = None,
     *,
-    out_dtype: Any,
-) -> tuple[Array, Array]:
+    out_dtype: Any = None,
+) -> tuple[Array | None, Array]:
   """Runs the recurrence.
 
   Args:
@@ -64,65 +66,19 @@ def forward(
     flags: int32 [B, T], bits RESET and HOLD. Without `plan.has_flags` neither
       flags nor `restart` are read, without `plan.params` not theta, without
       `plan.has_carry` not `carry`, without `plan.has_restart` not `restart`.
-    out_dtype: dtype of h.
+    switch: int32 [1], with `plan.has_switch`: 0 if the kernel shall not run;
+      then `into` stays, and h after the last step is anything.
+    into: a reference to an array of `plan.layout.shape` that h is written to.
+    out_dtype: dtype of h as a result; None for none.
 
   Returns:
-    h, [B, T, F], and h after the last step, float32 [B, Fp].
+    h, [B, T, F], or None, and h after the last step, float32 [B, Fp].
   """
-  h = jax.ShapeDtypeStruct(plan.layout.shape, out_dtype)
-  operands = theta, carry, restart, flags, flags
-  h, last = _launch(plan, operands, arrays, h)
-  return plan.layout.narrow(h), last
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def forward_into(
-    plan: Plan,
-    theta: Array,
-    arrays: Sequence[Array],
-    carry: Array,
-    restart: Array,
-    flags: Array,
-    switch: Array,
-    h: Ref | None,
-) -> Array:
-  """Runs the recurrence into a given array, or for its end alone.
-
-  Args:
-    plan: the static arguments.
-    theta: as for `forward`, and so are all up to `flags`.
-    arrays: the inputs.
-    carry: h before the first step.
-    restart: h after a reset.
-    flags: of the steps.
-    switch: int32 [1]: 0 if the kernel shall not run; then h stays, and the
-      result is anything. Not read without `plan.has_switch`.
-    h: a reference to an array of `plan.layout.shape`, for h; None if h after
-      the last step is all that counts.
-
-  Returns:
-    h after the last step, float32 [B, Fp].
-  """
-  operands = theta, carry, restart, flags, switch
-  (last,) = _launch(plan, operands, arrays, h)
-  return last
-
-
-def _launch(plan: Plan, operands, arrays, h):
-  """Launches the kernel.
-
-  Args:
-    plan: the static arguments.
-    operands: theta, carry, restart, flags and switch.
-    arrays: the inputs.
-    h: the type of an output, a reference, or None, see `forward_into`.
-
-  Returns:
-    h, if that is an output, and h after the last step.
-  """
+  made, given = [], [] if into is None else [into]
+  if out_dtype is not None:
+    made = [jax.ShapeDtypeStruct(plan.layout.shape, out_dtype)]
   layout = plan.layout
   arrays = [layout.widen(x) for x in arrays]
-  made, given = kernel_call.made_and_given([] if h is None else [h])
   ins = streams.streams_of(arrays)
   outs = streams.streams_of([*given, *made])
   mailboxes = handoff_ctas.mailboxes(plan)
@@ -177,7 +133,6 @@ def _launch(plan: Plan, operands, arrays, h):
     small_operands.write_last(walk, last_ref, h)
     plgpu.wait_smem_to_gmem(0)
 
-  theta, carry, restart, flags, switch = operands
   results = kernel_call.kernel(
       plan,
       body,
@@ -195,8 +150,9 @@ def _launch(plan: Plan, operands, arrays, h):
       carry,
       restart,
       block_flags.pack(plan, flags),
-      switch,
+      flags if switch is None else switch,
       *arrays,
       *given,
   )
-  return results[: len(made) + 1]
+  h = layout.narrow(results[0]) if made else None
+  return h, results[len(made)]

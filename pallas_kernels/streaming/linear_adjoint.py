@@ -102,7 +102,7 @@ def backward_into(
     flags: of the steps.
     d_h: cotangent of h.
     d_last: cotangent of the last h.
-    switch: as for `linear.forward_into`.
+    switch: as for `linear.forward`.
     d_arrays: references to arrays for the cotangents of `arrays`, as
       `layout.widened` says; none if that of `carry` is all that counts.
 

@@ -57,7 +57,7 @@ def end(
       call.layout, streams.streams_of(arrays), (), recurrence.target
   )
   operands = call.of(config, arrays, carry, reset, switch)
-  last = linear.forward_into(*operands, None)
+  _, last = linear.forward(*operands)
   return last[:, : call.features]
 
 
@@ -91,9 +91,9 @@ def run_twice(
   of = lambda *given: call.of(config, arrays, *given)
   plan, *first = of(carry, reset, switch)
   h = jax.empty_ref(jax.ShapeDtypeStruct(plan.layout.shape, outs[0].dtype))
-  last = linear.forward_into(plan, *first, h)
+  _, last = linear.forward(plan, *first, h)
   again, carry = second(last[:, : call.features])
-  linear.forward_into(*of(call.pad(carry), reset, again), h)
+  linear.forward(*of(call.pad(carry), reset, again), h)
   return call.result(plan, jax.freeze(h))
 
 

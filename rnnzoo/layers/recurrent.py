@@ -269,12 +269,14 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
     # Documented in SequenceLayer.unroll, as `help` shows.
     initializers.check_rngs(rngs, None)
     call = self._call(reverse, time_major)
-    flags = reset, seq_lengths, mask
-    return self._unroll_with(None, x, initial_carry, *flags, call=call)
+    given = x, initial_carry, reset, seq_lengths, mask
+    with ranks.allowed():
+      carry, (h,) = self._run(*given, call)
+    return self._named(carry, initial_carry), h
 
   def _unroll_with(
       self,
-      on_gates: Callable[[Array], Array] | None,
+      on_gates: Callable[[Array], Array],
       x: Array,
       initial_carry: Carry | None,
       *flags: Array | None,
@@ -283,7 +285,7 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
     """`unroll`, for a stack, with a function of W x: see `_run`.
 
     Args:
-      on_gates: takes and returns W x of all steps; None for none.
+      on_gates: takes and returns W x of all steps.
       x: as in `unroll`.
       initial_carry: as in `unroll`.
       *flags: reset, seq_lengths and mask, as in `unroll`.
