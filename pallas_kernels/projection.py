@@ -80,7 +80,7 @@ def arrange(kernel: Array, dtype: Any) -> Array:
 
 
 def forward(kernel: Array, x: Array):
-  """Returns what `project` does, and what `backward` reads."""
+  """Returns the result of `project`, and the arrays that `backward` reads."""
   gates, _, features = kernel.shape
   arranged = arrange(kernel, x.dtype)
   joint = jnp.einsum('...i,if->...f', x, arranged)

@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 import dataclasses
 from typing import Any, NamedTuple
 
-import jax
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
@@ -138,12 +137,6 @@ def kernel(
       interpret=plan.interpret,
       **options,
   )
-
-
-def made_and_given(outputs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-  """Tells types, of outputs that a kernel makes, from references to arrays."""
-  made = [x for x in outputs if isinstance(x, jax.ShapeDtypeStruct)]
-  return made, [x for x in outputs if not isinstance(x, jax.ShapeDtypeStruct)]
 
 
 class Refs(NamedTuple):

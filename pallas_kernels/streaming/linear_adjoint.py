@@ -79,37 +79,27 @@ def backward(
 @functools.partial(jax.jit, static_argnums=0)
 def backward_into(
     plan: Plan,
-    theta: Array,
+    operands: tuple[Array, ...],
     arrays: Sequence[Array],
     h: Array,
-    carry: Array,
-    restart: Array,
-    flags: Array,
     d_h: Array,
-    d_last: Array,
-    switch: Array,
     d_arrays: Sequence[Ref],
 ) -> Array:
   """Runs the adjoint into given arrays, or for its end alone.
 
   Args:
-    plan: as for `backward`, and so are all up to `d_last`.
-    theta: not differentiated.
+    plan: as for `backward`.
+    operands: theta, carry, restart, flags and d_last, as for `backward`, with
+      the switch of `linear.forward` before d_last.
     arrays: the inputs.
     h: after every step; not read where there are no `d_arrays`.
-    carry: h before the first step.
-    restart: not differentiated.
-    flags: of the steps.
     d_h: cotangent of h.
-    d_last: cotangent of the last h.
-    switch: as for `linear.forward`.
     d_arrays: references to arrays for the cotangents of `arrays`, as
       `layout.widened` says; none if that of `carry` is all that counts.
 
   Returns:
     The cotangent of `carry`, float32 [B, Fp].
   """
-  operands = theta, carry, restart, flags, switch, d_last
   return _launch(plan, operands, arrays, h, d_h, d_arrays)[0]
 
 
@@ -129,7 +119,9 @@ def _launch(plan: Plan, operands, arrays, h, d_h, d_arrays):
     as `backward` returns them.
   """
   layout, config = plan.layout, plan.config
-  made, given = kernel_call.made_and_given(d_arrays)
+  is_type = lambda x: isinstance(x, jax.ShapeDtypeStruct)
+  made = [x for x in d_arrays if is_type(x)]
+  given = [x for x in d_arrays if not is_type(x)]
   *arrays, h, d_h = (layout.widen(x) for x in (*arrays, h, d_h))
   count = len(arrays)
   # h_{t-1} is h, read one step of the forward loop earlier.

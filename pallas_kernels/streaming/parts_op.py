@@ -123,8 +123,9 @@ def adjoint_end(
   plan, theta, arrays, carry, restart, flags, switch = call.of(
       config, arrays, None, reset, switch
   )
-  operands = theta, arrays, d_h, carry, restart, flags, d_h, d_last, switch
-  d_carry = linear_adjoint.backward_into(plan, *operands, ())
+  operands = theta, carry, restart, flags, switch, d_last
+  # h is not read; the kernel wants an array in its place.
+  d_carry = linear_adjoint.backward_into(plan, operands, arrays, d_h, d_h, ())
   return d_carry[:, : call.features]
 
 
@@ -167,17 +168,18 @@ def adjoint_twice(
     plan, theta, inputs, start, restart, flags, switch = call.of(
         config, arrays, carry, reset, switch
     )
-    operands = theta, inputs, h, start, restart, flags, d_h, d_last, switch
-    return plan, operands
+    return plan, (theta, start, restart, flags, switch, d_last), inputs
 
-  plan, first = of(d_last, switch)
+  plan, first, inputs = of(d_last, switch)
   d_arrays = [
       jax.empty_ref(jax.ShapeDtypeStruct(plan.layout.widened(x), x.dtype))
       for x in arrays
   ]
 
   def run(operands):
-    d_carry = linear_adjoint.backward_into(plan, *operands, d_arrays)
+    d_carry = linear_adjoint.backward_into(
+        plan, operands, inputs, h, d_h, d_arrays
+    )
     return d_carry[:, : call.features]
 
   d_carry = run(first)

@@ -124,21 +124,17 @@ class Given(Projection):
 
 
 @dataclasses.dataclass(frozen=True)
-class Biased(Projection):
-  """W x + b, of which x is W x already; weights are (b,), or (None,)."""
+class Biased(Given):
+  """Gates without their bias: x is [B, T, G, F], weights are (b or None,)."""
 
   def __call__(self, weights, x):
+    gates = super().__call__((), x)
     (bias,) = weights
-    gates = tuple(x[:, :, g] for g in range(x.shape[2]))
     if bias is None:
       return gates
     return tuple(
         gate + b.astype(x.dtype) for gate, b in zip(gates, bias, strict=True)
     )
-
-  def features(self, weights, x):
-    del weights
-    return x.shape[-1]
 
   def for_kernels(self, weights, x):
     return KernelInputs(x, None, *weights)

@@ -46,7 +46,7 @@ def slower_linear_kernel(rows: int, time: int, features: int) -> str:
   if not all(isinstance(size, int) for size in (rows, time, features)):
     return ''
   if time == 1:
-    return 'of one step, nothing is gained by a kernel, as measured.'
+    return 'a kernel gains nothing for a single step, as measured.'
   if time >= _LONG and rows * features <= _FEW_NUMBERS:
     return (
         f"'associative_scan' is faster than the kernel, as measured, from"

@@ -405,7 +405,7 @@ class UpperSumTest(parameterized.TestCase):
       text = traced.lower(lowering_platforms=('cuda',)).as_text()
     sums = [m.start() for m in re.finditer('"stablehlo.all_reduce"', text)]
     self.assertLen(sums, 2)
-    # What waits for the first: a barrier that has a cotangent of gates.
+    # The cotangent of the gates waits for the first sum in a barrier.
     barriers = re.findall(
         r'optimization_barrier .* : (.*)', text[sums[0] : sums[1]]
     )
