@@ -2,7 +2,7 @@
 
 The kernels run the loops over time (`forward.py`, `backward.py`). Here are the
 parts around them: padding, a batch in pieces, and the VJP, whose products over
-all steps are GEMMs outside the kernels (`time_gemms.py`).
+all steps are GEMMs outside the kernels (`time_gemms.py`, `head_gradients.py`).
 """
 
 import dataclasses
@@ -18,6 +18,7 @@ from pallas_kernels import projection
 from pallas_kernels import sharding
 from pallas_kernels.dense import backward
 from pallas_kernels.dense import forward
+from pallas_kernels.dense import head_gradients
 from pallas_kernels.dense import kernel_call
 from pallas_kernels.dense import pieces
 from pallas_kernels.dense import plan as plan_lib
@@ -307,13 +308,16 @@ def backward_part(
         piece.cut(axis, d_carries),
         piece.cut(1, d_last),
     )
-    if not d_gates:
-      d_gates = [
+    if d_gates or plan.shape.heads == 1:
+      d_gates = d_gates or [
           d_x[None, :, :, p.first :][..., : p.gates, :] for p in plan.stages
       ]
-    d_recurrent_kernel = jnp.concatenate(
-        [time_gemms.d_kernel(h, d) for h, d in zip(own, d_gates, strict=True)]
-    )
+      products = map(time_gemms.d_kernel, own, d_gates)
+      d_recurrent_kernel = jnp.concatenate(list(products))
+    else:
+      d_recurrent_kernel = head_gradients.d_kernel(
+          own[0], d_x, recurrence.target.cores
+      )
     return d_x, d_carry, d_restart, d_theta.sum(1), d_recurrent_kernel
 
   d_x, d_carry, d_restart, d_theta, d_recurrent_kernel = zip(

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from pallas_kernels import targets
 from pallas_kernels.dense import config as config_lib
+from pallas_kernels.dense import head_gradients
 from pallas_kernels.dense import plan as plan_lib
 from pallas_kernels.dense import tuning
 
@@ -119,6 +120,8 @@ def _configured(plan: plan_lib.Plan, target: targets.Target) -> plan_lib.Plan:
     config = tuning.choose(plan.shape, kind, needs, target)
     return dataclasses.replace(plan, config=config)
 
+  if plan.adjoint and _reads_in_place(plan, target):
+    plan = dataclasses.replace(plan, in_place=True)
   if tuning.multiplies_again(plan.shape, kind, target):
     again = choose(
         dataclasses.replace(plan, again=True),
@@ -127,6 +130,17 @@ def _configured(plan: plan_lib.Plan, target: targets.Target) -> plan_lib.Plan:
     if again.config.exchange == 'shared':
       return again
   return choose(plan, kind)
+
+
+def _reads_in_place(plan: plan_lib.Plan, target: targets.Target) -> bool:
+  """Returns whether `head_gradients` has the gradient of R."""
+  if target.interpret or not target.wgmma:
+    return False
+  shape = plan.shape
+  fits = head_gradients.fits(shape.batch * shape.time, shape.size)
+  if not fits or shape.heads == 1 or plan.split:
+    return False
+  return plan_lib.shared_gates(plan) == tuple(range(plan.gates))
 
 
 def cut_batch(

@@ -87,6 +87,8 @@ class Plan:
     save: whether the forward kernel returns the arrays that the adjoint reads.
     again: whether the adjoint multiplies R h again, in the one CTA of a head,
       instead of reading it.
+    in_place: whether the gradient of R reads the cotangents of x where they
+      lie, as `head_gradients` can.
     config: how the work is cut, or None before `tuning.choose`.
   """
 
@@ -106,6 +108,7 @@ class Plan:
   adjoint: bool = False
   save: bool = False
   again: bool = False
+  in_place: bool = False
   config: Any = None
 
   @property
@@ -216,9 +219,11 @@ def _adjoint_streams(plan: Plan) -> streams_lib.Streams:
       flags=_flags_stream(plan),
   )
   # The products over all steps that follow go head by head and want heads
-  # first. With one head, d_x has that order and can serve for both.
+  # first. With one head, d_x has that order and can serve for both, as it can
+  # where `head_gradients` reads it.
   d_gates: tuple[Stream, ...] = ()
-  if plan.shape.heads > 1 or shared_gates(plan) != tuple(range(plan.gates)):
+  apart = plan.shape.heads > 1 and not plan.in_place
+  if apart or shared_gates(plan) != tuple(range(plan.gates)):
     d_gates = tuple(
         Stream(plan.dtype, p.gates, by_head=True) for p in plan.stages
     )

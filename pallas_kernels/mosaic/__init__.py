@@ -5,6 +5,7 @@ Mosaic GPU is Pallas's compiler for Hopper and newer. From the bottom up:
     ptx                 code for single threads, by names of operands
     memory              loads and stores: `_smem` by bytes, `_gmem` by elements
     instructions        arithmetic, conversions, tensor cores
+    wgmma_smem          matrices in shared memory, for TMA and tensor cores
     sync                barriers, fences, mbarriers
     mailbox             hand-off between CTAs through device memory (sentinels)
     mailbox_lines       reads many places of it with few addresses

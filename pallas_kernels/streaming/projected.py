@@ -25,6 +25,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
 from pallas_kernels.mosaic import compiler_params
+from pallas_kernels.mosaic import wgmma_smem
 from pallas_kernels.streaming import block_flags
 from pallas_kernels.streaming import kernel_call
 from pallas_kernels.streaming import projected_blocks
@@ -32,7 +33,6 @@ from pallas_kernels.streaming import projected_refs
 from pallas_kernels.streaming import projected_warpgroups
 from pallas_kernels.streaming import streams
 from pallas_kernels.streaming import time_blocks
-from pallas_kernels.streaming import wgmma_smem
 
 Array = jax.Array
 Plan = kernel_call.Plan

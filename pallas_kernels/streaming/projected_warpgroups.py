@@ -23,6 +23,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.mosaic import affine_maps
 from pallas_kernels.mosaic import pointwise
+from pallas_kernels.mosaic import wgmma_smem
 from pallas_kernels.streaming import block_flags
 from pallas_kernels.streaming import kernel_call
 from pallas_kernels.streaming import projected_blocks
@@ -30,7 +31,6 @@ from pallas_kernels.streaming import projected_refs
 from pallas_kernels.streaming import small_operands
 from pallas_kernels.streaming import streams
 from pallas_kernels.streaming import time_blocks
-from pallas_kernels.streaming import wgmma_smem
 
 Array = jax.Array
 LANES = streams.LANES

@@ -17,7 +17,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
 from pallas_kernels.mosaic import ptx
-from pallas_kernels.streaming import wgmma_smem
+from pallas_kernels.mosaic import wgmma_smem
 from pallas_kernels.tiled import config as config_lib
 from pallas_kernels.tiled import limits
 

@@ -17,7 +17,7 @@ import math
 from typing import Any
 
 from pallas_kernels import targets
-from pallas_kernels.streaming import wgmma_smem
+from pallas_kernels.mosaic import wgmma_smem
 from pallas_kernels.tiled import config as config_lib
 from pallas_kernels.tiled import limits
 from pallas_kernels.tiled import resident

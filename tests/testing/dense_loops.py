@@ -251,7 +251,8 @@ def backward_loop(
   (d_carry, d_rows, d_restart), (d_x, d_gates) = lax.scan(step, init, xs)
   same = plan_lib.shared_gates(plan) == tuple(range(plan.gates))
   d_of_gates = ()
-  if shape.heads > 1 or not same or not one_head:
+  apart = shape.heads > 1 and not plan.in_place
+  if apart or not same or not one_head:
     whole_d = by_head(plan, loop.stream(d_gates, plan.dtype))
     d_of_gates = tuple(
         whole_d[:, :, :, p.first :][:, :, :, : p.gates] for p in plan.stages

@@ -25,7 +25,10 @@ from tests.testing import random_layers
 from tests.testing import reference
 
 if abstract_gpu.RUNS:
+  from pallas_kernels import targets
   from pallas_kernels.dense import config as config_lib
+  from pallas_kernels.dense import head_gradients
+  from pallas_kernels.dense import pieces as pieces_lib
   from pallas_kernels.dense import plan as plan_lib
   from pallas_kernels.dense import tuning
 
@@ -127,6 +130,40 @@ class LayersTest(comparison.ComparisonTestCase):
     ):
       self.compare(case, TOLERANCE['bfloat16'])
     self.assertTrue(any(plan.again for plan in planned))
+
+  @parameterized.parameters(
+      (1, 64, case(rnnzoo.LSTM, reset=True, mask=True)),
+      (2, 128, case(rnnzoo.LSTM, lengths=True, reverse=True, time_major=True)),
+      (1, 64, case(rnnzoo.Elman, {'learn_initial_carry': True}, reset=True)),
+  )
+  def test_gradient_reads_d_x_in_place(self, pieces, size, case):
+    if not abstract_gpu.RUNS:
+      return
+
+    def d_kernel(h, d_gates, cores):
+      del cores
+      d_gates = d_gates.reshape(*h.shape[1:3], -1, h.shape[0], h.shape[-1])
+      h = h.astype(jnp.float32)
+      return jnp.einsum('nabkd,abgne->gnde', h, d_gates.astype(jnp.float32))
+
+    options = case.options | {'num_heads': 2}
+    case = dataclasses.replace(
+        case, options=options, dtype='bfloat16', sizes=(3, 7, 2 * size)
+    )
+    target = targets.Target(cores=132, interpret=False, wgmma=True)
+    called = mock.Mock(side_effect=d_kernel)
+    reads = pieces_lib._reads_in_place
+    with (
+        mock.patch.object(head_gradients, '_FEWEST_ROWS', 1),
+        mock.patch.object(head_gradients, '_EIGHT', 1),
+        mock.patch.object(head_gradients, 'd_kernel', called),
+        mock.patch.object(
+            pieces_lib, '_reads_in_place', lambda plan, _: reads(plan, target)
+        ),
+        dense_loops.imitated(self, pieces),
+    ):
+      self.compare(case, TOLERANCE['bfloat16'])
+    called.assert_called()
 
 
 class BidirectionalTest(parameterized.TestCase):

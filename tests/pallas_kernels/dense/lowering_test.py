@@ -176,6 +176,53 @@ class DenseLoweringTest(parameterized.TestCase):
     with abstract_gpu.device(self, kind):
       self.lowers(f, *args)
 
+  @parameterized.parameters(
+      (H200, heads(12), 768, 3),
+      (H200, heads(2), 256, 3),
+      # Those of a Blackwell GPU multiply otherwise.
+      (B200, heads(12), 768, 2),
+      # XLA's product of larger heads is as good.
+      (H200, heads(3), 768, 2),
+  )
+  def test_gradient_of_small_heads(self, kind, options, features, kernels):
+    for x64, rows in ((False, (16, 256)), (True, (9, 904))):
+      f, args = comparison.abstract_gradient(
+          case(
+              *(rnnzoo.LSTM, options),
+              dtype='bfloat16',
+              sizes=(*rows, features),
+              reset=True,
+          )
+      )
+      with jax.enable_x64(x64), abstract_gpu.device(self, kind):
+        self.lowers(f, *args, kernels=kernels)
+
+  @parameterized.parameters((8, 64), (9, 911))
+  def test_gradient_of_few_or_odd_rows(self, batch, time):
+    f, args = comparison.abstract_gradient(
+        case(
+            *(rnnzoo.LSTM, heads(2)),
+            dtype='bfloat16',
+            sizes=(batch, time, 128),
+        )
+    )
+    with abstract_gpu.device(self, H200):
+      self.lowers(f, *args)
+
+  @parameterized.parameters('Auto', 'Explicit')
+  def test_gradient_of_small_heads_under_a_mesh(self, kind):
+    sizes = (32, 256, 128)
+    f, args = comparison.abstract_gradient(
+        case(rnnzoo.LSTM, heads(2), dtype='bfloat16', sizes=sizes)
+    )
+    with abstract_gpu.device(self, H200):
+      with jax.sharding.use_abstract_mesh(abstract_gpu.mesh(H200, kind)):
+        self.lowers(f, *args, kernels=3)
+      state, x, *rest = args
+      many = aval((3, *x.shape), x.dtype)
+      over_batch = jax.vmap(f, (None, 0, *[None] * len(rest)))
+      self.lowers(over_batch, state, many, *rest, kernels=3)
+
   def test_in_pieces(self):
     # A step of 64 sequences publishes more than shared memory holds.
     f, args = comparison.abstract_gradient(
