@@ -676,7 +676,7 @@ def large_batches(device: str = 'h200') -> str:
   """Returns the table of many rows, both kinds of kernels beside 'scan'."""
   data = load(f'large_batches_{device}.json')
   sizes = 'layer', 'batch', 'time', 'features'
-  kinds = ['tiled', 'direct', 'dense', 'scan']
+  kinds = ['tiled', 'direct', 'dense', 'scan', 'cudnn']
   times: dict[tuple, dict[str, dict[str, float]]] = {}
   for row in data['rows']:
     kind = row.get('kernels', row['implementation'])
@@ -688,6 +688,7 @@ def large_batches(device: str = 'h200') -> str:
       'direct': 'R on the chip',
       'dense': 'in pieces',
       'scan': "`'scan'`",
+      'cudnn': 'cuDNN, float16',
   }
   heads = ['layer', 'batch x time x features', *(names[k] for k in kinds)]
   lines = [f'| {" | ".join(heads)} |', '|---' * len(heads) + '|']
@@ -698,9 +699,43 @@ def large_batches(device: str = 'h200') -> str:
   lines += [
       '',
       f'{data["device"]}, jax {data["jax"]}, {data["date"]}, commit'
-      f' {data["commit"][:7]}, in tiles {", ".join(commits)}. Milliseconds'
+      f' {data["commit"][:7]}, later rows {", ".join(commits)}. Milliseconds'
       ' forward / forward and backward; bfloat16, with the projection, medians'
       ' of calls in flight.',
+  ]
+  return '\n'.join(lines)
+
+
+def small_heads() -> str:
+  """Returns the table of gradients of R of small heads, before and after."""
+  data = load('small_heads_h200.json')
+  names = {'by head': 'copied by head', 'in place': 'in place'}
+  heads = ['batch x time x heads x head dim', 'projection']
+  for name in names.values():
+    heads += [f'{name}, ms', 'MiB']
+  lines = [f'| {" | ".join(heads)} |', '|---' * len(heads) + '|']
+  groups: dict[tuple, dict[tuple[str, str], dict[str, Any]]] = {}
+  for row in data['rows']:
+    sizes = row['batch'], row['time'], row['heads'], row['features']
+    own = groups.setdefault((*sizes, row['projection']), {})
+    own[row['gradient'], row['direction']] = row
+  for (*lead, count, features, projection), own in groups.items():
+    sizes = *lead, count, features // count
+    cells = [' x '.join(map(str, sizes)), projection]
+    for kind in names:
+      forward, both = (
+          own[kind, direction] for direction in ('forward', 'forward+backward')
+      )
+      cells += [
+          f'{forward["median_ms"]:.2f} / {both["median_ms"]:.2f}',
+          f'{both["temp_mib"]:,}',
+      ]
+    lines.append(f'| {" | ".join(cells)} |')
+  lines += [
+      '',
+      f'{data["device"]}, jax {data["jax"]}, {data["date"]}, commit'
+      f' {data["commit"]}. `LSTM` in bfloat16, milliseconds forward / forward'
+      ' and backward; temporary arrays of a gradient.',
   ]
   return '\n'.join(lines)
 
@@ -1292,6 +1327,7 @@ TABLES = {
     },
     'docs/benchmarks/dense.md': {
         'dense_h200': dense_h200,
+        'small_heads': small_heads,
         'large_batches': large_batches,
         'large_batches_h100': functools.partial(large_batches, 'h100'),
         'batches': batches,

@@ -7,7 +7,7 @@ several steps ahead, outputs leave without being waited for, and CTAs exchange
 nothing but h. The adjoint multiplies R transposed with the gates' cotangents,
 which its CTAs exchange.
 
-    op.py                 one differentiable operation; pieces.py, time_gemms.py,
+    op.py                 one differentiable operation; pieces, time_gemms;
                           head_gradients.py: the gradient of R of small heads
     tuning.py             how many CTAs, warpgroups and columns: a Config
     plan.py               static facts of one kernel, shared memory it needs

@@ -9,6 +9,8 @@ but the largest tiles leave registers for the update.
 The numbers below were fitted on one H200 in November 2026, to kernels that do
 not multiply W x; benchmarks/tuning_tiled_h200.json has the measurements. With W
 x large tiles take less than the model says (benchmarks/tuning_tiled_h100.json).
+Of cuts that it has nearly on a par, 128 x 64 units was the fastest with its
+gradient in four of four shapes (benchmarks/tuning_ties_h200.json).
 """
 
 from collections.abc import Iterator
