@@ -140,6 +140,8 @@ def _reads_in_place(plan: plan_lib.Plan, target: targets.Target) -> bool:
   fits = head_gradients.fits(shape.batch * shape.time, shape.size)
   if not fits or shape.heads == 1 or plan.split:
     return False
+  if plan.operand is not None:  # A gate has another factor than h.
+    return False
   return plan_lib.shared_gates(plan) == tuple(range(plan.gates))
 
 
