@@ -701,7 +701,8 @@ def large_batches(device: str = 'h200') -> str:
       f'{data["device"]}, jax {data["jax"]}, {data["date"]}, commit'
       f' {data["commit"][:7]}, later rows {", ".join(commits)}. Milliseconds'
       ' forward / forward and backward; bfloat16, with the projection, medians'
-      ' of calls in flight.',
+      ' of calls in flight.'
+      + (' cuDNN as torch calls it.' if 'cudnn' in kinds else ''),
   ]
   return '\n'.join(lines)
 

@@ -30,7 +30,7 @@ _UNITS, _SUMS = 64, 64 * 256
 
 # Units of a head; the fewest rows, since a copy of fewer ones costs little; and
 # their divisor, since TMA copies rows in eights.
-_SIZES, _FEWEST_ROWS, _EIGHT = (64, 128), 4096, 8
+_SIZES, _FEWEST_ROWS, _DIVISOR = (64, 128), 4096, 8
 
 
 def fits(rows: int, size: int) -> bool:
@@ -40,7 +40,7 @@ def fits(rows: int, size: int) -> bool:
     rows: B T.
     size: D.
   """
-  return size in _SIZES and rows >= _FEWEST_ROWS and rows % _EIGHT == 0
+  return size in _SIZES and rows >= _FEWEST_ROWS and rows % _DIVISOR == 0
 
 
 def d_kernel(h: Array, d_gates: Array, cores: int) -> Array:

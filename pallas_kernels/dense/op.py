@@ -308,15 +308,15 @@ def backward_part(
         piece.cut(axis, d_carries),
         piece.cut(1, d_last),
     )
-    if d_gates or plan.shape.heads == 1:
+    if plan.in_place:
+      cores = recurrence.target.cores
+      d_recurrent_kernel = head_gradients.d_kernel(own[0], d_x, cores)
+    else:
       d_gates = d_gates or [
           d_x[None, :, :, p.first :][..., : p.gates, :] for p in plan.stages
       ]
-      products = map(time_gemms.d_kernel, own, d_gates)
-      d_recurrent_kernel = jnp.concatenate(list(products))
-    else:
-      d_recurrent_kernel = head_gradients.d_kernel(
-          own[0], d_x, recurrence.target.cores
+      d_recurrent_kernel = jnp.concatenate(
+          [time_gemms.d_kernel(h, d) for h, d in zip(own, d_gates, strict=True)]
       )
     return d_x, d_carry, d_restart, d_theta.sum(1), d_recurrent_kernel
 

@@ -164,7 +164,7 @@ class LayersTest(comparison.ComparisonTestCase):
     reads = pieces_lib._reads_in_place
     with (
         mock.patch.object(head_gradients, '_FEWEST_ROWS', 1),
-        mock.patch.object(head_gradients, '_EIGHT', 1),
+        mock.patch.object(head_gradients, '_DIVISOR', 1),
         mock.patch.object(head_gradients, 'd_kernel', called),
         mock.patch.object(
             pieces_lib, '_reads_in_place', lambda plan, _: reads(plan, target)
