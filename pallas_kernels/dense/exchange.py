@@ -41,8 +41,9 @@ class Exchange(mailbox.MailboxRing):
   """An operand of all CTAs of a head, step by step, in device memory.
 
   A writer retires a slot when all CTAs have read its elements. That is certain
-  as soon as all have published the next step. (A CTA without units publishes
-  nothing, but the others of its team wait for its sums.)
+  as soon as all have published the next step. A CTA without units publishes
+  nothing, so it needs a team in which others wait for its sums: `tuning` gives
+  teams to adjoints only.
 
   Args:
     cta: coordinates.

@@ -44,6 +44,8 @@ class Memory:
   """Bytes of device memory, or of the shared memory of one CTA."""
 
   def __init__(self, size: int):
+    # numpy releases Python's lock while it copies many elements.
+    self.whole = threading.Lock()
     # Nobody may read what nobody has written.
     self.bytes = np.random.default_rng(0).integers(0, 256, size, np.uint8)
 
@@ -58,13 +60,15 @@ class Memory:
     """Returns [n, size] bytes that start at n places."""
     index = np.asarray(at, np.int64)[:, None] + np.arange(size)
     assert index.min() >= 0
-    return self.bytes[index]
+    with self.whole:
+      return self.bytes[index]
 
   def store(self, at, data):
     """Stores [n, size] bytes at n places."""
     index = np.asarray(at, np.int64)[:, None] + np.arange(data.shape[1])
     assert not index.size or index.min() >= 0
-    self.bytes[index] = data
+    with self.whole:
+      self.bytes[index] = data
 
 
 class Cta:

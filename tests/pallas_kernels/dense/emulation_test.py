@@ -6,6 +6,7 @@ ones are.
 """
 
 import contextlib
+import dataclasses
 from unittest import mock
 
 from absl.testing import absltest
@@ -73,7 +74,8 @@ class EmulationTest(parameterized.TestCase):
       lockstep: see `dense_emulation.emulated`.
       time: steps.
       teams: CTAs of a team that may be chosen.
-      config: a cut in place of the one that `tuning` chooses.
+      config: a cut in place of those that `tuning` chooses; a team is the
+        adjoint's.
       again: columns of a CTA whose adjoint multiplies R h again, or 0.
     """
     if not abstract_gpu.RUNS:
@@ -132,7 +134,10 @@ class EmulationTest(parameterized.TestCase):
       self.assertTrue(run.config.direct)
       self.assertTrue(pull.config.direct)
     else:
-      object.__setattr__(run, 'config', config)
+      # Forward, the others would not wait for a team's CTA without units: by
+      # the time it polls an operand, they may have retired it.
+      alone = dataclasses.replace(config, cluster=1)
+      object.__setattr__(run, 'config', alone)
       object.__setattr__(pull, 'config', config)
     # The emulation has no instructions for matrices of fragments.
     by_element = contextlib.nullcontext()
