@@ -87,6 +87,7 @@ class SequenceModel(nnx.Module):
       self,
       x: Array,
       *,
+      reset: Array | None = None,
       seq_lengths: Array | None = None,
       mask: Array | None = None,
       rngs: nnx.Rngs | None = None,
@@ -95,9 +96,15 @@ class SequenceModel(nnx.Module):
 
     Args:
       x: [..., time, in_features], or tokens, int [..., time].
-      seq_lengths: int [...], the number of valid steps of each sequence.
+      reset: bool [..., time]; where true, every layer restarts before this
+        step, as in `SequenceLayer.unroll`: at the first step of an episode, or
+        of each of several sequences in a row. So an answer at the end is of the
+        steps since the last reset; `every_step` answers for those before it. A
+        layer that runs backwards restarts at the same boundaries.
+      seq_lengths: int [...], the number of valid steps of each sequence;
+        resets beyond it have no effect.
       mask: bool [..., time], true where a step is valid; steps in the middle
-        may be missing.
+        may be missing. A reset at such a step acts all the same.
       rngs: for dropout while training; None to evaluate.
 
     Returns:
@@ -110,7 +117,9 @@ class SequenceModel(nnx.Module):
     """
     if hasattr(self, 'embedding'):
       x = self._embed(x)
-    y = self.backbone(x, seq_lengths=seq_lengths, mask=mask, rngs=rngs)
+    y = self.backbone(
+        x, reset=reset, seq_lengths=seq_lengths, mask=mask, rngs=rngs
+    )
     if self.every_step:
       with jax.named_scope('logits'):
         return self.head(y)
@@ -141,12 +150,16 @@ class SequenceModel(nnx.Module):
     self._check_steps()
     return self.backbone.initial_carry(batch_shape)
 
-  def step(self, carry: Any, x: Array) -> tuple[Any, Array]:
+  def step(
+      self, carry: Any, x: Array, *, reset: Array | None = None
+  ) -> tuple[Any, Array]:
     """Takes one step: returns the carry after it, and the answer.
 
     Args:
       carry: of `initial_carry` or the last step.
       x: [..., in_features], or tokens, int [...].
+      reset: bool [...]; where true, the carries of all layers restart before
+        the step.
 
     Returns:
       The carry, and the answer [..., out_features].
@@ -164,7 +177,7 @@ class SequenceModel(nnx.Module):
       x = self._embed(jnp.asarray(x)[..., None])[..., 0, :]
     if carry is None:
       carry = self.backbone.initial_carry(jnp.shape(x)[:-1])
-    carry, y = self.backbone.step(carry, x)
+    carry, y = self.backbone.step(carry, x, reset=reset)
     with jax.named_scope('logits'):
       return carry, self.head(y)
 

@@ -267,6 +267,12 @@ MUTANTS = (
         ('settings.frozen if settings', 'True if settings', 'refuses'),
     ),
     *_all(
+        'rnnzoo/models.py',
+        'tests/layers/stack_test.py',
+        ('x, reset=reset, seq_lengths', 'x, seq_lengths', 'SequenceModel'),
+        ('step(carry, x, reset=reset)', 'step(carry, x)', 'SequenceModel'),
+    ),
+    *_all(
         'rnnzoo/layers/stack.py',
         'tests/layers/stack_test.py',
         ('use_running_average=not train', 'use_running_average=True', 'Norm'),

@@ -847,7 +847,7 @@ class FlagsTest(parameterized.TestCase):
     mesh, layer = explicit_mesh(), self.layers[name]
 
     def run(x, mask, lengths):
-      return layer(x, mask=mask, seq_lengths=lengths)
+      return layer(x, reset=mask, mask=mask, seq_lengths=lengths)
 
     shapes = (8, 6, 4), (8, 6), (8,)
     dtypes = jnp.float32, jnp.bool_, jnp.int32

@@ -39,6 +39,14 @@ def carry_of(module, *batch_shape):
   return jax.tree.map(draw, module.initial_carry(batch_shape))
 
 
+def _pieces(begins):
+  """Yields (row, start, stop) of the pieces that begin where flags are set."""
+  for row, flags in enumerate(begins):
+    starts = np.flatnonzero(flags)
+    for start, stop in zip(starts, [*starts[1:], len(flags)], strict=True):
+      yield row, int(start), int(stop)
+
+
 class StackTest(parameterized.TestCase):
 
   def test_is_one_layer_over_another(self):
@@ -520,6 +528,131 @@ class SequenceModelTest(parameterized.TestCase):
       model.step(given[:, 0], model.initial_carry((BATCH,)))
     with self.assertRaises(ValueError):
       model.step(model.initial_carry(()), given[:, 0])
+
+  @parameterized.parameters(
+      ('GRU', 6), ('Stack', None), ('Bidirectional', None), ('SLSTMBlock', None)
+  )
+  def test_reset_runs_pieces_separately(self, backbone, num_tokens):
+    layers = {
+        'GRU': rnnzoo.GRU,
+        # A learned start, so that a restart is no carry of zeros.
+        'Stack': functools.partial(
+            rnnzoo.Stack,
+            rnnzoo.LSTM,
+            num_layers=2,
+            residual=True,
+            norm='layer',
+            learn_initial_carry=True,
+        ),
+        'Bidirectional': functools.partial(rnnzoo.Bidirectional, rnnzoo.MinGRU),
+        'SLSTMBlock': functools.partial(rnnzoo.SLSTMBlock, num_heads=2),
+    }
+    model = models.SequenceModel(
+        random_layers.make(layers[backbone], IN, FEATURES),
+        2,
+        every_step=True,
+        num_tokens=num_tokens,
+        rngs=nnx.Rngs(0),
+    )
+    given = jnp.asarray(x)
+    if num_tokens:
+      tokens = np.random.default_rng(0).integers(0, num_tokens, x.shape[:2])
+      given = jnp.asarray(tokens)
+    begins = np.zeros((BATCH, TIME), bool)
+    begins[:, 0] = begins[0, 2] = begins[1, 1:4] = True
+
+    def loss(model, given):
+      return jnp.sum(jnp.sin(model(given, reset=begins)))
+
+    def loss_of_pieces(model, given):
+      return sum(
+          jnp.sum(jnp.sin(model(given[row, start:stop])))
+          for row, start, stop in _pieces(begins)
+      )
+
+    @reference.jit
+    def run(model, given):
+      pieces = [model(given[r, i:j]) for r, i, j in _pieces(begins)]
+      gradients = [nnx.grad(f)(model, given) for f in (loss, loss_of_pieces)]
+      return model(given, reset=begins), pieces, gradients
+
+    answers, pieces, gradients = run(model, given)
+    for (row, start, stop), piece in zip(_pieces(begins), pieces, strict=True):
+      close(answers[row, start:stop], piece, rtol=1e-5, atol=1e-5)
+    jax.tree.map(
+        functools.partial(close, rtol=1e-4, atol=1e-5),
+        *(nnx.to_pure_dict(gradient) for gradient in gradients),
+    )
+
+  @parameterized.parameters(rnnzoo.GRU, rnnzoo.MinGRU)
+  def test_reset_before_an_answer_at_the_end(self, layer):
+    model = models.SequenceClassifier(
+        make(layer, num_layers=2), 7, rngs=nnx.Rngs(0)
+    )
+    begins = np.zeros((BATCH, TIME), bool)
+    begins[0, 1] = begins[0, 3] = begins[1, 1] = begins[1, 4] = True
+    lengths = np.array([5, 3, 0], np.int32)
+    run = jax.jit(lambda **flags: model(jnp.asarray(x), reset=begins, **flags))
+    # Of the steps since the last reset that is in the sequence.
+    answer = run(seq_lengths=lengths)
+    close(answer[0], model(x[0, 3:]))
+    close(answer[1], model(x[1, 1:3]))
+    equal(answer[2], model.head.bias[...])
+    # A reset acts where a step is missing too.
+    mask = np.ones((BATCH, TIME), bool)
+    mask[0, 3] = mask[1, 0] = mask[1, 4] = False
+    answer = run(mask=mask)
+    close(answer[0], model(x[0, 4:]))
+    close(answer[1], model(x[1, 1:4]))
+    close(answer[2], model(x[2]))
+    answer = run(mask=mask, seq_lengths=lengths)
+    close(answer[0], model(x[0, 4:]))
+    close(answer[1], model(x[1, 1:3]))
+    equal(run(), model(x, reset=begins))
+
+  def test_steps_with_resets(self):
+    model = models.SequenceModel(
+        make(num_layers=2, learn_initial_carry=True),
+        2,
+        every_step=True,
+        rngs=nnx.Rngs(0),
+    )
+
+    @jax.jit
+    def run(x):
+      carry, answers = model.initial_carry((BATCH,)), []
+      for t in range(TIME):
+        carry, y = model.step(carry, x[:, t], reset=reset[:, t])
+        answers.append(y)
+      return jnp.stack(answers, 1), model(x, reset=reset)
+
+    close(*run(x))
+
+  @parameterized.parameters(None, 6)
+  def test_refuses_resets_of_another_shape(self, num_tokens):
+    model = models.SequenceModel(
+        make(num_layers=2),
+        2,
+        every_step=True,
+        num_tokens=num_tokens,
+        rngs=nnx.Rngs(0),
+    )
+    given = np.zeros(x.shape[:2], int) if num_tokens else x
+    for wrong, message in (
+        (reset[:, 1:], r'reset must have shape \(3, 5\), got \(3, 4\)'),
+        (reset.T, r'reset must have shape \(3, 5\), got \(5, 3\)'),
+        (reset[0], r'reset must have shape \(3, 5\), got \(5,\)'),
+        (reset.astype(int), r'reset\.astype\(bool\) would work'),
+    ):
+      with self.assertRaisesRegex(ValueError, message):
+        model(given, reset=wrong)
+    carry = model.initial_carry((BATCH,))
+    with self.assertRaisesRegex(
+        ValueError, r'reset must have shape \(3,\), got \(3, 5\)'
+    ):
+      model.step(carry, given[:, 0], reset=reset)
+    with self.assertRaisesRegex(ValueError, 'reset must have shape'):
+      model.step(None, given[:, 0], reset=reset[0])
 
   def test_models_without_steps(self):
     gru = rnnzoo.GRU(IN, FEATURES, rngs=nnx.Rngs(0))
