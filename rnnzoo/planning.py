@@ -16,6 +16,7 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh
+from jax.sharding import AxisType
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 
@@ -63,6 +64,7 @@ class DryRun:
   Attributes:
     title: of the text: layer, devices and mesh.
     inputs: type of x, and the shape of a device's part.
+    axes: Explicit axes of the mesh, of more than one device.
     choices: the path of every recurrence, from the input up.
     kernels: GPU kernels by name, each with how often a device runs it.
     messages: those that devices send to each other.
@@ -75,6 +77,7 @@ class DryRun:
 
   title: str
   inputs: str
+  axes: tuple[str, ...] = ()
   choices: tuple[path_choice.Choice, ...]
   kernels: dict[str, int]
   messages: tuple[Message, ...]
@@ -88,6 +91,8 @@ class DryRun:
           f'  {choice.cell} over {list(choice.shape)} on each device:'
           f' {choice.path!r}'
       )
+      if self.axes:
+        lines.append(f'    {_over(choice, self.axes)}')
       lines += [
           f'    {path!r} is passed over: {reason}'
           for path, reason in choice.passed_over
@@ -205,6 +210,7 @@ def dryrun(
   return DryRun(
       title=_title(layer, mesh, gradient),
       inputs=_inputs(x),
+      axes=_axes(mesh),
       choices=tuple(choices),
       kernels=kernels,
       messages=tuple(messages),
@@ -251,6 +257,31 @@ def _inputs(x: jax.ShapeDtypeStruct) -> str:
     return text
   own = list(x.sharding.shard_shape(x.shape))
   return f'{text} as {x.sharding.spec}, {own} on each device'
+
+
+def _axes(mesh: Any) -> tuple[str, ...]:
+  """Returns a mesh's Explicit axes of more than one device."""
+  if mesh is None:
+    return ()
+  return tuple(
+      name
+      for (name, size), axis_type in zip(
+          mesh.shape.items(), mesh.axis_types, strict=True
+      )
+      if size > 1 and axis_type == AxisType.Explicit
+  )
+
+
+def _over(choice: path_choice.Choice, axes: tuple[str, ...]) -> str:
+  """Says which axes the parts of a recurrence are over, and which none is."""
+  named = lambda names: ' and '.join(map(repr, names))
+  parts = [f'{part} over {named(names)}' for part, names in choice.over]
+  used = {name for _, names in choice.over for name in names}
+  unused = [name for name in axes if name not in used]
+  texts = [', '.join(parts)] if parts else []
+  if unused:
+    texts.append(f'the same work along {named(unused)}')
+  return '; '.join(texts)
 
 
 def _read(jaxpr: Any) -> tuple[list[Message], dict[str, int]]:

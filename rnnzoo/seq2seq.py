@@ -349,7 +349,7 @@ class Seq2Seq(nnx.Module):
     if not partitioning.is_sharded(split):
       return search(split)
     # Each device decodes its own part of the batch.
-    batch_first = (0, None)
+    batch_first = (0, None, None)
     return partitioning.spread(
         search,
         split,

@@ -273,6 +273,16 @@ MUTANTS = (
         ('step(carry, x, reset=reset)', 'step(carry, x)', 'SequenceModel'),
     ),
     *_all(
+        'rnnzoo/engines/partitioning.py',
+        'tests/planning_test.py',
+        ('_over.reset(token)', 'pass', 'over_devices'),
+        (
+            '*batch, time, features = over',
+            '*batch, features, time = over',
+            'devices',
+        ),
+    ),
+    *_all(
         'rnnzoo/layers/stack.py',
         'tests/layers/stack_test.py',
         ('use_running_average=not train', 'use_running_average=True', 'Norm'),

@@ -13,6 +13,7 @@ import numpy as np
 
 import rnnzoo
 from rnnzoo import planning
+from rnnzoo.engines import path_choice
 from tests.testing import abstract_gpu
 
 HLO = """
@@ -91,6 +92,95 @@ class DryRunTest(parameterized.TestCase):
     # Until it is compiled, the final carry is summed too, used or not.
     last = 4 * 32 if over == 'time' else 0
     self.assertEqual(summed, 4 * (size + last))
+
+  @parameterized.parameters(
+      ('GRU', ('data', 'time'), (4, 16, 6), {'batch': 'data'}),
+      ('GRU', (None, 'time'), (8, 16, 6), {}),
+      ('GRU_cut', ('data',), (4, 16, 6), {'batch': 'data', 'heads': 'model'}),
+      (
+          'MinGRU',
+          ('data', 'time'),
+          (4, 4, 6),
+          {'batch': 'data', 'time': 'time'},
+      ),
+      (
+          'MinGRU_cut',
+          (None, 'time'),
+          (8, 4, 6),
+          {'time': 'time', 'features': 'model'},
+      ),
+      ('SLSTMBlock', ('data', 'time'), (4, 16, 4, 6), {'batch': 'data'}),
+  )
+  def test_parts_over_devices(self, name, spec, shape, over):
+    mesh = jax.sharding.AbstractMesh(
+        (2, 4, 2, 1),
+        ('data', 'time', 'model', 'one'),
+        axis_types=(jax.sharding.AxisType.Explicit,) * 4,
+    )
+    typed = lambda shape, *spec: x_of(
+        shape, sharding=NamedSharding(mesh, P(*spec))
+    )
+    name, _, is_cut = name.partition('_')
+    options = {} if name == 'MinGRU' else {'num_heads': 2}
+    layer = nnx.eval_shape(
+        lambda: getattr(rnnzoo, name)(6, 6, rngs=nnx.Rngs(0), **options)
+    )
+    if is_cut:
+      layer.kernel.set_value(typed(layer.kernel.shape, None, None, 'model'))
+      layer.bias.set_value(typed(layer.bias.shape, None, 'model'))
+      if name == 'GRU':
+        kernel = layer.recurrent_kernel
+        kernel.set_value(typed(kernel.shape, None, 'model'))
+    plan = rnnzoo.dryrun(layer, typed((8, 16, 6), *spec))
+    (choice,) = plan.choices
+    self.assertEqual(choice.shape, shape)
+    self.assertEqual(choice.over, tuple((k, (v,)) for k, v in over.items()))
+    said = ', '.join(f'{part} over {axis!r}' for part, axis in over.items())
+    rest = [a for a in ('data', 'time', 'model') if a not in over.values()]
+    same = ' and '.join(map(repr, rest))
+    if same:
+      said += f'{"; " if said else ""}the same work along {same}'
+    self.assertIn(f'on each device: {choice.path!r}\n    {said}\n', str(plan))
+    # The plan of a run after it, on one device, has no such line.
+    plan = rnnzoo.dryrun(rnnzoo.GRU(6, 6, rngs=nnx.Rngs(0)), x_of((8, 16, 6)))
+    self.assertEqual(plan.choices[0].over, ())
+    self.assertNotIn(' along ', str(plan))
+
+  def test_levels_over_devices(self):
+    # The stack gives each device its sequences; the levels do not again.
+    mesh = jax.sharding.AbstractMesh(
+        (2,), ('data',), axis_types=(jax.sharding.AxisType.Explicit,)
+    )
+    sharding = NamedSharding(mesh, P('data'))
+    stack = rnnzoo.Stack(rnnzoo.GRU, 3, 4, num_layers=2, rngs=nnx.Rngs(0))
+    plan = rnnzoo.dryrun(stack, x_of((8, 5, 3), sharding=sharding))
+    self.assertEqual(
+        [choice.over for choice in plan.choices], [(('batch', ('data',)),)] * 2
+    )
+    self.assertEqual(str(plan).count("    batch over 'data'\n"), 2)
+    # On an Auto axis XLA decides.
+    mesh = jax.sharding.AbstractMesh(
+        (2,), ('data',), axis_types=(jax.sharding.AxisType.Auto,)
+    )
+    sharding = NamedSharding(mesh, P('data'))
+    plan = rnnzoo.dryrun(stack, x_of((8, 5, 3), sharding=sharding))
+    self.assertEqual(plan.axes, ())
+    self.assertNotIn(" over 'data'", str(plan))
+
+  def test_linear_scan_over_devices(self):
+    mesh = jax.sharding.AbstractMesh(
+        (2, 2),
+        ('time', 'model'),
+        axis_types=(jax.sharding.AxisType.Explicit,) * 2,
+    )
+    sharding = NamedSharding(mesh, P(None, 'time', 'model'))
+    with path_choice.noted() as choices, jax.sharding.use_abstract_mesh(mesh):
+      a = x_of((2, 6, 4), sharding=sharding)
+      jax.eval_shape(rnnzoo.linear_scan, a, a)
+    (choice,) = choices
+    self.assertEqual(
+        choice.over, (('time', ('time',)), ('features', ('model',)))
+    )
 
   def test_messages_of_a_compiled_program(self):
     self.assertEqual(

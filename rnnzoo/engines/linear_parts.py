@@ -41,6 +41,7 @@ def run(
     The final carry, each [B, F], which is the same on all devices, and h after
     this device's steps, [B, T, F], or [T, B, F] if `call.time_major`.
   """
+  shape = operands.x.shape
   swap = lambda x: x if call.time_major else jnp.swapaxes(x, 0, 1)
   x, reset, mask = jax.tree.map(
       swap, (operands.x, operands.reset, operands.mask)
@@ -55,7 +56,7 @@ def run(
       static=(cell, projection, call.reverse, over),
       label=type(cell).__name__,
   )
-  h = choice.take(operands, x.shape)
+  h = choice.take(operands, shape)
   last = h[0] if call.reverse else h[-1]
   return (time_parts.last_carry(last, call.reverse, over),), (swap(h),)
 

@@ -10,6 +10,7 @@ and returns them sharded as the array is.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+import contextvars
 import functools
 import math
 from typing import Any, NamedTuple
@@ -26,6 +27,26 @@ from pallas_kernels import sharding as varying
 Array = jax.Array
 Names = tuple[str, ...]
 Positions = tuple[int | None, ...]
+
+
+class Over(NamedTuple):
+  """The mesh axes that parts of a run are over.
+
+  Attributes:
+    batch: those of all batch axes.
+    time: of the steps.
+    features: of heads, or of features that are independent.
+  """
+
+  batch: Names = ()
+  time: Names = ()
+  features: Names = ()
+
+
+_NOWHERE = Over()
+_over: contextvars.ContextVar[Over] = contextvars.ContextVar(
+    'over', default=_NOWHERE
+)
 
 
 class Axes(NamedTuple):
@@ -83,6 +104,11 @@ def axes_of_run(
       heads=(*whole, None, 1),
       whole=(*whole, None, None),
   )
+
+
+def over_devices() -> Over:
+  """Returns where `spread` has put the run that is being traced."""
+  return _over.get()
 
 
 def is_sharded(*trees: Any) -> bool:
@@ -213,7 +239,8 @@ def spread(
   Args:
     function: of a list like `split`.
     split: arrays and trees of them, or None.
-    positions: for each of `split`, where its arrays have the independent axes.
+    positions: for each of `split`, where its arrays have the independent axes,
+      those of `Axes`, or rows alone.
     out_positions: a tree of such positions, a prefix of that of the results.
     over: from `choose`.
   """
@@ -236,8 +263,16 @@ def spread(
     return function(split)
   leaves, tree = jax.tree.flatten(split)
   explicit = _explicit_axes(mesh)
+
+  def part(*leaves):
+    token = _over.set(_as_over(over))
+    try:
+      return function(jax.tree.unflatten(tree, leaves))
+    finally:
+      _over.reset(token)
+
   return jax.shard_map(
-      lambda *leaves: function(jax.tree.unflatten(tree, leaves)),
+      part,
       mesh=mesh,
       in_specs=tuple(
           _spec(mesh, over, where, x) for x, where in _flat(split, positions)
@@ -277,6 +312,14 @@ def over_rows(
       out_positions=(0,),
       over=over,
   )
+
+
+def _as_over(over: Sequence[Names]) -> Over:
+  """Returns mesh axes from `choose`, those of all batch axes together."""
+  if len(over) == 1:  # Rows of a `jax.vmap`.
+    return Over(batch=over[0])
+  *batch, time, features = over
+  return Over(tuple(name for names in batch for name in names), time, features)
 
 
 def _arrays(tree: Any) -> list[Array]:

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 
 from pallas_kernels import targets
+from rnnzoo.engines import partitioning
 from rnnzoo.engines import platforms
 from rnnzoo.engines import selection
 
@@ -33,12 +34,16 @@ class Choice:
     cell: the cell's class, or 'linear_scan'.
     shape: of the inputs on a device.
     passed_over: names of paths that could not run, each with the reason.
+    over: pairs of 'batch', 'time', 'heads' or 'features', and the mesh axes
+      that they are over. Those that are whole on each device are left out, and
+      so are Auto axes, of which XLA decides.
   """
 
   path: str
   cell: str
   shape: tuple[int, ...]
   passed_over: tuple[tuple[str, str], ...]
+  over: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
 
 _notes: contextvars.ContextVar[list[Choice] | None] = contextvars.ContextVar(
@@ -86,6 +91,7 @@ class Run:
       cannot run. They take settings as well, as `options`.
     static: hashable arguments.
     label: of the recurrence in notes.
+    has_heads: whether features that are over devices are heads.
     slower_kernel: why a kernel is not tried where others are left; '' if it is.
     kernel_or_none: whether only a kernel is wanted: where none can run, its
       error is raised. Programs for other platforms than GPUs run another path
@@ -96,6 +102,7 @@ class Run:
   paths: tuple[Callable[..., Any], ...]
   static: tuple[Any, ...]
   label: str
+  has_heads: bool = False
   slower_kernel: str = ''
   kernel_or_none: bool = False
 
@@ -151,12 +158,19 @@ class Run:
   def _note(self, name, shape, passed_over) -> None:
     notes = _notes.get()
     if notes is not None:
+      over = partitioning.over_devices()
+      parts = 'batch', 'time', 'heads' if self.has_heads else 'features'
       notes.append(
           Choice(
               path=selection.name_of(name),
               cell=self.label,
               shape=tuple(shape),
               passed_over=tuple(passed_over),
+              over=tuple(
+                  (part, names)
+                  for part, names in zip(parts, over, strict=True)
+                  if names
+              ),
           )
       )
 

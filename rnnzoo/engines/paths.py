@@ -103,6 +103,7 @@ def run(
       paths=(scan, associative_scan, pallas),
       static=(cell, projection, call),
       label=type(cell).__name__,
+      has_heads=operands.recurrent_kernel is not None,
       slower_kernel=slower_kernel,
       kernel_or_none=call.both_directions,
   )
