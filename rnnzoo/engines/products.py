@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from pallas_kernels import dtypes
 from pallas_kernels import projection
 from rnnzoo.engines import derivatives
+from rnnzoo.engines import step_products
 
 Array = jax.Array
 
@@ -263,8 +264,7 @@ def multiply(packed: Array, h: Array) -> tuple[Array, ...]:
     return tuple(packed[:, 0, g].astype(h.dtype) * h for g in range(width))
   operand = h.astype(packed.dtype)
   if heads == 1:
-    out = contract('...d,dg->...g', operand, packed[0], h.dtype)
-    return split(out, width // size)
+    return split(_multiply_rows(operand, packed[0], h.dtype), width // size)
   operand = operand.reshape(*h.shape[:-1], heads, size)
   out = contract('...nd,ndg->...ng', operand, packed, h.dtype)
   return tuple(gate.reshape(h.shape) for gate in split(out, width // size))
@@ -294,7 +294,7 @@ def multiply_transposed(transposed: Array, gates: Sequence[Array]) -> Array:
     )
   if heads == 1:
     operand = join(gates).astype(transposed.dtype)
-    return contract('...g,gd->...d', operand, transposed[0], dtype)
+    return _multiply_rows(operand, transposed[0], dtype)
   operand = _join_heads(gates, heads, size).astype(transposed.dtype)
   out = contract('...ng,ngd->...nd', operand, transposed, dtype)
   return out.reshape(shape)
@@ -341,6 +341,13 @@ def _sum_outer(left: Array, rights: Sequence[Array], dtype) -> list[Array]:
   axes = string.ascii_lowercase[: left.ndim - 1]
   subscripts = f'I{axes},{axes}G->IG'
   return [contract(subscripts, columns, right, dtype) for right in rights]
+
+
+def _multiply_rows(x: Array, matrix: Array, dtype) -> Array:
+  """[..., I] times [I, G], summed and returned in `dtype`."""
+  if step_products.suits(x, matrix, dtype):
+    return step_products.multiply(x.astype(dtype), matrix.astype(dtype))
+  return contract('...i,ig->...g', x, matrix, dtype)
 
 
 def contract(subscripts: str, a: Array, b: Array, dtype) -> Array:
