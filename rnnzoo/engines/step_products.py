@@ -11,6 +11,10 @@ multiply-adds between a tenth less and a sixth more.
 
 import jax
 from jax import lax
+from jax.extend import core
+from jax.interpreters import ad
+from jax.interpreters import batching
+from jax.interpreters import mlir
 import jax.numpy as jnp
 
 Array = jax.Array
@@ -35,29 +39,32 @@ def suits(x: Array, matrix: Array, dtype) -> bool:
   rows, columns, width = sizes
   if not 0 < rows * columns * width <= _MULTIPLY_ADDS:
     return False
-  # A convolution has no rule for axes of a mesh that are Explicit.
-  return not any(_is_sharded(y) for y in (x, matrix))
+  return not any(_is_on_a_mesh(y) for y in (x, matrix))
 
 
-def _is_sharded(x: Array) -> bool:
-  spec = getattr(jax.typeof(x).sharding, 'spec', ())
-  return any(entry is not None for entry in spec)
+def _is_on_a_mesh(x: Array) -> bool:
+  """Whether the type of x has a mesh: one with Explicit axes, or a device's."""
+  mesh = getattr(jax.typeof(x).sharding, 'mesh', None)
+  return mesh is not None and not mesh.empty
 
 
-@jax.custom_jvp
 def multiply(x: Array, matrix: Array) -> Array:
   """Returns x matrix, [B, G], of float32 [B, I] and [I, G]."""
-  return _multiply(x, matrix)
+  return _product_p.bind(x, matrix)
 
 
-multiply.defjvps(
-    lambda d_x, out, x, matrix: d_x @ matrix,
-    lambda d_matrix, out, x, matrix: x @ d_matrix,
-)
+# A primitive, since the rule of a convolution for `jax.vmap` is a slow one, and
+# JAX has nothing else with a rule of its own and all derivatives.
+_product_p = core.Primitive('step_product')
+_product_p.def_impl(jnp.matmul)
 
 
-@jax.custom_batching.custom_vmap
-def _multiply(x: Array, matrix: Array) -> Array:
+@_product_p.def_abstract_eval
+def _(x, matrix):
+  return x.update(shape=(x.shape[0], matrix.shape[1]), weak_type=False)
+
+
+def _convolve(x: Array, matrix: Array) -> Array:
   product = lax.conv_general_dilated(
       x[:, None],
       matrix[None],
@@ -68,9 +75,28 @@ def _multiply(x: Array, matrix: Array) -> Array:
   return product[:, 0]
 
 
-@_multiply.def_vmap
-def _(size, in_batched, x, matrix):
-  """Multiplies many by many as products: convolutions of groups are slow."""
-  del size
-  axes = tuple(0 if batched else None for batched in in_batched)
-  return jax.vmap(jnp.matmul, axes)(x, matrix), True
+def _batch(axis_data, args, axes):
+  mapped = jax.vmap(
+      jnp.matmul,
+      in_axes=tuple(axes),
+      axis_size=axis_data.size,
+      spmd_axis_name=axis_data.spmd_name,
+  )
+  return mapped(*args), 0
+
+
+# A program that is traced here may be exported to another platform.
+mlir.register_lowering(
+    _product_p, mlir.lower_fun(jnp.matmul, multiple_results=False)
+)
+mlir.register_lowering(
+    _product_p,
+    mlir.lower_fun(_convolve, multiple_results=False),
+    platform='cpu',
+)
+ad.defbilinear(
+    _product_p,
+    lambda d, x, matrix: jnp.matmul(d, matrix.T),
+    lambda d, x, matrix: jnp.matmul(x.T, d),
+)
+batching.fancy_primitive_batchers[_product_p] = _batch

@@ -68,6 +68,14 @@ class MultiplyTest(parameterized.TestCase):
     self.assertNotIn('convolution(', text)
     self.assertNotIn('ynn', text)
 
+  def test_other_platforms_get_a_product(self):
+    types = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((8, 16), (16, 32))]
+    text = lambda platform: jax.export.export(
+        jax.jit(multiply), platforms=(platform,)
+    )(*types).mlir_module()
+    self.assertIn('stablehlo.convolution', text('cpu'))
+    self.assertNotIn('stablehlo.convolution', text('cuda'))
+
   def test_derivatives(self):
     operands = draw(3, 4), draw(4, 8)
     tangents = draw(3, 4) + 1, draw(4, 8) - 1

@@ -43,10 +43,8 @@ def flip(a):
 
 
 @functools.cache
-def runs(variant):
-  """Several runs of one layer, in one program."""
-  layer = make(variant)
-  carry = random_layers.carry(layer, BATCH)
+def program(variant):
+  """A layer, and a function of it, x and a carry: several runs at once."""
 
   @reference.jit
   def run(layer, x, carry):
@@ -70,7 +68,15 @@ def runs(variant):
         'own': layer.unroll(x),
     }
 
-  return run(layer, x, carry)
+  return make(variant), run
+
+
+@functools.cache
+def runs(variant, scale=1.0):
+  """Several runs of one layer, from a carry of this scale."""
+  layer, run = program(variant)
+  carry = random_layers.carry(layer, BATCH)
+  return run(layer, x, jax.tree.map(lambda c: scale * c, carry))
 
 
 class AnyLayerTest(parameterized.TestCase):
@@ -118,10 +124,12 @@ class AnyLayerTest(parameterized.TestCase):
 
   @parameterized.parameters(*VARIANTS)
   def test_uses_initial_carry(self, variant):
-    with_it, without = runs(variant)['whole'][1], runs(variant)['own'][1]
-    difference = np.abs(with_it - without)[:, 0].max(axis=-1)
+    one, other = (runs(variant, scale)['whole'][1][:, 0] for scale in (1, 2))
+    difference = np.abs(one - other).max(axis=-1)
     self.assertTrue((difference[[0, 2]] > 1e-3).all())
     self.assertEqual(difference[1], 0)  # reset before the first step
+    # That row starts from the layer's own carry.
+    self.assert_close(one[1], runs(variant)['own'][1][1, 0])
 
   @parameterized.parameters(*VARIANTS)
   def test_batch_axes(self, variant):
