@@ -76,6 +76,8 @@ def _convolve(x: Array, matrix: Array) -> Array:
 
 
 def _batch(axis_data, args, axes):
+  if all(axis is None for axis in axes):
+    return multiply(*args), None
   mapped = jax.vmap(
       jnp.matmul,
       in_axes=tuple(axes),

@@ -91,6 +91,8 @@ class MultiplyTest(parameterized.TestCase):
       return first(*operands), jax.grad(second, (0, 1))(*operands)
 
     self.check(twice(multiply), twice(jnp.matmul))
+    hessian = lambda f: jax.hessian(lambda *a: jnp.sum(jnp.sin(f(*a))), (0, 1))
+    self.check(hessian(multiply)(*operands), hessian(jnp.matmul)(*operands))
 
   @parameterized.parameters(((0, None),), ((None, 0),), ((0, 0),), ((1, 2),))
   def test_vmap(self, axes):
