@@ -74,7 +74,7 @@ class DocumentsTest(absltest.TestCase):
 
   def test_examples_on_devices_run(self):
     printed = several_devices.run(self, 'document_program')
-    self.assertIn('4 examples ran', printed)
+    self.assertIn('5 examples ran', printed)
 
   def test_readme_names_every_layer(self):
     for name in rnnzoo.LAYERS:
