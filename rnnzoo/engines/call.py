@@ -72,6 +72,10 @@ class Projection(abc.ABC):
     """Returns the same map, with one product for all gates where it can."""
     return self
 
+  def without_bias(self, weights: Any) -> tuple[Any, Array | None]:
+    """Returns weights of gates without their bias, and the bias [G, F]."""
+    return weights, None
+
   @abc.abstractmethod
   def features(self, weights: Any, x: Array) -> int:
     """Returns F."""
@@ -97,6 +101,10 @@ class Dense(Projection):
 
   def joint(self):
     return Dense(is_joint=True)
+
+  def without_bias(self, weights):
+    kernel, bias = weights
+    return (kernel, None), bias
 
   def features(self, weights, x):
     del x

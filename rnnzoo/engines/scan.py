@@ -16,6 +16,7 @@ import jax
 from jax import export
 from jax import lax
 
+from pallas_kernels import dtypes
 from rnnzoo import cell as cell_lib
 from rnnzoo.engines import call as call_lib
 from rnnzoo.engines import derivatives
@@ -175,9 +176,18 @@ def _forward(plan: scan_steps.Plan, operands: call_lib.Operands):
   params, weights, x, kernel, carry, restart, reset, mask = operands
   kernels = scan_steps.pack(plan.cell, kernel)
   reverse = plan.call.reverse
+  bias = None
+  # XLA's CPU backend would add it in a pass of its own, outside of the loop.
+  if jax.default_backend() == 'cpu' and carry[0].dtype == dtypes.wide(x.dtype):
+    weights, bias = plan.project.without_bias(weights)
 
   def body(carry, xs):
     x_gates, reset, mask = xs
+    if bias is not None:
+      x_gates = tuple(
+          gate + b.astype(gate.dtype)
+          for gate, b in zip(x_gates, bias, strict=True)
+      )
     start = scan_steps.select(reset, restart, carry)
     # Clipping is left to the adjoint. Autodiff of this pass serves second
     # derivatives only, and that of a clipped gradient is not itself clipped.
