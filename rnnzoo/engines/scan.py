@@ -47,6 +47,13 @@ _SAVED_ELEMENTS = 2**22
 # they saved.)
 _FEW_STEPS, _CPU_SAVED_ELEMENTS = 32, 2**24
 
+# From 13 to 22 MiB of them, saved, take all temporaries of a gradient above 32
+# MiB, which glibc's malloc maps anew in each call: an LSTM of 512 units with 64
+# rows and 32 steps took 77 ms in place of 61. Cells of more arrays are above
+# anyway, and larger heads take longer to multiply again.
+_CPU_MAPPED_ELEMENTS = 13 * 2**18, 22 * 2**18
+_CPU_MAPPED_STATES, _CPU_MAPPED_UNITS = 2, 512
+
 # On a CPU, sequences of up to 4 MiB of gates are one chunk, with their gates in
 # one array where that runs as fast: XLA has a third less to compile.
 _CPU_JOINT_ELEMENTS = 2**20
@@ -84,6 +91,21 @@ def _is_wide(time: int, width: int) -> bool:
   """Returns whether a CPU saves the gates of a sequence of wide steps."""
   is_wide = width * _FEW_STEPS > _CPU_ELEMENTS
   return is_wide and time * width <= _CPU_SAVED_ELEMENTS
+
+
+def _is_mapped(
+    cell: cell_lib.Cell, kernel: jax.Array | None, saved: int
+) -> bool:
+  """Returns whether a CPU has less to do if it forms the gates again."""
+  if jax.default_backend() != 'cpu' or kernel is None:
+    return False
+  if (
+      export.is_symbolic_dim(saved)
+      or len(cell.carry_names) > _CPU_MAPPED_STATES
+  ):
+    return False
+  least, most = _CPU_MAPPED_ELEMENTS
+  return least < saved <= most and 1 < kernel.shape[-1] <= _CPU_MAPPED_UNITS
 
 
 def _is_joint(cell: cell_lib.Cell, time: int, width: int) -> bool:
@@ -128,6 +150,7 @@ def make_plan(
       and _is_wide(time, most)
   )
   few = not export.is_symbolic_dim(saved) and saved <= _SAVED_ELEMENTS
+  saves = (few or is_wide) and not _is_mapped(cell, kernel, saved)
   joint = keep is None and chunk is None and _is_joint(cell, time, most)
   is_whole = joint
   if chunk is None or not isinstance(time, int):
@@ -142,7 +165,7 @@ def make_plan(
       call=dataclasses.replace(call, time_major=True, out_dtype=None),
       chunk=chunk,
       adjoint_chunk=time if is_whole else chunk,
-      save_gates=few or is_wide if keep is None else keep == 'gates',
+      save_gates=saves if keep is None else keep == 'gates',
       joint=joint,
   )
 

@@ -53,6 +53,15 @@ class ScanTest(parameterized.TestCase):
             other,
         )
 
+  def test_gates_that_malloc_would_map_are_formed_again(self):
+    run = lambda path: gradient(path, rnnzoo.LSTM, 64)[0].memory_analysis()
+    sizes = [
+        run(path).temp_size_in_bytes
+        for path in ('scan', rnnzoo.Scan(keep='carries'))
+    ]
+    self.assertEqual(*sizes)
+    self.assertLess(sizes[0], 2**25)
+
   @parameterized.parameters('scan', 'associative_scan')
   @pytest.mark.slow
   def test_memory_of_inner_steps(self, path):
