@@ -22,6 +22,11 @@ def like(x, other):
   return _over(x, _axes(other))
 
 
+def varies(tree: Any) -> bool:
+  """Returns whether any array of a tree varies over a mesh axis."""
+  return any(map(_axes, jax.tree.leaves(tree)))
+
+
 def _axes(x) -> frozenset[Any]:
   return jax.typeof(x).manual_axis_type.varying
 

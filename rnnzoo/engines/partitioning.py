@@ -271,6 +271,11 @@ def spread(
     finally:
       _over.reset(token)
 
+  if varying.varies(leaves):
+    # Inside the caller's `jax.shard_map` over other axes. The residuals of a
+    # `jax.shard_map` name all axes that they vary over, the caller's too, which
+    # JAX (0.10 to 0.12) cannot lower: there are none but the arguments.
+    part = jax.checkpoint(part)
   return jax.shard_map(
       part,
       mesh=mesh,

@@ -505,6 +505,33 @@ class NewtonTest(Numbers):
     self.assert_same_under_jit(kind, self.NAMES)
 
 
+class PartialManualTest(Numbers):
+  """Inside a user's `jax.shard_map` over one of two mesh axes."""
+
+  def assert_same_in_partial_shard_map(self, names):
+    printed = self.run_program(
+        'partial_manual_program', 4, names, FAST_COMPILATION
+    )
+    for name in names:
+      self.assertIn(f'{name} is the same on 4 devices', printed)
+
+  def test_few(self):
+    self.assert_same_in_partial_shard_map(
+        ('linear_scan-scan-Explicit', 'LSTM-scan-Explicit')
+    )
+
+  @pytest.mark.slow
+  def test_more(self):
+    self.assert_same_in_partial_shard_map(
+        (
+            *('linear_scan-None-Explicit', 'linear_scan-scan-Auto'),
+            *('LSTM-None-Auto', 'Stack-None-Explicit'),
+            'linear_scan-associative_scan-Explicit',
+            'MinGRU-associative_scan-Explicit',
+        )
+    )
+
+
 class MappedTest(Numbers):
   """Rows of `jax.vmap` over an Explicit axis of a mesh."""
 
