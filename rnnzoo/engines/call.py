@@ -168,3 +168,7 @@ class Coefficients:
     coefficients = self.cell.coefficients(params, x_gates)
     # One may be free of the input, a learned decay for instance.
     return tuple(jnp.broadcast_to(c, x_gates[0].shape) for c in coefficients)
+
+  def without_bias(self, weights: Any) -> tuple[Any, None]:
+    """As for `Projection`; coefficients have no bias."""
+    return weights, None
