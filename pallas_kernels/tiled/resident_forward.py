@@ -34,6 +34,7 @@ from pallas_kernels.tiled import limits
 from pallas_kernels.tiled import resident
 from pallas_kernels.tiled import resident_plan
 from pallas_kernels.tiled import resident_products
+from pallas_kernels.tiled import teams
 
 Array = jax.Array
 Ref = Any
@@ -119,7 +120,7 @@ class _Warpgroup:
       start = forward.restarted(plan, self.ins, first, part.place, given)
       self._store_h(first, part.place, start[0])
       carries.append(tuple(map(fragments.laid_out, start)))
-    self.counters.publish(self.tile.counter, self.own)
+    self._publish()
     for part, start in zip(self.parts, carries, strict=True):
       self._store_others(first, part.place, start)
     lax.fori_loop(
@@ -128,6 +129,12 @@ class _Warpgroup:
         lambda s, carries: self._step(s.astype(jnp.int32), carries),
         tuple(carries),
     )
+
+  def _publish(self) -> None:
+    """Tells all that this CTA has stored its part of an operand."""
+    # Those after the one that multiplies.
+    first, count = jnp.int32(1), teams.WARPGROUPS
+    self.counters.publish(self.tile.counter, first, count)
 
   def _step(self, s, carries: tuple[Carry, ...]) -> tuple[Carry, ...]:
     plan, ins = self.plan, self.ins
@@ -158,7 +165,7 @@ class _Warpgroup:
       going_on = part.place.only(s + 1 < plan.time)
       self._store_h(s + 1, going_on, start[0])
       updated.append((forward.kept_gates(plan, x, gates), new, start))
-    self.counters.publish(self.tile.counter, self.own)
+    self._publish()
     for part, results in zip(self.parts, updated, strict=True):
       self._store(s, part.place, *results)
     return tuple(

@@ -1,12 +1,13 @@
 """Row blocks: how CTAs learn that the operand of a step is whole.
 
 The tiles of one row block need each other's results, all other tiles do not. A
-row block has a counter in device memory. A warpgroup that has stored its part
-of the operand of a step adds one, and whoever copies that operand waits until
-all have. Counters only grow.
+row block has a counter in device memory. Warpgroups that have stored their part
+of the operand of a step add one, and the warp that copies that operand waits
+until all have. Counters only grow.
 
-Results are stored by threads and read by TMA, which is another proxy: both
-sides fence.
+Results are stored by threads and read by TMA, which is another proxy: the
+reader fences, once it knows of them. If writers fence as well, a step of an
+LSTM of 128 rows of 768 units takes .4 us longer, on an H100.
 """
 
 from typing import Any
@@ -48,38 +49,49 @@ class Counters(mailbox.Mailbox):
       zero = ptx.full(1, 0, jnp.int32)
       memory.store_gmem(self.ref, lane + start, zero, jnp.int32)
 
-  def publish(self, index, warpgroup) -> None:
-    """Adds one, after all stores of this warpgroup.
+  def publish(self, index, first, warpgroups: int = 1) -> None:
+    """Adds one, after all stores of some warpgroups.
 
     One thread releases the stores of all, which the barrier orders before it.
 
     Args:
       index: of the row block.
-      warpgroup: number of this warpgroup in its CTA.
+      first: number of the first of the warpgroups in its CTA.
+      warpgroups: how many, one after another.
     """
     # Those of Pallas come first, and 15 is that of the whole CTA.
-    barrier = warpgroup + 12
+    barrier = first + 12
     code = (
-        f'fence.proxy.async; bar.sync %barrier, {ptx.LANES};'
+        f'bar.sync %barrier, {warpgroups * ptx.LANES};'
         ' { .reg .u32 t; .reg .pred p; .reg .u64 a, o; mov.u32 t, %tid.x;'
-        ' and.b32 t, t, 127; setp.eq.u32 p, t, 0; cvt.s64.s32 o, %index;'
+        ' setp.eq.u32 p, t, %thread; cvt.s64.s32 o, %index;'
         ' shl.b64 o, o, 2; add.u64 a, %base, o;'
         ' @p red.release.gpu.global.add.u32 [a], 1; }'
     )
-    operands = {'barrier': barrier, 'index': index, 'base': self.ref}
+    operands = {
+        'barrier': barrier,
+        'thread': first * ptx.LANES,
+        'index': index,
+        'base': self.ref,
+    }
     ptx.emit(code, {}, operands)
 
   def wait(self, index, count) -> None:
     """Waits until a counter has reached a number.
 
-    If it does not, the kernel is aborted with an error.
+    Only the first warp of a warpgroup waits: one of its threads starts all of
+    the warpgroup's copies, and more that poll would slow down the writers. If
+    the counter does not reach the number, the kernel is aborted with an error.
     """
     code = (
-        '{ .reg .u32 v, k; .reg .pred p; .reg .u64 a, o; mov.b32 k, 0;'
-        ' cvt.s64.s32 o, %index; shl.b64 o, o, 2; add.u64 a, %base, o;'
+        '{ .reg .u32 v, k, t; .reg .pred p; .reg .u64 a, o; mov.u32 t, %tid.x;'
+        f' and.b32 t, t, {ptx.LANES - 1}; setp.ge.u32 p, t, 32; @p bra out_%%;'
+        ' mov.b32 k, 0; cvt.s64.s32 o, %index; shl.b64 o, o, 2;'
+        ' add.u64 a, %base, o;'
         ' again_%%: ld.acquire.gpu.global.u32 v, [a];'
         ' setp.ge.s32 p, v, %count; @p bra done_%%; add.u32 k, k, 1;'
         f' setp.lt.u32 p, k, {sync.PATIENCE}; @p bra again_%%; trap;'
-        ' done_%%: fence.proxy.async; }'
+        ' done_%%: fence.proxy.async.global; out_%%: bar.warp.sync 0xFFFFFFFF;'
+        ' }'
     )
     ptx.emit(code, {}, {'index': index, 'base': self.ref, 'count': count})

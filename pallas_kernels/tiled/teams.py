@@ -140,8 +140,8 @@ class Tiles:
 
   @property
   def arrivals(self) -> int:
-    """Warpgroups that publish a part of a row block in each step."""
-    return self.unit_blocks * self.config.members * WARPGROUPS
+    """CTAs that publish a part of a row block in each step."""
+    return self.unit_blocks * self.config.members
 
   def find(self) -> config_lib.Tile:
     """Returns the tile of this CTA."""

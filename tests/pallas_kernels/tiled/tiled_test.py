@@ -541,7 +541,7 @@ class ConfigTest(parameterized.TestCase):
     taken = tuning.choose_team(batch=256, **facts)
     self.assertEqual(taken, teams.Config(units=112, stages=4))
     taken = tuning.choose_resident(batch=128, **facts)
-    self.assertEqual(taken, resident.Config(units=24, gates=4, stages=10))
+    self.assertEqual(taken, resident.Config(units=16, gates=4, stages=12))
     for choose in (tuning.choose_team, tuning.choose_resident):
       self.assertIsNone(choose(batch=2048, **facts))
       self.assertIsNone(choose(batch=128, **(facts | {'heads': 2})))
