@@ -83,15 +83,18 @@ class Counters(mailbox.Mailbox):
     the warpgroup's copies, and more that poll would slow down the writers. If
     the counter does not reach the number, the kernel is aborted with an error.
     """
+    # The index of the warp is the same in all its threads, and ptxas has to see
+    # that: else it takes what follows for divergent, and runs the products of
+    # tensor cores one after the other.
     code = (
-        '{ .reg .u32 v, k, t; .reg .pred p; .reg .u64 a, o; mov.u32 t, %tid.x;'
-        f' and.b32 t, t, {ptx.LANES - 1}; setp.ge.u32 p, t, 32; @p bra out_%%;'
-        ' mov.b32 k, 0; cvt.s64.s32 o, %index; shl.b64 o, o, 2;'
-        ' add.u64 a, %base, o;'
-        ' again_%%: ld.acquire.gpu.global.u32 v, [a];'
+        '{ .reg .u32 v, k, w; .reg .pred p, q; .reg .u64 a, o;'
+        ' mov.u32 w, %tid.x; shr.u32 w, w, 5;'
+        ' shfl.sync.idx.b32 w, w, 0, 31, 0xFFFFFFFF; and.b32 w, w, 3;'
+        ' setp.eq.u32 q, w, 0; mov.b32 k, 0; cvt.s64.s32 o, %index;'
+        ' shl.b64 o, o, 2; add.u64 a, %base, o; mov.b32 v, %count;'
+        ' again_%%: @q ld.acquire.gpu.global.u32 v, [a];'
         ' setp.ge.s32 p, v, %count; @p bra done_%%; add.u32 k, k, 1;'
         f' setp.lt.u32 p, k, {sync.PATIENCE}; @p bra again_%%; trap;'
-        ' done_%%: fence.proxy.async.global; out_%%: bar.warp.sync 0xFFFFFFFF;'
-        ' }'
+        ' done_%%: fence.proxy.async.global; }'
     )
     ptx.emit(code, {}, {'index': index, 'base': self.ref, 'count': count})
