@@ -23,15 +23,19 @@ GATES = 4
 ROWS_TO_PROJECT = 512
 
 # Rows of a batch times the square of a head's units, from which tiles are
-# faster than R on the chip. Of one head, by benchmarks/large_batches_h200.json:
-# 256 rows of 768 units, 1,024 of 512 and 4,096 of 256.
-WORK = 150_000_000
+# faster. Of one head, by benchmarks/large_batches_h200.json and
+# tuning_on_chip_h100.json: 256 rows of 768 units, 512 of 512, 2,048 of 256.
+WORK = 130_000_000
 
 # The same where both passes keep R on the chip, of more rows than a tile has,
-# heads of these sizes and few arrays in a carry: with four, the adjoint has too
-# few registers. By benchmarks/large_batches_h100.json: 128 rows of 768 units.
-WORK_ON_CHIP = 75_000_000
-_ROWS, _SIZES_ON_CHIP, _STATES_ON_CHIP = 64, (768, 1024), 2
+# heads of so many units and few arrays in a carry: with four, the adjoint has
+# too few registers. By benchmarks/tuning_on_chip_h100.json, of LSTM and GRU: 80
+# rows of 768 units, 128 of 512, 192 of 384.
+WORK_ON_CHIP = 28_000_000
+_ROWS, _SIZES_ON_CHIP, _STATES_ON_CHIP = 64, (384, 1024), 2
+
+# Cells with fewer gates were not measured below: they have less to multiply.
+_GATES_ON_CHIP, _WORK_OF_FEW_GATES, _SIZE_OF_FEW_GATES = 3, 75_000_000, 768
 
 # Rows of the smallest tile.
 _TILE = 64
@@ -104,9 +108,12 @@ def pay(
   work = rows * size**2
   if work >= WORK:
     return True
-  if work < WORK_ON_CHIP or rows <= _ROWS or states > _STATES_ON_CHIP:
+  least, (smallest, largest) = WORK_ON_CHIP, _SIZES_ON_CHIP
+  if recurrent < _GATES_ON_CHIP:
+    least, smallest = _WORK_OF_FEW_GATES, _SIZE_OF_FEW_GATES
+  if work < least or rows <= _ROWS or states > _STATES_ON_CHIP:
     return False
-  if not _SIZES_ON_CHIP[0] <= size <= _SIZES_ON_CHIP[1]:
+  if not smallest <= size <= largest:
     return False
   # Pallas's GPU backend is imported where it is known to work.
   from pallas_kernels.tiled import tuning

@@ -329,7 +329,7 @@ class FewRowsTest(comparison.ComparisonTestCase):
   @pytest.mark.slow
   def test_lowers_to_the_other_kernels(self):
     f, args = comparison.abstract_gradient(
-        case(rnnzoo.LSTM, sizes=(128, 3, 768))
+        case(rnnzoo.LSTM, sizes=(65, 3, 768))
     )
     with (
         abstract_gpu.device(self, 'NVIDIA H200'),
@@ -373,8 +373,12 @@ class LimitsTest(parameterized.TestCase):
   @parameterized.parameters(
       {'rows': 128, 'size': 768},
       {'rows': 128, 'size': 768, 'recurrent': 3},
-      {'rows': 128, 'size': 960},
+      {'rows': 80, 'size': 768},
+      {'rows': 192, 'size': 384},
+      {'rows': 128, 'size': 1024},
       {'rows': 128, 'size': 1024, 'recurrent': 3},
+      {'rows': 128, 'size': 512, 'recurrent': 3},
+      {'rows': 128, 'size': 768, 'recurrent': 1},
       {'rows': 192, 'size': 768, 'target': targets.Target(114, False, True)},
   )
   def test_in_tiles_on_chip(self, **options):
@@ -383,22 +387,23 @@ class LimitsTest(parameterized.TestCase):
 
   @parameterized.parameters(
       # The forward pass cannot keep R on the chip,
-      {'rows': 128, 'size': 832},
-      {'rows': 128, 'size': 1024},
+      {'rows': 160, 'size': 896},
       # nor the adjoint,
       {'rows': 128, 'size': 832, 'recurrent': 3},
       {'rows': 192, 'size': 768, 'recurrent': 3, 'target': H20},
       # nor either.
-      {'rows': 128, 'size': 1024, 'target': H20},
+      {'rows': 96, 'size': 1024, 'target': H20},
   )
   def test_not_in_tiles_off_chip(self, **options):
     if abstract_gpu.RUNS:
       self.assertFalse(self.pays(**options))
 
   @parameterized.parameters(
-      {'rows': 512},
+      {'rows': 448, 'size': 512, 'states': 4},
       {'rows': 128, 'size': 768, 'states': 4},
-      {'rows': 128, 'size': 704},
+      {'rows': 128, 'size': 384},
+      {'rows': 192, 'size': 512, 'recurrent': 1},
+      {'rows': 64, 'size': 768},
       {'rows': 64, 'size': 1088},
       {'rows': 72, 'size': 1088},
       {'dtype': jnp.float32},
@@ -407,7 +412,7 @@ class LimitsTest(parameterized.TestCase):
       {'recurrent': 5},
       {'two_stages': True},
       {'call': call_lib.Call(both_directions=True)},
-      {'time': 2**10},
+      {'time': 2**14},
       {'time': 2**30},
       {'target': targets.Target(132, False, False)},
       {'target': targets.Target(4, True, True)},
