@@ -48,11 +48,13 @@ _SAVED_ELEMENTS = 2**22
 _FEW_STEPS, _CPU_SAVED_ELEMENTS = 32, 2**24
 
 # From 13 to 22 MiB of them, saved, take all temporaries of a gradient above 32
-# MiB, which glibc's malloc maps anew in each call: an LSTM of 512 units with 64
-# rows and 32 steps took 77 ms in place of 61. Cells of more arrays are above
-# anyway, and larger heads take longer to multiply again.
+# MiB, which glibc's malloc maps anew in each call: an LSTM of 64 units with 256
+# rows and 64 steps took 32 ms in place of 22. Cells of more arrays are above
+# anyway, and larger heads take longer to multiply again: 384 units made no
+# difference, and with 512 it was 61 in place of 77 ms once, and 122 in place of
+# 114 when the machine had slower products.
 _CPU_MAPPED_ELEMENTS = 13 * 2**18, 22 * 2**18
-_CPU_MAPPED_STATES, _CPU_MAPPED_UNITS = 2, 512
+_CPU_MAPPED_STATES, _CPU_MAPPED_UNITS = 2, 384
 
 # On a CPU, sequences of up to 4 MiB of gates are one chunk, with their gates in
 # one array where that runs as fast: XLA has a third less to compile.
