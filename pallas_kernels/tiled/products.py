@@ -75,7 +75,8 @@ class Products:
     steps: number of steps.
     operand: (step, tile, slice) -> reference to the slice [rows, DEPTH].
     matrix: (tile, slice) -> reference to the slice [DEPTH, columns].
-    wait: (step, tile) -> None, returns when the operand is whole.
+    wait: (step, tile) -> None, returns when the operand is whole, in the
+      warp that copies.
     prefetch: (step, tile) -> None, brings inputs of `finish` to the L2 cache.
     buffers: shared memory.
     warpgroup: number of this warpgroup.

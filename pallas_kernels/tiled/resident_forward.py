@@ -120,7 +120,7 @@ class _Warpgroup:
       start = forward.restarted(plan, self.ins, first, part.place, given)
       self._store_h(first, part.place, start[0])
       carries.append(tuple(map(fragments.laid_out, start)))
-    self._publish()
+    teams.publish(self.counters, self.tile)
     for part, start in zip(self.parts, carries, strict=True):
       self._store_others(first, part.place, start)
     lax.fori_loop(
@@ -129,12 +129,6 @@ class _Warpgroup:
         lambda s, carries: self._step(s.astype(jnp.int32), carries),
         tuple(carries),
     )
-
-  def _publish(self) -> None:
-    """Tells all that this CTA has stored its part of an operand."""
-    # Those after the one that multiplies.
-    first, count = jnp.int32(1), teams.WARPGROUPS
-    self.counters.publish(self.tile.counter, first, count)
 
   def _step(self, s, carries: tuple[Carry, ...]) -> tuple[Carry, ...]:
     plan, ins = self.plan, self.ins
@@ -165,7 +159,7 @@ class _Warpgroup:
       going_on = part.place.only(s + 1 < plan.time)
       self._store_h(s + 1, going_on, start[0])
       updated.append((forward.kept_gates(plan, x, gates), new, start))
-    self._publish()
+    teams.publish(self.counters, self.tile)
     for part, results in zip(self.parts, updated, strict=True):
       self._store(s, part.place, *results)
     return tuple(

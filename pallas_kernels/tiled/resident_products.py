@@ -76,7 +76,8 @@ class Products:
     steps: number of steps.
     operand: (step, slice) -> reference to the slice [rows, DEPTH].
     matrix: (slice) -> reference to the slice [columns, DEPTH].
-    wait: (step) -> None, returns when the operand is whole.
+    wait: (step) -> None, returns when the operand is whole, in the
+      warp that copies.
     send: (product) -> None, passes a step's product on.
     buffers: shared memory.
   """

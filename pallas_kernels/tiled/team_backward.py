@@ -221,12 +221,6 @@ class _Warpgroup:
       at = at + part.place.feature + unit
       memory.store_gmem(self.outs.d_theta, at, value, jnp.float32, part.inside)
 
-  def _publish(self) -> None:
-    """Tells all that this CTA has stored its part of an operand."""
-    # Those after the one that multiplies.
-    first, count = jnp.int32(1), teams.WARPGROUPS
-    self.counters.publish(self.tile.counter, first, count)
-
   def _step(self, s, state: _State) -> _State:
     plan, places = self.plan, [part.place for part in self.parts]
     begins = s < plan.time
@@ -256,7 +250,7 @@ class _Warpgroup:
               for x, y in zip(d_start, d_new, strict=True)
           )
       )
-    self._publish()
+    teams.publish(self.counters, self.tile)
     return _State(
         d_carry=tuple(d_carry),
         d_theta=tuple(

@@ -155,6 +155,17 @@ class Tiles:
     )
 
 
+def publish(counters, tile: config_lib.Tile) -> None:
+  """Tells all that the warpgroups that update have stored their part.
+
+  Args:
+    counters: `row_blocks.Counters`.
+    tile: of this CTA.
+  """
+  # The warpgroup before them multiplies.
+  counters.publish(tile.counter, jnp.int32(1), WARPGROUPS)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Part:
   """A part of the tile that a thread finishes.
