@@ -130,15 +130,18 @@ def predicate(where: Array | None, operands: dict[str, Any]) -> tuple[str, str]:
   return ' .reg .pred p; setp.ne.s32 p, %where, 0;', '@p '
 
 
-def load_words_smem(ref: Ref, offset, where=None) -> list[Array]:
-  """Returns 16 bytes as four int32 [128], zeros where `where` is 0.
+def load_words_smem(
+    ref: Ref, offset, where=None, count: int = 4
+) -> list[Array]:
+  """Returns words as int32 [128], zeros where `where` is 0.
 
   Args:
     ref: in shared memory, of any shape.
     offset: in bytes, int32.
     where: int32, not 0 in threads that load; None for all threads.
+    count: words, 2 or 4.
   """
-  return _load_words('shared', _SMEM_ADDRESS, ref, offset, where)
+  return _load_words('shared', _SMEM_ADDRESS, ref, offset, where, count)
 
 
 def load_words_gmem(

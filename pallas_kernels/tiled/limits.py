@@ -37,6 +37,12 @@ _ROWS, _SIZES_ON_CHIP, _STATES_ON_CHIP = 64, (384, 1024), 2
 # Cells with fewer gates were not measured below: they have less to multiply.
 _GATES_ON_CHIP, _WORK_OF_FEW_GATES, _SIZE_OF_FEW_GATES = 3, 75_000_000, 768
 
+# Rows of a batch of which kernels with R on the chip have tiles of 32 rows, and
+# units of such heads. Not measured yet, so there are none: range(17, 33) switches
+# them on.
+LOW_BATCHES = range(0)
+_LOW_SIZES = 1024, 2048
+
 # Rows of the smallest tile.
 _TILE = 64
 
@@ -105,6 +111,14 @@ def pay(
   rows = rows_at_once(rows, time, max(gates, recurrent), heads * size)
   if not can_run or heads > 1:
     return False
+  if rows in LOW_BATCHES and _low_pay(recurrent, size, states, call):
+    # Pallas's GPU backend is imported where it is known to work.
+    from pallas_kernels.tiled import tuning
+
+    if tuning.on_chip(
+        batch=rows, heads=heads, size=size, recurrent=recurrent, target=target
+    ):
+      return True
   work = rows * size**2
   if work >= WORK:
     return True
@@ -120,4 +134,17 @@ def pay(
 
   return tuning.on_chip(
       batch=rows, heads=heads, size=size, recurrent=recurrent, target=target
+  )
+
+
+def _low_pay(
+    recurrent: int, size: int, states: int, call: call_lib.Call
+) -> bool:
+  """Returns whether tiles of 32 rows pay where they can run; as for `pay`."""
+  smallest, largest = _LOW_SIZES
+  return (
+      smallest <= size <= largest
+      and recurrent >= _GATES_ON_CHIP
+      and states <= _STATES_ON_CHIP
+      and not call.stop_recurrent_gradient
   )

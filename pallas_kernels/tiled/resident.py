@@ -25,6 +25,7 @@ from pallas_kernels.mosaic import memory
 from pallas_kernels.mosaic import ptx
 from pallas_kernels.tiled import config as config_lib
 from pallas_kernels.tiled import fragments
+from pallas_kernels.tiled import low_tiles
 from pallas_kernels.tiled import teams
 
 Array = jax.Array
@@ -47,11 +48,18 @@ class Config:
     units: of a tile.
     gates: of a tile.
     stages: slots of the ring buffer for slices of the operand.
+    rows: of a tile, 64, or 32 as in `low_tiles`.
   """
 
   units: int
   gates: int
   stages: int
+  rows: int = config_lib.ROWS
+
+  @property
+  def low(self) -> bool:
+    """Whether tiles have 32 rows, and 16 units of at most four gates."""
+    return self.rows == low_tiles.ROWS
 
   @property
   def members(self) -> int:
@@ -64,14 +72,14 @@ class Config:
     return 1 + WARPGROUPS
 
   @property
-  def rows(self) -> int:
-    """Rows of a tile."""
-    return config_lib.ROWS
+  def updating(self) -> int:
+    """Warpgroups that update; of low tiles the last one copies."""
+    return WARPGROUPS - self.low
 
   @property
   def columns(self) -> int:
-    """Columns of a product."""
-    return self.gates * self.units
+    """Columns of a product; of low tiles 16 a gate, and zeros behind them."""
+    return low_tiles.COLUMNS if self.low else self.gates * self.units
 
   @property
   def per_row(self) -> int:
@@ -81,7 +89,7 @@ class Config:
   @property
   def parts(self) -> int:
     """Parts of a tile that a thread has; the last one may be beyond it."""
-    return pl.cdiv(self.rows * self.per_row, WARPGROUPS * ptx.LANES)
+    return pl.cdiv(self.rows * self.per_row, self.updating * ptx.LANES)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -102,7 +110,8 @@ class Part:
   def of(cls, tiles: teams.Tiles, tile, warpgroup, i: int) -> 'Part':
     """Returns the i-th part of this thread of a warpgroup that updates."""
     per_row = tiles.config.per_row
-    number = ptx.thread() + (i * WARPGROUPS + warpgroup - 1) * ptx.LANES
+    warpgroup = i * tiles.config.updating + warpgroup - 1
+    number = ptx.thread() + warpgroup * ptx.LANES
     own = lax.div(number, jnp.int32(per_row))
     index = number - own * per_row
     exists = own < tiles.config.rows
@@ -133,8 +142,15 @@ class Sums:
     return 4 * config.rows * config.columns
 
   def put(self, product: Array) -> None:
-    """Stores a product, [64, columns]."""
+    """Stores a product, [64, columns], of low tiles [columns, 32]."""
     thread = ptx.thread()
+    if self.config.low:
+      # A warp has a gate.
+      at = low_tiles.sender() + (thread >> 5) * self._gate_bytes
+      for i, words in enumerate(low_tiles.words(product)):
+        memory.store_words_smem(self.ref, at + i * _BLOCK, words)
+      self._meet('arrive')
+      return
     groups = self.config.columns // (4 * UNITS)
     at = (thread & 31) * 16 + (thread >> 5) * (2 * groups * _BLOCK)
     for i, part in enumerate(fragments.parts(product, UNITS)):
@@ -144,17 +160,28 @@ class Sums:
       memory.store_words_smem(self.ref, at + start, words)
     self._meet('arrive')
 
+  @property
+  def _gate_bytes(self) -> int:
+    """Bytes of the sums of a gate of a low tile."""
+    return low_tiles.ROWS // low_tiles.OCTET * _BLOCK
+
   def wait(self) -> None:
     """Waits until a product has been put."""
     self._meet('sync')
 
   def _meet(self, how: str) -> None:
-    threads = self.config.warpgroups * ptx.LANES
+    threads = (1 + self.config.updating) * ptx.LANES
     ptx.emit(f'bar.{how} {_BARRIER}, {threads};', {}, {})
 
   def gates(self, part: Part) -> tuple[Array, ...]:
     """Returns a part of each gate, float32 [4 * 128]."""
     config = self.config
+    if config.low:
+      at = (part.row >> 3) * _BLOCK
+      return tuple(
+          low_tiles.read(self.ref, at + gate * self._gate_bytes)
+          for gate in range(config.gates)
+      )
     groups = config.columns // (4 * UNITS)
     row = (part.row >> 3) * (groups * _BLOCK) + (part.row & 7) * 64
     found = []

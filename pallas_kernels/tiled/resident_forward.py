@@ -26,11 +26,14 @@ from jax.experimental import pallas as pl
 import jax.numpy as jnp
 
 from pallas_kernels.mosaic import pointwise
+from pallas_kernels.mosaic import ptx
 from pallas_kernels.mosaic import step_flags
+from pallas_kernels.mosaic import sync
 from pallas_kernels.tiled import forward
 from pallas_kernels.tiled import fragments
 from pallas_kernels.tiled import kernel_call
 from pallas_kernels.tiled import limits
+from pallas_kernels.tiled import low_products
 from pallas_kernels.tiled import resident
 from pallas_kernels.tiled import resident_plan
 from pallas_kernels.tiled import resident_products
@@ -45,9 +48,12 @@ Carry = tuple[Array, ...]
 def run(plan: resident_plan.Plan, inputs: forward.Inputs) -> forward.Outputs:
   """Runs the recurrence; arrays as in `forward`, without its `state`."""
   out_type = forward.out_type(plan)._replace(state=None)
-  types = resident_products.Buffers.types(
-      plan.config, plan.columns, plan.turns, plan.dtype
-  )
+  buffers: Any = resident_products.Buffers
+  if plan.config.low:
+    buffers = low_products.Buffers
+    types = buffers.types(plan.config, plan.turns, plan.dtype)
+  else:
+    types = buffers.types(plan.config, plan.columns, plan.turns, plan.dtype)
   body = lambda *args: _Warpgroup(plan, *args).run()
   kernel = kernel_call.kernel(
       plan,
@@ -55,7 +61,7 @@ def run(plan: resident_plan.Plan, inputs: forward.Inputs) -> forward.Outputs:
       body,
       inputs,
       out_type,
-      resident_products.Buffers,
+      buffers,
       types,
   )
   *results, _ = kernel(*jax.tree.leaves(inputs))
@@ -83,9 +89,13 @@ class _Warpgroup:
     ]
     arrivals = plan.tiles.arrivals
     self.sums = resident.Sums(plan.config, buffers.operand.ref)
-    self.products = resident_products.Products(
+    make: Any = functools.partial(
+        resident_products.Products, columns=plan.columns
+    )
+    if plan.config.low:
+      make = low_products.Products
+    self.products = make(
         config=plan.config,
-        columns=plan.columns,
         turns=plan.turns,
         first=0,
         steps=plan.time,
@@ -107,8 +117,16 @@ class _Warpgroup:
     return self.outs.h.at[step & 1, rows, columns]
 
   def run(self) -> None:
-    pl.when(self.own == 0)(self.products.run)
-    pl.when(self.own > 0)(self._run_updates)
+    low, updating = self.plan.config.low, self.plan.config.updating
+    if low:
+      one = (ptx.thread() == 0) & (self.own == 0)
+      self.products.open(one.astype(jnp.int32))
+      sync.barrier(self.plan.config.warpgroups)
+    multiply = self.products.multiply if low else self.products.run
+    pl.when(self.own == 0)(multiply)
+    pl.when((self.own > 0) & (self.own <= updating))(self._run_updates)
+    if low:
+      pl.when(self.own > updating)(self.products.copy)
 
   def _run_updates(self) -> None:
     """The work of a warpgroup that updates."""
@@ -120,7 +138,7 @@ class _Warpgroup:
       start = forward.restarted(plan, self.ins, first, part.place, given)
       self._store_h(first, part.place, start[0])
       carries.append(tuple(map(fragments.laid_out, start)))
-    teams.publish(self.counters, self.tile)
+    teams.publish(self.counters, self.tile, plan.config.updating)
     for part, start in zip(self.parts, carries, strict=True):
       self._store_others(first, part.place, start)
     lax.fori_loop(
@@ -159,7 +177,7 @@ class _Warpgroup:
       going_on = part.place.only(s + 1 < plan.time)
       self._store_h(s + 1, going_on, start[0])
       updated.append((forward.kept_gates(plan, x, gates), new, start))
-    teams.publish(self.counters, self.tile)
+    teams.publish(self.counters, self.tile, plan.config.updating)
     for part, results in zip(self.parts, updated, strict=True):
       self._store(s, part.place, *results)
     return tuple(

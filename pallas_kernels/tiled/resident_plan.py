@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.tiled import fragments
 from pallas_kernels.tiled import limits
+from pallas_kernels.tiled import low_tiles
 from pallas_kernels.tiled import plan as plan_lib
 from pallas_kernels.tiled import resident
 from pallas_kernels.tiled import teams
@@ -44,8 +45,12 @@ class Plan(plan_lib.Plan):
     # [gate, from, to] -> [from, tile, gate, unit]
     kernel = kernel[:, 0].astype(self.dtype)
     kernel = kernel.reshape(gates, size, -1, self.config.units)
-    kernel = jnp.transpose(kernel, (1, 2, 0, 3)).reshape(size, -1)
-    return fragments.permute(kernel, resident.UNITS).T
+    kernel = jnp.transpose(kernel, (1, 2, 0, 3))
+    if self.config.low:
+      missing = self.columns // self.config.units - gates
+      kernel = jnp.pad(kernel, ((0, 0), (0, 0), (0, missing), (0, 0)))
+      return low_tiles.order(kernel).reshape(size, -1).T
+    return fragments.permute(kernel.reshape(size, -1), resident.UNITS).T
 
   def slice_of_tile(self, matrix: Ref, tile) -> Callable[[int], Ref]:
     """Returns (k) -> a slice of a tile's part of the matrix of `arrange`."""

@@ -35,6 +35,7 @@ from pallas_kernels.tiled import backward
 from pallas_kernels.tiled import fragments
 from pallas_kernels.tiled import kernel_call
 from pallas_kernels.tiled import limits
+from pallas_kernels.tiled import low_products
 from pallas_kernels.tiled import resident_products
 from pallas_kernels.tiled import team_plan
 from pallas_kernels.tiled import teams
@@ -108,7 +109,7 @@ def run(plan: team_plan.Plan, inputs: backward.Inputs) -> backward.Outputs:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Buffers(resident_products.Buffers):
-  """Shared memory of a CTA.
+  """Shared memory of a CTA; that of low tiles as `low_products.Buffers`.
 
   Attributes:
     sums: as `teams.Sums`, and so is signal.
@@ -120,9 +121,12 @@ class _Buffers(resident_products.Buffers):
 
 def teams_types(plan: team_plan.Plan) -> dict[str, Any]:
   """Returns the types of `_Buffers` by name."""
-  types = resident_products.Buffers.types(
-      plan.config, plan.config.units, plan.turns, plan.dtype
-  )
+  if plan.config.low:
+    types = low_products.Buffers.types(plan.config, plan.turns, plan.dtype)
+  else:
+    types = resident_products.Buffers.types(
+        plan.config, plan.config.units, plan.turns, plan.dtype
+    )
   return {
       **types,
       'sums': plgpu.SMEM((teams.Sums.words(plan.config),), jnp.int32),
@@ -153,9 +157,13 @@ class _Warpgroup:
     self.sums = teams.Sums(
         plan.config, buffers.sums, buffers.signal, buffers.operand.ref
     )
-    self.products = resident_products.Products(
+    make: Any = functools.partial(
+        resident_products.Products, columns=plan.config.units
+    )
+    if plan.config.low:
+      make = low_products.Products
+    self.products = make(
         config=plan.config,
-        columns=plan.config.units,
         turns=plan.turns,
         first=1,
         steps=plan.time + 1,
@@ -182,10 +190,16 @@ class _Warpgroup:
     return plan.slice_of_rows(d_gates, step - 1, self.tile, first)
 
   def run(self) -> None:
+    low, updating = self.plan.config.low, self.plan.config.updating
     self.sums.open(self._one)
+    if low:
+      self.products.open(self._one)
     sync.cluster_barrier()
-    pl.when(self.own == 0)(self.products.run)
-    pl.when(self.own > 0)(self._update)
+    multiply = self.products.multiply if low else self.products.run
+    pl.when(self.own == 0)(multiply)
+    pl.when((self.own > 0) & (self.own <= updating))(self._update)
+    if low:
+      pl.when(self.own > updating)(self.products.copy)
     # No CTA ends while others send to it.
     sync.cluster_barrier()
 
@@ -250,7 +264,7 @@ class _Warpgroup:
               for x, y in zip(d_start, d_new, strict=True)
           )
       )
-    teams.publish(self.counters, self.tile)
+    teams.publish(self.counters, self.tile, plan.config.updating)
     return _State(
         d_carry=tuple(d_carry),
         d_theta=tuple(

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.tiled import fragments
 from pallas_kernels.tiled import limits
+from pallas_kernels.tiled import low_tiles
 from pallas_kernels.tiled import plan as plan_lib
 from pallas_kernels.tiled import teams
 
@@ -43,7 +44,10 @@ class Plan(plan_lib.Plan):
     gates, _, size, _ = kernel.shape
     # [gate, to, from]
     kernel = jnp.swapaxes(kernel[:, 0].astype(self.dtype), 1, 2)
-    kernel = fragments.permute(kernel, teams.UNITS)
+    if self.config.low:
+      kernel = low_tiles.order(kernel)
+    else:
+      kernel = fragments.permute(kernel, teams.UNITS)
     return jnp.transpose(kernel, (2, 0, 1)).reshape(size, gates * size)
 
   def slice_of_tile(self, matrix: Ref, tile) -> Callable[[int], Ref]:

@@ -29,6 +29,7 @@ from pallas_kernels.mosaic import ptx
 from pallas_kernels.mosaic import sync
 from pallas_kernels.tiled import config as config_lib
 from pallas_kernels.tiled import fragments
+from pallas_kernels.tiled import low_tiles
 
 Array = jax.Array
 Ref = Any
@@ -42,8 +43,8 @@ UNITS, GROUP = 4, 16
 # Warpgroups of a CTA that update; one before them multiplies.
 WARPGROUPS = 2
 
-# Rows that a CTA finishes, in halves of eight.
-ROWS, _HALF = config_lib.ROWS // MEMBERS, 8
+# Rows of a block.
+_HALF = 8
 
 # Bytes of the sums of a group and eight rows.
 _BLOCK = 512
@@ -56,10 +57,17 @@ class Config:
   Attributes:
     units: of a tile.
     stages: slots of the ring buffer for slices of the operand.
+    rows: of a tile, 64, or 32 as in `low_tiles`.
   """
 
   units: int
   stages: int
+  rows: int = config_lib.ROWS
+
+  @property
+  def low(self) -> bool:
+    """Whether tiles have 32 rows, and 64 units."""
+    return self.rows == low_tiles.ROWS
 
   @property
   def members(self) -> int:
@@ -72,9 +80,9 @@ class Config:
     return 1 + WARPGROUPS
 
   @property
-  def rows(self) -> int:
-    """Rows of a tile."""
-    return config_lib.ROWS
+  def updating(self) -> int:
+    """Warpgroups that update; of low tiles the last one copies."""
+    return WARPGROUPS - self.low
 
   @property
   def groups(self) -> int:
@@ -82,14 +90,19 @@ class Config:
     return self.units // GROUP
 
   @property
+  def blocks(self) -> int:
+    """Of a group and eight rows, those that a CTA finishes."""
+    return self.rows * self.groups // (MEMBERS * _HALF)
+
+  @property
   def parts(self) -> int:
     """Parts of a tile that a thread has; the last one may be beyond it."""
-    return pl.cdiv(2 * self.groups, 4 * WARPGROUPS)
+    return pl.cdiv(self.blocks, 4 * self.updating)
 
   @property
   def sum_bytes(self) -> int:
     """Bytes of the sums that a CTA receives from each of the team."""
-    return 2 * self.groups * _BLOCK
+    return self.blocks * _BLOCK
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -155,15 +168,16 @@ class Tiles:
     )
 
 
-def publish(counters, tile: config_lib.Tile) -> None:
+def publish(counters, tile: config_lib.Tile, warpgroups: int) -> None:
   """Tells all that the warpgroups that update have stored their part.
 
   Args:
     counters: `row_blocks.Counters`.
     tile: of this CTA.
+    warpgroups: that update.
   """
   # The warpgroup before them multiplies.
-  counters.publish(tile.counter, jnp.int32(1), WARPGROUPS)
+  counters.publish(tile.counter, jnp.int32(1), warpgroups)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -186,15 +200,16 @@ class Part:
   def of(cls, tiles: Tiles, tile, warpgroup, i: int) -> 'Part':
     """Returns the i-th part of this thread of a warpgroup that updates."""
     thread = ptx.thread()
-    lane = thread & 31
-    blocks = 2 * tiles.config.groups
-    block = (i * WARPGROUPS + warpgroup - 1) * 4 + (thread >> 5)
-    exists = block < blocks
-    block = jnp.minimum(block, blocks - 1)
-    half = block & 1
-    octet = lax.axis_index('member') * 2 + half
+    lane, config = thread & 31, tiles.config
+    block = (i * config.updating + warpgroup - 1) * 4 + (thread >> 5)
+    exists = block < config.blocks
+    block = jnp.minimum(block, config.blocks - 1)
+    member = lax.axis_index('member')
+    group, octet = block >> 1, member * 2 + (block & 1)
+    if config.low:
+      group, octet = member, block
     row = tile.row + octet * _HALF + (lane >> 2)
-    unit = tile.block * tiles.config.units + (block >> 1) * GROUP
+    unit = tile.block * config.units + group * GROUP
     unit = unit + (lane & 3) * UNITS
     inside = exists & (unit < tiles.size)
     valid = inside & (row < tiles.batch)
@@ -203,7 +218,7 @@ class Part:
         feature=jnp.minimum(unit, tiles.size - UNITS),
         valid=valid.astype(jnp.int32),
     )
-    octet = tile.counter * (config_lib.ROWS // _HALF) + octet
+    octet = tile.counter * (config.rows // _HALF) + octet
     inside = inside.astype(jnp.int32)
     return cls(place=place, block=block, octet=octet, inside=inside)
 
@@ -244,13 +259,24 @@ class Sums:
     return jnp.where(index == MEMBERS - 1, self._own, others)
 
   def send(self, product: Array) -> None:
-    """Sends a product, [64, units], to those who finish its rows."""
+    """Sends a product to those who finish its rows or, of low tiles, units.
+
+    Args:
+      product: [64, units], of low tiles [units, 32].
+    """
     thread = ptx.thread()
     warp = thread >> 5
-    at = (thread & 31) * 16 + self._start(warp, lax.axis_index('member'))
+    start = self._start(warp, lax.axis_index('member'))
     all_threads = ptx.full(1, 1, jnp.int32)
-    for i, part in enumerate(fragments.parts(product, UNITS)):
-      words = [instructions.as_word(x) for x in ptx.unstack(part)]
+    if self.config.low:
+      at, all_words = low_tiles.sender() + start, low_tiles.words(product)
+    else:
+      at = (thread & 31) * 16 + start
+      all_words = [
+          [instructions.as_word(x) for x in ptx.unstack(part)]
+          for part in fragments.parts(product, UNITS)
+      ]
+    for i, words in enumerate(all_words):
       sync.send(
           *(self.ref, at + i * _BLOCK, words),
           *(self.signal, 0, warp, all_threads),
@@ -275,11 +301,14 @@ class Sums:
 
   def total(self, part: Part) -> Array:
     """Returns the sum of all CTAs of a team for a part, float32 [4 * 128]."""
-    at = (ptx.thread() & 31) * 16 + part.block * _BLOCK
     own = lax.axis_index('member')
     all_sums = []
     for sender in range(MEMBERS):
-      start = self._start(own, jnp.int32(sender))
-      words = memory.load_words_smem(self.ref, at + start)
+      start = part.block * _BLOCK + self._start(own, jnp.int32(sender))
+      if self.config.low:
+        all_sums.append(low_tiles.read(self.ref, start))
+        continue
+      at = (ptx.thread() & 31) * 16 + start
+      words = memory.load_words_smem(self.ref, at)
       all_sums.append(ptx.stack([instructions.as_float(w) for w in words]))
     return functools.reduce(jnp.add, all_sums)

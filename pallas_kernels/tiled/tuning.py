@@ -22,6 +22,7 @@ from pallas_kernels import targets
 from pallas_kernels.mosaic import wgmma_smem
 from pallas_kernels.tiled import config as config_lib
 from pallas_kernels.tiled import limits
+from pallas_kernels.tiled import low_tiles
 from pallas_kernels.tiled import resident
 from pallas_kernels.tiled import teams
 
@@ -139,6 +140,8 @@ def choose_resident(
   """
   if heads > 1 or size % limits.DEPTH:
     return None
+  if batch in limits.LOW_BATCHES:
+    return _choose_low_resident(batch, size, recurrent, target)
   row_blocks = math.ceil(batch / config_lib.ROWS)
   for units in range(_FEWEST_UNITS, size + 1, 8):
     columns = recurrent * units
@@ -170,6 +173,8 @@ def choose_team(
   if heads > 1 or size % limits.DEPTH or slices % teams.MEMBERS:
     return None
   turns = slices // teams.MEMBERS
+  if batch in limits.LOW_BATCHES:
+    return _choose_low_team(batch, size, turns, target)
   unit_blocks = _teams(target) // math.ceil(batch / config_lib.ROWS)
   if not unit_blocks:
     return None
@@ -184,6 +189,54 @@ def choose_team(
   if not _has_registers(config, recurrent):
     return None
   return dataclasses.replace(config, stages=stages)
+
+
+def _choose_low_resident(
+    batch: int, size: int, recurrent: int, target: targets.Target
+) -> resident.Config | None:
+  """Returns the cut of `choose_resident` into low tiles, or None."""
+  row_blocks = math.ceil(batch / low_tiles.ROWS)
+  most = low_tiles.COLUMNS // low_tiles.GROUP
+  if recurrent > most or row_blocks * (size // low_tiles.GROUP) > target.cores:
+    return None
+  stages = _low_stages(size // limits.DEPTH, 0)
+  if stages < _FEWEST_STAGES:
+    return None
+  # Sums lie where slices were: the fewest slots have room for them.
+  return resident.Config(
+      units=low_tiles.GROUP,
+      gates=recurrent,
+      stages=stages,
+      rows=low_tiles.ROWS,
+  )
+
+
+def _choose_low_team(
+    batch: int, size: int, turns: int, target: targets.Target
+) -> teams.Config | None:
+  """Returns the cut of `choose_team` into low tiles, or None."""
+  row_blocks = math.ceil(batch / low_tiles.ROWS)
+  if row_blocks * (size // low_tiles.COLUMNS) > _teams(target):
+    return None
+  config = teams.Config(
+      units=low_tiles.COLUMNS, stages=_FEWEST_STAGES, rows=low_tiles.ROWS
+  )
+  stages = _low_stages(turns, 4 * teams.Sums.words(config))
+  if stages < _FEWEST_STAGES:
+    return None
+  return dataclasses.replace(config, stages=stages)
+
+
+def _low_stages(turns: int, sums: int) -> int:
+  """Returns how many slots fit beside a low tile's matrix.
+
+  Args:
+    turns: slices of the matrix.
+    sums: bytes of shared memory for sums.
+  """
+  size = 2 * limits.DEPTH
+  left = _TEAM_SMEM - sums - turns * size * low_tiles.COLUMNS
+  return min(max(turns, _FEWEST_STAGES), left // (size * low_tiles.ROWS))
 
 
 def _has_registers(

@@ -1,0 +1,210 @@
+"""Products of low tiles: one warpgroup copies, another one multiplies.
+
+All of the matrix is in shared memory, so little is left for slices of the
+operand: a step has several times as many as there are slots. So a warpgroup of
+its own waits for free slots and copies. Arrows are mbarriers, one each slot:
+
+    copy       operand -> slot          ==arrived==>  multiply
+               waits for a free slot    <==consumed== multiply
+
+In every step slices take the slots in the same order, from the first one on.
+"""
+
+from collections.abc import Callable
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+import jax.numpy as jnp
+
+from pallas_kernels.mosaic import ptx
+from pallas_kernels.mosaic import sync
+from pallas_kernels.mosaic import wgmma_smem
+from pallas_kernels.tiled import limits
+from pallas_kernels.tiled import low_tiles
+
+Array = jax.Array
+Ref = Any
+
+# Warps of a warpgroup.
+_WARPS = 4
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Buffers:
+  """Shared memory of a CTA.
+
+  Attributes:
+    operand: slices of the operand, [stages, ROWS, DEPTH].
+    matrix: this CTA's part of the matrix, transposed, [turns, COLUMNS, DEPTH].
+    arrived: mbarriers, a slot is full.
+    consumed: mbarriers as `sync` has them, a slot is free.
+    loaded: mbarrier, the matrix is there.
+  """
+
+  operand: Ref
+  matrix: Ref
+  arrived: Ref
+  consumed: Ref
+  loaded: Ref
+
+  @classmethod
+  def types(cls, config, turns: int, dtype) -> dict[str, Any]:
+    """Returns the types of the buffers by name.
+
+    Args:
+      config: how the work is cut.
+      turns: slices of a CTA.
+      dtype: of the factors.
+    """
+    matrices = functools.partial(wgmma_smem.matrices, dtype=dtype)
+    stages = config.stages
+    return {
+        'operand': matrices(stages, config.rows, limits.DEPTH),
+        'matrix': matrices(turns, low_tiles.COLUMNS, limits.DEPTH),
+        'arrived': plgpu.Barrier(num_arrivals=1, num_barriers=stages),
+        'consumed': plgpu.SMEM((2 * stages,), jnp.int32),
+        'loaded': plgpu.Barrier(num_arrivals=turns),
+    }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Products:
+  """The products of a tile in all steps, by two warpgroups.
+
+  Attributes:
+    config: how the work is cut.
+    turns: slices of this CTA.
+    first: the first step that has a product.
+    steps: number of steps.
+    operand: (step, slice) -> reference to the slice [ROWS, DEPTH].
+    matrix: (slice) -> reference to the slice [COLUMNS, DEPTH].
+    wait: (step) -> None, returns when the operand is whole, in the
+      warp that copies.
+    send: (product) -> None, passes a step's product on, [COLUMNS, ROWS].
+    buffers: shared memory.
+  """
+
+  config: Any
+  turns: int
+  first: int
+  steps: int
+  operand: Callable[..., Ref]
+  matrix: Callable[..., Ref]
+  wait: Callable[..., None]
+  send: Callable[[Array], None]
+  buffers: Buffers
+
+  def open(self, where) -> None:
+    """Makes the mbarriers; before a barrier of the CTA.
+
+    Args:
+      where: int32, not 0 in the one thread that does it.
+    """
+    counts = (_WARPS,) * self.config.stages
+    sync.make_signals(self.buffers.consumed, counts, where)
+
+  def copy(self) -> None:
+    """Copies slices of the operand in all steps."""
+
+    @pl.loop(self.first, self.steps)
+    def _(step):
+      step = step.astype(jnp.int32)
+      self.wait(step)
+      self._in_turn(functools.partial(self._copy, step))
+
+  def _copy(self, step, turn: 'Turn') -> None:
+    # How often the slot was free before; at first it is.
+    count = (step - self.first) * self._uses(turn.slot) + turn.round
+    sync.await_signal(
+        self.buffers.consumed, turn.slot, (count - 1) & 1, scope='cta'
+    )
+    plgpu.copy_gmem_to_smem(
+        self.operand(step, turn.slice),
+        wgmma_smem.for_tma(self.buffers.operand, (turn.slot,), False),
+        self.buffers.arrived.at[turn.slot],
+    )
+
+  def _uses(self, slot: int) -> int:
+    """Returns the slices of a step that a slot takes."""
+    return -(-(self.turns - slot) // self.config.stages)
+
+  def _in_turn(self, body: Callable[['Turn'], None]) -> None:
+    """Calls `body` for all slices of a step."""
+    stages = self.config.stages
+    rounds, rest = divmod(self.turns, stages)
+
+    @pl.loop(0, rounds)
+    def _(i):
+      i = i.astype(jnp.int32)
+      for slot in range(stages):
+        body(Turn(slice=i * stages + slot, slot=slot, round=i))
+
+    for slot in range(rest):
+      turn = Turn(
+          slice=jnp.int32(rounds * stages + slot),
+          slot=slot,
+          round=jnp.int32(rounds),
+      )
+      body(turn)
+
+  def multiply(self) -> None:
+    """Multiplies in all steps."""
+    for k in range(self.turns):
+      plgpu.copy_gmem_to_smem(
+          self.matrix(k),
+          wgmma_smem.for_tma(self.buffers.matrix, (k,), False),
+          self.buffers.loaded,
+      )
+    plgpu.barrier_wait(self.buffers.loaded)
+
+    @pl.loop(self.first, self.steps)
+    def _(step):
+      del step
+      product = pl.run_scoped(
+          self._product,
+          plgpu.ACC((low_tiles.COLUMNS, self.config.rows), jnp.float32),
+      )
+      # All warps have read the operand.
+      ptx.emit(f'bar.sync 12, {ptx.LANES};', {}, {})
+      self.send(product)
+
+  def _product(self, total) -> Array:
+    """Returns the product of a step."""
+    buffers, stages = self.buffers, self.config.stages
+
+    def turn(turn: Turn) -> None:
+      plgpu.barrier_wait(buffers.arrived.at[turn.slot])
+      factor = buffers.operand.at[turn.slot].T
+      plgpu.wgmma(total, buffers.matrix.at[turn.slice], factor)
+      # The product of the turn before is done.
+      plgpu.wgmma_wait(1)
+      self._free((turn.slot - 1) % stages, turn.slice > 0)
+
+    self._in_turn(turn)
+    result = total[...]
+    self._free((self.turns - 1) % stages, True)
+    return result
+
+  def _free(self, slot: int, exists) -> None:
+    """Tells that a slot is free, once for each warp; where a slice was."""
+    lane = jnp.where(exists, ptx.thread() & 31, 1)
+    sync.arrive(self.buffers.consumed, slot, lane)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Turn:
+  """A slice of a step.
+
+  Attributes:
+    slice: its number.
+    slot: that it takes.
+    round: how many slices of the step the slot had before.
+  """
+
+  slice: Any
+  slot: int
+  round: Any
