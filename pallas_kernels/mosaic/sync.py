@@ -131,7 +131,7 @@ def expect(signals: Ref, signal, size, where) -> None:
   ptx.emit(code, {}, operands)
 
 
-def arrive(signals: Ref, signal: int, lane: Array) -> None:
+def arrive(signals: Ref, signal, lane: Array) -> None:
   """Arrives at an mbarrier of this CTA, once for all threads of a warp.
 
   Args:
@@ -141,10 +141,11 @@ def arrive(signals: Ref, signal: int, lane: Array) -> None:
   """
   code = (
       '{ .reg .u32 m; .reg .pred p; bar.warp.sync 0xFFFFFFFF;'
-      f' add.u32 m, %signals, {8 * signal}; setp.eq.s32 p, %lane, 0;'
+      ' mad.lo.u32 m, %signal, 8, %signals; setp.eq.s32 p, %lane, 0;'
       ' @p mbarrier.arrive.shared::cta.b64 _, [m]; }'
   )
-  ptx.emit(code, {}, {'signals': signals, 'lane': lane})
+  operands = {'signals': signals, 'signal': signal, 'lane': lane}
+  ptx.emit(code, {}, operands)
 
 
 def await_signal(

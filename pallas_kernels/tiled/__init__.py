@@ -26,6 +26,8 @@ on the chip.
     team_plan.py          the adjoint, where several CTAs share out a sum;
     team_backward.py      teams.py has its Config
     teams.py
+    low_tiles.py          of both, tiles of 32 rows, for batches of so few;
+    low_products.py       low_products.py has their product
 
     row_blocks.py    how CTAs wait for each other
     fragments.py     which thread has which elements of a tile
@@ -43,6 +45,7 @@ Glossary:
     operand      the factor of a product that changes from step to step: h, or
                  the gates' cotangents.
     matrix       the other factor: R, or R transposed.
+    low tile     one of 32 rows, whose product is transposed.
     team         CTAs of a cluster, each with a part of the sum of a tile.
     start        the carry that a step starts from, after a reset.
 """

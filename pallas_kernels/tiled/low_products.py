@@ -16,6 +16,7 @@ import functools
 from typing import Any
 
 import jax
+from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
@@ -31,6 +32,9 @@ Ref = Any
 
 # Warps of a warpgroup.
 _WARPS = 4
+
+# The most turns of a loop's body.
+_MOST_AT_ONCE = 8
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -128,28 +132,29 @@ class Products:
         self.buffers.arrived.at[turn.slot],
     )
 
-  def _uses(self, slot: int) -> int:
+  def _uses(self, slot) -> Any:
     """Returns the slices of a step that a slot takes."""
-    return -(-(self.turns - slot) // self.config.stages)
+    stages = self.config.stages
+    if isinstance(slot, int):
+      return -(-(self.turns - slot) // stages)
+    return lax.div(self.turns - slot + stages - 1, jnp.int32(stages))
 
   def _in_turn(self, body: Callable[['Turn'], None]) -> None:
     """Calls `body` for all slices of a step."""
-    stages = self.config.stages
-    rounds, rest = divmod(self.turns, stages)
+    at_once = slots_at_once(self.config.stages)
+    # Of each slot.
+    parts = self.config.stages // at_once
+    count, rest = divmod(self.turns, at_once)
 
-    @pl.loop(0, rounds)
-    def _(i):
-      i = i.astype(jnp.int32)
-      for slot in range(stages):
-        body(Turn(slice=i * stages + slot, slot=slot, round=i))
+    def some(i, number: int) -> None:
+      turn = i if parts == 1 else lax.div(i, jnp.int32(parts))
+      first = 0 if parts == 1 else (i - turn * parts) * at_once
+      for j in range(number):
+        body(Turn(slice=i * at_once + j, slot=first + j, round=turn))
 
-    for slot in range(rest):
-      turn = Turn(
-          slice=jnp.int32(rounds * stages + slot),
-          slot=slot,
-          round=jnp.int32(rounds),
-      )
-      body(turn)
+    if count:
+      pl.loop(0, count)(lambda i: some(i.astype(jnp.int32), at_once))
+    some(jnp.int32(count), rest)
 
   def multiply(self) -> None:
     """Multiplies in all steps."""
@@ -176,20 +181,20 @@ class Products:
     """Returns the product of a step."""
     buffers, stages = self.buffers, self.config.stages
 
-    def turn(turn: Turn) -> None:
+    def add(turn: Turn) -> None:
       plgpu.barrier_wait(buffers.arrived.at[turn.slot])
       factor = buffers.operand.at[turn.slot].T
       plgpu.wgmma(total, buffers.matrix.at[turn.slice], factor)
       # The product of the turn before is done.
       plgpu.wgmma_wait(1)
-      self._free((turn.slot - 1) % stages, turn.slice > 0)
+      self._free(_before(turn.slot, stages), turn.slice > 0)
 
-    self._in_turn(turn)
+    self._in_turn(add)
     result = total[...]
     self._free((self.turns - 1) % stages, True)
     return result
 
-  def _free(self, slot: int, exists) -> None:
+  def _free(self, slot, exists) -> None:
     """Tells that a slot is free, once for each warp; where a slice was."""
     lane = jnp.where(exists, ptx.thread() & 31, 1)
     sync.arrive(self.buffers.consumed, slot, lane)
@@ -206,5 +211,20 @@ class Turn:
   """
 
   slice: Any
-  slot: int
+  slot: Any
   round: Any
+
+
+def slots_at_once(stages: int) -> int:
+  """Returns the turns of a loop's body, a divisor of the slots.
+
+  In a loop of more of them, ptxas keeps so many addresses that registers spill.
+  """
+  return max(n for n in range(1, _MOST_AT_ONCE + 1) if stages % n == 0)
+
+
+def _before(slot, stages: int) -> Any:
+  """Returns the slot before another one."""
+  if isinstance(slot, int):
+    return (slot - 1) % stages
+  return jnp.where(slot == 0, stages, slot) - 1

@@ -236,7 +236,9 @@ def _low_stages(turns: int, sums: int) -> int:
   """
   size = 2 * limits.DEPTH
   left = _TEAM_SMEM - sums - turns * size * low_tiles.COLUMNS
-  return min(max(turns, _FEWEST_STAGES), left // (size * low_tiles.ROWS))
+  stages = min(max(turns, _FEWEST_STAGES), left // (size * low_tiles.ROWS))
+  # Loops over slots have some at once.
+  return stages if stages <= 8 else stages // 4 * 4
 
 
 def _has_registers(

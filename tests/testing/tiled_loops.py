@@ -72,12 +72,13 @@ def unarranged(plan, matrix, depth=None):
   gates, heads, size = plan.recurrent, plan.heads, plan.size
   shape = gates, heads, depth or size, size
   count = math.prod(shape)
-  places = jnp.arange(count).reshape(shape)
+  # Counted from 1: zeros may be added to the matrix.
+  places = jnp.arange(1, count + 1).reshape(shape)
   exact = dataclasses.replace(plan, dtype=jnp.int32)
   order = exact.arrange(places).reshape(-1)
-  flat = jnp.zeros(count, jnp.float32)
+  flat = jnp.zeros(count + 1, jnp.float32)
   flat = flat.at[order].set(matrix.reshape(-1).astype(jnp.float32))
-  return flat.reshape(shape)
+  return flat[1:].reshape(shape)
 
 
 def forward_loop(plan, inputs):
@@ -192,6 +193,11 @@ def backward_loop(plan, inputs):
       d_theta=d_theta,
       d_restart=None if flags is None else jnp.stack(d_restart),
   )
+
+
+def low():
+  """Kernels inside have tiles of 32 rows, of up to so many with R on chip."""
+  return mock.patch.object(limits, 'LOW_BATCHES', range(1, 33))
 
 
 def _can_run(target, kernel, **_):

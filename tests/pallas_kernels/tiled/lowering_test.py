@@ -88,6 +88,21 @@ FEWER_ROWS = (
 )
 
 
+# The same in tiles of 32 rows.
+LOW = (
+    case(rnnzoo.LSTM, sizes=(32, 3, 1536), time_major=True),
+    case(
+        rnnzoo.GRU,
+        {'recurrent_gradient_clip': 1.0},
+        dtype='float16',
+        sizes=(17, 3, 1280),
+        reset=True,
+        lengths=True,
+        reverse=True,
+    ),
+)
+
+
 class TiledLoweringTest(parameterized.TestCase):
 
   @parameterized.named_parameters(*comparison.named(LAYERS[:1]))
@@ -103,6 +118,12 @@ class TiledLoweringTest(parameterized.TestCase):
   @pytest.mark.slow
   def test_on_chip(self, case):
     self.lowers(case, ON_CHIP)
+
+  @parameterized.named_parameters(*comparison.named(LOW))
+  @pytest.mark.slow
+  def test_low(self, case):
+    with tiled_loops.low():
+      self.lowers(case, ON_CHIP)
 
   @parameterized.named_parameters(*comparison.named(PROJECTED))
   @pytest.mark.slow

@@ -29,6 +29,7 @@ from tests.testing import tiled_loops
 if abstract_gpu.RUNS:
   from pallas_kernels.tiled import config as config_lib
   from pallas_kernels.tiled import fragments
+  from pallas_kernels.tiled import low_tiles
   from pallas_kernels.tiled import op
   from pallas_kernels.tiled import resident
   from pallas_kernels.tiled import teams
@@ -123,6 +124,11 @@ class LayersTest(comparison.ComparisonTestCase):
   @pytest.mark.slow
   def test_streamed_agree_with_reference(self, case):
     with tiled_loops.imitated(self, on_chip=False):
+      self.compare(case, TOLERANCE[case.dtype])
+
+  @parameterized.named_parameters(*comparison.named(CASES[:3:2]))
+  def test_low_agree_with_reference(self, case):
+    with tiled_loops.low(), tiled_loops.imitated(self):
       self.compare(case, TOLERANCE[case.dtype])
 
   @parameterized.named_parameters(*comparison.named(WIDE[:1]))
@@ -386,6 +392,28 @@ class LimitsTest(parameterized.TestCase):
       self.assertTrue(self.pays(**options))
 
   @parameterized.parameters(
+      {'rows': 17, 'size': 1024},
+      {'rows': 32, 'size': 1536},
+      {'rows': 32, 'size': 1600},
+      {'rows': 32, 'size': 1280, 'recurrent': 3},
+      {'rows': 24, 'size': 1536, 'recurrent': 3},
+  )
+  def test_low(self, **options):
+    self.assertFalse(self.pays(**options))
+    with mock.patch.object(limits, 'LOW_BATCHES', range(17, 33)):
+      self.assertEqual(self.pays(**options), abstract_gpu.RUNS)
+      for other in (
+          {'rows': 16},
+          {'size': 960},
+          {'size': 1664},
+          {'recurrent': 1},
+          {'states': 4},
+          {'target': H20},
+          {'call': call_lib.Call(stop_recurrent_gradient=True)},
+      ):
+        self.assertFalse(self.pays(**(options | other)))
+
+  @parameterized.parameters(
       # The forward pass cannot keep R on the chip,
       {'rows': 160, 'size': 896},
       # nor the adjoint,
@@ -539,6 +567,47 @@ class ConfigTest(parameterized.TestCase):
         self.assertLessEqual(config.sum_bytes, config.stages * slot)
         self.assertGreaterEqual(config.parts * 2 * 4, 2 * config.groups)
 
+  @parameterized.product(
+      batch=(1, 17, 32),
+      size=(64, 192, 1024, 1280, 1536, 1600, 1792, 2048),
+      recurrent=(1, 2, 3, 4),
+  )
+  def test_low_fit(self, batch, size, recurrent):
+    if not abstract_gpu.RUNS:
+      return
+    facts = {'heads': 1, 'size': size, 'recurrent': recurrent, 'target': H200}
+    slot = 2 * low_tiles.ROWS * limits.DEPTH
+    with tiled_loops.low():
+      forward = tuning.choose_resident(batch=batch, **facts)
+      adjoint = tuning.choose_team(batch=batch, **facts)
+    if forward:
+      tiles = teams.Tiles(config=forward, batch=batch, size=size)
+      self.assertLessEqual(tiles.ctas, H200.cores)
+      self.assertEqual((tiles.unit_blocks * 16, forward.parts), (size, 1))
+      used = 2 * size * forward.columns + forward.stages * slot
+      self.assertLess(used, SHARED_MEMORY)
+      sums = resident.Sums.size(forward)
+      self.assertLessEqual(sums, forward.stages * slot)
+    if adjoint:
+      tiles = teams.Tiles(config=adjoint, batch=batch, size=size)
+      self.assertLessEqual(tiles.teams * teams.MEMBERS, H200.cores - 16)
+      self.assertEqual((tiles.unit_blocks * 64, adjoint.parts), (size, 1))
+      used = 2 * recurrent * size // teams.MEMBERS * adjoint.units
+      used += adjoint.stages * slot + 4 * teams.Sums.words(adjoint)
+      self.assertLess(used, SHARED_MEMORY)
+      self.assertLessEqual(adjoint.sum_bytes, slot)
+
+  def test_low_cuts(self):
+    if not abstract_gpu.RUNS:
+      return
+    facts = {'heads': 1, 'size': 1536, 'recurrent': 4, 'target': H200}
+    with tiled_loops.low():
+      taken = tuning.choose_team(batch=32, **facts)
+      self.assertEqual(taken, teams.Config(units=64, stages=6, rows=32))
+      taken = tuning.choose_resident(batch=32, **facts)
+      want = resident.Config(units=16, gates=4, stages=8, rows=32)
+      self.assertEqual(taken, want)
+
   def test_on_chip_cuts(self):
     if not abstract_gpu.RUNS:
       return
@@ -570,6 +639,25 @@ class FragmentsTest(absltest.TestCase):
       own = [8 * j + 2 * quarter + i for j in range(2) for i in range(2)]
       first = 4 * quarter
       np.testing.assert_array_equal(units[own], np.arange(first, first + 4))
+
+  def test_low_tiles_hand_over_four_units_in_sequence(self):
+    if not abstract_gpu.RUNS:
+      return
+    # As `low_tiles.words` leaves them, and `low_tiles.read` finds them.
+    order = np.asarray(low_tiles.order(jnp.arange(16)))
+    place = lambda lane: int(low_tiles._place(jnp.int32(lane)))
+    left = {}
+    for lane in range(32):
+      group, rows = lane >> 2, 2 * (lane & 3)
+      pairs = [(order[group + 8 * j], rows + i) for i in (0, 1) for j in (0, 1)]
+      left |= {place(lane) + 4 * i: pair for i, pair in enumerate(pairs)}
+    self.assertEqual(sorted(left), list(range(0, 512, 4)))
+    for lane in range(32):
+      row, quarter, found = lane >> 2, lane & 3, []
+      for half in range(2):
+        at = place(quarter * 8 + half * 4 + (row >> 1)) + (row & 1) * 8
+        found += [left[at], left[at + 4]]
+      self.assertEqual(found, [(4 * quarter + i, row) for i in range(4)])
 
   def test_threads_have_eight_units_in_sequence(self):
     if not abstract_gpu.RUNS:
