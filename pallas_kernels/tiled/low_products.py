@@ -11,6 +11,7 @@ In every step slices take the slots in the same order, from the first one on.
 """
 
 from collections.abc import Callable
+from collections.abc import Sequence
 import dataclasses
 import functools
 from typing import Any
@@ -34,7 +35,7 @@ Ref = Any
 _WARPS = 4
 
 # The most turns of a loop's body.
-_MOST_AT_ONCE = 8
+_MOST_AT_ONCE = 4
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,7 +44,8 @@ class Buffers:
 
   Attributes:
     operand: slices of the operand, [stages, ROWS, DEPTH].
-    matrix: this CTA's part of the matrix, transposed, [turns, COLUMNS, DEPTH].
+    matrix: this CTA's part of the matrix but for the first slices, which are
+      in registers, transposed, [slices, COLUMNS, DEPTH].
     arrived: mbarriers, a slot is full.
     consumed: mbarriers as `sync` has them, a slot is free.
     loaded: mbarrier, the matrix is there.
@@ -68,10 +70,12 @@ class Buffers:
     stages = config.stages
     return {
         'operand': matrices(stages, config.rows, limits.DEPTH),
-        'matrix': matrices(turns, low_tiles.COLUMNS, limits.DEPTH),
+        'matrix': matrices(
+            turns - config.held, low_tiles.COLUMNS, limits.DEPTH
+        ),
         'arrived': plgpu.Barrier(num_arrivals=1, num_barriers=stages),
         'consumed': plgpu.SMEM((2 * stages,), jnp.int32),
-        'loaded': plgpu.Barrier(num_arrivals=turns),
+        'loaded': plgpu.Barrier(num_arrivals=turns - config.held),
     }
 
 
@@ -139,11 +143,12 @@ class Products:
       return -(-(self.turns - slot) // stages)
     return lax.div(self.turns - slot + stages - 1, jnp.int32(stages))
 
-  def _in_turn(self, body: Callable[['Turn'], None]) -> None:
-    """Calls `body` for all slices of a step."""
-    at_once = slots_at_once(self.config.stages)
+  def _in_turn(self, body: Callable[['Turn'], None], apart: int = 0) -> None:
+    """Calls `body` for all slices of a step, for the first ones with numbers."""
+    stages = self.config.stages
+    at_once = slots_at_once(stages)
     # Of each slot.
-    parts = self.config.stages // at_once
+    parts = stages // at_once
     count, rest = divmod(self.turns, at_once)
 
     def some(i, number: int) -> None:
@@ -152,44 +157,62 @@ class Products:
       for j in range(number):
         body(Turn(slice=i * at_once + j, slot=first + j, round=turn))
 
-    if count:
-      pl.loop(0, count)(lambda i: some(i.astype(jnp.int32), at_once))
-    some(jnp.int32(count), rest)
+    start = -(-apart // at_once)
+    for k in range(min(start * at_once, self.turns)):
+      body(Turn(slice=k, slot=k % stages, round=k // stages))
+    if count > start:
+      pl.loop(start, count)(lambda i: some(i.astype(jnp.int32), at_once))
+    if count >= start:
+      some(jnp.int32(count), rest)
 
   def multiply(self) -> None:
     """Multiplies in all steps."""
-    for k in range(self.turns):
+    count = self.config.held
+    for k in range(self.turns - count):
       plgpu.copy_gmem_to_smem(
-          self.matrix(k),
+          self.matrix(count + k),
           wgmma_smem.for_tma(self.buffers.matrix, (k,), False),
           self.buffers.loaded,
       )
+    held = [
+        plgpu.load(self.matrix(k), layout=plgpu.Layout.WGMMA, optimized=False)
+        for k in range(count)
+    ]
     plgpu.barrier_wait(self.buffers.loaded)
 
     @pl.loop(self.first, self.steps)
     def _(step):
       del step
       product = pl.run_scoped(
-          self._product,
+          functools.partial(self._product, held),
           plgpu.ACC((low_tiles.COLUMNS, self.config.rows), jnp.float32),
       )
       # All warps have read the operand.
       ptx.emit(f'bar.sync 12, {ptx.LANES};', {}, {})
       self.send(product)
 
-  def _product(self, total) -> Array:
-    """Returns the product of a step."""
+  def _product(self, held: Sequence[Array], total) -> Array:
+    """Returns the product of a step.
+
+    Args:
+      held: the first slices of the matrix, in registers.
+      total: the accumulator.
+    """
     buffers, stages = self.buffers, self.config.stages
 
     def add(turn: Turn) -> None:
       plgpu.barrier_wait(buffers.arrived.at[turn.slot])
       factor = buffers.operand.at[turn.slot].T
-      plgpu.wgmma(total, buffers.matrix.at[turn.slice], factor)
+      if isinstance(turn.slice, int) and turn.slice < len(held):
+        plgpu.wgmma(total, held[turn.slice], factor)
+      else:
+        matrix = buffers.matrix.at[turn.slice - len(held)]
+        plgpu.wgmma(total, matrix, factor)
       # The product of the turn before is done.
       plgpu.wgmma_wait(1)
       self._free(_before(turn.slot, stages), turn.slice > 0)
 
-    self._in_turn(add)
+    self._in_turn(add, len(held))
     result = total[...]
     self._free((self.turns - 1) % stages, True)
     return result

@@ -49,12 +49,14 @@ class Config:
     gates: of a tile.
     stages: slots of the ring buffer for slices of the operand.
     rows: of a tile, 64, or 32 as in `low_tiles`.
+    held: slices of the matrix in registers, of low tiles only.
   """
 
   units: int
   gates: int
   stages: int
   rows: int = config_lib.ROWS
+  held: int = 0
 
   @property
   def low(self) -> bool:

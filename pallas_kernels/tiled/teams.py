@@ -58,11 +58,13 @@ class Config:
     units: of a tile.
     stages: slots of the ring buffer for slices of the operand.
     rows: of a tile, 64, or 32 as in `low_tiles`.
+    held: slices of the matrix in registers, of low tiles only.
   """
 
   units: int
   stages: int
   rows: int = config_lib.ROWS
+  held: int = 0
 
   @property
   def low(self) -> bool:

@@ -65,6 +65,10 @@ _MOST_VALUES = 10
 _TEAM_SMEM = 226 * 1024 - 256
 _FEWEST_STAGES = 4
 
+# Slices of the matrix of a low tile that are in registers, where shared memory
+# has no room for all of the operand: 16 of a thread each.
+_MOST_HELD = 4
+
 
 def choose(
     *,
@@ -199,7 +203,7 @@ def _choose_low_resident(
   most = low_tiles.COLUMNS // low_tiles.GROUP
   if recurrent > most or row_blocks * (size // low_tiles.GROUP) > target.cores:
     return None
-  stages = _low_stages(size // limits.DEPTH, 0)
+  stages, held = _low_stages(size // limits.DEPTH, 0)
   if stages < _FEWEST_STAGES:
     return None
   # Sums lie where slices were: the fewest slots have room for them.
@@ -208,6 +212,7 @@ def _choose_low_resident(
       gates=recurrent,
       stages=stages,
       rows=low_tiles.ROWS,
+      held=held,
   )
 
 
@@ -221,24 +226,27 @@ def _choose_low_team(
   config = teams.Config(
       units=low_tiles.COLUMNS, stages=_FEWEST_STAGES, rows=low_tiles.ROWS
   )
-  stages = _low_stages(turns, 4 * teams.Sums.words(config))
+  stages, held = _low_stages(turns, 4 * teams.Sums.words(config))
   if stages < _FEWEST_STAGES:
     return None
-  return dataclasses.replace(config, stages=stages)
+  return dataclasses.replace(config, stages=stages, held=held)
 
 
-def _low_stages(turns: int, sums: int) -> int:
-  """Returns how many slots fit beside a low tile's matrix.
+def _low_stages(turns: int, sums: int) -> tuple[int, int]:
+  """Returns how many slots fit beside a low tile's matrix, and what is held.
 
   Args:
     turns: slices of the matrix.
     sums: bytes of shared memory for sums.
   """
-  size = 2 * limits.DEPTH
-  left = _TEAM_SMEM - sums - turns * size * low_tiles.COLUMNS
-  stages = min(max(turns, _FEWEST_STAGES), left // (size * low_tiles.ROWS))
+  row = 2 * limits.DEPTH
+  for held in (0, _MOST_HELD):
+    left = _TEAM_SMEM - sums - (turns - held) * row * low_tiles.COLUMNS
+    stages = min(max(turns, _FEWEST_STAGES), left // (row * low_tiles.ROWS))
+    if stages >= turns:
+      break
   # Loops over slots have some at once.
-  return stages if stages <= 8 else stages // 4 * 4
+  return stages if stages <= 8 else stages // 4 * 4, held
 
 
 def _has_registers(
