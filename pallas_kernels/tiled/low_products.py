@@ -1,8 +1,10 @@
 """Products of low tiles: one warpgroup copies, another one multiplies.
 
-All of the matrix is in shared memory, so little is left for slices of the
-operand: a step has several times as many as there are slots. So a warpgroup of
-its own waits for free slots and copies. Arrows are mbarriers, one each slot:
+The matrix takes nearly all of the shared memory, so a step may have more slices
+of the operand than there are slots. A warpgroup of its own waits for free slots
+and copies: the four warps in turn, since a slice is only 4 KiB. Some slices of
+the matrix are in registers, which leaves room for more slots. Arrows are
+mbarriers, one for each slot:
 
     copy       operand -> slot          ==arrived==>  multiply
                waits for a free slot    <==consumed== multiply
@@ -31,11 +33,12 @@ from pallas_kernels.tiled import low_tiles
 Array = jax.Array
 Ref = Any
 
-# Warps of a warpgroup.
+# Warps of a warpgroup: each copies every fourth slice.
 _WARPS = 4
 
-# The most turns of a loop's body.
-_MOST_AT_ONCE = 4
+# Turns of a loop's body; slots are a multiple of it. Of more turns ptxas keeps
+# so many addresses that registers spill.
+TURNS = 4
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -118,52 +121,37 @@ class Products:
   def copy(self) -> None:
     """Copies slices of the operand in all steps."""
 
-    @pl.loop(self.first, self.steps)
-    def _(step):
-      step = step.astype(jnp.int32)
-      self.wait(step)
-      self._in_turn(functools.partial(self._copy, step))
+    @pl.core_map(plgpu.WarpMesh(axis_name='warp'))
+    def _():
+      warp = lax.axis_index('warp')
 
-  def _copy(self, step, turn: 'Turn') -> None:
-    # How often the slot was free before; at first it is.
-    count = (step - self.first) * self._uses(turn.slot) + turn.round
-    sync.await_signal(
-        self.buffers.consumed, turn.slot, (count - 1) & 1, scope='cta'
-    )
+      @pl.loop(self.first, self.steps)
+      def _(step):
+        step = step.astype(jnp.int32)
+        self.wait(step)
+        # The first warp has waited, and all copy by another proxy.
+        code = f'bar.sync 14, {ptx.LANES}; fence.proxy.async.global;'
+        ptx.emit(code, {}, {})
+
+        @pl.loop(0, pl.cdiv(self.turns, _WARPS))
+        def _(i):
+          k = i.astype(jnp.int32) * _WARPS + warp
+          pl.when(k < self.turns)(lambda: self._copy(step, k))
+
+  def _copy(self, step, k) -> None:
+    """Copies slice k of a step, by one warp."""
+    stages = self.config.stages
+    turn = lax.div(k, jnp.int32(stages))
+    slot = k - turn * stages
+    # How many slices had the slot before; the first one finds it free.
+    each = lax.div(self.turns - slot + stages - 1, jnp.int32(stages))
+    count = (step - self.first) * each + turn
+    sync.await_signal(self.buffers.consumed, slot, (count - 1) & 1, scope='cta')
     plgpu.copy_gmem_to_smem(
-        self.operand(step, turn.slice),
-        wgmma_smem.for_tma(self.buffers.operand, (turn.slot,), False),
-        self.buffers.arrived.at[turn.slot],
+        self.operand(step, k),
+        wgmma_smem.for_tma(self.buffers.operand, (slot,), False),
+        self.buffers.arrived.at[slot],
     )
-
-  def _uses(self, slot) -> Any:
-    """Returns the slices of a step that a slot takes."""
-    stages = self.config.stages
-    if isinstance(slot, int):
-      return -(-(self.turns - slot) // stages)
-    return lax.div(self.turns - slot + stages - 1, jnp.int32(stages))
-
-  def _in_turn(self, body: Callable[['Turn'], None], apart: int = 0) -> None:
-    """Calls `body` for all slices of a step, for the first ones with numbers."""
-    stages = self.config.stages
-    at_once = slots_at_once(stages)
-    # Of each slot.
-    parts = stages // at_once
-    count, rest = divmod(self.turns, at_once)
-
-    def some(i, number: int) -> None:
-      turn = i if parts == 1 else lax.div(i, jnp.int32(parts))
-      first = 0 if parts == 1 else (i - turn * parts) * at_once
-      for j in range(number):
-        body(Turn(slice=i * at_once + j, slot=first + j, round=turn))
-
-    start = -(-apart // at_once)
-    for k in range(min(start * at_once, self.turns)):
-      body(Turn(slice=k, slot=k % stages, round=k // stages))
-    if count > start:
-      pl.loop(start, count)(lambda i: some(i.astype(jnp.int32), at_once))
-    if count >= start:
-      some(jnp.int32(count), rest)
 
   def multiply(self) -> None:
     """Multiplies in all steps."""
@@ -198,56 +186,38 @@ class Products:
       held: the first slices of the matrix, in registers.
       total: the accumulator.
     """
-    buffers, stages = self.buffers, self.config.stages
+    stages = self.config.stages
 
-    def add(turn: Turn) -> None:
-      plgpu.barrier_wait(buffers.arrived.at[turn.slot])
-      factor = buffers.operand.at[turn.slot].T
-      if isinstance(turn.slice, int) and turn.slice < len(held):
-        plgpu.wgmma(total, held[turn.slice], factor)
-      else:
-        matrix = buffers.matrix.at[turn.slice - len(held)]
-        plgpu.wgmma(total, matrix, factor)
+    def add(k, slot, matrix) -> None:
+      plgpu.barrier_wait(self.buffers.arrived.at[slot])
+      plgpu.wgmma(total, matrix, self.buffers.operand.at[slot].T)
       # The product of the turn before is done.
       plgpu.wgmma_wait(1)
-      self._free(_before(turn.slot, stages), turn.slice > 0)
+      self._free(jnp.where(slot == 0, stages, slot) - 1, k > 0)
 
-    self._in_turn(add, len(held))
+    def some(i, number: int = TURNS) -> None:
+      first = lax.rem(i, jnp.int32(stages // TURNS)) * TURNS
+      for j in range(number):
+        k = i * TURNS + j
+        add(k, first + j, self.buffers.matrix.at[k - len(held)])
+
+    for k, matrix in enumerate(held):
+      add(jnp.int32(k), jnp.int32(k), matrix)
+    count, rest = divmod(self.turns, TURNS)
+    start = len(held) // TURNS
+    if count > start:
+      pl.loop(start, count)(lambda i: some(i.astype(jnp.int32)))
+    some(jnp.int32(count), rest)
     result = total[...]
-    self._free((self.turns - 1) % stages, True)
+    self._free(jnp.int32((self.turns - 1) % stages), True)
     return result
 
-  def _free(self, slot, exists) -> None:
-    """Tells that a slot is free, once for each warp; where a slice was."""
-    lane = jnp.where(exists, ptx.thread() & 31, 1)
+  def _free(self, slot, where) -> None:
+    """Tells that a slot is free, once for each warp.
+
+    Args:
+      slot: its number.
+      where: bool, whether it had a slice.
+    """
+    lane = jnp.where(where, ptx.thread() & 31, 1)
     sync.arrive(self.buffers.consumed, slot, lane)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Turn:
-  """A slice of a step.
-
-  Attributes:
-    slice: its number.
-    slot: that it takes.
-    round: how many slices of the step the slot had before.
-  """
-
-  slice: Any
-  slot: Any
-  round: Any
-
-
-def slots_at_once(stages: int) -> int:
-  """Returns the turns of a loop's body, a divisor of the slots.
-
-  In a loop of more of them, ptxas keeps so many addresses that registers spill.
-  """
-  return max(n for n in range(1, _MOST_AT_ONCE + 1) if stages % n == 0)
-
-
-def _before(slot, stages: int) -> Any:
-  """Returns the slot before another one."""
-  if isinstance(slot, int):
-    return (slot - 1) % stages
-  return jnp.where(slot == 0, stages, slot) - 1

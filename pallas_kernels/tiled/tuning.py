@@ -22,6 +22,7 @@ from pallas_kernels import targets
 from pallas_kernels.mosaic import wgmma_smem
 from pallas_kernels.tiled import config as config_lib
 from pallas_kernels.tiled import limits
+from pallas_kernels.tiled import low_products
 from pallas_kernels.tiled import low_tiles
 from pallas_kernels.tiled import resident
 from pallas_kernels.tiled import teams
@@ -66,7 +67,8 @@ _TEAM_SMEM = 226 * 1024 - 256
 _FEWEST_STAGES = 4
 
 # Slices of the matrix of a low tile that are in registers, where shared memory
-# has no room for all of the operand: 16 of a thread each.
+# has no room for all of the operand: a thread has 16 of each, and as many again
+# of two on their way to tensor cores. With five, registers spilled.
 _MOST_HELD = 4
 
 
@@ -245,8 +247,7 @@ def _low_stages(turns: int, sums: int) -> tuple[int, int]:
     stages = min(max(turns, _FEWEST_STAGES), left // (row * low_tiles.ROWS))
     if stages >= turns:
       break
-  # Loops over slots have some at once.
-  return stages if stages <= 8 else stages // 4 * 4, held
+  return stages // low_products.TURNS * low_products.TURNS, held
 
 
 def _has_registers(
