@@ -38,8 +38,8 @@ _ROWS, _SIZES_ON_CHIP, _STATES_ON_CHIP = 64, (384, 1024), 2
 _GATES_ON_CHIP, _WORK_OF_FEW_GATES, _SIZE_OF_FEW_GATES = 3, 75_000_000, 768
 
 # Rows of a batch of which kernels with R on the chip have tiles of 32 rows, and
-# units of such heads. Not measured yet, so there are none: range(17, 33) switches
-# them on.
+# units of such heads. They are not measured yet, so that there are none:
+# range(17, 33) switches them on.
 LOW_BATCHES = range(0)
 _LOW_SIZES = 1024, 2048
 

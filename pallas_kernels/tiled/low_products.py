@@ -12,8 +12,7 @@ mbarriers, one for each slot:
 In every step slices take the slots in the same order, from the first one on.
 """
 
-from collections.abc import Callable
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
 import functools
 from typing import Any
@@ -121,8 +120,7 @@ class Products:
   def copy(self) -> None:
     """Copies slices of the operand in all steps."""
 
-    @pl.core_map(plgpu.WarpMesh(axis_name='warp'))
-    def _():
+    def copy_by_warp() -> None:
       warp = lax.axis_index('warp')
 
       @pl.loop(self.first, self.steps)
@@ -137,6 +135,8 @@ class Products:
         def _(i):
           k = i.astype(jnp.int32) * _WARPS + warp
           pl.when(k < self.turns)(lambda: self._copy(step, k))
+
+    pl.kernel(copy_by_warp, mesh=plgpu.WarpMesh(axis_name='warp'))()
 
   def _copy(self, step, k) -> None:
     """Copies slice k of a step, by one warp."""
@@ -162,10 +162,11 @@ class Products:
           wgmma_smem.for_tma(self.buffers.matrix, (k,), False),
           self.buffers.loaded,
       )
-    held = [
-        plgpu.load(self.matrix(k), layout=plgpu.Layout.WGMMA, optimized=False)
-        for k in range(count)
-    ]
+    # Its arguments differ between releases, in some of which it is typed.
+    load: Any = functools.partial(
+        plgpu.load, layout=plgpu.Layout.WGMMA, optimized=False
+    )
+    held = [load(self.matrix(k)) for k in range(count)]
     plgpu.barrier_wait(self.buffers.loaded)
 
     @pl.loop(self.first, self.steps)

@@ -58,9 +58,7 @@ def words(product: Array) -> list[Sequence[Array]]:
     product: [64, 32].
   """
   octets = product.shape[1] // OCTET
-  one = plgpu.ShapeDtypeStruct(
-      (ptx.LANES,), jnp.float32, layout=ptx.layout(1)
-  )
+  one = plgpu.ShapeDtypeStruct((ptx.LANES,), jnp.float32, layout=ptx.layout(1))
 
   @plgpu.inline_mgpu(
       arg_types=(plgpu.Layout.WGMMA,), return_type=(one,) * (4 * octets)
