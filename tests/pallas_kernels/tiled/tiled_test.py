@@ -4,7 +4,10 @@ Plain loops take the place of the kernels, see tests/testing/tiled_loops.py.
 """
 
 import functools
+import itertools
 import math
+import types
+from typing import Any
 from unittest import mock
 
 from absl.testing import absltest
@@ -29,9 +32,12 @@ from tests.testing import tiled_loops
 if abstract_gpu.RUNS:
   from pallas_kernels.tiled import config as config_lib
   from pallas_kernels.tiled import fragments
+  from pallas_kernels.tiled import low_products
   from pallas_kernels.tiled import low_tiles
   from pallas_kernels.tiled import op
   from pallas_kernels.tiled import resident
+  from pallas_kernels.tiled import resident_plan
+  from pallas_kernels.tiled import team_plan
   from pallas_kernels.tiled import teams
   from pallas_kernels.tiled import tuning
 
@@ -405,7 +411,7 @@ class LimitsTest(parameterized.TestCase):
       for other in (
           {'rows': 16},
           {'size': 960},
-          {'size': 1664},
+          {'size': 1920},
           {'recurrent': 1},
           {'states': 4},
           {'target': H20},
@@ -585,7 +591,10 @@ class ConfigTest(parameterized.TestCase):
       self.assertLessEqual(tiles.ctas, H200.cores)
       self.assertEqual((tiles.unit_blocks * 16, forward.parts), (size, 1))
       used = 2 * size * forward.columns + forward.stages * slot
+      used -= 2 * slot * forward.held
       self.assertLess(used, SHARED_MEMORY)
+      self.assertEqual(forward.stages % low_products.TURNS, 0)
+      self.assertEqual(forward.held % low_products.TURNS, 0)
       sums = resident.Sums.size(forward)
       self.assertLessEqual(sums, forward.stages * slot)
     if adjoint:
@@ -594,6 +603,7 @@ class ConfigTest(parameterized.TestCase):
       self.assertEqual((tiles.unit_blocks * 64, adjoint.parts), (size, 1))
       used = 2 * recurrent * size // teams.MEMBERS * adjoint.units
       used += adjoint.stages * slot + 4 * teams.Sums.words(adjoint)
+      used -= 2 * slot * adjoint.held
       self.assertLess(used, SHARED_MEMORY)
       self.assertLessEqual(adjoint.sum_bytes, slot)
 
@@ -603,9 +613,10 @@ class ConfigTest(parameterized.TestCase):
     facts = {'heads': 1, 'size': 1536, 'recurrent': 4, 'target': H200}
     with tiled_loops.low():
       taken = tuning.choose_team(batch=32, **facts)
-      self.assertEqual(taken, teams.Config(units=64, stages=6, rows=32))
+      want = teams.Config(units=64, stages=12, rows=32, held=4)
+      self.assertEqual(taken, want)
       taken = tuning.choose_resident(batch=32, **facts)
-      want = resident.Config(units=16, gates=4, stages=8, rows=32)
+      want = resident.Config(units=16, gates=4, stages=16, rows=32, held=4)
       self.assertEqual(taken, want)
 
   def test_on_chip_cuts(self):
@@ -629,6 +640,27 @@ class ConfigTest(parameterized.TestCase):
       )
 
 
+def handed_over(product):
+  """Returns what each lane of a warp gets of a product [16 columns, 8 rows].
+
+  As `low_tiles.words` leaves it and `low_tiles.read` finds it, [32, 4].
+  """
+  place = lambda lane: int(low_tiles._place(jnp.int32(lane))) // 4
+  left = [None] * 128
+  for lane in range(32):
+    column, row = lane >> 2, 2 * (lane & 3)
+    for i, j in itertools.product(range(2), range(2)):
+      left[place(lane) + 2 * i + j] = product[column + 8 * j, row + i]
+  results = []
+  for lane in range(32):
+    row, quarter, found = lane >> 2, lane & 3, []
+    for half in range(2):
+      at = place(quarter * 8 + half * 4 + (row >> 1)) + (row & 1) * 2
+      found += left[at : at + 2]
+    results.append(found)
+  return results
+
+
 class FragmentsTest(absltest.TestCase):
 
   def test_threads_have_four_units_in_sequence(self):
@@ -643,21 +675,57 @@ class FragmentsTest(absltest.TestCase):
   def test_low_tiles_hand_over_four_units_in_sequence(self):
     if not abstract_gpu.RUNS:
       return
-    # As `low_tiles.words` leaves them, and `low_tiles.read` finds them.
-    order = np.asarray(low_tiles.order(jnp.arange(16)))
-    place = lambda lane: int(low_tiles._place(jnp.int32(lane)))
-    left = {}
-    for lane in range(32):
-      group, rows = lane >> 2, 2 * (lane & 3)
-      pairs = [(order[group + 8 * j], rows + i) for i in (0, 1) for j in (0, 1)]
-      left |= {place(lane) + 4 * i: pair for i, pair in enumerate(pairs)}
-    self.assertEqual(sorted(left), list(range(0, 512, 4)))
-    for lane in range(32):
-      row, quarter, found = lane >> 2, lane & 3, []
-      for half in range(2):
-        at = place(quarter * 8 + half * 4 + (row >> 1)) + (row & 1) * 8
-        found += [left[at], left[at + 4]]
-      self.assertEqual(found, [(4 * quarter + i, row) for i in range(4)])
+    columns = np.repeat(np.asarray(low_tiles.order(jnp.arange(16))), 8)
+    columns = columns.reshape(16, 8)
+    rows = np.tile(np.arange(8), (16, 1))
+    for lane, found in enumerate(handed_over(np.stack([columns, rows], -1))):
+      row, first = lane >> 2, 4 * (lane & 3)
+      want = [[first + i, row] for i in range(4)]
+      np.testing.assert_array_equal(found, want)
+
+  def test_products_of_low_tiles(self):
+    if not abstract_gpu.RUNS:
+      return
+    size, rng = 128, np.random.default_rng(0)
+    kernel = rng.integers(-4, 5, (4, 1, size, size))
+    config = teams.Config(units=64, stages=4, rows=32)
+    plan: Any = types.SimpleNamespace(config=config, dtype=jnp.int32)
+    matrix = np.asarray(team_plan.Plan.arrange(plan, jnp.array(kernel)))
+    d_gates = rng.integers(-4, 5, (32, 4 * size))
+    want = np.einsum('bgk,guk->bu', d_gates.reshape(32, 4, size), kernel[:, 0])
+    for block, unit in itertools.product(range(2), range(0, 64, 16)):
+      start = block * 64 + unit
+      product = matrix[start : start + 16] @ d_gates.T
+      for octet in range(0, 32, 8):
+        all_found = handed_over(product[:, octet : octet + 8])
+        for lane, found in enumerate(all_found):
+          first = start + 4 * (lane & 3)
+          own = want[octet + (lane >> 2), first : first + 4]
+          np.testing.assert_array_equal(found, own)
+
+  def test_products_of_low_tiles_with_gates(self):
+    if not abstract_gpu.RUNS:
+      return
+    size, rng = 128, np.random.default_rng(0)
+    kernel = rng.integers(-4, 5, (3, 1, size, size))
+    config = resident.Config(units=16, gates=3, stages=4, rows=32)
+    plan: Any = types.SimpleNamespace(
+        config=config, dtype=jnp.int32, columns=config.columns
+    )
+    matrix = np.asarray(resident_plan.Plan.arrange(plan, jnp.array(kernel)))
+    self.assertEqual(matrix.shape, (size // 16 * 64, size))
+    h = rng.integers(-4, 5, (8, size))
+    want = np.einsum('bk,gku->gbu', h, kernel[:, 0])
+    for block, gate in itertools.product(range(size // 16), range(4)):
+      start = block * 64 + gate * 16
+      product = matrix[start : start + 16] @ h.T
+      if gate == 3:
+        self.assertFalse(product.any())
+        continue
+      for lane, found in enumerate(handed_over(product)):
+        first = block * 16 + 4 * (lane & 3)
+        own = want[gate, lane >> 2, first : first + 4]
+        np.testing.assert_array_equal(found, own)
 
   def test_threads_have_eight_units_in_sequence(self):
     if not abstract_gpu.RUNS:
