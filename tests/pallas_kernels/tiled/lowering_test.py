@@ -158,6 +158,11 @@ class TiledLoweringTest(parameterized.TestCase):
     with jax.enable_x64(True):
       self.lowers(case(rnnzoo.LSTM, sizes=(130, 3, 768), reset=True), ON_CHIP)
 
+  @pytest.mark.slow
+  def test_low_with_x64(self):
+    with jax.enable_x64(True), tiled_loops.low():
+      self.lowers(case(rnnzoo.LSTM, sizes=(20, 3, 1536), reset=True), ON_CHIP)
+
   def lowers(self, case, names=NAMES):
     f, args = comparison.abstract_gradient(case)
     with abstract_gpu.device(self, H200):
@@ -199,10 +204,15 @@ class TiledLoweringTest(parameterized.TestCase):
         with jax.sharding.use_abstract_mesh(abstract_gpu.mesh(H200, kind)):
           self.assertTrue(NAMES[1] in abstract_gpu.lower(f, *args))
 
+  @parameterized.parameters((256, 768), (32, 1536))
   @pytest.mark.slow
-  def test_on_chip_over_devices_and_vmap(self):
+  def test_on_chip_over_devices_and_vmap(self, rows, size):
+    with tiled_loops.low():
+      self.lowers_over_devices_and_vmap(rows, size)
+
+  def lowers_over_devices_and_vmap(self, rows, size):
     f, args = comparison.abstract_gradient(
-        case(rnnzoo.LSTM, sizes=(256, 2, 768))
+        case(rnnzoo.LSTM, sizes=(rows, 2, size))
     )
     state, x, *rest = args
     many = jax.ShapeDtypeStruct((2, *x.shape), x.dtype)
