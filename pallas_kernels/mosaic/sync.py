@@ -139,12 +139,17 @@ def arrive(signals: Ref, signal, lane: Array) -> None:
     signal: index of the mbarrier.
     lane: of this thread.
   """
+  operands = {'signals': signals, 'lane': lane}
+  if isinstance(signal, int):
+    address = f'add.u32 m, %signals, {8 * signal};'
+  else:
+    operands['signal'] = signal
+    address = 'mad.lo.u32 m, %signal, 8, %signals;'
   code = (
       '{ .reg .u32 m; .reg .pred p; bar.warp.sync 0xFFFFFFFF;'
-      ' mad.lo.u32 m, %signal, 8, %signals; setp.eq.s32 p, %lane, 0;'
+      f' {address} setp.eq.s32 p, %lane, 0;'
       ' @p mbarrier.arrive.shared::cta.b64 _, [m]; }'
   )
-  operands = {'signals': signals, 'signal': signal, 'lane': lane}
   ptx.emit(code, {}, operands)
 
 

@@ -112,8 +112,8 @@ class Part:
   def of(cls, tiles: teams.Tiles, tile, warpgroup, i: int) -> 'Part':
     """Returns the i-th part of this thread of a warpgroup that updates."""
     per_row = tiles.config.per_row
-    warpgroup = i * tiles.config.updating + warpgroup - 1
-    number = ptx.thread() + warpgroup * ptx.LANES
+    first = i * tiles.config.updating
+    number = ptx.thread() + (first + warpgroup - 1) * ptx.LANES
     own = lax.div(number, jnp.int32(per_row))
     index = number - own * per_row
     exists = own < tiles.config.rows

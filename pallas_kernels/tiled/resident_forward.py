@@ -117,16 +117,18 @@ class _Warpgroup:
     return self.outs.h.at[step & 1, rows, columns]
 
   def run(self) -> None:
-    low, updating = self.plan.config.low, self.plan.config.updating
+    low = self.plan.config.low
     if low:
       one = (ptx.thread() == 0) & (self.own == 0)
       self.products.open(one.astype(jnp.int32))
       sync.barrier(self.plan.config.warpgroups)
     multiply = self.products.multiply if low else self.products.run
     pl.when(self.own == 0)(multiply)
-    pl.when((self.own > 0) & (self.own <= updating))(self._run_updates)
     if low:
-      pl.when(self.own > updating)(self.products.copy)
+      pl.when(self.own == 1)(self._run_updates)
+      pl.when(self.own == 2)(self.products.copy)
+    else:
+      pl.when(self.own > 0)(self._run_updates)
 
   def _run_updates(self) -> None:
     """The work of a warpgroup that updates."""

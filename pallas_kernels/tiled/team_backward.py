@@ -190,16 +190,18 @@ class _Warpgroup:
     return plan.slice_of_rows(d_gates, step - 1, self.tile, first)
 
   def run(self) -> None:
-    low, updating = self.plan.config.low, self.plan.config.updating
+    low = self.plan.config.low
     self.sums.open(self._one)
     if low:
       self.products.open(self._one)
     sync.cluster_barrier()
     multiply = self.products.multiply if low else self.products.run
     pl.when(self.own == 0)(multiply)
-    pl.when((self.own > 0) & (self.own <= updating))(self._update)
     if low:
-      pl.when(self.own > updating)(self.products.copy)
+      pl.when(self.own == 1)(self._update)
+      pl.when(self.own == 2)(self.products.copy)
+    else:
+      pl.when(self.own > 0)(self._update)
     # No CTA ends while others send to it.
     sync.cluster_barrier()
 

@@ -14,6 +14,7 @@ A group is 16 units; of a group and eight rows a warp sends 512 bytes, 16 of
 each thread. What a CTA sends to itself lies where a slice of the operand was.
 """
 
+from collections.abc import Iterable, Sequence
 import dataclasses
 import functools
 from typing import Any
@@ -206,10 +207,11 @@ class Part:
     block = (i * config.updating + warpgroup - 1) * 4 + (thread >> 5)
     exists = block < config.blocks
     block = jnp.minimum(block, config.blocks - 1)
-    member = lax.axis_index('member')
-    group, octet = block >> 1, member * 2 + (block & 1)
     if config.low:
-      group, octet = member, block
+      group, octet = lax.axis_index('member'), block
+    else:
+      half = block & 1
+      group, octet = block >> 1, lax.axis_index('member') * 2 + half
     row = tile.row + octet * _HALF + (lane >> 2)
     unit = tile.block * config.units + group * GROUP
     unit = unit + (lane & 3) * UNITS
@@ -270,14 +272,15 @@ class Sums:
     warp = thread >> 5
     start = self._start(warp, lax.axis_index('member'))
     all_threads = ptx.full(1, 1, jnp.int32)
+    all_words: Iterable[Sequence[Array]]
     if self.config.low:
       at, all_words = low_tiles.sender() + start, low_tiles.words(product)
     else:
       at = (thread & 31) * 16 + start
-      all_words = [
+      all_words = (
           [instructions.as_word(x) for x in ptx.unstack(part)]
           for part in fragments.parts(product, UNITS)
-      ]
+      )
     for i, words in enumerate(all_words):
       sync.send(
           *(self.ref, at + i * _BLOCK, words),
@@ -303,14 +306,16 @@ class Sums:
 
   def total(self, part: Part) -> Array:
     """Returns the sum of all CTAs of a team for a part, float32 [4 * 128]."""
+    at = part.block * _BLOCK
+    if not self.config.low:
+      at = (ptx.thread() & 31) * 16 + at
     own = lax.axis_index('member')
     all_sums = []
     for sender in range(MEMBERS):
-      start = part.block * _BLOCK + self._start(own, jnp.int32(sender))
+      start = self._start(own, jnp.int32(sender))
       if self.config.low:
-        all_sums.append(low_tiles.read(self.ref, start))
+        all_sums.append(low_tiles.read(self.ref, at + start))
         continue
-      at = (ptx.thread() & 31) * 16 + start
-      words = memory.load_words_smem(self.ref, at)
+      words = memory.load_words_smem(self.ref, at + start)
       all_sums.append(ptx.stack([instructions.as_float(w) for w in words]))
     return functools.reduce(jnp.add, all_sums)
