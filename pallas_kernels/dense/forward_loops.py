@@ -50,20 +50,22 @@ def within_cluster(
     flags = steps.held(step), steps.restarts(step + 1)
     u = None
     if plan.operand is not None:
-      gates = first.gather(step, sums)
-      u = steps.operand(start, row, gates)
+      known = first.gather(step, sums)
+      u = steps.operand(start, row, known)
       last.operand.put(step, (u,))
       last.operand.share(step)
       late = steps.multiply_late(step)
-      finish = steps.begin_update(start, row, gates, *flags)
+      finish = steps.begin_update(start, row, known, *flags)
       gates = steps.multiply_last(step, late)
     else:
-      finish = steps.begin_update(start, row, (), *flags)
+      known = []
+      finish = steps.begin_update(start, row, known, *flags)
       gates = first.gather(step, sums)
     h, results, rest = finish(gates)
     first.operand.put(step + 1, (h,))
-    written = steps.outputs(results, start, u)
-    load = staging.put(step, [(value,) for value in written])
+    load = staging.put(
+        step, steps.outputs(results, start, u, (*known, *gates))
+    )
     ring.wait(plan.ahead)
 
     def meanwhile():
@@ -130,30 +132,31 @@ def over_device(
     first.operand.ready(step)
     u = None
     if plan.operand is not None:
-      gates = first.gather(step, first.multiply(step))
-      u = steps.operand(start, row, gates)
+      known = first.gather(step, first.multiply(step))
+      u = steps.operand(start, row, known)
       exchanges[1].publish(step, (u,))
       late = steps.multiply_late(step)
       # All CTAs have published h of the step before.
       pl.when(step > 1)(lambda: exchange.retire(step - 2))
       pl.when(step > 0)(lambda: exchanges[1].retire(step - 1))
       exchange.settle(step)
-      finish = steps.begin_update(start, row, gates, *flags)
+      finish = steps.begin_update(start, row, known, *flags)
       last.operand.fetch(exchanges[1], step, step)
       gates = steps.multiply_last(step, late)
     else:
-      finish = steps.begin_update(start, row, (), *flags)
+      known = []
+      finish = steps.begin_update(start, row, known, *flags)
       gates = first.gather(step, first.multiply(step))
       told = 0 if direct else 1  # The first step to be retired, less 2.
       pl.when(step > told)(lambda: exchange.retire(step - 2))
       exchange.settle(step)
     h, results, rest = finish(gates)
     exchange.publish(step, (h,))
-    written = steps.outputs(results, start, u)
+    written = steps.outputs(results, start, u, (*known, *gates))
     refs = jax.tree.leaves(outs.streams_gmem)
     streams = jax.tree.leaves(plan.streams.outs)
-    for ref, stream, value in zip(refs, streams, written, strict=True):
-      gmem_io.write_step(cta, ref, stream, time, (value,))
+    for ref, stream, values in zip(refs, streams, written, strict=True):
+      gmem_io.write_step(cta, ref, stream, time, values)
     return rest()[1]
 
   state = kernel_call.loop(plan.shape.time, body, steps.carry)

@@ -191,13 +191,29 @@ class Steps:
       return results
     return self.late.collect(step, late) + results
 
-  def outputs(self, results, start: Carry, u) -> list[Array]:
-    """Returns a step's values of the streams that are written, in order."""
-    save = self.plan.save
-    return jax.tree.leaves(
-        streams_lib.ForwardOutputs(
-            carries=tuple(results),
-            starts=start if save else (),
-            operand=u if save else None,
-        )
-    )
+  def outputs(
+      self, results, start: Carry, u, gates: Sequence[Array]
+  ) -> list[Sequence[Array]]:
+    """Returns a step's values of the streams that are written, in order.
+
+    Args:
+      results: the outputs.
+      start: the carry that the step starts from.
+      u: the factor of the second product, or None.
+      gates: all recurrent gates.
+    """
+    plan = self.plan
+    values = [*results]
+    if plan.save:
+      values += [*start, *([] if u is None else [u])]
+    streams: list[Sequence[Array]] = [(value,) for value in values]
+    if plan.keeps:
+      kept = list(map(_saturated, gates))
+      streams += [kept[p.first :][: p.gates] for p in plan.stages]
+    return streams
+
+
+def _saturated(gate: Array) -> Array:
+  """Returns a gate as it is kept: an infinity would make NaN of it."""
+  most = float(jnp.finfo(plan_lib.KEPT).max)
+  return jnp.minimum(jnp.maximum(gate, -most), most)

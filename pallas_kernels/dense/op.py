@@ -19,6 +19,7 @@ from pallas_kernels import sharding
 from pallas_kernels.dense import backward
 from pallas_kernels.dense import forward
 from pallas_kernels.dense import head_gradients
+from pallas_kernels.dense import kept_gates
 from pallas_kernels.dense import kernel_call
 from pallas_kernels.dense import pieces
 from pallas_kernels.dense import plan as plan_lib
@@ -142,7 +143,8 @@ def _run(
     recurrence: Recurrence, theta, x, recurrent_kernel, carry, restart, flags
 ):
   operands = theta, projection.form(x), recurrent_kernel, carry, restart, flags
-  return _forward(recurrence, operands, save=False)(*operands)[:2]
+  forward_pass = _forward(recurrence, operands, save=False, keeps=False)
+  return forward_pass(*operands)[:2]
 
 
 def _run_fwd(
@@ -152,34 +154,43 @@ def _run_fwd(
       (theta, x, recurrent_kernel, carry, restart)
   )
   operands = theta, projection.form(x), recurrent_kernel, carry, restart, flags
-  forward_pass = _forward(recurrence, operands, save=True)
-  last, carries, (h, others), u = forward_pass(*operands)
-  saved = theta, x, recurrent_kernel, carry, restart, (*h, *others), u
+  keeps = kept_gates.pay(
+      recurrence,
+      operands[1],
+      recurrent_kernel,
+      states=len(carry),
+      flags=flags is not None,
+  )
+  forward_pass = _forward(recurrence, operands, save=True, keeps=keeps)
+  last, carries, (h, others), u, h_gates = forward_pass(*operands)
+  starts = *h, *others
+  saved = theta, x, recurrent_kernel, carry, restart, starts, u, h_gates
   return (last, carries), (saved, flags)
 
 
-def _forward(recurrence, operands, save):
+def _forward(recurrence, operands, save, keeps):
   """Returns `forward_part` as a function of the operands, over devices."""
   axis = recurrence.batch_axis
   whole = auto_axes.WHOLE
   return auto_axes.over_batch(
       recurrence.target,
-      functools.partial(forward_part, recurrence, save),
+      functools.partial(forward_part, recurrence, save, keeps),
       operands,
       (whole, axis, whole, 1, 1, 1),
-      # h and u lie head by head, the other arrays of the carry do not.
-      (1, axis, (axis + 1, axis), axis + 1),
+      # h, u and R h lie head by head, the other arrays of the carry do not.
+      (1, axis, (axis + 1, axis), axis + 1, axis + 1),
   )
 
 
 def forward_part(
-    recurrence, save, theta, x, recurrent_kernel, carry, restart, flags
+    recurrence, save, keeps, theta, x, recurrent_kernel, carry, restart, flags
 ):
   """Runs the forward kernel for the part of the batch that one device has.
 
   Returns:
-    The final carry; the outputs; and, if `save`, the carry that every step
-    starts from, h apart, and the operand of the second product.
+    The final carry; the outputs; if `save`, the carry that every step starts
+    from, h apart, and the operand of the second product; and, if `keeps`, the
+    recurrent gates.
   """
   recurrence = recurrence.of_batch(x.shape[recurrence.batch_axis])
   batch_pieces = pieces.plan_pieces(
@@ -189,6 +200,7 @@ def forward_part(
       states=len(carry),
       flags=flags is not None,
       save=save,
+      keeps=keeps,
   )
   matrix = _matrix(jnp.swapaxes(recurrent_kernel, -1, -2), batch_pieces[0].plan)
   axis = recurrence.batch_axis
@@ -205,16 +217,15 @@ def forward_part(
       )
       for piece in batch_pieces
   ]
-  carries, last, starts, u = zip(*results, strict=True)
-  by_head = pieces.join(
-      axis + 1, [(start[:1], v) for start, v in zip(starts, u, strict=True)]
-  )
+  carries, last, starts, u, h_gates = zip(*results, strict=True)
+  h = [start[:1] for start in starts]
+  by_head = pieces.join(axis + 1, list(zip(h, u, h_gates, strict=True)))
   others = pieces.join(axis, [start[1:] for start in starts])
   joined = (
       pieces.join(1, last),
       pieces.join(axis, carries),
       (by_head[0], others),
-      by_head[1],
+      *by_head[1:],
   )
   return jax.tree.map(lambda y: sharding.like(y, x), joined)
 
@@ -222,7 +233,7 @@ def forward_part(
 def _run_bwd(recurrence: Recurrence, saved, cotangents):
   saved, flags = saved
   saved, cotangents = autodiff.differentiable_once((saved, cotangents))
-  *primals, starts, u = saved
+  *primals, starts, u, h_gates = saved
   theta, x, recurrent_kernel, carry, restart = primals
   inputs, x, cotangents = projection.form_again(x, cotangents)
   axis = recurrence.batch_axis
@@ -230,13 +241,13 @@ def _run_bwd(recurrence: Recurrence, saved, cotangents):
   places = whole, axis, whole, 1, 1
   operands = (
       *(theta, inputs, recurrent_kernel, carry, restart, flags),
-      *(starts[:1], starts[1:], u, *cotangents),
+      *(starts[:1], starts[1:], u, h_gates, *cotangents),
   )
   adjoint = auto_axes.over_batch(
       recurrence.target,
       functools.partial(backward_part, recurrence),
       operands,
-      (*places, 1, axis + 1, axis, axis + 1, 1, axis),
+      (*places, 1, axis + 1, axis, axis + 1, axis + 1, 1, axis),
       places,
   )
   d_theta, d_x, d_recurrent_kernel, d_carry, d_restart = adjoint(*operands)
@@ -262,6 +273,7 @@ def backward_part(
     h,
     others,
     u,
+    h_gates,
     *given,
 ):
   """The cotangents of a part of the batch; those of theta and R in float32."""
@@ -275,6 +287,7 @@ def backward_part(
       states=len(carry),
       flags=flags is not None,
       adjoint=True,
+      keeps=bool(h_gates),
   )
   axis = recurrence.batch_axis
   matrix = _matrix(recurrent_kernel, batch_pieces[0].plan)
@@ -289,18 +302,19 @@ def backward_part(
     plan = piece.plan
     own_flags = _flags_of(piece, flags)
     own = piece.cut(axis + 1, operands)
-    h_gates = [
-        time_gemms.h_gates(
-            h, recurrent_kernel[p.first :][: p.gates].astype(plan.dtype)
-        )
-        for h, p in zip(own, plan.stages, strict=True)
-        if not plan.again
-    ]
+    own_gates = piece.cut(axis + 1, h_gates)
+    if not plan.again and not plan.keeps:
+      own_gates = [
+          time_gemms.h_gates(
+              h, recurrent_kernel[p.first :][: p.gates].astype(plan.dtype)
+          )
+          for h, p in zip(own, plan.stages, strict=True)
+      ]
     d_x, d_gates, d_carry, d_theta, d_restart = backward.backward(
         plan,
         theta,
         piece.cut(axis, x),
-        h_gates,
+        own_gates,
         (own[0], *piece.cut(axis, starts[1:])),
         matrix,
         again if plan.again else (),

@@ -1,0 +1,73 @@
+"""Whether the forward pass keeps the recurrent gates R h for the adjoint.
+
+The adjoint reads R h of every step. Either the forward kernel, which has it
+anyway, writes it in float16; or one GEMM over all steps forms it again in
+float32, before the adjoint's loop (`time_gemms.h_gates`); or the adjoint itself
+multiplies again (`Plan.again`).
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.dense import pieces
+from pallas_kernels.dense import plan as plan_lib
+
+# Whether gates are kept at all.
+ENABLED = True
+
+
+def pay(
+    recurrence: plan_lib.Recurrence,
+    x: Any,
+    recurrent_kernel: jax.Array,
+    *,
+    states: int,
+    flags: bool,
+) -> bool:
+  """Returns whether to keep the recurrent gates of a batch.
+
+  Where XLA splits the batch over devices, the whole batch decides for all: by
+  then the arrays that are kept have to be known.
+
+  Args:
+    recurrence: static facts of the whole batch.
+    x: the inputs; their type is read.
+    recurrent_kernel: the recurrent kernel; its type is read.
+    states: arrays of the carry.
+    flags: whether there are flags.
+  """
+  # Where h has the digits of float16, sums rounded to it would make derivatives
+  # nearly twice as inexact.
+  dtype = jnp.promote_types(x.dtype, recurrent_kernel.dtype)
+  if not ENABLED or not recurrence.call.keep_gates or dtype != jnp.bfloat16:
+    return False
+  if recurrence.operand is not None:
+    return False
+  plan = functools.partial(
+      pieces.plan_pieces,
+      recurrence,
+      x,
+      recurrent_kernel,
+      states=states,
+      flags=flags,
+  )
+  if any(piece.plan.again for piece in plan(adjoint=True)):
+    return False
+  try:
+    kept = plan(save=True, keeps=True)
+  except NotImplementedError:
+    return False
+  if any(piece.plan.config.direct for piece in kept):
+    return False
+  # Room for one more output is no reason to cut the work otherwise.
+  return list(map(_cut, kept)) == list(map(_cut, plan(save=True)))
+
+
+def _cut(piece: pieces.Piece) -> tuple[int, Any]:
+  """Returns the rows and the cut of a piece, of any slots of inputs."""
+  config = dataclasses.replace(piece.plan.config, stages=0)
+  return piece.start, config
