@@ -199,6 +199,28 @@ def store_words_gmem(ref, offset, words, size, where=None):
   _store_words(ref, _spread(offset) * size, words, where)
 
 
+def _matrix_rows(offset, count):
+  """Returns where the rows of matrices start, [warps * 8 count]."""
+  return _spread(offset).reshape(-1, 32)[:, : 8 * count].reshape(-1)
+
+
+def load_matrices(ref, offset, count):
+  rows = ref.load(_matrix_rows(offset, count), 16)
+  # Lane 4 q + p has column q of rows 2 p and 2 p + 1.
+  halves = rows.view(np.uint16).reshape(-1, count, 8, 8).swapaxes(2, 3)
+  words = np.ascontiguousarray(halves).view(np.int32).reshape(-1, count, 32)
+  return [jnp.asarray(words[:, i].reshape(-1)) for i in range(count)]
+
+
+def store_matrices(ref, offset, words, where):
+  count = len(words)
+  words = np.stack([_spread(w).reshape(-1, 32) for w in words], 1)
+  halves = words.view(np.uint16).reshape(-1, count, 8, 8).swapaxes(2, 3)
+  rows = np.ascontiguousarray(halves).view(np.uint8).reshape(-1, 16)
+  stored = _where(where).reshape(-1, 32)[:, : 8 * count].reshape(-1)
+  ref.store(_matrix_rows(offset, count)[stored], rows[stored])
+
+
 def fetch(shared_ref, shared_offset, ref, offset, size, where):
   where = _spread(where)
   words = load_words_gmem(ref, offset, size, where > 1)
@@ -482,6 +504,8 @@ def emulated(lockstep: int = 1024):
           'store_words_smem': store_words_smem,
           'store_words_gmem': store_words_gmem,
           'store_pair_smem': store_words_smem,
+          'load_matrices': load_matrices,
+          'store_matrices': store_matrices,
           'fetch': fetch,
           'fetch_commit': nothing,
           'fetch_wait': nothing,

@@ -28,13 +28,48 @@ if abstract_gpu.RUNS:
   from pallas_kernels.dense import backward
   from pallas_kernels.dense import config as config_lib
   from pallas_kernels.dense import forward
-  from pallas_kernels.dense import fragments
   from pallas_kernels.dense import kernel_call
   from pallas_kernels.dense import pieces
   from pallas_kernels.dense import plan as plan_lib
   from pallas_kernels.dense import tuning
 
-CELLS = {'LSTM': rnnzoo.LSTMCell(), 'GRU': rnnzoo.GRUCell()}
+CELLS = {
+    'LSTM': rnnzoo.LSTMCell(),
+    'GRU': rnnzoo.GRUCell(),
+    'AGRU': rnnzoo.AGRUCell(),
+}
+
+# Cuts of a head.
+CUTS = {
+    'four columns': {
+        'exchange': 'shared',
+        'columns': 4,
+        'units': 64,
+        'warpgroups': 2,
+    },
+    'shared': {
+        'exchange': 'shared',
+        'columns': 8,
+        'units': 64,
+        'warpgroups': 2,
+    },
+    'cluster': {
+        'exchange': 'cluster',
+        'columns': 8,
+        'units': 32,
+        'warpgroups': 2,
+        'sums': 4,
+        'cluster': 3,
+    },
+    'device': {
+        'exchange': 'device',
+        'columns': 8,
+        'units': 16,
+        'warpgroups': 2,
+        'sums': 4,
+        'cluster': 2,
+    },
+}
 
 # More steps than an exchange has slots.
 TIME = 10
@@ -60,6 +95,8 @@ class EmulationTest(parameterized.TestCase):
       teams=(4, 3, 2, 1),
       config=None,
       again=0,
+      keeps=False,
+      reach=1.0,
   ):
     """Compares a recurrence and its adjoint with loops.
 
@@ -77,6 +114,8 @@ class EmulationTest(parameterized.TestCase):
       config: a cut in place of those that `tuning` chooses; a team is the
         adjoint's.
       again: columns of a CTA whose adjoint multiplies R h again, or 0.
+      keeps: whether the forward kernel keeps R h.
+      reach: standard deviation of R h.
     """
     if not abstract_gpu.RUNS:
       return
@@ -92,15 +131,17 @@ class EmulationTest(parameterized.TestCase):
     states, names = len(cell.carry_names), cell.param_names
     lead = (time, batch) if time_major else (batch, time)
     x = draw(*lead, gates, size, dtype=dtype)
-    kernel = 0.5 * size**-0.5 * draw(recurrent, 1, size, size)
+    kernel = 0.5 * reach * size**-0.5 * draw(recurrent, 1, size, size)
     kernel = kernel.astype(dtype)
     carry, restart = draw(states, batch, size), draw(states, batch, size)
     bits = rng.integers(0, 4, (1, batch, time)) * flags
+    unpacked = lambda method: lambda theta, *args: method(
+        dict(zip(names, theta, strict=True)), *args
+    )
+    two = hasattr(cell, 'operand')
     recurrence = plan_lib.Recurrence(
-        update=lambda theta, *args: cell.update(
-            dict(zip(names, theta, strict=True)), *args
-        ),
-        operand=None,
+        update=unpacked(cell.update),
+        operand=unpacked(cell.operand) if two else None,
         params=len(names),
         shape=(batch, time, 1, size),
         call=call_lib.Call(
@@ -111,7 +152,11 @@ class EmulationTest(parameterized.TestCase):
 
     def plan(**options):
       (piece,) = pieces.plan_pieces(
-          recurrence, x, kernel, states=states, flags=flags, **options
+          *(recurrence, x, kernel),
+          states=states,
+          flags=flags,
+          keeps=keeps,
+          **options,
       )
       return piece.plan
 
@@ -134,15 +179,13 @@ class EmulationTest(parameterized.TestCase):
       self.assertTrue(run.config.direct)
       self.assertTrue(pull.config.direct)
     else:
-      # Forward, the others would not wait for a team's CTA without units: by
-      # the time it polls an operand, they may have retired it.
-      alone = dataclasses.replace(config, cluster=1)
-      object.__setattr__(run, 'config', alone)
+      forward_config = config
+      if config.through_device:
+        # Forward, the others would not wait for a team's CTA without units: by
+        # the time it polls an operand, they may have retired it.
+        forward_config = dataclasses.replace(config, cluster=1)
+      object.__setattr__(run, 'config', forward_config)
       object.__setattr__(pull, 'config', config)
-    # The emulation has no instructions for matrices of fragments.
-    by_element = contextlib.nullcontext()
-    if again:
-      by_element = mock.patch.object(fragments, 'usable', return_value=False)
     packed = None
     if flags:
       packed = kernel_call.prepare_flags(
@@ -152,15 +195,23 @@ class EmulationTest(parameterized.TestCase):
     transposed = (jnp.swapaxes(kernel, -1, -2),)
     args = run, theta, x, transposed, carry, restart, packed
     want = dense_loops.forward_loop(*args)
-    with dense_emulation.emulated(lockstep), by_element:
+    if reach > 1e6:
+      most = float(jnp.finfo(plan_lib.KEPT).max)
+      self.assertEqual(float(jnp.max(want[4][0])), most)
+    with dense_emulation.emulated(lockstep):
       got = forward.forward.__wrapped__(*args)
     self.compare(got, want, dtype)
 
+    kept = plan_lib.KEPT if keeps else jnp.float32
+    h_gates = tuple(
+        draw(1, *lead, p.gates, size, dtype=kept)
+        for p in ([] if again else pull.stages)
+    )
     args = (
         pull,
         theta,
         x,
-        () if again else (draw(1, *lead, recurrent, size),),
+        h_gates,
         want[2],
         (kernel,),
         transposed if again else (),
@@ -169,7 +220,7 @@ class EmulationTest(parameterized.TestCase):
         draw(states, batch, size),
     )
     want = dense_loops.backward_loop(*args)
-    with dense_emulation.emulated(lockstep), by_element:
+    with dense_emulation.emulated(lockstep):
       got = backward.backward.__wrapped__(*args)
 
     def summed(found):
@@ -219,18 +270,31 @@ class EmulationTest(parameterized.TestCase):
     self.check('LSTM', 5, 72, lockstep=32)
 
   def test_operands_in_shared_memory(self):
-    if not abstract_gpu.RUNS:
-      return
-    config = config_lib.Config(
-        exchange='device',
-        columns=8,
-        units=16,
-        warpgroups=2,
-        sums=4,
-        cluster=2,
-        stages=6,
-    )
-    self.check('LSTM', 5, 72, config=config)
+    self.check_cut('LSTM', 5, 72, 'device')
+
+  def check_cut(self, cell, batch, size, name, **options):
+    """`check` with one of `CUTS`."""
+    if abstract_gpu.RUNS:
+      config = config_lib.Config(stages=6, **CUTS[name])
+      self.check(cell, batch, size, config=config, **options)
+
+  @parameterized.parameters(
+      ('LSTM', 5, 48, 'four columns', {'reverse': True}),
+      ('GRU', 11, 64, 'shared', {'time_major': True, 'flags': False}),
+      ('LSTM', 5, 72, 'cluster', {'time': 4}),
+      ('GRU', 5, 72, 'device', {'time': 4, 'reverse': True}),
+      ('AGRU', 3, 40, 'four columns', {'time': 4}),
+      # The operand needs the first gate; the second one is multiplied late.
+      ('AGRU', 5, 72, 'device', {'time': 4, 'time_major': True}),
+      # Beyond the range of float16.
+      ('LSTM', 3, 32, 'four columns', {'time': 4, 'reach': 1e7}),
+      ('LSTM', 3, 32, 'shared', {'time': 4, 'reach': 1e7}),
+  )
+  def test_kept_gates(self, cell, batch, size, name, options):
+    self.check_cut(cell, batch, size, name, keeps=True, **options)
+
+  def test_kept_gates_of_operands_in_registers(self):
+    self.check('LSTM', 5, 72, time=4, keeps=True)
 
 
 if __name__ == '__main__':

@@ -1,6 +1,7 @@
 """How dense recurrences are cut: every cut fits the GPU and covers the work."""
 
 import itertools
+from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -15,6 +16,7 @@ from tests.testing import abstract_gpu
 
 if abstract_gpu.RUNS:
   from pallas_kernels.dense import config as config_lib
+  from pallas_kernels.dense import kept_gates
   from pallas_kernels.dense import operand
   from pallas_kernels.dense import pieces
   from pallas_kernels.dense import plan as plan_lib
@@ -63,8 +65,8 @@ CELLS = {
 }
 
 
-def plans(cell, dtype, batch, heads, size, cores=CORES, **options):
-  """Returns the plans of a batch's pieces."""
+def facts(cell, dtype, batch, heads, size, cores=CORES, **options):
+  """Returns a recurrence and the types of its inputs and of R."""
   unpacked = lambda method: lambda theta, *args: method(
       dict(zip(cell.param_names, theta, strict=True)), *args
   )
@@ -73,7 +75,7 @@ def plans(cell, dtype, batch, heads, size, cores=CORES, **options):
       operand=unpacked(cell.operand) if hasattr(cell, 'operand') else None,
       params=len(cell.param_names),
       shape=(batch, 10, heads, size),
-      call=call_lib.Call(out_dtype=jnp.dtype(dtype)),
+      call=call_lib.Call(out_dtype=jnp.dtype(dtype), **options),
       target=targets.Target(cores, False),
   )
   gates = cell.input_gates
@@ -81,10 +83,13 @@ def plans(cell, dtype, batch, heads, size, cores=CORES, **options):
   kernel = jax.ShapeDtypeStruct(
       (cell.recurrent_gates, heads, size, size), dtype
   )
-  states = len(cell.carry_names)
-  found = pieces.plan_pieces(
-      recurrence, x, kernel, states=states, flags=True, **options
-  )
+  return recurrence, x, kernel
+
+
+def plans(cell, *sizes, cores=CORES, **options):
+  """Returns the plans of a batch's pieces; sizes as those of `facts`."""
+  options |= {'states': len(cell.carry_names), 'flags': True}
+  found = pieces.plan_pieces(*facts(cell, *sizes, cores), **options)
   return [piece.plan for piece in found]
 
 
@@ -238,6 +243,45 @@ class CutsTest(parameterized.TestCase):
         self.assertGreaterEqual(shape.parts(config) * config.units, shape.size)
         if config.exchange == 'device':
           self.assertLessEqual(shape.ctas(config), cores)
+
+  @parameterized.parameters(
+      # A CTA has a head, a cluster has it, and it is spread over the device.
+      (True, 'LSTM', 16, 12, 64),
+      (True, 'GRU', 16, 4, 256),
+      (True, 'LSTM', 16, 1, 768),
+      (True, 'Elman', 64, 1, 48),
+      (False, 'LSTM', 16, 12, 64, {'keep_gates': False}),
+      # The adjoint multiplies again.
+      (False, 'LSTM', 64, 12, 64),
+      # Operands go straight to registers.
+      (False, 'LSTM', 16, 1, 1536),
+      # The adjoint would take all rows at once, which is unmeasured.
+      (False, 'LSTM', 64, 1, 1024),
+      (False, 'AGRU', 16, 1, 64),
+  )
+  def test_kept_gates(self, expected, name, batch, heads, size, options=None):
+    if not abstract_gpu.RUNS:
+      return
+    cell = CELLS[name]
+
+    def keeps(dtype):
+      sizes = batch, heads, size
+      return kept_gates.pay(
+          *facts(cell, dtype, *sizes, **(options or {})),
+          states=len(cell.carry_names),
+          flags=True,
+      )
+
+    self.assertEqual(keeps('bfloat16'), expected)
+    self.assertFalse(keeps('float16'))
+    with mock.patch.object(kept_gates, 'ENABLED', False):
+      self.assertFalse(keeps('bfloat16'))
+    if not expected:
+      return
+    for way in 'save', 'adjoint':
+      given = cell, 'bfloat16', batch, heads, size
+      for plan in plans(*given, keeps=True, **{way: True}):
+        self.check(plan)
 
   def _check_plans(self, cell, dtype, batch, heads, size):
     """Checks the plans of a batch; returns the kinds of their exchanges."""
