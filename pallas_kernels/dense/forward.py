@@ -84,8 +84,8 @@ def forward(
     T, F]; the carry after the last step, [S, B, F]; with `plan.save`, the
     carries that every step starts from, h in `plan.dtype` [N, B, T, 1, D] and
     the others in float32, each [B, T, F]; with `plan.save`, the operand of the
-    second product, [N, B, T, 1, D], if there is one; and, with `plan.keeps`, the
-    recurrent gates, as `backward` reads them.
+    second product, [N, B, T, 1, D], if there is one; and, with `plan.keeps`,
+    the recurrent gates, as `backward` reads them.
   """
   first = again = carry[0]
   if plan.config.through_device:  # Rounded as an exchange rounds.

@@ -63,9 +63,7 @@ def within_cluster(
       gates = first.gather(step, sums)
     h, results, rest = finish(gates)
     first.operand.put(step + 1, (h,))
-    load = staging.put(
-        step, steps.outputs(results, start, u, (*known, *gates))
-    )
+    load = staging.put(step, steps.outputs(results, start, u, (*known, *gates)))
     ring.wait(plan.ahead)
 
     def meanwhile():

@@ -89,8 +89,8 @@ class Plan:
     dtype: dtype of the products' factors; float32 becomes two bfloat16 parts.
     adjoint: whether the kernel runs the adjoint.
     save: whether the forward kernel returns the arrays that the adjoint reads.
-    keeps: whether it returns the recurrent gates too, in `KEPT`, and the adjoint
-      reads them so.
+    keeps: whether it returns the recurrent gates too, in `KEPT`, and the
+      adjoint reads them so.
     again: whether the adjoint multiplies R h again, in the one CTA of a head,
       instead of reading it.
     in_place: whether the gradient of R reads the cotangents of x where they

@@ -1,7 +1,8 @@
 """Products with the recurrent kernel over all steps at once, left to XLA.
 
-The adjoint reads the recurrent gates of all steps, one GEMM before its loop,
-and the gradient of the recurrent kernel is one GEMM after it.
+Where the forward pass has not kept the recurrent gates (`kept_gates.py`), one
+GEMM before the adjoint's loop forms those of all steps again. The gradient of
+the recurrent kernel is one GEMM after it.
 """
 
 import math
@@ -21,8 +22,8 @@ _SUMMED = 64
 def h_gates(h: Array, kernel: Array) -> Array:
   """[N, B, T, 1, D] and [G, N, D, D] -> float32 [N, B, T, G, D].
 
-  The sums stay float32, as in the forward kernel: rounded to 16 bits, they made
-  errors of some gradients twice as large.
+  The sums stay float32, as in the forward kernel: rounded to the dtype of h,
+  they made errors of some gradients twice as large.
   """
   heads, *lead, _, size = h.shape
   product = lax.dot_general(

@@ -111,13 +111,14 @@ class Pallas:
 
   Attributes:
     keep: 'gates', as `'pallas'` does, keeps the input gates W x of every step
-      as well, batch * time * gates * features numbers in the dtype of x, and
-      where kernels run in tiles the recurrent gates R h in float16. 'carries'
-      forms them again in the backward pass: one more product of all steps, and
-      with tiles one more for R h. Other kernels never keep R h. Input gates
-      that are given instead of x, to `rnnzoo.unroll` or by `SLSTMBlock`, are
-      there already and stay; so do the coefficients of `rnnzoo.linear_scan`,
-      and those of a linear layer whose time is over devices.
+      as well, batch * time * gates * features numbers in the dtype of x. In
+      bfloat16, and where kernels run in tiles, it keeps the recurrent gates R h
+      too, in float16; cells with two products a step do not, nor kernels that
+      have no use for it. 'carries' forms them again in the backward pass: one
+      more product of all steps for W x, and one for R h. Input gates that are
+      given instead of x, to `rnnzoo.unroll` or by `SLSTMBlock`, are there
+      already and stay; so do the coefficients of `rnnzoo.linear_scan`, and
+      those of a linear layer whose time is over devices.
   """
 
   keep: str = 'gates'

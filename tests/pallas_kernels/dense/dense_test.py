@@ -158,9 +158,7 @@ class LayersTest(comparison.ComparisonTestCase):
       case(rnnzoo.LSTM, dtype='float16'),
       case(rnnzoo.GRU),
       case(rnnzoo.AGRU, dtype='bfloat16'),
-      case(
-          rnnzoo.LSTM, dtype='bfloat16', path=rnnzoo.Pallas(keep='carries')
-      ),
+      case(rnnzoo.LSTM, dtype='bfloat16', path=rnnzoo.Pallas(keep='carries')),
   )
   def test_gates_that_are_not_kept(self, case):
     if not abstract_gpu.RUNS:
