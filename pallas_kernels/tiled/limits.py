@@ -38,10 +38,10 @@ _ROWS, _SIZES_ON_CHIP, _STATES_ON_CHIP = 64, (384, 1024), 2
 _GATES_ON_CHIP, _WORK_OF_FEW_GATES, _SIZE_OF_FEW_GATES = 3, 75_000_000, 768
 
 # Rows of a batch of which kernels with R on the chip have tiles of 32 rows, and
-# units of such heads. They are not measured yet, so that there are none:
-# range(17, 33) switches them on.
-LOW_BATCHES = range(0)
-_LOW_SIZES = 1024, 2048
+# units of such heads. With 16 rows, or 1,024 units, forward passes of other
+# kernels are faster, by benchmarks/tuning_low_tiles_h100.json, of LSTM and GRU.
+LOW_BATCHES = range(17, 33)
+_LOW_SIZES = 1088, 2048
 
 # Rows of the smallest tile.
 _TILE = 64

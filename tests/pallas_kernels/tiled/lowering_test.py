@@ -122,8 +122,7 @@ class TiledLoweringTest(parameterized.TestCase):
   @parameterized.named_parameters(*comparison.named(LOW))
   @pytest.mark.slow
   def test_low(self, case):
-    with tiled_loops.low():
-      self.lowers(case, ON_CHIP)
+    self.lowers(case, ON_CHIP)
 
   @parameterized.named_parameters(*comparison.named(PROJECTED))
   @pytest.mark.slow
@@ -160,7 +159,7 @@ class TiledLoweringTest(parameterized.TestCase):
 
   @pytest.mark.slow
   def test_low_with_x64(self):
-    with jax.enable_x64(True), tiled_loops.low():
+    with jax.enable_x64(True):
       self.lowers(case(rnnzoo.LSTM, sizes=(20, 3, 1536), reset=True), ON_CHIP)
 
   def lowers(self, case, names=NAMES):
@@ -207,10 +206,6 @@ class TiledLoweringTest(parameterized.TestCase):
   @parameterized.parameters((256, 768), (32, 1536))
   @pytest.mark.slow
   def test_on_chip_over_devices_and_vmap(self, rows, size):
-    with tiled_loops.low():
-      self.lowers_over_devices_and_vmap(rows, size)
-
-  def lowers_over_devices_and_vmap(self, rows, size):
     f, args = comparison.abstract_gradient(
         case(rnnzoo.LSTM, sizes=(rows, 2, size))
     )

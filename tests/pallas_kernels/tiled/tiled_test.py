@@ -398,28 +398,27 @@ class LimitsTest(parameterized.TestCase):
       self.assertTrue(self.pays(**options))
 
   @parameterized.parameters(
-      {'rows': 17, 'size': 1024},
+      {'rows': 17, 'size': 1088},
       {'rows': 32, 'size': 1536},
-      {'rows': 32, 'size': 1600},
+      {'rows': 32, 'size': 1856},
       {'rows': 32, 'size': 1280, 'recurrent': 3},
       {'rows': 24, 'size': 1536, 'recurrent': 3},
   )
   def test_low(self, **options):
     if not abstract_gpu.RUNS:
       return
-    self.assertFalse(self.pays(**options))
-    with mock.patch.object(limits, 'LOW_BATCHES', range(17, 33)):
-      self.assertTrue(self.pays(**options))
-      for other in (
-          {'rows': 16},
-          {'size': 960},
-          {'size': 1920},
-          {'recurrent': 1},
-          {'states': 4},
-          {'target': H20},
-          {'call': call_lib.Call(stop_recurrent_gradient=True)},
-      ):
-        self.assertFalse(self.pays(**(options | other)))
+    self.assertTrue(self.pays(**options))
+    for other in (
+        {'rows': 16},
+        {'rows': 33},
+        {'size': 1024},
+        {'size': 1920},
+        {'recurrent': 1},
+        {'states': 4},
+        {'target': H20},
+        {'call': call_lib.Call(stop_recurrent_gradient=True)},
+    ):
+      self.assertFalse(self.pays(**(options | other)))
 
   @parameterized.parameters(
       # The forward pass cannot keep R on the chip,
@@ -613,13 +612,12 @@ class ConfigTest(parameterized.TestCase):
     if not abstract_gpu.RUNS:
       return
     facts = {'heads': 1, 'size': 1536, 'recurrent': 4, 'target': H200}
-    with tiled_loops.low():
-      taken = tuning.choose_team(batch=32, **facts)
-      want = teams.Config(units=64, stages=12, rows=32, held=4)
-      self.assertEqual(taken, want)
-      taken = tuning.choose_resident(batch=32, **facts)
-      want = resident.Config(units=16, gates=4, stages=16, rows=32, held=4)
-      self.assertEqual(taken, want)
+    taken = tuning.choose_team(batch=32, **facts)
+    want = teams.Config(units=64, stages=12, rows=32, held=4)
+    self.assertEqual(taken, want)
+    taken = tuning.choose_resident(batch=32, **facts)
+    want = resident.Config(units=16, gates=4, stages=16, rows=32, held=4)
+    self.assertEqual(taken, want)
 
   def test_on_chip_cuts(self):
     if not abstract_gpu.RUNS:
