@@ -183,7 +183,7 @@ class KeptTest(parameterized.TestCase):
     kinds = GATES, CARRIES
     with on_gpu(self):
       more = [kept(make, path, x) for path in kinds]
-      with mock.patch.object(kept_gates, 'ENABLED', False):
+      with mock.patch.object(kept_gates, 'pay', return_value=False):
         fewer = [kept(make, path, x) for path in kinds]
     size = 2 * BATCH * TIME * gates * FEATURES
     self.assertEqual(
