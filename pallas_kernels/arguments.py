@@ -70,13 +70,21 @@ def shape(name: str, x: Array, axes: str, expected: Sequence[int]) -> None:
 
 
 def flags(
-    name: str, x: Array | None, batch: int, time: int, both: bool = False
+    name: str, x: Array | None, batch: int, time: int, groups: int = 1
 ) -> None:
-  """Raises ValueError unless x is None or bool [batch, time], or 2 of these."""
+  """Raises ValueError unless x is None or bool [batch, time].
+
+  Args:
+    name: of x.
+    x: the flags.
+    batch: B.
+    time: T.
+    groups: number of such arrays, stacked; one has no axis for it.
+  """
   if x is None:
     return
-  if both:
-    shape(name, x, '[2, batch, time]', (2, batch, time))
+  if groups > 1:
+    shape(name, x, f'[{groups}, batch, time]', (groups, batch, time))
   else:
     shape(name, x, '[batch, time]', (batch, time))
   if x.dtype != jnp.bool_:

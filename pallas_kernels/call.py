@@ -18,6 +18,9 @@ class Call:
     reverse: run from the last step to the first.
     both_directions: run the second half of the heads in the other direction, at
       the same time.
+    levels: so many layers of equal size, which need nothing of each other, run
+      at the same time: level l has the l-th part of the heads. Arrays of all
+      steps, inputs and outputs, hold one level after the other, [L, B, T, ...].
     time_major: inputs and outputs are [T, B, ...] instead of [B, T, ...].
     outputs: number of the carry's arrays that are returned for all steps.
     out_dtype: dtype of these; None for the engine's own choice.
@@ -32,6 +35,7 @@ class Call:
 
   reverse: bool = False
   both_directions: bool = False
+  levels: int = 1
   time_major: bool = False
   outputs: int = 1
   out_dtype: Any = None
@@ -39,6 +43,11 @@ class Call:
   zero_not_finite: bool = False
   stop_recurrent_gradient: bool = False
   keep_gates: bool = True
+
+  @property
+  def groups(self) -> int:
+    """Parts of the heads that have flags of their own."""
+    return 2 if self.both_directions else self.levels
 
   def bounded(self, d: jax.Array) -> jax.Array:
     """Returns a cotangent that came back through a product, as options say."""

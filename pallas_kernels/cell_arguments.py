@@ -37,8 +37,8 @@ def checked_shape(
   for name, given in (('carry', carry), ('restart', restart)):
     if given is not None:
       arguments.carry(name, given, cell.carry_names, batch, features)
-  arguments.flags('reset', reset, batch, time, call.both_directions)
-  arguments.flags('mask', mask, batch, time)
+  arguments.flags('reset', reset, batch, time, call.groups)
+  arguments.flags('mask', mask, batch, time, call.levels)
   *_, recurrent_kernel = weights
   _check_call(cell, call, recurrent_kernel)
   return batch, time, features
@@ -67,14 +67,20 @@ def _check_call(cell: Any, call: call_lib.Call, recurrent_kernel: Any) -> None:
       raise ValueError(
           f'both_directions needs an even number of heads, got {heads}.'
       )
+    if heads % call.levels:
+      raise ValueError(
+          f'The number of heads must be a multiple of levels = {call.levels},'
+          f' got {heads}.'
+      )
   elif (
       call.recurrent_gradient_clip is not None
       or call.stop_recurrent_gradient
-      or call.both_directions
+      or call.groups > 1
   ):
     raise NotImplementedError(
-        'GPU kernels have recurrent_gradient_clip, stop_recurrent_gradient and'
-        ' both_directions for recurrent kernels that are not diagonal only.'
+        'GPU kernels have recurrent_gradient_clip, stop_recurrent_gradient,'
+        ' both_directions and levels for recurrent kernels that are not'
+        ' diagonal only.'
     )
 
 

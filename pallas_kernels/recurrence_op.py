@@ -108,7 +108,8 @@ def recurrence(
     params: the cell's own parameters by name, each [..., F].
     x_gates: input gates, [B, T, G, F] or a sequence of arrays [B, T, F] and
       [B, T, g, F] that have G gates in all; float32, bfloat16 or float16. With
-      `input_kernel` its operand, [B, T, I].
+      `input_kernel` its operand, [B, T, I]. With `call.levels`, L of them, [L,
+      B, T, G, F / L] and no `input_kernel`.
     recurrent_kernel: [G', N, D, D] with N D = F, or None for a cell without
       recurrent gates.
     carry: state before the first step, each [B, F]; None for zeros, which a
@@ -121,9 +122,9 @@ def recurrence(
     reset: bool [B, T], also where x is time-major; where true, the carry
       restarts before the step, in the order of the loop. With
       `call.both_directions` [2, B, T], one for each half of the heads, in the
-      order of its loop.
+      order of its loop; with `call.levels` [L, B, T].
     mask: bool [B, T], also where x is time-major; where false, the carry is
-      held over the step.
+      held over the step. With `call.levels` [L, B, T].
     call: static options. `out_dtype` is the dtype of the outputs and of the
       carries that are saved for the backward pass, that of x if None; the carry
       inside the kernel is float32. A diagonal recurrent kernel takes neither
@@ -133,7 +134,7 @@ def recurrence(
 
   Returns:
     The final carry, each float32 [B, F], and the first `call.outputs` arrays
-    of the carry after every step, each [B, T, F].
+    of the carry after every step, each [B, T, F], or [L, B, T, F / L].
 
   Raises:
     ValueError: an argument has the wrong shape or dtype.
@@ -143,6 +144,8 @@ def recurrence(
   """
   target = targets.current()
   arrays = x_gates if isinstance(x_gates, (list, tuple)) else (x_gates,)
+  if call.levels > 1:
+    arrays = [_level_by_level(x_gates, input_kernel, call)]
   out_dtype = jnp.dtype(call.out_dtype or arrays[0].dtype)
   call = dataclasses.replace(call, out_dtype=out_dtype)
   arguments.dtypes('recurrence', [*(x.dtype for x in arrays), out_dtype])
@@ -212,6 +215,9 @@ def recurrence(
         reset,
         mask,
     )
+    if call.levels > 1:
+      lead = call.levels, *arrays[0].shape[:2]
+      carries = tuple(y.reshape(*lead, -1) for y in carries)
     return tuple(last), carries
   from pallas_kernels.streaming import op as streaming_op
   from pallas_kernels.streaming import projected_op
@@ -240,6 +246,18 @@ def recurrence(
       mask,
   )
   return tuple(last), carries
+
+
+def _level_by_level(x_gates: Any, input_kernel: Any, call: call_lib.Call):
+  """Returns gates [L, B, T, G, F / L] as an array [B, T, G, F] of them."""
+  shape = jnp.shape(x_gates) if not isinstance(x_gates, (list, tuple)) else ()
+  if len(shape) != 5 or shape[0] != call.levels or input_kernel is not None:
+    raise ValueError(
+        'x_gates must be one array [levels, batch, time, gates, features] with'
+        f' levels = {call.levels}, without an input_kernel; got {shape}.'
+    )
+  levels, *lead, gates, features = shape
+  return x_gates.reshape(*lead, gates, levels * features)
 
 
 def _in_parts(

@@ -97,17 +97,26 @@ class Config:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Shape:
-  """Sizes of a recurrence: features are heads times size."""
+  """Sizes of a recurrence: features are heads times size.
+
+  Arrays of all steps hold the features of one level after those of another.
+  """
 
   batch: int
   time: int
   heads: int
   size: int
   time_major: bool
+  levels: int = 1
 
   @property
   def features(self) -> int:
     return self.heads * self.size
+
+  @property
+  def row(self) -> int:
+    """Features of a level."""
+    return self.features // self.levels
 
   @property
   def blocks(self) -> int:

@@ -80,7 +80,7 @@ class Steps:
         plan.config,
         plan.shape,
         plan.reverse,
-        plan.call.both_directions,
+        plan.call,
         plan.dtype,
     )
     self.ring = smem_pipeline.Ring(

@@ -70,7 +70,7 @@ def write_step(
 def _step_offset(cta: Cta, time, stream: config_lib.Stream, gate: int) -> Array:
   """Returns the offsets of this thread's elements in a stream's array."""
   shape, gates, own = cta.shape, stream.tiles, cta.own
-  row = shape.size if stream.by_head else shape.features
+  row = shape.size if stream.by_head else shape.row
   by_row, by_time = shape.time, 1
   if shape.time_major:
     by_row, by_time = 1, shape.batch
@@ -80,5 +80,5 @@ def _step_offset(cta: Cta, time, stream: config_lib.Stream, gate: int) -> Array:
     head = cta.head * (shape.batch * shape.time * gates * row)
     fixed = fixed + head + cta.unit0 + own.unit
   else:
-    fixed = fixed + cta.feature(own.unit)
+    fixed = fixed + cta.first_of_head(gates) + cta.unit0 + own.unit
   return fixed + time * (by_time * gates * row)

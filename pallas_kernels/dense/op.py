@@ -64,12 +64,16 @@ def run(
       (theta, x, recurrent_kernel, carry, restart, reset, mask)
   )
   batch, time, heads, size = recurrence.shape
-  directions = 1 + recurrence.call.both_directions
+  groups = recurrence.call.groups
   if reset is not None:
-    reset = jnp.broadcast_to(reset, (directions, batch, time))
+    reset = jnp.broadcast_to(reset, (groups, batch, time))
   flags = step_flags.pack(reset, mask)
   if flags is not None:
-    flags = jnp.broadcast_to(flags, (directions, batch, time))
+    flags = jnp.broadcast_to(flags, (groups, batch, time))
+  if recurrence.call.levels > 1 and auto_axes.may_be_split((x, carry)):
+    raise NotImplementedError(
+        'Levels that run at the same time need batches that XLA does not split.'
+    )
   inputs = jax.eval_shape(projection.form, x)
   _check(recurrence, inputs, recurrent_kernel)
   # Rows of a head have to start at multiples of 16 bytes.

@@ -93,6 +93,7 @@ def plan_pieces(
             heads=heads,
             size=size,
             time_major=piece.call.time_major,
+            levels=piece.call.levels,
         ),
         call=piece.call,
         flags=flags,
@@ -145,6 +146,8 @@ def _reads_in_place(plan: plan_lib.Plan, target: targets.Target) -> bool:
     return False
   if plan.operand is not None:  # A gate has another factor than h.
     return False
+  if shape.levels > 1:
+    return False
   return plan_lib.shared_gates(plan) == tuple(range(plan.gates))
 
 
@@ -169,6 +172,8 @@ def cut_batch(
   # Kernels take rows by 8.
   octets = -(-batch // 8)
   sizes = {8 * -(-octets // pieces) for pieces in range(1, octets + 1)}
+  if recurrence.call.levels > 1:
+    sizes = {8 * octets}  # Arrays hold one level after the other.
   for rows in sorted(sizes, reverse=True):
     starts = range(0, batch, rows)
     try:
@@ -177,6 +182,6 @@ def cut_batch(
           for start in starts
       ]
     except NotImplementedError:
-      if rows == 8:
+      if rows == min(sizes):
         raise
   raise ValueError('there are no sequences')

@@ -195,7 +195,7 @@ class Plan:
 def _flags_stream(plan: Plan) -> Stream | None:
   if not plan.flags:
     return None
-  return Stream(jnp.int32, 1 + plan.call.both_directions, flags=True)
+  return Stream(jnp.int32, plan.call.groups, flags=True)
 
 
 def _gates_by_head(plan: Plan, dtype: Any) -> tuple[Stream, ...]:

@@ -88,7 +88,7 @@ def time_stride(shape: Shape, stream: Stream) -> int:
   """Returns elements from one time to the next in a stream's array."""
   if stream.flags:
     return stream.tiles * pl.cdiv(shape.batch, 4) * 4
-  row = shape.size if stream.by_head else shape.features
+  row = shape.size if stream.by_head else shape.row
   return row * stream.tiles * (shape.batch if shape.time_major else 1)
 
 
@@ -125,7 +125,7 @@ def chunks(cta: Cta, stream: Stream) -> list[tuple[Array, Array, Array]]:
       before = cta.head * (shape.batch * shape.time * stream.tiles)
       at = (before + at) * shape.size + unit
     else:
-      at = at * shape.features + cta.head * shape.size + unit
+      at = at * shape.row + cta.first_of_head(stream.tiles) + unit
     # No address may lie beyond the array, even where nothing is copied.
     found.append((inner, jnp.where(where > 1, at, 0), where))
   return found
@@ -140,7 +140,7 @@ def _chunk_of_flags(cta: Cta, stream: Stream) -> tuple[Array, Array, Array]:
       (thread.index < count) & (at < shape.batch)
   )
   if stream.tiles > 1:
-    at += cta.half * (pl.cdiv(shape.batch, 4) * 4)
+    at += cta.part_of_heads * (pl.cdiv(shape.batch, 4) * 4)
   return 16 * thread.index, jnp.where(where > 1, at, 0), where
 
 

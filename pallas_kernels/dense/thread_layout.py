@@ -29,6 +29,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 import jax.numpy as jnp
 
+from pallas_kernels import call as call_lib
 from pallas_kernels.dense import config as config_lib
 from pallas_kernels.mosaic import ptx
 from pallas_kernels.mosaic import sync
@@ -102,14 +103,14 @@ class Cta:
     config: the cut.
     shape: sizes.
     reverse: whether the kernel's loop runs from the last time to the first.
-    both_directions: whether the loop of half of the heads runs the other way:
-      the second half, or the first with `reverse`.
+    call: options of the run. With `both_directions` the loop of half of the
+      heads runs the other way: the second half, or the first with `reverse`.
     dtype: dtype of the products' factors; float32 becomes two bfloat16 parts.
 
   Attributes:
     row0: first row of the batch.
     head: head.
-    half: 1 for the second half of the heads with `both_directions`, else 0.
+    part_of_heads: the direction or the level that the head belongs to.
     reverse: as given, or int32 with `both_directions`.
     rank: CTA of the cluster.
     unit0: first unit of the head.
@@ -122,18 +123,20 @@ class Cta:
       config: Config,
       shape: config_lib.Shape,
       reverse: bool,
-      both_directions: bool,
+      call: call_lib.Call,
       dtype: Any,
   ):
     self.config, self.shape = config, shape
     self.dtype = jnp.dtype(dtype)
     self.row0 = lax.axis_index('slice') * config.columns
     self.head = lax.axis_index('head')
-    self.half = jnp.int32(0)
+    self.part_of_heads = jnp.int32(0)
     self.reverse: Any = reverse
-    if both_directions:
-      self.half = lax.div(self.head, jnp.int32(shape.heads // 2))
-      self.reverse = self.half == (0 if reverse else 1)
+    if call.groups > 1:
+      heads = jnp.int32(shape.heads // call.groups)
+      self.part_of_heads = lax.div(self.head, heads)
+    if call.both_directions:
+      self.reverse = self.part_of_heads == (0 if reverse else 1)
     part = self.rank = jnp.int32(0)
     if config.cluster > 1:
       part = self.rank = lax.axis_index('rank')
@@ -204,6 +207,20 @@ class Cta:
   def tile_column(self, tile: int, column):
     """Returns the CTA's column of a tile's column."""
     return column & 3 if self.config.twice else 8 * tile + column
+
+  def first_of_head(self, gates: int) -> Array:
+    """Returns the first element of this head in an array of all steps.
+
+    Args:
+      gates: arrays of features side by side in a step.
+    """
+    shape, head = self.shape, self.head
+    if shape.levels == 1:
+      return head * shape.size
+    level = self.part_of_heads
+    head = head - level * (shape.heads // shape.levels)
+    level_size = shape.batch * shape.time * gates * shape.row
+    return level * level_size + head * shape.size
 
   def feature(self, unit):
     """Returns the feature of a unit of the CTA."""

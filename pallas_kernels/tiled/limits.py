@@ -103,7 +103,7 @@ def pay(
       target.wgmma
       and not target.interpret
       and not two_stages
-      and not call.both_directions
+      and call.groups == 1
       and jnp.dtype(kernel.dtype).itemsize == 2
       and size % DEPTH == 0
       and recurrent <= GATES

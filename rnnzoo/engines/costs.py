@@ -11,6 +11,9 @@ long it is: 32 share a sequence at most. XLA's associative scan uses them all. A
 single step is one kernel of XLA's. Times are in benchmarks/lengths_h100.json.
 """
 
+from collections.abc import Sequence
+from typing import Any
+
 import jax.numpy as jnp
 
 from pallas_kernels import auto_axes
@@ -54,6 +57,31 @@ def slower_linear_kernel(rows: int, time: int, features: int) -> str:
         f' {time:,} of {rows * features}.'
     )
   return ''
+
+
+def parts_of_wavefront(
+    cell: cell_lib.Cell,
+    recurrent_kernels: Sequence[Any],
+    lead: tuple[int, int],
+    call: call_lib.Call,
+) -> int:
+  """Returns the parts of time in which layers in depth run as a wavefront.
+
+  Args:
+    cell: the equations of each.
+    recurrent_kernels: R of each layer, [G', N, D, D]; their types are read.
+    lead: (B, T).
+    call: static options.
+
+  Raises:
+    NotImplementedError: one layer after the other is faster.
+  """
+  if PARTS is None:
+    raise NotImplementedError('one after the other')
+  return PARTS
+
+
+PARTS = None
 
 
 def slower_kernel(

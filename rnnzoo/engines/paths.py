@@ -110,6 +110,40 @@ def run(
   return choice.take(operands._replace(x=x), x.shape)
 
 
+def run_levels(
+    cell: cell_lib.Cell,
+    operands: Operands,
+    call: Call,
+    implementation: selection.Implementation,
+) -> tuple[Carry, Carry]:
+  """Runs several layers at the same time, in one GPU kernel.
+
+  Args:
+    cell: the equations.
+    operands: x is gates without their bias, [L, B, T, G, F / L] with L =
+      `call.levels`, zero where masked; weights are the bias, ([G, F] or None,).
+      Flags are [L, B, T], resets in the order of the loop.
+    call: static options.
+    implementation: as for `unroll`, with a kernel first.
+
+  Returns:
+    The final carry, each [B, F], and an array of all steps, [L, B, T, F / L].
+
+  Raises:
+    NotImplementedError: no kernel can run this.
+  """
+  operands = sharding.alike(operands)
+  choice = path_choice.Run(
+      names=selection.names(implementation, linear=False),
+      paths=(scan, associative_scan, pallas),
+      static=(cell, call_lib.Biased(), call),
+      label=type(cell).__name__,
+      has_heads=True,
+      kernel_or_none=True,
+  )
+  return choice(operands)
+
+
 def _over_devices(cell, projection, operands, call, implementation):
   """`run`, each device with its part of the batch, of heads or features."""
   linear = isinstance(cell, cell_lib.LinearCell)
@@ -144,7 +178,7 @@ def scan(
     options: selection.Scan = _SCAN_DEFAULTS,
 ):
   """Runs a cell by `lax.scan`, over time-major arrays."""
-  if call.both_directions:
+  if call.groups > 1:
     path = functools.partial(scan, options=options)
     return _in_turn(path, cell, projection, call, operands)
   if not call.time_major:
@@ -173,7 +207,7 @@ def associative_scan(
     options: selection.AssociativeScan = _DEFAULTS,
 ):
   """Runs a cell in parallel over time."""
-  if call.both_directions:
+  if call.groups > 1:
     path = functools.partial(associative_scan, options=options)
     return _in_turn(path, cell, projection, call, operands)
   operands = _swap(operands, call)
@@ -189,22 +223,32 @@ def associative_scan(
 
 
 def _in_turn(path, cell, projection, call: Call, operands: Operands):
-  """Runs the directions of `call.both_directions` one after the other."""
+  """Runs directions, or levels, of a call one after the other."""
   results = []
-  for i, reverse in enumerate((call.reverse, not call.reverse)):
-    features = lambda x, i=i: jnp.split(x, 2, axis=-1)[i]
-    heads = lambda x, i=i: jnp.split(x, 2, axis=1)[i]
+  for i in range(call.groups):
+    features = lambda x, i=i: jnp.split(x, call.groups, axis=-1)[i]
+    heads = lambda x, i=i: jnp.split(x, call.groups, axis=1)[i]
+    ith = lambda x, i=i: x[i]
     own = operands._replace(
         params=jax.tree.map(features, operands.params),
         weights=jax.tree.map(features, operands.weights),
         recurrent_kernel=jax.tree.map(heads, operands.recurrent_kernel),
         carry=jax.tree.map(features, operands.carry),
         restart=jax.tree.map(features, operands.restart),
-        reset=jax.tree.map(lambda x, i=i: x[i], operands.reset),
+        reset=jax.tree.map(ith, operands.reset),
     )
-    one_way = dataclasses.replace(call, reverse=reverse, both_directions=False)
-    results.append(path(cell, projection, one_way, own))
-  return jax.tree.map(lambda *xs: jnp.concatenate(xs, axis=-1), *results)
+    alone = dataclasses.replace(call, both_directions=False, levels=1)
+    if call.levels > 1:
+      own = own._replace(x=own.x[i], mask=jax.tree.map(ith, own.mask))
+    elif i:
+      alone = dataclasses.replace(alone, reverse=not call.reverse)
+    results.append(path(cell, projection, alone, own))
+  side_by_side = lambda *xs: jnp.concatenate(xs, axis=-1)
+  if call.levels == 1:
+    return jax.tree.map(side_by_side, *results)
+  carries, steps = zip(*results, strict=True)
+  stack = lambda *xs: jnp.stack(xs)
+  return jax.tree.map(side_by_side, *carries), jax.tree.map(stack, *steps)
 
 
 def pallas(
@@ -217,7 +261,7 @@ def pallas(
   """Runs a cell by a GPU kernel, in the layout that the arrays have."""
   x, mask, reset = operands.x, operands.mask, operands.reset
   selection.check_known(x.shape)
-  if mask is not None:
+  if mask is not None and call.levels == 1:
     x = scan_steps.where(mask, x, 0)
   if call.time_major:
     # The kernels read flags by sequence in either layout.

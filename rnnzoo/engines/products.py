@@ -204,6 +204,52 @@ _project_joint = derivatives.differentiable(
 )
 
 
+def project_levels(kernels: Array, x: Array) -> Array:
+  """Returns the gates of several layers in one batched product, in x's dtype.
+
+  Args:
+    kernels: W of each layer, gates side by side, [L, I, G F]; cast to x's
+      dtype. Sums of their gradients are float32 or wider.
+    x: the inputs of each, [L, ..., I].
+  """
+  return _project_levels(None, (kernels, x))
+
+
+def _levels(kernels: Array, x: Array) -> Array:
+  return jnp.einsum('l...i,lif->l...f', x, kernels)
+
+
+def _project_levels_forward(static, operands):
+  del static
+  kernels, x = operands
+  cast = kernels.astype(x.dtype)
+  return _levels(cast, x), (kernels, cast, x)
+
+
+def _project_levels_tangent(static, saved, tangents):
+  del static
+  kernels, _, x = saved
+  product = lambda kernels, x: _levels(kernels.astype(x.dtype), x)
+  return derivatives.pushforward(product, (kernels, x), tangents)[1]
+
+
+def _project_levels_adjoint(static, saved, d_gates):
+  del static
+  kernels, cast, x = saved
+  wide = dtypes.wide(x.dtype)
+  lead = tuple(range(1, x.ndim - 1))
+  d_kernels = jax.lax.dot_general(
+      x, d_gates, ((lead, lead), ((0,), (0,))), preferred_element_type=wide
+  )
+  d_x = jnp.einsum('l...f,lif->l...i', d_gates, cast)
+  return d_kernels.astype(kernels.dtype), d_x
+
+
+_project_levels = derivatives.differentiable(
+    _project_levels_forward, _project_levels_tangent, _project_levels_adjoint
+)
+
+
 def settled(x: Array) -> Array:
   """Returns x; on a CPU, in the layout of its axes.
 

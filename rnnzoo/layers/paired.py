@@ -57,9 +57,9 @@ def unroll(
     NotImplementedError: the two differ in more than parameters, or no kernel
       can run them like this, or another implementation comes first.
   """
-  if not (_has_blocks(first) and _has_blocks(second)):
+  if not (has_blocks(first) and has_blocks(second)):
     raise NotImplementedError('a layer has no recurrent kernel of blocks')
-  if _static(first) != _static(second):
+  if (static(first), first.in_features) != (static(second), second.in_features):
     raise NotImplementedError('the layers differ in more than parameters')
   if not selection.is_first('pallas', first.implementation):
     raise NotImplementedError('another path is tried before the kernels')
@@ -165,7 +165,7 @@ def _join(x: Array, y: Array) -> Array:
     return jnp.concatenate([x, y], axis=-1)
 
 
-def _has_blocks(layer) -> TypeGuard[recurrent.RecurrentLayer]:
+def has_blocks(layer) -> TypeGuard[recurrent.RecurrentLayer]:
   """Whether it is a layer whose recurrent kernel is not diagonal."""
   return (
       isinstance(layer, recurrent.RecurrentLayer)
@@ -175,12 +175,11 @@ def _has_blocks(layer) -> TypeGuard[recurrent.RecurrentLayer]:
   )
 
 
-def _static(layer: recurrent.RecurrentLayer) -> tuple[Any, ...]:
-  """Returns all of a layer but the values of its parameters."""
+def static(layer: recurrent.RecurrentLayer) -> tuple[Any, ...]:
+  """Returns all of a layer but its parameters and the size of its input."""
   return (
       type(layer),
       layer.cell,
-      layer.in_features,
       layer.out_features,
       layer.num_heads,
       layer.recurrent_structure,

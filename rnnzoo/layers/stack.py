@@ -12,11 +12,13 @@ from rnnzoo import checks
 from rnnzoo import settings
 from rnnzoo.engines import gradient_sums
 from rnnzoo.engines import partitioning
+from rnnzoo.engines import selection
 from rnnzoo.engines import time_parts
 from rnnzoo.layers import initializers
 from rnnzoo.layers import normalization
 from rnnzoo.layers import recurrent
 from rnnzoo.layers import sequence_layer
+from rnnzoo.layers import wavefront
 
 Array = jax.Array
 LayerFactory = sequence_layer.LayerFactory
@@ -200,6 +202,19 @@ class Stack(sequence_layer.SequenceLayer):
       over_batch = self._over_batch(given, reverse, time_major)
       if over_batch is not None:
         return over_batch
+    if not (train and (self.norms or self._drops())):
+      try:
+        return wavefront.unroll(
+            self.layers,
+            given,
+            lambda index, x, y, valid: self._above(
+                index, x, y, valid, train, None, None
+            ),
+            reverse=reverse,
+            time_major=time_major,
+        )
+      except NotImplementedError as error:
+        selection.log_once(f'One layer after the other: {error}')
     options = {'reverse': reverse, 'time_major': time_major, 'rngs': rngs}
     return self._run(given, train, **options)
 

@@ -1,0 +1,346 @@
+"""Layers in depth, several of them at the same time: a wavefront.
+
+A layer needs the outputs of the one below up to the same step, and no more. So
+time is cut in parts, and while the lowest layer runs over part k, the one above
+it runs over part k - 1:
+
+    turn      1   2   3   4   5   6
+    level 3           1   2   3   4
+    level 2       1   2   3   4
+    level 1   1   2   3   4
+
+The levels of a turn need nothing of each other. One GPU kernel runs them, as
+heads of one layer, where a single layer leaves multiprocessors idle. One
+batched product makes the gates of all.
+"""
+
+from collections.abc import Callable, Sequence
+import dataclasses
+import math
+from typing import Any
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+
+from pallas_kernels import ranks
+from pallas_kernels import sharding
+from pallas_kernels import targets
+from rnnzoo import cell as cell_lib
+from rnnzoo import checks
+from rnnzoo.engines import call as call_lib
+from rnnzoo.engines import costs
+from rnnzoo.engines import partitioning
+from rnnzoo.engines import paths
+from rnnzoo.engines import products
+from rnnzoo.engines import scan_steps
+from rnnzoo.engines import selection
+from rnnzoo.layers import paired
+from rnnzoo.layers import recurrent
+from rnnzoo.layers import sequence_layer
+
+Array = jax.Array
+Carry = cell_lib.Carry
+
+
+def unroll(
+    layers: Sequence[sequence_layer.SequenceLayer],
+    given: tuple[Any, ...],
+    above: Callable[[int, Array, Array, Array | None], Array],
+    *,
+    reverse: bool,
+    time_major: bool,
+) -> tuple[tuple[Carry, ...], Array]:
+  """Runs layers in depth, several of them at the same time.
+
+  Args:
+    layers: from the input up.
+    given: x, initial_carry, reset, seq_lengths and mask, as for `Stack.unroll`.
+    above: (level, inputs, outputs, valid steps or None) -> a level's outputs as
+      the next one reads them; a step of them depends on that step alone.
+    reverse: whether to run from the last step to the first.
+    time_major: whether time is the first axis.
+
+  Returns:
+    The final carries, from the input up, and the outputs of the last layer.
+
+  Raises:
+    ValueError: an argument has the wrong shape or dtype.
+    NotImplementedError: the layers differ in more than parameters, or no kernel
+      can run them like this, or it does not pay.
+  """
+  x, initial_carry, *flags = given
+  levels = _alike(layers)
+  lowest = levels[0]
+  lowest._check_input(x, '[..., time, in_features]')
+  if partitioning.is_sharded(levels, given):
+    raise NotImplementedError('Arrays are over devices.')
+  lead = x.shape[:-1]
+  batch_shape = lead[1:] if time_major else lead[:-1]
+  for level, carry in zip(levels, initial_carry, strict=True):
+    level._check_parameters()
+    if carry is not None:
+      level._check_carry(carry, batch_shape, 'initial_carry')
+  with ranks.allowed():
+    wave = _Wavefront.of(levels, x, flags, lowest._call(reverse, time_major))
+    carries, y = wave.run(x, initial_carry, above)
+  carries = tuple(
+      level._named(own, carry)
+      for level, own, carry in zip(levels, carries, initial_carry, strict=True)
+  )
+  return carries, y.reshape(*lead, y.shape[-1])
+
+
+def _alike(layers) -> list[recurrent.RecurrentLayer]:
+  """Returns the layers; raises NotImplementedError where they differ."""
+  if len(layers) < 2:
+    raise NotImplementedError('There is one layer.')
+  targets.current()  # Nothing is put together where no kernel can run.
+  levels = [level for level in layers if paired.has_blocks(level)]
+  if len(levels) < len(layers):
+    raise NotImplementedError('A layer has no recurrent kernel of blocks.')
+  if any(paired.static(level) != paired.static(levels[0]) for level in levels):
+    raise NotImplementedError('The layers differ in more than parameters.')
+  if not selection.is_first('pallas', levels[0].implementation):
+    raise NotImplementedError('Another path is tried before the kernels.')
+  return levels
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Wavefront:
+  """All but the inputs and the carries of a run.
+
+  Attributes:
+    levels: the layers.
+    call: static options.
+    parts: number of parts of time, of as many steps each; the last one is
+      padded, and its padding masked.
+    lead: [B, T], or [T, B].
+    reset: flags of each part, in the order of the loop; or None.
+    mask: likewise.
+    recurrent_kernels: R of each level.
+    params: the cell's own parameters of each.
+    kernels: W of each, gates side by side, [L, I, G F].
+  """
+
+  levels: list[recurrent.RecurrentLayer]
+  call: call_lib.Call
+  parts: int
+  lead: tuple[int, int]
+  reset: list[Array] | None
+  mask: list[Array] | None
+  recurrent_kernels: list[Array]
+  params: list[dict[str, Array]]
+  kernels: Array
+
+  @classmethod
+  def of(cls, levels, x, flags, call: call_lib.Call) -> '_Wavefront':
+    """Returns the arrays of some layers, put together.
+
+    Args:
+      levels: the layers.
+      x: inputs of the lowest.
+      flags: reset, seq_lengths and mask, unchecked.
+      call: static options.
+    """
+    lowest, axis = levels[0], 0 if call.time_major else 1
+    dtype, state = lowest._dtype(x), lowest._state_dtype(x)
+    call = dataclasses.replace(call, out_dtype=dtype)
+    lead = x.shape[:-1]
+    time = lead[0] if call.time_major else lead[-1]
+    batch_shape = lead[1:] if call.time_major else lead[:-1]
+    batch = math.prod(batch_shape)
+    flat = (time, batch) if call.time_major else (batch, time)
+    reset, seq_lengths, mask = flags
+    reset = checks.flags(reset, lead, 'reset')
+    mask = checks.flags(mask, lead, 'mask')
+    lengths = checks.lengths(seq_lengths, batch_shape, time)
+    reset, mask = (f if f is None else f.reshape(flat) for f in (reset, mask))
+    if lengths is not None:
+      number = lax.broadcasted_iota(jnp.int32, flat, axis)
+      valid = number < jnp.expand_dims(lengths.reshape(batch), axis)
+      mask = valid if mask is None else mask & valid
+      reset = None if reset is None else reset & valid
+    recurrent_kernels = [level._recurrent_kernel(dtype, x) for level in levels]
+    parts = costs.parts_of_wavefront(
+        lowest.cell, recurrent_kernels, (batch, time), call
+    )
+    if mask is None and time % parts:
+      mask = sharding.like(jnp.ones(flat, bool), x)
+    if reset is not None:
+      reset = scan_steps.boundary(reset, call.reverse, axis)
+    return cls(
+        levels=levels,
+        call=call,
+        parts=parts,
+        lead=flat,
+        reset=_cut(reset, parts, axis),
+        mask=_cut(mask, parts, axis),
+        recurrent_kernels=recurrent_kernels,
+        params=[_params(level, state, x) for level in levels],
+        kernels=jnp.stack([_input_kernel(level, x, levels) for level in levels]),
+    )
+
+  def run(self, x, initial_carry, above) -> tuple[list[Carry], Array]:
+    """Returns the final carries, and outputs [B, T, F] of the last level.
+
+    Args:
+      x: inputs of the lowest level.
+      initial_carry: of each level, or None.
+      above: as for `unroll`.
+    """
+    count, dtype = len(self.levels), self.call.out_dtype
+    axis = 0 if self.call.time_major else 1
+    batch_shape = x.shape[1:-1] if self.call.time_major else x.shape[:-2]
+    carries, restarts = self._carries(initial_carry, batch_shape, x)
+    inputs: Any = x.astype(dtype).reshape(*self.lead, x.shape[-1])
+    inputs = _cut(inputs, self.parts, axis)
+    order = range(self.parts)
+    order = order[::-1] if self.call.reverse else order
+    waiting: list[Any] = [None] * count
+    outputs: list[Any] = [None] * self.parts
+    for turn in range(self.parts + count - 1):
+      active = [i for i in range(count) if 0 <= turn - i < self.parts]
+      places = [order[turn - i] for i in active]
+      if active[0] == 0:
+        x, valid = inputs[places[0]], self._valid(places[0])
+        waiting[0] = x if valid is None else scan_steps.where(valid, x, 0)
+      own = slice(active[0], active[-1] + 1)
+      carries[own], y = self._turn(
+          own, places, waiting[own], carries[own], restarts[own]
+      )
+      for i, place, y_i in reversed(list(zip(active, places, y, strict=True))):
+        valid = self._valid(place)
+        y_i = y_i if valid is None else scan_steps.where(valid, y_i, 0)
+        y_i = above(i, waiting[i], y_i, valid)
+        if i + 1 < count:
+          waiting[i + 1] = y_i.astype(dtype)
+        else:
+          outputs[place] = y_i
+    y = lax.slice_in_dim(
+        jnp.concatenate(outputs, axis), 0, self.lead[axis], axis=axis
+    )
+    shape = *batch_shape, self.levels[0].out_features
+    return [tuple(c.reshape(shape) for c in own) for own in carries], y
+
+  def _valid(self, part: int) -> Array | None:
+    return None if self.mask is None else self.mask[part]
+
+  def _turn(
+      self, own: slice, places, inputs, carries, restarts
+  ) -> tuple[list[Carry], Array]:
+    """Runs some levels, each over its part.
+
+    Args:
+      own: which levels.
+      places: the part of each.
+      inputs: of each.
+      carries: of each.
+      restarts: of each; None for zeros.
+
+    Returns:
+      Their carries after the turn, and outputs [L, B, T, F].
+    """
+    lowest, count = self.levels[0], len(places)
+    several = count > 1
+    depth = self.kernels.shape[1]
+    widened = [
+        jnp.pad(z, ((0, 0), (0, 0), (0, depth - z.shape[-1]))) for z in inputs
+    ]
+    gates = products.project_levels(self.kernels[own], jnp.stack(widened))
+    gates = gates.reshape(*gates.shape[:-1], -1, lowest.out_features)
+    bias = None
+    if lowest.bias is not None:
+      bias = _side_by_side(*(level.bias[...] for level in self.levels[own]))
+
+    def flags(parts):
+      if parts is None:
+        return None
+      chosen = [parts[place] for place in places]
+      return jnp.stack(chosen) if several else chosen[0]
+
+    operands = call_lib.Operands(
+        params=jax.tree.map(_side_by_side, *self.params[own]),
+        weights=(bias,),
+        x=gates if several else gates[0],
+        recurrent_kernel=jnp.concatenate(self.recurrent_kernels[own], axis=1),
+        carry=None
+        if carries[0] is None
+        else tuple(map(_side_by_side, *carries)),
+        restart=None
+        if restarts[0] is None
+        else tuple(map(_side_by_side, *restarts)),
+        reset=flags(self.reset),
+        mask=flags(self.mask),
+    )
+    call = dataclasses.replace(self.call, levels=count)
+    carry, (y,) = _run_levels(
+        lowest.cell, operands, call, lowest.implementation
+    )
+    split = zip(*(jnp.split(c, count, axis=-1) for c in carry), strict=True)
+    return list(split), y if several else y[None]
+
+  def _carries(self, given, batch_shape, x) -> tuple[list[Any], list[Any]]:
+    """Returns the carry that each level starts from, and restarts from.
+
+    Args:
+      given: those that the caller gave, or None.
+      batch_shape: leading axes of the input.
+      x: the input.
+    """
+    batch, lowest = math.prod(batch_shape), self.levels[0]
+    state = lowest._state_dtype(x)
+    rows = lambda carry: tuple(
+        c.astype(state).reshape(batch, lowest.out_features) for c in carry
+    )
+    starts = [
+        rows(level._initial_carry(batch_shape, state, x))
+        for level in self.levels
+    ]
+    restarts = starts if lowest.learned_carry else [None] * len(starts)
+    carries = [
+        start if carry is None else rows(carry)
+        for start, carry in zip(starts, given, strict=True)
+    ]
+    return carries, restarts
+
+
+# Turns with as many levels share a trace.
+_run_levels = jax.jit(
+    paths.run_levels, static_argnames=('cell', 'call', 'implementation')
+)
+
+
+def _cut(array: Array | None, parts: int, axis: int) -> Any:
+  """Returns the parts of an array over time, padded with zeros; or None."""
+  if array is None:
+    return None
+  length = -(-array.shape[axis] // parts)
+  missing = [(0, 0)] * array.ndim
+  missing[axis] = (0, parts * length - array.shape[axis])
+  array = jnp.pad(array, missing)
+  return [
+      lax.slice_in_dim(array, start, start + length, axis=axis)
+      for start in range(0, parts * length, length)
+  ]
+
+
+def _side_by_side(*arrays: Array) -> Array:
+  return jnp.concatenate(arrays, axis=-1)
+
+
+def _params(level, state, x) -> dict[str, Array]:
+  """Returns a cell's own parameters, with one number for each feature."""
+  return {
+      name: jnp.broadcast_to(v, (*v.shape[:-1], level.out_features))
+      for name, v in level._cell_params(state, x).items()
+  }
+
+
+def _input_kernel(level, x, levels) -> Array:
+  """Returns W of all gates side by side, [I, G F], with rows of zeros."""
+  kernel = sharding.like(level.kernel[...], x)
+  gates, depth, features = kernel.shape
+  kernel = jnp.moveaxis(kernel, 0, 1).reshape(depth, gates * features)
+  most = max(own.in_features for own in levels)
+  return jnp.pad(kernel, ((0, most - depth), (0, 0)))
