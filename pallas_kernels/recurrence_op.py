@@ -83,6 +83,64 @@ def in_tiles(
   )
 
 
+def at_once(
+    cell: Any,
+    params: Mapping[str, Any],
+    bias: Any,
+    lead: tuple[int, int],
+    recurrent_kernel: Any,
+    call: call_lib.Call,
+    *,
+    flags: bool,
+) -> bool:
+  """Returns whether the device holds all of a dense recurrence at once.
+
+  Args:
+    cell: the equations.
+    params: as for `recurrence`, or their types.
+    bias: likewise.
+    lead: (B, T).
+    recurrent_kernel: R, or its type; x has its dtype.
+    call: static options.
+    flags: whether there are resets or masks.
+
+  Raises:
+    NotImplementedError: no kernel can run it.
+  """
+  from pallas_kernels.dense import op as dense_op
+
+  kernel = recurrent_kernel
+  features = kernel.shape[1] * kernel.shape[2]
+  rows = cell_rows.Rows.of(params, bias, None, features)
+  dense = _dense(cell, rows, lead, kernel, call, targets.current())
+  x = jax.ShapeDtypeStruct((*lead, cell.input_gates, features), kernel.dtype)
+  return dense_op.at_once(
+      dense, x, kernel, states=len(cell.carry_names), flags=flags
+  )
+
+
+def _dense(
+    cell: Any,
+    rows: cell_rows.Rows,
+    lead: tuple[int, int],
+    recurrent_kernel: Any,
+    call: call_lib.Call,
+    target: targets.Target,
+) -> Any:
+  """Returns the static facts of a recurrence with a dense kernel."""
+  from pallas_kernels.dense import op as dense_op
+
+  method = lambda name: cell_rows.Gated(name, cell, rows)
+  return dense_op.Recurrence(
+      update=method('update'),
+      operand=method('operand') if hasattr(cell, 'operand') else None,
+      params=rows.count,
+      shape=(*lead, *recurrent_kernel.shape[1:3]),
+      call=call,
+      target=target,
+  )
+
+
 def recurrence(
     cell: Cell,
     params: Mapping[str, Array],
@@ -194,14 +252,8 @@ def recurrence(
     else:
       x = projection.Product(input_kernel, arrays[0])
     rows = cell_rows.Rows.of(params, bias, None, features)
-    method = lambda name: cell_rows.Gated(name, cell, rows)
-    dense = dense_op.Recurrence(
-        update=method('update'),
-        operand=method('operand') if hasattr(cell, 'operand') else None,
-        params=rows.count,
-        shape=(batch, time, *recurrent_kernel.shape[1:3]),
-        call=call,
-        target=target,
+    dense = dataclasses.replace(
+        _dense(cell, rows, (batch, time), recurrent_kernel, call, target),
         restart_learns=restart is not None,
     )
     run_dense = tiled_op.run if tiled else dense_op.run

@@ -24,6 +24,7 @@ from pallas_kernels.dense import kernel_call
 from pallas_kernels.dense import pieces
 from pallas_kernels.dense import plan as plan_lib
 from pallas_kernels.dense import time_gemms
+from pallas_kernels.dense import tuning
 from pallas_kernels.mosaic import autodiff
 from pallas_kernels.mosaic import step_flags
 
@@ -114,6 +115,31 @@ def run(
       flags,
   )
   return cut(last), tuple(map(cut, carries))
+
+
+def at_once(
+    recurrence: Recurrence, x: Any, recurrent_kernel: Any, **facts: Any
+) -> bool:
+  """Returns whether all CTAs of both kernels are on the device at once.
+
+  Args:
+    recurrence: static facts.
+    x: the inputs, or their type.
+    recurrent_kernel: R, or its type.
+    **facts: states and flags, as for `pieces.plan_pieces`.
+
+  Raises:
+    NotImplementedError: no kernel can run it.
+  """
+  for options in ({'save': True}, {'adjoint': True}):
+    planned = pieces.plan_pieces(
+        recurrence, x, recurrent_kernel, **facts, **options
+    )
+    plan = planned[0].plan
+    most = tuning.most_at_once(plan.config, recurrence.target)
+    if len(planned) > 1 or plan.shape.ctas(plan.config) > most:
+      return False
+  return True
 
 
 def _check(recurrence: Recurrence, x, recurrent_kernel) -> None:

@@ -308,6 +308,11 @@ def _large_clusters(
   ]
 
 
+def most_at_once(config: Config, target: targets.Target) -> int:
+  """Returns how many CTAs of a kernel are on the device at once, at least."""
+  return _most_in_clusters(target) if config.cluster > 2 else target.cores
+
+
 def _most_in_clusters(target: targets.Target) -> int:
   """Returns the CTAs in clusters of more than two that are resident at once.
 

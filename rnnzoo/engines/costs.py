@@ -11,9 +11,6 @@ long it is: 32 share a sequence at most. XLA's associative scan uses them all. A
 single step is one kernel of XLA's. Times are in benchmarks/lengths_h100.json.
 """
 
-from collections.abc import Sequence
-from typing import Any
-
 import jax.numpy as jnp
 
 from pallas_kernels import auto_axes
@@ -31,6 +28,13 @@ _ROWS = 1024
 _LARGE_UNITS = 1536
 _LARGE_GATES = 4
 _ROWS_OF_LARGE = 64
+
+# The fewest steps with which layers in depth run at the same time, in so many
+# parts; and the steps from which more parts are faster. Measured on one H100:
+# benchmarks/wavefront_h100.json.
+_STEPS_OF_WAVEFRONT = 384
+_PARTS = 4
+_LONG_WAVEFRONT, _PARTS_OF_LONG = 1024, 8
 
 # Steps of a linear recurrence from which 'associative_scan' is faster, with so
 # many numbers a step or fewer, batch times features. Measured: 1 x 64.
@@ -59,29 +63,21 @@ def slower_linear_kernel(rows: int, time: int, features: int) -> str:
   return ''
 
 
-def parts_of_wavefront(
-    cell: cell_lib.Cell,
-    recurrent_kernels: Sequence[Any],
-    lead: tuple[int, int],
-    call: call_lib.Call,
-) -> int:
-  """Returns the parts of time in which layers in depth run as a wavefront.
+def parts_of_wavefront(time: int) -> int:
+  """Returns in how many parts of time layers in depth run at the same time.
 
   Args:
-    cell: the equations of each.
-    recurrent_kernels: R of each layer, [G', N, D, D]; their types are read.
-    lead: (B, T).
-    call: static options.
+    time: T.
 
   Raises:
     NotImplementedError: one layer after the other is faster.
   """
-  if PARTS is None:
-    raise NotImplementedError('one after the other')
-  return PARTS
-
-
-PARTS = None
+  if time < _STEPS_OF_WAVEFRONT:
+    raise NotImplementedError(
+        f'From {_STEPS_OF_WAVEFRONT} steps on layers run at the same time, as'
+        f' measured; these are {time}.'
+    )
+  return _PARTS_OF_LONG if time >= _LONG_WAVEFRONT else _PARTS
 
 
 def slower_kernel(

@@ -4,7 +4,7 @@ Where a kernel is to run and another path could, `platforms.by_platform` keeps
 both until the program is compiled.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import contextvars
 import dataclasses
@@ -60,6 +60,43 @@ def noted() -> Iterator[list[Choice]]:
     yield choices
   finally:
     _notes.reset(token)
+
+
+def note(
+    path: selection.Path,
+    label: str,
+    shape: tuple[int, ...],
+    passed_over: Sequence[tuple[str, str]] = (),
+    *,
+    has_heads: bool,
+) -> None:
+  """Notes a choice for `noted`.
+
+  Args:
+    path: the path.
+    label: as for `Choice.cell`.
+    shape: of the inputs on a device.
+    passed_over: as for `Choice`.
+    has_heads: whether features that are over devices are heads.
+  """
+  notes = _notes.get()
+  if notes is None:
+    return
+  over = partitioning.over_devices()
+  parts = 'batch', 'time', 'heads' if has_heads else 'features'
+  notes.append(
+      Choice(
+          path=selection.name_of(path),
+          cell=label,
+          shape=tuple(shape),
+          passed_over=tuple(passed_over),
+          over=tuple(
+              (part, names)
+              for part, names in zip(parts, over, strict=True)
+              if names
+          ),
+      )
+  )
 
 
 def marked(x: jax.Array, implementation: selection.Implementation) -> jax.Array:
@@ -136,7 +173,7 @@ class Run:
           selection.log_once(message)
         continue
       if shape is not None:
-        self._note(name, shape, passed_over)
+        note(name, self.label, shape, passed_over, has_heads=self.has_heads)
       return results
 
   def _by(self, name: selection.Path, rest: tuple[selection.Path, ...]):
@@ -154,25 +191,6 @@ class Run:
       functions = platforms.Functions(on_gpu=path, elsewhere=following)
       return functools.partial(platforms.by_platform, functions)
     return path
-
-  def _note(self, name, shape, passed_over) -> None:
-    notes = _notes.get()
-    if notes is not None:
-      over = partitioning.over_devices()
-      parts = 'batch', 'time', 'heads' if self.has_heads else 'features'
-      notes.append(
-          Choice(
-              path=selection.name_of(name),
-              cell=self.label,
-              shape=tuple(shape),
-              passed_over=tuple(passed_over),
-              over=tuple(
-                  (part, names)
-                  for part, names in zip(parts, over, strict=True)
-                  if names
-              ),
-          )
-      )
 
   def _path_of(self, name: selection.Path) -> Callable[..., Any]:
     """Returns a path as a function of (*static, operands)."""

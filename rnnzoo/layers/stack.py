@@ -202,19 +202,6 @@ class Stack(sequence_layer.SequenceLayer):
       over_batch = self._over_batch(given, reverse, time_major)
       if over_batch is not None:
         return over_batch
-    if not (train and (self.norms or self._drops())):
-      try:
-        return wavefront.unroll(
-            self.layers,
-            given,
-            lambda index, x, y, valid: self._above(
-                index, x, y, valid, train, None, None
-            ),
-            reverse=reverse,
-            time_major=time_major,
-        )
-      except NotImplementedError as error:
-        selection.log_once(f'One layer after the other: {error}')
     options = {'reverse': reverse, 'time_major': time_major, 'rngs': rngs}
     return self._run(given, train, **options)
 
@@ -242,7 +229,16 @@ class Stack(sequence_layer.SequenceLayer):
       upper, gates = gradient_sums.vary_beside(upper, names, gates)
       return gates
 
-    for index, level in enumerate(self.layers):
+    index = 0
+    while index < len(self.layers):
+      level = self.layers[index]
+      if upper is None:
+        wave = self._wave(index, x, given, train, options)
+        if wave is not None:
+          own, x = wave
+          carries += own
+          index += len(own)
+          continue
       if upper is not None and index == 0:
         lowest: Any = level
         flags = reset, seq_lengths, mask
@@ -266,10 +262,41 @@ class Stack(sequence_layer.SequenceLayer):
       valid = _valid_steps(
           y, mask, seq_lengths, time_major, self.time_axis_name
       )
-      y = self._above(index, x, y, valid, train, rngs, time_axis)
+      x = self._above(index, x, y, valid, train, rngs, time_axis)
       carries.append(carry)
-      x = y
+      index += 1
     return tuple(carries), x
+
+  def _wave(self, index: int, x: Array, given, train: bool, options):
+    """Runs some levels from one on at the same time, where that is faster.
+
+    Args:
+      index: the level.
+      x: its inputs.
+      given: as for `_run`.
+      train: as for `_run`.
+      options: reverse and time_major.
+
+    Returns:
+      The final carries of these levels and the outputs of the last of them, or
+      None.
+    """
+    batch_norm = any(isinstance(norm, nnx.BatchNorm) for norm in self.norms)
+    if train and (self._drops() or batch_norm):
+      return None
+    _, initial_carry, *flags = given
+    try:
+      return wavefront.unroll(
+          self.layers[index:],
+          (x, initial_carry[index:], *flags),
+          lambda i, x, y, valid: self._above(
+              index + i, x, y, valid, False, None, None
+          ),
+          **options,
+      )
+    except NotImplementedError as error:
+      selection.log_once(f'One layer after the other: {error}')
+      return None
 
   def _is_by_rows(self, train: bool) -> bool:
     """Whether no sequence of the batch has an effect on another one."""
@@ -336,7 +363,13 @@ class Stack(sequence_layer.SequenceLayer):
   def _sums_twice(self, x: Array, time_major: bool) -> bool:
     """Whether gradients are summed beside the lowest level's backward pass."""
     lowest: Any = self.layers[0]
-    return len(self.layers) > 1 and lowest._reads_gates(x, time_major)
+    if len(self.layers) < 2 or not lowest._reads_gates(x, time_major):
+      return False
+    try:
+      wavefront.count(self.layers, x, lowest._call(False, time_major), True)
+    except NotImplementedError:
+      return True
+    return False  # Layers that run at the same time end at the same time.
 
   def step(
       self, carry: tuple[Any, ...], x: Array, *, reset: Array | None = None

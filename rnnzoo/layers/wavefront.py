@@ -16,6 +16,7 @@ batched product makes the gates of all.
 
 from collections.abc import Callable, Sequence
 import dataclasses
+import functools
 import math
 from typing import Any
 
@@ -23,7 +24,9 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
+from pallas_kernels import auto_axes
 from pallas_kernels import ranks
+from pallas_kernels import recurrence_op
 from pallas_kernels import sharding
 from pallas_kernels import targets
 from rnnzoo import cell as cell_lib
@@ -31,6 +34,7 @@ from rnnzoo import checks
 from rnnzoo.engines import call as call_lib
 from rnnzoo.engines import costs
 from rnnzoo.engines import partitioning
+from rnnzoo.engines import path_choice
 from rnnzoo.engines import paths
 from rnnzoo.engines import products
 from rnnzoo.engines import scan_steps
@@ -43,6 +47,65 @@ Array = jax.Array
 Carry = cell_lib.Carry
 
 
+# Most layers at the same time: each number of them compiles a kernel more.
+_MOST = 4
+
+
+def count(
+    layers: Sequence[sequence_layer.SequenceLayer],
+    x: Array,
+    call: call_lib.Call,
+    flags: bool,
+) -> int:
+  """Returns how many layers, from the input up, may run at the same time.
+
+  Args:
+    layers: from the input up.
+    x: inputs of the first.
+    call: static options.
+    flags: whether there are resets or masks.
+
+  Raises:
+    NotImplementedError: it is one, for the reason that it gives.
+  """
+  levels = _alike(layers)
+  lowest = levels[0]
+  lead = x.shape[:-1]
+  time = lead[0] if call.time_major else lead[-1]
+  selection.check_known(lead)
+  parts = costs.parts_of_wavefront(time)
+  batch = math.prod(lead) // time
+  if batch == 0:
+    raise NotImplementedError('There are no sequences.')
+  dtype, state = lowest._dtype(x), lowest._state_dtype(x)
+
+  def types(levels):
+    params = [_params(level, state) for level in levels]
+    kernels = [level._recurrent_kernel(dtype) for level in levels]
+    return (
+        jax.tree.map(_side_by_side, *params),
+        _joint([level.bias for level in levels]),
+        jnp.concatenate(kernels, axis=1),
+    )
+
+  for number in range(min(len(levels), _MOST), 1, -1):
+    own = functools.partial(types, levels[:number])
+    params, bias, kernel = jax.eval_shape(own)
+    if recurrence_op.at_once(
+        lowest.cell,
+        params,
+        bias,
+        (batch, time),
+        kernel,
+        dataclasses.replace(call, levels=number, out_dtype=dtype),
+        flags=flags or time % parts > 0,
+    ):
+      # Five layers of four are better three and two.
+      turns = -(-len(levels) // number)
+      return -(-len(levels) // turns)
+  raise NotImplementedError('The device does not hold two layers at once.')
+
+
 def unroll(
     layers: Sequence[sequence_layer.SequenceLayer],
     given: tuple[Any, ...],
@@ -51,18 +114,18 @@ def unroll(
     reverse: bool,
     time_major: bool,
 ) -> tuple[tuple[Carry, ...], Array]:
-  """Runs layers in depth, several of them at the same time.
+  """Runs some of the layers, from the input up, at the same time.
 
   Args:
     layers: from the input up.
     given: x, initial_carry, reset, seq_lengths and mask, as for `Stack.unroll`.
-    above: (level, inputs, outputs, valid steps or None) -> a level's outputs as
+    above: (layer, inputs, outputs, valid steps or None) -> a layer's outputs as
       the next one reads them; a step of them depends on that step alone.
     reverse: whether to run from the last step to the first.
     time_major: whether time is the first axis.
 
   Returns:
-    The final carries, from the input up, and the outputs of the last layer.
+    The final carries of those that ran, and the outputs of the last of them.
 
   Raises:
     ValueError: an argument has the wrong shape or dtype.
@@ -70,39 +133,53 @@ def unroll(
       can run them like this, or it does not pay.
   """
   x, initial_carry, *flags = given
-  levels = _alike(layers)
-  lowest = levels[0]
-  lowest._check_input(x, '[..., time, in_features]')
-  if partitioning.is_sharded(levels, given):
-    raise NotImplementedError('Arrays are over devices.')
+  first: Any = layers[0]
+  if not recurrent.is_plain(first):
+    raise NotImplementedError('A layer has no recurrent kernel of blocks.')
+  if partitioning.is_sharded(layers, given) or auto_axes.may_be_split(given):
+    raise NotImplementedError('Arrays are over devices, or may be.')
+  first._check_input(x, '[..., time, in_features]')
+  call = first._call(reverse, time_major)
+  has_flags = any(flag is not None for flag in flags)
+  levels: list[Any] = list(layers[: count(layers, x, call, has_flags)])
   lead = x.shape[:-1]
   batch_shape = lead[1:] if time_major else lead[:-1]
+  initial_carry = initial_carry[: len(levels)]
   for level, carry in zip(levels, initial_carry, strict=True):
     level._check_parameters()
     if carry is not None:
       level._check_carry(carry, batch_shape, 'initial_carry')
   with ranks.allowed():
-    wave = _Wavefront.of(levels, x, flags, lowest._call(reverse, time_major))
+    wave = _Wavefront.of(levels, x, flags, call)
     carries, y = wave.run(x, initial_carry, above)
-  carries = tuple(
+  path = selection.names(first.implementation, linear=False)[0]
+  for level in levels:
+    shape = *wave.lead, level.in_features
+    path_choice.note(path, type(level.cell).__name__, shape, has_heads=True)
+  named = tuple(
       level._named(own, carry)
       for level, own, carry in zip(levels, carries, initial_carry, strict=True)
   )
-  return carries, y.reshape(*lead, y.shape[-1])
+  return named, y.reshape(*lead, y.shape[-1])
 
 
 def _alike(layers) -> list[recurrent.RecurrentLayer]:
-  """Returns the layers; raises NotImplementedError where they differ."""
-  if len(layers) < 2:
-    raise NotImplementedError('There is one layer.')
+  """Returns the first layers, as long as they are alike; at least two."""
   targets.current()  # Nothing is put together where no kernel can run.
-  levels = [level for level in layers if paired.has_blocks(level)]
-  if len(levels) < len(layers):
+  first = layers[0]
+  if not paired.has_blocks(first):
     raise NotImplementedError('A layer has no recurrent kernel of blocks.')
-  if any(paired.static(level) != paired.static(levels[0]) for level in levels):
-    raise NotImplementedError('The layers differ in more than parameters.')
-  if not selection.is_first('pallas', levels[0].implementation):
+  if not selection.is_first('pallas', first.implementation):
     raise NotImplementedError('Another path is tried before the kernels.')
+  levels = [first]
+  for level in layers[1:]:
+    if not paired.has_blocks(level):
+      break
+    if paired.static(level) != paired.static(first):
+      break
+    levels.append(level)
+  if len(levels) < 2:
+    raise NotImplementedError('Layers differ in more than parameters.')
   return levels
 
 
@@ -162,9 +239,7 @@ class _Wavefront:
       mask = valid if mask is None else mask & valid
       reset = None if reset is None else reset & valid
     recurrent_kernels = [level._recurrent_kernel(dtype, x) for level in levels]
-    parts = costs.parts_of_wavefront(
-        lowest.cell, recurrent_kernels, (batch, time), call
-    )
+    parts = costs.parts_of_wavefront(time)
     if mask is None and time % parts:
       mask = sharding.like(jnp.ones(flat, bool), x)
     if reset is not None:
@@ -178,7 +253,7 @@ class _Wavefront:
         mask=_cut(mask, parts, axis),
         recurrent_kernels=recurrent_kernels,
         params=[_params(level, state, x) for level in levels],
-        kernels=jnp.stack([_input_kernel(level, x, levels) for level in levels]),
+        kernels=jnp.stack([_input_kernel(v, x, levels) for v in levels]),
     )
 
   def run(self, x, initial_carry, above) -> tuple[list[Carry], Array]:
@@ -249,11 +324,9 @@ class _Wavefront:
     ]
     gates = products.project_levels(self.kernels[own], jnp.stack(widened))
     gates = gates.reshape(*gates.shape[:-1], -1, lowest.out_features)
-    bias = None
-    if lowest.bias is not None:
-      bias = _side_by_side(*(level.bias[...] for level in self.levels[own]))
+    biases = [level.bias for level in self.levels[own]]
 
-    def flags(parts):
+    def flags(parts: Any) -> Any:
       if parts is None:
         return None
       chosen = [parts[place] for place in places]
@@ -261,7 +334,7 @@ class _Wavefront:
 
     operands = call_lib.Operands(
         params=jax.tree.map(_side_by_side, *self.params[own]),
-        weights=(bias,),
+        weights=(_joint(biases),),
         x=gates if several else gates[0],
         recurrent_kernel=jnp.concatenate(self.recurrent_kernels[own], axis=1),
         carry=None
@@ -329,7 +402,14 @@ def _side_by_side(*arrays: Array) -> Array:
   return jnp.concatenate(arrays, axis=-1)
 
 
-def _params(level, state, x) -> dict[str, Array]:
+def _joint(biases: Sequence[Any]) -> Array | None:
+  """Returns the biases of some layers side by side; None where none has one."""
+  if biases[0] is None:
+    return None
+  return _side_by_side(*(bias[...] for bias in biases))
+
+
+def _params(level, state, x=None) -> dict[str, Array]:
   """Returns a cell's own parameters, with one number for each feature."""
   return {
       name: jnp.broadcast_to(v, (*v.shape[:-1], level.out_features))

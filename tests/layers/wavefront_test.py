@@ -1,0 +1,298 @@
+"""Layers of a stack at the same time compute what they compute in turn."""
+
+import contextlib
+import functools
+from unittest import mock
+
+from absl.testing import absltest
+from absl.testing import parameterized
+from flax import nnx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pallas_kernels import recurrence_op
+from pallas_kernels import targets
+import rnnzoo
+from rnnzoo.engines import call as call_lib
+from rnnzoo.engines import costs
+from rnnzoo.engines import paths
+from rnnzoo.engines import selection
+from rnnzoo.layers import wavefront
+from tests.testing import abstract_gpu
+from tests.testing import comparison
+from tests.testing import dense_loops
+from tests.testing import random_layers
+
+H200 = 'NVIDIA H200'
+
+
+def make(layer, sizes, num_layers, **options):
+  """Returns a stack with random parameters."""
+  return random_layers.make(
+      rnnzoo.Stack, layer, *sizes, num_layers=num_layers, **options
+  )
+
+
+def abstract(layer, sizes, num_layers, **options):
+  """Returns a stack of types, in 16 bits."""
+  return nnx.eval_shape(
+      lambda: rnnzoo.Stack(
+          layer,
+          *sizes,
+          num_layers=num_layers,
+          dtype='bfloat16',
+          rngs=nnx.Rngs(0),
+          **options,
+      )
+  )
+
+
+def by_scan(cell, operands, call, implementation):
+  """In place of `paths.run_levels`, on any device."""
+  del implementation
+  return paths.scan(cell, call_lib.Biased(), call, operands)
+
+
+@contextlib.contextmanager
+def in_parts(parts, runs=by_scan):
+  """Layers inside run at the same time, time in so many parts.
+
+  Args:
+    parts: the number.
+    runs: in place of `paths.run_levels`.
+
+  Yields:
+    A mock of it.
+  """
+  with contextlib.ExitStack() as stack:
+    patch = lambda *args: stack.enter_context(mock.patch.object(*args))
+    patch(costs, 'parts_of_wavefront', lambda time: parts)
+    patch(recurrence_op, 'at_once', lambda *args, **options: True)
+    patch(selection, 'is_first', lambda *args: True)
+    if runs is by_scan:
+      patch(targets, 'current', lambda: None)
+    yield patch(wavefront, '_run_levels', mock.Mock(side_effect=runs))
+
+
+def results(stack, x, weights, carry=None, **options):
+  """Returns carries, outputs and all gradients."""
+  graphdef, state = nnx.split(stack)
+
+  def loss(state, x, carry):
+    last, y = nnx.merge(graphdef, state).unroll(
+        x, initial_carry=carry, **options
+    )
+    total = jnp.sum(y * weights)
+    return total + sum(jnp.sum(jnp.sin(c)) for c in jax.tree.leaves(last)), y
+
+  (_, y), gradients = jax.value_and_grad(loss, (0, 1, 2), has_aux=True)(
+      state, x, carry
+  )
+  return y, gradients
+
+
+class WavefrontTest(parameterized.TestCase):
+
+  def compare(self, got, want, tolerance=1e-5):
+    self.assertEqual(jax.tree.structure(got), jax.tree.structure(want))
+    for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+      self.assertEqual((x.shape, x.dtype), (y.shape, y.dtype))
+      self.assertLess(comparison.relative_error(x, y), tolerance)
+
+  def agrees(
+      self, layer, sizes, num_layers, parts, steps=12, runs=by_scan, **options
+  ):
+    call = {
+        name: options.pop(name)
+        for name in ('reverse', 'time_major')
+        if name in options
+    }
+    flags = {
+        name: options.pop(name, False)
+        for name in ('reset', 'mask', 'seq_lengths', 'carry')
+    }
+    stack = make(layer, sizes, num_layers, **options)
+    rng = np.random.default_rng(0)
+    batch = 3
+    lead = (steps, batch) if call.get('time_major') else (batch, steps)
+    normal = lambda *shape: jnp.asarray(rng.standard_normal(shape), 'float32')
+    x = normal(*lead, sizes[0])
+    weights = normal(*lead, stack.out_features)
+    if flags['reset']:
+      call['reset'] = jnp.asarray(rng.random(lead) < 0.2)
+    if flags['mask']:
+      call['mask'] = jnp.asarray(rng.random(lead) < 0.8)
+    if flags['seq_lengths']:
+      call['seq_lengths'] = jnp.asarray([steps, 0, steps // 2])
+    carry = None
+    if flags['carry']:
+      carry = jax.tree.map(
+          lambda c: normal(*c.shape), stack.initial_carry((batch,))
+      )
+    want = results(stack, x, weights, carry, **call)
+    with in_parts(parts, runs) as called:
+      got = results(stack, x, weights, carry, **call)
+    called.assert_called()
+    self.compare(got, want)
+    return called
+
+  @parameterized.parameters(
+      (rnnzoo.LSTM, (5, 16), 3, 4, {'num_heads': 2, 'carry': True}),
+      (rnnzoo.LSTM, (20, 16), 3, 3, {'reset': True, 'seq_lengths': True}),
+      # The last part is shorter.
+      (rnnzoo.GRU, (8, 8), 2, 5, {'reverse': True, 'reset': True}),
+      (
+          rnnzoo.GRU,
+          (8, 8),
+          2,
+          6,
+          {'time_major': True, 'mask': True, 'residual': True, 'norm': 'layer'},
+      ),
+      (
+          rnnzoo.GRU,
+          (8, 8),
+          4,
+          2,
+          {
+              'reverse': True,
+              'time_major': True,
+              'seq_lengths': True,
+              'mask': True,
+              'learn_initial_carry': True,
+              'use_bias': False,
+              'reset': True,
+          },
+      ),
+      (rnnzoo.SLSTM, (8, 16), 4, 4, {'num_heads': 4, 'steps': 11}),
+      # More layers than run at the same time, and parts of one step.
+      (rnnzoo.Elman, (8, 8), 5, 12, {'reset': True, 'reverse': True}),
+  )
+  def test_agrees_with_layers_in_turn(
+      self, layer, sizes, num_layers, parts, options
+  ):
+    self.agrees(layer, sizes, num_layers, parts, **options)
+
+  def test_turns(self):
+    called = self.agrees(rnnzoo.LSTM, (4, 4), 5, 4)
+    levels = [args.args[2].levels for args in called.call_args_list]
+    # Three layers, then two.
+    self.assertEqual(levels, [1, 2, 3, 3, 2, 1, 1, 2, 2, 2, 1])
+
+  @parameterized.parameters(
+      (rnnzoo.LSTM, {'num_heads': 2, 'reset': True, 'carry': True}),
+      (rnnzoo.GRU, {'time_major': True, 'mask': True, 'reverse': True}),
+      (rnnzoo.GRU, {'steps': 11}),
+  )
+  def test_around_the_kernels(self, layer, options):
+    with dense_loops.imitated(self):
+      if not abstract_gpu.RUNS:
+        targets.current()
+      runs = jax.jit(
+          paths.run_levels, static_argnames=('cell', 'call', 'implementation')
+      )
+      options = {'implementation': 'pallas', **options}
+      with mock.patch.object(costs, '_STEPS_OF_WAVEFRONT', 10**6):
+        self.agrees(layer, (6, 16), 3, 4, runs=runs, **options)
+
+  @parameterized.parameters(
+      # As many as fit at once.
+      (4, rnnzoo.LSTM, (768, 768), 4, 16, 1024, {'num_heads': 12}),
+      (3, rnnzoo.LSTM, (28, 128), 6, 32, 512, {}),
+      (2, rnnzoo.GRU, (384, 384), 2, 32, 512, {}),
+      (0, rnnzoo.LSTM, (768, 768), 4, 64, 1024, {'num_heads': 12}),
+      (0, rnnzoo.LSTM, (256, 256), 2, 64, 512, {}),
+      # Few steps; another path first; a single layer; no kernel of blocks.
+      (0, rnnzoo.LSTM, (128, 128), 2, 32, 256, {}),
+      (0, rnnzoo.LSTM, (64, 64), 2, 8, 512, {'implementation': 'scan'}),
+      (0, rnnzoo.LSTM, (64, 64), 1, 8, 512, {}),
+      (0, rnnzoo.IndRNN, (64, 64), 2, 8, 512, {}),
+      (0, rnnzoo.LSTM, (64, 64), 2, 0, 512, {}),
+      (0, (rnnzoo.LSTM, rnnzoo.GRU), (64, 64), 2, 8, 512, {}),
+  )
+  def test_how_many(self, want, layer, sizes, depth, batch, time, options):
+    stack = abstract(layer, sizes, depth, **options)
+    x = jax.ShapeDtypeStruct((batch, time, sizes[0]), jnp.bfloat16)
+    call = call_lib.Call()
+    with abstract_gpu.device(self, H200):
+      if want:
+        self.assertEqual(wavefront.count(stack.layers, x, call, False), want)
+      else:
+        with self.assertRaises(NotImplementedError):
+          wavefront.count(stack.layers, x, call, False)
+        targets.current()
+
+  @parameterized.parameters(
+      (rnnzoo.LSTM, {}),
+      (rnnzoo.AGRU, {'num_heads': 2, 'learn_initial_carry': True}),
+  )
+  def test_lowers_for_a_gpu(self, layer, options):
+    stack = abstract(layer, (64, 128), 2, **options)
+    graphdef, state = nnx.split(stack)
+    x = jax.ShapeDtypeStruct((16, 390, 64), jnp.bfloat16)
+    reset = jax.ShapeDtypeStruct((16, 390), bool)
+
+    def loss(state, x, reset):
+      return jnp.sum(nnx.merge(graphdef, state)(x, reset=reset) ** 2)
+
+    runs = mock.Mock(side_effect=wavefront._run_levels)
+    with abstract_gpu.device(self, H200):
+      with mock.patch.object(wavefront, '_run_levels', runs):
+        text = abstract_gpu.lower(jax.grad(loss, (0, 1)), state, x, reset)
+      self.assertEqual(runs.call_count, 5)
+      self.assertIn('mosaic_gpu', text)
+
+  @parameterized.parameters('Explicit', 'Auto')
+  def test_over_devices(self, kind):
+    stack = abstract(rnnzoo.LSTM, (64, 128), 2)
+    graphdef, state = nnx.split(stack)
+    if not abstract_gpu.RUNS:
+      return
+    mesh = abstract_gpu.mesh(H200, kind)
+    rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec('data'))
+    x = jax.ShapeDtypeStruct((16, 512, 64), jnp.bfloat16, sharding=rows)
+
+    def loss(state, x):
+      return jnp.sum(nnx.merge(graphdef, state)(x) ** 2)
+
+    runs = mock.Mock(side_effect=wavefront._run_levels)
+    with jax.sharding.use_abstract_mesh(mesh):
+      with mock.patch.object(wavefront, '_run_levels', runs):
+        jax.jit(jax.grad(loss)).trace(state, x)
+    # XLA could not split arrays that hold one layer after the other.
+    self.assertEqual(runs.call_count, 5 if kind == 'Explicit' else 0)
+
+  def test_is_noted(self):
+    stack = abstract(rnnzoo.LSTM, (64, 128), 2)
+    x = jax.ShapeDtypeStruct((16, 512, 64), jnp.bfloat16)
+    with abstract_gpu.device(self, H200):
+      choices = rnnzoo.dryrun(stack, x)
+      self.assertEqual(
+          [(c.path, c.cell, c.shape) for c in choices],
+          [
+              ('pallas', 'LSTMCell', (16, 512, 64)),
+              ('pallas', 'LSTMCell', (16, 512, 128)),
+          ],
+      )
+
+  def test_in_turn_where_outputs_are_dropped(self):
+    stack = make(rnnzoo.LSTM, (4, 4), 2, dropout_rate=0.5)
+    x = jnp.ones((2, 8, 4))
+    with in_parts(4) as called:
+      stack(x, rngs=nnx.Rngs(dropout=0))
+      called.assert_not_called()
+      stack(x)
+      called.assert_called()
+
+  def test_errors_are_those_of_a_layer(self):
+    stack = make(rnnzoo.LSTM, (4, 4), 2)
+    with in_parts(4):
+      with self.assertRaisesRegex(ValueError, 'in_features'):
+        stack(jnp.ones((2, 8, 5)))
+      carry = stack.initial_carry((3,))
+      with self.assertRaisesRegex(ValueError, 'initial_carry'):
+        stack.unroll(jnp.ones((2, 8, 4)), initial_carry=carry)
+
+
+if __name__ == '__main__':
+  absltest.main()
