@@ -83,44 +83,69 @@ def by_head(plan, x):
   return jnp.moveaxis(x, 3, 0)
 
 
-def in_halves(run, plan, *args):
-  """Runs each half of the heads in its direction.
+def in_groups(run, plan, *args):
+  """Runs each direction, or each level, alone.
 
   Args:
     run: a function of a plan and args.
-    plan: of both directions.
+    plan: of all.
     *args: trees of arrays. Heads are the first of five axes, and the second of
       four if it is a matrix; flags are integers; features are the last axis of
-      all others.
+      all others. With levels, arrays of all steps hold one after the other.
 
   Returns:
-    The results of both halves, put together.
+    The results, put together.
   """
+  shape, call, groups = plan.shape, plan.call, plan.call.groups
+  lead = shape.batch, shape.time
+  lead = lead[::-1] if shape.time_major else lead
+
+  def one_by_one(x):
+    is_matrix = x.ndim == 4 and x.shape[2] == x.shape[3]
+    return (
+        call.levels > 1
+        and x.ndim in (3, 4)
+        and x.shape[:2] == lead
+        and not is_matrix
+    )
 
   def axis(x):
     if jnp.issubdtype(x.dtype, jnp.integer):
-      return 1  # Flags: the direction.
+      return 1  # Flags: the direction or level.
     if x.ndim == 5:
       return 0
     return 1 if x.ndim == 4 and x.shape[2] == x.shape[3] else -1
 
-  shape = dataclasses.replace(plan.shape, heads=plan.shape.heads // 2)
+  def cut(x, group):
+    if one_by_one(x) and not jnp.issubdtype(x.dtype, jnp.integer):
+      return x.reshape(groups, *x.shape[:-1], -1)[group]
+    return jnp.split(x, groups, axis(x))[group]
+
+  def join(*xs):
+    x = xs[0]
+    if one_by_one(x):
+      return jnp.stack(xs).reshape(*x.shape[:-1], -1)
+    return jnp.concatenate(xs, 0 if x.ndim == 5 else -1)
+
   results = []
-  for half, reverse in enumerate((plan.call.reverse, not plan.call.reverse)):
-    call = dataclasses.replace(
-        plan.call, reverse=reverse, both_directions=False
+  for group in range(groups):
+    reverse = call.reverse != (call.both_directions and group == 1)
+    own = dataclasses.replace(
+        plan,
+        shape=dataclasses.replace(shape, heads=shape.heads // groups, levels=1),
+        call=dataclasses.replace(
+            call, reverse=reverse, both_directions=False, levels=1
+        ),
     )
-    own = dataclasses.replace(plan, shape=shape, call=call)
-    cut = lambda x, half=half: jnp.split(x, 2, axis(x))[half]
-    results.append(run(own, *jax.tree.map(cut, args)))
-  join = lambda x, y: jnp.concatenate([x, y], 0 if x.ndim == 5 else -1)
+    own_args = jax.tree.map(lambda x, group=group: cut(x, group), args)
+    results.append(run(own, *own_args))
   return jax.tree.map(join, *results)
 
 
 def forward_loop(plan, theta, x, matrix, carry, restart, flags):
   """A loop in place of `forward.forward`."""
-  if plan.call.both_directions:
-    return in_halves(
+  if plan.call.groups > 1:
+    return in_groups(
         forward_loop, plan, theta, x, matrix, carry, restart, flags
     )
   loop = Loop(plan, flags)
@@ -179,10 +204,10 @@ def backward_loop(
     one_head=True,
 ):
   """A loop in place of `backward.backward`."""
-  if plan.call.both_directions:
+  if plan.call.groups > 1:
     run = lambda *args: backward_loop(*args, one_head=False)
     args = theta, x, h_gates, starts, matrix, again, flags, d_carries, d_last
-    return in_halves(run, plan, *args)
+    return in_groups(run, plan, *args)
   loop = Loop(plan, flags)
   matrix = whole(matrix)
   rows = tuple(theta)[: plan.params]
