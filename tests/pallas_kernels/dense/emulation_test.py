@@ -97,13 +97,14 @@ class EmulationTest(parameterized.TestCase):
       again=0,
       keeps=False,
       reach=1.0,
+      levels=1,
   ):
     """Compares a recurrence and its adjoint with loops.
 
     Args:
       cell: a name in `CELLS`.
       batch: sequences.
-      size: units of the only head.
+      size: units of a head.
       dtype: of the products.
       flags: whether there are resets and masks.
       reverse: the order of the loop.
@@ -116,6 +117,7 @@ class EmulationTest(parameterized.TestCase):
       again: columns of a CTA whose adjoint multiplies R h again, or 0.
       keeps: whether the forward kernel keeps R h.
       reach: standard deviation of R h.
+      levels: layers at the same time, each with one head.
     """
     if not abstract_gpu.RUNS:
       return
@@ -130,11 +132,12 @@ class EmulationTest(parameterized.TestCase):
     gates, recurrent = cell.input_gates, cell.recurrent_gates
     states, names = len(cell.carry_names), cell.param_names
     lead = (time, batch) if time_major else (batch, time)
-    x = draw(*lead, gates, size, dtype=dtype)
-    kernel = 0.5 * reach * size**-0.5 * draw(recurrent, 1, size, size)
+    features = levels * size
+    x = draw(*lead, gates, features, dtype=dtype)
+    kernel = 0.5 * reach * size**-0.5 * draw(recurrent, levels, size, size)
     kernel = kernel.astype(dtype)
-    carry, restart = draw(states, batch, size), draw(states, batch, size)
-    bits = rng.integers(0, 4, (1, batch, time)) * flags
+    carry, restart = (draw(states, batch, features) for _ in range(2))
+    bits = rng.integers(0, 4, (levels, batch, time)) * flags
     unpacked = lambda method: lambda theta, *args: method(
         dict(zip(names, theta, strict=True)), *args
     )
@@ -143,9 +146,12 @@ class EmulationTest(parameterized.TestCase):
         update=unpacked(cell.update),
         operand=unpacked(cell.operand) if two else None,
         params=len(names),
-        shape=(batch, time, 1, size),
+        shape=(batch, time, levels, size),
         call=call_lib.Call(
-            out_dtype=dtype, reverse=reverse, time_major=time_major
+            out_dtype=dtype,
+            reverse=reverse,
+            time_major=time_major,
+            levels=levels,
         ),
         target=targets.Target(132, False),
     )
@@ -191,7 +197,7 @@ class EmulationTest(parameterized.TestCase):
       packed = kernel_call.prepare_flags(
           jnp.asarray(bits, jnp.int32), run.shape
       )
-    theta = draw(max(1, len(names)), size)
+    theta = draw(max(1, len(names)), features)
     transposed = (jnp.swapaxes(kernel, -1, -2),)
     args = run, theta, x, transposed, carry, restart, packed
     want = dense_loops.forward_loop(*args)
@@ -204,7 +210,7 @@ class EmulationTest(parameterized.TestCase):
 
     kept = plan_lib.KEPT if keeps else jnp.float32
     h_gates = tuple(
-        draw(1, *lead, p.gates, size, dtype=kept)
+        draw(levels, *lead, p.gates, size, dtype=kept)
         for p in ([] if again else pull.stages)
     )
     args = (
@@ -216,8 +222,8 @@ class EmulationTest(parameterized.TestCase):
         (kernel,),
         transposed if again else (),
         packed,
-        (draw(*lead, size, dtype=dtype),),
-        draw(states, batch, size),
+        (draw(*lead, features, dtype=dtype),),
+        draw(states, batch, features),
     )
     want = dense_loops.backward_loop(*args)
     with dense_emulation.emulated(lockstep):
@@ -292,6 +298,15 @@ class EmulationTest(parameterized.TestCase):
   )
   def test_kept_gates(self, cell, batch, size, name, options):
     self.check_cut(cell, batch, size, name, keeps=True, **options)
+
+  @parameterized.parameters(
+      ('LSTM', 5, 48, 'four columns', {'levels': 3, 'time': 4}),
+      ('GRU', 11, 64, 'shared', {'levels': 2, 'time_major': True, 'time': 3}),
+      ('LSTM', 5, 72, 'cluster', {'levels': 2, 'time': 4, 'reverse': True}),
+      ('GRU', 5, 72, 'device', {'levels': 2, 'time': 4, 'time_major': True}),
+  )
+  def test_levels(self, cell, batch, size, name, options):
+    self.check_cut(cell, batch, size, name, **options)
 
   def test_kept_gates_of_operands_in_registers(self):
     self.check('LSTM', 5, 72, time=4, keeps=True)
