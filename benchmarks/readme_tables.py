@@ -438,6 +438,47 @@ def linear_over_time(file: str) -> str:
   return '\n'.join(lines)
 
 
+def stacks() -> str:
+  """Returns the table of layers in depth, in turn and at the same time."""
+  data = load('stacks_h100.json')
+  by_case: dict[Any, dict[str, Any]] = {}
+  for row in data['rows']:
+    key = row['layer'], *row['shape']
+    by_case.setdefault(key, {})[row['direction']] = row
+  lines = [
+      '| layers | batch x time | in turn, ms | at the same time | times as fast |'
+      ' compile, s | cuDNN |',
+      '|---|---|---|---|---|---|---|',
+  ]
+  for key, rows in by_case.items():
+    layer, batch, time, _, features, heads, depth = key
+    ways = [rows[direction] for direction in DIRECTIONS]
+    of = lambda way, field, ways=ways: [row[way][field] for row in ways]
+    turn, once = of('in turn', 'ms'), of('at once', 'ms')
+    speedup = ' / '.join(
+        f'{a / b:.2f}' for a, b in zip(turn, once, strict=True)
+    )
+    seconds = ' -> '.join(
+        f'{of(way, "compile_s")[1]:.1f}' for way in ('in turn', 'at once')
+    )
+    peer = [row.get('cudnn_ms') for row in ways]
+    size = f'{heads} x {features // heads}' if heads > 1 else features
+    lines.append(
+        f'| {depth} x `{layer}` {size} | {batch} x {time} | {_pair(turn)} |'
+        f' {_pair(once)} | {speedup} | {seconds} |'
+        f' {_pair(peer) if all(peer) else ""} |'
+    )
+  lines += [
+      '',
+      f'{data["device"]["kind"]}, jax {data["versions"]["jax"]},'
+      f' {data["date"][:10]}, commit {data["commit"][:7]}; by'
+      f' `{data["command"]}`. bfloat16, batch-major, forward / forward and'
+      ' backward; compile seconds of the latter, from the trace on. cuDNN has'
+      ' one head of as many features, float16, time-major.',
+  ]
+  return '\n'.join(lines)
+
+
 def resets() -> str:
   """Returns the table of a linear recurrence with resets."""
   data = load('resets_h100.json')
@@ -1333,6 +1374,7 @@ TABLES = {
         'large_batches': large_batches,
         'large_batches_h100': functools.partial(large_batches, 'h100'),
         'batches': batches,
+        'stacks': stacks,
     },
     'docs/benchmarks/index.md': {'units_and_batch': units_and_batch},
     'docs/benchmarks/ladder.md': {'agru_ladder': agru_ladder},

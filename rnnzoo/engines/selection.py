@@ -99,7 +99,7 @@ class Scan:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Pallas:
-  """`implementation='pallas'` with a setting of its own: memory against time.
+  """`implementation='pallas'` with settings of its own: memory against time.
 
   It is accepted wherever a name is. A gradient always keeps x, the parameters
   and the carry after every step.
@@ -119,12 +119,17 @@ class Pallas:
       given instead of x, to `rnnzoo.unroll` or by `SLSTMBlock`, are there
       already and stay; so do the coefficients of `rnnzoo.linear_scan`, and
       those of a linear layer whose time is over devices.
+    wavefront: layers of a `Stack` run at the same time where that is faster: a
+      layer over each part of time while the one above it runs over the part
+      before. False runs them in turn, with fewer kernels to compile.
   """
 
   keep: str = 'gates'
+  wavefront: bool = True
 
   def __post_init__(self):
     settings.choice(self.keep, ('carries', 'gates'), 'keep')
+    settings.boolean(self.wavefront, 'wavefront')
 
 
 # Paths with settings, by name.

@@ -171,6 +171,9 @@ def _alike(layers) -> list[recurrent.RecurrentLayer]:
     raise NotImplementedError('A layer has no recurrent kernel of blocks.')
   if not selection.is_first('pallas', first.implementation):
     raise NotImplementedError('Another path is tried before the kernels.')
+  path = selection.names(first.implementation, linear=False)[0]
+  if isinstance(path, selection.Pallas) and not path.wavefront:
+    raise NotImplementedError('rnnzoo.Pallas(wavefront=False) says so.')
   levels = [first]
   for level in layers[1:]:
     if not paired.has_blocks(level):
