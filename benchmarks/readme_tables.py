@@ -446,8 +446,8 @@ def stacks() -> str:
     key = row['layer'], *row['shape']
     by_case.setdefault(key, {})[row['direction']] = row
   lines = [
-      '| layers | batch x time | in turn, ms | at the same time | times as fast |'
-      ' compile, s | cuDNN |',
+      '| layers | batch x time | in turn, ms | at the same time | times as'
+      ' fast | compile, s | cuDNN |',
       '|---|---|---|---|---|---|---|',
   ]
   for key, rows in by_case.items():
