@@ -38,10 +38,7 @@ _CASES = (
     ('LSTM', 32, 512, 128, 128, 1, 4),
     ('LSTM', 64, 784, 28, 128, 1, 2),
     ('LSTM', 16, 2048, 256, 256, 1, 2),
-    ('SLSTM', 16, 512, 256, 256, 4, 2),
     ('LSTM', 16, 1024, 512, 512, 1, 2),
-    ('LSTM', 8, 512, 512, 512, 1, 3),
-    ('GRU', 32, 512, 384, 384, 1, 2),
 )
 _WAYS = {'in turn': False, 'at once': True}
 _DIRECTIONS = {'forward': False, 'forward+backward': True}
