@@ -1371,10 +1371,10 @@ TABLES = {
     'docs/benchmarks/dense.md': {
         'dense_h200': dense_h200,
         'small_heads': small_heads,
+        'stacks': stacks,
         'large_batches': large_batches,
         'large_batches_h100': functools.partial(large_batches, 'h100'),
         'batches': batches,
-        'stacks': stacks,
     },
     'docs/benchmarks/index.md': {'units_and_batch': units_and_batch},
     'docs/benchmarks/ladder.md': {'agru_ladder': agru_ladder},
