@@ -172,8 +172,13 @@ def _alike(layers) -> list[recurrent.RecurrentLayer]:
   if not selection.is_first('pallas', first.implementation):
     raise NotImplementedError('Another path is tried before the kernels.')
   path = selection.names(first.implementation, linear=False)[0]
-  if isinstance(path, selection.Pallas) and not path.wavefront:
-    raise NotImplementedError('rnnzoo.Pallas(wavefront=False) says so.')
+  if isinstance(path, selection.Pallas):
+    if not path.wavefront:
+      raise NotImplementedError('rnnzoo.Pallas(wavefront=False) says so.')
+    if path.keep != 'gates':
+      raise NotImplementedError(
+          f'A wavefront keeps the gates, and keep is {path.keep!r}.'
+      )
   levels = [first]
   for level in layers[1:]:
     if not paired.has_blocks(level):
@@ -325,7 +330,8 @@ class _Wavefront:
     widened = [
         jnp.pad(z, ((0, 0), (0, 0), (0, depth - z.shape[-1]))) for z in inputs
     ]
-    gates = products.project_levels(self.kernels[own], jnp.stack(widened))
+    with jax.named_scope('projection'):
+      gates = products.project_levels(self.kernels[own], jnp.stack(widened))
     gates = gates.reshape(*gates.shape[:-1], -1, lowest.out_features)
     biases = [level.bias for level in self.levels[own]]
 
@@ -350,9 +356,10 @@ class _Wavefront:
         mask=flags(self.mask),
     )
     call = dataclasses.replace(self.call, levels=count)
-    carry, (y,) = _run_levels(
-        lowest.cell, operands, call, lowest.implementation
-    )
+    with jax.named_scope('recurrence'):
+      carry, (y,) = _run_levels(
+          lowest.cell, operands, call, lowest.implementation
+      )
     split = zip(*(jnp.split(c, count, axis=-1) for c in carry), strict=True)
     return list(split), y if several else y[None]
 
