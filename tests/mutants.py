@@ -51,6 +51,30 @@ def _all(path: str, test: str, *mutants: tuple[str, str, str]) -> list[Mutant]:
 
 MUTANTS = (
     *_all(
+        'rnnzoo/layers/wavefront.py',
+        'tests/layers/wavefront_test.py',
+        (
+            'valid if mask is None else mask & valid',
+            'mask',
+            'agrees_with_layers',
+        ),
+        (
+            'y_i = above(i, waiting[i], y_i, valid)',
+            'pass',
+            'agrees_with_layers',
+        ),
+        ('turns = -(-len(levels) // number)', 'turns = 1', 'turns'),
+    ),
+    *_all(
+        'pallas_kernels/dense/thread_layout.py',
+        'tests/pallas_kernels/dense/emulation_test.py',
+        (
+            'return level * level_size + head * shape.size',
+            'return head * shape.size',
+            'levels',
+        ),
+    ),
+    *_all(
         'rnnzoo/cells/lstm.py',
         'tests/cells/cells_test.py',
         (
