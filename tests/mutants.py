@@ -66,15 +66,6 @@ MUTANTS = (
         ('turns = -(-len(levels) // number)', 'turns = 1', 'turns'),
     ),
     *_all(
-        'pallas_kernels/dense/thread_layout.py',
-        'tests/pallas_kernels/dense/emulation_test.py',
-        (
-            'return level * level_size + head * shape.size',
-            'return head * shape.size',
-            'levels',
-        ),
-    ),
-    *_all(
         'rnnzoo/cells/lstm.py',
         'tests/cells/cells_test.py',
         (
