@@ -29,6 +29,8 @@ class Call:
     zero_not_finite: before it is bounded, a NaN or an infinity in that
       cotangent becomes zero.
     stop_recurrent_gradient: that cotangent is zero.
+    cast_kernel: the recurrent kernel, in float32, is cast to the dtype of the
+      inputs, and its gradient is not: that of several runs can be added up.
     keep_gates: the gates W x, and R h where a kernel writes it, are kept for
       the backward pass. Otherwise that pass multiplies again.
   """
@@ -42,6 +44,7 @@ class Call:
   recurrent_gradient_clip: float | None = None
   zero_not_finite: bool = False
   stop_recurrent_gradient: bool = False
+  cast_kernel: bool = False
   keep_gates: bool = True
 
   @property

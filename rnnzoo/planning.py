@@ -89,7 +89,7 @@ class DryRun:
     for choice in self.choices:
       lines.append(
           f'  {choice.cell} over {list(choice.shape)} on each device:'
-          f' {choice.path!r}'
+          f' {choice.path!r}{_beside(choice.at_once)}'
       )
       if self.axes:
         lines.append(f'    {_over(choice, self.axes)}')
@@ -270,6 +270,11 @@ def _axes(mesh: Any) -> tuple[str, ...]:
       )
       if size > 1 and axis_type == AxisType.Explicit
   )
+
+
+def _beside(at_once: int) -> str:
+  """Returns how many layers run at the same time, if it is more than one."""
+  return f', {at_once} layers at the same time' if at_once > 1 else ''
 
 
 def _over(choice: path_choice.Choice, axes: tuple[str, ...]) -> str:

@@ -76,7 +76,10 @@ def run(
         'Levels that run at the same time need batches that XLA does not split.'
     )
   inputs = jax.eval_shape(projection.form, x)
-  _check(recurrence, inputs, recurrent_kernel)
+  used = jax.eval_shape(
+      functools.partial(_used, recurrence), inputs, recurrent_kernel
+  )
+  _check(recurrence, inputs, used)
   # Rows of a head have to start at multiples of 16 bytes.
   padded = -(-size // 8) * 8
   recurrence = dataclasses.replace(
@@ -87,7 +90,7 @@ def run(
     pieces.plan_pieces(
         recurrence,
         inputs,
-        recurrent_kernel,
+        used,
         states=len(carry),
         flags=flags is not None,
         **options,
@@ -168,11 +171,20 @@ def _check(recurrence: Recurrence, x, recurrent_kernel) -> None:
     )
 
 
+def _used(recurrence: Recurrence, inputs: Array, recurrent_kernel: Array):
+  """Returns R in the dtype that the kernels get it in."""
+  if recurrence.call.cast_kernel:
+    return recurrent_kernel.astype(inputs.dtype)
+  return recurrent_kernel
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _run(
     recurrence: Recurrence, theta, x, recurrent_kernel, carry, restart, flags
 ):
-  operands = theta, projection.form(x), recurrent_kernel, carry, restart, flags
+  inputs = projection.form(x)
+  recurrent_kernel = _used(recurrence, inputs, recurrent_kernel)
+  operands = theta, inputs, recurrent_kernel, carry, restart, flags
   forward_pass = _forward(recurrence, operands, save=False, keeps=False)
   return forward_pass(*operands)[:2]
 
@@ -183,7 +195,9 @@ def _run_fwd(
   theta, x, recurrent_kernel, carry, restart = autodiff.differentiable_once(
       (theta, x, recurrent_kernel, carry, restart)
   )
-  operands = theta, projection.form(x), recurrent_kernel, carry, restart, flags
+  inputs = projection.form(x)
+  recurrent_kernel = _used(recurrence, inputs, recurrent_kernel)
+  operands = theta, inputs, recurrent_kernel, carry, restart, flags
   keeps = kept_gates.pay(
       recurrence,
       operands[1],
@@ -285,7 +299,9 @@ def _run_bwd(recurrence: Recurrence, saved, cotangents):
   cotangents = (
       d_theta if recurrence.params else jnp.zeros_like(theta),
       projection.pull(x, d_x.astype(inputs.dtype)),
-      d_recurrent_kernel.astype(recurrent_kernel.dtype),
+      d_recurrent_kernel
+      if recurrence.call.cast_kernel
+      else d_recurrent_kernel.astype(recurrent_kernel.dtype),
       d_carry,
       jnp.zeros_like(restart) if no_restart else d_restart,
   )

@@ -104,6 +104,7 @@ def pay(
       and not target.interpret
       and not two_stages
       and call.groups == 1
+      and not call.cast_kernel
       and jnp.dtype(kernel.dtype).itemsize == 2
       and size % DEPTH == 0
       and recurrent <= GATES

@@ -11,6 +11,8 @@ long it is: 32 share a sequence at most. XLA's associative scan uses them all. A
 single step is one kernel of XLA's. Times are in benchmarks/lengths_h100.json.
 """
 
+from typing import Any
+
 import jax.numpy as jnp
 
 from pallas_kernels import auto_axes
@@ -31,8 +33,8 @@ _ROWS_OF_LARGE = 64
 
 # The fewest steps with which layers in depth run at the same time, in so many
 # parts; and the steps from which more parts are faster. Measured on one H100:
-# benchmarks/wavefront_h100.json.
-_STEPS_OF_WAVEFRONT = 384
+# benchmarks/stacks_h100.json, and the units of its largest heads.
+_STEPS_OF_WAVEFRONT, _UNITS_OF_WAVEFRONT = 384, 512
 _PARTS = 4
 _LONG_WAVEFRONT, _PARTS_OF_LONG = 1024, 8
 
@@ -63,19 +65,25 @@ def slower_linear_kernel(rows: int, time: int, features: int) -> str:
   return ''
 
 
-def parts_of_wavefront(time: int) -> int:
+def parts_of_wavefront(time: int, recurrent_kernel: Any) -> int:
   """Returns in how many parts of time layers in depth run at the same time.
 
   Args:
     time: T.
+    recurrent_kernel: R of a layer, [G', N, D, D], or its type.
 
   Raises:
-    NotImplementedError: one layer after the other is faster.
+    NotImplementedError: one layer after the other is faster, or it was not
+      measured.
   """
-  if time < _STEPS_OF_WAVEFRONT:
+  units = recurrent_kernel.shape[-1]
+  wide = jnp.dtype(recurrent_kernel.dtype).itemsize > 2
+  if time < _STEPS_OF_WAVEFRONT or units > _UNITS_OF_WAVEFRONT or wide:
     raise NotImplementedError(
-        f'From {_STEPS_OF_WAVEFRONT} steps on layers run at the same time, as'
-        f' measured; these are {time}.'
+        f'From {_STEPS_OF_WAVEFRONT} steps on layers run at the same time, in'
+        f' 16 bits and with heads of up to {_UNITS_OF_WAVEFRONT} units, as'
+        f' measured; these are {time} steps of {units} units in'
+        f' {jnp.dtype(recurrent_kernel.dtype).name}.'
     )
   return _PARTS_OF_LONG if time >= _LONG_WAVEFRONT else _PARTS
 

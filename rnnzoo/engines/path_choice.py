@@ -37,6 +37,7 @@ class Choice:
     over: pairs of 'batch', 'time', 'heads' or 'features', and the mesh axes
       that they are over. Those that are whole on each device are left out, and
       so are Auto axes, of which XLA decides.
+    at_once: so many layers of a stack run at the same time.
   """
 
   path: str
@@ -44,6 +45,7 @@ class Choice:
   shape: tuple[int, ...]
   passed_over: tuple[tuple[str, str], ...]
   over: tuple[tuple[str, tuple[str, ...]], ...] = ()
+  at_once: int = 1
 
 
 _notes: contextvars.ContextVar[list[Choice] | None] = contextvars.ContextVar(
@@ -69,6 +71,7 @@ def note(
     passed_over: Sequence[tuple[str, str]] = (),
     *,
     has_heads: bool,
+    at_once: int = 1,
 ) -> None:
   """Notes a choice for `noted`.
 
@@ -78,6 +81,7 @@ def note(
     shape: of the inputs on a device.
     passed_over: as for `Choice`.
     has_heads: whether features that are over devices are heads.
+    at_once: as for `Choice`.
   """
   notes = _notes.get()
   if notes is None:
@@ -95,6 +99,7 @@ def note(
               for part, names in zip(parts, over, strict=True)
               if names
           ),
+          at_once=at_once,
       )
   )
 

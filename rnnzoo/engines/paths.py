@@ -133,6 +133,7 @@ def run_levels(
     NotImplementedError: no kernel can run this.
   """
   operands = sharding.alike(operands)
+  x = path_choice.marked(operands.x, implementation)
   choice = path_choice.Run(
       names=selection.names(implementation, linear=False),
       paths=(scan, associative_scan, pallas),
@@ -141,7 +142,7 @@ def run_levels(
       has_heads=True,
       kernel_or_none=True,
   )
-  return choice(operands)
+  return choice(operands._replace(x=x))
 
 
 def _over_devices(cell, projection, operands, call, implementation):
@@ -178,6 +179,7 @@ def scan(
     options: selection.Scan = _SCAN_DEFAULTS,
 ):
   """Runs a cell by `lax.scan`, over time-major arrays."""
+  operands = _cast_kernel(operands, call)
   if call.groups > 1:
     path = functools.partial(scan, options=options)
     return _in_turn(path, cell, projection, call, operands)
@@ -207,6 +209,7 @@ def associative_scan(
     options: selection.AssociativeScan = _DEFAULTS,
 ):
   """Runs a cell in parallel over time."""
+  operands = _cast_kernel(operands, call)
   if call.groups > 1:
     path = functools.partial(associative_scan, options=options)
     return _in_turn(path, cell, projection, call, operands)
@@ -297,6 +300,16 @@ def pallas(
         mask=mask,
         call=call,
     )
+
+
+def _cast_kernel(operands: Operands, call: Call) -> Operands:
+  """Returns operands with R in the dtype of x, where the call says so."""
+  if not call.cast_kernel:
+    return operands
+  kernel = jax.tree.map(
+      lambda k: k.astype(operands.x.dtype), operands.recurrent_kernel
+  )
+  return operands._replace(recurrent_kernel=kernel)
 
 
 def _swap(tree, call: Call):

@@ -138,7 +138,9 @@ def _tangent(functions: Functions, saved: _Saved, tangents):
   _, d_results = derivatives.pushforward(
       functions.elsewhere, (saved.operands,), (tangents,)
   )
-  return d_results
+  on_gpu = functools.partial(functions.on_gpu)
+  results = jax.eval_shape(on_gpu, saved.operands)
+  return jax.tree.map(_cast, d_results, results)
 
 
 def _adjoint(functions: Functions, saved: _Saved, cotangents):

@@ -12,6 +12,7 @@ from typing import Any
 import warnings
 
 from absl import logging
+import jax
 from jax import export
 
 from pallas_kernels import targets
@@ -114,7 +115,8 @@ class Pallas:
       as well, batch * time * gates * features numbers in the dtype of x. In
       bfloat16, and where kernels run in tiles, it keeps the recurrent gates R h
       too, in float16; cells with two products a step do not, nor kernels that
-      have no use for it. 'carries' forms them again in the backward pass: one
+      have no use for it; float16 saturates at 65,504, and below 6e-5 it loses
+      digits. 'carries' forms them again in the backward pass: one
       more product of all steps for W x, and one for R h. Input gates that are
       given instead of x, to `rnnzoo.unroll` or by `SLSTMBlock`, are there
       already and stay; so do the coefficients of `rnnzoo.linear_scan`, and
@@ -177,7 +179,11 @@ def for_kernel(arrays: Any) -> Any:
   Outside of `jax.jit`, `jax.jvp` raises here, and the next path is tried. In
   it, forward and reverse mode look the same until the program is compiled.
   """
-  return derivatives.in_reverse_mode_only(_REVERSE_MODE_ONLY, arrays)
+  # Each by itself: `jax.vmap` maps the tangents of all that go together.
+  return jax.tree.map(
+      functools.partial(derivatives.in_reverse_mode_only, _REVERSE_MODE_ONLY),
+      arrays,
+  )
 
 
 @contextlib.contextmanager

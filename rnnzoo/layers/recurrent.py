@@ -48,9 +48,6 @@ Array = jax.Array
 Carry = cell_lib.Carry
 Initializer = initializers.Initializer
 
-# With other settings a kernel may multiply by W itself.
-_READ_GATES = (None, 'pallas')
-
 # The class of a layer's carries, as type checkers know it.
 OwnT = TypeVar('OwnT', bound=tuple[Array, ...])
 
@@ -305,8 +302,11 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
       time_major: as for `unroll`.
     """
     kernel = self.recurrent_kernel
-    if targets.platform() != 'gpu' or self.implementation not in _READ_GATES:
+    path = selection.names(self.implementation, linear=False)[0]
+    if targets.platform() != 'gpu' or selection.name_of(path) != 'pallas':
       return False
+    if isinstance(path, selection.Pallas) and path.keep != 'gates':
+      return False  # The kernel may multiply by W itself.
     if kernel is None or kernel.shape[-1] == 1:
       return False
     lead = x.shape[:-1] if time_major else (x.shape[-2], *x.shape[:-2])

@@ -47,6 +47,9 @@ class Stack(sequence_layer.SequenceLayer):
   >>> stack(jnp.ones((2, 5, 3)), rngs=nnx.Rngs(dropout=1)).shape
   (2, 5, 8)
 
+  On a GPU layers that are alike run at the same time, over one part of time
+  each, where one leaves multiprocessors idle; see `rnnzoo.Pallas`.
+
   A call with `rngs` trains: it drops outputs and updates running averages. A
   call without evaluates. After `stack.train()` a call that drops outputs needs
   `rngs`; after `stack.eval()` no call uses them. The stack holds no random
@@ -282,7 +285,9 @@ class Stack(sequence_layer.SequenceLayer):
       None.
     """
     batch_norm = any(isinstance(norm, nnx.BatchNorm) for norm in self.norms)
-    if train and (self._drops() or batch_norm):
+    if train and (self._drops() or batch_norm) or not self._is_stepwise():
+      return None
+    if index == len(self.layers) - 1:
       return None
     _, initial_carry, *flags = given
     try:
@@ -365,11 +370,21 @@ class Stack(sequence_layer.SequenceLayer):
     lowest: Any = self.layers[0]
     if len(self.layers) < 2 or not lowest._reads_gates(x, time_major):
       return False
-    try:
-      wavefront.count(self.layers, x, lowest._call(False, time_major), True)
-    except NotImplementedError:
+    if not self._is_stepwise():
       return True
-    return False  # Layers that run at the same time end at the same time.
+    for index in range(len(self.layers) - 1):
+      own = self.layers[index:]
+      try:
+        wavefront.count(own, x, lowest._call(False, time_major), True)
+      except NotImplementedError:
+        continue
+      return False  # Layers that run at the same time end at the same time.
+    return True
+
+  def _is_stepwise(self) -> bool:
+    """Whether a step of what a level hands on depends on that step alone."""
+    # A subclass of a user may do anything there.
+    return type(self)._above.__module__.startswith('rnnzoo.')
 
   def step(
       self, carry: tuple[Any, ...], x: Array, *, reset: Array | None = None

@@ -20,11 +20,13 @@ import functools
 import math
 from typing import Any
 
+from flax import nnx
 import jax
 from jax import lax
 import jax.numpy as jnp
 
 from pallas_kernels import auto_axes
+from pallas_kernels import dtypes
 from pallas_kernels import ranks
 from pallas_kernels import recurrence_op
 from pallas_kernels import sharding
@@ -68,20 +70,25 @@ def count(
   Raises:
     NotImplementedError: it is one, for the reason that it gives.
   """
-  levels = _alike(layers)
+  levels: list[Any] = _alike(layers)
   lowest = levels[0]
   lead = x.shape[:-1]
   time = lead[0] if call.time_major else lead[-1]
   selection.check_known(lead)
-  parts = costs.parts_of_wavefront(time)
+  dtype, state = lowest._dtype(x), lowest._state_dtype(x)
+  one: Any = jax.ShapeDtypeStruct(lowest.recurrent_kernel.shape, dtype)
+  parts = costs.parts_of_wavefront(time, one)
   batch = math.prod(lead) // time
   if batch == 0:
     raise NotImplementedError('There are no sequences.')
-  dtype, state = lowest._dtype(x), lowest._state_dtype(x)
+  # Without shardings: inside of `jax.shard_map` parameters may lie outside.
+  graphdef, own = nnx.split(nnx.List(levels))
+  own = jax.tree.map(lambda v: jax.ShapeDtypeStruct(v.shape, v.dtype), own)
 
-  def types(levels):
+  def types(number, state_of_levels):
+    levels = nnx.merge(graphdef, state_of_levels)[:number]
     params = [_params(level, state) for level in levels]
-    kernels = [level._recurrent_kernel(dtype) for level in levels]
+    kernels: Any = [level._recurrent_kernel(dtype) for level in levels]
     return (
         jax.tree.map(_side_by_side, *params),
         _joint([level.bias for level in levels]),
@@ -89,8 +96,7 @@ def count(
     )
 
   for number in range(min(len(levels), _MOST), 1, -1):
-    own = functools.partial(types, levels[:number])
-    params, bias, kernel = jax.eval_shape(own)
+    params, bias, kernel = jax.eval_shape(functools.partial(types, number), own)
     if recurrence_op.at_once(
         lowest.cell,
         params,
@@ -136,26 +142,42 @@ def unroll(
   first: Any = layers[0]
   if not recurrent.is_plain(first):
     raise NotImplementedError('A layer has no recurrent kernel of blocks.')
-  if partitioning.is_sharded(layers, given) or auto_axes.may_be_split(given):
-    raise NotImplementedError('Arrays are over devices, or may be.')
+  alike = _alike(layers)
+  if partitioning.is_sharded(layers, given):
+    raise NotImplementedError('Arrays are over devices.')
   first._check_input(x, '[..., time, in_features]')
   call = first._call(reverse, time_major)
-  has_flags = any(flag is not None for flag in flags)
-  levels: list[Any] = list(layers[: count(layers, x, call, has_flags)])
   lead = x.shape[:-1]
   batch_shape = lead[1:] if time_major else lead[:-1]
-  initial_carry = initial_carry[: len(levels)]
-  for level, carry in zip(levels, initial_carry, strict=True):
+  for level, carry in zip(alike, initial_carry, strict=False):
     level._check_parameters()
     if carry is not None:
       level._check_carry(carry, batch_shape, 'initial_carry')
+  reset, seq_lengths, mask = flags
+  steps = lead[0] if time_major else lead[-1]
+  flags = [
+      checks.flags(reset, lead, 'reset'),
+      checks.lengths(seq_lengths, batch_shape, steps),
+      checks.flags(mask, lead, 'mask'),
+  ]
+  if auto_axes.may_be_split((x, *flags)):
+    raise NotImplementedError('Arrays may be over devices.')
+  has_flags = any(flag is not None for flag in flags)
+  levels: list[Any] = list(layers[: count(layers, x, call, has_flags)])
+  initial_carry = initial_carry[: len(levels)]
   with ranks.allowed():
     wave = _Wavefront.of(levels, x, flags, call)
     carries, y = wave.run(x, initial_carry, above)
   path = selection.names(first.implementation, linear=False)[0]
   for level in levels:
     shape = *wave.lead, level.in_features
-    path_choice.note(path, type(level.cell).__name__, shape, has_heads=True)
+    path_choice.note(
+        path,
+        type(level.cell).__name__,
+        shape,
+        has_heads=True,
+        at_once=len(levels),
+    )
   named = tuple(
       level._named(own, carry)
       for level, own, carry in zip(levels, carries, initial_carry, strict=True)
@@ -203,9 +225,11 @@ class _Wavefront:
     lead: [B, T], or [T, B].
     reset: flags of each part, in the order of the loop; or None.
     mask: likewise.
-    recurrent_kernels: R of each level.
+    recurrent_kernels: R of each level, in float32 or wider: so the gradients of
+      all parts are summed.
+    biases: b of each, likewise; or None.
     params: the cell's own parameters of each.
-    kernels: W of each, gates side by side, [L, I, G F].
+    kernels: W of each, gates side by side, [L, I, G F]; likewise.
   """
 
   levels: list[recurrent.RecurrentLayer]
@@ -215,6 +239,7 @@ class _Wavefront:
   reset: list[Array] | None
   mask: list[Array] | None
   recurrent_kernels: list[Array]
+  biases: list[Array | None]
   params: list[dict[str, Array]]
   kernels: Array
 
@@ -225,29 +250,27 @@ class _Wavefront:
     Args:
       levels: the layers.
       x: inputs of the lowest.
-      flags: reset, seq_lengths and mask, unchecked.
+      flags: reset, seq_lengths and mask.
       call: static options.
     """
     lowest, axis = levels[0], 0 if call.time_major else 1
     dtype, state = lowest._dtype(x), lowest._state_dtype(x)
-    call = dataclasses.replace(call, out_dtype=dtype)
+    call = dataclasses.replace(call, out_dtype=dtype, cast_kernel=True)
     lead = x.shape[:-1]
     time = lead[0] if call.time_major else lead[-1]
     batch_shape = lead[1:] if call.time_major else lead[:-1]
     batch = math.prod(batch_shape)
     flat = (time, batch) if call.time_major else (batch, time)
-    reset, seq_lengths, mask = flags
-    reset = checks.flags(reset, lead, 'reset')
-    mask = checks.flags(mask, lead, 'mask')
-    lengths = checks.lengths(seq_lengths, batch_shape, time)
+    reset, lengths, mask = flags
     reset, mask = (f if f is None else f.reshape(flat) for f in (reset, mask))
     if lengths is not None:
       number = lax.broadcasted_iota(jnp.int32, flat, axis)
       valid = number < jnp.expand_dims(lengths.reshape(batch), axis)
       mask = valid if mask is None else mask & valid
       reset = None if reset is None else reset & valid
-    recurrent_kernels = [level._recurrent_kernel(dtype, x) for level in levels]
-    parts = costs.parts_of_wavefront(time)
+    recurrent_kernels = [_recurrent_kernel(v, dtype, x) for v in levels]
+    cast: Any = jax.ShapeDtypeStruct(recurrent_kernels[0].shape, dtype)
+    parts = costs.parts_of_wavefront(time, cast)
     if mask is None and time % parts:
       mask = sharding.like(jnp.ones(flat, bool), x)
     if reset is not None:
@@ -260,6 +283,12 @@ class _Wavefront:
         reset=_cut(reset, parts, axis),
         mask=_cut(mask, parts, axis),
         recurrent_kernels=recurrent_kernels,
+        biases=[
+            None
+            if level.bias is None
+            else sharding.like(level.bias[...], x).astype(state)
+            for level in levels
+        ],
         params=[_params(level, state, x) for level in levels],
         kernels=jnp.stack([_input_kernel(v, x, levels) for v in levels]),
     )
@@ -285,6 +314,9 @@ class _Wavefront:
     for turn in range(self.parts + count - 1):
       active = [i for i in range(count) if 0 <= turn - i < self.parts]
       places = [order[turn - i] for i in active]
+      for i in active:
+        if i:
+          self.levels[i]._check_input(waiting[i], '[..., time, in_features]')
       if active[0] == 0:
         x, valid = inputs[places[0]], self._valid(places[0])
         waiting[0] = x if valid is None else scan_steps.where(valid, x, 0)
@@ -333,7 +365,6 @@ class _Wavefront:
     with jax.named_scope('projection'):
       gates = products.project_levels(self.kernels[own], jnp.stack(widened))
     gates = gates.reshape(*gates.shape[:-1], -1, lowest.out_features)
-    biases = [level.bias for level in self.levels[own]]
 
     def flags(parts: Any) -> Any:
       if parts is None:
@@ -343,7 +374,7 @@ class _Wavefront:
 
     operands = call_lib.Operands(
         params=jax.tree.map(_side_by_side, *self.params[own]),
-        weights=(_joint(biases),),
+        weights=(_joint(self.biases[own]),),
         x=gates if several else gates[0],
         recurrent_kernel=jnp.concatenate(self.recurrent_kernels[own], axis=1),
         carry=None
@@ -427,9 +458,16 @@ def _params(level, state, x=None) -> dict[str, Array]:
   }
 
 
+def _recurrent_kernel(level, dtype, x) -> Array:
+  """Returns R as it is used, before it is cast to a dtype."""
+  kernel = sharding.like(level.recurrent_kernel[...], x)
+  return level._structured(kernel, dtype).astype(dtypes.wide(dtype))
+
+
 def _input_kernel(level, x, levels) -> Array:
   """Returns W of all gates side by side, [I, G F], with rows of zeros."""
   kernel = sharding.like(level.kernel[...], x)
+  kernel = kernel.astype(dtypes.wide(level._dtype(x)))
   gates, depth, features = kernel.shape
   kernel = jnp.moveaxis(kernel, 0, 1).reshape(depth, gates * features)
   most = max(own.in_features for own in levels)

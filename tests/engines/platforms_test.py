@@ -180,6 +180,23 @@ class PlatformsTest(parameterized.TestCase):
     cuda = traced.lower(lowering_platforms=('cuda',)).as_text()
     self.assertIn('@mosaic_gpu', cuda)
 
+  @parameterized.parameters('LSTM', 'MinGRU')
+  def test_forward_mode_in_16_bits(self, name):
+    if not abstract_gpu.RUNS:
+      return
+    layer = nnx.eval_shape(
+        lambda: rnnzoo.LAYERS[name](32, 32, dtype='bfloat16', rngs=nnx.Rngs(0))
+    )
+    graphdef, state = nnx.split(layer)
+    x = jax.ShapeDtypeStruct((4, 40, 32), jnp.bfloat16)
+
+    def pushed(state, x):
+      return jax.jvp(nnx.merge(graphdef, state), (x,), (x,))
+
+    with abstract_gpu.device(self, 'NVIDIA H200'):
+      text = abstract_gpu.lower(pushed, state, x)
+    self.assertIn('tensor<4x40x32xbf16>', text)
+
   def test_linear_scan(self):
     if not abstract_gpu.RUNS:
       return

@@ -70,7 +70,7 @@ def in_parts(parts, runs=by_scan):
   """
   with contextlib.ExitStack() as stack:
     patch = lambda *args: stack.enter_context(mock.patch.object(*args))
-    patch(costs, 'parts_of_wavefront', lambda time: parts)
+    patch(costs, 'parts_of_wavefront', lambda time, kernel: parts)
     patch(recurrence_op, 'at_once', lambda *args, **options: True)
     patch(selection, 'is_first', lambda *args: True)
     if runs is by_scan:
@@ -181,6 +181,53 @@ class WavefrontTest(parameterized.TestCase):
   def test_more_agree(self, layer, sizes, num_layers, parts, options):
     self.agrees(layer, sizes, num_layers, parts, **options)
 
+  @parameterized.parameters('float32', 'bfloat16')
+  def test_gradients_in_16_bits(self, param_dtype):
+    stack = make(
+        rnnzoo.LSTM,
+        (8, 16),
+        2,
+        dtype='bfloat16',
+        param_dtype=param_dtype,
+        implementation='pallas',
+    )
+    rng = np.random.default_rng(0)
+    normal = lambda size: jnp.asarray(
+        rng.standard_normal((2, 128, size)), 'bfloat16'
+    )
+    x = normal(8)
+    # Gradients of parts of time cancel.
+    sign = jnp.where(jnp.arange(128) < 64, 1, -1)[:, None]
+    graphdef, state = nnx.split(stack)
+
+    def gradient(dtype, path):
+      def loss(state, x):
+        levels = nnx.merge(graphdef, state)
+        for level in levels.layers:
+          level.dtype, level.implementation = jnp.dtype(dtype), path
+        return jnp.sum((levels(x) * sign).astype('float32'))
+
+      operands = state, x
+      if dtype == 'float32':
+        operands = jax.tree.map(lambda v: v.astype(dtype), operands)
+      return jax.jit(jax.grad(loss))(*operands)
+
+    exact = gradient('float32', 'scan')
+    runs = jax.jit(
+        paths.run_levels, static_argnames=('cell', 'call', 'implementation')
+    )
+    with dense_loops.imitated(self):
+      in_turn = gradient('bfloat16', 'pallas')
+      with in_parts(16, runs) as called:
+        at_once = gradient('bfloat16', 'pallas')
+      called.assert_called()
+      for got, other, want in zip(
+          *map(jax.tree.leaves, (at_once, in_turn, exact)), strict=True
+      ):
+        error = comparison.relative_error(got, want)
+        most = 1.25 * comparison.relative_error(other, want)
+        self.assertLess(error, most)
+
   def test_turns(self):
     stack = make(rnnzoo.LSTM, (4, 4), 5)
     with in_parts(4) as called:
@@ -223,6 +270,8 @@ class WavefrontTest(parameterized.TestCase):
       (2, rnnzoo.GRU, (384, 384), 2, 32, 512, {}),
       (0, rnnzoo.LSTM, (768, 768), 4, 64, 1024, {'num_heads': 12}),
       (0, rnnzoo.LSTM, (256, 256), 2, 64, 512, {}),
+      # Not measured.
+      (0, rnnzoo.LSTM, (768, 768), 2, 8, 512, {}),
       # Few steps; another path first; a single layer; no kernel of blocks.
       (0, rnnzoo.LSTM, (128, 128), 2, 32, 256, {}),
       (0, rnnzoo.LSTM, (64, 64), 2, 8, 512, {'implementation': 'scan'}),
@@ -282,6 +331,10 @@ class WavefrontTest(parameterized.TestCase):
     if not abstract_gpu.RUNS:
       return
     mesh = abstract_gpu.mesh(H200, kind)
+    whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    state = jax.tree.map(
+        lambda v: jax.ShapeDtypeStruct(v.shape, v.dtype, sharding=whole), state
+    )
     rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec('data'))
     x = jax.ShapeDtypeStruct((16, 512, 64), jnp.bfloat16, sharding=rows)
 
@@ -303,12 +356,13 @@ class WavefrontTest(parameterized.TestCase):
     with abstract_gpu.device(self, H200):
       choices = rnnzoo.dryrun(stack, x)
       self.assertEqual(
-          [(c.path, c.cell, c.shape) for c in choices.choices],
+          [(c.path, c.cell, c.shape, c.at_once) for c in choices.choices],
           [
-              ('pallas', 'LSTMCell', (16, 512, 64)),
-              ('pallas', 'LSTMCell', (16, 512, 128)),
+              ('pallas', 'LSTMCell', (16, 512, 64), 2),
+              ('pallas', 'LSTMCell', (16, 512, 128), 2),
           ],
       )
+      self.assertIn("'pallas', 2 layers at the same time", str(choices))
 
   def test_in_turn_where_outputs_are_dropped(self):
     stack = make(rnnzoo.LSTM, (4, 4), 2, dropout_rate=0.5)
@@ -324,9 +378,42 @@ class WavefrontTest(parameterized.TestCase):
     with in_parts(4):
       with self.assertRaisesRegex(ValueError, 'in_features'):
         stack(jnp.ones((2, 8, 5)))
+      x = jnp.ones((2, 8, 4))
       carry = stack.initial_carry((3,))
       with self.assertRaisesRegex(ValueError, 'initial_carry'):
-        stack.unroll(jnp.ones((2, 8, 4)), initial_carry=carry)
+        stack.unroll(x, initial_carry=carry)
+      with self.assertRaisesRegex(ValueError, 'mask must be an array'):
+        stack(x, mask='abc')
+      stack.layers[1] = rnnzoo.LSTM(2, 4, rngs=nnx.Rngs(0))
+      with self.assertRaisesRegex(ValueError, 'in_features = 2'):
+        stack(x)
+      stack.layers[1] = rnnzoo.LSTM(4, 4, rngs=nnx.Rngs(0))
+      stack.layers[1].recurrent_kernel.set_value(jnp.ones((4, 2, 4, 4)))
+      with self.assertRaisesRegex(ValueError, 'LSTM.recurrent_kernel must'):
+        stack(x)
+
+  def test_in_turn_where_a_subclass_hands_on_otherwise(self):
+    class Reversed(rnnzoo.Stack):
+
+      def _above(self, index, x, y, *others):
+        return super()._above(index, x, y, *others)[:, ::-1]
+
+    stack = Reversed(rnnzoo.LSTM, 4, 4, num_layers=2, rngs=nnx.Rngs(0))
+    with in_parts(4) as called:
+      stack(jnp.ones((2, 8, 4)))
+    called.assert_not_called()
+
+  def test_per_example_gradients(self):
+    stack = abstract(rnnzoo.GRU, (32, 32), 2, implementation='pallas')
+    graphdef, state = nnx.split(stack)
+    x = jax.ShapeDtypeStruct((3, 4, 384, 32), jnp.bfloat16)
+
+    def loss(state, x):
+      return jnp.sum(jax.vmap(nnx.merge(graphdef, state))(x) ** 2)
+
+    with abstract_gpu.device(self, H200):
+      text = abstract_gpu.lower(jax.grad(loss), state, x)
+      self.assertIn('mosaic_gpu', text)
 
 
 if __name__ == '__main__':
