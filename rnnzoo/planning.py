@@ -187,6 +187,8 @@ def dryrun(
   x = _struct(x, mesh)
 
   def forward(params, x, rest, arrays):
+    # Variables of this trace: a call may change averages and random numbers.
+    rest, arrays = jax.tree.map(lambda a: a, (rest, arrays))
     model: Any = nnx.merge(graphdef, params, rest)
     return model(x, **arrays, **flags)
 

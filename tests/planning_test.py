@@ -34,6 +34,25 @@ def x_of(shape, **options):
 
 class DryRunTest(parameterized.TestCase):
 
+  @parameterized.parameters(True, False)
+  def test_dropout_and_running_averages(self, gradient):
+    stack = rnnzoo.Stack(
+        rnnzoo.GRU,
+        3,
+        8,
+        num_layers=2,
+        dropout_rate=0.5,
+        norm='batch',
+        rngs=nnx.Rngs(0),
+    )
+    x = jax.ShapeDtypeStruct((2, 5, 3), jnp.float32)
+    rngs = nnx.Rngs(dropout=0)
+    found = rnnzoo.dryrun(stack, x, gradient=gradient, rngs=rngs)
+    self.assertLen(found.choices, 2)
+    # Nothing was computed, nor drawn.
+    self.assertEqual(int(rngs.dropout.count[...]), 0)
+    self.assertTrue((stack.norms[0].mean[...] == 0).all())
+
   def test_choices(self):
     layer = rnnzoo.Stack(
         functools.partial(rnnzoo.Bidirectional, rnnzoo.MinGRU),
