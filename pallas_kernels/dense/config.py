@@ -32,7 +32,7 @@ class Config:
       device memory, at the price of a hand-off in the cluster.
     delay: cycles to wait before polling device memory; polling sooner slows the
       writers.
-    stages: slots of the ring buffer of inputs, at least 5.
+    stages: slots of the ring buffer of inputs, at least 4.
     registers: limit of the registers of a thread that hold the recurrent
       kernel, or None for no limit; shared memory holds the remainder.
     together: pieces of 16 bytes that a thread polls at once, with 'device' and
@@ -156,12 +156,15 @@ class Stream:
       directions.
     flags: whether the array holds flags; B' is the batch rounded up to 4.
     by_head: whether the array is [N, B, T, G, D] instead.
+    window: if not 0, the array has so many times, a power of two, and time t
+      lies where t modulo these does.
   """
 
   dtype: Any
   gates: int | None = None
   flags: bool = False
   by_head: bool = False
+  window: int = 0
 
   @property
   def tiles(self) -> int:

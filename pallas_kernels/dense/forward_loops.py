@@ -36,6 +36,8 @@ def within_cluster(
 
   def start_product(step, meanwhile: Callable[[], Any]):
     """Multiplies the operand that all have put; `gather` ends it."""
+    if steps.sharing is not None:
+      steps.sharing.multiplying(1, None)
     first.operand.share(step)
     if cta.config.cluster > 1:
       # The peers' parts are under way.
@@ -43,6 +45,8 @@ def within_cluster(
       first.operand.ready(step)
       return first.multiply(step), other
     sums = first.multiply(step)
+    if steps.sharing is not None:
+      steps.sharing.multiplying(0, sums[-1][-1][-1])
     return sums, meanwhile()
 
   def body(step, state):
@@ -67,6 +71,8 @@ def within_cluster(
     ring.wait(plan.ahead)
 
     def meanwhile():
+      if steps.sharing is not None:
+        steps.sharing.after(step)
       # Loads are issued well before their results are used.
       row = tuple(ring.tiles.x.read(step + 1))
       store = load()
@@ -90,6 +96,9 @@ def within_cluster(
   # No CTA leaves while another may still write to its shared memory.
   cta.cluster_barrier()
   staging.finish()
+  if steps.sharing is not None:
+    cta.barrier()  # All have stored the last outputs.
+    steps.sharing.after(jnp.int32(plan.shape.time))
   return new if plan.flags else state
 
 

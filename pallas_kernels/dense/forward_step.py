@@ -56,6 +56,26 @@ class Outputs(NamedTuple):
   exchanges_gmem: tuple[Any, ...]
 
 
+class Sharing(NamedTuple):
+  """How a recurrence shares its CTA with others, which make its inputs.
+
+  Attributes:
+    place: slice of the batch, and head.
+    levels_apart: so many levels are not in the array that is written.
+    before: (step) -> None, returns when the inputs of a step are there.
+    after: (step) -> None, called by all threads when all have stored the
+      outputs of the steps before that one.
+    multiplying: (flag, sum) -> None, called by all threads with 1 before a
+      product, and with 0 and one of its sums after it.
+  """
+
+  place: tuple[Any, Any]
+  levels_apart: int
+  before: Callable[[Any], None]
+  after: Callable[[Any], None]
+  multiplying: Callable[[int, Any], None]
+
+
 class Steps:
   """The parts of a step that both loops share, for one thread.
 
@@ -66,6 +86,7 @@ class Steps:
     plan: static facts of the kernel.
     ins: references.
     smem: references to shared memory.
+    sharing: with others in the CTA; None where nobody else is there.
 
   Attributes:
     carry: this thread's elements of the carry before the first step.
@@ -74,17 +95,28 @@ class Steps:
     last: the last product of a step.
   """
 
-  def __init__(self, plan: plan_lib.Plan, ins: Inputs, smem: plan_lib.Smem):
-    self.plan = plan
+  def __init__(
+      self,
+      plan: plan_lib.Plan,
+      ins: Inputs,
+      smem: plan_lib.Smem,
+      sharing: Sharing | None = None,
+  ):
+    self.plan, self.sharing = plan, sharing
     self.cta = cta = thread_layout.Cta(
         plan.config,
         plan.shape,
         plan.reverse,
         plan.call,
         plan.dtype,
+        *(() if sharing is None else sharing[:2]),
     )
     self.ring = smem_pipeline.Ring(
-        cta, plan.streams.ins, ins.streams_gmem, smem.ring
+        cta,
+        plan.streams.ins,
+        ins.streams_gmem,
+        smem.ring,
+        None if sharing is None else sharing.before,
     )
     multipliers = resident_matmul.multipliers(
         cta, plan.products(plan.config), ins.matrix_gmem, smem.products

@@ -86,6 +86,12 @@ def shuffle(x: Array, mask: int) -> Array:
   return ptx.emit(code, {'y': jnp.float32}, {'x': x}, pure=True)[0]
 
 
+def shuffle_word(x: Array, mask: int) -> Array:
+  """As `shuffle`, of int32."""
+  code = f'shfl.sync.bfly.b32 %y, %x, {mask}, 31, 0xFFFFFFFF;'
+  return ptx.emit(code, {'y': jnp.int32}, {'x': x}, pure=True)[0]
+
+
 def mma(
     acc: Sequence[Array], a: Sequence[Array], b: Sequence[Array], dtype
 ) -> tuple[Array, ...]:

@@ -153,6 +153,18 @@ def arrive(signals: Ref, signal, lane: Array) -> None:
   ptx.emit(code, {}, operands)
 
 
+def arrive_at_all(signals: Ref, signal, lane: Array, ctas: int) -> None:
+  """As `arrive`, at the mbarriers of all CTAs of the cluster."""
+  code = (
+      '{ .reg .u32 m; .reg .pred p; bar.warp.sync 0xFFFFFFFF;'
+      f' mad.lo.u32 m, %signal, 8, %signals; setp.lt.u32 p, %lane, {ctas};'
+      ' @p mapa.shared::cluster.u32 m, m, %lane;'
+      ' @p mbarrier.arrive.shared::cluster.b64 _, [m]; }'
+  )
+  operands = {'signals': signals, 'signal': signal, 'lane': lane}
+  ptx.emit(code, {}, operands)
+
+
 def await_signal(
     signals: Ref, signal, turn, busy: bool = False, scope: str = 'cluster'
 ) -> None:
