@@ -64,6 +64,30 @@ MUTANTS = (
             'agrees_with_layers',
         ),
         ('turns = -(-len(levels) // number)', 'turns = 1', 'turns'),
+        (
+            'f if f is None else f.T for f in (reset, mask)',
+            'f for f in (reset, mask)',
+            'in_one_kernel',
+        ),
+        ('y = scan_steps.where(mask, y, 0)', 'pass', 'in_one_kernel'),
+    ),
+    *_all(
+        'pallas_kernels/wavefront/chunks.py',
+        'tests/pallas_kernels/wavefront/chunks_test.py',
+        (
+            '((time & last) == last) | (step == 0)',
+            '(time & last) == last',
+            'steps',
+        ),
+    ),
+    *_all(
+        'pallas_kernels/wavefront/op.py',
+        'tests/pallas_kernels/wavefront/levels_test.py',
+        (
+            'jnp.swapaxes(recurrent_kernel.astype(dtype), -1, -2)',
+            'recurrent_kernel.astype(dtype)',
+            'around_the_kernel',
+        ),
     ),
     *_all(
         'rnnzoo/cells/lstm.py',

@@ -123,8 +123,9 @@ class Pallas:
       those of a linear layer whose time is over devices.
     wavefront: layers of a `Stack` run at the same time where that is faster: a
       layer over each part of time while the one above it runs over the part
-      before. False runs them in turn, with fewer kernels to compile, and so
-      does keep='carries'.
+      before; without derivatives small heads do so in one kernel. False runs
+      them in turn, with fewer kernels to compile for a gradient, and so does
+      keep='carries'.
   """
 
   keep: str = 'gates'

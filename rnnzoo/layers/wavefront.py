@@ -12,17 +12,22 @@ it runs over part k - 1:
 The levels of a turn need nothing of each other. One GPU kernel runs them, as
 heads of one layer, where a single layer leaves multiprocessors idle. One
 batched product makes the gates of all.
+
+Without derivatives, and where a level hands on its outputs as they are, a
+single kernel runs all turns of heads that one CTA holds, products and all:
+`pallas_kernels.wavefront`.
 """
 
 from collections.abc import Callable, Sequence
 import dataclasses
 import functools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 from flax import nnx
 import jax
 from jax import lax
+from jax.custom_derivatives import SymbolicZero
 import jax.numpy as jnp
 
 from pallas_kernels import auto_axes
@@ -35,9 +40,11 @@ from rnnzoo import cell as cell_lib
 from rnnzoo import checks
 from rnnzoo.engines import call as call_lib
 from rnnzoo.engines import costs
+from rnnzoo.engines import derivatives
 from rnnzoo.engines import partitioning
 from rnnzoo.engines import path_choice
 from rnnzoo.engines import paths
+from rnnzoo.engines import platforms
 from rnnzoo.engines import products
 from rnnzoo.engines import scan_steps
 from rnnzoo.engines import selection
@@ -51,6 +58,8 @@ Carry = cell_lib.Carry
 
 # Most layers at the same time: each number of them compiles a kernel more.
 _MOST = 4
+
+_A_KERNEL_A_TURN = 'Layers at the same time take a kernel for each part of time'
 
 
 def count(
@@ -117,6 +126,7 @@ def unroll(
     given: tuple[Any, ...],
     above: Callable[[int, Array, Array, Array | None], Array],
     *,
+    is_plain: bool,
     reverse: bool,
     time_major: bool,
 ) -> tuple[tuple[Carry, ...], Array]:
@@ -127,6 +137,7 @@ def unroll(
     given: x, initial_carry, reset, seq_lengths and mask, as for `Stack.unroll`.
     above: (layer, inputs, outputs, valid steps or None) -> a layer's outputs as
       the next one reads them; a step of them depends on that step alone.
+    is_plain: whether these are the outputs, zero in steps that are not valid.
     reverse: whether to run from the last step to the first.
     time_major: whether time is the first axis.
 
@@ -167,7 +178,7 @@ def unroll(
   initial_carry = initial_carry[: len(levels)]
   with ranks.allowed():
     wave = _Wavefront.of(levels, x, flags, call)
-    carries, y = wave.run(x, initial_carry, above)
+    carries, y = wave.run(x, initial_carry, above, is_plain)
   path = selection.names(first.implementation, linear=False)[0]
   for level in levels:
     shape = *wave.lead, level.in_features
@@ -213,6 +224,70 @@ def _alike(layers) -> list[recurrent.RecurrentLayer]:
   return levels
 
 
+class _Arrays(NamedTuple):
+  """The arrays of a run, of each level but for x and flags.
+
+  Attributes:
+    x: inputs of the lowest level, of the dtype of the products.
+    carries: each [B, F].
+    restarts: likewise, or None.
+    recurrent_kernels: as for `_Wavefront`.
+    biases: likewise.
+    params: likewise.
+    kernels: likewise.
+    flags: likewise.
+  """
+
+  x: Array
+  carries: list[Carry]
+  restarts: list[Carry | None]
+  recurrent_kernels: list[Array]
+  biases: list[Array | None]
+  params: list[dict[str, Array]]
+  kernels: list[Array]
+  flags: tuple[Array | None, Array | None]
+
+  def of_kernel(self, time_major: bool = False) -> tuple[Any, ...]:
+    """Returns the arguments of `recurrence_op.levels`' function."""
+    side_by_side = lambda carries: jnp.stack(
+        [_side_by_side(*own) for own in zip(*carries, strict=True)]
+    ).astype(jnp.float32)
+    carry = side_by_side(self.carries)
+    restart = jnp.zeros_like(carry)
+    if self.restarts[0] is not None:
+      restart = side_by_side(self.restarts)
+    reset, mask = self.flags
+    x = self.x
+    if mask is not None:
+      x = scan_steps.where(mask, x, 0)
+    if time_major:
+      reset, mask = (f if f is None else f.T for f in (reset, mask))
+    return (
+        jax.tree.map(_side_by_side, *self.params),
+        _joint(self.biases),
+        x,
+        self.kernels,
+        jnp.concatenate(self.recurrent_kernels, axis=1),
+        carry,
+        restart,
+        reset,
+        mask,
+    )
+
+  def by_level(self, carry: Array, y: Array) -> tuple[list[Carry], Array]:
+    """Returns results of the kernel as those of all levels."""
+    _, mask = self.flags
+    split = jnp.split(carry, len(self.carries), axis=-1)
+    like = self.carries[0]
+    carries = [
+        tuple(c.astype(old.dtype) for c, old in zip(own, like, strict=True))
+        for own in split
+    ]
+    if mask is not None:
+      y = scan_steps.where(mask, y, 0)
+    return carries, y
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Wavefront:
   """All but the inputs and the carries of a run.
@@ -223,25 +298,23 @@ class _Wavefront:
     parts: number of parts of time, of as many steps each; the last one is
       padded, and its padding masked.
     lead: [B, T], or [T, B].
-    reset: flags of each part, in the order of the loop; or None.
-    mask: likewise.
+    flags: reset, in the order of the loop, and mask, [B, T] or [T, B]; or None.
     recurrent_kernels: R of each level, in float32 or wider: so the gradients of
       all parts are summed.
     biases: b of each, likewise; or None.
     params: the cell's own parameters of each.
-    kernels: W of each, gates side by side, [L, I, G F]; likewise.
+    kernels: W of each, gates side by side, [I, G F]; likewise.
   """
 
   levels: list[recurrent.RecurrentLayer]
   call: call_lib.Call
   parts: int
   lead: tuple[int, int]
-  reset: list[Array] | None
-  mask: list[Array] | None
+  flags: tuple[Array | None, Array | None]
   recurrent_kernels: list[Array]
   biases: list[Array | None]
   params: list[dict[str, Array]]
-  kernels: Array
+  kernels: list[Array]
 
   @classmethod
   def of(cls, levels, x, flags, call: call_lib.Call) -> '_Wavefront':
@@ -271,8 +344,6 @@ class _Wavefront:
     recurrent_kernels = [_recurrent_kernel(v, dtype, x) for v in levels]
     cast: Any = jax.ShapeDtypeStruct(recurrent_kernels[0].shape, dtype)
     parts = costs.parts_of_wavefront(time, cast)
-    if mask is None and time % parts:
-      mask = sharding.like(jnp.ones(flat, bool), x)
     if reset is not None:
       reset = scan_steps.boundary(reset, call.reverse, axis)
     return cls(
@@ -280,8 +351,7 @@ class _Wavefront:
         call=call,
         parts=parts,
         lead=flat,
-        reset=_cut(reset, parts, axis),
-        mask=_cut(mask, parts, axis),
+        flags=(reset, mask),
         recurrent_kernels=recurrent_kernels,
         biases=[
             None
@@ -290,23 +360,127 @@ class _Wavefront:
             for level in levels
         ],
         params=[_params(level, state, x) for level in levels],
-        kernels=jnp.stack([_input_kernel(v, x, levels) for v in levels]),
+        kernels=[_input_kernel(v, x, levels) for v in levels],
     )
 
-  def run(self, x, initial_carry, above) -> tuple[list[Carry], Array]:
+  def run(
+      self, x, initial_carry, above, is_plain: bool
+  ) -> tuple[list[Carry], Array]:
     """Returns the final carries, and outputs [B, T, F] of the last level.
 
     Args:
       x: inputs of the lowest level.
       initial_carry: of each level, or None.
       above: as for `unroll`.
+      is_plain: likewise.
+    """
+    batch_shape = x.shape[1:-1] if self.call.time_major else x.shape[:-2]
+    starts = self._carries(initial_carry, batch_shape, x)
+    x = x.astype(self.call.out_dtype).reshape(*self.lead, x.shape[-1])
+    operands = _Arrays(
+        x,
+        *starts,
+        self.recurrent_kernels,
+        self.biases,
+        self.params,
+        self.kernels,
+        self.flags,
+    )
+    in_parts = lambda own: self._with(own)._run_in_parts(
+        own.x, own.carries, own.restarts, above
+    )
+    run = in_parts
+    if is_plain:
+      run = self._in_one_kernel(operands, in_parts) or in_parts
+    else:
+      selection.log_once(
+          f'{_A_KERNEL_A_TURN}: a layer does not hand on its outputs as they'
+          ' are.'
+      )
+    carries, y = run(operands)
+    shape = *batch_shape, self.levels[0].out_features
+    return [tuple(c.reshape(shape) for c in own) for own in carries], y
+
+  def _with(self, arrays: '_Arrays') -> '_Wavefront':
+    return dataclasses.replace(
+        self,
+        flags=arrays.flags,
+        recurrent_kernels=arrays.recurrent_kernels,
+        biases=arrays.biases,
+        params=arrays.params,
+        kernels=arrays.kernels,
+    )
+
+  def _in_one_kernel(self, operands: '_Arrays', in_parts: Any) -> Any:
+    """Returns a function that runs all in one kernel; None if none can.
+
+    Derivatives are those of `in_parts`.
+
+    Args:
+      operands: its argument.
+      in_parts: a function of it that runs part by part.
+    """
+    lowest, count = self.levels[0], len(self.levels)
+    call = dataclasses.replace(self.call, levels=count)
+    params, biases, x, kernels, recurrent_kernel, *_ = operands.of_kernel()
+    try:
+      kernel = recurrence_op.levels(
+          lowest.cell,
+          params,
+          biases,
+          x,
+          kernels,
+          recurrent_kernel,
+          call,
+          flags=any(flag is not None for flag in self.flags),
+      )
+    except NotImplementedError as error:
+      selection.log_once(f'{_A_KERNEL_A_TURN}: {error}')
+      return None
+
+    def on_gpu(operands):
+      return operands.by_level(*kernel(*operands.of_kernel(call.time_major)))
+
+    @jax.custom_jvp
+    def run(operands):
+      x = path_choice.marked(operands.x, lowest.implementation)
+      operands = operands._replace(x=x)
+      if len(selection.names(lowest.implementation, linear=False)) == 1:
+        return on_gpu(operands)
+      functions = platforms.Functions(on_gpu=on_gpu, elsewhere=in_parts)
+      return platforms.by_platform(functions, operands)
+
+    def of_parts(primals, tangents):
+      tangents = jax.tree.map(
+          lambda d: None if isinstance(d, SymbolicZero) else d, tangents
+      )
+      return derivatives.pushforward(in_parts, primals, tangents)
+
+    run.defjvp(of_parts, symbolic_zeros=True)
+    return run
+
+  def _run_in_parts(
+      self, x, carries, restarts, above
+  ) -> tuple[list[Carry], Array]:
+    """Returns the final carries, each [B, F], and the last level's outputs.
+
+    Args:
+      x: inputs of the lowest level, of the dtype of the products.
+      carries: of each level.
+      restarts: likewise, or None.
+      above: as for `unroll`.
     """
     count, dtype = len(self.levels), self.call.out_dtype
+    carries = list(carries)
     axis = 0 if self.call.time_major else 1
-    batch_shape = x.shape[1:-1] if self.call.time_major else x.shape[:-2]
-    carries, restarts = self._carries(initial_carry, batch_shape, x)
-    inputs: Any = x.astype(dtype).reshape(*self.lead, x.shape[-1])
-    inputs = _cut(inputs, self.parts, axis)
+    reset, mask = self.flags
+    if mask is None and self.lead[axis] % self.parts:
+      mask = sharding.like(jnp.ones(self.lead, bool), x)
+    inputs, reset, masks = (
+        _cut(array, self.parts, axis) for array in (x, reset, mask)
+    )
+    kernels = jnp.stack(self.kernels)
+    valid_in = lambda part: None if masks is None else masks[part]
     order = range(self.parts)
     order = order[::-1] if self.call.reverse else order
     waiting: list[Any] = [None] * count
@@ -318,14 +492,20 @@ class _Wavefront:
         if i:
           self.levels[i]._check_input(waiting[i], '[..., time, in_features]')
       if active[0] == 0:
-        x, valid = inputs[places[0]], self._valid(places[0])
+        x, valid = inputs[places[0]], valid_in(places[0])
         waiting[0] = x if valid is None else scan_steps.where(valid, x, 0)
       own = slice(active[0], active[-1] + 1)
       carries[own], y = self._turn(
-          own, places, waiting[own], carries[own], restarts[own]
+          own,
+          places,
+          kernels[own],
+          waiting[own],
+          carries[own],
+          restarts[own],
+          (reset, masks),
       )
       for i, place, y_i in reversed(list(zip(active, places, y, strict=True))):
-        valid = self._valid(place)
+        valid = valid_in(place)
         y_i = y_i if valid is None else scan_steps.where(valid, y_i, 0)
         y_i = above(i, waiting[i], y_i, valid)
         if i + 1 < count:
@@ -335,41 +515,39 @@ class _Wavefront:
     y = lax.slice_in_dim(
         jnp.concatenate(outputs, axis), 0, self.lead[axis], axis=axis
     )
-    shape = *batch_shape, self.levels[0].out_features
-    return [tuple(c.reshape(shape) for c in own) for own in carries], y
-
-  def _valid(self, part: int) -> Array | None:
-    return None if self.mask is None else self.mask[part]
+    return carries, y
 
   def _turn(
-      self, own: slice, places, inputs, carries, restarts
+      self, own: slice, places, kernels, inputs, carries, restarts, parts
   ) -> tuple[list[Carry], Array]:
     """Runs some levels, each over its part.
 
     Args:
       own: which levels.
       places: the part of each.
+      kernels: W of each, [L, I, G F].
       inputs: of each.
       carries: of each.
       restarts: of each; None for zeros.
+      parts: resets of all parts, and masks; or None.
 
     Returns:
       Their carries after the turn, and outputs [L, B, T, F].
     """
     lowest, count = self.levels[0], len(places)
     several = count > 1
-    depth = self.kernels.shape[1]
+    depth = kernels.shape[1]
     widened = [
         jnp.pad(z, ((0, 0), (0, 0), (0, depth - z.shape[-1]))) for z in inputs
     ]
     with jax.named_scope('projection'):
-      gates = products.project_levels(self.kernels[own], jnp.stack(widened))
+      gates = products.project_levels(kernels, jnp.stack(widened))
     gates = gates.reshape(*gates.shape[:-1], -1, lowest.out_features)
 
-    def flags(parts: Any) -> Any:
-      if parts is None:
+    def flags(of_parts: Any) -> Any:
+      if of_parts is None:
         return None
-      chosen = [parts[place] for place in places]
+      chosen = [of_parts[place] for place in places]
       return jnp.stack(chosen) if several else chosen[0]
 
     operands = call_lib.Operands(
@@ -383,8 +561,8 @@ class _Wavefront:
         restart=None
         if restarts[0] is None
         else tuple(map(_side_by_side, *restarts)),
-        reset=flags(self.reset),
-        mask=flags(self.mask),
+        reset=flags(parts[0]),
+        mask=flags(parts[1]),
     )
     call = dataclasses.replace(self.call, levels=count)
     with jax.named_scope('recurrence'):
