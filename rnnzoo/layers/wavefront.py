@@ -441,7 +441,6 @@ class _Wavefront:
     def on_gpu(operands):
       return operands.by_level(*kernel(*operands.of_kernel(call.time_major)))
 
-    @jax.custom_jvp
     def run(operands):
       x = path_choice.marked(operands.x, lowest.implementation)
       operands = operands._replace(x=x)
@@ -450,14 +449,25 @@ class _Wavefront:
       functions = platforms.Functions(on_gpu=on_gpu, elsewhere=in_parts)
       return platforms.by_platform(functions, operands)
 
+    def of_rows(size, batched, operands):
+      # This kernel would run once for each row, and takes the device each time.
+      leaves, tree = jax.tree.flatten(operands)
+      axes = [0 if yes else None for yes in jax.tree.leaves(batched)]
+      own = lambda leaves: in_parts(jax.tree.unflatten(tree, leaves))
+      results = jax.vmap(own, (axes,), axis_size=size)(leaves)
+      return results, jax.tree.map(lambda _: True, results)
+
     def of_parts(primals, tangents):
       tangents = jax.tree.map(
           lambda d: None if isinstance(d, SymbolicZero) else d, tangents
       )
       return derivatives.pushforward(in_parts, primals, tangents)
 
-    run.defjvp(of_parts, symbolic_zeros=True)
-    return run
+    by_row = jax.custom_batching.custom_vmap(run)
+    by_row.def_vmap(of_rows)
+    function = jax.custom_jvp(by_row)
+    function.defjvp(of_parts, symbolic_zeros=True)
+    return function
 
   def _run_in_parts(
       self, x, carries, restarts, above
