@@ -285,8 +285,11 @@ class WavefrontTest(parameterized.TestCase):
         most = 1.25 * comparison.relative_error(other, want)
         self.assertLess(error, most)
 
+  def test_in_one_kernel(self):
+    flags = {'time_major': True, 'reset': True, 'seq_lengths': True}
+    self.agrees(rnnzoo.LSTM, (20, 16), 3, 3, levels=levels_by_scan, **flags)
+
   @parameterized.parameters(
-      (rnnzoo.LSTM, (20, 16), 3, {'reset': True, 'seq_lengths': True}),
       (
           rnnzoo.GRU,
           (8, 12),
@@ -303,10 +306,12 @@ class WavefrontTest(parameterized.TestCase):
       ),
       (rnnzoo.SLSTM, (8, 8), 2, {'carry': True}),
   )
-  def test_in_one_kernel(self, layer, sizes, num_layers, options):
+  @pytest.mark.slow
+  def test_more_in_one_kernel(self, layer, sizes, num_layers, options):
     options = {'levels': levels_by_scan, **options}
     self.agrees(layer, sizes, num_layers, 3, **options)
 
+  @pytest.mark.slow
   def test_derivatives_of_one_kernel(self):
     stack = make(rnnzoo.LSTM, (4, 8), 2)
     graphdef, state = nnx.split(stack)
