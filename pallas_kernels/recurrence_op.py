@@ -9,6 +9,8 @@ kernels that run it:
   other recurrent kernels go to `dense/`, where a cell that has an `operand`
   gets a second product, or with many rows of one large head to `tiled/`.
 
+`levels` runs several layers, each on the one below, by `wavefront/`.
+
 `cell_rows` makes of a cell the functions that kernels call.
 """
 
@@ -177,7 +179,7 @@ def levels(
       len(cell.carry_names),
       flags,
   )
-  return functools.partial(wavefront_op.run, plan, rows)
+  return functools.partial(wavefront_op.run, plan)
 
 
 def _dense(

@@ -16,7 +16,6 @@ from pallas_kernels.wavefront import forward
 from pallas_kernels.wavefront import plan as wavefront_plan
 
 Array = jax.Array
-Carry = tuple[Array, ...]
 
 
 def plan_levels(
@@ -48,7 +47,7 @@ def plan_levels(
   batch, time, heads, size = recurrence.shape
   if size % 8:
     raise NotImplementedError(
-        f'Levels run in one kernel with a multiple of 8 units in a head, got'
+        'Levels run in one kernel with a multiple of 8 units in a head, got'
         f' {size}.'
     )
   x: Any = jax.ShapeDtypeStruct(
@@ -65,7 +64,6 @@ def plan_levels(
 
 def run(
     plan: wavefront_plan.Plan,
-    rows: cell_rows.Rows,
     params: Mapping[str, Array],
     bias: Array | None,
     x: Array,
@@ -80,7 +78,6 @@ def run(
 
   Args:
     plan: static facts, of `plan_levels`.
-    rows: rows of parameters.
     params: of the cells of all levels, each [..., L F].
     bias: of the input gates, [G, L F], or None.
     x: inputs of the lowest level, [B, T, I] or time-major.
@@ -102,6 +99,7 @@ def run(
     shape = dense.shape
     flags = jnp.broadcast_to(flags, (plan.levels, shape.batch, shape.time))
     flags = kernel_call.prepare_flags(flags, shape)
+  rows = cell_rows.Rows.of(params, bias, None, carry.shape[-1])
   missing = plan.inputs - x.shape[-1]
   rows_of_zeros = plan.turns * wavefront_plan.DEPTH - kernels[0].shape[0]
   transposed = jnp.swapaxes(recurrent_kernel.astype(dtype), -1, -2)

@@ -177,8 +177,8 @@ def unroll(
   levels: list[Any] = list(layers[: count(layers, x, call, has_flags)])
   initial_carry = initial_carry[: len(levels)]
   with ranks.allowed():
-    wave = _Wavefront.of(levels, x, flags, call)
-    carries, y = wave.run(x, initial_carry, above, is_plain)
+    wave = _Wavefront.of(levels, x, call)
+    carries, y = wave.run(x, initial_carry, flags, above, is_plain)
   path = selection.names(first.implementation, linear=False)[0]
   for level in levels:
     shape = *wave.lead, level.in_features
@@ -225,17 +225,18 @@ def _alike(layers) -> list[recurrent.RecurrentLayer]:
 
 
 class _Arrays(NamedTuple):
-  """The arrays of a run, of each level but for x and flags.
+  """The arrays of a run: those of each level, and x and flags.
 
   Attributes:
     x: inputs of the lowest level, of the dtype of the products.
-    carries: each [B, F].
-    restarts: likewise, or None.
-    recurrent_kernels: as for `_Wavefront`.
-    biases: likewise.
-    params: likewise.
-    kernels: likewise.
-    flags: likewise.
+    carries: that each starts from, each [B, F].
+    restarts: that each restarts from, likewise; None for zeros.
+    recurrent_kernels: R of each level, in float32 or wider: so the gradients of
+      all parts are summed.
+    biases: b of each, likewise; or None.
+    params: the cell's own parameters of each.
+    kernels: W of each, gates side by side, [I, G F]; likewise.
+    flags: reset, in the order of the loop, and mask, [B, T] or [T, B]; or None.
   """
 
   x: Array
@@ -274,6 +275,15 @@ class _Arrays(NamedTuple):
         mask,
     )
 
+  def of_levels(self, own: slice) -> '_Arrays':
+    """Returns the arrays of some levels that a turn reads."""
+    return self._replace(
+        restarts=self.restarts[own],
+        recurrent_kernels=self.recurrent_kernels[own],
+        biases=self.biases[own],
+        params=self.params[own],
+    )
+
   def by_level(self, carry: Array, y: Array) -> tuple[list[Carry], Array]:
     """Returns results of the kernel as those of all levels."""
     _, mask = self.flags
@@ -290,69 +300,91 @@ class _Arrays(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Wavefront:
-  """All but the inputs and the carries of a run.
+  """All but the arrays of a run.
 
   Attributes:
-    levels: the layers.
+    levels: the layers; of their parameters only shapes are read.
     call: static options.
     parts: number of parts of time, of as many steps each; the last one is
       padded, and its padding masked.
     lead: [B, T], or [T, B].
-    flags: reset, in the order of the loop, and mask, [B, T] or [T, B]; or None.
-    recurrent_kernels: R of each level, in float32 or wider: so the gradients of
-      all parts are summed.
-    biases: b of each, likewise; or None.
-    params: the cell's own parameters of each.
-    kernels: W of each, gates side by side, [I, G F]; likewise.
   """
 
   levels: list[recurrent.RecurrentLayer]
   call: call_lib.Call
   parts: int
   lead: tuple[int, int]
-  flags: tuple[Array | None, Array | None]
-  recurrent_kernels: list[Array]
-  biases: list[Array | None]
-  params: list[dict[str, Array]]
-  kernels: list[Array]
 
   @classmethod
-  def of(cls, levels, x, flags, call: call_lib.Call) -> '_Wavefront':
-    """Returns the arrays of some layers, put together.
+  def of(cls, levels, x, call: call_lib.Call) -> '_Wavefront':
+    """Returns the run of some layers.
 
     Args:
       levels: the layers.
       x: inputs of the lowest.
-      flags: reset, seq_lengths and mask.
       call: static options.
     """
-    lowest, axis = levels[0], 0 if call.time_major else 1
-    dtype, state = lowest._dtype(x), lowest._state_dtype(x)
-    call = dataclasses.replace(call, out_dtype=dtype, cast_kernel=True)
+    dtype = levels[0]._dtype(x)
     lead = x.shape[:-1]
     time = lead[0] if call.time_major else lead[-1]
-    batch_shape = lead[1:] if call.time_major else lead[:-1]
-    batch = math.prod(batch_shape)
-    flat = (time, batch) if call.time_major else (batch, time)
-    reset, lengths, mask = flags
-    reset, mask = (f if f is None else f.reshape(flat) for f in (reset, mask))
-    if lengths is not None:
-      number = lax.broadcasted_iota(jnp.int32, flat, axis)
-      valid = number < jnp.expand_dims(lengths.reshape(batch), axis)
-      mask = valid if mask is None else mask & valid
-      reset = None if reset is None else reset & valid
-    recurrent_kernels = [_recurrent_kernel(v, dtype, x) for v in levels]
-    cast: Any = jax.ShapeDtypeStruct(recurrent_kernels[0].shape, dtype)
-    parts = costs.parts_of_wavefront(time, cast)
-    if reset is not None:
-      reset = scan_steps.boundary(reset, call.reverse, axis)
+    batch = math.prod(lead) // time
+    kernel: Any = levels[0].recurrent_kernel
+    cast: Any = jax.ShapeDtypeStruct(kernel.shape, dtype)
     return cls(
         levels=levels,
-        call=call,
-        parts=parts,
-        lead=flat,
-        flags=(reset, mask),
-        recurrent_kernels=recurrent_kernels,
+        call=dataclasses.replace(call, out_dtype=dtype, cast_kernel=True),
+        parts=costs.parts_of_wavefront(time, cast),
+        lead=(time, batch) if call.time_major else (batch, time),
+    )
+
+  def run(
+      self, x, initial_carry, flags, above, is_plain: bool
+  ) -> tuple[list[Carry], Array]:
+    """Returns the final carries, and outputs [B, T, F] of the last level.
+
+    Args:
+      x: inputs of the lowest level.
+      initial_carry: of each level, or None.
+      flags: reset, seq_lengths and mask.
+      above: as for `unroll`.
+      is_plain: likewise.
+    """
+    batch_shape = x.shape[1:-1] if self.call.time_major else x.shape[:-2]
+    arrays = self._arrays(x, batch_shape, initial_carry, flags)
+    in_parts = functools.partial(self._run_in_parts, above)
+    run = in_parts
+    if is_plain:
+      run = self._in_one_kernel(arrays, in_parts) or in_parts
+    else:
+      selection.log_once(
+          f'{_A_KERNEL_A_TURN}: a layer does not hand on its outputs as they'
+          ' are.'
+      )
+    carries, y = run(arrays)
+    shape = *batch_shape, self.levels[0].out_features
+    return [tuple(c.reshape(shape) for c in own) for own in carries], y
+
+  def _arrays(self, x, batch_shape, initial_carry, flags) -> _Arrays:
+    """Returns the arrays of a run; arguments as for `run`."""
+    levels, axis = self.levels, 0 if self.call.time_major else 1
+    dtype, state = self.call.out_dtype, levels[0]._state_dtype(x)
+    reset, lengths, mask = flags
+    reset, mask = (
+        f if f is None else f.reshape(self.lead) for f in (reset, mask)
+    )
+    if lengths is not None:
+      number = lax.broadcasted_iota(jnp.int32, self.lead, axis)
+      valid = number < jnp.expand_dims(lengths.reshape(-1), axis)
+      mask = valid if mask is None else mask & valid
+      reset = None if reset is None else reset & valid
+    if reset is not None:
+      reset = scan_steps.boundary(reset, self.call.reverse, axis)
+    carries, restarts = self._carries(initial_carry, batch_shape, x)
+    return _Arrays(
+        x=x.astype(dtype).reshape(*self.lead, x.shape[-1]),
+        carries=carries,
+        restarts=restarts,
+        recurrent_kernels=[_recurrent_kernel(v, dtype, x) for v in levels],
         biases=[
             None
             if level.bias is None
@@ -361,68 +393,21 @@ class _Wavefront:
         ],
         params=[_params(level, state, x) for level in levels],
         kernels=[_input_kernel(v, x, levels) for v in levels],
+        flags=(reset, mask),
     )
 
-  def run(
-      self, x, initial_carry, above, is_plain: bool
-  ) -> tuple[list[Carry], Array]:
-    """Returns the final carries, and outputs [B, T, F] of the last level.
-
-    Args:
-      x: inputs of the lowest level.
-      initial_carry: of each level, or None.
-      above: as for `unroll`.
-      is_plain: likewise.
-    """
-    batch_shape = x.shape[1:-1] if self.call.time_major else x.shape[:-2]
-    starts = self._carries(initial_carry, batch_shape, x)
-    x = x.astype(self.call.out_dtype).reshape(*self.lead, x.shape[-1])
-    operands = _Arrays(
-        x,
-        *starts,
-        self.recurrent_kernels,
-        self.biases,
-        self.params,
-        self.kernels,
-        self.flags,
-    )
-    in_parts = lambda own: self._with(own)._run_in_parts(
-        own.x, own.carries, own.restarts, above
-    )
-    run = in_parts
-    if is_plain:
-      run = self._in_one_kernel(operands, in_parts) or in_parts
-    else:
-      selection.log_once(
-          f'{_A_KERNEL_A_TURN}: a layer does not hand on its outputs as they'
-          ' are.'
-      )
-    carries, y = run(operands)
-    shape = *batch_shape, self.levels[0].out_features
-    return [tuple(c.reshape(shape) for c in own) for own in carries], y
-
-  def _with(self, arrays: '_Arrays') -> '_Wavefront':
-    return dataclasses.replace(
-        self,
-        flags=arrays.flags,
-        recurrent_kernels=arrays.recurrent_kernels,
-        biases=arrays.biases,
-        params=arrays.params,
-        kernels=arrays.kernels,
-    )
-
-  def _in_one_kernel(self, operands: '_Arrays', in_parts: Any) -> Any:
+  def _in_one_kernel(self, arrays: _Arrays, in_parts: Any) -> Any:
     """Returns a function that runs all in one kernel; None if none can.
 
     Derivatives are those of `in_parts`.
 
     Args:
-      operands: its argument.
+      arrays: its argument.
       in_parts: a function of it that runs part by part.
     """
     lowest, count = self.levels[0], len(self.levels)
     call = dataclasses.replace(self.call, levels=count)
-    params, biases, x, kernels, recurrent_kernel, *_ = operands.of_kernel()
+    params, biases, x, kernels, recurrent_kernel, *_ = arrays.of_kernel()
     try:
       kernel = recurrence_op.levels(
           lowest.cell,
@@ -432,26 +417,26 @@ class _Wavefront:
           kernels,
           recurrent_kernel,
           call,
-          flags=any(flag is not None for flag in self.flags),
+          flags=any(flag is not None for flag in arrays.flags),
       )
     except NotImplementedError as error:
       selection.log_once(f'{_A_KERNEL_A_TURN}: {error}')
       return None
 
-    def on_gpu(operands):
-      return operands.by_level(*kernel(*operands.of_kernel(call.time_major)))
+    def on_gpu(arrays):
+      return arrays.by_level(*kernel(*arrays.of_kernel(call.time_major)))
 
-    def run(operands):
-      x = path_choice.marked(operands.x, lowest.implementation)
-      operands = operands._replace(x=x)
+    def run(arrays):
+      x = path_choice.marked(arrays.x, lowest.implementation)
+      arrays = arrays._replace(x=x)
       if len(selection.names(lowest.implementation, linear=False)) == 1:
-        return on_gpu(operands)
+        return on_gpu(arrays)
       functions = platforms.Functions(on_gpu=on_gpu, elsewhere=in_parts)
-      return platforms.by_platform(functions, operands)
+      return platforms.by_platform(functions, arrays)
 
-    def of_rows(size, batched, operands):
+    def of_rows(size, batched, arrays):
       # This kernel would run once for each row, and takes the device each time.
-      leaves, tree = jax.tree.flatten(operands)
+      leaves, tree = jax.tree.flatten(arrays)
       axes = [0 if yes else None for yes in jax.tree.leaves(batched)]
       own = lambda leaves: in_parts(jax.tree.unflatten(tree, leaves))
       results = jax.vmap(own, (axes,), axis_size=size)(leaves)
@@ -469,28 +454,23 @@ class _Wavefront:
     function.defjvp(of_parts, symbolic_zeros=True)
     return function
 
-  def _run_in_parts(
-      self, x, carries, restarts, above
-  ) -> tuple[list[Carry], Array]:
+  def _run_in_parts(self, above, arrays: _Arrays) -> tuple[list[Carry], Array]:
     """Returns the final carries, each [B, F], and the last level's outputs.
 
     Args:
-      x: inputs of the lowest level, of the dtype of the products.
-      carries: of each level.
-      restarts: likewise, or None.
       above: as for `unroll`.
+      arrays: of the run.
     """
     count, dtype = len(self.levels), self.call.out_dtype
-    carries = list(carries)
     axis = 0 if self.call.time_major else 1
-    reset, mask = self.flags
+    reset, mask = arrays.flags
     if mask is None and self.lead[axis] % self.parts:
-      mask = sharding.like(jnp.ones(self.lead, bool), x)
+      mask = sharding.like(jnp.ones(self.lead, bool), arrays.x)
     inputs, reset, masks = (
-        _cut(array, self.parts, axis) for array in (x, reset, mask)
+        _cut(array, self.parts, axis) for array in (arrays.x, reset, mask)
     )
-    kernels = jnp.stack(self.kernels)
     valid_in = lambda part: None if masks is None else masks[part]
+    carries, kernels = list(arrays.carries), jnp.stack(arrays.kernels)
     order = range(self.parts)
     order = order[::-1] if self.call.reverse else order
     waiting: list[Any] = [None] * count
@@ -505,14 +485,15 @@ class _Wavefront:
         x, valid = inputs[places[0]], valid_in(places[0])
         waiting[0] = x if valid is None else scan_steps.where(valid, x, 0)
       own = slice(active[0], active[-1] + 1)
+      chosen = lambda array, places=places: (
+          None if array is None else [array[place] for place in places]
+      )
       carries[own], y = self._turn(
-          own,
-          places,
+          arrays.of_levels(own),
           kernels[own],
           waiting[own],
           carries[own],
-          restarts[own],
-          (reset, masks),
+          (chosen(reset), chosen(masks)),
       )
       for i, place, y_i in reversed(list(zip(active, places, y, strict=True))):
         valid = valid_in(place)
@@ -528,23 +509,21 @@ class _Wavefront:
     return carries, y
 
   def _turn(
-      self, own: slice, places, kernels, inputs, carries, restarts, parts
+      self, arrays: _Arrays, kernels, inputs, carries, flags
   ) -> tuple[list[Carry], Array]:
     """Runs some levels, each over its part.
 
     Args:
-      own: which levels.
-      places: the part of each.
+      arrays: of these levels.
       kernels: W of each, [L, I, G F].
-      inputs: of each.
+      inputs: of each, of its part.
       carries: of each.
-      restarts: of each; None for zeros.
-      parts: resets of all parts, and masks; or None.
+      flags: reset of each, and mask; or None.
 
     Returns:
       Their carries after the turn, and outputs [L, B, T, F].
     """
-    lowest, count = self.levels[0], len(places)
+    lowest, count = self.levels[0], len(inputs)
     several = count > 1
     depth = kernels.shape[1]
     widened = [
@@ -553,26 +532,21 @@ class _Wavefront:
     with jax.named_scope('projection'):
       gates = products.project_levels(kernels, jnp.stack(widened))
     gates = gates.reshape(*gates.shape[:-1], -1, lowest.out_features)
-
-    def flags(of_parts: Any) -> Any:
-      if of_parts is None:
-        return None
-      chosen = [of_parts[place] for place in places]
-      return jnp.stack(chosen) if several else chosen[0]
-
+    reset, mask = (
+        f if f is None else jnp.stack(f) if several else f[0] for f in flags
+    )
+    restarts: list[Any] = arrays.restarts
     operands = call_lib.Operands(
-        params=jax.tree.map(_side_by_side, *self.params[own]),
-        weights=(_joint(self.biases[own]),),
+        params=jax.tree.map(_side_by_side, *arrays.params),
+        weights=(_joint(arrays.biases),),
         x=gates if several else gates[0],
-        recurrent_kernel=jnp.concatenate(self.recurrent_kernels[own], axis=1),
-        carry=None
-        if carries[0] is None
-        else tuple(map(_side_by_side, *carries)),
+        recurrent_kernel=jnp.concatenate(arrays.recurrent_kernels, axis=1),
+        carry=tuple(map(_side_by_side, *carries)),
         restart=None
         if restarts[0] is None
         else tuple(map(_side_by_side, *restarts)),
-        reset=flags(parts[0]),
-        mask=flags(parts[1]),
+        reset=reset,
+        mask=mask,
     )
     call = dataclasses.replace(self.call, levels=count)
     with jax.named_scope('recurrence'):

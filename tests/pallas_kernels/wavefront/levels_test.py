@@ -5,7 +5,6 @@ it on a GPU and compare it with layers in turn.
 """
 
 import dataclasses
-import functools
 from unittest import mock
 
 from absl.testing import absltest
@@ -88,8 +87,8 @@ def loop(plan, inputs):
     )
     gates = gates.astype(dense.x_dtype)
     shape = dense.shape
-    one = functools.partial(dataclasses.replace, dense)
-    alone = one(
+    alone = dataclasses.replace(
+        dense,
         shape=dataclasses.replace(shape, heads=shape.heads // count, levels=1),
         call=dataclasses.replace(dense.call, levels=1),
     )
