@@ -91,6 +91,9 @@ def in_loops(text: str) -> list[tuple[str, int, str]]:
 
   Args:
     text: of the program.
+
+  Raises:
+    ValueError: it has no loop.
   """
   calls: dict[str, set[str]] = {}
   loops: set[str] = set()
@@ -103,7 +106,7 @@ def in_loops(text: str) -> list[tuple[str, int, str]]:
     names = set(re.findall(r'%[\w.-]+', line))
     calls.setdefault(computation, set()).update(names)
   if not loops:
-    raise AssertionError('The program has no loop.')
+    raise ValueError('The program has no loop.')
   inside, new = set(loops), set(loops)
   while new:
     new = set().union(*(calls.get(name, ()) for name in new)) & set(calls)
@@ -131,9 +134,12 @@ def run(name: str, layout: Layout, mesh) -> None:
   sharded_program.same_results(case, got, want)
   if layout.kind != AxisType.Explicit:
     return
-  sent = in_loops(program.as_text())
-  if sent:
-    raise AssertionError(f'{name}: a loop has {sent}.')
+  text = program.as_text()
+  # An associative scan of few steps needs no loop.
+  if case.implementation != 'associative_scan' or ' while(' in text:
+    sent = in_loops(text)
+    if sent:
+      raise AssertionError(f'{name}: a loop has {sent}.')
 
   def check(gradient, x):
     if gradient.dtype == jax.dtypes.float0:
