@@ -144,8 +144,7 @@ def levels(
     bias: of the input gates, [G, L F], or None; or its type.
     x: inputs of the lowest layer, [B, T, I] or time-major, or their type; all
       factors have its dtype.
-    kernels: W of each, [I', G F], or its type; I' is the larger of I, the
-      inputs of the lowest, and F, those of the others.
+    kernels: W of each, [G, I, F], or its type; I of all but the lowest is F.
     recurrent_kernel: R of all, [G', L N, D, D], or its type.
     call: static options, with `levels`.
     flags: whether there are resets or masks.
@@ -174,7 +173,7 @@ def levels(
   plan = wavefront_op.plan_levels(
       dense,
       x.shape[-1],
-      kernels[0].shape[-1] * call.levels // features,
+      kernels[0].shape[0],
       kernel,
       len(cell.carry_names),
       flags,

@@ -36,18 +36,13 @@ def within_cluster(
 
   def start_product(step, meanwhile: Callable[[], Any]):
     """Multiplies the operand that all have put; `gather` ends it."""
-    if steps.sharing is not None:
-      steps.sharing.multiplying(1, None)
     first.operand.share(step)
     if cta.config.cluster > 1:
       # The peers' parts are under way.
       other = meanwhile()
       first.operand.ready(step)
       return first.multiply(step), other
-    sums = first.multiply(step)
-    if steps.sharing is not None:
-      steps.sharing.multiplying(0, sums[-1][-1][-1])
-    return sums, meanwhile()
+    return first.multiply(step), meanwhile()
 
   def body(step, state):
     start, _, row, sums = state
@@ -92,7 +87,8 @@ def within_cluster(
   sums, row = start_product(zero, before)
   # With flags, the next step may start from another carry than this one's.
   init = state, state if plan.flags else (), row, sums
-  state, new, *_ = kernel_call.loop(plan.shape.time, body, init)
+  together = 1 if steps.sharing is None else steps.sharing.together
+  state, new, *_ = kernel_call.loop(plan.shape.time, body, init, together)
   # No CTA leaves while another may still write to its shared memory.
   cta.cluster_barrier()
   staging.finish()

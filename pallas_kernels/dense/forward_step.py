@@ -57,23 +57,24 @@ class Outputs(NamedTuple):
 
 
 class Sharing(NamedTuple):
-  """How a recurrence shares its CTA with others, which make its inputs.
+  """How a recurrence shares its CTA with others, and has inputs made for it.
 
   Attributes:
     place: slice of the batch, and head.
     levels_apart: so many levels are not in the array that is written.
+    barrier: number of its barrier in the CTA.
+    together: steps of a turn of the loop.
     before: (step) -> None, returns when the inputs of a step are there.
     after: (step) -> None, called by all threads when all have stored the
       outputs of the steps before that one.
-    multiplying: (flag, sum) -> None, called by all threads with 1 before a
-      product, and with 0 and one of its sums after it.
   """
 
   place: tuple[Any, Any]
   levels_apart: int
+  barrier: Any
+  together: int
   before: Callable[[Any], None]
   after: Callable[[Any], None]
-  multiplying: Callable[[int, Any], None]
 
 
 class Steps:
@@ -109,7 +110,7 @@ class Steps:
         plan.reverse,
         plan.call,
         plan.dtype,
-        *(() if sharing is None else sharing[:2]),
+        *(() if sharing is None else sharing[:3]),
     )
     self.ring = smem_pipeline.Ring(
         cta,

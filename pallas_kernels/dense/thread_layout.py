@@ -108,6 +108,7 @@ class Cta:
     dtype: dtype of the products' factors; float32 becomes two bfloat16 parts.
     place: slice of the batch and head; those of the grid if None.
     levels_apart: so many levels are not in the arrays that are written.
+    barrier: number of the barrier of all threads.
 
   Attributes:
     row0: first row of the batch.
@@ -129,9 +130,10 @@ class Cta:
       dtype: Any,
       place: tuple[Any, Any] | None = None,
       levels_apart: int = 0,
+      barrier=sync.LAST_BARRIER,
   ):
     self.config, self.shape = config, shape
-    self._levels_apart = levels_apart
+    self._levels_apart, self._barrier = levels_apart, barrier
     self.dtype = jnp.dtype(dtype)
     if place is None:
       place = lax.axis_index('slice'), lax.axis_index('head')
@@ -248,7 +250,7 @@ class Cta:
 
   def barrier(self):
     """Waits for all threads of the CTA."""
-    sync.barrier(self.config.warpgroups)
+    sync.barrier(self.config.warpgroups, self._barrier)
 
   def cluster_barrier(self):
     """Waits for all threads of all CTAs of the cluster."""

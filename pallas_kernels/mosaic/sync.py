@@ -20,14 +20,25 @@ Ref = Any
 # before a kernel gives up.
 PATIENCE = 1 << 24
 
+# The last of the barriers of a CTA.
+LAST_BARRIER = 15
+
 # Attempts that come at once.
 _FAST_PATIENCE = 1 << 30
 
 
-def barrier(warpgroups: int) -> None:
-  """Waits for all threads of all warpgroups, and orders shared memory."""
-  # Pallas uses the first few of the sixteen barriers.
-  ptx.emit(f'bar.sync 15, {warpgroups * ptx.LANES};', {}, {})
+def barrier(warpgroups: int, number=LAST_BARRIER) -> None:
+  """Waits for all threads of some warpgroups, and orders shared memory.
+
+  Args:
+    warpgroups: their count.
+    number: of the barrier, which no other warpgroups use. Pallas uses the first
+      few of the sixteen.
+  """
+  # A constant number takes no register.
+  operands = {} if isinstance(number, int) else {'number': number}
+  name = '%number' if operands else number
+  ptx.emit(f'bar.sync {name}, {warpgroups * ptx.LANES};', {}, operands)
 
 
 def cluster_barrier() -> None:
@@ -39,6 +50,11 @@ def cluster_barrier() -> None:
 def fence() -> None:
   """Makes this thread's stores visible to all multiprocessors."""
   ptx.emit('fence.acq_rel.gpu;', {}, {})
+
+
+def fence_copies() -> None:
+  """Lets copies by TMA read what this thread knows to be in device memory."""
+  ptx.emit('fence.proxy.async.global;', {}, {})
 
 
 def delay(cycles: int) -> None:

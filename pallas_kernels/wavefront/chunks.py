@@ -6,11 +6,14 @@ there when all CTAs that make a part of them have said so, and its outputs when
 all have stored theirs. Each of the two has a counter for each level and chunk,
 in device memory, that only grows.
 
-Threads of a recurrence neither poll nor fence. Warps of another warpgroup do
-both for them, and words in shared memory stand for what these have seen:
+Threads that multiply or run a recurrence neither poll nor fence. Warps of
+another warpgroup do both for them, and words in shared memory stand for what
+these have seen, or have to tell:
 
-    gates      counter  ==acquire==>  warp  ==word, chunks==>  recurrence
+    gates      products    ==word, products==>  warp  ==release==>  counter
+               counter     ==acquire==>  warp  ==word, chunks==>  recurrence
     outputs    recurrence  ==word, steps==>  warp  ==release==>  counter
+               counter     ==acquire==>  warp  ==word, chunks==>  copies
 """
 
 import dataclasses
@@ -31,6 +34,9 @@ Ref = Any
 
 # Puts the address of counter %index into register a.
 _ADDRESS = memory.gmem_address(4).replace('%offset', '%index')
+
+# Puts the address of word %word into register a.
+_WORD = '.reg .u32 a; mad.lo.u32 a, %word, 4, %base;'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,25 +128,7 @@ class Counters(mailbox.Mailbox):
     )
     ptx.emit(code, {}, {'index': index, 'base': self.ref})
 
-  def add_together(self, index, barrier: int, thread: int) -> None:
-    """Adds one, after all stores of a warpgroup.
-
-    One thread releases the stores of all, which the barrier orders before it.
-
-    Args:
-      index: of the counter.
-      barrier: number of a barrier that is the warpgroup's own.
-      thread: the first one of the warpgroup in its CTA.
-    """
-    code = (
-        f'bar.sync {barrier}, {ptx.LANES};'
-        ' { .reg .u32 t; .reg .pred p; mov.u32 t, %tid.x;'
-        f' setp.eq.u32 p, t, {thread}; {_ADDRESS}'
-        ' @p red.release.gpu.global.add.u32 [a], 1; }'
-    )
-    ptx.emit(code, {}, {'index': index, 'base': self.ref})
-
-  def wait(self, index, count, proxy: bool) -> None:
+  def wait(self, index, count) -> None:
     """Waits until a counter has reached a number; a warp calls it.
 
     If the counter does not reach the number, the kernel is aborted.
@@ -148,15 +136,13 @@ class Counters(mailbox.Mailbox):
     Args:
       index: of the counter.
       count: the number.
-      proxy: whether TMA reads what was counted.
     """
-    fence = ' fence.proxy.async.global;' if proxy else ''
     code = (
         f'{{ .reg .u32 v, k; .reg .pred p; {_ADDRESS} mov.b32 k, 0;'
         ' again_%%: ld.acquire.gpu.global.u32 v, [a];'
         ' setp.ge.s32 p, v, %count; @p bra done_%%; add.u32 k, k, 1;'
         f' setp.lt.u32 p, k, {sync.PATIENCE}; @p bra again_%%; trap;'
-        f' done_%%:{fence} }}'
+        ' done_%%: }'
     )
     ptx.emit(code, {}, {'index': index, 'base': self.ref, 'count': count})
 
@@ -168,9 +154,10 @@ class Words:
     ref: int32 in shared memory, `COUNT` of them.
   """
 
-  # Chunks whose gates are there; steps whose outputs are stored; and whether
-  # the recurrence multiplies.
-  CHUNKS, STEPS, BUSY = 0, 1, 2
+  # Chunks whose inputs are there, of products or of recurrences; and what is
+  # stored: products of each warpgroup that multiplies, and outputs of each
+  # recurrence, by their steps.
+  CHUNKS, PRODUCTS, STEPS = 0, 8, 16
   COUNT = 32
 
   # Looks at a word before the kernel is aborted.
@@ -184,50 +171,27 @@ class Words:
     lane = ptx.thread() & (self.COUNT - 1)
     memory.store_smem(self.ref, 4 * lane, ptx.full(1, 0, jnp.int32), jnp.int32)
 
-  def put(self, word: int, value) -> None:
+  def put(self, word, value) -> None:
     """Stores a number, after all stores that a warp knows of."""
-    code = f'st.release.cta.shared.u32 [%base+{4 * word}], %value;'
-    ptx.emit(code, {}, {'base': self.ref, 'value': value})
+    code = f'{{ {_WORD} st.release.cta.shared.u32 [a], %value; }}'
+    operands = {'base': self.ref, 'word': word, 'value': value}
+    ptx.emit(code, {}, operands)
 
-  def put_by(self, where, word: int, value) -> None:
+  def put_by(self, where, word, value) -> None:
     """As `put`, by the threads whose int32 [128] is not 0."""
     code = (
-        '{ .reg .pred p; setp.ne.s32 p, %where, 0;'
-        f' @p st.release.cta.shared.u32 [%base+{4 * word}], %value; }}'
+        f'{{ {_WORD} .reg .pred p; setp.ne.s32 p, %where, 0;'
+        ' @p st.release.cta.shared.u32 [a], %value; }'
     )
-    operands = {'base': self.ref, 'value': value, 'where': where}
+    operands = {
+        'base': self.ref,
+        'word': word,
+        'value': value,
+        'where': where,
+    }
     ptx.emit(code, {}, operands)
 
-  def mark(self, where, value: int, known: Array | None) -> None:
-    """Stores whether the recurrence multiplies.
-
-    Args:
-      where: int32 [128], not 0 in the one thread that does it.
-      value: 1 or 0.
-      known: float32 that is known before, or None.
-    """
-    code = (
-        '{ .reg .f32 f; .reg .pred p; setp.ne.s32 p, %where, 0;'
-        f'{" mov.f32 f, %known;" if known is not None else ""}'
-        f' @p st.volatile.shared.u32 [%base+{4 * self.BUSY}], {value}; }}'
-    )
-    operands = {'base': self.ref, 'where': where}
-    if known is not None:
-      operands['known'] = ptx.unstack(known)[0]
-    ptx.emit(code, {}, operands)
-
-  def give_way(self) -> None:
-    """Waits until the recurrence does not multiply."""
-    # All threads of a warp together, as tensor cores want them.
-    code = (
-        '{ .reg .u32 v; .reg .pred p;'
-        f' again_%%: ld.volatile.shared.u32 v, [%base+{4 * self.BUSY}];'
-        ' setp.eq.u32 p, v, 0; vote.sync.all.pred p, p, 0xFFFFFFFF;'
-        ' @!p bra again_%%; }'
-    )
-    ptx.emit(code, {}, {'base': self.ref})
-
-  def wait(self, word: int, value, nap: int = 0) -> None:
+  def wait(self, word, value, nap: int = 0) -> None:
     """Waits until a number is as large.
 
     Args:
@@ -237,10 +201,10 @@ class Words:
     """
     sleep = f' nanosleep.u32 {nap};' if nap else ''
     code = (
-        '{ .reg .u32 v, k; .reg .pred p; mov.b32 k, 0;'
-        f' again_%%: ld.acquire.cta.shared.u32 v, [%base+{4 * word}];'
+        f'{{ {_WORD} .reg .u32 v, k; .reg .pred p; mov.b32 k, 0;'
+        ' again_%%: ld.acquire.cta.shared.u32 v, [a];'
         f' setp.ge.s32 p, v, %value; @p bra done_%%; add.u32 k, k, 1;{sleep}'
         f' setp.lt.u32 p, k, {self._PATIENCE}; @p bra again_%%; trap;'
         ' done_%%: }'
     )
-    ptx.emit(code, {}, {'base': self.ref, 'value': value})
+    ptx.emit(code, {}, {'base': self.ref, 'word': word, 'value': value})

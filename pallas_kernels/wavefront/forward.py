@@ -1,12 +1,13 @@
 """The kernel that runs levels at the same time, from the lowest inputs up.
 
-A CTA has two tasks, which need not be of the same level: it makes some gates of
-a level, and it runs the recurrence of some rows of a head. Its warpgroups:
+The first CTAs make gates of a level each, and the others run recurrences of
+one, each over some rows of a head. Their warpgroups:
 
-    recurrence       as of `dense/forward.py`
-    products         two, `gate_products`
-    the last one     two warps copy slices of x; one waits for gates, and one
-                     tells that outputs are stored, `chunks`
+                     gates, `gate_products`     recurrences
+    the first ones   two multiply               as of `dense/forward.py`
+    the last one     two warps copy slices      one warp waits for gates, others
+                     of x, one waits for x,     count outputs, `chunks`
+                     one counts gates
 """
 
 import dataclasses
@@ -41,7 +42,7 @@ class Inputs(NamedTuple):
 
   Attributes:
     x: of the lowest level, [B, T, I] or time-major.
-    kernels: W of each level, transposed, [G F, I].
+    kernels: W of each level, [G, I, F], in float32 or the dtype of x.
     theta: [P, L F].
     carry: before the first step, [S, B, L F].
     restart: after a reset, [S, B, L F].
@@ -105,9 +106,6 @@ def forward(plan: plan_lib.Plan, inputs: Inputs) -> tuple[Array, Array]:
   )
   arrays, in_tree = jax.tree.flatten(inputs)
   types, out_tree = jax.tree.flatten(out_type)
-  words, smem_tree = jax.tree.flatten(
-      dense_plan.smem_words(dense, dense.config)
-  )
 
   def wavefront_recurrence(*refs):
     rest = iter(refs)
@@ -116,9 +114,8 @@ def forward(plan: plan_lib.Plan, inputs: Inputs) -> tuple[Array, Array]:
         plan,
         jax.tree.unflatten(in_tree, take(len(arrays))),
         jax.tree.unflatten(out_tree, take(len(types))),
-        jax.tree.unflatten(smem_tree, take(len(words))),
         chunks_lib.Words(next(rest)),
-        gate_products.Buffers.of(list(rest)),
+        gate_products.Buffers(*rest),
     ).run()
 
   kernel = plgpu.kernel(
@@ -128,10 +125,9 @@ def forward(plan: plan_lib.Plan, inputs: Inputs) -> tuple[Array, Array]:
       grid_names=('cluster',),
       cluster=(plan_lib.MEMBERS,),
       cluster_names=('member',),
-      num_threads=plan.warpgroups,
+      num_threads=plan_lib.WARPGROUPS,
       thread_name='warpgroup',
       scratch_types=[
-          *(plgpu.SMEM((n,), jnp.int32) for n in words),
           plgpu.SMEM((chunks_lib.Words.COUNT,), jnp.int32),
           *gate_products.Buffers.types(plan),
       ],
@@ -150,20 +146,18 @@ class _Cta:
       plan: plan_lib.Plan,
       ins: Inputs,
       outs: Outputs,
-      smem: dense_plan.Smem,
       words: chunks_lib.Words,
       buffers: gate_products.Buffers,
   ):
     self.plan, self.ins, self.outs = plan, ins, outs
-    self.smem, self.words = smem, words
+    self.words, self.buffers = words, buffers
     self.group = lax.axis_index('warpgroup')
     index = lax.axis_index('cluster') * plan_lib.MEMBERS
-    self.index = index + lax.axis_index('member')
+    index = index + lax.axis_index('member')
     self.counters = chunks_lib.Counters(
-        outs.counters, plan.levels, plan.chunks, self.index, plan.ctas
+        outs.counters, plan.levels, plan.chunks, index, plan.ctas
     )
-    self.level = lax.div(self.index, jnp.int32(plan.runners_of_level))
-    made = lax.div(self.index, jnp.int32(plan.blocks))
+    made = lax.div(index, jnp.int32(plan.blocks))
     self.products = gate_products.Products(
         plan=plan,
         x=ins.x,
@@ -174,43 +168,81 @@ class _Cta:
         words=words,
         buffers=buffers,
         level=made,
-        block=self.index - made * plan.blocks,
+        block=index - made * plan.blocks,
     )
+    self.makes = index < plan.makers
+    self.runs = ~self.makes & (index < plan.makers + plan.runners)
+    runner = index - plan.makers
+    self.level = lax.div(runner, jnp.int32(plan.runners_of_level))
+    place = runner - self.level * plan.runners_of_level
+    self.first = place * plan.together
 
   def run(self) -> None:
     """Runs the task of this warpgroup."""
     plan = self.plan
     self.products.open(self._one())
     self.words.clear()
-    mailbox.open_all([self.counters], plan.ctas, plan.warpgroups)
-    runs, makes = self.index < plan.runners, self.index < plan.makers
-    first = plan.dense.config.warpgroups
+    mailbox.open_all([self.counters], plan.ctas, plan_lib.WARPGROUPS)
+    last = self.group == plan_lib.WARPGROUPS - 1
+    multiplies = self.makes & (self.group < plan_lib.CONSUMERS)
+    # Several recurrences have a warpgroup each.
+    task, recurs = self.group, self._exists(self.group)
+    if plan.together == 1:
+      task, recurs = jnp.int32(0), self.group < plan.dense.config.warpgroups
+    recurs &= self.runs
+    others = ~(multiplies | recurs)
+
+    @pl.when(others)
+    def _():
+      plgpu.set_max_registers(plan_lib.OTHERS, action='decrease')
+
+    @pl.when(multiplies)
+    def _():
+      plgpu.set_max_registers(plan_lib.MULTIPLYING, action='increase')
+      self.products.multiply(self.group)
+
     for highest in (False, True):
       own = (self.level == plan.levels - 1) == highest
-      pl.when((self.group < first) & runs & own)(
-          functools.partial(self._run_recurrence, highest)
-      )
-    pl.when((self.group == first) & makes)(self.products.load)
-    for consumer in range(plan_lib.CONSUMERS):
-      pl.when((self.group == first + consumer) & makes)(
-          functools.partial(self.products.multiply, consumer)
-      )
+
+      @pl.when(recurs & own)
+      def _(highest=highest):
+        plgpu.set_max_registers(plan_lib.RECURRING, action='increase')
+        self._run_recurrence(task, highest)
 
     def each_warp():
       warp = lax.axis_index('warp')
       for number in range(gate_products.COPIERS):
         copy = functools.partial(self.products.copy, number)
-        pl.when((warp == number) & makes)(copy)
-      others = self._await_gates, self._tell_outputs
-      for number, task in enumerate(others, gate_products.COPIERS):
-        pl.when((warp == number) & runs)(task)
+        pl.when((warp == number) & self.makes)(copy)
+      others = self.products.look_out, self.products.tell
+      for number, run in enumerate(others, gate_products.COPIERS):
+        pl.when((warp == number) & self.makes)(run)
+      pl.when((warp == 0) & self.runs)(self._await_gates)
+      told = warp - 1
+      pl.when((warp > 0) & self.runs & self._exists(told))(
+          functools.partial(self._tell_outputs, told)
+      )
 
-    @pl.when(self.group == first + plan_lib.CONSUMERS)
+    @pl.when(last)
     def _():
       pl.kernel(each_warp, mesh=plgpu.WarpMesh(axis_name='warp'))()
 
     # No CTA leaves while another may still tell it that a slot is free.
     sync.cluster_barrier()
+
+  def _exists(self, task) -> Any:
+    """Returns whether a CTA that runs recurrences has one of this number."""
+    plan = self.plan
+    return (task < plan.together) & (self.first + task < plan.recurrences)
+
+  def _buffers(self, task) -> dense_plan.Smem:
+    """Returns a recurrence's shared memory, where others have slices of x."""
+    sizes, places = self.plan.smem, []
+    at = task * sum(jax.tree.leaves(sizes))
+    for size in jax.tree.leaves(sizes):
+      places.append(ptx.Place(self.buffers.slices.ref, at))
+      at = at + size
+    return jax.tree.unflatten(jax.tree.structure(sizes), places)
 
   def _one(self) -> Array:
     """Returns int32 [128], 1 in the first thread of the CTA, else 0."""
@@ -225,7 +257,7 @@ class _Cta:
     def _(chunk):
       chunk = chunk.astype(jnp.int32)
       index = self.counters.gates(self.level, chunk)
-      self.counters.wait(index, products, proxy=False)
+      self.counters.wait(index, products)
 
       # Outputs take the place of earlier ones, which have been read.
       earlier = chunk - plan_lib.CHUNKS_OF_OUTPUTS
@@ -234,28 +266,33 @@ class _Cta:
       @pl.when((earlier >= 0) & (above < plan.levels))
       def _():
         index = self.counters.gates(above, earlier)
-        self.counters.wait(index, products, proxy=False)
+        self.counters.wait(index, products)
 
       self.words.put(chunks_lib.Words.CHUNKS, chunk + 1)
 
-  def _tell_outputs(self) -> None:
-    """Tells others which outputs are stored; one warp does."""
-    plan = self.plan
+  def _tell_outputs(self, task) -> None:
+    """Tells others which outputs of a recurrence are stored; one warp does."""
+    plan, word = self.plan, chunks_lib.Words.STEPS + task
 
     @pl.loop(0, plan.chunks.count)
     def _(chunk):
       chunk = chunk.astype(jnp.int32)
-      self.words.wait(chunks_lib.Words.STEPS, plan.chunks.end(chunk), nap=40)
+      self.words.wait(word, plan.chunks.end(chunk), nap=40)
       self.counters.add(self.counters.outputs(self.level, chunk))
 
-  def _run_recurrence(self, highest: bool) -> None:
+  def _run_recurrence(self, task, highest: bool) -> None:
     """Runs the recurrence of some rows of a head.
 
     Args:
+      task: its number in the CTA.
       highest: whether it is of the highest level, which has an array apart.
     """
-    plan, ins, outs, one = self.plan, self.ins, self.outs, self._one()
+    plan, ins, outs = self.plan, self.ins, self.outs
     chunks, words = plan.chunks, self.words
+    one = self._one()
+    if plan.together > 1:
+      one = (ptx.thread() == 0).astype(jnp.int32)
+    smem = self._buffers(task)
     time = plan.dense.shape.time
 
     def before(step):
@@ -265,7 +302,7 @@ class _Cta:
 
     def after(step):
       _, first = chunks.of_step(step)
-      tell = lambda: words.put_by(one, chunks_lib.Words.STEPS, step)
+      tell = lambda: words.put_by(one, chunks_lib.Words.STEPS + task, step)
       pl.when((first & (step > 0)) | (step == time))(tell)
 
     inputs = forward_step.Inputs(
@@ -283,20 +320,22 @@ class _Cta:
         last_gmem=outs.last,
         exchanges_gmem=(),
     )
+    index = self.level * plan.recurrences + self.first + task
     slices = jnp.int32(plan.dense.shape.slices(plan.dense.config))
-    head = lax.div(self.index, slices)
+    head = lax.div(index, slices)
     windows = plan.windows[0], 0 if highest else plan.windows[1]
     steps = forward_step.Steps(
         dataclasses.replace(plan.dense, windows=windows),
         inputs,
-        self.smem,
+        smem,
         forward_step.Sharing(
-            place=(self.index - head * slices, head),
+            place=(index - head * slices, head),
             levels_apart=plan.levels - 1 if highest else 0,
+            barrier=sync.LAST_BARRIER - task,
+            together=chunks.steps,
             before=before,
             after=after,
-            multiplying=functools.partial(words.mark, one),
         ),
     )
-    last = forward_loops.within_cluster(steps, outputs, self.smem)
+    last = forward_loops.within_cluster(steps, outputs, smem)
     gmem_io.write_rows(steps.cta, outs.last, last)

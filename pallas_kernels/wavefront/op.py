@@ -81,7 +81,7 @@ def run(
     params: of the cells of all levels, each [..., L F].
     bias: of the input gates, [G, L F], or None.
     x: inputs of the lowest level, [B, T, I] or time-major.
-    kernels: W of each, [I', G F] with I' the most features of inputs.
+    kernels: W of each, [G, I, F].
     recurrent_kernel: R, [G', L N, D, D].
     carry: float32 [S, B, L F].
     restart: likewise.
@@ -101,12 +101,12 @@ def run(
     flags = kernel_call.prepare_flags(flags, shape)
   rows = cell_rows.Rows.of(params, bias, None, carry.shape[-1])
   missing = plan.inputs - x.shape[-1]
-  rows_of_zeros = plan.turns * wavefront_plan.DEPTH - kernels[0].shape[0]
   transposed = jnp.swapaxes(recurrent_kernel.astype(dtype), -1, -2)
   inputs = forward.Inputs(
       x=jnp.pad(x.astype(dtype), ((0, 0), (0, 0), (0, missing))),
       kernels=tuple(
-          jnp.pad(w.astype(dtype), ((0, rows_of_zeros), (0, 0))).T
+          # Others would be rounded twice.
+          w if w.dtype in (dtype, jnp.float32) else w.astype(dtype)
           for w in kernels
       ),
       theta=rows.pack(params, bias, None),

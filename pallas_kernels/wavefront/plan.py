@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 
+import jax
 from jax.experimental import pallas as pl
 import jax.numpy as jnp
 
@@ -12,27 +13,39 @@ from pallas_kernels.wavefront import chunks as chunks_lib
 # Elements of a row of a slice, 128 bytes, and rows of a product.
 DEPTH, ROWS = 64, 64
 
-# Warpgroups that multiply W x, in turns; another one copies.
-CONSUMERS = 2
+# Warpgroups of a CTA that multiply W x, with so many columns of W each.
+CONSUMERS, COLUMNS = 2, 64
 
 # CTAs of a cluster, which share slices of x.
 MEMBERS = 2
 
-# Columns of W in a group: a thread stores eight gates side by side of it.
-GROUP = 32
+# The most recurrences of a CTA, each of one warpgroup if there are several.
+_TOGETHER = 3
+
+# Warpgroups of a CTA, the last of which copies and waits.
+WARPGROUPS = _TOGETHER + 1
+
+# Slices of W that a warpgroup has in registers, 16 for each; shared memory has
+# the others.
+_IN_REGISTERS = 10
+
+# Registers of a thread that multiplies, that runs a recurrence, and of others.
+MULTIPLYING, RECURRING, OTHERS = 232, 160, 24
+
+# Bytes of a slice of x.
+_SLICE = 2 * ROWS * DEPTH
 
 # Slots of the ring buffer for slices of x.
-_FEWEST_STAGES, _MOST_STAGES = 4, 12
+_FEWEST_STAGES, _MOST_STAGES = 4, 24
 
 # Chunks that are in device memory at once, a power of two. Gates may be so many
-# ahead of their recurrence, and outputs of the gates that are made of them.
+# ahead of their recurrence, and outputs of the gates that are made of them. At
+# least four: a recurrence reads gates of the chunk after the one that it is at,
+# and these are stored while the next ones are multiplied.
 CHUNKS_OF_GATES, CHUNKS_OF_OUTPUTS = 8, 16
 
-# Slots of the ring buffer for gates: others leave more for slices of x.
+# Slots of the ring buffer for gates.
 _STAGES_OF_GATES = 4
-
-# Columns of a CTA. Fewer would take no less time, and more have no registers.
-_FEWEST_COLUMNS, _MOST_COLUMNS = 64, 128
 
 # Units of the largest heads: larger ones, of cells with two products a step,
 # were not measured.
@@ -40,6 +53,11 @@ _UNITS = 64
 
 # The fewest rows of a batch: a copy of a slice has eight.
 _FEWEST_ROWS = 8
+
+# The most slices of x that a CTA multiplies for a step, by levels: more would
+# take longer than the steps of all levels in turn, by counting. To store gates
+# takes as long as two of them.
+_SLICES, _SLICES_OF_A_STORE = 2, 2
 
 # Shared memory of a CTA in bytes, less what mbarriers take.
 _CTA_BYTES = 226 * 1024
@@ -52,13 +70,13 @@ class Plan:
   Attributes:
     dense: of the recurrences of all levels.
     inputs: I, features of the lowest level's inputs, a multiple of 8.
-    columns: gates that a CTA makes.
+    together: recurrences of a CTA.
     stages: slots of the ring buffer for slices of x.
   """
 
   dense: plan_lib.Plan
   inputs: int
-  columns: int
+  together: int
   stages: int
 
   @property
@@ -73,36 +91,53 @@ class Plan:
   @property
   def blocks(self) -> int:
     """CTAs that make the gates of a level; the last may have none."""
-    return _round(pl.cdiv(self.width, self.columns), MEMBERS)
+    return _round(pl.cdiv(self.width, CONSUMERS * COLUMNS), MEMBERS)
 
   @property
   def makers(self) -> int:
-    """CTAs that make gates."""
+    """CTAs that make gates, the first ones of the grid."""
     return self.levels * self.blocks
 
   @property
-  def runners(self) -> int:
-    """CTAs that run a recurrence."""
-    return self.dense.shape.ctas(self.dense.config)
+  def recurrences(self) -> int:
+    """Recurrences of a level: some rows of a head each."""
+    return self.dense.shape.ctas(self.dense.config) // self.levels
 
   @property
   def runners_of_level(self) -> int:
-    return self.runners // self.levels
+    """CTAs that run the recurrences of a level."""
+    return pl.cdiv(self.recurrences, self.together)
+
+  @property
+  def runners(self) -> int:
+    """CTAs that run recurrences, after the others."""
+    return self.levels * self.runners_of_level
 
   @property
   def ctas(self) -> int:
     """CTAs of the grid; all are on the device at once."""
-    return _round(max(self.makers, self.runners), MEMBERS)
-
-  @property
-  def depth(self) -> int:
-    """Rows of W, as many as the widest inputs have features."""
-    return max(self.inputs, self.dense.shape.row)
+    return _round(self.makers + self.runners, MEMBERS)
 
   @property
   def turns(self) -> int:
-    """Slices of W."""
-    return pl.cdiv(self.depth, DEPTH)
+    """Slices of W, as many as the widest inputs have."""
+    return pl.cdiv(max(self.inputs, self.dense.shape.row), DEPTH)
+
+  @property
+  def in_registers(self) -> int:
+    """Slices of W that registers hold."""
+    return min(self.turns, _IN_REGISTERS)
+
+  @property
+  def in_smem(self) -> int:
+    """Slices of W that shared memory holds."""
+    return self.turns - self.in_registers
+
+  @functools.cached_property
+  def smem(self) -> plan_lib.Smem:
+    """Bytes of a recurrence's buffers in shared memory."""
+    words = plan_lib.smem_words(self.dense, self.dense.config)
+    return jax.tree.map(lambda n: _round(4 * n, 128), words)
 
   @property
   def rows(self) -> int:
@@ -126,11 +161,6 @@ class Plan:
     steps = self.chunks.steps
     return steps * CHUNKS_OF_GATES, steps * CHUNKS_OF_OUTPUTS
 
-  @property
-  def warpgroups(self) -> int:
-    """Warpgroups of a CTA: of the recurrence, those that multiply, and one."""
-    return self.dense.config.warpgroups + CONSUMERS + 1
-
 
 def make(dense: plan_lib.Plan, inputs: int, cores: int) -> Plan:
   """Returns the plan of a kernel.
@@ -144,7 +174,6 @@ def make(dense: plan_lib.Plan, inputs: int, cores: int) -> Plan:
     NotImplementedError: no kernel can run it.
   """
   shape = dense.shape
-  width = dense.gates * shape.row
   if shape.size > _UNITS or dense.config.exchange != 'shared':
     raise NotImplementedError(
         f'Levels run in one kernel with heads of up to {_UNITS} units, got'
@@ -155,43 +184,64 @@ def make(dense: plan_lib.Plan, inputs: int, cores: int) -> Plan:
         'Levels run in one kernel in bfloat16 or float16, got'
         f' {jnp.dtype(dense.dtype).name}.'
     )
-  if shape.batch < _FEWEST_ROWS or width % GROUP:
+  if shape.batch < _FEWEST_ROWS:
     raise NotImplementedError(
-        f'Levels run in one kernel with {_FEWEST_ROWS} sequences or more, and a'
-        f' multiple of {GROUP} gates in all heads, got {shape.batch} and'
-        f' {width}.'
+        f'Levels run in one kernel with {_FEWEST_ROWS} sequences or more, got'
+        f' {shape.batch}.'
     )
   if shape.batch * shape.time * shape.row >= 2**31:
     raise NotImplementedError(
         'Levels run in one kernel with fewer than 2^31 elements of outputs, got'
         f' [{shape.batch}, {shape.time}, {shape.row}].'
     )
-  config = dataclasses.replace(dense.config, stages=_STAGES_OF_GATES)
-  dense = dataclasses.replace(dense, config=config)
-  blocks = cores // shape.levels // MEMBERS * MEMBERS
-  columns = pl.cdiv(width, max(blocks, 1))
-  columns = _round(max(columns, _FEWEST_COLUMNS), GROUP)
-  plan = Plan(
-      dense=dense, inputs=inputs, columns=columns, stages=_FEWEST_STAGES
+  # Few CTAs make the gates of narrow levels, and would keep the recurrences of
+  # many sequences waiting.
+  plan = Plan(dense=dense, inputs=inputs, together=1, stages=_FEWEST_STAGES)
+  slices = plan.parts * (plan.turns + _SLICES_OF_A_STORE)
+  if slices > _SLICES * shape.levels * plan.chunks.steps:
+    raise NotImplementedError(
+        f'{shape.levels} levels with {shape.batch} sequences and'
+        f' {max(inputs, shape.row)} inputs are faster part by part.'
+    )
+  for together in range(1, _TOGETHER + 1):
+    # A recurrence that shares its multiprocessor has one warpgroup.
+    config = dataclasses.replace(
+        dense.config,
+        stages=_STAGES_OF_GATES,
+        warpgroups=dense.config.warpgroups if together == 1 else 1,
+    )
+    plan = Plan(
+        dense=dataclasses.replace(dense, config=config),
+        inputs=inputs,
+        together=together,
+        stages=_FEWEST_STAGES,
+    )
+    stages = _stages(plan)
+    if plan.ctas <= cores and stages >= _FEWEST_STAGES:
+      return dataclasses.replace(plan, stages=stages)
+  raise NotImplementedError(
+      f'{shape.levels} levels of {plan.width} gates and'
+      f' {max(inputs, shape.row)} inputs, with {shape.batch} sequences, are'
+      f' more than {cores} multiprocessors hold at once.'
   )
-  _, taken = plan_lib.needs(dense, config)
+
+
+def _stages(plan: Plan) -> int:
+  """Returns how many slices of x shared memory holds, 0 if it is too small.
+
+  Recurrences have their buffers there.
+  """
   # Words, and mbarriers that are words, take 1 KiB each.
-  taken += 2048 + 2 * DEPTH * plan.turns * columns
-  stages = min((_CTA_BYTES - taken) // (2 * ROWS * DEPTH), _MOST_STAGES)
+  taken = 2048 + 2 * DEPTH * CONSUMERS * COLUMNS * max(plan.in_smem, 1)
+  stages = min((_CTA_BYTES - taken) // _SLICE, _MOST_STAGES)
+  if plan.together * sum(jax.tree.leaves(plan.smem)) > stages * _SLICE:
+    return 0
   # Two warps copy every other slice of a product each. With an odd number of
   # slices and one slot more, a warp could come to a slot that the other has not
   # filled in the round before, and take the mbarrier's phase for a later one.
-  for features in (inputs, shape.row):
-    turns = pl.cdiv(features, DEPTH)
-    if turns % 2 and stages == turns + 1:
-      stages -= 1
-  if columns > _MOST_COLUMNS or plan.ctas > cores or stages < _FEWEST_STAGES:
-    raise NotImplementedError(
-        f'{shape.levels} levels of {width} gates and {plan.depth} inputs, with'
-        f' {shape.batch} sequences, are more than {cores} multiprocessors hold'
-        ' at once.'
-    )
-  return dataclasses.replace(plan, stages=stages)
+  if plan.turns % 2 and stages == plan.turns + 1:
+    stages -= 1
+  return stages
 
 
 def _round(number: int, multiple: int) -> int:

@@ -235,7 +235,7 @@ class _Arrays(NamedTuple):
       all parts are summed.
     biases: b of each, likewise; or None.
     params: the cell's own parameters of each.
-    kernels: W of each, gates side by side, [I, G F]; likewise.
+    kernels: W of each, [G, I, F]; likewise.
     flags: reset, in the order of the loop, and mask, [B, T] or [T, B]; or None.
   """
 
@@ -392,7 +392,7 @@ class _Wavefront:
             for level in levels
         ],
         params=[_params(level, state, x) for level in levels],
-        kernels=[_input_kernel(v, x, levels) for v in levels],
+        kernels=[_input_kernel(v, x) for v in levels],
         flags=(reset, mask),
     )
 
@@ -470,7 +470,7 @@ class _Wavefront:
         _cut(array, self.parts, axis) for array in (arrays.x, reset, mask)
     )
     valid_in = lambda part: None if masks is None else masks[part]
-    carries, kernels = list(arrays.carries), jnp.stack(arrays.kernels)
+    carries, kernels = list(arrays.carries), _gates_side_by_side(arrays.kernels)
     order = range(self.parts)
     order = order[::-1] if self.call.reverse else order
     waiting: list[Any] = [None] * count
@@ -626,11 +626,19 @@ def _recurrent_kernel(level, dtype, x) -> Array:
   return level._structured(kernel, dtype).astype(dtypes.wide(dtype))
 
 
-def _input_kernel(level, x, levels) -> Array:
-  """Returns W of all gates side by side, [I, G F], with rows of zeros."""
+def _input_kernel(level, x) -> Array:
+  """Returns W, [G, I, F]."""
   kernel = sharding.like(level.kernel[...], x)
-  kernel = kernel.astype(dtypes.wide(level._dtype(x)))
-  gates, depth, features = kernel.shape
-  kernel = jnp.moveaxis(kernel, 0, 1).reshape(depth, gates * features)
-  most = max(own.in_features for own in levels)
-  return jnp.pad(kernel, ((0, most - depth), (0, 0)))
+  return kernel.astype(dtypes.wide(level._dtype(x)))
+
+
+def _gates_side_by_side(kernels: Sequence[Array]) -> Array:
+  """Returns W of each, [L, I, G F], with rows of zeros where I is less."""
+  most = max(kernel.shape[1] for kernel in kernels)
+
+  def side_by_side(kernel):
+    gates, depth, features = kernel.shape
+    kernel = jnp.moveaxis(kernel, 0, 1).reshape(depth, gates * features)
+    return jnp.pad(kernel, ((0, most - depth), (0, 0)))
+
+  return jnp.stack([side_by_side(kernel) for kernel in kernels])

@@ -79,11 +79,11 @@ def levels_by_scan(cell, *args, flags):
     lasts = []
     for i in range(call.levels):
       own = lambda tree, i=i: jax.tree.map(lambda v: split(v, i), tree)
-      gates = x @ kernels[i][: x.shape[-1]].astype(x.dtype)
+      gates = jnp.einsum('abi,gif->abgf', x, kernels[i].astype(x.dtype))
       operands = call_lib.Operands(
           own(params),
           (own(bias),),
-          gates.reshape(*x.shape[:2], cell.input_gates, -1),
+          gates,
           split(recurrent_kernel, i, 1),
           own(tuple(carry)),
           own(tuple(restart)),
