@@ -25,7 +25,6 @@ from tests.testing import abstract_gpu
 if abstract_gpu.RUNS:
   from jax.experimental.pallas import mosaic_gpu as plgpu
 
-  from pallas_kernels.dense import kernel_call
   from pallas_kernels.mosaic import instructions
   from pallas_kernels.mosaic import mailbox
   from pallas_kernels.mosaic import mailbox_lines
@@ -386,9 +385,9 @@ def _when(condition):
   return lambda f: f() if np.any(condition) else None
 
 
-def _loop(steps, body, init):
+def fori_loop(first, end, body, init):
   state = init
-  for step in range(steps):
+  for step in range(int(first), int(end)):
     state = body(jnp.int32(step), state)
   return state
 
@@ -529,7 +528,7 @@ def emulated(lockstep: int = 1024):
           'mma': mma,
       },
       sync: {
-          'barrier': lambda _: _local.cta.barrier.wait(PATIENCE),
+          'barrier': lambda *_: _local.cta.barrier.wait(PATIENCE),
           'cluster_barrier': lambda: _local.cta.cluster_barrier.wait(PATIENCE),
           'fence': nothing,
           'delay': nothing,
@@ -539,10 +538,9 @@ def emulated(lockstep: int = 1024):
           'arrive': arrive,
           'await_signal': await_signal,
       },
-      kernel_call: {'loop': _loop},
       plgpu: {'kernel': kernel, 'layout_cast': lambda x, _: x},
       pl: {'when': _when},
-      lax: {'axis_index': _axis_index},
+      lax: {'axis_index': _axis_index, 'fori_loop': fori_loop},
   }
   with contextlib.ExitStack() as patches:
     for module, names in fakes.items():
