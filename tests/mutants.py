@@ -81,6 +81,24 @@ MUTANTS = (
         ),
     ),
     *_all(
+        'pallas_kernels/wavefront/gate_products.py',
+        'tests/pallas_kernels/wavefront/emulation_test.py',
+        (
+            'time = time + plan.chunks.start(chunk)',
+            'time = time + chunk',
+            'layers',
+        ),
+    ),
+    *_all(
+        'pallas_kernels/wavefront/operands.py',
+        'tests/pallas_kernels/wavefront/emulation_test.py',
+        (
+            'start = gate * (rows - 1) * features + column',
+            'start = gate * rows * features + column',
+            'layers',
+        ),
+    ),
+    *_all(
         'pallas_kernels/wavefront/op.py',
         'tests/pallas_kernels/wavefront/levels_test.py',
         (
