@@ -36,6 +36,15 @@ _PATIENCE = 600
 _local = dense_emulation._local
 
 
+def _wait_for(condition):
+  """Waits until a condition is true; fails as soon as another thread has."""
+  end = time.monotonic() + _PATIENCE
+  while not condition():
+    assert not _local.failures, 'another thread has failed'
+    assert time.monotonic() < end, 'nobody did what this thread waits for'
+    time.sleep(2e-4)
+
+
 class _Array(dense_emulation.Memory):
   """An array in device memory."""
 
@@ -146,7 +155,7 @@ class _Barriers:
   """mbarriers that bytes arrive at, one arrival each."""
 
   def __init__(self, count):
-    self._changed = threading.Condition()
+    self._lock = threading.Lock()
     self._missing = [1] * count
     self._bytes, self._phases = [0] * count, [0] * count
     self._seen = collections.Counter()
@@ -159,21 +168,18 @@ class _Barriers:
     return self, int(slot)
 
   def count(self, slot, arrivals, size):
-    with self._changed:
+    with self._lock:
       self._missing[slot] -= arrivals
       self._bytes[slot] += size
       assert self._missing[slot] >= 0, 'two phases at once'
       if self._missing[slot] == 0 and self._bytes[slot] == 0:
         self._phases[slot] += 1
         self._missing[slot] = 1
-      self._changed.notify_all()
 
   def wait(self, slot):
     key = threading.get_ident(), slot
-    with self._changed:
-      over = lambda: self._phases[slot] & 1 != self._seen[key] & 1
-      assert self._changed.wait_for(over, _PATIENCE), 'a slice did not come'
-      self._seen[key] += 1
+    _wait_for(lambda: self._phases[slot] & 1 != self._seen[key] & 1)
+    self._seen[key] += 1
 
 
 class _Accumulator:
@@ -299,10 +305,13 @@ def _number(ref, index):
 
 
 def _until(ref, index, value):
-  end = time.monotonic() + _PATIENCE
-  while _number(ref, index) < int(value):
-    assert time.monotonic() < end, 'a number was not reached'
-    time.sleep(2e-4)
+  _wait_for(lambda: _number(ref, index) >= int(value))
+
+
+def _await_signal(signals, signal, turn, busy=False, scope='cluster'):
+  del signals, busy, scope
+  cta, signal, turn = _local.cta, int(signal), int(turn)
+  _wait_for(lambda: cta.phases[signal] & 1 != turn)
 
 
 def _add(counters, index):
@@ -384,11 +393,14 @@ def _kernel(
     def work(cta, first, lanes):
       _local.cta, _local.everyone = cta, everyone
       _local.first, _local.lanes = first, lanes
+      _local.failures = failures
       try:
         body(*inputs, *outputs, *cta.refs)
       except BaseException as error:  # pylint: disable=broad-except
         failures.append(error)
         everyone.abort()
+        for each in ctas:
+          each.cluster_barrier.abort()
 
     threads = [
         threading.Thread(target=work, args=(cta, *worker))
@@ -421,7 +433,9 @@ def emulated():
       },
       sync: {
           'arrive_at_all': _arrive_at_all,
+          'await_signal': _await_signal,
           'barrier': _meet,
+          'cluster_barrier': lambda: _local.cta.cluster_barrier.wait(_PATIENCE),
           'fence_copies': nothing,
       },
       chunks.Counters: {'add': _add, 'wait': lambda c, *a: _until(c.ref, *a)},

@@ -65,7 +65,7 @@ class EmulationTest(parameterized.TestCase):
       (
           'gates that share 64 columns',
           rnnzoo.LSTM,
-          (2, 16, 41, 24, 24, 1),
+          (2, 16, 25, 24, 24, 1),
           (2, 0),
           6,
           {},
@@ -73,7 +73,7 @@ class EmulationTest(parameterized.TestCase):
       (
           'a CTA with one recurrence less',
           rnnzoo.GRU,
-          (2, 40, 18, 20, 24, 1),
+          (2, 40, 10, 20, 24, 1),
           (3, 0),
           8,
           {},
@@ -81,7 +81,7 @@ class EmulationTest(parameterized.TestCase):
       (
           'products of eight rows',
           rnnzoo.GRU,
-          (2, 24, 18, 64, 64, 1),
+          (2, 24, 10, 64, 64, 1),
           (2, 0),
           9,
           {'time_major': True, 'flags': False},
