@@ -111,6 +111,8 @@ def emit(
     elif _is_ref(x):
       kinds.append('ref')
       types.append(plgpu.RefType())
+    elif x.dtype not in (jnp.float32, jnp.int32):
+      raise TypeError(f'PTX got {x.dtype}, want float32 or int32, in {code!r}.')
     elif not x.ndim:
       kinds.append('scalar')
       types.append(plgpu.Layout.WG_SPLAT)

@@ -186,15 +186,11 @@ class _Cta:
     last = self.group == plan_lib.WARPGROUPS - 1
     multiplies = self.makes & (self.group < plan_lib.CONSUMERS)
     # Several recurrences have a warpgroup each.
-    task, recurs = self.group, self._exists(self.group)
+    task: Any = self.group
+    recurs = self._exists(task)
     if plan.together == 1:
-      task, recurs = jnp.int32(0), self.group < plan.dense.config.warpgroups
+      task, recurs = 0, self.group < plan.dense.config.warpgroups
     recurs &= self.runs
-    others = ~(multiplies | recurs)
-
-    @pl.when(others)
-    def _():
-      plgpu.set_max_registers(plan_lib.OTHERS, action='decrease')
 
     @pl.when(multiplies)
     def _():
@@ -223,9 +219,13 @@ class _Cta:
           functools.partial(self._tell_outputs, told)
       )
 
-    @pl.when(last)
+    @pl.when(~(multiplies | recurs))
     def _():
-      pl.kernel(each_warp, mesh=plgpu.WarpMesh(axis_name='warp'))()
+      plgpu.set_max_registers(plan_lib.OTHERS, action='decrease')
+
+      @pl.when(last)
+      def _():
+        pl.kernel(each_warp, mesh=plgpu.WarpMesh(axis_name='warp'))()
 
     # No CTA leaves while another may still tell it that a slot is free.
     sync.cluster_barrier()

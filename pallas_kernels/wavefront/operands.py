@@ -47,12 +47,14 @@ def load(kernels: Sequence[Ref], level, row, column, dtype) -> Array:
   own = column + 16 * (thread >> 5) + ((thread & 31) >> 2)
   row = row + 2 * (thread & 3)
   gates, lowest, features = kernels[0].shape
-  rows = jnp.where(level == 0, lowest, kernels[-1].shape[1])
+  others = kernels[-1].shape[1]
+  rows = jnp.where(level == 0, jnp.int32(lowest), jnp.int32(others))
   starts = []
   for column in (own, own + OCTET):
     gate = lax.div(column, jnp.int32(features))
     start = gate * (rows - 1) * features + column
-    starts.append(jnp.where(column < gates * features, start, -1))
+    exists = column < gates * features
+    starts.append(jnp.where(exists, start, jnp.int32(-1)))
   words: list[Array] = []
   for block in range(0, _SIZE, 2 * OCTET):
     words += _block(kernels, level, starts, row + block, rows, dtype)

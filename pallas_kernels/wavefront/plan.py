@@ -32,6 +32,9 @@ _IN_REGISTERS = 10
 # Registers of a thread that multiplies, that runs a recurrence, and of others.
 MULTIPLYING, RECURRING, OTHERS = 232, 160, 24
 
+# The most registers of a thread that hold R: others have the values of a step.
+_REGISTERS = 96
+
 # Bytes of a slice of x.
 _SLICE = 2 * ROWS * DEPTH
 
@@ -201,7 +204,7 @@ def make(dense: plan_lib.Plan, inputs: int, cores: int) -> Plan:
   if slices > _SLICES * shape.levels * plan.chunks.steps:
     raise NotImplementedError(
         f'{shape.levels} levels with {shape.batch} sequences and'
-        f' {max(inputs, shape.row)} inputs are faster part by part.'
+        f' {max(inputs, shape.row)} inputs should be faster part by part.'
     )
   for together in range(1, _TOGETHER + 1):
     # A recurrence that shares its multiprocessor has one warpgroup.
@@ -217,6 +220,9 @@ def make(dense: plan_lib.Plan, inputs: int, cores: int) -> Plan:
         stages=_FEWEST_STAGES,
     )
     stages = _stages(plan)
+    registers, _ = plan_lib.needs(plan.dense, config)
+    if registers > _REGISTERS:
+      continue
     if plan.ctas <= cores and stages >= _FEWEST_STAGES:
       return dataclasses.replace(plan, stages=stages)
   raise NotImplementedError(
@@ -236,11 +242,6 @@ def _stages(plan: Plan) -> int:
   stages = min((_CTA_BYTES - taken) // _SLICE, _MOST_STAGES)
   if plan.together * sum(jax.tree.leaves(plan.smem)) > stages * _SLICE:
     return 0
-  # Two warps copy every other slice of a product each. With an odd number of
-  # slices and one slot more, a warp could come to a slot that the other has not
-  # filled in the round before, and take the mbarrier's phase for a later one.
-  if plan.turns % 2 and stages == plan.turns + 1:
-    stages -= 1
   return stages
 
 

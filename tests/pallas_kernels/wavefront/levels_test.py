@@ -65,6 +65,11 @@ class LevelsTest(parameterized.TestCase):
       text = abstract_gpu.lower(run, *types)
       self.assertEqual(text.count('custom_call @mosaic_gpu'), 1)
 
+  def test_lowers_with_64_bits(self):
+    # Numbers that PTX gets have 32 bits all the same.
+    with jax.enable_x64(True):
+      self.test_lowers_for_a_gpu2()
+
   @parameterized.parameters(
       ('first', 132, 4, 16, 768, 768, 12, (3, 128, 24, 2, 16)),
       # Two rows of the batch that no copy has for itself.
