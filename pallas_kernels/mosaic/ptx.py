@@ -98,17 +98,15 @@ def emit(
   given: list[Any] = []
   types: list[Any] = []
   for x in operands.values():
-    offset = None
     if isinstance(x, Place):
-      x, offset = x.ref, jnp.int32(x.offset)
+      given += [x.ref, jnp.int32(x.offset)]
+      kinds += ['ref', 'offset']
+      types += [plgpu.RefType(), plgpu.Layout.WG_SPLAT]
+      continue
     if isinstance(x, (int, np.integer)):
       x = jnp.int32(x)
     given.append(x)
-    if offset is not None:
-      kinds += ['ref', 'offset']
-      given.append(offset)
-      types += [plgpu.RefType(), plgpu.Layout.WG_SPLAT]
-    elif _is_ref(x):
+    if _is_ref(x):
       kinds.append('ref')
       types.append(plgpu.RefType())
     elif x.dtype not in (jnp.float32, jnp.int32):

@@ -105,7 +105,7 @@ def run(
   inputs = forward.Inputs(
       x=jnp.pad(x.astype(dtype), ((0, 0), (0, 0), (0, missing))),
       kernels=tuple(
-          # Others would be rounded twice.
+          # The kernel reads no other dtypes.
           w if w.dtype in (dtype, jnp.float32) else w.astype(dtype)
           for w in kernels
       ),

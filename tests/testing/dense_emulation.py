@@ -472,6 +472,16 @@ def _axis_index(name):
 
 
 @contextlib.contextmanager
+def replaced(fakes):
+  """Puts functions in place of those of modules or classes, by name."""
+  with contextlib.ExitStack() as patches:
+    for owner, names in fakes.items():
+      for name, fake in names.items():
+        patches.enter_context(mock.patch.object(owner, name, fake))
+    yield
+
+
+@contextlib.contextmanager
 def emulated(lockstep: int = 1024):
   """Kernels that are built inside run here; without `jax.jit`.
 
@@ -542,11 +552,8 @@ def emulated(lockstep: int = 1024):
       pl: {'when': _when},
       lax: {'axis_index': _axis_index, 'fori_loop': fori_loop},
   }
-  with contextlib.ExitStack() as patches:
-    for module, names in fakes.items():
-      for name, fake in names.items():
-        patches.enter_context(mock.patch.object(module, name, fake))
-    try:
+  try:
+    with replaced(fakes):
       yield
-    finally:
-      _lockstep = before
+  finally:
+    _lockstep = before

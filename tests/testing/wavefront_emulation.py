@@ -11,7 +11,6 @@ import contextlib
 import functools
 import threading
 import time
-from unittest import mock
 
 from jax import lax
 from jax.experimental import pallas as pl
@@ -32,6 +31,7 @@ if abstract_gpu.RUNS:
   from pallas_kernels.wavefront import operands
   from pallas_kernels.wavefront import plan as plan_lib
 
+# Seconds after which a thread that waits fails: one runs all steps meanwhile.
 _PATIENCE = 600
 _local = dense_emulation._local
 
@@ -466,8 +466,5 @@ def emulated():
       lax: {'axis_index': _axis_index},
   }
   assert plan_lib.WARPGROUPS == 4
-  with dense_emulation.emulated(), contextlib.ExitStack() as patches:
-    for module, names in fakes.items():
-      for name, fake in names.items():
-        patches.enter_context(mock.patch.object(module, name, fake))
+  with dense_emulation.emulated(), dense_emulation.replaced(fakes):
     yield

@@ -58,17 +58,21 @@ class LevelsTest(parameterized.TestCase):
   )
   def test_lowers_for_a_gpu(self, layer, *sizes):
     *sizes, flags, options = sizes
+    self.check_lowers(layer, sizes, flags, options)
+
+  def test_lowers_with_64_bits(self):
+    # Numbers that PTX gets have 32 bits all the same.
+    with jax.enable_x64(True):
+      self.check_lowers(rnnzoo.LSTM, (2, 9, 13, 28, 64, 1), True, {})
+
+  def check_lowers(self, layer, sizes, flags, options):
+    """Lowers the kernel for a GPU, arguments as in `levels.arguments`."""
     cell, types, call = levels.arguments(layer, *sizes, **options)
     types = (*types, *levels.rest(cell, types, call, flags))
     with abstract_gpu.device(self, H200):
       run = recurrence_op.levels(cell, *types[:5], call, flags=flags)
       text = abstract_gpu.lower(run, *types)
       self.assertEqual(text.count('custom_call @mosaic_gpu'), 1)
-
-  def test_lowers_with_64_bits(self):
-    # Numbers that PTX gets have 32 bits all the same.
-    with jax.enable_x64(True):
-      self.test_lowers_for_a_gpu2()
 
   @parameterized.parameters(
       ('first', 132, 4, 16, 768, 768, 12, (3, 128, 24, 2, 16)),
