@@ -35,14 +35,27 @@ def within_cluster(
   first.operand.put(zero, state[:1])
 
   def start_product(step, meanwhile: Callable[[], Any]):
-    """Multiplies the operand that all have put; `gather` ends it."""
+    """Multiplies the operand that all have put; `gather` ends it.
+
+    Args:
+      step: of the operand.
+      meanwhile: () -> what can be done while others, or tensor cores, work.
+
+    Returns:
+      The sums; the inputs of the step, whose loads are issued well before they
+      are used; and what `meanwhile` returns.
+    """
     first.operand.share(step)
-    if cta.config.cluster > 1:
-      # The peers' parts are under way.
+    alone = cta.config.cluster == 1
+    read = lambda: tuple(ring.tiles.x.read(step))
+    row = None if alone and not steps.adds else read()
+    other: Any = None
+    if not alone:  # The peers' parts are under way.
       other = meanwhile()
       first.operand.ready(step)
-      return first.multiply(step), other
-    return first.multiply(step), meanwhile()
+    sums = first.multiply(step, steps.starts(row))
+    row = read() if row is None else row
+    return sums, row, meanwhile() if alone else other
 
   def body(step, state):
     start, _, row, sums = state
@@ -68,23 +81,15 @@ def within_cluster(
     def meanwhile():
       if steps.sharing is not None:
         steps.sharing.after(step)
-      # Loads are issued well before their results are used.
-      row = tuple(ring.tiles.x.read(step + 1))
       store = load()
       ring.advance(step + 1)
       store()
-      return *rest(), row
+      return rest()
 
-    sums, others = start_product(step + 1, meanwhile)
-    following, new, row = others
+    sums, row, (following, new) = start_product(step + 1, meanwhile)
     return following, new if plan.flags else (), row, sums
 
-  def before():
-    row = tuple(ring.tiles.x.read(zero))
-    ring.advance(zero)
-    return row
-
-  sums, row = start_product(zero, before)
+  sums, row, _ = start_product(zero, lambda: ring.advance(zero))
   # With flags, the next step may start from another carry than this one's.
   init = state, state if plan.flags else (), row, sums
   together = 1 if steps.sharing is None else steps.sharing.together

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.dense import gate_sums
 from pallas_kernels.dense import gmem_io
 from pallas_kernels.dense import plan as plan_lib
 from pallas_kernels.dense import resident_matmul
@@ -131,6 +132,7 @@ class Steps:
     self._theta = tuple(
         gmem_io.read_param(cta, ins.theta_gmem, i) for i in range(plan.params)
     )
+    self._sums = self._find_sums()
     self.restart: Any = None
     if plan.flags:
       self.restart = gmem_io.read_rows(cta, ins.restart_gmem, plan.states)
@@ -140,6 +142,31 @@ class Steps:
       if not multiplier.product.late:
         multiplier.operand.clear()
     cta.cluster_barrier()
+
+  def _find_sums(self) -> gate_sums.GateSums | None:
+    """Returns the update by sums that products may start from, or None."""
+    plan = self.plan
+    # The adjoint reads R h alone.
+    if plan.keeps or plan.operand is not None or not self.first.sharing.starts:
+      return None
+    element = jax.ShapeDtypeStruct(self.cta.zeros().shape, jnp.float32)
+    counts = plan.params, plan.gates, plan.recurrent, plan.states
+    return gate_sums.find(plan.update, *((element,) * n for n in counts))
+
+  @property
+  def adds(self) -> bool:
+    """Whether sums of a product start from inputs."""
+    return self._sums is not None
+
+  def starts(self, row: Carry | None) -> Any:
+    """Returns what the sums of a step's first product start from, or None.
+
+    Args:
+      row: the inputs; not None if `adds`.
+    """
+    if self._sums is None:
+      return None
+    return self._legalize(self._sums.starts)(self._theta, row)
 
   def restarts(self, step) -> Any:
     """Returns where the carry restarts before a step in the ring, or None."""
@@ -183,11 +210,10 @@ class Steps:
       next step starts from and the carry after this step.
     """
     plan, outputs = self.plan, self.plan.call.outputs
+    update = plan.update if self._sums is None else self._sums.update
 
     def step(*gates):
-      new = self._legalize(plan.update)(
-          self._theta, row, (*known, *gates), start
-      )
+      new = self._legalize(update)(self._theta, row, (*known, *gates), start)
       new = step_flags.select(hold, start, new)
       following = step_flags.select(again, self.restart, new)
       return (following[0], *new[:outputs], *following[1:], *new[outputs:])

@@ -233,8 +233,16 @@ class Multiplier:
     places = [self._in_rest(plane, 2 * row + j, i) for j in range(2)]
     return [memory.load_words_smem(self.rest, at) for at in places]
 
-  def multiply(self, step) -> Sums:
-    """Returns this thread's sums over this warp's blocks."""
+  def multiply(
+      self, step, starts: Sequence[Array | None] | None = None
+  ) -> Sums:
+    """Returns this thread's sums over this warp's blocks.
+
+    Args:
+      step: of the operand.
+      starts: this thread's elements of each result that the sums start from, or
+        None for zeros; only where `sharing.starts`.
+    """
     cta, operand, tiles = self.cta, self.operand, self.cta.config.tiles
     first = self.sharing.first_block(self.sharing.sum_warp * self.blocks)
     # (Part of the matrix, part of the operand); the product of the two low
@@ -243,9 +251,18 @@ class Multiplier:
     rows = self.halves // 2
     ways = self._ways(2 * self.blocks * len(pairs), tiles * rows)
     zero = ptx.full(1, 0.0)
-    acc: list[list[list[Sequence[Array]]]] = [
-        [[[zero] * 4 for _ in range(ways)] for _ in range(tiles)]
-        for _ in range(rows)
+    begin: Sums = [[[zero] * 2] * tiles] * self.halves
+    if starts is not None:
+      begin = self.sharing.sums_of(starts)
+      if tiles * rows >= 4:
+        ways = 1  # Nothing is to be added up then, which pays more.
+    acc: list[list[list[Any]]] = [
+        [
+            [[*begin[2 * row][n], *begin[2 * row + 1][n]]]
+            + [[zero] * 4 for _ in range(ways - 1)]
+            for n in range(tiles)
+        ]
+        for row in range(rows)
     ]
     count = 0
     for i in range(self.blocks):

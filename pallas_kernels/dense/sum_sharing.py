@@ -28,6 +28,7 @@ distributed shared memory, and waits for those of the others on an mbarrier.
 """
 
 import abc
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -78,6 +79,15 @@ class Sharing(abc.ABC):
     self.sum_warp = lax.div(cta.thread.warp, jnp.int32(self.row_warps))
     self.blocks = product.blocks(cta.config, cta.shape)
 
+  @property
+  def starts(self) -> bool:
+    """Whether there is `sums_of`."""
+    return False
+
+  def sums_of(self, results: Sequence[Array | None]) -> Sums:
+    """Returns sums that `collect` makes results of, zeros for None."""
+    raise NotImplementedError
+
   @abc.abstractmethod
   def rows(self, half: int) -> tuple[int, int]:
     """Returns the result and the octet of units that a half is."""
@@ -110,6 +120,10 @@ class Sharing(abc.ABC):
 class Plain(Sharing):
   """A warp has whole sums of its own units."""
 
+  @property
+  def starts(self) -> bool:
+    return not self.cta.config.twice
+
   def rows(self, half: int) -> tuple[int, int]:
     return divmod(half, self.octets)
 
@@ -138,6 +152,20 @@ class Plain(Sharing):
         )
         for result in range(self.product.results)
     ]
+
+  def sums_of(self, results: Sequence[Array | None]) -> Sums:
+    tiles = self.cta.config.tiles
+    zeros = [[ptx.full(1, 0.0)] * 2] * tiles
+    sums: Sums = [zeros] * self.product.halves(self.cta.config)
+    for result, x in enumerate(results):
+      if x is None:
+        continue
+      values = iter(ptx.unstack(x))
+      for s in range(self.octets):
+        sums[result * self.octets + s] = [
+            [next(values), next(values)] for _ in range(tiles)
+        ]
+    return sums
 
 
 class Folded(Sharing):

@@ -8,6 +8,16 @@ from jax.extend import core as jex_core
 # (equation, values of its inputs) -> values of its outputs.
 Rule = Callable[[Any, list[Any]], Sequence[Any]]
 
+# Primitives that hold a function: it is evaluated in place.
+_CALLS = (
+    'jit',
+    'closed_call',
+    'custom_jvp_call',
+    'custom_vjp_call',
+    'remat2',
+    'checkpoint',
+)
+
 
 class Environment:
   """Values of a jaxpr's variables, filled in as equations are evaluated.
@@ -64,6 +74,22 @@ def bind(eqn, inputs: Sequence[Any]) -> list[Any]:
   """Rule of a primitive as JAX has it."""
   outputs = eqn.primitive.bind(*inputs, **eqn.params)
   return outputs if eqn.primitive.multiple_results else [outputs]
+
+
+def called(eqn) -> tuple[Any, Sequence[Any]] | None:
+  """Returns jaxpr and constants of a call, None of any other equation."""
+  inner = eqn.params.get('jaxpr') or eqn.params.get('call_jaxpr')
+  if inner is None or eqn.primitive.name not in _CALLS:
+    return None
+  return getattr(inner, 'jaxpr', inner), getattr(inner, 'consts', ())
+
+
+def bind_in_place(eqn, inputs: Sequence[Any]) -> Sequence[Any]:
+  """As `bind`; calls are evaluated in place, without rules of derivatives."""
+  function = called(eqn)
+  if function is not None:
+    return interpret(*function, inputs, bind_in_place)
+  return bind(eqn, inputs)
 
 
 def variables(atoms: Iterable[Any]) -> set[Any]:

@@ -65,16 +65,14 @@ def _legal_rule(special: approximations.Approximations):
 
   def rule(eqn, inputs):
     name = eqn.primitive.name
-    inner = eqn.params.get('jaxpr') or eqn.params.get('call_jaxpr')
     if name in approximations.RULES:
       params = {'y': eqn.params['y']} if name == 'integer_pow' else {}
       return [approximations.RULES[name](special, *inputs, **params)]
     if name in _REPLACED:
       return [_REPLACED[name](*inputs, **eqn.params)]
-    if inner is not None and name in _CALLS:
-      consts = getattr(inner, 'consts', ())
-      jaxpr = getattr(inner, 'jaxpr', inner)
-      return jaxpr_interpreter.interpret(jaxpr, consts, inputs, rule)
+    function = jaxpr_interpreter.called(eqn)
+    if function is not None:
+      return jaxpr_interpreter.interpret(*function, inputs, rule)
     if name not in _NATIVE:
       known = sorted({*_NATIVE, *_REPLACED, *approximations.RULES})
       raise NotImplementedError(
@@ -217,16 +215,6 @@ _REPLACED: dict[str, Callable[..., Any]] = {
     'square': lambda x: x * x,
     'stop_gradient': lambda x: x,
 }
-
-# Primitives that hold a function: it is evaluated in place.
-_CALLS = (
-    'jit',
-    'closed_call',
-    'custom_jvp_call',
-    'custom_vjp_call',
-    'remat2',
-    'checkpoint',
-)
 
 # Primitives that Mosaic GPU lowers on registers of any layout.
 _NATIVE = frozenset(

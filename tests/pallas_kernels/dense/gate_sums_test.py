@@ -1,0 +1,65 @@
+"""Sums of gates are found in a cell's update, and change no result."""
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pallas_kernels import cell_rows
+from pallas_kernels.dense import gate_sums
+import rnnzoo
+from rnnzoo import cell as cell_lib
+
+
+class _Gated(cell_lib.Cell):
+  """One gate is multiplied, one is read twice, and one is added."""
+
+  input_gates = 3
+  recurrent_gates = 3
+  carry_names = ('h',)
+
+  def update(self, params, x_gates, h_gates, carry):
+    del params
+    a, b, c = h_gates
+    product = jnp.tanh(x_gates[0] * a) + jnp.exp(x_gates[1] + b) * b
+    return (jax.nn.sigmoid(c + 2 * x_gates[2]) * product + carry[0],)
+
+
+class GateSumsTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      (rnnzoo.LSTMCell(), [True] * 4),
+      (rnnzoo.SLSTMCell(), [True] * 4),
+      (_Gated(), [False, False, True]),
+  )
+  def test_update(self, cell, want):
+    count = cell.input_gates
+    states = len(cell.carry_names)
+    rows = cell_rows.Rows.of({}, np.zeros((count, 5)), None, 5)
+    update = cell_rows.Gated('update', cell, rows)
+    rng = np.random.default_rng(0)
+    draw = lambda n: tuple(jnp.asarray(rng.standard_normal((n, 5)), 'float32'))
+    theta, row, gates = draw(count), draw(count), draw(cell.recurrent_gates)
+    carry = draw(states)
+    sums = gate_sums.find(update, theta, row, gates, carry)
+    starts = sums.starts(theta, row)
+    self.assertEqual([start is not None for start in starts], want)
+    added = [
+        gate if start is None else gate + start
+        for gate, start in zip(gates, starts, strict=True)
+    ]
+    got = sums.update(theta, row, tuple(added), carry)
+    for x, y in zip(got, update(theta, row, gates, carry), strict=True):
+      np.testing.assert_allclose(x, y, rtol=1e-6)
+
+  def test_none(self):
+    one = (jnp.ones(3),)
+    found = gate_sums.find(
+        lambda theta, x, h, c: (x[0] * h[0],), one, one, one, one
+    )
+    self.assertIsNone(found)
+
+
+if __name__ == '__main__':
+  absltest.main()
