@@ -90,11 +90,20 @@ MUTANTS = (
         ),
     ),
     *_all(
+        'pallas_kernels/dense/gate_sums.py',
+        'tests/pallas_kernels/dense/gate_sums_test.py',
+        (
+            'if len(found) != 1 or gate in jaxpr.outvars:',
+            'if not found or gate in jaxpr.outvars:',
+            'update',
+        ),
+    ),
+    *_all(
         'pallas_kernels/wavefront/operands.py',
         'tests/pallas_kernels/wavefront/emulation_test.py',
         (
-            'start = gate * (rows - 1) * features + column',
-            'start = gate * rows * features + column',
+            'start = gate * ((inputs - 1) * features) + column + own',
+            'start = gate * (inputs * features) + column + own',
             'layers',
         ),
     ),

@@ -182,6 +182,7 @@ class _Cta:
     plan = self.plan
     self.products.open(self._one())
     self.words.clear()
+    pl.when(self.makes)(lambda: self.products.stage(self.group))
     mailbox.open_all([self.counters], plan.ctas, plan_lib.WARPGROUPS)
     last = self.group == plan_lib.WARPGROUPS - 1
     multiplies = self.makes & (self.group < plan_lib.CONSUMERS)
@@ -251,13 +252,12 @@ class _Cta:
   def _await_gates(self) -> None:
     """Passes on which gates are there; one warp does."""
     plan = self.plan
-    products = plan.parts * plan.blocks
 
     @pl.loop(0, plan.chunks.count)
     def _(chunk):
       chunk = chunk.astype(jnp.int32)
       index = self.counters.gates(self.level, chunk)
-      self.counters.wait(index, products)
+      self.counters.wait(index, plan.blocks)
 
       # Outputs take the place of earlier ones, which have been read.
       earlier = chunk - plan_lib.CHUNKS_OF_OUTPUTS
@@ -266,7 +266,7 @@ class _Cta:
       @pl.when((earlier >= 0) & (above < plan.levels))
       def _():
         index = self.counters.gates(above, earlier)
-        self.counters.wait(index, products)
+        self.counters.wait(index, plan.blocks)
 
       self.words.put(chunks_lib.Words.CHUNKS, chunk + 1)
 

@@ -12,12 +12,13 @@ few times. Each of two warpgroups has 64 of the columns:
     one warp     counts gates
 
 So shared memory has to deliver half of a product's operands alone, and has
-room for many slices on their way. The CTAs of a cluster have the same rows.
-Each reads a part of every slice, and sends it to all, which halves what the L2
-cache has to deliver. benchmarks/tuning_wavefront_h200.json has other ways.
+room for many slices on their way. W comes first, through the slots as well: all
+threads copy whole lines of it. The CTAs of a cluster have the same rows. Each
+reads a part of every slice, and sends it to all, which halves what the L2 cache
+has to deliver. benchmarks/tuning_wavefront_h200.json has other ways.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
 import functools
 from typing import Any, NamedTuple
@@ -48,9 +49,20 @@ _WARPS = 4
 # The first of the barriers of warpgroups that multiply, one for each.
 _BARRIERS = 12
 
+# The barrier of all of them.
+_MEETING = 14
+
 # Cycles that the second of them is behind the first: one stores gates while
 # tensor cores are the other's.
 _APART = 1500
+
+# Slices of a product that are multiplied at once, so that tensor cores have
+# work while a warpgroup waits for the next one.
+_IN_FLIGHT = 2
+
+# A part of the gates of the product before is stored after each slice from this
+# one on: stores of all at once would leave tensor cores idle.
+_FIRST_STORE = 2
 
 
 class Buffers(NamedTuple):
@@ -165,7 +177,7 @@ class Products:
     def copy(i, state):
       slot, turn = state
       k = i.astype(jnp.int32) * COPIERS + number
-      sync.await_signal(self.buffers.free, slot, (turn - 1) & 1, scope='cta')
+      sync.await_signal(self.buffers.free, slot, turn & 1, scope='cta')
       plgpu.copy_gmem_to_smem(
           ref.at[(*lead, pl.ds(k * plan_lib.DEPTH, plan_lib.DEPTH))],
           self._slot(slot),
@@ -217,13 +229,12 @@ class Products:
   def tell(self) -> None:
     """Counts the gates that all have stored; one warp does."""
 
-    @pl.loop(0, self._count)
-    def _(n):
-      n = n.astype(jnp.int32)
-      chunk, _ = self._find(n)
+    @pl.loop(0, self.plan.chunks.count)
+    def _(chunk):
+      chunk = chunk.astype(jnp.int32)
       for consumer in range(plan_lib.CONSUMERS):
         word = chunks_lib.Words.PRODUCTS + consumer
-        self.words.wait(word, n + 1, nap=40)
+        self.words.wait(word, (chunk + 1) * self.plan.parts, nap=40)
       self.counters.add(self.counters.gates(self.level, chunk))
 
   def multiply(self, consumer) -> None:
@@ -238,9 +249,9 @@ class Products:
     def multiply(n, before):
       n = n.astype(jnp.int32)
       # The next product is under way while the one before is stored.
-      store = functools.partial(self._store, consumer, before, n - 1)
+      stores = self._stores(consumer, before, n - 1)
       product = pl.run_scoped(
-          functools.partial(self._product, matrix, n, store),
+          functools.partial(self._product, matrix, n, stores),
           plgpu.ACC((plan_lib.COLUMNS, plan_lib.ROWS), jnp.float32),
       )
       return operands.narrow(product, self.plan.dense.dtype)
@@ -248,52 +259,95 @@ class Products:
     size = plan_lib.COLUMNS * plan_lib.ROWS // (2 * ptx.LANES)
     none = [ptx.full(1, 0, jnp.int32)] * size
     last = lax.fori_loop(0, self._count, multiply, none)
-    self._store(consumer, last, self._count - 1)
+    for store in self._stores(consumer, last, self._count - 1):
+      store()
+
+  def stage(self, group, turn: int = 0) -> None:
+    """Copies slices of W to the ring buffer, before any of x.
+
+    Args:
+      group: number of this warpgroup; for the first turn all of the CTA call
+        it, later those that multiply.
+      turn: which slices: as many as fit at a time.
+    """
+    plan = self.plan
+    first = turn * plan.staged
+    groups = plan_lib.CONSUMERS if turn else plan_lib.WARPGROUPS
+    operands.stage(
+        self.kernels,
+        self.level,
+        first * plan_lib.DEPTH,
+        min(plan.staged, plan.turns - first) * plan_lib.DEPTH,
+        self.block * (plan_lib.CONSUMERS * plan_lib.COLUMNS),
+        self.buffers.slices.ref,
+        group * ptx.LANES + ptx.thread(),
+        groups * ptx.LANES,
+        plan.dense.dtype,
+    )
 
   def _load(self, consumer) -> list[Any]:
     """Returns W of a warpgroup's columns, slice by slice, as factors."""
     plan = self.plan
-    column = self.block * (plan_lib.CONSUMERS * plan_lib.COLUMNS)
-    column = column + consumer * plan_lib.COLUMNS
+    column = consumer * plan_lib.COLUMNS
     matrix: list[Any] = []
     for k in range(plan.turns):
+      turn, place = divmod(k, plan.staged)
+      if turn and not place:
+        sync.barrier(plan_lib.CONSUMERS, _MEETING)  # All have loaded.
+        self.stage(consumer, turn)
+        sync.barrier(plan_lib.CONSUMERS, _MEETING)
       slice_ = operands.load(
-          self.kernels, self.level, k * plan_lib.DEPTH, column, plan.dense.dtype
+          self.buffers.slices.ref,
+          place * plan_lib.DEPTH,
+          column,
+          plan.dense.dtype,
       )
       if k < plan.in_registers:
         matrix.append(slice_)
         continue
-      columns = pl.ds(consumer * plan_lib.COLUMNS, plan_lib.COLUMNS)
+      columns = pl.ds(column, plan_lib.COLUMNS)
       part = self.buffers.matrix.at[k - plan.in_registers, columns]
       part[...] = slice_
       matrix.append(part)
     plgpu.commit_smem()
+    for slot in range(plan.stages):
+      self._free(slot)
     return matrix
 
-  def _product(self, matrix: Sequence[Any], n, meanwhile, total) -> Array:
+  def _product(
+      self,
+      matrix: Sequence[Any],
+      n,
+      meanwhile: Sequence[Callable[[], None]],
+      total,
+  ) -> Array:
     """Returns the n-th product, a warpgroup's own columns by ROWS.
 
     Args:
       matrix: of `_load`.
       n: which one.
-      meanwhile: () -> None, called when the product has begun.
+      meanwhile: functions that are called while slices are multiplied.
       total: accumulator.
     """
     buffers, stages = self.buffers, self.plan.stages
-    before = None
+    taken: list[Any] = []
+    waiting = list(meanwhile)
     slot = lax.rem(n * len(matrix), jnp.int32(stages))
     for k, factor in enumerate(matrix):
       plgpu.barrier_wait(buffers.arrived.at[slot])
       plgpu.wgmma(total, factor, buffers.slices.at[slot].T)
-      if k == min(1, len(matrix) - 1):
-        meanwhile()
-      if before is not None:
-        # The product of the slice before is done.
-        plgpu.wgmma_wait(1)
-        self._free(before)
-      before, slot = slot, jnp.where(slot == stages - 1, 0, slot + 1)
+      last = k == len(matrix) - 1
+      if k >= _FIRST_STORE or last:
+        for _ in range(len(waiting) if last else min(1, len(waiting))):
+          waiting.pop(0)()
+      if len(taken) == _IN_FLIGHT:
+        plgpu.wgmma_wait(_IN_FLIGHT)
+        self._free(taken.pop(0))
+      taken.append(slot)
+      slot = jnp.where(slot == stages - 1, 0, slot + 1)
     result = total[...]
-    self._free(before)
+    for slot in taken:
+      self._free(slot)
     return result
 
   def _free(self, slot) -> None:
@@ -301,8 +355,13 @@ class Products:
     lane = ptx.thread() & 31
     sync.arrive_at_all(self.buffers.free, slot, lane, plan_lib.MEMBERS)
 
-  def _store(self, consumer, words: Sequence[Array], n) -> None:
-    """Stores the gates of the n-th product, and says so; none if n is -1."""
+  def _stores(
+      self, consumer, words: Sequence[Array], n
+  ) -> list[Callable[[], None]]:
+    """Returns functions that store the gates of the n-th product, in turn.
+
+    The last one says that all are stored. None are if n is -1.
+    """
     plan, shape = self.plan, self.plan.dense.shape
     n = jnp.int32(n)
     chunk, part = self._find(n)
@@ -314,7 +373,9 @@ class Products:
     window = plan.windows[0]
     start = self.level * (shape.batch * window)
     inner = plan.rows if shape.time_major else plan.chunks.steps
-    for pair, octet in enumerate(operands.octets(words)):
+
+    def store(pair: int) -> None:
+      octet = operands.octet(words[4 * pair :][:4])
       place = 16 * pair + operands.OCTET * ((lane & 3) >> 1) + (lane >> 2)
       where = place >> (inner.bit_length() - 1), place & (inner - 1)
       row, time = where[::-1] if shape.time_major else where
@@ -333,6 +394,11 @@ class Products:
           size=2,
           where=exists.astype(jnp.int32),
       )
-    sync.barrier(1, _BARRIERS + consumer)  # All have stored.
-    one = (ptx.thread() == 0).astype(jnp.int32)
-    self.words.put_by(one, chunks_lib.Words.PRODUCTS + consumer, n + 1)
+
+    def tell() -> None:
+      sync.barrier(1, _BARRIERS + consumer)  # All have stored.
+      one = (ptx.thread() == 0).astype(jnp.int32)
+      self.words.put_by(one, chunks_lib.Words.PRODUCTS + consumer, n + 1)
+
+    pairs = range(len(words) // 4)
+    return [*(functools.partial(store, pair) for pair in pairs), tell]

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 from jax import lax
+from jax.experimental import pallas as pl
 from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
@@ -18,6 +19,7 @@ from jaxlib.mlir.dialects import vector
 import numpy as np
 
 from pallas_kernels.mosaic import instructions
+from pallas_kernels.mosaic import memory
 from pallas_kernels.mosaic import ptx
 
 Array = jax.Array
@@ -28,36 +30,114 @@ OCTET = 8
 
 _SIZE = 64
 
+# Bytes of a row of W in shared memory, 128 columns.
+_PITCH = 256
 
-def load(kernels: Sequence[Ref], level, row, column, dtype) -> Array:
-  """Returns 64 rows of a level's W, and 64 columns of all gates, transposed.
+# Columns that a lane reads of a row, and rows that it reads at once.
+_PER_LANE, _ROWS_IN_FLIGHT = 4, 8
+
+
+def stage(
+    kernels: Sequence[Ref],
+    level,
+    row: int,
+    rows: int,
+    column,
+    ref: Ref,
+    index: Array,
+    threads: int,
+    dtype,
+) -> None:
+  """Copies rows of a level's W, and 128 columns, to shared memory.
+
+  A warp reads whole lines of device memory, which no thread could that reads
+  what it multiplies.
 
   Args:
     kernels: W of each level, [G, I, F], in float32 or `dtype`. I of the first
       may differ.
     level: which one.
     row: the first row.
+    rows: number of rows; zeros where W has none.
     column: the first column, of G F.
-    dtype: of the result, 16 bits.
+    ref: the shared memory, for `load`.
+    index: of this thread among those that call it, int32 [128].
+    threads: their number.
+    dtype: of the elements in shared memory, 16 bits.
+  """
+  warps = threads // 32
+  turns = pl.cdiv(rows, warps * _ROWS_IN_FLIGHT)
+  own = _PER_LANE * (index & 31)
+  for number, kernel in enumerate(kernels):
+    gates, inputs, features = kernel.shape
+    gate = lax.div(column + own, jnp.int32(features))
+    start = gate * ((inputs - 1) * features) + column + own
+    inside = column + own < gates * features
+
+    @pl.when(level == number)
+    def _(kernel=kernel, start=start, inside=inside):
+      size = jnp.dtype(kernel.dtype).itemsize
+
+      @pl.loop(0, turns)
+      def _(turn):
+        first = turn.astype(jnp.int32) * (warps * _ROWS_IN_FLIGHT)
+        first = first + (index >> 5)
+        places = [first + warps * i for i in range(_ROWS_IN_FLIGHT)]
+        loaded = []
+        for place in places:
+          exists = inside & (row + place < kernel.shape[1])
+          at = jnp.where(exists, start + (row + place) * kernel.shape[2], 0)
+          words = memory.load_words_gmem(
+              kernel,
+              at,
+              size=size,
+              where=exists.astype(jnp.int32),
+              count=_PER_LANE * size // 4,
+          )
+          loaded.append(words)
+        for place, words in zip(places, loaded, strict=True):
+          if size == 4:
+            x = [instructions.as_float(word) for word in words]
+            words = [instructions.narrow(x[i], x[i + 1], dtype) for i in (0, 2)]
+          memory.store_pair_smem(
+              ref,
+              _staged(place, own),
+              words,
+              where=(place < rows).astype(jnp.int32),
+          )
+
+
+def _staged(row, column):
+  """Returns the byte of an element in shared memory.
+
+  The eight columns of a row that `load` reads at once are permuted by rows, so
+  that it meets no bank conflicts.
+  """
+  part = (column >> 3) ^ (row & 7)
+  return row * _PITCH + (part << 4) + 2 * (column & 7)
+
+
+def load(ref: Ref, row: int, column, dtype) -> Array:
+  """Returns 64 rows and 64 columns of what `stage` has copied, transposed.
+
+  Args:
+    ref: the shared memory.
+    row: the first row.
+    column: the first column.
+    dtype: of the elements.
 
   Returns:
-    [columns, rows], zeros where W has none.
+    [columns, rows].
   """
   thread = ptx.thread()
-  own = column + 16 * (thread >> 5) + ((thread & 31) >> 2)
-  row = row + 2 * (thread & 3)
-  gates, lowest, features = kernels[0].shape
-  others = kernels[-1].shape[1]
-  rows = jnp.where(level == 0, jnp.int32(lowest), jnp.int32(others))
-  starts = []
-  for column in (own, own + OCTET):
-    gate = lax.div(column, jnp.int32(features))
-    start = gate * (rows - 1) * features + column
-    exists = column < gates * features
-    starts.append(jnp.where(exists, start, jnp.int32(-1)))
+  lane = thread & 31
+  # Lanes point at rows of four matrices: eight rows further every two.
+  own = row + (lane & 7) + ((lane >> 4) << 3)
+  column = column + 16 * (thread >> 5) + (((lane >> 3) & 1) << 3)
   words: list[Array] = []
   for block in range(0, _SIZE, 2 * OCTET):
-    words += _block(kernels, level, starts, row + block, rows, dtype)
+    at = _staged(own + block, column)
+    words += memory.load_matrices(ref, at, 4)
 
   types = (ptx.layout(1),) * len(words)
   result = plgpu.ShapeDtypeStruct(
@@ -80,62 +160,6 @@ def load(kernels: Sequence[Ref], level, row, column, dtype) -> Array:
     )
 
   return factor(*words)
-
-
-def _block(
-    kernels: Sequence[Ref], level, starts, row, rows, dtype
-) -> list[Array]:
-  """Returns a thread's elements of two octets of rows and of columns.
-
-  Args:
-    kernels: W of each level.
-    level: which one.
-    starts: places of the two columns in the first row; -1 where there is none.
-    row: the thread's first row; its others are 1, 8 and 9 further.
-    rows: number of rows.
-    dtype: of the result, 16 bits.
-
-  Returns:
-    Four words, two rows each: of both columns, then of those 8 rows further.
-  """
-  pitch = kernels[0].shape[2]
-  given = jnp.dtype(kernels[0].dtype)
-  short, size = ptx.SHORT[jnp.dtype(dtype).name], given.itemsize
-  bases = [f'base_{"abcdefghijklmnop"[i]}' for i in range(len(kernels))]
-  code = (
-      '{ .reg .u64 a, b, o; .reg .pred p, c, d, q; .reg .u32 n; .reg .f32 x, y;'
-      f' .reg .b16 h; mov.u64 b, %{bases[0]};'
-  )
-  for i, base in enumerate(bases[1:], 1):
-    code += f' setp.eq.s32 p, %level, {i}; @p mov.u64 b, %{base};'
-  for address, exists, start in ('acm', 'bdn'):
-    start = {'m': '%first', 'n': '%second'}[start]
-    code += (
-        f' mad.lo.s32 n, %row, {pitch}, {start}; cvt.s64.s32 o, n;'
-        f' mad.lo.u64 {address}, o, {size}, b;'
-        f' setp.ge.s32 {exists}, {start}, 0;'
-    )
-  words = []
-  for octet in range(2):
-    for half in range(2):
-      for name, i in (('x', 0), ('y', 1)):
-        further = OCTET * octet + i
-        at = f'{"ab"[half]}+{size * further * pitch}'
-        code += f' add.s32 n, %row, {further}; setp.lt.s32 p, n, %rows;'
-        code += f' mov.f32 {name}, 0.0;'
-        code += f' and.pred q, p, {"cd"[half]};'
-        if given == jnp.float32:
-          code += f' @q ld.global.nc.f32 {name}, [{at}];'
-        else:
-          code += f' mov.b16 h, 0; @q ld.global.nc.b16 h, [{at}];'
-          code += f' cvt.f32.{ptx.SHORT[given.name]} {name}, h;'
-      words.append(f'word_{"abcd"[2 * octet + half]}')
-      code += f' cvt.rn.{short}x2.f32 %{words[-1]}, y, x;'
-  operands = {'level': level, 'row': row, 'rows': rows}
-  operands |= {'first': starts[0], 'second': starts[1]}
-  operands |= dict(zip(bases, kernels, strict=True))
-  results = dict.fromkeys(words, jnp.int32)
-  return list(ptx.emit(code + ' }', results, operands, pure=True))
 
 
 def narrow(product: Array, dtype) -> list[Array]:
@@ -178,20 +202,16 @@ def narrow(product: Array, dtype) -> list[Array]:
   ]
 
 
-def octets(words: Sequence[Array]) -> list[list[Array]]:
-  """Returns eight rows side by side of each column.
+def octet(words: Sequence[Array]) -> list[Array]:
+  """Returns eight rows side by side of each column of two octets of columns.
 
-  Lane l has of each two octets of columns the (l mod 4) / 2-th one's column
-  l/4, and the octet of rows l mod 2 of its warp's two.
+  Lane l has the (l mod 4) / 2-th octet's column l/4, and the octet of rows l
+  mod 2 of its warp's two.
 
   Args:
-    words: of `narrow`.
-
-  Returns:
-    For each two octets of columns, four words.
+    words: four of `narrow`, of two octets of columns.
   """
-  words = [instructions.transpose(word) for word in words]
-  return [_exchange(words[i : i + 4]) for i in range(0, len(words), 4)]
+  return _exchange([instructions.transpose(word) for word in words])
 
 
 def _exchange(words: Sequence[Array]) -> list[Array]:

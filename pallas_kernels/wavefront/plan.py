@@ -50,6 +50,9 @@ CHUNKS_OF_GATES, CHUNKS_OF_OUTPUTS = 8, 16
 # Slots of the ring buffer for gates.
 _STAGES_OF_GATES = 4
 
+# Slices of the widest inputs: 16 took 1.27 times as long as levels in turn.
+_WIDEST = 12
+
 # Units of the largest heads: larger ones, of cells with two products a step,
 # were not measured.
 _UNITS = 64
@@ -136,6 +139,11 @@ class Plan:
     """Slices of W that shared memory holds."""
     return self.turns - self.in_registers
 
+  @property
+  def staged(self) -> int:
+    """Slices of W that fit where slices of x will be."""
+    return self.stages * ROWS // (CONSUMERS * COLUMNS)
+
   @functools.cached_property
   def smem(self) -> plan_lib.Smem:
     """Bytes of a recurrence's buffers in shared memory."""
@@ -197,14 +205,20 @@ def make(dense: plan_lib.Plan, inputs: int, cores: int) -> Plan:
         'Levels run in one kernel with fewer than 2^31 elements of outputs, got'
         f' [{shape.batch}, {shape.time}, {shape.row}].'
     )
+  widest = max(inputs, shape.row)
+  if widest > _WIDEST * DEPTH:
+    raise NotImplementedError(
+        f'Levels run in one kernel with up to {_WIDEST * DEPTH} inputs, got'
+        f' {widest}.'
+    )
   # Few CTAs make the gates of narrow levels, and would keep the recurrences of
   # many sequences waiting.
   plan = Plan(dense=dense, inputs=inputs, together=1, stages=_FEWEST_STAGES)
   slices = plan.parts * (plan.turns + _SLICES_OF_A_STORE)
   if slices > _SLICES * shape.levels * plan.chunks.steps:
     raise NotImplementedError(
-        f'{shape.levels} levels with {shape.batch} sequences and'
-        f' {max(inputs, shape.row)} inputs should be faster part by part.'
+        f'{shape.levels} levels with {shape.batch} sequences and {widest}'
+        ' inputs should be faster part by part.'
     )
   for together in range(1, _TOGETHER + 1):
     # A recurrence that shares its multiprocessor has one warpgroup.
@@ -226,9 +240,9 @@ def make(dense: plan_lib.Plan, inputs: int, cores: int) -> Plan:
     if plan.ctas <= cores and stages >= _FEWEST_STAGES:
       return dataclasses.replace(plan, stages=stages)
   raise NotImplementedError(
-      f'{shape.levels} levels of {plan.width} gates and'
-      f' {max(inputs, shape.row)} inputs, with {shape.batch} sequences, are'
-      f' more than {cores} multiprocessors hold at once.'
+      f'{shape.levels} levels of {plan.width} gates and {widest} inputs, with'
+      f' {shape.batch} sequences, are more than {cores} multiprocessors hold at'
+      ' once.'
   )
 
 

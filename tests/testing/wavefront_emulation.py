@@ -28,7 +28,6 @@ if abstract_gpu.RUNS:
   from pallas_kernels.mosaic import sync
   from pallas_kernels.wavefront import chunks
   from pallas_kernels.wavefront import gate_products
-  from pallas_kernels.wavefront import operands
   from pallas_kernels.wavefront import plan as plan_lib
 
 # Seconds after which a thread that waits fails: one runs all steps meanwhile.
@@ -269,23 +268,6 @@ def _inline_mgpu(arg_types, return_type):
   return lambda _: load if is_load else elements
 
 
-def _block(kernels, level, starts, row, rows, dtype):
-  """In place of `operands._block`."""
-  kernel, words = kernels[int(level)], []
-  flat, pitch = kernel.array.reshape(-1), kernel.shape[2]
-  for octet in range(2):
-    for start in starts:
-      pair = []
-      for i in range(2):
-        own = np.asarray(row) + 8 * octet + i
-        exists = (own < int(rows)) & (np.asarray(start) >= 0)
-        at = np.where(exists, np.asarray(start) + own * pitch, 0)
-        assert at.max() < flat.size
-        pair.append(np.where(exists, flat[at].astype(np.float32), 0))
-      words.append(instructions.narrow(*pair, dtype))
-  return words
-
-
 def _transpose(word):
   pairs = np.asarray(word).view(np.int16).reshape(-1, 8, 8)
   turned = np.ascontiguousarray(pairs.swapaxes(1, 2))
@@ -447,7 +429,6 @@ def emulated():
       gate_products.Products: {
           '_slot': lambda self, slot: (self.buffers.slices, int(slot)),
       },
-      operands: {'_block': _block},
       plgpu: {
           'kernel': _kernel,
           'inline_mgpu': _inline_mgpu,

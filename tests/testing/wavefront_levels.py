@@ -24,9 +24,10 @@ def arguments(layer, depth, batch, time, inputs, features, heads, **options):
     inputs: I.
     features: F.
     heads: N.
-    **options: of the run, and dtype.
+    **options: of the run, dtype, and kernel_dtype, that of W.
   """
   dtype = options.pop('dtype', 'bfloat16')
+  of_w = options.pop('kernel_dtype', 'float32')
   one = layer(inputs, features, num_heads=heads, rngs=nnx.Rngs(0))
   call = call_lib.Call(levels=depth, **options)
   lead = (time, batch) if call.time_major else (batch, time)
@@ -41,7 +42,7 @@ def arguments(layer, depth, batch, time, inputs, features, heads, **options):
       aval((cell.input_gates, depth * features), jnp.float32),
       aval((*lead, inputs), dtype),
       [
-          aval((cell.input_gates, i, features), jnp.float32)
+          aval((cell.input_gates, i, features), of_w)
           for i in (inputs, *[features] * (depth - 1))
       ],
       aval((cell.recurrent_gates, depth * heads, size, size), jnp.float32),

@@ -25,7 +25,9 @@ if abstract_gpu.RUNS:
 
 class EmulationTest(parameterized.TestCase):
 
-  def check(self, layer, *sizes, flags=True, cores=132, want, **options):
+  def check(
+      self, layer, *sizes, flags=True, cores=132, want, widest=12, **options
+  ):
     """Compares the kernel with layers in turn.
 
     Args:
@@ -34,12 +36,14 @@ class EmulationTest(parameterized.TestCase):
       flags: whether there are resets and masks.
       cores: multiprocessors of the device.
       want: recurrences of a CTA, and slices of W in shared memory.
+      widest: the most slices.
       **options: see `levels.arguments`.
     """
     if not abstract_gpu.RUNS:
       return
     cell, types, call = levels.arguments(layer, *sizes, **options)
     arrays = levels.drawn((*types, *levels.rest(cell, types, call, flags)))
+    self.enter_context(mock.patch.object(plan_lib, '_WIDEST', widest))
     # Few chunks, so that their places are used again and again.
     self.enter_context(mock.patch.object(plan_lib, 'CHUNKS_OF_GATES', 4))
     self.enter_context(mock.patch.object(plan_lib, 'CHUNKS_OF_OUTPUTS', 4))
@@ -95,12 +99,12 @@ class EmulationTest(parameterized.TestCase):
           {'dtype': 'float16'},
       ),
       (
-          'W in shared memory',
+          'W in shared memory, which is there in parts',
           rnnzoo.Elman,
-          (2, 16, 14, 712, 64, 1),
-          (1, 2),
+          (2, 16, 14, 1000, 64, 1),
+          (1, 6),
           132,
-          {},
+          {'kernel_dtype': 'bfloat16', 'widest': 16},
       ),
   )
   @pytest.mark.slow
