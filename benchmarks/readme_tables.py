@@ -440,7 +440,7 @@ def linear_over_time(file: str) -> str:
 
 def stacks() -> str:
   """Returns the table of layers in depth, in turn and at the same time."""
-  data = load('stacks_h100.json')
+  data = load('stacks_h200.json')
   by_case: dict[Any, dict[str, Any]] = {}
   for row in data['rows']:
     key = row['layer'], *row['shape']
@@ -459,7 +459,9 @@ def stacks() -> str:
         f'{a / b:.2f}' for a, b in zip(turn, once, strict=True)
     )
     seconds = ' -> '.join(
-        f'{of(way, "compile_s")[1]:.1f}' for way in ('in turn', 'at once')
+        f'{rows[DIRECTIONS[1]][way]["compile_s"]:.1f}'
+        for way in ('in turn', 'at once')
+        if 'compile_s' in rows[DIRECTIONS[1]][way]
     )
     peer = [row.get('cudnn_ms') for row in ways]
     size = f'{heads} x {features // heads}' if heads > 1 else features

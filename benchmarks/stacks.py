@@ -27,7 +27,7 @@ from rnnzoo.benchmark import timing
 _REPEATS = flags.DEFINE_integer('repeats', 7, 'Measurements of each program.')
 _THREADS = flags.DEFINE_integer('threads', 1, 'Programs compiled at once.')
 _OUTPUT = flags.DEFINE_string(
-    'output', 'benchmarks/stacks_h100.json', 'The JSON file.'
+    'output', 'benchmarks/stacks_h200.json', 'The JSON file.'
 )
 
 # Layer, batch, time, in_features, features, heads, layers.
