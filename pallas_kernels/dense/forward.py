@@ -31,6 +31,9 @@ Where warps poll the operand straight into registers (`polled_fragments.py`), h
 before the first step is published like all others, each warp polls while it
 multiplies, and the only barrier of a step is that which gathers the sums.
 
+Where a cell adds x + b to R h, sums of a head in one CTA or cluster start from
+there (`gate_sums.py`).
+
 A cell with an operand u of its own has a second product in each step, R' u,
 whose operand is handed over in the same way between the two.
 """
