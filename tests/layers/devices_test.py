@@ -458,6 +458,7 @@ class CarryErrorsTest(parameterized.TestCase):
 
 class FewNumbersTest(Numbers):
 
+  @pytest.mark.slow
   def test_stacks(self):
     printed = self.run_program(
         'sharded_program', 8, ['Explicit', 'stacks'], FAST_COMPILATION
