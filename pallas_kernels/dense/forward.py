@@ -31,8 +31,8 @@ Where warps poll the operand straight into registers (`polled_fragments.py`), h
 before the first step is published like all others, each warp polls while it
 multiplies, and the only barrier of a step is that which gathers the sums.
 
-Where a cell adds x + b to R h, sums of a head in one CTA or cluster start from
-there (`gate_sums.py`).
+Where a cell adds x + b to R h, and a warp has whole sums of eight columns in 16
+bits, these start from there (`gate_sums.py`).
 
 A cell with an operand u of its own has a second product in each step, R' u,
 whose operand is handed over in the same way between the two.

@@ -146,8 +146,11 @@ class Steps:
   def _find_sums(self) -> gate_sums.GateSums | None:
     """Returns the update by sums that products may start from, or None."""
     plan = self.plan
-    # The adjoint reads R h alone.
-    if plan.keeps or plan.operand is not None or not self.first.sharing.starts:
+    # An adjoint that reads kept gates wants R h alone. The many products of
+    # parts of float32 would be rounded beside x.
+    if plan.keeps or plan.split or plan.operand is not None:
+      return None
+    if not self.first.sharing.starts:
       return None
     element = jax.ShapeDtypeStruct(self.cta.zeros().shape, jnp.float32)
     counts = plan.params, plan.gates, plan.recurrent, plan.states

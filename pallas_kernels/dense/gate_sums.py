@@ -2,8 +2,8 @@
 
 Most cells read x + b + R h of a gate, and neither part for itself. A product
 that starts from x + b then leaves nothing to be added: an update costs two
-operations less an element. A gate that is read in another way, as the
-candidate of a GRU is, has a product of its own as before.
+operations less an element. A gate that is read in another way, twice for
+instance, has a product of its own as before.
 """
 
 from collections.abc import Callable, Sequence
@@ -44,12 +44,15 @@ def find(update: Callable[..., Any], *args) -> GateSums | None:
   first = len(jax.tree.leaves((theta, row)))
   given = jaxpr.invars[:first]
   own = jaxpr.invars[first:][: len(gates)]
-  # Variables that theta and the inputs determine, with the equations before.
-  known = {*given, *jaxpr.constvars}
+  # Variables that theta and the inputs determine, and those that nothing does:
+  # these are the same in all threads.
+  known, constant = {*given}, {*jaxpr.constvars}
   uses: dict[Any, list[Any]] = {}
   for eqn in jaxpr.eqns:
     variables = jaxpr_interpreter.variables(eqn.invars)
-    if variables <= known:
+    if variables <= constant:
+      constant.update(eqn.outvars)
+    elif variables <= known | constant:
       known.update(eqn.outvars)
     for variable in variables:
       uses.setdefault(variable, []).append(eqn)
@@ -66,6 +69,8 @@ def find(update: Callable[..., Any], *args) -> GateSums | None:
     place = 0 if eqn.invars[0] is gate else 1
     other = eqn.invars[1 - place]
     if isinstance(other, jex_core.Literal) or other not in known:
+      continue
+    if other.aval.shape != gate.aval.shape:
       continue
     starts[-1] = other
     added[eqn.outvars[0]] = place
@@ -95,7 +100,7 @@ def _starts(closed, given, starts, args) -> list[Array | None]:
 
 def _update(closed, added, shape, args) -> Any:
   def rule(eqn, inputs: Sequence[Any]):
-    place = added.get(eqn.outvars[0])
+    place = next((added[v] for v in eqn.outvars if v in added), None)
     if place is not None:
       return [inputs[place]]
     return jaxpr_interpreter.bind_in_place(eqn, inputs)

@@ -188,7 +188,7 @@ def store_words_gmem(
 def store_pair_smem(
     ref: Ref, offset: Array, pair: Sequence[Array], where=None
 ) -> None:
-  """Stores two float32 [128] side by side; arguments as for `store_smem`."""
+  """Stores two words [128] side by side; arguments as for `store_smem`."""
   _store_words('shared', 'f32', _SMEM_ADDRESS, ref, offset, pair, where)
 
 

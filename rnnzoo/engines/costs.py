@@ -32,8 +32,8 @@ _LARGE_GATES = 4
 _ROWS_OF_LARGE = 64
 
 # The fewest steps with which layers in depth run at the same time, in so many
-# parts; and the steps from which more parts are faster. Measured on one H100, and
-# again on an H200: benchmarks/stacks_h200.json, which has the largest heads.
+# parts; and the steps from which more parts are faster. Measured on one H100
+# and again on an H200: benchmarks/stacks_h200.json has the largest heads too.
 _STEPS_OF_WAVEFRONT, _UNITS_OF_WAVEFRONT = 384, 512
 _PARTS = 4
 _LONG_WAVEFRONT, _PARTS_OF_LONG = 1024, 8

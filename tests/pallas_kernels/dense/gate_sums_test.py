@@ -7,9 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_kernels import cell_rows
+from pallas_kernels import recurrence_op
 from pallas_kernels.dense import gate_sums
 import rnnzoo
 from rnnzoo import cell as cell_lib
+from tests.testing import abstract_gpu
 
 
 class _Gated(cell_lib.Cell):
@@ -26,21 +28,40 @@ class _Gated(cell_lib.Cell):
     return (jax.nn.sigmoid(c + 2 * x_gates[2]) * product + carry[0],)
 
 
+class _Constants(cell_lib.Cell):
+  """Constants are added to gates, of a value or of an array."""
+
+  input_gates = 2
+  recurrent_gates = 3
+  carry_names = ('h',)
+
+  def update(self, params, x_gates, h_gates, carry):
+    del params, carry
+    a, b, c = h_gates
+    a = jnp.tanh(x_gates[0] + a) + jnp.sqrt(2.0) * jnp.tanh(x_gates[1])
+    b = jnp.tanh(b + jnp.sqrt(2.0))
+    return (a + b + jnp.tanh(jnp.ones_like(c) + c),)
+
+
 class GateSumsTest(parameterized.TestCase):
 
   @parameterized.parameters(
       (rnnzoo.LSTMCell(), [True] * 4),
       (rnnzoo.SLSTMCell(), [True] * 4),
+      (rnnzoo.GRUCell(), [True] * 3),
       (_Gated(), [False, False, True]),
+      (_Constants(), [True, False, False]),
   )
   def test_update(self, cell, want):
     count = cell.input_gates
     states = len(cell.carry_names)
-    rows = cell_rows.Rows.of({}, np.zeros((count, 5)), None, 5)
+    params = {name: np.zeros(5) for name in cell.param_names}
+    rows = cell_rows.Rows.of(params, np.zeros((count, 5)), None, 5)
     update = cell_rows.Gated('update', cell, rows)
     rng = np.random.default_rng(0)
     draw = lambda n: tuple(jnp.asarray(rng.standard_normal((n, 5)), 'float32'))
-    theta, row, gates = draw(count), draw(count), draw(cell.recurrent_gates)
+    theta, row = draw(rows.count), draw(count)
+    gates = draw(cell.recurrent_gates)
     carry = draw(states)
     sums = gate_sums.find(update, theta, row, gates, carry)
     starts = sums.starts(theta, row)
@@ -52,6 +73,31 @@ class GateSumsTest(parameterized.TestCase):
     got = sums.update(theta, row, tuple(added), carry)
     for x, y in zip(got, update(theta, row, gates, carry), strict=True):
       np.testing.assert_allclose(x, y, rtol=1e-6)
+
+  def test_constants_lower(self):
+    # They have no elements of threads, which sums could start from.
+    x = jax.ShapeDtypeStruct((64, 4, 2, 12 * 64), 'bfloat16')
+    kernel = jax.ShapeDtypeStruct((3, 12, 64, 64), 'float32')
+
+    def run(x, kernel):
+      _, ys = recurrence_op.recurrence(
+          _Constants(), {}, x, kernel, None, bias=jnp.zeros((2, 12 * 64))
+      )
+      return ys
+
+    with abstract_gpu.device(self, 'NVIDIA H200'):
+      text = abstract_gpu.lower(run, x, kernel)
+      self.assertEqual(text.count('custom_call @mosaic_gpu'), 1)
+
+  def test_effects_are_none(self):
+    def update(theta, row, gates, carry):
+      del theta, carry
+      jax.debug.print('{}', row[0])
+      return (jnp.tanh(row[0] + gates[0]),)
+
+    one = (jnp.ones(3),)
+    sums = gate_sums.find(update, one, one, one, one)
+    np.testing.assert_allclose(*sums.update(one, one, one, one), jnp.tanh(1.0))
 
   def test_none(self):
     one = (jnp.ones(3),)
