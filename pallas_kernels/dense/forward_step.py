@@ -150,7 +150,8 @@ class Steps:
     # parts of float32 would be rounded beside x.
     if plan.keeps or plan.split or plan.operand is not None:
       return None
-    if not self.first.sharing.starts:
+    # The loop over the device does not know them.
+    if plan.config.through_device or not self.first.sharing.starts:
       return None
     element = jax.ShapeDtypeStruct(self.cta.zeros().shape, jnp.float32)
     counts = plan.params, plan.gates, plan.recurrent, plan.states
