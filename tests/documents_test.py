@@ -13,6 +13,7 @@ from unittest import mock
 from absl.testing import absltest
 from flax import nnx
 import jax.numpy as jnp
+import pytest
 
 import rnnzoo
 from tests.testing import several_devices
@@ -72,6 +73,7 @@ class DocumentsTest(absltest.TestCase):
     self.assertEqual(names['y'].shape, (8, 100, 128))
     self.assertEqual(names['y_t'].shape, (8, 128))
 
+  @pytest.mark.slow
   def test_examples_on_devices_run(self):
     printed = several_devices.run(self, 'document_program')
     self.assertIn('5 examples ran', printed)

@@ -36,6 +36,7 @@ class VerificationTest(absltest.TestCase):
     self.assertEqual(found.error, 0)
     self.assertGreater(found.lyapunov, 0)
 
+  @pytest.mark.slow
   def test_ends_where_no_count_helps(self):
     layer = rnnzoo.GRU(2, 3, rngs=nnx.Rngs(0))
     x = X[:, :200, :2].at[0, 3].set(jnp.nan)

@@ -543,6 +543,7 @@ class MappedTest(Numbers):
     for name in names:
       self.assertIn(f'{name} is the same on 8 devices', printed)
 
+  @pytest.mark.slow
   def test_newton(self):
     self.check('GRU', ['rows_and_batch'])
 
@@ -631,6 +632,7 @@ class AllNumbersTest(Numbers):
 class SplitTest(Numbers):
   """Parameters over devices, by heads or features that are independent."""
 
+  @pytest.mark.slow
   def test_heads_are_split_and_one_is_gathered_with_one_warning(self):
     self.assert_same_split('both', ['GRU-alone-given-scan', 'one_head'])
 
