@@ -475,7 +475,8 @@ def stacks() -> str:
       f'{data["device"]["kind"]}, jax {data["versions"]["jax"]},'
       f' {data["date"][:10]}, commit {data["commit"][:7]}; by'
       f' `{data["command"]}`. bfloat16, batch-major, forward / forward and'
-      ' backward; compile seconds of the latter, from the trace on. cuDNN has'
+      ' backward; compile seconds of the latter, from the trace on, of the'
+      ' cases that were compiled alone. cuDNN has'
       ' one head of as many features, float16, time-major.',
   ]
   return '\n'.join(lines)

@@ -150,7 +150,7 @@ class Steps:
     # parts of float32 would be rounded beside x.
     if plan.keeps or plan.split or plan.operand is not None:
       return None
-    # The loop over the device does not know them.
+    # In the loop over the device all sums start from zero.
     if plan.config.through_device or not self.first.sharing.starts:
       return None
     element = jax.ShapeDtypeStruct(self.cta.zeros().shape, jnp.float32)

@@ -70,10 +70,10 @@ def find(update: Callable[..., Any], *args) -> GateSums | None:
     other = eqn.invars[1 - place]
     if isinstance(other, jex_core.Literal) or other not in known:
       continue
-    if other.aval.shape != gate.aval.shape:
-      continue
-    starts[-1] = other
-    added[eqn.outvars[0]] = place
+    # A scalar would have no element for each thread.
+    if other.aval.shape == gate.aval.shape:
+      starts[-1] = other
+      added[eqn.outvars[0]] = place
   if not added:
     return None
   return GateSums(

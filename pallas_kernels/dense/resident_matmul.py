@@ -255,7 +255,7 @@ class Multiplier:
     if starts is not None:
       begin = self.sharing.sums_of(starts)
       if tiles * rows >= 4:
-        ways = 1  # Nothing is to be added up then, which pays more.
+        ways = 1  # Several would have to be added up, which took longer.
     acc: list[list[list[Any]]] = [
         [
             [[*begin[2 * row][n], *begin[2 * row + 1][n]]]

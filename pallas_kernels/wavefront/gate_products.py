@@ -336,10 +336,12 @@ class Products:
     for k, factor in enumerate(matrix):
       plgpu.barrier_wait(buffers.arrived.at[slot])
       plgpu.wgmma(total, factor, buffers.slices.at[slot].T)
-      last = k == len(matrix) - 1
-      if k >= _FIRST_STORE or last:
-        for _ in range(len(waiting) if last else min(1, len(waiting))):
-          waiting.pop(0)()
+      due = 1 if k >= _FIRST_STORE else 0
+      if k == len(matrix) - 1:
+        due = len(waiting)
+      for function in waiting[:due]:
+        function()
+      del waiting[:due]
       if len(taken) == _IN_FLIGHT:
         plgpu.wgmma_wait(_IN_FLIGHT)
         self._free(taken.pop(0))

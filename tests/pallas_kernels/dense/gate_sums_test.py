@@ -89,7 +89,7 @@ class GateSumsTest(parameterized.TestCase):
       text = abstract_gpu.lower(run, x, kernel)
       self.assertEqual(text.count('custom_call @mosaic_gpu'), 1)
 
-  def test_effects_are_none(self):
+  def test_an_equation_without_results(self):
     def update(theta, row, gates, carry):
       del theta, carry
       jax.debug.print('{}', row[0])
