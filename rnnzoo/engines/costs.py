@@ -8,7 +8,8 @@ benchmarks/large_batches_h200.json.
 
 A linear recurrence of few features leaves most multiprocessors idle, however
 long it is: 32 share a sequence at most. XLA's associative scan uses them all. A
-single step is one kernel of XLA's. Times are in benchmarks/lengths_h100.json.
+single step is one kernel of XLA's, and so are a few. Times are in
+benchmarks/lengths_h200.json.
 """
 
 from typing import Any
@@ -43,6 +44,11 @@ _LONG_WAVEFRONT, _PARTS_OF_LONG = 1024, 8
 _LONG = 65536
 _FEW_NUMBERS = 64
 
+# Steps up to which it is faster too, with so many numbers or fewer. Measured:
+# 1 x 64 and 16 x 64, of 4 steps and of 16.
+_SHORT = 4
+_NUMBERS_OF_SHORT = 1024
+
 
 def slower_linear_kernel(rows: int, time: int, features: int) -> str:
   """Returns why `None` passes over a linear recurrence's kernel, or ''.
@@ -56,6 +62,12 @@ def slower_linear_kernel(rows: int, time: int, features: int) -> str:
     return ''
   if time == 1:
     return 'a kernel gains nothing for a single step, as measured.'
+  if time <= _SHORT and rows * features <= _NUMBERS_OF_SHORT:
+    return (
+        f"'associative_scan' is faster than the kernel, as measured, up to"
+        f' {_SHORT} steps of {_NUMBERS_OF_SHORT:,} numbers or fewer; these are'
+        f' {time} of {rows * features}.'
+    )
   if time >= _LONG and rows * features <= _FEW_NUMBERS:
     return (
         f"'associative_scan' is faster than the kernel, as measured, from"

@@ -97,7 +97,9 @@ class LinearTest(parameterized.TestCase):
           ((1, 65535, 64), 'pallas'),
           ((2, 65536, 64), 'pallas'),
           ((16, 1, 64), 'associative_scan'),
-          ((16, 2, 64), 'pallas'),
+          ((16, 4, 64), 'associative_scan'),
+          ((17, 4, 64), 'pallas'),
+          ((16, 5, 64), 'pallas'),
       ),
       kind=('linear_scan', 'MinGRU'),
   )

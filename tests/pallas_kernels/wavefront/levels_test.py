@@ -80,6 +80,9 @@ class LevelsTest(parameterized.TestCase):
       ('octets', 132, 2, 24, 64, 64, 1, (1, 16, 24, 0, 8)),
       ('fewer multiprocessors', 78, 2, 16, 768, 768, 12, (2, 72, 24, 2, 16)),
       ('two products', 132, 4, 32, 64, 64, 1, (1, 40, 24, 0, 16)),
+      ('15 slices', 132, 3, 16, 960, 960, 15, (3, 122, 18, 5, 16)),
+      # Not as many slots as slices.
+      ('16 slices', 132, 3, 16, 1024, 1024, 16, (3, 130, 15, 6, 16)),
   )
   def test_plans(self, _, cores, depth, batch, inputs, features, heads, want):
     if not abstract_gpu.RUNS:
@@ -99,7 +102,7 @@ class LevelsTest(parameterized.TestCase):
       ('A head of several CTAs', 16, 128, 128, 1, {}),
       ('Too many rows', 64, 768, 768, 12, {}),
       ('Rows that keep recurrences waiting', 256, 64, 64, 1, {}),
-      ('Too wide', 16, 784, 768, 12, {}),
+      ('Too wide', 8, 1032, 64, 1, {}),
       ('Heads of no octets', 16, 12, 12, 1, {}),
       ('32 bits', 16, 64, 64, 1, {'dtype': 'float32'}),
       ('Long', 128, 64, 256, 4, {'time': 100_000}),
