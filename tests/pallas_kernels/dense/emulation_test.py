@@ -273,7 +273,7 @@ class EmulationTest(parameterized.TestCase):
     self.check(cell, batch, size, again=columns, **options)
 
   def test_warps_in_any_order(self):
-    self.check('LSTM', 5, 72, lockstep=32)
+    self.check('LSTM', 5, 72, lockstep=32, time=7)
 
   def test_operands_in_shared_memory(self):
     self.check_cut('LSTM', 5, 72, 'device')
