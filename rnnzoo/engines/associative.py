@@ -30,7 +30,6 @@ from jax import export
 from jax import lax
 import jax.numpy as jnp
 
-from pallas_kernels import ranks
 from rnnzoo import cell as cell_lib
 from rnnzoo.engines import call as call_lib
 from rnnzoo.engines import derivatives
@@ -142,18 +141,22 @@ def compose(first, second):
   """Returns the map (a, b) of two, of which `first` acts first."""
   a1, b1 = first
   a2, b2 = second
-  product = a2 * a1
-  signed = jnp.copysign(jnp.finfo(product.dtype).tiny, product)
-  product = jnp.where(product == 0, signed, product)
+  product = _beside(a1, a2) * _beside(a2, a1)
+  is_lost = (product == 0) & (a1 != 0) & (a2 != 0)
+  tiny = jnp.copysign(jnp.finfo(product.dtype).tiny, product)
   return (
-      jnp.where((a1 == 0) | (a2 == 0), 0, product),
-      jnp.where(a2 == 0, b2, _apply(a2, b2, b1)),
+      jnp.where(is_lost, tiny, product),
+      # Of many steps: a2 may have overflowed where b1 is 0.
+      _beside(b1, a2) * _beside(a2, b1) + b2,
   )
 
 
-def _apply(a: Array, b: Array, h: Array) -> Array:
-  """Returns a h + b of many steps, where a may have overflowed and h be 0."""
-  return jnp.where(h == 0, b, a * h + b)
+def _beside(factor: Array, x: Array) -> Array:
+  """Returns x for a product with a factor: 0 for 0 times what is not finite.
+
+  For all that is finite the product has its own derivatives, of every order.
+  """
+  return jnp.where((factor == 0) & ~jnp.isfinite(x), 0, x)
 
 
 def restarted(
@@ -175,21 +178,7 @@ def restarted(
 
 def affine(a: Array, b: Array, h: Array) -> Array:
   """Returns a h + b of one step, where a = 0 forgets even an infinite h."""
-  return _kept(a, h) + b
-
-
-@jax.custom_jvp
-def _kept(a, h):
-  return jnp.where(a == 0, 0, a * h)
-
-
-@_kept.defjvp
-@ranks.promoted
-def _kept_jvp(primals, tangents):
-  a, h = primals
-  d_a, d_h = tangents
-  # By a, the derivative is h also where a = 0.
-  return _kept(a, h), d_a * h + _kept(a, d_h)
+  return a * _beside(a, h) + b
 
 
 def _fold(a, b, h0, reverse):
@@ -235,7 +224,7 @@ def _tangent(static, residuals, tangents):
 def _adjoint(static, residuals, g):
   solve, reverse, over = static
   a, h, before = residuals
-  forcing = jnp.where(a == 0, 0, a * g)
+  forcing = a * _beside(a, g)
   zero = jnp.zeros_like(before)
   if over:
     backward = solve, not reverse, over

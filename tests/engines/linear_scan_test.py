@@ -4,6 +4,7 @@ import functools
 
 from absl.testing import absltest
 from absl.testing import parameterized
+import chex
 from flax import nnx
 import jax
 from jax import test_util
@@ -109,6 +110,39 @@ class LinearScanTest(parameterized.TestCase):
           )
       )
       test_util.check_grads(scan, (a, b, h0), order=1, modes=['rev'], rtol=1e-6)
+
+  @parameterized.product(path=PATHS, zero=('a', 'h'))
+  def test_second_derivatives_at_zero(self, path, zero):
+    with jax.enable_x64(True):
+      a, b, h0, reset = map(jnp.asarray, draw(4))
+      if zero == 'a':
+        a = a.at[0, 1:3].set(0)
+      else:  # Of h and of its cotangents.
+        b, h0 = 0 * b, 0 * h0
+      with_path = functools.partial(rnnzoo.linear_scan, implementation=path)
+      scan = lambda a, b, h0: with_path(a, b, h0, reset=reset)
+      by_hand = lambda a, b, h0: plain(a, b, h0, reset, False)
+      got, want = (
+          self.second_derivatives(
+              lambda *args, f=f: (f(*args) ** 2).sum(), args
+          )
+          for f in (scan, by_hand)
+          for args in [(a, b, h0)]
+      )
+      for name, derivative in want.items():
+        chex.assert_trees_all_close(
+            got[name], derivative, atol=1e-12, custom_message=name
+        )
+
+  def second_derivatives(self, loss, args):
+    """Returns those by all arguments, in three ways."""
+    every = tuple(range(len(args)))
+    ways = {
+        'forward over reverse': jax.jacfwd(jax.grad(loss, every), every),
+        'reverse over reverse': jax.jacrev(jax.grad(loss, every), every),
+        'forward over forward': jax.jacfwd(jax.jacfwd(loss, every), every),
+    }
+    return {name: jax.jit(way)(*args) for name, way in ways.items()}
 
   @parameterized.parameters(*PATHS)
   def test_low_precision_sums_in_float32(self, path):
