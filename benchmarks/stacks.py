@@ -136,7 +136,10 @@ def difference(x: jax.Array, y: jax.Array) -> jax.Array:
 
 def main(argv: list[str]) -> None:
   """Writes the JSON file, and prints a line for each row."""
-  del argv
+  if len(argv) > 1:
+    raise app.UsageError(f'{argv[1:]} are no flags, and nothing else is read.')
+  if jax.default_backend() != 'gpu':
+    raise app.UsageError('Layers run at the same time on a GPU; none is here.')
   keys = [(c, d, w) for c in _CASES for d in _DIRECTIONS for w in _WAYS]
   with futures.ThreadPoolExecutor(_THREADS.value) as pool:
     programs = pool.map(lambda key: build(*key), keys)

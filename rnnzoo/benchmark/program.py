@@ -203,19 +203,22 @@ def main(unused_argv: list[str]) -> int:
       for case in selected
   }
   in_time = lambda _: time.monotonic() < timer.until
+  # A row of an earlier run stays until there is a new one.
+  earlier = {_key(row): row for row in result['rows']}
+  new: dict[tuple[str, ...], Any] = {}
   cases = itertools.takewhile(in_time, selected)
   for row in suite.measure(cases, timer, watchdog):
     param_dtype = row.get('param_dtype', cases_lib.F32)
     table.title(titles[row['shape'], row['dtype'], param_dtype])
     if 'gb_per_s' in row:
       row['copy_fraction'] = row['gb_per_s'] / result['copy']['gb_per_s']
-    result['rows'].append(row)
+    new[_key(row)] = row
+    result['rows'] = list({**earlier, **new}.values())
     table.row(row)
     # A run that is cut off has lost nothing.
     report.write(result, output)
   report.write(result, output)
-  known = {_key(row) for row in result['rows']}
-  if left := sum(not _keys(case) <= known for case in selected):
+  if left := sum(not _keys(case) <= new.keys() for case in selected):
     print(
         f'--time_limit={_TIME_LIMIT.value:g}: {left} of {len(selected)} cases'
         ' were not begun; --resume goes on with them',
@@ -323,13 +326,10 @@ def _resume(result, selected, repeats: int) -> list[cases_lib.Case]:
     result['copy'] = earlier['copy'] or result['copy']
   except (AttributeError, KeyError, TypeError, ValueError):
     _give_up(f"--resume: {str(path)!r} is not a benchmark's result")
-  rest = []
-  for case in selected:
-    keys = _keys(case)
-    if not keys <= done:
-      rest.append(case)
-      # Programs that are compared are timed together.
-      found = {name: row for name, row in found.items() if name not in keys}
+  # Programs that are compared are timed together.
+  rest = [case for case in selected if not _keys(case) <= done]
   result['rows'] = list(found.values())
-  print(f'{len(result["rows"])} rows of {path} are kept', file=sys.stderr)
+  again = sum(name in found for case in rest for name in _keys(case))
+  kept = f'{len(found) - again} rows of {path} are kept'
+  print(kept + f', {again} measured again' * bool(again), file=sys.stderr)
   return rest

@@ -483,7 +483,16 @@ sys.exit(program.main(program.parse_flags([
     self.assertIn('6 rows', err)
     self.assertLen(measured, 2)
     self.assertEqual([row['shape'] for row in measured], [lost['shape']] * 2)
-    self.assertLen(json.loads(path.read_text())['rows'], 8)
+    result = json.loads(path.read_text())
+    self.assertLen(result['rows'], 8)
+
+    # A failure stays until it is measured again.
+    result['rows'][0]['status'] = 'failed'
+    report.write(result, path)
+    code, _, err = run(*arguments, '--time_limit=0')
+    self.assertEqual(code, 1)
+    self.assertIn('1 of 1 cases were not begun', err)
+    self.assertEqual(json.loads(path.read_text())['rows'], result['rows'])
     result['versions']['jax'] = '0'
     report.write(result, path)
     code, _, err = run(*arguments)
