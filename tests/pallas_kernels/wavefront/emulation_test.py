@@ -44,6 +44,7 @@ class EmulationTest(parameterized.TestCase):
     cell, types, call = levels.arguments(layer, *sizes, **options)
     arrays = levels.drawn((*types, *levels.rest(cell, types, call, flags)))
     self.enter_context(mock.patch.object(plan_lib, '_WIDEST', widest))
+    self.enter_context(mock.patch.object(plan_lib, '_MOST_ROWS', 64))
     # Few chunks, so that their places are used again and again.
     self.enter_context(mock.patch.object(plan_lib, 'CHUNKS_OF_GATES', 4))
     self.enter_context(mock.patch.object(plan_lib, 'CHUNKS_OF_OUTPUTS', 4))
