@@ -122,20 +122,16 @@ class LinearScanTest(parameterized.TestCase):
       with_path = functools.partial(rnnzoo.linear_scan, implementation=path)
       scan = lambda a, b, h0: with_path(a, b, h0, reset=reset)
       by_hand = lambda a, b, h0: plain(a, b, h0, reset, False)
-      got, want = (
-          self.second_derivatives(
-              lambda *args, f=f: (f(*args) ** 2).sum(), args
-          )
-          for f in (scan, by_hand)
-          for args in [(a, b, h0)]
-      )
+      got = self.second_derivatives(scan, (a, b, h0))
+      want = self.second_derivatives(by_hand, (a, b, h0))
       for name, derivative in want.items():
         chex.assert_trees_all_close(
             got[name], derivative, atol=1e-12, custom_message=name
         )
 
-  def second_derivatives(self, loss, args):
-    """Returns those by all arguments, in three ways."""
+  def second_derivatives(self, function, args):
+    """Returns those of a sum of squares by all arguments, in three ways."""
+    loss = lambda *args: (function(*args) ** 2).sum()
     every = tuple(range(len(args)))
     ways = {
         'forward over reverse': jax.jacfwd(jax.grad(loss, every), every),

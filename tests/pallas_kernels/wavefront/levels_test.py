@@ -100,12 +100,12 @@ class LevelsTest(parameterized.TestCase):
   @parameterized.parameters(
       ('Fewer than 8 rows', 7, 64, 64, 1, {}),
       ('A head of several CTAs', 16, 128, 128, 1, {}),
-      ('Too many rows', 64, 768, 768, 12, {}),
-      ('Rows that keep recurrences waiting', 256, 64, 64, 1, {}),
+      ('Too many rows', 40, 64, 64, 1, {}),
+      ('Rows that keep recurrences waiting', 32, 512, 512, 8, {}),
       ('Too wide', 8, 1032, 64, 1, {}),
       ('Heads of no octets', 16, 12, 12, 1, {}),
       ('32 bits', 16, 64, 64, 1, {'dtype': 'float32'}),
-      ('Long', 128, 64, 256, 4, {'time': 100_000}),
+      ('Long', 32, 64, 256, 4, {'time': 300_000}),
       ('Few multiprocessors', 8, 512, 512, 8, {'cores': 30}),
   )
   def test_others_are_refused(self, _, batch, inputs, features, heads, options):
