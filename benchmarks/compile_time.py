@@ -25,13 +25,16 @@ import jax.numpy as jnp
 import numpy as np
 
 import rnnzoo
+from rnnzoo.benchmark import command_line
 
 BATCH, TIME, FEATURES = 16, 200, 64
 FLAX = ('LSTMCell', 'OptimizedLSTMCell', 'GRUCell', 'SimpleCell')
 
 _OUTPUT = flags.DEFINE_string('output', None, 'The JSON file to write.')
 _COMMIT = flags.DEFINE_string('commit', '', 'The commit that is measured.')
-_REPEATS = flags.DEFINE_integer('repeats', 5, 'Processes for each program.')
+_REPEATS = flags.DEFINE_integer(
+    'repeats', 5, 'Processes for each program.', lower_bound=1
+)
 _LAYERS = flags.DEFINE_multi_string(
     'layer', None, 'Layers to measure; all that take 64 features if None.'
 )
@@ -92,7 +95,8 @@ def measure(program: str) -> dict[str, Any]:
 
 def main(argv) -> None:
   """Measures all programs, in turns."""
-  del argv
+  command_line.flags_alone(argv)
+  command_line.writable(_OUTPUT.value)
   if _ONE.value:
     print(json.dumps(measure(_ONE.value)))
     return

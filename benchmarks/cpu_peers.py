@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import rnnzoo
+from rnnzoo.benchmark import command_line
 from rnnzoo.benchmark import machine
 from rnnzoo.benchmark import timing
 
@@ -153,8 +154,10 @@ def disagreement(got: Sequence[Any], expected: Sequence[Any]) -> float:
   return float(np.linalg.norm(a - b) / np.linalg.norm(b))
 
 
-def main(unused_argv: list[str]) -> int:
+def main(argv: list[str]) -> int:
   """Prints and writes the comparison; returns the exit code."""
+  command_line.flags_alone(argv)
+  command_line.writable(_OUTPUT.value)
   cores = len(os.sched_getaffinity(0))
   result = {
       'command': 'python benchmarks/cpu_peers.py',

@@ -25,6 +25,7 @@ from absl import flags
 import torch
 
 from rnnzoo.benchmark import cases
+from rnnzoo.benchmark import command_line
 from rnnzoo.benchmark import report
 from rnnzoo.benchmark import sweeps
 
@@ -143,8 +144,10 @@ def resume(result: Row, path: pathlib.Path) -> None:
       print(f'{len(earlier["rows"])} rows of {path} are kept', flush=True)
 
 
-def main(unused_argv) -> None:
+def main(argv) -> None:
   """Times all shapes, or as many as the time allows."""
+  command_line.flags_alone(argv)
+  command_line.writable(_OUTPUT.value)
   end = time.monotonic() + _TIME_LIMIT.value
   path = pathlib.Path(_OUTPUT.value)
   path.parent.mkdir(parents=True, exist_ok=True)

@@ -17,12 +17,15 @@ import jax.numpy as jnp
 import numpy as np
 
 import rnnzoo
+from rnnzoo.benchmark import command_line
 from rnnzoo.benchmark import machine
 from rnnzoo.benchmark import timing
 
-_STEPS = flags.DEFINE_integer('steps', 2**20, 'T.')
-_FEATURES = flags.DEFINE_integer('features', 1024, 'F.')
-_REPEATS = flags.DEFINE_integer('repeats', 7, 'Measurements of each program.')
+_STEPS = flags.DEFINE_integer('steps', 2**20, 'T.', lower_bound=1)
+_FEATURES = flags.DEFINE_integer('features', 1024, 'F.', lower_bound=1)
+_REPEATS = flags.DEFINE_integer(
+    'repeats', 7, 'Measurements of each program.', lower_bound=1
+)
 _OUTPUT = flags.DEFINE_string(
     'output', 'benchmarks/linear_over_time_2_h100.json', 'The JSON file.'
 )
@@ -74,7 +77,8 @@ def difference(x: jax.Array, y: jax.Array) -> jax.Array:
 
 def main(argv: list[str]) -> None:
   """Writes the JSON file, and prints a line for each row."""
-  del argv
+  command_line.flags_alone(argv)
+  command_line.writable(_OUTPUT.value)
   count = jax.device_count()
   alone_on = jax.sharding.SingleDeviceSharding(jax.devices()[0])
   mesh = jax.make_mesh((count,), ('time',))

@@ -28,6 +28,7 @@ import jax.numpy as jnp
 
 from pallas_kernels import targets
 import rnnzoo
+from rnnzoo.benchmark import command_line
 from rnnzoo.benchmark import timing
 
 _OUTPUT = flags.DEFINE_string('output', None, 'The JSON file to write.')
@@ -177,7 +178,8 @@ def measure(cases) -> list[dict[str, Any]]:
 
 def main(argv) -> None:
   """Measures the parts that are wanted."""
-  del argv
+  command_line.flags_alone(argv)
+  command_line.writable(_OUTPUT.value)
   if 'kernels' in _PARTS.value:
     try:
       targets.current()

@@ -30,6 +30,7 @@ import jax
 import jax.numpy as jnp
 
 import rnnzoo
+from rnnzoo.benchmark import command_line
 from rnnzoo.benchmark import timing
 from rnnzoo.cells import elman
 from rnnzoo.cells import slstm
@@ -313,7 +314,8 @@ def _difference(x, wanted) -> float:
 
 def main(argv) -> None:
   """Measures the cases that are wanted."""
-  del argv
+  command_line.flags_alone(argv)
+  command_line.writable(_OUTPUT.value)
   path = pathlib.Path(_OUTPUT.value) if _OUTPUT.value else None
   rows: list[dict[str, Any]] = []
   result: dict[str, Any] = {

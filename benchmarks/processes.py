@@ -34,12 +34,15 @@ from jax.experimental import multihost_utils
 import numpy as np
 
 from rnnzoo.benchmark import cases
+from rnnzoo.benchmark import command_line
 from rnnzoo.benchmark import devices
 
 _OUTPUT = flags.DEFINE_string('output', None, 'The JSON file to write.')
 _COMMIT = flags.DEFINE_string('commit', '', 'The commit that is measured.')
 _STACKS = flags.DEFINE_list('stacks', list(devices.STACKS), 'Stacks by name.')
-_PROCESSES = flags.DEFINE_integer('processes', 2, 'How many processes.')
+_PROCESSES = flags.DEFINE_integer(
+    'processes', 2, 'How many processes.', lower_bound=1
+)
 _LATE = flags.DEFINE_float('late', 0, 'Seconds for which the last one sleeps.')
 _SMALL = flags.DEFINE_bool('small', False, 'Small sizes, to try it.')
 _STEPS = flags.DEFINE_integer('steps', 30, 'Steps of a sample.', lower_bound=1)
@@ -152,10 +155,11 @@ def work() -> None:
 
 def main(argv) -> None:
   """Starts a process for each device, and writes what the first one found."""
-  del argv
+  command_line.flags_alone(argv)
   if _PROCESS_ID.value >= 0:
     work()
     return
+  command_line.writable(_OUTPUT.value)
   with socket.socket() as free:
     free.bind(('localhost', 0))
     address = f'localhost:{free.getsockname()[1]}'

@@ -25,7 +25,11 @@ DIRECTIONS = ('forward', 'forward+backward')
 
 def load(name: str):
   """Returns the content of benchmarks/<name>."""
-  return json.loads((ROOT / 'benchmarks' / name).read_text(encoding='utf-8'))
+  text = (ROOT / 'benchmarks' / name).read_text(encoding='utf-8')
+  try:
+    return json.loads(text)
+  except json.JSONDecodeError as error:
+    raise ValueError(f'benchmarks/{name} is not JSON: {error}') from error
 
 
 def published(experiment: str) -> str:
@@ -1444,6 +1448,9 @@ def render(document: str, text: str) -> str:
 
 def main() -> int:
   """Writes the documents; returns the exit code."""
+  if sys.argv[1:]:
+    print(__doc__, f'It takes no arguments: {sys.argv[1:]}.', sep='\n')
+    return 2
   for document, tables in TABLES.items():
     path = ROOT / document
     text = render(document, path.read_text(encoding='utf-8'))

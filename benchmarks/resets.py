@@ -14,13 +14,16 @@ import jax
 import jax.numpy as jnp
 
 import rnnzoo
+from rnnzoo.benchmark import command_line
 from rnnzoo.benchmark import machine
 from rnnzoo.benchmark import timing
 
 _OUTPUT = flags.DEFINE_string(
     'output', 'benchmarks/resets_h100.json', 'The JSON file.'
 )
-_REPEATS = flags.DEFINE_integer('repeats', 7, 'Measurements of each program.')
+_REPEATS = flags.DEFINE_integer(
+    'repeats', 7, 'Measurements of each program.', lower_bound=1
+)
 _PATH = flags.DEFINE_string('implementation', 'pallas', 'The path.')
 
 _SHAPES = (1, 2**20, 1024), (16, 1024, 768)
@@ -40,7 +43,8 @@ def both(a, b, reset, d_h):
 
 def main(argv: list[str]) -> None:
   """Writes the JSON file, and prints a line for each row."""
-  del argv
+  command_line.flags_alone(argv)
+  command_line.writable(_OUTPUT.value)
   rows = []
   for shape in _SHAPES:
     keys = jax.random.split(jax.random.key(0), 4)

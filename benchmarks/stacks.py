@@ -21,11 +21,16 @@ import jax
 import jax.numpy as jnp
 
 import rnnzoo
+from rnnzoo.benchmark import command_line
 from rnnzoo.benchmark import machine
 from rnnzoo.benchmark import timing
 
-_REPEATS = flags.DEFINE_integer('repeats', 7, 'Measurements of each program.')
-_THREADS = flags.DEFINE_integer('threads', 1, 'Programs compiled at once.')
+_REPEATS = flags.DEFINE_integer(
+    'repeats', 7, 'Measurements of each program.', lower_bound=1
+)
+_THREADS = flags.DEFINE_integer(
+    'threads', 1, 'Programs compiled at once.', lower_bound=1
+)
 _OUTPUT = flags.DEFINE_string(
     'output', 'benchmarks/stacks_h200.json', 'The JSON file.'
 )
@@ -136,8 +141,8 @@ def difference(x: jax.Array, y: jax.Array) -> jax.Array:
 
 def main(argv: list[str]) -> None:
   """Writes the JSON file, and prints a line for each row."""
-  if len(argv) > 1:
-    raise app.UsageError(f'{argv[1:]} are no flags, and nothing else is read.')
+  command_line.flags_alone(argv)
+  command_line.writable(_OUTPUT.value)
   if jax.default_backend() != 'gpu':
     raise app.UsageError('Layers run at the same time on a GPU; none is here.')
   keys = [(c, d, w) for c in _CASES for d in _DIRECTIONS for w in _WAYS]

@@ -25,6 +25,7 @@ import jax
 import jax.numpy as jnp
 
 import rnnzoo
+from rnnzoo.benchmark import command_line
 from rnnzoo.benchmark import timing
 
 _OUTPUT = flags.DEFINE_string('output', None, 'The JSON file to write.')
@@ -131,7 +132,8 @@ def measure(name: str, dtype: str, batch: int) -> list[dict[str, Any]]:
 
 def main(argv) -> None:
   """Times all cases."""
-  del argv
+  command_line.flags_alone(argv)
+  command_line.writable(_OUTPUT.value)
   affinity = getattr(os, 'sched_getaffinity', None)  # Linux only.
   result: dict[str, Any] = {
       'device': jax.devices()[0].device_kind,

@@ -217,6 +217,11 @@ def main(arguments: Sequence[str]) -> None:
   names = [a for a in arguments if not a.startswith('--')]
   if not names or len(names) + len(into) != len(arguments):
     sys.exit('sweeps.py: name a result, as in sweeps.py runs/benchmark.json')
+  if len(into) > 1:
+    sys.exit(f'sweeps.py: --into is given {len(into)} times; once would work')
+  for folder in into:
+    if not pathlib.Path(folder).is_dir() or not folder:
+      sys.exit(f'sweeps.py: --into={folder}: there is no folder of this name')
   results: dict[pathlib.Path, Row] = {}
   for name in names:
     path = pathlib.Path(name)
@@ -233,12 +238,16 @@ def main(arguments: Sequence[str]) -> None:
   if into:
     try:
       joined = join(results.values())
+      drawn = {name: plot(result) for name, result in joined.items()}
     except (AttributeError, KeyError, TypeError, ValueError) as error:
       sys.exit(f'sweeps.py: these are not results of the suites: {error!r}')
     for name, result in joined.items():
       path = pathlib.Path(into[0]) / f'{name}.json'
-      write(result, path)
-      plot(result).savefig(path.with_suffix('.png'), dpi=70)
+      try:
+        write(result, path)
+        drawn[name].savefig(path.with_suffix('.png'), dpi=70)
+      except OSError as error:
+        sys.exit(f'sweeps.py: {error}')
       print(path, path.with_suffix('.png'))
 
 

@@ -38,6 +38,7 @@ from pallas_kernels.tiled import limits
 from pallas_kernels.tiled import products
 from pallas_kernels.tiled import tuning
 import rnnzoo
+from rnnzoo.benchmark import command_line
 from rnnzoo.benchmark import timing
 
 _OUTPUT = flags.DEFINE_string('output', None, 'The JSON file to write.')
@@ -63,7 +64,9 @@ _SHAPES = flags.DEFINE_multi_string(
     'Layer, batch, time and features, as LSTM,2048,64,768; and behind them the'
     ' features of x, if these are others.',
 )
-_THREADS = flags.DEFINE_integer('compile_threads', 8, 'Threads that compile.')
+_THREADS = flags.DEFINE_integer(
+    'compile_threads', 8, 'Threads that compile.', lower_bound=1
+)
 _TIME_LIMIT = flags.DEFINE_float(
     'time_limit', None, 'Seconds after which no further row is begun.'
 )
@@ -309,7 +312,8 @@ def line(row: dict[str, Any]) -> str:
 
 def main(argv) -> None:
   """Lowers all programs, and on a GPU measures them."""
-  del argv
+  command_line.flags_alone(argv)
+  command_line.writable(_OUTPUT.value)
   start = time.perf_counter()
   shapes: tuple[Any, ...] = SHAPES
   if _SHAPES.value:

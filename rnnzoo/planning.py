@@ -153,7 +153,8 @@ def dryrun(
       over x's mesh stay so; others count as replicated.
     x: an array, or a `jax.ShapeDtypeStruct`, [..., time, in_features]; its
       sharding, if any, names the mesh. Devices that are not here may be in a
-      `jax.sharding.AbstractMesh`.
+      `jax.sharding.AbstractMesh`. Its `abstract_device` says which they are;
+      else that of `jax.sharding.use_abstract_mesh` around this call does.
     gradient: include the backward pass, of parameters and x.
     **call: further arguments of the layer's call: initial_carry, reset and so
       on, arrays or `jax.ShapeDtypeStruct`; bools as they are.
@@ -177,7 +178,7 @@ def dryrun(
         ' would work.'
     )
   initializers.check_rngs(call.get('rngs'), None)
-  mesh = _mesh(x)
+  mesh = _target(x)
   flags = {k: v for k, v in call.items() if isinstance(v, bool)}
   arrays = {k: v for k, v in call.items() if not isinstance(v, bool)}
   graphdef, *states = nnx.split(layer, nnx.Param, ...)
@@ -227,11 +228,26 @@ def _mesh(x: Any) -> Any:
   return sharding.mesh if isinstance(sharding, NamedSharding) else None
 
 
+def _target(x: Any) -> Any:
+  """Returns the mesh that x is sharded over, with its devices, or None."""
+  mesh, around = _mesh(x), jax.sharding.get_abstract_mesh()
+  if around.abstract_device is None:
+    return mesh
+  if mesh is None:
+    return around
+  if isinstance(mesh, AbstractMesh) and mesh.abstract_device is None:
+    return mesh.update(abstract_device=around.abstract_device)
+  return mesh
+
+
 def _struct(array: Any, mesh: Any) -> jax.ShapeDtypeStruct:
   """Returns the type of an array, replicated unless it is over the mesh."""
-  sharding = getattr(array, 'sharding', None)
-  if _mesh(array) is None or _mesh(array) != mesh:
-    sharding = None if mesh is None else NamedSharding(mesh, PartitionSpec())
+  sharding: Any = getattr(array, 'sharding', None)
+  own = _mesh(array)
+  if own is None or own != mesh:
+    same_axes = own is not None and mesh is not None and own.shape == mesh.shape
+    spec = sharding.spec if same_axes else PartitionSpec()
+    sharding = None if mesh is None else NamedSharding(mesh, spec)
   return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)
 
 
@@ -241,7 +257,7 @@ def _title(layer: Any, mesh: Any, gradient: bool) -> str:
   abstract = mesh.abstract_device if isinstance(mesh, AbstractMesh) else None
   kind = abstract.device_kind if abstract else jax.devices()[0].device_kind
   title = f'{type(layer).__name__}, {way}, on'
-  if mesh is None:
+  if mesh is None or not mesh.axis_names:
     return f'{title} 1 x {kind}'
   axes = ', '.join(
       f'{name}={size} ({axis_type.name})'
@@ -255,7 +271,7 @@ def _title(layer: Any, mesh: Any, gradient: bool) -> str:
 def _inputs(x: jax.ShapeDtypeStruct) -> str:
   """Describes x, and a device's part of it."""
   text = f'x: {x.dtype}[{",".join(map(str, x.shape))}]'
-  if not isinstance(x.sharding, NamedSharding):
+  if not isinstance(x.sharding, NamedSharding) or x.sharding.mesh.empty:
     return text
   own = list(x.sharding.shard_shape(x.shape))
   return f'{text} as {x.sharding.spec}, {own} on each device'

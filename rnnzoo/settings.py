@@ -276,7 +276,9 @@ _MOST_NUMBERS = 2**48
 
 def numbers_of(shape: Sequence[int], label: str) -> None:
   """Raises ValueError for an array of more numbers than any machine holds."""
-  if math.prod(shape) > _MOST_NUMBERS:
+  # A size that is not known yet may be small.
+  sizes = (n for n in shape if isinstance(n, numbers.Integral))
+  if math.prod(sizes) > _MOST_NUMBERS:
     raise ValueError(
         f'{label} must have at most 2^48 numbers, and a shape of'
         f' {tuple(shape)} has more.'

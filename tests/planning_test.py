@@ -186,6 +186,32 @@ class DryRunTest(parameterized.TestCase):
     self.assertEqual(plan.axes, ())
     self.assertNotIn(" over 'data'", str(plan))
 
+  def test_devices_of_a_mesh_around(self):
+    described = jax.sharding.AbstractDevice(
+        device_kind='NVIDIA H200', num_cores=132, platform='cuda'
+    )
+    layer = rnnzoo.GRU(3, 4, rngs=nnx.Rngs(0))
+    mesh = jax.sharding.AbstractMesh(
+        (2,), ('data',), axis_types=(jax.sharding.AxisType.Explicit,)
+    )
+    over = x_of((8, 5, 3), sharding=NamedSharding(mesh, P('data')))
+    around = jax.sharding.AbstractMesh((), (), abstract_device=described)
+    with jax.sharding.use_abstract_mesh(around):
+      alone = str(rnnzoo.dryrun(layer, x_of((8, 5, 3)), gradient=False))
+      two = str(rnnzoo.dryrun(layer, over, gradient=False))
+    self.assertStartsWith(
+        alone, 'GRU, forward, on 1 x NVIDIA H200\nx: float32[8,5,3]\n'
+    )
+    self.assertNotIn('Memory', alone)
+    self.assertStartsWith(
+        two, 'GRU, forward, on 2 x NVIDIA H200, mesh data=2 (Explicit)\n'
+    )
+    self.assertIn('[4, 5, 3] on each device', two)
+    self.assertIn("batch over 'data'", two)
+    runs = 'dense_recurrence' if abstract_gpu.RUNS else 'need jax >= 0.11'
+    self.assertIn(runs, alone)
+    self.assertIn(runs, two)
+
   def test_linear_scan_over_devices(self):
     mesh = jax.sharding.AbstractMesh(
         (2, 2),

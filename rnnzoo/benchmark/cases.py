@@ -19,6 +19,10 @@ DIRECTIONS = ('forward', 'forward+backward')
 BF16, F16, F32 = 'bfloat16', 'float16', 'float32'
 
 
+# More are in no machine's memory.
+_MOST_NUMBERS = 2**48
+
+
 @dataclasses.dataclass(frozen=True)
 class Shape:
   """Sizes of a layer: x is [batch, time, in_features]."""
@@ -64,6 +68,11 @@ def parse_shape(text: str) -> tuple[str, Shape]:
     raise ValueError(
         f'{text!r}: {shape.features} features are not divisible by'
         f' {shape.num_heads} heads'
+    )
+  numbers = shape.batch * shape.time * (shape.in_features + shape.features)
+  if numbers > _MOST_NUMBERS:
+    raise ValueError(
+        f'{text!r}: x and y have {numbers} numbers; up to 2^48 would work'
     )
   return 'x'.join(map(str, sizes)), shape
 

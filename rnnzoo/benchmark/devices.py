@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent import futures
 import dataclasses
 import functools
+import traceback
 from typing import Any
 
 from flax import nnx
@@ -27,6 +28,7 @@ import numpy as np
 
 import rnnzoo
 from rnnzoo.benchmark import cases
+from rnnzoo.benchmark import measurement
 from rnnzoo.benchmark import timing
 from rnnzoo.benchmark import watchdog as watchdog_lib
 
@@ -87,15 +89,36 @@ def measure(
     `param_dtype` is the dtype of the parameters.
   """
   with futures.ThreadPoolExecutor(timer.threads) as pool:
-    begun: Iterable[_Prepared] = (
-        _begin(case, pool, quick=not timer.repeats) for case in selected
+    quick = not timer.repeats
+    begun: Iterable[tuple[cases.Case, _Prepared | Exception]] = (
+        (case, _attempt(_begin, case, pool, quick)) for case in selected
     )
     if timer.threads > 1:
       begun = list(begun)
+      prepared = [each for _, each in begun if isinstance(each, _Prepared)]
       with watchdog('compiling all steps'):
-        futures.wait([step for each in begun for step in each.steps()])
-    for prepared in begun:
-      yield from _measure(prepared, timer, watchdog)
+        futures.wait([step for each in prepared for step in each.steps()])
+    for case, each in begun:
+      rows: Any = each
+      if isinstance(each, _Prepared):
+        rows = _attempt(_measure, each, timer, watchdog)
+      if isinstance(rows, Exception):
+        rows = [row | measurement.failure(rows) for row in _rows(case)]
+      yield from rows
+
+
+def _attempt(function: Callable[..., Any], *arguments: Any) -> Any:
+  """Returns a function's result, or its error: more than memory holds, say."""
+  try:
+    return function(*arguments)
+  except Exception as error:
+    traceback.print_exception(error)
+    return error
+
+
+def _rows(case: cases.Case) -> list[dict[str, Any]]:
+  own = {'param_dtype': case.param_dtype}
+  return [case.row(way, 'training step') | own for way in case.implementations]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -144,7 +167,7 @@ def _begin(case: cases.Case, pool: futures.Executor, quick: bool) -> _Prepared:
 
 def _measure(prepared: _Prepared, timer, watchdog) -> list[dict[str, Any]]:
   case, shape = prepared.case, prepared.case.shape
-  rows = [case.row(way, 'training step') for way in case.implementations]
+  rows = _rows(case)
   with watchdog(f'{case.layer} on one device'):
     whole = prepared.whole.result()()
   steps: list[_Step] = []
@@ -156,10 +179,7 @@ def _measure(prepared: _Prepared, timer, watchdog) -> list[dict[str, Any]]:
         row |= _compare(own(), whole, prepared.parameters, case)
         row['collectives'] = _collectives(own)
       row |= {'compile_s': own.program.compile_s, **own.program.memory}
-    row |= {
-        'devices': 1 if kind == ONE else jax.device_count(),
-        'param_dtype': case.param_dtype,
-    }
+    row['devices'] = 1 if kind == ONE else jax.device_count()
     steps.append(own)
   if not timer.repeats:
     return rows

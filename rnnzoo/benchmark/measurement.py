@@ -78,14 +78,18 @@ class _Run:
 
   def fail(self, reason: Exception | str) -> None:
     """Notes that it failed, or cannot be."""
-    if isinstance(reason, NotImplementedError):
-      self.row |= {'status': 'cannot', 'reason': str(reason)}
-      return
-    if isinstance(reason, Exception):
-      traceback.print_exception(reason)
-      reason = repr(reason)[:1000]
-    self.row |= {'status': 'failed', 'reason': reason}
-    print(f'FAILED: {self}: {reason}', file=sys.stderr, flush=True)
+    self.row |= failure(reason)
+    if self.row['status'] == 'failed':
+      text = f'FAILED: {self}: {self.row["reason"]}'
+      print(text, file=sys.stderr, flush=True)
+
+
+def failure(reason: Exception | str) -> Row:
+  """Returns the fields of a row that failed, or cannot be."""
+  if isinstance(reason, NotImplementedError):
+    return {'status': 'cannot', 'reason': str(reason)}
+  text = reason if isinstance(reason, str) else repr(reason)[:1000]
+  return {'status': 'failed', 'reason': text}
 
 
 @contextlib.contextmanager
@@ -94,6 +98,8 @@ def _attempt(*runs: _Run) -> Iterator[None]:
   try:
     yield
   except Exception as error:
+    if not isinstance(error, NotImplementedError):
+      traceback.print_exception(error)
     for run in runs:
       if run.row['status'] == 'ok':
         run.fail(error)
@@ -194,9 +200,14 @@ class _Session:
       following = list(itertools.islice(traced, _ROUND))
       start, groups = time.monotonic(), []
       for case, future in ahead:
-        with self.watchdog(f'tracing {case.label}, {case.title}'):
+        group = _Group(case, _runs(case))
+        groups.append(group)
+        text = f'tracing {case.label}, {case.title}'
+        with self.watchdog(text), _attempt(*group.runs):
           prepared = future.result()
-        groups.append(self._compile(case, prepared, prepared.facts))
+          groups[-1] = self._compile(case, prepared, prepared.facts)
+        if groups[-1] is group:
+          continue
         needed = arrays.operations(prepared.arguments, case.exact_dtype)
         for operation in needed - known:
           self.pool.submit(arrays.compile_ahead, *operation)
@@ -212,10 +223,12 @@ class _Session:
 
   def _trace(self, case: cases.Case) -> _Group:
     """Traces a case's programs, and begins to compile them."""
-    problem = problems.build(case)
-    here = preparation.Here(problem)
-    group = self._compile(case, here, self.note(case))
-    group.problem = problem
+    group = _Group(case, _runs(case))
+    with _attempt(*group.runs):  # More than memory holds, say.
+      problem = problems.build(case)
+      here = preparation.Here(problem)
+      group = self._compile(case, here, self.note(case))
+      group.problem = problem
     return group
 
   def _compile(self, case, prepared, facts: Row) -> _Group:
@@ -265,6 +278,11 @@ class _Session:
 def _timed(case: cases.Case) -> list[preparation.Way]:
   ways = itertools.product(case.implementations, cases.DIRECTIONS)
   return [preparation.Way(*way) for way in ways]
+
+
+def _runs(case: cases.Case) -> list[_Run]:
+  """Returns the runs of a case before anything is known of them."""
+  return [_Run(way, case.row(*way[:2])) for way in _timed(case)]
 
 
 def _references(case: cases.Case) -> list[preparation.Way]:

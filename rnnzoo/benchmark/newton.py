@@ -7,6 +7,7 @@ few can do at all. Its time stands beside that of 'scan'.
 
 from collections.abc import Iterable, Iterator
 import dataclasses
+import traceback
 from typing import Any
 
 from flax import nnx
@@ -51,7 +52,7 @@ def measure(
     found = {}
     if PATH in case.implementations:
       with watchdog(f'verifying {case.layer}, {case.shape_name}'):
-        found = dataclasses.asdict(_verify(case))
+        found = _verified(case)
     if not timer.repeats:
       if found:
         yield _row(case, found)
@@ -60,6 +61,15 @@ def measure(
       if row['implementation'] == PATH:
         row |= {k: v for k, v in found.items() if k != 'error'}
       yield row
+
+
+def _verified(case: cases.Case) -> dict[str, Any]:
+  """Returns what is known of a case, or why nothing is."""
+  try:
+    return dataclasses.asdict(_verify(case))
+  except Exception as error:  # More than memory holds, say.
+    traceback.print_exception(error)
+    return measurement.failure(error)
 
 
 def _verify(case: cases.Case) -> rnnzoo.Verification:
@@ -74,6 +84,6 @@ def _verify(case: cases.Case) -> rnnzoo.Verification:
 
 def _row(case: cases.Case, found: dict[str, Any]) -> dict[str, Any]:
   row = case.row(PATH, 'forward')
-  if not found['error'] <= _LARGEST_ERROR:
+  if not found.get('error', 0) <= _LARGEST_ERROR:
     row |= {'status': 'failed', 'reason': f'{found["error"]:.1e} from scan'}
   return row | found

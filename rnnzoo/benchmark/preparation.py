@@ -182,9 +182,10 @@ def prepare(case: cases.Case, ways: list[Way], note: Note) -> Prepared:
       programs[way] = _lower(problem, way)
     except NotImplementedError as error:
       programs[way] = NotImplementedError(str(error))
-    except Exception:
+    except Exception as error:
+      traceback.print_exception(error)
       # Not every exception can be sent.
-      programs[way] = RuntimeError(traceback.format_exc())
+      programs[way] = RuntimeError(f'{type(error).__name__}: {error}')
   return Prepared(case, programs, problem.arguments, note(case))
 
 

@@ -34,12 +34,14 @@ import sys
 import time
 from typing import Any, NoReturn
 
+from absl import app
 from absl import flags
 from absl import logging
 import jax
 
 from rnnzoo.benchmark import baselines
 from rnnzoo.benchmark import cases as cases_lib
+from rnnzoo.benchmark import command_line
 from rnnzoo.benchmark import figures
 from rnnzoo.benchmark import machine
 from rnnzoo.benchmark import measurement
@@ -120,15 +122,19 @@ def parse_flags(argv: list[str]) -> list[str]:
     rest = flags.FLAGS(argv)
   except flags.Error as error:
     _give_up(error)
-  if rest[1:]:
-    _give_up(f'unknown argument {rest[1]!r}; options are --name=value')
+  try:
+    command_line.flags_alone(rest)
+  except app.UsageError as error:
+    _give_up(error)
   if math.isnan(_TIME_LIMIT.value):
     _give_up('flag --time_limit=nan: a number of seconds would work, as in 450')
   for path in (_OUTPUT.value, _PLOT_FROM.value or 'x.json'):
     if pathlib.Path(path).suffix != '.json':
       _give_up(f'{path!r} must be the name of a .json file')
   if _PLOT_FROM.value and not pathlib.Path(_PLOT_FROM.value).is_file():
-    _give_up(f'there is no file {_PLOT_FROM.value!r} to plot')
+    is_folder = pathlib.Path(_PLOT_FROM.value).is_dir()
+    there = 'a folder has the name' if is_folder else 'there is no file'
+    _give_up(f'{there} {_PLOT_FROM.value!r}; a result to plot is a .json file')
   suite = SUITES[_SUITE.value]
   for names, known in (
       (_LAYERS, suite.layers),
@@ -139,8 +145,8 @@ def parse_flags(argv: list[str]) -> list[str]:
     unknown = [name for name in names.value or () if name not in known]
     if unknown or names.value == []:
       _give_up(
-          f'--{names.name}: {unknown[0] if unknown else "nothing"!r} is given,'
-          f' and the suite {_SUITE.value!r} has {", ".join(known)}'
+          f'--{names.name}: {repr(unknown[0]) if unknown else "nothing"} is'
+          f' given, and the suite {_SUITE.value!r} has {", ".join(known)}'
       )
   if flags.FLAGS['verbosity'].using_default_value:
     flags.FLAGS['verbosity'].value = logging.WARNING
@@ -179,8 +185,8 @@ def main(unused_argv: list[str]) -> int:
       _give_up(f"{_PLOT_FROM.value!r} is not a benchmark's result")
     return 0
   try:
-    pathlib.Path(_OUTPUT.value).parent.mkdir(parents=True, exist_ok=True)
-  except OSError as error:
+    command_line.writable(_OUTPUT.value)
+  except app.UsageError as error:
     _give_up(error)
   if _SUITE.value == 'peers':  # Other processes and torch need memory too.
     os.environ.setdefault('XLA_PYTHON_CLIENT_PREALLOCATE', 'false')
@@ -217,7 +223,8 @@ def main(unused_argv: list[str]) -> int:
     table.row(row)
     # A run that is cut off has lost nothing.
     report.write(result, output)
-  report.write(result, output)
+  if result['rows'] or not pathlib.Path(output).exists():
+    report.write(result, output)
   if left := sum(not _keys(case) <= new.keys() for case in selected):
     print(
         f'--time_limit={_TIME_LIMIT.value:g}: {left} of {len(selected)} cases'
@@ -312,9 +319,14 @@ def _resume(result, selected, repeats: int) -> list[cases_lib.Case]:
     return selected
   try:
     earlier = json.loads(path.read_text())
-    facts = ('suite', 'device', 'versions', 'commit')
-    if any(earlier[fact] != result[fact] for fact in facts):
-      _give_up(f'--resume: {str(path)!r} is of another {", ".join(facts)}')
+    report.header(earlier)  # It reads all that a later one needs.
+    differences = [
+        f'{fact} {earlier[fact]!r} (here {result[fact]!r})'
+        for fact in ('suite', 'device', 'versions', 'commit')
+        if earlier[fact] != result[fact]
+    ]
+    if differences:
+      _give_up(f'--resume: {str(path)!r} is of {", ".join(differences)}')
     found = {_key(row): row for row in earlier['rows']}
     done = {
         name

@@ -6,6 +6,7 @@ import os
 import pathlib
 from typing import Any
 
+from rnnzoo.benchmark import command_line
 from rnnzoo.benchmark import measurement
 
 Row = Mapping[str, Any]
@@ -105,6 +106,6 @@ def write(result: Mapping[str, Any], path: str) -> None:
   head = json.dumps(rest, indent=2).removesuffix('\n}')
   rows = ',\n'.join('    ' + json.dumps(row) for row in result['rows'])
   file = pathlib.Path(path)
-  part = file.with_name(file.name + '.part')
+  part = command_line.partial(file)
   part.write_text(f'{head},\n  "rows": [\n{rows}\n  ]\n}}\n')
   os.replace(part, file)

@@ -78,7 +78,7 @@ def _compare(rows: Sequence[dict[str, Any]]) -> None:
   timed = (row for row in rows if 'median_ms' in row)
   times = {row['implementation']: row['median_ms'] for row in timed}
   for row in rows:
-    chosen = row['path_of_none']
+    chosen = row.get('path_of_none')  # Not of a case that has no arrays.
     if row['implementation'] == chosen in times:
       row['best_path'] = min(times, key=lambda name: times[name])
       row['of_best'] = times[chosen] / times[row['best_path']]

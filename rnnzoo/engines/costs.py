@@ -45,7 +45,8 @@ _LONG = 65536
 _FEW_NUMBERS = 64
 
 # Steps up to which it is faster too, with so many numbers or fewer. Measured:
-# 1 x 64 and 16 x 64, of 4 steps and of 16.
+# 1 x 64 and 16 x 64, of 4 steps and of 16. Calls of 4 steps are bound by their
+# launch: 'linear_scan' takes up to 27 % less, layers 13 % less to 9 % more.
 _SHORT = 4
 _NUMBERS_OF_SHORT = 1024
 
@@ -64,9 +65,9 @@ def slower_linear_kernel(rows: int, time: int, features: int) -> str:
     return 'a kernel gains nothing for a single step, as measured.'
   if time <= _SHORT and rows * features <= _NUMBERS_OF_SHORT:
     return (
-        f"'associative_scan' is faster than the kernel, as measured, up to"
-        f' {_SHORT} steps of {_NUMBERS_OF_SHORT:,} numbers or fewer; these are'
-        f' {time} of {rows * features}.'
+        f"'associative_scan' is mostly faster than the kernel, as measured, up"
+        f' to {_SHORT} steps of {_NUMBERS_OF_SHORT:,} numbers or fewer; these'
+        f' are {time} of {rows * features}.'
     )
   if time >= _LONG and rows * features <= _FEW_NUMBERS:
     return (

@@ -249,6 +249,7 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
       or wider: a named tuple, `carry.h` and so on.
     """
     batch_shape = checks.shape(batch_shape, 'batch_shape')
+    settings.numbers_of((*batch_shape, self.out_features), 'The carry')
     return self._named(self._initial_carry(batch_shape, self._state_dtype()))
 
   def unroll(

@@ -184,6 +184,7 @@ class SLSTMBlock(rows.RowLayer):
       batch_shape: leading axes of the input, those before time.
     """
     batch_shape = checks.shape(batch_shape, 'batch_shape')
+    settings.numbers_of((*batch_shape, self.out_features), 'The carry')
     return self._initial_carry(batch_shape, self.dtype or self.param_dtype)
 
   def _rows(self, x, carry: Carry, reset, mask, *, implementation):

@@ -380,6 +380,8 @@ sys.exit(program.main(program.parse_flags([
     path = self.output()
     path.parent.mkdir()
     path.write_text('[]')
+    folder = path.parent / 'folder.json'
+    folder.mkdir()
     for argument, expected in {
         '--layers=Elman,GRUU': "'GRUU' is given, and the suite 'cells' has El",
         '--implementations=': "and the suite 'cells' has scan, associative",
@@ -397,6 +399,11 @@ sys.exit(program.main(program.parse_flags([
         'GRU': "unknown argument 'GRU'",
         '--output=x.txt': 'must be the name of a .json file',
         '--plot_from=nowhere.json': "there is no file 'nowhere.json'",
+        f'--plot_from={folder}': 'a folder has the name',
+        f'--output={folder}': 'is a directory',
+        '--output=/proc/no/x.json': 'in a folder that can be written to',
+        '--layers=': 'nothing is given',
+        '--shape=1,1000000000000000,8,8': 'up to 2^48 would work',
         f'--plot_from={path}': "is not a benchmark's result",
     }.items():
       with self.subTest(argument):
@@ -497,7 +504,45 @@ sys.exit(program.main(program.parse_flags([
     report.write(result, path)
     code, _, err = run(*arguments)
     self.assertEqual(code, 2)
-    self.assertIn('is of another suite, device, versions, commit', err)
+    self.assertIn("' is of versions {'jax': '0', ", err)
+    self.assertNotIn('suite', err)
+    result['copy'] = 'fast'
+    report.write(result, path)
+    code, _, err = run(*arguments)
+    self.assertEqual(code, 2)
+    self.assertIn("is not a benchmark's result", err)
+
+  def test_a_case_that_memory_does_not_hold(self):
+    path = self.output()
+    arguments = (
+        '--layers=Elman',
+        '--implementations=scan',
+        '--shape=1,100000000000000,1,1',
+        '--shape=2,1,4,8',
+        '--check_only',
+        f'--output={path}',
+    )
+    for suite, number in ('dense', 4), ('lengths', 2), ('newton', 1):
+      with self.subTest(suite):
+        own = (f'--suite={suite}', *arguments)
+        if suite == 'lengths':
+          own = (*own, '--layers=MinGRU')
+        if suite == 'newton':
+          own = (*own, '--implementations=associative_scan')
+        code, out, err = run(*own)
+        self.assertEqual(code, 1, out)
+        self.assertIn(f'FAILED: {number} of {2 * number} rows', err)
+        rows = json.loads(path.read_text())['rows']
+        for row in rows[:number]:
+          self.assertEqual(row['status'], 'failed')
+          self.assertRegex(row['reason'], '[Mm]emory|Overflow')
+        for row in rows[number:]:
+          self.assertEqual(row['status'], 'ok')
+    # Where nothing is measured, rows of another run stay.
+    code, _, err = run(*arguments, '--time_limit=0')
+    self.assertEqual(code, 0)
+    self.assertIn('cases were not begun', err)
+    self.assertEqual(json.loads(path.read_text())['rows'], rows)
 
 
 class MeasurementTest(absltest.TestCase):

@@ -256,6 +256,20 @@ class SweepsTest(absltest.TestCase):
       self.assertEqual(tables.newest(f'{name}_*.json')[1], joined)
       return getattr(tables, name)()
 
+  def test_folders_to_join_in(self):
+    program = str(documents_test.ROOT / 'benchmarks' / 'sweeps.py')
+    result = self.output()
+    result.write_text('{}')
+    for words, expected in {
+        (f'--into={result.parent}/no', str(result)): 'no folder of this name',
+        ('--into=', str(result)): 'no folder of this name',
+        ('--into=a', '--into=b', str(result)): 'once would work',
+        (f'--into={result.parent}', str(result)): 'not results of the suites',
+    }.items():
+      with self.subTest(words), self.assertRaises(SystemExit) as refused:
+        runpy.run_path(program)['main'](words)
+      self.assertIn(expected, str(refused.exception))
+
   def test_shapes(self):
     suite = sweeps.SUITES['batches']
     for name, shape in suite.shapes.items():

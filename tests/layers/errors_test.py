@@ -51,6 +51,14 @@ class ConstructorTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, message):
       make(rnnzoo.LAYERS[layer], *sizes)
 
+  def test_carry_beyond_any_memory(self):
+    for layer in (
+        rnnzoo.GRU(IN, FEATURES, rngs=nnx.Rngs(0)),
+        rnnzoo.SLSTMBlock(4, 4, num_heads=2, rngs=nnx.Rngs(0)),
+    ):
+      with self.assertRaisesRegex(ValueError, 'at most 2\\^48 numbers'):
+        layer.initial_carry((2**40, 2**40))
+
   def test_parameter_beyond_any_memory(self):
     message = r'kernel_init must have at most 2\^48 numbers'
     with self.assertRaisesRegex(ValueError, message):
