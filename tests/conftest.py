@@ -12,6 +12,8 @@ import tempfile
 from absl import flags
 import pytest
 
+from tests.testing import compilation
+
 # The workers of pytest-xdist share one accelerator where there is one, and JAX
 # by default takes most of its memory for the first process.
 os.environ.setdefault('XLA_PYTHON_CLIENT_PREALLOCATE', 'false')
@@ -23,6 +25,9 @@ os.environ.setdefault('NPROC', '16')
 # on, and note for each operation which lines it came from.
 gc.set_threshold(100_000, 50, 1_000)
 os.environ.setdefault('JAX_TRACEBACK_IN_LOCATIONS_LIMIT', '0')
+
+# Programs that tests start inherit this too.
+os.environ.setdefault('XLA_FLAGS', compilation.XLA_FLAGS)
 
 # Workers, and programs that tests start, compile many functions that are the
 # same. .ci/run has one directory for all of its runs.

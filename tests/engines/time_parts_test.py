@@ -57,6 +57,13 @@ class AllNumbersTest(AllNumbers):
     names = [f'{case}-jit-{path}' for case in cases for path in paths]
     self.assert_same(*names)
 
+  @pytest.mark.exhaustive
+  def test_every_pair_of_parts_that_forget(self):
+    paths = ['scan', *['pallas'] * abstract_gpu.RUNS]
+    cases = 'every_forgetful', 'every_infinities'
+    names = [f'{case}-jit-{path}' for case in cases for path in paths]
+    self.assert_same(*names)
+
   def test_auto_axes(self):
     self.assert_same('MinGRU-auto-scan', 'MinGRU-auto-associative_scan')
 

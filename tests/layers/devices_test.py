@@ -18,7 +18,7 @@ import rnnzoo
 from rnnzoo import models
 from rnnzoo.engines import gradient_sums
 from tests.testing import abstract_gpu
-from tests.testing import reference
+from tests.testing import compilation
 from tests.testing import several_devices
 from tests.testing import sharded_cases
 
@@ -42,13 +42,11 @@ TWO_SUMS = [
     if abstract_gpu.RUNS
 ]
 
-# Compiles in half of the time, to slower code; in less where XLA still has its
-# older emitters.
-FAST_COMPILATION = ' '.join(
-    f'--{name}={str(value).lower()}'
-    for name, value in (
-        reference.FAST_COMPILE | {'xla_llvm_disable_expensive_passes': True}
-    ).items()
+# Of tests/testing/mapped_program.py.
+WAYS_OF_ROWS = (
+    *('rows', 'batch', 'rows_and_batch'),
+    *('gradient', 'gradient_batch', 'gradient_both', 'gradients'),
+    *('shared', 'nested', 'tangent', 'in_shard_map'),
 )
 
 COLLECTIVES = (
@@ -88,20 +86,22 @@ class Numbers(parameterized.TestCase):
     )
 
   def assert_same_in_shard_map(self, names):
-    printed = self.run_program('shard_map_program', 4, names, FAST_COMPILATION)
+    printed = self.run_program(
+        'shard_map_program', 4, names, compilation.XLA_FLAGS
+    )
     for name in names:
       self.assertIn(f'{name} is the same on 4 devices', printed)
 
   def assert_same_under_jit(self, kind, names):
     printed = self.run_program(
-        'sharded_program', 8, [kind, *names], FAST_COMPILATION
+        'sharded_program', 8, [kind, *names], compilation.XLA_FLAGS
     )
     for name in names:
       self.assertIn(f'{name} is the same on 8 devices', printed)
 
   def assert_same_split(self, layout, names):
     printed = self.run_program(
-        'split_program', 8, [layout, *names], FAST_COMPILATION
+        'split_program', 8, [layout, *names], compilation.XLA_FLAGS
     )
     for name in names:
       self.assertIn(f'{name} is the same with {layout}', printed)
@@ -461,7 +461,7 @@ class FewNumbersTest(Numbers):
   @pytest.mark.slow
   def test_stacks(self):
     printed = self.run_program(
-        'sharded_program', 8, ['Explicit', 'stacks'], FAST_COMPILATION
+        'sharded_program', 8, ['Explicit', 'stacks'], compilation.XLA_FLAGS
     )
     for name in (
         *('norm', 'time_major', 'batch norm', 'dense', 'mixed', 'dropout'),
@@ -511,7 +511,7 @@ class PartialManualTest(Numbers):
 
   def assert_same_in_partial_shard_map(self, names):
     printed = self.run_program(
-        'partial_manual_program', 4, names, FAST_COMPILATION
+        'partial_manual_program', 4, names, compilation.XLA_FLAGS
     )
     for name in names:
       self.assertIn(f'{name} is the same on 4 devices', printed)
@@ -538,7 +538,7 @@ class MappedTest(Numbers):
 
   def check(self, layer, names):
     printed = self.run_program(
-        'mapped_program', 8, [layer, *names], FAST_COMPILATION
+        'mapped_program', 8, [layer, *names], compilation.XLA_FLAGS
     )
     for name in names:
       self.assertIn(f'{name} is the same on 8 devices', printed)
@@ -562,25 +562,19 @@ class MappedTest(Numbers):
       for gradient in jax.tree.leaves(jax.eval_shape(each, states, x)):
         self.assertEqual(gradient.sharding.spec[0], 'a')
 
-  @parameterized.parameters('LSTM', 'AGRU', 'IndRNN')
+  @parameterized.parameters(
+      ('LSTM', WAYS_OF_ROWS),
+      ('AGRU', WAYS_OF_ROWS[2::3]),
+      ('IndRNN', WAYS_OF_ROWS[1::3]),
+  )
   @pytest.mark.slow
+  def test_newton_in_many_ways(self, layer, ways):
+    self.check(layer, ways)
+
+  @parameterized.parameters('AGRU', 'IndRNN')
+  @pytest.mark.exhaustive
   def test_newton_in_every_way(self, layer):
-    self.check(
-        layer,
-        [
-            'rows',
-            'batch',
-            'rows_and_batch',
-            'gradient',
-            'gradient_batch',
-            'gradient_both',
-            'gradients',
-            'shared',
-            'nested',
-            'tangent',
-            'in_shard_map',
-        ],
-    )
+    self.check(layer, WAYS_OF_ROWS)
 
 
 @pytest.mark.slow
@@ -602,7 +596,7 @@ class AllNumbersTest(Numbers):
   @parameterized.parameters('Explicit', 'Auto')
   def test_functions(self, kind):
     printed = self.run_program(
-        'sharded_program', 8, [kind, 'functions'], FAST_COMPILATION
+        'sharded_program', 8, [kind, 'functions'], compilation.XLA_FLAGS
     )
     self.assertIn('sharded parameters is the same on 8 devices', printed)
 

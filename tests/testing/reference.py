@@ -14,26 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import rnnzoo
+from tests.testing import compilation
 
-
-def _fast_compile():
-  """Returns options under which XLA's CPU backend compiles in least time.
-
-  Compile time is most of a test's time; speed of the result is of no interest.
-  XLA's older emitters, which releases up to jax 0.11 still have, compile these
-  programs four times faster than the new ones.
-  """
-  options = {'xla_backend_optimization_level': 0}
-  emitters = {'xla_cpu_use_fusion_emitters': False}
-  try:
-    jax.jit(lambda: 0.0, compiler_options=options | emitters)()
-  except jax.errors.JaxRuntimeError:
-    return options
-  return options | emitters
-
-
-FAST_COMPILE = _fast_compile()
-jit = functools.partial(jax.jit, compiler_options=FAST_COMPILE)
+jit = functools.partial(jax.jit, compiler_options=compilation.OPTIONS)
 
 # Every shorter sequence is padded to this many steps, by a mask, so that a
 # cell's reference is compiled once.
@@ -101,7 +84,7 @@ def unroll(
 
 
 @functools.partial(
-    jax.jit, static_argnums=(0, 1), compiler_options=FAST_COMPILE
+    jax.jit, static_argnums=(0, 1), compiler_options=compilation.OPTIONS
 )
 def _value_and_grad(cell, structure, arrays, reset, mask, weights):
   def loss(arrays):

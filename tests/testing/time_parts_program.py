@@ -4,14 +4,16 @@
 
 A case is FUNCTION-WAY-IMPLEMENTATION. FUNCTION is 'linear_scan', 'forgetful',
 which has parts that forget all that is before them, 'infinities', or one of
-`LAYERS`. WAY is 'jit', where types say how x is sharded, 'auto', where XLA
-knows, or 'shard_map'. It prints a line for each case whose results and
-gradients equal those of one device. But for 'auto', the compiled program sends
-nothing but maps, flags and sums of parameters' gradients.
+`LAYERS`; 'every_forgetful' and 'every_infinities' have twice as many calls. WAY
+is 'jit', where types say how x is sharded, 'auto', where XLA knows, or
+'shard_map'. It prints a line for each case whose results and gradients equal
+those of one device. But for 'auto', the compiled program sends nothing but
+maps, flags and sums of parameters' gradients.
 """
 
 import contextlib
 import functools
+import itertools
 import sys
 from unittest import mock
 
@@ -84,7 +86,21 @@ def linear_scan(implementation, axis_name):
   return loss, {}, data | {'reset': reset}, specs
 
 
-def forgetful(implementation, axis_name):
+def in_turn(every, *groups):
+  """Returns every combination of some choices, or each second one.
+
+  The half has every pair of two choices of different groups, where a group but
+  for the first has two.
+  """
+  found = itertools.product(*(enumerate(group) for group in groups))
+  return [
+      tuple(choice for _, choice in combination)
+      for combination in found
+      if every or sum(i for i, _ in combination) % 2 == 0
+  ]
+
+
+def forgetful(implementation, axis_name, every=False):
   """Like `linear_scan`: parts of 64 steps that forget after 4, 32 or never."""
   rng = np.random.default_rng(5)
   size = B, 64 * MESH[1], F
@@ -106,11 +122,12 @@ def forgetful(implementation, axis_name):
     a = data['a']
     mixed = a * jnp.where(jnp.arange(F) == 1, 1, 2.0**-80)
     total = 0
+    owns = a, 2.0**-80 * a, 2.0**-12 * a, mixed, -mixed
+    resets = None, data['reset']
+    for own, reverse, reset in in_turn(every, owns, (False, True), resets):
+      h = scan(own, data['b'], reverse=reverse, reset=reset)
+      total += jnp.sum(jnp.sin(h))
     for reverse in (False, True):
-      for own in (a, 2.0**-80 * a, 2.0**-12 * a, mixed, -mixed):
-        h = scan(own, data['b'], reverse=reverse)
-        h += scan(own, data['b'], reverse=reverse, reset=data['reset'])
-        total += jnp.sum(jnp.sin(h))
       for own in (a, 2.0**-12 * a):
         h = scan(
             jax.lax.stop_gradient(own),
@@ -126,7 +143,7 @@ def forgetful(implementation, axis_name):
   return loss, {}, data | {'reset': reset}, specs | {'h0': P('data')}
 
 
-def infinities(implementation, axis_name):
+def infinities(implementation, axis_name, every=False):
   """Parts of 8 steps with infinities, and sums of where h is none."""
   rng = np.random.default_rng(6)
   size = B, 8 * MESH[1], F
@@ -160,19 +177,20 @@ def infinities(implementation, axis_name):
     mixed = a * jnp.where(jnp.arange(F) % 2, 1, 2.0**-80)
     total = 0
     # Parts that remember and whose product underflows, that forget, and both.
-    for own in (2.0**-12 * a, 2.0**-80 * a, mixed):
-      for reverse in (False, True):
-        for flags in (None, reset):
-          h = rnnzoo.linear_scan(
-              own,
-              b,
-              h0,
-              reset=flags,
-              reverse=reverse,
-              time_axis_name=axis_name,
-              implementation=implementation,
-          )
-          total += _of_kinds(h, weights)
+    owns = 2.0**-12 * a, 2.0**-80 * a, mixed
+    for own, reverse, flags in in_turn(
+        every, owns, (False, True), (None, reset)
+    ):
+      h = rnnzoo.linear_scan(
+          own,
+          b,
+          h0,
+          reset=flags,
+          reverse=reverse,
+          time_axis_name=axis_name,
+          implementation=implementation,
+      )
+      total += _of_kinds(h, weights)
     zeros = jnp.where(weights < 0.05, 0, mixed)
     h = rnnzoo.linear_scan(
         zeros, b, h0, time_axis_name=axis_name, implementation=implementation
@@ -254,7 +272,10 @@ def run(name: str) -> None:
       'linear_scan': linear_scan,
       'forgetful': forgetful,
       'infinities': infinities,
+      'every_forgetful': functools.partial(forgetful, every=True),
+      'every_infinities': functools.partial(infinities, every=True),
   }
+  forgets = function.removeprefix('every_') in ('forgetful', 'infinities')
   make = made.get(function, functools.partial(layer, function))
   oracle = 'scan' if implementation == 'pallas' else implementation
   loss, params, data, specs = make(oracle, None)
@@ -275,7 +296,7 @@ def run(name: str) -> None:
       jax.tree.map(put, data, specs),
   )
   with contextlib.ExitStack() as stack:
-    if function in ('forgetful', 'infinities'):
+    if forgets:
       stack.enter_context(mock.patch.object(time_parts, 'FEW', 4))
       stack.enter_context(mock.patch.object(time_parts, 'MORE', 8))
     if implementation == 'pallas':
@@ -291,10 +312,7 @@ def run(name: str) -> None:
   jax.tree.map(same, got, want)
   if way != 'auto':
     sent = devices_program.collectives(program.as_text())
-    if function in (
-        'forgetful',
-        'infinities',
-    ):  # A second run has an exchange of its own.
+    if forgets:  # A second run has an exchange of its own.
       check_sent(sent, params, calls=28, in_branches=True)
     else:
       check_sent(sent, params, calls=4)

@@ -25,18 +25,12 @@ import pytest
 
 from rnnzoo.training import placement as placements
 from rnnzoo.training import processes
+from tests.testing import compilation
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 # Seconds after which a process without news from another one ends.
 HEARTBEAT = 10
-
-
-# Compiles in half of the time, to slower code.
-FAST_COMPILATION = (
-    ' --xla_backend_optimization_level=0'
-    ' --xla_llvm_disable_expensive_passes=true'
-)
 
 
 def start(
@@ -52,7 +46,7 @@ def start(
           'JAX_PLATFORMS': 'cpu',
           'PYTHONPATH': str(ROOT),
           'XLA_FLAGS': (
-              f'--xla_force_host_platform_device_count={devices}{xla_flags}'
+              f'--xla_force_host_platform_device_count={devices} {xla_flags}'
           ),
       },
       stdout=subprocess.PIPE,
@@ -99,7 +93,7 @@ class StepsTest(StepsTestCase):
 
   @pytest.mark.slow
   def test_four_devices(self):
-    one, four = self.train(1, 4, xla_flags=FAST_COMPILATION)
+    one, four = self.train(1, 4, xla_flags=compilation.XLA_FLAGS)
     self.check_same(one, four)
     for result in (one, four):
       self.check_collectives(result)
@@ -109,7 +103,7 @@ class StepsTest(StepsTestCase):
 class KindsOfDataTest(StepsTestCase):
 
   def check(self, kind):
-    one, four = self.train(1, 4, xla_flags=FAST_COMPILATION, kind=kind)
+    one, four = self.train(1, 4, xla_flags=compilation.XLA_FLAGS, kind=kind)
     self.check_same(one, four)
     self.assertEqual({name for name, *_ in four['collectives']}, {'all-reduce'})
 
