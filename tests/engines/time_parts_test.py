@@ -35,6 +35,12 @@ class FewNumbersTest(Numbers):
 
 class AllNumbers(Numbers):
 
+  def check_parts(self, *functions):
+    paths = ['scan', *['pallas'] * abstract_gpu.RUNS]
+    self.assert_same(
+        *(f'{each}-jit-{path}' for each in functions for path in paths)
+    )
+
   def check(self, way):
     paths = ['scan', 'associative_scan', *['pallas'] * abstract_gpu.RUNS]
     names = [
@@ -52,27 +58,20 @@ class AllNumbersTest(AllNumbers):
     self.check('jit')
 
   def test_parts_that_forget(self):
-    paths = ['scan', *['pallas'] * abstract_gpu.RUNS]
-    cases = 'forgetful', 'infinities'
-    names = [f'{case}-jit-{path}' for case in cases for path in paths]
-    self.assert_same(*names)
-
-  @pytest.mark.exhaustive
-  def test_every_pair_of_parts_that_forget(self):
-    paths = ['scan', *['pallas'] * abstract_gpu.RUNS]
-    cases = 'every_forgetful', 'every_infinities'
-    names = [f'{case}-jit-{path}' for case in cases for path in paths]
-    self.assert_same(*names)
+    self.check_parts('forgetful', 'infinities')
 
   def test_auto_axes(self):
     self.assert_same('MinGRU-auto-scan', 'MinGRU-auto-associative_scan')
 
 
 @pytest.mark.exhaustive
-class ShardMapTest(AllNumbers):
+class EveryCombinationTest(AllNumbers):
 
   def test_shard_map(self):
     self.check('shard_map')
+
+  def test_parts_that_forget(self):
+    self.check_parts('every_forgetful', 'every_infinities')
 
 
 class KernelsTest(parameterized.TestCase):

@@ -15,7 +15,13 @@ OPTIONS: dict[str, int | bool] = {
 if tuple(map(int, metadata.version('jax').split('.')[:2])) < (0, 11):
   OPTIONS['xla_cpu_use_fusion_emitters'] = False
 
-# The same for the environment.
+# The options of users, for tests that compare the bits of two programs.
+USUAL = {
+    'xla_backend_optimization_level': 3,
+    **{name: not value for name, value in [*OPTIONS.items()][1:]},
+}
+
+# `OPTIONS` for the environment.
 XLA_FLAGS = ' '.join(
     f'--{name}={str(value).lower()}' for name, value in OPTIONS.items()
 )

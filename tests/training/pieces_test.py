@@ -16,6 +16,7 @@ from rnnzoo.training import pieces
 from rnnzoo.training import placement as placements
 from rnnzoo.training import seed_state
 from rnnzoo.training import visits as visits_lib
+from tests.testing import compilation
 from tests.testing import made_up_data
 from tests.testing import made_up_task
 
@@ -94,6 +95,11 @@ class PiecesTest(parameterized.TestCase):
   @parameterized.parameters('arrays', 'buckets')
   @pytest.mark.slow
   def test_runs_equal_those_of_data_on_the_device(self, kind):
+    # The bits of two programs are the same if they are compiled as usual.
+    usual = {'compiler_options': compilation.USUAL}
+    self.enter_context(
+        mock.patch.object(placements.Placement, 'outputs', lambda _: usual)
+    )
     training.train_and_evaluate(self.prepare(kind, 'device', 'device'))
     # Two batches of training, and one and a half of evaluation, are a piece.
     self.enter_context(mock.patch.object(placements, '_PIECE_BYTES', 800))
