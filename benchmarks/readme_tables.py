@@ -720,38 +720,57 @@ def irevrnn_stacks() -> str:
   return '\n'.join(lines)
 
 
-def large_batches(device: str = 'h200') -> str:
-  """Returns the table of many rows, both kinds of kernels beside 'scan'."""
-  data = load(f'large_batches_{device}.json')
-  sizes = 'layer', 'batch', 'time', 'features'
-  kinds = ['tiled', 'tiled time-major', 'direct', 'dense', 'scan', 'cudnn']
-  times: dict[tuple, dict[str, dict[str, float]]] = {}
+def large_batches() -> str:
+  """Returns the table of many rows and of large heads."""
+  data, peer = load('large_batches_h200.json'), load('cudnn_h200.json')
+  ways = 'time-major', 'batch-major', 'scan'
+  cases: dict[tuple, dict[str, Any]] = {}
   for row in data['rows']:
-    kind = row.get('kernels', row['implementation'])
-    own = times.setdefault(tuple(row[key] for key in sizes), {})
-    own.setdefault(kind, {})[row['direction']] = row['median_ms']
-  kinds = [k for k in kinds if any(k in own for own in times.values())]
-  names = {
-      'tiled': 'in tiles',
-      'tiled time-major': 'the same, time-major',
-      'direct': 'R on the chip',
-      'dense': 'in pieces',
-      'scan': "`'scan'`",
-      'cudnn': 'cuDNN, float16',
-  }
-  heads = ['layer', 'batch x time x features', *(names[k] for k in kinds)]
+    key = tuple(row[name] for name in ('layer', 'batch', 'time', 'features'))
+    cases.setdefault(key, {})[row['direction']] = row
+  cudnn: dict[tuple, dict[str, float]] = {}
+  for row in peer['rows']:
+    own = cudnn.setdefault((row['layer'], row['shape']), {})
+    own[row['direction']] = row['median_ms']
+  heads = [
+      *('layer', 'batch x time x features', '`None`, time-major'),
+      *('batch-major', "`'scan'`", 'cuDNN, float16', 'compile, s'),
+      *('MB', "`'scan'`"),
+  ]
   lines = [f'| {" | ".join(heads)} |', '|---' * len(heads) + '|']
-  for (layer, *rest), own in sorted(times.items()):
-    cells = ' | '.join(_two(own[k], 2) if k in own else '-' for k in kinds)
-    lines.append(f'| `{layer}` | {" x ".join(map(str, rest))} | {cells} |')
-  commits = sorted({row['commit'] for row in data['rows'] if 'commit' in row})
+  for (layer, *sizes), rows in sorted(cases.items()):
+    times = [
+        _two({way: rows[way][kind]['ms'] for way in DIRECTIONS}, 2)
+        for kind in ways
+    ]
+    shape = 'x'.join(map(str, (*sizes, sizes[-1])))
+    both = rows[DIRECTIONS[1]]
+    first = both['time-major']
+    cells = [
+        f'`{layer}`',
+        ' x '.join(map(str, sizes)),
+        *times,
+        _two(cudnn.get((layer, shape)), 2),
+        f'{first["compile_s"]:.1f}',
+        f'{first["temp_mb"]:,}',
+        f'{both["scan"]["temp_mb"]:,}',
+    ]
+    lines.append(f'| {" | ".join(cells)} |')
+  paths = {row[kind]['path'] for row in data['rows'] for kind in ways[:2]}
+  most = max(
+      row[kind]['difference'] for row in data['rows'] for kind in ways[:2]
+  )
+  named = ' and '.join(f"`'{path}'`" for path in sorted(paths))
   lines += [
       '',
-      f'{data["device"]}, jax {data["jax"]}, {data["date"]}, commit'
-      f' {data["commit"][:7]}, later rows {", ".join(commits)}. Milliseconds'
-      ' forward / forward and backward; bfloat16, with the projection, medians'
-      ' of calls in flight.'
-      + (' cuDNN as torch calls it.' if 'cudnn' in kinds else ''),
+      f'{data["device"]["kind"]}, jax {data["versions"]["jax"]},'
+      f' {data["date"][:10]}, commit {data["commit"][:7]}; by'
+      f' `{data["command"]}`. Milliseconds forward / forward and backward,'
+      " bfloat16, with the projection; `'scan'` time-major. `None` takes"
+      f" {named}; its results are at most {most:.1e} from those of `'scan'`."
+      f' Compile seconds, from the trace on ({data["threads"]} at a time), and'
+      ' MB of temporary arrays: forward and backward. cuDNN by torch'
+      f' {peer["versions"]["torch"]}, time-major (benchmarks/cudnn.py).',
   ]
   return '\n'.join(lines)
 
@@ -1380,7 +1399,6 @@ TABLES = {
         'small_heads': small_heads,
         'stacks': stacks,
         'large_batches': large_batches,
-        'large_batches_h100': functools.partial(large_batches, 'h100'),
         'batches': batches,
     },
     'docs/benchmarks/index.md': {'units_and_batch': units_and_batch},

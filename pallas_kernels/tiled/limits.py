@@ -23,7 +23,7 @@ GATES = 4
 ROWS_TO_PROJECT = 512
 
 # Rows of a batch times the square of a head's units, from which tiles are
-# faster. Of one head, by benchmarks/large_batches_h200.json and
+# faster. Of one head, by benchmarks/tuning_large_batches_h200.json and
 # tuning_on_chip_h100.json: 256 rows of 768 units, 512 of 512, 2,048 of 256.
 WORK = 130_000_000
 

@@ -4,7 +4,7 @@ A kernel of the family 'dense' keeps R on the chip and takes a batch in pieces,
 one after the other. A step of `lax.scan` multiplies all rows at once: with many
 rows of a large R arithmetic is the limit, and the library's product wins.
 Kernels in tiles, where they run, are faster than both. The times are in
-benchmarks/large_batches_h200.json.
+benchmarks/tuning_large_batches_h200.json.
 
 A linear recurrence of few features leaves most multiprocessors idle, however
 long it is: 32 share a sequence at most. XLA's associative scan uses them all. A
