@@ -210,7 +210,6 @@ def main(argv: list[str]) -> int:
             flush=True,
         )
   path = pathlib.Path(_OUTPUT.value)
-  path.parent.mkdir(parents=True, exist_ok=True)
   path.write_text(json.dumps(result, indent=2) + '\n')
   print(path)
   return int(wrong)

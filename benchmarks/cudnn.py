@@ -139,7 +139,8 @@ def resume(result: Row, path: pathlib.Path) -> None:
   if path.exists():
     earlier = json.loads(path.read_text(encoding='utf-8'))
     if all(earlier[fact] == result[fact] for fact in ('device', 'versions')):
-      result['rows'] += earlier['rows']
+      date = earlier['date']
+      result['rows'] += [{'date': date} | row for row in earlier['rows']]
       result['shapes'] = earlier['shapes'] | result['shapes']
       print(f'{len(earlier["rows"])} rows of {path} are kept', flush=True)
 
@@ -150,7 +151,6 @@ def main(argv) -> None:
   command_line.writable(_OUTPUT.value)
   end = time.monotonic() + _TIME_LIMIT.value
   path = pathlib.Path(_OUTPUT.value)
-  path.parent.mkdir(parents=True, exist_ok=True)
   shapes = dict(map(cases.parse_shape, _SHAPE.value))
   shapes = shapes or sweeps.SUITES['batches'].shapes
   shapes = {k: v for k, v in shapes.items() if v.num_heads == 1}

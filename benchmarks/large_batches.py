@@ -10,6 +10,9 @@ The table has cuDNN's times from benchmarks/cudnn_h200.json.
 
 from concurrent import futures
 import json
+import re
+import shlex
+import sys
 import time
 from typing import Any
 
@@ -67,6 +70,21 @@ WAYS = {
 }
 NAMES = ('layer', 'batch', 'time', 'features')
 DIRECTIONS = ('forward', 'forward+backward')
+
+
+def parse(text: str) -> tuple[str, int, int, int]:
+  """Returns a case of --case.
+
+  Raises:
+    ValueError: it is none.
+  """
+  found = re.fullmatch(r'(\w+),([1-9]\d*),([1-9]\d*),([1-9]\d*)', text)
+  if found is None or found[1] not in rnnzoo.LAYERS:
+    raise ValueError(
+        f'--case={text}: layer,batch,time,features would work, as in'
+        ' LSTM,2048,64,768'
+    )
+  return found[1], *map(int, found.groups()[1:])
 
 
 def program(case: Any, direction: str, way: str) -> Any:
@@ -172,12 +190,20 @@ def main(argv: list[str]) -> None:
   """Writes the JSON file, and prints a line for each row."""
   command_line.flags_alone(argv)
   command_line.writable(_OUTPUT.value)
-  cases: Any = CASES
-  if _CASES.value:
-    words = [text.split(',') for text in _CASES.value]
-    cases = [(layer, *map(int, sizes)) for layer, *sizes in words]
+  try:
+    cases = [parse(text) for text in _CASES.value or ()] or CASES
+  except ValueError as error:
+    raise app.UsageError(str(error)) from error
+  if cases is not CASES and flags.FLAGS['output'].using_default_value:
+    raise app.UsageError(
+        f'--case would leave {_OUTPUT.value} without all others: name another'
+        ' --output.'
+    )
+  options = [a for a in sys.argv[1:] if not a.startswith('--output')]
   result: dict[str, Any] = {
-      'command': 'python benchmarks/large_batches.py',
+      'command': shlex.join(
+          ['python', 'benchmarks/large_batches.py', *options]
+      ),
       **machine.environment(),
       'threads': _THREADS.value,
       'rows': [],

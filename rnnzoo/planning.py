@@ -153,8 +153,9 @@ def dryrun(
       over x's mesh stay so; others count as replicated.
     x: an array, or a `jax.ShapeDtypeStruct`, [..., time, in_features]; its
       sharding, if any, names the mesh. Devices that are not here may be in a
-      `jax.sharding.AbstractMesh`. Its `abstract_device` says which they are;
-      else that of `jax.sharding.use_abstract_mesh` around this call does.
+      `jax.sharding.AbstractMesh`, whose `abstract_device` says which they are.
+      A mesh without one has that of a `jax.sharding.use_abstract_mesh` around
+      this call. An x without a mesh is then replicated over the mesh around.
     gradient: include the backward pass, of parameters and x.
     **call: further arguments of the layer's call: initial_carry, reset and so
       on, arrays or `jax.ShapeDtypeStruct`; bools as they are.
@@ -231,7 +232,8 @@ def _mesh(x: Any) -> Any:
 def _target(x: Any) -> Any:
   """Returns the mesh that x is sharded over, with its devices, or None."""
   mesh, around = _mesh(x), jax.sharding.get_abstract_mesh()
-  if around.abstract_device is None:
+  here = jax.sharding.get_mesh()  # Of `jax.set_mesh`: its devices are here.
+  if around.abstract_device is None or around == here.abstract_mesh:
     return mesh
   if mesh is None:
     return around
@@ -244,10 +246,12 @@ def _struct(array: Any, mesh: Any) -> jax.ShapeDtypeStruct:
   """Returns the type of an array, replicated unless it is over the mesh."""
   sharding: Any = getattr(array, 'sharding', None)
   own = _mesh(array)
+  if isinstance(own, AbstractMesh) and isinstance(mesh, AbstractMesh):
+    # The mesh of x but for its devices, which `_target` names.
+    if own.update(abstract_device=mesh.abstract_device) == mesh:
+      own, sharding = mesh, NamedSharding(mesh, sharding.spec)
   if own is None or own != mesh:
-    same_axes = own is not None and mesh is not None and own.shape == mesh.shape
-    spec = sharding.spec if same_axes else PartitionSpec()
-    sharding = None if mesh is None else NamedSharding(mesh, spec)
+    sharding = None if mesh is None else NamedSharding(mesh, PartitionSpec())
   return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)
 
 

@@ -271,14 +271,14 @@ def positive(value: object, label: str) -> None:
 
 
 # XLA aborts the process where int64 cannot count an array's elements.
-_MOST_NUMBERS = 2**48
+MOST_NUMBERS = 2**48
 
 
 def numbers_of(shape: Sequence[int], label: str) -> None:
   """Raises ValueError for an array of more numbers than any machine holds."""
   # A size that is not known yet may be small.
-  sizes = (n for n in shape if isinstance(n, numbers.Integral))
-  if math.prod(sizes) > _MOST_NUMBERS:
+  sizes = (int(n) for n in shape if isinstance(n, numbers.Integral))
+  if math.prod(sizes) > MOST_NUMBERS:
     raise ValueError(
         f'{label} must have at most 2^48 numbers, and a shape of'
         f' {tuple(shape)} has more.'

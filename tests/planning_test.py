@@ -186,6 +186,13 @@ class DryRunTest(parameterized.TestCase):
     self.assertEqual(plan.axes, ())
     self.assertNotIn(" over 'data'", str(plan))
 
+  def test_devices_that_are_here(self):
+    layer = rnnzoo.GRU(3, 4, rngs=nnx.Rngs(0))
+    with jax.set_mesh(jax.make_mesh((1,), ('data',))):
+      plan = rnnzoo.dryrun(layer, x_of((2, 5, 3)), gradient=False)
+    self.assertTrue(plan.compiled)
+    self.assertIn('Memory', str(plan))
+
   def test_devices_of_a_mesh_around(self):
     described = jax.sharding.AbstractDevice(
         device_kind='NVIDIA H200', num_cores=132, platform='cuda'

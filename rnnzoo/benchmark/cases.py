@@ -15,12 +15,10 @@ import pathlib
 import re
 from typing import Any
 
+from rnnzoo import settings
+
 DIRECTIONS = ('forward', 'forward+backward')
 BF16, F16, F32 = 'bfloat16', 'float16', 'float32'
-
-
-# More are in no machine's memory.
-_MOST_NUMBERS = 2**48
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,9 +68,10 @@ def parse_shape(text: str) -> tuple[str, Shape]:
         f' {shape.num_heads} heads'
     )
   numbers = shape.batch * shape.time * (shape.in_features + shape.features)
-  if numbers > _MOST_NUMBERS:
+  if numbers > settings.MOST_NUMBERS:
     raise ValueError(
-        f'{text!r}: x and y have {numbers} numbers; up to 2^48 would work'
+        f'{text!r}: x and y have {numbers} numbers, more than any machine'
+        ' holds; at most 2^48 are accepted'
     )
   return 'x'.join(map(str, sizes)), shape
 

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent import futures
 import dataclasses
 import functools
-import traceback
 from typing import Any
 
 from flax import nnx
@@ -90,30 +89,20 @@ def measure(
   """
   with futures.ThreadPoolExecutor(timer.threads) as pool:
     quick = not timer.repeats
-    begun: Iterable[tuple[cases.Case, _Prepared | Exception]] = (
-        (case, _attempt(_begin, case, pool, quick)) for case in selected
+    begun: Iterable[tuple[cases.Case, Any, dict[str, Any]]] = (
+        (case, *measurement.attempt(_begin, case, pool, quick))
+        for case in selected
     )
     if timer.threads > 1:
       begun = list(begun)
-      prepared = [each for _, each in begun if isinstance(each, _Prepared)]
+      steps = [step for _, each, _ in begun if each for step in each.steps()]
       with watchdog('compiling all steps'):
-        futures.wait([step for each in prepared for step in each.steps()])
-    for case, each in begun:
-      rows: Any = each
-      if isinstance(each, _Prepared):
-        rows = _attempt(_measure, each, timer, watchdog)
-      if isinstance(rows, Exception):
-        rows = [row | measurement.failure(rows) for row in _rows(case)]
-      yield from rows
-
-
-def _attempt(function: Callable[..., Any], *arguments: Any) -> Any:
-  """Returns a function's result, or its error: more than memory holds, say."""
-  try:
-    return function(*arguments)
-  except Exception as error:
-    traceback.print_exception(error)
-    return error
+        futures.wait(steps)
+    for case, prepared, failed in begun:
+      rows: Any = None
+      if not failed:
+        rows, failed = measurement.attempt(_measure, prepared, timer, watchdog)
+      yield from rows or [row | failed for row in _rows(case)]
 
 
 def _rows(case: cases.Case) -> list[dict[str, Any]]:

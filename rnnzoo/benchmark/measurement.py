@@ -8,7 +8,7 @@ the other, so that the seconds it takes mean something.
 """
 
 import collections
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent import futures
 import contextlib
 import dataclasses
@@ -92,14 +92,30 @@ def failure(reason: Exception | str) -> Row:
   return {'status': 'failed', 'reason': text}
 
 
+def attempt(function: Callable[..., Any], *arguments: Any) -> tuple[Any, Row]:
+  """Returns a function's result and {}, or None and the fields of a failure.
+
+  It fails where memory does not hold a case's arrays, for instance.
+  """
+  try:
+    return function(*arguments), {}
+  except Exception as error:
+    _print(error)
+    return None, failure(error)
+
+
+def _print(error: Exception) -> None:
+  if not isinstance(error, NotImplementedError):
+    traceback.print_exception(error)
+
+
 @contextlib.contextmanager
 def _attempt(*runs: _Run) -> Iterator[None]:
   """Notes an error of a step of these runs, as the first of each."""
   try:
     yield
   except Exception as error:
-    if not isinstance(error, NotImplementedError):
-      traceback.print_exception(error)
+    _print(error)
     for run in runs:
       if run.row['status'] == 'ok':
         run.fail(error)

@@ -7,7 +7,6 @@ few can do at all. Its time stands beside that of 'scan'.
 
 from collections.abc import Iterable, Iterator
 import dataclasses
-import traceback
 from typing import Any
 
 from flax import nnx
@@ -49,41 +48,36 @@ def measure(
     what `rnnzoo.Verification` describes.
   """
   for case in selected:
-    found = {}
+    found: Any = {}
+    failed: dict[str, Any] = {}
     if PATH in case.implementations:
       with watchdog(f'verifying {case.layer}, {case.shape_name}'):
-        found = _verified(case)
+        found, failed = measurement.attempt(_verify, case)
     if not timer.repeats:
-      if found:
-        yield _row(case, found)
+      if found or failed:
+        yield _row(case, found, failed)
       continue
     for row in measurement.measure([case], timer, watchdog):
       if row['implementation'] == PATH:
-        row |= {k: v for k, v in found.items() if k != 'error'}
+        facts = {k: v for k, v in (found or {}).items() if k != 'error'}
+        row |= facts if row['status'] != 'ok' else facts | failed
       yield row
 
 
-def _verified(case: cases.Case) -> dict[str, Any]:
-  """Returns what is known of a case, or why nothing is."""
-  try:
-    return dataclasses.asdict(_verify(case))
-  except Exception as error:  # More than memory holds, say.
-    traceback.print_exception(error)
-    return measurement.failure(error)
-
-
-def _verify(case: cases.Case) -> rnnzoo.Verification:
+def _verify(case: cases.Case) -> dict[str, Any]:
   shape = case.shape
   make: Any = rnnzoo.LAYERS[case.layer]
   sizes = shape.in_features, shape.features
   layer = make(*sizes, rngs=nnx.Rngs(0), **shape.options)
   size = shape.batch, shape.time, shape.in_features
   x = jax.random.normal(jax.random.key(0), size, case.dtype)
-  return rnnzoo.verify(layer, x)
+  return dataclasses.asdict(rnnzoo.verify(layer, x))
 
 
-def _row(case: cases.Case, found: dict[str, Any]) -> dict[str, Any]:
+def _row(case: cases.Case, found: Any, failed: dict[str, Any]) -> Any:
   row = case.row(PATH, 'forward')
-  if not found.get('error', 0) <= _LARGEST_ERROR:
-    row |= {'status': 'failed', 'reason': f'{found["error"]:.1e} from scan'}
+  if failed:
+    return row | failed
+  if not found['error'] <= _LARGEST_ERROR:
+    row |= measurement.failure(f'{found["error"]:.1e} from scan')
   return row | found

@@ -231,6 +231,8 @@ def main(unused_argv: list[str]) -> int:
         ' were not begun; --resume goes on with them',
         file=sys.stderr,
     )
+  if not result['rows']:
+    return 0
   print(sweeps.summary(result['rows']) + output)
   # Bars of so many shapes say nothing; benchmarks/sweeps.py draws lines.
   if repeats and _SUITE.value not in sweeps.SUITES:

@@ -403,7 +403,7 @@ sys.exit(program.main(program.parse_flags([
         f'--output={folder}': 'is a directory',
         '--output=/proc/no/x.json': 'in a folder that can be written to',
         '--layers=': 'nothing is given',
-        '--shape=1,1000000000000000,8,8': 'up to 2^48 would work',
+        '--shape=1,1000000000000000,8,8': 'at most 2^48 are accepted',
         f'--plot_from={path}': "is not a benchmark's result",
     }.items():
       with self.subTest(argument):

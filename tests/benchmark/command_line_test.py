@@ -41,11 +41,17 @@ class CommandLineTest(absltest.TestCase):
           command_line.writable(str(path))
 
   def test_programs_ask(self):
+    asked = set()
     for path in (ROOT / 'benchmarks').glob('*.py'):
       text = path.read_text(encoding='utf-8')
       if "DEFINE_string('output'" in ' '.join(text.split()).replace('( ', '('):
+        asked.add(path.name)
         with self.subTest(path.name):
           self.assertIn('command_line.writable(_OUTPUT.value)', text)
+          if path.name not in ('collect_runs.py', 'newton_trained.py'):
+            # These take directories of runs.
+            self.assertIn('command_line.flags_alone(argv)', text)
+    self.assertContainsSubset({'stacks.py', 'step.py', 'cpu_peers.py'}, asked)
 
 
 if __name__ == '__main__':

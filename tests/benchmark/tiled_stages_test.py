@@ -20,7 +20,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 def load(**values):
   """Returns the program's functions by name."""
-  holder = lambda name, default, *_: types.SimpleNamespace(
+  holder = lambda name, default, *_, **__: types.SimpleNamespace(
       value=values.get(name, default)
   )
   kinds = 'string', 'list', 'integer', 'float', 'multi_string'

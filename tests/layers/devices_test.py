@@ -564,8 +564,8 @@ class MappedTest(Numbers):
 
   @parameterized.parameters(
       ('LSTM', WAYS_OF_ROWS),
-      ('AGRU', WAYS_OF_ROWS[2::3]),
-      ('IndRNN', WAYS_OF_ROWS[1::3]),
+      ('AGRU', ('rows_and_batch', 'gradient_both', 'nested')),
+      ('IndRNN', ('batch', 'gradient_batch', 'shared', 'in_shard_map')),
   )
   @pytest.mark.slow
   def test_newton_in_many_ways(self, layer, ways):

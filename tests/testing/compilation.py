@@ -17,8 +17,8 @@ if tuple(map(int, metadata.version('jax').split('.')[:2])) < (0, 11):
 
 # The options of users, for tests that compare the bits of two programs.
 USUAL = {
-    'xla_backend_optimization_level': 3,
-    **{name: not value for name, value in [*OPTIONS.items()][1:]},
+    name: 3 if name == 'xla_backend_optimization_level' else not value
+    for name, value in OPTIONS.items()
 }
 
 # `OPTIONS` for the environment.
