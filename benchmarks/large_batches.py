@@ -10,7 +10,6 @@ The table has cuDNN's times from benchmarks/cudnn_h200.json.
 
 from concurrent import futures
 import json
-import re
 import shlex
 import sys
 import time
@@ -24,8 +23,10 @@ import jax.numpy as jnp
 
 import rnnzoo
 from rnnzoo.benchmark import arrays
+from rnnzoo.benchmark import cases as cases_lib
 from rnnzoo.benchmark import command_line
 from rnnzoo.benchmark import machine
+from rnnzoo.benchmark import measurement
 from rnnzoo.benchmark import report
 from rnnzoo.benchmark import timing
 from rnnzoo.engines import path_choice
@@ -78,13 +79,14 @@ def parse(text: str) -> tuple[str, int, int, int]:
   Raises:
     ValueError: it is none.
   """
-  found = re.fullmatch(r'(\w+),([1-9]\d*),([1-9]\d*),([1-9]\d*)', text)
-  if found is None or found[1] not in rnnzoo.LAYERS:
+  layer, _, sizes = text.partition(',')
+  if layer not in rnnzoo.LAYERS or sizes.count(',') != 2:
     raise ValueError(
         f'--case={text}: layer,batch,time,features would work, as in'
         ' LSTM,2048,64,768'
     )
-  return found[1], *map(int, found.groups()[1:])
+  _, shape = cases_lib.parse_shape(f'{sizes},{sizes.split(",")[-1]}')
+  return layer, shape.batch, shape.time, shape.features
 
 
 def program(case: Any, direction: str, way: str) -> Any:
@@ -168,9 +170,9 @@ def measure(case: Any, direction: str, built: Any) -> dict[str, Any]:
   )
   row: dict[str, Any] = dict(zip(NAMES, case, strict=True))
   row['direction'] = direction
-  calls, other = [], built[direction, 'scan'][0](x, weights)
+  calls, other = [], built[direction, 'scan'].result()[0](x, weights)
   for way in WAYS:
-    call, facts = built[direction, way]
+    call, facts = built[direction, way].result()
     own: Any = (x, weights)
     if not WAYS[way][1]:
       own = tuple(a.swapaxes(0, 1) for a in own)
@@ -186,8 +188,8 @@ def measure(case: Any, direction: str, built: Any) -> dict[str, Any]:
   return row
 
 
-def main(argv: list[str]) -> None:
-  """Writes the JSON file, and prints a line for each row."""
+def main(argv: list[str]) -> int:
+  """Writes the JSON file, prints a line for each row; returns the exit code."""
   command_line.flags_alone(argv)
   command_line.writable(_OUTPUT.value)
   try:
@@ -219,12 +221,17 @@ def main(argv: list[str]) -> None:
     }
     # Nothing is timed while something is compiled.
     futures.wait([each for own in begun.values() for each in own.values()])
-  for case, programs in begun.items():
-    built = {key: each.result() for key, each in programs.items()}
+  code = 0
+  for case, built in begun.items():
     for direction in DIRECTIONS:
-      result['rows'].append(measure(case, direction, built))
-      print(json.dumps(result['rows'][-1]), flush=True)
+      row, failed = measurement.attempt(measure, case, direction, built)
+      if failed:
+        row = dict(zip(NAMES, case, strict=True), direction=direction) | failed
+        code = 1
+      result['rows'].append(row)
+      print(json.dumps(row), flush=True)
       report.write(result, _OUTPUT.value)
+  return code
 
 
 if __name__ == '__main__':

@@ -227,6 +227,8 @@ def main(arguments: Sequence[str]) -> None:
     path = pathlib.Path(name)
     try:
       results[path] = json.loads(path.read_text(encoding='utf-8'))
+      if not results[path]['rows']:
+        sys.exit(f'sweeps.py: {name!r} has no rows, so nothing is drawn')
       if not into:
         figure = plot(results[path])
         figure.savefig(path.with_suffix('.png'), dpi=80)

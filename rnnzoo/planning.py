@@ -150,7 +150,8 @@ def dryrun(
 
   Args:
     layer: a layer, a `Stack`, a `Bidirectional`. Parameters that are sharded
-      over x's mesh stay so; others count as replicated.
+      over x's mesh, or one with the same axes, stay so; others count as
+      replicated.
     x: an array, or a `jax.ShapeDtypeStruct`, [..., time, in_features]; its
       sharding, if any, names the mesh. Devices that are not here may be in a
       `jax.sharding.AbstractMesh`, whose `abstract_device` says which they are.
@@ -182,6 +183,12 @@ def dryrun(
   mesh = _target(x)
   flags = {k: v for k, v in call.items() if isinstance(v, bool)}
   arrays = {k: v for k, v in call.items() if not isinstance(v, bool)}
+  for name, value in arrays.items():
+    if not all(hasattr(leaf, 'shape') for leaf in jax.tree.leaves(value)):
+      raise ValueError(
+          f'{name} must be an array or a jax.ShapeDtypeStruct, or a tree of'
+          f' them, got {checks.describe(value)}.'
+      )
   graphdef, *states = nnx.split(layer, nnx.Param, ...)
   params, rest, arrays = jax.tree.map(
       lambda a: _struct(a, mesh), (*states, arrays)
@@ -234,6 +241,11 @@ def _target(x: Any) -> Any:
   mesh, around = _mesh(x), jax.sharding.get_abstract_mesh()
   here = jax.sharding.get_mesh()  # Of `jax.set_mesh`: its devices are here.
   if around.abstract_device is None or around == here.abstract_mesh:
+    if mesh is None and here.empty and not around.empty:
+      raise ValueError(
+          'x names no mesh, and the jax.sharding.use_abstract_mesh around has'
+          ' none of devices: give x a sharding, or the mesh an abstract_device.'
+      )
     return mesh
   if mesh is None:
     return around
@@ -246,9 +258,10 @@ def _struct(array: Any, mesh: Any) -> jax.ShapeDtypeStruct:
   """Returns the type of an array, replicated unless it is over the mesh."""
   sharding: Any = getattr(array, 'sharding', None)
   own = _mesh(array)
-  if isinstance(own, AbstractMesh) and isinstance(mesh, AbstractMesh):
-    # The mesh of x but for its devices, which `_target` names.
-    if own.update(abstract_device=mesh.abstract_device) == mesh:
+  if own is not None and mesh is not None and own != mesh:
+    axes = lambda mesh: (tuple(mesh.shape.items()), mesh.axis_types)
+    # The mesh of x but for its devices: one may be here and the other not.
+    if axes(own) == axes(mesh):
       own, sharding = mesh, NamedSharding(mesh, sharding.spec)
   if own is None or own != mesh:
     sharding = None if mesh is None else NamedSharding(mesh, PartitionSpec())

@@ -277,7 +277,8 @@ MOST_NUMBERS = 2**48
 def numbers_of(shape: Sequence[int], label: str) -> None:
   """Raises ValueError for an array of more numbers than any machine holds."""
   # A size that is not known yet may be small.
-  sizes = (int(n) for n in shape if isinstance(n, numbers.Integral))
+  # One of no numbers is refused too if another size is too large for XLA.
+  sizes = (max(int(n), 1) for n in shape if isinstance(n, numbers.Integral))
   if math.prod(sizes) > MOST_NUMBERS:
     raise ValueError(
         f'{label} must have at most 2^48 numbers, and a shape of'

@@ -193,6 +193,28 @@ class DryRunTest(parameterized.TestCase):
     self.assertTrue(plan.compiled)
     self.assertIn('Memory', str(plan))
 
+  def test_parameters_over_the_same_axes(self):
+    mesh = jax.make_mesh(
+        (1,), ('data',), axis_types=(jax.sharding.AxisType.Explicit,)
+    )
+    layer = rnnzoo.GRU(4, 4, rngs=nnx.Rngs(0))
+    over = lambda mesh: NamedSharding(mesh, P('data'))
+    carry = jax.tree.map(
+        lambda c: jax.device_put(c, over(mesh)), layer.initial_carry((2,))
+    )
+    x = x_of((2, 5, 4), sharding=over(mesh.abstract_mesh))
+    struct = planning._struct(carry[0], x.sharding.mesh)
+    self.assertEqual(struct.sharding, over(mesh.abstract_mesh))
+    elsewhere = jax.sharding.AbstractMesh((1,), ('model',))
+    self.assertEqual(planning._struct(carry[0], elsewhere).sharding.spec, P())
+
+  def test_a_mesh_around_without_devices(self):
+    layer = rnnzoo.GRU(3, 4, rngs=nnx.Rngs(0))
+    mesh = jax.sharding.AbstractMesh((2,), ('data',))
+    with jax.sharding.use_abstract_mesh(mesh):
+      with self.assertRaisesRegex(ValueError, 'the mesh an abstract_device'):
+        rnnzoo.dryrun(layer, x_of((2, 5, 3)))
+
   def test_devices_of_a_mesh_around(self):
     described = jax.sharding.AbstractDevice(
         device_kind='NVIDIA H200', num_cores=132, platform='cuda'
@@ -255,6 +277,8 @@ class DryRunTest(parameterized.TestCase):
       rnnzoo.dryrun(layer, (2, 5, 3))
     with self.assertRaisesRegex(ValueError, 'gradient must be a bool'):
       rnnzoo.dryrun(layer, x_of((2, 5, 3)), gradient='yes')
+    with self.assertRaisesRegex(ValueError, 'seq_lengths must be an array'):
+      rnnzoo.dryrun(layer, x_of((2, 5, 3)), seq_lengths=[3, 4])
 
 
 if __name__ == '__main__':

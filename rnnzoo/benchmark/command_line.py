@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 import pathlib
+import tempfile
 
 from absl import app
 
@@ -40,18 +41,13 @@ def writable(path: str | None) -> None:
     if file.is_dir():
       raise IsADirectoryError(f'{path!r} is a directory')
     # Some programs write into a file that is there, others replace it.
-    if file.exists():
+    if file.is_file():
       file.open('a', encoding='utf-8').close()
-    part = partial(file)
-    part.touch()
-    part.unlink()
+    elif file.exists():
+      raise OSError(f'{path!r} is no regular file')
+    tempfile.TemporaryFile(dir=file.parent).close()
   except OSError as error:
     raise app.UsageError(
         f'--output={path}: {error}; the name of a file in a folder that can be'
         ' written to would work'
     ) from error
-
-
-def partial(file: pathlib.Path) -> pathlib.Path:
-  """Returns the name under which a file is written until it is whole."""
-  return file.with_name(file.name + '.part')

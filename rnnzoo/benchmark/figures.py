@@ -19,6 +19,8 @@ def plot(path: str) -> str:
   from matplotlib import figure as figures  # Slow to import.
 
   result = json.loads(pathlib.Path(path).read_text())
+  if not result['rows']:
+    raise ValueError(f'{path!r} has no rows')
   rows = [row for row in result['rows'] if 'median_ms' in row]
   panels = _by_path(rows, result.get('suite') == 'linear')
   if 'published_ms' in result:

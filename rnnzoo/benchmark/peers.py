@@ -24,6 +24,7 @@ import numpy as np
 
 import rnnzoo
 from rnnzoo.benchmark import cases
+from rnnzoo.benchmark import measurement
 from rnnzoo.benchmark import peers_jax
 from rnnzoo.benchmark import peers_process
 from rnnzoo.benchmark import peers_torch
@@ -154,7 +155,15 @@ def measure_one(
     begins: called before each step with the peer and the direction.
   """
   case, timer, peers = argument
-  ours, arrays = _problem(case)
+  problem, failed = measurement.attempt(_problem, case)
+  if failed:
+    return [
+        {**case.row(name, direction), 'version': peer.version(), **failed}
+        for name, peer in peers.items()
+        if case.layer in peer.layers
+        for direction in cases.DIRECTIONS
+    ]
+  ours, arrays = problem
   exact = functools.cache(functools.partial(_exact, ours, arrays))
   rows: list[dict[str, Any]] = []
   timed = []

@@ -45,6 +45,7 @@ from rnnzoo.benchmark import command_line
 from rnnzoo.benchmark import figures
 from rnnzoo.benchmark import machine
 from rnnzoo.benchmark import measurement
+from rnnzoo.benchmark import newton
 from rnnzoo.benchmark import peers
 from rnnzoo.benchmark import peers_torch
 from rnnzoo.benchmark import report
@@ -184,14 +185,14 @@ def main(unused_argv: list[str]) -> int:
     except (AttributeError, KeyError, TypeError, ValueError):
       _give_up(f"{_PLOT_FROM.value!r} is not a benchmark's result")
     return 0
+  suite, output, selected = SUITES[_SUITE.value], _OUTPUT.value, _select()
   try:
-    command_line.writable(_OUTPUT.value)
+    command_line.writable(output)
   except app.UsageError as error:
     _give_up(error)
   if _SUITE.value == 'peers':  # Other processes and torch need memory too.
     os.environ.setdefault('XLA_PYTHON_CLIENT_PREALLOCATE', 'false')
   start = time.monotonic()
-  suite, output, selected = SUITES[_SUITE.value], _OUTPUT.value, _select()
   repeats = 0 if _CHECK_ONLY.value else _REPEATS.value
   timer = _timer(suite, repeats, start + _TIME_LIMIT.value)
   result = _new_result(selected, repeats)
@@ -286,10 +287,12 @@ def _keys(case: cases_lib.Case) -> set[tuple[str, ...]]:
   """Returns those of the rows of a case."""
   directions = _DIRECTIONS.get(_SUITE.value, cases_lib.DIRECTIONS)
   own = {'param_dtype': case.param_dtype}
+  only_verified = _SUITE.value == 'newton' and _CHECK_ONLY.value
   return {
       _key(case.row(implementation, direction) | own)
       for implementation in case.implementations
       for direction in directions
+      if not only_verified or implementation == newton.PATH
   }
 
 

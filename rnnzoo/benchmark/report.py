@@ -6,7 +6,6 @@ import os
 import pathlib
 from typing import Any
 
-from rnnzoo.benchmark import command_line
 from rnnzoo.benchmark import measurement
 
 Row = Mapping[str, Any]
@@ -105,7 +104,7 @@ def write(result: Mapping[str, Any], path: str) -> None:
   # Lines of rows make a readable difference between two committed results.
   head = json.dumps(rest, indent=2).removesuffix('\n}')
   rows = ',\n'.join('    ' + json.dumps(row) for row in result['rows'])
-  file = pathlib.Path(path)
-  part = command_line.partial(file)
+  file = pathlib.Path(path).resolve()  # A link stays one.
+  part = file.with_name(f'{file.name}.{os.getpid()}.part')
   part.write_text(f'{head},\n  "rows": [\n{rows}\n  ]\n}}\n')
   os.replace(part, file)

@@ -22,6 +22,7 @@ from rnnzoo.benchmark import cases
 from rnnzoo.benchmark import checks
 from rnnzoo.benchmark import machine
 from rnnzoo.benchmark import measurement
+from rnnzoo.benchmark import peers
 from rnnzoo.benchmark import preparation
 from rnnzoo.benchmark import problems
 from rnnzoo.benchmark import program
@@ -532,12 +533,26 @@ sys.exit(program.main(program.parse_flags([
         code, out, err = run(*own)
         self.assertEqual(code, 1, out)
         self.assertIn(f'FAILED: {number} of {2 * number} rows', err)
+        self.assertNotIn('not begun', err)
         rows = json.loads(path.read_text())['rows']
         for row in rows[:number]:
           self.assertEqual(row['status'], 'failed')
           self.assertRegex(row['reason'], '[Mm]emory|Overflow')
         for row in rows[number:]:
           self.assertEqual(row['status'], 'ok')
+    case = cases.Case(
+        'GRU',
+        'x',
+        cases.Shape(2**20, 2**20, 64, 64),
+        'float32',
+        'with',
+        ('rnnzoo',),
+    )
+    chosen = {'rnnzoo': peers.PEERS['rnnzoo']}
+    rows_of_peers = peers.measure_one(
+        (case, timing.Timer(), chosen), {}, lambda _: None
+    )
+    self.assertEqual([row['status'] for row in rows_of_peers], ['failed'] * 2)
     # Where nothing is measured, rows of another run stay.
     code, _, err = run(*arguments, '--time_limit=0')
     self.assertEqual(code, 0)

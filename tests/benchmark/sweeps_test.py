@@ -259,12 +259,15 @@ class SweepsTest(absltest.TestCase):
   def test_folders_to_join_in(self):
     program = str(documents_test.ROOT / 'benchmarks' / 'sweeps.py')
     result = self.output()
-    result.write_text('{}')
+    result.write_text('{"rows": [1]}')
+    empty = result.with_name('empty.json')
+    empty.write_text('{"rows": []}')
     for words, expected in {
         (f'--into={result.parent}/no', str(result)): 'no folder of this name',
         ('--into=', str(result)): 'no folder of this name',
         ('--into=a', '--into=b', str(result)): 'once would work',
         (f'--into={result.parent}', str(result)): 'not results of the suites',
+        (f'--into={result.parent}', str(empty)): 'has no rows',
     }.items():
       with self.subTest(words), self.assertRaises(SystemExit) as refused:
         runpy.run_path(program)['main'](words)

@@ -60,6 +60,8 @@ class ConstructorTest(parameterized.TestCase):
         layer.initial_carry((2**40, 2**40))
       with self.assertRaisesRegex(ValueError, 'at most 2\\^48 numbers'):
         layer.initial_carry((np.int64(2**40), np.int64(2**40)))
+      with self.assertRaisesRegex(ValueError, 'at most 2\\^48 numbers'):
+        layer.initial_carry((2**70, 0))
 
   def test_parameter_beyond_any_memory(self):
     message = r'kernel_init must have at most 2\^48 numbers'
