@@ -45,7 +45,8 @@ def linear_scan(
   time is, the devices exchange the affine maps of their parts, [batch,
   features] each, and no steps. A product of `a` over steps of a part, as of all
   steps in 'associative_scan', must not overflow, even where h stays finite; of
-  an infinite a, h behind it may be NaN where step by step it is infinite.
+  an infinite a, h behind it may be NaN where step by step it is infinite. Where
+  a is exactly 0, h starts anew, also after an infinity or NaN.
 
   Args:
     a: [batch, time, features].
