@@ -70,7 +70,7 @@ WAYS = {
     'scan': ('scan', True),
 }
 NAMES = ('layer', 'batch', 'time', 'features')
-DIRECTIONS = ('forward', 'forward+backward')
+DIRECTIONS = cases_lib.DIRECTIONS
 
 
 def parse(text: str) -> tuple[str, int, int, int]:
@@ -147,7 +147,7 @@ def build(case: Any, direction: str, way: str) -> tuple[Any, dict[str, Any]]:
 
 
 def distance(found: Any, other: Any, way: str) -> float:
-  """Returns the largest distance of an array to another path's.
+  """Returns the largest relative distance of an array to that of 'scan'.
 
   Args:
     found: results of a way.

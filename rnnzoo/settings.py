@@ -276,8 +276,8 @@ MOST_NUMBERS = 2**48
 
 def numbers_of(shape: Sequence[int], label: str) -> None:
   """Raises ValueError for an array of more numbers than any machine holds."""
-  # A size that is not known yet may be small.
-  # One of no numbers is refused too if another size is too large for XLA.
+  # Symbolic sizes may be small. XLA cannot take a size that is too large beside
+  # a 0 either, so a 0 counts as 1.
   sizes = (max(int(n), 1) for n in shape if isinstance(n, numbers.Integral))
   if math.prod(sizes) > MOST_NUMBERS:
     raise ValueError(

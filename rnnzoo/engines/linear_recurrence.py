@@ -46,7 +46,8 @@ def linear_scan(
   features] each, and no steps. A product of `a` over steps of a part, as of all
   steps in 'associative_scan', must not overflow, even where h stays finite; of
   an infinite a, h behind it may be NaN where step by step it is infinite. Where
-  a is exactly 0, h starts anew, also after an infinity or NaN.
+  a is exactly 0, h starts anew, also after an infinity or NaN; docs/devices.md
+  has the exception where time is sharded.
 
   Args:
     a: [batch, time, features].

@@ -1,4 +1,4 @@
-"""Options under which XLA's CPU backend compiles in least time.
+"""Options under which XLA compiles in least time.
 
 Compile time is most of a test's time; speed of the result is of no interest.
 """
