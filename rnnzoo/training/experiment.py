@@ -266,6 +266,8 @@ def _check_layers(config: ml_collections.ConfigDict) -> None:
   model = config.model.copy_and_resolve_references()
   # Layers between the first and the last one are as the first.
   model.num_layers = min(model.num_layers, 2)
+  # Whether dropout has an effect depends on the task's model.
+  model.dropout_rate = 0.0
   # How many features the inputs have, the data say.
   jax.eval_shape(
       lambda: nnx.state(backbones.build(model, model.features, nnx.Rngs(0)))

@@ -14,6 +14,7 @@ import ml_collections
 import rnnzoo
 from rnnzoo import tasks
 from rnnzoo.tasks import backbones
+from rnnzoo.training import experiment
 from rnnzoo.training import optimization
 from rnnzoo.training import program
 from tests.testing import sequence_files
@@ -262,6 +263,19 @@ class ConfigsTest(parameterized.TestCase):
     backbones._warn_once.cache_clear()
     with self.assertNoLogs('absl', 'WARNING'):
       nnx.eval_shape(lambda: backbones.build(config.model, 3, nnx.Rngs(0)))
+
+  @parameterized.parameters(
+      'gru_multi30k',
+      'attention_multi30k',
+      'mingru_characters',
+      'mingru_selective_copying',
+  )
+  def test_one_layer_whose_task_has_other_places_for_dropout(self, name):
+    config = load_config(name)
+    config.model.update(num_layers=1, dropout_rate=0.5)
+    backbones._warn_once.cache_clear()
+    with self.assertNoLogs('absl', 'WARNING'):
+      experiment._check_layers(config)
 
   def test_dropout_of_one_layer_in_a_translation_is_of_embeddings(self):
     config = load_config('base_translation')
