@@ -23,8 +23,10 @@ def log_sigmoid(x):
   return jnp.minimum(x, 0) - jnp.log1p(jnp.exp(-jnp.abs(x)))
 
 
-# exp of it is so large that what is beside it does not count.
-_LARGE = 40.0
+# exp of it is so large that what is beside it does not count, and sums and
+# reciprocals of such numbers are float32. Derivatives of less than exp(-70) are
+# those at this bound.
+_LARGE = 70.0
 
 # The stabiliser of an empty cell in a guess: below any input.
 _EMPTY = -1e30
@@ -36,13 +38,25 @@ def mix(least, i, f, t, c, n, m):
   return _mix(least, i, f, t, c, n, m)[0]
 
 
+@jax.custom_jvp
+def _reciprocal(x):
+  """Returns 1 / x; the square of x, which may be too large, is not needed."""
+  return 1 / x
+
+
+@_reciprocal.defjvp
+def _reciprocal_jvp(primals, tangents):
+  y = _reciprocal(*primals)
+  return y, -(y * tangents[0]) * y
+
+
 def _mix(least, i, f, t, c, n, m):
   """Returns the same; g; and what c + g t is multiplied by for c' / n', c'."""
   # No logarithm on the way to g: exp(-l) is exp(-m) (1 + exp(-f)).
   old, forgotten = jnp.minimum(i - m, _LARGE), jnp.minimum(i - m - f, _LARGE)
   g = jnp.exp(old) + jnp.exp(forgotten)
   c, n = c + g * t, jnp.maximum(n + g, least)
-  per_n, scale = 1 / n, 1 / jnp.maximum(g, 1)
+  per_n, scale = _reciprocal(n), _reciprocal(jnp.maximum(g, 1))
   m = jnp.maximum(i, log_sigmoid(f) + m)
   return (per_n * c, scale * c, scale * n, m), g, per_n, scale
 
@@ -50,21 +64,26 @@ def _mix(least, i, f, t, c, n, m):
 @mix.defjvp
 def _mix_jvp(least, primals, tangents):
   # The factors of the tangents depend on no tangent, so that little of the
-  # adjoint waits for the steps after this one.
-  _, f, t, _, n, _ = primals
+  # adjoint waits for the steps after this one. None is a difference of large
+  # numbers: where g is large, c' is t + c / g, and has -c / g by i.
+  _, f, t, c, n, _ = primals
   d_i, d_f, d_t, d_c, d_n, d_m = tangents
   new, g, per_n, scale = _mix(least, *primals)
-  mean, new_c, new_n, _ = new
+  mean = new[0]
   larger = jnp.where(g > 1, jnp.ones_like(g), 0)  # m' is i, scale is 1 / g.
   counted = jnp.where(n + g < least, 0, jnp.ones_like(g))  # n is not cut off.
+  share = g * per_n
+  mean_by_i = share * jnp.where(counted > 0, (t * n - c) * per_n, t)
+  c_by_i = jnp.where(g > 1, -scale * c, g * t)
+  kept = jnp.where(counted > 0, n, least)
+  n_by_i = jnp.where(g > 1, -scale * kept, counted * g)
   d_l = d_m + sigmoid(-f) * d_f
   d = d_i - d_l
-  d_c = d_c + g * d_t + (g * t) * d
-  d_n = counted * d_n + (counted * g) * d
-  d_mean = per_n * d_c - (mean * per_n) * d_n
-  d_c = scale * d_c - (larger * new_c) * d
-  d_n = scale * d_n - (larger * new_n) * d
-  return new, (d_mean, d_c, d_n, d_l + larger * d)
+  d_mean = per_n * d_c + share * d_t + mean_by_i * d
+  d_mean -= (counted * mean * per_n) * d_n
+  d_c = scale * d_c + jnp.minimum(g, 1) * d_t + c_by_i * d
+  d_n = (scale * counted) * d_n + n_by_i * d
+  return new, (d_mean, d_c, d_n, larger * d_i + (1 - larger) * d_l)
 
 
 class SLSTMCarry(NamedTuple):
