@@ -58,6 +58,16 @@ class Entry:
   param_dtypes: Sequence[str] = (F32,)
 
 
+def _runs(implementation: str, case: cases.Case) -> bool:
+  """Returns whether it can be tried: a baseline has one kind of LSTM only."""
+  if implementation not in baselines.NAMES:
+    return True
+  kind = case.layer, case.projection
+  if implementation in baselines.LAX_SCANS:
+    return kind == ('LSTM', _GATES)
+  return (*kind, case.shape.num_heads, case.dtype) == ('LSTM', _LAYER, 1, F32)
+
+
 @dataclasses.dataclass(frozen=True)
 class Suite:
   """The cases of a suite, and how they are measured.
@@ -67,6 +77,7 @@ class Suite:
     default_shapes: those measured if none are named.
     implementations: names of all that can run in it.
     measure: (cases, timer, watchdog) -> rows.
+    runs: (implementation, case) -> whether the implementation can be tried.
   """
 
   layers: Sequence[str]
@@ -78,6 +89,7 @@ class Suite:
   drawn: bool = False
   checks: Sequence[cases.Case] = ()
   measure: Callable[..., Iterator[dict[str, Any]]] = measurement.measure
+  runs: Callable[[str, cases.Case], bool] = _runs
 
   def timed(
       self,
@@ -111,7 +123,8 @@ class Suite:
           param_dtype=param_dtype,
       )
       wanted = implementations or entry.implementations or self.implementations
-      ways = [w for w in self.implementations if w in wanted and _runs(w, case)]
+      known = [way for way in self.implementations if self.runs(way, case)]
+      ways = [way for way in known if way in wanted]
       if layer == 'projection':
         ways = ['dot']
       if ways:
@@ -126,16 +139,6 @@ class Suite:
     for case in self.checks:
       if ways and case.layer in layers and case.dtype in (dtypes or DTYPES):
         yield dataclasses.replace(case, implementations=ways)
-
-
-def _runs(implementation: str, case: cases.Case) -> bool:
-  """Returns whether it can be tried: a baseline has one kind of LSTM only."""
-  if implementation not in baselines.NAMES:
-    return True
-  kind = case.layer, case.projection
-  if implementation in baselines.LAX_SCANS:
-    return kind == ('LSTM', _GATES)
-  return (*kind, case.shape.num_heads, case.dtype) == ('LSTM', _LAYER, 1, F32)
 
 
 _SMALL = Shape(batch=4, time=12, in_features=3, features=8)

@@ -48,6 +48,8 @@ def run(*arguments):
   ):
     try:
       code = program.main(program.parse_flags(['benchmark', *arguments]))
+      if not any(word.startswith('--time_limit') for word in arguments):
+        assert 'not begun' not in err.getvalue(), err.getvalue()
     except SystemExit as stop:
       code = stop.code
   return code, out.getvalue().strip(), err.getvalue().strip()

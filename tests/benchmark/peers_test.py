@@ -91,7 +91,12 @@ class PeersTest(absltest.TestCase):
     self.assertEqual(row['status'], 'failed')
 
   def test_a_peer_without_the_layer_has_no_row(self):
-    self.assertEqual(measure('MinGRU', 'flax.nnx'), [])
+    shapes = {'small': SMALL}
+    (case,) = peers.SUITE.timed(shapes, ['MinGRU'], None, ['float32'])
+    self.assertIn('rnnzoo', case.implementations)
+    self.assertNotIn('flax.nnx', case.implementations)
+    asked = peers.SUITE.timed(shapes, ['MinGRU'], ['flax.nnx'], ['float32'])
+    self.assertEmpty(list(asked))
 
   def test_one_line_for_a_library_that_is_not_installed(self):
     absent = peers.Peer('no-such-library', 'no_such', peers.LAYERS, broken)
