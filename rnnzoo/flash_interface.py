@@ -5,7 +5,7 @@ T time, G gates, N heads, D the head dimension, P the one that R reads from and
 S the number of states.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 import math
 import numbers
@@ -45,6 +45,11 @@ _BACKENDS: dict[str, str | None] = {
     'triton_fused': None,
 }
 _DTYPES = ('bfloat16', 'float16', 'float32', 'float64')
+_BOOLS = ('enable_automatic_mixed_precision', 'trainable_r', 'trainable_b')
+_REFUSED = {
+    'forward_clipval': 'states are not clipped here',
+    'constants': 'no function has constants',
+}
 _SHAPES = {
     'input_shape': ('BTGHD', 'TBGHD'),
     'recurrent_shape': ('GHDP', 'HGDP', 'HPGD', 'HPDG'),
@@ -73,6 +78,30 @@ class FlashRNNConfig:
     dtype: dtype of the computation; 'vanilla' takes that of Wx instead.
     initial_val: value that the states start from where none are given, or one
       for each of them.
+    forward_clipval: None; states are not clipped. Each field from here on is
+      one of FlashRNN's.
+    constants: None or empty; no function has any.
+    simple_agg: whether all gates add R h to Wx, which follows from the
+      function, as the numbers of states and gates do; None or the right value.
+    num_states: S.
+    num_gates_r: gates of R.
+    num_gates_w: gates of Wx.
+    num_gates_i: gates that read h or Wx.
+    num_gates_t: gates of b.
+    hidden_dim: N D. It follows from Wx, and so do the next three; None, -1 or
+      the right value.
+    num_heads: N.
+    head_dim: D.
+    batch_size: B.
+    dtype_b: dtype that b is rounded to first; None for dtype.
+    dtype_r: dtype that R is rounded to first, before dtype.
+    dtype_w: dtype that Wx is rounded to first; None for dtype.
+    dtype_s: dtype of the results, to which given states are rounded first; None
+      for dtype_w.
+    dtype_g: least dtype of gates, dtype_a and dtype_acc of sums. All of them
+      are float32, or float64 where dtype is.
+    enable_automatic_mixed_precision: False refuses arrays of other dtypes.
+    trainable_r: whether R gets a gradient, and trainable_b b.
   """
 
   backend: str = 'cuda_fused'
@@ -86,8 +115,32 @@ class FlashRNNConfig:
   dtype: str = 'bfloat16'
   initial_val: float | Sequence[float] = 0.0
   gradient_recurrent_zero_not_finite: bool = False
+  forward_clipval: None = None
+  constants: Mapping[str, float] | None = None
+  simple_agg: bool | None = None
+  num_states: int | None = None
+  num_gates_r: int | None = None
+  num_gates_w: int | None = None
+  num_gates_i: int | None = None
+  num_gates_t: int | None = None
+  hidden_dim: int | None = None
+  num_heads: int | None = None
+  head_dim: int | None = None
+  batch_size: int | None = None
+  dtype_b: str | None = None
+  dtype_r: str | None = None
+  dtype_w: str | None = None
+  dtype_s: str | None = None
+  dtype_g: str | None = None
+  dtype_a: str | None = None
+  dtype_acc: str | None = None
+  enable_automatic_mixed_precision: bool = True
+  trainable_r: bool = True
+  trainable_b: bool = True
 
   def __post_init__(self):
+    if self.dtype is None:
+      object.__setattr__(self, 'dtype', FlashRNNConfig.dtype)
     settings.choice(self.backend, tuple(_BACKENDS), 'backend')
     settings.choice(self.function, tuple(_CELLS), 'function')
     settings.choice(self.dtype, _DTYPES, 'dtype')
@@ -118,6 +171,50 @@ class FlashRNNConfig:
         )
     for name, known in _SHAPES.items():
       settings.choice(getattr(self, name), known, name)
+    self._check_other_fields()
+
+  def _check_other_fields(self) -> None:
+    """Checks fields that only FlashRNN needs, or that follow from others."""
+    if isinstance(self.constants, Mapping) and not self.constants:
+      object.__setattr__(self, 'constants', None)  # A dict has no hash.
+    for name, reason in _REFUSED.items():
+      if getattr(self, name) is not None:
+        raise ValueError(
+            f'{name} must be None, got {getattr(self, name)!r:.80}: {reason}.'
+        )
+    cell, is_gru = _CELLS[self.function], self.function == 'gru'
+    self._agrees(
+        f'function={self.function!r}',
+        simple_agg=not is_gru,
+        num_states=len(cell.carry_names),
+        num_gates_r=cell.recurrent_gates,
+        num_gates_w=cell.input_gates,
+        num_gates_i=cell.input_gates + is_gru,
+        num_gates_t=cell.input_gates + is_gru,
+    )
+    for name in ('b', 'r', 'w', 's', 'g', 'a', 'acc'):
+      given = getattr(self, f'dtype_{name}')
+      settings.choice(given, (None, *_DTYPES), f'dtype_{name}')
+      if given == 'float64' != self.dtype and name in ('g', 'a', 'acc'):
+        raise ValueError(
+            f"dtype_{name}='float64' is wider than float32, in which gates and"
+            f" sums are with dtype={self.dtype!r}; dtype='float64' would work."
+        )
+    for name in _BOOLS:
+      settings.boolean(getattr(self, name), name)
+
+  def _agrees(self, source: str, **wanted: int) -> None:
+    """Raises ValueError for a field that is set and says otherwise."""
+    for name, value in wanted.items():
+      given = getattr(self, name)
+      if given is None or type(given) is int and given == -1:
+        continue
+      check = settings.boolean if isinstance(value, bool) else settings.positive
+      check(given, name)
+      if given != value:
+        raise ValueError(
+            f'{name} must be {value}, as {source} says, or None, got {given!r}.'
+        )
 
 
 @ranks.promoted
@@ -129,7 +226,7 @@ def flashrnn(
     function: str = 'lstm',
     config: FlashRNNConfig | None = None,
     backend: str = 'cuda_fused',
-    dtype: str = 'bfloat16',
+    dtype: str | None = 'bfloat16',
 ) -> tuple[Array, Array]:
   """Runs a recurrent network over gates that were projected before.
 
@@ -155,8 +252,9 @@ def flashrnn(
       `backend` and `dtype` are its own.
     backend: 'cuda', 'cuda_fused' and 'triton_fused' run by the fastest path
       that can run on the device, 'vanilla' and 'vanilla_fwbw' by 'scan'.
-    dtype: dtype of the computation and the results; 'vanilla' takes that of Wx
-      instead. States within the loop are float32 or wider.
+    dtype: dtype of the computation and the results, None for 'bfloat16';
+      'vanilla' takes that of Wx instead. States within the loop are float32 or
+      wider.
 
   Returns:
     All states after each step, [S, B, T, N, D], and after the last one,
@@ -169,9 +267,8 @@ def flashrnn(
     config = FlashRNNConfig(backend=backend, function=function, dtype=dtype)
   if not isinstance(config, FlashRNNConfig):
     raise ValueError(
-        'config must be an rnnzoo.FlashRNNConfig, which has the options of'
-        ' flashrnn.FlashRNNConfig that exist here (forward_clipval, constants'
-        f' and dtypes of single arrays do not), got {settings.a(type(config))}.'
+        'config must be an rnnzoo.FlashRNNConfig, which takes the arguments of'
+        f' flashrnn.FlashRNNConfig, got {settings.a(type(config))}.'
     )
   cell = _CELLS[config.function]()
   Wx = _axes(Wx, 'Wx', config.input_shape, 'BTGHD')
@@ -190,18 +287,29 @@ def flashrnn(
   R = _sized(R, (gates, heads, size, size), 'R', 'GHPD', config.recurrent_shape)
   b = _axes(b, 'b', config.bias_shape, 'GHD')
   b = _sized(b, (gates + is_gru, heads, size), 'b', 'GHD', config.bias_shape)
+  config._agrees(
+      f'Wx of shape {(batch, time, gates, heads, size)} along BTGHD',
+      batch_size=batch,
+      num_heads=heads,
+      head_dim=size,
+      hidden_dim=heads * size,
+  )
   kind = jnp.dtype(Wx.dtype if config.backend == 'vanilla' else config.dtype)
   checks.floating(kind, 'dtype')
   wide = dtypes.wide(kind)
-  carry = _initial(cell, config, states, (batch, heads, size), wide)
+  own = _dtypes(config, kind)
+  rounded = lambda array, name: _rounded(array, name, own[name], config)
+  Wx, R, b = rounded(Wx, 'w'), rounded(R, 'r'), rounded(b, 'b')
+  carry = _initial(cell, config, states, (batch, heads, size), wide, own['s'])
+  R = R if config.trainable_r else jax.lax.stop_gradient(R)
+  b = b if config.trainable_b else jax.lax.stop_gradient(b)
   params, features = {}, heads * size
   if is_gru:
     R = R[jnp.array([1, 2, 0])]
-    params['recurrent_bias'] = b[0].astype(kind).astype(wide).reshape(features)
+    params['recurrent_bias'] = b[0].astype(wide).reshape(features)
     b = b[1:]
   # The sum of two numbers of 16 bits is rounded once.
-  Wx, b = (a.astype(kind).astype(wide) for a in (Wx, b))
-  x_gates = (Wx + b).astype(kind)
+  x_gates = (Wx.astype(wide) + b.astype(wide)).astype(kind)
   operands = call_lib.Operands(
       params=params,
       weights=(),
@@ -227,11 +335,31 @@ def flashrnn(
       len(arrays), batch, steps, heads, size
   )
   order = [*map('SBTHD'.index, config.output_shape)]
-  finish = lambda made: jnp.transpose(made, order).astype(kind)
+  finish = lambda made: jnp.transpose(made, order).astype(own['s'])
   return finish(stack(carries, time)), finish(stack(last, 1))
 
 
-def _initial(cell, config: FlashRNNConfig, states, shape, dtype):
+def _dtypes(config: FlashRNNConfig, kind: Any) -> dict[str, Any]:
+  """Returns the dtypes of Wx, R, b and states by the ends of their fields."""
+  given = {name: getattr(config, f'dtype_{name}') for name in 'wrbs'}
+  given['s'] = given['s'] or given['w']
+  own = {name: jnp.dtype(dtype or kind) for name, dtype in given.items()}
+  for name, dtype in own.items():
+    checks.floating(dtype, f'dtype_{name}')
+  return own
+
+
+def _rounded(array: Array, name: str, dtype: Any, config) -> Array:
+  """Returns an array in its own dtype, or raises ValueError."""
+  if not config.enable_automatic_mixed_precision and array.dtype != dtype:
+    raise ValueError(
+        'With enable_automatic_mixed_precision=False an array must have its'
+        f' dtype_{name}, {dtype}, got {array.dtype}.'
+    )
+  return array.astype(dtype)
+
+
+def _initial(cell, config: FlashRNNConfig, states, shape, dtype, own):
   """Returns the carry before the first step, each [B, N D]."""
   batch, heads, size = shape
   count = len(cell.carry_names)
@@ -244,7 +372,8 @@ def _initial(cell, config: FlashRNNConfig, states, shape, dtype):
         'SBTHD',
         config.output_shape,
     )
-    return tuple(states.astype(dtype).reshape(count, batch, heads * size))
+    states = _rounded(states, 's', own, config).astype(dtype)
+    return tuple(states.reshape(count, batch, heads * size))
   values: Any = config.initial_val
   if not isinstance(values, (tuple, list)):
     values = (values,) * count

@@ -108,6 +108,53 @@ class FlashRNNTest(parameterized.TestCase):
     close(grads(gradient_recurrent_clipval=1e-6), cut, atol=1e-5)
     self.assertGreater(np.abs(grads() - cut).max(), 0.1)
 
+  def test_fields_that_follow_from_others(self):
+    arrays = load('gru', 0)
+    given = Wx, R, b = arrays['Wx'], arrays['R'], arrays['b']
+    config = functools.partial(
+        rnnzoo.FlashRNNConfig, function='gru', dtype='float32'
+    )
+    sizes = {'batch_size': len(Wx), 'num_heads': HEADS, 'head_dim': SIZE}
+    sizes |= {'hidden_dim': HEADS * SIZE, 'num_states': 1, 'num_gates_r': 3}
+    sizes |= {'num_gates_w': 3, 'num_gates_i': 4, 'num_gates_t': 4}
+    right = config(
+        **sizes,
+        **{f'dtype_{name}': 'float32' for name in 'wrbsga'},
+        dtype_acc='float32',
+        enable_automatic_mixed_precision=False,
+        simple_agg=False,
+        constants={},
+    )
+    hash(right)
+    want = rnnzoo.flashrnn(*given, function='gru', dtype='float32')
+    got = rnnzoo.flashrnn(*given, config=right)
+    jax.tree.map(np.testing.assert_array_equal, got, want)
+    wrong = [(name, size + 1) for name, size in sizes.items()]
+    wrong += [('simple_agg', True), ('forward_clipval', 1.0)]
+    wrong += [('constants', {'alpha': 1.0}), ('trainable_b', [True] * 4)]
+    wrong += [('dtype_w', 'half'), ('dtype_s', 'float64')]
+    wrong += [(f'dtype_{name}', 'float64') for name in ('a', 'g', 'acc')]
+    for name, value in wrong:
+      with self.subTest(name), self.assertRaisesRegex(ValueError, name):
+        rnnzoo.flashrnn(*given, config=config(**{name: value}))
+    strict = config(dtype_r='float16', enable_automatic_mixed_precision=False)
+    with self.assertRaisesRegex(ValueError, 'dtype_r, float16, got float32'):
+      rnnzoo.flashrnn(*given, config=strict)
+
+    def loss(R, b, **fields):
+      states, _ = rnnzoo.flashrnn(Wx, R, b, config=config(**fields))
+      return states.sum(), states
+
+    grad = jax.grad(loss, argnums=(0, 1), has_aux=True)
+    grads, states = grad(R, b, trainable_r=False, dtype_s='float16')
+    self.assertEqual(states.dtype, jnp.float16)
+    self.assertEqual([bool(g.any()) for g in grads], [False, True])
+    half = lambda array: array.astype(np.float16).astype(np.float32)
+    narrow = {f'dtype_{name}': 'float16' for name in 'wrb'}
+    got = rnnzoo.flashrnn(*given, config=config(**narrow, dtype_s='float32'))
+    want = rnnzoo.flashrnn(*map(half, given), config=config())
+    jax.tree.map(np.testing.assert_array_equal, got, want)
+
   @parameterized.parameters(np.nan, np.inf)
   def test_gradients_that_are_not_finite(self, bad):
     arrays = load('elman', 0)
@@ -197,7 +244,7 @@ class FlashRNNTest(parameterized.TestCase):
         (lambda: run(Wx, R, b, Wx), 'states must have shape'),
         (lambda: run(Wx, R * 1j, b), 'R must be real'),
         (lambda: run(Wx, R, b, backend='xla'), 'backend must be'),
-        (lambda: run(Wx, R, b, config={}), 'forward_clipval'),
+        (lambda: run(Wx, R, b, config={}), 'config must be .* got a dict'),
         (lambda: config(function='mlstm'), 'function must be'),
         (lambda: config(output_shape='TSBHD'), 'output_shape must be'),
         (
