@@ -57,8 +57,9 @@ def get_config() -> ml_collections.ConfigDict:
   data.max_frames = 300
   # In which all frames are kept in memory: 'float16' or 'float32'.
   data.frames_dtype = 'float16'
-  # The origin, the middle of the spine: in the first frame ('sequence'), in
-  # each ('frame'), or 'none' for the camera.
+  # The origin, the middle of the main body's spine: in the first frame
+  # ('sequence'), in each ('frame'); that of each body's own spine in each frame
+  # ('body'); or 'none' for the camera.
   data.centre = 'sequence'
   # Training turns recordings about each of three axes by up to so many degrees
   # to either side.

@@ -2,19 +2,22 @@ r"""iRevRNN, six layers, on pixel-wise MNIST: 784 steps of one pixel.
 
 Source: the example of the public project irevrnn: 6 layers of 128, 3 inner
 steps, Adam, weight decay 1e-4, gradients clipped to a norm of 20, dropout .1,
-|w| <= 1.002. Its batches of 32, its rate of 2e-4 and its pixels from -1 to 1
-are those of the second command.
+weights of the carry within 1.002 and without decay. The second command has its
+batches of 32, its rate of 2e-4, its pixels from -1 to 1, its batch norm, which
+keeps 0.9, and its inner weights, which start at 1e-8.
 
 Published: nothing.
 Measured: 0.9930 +- 0.0004 (3 seeds, H100, commit 914fc5e).
 Seeds 1 and 2 were run at commit 6895243. With 8e-4, pixels from -1 to 1 and 25
-epochs it was 0.9848 (H200, commit caa1fe7).
+epochs it was 0.9848 (H200, commit caa1fe7). In all of them a and b decayed.
 
   python train.py --config=configs/irevrnn_pixel_smnist.py
   python train.py --config=configs/irevrnn_pixel_smnist.py \
       --config.batch_size=32 --config.num_epochs=300 \
       --config.data.scaling=symmetric --config.model.dtype=float32 \
-      --config.optimizer.learning_rate=2e-4 --config.optimizer.schedule=constant
+      --config.optimizer.learning_rate=2e-4 \
+      --config.optimizer.schedule=constant --config.model.norm_momentum=0.9 \
+      --config.model.options.IRevRNN.inner_scale=1e-8
 """
 
 import ml_collections

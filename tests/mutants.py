@@ -189,6 +189,11 @@ MUTANTS = (
         ),
     ),
     *_all(
+        'rnnzoo/cells/irevrnn.py',
+        'tests/cells/cells_test.py',
+        ('**bound,', '', 'clips_what'),
+    ),
+    *_all(
         'rnnzoo/cells/slstm.py',
         'tests/cells/cells_test.py',
         ('exponent = 0.3 + 1.3', 'exponent = 0.3 - 1.3', 'forget_bias'),
@@ -451,6 +456,28 @@ MUTANTS = (
             'jnp.mean(x)',
             'weighted_mean',
         ),
+    ),
+    *_all(
+        'rnnzoo/tasks/motion/skeleton_frames.py',
+        'tests/tasks/skeletons_test.py',
+        (
+            'product(about_z, product(about_y, about_x))',
+            'product(about_x, product(about_y, about_z))',
+            'turns_about',
+        ),
+        ('origin[[present.any(axis=1).argmax()]]', 'origin[:1]', 'centres'),
+    ),
+    *_all(
+        'rnnzoo/tasks/motion/ntu_files.py',
+        'tests/tasks/ntu_files_test.py',
+        ('if any(joints):', 'if joints:', 'rejects_absent'),
+        (
+            'seen = body.joints.any(axis=(1, 2))',
+            'seen = np.ones(len(body.frames), bool)',
+            'in_no_frame',
+        ),
+        ('or len(np.unique(frames)) < len(frames)', '', 'new_ids'),
+        ('in sorted(links)', 'in links', 'new_ids'),
     ),
     *_all(
         'rnnzoo/tasks/classification.py',

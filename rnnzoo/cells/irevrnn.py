@@ -11,6 +11,7 @@ from rnnzoo import carries
 from rnnzoo import cell
 from rnnzoo import checks
 from rnnzoo import settings
+from rnnzoo.layers import constraints
 from rnnzoo.layers import initializers
 from rnnzoo.layers import options as options_lib
 from rnnzoo.layers import recurrent
@@ -138,8 +139,8 @@ class IRevRNN(recurrent.RecurrentLayer[IRevRNNCarry]):
       c_t = cᴿ,  h_t = ψ(W x_t + bias + hᴿ)                     y_t = h_t
 
   w is `recurrent_kernel`, [1, features, 1, 1]; a and b are in `cell_params`.
-  |w| starts within `max_abs`. An update may leave it, so a training loop calls
-  `rnnzoo.constrain` after each one, as train.py does:
+  |w|, |a| and |b| start within `max_abs`. An update may leave it, so a training
+  loop calls `rnnzoo.constrain` after each one, as train.py does:
 
       optimizer.update(model, gradient)
       nnx.update(model, rnnzoo.constrain(nnx.state(model, nnx.Param)))
@@ -159,8 +160,8 @@ class IRevRNN(recurrent.RecurrentLayer[IRevRNNCarry]):
     recurrent_range: w starts uniform in this range, which must be within
       `max_abs`; the default is cut there. (0.9, 1.0) in the last layer of a
       stack.
-    max_abs: bound of |w| when the layer is made and after each call of
-      `rnnzoo.constrain`; None for none.
+    max_abs: bound of |w|, |a| and |b| when the layer is made and after each
+      call of `rnnzoo.constrain`; None for none.
     inner_scale: standard deviation that a and b start with.
     **options: those of all layers (`rnnzoo.RecurrentLayer`): use_bias,
       kernel_init, bias_init, learn_initial_carry, recurrent_gradient_clip,
@@ -206,10 +207,14 @@ class IRevRNN(recurrent.RecurrentLayer[IRevRNNCarry]):
     checks.floating(param_dtype, 'param_dtype')
     initializers.check_rngs(rngs, 'params', required=True)
     shape = (inner_steps, features)
+    bound = {} if max_abs is None else {'max_abs': max_abs}
     inner = {
-        name: nnx.Param(
-            float(inner_scale)
-            * jax.random.normal(rngs.params(), shape, param_dtype)
+        name: constraints.constrain(
+            nnx.Param(
+                float(inner_scale)
+                * jax.random.normal(rngs.params(), shape, param_dtype),
+                **bound,
+            )
         )
         for name in ('a', 'b')
     }

@@ -12,8 +12,9 @@ def constrain(params: Any) -> Any:
   """Clips every bounded parameter into its bound; call it after each update.
 
   A parameter is bounded when its `nnx.Param` has the metadata `max_abs`, as the
-  recurrent kernels of `IndRNN` and `IRevRNN` have: |u| <= max_abs. They start
-  within the bound; only this call keeps them there. train.py makes it itself.
+  recurrent kernels of `IndRNN` and `IRevRNN` have, |u| <= max_abs, and the
+  inner weights a and b of `IRevRNN`. They start within the bound; only this
+  call keeps them there. train.py makes it itself.
 
   >>> import optax, rnnzoo
   >>> layer = rnnzoo.IndRNN(3, 8, max_abs=0.5, rngs=nnx.Rngs(0))

@@ -28,7 +28,7 @@ def assert_finite(tree):
 class ConstrainTest(parameterized.TestCase):
 
   @parameterized.parameters('IndRNN', 'IRevRNN')
-  def test_clips_the_recurrent_kernel_only(self, name):
+  def test_clips_what_multiplies_the_carry_only(self, name):
     layer = random_layers.make(name, IN, FEATURES, scale=5.0, max_abs=1.5)
     copy = lambda: nnx.to_pure_dict(
         jax.tree.map(np.array, nnx.state(layer, nnx.Param))
@@ -39,6 +39,10 @@ class ConstrainTest(parameterized.TestCase):
     u = before['recurrent_kernel']
     self.assertGreater(np.abs(u).max(), 1.5)
     before['recurrent_kernel'] = np.clip(u, -1.5, 1.5)
+    if name == 'IRevRNN':
+      inner = before['cell_params']
+      self.assertGreater(min(np.abs(inner[key]).max() for key in 'ab'), 1.5)
+      before['cell_params'] = {k: np.clip(inner[k], -1.5, 1.5) for k in 'ab'}
     jax.tree.map(np.testing.assert_array_equal, after, before)
 
   def test_in_a_stack(self):
@@ -78,6 +82,13 @@ class ConstrainTest(parameterized.TestCase):
     self.assertLessEqual(np.abs(u).max(), bound)
     if name != 'GRU':
       self.assertGreater(np.std(u), bound / 5)  # Drawn, not clipped.
+
+  def test_inner_weights_start_within_the_bound(self):
+    layer = rnnzoo.IRevRNN(
+        IN, 64, max_abs=0.3, inner_scale=1.0, rngs=nnx.Rngs(0)
+    )
+    for name in 'ab':
+      self.assertLessEqual(np.abs(layer.cell_params[name][...]).max(), 0.3)
 
   @parameterized.parameters('IndRNN', 'IRevRNN')
   def test_a_bound_beyond_the_range_changes_no_draw(self, name):

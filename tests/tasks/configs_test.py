@@ -189,6 +189,20 @@ class ConfigsTest(parameterized.TestCase):
     self.assertEqual(first, rnnzoo.IRevRNNCell('relu', 'sigmoid'))
     self.assertEqual(last, rnnzoo.IRevRNNCell('tanh', 'sigmoid'))
 
+  @parameterized.parameters('irevrnn_ntu', 'irevrnn_pixel_smnist')
+  def test_recurrent_weights_do_not_decay(self, name):
+    config = load_config(name)
+    make = lambda: backbones.build(config.model, 3, nnx.Rngs(0))
+    params = nnx.state(nnx.eval_shape(make), nnx.Param)
+    mask = optimization.decay_mask(config.optimizer.weight_decay_exclude)
+    flat, _ = jax.tree_util.tree_flatten_with_path(mask(params))
+    decays = {
+        re.findall(r"'(\w+)'", jax.tree_util.keystr(path))[-1]
+        for path, decay in flat
+        if decay
+    }
+    self.assertEqual(decays, {'kernel', 'scale'})
+
   @parameterized.parameters('adding', 'sequences', 'translation')
   def test_momentum_that_nothing_reads_is_refused_before_data_are(self, task):
     config = load_config(f'base_{task}')

@@ -88,10 +88,11 @@ class ConversionTest(parameterized.TestCase):
     self.assertEqual(result.num_converted, 40)
     self.assertEqual(result.num_read, 40)
     self.assertEmpty(result.skipped)
+    self.assertEmpty(result.left_out)
     self.assert_same(paths)
     self.assertCountEqual(
         [path.name for path in self.destination.iterdir()],
-        ['frames.npy', 'index.json', 'skipped.txt'],
+        ['frames.npy', 'index.json', 'left_out.txt', 'skipped.txt'],
     )
     again = self.convert()
     self.assertEqual(again, result._replace(num_read=0))
@@ -136,12 +137,12 @@ class ConversionTest(parameterized.TestCase):
   def test_damaged_files_are_listed(self):
     paths = ntu_motions.write_files(self.source, self.recordings, range(9))
     texts = {path: path.read_text() for path in paths}
-    cut, nan, zero, five, binary = paths[:5]
+    cut, nan, zero, seven, binary = paths[:5]
     cut.write_text('\n'.join(texts[cut].splitlines()[:50]))
     lines = texts[nan].splitlines()
     nan.write_text('\n'.join([*lines[:9], f'nan {lines[9]}'.rsplit(' ', 1)[0]]))
     zero.write_text('1\n0\n')
-    five.write_text(texts[five].replace('\n1\n', '\n5\n', 1))
+    seven.write_text(texts[seven].replace('\n1\n', '\n7\n', 1))
     binary.write_bytes(bytes(range(256)))
     (self.source / 'other.skeleton').write_text('1\n')
     (self.source / 'notes.txt').write_text('no skeleton')
@@ -156,7 +157,7 @@ class ConversionTest(parameterized.TestCase):
         (cut, 'ends after line'),
         (nan, 'nan'),
         (zero, 'none of 1 frames has a body'),
-        (five, 'must be from 0 to 4'),
+        (seven, 'must be from 0 to 6'),
         (binary, 'is no text'),
     ):
       self.assertIn(reason, reasons[path.name])
@@ -481,6 +482,9 @@ class ConversionTest(parameterized.TestCase):
   def test_program(self):
     paths = ntu_motions.write_files(self.source, self.recordings, range(3))
     paths[0].write_text('')
+    lines = paths[1].read_text().splitlines()
+    lines[0] = str(int(lines[0]) + 1)
+    paths[1].write_text('\n'.join([*lines, '0']))
     arguments = [str(self.source), str(self.destination), '--num_processes=0']
     with contextlib.redirect_stdout(io.StringIO()) as out:
       self.assertEqual(ntu_conversion.main(arguments), 0)
@@ -488,6 +492,11 @@ class ConversionTest(parameterized.TestCase):
     self.assertIn('3 files were read in', out.getvalue())
     self.assertIn(
         '1 files or links are skipped; the reasons are in', out.getvalue()
+    )
+    self.assertIn('1 files are converted in part', out.getvalue())
+    self.assertEqual(
+        (self.destination / 'left_out.txt').read_text(),
+        f'{paths[1].name}\t1 of {lines[0]} frames, which show nobody\n',
     )
     with contextlib.redirect_stderr(io.StringIO()) as errors:
       self.assertEqual(ntu_conversion.main(['/nowhere', 'x']), 1)

@@ -138,9 +138,26 @@ class ReadTest(parameterized.TestCase):
       ('frames', ['two', *LINES[1:]], "line 1: .* got 'two'"),
       ('no_bodies', ['2', '0', '0'], 'none of 2 frames has a body'),
       (
-          'five_bodies',
-          ['1', '5', *BODY * 5],
-          "line 2: the number of bodies must be from 0 to 4; got '5'",
+          'seven_bodies',
+          ['1', '7', *BODY * 7],
+          "line 2: the number of bodies must be from 0 to 6; got '7'",
+      ),
+      (
+          'absent',
+          ['2', *['1', *BODY[:2], *['0 -0 0.0' + 9 * ' 1'] * 25] * 2],
+          'none of 2 frames has a body',
+      ),
+      (
+          'ids',
+          [
+              '1001',
+              *(
+                  x
+                  for n in range(1001)
+                  for x in ('1', str(n) + BODY[0][17:], *BODY[1:])
+              ),
+          ],
+          'at most 1,000 ids; it has 1,001',
       ),
       ('negative', replaced(LINES, 1, '-1'), "line 2: .* got '-1'"),
       ('joints', replaced(LINES, 3, '20'), 'line 4: .* must be 25; got'),
@@ -177,9 +194,9 @@ class ReadTest(parameterized.TestCase):
     with self.assertRaises(FileNotFoundError):
       ntu_files.read(self.path.with_name('b.skeleton'))
 
-  def test_two_bodies_of_one_id(self):
-    self.write(['1', '2', *BODY, *BODY])
-    self.assertLen(ntu_files.read(self.path).bodies, 2)
+  def test_several_bodies_of_one_id(self):
+    self.write(['1', '6', *BODY * 6])
+    self.assertLen(ntu_files.read(self.path).bodies, 6)
 
   def test_main_body_is_the_one_that_varies_most(self):
     rng = np.random.RandomState(0)
@@ -195,6 +212,54 @@ class ReadTest(parameterized.TestCase):
     np.testing.assert_array_equal(frames[1:, 0], bodies[1].joints)
     np.testing.assert_array_equal(frames[[0, 2], 1], bodies[2].joints)
     self.assertFalse(frames[0, 0].any() or frames[1, 1].any())
+
+  def test_absent_bodies_are_in_no_frame(self):
+    still = np.full((9, 25, 3), 3.6, np.float32)
+    moves = still + np.linspace(0, 0.5, 9, dtype=np.float32)[:, None, None]
+    still[::2] = 0
+    still[:, :, 0] *= -1
+    moves[:4] = 0
+    bodies = tuple(ntu_files.Body(np.arange(9), x) for x in (still, moves))
+    recording = ntu_files.Recording(11, bodies)
+    self.assertEqual(
+        ntu_files.left_out(recording), '4 of 11 frames, which show nobody'
+    )
+    frames = ntu_files.arrange(recording)
+    shown = [1, 3, 4, 5, 6, 7, 8]
+    np.testing.assert_array_equal(frames[:, 0], moves[shown])
+    np.testing.assert_array_equal(frames[:, 1], still[shown])
+
+  def test_persons_that_get_new_ids(self):
+    rng = np.random.RandomState(0)
+    # Three walk side by side, 0.7 m apart, the third as the least active.
+    walk = np.cumsum(rng.uniform(0, 0.02, (60, 1, 3)), axis=0)
+    place = lambda person: [[[0.7 * person, 0, 3]]]
+    size = lambda person: rng.rand(1, 25, 3) * (1, 0.8, 0.3)[person]
+    persons = [(size(n) + place(n) + walk).astype(np.float32) for n in range(3)]
+    cut = lambda person, *frames: ntu_files.Body(
+        np.array(frames), persons[person][list(frames)]
+    )
+    bodies = (
+        cut(0, *range(20), *range(50, 55)),  # It gets its first id again.
+        cut(1, *range(25)),
+        cut(0, *range(20, 40)),
+        cut(1, *range(28, 60)),
+        cut(0, *range(40, 50)),
+        cut(2, *range(10, 60)),
+    )
+    recording = ntu_files.Recording(60, bodies)
+    frames = ntu_files.arrange(recording)
+    self.assertLen(frames, 60)
+    np.testing.assert_array_equal(frames[:55, 0], persons[0][:55])
+    np.testing.assert_array_equal(frames[28:, 1], persons[1][28:])
+    self.assertFalse(frames[55:, 0].any() or frames[25:28, 1].any())
+    self.assertEqual(ntu_files.left_out(recording), '1 of 3 persons')
+    recording = ntu_files.Recording(60, (*bodies[:2], bodies[-1]))
+    self.assertEqual(
+        ntu_files.left_out(recording),
+        '30 of 60 frames, which show neither main person; 1 of 3 persons',
+    )
+    self.assertLen(ntu_files.arrange(recording), 30)
 
   def test_damaged_in_any_way(self):
     recordings = ntu_motions.generate(1, 1)

@@ -114,10 +114,14 @@ class FramesTest(parameterized.TestCase):
     for centre, origins in (
         ('sequence', [frames[0, 0, 1]] * 4),
         ('frame', [frames[t, int(t == 2), 1] for t in range(4)]),
+        ('body', frames[:, :, 1]),
     ):
-      want = frames - np.stack(origins)[:, None, None]
+      want = frames - np.reshape(origins, (4, -1, 1, 3))
       want[0, 1] = want[2, 0] = 0
       np.testing.assert_allclose(pad(centre), want, atol=1e-6)
+    # The first frame that shows somebody has the origin.
+    frames[0] = 0
+    self.assertFalse(pad('sequence')[1, 0, 1].any())
 
   def test_turns_and_scales(self):
     x = np.random.RandomState(0).randn(5, 3, 2, 25, 3).astype(np.float32)
@@ -153,6 +157,14 @@ class FramesTest(parameterized.TestCase):
           ntu_motions.rotations(0.3, letter),
           atol=1e-6,
       )
+    # About several axes: about x first, about z last.
+    angles = (0.3, -0.7, 1.1)
+    x, y, z = map(ntu_motions.rotations, angles, 'xyz')
+    np.testing.assert_allclose(
+        skeleton_frames._rotation(jnp.array([angles]))[0],
+        z @ y @ x,
+        atol=1e-6,
+    )
 
 
 class TaskTest(parameterized.TestCase):
@@ -216,7 +228,7 @@ class TaskTest(parameterized.TestCase):
       ('source', {'source': 'ntu'}, "'motions', 'ntu60', 'ntu120'"),
       ('steps', {'num_steps': 0}, 'num_steps must be an integer from 1'),
       ('dtype', {'frames_dtype': 'int8'}, "'float16', 'float32'"),
-      ('centre', {'centre': 'joint'}, "'sequence', 'frame', 'none'"),
+      ('centre', {'centre': 'joint'}, "'sequence', 'frame', 'body', 'none'"),
       ('many', {'num_steps': 10**4, 'test_samplings': 900}, 'test_samplings='),
       ('setup', {'source': 'ntu60', 'protocol': 'cross_setup'}, 'ntu60 has no'),
   )
@@ -262,6 +274,10 @@ class InputsTest(parameterized.TestCase):
         (self.recordings[0] * np.nan, 'recording 0 must be .* has x=nan'),
         (self.recordings[0] * 1e4, 'within 1000; frame 0, body 0, joint 0'),
         (self.recordings[0].astype(str), 'must hold real numbers'),
+        (
+            np.pad(self.recordings[0], ((2, 0), *[(0, 0)] * 3)),
+            'frame 0 of .*nob',
+        ),
     ):
       with self.assertRaisesRegex(ValueError, message):
         skeleton_inputs.prepare([wrong], make_config())
@@ -329,6 +345,8 @@ class InputsTest(parameterized.TestCase):
         ('none', 'sequence', 0),
         ('none', 'frame', 0),
         ('sequence', 'frame', 1),
+        ('none', 'body', 0),
+        ('frame', 'body', 0),
     ):
       self.data.centre = centre
       with self.assertRaisesRegex(
@@ -337,7 +355,7 @@ class InputsTest(parameterized.TestCase):
           r' 0 that is at \(.*\) m. .*skeleton_inputs.prepare',
       ):
         skeleton_inputs.check(self.inputs(centre=given), self.data)
-    for centre in ('sequence', 'frame', 'none'):
+    for centre in ('sequence', 'frame', 'body', 'none'):
       self.data.centre = centre
       inputs = self.inputs(centre=centre)
       found = skeleton_inputs.check(inputs, self.data)
@@ -345,7 +363,7 @@ class InputsTest(parameterized.TestCase):
 
   def test_origin_of_the_body_that_is_seen(self):
     self.recordings[0][0, 0] = 0
-    for centre in ('sequence', 'frame'):
+    for centre in ('sequence', 'frame', 'body'):
       self.data.centre = centre
       skeleton_inputs.check(self.inputs(centre=centre), self.data)
 
@@ -394,7 +412,7 @@ class PipelineTest(parameterized.TestCase):
     want = self.recordings.of(self.recordings.names.index(test[3]))
     np.testing.assert_allclose(row[: len(want)], want, atol=1e-5)
 
-  @parameterized.parameters('sequence', 'frame', 'none')
+  @parameterized.parameters('sequence', 'frame', 'body', 'none')
   def test_files_are_inputs(self, centre):
     config = self.config(centre=centre, num_steps=4, max_frames=40)
     task = make_task(config)
@@ -434,6 +452,16 @@ class PipelineTest(parameterized.TestCase):
     with self.assertRaises(FileNotFoundError):
       skeleton_inputs.read([self.folder / 'nowhere.skeleton'], config)
     whole = self.paths[0].read_text().splitlines()
+    number = int(whole[0])
+    (self.folder / 'more').write_text(
+        '\n'.join([str(number + 1), *whole[1:], '0'])
+    )
+    with contextlib.redirect_stderr(io.StringIO()) as errors:
+      skeleton_inputs.read(self.folder / 'more', config)
+    self.assertIn(
+        f'more: not used are 1 of {number + 1} frames, which show nobody',
+        errors.getvalue(),
+    )
     (self.folder / 'cut').write_text('\n'.join(whole[:9]))
     with self.assertRaisesRegex(ValueError, 'cut ends after line 9'):
       skeleton_inputs.read(self.folder / 'cut', config)
@@ -497,6 +525,13 @@ class PipelineTest(parameterized.TestCase):
         frames.flush()
         del frames
     make_task(self.config())
+    frames = np.load(folder / 'frames.npy', mmap_mode='r+')
+    frames[start + 2] = 0
+    frames.flush()
+    with self.assertRaisesRegex(
+        ValueError, f'{name} shows nobody in its frame 2'
+    ):
+      make_task(self.config())
 
   def test_numbers_are_checked_in_parts(self):
     with mock.patch.object(ntu_arrays, '_CHECKED_FRAMES', 7):

@@ -98,8 +98,8 @@ def read(directory: str | os.PathLike[str]) -> Recordings:
 
   Raises:
     FileNotFoundError: there is no such folder, or it is not whole.
-    ValueError: a file in it is damaged, or a frame holds a number that is no
-      position: NaN, an infinity, or 1,000 m and more.
+    ValueError: a file in it is damaged, or a frame shows nobody or holds a
+      number that is no position: NaN, an infinity, or 1,000 m and more.
   """
   directory = pathlib.Path(directory)
   if directory.is_file():
@@ -142,7 +142,7 @@ def read(directory: str | os.PathLike[str]) -> Recordings:
 
 
 def _check_numbers(recordings: Recordings, path: pathlib.Path) -> None:
-  """Raises ValueError unless all numbers are positions.
+  """Raises ValueError unless each frame shows somebody, by positions.
 
   Args:
     recordings: all of a file, whose pages are read once.
@@ -152,16 +152,26 @@ def _check_numbers(recordings: Recordings, path: pathlib.Path) -> None:
   for start in range(0, len(recordings.frames), _CHECKED_FRAMES):
     frames = recordings.frames[start : start + _CHECKED_FRAMES]
     # A NaN is the least and the greatest number, and less than none.
-    if -most < frames.min() and frames.max() < most:
+    positions = -most < frames.min() and frames.max() < most
+    if positions and (shown := frames.any(axis=(1, 2, 3))).all():
       continue
-    frame, body, joint, axis = np.argwhere(~(np.abs(frames) < most))[0]
+    if positions:
+      frame = int(shown.argmin())
+    else:
+      frame, body, joint, axis = np.argwhere(~(np.abs(frames) < most))[0]
     index = np.searchsorted(recordings.starts, start + frame, 'right') - 1
+    name = recordings.names[index].text()
+    place = f'frame {start + frame - recordings.starts[index]}'
+    if positions:
+      raise ValueError(
+          f'{path} is damaged: {name} shows nobody in its {place}, counted from'
+          ' 0: all is zero; convert it again, to another folder'
+      )
     raise ValueError(
-        f'{path} is damaged: {recordings.names[index].text()} has'
-        f' {"xyz"[axis]}={frames[frame, body, joint, axis]:g} in its frame'
-        f' {start + frame - recordings.starts[index]}, body {body}, joint'
-        f' {joint}, counted from 0; all must be numbers of metres within'
-        f' {most:g}; copy or convert it again'
+        f'{path} is damaged: {name} has'
+        f' {"xyz"[axis]}={frames[frame, body, joint, axis]:g} in its {place},'
+        f' body {body}, joint {joint}, counted from 0; all must be numbers of'
+        f' metres within {most:g}; copy or convert it again'
     )
 
 

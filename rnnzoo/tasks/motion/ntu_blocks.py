@@ -24,21 +24,23 @@ class Block(NamedTuple):
     lengths: of the converted ones.
     names: of the converted ones.
     skipped: lines of skipped.txt, of files that are not converted.
+    left_out: lines of left_out.txt, of files that are converted in part.
   """
 
   frames: np.ndarray
   lengths: np.ndarray
   names: np.ndarray
   skipped: np.ndarray
+  left_out: np.ndarray
 
 
-def skipped_line(source: pathlib.Path, path: pathlib.Path, reason: str) -> str:
-  """Returns a line of skipped.txt, without its end.
+def listed_line(source: pathlib.Path, path: pathlib.Path, reason: str) -> str:
+  """Returns a line of skipped.txt or left_out.txt, without its end.
 
   Args:
     source: the folder that is converted.
     path: of a file or link in it.
-    reason: why it is skipped.
+    reason: why it is skipped, or what of it is left out.
   """
   name = ntu_search.printable(str(path.relative_to(source)))
   return f'{name}\t{ntu_search.printable(" ".join(reason.split()))}'
@@ -55,14 +57,17 @@ def convert(
     block: the path to write to.
   """
   frames = [np.zeros((0, ntu_files.BODIES, ntu_files.JOINTS, 3), np.float32)]
-  names, skipped = [], []
+  names, skipped, left_out = [], [], []
   for path in paths:
     try:
       name = ntu_files.parse_name(path.name).text()
-      frames.append(ntu_files.arrange(ntu_files.read(path)))
+      recording = ntu_files.read(path)
+      frames.append(ntu_files.arrange(recording))
       names.append(name)
+      if text := ntu_files.left_out(recording):
+        left_out.append(listed_line(source, path, text))
     except (ValueError, OSError) as error:
-      skipped.append(skipped_line(source, path, str(error)))
+      skipped.append(listed_line(source, path, str(error)))
   partial = block.with_suffix('.part')
   with partial.open('wb') as file:
     content = Block(
@@ -70,6 +75,7 @@ def convert(
         np.array([len(part) for part in frames[1:]], np.int32),
         np.array(names, str),
         np.array(skipped, str),
+        np.array(left_out, str),
     )
     np.savez(file, **content._asdict())
   os.replace(partial, block)

@@ -6,7 +6,8 @@ SOURCE is searched with all folders in it and all that it links to, so both
 parts of NTU RGB+D 120 may lie side by side. DESTINATION gets the files that
 `ntu_arrays` explains, and skipped.txt: every file that was not converted, every
 link to nothing, and every link to a file or folder that is there without it,
-with the reason. Meanwhile it needs twice the space.
+with the reason. left_out.txt lists files whose frames or persons are not all
+converted, and how many are left out. Meanwhile it needs twice the space.
 
 Several processes read the files, a block of them at a time, and write each
 block as it is done. A conversion that was killed goes on where it was, if it is
@@ -38,7 +39,7 @@ from rnnzoo.tasks.motion import ntu_blocks
 from rnnzoo.tasks.motion import ntu_files
 from rnnzoo.tasks.motion import ntu_search
 
-SKIPPED = 'skipped.txt'
+SKIPPED, LEFT_OUT = 'skipped.txt', 'left_out.txt'
 
 _BLOCKS = 'blocks'
 _BLOCK_FILES = 64
@@ -54,12 +55,14 @@ class Result(NamedTuple):
     num_converted: recordings that the destination holds.
     num_frames: frames of all of them.
     skipped: (file, reason) of all others.
+    left_out: (file, how many frames and persons) of files converted in part.
     num_read: files that this call read; an earlier one may have read some.
   """
 
   num_converted: int
   num_frames: int
   skipped: tuple[tuple[str, str], ...]
+  left_out: tuple[tuple[str, str], ...]
   num_read: int
 
 
@@ -106,7 +109,7 @@ def convert(
     if before not in (None, digest):
       raise ValueError(
           f'{destination} holds what other files were converted to, or the same'
-          ' before they changed; name another folder'
+          ' before they or this program changed; name another folder'
       )
     num_read = 0
     if before is None:
@@ -123,7 +126,7 @@ def convert(
       ]
       num_read = _convert_blocks(jobs, num_processes)
       repeated = [
-          ntu_blocks.skipped_line(source, path, reason)
+          ntu_blocks.listed_line(source, path, reason)
           for path, reason in found.repeated
       ]
       _join(destination, [path for _, _, path in jobs], repeated, digest)
@@ -228,14 +231,17 @@ def _join(
   names: list[str] = []
   lengths: list[int] = []
   skipped: list[str] = []
+  left_out: list[str] = []
   for path in paths:
     block = ntu_blocks.read(path)
     names += block.names.tolist()
     lengths += block.lengths.tolist()
     skipped += block.skipped.tolist()
-  (destination / SKIPPED).write_text(
-      ''.join(f'{line}\n' for line in (*skipped, *repeated)), encoding='utf-8'
-  )
+    left_out += block.left_out.tolist()
+  for name, lines in ((SKIPPED, [*skipped, *repeated]), (LEFT_OUT, left_out)):
+    (destination / name).write_text(
+        ''.join(f'{line}\n' for line in lines), encoding='utf-8'
+    )
   if not names:
     raise ValueError(
         f'none of {len(skipped)} files could be converted; see'
@@ -284,13 +290,17 @@ def _mended_by_hand(destination: pathlib.Path) -> Iterator[None]:
 def _result(destination: pathlib.Path, num_read: int) -> Result:
   with _mended_by_hand(destination):
     recordings = ntu_arrays.read(destination)
-    lines = (destination / SKIPPED).read_text(encoding='utf-8').splitlines()
-  skipped = [line.partition('\t') for line in lines]
+    listed = [
+        tuple(
+            line.partition('\t')[::2]
+            for line in (destination / name)
+            .read_text(encoding='utf-8')
+            .splitlines()
+        )
+        for name in (SKIPPED, LEFT_OUT)
+    ]
   return Result(
-      len(recordings.names),
-      len(recordings.frames),
-      tuple((name, reason) for name, _, reason in skipped),
-      num_read,
+      len(recordings.names), len(recordings.frames), *listed, num_read
   )
 
 
@@ -342,6 +352,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(
         f'{result.num_read:,} files were read in {seconds:.1f} s,'
         f' {result.num_read / seconds:.0f} a second'
+    )
+  if result.left_out:
+    print(
+        f'{len(result.left_out):,} files are converted in part; how many frames'
+        ' and persons are left out of each is in'
+        f' {pathlib.Path(given.destination) / LEFT_OUT}'
     )
   if result.skipped:
     print(

@@ -28,14 +28,20 @@ from typing import NamedTuple
 import numpy as np
 
 JOINTS = 25
-# Bodies that a frame can have, and how many of them are used.
-MOST_BODIES = 4
+# Bodies that a frame can have, as many as a Kinect tracks, and that are used.
+MOST_BODIES = 6
 BODIES = 2
 # The middle of the spine, among joints counted from 0.
 CENTRE = 1
 
 # Kinect sees no further than some metres.
 MOST_METRES = 1e3
+
+# Bodies are one person where one begins this near to where the other was, on
+# average over joints: in metres, and in metres for each frame between them.
+_REACH, _STEP = 0.5, 0.1
+# Real files have about ten ids. All pairs of them are compared.
+_MOST_IDS = 1000
 
 _BODY_FIELDS = 10
 _JOINT_FIELDS = 12
@@ -74,7 +80,7 @@ class Body(NamedTuple):
   """One body, as a file has it.
 
   Attributes:
-    frames: int [n], in which frames it is, counted from 0.
+    frames: int [n], rising: the frames that it is in, counted from 0.
     joints: float32 [n, 25, 3], x, y, z in metres: to the right, up, and away
       from the camera.
   """
@@ -139,22 +145,70 @@ def read(path: str | os.PathLike[str]) -> Recording:
 
 
 def arrange(recording: Recording) -> np.ndarray:
-  """Returns the two main bodies, float32 [n, 2, 25, 3], zeros where absent.
+  """Returns the two main persons, float32 [n, 2, 25, 3], zeros where absent.
 
-  The main body is the one whose x, y and z vary most, as the data set's authors
-  chose it. Frames without one of the two are left out.
+  A body whose joints are all zero is absent. Bodies that share no frame are one
+  person if one begins near to where the other was: a camera gives new ids to
+  persons that it lost. The main person is the one whose x, y and z vary most,
+  as the data set's authors chose it. Frames without one of the two are left
+  out; see `left_out`.
 
   Args:
     recording: of a file.
   """
-  spread = lambda body: -float(np.sum(np.var(body.joints, axis=(0, 1))))
-  bodies = sorted(recording.bodies, key=spread)[:BODIES]
   frames = np.zeros((recording.num_frames, BODIES, JOINTS, 3), np.float32)
-  seen = np.zeros(recording.num_frames, bool)
-  for index, body in enumerate(bodies):
-    frames[body.frames, index] = body.joints
-    seen[body.frames] = True
-  return frames[seen]
+  for index, person in enumerate(_persons(recording)[:BODIES]):
+    frames[person.frames, index] = person.joints
+  return frames[frames.any(axis=(1, 2, 3))]
+
+
+def left_out(recording: Recording) -> str:
+  """Returns how many frames and persons `arrange` leaves out; '' for none."""
+  persons, total = _persons(recording), recording.num_frames
+  count = lambda some: len({n for person in some for n in person.frames})
+  seen, used = count(persons), count(persons[:BODIES])
+  texts = (
+      (total - seen, f'of {total} frames, which show nobody'),
+      (seen - used, f'of {total} frames, which show neither main person'),
+      (len(persons) - BODIES, f'of {len(persons)} persons'),
+  )
+  return '; '.join(f'{number} {text}' for number, text in texts if number > 0)
+
+
+def _persons(recording: Recording) -> list[Body]:
+  """Returns the bodies where they are seen, the main person first.
+
+  Bodies of one person are joined, those that are nearest first.
+  """
+  bodies = []
+  for body in recording.bodies:
+    seen = body.joints.any(axis=(1, 2))
+    if seen.any():
+      bodies.append(Body(body.frames[seen], body.joints[seen]))
+  links = []
+  for i, later in enumerate(bodies):
+    for j, other in enumerate(bodies):
+      before = int(np.searchsorted(other.frames, later.frames[0])) - 1
+      if before < 0:
+        continue
+      move = later.joints[0].mean(axis=0) - other.joints[before].mean(axis=0)
+      distance = float(np.linalg.norm(move))
+      if distance < _REACH + _STEP * (later.frames[0] - other.frames[before]):
+        links.append((distance, i, j))
+  persons = dict(enumerate(bodies))
+  # Of each body, its person.
+  owners = list(persons)
+  for _, i, j in sorted(links):
+    i, j = owners[i], owners[j]
+    frames = np.concatenate([persons[i].frames, persons[j].frames])
+    if i == j or len(np.unique(frames)) < len(frames):
+      continue
+    joints = np.concatenate([persons[i].joints, persons.pop(j).joints])
+    order = np.argsort(frames)
+    persons[i] = Body(frames[order], joints[order])
+    owners = [i if owner == j else owner for owner in owners]
+  spread = lambda body: -float(np.sum(np.var(body.joints, axis=(0, 1))))
+  return sorted(persons.values(), key=spread)
 
 
 class _Reader:
@@ -173,18 +227,23 @@ class _Reader:
       for _ in range(self._count('bodies', 0, MOST_BODIES)):
         body_id, joints = self._body()
         # A camera might give two bodies one id.
-        frames, positions = bodies.setdefault(
-            (body_id, ids.count(body_id)), ([], [])
-        )
+        key = body_id, ids.count(body_id)
         ids.append(body_id)
-        frames.append(frame)
-        positions.append(joints)
+        if any(joints):
+          frames, positions = bodies.setdefault(key, ([], []))
+          frames.append(frame)
+          positions.append(joints)
     while self._next < len(self._lines):
       if self._lines[self._next].strip():
         raise self._error(f'comes after the last of {num_frames} frames')
       self._next += 1
     if not bodies:
       raise ValueError(f'{self._path}: none of {num_frames} frames has a body')
+    if len(bodies) > _MOST_IDS:
+      raise ValueError(
+          f'{self._path} must have bodies of at most {_MOST_IDS:,} ids; it has'
+          f' {len(bodies):,}'
+      )
     return Recording(
         num_frames,
         tuple(

@@ -19,7 +19,7 @@ import numpy as np
 from rnnzoo.tasks.motion import ntu_arrays
 from rnnzoo.tasks.motion import ntu_files
 
-CENTRES = ('sequence', 'frame', 'none')
+CENTRES = ('sequence', 'frame', 'body', 'none')
 
 
 def pad(
@@ -37,8 +37,9 @@ def pad(
     max_frames: of a longer recording, this many frames are taken, as far apart
       as possible.
     centre: where the origin is: 'sequence' for the middle of the main body's
-      spine in the first frame, 'frame' for the same in each frame, 'none' for
-      the camera.
+      spine in the first frame, 'frame' for the same in each frame, 'body' for
+      the middle of its own spine, for each body in each frame, 'none' for the
+      camera.
     dtype: of the result.
 
   Returns:
@@ -60,10 +61,14 @@ def _centred(frames: np.ndarray, centre: str) -> np.ndarray:
   if centre == 'none':
     return frames
   present = np.any(frames != 0, axis=(2, 3))
-  origin = origins(frames, present)
+  if centre == 'body':
+    origin = frames[:, :, ntu_files.CENTRE]
+  else:
+    origin = origins(frames, present)[:, np.newaxis]
   if centre == 'sequence':
-    origin = origin[:1]
-  moved = frames - origin[:, np.newaxis, np.newaxis]
+    # The first frame that shows somebody.
+    origin = origin[[present.any(axis=1).argmax()]]
+  moved = frames - origin[:, :, np.newaxis]
   return np.where(present[..., np.newaxis, np.newaxis], moved, 0)
 
 

@@ -14,6 +14,7 @@ sees, S samplings of one recording.
 from collections.abc import Sequence
 import os
 import pathlib
+import sys
 from typing import Any
 
 import ml_collections
@@ -32,6 +33,7 @@ _NEAR = 1e-2
 _ORIGINS = {
     'sequence': "the middle of the main body's spine in the first frame",
     'frame': "the middle of the main body's spine in each frame",
+    'body': "the middle of each body's spine in each frame",
 }
 
 
@@ -61,9 +63,17 @@ def read(
           f'{path} is a folder; name the files in it, as'
           f" sorted(pathlib.Path({str(path)!r}).glob('*.skeleton')) does"
       )
-  return prepare(
-      [ntu_files.arrange(ntu_files.read(path)) for path in paths], config
-  )
+  recordings = []
+  for path in paths:
+    recordings.append(recording := ntu_files.read(path))
+    if text := ntu_files.left_out(recording):
+      # Output is for results alone.
+      print(
+          f'WARNING: data: {path}: not used are {text}',
+          file=sys.stderr,
+          flush=True,
+      )
+  return prepare(list(map(ntu_files.arrange, recordings)), config)
 
 
 def prepare(
@@ -82,8 +92,8 @@ def prepare(
     same `config.data.test_samplings` samplings for each recording.
 
   Raises:
-    ValueError: an array has another shape or a number that is no position,
-      there are none, or the config is of another task.
+    ValueError: an array has another shape, a number that is no position or a
+      frame that shows nobody, there are none, or the config is of another task.
   """
   if config.get('task') != 'skeletons':
     raise ValueError(
@@ -101,7 +111,14 @@ def prepare(
           f' recording {index} is {list(array.shape)}{_hint(array.shape)}'
       )
     _check_positions(array[np.newaxis], f'recording {index}')
-    arrays.append(array.astype(np.float32))
+    array = array.astype(np.float32)
+    if (empty := ~array.any(axis=(1, 2, 3))).any():
+      raise ValueError(
+          f'frame {empty.argmax()} of recording {index} shows nobody: all is'
+          ' zero; leave such frames out, as array[array.any(axis=(1, 2, 3))]'
+          ' does'
+      )
+    arrays.append(array)
   lengths = np.array([len(array) for array in arrays], np.int32)
   whole = ntu_arrays.Recordings(
       [ntu_files.Name(1, 1, 1, 1, 1)] * len(arrays),
@@ -250,7 +267,12 @@ def _check_origin(
   """
   if centre == 'none':
     return
-  spine = skeleton_frames.origins(frames, present).astype(np.float32)
+  if centre == 'body':
+    one, other = np.moveaxis(frames[..., ntu_files.CENTRE, :], 2, 0)
+    one_is_far = np.abs(one).max(-1, keepdims=True) > _NEAR
+    spine = np.where(one_is_far, one, other).astype(np.float32)
+  else:
+    spine = skeleton_frames.origins(frames, present).astype(np.float32)
   if centre == 'sequence':
     spine, valid = spine[:, :1], valid[:, :1]
   far = valid & (np.abs(spine).max(-1) > _NEAR)
