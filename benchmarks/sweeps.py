@@ -52,6 +52,9 @@ def join(results: Iterable[Row]) -> dict[str, Row]:
     case = lambda row: (row['layer'], row['shape'], row['dtype'])
     new = {case(row) for row in result['rows']}
     earlier = joined.get(name, {'rows': [], 'shapes': {}})
+    for shape, sizes in result['shapes'].items():
+      if earlier['shapes'].get(shape, sizes) != sizes:
+        raise ValueError(f'{shape} is {earlier["shapes"][shape]}, and {sizes}')
     kept = [
         row | {'commit': row.get('commit', earlier['commit'])}
         for row in earlier['rows']
@@ -63,9 +66,15 @@ def join(results: Iterable[Row]) -> dict[str, Row]:
     }
   for card, line in lines.items():
     if own := joined.get(f'batches_{card}'):
-      shapes = {row['shape'] for row in own['rows']}
-      rows = [row for row in line['rows'] if row['shape'] in shapes]
-      own['cudnn'] = line | {'rows': rows}
+      sizes = lambda data, row: tuple(data['shapes'][row['shape']].values())
+      names = {sizes(own, row): row['shape'] for row in own['rows']}
+      own['cudnn'] = line | {
+          'rows': [
+              row | {'shape': names[sizes(line, row)]}
+              for row in line['rows']
+              if sizes(line, row) in names
+          ]
+      }
       del own['cudnn']['shapes']
   return joined
 

@@ -153,6 +153,23 @@ class DocumentsTest(absltest.TestCase):
             'run python benchmarks/readme_tables.py',
         )
 
+  def test_columns_of_the_ladder_have_the_sizes_of_their_head(self):
+    lines = readme_tables().agru_ladder().split('\n')
+    table = [line[2:-2].split(' | ') for line in lines if ' | ' in line]
+    gpu = json.loads(read('benchmarks/dense_h200.json'))
+    kernels = {
+        ' x '.join(map(str, list(gpu['shapes'][row['shape']].values())[:4])): (
+            f'{row["median_ms"]:.2f}'
+        )
+        for row in gpu['rows']
+        if (row['layer'], row['projection']) == ('AGRU', 'with')
+        and (row['implementation'], row['direction'])
+        == ('pallas', 'forward+backward')
+    }
+    last = zip(table[0][1:], table[2][1:], table[-1][1:], strict=True)
+    found = {size: ms for size, unit, ms in last if unit == 'H200, ms'}
+    self.assertEqual(found, kernels)
+
   def test_every_table_of_a_document_is_made(self):
     tables = readme_tables()
     documents = [*(ROOT / 'docs').rglob('*.md'), ROOT / 'README.md']

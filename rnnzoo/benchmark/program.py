@@ -330,6 +330,11 @@ def _resume(result, selected, repeats: int) -> list[cases_lib.Case]:
         for fact in ('suite', 'device', 'versions', 'commit')
         if earlier[fact] != result[fact]
     ]
+    differences += [
+        f'{name} {earlier["shapes"][name]!r} (here {sizes!r})'
+        for name, sizes in result['shapes'].items()
+        if earlier['shapes'].get(name, sizes) != sizes
+    ]
     if differences:
       _give_up(f'--resume: {str(path)!r} is of {", ".join(differences)}')
     found = {_key(row): row for row in earlier['rows']}

@@ -504,8 +504,11 @@ sys.exit(program.main(program.parse_flags([
     self.assertIn('1 of 1 cases were not begun', err)
     self.assertEqual(json.loads(path.read_text())['rows'], result['rows'])
     result['versions']['jax'] = '0'
+    name, sizes = list(result['shapes'].items())[0]
+    sizes['time'] += 1
     report.write(result, path)
     code, _, err = run(*arguments)
+    self.assertIn(f"{name} {sizes} (here {{'batch'", err)
     self.assertEqual(code, 2)
     self.assertIn("' is of versions {'jax': '0', ", err)
     self.assertNotIn('suite', err)

@@ -148,6 +148,9 @@ class SweepsTest(absltest.TestCase):
     }
     line = result | {'suite': 'cudnn', 'rows': lines}
     line['versions'] = {'torch': '2', 'cudnn': 9}
+    # Sizes say which shape it is, not the name that another suite has for it.
+    line['shapes'] = {f'its {k}': v for k, v in result['shapes'].items()}
+    line['rows'] = [row | {'shape': f'its {row["shape"]}'} for row in lines]
     # The first part has one layer, and times that were taken again.
     again = [row | {'median_ms': 9.0} for row in rows[:4]]
     part = result | {'commit': '87654321', 'rows': again + rows[4:]}
@@ -262,12 +265,19 @@ class SweepsTest(absltest.TestCase):
     result.write_text('{"rows": [1]}')
     empty = result.with_name('empty.json')
     empty.write_text('{"rows": []}')
+    parts = [result.with_name(f'{time}.json') for time in (1, 2)]
+    for time, part in enumerate(parts, 1):  # One name of two shapes.
+      row = {'layer': 'GRU', 'shape': 'a', 'dtype': 'float32'}
+      named = {'device': {'kind': 'H100'}, 'suite': 'lengths', 'commit': ''}
+      named |= {'rows': [row], 'shapes': {'a': {'time': time}}}
+      part.write_text(json.dumps(named))
     for words, expected in {
         (f'--into={result.parent}/no', str(result)): 'no folder of this name',
         ('--into=', str(result)): 'no folder of this name',
         ('--into=a', '--into=b', str(result)): 'once would work',
         (f'--into={result.parent}', str(result)): 'not results of the suites',
         (f'--into={result.parent}', str(empty)): 'has no rows',
+        (f'--into={result.parent}', *map(str, parts)): "{'time': 2}",
     }.items():
       with self.subTest(words), self.assertRaises(SystemExit) as refused:
         runpy.run_path(program)['main'](words)
