@@ -204,19 +204,34 @@ class TextTest(parameterized.TestCase):
         ],
     )
 
-  def test_bleu_of_the_references_is_100(self):
-    lines = ['A man is asleep in a red chair .', 'Two dogs run on the beach']
-    vocabulary = self.vocabulary(lines=lines, lowercase=False)
-    found = translation_decoding.bleu(
-        vocabulary.encode(lines), lines, vocabulary
-    )
-    self.assertAlmostEqual(found['bleu'], 100.0)
-    self.assertAlmostEqual(found['sacrebleu'], 100.0)
+  @parameterized.product(kind=vocabularies.KINDS, lowercase=(False, True))
+  def test_bleu_of_the_references_is_100(self, kind, lowercase):
+    lines = [
+        'A man is asleep in a red chair .',
+        'Two dogs run on 3.14 beaches , see http://x.org/a_b (or "there")',
+        " -a  --b 'c' \uffed \uffedd \u2581e f\u2581g x\u00b2\xa0y",
+        'Combined: a\u0301 \u0928\u092e\u0940, and last: \u038c\u03a3',
+    ]
+    made = self.vocabulary(kind, lines, lowercase=lowercase)
+    for vocabulary in (made, vocabularies.restore(made.describe())):
+      tokens = vocabulary.encode(lines)
+      given = tokens, lines, vocabulary
+      self.assertEqual(translation_decoding.exact_match(*given), 1.0)
+      found = translation_decoding.bleu(*given)
+      self.assertAlmostEqual(found['bleu'], 100.0)
+      self.assertAlmostEqual(found['sacrebleu'], 100.0)
     self.assertIn('tok:none', found['bleu_signature'])
     self.assertIn('tok:13a', found['sacrebleu_signature'])
-    worse = vocabulary.encode([lines[0], 'Two dogs'])
+    case = 'case:lc' if lowercase else 'case:mixed'
+    self.assertIn(case, found['sacrebleu_signature'])
+    worse = [*tokens[:-1], tokens[-1][:-3]]
     found = translation_decoding.bleu(worse, lines, vocabulary)
-    self.assertLess(found['bleu'], 90.0)
+    self.assertLess(found['bleu'], 99.0)
+
+  def test_a_word_known_without_a_mark_is_known(self):
+    vocabulary = self.vocabulary(lines=['a/b c', 'a b /c'], min_count=2)
+    (tokens,) = vocabulary.encode(['b/a'])
+    self.assertEqual(vocabulary.text(tokens), 'b / a')
 
 
 class TaskTest(parameterized.TestCase):

@@ -109,9 +109,9 @@ def bleu(
 ) -> dict[str, float | str]:
   """Returns BLEU in two ways, 0 to 100, and sacrebleu's signature of each.
 
-  'bleu' is over the words of the vocabulary, in its case, '<unk>' among those
-  of a translation; 'sacrebleu' is sacrebleu's default, over lines as they were
-  written.
+  'bleu' is over the words of the vocabulary, '<unk>' among those of a
+  translation; 'sacrebleu' is over lines, by sacrebleu's default but for the
+  case. Both are in the vocabulary's case, and in NFC.
 
   Args:
     found: tokens of each translation.
@@ -123,13 +123,15 @@ def bleu(
   words = [' '.join(vocabulary.words_of(tokens)) for tokens in found]
   wanted = [' '.join(vocabulary.words(line)) for line in references]
   texts = [vocabulary.text(tokens) for tokens in found]
+  normalized = list(map(vocabulary.normalized, references))
   results: dict[str, float | str] = {}
-  of_words = sacrebleu.BLEU(
-      tokenize='none', force=True, lowercase=vocabulary.lowercase
+  of_words, of_lines = (
+      sacrebleu.BLEU(force=True, lowercase=vocabulary.lowercase, **options)
+      for options in ({'tokenize': 'none'}, {})
   )
   for name, scorer, lines, lines_wanted in (
       ('bleu', of_words, words, wanted),
-      ('sacrebleu', sacrebleu.BLEU(), texts, list(references)),
+      ('sacrebleu', of_lines, texts, normalized),
   ):
     results[name] = scorer.corpus_score(lines, [lines_wanted]).score
     results[f'{name}_signature'] = str(scorer.get_signature())

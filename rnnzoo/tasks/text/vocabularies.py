@@ -3,6 +3,7 @@
 import collections
 from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
+import functools
 import re
 from typing import Any
 
@@ -12,6 +13,12 @@ from rnnzoo import decoding
 _WORD = r"'\w+|\w+|[^\w\s]"
 KINDS = ('words', 'characters', 'subwords')
 _SPECIAL = ('<pad>', '<s>', '</s>', '<unk>')
+# Where a line begins or words have, as a rule, no space between them; the
+# newline is the place.
+_CLOSE = re.compile(r"^ \n|\n[,.;:!?)'\]]|[([]\n|\w\n- \w|\w -\n\w")
+# The first letter of a token of words that departs from this rule. It is no
+# letter of a word, so no other token has it before more letters.
+_MARK = '\uffed'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,33 +48,90 @@ class Vocabulary:
 
   def encode(self, lines: Sequence[str]) -> list[list[int]]:
     """Returns the tokens of each line, without a start or an end."""
-    return [found.ids for found in self.tokenizer.encode_batch(list(lines))]
+    if self.kind != 'words':
+      return [found.ids for found in self.tokenizer.encode_batch(list(lines))]
+    # A word that is known without its mark only is that one.
+    known, unknown = self.tokenizer.get_vocab(), decoding.UNKNOWN
+    return [
+        [known.get(t, known.get(_unmarked(t), unknown)) for t in _marked(line)]
+        for line in map(self.normalized, lines)
+    ]
 
   def pieces(self, tokens: Iterable[int]) -> list[str]:
     """Returns each token as text, for people."""
-    return [self.tokenizer.id_to_token(int(token)) for token in tokens]
+    found = self._pieces(tokens)
+    return list(map(_unmarked, found)) if self.kind == 'words' else found
 
   def text(self, tokens: Iterable[int]) -> str:
-    """Returns a line, as near to the encoded one as tokens allow."""
+    """Returns the line, normalised, of which these are the tokens."""
     if self.kind == 'subwords':
       return self.tokenizer.decode(
           list(map(int, tokens)), skip_special_tokens=False
       )
-    pieces = self.pieces(tokens)
+    pieces = self._pieces(tokens)
     if self.kind == 'characters':
       return ''.join(pieces)
-    text = re.sub(r" (?=[,.;:!?)']|')", '', ' '.join(pieces))
-    return re.sub(r'(?<=\w) - (?=\w)', '-', text)
+    words = list(map(_unmarked, pieces))
+    parts = zip(pieces, words, _are_close(words), strict=True)
+    return ''.join(
+        word if is_close == (piece == word) else f' {word}'
+        for piece, word, is_close in parts
+    )
+
+  def _pieces(self, tokens: Iterable[int]) -> list[str]:
+    return [self.tokenizer.id_to_token(int(token)) for token in tokens]
+
+  def normalized(self, line: str) -> str:
+    """Returns a line in NFC and in the vocabulary's case."""
+    return self.tokenizer.normalizer.normalize_str(line)
 
   def words(self, line: str) -> list[str]:
     """Returns the words of a line in the vocabulary's case, known or not."""
-    return re.findall(_WORD, self.tokenizer.normalizer.normalize_str(line))
+    return [word for word, _ in _split(self.normalized(line))]
 
   def words_of(self, tokens: Sequence[int]) -> list[str]:
     """Returns the words of tokens; '<unk>' is one."""
     if self.kind == 'words':
       return self.pieces(tokens)
     return self.words(self.text(tokens))
+
+
+@functools.cache
+def _splitter() -> Any:
+  import tokenizers
+  from tokenizers import pre_tokenizers
+
+  pattern = tokenizers.Regex(_WORD)
+  return pre_tokenizers.Split(pattern, 'removed', invert=True)
+
+
+def _split(line: str) -> list[tuple[str, tuple[int, int]]]:
+  """Returns the words of a normalised line, and where they start and end."""
+  return _splitter().pre_tokenize_str(line)
+
+
+def _are_close(words: Sequence[str]) -> list[bool]:
+  """Returns whether each word, as a rule, has no space before it."""
+  around = ['', '', *words, '']
+  fours = zip(around, around[1:], around[2:], around[3:], strict=False)
+  return [bool(_CLOSE.search(f'{a} {b}\n{c} {d}')) for a, b, c, d in fours]
+
+
+def _marked(line: str) -> list[str]:
+  """Returns a normalised line's words, with a mark where `_are_close` errs."""
+  found = _split(line)
+  words = [word for word, _ in found]
+  starts = [start for _, (start, _) in found]
+  ends = [*starts[:1], *(end for _, (_, end) in found[:-1])]
+  parts = zip(words, starts, ends, _are_close(words), strict=True)
+  return [
+      word if is_close == (start == end) else _MARK + word
+      for word, start, end, is_close in parts
+  ]
+
+
+def _unmarked(token: str) -> str:
+  return token[1:] if token[0] == _MARK and len(token) > 1 else token
 
 
 def make_vocabulary(
@@ -105,6 +169,8 @@ def make_vocabulary(
       'show_progress': False,
   }
   forms: list[Any] = [normalizers.NFC()]
+  if kind == 'subwords':  # There it stands for a space.
+    forms.append(normalizers.Replace('\u2581', '_'))
   normalizer = normalizers.Sequence(
       [*forms, normalizers.Lowercase()] if lowercase else forms
   )
@@ -120,13 +186,20 @@ def make_vocabulary(
     )
   else:
     tokenizer = tokenizers.Tokenizer(models.WordLevel(unk_token=unknown))
-    pattern = tokenizers.Regex(_WORD if kind == 'words' else '.')
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(
-        pattern, 'removed', invert=True
-    )
+    if kind == 'characters':
+      tokenizer.pre_tokenizer = pre_tokenizers.Split(
+          tokenizers.Regex('.'), 'removed', invert=True
+      )
     trainer = trainers.WordLevelTrainer(**options)
   tokenizer.normalizer = normalizer
-  tokenizer.train_from_iterator(lines, trainer)
+  parts: Any = lines
+  if kind == 'words':
+    # Each word counts without its mark, too.
+    parts = (
+        [t for marked in _marked(line) for t in {marked, _unmarked(marked)}]
+        for line in map(normalizer.normalize_str, lines)
+    )
+  tokenizer.train_from_iterator(parts, trainer)
   if tokenizer.get_vocab_size() <= len(_SPECIAL):
     raise ValueError(
         f'the vocabulary of {kind} is empty: the text has no token {min_count}'
