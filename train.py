@@ -16,7 +16,7 @@ Several devices share each batch; docs/devices.md says how several processes do.
 
 Exit codes: 0, done; 2, something that was given cannot be, and one sentence on
 stderr says what; 3, the loss of a seed was not finite; 4 or 134, another
-process of the run has ended; 130, Ctrl-C.
+process of the run has ended; 130, Ctrl-C; 143, SIGTERM.
 """
 
 import os
@@ -28,7 +28,7 @@ import sys
 _WORKDIR_FOUND: list[str] = []
 
 
-def _interrupt(unused_signal, unused_frame) -> None:
+def _interrupt(number, unused_frame) -> None:
   """Ends the process with one line that says how to go on.
 
   At once, as a kill: an exception could be raised anywhere, by imports and
@@ -40,14 +40,14 @@ def _interrupt(unused_signal, unused_frame) -> None:
     command = [*command, f'--workdir={_WORKDIR_FOUND[0]}']
   line = f'train.py: interrupted; to go on: python {shlex.join(command)}\n'
   os.write(2, f'\n{line}'.encode() if os.isatty(2) else line.encode())
-  os._exit(130)
+  os._exit(128 + number)
 
 
 # Before the imports that take a while; nohup, which ignores it, is left alone.
-if __name__ == '__main__' and (
-    signal.getsignal(signal.SIGINT) is signal.default_int_handler
-):
-  signal.signal(signal.SIGINT, _interrupt)
+if __name__ == '__main__':
+  for _number in (signal.SIGINT, signal.SIGTERM):
+    if signal.getsignal(_number) is not signal.SIG_IGN:
+      signal.signal(_number, _interrupt)
 
 from absl import app
 from absl import flags

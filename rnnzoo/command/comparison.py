@@ -3,12 +3,18 @@
 from collections.abc import Sequence
 import math
 import pathlib
+import re
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from rnnzoo.tasks import figures
 from rnnzoo.training import files
+from rnnzoo.training import reporting
+from rnnzoo.training import run_directory
+
+# Names of what a sweep or a comparison writes beside runs.
+_BESIDE_RUNS = re.compile(r'comparisons?|comparison\.(md|png)|.*\.log')
 
 # Of the two-sided interval of the mean.
 _CONFIDENCE = 0.95
@@ -82,6 +88,27 @@ def compare(directories: Sequence[str], output: str) -> str:
   return text
 
 
+def find_runs(paths: Sequence[str]) -> tuple[list[str], list[str]]:
+  """Returns runs, and what a sweep or a comparison wrote beside them.
+
+  Args:
+    paths: as a shell makes of `sweep/*`.
+
+  Raises:
+    RunFileError: there are no runs.
+  """
+  others = [
+      path
+      for path in map(str, paths)
+      if not (files.expand(path) / 'report.json').exists()
+      and _BESIDE_RUNS.fullmatch(pathlib.Path(path).name)
+  ]
+  runs = [path for path in paths if path not in others]
+  if not runs:
+    raise files.RunFileError(f'there is no run in {", ".join(others)}')
+  return runs, others
+
+
 def read(path: pathlib.Path) -> Run:
   """Returns a finished run.
 
@@ -92,24 +119,31 @@ def read(path: pathlib.Path) -> Run:
     raise files.RunFileError(
         f'{path} holds no finished run: it has no report.json'
     )
-  report = files.read_json(path / 'report.json', dict)
   try:
-    seeds = [seed['seed'] for seed in report['seeds']]
-    histories = [
-        files.read_json(path / f'seed_{seed}' / 'result.json', dict)['history']
-        for seed in seeds
+    run_directory.read(path)
+    report = files.read_signed(path / 'report.json')
+    results = [
+        reporting.read_result(
+            path / f'seed_{seed["seed"]}' / 'result.json',
+            report['dataset'],
+            run_directory.owner(path, seed['seed']),
+        )
+        for seed in report['seeds']
     ]
-    run = Run(path.name, report, histories)
-    quantity = f'validation_{main_metric(run)}'
-    for history in histories:
-      history[0]['epoch'], history[0].get(quantity, history[0])
+    if report['seeds'] != [reporting.of_seed(result) for result in results]:
+      raise files.RunFileError(
+          f'{path / "report.json"} is not the report of the results there;'
+          ' training that goes on there, with the same flags, writes it again'
+      )
+    run = Run(path.name, report, [result['history'] for result in results])
     statistics(run, main_metric(run))
     markdown([run])
   except files.RunFileError:
     raise
   except FileNotFoundError as error:
     raise files.RunFileError(
-        f'{path} is no whole run: {error.filename} is missing'
+        f'{path} is no whole run:'
+        f' {f"{error.filename} is missing" if error.filename else error}'
     ) from error
   except (KeyError, TypeError, IndexError, StopIteration, ValueError) as error:
     raise files.RunFileError(

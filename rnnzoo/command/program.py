@@ -65,8 +65,9 @@ def _train(words: list[str]) -> None:
     return
   if words and not words[0].startswith('-'):
     words = [f'--config={words[0]}', *words[1:]]
-  if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-    signal.signal(signal.SIGINT, lambda *_: _interrupt(words))
+  for number in (signal.SIGINT, signal.SIGTERM):
+    if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
+      signal.signal(number, lambda number, _: _interrupt(words, number))
   app.run(
       lambda argv: command_line.main(argv, _WORKDIR_FOUND.append),
       argv=['rnnzoo train', *words],
@@ -74,13 +75,13 @@ def _train(words: list[str]) -> None:
   )
 
 
-def _interrupt(words: Sequence[str]) -> None:
+def _interrupt(words: Sequence[str], number: int) -> None:
   """Ends at once, as a kill would, with a line that says how to go on."""
   if _WORKDIR_FOUND and not any('-workdir' in word for word in words):
     words = [*words, f'--workdir={_WORKDIR_FOUND[0]}']
   command = shlex.join(['rnnzoo', 'train', *words])
   os.write(2, f'\nrnnzoo: interrupted; to go on: {command}\n'.encode())
-  os._exit(130)
+  os._exit(128 + number)
 
 
 def _list(words: list[str]) -> None:
@@ -106,7 +107,7 @@ def _experiment(directory: str) -> experiments.Experiment:
     try:
       # Output is for results alone.
       with contextlib.redirect_stdout(sys.stderr):
-        return experiments.prepare(config, str(path), name)
+        return experiments.prepare(config, str(path), name, mode='evaluate')
     except (FileNotFoundError, ConnectionError) as error:
       endings.give_up(endings.needs_data(error))
 
@@ -203,7 +204,10 @@ def _compare(words: list[str]) -> None:
   )
   parsed = parser.parse_args(words)
   with _one_sentence():
-    print(comparison.compare(parsed.runs, parsed.output))
+    directories, others = comparison.find_runs(parsed.runs)
+    if others:
+      endings.tell(f'passed over, since no runs: {", ".join(others)}')
+    print(comparison.compare(directories, parsed.output))
     print(f'written: comparison.md and comparison.png in {parsed.output}')
 
 

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from rnnzoo.command import comparison
 from rnnzoo.training import configs
@@ -23,6 +23,12 @@ INTERRUPTED = 130
 
 # Seconds that a run has to end in when it is interrupted.
 _PATIENCE = 60
+
+# Flags with which a run leaves no report.
+_NOT_OF_RUNS = re.compile(r'--?(no)?(mode|profile)(=.*)?')
+
+# The processes of runs.
+_RUNNING: set[subprocess.Popen] = set()
 
 
 class Case(NamedTuple):
@@ -89,9 +95,14 @@ def main(words: Sequence[str]) -> list[str]:
     raise ValueError(f'--time_limit must be above 0; got {parsed.time_limit}')
   deadline = time.monotonic() + parsed.time_limit
   runs = combinations(parsed.grid, read_cases(parsed.cases))
+  for flag in itertools.chain(rest, *(case.flags for case in runs.values())):
+    if _NOT_OF_RUNS.fullmatch(flag):
+      raise ValueError(f'a sweep trains, and compares runs; {flag} does not')
   for config in {case.config or parsed.config: None for case in runs.values()}:
     configs.check(config)
   directory = files.make_directory(parsed.workdir, '--workdir')
+  if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+    signal.signal(signal.SIGTERM, _terminate)
   with futures.ThreadPoolExecutor(parsed.parallel) as pool:
     started = {
         name: pool.submit(
@@ -126,6 +137,13 @@ def main(words: Sequence[str]) -> list[str]:
   return failed
 
 
+def _terminate(*unused_args) -> NoReturn:
+  """Ends runs as this program is ended; Ctrl-C reaches them by itself."""
+  for process in list(_RUNNING):
+    process.terminate()
+  raise KeyboardInterrupt
+
+
 def _by_metric(done: Sequence[str]) -> dict[str, list[str]]:
   """Returns directories of finished runs by the name of their main metric."""
   alike: dict[str, list[str]] = {}
@@ -149,6 +167,7 @@ def read_cases(path: str | None) -> dict[str, Case]:
   if path is None:
     return {'': Case([])}
   cases: dict[str, Case] = {}
+  files.check_ends(path)
   try:
     # Without the mark that some editors begin a file with.
     lines = pathlib.Path(path).read_text(encoding='utf-8-sig').splitlines()
@@ -267,11 +286,13 @@ def _run(
           env=environment,
       ) as process,
   ):
+    _RUNNING.add(process)
     left = deadline - time.monotonic()
     try:
       code = process.wait(None if left == float('inf') else max(left, 0))
     except subprocess.TimeoutExpired:
       code = _interrupt(process)
+    _RUNNING.discard(process)
   last = pathlib.Path(f'{workdir}.log').read_text(encoding='utf-8').splitlines()
   print(f'{workdir.name}: {last[-1] if last else "no output"}', flush=True)
   return code

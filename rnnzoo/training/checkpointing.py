@@ -10,17 +10,19 @@ Several processes write a checkpoint together: orbax shares the arrays out among
 them. The first one alone does the rest.
 
 The last two are kept. Beside orbax's files a checkpoint has a manifest.json,
-with the version of its contents and the digest of each file. It is written last
-and read first: orbax never sees a file that is not what was written.
+with the version of its contents, whose it is (config, data and seed) and the
+digest of each file. It is written last and read first: orbax never sees a file
+that is not what was written.
 """
 
+from collections.abc import Mapping
 import errno
 import functools
 import hashlib
 import os
 import pathlib
-import re
 import shutil
+import types
 from typing import Any
 
 import jax
@@ -31,9 +33,9 @@ from rnnzoo.training import processes
 
 # Of what a checkpoint holds. Whoever changes that, or the meaning of a part of
 # it, counts up.
-VERSION = 1
+VERSION = 2
 
-_MANIFEST = 'manifest.json'
+MANIFEST = 'manifest.json'
 
 # In the name of a checkpoint that orbax has not written to its end.
 _PARTIAL = '.orbax-checkpoint-tmp'
@@ -49,20 +51,34 @@ _NO_ACCESS = {
 }
 
 
-class VersionError(files.RunFileError):
-  """The checkpoint was written by another version of this program."""
+class ForeignError(files.RunFileError):
+  """The checkpoint is whole, but of another run, seed or version."""
+
+
+class UnsealedError(ValueError):
+  """The checkpoint was not written to its end."""
 
 
 class Checkpoints:
-  """The checkpoints of one run. Use as a context manager."""
+  """The checkpoints of one seed. Use as a context manager.
 
-  def __init__(self, directory: str | os.PathLike[str]):
+  Attributes:
+    directory: where they are.
+  """
+
+  def __init__(
+      self,
+      directory: str | os.PathLike[str],
+      owner: Mapping[str, Any] = types.MappingProxyType({}),
+  ):
     """Opens the directory, which need not exist.
 
     Args:
       directory: where the checkpoints are, one subdirectory an epoch.
+      owner: what their manifests name: digests of config and data, the seed.
     """
-    self._directory = pathlib.Path(directory).absolute()
+    self.directory = pathlib.Path(directory).absolute()
+    self._owner = owner
     # Without orbax's manager, which reads all checkpoints when it is made and
     # fails if one of them is damaged. And not asynchronous: the training loop
     # donates its buffers to the next step, so they must be on disk before.
@@ -88,7 +104,7 @@ class Checkpoints:
     Raises:
       OSError: it cannot be written.
     """
-    target = self._directory / str(epoch)
+    target = self.directory / str(epoch)
     try:
       processes.from_first(self._make_room)
       self._checkpointer.save(
@@ -105,33 +121,32 @@ class Checkpoints:
         raise
       raise OSError(
           f'cannot write the checkpoint of epoch {epoch} to'
-          f' {self._directory}: {error}'
+          f' {self.directory}: {error}'
       ) from error
 
   def _make_room(self) -> None:
     """Makes the directory, and removes what a killed process left in it."""
-    self._directory.mkdir(parents=True, exist_ok=True)
-    for path in self._directory.glob(f'*{_PARTIAL}*'):
+    self.directory.mkdir(parents=True, exist_ok=True)
+    for path in self.directory.glob(f'*{_PARTIAL}*'):
       shutil.rmtree(path)
 
   def _seal(self, epoch: int) -> None:
     """Writes the manifest of a checkpoint, and removes the last but one."""
-    target = self._directory / str(epoch)
+    target = self.directory / str(epoch)
     manifest = {
         'version': VERSION,
         'epoch': epoch,
+        **self._owner,
         'files': {
             str(path.relative_to(target)): _digest(path)
             for path in sorted(target.rglob('*'))
             if path.is_file()
         },
     }
-    files.write_json(
-        target / _MANIFEST, {**manifest, 'digest': files.digest(manifest)}
-    )
+    files.write_json(target / MANIFEST, files.signed(manifest))
     # One more than is needed, should the last one be damaged.
     for old in self._epochs()[2:]:
-      shutil.rmtree(self._directory / str(old))
+      shutil.rmtree(self.directory / str(old))
 
   def restore(self, state: Any, best: Any) -> tuple[Any, Any, dict] | None:
     """Returns (state, best, progress) of the latest good checkpoint, or None.
@@ -144,7 +159,7 @@ class Checkpoints:
 
     Raises:
       RunFileError: there are checkpoints, but no good one, or one that cannot
-        be read here, or one of another version.
+        be read here, or one of another run, seed or version.
     """
     restored = self._restore(repair=True, state=state, best=best)
     if restored is None:
@@ -164,11 +179,12 @@ class Checkpoints:
       **like: trees like those to restore, by item.
     """
     damaged: dict[int, str] = {}
+    unsealed = 0
     for epoch in processes.from_first(self._epochs):
-      path = self._directory / str(epoch)
+      path = self.directory / str(epoch)
       try:
-        processes.from_first(functools.partial(_check, path))
-      except VersionError:
+        processes.from_first(functools.partial(_check, path, self._owner))
+      except ForeignError:
         raise
       except Exception as error:  # Anything can be wrong with damaged files.
         if processes.is_loss(error):
@@ -176,6 +192,7 @@ class Checkpoints:
         if getattr(error, 'errno', None) in _NO_ACCESS:
           raise files.RunFileError(_unreadable(path, error)) from error
         damaged[epoch] = ' '.join(str(error).split())[:200]
+        unsealed += isinstance(error, UnsealedError)
         continue
       try:
         restored = self._read(path, like)
@@ -183,29 +200,27 @@ class Checkpoints:
         if processes.is_loss(error):
           raise
         raise files.RunFileError(_unreadable(path, error)) from error
-      for bad, reason in damaged.items():
-        processes.say(
-            f'WARNING: the checkpoint {self._directory / str(bad)} is damaged'
-            f' ({reason}); going on from that of epoch {epoch}.'
-        )
-        if repair:
-          processes.from_first(functools.partial(self._move_away, bad))
+      self._pass_over(damaged, f'going on from that of epoch {epoch}', repair)
       return restored
-    if damaged:
+    if unsealed == len(damaged) <= 1:  # A kill, while the first was written.
+      self._pass_over(damaged, 'there is no other', repair)
+    else:
       epoch, reason = next(iter(damaged.items()))
       raise files.RunFileError(
-          f'the checkpoint {self._directory / str(epoch)} is damaged'
+          f'the checkpoint {self.directory / str(epoch)} is damaged'
           f' ({reason}), and there is no older good one; delete'
-          f' {self._directory.parent} to train this seed from its start'
+          f' {self.directory.parent} to train this seed from its start'
       )
     return None
 
   def _epochs(self) -> list[int]:
     """Returns the epochs that have a checkpoint, damaged or not, last first."""
-    if not self._directory.is_dir():
+    if not self.directory.is_dir():
       return []
-    names = [path.name for path in self._directory.iterdir()]
-    return sorted((int(n) for n in names if n.isdecimal()), reverse=True)
+    names = [path.name for path in self.directory.iterdir()]
+    # Not 007, which nobody wrote.
+    epochs = (int(n) for n in names if n.isdecimal() and n == str(int(n)))
+    return sorted(epochs, reverse=True)
 
   def _read(self, path: pathlib.Path, like: dict[str, Any]) -> dict[str, Any]:
     """Returns the items of a checkpoint, and 'progress' in any case."""
@@ -221,14 +236,26 @@ class Checkpoints:
     }
     return trees | {'progress': restored['progress']}
 
+  def _pass_over(
+      self, damaged: Mapping[int, str], rest: str, repair: bool
+  ) -> None:
+    """Tells of checkpoints that are not used, and moves them away."""
+    for epoch, reason in damaged.items():
+      processes.say(
+          f'WARNING: the checkpoint {self.directory / str(epoch)} is damaged'
+          f' ({reason}); {rest}.'
+      )
+      if repair:
+        processes.from_first(functools.partial(self._move_away, epoch))
+
   def _move_away(self, epoch: int) -> None:
     """Makes room for a new checkpoint of this epoch, and deletes nothing."""
-    target = self._directory.parent / f'damaged_checkpoint_{epoch}'
+    target = self.directory.parent / f'damaged_checkpoint_{epoch}'
     count = 1
     while target.exists():
       count += 1
       target = target.with_name(f'damaged_checkpoint_{epoch}_{count}')
-    (self._directory / str(epoch)).rename(target)
+    (self.directory / str(epoch)).rename(target)
 
 
 def _unreadable(path: pathlib.Path, error: Exception) -> str:
@@ -240,24 +267,33 @@ def _unreadable(path: pathlib.Path, error: Exception) -> str:
   )
 
 
-def _check(path: pathlib.Path) -> None:
+def _check(path: pathlib.Path, owner: Mapping[str, Any]) -> None:
   """Raises an error unless a checkpoint is what was written.
 
   Raises:
-    VersionError: it is, but by another version of this program.
-    ValueError: it is not.
+    ForeignError: it is, but for another run or seed, or by another version.
+    UnsealedError: it was not written to its end.
+    ValueError: it is not what was written.
   """
-  if not (path / _MANIFEST).is_file():
-    raise ValueError(f'without {_MANIFEST}, it was not written to its end')
-  manifest = files.read_json(path / _MANIFEST, dict)
-  if manifest.pop('digest', None) != files.digest(manifest):
-    raise ValueError(f'{_MANIFEST} is not what was written')
+  if not (path / MANIFEST).is_file():
+    raise UnsealedError(f'without {MANIFEST}, it was not written to its end')
+  manifest = files.read_signed(path / MANIFEST)
   if manifest['version'] != VERSION:
-    raise VersionError(
+    raise ForeignError(
         f'the checkpoint {path} is of version {manifest["version"]}, but this'
         f' rnnzoo reads version {VERSION}; go on with the rnnzoo that wrote it,'
         ' or pass another --workdir'
     )
+  for name, value in owner.items():
+    if manifest.get(name) != value:
+      whose = {
+          'seed': f'seed {manifest.get(name)}, not {value}',
+          'config': 'a run with another config',
+      }.get(name, 'a run on other data')
+      raise ForeignError(
+          f'the checkpoint {path} is of {whose}; move it away, and this seed'
+          ' begins anew'
+      )
   if manifest['epoch'] != int(path.name):
     raise ValueError(f'it is that of epoch {manifest["epoch"]}')
   for name, digest in manifest['files'].items():
@@ -275,17 +311,7 @@ def _digest(path: pathlib.Path) -> str:
 def _by_path(tree: Any) -> dict[str, jax.Array]:
   """Returns the leaves by name: what is on disk knows no class of ours."""
   leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
-  return {_name(path): leaf for path, leaf in leaves}
-
-
-def _name(path: tuple[Any, ...]) -> str:
-  """Returns the name of a leaf on disk.
-
-  A score of the training state stands there as a field of its own: version 1
-  began when there was one score, the field 'accuracy'.
-  """
-  name = jax.tree_util.keystr(path)
-  return re.sub(r"^\[0\]\.scores\['(\w+)'\]$", r'[0].\1', name)
+  return {jax.tree_util.keystr(path): leaf for path, leaf in leaves}
 
 
 def _placed(tree: Any) -> Any:
@@ -301,5 +327,5 @@ def _placed(tree: Any) -> Any:
 
 def _from_paths(leaves: dict[str, jax.Array], like: Any) -> Any:
   return jax.tree_util.tree_map_with_path(
-      lambda path, _: leaves[_name(path)], like
+      lambda path, _: leaves[jax.tree_util.keystr(path)], like
   )

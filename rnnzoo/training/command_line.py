@@ -123,16 +123,21 @@ _HEARTBEAT_SECONDS = flags.DEFINE_integer(
 
 
 def _with_paths(argv: list[str]) -> list[str]:
-  """Returns a command line in which a config's name has become its file."""
-  words, follows = [], False
+  """Returns a command line in which a config's name has become its file.
+
+  Raises:
+    ValueError: a file that it names would be read without end.
+  """
+  words, before = [], ''
   for word in argv:
-    name, separator, value = word.partition('=')
-    if follows:
-      word = configs.find(word)
-    elif separator and name in ('--config', '-config'):
-      word = f'{name}={configs.find(value)}'
-    follows = word in ('--config', '-config')
-    words.append(word)
+    flag, separator, value = word.partition('=')
+    name, value = (flag, value) if separator else (before, word)
+    if name in ('--config', '-config'):
+      value = configs.find(value)
+    if name.lstrip('-') in ('config', 'flagfile'):
+      files.check_ends(value)
+    words.append(flag + separator + value if separator else value)
+    before = word
   return words
 
 
@@ -161,7 +166,11 @@ def parse_flags(argv: list[str]) -> list[str]:
   if len(given) > 1:
     endings.give_up(f'--config is given {len(given)} times; pass it once')
   try:
-    rest = flags.FLAGS(_with_paths(argv))
+    argv = _with_paths(argv)
+  except (OSError, ValueError) as error:
+    endings.give_up(error)
+  try:
+    rest = flags.FLAGS(argv)
   except Exception as error:  # The config's file may raise any.
     endings.give_up(config_errors.describe(error))
   if flags.FLAGS['verbosity'].using_default_value:
@@ -175,6 +184,17 @@ def parse_flags(argv: list[str]) -> list[str]:
     endings.give_up(
         f'unknown argument {rest[1]!r}; a config is --config=<file>, a field'
         ' --config.<field>=<value>'
+    )
+  if _PROFILE.value and _MODE.value != 'train':
+    endings.give_up(
+        '--profile is of training steps; it would have no effect with'
+        f' --mode={_MODE.value}'
+    )
+  several = _COORDINATOR_ADDRESS, _NUM_PROCESSES, _PROCESS_ID, _DISTRIBUTED
+  if _HEARTBEAT_SECONDS.present and not any(flag.present for flag in several):
+    endings.give_up(
+        '--heartbeat_seconds is for several processes, with --num_processes or'
+        ' --distributed'
     )
   for flag in (_PROMPT, _LENGTH, _TEMPERATURE, _SEED):
     if flag.present and _MODE.value != 'sample':

@@ -172,7 +172,6 @@ def conclude(
     experiment: experiments.Experiment,
     run: seed_state.SeedState,
     evaluation: protocol.Evaluation,
-    first_rate: float,
 ) -> bool:
   """Draws the conclusions of an epoch, and returns whether it is the best.
 
@@ -180,7 +179,6 @@ def conclude(
     experiment: what `prepare` returned.
     run: the seed.
     evaluation: of its validation.
-    first_rate: the learning rate of the epoch's first step.
   """
   config, epoch = experiment.config, len(run.history) + 1
   metrics = protocol.epoch_metrics(experiment.task)
@@ -194,8 +192,8 @@ def conclude(
   num_updates = max(experiment.steps_per_epoch - skipped, 1)
   row = {
       'epoch': epoch,
-      # Without the digits that float32 makes up.
-      'learning_rate': float(f'{first_rate:.6g}'),
+      # Of the last step, without the digits that float32 makes up.
+      'learning_rate': float(f'{learning_rate(experiment, run, -1):.6g}'),
       **{f'train_{name}': value for name, value in train.items()},
       'gradient_norm': float(run.state.gradient_norm) / num_updates,
       **{f'validation_{name}': value for name, value in validation.items()},
@@ -243,10 +241,13 @@ def _scale(
 
 
 def learning_rate(
-    experiment: experiments.Experiment, run: seed_state.SeedState
+    experiment: experiments.Experiment,
+    run: seed_state.SeedState,
+    offset: int = 0,
 ) -> float:
-  """Returns the learning rate of the next step."""
-  return float(experiment.schedule(_steps(run)) * _scale(experiment, run))
+  """Returns the learning rate of the next step, or so many steps later."""
+  step = jnp.maximum(_steps(run) + offset, 0)
+  return float(experiment.schedule(step) * _scale(experiment, run))
 
 
 def _steps(run: seed_state.SeedState) -> jax.Array:

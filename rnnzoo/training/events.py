@@ -26,8 +26,10 @@ class Events:
     from tensorboardX import event_file_writer
     from tensorboardX import summary
     from tensorboardX.proto import event_pb2
+    from tensorboardX.proto import summary_pb2
 
     self._summary, self._event_type = summary, event_pb2.Event
+    self._value = summary_pb2.Summary.Value
     self._path = directory
     with files.naming(directory):
       # Files are read in the order of their names, which begin with the second:
@@ -53,8 +55,9 @@ class Events:
     with files.naming(self._path):
       for name, value in {**row, **more}.items():
         if name != 'epoch':
-          scalar = self._summary.scalar(name, value)
-          self._write(int(row['epoch']), summary=scalar)
+          # tensorboardX's own function logs a warning of its own of NaN.
+          scalar = self._value(tag=name, simple_value=value)
+          self._write(int(row['epoch']), summary={'value': [scalar]})
       self._writer.flush()
 
   def write_text(self, epoch: int, name: str, text: str) -> None:

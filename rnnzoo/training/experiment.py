@@ -133,7 +133,8 @@ def prepare(
   changed = {} if defaults is None else _changes(config, defaults)
   _check_layers(config)
   task = processes.one_after_first(lambda: tasks.find(config.task)(config))
-  _check_same(config, task)
+  digest = data_digest(task)
+  _check_same(config, digest)
   monitors = [f'validation_{m.name}' for m in protocol.epoch_metrics(task)]
   fields.check(config, {'monitor': fields.one_of(monitors)}, 'config')
   smoothing = config.get('model', {}).get('label_smoothing', 0.0)
@@ -209,7 +210,7 @@ def prepare(
               workdir,
               full_name,
               prefix=f'{name}-changed' if differs else name,
-              data_digest=_digest(task),
+              data_digest=digest,
               described=task.describe(),
               mode=mode,
           )
@@ -302,7 +303,7 @@ def _check_seeds(
     )
 
 
-def _check_same(config: ml_collections.ConfigDict, task: tasks.Task) -> None:
+def _check_same(config: ml_collections.ConfigDict, digest: str) -> None:
   """Raises ValueError unless all processes have the same config and data."""
   if jax.process_count() == 1:
     return
@@ -310,17 +311,24 @@ def _check_same(config: ml_collections.ConfigDict, task: tasks.Task) -> None:
   elsewhere = set(run_directory.NOT_COMPARED) - {'num_devices'}
   compared = {k: v for k, v in here.items() if k not in elsewhere}
   processes.check_same(files.digest(compared), 'a config')
-  processes.check_same(_digest(task), 'data')
+  processes.check_same(digest, 'data')
 
 
-def _digest(task: tasks.Task) -> str:
-  """Returns the SHA-256 of a task's data, those of a `Generator` apart."""
+def data_digest(task: tasks.Task) -> str:
+  """Returns the SHA-256 of a task's data, but for those of a `Generator`.
+
+  What the task describes belongs to it: names of classes, a vocabulary.
+
+  Raises:
+    ValueError: JSON cannot hold that.
+  """
   splits = {
       name: [dict(bucket) for bucket in protocol.buckets(split)]
       for name, split in task.splits.items()
       if not isinstance(split, protocol.Generator)
   }
-  content = hashlib.sha256(task.dataset.encode())
+  described = files.digest(run_directory.as_described(task.describe()))
+  content = hashlib.sha256(f'{task.dataset} {described}'.encode())
   for path, array in jax.tree_util.tree_leaves_with_path(splits):
     array = np.ascontiguousarray(array)
     name = jax.tree_util.keystr(path)

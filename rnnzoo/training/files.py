@@ -9,7 +9,6 @@ import contextlib
 import csv
 import hashlib
 import io
-import itertools
 import json
 import math
 import os
@@ -73,8 +72,26 @@ def _without_nan(content: Any) -> Any:
 
 def digest(content: Any) -> str:
   """Returns a digest of what JSON can hold, the same after a round trip."""
-  text = json.dumps(_without_nan(content), sort_keys=True)
+  # Keys that are numbers are sorted as the strings that they become.
+  text = json.dumps(json.loads(json_text(content)), sort_keys=True)
   return hashlib.sha256(text.encode()).hexdigest()
+
+
+def signed(content: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns a file's content with its digest at the end."""
+  return {**content, 'digest': digest(content)}
+
+
+def read_signed(path: pathlib.Path) -> dict[str, Any]:
+  """Returns the content that `signed` got, from a JSON file.
+
+  Raises:
+    RunFileError: it is not what was written there.
+  """
+  content = read_json(path, dict)
+  if content.pop('digest', None) != digest(content):
+    raise RunFileError(f'{path} is damaged: it was changed')
+  return content
 
 
 def read_json(path: pathlib.Path, kind: type[T]) -> T:
@@ -100,12 +117,7 @@ def read_json(path: pathlib.Path, kind: type[T]) -> T:
 def write_csv(path: pathlib.Path, dataset: str, history: Sequence[Row]) -> None:
   """Writes one line an epoch, the data set's name in the first column."""
   text = io.StringIO()
-  writer = csv.DictWriter(
-      text,
-      # A run may go on with a program that tells more of an epoch.
-      list(dict.fromkeys(itertools.chain(['dataset'], *history))),
-      lineterminator='\n',
-  )
+  writer = csv.DictWriter(text, ['dataset', *history[0]], lineterminator='\n')
   writer.writeheader()
   for row in history:
     writer.writerow({'dataset': dataset, **row})
@@ -143,6 +155,13 @@ def read_csv(
         f'{path} is damaged: it is not the table that was written ({error});'
         ' delete it'
     ) from error
+
+
+def check_ends(path: str | os.PathLike[str]) -> None:
+  """Raises ValueError for a device, which may be read without end."""
+  found = pathlib.Path(path)
+  if found.is_char_device() or found.is_block_device():
+    raise ValueError(f'{path} is a device, not a file')
 
 
 def expand(path: str | os.PathLike[str]) -> pathlib.Path:

@@ -20,10 +20,12 @@ from rnnzoo.training import checkpointing
 from rnnzoo.training import epochs
 from rnnzoo.training import experiment as experiments
 from rnnzoo.training import feed as feeds
+from rnnzoo.training import files
 from rnnzoo.training import pieces
 from rnnzoo.training import processes
 from rnnzoo.training import records as records_lib
 from rnnzoo.training import reporting
+from rnnzoo.training import run_directory
 from rnnzoo.training import samples
 from rnnzoo.training import seed_state
 
@@ -45,9 +47,9 @@ def train_and_evaluate(experiment: experiments.Experiment) -> dict[str, Any]:
     OSError: a file cannot be written.
   """
   config, task = experiment.config, experiment.task
+  workdir = experiment.workdir
   processes.say(
-      f'run directory: {experiment.workdir} (to resume after a kill, pass it as'
-      ' --workdir)'
+      f'run directory: {workdir} (to resume after a kill, pass it as --workdir)'
   )
   placement = experiment.placement
   label = 'device' if placement.num_devices == 1 else 'devices'
@@ -68,7 +70,7 @@ def train_and_evaluate(experiment: experiments.Experiment) -> dict[str, Any]:
   }
   splits.setdefault('train', task.splits['train'])
   seeds = range(config.seed, config.seed + config.num_seeds)
-  paths = {s: experiment.workdir / f'seed_{s}' / 'result.json' for s in seeds}
+  paths = {s: workdir / f'seed_{s}' / 'result.json' for s in seeds}
   for first in range(0, len(seeds), config.seeds_at_once):
     group = [
         seed
@@ -79,18 +81,23 @@ def train_and_evaluate(experiment: experiments.Experiment) -> dict[str, Any]:
       run_seeds(experiment, splits, group)
   results = []
   for seed, path in paths.items():
-    read = functools.partial(reporting.read_result, path, seed, task.dataset)
+    owner = processes.from_first(
+        functools.partial(run_directory.owner, workdir, seed)
+    )
+    read = functools.partial(reporting.read_result, path, task.dataset, owner)
     results.append(processes.from_first(read))
   metrics = protocol.all_metrics(task)
   own = task.report(
       results, functools.partial(best_models.best_model, experiment)
   )
-  report = reporting.summarize(
-      experiment.name, experiment.changed, results, metrics, own.numbers
+  report = files.signed(
+      reporting.summarize(
+          experiment.name, experiment.changed, results, metrics, own.numbers
+      )
   )
   processes.from_first(
       lambda: reporting.write_report(
-          experiment.workdir, report, results, metrics, own.files
+          workdir, report, results, metrics, own.files
       )
   )
   processes.say(
@@ -130,17 +137,14 @@ def run_seeds(
     while active := epochs.find_active(experiment, group):
       for one in active:
         one.records.start(epochs.lesson(experiment, one))
-      rates = [epochs.learning_rate(experiment, one.run) for one in active]
       trained = epochs.train(experiment, group, active)
       for one in active:
         one.records.lap('training')
       validations = epochs.validate(
           experiment, group, trained, splits['validation']
       )
-      for one, rate in zip(active, rates, strict=True):
-        is_best = epochs.conclude(
-            experiment, one.run, validations[one.seed], rate
-        )
+      for one in active:
+        is_best = epochs.conclude(experiment, one.run, validations[one.seed])
         one.records.lap('validation')
         _record(experiment, one, is_best)
   for one in group:
@@ -159,10 +163,13 @@ def _begin(
   config, placement = experiment.config, experiment.placement
   directory = experiment.workdir / f'seed_{seed}'
   processes.from_first(lambda: directory.mkdir(exist_ok=True))
+  owner = processes.from_first(
+      lambda: run_directory.owner(experiment.workdir, seed)
+  )
   keys = jax.random.split(jax.random.key(seed), 3)
   run = seed_state.begin(experiment, keys[0])
   checkpoints = stack.enter_context(
-      checkpointing.Checkpoints(directory / 'checkpoints')
+      checkpointing.Checkpoints(directory / 'checkpoints', owner)
   )
   if run.restore(checkpoints):
     processes.say(f'seed {seed}: resumed after epoch {len(run.history)}')
@@ -206,7 +213,7 @@ def _finish(
   reporting.write_result(
       experiment.workdir / f'seed_{seed}' / 'result.json',
       {
-          'seed': seed,
+          **run_directory.owner(experiment.workdir, seed),
           'dataset': task.dataset,
           'test': test,
           **({'splits': tests} if tests else {}),

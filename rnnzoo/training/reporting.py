@@ -14,31 +14,35 @@ from rnnzoo.tasks import protocol
 from rnnzoo.training import figures
 from rnnzoo.training import files
 
+# What result.json holds, and report.json does not.
+_IN_RESULTS_ALONE = ('config', 'described', 'data', 'history')
+
 
 def write_result(path: pathlib.Path, result: Mapping[str, Any]) -> None:
   """Writes a seed's result.json, with a digest of the rest at its end."""
-  files.write_json(path, {**result, 'digest': files.digest(result)})
+  files.write_json(path, files.signed(result))
 
 
-def read_result(path: pathlib.Path, seed: int, dataset: str) -> dict[str, Any]:
+def read_result(
+    path: pathlib.Path, dataset: str, owner: Mapping[str, Any]
+) -> dict[str, Any]:
   """Returns what `write_result` wrote.
 
   Args:
     path: the file.
-    seed: whose it must be.
     dataset: the name of the data set that it must be of.
+    owner: whose it must be, see `run_directory.owner`.
 
   Raises:
     RunFileError: it is not what was written there.
   """
   try:
-    result = files.read_json(path, dict)
-    digest = result.pop('digest', None)
-    if digest != files.digest(result):
-      raise files.RunFileError(f'{path} is damaged: it was changed')
-    if (result['seed'], result['dataset']) != (seed, dataset):
+    result = files.read_signed(path)
+    wanted = {**owner, 'dataset': dataset}
+    if {name: result.get(name) for name in wanted} != wanted:
       raise files.RunFileError(
-          f'{path} is not the result of seed {seed} on {dataset}'
+          f'{path} is not the result of seed {owner["seed"]} of this run on'
+          f' {dataset}'
       )
   except files.RunFileError as error:
     raise files.RunFileError(
@@ -83,11 +87,13 @@ def summarize(
       'test': summary([result['test'] for result in results], metrics),
       **({'splits': splits} if splits else {}),
       **numbers,
-      'seeds': [
-          {key: value for key, value in result.items() if key != 'history'}
-          for result in results
-      ],
+      'seeds': [of_seed(result) for result in results],
   }
+
+
+def of_seed(result: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns what report.json holds of a seed's result."""
+  return {k: result[k] for k in result if k not in _IN_RESULTS_ALONE}
 
 
 def summary(

@@ -4,10 +4,12 @@ It belongs to one config, which config.json holds, and to one process at a time,
 which holds a lock on it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+import contextlib
 import datetime
 import fcntl
 import json
+import math
 import os
 import pathlib
 import platform
@@ -20,6 +22,8 @@ import flax
 import jax
 import ml_collections
 
+from rnnzoo.tasks import fields
+from rnnzoo.training import checkpointing
 from rnnzoo.training import files
 
 # Where data are found or kept, and how many devices share the work, says
@@ -50,57 +54,6 @@ _OF_TESTS: Mapping[str, tuple[str, ...]] = types.MappingProxyType(
     }
 )
 
-# Fields that configs once did not have, and what was done without them. A
-# config.json without such a field is one with this value.
-DEFAULTS: Mapping[str, Any] = types.MappingProxyType(
-    {
-        'data.scaling': 'minmax',
-        'data.source': 'files',
-        'data.sequence': 'row',
-        'data.data_dir': '',
-        'data.curriculum': [],
-        'data.input_noise': 0.0,
-        'data.clean_epochs': 0,
-        'data.validation_noise': 0.0,
-        'model.mlp': None,
-        'model.conv_width': 0,
-        'model.dropconnect_rate': 0.0,
-        'model.label_smoothing': 0.0,
-        'model.dense': False,
-        'data.test_context': None,
-        'model.mlp_features': None,
-        'seeds_at_once': 1,
-        'sample_every': 0,
-        'keep_data_on': 'device',
-        'optimizer.nesterov': False,
-        'optimizer.accumulate_steps': 1,
-        'optimizer.step_factor': 0.1,
-        'optimizer.step_epochs': 10,
-        'optimizer.plateau_min_delta': 0.0,
-        'optimizer.plateau_floor': 0.0,
-        'optimizer.stop_rate': 0.0,
-        'optimizer.loss_scale_interval': 2000,
-    }
-)
-
-# The tasks whose `config.data` once had no such field.
-_OF_TASKS: Mapping[str, tuple[str, ...]] = types.MappingProxyType(
-    {
-        'data.scaling': ('smnist',),
-        'data.source': ('sequences',),
-        'data.sequence': ('sequences',),
-        'data.data_dir': ('sequences', 'translation'),
-        'data.curriculum': ('selective_copying',),
-        'data.input_noise': ('state_tracking',),
-        'data.clean_epochs': ('state_tracking',),
-        'data.validation_noise': ('state_tracking',),
-        'data.test_context': ('characters',),
-        'model.mlp': ('copying', 'selective_copying'),
-        'model.conv_width': ('copying', 'selective_copying'),
-        'model.mlp_features': ('characters',),
-    }
-)
-
 # How to go on where a run has another config, by mode.
 _REMEDIES: Mapping[str, str] = types.MappingProxyType(
     {
@@ -123,8 +76,11 @@ _REMEDIES: Mapping[str, str] = types.MappingProxyType(
 _LOCKS: dict[pathlib.Path, TextIO] = {}
 
 
-# The line in a lock; none where a process was killed before it wrote one.
-_HOLDER = re.compile(r'(process \d+ on [^\n]*\n)?')
+# The line in a lock; its beginning where the disk was full.
+_HOLDER = re.compile(r'process \d+ on [^\n]*\n?')
+
+# How a run.json begins.
+_BEGINNING = b'{\n  "experiment": '
 
 # orbax reads these characters of a path as a pattern, or as the address of a
 # remote file system, and may not find the checkpoints that it wrote there.
@@ -152,13 +108,15 @@ def open_or_create(
     prefix: of a new directory's name; '' for the experiment's name.
     data_digest: of the data. If those of the run had another one, a line warns;
       it may come from rounding on another machine, so the run goes on.
-    described: what `Task.describe` returned, for task.json. It is written with
-      a new run alone: parameters belong to the data that they were trained on.
-    mode: why it is opened, see `check_same`.
+    described: what `Task.describe` returned, for task.json. Parameters belong
+      to the data that they were trained on, so a run with checkpoints refuses
+      another description.
+    mode: why it is opened, see `check_same`. For 'train' alone files are
+      written.
 
   Raises:
     ValueError: the directory is in use, holds a run with another config or on
-      another data set, or does not say which run it holds; its path cannot hold
+      other data, or does not say which run it holds; its path cannot hold
       checkpoints; or JSON cannot hold what the task described.
     OSError: the directory cannot be made or written to.
   """
@@ -168,73 +126,143 @@ def open_or_create(
   else:
     path = _new_directory(prefix or name)
   _lock(path)
-  config_path, run_path = path / 'config.json', path / 'run.json'
-  if config_path.exists() and run_path.exists():
+  described, content = as_described(described), as_json(config)
+  owner = {
+      'config': _digest(content),
+      'described': None if described is None else files.digest(described),
+      'data': data_digest,
+  }
+  if mode != 'train':
+    read(path)
+  try:
+    run = files.read_signed(path / 'run.json')
+    _read_listed(path, run, 'config.json')
+  except (FileNotFoundError, files.RunFileError) as error:
+    owner = _find_owner(path, owner, error)
+  else:
     check_same(path, config, dataset, mode)
-    run = files.read_json(run_path, dict)
-    # A test may have other data than that of the run.
-    same = mode == 'train' or not _differ(path, config, of_tests(config.task))
-    if same and run.get('data_digest', data_digest) != data_digest:
-      print(
-          f'WARNING: {path} holds a run on {dataset!r} as it was; the data here'
-          ' are not the same in every bit',
-          flush=True,
-      )
-    return path
-  if any(path.glob('seed_*')):
-    lacks = 'config.json' if run_path.exists() else 'run.json'
-    raise ValueError(
-        f'--workdir={path} holds seeds but no {lacks}, so nothing says which'
-        ' config they were trained with; put the file back, delete the seeds or'
-        ' pass another --workdir'
-    )
-  if not run_path.exists():
-    for name_of_file in ('config.json', 'report.json'):
-      if (path / name_of_file).exists():
-        raise ValueError(
-            f'--workdir={path} holds a {name_of_file} but no run.json, so it is'
-            ' no run; it would be overwritten: pass another --workdir, or move'
-            ' the file'
-        )
-  elif not _may_be_ours(run_path):
-    raise ValueError(
-        f'--workdir={path} holds a run.json that no run wrote; it would be'
-        ' overwritten: pass another --workdir, or move the file'
-    )
+    if mode == 'evaluate' and _differ(path, content, of_tests(config.task)):
+      data_digest = run['data_digest']  # That of the test may be another.
+    try:
+      check_data(path, run, described, data_digest)
+      return path
+    except ValueError as error:
+      if mode != 'train':
+        raise
+      if any(_owners(path)):
+        owner = _find_owner(path, owner, error)
+  run = {
+      'experiment': name,
+      'dataset': dataset,
+      'data_digest': owner['data'],
+      'files': {'config.json': files.digest(content)}
+      | ({} if described is None else {'task.json': owner['described']}),
+      'python': platform.python_version(),
+      'jax': jax.__version__,
+      'flax': flax.__version__,
+      'device': jax.devices()[0].device_kind,
+  }
+  # Where a config is, the directory is complete: it goes first and comes last.
+  (path / 'config.json').unlink(missing_ok=True)
+  files.write_json(path / 'run.json', files.signed(run))
   if described is not None:
-    files.write_json(path / 'task.json', _as_described(described))
-  files.write_json(
-      run_path,
-      {
-          'experiment': name,
-          'dataset': dataset,
-          'data_digest': data_digest,
-          'python': platform.python_version(),
-          'jax': jax.__version__,
-          'flax': flax.__version__,
-          'device': jax.devices()[0].device_kind,
-      },
-  )
-  # The config last: where it is, the directory is complete.
-  files.write_json(config_path, as_json(config))
+    files.write_json(path / 'task.json', described)
+  files.write_json(path / 'config.json', content)
+  check_data(path, run, described, data_digest)
   return path
 
 
 def _differ(
-    path: pathlib.Path, config: ml_collections.ConfigDict, names: Sequence[str]
+    path: pathlib.Path, content: Mapping[str, Any], names: Sequence[str]
 ) -> bool:
   """Returns whether a run has other values of some fields."""
-  there = flatten(as_json(read_config(path / 'config.json')))
-  here = flatten(as_json(config))
+  there = flatten(files.read_json(path / 'config.json', dict))
+  here = flatten(content)
   return any(there.get(name) != here.get(name) for name in names)
 
 
-def _may_be_ours(run_path: pathlib.Path) -> bool:
-  """Returns whether a run may have begun to write its run.json."""
-  try:
-    return 'experiment' in files.read_json(run_path, dict)
-  except files.RunFileError:
-    return True  # Not written to the end.
+def _find_owner(
+    path: pathlib.Path, owner: Mapping[str, Any], error: Exception
+) -> Mapping[str, Any]:
+  """Returns whose the run is, whose files are lost, or raises an error.
+
+  Args:
+    path: of the run directory.
+    owner: who asks for it: digests of config, description and data.
+    error: what is wrong with its files.
+  """
+  run_path, names = path / 'run.json', ('config.json', 'report.json')
+  lacks = [n for n in ('run.json', 'config.json') if not (path / n).exists()]
+  if any(path.glob('seed_*')):
+    owners = list(_owners(path))
+    if owners and all(
+        found[key] == owner[key]
+        for found in owners
+        for key in ('config', 'described')
+    ):
+      return owners[0]
+    if not lacks and not isinstance(error, files.RunFileError):
+      raise error
+    raise ValueError(
+        (
+            f'--workdir={path} holds seeds but no {lacks[0]}'
+            if lacks
+            else f'{error}'
+        )
+        + (
+            ', and their checkpoints are of another config or other data'
+            if owners
+            else ', so nothing says which config they were trained with'
+        )
+        + '; put the file back, delete the seeds or pass another --workdir'
+    )
+  if not run_path.exists():
+    for name in (*names, 'task.json'):
+      if (path / name).exists():
+        raise ValueError(
+            f'--workdir={path} holds a {name} but no run.json, so it is no'
+            ' run; it would be overwritten: pass another --workdir, or move'
+            ' the file'
+        )
+  elif not _BEGINNING.startswith(run_path.read_bytes()[: len(_BEGINNING)]):
+    raise ValueError(
+        f'--workdir={path} holds a run.json that no run wrote; it would be'
+        ' overwritten: pass another --workdir, or move the file'
+    )
+  elif not lacks:
+    raise files.RunFileError(f'{error}; pass another --workdir') from error
+  return owner
+
+
+def _owners(path: pathlib.Path) -> Iterator[dict[str, Any]]:
+  """Yields whose the checkpoints and results of a run are."""
+  for pattern in (f'checkpoints/*/{checkpointing.MANIFEST}', 'result.json'):
+    for place in sorted(path.glob(f'seed_*/{pattern}')):
+      with contextlib.suppress(files.RunFileError):
+        content = files.read_signed(place)
+        yield {key: content.get(key) for key in ('config', 'described', 'data')}
+
+
+def owner(path: pathlib.Path, seed: int) -> dict[str, Any]:
+  """Returns what checkpoints and results of a seed name: whose they are.
+
+  Args:
+    path: of the run directory.
+    seed: which of its seeds.
+  """
+  run = files.read_signed(path / 'run.json')
+  return {
+      'seed': seed,
+      'config': _digest(_read_listed(path, run, 'config.json')),
+      'described': run['files'].get('task.json'),
+      'data': run['data_digest'],
+  }
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+  """Returns a digest of the fields that belong to a run's result."""
+  flat = flatten(content)
+  return files.digest({k: v for k, v in flat.items() if k not in NOT_COMPARED})
 
 
 def check_same(
@@ -256,52 +284,91 @@ def check_same(
     ValueError: they differ; the message says where.
     RunFileError: a file is not what was written there.
   """
-  there, here = (
-      {**defaults(content), **flatten(content)}
-      for content in (
-          files.read_json(path / 'config.json', dict),
-          as_json(config),
-      )
-  )
+  there = flatten(files.read_json(path / 'config.json', dict))
+  here = flatten(as_json(config))
   if dataset is not None:
     there['dataset'] = files.read_json(path / 'run.json', dict).get('dataset')
     here['dataset'] = dataset
   ignored = set(NOT_COMPARED)
   if mode == 'evaluate':
     ignored.update(of_tests(config.task))
-  differences = [
-      f'{key}: {there.get(key)!r} there, {here.get(key)!r} here'
-      for key in sorted(there.keys() | here.keys())
-      if there.get(key) != here.get(key) and key not in ignored
-  ]
-  if len(differences) > 3:
-    differences[3:] = [f'and {len(differences) - 3} more']
-  if differences:
+  if text := _differences(there, here, ignored):
     raise ValueError(
-        f'--workdir={path} holds a run with another config'
-        f' ({"; ".join(differences)}); {_REMEDIES[mode].format(path)}'
+        f'--workdir={path} holds a run with another config ({text});'
+        f' {_REMEDIES[mode].format(path)}'
     )
+
+
+def check_data(
+    path: pathlib.Path,
+    run: Mapping[str, Any],
+    described: Mapping[str, Any] | None,
+    data_digest: str,
+) -> None:
+  """Raises ValueError if a run was on other data; other bits get a warning.
+
+  Args:
+    path: of the run directory.
+    run: what run.json holds.
+    described: what the task describes here, as `as_described` returns it.
+    data_digest: of the data here.
+
+  Raises:
+    ValueError: the task describes them otherwise; the message says where.
+    RunFileError: task.json is not what was written there.
+  """
+  there = None
+  if 'task.json' in run['files']:
+    there = _read_listed(path, run, 'task.json')
+  if text := _differences(dict(_leaves(there)), dict(_leaves(described))):
+    raise ValueError(
+        f'{path} holds a run on {run["dataset"]!r} with other data ({text});'
+        ' put back the data that it was trained on, or pass another --workdir'
+    )
+  if run['data_digest'] != data_digest:
+    print(
+        f'WARNING: {path} holds a run on {run["dataset"]!r} as it was; the data'
+        ' here are not the same in every bit',
+        flush=True,
+    )
+
+
+def _differences(
+    there: Mapping[str, Any],
+    here: Mapping[str, Any],
+    ignored: Collection[str] = (),
+) -> str:
+  """Returns where values differ, by more than rounding; '' for nowhere."""
+  found = [
+      f'{key}: {fields.shorten(there.get(key))} there,'
+      f' {fields.shorten(here.get(key))} here'
+      for key in sorted(there.keys() | here.keys())
+      if key not in ignored and not _alike(there.get(key), here.get(key))
+  ]
+  if len(found) > 3:
+    found[3:] = [f'and {len(found) - 3} more']
+  return '; '.join(found)
+
+
+def _alike(a: Any, b: Any) -> bool:
+  """Returns whether values are the same, but for float64's last digits."""
+  if isinstance(a, float) and isinstance(b, float):
+    return math.isclose(a, b, rel_tol=1e-12, abs_tol=1e-15)
+  return a == b
+
+
+def _leaves(tree: Any, name: str = '') -> Iterator[tuple[str, Any]]:
+  """Yields path and value of all that a tree of JSON holds."""
+  if not tree or not isinstance(tree, dict | list):
+    yield name or 'description', tree
+    return
+  for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
+    yield from _leaves(value, f'{name}[{key!r}]')
 
 
 def of_tests(task: str) -> tuple[str, ...]:
   """Returns the fields that may differ in a test of a run of a task."""
   return tuple(name for name, of in _OF_TESTS.items() if task in of or not of)
-
-
-def defaults(content: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns the fields that configs of a task once did not have.
-
-  Args:
-    content: of config.json.
-  """
-  task, model = content.get('task'), content.get('model')
-  found = {
-      name: value
-      for name, value in DEFAULTS.items()
-      if task in _OF_TASKS.get(name, (task,))
-  }
-  is_batch = isinstance(model, Mapping) and model.get('norm') == 'batch'
-  return found | {'model.norm_momentum': 0.99 if is_batch else None}
 
 
 def read(
@@ -311,30 +378,38 @@ def read(
 
   Raises:
     FileNotFoundError: the directory holds no run.
-    RunFileError: a file is not what was written there.
+    RunFileError: a file, task.json included, is not what was written there.
   """
-  for name in ('config.json', 'run.json'):
-    if not (path / name).is_file():
-      raise FileNotFoundError(f'{path} holds no run: it has no {name}')
-  run = files.read_json(path / 'run.json', dict)
-  return read_config(path / 'config.json'), run
+  config_path, run_path = path / 'config.json', path / 'run.json'
+  if not (config_path.is_file() or run_path.is_file()):
+    raise FileNotFoundError(f'{path} holds no run: it has no config.json')
+  try:
+    if not run_path.is_file():
+      raise files.RunFileError(f'{run_path} is missing')
+    run = files.read_signed(run_path)
+    contents = {name: _read_listed(path, run, name) for name in run['files']}
+  except files.RunFileError as error:
+    raise files.RunFileError(
+        f'{error}; training that goes on there, with the same flags, writes it'
+        ' again'
+    ) from error
+  return ml_collections.ConfigDict(contents['config.json']), run
 
 
-def read_config(path: pathlib.Path) -> ml_collections.ConfigDict:
-  """Returns the config of a run, with fields that it did not have yet.
+def _read_listed(
+    path: pathlib.Path, run: Mapping[str, Any], name: str
+) -> dict[str, Any]:
+  """Returns what is in a file of which run.json has the digest.
 
   Raises:
-    RunFileError: the file is not what was written there.
+    RunFileError: it is not what was written there.
   """
-  content = files.read_json(path, dict)
-  for name, value in defaults(content).items():
-    *sections, field = name.split('.')
-    part: Any = content
-    for section in sections:
-      part = part.get(section)
-    if isinstance(part, dict):
-      part.setdefault(field, value)
-  return ml_collections.ConfigDict(content)
+  if not (path / name).is_file():
+    raise files.RunFileError(f'{path / name} is missing')
+  content = files.read_json(path / name, dict)
+  if files.digest(content) != run['files'].get(name):
+    raise files.RunFileError(f'{path / name} is damaged: it was changed')
+  return content
 
 
 def as_json(config: ml_collections.ConfigDict) -> dict[str, Any]:
@@ -352,16 +427,21 @@ def as_json(config: ml_collections.ConfigDict) -> dict[str, Any]:
     ) from error
 
 
-def _as_described(described: Mapping[str, Any]) -> Mapping[str, Any]:
-  """Returns what a task described, if it is the same after a round trip."""
+def as_described(
+    described: Mapping[str, Any] | None,
+) -> dict[str, Any] | None:
+  """Returns what a task described as it is after a round trip.
+
+  Raises:
+    ValueError: JSON cannot hold it.
+  """
   try:
-    json.dumps(described, allow_nan=False)
+    return json.loads(json.dumps(described, allow_nan=False))
   except (TypeError, ValueError, RecursionError) as error:
     raise ValueError(
         'Task.describe must return what JSON holds: finite numbers, strings,'
         f' True, False, None, lists and dicts; this one has more ({error})'
     ) from error
-  return described
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
@@ -440,7 +520,12 @@ def _lock(path: pathlib.Path) -> None:
         flush=True,
     )
   file.seek(0)
-  if not _HOLDER.fullmatch(file.read(1000)):
+  there = file.read(1000)
+  if not (
+      'process '.startswith(there)
+      or _HOLDER.fullmatch(there)
+      or (path / 'run.json').exists()  # A run had its lock here.
+  ):
     file.close()
     raise ValueError(
         f'--workdir={path} holds a file {lock_path.name!r} that no run wrote;'

@@ -3,9 +3,10 @@
 Several processes draw the same conclusions, since they have the same numbers.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import math
+import types
 from typing import Any
 
 from flax.training import early_stopping
@@ -21,6 +22,17 @@ from rnnzoo.training import files
 from rnnzoo.training import metrics as metrics_lib
 from rnnzoo.training import optimization
 from rnnzoo.training import program as programs
+
+# What JSON holds of a seed, in the field of this name.
+_PROGRESS: Mapping[str, type] = types.MappingProxyType(
+    {
+        'best_epoch': int,
+        'history': list,
+        'stopped': str,
+        'diverged': bool,
+        'num_devices': int,
+    }
+)
 
 
 @dataclasses.dataclass
@@ -55,29 +67,35 @@ class SeedState:
         len(self.history),
         (self.state, self.plateau),
         self.best,
-        {
-            'best_epoch': self.best_epoch,
-            'history': self.history,
-            'stopped': self.stopped,
-            'diverged': self.diverged,
-            'stopper': dataclasses.asdict(self.stopper),
-            'num_devices': self.num_devices,
-        },
+        {name: getattr(self, name) for name in _PROGRESS}
+        | {'stopper': dataclasses.asdict(self.stopper)},
     )
 
   def restore(self, checkpoints: checkpointing.Checkpoints) -> bool:
-    """Returns whether there was a checkpoint to go on from."""
+    """Returns whether there was a checkpoint to go on from.
+
+    Raises:
+      RunFileError: it is not what was written there.
+    """
     restored = checkpoints.restore((self.state, self.plateau), self.best)
     if restored is None:
       return False
     (self.state, self.plateau), self.best, progress = restored
-    self.best_epoch = progress['best_epoch']
-    self.history = progress['history']
-    self.stopped = progress['stopped']
-    self.diverged = progress['diverged']
-    self.stopper = self.stopper.replace(**progress['stopper'])
-    # Runs had one device before there was such an entry.
-    self.num_devices = progress.get('num_devices', 1)
+    progress = progress if isinstance(progress, dict) else {}
+    stopper = progress.pop('stopper', None)
+    if (
+        {name: type(value) for name, value in progress.items()} != _PROGRESS
+        or not isinstance(stopper, dict)
+        or stopper.keys() != dataclasses.asdict(self.stopper).keys()
+    ):
+      raise files.RunFileError(
+          f'the progress in {checkpoints.directory} is not what was written;'
+          f' delete {checkpoints.directory.parent} to train this seed from its'
+          ' start'
+      )
+    for name, value in progress.items():
+      setattr(self, name, value)
+    self.stopper = self.stopper.replace(**stopper)
     return True
 
   def conclude(

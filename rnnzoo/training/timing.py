@@ -9,16 +9,13 @@ import numpy as np
 
 from rnnzoo.training import files
 
-# Files of older runs end with 'compiled'.
-_OLD_COLUMNS = {
+_number = lambda text: float(text) if text else None
+_COLUMNS = {
     'epoch': int,
     'seconds': float,
     'training': float,
     'validation': float,
     'compiled': int,
-}
-_number = lambda text: float(text) if text else None
-_COLUMNS = _OLD_COLUMNS | {
     'sequences_per_second': _number,
     'peak_memory_mib': _number,
 }
@@ -60,7 +57,8 @@ class EpochTimes:
     self._laps: dict[str, float] = {}
     self._start = self._last = time.monotonic()
     if path.exists():
-      self._rows = [row for row in _read(path) if row['epoch'] <= done]
+      rows = files.read_csv(path, _COLUMNS)
+      self._rows = [row for row in rows if row['epoch'] <= done]
 
   def start(self, lesson: int = 0) -> bool:
     """An epoch begins; returns whether it is the first one of its lesson.
@@ -127,22 +125,6 @@ class EpochTimes:
     if peak := self._rows[-1]['peak_memory_mib']:
       text += f', peak memory {peak:,.0f} MiB'
     return text
-
-
-def _read(path: pathlib.Path) -> list[dict]:
-  """Returns the rows of a file, of an older run too.
-
-  Raises:
-    RunFileError: it is not what was written there.
-  """
-  try:
-    return files.read_csv(path, _COLUMNS)
-  except files.RunFileError:
-    head = path.read_bytes().partition(b'\n')[0].decode(errors='replace')
-    if head != ','.join(['dataset', *_OLD_COLUMNS]):
-      raise
-  more = dict.fromkeys(name for name in _COLUMNS if name not in _OLD_COLUMNS)
-  return [row | more for row in files.read_csv(path, _OLD_COLUMNS)]
 
 
 def _peak_memory() -> float | None:

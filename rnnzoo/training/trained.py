@@ -48,8 +48,11 @@ class Trained:
 
   @dtypes.promoted
   @ranks.promoted
-  def predict(self, inputs: Any) -> jax.Array:
+  def predict(self, inputs: Any) -> Any:
     """Returns predictions, by one compiled call for inputs of one shape.
+
+    They are arrays of JAX, or of numpy in float64 where they are numbers that
+    float32 cannot tell apart.
 
     Args:
       inputs: arrays [B, ...], as in the task's splits; the task's
@@ -68,7 +71,8 @@ class Trained:
       )
     if not any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
       inputs = self.task.check_inputs(inputs)
-    return self._compiled(nnx.state(self.model), inputs)
+    found = self._compiled(nnx.state(self.model), inputs)
+    return self.task.in_units(found)
 
   def predict_lines(self, lines: Iterable[str]) -> Iterator[str]:
     """Returns a line for each line; their ends do not matter.
@@ -160,8 +164,8 @@ def load(directory: str | os.PathLike[str], seed: int | None = None) -> Trained:
   """Returns a trained model of a run, finished or not.
 
   The data set is not read, and need not be there any more: training wrote what
-  the task needs of it to task.json. A task that cannot be restored, or a run
-  from before there was such a file, is loaded by way of its data.
+  the task needs of it to task.json. A task that cannot be restored is loaded by
+  way of its data.
 
   Nothing is written, so the run may go on meanwhile.
 
@@ -178,9 +182,9 @@ def load(directory: str | os.PathLike[str], seed: int | None = None) -> Trained:
   path = files.expand(directory)
   config, run = run_directory.read(path)
   fields.check(config, {'task': fields.text()}, 'config')
-  dataset = run.get('dataset', '')
-  read = lambda: _read(config, dataset, path)
-  if (path / 'task.json').is_file() and _can_be_restored(config.task):
+  dataset = run['dataset']
+  read = lambda: _read(config, run, path)
+  if 'task.json' in run['files'] and _can_be_restored(config.task):
     task = _restore(config, path / 'task.json')
     task.dataset, task.splits = dataset, _Splits(lambda: read().splits)
   else:
@@ -211,21 +215,26 @@ def _restore(
   except (KeyError, TypeError) as error:
     raise files.RunFileError(
         f'{path} is not what the task {config.task!r} needs now:'
-        f' {type(error).__name__}: {error}; without that file the run is loaded'
-        ' by way of its data set'
+        f' {type(error).__name__}: {error}; the task as it was in training'
+        ' would read it'
     ) from error
 
 
 def _read(
-    config: ml_collections.ConfigDict, dataset: str, path: pathlib.Path
+    config: ml_collections.ConfigDict,
+    run: Mapping[str, Any],
+    path: pathlib.Path,
 ) -> tasks.Task:
   """Returns the task of a config, with its data."""
   task = tasks.find(config.task)(config)
-  if task.dataset != dataset:
+  if task.dataset != run['dataset']:
     raise ValueError(
-        f'the run in {path} was on {dataset!r}, but the data here are'
+        f'the run in {path} was on {run["dataset"]!r}, but the data here are'
         f' {task.dataset!r}'
     )
+  described = run_directory.as_described(task.describe())
+  digest = experiments.data_digest(task)
+  run_directory.check_data(path, run, described, digest)
   return task
 
 

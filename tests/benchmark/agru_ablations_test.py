@@ -1,6 +1,5 @@
 """The published ablations of the A-GRU: fields, and the table."""
 
-import json
 import pathlib
 import runpy
 from unittest import mock
@@ -15,21 +14,13 @@ from rnnzoo.command import comparison
 from rnnzoo.command import sweep
 from rnnzoo.training import epochs
 from rnnzoo.training import files
+from tests.testing import finished_run
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def write_run(directory, has_epsilon):
   """Writes what a finished run of two seeds leaves behind."""
-  seeds = [
-      {
-          'seed': seed,
-          'test': {'accuracy': 0.5 + seed / 4, 'loss': 1.0},
-          'num_parameters': 9,
-          'num_epochs': 2,
-      }
-      for seed in (0, 1)
-  ]
   rows = [
       {
           'epoch': epoch,
@@ -41,18 +32,8 @@ def write_run(directory, has_epsilon):
   ]
   if has_epsilon:
     rows[-1]['backbone.layers.0.cell_params.epsilon'] = 0.9
-  for seed in (0, 1):
-    path = directory / f'seed_{seed}'
-    path.mkdir(parents=True)
-    (path / 'result.json').write_text(json.dumps({'history': rows}))
-  report = {
-      'experiment': 'agru_smnist',
-      'dataset': 'digits',
-      'diverged': [],
-      'test': {'accuracy': {}, 'loss': {}},
-      'seeds': seeds,
-  }
-  (directory / 'report.json').write_text(json.dumps(report))
+  tests = [{'accuracy': 0.5 + seed / 4, 'loss': 1.0} for seed in (0, 1)]
+  finished_run.write(directory, 'agru_smnist', 'digits', tests, rows)
 
 
 class AblationsTest(absltest.TestCase):
@@ -110,12 +91,10 @@ class AblationsTest(absltest.TestCase):
     found = epochs.learned_numbers(nnx.state(layer, nnx.Param))
     self.assertEqual(found, {'cell_params.epsilon': 0.25})
     self.assertEqual(epochs.learned_numbers({'w': jnp.ones(1)}), {})
-    # The first epoch is of a program that did not tell it.
     path = self.directory / 'metrics.csv'
-    files.write_csv(path, 'digits', [{'epoch': 1}, {'epoch': 2, **found}])
+    files.write_csv(path, 'digits', [{'epoch': 1, **found}])
     self.assertEqual(
-        path.read_text(),
-        'dataset,epoch,cell_params.epsilon\ndigits,1,\ndigits,2,0.25\n',
+        path.read_text(), 'dataset,epoch,cell_params.epsilon\ndigits,1,0.25\n'
     )
 
 

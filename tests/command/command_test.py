@@ -4,7 +4,6 @@ import contextlib
 import importlib
 import importlib.util
 import io
-import json
 import math
 import os
 import pathlib
@@ -27,6 +26,7 @@ from rnnzoo.command import program
 from rnnzoo.command import sweep
 from rnnzoo.training import configs
 from rnnzoo.training import files
+from tests.testing import finished_run
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -45,32 +45,11 @@ def run(*words):
 
 def write_run(directory, accuracies, dataset='digits', metric='accuracy'):
   """Writes what a finished run leaves behind."""
-  directory.mkdir(parents=True, exist_ok=True)
-  seeds = []
-  for seed, value in enumerate(accuracies):
-    history = [
-        {'epoch': epoch, f'validation_{metric}': 0.1 * epoch}
-        for epoch in (1, 2)
-    ]
-    path = directory / f'seed_{seed}'
-    path.mkdir(parents=True)
-    (path / 'result.json').write_text(json.dumps({'history': history}))
-    seeds.append(
-        {
-            'seed': seed,
-            'test': {metric: value, 'loss': 1.0},
-            'num_parameters': 1234,
-            'num_epochs': 2,
-        }
-    )
-  report = {
-      'experiment': 'gru_smnist',
-      'dataset': dataset,
-      'diverged': [],
-      'test': {metric: {}, 'loss': {}},
-      'seeds': seeds,
-  }
-  (directory / 'report.json').write_text(json.dumps(report))
+  history = [
+      {'epoch': epoch, f'validation_{metric}': 0.1 * epoch} for epoch in (1, 2)
+  ]
+  tests = [{metric: value, 'loss': 1.0} for value in accuracies]
+  finished_run.write(directory, 'gru_smnist', dataset, tests, history)
   return str(directory)
 
 
@@ -304,6 +283,45 @@ class ComparisonTest(absltest.TestCase):
     self.assertEqual((out / 'comparison.md').read_text(), text)
     self.assertStartsWith((out / 'comparison.png').read_bytes(), b'\x89PNG')
 
+  def test_beside_the_files_of_a_sweep(self):
+    one = write_run(self.directory / 'one', [0.5])
+    for name in ('comparison.md', 'comparison.png', 'one.log'):
+      (self.directory / name).write_text('')
+    (self.directory / 'comparisons').mkdir()
+    paths = [str(path) for path in sorted(self.directory.iterdir())]
+    code, out, err = run('compare', *paths, f'--output={self.directory}')
+    self.assertEqual(code, 0, err)
+    self.assertIn('| one |', out)
+    self.assertRegex(err, 'passed over, since no runs: .*comparison.md, .*.log')
+    paths.remove(one)
+    for path, message in (
+        (paths, 'there is no run in .*comparison.md'),
+        ([one, str(self.directory / 'typo')], 'typo holds no finished run'),
+    ):
+      code, _, err = run('compare', *path, f'--output={self.directory}')
+      self.assertEqual(code, 2)
+      self.assertRegex(err, message)
+
+  def test_every_change_is_found(self):
+    one = pathlib.Path(write_run(self.directory / 'one', [0.5]))
+    other = pathlib.Path(write_run(self.directory / 'other', [0.5]))
+    names = 'report.json', 'run.json', 'config.json', 'seed_0/result.json'
+    for name in names:
+      path, text = one / name, (one / name).read_text()
+      changed = [text.replace('s', 't', 1), text[: len(text) // 2], None]
+      # Whole, but of another run; the reports are alike but for their seeds.
+      changed += [(other / name).read_text()] * (name != 'report.json')
+      for content in changed:
+        path.unlink() if content is None else path.write_text(content)
+        with self.assertRaisesRegex(files.RunFileError, str(one)):
+          comparison.read(one)
+      path.write_text(text)
+    report = files.read_signed(one / 'report.json')
+    report['seeds'][0]['test']['accuracy'] = 0.75
+    files.write_json(one / 'report.json', files.signed(report))
+    with self.assertRaisesRegex(files.RunFileError, 'not the report of the'):
+      comparison.read(one)
+
   def test_runs_of_one_name(self):
     runs = [write_run(self.directory / x / 'run', [0.5]) for x in 'ab']
     text = comparison.compare(runs, str(self.directory / 'out'))
@@ -324,7 +342,10 @@ class ComparisonTest(absltest.TestCase):
     two = write_run(self.directory / 'two', [0.5], metric='bleu')
     (self.directory / 'three').mkdir()
     four = write_run(self.directory / 'four', [0.5])
-    pathlib.Path(four, 'report.json').write_text('{"test": {"accuracy": {}}}')
+    files.write_json(
+        pathlib.Path(four, 'report.json'),
+        files.signed({'test': {'accuracy': {}}, 'dataset': 'digits'}),
+    )
     five = write_run(self.directory / 'five', [])
     six = write_run(self.directory / 'six', [0.5])
     path = pathlib.Path(six, 'seed_0/result.json')
@@ -336,7 +357,7 @@ class ComparisonTest(absltest.TestCase):
     for runs, message in (
         ([five], 'it has no seeds'),
         ([eight], 'eight is no whole run: .*seed_0/result.json is missing'),
-        ([six], 'is not what a run wrote'),
+        ([six], 'six/seed_0/result.json is damaged'),
         ([one, two], 'one main metric; these have accuracy .one., bleu .two.'),
         ([str(self.directory / 'three')], 'three holds no finished run'),
         ([four], 'is not what a run wrote'),
@@ -443,6 +464,18 @@ class SweepTest(parameterized.TestCase):
     code, _, err = run('sweep', 'gru_smnits', f'--workdir={path}', grid)
     self.assertEqual(code, 2)
     self.assertIn('no config file gru_smnits (did you mean gru_smnist', err)
+
+  def test_flags_of_no_training(self):
+    words = 'sweep', 'gru_smnist', '--grid=config.seed=1,2'
+    workdir = f'--workdir={self.create_tempdir().full_path}'
+    for flag in ('--mode=evaluate', '--profile'):
+      code, _, err = run(*words, workdir, flag)
+      self.assertEqual(code, 2)
+      self.assertIn(f'compares runs; {flag} does not', err)
+    code, _, err = run(*words, workdir, '--cases=/dev/zero')
+    self.assertEqual(
+        (code, err), (2, 'rnnzoo: /dev/zero is a device, not a file\n')
+    )
 
   def test_failed_runs_are_named(self):
     directory = pathlib.Path(self.create_tempdir().full_path)

@@ -23,7 +23,7 @@ def main() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
   checkpointing.Checkpoints.save = save_and_die
-  tasks.TASKS = {'sign': made_up_task.SignTask}
+  tasks.TASKS = {'sign': made_up_task.DescribedTask}
   config = made_up_task.base_config()
   config.update(
       task='sign', num_epochs=3, eval_batch_size=4, checkpoint_seconds=0.0

@@ -23,6 +23,7 @@ from rnnzoo import training
 from rnnzoo.command import program
 from rnnzoo.tasks.text import characters
 from rnnzoo.training import command_line
+from rnnzoo.training import trained
 from tests.testing import made_up_task
 from tests.testing import sequence_files
 
@@ -161,14 +162,12 @@ class RunTest(absltest.TestCase):
     config = make_config('sequences', self.directory)
     train(config, self.run_path)
     x = sequence_files.arrays()['x'][:3]
-    described = self.run_path / 'task.json'
-    text = described.read_text()
-    described.unlink()  # As before there was such a file.
     with contextlib.redirect_stdout(io.StringIO()):
-      old = training.load(self.run_path)
+      # As of a task that cannot be restored.
+      with mock.patch.object(trained, '_can_be_restored', lambda _: False):
+        old = training.load(self.run_path)
     self.assertIn('test', vars(old.task)['splits'])
     expected = old.predict(x)
-    described.write_text(text)
     with contextlib.redirect_stdout(io.StringIO()) as printed:
       loaded = training.load(self.run_path)
     self.assertEqual(printed.getvalue(), '')
@@ -176,6 +175,19 @@ class RunTest(absltest.TestCase):
     self.assertEqual(loaded.task.class_names, ('0', '1'))
     with contextlib.redirect_stdout(io.StringIO()):
       self.assertLen(loaded.task.splits, 3)
+    # The same name, with classes of other names.
+    there = sequence_files.arrays()
+    np.savez(self.directory / 'mine.npz', **there | {'y': there['y'] + 1})
+    for use in (
+        lambda: train(config, self.run_path),
+        lambda: len(training.load(self.run_path).task.splits),
+    ):
+      with contextlib.redirect_stdout(io.StringIO()):
+        with self.assertRaisesRegex(ValueError, "with other data .*'0' there"):
+          use()
+    code, _, err = self.command('evaluate', str(self.run_path))
+    self.assertEqual(code, 2)
+    self.assertRegex(err, "with other data .*'0' there, '1' here")
     (self.directory / 'mine.npz').unlink()
     loaded = training.load(self.run_path)
     np.testing.assert_array_equal(loaded.predict(x), expected)
@@ -186,10 +198,11 @@ class RunTest(absltest.TestCase):
     code, out, err = self.command('evaluate', str(self.run_path))
     self.assertEqual((code, out), (2, ''))
     self.assertRegex(err, 'mine.npz.*; evaluate tests models on the data set')
-    described.write_text('{"answers": {"names": ["0", "1"]}}')
-    with self.assertRaisesRegex(
-        training.RunFileError, "task.json is not what the task 'sequences'"
-    ):
+    described = self.run_path / 'task.json'
+    described.write_text(
+        described.read_text().replace('"mean": [', '"mean": [3')
+    )
+    with self.assertRaisesRegex(training.RunFileError, 'task.json is damaged'):
       training.load(self.run_path)
 
   @pytest.mark.slow
@@ -258,6 +271,11 @@ class RunTest(absltest.TestCase):
       tasks.register('of_paper', OfPaper)
       with mock.patch.object(OfPaper, 'restore', tasks.Task.restore):
         with self.assertRaisesRegex(NotImplementedError, 'must define restore'):
+          training.load(self.run_path)
+      with mock.patch.object(OfPaper, 'restore', lambda _, told: told['mean']):
+        with self.assertRaisesRegex(
+            training.RunFileError, "task.json is not what the task 'of_paper'"
+        ):
           training.load(self.run_path)
 
   def check_flags(self, config):

@@ -23,6 +23,7 @@ from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
+import jax
 import numpy as np
 import pytest
 from tensorboardX.proto import event_pb2
@@ -30,8 +31,11 @@ from tensorboardX.proto import event_pb2
 from rnnzoo import tasks
 from rnnzoo import training
 from rnnzoo.training import checkpointing
+from rnnzoo.training import experiment as experiments
 from rnnzoo.training import files
+from rnnzoo.training import reporting
 from rnnzoo.training import run_directory
+from rnnzoo.training import seed_state
 from tests.testing import made_up_task
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -60,9 +64,7 @@ def flip(content: bytes, rng: random.Random) -> bytes:
 
 @contextlib.contextmanager
 def sign_task() -> Iterator[None]:
-  with mock.patch.object(
-      tasks, 'TASKS', {'sign': functools.partial(made_up_task.SignTask)}
-  ):
+  with mock.patch.object(tasks, 'TASKS', {'sign': made_up_task.DescribedTask}):
     yield
 
 
@@ -83,6 +85,18 @@ def finished() -> tuple[training.Experiment, pathlib.Path]:
   return experiment, directory
 
 
+def killed_after(count: int):
+  """Returns a `files.write_json` for a process that is killed after some."""
+  write, left = files.write_json, iter(range(count))
+
+  def write_some(*given):
+    if next(left, None) is None:
+      raise KeyboardInterrupt
+    write(*given)
+
+  return write_some
+
+
 class RunFilesTestCase(parameterized.TestCase):
 
   def setUp(self):
@@ -96,16 +110,27 @@ class RunFilesTestCase(parameterized.TestCase):
     shutil.rmtree(self.workdir, ignore_errors=True)
     shutil.copytree(self.whole, self.workdir)
 
+  def open(self, config=None, mode='train', **described):
+    """Opens the copy as `prepare` does; fields change what is described."""
+    task = self.experiment.task
+    return run_directory.open_or_create(
+        config or self.experiment.config,
+        'made up',
+        str(self.workdir),
+        'sign',
+        data_digest=experiments.data_digest(task),
+        described=task.describe() | described,
+        mode=mode,
+    )
+
   def resume(self) -> str:
     """Goes on with the copy, and returns the output.
 
     The compiled functions are those of the run that was copied.
     """
-    run_directory.open_or_create(
-        self.experiment.config, 'made up', str(self.workdir), 'sign'
-    )
     output = io.StringIO()
     with contextlib.redirect_stdout(output):
+      self.open()
       training.train_and_evaluate(
           self.experiment._replace(workdir=self.workdir)
       )
@@ -241,18 +266,77 @@ class CheckpointsTest(RunFilesTestCase):
   def test_another_version(self):
     self.copy()
     (self.workdir / 'seed_0/result.json').unlink()
-    with mock.patch.object(checkpointing, 'VERSION', 2):
+    with mock.patch.object(checkpointing, 'VERSION', 3):
       with self.assertRaisesRegex(
-          training.RunFileError, 'is of version 1, but this rnnzoo reads .* 2;'
+          training.RunFileError, 'is of version 2, but this rnnzoo reads .* 3;'
       ):
         self.resume()
       experiment = self.experiment._replace(workdir=self.workdir)
-      with self.assertRaisesRegex(training.RunFileError, 'is of version 1'):
+      with self.assertRaisesRegex(training.RunFileError, 'is of version 2'):
         training.best_model(experiment, seed=0)
 
   def test_the_version_is_in_the_file(self):
     path = self.whole / 'seed_0/checkpoints/3/manifest.json'
-    self.assertEqual(json.loads(path.read_text())['version'], 1)
+    self.assertEqual(json.loads(path.read_text())['version'], 2)
+
+  def test_names_that_no_run_wrote(self):
+    self.copy()
+    (self.workdir / 'seed_0/result.json').unlink()
+    for name in ('007', '٤', '9x'):
+      (self.checkpoint(3).parent / name).mkdir()
+    self.assertEqual(self.resume().count('WARNING'), 0)
+    self.check_same()
+    self.assertTrue((self.checkpoint(3).parent / '007').is_dir())
+
+  def test_a_progress_that_no_run_wrote(self):
+    run = seed_state.begin(self.experiment, jax.random.key(0))
+    directory = self.create_tempdir().full_path
+    with checkpointing.Checkpoints(directory) as checkpoints:
+      run.save(checkpoints)
+      _, _, good = checkpoints.restore((run.state, run.plateau), run.best)
+      for bad in ({}, [], good | {'history': {}}, good | {'stopper': {}}):
+        checkpoints.save(
+            len(run.history) + 1, (run.state, run.plateau), run.best, bad
+        )
+        with self.assertRaisesRegex(
+            training.RunFileError, 'is not what was written; delete .*'
+        ):
+          run.restore(checkpoints)
+        shutil.rmtree(pathlib.Path(directory) / '1')
+
+  def test_a_kill_before_the_first_manifest(self):
+    self.copy()
+    (self.workdir / 'seed_0/result.json').unlink()
+    shutil.rmtree(self.checkpoint(2))
+    self.checkpoint(3).rename(self.checkpoint(1))
+    (self.checkpoint(1) / checkpointing.MANIFEST).unlink()
+    self.assertRegex(self.resume(), 'WARNING: .*/1 is damaged .*no other')
+    self.check_same('seed_0/metrics.csv')
+
+  def test_of_another_seed_or_run(self):
+    """Directories of seeds that were copied from elsewhere."""
+    self.copy()
+    shutil.copytree(self.workdir / 'seed_0', self.workdir / 'seed_1')
+    whose = {
+        'seed': ('seed_1', 'of seed 0, not 1'),
+        'config': ('seed_0', 'of a run with another config'),
+        'described': ('seed_0', 'of a run on other data'),
+    }
+    for name, (directory, message) in whose.items():
+      wanted = run_directory.owner(self.workdir, int(directory[-1]))
+      if name != 'seed':
+        wanted[name] = 'other'
+      path = self.workdir / directory
+      with self.assertRaisesRegex(
+          training.RunFileError, 'is not the result of'
+      ):
+        reporting.read_result(path / 'result.json', 'made up', wanted)
+      with checkpointing.Checkpoints(path / 'checkpoints', wanted) as found:
+        with self.assertRaisesRegex(training.RunFileError, message):
+          found.restore_best({})
+    experiment = self.experiment._replace(workdir=self.workdir)
+    with self.assertRaisesRegex(training.RunFileError, 'of seed 0, not 1'):
+      training.best_model(experiment, seed=1)
 
   def test_of_another_epoch(self):
     self.copy()
@@ -331,6 +415,99 @@ class KilledTest(RunFilesTestCase):
           if value.HasField('simple_value'):
             events.append((value.tag, event.step, value.simple_value))
     return events
+
+
+class LostFilesTest(RunFilesTestCase):
+  """run.json, config.json and task.json: lost, changed, of other data."""
+
+  NAMES = ('run.json', 'config.json', 'task.json')
+
+  def lose(self, *names: str, how: str = 'deleted') -> None:
+    self.copy()
+    for name in names:
+      text = (self.workdir / name).read_text()
+      cut = {
+          'changed': text.replace('s', 't', 1),
+          'cut': text[: len(text) // 2],
+      }
+      (self.workdir / name).unlink()
+      if how in cut:
+        (self.workdir / name).write_text(cut[how])
+
+  def test_a_checkpoint_says_whose_they_are(self):
+    other = self.experiment.config.copy_and_resolve_references()
+    other.optimizer.learning_rate *= 2
+    cases = [((n,), how) for n in self.NAMES for how in ('changed', 'cut')]
+    cases += [((n,), 'deleted') for n in self.NAMES]
+    for names, how in [*cases, (self.NAMES, 'deleted'), (self.NAMES, 'cut')]:
+      with self.subTest(f'{names} {how}'):
+        self.lose(*names, how=how)
+        with self.assertRaisesRegex(ValueError, str(self.workdir)):
+          self.open(other)
+        with self.assertRaisesRegex(ValueError, str(self.workdir)):
+          self.open(class_names=['plus', 'minus'])
+        for use in (training.load, lambda path: self.open(mode='evaluate')):
+          with self.assertRaisesRegex(
+              (FileNotFoundError, training.RunFileError), str(self.workdir)
+          ):
+            use(self.workdir)
+        self.open()
+        for name in self.NAMES:
+          self.assertEqual(
+              (self.workdir / name).read_bytes(),
+              (self.whole / name).read_bytes(),
+          )
+        training.load(self.workdir)
+
+  def test_without_a_checkpoint(self):
+    for name in self.NAMES[:2]:
+      self.lose(name)
+      shutil.rmtree(self.workdir / 'seed_0/checkpoints')
+      (self.workdir / 'seed_0/result.json').unlink()
+      with self.assertRaisesRegex(ValueError, f'holds seeds but no {name}'):
+        self.open()
+
+  def test_other_data(self):
+    self.copy()
+    self.open(mean=[0.5 + 1e-16, 2e-17])  # Rounding, on another machine.
+    message = r"\['mean'\]\[0\]: 0.5 there, 3.5 here.; put back the data"
+    for mode in ('train', 'evaluate'):
+      with self.assertRaisesRegex(ValueError, message):
+        self.open(mode=mode, mean=[3.5, 1e-17])
+    with self.assertRaisesRegex(ValueError, r"\[1\]: 'plus' there, 'no' here"):
+      self.open(class_names=['minus', 'no'])
+    with self.assertRaisesRegex(
+        ValueError, r"names'\]\[2\]: None there, 'more'"
+    ):
+      self.open(class_names=['minus', 'plus', 'more'])
+    # Nothing was trained yet: the files are those of the data here.
+    shutil.rmtree(self.workdir / 'seed_0')
+    self.open(class_names=['a', 'b', 'c'])
+    _, run = run_directory.read(self.workdir)
+    text = (self.workdir / 'task.json').read_text()
+    self.assertEqual(json.loads(text)['class_names'], ['a', 'b', 'c'])
+    self.assertEqual(run['files']['task.json'], files.digest(json.loads(text)))
+
+  def test_killed_between_two_files(self):
+    """Whichever file was the last one, the run goes on."""
+    other = self.experiment.config.copy_and_resolve_references()
+    other.data.data_dir = 'elsewhere'  # Says nothing about the result.
+
+    def new():
+      shutil.rmtree(self.workdir, ignore_errors=True)
+
+    def with_other_data():
+      new()
+      self.open(class_names=['a', 'b'])
+
+    for begin in (new, with_other_data, lambda: self.lose(*self.NAMES)):
+      for count in range(3):
+        begin()
+        with mock.patch.object(files, 'write_json', killed_after(count)):
+          with self.assertRaises(KeyboardInterrupt):
+            self.open(other)
+        self.open()
+        run_directory.read(self.workdir)
 
 
 class ReportFilesTest(RunFilesTestCase):
@@ -422,7 +599,7 @@ class RunDirectoryTest(RunFilesTestCase):
 
   def test_files_of_somebody_else_stay(self):
     self.workdir.mkdir()
-    for name in ('config.json', 'report.json'):
+    for name in ('config.json', 'report.json', 'task.json'):
       path = self.workdir / name
       path.write_text('{"mine": 1}')
       with self.assertRaisesRegex(
@@ -442,17 +619,22 @@ class RunDirectoryTest(RunFilesTestCase):
   def test_a_lock_of_somebody_else_stays(self):
     self.workdir.mkdir()
     path = self.workdir / 'lock'
-    for content in (b'mine\n', b'process 1\n', b'\xff\x00', b'x' * 2000):
+    for content in (b'mine\n', b'process 1\n', b'x', b'x' * 2000):
       path.write_bytes(content)
       with self.assertRaisesRegex(
           ValueError, "a file 'lock' that no run wrote"
       ):
         self.open(self.workdir)
       self.assertEqual(path.read_bytes(), content)
-    # That of an earlier process.
-    path.write_text('process 7 on a.b, since 2026-01-01 00:00:00\n')
+    # Those of an earlier process, the disk being full.
+    whole = b'process 7 on a.b, since 2026-01-01 00:00:00\n'
+    for content in (whole, whole[:1], whole[:20]):
+      path.write_bytes(content)
+      self.open(self.workdir)
+      self.assertStartsWith(path.read_text(), f'process {os.getpid()} on ')
+      run_directory._LOCKS.pop(self.workdir.resolve()).close()
+    path.write_bytes(b'?')  # Beside the files of a run.
     self.open(self.workdir)
-    self.assertStartsWith(path.read_text(), f'process {os.getpid()} on ')
 
   def test_a_config_that_was_not_written_to_the_end(self):
     self.workdir.mkdir()

@@ -107,6 +107,8 @@ class SamplesTest(absltest.TestCase):
     written.write(1, 'abc')
     written.write(2, '')
     self.assertEqual([*samples._read(path, 'text\n')], [(1, 'abc'), (2, '')])
+    samples.Samples(path, 'text', 1).write(2, 'de')  # That of epoch 2 is void.
+    self.assertEqual([*samples._read(path, 'text\n')], [(1, 'abc'), (2, 'de')])
     content = path.read_bytes()
     for damaged in (content[:-9], content + b'x', b'other' + content, b'\xff'):
       path.write_bytes(damaged)

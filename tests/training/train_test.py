@@ -51,14 +51,14 @@ resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size}))
 runpy.run_path('train.py', run_name='__main__')
 """
 
-# Runs the program, with Ctrl-C when a module is imported.
+# Runs the program, with a signal, as Ctrl-C, when a module is imported.
 INTERRUPTED = """
 import os, runpy, signal, sys
 
 class Finder:
   def find_spec(self, name, path, target=None):
     if name == {module!r}:
-      os.kill(os.getpid(), signal.SIGINT)
+      os.kill(os.getpid(), {number})
 
 # A process that a shell started in the background ignores it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -150,21 +150,26 @@ class ResumeTest(absltest.TestCase):
 class InterruptedTestCase(absltest.TestCase):
 
   def check_interrupted(self, *modules: str) -> None:
-    """Ctrl-C while a module is imported, each of which is at another moment."""
+    """Ctrl-C while a module is imported, each of which is at another moment.
+
+    The last one gets SIGTERM, as a cluster sends it.
+    """
+    numbers = dict.fromkeys(modules, 2) | {modules[-1]: 15}
     workdirs = {name: self.create_tempdir().full_path for name in modules}
     processes = {
         name: start(
             *TINY,
             '--config.num_epochs=1',
             f'--workdir={workdir}',
-            code=INTERRUPTED.format(module=name),
+            code=INTERRUPTED.format(module=name, number=numbers[name]),
         )
         for name, workdir in workdirs.items()
     }
     for name, process in processes.items():
       with self.subTest(name):
         _, errors = process.communicate()
-        self.assertEqual(process.returncode, 130, msg=errors)
+        code = 128 + numbers[name]
+        self.assertEqual(process.returncode, code, msg=errors)
         self.assertNotIn('Traceback', errors)
         self.assertRegex(
             errors.splitlines()[-1],
@@ -362,6 +367,17 @@ class ErrorsTest(absltest.TestCase):
         ((config, '--length=9'), '--length is for samples, with --mode=sample'),
         ((config, '--model_seed=1'), '--model_seed is for a run that is there'),
         ((config, '--seed=9'), 'first seed of a run is --config.seed'),
+        (
+            (config, '--profile', '--mode=evaluate'),
+            'no effect with --mode=eval',
+        ),
+        ((config, '--profile', '--mode=predict'), 'no effect with --mode=pred'),
+        ((config, '--heartbeat_seconds=9'), 'seconds is for several processes'),
+        (
+            ('--config=/dev/zero',),
+            '^train.py: /dev/zero is a device, not a file',
+        ),
+        (('--flagfile', '/dev/zero'), '/dev/zero is a device, not a file'),
         (
             (config, '--mode=sample', '--length=x'),
             "--length=x: it must be an integer, not 'x'",

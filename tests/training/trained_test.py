@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import functools
 import io
-import json
 import pathlib
 import shutil
 import sys
@@ -71,24 +70,7 @@ class TrainedTest(absltest.TestCase):
     shutil.copytree(done.workdir, self.workdir)
     self.experiment = done._replace(workdir=self.workdir)
 
-  def test_fields_of_data_are_those_of_the_task(self):
-    path = self.workdir / 'config.json'
-    for task, has_scaling in (('smnist', True), ('sign', False)):
-      path.write_text(json.dumps({'task': task, 'data': {}}))
-      config = run_directory.read_config(path)
-      self.assertEqual('scaling' in config.data, has_scaling)
-
   def test_load(self):
-    # As if this run were from before there were such fields.
-    path = self.workdir / 'config.json'
-    content = json.loads(path.read_text())
-    for name in run_directory.DEFAULTS:
-      *sections, field = name.split('.')
-      # Fields of config.data are those of one task; see the test above.
-      if sections != ['data']:
-        owner = content[sections[0]] if sections else content
-        owner.pop(field, None)  # That of a model may be of one task, too.
-    path.write_text(json.dumps(content))
     for seed, index in ((None, 0), (4, 1)):
       loaded = training.load(self.workdir, seed)
       self.assertEqual(loaded.seed, 3 + index)

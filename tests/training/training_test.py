@@ -28,7 +28,10 @@ from rnnzoo.tasks import classification
 from rnnzoo.tasks import protocol
 from rnnzoo.training import calls
 from rnnzoo.training import checkpointing
+from rnnzoo.training import epochs
+from rnnzoo.training import events
 from rnnzoo.training import loop
+from rnnzoo.training import loss_scaling
 from rnnzoo.training import optimization
 from rnnzoo.training import program as programs
 from rnnzoo.training import reporting
@@ -615,6 +618,26 @@ class TrainAndEvaluateTest(parameterized.TestCase):
         rtol=1e-6,
     )
 
+  def test_numbers_of_the_last_step_and_of_steps_that_were_not_skipped(self):
+    self.config.optimizer.warmup_steps = 10
+    experiment = training.prepare(self.config, str(self.workdir), 'sign')
+    run = seed_state.begin(experiment, jax.random.key(0))
+    evaluation = protocol.Evaluation(np.ones(2), {'accuracy': np.ones(2)})
+    for done, skipped in ((7, 0), (14, 3), (21, 10)):
+      run.state = run.state._replace(
+          step=jnp.int32(done),
+          gradient_norm=jnp.float32(2.0),
+          loss_scaling=loss_scaling.begin(9)._replace(skipped=skipped),
+      )
+      epochs.conclude(experiment, run, evaluation)
+    rates, norms = (
+        [row[name] for row in run.history]
+        for name in ('learning_rate', 'gradient_norm')
+    )
+    np.testing.assert_allclose(rates, np.array([6, 10, 10]) * 1e-4, rtol=1e-5)
+    # No step but one was skipped in the last epoch: none is left.
+    np.testing.assert_allclose(norms, [2 / 7, 2 / 4, 2.0])
+
   @pytest.mark.slow
   def test_training_stops_at_a_learning_rate(self):
     self.config.update(num_seeds=1, num_epochs=9)
@@ -626,37 +649,6 @@ class TrainAndEvaluateTest(parameterized.TestCase):
     self.assertEqual(
         seed['stopped'], 'learning rate below 0.0001 after epoch 4'
     )
-
-  def test_a_run_from_before_a_field_was_there(self):
-    prepare = lambda: training.prepare(self.config, str(self.workdir), 'sign')
-    prepare()
-    path = self.workdir / 'config.json'
-    content = json.loads(path.read_text())
-    for name, value in run_directory.defaults(content).items():
-      *sections, field = name.split('.')
-      part = content[sections[0]] if sections else content
-      self.assertEqual(part.pop(field), value, msg=name)
-    path.write_text(json.dumps(content))
-    prepare()
-    self.config.optimizer.nesterov = True
-    with self.assertRaisesRegex(
-        ValueError, 'optimizer.nesterov: False there, True here'
-    ):
-      prepare()
-
-  @parameterized.parameters(('batch', 0.99), ('layer', None), (None, None))
-  def test_a_run_from_before_norm_momentum(self, norm, momentum):
-    self.config.model.norm = norm
-    prepare = lambda: training.prepare(self.config, str(self.workdir), 'sign')
-    prepare()
-    path = self.workdir / 'config.json'
-    content = json.loads(path.read_text())
-    content['model'].pop('norm_momentum')
-    path.write_text(json.dumps(content))
-    found = run_directory.read_config(path)
-    self.assertEqual(found.model.norm_momentum, momentum)
-    self.config.model.norm_momentum = momentum
-    prepare()  # Goes on.
 
   @pytest.mark.slow
   def test_checkpoints_are_seconds_apart(self):
@@ -714,6 +706,11 @@ class TrainAndEvaluateTest(parameterized.TestCase):
           with self.assertRaisesRegex(ValueError, option):
             training.prepare(config, str(self.workdir))
 
+  def test_a_loss_that_is_not_finite_is_told_once(self):
+    with self.assertNoLogs():  # tensorboardX has a warning of its own.
+      with events.Events(self.workdir, 'made up', 1) as written:
+        written.write({'epoch': 1, 'train_loss': float('nan')})
+
   def test_numbers_of_a_task_are_printed(self):
     numbers = {'mse': 126.27, 'count': 3, 'no': None, 'text': 'a', 'is': True}
     self.assertEqual(
@@ -743,11 +740,6 @@ class TrainAndEvaluateTest(parameterized.TestCase):
     changed.splits['train']['inputs'][0, 0, 0] += 1
     with mock.patch.object(tasks, 'TASKS', {'sign': lambda _: changed}):
       self.assertIn('not the same in every bit', prepare())
-    # A run from before there was a digest.
-    run = json.loads((self.workdir / 'run.json').read_text())
-    del run['data_digest']
-    (self.workdir / 'run.json').write_text(json.dumps(run))
-    self.assertEqual(prepare(), '')
 
   def test_another_data_set_is_refused(self):
     run_directory.open_or_create(self.config, 'A', str(self.workdir), 'x')
@@ -840,17 +832,13 @@ class EpochTimesTest(absltest.TestCase):
     self.assertEqual(times.summary(), '')
     self.run_epochs(times, 2, 2.0)
     # Epoch 3 was done, but is in no checkpoint.
-    # The file is as it was before it had more columns.
-    lines = [line.split(',') for line in path.read_text().splitlines()]
-    old = '\n'.join(','.join(line[:-2]) for line in lines) + '\n'
-    path.write_text(old)
     times = timing.EpochTimes(path, 'a, b', done=2, num_examples=8)
     self.run_epochs(times, 2, 4.0)
     self.assertEqual(
         path.read_text().splitlines()[1:],
         [
-            '"a, b",1,9.0,2.25,2.25,1,,',
-            '"a, b",2,2.0,0.5,0.5,0,,',
+            '"a, b",1,9.0,2.25,2.25,1,0.0,',
+            '"a, b",2,2.0,0.5,0.5,0,0.0,',
             '"a, b",3,4.0,1.0,1.0,1,8.0,',
             '"a, b",4,4.0,1.0,1.0,0,8.0,',
         ],
