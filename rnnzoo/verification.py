@@ -88,7 +88,7 @@ def verify(
   Args:
     layer: with a cell that is not linear in its carry; the others take one pass
       and have nothing to iterate.
-    x: [batch, time, in_features].
+    x: [..., time, in_features], with any batch axes or none.
     reverse: run from the last step to the first.
     implementation: settings of the path.
 
@@ -116,14 +116,20 @@ def verify(
     )
   settings.boolean(reverse, 'reverse')
   checks.inputs(
-      x, '[batch, time, in_features]', layer.in_features, type(layer).__name__
+      x, '[..., time, in_features]', layer.in_features, type(layer).__name__
   )
-  if x.ndim != 3 or not (x.shape[0] and x.shape[1]):
+  if x.ndim < 2 or not x.size:
     raise ValueError(
-        'x must be [batch, time, in_features] with at least one sequence and at'
+        'x must be [..., time, in_features] with at least one sequence and at'
         f' least one step, got shape {x.shape}.'
     )
   operands = jax.tree.map(_on_one_device, layer._operands(x))
+  rows = lambda c: c.reshape(-1, c.shape[-1])
+  operands = operands._replace(
+      x=operands.x.reshape(x.shape[-2], -1, layer.in_features),
+      carry=jax.tree.map(rows, operands.carry),
+      restart=jax.tree.map(rows, operands.restart),
+  )
   plan = newton_plan.make_plan(
       layer.cell,
       call_lib.Dense(),

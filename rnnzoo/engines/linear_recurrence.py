@@ -1,6 +1,7 @@
 """The first-order linear recurrence as an operation of its own."""
 
 from collections.abc import Sequence
+import math
 
 import jax
 import jax.numpy as jnp
@@ -42,7 +43,7 @@ def linear_scan(
   [1.0, 1.5, 1.75, 1.875]
 
   Batch, time and features may be sharded over Explicit axes of a mesh. Where
-  time is, the devices exchange the affine maps of their parts, [batch,
+  time is, the devices exchange the affine maps of their parts, [...,
   features] each, and no steps. A product of `a` over steps of a part, as of all
   steps in 'associative_scan', must not overflow, even where h stays finite; of
   an infinite a, h behind it may be NaN where step by step it is infinite. Where
@@ -50,10 +51,10 @@ def linear_scan(
   has the exception where time is sharded.
 
   Args:
-    a: [batch, time, features].
-    b: [batch, time, features].
-    h0: h before the first step, [batch, features]; zeros if None.
-    reset: bool [batch, time]; where true, h restarts from zero before the step.
+    a: [..., time, features], with any batch axes or none.
+    b: [..., time, features].
+    h0: h before the first step, [..., features]; zeros if None.
+    reset: bool [..., time]; where true, h restarts from zero before the step.
     reverse: run from the last step to the first.
     time_axis_name: inside `jax.shard_map`, the mesh axis that time is sharded
       over, or several of them, major to minor. `a`, `b` and `reset` are then
@@ -61,7 +62,7 @@ def linear_scan(
     implementation: as for `unroll`.
 
   Returns:
-    h, [batch, time, features], in the dtype of a and b; sums are float32 or
+    h, [..., time, features], in the dtype of a and b; sums are float32 or
     wider.
 
   Raises:
@@ -69,9 +70,9 @@ def linear_scan(
     NotImplementedError: the implementation named cannot run this.
   """
   a, b = checks.array(a, 'a'), checks.array(b, 'b')
-  if a.ndim != 3 or a.shape != b.shape:
+  if a.ndim < 2 or a.shape != b.shape:
     raise ValueError(
-        'a and b must both be [batch, time, features], got shapes'
+        'a and b must both be [..., time, features], got shapes'
         f' {a.shape} and {b.shape}.'
     )
   checks.number(a, 'a')
@@ -81,22 +82,23 @@ def linear_scan(
   out_dtype = jnp.result_type(a, b)
   if not jnp.issubdtype(out_dtype, jnp.floating):
     raise ValueError(f'a and b must be floating-point, got {out_dtype}.')
-  batch, time, features = a.shape
-  reset = checks.flags(reset, (batch, time), 'reset')
+  *batch_shape, time, features = a.shape
+  reset = checks.flags(reset, a.shape[:-1], 'reset')
   dtype = dtypes.wide(out_dtype)
   if h0 is None:
-    h0 = jnp.zeros((batch, features), dtype)
+    h0 = jnp.zeros((*batch_shape, features), dtype)
   h0 = checks.array(h0, 'h0')
   checks.number(h0, 'h0')
-  if h0.shape != (batch, features):
+  if h0.shape != (*batch_shape, features):
     raise ValueError(
-        f'h0 must be [batch, features] = {(batch, features)}, got {h0.shape}.'
+        f'h0 must be [..., features] = {(*batch_shape, features)}, got'
+        f' {h0.shape}.'
     )
   given = a, b, h0, reset
   time_parts.check_names(over, given)
   if partitioning.is_sharded(given):
     # Sequences and features are independent, and parts of time nearly so.
-    axes = partitioning.axes_of_run((batch, time), linear=True)
+    axes = partitioning.axes_of_run(a.shape[:-1], linear=True)
     positions = axes.steps, axes.steps, axes.carry, axes.flags
     names = partitioning.choose(given, positions, features)
     return partitioning.spread(
@@ -104,7 +106,7 @@ def linear_scan(
             *own[:3],
             reset=own[3],
             reverse=reverse,
-            time_axis_name=(*over, *names[1]),
+            time_axis_name=(*over, *names[-2]),
             implementation=implementation,
         ),
         given,
@@ -115,7 +117,11 @@ def linear_scan(
   a, b, h0 = sharding.alike([a, b, h0.astype(dtype)])
   if time == 0:
     return b.astype(out_dtype)
+  shape, batch = a.shape, math.prod(batch_shape)
+  a, b = (x.reshape(batch, time, features) for x in (a, b))
+  h0 = h0.reshape(batch, features)
   if reset is not None:
+    reset = reset.reshape(batch, time)
     if over and reverse:
       reset = time_parts.boundary(reset, 1, over)
     else:
@@ -131,7 +137,8 @@ def linear_scan(
       if implementation is not None or over
       else costs.slower_linear_kernel(batch, time, features),
   )
-  return choice.take((a, b, h0, reset), b.shape).astype(out_dtype)
+  h = choice.take((a, b, h0, reset), b.shape)
+  return h.reshape(shape).astype(out_dtype)
 
 
 def _scan(*arguments, **options):

@@ -7,6 +7,7 @@ that the caller has; the others run over time-major arrays.
 
 import dataclasses
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -52,7 +53,7 @@ def run(
     cell: the equations.
     projection: from `operands.x` to the input gates.
     operands: the arrays; a carry has the dtype of all state, which is float32
-      or wider.
+      or wider. Gates that are given may have any batch axes.
     call: static options. `call.out_dtype` is the dtype that the caller will
       cast the outputs to: a kernel writes it, the other paths return state.
     implementation: as for `unroll`.
@@ -69,6 +70,8 @@ def run(
   axis = 0 if call.time_major else 1
   if partitioning.is_sharded(operands):
     return _over_devices(cell, projection, operands, call, implementation)
+  if isinstance(projection, call_lib.Given) and operands.x.ndim != 4:
+    return _as_one_batch(cell, operands, call, implementation, over)
   operands = sharding.alike(operands)
   if operands.x.shape[axis] == 0:
     batch = operands.x.shape[1 - axis]
@@ -145,11 +148,29 @@ def run_levels(
   return choice(operands._replace(x=x))
 
 
+def _as_one_batch(cell, operands, call, implementation, over):
+  """`run` of gates that are given, with no batch axis or several."""
+  *batch_shape, time, gates, features = operands.x.shape
+  batch = math.prod(batch_shape)
+  rows = lambda c: c.reshape(batch, features)
+  operands = operands._replace(
+      x=operands.x.reshape(batch, time, gates, features),
+      carry=jax.tree.map(rows, operands.carry),
+      restart=jax.tree.map(rows, operands.restart),
+      reset=jax.tree.map(lambda f: f.reshape(batch, time), operands.reset),
+      mask=jax.tree.map(lambda f: f.reshape(batch, time), operands.mask),
+  )
+  results = run(cell, call_lib.Given(), operands, call, implementation, over)
+  shaped = lambda x: x.reshape(*batch_shape, *x.shape[1:])
+  return jax.tree.map(shaped, results)
+
+
 def _over_devices(cell, projection, operands, call, implementation):
   """`run`, each device with its part of the batch, of heads or features."""
   linear = isinstance(cell, cell_lib.LinearCell)
-  axes = partitioning.axes_of_run(operands.x.shape[:2], call.time_major, linear)
   is_given = isinstance(projection, call_lib.Given)
+  lead = operands.x.shape[: -2 if is_given else 2]
+  axes = partitioning.axes_of_run(lead, call.time_major, linear)
   # In the order of Operands.
   positions = (
       *(axes.parameters, axes.parameters),
@@ -162,7 +183,7 @@ def _over_devices(cell, projection, operands, call, implementation):
   over = partitioning.choose(operands, positions, heads)
   return partitioning.spread(
       lambda own: run(
-          cell, projection, Operands(*own), call, implementation, over[1]
+          cell, projection, Operands(*own), call, implementation, over[-2]
       ),
       operands,
       positions=positions,

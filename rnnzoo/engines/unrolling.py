@@ -69,18 +69,19 @@ def unroll(
     cell: the equations, for instance `rnnzoo.LSTMCell()`.
     params: the cell's own parameters by name, each [..., features]; {} for a
       cell that has none.
-    x_gates: W x_t + b, [batch, time, input_gates, features].
+    x_gates: W x_t + b, [..., time, input_gates, features], with any batch axes
+      or none.
     recurrent_kernel: R, [recurrent_gates, heads, head_dim, head_dim] indexed
       [gate, head, from, to], with heads * head_dim = features; None for a cell
       without recurrent gates. Its dtype is that of the product's operands; sums
       and state are float32 or wider.
-    carry: state before the first step, one array [batch, features] for each
+    carry: state before the first step, one array [..., features] for each
       of `cell.carry_names`.
-    reset: bool [batch, time]; where true, the carry restarts before this step.
+    reset: bool [..., time]; where true, the carry restarts before this step.
       It is the boundary between t-1 and t: a reversed run restarts when it goes
       from t to t-1.
     restart_carry: state after a reset, shaped as `carry`; zeros if None.
-    mask: bool [batch, time]; where false, the carry is held over the step and
+    mask: bool [..., time]; where false, the carry is held over the step and
       the inputs there have no effect. A reset acts all the same.
     reverse: run from the last step to the first; h stays in the order of x.
     recurrent_gradient_clip: c > 0: in the backward pass, the cotangent of the
@@ -97,8 +98,8 @@ def unroll(
       of memory.
 
   Returns:
-    The final carry, each [batch, features] and with the type of `carry`, and h
-    after every step, [batch, time, features]; float32 or wider.
+    The final carry, each [..., features] and with the type of `carry`, and h
+    after every step, [..., time, features]; float32 or wider.
 
   Raises:
     ValueError: an argument has the wrong shape or dtype, or a cell without
@@ -146,33 +147,34 @@ def unroll_carries(
   carry's arrays to return for every step, all if None.
 
   Returns:
-    The final carry, each [batch, features], and the first `outputs` arrays of
-    the carry after every step, each [batch, time, features].
+    The final carry, each [..., features], and the first `outputs` arrays of
+    the carry after every step, each [..., time, features].
   """
   contract.check(cell, params)
   x_gates = checks.array(x_gates, 'x_gates')
   checks.real(x_gates, 'x_gates')
-  if x_gates.ndim != 4 or x_gates.shape[2] != cell.input_gates:
+  if x_gates.ndim < 3 or x_gates.shape[-2] != cell.input_gates:
     raise ValueError(
-        'x_gates must be [batch, time, input_gates, features] with'
+        'x_gates must be [..., time, input_gates, features] with'
         f' {cell.input_gates} input gates for {type(cell).__name__}, got shape'
         f' {x_gates.shape}.'
     )
-  batch, time, _, features = x_gates.shape
+  lead, features = x_gates.shape[:-2], x_gates.shape[-1]
+  shape = (*lead[:-1], features)
   recurrent_kernel = checks.kernel(cell, recurrent_kernel, features)
   params = checks.params(cell, params, features)
   outputs = checks.outputs(outputs, len(cell.carry_names))
   settings.boolean(reverse, 'reverse')
-  arrays = checks.carry(cell.carry_names, carry, (batch, features), 'carry')
-  reset = checks.flags(reset, (batch, time), 'reset')
-  mask = checks.flags(mask, (batch, time), 'mask')
+  arrays = checks.carry(cell.carry_names, carry, shape, 'carry')
+  reset = checks.flags(reset, lead, 'reset')
+  mask = checks.flags(mask, lead, 'mask')
   recurrent_gradient_clip = checks.recurrent_gradient(
       cell, recurrent_gradient_clip, stop_recurrent_gradient
   )
   dtype = dtypes.wide(x_gates.dtype)
   if restart_carry is not None:
     restart_carry = checks.carry(
-        cell.carry_names, restart_carry, (batch, features), 'restart_carry'
+        cell.carry_names, restart_carry, shape, 'restart_carry'
     )
     restart_carry = tuple(c.astype(dtype) for c in restart_carry)
   operands = Operands(

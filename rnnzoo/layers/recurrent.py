@@ -633,17 +633,17 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
     """Returns the arrays of a run from the layer's own carry.
 
     Args:
-      x: [batch, time, in_features].
+      x: [..., time, in_features].
 
     Returns:
       Time-major operands of `rnnzoo.engines`.
     """
     dtype, state = self._dtype(x), self._state_dtype(x)
-    carry = self._initial_carry(x.shape[:1], state, x)
+    carry = self._initial_carry(x.shape[:-2], state, x)
     return call_lib.Operands(
         params=self._cell_params(state, x),
         weights=self._weights(),
-        x=jnp.swapaxes(x.astype(dtype), 0, 1),
+        x=jnp.moveaxis(x.astype(dtype), -2, 0),
         recurrent_kernel=self._recurrent_kernel(dtype, x),
         carry=carry,
         restart=carry,

@@ -98,6 +98,13 @@ def functions(mesh):
     cell = rnnzoo.GRUCell()
     return rnnzoo.unroll(cell, params, gates, kernel, (h0,), reset=reset)
 
+  def several_axes(*given):
+    # Sharded along the second of two batch axes.
+    *given, kernel, gates, params = given
+    rows = [x[None] for x in (*given, gates)]
+    own = *rows[:4], kernel, rows[4], params
+    return scan(*own), unroll(*own)
+
   def step(a, b, h0, reset, kernel, gates, params):
     del b, kernel, gates, params
     return gru.step((h0,), a[:, 0], reset=reset[:, 0])
@@ -123,7 +130,10 @@ def functions(mesh):
   spread = jax.device_put((a, b, h0, reset), over_batch)
   over_features = NamedSharding(mesh, P(None, None, 'data'))
   wide = tuple(np.tile(x, (1, 1, 2)) for x in (a, b))
-  for f in (scan, unroll, step, two_axes, block_step, block_reversed):
+  for f in (
+      *(scan, unroll, several_axes, step),
+      *(two_axes, block_step, block_reversed),
+  ):
     rest = kernel, gates, params
     own = kernel, jax.device_put(gates, over_batch), params
     yield f.__name__, jax.jit(f)(*spread, *own), f(*given, *rest)
