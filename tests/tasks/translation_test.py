@@ -71,18 +71,10 @@ class TextTest(parameterized.TestCase):
         (['eins\u2028x', 'zwei', '', 'drei'], ['one', 'two', '', 'three']),
     )
 
-  def test_the_mark_of_some_editors_is_no_text(self):
-    source = self.write('a', b'\xef\xbb\xbfeins\n')
-    target = self.write('b', b'one\n')
-    self.assertEqual(self.read(source, target), (['eins'], ['one']))
-
   @parameterized.parameters(
       ('b', b'one\n', 'b has 1 lines and .*a 2: line 2 of .*a has no trans'),
-      ('b', b'one\nt\xffo\n', r'b, line 2, is not UTF-8: byte 2 of the line'),
-      ('b', b'\xef\xbb\xbf\xff', r'b, line 1, is not UTF-8: byte 1 of .* 0xff'),
       ('b.gz', b'\x1f\x8bx', 'b.gz is not a whole .gz file'),
       ('b', b'', 'b has no lines'),
-      ('b', b'one\rtwo\r', 'b ends its lines with a carriage return alone'),
   )
   def test_files_that_are_no_translation(self, name, content, message):
     source = self.write('a', b'eins\nzwei\n')

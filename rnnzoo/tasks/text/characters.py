@@ -1,12 +1,12 @@
 """Characters: which one comes next in a text?
 
-The text is any file of UTF-8, cut into a part to train on, one to validate and
-one to test, in this order. Training sees windows that begin anywhere; the
-others are read in windows one after another, each from an empty memory, and
-every character but the first of a part is predicted once. The first characters
-of a window are predicted from little context. Validation has windows as long as
-those of training; the test can have longer ones, which show a model as it is
-used on a stream.
+The text is any file that `text_files.read` reads, cut into a part to train on,
+one to validate and one to test, in this order. Training sees windows that begin
+anywhere; the others are read in windows one after another, each from an empty
+memory, and every character but the first of a part is predicted once. The first
+characters of a window are predicted from little context. Validation has windows
+as long as those of training; the test can have longer ones, which show a model
+as it is used on a stream.
 
 References:
   Karpathy, char-rnn, 2015: tiny Shakespeare, 90 / 5 / 5 %.
@@ -15,6 +15,7 @@ References:
 
 from collections.abc import Iterator, Mapping
 import functools
+import pathlib
 import platform
 import types
 from typing import Any
@@ -32,6 +33,7 @@ from rnnzoo.tasks import backbones
 from rnnzoo.tasks import fields
 from rnnzoo.tasks import protocol
 from rnnzoo.tasks import token_inputs
+from rnnzoo.tasks.text import text_files
 
 # A text is a constant of the compiled training step.
 MAX_CHARACTERS = 2**26
@@ -278,39 +280,26 @@ def read(path: str) -> tuple[str, str]:
   """Returns the name of a text, and the text.
 
   Args:
-    path: of a file of UTF-8; '' for the documentation of Python's own topics,
-      which differs from one Python to the next: its name says of which it is.
+    path: of a file that `text_files.read` reads; '' for the documentation of
+      Python's own topics, which differs from one Python to the next: its name
+      says of which it is.
 
   Raises:
     FileNotFoundError: there is no such file.
-    ValueError: it is not UTF-8, or too large, or empty.
+    ValueError: it is no text, or too large, or empty.
   """
   if not path:
     from pydoc_data import topics
 
     text = '\n'.join(topics.topics[name] for name in sorted(topics.topics))
     return f"topics of Python {platform.python_version()}'s help", text
-  file = fields.expand(path, 'config.data.path')
-  if not file.is_file():
-    raise FileNotFoundError(f'config.data.path: there is no file {file}')
-  content = file.read_bytes()
-  try:
-    # Without the mark that some editors begin a file with.
-    text = content.decode('utf-8-sig')
-  except UnicodeDecodeError as error:
-    # The error counts from behind that mark.
-    place = len(content) - len(error.object) + error.start
-    line = content[:place].count(b'\n') + 1
-    raise ValueError(
-        f'{file}, line {line}, is not UTF-8: byte {place} is'
-        f' {content[place]:#04x}'
-    ) from error
+  text = text_files.read(path, 'config.data.path', 4 * MAX_CHARACTERS)
   if not 0 < len(text) <= MAX_CHARACTERS:
     raise ValueError(
-        f'{file} has {len(text):,} characters; a text has from 1 to'
+        f'{path} has {len(text):,} characters; a text has from 1 to'
         f' {MAX_CHARACTERS:,}'
     )
-  return file.name, text
+  return pathlib.Path(path).name, text
 
 
 def encode(text: str, vocabulary: str) -> np.ndarray:

@@ -4,17 +4,15 @@ Dimensions: N pairs of a bucket, S tokens of a source, T of a target.
 """
 
 from collections.abc import Sequence
-import gzip
-import zlib
 
 from absl import logging
 import numpy as np
 
 from rnnzoo import decoding
 from rnnzoo import settings
-from rnnzoo.tasks import fields as fields_lib
 from rnnzoo.tasks import padding
 from rnnzoo.tasks import tfds_sets
+from rnnzoo.tasks.text import text_files
 
 
 def read_parallel(
@@ -25,14 +23,13 @@ def read_parallel(
   An empty line beside one that is not stays; a warning tells of it.
 
   Args:
-    source: path of a file of UTF-8, plain or compressed by gzip.
-    target: likewise.
+    source: path of a file that `text_files.read` reads.
+    target: the same.
     fields: of the config that hold the paths, for messages.
 
   Raises:
     FileNotFoundError: there is no such file.
-    ValueError: one is not UTF-8, or has no lines, or not as many as the other,
-      or its lines end with a carriage return alone.
+    ValueError: one is no text, or has no lines, or not as many as the other.
   """
   sources, targets = _read(source, fields[0]), _read(target, fields[1])
   if len(sources) != len(targets):
@@ -67,39 +64,10 @@ def read_parallel(
 
 
 def _read(path: str, field: str) -> list[str]:
-  file = fields_lib.expand(path, field)
-  if not path or not file.is_file():
-    raise FileNotFoundError(
-        f'{field}: there is no file {path!r}; it must be a text of one sentence'
-        ' a line, UTF-8, plain or .gz'
-    )
-  content = file.read_bytes()
-  if content.startswith(b'\x1f\x8b'):
-    try:
-      content = gzip.decompress(content)
-    except (OSError, EOFError, zlib.error) as error:
-      raise ValueError(f'{path} is not a whole .gz file: {error}') from error
-  try:
-    # Without the mark that some editors begin a file with.
-    text = content.decode('utf-8-sig')
-  except UnicodeDecodeError as error:
-    before = error.object[: error.start]
-    line, place = before.count(b'\n') + 1, error.start - before.rfind(b'\n')
-    raise ValueError(
-        f'{path}, line {line}, is not UTF-8: byte {place} of the line is'
-        f' {error.object[error.start]:#04x}'
-    ) from error
-  if '\r' in text and '\n' not in text:
-    raise ValueError(
-        f'{path} ends its lines with a carriage return alone; they must end'
-        ' with a newline'
-    )
-  lines = [line.removesuffix('\r') for line in text.split('\n')]
-  if lines and not lines[-1]:
-    lines.pop()
-  if not lines:
+  text = text_files.read(path, field)
+  if not text:
     raise ValueError(f'{path} has no lines')
-  return lines
+  return text.removesuffix('\n').split('\n')
 
 
 def read_tfds(

@@ -1,0 +1,75 @@
+"""Files of text: one reader, whatever the task."""
+
+import codecs
+import gzip
+import pathlib
+import tracemalloc
+from unittest import mock
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from rnnzoo.tasks.text import characters
+from rnnzoo.tasks.text import parallel_text
+from rnnzoo.tasks.text import text_files
+
+TEXT = 'eins\u2028x\nzw\xf6lf\n\ndr\rei\n'
+
+
+class TextFilesTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.path = pathlib.Path(self.create_tempdir().full_path) / 'a.txt'
+
+  def read(self, content):
+    """Returns the text as one task reads it, and the lines of another."""
+    self.path.write_bytes(content)
+    lines, _ = parallel_text.read_parallel(*[str(self.path)] * 2, ('a', 'b'))
+    return characters.read(str(self.path))[1], lines
+
+  @parameterized.product(
+      mark=(b'', codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE),
+      pack=(bytes, gzip.compress),
+      end=('\n', '\r\n'),
+  )
+  def test_reads(self, mark, pack, end):
+    encoding = {
+        codecs.BOM_UTF16_LE: 'utf-16-le',
+        codecs.BOM_UTF16_BE: 'utf-16-be',
+    }.get(mark, 'utf-8')
+    content = mark + TEXT.replace('\n', end).encode(encoding)
+    lines = TEXT.split('\n')[:-1]
+    self.assertEqual(self.read(pack(content)), (TEXT, lines))
+
+  @parameterized.parameters(
+      (b'one\nt\xffo\n', 'line 2, is not UTF-8: byte 2 of the line is 0xff'),
+      (b'\xef\xbb\xbf\xff', 'line 1, is not UTF-8: byte 1 of the line is 0xff'),
+      (
+          b'\xff\xfea\0\n\0b\0\0\xdc',
+          'line 2, is not UTF-16-LE: byte 3 of the line is 0x00',
+      ),
+      ('ab\n'.encode('utf-16-be'), 'is full of zeros, as UTF-16 without its'),
+      (b'one\rtwo\r', 'ends its lines with a carriage return alone'),
+      (gzip.compress(b'one\ntwo\n')[:-9], 'is not a whole .gz file'),
+  )
+  def test_refuses(self, content, message):
+    self.path.write_bytes(content)
+    path = str(self.path)
+    for read in (characters.read, lambda path: parallel_text._read(path, 'a')):
+      with self.assertRaisesRegex(ValueError, f'{path}.*{message}'):
+        read(path)
+
+  def test_a_packed_text_is_read_up_to_a_bound(self):
+    self.path.write_bytes(gzip.compress(bytes(2**26), 1))
+    self.enter_context(mock.patch.object(text_files, '_MOST_BYTES', 2**22))
+    tracemalloc.start()
+    with self.assertRaisesRegex(ValueError, 'more than .* bytes; a part of it'):
+      parallel_text._read(str(self.path), 'a')
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    self.assertLess(most, 2**25 + 2**24)
+
+
+if __name__ == '__main__':
+  absltest.main()
