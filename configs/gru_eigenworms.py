@@ -6,7 +6,7 @@ splits of training and test sequences together, 70 / 15 / 15 %: `split_seed` is
 to change with `seed`. To measure speed where there is no network:
 --config.data.name=synthetic_eigenworms.
 
-Published: 0.950 +- 0.044 (LinOSS, 5 seeds).
+Published: 0.950 +- 0.044 (LinOSS, Rusch and Rus, 2024, 5 seeds).
 Measured: not yet.
 
   python train.py --config=configs/gru_eigenworms.py

@@ -4,7 +4,7 @@ The score is that of another model, LinOSS, over five random splits of training
 and test sequences together, 70 / 15 / 15 %: `split_seed` is to change with
 `seed`.
 
-Published: 0.878 +- 0.026 (LinOSS, 5 seeds).
+Published: 0.878 +- 0.026 (LinOSS, Rusch and Rus, 2024, 5 seeds).
 Measured: not yet.
 
   python train.py --config=configs/gru_self_regulation_scp1.py

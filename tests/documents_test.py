@@ -190,6 +190,20 @@ class DocumentsTest(absltest.TestCase):
   def test_citation_names_this_version(self):
     self.assertIn(f'\nversion: {rnnzoo.__version__}\n', read('CITATION.cff'))
 
+  def test_published_numbers_name_their_source(self):
+    tables = readme_tables()
+    source = (
+        r'(et al\.|and\s[A-Z]\w+),\s20\d\d|agru_benchmark|\w+/[\w-]+,\snote'
+    )
+    for path in (ROOT / 'configs').glob('*.py'):
+      text = ast.get_docstring(ast.parse(path.read_text('utf-8')))
+      if re.search(r'\d', tables.published_words(path.stem)):
+        with self.subTest(path.name):
+          self.assertRegex(text, source)
+    used = json.loads(read('benchmarks/dense_h200.json'))['published_ms']
+    known = json.loads(read('rnnzoo/benchmark/published_ms.json'))
+    self.assertEqual(used, known)
+
   def test_configs_state_the_measured_accuracy(self):
     rows = [
         row
