@@ -228,6 +228,8 @@ def _trace(cell, method, arguments, given, names, allowed, is_tuple=True):
   is_tuple_like = lambda x: isinstance(x, (tuple, list))
   try:
     jaxpr, outputs = jax.make_jaxpr(run, return_shape=True)(*arguments)
+  except MemoryError:  # It says nothing about the cell.
+    raise
   except Exception as error:
     reason = f'{type(error).__name__}: {error}'
     # JAX's sentences speak of tracers, at length.

@@ -50,6 +50,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     COMMANDS[parsed.command](words[1:])
     if sys.stdout is not None:  # A shell's `>&-` closes it.
       sys.stdout.flush()
+  except MemoryError as error:
+    endings.give_up(endings.needs_memory(error))
   except BrokenPipeError:
     endings.stop_printing()  # Whoever reads has enough, as `head`.
 

@@ -2,6 +2,7 @@
 
 import abc
 from collections.abc import Callable, Mapping
+import functools
 import inspect
 from typing import Any
 
@@ -175,6 +176,14 @@ def make(
           f'{argument} must say which layer is inside, got {name}; for instance'
           f' functools.partial({name}, rnnzoo.GRU) would work.'
       )
+  if isinstance(factory, functools.partial):
+    for name in ('in_features', 'features', 'rngs', *options):
+      if name in factory.keywords:
+        raise ValueError(
+            f'{argument} must not have {name} of its own, which would be'
+            f' ignored, got a functools.partial with {name}=; its caller sets'
+            ' it.'
+        )
   layer = factory(in_features, features, rngs=rngs, **options)
   if not isinstance(layer, SequenceLayer):
     raise ValueError(

@@ -60,6 +60,8 @@ RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
 
 # Arguments that a layer has from `config.model` itself.
 _OF_MODEL = ('dtype', 'features', 'implementation')
+# Those that a layer has from the task or sets itself.
+_OF_TASK = ('cell', 'in_features', 'rngs')
 
 # Values of a layer's *_init options in a config, which holds no functions.
 _INITIALIZERS: Mapping[str, jax.nn.initializers.Initializer] = (
@@ -237,7 +239,7 @@ def _one_sentence(model: ml_collections.ConfigDict) -> Iterator[None]:
   """Says in a sentence that a layer cannot be built with its options."""
   try:
     yield
-  except (ValueError, NotImplementedError):
+  except (ValueError, NotImplementedError, MemoryError):
     raise
   except Exception as error:
     # An option that the layer does not have, or not with such a value.
@@ -300,6 +302,11 @@ def _layer_options(
     raise ValueError(
         f'{name}.{elsewhere[0]} would be ignored; config.model.{elsewhere[0]}'
         ' is for all layers'
+    )
+  if own := [key for key in _OF_TASK if key in arguments]:
+    raise ValueError(
+        f'{name}.{own[0]} would be ignored: the task sets it; without it the'
+        ' layer can be built'
     )
   for option, value in arguments.items():
     if option.endswith('_init'):

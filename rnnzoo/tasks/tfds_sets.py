@@ -120,6 +120,8 @@ def read(source: str, data_dir: str) -> Set:
         for row in rows:
           row.update({key: _decode(row[key]) for key in images})
         splits[split] = Examples(*([row[k] for row in rows] for k in keys[:2]))
+  except MemoryError:
+    raise
   except Exception as error:  # TFDS and its readers raise many kinds.
     # TFDS lists all the sets that it has.
     text = ' '.join(str(error).partition('Available datasets')[0].split())[:300]

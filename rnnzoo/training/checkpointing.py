@@ -117,7 +117,7 @@ class Checkpoints:
       )
       processes.from_first(lambda: self._seal(epoch))
     except Exception as error:  # orbax and TensorStore raise many kinds.
-      if processes.is_loss(error):
+      if isinstance(error, MemoryError) or processes.is_loss(error):
         raise
       raise OSError(
           f'cannot write the checkpoint of epoch {epoch} to'
@@ -184,7 +184,7 @@ class Checkpoints:
       path = self.directory / str(epoch)
       try:
         processes.from_first(functools.partial(_check, path, self._owner))
-      except ForeignError:
+      except (ForeignError, MemoryError):
         raise
       except Exception as error:  # Anything can be wrong with damaged files.
         if processes.is_loss(error):
@@ -197,7 +197,7 @@ class Checkpoints:
       try:
         restored = self._read(path, like)
       except Exception as error:
-        if processes.is_loss(error):
+        if isinstance(error, MemoryError) or processes.is_loss(error):
           raise
         raise files.RunFileError(_unreadable(path, error)) from error
       self._pass_over(damaged, f'going on from that of epoch {epoch}', repair)

@@ -290,6 +290,8 @@ def _prepare() -> experiments.Experiment:
     )
   except (ValueError, NotImplementedError, OSError) as error:
     endings.give_up(error)
+  except MemoryError:
+    raise
   except Exception as error:  # Layers get any option that a config has.
     if processes.is_loss(error):
       endings.tell_loss(error, _WORKDIR.value or '...')
@@ -309,6 +311,8 @@ def main(
   """
   try:
     _main(on_workdir)
+  except MemoryError as error:
+    endings.give_up(endings.needs_memory(error))
   except BrokenPipeError:
     endings.stop_printing()
     if _MODE.value in _ANSWERS:

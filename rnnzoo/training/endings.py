@@ -67,6 +67,15 @@ def needs_data(error: OSError) -> str:
   )
 
 
+def needs_memory(error: MemoryError) -> str:
+  """Returns the message where this process gets no more memory."""
+  return (
+      'this machine has not enough memory; less data, a smaller'
+      ' --config.batch_size or --config.model.features needs less'
+      f' ({error!r:.200})'
+  )
+
+
 def _exit(code: int, common: bool = True) -> NoReturn:
   """Ends, without waiting for other processes, which may wait for this one.
 

@@ -176,6 +176,13 @@ class ConstructorTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, message):
       make(functools.partial(rnnzoo.Stack, rnnzoo.GRU), **options)
 
+  @parameterized.parameters('in_features', 'features', 'rngs', 'dtype')
+  def test_option_of_a_factory_that_its_caller_sets(self, option):
+    factory = functools.partial(rnnzoo.GRU, **{option: 4})
+    for kind in (rnnzoo.Stack, rnnzoo.DenseStack, rnnzoo.Bidirectional):
+      with self.assertRaisesRegex(ValueError, f'must not have {option} of its'):
+        make(functools.partial(kind, factory), dtype=jnp.float32)
+
   def test_stack_of_too_few(self):
     with self.assertRaisesRegex(ValueError, 'num_layers = 2 of them, got 1'):
       make(functools.partial(rnnzoo.Stack, [rnnzoo.GRU]), num_layers=2)

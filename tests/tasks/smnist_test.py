@@ -535,6 +535,11 @@ class SequentialMnistTest(parameterized.TestCase):
           {'options': {'GRU': {'dtype': 'bfloat16'}}},
           'GRU.dtype would be ignored; config.model.dtype is',
       ),
+      (
+          'of_the_task',
+          {'options': {'GRU': {'rngs': 3}}},
+          'config.model.options.GRU.rngs would be ignored: the task sets it',
+      ),
   )
   def test_impossible_model(self, model, message):
     config = digits_config()

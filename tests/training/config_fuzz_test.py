@@ -73,6 +73,10 @@ VALUES = (
     len,
 )
 
+# Options that a layer has from the rest of the config, or sets itself.
+SET_ELSEWHERE = ('cell', 'dtype', 'features', 'implementation', 'in_features')
+SET_ELSEWHERE += ('rngs',)
+
 # Fields whose accepted values say where to look for data.
 PATHS = ('data.data_dir', 'data.manual_dir')
 
@@ -222,27 +226,40 @@ class EveryConfigFuzzTest(FuzzTestCase):
   def test_every_other_value_of_every_field(self):
     self.check_every_second(1)
 
-  @pytest.mark.slow
-  def test_every_option_of_every_layer(self):
+
+class OptionsFuzzTest(absltest.TestCase):
+  """Options of layers: refused by name, or read."""
+
+  def check(self, values, with_shared):
     # Of __init__: the signature of the class is that of nnx's metaclass.
     names = lambda kind: {*inspect.signature(kind.__init__).parameters}
     shared = names(rnnzoo.RecurrentLayer)
     self.assertIn('use_bias', shared)
-    for layer, factory in rnnzoo.LAYERS.items():
-      options = names(factory) | (shared if layer == 'GRU' else set())
-      options -= {'in_features', 'features', 'rngs', 'cell', 'self', 'options'}
+    for layer in rnnzoo.LAYERS:
       config = base()
-      config.model.layer = layer
+      config.model.update(layer=layer, features=4)
       with contextlib.redirect_stdout(io.StringIO()):
         task = smnist.SequentialMnist(config)
-      for option in sorted(options):
-        for value in VALUES:
+      options = names(rnnzoo.LAYERS[layer])
+      options |= shared if layer in with_shared else set()
+      for option in sorted(options - {'self', 'options', 'unknown'}):
+        for value in values:
           with self.subTest(f'{layer}.{option}={fields.shorten(value)}'):
             try:
               config.model.options[layer] = {option: value}
               nnx.eval_shape(task.build_model, nnx.Rngs(0))
             except (ValueError, NotImplementedError) as error:
-              self.assertNotEmpty(str(error))
+              self.assertIn(option, str(error))
+            else:
+              self.assertNotIn(option, SET_ELSEWHERE)
+              self.assertNotEqual(value, {'a': 1})
+
+  def test_a_value_that_no_option_has(self):
+    self.check(({'a': 1},), with_shared=rnnzoo.LAYERS)
+
+  @pytest.mark.slow
+  def test_every_value(self):
+    self.check(VALUES, with_shared=('GRU',))
 
 
 if __name__ == '__main__':

@@ -190,6 +190,8 @@ def _read_prepared(data_dir: pathlib.Path) -> mnist.Images:
         f'the copy of cifar10 in {data_dir} is stored for TensorFlow readers'
         " only; prepare it with file_format='array_record'"
     ) from error
+  except MemoryError:
+    raise
   except Exception as error:  # TFDS, its readers and PIL raise many kinds.
     raise ValueError(
         f'the copy of cifar10 in {data_dir} is damaged: {error}'

@@ -99,7 +99,7 @@ def prepare(data_dir: str | os.PathLike[str], idx_dir: str | os.PathLike[str]):
   except FileExistsError:
     # Another process wrote the copy meanwhile, whole: TFDS renames it at last.
     return
-  except (ValueError, OSError):
+  except (ValueError, OSError, MemoryError):
     raise
   except Exception as error:  # TFDS and its writers raise many kinds.
     raise OSError(f'cannot prepare MNIST in {data_dir}: {error}') from error
@@ -139,6 +139,8 @@ def read(
         f'the copy of mnist in {data_dir} is stored for TensorFlow readers'
         ' only; pass another directory as --config.data.data_dir'
     ) from error
+  except MemoryError:
+    raise
   except Exception as error:  # TFDS, its readers and PIL raise many kinds.
     raise ValueError(
         f'the copy of mnist in {data_dir}/mnist is damaged ({error}); delete'

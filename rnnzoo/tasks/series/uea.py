@@ -175,6 +175,8 @@ def _load(name: str, split: str, folder: pathlib.Path | None):
       return datasets.load_classification(
           name, split=split, extract_path=str(folder.parent) if folder else None
       )
+  except MemoryError:
+    raise
   except Exception as error:
     text = str(error).splitlines()[0] if str(error) else type(error).__name__
     if 'not in the list of valid' in text:
