@@ -653,14 +653,14 @@ class TrainAndEvaluateTest(parameterized.TestCase):
   @pytest.mark.slow
   def test_checkpoints_are_seconds_apart(self):
     self.config.update(num_seeds=1)
-    for seconds, epochs in ((0.0, [1, 2, 3, 4]), (1e6, [4])):
+    for seconds, saved in ((0.0, [1, 2, 3, 4]), (1e6, [4])):
       self.config.checkpoint_seconds = seconds
       self.workdir = pathlib.Path(self.create_tempdir().full_path)
       with mock.patch.object(
           checkpointing.Checkpoints, 'save', autospec=True
       ) as save:
         self.train()
-      self.assertEqual([call.args[1] for call in save.mock_calls], epochs)
+      self.assertEqual([call.args[1] for call in save.mock_calls], saved)
 
   @pytest.mark.slow
   def test_seconds_of_each_epoch(self):
