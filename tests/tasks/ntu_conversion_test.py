@@ -21,6 +21,7 @@ from rnnzoo.tasks.motion import ntu_arrays
 from rnnzoo.tasks.motion import ntu_blocks
 from rnnzoo.tasks.motion import ntu_conversion
 from rnnzoo.tasks.motion import ntu_motions
+from tests.testing import skeleton_files
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -75,10 +76,10 @@ class ConversionTest(parameterized.TestCase):
 
   def test_converts_folders(self):
     paths = [
-        *ntu_motions.write_files(
+        *skeleton_files.write_files(
             self.source / 'nturgb+d_skeletons', self.recordings, range(20)
         ),
-        *ntu_motions.write_files(
+        *skeleton_files.write_files(
             self.source / 'nturgb+d_skeletons120',
             self.recordings,
             range(20, 40),
@@ -98,7 +99,7 @@ class ConversionTest(parameterized.TestCase):
     self.assertEqual(again, result._replace(num_read=0))
 
   def test_files_of_somebody_else_stay(self):
-    ntu_motions.write_files(self.source, self.recordings, range(3))
+    skeleton_files.write_files(self.source, self.recordings, range(3))
     mine = self.destination / 'blocks' / 'mine' / 'notes.txt'
     mine.parent.mkdir(parents=True)
     mine.write_text('keep')
@@ -107,7 +108,7 @@ class ConversionTest(parameterized.TestCase):
     self.assertLen(list((self.destination / 'blocks').iterdir()), 1)
 
   def test_files_with_names_of_any_bytes_are_listed(self):
-    paths = ntu_motions.write_files(self.source, self.recordings, range(3))
+    paths = skeleton_files.write_files(self.source, self.recordings, range(3))
     os.symlink('nowhere', self.source / 'S009C001P001R001A001.skeleton')
     for name in (b'caf\xe9.skeleton', b'a\tb\nc.skeleton'):
       (self.source / os.fsdecode(name)).write_text('1\n')
@@ -124,7 +125,7 @@ class ConversionTest(parameterized.TestCase):
     self.assertEqual(self.convert(), result._replace(num_read=0))
 
   def test_files_in_capitals(self):
-    paths = ntu_motions.write_files(self.source, self.recordings, range(3))
+    paths = skeleton_files.write_files(self.source, self.recordings, range(3))
     for path, suffix in zip(paths, ('.SKELETON', '.Skeleton'), strict=False):
       path.rename(path.with_suffix(suffix))
     (self.source / 's001c001p001r001a001.SKELETON').write_text('1\n')
@@ -135,7 +136,7 @@ class ConversionTest(parameterized.TestCase):
     )
 
   def test_damaged_files_are_listed(self):
-    paths = ntu_motions.write_files(self.source, self.recordings, range(9))
+    paths = skeleton_files.write_files(self.source, self.recordings, range(9))
     texts = {path: path.read_text() for path in paths}
     cut, nan, zero, seven, binary = paths[:5]
     cut.write_text('\n'.join(texts[cut].splitlines()[:50]))
@@ -167,7 +168,7 @@ class ConversionTest(parameterized.TestCase):
     )
 
   def test_goes_on_after_an_interruption(self):
-    paths = ntu_motions.write_files(self.source, self.recordings, range(40))
+    paths = skeleton_files.write_files(self.source, self.recordings, range(40))
     convert_block = ntu_blocks.convert
 
     def until_24(source, files, block):
@@ -184,7 +185,7 @@ class ConversionTest(parameterized.TestCase):
 
   @pytest.mark.slow
   def test_goes_on_after_a_kill(self):
-    paths = ntu_motions.write_files(self.source, self.recordings, range(40))
+    paths = skeleton_files.write_files(self.source, self.recordings, range(40))
     killed = subprocess.run(
         [sys.executable, '-c', KILLED, self.source, self.destination],
         cwd=ROOT,
@@ -199,7 +200,7 @@ class ConversionTest(parameterized.TestCase):
     self.assert_same(paths)
 
   def test_a_cut_block_is_made_again(self):
-    paths = ntu_motions.write_files(self.source, self.recordings, range(16))
+    paths = skeleton_files.write_files(self.source, self.recordings, range(16))
     with mock.patch.object(
         ntu_conversion, '_join', side_effect=OSError('full')
     ):
@@ -212,15 +213,15 @@ class ConversionTest(parameterized.TestCase):
 
   @pytest.mark.slow
   def test_several_processes(self):
-    paths = ntu_motions.write_files(self.source, self.recordings, range(20))
+    paths = skeleton_files.write_files(self.source, self.recordings, range(20))
     result = self.convert(num_processes=2)
     self.assertEqual(result.num_read, 20)
     self.assert_same(paths)
 
   def test_other_files_need_another_folder(self):
-    ntu_motions.write_files(self.source, self.recordings, range(3))
+    skeleton_files.write_files(self.source, self.recordings, range(3))
     self.convert()
-    ntu_motions.write_files(self.source, self.recordings, range(3, 4))
+    skeleton_files.write_files(self.source, self.recordings, range(3, 4))
     with self.assertRaisesRegex(ValueError, 'what other files were converted'):
       self.convert()
 
@@ -233,7 +234,9 @@ class ConversionTest(parameterized.TestCase):
     self.source.symlink_to('nowhere')
     with self.assertRaisesRegex(FileNotFoundError, 'is a link to nowhere'):
       self.convert()
-    (self.source,) = ntu_motions.write_files(folder, self.recordings, range(1))
+    (self.source,) = skeleton_files.write_files(
+        folder, self.recordings, range(1)
+    )
     with self.assertRaisesRegex(
         NotADirectoryError, 'is a file; name the folder that it is in'
     ):
@@ -247,7 +250,7 @@ class ConversionTest(parameterized.TestCase):
 
   def test_linked_folders(self):
     elsewhere = pathlib.Path(self.create_tempdir().full_path)
-    write = lambda folder, *indices: ntu_motions.write_files(
+    write = lambda folder, *indices: skeleton_files.write_files(
         folder, self.recordings, range(*indices)
     )
     paths = [
@@ -271,7 +274,7 @@ class ConversionTest(parameterized.TestCase):
     self.assertEqual(self.convert(), result._replace(num_read=0))
 
   def test_links_that_repeat_or_lead_nowhere(self):
-    paths = ntu_motions.write_files(
+    paths = skeleton_files.write_files(
         self.source / 'z_here', self.recordings, range(3)
     )
     for name, to in (
@@ -300,8 +303,8 @@ class ConversionTest(parameterized.TestCase):
     self.assertStartsWith(reason, 'is the same file as')
 
   def test_unreadable_folders(self):
-    ntu_motions.write_files(self.source / 'a', self.recordings, range(3))
-    ntu_motions.write_files(self.source / 'b', self.recordings, range(3, 5))
+    skeleton_files.write_files(self.source / 'a', self.recordings, range(3))
+    skeleton_files.write_files(self.source / 'b', self.recordings, range(3, 5))
     scandir = os.scandir
 
     def refuse(path):
@@ -318,7 +321,7 @@ class ConversionTest(parameterized.TestCase):
     self.assertEqual(self.convert().num_converted, 5)
 
   def test_files_that_become_readable_are_no_longer_done(self):
-    paths = ntu_motions.write_files(self.source, self.recordings, range(3))
+    paths = skeleton_files.write_files(self.source, self.recordings, range(3))
     access = lambda path, mode: path != paths[0]
     with mock.patch.object(os, 'access', access):
       self.convert()
@@ -327,7 +330,7 @@ class ConversionTest(parameterized.TestCase):
       self.convert()
 
   def test_names_with_other_digits(self):
-    paths = ntu_motions.write_files(self.source, self.recordings, range(2))
+    paths = skeleton_files.write_files(self.source, self.recordings, range(2))
     second = self.source / paths[0].name.replace('S001', 'S٠٠١')
     second.write_bytes(paths[0].read_bytes())
     result = self.convert()
@@ -337,7 +340,7 @@ class ConversionTest(parameterized.TestCase):
     self.assertIn('of the digits 0 to 9', reason)
 
   def test_blocks_of_another_size_are_not_taken(self):
-    paths = ntu_motions.write_files(self.source, self.recordings, range(40))
+    paths = skeleton_files.write_files(self.source, self.recordings, range(40))
     with mock.patch.object(
         ntu_conversion, '_join', side_effect=OSError('full')
     ):
@@ -348,7 +351,7 @@ class ConversionTest(parameterized.TestCase):
     self.assert_same(paths)
 
   def test_damage_within_a_block(self):
-    paths = ntu_motions.write_files(self.source, self.recordings, range(16))
+    paths = skeleton_files.write_files(self.source, self.recordings, range(16))
     with mock.patch.object(
         ntu_conversion, '_join', side_effect=OSError('full')
     ):
@@ -364,7 +367,7 @@ class ConversionTest(parameterized.TestCase):
     self.assert_same(paths)
 
   def test_one_conversion_at_a_time(self):
-    ntu_motions.write_files(self.source, self.recordings, range(3))
+    skeleton_files.write_files(self.source, self.recordings, range(3))
     convert_block = ntu_blocks.convert
 
     def meanwhile(*arguments):
@@ -378,7 +381,7 @@ class ConversionTest(parameterized.TestCase):
     self.assertEqual(self.convert(), result._replace(num_read=0))
 
   def test_without_locks(self):
-    ntu_motions.write_files(self.source, self.recordings, range(3))
+    skeleton_files.write_files(self.source, self.recordings, range(3))
     with mock.patch.object(
         fcntl, 'flock', side_effect=OSError(95, 'not supported')
     ):
@@ -387,7 +390,7 @@ class ConversionTest(parameterized.TestCase):
     self.assertIn('cannot be locked (not supported)', errors.getvalue())
 
   def test_a_destination_that_cannot_be_made(self):
-    paths = ntu_motions.write_files(self.source, self.recordings, range(3))
+    paths = skeleton_files.write_files(self.source, self.recordings, range(3))
     link = self.source / 'link'
     link.symlink_to('nowhere')
     for destination, message in (
@@ -404,7 +407,7 @@ class ConversionTest(parameterized.TestCase):
         self.convert()
 
   def test_a_full_disk(self):
-    ntu_motions.write_files(self.source, self.recordings, range(3))
+    skeleton_files.write_files(self.source, self.recordings, range(3))
     with mock.patch.object(
         os, 'fsync', side_effect=OSError(errno.ENOSPC, 'No space left')
     ):
@@ -427,7 +430,7 @@ class ConversionTest(parameterized.TestCase):
 
   def test_two_files_of_one_name(self):
     for folder in 'ab':
-      ntu_motions.write_files(self.source / folder, self.recordings, [0, 1])
+      skeleton_files.write_files(self.source / folder, self.recordings, [0, 1])
     with self.assertRaisesRegex(
         ValueError, 'have one name, and so have 1 more pairs; leave one'
     ):
@@ -438,7 +441,7 @@ class ConversionTest(parameterized.TestCase):
       self.convert()
 
   def test_damaged_results(self):
-    ntu_motions.write_files(self.source, self.recordings, range(2))
+    skeleton_files.write_files(self.source, self.recordings, range(2))
     self.convert()
     index = self.destination / 'index.json'
     content = json.loads(index.read_text())
@@ -480,7 +483,7 @@ class ConversionTest(parameterized.TestCase):
       self.convert()
 
   def test_program(self):
-    paths = ntu_motions.write_files(self.source, self.recordings, range(3))
+    paths = skeleton_files.write_files(self.source, self.recordings, range(3))
     paths[0].write_text('')
     lines = paths[1].read_text().splitlines()
     lines[0] = str(int(lines[0]) + 1)

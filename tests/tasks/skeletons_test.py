@@ -25,6 +25,7 @@ from rnnzoo.tasks.motion import ntu_motions
 from rnnzoo.tasks.motion import skeleton_frames
 from rnnzoo.tasks.motion import skeleton_inputs
 from rnnzoo.tasks.motion import skeletons
+from tests.testing import skeleton_files
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -374,7 +375,7 @@ class PipelineTest(parameterized.TestCase):
     super().setUp()
     self.folder = pathlib.Path(self.create_tempdir().full_path)
     self.recordings = ntu_motions.generate(2, 1)
-    self.paths = ntu_motions.write_files(
+    self.paths = skeleton_files.write_files(
         self.folder / 'nturgb+d_skeletons', self.recordings, range(40)
     )
     ntu_conversion.convert(self.folder, self.folder / 'ntu60', num_processes=0)
