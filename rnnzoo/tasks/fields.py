@@ -204,21 +204,24 @@ def expand_directory(path: str | os.PathLike[str], name: str) -> pathlib.Path:
 
 
 def check_unread(
-    given: ml_collections.ConfigDict, names: Iterable[str], choice: str
+    given: ml_collections.ConfigDict,
+    names: Iterable[str] | Mapping[str, Any],
+    choice: str,
 ) -> None:
   """Raises ValueError if a field of `config.data` is set that nothing reads.
 
   Args:
     given: `config.data`.
-    names: of fields that are '' where they are not set. One that is not there
-      is not set.
+    names: of fields that are '' where they are not set, or with the values
+      that they then have. One that is not there is not set.
     choice: the field by which they are not read, as 'source'.
   """
-  for name in names:
-    if given.get(name):
+  unset = names if isinstance(names, Mapping) else dict.fromkeys(names, '')
+  for name, value in unset.items():
+    if given.get(name, value) != value:
       raise ValueError(
           f'config.data.{name} would be ignored with config.data.{choice}='
-          f"{shorten(given[choice])}; it must be '' there, got"
+          f'{shorten(given[choice])}; it must be {value!r} there, got'
           f' {shorten(given[name])}'
       )
 

@@ -271,6 +271,17 @@ class Task(abc.ABC):
         ' predict(model, inputs)'
     )
 
+  def in_units(self, predictions: Any) -> Any:
+    """Returns the result of `predict` in the units of the data.
+
+    It is called after `check_inputs` and `predict`, once a call, so that
+    numbers that float32 cannot hold may be float64 on the host.
+
+    Args:
+      predictions: by `predict`, of inputs by `check_inputs`.
+    """
+    return predictions
+
   def predict_lines(
       self, model: nnx.Module, lines: Iterable[str]
   ) -> Iterator[str]:

@@ -94,6 +94,8 @@ class FilesTest(absltest.TestCase):
     self.refuses('lacks test_batch.bin')
     self.contents['test_batch.bin'] = bytes(3000)
     self.refuses('test_batch.bin must hold records of 3,073 bytes')
+    self.contents['test_batch.bin'] = b''
+    self.refuses('test_batch.bin must hold records .* it has 0 bytes')
     self.contents['test_batch.bin'] = bytes([10] * 3073)
     self.refuses('labels from 0 to 9; got 10')
     self.path.write_bytes(self.path.read_bytes()[:-3000])

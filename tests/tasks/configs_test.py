@@ -132,6 +132,29 @@ class ConfigsTest(parameterized.TestCase):
         tasks.TASKS[task](config)
 
   @parameterized.parameters(
+      ('cifar', 'num_steps', 2000, 'sequence', 'row', 1000),
+      ('cifar', 'noise_seed', 1, 'sequence', 'permuted', 0),
+      ('cifar', 'permutation_seed', 1, 'sequence', 'pixel', 0),
+      ('sequences', 'sequence', 'pixel', 'source', 'files', 'row'),
+      ('smnist', 'permutation_seed', 1, 'sequence', 'row', 0),
+      ('time_series', 'split', 'pooled', 'name', 'synthetic_eigenworms')
+      + ('archive',),
+      ('time_series', 'test_fraction', 0.2, 'split', 'archive', 0.15),
+  )
+  def test_sets_a_field_that_nothing_reads(
+      self, task, field, value, choice, chosen, default
+  ):
+    config = load_config(f'base_{task}')
+    config.data[choice] = chosen
+    config.data[field] = value
+    with self.assertRaisesRegex(
+        ValueError,
+        f'^config.data.{field} would be ignored with config.data.{choice}='
+        f"'{chosen}'; it must be {default!r} there, got {value!r}$",
+    ):
+      tasks.TASKS[task](config)
+
+  @parameterized.parameters(
       ('cifar', 'data_dir', 'digits'),
       ('cifar', 'data_dir', 'elsewhere', 'manual_dir'),
       ('cifar', 'manual_dir', 'digits'),

@@ -111,6 +111,17 @@ class HarTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, message):
       self.load(self.directory)
 
+  def test_names_that_are_not_utf8(self):
+    sequence_files.write_har(self.directory)
+    path = self.directory / 'UCI HAR Dataset' / 'activity_labels.txt'
+    names = '1 gehen\n2 aufwärts\n'
+    path.write_bytes(names.encode('latin-1'))
+    with self.assertRaisesRegex(ValueError, r"UTF-8; byte 15 is b'\\xe4'"):
+      self.load(self.directory)
+    path.write_bytes(names.encode('utf-8-sig'))
+    names = self.load(self.directory).answers.names
+    self.assertEqual(names, ('gehen', 'aufwärts'))
+
   def test_names_after_a_tab(self):
     sequence_files.write_har(self.directory)
     path = self.directory / 'UCI HAR Dataset' / 'activity_labels.txt'

@@ -29,6 +29,16 @@ class LorenzTest(absltest.TestCase):
         differences, lorenz.velocity(paths[:, 1:-1]), atol=0.02
     )
 
+  def test_integration_is_of_fourth_order(self):
+    paths = {}
+    for inner in (1, 2, 16):
+      with mock.patch.object(lorenz, '_GREATEST_STEP', 0.08 / inner):
+        with mock.patch.object(lorenz, '_BURN_IN', 0.0):
+          rng = np.random.RandomState(0)
+          paths[inner] = lorenz.trajectories(rng, 9, 2, 0.08)[:, 1]
+    error = {i: np.abs(paths[i] - paths[16]).max() for i in (1, 2)}
+    self.assertBetween(error[1] / error[2], 14, 40)  # 2^4, and a little.
+
   def test_trajectories_are_on_the_attractor(self):
     paths = lorenz.trajectories(np.random.RandomState(0), 8, 400, 0.05)
     # The mean of z over the attractor is 23.5; both wings are visited.

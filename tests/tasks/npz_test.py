@@ -4,6 +4,9 @@ import contextlib
 import io
 import pathlib
 import random
+import tracemalloc
+from unittest import mock
+import zipfile
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -225,9 +228,100 @@ class NpzTest(parameterized.TestCase):
     np.testing.assert_array_equal(eval(code, {'x': x}), lengths)
     self.assertEqual(read(x=x, lengths=lengths), '')
     x[:2, -1] = 1
+    self.assertIn('2 of 5 sequences end in steps of zeros, 10', read(x=x))
+    x[:, -1] = 1
     self.assertEqual(read(x=x), '')
     self.assertEqual(read(x=0 * x[:, :1]), '')  # One step is no padding.
     self.assertRegex(read(x=0 * x), '5 of 5 sequences .* 40 of 40 steps')
+
+  @parameterized.product(
+      value=(0, -1, -999.5, np.nan, 'vector'),
+      front=(False, True),
+      columns=(1, 3),
+  )
+  def test_padding_of_any_kind_is_told(self, value, front, columns):
+    rng = np.random.RandomState(0)
+    lengths, steps = rng.randint(1, 9, 40), np.arange(8)
+    plain = rng.randn(40, 8, columns)
+    x, is_nan = plain.copy(), value is np.nan
+    padded = (
+        steps < 8 - lengths[:, None] if front else steps >= lengths[:, None]
+    )
+    x[padded] = np.arange(columns) + 0.5 if value == 'vector' else value
+    y = np.arange(40) % 2
+
+    def read(form=CLASSES, **arrays):
+      with contextlib.redirect_stdout(io.StringIO()) as printed:
+        npz.read(self.write(y=y, **arrays), form)
+      return printed.getvalue().strip()
+
+    self.assertEqual(read(x=plain), '')
+    if is_nan:
+      with self.assertRaisesRegex(ValueError, 'is nan .*lengths=') as caught:
+        read(x=x)
+      self.assertNotIn('missing', str(caught.exception))
+    told = read(CLASSES._replace(missing='zero'), x=x)
+    self.assertRegex(
+        told,
+        f'^WARNING.* sequences {"begin" if front else "end in"}.* steps of',
+    )
+    if front:
+      moved = told.partition('x = ')[2].partition(', and save')[0]
+      x = eval(moved, {'x': x, 'numpy': np})
+    code = told.partition('lengths=')[2]
+    np.testing.assert_array_equal(eval(code, {'x': x}), lengths)
+    self.assertEqual(read(x=x, lengths=lengths), '')
+
+  def test_padding_before_and_lengths_cut_off_what_counts(self):
+    x = 1 + np.random.RandomState(0).rand(4, 8, 2)
+    lengths = np.array([3, 8, 6, 5])
+    x[np.arange(8) < 8 - lengths[:, None]] = 0
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+      npz.read(self.write(x=x, y=[0, 1, 0, 1], lengths=lengths), CLASSES)
+    self.assertIn('3 of 4 sequences begin with steps of', printed.getvalue())
+
+  def test_chance_is_no_padding(self):
+    rng = np.random.RandomState(0)
+    for x in (
+        rng.randint(0, 9, (200, 9)),
+        np.eye(5)[rng.randint(0, 5, (200, 9))],
+        np.repeat(rng.randint(0, 50, (200, 5)), 4, axis=1),
+    ):
+      with contextlib.redirect_stdout(io.StringIO()) as printed:
+        npz.read(self.write(x=x, y=np.arange(len(x)) % 2), CLASSES)
+      self.assertEqual(printed.getvalue(), '')
+
+  def test_nothing_is_read_that_is_not_used(self):
+    many, small = np.zeros(10**7), {'x': X, 'y': np.array([0, 1])}
+    for arrays, message in (
+        ({**small, 'more': many}, ''),
+        ({**small, 'y': many.astype(int)}, r'y must be \[N\], here \[2\]'),
+        ({**small, 'lengths': many.astype(int)}, 'an entry for each of the 2'),
+        ({'steps': many[:3], 'y': many, 'lengths': [1, 2]}, 'y must'),
+    ):
+      np.savez_compressed(self.path, **arrays)
+      tracemalloc.start()
+      with contextlib.redirect_stdout(io.StringIO()):
+        if message:
+          with self.assertRaisesRegex(ValueError, f'{self.path}.*{message}'):
+            npz.read(self.path, CLASSES if 'x' in arrays else NUMBERS)
+        else:
+          npz.read(self.path, CLASSES)
+      peak = tracemalloc.get_traced_memory()[1]
+      tracemalloc.stop()
+      self.assertLess(peak, 2**22)
+
+  def test_sizes_are_checked_first(self):
+    self.write(x=X, y=[0, 1])
+    with mock.patch.object(npz.os, 'sysconf', return_value=10):
+      with self.assertRaisesRegex(ValueError, 'of 112 bytes, but .* has 100;'):
+        npz.read(self.path, CLASSES)
+    content = io.BytesIO()
+    np.save(content, X)
+    with zipfile.ZipFile(self.path, 'w') as file:
+      file.writestr('x.npy', content.getvalue() + b'more')
+    with self.assertRaisesRegex(ValueError, 'x cannot be read: it is damaged'):
+      npz.read(self.path, CLASSES)
 
 
 class FolderTest(parameterized.TestCase):

@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import pathlib
+import warnings
 
 from absl import flags
 from absl.testing import absltest
@@ -112,6 +113,104 @@ class StandardizationTest(absltest.TestCase):
     x = np.arange(6, dtype=np.float32).reshape(1, 6, 1) * np.float32(1e-40)
     _, deviation = sequence_arrays.standardization(x, np.ones((1, 6), bool))
     np.testing.assert_array_equal(deviation, [1])
+
+  def test_a_constant_but_for_rounding(self):
+    for dtype in (np.float32, np.float64):
+      epsilon = np.finfo(dtype).eps
+      x = np.full((1, 1000, 2), 1, dtype)
+      x[0, 5, 0] += epsilon  # Rounding: one of many, by its last digit.
+      x[0, ::2, 1] += 8 * epsilon  # No rounding.
+      _, found = sequence_arrays.standardization(x, np.ones((1, 1000), bool))
+      np.testing.assert_allclose(found, [1, 4 * epsilon])
+    x = np.int64(2**60) + np.arange(2).repeat(500)[:, None]
+    _, found = sequence_arrays.standardization(x, np.ones(1000, bool))
+    np.testing.assert_array_equal(found, [0.5])
+
+
+class Float32Test(parameterized.TestCase):
+  """Columns that float32 rounds, unless they are centred before."""
+
+  def task(self, x, path, y=None, **data):
+    y = np.arange(len(x)) % 2 if y is None else y
+    np.savez(path, x=x, y=y)
+    config = base_sequences.get_config()
+    config.model.update(layer='MinGRU', features=3)
+    config.data.update(path=str(path), **data)
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+      task = sequences.OwnSequences(config)
+    restored = sequences.OwnSequences.restore(
+        config, json.loads(json.dumps(task.describe()))
+    )
+    model = task.build_model(nnx.Rngs(0))
+    return task, trained.Trained(model, config, 0, restored), printed.getvalue()
+
+  def path(self):
+    return pathlib.Path(self.create_tempdir().full_path) / 'mine.npz'
+
+  @parameterized.named_parameters(
+      ('clock', np.int64(1.7e15), np.int64, 1000),
+      ('nanoseconds', np.int64(1.7e18), np.uint64, 1000),
+      ('degrees', 48.1, np.float64, 1e-6),
+  )
+  def test_columns_are_centred_before_they_are_rounded(self, far, dtype, step):
+    ticks = np.arange(40 * 6).reshape(40, 6, 1)
+    x = (far + step * ticks).astype(dtype)
+    task, loaded, printed = self.task(x, self.path())
+    self.assertNotIn('WARNING', printed)
+    near, near_loaded, _ = self.task(ticks, self.path())
+    for name, split in task.splits.items():
+      z = task._standardized(split['x'])
+      expected = near._standardized(near.splits[name]['x'])
+      np.testing.assert_allclose(z, expected, atol=1e-3)
+    model = lambda x, **_: jnp.concatenate([x[:, -1], 0 * x[:, 0]], axis=-1)
+    found = [
+        one.task.predict(model, one.task.check_inputs(given))
+        for one, given in ((loaded, x), (near_loaded, ticks))
+    ]
+    np.testing.assert_array_equal(*found)
+    self.assertBetween(found[0].mean(), 0.3, 0.7)
+    for ask in (loaded.predict, jax.jit(loaded.predict)):
+      with self.assertWarnsRegex(UserWarning, 'few digits left of column 0'):
+        ask(x.astype(np.float32))
+
+  def test_answers_are_centred_before_they_are_rounded(self):
+    x = np.random.RandomState(0).randn(40, 6, 1)
+    y = 1_700_000_000_000_000 + np.arange(40)
+    task, loaded, printed = self.task(x, self.path(), y, kind='regression')
+    self.assertNotIn('WARNING', printed)
+    ordered = np.sort(np.concatenate([s['y'] for s in task.splits.values()]), 0)
+    np.testing.assert_array_equal(np.diff(ordered, axis=0), 1)
+    found = loaded.predict(x)
+    self.assertEqual(found.dtype, np.float64)
+    self.assertLess(np.abs(found[:, 0] - y).max(), 100)
+    np.testing.assert_array_equal(loaded.predict(x[:3]), found[:3])
+
+  def test_steps_that_become_equal_all_the_same_are_told(self):
+    x = np.zeros((40, 6, 2))
+    x[..., 0] = np.linspace(0, 1e12, 40)[:, None] + np.arange(6)
+    x[..., 1] = np.random.RandomState(0).randn(40, 6)
+    words = 'column 0: 200 of 239 steps that differ'
+    _, loaded, printed = self.task(x, self.path())
+    self.assertRegex(printed, 'column 0: [0-9]+ of [0-9]+ steps that differ')
+    self.assertNotIn('column 1', printed)
+    with self.assertWarnsRegex(UserWarning, words):
+      loaded.predict(x)
+    plain = self.task(x % 100 + 1e9, self.path(), standardize=False)
+    self.assertRegex(plain[2], 'column 0: [0-9]+ of [0-9]+ steps that differ')
+
+  def test_inputs_that_look_padded(self):
+    x = np.random.RandomState(0).randn(40, 6, 1)
+    _, loaded, _ = self.task(x, self.path())
+    x[np.arange(6) >= 1 + np.arange(40)[:, None] % 6] = -1
+    with warnings.catch_warnings(action='error'):
+      loaded.predict(x)  # As in training.
+    loaded.task._are_ragged = True
+    with self.assertWarnsRegex(UserWarning, "steps of -1.*'lengths': lengths"):
+      loaded.predict(x)
+    x[x == -1] = np.nan
+    with self.assertRaisesRegex(ValueError, 'is nan; .*lengths=') as caught:
+      loaded.predict(x)
+    self.assertNotIn('missing', str(caught.exception))
 
 
 class ChecksTest(absltest.TestCase):

@@ -73,6 +73,8 @@ class SequentialMnist(classification.Classification):
       ConnectionError: the network went away in the middle of a download.
     """
     self._set_up(config)  # Before the data, which take a while.
+    if config.data.sequence != 'permuted':
+      fields.check_unread(config.data, {'permutation_seed': 0}, 'sequence')
     images = mnist.load(config.data)
     self._white = images.white
     self.dataset = images.name

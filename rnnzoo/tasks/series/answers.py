@@ -60,6 +60,10 @@ class Answers(abc.ABC):
   def arguments(self) -> dict[str, list[Any]]:
     """Returns the argument of `restore`, which JSON can hold."""
 
+  def in_units(self, predictions: jax.Array) -> Array:
+    """Returns predictions in the units of the data."""
+    return predictions
+
   def measure(self, y: np.ndarray, predictions: np.ndarray) -> dict[str, Any]:
     """Returns results that are no means, from arrays of one leading axis."""
     del y, predictions
@@ -105,7 +109,7 @@ class Classes(Answers):
 
 
 class Numbers(Answers):
-  """Numbers; y is float32 [..., D].
+  """Numbers; y is float32 [..., D], less the shift.
 
   The model's outputs count in deviations from the mean of the training answers,
   and so does the loss; metrics are in the units of the data.
@@ -113,12 +117,23 @@ class Numbers(Answers):
   Args:
     mean: of the training answers, [D]; zeros for outputs in units of the data.
     deviation: likewise; ones.
+    shift: taken away of answers before float32 rounds them, [D]; None for
+      nothing.
   """
 
   metrics = METRICS
 
-  def __init__(self, mean: np.ndarray, deviation: np.ndarray):
-    self.mean = np.asarray(mean, np.float32)
+  def __init__(
+      self,
+      mean: np.ndarray,
+      deviation: np.ndarray,
+      shift: np.ndarray | None = None,
+  ):
+    self._mean = np.asarray(mean, np.float64)
+    self.shift = np.zeros_like(self._mean)
+    if shift is not None:
+      self.shift = np.asarray(shift, np.float64)
+    self.mean = np.asarray(self._mean - self.shift, np.float32)
     self.deviation = np.asarray(deviation, np.float32)
     self.out_features = len(self.mean)
 
@@ -137,9 +152,17 @@ class Numbers(Answers):
 
   def arguments(self) -> dict[str, list[Any]]:
     return {
-        'mean': self.mean.tolist(),
+        'mean': self._mean.tolist(),
         'deviation': self.deviation.tolist(),
+        'shift': self.shift.tolist(),
     }
+
+  def in_units(self, predictions) -> Array:
+    if not self.shift.any():
+      return predictions
+    if isinstance(predictions, jax.core.Tracer):
+      return predictions + jnp.asarray(self.shift, jnp.float32)
+    return np.asarray(predictions, np.float64) + self.shift
 
   def predict(self, outputs) -> jax.Array:
     return outputs.astype(jnp.float32) * self.deviation + self.mean

@@ -110,7 +110,7 @@ def read(
   columns: list[np.ndarray] = []
   for signal in SIGNALS:
     path = folder / 'Inertial Signals' / f'{signal}_{split}.txt'
-    columns.append(_numbers(path, np.float32, 2))
+    columns.append(_numbers(path, np.float64, 2))
     if columns[-1].shape != columns[0].shape:
       raise ValueError(
           f'{path} has {list(columns[-1].shape)} numbers, but those of'
@@ -179,7 +179,14 @@ def _activities(directory: pathlib.Path, labels: tuple[str, ...]) -> list[str]:
   path = directory / 'activity_labels.txt'
   if not path.is_file():
     raise FileNotFoundError(f'{path} is missing')
-  lines = path.read_text(encoding='utf-8', errors='replace').splitlines()
+  try:
+    lines = path.read_text(encoding='utf-8-sig').splitlines()
+  except UnicodeDecodeError as error:
+    raise ValueError(
+        f'{path} must be UTF-8; byte {error.start + 1} is'
+        f' {error.object[error.start : error.start + 1]!r}, and'
+        ' iconv -f latin1 -t utf-8 makes UTF-8 of Latin-1, say'
+    ) from error
   words = [line.split(None, 1) for line in lines]
   names = {pair[0]: pair[1].strip().lower() for pair in words if len(pair) == 2}
   if unknown := [label for label in labels if label not in names]:
@@ -212,10 +219,12 @@ def _numbers(
     raise ValueError(f'{path} is no table of numbers: {reason}') from error
   if not found.size:
     raise ValueError(f'{path} is empty')
-  if axes == 2 and not np.isfinite(found).all():
-    row, place = np.argwhere(~np.isfinite(found))[0]
+  with np.errstate(over='ignore'):
+    single = found.astype(np.float32)
+  if axes == 2 and not np.isfinite(single).all():
+    row, place = np.argwhere(~np.isfinite(single))[0]
     raise ValueError(
         f'{path} must hold numbers that are finite in float32; number'
-        f' {place + 1} of row {row + 1} is {found[row, place]}'
+        f' {place + 1} of row {row + 1} is {single[row, place]}'
     )
   return found

@@ -19,12 +19,15 @@ Python objects are not read: they can run any program.
 """
 
 from collections.abc import Mapping
+import math
+import os
 import pathlib
 from typing import NamedTuple
 
 import numpy as np
 
 from rnnzoo.tasks.series import sequence_arrays
+from rnnzoo.tasks.series import sequence_checks
 
 _NAMES = ('x', 'steps', 'y', 'lengths')
 KINDS = ('classification', 'regression')
@@ -53,18 +56,7 @@ def read(path: pathlib.Path, form: Form) -> sequence_arrays.Sequences:
     ValueError: it holds no such arrays; the message names file, array and, if
       it is one, row.
   """
-  arrays = _load(path)
-  for name in arrays:
-    if name not in _NAMES:
-      print(
-          f'WARNING: data: {path}: nothing reads its array'
-          f' {name!r}{_hint(name)}',
-          flush=True,
-      )
-  found = parse(arrays, form, str(path))
-  if 'x' in arrays and 'lengths' not in arrays:
-    _warn_of_padding(found.x, arrays['x'].ndim, str(path))
-  return found
+  return parse(_load(path, form), form, str(path))
 
 
 def _hint(name: str) -> str:
@@ -80,32 +72,6 @@ def _hint(name: str) -> str:
   return ''
 
 
-def _warn_of_padding(x: np.ndarray, ndim: int, path: str) -> None:
-  """Warns where most sequences, all of T steps, end as padded ones would.
-
-  Args:
-    x: float32 [N, T, F].
-    ndim: axes of x in the file, 2 or 3.
-    path: of the file.
-  """
-  count, steps = x.shape[:2]
-  # Few files are like this, so it looks at one step of each sequence first.
-  ends = np.flatnonzero(np.all(x[:, -1] == 0, axis=-1))
-  if 2 * len(ends) <= count or steps == 1:
-    return
-  zero: np.ndarray = np.all(x[ends, ::-1] == 0, axis=-1)
-  trailing = np.where(zero.all(axis=1), steps, zero.argmin(axis=1))
-  print(
-      f'WARNING: data: {path}: {len(ends):,} of {count:,} sequences end in'
-      f' steps of zeros, {int(trailing.sum()):,} of {count * steps:,} steps.'
-      " There is no array 'lengths', so training sees them; if they are"
-      ' padding, save'
-      f' lengths={steps} - {"(x != 0).any(-1)" if ndim == 3 else "(x != 0)"}'
-      '[:, ::-1].argmax(1)',
-      flush=True,
-  )
-
-
 def parse(
     arrays: Mapping[str, np.ndarray], form: Form, name: str
 ) -> sequence_arrays.Sequences:
@@ -119,6 +85,154 @@ def parse(
   Raises:
     ValueError: they are not.
   """
+  _check_shapes(arrays, form, name)
+  if 'x' in arrays:
+    x, lengths = _padded_x(arrays, name)
+  else:
+    x, lengths = _concatenated_x(arrays, name)
+  y = arrays['y']
+  if form.every_step and 'steps' in arrays:
+    y, _ = sequence_arrays.pad(np.split(y, np.cumsum(lengths)[:-1]))
+  x = checked(
+      x, lengths, form.missing, f"{name}: {'x' if 'x' in arrays else 'steps'}"
+  )
+  found = sequence_arrays.Sequences(x, lengths, y)
+  valid = found.valid() if form.every_step else np.ones(len(y), bool)
+  if form.kind == 'regression':
+    y = y if y.ndim == (3 if form.every_step else 2) else y[..., None]
+    _check_values(y, valid, f'{name}: y')
+    y = sequence_arrays.narrow(y, valid)
+  if form.every_step:
+    y = y.copy()
+    y[~valid] = np.zeros((), y.dtype)
+  if form.kind == 'classification':
+    y = _labels(y, name)
+  return found._replace(y=y)
+
+
+def checked(
+    x: np.ndarray,
+    lengths: np.ndarray,
+    missing: str,
+    name: str,
+    may_be_padded: bool = True,
+) -> np.ndarray:
+  """Returns x [N, T, F] as `Sequences` have it; tells what may be padding.
+
+  Args:
+    x: numbers of any kind, [N, T, F].
+    lengths: int [N].
+    missing: of `Form`.
+    name: of the data and the array, for messages.
+    may_be_padded: whether to look for padding; images have dark edges.
+
+  Raises:
+    ValueError: a valid step has no finite number in float32.
+  """
+  told = []
+  if may_be_padded:
+    told = sequence_checks.padding(
+        x, lengths, "save x, y and, for the task 'sequences', "
+    )
+  valid = np.arange(x.shape[1]) < lengths[:, None]
+  advice = ''
+  if missing == 'refuse':
+    advice = "; --config.data.missing='zero' allows NaN in x"
+  advice = next((f'; {text}' for what, text in told if what == 'NaN'), advice)
+  _check_values(x, valid, name, missing == 'zero', advice)
+  for _, sentence in told:
+    print(f'WARNING: data: {name}: {sentence}', flush=True)
+  # Nothing may be left of values in the padding.
+  if not valid.all():
+    x = np.where(valid[..., None], x, np.zeros((), x.dtype))
+  return sequence_arrays.narrow(x, valid)
+
+
+def _load(path: pathlib.Path, form: Form) -> dict[str, np.ndarray]:
+  """Returns the arrays of a file that are read, if it has the right ones."""
+  if not path.is_file():
+    raise FileNotFoundError(f'{path} does not exist, or is no file')
+  with path.open('rb') as content:
+    head = content.read(8)
+  if head.startswith(b'\x93NUMPY'):
+    raise ValueError(
+        f'{path} is not an .npz file: it holds a single array; write it by'
+        ' numpy.savez, with names'
+    )
+  if head and not head.startswith(b'PK'):
+    # numpy would take it for a pickle, and say how to load that unsafely.
+    raise ValueError(
+        f'{path} is not a whole .npz file: it begins with {head!r};'
+        ' numpy.savez(path, x=x, y=y) writes one'
+    )
+  try:
+    file = np.load(path, allow_pickle=False)
+  except MemoryError:
+    raise
+  except Exception as error:  # A damaged zip file can raise nearly any.
+    raise ValueError(f'{path} is not a whole .npz file: {error}') from error
+  arrays = {}
+  with file:
+    for read in (_stand_in, lambda file, name: file[name]):
+      for name in file.files:
+        if name not in _NAMES:
+          if read is _stand_in:
+            print(
+                f'WARNING: data: {path}: nothing reads its array'
+                f' {name!r}{_hint(name)}',
+                flush=True,
+            )
+          continue
+        try:
+          arrays[name] = read(file, name)
+        except MemoryError:
+          raise
+        except Exception as error:
+          raise ValueError(f'{path}: {name} cannot be read: {error}') from error
+      # Before anything large is read.
+      _check_shapes(arrays, form, str(path))
+      _check_memory(arrays, path)
+  return arrays
+
+
+def _stand_in(file: np.lib.npyio.NpzFile, name: str) -> np.ndarray:
+  """Returns an array of ones with an array's shape, which takes no memory."""
+  entry = file.zip.getinfo(f'{name}.npy')
+  with file.zip.open(entry) as content:
+    version = np.lib.format.read_magic(content)
+    read = np.lib.format.read_array_header_2_0
+    if version == (1, 0):
+      read = np.lib.format.read_array_header_1_0
+    shape, _, dtype = read(content)
+    if dtype.hasobject:
+      raise ValueError(
+          'it is an array of Python objects, which are not read; give ragged'
+          ' sequences as steps [total, F] and lengths'
+      )
+    size = math.prod(shape) * dtype.itemsize
+    if size != entry.file_size - content.tell():
+      raise ValueError(
+          f'it is damaged: {list(shape)} of {dtype} have {size:,} bytes, the'
+          f' file has {entry.file_size - content.tell():,}'
+      )
+  return np.broadcast_to(np.ones((), dtype), shape)
+
+
+def _check_memory(arrays: Mapping[str, np.ndarray], path: pathlib.Path) -> None:
+  """Raises ValueError if the arrays of a file are larger than the memory."""
+  needed = sum(array.nbytes for array in arrays.values())
+  there = os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')
+  if needed > there:
+    raise ValueError(
+        f'{path} holds arrays of {needed:,} bytes, but the memory here has'
+        f' {there:,}; give several smaller files, or float32'
+    )
+
+
+def _check_shapes(
+    arrays: Mapping[str, np.ndarray], form: Form, name: str
+) -> None:
+  """Raises ValueError unless kinds and shapes of arrays fit together."""
   if ('x' in arrays) == ('steps' in arrays):
     raise ValueError(
         f'{name} must hold either x [N, T, F] or steps [total, F]; it holds'
@@ -129,109 +243,48 @@ def parse(
         f'{name} must hold y, the answers; it holds only '
         f'{", ".join(arrays)}'
     )
-  if 'x' in arrays:
-    x, lengths = _padded_x(arrays, name)
-  else:
-    x, lengths = _concatenated_x(arrays, name)
-  y = _answers(arrays, form, x.shape[:2], lengths, name)
-  with np.errstate(over='ignore'):
-    single = x.astype(np.float32)
-  found = sequence_arrays.Sequences(single, lengths, y)
-  valid = found.valid()
-  _check_values(
-      single,
-      valid,
-      form.missing,
-      f"{name}: {'x' if 'x' in arrays else 'steps'}",
-  )
-  if form.kind == 'regression':
-    y = y if y.ndim == (3 if form.every_step else 2) else y[..., None]
-    with np.errstate(over='ignore'):
-      y = y.astype(np.float32)
-    if form.every_step:
-      _check_values(y, valid, 'refuse', f'{name}: y')
-    else:
-      _check_values(y, np.ones(len(y), bool), 'refuse', f'{name}: y')
-  # Nothing may be left of values in the padding.
-  single[~valid] = 0
+  whole = 'x' if 'x' in arrays else 'steps'
+  x, lengths = arrays[whole], arrays.get('lengths')
+  _check_numeric(x, f'{name}: {whole}')
+  words = '[N, T, F] or [N, T]' if whole == 'x' else '[total, F] or [total]'
+  if x.ndim not in ((2, 3) if whole == 'x' else (1, 2)) or 0 in x.shape:
+    raise ValueError(
+        f'{name}: {whole} must be {words}, with none of them 0; its shape is'
+        f' {list(x.shape)}'
+    )
+  if lengths is None and whole == 'steps':
+    raise ValueError(f'{name}: steps need lengths, int [N]')
+  count = len(x)
+  if lengths is not None:
+    if lengths.ndim != 1 or not len(lengths) or lengths.dtype.kind not in 'iu':
+      raise ValueError(
+          f'{name}: lengths must be integers [N]; got {lengths.dtype} of shape'
+          f' {list(lengths.shape)}'
+      )
+    count = len(lengths)
+  if whole == 'x' and count != len(x):
+    raise ValueError(
+        f'{name}: lengths must have an entry for each of the {len(x)} rows of'
+        f' x; it has {count}'
+    )
+  axes = (count,)
   if form.every_step:
-    y = y.copy()
-    y[~valid] = np.zeros((), y.dtype)
-  if form.kind == 'classification':
-    y = _labels(y, name)
-  return found._replace(x=single, y=y)
-
-
-def _load(path: pathlib.Path) -> dict[str, np.ndarray]:
-  """Returns the arrays of a file."""
-  if not path.is_file():
-    raise FileNotFoundError(f'{path} does not exist, or is no file')
-  with path.open('rb') as content:
-    head = content.read(8)
-  if head and not head.startswith((b'PK', b'\x93NUMPY')):
-    # numpy would take it for a pickle, and say how to load that unsafely.
-    raise ValueError(
-        f'{path} is not a whole .npz file: it begins with {head!r};'
-        ' numpy.savez(path, x=x, y=y) writes one'
-    )
-  try:
-    file = np.load(path, allow_pickle=False)
-  except Exception as error:  # A damaged zip file can raise nearly any.
-    raise ValueError(f'{path} is not a whole .npz file: {error}') from error
-  if not isinstance(file, np.lib.npyio.NpzFile):
-    raise ValueError(
-        f'{path} is not an .npz file: it holds a single array; write it by'
-        ' numpy.savez, with names'
-    )
-  arrays = {}
-  with file:
-    for name in file.files:
-      try:
-        arrays[name] = file[name]
-      except Exception as error:
-        objects = 'allow_pickle' in str(error)
-        reason = (
-            'it is an array of Python objects, which are not read; give ragged'
-            ' sequences as steps [total, F] and lengths'
-            if objects
-            else f'it is damaged: {error}'
-        )
-        raise ValueError(f'{path}: {name} cannot be read: {reason}') from error
-  return arrays
+    axes = x.shape[:2] if whole == 'x' else x.shape[:1]
+  _check_answers(arrays['y'], form, axes, whole, name)
 
 
 def _padded_x(arrays, name: str) -> tuple[np.ndarray, np.ndarray]:
   """Returns (x [N, T, F], lengths [N])."""
   x = arrays['x']
-  _check_numeric(x, f'{name}: x')
-  if x.ndim not in (2, 3) or 0 in x.shape:
-    raise ValueError(
-        f'{name}: x must be [N, T, F] or [N, T], with none of them 0; its shape'
-        f' is {list(x.shape)}'
-    )
   x = x if x.ndim == 3 else x[..., None]
   if 'lengths' not in arrays:
     return x, np.full(len(x), x.shape[1], np.int32)
-  lengths = _lengths(arrays['lengths'], x.shape[1], name)
-  if len(lengths) != len(x):
-    raise ValueError(
-        f'{name}: lengths must have an entry for each of the {len(x)} rows of'
-        f' x; it has {len(lengths)}'
-    )
-  return x, lengths
+  return x, _lengths(arrays['lengths'], x.shape[1], name)
 
 
 def _concatenated_x(arrays, name: str) -> tuple[np.ndarray, np.ndarray]:
   """Returns (x [N, T, F], lengths [N]) of steps [total, F]."""
   steps = arrays['steps']
-  _check_numeric(steps, f'{name}: steps')
-  if steps.ndim not in (1, 2) or 0 in steps.shape:
-    raise ValueError(
-        f'{name}: steps must be [total, F] or [total], with none of them 0; its'
-        f' shape is {list(steps.shape)}'
-    )
-  if 'lengths' not in arrays:
-    raise ValueError(f'{name}: steps need lengths, int [N]')
   lengths = _lengths(arrays['lengths'], len(steps), name)
   if lengths.sum() != len(steps):
     raise ValueError(
@@ -248,11 +301,6 @@ def _concatenated_x(arrays, name: str) -> tuple[np.ndarray, np.ndarray]:
 
 def _lengths(lengths: np.ndarray, most: int, name: str) -> np.ndarray:
   """Returns them as int32 [N], each from 1 to `most`."""
-  if lengths.ndim != 1 or not len(lengths) or lengths.dtype.kind not in 'iu':
-    raise ValueError(
-        f'{name}: lengths must be integers [N]; got {lengths.dtype} of shape'
-        f' {list(lengths.shape)}'
-    )
   wrong = np.flatnonzero((lengths < 1) | (lengths > most))
   if len(wrong):
     raise ValueError(
@@ -262,11 +310,10 @@ def _lengths(lengths: np.ndarray, most: int, name: str) -> np.ndarray:
   return lengths.astype(np.int32)
 
 
-def _answers(
-    arrays, form: Form, shape: tuple[int, ...], lengths: np.ndarray, name: str
-) -> np.ndarray:
-  """Returns y with the axes of `shape`, [N, T], or its first."""
-  y = arrays['y']
+def _check_answers(
+    y: np.ndarray, form: Form, expected: tuple[int, ...], whole: str, name: str
+) -> None:
+  """Raises ValueError unless y has the axes `expected`, and maybe one more."""
   if form.kind == 'regression':
     _check_numeric(y, f'{name}: y')
   elif y.dtype.kind not in 'iubUS':
@@ -275,10 +322,9 @@ def _answers(
         f' got {y.dtype}. Numbers to predict need'
         " --config.data.kind='regression'"
     )
-  expected = shape if form.every_step else shape[:1]
-  words = '[N, T]' if form.every_step else '[N]'
-  if form.every_step and 'steps' in arrays:
-    expected, words = (int(lengths.sum()),), '[total]'
+  words = '[N]'
+  if form.every_step:
+    words = '[N, T]' if whole == 'x' else '[total]'
   more = y.ndim - len(expected)
   is_right = y.shape[: len(expected)] == expected and (
       more == 0 or (form.kind == 'regression' and more == 1 and y.shape[-1])
@@ -292,9 +338,6 @@ def _answers(
         f' config.data.every_step={form.every_step}; its shape is'
         f' {list(y.shape)}'
     )
-  if form.every_step and 'steps' in arrays:
-    y, _ = sequence_arrays.pad(np.split(y, np.cumsum(lengths)[:-1]))
-  return y
 
 
 def _labels(y: np.ndarray, name: str) -> np.ndarray:
@@ -329,35 +372,35 @@ def _check_numeric(array: np.ndarray, name: str) -> None:
 
 
 def _check_values(
-    values: np.ndarray, valid: np.ndarray, missing: str, name: str
+    values: np.ndarray,
+    valid: np.ndarray,
+    name: str,
+    allow_nan: bool = False,
+    advice: str = '',
 ) -> None:
-  """Raises ValueError for a value that is not finite in a valid step.
+  """Raises ValueError for a value that float32 cannot hold in a valid step.
 
   Args:
-    values: float32 [N, T, F], or [N, F] where there are no steps.
+    values: numbers [N, T, F], or [N, F] where there are no steps.
     valid: bool [N, T], or [N].
-    missing: 'zero' if NaN is allowed.
     name: of the file and array.
+    allow_nan: whether NaN is allowed.
+    advice: ends the message on NaN.
   """
-  wrong = ~np.isfinite(values)
-  if missing == 'zero':
-    wrong &= ~np.isnan(values)
+  with np.errstate(over='ignore'):
+    values = values.astype(np.float32)
+  wrong = np.isinf(values) if allow_nan else ~np.isfinite(values)
   wrong &= valid[..., None]
   if not wrong.any():
     return
   place = tuple(np.argwhere(wrong)[0])
-  allowed = ''
-  if (
-      missing == 'refuse'
-      and np.isnan(values[place])
-      and name.endswith(('x', 'steps'))
-  ):
-    allowed = "; --config.data.missing='zero' allows NaN in x"
+  if not np.isnan(values[place]):
+    advice = ''
   axes: tuple[str, ...] = ('sequence', 'step', 'column')
   if len(place) == 2:
     axes = ('sequence', 'column')
   words = [f'{axis} {i}' for axis, i in zip(axes, place, strict=True)]
   raise ValueError(
       f'{name} must be finite in float32; {", ".join(words)} is'
-      f' {values[place]} ({int(wrong.sum())} such values){allowed}'
+      f' {values[place]} ({int(wrong.sum())} such values){advice}'
   )

@@ -11,12 +11,16 @@ import numpy as np
 
 from rnnzoo.tasks import padding
 
+# float32 has a millionth of a deviation so many deviations from zero.
+_FAR_FROM_ZERO = 16
+
 
 class Sequences(NamedTuple):
   """Some sequences, and an answer for each or for each of their steps.
 
   Attributes:
-    x: float32 [N, T, F]; steps beyond a sequence's end are zero.
+    x: [N, T, F]; steps beyond a sequence's end are zero. float32, or the dtype
+      of the source where float32 would take something away; see `narrow`.
     lengths: int32 [N], from 1 to T.
     y: [N, ...], or for answers at every step [N, T, ...].
   """
@@ -93,16 +97,106 @@ def standardization(
     values: [N, T, F], or [N, F].
     valid: bool [N, T], or [N].
   """
-  steps = values[valid].astype(np.float64)
+  steps = values[valid]
+  # Before squares: float64 alone has no digits left of clocks in nanoseconds.
+  origin = np.nan_to_num(np.fmax.reduce(steps).astype(np.float64))
+  steps = differences(steps, origin)
   known = ~np.isnan(steps)
   counts = np.maximum(known.sum(0), 1)
   mean = np.where(known, steps, 0.0).sum(0) / counts
   squares = np.where(known, (steps - mean) ** 2, 0.0).sum(0) / counts
-  deviation = np.sqrt(squares)
-  # The rounding errors of a constant are no deviation.
-  constant = deviation <= 1e-7 * np.abs(mean)
-  constant |= deviation < np.finfo(np.float32).tiny
+  mean, deviation = origin + mean, np.sqrt(squares)
+  # The rounding errors of a constant are no deviation. Integers have none.
+  constant = deviation < np.finfo(np.float32).tiny
+  if values.dtype.kind == 'f':
+    epsilon = max(np.finfo(values.dtype).eps, np.finfo(np.float64).eps)
+    constant |= deviation <= epsilon * np.abs(mean)
   return mean, np.where(constant, 1.0, deviation)
+
+
+def differences(values: np.ndarray, origin: np.ndarray) -> np.ndarray:
+  """Returns values [..., F] - origin [F] in float64, of integers exactly."""
+  found = values.astype(np.float64) - origin
+  if values.dtype.kind in 'iu' and values.dtype.itemsize == 8:
+    # Integers wrap around, so that the difference is right where it fits.
+    whole = np.floor(origin)
+    wrapped = np.array([int(one) % 2**64 for one in whole], np.uint64)
+    exact = (values.astype(np.uint64) - wrapped).view(np.int64)
+    fits = np.abs(found) < 2.0**62
+    found = np.where(fits, exact - (origin - whole), found)
+  return found
+
+
+def narrow(values: np.ndarray, valid: np.ndarray) -> np.ndarray:
+  """Returns values as float32, or as they are where that loses something.
+
+  Then `shift_of` says what to subtract first.
+
+  Args:
+    values: [N, T, F], or [N, F], within float32's range.
+    valid: bool [N, T], or [N].
+  """
+  mean, deviation = standardization(values, valid)
+  loses = shift_of(values, valid, mean, deviation).any()
+  return values if loses else values.astype(np.float32)
+
+
+def shift_of(
+    values: np.ndarray,
+    valid: np.ndarray,
+    mean: np.ndarray,
+    deviation: np.ndarray,
+) -> np.ndarray:
+  """Returns what to subtract of each column before float32 rounds it, [F].
+
+  It is 0, but for columns of which steps that differ would become equal, and
+  for those so far from zero that few digits would be left of their changes.
+
+  Args:
+    values: see `narrow`.
+    valid: likewise.
+    mean: of the columns, [F].
+    deviation: likewise.
+  """
+  if np.can_cast(values.dtype, np.float32):
+    return np.zeros(len(mean))
+  steps = values[valid]
+  lost, changed = lost_steps(steps, steps.astype(np.float32))
+  far = np.abs(mean) > _FAR_FROM_ZERO * deviation
+  loses = (lost > 0) & (np.abs(mean) > deviation) | (changed > 0) & far
+  centre = np.rint(mean) if values.dtype.kind in 'iu' else mean
+  return np.where(loses, centre, 0.0)
+
+
+def centre(
+    values: np.ndarray, shift: np.ndarray, valid: np.ndarray
+) -> np.ndarray:
+  """Returns values - shift as float32, and zeros beyond a sequence's end.
+
+  Args:
+    values: [N, T, F], or [N, F].
+    shift: [F].
+    valid: bool [N, T], or [N].
+  """
+  if not shift.any():
+    return values.astype(np.float32)
+  found = differences(values, shift).astype(np.float32)
+  return np.where(valid[..., None], found, np.float32(0))
+
+
+def lost_steps(
+    steps: np.ndarray, seen: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns (lost [F], changed [F]): numbers of steps, one after the other.
+
+  Those that changed differ from the one before; those that are lost do no more.
+
+  Args:
+    steps: [S, F], as they were read.
+    seen: [S, F], as a model gets them.
+  """
+  changed = steps[1:] != steps[:-1]
+  return (changed & (seen[1:] == seen[:-1])).sum(0), changed.sum(0)
 
 
 def complete_splits(

@@ -5,10 +5,13 @@ Dimensions: B batch, T time, F columns.
 
 from collections.abc import Mapping
 from typing import Any
+import warnings
 
 import numpy as np
 
 from rnnzoo.tasks import array_inputs
+from rnnzoo.tasks.series import sequence_arrays
+from rnnzoo.tasks.series import sequence_checks
 
 _KEYS = ('x', 'lengths')
 _PAD = (
@@ -19,11 +22,18 @@ _PAD = (
 
 
 def check(
-    inputs: Any, columns: int, allow_nan: bool, has_field: bool = True
+    inputs: Any,
+    columns: int,
+    allow_nan: bool,
+    has_field: bool = True,
+    *,
+    shift: np.ndarray | None = None,
+    are_ragged: bool = False,
 ) -> Any:
   """Returns x float32 [B, T, F], or a mapping with it and lengths int32 [B].
 
-  Where there are lengths, steps beyond a sequence's end are zero.
+  Where there are lengths, steps beyond a sequence's end are zero. Where there
+  is a shift, x - shift stands in a mapping as 'centred', and x does not.
 
   Args:
     inputs: x, or a mapping with 'x' and maybe 'lengths'.
@@ -31,15 +41,15 @@ def check(
     allow_nan: whether x may hold NaN.
     has_field: whether the task has the field `config.data.missing`, by which a
       model is trained to take NaN.
+    shift: taken away of the columns before float32 rounds them, [F]; None for
+      nothing.
+    are_ragged: whether training had sequences of several lengths.
 
   Raises:
     ValueError: they are something else.
   """
-  if not isinstance(inputs, Mapping):
-    x = _x(inputs, columns, has_field)
-    _check_finite(x, allow_nan, has_field)
-    return x
-  for key in inputs:
+  given = inputs if isinstance(inputs, Mapping) else {'x': inputs}
+  for key in given:
     if key not in _KEYS:
       hint = ''
       if key in ('seq_lengths', 'length', 'seq_length', 'seq_len'):
@@ -47,27 +57,59 @@ def check(
       raise ValueError(
           f"inputs must have no keys but 'x' and 'lengths'; got {key!r}{hint}"
       )
-  if 'x' not in inputs:
+  if 'x' not in given:
     raise ValueError("inputs must have the key 'x', an array [B, T, F]")
-  x = _x(inputs['x'], columns, has_field)
-  if inputs.get('lengths') is None:
-    _check_finite(x, allow_nan, has_field)
-    return {'x': x}
-  lengths = array_inputs.counts(
-      inputs['lengths'],
-      'lengths',
-      *x.shape[:2],
-      of='the steps of x',
-      row='sequence',
-  )
+  x = _x(given['x'], columns, has_field)
+  found, lengths = {}, np.full(len(x), x.shape[1], np.int32)
+  if given.get('lengths') is not None:
+    lengths = found['lengths'] = array_inputs.counts(
+        given['lengths'],
+        'lengths',
+        *x.shape[:2],
+        of='the steps of x',
+        row='sequence',
+    )
   valid = np.arange(x.shape[1]) < lengths[:, None]
-  x = np.where(valid[..., None], x, np.float32(0))
-  _check_finite(x, allow_nan, has_field)
-  return {'x': x, 'lengths': lengths}
+  told = sequence_checks.padding(
+      x, lengths, "give {'x': x, 'lengths': lengths}, with "
+  )
+  x = np.where(valid[..., None], x, np.zeros((), x.dtype))
+  _check_finite(x, allow_nan, has_field, dict(told).get('NaN', ''))
+  if are_ragged:
+    for _, sentence in told:
+      warnings.warn(f'x: {sentence}', stacklevel=4)
+  shift = np.zeros(columns) if shift is None else shift
+  if x.dtype.kind not in 'iu':
+    warn_of_digits(x.dtype, shift)
+  centred = sequence_arrays.centre(x, shift, valid)
+  lost = sequence_arrays.lost_steps(x[valid], centred[valid])
+  for sentence in sequence_checks.rounding(*lost):
+    warnings.warn(f'x: {sentence}', stacklevel=4)
+  if shift.any():
+    return {'centred': centred, **found}
+  return {'x': centred, **found} if isinstance(inputs, Mapping) else centred
+
+
+def warn_of_digits(dtype: Any, shift: np.ndarray) -> None:
+  """Warns of x that float32 rounded before `shift` could be taken away.
+
+  Args:
+    dtype: of x as it was given.
+    shift: [F]; 0 for nothing.
+  """
+  if np.dtype(dtype).itemsize > 4:
+    return
+  for column in np.flatnonzero(shift):
+    warnings.warn(
+        f'x is {np.dtype(dtype).name}, which has few digits left of column'
+        f' {column}, {shift[column]:g} from zero; give numpy arrays of float64'
+        ' or int64, and not inside jax.jit',
+        stacklevel=4,
+    )
 
 
 def _x(given: Any, columns: int, has_field: bool) -> np.ndarray:
-  """Returns x as float32 [B, T, F]."""
+  """Returns x [B, T, F], in the dtype that was given."""
   if isinstance(given, np.ma.MaskedArray):
     hint = ''
     if has_field:
@@ -108,19 +150,32 @@ def _x(given: Any, columns: int, has_field: bool) -> np.ndarray:
         f'x must have {columns} columns, as the model was trained on; it has'
         f' {x.shape[2]}, its shape [B, T, F] being {list(x.shape)}'
     )
+  return x.astype(np.float32) if x.dtype.kind == 'V' else x
+
+
+def _check_finite(
+    x: np.ndarray, allow_nan: bool, has_field: bool, padding: str
+) -> None:
+  """Raises ValueError for an infinity or, unless it is allowed, NaN.
+
+  Args:
+    x: [B, T, F].
+    allow_nan: whether NaN is allowed.
+    has_field: see `check`.
+    padding: says of NaN that it may be padding; '' if it does not look so.
+  """
   with np.errstate(over='ignore'):
-    return x.astype(np.float32)
-
-
-def _check_finite(x: np.ndarray, allow_nan: bool, has_field: bool) -> None:
-  """Raises ValueError for an infinity or, unless it is allowed, NaN."""
+    x = x.astype(np.float32)
   wrong = np.isinf(x) if allow_nan else ~np.isfinite(x)
   if not wrong.any():
     return
   row, step, column = np.argwhere(wrong)[0]
   hint = ''
-  if has_field and np.isnan(x[row, step, column]):
-    hint = "; a model trained with config.data.missing='zero' takes NaN"
+  if np.isnan(x[row, step, column]):
+    if padding:
+      hint = f'; {padding}'
+    elif has_field:
+      hint = "; a model trained with config.data.missing='zero' takes NaN"
   raise ValueError(
       f'x must be finite in float32; sequence {row}, step {step}, column'
       f' {column} is {x[row, step, column]}{hint}'

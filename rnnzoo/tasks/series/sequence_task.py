@@ -45,7 +45,9 @@ class SequenceTask(protocol.Task):
   Attributes:
     splits: each with 'x' float32 [N, T, F], as it was read, 'lengths' int32
       [N], and 'y': int32 [N] for classes, float32 [N, D] for numbers, with an
-      axis of time after N for answers at every step.
+      axis of time after N for answers at every step. Columns that float32
+      cannot hold are there less `shift`, numbers less `answers.shift`.
+    shift: of each column, [F]; 0 for nearly all.
     answers: their kind.
     class_names: of tasks with classes; a prediction is an index of it.
     summary: of the data, for report.json.
@@ -79,28 +81,58 @@ class SequenceTask(protocol.Task):
     self.dataset = dataset
     sequence_checks.check_splits(splits, answers, every_step)
     train = splits['train']
-    self.summary = sequence_checks.summarize(splits, answers, every_step)
+    self.summary = sequence_checks.summarize(
+        splits, answers, every_step, config.data.standardize
+    )
+    columns = train.x.shape[-1]
+    self._mean, self._deviation = np.zeros(columns), np.ones(columns)
+    self.shift = np.zeros(columns)
+    if config.data.standardize:
+      self._mean, self._deviation = sequence_arrays.standardization(
+          train.x, train.valid()
+      )
+      self.shift = sequence_arrays.shift_of(
+          train.x, train.valid(), self._mean, self._deviation
+      )
+    self.splits: Mapping[str, protocol.Examples] = {
+        name: self._examples(split) for name, split in splits.items()
+    }
+    self.summary['warnings'] += self._rounding(splits)
     for line in sequence_checks.lines(dataset, self.summary):
       print(line, flush=True)
     self.batch_size = min(config.batch_size, len(train.x))
     if self.batch_size < config.batch_size:
       print(f'data: training in batches of {self.batch_size}', flush=True)
-    columns = train.x.shape[-1]
-    self._mean, self._deviation = np.zeros(columns), np.ones(columns)
-    if config.data.standardize:
-      self._mean, self._deviation = sequence_arrays.standardization(
-          train.x, train.valid()
-      )
     self._have_missing = config.data.get('missing') == 'zero' or any(
         np.isnan(split.x).any() for split in splits.values()
     )
     self._are_ragged = any(
         split.lengths.min() < split.x.shape[1] for split in splits.values()
     )
-    self.splits: Mapping[str, protocol.Examples] = {
-        name: {'x': split.x, 'lengths': split.lengths, 'y': split.y}
-        for name, split in splits.items()
-    }
+
+  def _examples(self, split: sequence_arrays.Sequences) -> protocol.Examples:
+    valid, y = split.valid(), split.y
+    if isinstance(self.answers, answers_lib.Numbers):
+      known = valid if self._every_step else np.ones(len(y), bool)
+      y = sequence_arrays.centre(y, self.answers.shift, known)
+    x = sequence_arrays.centre(split.x, self.shift, valid)
+    return {'x': x, 'lengths': split.lengths, 'y': y}
+
+  def _rounding(self, splits) -> list[str]:
+    """Returns warnings about steps that float32 makes equal, in all splits."""
+    found = []
+    are_numbers = isinstance(self.answers, answers_lib.Numbers)
+    for key, of in (('x', ''), *([('y', ' of y')] if are_numbers else [])):
+      lost = np.zeros(2, int)[:, None]
+      for name, split in splits.items():
+        has_steps = key == 'x' or self._every_step
+        valid = split.valid() if has_steps else slice(None)
+        steps, seen = getattr(split, key)[valid], self.splits[name][key][valid]
+        if key == 'x':
+          seen = self._standardized(seen, np)
+        lost = lost + sequence_arrays.lost_steps(steps, seen)
+      found += sequence_checks.rounding(*lost, of)
+    return found
 
   def _set_up(self, config, answers, every_step) -> None:
     check_model(config)
@@ -120,6 +152,7 @@ class SequenceTask(protocol.Task):
         'every_step': self._every_step,
         'mean': self._mean.tolist(),
         'deviation': self._deviation.tolist(),
+        'shift': self.shift.tolist(),
         'have_missing': bool(self._have_missing),
         'are_ragged': bool(self._are_ragged),
     }
@@ -131,6 +164,7 @@ class SequenceTask(protocol.Task):
     task._set_up(config, answers, described['every_step'])
     task._mean = np.array(described['mean'])
     task._deviation = np.array(described['deviation'])
+    task.shift = np.array(described.get('shift', 0 * task._mean))
     task._have_missing = described['have_missing']
     task._are_ragged = described['are_ragged']
     return task
@@ -215,13 +249,19 @@ class SequenceTask(protocol.Task):
         allowed where the data may have it, as by config.data.missing='zero'.
     """
     return sequence_inputs.check(
-        inputs, len(self._mean), self._have_missing, self._has_field
+        inputs,
+        len(self._mean),
+        self._have_missing,
+        self._has_field,
+        shift=self.shift,
+        are_ragged=self._are_ragged,
     )
 
   def predict(self, model: nnx.Module, inputs: Any) -> jax.Array:
     """Returns classes, int32 [B], or numbers, float32 [B, D].
 
-    With answers at every step there is an axis of time after B.
+    With answers at every step there is an axis of time after B. Numbers lack
+    `answers.shift`, which `in_units` adds.
 
     Args:
       model: a trained one.
@@ -230,12 +270,27 @@ class SequenceTask(protocol.Task):
     """
     if not isinstance(inputs, Mapping):
       inputs = {'x': inputs}
-    outputs = self._outputs(model, inputs['x'], inputs.get('lengths'))
+    if 'centred' in inputs:
+      x = inputs['centred']
+    else:
+      x = inputs['x']
+      if self.shift.any():
+        sequence_inputs.warn_of_digits(x.dtype, self.shift)
+        x = x - jnp.asarray(self.shift, jnp.result_type(x, jnp.float32))
+    outputs = self._outputs(model, x, inputs.get('lengths'))
     return self.answers.predict(outputs)
 
+  def in_units(self, predictions: Any) -> Any:
+    """Returns predictions in the units of the data, maybe in float64."""
+    return self.answers.in_units(predictions)
+
+  def _standardized(self, x, lib=jnp):
+    """Returns x of the `splits` as a model sees it, by numpy or JAX."""
+    mean = lib.asarray(self._mean - self.shift, lib.float32)
+    return (x - mean) / lib.asarray(self._deviation, lib.float32)
+
   def _outputs(self, model, x, lengths=None, rngs=None) -> jax.Array:
-    mean = jnp.asarray(self._mean, jnp.float32)
-    x = (x - mean) / jnp.asarray(self._deviation, jnp.float32)
+    x = self._standardized(x)
     if self._have_missing:
       x = jnp.where(jnp.isnan(x), 0.0, x)
     return model(x, seq_lengths=lengths, rngs=rngs)

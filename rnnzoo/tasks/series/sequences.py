@@ -77,14 +77,21 @@ class OwnSequences(sequence_task.SequenceTask):
     fields.check(data, _RULES, 'config.data')
     sequence_task.check_model(config, data.kind == 'classification')
     if data.source != 'files':
-      fields.check_unread(data, ('path',), 'source')
+      fields.check_unread(data, {'path': ''}, 'source')
       _check_tfds(data)
       name, splits = tfds_sequences.read(
-          data.source, data.data_dir, data.sequence
+          data.source, data.data_dir, data.sequence, data.missing
       )
     else:
-      fields.check_unread(data, ('data_dir',), 'source')
+      unread = {'data_dir': '', 'sequence': 'row'}
+      fields.check_unread(data, unread, 'source')
       name, splits = _read_files(data)
+    there = [split for split in _SPLITS[1:] if split in splits]
+    unread = {f'{split}_fraction': 0.15 for split in there}
+    if len(there) == 2:
+      unread['split_seed'] = 0
+    choice = 'path' if data.source == 'files' else 'source'
+    fields.check_unread(data, unread, choice)
     kind: answers.Answers
     if data.kind == 'classification':
       splits, kind = encode(splits, data.every_step)
@@ -223,4 +230,6 @@ def _numbers(
   if not standardize:
     return answers.Numbers(np.zeros(size), np.ones(size))
   valid = train.valid() if every_step else np.ones(len(train.y), bool)
-  return answers.Numbers(*sequence_arrays.standardization(train.y, valid))
+  mean, deviation = sequence_arrays.standardization(train.y, valid)
+  shift = sequence_arrays.shift_of(train.y, valid, mean, deviation)
+  return answers.Numbers(mean, deviation, shift)

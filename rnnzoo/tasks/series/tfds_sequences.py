@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from rnnzoo.tasks import tfds_sets
+from rnnzoo.tasks.series import npz
 from rnnzoo.tasks.series import sequence_arrays
 from rnnzoo.tasks.series import sequence_checks
 
@@ -17,7 +18,7 @@ READINGS = ('row', 'pixel')
 
 
 def read(
-    source: str, data_dir: str, reading: str
+    source: str, data_dir: str, reading: str, missing: str
 ) -> tuple[str, dict[str, sequence_arrays.Sequences]]:
   """Returns the name of a set, and its splits with labels as y.
 
@@ -25,13 +26,20 @@ def read(
     source: 'tfds:<name>'.
     data_dir: where TFDS keeps its sets.
     reading: of images: 'row' or 'pixel'.
+    missing: 'refuse', or 'zero' for inputs that may hold NaN.
 
   Raises:
-    ValueError: the set cannot be read, or its examples are not numbers with a
-      class each.
+    ValueError: the set cannot be read, its examples are not numbers with a
+      class each, or `reading` is set and they are no images.
   """
   found = tfds_sets.read(source, data_dir)
   is_image = type(found.input).__name__ == 'Image'
+  if reading != 'row' and not is_image:
+    raise ValueError(
+        f'config.data.sequence would be ignored with config.data.source='
+        f"{source!r}, which has no images; it must be 'row' there, got"
+        f' {reading!r}'
+    )
   splits = {}
   for name, examples in found.splits.items():
     sequences = [
@@ -45,9 +53,15 @@ def read(
           ' different widths cannot be read by rows'
       )
     labels = _labels(examples.targets, found.target, f'{source!r}, {name!r}')
-    splits[name] = sequence_arrays.Sequences(
-        *sequence_arrays.pad(sequences), labels
+    x, lengths = sequence_arrays.pad(sequences)
+    x = npz.checked(
+        x,
+        lengths,
+        missing,
+        f'config.data.source={source!r}, {name!r}: x',
+        may_be_padded=not is_image,
     )
+    splits[name] = sequence_arrays.Sequences(x, lengths, labels)
   for name, split in splits.items():
     sequence_checks.check_fit(
         f'config.data.source={source!r}, {name!r}',
@@ -60,7 +74,7 @@ def read(
 
 
 def _sequence(example: Any, source: str, by_pixel: bool) -> np.ndarray:
-  """Returns an example as float32 [T, F]."""
+  """Returns an example as numbers [T, F]."""
   array = np.asarray(example)
   if array.dtype.kind not in 'biuf' or not array.ndim or not array.size:
     raise ValueError(
@@ -69,7 +83,7 @@ def _sequence(example: Any, source: str, by_pixel: bool) -> np.ndarray:
     )
   if by_pixel:
     array = array.reshape(-1, array.shape[-1])
-  return array.reshape(len(array), -1).astype(np.float32)
+  return array.reshape(len(array), -1)
 
 
 def _labels(targets: list[Any], feature: Any, name: str) -> np.ndarray:

@@ -58,9 +58,12 @@ class TimeSeries(sequence_task.SequenceTask):
     fields.check(data, _RULES, 'config.data')
     sequence_task.check_model(config)
     if data.name == SYNTHETIC:
-      fields.check_unread(data, ('manual_dir',), 'name')
+      unread = {'manual_dir': '', 'split': 'archive'}
+      fields.check_unread(data, unread, 'name')
       parts = synthetic(*_SYNTHETIC_SHAPE)
     else:
+      if data.split == 'archive':
+        fields.check_unread(data, {'test_fraction': 0.15}, 'split')
       parts = uea.read(data.name, data.manual_dir)
     if data.split == 'pooled':
       parts = {'train': sequence_arrays.concatenate(parts.values(), False)}
