@@ -26,6 +26,7 @@ import torch
 
 from rnnzoo.benchmark import cases
 from rnnzoo.benchmark import command_line
+from rnnzoo.benchmark import machine
 from rnnzoo.benchmark import report
 from rnnzoo.benchmark import sweeps
 
@@ -127,6 +128,7 @@ def new_result(shapes: dict[str, cases.Shape]) -> Row:
   return {
       'suite': 'cudnn',
       'date': now.isoformat(timespec='seconds'),
+      'commit': machine.commit(),
       'device': {'kind': torch.cuda.get_device_name() if on_gpu() else 'cpu'},
       'versions': {'torch': torch.__version__, 'cudnn': cudnn},
       'shapes': {name: dataclasses.asdict(s) for name, s in shapes.items()},
@@ -139,8 +141,8 @@ def resume(result: Row, path: pathlib.Path) -> None:
   if path.exists():
     earlier = json.loads(path.read_text(encoding='utf-8'))
     if all(earlier[fact] == result[fact] for fact in ('device', 'versions')):
-      date = earlier['date']
-      result['rows'] += [{'date': date} | row for row in earlier['rows']]
+      own = {key: earlier[key] for key in ('date', 'commit')}
+      result['rows'] += [own | row for row in earlier['rows']]
       result['shapes'] = earlier['shapes'] | result['shapes']
       print(f'{len(earlier["rows"])} rows of {path} are kept', flush=True)
 

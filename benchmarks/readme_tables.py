@@ -525,7 +525,7 @@ def conversions() -> str:
   lines += [
       f'| {row["library"]} | `{row["class"]}` | {row["outputs"]:.0e} |'
       f' {row["states"]:.0e} |'
-      for row in load('conversions.json')
+      for row in load('conversions.json')['rows']
   ]
   return '\n'.join(lines)
 

@@ -64,6 +64,18 @@ def readme_tables():
   return module
 
 
+def unknown_commits(data, known=False):
+  """Yields parts of a result whose commit is missing, or in no history."""
+  for part in data if isinstance(data, list) else [data]:
+    if isinstance(part, dict):
+      named = known or '"commit": ' in json.dumps(part)
+      commit = str(part.get('commit', '0000000'))
+      if not (named and re.fullmatch('[0-9a-f]{7,40}', commit)):
+        yield part
+      for value in part.values() if named else ():
+        yield from unknown_commits(value, known or 'commit' in part)
+
+
 class DocumentsTest(absltest.TestCase):
 
   def test_readme_example_runs(self):
@@ -189,6 +201,50 @@ class DocumentsTest(absltest.TestCase):
 
   def test_citation_names_this_version(self):
     self.assertIn(f'\nversion: {rnnzoo.__version__}\n', read('CITATION.cff'))
+
+  def test_results_name_commits_and_are_named(self):
+    documents = [ROOT / 'README.md', *(ROOT / 'docs').rglob('*.md')]
+    for folder in ('benchmarks', 'docs', 'pallas_kernels', 'rnnzoo', 'tests'):
+      documents += (ROOT / folder).rglob('*.py')
+    texts = ' '.join(path.read_text('utf-8') for path in documents)
+    patterns = re.findall(r'[\w.*{}]+\.json', texts)
+    patterns = {re.sub(r'\{\w+\}', '*', name) for name in patterns} - {'*.json'}
+    # Of a test above, by name.
+    patterns |= {'smnist.json', 'time_series.json'}
+    for path in (ROOT / 'benchmarks').glob('*.json'):
+      with self.subTest(path.name):
+        self.assertTrue(any(path.match(name) for name in patterns))
+        data = json.loads(path.read_text('utf-8'))
+        self.assertEmpty([*unknown_commits(data)])
+
+  def test_decimals_of_prose_have_a_row(self):
+    tables = readme_tables()
+    used, load = set(), tables.load
+    tables.load = lambda name: used.add(name) or load(name)
+    number = r'(?<![\w.,-])\d*\.\d+(?!\.?\d)'
+    version = (
+        r'[\d.]+ or newer|'
+        r'(?i:jax|python|since|from|>=) \d[\d.]*(?: (?:and|to|or) \d[\d.]*)?'
+    )
+    for path in [ROOT / 'README.md', *(ROOT / 'docs').rglob('*.md')]:
+      document, text = path.relative_to(ROOT).as_posix(), path.read_text(
+          'utf-8'
+      )
+      prose = re.sub(r'<!-- begin.*?<!-- end', '', text, flags=re.DOTALL)
+      prose = re.sub(r'```.*?```|`[^`]*`', '', prose, flags=re.DOTALL)
+      used.clear()
+      used.update(re.findall(r'\w[\w.]*\.json', text))
+      made = [table() for table in tables.TABLES.get(document, {}).values()]
+      results = [ROOT / 'benchmarks' / name for name in used]
+      made += [path.read_text('utf-8') for path in results if path.exists()]
+      given = {float(x) for x in re.findall(r'\d*\.?\d+', ' '.join(made))}
+      for found in set(re.findall(number, re.sub(version, '', prose))):
+        digits = len(found.split('.')[1])
+        if len(found.replace('.', '').lstrip('0')) > 1:
+          scales = 1, 100, 1e3, 1e-3, 1e-6, 2**-20
+          near = {round(x * scale, digits) for x in given for scale in scales}
+          with self.subTest(f'{found} in {document}'):
+            self.assertIn(float(found), near)
 
   def test_published_numbers_name_their_source(self):
     tables = readme_tables()

@@ -46,6 +46,8 @@ def output(name: str, dtype) -> np.ndarray:
 
 def measure() -> dict:
   """Returns errors at `STEPS` by layer and dtype, relative to the largest h."""
+  from rnnzoo.benchmark import machine
+
   jax.config.update('jax_enable_x64', True)
   errors = {}
   for name in LAYERS:
@@ -59,6 +61,7 @@ def measure() -> dict:
   return {
       'command': 'python docs/drawings/error_over_time.py',
       'date': datetime.datetime.now(datetime.UTC).date().isoformat(),
+      'commit': machine.commit(),
       'jax': jax.__version__,
       'device': jax.devices()[0].platform,
       'sizes': {

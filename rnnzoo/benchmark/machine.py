@@ -43,7 +43,7 @@ def environment() -> dict[str, Any]:
           },
       },
       'xla_flags': os.environ.get('XLA_FLAGS', ''),
-      'commit': _commit(),
+      'commit': commit(),
   }
 
 
@@ -56,7 +56,7 @@ def _processor() -> str:
   return found[1] if found else platform.processor() or platform.machine()
 
 
-def _commit() -> str | None:
+def commit() -> str | None:
   """Returns the commit of a checkout, with -dirty where it was changed."""
   here = pathlib.Path(__file__)
   options: Any = {'cwd': here.parent, 'text': True, 'capture_output': True}

@@ -24,6 +24,7 @@ import pytest
 
 import rnnzoo
 from rnnzoo import convert
+from rnnzoo.benchmark import machine
 
 HERE = pathlib.Path(__file__).resolve().parent
 JSON = HERE.parents[1] / 'benchmarks' / 'conversions.json'
@@ -478,6 +479,11 @@ def both_biases(weights):
 
 if __name__ == '__main__':
   if sys.argv[1:] == ['--write']:
-    JSON.write_text(json.dumps(differences(), indent=1) + '\n')
+    result = {
+        'command': 'python tests/convert/libraries_test.py --write',
+        **machine.environment(),
+        'rows': differences(),
+    }
+    JSON.write_text(json.dumps(result, indent=1) + '\n')
   else:
     absltest.main()
