@@ -12,8 +12,9 @@ decoder's output, and W linear maps with biases:
                          h_t  = decoder([e_t; c_t])
   both                   logits_t = W [e_t; h_t; c_t]
 
-Dimensions: B batch, S steps of the source, T of the target, E features of an
-embedding, C of the encoder, F of the decoder, A of the attention, V tokens.
+Dimensions: B batch axes, any number or none, S steps of the source, T of the
+target, E features of an embedding, C of the encoder, F of the decoder, A of the
+attention, V tokens.
 
 References:
   Cho et al., Learning phrase representations using RNN encoder-decoder, 2014.
@@ -22,6 +23,7 @@ References:
   Bengio et al., Scheduled sampling for sequence prediction, 2015.
 """
 
+import math
 from typing import Any, NamedTuple
 
 from flax import nnx
@@ -197,7 +199,7 @@ class Seq2Seq(nnx.Module):
     """
     source = _check_tokens(source, 'source')
     if lengths is None:
-      lengths = jnp.full(source.shape[0], source.shape[1], jnp.int32)
+      lengths = jnp.full(source.shape[:-1], source.shape[-1], jnp.int32)
     x = embedding.vectors(self.source_embedding, source)
     if (scale := self._dropout_scale(x, rngs)) is not None:
       x = x * scale
@@ -209,7 +211,9 @@ class Seq2Seq(nnx.Module):
       return Memory(context)
     with jax.named_scope('projection'):
       keys = self.attention.key(values)
-    valid = jnp.arange(source.shape[1])[None] < lengths[:, None]
+    steps = jnp.arange(source.shape[-1])
+    batch_axes = range(source.ndim - 1)
+    valid = jnp.expand_dims(steps, batch_axes) < lengths[..., None]
     return Memory(context, keys, values, valid)
 
   def initial_carry(self, memory: Memory) -> Any:
@@ -257,12 +261,18 @@ class Seq2Seq(nnx.Module):
         made without `rngs`.
     """
     tokens = _check_tokens(tokens, 'target')
+    if tokens.shape[:-1] != (batch_shape := memory.context.shape[:-1]):
+      raise ValueError(
+          f'target must be integers [..., time] with batch axes {batch_shape},'
+          f" the source's; got shape {tokens.shape}."
+      )
     forced = isinstance(teacher_forcing, (int, float)) and teacher_forcing == 1
     if not forced and rngs is None:
       raise ValueError(
           'teacher_forcing below 1 needs random numbers: rngs=nnx.Rngs(key).'
       )
-    given = partitioning.batch_alike([memory, tokens])
+    batch_axes = tokens.ndim - 1
+    given = partitioning.batch_alike([memory, tokens], batch_axes)
     memory, tokens = sharding.alike(given)
     x = embedding.vectors(self.target_embedding, tokens)
     scale = self._dropout_scale(x, rngs)
@@ -276,7 +286,8 @@ class Seq2Seq(nnx.Module):
     x = x if scale is None else x * scale
     if not self.has_attention:
       context = jnp.broadcast_to(
-          memory.context[:, None], (*x.shape[:2], memory.context.shape[-1])
+          memory.context[..., None, :],
+          (*x.shape[:-1], memory.context.shape[-1]),
       )
       with jax.named_scope('concatenation'):
         inputs = jnp.concatenate([x, context.astype(x.dtype)], axis=-1)
@@ -290,8 +301,10 @@ class Seq2Seq(nnx.Module):
       carry, *results = self._step(memory, carry, x)
       return carry, results
 
-    _, results = jax.lax.scan(body, carry, jnp.swapaxes(x, 0, 1))
-    outputs, context, weights = [jnp.swapaxes(y, 0, 1) for y in results]
+    _, results = jax.lax.scan(body, carry, jnp.moveaxis(x, batch_axes, 0))
+    outputs, context, weights = [
+        jnp.moveaxis(y, 0, batch_axes) for y in results
+    ]
     return Outputs(self._logits(x, outputs, context), weights)
 
   def __call__(
@@ -332,24 +345,29 @@ class Seq2Seq(nnx.Module):
     """
 
     def search(given):
-      (memory,) = given
-      start = self.step, memory, self.initial_carry(memory)
-      batch = memory.context.shape[0]
-      if num_beams == 1:
-        return decoding.greedy(*start, batch, max_length=max_length)
-      return decoding.beam_search(
-          *start,
-          batch,
-          max_length=max_length,
-          num_beams=num_beams,
-          length_penalty=length_penalty,
+      lead = given[0].context.shape[:-1]
+      batch = math.prod(lead)
+      memory = jax.tree.map(
+          lambda x: x.reshape(batch, *x.shape[len(lead) :]), given[0]
       )
+      start = self.step, memory, self.initial_carry(memory), batch
+      if num_beams == 1:
+        found = decoding.greedy(*start, max_length=max_length)
+      else:
+        found = decoding.beam_search(
+            *start,
+            max_length=max_length,
+            num_beams=num_beams,
+            length_penalty=length_penalty,
+        )
+      return jax.tree.map(lambda x: x.reshape(*lead, *x.shape[1:]), found)
 
     split = (self.encode(source, lengths),)
     if not partitioning.is_sharded(split):
       return search(split)
     # Each device decodes its own part of the batch.
-    batch_first = (0, None, None)
+    batch_axes = split[0].context.ndim - 1
+    batch_first = (*range(batch_axes), None, None)
     return partitioning.spread(
         search,
         split,
@@ -360,7 +378,8 @@ class Seq2Seq(nnx.Module):
 
   def _choose(self, memory, carry, tokens, keeps, scale) -> Outputs:
     """Runs over tokens, of which some are replaced by the model's own."""
-    over_time = lambda x: None if x is None else jnp.swapaxes(x, 0, 1)
+    axis = tokens.ndim - 1
+    over_time = lambda x: None if x is None else jnp.moveaxis(x, axis, 0)
 
     def body(state, inputs):
       carry, chosen = state
@@ -375,15 +394,15 @@ class Seq2Seq(nnx.Module):
       return (carry, chosen), (logits, weights)
 
     # The first token is the start, which no model chooses.
-    keeps = keeps.at[:, 0].set(True)
+    keeps = keeps.at[..., 0].set(True)
     _, results = jax.lax.scan(
         body,
-        (carry, tokens[:, 0]),
+        (carry, tokens[..., 0]),
         (over_time(tokens), over_time(keeps), over_time(scale)),
     )
     logits, weights = results
-    weights = None if weights is None else jnp.swapaxes(weights, 0, 1)
-    return Outputs(jnp.swapaxes(logits, 0, 1), weights)
+    weights = None if weights is None else jnp.moveaxis(weights, 0, axis)
+    return Outputs(jnp.moveaxis(logits, 0, axis), weights)
 
   def _step(self, memory, carry, x):
     """Returns (carry, h [B, F], context [B, C], weights [B, S] or None)."""
@@ -445,28 +464,28 @@ def _last(
     sizes = [level.out_features for level in layer.layers]
     starts = np.cumsum([layer.in_features, *sizes[:-1]])
     first, *parts = jnp.split(y, starts, axis=-1)
-    index = checks.last_step(lengths, y.shape[1])[:, None, None]
-    found = [jnp.take_along_axis(first, index, axis=1)[:, 0]]
+    index = checks.last_step(lengths, y.shape[-2])[..., None, None]
+    found = [jnp.take_along_axis(first, index, axis=-2)[..., 0, :]]
     for level, part in zip(layer.layers, parts, strict=True):
       found.append(_last(level, part, lengths))
     return jnp.concatenate(found, axis=-1)
   if isinstance(layer, stack.Stack):
     return _last(layer.layers[-1], y, lengths)
-  index = checks.last_step(lengths, y.shape[1])[:, None, None]
-  last = jnp.take_along_axis(y, index, axis=1)[:, 0]
+  index = checks.last_step(lengths, y.shape[-2])[..., None, None]
+  last = jnp.take_along_axis(y, index, axis=-2)[..., 0, :]
   if not isinstance(layer, bidirectional.Bidirectional):
     return last
   # The backward half has seen everything at its first step.
   size = layer.forward.out_features
-  return jnp.concatenate([last[:, :size], y[:, 0, size:]], axis=-1)
+  return jnp.concatenate([last[..., :size], y[..., 0, size:]], axis=-1)
 
 
 def _check_tokens(tokens: Array, name: str) -> Array:
   tokens = jnp.asarray(tokens)
-  is_valid = jnp.issubdtype(tokens.dtype, jnp.integer) and tokens.ndim == 2
-  if not is_valid or not tokens.shape[1]:
+  is_valid = jnp.issubdtype(tokens.dtype, jnp.integer) and tokens.ndim > 0
+  if not is_valid or not tokens.shape[-1]:
     raise ValueError(
-        f'{name} must be integers [batch, time], with a step or more; got'
+        f'{name} must be integers [..., time], with a step or more; got'
         f' {tokens.dtype} of shape {tokens.shape}.'
     )
   return tokens

@@ -5,12 +5,13 @@ from absl.testing import parameterized
 from flax import nnx
 import jax
 import numpy as np
+import pytest
 
 import rnnzoo
 from rnnzoo import models
 from tests.testing import random_layers
 
-ROWS, TIME, FEATURES, TOKENS = 4, 5, 3, 9
+ROWS, TIME, FEATURES, TOKENS = 6, 5, 3, 9
 
 _rng = np.random.default_rng(0)
 draw = lambda *shape: _rng.standard_normal(shape).astype(np.float32)
@@ -18,7 +19,7 @@ A, B, X = (draw(ROWS, TIME, FEATURES) for _ in range(3))
 H = draw(ROWS, FEATURES)
 RESET = _rng.random((ROWS, TIME)) < 0.3
 MASK = _rng.random((ROWS, TIME)) < 0.7
-LENGTHS = np.array([5, 1, 3, 2], np.int32)
+LENGTHS = np.array([5, 1, 3, 2, 4, 0], np.int32)
 SOURCE = _rng.integers(4, TOKENS, (ROWS, TIME), np.int32)
 TARGET = _rng.integers(4, TOKENS, (ROWS, 3), np.int32)
 
@@ -42,10 +43,13 @@ def unroll(gates, h0, reset, mask):
 
 
 def make_seq2seq(attention):
-  layer = lambda *sizes: random_layers.make('GRU', *sizes)
+  make = random_layers.make
+  encoder = make('GRU', 4, 6)
+  if attention:
+    encoder = make(rnnzoo.Bidirectional, rnnzoo.GRU, 4, 5)
   return models.Seq2Seq(
-      layer(4, 6),
-      layer(3 + 6, 6),
+      encoder,
+      make('GRU', 3 + encoder.out_features, 6),
       num_source_tokens=TOKENS,
       num_target_tokens=TOKENS,
       attention_features=attention,
@@ -88,6 +92,8 @@ CASES = {
         (A[:, :0], B[:, :0], H, RESET[:, :0]),
     ),
     'unroll': (unroll, (X, H, RESET, MASK)),
+}
+MODELS = {
     'Seq2Seq': (
         lambda *given: seq2seq(None, *given),
         (SOURCE, LENGTHS, TARGET),
@@ -103,12 +109,11 @@ CASES = {
 
 class LeadingAxesTest(parameterized.TestCase):
 
-  @parameterized.named_parameters((k, *case) for k, case in CASES.items())
-  def test_results_are_those_of_one_axis(self, function, given):
+  def check(self, function, given):
     run = jax.jit(function)
     cut = lambda tree: jax.tree.map(lambda x: x[1], tree)
     split = lambda tree: jax.tree.map(
-        lambda x: np.reshape(x, (2, 2, *x.shape[1:])), tree
+        lambda x: np.reshape(x, (2, 3, *x.shape[1:])), tree
     )
     want = run(*given)
     for change in (cut, split):
@@ -119,6 +124,15 @@ class LeadingAxesTest(parameterized.TestCase):
           got,
           change(want),
       )
+
+  @parameterized.named_parameters((k, *case) for k, case in CASES.items())
+  def test_functions(self, function, given):
+    self.check(function, given)
+
+  @parameterized.named_parameters((k, *case) for k, case in MODELS.items())
+  @pytest.mark.slow
+  def test_models(self, function, given):
+    self.check(function, given)
 
   def test_verify(self):
     layer = random_layers.make('GRU', FEATURES, 4)

@@ -344,6 +344,12 @@ class SLSTMBlockTest(parameterized.TestCase):
     )
     equal(bias, same.bias[...])
     self.assertEqual(block.mlp.up.kernel.shape, (8, 128))
+    # N(0, 2/(5 F)) and, of L = 2 blocks, N(0, 4/(L² F)), within five times the
+    # rounding of so many draws.
+    for layer, want in ((block.mlp.up, 0.4), (block.mlp.down, 1.0)):
+      kernel = layer.kernel[...]
+      spread = np.std(kernel) / np.sqrt(want / 8)
+      self.assertAlmostEqual(spread, 1, delta=5 / np.sqrt(2 * kernel.size))
 
   @pytest.mark.slow
   def test_no_sequences_and_no_steps(self):
