@@ -272,13 +272,9 @@ class Task(abc.ABC):
     )
 
   def in_units(self, predictions: Any) -> Any:
-    """Returns the result of `predict` in the units of the data.
+    """Returns the result of `predict` in the units of the data, for the user.
 
-    It is called after `check_inputs` and `predict`, once a call, so that
-    numbers that float32 cannot hold may be float64 on the host.
-
-    Args:
-      predictions: by `predict`, of inputs by `check_inputs`.
+    It need not be traced, so numbers beyond float32 may be float64.
     """
     return predictions
 

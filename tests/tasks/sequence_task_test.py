@@ -159,8 +159,8 @@ class Float32Test(parameterized.TestCase):
     self.assertNotIn('WARNING', printed)
     near, near_loaded, _ = self.task(ticks, self.path())
     for name, split in task.splits.items():
-      z = task._standardized(split['x'])
-      expected = near._standardized(near.splits[name]['x'])
+      z = task._outputs(lambda x, **_: x, split['x'])
+      expected = near._outputs(lambda x, **_: x, near.splits[name]['x'])
       np.testing.assert_allclose(z, expected, atol=1e-3)
     model = lambda x, **_: jnp.concatenate([x[:, -1], 0 * x[:, 0]], axis=-1)
     found = [

@@ -35,13 +35,6 @@ from rnnzoo.tasks.images import image_inputs
 from rnnzoo.tasks.images import smnist
 
 SEQUENCES = ('row', 'pixel', 'permuted', 'noise_padded')
-# Fields of `config.data` that one reading alone reads, with their defaults.
-_READ_BY: Mapping[str, Mapping[str, int]] = types.MappingProxyType(
-    {
-        'permuted': {'permutation_seed': 0},
-        'noise_padded': {'num_steps': 1000, 'noise_seed': 0},
-    }
-)
 
 _DATA_RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
     {
@@ -84,9 +77,11 @@ class SequentialCifar(classification.Classification):
     """
     data = config.data
     self._set_up(config)
-    for sequence, unread in _READ_BY.items():
-      if data.sequence != sequence:
-        fields.check_unread(data, unread, 'sequence')
+    if data.sequence != 'permuted':
+      fields.check_unread(data, {'permutation_seed': 0}, 'sequence')
+    if data.sequence != 'noise_padded':
+      unread = {'num_steps': 1000, 'noise_seed': 0}
+      fields.check_unread(data, unread, 'sequence')
     images = cifar_files.load(data)
     self.dataset = images.name
     self.batch_size = config.batch_size

@@ -31,10 +31,12 @@ class Answers(abc.ABC):
   Attributes:
     metrics: the main one first.
     out_features: numbers that the model gives for an answer.
+    shift: taken away of answers before float32 rounds them, [D].
   """
 
   metrics: tuple[protocol.Metric, ...]
   out_features: int
+  shift: np.ndarray = np.zeros(1)
 
   @abc.abstractmethod
   def evaluate(
@@ -59,10 +61,6 @@ class Answers(abc.ABC):
   @abc.abstractmethod
   def arguments(self) -> dict[str, list[Any]]:
     """Returns the argument of `restore`, which JSON can hold."""
-
-  def in_units(self, predictions: jax.Array) -> Array:
-    """Returns predictions in the units of the data."""
-    return predictions
 
   def measure(self, y: np.ndarray, predictions: np.ndarray) -> dict[str, Any]:
     """Returns results that are no means, from arrays of one leading axis."""
@@ -117,8 +115,7 @@ class Numbers(Answers):
   Args:
     mean: of the training answers, [D]; zeros for outputs in units of the data.
     deviation: likewise; ones.
-    shift: taken away of answers before float32 rounds them, [D]; None for
-      nothing.
+    shift: taken away of answers before float32 rounds them, [D].
   """
 
   metrics = METRICS
@@ -127,12 +124,10 @@ class Numbers(Answers):
       self,
       mean: np.ndarray,
       deviation: np.ndarray,
-      shift: np.ndarray | None = None,
+      shift: np.ndarray | float = 0.0,
   ):
     self._mean = np.asarray(mean, np.float64)
-    self.shift = np.zeros_like(self._mean)
-    if shift is not None:
-      self.shift = np.asarray(shift, np.float64)
+    self.shift = np.zeros_like(self._mean) + shift
     self.mean = np.asarray(self._mean - self.shift, np.float32)
     self.deviation = np.asarray(deviation, np.float32)
     self.out_features = len(self.mean)
@@ -156,13 +151,6 @@ class Numbers(Answers):
         'deviation': self.deviation.tolist(),
         'shift': self.shift.tolist(),
     }
-
-  def in_units(self, predictions) -> Array:
-    if not self.shift.any():
-      return predictions
-    if isinstance(predictions, jax.core.Tracer):
-      return predictions + jnp.asarray(self.shift, jnp.float32)
-    return np.asarray(predictions, np.float64) + self.shift
 
   def predict(self, outputs) -> jax.Array:
     return outputs.astype(jnp.float32) * self.deviation + self.mean

@@ -85,22 +85,28 @@ def parse(
   Raises:
     ValueError: they are not.
   """
-  _check_shapes(arrays, form, name)
+  if ('x' in arrays) == ('steps' in arrays):
+    raise ValueError(
+        f'{name} must hold either x [N, T, F] or steps [total, F]; it holds'
+        f' {", ".join(arrays) or "nothing"}'
+    )
+  if 'y' not in arrays:
+    raise ValueError(
+        f'{name} must hold y, the answers; it holds only '
+        f'{", ".join(arrays)}'
+    )
   if 'x' in arrays:
     x, lengths = _padded_x(arrays, name)
   else:
     x, lengths = _concatenated_x(arrays, name)
-  y = arrays['y']
-  if form.every_step and 'steps' in arrays:
-    y, _ = sequence_arrays.pad(np.split(y, np.cumsum(lengths)[:-1]))
-  x = checked(
-      x, lengths, form.missing, f"{name}: {'x' if 'x' in arrays else 'steps'}"
-  )
+  y = _answers(arrays, form, x.shape[:2], lengths, name)
+  place = f"{name}: {'x' if 'x' in arrays else 'steps'}"
+  x = checked(x, lengths, form.missing, place)
   found = sequence_arrays.Sequences(x, lengths, y)
   valid = found.valid() if form.every_step else np.ones(len(y), bool)
   if form.kind == 'regression':
     y = y if y.ndim == (3 if form.every_step else 2) else y[..., None]
-    _check_values(y, valid, f'{name}: y')
+    check_values(y, valid, f'{name}: y')
     y = sequence_arrays.narrow(y, valid)
   if form.every_step:
     y = y.copy()
@@ -111,45 +117,35 @@ def parse(
 
 
 def checked(
-    x: np.ndarray,
-    lengths: np.ndarray,
-    missing: str,
-    name: str,
-    may_be_padded: bool = True,
+    x: np.ndarray, lengths: np.ndarray, missing: str, name: str
 ) -> np.ndarray:
   """Returns x [N, T, F] as `Sequences` have it; tells what may be padding.
 
   Args:
-    x: numbers of any kind, [N, T, F].
+    x: numbers of any kind.
     lengths: int [N].
     missing: of `Form`.
-    name: of the data and the array, for messages.
-    may_be_padded: whether to look for padding; images have dark edges.
+    name: of the data and the array.
 
   Raises:
     ValueError: a valid step has no finite number in float32.
   """
-  told = []
-  if may_be_padded:
-    told = sequence_checks.padding(
-        x, lengths, "save x, y and, for the task 'sequences', "
-    )
+  remedy = "save x, y and, for the task 'sequences', "
+  told = sequence_checks.padding(x, lengths, remedy)
   valid = np.arange(x.shape[1]) < lengths[:, None]
-  advice = ''
-  if missing == 'refuse':
-    advice = "; --config.data.missing='zero' allows NaN in x"
-  advice = next((f'; {text}' for what, text in told if what == 'NaN'), advice)
-  _check_values(x, valid, name, missing == 'zero', advice)
-  for _, sentence in told:
+  advice = "--config.data.missing='zero' allows NaN in x"
+  advice = advice if missing == 'refuse' else ''
+  advice = next((text for text in told if 'of NaN' in text), advice)
+  check_values(x, valid, name, missing == 'zero', advice)
+  for sentence in told:
     print(f'WARNING: data: {name}: {sentence}', flush=True)
   # Nothing may be left of values in the padding.
-  if not valid.all():
-    x = np.where(valid[..., None], x, np.zeros((), x.dtype))
+  x = x if valid.all() else np.where(valid[..., None], x, x.dtype.type(0))
   return sequence_arrays.narrow(x, valid)
 
 
 def _load(path: pathlib.Path, form: Form) -> dict[str, np.ndarray]:
-  """Returns the arrays of a file that are read, if it has the right ones."""
+  """Returns the arrays of a file that are read, if they fit together."""
   if not path.is_file():
     raise FileNotFoundError(f'{path} does not exist, or is no file')
   with path.open('rb') as content:
@@ -171,120 +167,95 @@ def _load(path: pathlib.Path, form: Form) -> dict[str, np.ndarray]:
     raise
   except Exception as error:  # A damaged zip file can raise nearly any.
     raise ValueError(f'{path} is not a whole .npz file: {error}') from error
+  for name in file.files:
+    if name not in _NAMES:
+      print(
+          f'WARNING: data: {path}: nothing reads its array'
+          f' {name!r}{_hint(name)}',
+          flush=True,
+      )
   arrays = {}
   with file:
+    # Sizes first: a small file may hold very much.
     for read in (_stand_in, lambda file, name: file[name]):
-      for name in file.files:
-        if name not in _NAMES:
-          if read is _stand_in:
-            print(
-                f'WARNING: data: {path}: nothing reads its array'
-                f' {name!r}{_hint(name)}',
-                flush=True,
-            )
-          continue
+      for name in set(file.files) & set(_NAMES):
         try:
           arrays[name] = read(file, name)
         except MemoryError:
           raise
         except Exception as error:
           raise ValueError(f'{path}: {name} cannot be read: {error}') from error
-      # Before anything large is read.
-      _check_shapes(arrays, form, str(path))
-      _check_memory(arrays, path)
+      _check_sizes(arrays, form, str(path))
   return arrays
 
 
 def _stand_in(file: np.lib.npyio.NpzFile, name: str) -> np.ndarray:
-  """Returns an array of ones with an array's shape, which takes no memory."""
+  """Returns ones in the shape of an array, which take no memory."""
   entry = file.zip.getinfo(f'{name}.npy')
   with file.zip.open(entry) as content:
-    version = np.lib.format.read_magic(content)
-    read = np.lib.format.read_array_header_2_0
-    if version == (1, 0):
-      read = np.lib.format.read_array_header_1_0
+    read = np.lib.format.read_array_header_1_0
+    if np.lib.format.read_magic(content) != (1, 0):
+      read = np.lib.format.read_array_header_2_0
     shape, _, dtype = read(content)
-    if dtype.hasobject:
-      raise ValueError(
-          'it is an array of Python objects, which are not read; give ragged'
-          ' sequences as steps [total, F] and lengths'
-      )
-    size = math.prod(shape) * dtype.itemsize
-    if size != entry.file_size - content.tell():
-      raise ValueError(
-          f'it is damaged: {list(shape)} of {dtype} have {size:,} bytes, the'
-          f' file has {entry.file_size - content.tell():,}'
-      )
+    size = entry.file_size - content.tell()
+  if dtype.hasobject:
+    raise ValueError(
+        'it is an array of Python objects, which are not read; give ragged'
+        ' sequences as steps [total, F] and lengths'
+    )
+  if math.prod(shape) * dtype.itemsize != size:
+    raise ValueError(f'it is damaged: {size:,} bytes are no {dtype} {shape}')
   return np.broadcast_to(np.ones((), dtype), shape)
 
 
-def _check_memory(arrays: Mapping[str, np.ndarray], path: pathlib.Path) -> None:
-  """Raises ValueError if the arrays of a file are larger than the memory."""
+def _check_sizes(arrays: Mapping[str, np.ndarray], form: Form, name: str):
+  """Raises ValueError if arrays do not fit together, or into the memory."""
   needed = sum(array.nbytes for array in arrays.values())
   there = os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')
   if needed > there:
     raise ValueError(
-        f'{path} holds arrays of {needed:,} bytes, but the memory here has'
+        f'{name} holds arrays of {needed:,} bytes, but the memory here has'
         f' {there:,}; give several smaller files, or float32'
     )
-
-
-def _check_shapes(
-    arrays: Mapping[str, np.ndarray], form: Form, name: str
-) -> None:
-  """Raises ValueError unless kinds and shapes of arrays fit together."""
-  if ('x' in arrays) == ('steps' in arrays):
-    raise ValueError(
-        f'{name} must hold either x [N, T, F] or steps [total, F]; it holds'
-        f' {", ".join(arrays) or "nothing"}'
-    )
-  if 'y' not in arrays:
-    raise ValueError(
-        f'{name} must hold y, the answers; it holds only '
-        f'{", ".join(arrays)}'
-    )
-  whole = 'x' if 'x' in arrays else 'steps'
-  x, lengths = arrays[whole], arrays.get('lengths')
-  _check_numeric(x, f'{name}: {whole}')
-  words = '[N, T, F] or [N, T]' if whole == 'x' else '[total, F] or [total]'
-  if x.ndim not in ((2, 3) if whole == 'x' else (1, 2)) or 0 in x.shape:
-    raise ValueError(
-        f'{name}: {whole} must be {words}, with none of them 0; its shape is'
-        f' {list(x.shape)}'
-    )
-  if lengths is None and whole == 'steps':
-    raise ValueError(f'{name}: steps need lengths, int [N]')
-  count = len(x)
-  if lengths is not None:
-    if lengths.ndim != 1 or not len(lengths) or lengths.dtype.kind not in 'iu':
-      raise ValueError(
-          f'{name}: lengths must be integers [N]; got {lengths.dtype} of shape'
-          f' {list(lengths.shape)}'
-      )
-    count = len(lengths)
-  if whole == 'x' and count != len(x):
-    raise ValueError(
-        f'{name}: lengths must have an entry for each of the {len(x)} rows of'
-        f' x; it has {count}'
-    )
-  axes = (count,)
-  if form.every_step:
-    axes = x.shape[:2] if whole == 'x' else x.shape[:1]
-  _check_answers(arrays['y'], form, axes, whole, name)
+  if {'x', 'y'} <= set(arrays) and 'steps' not in arrays:
+    x, lengths = _padded_x(arrays, name)
+    _answers(arrays, form, x.shape[:2], lengths, name)
+  elif {'steps', 'y', 'lengths'} <= set(arrays) and not form.every_step:
+    _answers(arrays, form, arrays['lengths'].shape, arrays['lengths'], name)
 
 
 def _padded_x(arrays, name: str) -> tuple[np.ndarray, np.ndarray]:
   """Returns (x [N, T, F], lengths [N])."""
   x = arrays['x']
+  _check_numeric(x, f'{name}: x')
+  if x.ndim not in (2, 3) or 0 in x.shape:
+    raise ValueError(
+        f'{name}: x must be [N, T, F] or [N, T], with none of them 0; its shape'
+        f' is {list(x.shape)}'
+    )
   x = x if x.ndim == 3 else x[..., None]
   if 'lengths' not in arrays:
     return x, np.full(len(x), x.shape[1], np.int32)
-  return x, _lengths(arrays['lengths'], x.shape[1], name)
+  lengths = arrays['lengths']
+  if lengths.ndim == 1 and len(lengths) != len(x):
+    raise ValueError(
+        f'{name}: lengths must have an entry for each of the {len(x)} rows of'
+        f' x; it has {len(lengths)}'
+    )
+  return x, _lengths(lengths, x.shape[1], name)
 
 
 def _concatenated_x(arrays, name: str) -> tuple[np.ndarray, np.ndarray]:
   """Returns (x [N, T, F], lengths [N]) of steps [total, F]."""
   steps = arrays['steps']
+  _check_numeric(steps, f'{name}: steps')
+  if steps.ndim not in (1, 2) or 0 in steps.shape:
+    raise ValueError(
+        f'{name}: steps must be [total, F] or [total], with none of them 0; its'
+        f' shape is {list(steps.shape)}'
+    )
+  if 'lengths' not in arrays:
+    raise ValueError(f'{name}: steps need lengths, int [N]')
   lengths = _lengths(arrays['lengths'], len(steps), name)
   if lengths.sum() != len(steps):
     raise ValueError(
@@ -301,6 +272,11 @@ def _concatenated_x(arrays, name: str) -> tuple[np.ndarray, np.ndarray]:
 
 def _lengths(lengths: np.ndarray, most: int, name: str) -> np.ndarray:
   """Returns them as int32 [N], each from 1 to `most`."""
+  if lengths.ndim != 1 or not len(lengths) or lengths.dtype.kind not in 'iu':
+    raise ValueError(
+        f'{name}: lengths must be integers [N]; got {lengths.dtype} of shape'
+        f' {list(lengths.shape)}'
+    )
   wrong = np.flatnonzero((lengths < 1) | (lengths > most))
   if len(wrong):
     raise ValueError(
@@ -310,10 +286,11 @@ def _lengths(lengths: np.ndarray, most: int, name: str) -> np.ndarray:
   return lengths.astype(np.int32)
 
 
-def _check_answers(
-    y: np.ndarray, form: Form, expected: tuple[int, ...], whole: str, name: str
-) -> None:
-  """Raises ValueError unless y has the axes `expected`, and maybe one more."""
+def _answers(
+    arrays, form: Form, shape: tuple[int, ...], lengths: np.ndarray, name: str
+) -> np.ndarray:
+  """Returns y with the axes of `shape`, [N, T], or its first."""
+  y = arrays['y']
   if form.kind == 'regression':
     _check_numeric(y, f'{name}: y')
   elif y.dtype.kind not in 'iubUS':
@@ -322,9 +299,10 @@ def _check_answers(
         f' got {y.dtype}. Numbers to predict need'
         " --config.data.kind='regression'"
     )
-  words = '[N]'
-  if form.every_step:
-    words = '[N, T]' if whole == 'x' else '[total]'
+  expected = shape if form.every_step else shape[:1]
+  words = '[N, T]' if form.every_step else '[N]'
+  if form.every_step and 'steps' in arrays:
+    expected, words = (int(lengths.sum()),), '[total]'
   more = y.ndim - len(expected)
   is_right = y.shape[: len(expected)] == expected and (
       more == 0 or (form.kind == 'regression' and more == 1 and y.shape[-1])
@@ -338,6 +316,9 @@ def _check_answers(
         f' config.data.every_step={form.every_step}; its shape is'
         f' {list(y.shape)}'
     )
+  if form.every_step and 'steps' in arrays:
+    y, _ = sequence_arrays.pad(np.split(y, np.cumsum(lengths)[:-1]))
+  return y
 
 
 def _labels(y: np.ndarray, name: str) -> np.ndarray:
@@ -371,21 +352,23 @@ def _check_numeric(array: np.ndarray, name: str) -> None:
     raise ValueError(f'{name} must hold real numbers; got {array.dtype}')
 
 
-def _check_values(
+def check_values(
     values: np.ndarray,
     valid: np.ndarray,
     name: str,
     allow_nan: bool = False,
     advice: str = '',
+    is_counted: bool = True,
 ) -> None:
   """Raises ValueError for a value that float32 cannot hold in a valid step.
 
   Args:
-    values: numbers [N, T, F], or [N, F] where there are no steps.
+    values: [N, T, F], or [N, F] where there are no steps.
     valid: bool [N, T], or [N].
     name: of the file and array.
     allow_nan: whether NaN is allowed.
-    advice: ends the message on NaN.
+    advice: what to do about NaN.
+    is_counted: whether to say how many values are wrong.
   """
   with np.errstate(over='ignore'):
     values = values.astype(np.float32)
@@ -394,13 +377,13 @@ def _check_values(
   if not wrong.any():
     return
   place = tuple(np.argwhere(wrong)[0])
-  if not np.isnan(values[place]):
-    advice = ''
+  advice = f'; {advice}' if advice and np.isnan(values[place]) else ''
+  number = f' ({int(wrong.sum())} such values)' if is_counted else ''
   axes: tuple[str, ...] = ('sequence', 'step', 'column')
   if len(place) == 2:
     axes = ('sequence', 'column')
   words = [f'{axis} {i}' for axis, i in zip(axes, place, strict=True)]
   raise ValueError(
       f'{name} must be finite in float32; {", ".join(words)} is'
-      f' {values[place]} ({int(wrong.sum())} such values){advice}'
+      f' {values[place]}{number}{advice}'
   )

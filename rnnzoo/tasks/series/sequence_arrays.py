@@ -98,7 +98,6 @@ def standardization(
     valid: bool [N, T], or [N].
   """
   steps = values[valid]
-  # Before squares: float64 alone has no digits left of clocks in nanoseconds.
   origin = np.nan_to_num(np.fmax.reduce(steps).astype(np.float64))
   steps = differences(steps, origin)
   known = ~np.isnan(steps)
@@ -107,59 +106,39 @@ def standardization(
   squares = np.where(known, (steps - mean) ** 2, 0.0).sum(0) / counts
   mean, deviation = origin + mean, np.sqrt(squares)
   # The rounding errors of a constant are no deviation. Integers have none.
-  constant = deviation < np.finfo(np.float32).tiny
-  if values.dtype.kind == 'f':
-    epsilon = max(np.finfo(values.dtype).eps, np.finfo(np.float64).eps)
-    constant |= deviation <= epsilon * np.abs(mean)
+  is_float = values.dtype.kind == 'f'
+  epsilon = np.finfo(values.dtype).eps if is_float else 0.0
+  constant = deviation <= epsilon * np.abs(mean)
+  constant |= deviation < np.finfo(np.float32).tiny
   return mean, np.where(constant, 1.0, deviation)
 
 
 def differences(values: np.ndarray, origin: np.ndarray) -> np.ndarray:
-  """Returns values [..., F] - origin [F] in float64, of integers exactly."""
-  found = values.astype(np.float64) - origin
-  if values.dtype.kind in 'iu' and values.dtype.itemsize == 8:
-    # Integers wrap around, so that the difference is right where it fits.
-    whole = np.floor(origin)
-    wrapped = np.array([int(one) % 2**64 for one in whole], np.uint64)
-    exact = (values.astype(np.uint64) - wrapped).view(np.int64)
-    fits = np.abs(found) < 2.0**62
-    found = np.where(fits, exact - (origin - whole), found)
-  return found
+  """Returns values [..., F] - origin [F] in float64."""
+  # float64 has 53 bits, too few for clocks in nanoseconds.
+  kind = np.longdouble if values.dtype.kind in 'iu' else np.float64
+  return (values.astype(kind) - origin).astype(np.float64)
 
 
 def narrow(values: np.ndarray, valid: np.ndarray) -> np.ndarray:
-  """Returns values as float32, or as they are where that loses something.
-
-  Then `shift_of` says what to subtract first.
-
-  Args:
-    values: [N, T, F], or [N, F], within float32's range.
-    valid: bool [N, T], or [N].
-  """
-  mean, deviation = standardization(values, valid)
-  loses = shift_of(values, valid, mean, deviation).any()
+  """Returns values as float32, or as they are where `shift_of` is not 0."""
+  loses = shift_of(values, valid).any()
   return values if loses else values.astype(np.float32)
 
 
-def shift_of(
-    values: np.ndarray,
-    valid: np.ndarray,
-    mean: np.ndarray,
-    deviation: np.ndarray,
-) -> np.ndarray:
+def shift_of(values: np.ndarray, valid: np.ndarray) -> np.ndarray:
   """Returns what to subtract of each column before float32 rounds it, [F].
 
   It is 0, but for columns of which steps that differ would become equal, and
   for those so far from zero that few digits would be left of their changes.
 
   Args:
-    values: see `narrow`.
-    valid: likewise.
-    mean: of the columns, [F].
-    deviation: likewise.
+    values: [N, T, F], or [N, F], within float32's range.
+    valid: bool [N, T], or [N].
   """
   if np.can_cast(values.dtype, np.float32):
-    return np.zeros(len(mean))
+    return np.zeros(values.shape[-1])
+  mean, deviation = standardization(values, valid)
   steps = values[valid]
   lost, changed = lost_steps(steps, steps.astype(np.float32))
   far = np.abs(mean) > _FAR_FROM_ZERO * deviation
@@ -171,13 +150,7 @@ def shift_of(
 def centre(
     values: np.ndarray, shift: np.ndarray, valid: np.ndarray
 ) -> np.ndarray:
-  """Returns values - shift as float32, and zeros beyond a sequence's end.
-
-  Args:
-    values: [N, T, F], or [N, F].
-    shift: [F].
-    valid: bool [N, T], or [N].
-  """
+  """Returns values - shift as float32, and zeros where it is not `valid`."""
   if not shift.any():
     return values.astype(np.float32)
   found = differences(values, shift).astype(np.float32)
@@ -187,13 +160,11 @@ def centre(
 def lost_steps(
     steps: np.ndarray, seen: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Returns (lost [F], changed [F]): numbers of steps, one after the other.
-
-  Those that changed differ from the one before; those that are lost do no more.
+  """Returns how many of steps [S, F] (differ no more, differ) from the last.
 
   Args:
-    steps: [S, F], as they were read.
-    seen: [S, F], as a model gets them.
+    steps: as they were read.
+    seen: as a model gets them.
   """
   changed = steps[1:] != steps[:-1]
   return (changed & (seen[1:] == seen[:-1])).sum(0), changed.sum(0)

@@ -88,106 +88,68 @@ def check_splits(
         )
 
 
-def padding(
-    x: np.ndarray, lengths: np.ndarray, remedy: str
-) -> list[tuple[str, str]]:
-  """Returns sentences on valid steps that look like padding.
+def padding(x: np.ndarray, lengths: np.ndarray, remedy: str) -> list[str]:
+  """Returns sentences on first or last steps that may be padding.
 
-  These hold one constant, or NaN, from a sequence's beginning on or to its end,
-  and their number differs between sequences.
+  They hold one constant, or NaN, and their number differs between sequences.
 
   Args:
     x: [N, T, F].
     lengths: int [N].
     remedy: what to do with lengths, before 'lengths='.
-
-  Returns:
-    Pairs of what the steps hold ('NaN', 'zeros', '-1', 'one constant') and a
-    sentence.
   """
   count, steps, columns = x.shape
-  found: dict[str, tuple[str, int, str]] = {}  # By words.
-  for value, row in _constants(x):
-    same = (x != x if value is None else x == value).all(-1)
-    whole = same.all(1)
-    front = np.where(whole, 0, same.argmin(1))
-    back = np.where(whole, steps, same[:, ::-1].argmin(1))
-    inner = int(same.sum() - front.sum() - back.sum())
-    what, real = 'one constant', f'(x != x[{row}, -1])'
-    if value is None:
-      what, real = 'NaN', '(x == x)'
-    elif (value == value[0]).all() and float(f'{value[0]:g}') == value[0]:
-      what, real = f'{value[0]:g}', f'(x != {value[0]:g})'
-    what = 'zeros' if what == '0' else what
-    real += '.any(-1)' if columns > 1 else '.reshape(x.shape[:2])'
-    for words, runs in (('begin with', front), ('end in', back)):
-      number, total = np.count_nonzero(runs), int(runs.sum())
-      is_told = number >= max(1 + (count > 5), count / 20)
-      # Data are zero more often by chance than they are another constant.
-      is_told &= inner * (1 if what == 'zeros' else 4) < total
-      is_told &= runs.max() > max(1, runs.min())
-      # Zeros behind most of them need not differ.
-      is_told |= words == 'end in' and what == 'zeros' and 2 * number > count
-      if lengths.min() < steps:  # They count from the first step.
-        is_told = words != 'end in' and (front >= steps - lengths).all()
-      if not is_told or (words in found and found[words][1] >= total):
-        continue
-      moved = ''
-      if words != 'end in':
-        starts = real.replace('-1])', '0])')
-        moved = (
-            'move them behind, x = numpy.stack([numpy.roll(s, -k, 0) for s, k'
-            f' in zip(x, {starts}.argmax(1))]), and '
-        )
-      found[words] = (
-          what,
-          total,
+  found = []
+  for end, words in ((-1, 'end in'), (0, 'begin with')):
+    rows = x[:, ::-1] if end else x
+    runs, _ = _runs(rows, rows[:, :1])
+    row = np.where(runs < steps, runs, 0).argmax()
+    value = rows[row, 0]
+    runs, inner = _runs(rows, value)
+    number, total = np.count_nonzero(runs), int(runs.sum())
+    what = f'{value[0]:g}' if (value == value[0]).all() else 'one constant'
+    what = 'NaN' if np.isnan(value).all() else 'zeros' if what == '0' else what
+    # Data are zero more often by chance than they are another constant.
+    is_told = inner * (1 if what in ('zeros', 'NaN') else 4) <= total
+    is_told &= number >= max(1 + (count > 5), count / 20)
+    is_told &= runs.max() > max(1, runs.min())
+    # Zeros behind most of them need not differ.
+    is_told |= end and what == 'zeros' and steps > 1 and 2 * number > count
+    if lengths.min() < steps:  # They count from the first step.
+      is_told = not end and (runs >= steps - lengths).all()
+      is_told &= runs.min() < steps
+    code = '(x == x)' if what == 'NaN' else f'(x != x[{row}, {end}])'
+    code += '.any(-1)' if columns > 1 else '.reshape(x.shape[:2])'
+    moved = ''
+    if not end:
+      moved = f'roll each sequence by -k, k={code}.argmax(1), and '
+      code = code.replace('0])', '-1])')
+    if is_told:
+      found.append(
           f'{number:,} of {count:,} sequences {words} steps of {what},'
           f' {total:,} of {count * steps:,} steps. Models see them as data; if'
-          f' they are padding, {moved}{remedy}lengths=({real} * range(1,'
-          f' {steps + 1})).max(1)',
+          f' they are padding, {moved}{remedy}lengths=({code} * range(1,'
+          f' {steps + 1})).max(1)'
       )
-  return [(what, sentence) for what, _, sentence in found.values()]
+  return found
 
 
-def _constants(x: np.ndarray) -> list[tuple[np.ndarray | None, int]]:
-  """Returns (step [F], or None for NaN; row) of constants at an edge of x."""
-  count, steps = x.shape[:2]
-  if steps == 1:
-    return []
-  found: dict[Any, tuple[np.ndarray | None, int]] = {}
-  for end, beside in ((-1, -2), (0, 1)):
-    edge = x[:, end]
-    if np.isnan(edge).all(-1).any():
-      found[None] = (None, 0)
-    # Few sequences are like this, so these look at two steps first.
-    rows = np.flatnonzero((edge == x[:, beside]).all(-1))
-    values, first, counts = np.unique(
-        edge[rows], axis=0, return_index=True, return_counts=True
-    )
-    for value, i, number in zip(values, first, counts, strict=True):
-      if 20 * number >= count:
-        found.setdefault(tuple(value), (value, rows[i]))
-  if 2 * (x[:, -1] == 0).all(-1).sum() > count:
-    zeros = np.zeros_like(x[0, 0])
-    found.setdefault(tuple(zeros), (zeros, 0))
-  return list(found.values())
+def _runs(rows: np.ndarray, value: np.ndarray) -> tuple[np.ndarray, int]:
+  """Returns how many first steps of each row equal `value`, and other such."""
+  same = ((rows == value) | (rows != rows) & (value != value)).all(-1)
+  runs = np.where(same.all(1), rows.shape[1], same.argmin(1))
+  return runs, int(same.sum() - runs.sum())
 
 
 def rounding(lost: np.ndarray, changed: np.ndarray, of: str = '') -> list[str]:
-  """Returns a sentence for each column of which float32 loses steps.
-
-  Args:
-    lost: int [F], by `sequence_arrays.lost_steps`.
-    changed: likewise.
-    of: ' of y' for answers.
-  """
+  """Returns sentences on columns by what `sequence_arrays.lost_steps` gave."""
+  # Random numbers in float64 may be so close by chance.
+  told = np.flatnonzero(lost * 10**5 > changed)[:_MOST_NAMES]
   return [
       f'column {i}{of}: {lost[i]:,} of {changed[i]:,} steps that differ from'
       ' the one before are equal to it in float32; give the change from step to'
       " step or since a sequence's first, or a coarse and a fine column"
-      # Random numbers in float64 may be so close by chance.
-      for i in np.flatnonzero(lost * 10**5 > changed)[:_MOST_NAMES]
+      for i in told
   ]
 
 
@@ -195,7 +157,6 @@ def summarize(
     splits: Mapping[str, sequence_arrays.Sequences],
     answers: answers_lib.Answers,
     every_step: bool,
-    centred: bool = False,
 ) -> dict[str, Any]:
   """Returns numbers about data, for report.json.
 
@@ -203,7 +164,6 @@ def summarize(
     splits: 'train', 'validation', 'test'.
     answers: their kind.
     every_step: whether there is an answer for every step.
-    centred: whether means are taken away before float32 rounds the columns.
 
   Returns:
     'splits' with lengths and answers of each, 'columns' with statistics of each
@@ -223,13 +183,9 @@ def summarize(
   train = splits['train']
   found['columns'] = _columns(train.x[train.valid()])
   found['warnings'] = [
+      *_column_warnings(found['columns'], '', train.x.dtype),
       *_column_warnings(
-          found['columns'], '', centred and train.x.dtype != np.float32
-      ),
-      *_column_warnings(
-          found['splits']['train'].get('answers', []),
-          ' of y',
-          centred and train.y.dtype != np.float32,
+          found['splits']['train'].get('answers', []), ' of y', train.y.dtype
       ),
       *_class_warnings(found['splits']),
       *_repeated(splits),
@@ -288,7 +244,7 @@ def _columns(steps: np.ndarray) -> list[dict[str, Any]]:
 
 
 def _column_warnings(
-    columns: list[dict[str, Any]], of: str, centred: bool
+    columns: list[dict[str, Any]], of: str, dtype: np.dtype
 ) -> list[str]:
   """Returns warnings about columns of x, or of y, where `of` is ' of y'."""
   constant = [
@@ -299,10 +255,9 @@ def _column_warnings(
   far = [
       i
       for i, c in enumerate(columns)
-      if i not in constant
-      and not centred
-      and abs(c['mean']) > _FAR_FROM_ZERO * c['deviation']
+      if i not in constant and abs(c['mean']) > _FAR_FROM_ZERO * c['deviation']
   ]
+  far = far if dtype == np.float32 else []  # Others are centred before.
   found = []
   if constant:
     found.append(
@@ -354,10 +309,7 @@ def _repeated(splits: Mapping[str, sequence_arrays.Sequences]) -> list[str]:
 def _digests(split: sequence_arrays.Sequences) -> Iterator[bytes]:
   """Yields a short name of each sequence, the same for equal ones."""
   for sequence, length in zip(split.x, split.lengths, strict=True):
-    whole = sequence[:length]
-    if whole.dtype.kind not in 'iu':
-      whole = whole.astype(np.float64)
-    yield hashlib.blake2b(whole.tobytes(), digest_size=16).digest()
+    yield hashlib.blake2b(sequence[:length].tobytes(), digest_size=16).digest()
 
 
 def _names(kind: str, items: Sequence[Any]) -> str:

@@ -10,6 +10,7 @@ import warnings
 import numpy as np
 
 from rnnzoo.tasks import array_inputs
+from rnnzoo.tasks.series import npz
 from rnnzoo.tasks.series import sequence_arrays
 from rnnzoo.tasks.series import sequence_checks
 
@@ -70,20 +71,21 @@ def check(
         row='sequence',
     )
   valid = np.arange(x.shape[1]) < lengths[:, None]
-  told = sequence_checks.padding(
-      x, lengths, "give {'x': x, 'lengths': lengths}, with "
-  )
-  x = np.where(valid[..., None], x, np.zeros((), x.dtype))
-  _check_finite(x, allow_nan, has_field, dict(told).get('NaN', ''))
-  if are_ragged:
-    for _, sentence in told:
-      warnings.warn(f'x: {sentence}', stacklevel=4)
+  remedy = "give {'x': x, 'lengths': lengths}, with "
+  told = sequence_checks.padding(x, lengths, remedy)
+  advice = "a model trained with config.data.missing='zero' takes NaN"
+  advice = advice if has_field else ''
+  advice = next((text for text in told if 'of NaN' in text), advice)
+  npz.check_values(x, valid, 'x', allow_nan, advice, is_counted=False)
+  x = np.where(valid[..., None], x, x.dtype.type(0))
   shift = np.zeros(columns) if shift is None else shift
+  centred = sequence_arrays.centre(x, shift, valid)
   if x.dtype.kind not in 'iu':
     warn_of_digits(x.dtype, shift)
-  centred = sequence_arrays.centre(x, shift, valid)
   lost = sequence_arrays.lost_steps(x[valid], centred[valid])
-  for sentence in sequence_checks.rounding(*lost):
+  for sentence in (told if are_ragged else []) + sequence_checks.rounding(
+      *lost
+  ):
     warnings.warn(f'x: {sentence}', stacklevel=4)
   if shift.any():
     return {'centred': centred, **found}
@@ -91,15 +93,9 @@ def check(
 
 
 def warn_of_digits(dtype: Any, shift: np.ndarray) -> None:
-  """Warns of x that float32 rounded before `shift` could be taken away.
-
-  Args:
-    dtype: of x as it was given.
-    shift: [F]; 0 for nothing.
-  """
-  if np.dtype(dtype).itemsize > 4:
-    return
-  for column in np.flatnonzero(shift):
+  """Warns of x that float32 rounded before `shift` [F] was taken away."""
+  is_rounded = np.dtype(dtype).itemsize <= 4
+  for column in np.flatnonzero(shift * is_rounded):
     warnings.warn(
         f'x is {np.dtype(dtype).name}, which has few digits left of column'
         f' {column}, {shift[column]:g} from zero; give numpy arrays of float64'
@@ -151,32 +147,3 @@ def _x(given: Any, columns: int, has_field: bool) -> np.ndarray:
         f' {x.shape[2]}, its shape [B, T, F] being {list(x.shape)}'
     )
   return x.astype(np.float32) if x.dtype.kind == 'V' else x
-
-
-def _check_finite(
-    x: np.ndarray, allow_nan: bool, has_field: bool, padding: str
-) -> None:
-  """Raises ValueError for an infinity or, unless it is allowed, NaN.
-
-  Args:
-    x: [B, T, F].
-    allow_nan: whether NaN is allowed.
-    has_field: see `check`.
-    padding: says of NaN that it may be padding; '' if it does not look so.
-  """
-  with np.errstate(over='ignore'):
-    x = x.astype(np.float32)
-  wrong = np.isinf(x) if allow_nan else ~np.isfinite(x)
-  if not wrong.any():
-    return
-  row, step, column = np.argwhere(wrong)[0]
-  hint = ''
-  if np.isnan(x[row, step, column]):
-    if padding:
-      hint = f'; {padding}'
-    elif has_field:
-      hint = "; a model trained with config.data.missing='zero' takes NaN"
-  raise ValueError(
-      f'x must be finite in float32; sequence {row}, step {step}, column'
-      f' {column} is {x[row, step, column]}{hint}'
-  )

@@ -81,23 +81,39 @@ class SequenceTask(protocol.Task):
     self.dataset = dataset
     sequence_checks.check_splits(splits, answers, every_step)
     train = splits['train']
-    self.summary = sequence_checks.summarize(
-        splits, answers, every_step, config.data.standardize
-    )
     columns = train.x.shape[-1]
     self._mean, self._deviation = np.zeros(columns), np.ones(columns)
     self.shift = np.zeros(columns)
     if config.data.standardize:
-      self._mean, self._deviation = sequence_arrays.standardization(
-          train.x, train.valid()
+      given = train.x, train.valid()
+      self._mean, self._deviation = sequence_arrays.standardization(*given)
+      self.shift = sequence_arrays.shift_of(*given)
+    lost: dict[str, Any] = {'': 0, ' of y': 0}
+
+    def centre(of, values, shift, valid):
+      found = sequence_arrays.centre(values, shift, valid)
+      lost[of] += np.array(
+          sequence_arrays.lost_steps(values[valid], found[valid])
       )
-      self.shift = sequence_arrays.shift_of(
-          train.x, train.valid(), self._mean, self._deviation
-      )
+      return found
+
+    centred = {}
+    for name, split in splits.items():
+      valid, y = split.valid(), split.y
+      if isinstance(answers, answers_lib.Numbers):
+        known = valid if every_step else np.ones(len(y), bool)
+        y = centre(' of y', y, answers.shift, known)
+      x = centre('', split.x, self.shift, valid)
+      centred[name] = sequence_arrays.Sequences(x, split.lengths, y)
     self.splits: Mapping[str, protocol.Examples] = {
-        name: self._examples(split) for name, split in splits.items()
+        name: split._asdict() for name, split in centred.items()
     }
-    self.summary['warnings'] += self._rounding(splits)
+    self.summary = sequence_checks.summarize(
+        splits if config.data.standardize else centred, answers, every_step
+    )
+    for of, numbers in lost.items():
+      if np.ndim(numbers):
+        self.summary['warnings'] += sequence_checks.rounding(*numbers, of)
     for line in sequence_checks.lines(dataset, self.summary):
       print(line, flush=True)
     self.batch_size = min(config.batch_size, len(train.x))
@@ -109,30 +125,6 @@ class SequenceTask(protocol.Task):
     self._are_ragged = any(
         split.lengths.min() < split.x.shape[1] for split in splits.values()
     )
-
-  def _examples(self, split: sequence_arrays.Sequences) -> protocol.Examples:
-    valid, y = split.valid(), split.y
-    if isinstance(self.answers, answers_lib.Numbers):
-      known = valid if self._every_step else np.ones(len(y), bool)
-      y = sequence_arrays.centre(y, self.answers.shift, known)
-    x = sequence_arrays.centre(split.x, self.shift, valid)
-    return {'x': x, 'lengths': split.lengths, 'y': y}
-
-  def _rounding(self, splits) -> list[str]:
-    """Returns warnings about steps that float32 makes equal, in all splits."""
-    found = []
-    are_numbers = isinstance(self.answers, answers_lib.Numbers)
-    for key, of in (('x', ''), *([('y', ' of y')] if are_numbers else [])):
-      lost = np.zeros(2, int)[:, None]
-      for name, split in splits.items():
-        has_steps = key == 'x' or self._every_step
-        valid = split.valid() if has_steps else slice(None)
-        steps, seen = getattr(split, key)[valid], self.splits[name][key][valid]
-        if key == 'x':
-          seen = self._standardized(seen, np)
-        lost = lost + sequence_arrays.lost_steps(steps, seen)
-      found += sequence_checks.rounding(*lost, of)
-    return found
 
   def _set_up(self, config, answers, every_step) -> None:
     check_model(config)
@@ -164,7 +156,7 @@ class SequenceTask(protocol.Task):
     task._set_up(config, answers, described['every_step'])
     task._mean = np.array(described['mean'])
     task._deviation = np.array(described['deviation'])
-    task.shift = np.array(described.get('shift', 0 * task._mean))
+    task.shift = np.array(described['shift'])
     task._have_missing = described['have_missing']
     task._are_ragged = described['are_ragged']
     return task
@@ -270,27 +262,24 @@ class SequenceTask(protocol.Task):
     """
     if not isinstance(inputs, Mapping):
       inputs = {'x': inputs}
-    if 'centred' in inputs:
-      x = inputs['centred']
-    else:
-      x = inputs['x']
-      if self.shift.any():
-        sequence_inputs.warn_of_digits(x.dtype, self.shift)
-        x = x - jnp.asarray(self.shift, jnp.result_type(x, jnp.float32))
+    x = inputs['centred' if 'centred' in inputs else 'x']
+    if 'centred' not in inputs and self.shift.any():
+      sequence_inputs.warn_of_digits(x.dtype, self.shift)
+      x = x - jnp.asarray(self.shift, jnp.result_type(x, jnp.float32))
     outputs = self._outputs(model, x, inputs.get('lengths'))
     return self.answers.predict(outputs)
 
   def in_units(self, predictions: Any) -> Any:
-    """Returns predictions in the units of the data, maybe in float64."""
-    return self.answers.in_units(predictions)
-
-  def _standardized(self, x, lib=jnp):
-    """Returns x of the `splits` as a model sees it, by numpy or JAX."""
-    mean = lib.asarray(self._mean - self.shift, lib.float32)
-    return (x - mean) / lib.asarray(self._deviation, lib.float32)
+    shift = self.answers.shift
+    if not shift.any():
+      return predictions
+    if isinstance(predictions, jax.core.Tracer):
+      return predictions + jnp.asarray(shift, jnp.float32)
+    return np.asarray(predictions, np.float64) + shift
 
   def _outputs(self, model, x, lengths=None, rngs=None) -> jax.Array:
-    x = self._standardized(x)
+    mean = jnp.asarray(self._mean - self.shift, jnp.float32)
+    x = (x - mean) / jnp.asarray(self._deviation, jnp.float32)
     if self._have_missing:
       x = jnp.where(jnp.isnan(x), 0.0, x)
     return model(x, seq_lengths=lengths, rngs=rngs)

@@ -86,10 +86,8 @@ class OwnSequences(sequence_task.SequenceTask):
       unread = {'data_dir': '', 'sequence': 'row'}
       fields.check_unread(data, unread, 'source')
       name, splits = _read_files(data)
-    there = [split for split in _SPLITS[1:] if split in splits]
-    unread = {f'{split}_fraction': 0.15 for split in there}
-    if len(there) == 2:
-      unread['split_seed'] = 0
+    unread = {f'{split}_fraction': 0.15 for split in splits}
+    unread |= {'split_seed': 0} if len(splits) == 3 else {}
     choice = 'path' if data.source == 'files' else 'source'
     fields.check_unread(data, unread, choice)
     kind: answers.Answers
@@ -230,6 +228,6 @@ def _numbers(
   if not standardize:
     return answers.Numbers(np.zeros(size), np.ones(size))
   valid = train.valid() if every_step else np.ones(len(train.y), bool)
-  mean, deviation = sequence_arrays.standardization(train.y, valid)
-  shift = sequence_arrays.shift_of(train.y, valid, mean, deviation)
-  return answers.Numbers(mean, deviation, shift)
+  shift = sequence_arrays.shift_of(train.y, valid)
+  statistics = sequence_arrays.standardization(train.y, valid)
+  return answers.Numbers(*statistics, shift)
