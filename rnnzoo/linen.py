@@ -19,13 +19,18 @@ Names of parameters are str, as linen has them: the level that is layers[0] of
 an `rnnzoo.Stack` is params['layers']['0'] here. `nnx.restore_int_paths(params)`
 returns them as that stack's state has them.
 
-Dropout in a `Stack` is on where the call has an `rngs=nnx.Rngs(...)`; linen's
-own `apply(..., rngs={...})` does not reach it. `rnnzoo.constrain` does not see
-bounds (`max_abs`) here: they are metadata of nnx parameters.
+`apply(..., rngs={'dropout': key})` drops outputs in a `Stack`, and so does a
+call with `rngs=nnx.Rngs(...)`. `apply(..., mutable=['batch_stats'])` normalises
+by the batch and updates its running averages; else norm='batch' uses these.
+Initialisers of `linen.with_partitioning` and `linen.with_logical_partitioning`
+name the axes of the array that they are asked for; the axes of gates and heads
+come before them. `rnnzoo.constrain` does not see bounds (`max_abs`) here: they
+are metadata of nnx parameters.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
+import inspect
 from typing import Any, ClassVar
 
 from flax import linen
@@ -46,6 +51,13 @@ Initializer = initializers.Initializer
 LayerFactory = sequence_layer.LayerFactory
 
 
+def _boxed(variable: nnx.Variable) -> Any:
+  """Returns a variable's value as linen stores it, perhaps in a box."""
+  box = variable.get_metadata().get('linen_box')
+  store = box or nnx.bridge.ToLinen.metadata_fn
+  return store(variable.get_value() if box else variable)
+
+
 class _Bridge(nnx.bridge.ToLinen):
   """A layer whose parameters are drawn once, as linen's own modules do it.
 
@@ -53,6 +65,52 @@ class _Bridge(nnx.bridge.ToLinen):
   has the numbers themselves, and so had variables of earlier versions. These
   can be applied as well, and keep their numbers.
   """
+
+  metadata_fn: Any = _boxed
+
+  @linen.nowrap
+  def run(self, method: Any, *arguments: Any, **options: Any) -> Any:
+    """Calls a method of the layer, which trains where linen's `apply` does."""
+    return self(*arguments, nnx_method=self._training(method), **options)
+
+  @linen.nowrap
+  def _training(self, method: Any) -> Callable[..., Any]:
+    """Returns a function that calls a method of a layer.
+
+    Args:
+      method: its name, or a function of the layer.
+    """
+
+    def call(layer, *arguments, **options):
+      function = method
+      if isinstance(method, str):
+        function = getattr(type(layer), method)
+      for path, leaf in nnx.to_flat_state(nnx.state(layer)):
+        if isinstance(leaf.get_value(), jax.ShapeDtypeStruct):
+          collection = nnx.variable_name_from_type(type(leaf))
+          raise ValueError(
+              f'{type(layer).__name__}.{".".join(map(str, path))} has no value:'
+              f' the variables lack its entry in {collection!r}. For running'
+              " averages, linen.scan needs variable_axes={'batch_stats': 0}."
+          )
+      if 'rngs' not in inspect.signature(function).parameters:
+        return function(layer, *arguments, **options)
+      if options.get('rngs') is None and self.has_rng('dropout'):
+        options['rngs'] = nnx.Rngs(dropout=self.make_rng('dropout'))
+      drops = options.get('rngs') is not None
+      updates = self.is_mutable_collection('batch_stats')
+      updates &= not super(_Bridge, self).is_initializing()
+      for _, part in nnx.iter_modules(layer) if drops != updates else ():
+        if drops and isinstance(part, nnx.BatchNorm):
+          part.use_running_average = True
+        elif updates and isinstance(part, rnnzoo.Stack):
+          part.deterministic, part.dropout_rate = False, 0.0
+      made = function(layer, *arguments, **options)
+      if updates:
+        self._update_variables(layer)
+      return made
+
+    return call
 
   @linen.nowrap
   def is_initializing(self) -> bool:
@@ -147,7 +205,7 @@ class SequenceModule(linen.Module):
         lambda *, rngs: _make(self.layer_class, options_of_layer, made, rngs, x)
     )
     linen.share_scope(self, made)
-    return made(*arguments, nnx_method=method, **options)
+    return made.run(method, *arguments, **options)
 
   def _options(self, method: str, arguments: tuple[Any, ...]) -> dict[str, Any]:
     """Returns the arguments of the layer's constructor."""
@@ -190,12 +248,12 @@ def _make(
     x: the input whose width is in_features; None where that was given.
   """
   if made.is_initializing():
-    return layer_class(**options, rngs=rngs)
+    with initializers.boxes_allowed():
+      return layer_class(**options, rngs=rngs)
   layer = _without_values(layer_class, options)
   if x is not None:
-    stored = linen.meta.unbox(made.variables.get('params', {}))
-    flat = traverse_util.flatten_dict(stored)
-    wanted = {path: jnp.shape(value) for path, value in flat.items()}
+    flat = traverse_util.flatten_dict(made.variables.get('params', {}))
+    wanted = {p: jnp.shape(jax.tree.leaves(v)[0]) for p, v in flat.items()}
     _check_width(layer_class, options, layer, wanted, x)
   return layer
 
@@ -203,7 +261,8 @@ def _make(
 def _without_values(
     layer_class: type, options: Mapping[str, Any]
 ) -> nnx.Module:
-  with nnx.use_eager_sharding(False):  # Where there may be no mesh.
+  # There may be no mesh.
+  with nnx.use_eager_sharding(False), initializers.boxes_allowed():
     return nnx.eval_shape(lambda: layer_class(**options, rngs=nnx.Rngs(0)))
 
 
@@ -465,6 +524,6 @@ class ScannedRNN(linen.Module):
         lambda *, rngs: _make(rnnzoo.ScannedRNN, options, rnn, rngs, ins),
         name='rnn',
     )
-    return rnn(carry, x)
+    return rnn.run('__call__', carry, x)
 
   initialize_carry = staticmethod(rnnzoo.ScannedRNN.initialize_carry)

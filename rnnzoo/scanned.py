@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from rnnzoo import checks
 from rnnzoo import settings
 from rnnzoo.cells import gru
+from rnnzoo.layers import initializers
 from rnnzoo.layers import sequence_layer
 
 Array = jax.Array
@@ -68,14 +69,22 @@ class ScannedRNN(nnx.Module):
       **options: passed to the layer.
 
     Raises:
-      ValueError: an option is not valid.
+      ValueError: an option is not valid, or the layer learns its initial carry,
+        which `initialize_carry` could not return.
     """
     settings.factories([layer], sequence_layer.SequenceLayer)
     self.layer = sequence_layer.make(
         layer, in_features, features, rngs, options
     )
+    _check_start(self.layer)
 
-  def __call__(self, carry: Any, x: tuple[Array, Array]) -> tuple[Any, Array]:
+  def __call__(
+      self,
+      carry: Any,
+      x: tuple[Array, Array],
+      *,
+      rngs: nnx.Rngs | None = None,
+  ) -> tuple[Any, Array]:
     """Runs the layer over a part of a rollout.
 
     Args:
@@ -83,6 +92,7 @@ class ScannedRNN(nnx.Module):
       x: the pair (ins, resets) of arrays [time, batch, in_features] and
         [time, batch]; any number of batch axes. Resets may be bool, or numbers
         of any dtype, of which 0 alone means no reset.
+      rngs: for dropout in a `Stack` inside; None for no dropout.
 
     Returns:
       The carry after the last step, and the outputs [time, batch, features].
@@ -97,7 +107,11 @@ class ScannedRNN(nnx.Module):
     reset = _flags(resets, ins.shape[:-1])
     _check_carry(carry, self.layer, ins.shape)
     carry, y = self.layer.unroll(
-        ins, initial_carry=_pack(carry), reset=reset, time_major=True
+        ins,
+        initial_carry=_pack(carry),
+        reset=reset,
+        time_major=True,
+        rngs=rngs,
     )
     return _unpack(carry), y
 
@@ -115,7 +129,8 @@ class ScannedRNN(nnx.Module):
       layer: the layer inside where it is not a GRU.
 
     Raises:
-      ValueError: a size is not a positive int, or the layer cannot be made.
+      ValueError: a size is not a positive int, or the layer cannot be made or
+        learns its initial carry.
     """
     settings.positive(hidden_size, 'hidden_size')
     if isinstance(layer, int):
@@ -134,10 +149,25 @@ class ScannedRNN(nnx.Module):
       made = sequence_layer.make(
           layer, hidden_size, hidden_size, nnx.Rngs(0), {}
       )
+      _check_start(made)
       return made.initial_carry(batch_shape)
 
     zeros = lambda c: jnp.zeros(c.shape, c.dtype)
-    return _unpack(jax.tree.map(zeros, jax.eval_shape(make)))
+    with initializers.boxes_allowed():
+      carry = jax.eval_shape(make)
+    return _unpack(jax.tree.map(zeros, carry))
+
+
+def _check_start(layer: sequence_layer.SequenceLayer) -> None:
+  """Raises ValueError for a layer that would begin unlike it restarts."""
+  for _, part in nnx.iter_modules(layer):
+    if getattr(part, 'learned_carry', None):
+      raise ValueError(
+          f'ScannedRNN starts from zeros, and this {type(part).__name__} has'
+          ' learn_initial_carry=True, so a reset would restart it from another'
+          ' carry. layer.unroll(x, reset=resets, time_major=True) would begin'
+          ' with the learned one.'
+      )
 
 
 def pair(x: Any) -> tuple[Array, Array]:

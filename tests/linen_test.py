@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import inspect
+import itertools
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -263,6 +264,139 @@ class LinenTest(parameterized.TestCase):
     )
     self.assertEqual(y.shape, (BATCH, TIME, 5))
     self.assertGreater(np.abs(y - z).max(), 1e-3)
+
+
+def deep(layer, *arguments, **options):
+  """Returns a stack with dropout and running averages."""
+  return layer(
+      rnnzoo.GRU,
+      *arguments,
+      num_layers=2,
+      dropout_rate=0.5,
+      norm='batch',
+      **options,
+  )
+
+
+STACK = functools.partial(deep, rnnzoo.Stack)
+
+
+class Recalled(linen.Module):
+  """A ScannedRNN over whole sequences."""
+
+  @linen.compact
+  def __call__(self, x):
+    rollout = jnp.swapaxes(x, 0, 1), jnp.zeros(x.shape[1::-1])
+    start = rnnzoo_linen.ScannedRNN.initialize_carry(BATCH, FEATURES, STACK)
+    return rnnzoo_linen.ScannedRNN(STACK)(start, rollout)[1]
+
+
+class Inside(linen.Module):
+  """Layers of other modules: recomputed, and one for each turn of a scan."""
+
+  @linen.compact
+  def __call__(self, x):
+    recomputed = linen.remat(rnnzoo_linen.Bidirectional)(STACK, FEATURES)
+    scanned = linen.scan(
+        lambda module, x: (module(x), None),
+        length=2,
+        variable_axes={'params': 0, 'batch_stats': 0},
+        split_rngs={'params': True, 'dropout': True},
+    )
+    stack = deep(rnnzoo_linen.Stack, 2 * FEATURES)
+    return linen.Dense(5)(scanned(stack, recomputed(x))[0])
+
+
+class TrainingTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      deep(rnnzoo_linen.Stack, FEATURES),
+      deep(rnnzoo_linen.DenseStack, FEATURES),
+      Recalled(),
+      Inside(),
+  )
+  def test_dropout_by_rngs_and_averages_by_mutable(self, module):
+    variables = module.init(jax.random.key(0), x)
+    apply = jax.jit(
+        functools.partial(module.apply, variables, x), static_argnames='mutable'
+    )
+    averages = lambda variables: [
+        np.abs(leaf).max()
+        for path, leaf in traverse_util.flatten_dict(variables).items()
+        if path[0] == 'batch_stats' and path[-1] == 'mean'
+    ]
+    rngs = lambda seed: {'dropout': jax.random.key(seed)}
+    plain, dropped, again = apply(), apply(rngs=rngs(1)), apply(rngs=rngs(2))
+    normed, new = apply(mutable='batch_stats')
+    both, _ = apply(rngs=rngs(1), mutable='batch_stats')
+    self.assertEqual(max(averages(variables)), 0)
+    self.assertGreater(min(averages(new)), 1e-3)
+    made = plain, dropped, again, normed, both
+    for first, second in itertools.combinations(made, 2):
+      self.assertGreater(np.abs(first - second).max(), 1e-3)
+
+  def test_updates_are_those_of_nnx(self):
+    module = rnnzoo_linen.Stack(rnnzoo.GRU, FEATURES, norm='batch')
+    variables = module.init(jax.random.key(0), x)
+    layer = rnnzoo.Stack(
+        rnnzoo.GRU, IN, FEATURES, norm='batch', rngs=nnx.Rngs(1)
+    )
+    nnx.update(layer, nnx.restore_int_paths(variables['params']))
+    got, new = module.apply(variables, x, mutable=['batch_stats'])
+    close(got, layer(x, rngs=nnx.Rngs(0)))
+    for name, average in new['batch_stats']['norms']['0'].items():
+      close(average, getattr(layer.norms[0], name))
+    first = module.apply({}, x, mutable=True, rngs=jax.random.key(0))[1]
+    self.assertTrue(first['batch_stats']['norms']['0']['mean'].any())
+    with self.assertRaisesRegex(ValueError, "norms.0.mean .* 'batch_stats'"):
+      module.apply({'params': variables['params']}, x)
+
+  @parameterized.parameters(
+      linen.with_partitioning, linen.with_logical_partitioning
+  )
+  def test_partitioned_initialisers(self, partitioned):
+    init, zeros = linen.initializers.orthogonal(), linen.initializers.zeros
+    options = {
+        'kernel_init': partitioned(init, ('in', 'model')),
+        'recurrent_kernel_init': partitioned(init, ('from', 'to')),
+        'bias_init': partitioned(zeros, ('model',)),
+    }
+    plain = {name: init.__wrapped__ for name, init in options.items()}
+    want = {
+        'kernel': (None, 'in', 'model'),
+        'recurrent_kernel': (None, None, 'from', 'to'),
+        'bias': (None, 'model'),
+    }
+    for extra in ({}, {'forget_bias': 1.0}, {'chrono_steps': 9}):
+      layer = rnnzoo_linen.LSTM(FEATURES, **options, **extra)
+      variables = layer.init(jax.random.key(0), x)
+      for name, axes in want.items():
+        box = variables['params'][name]
+        self.assertEqual(box.names, axes)
+        self.assertIs(type(box), type(options['bias_init'](None, ())))
+      unboxed = linen.unbox(variables)
+      same = rnnzoo_linen.LSTM(FEATURES, **plain, **extra)
+      jax.tree.map(
+          np.testing.assert_array_equal,
+          unboxed,
+          same.init(jax.random.key(0), x),
+      )
+      np.testing.assert_array_equal(
+          layer.apply(variables, x), layer.apply(unboxed, x)
+      )
+    factory = functools.partial(rnnzoo.LSTM, **options)
+    repeated = linen.vmap(
+        rnnzoo_linen.Stack,
+        variable_axes={'params': 0},
+        split_rngs={'params': True},
+        metadata_params={linen.PARTITION_NAME: 'turn'},
+    )(factory, FEATURES)
+    shapes = jax.eval_shape(repeated.init, jax.random.key(0), x[None])
+    bias = shapes['params']['layers']['0']['bias']
+    self.assertEqual(bias.names, ('turn', None, 'model'))
+    rnnzoo_linen.ScannedRNN.initialize_carry(BATCH, FEATURES, factory)
+    with self.assertRaisesRegex(ValueError, 'nnx.with_partitioning would work'):
+      factory(IN, FEATURES, rngs=nnx.Rngs(0))
 
 
 class CalledTwice(linen.Module):

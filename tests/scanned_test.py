@@ -94,7 +94,7 @@ class ScannedRNNTest(parameterized.TestCase):
   @parameterized.parameters(
       (rnnzoo.LSTM,),
       (functools.partial(rnnzoo.Stack, rnnzoo.GRU, num_layers=2),),
-      (functools.partial(rnnzoo.SLSTM, learn_initial_carry=True),),
+      (rnnzoo.SLSTM,),
   )
   def test_any_layer_inside(self, layer):
     module = rnnzoo_linen.ScannedRNN(layer=layer)
@@ -115,9 +115,41 @@ class ScannedRNNTest(parameterized.TestCase):
   def test_resets_of_any_dtype(self, dtype):
     rnn = rnnzoo.ScannedRNN(FEATURES, FEATURES, rngs=nnx.Rngs(0))
     flags = jnp.asarray(resets).astype(dtype)
-    np.testing.assert_array_equal(
-        rnn(start, (ins, flags))[1], rnn(start, (ins, resets))[1]
+    want = rnn(start, (ins, resets))[1]
+    for each in flags, -flags:  # In uint8, -1 is 255.
+      np.testing.assert_array_equal(rnn(start, (ins, each))[1], want)
+
+  def test_a_learned_carry_is_refused(self):
+    # The first episode would start from zeros, the next from what is learned.
+    layer = functools.partial(
+        rnnzoo.Stack, functools.partial(rnnzoo.GRU, learn_initial_carry=True)
     )
+    scanned = rnnzoo_linen.ScannedRNN
+    for call in (
+        lambda: rnnzoo.ScannedRNN(3, 8, layer=layer, rngs=nnx.Rngs(0)),
+        lambda: rnnzoo.ScannedRNN(
+            3, 8, learn_initial_carry=True, rngs=nnx.Rngs(0)
+        ),
+        lambda: scanned.initialize_carry(BATCH, FEATURES, layer),
+        lambda: scanned(layer).init(jax.random.key(0), (start,), (ins, resets)),
+    ):
+      with self.assertRaisesRegex(
+          ValueError, 'starts from zeros, and this GRU'
+      ):
+        call()
+
+  def test_dropout_inside(self):
+    rnn = rnnzoo.ScannedRNN(
+        FEATURES,
+        FEATURES,
+        layer=functools.partial(rnnzoo.Stack, rnnzoo.GRU, num_layers=2),
+        dropout_rate=0.5,
+        rngs=nnx.Rngs(0),
+    )
+    carry = (start,), (start,)
+    dropped = rnn(carry, (ins, resets), rngs=nnx.Rngs(dropout=1))[1]
+    difference = np.abs(dropped - rnn(carry, (ins, resets))[1])
+    self.assertGreater(difference.max(), 1e-3)
 
   def test_several_batch_axes(self):
     carry = rnnzoo.ScannedRNN.initialize_carry((2, BATCH), FEATURES)

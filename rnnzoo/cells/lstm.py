@@ -134,7 +134,10 @@ class LSTM(recurrent.RecurrentLayer[LSTMCarry]):
             f'chrono_steps={chrono_steps} draws the bias of f, which'
             f' forget_bias={forget_bias} shifts; give one of them.'
         )
-      forget_init = initializers.chrono(chrono_steps)
+      draw = initializers.chrono(chrono_steps)
+      forget_init = initializers.changed(
+          bias_init, lambda key, value: draw(key, value.shape, value.dtype)
+      )
     settings.bias_of_gate(forget_bias, options)
     super().__init__(
         LSTMCell(),

@@ -1,10 +1,13 @@
 """Initialisers that the layers use, beside those of `jax.nn.initializers`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+import contextlib
+import contextvars
 import dataclasses
 from typing import Any
 
 from flax import nnx
+from flax.core import meta
 import jax
 import jax.numpy as jnp
 
@@ -76,23 +79,50 @@ def chrono(steps: int) -> Initializer:
   return init
 
 
-def shifted(init: Initializer, offset: float) -> Initializer:
-  """Returns an initialiser that adds `offset` to the values of `init`.
+def changed(
+    init: Initializer, change: Callable[[jax.Array, jax.Array], jax.Array]
+) -> Initializer:
+  """Returns an initialiser with other values and the metadata of `init`.
 
-  Metadata of `nnx.with_partitioning` and `nnx.with_metadata` is kept.
+  Args:
+    init: an initialiser, perhaps of `nnx.with_partitioning` or a like function.
+    change: takes the key and the values of `init` and returns the new ones.
   """
 
-  def add(value):
-    return value + float(offset) if hasattr(value, 'dtype') else value
-
-  def shifted_init(key, shape, dtype=None, out_sharding=None):
+  def changed_init(key, shape, dtype=None, out_sharding=None):
     del out_sharding
-    value = init(key, shape, dtype)
-    if isinstance(value, nnx.VariableMetadata):
-      return dataclasses.replace(value, raw_value=add(value.raw_value))
-    return add(value)
+    value, box = _unboxed(init(key, shape, dtype))
+    return box(change(key, value) if hasattr(value, 'dtype') else value)
 
-  return shifted_init
+  return changed_init
+
+
+def shifted(init: Initializer, offset: float) -> Initializer:
+  """Returns an initialiser that adds `offset` to the values of `init`."""
+  return changed(init, lambda key, value: value + float(offset))
+
+
+_BOXES = contextvars.ContextVar('boxes', default=False)
+
+
+@contextlib.contextmanager
+def boxes_allowed() -> Iterator[None]:
+  """Lets initialisers return boxes of linen, which become metadata."""
+  token = _BOXES.set(True)
+  try:
+    yield
+  finally:
+    _BOXES.reset(token)
+
+
+def _unboxed(value: Any) -> tuple[Any, Callable[[Any], Any]]:
+  """Returns an initialiser's array, and a function that adds its metadata."""
+  if isinstance(value, nnx.VariableMetadata):
+    note = value
+    return value.raw_value, lambda new: dataclasses.replace(note, raw_value=new)
+  if isinstance(value, meta.AxisMetadata):
+    return jax.tree.leaves(value)[0], value.replace_boxed
+  return value, lambda new: new
 
 
 def check_rngs(rngs: Any, stream: str | None, required: bool = False) -> None:
@@ -129,9 +159,10 @@ def draw(
 ) -> nnx.Param:
   """Draws a parameter gate by gate.
 
-  Metadata of `nnx.with_partitioning` and `nnx.with_metadata` is kept. A
-  sharding names the axes of the array that the initialiser is asked for; the
-  axes of gates and heads come before them and are not sharded.
+  Metadata of `nnx.with_partitioning` and `nnx.with_metadata` is kept, and of
+  linen's functions where `boxes_allowed`. A sharding names the axes of the
+  array that the initialiser is asked for; the axes of gates and heads come
+  before them and are not sharded.
 
   Args:
     name: of the argument that `init` is.
@@ -168,7 +199,7 @@ def draw(
 
   whole = (gates, *(() if heads is None else (heads,)), *shape)
   settings.numbers_of(whole, f'The parameter of {name}')
-  notes: list[nnx.VariableMetadata] = []
+  notes: list[Any] = []
 
   def checked(f, key):
     try:
@@ -178,9 +209,14 @@ def draw(
           f'{name} must be a function (key, shape, dtype) -> array; called like'
           f' this, it raises: {error}'
       ) from error
-    if isinstance(value, nnx.VariableMetadata):
-      notes.append(dataclasses.replace(value, raw_value=None))
-      value = value.raw_value
+    if isinstance(value, meta.AxisMetadata) and not _BOXES.get():
+      raise ValueError(
+          f"{name} returns flax.linen's {type(value).__name__}, which layers of"
+          ' rnnzoo.linen take; nnx.with_partitioning would work here.'
+      )
+    value, box = _unboxed(value)
+    if isinstance(box(None), (nnx.VariableMetadata, meta.AxisMetadata)):
+      notes.append(box(None))
     given = getattr(value, 'shape', None), getattr(value, 'dtype', None)
     if given != (shape, jnp.dtype(dtype)):
       raise ValueError(
@@ -199,10 +235,17 @@ def draw(
     )
   if not notes:
     return nnx.Param(value)
-  if len(notes) != gates or any(note != notes[0] for note in notes):
+  kinds = [jax.tree.structure(note) for note in notes]
+  alike = all(note == notes[0] for note in notes) and len(set(kinds)) == 1
+  if len(notes) != gates or not alike:
     raise ValueError(
         f'{name}: the initialisers of all gates must have the same metadata.'
     )
+  if isinstance(notes[0], meta.AxisMetadata):
+    box = notes[0]
+    for _ in range(value.ndim - len(shape)):
+      box = box.add_axis(0, {meta.PARTITION_NAME: None})
+    return nnx.Param(value, linen_box=box.replace_boxed)
   metadata = dict(notes[0].metadata)
   if metadata.get('out_sharding'):
     whole = (None,) * (value.ndim - len(shape))

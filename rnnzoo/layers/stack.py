@@ -453,7 +453,8 @@ class Stack(sequence_layer.SequenceLayer):
     if self.norms:
       norm = self.norms[index]
       if isinstance(norm, nnx.BatchNorm):
-        y = _batch_norm(norm, y, valid, use_running_average=not train)
+        stored = not train or bool(norm.use_running_average)
+        y = _batch_norm(norm, y, valid, use_running_average=stored)
       else:
         y = normalization.normalize(norm, y)
     is_last = index == len(self.layers) - 1
