@@ -51,6 +51,18 @@ def _all(path: str, test: str, *mutants: tuple[str, str, str]) -> list[Mutant]:
 
 MUTANTS = (
     *_all(
+        'rnnzoo/scanned.py',
+        'tests/scanned_test.py',
+        ('resets != 0 if', 'resets > 0 if', 'resets_of_any_dtype'),
+        ('_check_start(made)', 'pass', 'learned_carry_is_refused'),
+    ),
+    *_all(
+        'rnnzoo/linen.py',
+        'tests/linen_test.py',
+        ('part.use_running_average = True', 'pass', 'dropout_by_rngs'),
+        ('part.dropout_rate = False, 0.0', 'x = False, 0.0', 'dropout_by_rngs'),
+    ),
+    *_all(
         'rnnzoo/layers/wavefront.py',
         'tests/layers/wavefront_test.py',
         (
@@ -191,13 +203,38 @@ MUTANTS = (
     *_all(
         'rnnzoo/cells/irevrnn.py',
         'tests/cells/cells_test.py',
-        ('**bound,', '', 'clips_what'),
+        ('inner[name].set_metadata(max_abs=max_abs)', 'pass', 'clips_what'),
     ),
     *_all(
         'rnnzoo/cells/slstm.py',
         'tests/cells/cells_test.py',
         ('exponent = 0.3 + 1.3', 'exponent = 0.3 - 1.3', 'forget_bias'),
         ('return jnp.tile(5 - 12', 'return jnp.tile(5 + 12', 'forget_bias'),
+    ),
+    *_all(
+        'rnnzoo/cells/slstm.py',
+        'tests/cells/derivatives_test.py',
+        ('-scale * c, g', 'scale * (g * t - (c + g * t)), g', 'each_element'),
+        (
+            'larger * d_i + (1 - larger) * d_l',
+            'd_l + larger * d',
+            'each_element',
+        ),
+        ('_reciprocal(n), _re', '1 / n, _re', 'second'),
+    ),
+    *_all(
+        'rnnzoo/layers/gated_mlp.py',
+        'tests/layers/slstm_block_test.py',
+        ('normal(2 / num_blocks / math', 'normal(2 / math', 'test_start'),
+    ),
+    *_all(
+        'rnnzoo/engines/paths.py',
+        'tests/layers/leading_axes_test.py',
+        (
+            'x.reshape(*batch_shape, *x.shape[1:])',
+            'x.reshape(*batch_shape[::-1], *x.shape[1:])',
+            'unroll',
+        ),
     ),
     *_all(
         'rnnzoo/engines/associative.py',
@@ -218,6 +255,11 @@ MUTANTS = (
             'nothing_passes or forgets',
         ),
         ('jnp.where(is_lost, tiny, product)', 'product', 'no_product'),
+        (
+            'jnp.copysign(jnp.finfo(product.dtype).tiny, product)',
+            'jnp.finfo(product.dtype).tiny',
+            'no_product',
+        ),
         ('forcing = a * _beside(a, g)', 'forcing = a * g', 'nothing_passes'),
         (
             '(factor == 0) & ~jnp.isfinite(x)',
@@ -357,7 +399,7 @@ MUTANTS = (
     *_all(
         'rnnzoo/layers/stack.py',
         'tests/layers/stack_test.py',
-        ('use_running_average=not train', 'use_running_average=True', 'Norm'),
+        ('stored = not train or', 'stored = True or', 'Norm'),
         ('and train and not is_last', 'and train', 'Dropout'),
         ('return not self.deterministic', 'return rngs is not None', 'Modes'),
         ('if self.residual and x', 'if x', 'StackTest'),
@@ -400,6 +442,44 @@ MUTANTS = (
             'bias, extra = bias_ih - bias_hh, None',
             'test_agrees',
         ),
+    ),
+    *_all(
+        'rnnzoo/tasks/series/lorenz.py',
+        'tests/tasks/lorenz_test.py',
+        ('2 * k2 + 2 * k3', '2 * k2 + 1 * k3', 'fourth_order'),
+        ('k3 = velocity(state + step / 2', 'k3 = velocity(state + step / 3')
+        + ('fourth_order',),
+        ('k4 = velocity(state + step *', 'k4 = velocity(state + .9 * step *')
+        + ('fourth_order',),
+    ),
+    *_all(
+        'rnnzoo/tasks/images/cifar_files.py',
+        'tests/tasks/cifar_test.py',
+        ('not content or len(content)', 'len(content)', 'damaged_archives'),
+    ),
+    *_all(
+        'rnnzoo/tasks/series/sequence_arrays.py',
+        'tests/tasks/sequence_task_test.py',
+        ('deviation <= epsilon', 'deviation <= 20 * epsilon', 'rounding'),
+        ('deviation <= epsilon', 'deviation <= .01 * epsilon', 'rounding'),
+        ('(changed & (seen', '(changed & False & (seen', 'told'),
+        ('mean, deviation = standardization(', 'mean, deviation = 0, 1  # (')
+        + ('Float32',),
+    ),
+    *_all(
+        'rnnzoo/tasks/series/sequence_checks.py',
+        'tests/tasks/npz_test.py',
+        ("what in ('zeros', 'NaN') else 4", 'True else 4', 'chance'),
+        ('runs >= steps - lengths', 'runs > steps', 'cut_off'),
+        ('(rows != rows) & (value != value)', 'False', 'any_kind'),
+    ),
+    *_all(
+        'rnnzoo/tasks/series/npz.py',
+        'tests/tasks/npz_test.py',
+        ('for read in (_stand_in, ', 'for read in (type(file).get, ')
+        + ('that_is_not_used',),
+        ('& set(_NAMES):', ':', 'that_is_not_used'),
+        ('* dtype.itemsize != size', '< 0', 'sizes_are_checked'),
     ),
     *_all(
         'rnnzoo/tasks/images/smnist.py',
