@@ -207,17 +207,13 @@ class IRevRNN(recurrent.RecurrentLayer[IRevRNNCarry]):
     checks.floating(param_dtype, 'param_dtype')
     initializers.check_rngs(rngs, 'params', required=True)
     shape = (inner_steps, features)
-    bound = {} if max_abs is None else {'max_abs': max_abs}
-    inner = {
-        name: constraints.constrain(
-            nnx.Param(
-                float(inner_scale)
-                * jax.random.normal(rngs.params(), shape, param_dtype),
-                **bound,
-            )
-        )
-        for name in ('a', 'b')
-    }
+    inner = {}
+    for name in ('a', 'b'):
+      draw = jax.random.normal(rngs.params(), shape, param_dtype)
+      inner[name] = nnx.Param(float(inner_scale) * draw)
+      if max_abs is not None:
+        inner[name].set_metadata(max_abs=max_abs)
+        inner[name] = constraints.constrain(inner[name])
     super().__init__(
         IRevRNNCell(activation, inner_activation),
         in_features,

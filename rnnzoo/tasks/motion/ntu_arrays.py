@@ -159,13 +159,13 @@ def _check_numbers(recordings: Recordings, path: pathlib.Path) -> None:
       frame = int(shown.argmin())
     else:
       frame, body, joint, axis = np.argwhere(~(np.abs(frames) < most))[0]
-    index = np.searchsorted(recordings.starts, start + frame, 'right') - 1
+    index = int(np.searchsorted(recordings.starts, start + frame, 'right')) - 1
     name = recordings.names[index].text()
     place = f'frame {start + frame - recordings.starts[index]}'
     if positions:
       raise ValueError(
           f'{path} is damaged: {name} shows nobody in its {place}, counted from'
-          ' 0: all is zero; convert it again, to another folder'
+          ' 0: all is zero; convert it again'
       )
     raise ValueError(
         f'{path} is damaged: {name} has'

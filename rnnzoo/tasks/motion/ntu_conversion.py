@@ -290,18 +290,19 @@ def _mended_by_hand(destination: pathlib.Path) -> Iterator[None]:
 def _result(destination: pathlib.Path, num_read: int) -> Result:
   with _mended_by_hand(destination):
     recordings = ntu_arrays.read(destination)
-    listed = [
-        tuple(
-            line.partition('\t')[::2]
-            for line in (destination / name)
-            .read_text(encoding='utf-8')
-            .splitlines()
-        )
-        for name in (SKIPPED, LEFT_OUT)
-    ]
-  return Result(
-      len(recordings.names), len(recordings.frames), *listed, num_read
-  )
+    return Result(
+        len(recordings.names),
+        len(recordings.frames),
+        _listed(destination / SKIPPED),
+        _listed(destination / LEFT_OUT),
+        num_read,
+    )
+
+
+def _listed(path: pathlib.Path) -> tuple[tuple[str, str], ...]:
+  lines = path.read_text(encoding='utf-8').splitlines()
+  parts = [line.partition('\t') for line in lines]
+  return tuple((name, text) for name, _, text in parts)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -57,14 +57,13 @@ def read(
   """
   if isinstance(paths, str | os.PathLike):
     paths = [paths]
+  recordings = []
   for path in map(pathlib.Path, paths):
     if path.is_dir():
       raise ValueError(
           f'{path} is a folder; name the files in it, as'
           f" sorted(pathlib.Path({str(path)!r}).glob('*.skeleton')) does"
       )
-  recordings = []
-  for path in paths:
     recordings.append(recording := ntu_files.read(path))
     if text := ntu_files.left_out(recording):
       # Output is for results alone.
