@@ -94,6 +94,8 @@ class Problem:
     heads: N, blocks of the carry that do not see each other.
     begins: bool [T, B, 1], the steps that do not depend on the carry before, or
       None.
+    noise: (carries before steps, xs of these steps) -> their rounding errors,
+      as of `newton_errors.noise`; None where features do not see each other.
     linear: whether the body is linear: then errors are measured against all
       arrays of the carry, and the growth of rounding errors is not asked for.
     at_once: as many steps as `after` takes at once, which bounds its memory;
@@ -107,6 +109,7 @@ class Problem:
   reverse: bool
   heads: int
   begins: Array | None
+  noise: Callable[[Carry, Any], Carry] | None = None
   linear: bool = False
   at_once: int | None = None
 
@@ -122,15 +125,7 @@ class Problem:
 
   def before(self, init: Carry, s: Carry) -> Carry:
     """Returns the carries before the steps."""
-    if self.reverse:
-      return tuple(
-          jnp.concatenate([x[1:], x0[None]])
-          for x0, x in zip(init, s, strict=True)
-      )
-    return tuple(
-        jnp.concatenate([x0[None], x[:-1]])
-        for x0, x in zip(init, s, strict=True)
-    )
+    return scan_steps.shifted(init, s, self.reverse)
 
   def zeros(self, init: Carry) -> Carry:
     """Returns carries of zeros for every step."""
@@ -206,7 +201,7 @@ def solve(
   parts = problem.parts(init)
 
   def residual_of(new, ends):
-    return _residual(problem, new, parts.with_ends(new, ends))
+    return _residual_of_joints(problem, parts, new, ends)
 
   def right(state):
     error = state.residual / eps * state.sensitivity
@@ -351,6 +346,30 @@ def _error_terms(problem, maps, state, init, init_errors, before) -> Carry:
   return tuple(
       n + m - e for n, m, e in zip(noise, moved, state.errors, strict=True)
   )
+
+
+def _residual_of_joints(
+    problem: Problem, parts: newton_parts.Parts, new: Carry, ends: Carry
+) -> Array:
+  """Returns the residual; NaN where a carry is not finite.
+
+  Steps within parts follow from each other, so joints alone have any.
+  """
+  finite = jnp.stack([jnp.all(jnp.isfinite(x)) for x in new])
+  unknown = jnp.where(jnp.all(finite), 0, jnp.nan).astype(new[0].dtype)
+  if parts.count == 1:
+    return unknown
+  last = parts.length - 1
+  found, xs, begins = parts.at(last, (new, problem.xs, problem.begins))
+  before = parts.at(last - 1, new)
+  noise = None if problem.noise is None else problem.noise(before, xs)
+  scale = newton_errors.scales_of_steps(
+      found, before, begins, problem.heads, noise
+  )
+  # The last part ends at no joint.
+  difference = tuple((x - e)[:-1] for x, e in zip(found, ends, strict=True))
+  scale = tuple(x[:-1] for x in scale)
+  return newton_errors.largest(difference, scale) + unknown
 
 
 def _residual(problem: Problem, new: Carry, s: Carry) -> Array:

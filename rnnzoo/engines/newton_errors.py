@@ -9,7 +9,9 @@ from jax import lax
 import jax.numpy as jnp
 import numpy as np
 
+from pallas_kernels import sharding
 from rnnzoo import cell as cell_lib
+from rnnzoo.engines import products
 
 Array = jax.Array
 Carry = cell_lib.Carry
@@ -88,6 +90,88 @@ def scales_so_far(
       jnp.maximum(jnp.exp2(y - faded), x)
       for x, y in zip(scale, largest_of, strict=True)
   )
+
+
+def scales_of_steps(
+    new: Carry,
+    before: Carry,
+    begins: Array | None,
+    heads: int,
+    noise: Carry | None,
+) -> Carry:
+  """Returns the scales of some steps, like `scales`, for each feature.
+
+  A large number of one feature says nothing about another that does not see it.
+  So the scale is no larger than the noise of the feature itself.
+
+  Args:
+    new: the carry after the steps, each [n, B, F].
+    before: the carry before them.
+    begins: as for `scales`.
+    heads: N.
+    noise: as of `noise`; None where the scale is that of heads.
+  """
+  if begins is not None:
+    before = tuple(jnp.where(begins, 0, x) for x in before)
+  own = [
+      jnp.maximum(jnp.abs(x), jnp.abs(y))
+      for x, y in zip(new, before, strict=True)
+  ]
+  scale = tuple(_of_heads(x, heads) for x in own)
+  if noise is None:
+    return scale
+  larger = map(jnp.maximum, own, noise)
+  return tuple(map(jnp.minimum, scale, larger))
+
+
+def noise(
+    cell: cell_lib.Cell,
+    params: cell_lib.Params,
+    kernels: tuple[Array, ...],
+    x_gates: cell_lib.Gates,
+    start: Carry,
+) -> Carry:
+  """Returns the rounding errors of a step by itself, in roundings.
+
+  To first order, errors of eps times the terms that an equation adds up: a gate
+  has |x| + |R| |h| of them, and where it is saturated they do not matter.
+
+  Args:
+    cell: the equations.
+    params: the cell's own parameters.
+    kernels: one or two, as `scan_steps.pack` returns them.
+    x_gates: each [..., F].
+    start: the carry before the step, after any restart.
+  """
+  size = functools.partial(jax.tree.map, jnp.abs)
+  h_gates = products.multiply(kernels[0], start[0])
+  sizes = products.multiply(size(kernels[0]), size(start[0]))
+  if isinstance(cell, cell_lib.TwoStageCell):
+    operand = lambda *given: (cell.operand(params, *given),)
+    given = x_gates, h_gates, start
+    (value,), (rounded,) = _terms(operand, given, size((x_gates, sizes, start)))
+    h_gates += products.multiply(kernels[1], value)
+    sizes += products.multiply(size(kernels[1]), rounded)
+  update = functools.partial(cell.update, params)
+  given = x_gates, h_gates, start
+  return _terms(update, given, size((x_gates, sizes, start)))[1]
+
+
+def _terms(equations, given, sizes) -> tuple[Carry, Carry]:
+  """Returns values, and |value| + sum |d value / d x| size of all given x."""
+  flat, tree = jax.tree.flatten(given)
+
+  def push(row):
+    tangents = map(lambda r, x: jnp.broadcast_to(r, x.shape), row, flat)
+    return jax.jvp(equations, given, jax.tree.unflatten(tree, list(tangents)))
+
+  rows = sharding.like(jnp.eye(len(flat), dtype=flat[0].dtype), flat[0])
+  values, slopes = jax.vmap(push, out_axes=(None, 0))(rows)
+  total = [jnp.abs(value) for value in values]
+  for i, size in enumerate(jax.tree.leaves(sizes)):
+    for j, slope in enumerate(slopes):
+      total[j] += jnp.abs(slope[i]) * size
+  return values, tuple(total)
 
 
 def _with_step_before(x: Array, begins: Array | None, reverse: bool) -> Array:

@@ -58,7 +58,7 @@ class Parts:
 
   def ends(self, s: Carry) -> Carry:
     """Returns the ends of parts, of carries after all steps [T, B, F]."""
-    return self._at(self.length - 1, s)
+    return self.at(self.length - 1, s)
 
   def run(self, ends: Carry) -> Carry:
     """Runs all parts once, each from the end of the one before it.
@@ -69,7 +69,7 @@ class Parts:
     Returns:
       The carries that parts end with.
     """
-    body = lambda i, carry: self._step(carry, self._at(i, self._xs))
+    body = lambda i, carry: self._step(carry, self.at(i, self._xs))
     return lax.fori_loop(0, self.length, body, self._begun(ends))
 
   def run_often(self, ends: Carry, times: Array) -> Carry:
@@ -87,7 +87,7 @@ class Parts:
     Returns:
       The carries after all steps, each [T, B, F].
     """
-    body = lambda carry, i: (self._step(carry, self._at(i, self._xs)),) * 2
+    body = lambda carry, i: (self._step(carry, self.at(i, self._xs)),) * 2
     steps = jnp.arange(self.length)
     _, found = lax.scan(body, self._begun(ends), steps)
     return tuple(map(self._joined, found))
@@ -109,7 +109,7 @@ class Parts:
         for c, e in zip(self._init, ends, strict=True)
     )
 
-  def _at(self, i, tree):
+  def at(self, i, tree):
     """Returns step i of every part, [count, ...], of arrays [T, ...]."""
     # Not all steps in another order at once: that copy would stay in memory.
     steps = jnp.arange(self.count) * self.length + i

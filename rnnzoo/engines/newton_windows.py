@@ -120,6 +120,11 @@ def _unroll_with_report(
       new = scan_steps.select(mask, new, start)
     return new, new
 
+  def noise(before, xs):
+    x_gates, reset, _ = xs
+    start = scan_steps.select(reset, restart, before)
+    return newton_errors.noise(cell, params, kernels, x_gates, start)
+
   def window(state, xs):
     x, reset, mask = xs
     init, errors, report = state
@@ -142,6 +147,7 @@ def _unroll_with_report(
         reverse=reverse,
         heads=_heads(kernel, init),
         begins=None if reset is None else reset[..., None],
+        noise=noise if kernels and kernels[0].shape[1] > 1 else None,
         at_once=jacobians.steps_at_once(cell, params, x_gates, init),
     )
     guess, guess_in_turn = newton_guess.first(

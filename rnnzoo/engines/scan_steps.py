@@ -228,6 +228,16 @@ def previous(carries, in_chunk, carry, index, reverse) -> Carry:
   return tuple(map(previous, carries, in_chunk, carry))
 
 
+def shifted(init: Carry, carries: Carry, reverse: bool) -> Carry:
+  """Returns the carries before all steps, of those after them."""
+
+  def one(x0, x):
+    order = (x[1:], x0[None]) if reverse else (x0[None], x[:-1])
+    return jnp.concatenate(order)
+
+  return tuple(map(one, init, carries))
+
+
 def boundary(reset: Array, reverse: bool, axis: int) -> Array:
   """Turns boundaries between t-1 and t into restarts in loop order."""
   if not reverse:

@@ -338,6 +338,35 @@ class NewtonTest(parameterized.TestCase):
     )
     self.assert_close(found, wanted, 1e-6)
 
+  def test_a_large_feature_hides_no_error_of_others(self):
+    # It is in their head, and they do not see it.
+    def run(path):
+      layer = rnnzoo.AGRU(
+          IN,
+          4,
+          gamma=0.5,
+          epsilon=0.05,
+          implementation=path,
+          rngs=nnx.Rngs(0),
+      )
+      kernel = layer.recurrent_kernel[...].at[..., 0, :].set(0)
+      layer.recurrent_kernel[...] = kernel.at[..., 0].set(0)
+      layer.kernel[...] = layer.kernel[...].at[..., 0].set(0)
+      x = np.random.default_rng(0).standard_normal((1, 300, IN))
+      carry = jax.tree.map(
+          lambda c: c.at[:, 0].set(1e5), layer.initial_carry((1,))
+      )
+
+      def loss(x):
+        y = layer(x, initial_carry=carry)[..., 1:]
+        return jnp.sum(jnp.sin(y)), y
+
+      grad = jax.value_and_grad(loss, has_aux=True)
+      (_, y), dx = reference.jit(grad)(jnp.float32(x))
+      return y, dx
+
+    self.assert_close(run('associative_scan'), run('scan'), 2e-6)
+
   def test_no_sequence(self):
     layer = rnnzoo.GRU(
         IN, 4, implementation='associative_scan', rngs=nnx.Rngs(0)
