@@ -4,6 +4,7 @@ from collections.abc import Sequence
 import math
 import pathlib
 import re
+import sys
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -67,6 +68,16 @@ def compare(directories: Sequence[str], output: str) -> str:
       runs have different main metrics.
     OSError: a file cannot be read or written.
   """
+  # What a sweep or a comparison wrote beside its runs, as a shell's * names it.
+  others = [
+      path
+      for path in directories
+      if _BESIDE_RUNS.fullmatch(pathlib.Path(path).name)
+      and not (files.expand(path) / 'report.json').exists()
+  ]
+  if others and len(others) < len(directories):
+    print(f'passed over, since no runs: {", ".join(others)}', file=sys.stderr)
+    directories = [path for path in directories if path not in others]
   runs = [read(files.expand(path)) for path in directories]
   if len({run.name for run in runs}) < len(runs):
     # Of different sweeps, say: then by their paths.
@@ -88,27 +99,6 @@ def compare(directories: Sequence[str], output: str) -> str:
   return text
 
 
-def find_runs(paths: Sequence[str]) -> tuple[list[str], list[str]]:
-  """Returns runs, and what a sweep or a comparison wrote beside them.
-
-  Args:
-    paths: as a shell makes of `sweep/*`.
-
-  Raises:
-    RunFileError: there are no runs.
-  """
-  others = [
-      path
-      for path in map(str, paths)
-      if not (files.expand(path) / 'report.json').exists()
-      and _BESIDE_RUNS.fullmatch(pathlib.Path(path).name)
-  ]
-  runs = [path for path in paths if path not in others]
-  if not runs:
-    raise files.RunFileError(f'there is no run in {", ".join(others)}')
-  return runs, others
-
-
 def read(path: pathlib.Path) -> Run:
   """Returns a finished run.
 
@@ -123,17 +113,12 @@ def read(path: pathlib.Path) -> Run:
     run_directory.read(path)
     report = files.read_signed(path / 'report.json')
     results = [
-        reporting.read_result(
-            path / f'seed_{seed["seed"]}' / 'result.json',
-            report['dataset'],
-            run_directory.owner(path, seed['seed']),
-        )
+        reporting.read_result(path, seed['seed'], report['dataset'])
         for seed in report['seeds']
     ]
     if report['seeds'] != [reporting.of_seed(result) for result in results]:
       raise files.RunFileError(
-          f'{path / "report.json"} is not the report of the results there;'
-          ' training that goes on there, with the same flags, writes it again'
+          f'{path / "report.json"} is not the report of the results there'
       )
     run = Run(path.name, report, [result['history'] for result in results])
     statistics(run, main_metric(run))
@@ -142,8 +127,7 @@ def read(path: pathlib.Path) -> Run:
     raise
   except FileNotFoundError as error:
     raise files.RunFileError(
-        f'{path} is no whole run:'
-        f' {f"{error.filename} is missing" if error.filename else error}'
+        f'{path} is no whole run: {error.filename or error} is missing'
     ) from error
   except (KeyError, TypeError, IndexError, StopIteration, ValueError) as error:
     raise files.RunFileError(

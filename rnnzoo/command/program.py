@@ -206,10 +206,7 @@ def _compare(words: list[str]) -> None:
   )
   parsed = parser.parse_args(words)
   with _one_sentence():
-    directories, others = comparison.find_runs(parsed.runs)
-    if others:
-      endings.tell(f'passed over, since no runs: {", ".join(others)}')
-    print(comparison.compare(directories, parsed.output))
+    print(comparison.compare(parsed.runs, parsed.output))
     print(f'written: comparison.md and comparison.png in {parsed.output}')
 
 

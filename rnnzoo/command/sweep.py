@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 from rnnzoo.command import comparison
 from rnnzoo.training import configs
@@ -23,9 +23,6 @@ INTERRUPTED = 130
 
 # Seconds that a run has to end in when it is interrupted.
 _PATIENCE = 60
-
-# Flags with which a run leaves no report.
-_NOT_OF_RUNS = re.compile(r'--?(no)?(mode|profile)(=.*)?')
 
 # The processes of runs.
 _RUNNING: set[subprocess.Popen] = set()
@@ -95,14 +92,10 @@ def main(words: Sequence[str]) -> list[str]:
     raise ValueError(f'--time_limit must be above 0; got {parsed.time_limit}')
   deadline = time.monotonic() + parsed.time_limit
   runs = combinations(parsed.grid, read_cases(parsed.cases))
-  for flag in itertools.chain(rest, *(case.flags for case in runs.values())):
-    if _NOT_OF_RUNS.fullmatch(flag):
-      raise ValueError(f'a sweep trains, and compares runs; {flag} does not')
   for config in {case.config or parsed.config: None for case in runs.values()}:
     configs.check(config)
   directory = files.make_directory(parsed.workdir, '--workdir')
-  if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-    signal.signal(signal.SIGTERM, _terminate)
+  signal.signal(signal.SIGTERM, signal.default_int_handler)
   with futures.ThreadPoolExecutor(parsed.parallel) as pool:
     started = {
         name: pool.submit(
@@ -118,8 +111,10 @@ def main(words: Sequence[str]) -> list[str]:
     try:
       codes = {name: future.result() for name, future in started.items()}
     except KeyboardInterrupt:
-      # The runs have it too, and end; those that wait must not begin.
+      # Those that wait must not begin. Ctrl-C ends the others by itself.
       pool.shutdown(wait=False, cancel_futures=True)
+      for process in list(_RUNNING):
+        process.terminate()
       command = shlex.join(['rnnzoo', 'sweep', *words])
       os.write(2, f'\nrnnzoo: interrupted; to go on: {command}\n'.encode())
       os._exit(130)
@@ -135,13 +130,6 @@ def main(words: Sequence[str]) -> list[str]:
     end = 'did not end in time' if codes[name] == INTERRUPTED else 'failed'
     print(f'rnnzoo: {name} {end}; see {directory / name}.log', file=sys.stderr)
   return failed
-
-
-def _terminate(*unused_args) -> NoReturn:
-  """Ends runs as this program is ended; Ctrl-C reaches them by itself."""
-  for process in list(_RUNNING):
-    process.terminate()
-  raise KeyboardInterrupt
 
 
 def _by_metric(done: Sequence[str]) -> dict[str, list[str]]:

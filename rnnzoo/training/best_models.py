@@ -6,10 +6,8 @@ from typing import Any
 from flax import nnx
 
 from rnnzoo.tasks import protocol
-from rnnzoo.training import checkpointing
 from rnnzoo.training import experiment as experiments
 from rnnzoo.training import metrics as metrics_lib
-from rnnzoo.training import processes
 from rnnzoo.training import program as programs
 from rnnzoo.training import run_directory
 
@@ -51,8 +49,7 @@ def restore(
     )
   abstract = nnx.eval_shape(lambda: task.build_model(nnx.Rngs(seed)))
   graphdef, *state = programs.split(abstract)
-  owner = processes.from_first(lambda: run_directory.owner(workdir, seed))
-  with checkpointing.Checkpoints(directory, owner) as checkpoints:
+  with run_directory.checkpoints(workdir, seed) as checkpoints:
     best = checkpoints.restore_best(tuple(state))
   if best is None:
     raise FileNotFoundError(f'there is no checkpoint in {directory}')

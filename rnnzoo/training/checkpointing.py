@@ -55,10 +55,6 @@ class ForeignError(files.RunFileError):
   """The checkpoint is whole, but of another run, seed or version."""
 
 
-class UnsealedError(ValueError):
-  """The checkpoint was not written to its end."""
-
-
 class Checkpoints:
   """The checkpoints of one seed. Use as a context manager.
 
@@ -179,7 +175,8 @@ class Checkpoints:
       **like: trees like those to restore, by item.
     """
     damaged: dict[int, str] = {}
-    unsealed = 0
+    if repair:
+      processes.from_first(self._move_unsealed)
     for epoch in processes.from_first(self._epochs):
       path = self.directory / str(epoch)
       try:
@@ -192,7 +189,6 @@ class Checkpoints:
         if getattr(error, 'errno', None) in _NO_ACCESS:
           raise files.RunFileError(_unreadable(path, error)) from error
         damaged[epoch] = ' '.join(str(error).split())[:200]
-        unsealed += isinstance(error, UnsealedError)
         continue
       try:
         restored = self._read(path, like)
@@ -200,11 +196,15 @@ class Checkpoints:
         if isinstance(error, MemoryError) or processes.is_loss(error):
           raise
         raise files.RunFileError(_unreadable(path, error)) from error
-      self._pass_over(damaged, f'going on from that of epoch {epoch}', repair)
+      for bad, reason in damaged.items():
+        processes.say(
+            f'WARNING: the checkpoint {self.directory / str(bad)} is damaged'
+            f' ({reason}); going on from that of epoch {epoch}.'
+        )
+        if repair:
+          processes.from_first(functools.partial(self._move_away, bad))
       return restored
-    if unsealed == len(damaged) <= 1:  # A kill, while the first was written.
-      self._pass_over(damaged, 'there is no other', repair)
-    else:
+    if damaged:
       epoch, reason = next(iter(damaged.items()))
       raise files.RunFileError(
           f'the checkpoint {self.directory / str(epoch)} is damaged'
@@ -222,6 +222,14 @@ class Checkpoints:
     epochs = (int(n) for n in names if n.isdecimal() and n == str(int(n)))
     return sorted(epochs, reverse=True)
 
+  def _move_unsealed(self) -> None:
+    """Makes room where a process was killed before it wrote a manifest."""
+    for epoch in self._epochs():
+      path = self.directory / str(epoch)
+      if not (path / MANIFEST).exists():
+        print(f'WARNING: {path} was not written to its end; it is moved away.')
+        self._move_away(epoch)
+
   def _read(self, path: pathlib.Path, like: dict[str, Any]) -> dict[str, Any]:
     """Returns the items of a checkpoint, and 'progress' in any case."""
     items: dict[str, Any] = {
@@ -235,18 +243,6 @@ class Checkpoints:
         name: _from_paths(restored[name], tree) for name, tree in like.items()
     }
     return trees | {'progress': restored['progress']}
-
-  def _pass_over(
-      self, damaged: Mapping[int, str], rest: str, repair: bool
-  ) -> None:
-    """Tells of checkpoints that are not used, and moves them away."""
-    for epoch, reason in damaged.items():
-      processes.say(
-          f'WARNING: the checkpoint {self.directory / str(epoch)} is damaged'
-          f' ({reason}); {rest}.'
-      )
-      if repair:
-        processes.from_first(functools.partial(self._move_away, epoch))
 
   def _move_away(self, epoch: int) -> None:
     """Makes room for a new checkpoint of this epoch, and deletes nothing."""
@@ -272,11 +268,8 @@ def _check(path: pathlib.Path, owner: Mapping[str, Any]) -> None:
 
   Raises:
     ForeignError: it is, but for another run or seed, or by another version.
-    UnsealedError: it was not written to its end.
     ValueError: it is not what was written.
   """
-  if not (path / MANIFEST).is_file():
-    raise UnsealedError(f'without {MANIFEST}, it was not written to its end')
   manifest = files.read_signed(path / MANIFEST)
   if manifest['version'] != VERSION:
     raise ForeignError(

@@ -123,11 +123,7 @@ _HEARTBEAT_SECONDS = flags.DEFINE_integer(
 
 
 def _with_paths(argv: list[str]) -> list[str]:
-  """Returns a command line in which a config's name has become its file.
-
-  Raises:
-    ValueError: a file that it names would be read without end.
-  """
+  """Returns a command line in which a config's name has become its file."""
   words, before = [], ''
   for word in argv:
     flag, separator, value = word.partition('=')
@@ -189,12 +185,6 @@ def parse_flags(argv: list[str]) -> list[str]:
     endings.give_up(
         '--profile is of training steps; it would have no effect with'
         f' --mode={_MODE.value}'
-    )
-  several = _COORDINATOR_ADDRESS, _NUM_PROCESSES, _PROCESS_ID, _DISTRIBUTED
-  if _HEARTBEAT_SECONDS.present and not any(flag.present for flag in several):
-    endings.give_up(
-        '--heartbeat_seconds is for several processes, with --num_processes or'
-        ' --distributed'
     )
   for flag in (_PROMPT, _LENGTH, _TEMPERATURE, _SEED):
     if flag.present and _MODE.value != 'sample':

@@ -26,10 +26,8 @@ class Events:
     from tensorboardX import event_file_writer
     from tensorboardX import summary
     from tensorboardX.proto import event_pb2
-    from tensorboardX.proto import summary_pb2
 
     self._summary, self._event_type = summary, event_pb2.Event
-    self._value = summary_pb2.Summary.Value
     self._path = directory
     with files.naming(directory):
       # Files are read in the order of their names, which begin with the second:
@@ -56,7 +54,7 @@ class Events:
       for name, value in {**row, **more}.items():
         if name != 'epoch':
           # tensorboardX's own function logs a warning of its own of NaN.
-          scalar = self._value(tag=name, simple_value=value)
+          scalar = {'tag': name, 'simple_value': value}
           self._write(int(row['epoch']), summary={'value': [scalar]})
       self._writer.flush()
 

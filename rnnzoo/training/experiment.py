@@ -315,12 +315,9 @@ def _check_same(config: ml_collections.ConfigDict, digest: str) -> None:
 
 
 def data_digest(task: tasks.Task) -> str:
-  """Returns the SHA-256 of a task's data, but for those of a `Generator`.
+  """Returns the SHA-256 of what a task describes and of its arrays.
 
-  What the task describes belongs to it: names of classes, a vocabulary.
-
-  Raises:
-    ValueError: JSON cannot hold that.
+  Those of a `Generator` are none.
   """
   splits = {
       name: [dict(bucket) for bucket in protocol.buckets(split)]

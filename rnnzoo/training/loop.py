@@ -16,7 +16,6 @@ from pallas_kernels import dtypes
 from pallas_kernels import ranks
 from rnnzoo.tasks import protocol
 from rnnzoo.training import best_models
-from rnnzoo.training import checkpointing
 from rnnzoo.training import epochs
 from rnnzoo.training import experiment as experiments
 from rnnzoo.training import feed as feeds
@@ -80,11 +79,8 @@ def train_and_evaluate(experiment: experiments.Experiment) -> dict[str, Any]:
     if group:
       run_seeds(experiment, splits, group)
   results = []
-  for seed, path in paths.items():
-    owner = processes.from_first(
-        functools.partial(run_directory.owner, workdir, seed)
-    )
-    read = functools.partial(reporting.read_result, path, task.dataset, owner)
+  for seed in seeds:
+    read = functools.partial(reporting.read_result, workdir, seed, task.dataset)
     results.append(processes.from_first(read))
   metrics = protocol.all_metrics(task)
   own = task.report(
@@ -163,13 +159,10 @@ def _begin(
   config, placement = experiment.config, experiment.placement
   directory = experiment.workdir / f'seed_{seed}'
   processes.from_first(lambda: directory.mkdir(exist_ok=True))
-  owner = processes.from_first(
-      lambda: run_directory.owner(experiment.workdir, seed)
-  )
   keys = jax.random.split(jax.random.key(seed), 3)
   run = seed_state.begin(experiment, keys[0])
   checkpoints = stack.enter_context(
-      checkpointing.Checkpoints(directory / 'checkpoints', owner)
+      run_directory.checkpoints(experiment.workdir, seed)
   )
   if run.restore(checkpoints):
     processes.say(f'seed {seed}: resumed after epoch {len(run.history)}')

@@ -13,9 +13,10 @@ import numpy as np
 from rnnzoo.tasks import protocol
 from rnnzoo.training import figures
 from rnnzoo.training import files
+from rnnzoo.training import run_directory
 
 # What result.json holds, and report.json does not.
-_IN_RESULTS_ALONE = ('config', 'described', 'data', 'history')
+_IN_RESULTS_ALONE = ('config', 'data', 'history')
 
 
 def write_result(path: pathlib.Path, result: Mapping[str, Any]) -> None:
@@ -24,25 +25,25 @@ def write_result(path: pathlib.Path, result: Mapping[str, Any]) -> None:
 
 
 def read_result(
-    path: pathlib.Path, dataset: str, owner: Mapping[str, Any]
+    directory: pathlib.Path, seed: int, dataset: str
 ) -> dict[str, Any]:
   """Returns what `write_result` wrote.
 
   Args:
-    path: the file.
+    directory: of the run.
+    seed: whose it must be.
     dataset: the name of the data set that it must be of.
-    owner: whose it must be, see `run_directory.owner`.
 
   Raises:
     RunFileError: it is not what was written there.
   """
+  path = directory / f'seed_{seed}' / 'result.json'
+  wanted = run_directory.owner(directory, seed) | {'dataset': dataset}
   try:
     result = files.read_signed(path)
-    wanted = {**owner, 'dataset': dataset}
     if {name: result.get(name) for name in wanted} != wanted:
       raise files.RunFileError(
-          f'{path} is not the result of seed {owner["seed"]} of this run on'
-          f' {dataset}'
+          f'{path} is not the result of seed {seed} of this run on {dataset}'
       )
   except files.RunFileError as error:
     raise files.RunFileError(

@@ -4,7 +4,7 @@ It belongs to one config, which config.json holds, and to one process at a time,
 which holds a lock on it.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 import contextlib
 import datetime
 import fcntl
@@ -25,6 +25,7 @@ import ml_collections
 from rnnzoo.tasks import fields
 from rnnzoo.training import checkpointing
 from rnnzoo.training import files
+from rnnzoo.training import processes
 
 # Where data are found or kept, and how many devices share the work, says
 # nothing about the result.
@@ -109,10 +110,8 @@ def open_or_create(
     data_digest: of the data. If those of the run had another one, a line warns;
       it may come from rounding on another machine, so the run goes on.
     described: what `Task.describe` returned, for task.json. Parameters belong
-      to the data that they were trained on, so a run with checkpoints refuses
-      another description.
-    mode: why it is opened, see `check_same`. For 'train' alone files are
-      written.
+      to the data that they were trained on: a run with checkpoints keeps it.
+    mode: why it is opened, see `check_same`.
 
   Raises:
     ValueError: the directory is in use, holds a run with another config or on
@@ -127,140 +126,113 @@ def open_or_create(
     path = _new_directory(prefix or name)
   _lock(path)
   described, content = as_described(described), as_json(config)
-  owner = {
-      'config': _digest(content),
-      'described': None if described is None else files.digest(described),
-      'data': data_digest,
-  }
+  mine = {'config': _digest(content), 'data': data_digest}
   if mode != 'train':
-    read(path)
+    read(path)  # All of it must be there, since nothing is written.
   try:
     run = files.read_signed(path / 'run.json')
-    _read_listed(path, run, 'config.json')
+    there = _read_listed(path, run, 'config.json')
   except (FileNotFoundError, files.RunFileError) as error:
-    owner = _find_owner(path, owner, error)
+    _check_free(path, mine, error)
   else:
     check_same(path, config, dataset, mode)
-    if mode == 'evaluate' and _differ(path, content, of_tests(config.task)):
-      data_digest = run['data_digest']  # That of the test may be another.
+    if _digest(there) != mine['config']:
+      data_digest = run['data_digest']  # A test may have other data.
     try:
       check_data(path, run, described, data_digest)
       return path
-    except ValueError as error:
-      if mode != 'train':
-        raise
+    except files.RunFileError as error:
       if any(_owners(path)):
-        owner = _find_owner(path, owner, error)
+        _check_free(path, mine, error)
+    except ValueError:
+      if mode != 'train' or any(_owners(path)):
+        raise
+  # Where a config is, the directory is complete: it goes first and comes last.
+  (path / 'config.json').unlink(missing_ok=True)
+  contents = {'task.json': described, 'config.json': content}
+  if described is None:
+    del contents['task.json']
   run = {
       'experiment': name,
       'dataset': dataset,
-      'data_digest': owner['data'],
-      'files': {'config.json': files.digest(content)}
-      | ({} if described is None else {'task.json': owner['described']}),
+      'data_digest': data_digest,
+      'files': {name: files.digest(tree) for name, tree in contents.items()},
       'python': platform.python_version(),
       'jax': jax.__version__,
       'flax': flax.__version__,
       'device': jax.devices()[0].device_kind,
   }
-  # Where a config is, the directory is complete: it goes first and comes last.
-  (path / 'config.json').unlink(missing_ok=True)
   files.write_json(path / 'run.json', files.signed(run))
-  if described is not None:
-    files.write_json(path / 'task.json', described)
-  files.write_json(path / 'config.json', content)
-  check_data(path, run, described, data_digest)
+  for name_of_file, tree in contents.items():
+    files.write_json(path / name_of_file, tree)
   return path
 
 
-def _differ(
-    path: pathlib.Path, content: Mapping[str, Any], names: Sequence[str]
-) -> bool:
-  """Returns whether a run has other values of some fields."""
-  there = flatten(files.read_json(path / 'config.json', dict))
-  here = flatten(content)
-  return any(there.get(name) != here.get(name) for name in names)
-
-
-def _find_owner(
-    path: pathlib.Path, owner: Mapping[str, Any], error: Exception
-) -> Mapping[str, Any]:
-  """Returns whose the run is, whose files are lost, or raises an error.
+def _check_free(
+    path: pathlib.Path, mine: Mapping[str, str], error: Exception
+) -> None:
+  """Raises an error unless the files of a run may be written, anew or again.
 
   Args:
     path: of the run directory.
-    owner: who asks for it: digests of config, description and data.
-    error: what is wrong with its files.
+    mine: what its checkpoints must name, if there are any.
+    error: what is wrong with the files.
   """
-  run_path, names = path / 'run.json', ('config.json', 'report.json')
+  run_path = path / 'run.json'
   lacks = [n for n in ('run.json', 'config.json') if not (path / n).exists()]
   if any(path.glob('seed_*')):
     owners = list(_owners(path))
-    if owners and all(
-        found[key] == owner[key]
-        for found in owners
-        for key in ('config', 'described')
-    ):
-      return owners[0]
-    if not lacks and not isinstance(error, files.RunFileError):
-      raise error
+    if owners and all(owner == mine for owner in owners):
+      return
     raise ValueError(
         (
             f'--workdir={path} holds seeds but no {lacks[0]}'
             if lacks
             else f'{error}'
         )
-        + (
-            ', and their checkpoints are of another config or other data'
-            if owners
-            else ', so nothing says which config they were trained with'
-        )
-        + '; put the file back, delete the seeds or pass another --workdir'
+        + ', and no checkpoint says that they are of this config and these'
+        ' data; put the file back, delete the seeds or pass another --workdir'
     )
-  if not run_path.exists():
-    for name in (*names, 'task.json'):
-      if (path / name).exists():
-        raise ValueError(
-            f'--workdir={path} holds a {name} but no run.json, so it is no'
-            ' run; it would be overwritten: pass another --workdir, or move'
-            ' the file'
-        )
-  elif not _BEGINNING.startswith(run_path.read_bytes()[: len(_BEGINNING)]):
+  if run_path.exists():
+    is_ours = _BEGINNING.startswith(run_path.read_bytes()[: len(_BEGINNING)])
+    foreign = [] if is_ours else ['run.json that no run wrote']
+  else:
+    names = 'config.json', 'report.json', 'task.json'
+    foreign = [f'{n} but no run.json' for n in names if (path / n).exists()]
+  if foreign:
     raise ValueError(
-        f'--workdir={path} holds a run.json that no run wrote; it would be'
-        ' overwritten: pass another --workdir, or move the file'
+        f'--workdir={path} holds a {foreign[0]}; it would be overwritten: pass'
+        ' another --workdir, or move the file'
     )
-  elif not lacks:
+  if not lacks:
     raise files.RunFileError(f'{error}; pass another --workdir') from error
-  return owner
 
 
 def _owners(path: pathlib.Path) -> Iterator[dict[str, Any]]:
-  """Yields whose the checkpoints and results of a run are."""
+  """Yields which runs the checkpoints and results of a directory name."""
   for pattern in (f'checkpoints/*/{checkpointing.MANIFEST}', 'result.json'):
-    for place in sorted(path.glob(f'seed_*/{pattern}')):
+    for place in path.glob(f'seed_*/{pattern}'):
       with contextlib.suppress(files.RunFileError):
         content = files.read_signed(place)
-        yield {key: content.get(key) for key in ('config', 'described', 'data')}
+        yield {name: content.get(name) for name in ('config', 'data')}
 
 
 def owner(path: pathlib.Path, seed: int) -> dict[str, Any]:
-  """Returns what checkpoints and results of a seed name: whose they are.
-
-  Args:
-    path: of the run directory.
-    seed: which of its seeds.
-  """
+  """Returns what checkpoints and results of a seed of a run name."""
   run = files.read_signed(path / 'run.json')
-  return {
-      'seed': seed,
-      'config': _digest(_read_listed(path, run, 'config.json')),
-      'described': run['files'].get('task.json'),
-      'data': run['data_digest'],
-  }
+  config = _digest(_read_listed(path, run, 'config.json'))
+  return {'seed': seed, 'config': config, 'data': run['data_digest']}
+
+
+def checkpoints(path: pathlib.Path, seed: int) -> checkpointing.Checkpoints:
+  """Returns the checkpoints of a seed of a run; all processes call it."""
+  whose = processes.from_first(lambda: owner(path, seed))
+  directory = path / f'seed_{seed}' / 'checkpoints'
+  return checkpointing.Checkpoints(directory, whose)
 
 
 def _digest(content: Mapping[str, Any]) -> str:
-  """Returns a digest of the fields that belong to a run's result."""
+  """Returns a digest of the fields that say something about the result."""
   flat = flatten(content)
   return files.digest({k: v for k, v in flat.items() if k not in NOT_COMPARED})
 
@@ -317,10 +289,18 @@ def check_data(
     ValueError: the task describes them otherwise; the message says where.
     RunFileError: task.json is not what was written there.
   """
-  there = None
+  there, here = _leaves(None), _leaves(described)
   if 'task.json' in run['files']:
-    there = _read_listed(path, run, 'task.json')
-  if text := _differences(dict(_leaves(there)), dict(_leaves(described))):
+    there = _leaves(_read_listed(path, run, 'task.json'))
+  # Another machine may sum in another order.
+  alike = [
+      name
+      for name, value in here.items()
+      if isinstance(value, float)
+      and isinstance(there.get(name), float)
+      and math.isclose(there[name], value, rel_tol=1e-12, abs_tol=1e-15)
+  ]
+  if text := _differences(there, here, alike):
     raise ValueError(
         f'{path} holds a run on {run["dataset"]!r} with other data ({text});'
         ' put back the data that it was trained on, or pass another --workdir'
@@ -338,32 +318,22 @@ def _differences(
     here: Mapping[str, Any],
     ignored: Collection[str] = (),
 ) -> str:
-  """Returns where values differ, by more than rounding; '' for nowhere."""
+  """Returns where values differ; '' for nowhere."""
   found = [
       f'{key}: {fields.shorten(there.get(key))} there,'
       f' {fields.shorten(here.get(key))} here'
       for key in sorted(there.keys() | here.keys())
-      if key not in ignored and not _alike(there.get(key), here.get(key))
+      if key not in ignored and there.get(key) != here.get(key)
   ]
   if len(found) > 3:
     found[3:] = [f'and {len(found) - 3} more']
   return '; '.join(found)
 
 
-def _alike(a: Any, b: Any) -> bool:
-  """Returns whether values are the same, but for float64's last digits."""
-  if isinstance(a, float) and isinstance(b, float):
-    return math.isclose(a, b, rel_tol=1e-12, abs_tol=1e-15)
-  return a == b
-
-
-def _leaves(tree: Any, name: str = '') -> Iterator[tuple[str, Any]]:
-  """Yields path and value of all that a tree of JSON holds."""
-  if not tree or not isinstance(tree, dict | list):
-    yield name or 'description', tree
-    return
-  for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
-    yield from _leaves(value, f'{name}[{key!r}]')
+def _leaves(tree: Any) -> dict[str, Any]:
+  """Returns what a tree of JSON holds by path, as "['mean'][0]"."""
+  leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda x: not x)
+  return {jax.tree_util.keystr(path): leaf for path, leaf in leaves}
 
 
 def of_tests(task: str) -> tuple[str, ...]:
@@ -380,19 +350,11 @@ def read(
     FileNotFoundError: the directory holds no run.
     RunFileError: a file, task.json included, is not what was written there.
   """
-  config_path, run_path = path / 'config.json', path / 'run.json'
-  if not (config_path.is_file() or run_path.is_file()):
-    raise FileNotFoundError(f'{path} holds no run: it has no config.json')
-  try:
-    if not run_path.is_file():
-      raise files.RunFileError(f'{run_path} is missing')
-    run = files.read_signed(run_path)
-    contents = {name: _read_listed(path, run, name) for name in run['files']}
-  except files.RunFileError as error:
-    raise files.RunFileError(
-        f'{error}; training that goes on there, with the same flags, writes it'
-        ' again'
-    ) from error
+  for name in ('config.json', 'run.json'):
+    if not (path / name).is_file():
+      raise FileNotFoundError(f'{path} holds no run: it has no {name}')
+  run = files.read_signed(path / 'run.json')
+  contents = {name: _read_listed(path, run, name) for name in run['files']}
   return ml_collections.ConfigDict(contents['config.json']), run
 
 
@@ -430,11 +392,7 @@ def as_json(config: ml_collections.ConfigDict) -> dict[str, Any]:
 def as_described(
     described: Mapping[str, Any] | None,
 ) -> dict[str, Any] | None:
-  """Returns what a task described as it is after a round trip.
-
-  Raises:
-    ValueError: JSON cannot hold it.
-  """
+  """Returns what a task described as it is after a round trip."""
   try:
     return json.loads(json.dumps(described, allow_nan=False))
   except (TypeError, ValueError, RecursionError) as error:

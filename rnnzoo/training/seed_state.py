@@ -3,10 +3,10 @@
 Several processes draw the same conclusions, since they have the same numbers.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
+import functools
 import math
-import types
 from typing import Any
 
 from flax.training import early_stopping
@@ -22,17 +22,6 @@ from rnnzoo.training import files
 from rnnzoo.training import metrics as metrics_lib
 from rnnzoo.training import optimization
 from rnnzoo.training import program as programs
-
-# What JSON holds of a seed, in the field of this name.
-_PROGRESS: Mapping[str, type] = types.MappingProxyType(
-    {
-        'best_epoch': int,
-        'history': list,
-        'stopped': str,
-        'diverged': bool,
-        'num_devices': int,
-    }
-)
 
 
 @dataclasses.dataclass
@@ -67,9 +56,19 @@ class SeedState:
         len(self.history),
         (self.state, self.plateau),
         self.best,
-        {name: getattr(self, name) for name in _PROGRESS}
-        | {'stopper': dataclasses.asdict(self.stopper)},
+        self._progress(),
     )
+
+  def _progress(self) -> dict[str, Any]:
+    """Returns what is no array, by the name of its field."""
+    return {
+        'best_epoch': self.best_epoch,
+        'history': self.history,
+        'stopped': self.stopped,
+        'diverged': self.diverged,
+        'stopper': dataclasses.asdict(self.stopper),
+        'num_devices': self.num_devices,
+    }
 
   def restore(self, checkpoints: checkpointing.Checkpoints) -> bool:
     """Returns whether there was a checkpoint to go on from.
@@ -81,21 +80,17 @@ class SeedState:
     if restored is None:
       return False
     (self.state, self.plateau), self.best, progress = restored
-    progress = progress if isinstance(progress, dict) else {}
-    stopper = progress.pop('stopper', None)
-    if (
-        {name: type(value) for name, value in progress.items()} != _PROGRESS
-        or not isinstance(stopper, dict)
-        or stopper.keys() != dataclasses.asdict(self.stopper).keys()
-    ):
+    is_list = lambda x: isinstance(x, list)
+    kinds = functools.partial(jax.tree.map, type, is_leaf=is_list)
+    if kinds(progress) != kinds(self._progress()):
       raise files.RunFileError(
           f'the progress in {checkpoints.directory} is not what was written;'
           f' delete {checkpoints.directory.parent} to train this seed from its'
           ' start'
       )
+    self.stopper = self.stopper.replace(**progress.pop('stopper'))
     for name, value in progress.items():
       setattr(self, name, value)
-    self.stopper = self.stopper.replace(**stopper)
     return True
 
   def conclude(

@@ -118,7 +118,7 @@ class RunFilesTestCase(parameterized.TestCase):
         'made up',
         str(self.workdir),
         'sign',
-        data_digest=experiments.data_digest(task),
+        data_digest='' if described else experiments.data_digest(task),
         described=task.describe() | described,
         mode=mode,
     )
@@ -310,7 +310,7 @@ class CheckpointsTest(RunFilesTestCase):
     shutil.rmtree(self.checkpoint(2))
     self.checkpoint(3).rename(self.checkpoint(1))
     (self.checkpoint(1) / checkpointing.MANIFEST).unlink()
-    self.assertRegex(self.resume(), 'WARNING: .*/1 is damaged .*no other')
+    self.assertRegex(self.resume(), 'WARNING: .*/1 was not written to its end')
     self.check_same('seed_0/metrics.csv')
 
   def test_of_another_seed_or_run(self):
@@ -318,22 +318,20 @@ class CheckpointsTest(RunFilesTestCase):
     self.copy()
     shutil.copytree(self.workdir / 'seed_0', self.workdir / 'seed_1')
     whose = {
-        'seed': ('seed_1', 'of seed 0, not 1'),
-        'config': ('seed_0', 'of a run with another config'),
-        'described': ('seed_0', 'of a run on other data'),
+        'seed': (1, 'of seed 0, not 1'),
+        'config': (0, 'of a run with another config'),
+        'data': (0, 'of a run on other data'),
     }
-    for name, (directory, message) in whose.items():
-      wanted = run_directory.owner(self.workdir, int(directory[-1]))
+    for name, (seed, message) in whose.items():
+      wanted = run_directory.owner(self.workdir, seed)
       if name != 'seed':
         wanted[name] = 'other'
-      path = self.workdir / directory
-      with self.assertRaisesRegex(
-          training.RunFileError, 'is not the result of'
-      ):
-        reporting.read_result(path / 'result.json', 'made up', wanted)
-      with checkpointing.Checkpoints(path / 'checkpoints', wanted) as found:
-        with self.assertRaisesRegex(training.RunFileError, message):
-          found.restore_best({})
+      with mock.patch.object(run_directory, 'owner', return_value=wanted):
+        with self.assertRaisesRegex(training.RunFileError, 'not the result of'):
+          reporting.read_result(self.workdir, seed, 'made up')
+        with run_directory.checkpoints(self.workdir, seed) as found:
+          with self.assertRaisesRegex(training.RunFileError, message):
+            found.restore_best({})
     experiment = self.experiment._replace(workdir=self.workdir)
     with self.assertRaisesRegex(training.RunFileError, 'of seed 0, not 1'):
       training.best_model(experiment, seed=1)

@@ -372,7 +372,6 @@ class ErrorsTest(absltest.TestCase):
             'no effect with --mode=eval',
         ),
         ((config, '--profile', '--mode=predict'), 'no effect with --mode=pred'),
-        ((config, '--heartbeat_seconds=9'), 'seconds is for several processes'),
         (
             ('--config=/dev/zero',),
             '^train.py: /dev/zero is a device, not a file',
