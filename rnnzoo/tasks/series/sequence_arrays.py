@@ -123,7 +123,7 @@ def differences(values: np.ndarray, origin: np.ndarray) -> np.ndarray:
 def narrow(values: np.ndarray, valid: np.ndarray) -> np.ndarray:
   """Returns values as float32, or as they are where `shift_of` is not 0."""
   loses = shift_of(values, valid).any()
-  return values if loses else values.astype(np.float32)
+  return values if loses else values.astype(np.float32, copy=False)
 
 
 def shift_of(values: np.ndarray, valid: np.ndarray) -> np.ndarray:
@@ -152,7 +152,7 @@ def centre(
 ) -> np.ndarray:
   """Returns values - shift as float32, and zeros where it is not `valid`."""
   if not shift.any():
-    return values.astype(np.float32)
+    return values.astype(np.float32, copy=False)
   found = differences(values, shift).astype(np.float32)
   return np.where(valid[..., None], found, np.float32(0))
 
