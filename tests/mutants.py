@@ -568,6 +568,38 @@ MUTANTS = (
         'tests/training/training_test.py',
         ('NOT_COMPARED = (', "NOT_COMPARED = ('seed', ", 'another_config'),
     ),
+    *_all(
+        'rnnzoo/training/run_directory.py',
+        'tests/training/run_files_test.py',
+        ('all(owner == mine for owner in owners)', 'True', 'says_whose'),
+        (
+            'if text := _differences(there, here, alike)',
+            'if text := ""',
+            'other',
+        ),
+        ('.unlink(missing_ok=True)', '', 'killed_between'),
+    ),
+    *_all(
+        'rnnzoo/training/checkpointing.py',
+        'tests/training/run_files_test.py',
+        ('if manifest.get(name) != value', 'if False', 'another_seed'),
+        ('and n == str(int(n))', '', 'names_that_no_run'),
+    ),
+    *_all(
+        'rnnzoo/training/epochs.py',
+        'tests/training/training_test.py',
+        ('(experiment, run, -1)', '(experiment, run)', 'of_the_last_step'),
+        (
+            'max(experiment.steps_per_epoch - skipped, 1)',
+            'experiment.steps_per_epoch',
+            'of_the_last_step',
+        ),
+    ),
+    *_all(
+        'rnnzoo/training/samples.py',
+        'tests/training/samples_test.py',
+        ('if epoch <= done', 'if epoch < done', 'damaged'),
+    ),
 )
 
 
