@@ -88,8 +88,8 @@ def _check(layer: Any) -> None:
   weights_lib.check_layer(layer, _CELLS, heads=True)
   if layer.bias is None:
     raise ValueError('FlashRNN has biases; the layer has use_bias=False.')
-  if getattr(layer.cell, 'activation', 'tanh') != 'tanh':
+  if layer.cell != type(layer.cell)():
     raise ValueError(
-        "FlashRNN's elman applies tanh; the Elman has activation="
-        f'{layer.cell.activation!r}.'
+        "FlashRNN's elman applies tanh, and its slstm has no max_forget and"
+        f' min_normalizer=1; got {layer.cell}.'
     )

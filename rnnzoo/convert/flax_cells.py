@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from flax import nnx
+import jax
 import numpy as np
 
 from rnnzoo import settings
@@ -151,6 +152,14 @@ def _check(layer: Any, cell: Any) -> None:
         f'{type(cell).__name__} with {activation} does not compute what'
         f' {type(layer).__name__} with {want_activation} does.'
     )
+  init = cell.carry_init or nnx.initializers.zeros_init()
+  if np.any(init(jax.random.key(0), (layer.out_features,), np.float32)):
+    raise ValueError(
+        f'The {type(cell).__name__} begins with its carry_init, which is not'
+        ' zero, and layers begin with zeros: carry_init=nnx.initializers.'
+        'zeros_init() would work. initial_carry= of a call can be other than'
+        ' zero.'
+    )
 
 
 def _kind(cell: Any) -> tuple[type, str]:
@@ -159,12 +168,13 @@ def _kind(cell: Any) -> tuple[type, str]:
   activation = getattr(cell, 'activation_fn', None)
   name = names.get(activation) if callable(activation) else None
   name = name or 'another activation'
-  if isinstance(cell, nnx.SimpleCell) and not cell.residual:
+  # A subclass may have other equations.
+  if type(cell) is nnx.SimpleCell and not cell.residual:
     return elman.ElmanCell, name
   if getattr(cell, 'gate_fn', None) is nnx.sigmoid:
-    if isinstance(cell, nnx.GRUCell):
+    if type(cell) is nnx.GRUCell:
       return gru.GRUCell, name
-    if isinstance(cell, (nnx.LSTMCell, nnx.OptimizedLSTMCell)):
+    if type(cell) in (nnx.LSTMCell, nnx.OptimizedLSTMCell):
       return lstm.LSTMCell, name
   hint = ''
   if isinstance(cell, nnx.RNN):

@@ -138,6 +138,7 @@ def _parts(layer: Any) -> list[Any]:
     parts = [layer.forward, layer.backward]
   for part in parts:
     weights_lib.check_layer(part)
+  weights_lib.check_alike(parts, 'keras')
   return parts
 
 

@@ -6,6 +6,7 @@ pip install safetensors      # or rnnzoo[safetensors]
 import importlib
 import os
 import pathlib
+import re
 from typing import Any
 import uuid
 
@@ -13,6 +14,7 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 
+from rnnzoo import cell
 from rnnzoo import checks
 from rnnzoo import settings
 from rnnzoo.convert import weights as weights_lib
@@ -46,7 +48,8 @@ def save_safetensors(module: nnx.Module, path: str | os.PathLike[str]) -> None:
 
   A name is the way to a parameter, joined by dots, as in 'layers.0.kernel';
   random state is left out, running averages are not. The file's metadata has
-  'format': 'rnnzoo' and 'version': '1'.
+  'format': 'rnnzoo', 'version': '1' and, in 'equations', the cells and sums of
+  the layers, which parameters do not show.
 
   Args:
     module: a layer, or any `nnx.Module`, for instance a trained model.
@@ -74,6 +77,7 @@ def save_safetensors(module: nnx.Module, path: str | os.PathLike[str]) -> None:
   # Several processes may write the same file.
   partial = path.with_name(f'.{uuid.uuid4().hex}.partial')
   metadata = {'format': 'rnnzoo', 'version': str(VERSION)}
+  metadata['equations'] = '\n'.join(_equations(module))
   try:
     files.save_file(arrays, partial, metadata=metadata)
     os.replace(partial, path)
@@ -95,7 +99,8 @@ def load_safetensors(module: nnx.Module, path: str | os.PathLike[str]) -> None:
   Raises:
     ImportError: the package safetensors is missing.
     ValueError: the file has another format or version, or an entry is missing,
-      left over or of another shape or dtype.
+      left over or of another shape or dtype, or the file's module has other
+      equations, for instance another activation.
     OSError: the file cannot be read.
   """
   files, library = _library()
@@ -133,13 +138,35 @@ def load_safetensors(module: nnx.Module, path: str | os.PathLike[str]) -> None:
           f'{name} must have shape {own[0]} and dtype {own[1]} for this'
           f' {type(module).__name__}, got {shape} and {dtype}.'
       )
+  own_lines = set(_equations(module))
+  # Files of earlier versions do not have them.
+  lines = set(metadata.get('equations', '\n'.join(own_lines)).splitlines())
+  if lines != own_lines:
+    raise ValueError(
+        f'{path} is of a module with {sorted(lines - own_lines)}, and this'
+        f' {type(module).__name__} has {sorted(own_lines - lines)}.'
+    )
   arrays = files.load_file(path)
+  checks.known(arrays, str(path))
   for path_of, variable in nnx.iter_graph(module):
     name = '.'.join(map(str, path_of))
     random = isinstance(variable, nnx.RngState)
     if isinstance(variable, nnx.Variable) and not random and name in named:
       array, own = arrays[name], variable.get_value()
       variable.set_value(weights_lib.placed(array, array.dtype, own))
+
+
+def _equations(module: nnx.Module) -> list[str]:
+  """Returns the static parts of layers that change what they compute."""
+  lines = []
+  for path, part in nnx.iter_modules(module):
+    for name in ('cell', 'recurrent_structure', 'residual', 'activation'):
+      value = getattr(part, name, None)
+      is_function = name == 'recurrent_structure' and callable(value)
+      if value and (is_function or isinstance(value, (cell.Cell, str, bool))):
+        text = re.sub(' at 0x[0-9a-f]+', '', repr(value))
+        lines.append(f'{".".join(map(str, (*path, name)))} = {text}')
+  return lines
 
 
 def _check_order(module: Any, path: Any, function: str) -> None:
@@ -169,6 +196,7 @@ def _named(module: Any) -> dict[str, Any]:
     raise ValueError(
         f'module must be an nnx.Module, got {settings.a(type(module))}.'
     )
+  checks.known(nnx.state(module), 'module')
   state = nnx.to_flat_state(nnx.state(module))
   named: dict[str, Any] = {}
   paths: dict[str, tuple[Any, ...]] = {}

@@ -41,9 +41,9 @@ def from_torch(
 
   Args:
     layer: an `Elman`, `GRU` or `LSTM` with one head, a `Bidirectional` of such
-      a layer, or a `Stack` of either without residual sums; it is changed in
-      place. Give `Elman` the module's `nonlinearity` as `activation`.
-      Normalisation in a stack, which torch does not have, is left as it is.
+      a layer, or a `Stack` of either without normalisation and residual sums;
+      it is changed in place. Give `Elman` the module's `nonlinearity` as
+      `activation`.
     state_dict: `module.state_dict()`, torch tensors or numpy arrays. Level k of
       a stack has these entries, and for the backward direction the same with
       `_reverse` appended; an `RNNCell`, `LSTMCell` or `GRUCell` has them
@@ -61,11 +61,7 @@ def from_torch(
     ValueError: an entry is missing, left over or of another shape, or the layer
       is of a kind that torch does not have.
   """
-  _check_connections(layer)
-  if isinstance(layer, stack.Stack) and layer.residual:
-    raise ValueError(
-        'torch has no residual sums between levels, and the Stack has.'
-    )
+  parts = _parts(layer)
   entries = weights_lib.Entries(state_dict, 'state dict', prefix)
   projected = [name for name in entries.names() if 'weight_hr' in name]
   if projected:
@@ -75,7 +71,7 @@ def from_torch(
         f' convert.fold_projection({given}) makes one without.'
     )
   updates = []
-  for part, level, backward in weights_lib.parts(layer):
+  for part, level, backward in parts:
     suffix = f'_l{level}' + '_reverse' * backward
     if part is layer and 'weight_ih' in entries:
       suffix = ''
@@ -85,12 +81,32 @@ def from_torch(
     weights_lib.store(part, weights)
 
 
-def _check_connections(layer: sequence_layer.SequenceLayer) -> None:
-  if isinstance(layer, dense_stack.DenseStack):
+def _parts(layer: sequence_layer.SequenceLayer) -> list[Any]:
+  """Returns `weights.parts`, or raises ValueError for what torch has not."""
+  if isinstance(layer, stack.Stack):
+    between = {
+        'levels over the outputs of all below': isinstance(
+            layer, dense_stack.DenseStack
+        ),
+        'normalisation between levels': layer.norms,
+        'residual sums between levels': layer.residual,
+    }
+    for name, has in between.items():
+      if has:
+        raise ValueError(
+            f'torch has no {name}, and the {type(layer).__name__} has.'
+        )
+  parts = list(weights_lib.parts(layer))
+  for part, _, _ in parts:
+    weights_lib.check_layer(part)
+  weights_lib.check_alike([part for part, _, _ in parts], 'torch')
+  levels = len({level for _, level, _ in parts})
+  if len(parts) not in (levels, 2 * levels):
     raise ValueError(
-        'torch has no levels over the outputs of all below, and the DenseStack'
-        ' has.'
+        'torch has as many directions in all levels, and the Stack has'
+        f' {len(parts)} in {levels} levels.'
     )
+  return parts
 
 
 def to_torch(
@@ -103,9 +119,8 @@ def to_torch(
       module.load_state_dict({k: torch.tensor(v) for k, v in weights.items()})
 
   Args:
-    layer: as for `from_torch`; a `Stack` must have no normalisation and no
-      residual sums. Give `torch.nn.RNN` the `activation` of an `Elman` as
-      `nonlinearity`, and `bias=False` to the module of a layer with
+    layer: as for `from_torch`. Give `torch.nn.RNN` the `activation` of an
+      `Elman` as `nonlinearity`, and `bias=False` to the module of a layer with
       `use_bias=False`.
     cell: the names of an `RNNCell`, `LSTMCell` or `GRUCell`, without `_l0`.
     prefix: put before each name.
@@ -117,15 +132,8 @@ def to_torch(
   Raises:
     ValueError: torch has no such layer.
   """
-  _check_connections(layer)
-  if isinstance(layer, stack.Stack) and (layer.norms or layer.residual):
-    raise ValueError(
-        'torch has no normalisation and no residual sums between levels, and'
-        ' the Stack has.'
-    )
   state: dict[str, np.ndarray] = {}
-  for part, level, backward in weights_lib.parts(layer):
-    weights_lib.check_layer(part)
+  for part, level, backward in _parts(layer):
     if cell and part is not layer:
       raise ValueError(f'torch has no cell for {settings.a(type(layer))}.')
     suffix = '' if cell else f'_l{level}' + '_reverse' * backward
@@ -230,7 +238,6 @@ def fold_projection(
 
 def _take(layer, entries: weights_lib.Entries, suffix: str) -> Weights:
   """Takes one layer's entries."""
-  weights_lib.check_layer(layer)
   gates, features = layer.cell.input_gates, layer.out_features
   width = gates * features
   hint = ' A module with bias=False fills a layer with use_bias=False.'

@@ -4,7 +4,7 @@ A library's file arranges its arrays as `Weights` and back; `store` and `read`
 do the rest. `Entries` finds arrays by name and says where they are wrong.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 import dataclasses
 import functools
 from typing import Any
@@ -188,6 +188,7 @@ def to_numpy(value: Any, name: str) -> np.ndarray:
     value = value.detach().cpu()
     if str(value.dtype) == 'torch.bfloat16':  # numpy has no such type
       value = value.float()
+  checks.known(value, name)
   try:
     value = np.asarray(value)
   except ValueError as error:  # A ragged list.
@@ -206,9 +207,9 @@ def check_layer(
     cells: the cells that it has.
     heads: whether it has heads.
   """
-  if not isinstance(layer, recurrent.RecurrentLayer) or not isinstance(
-      layer.cell, cells
-  ):
+  # A subclass of a cell may have other equations.
+  is_layer = isinstance(layer, recurrent.RecurrentLayer)
+  if not is_layer or type(layer.cell) not in cells:
     names = [cell.__name__.removesuffix('Cell') for cell in cells]
     listed = ', '.join(names[:-1]) + ' and ' + names[-1]
     got = type(layer).__name__
@@ -219,10 +220,31 @@ def check_layer(
         ' for Bidirectional and Stack of them, to keras for Bidirectional; got'
         f' {got}.'
     )
+  check_structure(layer)
   if layer.num_heads != 1 and not heads:
     raise ValueError(
         'Weights can be converted for layers with num_heads=1, got'
         f' num_heads={layer.num_heads}.'
+    )
+
+
+def check_structure(layer: recurrent.RecurrentLayer) -> None:
+  """Raises ValueError for a layer whose R is a function of its parameter."""
+  if layer.recurrent_structure is not None:
+    raise ValueError(
+        'Other libraries use R as it is stored, and the'
+        f' {type(layer).__name__} has recurrent_structure='
+        f'{layer.recurrent_structure!r}.'
+    )
+
+
+def check_alike(layers: Sequence[recurrent.RecurrentLayer], library: str):
+  """Raises ValueError unless layers of one module of a library are alike."""
+  cells = list(dict.fromkeys(layer.cell for layer in layers))
+  if len(cells) > 1:
+    raise ValueError(
+        f'{library} has one cell in all levels and directions of a module, got'
+        f' {cells[0]} and {cells[1]}.'
     )
 
 
@@ -297,6 +319,7 @@ def read(layer: recurrent.RecurrentLayer, library: str) -> Weights:
 
 def numbers(parameter: Any, label: str) -> np.ndarray:
   """Returns a parameter's numbers in float32 or wider, or raises ValueError."""
+  checks.known(parameter.get_value(), label)
   checks.parameter(parameter.get_value(), None, label)
   dtype = jnp.promote_types(parameter.dtype, np.float32)
   return np.asarray(parameter[...], dtype)

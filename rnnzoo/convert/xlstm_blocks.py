@@ -43,6 +43,7 @@ def take_cell(
   # xLSTM's backends lay out the cell in two ways; TiRex has that of 'cuda'.
   transposed = (heads, 4 * size, size)
   vanilla = entries.shape(start + _KERNEL) == transposed
+  check_bound(layer, vanilla)
   shape = transposed if vanilla else (heads, size, 4 * size)
   inner = entries.take(start + _KERNEL, shape, layer)
   bias = entries.take(start + _BIAS, (4 * heads * size,), layer)
@@ -52,6 +53,26 @@ def take_cell(
     bias = bias.reshape(heads, 4, size).swapaxes(0, 1).reshape(4, -1)
   inner = inner.reshape(heads, size, 4, size).transpose(2, 0, 1, 3)
   return kernel.swapaxes(2, 3), inner, bias
+
+
+def check_bound(layer: Any, vanilla: bool) -> None:
+  """Raises ValueError for a bound of f that neither library has.
+
+  Args:
+    layer: an `SLSTM` or a block.
+    vanilla: whether xLSTM's backend 'vanilla' is meant, for TiRex has none.
+  """
+  norm, allowed = getattr(layer, 'norm', None), (None, 15)
+  if isinstance(norm, nnx.RMSNorm):
+    allowed = (15,)
+  elif vanilla or norm is not None:
+    allowed = (None,)
+  if layer.cell.max_forget not in allowed:
+    raise ValueError(
+        'xLSTM has max_forget=None and TiRex 15: here it must be'
+        f' {" or ".join(map(str, allowed))}, and the {type(layer).__name__} has'
+        f' {layer.cell.max_forget}.'
+    )
 
 
 def cell_entries(
@@ -125,6 +146,7 @@ def state_dict(
 ) -> dict[str, np.ndarray]:
   """Returns a block's weights by name; the reverse of `fill`."""
   is_rms, start, first, second = _names(block)
+  check_bound(block, backend == 'vanilla')
   numbers = lambda p: weights_lib.numbers(p, 'A parameter of the SLSTMBlock')
   scale = lambda norm, stored: numbers(norm.scale) - (1 - stored)
   inner = cell_entries(

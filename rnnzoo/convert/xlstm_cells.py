@@ -98,6 +98,7 @@ def to_xlstm(
   if isinstance(layer, slstm_block.SLSTMBlock):
     return xlstm_blocks.state_dict(layer, backend)
   heads, size = _sizes(layer)
+  xlstm_blocks.check_bound(layer, backend == 'vanilla')
   weights = weights_lib.read(layer, 'xLSTM')
   kernel = weights.kernel.reshape(4, heads, size, heads, size)
   between = kernel * ~np.eye(heads, dtype=bool)[:, None, :, None]
@@ -114,14 +115,14 @@ def to_xlstm(
 
 def _sizes(layer: Any) -> tuple[int, int]:
   """Returns the number of heads and their size."""
-  is_slstm = isinstance(layer, recurrent.RecurrentLayer) and isinstance(
-      layer.cell, slstm.SLSTMCell
-  )
+  is_layer = isinstance(layer, recurrent.RecurrentLayer)
+  is_slstm = is_layer and type(layer.cell) is slstm.SLSTMCell
   if not is_slstm or layer.bias is None:
     raise ValueError(
         'An sLSTMLayer is an SLSTM with biases, got'
         f' {settings.a(type(layer))}{" without" * is_slstm}.'
     )
+  weights_lib.check_structure(layer)
   if layer.in_features != layer.out_features:
     raise ValueError(
         'An sLSTMLayer has as many inputs as features; the SLSTM has'

@@ -1,5 +1,6 @@
 """Loading weights of other libraries; golden_test.py compares what they do."""
 
+import dataclasses
 import functools
 import types
 from unittest import mock
@@ -8,10 +9,12 @@ from absl.testing import absltest
 from absl.testing import parameterized
 from flax import nnx
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 import rnnzoo
 from rnnzoo import convert
+from rnnzoo.cells import lstm
 
 IN, FEATURES = 3, 4
 
@@ -30,6 +33,18 @@ def torch_weights(width, in_features=IN, features=FEATURES):
       'bias_ih_l0': np.ones(width),
       'bias_hh_l0': np.ones(width),
   }
+
+
+ones = nnx.initializers.ones_init()
+
+
+class OtherCell(nnx.GRUCell):
+  """A cell that may compute anything."""
+
+
+@dataclasses.dataclass(frozen=True)
+class OtherLSTMCell(lstm.LSTMCell):
+  """A cell that may compute anything."""
 
 
 class ConvertTest(parameterized.TestCase):
@@ -187,11 +202,15 @@ class ErrorsTest(parameterized.TestCase):
       ('Elman', nnx.SimpleCell, {'residual': True}, 'without residual'),
       ('GRU', nnx.GRUCell, {'gate_fn': nnx.hard_sigmoid}, 'gate_fn=nnx.sig'),
       ('Elman', nnx.Linear, {}, 'cell must be an nnx.SimpleCell.*got Linear'),
+      ('GRU', OtherCell, {}, 'got OtherCell'),
+      ('Elman', nnx.SimpleCell, {'carry_init': ones}, 'with its carry_init'),
+      ('LSTM', nnx.LSTMCell, {'carry_init': ones}, 'with its carry_init'),
   )
-  def test_from_flax(self, name, cell, options, message):
+  def test_flax(self, name, cell, options, message):
     cell = cell(IN, FEATURES, **options, rngs=nnx.Rngs(0))
-    with self.assertRaisesRegex(ValueError, message):
-      convert.from_flax(make(rnnzoo.LAYERS[name]), cell)
+    for convert_cell in convert.from_flax, convert.to_flax:
+      with self.assertRaisesRegex(ValueError, message):
+        convert_cell(make(rnnzoo.LAYERS[name]), cell)
 
   def test_what_stands_beside_it(self):
     gru = make(rnnzoo.GRU)
@@ -383,6 +402,70 @@ class ErrorsTest(parameterized.TestCase):
   def test_refused(self, call, message):
     with self.assertRaisesRegex(ValueError, message):
       call()
+
+  def test_refused_both_ways(self):
+    both = {
+        'torch': (convert.to_torch, convert.from_torch),
+        'keras': (convert.to_keras, convert.from_keras),
+        'haiku': (
+            functools.partial(convert.to_haiku, prefix=''),
+            convert.from_haiku,
+        ),
+        'linen': (convert.to_linen, convert.from_linen),
+        'FlashRNN': (
+            convert.to_flashrnn,
+            functools.partial(convert.from_flashrnn, b=np.ones(1)),
+        ),
+        'xLSTM': (convert.to_xlstm, convert.from_xlstm),
+    }
+    structured = make(rnnzoo.LSTM, recurrent_structure=jnp.negative)
+    other = make(functools.partial(rnnzoo.RecurrentLayer, OtherLSTMCell()))
+    tanh_relu = [
+        functools.partial(rnnzoo.Elman, activation=name)
+        for name in ('tanh', 'relu')
+    ]
+    ways = functools.partial(rnnzoo.Bidirectional, rnnzoo.GRU)
+    stack = lambda layers: make(
+        functools.partial(rnnzoo.Stack, layers, num_layers=2)
+    )
+    two_ways = make(ways)
+    two_ways.forward, two_ways.backward = [make(cls) for cls in tanh_relu]
+    square = lambda cls, **options: cls(4, 4, rngs=nnx.Rngs(0), **options)
+    slstm, block = rnnzoo.SLSTM, rnnzoo.SLSTMBlock
+    tirex = {'conv_width': 0, 'norm': 'rms', 'mlp_activation': 'silu'}
+    good = [
+        convert.to_xlstm(square(block, **options))
+        for options in ({}, {**tirex, 'max_forget': 15})
+    ]
+    weights = convert.to_xlstm(square(block, residual=False, conv_width=0))
+    del weights['group_norm.weight']
+    for library, layer, message, *given in (
+        *((name, structured, 'negative') for name in list(both)[:-1]),
+        *((name, other, 'RecurrentLayer') for name in list(both)[:-1]),
+        ('torch', make(STACK, norm='layer'), 'no normalisation between'),
+        ('torch', make(STACK, norm='batch'), 'no normalisation between'),
+        ('torch', stack(tanh_relu), 'one cell in all levels .*tanh.*relu'),
+        ('torch', stack([rnnzoo.GRU, ways]), 'has 3 in 2 levels'),
+        ('keras', two_ways, 'one cell in all levels .*tanh.*relu'),
+        ('FlashRNN', square(slstm, max_forget=15), 'no max_forget'),
+        ('FlashRNN', square(slstm, min_normalizer=0), 'no max_forget'),
+        ('xLSTM', square(slstm, recurrent_structure=jnp.negative), 'negative'),
+        ('xLSTM', square(slstm, max_forget=5), 'None or 15, .* 5', weights),
+        ('xLSTM', square(block, max_forget=15), 'be None, .* 15', good[0]),
+        ('xLSTM', square(block, **tirex), 'be 15, .* None', good[1]),
+    ):
+      with self.subTest(f'{library}, {message}'):
+        to, back = both[library]
+        before = nnx.to_pure_dict(nnx.state(layer))
+        with self.assertRaisesRegex(ValueError, message):
+          to(layer)
+        with self.assertRaisesRegex(ValueError, message):
+          back(layer, *(given or [[] if library == 'keras' else {}]))
+        jax.tree.map(
+            np.testing.assert_array_equal,
+            nnx.to_pure_dict(nnx.state(layer)),
+            before,
+        )
 
   def test_to_flax_refuses_a_recurrent_bias(self):
     layer, cell = make(rnnzoo.GRU), nnx.GRUCell(IN, FEATURES, rngs=nnx.Rngs(0))

@@ -51,6 +51,23 @@ class SafetensorsTest(absltest.TestCase):
         [p.name for p in self.path.parent.iterdir()], ['model.safetensors']
     )
 
+  def test_other_equations_are_refused(self):
+    new = lambda cls, **options: cls(4, 4, rngs=nnx.Rngs(0), **options)
+    stack = functools.partial(rnnzoo.Stack, rnnzoo.MinGRU)
+    relu = functools.partial(rnnzoo.Elman, activation='relu')
+    for saved, loaded, message in (
+        (new(rnnzoo.Elman), new(relu), 'module with .*tanh.*has .*relu'),
+        (
+            new(rnnzoo.LSTM),
+            new(rnnzoo.SLSTM, num_heads=1),
+            r'LSTMCell\(\).*has .*SLSTMCell',
+        ),
+        (new(stack, residual=True), new(stack), 'residual = True'),
+    ):
+      convert.save_safetensors(saved, self.path)
+      with self.assertRaisesRegex(ValueError, message):
+        convert.load_safetensors(loaded, self.path)
+
   def test_names(self):
     layer = rnnzoo.GRU(3, 4, param_dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
     convert.save_safetensors(layer, self.path)
