@@ -555,7 +555,7 @@ MUTANTS = (
             'seen = np.ones(len(body.frames), bool)',
             'in_no_frame',
         ),
-        ('or len(np.unique(frames)) < len(frames)', '', 'new_ids'),
+        ('or len(np.unique(both)) < len(both)', '', 'new_ids'),
         ('in sorted(links)', 'in links', 'new_ids'),
     ),
     *_all(

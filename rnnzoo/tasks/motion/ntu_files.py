@@ -19,6 +19,8 @@ References:
   for 3D human activity understanding, 2019.
 """
 
+import bisect
+import itertools
 import math
 import os
 import pathlib
@@ -185,27 +187,27 @@ def _persons(recording: Recording) -> list[Body]:
     seen = body.joints.any(axis=(1, 2))
     if seen.any():
       bodies.append(Body(body.frames[seen], body.joints[seen]))
+  # As lists, which are faster for few numbers.
+  frames = [body.frames.tolist() for body in bodies]
+  places = [body.joints.mean(axis=1).tolist() for body in bodies]
   links = []
-  for i, later in enumerate(bodies):
-    for j, other in enumerate(bodies):
-      before = int(np.searchsorted(other.frames, later.frames[0])) - 1
-      if before < 0:
-        continue
-      move = later.joints[0].mean(axis=0) - other.joints[before].mean(axis=0)
-      distance = float(np.linalg.norm(move))
-      if distance < _REACH + _STEP * (later.frames[0] - other.frames[before]):
+  for i, j in itertools.permutations(range(len(bodies)), 2):
+    before = bisect.bisect_left(frames[j], frames[i][0]) - 1
+    if before >= 0:
+      distance = math.dist(places[i][0], places[j][before])
+      if distance < _REACH + _STEP * (frames[i][0] - frames[j][before]):
         links.append((distance, i, j))
   persons = dict(enumerate(bodies))
   # Of each body, its person.
   owners = list(persons)
   for _, i, j in sorted(links):
     i, j = owners[i], owners[j]
-    frames = np.concatenate([persons[i].frames, persons[j].frames])
-    if i == j or len(np.unique(frames)) < len(frames):
+    both = np.concatenate([persons[i].frames, persons[j].frames])
+    if i == j or len(np.unique(both)) < len(both):
       continue
     joints = np.concatenate([persons[i].joints, persons.pop(j).joints])
-    order = np.argsort(frames)
-    persons[i] = Body(frames[order], joints[order])
+    order = np.argsort(both)
+    persons[i] = Body(both[order], joints[order])
     owners = [i if owner == j else owner for owner in owners]
   spread = lambda body: -float(np.sum(np.var(body.joints, axis=(0, 1))))
   return sorted(persons.values(), key=spread)
