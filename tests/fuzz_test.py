@@ -7,6 +7,7 @@ as much a failure as an error from inside of another library.
 """
 
 import dataclasses
+import functools
 import inspect
 import itertools
 import random
@@ -81,7 +82,10 @@ LENGTHS += (['S', 'b'], True, 3, [True, False], np.ones((BATCH, 2), int), 1j)
 CARRIES = (*STRANGE, 1, h, (h, h, h, h, h), (h[:1],), [None], ({},), ())
 CARRIES += ((h + 1j,), ([[1.0], [1.0, 2.0]],), ('foo',), (h.astype(str),))
 BATCHES = ('foo', None, 3, (-1,), (2.0,), ('2',), [nan], {}, Junk(), (True,))
+TOKENS = ('foo', None, {}, 1.5, [[0.5]], [[1, [2]]], np.array(['a']), Junk())
+TOKENS += ([[9, 1]] * BATCH, [[1, -4]] * BATCH)
 LAYERS = (
+    *(functools.partial(rnnzoo.GRU, **own) for own in ({'features': 3},)),
     *STRANGE[:5],
     None,
     'LSTM',
@@ -232,6 +236,21 @@ def constructors():
   yield Case('RecurrentLayer', cls, good, 'cell_params', params)
   call = lambda **options: cls(**options)(x)
   yield Case('RecurrentLayer', call, good, 'recurrent_structure', structures)
+  Wx, R = np.ones((2, 3, 4, 1, 2), np.float32), np.ones((4, 1, 2, 2))
+  call = lambda **fields: rnnzoo.flashrnn(
+      Wx, R, R[..., 0], config=rnnzoo.FlashRNNConfig(**fields)
+  )
+  sizes = ('num_states', 'num_gates_w', 'num_heads', 'batch_size', 'hidden_dim')
+  for option, values in {
+      **dict.fromkeys(sizes, (*STRANGE, 0, 9, 2.0, True, nan, '4', [4])),
+      **dict.fromkeys(('dtype_w', 'dtype_s', 'dtype_acc'), DTYPES),
+      **dict.fromkeys(('trainable_r', 'trainable_b'), FLAGS),
+      'enable_automatic_mixed_precision': FLAGS,
+      'simple_agg': ('foo', 0, 1, False, [], np.ones(2, bool)),
+      'forward_clipval': NUMBERS,
+      'constants': ('foo', {1}, 3 + 4j, 0, {'a': 1.0}),
+  }.items():
+    yield Case('FlashRNNConfig', call, {'backend': 'vanilla'}, option, values)
 
 
 def calls():
@@ -305,6 +324,14 @@ def functions():
       'implementation': PATHS,
   }.items():
     yield Case('linear_scan', rnnzoo.linear_scan, good, name, values)
+  for label, values in {
+      'x': (*ARRAYS, x * 1j, x[0, 0], x[None, :, :0], x[..., :2]),
+      'layer': (*LAYERS, rnnzoo.GRU),
+      'reverse': FLAGS,
+      'implementation': (*PATHS, 'scan', rnnzoo.Scan()),
+  }.items():
+    good = {'layer': layer('GRU'), 'x': x[:1]}
+    yield Case('verify', rnnzoo.verify, good, label, values)
   yield Case(
       'constrain',
       rnnzoo.constrain,
@@ -312,6 +339,54 @@ def functions():
       'params',
       (*STRANGE, None, h, {}, layer('IndRNN')),
   )
+
+
+def methods():
+  """Models whose inputs are tokens."""
+  rngs, tokens = nnx.Rngs(0), np.ones((BATCH, TIME), np.int32)
+  gru = lambda *sizes: rnnzoo.GRU(*sizes, rngs=rngs)
+  model = models.LanguageModel(rnnzoo.GRU, 9, FEATURES, rngs=rngs)
+  good = {'carry': model.initial_carry((BATCH,)), 'tokens': tokens[:, 0]}
+  yield Case('LanguageModel', model, {'tokens': tokens}, 'tokens', TOKENS)
+  yield Case('LanguageModel.step', model.step, good, 'tokens', TOKENS)
+  yield Case('LanguageModel', model, {'tokens': tokens}, 'rngs', CALLS['rngs'])
+  options = {'num_tokens': 9, 'every_step': True, 'rngs': rngs}
+  model = models.SequenceModel(gru(FEATURES, 4), 3, **options)
+  good = {'carry': model.initial_carry((BATCH,)), 'x': tokens[:, 0]}
+  yield Case('SequenceModel.step', model.step, good, 'x', TOKENS)
+  good = {'params': nnx.state(layer(), nnx.Param), 'rate': 0.5, 'key': key}
+  keys = (*STRANGE, None, 0, np.int32(3), [1], jax.random.split(key))
+  yield Case('dropconnect', rnnzoo.dropconnect, good, 'key', keys)
+  model = models.Seq2Seq(
+      gru(FEATURES, 4),
+      gru(4 + FEATURES, 4),
+      num_source_tokens=9,
+      num_target_tokens=9,
+      dropout_rate=0.5,
+      rngs=rngs,
+  )
+  good = {'source': tokens, 'target': tokens, 'rngs': nnx.Rngs(0)}
+  for name, values in {
+      'source': TOKENS,
+      'target': (*TOKENS, tokens[0], tokens[None]),
+      'source_lengths': LENGTHS,
+      'teacher_forcing': (*NUMBERS, None, -0.1, 1.1, 2, jnp.float32(nan)),
+      'rngs': CALLS['rngs'],
+  }.items():
+    yield Case('Seq2Seq', model, good, name, values)
+  memory = model.encode(tokens)
+  good = {'memory': memory, 'carry': model.initial_carry(memory)}
+  good['tokens'] = tokens[:, 0]
+  yield Case('Seq2Seq.step', model.step, good, 'tokens', TOKENS)
+  good = {'source': tokens, 'max_length': 3}
+  for name, values in {
+      'source': TOKENS,
+      'lengths': LENGTHS,
+      'max_length': SIZES,
+      'num_beams': SIZES,
+      'length_penalty': (*NUMBERS, None, -1.0),
+  }.items():
+    yield Case('Seq2Seq.decode', model.decode, good, name, values)
 
 
 def conversions():
@@ -359,7 +434,7 @@ def conversions():
       yield Case('linen.' + label, init, good, option, OPTIONS[option])
 
 
-SOURCES = (constructors, calls, functions, conversions)
+SOURCES = (constructors, calls, functions, methods, conversions)
 NAMED = tuple((source.__name__, source) for source in SOURCES)
 
 
@@ -394,7 +469,8 @@ ALSO = {
     'layer': ('ayer',),
     'in_features': ('expects x',),
     'implementation': ('implementation',),
-    'x': ('expects x', 'x of', 'carry must'),
+    'x': ('expects x', 'x of', 'carry must', 'tokens must'),
+    'source_lengths': ('seq_lengths',),
 }
 
 

@@ -62,6 +62,16 @@ def slstm_layer(implementation, i, f, t, c, n, m):
   return tuple(x[0, 0] for x in final)
 
 
+def with_sum(function):
+  """One more output: cotangents of all come together, and none is lost."""
+
+  def summed(*args):
+    outputs = function(*args)
+    return *outputs, outputs[0] + outputs[-1]
+
+  return summed
+
+
 def linear_steps(*args):
   a, b, h = args[:TIME], args[TIME:-1], args[-1]
   return [h := a[t] * h + b[t] for t in range(TIME)]
@@ -84,10 +94,14 @@ def gelu(x):
 
 # (by hand, as papers have it, inputs); rows of inputs are independent.
 CASES = {
-    'SLSTM': (functools.partial(slstm.mix, 1.0), slstm_step, slstm_inputs),
+    'SLSTM': (
+        with_sum(functools.partial(slstm.mix, 1.0)),
+        with_sum(slstm_step),
+        slstm_inputs,
+    ),
     'SLSTMScan': (
-        functools.partial(slstm_layer, 'scan'),
-        slstm_step,
+        with_sum(functools.partial(slstm_layer, 'scan')),
+        with_sum(slstm_step),
         slstm_inputs,
     ),
     'GELU': (
