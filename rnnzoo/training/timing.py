@@ -1,5 +1,6 @@
 """How long epochs take: in a file apart from results, which do not vary."""
 
+from collections.abc import Callable
 import pathlib
 import time
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 from rnnzoo.training import files
 
 _number = lambda text: float(text) if text else None
-_COLUMNS = {
+_COLUMNS: dict[str, Callable[[str], Any]] = {
     'epoch': int,
     'seconds': float,
     'training': float,
