@@ -22,7 +22,7 @@ from collections.abc import Mapping
 import math
 import os
 import pathlib
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -191,8 +191,9 @@ def _load(path: pathlib.Path, form: Form) -> dict[str, np.ndarray]:
 
 def _stand_in(file: np.lib.npyio.NpzFile, name: str) -> np.ndarray:
   """Returns ones in the shape of an array, which take no memory."""
-  entry = file.zip.getinfo(f'{name}.npy')
-  with file.zip.open(entry) as content:
+  whole: Any = file.zip
+  entry = whole.getinfo(f'{name}.npy')
+  with whole.open(entry) as content:
     read = np.lib.format.read_array_header_1_0
     if np.lib.format.read_magic(content) != (1, 0):
       read = np.lib.format.read_array_header_2_0

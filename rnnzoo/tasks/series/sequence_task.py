@@ -113,7 +113,9 @@ class SequenceTask(protocol.Task):
     )
     for of, numbers in lost.items():
       if np.ndim(numbers):
-        self.summary['warnings'] += sequence_checks.rounding(*numbers, of)
+        self.summary['warnings'] += sequence_checks.rounding(
+            numbers[0], numbers[1], of
+        )
     for line in sequence_checks.lines(dataset, self.summary):
       print(line, flush=True)
     self.batch_size = min(config.batch_size, len(train.x))

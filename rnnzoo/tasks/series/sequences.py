@@ -86,10 +86,6 @@ class OwnSequences(sequence_task.SequenceTask):
       unread = {'data_dir': '', 'sequence': 'row'}
       fields.check_unread(data, unread, 'source')
       name, splits = _read_files(data)
-    unread = {f'{split}_fraction': 0.15 for split in splits}
-    unread |= {'split_seed': 0} if len(splits) == 3 else {}
-    choice = 'path' if data.source == 'files' else 'source'
-    fields.check_unread(data, unread, choice)
     kind: answers.Answers
     if data.kind == 'classification':
       splits, kind = encode(splits, data.every_step)
