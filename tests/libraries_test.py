@@ -1,12 +1,15 @@
-"""docs/libraries.json: our column of the table of features is true.
+"""docs/libraries.json: the table of features is true.
 
-A row that names a test has it; each other one is exercised here, by the test of
-its key.
+In our column a row that names a test has it; each other one is exercised here,
+by the test of its key. Claims about flax, and about other libraries that are
+installed, are tried too.
 """
 
 import ast
+import importlib.util
 import json
 import pathlib
+from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -18,6 +21,7 @@ import pytest
 
 import rnnzoo
 from rnnzoo import linen
+from tests.testing import other_libraries
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 DATA = json.loads((ROOT / 'docs' / 'libraries.json').read_text('utf-8'))
@@ -119,6 +123,29 @@ class OurColumnTest(parameterized.TestCase):
     self.assertIsInstance(gru(), nnx.Module)
     variables = jax.eval_shape(linen.GRU(2).init, jax.random.key(0), X)
     self.assertIn('params', variables)
+
+
+class OtherColumnsTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      name
+      for name, (module, _) in other_libraries.LIBRARIES.items()
+      if importlib.util.find_spec(module)
+  )
+  @pytest.mark.slow
+  def test_claims(self, name):
+    self.assertEqual(other_libraries.wrong(name), [])
+
+  def test_every_library_is_tried_and_mistakes_are_found(self):
+    tried = ['rnnzoo', *other_libraries.LIBRARIES]
+    self.assertCountEqual(tried, DATA['libraries'])
+    broken = {
+        'flax.nnx.RNN': ('flax', lambda: {'step': lambda: (X, X + 1)}),
+    }
+    with mock.patch.dict(other_libraries.LIBRARIES, broken):
+      found = ' '.join(other_libraries.wrong('flax.nnx.RNN'))
+    self.assertIn("flax.nnx.RNN, step, 'the cell': AssertionError", found)
+    self.assertIn("flax.nnx.RNN, lengths, 'yes': KeyError", found)
 
 
 if __name__ == '__main__':
