@@ -205,31 +205,78 @@ def flags(given: Any, expected: tuple[int, ...], label: str) -> Array | None:
   return given
 
 
-def tokens(given: Any, num_tokens: int) -> Array:
-  """Returns `given` as an integer array [..., time], or raises ValueError.
+def tokens(
+    given: Any,
+    num_tokens: int,
+    label: str = 'tokens',
+    axes: str = '[..., time]',
+) -> Array:
+  """Returns `given` as an integer array, or raises ValueError.
 
   Values can be checked where they are known, outside of `jax.jit`.
 
   Args:
     given: the caller's tokens.
     num_tokens: tokens are from 0 to this, excluded.
+    label: the argument's name.
+    axes: '[..., time]', or '[...]' for a single step.
   """
-  given = array(given, 'tokens')
-  if not jnp.issubdtype(given.dtype, jnp.integer) or not given.ndim:
+  given = array(given, label)
+  is_integer = jnp.issubdtype(given.dtype, jnp.integer)
+  if not is_integer or given.ndim < axes.count(','):
     raise ValueError(
-        'tokens must be integers [..., time], got'
+        f'{label} must be integers {axes}, got'
         f' {given.dtype} of shape {given.shape}.'
     )
+  _values_within(given, label, 0, num_tokens - 1)
+  return given
+
+
+def share(given: Any, label: str, shape: tuple[int, ...]) -> Any:
+  """Returns a number or an array from 0 to 1, or raises ValueError.
+
+  Args:
+    given: the caller's.
+    label: the argument's name.
+    shape: the one that an array must have, or broadcast to.
+  """
+  if not isinstance(given, (np.ndarray, Array)):
+    settings.within(given, label, least=0, most=1)
+    return float(given)
+  given = array(given, label)
+  real(given, label)
+  sizes = zip(reversed(given.shape), reversed(shape), strict=False)
+  if given.ndim > len(shape) or any(n not in (1, most) for n, most in sizes):
+    raise ValueError(
+        f'{label} must be a number or broadcast to {shape}, got shape'
+        f' {given.shape}.'
+    )
+  _values_within(given, label, 0, 1)
+  return given
+
+
+def _values_within(
+    given: Array, label: str, least: int, most: int, text: str = ''
+) -> None:
+  """Raises ValueError unless the values that are known are within bounds."""
   if not isinstance(given, jax.core.Tracer) and given.size:
     # In numpy: within jit, jnp's functions of known values are traced too.
     values = np.asarray(given)
-    low, high = int(values.min()), int(values.max())
-    if low < 0 or high >= num_tokens:
+    low, high = values.min(), values.max()
+    if not (low >= least and high <= most):  # Neither holds of NaN.
       raise ValueError(
-          f'tokens must be from 0 to {num_tokens - 1}, got values from {low} to'
-          f' {high}.'
+          f'{label} must be from {least} to {text}{most}, got values from'
+          f' {low} to {high}.'
       )
-  return given
+
+
+def known(given: Any, label: str) -> None:
+  """Raises ValueError if an array of a tree is traced and so has no values."""
+  if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(given)):
+    raise ValueError(
+        f'{label} must have values, and an array inside of jax.jit, jax.grad or'
+        ' jax.vmap has none; a call outside would work.'
+    )
 
 
 def lengths(given: Any, expected: tuple[int, ...], time: int) -> Array | None:
@@ -254,15 +301,7 @@ def lengths(given: Any, expected: tuple[int, ...], time: int) -> Array | None:
     )
   if shape != expected:
     raise ValueError(f'seq_lengths must have shape {expected}, got {shape}.')
-  if not isinstance(given, jax.core.Tracer) and given.size:
-    # In numpy: within jit, jnp's functions of known values are traced too.
-    values = np.asarray(given)
-    low, high = int(values.min()), int(values.max())
-    if low < 0 or high > time:
-      raise ValueError(
-          f'seq_lengths must be from 0 to the number of steps, {time}, got'
-          f' values from {low} to {high}.'
-      )
+  _values_within(given, 'seq_lengths', 0, time, 'the number of steps, ')
   return given
 
 
@@ -283,7 +322,7 @@ def floating(dtype: Any, label: str) -> None:
   """Raises ValueError unless `dtype` is a floating-point one that JAX has."""
   try:
     known = jnp.dtype(dtype)
-  except TypeError:
+  except (TypeError, ValueError):
     known = None
   if known is None or not jnp.issubdtype(known, jnp.floating):
     got = repr(dtype) if known is None else known

@@ -46,6 +46,13 @@ class Decoded(NamedTuple):
   scores: Array
 
 
+def check(max_length: Any, num_beams: Any, length_penalty: Any) -> None:
+  """Raises ValueError unless these are settings of a beam search."""
+  settings.positive(max_length, 'max_length')
+  settings.positive(num_beams, 'num_beams')
+  settings.within(length_penalty, 'length_penalty', least=0)
+
+
 def greedy(
     step: Step, fixed: Any, carry: Any, batch: int, *, max_length: int
 ) -> Decoded:
@@ -119,9 +126,7 @@ def beam_search(
       end counted; 0 compares log-likelihoods, which favours short ones. Not
       negative.
   """
-  settings.positive(max_length, 'max_length')
-  settings.positive(num_beams, 'num_beams')
-  settings.within(length_penalty, 'length_penalty', least=0)
+  check(max_length, num_beams, length_penalty)
   repeat = lambda x: jnp.repeat(x, num_beams, axis=0)
   fixed, carry = jax.tree.map(repeat, (fixed, carry))
   rows = jnp.arange(batch)[:, None]

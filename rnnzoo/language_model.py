@@ -190,11 +190,12 @@ class Block(nnx.Module):
           conv, normalization.normalize(self.conv_norm, x)
       )
       x = add(x, y)
-    state, y = self.layer.unroll(
-        normalization.normalize(self.layer_norm, x),
-        initial_carry=state,
-        rngs=rngs,
-    )
+    y = normalization.normalize(self.layer_norm, x)
+    if x.shape[-2] == 1 and rngs is None:
+      state, y = self.layer.step(state, y[..., 0, :])
+      y = y[..., None, :]
+    else:
+      state, y = self.layer.unroll(y, initial_carry=state, rngs=rngs)
     x = add(x, y)
     if self.has_mlp:
       x = add(x, self.mlp(normalization.normalize(self.mlp_norm, x)))
@@ -326,6 +327,7 @@ class LanguageModel(nnx.Module):
     Raises:
       ValueError: tokens are no integers, or have no axis of time.
     """
+    initializers.check_rngs(rngs, 'dropout' if self.dropout.rate else None)
     tokens = checks.tokens(tokens, self.embedding.num_embeddings)
     if initial_carry is None:
       initial_carry = self.initial_carry(tokens.shape[:-1])
@@ -364,9 +366,8 @@ class LanguageModel(nnx.Module):
     """
     if carry is not None:  # At the start of a text it may be.
       checks.carry_of_step(carry, tokens, 'tokens')
-    carry, logits = self.unroll(
-        jnp.asarray(tokens)[..., None], initial_carry=carry
-    )
+    tokens = checks.tokens(tokens, self.embedding.num_embeddings, axes='[...]')
+    carry, logits = self.unroll(tokens[..., None], initial_carry=carry)
     return carry, logits[..., 0, :]
 
   def __call__(self, tokens: Array, *, rngs: nnx.Rngs | None = None) -> Array:

@@ -174,7 +174,8 @@ class SequenceModel(nnx.Module):
     if carry is not None:  # At the start of a sequence it may be.
       checks.carry_of_step(carry, x, 'tokens' if is_of_tokens else 'x')
     if is_of_tokens:
-      x = self._embed(jnp.asarray(x)[..., None])[..., 0, :]
+      x = checks.tokens(x, self.embedding.num_embeddings, axes='[...]')
+      x = self._embed(x[..., None])[..., 0, :]
     if carry is None:
       carry = self.backbone.initial_carry(jnp.shape(x)[:-1])
     carry, y = self.backbone.step(carry, x, reset=reset)

@@ -239,7 +239,14 @@ def _mesh(x: Any) -> Any:
 def _target(x: Any) -> Any:
   """Returns the mesh that x is sharded over, with its devices, or None."""
   mesh, around = _mesh(x), jax.sharding.get_abstract_mesh()
-  here = jax.sharding.get_mesh()  # Of `jax.set_mesh`: its devices are here.
+  try:
+    here = jax.sharding.get_mesh()  # Of `jax.set_mesh`: its devices are here.
+  except ValueError as error:
+    raise ValueError(
+        'dryrun traces a program of its own, which it cannot inside of jax.jit,'
+        ' jax.grad and jax.vmap; a call outside would work, with x as a'
+        ' jax.ShapeDtypeStruct.'
+    ) from error
   if around.abstract_device is None or around == here.abstract_mesh:
     if mesh is None and here.empty and not around.empty:
       raise ValueError(

@@ -197,7 +197,7 @@ class Seq2Seq(nnx.Module):
     Raises:
       ValueError: an argument has the wrong shape or dtype.
     """
-    source = _check_tokens(source, 'source')
+    source = _check_tokens(source, self.source_embedding, 'source')
     if lengths is None:
       lengths = jnp.full(source.shape[:-1], source.shape[-1], jnp.int32)
     x = embedding.vectors(self.source_embedding, source)
@@ -234,6 +234,8 @@ class Seq2Seq(nnx.Module):
       carry: of `initial_carry` or the last step.
       tokens: int [B].
     """
+    count = self.target_embedding.num_embeddings
+    tokens = checks.tokens(tokens, count, axes='[...]')
     x = embedding.vectors(self.target_embedding, tokens)
     carry, output, context, _ = self._step(memory, carry, x)
     return carry, self._logits(x, output, context)
@@ -260,13 +262,16 @@ class Seq2Seq(nnx.Module):
       ValueError: an argument has the wrong shape or dtype, or choices are to be
         made without `rngs`.
     """
-    tokens = _check_tokens(tokens, 'target')
+    tokens = _check_tokens(tokens, self.target_embedding, 'target')
     if tokens.shape[:-1] != (batch_shape := memory.context.shape[:-1]):
       raise ValueError(
           f'target must be integers [..., time] with batch axes {batch_shape},'
           f" the source's; got shape {tokens.shape}."
       )
-    forced = isinstance(teacher_forcing, (int, float)) and teacher_forcing == 1
+    teacher_forcing = checks.share(
+        teacher_forcing, 'teacher_forcing', tokens.shape
+    )
+    forced = isinstance(teacher_forcing, float) and teacher_forcing == 1
     if not forced and rngs is None:
       raise ValueError(
           'teacher_forcing below 1 needs random numbers: rngs=nnx.Rngs(key).'
@@ -343,6 +348,7 @@ class Seq2Seq(nnx.Module):
       num_beams: of a beam search; 1 takes the most likely token in every step.
       length_penalty: of a beam search, see `rnnzoo.decoding`.
     """
+    decoding.check(max_length, num_beams, length_penalty)
 
     def search(given):
       lead = given[0].context.shape[:-1]
@@ -426,6 +432,7 @@ class Seq2Seq(nnx.Module):
 
   def _dropout_scale(self, x: Array, rngs: nnx.Rngs | None) -> Array | None:
     """Returns the factor of x by dropout, or None for none."""
+    initializers.check_rngs(rngs, 'dropout' if self.dropout.rate else None)
     if rngs is None or not self.dropout.rate:
       return None
     return self.dropout(jnp.ones_like(x), deterministic=False, rngs=rngs)
@@ -480,12 +487,8 @@ def _last(
   return jnp.concatenate([last[..., :size], y[..., 0, size:]], axis=-1)
 
 
-def _check_tokens(tokens: Array, name: str) -> Array:
-  tokens = jnp.asarray(tokens)
-  is_valid = jnp.issubdtype(tokens.dtype, jnp.integer) and tokens.ndim > 0
-  if not is_valid or not tokens.shape[-1]:
-    raise ValueError(
-        f'{name} must be integers [..., time], with a step or more; got'
-        f' {tokens.dtype} of shape {tokens.shape}.'
-    )
+def _check_tokens(tokens: Array, embed: nnx.Embed, name: str) -> Array:
+  tokens = checks.tokens(tokens, embed.num_embeddings, name)
+  if not tokens.shape[-1]:
+    raise ValueError(f'{name} must have a step or more, got {tokens.shape}.')
   return tokens

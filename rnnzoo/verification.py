@@ -125,7 +125,9 @@ def verify(
         'x must be [..., time, in_features] with at least one sequence and at'
         f' least one step, got shape {x.shape}.'
     )
-  operands = jax.tree.map(_on_one_device, layer._operands(x))
+  operands = layer._operands(x)
+  checks.known(operands, 'layer and x')
+  operands = jax.tree.map(_on_one_device, operands)
   rows = lambda c: c.reshape(-1, c.shape[-1])
   operands = operands._replace(
       x=operands.x.reshape(x.shape[-2], -1, layer.in_features),

@@ -280,6 +280,16 @@ class DryRunTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, 'seq_lengths must be an array'):
       rnnzoo.dryrun(layer, x_of((2, 5, 3)), seq_lengths=[3, 4])
 
+  def test_inside_of_jit(self):
+    layer, x = rnnzoo.GRU(3, 4, rngs=nnx.Rngs(0)), jnp.ones((2, 5, 3))
+    for function in (
+        lambda x: rnnzoo.dryrun(layer, x),
+        lambda _: rnnzoo.dryrun(layer, x_of((2, 5, 3))),
+        lambda x: rnnzoo.verify(layer, x),
+    ):
+      with self.assertRaisesRegex(ValueError, 'a call outside would work'):
+        jax.eval_shape(function, x)
+
 
 if __name__ == '__main__':
   absltest.main()

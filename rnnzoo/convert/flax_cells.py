@@ -153,7 +153,9 @@ def _check(layer: Any, cell: Any) -> None:
         f' {type(layer).__name__} with {want_activation} does.'
     )
   init = cell.carry_init or nnx.initializers.zeros_init()
-  if np.any(init(jax.random.key(0), (layer.out_features,), np.float32)):
+  with jax.ensure_compile_time_eval():  # Inside of jax.jit, too.
+    start = init(jax.random.key(0), (layer.out_features,), np.float32)
+  if np.any(np.asarray(start)):
     raise ValueError(
         f'The {type(cell).__name__} begins with its carry_init, which is not'
         ' zero, and layers begin with zeros: carry_init=nnx.initializers.'

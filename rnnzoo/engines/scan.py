@@ -237,7 +237,11 @@ def _forward(plan: scan_steps.Plan, operands: call_lib.Operands):
   def chunk(carry, xs):
     x, reset, mask = xs
     x_gates = scan_steps.project(plan.project, carry, mask, weights, x)
-    return lax.scan(body, carry, (x_gates, reset, mask), reverse=reverse)
+    xs = x_gates, reset, mask
+    if x.shape[0] == 1:  # Outside of jit, each call would compile its loop.
+      carry, ys = body(carry, jax.tree.map(lambda a: lax.squeeze(a, [0]), xs))
+      return carry, jax.tree.map(lambda a: lax.expand_dims(a, [0]), ys)
+    return lax.scan(body, carry, xs, reverse=reverse)
 
   if plan.joint:
     return chunk(carry, (x, reset, mask))

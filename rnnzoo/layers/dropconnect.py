@@ -44,8 +44,8 @@ def dropconnect(params: Any, rate: float, key: jax.Array) -> Any:
     A state of the same structure.
 
   Raises:
-    ValueError: the rate is not in [0, 1), there is no recurrent matrix, or
-      `params` is a model.
+    ValueError: the rate is not in [0, 1), there is no recurrent matrix,
+      `params` is a model, or `key` is none.
   """
   settings.dropout_rate(rate, 'rate')
   rate = float(rate)  # A numpy scalar would widen bfloat16; 0 is an int.
@@ -61,7 +61,13 @@ def dropconnect(params: Any, rate: float, key: jax.Array) -> Any:
         'dropconnect needs a recurrent matrix, such as an LSTM has; there is'
         ' none in this state.'
     )
-  keys = iter(jax.random.split(key, count))
+  try:
+    keys = iter(jax.random.split(key, count))
+  except (TypeError, ValueError) as error:
+    raise ValueError(
+        f'key must be one key of JAX, got {key!r:.80}; jax.random.key(0) would'
+        ' work.'
+    ) from error
   values = []
   for path, leaf in leaves:
     if _is_matrix(path, leaf):

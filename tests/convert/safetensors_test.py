@@ -105,6 +105,21 @@ class SafetensorsTest(absltest.TestCase):
         convert.load_safetensors(other, self.path)
       jax.tree.map(np.testing.assert_array_equal, nnx.state(other), before)
 
+  def test_inside_of_jit(self):
+    layer, other = rnnzoo.GRU(2, 3, rngs=nnx.Rngs(0)), nnx.GRUCell
+    cell = other(2, 3, rngs=nnx.Rngs(0))
+    path = pathlib.Path(self.create_tempdir().full_path) / 'gru'
+    convert.save_safetensors(layer, path)
+    for function, given in (
+        (lambda layer: convert.save_safetensors(layer, path), layer),
+        (lambda layer: convert.load_safetensors(layer, path), layer),
+        (lambda _: convert.load_safetensors(layer, path), layer),
+        (convert.to_torch, layer),
+        (lambda cell: convert.from_flax(layer, cell), cell),
+    ):
+      with self.assertRaisesRegex(ValueError, 'a call outside would work'):
+        nnx.eval_shape(function, given)
+
   def test_refuses_other_files(self):
     layer = rnnzoo.GRU(3, 4, rngs=nnx.Rngs(0))
     safetensors.save_file({'kernel': jnp.ones(2)}, self.path)

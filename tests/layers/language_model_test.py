@@ -1,6 +1,7 @@
 """The language model: its parts, and its steps against its sequences."""
 
 import functools
+import logging
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -74,6 +75,21 @@ class LanguageModelTest(parameterized.TestCase):
     np.testing.assert_allclose(found, want, atol=2e-5)
     # One text without a batch.
     np.testing.assert_allclose(model(TOKENS[0]), want[0], atol=2e-5)
+
+  def test_steps_compile_nothing_after_the_first(self):
+    block = functools.partial(rnnzoo.SLSTMBlock, num_heads=2)
+    newton = functools.partial(rnnzoo.GRU, implementation='associative_scan')
+    x = jnp.ones((3, 6))
+    for model, given in (
+        (make(newton), TOKENS[:, 0]),
+        (make(block), TOKENS[:, 0]),
+        (block(6, 6, rngs=nnx.Rngs(0)), x),
+    ):
+      carry, _ = model.step(model.initial_carry((3,)), given)
+      with jax.log_compiles(), self.assertLogs('jax', 'WARNING') as logs:
+        logging.getLogger('jax').warning('One there must be.')
+        model.step(carry, given)
+      self.assertNotIn('Compiling', ''.join(logs.output))
 
   def test_no_token_sees_a_later_one(self):
     model = make()

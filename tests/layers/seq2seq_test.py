@@ -209,6 +209,43 @@ class Seq2SeqTest(parameterized.TestCase):
     np.testing.assert_array_equal(*map(encode, lengths))
     self.assertTrue(jnp.isfinite(encode(lengths[0])).all())
 
+  def test_one_set_of_rules(self):
+    model, ones = make_model(), np.ones((3, 4), np.int32)
+    memory = jax.eval_shape(model.encode, SOURCE)
+    language = models.LanguageModel(rnnzoo.GRU, 9, 6, rngs=nnx.Rngs(0))
+    carry = language.initial_carry((3,))
+    one_step = lambda x: x if isinstance(x, str) else x[:, 0]
+    calls = {
+        'tokens': (
+            lambda x: model.step(memory, None, one_step(x)),
+            lambda x: language.step(carry, one_step(x)),
+            language,
+        ),
+        'source': (model.encode, lambda x: model.decode(x, max_length=3)),
+        'target': (lambda x: model.unroll(memory, x),),
+        'teacher_forcing': (
+            lambda x: model.unroll(memory, ones, teacher_forcing=x),
+        ),
+        'num_beams': (
+            lambda x: model.decode(SOURCE, max_length=3, num_beams=x),
+        ),
+        'length_penalty': (
+            lambda x: model.decode(SOURCE, max_length=3, length_penalty=x),
+        ),
+    }
+    nan, wrong = float('nan'), (ones * 11, ones * -4, 'foo')
+    values = {
+        'teacher_forcing': (nan, -1, 2, True, 'foo', np.float32(nan)),
+        'num_beams': (True, 1.0, 0, 'foo'),
+        'length_penalty': (nan, -1, True, 'foo'),
+    }
+    for name, functions in calls.items():
+      for function, value in itertools.product(
+          functions, values.get(name, wrong)
+      ):
+        with self.assertRaisesRegex(ValueError, f'^{name} must be '):
+          function(value)
+
   def test_tokens_must_be_integers(self):
     model = make_model()
     with self.assertRaisesRegex(ValueError, 'source must be integers'):
