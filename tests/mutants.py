@@ -477,7 +477,7 @@ MUTANTS = (
         'tests/tasks/npz_test.py',
         ('for read in (_stand_in, ', 'for read in (type(file).get, ')
         + ('that_is_not_used',),
-        ('& set(_NAMES):', ':', 'that_is_not_used'),
+        (' if name in _NAMES]:', ']:', 'that_is_not_used'),
         ('* dtype.itemsize != size', '< 0', 'sizes_are_checked'),
     ),
     *_all(

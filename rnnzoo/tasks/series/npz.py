@@ -178,7 +178,7 @@ def _load(path: pathlib.Path, form: Form) -> dict[str, np.ndarray]:
   with file:
     # Sizes first: a small file may hold very much.
     for read in (_stand_in, lambda file, name: file[name]):
-      for name in set(file.files) & set(_NAMES):
+      for name in [name for name in file.files if name in _NAMES]:
         try:
           arrays[name] = read(file, name)
         except MemoryError:
