@@ -78,28 +78,18 @@ class FlashRNNConfig:
     dtype: dtype of the computation; 'vanilla' takes that of Wx instead.
     initial_val: value that the states start from where none are given, or one
       for each of them.
-    forward_clipval: None; states are not clipped. Each field from here on is
-      one of FlashRNN's.
+    forward_clipval: None; states are not clipped.
     constants: None or empty; no function has any.
-    simple_agg: whether all gates add R h to Wx, which follows from the
-      function, as the numbers of states and gates do; None or the right value.
-    num_states: S.
-    num_gates_r: gates of R.
-    num_gates_w: gates of Wx.
-    num_gates_i: gates that read h or Wx.
-    num_gates_t: gates of b.
-    hidden_dim: N D. It follows from Wx, and so do the next three; None, -1 or
-      the right value.
-    num_heads: N.
-    head_dim: D.
-    batch_size: B.
-    dtype_b: dtype that b is rounded to first; None for dtype.
-    dtype_r: dtype that R is rounded to first, before dtype.
-    dtype_w: dtype that Wx is rounded to first; None for dtype.
+    simple_agg: whether all gates add R h to Wx. This follows from the function,
+      and so do num_states and num_gates_*; None or the right value.
+    batch_size: B. This follows from Wx, and so do hidden_dim, num_heads and
+      head_dim; None, -1 or the right value.
+    dtype_w: dtype that Wx is rounded to first. dtype_r and dtype_b are the same
+      for R and b; None for dtype.
     dtype_s: dtype of the results, to which given states are rounded first; None
       for dtype_w.
-    dtype_g: least dtype of gates, dtype_a and dtype_acc of sums. All of them
-      are float32, or float64 where dtype is.
+    dtype_acc: least dtype of sums. dtype_a is the same, and dtype_g for gates.
+      All are float32, or float64 where dtype is.
     enable_automatic_mixed_precision: False refuses arrays of other dtypes.
     trainable_r: whether R gets a gradient, and trainable_b b.
   """
@@ -112,7 +102,7 @@ class FlashRNNConfig:
   output_shape: str = 'SBTHD'
   recurrent_shape: str = 'GHDP'
   bias_shape: str = 'GHD'
-  dtype: str = 'bfloat16'
+  dtype: str | None = 'bfloat16'
   initial_val: float | Sequence[float] = 0.0
   gradient_recurrent_zero_not_finite: bool = False
   forward_clipval: None = None

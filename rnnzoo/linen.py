@@ -54,7 +54,7 @@ LayerFactory = sequence_layer.LayerFactory
 def _boxed(variable: nnx.Variable) -> Any:
   """Returns a variable's value as linen stores it, perhaps in a box."""
   box = variable.get_metadata().get('linen_box')
-  store = box or nnx.bridge.ToLinen.metadata_fn
+  store: Any = box or nnx.bridge.ToLinen.metadata_fn
   return store(variable.get_value() if box else variable)
 
 
@@ -314,164 +314,59 @@ class Recurrent(SequenceModule):
   time_axis_name: str | Sequence[str] | None = None
 
 
-class Elman(Recurrent):
-  """`rnnzoo.Elman`."""
-
-  layer_class = rnnzoo.Elman
-  activation: str = 'tanh'
-  num_heads: int = 1
-
-
-class LSTM(Recurrent):
-  """`rnnzoo.LSTM`."""
-
-  layer_class = rnnzoo.LSTM
-  forget_bias: float = 0.0
-  num_heads: int = 1
-  chrono_steps: int | None = None
-
-
-class GRU(Recurrent):
-  """`rnnzoo.GRU`."""
-
-  layer_class = rnnzoo.GRU
-  num_heads: int = 1
-
-
-class SLSTM(Recurrent):
-  """`rnnzoo.SLSTM`."""
-
-  layer_class = rnnzoo.SLSTM
-  num_heads: int = 4
-  block_index: int = 0
-  num_blocks: int = 1
-  max_forget: float | None = None
-  min_normalizer: float = 1.0
-
-
-class SLSTMBlock(SequenceModule):
-  """`rnnzoo.SLSTMBlock`."""
-
-  layer_class = rnnzoo.SLSTMBlock
-  features: int
-  in_features: int | None = None
-  num_heads: int = 4
-  conv_width: int = 4
-  residual: bool = True
-  norm: str = 'layer'
-  mlp_features: int | None = None
-  mlp_activation: str = 'gelu'
-  block_index: int = 0
-  num_blocks: int = 1
-  max_forget: float | None = None
-  min_normalizer: float = 1.0
-  dtype: jax.typing.DTypeLike | None = None
-  param_dtype: jax.typing.DTypeLike = jnp.float32
-  implementation: selection.Implementation = None
+def _module(layer: type[sequence_layer.SequenceLayer]) -> Any:
+  """Returns the linen class of a layer, with the layer's options as fields."""
+  options = dict(inspect.signature(layer.__init__).parameters)
+  names = [
+      n for n in options if n not in ('self', 'rngs', 'options', 'unknown')
+  ]
+  base: Any = Recurrent
+  defaults: dict[str, Any] = {'in_features': None}
+  if issubclass(layer, rnnzoo.RecurrentLayer):
+    common = {field.name for field in dataclasses.fields(Recurrent)}
+    names = [name for name in names if name not in common]
+  else:
+    base = SequenceModule
+    first = ['layer', 'features', 'in_features']
+    last = ['dtype', 'param_dtype', 'implementation']
+    # A composed layer hands these on to the layers inside.
+    defaults |= dict.fromkeys(last)
+    names = list(dict.fromkeys([*first, *names, *last]))
+    names = names[0 if 'layer' in options else 1 :]
+  defaults |= {
+      name: option.default
+      for name, option in options.items()
+      if name in names and option.default is not inspect.Parameter.empty
+  }
+  types = {n: options[n].annotation if n in options else Any for n in names}
+  inside = '; options of the layers go into `layer`, by partial'
+  return type(base)(
+      layer.__name__,
+      (base,),
+      {
+          '__module__': __name__,
+          '__doc__': f'`rnnzoo.{layer.__name__}`{inside * ("layer" in names)}.',
+          '__annotations__': types,
+          'layer_class': layer,
+          **{name: defaults[name] for name in names if name in defaults},
+      },
+  )
 
 
-class AGRU(Recurrent):
-  """`rnnzoo.AGRU`."""
-
-  layer_class = rnnzoo.AGRU
-  gamma: float = 0.01
-  epsilon: float = 1.0
-  learn_epsilon: bool = True
-  num_heads: int = 1
-
-
-class AntisymmetricRNN(Recurrent):
-  """`rnnzoo.AntisymmetricRNN`."""
-
-  layer_class = rnnzoo.AntisymmetricRNN
-  gated: bool = False
-  epsilon: float = 0.01
-  gamma: float = 0.01
-  recurrent_scale: float = 1.0
-  num_heads: int = 1
-
-
-class IndRNN(Recurrent):
-  """`rnnzoo.IndRNN`."""
-
-  layer_class = rnnzoo.IndRNN
-  activation: str = 'relu'
-  recurrent_range: tuple[float, float] = (0.0, 1.0)
-  max_abs: float | None = None
-
-
-class IRevRNN(Recurrent):
-  """`rnnzoo.IRevRNN`."""
-
-  layer_class = rnnzoo.IRevRNN
-  inner_steps: int = 3
-  activation: str = 'relu'
-  inner_activation: str = 'tanh'
-  recurrent_range: tuple[float, float] = (0.0, 1.0)
-  max_abs: float | None = 1.002
-  inner_scale: float = 1e-4
-
-
-class MinGRU(Recurrent):
-  """`rnnzoo.MinGRU`."""
-
-  layer_class = rnnzoo.MinGRU
-  candidate: str = 'linear'
-
-
-class MinLSTM(Recurrent):
-  """`rnnzoo.MinLSTM`."""
-
-  layer_class = rnnzoo.MinLSTM
-  forget_bias: float = 0.0
-  candidate: str = 'linear'
-
-
-class Stack(SequenceModule):
-  """`rnnzoo.Stack`; options of the layers go into `layer`, by partial."""
-
-  layer_class = rnnzoo.Stack
-  layer: LayerFactory | Sequence[LayerFactory]
-  features: int
-  in_features: int | None = None
-  num_layers: int = 1
-  dropout_rate: float = 0.0
-  share_dropout_over_time: bool = False
-  norm: str | None = None
-  norm_momentum: float | None = None
-  residual: bool = False
-  dtype: jax.typing.DTypeLike | None = None
-  param_dtype: jax.typing.DTypeLike | None = None
-  implementation: selection.Implementation = None
-
-
-class DenseStack(SequenceModule):
-  """`rnnzoo.DenseStack`; options of the layers go into `layer`, by partial."""
-
-  layer_class = rnnzoo.DenseStack
-  layer: LayerFactory | Sequence[LayerFactory]
-  features: int
-  in_features: int | None = None
-  num_layers: int = 1
-  dropout_rate: float = 0.0
-  share_dropout_over_time: bool = False
-  norm: str | None = None
-  norm_momentum: float | None = None
-  dtype: jax.typing.DTypeLike | None = None
-  param_dtype: jax.typing.DTypeLike | None = None
-  implementation: selection.Implementation = None
-
-
-class Bidirectional(SequenceModule):
-  """`rnnzoo.Bidirectional`; options of the layer go into it, by partial."""
-
-  layer_class = rnnzoo.Bidirectional
-  layer: LayerFactory
-  features: int
-  in_features: int | None = None
-  dtype: jax.typing.DTypeLike | None = None
-  param_dtype: jax.typing.DTypeLike | None = None
-  implementation: selection.Implementation = None
+Elman = _module(rnnzoo.Elman)
+LSTM = _module(rnnzoo.LSTM)
+GRU = _module(rnnzoo.GRU)
+SLSTM = _module(rnnzoo.SLSTM)
+SLSTMBlock = _module(rnnzoo.SLSTMBlock)
+AGRU = _module(rnnzoo.AGRU)
+AntisymmetricRNN = _module(rnnzoo.AntisymmetricRNN)
+IndRNN = _module(rnnzoo.IndRNN)
+IRevRNN = _module(rnnzoo.IRevRNN)
+MinGRU = _module(rnnzoo.MinGRU)
+MinLSTM = _module(rnnzoo.MinLSTM)
+Stack = _module(rnnzoo.Stack)
+DenseStack = _module(rnnzoo.DenseStack)
+Bidirectional = _module(rnnzoo.Bidirectional)
 
 
 class ScannedRNN(linen.Module):

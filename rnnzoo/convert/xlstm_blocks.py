@@ -43,7 +43,6 @@ def take_cell(
   # xLSTM's backends lay out the cell in two ways; TiRex has that of 'cuda'.
   transposed = (heads, 4 * size, size)
   vanilla = entries.shape(start + _KERNEL) == transposed
-  check_bound(layer, vanilla)
   shape = transposed if vanilla else (heads, size, 4 * size)
   inner = entries.take(start + _KERNEL, shape, layer)
   bias = entries.take(start + _BIAS, (4 * heads * size,), layer)
@@ -55,18 +54,14 @@ def take_cell(
   return kernel.swapaxes(2, 3), inner, bias
 
 
-def check_bound(layer: Any, vanilla: bool) -> None:
-  """Raises ValueError for a bound of f that neither library has.
-
-  Args:
-    layer: an `SLSTM` or a block.
-    vanilla: whether xLSTM's backend 'vanilla' is meant, for TiRex has none.
-  """
-  norm, allowed = getattr(layer, 'norm', None), (None, 15)
+def check_bound(layer: Any) -> None:
+  """Raises ValueError for a bound of f that the other library has not."""
+  norm = getattr(layer, 'norm', None)
+  allowed: tuple[Any, ...] = (None,)
   if isinstance(norm, nnx.RMSNorm):
     allowed = (15,)
-  elif vanilla or norm is not None:
-    allowed = (None,)
+  elif norm is None:  # A layer alone, of xLSTM or TiRex.
+    allowed = (None, 15)
   if layer.cell.max_forget not in allowed:
     raise ValueError(
         'xLSTM has max_forget=None and TiRex 15: here it must be'
@@ -103,6 +98,7 @@ def fill(
   entries = weights_lib.Entries(given, 'state dict', prefix)
   features = block.out_features
   is_rms, start, first, second = _names(block)
+  check_bound(block)
 
   def take(name, *shape):
     return entries.take(name, shape, block)
@@ -146,7 +142,7 @@ def state_dict(
 ) -> dict[str, np.ndarray]:
   """Returns a block's weights by name; the reverse of `fill`."""
   is_rms, start, first, second = _names(block)
-  check_bound(block, backend == 'vanilla')
+  check_bound(block)
   numbers = lambda p: weights_lib.numbers(p, 'A parameter of the SLSTMBlock')
   scale = lambda norm, stored: numbers(norm.scale) - (1 - stored)
   inner = cell_entries(

@@ -98,7 +98,6 @@ def to_xlstm(
   if isinstance(layer, slstm_block.SLSTMBlock):
     return xlstm_blocks.state_dict(layer, backend)
   heads, size = _sizes(layer)
-  xlstm_blocks.check_bound(layer, backend == 'vanilla')
   weights = weights_lib.read(layer, 'xLSTM')
   kernel = weights.kernel.reshape(4, heads, size, heads, size)
   between = kernel * ~np.eye(heads, dtype=bool)[:, None, :, None]
@@ -123,6 +122,7 @@ def _sizes(layer: Any) -> tuple[int, int]:
         f' {settings.a(type(layer))}{" without" * is_slstm}.'
     )
   weights_lib.check_structure(layer)
+  xlstm_blocks.check_bound(layer)
   if layer.in_features != layer.out_features:
     raise ValueError(
         'An sLSTMLayer has as many inputs as features; the SLSTM has'
