@@ -95,7 +95,10 @@ class _Bridge(nnx.bridge.ToLinen):
           )
       if 'rngs' not in inspect.signature(function).parameters:
         return function(layer, *arguments, **options)
-      if options.get('rngs') is None and self.has_rng('dropout'):
+      # make_rng falls back to a key for 'params', as in apply(..., rngs=key).
+      draws = self.is_mutable_collection('params')
+      keyed = self.has_rng('dropout') or self.has_rng('params') and not draws
+      if options.get('rngs') is None and keyed:
         options['rngs'] = nnx.Rngs(dropout=self.make_rng('dropout'))
       drops = options.get('rngs') is not None
       updates = self.is_mutable_collection('batch_stats')

@@ -331,7 +331,7 @@ class TrainingTest(parameterized.TestCase):
     both, _ = apply(rngs=rngs(1), mutable='batch_stats')
     self.assertEqual(max(averages(variables)), 0)
     self.assertGreater(min(averages(new)), 1e-3)
-    made = plain, dropped, again, normed, both
+    made = plain, dropped, again, normed, both, apply(rngs=jax.random.key(3))
     for first, second in itertools.combinations(made, 2):
       self.assertGreater(np.abs(first - second).max(), 1e-3)
 
