@@ -85,9 +85,7 @@ def to_flashrnn(
 
 
 def _check(layer: Any) -> None:
-  weights_lib.check_layer(layer, _CELLS, heads=True)
-  if layer.bias is None:
-    raise ValueError('FlashRNN has biases; the layer has use_bias=False.')
+  weights_lib.check_layer(layer, _CELLS, heads=True, with_bias='FlashRNN')
   if layer.cell != type(layer.cell)():
     raise ValueError(
         "FlashRNN's elman applies tanh, and its slstm has no max_forget and"

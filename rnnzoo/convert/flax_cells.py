@@ -16,6 +16,13 @@ from rnnzoo.layers import recurrent
 
 Weights = weights_lib.Weights
 
+_CELLS: dict[type, type] = {
+    nnx.SimpleCell: elman.ElmanCell,
+    nnx.GRUCell: gru.GRUCell,
+    nnx.LSTMCell: lstm.LSTMCell,
+    nnx.OptimizedLSTMCell: lstm.LSTMCell,
+}
+
 
 def from_flax(layer: recurrent.RecurrentLayer, cell: Any) -> None:
   """Fills a layer with the weights of a `flax.nnx` cell.
@@ -142,9 +149,7 @@ def _with_bias(cell: Any) -> list[Any]:
 
 def _check(layer: Any, cell: Any) -> None:
   """Raises ValueError unless both compute the same."""
-  weights_lib.check_layer(layer)
-  if layer.bias is None:
-    raise ValueError('flax cells have biases; the layer has use_bias=False.')
+  weights_lib.check_layer(layer, with_bias='flax')
   kind, activation = _kind(cell)
   want_activation = getattr(layer.cell, 'activation', 'tanh')
   if not isinstance(layer.cell, kind) or activation != want_activation:
@@ -170,14 +175,10 @@ def _kind(cell: Any) -> tuple[type, str]:
   activation = getattr(cell, 'activation_fn', None)
   name = names.get(activation) if callable(activation) else None
   name = name or 'another activation'
-  # A subclass may have other equations.
-  if type(cell) is nnx.SimpleCell and not cell.residual:
-    return elman.ElmanCell, name
-  if getattr(cell, 'gate_fn', None) is nnx.sigmoid:
-    if type(cell) is nnx.GRUCell:
-      return gru.GRUCell, name
-    if type(cell) in (nnx.LSTMCell, nnx.OptimizedLSTMCell):
-      return lstm.LSTMCell, name
+  kind = _CELLS.get(type(cell))  # A subclass may have other equations.
+  plain = not getattr(cell, 'residual', False)
+  if kind and plain and getattr(cell, 'gate_fn', nnx.sigmoid) is nnx.sigmoid:
+    return kind, name
   hint = ''
   if isinstance(cell, nnx.RNN):
     hint = ' The cell of an nnx.RNN is its .cell.'

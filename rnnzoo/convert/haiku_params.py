@@ -116,11 +116,8 @@ def _check(layer: Any) -> None:
         'hk.GRU multiplies h by the reset gate before the product with R, and'
         ' rnnzoo.GRU after it: no weights make them equal.'
     )
-  weights_lib.check_layer(layer, (elman.ElmanCell, lstm.LSTMCell))
-  if layer.bias is None:
-    raise ValueError(
-        "haiku's modules have biases; the layer has use_bias=False."
-    )
+  cells = elman.ElmanCell, lstm.LSTMCell
+  weights_lib.check_layer(layer, cells, with_bias='haiku')
   if getattr(layer.cell, 'activation', 'relu') != 'relu':
     raise ValueError(
         "hk.VanillaRNN applies relu: it is an Elman with activation='relu', got"

@@ -76,11 +76,6 @@ def to_keras(layer: sequence_layer.SequenceLayer) -> list[np.ndarray]:
     arrays.append(weights_lib.join_gates(weights.recurrent_kernel[:, 0][order]))
     extra = weights.recurrent_bias
     if weights.bias is None:
-      if extra is not None and extra.any():
-        raise ValueError(
-            'A keras GRU without biases has no recurrent bias either, and the'
-            " GRU has cell_params['recurrent_bias'] other than zero."
-        )
       continue
     bias = weights.bias[order].reshape(-1)
     if extra is not None:

@@ -118,9 +118,7 @@ def _hint(params: Any, prefix: str) -> str:
 
 
 def _names(layer: Any) -> tuple[str, ...]:
-  weights_lib.check_layer(layer)
-  if layer.bias is None:
-    raise ValueError('flax cells have biases; the layer has use_bias=False.')
+  weights_lib.check_layer(layer, with_bias='flax')
   return _GATES[type(layer.cell)]
 
 

@@ -144,11 +144,6 @@ def to_torch(
     state[f'{prefix}weight_hh{suffix}'] = rows(weights.recurrent_kernel[:, 0])
     extra = weights.recurrent_bias
     if weights.bias is None:
-      if extra is not None and extra.any():
-        raise ValueError(
-            'A torch.nn.GRU without biases has no b_hn either, and the GRU with'
-            " use_bias=False has cell_params['recurrent_bias'] other than zero."
-        )
       continue
     bias_hh = np.zeros_like(weights.bias)
     if extra is not None:

@@ -198,7 +198,10 @@ def to_numpy(value: Any, name: str) -> np.ndarray:
 
 
 def check_layer(
-    layer: Any, cells: tuple[type, ...] = COMMON_CELLS, heads: bool = False
+    layer: Any,
+    cells: tuple[type, ...] = COMMON_CELLS,
+    heads: bool = False,
+    with_bias: str = '',
 ) -> None:
   """Raises ValueError for a layer that the other library does not have.
 
@@ -206,6 +209,7 @@ def check_layer(
     layer: the layer.
     cells: the cells that it has.
     heads: whether it has heads.
+    with_bias: its name, where its cells always have biases.
   """
   # A subclass of a cell may have other equations.
   is_layer = isinstance(layer, recurrent.RecurrentLayer)
@@ -226,6 +230,8 @@ def check_layer(
         'Weights can be converted for layers with num_heads=1, got'
         f' num_heads={layer.num_heads}.'
     )
+  if with_bias and layer.bias is None:
+    raise ValueError(f'{with_bias} has biases; the layer has use_bias=False.')
 
 
 def check_structure(layer: recurrent.RecurrentLayer) -> None:
@@ -306,15 +312,22 @@ def read(layer: recurrent.RecurrentLayer, library: str) -> Weights:
         f' {type(layer).__name__} has learn_initial_carry=True.'
     )
   label = f'A parameter of the {type(layer).__name__}'
-  recurrent_bias = layer.cell_params.get('recurrent_bias')
-  return Weights(
-      kernel=numbers(layer.kernel, label),
-      recurrent_kernel=numbers(layer.recurrent_kernel, label),
-      bias=None if layer.bias is None else numbers(layer.bias, label),
-      recurrent_bias=None
-      if recurrent_bias is None
-      else numbers(recurrent_bias, label),
-  )
+  parameters = {
+      'kernel': layer.kernel,
+      'recurrent_kernel': layer.recurrent_kernel,
+      'bias': layer.bias,
+      'recurrent_bias': layer.cell_params.get('recurrent_bias'),
+  }
+  found = {
+      name: None if parameter is None else numbers(parameter, label)
+      for name, parameter in parameters.items()
+  }
+  if found['bias'] is None and np.any(found['recurrent_bias']):
+    raise ValueError(
+        f'A GRU without biases has no b_hn in {library} either, and the GRU has'
+        " cell_params['recurrent_bias'] other than zero."
+    )
+  return Weights(**found)
 
 
 def numbers(parameter: Any, label: str) -> np.ndarray:
