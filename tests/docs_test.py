@@ -148,8 +148,8 @@ Args:
     docstrings = load('_ext/docstrings.py')
     self.assertEqual(
         docstrings.signature(rnnzoo.LSTM),
-        '(in_features, features, *, forget_bias=0.0, chrono_steps=None,'
-        ' num_heads=1, bias_init=..., rngs, **options)',
+        '(in_features, features, *, forget_bias=0.0, num_heads=1,'
+        ' chrono_steps=None, bias_init=..., rngs, **options)',
     )
 
 

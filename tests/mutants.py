@@ -359,7 +359,11 @@ MUTANTS = (
             'bool_):\n    raise',
             'AllTest and functions',
         ),
-        ('if low < 0 or high > time', 'if low < 0', 'AllTest and calls'),
+        (
+            '(low >= least and high <= most)',
+            '(low >= least)',
+            'AllTest and calls',
+        ),
         ('0 < clip < math.inf', '0 < clip', 'AllTest and constructors'),
         (
             'if known.itemsize == 8 and not config.jax_enable_x64',
