@@ -79,8 +79,6 @@ def within_cluster(
     ring.wait(plan.ahead)
 
     def meanwhile():
-      if steps.sharing is not None:
-        steps.sharing.after(step)
       store = load()
       ring.advance(step + 1)
       store()
@@ -92,14 +90,10 @@ def within_cluster(
   sums, row, _ = start_product(zero, lambda: ring.advance(zero))
   # With flags, the next step may start from another carry than this one's.
   init = state, state if plan.flags else (), row, sums
-  together = 1 if steps.sharing is None else steps.sharing.together
-  state, new, *_ = kernel_call.loop(plan.shape.time, body, init, together)
+  state, new, *_ = kernel_call.loop(plan.shape.time, body, init)
   # No CTA leaves while another may still write to its shared memory.
   cta.cluster_barrier()
   staging.finish()
-  if steps.sharing is not None:
-    cta.barrier()  # All have stored the last outputs.
-    steps.sharing.after(jnp.int32(plan.shape.time))
   return new if plan.flags else state
 
 

@@ -57,27 +57,6 @@ class Outputs(NamedTuple):
   exchanges_gmem: tuple[Any, ...]
 
 
-class Sharing(NamedTuple):
-  """How a recurrence shares its CTA with others, and has inputs made for it.
-
-  Attributes:
-    place: slice of the batch, and head.
-    levels_apart: so many levels are not in the array that is written.
-    barrier: number of its barrier in the CTA.
-    together: steps of a turn of the loop.
-    before: (step) -> None, returns when the inputs of a step are there.
-    after: (step) -> None, called by all threads when all have stored the
-      outputs of the steps before that one.
-  """
-
-  place: tuple[Any, Any]
-  levels_apart: int
-  barrier: Any
-  together: int
-  before: Callable[[Any], None]
-  after: Callable[[Any], None]
-
-
 class Steps:
   """The parts of a step that both loops share, for one thread.
 
@@ -88,7 +67,6 @@ class Steps:
     plan: static facts of the kernel.
     ins: references.
     smem: references to shared memory.
-    sharing: with others in the CTA; None where nobody else is there.
 
   Attributes:
     carry: this thread's elements of the carry before the first step.
@@ -97,28 +75,17 @@ class Steps:
     last: the last product of a step.
   """
 
-  def __init__(
-      self,
-      plan: plan_lib.Plan,
-      ins: Inputs,
-      smem: plan_lib.Smem,
-      sharing: Sharing | None = None,
-  ):
-    self.plan, self.sharing = plan, sharing
+  def __init__(self, plan: plan_lib.Plan, ins: Inputs, smem: plan_lib.Smem):
+    self.plan = plan
     self.cta = cta = thread_layout.Cta(
         plan.config,
         plan.shape,
         plan.reverse,
         plan.call,
         plan.dtype,
-        *(() if sharing is None else sharing[:3]),
     )
     self.ring = smem_pipeline.Ring(
-        cta,
-        plan.streams.ins,
-        ins.streams_gmem,
-        smem.ring,
-        None if sharing is None else sharing.before,
+        cta, plan.streams.ins, ins.streams_gmem, smem.ring
     )
     multipliers = resident_matmul.multipliers(
         cta, plan.products(plan.config), ins.matrix_gmem, smem.products

@@ -95,8 +95,6 @@ class Plan:
       instead of reading it.
     in_place: whether the gradient of R reads the cotangents of x where they
       lie, as `head_gradients` can.
-    windows: of the inputs and of the outputs of a forward kernel, see
-      `config.Stream`.
     config: how the work is cut, or None before `tuning.choose`.
   """
 
@@ -118,7 +116,6 @@ class Plan:
   keeps: bool = False
   again: bool = False
   in_place: bool = False
-  windows: tuple[int, int] = (0, 0)
   config: Any = None
 
   @property
@@ -207,15 +204,13 @@ def _gates_by_head(plan: Plan, dtype: Any) -> tuple[Stream, ...]:
 
 def _forward_streams(plan: Plan) -> streams_lib.Streams:
   ins = streams_lib.ForwardInputs(
-      Stream(plan.x_dtype, plan.gates, window=plan.windows[0]),
-      _flags_stream(plan),
+      Stream(plan.x_dtype, plan.gates), _flags_stream(plan)
   )
   # The products over all steps that read these go head by head.
   factor = Stream(plan.dtype, by_head=True)
   starts = (factor, *[Stream(jnp.float32)] * (plan.states - 1))
   outs = streams_lib.ForwardOutputs(
-      carries=(Stream(plan.call.out_dtype, window=plan.windows[1]),)
-      * plan.call.outputs,
+      carries=(Stream(plan.call.out_dtype),) * plan.call.outputs,
       starts=starts if plan.save else (),
       operand=factor if plan.save and plan.operand is not None else None,
       h_gates=_gates_by_head(plan, KEPT) if plan.keeps else (),

@@ -123,9 +123,8 @@ class Pallas:
       those of a linear layer whose time is over devices.
     wavefront: layers of a `Stack` run at the same time where that is faster: a
       layer over each part of time while the one above it runs over the part
-      before; without derivatives small heads do so in one kernel. False runs
-      them in turn, with fewer kernels to compile for a gradient, and so does
-      keep='carries'.
+      before. False runs them in turn, with fewer kernels to compile for a
+      gradient, and so does keep='carries'.
   """
 
   keep: str = 'gates'

@@ -297,7 +297,6 @@ class Stack(sequence_layer.SequenceLayer):
           lambda i, x, y, valid: self._above(
               index + i, x, y, valid, False, None, None
           ),
-          is_plain=self._hands_on_outputs(),
           **options,
       )
     except NotImplementedError as error:
@@ -381,12 +380,6 @@ class Stack(sequence_layer.SequenceLayer):
         continue
       return False  # Layers that run at the same time end at the same time.
     return True
-
-  def _hands_on_outputs(self) -> bool:
-    """Whether a level hands on its outputs as they are, without dropout."""
-    if type(self)._above is not Stack._above:
-      return False
-    return not self.norms and not self.residual
 
   def _is_stepwise(self) -> bool:
     """Whether a step of what a level hands on depends on that step alone."""
