@@ -70,12 +70,11 @@ def within_cluster(
       finish = steps.begin_update(start, row, known, *flags)
       gates = steps.multiply_last(step, late)
     else:
-      known = []
-      finish = steps.begin_update(start, row, known, *flags)
+      finish = steps.begin_update(start, row, (), *flags)
       gates = first.gather(step, sums)
     h, results, rest = finish(gates)
     first.operand.put(step + 1, (h,))
-    load = staging.put(step, steps.outputs(results, start, u, (*known, *gates)))
+    load = staging.put(step, steps.outputs(results, start, u))
     ring.wait(plan.ahead)
 
     def meanwhile():
@@ -146,15 +145,14 @@ def over_device(
       last.operand.fetch(exchanges[1], step, step)
       gates = steps.multiply_last(step, late)
     else:
-      known = []
-      finish = steps.begin_update(start, row, known, *flags)
+      finish = steps.begin_update(start, row, (), *flags)
       gates = first.gather(step, first.multiply(step))
       told = 0 if direct else 1  # The first step to be retired, less 2.
       pl.when(step > told)(lambda: exchange.retire(step - 2))
       exchange.settle(step)
     h, results, rest = finish(gates)
     exchange.publish(step, (h,))
-    written = steps.outputs(results, start, u, (*known, *gates))
+    written = steps.outputs(results, start, u)
     refs = jax.tree.leaves(outs.streams_gmem)
     streams = jax.tree.leaves(plan.streams.outs)
     for ref, stream, values in zip(refs, streams, written, strict=True):

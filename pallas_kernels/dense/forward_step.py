@@ -113,9 +113,8 @@ class Steps:
   def _find_sums(self) -> gate_sums.GateSums | None:
     """Returns the update by sums that products may start from, or None."""
     plan = self.plan
-    # An adjoint that reads kept gates wants R h alone. The many products of
-    # parts of float32 would be rounded beside x.
-    if plan.keeps or plan.split or plan.operand is not None:
+    # The many products of parts of float32 would be rounded beside x.
+    if plan.split or plan.operand is not None:
       return None
     # In the loop over the device all sums start from zero.
     if plan.config.through_device or not self.first.sharing.starts:
@@ -221,29 +220,16 @@ class Steps:
       return results
     return self.late.collect(step, late) + results
 
-  def outputs(
-      self, results, start: Carry, u, gates: Sequence[Array]
-  ) -> list[Sequence[Array]]:
+  def outputs(self, results, start: Carry, u) -> list[Sequence[Array]]:
     """Returns a step's values of the streams that are written, in order.
 
     Args:
       results: the outputs.
       start: the carry that the step starts from.
       u: the factor of the second product, or None.
-      gates: all recurrent gates.
     """
     plan = self.plan
     values = [*results]
     if plan.save:
       values += [*start, *([] if u is None else [u])]
-    streams: list[Sequence[Array]] = [(value,) for value in values]
-    if plan.keeps:
-      kept = list(map(_saturated, gates))
-      streams += [kept[p.first :][: p.gates] for p in plan.stages]
-    return streams
-
-
-def _saturated(gate: Array) -> Array:
-  """Returns a gate as it is kept: an infinity would make NaN of it."""
-  most = float(jnp.finfo(plan_lib.KEPT).max)
-  return jnp.minimum(jnp.maximum(gate, -most), most)
+    return [(value,) for value in values]

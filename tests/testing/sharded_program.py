@@ -151,13 +151,12 @@ def functions(mesh):
       gradient(state, a),
   )
   if abstract_gpu.RUNS:
-    # In bfloat16 the forward pass of a kernel keeps R h for the adjoint.
     short = rnnzoo.LSTM(
         *(4, 8), dtype='bfloat16', implementation='pallas', rngs=nnx.Rngs(0)
     )
     slope = jax.jit(jax.grad(lambda x: (short(x) ** 2).astype('float32').sum()))
     with dense_loops.instead():
-      yield 'kept gates', slope(spread[0]), slope(a)
+      yield 'a kernel in bfloat16', slope(spread[0]), slope(a)
 
 
 def stacks(mesh):
