@@ -3,8 +3,7 @@
 A cell comes in as an argument, with equations and no name. Two facts choose the
 kernels that run it:
 
-* a cell that is linear in its carry has `coefficients`: `streaming/linear.py`,
-  or `streaming/projected.py` where one kernel multiplies by W and scans;
+* a cell that is linear in its carry has `coefficients`: `streaming/linear.py`;
 * a diagonal recurrent kernel has blocks of 1 x 1: `streaming/diagonal.py`. All
   other recurrent kernels go to `dense/`, where a cell that has an `operand`
   gets a second product, or with many rows of one large head to `tiled/`.
@@ -172,9 +171,7 @@ def recurrence(
       recurrent gates.
     carry: state before the first step, each [B, F]; None for zeros, which a
       linear recurrence then does not read.
-    input_kernel: W, [G, I, F], or None; cast to the dtype of x_gates. A linear
-      recurrence of inputs in 16 bits multiplies and scans in one kernel, where
-      that is faster.
+    input_kernel: W, [G, I, F], or None; cast to the dtype of x_gates.
     bias: added to the input gates, [G, F], or None.
     restart: state after a reset, each [B, F]; zeros if None.
     reset: bool [B, T], also where x is time-major; where true, the carry
@@ -272,7 +269,6 @@ def recurrence(
       carries = tuple(y.reshape(*lead, -1) for y in carries)
     return tuple(last), carries
   from pallas_kernels.streaming import op as streaming_op
-  from pallas_kernels.streaming import projected_op
 
   linear = hasattr(cell, 'coefficients')
   rows = cell_rows.Rows.of(params, bias, recurrent_kernel, features)
@@ -285,9 +281,7 @@ def recurrence(
       call=call,
       target=target,
   )
-  in_one = projected_op.pays(streaming, arrays, input_kernel)
-  run = projected_op.run if in_one else streaming_op.run
-  last, carries = run(
+  last, carries = streaming_op.run(
       streaming,
       rows.pack(params, bias, recurrent_kernel),
       tuple(arrays),

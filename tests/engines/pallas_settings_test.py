@@ -13,7 +13,6 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 import numpy as np
-import pytest
 
 from pallas_kernels import projection
 import rnnzoo
@@ -231,16 +230,6 @@ class KernelsTest(parameterized.TestCase):
     text = self.lowered(CARRIES, rnnzoo.GRU)
     if abstract_gpu.RUNS:
       self.assertTrue('optimization_barrier' in text)
-
-  @pytest.mark.slow
-  def test_one_kernel_that_multiplies_and_scans(self):
-    # In 16 bits W x and the scan are one kernel, which keeps the gates itself.
-    for path in (GATES, CARRIES):
-      text = self.lowered(path, rnnzoo.MinGRU, jnp.bfloat16, (96, 200))
-      if abstract_gpu.RUNS:
-        self.assertTrue('projected_linear' in text)
-        formed = re.search(r'dot_general.*-> tensor<96x200x256xbf16>', text)
-        self.assertEqual(formed is not None, path == CARRIES)
 
   def test_export(self):
     if not abstract_gpu.RUNS:
