@@ -29,7 +29,6 @@ from rnnzoo import checks
 from rnnzoo import contract
 from rnnzoo import settings
 from rnnzoo.engines import call as call_lib
-from rnnzoo.engines import gradient_sums
 from rnnzoo.engines import partitioning
 from rnnzoo.engines import paths
 from rnnzoo.engines import products
@@ -382,14 +381,8 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
       dtype = self._dtype(given[0])
       kernel = jax.tree.map(lambda k: self._structured(k, dtype), kernel)
 
-    # Gathered parameters have sharded gradients, which XLA sums in parts.
-    is_whole = not is_cut and not partitioning.is_sharded(kernel, rest)
-    names = tuple(name for names in over for name in names)
-
     def part(split):
       kernel, rest, *given = split
-      if is_whole:
-        kernel, rest = gradient_sums.vary((kernel, rest), names)
       layer: Any = nnx.merge(graphdef, kernel, rest)
       layer.time_axis_name = (*self.time_axis_name, *over[-2])
       if is_cut:

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 from pallas_kernels import ranks
 from rnnzoo import checks
 from rnnzoo import settings
-from rnnzoo.engines import gradient_sums
 from rnnzoo.engines import partitioning
 from rnnzoo.engines import selection
 from rnnzoo.engines import time_parts
@@ -294,8 +293,6 @@ class Stack(sequence_layer.SequenceLayer):
   def _over_batch(self, given, reverse: bool, time_major: bool):
     """Runs all levels, each device with its sequences.
 
-    The gradients of all levels then are one sum over devices.
-
     Returns:
       None where arrays are sharded over more than the batch, or the results.
     """
@@ -323,15 +320,13 @@ class Stack(sequence_layer.SequenceLayer):
     positions = axes.gates, axes.carry, flags, axes.lengths, flags
     # Features count as any number of parts, so that nothing is gathered.
     over = partitioning.choose(given, positions, parts=0)
-    names = tuple(name for names in over for name in names)
-    if partitioning.is_sharded(state) or any(over[-2:]) or not names:
+    if partitioning.is_sharded(state) or any(over[-2:]) or not any(over):
       return None
     options = {'reverse': reverse, 'time_major': time_major, 'rngs': None}
 
     def part(split):
       state, *given = split
-      stack = nnx.merge(graphdef, gradient_sums.vary(state, names))
-      return stack._run(given, False, **options)
+      return nnx.merge(graphdef, state)._run(given, False, **options)
 
     return partitioning.spread(
         part,
