@@ -9,7 +9,6 @@ Which kernel runs which recurrence:
 A call goes through
 
     op                  pads arrays; custom_vjp and vmap rule
-    parts_op            a linear recurrence of which other devices have steps
     recurrence          the static record of a call; `tuning` picks the cut
     linear ...          a kernel: the loop over time
     kernel_call         the plan of a kernel, and its launch
