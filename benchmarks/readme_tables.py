@@ -459,10 +459,10 @@ def stacks() -> str:
   for key, rows in by_case.items():
     layer, batch, time, _, features, heads, depth = key
     ways = [rows[direction] for direction in DIRECTIONS]
-    of = lambda way, field, ways=ways: [row[way][field] for row in ways]
-    turn, once = of('in turn', 'ms'), of('at once', 'ms')
+    of = lambda way, ways=ways: [row.get(way, {}).get('ms') for row in ways]
+    turn, once = of('in turn'), of('at once')
     speedup = ' / '.join(
-        f'{a / b:.2f}' for a, b in zip(turn, once, strict=True)
+        f'{a / b:.2f}' if b else '-' for a, b in zip(turn, once, strict=True)
     )
     seconds = ' -> '.join(
         f'{rows[DIRECTIONS[1]][way]["compile_s"]:.1f}'
@@ -511,8 +511,8 @@ def resets() -> str:
   return '\n'.join(lines)
 
 
-def _pair(times: list[float]) -> str:
-  return ' / '.join(f'{time:.3g}' for time in times)
+def _pair(times: list[float | None]) -> str:
+  return ' / '.join('-' if time is None else f'{time:.3g}' for time in times)
 
 
 def conversions() -> str:

@@ -31,8 +31,8 @@ class Call:
     stop_recurrent_gradient: that cotangent is zero.
     cast_kernel: the recurrent kernel, in float32, is cast to the dtype of the
       inputs, and its gradient is not: that of several runs can be added up.
-    keep_gates: the gates W x, and R h where a kernel writes it, are kept for
-      the backward pass. Otherwise that pass multiplies again.
+    keep_gates: the gates W x, and what kernels in tiles write of R h, are kept
+      for the backward pass. Otherwise that pass multiplies again.
   """
 
   reverse: bool = False

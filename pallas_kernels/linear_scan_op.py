@@ -1,8 +1,5 @@
 """`linear_scan`: h_t = a_t h_{t-1} + b_t as an operation of its own."""
 
-from collections.abc import Callable
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 
@@ -49,6 +46,23 @@ def linear_scan(
   return h
 
 
+def last(
+    a: Array, b: Array, *, reset: Array | None = None, reverse: bool = False
+) -> Array:
+  """Computes h after the last step, from h = 0, for parts of a sequence.
+
+  Args:
+    a: [B, T, F], as for `linear_scan`, and so are the others.
+    b: [B, T, F].
+    reset: bool [B, T].
+    reverse: run from the last step to the first.
+
+  Returns:
+    h, float32 [B, F].
+  """
+  return _run(a, b, None, reset, reverse, False)[0][0]
+
+
 def adjoint(
     a: Array,
     b: Array,
@@ -85,109 +99,6 @@ def adjoint(
       recurrence, theta, (a, b), h0, reset, h, d_last, d_h
   )
   return d_a, d_b, d_h0[0]
-
-
-class Part:
-  """A scan of some steps of a longer sequence, whose others precede elsewhere.
-
-  Nothing of it is differentiable, and `jax.vmap` has to run it one by one. A
-  switch is a boolean scalar, or None for true; where false nothing runs, and
-  the result is anything.
-
-  Args:
-    a: [B, T, F], as for `linear_scan`, and so are the others.
-    b: [B, T, F].
-    reset: bool [B, T] or None.
-    reverse: whether the steps run from the last to the first.
-  """
-
-  def __init__(self, a: Array, b: Array, reset: Array | None, reverse: bool):
-    self._inputs, self._reset = (a, b), reset
-    self._static = _checked(a, b, None, reset, reverse, False)[0]
-
-  def end(self, switch: Array | None = None) -> Array:
-    """Returns h after the last step, from h = 0, float32 [B, F]."""
-    static = self._static
-    return _parts().end(static, self._inputs, None, self._reset, switch)
-
-  def product(self, switch: Array | None = None) -> Array:
-    """Returns the product of all a, float32 [B, F].
-
-    It is zero over a reset or an a of 0 alone. One that underflows is the
-    smallest normal number: such steps forget no infinity.
-    """
-    product = self._of_factors(_scale, switch)
-    is_kept = self._of_factors(_keep, switch) != 0
-    tiny = jnp.copysign(jnp.finfo(product.dtype).tiny, product)
-    return jnp.where((product == 0) & is_kept, tiny, product)
-
-  def _of_factors(self, step, switch: Array | None) -> Array:
-    """Returns h after the last step, from h = 1, by steps of a alone."""
-    a, _ = self._inputs
-    static = dataclasses.replace(self._static, step=step)
-    one = jnp.ones((a.shape[0], a.shape[2]), jnp.float32)
-    return _parts().end(static, (a,), one, self._reset, switch)
-
-  def run_twice(
-      self,
-      h0: Array,
-      switch: Array,
-      second: Callable[[Array], tuple[Array, Array]],
-  ) -> Array:
-    """Returns h, [B, T, F], by a run and maybe another one in its place.
-
-    Args:
-      h0: float32 [B, F], for the first run.
-      switch: whether the first run happens.
-      second: takes h after the last step of the first run, float32 [B, F], and
-        returns the switch of the second, and h0 for it. One of the two has to
-        happen.
-    """
-    return _parts().run_twice(
-        self._static, self._inputs, h0, self._reset, switch, second
-    )
-
-  def adjoint_end(self, d_h: Array, switch: Array | None = None) -> Array:
-    """Returns the cotangent of h0, float32 [B, F], given that of h."""
-    a, _ = self._inputs
-    zero = jnp.zeros((a.shape[0], a.shape[2]), jnp.float32)
-    static = self._static
-    return _parts().adjoint_end(
-        static, self._inputs, self._reset, zero, d_h, switch
-    )
-
-  def adjoint_twice(
-      self,
-      h0: Array,
-      h: Array,
-      d_last: Array,
-      d_h: Array,
-      switch: Array,
-      second: Callable[[Array], tuple[Array, Array]],
-  ) -> tuple[tuple[Array, Array], Array]:
-    """Returns the cotangents of (a, b) and of h0, like `run_twice`.
-
-    Args:
-      h0: float32 [B, F].
-      h: the result, [B, T, F].
-      d_last: a further cotangent of h after the last step, float32 [B, F], for
-        the first run.
-      d_h: cotangent of h.
-      switch: whether the first run happens.
-      second: takes the cotangent of h0, and returns the switch of the second
-        run, and d_last for it.
-    """
-    given = h0, self._reset, h, d_last, d_h
-    return _parts().adjoint_twice(
-        self._static, self._inputs, *given, switch, second
-    )
-
-
-def _parts():
-  """Returns the module of kernels; Pallas is imported where it works."""
-  from pallas_kernels.streaming import parts_op
-
-  return parts_op
 
 
 def _run(a, b, h0, reset, reverse, time_major):
@@ -246,17 +157,3 @@ def _inputs(theta, row):
   """Returns the coefficients of a plain scan: its inputs."""
   del theta
   return tuple(row)
-
-
-def _scale(theta, row):
-  """Returns the coefficients of a product of a."""
-  del theta
-  (a,) = row
-  return a, 0 * a
-
-
-def _keep(theta, row):
-  """Returns the coefficients of a product of 0 where a is 0, and else of 1."""
-  del theta
-  (a,) = row
-  return jnp.where(a == 0, a, 1), 0 * a

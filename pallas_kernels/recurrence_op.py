@@ -3,20 +3,16 @@
 A cell comes in as an argument, with equations and no name. Two facts choose the
 kernels that run it:
 
-* a cell that is linear in its carry has `coefficients`: `streaming/linear.py`,
-  or `streaming/projected.py` where one kernel multiplies by W and scans;
+* a cell that is linear in its carry has `coefficients`: `streaming/linear.py`;
 * a diagonal recurrent kernel has blocks of 1 x 1: `streaming/diagonal.py`. All
   other recurrent kernels go to `dense/`, where a cell that has an `operand`
   gets a second product, or with many rows of one large head to `tiled/`.
 
-`levels` runs several layers, each on the one below, by `wavefront/`.
-
 `cell_rows` makes of a cell the functions that kernels call.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
-import functools
 from typing import Any, Protocol
 
 import jax
@@ -122,65 +118,6 @@ def at_once(
   )
 
 
-def levels(
-    cell: Any,
-    params: Mapping[str, Any],
-    bias: Any,
-    x: Any,
-    kernels: Sequence[Any],
-    recurrent_kernel: Any,
-    call: call_lib.Call,
-    *,
-    flags: bool,
-) -> Callable[..., tuple[Array, Array]]:
-  """Returns a function that runs several layers, each on the one below.
-
-  One kernel has the products with W and the recurrences of all, so that they
-  run beside each other. It has no derivatives.
-
-  Args:
-    cell: the equations.
-    params: the cells' own parameters by name, each [..., L F], or their types.
-    bias: of the input gates, [G, L F], or None; or its type.
-    x: inputs of the lowest layer, [B, T, I] or time-major, or their type; all
-      factors have its dtype.
-    kernels: W of each, [G, I, F], or its type; I of all but the lowest is F.
-    recurrent_kernel: R of all, [G', L N, D, D], or its type.
-    call: static options, with `levels`.
-    flags: whether there are resets or masks.
-
-  Returns:
-    A function of params, bias, x, kernels, recurrent_kernel, carry and restart
-    (each float32 [S, B, L F]), reset in the order of the loop and mask (each
-    bool [B, T] or None). Its results are the final carries, float32 [S, B,
-    L F], and outputs of the highest layer, [B, T, F] or time-major.
-
-  Raises:
-    NotImplementedError: no kernel can run it.
-  """
-  target = targets.current()
-  # Pallas's GPU backend is imported where it is known to work.
-  from pallas_kernels.wavefront import op as wavefront_op
-
-  features = recurrent_kernel.shape[1] * recurrent_kernel.shape[2]
-  lead = x.shape[:2][::-1] if call.time_major else x.shape[:2]
-  rows = cell_rows.Rows.of(params, bias, None, features)
-  call = dataclasses.replace(
-      call, out_dtype=jnp.dtype(x.dtype), cast_kernel=True
-  )
-  kernel = jax.ShapeDtypeStruct(recurrent_kernel.shape, x.dtype)
-  dense = _dense(cell, rows, lead, kernel, call, target)
-  plan = wavefront_op.plan_levels(
-      dense,
-      x.shape[-1],
-      kernels[0].shape[0],
-      kernel,
-      len(cell.carry_names),
-      flags,
-  )
-  return functools.partial(wavefront_op.run, plan)
-
-
 def _dense(
     cell: Any,
     rows: cell_rows.Rows,
@@ -234,9 +171,7 @@ def recurrence(
       recurrent gates.
     carry: state before the first step, each [B, F]; None for zeros, which a
       linear recurrence then does not read.
-    input_kernel: W, [G, I, F], or None; cast to the dtype of x_gates. A linear
-      recurrence of inputs in 16 bits multiplies and scans in one kernel, where
-      that is faster.
+    input_kernel: W, [G, I, F], or None; cast to the dtype of x_gates.
     bias: added to the input gates, [G, F], or None.
     restart: state after a reset, each [B, F]; zeros if None.
     reset: bool [B, T], also where x is time-major; where true, the carry
@@ -334,7 +269,6 @@ def recurrence(
       carries = tuple(y.reshape(*lead, -1) for y in carries)
     return tuple(last), carries
   from pallas_kernels.streaming import op as streaming_op
-  from pallas_kernels.streaming import projected_op
 
   linear = hasattr(cell, 'coefficients')
   rows = cell_rows.Rows.of(params, bias, recurrent_kernel, features)
@@ -347,9 +281,7 @@ def recurrence(
       call=call,
       target=target,
   )
-  in_one = projected_op.pays(streaming, arrays, input_kernel)
-  run = projected_op.run if in_one else streaming_op.run
-  last, carries = run(
+  last, carries = streaming_op.run(
       streaming,
       rows.pack(params, bias, recurrent_kernel),
       tuple(arrays),

@@ -9,9 +9,6 @@ from typing import Any
 
 import jax
 from jax import lax
-from jax.extend import core
-from jax.interpreters import batching
-from jax.interpreters import mlir
 
 
 def alike(tree: Any) -> Any:
@@ -23,15 +20,6 @@ def alike(tree: Any) -> Any:
 def like(x, other):
   """Makes x vary over the axes that another array varies over."""
   return _over(x, _axes(other))
-
-
-def local(tree: Any) -> Any:
-  """Returns the arrays of a tree as if they varied over no axis.
-
-  A kernel's warps may not read arrays that do. It has no derivative; `like`
-  gives results the type that they ought to have.
-  """
-  return jax.tree.map(_local_p.bind, tree)
 
 
 def varies(tree: Any) -> bool:
@@ -46,12 +34,3 @@ def _axes(x) -> frozenset[Any]:
 def _over(x, axes: frozenset[Any]):
   missing = tuple(sorted(axes - _axes(x)))
   return lax.pcast(x, missing, to='varying') if missing else x
-
-
-_local_p = core.Primitive('local')
-_local_p.def_impl(lambda x: x)
-_local_p.def_abstract_eval(
-    lambda x: x.update(manual_axis_type=type(x.manual_axis_type)())
-)
-mlir.register_lowering(_local_p, lambda ctx, x: [x])
-batching.defvectorized(_local_p)

@@ -76,30 +76,6 @@ MUTANTS = (
             'agrees_with_layers',
         ),
         ('turns = -(-len(levels) // number)', 'turns = 1', 'turns'),
-        (
-            'f if f is None else f.T for f in (reset, mask)',
-            'f for f in (reset, mask)',
-            'in_one_kernel',
-        ),
-        ('y = scan_steps.where(mask, y, 0)', 'pass', 'in_one_kernel'),
-    ),
-    *_all(
-        'pallas_kernels/wavefront/chunks.py',
-        'tests/pallas_kernels/wavefront/chunks_test.py',
-        (
-            '((time & last) == last) | (step == 0)',
-            '(time & last) == last',
-            'steps',
-        ),
-    ),
-    *_all(
-        'pallas_kernels/wavefront/gate_products.py',
-        'tests/pallas_kernels/wavefront/emulation_test.py',
-        (
-            'time = time + plan.chunks.start(chunk)',
-            'time = time + chunk',
-            'layers',
-        ),
     ),
     *_all(
         'pallas_kernels/dense/gate_sums.py',
@@ -108,24 +84,6 @@ MUTANTS = (
             'if len(found) != 1 or gate in jaxpr.outvars:',
             'if not found or gate in jaxpr.outvars:',
             'update',
-        ),
-    ),
-    *_all(
-        'pallas_kernels/wavefront/operands.py',
-        'tests/pallas_kernels/wavefront/emulation_test.py',
-        (
-            'start = gate * ((inputs - 1) * features) + column + own',
-            'start = gate * (inputs * features) + column + own',
-            'layers',
-        ),
-    ),
-    *_all(
-        'pallas_kernels/wavefront/op.py',
-        'tests/pallas_kernels/wavefront/levels_test.py',
-        (
-            'jnp.swapaxes(recurrent_kernel.astype(dtype), -1, -2)',
-            'recurrent_kernel.astype(dtype)',
-            'around_the_kernel',
         ),
     ),
     *_all(

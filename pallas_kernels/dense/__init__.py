@@ -11,7 +11,6 @@ which its CTAs exchange.
                           head_gradients.py: the gradient of R of small heads
     tuning.py             how many CTAs, warpgroups and columns: a Config
     plan.py               static facts of one kernel, shared memory it needs
-    kept_gates.py         whether the adjoint reads R h of the forward pass
     kernel_call.py        grid, scratch, barrier of all CTAs
     forward.py            the kernels' arrays and timelines of a step;
     backward.py           forward_loops.py and backward_loops.py have the loops

@@ -72,8 +72,8 @@ def backward(
     theta: as for `forward`.
     x: as for `forward`.
     h_gates: the recurrent gates of every step, [N, B, T, G', D], those of the
-      second product apart from those of the first, float32 or, with
-      `plan.keeps`, `plan.KEPT`; none with `plan.again`.
+      second product apart from those of the first, float32; none with
+      `plan.again`.
     starts: the carries that every step starts from, as `forward` returns them.
     matrix: R, [G', N, D, D] indexed [gate, head, from, to], as for `forward`.
     again: with `plan.again`, R transposed as `forward` gets it, else nothing.

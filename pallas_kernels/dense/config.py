@@ -156,15 +156,12 @@ class Stream:
       directions.
     flags: whether the array holds flags; B' is the batch rounded up to 4.
     by_head: whether the array is [N, B, T, G, D] instead.
-    window: if not 0, the array has so many times, a power of two, and time t
-      lies where t modulo these does.
   """
 
   dtype: Any
   gates: int | None = None
   flags: bool = False
   by_head: bool = False
-  window: int = 0
 
   @property
   def tiles(self) -> int:

@@ -63,13 +63,7 @@ def forward(
     carry: Array,
     restart: Array,
     flags: Array | None,
-) -> tuple[
-    tuple[Array, ...],
-    Array,
-    tuple[Array, ...],
-    Array | None,
-    tuple[Array, ...],
-]:
+) -> tuple[tuple[Array, ...], Array, tuple[Array, ...], Array | None]:
   """Runs the recurrence.
 
   Args:
@@ -86,9 +80,8 @@ def forward(
     The first `plan.call.outputs` arrays of the carry after every step, each [B,
     T, F]; the carry after the last step, [S, B, F]; with `plan.save`, the
     carries that every step starts from, h in `plan.dtype` [N, B, T, 1, D] and
-    the others in float32, each [B, T, F]; with `plan.save`, the operand of the
-    second product, [N, B, T, 1, D], if there is one; and, with `plan.keeps`,
-    the recurrent gates, as `backward` reads them.
+    the others in float32, each [B, T, F]; and, with `plan.save`, the operand of
+    the second product, [N, B, T, 1, D], if there is one.
   """
   first = again = carry[0]
   if plan.config.through_device:  # Rounded as an exchange rounds.
@@ -122,10 +115,4 @@ def forward(
   results = kernel(*jax.tree.leaves(inputs))
   outs = jax.tree.unflatten(jax.tree.structure(out_type), results)
   streams = outs.streams_gmem
-  return (
-      streams.carries,
-      outs.last_gmem,
-      streams.starts,
-      streams.operand,
-      streams.h_gates,
-  )
+  return streams.carries, outs.last_gmem, streams.starts, streams.operand

@@ -70,17 +70,14 @@ def within_cluster(
       finish = steps.begin_update(start, row, known, *flags)
       gates = steps.multiply_last(step, late)
     else:
-      known = []
-      finish = steps.begin_update(start, row, known, *flags)
+      finish = steps.begin_update(start, row, (), *flags)
       gates = first.gather(step, sums)
     h, results, rest = finish(gates)
     first.operand.put(step + 1, (h,))
-    load = staging.put(step, steps.outputs(results, start, u, (*known, *gates)))
+    load = staging.put(step, steps.outputs(results, start, u))
     ring.wait(plan.ahead)
 
     def meanwhile():
-      if steps.sharing is not None:
-        steps.sharing.after(step)
       store = load()
       ring.advance(step + 1)
       store()
@@ -92,14 +89,10 @@ def within_cluster(
   sums, row, _ = start_product(zero, lambda: ring.advance(zero))
   # With flags, the next step may start from another carry than this one's.
   init = state, state if plan.flags else (), row, sums
-  together = 1 if steps.sharing is None else steps.sharing.together
-  state, new, *_ = kernel_call.loop(plan.shape.time, body, init, together)
+  state, new, *_ = kernel_call.loop(plan.shape.time, body, init)
   # No CTA leaves while another may still write to its shared memory.
   cta.cluster_barrier()
   staging.finish()
-  if steps.sharing is not None:
-    cta.barrier()  # All have stored the last outputs.
-    steps.sharing.after(jnp.int32(plan.shape.time))
   return new if plan.flags else state
 
 
@@ -152,15 +145,14 @@ def over_device(
       last.operand.fetch(exchanges[1], step, step)
       gates = steps.multiply_last(step, late)
     else:
-      known = []
-      finish = steps.begin_update(start, row, known, *flags)
+      finish = steps.begin_update(start, row, (), *flags)
       gates = first.gather(step, first.multiply(step))
       told = 0 if direct else 1  # The first step to be retired, less 2.
       pl.when(step > told)(lambda: exchange.retire(step - 2))
       exchange.settle(step)
     h, results, rest = finish(gates)
     exchange.publish(step, (h,))
-    written = steps.outputs(results, start, u, (*known, *gates))
+    written = steps.outputs(results, start, u)
     refs = jax.tree.leaves(outs.streams_gmem)
     streams = jax.tree.leaves(plan.streams.outs)
     for ref, stream, values in zip(refs, streams, written, strict=True):

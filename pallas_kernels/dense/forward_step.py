@@ -57,27 +57,6 @@ class Outputs(NamedTuple):
   exchanges_gmem: tuple[Any, ...]
 
 
-class Sharing(NamedTuple):
-  """How a recurrence shares its CTA with others, and has inputs made for it.
-
-  Attributes:
-    place: slice of the batch, and head.
-    levels_apart: so many levels are not in the array that is written.
-    barrier: number of its barrier in the CTA.
-    together: steps of a turn of the loop.
-    before: (step) -> None, returns when the inputs of a step are there.
-    after: (step) -> None, called by all threads when all have stored the
-      outputs of the steps before that one.
-  """
-
-  place: tuple[Any, Any]
-  levels_apart: int
-  barrier: Any
-  together: int
-  before: Callable[[Any], None]
-  after: Callable[[Any], None]
-
-
 class Steps:
   """The parts of a step that both loops share, for one thread.
 
@@ -88,7 +67,6 @@ class Steps:
     plan: static facts of the kernel.
     ins: references.
     smem: references to shared memory.
-    sharing: with others in the CTA; None where nobody else is there.
 
   Attributes:
     carry: this thread's elements of the carry before the first step.
@@ -97,28 +75,17 @@ class Steps:
     last: the last product of a step.
   """
 
-  def __init__(
-      self,
-      plan: plan_lib.Plan,
-      ins: Inputs,
-      smem: plan_lib.Smem,
-      sharing: Sharing | None = None,
-  ):
-    self.plan, self.sharing = plan, sharing
+  def __init__(self, plan: plan_lib.Plan, ins: Inputs, smem: plan_lib.Smem):
+    self.plan = plan
     self.cta = cta = thread_layout.Cta(
         plan.config,
         plan.shape,
         plan.reverse,
         plan.call,
         plan.dtype,
-        *(() if sharing is None else sharing[:3]),
     )
     self.ring = smem_pipeline.Ring(
-        cta,
-        plan.streams.ins,
-        ins.streams_gmem,
-        smem.ring,
-        None if sharing is None else sharing.before,
+        cta, plan.streams.ins, ins.streams_gmem, smem.ring
     )
     multipliers = resident_matmul.multipliers(
         cta, plan.products(plan.config), ins.matrix_gmem, smem.products
@@ -146,9 +113,8 @@ class Steps:
   def _find_sums(self) -> gate_sums.GateSums | None:
     """Returns the update by sums that products may start from, or None."""
     plan = self.plan
-    # An adjoint that reads kept gates wants R h alone. The many products of
-    # parts of float32 would be rounded beside x.
-    if plan.keeps or plan.split or plan.operand is not None:
+    # The many products of parts of float32 would be rounded beside x.
+    if plan.split or plan.operand is not None:
       return None
     # In the loop over the device all sums start from zero.
     if plan.config.through_device or not self.first.sharing.starts:
@@ -254,29 +220,16 @@ class Steps:
       return results
     return self.late.collect(step, late) + results
 
-  def outputs(
-      self, results, start: Carry, u, gates: Sequence[Array]
-  ) -> list[Sequence[Array]]:
+  def outputs(self, results, start: Carry, u) -> list[Sequence[Array]]:
     """Returns a step's values of the streams that are written, in order.
 
     Args:
       results: the outputs.
       start: the carry that the step starts from.
       u: the factor of the second product, or None.
-      gates: all recurrent gates.
     """
     plan = self.plan
     values = [*results]
     if plan.save:
       values += [*start, *([] if u is None else [u])]
-    streams: list[Sequence[Array]] = [(value,) for value in values]
-    if plan.keeps:
-      kept = list(map(_saturated, gates))
-      streams += [kept[p.first :][: p.gates] for p in plan.stages]
-    return streams
-
-
-def _saturated(gate: Array) -> Array:
-  """Returns a gate as it is kept: an infinity would make NaN of it."""
-  most = float(jnp.finfo(plan_lib.KEPT).max)
-  return jnp.minimum(jnp.maximum(gate, -most), most)
+    return [(value,) for value in values]

@@ -80,6 +80,5 @@ def _step_offset(cta: Cta, time, stream: config_lib.Stream, gate: int) -> Array:
     head = cta.head * (shape.batch * shape.time * gates * row)
     fixed = fixed + head + cta.unit0 + own.unit
   else:
-    first = cta.first_of_head(stream, written=True)
-    fixed = fixed + first + cta.unit0 + own.unit
+    fixed = fixed + cta.first_of_head(gates) + cta.unit0 + own.unit
   return fixed + time * (by_time * gates * row)

@@ -43,30 +43,9 @@ def without_sentinel(x: Array, dtype: Any) -> Array:
   return jnp.where(jnp.isnan(x), jnp.nan, x).astype(dtype)
 
 
-def loop(
-    time: int, body: Callable[..., Any], init: Any, together: int = 1
-) -> Any:
-  """Loops over steps, which are int32 with 64-bit types enabled too.
-
-  Args:
-    time: number of steps.
-    body: (step, state) -> state.
-    init: state before the first step.
-    together: steps of a turn of the loop, for which places of slots and the
-      like are known when the kernel is compiled.
-  """
-
-  def turn(i, state):
-    first = i.astype(jnp.int32) * together
-    for j in range(together):
-      state = body(first + j, state)
-    return state
-
-  turns = time // together
-  state = lax.fori_loop(0, turns, turn, init)
-  one = lambda i, s: body(i.astype(jnp.int32), s)
-  rest = turns * together
-  return state if rest == time else lax.fori_loop(rest, time, one, state)
+def loop(time: int, body: Callable[..., Any], init: Any) -> Any:
+  """Loops over steps, which are int32 with 64-bit types enabled too."""
+  return lax.fori_loop(0, time, lambda i, s: body(i.astype(jnp.int32), s), init)
 
 
 def stream_types(plan: plan_lib.Plan) -> Any:

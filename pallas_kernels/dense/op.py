@@ -19,7 +19,6 @@ from pallas_kernels import sharding
 from pallas_kernels.dense import backward
 from pallas_kernels.dense import forward
 from pallas_kernels.dense import head_gradients
-from pallas_kernels.dense import kept_gates
 from pallas_kernels.dense import kernel_call
 from pallas_kernels.dense import pieces
 from pallas_kernels.dense import plan as plan_lib
@@ -185,7 +184,7 @@ def _run(
   inputs = projection.form(x)
   recurrent_kernel = _used(recurrence, inputs, recurrent_kernel)
   operands = theta, inputs, recurrent_kernel, carry, restart, flags
-  forward_pass = _forward(recurrence, operands, save=False, keeps=False)
+  forward_pass = _forward(recurrence, operands, save=False)
   return forward_pass(*operands)[:2]
 
 
@@ -198,43 +197,35 @@ def _run_fwd(
   inputs = projection.form(x)
   recurrent_kernel = _used(recurrence, inputs, recurrent_kernel)
   operands = theta, inputs, recurrent_kernel, carry, restart, flags
-  keeps = kept_gates.pay(
-      recurrence,
-      operands[1],
-      recurrent_kernel,
-      states=len(carry),
-      flags=flags is not None,
-  )
-  forward_pass = _forward(recurrence, operands, save=True, keeps=keeps)
-  last, carries, (h, others), u, h_gates = forward_pass(*operands)
+  forward_pass = _forward(recurrence, operands, save=True)
+  last, carries, (h, others), u = forward_pass(*operands)
   starts = *h, *others
-  saved = theta, x, recurrent_kernel, carry, restart, starts, u, h_gates
+  saved = theta, x, recurrent_kernel, carry, restart, starts, u
   return (last, carries), (saved, flags)
 
 
-def _forward(recurrence, operands, save, keeps):
+def _forward(recurrence, operands, save):
   """Returns `forward_part` as a function of the operands, over devices."""
   axis = recurrence.batch_axis
   whole = auto_axes.WHOLE
   return auto_axes.over_batch(
       recurrence.target,
-      functools.partial(forward_part, recurrence, save, keeps),
+      functools.partial(forward_part, recurrence, save),
       operands,
       (whole, axis, whole, 1, 1, 1),
-      # h, u and R h lie head by head, the other arrays of the carry do not.
-      (1, axis, (axis + 1, axis), axis + 1, axis + 1),
+      # h and u lie head by head, the other arrays of the carry do not.
+      (1, axis, (axis + 1, axis), axis + 1),
   )
 
 
 def forward_part(
-    recurrence, save, keeps, theta, x, recurrent_kernel, carry, restart, flags
+    recurrence, save, theta, x, recurrent_kernel, carry, restart, flags
 ):
   """Runs the forward kernel for the part of the batch that one device has.
 
   Returns:
-    The final carry; the outputs; if `save`, the carry that every step starts
-    from, h apart, and the operand of the second product; and, if `keeps`, the
-    recurrent gates.
+    The final carry; the outputs; and, if `save`, the carry that every step
+    starts from, h apart, and the operand of the second product.
   """
   recurrence = recurrence.of_batch(x.shape[recurrence.batch_axis])
   batch_pieces = pieces.plan_pieces(
@@ -244,7 +235,6 @@ def forward_part(
       states=len(carry),
       flags=flags is not None,
       save=save,
-      keeps=keeps,
   )
   matrix = _matrix(jnp.swapaxes(recurrent_kernel, -1, -2), batch_pieces[0].plan)
   axis = recurrence.batch_axis
@@ -261,15 +251,15 @@ def forward_part(
       )
       for piece in batch_pieces
   ]
-  carries, last, starts, u, h_gates = zip(*results, strict=True)
+  carries, last, starts, u = zip(*results, strict=True)
   h = [start[:1] for start in starts]
-  by_head = pieces.join(axis + 1, list(zip(h, u, h_gates, strict=True)))
+  by_head = pieces.join(axis + 1, list(zip(h, u, strict=True)))
   others = pieces.join(axis, [start[1:] for start in starts])
   joined = (
       pieces.join(1, last),
       pieces.join(axis, carries),
       (by_head[0], others),
-      *by_head[1:],
+      by_head[1],
   )
   return jax.tree.map(lambda y: sharding.like(y, x), joined)
 
@@ -277,7 +267,7 @@ def forward_part(
 def _run_bwd(recurrence: Recurrence, saved, cotangents):
   saved, flags = saved
   saved, cotangents = autodiff.differentiable_once((saved, cotangents))
-  *primals, starts, u, h_gates = saved
+  *primals, starts, u = saved
   theta, x, recurrent_kernel, carry, restart = primals
   inputs, x, cotangents = projection.form_again(x, cotangents)
   axis = recurrence.batch_axis
@@ -285,13 +275,13 @@ def _run_bwd(recurrence: Recurrence, saved, cotangents):
   places = whole, axis, whole, 1, 1
   operands = (
       *(theta, inputs, recurrent_kernel, carry, restart, flags),
-      *(starts[:1], starts[1:], u, h_gates, *cotangents),
+      *(starts[:1], starts[1:], u, *cotangents),
   )
   adjoint = auto_axes.over_batch(
       recurrence.target,
       functools.partial(backward_part, recurrence),
       operands,
-      (*places, 1, axis + 1, axis, axis + 1, axis + 1, 1, axis),
+      (*places, 1, axis + 1, axis, axis + 1, 1, axis),
       places,
   )
   d_theta, d_x, d_recurrent_kernel, d_carry, d_restart = adjoint(*operands)
@@ -319,7 +309,6 @@ def backward_part(
     h,
     others,
     u,
-    h_gates,
     *given,
 ):
   """The cotangents of a part of the batch; those of theta and R in float32."""
@@ -333,7 +322,6 @@ def backward_part(
       states=len(carry),
       flags=flags is not None,
       adjoint=True,
-      keeps=bool(h_gates),
   )
   axis = recurrence.batch_axis
   matrix = _matrix(recurrent_kernel, batch_pieces[0].plan)
@@ -348,8 +336,8 @@ def backward_part(
     plan = piece.plan
     own_flags = _flags_of(piece, flags)
     own = piece.cut(axis + 1, operands)
-    own_gates = piece.cut(axis + 1, h_gates)
-    if not plan.again and not plan.keeps:
+    own_gates: list[Array] = []
+    if not plan.again:
       own_gates = [
           time_gemms.h_gates(
               h, recurrent_kernel[p.first :][: p.gates].astype(plan.dtype)

@@ -60,7 +60,6 @@ def plan_pieces(
     flags: bool,
     adjoint: bool = False,
     save: bool = False,
-    keeps: bool = False,
 ) -> list[Piece]:
   """Returns the pieces of a batch, with a configured plan each.
 
@@ -72,7 +71,6 @@ def plan_pieces(
     flags: whether there are flags.
     adjoint: whether to plan the adjoint instead of the forward kernel.
     save: whether the forward kernel returns the arrays that the adjoint reads.
-    keeps: whether it returns R h too, and the adjoint reads that.
 
   Raises:
     NotImplementedError: not even 8 rows fit.
@@ -103,7 +101,6 @@ def plan_pieces(
         dtype=jnp.promote_types(x.dtype, recurrent_kernel.dtype),
         adjoint=adjoint,
         save=save,
-        keeps=keeps,
     )
     return _configured(plan, piece.target)
 
@@ -126,7 +123,7 @@ def _configured(plan: plan_lib.Plan, target: targets.Target) -> plan_lib.Plan:
 
   if plan.adjoint and _reads_in_place(plan, target):
     plan = dataclasses.replace(plan, in_place=True)
-  if not plan.keeps and tuning.multiplies_again(plan.shape, kind, target):
+  if tuning.multiplies_again(plan.shape, kind, target):
     again = choose(
         dataclasses.replace(plan, again=True),
         dataclasses.replace(kind, again=True),

@@ -29,10 +29,6 @@ Config = config_lib.Config
 Product = matmul_partition.Product
 Stream = config_lib.Stream
 
-# The dtype of recurrent gates that the forward pass keeps. It has more digits
-# than bfloat16, and values beyond its range are saturated.
-KEPT = jnp.dtype(jnp.float16)
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Recurrence:
@@ -89,14 +85,10 @@ class Plan:
     dtype: dtype of the products' factors; float32 becomes two bfloat16 parts.
     adjoint: whether the kernel runs the adjoint.
     save: whether the forward kernel returns the arrays that the adjoint reads.
-    keeps: whether it returns the recurrent gates too, in `KEPT`, and the
-      adjoint reads them so.
     again: whether the adjoint multiplies R h again, in the one CTA of a head,
       instead of reading it.
     in_place: whether the gradient of R reads the cotangents of x where they
       lie, as `head_gradients` can.
-    windows: of the inputs and of the outputs of a forward kernel, see
-      `config.Stream`.
     config: how the work is cut, or None before `tuning.choose`.
   """
 
@@ -115,10 +107,8 @@ class Plan:
   restart_learns: bool = True
   adjoint: bool = False
   save: bool = False
-  keeps: bool = False
   again: bool = False
   in_place: bool = False
-  windows: tuple[int, int] = (0, 0)
   config: Any = None
 
   @property
@@ -207,28 +197,24 @@ def _gates_by_head(plan: Plan, dtype: Any) -> tuple[Stream, ...]:
 
 def _forward_streams(plan: Plan) -> streams_lib.Streams:
   ins = streams_lib.ForwardInputs(
-      Stream(plan.x_dtype, plan.gates, window=plan.windows[0]),
-      _flags_stream(plan),
+      Stream(plan.x_dtype, plan.gates), _flags_stream(plan)
   )
   # The products over all steps that read these go head by head.
   factor = Stream(plan.dtype, by_head=True)
   starts = (factor, *[Stream(jnp.float32)] * (plan.states - 1))
   outs = streams_lib.ForwardOutputs(
-      carries=(Stream(plan.call.out_dtype, window=plan.windows[1]),)
-      * plan.call.outputs,
+      carries=(Stream(plan.call.out_dtype),) * plan.call.outputs,
       starts=starts if plan.save else (),
       operand=factor if plan.save and plan.operand is not None else None,
-      h_gates=_gates_by_head(plan, KEPT) if plan.keeps else (),
   )
   return streams_lib.Streams(ins, outs)
 
 
 def _adjoint_streams(plan: Plan) -> streams_lib.Streams:
   others = (Stream(jnp.float32),) * (plan.states - 1)
-  of_gates = KEPT if plan.keeps else jnp.float32
   ins = streams_lib.AdjointInputs(
       x=Stream(plan.x_dtype, plan.gates),
-      h_gates=() if plan.again else _gates_by_head(plan, of_gates),
+      h_gates=() if plan.again else _gates_by_head(plan, jnp.float32),
       starts=(Stream(plan.dtype, by_head=True), *others),
       d_carries=(Stream(plan.call.out_dtype),) * plan.call.outputs,
       flags=_flags_stream(plan),

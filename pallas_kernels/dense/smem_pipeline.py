@@ -54,22 +54,13 @@ class Ring:
     streams: a tree of streams.
     refs: a tree of their arrays in device memory.
     buffer: int32 in shared memory, `words` of it.
-    before: (step) -> None, returns when the tiles of a step are in device
-      memory; None where they all are.
 
   Attributes:
     tiles: `RingTiles` in the same tree.
   """
 
-  def __init__(
-      self,
-      cta: Cta,
-      streams,
-      refs,
-      buffer: Ref,
-      before: Callable[[Any], None] | None = None,
-  ):
-    self.cta, self.buffer, self._before = cta, buffer, before
+  def __init__(self, cta: Cta, streams, refs, buffer: Ref):
+    self.cta, self.buffer = cta, buffer
     self.distance = cta.config.stages - 1
     flat, tree = jax.tree.flatten(streams)
     offsets = smem_tiles.offsets(cta.config, flat)
@@ -111,8 +102,6 @@ class Ring:
 
   def _start(self, step):
     cta = self.cta
-    if self._before is not None:
-      self._before(step)
     exists = jnp.where(step < cta.shape.time, jnp.int32(1), jnp.int32(0))
     time = cta.time(jnp.minimum(step, cta.shape.time - 1))
     slot = self.slot(step)

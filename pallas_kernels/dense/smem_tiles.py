@@ -92,15 +92,8 @@ def time_stride(shape: Shape, stream: Stream) -> int:
   return row * stream.tiles * (shape.batch if shape.time_major else 1)
 
 
-def chunks(
-    cta: Cta, stream: Stream, written: bool
-) -> list[tuple[Array, Array, Array]]:
+def chunks(cta: Cta, stream: Stream) -> list[tuple[Array, Array, Array]]:
   """Deals the 16-byte chunks of a step's tiles to the threads of a CTA.
-
-  Args:
-    cta: coordinates.
-    stream: the stream.
-    written: whether it is written.
 
   Returns:
     For each chunk of a thread: its byte in the stream's tiles; its element in
@@ -126,14 +119,13 @@ def chunks(
     where = flag(q < total) + flag(where & (q < total))
     inner = gate * tile_bytes(config, size)
     inner += place(config, size, row, chunk * (16 // size))
-    times = stream.window or shape.time
-    strides = (1 if shape.time_major else times) * stream.tiles
+    strides = (1 if shape.time_major else shape.time) * stream.tiles
     at = (cta.row0 + row) * strides + gate
     if stream.by_head:
       before = cta.head * (shape.batch * shape.time * stream.tiles)
       at = (before + at) * shape.size + unit
     else:
-      at = at * shape.row + cta.first_of_head(stream, written) + unit
+      at = at * shape.row + cta.first_of_head(stream.tiles) + unit
     # No address may lie beyond the array, even where nothing is copied.
     found.append((inner, jnp.where(where > 1, at, 0), where))
   return found
@@ -177,8 +169,6 @@ class Copy:
 
   def gmem(self, cta: Cta, time) -> Array:
     """Returns the element in the array at a time."""
-    if self.stream.window:
-      time = time & (self.stream.window - 1)
     return self.gmem_offset + time * time_stride(cta.shape, self.stream)
 
 
@@ -196,5 +186,5 @@ def copies(cta: Cta, streams, refs, offsets, written: bool) -> list[Copy]:
   return [
       Copy(ref, stream, start + inner, at, where >> 1 if written else where)
       for stream, ref, start in zip(streams, refs, offsets, strict=True)
-      for inner, at, where in chunks(cta, stream, written)
+      for inner, at, where in chunks(cta, stream)
   ]

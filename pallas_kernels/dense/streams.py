@@ -28,14 +28,11 @@ class ForwardOutputs(NamedTuple):
     carries: the first arrays of the carry after each step.
     starts: the carry that each step starts from; h first, [N, B, T, 1, D].
     operand: the factor of the second product, [N, B, T, 1, D], or None.
-    h_gates: the recurrent gates, [N, B, T, G', D], one stream for each product;
-      empty where they are not kept.
   """
 
   carries: tuple[Any, ...]
   starts: tuple[Any, ...]
   operand: Any
-  h_gates: tuple[Any, ...]
 
 
 class AdjointInputs(NamedTuple):

@@ -106,9 +106,6 @@ class Cta:
     call: options of the run. With `both_directions` the loop of half of the
       heads runs the other way: the second half, or the first with `reverse`.
     dtype: dtype of the products' factors; float32 becomes two bfloat16 parts.
-    place: slice of the batch and head; those of the grid if None.
-    levels_apart: so many levels are not in the arrays that are written.
-    barrier: number of the barrier of all threads.
 
   Attributes:
     row0: first row of the batch.
@@ -128,16 +125,11 @@ class Cta:
       reverse: bool,
       call: call_lib.Call,
       dtype: Any,
-      place: tuple[Any, Any] | None = None,
-      levels_apart: int = 0,
-      barrier=sync.LAST_BARRIER,
   ):
     self.config, self.shape = config, shape
-    self._levels_apart, self._barrier = levels_apart, barrier
     self.dtype = jnp.dtype(dtype)
-    if place is None:
-      place = lax.axis_index('slice'), lax.axis_index('head')
-    self.row0, self.head = place[0] * config.columns, place[1]
+    number, self.head = lax.axis_index('slice'), lax.axis_index('head')
+    self.row0 = number * config.columns
     self.part_of_heads = jnp.int32(0)
     self.reverse: Any = reverse
     if call.groups > 1:
@@ -216,22 +208,18 @@ class Cta:
     """Returns the CTA's column of a tile's column."""
     return column & 3 if self.config.twice else 8 * tile + column
 
-  def first_of_head(self, stream: config_lib.Stream, written: bool) -> Array:
-    """Returns this head's first element of a stream, not one by head.
+  def first_of_head(self, gates: int) -> Array:
+    """Returns the first element of this head in an array of all steps.
 
     Args:
-      stream: the stream.
-      written: whether it is written.
+      gates: arrays of features side by side in a step.
     """
     shape, head = self.shape, self.head
     if shape.levels == 1:
       return head * shape.size
     level = self.part_of_heads
     head = head - level * (shape.heads // shape.levels)
-    if written:
-      level = level - self._levels_apart
-    times = stream.window or shape.time
-    level_size = shape.batch * times * stream.tiles * shape.row
+    level_size = shape.batch * shape.time * gates * shape.row
     return level * level_size + head * shape.size
 
   def feature(self, unit):
@@ -250,7 +238,7 @@ class Cta:
 
   def barrier(self):
     """Waits for all threads of the CTA."""
-    sync.barrier(self.config.warpgroups, self._barrier)
+    sync.barrier(self.config.warpgroups)
 
   def cluster_barrier(self):
     """Waits for all threads of all CTAs of the cluster."""

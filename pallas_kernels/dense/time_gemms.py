@@ -1,8 +1,7 @@
 """Products with the recurrent kernel over all steps at once, left to XLA.
 
-Where the forward pass has not kept the recurrent gates (`kept_gates.py`), one
-GEMM before the adjoint's loop forms those of all steps again. The gradient of
-the recurrent kernel is one GEMM after it.
+One GEMM before the adjoint's loop forms the recurrent gates of all steps again,
+and the gradient of the recurrent kernel is one GEMM after it.
 """
 
 import math

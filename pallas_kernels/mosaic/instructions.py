@@ -86,23 +86,6 @@ def shuffle(x: Array, mask: int) -> Array:
   return ptx.emit(code, {'y': jnp.float32}, {'x': x}, pure=True)[0]
 
 
-def shuffle_word(x: Array, mask: int) -> Array:
-  """As `shuffle`, of int32."""
-  code = f'shfl.sync.bfly.b32 %y, %x, {mask}, 31, 0xFFFFFFFF;'
-  return ptx.emit(code, {'y': jnp.int32}, {'x': x}, pure=True)[0]
-
-
-def transpose(word: Array) -> Array:
-  """Transposes 8 x 8 elements of 16 bits; whole warps do.
-
-  Args:
-    word: int32 [128], two elements: lane l has row l/4, columns 2 (l mod 4) and
-      the next.
-  """
-  code = 'movmatrix.sync.aligned.m8n8.trans.b16 %y, %x;'
-  return ptx.emit(code, {'y': jnp.int32}, {'x': word}, pure=True)[0]
-
-
 def mma(
     acc: Sequence[Array], a: Sequence[Array], b: Sequence[Array], dtype
 ) -> tuple[Array, ...]:

@@ -10,7 +10,6 @@ each of the n elements of a thread. The code is in `memory`, `instructions`,
 """
 
 from collections.abc import Mapping, Sequence
-import dataclasses
 import math
 import re
 from typing import Any
@@ -21,7 +20,6 @@ from jax.experimental.mosaic.gpu import utils as mgpu_utils
 from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith
 from jaxlib.mlir.dialects import llvm
 from jaxlib.mlir.dialects import vector
 import numpy as np
@@ -37,19 +35,6 @@ SHORT = {'bfloat16': 'bf16', 'float16': 'f16'}
 
 # Names with % that are PTX's own.
 _SPECIAL_REGISTERS = ('clock', 'tid')
-
-
-@dataclasses.dataclass(frozen=True)
-class Place:
-  """A place in shared memory, which stands for a reference to it.
-
-  Attributes:
-    ref: in shared memory.
-    offset: in bytes, int32.
-  """
-
-  ref: Ref
-  offset: Any
 
 
 def layout(count: int) -> Any:
@@ -84,8 +69,8 @@ def emit(
       is unique to each copy, for labels.
     results: dtypes by name, float32 or int32.
     operands: by name: arrays [count * 128], [128] or [] of float32 or int32,
-      which are repeated as needed; references or places, which become
-      addresses; or numbers.
+      which are repeated as needed; references, which become addresses; or
+      numbers.
     count: elements a thread.
     pure: whether the compiler may drop, merge and move the code.
 
@@ -98,11 +83,6 @@ def emit(
   given: list[Any] = []
   types: list[Any] = []
   for x in operands.values():
-    if isinstance(x, Place):
-      given += [x.ref, jnp.int32(x.offset)]
-      kinds += ['ref', 'offset']
-      types += [plgpu.RefType(), plgpu.Layout.WG_SPLAT]
-      continue
     if isinstance(x, (int, np.integer)):
       x = jnp.int32(x)
     given.append(x)
@@ -125,13 +105,7 @@ def emit(
 
   @plgpu.inline_mgpu(arg_types=tuple(types), return_type=out)
   def inline(_, *args):
-    values: list[list[ir.Value]] = []
-    for x, kind in zip(args, kinds, strict=True):
-      found = _scalars(x, kind)
-      if kind == 'offset':  # Of the reference before it.
-        (start,), (offset,) = values.pop(), found
-        found = [arith.addi(start, offset)]
-      values.append(found)
+    values = [_scalars(x, kind) for x, kind in zip(args, kinds, strict=True)]
     columns: list[list[ir.Value]] = [[] for _ in dtypes]
     for i in range(count):
       row = [v[i % len(v)] for v in values]

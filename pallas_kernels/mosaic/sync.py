@@ -20,25 +20,14 @@ Ref = Any
 # before a kernel gives up.
 PATIENCE = 1 << 24
 
-# The last of the barriers of a CTA.
-LAST_BARRIER = 15
-
 # Attempts that come at once.
 _FAST_PATIENCE = 1 << 30
 
 
-def barrier(warpgroups: int, number=LAST_BARRIER) -> None:
-  """Waits for all threads of some warpgroups, and orders shared memory.
-
-  Args:
-    warpgroups: their count.
-    number: of the barrier, which no other warpgroups use. Pallas uses the first
-      few of the sixteen.
-  """
-  # A constant number takes no register.
-  operands = {} if isinstance(number, int) else {'number': number}
-  name = '%number' if operands else number
-  ptx.emit(f'bar.sync {name}, {warpgroups * ptx.LANES};', {}, operands)
+def barrier(warpgroups: int) -> None:
+  """Waits for all threads of all warpgroups, and orders shared memory."""
+  # Pallas uses the first few of the sixteen barriers.
+  ptx.emit(f'bar.sync 15, {warpgroups * ptx.LANES};', {}, {})
 
 
 def cluster_barrier() -> None:
@@ -50,11 +39,6 @@ def cluster_barrier() -> None:
 def fence() -> None:
   """Makes this thread's stores visible to all multiprocessors."""
   ptx.emit('fence.acq_rel.gpu;', {}, {})
-
-
-def fence_copies() -> None:
-  """Lets copies by TMA read what this thread knows to be in device memory."""
-  ptx.emit('fence.proxy.async.global;', {}, {})
 
 
 def delay(cycles: int) -> None:
@@ -166,18 +150,6 @@ def arrive(signals: Ref, signal, lane: Array) -> None:
       f' {address} setp.eq.s32 p, %lane, 0;'
       ' @p mbarrier.arrive.shared::cta.b64 _, [m]; }'
   )
-  ptx.emit(code, {}, operands)
-
-
-def arrive_at_all(signals: Ref, signal, lane: Array, ctas: int) -> None:
-  """As `arrive`, at the mbarriers of all CTAs of the cluster."""
-  code = (
-      '{ .reg .u32 m; .reg .pred p; bar.warp.sync 0xFFFFFFFF;'
-      f' mad.lo.u32 m, %signal, 8, %signals; setp.lt.u32 p, %lane, {ctas};'
-      ' @p mapa.shared::cluster.u32 m, m, %lane;'
-      ' @p mbarrier.arrive.shared::cluster.b64 _, [m]; }'
-  )
-  operands = {'signals': signals, 'signal': signal, 'lane': lane}
   ptx.emit(code, {}, operands)
 
 

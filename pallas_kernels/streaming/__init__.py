@@ -4,15 +4,11 @@ Which kernel runs which recurrence:
 
     linear, linear_adjoint      linear in the carry (minGRU, minLSTM, a plain
                                 `linear_scan`)
-    projected                   the same, with the product W x, in 16 bits on
-                                Hopper; its adjoint is `linear_adjoint`
     diagonal, diagonal_adjoint  a diagonal recurrent kernel (IndRNN, IRevRNN)
 
 A call goes through
 
     op                  pads arrays; custom_vjp and vmap rule
-    projected_op        likewise, for product and scan in one kernel
-    parts_op            a linear recurrence of which other devices have steps
     recurrence          the static record of a call; `tuning` picks the cut
     linear ...          a kernel: the loop over time
     kernel_call         the plan of a kernel, and its launch

@@ -32,7 +32,6 @@ class Plan:
     has_flags: whether some steps restart or are held.
     has_carry: whether a linear recurrence starts from a given h, not from zero.
     has_restart: whether it restarts from a given h, not from zero.
-    has_switch: whether an operand says if the kernel runs at all.
     interpret: Pallas's interpret parameters for a run on a CPU, or None.
   """
 
@@ -45,7 +44,6 @@ class Plan:
   has_carry: bool
   has_restart: bool
   interpret: Any
-  has_switch: bool = False
 
 
 def accuracy(plan: Plan) -> pointwise.Accuracy:
@@ -56,21 +54,6 @@ def accuracy(plan: Plan) -> pointwise.Accuracy:
   """
   reciprocal = None if plan.interpret else instructions.reciprocal
   return pointwise.Accuracy(reciprocal=reciprocal)
-
-
-def if_on(plan: Plan, switch: Ref, run: Callable[[], None]) -> None:
-  """Runs a kernel's body, unless its switch is off: the outputs stay then.
-
-  Args:
-    plan: the static arguments.
-    switch: int32 [1] in device memory, 0 for off; not read without
-      `plan.has_switch`.
-    run: the body.
-  """
-  if plan.has_switch:
-    pl.when(switch[0] != 0)(run)
-  else:
-    run()
 
 
 def walk(plan: Plan, reverse: bool) -> time_blocks.Walk:

@@ -38,7 +38,6 @@ from pallas_kernels.streaming import small_operands
 from pallas_kernels.streaming import streams
 
 Array = jax.Array
-Ref = Any
 Plan = kernel_call.Plan
 
 
@@ -50,11 +49,9 @@ def forward(
     carry: Array,
     restart: Array,
     flags: Array,
-    switch: Array | None = None,
-    into: Ref | None = None,
     *,
-    out_dtype: Any = None,
-) -> tuple[Array | None, Array]:
+    out_dtype: Any,
+) -> tuple[Array, Array]:
   """Runs the recurrence.
 
   Args:
@@ -66,41 +63,26 @@ def forward(
     flags: int32 [B, T], bits RESET and HOLD. Without `plan.has_flags` neither
       flags nor `restart` are read, without `plan.params` not theta, without
       `plan.has_carry` not `carry`, without `plan.has_restart` not `restart`.
-    switch: int32 [1], with `plan.has_switch`: 0 if the kernel shall not run;
-      then `into` stays, and h after the last step is anything.
-    into: a reference to an array of `plan.layout.shape` that h is written to.
-    out_dtype: dtype of h as a result; None for none.
+    out_dtype: dtype of h.
 
   Returns:
-    h, [B, T, F], or None, and h after the last step, float32 [B, Fp].
+    h, [B, T, F], and h after the last step, float32 [B, Fp].
   """
-  made, given = [], [] if into is None else [into]
-  if out_dtype is not None:
-    made = [jax.ShapeDtypeStruct(plan.layout.shape, out_dtype)]
   layout = plan.layout
   arrays = [layout.widen(x) for x in arrays]
   ins = streams.streams_of(arrays)
-  outs = streams.streams_of([*given, *made])
+  outs = (streams.Stream(0, None, out_dtype),)
   mailboxes = handoff_ctas.mailboxes(plan)
   accuracy = kernel_call.accuracy(plan)
-  inputs_count = len(arrays) + len(given)
 
-  def body(theta, carry, restart, flags, switch, *refs):
-    outputs = len(made) + 1 + len(mailboxes)
-    refs = kernel_call.split(refs, inputs_count, outputs, ins, outs)
-    operands = theta, carry, restart, flags
-    kernel_call.if_on(plan, switch, lambda: run(operands, refs))
-
-  def run(operands, refs):
-    theta, carry, restart, flags = operands
-    sources, targets = refs.arrays[: len(arrays)], refs.arrays[len(arrays) :]
-    targets += refs.outputs[: len(made)]
-    last_ref, *mailbox = refs.outputs[len(made) :]
+  def body(theta, carry, restart, flags, *refs):
+    refs = kernel_call.split(refs, len(arrays), 2 + len(mailboxes), ins, outs)
+    h_ref, last_ref, *mailbox = refs.outputs
     walk = kernel_call.walk(plan, plan.reverse)
     inputs = ring_buffers.Inputs(
-        walk, ins, sources, refs.in_rings, refs.barriers
+        walk, ins, refs.arrays, refs.in_rings, refs.barriers
     )
-    results = ring_buffers.Outputs(walk, outs, targets, refs.out_rings)
+    results = ring_buffers.Outputs(walk, outs, (h_ref,), refs.out_rings)
     theta, restart, flags = small_operands.read(
         plan, walk, theta, restart, flags
     )
@@ -120,7 +102,7 @@ def forward(
       out = []
       for pair in maps:
         h = affine_maps.step(pair, h)
-        out.append((h,) * len(outs))
+        out.append((h,))
       h = handoff.after(h)
       results.write(k, out)
       inputs.refill(k)
@@ -133,26 +115,17 @@ def forward(
     small_operands.write_last(walk, last_ref, h)
     plgpu.wait_smem_to_gmem(0)
 
-  results = kernel_call.kernel(
+  h, last, *_ = kernel_call.kernel(
       plan,
       body,
       'linear_recurrence',
       ins,
       outs,
       (
-          *made,
+          jax.ShapeDtypeStruct(layout.shape, out_dtype),
           jax.ShapeDtypeStruct((layout.batch, layout.padded), jnp.float32),
           *mailboxes,
       ),
       handoff_warpgroups.types(plan.config),
-  )(
-      theta,
-      carry,
-      restart,
-      block_flags.pack(plan, flags),
-      flags if switch is None else switch,
-      *arrays,
-      *given,
-  )
-  h = layout.narrow(results[0]) if made else None
-  return h, results[len(made)]
+  )(theta, carry, restart, block_flags.pack(plan, flags), *arrays)
+  return layout.narrow(h), last

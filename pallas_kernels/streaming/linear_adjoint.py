@@ -32,7 +32,6 @@ from pallas_kernels.streaming import small_operands
 from pallas_kernels.streaming import streams
 
 Array = jax.Array
-Ref = Any
 Plan = kernel_call.Plan
 Stream = streams.Stream
 
@@ -67,80 +66,23 @@ def backward(
     segments and warpgroups, of theta [B, P, plan.params, Fp] and of `restart`
     [B, P, Fp].
   """
-  types = [
-      jax.ShapeDtypeStruct(plan.layout.widened(x), x.dtype) for x in arrays
-  ]
-  operands = theta, carry, restart, flags, flags, d_last
-  results = _launch(plan, operands, arrays, h, d_h, types)
-  d_arrays, others = results[: len(types)], results[len(types) :]
-  return tuple(map(plan.layout.narrow, d_arrays)), *others
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def backward_into(
-    plan: Plan,
-    operands: tuple[Array, ...],
-    arrays: Sequence[Array],
-    h: Array,
-    d_h: Array,
-    d_arrays: Sequence[Ref],
-) -> Array:
-  """Runs the adjoint into given arrays, or for its end alone.
-
-  Args:
-    plan: as for `backward`.
-    operands: theta, carry, restart, flags and d_last, as for `backward`, with
-      the switch of `linear.forward` before d_last.
-    arrays: the inputs.
-    h: after every step; not read where there are no `d_arrays`.
-    d_h: cotangent of h.
-    d_arrays: references to arrays for the cotangents of `arrays`, as
-      `layout.widened` says; none if that of `carry` is all that counts.
-
-  Returns:
-    The cotangent of `carry`, float32 [B, Fp].
-  """
-  return _launch(plan, operands, arrays, h, d_h, d_arrays)[0]
-
-
-def _launch(plan: Plan, operands, arrays, h, d_h, d_arrays):
-  """Launches the kernel.
-
-  Args:
-    plan: the static arguments.
-    operands: theta, carry, restart, flags, switch and d_last.
-    arrays: the inputs.
-    h: after every step.
-    d_h: cotangent of h.
-    d_arrays: types of outputs, references, or none, see `backward_into`.
-
-  Returns:
-    The outputs among `d_arrays`, and the cotangents of carry, theta and restart
-    as `backward` returns them.
-  """
   layout, config = plan.layout, plan.config
-  is_type = lambda x: isinstance(x, jax.ShapeDtypeStruct)
-  made = [x for x in d_arrays if is_type(x)]
-  given = [x for x in d_arrays if not is_type(x)]
   *arrays, h, d_h = (layout.widen(x) for x in (*arrays, h, d_h))
   count = len(arrays)
   # h_{t-1} is h, read one step of the forward loop earlier.
   shift = 1 if plan.reverse else -1
-  inputs = streams.streams_of(arrays)
-  reads = needed(plan.step, plan.params, len(inputs))
-  before = (Stream(count, None, h.dtype, shift),) if d_arrays else ()
+  outs = streams.streams_of(arrays)
+  reads = needed(plan.step, plan.params, len(outs))
   adjoint = _Adjoint(
       plan=plan,
       ins=(
-          *(s for s, read in zip(inputs, reads, strict=True) if read),
-          *before,
+          *(s for s, read in zip(outs, reads, strict=True) if read),
+          Stream(count, None, h.dtype, shift),
           Stream(count + 1, None, d_h.dtype),
       ),
-      outs=streams.streams_of(d_arrays),
+      outs=outs,
       reads=tuple(reads),
-      arrays=count + 2,
-      given=len(given),
-      made=len(made),
+      arrays=count,
       mailboxes=len(handoff_ctas.mailboxes(plan)),
   )
   batch, padded = layout.batch, layout.padded
@@ -150,15 +92,14 @@ def _launch(plan: Plan, operands, arrays, h, d_h, d_arrays):
       (*parts, max(plan.params, 1), padded),
       (*parts, padded),
   )
-  theta, carry, restart, flags, switch, d_last = operands
   results = kernel_call.kernel(
       plan,
       lambda *refs: adjoint.body(*refs),
       'linear_recurrence_adjoint',
       adjoint.ins,
-      adjoint.outs,
+      outs,
       (
-          *made,
+          *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays),
           *(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes),
           *handoff_ctas.mailboxes(plan),
       ),
@@ -168,14 +109,13 @@ def _launch(plan: Plan, operands, arrays, h, d_h, d_arrays):
       carry,
       restart,
       block_flags.pack(plan, flags),
-      switch,
       d_last,
       *arrays,
       h,
       d_h,
-      *given,
   )
-  return results[: len(made) + len(shapes)]
+  d_arrays, (d_carry, d_theta, d_restart, *_) = results[:count], results[count:]
+  return tuple(map(layout.narrow, d_arrays)), d_carry, d_theta, d_restart
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -185,11 +125,9 @@ class _Adjoint:
   Attributes:
     plan: the static arguments.
     ins: the streams that are read: some inputs, h_{t-1} and g.
-    outs: the streams that are written: cotangents of all inputs, or none.
+    outs: the streams that are written: cotangents of all inputs.
     reads: for each input, whether it is read.
-    arrays: number of arrays that hold inputs, h and g.
-    given: number of arrays for cotangents that are operands.
-    made: number of those that are outputs.
+    arrays: number of arrays that hold the inputs.
     mailboxes: number of arrays for `handoff_ctas`.
   """
 
@@ -198,27 +136,15 @@ class _Adjoint:
   outs: Sequence[Stream]
   reads: Sequence[bool]
   arrays: int
-  given: int
-  made: int
   mailboxes: int
 
-  def body(self, theta, carry, restart, flags, switch, d_last, *refs):
-    refs = kernel_call.split(
-        refs,
-        self.arrays + self.given,
-        self.made + 3 + self.mailboxes,
-        self.ins,
-        self.outs,
-    )
-    operands = theta, carry, restart, flags, d_last
-    kernel_call.if_on(self.plan, switch, lambda: self._run(operands, refs))
-
-  def _run(self, operands, refs: kernel_call.Refs):
-    theta, carry, restart, flags, d_last = operands
-    plan = self.plan
+  def body(self, theta, carry, restart, flags, d_last, *refs):
+    plan, count = self.plan, self.arrays
     accuracy = kernel_call.accuracy(plan)
-    d_arrays = [*refs.outputs[: self.made], *refs.arrays[self.arrays :]]
-    out_refs = refs.outputs[self.made :]
+    refs = kernel_call.split(
+        refs, count + 2, count + 3 + self.mailboxes, self.ins, self.outs
+    )
+    d_arrays, out_refs = refs.outputs[:count], refs.outputs[count:]
     d_carry_ref, d_theta_ref, d_restart_ref, *mailbox = out_refs
     walk = kernel_call.walk(plan, not plan.reverse)
     inputs = ring_buffers.Inputs(
@@ -232,7 +158,7 @@ class _Adjoint:
 
     def find(k):
       block = block_flags.BlockFlags(walk, flags, k)
-      rows, *_, cotangents = self._rows(inputs, k)
+      rows, _, cotangents = self._rows(inputs, k)
       pairs = pointwise.map_rows(plan.step, theta, rows, accuracy)
       return _maps([a for a, _ in pairs], cotangents, block)
 
@@ -293,25 +219,12 @@ class _Adjoint:
       inputs.refill(k)
       return mu, d_theta, d_restart
 
-    def wave_to_end(k, state):
-      mu, *sums = state
-      handoff.arrive(k)
-      maps = find(k)
-      mu = handoff.before(k, mu)
-      for pair in maps:
-        mu = affine_maps.step(pair, mu)
-      mu = handoff.after(mu)
-      results.write(k, [() for _ in maps])
-      inputs.refill(k)
-      return mu, *sums
-
     mu = walk.read(d_last, walk.batch)
     handoff.begin(mu)
     zero = streams.zeros()
     d_theta = tuple(zero for _ in theta)
     state = (mu, d_theta, zero if plan.has_flags else ())
-    run_wave = wave if self.outs else wave_to_end
-    mu, d_theta, d_restart = lax.fori_loop(0, walk.waves, run_wave, state)
+    mu, d_theta, d_restart = lax.fori_loop(0, walk.waves, wave, state)
     handoff.end()
     small_operands.write_last(walk, d_carry_ref, mu)
     part = walk.segment * plan.config.warpgroups + walk.warpgroup

@@ -80,7 +80,7 @@ class Recurrence:
     return aligned
 
   def plan(
-      self, config: time_blocks.Config, carry, restart, flags, switch=None
+      self, config: time_blocks.Config, carry, restart, flags
   ) -> kernel_call.Plan:
     """Returns the plan of a kernel.
 
@@ -89,7 +89,6 @@ class Recurrence:
       carry: of the caller, None for zeros; so is restart.
       restart: likewise.
       flags: None for none.
-      switch: likewise.
     """
     layout, interpret = self.layout, None
     if self.target.interpret:
@@ -106,7 +105,6 @@ class Recurrence:
         has_flags=flags is not None,
         has_carry=carry is not None,
         has_restart=restart is not None,
-        has_switch=switch is not None,
         interpret=interpret,
     )
 

@@ -45,12 +45,6 @@ class Layout:
       return time, self.batch, self.features
     return self.batch, time, self.features
 
-  def widened(self, x: Array) -> tuple[int, ...]:
-    """Returns the shape of a stream with its margins."""
-    axis = 0 if self.time_major else 1
-    size = x.shape[axis] + 2 * self.margin
-    return *x.shape[:axis], size, *x.shape[axis + 1 :]
-
   def widen(self, x: Array) -> Array:
     """Adds the margins to a stream."""
     if not self.margin:

@@ -16,7 +16,6 @@ benchmarks/tuning_streaming_h200.json.
 from collections.abc import Iterable, Sequence
 
 from pallas_kernels import targets
-from pallas_kernels.streaming import projected as projected_kernel
 from pallas_kernels.streaming import ring_buffers
 from pallas_kernels.streaming import streams
 from pallas_kernels.streaming import time_blocks
@@ -66,11 +65,6 @@ _SEGMENT_STAGES, _AHEAD = 4, 2
 
 # Rows of a block of a segment, which are unrolled.
 _MAX_ROWS = 64
-
-# One kernel for product and scan pays where chains (sequences times tiles of
-# features) or products keep the device busy: blocks of a chain are scanned one
-# by one.
-_FEWEST_CHAINS, _FEWEST_PRODUCTS = 96, 2**15
 
 # Bytes that a CTA of a diagonal recurrence has in flight.
 _DIAGONAL_IN_FLIGHT = 48 * 1024
@@ -148,30 +142,6 @@ def _segment_rows(inputs: Sequence[Stream], outputs: Sequence[Stream]) -> int:
   row = Config(rows=1, warpgroups=1, segments=1, stages=_SEGMENT_STAGES)
   most = _SHARED // ring_buffers.shared_bytes(inputs, outputs, row)
   return max(8, min(most // 8 * 8, _MAX_ROWS))
-
-
-def projected(
-    layout: streams.Layout,
-    kernel: Sequence[int],
-    target: targets.Target,
-) -> bool:
-  """Whether a product and a linear recurrence are faster in one kernel.
-
-  Args:
-    layout: of h.
-    kernel: the shape of W, [G, I, F].
-    target: the device.
-  """
-  gates, depth, _ = kernel
-  if not target.wgmma or gates > projected_kernel.MOST_GATES:
-    return False
-  if target.interpret:
-    return True
-  chains = _tiles(layout)
-  busy = gates * depth * chains >= _FEWEST_PRODUCTS
-  # The last block is multiplied whole.
-  whole = streams.round_up(layout.time, projected_kernel.BLOCK)
-  return (busy or chains >= _FEWEST_CHAINS) and 4 * layout.time >= 3 * whole
 
 
 def diagonal(

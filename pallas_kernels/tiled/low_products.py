@@ -149,7 +149,7 @@ class Products:
     sync.await_signal(self.buffers.consumed, slot, (count - 1) & 1, scope='cta')
     plgpu.copy_gmem_to_smem(
         self.operand(step, k),
-        wgmma_smem.for_tma(self.buffers.operand, (slot,), False),
+        wgmma_smem.for_tma(self.buffers.operand, (slot,)),
         self.buffers.arrived.at[slot],
     )
 
@@ -159,7 +159,7 @@ class Products:
     for k in range(self.turns - count):
       plgpu.copy_gmem_to_smem(
           self.matrix(count + k),
-          wgmma_smem.for_tma(self.buffers.matrix, (k,), False),
+          wgmma_smem.for_tma(self.buffers.matrix, (k,)),
           self.buffers.loaded,
       )
     # Its arguments differ between releases, in some of which it is typed.

@@ -209,10 +209,9 @@ def _forward_part(
     if isinstance(given, projection.Product):
       alone = kept_gates.alone(plan, x)
   if few:
-    last, carries, (h, others), *_ = dense_op.forward_part(
+    last, carries, (h, others), _ = dense_op.forward_part(
         few,
         save,
-        False,
         *(theta, x, recurrent_kernel, carry, restart),
         None if flags is None else flags[None],
     )
@@ -374,7 +373,7 @@ def _backward_part(
         few,
         *(theta, x, recurrent_kernel, carry, restart),
         None if flags is None else flags[None],
-        *((by_head,), others, None, (), *cotangents),
+        *((by_head,), others, None, *cotangents),
     )
     no_restart = flags is None or not recurrence.restart_learns
     return *results[:4], jnp.zeros_like(restart) if no_restart else results[4]

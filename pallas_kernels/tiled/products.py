@@ -176,7 +176,7 @@ class Products:
     def copy(ref):
       plgpu.copy_gmem_to_smem(
           ref,
-          wgmma_smem.for_tma(self.buffers.operand, (slot,), False),
+          wgmma_smem.for_tma(self.buffers.operand, (slot,)),
           self.buffers.arrived.at[slot],
       )
 

@@ -98,7 +98,7 @@ class Products:
     for k in range(self.turns):
       plgpu.copy_gmem_to_smem(
           self.matrix(k),
-          wgmma_smem.for_tma(self.buffers.matrix, (k,), False),
+          wgmma_smem.for_tma(self.buffers.matrix, (k,)),
           self.buffers.loaded,
       )
     plgpu.barrier_wait(self.buffers.loaded)
@@ -150,6 +150,6 @@ class Products:
   def _copy(self, step, k, slot) -> None:
     plgpu.copy_gmem_to_smem(
         self.operand(step, k),
-        wgmma_smem.for_tma(self.buffers.operand, (slot,), False),
+        wgmma_smem.for_tma(self.buffers.operand, (slot,)),
         self.buffers.arrived.at[slot],
     )

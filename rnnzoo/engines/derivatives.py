@@ -109,29 +109,6 @@ _in_reverse_mode_only = differentiable(
 )
 
 
-def identity(adjoint: Callable[[Any], Any], arrays: Any) -> Any:
-  """Returns the arrays; in a rule for tangents, which is linear in them.
-
-  Args:
-    adjoint: cotangents -> cotangents, a tree like `arrays`.
-    arrays: floating-point.
-  """
-  leaves, tree = jax.tree.flatten(arrays)
-  linear_map = _LinearMap(
-      tangent=lambda static, residuals, tangents: tangents,
-      adjoint=lambda static, residuals, cotangents: adjoint(cotangents),
-      static=None,
-      operands=tree,
-      residuals=jax.tree.structure(()),
-      results=tree,
-      moves=(True,) * len(leaves),
-      for_rows=None,
-  )
-  types = tuple(map(jax.typeof, leaves))
-  out = _linear_map_p.bind(*leaves, linear_map=linear_map, count=0, types=types)
-  return jax.tree.unflatten(tree, out)
-
-
 def pushforward(
     function: Callable[..., Any],
     primals: Sequence[Any],

@@ -75,8 +75,7 @@ def _pallas(cell, projection, reverse, over, operands, options=None):
   swap = lambda x: jnp.swapaxes(x, 0, 1)
   a, b = map(swap, associative.coefficients(cell, projection, operands))
   h0 = operands.carry[0]
-  restarts = None if operands.reset is None else swap(operands.reset)
-  return swap(kernel_parts.linear_scan(a, b, h0, None, reverse, over, restarts))
+  return swap(kernel_parts.linear_scan(a, b, h0, None, reverse, over))
 
 
 def _by(solve, cell, projection, reverse, over, operands, options=None):

@@ -16,7 +16,6 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import dtypes
-from pallas_kernels import projection
 from rnnzoo.engines import derivatives
 from rnnzoo.engines import step_products
 
@@ -166,41 +165,6 @@ def _project_adjoint(joint, operands, d_gates):
 
 _project = derivatives.differentiable(
     _project_forward, _project_tangent, _project_adjoint
-)
-
-
-def project_joint(kernel: Array, x: Array) -> Array:
-  """Returns the gates W x, [..., G, F], in x's dtype, as GPU kernels read them.
-
-  It is `projection.project` with derivatives of every order.
-
-  Args:
-    kernel: W, [G, I, F]; cast to x's dtype.
-    x: [..., I].
-  """
-  return _project_joint(None, (kernel, x))
-
-
-def _project_joint_forward(static, operands):
-  del static
-  return projection.forward(*operands)
-
-
-def _project_joint_tangent(static, saved, tangents):
-  del static
-  kernel, _, x = saved
-  d_kernel, d_x = tangents
-  product = lambda kernel, x: projection.forward(kernel, x)[0]
-  return derivatives.pushforward(product, (kernel, x), (d_kernel, d_x))[1]
-
-
-def _project_joint_adjoint(static, saved, d_gates):
-  del static
-  return projection.backward(saved, d_gates)
-
-
-_project_joint = derivatives.differentiable(
-    _project_joint_forward, _project_joint_tangent, _project_joint_adjoint
 )
 
 

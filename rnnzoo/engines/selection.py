@@ -112,20 +112,18 @@ class Pallas:
 
   Attributes:
     keep: 'gates', as `'pallas'` does, keeps the input gates W x of every step
-      as well, batch * time * gates * features numbers in the dtype of x. In
-      bfloat16, and where kernels run in tiles, it keeps the recurrent gates R h
-      too, in float16; cells with two products a step do not, nor kernels that
-      have no use for it; float16 saturates at 65,504, and below 6e-5 it loses
-      digits. 'carries' forms them again in the backward pass: one
-      more product of all steps for W x, and one for R h. Input gates that are
+      as well, batch * time * gates * features numbers in the dtype of x.
+      Kernels in tiles keep the sums W x + R h in float16 instead, which
+      saturates at 65,504 and loses digits below 6e-5. 'carries' forms the gates
+      again in the backward pass: one more product of all steps for W x, and
+      another one for R h in tiles. Input gates that are
       given instead of x, to `rnnzoo.unroll` or by `SLSTMBlock`, are there
       already and stay; so do the coefficients of `rnnzoo.linear_scan`, and
       those of a linear layer whose time is over devices.
     wavefront: layers of a `Stack` run at the same time where that is faster: a
       layer over each part of time while the one above it runs over the part
-      before; without derivatives small heads do so in one kernel. False runs
-      them in turn, with fewer kernels to compile for a gradient, and so does
-      keep='carries'.
+      before. False runs them in turn, with fewer kernels to compile for a
+      gradient, and so does keep='carries'.
   """
 
   keep: str = 'gates'

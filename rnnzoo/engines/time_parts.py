@@ -13,12 +13,8 @@ once, by the run itself; where some a stay near 1, all of it is read twice.
 
 An infinity or NaN decays in no number of steps, and may be among steps that no
 map was composed of. A device sees that in its own last h. All devices then run
-again, by the maps of all steps; kernels run again where the h before a part is
-none, with the last h of the part that has it.
-
-XLA takes one of two branches on the host, which waits for the device then, and
-can prepare nothing that follows. So GPU kernels decide on the device, see
-`Kernels`.
+again, by the maps of all steps. XLA takes branches on the host, which waits for
+the device then.
 
 The functions below are called inside `jax.shard_map`. They take the names of
 the mesh axes that time is over, and those of `associative.py` take them too.
@@ -26,7 +22,7 @@ the mesh axes that time is over, and those of `associative.py` take them too.
 
 from collections.abc import Callable, Sequence
 import itertools
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 from jax import export
@@ -52,104 +48,6 @@ Read = Callable[[int, int], tuple[Array, Array]]
 Compose = Callable[[Any, Any], Any]
 
 
-class Kernels(Protocol):
-  """A part of the steps by GPU kernels, which a flag on the device switches."""
-
-  def end(self, start: int, stop: int) -> tuple[Array, Array]:
-    """Returns the b of the map of some steps, and a bound of log2 |a|."""
-
-  def map(self, is_wanted: Array) -> tuple[Array, Array]:
-    """Returns the map (a, b) of all steps; anything if it is not wanted."""
-
-  def keeps(self) -> Array:
-    """Returns where no reset is; broadcasts to [...]."""
-
-  def run_twice(
-      self,
-      h: Array,
-      is_wanted: Array,
-      second: Callable[[Array], tuple[Array, Array]],
-  ) -> Any:
-    """Runs all steps, and maybe once more in the place of the first run.
-
-    Args:
-      h: before the first step, [...], for the first run.
-      is_wanted: whether the first run happens.
-      second: takes h after the last step, anything without a first run, and
-        returns whether to run again, and h for that run.
-
-    Returns:
-      The results.
-    """
-
-
-def run_kernels(
-    compose: Compose,
-    kernels: Kernels,
-    h0: Array,
-    time: int,
-    reverse: bool,
-    over: Names,
-) -> tuple[Any, Array]:
-  """Runs this device's part of the steps, more than `FEW`, by GPU kernels.
-
-  Args:
-    compose: of two maps (a, b), the first of which acts first.
-    kernels: of this part.
-    h0: [...], h before the first of all steps, the same on all devices.
-    time: the number of this device's steps.
-    reverse: whether the recurrence runs from the last step to the first.
-    over: the mesh axes that time is over.
-
-  Returns:
-    The results, and h before the first step of this device's part.
-  """
-  place = lax.axis_index(over)
-  end, bits = kernels.end(0, FEW) if reverse else kernels.end(time - FEW, time)
-  # One sum sends both.
-  remembers = jnp.any(~(bits < -_bits(h0.dtype))).astype(end.dtype)
-  sent = _gather(jnp.append(end, remembers), over)
-  is_long = jnp.any(sent[:, -1] != 0)
-  ends = sent[:, :-1].reshape(-1, *end.shape)
-  before = lax.dynamic_index_in_dim(
-      ends, (place + 1 if reverse else place - 1) % len(ends), keepdims=False
-  )
-  before = jnp.where(is_first(reverse, over), h0, before)
-  begun = []
-
-  def second(last: Array):
-    # Zeros among the last steps, which no reset made, forget as well.
-    keeps = (kernels.keeps() & (bits != -jnp.inf)).astype(last.dtype)
-    # After a first run its last h, and else the map of all steps.
-    own = [
-        jnp.where(is_long, *pair)
-        for pair in zip(kernels.map(is_long), (keeps, last), strict=True)
-    ]
-    parts = _gather(jnp.stack(own), over)
-    of_maps = _after(compose, parts, place, h0, reverse)
-    spread = _after(_spread, parts, place, h0, reverse)
-    after_run = jnp.where(jnp.isfinite(spread), before, spread)
-    begun.append(jnp.where(is_long, of_maps, after_run))
-    # The last steps alone may know of an infinity, but not of a NaN.
-    is_wrong = jnp.isnan(after_run) & ~jnp.isnan(before)
-    is_wrong |= jnp.isinf(after_run) & jnp.isfinite(before)
-    return is_long | jnp.any(is_wrong), begun[0]
-
-  results = kernels.run_twice(before, ~is_long, second)
-  return results, begun[0]
-
-
-def _spread(first, second):
-  """Composes (whether no step forgets, last h) of two parts.
-
-  An infinity stays one, unless it meets a NaN. Its sign is kept, as by steps
-  with a > 0.
-  """
-  (keeps, h), (keeps_too, last) = first, second
-  stays = (keeps_too != 0) & ~jnp.isfinite(h) & ~jnp.isnan(last)
-  return keeps * keeps_too, jnp.where(stays, h, last)
-
-
 def run(
     compose: Compose,
     read: Read,
@@ -160,6 +58,7 @@ def run(
     over: Names,
     *,
     axis: int = 0,
+    end: Read | None = None,
 ) -> tuple[Any, Array]:
   """Runs this device's part of the steps.
 
@@ -173,6 +72,9 @@ def run(
     reverse: whether the recurrence runs from the last step to the first.
     over: the mesh axes that time is over.
     axis: where `read` has time.
+    end: returns the b of the map of some steps, and a bound of log2 |a|, both
+      like h0, faster than they are composed. A second run is a loop then, which
+      JAX cannot transpose, and whose results XLA need not copy.
 
   Returns:
     The results, and h before the first step of this device's part.
@@ -182,19 +84,39 @@ def run(
         f'Time over devices needs a number of steps that is known, got {time}.'
     )
 
-  def attempt(first: int):
+  def find(first: int):
+    """Returns h before this part, by maps of at least so many last steps."""
     own = jnp.stack(_map(compose, read, time, reverse, axis, first))
     maps = lax.all_gather(own, over)
-    before = _after(compose, maps, lax.axis_index(over), h0, reverse)
+    return _after(compose, maps, lax.axis_index(over), h0, reverse)
+
+  def attempt(before: Array):
     results, last = run_from(before)
     return results, before, last
 
   if time <= FEW:
-    return attempt(time)[:2]
-  *found, last = attempt(FEW)
-  is_wrong = _somewhere(~jnp.isfinite(last), over)
-  again = lambda: attempt(time)[:2]
-  return lax.cond(is_wrong, again, lambda: tuple(found))
+    return attempt(find(time))[:2]
+  again = lambda: attempt(find(time))[:2]
+  if end is None:
+    *found, last = attempt(find(FEW))
+    is_wrong = _somewhere(~jnp.isfinite(last), over)
+    return lax.cond(is_wrong, again, lambda: tuple(found))
+  own, bits = end(0, FEW) if reverse else end(time - FEW, time)
+  ends, place = _gather(own, over), lax.axis_index(over)
+  behind = lax.dynamic_index_in_dim(
+      ends, (place + 1 if reverse else place - 1) % len(ends), keepdims=False
+  )
+  behind = jnp.where(is_first(reverse, over), h0, behind)
+  is_long = _somewhere(~(bits < -_bits(h0.dtype)), over)
+  most = min(MORE * FEW, time)
+  before = lax.cond(is_long, lambda: find(most), lambda: behind)
+  *found, last = attempt(before)
+  _, *found = lax.while_loop(
+      lambda state: state[0],
+      lambda state: (state[0] & False, *again()),
+      (_somewhere(~jnp.isfinite(last), over), *found),
+  )
+  return tuple(found)
 
 
 def _somewhere(flags: Array, over: Names) -> Array:

@@ -15,7 +15,6 @@ from pallas_kernels import ranks
 from pallas_kernels import targets
 from rnnzoo import cell as cell_lib
 from rnnzoo.engines import call as call_lib
-from rnnzoo.engines import gradient_sums
 from rnnzoo.engines import partitioning
 from rnnzoo.engines import selection
 from rnnzoo.layers import recurrent
@@ -83,13 +82,9 @@ def unroll(
     over = partitioning.choose(split, positions, first.num_heads)
     if over[-1]:
       raise NotImplementedError('the heads of each layer are over devices')
-    is_whole = not partitioning.is_sharded(*states)
-    names = tuple(name for names in over for name in names)
 
     def part(split):
       kernels, rest, *given = split
-      if is_whole:
-        kernels, rest = gradient_sums.vary((kernels, rest), names)
       arguments: list[Any] = [*nnx.merge(graphdef, kernels, rest), *given]
       arguments += [reverse, time_major]
       return unroll(*arguments)

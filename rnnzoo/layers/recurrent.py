@@ -22,17 +22,13 @@ import jax.numpy as jnp
 
 from pallas_kernels import dtypes
 from pallas_kernels import ranks
-from pallas_kernels import recurrence_op
 from pallas_kernels import sharding
-from pallas_kernels import targets
 from rnnzoo import carries
 from rnnzoo import cell as cell_lib
 from rnnzoo import checks
 from rnnzoo import contract
 from rnnzoo import settings
 from rnnzoo.engines import call as call_lib
-from rnnzoo.engines import costs
-from rnnzoo.engines import gradient_sums
 from rnnzoo.engines import partitioning
 from rnnzoo.engines import paths
 from rnnzoo.engines import products
@@ -272,60 +268,6 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
       carry, (h,) = self._run(*given, call)
     return self._named(carry, initial_carry), h
 
-  def _unroll_with(
-      self,
-      on_gates: Callable[[Array], Array],
-      x: Array,
-      initial_carry: Carry | None,
-      *flags: Array | None,
-      call: call_lib.Call,
-  ) -> tuple[OwnT, Array]:
-    """`unroll`, for a stack, with a function of W x: see `_run`.
-
-    Args:
-      on_gates: takes and returns W x of all steps.
-      x: as in `unroll`.
-      initial_carry: as in `unroll`.
-      *flags: reset, seq_lengths and mask, as in `unroll`.
-      call: static options.
-    """
-    reset, lengths, mask = flags
-    given = x, initial_carry, reset, lengths, mask
-    with ranks.allowed():
-      carry, (h,) = self._run(*given, call, True, on_gates)
-    return self._named(carry, initial_carry), h
-
-  def _reads_gates(self, x: Array, time_major: bool) -> bool:
-    """Whether a GPU kernel for dense recurrences would read W x from memory.
-
-    Args:
-      x: as for `unroll`, or its type.
-      time_major: as for `unroll`.
-    """
-    kernel = self.recurrent_kernel
-    path = selection.names(self.implementation, linear=False)[0]
-    if targets.platform() != 'gpu' or selection.name_of(path) != 'pallas':
-      return False
-    if isinstance(path, selection.Pallas) and path.keep != 'gates':
-      return False  # The kernel may multiply by W itself.
-    if kernel is None or kernel.shape[-1] == 1:
-      return False
-    lead = x.shape[:-1] if time_major else (x.shape[-2], *x.shape[:-2])
-    lead = math.prod(lead[1:]), lead[0]
-    try:
-      targets.current()
-    except NotImplementedError:
-      return False
-    dtype, call = self._dtype(x), self._call(False, time_major)
-    kernel_type: Any = jax.ShapeDtypeStruct(kernel.shape, dtype)
-    if recurrence_op.in_tiles(self.cell, lead, kernel_type, call):
-      return False
-    lead = lead[::-1] if time_major else lead
-    inputs: Any = jax.ShapeDtypeStruct((*lead, 1), dtype)
-    operands = call_lib.Operands({}, (), inputs, kernel_type, *(None,) * 4)
-    # 'scan' has its gates in float32.
-    return not costs.slower_kernel(self.cell, operands, call)
-
   def unroll_carries(
       self,
       x: Array,
@@ -439,14 +381,8 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
       dtype = self._dtype(given[0])
       kernel = jax.tree.map(lambda k: self._structured(k, dtype), kernel)
 
-    # Gathered parameters have sharded gradients, which XLA sums in parts.
-    is_whole = not is_cut and not partitioning.is_sharded(kernel, rest)
-    names = tuple(name for names in over for name in names)
-
     def part(split):
       kernel, rest, *given = split
-      if is_whole:
-        kernel, rest = gradient_sums.vary((kernel, rest), names)
       layer: Any = nnx.merge(graphdef, kernel, rest)
       layer.time_axis_name = (*self.time_axis_name, *over[-2])
       if is_cut:
@@ -473,7 +409,6 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
       mask: Array | None,
       call: call_lib.Call,
       is_output: bool = True,
-      on_gates: Callable[[Array], Array] | None = None,
   ) -> tuple[Carry, Carry]:
     """Returns the final carry, and arrays of all steps.
 
@@ -485,7 +420,6 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
       mask: as in `unroll`.
       call: static options.
       is_output: whether these are the layer's output alone, or the carry.
-      on_gates: takes and returns W x of all steps, or None.
     """
     self._check_input(x, '[..., time, in_features]')
     lead = x.shape[:-1]
@@ -542,18 +476,12 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
         reset=reset,
         mask=mask,
     )
-    projection: call_lib.Projection = call_lib.Dense()
-    if on_gates is not None:
-      kernel, bias = operands.weights
-      gates = on_gates(products.project_joint(kernel, operands.x))
-      projection = call_lib.Biased()
-      operands = operands._replace(x=gates, weights=(bias,))
     # Outputs are the layer's, in its dtype; carries are as they are held.
     if is_output:
       call = dataclasses.replace(call, out_dtype=dtype)
     with jax.named_scope('recurrence'):
       carry, steps = paths.run(
-          self.cell, projection, operands, call, self.implementation, over
+          self.cell, call_lib.Dense(), operands, call, self.implementation, over
       )
     if is_output and mask is not None:
       steps = tuple(jnp.where(mask[..., None], h, 0) for h in steps)

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 from pallas_kernels import ranks
 from rnnzoo import checks
 from rnnzoo import settings
-from rnnzoo.engines import gradient_sums
 from rnnzoo.engines import partitioning
 from rnnzoo.engines import selection
 from rnnzoo.engines import time_parts
@@ -209,7 +208,7 @@ class Stack(sequence_layer.SequenceLayer):
     return self._run(given, train, **options)
 
   def _run(
-      self, given, train: bool, rngs, upper=None, names=(), **options
+      self, given, train: bool, rngs, **options
   ) -> tuple[tuple[Any, ...], Array]:
     """Runs the levels, one after the other.
 
@@ -217,51 +216,30 @@ class Stack(sequence_layer.SequenceLayer):
       given: x, initial_carry, reset, seq_lengths, mask; as for `unroll`.
       train: whether outputs are dropped and running averages updated.
       rngs: as for `unroll`.
-      upper: parameters of all levels but the first, which replace this
-        module's, and vary over mesh axes; or None. See `gradient_sums`.
-      names: the mesh axes.
       **options: reverse and time_major, as for `unroll`.
     """
     x, initial_carry, reset, seq_lengths, mask = given
     time_major = options['time_major']
     time_axis = 0 if time_major else -2
     carries = []
-
-    def with_upper(gates):
-      nonlocal upper
-      upper, gates = gradient_sums.vary_beside(upper, names, gates)
-      return gates
-
     index = 0
     while index < len(self.layers):
       level = self.layers[index]
-      if upper is None:
-        wave = self._wave(index, x, given, train, options)
-        if wave is not None:
-          own, x = wave
-          carries += own
-          index += len(own)
-          continue
-      if upper is not None and index == 0:
-        lowest: Any = level
-        flags = reset, seq_lengths, mask
-        call = lowest._call(**options)
-        carry, y = lowest._unroll_with(
-            with_upper, x, initial_carry[0], *flags, call=call
-        )
-      else:
-        if upper is not None and index == 1:
-          upper, x = gradient_sums.tie(upper, x)
-          nnx.update(self, upper)
-        carry, y = level.unroll(
-            x,
-            initial_carry=initial_carry[index],
-            reset=reset,
-            seq_lengths=seq_lengths,
-            mask=mask,
-            rngs=rngs,
-            **options,
-        )
+      wave = self._wave(index, x, given, train, options)
+      if wave is not None:
+        own, x = wave
+        carries += own
+        index += len(own)
+        continue
+      carry, y = level.unroll(
+          x,
+          initial_carry=initial_carry[index],
+          reset=reset,
+          seq_lengths=seq_lengths,
+          mask=mask,
+          rngs=rngs,
+          **options,
+      )
       valid = _valid_steps(
           y, mask, seq_lengths, time_major, self.time_axis_name
       )
@@ -297,7 +275,6 @@ class Stack(sequence_layer.SequenceLayer):
           lambda i, x, y, valid: self._above(
               index + i, x, y, valid, False, None, None
           ),
-          is_plain=self._hands_on_outputs(),
           **options,
       )
     except NotImplementedError as error:
@@ -316,15 +293,13 @@ class Stack(sequence_layer.SequenceLayer):
   def _over_batch(self, given, reverse: bool, time_major: bool):
     """Runs all levels, each device with its sequences.
 
-    The gradients of all levels then are one sum over devices.
-
     Returns:
       None where arrays are sharded over more than the batch, or the results.
     """
     x, initial_carry, reset, seq_lengths, mask = given
     lowest: Any = self.layers[0]
     lowest._check_input(x, '[..., time, in_features]')
-    graphdef, *states = nnx.split(self, _is_of_lowest, ...)
+    graphdef, state = nnx.split(self)
     lead = x.shape[:-1]
     batch, time = (lead[1:], lead[0]) if time_major else (lead[:-1], lead[-1])
     levels: list[Any] = list(self.layers)
@@ -345,48 +320,21 @@ class Stack(sequence_layer.SequenceLayer):
     positions = axes.gates, axes.carry, flags, axes.lengths, flags
     # Features count as any number of parts, so that nothing is gathered.
     over = partitioning.choose(given, positions, parts=0)
-    names = tuple(name for names in over for name in names)
-    if partitioning.is_sharded(states) or any(over[-2:]) or not names:
+    if partitioning.is_sharded(state) or any(over[-2:]) or not any(over):
       return None
     options = {'reverse': reverse, 'time_major': time_major, 'rngs': None}
 
     def part(split):
-      (own, upper), *given = split
-      if not self._sums_twice(given[0], time_major):
-        stack = nnx.merge(graphdef, *gradient_sums.vary((own, upper), names))
-        return stack._run(given, False, **options)
-      stack = nnx.merge(graphdef, gradient_sums.vary(own, names), upper)
-      return stack._run(given, False, upper=upper, names=names, **options)
+      state, *given = split
+      return nnx.merge(graphdef, state)._run(given, False, **options)
 
     return partitioning.spread(
         part,
-        (states, *given),
+        (state, *given),
         positions=(axes.whole, *positions),
         out_positions=(axes.carry, axes.steps),
         over=over,
     )
-
-  def _sums_twice(self, x: Array, time_major: bool) -> bool:
-    """Whether gradients are summed beside the lowest level's backward pass."""
-    lowest: Any = self.layers[0]
-    if len(self.layers) < 2 or not lowest._reads_gates(x, time_major):
-      return False
-    if not self._is_stepwise():
-      return True
-    for index in range(len(self.layers) - 1):
-      own = self.layers[index:]
-      try:
-        wavefront.count(own, x, lowest._call(False, time_major), True)
-      except NotImplementedError:
-        continue
-      return False  # Layers that run at the same time end at the same time.
-    return True
-
-  def _hands_on_outputs(self) -> bool:
-    """Whether a level hands on its outputs as they are, without dropout."""
-    if type(self)._above is not Stack._above:
-      return False
-    return not self.norms and not self.residual
 
   def _is_stepwise(self) -> bool:
     """Whether a step of what a level hands on depends on that step alone."""
@@ -475,12 +423,6 @@ class Stack(sequence_layer.SequenceLayer):
           f'{label} must be a tuple of {count} carries, one for each layer; got'
           f' {checks.describe(carry)}.'
       )
-
-
-def _is_of_lowest(path, _) -> bool:
-  """Whether a parameter is that of a stack's lowest level, or its norm's."""
-  # A parameter of a subclass may have no number.
-  return path[1:2] == (0,)
 
 
 def _batch_norm(norm, y, valid, use_running_average) -> Array:

@@ -12,10 +12,6 @@ it runs over part k - 1:
 The levels of a turn need nothing of each other. One GPU kernel runs them, as
 heads of one layer, where a single layer leaves multiprocessors idle. One
 batched product makes the gates of all.
-
-Without derivatives, and where a level hands on its outputs as they are, a
-single kernel runs all turns of heads that one CTA holds, products and all:
-`pallas_kernels.wavefront`.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,7 +23,6 @@ from typing import Any, NamedTuple
 from flax import nnx
 import jax
 from jax import lax
-from jax.custom_derivatives import SymbolicZero
 import jax.numpy as jnp
 
 from pallas_kernels import auto_axes
@@ -40,11 +35,9 @@ from rnnzoo import cell as cell_lib
 from rnnzoo import checks
 from rnnzoo.engines import call as call_lib
 from rnnzoo.engines import costs
-from rnnzoo.engines import derivatives
 from rnnzoo.engines import partitioning
 from rnnzoo.engines import path_choice
 from rnnzoo.engines import paths
-from rnnzoo.engines import platforms
 from rnnzoo.engines import products
 from rnnzoo.engines import scan_steps
 from rnnzoo.engines import selection
@@ -58,8 +51,6 @@ Carry = cell_lib.Carry
 
 # Most layers at the same time: each number of them compiles a kernel more.
 _MOST = 4
-
-_A_KERNEL_A_TURN = 'Layers at the same time take a kernel for each part of time'
 
 
 def count(
@@ -126,7 +117,6 @@ def unroll(
     given: tuple[Any, ...],
     above: Callable[[int, Array, Array, Array | None], Array],
     *,
-    is_plain: bool,
     reverse: bool,
     time_major: bool,
 ) -> tuple[tuple[Carry, ...], Array]:
@@ -137,7 +127,6 @@ def unroll(
     given: x, initial_carry, reset, seq_lengths and mask, as for `Stack.unroll`.
     above: (layer, inputs, outputs, valid steps or None) -> a layer's outputs as
       the next one reads them; a step of them depends on that step alone.
-    is_plain: whether these are the outputs, zero in steps that are not valid.
     reverse: whether to run from the last step to the first.
     time_major: whether time is the first axis.
 
@@ -178,7 +167,7 @@ def unroll(
   initial_carry = initial_carry[: len(levels)]
   with ranks.allowed():
     wave = _Wavefront.of(levels, x, call)
-    carries, y = wave.run(x, initial_carry, flags, above, is_plain)
+    carries, y = wave.run(x, initial_carry, flags, above)
   path = selection.names(first.implementation, linear=False)[0]
   for level in levels:
     shape = *wave.lead, level.in_features
@@ -248,33 +237,6 @@ class _Arrays(NamedTuple):
   kernels: list[Array]
   flags: tuple[Array | None, Array | None]
 
-  def of_kernel(self, time_major: bool = False) -> tuple[Any, ...]:
-    """Returns the arguments of `recurrence_op.levels`' function."""
-    side_by_side = lambda carries: jnp.stack(
-        [_side_by_side(*own) for own in zip(*carries, strict=True)]
-    ).astype(jnp.float32)
-    carry = side_by_side(self.carries)
-    restart = jnp.zeros_like(carry)
-    if self.restarts[0] is not None:
-      restart = side_by_side(self.restarts)
-    reset, mask = self.flags
-    x = self.x
-    if mask is not None:
-      x = scan_steps.where(mask, x, 0)
-    if time_major:
-      reset, mask = (f if f is None else f.T for f in (reset, mask))
-    return (
-        jax.tree.map(_side_by_side, *self.params),
-        _joint(self.biases),
-        x,
-        self.kernels,
-        jnp.concatenate(self.recurrent_kernels, axis=1),
-        carry,
-        restart,
-        reset,
-        mask,
-    )
-
   def of_levels(self, own: slice) -> '_Arrays':
     """Returns the arrays of some levels that a turn reads."""
     return self._replace(
@@ -283,19 +245,6 @@ class _Arrays(NamedTuple):
         biases=self.biases[own],
         params=self.params[own],
     )
-
-  def by_level(self, carry: Array, y: Array) -> tuple[list[Carry], Array]:
-    """Returns results of the kernel as those of all levels."""
-    _, mask = self.flags
-    split = jnp.split(carry, len(self.carries), axis=-1)
-    like = self.carries[0]
-    carries = [
-        tuple(c.astype(old.dtype) for c, old in zip(own, like, strict=True))
-        for own in split
-    ]
-    if mask is not None:
-      y = scan_steps.where(mask, y, 0)
-    return carries, y
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -337,9 +286,7 @@ class _Wavefront:
         lead=(time, batch) if call.time_major else (batch, time),
     )
 
-  def run(
-      self, x, initial_carry, flags, above, is_plain: bool
-  ) -> tuple[list[Carry], Array]:
+  def run(self, x, initial_carry, flags, above) -> tuple[list[Carry], Array]:
     """Returns the final carries, and outputs [B, T, F] of the last level.
 
     Args:
@@ -347,20 +294,10 @@ class _Wavefront:
       initial_carry: of each level, or None.
       flags: reset, seq_lengths and mask.
       above: as for `unroll`.
-      is_plain: likewise.
     """
     batch_shape = x.shape[1:-1] if self.call.time_major else x.shape[:-2]
     arrays = self._arrays(x, batch_shape, initial_carry, flags)
-    in_parts = functools.partial(self._run_in_parts, above)
-    run = in_parts
-    if is_plain:
-      run = self._in_one_kernel(arrays, in_parts) or in_parts
-    else:
-      selection.log_once(
-          f'{_A_KERNEL_A_TURN}: a layer does not hand on its outputs as they'
-          ' are.'
-      )
-    carries, y = run(arrays)
+    carries, y = self._run_in_parts(above, arrays)
     shape = *batch_shape, self.levels[0].out_features
     return [tuple(c.reshape(shape) for c in own) for own in carries], y
 
@@ -395,64 +332,6 @@ class _Wavefront:
         kernels=[_input_kernel(v, x) for v in levels],
         flags=(reset, mask),
     )
-
-  def _in_one_kernel(self, arrays: _Arrays, in_parts: Any) -> Any:
-    """Returns a function that runs all in one kernel; None if none can.
-
-    Derivatives are those of `in_parts`.
-
-    Args:
-      arrays: its argument.
-      in_parts: a function of it that runs part by part.
-    """
-    lowest, count = self.levels[0], len(self.levels)
-    call = dataclasses.replace(self.call, levels=count)
-    params, biases, x, kernels, recurrent_kernel, *_ = arrays.of_kernel()
-    try:
-      kernel = recurrence_op.levels(
-          lowest.cell,
-          params,
-          biases,
-          x,
-          kernels,
-          recurrent_kernel,
-          call,
-          flags=any(flag is not None for flag in arrays.flags),
-      )
-    except NotImplementedError as error:
-      selection.log_once(f'{_A_KERNEL_A_TURN}: {error}')
-      return None
-
-    def on_gpu(arrays):
-      return arrays.by_level(*kernel(*arrays.of_kernel(call.time_major)))
-
-    def run(arrays):
-      x = path_choice.marked(arrays.x, lowest.implementation)
-      arrays = arrays._replace(x=x)
-      if len(selection.names(lowest.implementation, linear=False)) == 1:
-        return on_gpu(arrays)
-      functions = platforms.Functions(on_gpu=on_gpu, elsewhere=in_parts)
-      return platforms.by_platform(functions, arrays)
-
-    def of_rows(size, batched, arrays):
-      # This kernel would run once for each row, and takes the device each time.
-      leaves, tree = jax.tree.flatten(arrays)
-      axes = [0 if yes else None for yes in jax.tree.leaves(batched)]
-      own = lambda leaves: in_parts(jax.tree.unflatten(tree, leaves))
-      results = jax.vmap(own, (axes,), axis_size=size)(leaves)
-      return results, jax.tree.map(lambda _: True, results)
-
-    def of_parts(primals, tangents):
-      tangents = jax.tree.map(
-          lambda d: None if isinstance(d, SymbolicZero) else d, tangents
-      )
-      return derivatives.pushforward(in_parts, primals, tangents)
-
-    by_row = jax.custom_batching.custom_vmap(run)
-    by_row.def_vmap(of_rows)
-    function = jax.custom_jvp(by_row)
-    function.defjvp(of_parts, symbolic_zeros=True)
-    return function
 
   def _run_in_parts(self, above, arrays: _Arrays) -> tuple[list[Carry], Array]:
     """Returns the final carries, each [B, F], and the last level's outputs.

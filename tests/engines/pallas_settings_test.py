@@ -4,7 +4,6 @@ import contextlib
 import functools
 import math
 import re
-from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -14,7 +13,6 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 import numpy as np
-import pytest
 
 from pallas_kernels import projection
 import rnnzoo
@@ -26,9 +24,6 @@ from tests.testing import comparison
 from tests.testing import dense_loops
 from tests.testing import reference
 from tests.testing import streaming_loops
-
-if abstract_gpu.RUNS:
-  from pallas_kernels.dense import kept_gates
 
 BATCH, TIME, IN, FEATURES = 3, 7, 5, 16
 GATES = rnnzoo.Pallas(keep='gates')
@@ -172,24 +167,6 @@ class KeptTest(parameterized.TestCase):
       self.assertEqual(kept(make, 'pallas', x), kept(make, GATES, x))
       self.assertGreaterEqual(less, 4 * BATCH * TIME * gates * FEATURES)
 
-  @parameterized.parameters(
-      (rnnzoo.LSTM, 4, 1), (rnnzoo.GRU, 3, 1), (rnnzoo.AGRU, 3, 0)
-  )
-  def test_recurrent_gates_of_bfloat16(self, layer, gates, arrays):
-    if not abstract_gpu.RUNS:
-      return
-    x = inputs(BATCH, TIME)
-    make = functools.partial(layer, IN, FEATURES, dtype=jnp.bfloat16)
-    kinds = GATES, CARRIES
-    with on_gpu(self):
-      more = [kept(make, path, x) for path in kinds]
-      with mock.patch.object(kept_gates, 'pay', return_value=False):
-        fewer = [kept(make, path, x) for path in kinds]
-    size = 2 * BATCH * TIME * gates * FEATURES
-    self.assertEqual(
-        [a - b for a, b in zip(more, fewer, strict=True)], [arrays * size, 0]
-    )
-
   def test_in_a_sequence_of_paths(self):
     if not abstract_gpu.RUNS:
       return  # 'scan' runs.
@@ -253,16 +230,6 @@ class KernelsTest(parameterized.TestCase):
     text = self.lowered(CARRIES, rnnzoo.GRU)
     if abstract_gpu.RUNS:
       self.assertTrue('optimization_barrier' in text)
-
-  @pytest.mark.slow
-  def test_one_kernel_that_multiplies_and_scans(self):
-    # In 16 bits W x and the scan are one kernel, which keeps the gates itself.
-    for path in (GATES, CARRIES):
-      text = self.lowered(path, rnnzoo.MinGRU, jnp.bfloat16, (96, 200))
-      if abstract_gpu.RUNS:
-        self.assertTrue('projected_linear' in text)
-        formed = re.search(r'dot_general.*-> tensor<96x200x256xbf16>', text)
-        self.assertEqual(formed is not None, path == CARRIES)
 
   def test_export(self):
     if not abstract_gpu.RUNS:

@@ -1,7 +1,6 @@
 """Layers of a stack at the same time compute what they compute in turn."""
 
 import contextlib
-import dataclasses
 from unittest import mock
 
 from absl.testing import absltest
@@ -58,53 +57,13 @@ def by_scan(cell, operands, call, implementation):
   return paths.scan(cell, call_lib.Biased(), call, operands)
 
 
-def no_kernel(*args, **options):
-  """In place of `recurrence_op.levels`."""
-  raise NotImplementedError('No kernel runs all levels.')
-
-
-def levels_by_scan(cell, *args, flags):
-  """In place of `recurrence_op.levels`, on any device."""
-  *types, call = args
-  has_flags = flags
-
-  def run(params, bias, x, kernels, recurrent_kernel, carry, restart, *flags):
-    given = params, bias, x, kernels, recurrent_kernel
-    shapes = lambda tree: jax.tree.map(jnp.shape, tree)
-    assert shapes(given) == shapes(tuple(types))
-    assert has_flags == any(flag is not None for flag in flags)
-    if call.time_major:
-      flags = [None if flag is None else flag.T for flag in flags]
-    split = lambda x, i, axis=-1: jnp.split(x, call.levels, axis)[i]
-    lasts = []
-    for i in range(call.levels):
-      own = lambda tree, i=i: jax.tree.map(lambda v: split(v, i), tree)
-      gates = jnp.einsum('abi,gif->abgf', x, kernels[i].astype(x.dtype))
-      operands = call_lib.Operands(
-          own(params),
-          (own(bias),),
-          gates,
-          split(recurrent_kernel, i, 1),
-          own(tuple(carry)),
-          own(tuple(restart)),
-          *flags,
-      )
-      alone = dataclasses.replace(call, levels=1)
-      last, (x,) = paths.scan(cell, call_lib.Biased(), alone, operands)
-      lasts.append(jnp.stack(last))
-    return jnp.concatenate(lasts, -1), x
-
-  return run
-
-
 @contextlib.contextmanager
-def in_parts(parts, runs=by_scan, levels=no_kernel):
+def in_parts(parts, runs=by_scan):
   """Layers inside run at the same time, time in so many parts.
 
   Args:
     parts: the number.
     runs: in place of `paths.run_levels`.
-    levels: in place of `recurrence_op.levels`.
 
   Yields:
     A mock of it.
@@ -113,7 +72,6 @@ def in_parts(parts, runs=by_scan, levels=no_kernel):
     patch = lambda *args: stack.enter_context(mock.patch.object(*args))
     patch(costs, 'parts_of_wavefront', lambda time, kernel: parts)
     patch(recurrence_op, 'at_once', lambda *args, **options: True)
-    patch(recurrence_op, 'levels', mock.Mock(side_effect=levels))
     patch(selection, 'is_first', lambda *args: True)
     if runs is by_scan:
       patch(targets, 'current', lambda: None)
@@ -151,7 +109,6 @@ class WavefrontTest(parameterized.TestCase):
       num_layers,
       parts,
       runs=by_scan,
-      levels=no_kernel,
       steps=12,
       **options,
   ):
@@ -188,12 +145,12 @@ class WavefrontTest(parameterized.TestCase):
         lambda: stack.unroll(x, initial_carry=carry, **call)
     )()
     outputs = run()
-    with in_parts(parts, runs, levels) as called:
+    with in_parts(parts, runs) as called:
       got = results(stack, x, weights, carry, **call)
       called.assert_called()
       called.reset_mock()
       self.compare(run(), outputs)
-      self.assertEqual(called.called, levels is no_kernel)
+      called.assert_called()
     self.compare(got, want)
 
   @parameterized.parameters(
@@ -285,34 +242,8 @@ class WavefrontTest(parameterized.TestCase):
         most = 1.25 * comparison.relative_error(other, want)
         self.assertLess(error, most)
 
-  def test_in_one_kernel(self):
-    flags = {'time_major': True, 'reset': True, 'seq_lengths': True}
-    self.agrees(rnnzoo.LSTM, (20, 16), 3, 3, levels=levels_by_scan, **flags)
-
-  @parameterized.parameters(
-      (
-          rnnzoo.GRU,
-          (8, 12),
-          2,
-          {
-              'num_heads': 3,
-              'time_major': True,
-              'reverse': True,
-              'mask': True,
-              'reset': True,
-              'learn_initial_carry': True,
-              'use_bias': False,
-          },
-      ),
-      (rnnzoo.SLSTM, (8, 8), 2, {'carry': True}),
-  )
   @pytest.mark.slow
-  def test_more_in_one_kernel(self, layer, sizes, num_layers, options):
-    options = {'levels': levels_by_scan, **options}
-    self.agrees(layer, sizes, num_layers, 3, **options)
-
-  @pytest.mark.slow
-  def test_derivatives_of_one_kernel(self):
+  def test_derivatives(self):
     stack = make(rnnzoo.LSTM, (4, 8), 2)
     graphdef, state = nnx.split(stack)
     rng = np.random.default_rng(0)
@@ -331,25 +262,11 @@ class WavefrontTest(parameterized.TestCase):
           jax.hessian(lambda s: run(state, s * x[0]))(1.0),
       )
 
-    each = lambda: jax.vmap(run, (None, 0))(state, x)
-    want, outputs = derivatives(), each()
-    with in_parts(2, levels=levels_by_scan) as called:
+    want = derivatives()
+    with in_parts(2) as called:
       got = derivatives()
       called.assert_called()
-      called.reset_mock()
-      self.compare(each(), outputs)
-      # Rows of `jax.vmap` share the device in parts, not in one kernel.
-      called.assert_called()
     self.compare(got, want, 1e-4)
-
-  def test_not_in_one_kernel(self):
-    for options in ({'residual': True}, {'norm': 'layer'}):
-      stack = make(rnnzoo.LSTM, (4, 4), 2, **options)
-      with in_parts(2, levels=levels_by_scan) as called:
-        jax.eval_shape(stack, jnp.ones((2, 8, 4)))
-      called.assert_called()
-    dense = rnnzoo.DenseStack(rnnzoo.LSTM, 4, 4, num_layers=2, rngs=nnx.Rngs(0))
-    self.assertFalse(dense._hands_on_outputs())
 
   def test_turns(self):
     stack = make(rnnzoo.LSTM, (4, 4), 5)
@@ -470,38 +387,6 @@ class WavefrontTest(parameterized.TestCase):
         jax.jit(jax.grad(loss)).trace(state, x)
     # XLA could not split arrays that hold one layer after the other.
     self.assertEqual(runs.call_count, 5 if kind == 'Explicit' else 0)
-
-  @parameterized.parameters('Explicit', 'Auto')
-  def test_in_one_kernel_over_devices(self, kind):
-    stack = abstract(rnnzoo.LSTM, (64, 128), 2, num_heads=2)
-    graphdef, state = nnx.split(stack)
-    if not abstract_gpu.RUNS:
-      return
-    mesh = abstract_gpu.mesh(H200, kind)
-    sharded = lambda v, *axes: jax.ShapeDtypeStruct(
-        v.shape,
-        v.dtype,
-        sharding=jax.sharding.NamedSharding(
-            mesh, jax.sharding.PartitionSpec(*axes)
-        ),
-    )
-    x = sharded(jax.ShapeDtypeStruct((32, 400, 64), jnp.bfloat16), 'data')
-    reset = sharded(jax.ShapeDtypeStruct((32, 400), bool), 'data')
-
-    def run(state, x, reset):
-      return nnx.merge(graphdef, state)(x, reset=reset)
-
-    if kind == 'Auto':
-      spec = jax.sharding.PartitionSpec
-      run = jax.shard_map(
-          run,
-          mesh=mesh,
-          in_specs=(spec(), spec('data'), spec('data')),
-          out_specs=spec('data'),
-      )
-    with jax.sharding.use_abstract_mesh(mesh):
-      text = abstract_gpu.lower(run, jax.tree.map(sharded, state), x, reset)
-    self.assertEqual(text.count('custom_call @mosaic_gpu'), 1)
 
   def test_is_noted(self):
     if not abstract_gpu.RUNS:

@@ -165,9 +165,9 @@ def forward_loop(plan, theta, x, matrix, carry, restart, flags):
       gates += tuple(products(matrix[-1:], rounded(u, plan.dtype)))
     new = plan.update(rows, row, gates, start)
     new = loop.choose(flags_t, step_flags.HOLD, start, new)
-    return new, (new, start, u, jnp.stack(gates, 1))
+    return new, (new, start, u)
 
-  last, (new, start, u, gates) = lax.scan(
+  last, (new, start, u) = lax.scan(
       step, tuple(carry), (loop.steps(x), loop.flags)
   )
   call = plan.call
@@ -179,15 +179,7 @@ def forward_loop(plan, theta, x, matrix, carry, restart, flags):
     starts = (operand(start[0]), *others)
   if plan.save and plan.operand is not None:
     kept = operand(u)
-  h_gates = ()
-  if plan.keeps:
-    most = float(jnp.finfo(plan_lib.KEPT).max)
-    gates = jnp.clip(gates, -most, most)
-    gates = by_head(plan, loop.stream(gates, plan_lib.KEPT))
-    h_gates = tuple(
-        gates[:, :, :, p.first :][:, :, :, : p.gates] for p in plan.stages
-    )
-  return carries, jnp.stack(last), starts, kept, h_gates
+  return carries, jnp.stack(last), starts, kept
 
 
 def backward_loop(

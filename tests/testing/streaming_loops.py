@@ -20,7 +20,6 @@ from tests.testing import abstract_gpu
 if abstract_gpu.RUNS:
   from pallas_kernels.mosaic import step_flags
   from pallas_kernels.streaming import op
-  from pallas_kernels.streaming import parts_op
 
 
 @contextlib.contextmanager
@@ -37,8 +36,6 @@ def instead() -> Iterator[None]:
     stack.enter_context(mock.patch.object(targets, 'current', lambda: target))
     for name, loop in loops.items():
       stack.enter_context(mock.patch.object(op, name, loop))
-    for loop in (end, run_twice, adjoint_end, adjoint_twice):
-      stack.enter_context(mock.patch.object(parts_op, loop.__name__, loop))
     yield
 
 
@@ -66,62 +63,6 @@ def backward(static, theta, arrays, carries, carry, restart, flags, given):
     d_whole[i] = d.astype(jnp.float32)
   d_arrays, *others = pull((d_last.astype(last.dtype), tuple(d_whole)))
   return d_arrays, *others
-
-
-def end(static, arrays, carry, reset, switch):
-  """Returns h after the last step; NaN where the switch is off."""
-  last, _ = _part(static, arrays, carry, reset)
-  return last if switch is None else jnp.where(switch, last, jnp.nan)
-
-
-def run_twice(static, arrays, carry, reset, switch, second):
-  """Returns h of the first run, or of the second."""
-  run = lambda carry, switch: jax.tree.map(
-      lambda x: jnp.where(switch, x, jnp.nan),
-      _part(static, arrays, carry, reset),
-  )
-  last, h = run(carry, switch)
-  again, carry = second(last)
-  return jnp.where(again, run(carry, again)[1], h)
-
-
-def adjoint_end(static, arrays, reset, d_last, d_h, switch):
-  """Returns the cotangent of the carry; NaN where the switch is off."""
-  zeros = jnp.zeros_like(d_last)
-  _, d_carry = _part_adjoint(static, arrays, zeros, reset, d_last, d_h)
-  return d_carry if switch is None else jnp.where(switch, d_carry, jnp.nan)
-
-
-def adjoint_twice(static, arrays, carry, reset, h, d_last, d_h, switch, second):
-  """Returns the cotangents of the first run, or of the second."""
-  del h
-  run = lambda d_last, switch: jax.tree.map(
-      lambda x: jnp.where(switch, x, jnp.nan),
-      _part_adjoint(static, arrays, carry, reset, d_last, d_h),
-  )
-  first = run(d_last, switch)
-  again, d_last = second(first[1])
-  other = run(d_last, again)
-  return jax.tree.map(lambda x, y: jnp.where(again, y, x), first, other)
-
-
-def _part(static, arrays, carry, reset):
-  """Returns the last h, [B, F], and all, [B, T, F]."""
-  batch, _, features = static.shape
-  theta = jnp.zeros((1, features), jnp.float32)
-  if carry is None:
-    carry = jnp.zeros((batch, features), jnp.float32)
-  arrays, carry, reset = sharding.alike((arrays, carry, reset))
-  flags = step_flags.pack(reset, None)
-  last, (h,) = forward(static, theta, arrays, carry[None], None, flags)
-  return last[0], h
-
-
-def _part_adjoint(static, arrays, carry, reset, d_last, d_h):
-  operands = sharding.alike((arrays, carry, reset, d_last, d_h))
-  arrays, carry, reset, d_last, d_h = operands
-  run = lambda arrays, carry: _part(static, arrays, carry, reset)
-  return jax.vjp(run, arrays, carry)[1]((d_last, d_h))
 
 
 def _loop(static, theta, arrays, carry, restart, flags):

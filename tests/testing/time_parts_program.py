@@ -323,10 +323,9 @@ def run(name: str) -> None:
 def check_sent(sent, params, calls, in_branches=False) -> None:
   """Raises AssertionError if devices exchange more than they must."""
   own_batch = B // MESH[0]
-  # A part of more than FEW steps sends the h that its last steps end with, a
-  # flag, and maps before and after its run, in places of its own among those of
-  # all parts.
-  ends = MESH[1] * (5 * own_batch * F + 1) if in_branches else 0
+  # A part of more than FEW steps sends the h that its last steps end with,
+  # [batch, features], in a place of its own among those of all parts.
+  ends = MESH[1] * own_batch * F if in_branches else 0
   limits = {
       # Maps of the parts: (a, b), each [batch, features].
       'all-gather': 2 * MESH[1] * own_batch * F,

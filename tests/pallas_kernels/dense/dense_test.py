@@ -30,7 +30,6 @@ if abstract_gpu.RUNS:
   from pallas_kernels.dense import head_gradients
   from pallas_kernels.dense import pieces as pieces_lib
   from pallas_kernels.dense import plan as plan_lib
-  from pallas_kernels.dense import time_gemms
   from pallas_kernels.dense import tuning
 
 # Two bfloat16 hold a float32 recurrent kernel to 2^-17 = 8e-6, as its largest
@@ -133,34 +132,13 @@ class LayersTest(comparison.ComparisonTestCase):
     self.assertTrue(any(plan.again for plan in planned))
 
   @parameterized.parameters(
-      (1, case(rnnzoo.LSTM, heads(2), sizes=(3, 7, 20), reset=True, mask=True)),
-      (2, case(rnnzoo.GRU, lengths=True, reverse=True, time_major=True)),
-      (1, case(rnnzoo.SLSTM, heads(2), reset=True)),
-      (3, case(rnnzoo.Elman, {'learn_initial_carry': True}, reset=True)),
-  )
-  def test_kept_gates(self, pieces, case):
-    if not abstract_gpu.RUNS:
-      return
-    case = dataclasses.replace(case, dtype='bfloat16')
-    again = mock.Mock(side_effect=time_gemms.h_gates)
-    with (
-        mock.patch.object(time_gemms, 'h_gates', again),
-        dense_loops.imitated(self, pieces) as (_, backward),
-    ):
-      self.compare(case, TOLERANCE['bfloat16'])
-      # The adjoint's arguments: plan, theta, x, h_gates, ...
-      (gates,) = backward.call_args.args[3]
-      self.assertEqual(gates.dtype, plan_lib.KEPT)
-    again.assert_not_called()
-
-  @parameterized.parameters(
-      # Float16 keeps no sums in float16; cells with two products.
       case(rnnzoo.LSTM, dtype='float16'),
       case(rnnzoo.GRU),
       case(rnnzoo.AGRU, dtype='bfloat16'),
+      case(rnnzoo.LSTM, dtype='bfloat16'),
       case(rnnzoo.LSTM, dtype='bfloat16', path=rnnzoo.Pallas(keep='carries')),
   )
-  def test_gates_that_are_not_kept(self, case):
+  def test_recurrent_gates_have_float32(self, case):
     if not abstract_gpu.RUNS:
       return
     f, args = comparison.abstract_gradient(case)

@@ -15,7 +15,6 @@ from tests.testing import abstract_gpu
 
 if abstract_gpu.RUNS:
   from pallas_kernels.dense import config as config_lib
-  from pallas_kernels.dense import kept_gates
   from pallas_kernels.dense import operand
   from pallas_kernels.dense import pieces
   from pallas_kernels.dense import plan as plan_lib
@@ -64,8 +63,8 @@ CELLS = {
 }
 
 
-def facts(cell, dtype, batch, heads, size, cores=CORES, **options):
-  """Returns a recurrence and the types of its inputs and of R."""
+def plans(cell, dtype, batch, heads, size, *, cores=CORES, **options):
+  """Returns the plans of a batch's pieces; options as for `plan_pieces`."""
   unpacked = lambda method: lambda theta, *args: method(
       dict(zip(cell.param_names, theta, strict=True)), *args
   )
@@ -74,7 +73,7 @@ def facts(cell, dtype, batch, heads, size, cores=CORES, **options):
       operand=unpacked(cell.operand) if hasattr(cell, 'operand') else None,
       params=len(cell.param_names),
       shape=(batch, 10, heads, size),
-      call=call_lib.Call(out_dtype=jnp.dtype(dtype), **options),
+      call=call_lib.Call(out_dtype=jnp.dtype(dtype)),
       target=targets.Target(cores, False),
   )
   gates = cell.input_gates
@@ -82,13 +81,8 @@ def facts(cell, dtype, batch, heads, size, cores=CORES, **options):
   kernel = jax.ShapeDtypeStruct(
       (cell.recurrent_gates, heads, size, size), dtype
   )
-  return recurrence, x, kernel
-
-
-def plans(cell, *sizes, cores=CORES, **options):
-  """Returns the plans of a batch's pieces; sizes as those of `facts`."""
   options |= {'states': len(cell.carry_names), 'flags': True}
-  found = pieces.plan_pieces(*facts(cell, *sizes, cores), **options)
+  found = pieces.plan_pieces(recurrence, x, kernel, **options)
   return [piece.plan for piece in found]
 
 
@@ -242,43 +236,6 @@ class CutsTest(parameterized.TestCase):
         self.assertGreaterEqual(shape.parts(config) * config.units, shape.size)
         if config.exchange == 'device':
           self.assertLessEqual(shape.ctas(config), cores)
-
-  @parameterized.parameters(
-      # A CTA has a head, a cluster has it, and it is spread over the device.
-      (True, 'LSTM', 16, 12, 64),
-      (True, 'GRU', 16, 4, 256),
-      (True, 'LSTM', 16, 1, 768),
-      (True, 'Elman', 64, 1, 48),
-      (False, 'LSTM', 16, 12, 64, {'keep_gates': False}),
-      # The adjoint multiplies again.
-      (False, 'LSTM', 64, 12, 64),
-      # Operands go straight to registers.
-      (False, 'LSTM', 16, 1, 1536),
-      # The adjoint would take all rows at once, which is unmeasured.
-      (False, 'LSTM', 64, 1, 1024),
-      (False, 'AGRU', 16, 1, 64),
-  )
-  def test_kept_gates(self, expected, name, batch, heads, size, options=None):
-    if not abstract_gpu.RUNS:
-      return
-    cell = CELLS[name]
-
-    def keeps(dtype):
-      sizes = batch, heads, size
-      return kept_gates.pay(
-          *facts(cell, dtype, *sizes, **(options or {})),
-          states=len(cell.carry_names),
-          flags=True,
-      )
-
-    self.assertEqual(keeps('bfloat16'), expected)
-    self.assertFalse(keeps('float16'))
-    if not expected:
-      return
-    for way in 'save', 'adjoint':
-      given = cell, 'bfloat16', batch, heads, size
-      for plan in plans(*given, keeps=True, **{way: True}):
-        self.check(plan)
 
   def _check_plans(self, cell, dtype, batch, heads, size):
     """Checks the plans of a batch; returns the kinds of their exchanges."""

@@ -32,7 +32,6 @@ if abstract_gpu.RUNS:
   from pallas_kernels import targets
   from pallas_kernels.mosaic import affine_maps
   from pallas_kernels.streaming import handoff_ctas
-  from pallas_kernels.streaming import projected
   from pallas_kernels.streaming import ring_buffers
   from pallas_kernels.streaming import streams
   from pallas_kernels.streaming import time_blocks
@@ -156,45 +155,6 @@ class LayersTest(comparison.ComparisonTestCase):
       tolerance = RELU
     with abstract_gpu.interpreted(self):
       self.compare(case, tolerance[case.dtype])
-
-
-class ProjectedTest(absltest.TestCase):
-
-  def test_no_races(self):
-    # Two blocks, each of more inputs than a ring holds.
-    layer = random_layers.make(
-        'MinGRU', 200, 8, dtype=jnp.bfloat16, implementation='pallas'
-    )
-    x = np.ones((1, 130, 200), jnp.bfloat16)
-    if not abstract_gpu.RUNS:
-      return
-    forward = mock.Mock(wraps=projected.forward)
-    with (
-        mock.patch.object(projected, 'forward', forward),
-        abstract_gpu.without_races(self),
-    ):
-      # With a derivative, gates leave by the buffer that h is computed from.
-      jax.block_until_ready(jax.vjp(layer, x)[0])
-    forward.assert_called_once()
-
-  def test_gates_that_are_not_kept(self):
-    x = np.random.default_rng(0).normal(size=(2, 70, 8)).astype(jnp.bfloat16)
-    if not abstract_gpu.RUNS:
-      return
-    results = []
-    for keep in ('gates', 'carries'):
-      layer = random_layers.make(
-          'MinGRU',
-          *(8, 8),
-          dtype=jnp.bfloat16,
-          implementation=rnnzoo.Pallas(keep=keep),
-      )
-      with abstract_gpu.interpreted(self):
-        y, pull = jax.vjp(layer, x)
-        results.append(jax.block_until_ready((y, pull(y))))
-    want, got = results
-    for a, b in zip(*map(jax.tree.leaves, (got, want)), strict=True):
-      self.assertLess(comparison.relative_error(a, b), 1e-2)
 
 
 def adjoint(a, b, h0, reset, reverse, g):

@@ -195,26 +195,6 @@ class LoweringTest(parameterized.TestCase):
       over_parameters = jax.vmap(f, (0, None, None, None, None))
       self.lowers(over_parameters, many(state), x, *rest)
 
-  @parameterized.parameters(
-      (H200, 96, 200, False, True),
-      (H200, 96, 200, True, False),
-      (H200, 96, 140, False, False),
-      (H200, 4, 200, False, False),
-      (B200, 96, 200, False, False),
-  )
-  def test_projected(self, kind, batch, time, vmap, together):
-    # One kernel where that is faster, and where there is one.
-    given = case(
-        rnnzoo.MinGRU, dtype='bfloat16', sizes=(batch, time, 72), reset=True
-    )
-    f, (state, x, *rest) = comparison.abstract_gradient(given)
-    if vmap:
-      f = jax.vmap(f, (None, 0, None, None, None))
-      x = aval((2, *x.shape), x.dtype)
-    with abstract_gpu.device(self, kind):
-      text = self.lowers(f, state, x, *rest)
-      self.assertEqual('projected_linear' in text, together)
-
   @parameterized.parameters((2, True), (64, False))
   def test_vmap_of_segments(self, count, in_turn):
     # Many sequences fill a GPU without segments, and then all run at once.
@@ -290,8 +270,7 @@ class LoweringTest(parameterized.TestCase):
       with jax.sharding.use_abstract_mesh(mesh):
         self.lowers(jax.grad(loss), state, aval((4, time, 4), jnp.float32))
 
-  @parameterized.parameters(4, 96)
-  def test_shard_map_of_replicated_operands(self, batch):
+  def test_shard_map_of_replicated_operands(self):
     # The gradients of those that all devices share are sums over devices.
     mesh = abstract_gpu.mesh(H200)
     sharded = jax.shard_map(
@@ -304,14 +283,13 @@ class LoweringTest(parameterized.TestCase):
     )
     loss = lambda *args: jnp.sum(sharded(*args).astype(jnp.float32))
     args = (
-        aval((2 * batch, 200, 72), jnp.bfloat16),
+        aval((8, 200, 72), jnp.bfloat16),
         aval((2, 72, 136), jnp.float32),
         aval((2, 136), jnp.float32),
     )
     with abstract_gpu.device(self, H200):
       with jax.sharding.use_abstract_mesh(mesh):
         text = self.lowers(jax.grad(loss, (0, 1, 2)), *args)
-        self.assertEqual('projected_linear' in text, batch == 96)
         self.assertEqual(text.count('"stablehlo.all_reduce"'), 2)
 
   @parameterized.parameters(rnnzoo.IndRNN, rnnzoo.MinGRU, rnnzoo.MinLSTM)
