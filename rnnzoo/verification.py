@@ -187,11 +187,12 @@ def _difference(wanted: Carry, scales: Carry, found: Carry) -> Array:
   for a, b, scale in zip(found, wanted, scales, strict=True):
     tiny = float(jnp.finfo(b.dtype).tiny)
     same = (a == b) | (jnp.isnan(a) & jnp.isnan(b))
-    difference = jnp.where(same, 0, jnp.abs(a - b))
+    both = jnp.isfinite(a) & jnp.isfinite(b)  # A maximum may pass over NaN.
+    difference = jnp.where(both, jnp.abs(a - b), jnp.inf)
+    difference = jnp.where(same, 0, difference)
     error = jnp.max(difference, axis=0) / jnp.maximum(scale, tiny)
     worst.append(jnp.max(error))
-  largest = jnp.max(jnp.stack(worst))
-  return jnp.where(jnp.isnan(largest), jnp.inf, largest)
+  return jnp.max(jnp.stack(worst))
 
 
 def _scales(plan, operands, wanted: Carry) -> Carry:
