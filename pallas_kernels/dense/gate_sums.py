@@ -43,7 +43,7 @@ def find(update: Callable[..., Any], *args) -> GateSums | None:
   theta, row, gates, _ = args
   first = len(jax.tree.leaves((theta, row)))
   given = jaxpr.invars[:first]
-  own = jaxpr.invars[first:][: len(gates)]
+  own: list[Any] = jaxpr.invars[first:][: len(gates)]
   # Variables that theta and the inputs determine, and those that nothing does:
   # these are the same in all threads.
   known, constant = {*given}, {*jaxpr.constvars}
@@ -67,7 +67,7 @@ def find(update: Callable[..., Any], *args) -> GateSums | None:
     if eqn.primitive.name != 'add':
       continue
     place = 0 if eqn.invars[0] is gate else 1
-    other = eqn.invars[1 - place]
+    other: Any = eqn.invars[1 - place]
     if isinstance(other, jex_core.Literal) or other not in known:
       continue
     # A scalar would have no element for each thread.

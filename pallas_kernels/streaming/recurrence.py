@@ -92,7 +92,7 @@ class Recurrence:
     """
     layout, interpret = self.layout, None
     if self.target.interpret:
-      interpret = plgpu.InterpretGPUParams()  # type: ignore[attr-defined]
+      interpret = plgpu.InterpretGPUParams()
       # Interpret mode knows no copies that reach beyond an array.
       margin = config.warpgroups * config.segments * config.rows
       layout = dataclasses.replace(layout, margin=margin)

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith
 from jaxlib.mlir.dialects import vector
+import numpy as np
 
 from pallas_kernels.mosaic import instructions
 from pallas_kernels.mosaic import memory
@@ -65,7 +66,7 @@ def parts(total: Array, units: int = UNITS) -> list[Array]:
   columns = units // 2
   groups = total.shape[1] // (4 * units)
   part = plgpu.ShapeDtypeStruct(
-      (units * ptx.LANES,), jnp.float32, layout=ptx.layout(units)
+      (units * ptx.LANES,), np.dtype(np.float32), layout=ptx.layout(units)
   )
 
   @plgpu.inline_mgpu(
@@ -114,7 +115,7 @@ def cleared(total: Array, groups: Sequence[int], negative: Array) -> Array:
   @plgpu.inline_mgpu(
       arg_types=(plgpu.Layout.WGMMA, ptx.layout(1), ptx.layout(1)),
       return_type=plgpu.ShapeDtypeStruct(
-          total.shape, jnp.float32, layout=plgpu.Layout.WGMMA
+          total.shape, np.dtype(np.float32), layout=plgpu.Layout.WGMMA
       ),
   )
   def inline(_, x, *masks):

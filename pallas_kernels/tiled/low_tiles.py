@@ -21,6 +21,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import vector
+import numpy as np
 
 from pallas_kernels.mosaic import instructions
 from pallas_kernels.mosaic import memory
@@ -58,7 +59,9 @@ def words(product: Array) -> list[Sequence[Array]]:
     product: [64, 32].
   """
   octets = product.shape[1] // OCTET
-  one = plgpu.ShapeDtypeStruct((ptx.LANES,), jnp.float32, layout=ptx.layout(1))
+  one = plgpu.ShapeDtypeStruct(
+      (ptx.LANES,), np.dtype(np.float32), layout=ptx.layout(1)
+  )
 
   @plgpu.inline_mgpu(
       arg_types=(plgpu.Layout.WGMMA,), return_type=(one,) * (4 * octets)

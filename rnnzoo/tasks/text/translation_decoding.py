@@ -5,6 +5,7 @@ References:
 """
 
 from collections.abc import Callable, Sequence
+import functools
 from typing import Any
 
 from flax import nnx
@@ -125,10 +126,10 @@ def bleu(
   texts = [vocabulary.text(tokens) for tokens in found]
   normalized = list(map(vocabulary.normalized, references))
   results: dict[str, float | str] = {}
-  of_words, of_lines = (
-      sacrebleu.BLEU(force=True, lowercase=vocabulary.lowercase, **options)
-      for options in ({'tokenize': 'none'}, {})
+  scorer_of = functools.partial(
+      sacrebleu.BLEU, force=True, lowercase=vocabulary.lowercase
   )
+  of_words, of_lines = scorer_of(tokenize='none'), scorer_of()
   for name, scorer, lines, lines_wanted in (
       ('bleu', of_words, words, wanted),
       ('sacrebleu', of_lines, texts, normalized),
