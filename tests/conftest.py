@@ -77,3 +77,22 @@ def pytest_ignore_collect(collection_path):
     if not collection_path.name.endswith('_test.py'):
       return True
   return None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+  """Makes all but a few cases exhaustive, where a test is marked `few`."""
+  groups = {}
+  for item in items:
+    mark = item.get_closest_marker('few')
+    if mark is not None:
+      groups.setdefault((item.cls, id(mark)), (mark, []))[1].append(item)
+  for mark, cases in groups.values():
+    (count,) = mark.args
+    # Spread over the list: first and last cases differ in most parameters.
+    step = (len(cases) - 1) / max(1, count - 1)
+    kept = {round(i * step) for i in range(count)}
+    for i, item in enumerate(cases):
+      if i not in kept:
+        item.add_marker('exhaustive')
+        item.own_markers = [m for m in item.own_markers if m.name != 'slow']

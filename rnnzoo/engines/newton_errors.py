@@ -170,7 +170,9 @@ def _terms(equations, given, sizes) -> tuple[Carry, Carry]:
   total = [jnp.abs(value) for value in values]
   for i, size in enumerate(jax.tree.leaves(sizes)):
     for j, slope in enumerate(slopes):
-      total[j] += jnp.abs(slope[i]) * size
+      # A gate that an infinity saturates rounds nothing: 0 times inf is NaN.
+      term = jnp.abs(slope[i]) * size
+      total[j] += jnp.where(slope[i] == 0, 0, term)
   return values, tuple(total)
 
 

@@ -170,7 +170,7 @@ class RowsTest(parameterized.TestCase):
   def test_gradients_are_those_of_scan(self):
     self.check('GRU', 'gradients')
 
-  @parameterized.parameters(WAYS)
+  @parameterized.parameters(*WAYS)
   @pytest.mark.slow
   def test_is_scan_in_every_way(self, way):
     self.check('AGRU', way)
