@@ -78,6 +78,7 @@ def unknown_commits(data, known=False):
 
 class DocumentsTest(absltest.TestCase):
 
+  @pytest.mark.slow
   def test_readme_example_runs(self):
     (example,) = python_blocks('README.md')
     names = {}
@@ -101,6 +102,7 @@ class DocumentsTest(absltest.TestCase):
     layer = names['MGU'](3, 8, num_heads=2, rngs=nnx.Rngs(0))
     self.assertEqual(layer(jnp.ones((2, 5, 3))).shape, (2, 5, 8))
 
+  @pytest.mark.slow
   def test_new_task_of_the_walk_through_runs(self):
     _, example, base, config = python_blocks('WORKSPACE.md')
     names = {'__name__': 'rnnzoo.tasks.parity'}
@@ -217,6 +219,7 @@ class DocumentsTest(absltest.TestCase):
         data = json.loads(path.read_text('utf-8'))
         self.assertEmpty([*unknown_commits(data)])
 
+  @pytest.mark.slow
   def test_decimals_of_prose_have_a_row(self):
     tables = readme_tables()
     used, load = set(), tables.load

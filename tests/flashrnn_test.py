@@ -108,6 +108,7 @@ class FlashRNNTest(parameterized.TestCase):
     close(grads(gradient_recurrent_clipval=1e-6), cut, atol=1e-5)
     self.assertGreater(np.abs(grads() - cut).max(), 0.1)
 
+  @pytest.mark.slow
   def test_fields_that_follow_from_others(self):
     arrays = load('gru', 0)
     given = Wx, R, b = arrays['Wx'], arrays['R'], arrays['b']
@@ -189,6 +190,7 @@ class FlashRNNTest(parameterized.TestCase):
       rnnzoo.FlashRNNConfig(gradient_recurrent_zero_not_finite=True)
 
   @parameterized.parameters(*LAYERS.items())
+  @pytest.mark.few(2)
   def test_weights_both_ways(self, function, name):
     arrays = load(function, 0)
     layer = rnnzoo.LAYERS[name](

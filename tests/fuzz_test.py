@@ -489,6 +489,8 @@ def run(source, seed: int, limit: int | None) -> list[str]:
 class FuzzTest(parameterized.TestCase):
 
   @parameterized.named_parameters(*NAMED)
+  @pytest.mark.slow
+  @pytest.mark.few(2)
   def test_some(self, source):
     self.assertEmpty(run(source, 0, 100))
 

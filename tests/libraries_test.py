@@ -105,6 +105,7 @@ class OurColumnTest(parameterized.TestCase):
   def test_heads(self):
     self.assertEqual(gru(num_heads=2).recurrent_kernel.shape, (3, 2, 1, 1))
 
+  @pytest.mark.slow
   def test_parallel(self):
     by = lambda path: gru(implementation=path)(X)
     close(by('associative_scan'), by('scan'))
@@ -113,6 +114,7 @@ class OurColumnTest(parameterized.TestCase):
     carry, y = jax.eval_shape(gru(dtype=jnp.bfloat16).unroll, X)
     self.assertEqual((carry[0].dtype, y.dtype), (jnp.float32, jnp.bfloat16))
 
+  @pytest.mark.slow
   def test_forward_mode(self):
     layer, step = gru(), 1e-2
     _, tangent = jax.jvp(layer, (X,), (np.ones_like(X),))

@@ -41,6 +41,7 @@ class LinenTest(parameterized.TestCase):
   @parameterized.parameters(
       *rnnzoo.LAYERS, 'Stack', 'DenseStack', 'Bidirectional'
   )
+  @pytest.mark.few(2)
   def test_same_numbers(self, name):
     if name not in rnnzoo.LAYERS:
       cls = functools.partial(getattr(rnnzoo, name), rnnzoo.GRU)
@@ -73,6 +74,7 @@ class LinenTest(parameterized.TestCase):
 
     jax.tree.map(close, *run(variables, layer))
 
+  @pytest.mark.slow
   def test_infers_in_features_and_has_methods(self):
     module = rnnzoo_linen.LSTM(features=FEATURES)
     variables = module.init(jax.random.key(0), x)
@@ -162,6 +164,7 @@ class LinenTest(parameterized.TestCase):
     params = Model().init(jax.random.key(0), x)['params']
     self.assertEqual(set(params), {'GRU_0', 'MinGRU_0'})
 
+  @pytest.mark.slow
   def test_names_in_a_stack_are_str(self):
     module = rnnzoo_linen.Stack(
         functools.partial(rnnzoo.Bidirectional, rnnzoo.GRU),
@@ -224,6 +227,7 @@ class LinenTest(parameterized.TestCase):
       for option in ('max_abs', 'num_heads'):
         self.assertEqual(option in fields, option in own, msg=(name, option))
 
+  @pytest.mark.slow
   def test_block(self):
     module = rnnzoo_linen.SLSTMBlock(4, num_heads=2)
     options = inspect.signature(rnnzoo.SLSTMBlock.__init__).parameters
@@ -315,6 +319,8 @@ class TrainingTest(parameterized.TestCase):
       Recalled(),
       Inside(),
   )
+  @pytest.mark.slow
+  @pytest.mark.few(2)
   def test_dropout_by_rngs_and_averages_by_mutable(self, module):
     variables = module.init(jax.random.key(0), x)
     apply = jax.jit(
@@ -439,6 +445,7 @@ class DrawnOnceTest(parameterized.TestCase):
       rnnzoo_linen.Stack(rnnzoo.GRU, 4, num_layers=2, norm='batch'),
       rnnzoo_linen.Bidirectional(rnnzoo.IndRNN, 4),
   )
+  @pytest.mark.few(2)
   def test_inputs_of_another_width(self, module):
     variables = module.init(jax.random.key(0), jnp.ones((2, 5, 3)))
     message = (

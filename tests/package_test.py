@@ -6,6 +6,7 @@ import sys
 from unittest import mock
 
 from absl.testing import absltest
+import pytest
 
 import rnnzoo
 
@@ -23,6 +24,7 @@ print(rnnzoo.tasks.__name__, rnnzoo.models.__name__, rnnzoo.convert.__name__)
 
 class PackageTest(absltest.TestCase):
 
+  @pytest.mark.slow
   def test_modules_are_imported_when_they_are_used(self):
     done = subprocess.run(
         [sys.executable, '-c', PROGRAM.format(modules=MODULES)],

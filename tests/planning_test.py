@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 import numpy as np
+import pytest
 
 import rnnzoo
 from rnnzoo import planning
@@ -35,6 +36,7 @@ def x_of(shape, **options):
 class DryRunTest(parameterized.TestCase):
 
   @parameterized.parameters(True, False)
+  @pytest.mark.slow
   def test_dropout_and_running_averages(self, gradient):
     stack = rnnzoo.Stack(
         rnnzoo.GRU,
@@ -73,6 +75,7 @@ class DryRunTest(parameterized.TestCase):
     self.assertIn("'pallas' is passed over: GPU kernels need", str(plan))
     self.assertEmpty(plan.messages)
 
+  @pytest.mark.slow
   def test_runs_nothing_and_leaves_no_trace(self):
     abstract = nnx.eval_shape(lambda: rnnzoo.GRU(3, 4, rngs=nnx.Rngs(0)))
     plan = rnnzoo.dryrun(
@@ -130,6 +133,7 @@ class DryRunTest(parameterized.TestCase):
       ),
       ('SLSTMBlock', ('data', 'time'), (4, 16, 4, 6), {'batch': 'data'}),
   )
+  @pytest.mark.few(2)
   def test_parts_over_devices(self, name, spec, shape, over):
     mesh = jax.sharding.AbstractMesh(
         (2, 4, 2, 1),

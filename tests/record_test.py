@@ -20,6 +20,7 @@ import sys
 from absl.testing import absltest
 from flax import nnx
 import numpy as np
+import pytest
 
 import pallas_kernels
 import rnnzoo
@@ -160,6 +161,7 @@ PARTS = {
 
 class RecordTest(absltest.TestCase):
 
+  @pytest.mark.slow
   def test_nothing_has_changed(self):
     record = json.loads(RECORD.read_text(encoding='utf-8'))
     for part, make in PARTS.items():

@@ -96,6 +96,8 @@ class ScannedRNNTest(parameterized.TestCase):
       (functools.partial(rnnzoo.Stack, rnnzoo.GRU, num_layers=2),),
       (rnnzoo.SLSTM,),
   )
+  @pytest.mark.slow
+  @pytest.mark.few(2)
   def test_any_layer_inside(self, layer):
     module = rnnzoo_linen.ScannedRNN(layer=layer)
     carry = module.initialize_carry(BATCH, FEATURES, layer)
@@ -112,6 +114,7 @@ class ScannedRNNTest(parameterized.TestCase):
     self.assertEqual(nnx_rnn(carry, (ins, resets))[1].shape, y.shape)
 
   @parameterized.parameters('int32', 'uint8', 'bfloat16')
+  @pytest.mark.few(2)
   def test_resets_of_any_dtype(self, dtype):
     rnn = rnnzoo.ScannedRNN(FEATURES, FEATURES, rngs=nnx.Rngs(0))
     flags = jnp.asarray(resets).astype(dtype)

@@ -415,6 +415,7 @@ sys.exit(program.main(program.parse_flags([
         self.assertIn(expected, err)
         self.assertLen(err.splitlines(), 1)
 
+  @pytest.mark.slow
   def test_runs_as_a_module(self):
     ended = subprocess.run(
         [sys.executable, '-m', 'rnnzoo.benchmark', '--repeats=many'],
@@ -426,6 +427,7 @@ sys.exit(program.main(program.parse_flags([
     self.assertEqual(ended.returncode, 2)
     self.assertLen(ended.stderr.splitlines(), 1)
 
+  @pytest.mark.slow
   def test_checks_that_are_handed_on(self):
     for text in (
         'GRU 1x4 B3 T7 float32 reset mask reverse',
@@ -442,6 +444,7 @@ sys.exit(program.main(program.parse_flags([
       with self.subTest(text):
         chex.assert_trees_all_equal(*results)
 
+  @pytest.mark.slow
   def test_help_lists_the_flags(self):
     ended = subprocess.run(
         [sys.executable, '-m', 'rnnzoo.benchmark', '--help'],
@@ -518,6 +521,7 @@ sys.exit(program.main(program.parse_flags([
     self.assertEqual(code, 2)
     self.assertIn("is not a benchmark's result", err)
 
+  @pytest.mark.slow
   def test_a_case_that_memory_does_not_hold(self):
     path = self.output()
     arguments = (

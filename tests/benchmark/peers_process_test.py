@@ -47,6 +47,7 @@ class PeersProcessTest(absltest.TestCase):
     # The last process goes on, and nothing is lost for the next argument.
     self.assertEqual(process({'four': 6}), ({'four': 36}, {}))
 
+  @pytest.mark.slow
   def test_a_process_that_ends_before_its_work_begins(self):
     process = peers_process.Process(dead, seconds=1)
     self.addCleanup(process.stop)

@@ -8,6 +8,7 @@ from unittest import mock
 from absl import flags
 from absl.testing import absltest
 from absl.testing import parameterized
+import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -15,6 +16,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 class StepTest(parameterized.TestCase):
 
   @parameterized.parameters((1, 'float32', 'GRU'), (40, 'float32', 'LSTM'))
+  @pytest.mark.slow
   def test_kernels(self, batch, dtype, name):
     holder = lambda *_: types.SimpleNamespace(value=None)
     # Other programs of these tests define flags of the same names.

@@ -14,6 +14,7 @@ from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import flagsaver
+import pytest
 
 from rnnzoo.benchmark import cases
 from rnnzoo.benchmark import machine
@@ -40,6 +41,7 @@ class SweepsTest(absltest.TestCase):
   def output(self):
     return pathlib.Path(self.create_tempdir().full_path) / 'out.json'
 
+  @pytest.mark.slow
   def test_batches(self):
     path = self.output()
     arguments = (
@@ -81,6 +83,7 @@ class SweepsTest(absltest.TestCase):
     self.assertEqual(json.loads(path.read_text())['rows'], rows)
     self.assertNotIn('GRU', out)
 
+  @pytest.mark.slow
   def test_lengths(self):
     path = self.output()
     code, out = run(
@@ -177,6 +180,7 @@ class SweepsTest(absltest.TestCase):
     ):
       self.assertIn(sentence, text)
 
+  @pytest.mark.slow
   def test_table_of_lengths(self):
     shapes = dict(map(cases.parse_shape, ('1,64,8,8', '1,4,8,8')))
     rows = []

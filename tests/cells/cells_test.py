@@ -54,6 +54,7 @@ class ConstrainTest(parameterized.TestCase):
     self.assertEqual(np.abs(kernel[...]).max(), 1.5)
 
   @parameterized.product(dtype=('bfloat16', 'float16', 'float32'))
+  @pytest.mark.few(2)
   def test_no_element_is_above_the_bound(self, dtype):
     # To the nearest, these are 1.0078 and .3008 in bfloat16.
     for bound in (2 ** (1 / 100), 0.3):
@@ -74,6 +75,7 @@ class ConstrainTest(parameterized.TestCase):
       bound=(0.05, 0.3),
       dtype=('bfloat16', 'float32'),
   )
+  @pytest.mark.few(2)
   def test_layers_start_within_the_bound(self, name, bound, dtype):
     layer = rnnzoo.LAYERS[name](
         IN, 64, max_abs=bound, param_dtype=dtype, rngs=nnx.Rngs(0)
@@ -149,6 +151,7 @@ class SLSTMEquationsTest(parameterized.TestCase):
     return rnnzoo.SLSTMCell().update({}, (i, f, z, o), h_gates, carry)
 
   @parameterized.parameters(1, 5, 30, 100)
+  @pytest.mark.few(2)
   def test_second_form_and_its_derivative(self, scale):
     draw = np.random.default_rng(scale)
     with jax.enable_x64(True):
@@ -274,6 +277,7 @@ class MinimalTest(parameterized.TestCase):
       candidate=('linear', 'positive'),
       path=('scan', 'associative_scan'),
   )
+  @pytest.mark.few(2)
   def test_saturated_gates(self, layer, candidate, path):
     # Every pair of gates from this list in turn, so that the share kept is
     # exactly 0, exactly 1, or a quotient of two sigmoids that underflow.
@@ -427,6 +431,7 @@ class SLSTMTest(parameterized.TestCase):
 
 class LSTMTest(absltest.TestCase):
 
+  @pytest.mark.slow
   def test_chrono(self):
     layer = rnnzoo.LSTM(IN, 400, chrono_steps=100, rngs=nnx.Rngs(0))
     i, f, o, g = layer.bias[...]

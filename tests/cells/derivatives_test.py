@@ -13,6 +13,7 @@ from absl.testing import parameterized
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import rnnzoo
 from rnnzoo.cells import slstm
@@ -131,6 +132,8 @@ def jacobians(function, derive, inputs):
 class DerivativesTest(parameterized.TestCase):
 
   @parameterized.named_parameters((k, *case) for k, case in CASES.items())
+  @pytest.mark.slow
+  @pytest.mark.few(2)
   def test_each_element(self, by_hand, paper, make):
     inputs = [np.float32(x) for x in make(np.random.default_rng(0))]
     with jax.enable_x64(True):

@@ -12,6 +12,7 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import rnnzoo
 
@@ -213,6 +214,7 @@ CASES = {
 class EquationsTest(parameterized.TestCase):
 
   @parameterized.named_parameters((k, *case) for k, case in CASES.items())
+  @pytest.mark.few(2)
   def test_agrees(self, name, options, equations, arguments):
     rng = np.random.default_rng(0)
     x = rng.standard_normal((TIME, IN))

@@ -73,6 +73,7 @@ class TorchTest(parameterized.TestCase):
       kind=tuple(TORCH_LAYERS),
       variant=('one_layer', 'two_layers', 'bidirectional'),
   )
+  @pytest.mark.few(3)
   def test_agrees(self, kind, variant):
     golden = load(kind, variant)
     bidirectional = variant == 'bidirectional'
@@ -179,6 +180,7 @@ class FlaxTest(parameterized.TestCase):
     for got, carry in zip(final, want_final, strict=True):
       np.testing.assert_allclose(got, carry, atol=1e-6)
 
+  @pytest.mark.slow
   def test_gru_agrees_with_linen(self):
     # linen's GRU has the recurrent bias that nnx's lacks.
     cell = linen.GRUCell(FEATURES, bias_init=jax.nn.initializers.normal())

@@ -12,6 +12,7 @@ from absl.testing import parameterized
 from flax import nnx
 import jax
 import jax.numpy as jnp
+import pytest
 
 import rnnzoo
 from tests.layers import layers_test
@@ -87,12 +88,16 @@ def new_cases():
 class NewCellTest(layers_test.CrossProduct):
 
   @parameterized.named_parameters(*new_cases())
+  @pytest.mark.slow
+  @pytest.mark.few(2)
   def test_agrees_with_reference(self, **case):
     self.check(**case)
 
   @parameterized.product(
       name=sorted(LAYERS), kind=('NVIDIA H200', 'NVIDIA B200')
   )
+  @pytest.mark.slow
+  @pytest.mark.few(2)
   def test_becomes_a_kernel(self, name, kind):
     layer = LAYERS[name](16, 32, rngs=nnx.Rngs(0), implementation='pallas')
     graphdef, state = nnx.split(layer)

@@ -95,6 +95,7 @@ class ProgramTest(absltest.TestCase):
     self.assertEqual(code, 2)
     self.assertIn("invalid choice: 'trian'", err)
 
+  @pytest.mark.slow
   def test_without_its_packages(self):
     script = """
 from importlib import util

@@ -11,6 +11,7 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import rnnzoo
 from rnnzoo import convert
@@ -128,6 +129,7 @@ class ConvertTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, message):
       convert.from_torch(layer, arrays)
 
+  @pytest.mark.slow
   def test_keeps_shardings(self):
     mesh = jax.make_mesh((1,), ('x',))
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec('x'))

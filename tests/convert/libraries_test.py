@@ -378,6 +378,7 @@ class LibrariesTest(parameterized.TestCase):
   @parameterized.named_parameters(
       (f'{library}_{name}', library, name) for library, name in CASES
   )
+  @pytest.mark.slow
   def test_same_numbers_and_back(self, library, name):
     function, *arguments = CASES[library, name]
     weights, back, pairs = function(*arguments)
@@ -395,6 +396,7 @@ class LibrariesTest(parameterized.TestCase):
     )
 
   @parameterized.parameters((15, 15), (None, 30))
+  @pytest.mark.slow
   def test_bound_of_the_forget_gate(self, bound, forget):
     with jax.enable_x64(True):
       layer = rnnzoo.SLSTM(

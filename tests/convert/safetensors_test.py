@@ -10,6 +10,7 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from safetensors import flax as safetensors
 from safetensors import numpy as numpy_files
 
@@ -38,6 +39,7 @@ class SafetensorsTest(absltest.TestCase):
     super().setUp()
     self.path = pathlib.Path(self.create_tempdir()) / 'model.safetensors'
 
+  @pytest.mark.slow
   def test_a_model_comes_back(self):
     first, second = model(0), model(1)
     convert.save_safetensors(first, self.path)

@@ -7,6 +7,7 @@ from absl.testing import parameterized
 from flax import nnx
 import jax
 import jax.numpy as jnp
+import pytest
 
 from pallas_kernels import targets
 import rnnzoo
@@ -103,6 +104,7 @@ class LinearTest(parameterized.TestCase):
       ),
       kind=('linear_scan', 'MinGRU'),
   )
+  @pytest.mark.few(2)
   def test_path_of_none(self, case, kind):
     (batch, time, features), path = case
     layer = nnx.eval_shape(

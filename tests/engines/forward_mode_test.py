@@ -199,6 +199,7 @@ class QuickTest(ForwardModeTestCase):
   def test_transformations(self):
     self.check_transformations('MinGRU', 'associative_scan')
 
+  @pytest.mark.slow
   def test_hessian_of_linear_scan(self):
     a, b, h0 = random_like((RESET[..., None], MASK[..., None], RESET[:, :1]), 3)
     a = a.at[0, 1].set(0)  # Forgets, and has a derivative all the same.

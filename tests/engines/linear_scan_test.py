@@ -88,6 +88,8 @@ class LinearScanTest(parameterized.TestCase):
   @parameterized.product(
       time=(1, 2, 5, 37), reverse=(False, True), with_reset=(False, True)
   )
+  @pytest.mark.slow
+  @pytest.mark.few(2)
   def test_agrees_with_loop(self, time, reverse, with_reset):
     with jax.enable_x64(True):
       results, want = scan_all(
@@ -112,6 +114,8 @@ class LinearScanTest(parameterized.TestCase):
       test_util.check_grads(scan, (a, b, h0), order=1, modes=['rev'], rtol=1e-6)
 
   @parameterized.product(path=PATHS, zero=('a', 'h'))
+  @pytest.mark.slow
+  @pytest.mark.few(2)
   def test_second_derivatives_at_zero(self, path, zero):
     with jax.enable_x64(True):
       a, b, h0, reset = map(jnp.asarray, draw(4))
@@ -152,6 +156,7 @@ class LinearScanTest(parameterized.TestCase):
     self.assertEqual(float(h[0, -1, 0]), 2)
 
   @parameterized.product(path=PATHS, reverse=(False, True))
+  @pytest.mark.few(2)
   def test_forgets_an_infinity(self, path, reverse):
     # By a reset in the first row, by a = 0 in the second.
     a = np.ones((2, 6, 1), np.float32)
@@ -179,6 +184,7 @@ class LinearScanTest(parameterized.TestCase):
   @parameterized.product(
       path=PATHS, reverse=(False, True), poison=(np.nan, np.inf)
   )
+  @pytest.mark.few(2)
   def test_nothing_passes_a_reset(self, path, reverse, poison):
     # In the step right before it, where all that comes after would have it.
     a = np.full((1, 9, 1), 0.5, np.float32)
@@ -222,6 +228,7 @@ class LinearScanTest(parameterized.TestCase):
   @parameterized.product(
       path=PATHS, with_reset=(False, True), poison=(np.nan, np.inf)
   )
+  @pytest.mark.few(2)
   def test_no_product_forgets(self, path, with_reset, poison):
     # Products of 64 of the factors are no float32: they underflow.
     a = np.full((1, 500, 1), 0.01, np.float32)
@@ -297,6 +304,7 @@ def log_space(log_a, log_b):
 class LogSpaceTest(parameterized.TestCase):
 
   @parameterized.product(layer=('MinGRU', 'MinLSTM'), path=PATHS)
+  @pytest.mark.few(2)
   def test_positive_candidate_is_the_log_space_model(self, layer, path):
     rng = np.random.default_rng(0)
     x = 2 * rng.standard_normal((20, 3))

@@ -155,6 +155,7 @@ def close(found, wanted):
 
 class NewtonJointsTest(parameterized.TestCase):
 
+  @pytest.mark.slow
   def test_corrections_are_measured_by_their_own_feature(self):
     # Carries before four parts of two features; the third part resets one.
     starts = (jnp.array([[1e6, 1.0], [1e6, 1.0], [1e6, 1.0], [1.0, 1.0]]),)
@@ -173,6 +174,8 @@ class NewtonJointsTest(parameterized.TestCase):
   __test__ = abstract_gpu.RUNS
 
   @parameterized.parameters(*FORGETFUL[1::5])
+  @pytest.mark.slow
+  @pytest.mark.few(2)
   def test_is_the_trajectory_of_scan(self, case):
     self.is_the_trajectory_of_scan(case)
 
@@ -213,6 +216,7 @@ class NewtonJointsTest(parameterized.TestCase):
     for a, b in zip((*found, *final), (*wanted, *last), strict=True):
       close(a, b)
 
+  @pytest.mark.slow
   def test_numbers_that_are_not_finite(self):
     case = Case('IndRNN', TANH, (1, 100, 8))
     cell, operands = case.operands()
@@ -226,6 +230,7 @@ class NewtonJointsTest(parameterized.TestCase):
     np.testing.assert_array_equal(np.isnan(found), np.isnan(wanted))
     np.testing.assert_allclose(found[:60], wanted[:60], atol=TOLERANCE)
 
+  @pytest.mark.slow
   def test_relu_takes_few_runs_where_nothing_is_forgotten(self):
     options = {'recurrent_range': (0.99, 1.01)}
     with on_gpu(self):
@@ -268,6 +273,7 @@ class NewtonJointsTest(parameterized.TestCase):
     )
     np.testing.assert_allclose(each.sum(), wanted[0], rtol=1e-5)
 
+  @pytest.mark.slow
   def test_settings_of_windows_ask_for_windows(self):
     layer = rnnzoo.GRU(
         *(IN, 4),

@@ -164,9 +164,11 @@ class RowsTest(parameterized.TestCase):
         self.assert_close(found, wanted)
 
   @parameterized.parameters('flags', 'parameters')
+  @pytest.mark.slow
   def test_is_scan(self, way):
     self.check('GRU', way)
 
+  @pytest.mark.slow
   def test_gradients_are_those_of_scan(self):
     self.check('GRU', 'gradients')
 
@@ -200,6 +202,7 @@ class RowsTest(parameterized.TestCase):
     self.assertLess(wanted, 500)
     self.assertEqual(plans[-1].steps.chunk, wanted)
 
+  @pytest.mark.slow
   def test_says_that_a_jacobian_does_not_fit_all_rows(self):
     exact = rnnzoo.AssociativeScan(jacobian='exact')
     (run,), state = layers('GRU', [exact], 64, 'float32')
@@ -209,6 +212,7 @@ class RowsTest(parameterized.TestCase):
     with self.assertRaisesRegex(NotImplementedError, message):
       jax.eval_shape(jax.vmap(run, (None, 0)), state, x)
 
+  @pytest.mark.slow
   def test_nan_stays_in_its_row(self):
     (run, by_scan), state = layers('GRU')
     x = arrays('GRU')[0].at[1, 0, 10].set(jnp.nan)

@@ -142,6 +142,7 @@ class NewtonTest(parameterized.TestCase):
     found = gradients(case, newton_windows.unroll)
     self.assert_close(found, gradients(case, by_scan), limit)
 
+  @pytest.mark.slow
   def test_is_scan(self):
     self.check_is_scan('GRU', 37)
 
@@ -303,6 +304,7 @@ class NewtonTest(parameterized.TestCase):
     self.assert_close(found, wanted, 1e-12)
 
   @parameterized.parameters(np.nan, np.inf)
+  @pytest.mark.slow
   def test_not_finite(self, value):
     case = Case(layer='GRU')
     cell, operands = case.operands()
@@ -320,6 +322,7 @@ class NewtonTest(parameterized.TestCase):
     jax.tree.map(same, found, wanted)
 
   @parameterized.parameters('reset', 'head')
+  @pytest.mark.slow
   def test_large_numbers_hide_no_error(self, hides):
     # Neither those before a reset nor those of another head.
     options = {'activation': 'relu', 'num_heads': 2}
@@ -342,6 +345,7 @@ class NewtonTest(parameterized.TestCase):
     )
     self.assert_close(found, wanted, 1e-6)
 
+  @pytest.mark.slow
   def test_a_large_feature_hides_no_error_of_others(self):
     # It is in their head, and they do not see it.
     def run(path):
@@ -467,6 +471,7 @@ class NewtonTest(parameterized.TestCase):
     )
 
   @parameterized.parameters(12, 300)
+  @pytest.mark.slow
   def test_a_large_carry_that_is_forgotten(self, time):
     # A residual that is small beside 1e6 was taken for rounding.
     def run(path):

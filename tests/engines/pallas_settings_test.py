@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 import numpy as np
+import pytest
 
 from pallas_kernels import projection
 import rnnzoo
@@ -82,6 +83,8 @@ class SameFunctionTest(parameterized.TestCase):
       )
 
   @parameterized.parameters(*rnnzoo.LAYERS)
+  @pytest.mark.slow
+  @pytest.mark.few(2)
   def test_layer(self, name):
     rng = np.random.default_rng(1)
     self.check(
@@ -96,6 +99,7 @@ class SameFunctionTest(parameterized.TestCase):
         reverse=True,
     )
 
+  @pytest.mark.slow
   def test_both_directions_in_one_kernel(self):
     make = functools.partial(rnnzoo.Bidirectional, rnnzoo.GRU, IN, FEATURES)
     with on_gpu(self), path_choice.noted() as choices:
@@ -104,17 +108,20 @@ class SameFunctionTest(parameterized.TestCase):
       self.assertEqual([choice.path for choice in choices], ['pallas'])
     self.check(make)
 
+  @pytest.mark.slow
   def test_stack_of_both_directions(self):
     level = functools.partial(rnnzoo.Bidirectional, rnnzoo.MinGRU)
     self.check(
         functools.partial(rnnzoo.Stack, level, IN, FEATURES, num_layers=2)
     )
 
+  @pytest.mark.slow
   def test_block(self):
     make = functools.partial(rnnzoo.SLSTMBlock, IN, IN, num_heads=1)
     self.check(make)
 
   @parameterized.parameters(rnnzoo.LSTM, rnnzoo.IndRNN)
+  @pytest.mark.slow
   def test_vmap(self, layer):
     make = functools.partial(layer, IN, FEATURES)
     x = inputs(2, BATCH, TIME)
@@ -131,6 +138,7 @@ class SameFunctionTest(parameterized.TestCase):
           want,
       )
 
+  @pytest.mark.slow
   def test_time_major(self):
     self.check(
         functools.partial(rnnzoo.LSTM, IN, FEATURES, num_heads=2),
@@ -138,6 +146,7 @@ class SameFunctionTest(parameterized.TestCase):
         time_major=True,
     )
 
+  @pytest.mark.slow
   def test_gates_that_are_given(self):
     cell, params = rnnzoo.GRUCell(), {'recurrent_bias': jnp.zeros(FEATURES)}
     x_gates = jnp.ones((BATCH, TIME, 3, FEATURES))
@@ -214,6 +223,8 @@ class KernelsTest(parameterized.TestCase):
       path=(GATES, CARRIES),
       dtype=(jnp.float32, jnp.bfloat16),
   )
+  @pytest.mark.slow
+  @pytest.mark.few(2)
   def test_only_the_forward_pass_reads_w(self, layer, path, dtype):
     # XLA would read it for the backward pass and for an optimiser in one
     # kernel, and that waits for the sum of W's gradient over the devices.
@@ -226,11 +237,13 @@ class KernelsTest(parameterized.TestCase):
     early = [line for line in uses if 'optimization_barrier' not in line]
     self.assertLen(early, 1)
 
+  @pytest.mark.slow
   def test_lowers_for_a_gpu(self):
     text = self.lowered(CARRIES, rnnzoo.GRU)
     if abstract_gpu.RUNS:
       self.assertTrue('optimization_barrier' in text)
 
+  @pytest.mark.slow
   def test_export(self):
     if not abstract_gpu.RUNS:
       return
@@ -265,6 +278,7 @@ class NamesTest(parameterized.TestCase):
     self.assertEqual(rnnzoo.Pallas(), GATES)
 
   @parameterized.parameters(*rnnzoo.LAYERS)
+  @pytest.mark.few(2)
   def test_other_paths_run_on_a_cpu(self, name):
     make = lambda path: rnnzoo.LAYERS[name](
         IN, 8, implementation=path, rngs=nnx.Rngs(0)

@@ -84,6 +84,7 @@ class PlatformsTest(parameterized.TestCase):
     f, _ = gradient(make_layer(name, 'scan'), **call)
     self.assertLess(largest_difference(on_cpu, jax.jit(f)(params, x)), 1e-5)
 
+  @pytest.mark.slow
   def test_cpu_beside_a_gpu(self):
     self.check('MinGRU')
 
@@ -220,6 +221,7 @@ class PlatformsTest(parameterized.TestCase):
     with self.assertWarnsRegex(UserWarning, 'compiled for CUDA: it has no GPU'):
       traced.lower(lowering_platforms=('cuda',))
 
+  @pytest.mark.slow
   def test_device_of_arrays(self):
     """Outside of `jit`, the arrays say which device computes."""
     if not abstract_gpu.RUNS:

@@ -5,6 +5,7 @@ from absl.testing import parameterized
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from rnnzoo.engines import products
 
@@ -21,6 +22,7 @@ class ProductsTest(parameterized.TestCase):
       ((9,), 'float32', False),
       ((3,), 'bfloat16', False),
   )
+  @pytest.mark.few(2)
   def test_one_step(self, lead, dtype, stored):
     kernel, bias = self.draw(3, 5, 8), self.draw(3, 8)
     x = self.draw(*lead, 5, dtype=dtype)

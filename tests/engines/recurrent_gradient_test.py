@@ -169,6 +169,8 @@ class RecurrentGradientTest(parameterized.TestCase):
         )
 
   @parameterized.product(name=tuple(CELLS), option=tuple(OPTIONS))
+  @pytest.mark.slow
+  @pytest.mark.few(2)
   def test_gradients(self, name, option):
     cell, _ = CELLS[name]
     reverse = list(CELLS).index(name) % 2 == (option == 'clip')
@@ -220,6 +222,7 @@ class RecurrentGradientTest(parameterized.TestCase):
     )
     self.assert_close(*run(arguments(name)), tolerance=1e-11)
 
+  @pytest.mark.slow
   def test_second_derivatives_by_newton(self):
     # The iteration's own derivative is not clipped either.
     cell, _ = CELLS['GRU']
@@ -255,6 +258,7 @@ class LayerTest(parameterized.TestCase):
     jax.tree.map(close, jax.tree.leaves(a), jax.tree.leaves(b))
 
   @parameterized.product(name=('LSTM', 'AGRU', 'IndRNN'), option=tuple(OPTIONS))
+  @pytest.mark.few(2)
   def test_changes_gradients_only(self, name, option):
     y, (_, d_x) = run_layer(name)
     same_y, (_, other_d_x) = run_layer(name, **OPTIONS[option])
@@ -262,6 +266,7 @@ class LayerTest(parameterized.TestCase):
     self.assertGreater(np.abs(other_d_x - d_x).max(), 1e-3)
 
   @parameterized.parameters('LSTM', 'AGRU')
+  @pytest.mark.slow
   def test_a_large_clip_is_none(self, name):
     _, plain = run_layer(name)
     _, clipped = run_layer(name, recurrent_gradient_clip=1e6)

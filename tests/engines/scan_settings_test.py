@@ -53,6 +53,7 @@ class ScanTest(parameterized.TestCase):
             other,
         )
 
+  @pytest.mark.slow
   def test_gates_that_malloc_would_map_are_formed_again(self):
     run = lambda path: gradient(path, rnnzoo.LSTM, 64)[0].memory_analysis()
     sizes = [

@@ -5,6 +5,7 @@ from absl.testing import parameterized
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from rnnzoo.engines import step_products
 from tests.testing import comparison
@@ -76,6 +77,7 @@ class MultiplyTest(parameterized.TestCase):
     self.assertIn('stablehlo.convolution', text('cpu'))
     self.assertNotIn('stablehlo.convolution', text('cuda'))
 
+  @pytest.mark.slow
   def test_derivatives(self):
     operands = draw(3, 4), draw(4, 8)
     tangents = draw(3, 4) + 1, draw(4, 8) - 1
@@ -110,6 +112,7 @@ class MultiplyTest(parameterized.TestCase):
     text = jax.jit(mapped[0]).lower(*operands).compile().as_text()
     self.assertNotIn('convolution(', text)
 
+  @pytest.mark.slow
   def test_on_several_devices(self):
     several_devices.run(self, 'step_products_program', devices=2)
 

@@ -78,6 +78,7 @@ class KernelsTest(parameterized.TestCase):
   """Lowers programs for two GPUs that are not there."""
 
   @parameterized.parameters('linear_scan', 'MinGRU')
+  @pytest.mark.slow
   def test_lowers(self, function):
     mesh = abstract_gpu.mesh('NVIDIA H200', 'Explicit')
     layer = rnnzoo.MinGRU(24, 24, implementation='pallas', rngs=nnx.Rngs(0))
@@ -108,6 +109,7 @@ class LongPartsTest(parameterized.TestCase):
   # Before jax 0.11 no kernel is launched.
   __test__ = abstract_gpu.RUNS
 
+  @pytest.mark.slow
   def test_reads_each_step_once(self):
     mesh = abstract_gpu.mesh('NVIDIA H200', 'Explicit')
     scan = functools.partial(rnnzoo.linear_scan, implementation='pallas')
@@ -125,6 +127,7 @@ class LongPartsTest(parameterized.TestCase):
     for operands in kernels:
       self.assertNotIn('64xf32>', re.sub(r'tensor<1x128xf32>', '', operands))
 
+  @pytest.mark.slow
   def test_second_derivatives_are_refused(self):
     mesh = abstract_gpu.mesh('NVIDIA H200', 'Explicit')
     scan = functools.partial(rnnzoo.linear_scan, implementation='pallas')
@@ -136,6 +139,7 @@ class LongPartsTest(parameterized.TestCase):
       with self.assertRaisesRegex(NotImplementedError, 'first derivatives'):
         jax.jit(jax.grad(slope)).trace(x)
 
+  @pytest.mark.slow
   def test_vmap_lowers(self):
     mesh = abstract_gpu.mesh('NVIDIA H200', 'Explicit')
     scan = functools.partial(rnnzoo.linear_scan, implementation='pallas')

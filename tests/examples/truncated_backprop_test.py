@@ -20,6 +20,7 @@ class TruncatedBackpropTest(absltest.TestCase):
     np.testing.assert_array_equal(flat(answers)[:, 3:], flat(x)[:, :-3])
     np.testing.assert_array_equal(flat(answers)[:, :3], 0)
 
+  @pytest.mark.slow
   def test_chunks_hand_the_carry_over(self):
     config = truncated_backprop.Config(features=4, batch=2)
     model = truncated_backprop.Echo(config, nnx.Rngs(0))

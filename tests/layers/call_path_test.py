@@ -9,6 +9,7 @@ from absl.testing import parameterized
 from flax import nnx
 import jax
 import jax.numpy as jnp
+import pytest
 
 import pallas_kernels
 import rnnzoo
@@ -69,6 +70,8 @@ class CallPathTest(parameterized.TestCase):
       name=('LSTM', 'GRU', 'IndRNN', 'MinGRU'),
       implementation=('pallas', None),
   )
+  @pytest.mark.slow
+  @pytest.mark.few(3)
   def test_few_functions_in_few_files(self, name, implementation):
     layer = rnnzoo.LAYERS[name](
         64,

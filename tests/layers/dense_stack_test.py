@@ -8,6 +8,7 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import rnnzoo
 from tests.testing import random_layers
@@ -38,6 +39,7 @@ def make(layer=rnnzoo.GRU, **options):
 class DenseStackTest(parameterized.TestCase):
 
   @parameterized.parameters(None, 'layer', 'batch')
+  @pytest.mark.few(2)
   def test_each_level_is_over_all_below(self, norm):
     stack = make(norm=norm)
 
@@ -60,6 +62,7 @@ class DenseStackTest(parameterized.TestCase):
     close(got, want)
 
   @parameterized.parameters({}, {'norm': 'layer', 'layer': rnnzoo.IndRNN})
+  @pytest.mark.slow
   def test_steps_and_parts_are_an_unroll(self, **options):
     stack = make(**options)
 
@@ -76,6 +79,8 @@ class DenseStackTest(parameterized.TestCase):
     jax.tree.map(close, *run(stack, x))
 
   @parameterized.product(norm=(None, 'batch'), time_major=(False, True))
+  @pytest.mark.slow
+  @pytest.mark.few(2)
   def test_padding_is_zero_and_has_no_effect(self, norm, time_major):
     stack = make(norm=norm)
     swap = (lambda a: a.swapaxes(0, 1)) if time_major else lambda a: a

@@ -106,6 +106,7 @@ class DtypesTest(parameterized.TestCase):
       param_dtype=('bfloat16', 'float32'),
       is_cast=(False, True),
   )
+  @pytest.mark.few(3)
   def test_sums(self, layer, param_dtype, is_cast):
     made = rnnzoo.LAYERS[layer](
         8,
@@ -234,6 +235,7 @@ class SumsTest(parameterized.TestCase):
     self.assertCountEqual(params, sums)
 
   @parameterized.parameters('stack', 'lowest', 'upper')
+  @pytest.mark.few(2)
   def test_variables_of_subclasses(self, place):
     stack = self.stack()
     module = {
@@ -290,6 +292,7 @@ class CarryErrorsTest(parameterized.TestCase):
     )
 
   @parameterized.product(kind=('LSTM', 'Stack', 'SLSTMBlock'), batch=(16, 1))
+  @pytest.mark.few(2)
   def test_step(self, kind, batch):
     layer, carry = self.layer(kind, batch)
     self.check(lambda x, c: layer.step(c, x), (8, 4), carry, batch)
@@ -376,6 +379,7 @@ class PartialManualTest(Numbers):
     for name in names:
       self.assertIn(f'{name} is the same on 4 devices', printed)
 
+  @pytest.mark.slow
   def test_few(self):
     self.assert_same_in_partial_shard_map(
         ('linear_scan-scan-Explicit', 'LSTM-scan-Explicit')
@@ -609,6 +613,7 @@ class TokensTest(parameterized.TestCase):
       attention=(None, 5),
       teacher_forcing=(1.0, 0.5),
   )
+  @pytest.mark.few(4)
   def test_seq2seq(self, specs, attention, teacher_forcing):
     rngs = nnx.Rngs(0)
     model = models.Seq2Seq(
@@ -671,6 +676,7 @@ class TokensTest(parameterized.TestCase):
     self.assertEqual(logits.shape, (8, 4, 9))
 
   @parameterized.product(num_beams=(1, 2), is_mapped=(True, False))
+  @pytest.mark.few(2)
   def test_decoding(self, num_beams, is_mapped):
     rngs = nnx.Rngs(0)
     model = models.Seq2Seq(
@@ -727,6 +733,7 @@ class FlagsTest(parameterized.TestCase):
           (P(None, 'b'), P('a'), P('b')),
       ),
   )
+  @pytest.mark.few(2)
   def test_flags_go_where_x_is(self, name, specs):
     mesh, layer = explicit_mesh(), self.layers[name]
 
@@ -747,12 +754,15 @@ class FlagsTest(parameterized.TestCase):
 class TwoLevelsTest(Kernels):
 
   @parameterized.parameters(*rnnzoo.LAYERS)
+  @pytest.mark.slow
+  @pytest.mark.few(2)
   def test_two_levels(self, layer):
     self.assert_sums_gradients_of_parameters_only(
         sharded_cases.Case(layer, 'two', 'plain', 'pallas')
     )
 
   @parameterized.parameters('LSTM', 'IndRNN')
+  @pytest.mark.slow
   def test_gates_that_are_not_kept(self, layer):
     self.assert_sums_gradients_of_parameters_only(
         sharded_cases.Case(layer, 'two', 'plain', 'pallas_carries')

@@ -6,6 +6,7 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import rnnzoo
 
@@ -49,6 +50,7 @@ class DropconnectTest(parameterized.TestCase):
     self.assertFalse(np.array_equal(once[0] == 0, other[0] == 0))
 
   @parameterized.parameters('float32', 'bfloat16')
+  @pytest.mark.slow
   def test_gradients_reach_what_stays(self, dtype):
     layer = rnnzoo.Elman(3, 8, param_dtype=dtype, rngs=nnx.Rngs(0))
     structure, params = nnx.split(layer, nnx.Param)

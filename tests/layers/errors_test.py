@@ -14,6 +14,7 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import pallas_kernels
 from pallas_kernels import targets
@@ -253,6 +254,7 @@ class CallTest(parameterized.TestCase):
   @parameterized.product(
       call=tuple(CALLS), composed=('layer', 'stack', 'bidirectional')
   )
+  @pytest.mark.few(5)
   def test_call(self, call, composed):
     arguments, message = CALLS[call]
     cls = rnnzoo.LSTM
@@ -340,6 +342,7 @@ class ImplementationTest(parameterized.TestCase):
       rnnzoo.Pallas(keep=keep)
 
   @parameterized.parameters(rnnzoo.AssociativeScan(window=2), rnnzoo.Scan())
+  @pytest.mark.slow
   def test_settings_are_accepted_wherever_a_name_is(self, path):
     for name in ('GRU', 'MinGRU'):
       layer = make(rnnzoo.LAYERS[name], implementation=[rnnzoo.Pallas(), path])
@@ -439,6 +442,7 @@ class ImplementationTest(parameterized.TestCase):
     np.testing.assert_array_equal(y, layer(x))
 
   @parameterized.parameters(*rnnzoo.LAYERS)
+  @pytest.mark.few(2)
   def test_none_always_runs(self, name):
     layer = make(rnnzoo.LAYERS[name])
     self.assertEqual(jax.eval_shape(layer, x).shape, (BATCH, TIME, FEATURES))

@@ -92,9 +92,11 @@ class ExportTestCase(parameterized.TestCase):
 
 class ExportTest(ExportTestCase):
 
+  @pytest.mark.slow
   def test_layer(self):
     self.check(random_layers.make('AGRU', IN, FEATURES), symbolic())
 
+  @pytest.mark.slow
   def test_known_time_is_parallel(self):
     path = {'implementation': 'associative_scan'}
     layer = random_layers.make('MinGRU', IN, FEATURES, **path)
@@ -121,6 +123,7 @@ class ExportTest(ExportTestCase):
     with self.assertRaisesRegex(NotImplementedError, message):
       exported(layer, symbolic())
 
+  @pytest.mark.slow
   def test_functions(self):
     b, t = export.symbolic_shape('b, t')
     gru = random_layers.make('GRU', IN, FEATURES)

@@ -89,6 +89,8 @@ class ModesTest(chex.TestCase):
     close(y, expected(variant)[0])
 
   @parameterized.product(variant=tuple(LAYERS), graph=(True, False))
+  @pytest.mark.slow
+  @pytest.mark.few(2)
   def test_nnx(self, variant, graph):
     # graph=False is tree mode: modules are pytrees, and shared references and
     # state that changes are not followed.
@@ -112,12 +114,16 @@ class ModesTest(chex.TestCase):
     self.assert_gradients(variant, gradients)
 
   @parameterized.parameters(*LAYERS)
+  @pytest.mark.slow
+  @pytest.mark.few(2)
   def test_checkpoint(self, variant):
     remat = jax.checkpoint(forward)
     f = lambda layer: jnp.sum(remat(layer, x) ** 2)
     self.assert_gradients(variant, reference.jit(jax.grad(f))(make(variant)))
 
   @parameterized.parameters(*LAYERS)
+  @pytest.mark.slow
+  @pytest.mark.few(2)
   def test_vmap_over_data(self, variant):
     layer = make(variant)
     f = lambda x, reset: layer(x, reset=reset)

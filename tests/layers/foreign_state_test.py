@@ -11,6 +11,7 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import rnnzoo
 
@@ -60,6 +61,7 @@ class ForeignStateTest(parameterized.TestCase):
       name=('Elman', 'AGRU', 'MinGRU'),
       dtype=(jnp.int32, jnp.complex64, jnp.float8_e4m3fn),
   )
+  @pytest.mark.few(2)
   def test_of_another_dtype(self, name, dtype):
     message = f'{name}.kernel must .*, got {jnp.dtype(dtype)}'
     self.assert_refused(cast(make(name), dtype), message)

@@ -76,6 +76,7 @@ class LanguageModelTest(parameterized.TestCase):
     # One text without a batch.
     np.testing.assert_allclose(model(TOKENS[0]), want[0], atol=2e-5)
 
+  @pytest.mark.slow
   def test_steps_compile_nothing_after_the_first(self):
     block = functools.partial(rnnzoo.SLSTMBlock, num_heads=2)
     newton = functools.partial(rnnzoo.GRU, implementation='associative_scan')
@@ -119,8 +120,8 @@ class LanguageModelTest(parameterized.TestCase):
     difference = model(TOKENS, rngs=nnx.Rngs(dropout=0)) - model(TOKENS)
     self.assertGreater(np.abs(difference).max(), 1e-2)
 
-  @pytest.mark.slow
   @parameterized.parameters({}, {'num_devices': 2, 'is_tied': True})
+  @pytest.mark.slow
   def test_a_batch_over_an_explicit_axis(self, num_devices=4, **options):
     # As under jax.set_mesh, on devices that are not here.
     explicit = jax.sharding.AxisType.Explicit
@@ -153,6 +154,7 @@ class LanguageModelTest(parameterized.TestCase):
       self.assertEqual(logits.sharding.spec[0], 'data')
       jax.tree.map(lambda x: self.assertFalse(any(x.sharding.spec)), gradient)
 
+  @pytest.mark.slow
   def test_gradient_reaches_every_parameter(self):
     model = make(mlp='gated')
     gradients = nnx.grad(lambda model: jnp.sum(model(TOKENS) ** 2))(model)
@@ -179,6 +181,7 @@ class LanguageModelTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, message):
       models.LanguageModel(layer, 7, 8, rngs=nnx.Rngs(0))
 
+  @pytest.mark.slow
   def test_dtype_of_blocks(self):
     options = {'mlp': 'gated', 'conv_width': 2}
     half = functools.partial(rnnzoo.MinGRU, dtype=jnp.bfloat16)

@@ -88,6 +88,7 @@ class AnyLayerTest(parameterized.TestCase):
       np.testing.assert_allclose(x, y, rtol=rtol, atol=atol)
 
   @parameterized.parameters(*VARIANTS)
+  @pytest.mark.few(2)
   def test_steps_are_an_unroll(self, variant):
     layer = make(variant)
     carry = random_layers.carry(layer, BATCH)
@@ -103,6 +104,7 @@ class AnyLayerTest(parameterized.TestCase):
     )
 
   @parameterized.parameters(*VARIANTS)
+  @pytest.mark.few(2)
   def test_parts_are_the_whole(self, variant):
     self.assert_close(runs(variant)['parts'], runs(variant)['whole'])
 
@@ -132,6 +134,7 @@ class AnyLayerTest(parameterized.TestCase):
     self.assert_close(one[1], runs(variant)['own'][1][1, 0])
 
   @parameterized.parameters(*VARIANTS)
+  @pytest.mark.few(2)
   def test_batch_axes(self, variant):
     layer = make(variant)
     flags = np.stack([reset, ~reset])
@@ -166,6 +169,7 @@ class AnyLayerTest(parameterized.TestCase):
       self.assert_close(pull((carry, y))[0], carry)
 
   @parameterized.parameters(*FEW)
+  @pytest.mark.few(2)
   def test_no_rows(self, variant):
     layer = make(variant)
     carry, y = layer.unroll(x[:0], reset=reset[:0])
@@ -251,6 +255,7 @@ class ChunksTest(parameterized.TestCase):
 class CarryGradientTest(parameterized.TestCase):
 
   @parameterized.parameters(*VARIANTS)
+  @pytest.mark.few(2)
   def test_reaches_the_carry(self, variant):
     # The given one where no reset comes first, the learned one after a reset.
     layer = make(variant)
@@ -269,6 +274,7 @@ class CarryGradientTest(parameterized.TestCase):
     self.assertGreater(np.abs(d_layer.learned_carry[0][...]).max(), 0)
 
   @parameterized.product(variant=tuple(VARIANTS), what=(np.inf, np.nan))
+  @pytest.mark.few(4)
   def test_reset_stops_what_is_not_finite(self, variant, what):
     layer = make(variant)
     bad = x.copy()
@@ -282,6 +288,7 @@ class CarryGradientTest(parameterized.TestCase):
 class CarriesAndTablesTest(parameterized.TestCase):
 
   @parameterized.parameters('GRU', 'LSTM')
+  @pytest.mark.slow
   def test_unroll_carries(self, name):
     layer = rnnzoo.LAYERS[name](3, 4, rngs=nnx.Rngs(0))
     x = np.random.RandomState(0).randn(2, 5, 3).astype(np.float32)

@@ -152,6 +152,7 @@ NEWTON = {
 class LayersTest(CrossProduct):
 
   @parameterized.named_parameters(*QUICK)
+  @pytest.mark.few(10)
   def test_agrees_with_reference(self, **case):
     self.check(**case)
 
@@ -169,6 +170,8 @@ class AllLayersTest(CrossProduct):
 class NewtonTest(CrossProduct):
 
   @parameterized.named_parameters(*NEWTON[True])
+  @pytest.mark.slow
+  @pytest.mark.few(2)
   def test_agrees_with_reference(self, **case):
     self.check(**case)
 

@@ -126,6 +126,7 @@ class LeadingAxesTest(parameterized.TestCase):
       )
 
   @parameterized.named_parameters((k, *case) for k, case in CASES.items())
+  @pytest.mark.few(2)
   def test_functions(self, function, given):
     self.check(function, given)
 
@@ -134,6 +135,7 @@ class LeadingAxesTest(parameterized.TestCase):
   def test_models(self, function, given):
     self.check(function, given)
 
+  @pytest.mark.slow
   def test_verify(self):
     layer = random_layers.make('GRU', FEATURES, 4)
     want = rnnzoo.verify(layer, X[:1])

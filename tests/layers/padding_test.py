@@ -78,6 +78,8 @@ def runs(variant, reverse):
 class SeqLengthsTest(parameterized.TestCase):
 
   @parameterized.product(variant=tuple(VARIANTS), reverse=(False, True))
+  @pytest.mark.slow
+  @pytest.mark.few(2)
   def test_prefixes_run_alone(self, variant, reverse):
     ((_, (final, y)), _), _, prefixes, carry = runs(variant, reverse)
     close = functools.partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-6)
@@ -117,6 +119,7 @@ class SeqLengthsTest(parameterized.TestCase):
       run(jnp.asarray(LENGTHS) + TIME)
 
   @parameterized.parameters(np.int8, np.uint8)
+  @pytest.mark.slow
   def test_lengths_too_narrow_for_all_steps(self, dtype):
     model = models.SequenceModel(
         rnnzoo.MinGRU(IN, FEATURES, rngs=nnx.Rngs(0)), 1, rngs=nnx.Rngs(0)
@@ -133,6 +136,7 @@ class SeqLengthsTest(parameterized.TestCase):
 class MaskTest(parameterized.TestCase):
 
   @parameterized.parameters('LSTM', 'AGRU', 'MinGRU', 'MinGRU_parallel')
+  @pytest.mark.few(2)
   def test_holes(self, variant):
     # The steps that are left, run alone, see the same.
     name, options = VARIANTS[variant]
@@ -150,6 +154,7 @@ class MaskTest(parameterized.TestCase):
     jax.tree.map(close, final, short)
 
   @parameterized.parameters('LSTM', 'MinGRU', 'MinGRU_parallel')
+  @pytest.mark.few(2)
   def test_reset_in_a_hole_acts(self, variant):
     # An episode may end at a step that is not seen.
     name, options = VARIANTS[variant]

@@ -27,10 +27,12 @@ class StrictDtypesTest(parameterized.TestCase):
       name=tuple(rnnzoo.LAYERS),
       implementation=('scan', 'associative_scan'),
   )
+  @pytest.mark.few(3)
   def test_layers(self, name, implementation):
     self.check(name, implementation, jnp.float32)
 
   @parameterized.parameters(*rnnzoo.LAYERS)
+  @pytest.mark.few(2)
   def test_parameters_of_16_bits(self, name):
     self.check(name, None, jnp.bfloat16)
 
@@ -90,6 +92,7 @@ class StrictDtypesTest(parameterized.TestCase):
       ),
       trains=(False, True),
   )
+  @pytest.mark.few(2)
   def test_norms(self, make, trains):
     layer = make(FEATURES, FEATURES, dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
     graphdef, state = nnx.split(layer)
@@ -106,6 +109,7 @@ class StrictDtypesTest(parameterized.TestCase):
     self.assertEqual(y.dtype, jnp.bfloat16)
 
   @parameterized.parameters(None, jnp.float16, jnp.bfloat16)
+  @pytest.mark.few(2)
   def test_language_model(self, dtype):
     model = models.LanguageModel(
         functools.partial(rnnzoo.MinGRU, dtype=dtype),
@@ -237,10 +241,14 @@ class EqualRanksTest(parameterized.TestCase):
       name=(*rnnzoo.LAYERS, 'Scaled'),
       implementation=('scan', 'associative_scan'),
   )
+  @pytest.mark.slow
+  @pytest.mark.few(2)
   def test_layers(self, name, implementation):
     self.works(name, implementation)
 
   @parameterized.parameters('Stack', 'Bidirectional', 'SLSTMBlock')
+  @pytest.mark.slow
+  @pytest.mark.few(2)
   def test_composed_layers(self, name):
     self.works(name, 'scan')
 
@@ -278,6 +286,8 @@ class EqualRanksTest(parameterized.TestCase):
     self.check(loss, params, jnp.ones((BATCH, TIME, FEATURES)))
 
   @parameterized.parameters('LSTM', 'AGRU', 'IndRNN', 'MinGRU', 'Scaled')
+  @pytest.mark.slow
+  @pytest.mark.few(2)
   def test_kernels(self, name):
     # MinGRU has a kernel from five steps on.
     features, time = 64, 5
@@ -344,6 +354,7 @@ class EqualRanksTest(parameterized.TestCase):
     with jax.numpy_rank_promotion('raise'):
       rnnzoo.verify(rnnzoo.GRU(FEATURES, FEATURES, rngs=nnx.Rngs(0)), x)
 
+  @pytest.mark.slow
   def test_models(self):
     tokens = jnp.ones((BATCH, TIME), jnp.int32)
     lengths = jnp.array([1, 3])

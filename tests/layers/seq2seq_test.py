@@ -169,6 +169,7 @@ class Seq2SeqTest(parameterized.TestCase):
       )
 
   @parameterized.parameters(False, True)
+  @pytest.mark.slow
   def test_a_dense_encoder(self, bidirectional):
     layer = rnnzoo.GRU
     if bidirectional:
@@ -195,6 +196,7 @@ class Seq2SeqTest(parameterized.TestCase):
     )
 
   @parameterized.parameters(np.uint8, np.uint32)
+  @pytest.mark.slow
   def test_a_source_of_no_step_whose_length_has_no_sign(self, dtype):
     model, source = make_model(), jnp.ones((2, 5), jnp.int32)
     expected = model.encode(source, np.array([5, 0])).context
@@ -317,6 +319,7 @@ class MarkovTest(parameterized.TestCase):
           length_penalty=penalty,
       )
 
+  @pytest.mark.slow
   def test_the_loop_stops_at_the_end(self):
     # A chain that ends at once: one step, whatever the greatest length.
     table = np.zeros((2, 6, 6), np.float32)

@@ -131,6 +131,8 @@ def loops(block, x, carry, reset, mask, options):
 class SLSTMBlockTest(parameterized.TestCase):
 
   @parameterized.parameters(*VARIANTS)
+  @pytest.mark.slow
+  @pytest.mark.few(2)
   def test_equations(self, **options):
     block = make(**options)
     carry = carry_of(block, BATCH)
@@ -151,6 +153,7 @@ class SLSTMBlockTest(parameterized.TestCase):
     jax.tree.map(close, short, loops(block, x, carry, never, valid, options))
 
   @parameterized.parameters(XLSTM, {'dtype': jnp.bfloat16})
+  @pytest.mark.slow
   def test_step_is_unroll(self, **options):
     block = make(**options)
     carry = carry_of(block, BATCH)
@@ -167,6 +170,7 @@ class SLSTMBlockTest(parameterized.TestCase):
       close(np.float32(y), np.float32(want[:, t]), atol=tolerance)
     jax.tree.map(close, carry, want_carry)
 
+  @pytest.mark.slow
   def test_bfloat16_with_heads_of_4(self):
     # jax 0.10.2 has no product of these sizes on a CPU with float32 sums.
     make = functools.partial(
@@ -201,6 +205,7 @@ class SLSTMBlockTest(parameterized.TestCase):
     close(np.concatenate(parts, 1), y)
     jax.tree.map(close, carry, whole)
 
+  @pytest.mark.slow
   def test_a_reset_hides_the_last_episode(self):
     block = make()
     resets = np.zeros((1, TIME), bool)
@@ -407,6 +412,7 @@ class LagsTest(parameterized.TestCase):
 
 class LeastNormalizerTest(parameterized.TestCase):
 
+  @pytest.mark.slow
   def test_acts_on_a_carry_below_it_only(self):
     free = random_layers.make('SLSTM', 3, 4, num_heads=2, min_normalizer=0)
     bound = random_layers.make('SLSTM', 3, 4, num_heads=2)
@@ -430,6 +436,7 @@ class LeastNormalizerTest(parameterized.TestCase):
 
 class GeluTest(absltest.TestCase):
 
+  @pytest.mark.slow
   def test_derivative(self):
     z = jnp.linspace(-6, 6, 25)
     gelu = gated_mlp.ACTIVATIONS['gelu']

@@ -99,6 +99,7 @@ class StackTest(parameterized.TestCase):
       {'norm': 'layer', 'residual': True},
       {'norm': 'batch', 'num_layers': 1},
   )
+  @pytest.mark.few(2)
   def test_steps_are_an_unroll(self, **options):
     stack = make(**({'num_layers': 2} | options))
     carry = carry_of(stack, BATCH)
@@ -364,6 +365,8 @@ class NormTest(parameterized.TestCase):
   @parameterized.parameters(
       ((2, 3), True), ((0, 3), False), ((2, 0), False), ((0, 3), True)
   )
+  @pytest.mark.slow
+  @pytest.mark.few(2)
   def test_batch_without_a_valid_step_has_finite_gradients(self, lead, padded):
     stack = self.fresh(num_layers=2)
     lengths = jnp.zeros(lead[:1], int) if padded else None
@@ -450,6 +453,7 @@ class SequenceClassifierTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, 'final carries'):
       models.SequenceClassifier(backbone, num_classes=7, rngs=nnx.Rngs(0))
 
+  @pytest.mark.slow
   def test_reads_the_last_valid_output(self):
     backbone = make(num_layers=2)
     model = models.SequenceClassifier(backbone, num_classes=7, rngs=nnx.Rngs(0))
@@ -473,6 +477,7 @@ class SequenceClassifierTest(parameterized.TestCase):
 class SequenceModelTest(parameterized.TestCase):
 
   @parameterized.parameters(None, 4)
+  @pytest.mark.slow
   def test_a_mask_leaves_steps_out(self, length):
     model = models.SequenceModel(
         rnnzoo.GRU(2, 3, rngs=nnx.Rngs(0)), 2, rngs=nnx.Rngs(0)
@@ -504,6 +509,7 @@ class SequenceModelTest(parameterized.TestCase):
     self.assertEqual(want.shape, (*x.shape[:2], 2))
 
   @parameterized.parameters(None, 4)
+  @pytest.mark.slow
   def test_steps(self, num_tokens):
     rngs = nnx.Rngs(0)
     model = models.SequenceModel(
@@ -530,6 +536,7 @@ class SequenceModelTest(parameterized.TestCase):
       model.step(model.initial_carry(()), given[:, 0])
 
   @parameterized.parameters(('GRU', 6), ('Bidirectional', None))
+  @pytest.mark.slow
   def test_reset_runs_pieces_separately(self, backbone, num_tokens):
     self.check_pieces(backbone, num_tokens)
 
@@ -592,6 +599,7 @@ class SequenceModelTest(parameterized.TestCase):
     )
 
   @parameterized.parameters(rnnzoo.GRU, rnnzoo.MinGRU)
+  @pytest.mark.slow
   def test_reset_before_an_answer_at_the_end(self, layer):
     model = models.SequenceClassifier(
         make(layer, num_layers=2), 7, rngs=nnx.Rngs(0)

@@ -163,6 +163,7 @@ class WavefrontTest(parameterized.TestCase):
           {'time_major': True, 'mask': True, 'residual': True, 'norm': 'layer'},
       ),
   )
+  @pytest.mark.slow
   def test_agrees_with_layers_in_turn(
       self, layer, sizes, num_layers, parts, options
   ):
@@ -196,6 +197,7 @@ class WavefrontTest(parameterized.TestCase):
     self.agrees(layer, sizes, num_layers, parts, **options)
 
   @parameterized.parameters('float32', 'bfloat16')
+  @pytest.mark.slow
   def test_gradients_in_16_bits(self, param_dtype):
     stack = make(
         rnnzoo.LSTM,
@@ -276,6 +278,7 @@ class WavefrontTest(parameterized.TestCase):
     # Three layers, then two.
     self.assertEqual(levels, [1, 2, 3, 3, 2, 1, 1, 2, 2, 2, 1])
 
+  @pytest.mark.slow
   def test_around_the_kernels(self):
     self.agrees_by_loops(
         rnnzoo.LSTM, parts=2, num_heads=2, reset=True, carry=True
@@ -322,6 +325,7 @@ class WavefrontTest(parameterized.TestCase):
       (0, rnnzoo.LSTM, (64, 64), 2, 0, 512, {}),
       (0, (rnnzoo.LSTM, rnnzoo.GRU), (64, 64), 2, 8, 512, {}),
   )
+  @pytest.mark.few(2)
   def test_how_many(self, want, layer, sizes, depth, batch, time, options):
     stack = abstract(layer, sizes, depth, **options)
     x = jax.ShapeDtypeStruct((batch, time, sizes[0]), jnp.bfloat16)
@@ -347,6 +351,7 @@ class WavefrontTest(parameterized.TestCase):
       (rnnzoo.LSTM, {}),
       (rnnzoo.AGRU, {'num_heads': 2, 'learn_initial_carry': True}),
   )
+  @pytest.mark.slow
   def test_lowers_for_a_gpu(self, layer, options):
     options = {'implementation': 'pallas', **options}
     stack = abstract(layer, (64, 128), 2, **options)
@@ -365,6 +370,7 @@ class WavefrontTest(parameterized.TestCase):
       self.assertIn('mosaic_gpu', text)
 
   @parameterized.parameters('Explicit', 'Auto')
+  @pytest.mark.slow
   def test_over_devices(self, kind):
     stack = abstract(rnnzoo.LSTM, (64, 128), 2)
     graphdef, state = nnx.split(stack)
@@ -388,6 +394,7 @@ class WavefrontTest(parameterized.TestCase):
     # XLA could not split arrays that hold one layer after the other.
     self.assertEqual(runs.call_count, 5 if kind == 'Explicit' else 0)
 
+  @pytest.mark.slow
   def test_is_noted(self):
     if not abstract_gpu.RUNS:
       return
@@ -443,6 +450,7 @@ class WavefrontTest(parameterized.TestCase):
       stack(jnp.ones((2, 8, 4)))
     called.assert_not_called()
 
+  @pytest.mark.slow
   def test_per_example_gradients(self):
     stack = abstract(rnnzoo.GRU, (32, 32), 2, implementation='pallas')
     graphdef, state = nnx.split(stack)

@@ -90,6 +90,7 @@ class CharactersTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, "'!z' is not in the text"):
       trained.task.sample(trained.model, 'z!', jax.random.key(0))
 
+  @pytest.mark.slow
   def test_lengths_and_temperatures_of_samples(self):
     task = characters.Characters(self.config)
     model = task.build_model(nnx.Rngs(0))

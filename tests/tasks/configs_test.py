@@ -10,6 +10,7 @@ from absl.testing import parameterized
 from flax import nnx
 import jax
 import ml_collections
+import pytest
 
 import rnnzoo
 from rnnzoo import tasks
@@ -68,6 +69,7 @@ class ConfigsTest(parameterized.TestCase):
     self.assertContainsSubset(set(rnnzoo.LAYERS), layers)
 
   @parameterized.named_parameters(*((name, name) for name in CONFIGS))
+  @pytest.mark.few(16)
   def test_builds(self, name):
     config = load_config(name)
     directory = pathlib.Path(self.create_tempdir().full_path)
@@ -314,6 +316,7 @@ class ConfigsTest(parameterized.TestCase):
     with self.assertNoLogs('absl', 'WARNING'):
       experiment._check_layers(config)
 
+  @pytest.mark.slow
   def test_dropout_of_one_layer_in_a_translation_is_of_embeddings(self):
     config = load_config('base_translation')
     config.data.update(source='dates')

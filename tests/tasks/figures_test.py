@@ -4,6 +4,7 @@ import pathlib
 
 from absl.testing import absltest
 import numpy as np
+import pytest
 
 from rnnzoo.tasks import figures
 
@@ -30,6 +31,7 @@ class FiguresTest(absltest.TestCase):
     )
     self.assertStartsWith(self.path.read_bytes(), b'\x89PNG')
 
+  @pytest.mark.slow
   def test_dollars_are_drawn(self):
     figure, ((axis,),) = figures.make_figure(1, (2.0, 2.0), 'a$b$')
     axis.set_xticks([0], [figures.plain('a$b$')])

@@ -7,6 +7,7 @@ import pathlib
 from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
+import pytest
 
 from configs import base_har
 from rnnzoo.tasks.series import har
@@ -57,6 +58,7 @@ class HarTest(parameterized.TestCase):
     self.assertLen(found['validation'], 1)
     self.assertEmpty(found['train'] & found['validation'])
 
+  @pytest.mark.slow
   def test_stand_in(self):
     task = self.load('')
     self.assertEqual(task.dataset, 'BasicMotions in place of UCI HAR')

@@ -11,6 +11,7 @@ import zipfile
 from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
+import pytest
 
 from rnnzoo.tasks.series import npz
 from rnnzoo.tasks.series import sequences
@@ -291,6 +292,7 @@ class NpzTest(parameterized.TestCase):
         npz.read(self.write(x=x, y=np.arange(len(x)) % 2), CLASSES)
       self.assertEqual(printed.getvalue(), '')
 
+  @pytest.mark.slow
   def test_nothing_is_read_that_is_not_used(self):
     many, small = np.zeros(10**7), {'x': X, 'y': np.array([0, 1])}
     for arrays, message in (

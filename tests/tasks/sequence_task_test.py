@@ -152,6 +152,7 @@ class Float32Test(parameterized.TestCase):
       ('nanoseconds', np.int64(1.7e18), np.uint64, 1000),
       ('degrees', 48.1, np.float64, 1e-6),
   )
+  @pytest.mark.few(2)
   def test_columns_are_centred_before_they_are_rounded(self, far, dtype, step):
     ticks = np.arange(40 * 6).reshape(40, 6, 1)
     x = (far + step * ticks).astype(dtype)
@@ -296,6 +297,7 @@ class SequenceTaskTest(parameterized.TestCase):
     )
 
   @parameterized.parameters(('classes', False), ('numbers', True))
+  @pytest.mark.slow
   def test_a_batch_is_its_sequences_alone(self, kind, every_step):
     task = self.task(kind, every_step)
     evaluate = jax.jit(

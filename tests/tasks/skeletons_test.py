@@ -180,6 +180,7 @@ class TaskTest(parameterized.TestCase):
     for split in task.splits.values():
       self.assertCountEqual(np.unique(split['label']), range(12))
 
+  @pytest.mark.slow
   def test_averages_logits_of_samplings(self):
     task = make_task(make_config(test_samplings=7, num_steps=4))
     model = lambda x: 9 * jnp.sum(x[:, :, 30:42] * x[:, ::-1, 40:52], axis=1)
@@ -414,6 +415,8 @@ class PipelineTest(parameterized.TestCase):
     np.testing.assert_allclose(row[: len(want)], want, atol=1e-5)
 
   @parameterized.parameters('sequence', 'frame', 'body', 'none')
+  @pytest.mark.slow
+  @pytest.mark.few(2)
   def test_files_are_inputs(self, centre):
     config = self.config(centre=centre, num_steps=4, max_frames=40)
     task = make_task(config)

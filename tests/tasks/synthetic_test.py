@@ -245,6 +245,7 @@ class CopyingTest(parameterized.TestCase):
       # Symbols can stand anywhere.
       self.assertTrue((tokens[:, :9] > 0).any(0).all())
 
+  @pytest.mark.slow
   def test_a_curriculum(self):
     task = make('selective_copying', curriculum=((4, 2), (6, 1)))
     train = task.splits['train']
@@ -269,6 +270,7 @@ class CopyingTest(parameterized.TestCase):
 
 class StateTrackingTest(parameterized.TestCase):
 
+  @pytest.mark.slow
   def test_noise_while_training(self):
     task = make(
         'state_tracking', language='A5', input_noise=0.5, clean_epochs=2
@@ -297,6 +299,7 @@ class StateTrackingTest(parameterized.TestCase):
     self.assertAlmostEqual(np.std(noisy - clean), 0.5, delta=0.05)
     self.assertAlmostEqual(np.mean(noisy - clean), 0, delta=0.05)
 
+  @pytest.mark.slow
   def test_noise_of_validation(self):
     plain = make('state_tracking', language='A5').splits['validation']
     task = make('state_tracking', language='A5', validation_noise=0.25)
@@ -329,6 +332,7 @@ class StateTrackingTest(parameterized.TestCase):
       ('modular_arithmetic', 'every'),
       ('S3', 'every'),
   )
+  @pytest.mark.few(2)
   def test_labels(self, language, label_steps):
     given = {'language': language, 'label_steps': label_steps, 'min_length': 3}
     task = make('state_tracking', **given)

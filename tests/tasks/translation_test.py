@@ -240,6 +240,7 @@ class TaskTest(parameterized.TestCase):
         logs.output[0],
     )
 
+  @pytest.mark.slow
   def test_padding_has_no_effect_on_the_loss(self):
     config = make_config()
     config.model.attention_features = 0

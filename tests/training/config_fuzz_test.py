@@ -162,6 +162,7 @@ class FuzzTestCase(absltest.TestCase):
 
 class ConfigFuzzTest(FuzzTestCase):
 
+  @pytest.mark.slow
   def test_some_values(self):
     # Those that are accepted are traced, which takes a while.
     rng = random.Random(0)
@@ -254,6 +255,7 @@ class OptionsFuzzTest(absltest.TestCase):
               self.assertNotIn(option, SET_ELSEWHERE)
               self.assertNotEqual(value, {'a': 1})
 
+  @pytest.mark.slow
   def test_a_value_that_no_option_has(self):
     self.check(({'a': 1},), with_shared=rnnzoo.LAYERS)
 

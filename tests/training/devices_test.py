@@ -179,6 +179,7 @@ class FlagsTest(parameterized.TestCase):
         ):
           processes.initialize('a:1', 2, 1, False, heartbeat_seconds=100)
 
+  @pytest.mark.slow
   def test_nobody_is_there(self):
     # JAX aborts here, by a trace and minutes later, without an exception.
     code = (

@@ -32,6 +32,7 @@ TASKS = {
 class PiecesTest(parameterized.TestCase):
 
   @parameterized.parameters(1, 100, 300, 10**6)
+  @pytest.mark.few(2)
   def test_the_batches_of_an_epoch(self, piece_bytes):
     rows = np.arange(50, dtype=np.float32)
     examples = {'x': rows[:, None], 'y': rows + 100}

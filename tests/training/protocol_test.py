@@ -183,6 +183,7 @@ class RunTest(parameterized.TestCase):
       with self.assertRaisesRegex(ValueError, 'in_features = 1'):
         training.prepare(config(), str(self.workdir), 'sum')
 
+  @pytest.mark.slow
   def test_lessons_alone_are_warned_of(self):
     experiment = self.prepare('lessons')
     told = []

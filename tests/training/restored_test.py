@@ -124,6 +124,7 @@ class EveryTaskTest(parameterized.TestCase):
   @parameterized.named_parameters(
       *((name, name) for name in sorted(tasks.TASKS))
   )
+  @pytest.mark.few(2)
   def test_answers_without_its_data(self, name):
     config = make_config(name, pathlib.Path(self.create_tempdir().full_path))
     with contextlib.redirect_stdout(io.StringIO()):

@@ -215,6 +215,7 @@ class CheckpointsTest(RunFilesTestCase):
     for path in (self.checkpoint(epoch) / 'state').rglob('manifest*'):
       path.write_bytes(b'')
 
+  @pytest.mark.slow
   def test_an_older_one_is_used_with_a_warning(self):
     self.copy()
     (self.workdir / 'seed_0/result.json').unlink()
@@ -304,6 +305,7 @@ class CheckpointsTest(RunFilesTestCase):
           run.restore(checkpoints)
         shutil.rmtree(pathlib.Path(directory) / '1')
 
+  @pytest.mark.slow
   def test_a_kill_before_the_first_manifest(self):
     self.copy()
     (self.workdir / 'seed_0/result.json').unlink()

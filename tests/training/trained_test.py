@@ -251,6 +251,7 @@ class TrainedTest(absltest.TestCase):
     with self.assertRaisesRegex(NotImplementedError, 'no predictions'):
       mute.predict(task.splits['test']['inputs'])
 
+  @pytest.mark.slow
   def test_a_mode_needs_a_run(self):
     for workdir in ('', '/no/where'):
       errors = io.StringIO()

@@ -330,6 +330,7 @@ class ProgramTest(parameterized.TestCase):
     expected = task.evaluate(model, task.splits['validation'])
     chex.assert_trees_all_close(evaluation, expected, rtol=1e-5)
 
+  @pytest.mark.slow
   def test_learns(self):
     _, _, state = self.run_calls([7 * 40])
     self.assertGreater(state.scores['accuracy'] / 7, 0.8)
@@ -419,6 +420,7 @@ class TrainAndEvaluateTest(parameterized.TestCase):
         training.prepare(self.config, str(self.workdir), 'sign')
     )
 
+  @pytest.mark.slow
   def test_report(self):
     report = self.train()
     accuracies = [seed['test']['accuracy'] for seed in report['seeds']]

@@ -15,6 +15,7 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from pallas_kernels import call as call_lib
 import rnnzoo
@@ -89,6 +90,8 @@ CASES = (
 class LayersTest(comparison.ComparisonTestCase):
 
   @parameterized.named_parameters(*comparison.named(CASES))
+  @pytest.mark.slow
+  @pytest.mark.few(4)
   def test_agrees_with_reference(self, case):
     with dense_loops.imitated(self):
       self.compare(case, TOLERANCE[case.dtype])
@@ -108,6 +111,7 @@ class LayersTest(comparison.ComparisonTestCase):
           ),
       ),
   )
+  @pytest.mark.slow
   def test_in_pieces(self, pieces, case):
     with dense_loops.imitated(self, pieces):
       self.compare(case, TOLERANCE[case.dtype])
@@ -117,6 +121,8 @@ class LayersTest(comparison.ComparisonTestCase):
       (2, case(rnnzoo.GRU, lengths=True, reverse=True, time_major=True)),
       (1, case(rnnzoo.Elman, {'learn_initial_carry': True}, reset=True)),
   )
+  @pytest.mark.slow
+  @pytest.mark.few(2)
   def test_multiplied_again(self, pieces, case):
     if not abstract_gpu.RUNS:
       return
@@ -161,6 +167,8 @@ class LayersTest(comparison.ComparisonTestCase):
       (1, 64, False, case(rnnzoo.GRU, reset=True)),
       (1, 64, False, case(rnnzoo.AGRU, reset=True)),
   )
+  @pytest.mark.slow
+  @pytest.mark.few(2)
   def test_gradient_reads_d_x_in_place(self, pieces, size, in_place, case):
     if not abstract_gpu.RUNS:
       return
@@ -214,6 +222,8 @@ class BidirectionalTest(parameterized.TestCase):
           True,
       ),
   )
+  @pytest.mark.slow
+  @pytest.mark.few(2)
   def test_agrees_with_two_scans(self, case, with_carry):
     layer = rnnzoo.Bidirectional(
         case.layer, 3, case.features, rngs=nnx.Rngs(0), **case.options
@@ -396,6 +406,8 @@ class UnrollTest(parameterized.TestCase):
         self.assertLess(error, 1e-2 if low else 3e-5)
 
   @parameterized.parameters('Multiplying', 'Swapped', 'Doubling')
+  @pytest.mark.slow
+  @pytest.mark.few(2)
   def test_gates_of_any_cell(self, name):
     self.check(name, reverse=name == 'Swapped')
 
@@ -406,13 +418,17 @@ class UnrollTest(parameterized.TestCase):
           {'stop_recurrent_gradient': True},
       ),
   )
+  @pytest.mark.slow
+  @pytest.mark.few(2)
   def test_recurrent_gradient(self, name, option):
     self.check(name, outputs=1, **option)
 
+  @pytest.mark.slow
   def test_all_carries(self):
     self.check('SLSTM', reverse=True)
 
   @parameterized.parameters(('bfloat16', 'float32'), ('float32', 'bfloat16'))
+  @pytest.mark.slow
   def test_mixed_dtypes(self, x_dtype, kernel_dtype):
     self.check('LSTM', x_dtype, kernel_dtype)
 

@@ -241,6 +241,7 @@ class EmulationTest(parameterized.TestCase):
       # Two blocks a warp in the adjoint.
       ('GRU', 1, 104, {'reverse': True, 'time': 4, 'teams': (1,)}),
   )
+  @pytest.mark.slow
   def test_operands_in_registers(self, cell, batch, size, options):
     self.check(cell, batch, size, **options)
 
@@ -254,18 +255,21 @@ class EmulationTest(parameterized.TestCase):
   def test_more_operands_in_registers(self, cell, batch, size, options):
     self.check(cell, batch, size, **options)
 
-  @pytest.mark.slow
   @parameterized.parameters(
       ('LSTM', 5, 64, 4, {'time': 4}),
       ('LSTM', 3, 32, 4, {'reverse': True, 'dtype': 'float16'}),
       ('GRU', 11, 64, 8, {'time_major': True, 'time': 4}),
   )
+  @pytest.mark.slow
+  @pytest.mark.few(2)
   def test_multiplied_again(self, cell, batch, size, columns, options):
     self.check(cell, batch, size, again=columns, **options)
 
+  @pytest.mark.slow
   def test_warps_in_any_order(self):
-    self.check('LSTM', 5, 72, lockstep=32, time=7)
+    self.check('LSTM', 5, 72, lockstep=32, time=3)
 
+  @pytest.mark.slow
   def test_operands_in_shared_memory(self):
     self.check_cut('LSTM', 5, 72, 'device')
 
@@ -284,6 +288,8 @@ class EmulationTest(parameterized.TestCase):
       # The operand needs the first gate; the second one is multiplied late.
       ('AGRU', 5, 72, 'device', {'time': 4, 'time_major': True}),
   )
+  @pytest.mark.slow
+  @pytest.mark.few(2)
   def test_cuts(self, cell, batch, size, name, options):
     self.check_cut(cell, batch, size, name, **options)
 
@@ -293,6 +299,8 @@ class EmulationTest(parameterized.TestCase):
       ('LSTM', 5, 72, 'cluster', {'levels': 2, 'time': 4, 'reverse': True}),
       ('GRU', 5, 72, 'device', {'levels': 2, 'time': 4, 'time_major': True}),
   )
+  @pytest.mark.slow
+  @pytest.mark.few(2)
   def test_levels(self, cell, batch, size, name, options):
     self.check_cut(cell, batch, size, name, **options)
 

@@ -5,6 +5,7 @@ from absl.testing import parameterized
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from pallas_kernels import cell_rows
 from pallas_kernels import recurrence_op
@@ -52,6 +53,7 @@ class GateSumsTest(parameterized.TestCase):
       (_Gated(), [False, False, True]),
       (_Constants(), [True, False, False]),
   )
+  @pytest.mark.few(2)
   def test_update(self, cell, want):
     count = cell.input_gates
     states = len(cell.carry_names)

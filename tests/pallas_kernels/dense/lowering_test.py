@@ -171,6 +171,8 @@ class DenseLoweringTest(parameterized.TestCase):
     return len(LAUNCH.findall(abstract_gpu.lower(f, *args)))
 
   @parameterized.named_parameters(*named())
+  @pytest.mark.slow
+  @pytest.mark.few(8)
   def test_layer(self, kind, case):
     f, args = comparison.abstract_gradient(case)
     with abstract_gpu.device(self, kind):
@@ -184,6 +186,8 @@ class DenseLoweringTest(parameterized.TestCase):
       # XLA's product of larger heads is as good.
       (H200, heads(3), 768, 2),
   )
+  @pytest.mark.slow
+  @pytest.mark.few(2)
   def test_gradient_of_small_heads(self, kind, options, features, kernels):
     for x64, rows in ((False, (16, 256)), (True, (9, 904))):
       f, args = comparison.abstract_gradient(
@@ -198,6 +202,7 @@ class DenseLoweringTest(parameterized.TestCase):
         self.lowers(f, *args, kernels=kernels)
 
   @parameterized.parameters((8, 64), (9, 911))
+  @pytest.mark.slow
   def test_gradient_of_few_or_odd_rows(self, batch, time):
     f, args = comparison.abstract_gradient(
         case(
@@ -210,6 +215,7 @@ class DenseLoweringTest(parameterized.TestCase):
       self.lowers(f, *args)
 
   @parameterized.parameters('Auto', 'Explicit')
+  @pytest.mark.slow
   def test_gradient_of_small_heads_under_a_mesh(self, kind):
     sizes = (32, 256, 128)
     f, args = comparison.abstract_gradient(
@@ -223,6 +229,7 @@ class DenseLoweringTest(parameterized.TestCase):
       over_batch = jax.vmap(f, (None, 0, *[None] * len(rest)))
       self.lowers(over_batch, state, many, *rest, kernels=3)
 
+  @pytest.mark.slow
   def test_in_pieces(self):
     # A step of 64 sequences publishes more than shared memory holds.
     f, args = comparison.abstract_gradient(
@@ -259,6 +266,8 @@ class DenseLoweringTest(parameterized.TestCase):
       ('bfloat16', 'float32', 256, True),
       ('float16', 'float16', 768, False),
   )
+  @pytest.mark.slow
+  @pytest.mark.few(2)
   def test_unroll(self, x_dtype, kernel_dtype, features, reverse):
     """Several outputs in float32, whatever is multiplied."""
     cell = rnnzoo.LSTMCell()
@@ -286,6 +295,8 @@ class DenseLoweringTest(parameterized.TestCase):
       self.lowers(f, x_gates, kernel, carry, carry, aval((3, 5), bool))
 
   @parameterized.parameters(('GRU', 24), ('LSTM', 96), ('AGRU', 640))
+  @pytest.mark.slow
+  @pytest.mark.few(2)
   def test_both_directions(self, name, features):
     layer = nnx.eval_shape(
         lambda: rnnzoo.Bidirectional(
@@ -310,6 +321,8 @@ class DenseLoweringTest(parameterized.TestCase):
   @parameterized.parameters(
       (rnnzoo.AGRU, 24), (rnnzoo.GRU, 96), (rnnzoo.LSTM, 768)
   )
+  @pytest.mark.slow
+  @pytest.mark.few(2)
   def test_vmap(self, layer, features):
     f, args = comparison.abstract_gradient(
         case(layer, dtype='bfloat16', sizes=(2, 3, features), reset=True)
@@ -325,6 +338,7 @@ class DenseLoweringTest(parameterized.TestCase):
       self.lowers(over_parameters, many(state), x, *rest)
 
   @parameterized.parameters(('SLSTM', 32), ('AGRU', 768))
+  @pytest.mark.slow
   def test_checkpoint(self, name, features):
     make = lambda: rnnzoo.LAYERS[name](
         4, features, implementation='pallas', rngs=nnx.Rngs(0)
@@ -341,6 +355,7 @@ class DenseLoweringTest(parameterized.TestCase):
       x = aval((2, 13, 4), jnp.float32)
       self.lowers(jax.grad(loss), state, x, kernels=3)
 
+  @pytest.mark.slow
   def test_x64(self):
     # Literals of Python and indices are 64 bits wide then.
     with jax.enable_x64(True), abstract_gpu.device(self, H200):
@@ -356,6 +371,8 @@ class DenseLoweringTest(parameterized.TestCase):
       ('LSTM', 8, False, True),
       ('SLSTM', 16, False, True),
   )
+  @pytest.mark.slow
+  @pytest.mark.few(2)
   def test_shard_map(self, name, features, flags, check_vma):
     mesh = abstract_gpu.mesh(H200)
     make = lambda: rnnzoo.LAYERS[name](
@@ -384,6 +401,8 @@ class DenseLoweringTest(parameterized.TestCase):
   @parameterized.product(
       layer=(rnnzoo.LSTM, rnnzoo.SLSTM, rnnzoo.GRU), kind=('Auto', 'Explicit')
   )
+  @pytest.mark.slow
+  @pytest.mark.few(2)
   def test_under_a_mesh(self, layer, kind):
     f, args = comparison.abstract_gradient(case(layer, sizes=(2, 5, 8)))
     with abstract_gpu.device(self, H200):

@@ -7,6 +7,7 @@ from absl.testing import parameterized
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from pallas_kernels import call as call_lib
 from pallas_kernels import targets
@@ -137,6 +138,8 @@ class CutsTest(parameterized.TestCase):
       *itertools.product(('LSTM', 'AGRU'), SIZES),
       *itertools.product(('Elman', 'TwoEarlyGates'), FEW_SIZES),
   )
+  @pytest.mark.slow
+  @pytest.mark.few(5)
   def test_fits(self, cell, size):
     if not abstract_gpu.RUNS:
       return
@@ -172,6 +175,7 @@ class CutsTest(parameterized.TestCase):
       size=(1536, 1544, 1792, 2000, 2048, 2112),
       batch=(1, 5, 16, 31),
   )
+  @pytest.mark.few(5)
   def test_large_heads(self, cell, size, batch):
     if not abstract_gpu.RUNS:
       return

@@ -97,6 +97,7 @@ class FunctionsTest(parameterized.TestCase):
 
   @parameterized.parameters(*FUNCTIONS)
   @UNTAKEN_MAY_OVERFLOW
+  @pytest.mark.few(3)
   def test_value(self, name):
     f, x = FUNCTIONS[name]
     check = functools.partial(close, rtol=TOLERANCES.get(name, TOLERANCE))
@@ -332,6 +333,7 @@ def rows(param):
 class CellsTest(parameterized.TestCase):
 
   @parameterized.named_parameters(*steps())
+  @pytest.mark.few(2)
   def test_agrees(self, layer, options):
     made = random_layers.make(layer, 4, 128, **options)
     cell = made.cell

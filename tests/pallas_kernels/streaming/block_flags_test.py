@@ -7,6 +7,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from pallas_kernels.mosaic import step_flags
 from pallas_kernels.streaming import block_flags
@@ -21,6 +22,7 @@ class BlockFlagsTest(parameterized.TestCase):
       time=(1, 64, 301),
       reverse=(False, True),
   )
+  @pytest.mark.few(5)
   def test_each_step_has_its_flags(self, cut, time, reverse):
     rows, warpgroups, segments = cut
     config = time_blocks.Config(rows, warpgroups, segments, stages=2)

@@ -21,6 +21,7 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import rnnzoo
 from rnnzoo.engines import selection
@@ -149,6 +150,8 @@ CASES = (
 class LayersTest(comparison.ComparisonTestCase):
 
   @parameterized.named_parameters(*comparison.named(CASES))
+  @pytest.mark.slow
+  @pytest.mark.few(8)
   def test_agrees_with_reference(self, case):
     tolerance = TOLERANCE
     if case.layer in (rnnzoo.IndRNN, rnnzoo.IRevRNN) and case.options != TANH:
@@ -240,6 +243,8 @@ class LinearScanTest(parameterized.TestCase):
       ((2, 20, 130), jnp.bfloat16, True, True),
       ((1, 37, 130), np.float32, False, True),
   )
+  @pytest.mark.slow
+  @pytest.mark.few(2)
   def test_agrees_with_loop(self, sizes, dtype, with_reset, reverse):
     with abstract_gpu.interpreted(self):
       self.check(sizes, dtype, with_reset, reverse)
@@ -247,6 +252,8 @@ class LinearScanTest(parameterized.TestCase):
   @parameterized.parameters(
       (CUTS[0], False), (CUTS[3], True), ((4, 3, 2), True)
   )
+  @pytest.mark.slow
+  @pytest.mark.few(2)
   def test_any_cut(self, cut_as, reverse):
     with abstract_gpu.interpreted(self), cut(*cut_as):
       self.check((1, 37, 8), np.float32, True, reverse)
@@ -254,6 +261,8 @@ class LinearScanTest(parameterized.TestCase):
   @parameterized.parameters(
       ((3, 2, 1), 6), ((4, 3, 2), 37), ((4, 4, 1), 37), ((4, 4, 2), 16)
   )
+  @pytest.mark.slow
+  @pytest.mark.few(2)
   def test_turns(self, cut_as, time):
     # Warpgroups change nothing, and there is no race between them.
     a, b, h0, reset, _ = draw(2, time, 8, with_reset=True)
@@ -269,6 +278,7 @@ class LinearScanTest(parameterized.TestCase):
     np.testing.assert_array_equal(got, want)
 
   @parameterized.parameters(*CUTS[:2])
+  @pytest.mark.slow
   def test_any_cut_of_a_layer(self, *cut_as):
     # Parameters and restarts have gradients from every warpgroup.
     given = case(
@@ -285,6 +295,8 @@ class LinearScanTest(parameterized.TestCase):
       ((2, 2, 2), True),
       ((3, 1, 1), True),
   )
+  @pytest.mark.slow
+  @pytest.mark.few(2)
   def test_forgets_an_infinity(self, cut_as, reverse):
     # By a reset in the first row, by a = 0 in the second.
     a = np.ones((2, 6, 1), np.float32)
@@ -315,6 +327,8 @@ class LinearScanTest(parameterized.TestCase):
       ((4, 4, 2), False),
       ((2, 2, 1), True),
   )
+  @pytest.mark.slow
+  @pytest.mark.few(2)
   def test_keeps_an_infinity_until_it_is_forgotten(self, cut_as, reverse):
     # Beyond products of factors that underflow, and with their signs.
     a = np.full((2, 32, 1), -1e-20, np.float32)
@@ -339,6 +353,8 @@ class LinearScanTest(parameterized.TestCase):
   @parameterized.product(
       cut_as=(None, (2, 2, 2)), reverse=(False, True), poison=(np.nan, np.inf)
   )
+  @pytest.mark.slow
+  @pytest.mark.few(2)
   def test_nothing_passes_a_reset(self, cut_as, reverse, poison):
     # In the step right before it, as in linear_scan_test for the other paths.
     a = np.full((1, 9, 1), 0.5, np.float32)
@@ -373,6 +389,7 @@ class LinearScanTest(parameterized.TestCase):
         np.testing.assert_array_equal(got[0, others], want[0, others])
 
   @parameterized.parameters(None, *CUTS[1:3])
+  @pytest.mark.few(2)
   def test_forgets_a_product_that_overflows(self, *cut_as):
     # 1e60 is no float32, and neither is it times 0.
     a = np.ones((1, 8, 1), np.float32)
@@ -385,6 +402,7 @@ class LinearScanTest(parameterized.TestCase):
       want = [0, 0, 1, 2, 3, 4, 5, 6]
       np.testing.assert_array_equal(np.asarray(h)[0, :, 0], want)
 
+  @pytest.mark.slow
   def test_low_precision_sums_in_float32(self):
     # 1 + 1/256 is 1 in bfloat16: a sum in bfloat16 would stay at 1.
     b = np.full((1, 257, 1), 2**-8, jnp.bfloat16)
@@ -509,6 +527,7 @@ class TransformationsTest(parameterized.TestCase):
       )
 
   @parameterized.parameters('MinGRU', 'IndRNN')
+  @pytest.mark.slow
   def test_vmap(self, name):
     rng = np.random.default_rng(0)
     x = rng.standard_normal((2, 2, 7, 4)).astype(np.float32)
@@ -537,6 +556,7 @@ class TransformationsTest(parameterized.TestCase):
 
     self.close(run)
 
+  @pytest.mark.slow
   def test_x64(self):
     # Indices and constants keep the dtypes that the kernel takes.
     a, b, h0, *_ = draw(2, 13, 8, with_reset=False)
@@ -549,6 +569,7 @@ class TransformationsTest(parameterized.TestCase):
     with jax.enable_x64(True):
       self.close(run)
 
+  @pytest.mark.slow
   def test_sees_no_padding(self):
     x = np.ones((2, 13, 4), np.float32)
     x[1, 5:] = np.nan

@@ -15,6 +15,7 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
+import pytest
 
 import pallas_kernels
 import rnnzoo
@@ -149,6 +150,8 @@ class LoweringTest(parameterized.TestCase):
     return text
 
   @parameterized.named_parameters(*named())
+  @pytest.mark.slow
+  @pytest.mark.few(6)
   def test_layer(self, kind, case):
     f, args = comparison.abstract_gradient(case)
     with abstract_gpu.device(self, kind):
@@ -164,6 +167,8 @@ class LoweringTest(parameterized.TestCase):
       ('float16', (1, 8192, 8), True),
       ('float16', (256, 100, 129), False),
   )
+  @pytest.mark.slow
+  @pytest.mark.few(2)
   def test_linear_scan(self, dtype, sizes, reverse):
     kind = B200 if reverse else H200
     a = aval(sizes, jnp.dtype(dtype))
@@ -184,6 +189,8 @@ class LoweringTest(parameterized.TestCase):
       case(rnnzoo.MinGRU, sizes=(1, 4096, 8), reset=True),
       case(rnnzoo.IndRNN, sizes=(2, 13, 8), reset=True),
   )
+  @pytest.mark.slow
+  @pytest.mark.few(2)
   def test_transformations(self, case):
     f, (state, x, *rest) = comparison.abstract_gradient(case)
     many = lambda tree: jax.tree.map(
@@ -196,6 +203,7 @@ class LoweringTest(parameterized.TestCase):
       self.lowers(over_parameters, many(state), x, *rest)
 
   @parameterized.parameters((2, True), (64, False))
+  @pytest.mark.slow
   def test_vmap_of_segments(self, count, in_turn):
     # Many sequences fill a GPU without segments, and then all run at once.
     a = aval((count, 1, 1600, 8), jnp.float32)
@@ -221,6 +229,7 @@ class LoweringTest(parameterized.TestCase):
       self.lowers(jax.grad(loss), x, kernel)
 
   @parameterized.parameters('MinGRU', 'IRevRNN')
+  @pytest.mark.slow
   def test_checkpoint(self, name):
     make = lambda: rnnzoo.LAYERS[name](
         4, 8, implementation='pallas', rngs=nnx.Rngs(0)
@@ -235,6 +244,7 @@ class LoweringTest(parameterized.TestCase):
     with abstract_gpu.device(self, B200):
       self.lowers(jax.grad(loss), state, aval((2, 13, 4), jnp.float32))
 
+  @pytest.mark.slow
   def test_x64(self):
     # Literals of Python and indices are 64 bits wide then.
     with jax.enable_x64(True), abstract_gpu.device(self, H200):
@@ -251,6 +261,8 @@ class LoweringTest(parameterized.TestCase):
       cell=(('MinGRU', 13), ('MinGRU', 4096), ('IndRNN', 13)),
       check_vma=(True, False),
   )
+  @pytest.mark.slow
+  @pytest.mark.few(2)
   def test_shard_map(self, cell, check_vma):
     name, time = cell
     mesh = abstract_gpu.mesh(H200)
@@ -293,6 +305,7 @@ class LoweringTest(parameterized.TestCase):
         self.assertEqual(text.count('"stablehlo.all_reduce"'), 2)
 
   @parameterized.parameters(rnnzoo.IndRNN, rnnzoo.MinGRU, rnnzoo.MinLSTM)
+  @pytest.mark.few(2)
   def test_under_a_mesh(self, layer):
     f, args = comparison.abstract_gradient(case(layer, sizes=(2, 13, 8)))
     with abstract_gpu.device(self, H200):
@@ -332,6 +345,7 @@ class OtherDevicesTest(parameterized.TestCase):
       self.assertIn('mosaic_gpu', abstract_gpu.lower(f, *args))
 
   @parameterized.parameters('MinGRU', 'IndRNN')
+  @pytest.mark.slow
   def test_falls_back_without_a_warning(self, name):
     layer = rnnzoo.LAYERS[name](3, 4, rngs=nnx.Rngs(0))
     with warnings.catch_warnings(), self.assertNoLogs(level='WARNING'):

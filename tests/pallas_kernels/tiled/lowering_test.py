@@ -106,6 +106,7 @@ LOW = (
 class TiledLoweringTest(parameterized.TestCase):
 
   @parameterized.named_parameters(*comparison.named(LAYERS[:1]))
+  @pytest.mark.slow
   def test_layer(self, case):
     self.lowers(case)
 

@@ -116,6 +116,7 @@ def projected():
 class LayersTest(comparison.ComparisonTestCase):
 
   @parameterized.named_parameters(*comparison.named(CASES[:2]))
+  @pytest.mark.slow
   def test_agrees_with_reference(self, case):
     with tiled_loops.imitated(self):
       self.compare(case, TOLERANCE[case.dtype])
@@ -133,11 +134,13 @@ class LayersTest(comparison.ComparisonTestCase):
       self.compare(case, TOLERANCE[case.dtype])
 
   @parameterized.named_parameters(*comparison.named(CASES[:3:2]))
+  @pytest.mark.slow
   def test_low_agree_with_reference(self, case):
     with tiled_loops.low(), tiled_loops.imitated(self):
       self.compare(case, TOLERANCE[case.dtype])
 
   @parameterized.named_parameters(*comparison.named(WIDE[:1]))
+  @pytest.mark.slow
   def test_projected_agrees_with_reference(self, case):
     self.compare_projected(case)
 
@@ -156,6 +159,7 @@ class LayersTest(comparison.ComparisonTestCase):
     if abstract_gpu.RUNS:
       self.assertTrue(plans and all(plan.depth for plan in plans))
 
+  @pytest.mark.slow
   def test_few_rows_are_projected_outside(self):
     with (
         tiled_loops.imitated(self, on_chip=False),
@@ -183,6 +187,7 @@ class LayersTest(comparison.ComparisonTestCase):
       jax.eval_shape(f, *args)
     self.assertEqual({plan.alone for plan in plans}, {alone})
 
+  @pytest.mark.slow
   def test_gates_that_are_not_kept(self):
     sizes = (3, 7, 64)
     f, _ = comparison.abstract_gradient(
@@ -296,6 +301,8 @@ class FewRowsTest(comparison.ComparisonTestCase):
       (rnnzoo.GRU, {'in_features': 64}),
       (rnnzoo.Elman, {'reset': True, 'reverse': True}),
   )
+  @pytest.mark.slow
+  @pytest.mark.few(2)
   def test_agrees_with_reference(self, layer, options):
     given = case(layer, sizes=(4, 5, 64), **options)
     pay = lambda *_, rows, **__: rows > 1
@@ -309,6 +316,7 @@ class FewRowsTest(comparison.ComparisonTestCase):
       self.compare(given, TOLERANCE['bfloat16'])
     self.assertEqual([loop.called for loop in dense], [True, True])
 
+  @pytest.mark.slow
   def test_either_pass_may_have_few(self):
     given = case(rnnzoo.LSTM, sizes=(4, 5, 64), reset=True)
     f, args = comparison.abstract_gradient(given)
@@ -470,6 +478,8 @@ class PartsTest(comparison.ComparisonTestCase):
   @parameterized.named_parameters(
       *comparison.named((CASES[0], *WIDE[1:2], *WIDE[4:5]))
   )
+  @pytest.mark.slow
+  @pytest.mark.few(2)
   def test_agrees_with_reference(self, case):
     batch, time, features = case.sizes
     most = (batch - 1) * time * 4 * features
@@ -683,6 +693,7 @@ class FragmentsTest(absltest.TestCase):
       want = [[first + i, row] for i in range(4)]
       np.testing.assert_array_equal(found, want)
 
+  @pytest.mark.slow
   def test_products_of_low_tiles(self):
     if not abstract_gpu.RUNS:
       return
