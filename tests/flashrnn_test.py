@@ -33,6 +33,7 @@ class FlashRNNTest(parameterized.TestCase):
 
   @parameterized.product(function=list(LAYERS), given_states=[0, 1])
   @pytest.mark.slow
+  @pytest.mark.few(2)
   def test_same_states_and_gradients(self, function, given_states):
     arrays = load(function, given_states)
     start = arrays.get('start')
@@ -191,6 +192,7 @@ class FlashRNNTest(parameterized.TestCase):
 
   @parameterized.parameters(*LAYERS.items())
   @pytest.mark.few(2)
+  @pytest.mark.slow
   def test_weights_both_ways(self, function, name):
     arrays = load(function, 0)
     layer = rnnzoo.LAYERS[name](

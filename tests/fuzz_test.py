@@ -496,6 +496,7 @@ class FuzzTest(parameterized.TestCase):
 
   @parameterized.named_parameters(*NAMED)
   @pytest.mark.slow
+  @pytest.mark.few(2)
   def test_good_calls_work(self, source):
     # Otherwise an error could be about something else.
     done = set()
@@ -509,6 +510,7 @@ class FuzzTest(parameterized.TestCase):
 class AllTest(parameterized.TestCase):
 
   @parameterized.named_parameters(*NAMED)
+  @pytest.mark.few(2)
   def test_all(self, source):
     self.assertEmpty(run(source, 0, None))
 

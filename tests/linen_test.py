@@ -360,6 +360,7 @@ class TrainingTest(parameterized.TestCase):
   @parameterized.parameters(
       linen.with_partitioning, linen.with_logical_partitioning
   )
+  @pytest.mark.slow
   def test_partitioned_initialisers(self, partitioned):
     init, zeros = linen.initializers.orthogonal(), linen.initializers.zeros
     options = {

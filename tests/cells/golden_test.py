@@ -74,6 +74,7 @@ class TorchTest(parameterized.TestCase):
       variant=('one_layer', 'two_layers', 'bidirectional'),
   )
   @pytest.mark.few(3)
+  @pytest.mark.slow
   def test_agrees(self, kind, variant):
     golden = load(kind, variant)
     bidirectional = variant == 'bidirectional'
@@ -163,6 +164,7 @@ class FlaxTest(parameterized.TestCase):
 
   @parameterized.parameters(*FLAX_CELLS.items())
   @pytest.mark.slow
+  @pytest.mark.few(2)
   def test_agrees_with_nnx(self, cell_name, layer_name):
     cell = getattr(nnx, cell_name)(
         IN, FEATURES, bias_init=jax.nn.initializers.normal(), rngs=nnx.Rngs(0)

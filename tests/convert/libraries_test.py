@@ -379,6 +379,7 @@ class LibrariesTest(parameterized.TestCase):
       (f'{library}_{name}', library, name) for library, name in CASES
   )
   @pytest.mark.slow
+  @pytest.mark.few(8)
   def test_same_numbers_and_back(self, library, name):
     function, *arguments = CASES[library, name]
     weights, back, pairs = function(*arguments)

@@ -52,6 +52,7 @@ class CompileTimeTest(parameterized.TestCase):
 
   @parameterized.parameters('LSTM', 'GRU', 'AGRU', 'IRevRNN')
   @pytest.mark.slow
+  @pytest.mark.few(2)
   def test_is_the_same_function(self, name):
     make = lambda path: rnnzoo.LAYERS[name](
         FEATURES, FEATURES, implementation=path, rngs=nnx.Rngs(0)

@@ -244,6 +244,7 @@ class LinearScanTest(parameterized.TestCase):
 
   @parameterized.product(path=PATHS, with_reset=(False, True))
   @pytest.mark.slow
+  @pytest.mark.few(2)
   def test_keeps_a_zero_where_products_overflow(self, path, with_reset):
     a = np.full((1, 64, 1), 1e10, np.float32)
     b = np.zeros_like(a)
@@ -262,6 +263,7 @@ class LinearScanTest(parameterized.TestCase):
       layer=('MinGRU', 'MinLSTM'), path=PATHS, poison=(np.nan, np.inf)
   )
   @pytest.mark.slow
+  @pytest.mark.few(2)
   def test_nothing_passes_a_reset_of_a_layer(self, layer, path, poison):
     made = rnnzoo.LAYERS[layer](
         3, 4, implementation=path, learn_initial_carry=True, rngs=nnx.Rngs(0)

@@ -181,6 +181,7 @@ class NewtonJointsTest(parameterized.TestCase):
 
   @parameterized.parameters(*FORGETFUL[2::5], *FORGETFUL[4::5])
   @pytest.mark.slow
+  @pytest.mark.few(2)
   def test_are_the_trajectory_of_scan(self, case):
     self.is_the_trajectory_of_scan(case)
 
@@ -209,6 +210,7 @@ class NewtonJointsTest(parameterized.TestCase):
       Case('AntisymmetricRNN', {'epsilon': 0.01}),
   )
   @pytest.mark.slow
+  @pytest.mark.few(2)
   def test_gives_up_where_parts_forget_nothing(self, case):
     with on_gpu(self):
       (last, wanted), (final, found), report = run(case)
@@ -370,6 +372,7 @@ class NewtonJointsTest(parameterized.TestCase):
       (B200, Case('AGRU', {}, (1, 1000, 16))),
   )
   @pytest.mark.slow
+  @pytest.mark.few(2)
   def test_lowers(self, kind, case):
     cell, operands = case.operands()
     steps = case.plan(cell, operands).steps
@@ -385,6 +388,7 @@ class NewtonJointsTest(parameterized.TestCase):
 
   @parameterized.product(name=['IndRNN', 'Elman'], reverse=[False, True])
   @pytest.mark.slow
+  @pytest.mark.few(2)
   def test_gradients_of_scalars_run_in_a_kernel(self, name, reverse):
     """Heads of one unit: the adjoint is a recurrence of `linear_scan`."""
     options = TANH if name == 'IndRNN' else {'num_heads': 4}

@@ -174,10 +174,12 @@ class RowsTest(parameterized.TestCase):
 
   @parameterized.parameters(*WAYS)
   @pytest.mark.slow
+  @pytest.mark.few(2)
   def test_is_scan_in_every_way(self, way):
     self.check('AGRU', way)
 
   @parameterized.parameters('v', 'vv')
+  @pytest.mark.slow
   def test_plans_see_rows_that_share_parameters(self, around):
     plans = []
     make = newton_plan.make_plan

@@ -180,6 +180,7 @@ class NewtonTest(parameterized.TestCase):
 
   @parameterized.product(name=['GRU', 'LSTM'], features=[1, 16, 64])
   @pytest.mark.slow
+  @pytest.mark.few(2)
   def test_few_iterations(self, name, features):
     found, wanted, report = run(
         Case(layer=name, time=1000, features=features, dtype='float32')
@@ -199,6 +200,7 @@ class NewtonTest(parameterized.TestCase):
       ),
   )
   @pytest.mark.slow
+  @pytest.mark.few(2)
   def test_hard_weights(self, case, chaotic):
     found, wanted, report = run(case)
     self.assertEqual(bool(report.fell_back), chaotic)
@@ -255,6 +257,7 @@ class NewtonTest(parameterized.TestCase):
       {'max_iterations': 1},
   )
   @pytest.mark.slow
+  @pytest.mark.few(2)
   def test_settings(self, **settings):
     path = rnnzoo.AssociativeScan(**settings)
     case = Case(layer='GRU', path=path, flags=True)
@@ -490,6 +493,7 @@ class NewtonTest(parameterized.TestCase):
 
   @parameterized.parameters('GRU', 'IndRNN', 'IRevRNN')
   @pytest.mark.slow
+  @pytest.mark.few(2)
   def test_by_associative_scans(self, name):
     with (
         mock.patch.object(affine_maps, 'over_time', lax.associative_scan),

@@ -177,6 +177,7 @@ class NewtonTrainedTest(parameterized.TestCase):
       kind=[(37, False, 'float32'), (1000, False, 'float64')],
   )
   @pytest.mark.slow
+  @pytest.mark.few(2)
   def test_is_scan(self, name, kind):
     self.check(name, *kind)
 

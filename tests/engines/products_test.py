@@ -23,6 +23,7 @@ class ProductsTest(parameterized.TestCase):
       ((3,), 'bfloat16', False),
   )
   @pytest.mark.few(2)
+  @pytest.mark.slow
   def test_one_step(self, lead, dtype, stored):
     kernel, bias = self.draw(3, 5, 8), self.draw(3, 8)
     x = self.draw(*lead, 5, dtype=dtype)

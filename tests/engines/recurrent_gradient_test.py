@@ -259,6 +259,7 @@ class LayerTest(parameterized.TestCase):
 
   @parameterized.product(name=('LSTM', 'AGRU', 'IndRNN'), option=tuple(OPTIONS))
   @pytest.mark.few(2)
+  @pytest.mark.slow
   def test_changes_gradients_only(self, name, option):
     y, (_, d_x) = run_layer(name)
     same_y, (_, other_d_x) = run_layer(name, **OPTIONS[option])
@@ -274,6 +275,7 @@ class LayerTest(parameterized.TestCase):
 
   @parameterized.product(name=('LSTM', 'AGRU'), option=tuple(OPTIONS))
   @pytest.mark.slow
+  @pytest.mark.few(2)
   def test_steps_are_an_unroll(self, name, option):
     whole = run_layer(name, **OPTIONS[option])
     self.assert_trees_close(

@@ -32,6 +32,7 @@ class ScanTest(parameterized.TestCase):
 
   @parameterized.parameters('GRU', 'AGRU', 'IRevRNN')
   @pytest.mark.slow
+  @pytest.mark.few(2)
   def test_is_the_same_function(self, name):
     layer = rnnzoo.LAYERS[name]
     with jax.enable_x64(True):

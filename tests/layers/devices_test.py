@@ -432,6 +432,7 @@ class MappedTest(Numbers):
       ('IndRNN', ('batch', 'gradient_batch', 'shared', 'in_shard_map')),
   )
   @pytest.mark.slow
+  @pytest.mark.few(2)
   def test_newton_in_many_ways(self, layer, ways):
     self.check(layer, ways)
 
@@ -478,6 +479,7 @@ class AllNumbersTest(Numbers):
       half=(0, 1),
       way=tuple(zip(('Explicit', 'Auto'), WITH_CARRY, strict=True)),
   )
+  @pytest.mark.few(2)
   def test_jit(self, half, way):
     # All forms are shown under shard_map.
     kind, form = way
@@ -496,6 +498,7 @@ class SplitTest(Numbers):
 
   @parameterized.parameters(*enumerate(LAYOUTS))
   @pytest.mark.slow
+  @pytest.mark.few(2)
   def test_layers(self, index, layout):
     forms = itertools.cycle(('alone-given', 'two-plain', 'alone-learned'))
     names = [
@@ -677,6 +680,7 @@ class TokensTest(parameterized.TestCase):
 
   @parameterized.product(num_beams=(1, 2), is_mapped=(True, False))
   @pytest.mark.few(2)
+  @pytest.mark.slow
   def test_decoding(self, num_beams, is_mapped):
     rngs = nnx.Rngs(0)
     model = models.Seq2Seq(
@@ -773,6 +777,7 @@ class AllKernelsTest(Kernels):
 
   @parameterized.parameters(*LAYERS[::2])
   @pytest.mark.slow
+  @pytest.mark.few(2)
   def test_half(self, layer):
     self.check_all(layer)
 

@@ -407,6 +407,7 @@ class ImplementationTest(parameterized.TestCase):
         rnnzoo.linear_scan(x, x)
 
   @parameterized.parameters(*rnnzoo.LAYERS)
+  @pytest.mark.slow
   def test_silent_on_a_cpu(self, name):
     layer = make(rnnzoo.LAYERS[name])
     with warnings.catch_warnings():

@@ -144,11 +144,13 @@ class ExportTest(ExportTestCase):
 class EveryLayerTest(ExportTestCase):
 
   @parameterized.parameters(*rnnzoo.LAYERS)
+  @pytest.mark.few(3)
   def test_every_layer(self, name):
     options = {'learn_initial_carry': True}
     self.check(random_layers.make(name, IN, FEATURES, **options), symbolic())
 
   @parameterized.parameters(*COMPOSED)
+  @pytest.mark.few(2)
   def test_composed(self, name):
     self.check(COMPOSED[name](), symbolic())
 

@@ -84,6 +84,7 @@ class ModesTest(chex.TestCase):
   @chex.variants(with_jit=True, without_jit=True)
   @parameterized.parameters(*LAYERS)
   @pytest.mark.slow
+  @pytest.mark.few(2)
   def test_forward(self, variant):
     y = self.variant(forward)(make(variant), x)
     close(y, expected(variant)[0])
@@ -108,6 +109,7 @@ class ModesTest(chex.TestCase):
 
   @parameterized.parameters(*LAYERS)
   @pytest.mark.slow
+  @pytest.mark.few(2)
   def test_as_a_pytree(self, variant):
     value, gradients = jax.jit(jax.value_and_grad(loss))(make(variant), x)
     close(value, expected(variant)[1])
@@ -138,6 +140,7 @@ class ModesTest(chex.TestCase):
 
   @parameterized.parameters(*LAYERS)
   @pytest.mark.slow
+  @pytest.mark.few(2)
   def test_vmap_over_parameters(self, variant):
     layers = [make(variant, seed=seed) for seed in range(2)]
     graphdef, _ = nnx.split(layers[0])

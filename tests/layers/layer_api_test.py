@@ -114,12 +114,14 @@ class AnyLayerTest(parameterized.TestCase):
     self.assert_close((carry, y.swapaxes(0, 1)), runs(variant)['whole'])
 
   @parameterized.parameters(*VARIANTS)
+  @pytest.mark.few(3)
   def test_reverse_is_a_flip(self, variant):
     carry, y = runs(variant)['flipped']
     self.assert_close((carry, flip(y)), runs(variant)['reverse'])
 
   @parameterized.parameters(*VARIANTS)
   @pytest.mark.slow
+  @pytest.mark.few(2)
   def test_reset_restores_the_learned_carry(self, variant):
     # And not the argument `initial_carry`.
     self.assert_close(runs(variant)['restarted'], runs(variant)['own'])
@@ -209,6 +211,7 @@ class ChunksTest(parameterized.TestCase):
       ('LSTM', True), ('AGRU', False), ('MinLSTM', True), ('MinLSTM', False)
   )
   @pytest.mark.slow
+  @pytest.mark.few(2)
   def test_boundaries_change_nothing(self, variant, reverse):
     layer = make(variant)
     carry = random_layers.carry(layer, BATCH)

@@ -132,6 +132,7 @@ class LeadingAxesTest(parameterized.TestCase):
 
   @parameterized.named_parameters((k, *case) for k, case in MODELS.items())
   @pytest.mark.slow
+  @pytest.mark.few(2)
   def test_models(self, function, given):
     self.check(function, given)
 

@@ -94,6 +94,7 @@ class SeqLengthsTest(parameterized.TestCase):
 
   @parameterized.product(variant=tuple(VARIANTS), reverse=(False, True))
   @pytest.mark.slow
+  @pytest.mark.few(2)
   def test_padding_has_no_effect(self, variant, reverse):
     zeros, nans, _, _ = runs(variant, reverse)
     jax.tree.map(np.testing.assert_array_equal, nans, zeros)

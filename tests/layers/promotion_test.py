@@ -28,6 +28,7 @@ class StrictDtypesTest(parameterized.TestCase):
       implementation=('scan', 'associative_scan'),
   )
   @pytest.mark.few(3)
+  @pytest.mark.slow
   def test_layers(self, name, implementation):
     self.check(name, implementation, jnp.float32)
 

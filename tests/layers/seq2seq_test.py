@@ -75,6 +75,7 @@ class Seq2SeqTest(parameterized.TestCase):
       (True, rnnzoo.GRU), (False, rnnzoo.GRU), (True, rnnzoo.LSTM)
   )
   @pytest.mark.slow
+  @pytest.mark.few(2)
   def test_steps_are_the_run_over_all(self, attention, layer):
     model = make_model(attention, layer)
     memory = model.encode(SOURCE, LENGTHS)
@@ -204,6 +205,7 @@ class Seq2SeqTest(parameterized.TestCase):
     np.testing.assert_array_equal(actual, expected)
     self.assertTrue(jnp.isfinite(expected).all())
 
+  @pytest.mark.slow
   def test_lengths_beyond_the_source_inside_jit(self):
     model, source = make_model(), jnp.ones((2, 5), jnp.int32)
     encode = jax.jit(lambda lengths: model.encode(source, lengths).context)

@@ -119,6 +119,7 @@ class StackTest(parameterized.TestCase):
       norm=(None, 'layer'), residual=(False, True), time_major=(False, True)
   )
   @pytest.mark.slow
+  @pytest.mark.few(2)
   def test_padding(self, norm, residual, time_major):
     stack = make(num_layers=2, norm=norm, residual=residual)
     swap = (lambda a: a.swapaxes(0, 1)) if time_major else lambda a: a
@@ -168,6 +169,7 @@ class DropoutTest(parameterized.TestCase):
 
   @parameterized.product(shared=(False, True), time_major=(False, True))
   @pytest.mark.slow
+  @pytest.mark.few(2)
   def test_masks(self, shared, time_major):
     # The upper layer passes its input on, nearly: h' = x + 0 h for x >= 0.
     stack = random_layers.make(

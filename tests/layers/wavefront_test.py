@@ -193,6 +193,7 @@ class WavefrontTest(parameterized.TestCase):
       (rnnzoo.Elman, (8, 8), 5, 6, {'steps': 6, 'reverse': True}),
   )
   @pytest.mark.slow
+  @pytest.mark.few(2)
   def test_more_agree(self, layer, sizes, num_layers, parts, options):
     self.agrees(layer, sizes, num_layers, parts, **options)
 
@@ -292,6 +293,7 @@ class WavefrontTest(parameterized.TestCase):
       (rnnzoo.LSTM, {'num_heads': 4, 'num_layers': 3}),
   )
   @pytest.mark.slow
+  @pytest.mark.few(2)
   def test_more_around_the_kernels(self, layer, options):
     self.agrees_by_loops(layer, **options)
 

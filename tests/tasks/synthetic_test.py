@@ -96,6 +96,7 @@ class SplitsTest(parameterized.TestCase):
 
   @parameterized.parameters(*NAMES)
   @pytest.mark.slow
+  @pytest.mark.few(2)
   def test_batches_depend_on_the_key(self, name):
     task = make(name)
     one, same, other = batches(task, 0, 0, 1)
@@ -469,6 +470,7 @@ class TrainingTest(parameterized.TestCase):
       ('selective_copying', 'tokens', 'accuracy'),
   )
   @pytest.mark.slow
+  @pytest.mark.few(2)
   def test_steps_and_predictions(self, name, inputs, metric):
     task = make(name)
     program = programs.make_program(task, optax.adam(1e-2), 25)
@@ -497,6 +499,7 @@ class TrainingTest(parameterized.TestCase):
       ('MinLSTM', False),
   )
   @pytest.mark.slow
+  @pytest.mark.few(2)
   def test_who_solves_parity(self, layer, solves):
     # Trained on up to 20 bits, tested on 100. Not every seed of a cell that can
     # learn parity does so in 500 steps; no seed of the others does.

@@ -240,6 +240,7 @@ class TimeSeriesTest(absltest.TestCase):
     self.assertEqual(list(self.directory.iterdir()), [kept])
     self.assertEmpty(list(kept.iterdir()))
 
+  @pytest.mark.slow
   def test_a_damaged_file_is_named(self):
     folder = self.directory / 'BasicMotions'
     folder.mkdir()

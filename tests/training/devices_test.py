@@ -326,6 +326,7 @@ class SeveralProcessesTest(ProcessesTestCase):
       ({}, ('--config.num_devices=3',), 'num_devices must divide the batch'),
       ({}, ('--config.batch_size=7',), 'cannot be split over 2 processes'),
   )
+  @pytest.mark.few(2)
   def test_refused_by_both(self, environment, flags, message):
     ends = self.run_two(*flags, environments=({}, environment))
     for code, _, errors in ends:
@@ -366,6 +367,7 @@ class OneProcessTest(ProcessesTestCase):
       (-1, 'config.num_devices must be an integer from 1 .*; got -1'),
       (3, 'config.num_devices must be at most 2, .*; got 3'),
   )
+  @pytest.mark.few(2)
   def test_refused(self, count, message):
     code, _, errors = self.run_alone(f'--config.num_devices={count}', devices=2)
     self.assertEqual(code, 2, msg=errors)

@@ -111,6 +111,7 @@ class ProfileTest(parameterized.TestCase):
   @parameterized.parameters(
       ('sign', 'device'), ('sign', 'host'), ('sum', 'device')
   )
+  @pytest.mark.few(2)
   def test_parts_of_a_model(self, task, keep_data_on):
     workdir = pathlib.Path(self.create_tempdir().full_path)
     names = {'sign': made_up_task.SignTask, 'sum': made_up_data.SumTask}

@@ -289,6 +289,7 @@ class CheckpointsTest(RunFilesTestCase):
     self.check_same()
     self.assertTrue((self.checkpoint(3).parent / '007').is_dir())
 
+  @pytest.mark.slow
   def test_a_progress_that_no_run_wrote(self):
     run = seed_state.begin(self.experiment, jax.random.key(0))
     directory = self.create_tempdir().full_path

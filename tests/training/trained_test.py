@@ -192,6 +192,7 @@ class TrainedTest(absltest.TestCase):
       message = 'no checkpoint of seed 5 in .*; there are those of seeds 3, 4'
       self.assertRegex(errors.getvalue(), message)
 
+  @pytest.mark.slow
   def test_lines_of_any_bytes(self):
     loaded = training.load(self.workdir)
     # An editor's mark is no part of the first number.

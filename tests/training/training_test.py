@@ -274,6 +274,7 @@ class ProgramTest(parameterized.TestCase):
     # The compiler knows the number of steps in one of them only.
     chex.assert_trees_all_close(state, expected, rtol=1e-5, atol=1e-6)
 
+  @pytest.mark.slow
   def test_loss_is_that_of_the_epoch(self):
     *_, first = self.run_calls([7])
     *_, second = self.run_calls([7, 1])

@@ -252,6 +252,7 @@ class EmulationTest(parameterized.TestCase):
       ('GRU', 31, 80, {'dtype': 'float16'}),
   )
   @pytest.mark.slow
+  @pytest.mark.few(2)
   def test_more_operands_in_registers(self, cell, batch, size, options):
     self.check(cell, batch, size, **options)
 

@@ -105,6 +105,7 @@ class FunctionsTest(parameterized.TestCase):
 
   @parameterized.parameters(*DERIVATIVES)
   @pytest.mark.slow
+  @pytest.mark.few(2)
   def test_derivative(self, name):
     f, x = FUNCTIONS[name]
     value, pullback = vjp(f, x)
@@ -233,6 +234,7 @@ class AccuracyTest(parameterized.TestCase):
       name=('tanh', 'logistic', 'log1p_small'), accuracy=(FAST, NEAR)
   )
   @pytest.mark.slow
+  @pytest.mark.few(2)
   def test_value_and_derivative(self, name, accuracy):
     # On a GPU a single instruction has an error of 2^-11 more.
     f, x = FUNCTIONS[name]
@@ -334,6 +336,7 @@ class CellsTest(parameterized.TestCase):
 
   @parameterized.named_parameters(*steps())
   @pytest.mark.few(2)
+  @pytest.mark.slow
   def test_agrees(self, layer, options):
     made = random_layers.make(layer, 4, 128, **options)
     cell = made.cell

@@ -112,6 +112,7 @@ class TiledLoweringTest(parameterized.TestCase):
 
   @parameterized.named_parameters(*comparison.named(LAYERS[1:]))
   @pytest.mark.slow
+  @pytest.mark.few(2)
   def test_layers(self, case):
     self.lowers(case)
 

@@ -123,6 +123,7 @@ class LayersTest(comparison.ComparisonTestCase):
 
   @parameterized.named_parameters(*comparison.named(CASES[2:]))
   @pytest.mark.slow
+  @pytest.mark.few(2)
   def test_agree_with_reference(self, case):
     with tiled_loops.imitated(self):
       self.compare(case, TOLERANCE[case.dtype])
@@ -146,6 +147,7 @@ class LayersTest(comparison.ComparisonTestCase):
 
   @parameterized.named_parameters(*comparison.named(WIDE[1:]))
   @pytest.mark.slow
+  @pytest.mark.few(2)
   def test_all_projected_agree_with_reference(self, case):
     self.compare_projected(case)
 
