@@ -48,10 +48,12 @@ class SkipsTest(parameterized.TestCase):
     self.assertNotEqual(result.returncode, 0, result.stdout)
     self.assertIn('why', result.stdout)
 
+  @pytest.mark.slow
   def test_others_pass(self):
     result = self.run_pytest(PASSES, '--fail_on_skip')
     self.assertEqual(result.returncode, 0, result.stdout)
 
+  @pytest.mark.slow
   def test_other_cases_are_exhaustive(self):
     ended = self.run_pytest(FEW, '-m', 'not exhaustive')
     self.assertIn('2 passed, 3 deselected', ended.stdout)

@@ -51,6 +51,7 @@ class FlashRNNTest(parameterized.TestCase):
     for grad, name in zip(grads, ('dWx', 'dR', 'db'), strict=True):
       close(grad, arrays[name], err_msg=name)
 
+  @pytest.mark.slow
   def test_axes_and_initial_values(self):
     arrays = load('slstm', 1)
     start = np.broadcast_to(
@@ -91,6 +92,7 @@ class FlashRNNTest(parameterized.TestCase):
     error = np.abs(np.float32(states) - arrays['states']).max()
     self.assertBetween(error, 1e-4, 3e-2)
 
+  @pytest.mark.slow
   def test_gradient_through_the_recurrent_matrix(self):
     arrays = load('elman', 0)
 

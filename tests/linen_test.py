@@ -245,6 +245,7 @@ class LinenTest(parameterized.TestCase):
     y = reference.jit(module.apply)({'params': params}, ones)
     close(y, reference.jit(lambda block, x: block(x))(block, ones))
 
+  @pytest.mark.slow
   def test_inside_a_linen_module(self):
     class Model(linen.Module):
 
@@ -447,6 +448,7 @@ class DrawnOnceTest(parameterized.TestCase):
       rnnzoo_linen.Bidirectional(rnnzoo.IndRNN, 4),
   )
   @pytest.mark.few(2)
+  @pytest.mark.slow
   def test_inputs_of_another_width(self, module):
     variables = module.init(jax.random.key(0), jnp.ones((2, 5, 3)))
     message = (

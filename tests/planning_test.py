@@ -134,6 +134,7 @@ class DryRunTest(parameterized.TestCase):
       ('SLSTMBlock', ('data', 'time'), (4, 16, 4, 6), {'batch': 'data'}),
   )
   @pytest.mark.few(2)
+  @pytest.mark.slow
   def test_parts_over_devices(self, name, spec, shape, over):
     mesh = jax.sharding.AbstractMesh(
         (2, 4, 2, 1),

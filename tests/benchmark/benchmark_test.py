@@ -379,6 +379,7 @@ sys.exit(program.main(program.parse_flags([
     self.assertEqual(out, str(path.with_suffix('.png')))
     self.assertTrue(path.with_suffix('.png').is_file())
 
+  @pytest.mark.slow
   def test_bad_flags_are_one_sentence(self):
     path = self.output()
     path.parent.mkdir()
@@ -631,6 +632,7 @@ class MeasurementTest(absltest.TestCase):
         off_grid = [(24, 127), (40, 1), (96, 127), (200, 127), (64, 1023)]
         self.assertContainsSubset(off_grid, sizes)
 
+  @pytest.mark.slow
   def test_a_check_of_one_step_has_outputs(self):
     (check,) = [
         check

@@ -152,6 +152,7 @@ class SLSTMEquationsTest(parameterized.TestCase):
 
   @parameterized.parameters(1, 5, 30, 100)
   @pytest.mark.few(2)
+  @pytest.mark.slow
   def test_second_form_and_its_derivative(self, scale):
     draw = np.random.default_rng(scale)
     with jax.enable_x64(True):
@@ -170,6 +171,7 @@ class SLSTMEquationsTest(parameterized.TestCase):
         error = np.linalg.norm(a - b) / np.linalg.norm(b)
         self.assertLess(error, 1e-13)
 
+  @pytest.mark.slow
   def test_where_the_normaliser_is_one(self):
     by_n = lambda f: jax.grad(
         lambda n: f(i=-20.0, f=3.0, z=0.5, o=0.2, c=0.7, n=n, m=0.0)[0]
@@ -200,6 +202,7 @@ class AntisymmetricTest(parameterized.TestCase):
   @parameterized.parameters(
       ('AGRU', {}), ('AntisymmetricRNN', {'epsilon': 1.0})
   )
+  @pytest.mark.slow
   def test_an_update_of_w_changes_the_output(self, name, options):
     # A public implementation builds A once and so never learns W.
     layer = random_layers.make(name, IN, FEATURES, num_heads=2, **options)
@@ -225,6 +228,7 @@ class AntisymmetricTest(parameterized.TestCase):
     forward = reference.jit(lambda layer: layer(x))
     np.testing.assert_allclose(forward(narrow), forward(wide), atol=1e-6)
 
+  @pytest.mark.slow
   def test_epsilon(self):
     learned = random_layers.make('AGRU', IN, FEATURES)
     grad = reference.jit(jax.grad(lambda layer: jnp.sum(layer(x) ** 2)))
@@ -278,6 +282,7 @@ class MinimalTest(parameterized.TestCase):
       path=('scan', 'associative_scan'),
   )
   @pytest.mark.few(2)
+  @pytest.mark.slow
   def test_saturated_gates(self, layer, candidate, path):
     # Every pair of gates from this list in turn, so that the share kept is
     # exactly 0, exactly 1, or a quotient of two sigmoids that underflow.

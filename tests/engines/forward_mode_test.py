@@ -222,6 +222,7 @@ class QuickTest(ForwardModeTestCase):
     self.assert_close(got, want)
     self.assert_close(in_parallel, want)
 
+  @pytest.mark.slow
   def test_bfloat16(self):
     # In forward and reverse mode the same sums, rounded elsewhere.
     layer = random_layers.make('GRU', IN, FEATURES, dtype=jnp.bfloat16)

@@ -103,6 +103,7 @@ class LinearScanTest(parameterized.TestCase):
         np.testing.assert_allclose(g, d, rtol=1e-12, atol=1e-12)
 
   @parameterized.parameters(*PATHS)
+  @pytest.mark.slow
   def test_gradients_agree_with_finite_differences(self, path):
     a, b, h0, reset = draw(5)
     with jax.enable_x64(True):
@@ -145,6 +146,7 @@ class LinearScanTest(parameterized.TestCase):
     return {name: jax.jit(way)(*args) for name, way in ways.items()}
 
   @parameterized.parameters(*PATHS)
+  @pytest.mark.slow
   def test_low_precision_sums_in_float32(self, path):
     # 1 + 1/256 is 1 in bfloat16: a sum in bfloat16 would stay at 1.
     b = np.full((1, 257, 1), 2**-8)
@@ -157,6 +159,7 @@ class LinearScanTest(parameterized.TestCase):
 
   @parameterized.product(path=PATHS, reverse=(False, True))
   @pytest.mark.few(2)
+  @pytest.mark.slow
   def test_forgets_an_infinity(self, path, reverse):
     # By a reset in the first row, by a = 0 in the second.
     a = np.ones((2, 6, 1), np.float32)
@@ -185,6 +188,7 @@ class LinearScanTest(parameterized.TestCase):
       path=PATHS, reverse=(False, True), poison=(np.nan, np.inf)
   )
   @pytest.mark.few(2)
+  @pytest.mark.slow
   def test_nothing_passes_a_reset(self, path, reverse, poison):
     # In the step right before it, where all that comes after would have it.
     a = np.full((1, 9, 1), 0.5, np.float32)
@@ -229,6 +233,7 @@ class LinearScanTest(parameterized.TestCase):
       path=PATHS, with_reset=(False, True), poison=(np.nan, np.inf)
   )
   @pytest.mark.few(2)
+  @pytest.mark.slow
   def test_no_product_forgets(self, path, with_reset, poison):
     # Products of 64 of the factors are no float32: they underflow.
     a = np.full((1, 500, 1), 0.01, np.float32)
@@ -307,6 +312,7 @@ class LogSpaceTest(parameterized.TestCase):
 
   @parameterized.product(layer=('MinGRU', 'MinLSTM'), path=PATHS)
   @pytest.mark.few(2)
+  @pytest.mark.slow
   def test_positive_candidate_is_the_log_space_model(self, layer, path):
     rng = np.random.default_rng(0)
     x = 2 * rng.standard_normal((20, 3))

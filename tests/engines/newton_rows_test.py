@@ -260,6 +260,7 @@ class RowsTest(parameterized.TestCase):
       wanted = reference.jit(function)(state, x)
       np.testing.assert_allclose(saved.call(state, x), wanted, atol=1e-6)
 
+  @pytest.mark.slow
   def test_no_rows(self):
     (run, _), state = layers('GRU')
     x = jnp.zeros((0, BATCH, 5, IN))

@@ -168,6 +168,7 @@ class KeptTest(parameterized.TestCase):
   @parameterized.parameters(
       (rnnzoo.LSTM, 4), (rnnzoo.GRU, 3), (rnnzoo.IndRNN, 1), (rnnzoo.MinLSTM, 3)
   )
+  @pytest.mark.slow
   def test_gates_are_not_kept(self, layer, gates):
     x = inputs(BATCH, TIME)
     make = functools.partial(layer, IN, FEATURES)
@@ -301,6 +302,7 @@ class NamesTest(parameterized.TestCase):
     params = layer.init(jax.random.key(0), x)
     self.assertEqual(layer.apply(params, x).shape, (BATCH, TIME, 8))
 
+  @pytest.mark.slow
   def test_a_plan(self):
     if not abstract_gpu.RUNS:
       return

@@ -86,6 +86,7 @@ class ScanTest(parameterized.TestCase):
     self.assertLess(least, kept - gates / 2)
     self.assertLess(least, at_once - gates / 2)
 
+  @pytest.mark.slow
   def test_settings_reach_all_directions(self):
     make = lambda path: rnnzoo.Bidirectional(
         rnnzoo.GRU, 3, 4, implementation=path, rngs=nnx.Rngs(0)

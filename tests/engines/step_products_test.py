@@ -97,6 +97,7 @@ class MultiplyTest(parameterized.TestCase):
     self.check(hessian(multiply)(*operands), hessian(jnp.matmul)(*operands))
 
   @parameterized.parameters(((0, None),), ((None, 0),), ((0, 0),), ((1, 2),))
+  @pytest.mark.slow
   def test_vmap(self, axes):
     operands = tuple(
         x if axis is None else jnp.stack([x, x + 1, 2 * x], axis)

@@ -35,6 +35,7 @@ class MemoryChainTest(absltest.TestCase):
 
 class RecurrentPPOTest(absltest.TestCase):
 
+  @pytest.mark.slow
   def test_learns_from_the_policy_that_acted(self):
     config = recurrent_ppo.Config(features=4, num_envs=2, memory_length=3)
     env = recurrent_ppo.MemoryChain(config.memory_length)

@@ -47,6 +47,7 @@ class TruncatedBackpropTest(absltest.TestCase):
     np.testing.assert_array_equal(truncated[:, :3], 0)
     np.testing.assert_allclose(truncated[:, 3:], through[:, 3:], rtol=1e-5)
 
+  @pytest.mark.slow
   def test_runs_at_a_small_size(self):
     config = truncated_backprop.Config(
         features=4, batch=2, delay=1, chunk=3, num_chunks=4

@@ -104,6 +104,7 @@ class DenseStackTest(parameterized.TestCase):
     equal(np.asarray(gradient)[~valid], 0)
     self.assertTrue(np.isfinite(gradient).all())
 
+  @pytest.mark.slow
   def test_a_mask_is_zero(self):
     bad = np.where(valid[..., None], x, np.nan)
     y = np.asarray(make()(bad, mask=valid))
@@ -137,6 +138,7 @@ class DenseStackTest(parameterized.TestCase):
     self.assertEqual(y.shape, (BATCH, TIME, IN + 4 * FEATURES))
     equal(np.asarray(y)[~valid], 0)
 
+  @pytest.mark.slow
   def test_dtype(self):
     stack = make(dtype=jnp.bfloat16, norm='batch')
     self.assertEqual(stack(x, rngs=nnx.Rngs(0)).dtype, jnp.bfloat16)

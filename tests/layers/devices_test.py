@@ -107,6 +107,7 @@ class DtypesTest(parameterized.TestCase):
       is_cast=(False, True),
   )
   @pytest.mark.few(3)
+  @pytest.mark.slow
   def test_sums(self, layer, param_dtype, is_cast):
     made = rnnzoo.LAYERS[layer](
         8,
@@ -146,6 +147,7 @@ class SavedNormsTest(parameterized.TestCase):
       {'norm': 'batch', 'trains': False},
       {'norm': 'layer', 'made': rnnzoo.DenseStack},
   )
+  @pytest.mark.slow
   def test_gathered_and_sharded_back(
       self, norm, trains=False, made=rnnzoo.Stack
   ):
@@ -705,6 +707,7 @@ class TokensTest(parameterized.TestCase):
     self.assertEqual(decoded.tokens.sharding.spec[0], 'a')
 
   @parameterized.parameters((P(None, 'b'),), (P('a', 'b'),))
+  @pytest.mark.slow
   def test_language_model_of_a_text_over_devices(self, spec):
     model = models.LanguageModel(rnnzoo.GRU, 11, 8, rngs=nnx.Rngs(0))
     mesh = explicit_mesh()

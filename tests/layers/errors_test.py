@@ -371,6 +371,7 @@ class ImplementationTest(parameterized.TestCase):
       rnnzoo.linear_scan(x, x, implementation='pallas')
 
   @parameterized.parameters('H100', 'A100', 'size')
+  @pytest.mark.slow
   def test_warns_once_where_a_gpu_has_no_kernel(self, why):
     selection.warn_once.cache_clear()
     kind = 'A100' if why == 'A100' else 'H100'

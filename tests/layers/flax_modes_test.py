@@ -198,6 +198,7 @@ class StaticPartTest(parameterized.TestCase):
     run(rnnzoo.MinGRUCell(), gates)
     run(rnnzoo.MinGRUCell('linear'), gates)
 
+  @pytest.mark.slow
   def test_pickle(self):
     layer = make('LSTM')
     copy = pickle.loads(pickle.dumps(layer))

@@ -42,6 +42,7 @@ class LanguageModelTest(parameterized.TestCase):
     np.testing.assert_allclose(y, want, rtol=1e-5)
     np.testing.assert_array_equal(carry, x[-2:])
 
+  @pytest.mark.slow
   def test_arguments_of_a_step_the_other_way_round(self):
     model = make()
     carry = model.initial_carry((3,))

@@ -105,6 +105,7 @@ class AnyLayerTest(parameterized.TestCase):
 
   @parameterized.parameters(*VARIANTS)
   @pytest.mark.few(2)
+  @pytest.mark.slow
   def test_parts_are_the_whole(self, variant):
     self.assert_close(runs(variant)['parts'], runs(variant)['whole'])
 
@@ -172,6 +173,7 @@ class AnyLayerTest(parameterized.TestCase):
 
   @parameterized.parameters(*FEW)
   @pytest.mark.few(2)
+  @pytest.mark.slow
   def test_no_rows(self, variant):
     layer = make(variant)
     carry, y = layer.unroll(x[:0], reset=reset[:0])
@@ -198,6 +200,7 @@ class EdgesTest(parameterized.TestCase):
     for leaf in jax.tree.leaves(grads):
       np.testing.assert_array_equal(leaf, 0)
 
+  @pytest.mark.slow
   def test_step_has_forward_mode(self):
     layer = rnnzoo.GRU(3, 4, rngs=nnx.Rngs(0))
     carry, x = layer.initial_carry((2,)), jnp.ones((2, 3))
@@ -278,6 +281,7 @@ class CarryGradientTest(parameterized.TestCase):
 
   @parameterized.product(variant=tuple(VARIANTS), what=(np.inf, np.nan))
   @pytest.mark.few(4)
+  @pytest.mark.slow
   def test_reset_stops_what_is_not_finite(self, variant, what):
     layer = make(variant)
     bad = x.copy()

@@ -127,6 +127,7 @@ class LeadingAxesTest(parameterized.TestCase):
 
   @parameterized.named_parameters((k, *case) for k, case in CASES.items())
   @pytest.mark.few(2)
+  @pytest.mark.slow
   def test_functions(self, function, given):
     self.check(function, given)
 

@@ -110,6 +110,7 @@ class SeqLengthsTest(parameterized.TestCase):
         carry,
     )
 
+  @pytest.mark.slow
   def test_known_lengths_inside_jit(self):
     # Only x is traced: the lengths are a constant of the program.
     layer = rnnzoo.GRU(IN, FEATURES, rngs=nnx.Rngs(0))
@@ -138,6 +139,7 @@ class MaskTest(parameterized.TestCase):
 
   @parameterized.parameters('LSTM', 'AGRU', 'MinGRU', 'MinGRU_parallel')
   @pytest.mark.few(2)
+  @pytest.mark.slow
   def test_holes(self, variant):
     # The steps that are left, run alone, see the same.
     name, options = VARIANTS[variant]

@@ -111,6 +111,7 @@ class StrictDtypesTest(parameterized.TestCase):
 
   @parameterized.parameters(None, jnp.float16, jnp.bfloat16)
   @pytest.mark.few(2)
+  @pytest.mark.slow
   def test_language_model(self, dtype):
     model = models.LanguageModel(
         functools.partial(rnnzoo.MinGRU, dtype=dtype),
@@ -146,6 +147,7 @@ class NumpyScalarsTest(parameterized.TestCase):
       (rnnzoo.IRevRNN, 'inner_scale'),
       (rnnzoo.IndRNN, 'max_abs'),
   )
+  @pytest.mark.slow
   def test_layers(self, make, option):
     made = []
     for number in (0.5, np.float32(0.5)):
@@ -339,6 +341,7 @@ class EqualRanksTest(parameterized.TestCase):
         (jnp.zeros((BATCH, FEATURES)),),
     )
 
+  @pytest.mark.slow
   def test_doors(self):
     x = jnp.ones((TIME, BATCH, FEATURES))
     layer = linen.GRU(in_features=FEATURES, features=FEATURES)

@@ -250,6 +250,7 @@ class Seq2SeqTest(parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, f'^{name} must be '):
           function(value)
 
+  @pytest.mark.slow
   def test_tokens_must_be_integers(self):
     model = make_model()
     with self.assertRaisesRegex(ValueError, 'source must be integers'):
@@ -300,6 +301,7 @@ class MarkovTest(parameterized.TestCase):
       normalised = found.scores[row] / (length + 1) ** penalty
       self.assertAlmostEqual(float(normalised), float(score), places=4)
 
+  @pytest.mark.slow
   def test_one_beam_is_greedy(self):
     given = self.step, self.table, jnp.zeros(4), 4
     greedy = decoding.greedy(*given, max_length=7)

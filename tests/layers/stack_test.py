@@ -100,6 +100,7 @@ class StackTest(parameterized.TestCase):
       {'norm': 'batch', 'num_layers': 1},
   )
   @pytest.mark.few(2)
+  @pytest.mark.slow
   def test_steps_are_an_unroll(self, **options):
     stack = make(**({'num_layers': 2} | options))
     carry = carry_of(stack, BATCH)
@@ -385,6 +386,7 @@ class NormTest(parameterized.TestCase):
       equal(norm.var[...], 1)
 
   @parameterized.parameters('layer', 'batch')
+  @pytest.mark.slow
   def test_keeps_the_dtype(self, norm):
     stack = rnnzoo.Stack(
         rnnzoo.GRU,
@@ -402,6 +404,7 @@ class NormTest(parameterized.TestCase):
 class BidirectionalTest(parameterized.TestCase):
 
   @parameterized.product(reverse=(False, True))
+  @pytest.mark.slow
   def test_is_two_layers(self, reverse):
     pair = random_layers.make(rnnzoo.Bidirectional, rnnzoo.LSTM, IN, FEATURES)
     carry = carry_of(pair, BATCH)
@@ -627,6 +630,7 @@ class SequenceModelTest(parameterized.TestCase):
     close(answer[1], model(x[1, 1:3]))
     equal(run(), model(x, reset=begins))
 
+  @pytest.mark.slow
   def test_steps_with_resets(self):
     model = models.SequenceModel(
         make(num_layers=2, learn_initial_carry=True),

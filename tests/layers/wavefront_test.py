@@ -413,6 +413,7 @@ class WavefrontTest(parameterized.TestCase):
       )
       self.assertIn("'pallas', 2 layers at the same time", str(choices))
 
+  @pytest.mark.slow
   def test_in_turn_where_outputs_are_dropped(self):
     stack = make(rnnzoo.LSTM, (4, 4), 2, dropout_rate=0.5)
     x = jnp.ones((2, 8, 4))
@@ -422,6 +423,7 @@ class WavefrontTest(parameterized.TestCase):
       stack(x)
       called.assert_called()
 
+  @pytest.mark.slow
   def test_errors_are_those_of_a_layer(self):
     stack = make(rnnzoo.LSTM, (4, 4), 2)
     with in_parts(4):

@@ -18,6 +18,7 @@ class FiguresTest(absltest.TestCase):
     super().setUp()
     self.path = pathlib.Path(self.create_tempdir().full_path) / 'figure.png'
 
+  @pytest.mark.slow
   def test_no_name_is_a_formula(self):
     figures.plot_confusions(
         self.path, FORMULA, [[3, 1], [0, 2]], (FORMULA, 'a$b$')

@@ -153,6 +153,7 @@ class Float32Test(parameterized.TestCase):
       ('degrees', 48.1, np.float64, 1e-6),
   )
   @pytest.mark.few(2)
+  @pytest.mark.slow
   def test_columns_are_centred_before_they_are_rounded(self, far, dtype, step):
     ticks = np.arange(40 * 6).reshape(40, 6, 1)
     x = (far + step * ticks).astype(dtype)

@@ -20,6 +20,7 @@ from flax import nnx
 import jax
 import ml_collections
 import numpy as np
+import pytest
 
 from rnnzoo.tasks.images import idx
 from rnnzoo.tasks.images import mnist
@@ -403,6 +404,7 @@ class SequentialMnistTest(parameterized.TestCase):
     config.batch_size = 16
     self.assertEqual(smnist.SequentialMnist(config).batch_size, 16)
 
+  @pytest.mark.slow
   def test_losses_and_predictions(self):
     config = digits_config()
     config.model.features = 4

@@ -178,6 +178,7 @@ class SplitsTest(parameterized.TestCase):
 class AddingTest(parameterized.TestCase):
 
   @parameterized.parameters(2, 3, 8)
+  @pytest.mark.slow
   def test_one_mark_in_each_half(self, length):
     for examples in both(make('adding', length=length)):
       values, marks = np.moveaxis(examples['inputs'], -1, 0)
@@ -334,6 +335,7 @@ class StateTrackingTest(parameterized.TestCase):
       ('S3', 'every'),
   )
   @pytest.mark.few(2)
+  @pytest.mark.slow
   def test_labels(self, language, label_steps):
     given = {'language': language, 'label_steps': label_steps, 'min_length': 3}
     task = make('state_tracking', **given)

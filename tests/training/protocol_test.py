@@ -134,6 +134,7 @@ class RunTest(parameterized.TestCase):
           (whole / name).read_bytes(), (self.workdir / name).read_bytes()
       )
 
+  @pytest.mark.slow
   def test_monitors_that_do_not_exist(self):
     # 'within' is there at the test only.
     for monitor in ('validation_within', 'validation_accuracy', 'root'):

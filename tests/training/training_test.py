@@ -157,6 +157,7 @@ class OptimizationTest(parameterized.TestCase):
     # The first momentum is the gradient; Nesterov's step goes on along it.
     np.testing.assert_allclose(self.update()['bias'], [-12.0 * 1.5])
 
+  @pytest.mark.slow
   def test_accumulated_steps_are_one_update(self):
     self.config.update(schedule='cosine', weight_decay=0.0, clip_norm=1.0)
     self.config.accumulate_steps = 3

@@ -144,6 +144,7 @@ class LayersTest(comparison.ComparisonTestCase):
       case(rnnzoo.LSTM, dtype='bfloat16'),
       case(rnnzoo.LSTM, dtype='bfloat16', path=rnnzoo.Pallas(keep='carries')),
   )
+  @pytest.mark.slow
   def test_recurrent_gates_have_float32(self, case):
     if not abstract_gpu.RUNS:
       return

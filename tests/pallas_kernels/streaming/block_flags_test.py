@@ -23,6 +23,7 @@ class BlockFlagsTest(parameterized.TestCase):
       reverse=(False, True),
   )
   @pytest.mark.few(5)
+  @pytest.mark.slow
   def test_each_step_has_its_flags(self, cut, time, reverse):
     rows, warpgroups, segments = cut
     config = time_blocks.Config(rows, warpgroups, segments, stages=2)

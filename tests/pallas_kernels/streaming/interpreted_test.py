@@ -390,6 +390,7 @@ class LinearScanTest(parameterized.TestCase):
 
   @parameterized.parameters(None, *CUTS[1:3])
   @pytest.mark.few(2)
+  @pytest.mark.slow
   def test_forgets_a_product_that_overflows(self, *cut_as):
     # 1e60 is no float32, and neither is it times 0.
     a = np.ones((1, 8, 1), np.float32)
@@ -411,6 +412,7 @@ class LinearScanTest(parameterized.TestCase):
       h = rnnzoo.linear_scan(np.ones_like(b), b, implementation='pallas')
       self.assertEqual(float(h[0, -1, 0]), 2)
 
+  @pytest.mark.slow
   def test_mixed_dtypes(self):
     a, b, *_ = draw(2, 13, 8, with_reset=False)
     b = b.astype(jnp.bfloat16)
@@ -426,6 +428,7 @@ class LinearScanTest(parameterized.TestCase):
 class SegmentsTest(absltest.TestCase):
   """Maps and places of segments; CTAs that poll each other need a GPU."""
 
+  @pytest.mark.slow
   def test_maps_of_blocks(self):
     if not abstract_gpu.RUNS:
       return

@@ -214,6 +214,7 @@ class LoweringTest(parameterized.TestCase):
       self.assertEqual('stablehlo.while' in text, in_turn)
 
   @parameterized.parameters(ConstantGate(), ConstantFeedback())
+  @pytest.mark.slow
   def test_constants(self, cell):
     # A constant is in the registers of no thread in particular.
     x = aval((2, 40, 1, 8), jnp.float32)

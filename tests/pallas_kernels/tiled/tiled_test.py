@@ -716,6 +716,7 @@ class FragmentsTest(absltest.TestCase):
           own = want[octet + (lane >> 2), first : first + 4]
           np.testing.assert_array_equal(found, own)
 
+  @pytest.mark.slow
   def test_products_of_low_tiles_with_gates(self):
     if not abstract_gpu.RUNS:
       return
