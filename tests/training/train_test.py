@@ -265,9 +265,9 @@ class ErrorsTest(absltest.TestCase):
     base = 'from configs import base_smnist\n'
     config = 'def get_config():\n  config = base_smnist.get_config()\n'
     cases = {
-        'nothing': ('', 'must have a function get_config'),
-        'syntax': ('def get_config(:\n', 'syntax.py, line 1, is not Python'),
-        'null': ('\0', 'null bytes, as text in UTF-16; save it as UTF-8'),
+        'nothing': ('', 'AttributeError: .*get_config'),
+        'syntax': ('def get_config(:\n', 'SyntaxError: .*syntax.py, line 1'),
+        'null': ('\0', 'SyntaxError: .*null bytes'),
         'raises': (
             'def get_config():\n  1 / 0\n',
             'raises.py, line 2: ZeroDiv',
@@ -280,14 +280,14 @@ class ErrorsTest(absltest.TestCase):
         ),
         'beside': (
             'import typo\n',
-            f"No module named 'typo'; PYTHONPATH={directory} lets it import",
+            "beside.py, line 1: .*No module named 'typo'",
         ),
-        'argument': ('def get_config(x):\n  pass\n', 'without arguments'),
+        'argument': ('def get_config(x):\n  pass\n', 'TypeError: get_config'),
         'none': ('def get_config():\n  pass\n', 'ConfigDict; got a NoneType'),
         'dict': ('def get_config():\n  return {}\n', 'ConfigDict; got a dict'),
         'typo': (
             base + config + '  config.num_epoch = 3\n',
-            "typo.py, line 4: AttributeError: .*Did you mean 'num_epochs'",
+            'typo.py, line 4: AttributeError: .*num_epoch',
         ),
         'type': (
             base + config + '  config.num_epochs = "3"\n',
@@ -333,36 +333,39 @@ class ErrorsTest(absltest.TestCase):
     cases = (
         ((), 'pass --config=.*agru_smnist'),
         (('--config=configs/none.py',), 'no config file configs/none.py'),
-        ((config, '--config.epochs=3'), "no field 'epochs'. Did you mean"),
+        ((config, '--config.epochs=3'), 'cannot be read .*: .*epochs'),
         (
             (config, '--config.num_epochs=many'),
-            "num_epochs=many: it must be an integer, not 'many'",
+            "num_epochs=many: .*'many'; a field is set by",
         ),
         (
             (config, '--config.num_devices=None'),
-            "num_devices=None: it must be an integer, not 'None'; where None",
+            "num_devices=None: .*'None'; a field is set by",
         ),
         (
             (config, '--config.optimizer.learning_rate=x'),
-            "learning_rate=x: it must be a number, not 'x'",
+            "learning_rate=x: .*'x'; a field is set by",
         ),
         (
             (config, '--config.model.residual=maybe'),
-            "residual=maybe: it must be true or false, not 'maybe'",
+            "residual=maybe: .*'maybe'.*; a field is set by",
         ),
         (('--config=',), '--config= names no file'),
         ((config, '--epochs=3'), "flag 'epochs'"),
         ((config, 'epochs=3'), "unknown argument 'epochs=3'"),
         ((config, '--config.model.layer=GRUU'), "unknown layer 'GRUU'.*AGRU"),
         ((config, '--config.optimizer={}'), "optimizer has no field 'name'"),
-        ((config, '--config.optimizer=3'), 'not a dict. Set the fields'),
-        ((config, '--config.seed.x=3'), 'no field .*seed.x'),
+        (
+            (config, '--config.optimizer=3'),
+            'optimizer=3: .*; a field is set by',
+        ),
+        ((config, '--config.seed.x=3'), 'cannot be read .*: '),
         (
             (config, '--config.model.layer.x=3'),
-            'no field inside of a value, as --config.model.layer.name',
+            'cannot be read .*: ',
         ),
-        ((config, '--config.a b=3'), "<field>=<value>: could not parse 'a b'"),
-        ((config, '--config.=3'), "<field>=<value>: could not parse ''"),
+        ((config, '--config.a b=3'), "<field>=<value>, cannot be read .*'a b'"),
+        ((config, '--config.=3'), '<field>=<value>, cannot be read .*: '),
         ((config, config), '--config is given 2 times; pass it once'),
         ((config, '--length=9'), '--length is for samples, with --mode=sample'),
         ((config, '--model_seed=1'), '--model_seed is for a run that is there'),
@@ -379,11 +382,11 @@ class ErrorsTest(absltest.TestCase):
         (('--flagfile', '/dev/zero'), '/dev/zero is a device, not a file'),
         (
             (config, '--mode=sample', '--length=x'),
-            "--length=x: it must be an integer, not 'x'",
+            "--length=x: .*'x'",
         ),
         (('--config.num_epochs=3', config), 'before a value for --config'),
         ((config, '--flagfile=/no/where'), 'flagfile.*/no/where'),
-        ((config, '--config.model.options.GRUU.a=3'), 'no field GRUU'),
+        ((config, '--config.model.options.GRUU.a=3'), 'cannot be read .*GRUU'),
         (
             (config, '--config.data.manual_dir=/no/where'),
             'directory /no/where does not exist',
