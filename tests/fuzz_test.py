@@ -496,7 +496,7 @@ class FuzzTest(parameterized.TestCase):
 
   @parameterized.named_parameters(*NAMED)
   @pytest.mark.slow
-  @pytest.mark.few(2)
+  @pytest.mark.few(1)
   def test_good_calls_work(self, source):
     # Otherwise an error could be about something else.
     done = set()

@@ -135,7 +135,7 @@ class OtherColumnsTest(parameterized.TestCase):
       if importlib.util.find_spec(module)
   )
   @pytest.mark.slow
-  @pytest.mark.few(2)
+  @pytest.mark.few(1)
   def test_claims(self, name):
     self.assertEqual(other_libraries.wrong(name), [])
 

@@ -321,7 +321,7 @@ class TrainingTest(parameterized.TestCase):
       Inside(),
   )
   @pytest.mark.slow
-  @pytest.mark.few(2)
+  @pytest.mark.few(1)
   def test_dropout_by_rngs_and_averages_by_mutable(self, module):
     variables = module.init(jax.random.key(0), x)
     apply = jax.jit(

@@ -91,7 +91,7 @@ class BenchmarkTest(absltest.TestCase):
   def output(self):
     return pathlib.Path(self.create_tempdir().full_path) / 'new' / 'out.json'
 
-  @pytest.mark.slow
+  @pytest.mark.exhaustive
   def test_table_json_and_plot(self):
     path = self.output()
     code, out, _ = run(

@@ -30,7 +30,7 @@ def dead(*_):
 
 class PeersProcessTest(absltest.TestCase):
 
-  @pytest.mark.slow
+  @pytest.mark.exhaustive
   def test_what_hangs_or_crashes_is_left_out(self):
     process = peers_process.Process(work, seconds=1)
     self.addCleanup(process.stop)

@@ -118,7 +118,7 @@ class PeersTest(absltest.TestCase):
       again = np.asarray(array.astype('bfloat16'), np.float32)
       np.testing.assert_array_equal(array, again)
 
-  @pytest.mark.slow
+  @pytest.mark.exhaustive
   def test_the_program_runs_all_that_are_installed(self):
     path = pathlib.Path(self.create_tempdir().full_path) / 'out.json'
     code, out, err = benchmark_test.run(

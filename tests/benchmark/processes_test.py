@@ -14,7 +14,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 class ProcessesTest(absltest.TestCase):
 
-  @pytest.mark.slow
+  @pytest.mark.exhaustive
   def test_a_late_process_changes_no_bit(self):
     path = pathlib.Path(self.create_tempdir().full_path) / 'out.json'
     subprocess.run(

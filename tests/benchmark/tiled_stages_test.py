@@ -61,7 +61,7 @@ class TiledStagesTest(absltest.TestCase):
     found = load()['errors']({'a': jnp.full(4, 1.5), 'c': 1}, exact)
     self.assertEqual(found, {'a': 0.5})
 
-  @pytest.mark.slow
+  @pytest.mark.exhaustive
   def test_projected_or_not(self):
     program = load(stages=['6'], projected=['no', 'yes'])
     for layer in ('LSTM', 'GRU'):
@@ -80,7 +80,7 @@ class TiledStagesTest(absltest.TestCase):
     self.assertEqual([plan.depth for plan in plans], [128] * 2)
     self.assertIn('1024x8x512 of 128 ', program['line'](own[0].row))
 
-  @pytest.mark.slow
+  @pytest.mark.exhaustive
   def test_tiles(self):
     program = load(stages=['6'], tiles=['2x2', '4x2', '3x2'])
     with tiled_loops.forward_plans() as plans:

@@ -326,7 +326,7 @@ class MinimalTest(parameterized.TestCase):
       layer=('MinGRU', 'MinLSTM'), candidate=('linear', 'positive')
   )
   @pytest.mark.slow
-  @pytest.mark.few(2)
+  @pytest.mark.few(1)
   def test_long_sequence(self, layer, candidate):
     # In log space the paper's formula loses its digits here.
     x = rng.standard_normal((1, 4096, IN)).astype(np.float32)

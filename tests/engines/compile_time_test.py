@@ -39,6 +39,7 @@ class CompileTimeTest(parameterized.TestCase):
       ('LSTM', nnx.LSTMCell, 0.9), ('GRU', nnx.GRUCell, 1.3)
   )
   @pytest.mark.slow
+  @pytest.mark.few(1)
   def test_fusions_beside_flax(self, name, cell, most):
     # Seconds depend on the machine. A kernel takes LLVM about the same time,
     # whatever is in it: 115 fusions (LSTM) took 2.5 times flax's 72.

@@ -116,7 +116,7 @@ class LinearScanTest(parameterized.TestCase):
 
   @parameterized.product(path=PATHS, zero=('a', 'h'))
   @pytest.mark.slow
-  @pytest.mark.few(2)
+  @pytest.mark.few(1)
   def test_second_derivatives_at_zero(self, path, zero):
     with jax.enable_x64(True):
       a, b, h0, reset = map(jnp.asarray, draw(4))
@@ -268,7 +268,7 @@ class LinearScanTest(parameterized.TestCase):
       layer=('MinGRU', 'MinLSTM'), path=PATHS, poison=(np.nan, np.inf)
   )
   @pytest.mark.slow
-  @pytest.mark.few(2)
+  @pytest.mark.few(1)
   def test_nothing_passes_a_reset_of_a_layer(self, layer, path, poison):
     made = rnnzoo.LAYERS[layer](
         3, 4, implementation=path, learn_initial_carry=True, rngs=nnx.Rngs(0)

@@ -175,13 +175,13 @@ class NewtonJointsTest(parameterized.TestCase):
 
   @parameterized.parameters(*FORGETFUL[1::5])
   @pytest.mark.slow
-  @pytest.mark.few(2)
+  @pytest.mark.few(1)
   def test_is_the_trajectory_of_scan(self, case):
     self.is_the_trajectory_of_scan(case)
 
   @parameterized.parameters(*FORGETFUL[2::5], *FORGETFUL[4::5])
   @pytest.mark.slow
-  @pytest.mark.few(2)
+  @pytest.mark.few(1)
   def test_are_the_trajectory_of_scan(self, case):
     self.is_the_trajectory_of_scan(case)
 
@@ -190,7 +190,7 @@ class NewtonJointsTest(parameterized.TestCase):
   def test_others_are_the_trajectory_of_scan(self, case):
     self.is_the_trajectory_of_scan(case)
 
-  @pytest.mark.slow
+  @pytest.mark.exhaustive
   def test_over_auto_axes(self):
     output = several_devices.run(self, 'joints_program')
     self.assertEqual(output.count('the same, and nothing is sent'), 3)
@@ -210,7 +210,7 @@ class NewtonJointsTest(parameterized.TestCase):
       Case('AntisymmetricRNN', {'epsilon': 0.01}),
   )
   @pytest.mark.slow
-  @pytest.mark.few(2)
+  @pytest.mark.few(1)
   def test_gives_up_where_parts_forget_nothing(self, case):
     with on_gpu(self):
       (last, wanted), (final, found), report = run(case)
@@ -320,6 +320,7 @@ class NewtonJointsTest(parameterized.TestCase):
 
   @parameterized.parameters('tanh', 'relu')
   @pytest.mark.slow
+  @pytest.mark.few(1)
   def test_kernels_run_the_cells(self, activation):
     # Interpreted, without outputs and with.
     cell = rnnzoo.LAYERS['IndRNN'](
@@ -388,7 +389,7 @@ class NewtonJointsTest(parameterized.TestCase):
 
   @parameterized.product(name=['IndRNN', 'Elman'], reverse=[False, True])
   @pytest.mark.slow
-  @pytest.mark.few(2)
+  @pytest.mark.few(1)
   def test_gradients_of_scalars_run_in_a_kernel(self, name, reverse):
     """Heads of one unit: the adjoint is a recurrence of `linear_scan`."""
     options = TANH if name == 'IndRNN' else {'num_heads': 4}

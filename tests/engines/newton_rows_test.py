@@ -174,12 +174,13 @@ class RowsTest(parameterized.TestCase):
 
   @parameterized.parameters(*WAYS)
   @pytest.mark.slow
-  @pytest.mark.few(2)
+  @pytest.mark.few(1)
   def test_is_scan_in_every_way(self, way):
     self.check('AGRU', way)
 
   @parameterized.parameters('v', 'vv')
   @pytest.mark.slow
+  @pytest.mark.few(1)
   def test_plans_see_rows_that_share_parameters(self, around):
     plans = []
     make = newton_plan.make_plan
@@ -228,6 +229,7 @@ class RowsTest(parameterized.TestCase):
 
   @parameterized.parameters('x', 'parameters')
   @pytest.mark.slow
+  @pytest.mark.few(1)
   def test_one_row_does_not_converge(self, mapped):
     # Only rows of small inputs, or of the first layer, forget.
     path = rnnzoo.AssociativeScan(max_iterations=1, jacobian='diagonal')
@@ -246,7 +248,7 @@ class RowsTest(parameterized.TestCase):
       gradients.append(reference.jit(jax.vmap(each, axes))(*given))
     self.assert_close(*gradients)
 
-  @pytest.mark.slow
+  @pytest.mark.exhaustive
   def test_rows_are_exported(self):
     (run, _), state = layers('GRU', dtype='float32')
     f = lambda state, x: jax.vmap(lambda x: run(state, x)[1])(x)

@@ -148,6 +148,7 @@ class NewtonTest(parameterized.TestCase):
 
   @parameterized.parameters(('IndRNN', 37), ('AGRU', 1))
   @pytest.mark.slow
+  @pytest.mark.few(1)
   def test_is_scan_too(self, name, time):
     self.check_is_scan(name, time)
 
@@ -180,7 +181,7 @@ class NewtonTest(parameterized.TestCase):
 
   @parameterized.product(name=['GRU', 'LSTM'], features=[1, 16, 64])
   @pytest.mark.slow
-  @pytest.mark.few(2)
+  @pytest.mark.few(1)
   def test_few_iterations(self, name, features):
     found, wanted, report = run(
         Case(layer=name, time=1000, features=features, dtype='float32')
@@ -200,7 +201,7 @@ class NewtonTest(parameterized.TestCase):
       ),
   )
   @pytest.mark.slow
-  @pytest.mark.few(2)
+  @pytest.mark.few(1)
   def test_hard_weights(self, case, chaotic):
     found, wanted, report = run(case)
     self.assertEqual(bool(report.fell_back), chaotic)
@@ -224,7 +225,7 @@ class NewtonTest(parameterized.TestCase):
     self.assertLessEqual(report.iterations, 1)
     self.assert_close(found, wanted, 2e-14)
 
-  @pytest.mark.slow
+  @pytest.mark.exhaustive
   def test_slstm_with_heads_of_one(self):
     options = {
         'num_heads': 256,
@@ -257,7 +258,7 @@ class NewtonTest(parameterized.TestCase):
       {'max_iterations': 1},
   )
   @pytest.mark.slow
-  @pytest.mark.few(2)
+  @pytest.mark.few(1)
   def test_settings(self, **settings):
     path = rnnzoo.AssociativeScan(**settings)
     case = Case(layer='GRU', path=path, flags=True)
@@ -275,6 +276,7 @@ class NewtonTest(parameterized.TestCase):
 
   @parameterized.parameters('AGRU', 'LSTM')
   @pytest.mark.slow
+  @pytest.mark.few(1)
   def test_diagonal_gradients(self, name):
     path = rnnzoo.AssociativeScan(jacobian='diagonal')
     case = Case(layer=name, options=CONTRACTIVE[name], path=path, time=9)
@@ -283,6 +285,7 @@ class NewtonTest(parameterized.TestCase):
 
   @parameterized.parameters('LSTM', 'AGRU')
   @pytest.mark.slow
+  @pytest.mark.few(1)
   def test_one_bad_window(self, name):
     """A window that does not converge runs in turn; the others stay."""
     case = Case(
@@ -326,6 +329,7 @@ class NewtonTest(parameterized.TestCase):
 
   @parameterized.parameters('reset', 'head')
   @pytest.mark.slow
+  @pytest.mark.few(1)
   def test_large_numbers_hide_no_error(self, hides):
     # Neither those before a reset nor those of another head.
     options = {'activation': 'relu', 'num_heads': 2}
@@ -425,6 +429,7 @@ class NewtonTest(parameterized.TestCase):
 
   @parameterized.parameters(None, 1000)
   @pytest.mark.slow
+  @pytest.mark.few(1)
   def test_memory_is_that_of_a_window(self, window):
     def temporary(time):
       case = Case(
@@ -475,6 +480,7 @@ class NewtonTest(parameterized.TestCase):
 
   @parameterized.parameters(12, 300)
   @pytest.mark.slow
+  @pytest.mark.few(1)
   def test_a_large_carry_that_is_forgotten(self, time):
     # A residual that is small beside 1e6 was taken for rounding.
     def run(path):
@@ -493,7 +499,7 @@ class NewtonTest(parameterized.TestCase):
 
   @parameterized.parameters('GRU', 'IndRNN', 'IRevRNN')
   @pytest.mark.slow
-  @pytest.mark.few(2)
+  @pytest.mark.few(1)
   def test_by_associative_scans(self, name):
     with (
         mock.patch.object(affine_maps, 'over_time', lax.associative_scan),

@@ -90,7 +90,7 @@ class PlatformsTest(parameterized.TestCase):
 
   @parameterized.parameters('Elman', 'LSTM', 'SLSTM', 'GRU')
   @pytest.mark.slow
-  @pytest.mark.few(2)
+  @pytest.mark.few(1)
   def test_cpu_beside_a_gpu_others(self, name):
     self.check(name)
 
@@ -98,7 +98,7 @@ class PlatformsTest(parameterized.TestCase):
       'AGRU', 'AntisymmetricRNN', 'IndRNN', 'IRevRNN', 'MinLSTM'
   )
   @pytest.mark.slow
-  @pytest.mark.few(2)
+  @pytest.mark.few(1)
   def test_resets_masks_and_reverse(self, name):
     reset = jnp.arange(36).reshape(4, 9) % 5 == 0
     lengths = jnp.array([9, 0, 1, 5])
@@ -106,6 +106,7 @@ class PlatformsTest(parameterized.TestCase):
 
   @parameterized.parameters('LSTM', 'MinGRU')
   @pytest.mark.slow
+  @pytest.mark.few(1)
   def test_export_for_both(self, name):
     if not abstract_gpu.RUNS:
       return
@@ -162,7 +163,7 @@ class PlatformsTest(parameterized.TestCase):
 
   @parameterized.parameters('GRU', 'MinGRU', 'IndRNN')
   @pytest.mark.slow
-  @pytest.mark.few(2)
+  @pytest.mark.few(1)
   def test_other_derivatives(self, name):
     """Forward mode and second derivatives are those of the other path."""
     if not abstract_gpu.RUNS:

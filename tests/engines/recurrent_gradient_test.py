@@ -186,6 +186,7 @@ class RecurrentGradientTest(parameterized.TestCase):
 
   @parameterized.parameters(('LSTM', 'clip'), ('AGRU', 'stop'))
   @pytest.mark.slow
+  @pytest.mark.few(1)
   def test_gradients_by_newton(self, name, option):
     cell, _ = CELLS[name]
     path = functools.partial(ours, path='associative_scan')
@@ -201,6 +202,7 @@ class RecurrentGradientTest(parameterized.TestCase):
 
   @parameterized.parameters(('clip', True), ('stop', False))
   @pytest.mark.slow
+  @pytest.mark.few(1)
   def test_second_derivatives(self, option, saved):
     # That of the clipped gradient, whose own cotangents are not clipped.
     name = 'AGRU'

@@ -32,7 +32,7 @@ class ScanTest(parameterized.TestCase):
 
   @parameterized.parameters('GRU', 'AGRU', 'IRevRNN')
   @pytest.mark.slow
-  @pytest.mark.few(2)
+  @pytest.mark.few(1)
   def test_is_the_same_function(self, name):
     layer = rnnzoo.LAYERS[name]
     with jax.enable_x64(True):
@@ -66,6 +66,7 @@ class ScanTest(parameterized.TestCase):
 
   @parameterized.parameters('scan', 'associative_scan')
   @pytest.mark.slow
+  @pytest.mark.few(1)
   def test_memory_of_inner_steps(self, path):
     def temporary(inner_steps):
       layer = functools.partial(rnnzoo.IRevRNN, inner_steps=inner_steps)

@@ -54,9 +54,11 @@ class AllNumbers(Numbers):
 @pytest.mark.slow
 class AllNumbersTest(AllNumbers):
 
+  @pytest.mark.exhaustive
   def test_jit(self):
     self.check('jit')
 
+  @pytest.mark.exhaustive
   def test_parts_that_forget(self):
     self.check_parts('forgetful', 'infinities')
 

@@ -71,7 +71,7 @@ class CallPathTest(parameterized.TestCase):
       implementation=('pallas', None),
   )
   @pytest.mark.slow
-  @pytest.mark.few(3)
+  @pytest.mark.few(1)
   def test_few_functions_in_few_files(self, name, implementation):
     layer = rnnzoo.LAYERS[name](
         64,

@@ -290,7 +290,7 @@ class EqualRanksTest(parameterized.TestCase):
 
   @parameterized.parameters('LSTM', 'AGRU', 'IndRNN', 'MinGRU', 'Scaled')
   @pytest.mark.slow
-  @pytest.mark.few(2)
+  @pytest.mark.few(1)
   def test_kernels(self, name):
     # MinGRU has a kernel from five steps on.
     features, time = 64, 5

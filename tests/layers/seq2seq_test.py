@@ -171,6 +171,7 @@ class Seq2SeqTest(parameterized.TestCase):
 
   @parameterized.parameters(False, True)
   @pytest.mark.slow
+  @pytest.mark.few(1)
   def test_a_dense_encoder(self, bidirectional):
     layer = rnnzoo.GRU
     if bidirectional:

@@ -308,6 +308,7 @@ class SLSTMBlockTest(parameterized.TestCase):
 
   @parameterized.parameters('associative_scan', 'scan')
   @pytest.mark.slow
+  @pytest.mark.few(1)
   def test_paths_and_transforms(self, implementation):
     block, other = make(), make(implementation=implementation)
     run = lambda block, x: block.unroll(x, reset=reset)

@@ -369,7 +369,7 @@ class NormTest(parameterized.TestCase):
       ((2, 3), True), ((0, 3), False), ((2, 0), False), ((0, 3), True)
   )
   @pytest.mark.slow
-  @pytest.mark.few(2)
+  @pytest.mark.few(1)
   def test_batch_without_a_valid_step_has_finite_gradients(self, lead, padded):
     stack = self.fresh(num_layers=2)
     lengths = jnp.zeros(lead[:1], int) if padded else None
@@ -542,11 +542,13 @@ class SequenceModelTest(parameterized.TestCase):
 
   @parameterized.parameters(('GRU', 6), ('Bidirectional', None))
   @pytest.mark.slow
+  @pytest.mark.few(1)
   def test_reset_runs_pieces_separately(self, backbone, num_tokens):
     self.check_pieces(backbone, num_tokens)
 
   @parameterized.parameters('Stack', 'SLSTMBlock')
   @pytest.mark.slow
+  @pytest.mark.few(1)
   def test_reset_runs_more_pieces_separately(self, backbone):
     self.check_pieces(backbone, None)
 
@@ -605,6 +607,7 @@ class SequenceModelTest(parameterized.TestCase):
 
   @parameterized.parameters(rnnzoo.GRU, rnnzoo.MinGRU)
   @pytest.mark.slow
+  @pytest.mark.few(1)
   def test_reset_before_an_answer_at_the_end(self, layer):
     model = models.SequenceClassifier(
         make(layer, num_layers=2), 7, rngs=nnx.Rngs(0)

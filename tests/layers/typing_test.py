@@ -43,7 +43,7 @@ rnnzoo.RecurrentLayer(rnnzoo.LSTMCell(), 3, 8, no_such=3, rngs=rngs)  # no_such
 
 class TypingTest(absltest.TestCase):
 
-  @pytest.mark.slow
+  @pytest.mark.exhaustive
   def test_mypy_finds_wrong_options(self):
     with tempfile.TemporaryDirectory() as folder:
       path = pathlib.Path(folder, 'snippet.py')

@@ -164,6 +164,7 @@ class WavefrontTest(parameterized.TestCase):
       ),
   )
   @pytest.mark.slow
+  @pytest.mark.few(1)
   def test_agrees_with_layers_in_turn(
       self, layer, sizes, num_layers, parts, options
   ):
@@ -193,12 +194,13 @@ class WavefrontTest(parameterized.TestCase):
       (rnnzoo.Elman, (8, 8), 5, 6, {'steps': 6, 'reverse': True}),
   )
   @pytest.mark.slow
-  @pytest.mark.few(2)
+  @pytest.mark.few(1)
   def test_more_agree(self, layer, sizes, num_layers, parts, options):
     self.agrees(layer, sizes, num_layers, parts, **options)
 
   @parameterized.parameters('float32', 'bfloat16')
   @pytest.mark.slow
+  @pytest.mark.few(1)
   def test_gradients_in_16_bits(self, param_dtype):
     stack = make(
         rnnzoo.LSTM,
@@ -245,7 +247,7 @@ class WavefrontTest(parameterized.TestCase):
         most = 1.25 * comparison.relative_error(other, want)
         self.assertLess(error, most)
 
-  @pytest.mark.slow
+  @pytest.mark.exhaustive
   def test_derivatives(self):
     stack = make(rnnzoo.LSTM, (4, 8), 2)
     graphdef, state = nnx.split(stack)
@@ -293,7 +295,7 @@ class WavefrontTest(parameterized.TestCase):
       (rnnzoo.LSTM, {'num_heads': 4, 'num_layers': 3}),
   )
   @pytest.mark.slow
-  @pytest.mark.few(2)
+  @pytest.mark.few(1)
   def test_more_around_the_kernels(self, layer, options):
     self.agrees_by_loops(layer, **options)
 
@@ -354,6 +356,7 @@ class WavefrontTest(parameterized.TestCase):
       (rnnzoo.AGRU, {'num_heads': 2, 'learn_initial_carry': True}),
   )
   @pytest.mark.slow
+  @pytest.mark.few(1)
   def test_lowers_for_a_gpu(self, layer, options):
     options = {'implementation': 'pallas', **options}
     stack = abstract(layer, (64, 128), 2, **options)
@@ -373,6 +376,7 @@ class WavefrontTest(parameterized.TestCase):
 
   @parameterized.parameters('Explicit', 'Auto')
   @pytest.mark.slow
+  @pytest.mark.few(1)
   def test_over_devices(self, kind):
     stack = abstract(rnnzoo.LSTM, (64, 128), 2)
     graphdef, state = nnx.split(stack)

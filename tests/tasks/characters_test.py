@@ -72,7 +72,7 @@ class CharactersTest(parameterized.TestCase):
     )
     self.assertEqual(set(starts.tolist()), set(range(6)))
 
-  @pytest.mark.slow
+  @pytest.mark.exhaustive
   def test_learns_and_samples(self):
     workdir = str(self.directory / 'run')
     report = training.train_and_evaluate(training.prepare(self.config, workdir))

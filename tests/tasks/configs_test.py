@@ -139,8 +139,6 @@ class ConfigsTest(parameterized.TestCase):
       ('cifar', 'permutation_seed', 1, 'sequence', 'pixel', 0),
       ('sequences', 'sequence', 'pixel', 'source', 'files', 'row'),
       ('smnist', 'permutation_seed', 1, 'sequence', 'row', 0),
-      ('time_series', 'split', 'pooled', 'name', 'synthetic_eigenworms')
-      + ('archive',),
       ('time_series', 'test_fraction', 0.2, 'split', 'archive', 0.15),
   )
   def test_sets_a_field_that_nothing_reads(

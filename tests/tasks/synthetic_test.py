@@ -472,7 +472,7 @@ class TrainingTest(parameterized.TestCase):
       ('selective_copying', 'tokens', 'accuracy'),
   )
   @pytest.mark.slow
-  @pytest.mark.few(2)
+  @pytest.mark.few(1)
   def test_steps_and_predictions(self, name, inputs, metric):
     task = make(name)
     program = programs.make_program(task, optax.adam(1e-2), 25)

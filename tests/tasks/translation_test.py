@@ -296,7 +296,7 @@ class TaskTest(parameterized.TestCase):
     with self.assertRaisesRegex(error, message):
       translation.Translation(config)
 
-  @pytest.mark.slow
+  @pytest.mark.exhaustive
   def test_learns_to_write_dates(self):
     config = make_config()
     config.data.update(num_dates=4000, num_beams=3)

@@ -259,7 +259,7 @@ class OptionsFuzzTest(absltest.TestCase):
   def test_a_value_that_no_option_has(self):
     self.check(({'a': 1},), with_shared=rnnzoo.LAYERS)
 
-  @pytest.mark.slow
+  @pytest.mark.exhaustive
   def test_every_value(self):
     self.check(VALUES, with_shared=('GRU',))
 

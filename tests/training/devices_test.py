@@ -91,7 +91,7 @@ class StepsTestCase(absltest.TestCase):
 
 class StepsTest(StepsTestCase):
 
-  @pytest.mark.slow
+  @pytest.mark.exhaustive
   def test_four_devices(self):
     one, four = self.train(1, 4, xla_flags=compilation.XLA_FLAGS)
     self.check_same(one, four)
@@ -110,6 +110,7 @@ class KindsOfDataTest(StepsTestCase):
   def test_generator(self):
     self.check('generator')
 
+  @pytest.mark.exhaustive
   def test_buckets(self):
     self.check('buckets')
 
@@ -117,6 +118,7 @@ class KindsOfDataTest(StepsTestCase):
 @pytest.mark.slow
 class EveryNumberTest(StepsTestCase):
 
+  @pytest.mark.exhaustive
   def test_every_number_twice(self):
     # One device and four are compared above.
     first = self.train(2, 4)

@@ -58,8 +58,7 @@ class TimeSeries(sequence_task.SequenceTask):
     fields.check(data, _RULES, 'config.data')
     sequence_task.check_model(config)
     if data.name == SYNTHETIC:
-      unread = {'manual_dir': '', 'split': 'archive'}
-      fields.check_unread(data, unread, 'name')
+      fields.check_unread(data, ('manual_dir',), 'name')
       parts = synthetic(*_SYNTHETIC_SHAPE)
     else:
       if data.split == 'archive':

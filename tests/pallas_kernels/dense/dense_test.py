@@ -112,6 +112,7 @@ class LayersTest(comparison.ComparisonTestCase):
       ),
   )
   @pytest.mark.slow
+  @pytest.mark.few(1)
   def test_in_pieces(self, pieces, case):
     with dense_loops.imitated(self, pieces):
       self.compare(case, TOLERANCE[case.dtype])
@@ -122,7 +123,7 @@ class LayersTest(comparison.ComparisonTestCase):
       (1, case(rnnzoo.Elman, {'learn_initial_carry': True}, reset=True)),
   )
   @pytest.mark.slow
-  @pytest.mark.few(2)
+  @pytest.mark.few(1)
   def test_multiplied_again(self, pieces, case):
     if not abstract_gpu.RUNS:
       return
@@ -169,7 +170,7 @@ class LayersTest(comparison.ComparisonTestCase):
       (1, 64, False, case(rnnzoo.AGRU, reset=True)),
   )
   @pytest.mark.slow
-  @pytest.mark.few(2)
+  @pytest.mark.few(1)
   def test_gradient_reads_d_x_in_place(self, pieces, size, in_place, case):
     if not abstract_gpu.RUNS:
       return
@@ -224,7 +225,7 @@ class BidirectionalTest(parameterized.TestCase):
       ),
   )
   @pytest.mark.slow
-  @pytest.mark.few(2)
+  @pytest.mark.few(1)
   def test_agrees_with_two_scans(self, case, with_carry):
     layer = rnnzoo.Bidirectional(
         case.layer, 3, case.features, rngs=nnx.Rngs(0), **case.options

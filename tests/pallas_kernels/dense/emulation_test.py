@@ -242,6 +242,7 @@ class EmulationTest(parameterized.TestCase):
       ('GRU', 1, 104, {'reverse': True, 'time': 4, 'teams': (1,)}),
   )
   @pytest.mark.slow
+  @pytest.mark.few(1)
   def test_operands_in_registers(self, cell, batch, size, options):
     self.check(cell, batch, size, **options)
 
@@ -252,7 +253,7 @@ class EmulationTest(parameterized.TestCase):
       ('GRU', 31, 80, {'dtype': 'float16'}),
   )
   @pytest.mark.slow
-  @pytest.mark.few(2)
+  @pytest.mark.few(1)
   def test_more_operands_in_registers(self, cell, batch, size, options):
     self.check(cell, batch, size, **options)
 
@@ -262,11 +263,11 @@ class EmulationTest(parameterized.TestCase):
       ('GRU', 11, 64, 8, {'time_major': True, 'time': 4}),
   )
   @pytest.mark.slow
-  @pytest.mark.few(2)
+  @pytest.mark.few(1)
   def test_multiplied_again(self, cell, batch, size, columns, options):
     self.check(cell, batch, size, again=columns, **options)
 
-  @pytest.mark.slow
+  @pytest.mark.exhaustive
   def test_warps_in_any_order(self):
     self.check('LSTM', 5, 72, lockstep=32, time=3)
 
@@ -290,7 +291,7 @@ class EmulationTest(parameterized.TestCase):
       ('AGRU', 5, 72, 'device', {'time': 4, 'time_major': True}),
   )
   @pytest.mark.slow
-  @pytest.mark.few(2)
+  @pytest.mark.few(1)
   def test_cuts(self, cell, batch, size, name, options):
     self.check_cut(cell, batch, size, name, **options)
 
@@ -301,7 +302,7 @@ class EmulationTest(parameterized.TestCase):
       ('GRU', 5, 72, 'device', {'levels': 2, 'time': 4, 'time_major': True}),
   )
   @pytest.mark.slow
-  @pytest.mark.few(2)
+  @pytest.mark.few(1)
   def test_levels(self, cell, batch, size, name, options):
     self.check_cut(cell, batch, size, name, **options)
 

@@ -187,7 +187,7 @@ class DenseLoweringTest(parameterized.TestCase):
       (H200, heads(3), 768, 2),
   )
   @pytest.mark.slow
-  @pytest.mark.few(2)
+  @pytest.mark.few(1)
   def test_gradient_of_small_heads(self, kind, options, features, kernels):
     for x64, rows in ((False, (16, 256)), (True, (9, 904))):
       f, args = comparison.abstract_gradient(
@@ -216,6 +216,7 @@ class DenseLoweringTest(parameterized.TestCase):
 
   @parameterized.parameters('Auto', 'Explicit')
   @pytest.mark.slow
+  @pytest.mark.few(1)
   def test_gradient_of_small_heads_under_a_mesh(self, kind):
     sizes = (32, 256, 128)
     f, args = comparison.abstract_gradient(
@@ -267,7 +268,7 @@ class DenseLoweringTest(parameterized.TestCase):
       ('float16', 'float16', 768, False),
   )
   @pytest.mark.slow
-  @pytest.mark.few(2)
+  @pytest.mark.few(1)
   def test_unroll(self, x_dtype, kernel_dtype, features, reverse):
     """Several outputs in float32, whatever is multiplied."""
     cell = rnnzoo.LSTMCell()
@@ -322,7 +323,7 @@ class DenseLoweringTest(parameterized.TestCase):
       (rnnzoo.AGRU, 24), (rnnzoo.GRU, 96), (rnnzoo.LSTM, 768)
   )
   @pytest.mark.slow
-  @pytest.mark.few(2)
+  @pytest.mark.few(1)
   def test_vmap(self, layer, features):
     f, args = comparison.abstract_gradient(
         case(layer, dtype='bfloat16', sizes=(2, 3, features), reset=True)
@@ -339,6 +340,7 @@ class DenseLoweringTest(parameterized.TestCase):
 
   @parameterized.parameters(('SLSTM', 32), ('AGRU', 768))
   @pytest.mark.slow
+  @pytest.mark.few(1)
   def test_checkpoint(self, name, features):
     make = lambda: rnnzoo.LAYERS[name](
         4, features, implementation='pallas', rngs=nnx.Rngs(0)

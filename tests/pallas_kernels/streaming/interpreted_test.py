@@ -244,7 +244,7 @@ class LinearScanTest(parameterized.TestCase):
       ((1, 37, 130), np.float32, False, True),
   )
   @pytest.mark.slow
-  @pytest.mark.few(2)
+  @pytest.mark.few(1)
   def test_agrees_with_loop(self, sizes, dtype, with_reset, reverse):
     with abstract_gpu.interpreted(self):
       self.check(sizes, dtype, with_reset, reverse)
@@ -253,7 +253,7 @@ class LinearScanTest(parameterized.TestCase):
       (CUTS[0], False), (CUTS[3], True), ((4, 3, 2), True)
   )
   @pytest.mark.slow
-  @pytest.mark.few(2)
+  @pytest.mark.few(1)
   def test_any_cut(self, cut_as, reverse):
     with abstract_gpu.interpreted(self), cut(*cut_as):
       self.check((1, 37, 8), np.float32, True, reverse)
@@ -279,6 +279,7 @@ class LinearScanTest(parameterized.TestCase):
 
   @parameterized.parameters(*CUTS[:2])
   @pytest.mark.slow
+  @pytest.mark.few(1)
   def test_any_cut_of_a_layer(self, *cut_as):
     # Parameters and restarts have gradients from every warpgroup.
     given = case(
@@ -354,7 +355,7 @@ class LinearScanTest(parameterized.TestCase):
       cut_as=(None, (2, 2, 2)), reverse=(False, True), poison=(np.nan, np.inf)
   )
   @pytest.mark.slow
-  @pytest.mark.few(2)
+  @pytest.mark.few(1)
   def test_nothing_passes_a_reset(self, cut_as, reverse, poison):
     # In the step right before it, as in linear_scan_test for the other paths.
     a = np.full((1, 9, 1), 0.5, np.float32)
@@ -531,6 +532,7 @@ class TransformationsTest(parameterized.TestCase):
 
   @parameterized.parameters('MinGRU', 'IndRNN')
   @pytest.mark.slow
+  @pytest.mark.few(1)
   def test_vmap(self, name):
     rng = np.random.default_rng(0)
     x = rng.standard_normal((2, 2, 7, 4)).astype(np.float32)

@@ -112,12 +112,13 @@ class TiledLoweringTest(parameterized.TestCase):
 
   @parameterized.named_parameters(*comparison.named(LAYERS[1:]))
   @pytest.mark.slow
-  @pytest.mark.few(2)
+  @pytest.mark.few(1)
   def test_layers(self, case):
     self.lowers(case)
 
   @parameterized.named_parameters(*comparison.named(FEWER_ROWS))
   @pytest.mark.slow
+  @pytest.mark.few(1)
   def test_on_chip(self, case):
     self.lowers(case, ON_CHIP)
 
@@ -128,11 +129,13 @@ class TiledLoweringTest(parameterized.TestCase):
 
   @parameterized.named_parameters(*comparison.named(PROJECTED))
   @pytest.mark.slow
+  @pytest.mark.few(1)
   def test_projected(self, case):
     self.lowers_with_depth(case, case.in_features)
 
   @parameterized.named_parameters(*comparison.named(ALONE))
   @pytest.mark.slow
+  @pytest.mark.few(1)
   def test_inputs_in_no_sum_projected(self, case):
     self.lowers_with_depth(case, case.in_features)
 
@@ -174,6 +177,7 @@ class TiledLoweringTest(parameterized.TestCase):
 
   @parameterized.parameters(4, 64)
   @pytest.mark.slow
+  @pytest.mark.few(1)
   def test_vmap_takes_turns(self, in_features):
     f, args = comparison.abstract_gradient(
         case(rnnzoo.LSTM, sizes=(600, 3, 512), in_features=in_features)
@@ -196,6 +200,7 @@ class TiledLoweringTest(parameterized.TestCase):
 
   @parameterized.parameters(4, 64)
   @pytest.mark.slow
+  @pytest.mark.few(1)
   def test_under_a_mesh(self, in_features):
     f, args = comparison.abstract_gradient(
         case(rnnzoo.LSTM, sizes=(1200, 3, 512), in_features=in_features)
@@ -207,6 +212,7 @@ class TiledLoweringTest(parameterized.TestCase):
 
   @parameterized.parameters((256, 768), (32, 1536))
   @pytest.mark.slow
+  @pytest.mark.few(1)
   def test_on_chip_over_devices_and_vmap(self, rows, size):
     f, args = comparison.abstract_gradient(
         case(rnnzoo.LSTM, sizes=(rows, 2, size))

@@ -123,7 +123,7 @@ class LayersTest(comparison.ComparisonTestCase):
 
   @parameterized.named_parameters(*comparison.named(CASES[2:]))
   @pytest.mark.slow
-  @pytest.mark.few(2)
+  @pytest.mark.few(1)
   def test_agree_with_reference(self, case):
     with tiled_loops.imitated(self):
       self.compare(case, TOLERANCE[case.dtype])
@@ -147,7 +147,7 @@ class LayersTest(comparison.ComparisonTestCase):
 
   @parameterized.named_parameters(*comparison.named(WIDE[1:]))
   @pytest.mark.slow
-  @pytest.mark.few(2)
+  @pytest.mark.few(1)
   def test_all_projected_agree_with_reference(self, case):
     self.compare_projected(case)
 
@@ -238,6 +238,7 @@ class LayersTest(comparison.ComparisonTestCase):
       {'recurrent_gradient_clip': 0.01}, {'stop_recurrent_gradient': True}
   )
   @pytest.mark.slow
+  @pytest.mark.few(1)
   def test_recurrent_gradient(self, **options):
     f, args = comparison.abstract_gradient(
         case(rnnzoo.GRU, options, sizes=(2, 5, 64), reset=True)
@@ -318,7 +319,7 @@ class FewRowsTest(comparison.ComparisonTestCase):
       self.compare(given, TOLERANCE['bfloat16'])
     self.assertEqual([loop.called for loop in dense], [True, True])
 
-  @pytest.mark.slow
+  @pytest.mark.exhaustive
   def test_either_pass_may_have_few(self):
     given = case(rnnzoo.LSTM, sizes=(4, 5, 64), reset=True)
     f, args = comparison.abstract_gradient(given)
