@@ -90,7 +90,9 @@ def read_signed(path: pathlib.Path) -> dict[str, Any]:
   """
   content = read_json(path, dict)
   if content.pop('digest', None) != digest(content):
-    raise RunFileError(f'{path} is damaged: it was changed')
+    raise RunFileError(
+        f'{path} is damaged: it was changed; put back what the run wrote'
+    )
   return content
 
 

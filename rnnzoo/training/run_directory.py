@@ -370,7 +370,9 @@ def _read_listed(
     raise files.RunFileError(f'{path / name} is missing')
   content = files.read_json(path / name, dict)
   if files.digest(content) != run['files'].get(name):
-    raise files.RunFileError(f'{path / name} is damaged: it was changed')
+    raise files.RunFileError(
+        f'{path / name} is damaged: it was changed; put back what the run wrote'
+    )
   return content
 
 
