@@ -116,6 +116,7 @@ class AnyLayerTest(parameterized.TestCase):
 
   @parameterized.parameters(*VARIANTS)
   @pytest.mark.few(3)
+  @pytest.mark.slow
   def test_reverse_is_a_flip(self, variant):
     carry, y = runs(variant)['flipped']
     self.assert_close((carry, flip(y)), runs(variant)['reverse'])

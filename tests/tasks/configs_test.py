@@ -69,7 +69,7 @@ class ConfigsTest(parameterized.TestCase):
     self.assertContainsSubset(set(rnnzoo.LAYERS), layers)
 
   @parameterized.named_parameters(*((name, name) for name in CONFIGS))
-  @pytest.mark.few(16)
+  @pytest.mark.few(8)
   def test_builds(self, name):
     config = load_config(name)
     directory = pathlib.Path(self.create_tempdir().full_path)
