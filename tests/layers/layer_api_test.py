@@ -110,6 +110,7 @@ class AnyLayerTest(parameterized.TestCase):
     self.assert_close(runs(variant)['parts'], runs(variant)['whole'])
 
   @parameterized.parameters(*VARIANTS)
+  @pytest.mark.slow
   def test_time_major(self, variant):
     carry, y = runs(variant)['time_major']
     self.assert_close((carry, y.swapaxes(0, 1)), runs(variant)['whole'])

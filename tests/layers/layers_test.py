@@ -152,7 +152,7 @@ NEWTON = {
 class LayersTest(CrossProduct):
 
   @parameterized.named_parameters(*QUICK)
-  @pytest.mark.few(12)
+  @pytest.mark.few(13)
   def test_agrees_with_reference(self, **case):
     self.check(**case)
 

@@ -264,6 +264,7 @@ class CheckpointsTest(RunFilesTestCase):
       self.assertTrue(self.checkpoint(3).is_dir())
     self.assertIn('resumed after epoch 3\n', self.resume())
 
+  @pytest.mark.slow
   def test_another_version(self):
     self.copy()
     (self.workdir / 'seed_0/result.json').unlink()
