@@ -74,6 +74,7 @@ def unroll(
     steps: scan_steps.Plan,
     operands: Operands,
     otherwise: Callable[[Operands], tuple[Carry, Carry]],
+    rows: int = 1,
 ) -> tuple[Carry, Carry, Report]:
   """Runs a cell over time.
 
@@ -82,6 +83,7 @@ def unroll(
     operands: time-major, with a carry.
     otherwise: returns the last carry and all from operands, where the joints
       are given up.
+    rows: runs that share the memory.
 
   Returns:
     The carry after the last step, each [B, F], the carries after every step,
@@ -95,7 +97,7 @@ def unroll(
   operands = sharding.alike(operands)
   x, reset, mask = swap((operands.x, operands.reset, operands.mask))
   batch_major = operands._replace(x=x, reset=reset, mask=mask)
-  problem = part_runs.Problem.of(steps, batch_major)
+  problem = part_runs.Problem.of(steps, batch_major, rows)
 
   def in_windows():
     # XLA removes pairs of transposes, and keeps this one in its branch.

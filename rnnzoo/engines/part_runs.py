@@ -69,12 +69,15 @@ class Problem:
   diagonal: bool
 
   @classmethod
-  def of(cls, steps: scan_steps.Plan, operands: Operands) -> 'Problem':
+  def of(
+      cls, steps: scan_steps.Plan, operands: Operands, rows: int = 1
+  ) -> 'Problem':
     """Folds operands.
 
     Args:
       steps: static arguments of path 1.
       operands: batch-major, with a carry.
+      rows: runs that share the memory.
     """
     cell, kernel = steps.cell, operands.recurrent_kernel
     x, reset, mask = operands.x, operands.reset, operands.mask
@@ -109,7 +112,7 @@ class Problem:
     projection: Any = steps.project
     inputs = projection.for_kernels(operands.weights, x)
     gates = inputs.x
-    if batch * time * cell.input_gates * features * 4 > _MOST_BYTES:
+    if rows * batch * time * cell.input_gates * features * 4 > _MOST_BYTES:
       raise NotImplementedError('Windows of time take less memory.')
     if inputs.input_kernel is not None:
       gates = kernel_projection.project(inputs.input_kernel, gates)

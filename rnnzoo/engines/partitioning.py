@@ -292,6 +292,33 @@ def spread(
   )(*leaves)
 
 
+def over_rows(
+    function: Callable[[Sequence[Array]], Any],
+    size: int,
+    axes: Sequence[int | None],
+    arrays: Sequence[Array],
+) -> Any:
+  """Returns function(arrays), each device with its rows of a `jax.vmap`.
+
+  Args:
+    function: of a list like `arrays`; results have rows as their leading axis.
+    size: number of rows.
+    axes: where each array has its rows; None where it has none.
+    arrays: those whose rows may be sharded over an Explicit axis.
+  """
+  positions = [(axis,) for axis in axes]
+  over = choose(arrays, positions, size)
+  if not any(over):
+    return function(arrays)
+  return spread(
+      lambda own: function(varying.alike(own)),
+      arrays,
+      positions=positions,
+      out_positions=(0,),
+      over=over,
+  )
+
+
 def _as_over(over: Sequence[Names]) -> Over:
   """Returns mesh axes from `choose`, those of all batch axes together."""
   if len(over) == 1:  # Rows of a `jax.vmap`.
