@@ -95,4 +95,3 @@ def pytest_collection_modifyitems(items):
     for i, item in enumerate(cases):
       if i not in kept:
         item.add_marker('exhaustive')
-        item.own_markers = [m for m in item.own_markers if m.name != 'slow']

@@ -207,7 +207,8 @@ class NewtonTrainedTest(parameterized.TestCase):
     if dtype == 'float64':
       self.assert_close(found, wanted, limit)
       return
-    # Weights may amplify that: then it is as near to float64's as 'scan' is.
+    # Weights may amplify that. The error may then be 4 times the error of
+    # 'scan', both beside float64.
     with jax.enable_x64(True):
       wide = jax.tree.map(
           lambda x: x.astype(jnp.float64) if x.dtype == jnp.float32 else x,
