@@ -27,22 +27,14 @@ class VerificationTest(absltest.TestCase):
     self.assertLess(found.lyapunov, -0.1)
 
   @pytest.mark.slow
-  def test_chaos(self):
+  def test_chaos(self):  # It ends, since no further iteration helps.
     layer = rnnzoo.AGRU(4, 16, gamma=0.0, rngs=nnx.Rngs(1))
-    path = rnnzoo.AssociativeScan(max_iterations=4)
+    path = rnnzoo.AssociativeScan(max_iterations=2**31 - 1)
     found = rnnzoo.verify(layer, X, implementation=path)
     self.assertTrue(found.fell_back)
     self.assertIsNone(found.least_iterations)
     self.assertEqual(found.error, 0)
     self.assertGreater(found.lyapunov, 0)
-
-  @pytest.mark.slow
-  def test_ends_where_no_count_helps(self):
-    layer = rnnzoo.GRU(2, 3, rngs=nnx.Rngs(0))
-    x = X[:, :200, :2].at[0, 3].set(jnp.nan)
-    path = rnnzoo.AssociativeScan(max_iterations=2**31 - 1)
-    found = rnnzoo.verify(layer, x, implementation=path)
-    self.assertIsNone(found.least_iterations)
 
   def test_reverse_is_a_flag(self):
     layer = rnnzoo.GRU(4, 8, rngs=nnx.Rngs(0))
