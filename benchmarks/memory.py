@@ -26,7 +26,7 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels import targets
+from pallas_kernels import devices
 import rnnzoo
 from rnnzoo.benchmark import command_line
 from rnnzoo.benchmark import timing
@@ -182,7 +182,7 @@ def main(argv) -> None:
   command_line.writable(_OUTPUT.value)
   if 'kernels' in _PARTS.value:
     try:
-      targets.current()
+      devices.current()
     except NotImplementedError as error:
       sys.exit(f'--part=kernels measures GPU kernels. {error}')
   result: dict[str, Any] = {}

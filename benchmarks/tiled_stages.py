@@ -32,8 +32,8 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels import targets
-from pallas_kernels.tiled import config as config_lib
+from pallas_kernels import devices
+from pallas_kernels.tiled import cut
 from pallas_kernels.tiled import limits
 from pallas_kernels.tiled import products
 from pallas_kernels.tiled import tuning
@@ -126,11 +126,11 @@ def variant(
     yield
 
 
-def configs(shape, direction: str) -> tuple[config_lib.Config, ...]:
+def configs(shape, direction: str) -> tuple[cut.Config, ...]:
   """Returns how the kernels of a program are cut, the adjoint last."""
   layer, batch, _, size, *_ = shape
   facts: dict[str, Any] = {'batch': batch, 'heads': 1, 'size': size}
-  facts |= {'recurrent': GATES[layer], 'target': targets.current()}
+  facts |= {'recurrent': GATES[layer], 'target': devices.current()}
   depth = shape[-1] if batch >= limits.ROWS_TO_PROJECT else 0
   cuts = [tuning.choose(adjoint=False, depth=depth, **facts)]
   if direction == DIRECTIONS[1]:
@@ -138,7 +138,7 @@ def configs(shape, direction: str) -> tuple[config_lib.Config, ...]:
   return tuple(cuts)
 
 
-def shared_bytes(layer: str, config: config_lib.Config, adjoint: bool) -> int:
+def shared_bytes(layer: str, config: cut.Config, adjoint: bool) -> int:
   """Returns the bytes of a CTA's buffers."""
   columns = config.units * (1 if adjoint else GATES[layer])
   buffers = products.Buffers.types(config, columns, jnp.bfloat16)

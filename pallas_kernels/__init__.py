@@ -15,10 +15,9 @@ caller then runs the same computation on another path.
 
 From the outside in:
 
-* `linear_scan_op` and `recurrence_op` hold the two functions; `arguments`
-  checks their arguments, `call` is the record of a caller's options,
-  `cell_rows` a cell as kernels call it, `projection` the product W x, `targets`
-  knows the device and `sharding` the axes of a mesh.
+* `api` holds the two functions; `arguments` checks their arguments, `call` is
+  the record of a caller's options, `step` a cell as kernels call it,
+  `projection` the product W x; `devices` knows the device and the mesh.
 * `streaming` holds the kernels bound by memory, for linear and diagonal
   recurrences, `dense` those bound by latency, for dense and block-diagonal
   ones, and `tiled` those bound by arithmetic, for many rows. In each `op` makes
@@ -28,8 +27,8 @@ From the outside in:
   cell's equations as kernel code.
 """
 
+from pallas_kernels.api import linear_scan
+from pallas_kernels.api import recurrence
 from pallas_kernels.call import Call
-from pallas_kernels.linear_scan_op import linear_scan
-from pallas_kernels.recurrence_op import recurrence
 
 __all__ = ['Call', 'linear_scan', 'recurrence']

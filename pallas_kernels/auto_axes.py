@@ -21,8 +21,8 @@ from jax.sharding import AxisType
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 
-from pallas_kernels import ranks
-from pallas_kernels import targets
+from pallas_kernels import devices
+from pallas_kernels import promotion
 
 # The position of the batch axis in an array that has none.
 WHOLE = -1
@@ -34,7 +34,7 @@ _in_part: contextvars.ContextVar[bool] = contextvars.ContextVar(
 
 
 def over_batch(
-    target: targets.Target,
+    target: devices.Target,
     function: Callable[..., Any],
     operands: tuple[Any, ...],
     positions: Any,
@@ -55,7 +55,8 @@ def over_batch(
   tree = jax.tree.structure(operands)
   out_tree: list[Any] = []
 
-  @ranks.promoted  # XLA asks for a part when the caller's settings are back.
+  # XLA asks for a part when the caller's settings are back.
+  @promotion.of_ranks
   def run(*flat):
     token = _in_part.set(True)
     try:

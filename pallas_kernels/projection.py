@@ -12,7 +12,7 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
-from pallas_kernels import dtypes
+from pallas_kernels import promotion
 
 Array = jax.Array
 
@@ -96,7 +96,7 @@ def backward(saved: tuple[Array, Array, Array], d_gates: Array):
     d_gates: cotangent of `project`'s result.
   """
   kernel, arranged, x = saved
-  wide = dtypes.wide(x.dtype)
+  wide = promotion.wide(x.dtype)
   # For one input these are sums, not matrix products; nothing is to be rounded.
   precision = 'highest' if x.shape[-1] == 1 else None
   # Without merging axes: the batch may be sharded over devices.

@@ -14,7 +14,7 @@ from jax.extend import core
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_kernels import ranks
+from pallas_kernels import promotion
 from rnnzoo import cell as cell_lib
 from rnnzoo import settings
 
@@ -163,7 +163,7 @@ def _check_static(cell: cell_lib.Cell) -> None:
 
 
 @functools.cache
-@ranks.promoted
+@promotion.of_ranks
 def _check_equations(
     cell: cell_lib.Cell,
     param_shapes: tuple[tuple[str, tuple[int, ...]], ...],

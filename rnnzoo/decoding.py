@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels import sharding
+from pallas_kernels import devices
 from rnnzoo import settings
 
 Array = jax.Array
@@ -86,7 +86,7 @@ def greedy(
       proceed,
       (
           jnp.zeros((), jnp.int32),
-          *sharding.alike(
+          *devices.alike(
               (
                   carry,
                   jnp.full(batch, START, jnp.int32),
@@ -170,7 +170,7 @@ def beam_search(
       proceed,
       (
           jnp.zeros((), jnp.int32),
-          *sharding.alike(
+          *devices.alike(
               (
                   carry,
                   jnp.full((batch, num_beams), START, jnp.int32),

@@ -14,8 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels import dtypes
-from pallas_kernels import ranks
+from pallas_kernels import promotion
 from rnnzoo import cell as cell_lib
 from rnnzoo import checks
 from rnnzoo import settings
@@ -207,7 +206,7 @@ class FlashRNNConfig:
         )
 
 
-@ranks.promoted
+@promotion.of_ranks
 def flashrnn(
     Wx: Array,
     R: Array,
@@ -286,7 +285,7 @@ def flashrnn(
   )
   kind = jnp.dtype(Wx.dtype if config.backend == 'vanilla' else config.dtype)
   checks.floating(kind, 'dtype')
-  wide = dtypes.wide(kind)
+  wide = promotion.wide(kind)
   own = _dtypes(config, kind)
   rounded = lambda array, name: _rounded(array, name, own[name], config)
   Wx, R, b = rounded(Wx, 'w'), rounded(R, 'r'), rounded(b, 'b')

@@ -20,8 +20,7 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels import dtypes
-from pallas_kernels import ranks
+from pallas_kernels import promotion
 from rnnzoo import checks
 from rnnzoo import settings
 from rnnzoo.engines import partitioning
@@ -69,7 +68,7 @@ class ShortConvolution(nnx.Module):
     width, features = self.kernel.shape
     return jnp.zeros((*batch_shape, width - 1, features))
 
-  @ranks.promoted
+  @promotion.of_ranks
   def unroll(self, carry: Array, x: Array) -> tuple[Array, Array]:
     """Returns the last inputs, in the carry's dtype, and outputs [..., T, F].
 
@@ -182,7 +181,7 @@ class Block(nnx.Module):
       if rngs is not None and self.dropout.rate:
         y = self.dropout(y, deterministic=False, rngs=rngs)
       # The sum is wider than parts that compute in 16 bits.
-      return x + y.astype(dtypes.both(x.dtype, y.dtype))
+      return x + y.astype(promotion.both(x.dtype, y.dtype))
 
     conv, state = carry
     if self.has_convolution:

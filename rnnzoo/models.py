@@ -6,7 +6,7 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels import ranks
+from pallas_kernels import promotion
 from rnnzoo import checks
 from rnnzoo import settings
 from rnnzoo.engines import partitioning
@@ -243,7 +243,7 @@ class SequenceClassifier(SequenceModel):
     super().__init__(backbone, num_classes, rngs=rngs)
 
 
-@ranks.promoted
+@promotion.of_ranks
 def _last_valid(
     mask: Array | None, seq_lengths: Array | None, time: int
 ) -> Array:

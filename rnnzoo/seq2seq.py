@@ -31,7 +31,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_kernels import sharding
+from pallas_kernels import devices
 from rnnzoo import attention
 from rnnzoo import carries
 from rnnzoo import checks
@@ -278,7 +278,7 @@ class Seq2Seq(nnx.Module):
       )
     batch_axes = tokens.ndim - 1
     given = partitioning.batch_alike([memory, tokens], batch_axes)
-    memory, tokens = sharding.alike(given)
+    memory, tokens = devices.alike(given)
     x = embedding.vectors(self.target_embedding, tokens)
     scale = self._dropout_scale(x, rngs)
     carry = self.initial_carry(memory)
@@ -452,7 +452,7 @@ def _with_h(layer: sequence_layer.SequenceLayer, carry: Any, h: Array) -> Any:
         f' single steps; got {settings.a(type(layer))}.'
     )
   rest = [partitioning.as_sharded(c, h) for c in carry[1:]]
-  rest = [sharding.like(c, h) for c in rest]
+  rest = [devices.like(c, h) for c in rest]
   return carries.like(carry, (h.astype(carry[0].dtype), *rest))
 
 

@@ -7,7 +7,7 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
-from pallas_kernels import ranks
+from pallas_kernels import promotion
 from rnnzoo import cell as cell_lib
 from rnnzoo import checks
 from rnnzoo import settings
@@ -150,7 +150,7 @@ def _on_one_device(x: Array) -> Array:
   return jax.device_put(jax.device_get(x), min(x.devices(), key=lambda d: d.id))
 
 
-@ranks.promoted
+@promotion.of_ranks
 def _verify(plan, operands) -> Verification:
   run = jax.jit(functools.partial(newton_windows.unroll_with_report, plan))
   _, wanted = jax.jit(functools.partial(scan.carries, plan.steps))(operands)

@@ -78,7 +78,7 @@ MUTANTS = (
         ('turns = -(-len(levels) // number)', 'turns = 1', 'turns'),
     ),
     *_all(
-        'pallas_kernels/dense/gate_sums.py',
+        'pallas_kernels/dense/forward.py',
         'tests/pallas_kernels/dense/gate_sums_test.py',
         (
             'if len(found) != 1 or gate in jaxpr.outvars:',
@@ -305,7 +305,7 @@ MUTANTS = (
         ('selection.warn_once(', 'selection.log_once(', 'without_a_gpu'),
     ),
     *_all(
-        'pallas_kernels/targets.py',
+        'pallas_kernels/devices.py',
         'tests/layers/errors_test.py',
         ('_MAJORS = (9, 10)', '_MAJORS = (8, 9, 10)', 'warns_once'),
     ),

@@ -7,21 +7,21 @@ several steps ahead, outputs leave without being waited for, and CTAs exchange
 nothing but h. The adjoint multiplies R transposed with the gates' cotangents,
 which its CTAs exchange.
 
-    op.py                 one differentiable operation; pieces, time_gemms;
-                          head_gradients.py: the gradient of R of small heads
-    tuning.py             how many CTAs, warpgroups and columns: a Config
-    plan.py               static facts of one kernel, shared memory it needs
-    kernel_call.py        grid, scratch, barrier of all CTAs
-    forward.py            the kernels' arrays and timelines of a step;
-    backward.py           forward_loops.py and backward_loops.py have the loops
-    resident_matmul.py    products with R in registers; matmul_partition.py and
-                          sum_sharing.py: how warps share them
-    operand.py            where CTAs of a cluster exchange h
-    exchange.py           where CTAs all over the device exchange h;
-                          polled_fragments.py: large heads do without operand.py
-    smem_pipeline.py      inputs and outputs on their way; smem_tiles.py,
-                          fragments.py, gmem_io.py: where elements lie
-    thread_layout.py      coordinates of CTAs and threads; config.py: sizes
+    op.py             one differentiable operation
+    gradients.py      the gradient of R, a sum over all steps
+    tuning.py         how many CTAs, warpgroups and columns: a Config
+    plan.py           static facts of one kernel, and a batch in pieces
+    kernel_call.py    grid, scratch, barrier of all CTAs
+    forward.py        the kernels: timeline and loop, and one step
+    backward.py
+    product.py        products with R in registers
+    partition.py      how warps share a product; sum_sharing.py: its sums
+    operand.py        h as tensor cores read it, in shared memory or polled
+    exchange.py       where CTAs all over the device exchange h
+    ring.py           inputs and outputs on their way, steps ahead
+    memory.py         where elements lie in shared and device memory
+    fragments.py      which thread has which elements of a product
+    threads.py        coordinates of CTAs and threads; cut.py: sizes
 
 Three kinds of exchange, by the size of a head:
 

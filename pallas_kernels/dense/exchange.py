@@ -23,17 +23,17 @@ from jax import lax
 from jax.experimental import pallas as pl
 import jax.numpy as jnp
 
-from pallas_kernels.dense import config as config_lib
-from pallas_kernels.dense import thread_layout
+from pallas_kernels.dense import cut
+from pallas_kernels.dense import threads
 from pallas_kernels.mosaic import mailbox
 from pallas_kernels.mosaic import ptx
 
 Array = jax.Array
 Ref = Any
-Cta = thread_layout.Cta
-Config = config_lib.Config
-Shape = config_lib.Shape
-flag = thread_layout.flag
+Cta = threads.Cta
+Config = cut.Config
+Shape = cut.Shape
+flag = threads.flag
 LANES = ptx.LANES
 
 

@@ -1,7 +1,7 @@
 """Moves 16-bit tiles between shared memory and fragments, 8 x 8 at a time.
 
 Where warps share out rows only (`sums` = 1), a thread keeps the elements of its
-tensor core fragment (`thread_layout.py`). ldmatrix and stmatrix move up to four
+tensor core fragment (`threads.py`). ldmatrix and stmatrix move up to four
 8 x 8 matrices of such elements at once, two elements to a word. Element by
 element it would take two instructions each. They need 8 units side by side.
 """
@@ -13,8 +13,8 @@ import jax
 from jax.experimental import pallas as pl
 import jax.numpy as jnp
 
-from pallas_kernels.dense import config as config_lib
-from pallas_kernels.dense import thread_layout
+from pallas_kernels.dense import cut
+from pallas_kernels.dense import threads
 from pallas_kernels.mosaic import instructions
 from pallas_kernels.mosaic import memory
 from pallas_kernels.mosaic import ptx
@@ -23,7 +23,7 @@ Array = jax.Array
 Ref = Any
 
 
-def usable(config: config_lib.Config, dtype, written: bool) -> bool:
+def usable(config: cut.Config, dtype, written: bool) -> bool:
   """Returns whether ldmatrix, or stmatrix, can move a thread's elements.
 
   Args:
@@ -50,7 +50,7 @@ class Matrices:
 
   def __init__(
       self,
-      cta: thread_layout.Cta,
+      cta: threads.Cta,
       count: int,
       place: Callable[[int, Any, Any], Any],
       written: bool,
@@ -81,7 +81,7 @@ class Matrices:
         address = jnp.where(matrix == i, other, address)
       exists = None
       if written and not all_there:
-        exists = thread_layout.flag(unit0 + 8 * members[0][1] <= last)
+        exists = threads.flag(unit0 + 8 * members[0][1] <= last)
       indices = [
           (a, octet * cta.config.tiles + tile) for a, octet, tile in members
       ]

@@ -19,17 +19,17 @@ from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
-from pallas_kernels.dense import config as config_lib
+from pallas_kernels.dense import cut
 from pallas_kernels.dense import exchange as exchange_lib
 from pallas_kernels.dense import plan as plan_lib
-from pallas_kernels.dense import thread_layout
+from pallas_kernels.dense import threads
 from pallas_kernels.mosaic import compiler_params
 from pallas_kernels.mosaic import mailbox
 
 Array = jax.Array
 
 
-def prepare_flags(flags: Array, shape: config_lib.Shape) -> Array:
+def prepare_flags(flags: Array, shape: cut.Shape) -> Array:
   """[1 or 2, B, T] -> int32 [T, 1 or 2, B'], B' the batch rounded up to 4."""
   missing = -shape.batch % 4
   flags = jnp.moveaxis(flags, 2, 0)
@@ -74,7 +74,7 @@ def exchange_types(plan: plan_lib.Plan) -> tuple[Any, ...]:
 
 
 def device_barrier(
-    cta: thread_layout.Cta, exchanges: Sequence[exchange_lib.Exchange]
+    cta: threads.Cta, exchanges: Sequence[exchange_lib.Exchange]
 ) -> None:
   """Clears this CTA's part of the exchanges, and waits for all CTAs."""
   ctas = cta.shape.ctas(cta.config)

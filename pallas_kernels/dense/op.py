@@ -2,7 +2,7 @@
 
 The kernels run the loops over time (`forward.py`, `backward.py`). Here are the
 parts around them: padding, a batch in pieces, and the VJP, whose products over
-all steps are GEMMs outside the kernels (`time_gemms.py`, `head_gradients.py`).
+all steps are GEMMs outside the kernels (`gradients.py`).
 """
 
 import dataclasses
@@ -14,15 +14,13 @@ from jax import lax
 import jax.numpy as jnp
 
 from pallas_kernels import auto_axes
+from pallas_kernels import devices
 from pallas_kernels import projection
-from pallas_kernels import sharding
 from pallas_kernels.dense import backward
 from pallas_kernels.dense import forward
-from pallas_kernels.dense import head_gradients
+from pallas_kernels.dense import gradients
 from pallas_kernels.dense import kernel_call
-from pallas_kernels.dense import pieces
 from pallas_kernels.dense import plan as plan_lib
-from pallas_kernels.dense import time_gemms
 from pallas_kernels.dense import tuning
 from pallas_kernels.mosaic import autodiff
 from pallas_kernels.mosaic import step_flags
@@ -60,7 +58,7 @@ def run(
     [B, T, F], or time-major as x.
   """
   # A carry of zeros that was made here varies over no axis of a mesh yet.
-  theta, x, recurrent_kernel, carry, restart, reset, mask = sharding.alike(
+  theta, x, recurrent_kernel, carry, restart, reset, mask = devices.alike(
       (theta, x, recurrent_kernel, carry, restart, reset, mask)
   )
   batch, time, heads, size = recurrence.shape
@@ -86,7 +84,7 @@ def run(
   )
   # Both directions are planned first, so that an error is raised here.
   for options in ({'save': True}, {'adjoint': True}):
-    pieces.plan_pieces(
+    plan_lib.plan_pieces(
         recurrence,
         inputs,
         used,
@@ -128,13 +126,13 @@ def at_once(
     recurrence: static facts.
     x: the inputs, or their type.
     recurrent_kernel: R, or its type.
-    **facts: states and flags, as for `pieces.plan_pieces`.
+    **facts: states and flags, as for `plan.plan_pieces`.
 
   Raises:
     NotImplementedError: no kernel can run it.
   """
   for options in ({'save': True}, {'adjoint': True}):
-    planned = pieces.plan_pieces(
+    planned = plan_lib.plan_pieces(
         recurrence, x, recurrent_kernel, **facts, **options
     )
     plan = planned[0].plan
@@ -228,7 +226,7 @@ def forward_part(
     starts from, h apart, and the operand of the second product.
   """
   recurrence = recurrence.of_batch(x.shape[recurrence.batch_axis])
-  batch_pieces = pieces.plan_pieces(
+  batch_pieces = plan_lib.plan_pieces(
       recurrence,
       x,
       recurrent_kernel,
@@ -253,15 +251,15 @@ def forward_part(
   ]
   carries, last, starts, u = zip(*results, strict=True)
   h = [start[:1] for start in starts]
-  by_head = pieces.join(axis + 1, list(zip(h, u, strict=True)))
-  others = pieces.join(axis, [start[1:] for start in starts])
+  by_head = plan_lib.join(axis + 1, list(zip(h, u, strict=True)))
+  others = plan_lib.join(axis, [start[1:] for start in starts])
   joined = (
-      pieces.join(1, last),
-      pieces.join(axis, carries),
+      plan_lib.join(1, last),
+      plan_lib.join(axis, carries),
       (by_head[0], others),
       by_head[1],
   )
-  return jax.tree.map(lambda y: sharding.like(y, x), joined)
+  return jax.tree.map(lambda y: devices.like(y, x), joined)
 
 
 def _run_bwd(recurrence: Recurrence, saved, cotangents):
@@ -295,7 +293,7 @@ def _run_bwd(recurrence: Recurrence, saved, cotangents):
       d_carry,
       jnp.zeros_like(restart) if no_restart else d_restart,
   )
-  return *jax.tree.map(sharding.like, cotangents, tuple(primals)), None
+  return *jax.tree.map(devices.like, cotangents, tuple(primals)), None
 
 
 def backward_part(
@@ -315,7 +313,7 @@ def backward_part(
   recurrence = recurrence.of_batch(x.shape[recurrence.batch_axis])
   d_last, d_carries = given
   starts = *h, *others
-  batch_pieces = pieces.plan_pieces(
+  batch_pieces = plan_lib.plan_pieces(
       recurrence,
       x,
       recurrent_kernel,
@@ -332,14 +330,14 @@ def backward_part(
   # The factor of each product.
   operands = [starts[0], *([] if u is None else [u])]
 
-  def pull_piece(piece: pieces.Piece):
+  def pull_piece(piece: plan_lib.Piece):
     plan = piece.plan
     own_flags = _flags_of(piece, flags)
     own = piece.cut(axis + 1, operands)
     own_gates: list[Array] = []
     if not plan.again:
       own_gates = [
-          time_gemms.h_gates(
+          gradients.h_gates(
               h, recurrent_kernel[p.first :][: p.gates].astype(plan.dtype)
           )
           for h, p in zip(own, plan.stages, strict=True)
@@ -358,13 +356,13 @@ def backward_part(
     )
     if plan.in_place:
       cores = recurrence.target.cores
-      d_recurrent_kernel = head_gradients.d_kernel(own[0], d_x, cores)
+      d_recurrent_kernel = gradients.d_small_kernel(own[0], d_x, cores)
     else:
       d_gates = d_gates or [
           d_x[None, :, :, p.first :][..., : p.gates, :] for p in plan.stages
       ]
       d_recurrent_kernel = jnp.concatenate(
-          [time_gemms.d_kernel(h, d) for h, d in zip(own, d_gates, strict=True)]
+          [gradients.d_kernel(h, d) for h, d in zip(own, d_gates, strict=True)]
       )
     return d_x, d_carry, d_restart, d_theta.sum(1), d_recurrent_kernel
 
@@ -374,17 +372,17 @@ def backward_part(
   add = lambda parts: functools.reduce(jnp.add, parts)
   return (
       add(d_theta),
-      pieces.join(axis, d_x),
+      plan_lib.join(axis, d_x),
       add(d_recurrent_kernel),
-      pieces.join(1, d_carry),
-      pieces.join(1, d_restart),
+      plan_lib.join(1, d_carry),
+      plan_lib.join(1, d_restart),
   )
 
 
 _run.defvjp(_run_fwd, _run_bwd)
 
 
-def _flags_of(piece: pieces.Piece, flags: Array | None) -> Array | None:
+def _flags_of(piece: plan_lib.Piece, flags: Array | None) -> Array | None:
   """Returns the flags of a piece as the kernels read them."""
   if flags is None:
     return None

@@ -4,30 +4,32 @@ Nothing here is traced into a kernel. `tuning.choose` asks `needs` whether a
 `Config` fits before a kernel is built with it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 import dataclasses
 import functools
 from typing import Any, NamedTuple
 
 import jax
+from jax import lax
 import jax.numpy as jnp
 
 from pallas_kernels import call as call_lib
-from pallas_kernels import targets
-from pallas_kernels.dense import config as config_lib
-from pallas_kernels.dense import matmul_partition
-from pallas_kernels.dense import resident_matmul
-from pallas_kernels.dense import smem_pipeline
-from pallas_kernels.dense import streams as streams_lib
-from pallas_kernels.mosaic import dataflow
+from pallas_kernels import devices
+from pallas_kernels.dense import cut
+from pallas_kernels.dense import cut as cut_lib
+from pallas_kernels.dense import gradients
+from pallas_kernels.dense import partition
+from pallas_kernels.dense import product as product_lib
+from pallas_kernels.dense import ring as ring_lib
+from pallas_kernels.dense import tuning
+from pallas_kernels.mosaic import cells
 from pallas_kernels.mosaic import instructions
-from pallas_kernels.mosaic import pointwise
 from pallas_kernels.mosaic import ptx
 
 Array = jax.Array
-Config = config_lib.Config
-Product = matmul_partition.Product
-Stream = config_lib.Stream
+Config = cut.Config
+Product = partition.Product
+Stream = cut.Stream
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,7 +53,7 @@ class Recurrence:
   params: int
   shape: tuple[int, int, int, int]
   call: call_lib.Call
-  target: targets.Target
+  target: devices.Target
   holds: bool = True
   restart_learns: bool = True
 
@@ -88,7 +90,7 @@ class Plan:
     again: whether the adjoint multiplies R h again, in the one CTA of a head,
       instead of reading it.
     in_place: whether the gradient of R reads the cotangents of x where they
-      lie, as `head_gradients` can.
+      lie, as `gradients.d_small_kernel` can.
     config: how the work is cut, or None before `tuning.choose`.
   """
 
@@ -98,7 +100,7 @@ class Plan:
   gates: int
   recurrent: int
   states: int
-  shape: config_lib.Shape
+  shape: cut.Shape
   call: call_lib.Call
   flags: bool
   x_dtype: Any
@@ -165,22 +167,22 @@ class Plan:
     if self.operand is None:
       return self.recurrent
     counts = self.params, self.gates, self.recurrent - 1, self.states
-    used = dataflow.used(self.operand, *map(_elements, counts))
+    used = cells.used(self.operand, *map(_elements, counts))
     start = self.params + self.gates
     gates = used[start : start + self.recurrent - 1]
     return max((i + 1 for i, needed in enumerate(gates) if needed), default=0)
 
-  def accuracy(self, error: float) -> pointwise.Accuracy:
+  def accuracy(self, error: float) -> cells.Accuracy:
     """Returns the accuracy of pointwise functions.
 
     Args:
       error: absolute error that is allowed where h has 16 bits.
     """
     short = jnp.dtype(self.dtype).itemsize == 2
-    return pointwise.Accuracy(error if short else 0.0, instructions.reciprocal)
+    return cells.Accuracy(error if short else 0.0, instructions.reciprocal)
 
   @functools.cached_property
-  def streams(self) -> streams_lib.Streams:
+  def streams(self) -> cut.Streams:
     """The streams that the kernel reads and writes."""
     return _adjoint_streams(self) if self.adjoint else _forward_streams(self)
 
@@ -195,24 +197,22 @@ def _gates_by_head(plan: Plan, dtype: Any) -> tuple[Stream, ...]:
   return tuple(Stream(dtype, p.gates, by_head=True) for p in plan.stages)
 
 
-def _forward_streams(plan: Plan) -> streams_lib.Streams:
-  ins = streams_lib.ForwardInputs(
-      Stream(plan.x_dtype, plan.gates), _flags_stream(plan)
-  )
+def _forward_streams(plan: Plan) -> cut.Streams:
+  ins = cut.ForwardInputs(Stream(plan.x_dtype, plan.gates), _flags_stream(plan))
   # The products over all steps that read these go head by head.
   factor = Stream(plan.dtype, by_head=True)
   starts = (factor, *[Stream(jnp.float32)] * (plan.states - 1))
-  outs = streams_lib.ForwardOutputs(
+  outs = cut.ForwardOutputs(
       carries=(Stream(plan.call.out_dtype),) * plan.call.outputs,
       starts=starts if plan.save else (),
       operand=factor if plan.save and plan.operand is not None else None,
   )
-  return streams_lib.Streams(ins, outs)
+  return cut.Streams(ins, outs)
 
 
-def _adjoint_streams(plan: Plan) -> streams_lib.Streams:
+def _adjoint_streams(plan: Plan) -> cut.Streams:
   others = (Stream(jnp.float32),) * (plan.states - 1)
-  ins = streams_lib.AdjointInputs(
+  ins = cut.AdjointInputs(
       x=Stream(plan.x_dtype, plan.gates),
       h_gates=() if plan.again else _gates_by_head(plan, jnp.float32),
       starts=(Stream(plan.dtype, by_head=True), *others),
@@ -221,13 +221,13 @@ def _adjoint_streams(plan: Plan) -> streams_lib.Streams:
   )
   # The products over all steps that follow go head by head and want heads
   # first. With one head, d_x has that order and can serve for both, as it can
-  # where `head_gradients` reads it.
+  # where `gradients.d_small_kernel` reads it.
   d_gates: tuple[Stream, ...] = ()
   apart = plan.shape.heads > 1 and not plan.in_place
   if apart or shared_gates(plan) != tuple(range(plan.gates)):
     d_gates = _gates_by_head(plan, plan.dtype)
-  outs = streams_lib.AdjointOutputs(Stream(plan.dtype, plan.gates), d_gates)
-  return streams_lib.Streams(ins, outs)
+  outs = cut.AdjointOutputs(Stream(plan.dtype, plan.gates), d_gates)
+  return cut.Streams(ins, outs)
 
 
 def shared_gates(plan: Any) -> tuple[int | None, ...]:
@@ -249,7 +249,7 @@ def shared_gates(plan: Any) -> tuple[int | None, ...]:
 
   counts = plan.params, plan.gates, plan.recurrent, plan.states, plan.states
   (d_u,) = _elements(1)
-  numbers = dataflow.value_numbers(pull, *map(_elements, counts), d_u)
+  numbers = cells.value_numbers(pull, *map(_elements, counts), d_u)
   d_row, d_gates = numbers[: plan.gates], numbers[plan.gates :]
   taken: set[int] = set()
   same: list[int | None] = []
@@ -278,7 +278,7 @@ class Smem(NamedTuple):
 
   ring: Any
   staging: Any
-  products: tuple[resident_matmul.Smem, ...]
+  products: tuple[product_lib.Smem, ...]
   again: Any
 
 
@@ -287,15 +287,11 @@ def smem_words(plan: Plan, config: Config) -> Smem:
   ins, outs = plan.streams
   products = plan.products(config)
   words = Smem(
-      ring=smem_pipeline.Ring.words(config, ins),
+      ring=ring_lib.Ring.words(config, ins),
       staging=(
-          0
-          if config.through_device
-          else smem_pipeline.Staging.words(config, outs)
+          0 if config.through_device else ring_lib.Staging.words(config, outs)
       ),
-      products=resident_matmul.smem_words(
-          products, config, plan.shape, plan.split
-      ),
+      products=product_lib.smem_words(products, config, plan.shape, plan.split),
       again=_words_again(plan, config),
   )
   # Empty buffers are not allowed.
@@ -307,20 +303,188 @@ def _words_again(plan: Plan, config: Config) -> int | None:
   if not plan.again:
     return None  # Every buffer, empty or not, takes 1024 bytes.
   (product,) = plan.stages
-  return resident_matmul.matrix_words(product, config, plan.shape)
+  return product_lib.matrix_words(product, config, plan.shape)
 
 
-def needs(plan: Plan, config: Config) -> tuple[int, int]:
+def resources(plan: Plan, config: Config) -> tuple[int, int]:
   """Returns a thread's registers for the recurrent kernel, and a CTA's bytes.
 
   Args:
     plan: static facts of the kernel.
     config: the cut to try.
   """
-  kept = matmul_partition.kept_blocks(
+  kept = partition.kept_blocks(
       plan.products(config), config, plan.shape, plan.split
   )
   # Each buffer starts at a multiple of 1024 bytes.
   words = jax.tree.leaves(smem_words(plan, config))
   size = sum(-(-4 * n // 1024) * 1024 for n in words)
   return sum(registers for _, registers in kept), size
+
+
+# Cuts a batch into as few pieces as a kernel can hold at once.
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Piece:
+  """Some rows of a batch.
+
+  Attributes:
+    plan: plan of the kernel that runs them.
+    start: the first row.
+  """
+
+  plan: Plan
+  start: int
+
+  def cut(self, axis: int, arrays: Any) -> Any:
+    """Returns these rows of a tree of arrays.
+
+    Args:
+      axis: the batch axis of all arrays.
+      arrays: of the whole batch.
+    """
+    end = self.start + self.plan.shape.batch
+    return jax.tree.map(
+        lambda x: lax.slice_in_dim(x, self.start, end, axis=axis), arrays
+    )
+
+
+def join(axis: int, parts: Sequence[Any]) -> Any:
+  """Concatenates the results of all pieces; undoes `Piece.cut`."""
+  if len(parts) == 1:
+    return parts[0]
+  return jax.tree.map(lambda *x: jnp.concatenate(x, axis), *parts)
+
+
+def plan_pieces(
+    recurrence: Recurrence,
+    x: Array,
+    recurrent_kernel: Array,
+    *,
+    states: int,
+    flags: bool,
+    adjoint: bool = False,
+    save: bool = False,
+) -> list[Piece]:
+  """Returns the pieces of a batch, with a configured plan each.
+
+  Args:
+    recurrence: static facts of the whole batch.
+    x: the inputs; their type is read.
+    recurrent_kernel: the recurrent kernel; its type is read.
+    states: arrays of the carry.
+    flags: whether there are flags.
+    adjoint: whether to plan the adjoint instead of the forward kernel.
+    save: whether the forward kernel returns the arrays that the adjoint reads.
+
+  Raises:
+    NotImplementedError: not even 8 rows fit.
+  """
+
+  def make_plan(piece: Recurrence) -> Plan:
+    batch, time, heads, size = piece.shape
+    plan = Plan(
+        update=piece.update,
+        operand=piece.operand,
+        params=piece.params,
+        gates=x.shape[2],
+        recurrent=recurrent_kernel.shape[0],
+        states=states,
+        shape=cut_lib.Shape(
+            batch=batch,
+            time=time,
+            heads=heads,
+            size=size,
+            time_major=piece.call.time_major,
+            levels=piece.call.levels,
+        ),
+        call=piece.call,
+        flags=flags,
+        holds=flags and piece.holds,
+        restart_learns=flags and piece.restart_learns,
+        x_dtype=x.dtype,
+        dtype=jnp.promote_types(x.dtype, recurrent_kernel.dtype),
+        adjoint=adjoint,
+        save=save,
+    )
+    return _configured(plan, piece.target)
+
+  return cut_batch(recurrence, make_plan)
+
+
+def _configured(plan: Plan, target: devices.Target) -> Plan:
+  """Returns the plan with the best configuration that fits."""
+  kind = tuning.Kind(
+      gates=plan.stages[0].gates,
+      two=plan.operand is not None,
+      adjoint=plan.adjoint,
+      split=plan.split,
+  )
+
+  def choose(plan: Plan, kind: tuning.Kind) -> Plan:
+    needs = functools.partial(resources, plan)
+    config = tuning.choose(plan.shape, kind, needs, target)
+    return dataclasses.replace(plan, config=config)
+
+  if plan.adjoint and _reads_in_place(plan, target):
+    plan = dataclasses.replace(plan, in_place=True)
+  if tuning.multiplies_again(plan.shape, kind, target):
+    again = choose(
+        dataclasses.replace(plan, again=True),
+        dataclasses.replace(kind, again=True),
+    )
+    if again.config.exchange == 'shared':
+      return again
+  return choose(plan, kind)
+
+
+def _reads_in_place(plan: Plan, target: devices.Target) -> bool:
+  """Returns whether `gradients.d_small_kernel` has the gradient of R."""
+  if target.interpret or not target.wgmma:
+    return False
+  shape = plan.shape
+  fits = gradients.fits(shape.batch * shape.time, shape.size)
+  if not fits or shape.heads == 1 or plan.split:
+    return False
+  if plan.operand is not None:  # A gate has another factor than h.
+    return False
+  if shape.levels > 1:
+    return False
+  return shared_gates(plan) == tuple(range(plan.gates))
+
+
+def cut_batch(
+    recurrence: Recurrence, make_plan: Callable[[Recurrence], Plan]
+) -> list[Piece]:
+  """Cuts a batch into as few pieces as fit the device.
+
+  Args:
+    recurrence: static facts of the whole batch.
+    make_plan: returns a plan, or raises NotImplementedError.
+  """
+  batch, time, heads, size = recurrence.shape
+  plans: dict[int, Plan] = {}
+
+  def plan_of(rows: int) -> Plan:
+    if rows not in plans:
+      shape = (rows, time, heads, size)
+      plans[rows] = make_plan(dataclasses.replace(recurrence, shape=shape))
+    return plans[rows]
+
+  # Kernels take rows by 8.
+  octets = -(-batch // 8)
+  sizes = {8 * -(-octets // pieces) for pieces in range(1, octets + 1)}
+  if recurrence.call.levels > 1:
+    sizes = {8 * octets}  # Arrays hold one level after the other.
+  for rows in sorted(sizes, reverse=True):
+    starts = range(0, batch, rows)
+    try:
+      return [
+          Piece(plan=plan_of(min(rows, batch - start)), start=start)
+          for start in starts
+      ]
+    except NotImplementedError:
+      if rows == min(sizes):
+        raise
+  raise ValueError('there are no sequences')

@@ -1,6 +1,6 @@
 """How warps and CTAs share out the sums of a product, and bring them together.
 
-`multiply` (resident_matmul.py) leaves each thread with sums of one row of each
+`multiply` (product.py) leaves each thread with sums of one row of each
 *half* (8 rows of the matrix) for two columns of each tile. Lane 4 q + p has row
 q and columns 2 p, 2 p + 1. Which rows and which *blocks* (32 elements to sum
 over) a warp has depends on the kind:
@@ -36,10 +36,9 @@ from jax import lax
 from jax.experimental import pallas as pl
 import jax.numpy as jnp
 
-from pallas_kernels.dense import config as config_lib
-from pallas_kernels.dense import matmul_partition
-from pallas_kernels.dense import partial_sums
-from pallas_kernels.dense import thread_layout
+from pallas_kernels.dense import cut
+from pallas_kernels.dense import partition
+from pallas_kernels.dense import threads
 from pallas_kernels.mosaic import instructions
 from pallas_kernels.mosaic import memory
 from pallas_kernels.mosaic import ptx
@@ -47,13 +46,13 @@ from pallas_kernels.mosaic import sync
 
 Array = jax.Array
 Ref = Any
-Config = config_lib.Config
-Cta = thread_layout.Cta
-# `operand.Operand` or `polled_fragments.PolledFragments`.
+Config = cut.Config
+Cta = threads.Cta
+# `operand.Operand` or `operand.PolledFragments`.
 Operand = Any
-Product = matmul_partition.Product
-Sums = partial_sums.Sums
-flag = thread_layout.flag
+Product = partition.Product
+Sums = partition.Sums
+flag = threads.flag
 
 
 class Sharing(abc.ABC):
@@ -203,12 +202,12 @@ class _ThroughSmem(Sharing):
     cta: coordinates.
     product: the product.
     operand: its operand.
-    partials: int32 in shared memory, `partial_sums.words` of it.
+    partials: int32 in shared memory, `partition.words` of it.
   """
 
   def __init__(self, cta: Cta, product: Product, operand, partials: Ref):
     super().__init__(cta, product, operand)
-    self.partials = partial_sums.PartialSums(
+    self.partials = partition.PartialSums(
         cta, product, partials, self.row_warp, self.sum_warp
     )
 
@@ -261,7 +260,7 @@ class AcrossTeam(_ThroughSmem):
   def collect(self, step, sums: Sums) -> list[Array]:
     cta, operand = self.cta, self.operand
     own = cta.config.units * cta.config.columns
-    base = partial_sums.words_of_warps(self.product, cta.config)
+    base = partition.words_of_warps(self.product, cta.config)
     self._send(base)
     sync.await_signal(operand.signals, 2, step & 1)
     place = cta.own.unit * cta.config.columns + cta.own.column

@@ -36,11 +36,11 @@ benchmarks/tuning_dense_h200.json has the measurements.
 from collections.abc import Callable, Iterable
 import dataclasses
 
-from pallas_kernels import targets
-from pallas_kernels.dense import config as config_lib
+from pallas_kernels import devices
+from pallas_kernels.dense import cut
 
-Config = config_lib.Config
-Shape = config_lib.Shape
+Config = cut.Config
+Shape = cut.Shape
 
 # Largest heads that are always one CTA's: with two hand-offs a step, and 16
 # bits, larger heads gain from none between CTAs.
@@ -148,7 +148,7 @@ def choose(
     shape: Shape,
     kind: Kind,
     needs: Callable[[Config], tuple[int, int]],
-    target: targets.Target,
+    target: devices.Target,
 ) -> Config:
   """Chooses the configuration of a kernel.
 
@@ -177,7 +177,7 @@ def choose(
   )
 
 
-def multiplies_again(shape: Shape, kind: Kind, target: targets.Target) -> bool:
+def multiplies_again(shape: Shape, kind: Kind, target: devices.Target) -> bool:
   """Returns whether the adjoint wants to multiply R h again, in one CTA."""
   if not kind.adjoint or kind.two or kind.split:
     return False
@@ -187,7 +187,7 @@ def multiplies_again(shape: Shape, kind: Kind, target: targets.Target) -> bool:
 
 
 def _candidates(
-    shape: Shape, kind: Kind, target: targets.Target
+    shape: Shape, kind: Kind, target: devices.Target
 ) -> Iterable[Config]:
   """Returns configurations, the fastest first."""
   together = _SHARED_UNITS
@@ -214,7 +214,7 @@ def _candidates(
 
 
 def _one_cta(
-    shape: Shape, kind: Kind, target: targets.Target
+    shape: Shape, kind: Kind, target: devices.Target
 ) -> Iterable[Config]:
   """Returns configurations with a head in one CTA."""
   units = -(-shape.size // 8) * 8
@@ -229,7 +229,7 @@ def _one_cta(
 
 
 def _small_clusters(
-    shape: Shape, kind: Kind, target: targets.Target
+    shape: Shape, kind: Kind, target: devices.Target
 ) -> Iterable[Config]:
   """Yields the cuts of heads of up to 512 units, the fastest first."""
   parts = -(-shape.size // _UNITS_IN_CLUSTER)
@@ -280,7 +280,7 @@ def _clusters_at_once(
 
 
 def _large_clusters(
-    shape: Shape, kind: Kind, target: targets.Target, registers: int | None
+    shape: Shape, kind: Kind, target: devices.Target, registers: int | None
 ) -> list[Config]:
   """Returns clusters of as many CTAs as there can be.
 
@@ -308,12 +308,12 @@ def _large_clusters(
   ]
 
 
-def most_at_once(config: Config, target: targets.Target) -> int:
+def most_at_once(config: Config, target: devices.Target) -> int:
   """Returns how many CTAs of a kernel are on the device at once, at least."""
   return _most_in_clusters(target) if config.cluster > 2 else target.cores
 
 
-def _most_in_clusters(target: targets.Target) -> int:
+def _most_in_clusters(target: devices.Target) -> int:
   """Returns the CTAs in clusters of more than two that are resident at once.
 
   Clusters have to fit however multiprocessors are dealt to at most 8 groups of
@@ -335,7 +335,7 @@ def _columns(shape: Shape, parts: int, most: int) -> int:
 
 
 def _over_device(
-    shape: Shape, kind: Kind, target: targets.Target
+    shape: Shape, kind: Kind, target: devices.Target
 ) -> Iterable[Config]:
   """Returns configurations with an exchange through the device."""
   candidates = list(_spread(shape, kind, target, _UNITS_ON_DEVICE, 2))
@@ -359,7 +359,7 @@ def _is_direct(shape: Shape, kind: Kind) -> bool:
 
 
 def _direct(
-    shape: Shape, kind: Kind, target: targets.Target
+    shape: Shape, kind: Kind, target: devices.Target
 ) -> Iterable[Config]:
   """Yields the cuts of one large head, all columns in each CTA."""
   columns = 8 * -(-shape.batch // 8)
@@ -384,7 +384,7 @@ def _direct(
       )
 
 
-def _is_wide(shape: Shape, kind: Kind, target: targets.Target) -> bool:
+def _is_wide(shape: Shape, kind: Kind, target: devices.Target) -> bool:
   """Whether three warpgroups of a CTA may have one and a half times the units.
 
   Such CTAs take most of the device, which clusters cannot. The sums of a single
@@ -400,7 +400,7 @@ def _is_wide(shape: Shape, kind: Kind, target: targets.Target) -> bool:
 def _spread(
     shape: Shape,
     kind: Kind,
-    target: targets.Target,
+    target: devices.Target,
     units: int,
     warpgroups: int,
 ) -> Iterable[Config]:

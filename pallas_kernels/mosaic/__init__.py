@@ -8,13 +8,10 @@ Mosaic GPU is Pallas's compiler for Hopper and newer. From the bottom up:
     wgmma_smem          matrices in shared memory, for TMA and tensor cores
     sync                barriers, fences, mbarriers
     mailbox             hand-off between CTAs through device memory (sentinels)
-    mailbox_lines       reads many places of it with few addresses
     compiler_params     options of all kernels
 
-    pointwise           a cell's equations, and their derivatives, in a kernel
+    cells               a cell's equations, and their derivatives, in a kernel
     approximations      tanh, exp and others from fast instructions
-    jaxpr_interpreter   evaluates a jaxpr with a rule for equations
-    dataflow            facts about a pointwise function
 
     affine_maps         maps h -> a h + b, and their composition
     step_flags          resets and masks

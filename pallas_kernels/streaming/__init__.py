@@ -2,20 +2,18 @@
 
 Which kernel runs which recurrence:
 
-    linear, linear_adjoint      linear in the carry (minGRU, minLSTM, a plain
-                                `linear_scan`)
-    diagonal, diagonal_adjoint  a diagonal recurrent kernel (IndRNN, IRevRNN)
+    linear      linear in the carry (minGRU, minLSTM, a plain `linear_scan`)
+    diagonal    a diagonal recurrent kernel (IndRNN, IRevRNN)
 
-A call goes through
+From the call to the hardware:
 
-    op                  pads arrays; custom_vjp and vmap rule
-    recurrence          the static record of a call; `tuning` picks the cut
-    linear ...          a kernel: the loop over time
-    kernel_call         the plan of a kernel, and its launch
-
-and a kernel is made of `streams` (arrays), `time_blocks` (the cut of time),
-`ring_buffers` (blocks on their way), `block_flags` (resets and masks),
-`small_operands`, `handoff_warpgroups` and `handoff_ctas`.
+    op             the differentiable operation: padding, custom_vjp, vmap rule
+    tuning         picks the cut
+    linear.py      the kernels: the loop over time, forward and adjoint
+    diagonal.py
+    kernel_call    a kernel's plan, launch, small operands and flags
+    handoffs       how h passes between warpgroups and CTAs
+    blocks         arrays, the cut of time, and ring buffers in shared memory
 
 Glossary:
 

@@ -8,28 +8,173 @@ without segments, and one kernel runs them all; else the kernel runs once for
 each element.
 """
 
+from collections.abc import Callable, Sequence
 import dataclasses
 import functools
+from typing import Any, NamedTuple
 
 import jax
+from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
 from pallas_kernels import auto_axes
+from pallas_kernels import call as call_lib
+from pallas_kernels import devices
 from pallas_kernels import projection
-from pallas_kernels import sharding
 from pallas_kernels.mosaic import autodiff
+from pallas_kernels.mosaic import cells
 from pallas_kernels.mosaic import mailbox
 from pallas_kernels.mosaic import step_flags
+from pallas_kernels.streaming import blocks
 from pallas_kernels.streaming import diagonal
-from pallas_kernels.streaming import diagonal_adjoint
+from pallas_kernels.streaming import kernel_call
 from pallas_kernels.streaming import linear
-from pallas_kernels.streaming import linear_adjoint
-from pallas_kernels.streaming import recurrence as recurrence_lib
-from pallas_kernels.streaming import streams
 from pallas_kernels.streaming import tuning
 
+# The static record of one recurrence, and facts that follow from it.
+
+
 Array = jax.Array
-Recurrence = recurrence_lib.Recurrence
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Recurrence:
+  """Static (hashable) arguments of one recurrence.
+
+  Attributes:
+    step: (theta, inputs) -> (a, b) if linear, else (theta, inputs, carry) ->
+      carry; pointwise, hashable.
+    linear: whether carry_t = a_t carry_{t-1} + b_t.
+    params: number of rows of theta.
+    shape: (B, T, F).
+    call: the caller's options; `out_dtype` is given.
+    target: the device.
+  """
+
+  step: Callable[..., Any]
+  linear: bool
+  params: int
+  shape: tuple[int, int, int]
+  call: call_lib.Call
+  target: devices.Target
+
+  @property
+  def layout(self) -> blocks.Layout:
+    batch, time, features = self.shape
+    return blocks.Layout(
+        batch=batch,
+        time=time,
+        features=features,
+        time_major=self.call.time_major,
+    )
+
+  @property
+  def batch_axis(self) -> int:
+    """Axis of the batch in arrays of all steps."""
+    return 1 if self.call.time_major else 0
+
+  def of_batch(self, batch: int) -> 'Recurrence':
+    """Returns the recurrence of so many sequences."""
+    return dataclasses.replace(self, shape=(batch, *self.shape[1:]))
+
+  def aligned(self, arrays: Sequence[Any]) -> int:
+    """Returns the features that streams are padded to, at least F.
+
+    Args:
+      arrays: of the streams that are read.
+    """
+    batch, _, features = self.shape
+    # TMA wants rows of device memory to start at multiples of 16 bytes.
+    dtypes = [x.dtype for x in arrays] + [self.call.out_dtype]
+    multiple = 16 // min(dtype.itemsize for dtype in dtypes)
+    aligned = blocks.round_up(features, multiple)
+    # A tile of features that is wider than F must not look contiguous, or the
+    # copy of a block would go on behind F.
+    gates = {x.shape[2] if x.ndim == 4 else 1 for x in arrays} | {1}
+    rows = {g * (batch if self.call.time_major else 1) for g in gates}
+    while aligned < blocks.LANES and blocks.LANES in (
+        row * aligned for row in rows
+    ):
+      aligned += multiple
+    return aligned
+
+  def plan(
+      self, config: blocks.Config, carry, restart, flags
+  ) -> kernel_call.Plan:
+    """Returns the plan of a kernel.
+
+    Args:
+      config: the cut.
+      carry: of the caller, None for zeros; so is restart.
+      restart: likewise.
+      flags: None for none.
+    """
+    layout, interpret = self.layout, None
+    if self.target.interpret:
+      interpret = plgpu.InterpretGPUParams()
+      # Interpret mode knows no copies that reach beyond an array.
+      margin = config.warpgroups * config.segments * config.rows
+      layout = dataclasses.replace(layout, margin=margin)
+    return kernel_call.Plan(
+        step=self.step,
+        params=self.params,
+        layout=layout,
+        config=config,
+        reverse=self.call.reverse,
+        has_flags=flags is not None,
+        has_carry=carry is not None,
+        has_restart=restart is not None,
+        interpret=interpret,
+    )
+
+  def operations(self, gates: int, states: int) -> int:
+    """Returns about the number of operations of a step of a diagonal cell."""
+    lane = jax.ShapeDtypeStruct((blocks.LANES,), jnp.float32)
+    args = (lane,) * self.params, (lane,) * gates, (lane,) * states
+    step = cells.legalize(self.step)
+    return len(jax.make_jaxpr(step)(*args).eqns)
+
+  def kernel_operands(
+      self, theta, arrays, carry, restart, flags
+  ) -> 'KernelOperands':
+    """Returns operands as a kernel takes them.
+
+    An operand that the kernel does not read is replaced by an array that
+    exists. Zeros would do, but each constant costs a launch of its own.
+    """
+    unread = arrays[0]
+    if self.linear:  # Then h is all of the carry.
+      carry, restart = (None if x is None else x[0] for x in (carry, restart))
+    return KernelOperands(
+        theta=theta if self.params else unread,
+        arrays=arrays,
+        carry=unread if carry is None else carry,
+        restart=unread if restart is None or flags is None else restart,
+        flags=unread if flags is None else flags,
+    )
+
+
+class KernelOperands(NamedTuple):
+  """Operands of a kernel, in its order.
+
+  Attributes:
+    theta: per-feature parameters, [rows, Fp], with Fp the padded features.
+    arrays: inputs, each [B, T, F] or [B, T, G, F].
+    carry: before the first step, [B, Fp] if linear, else [S, B, Fp].
+    restart: the carry after a reset, likewise.
+    flags: int32 [B, T].
+  """
+
+  theta: Array
+  arrays: tuple[Array, ...]
+  carry: Array
+  restart: Array
+  flags: Array
+
+
+# The operations on arrays, with their gradients.
+
+
 Inputs = tuple[Array | projection.Product, ...]
 
 
@@ -63,7 +208,7 @@ def run(
   features = recurrence.shape[-1]
   # Rows and a carry of zeros that were made here vary over no axis of a mesh.
   operands = theta, arrays, input_kernel, carry, restart, reset, mask
-  operands = sharding.alike(operands)
+  operands = devices.alike(operands)
   theta, arrays, input_kernel, carry, restart, reset, mask = operands
   flags = step_flags.pack(reset, mask)
   inputs: Inputs = arrays
@@ -72,7 +217,7 @@ def run(
     inputs = (product.form() if recurrence.call.keep_gates else product,)
   padded, inputs = _pad(recurrence, inputs)
   aligned = padded.shape[-1]
-  theta, carry, restart = streams.pad_to_tiles(aligned, (theta, carry, restart))
+  theta, carry, restart = blocks.pad_to_tiles(aligned, (theta, carry, restart))
   last, carries = _run(padded, theta, inputs, carry, restart, flags)
   if aligned != features:
     carries = _cut_features(carries, recurrence)
@@ -105,12 +250,12 @@ def linear_adjoint_of(
     The cotangents of `arrays` and of `carry`.
   """
   operands = theta, arrays, carry, reset, h, d_last, d_h
-  operands = sharding.alike(autodiff.differentiable_once(operands))
+  operands = devices.alike(autodiff.differentiable_once(operands))
   theta, arrays, carry, reset, h, d_last, d_h = operands
   padded, inputs = _pad(recurrence, arrays)
   aligned = padded.shape[-1]
-  theta, carry, d_last = streams.pad_to_tiles(aligned, (theta, carry, d_last))
-  h, d_h = (streams.pad_features(x, aligned) for x in (h, d_h))
+  theta, carry, d_last = blocks.pad_to_tiles(aligned, (theta, carry, d_last))
+  h, d_h = (blocks.pad_features(x, aligned) for x in (h, d_h))
   flags = step_flags.pack(reset, None)
   saved = theta, inputs, (h,), carry, None, flags
   _, d_arrays, d_carry, *_ = backward(padded, saved, (d_last, (d_h,)))
@@ -132,7 +277,7 @@ def _pad_inputs(
   """Pads the features of input gates."""
   if isinstance(gates, projection.Product):
     return dataclasses.replace(gates, size=size)
-  return streams.pad_features(gates, size)
+  return blocks.pad_features(gates, size)
 
 
 def forward(recurrence: Recurrence, theta, arrays, carry, restart, flags):
@@ -156,7 +301,7 @@ def forward(recurrence: Recurrence, theta, arrays, carry, restart, flags):
       recurrence.target, part, operands, positions, (1, axis)
   )
   results = run_part(*operands)
-  return jax.tree.map(lambda x: sharding.like(x, arrays[0]), results)
+  return jax.tree.map(lambda x: devices.like(x, arrays[0]), results)
 
 
 def _of_part(recurrence: Recurrence, *arrays):
@@ -171,7 +316,7 @@ def _of_part(recurrence: Recurrence, *arrays):
   # A narrower batch may want other rows of features, see `aligned`.
   aligned = own.aligned(inputs)
   own = dataclasses.replace(own, shape=(*own.shape[:2], aligned))
-  return own, *jax.tree.map(lambda x: streams.pad_features(x, aligned), arrays)
+  return own, *jax.tree.map(lambda x: blocks.pad_features(x, aligned), arrays)
 
 
 def _cut_features(arrays, recurrence: Recurrence):
@@ -183,8 +328,8 @@ def _linear_forward(
     recurrence: Recurrence, theta, arrays, carry, restart, flags
 ):
   out_dtype, outputs = recurrence.call.out_dtype, recurrence.call.outputs
-  ins = streams.streams_of(arrays)
-  outs = [streams.Stream(i, None, out_dtype) for i in range(outputs)]
+  ins = blocks.streams_of(arrays)
+  outs = [blocks.Stream(i, None, out_dtype) for i in range(outputs)]
   operands = recurrence.kernel_operands(theta, arrays, carry, restart, flags)
 
   def kernel(config):
@@ -200,8 +345,8 @@ def _diagonal_forward(
     recurrence: Recurrence, theta, arrays, carry, restart, flags
 ):
   out_dtype, outputs = recurrence.call.out_dtype, recurrence.call.outputs
-  ins = streams.streams_of(arrays)
-  outs = [streams.Stream(i, None, out_dtype) for i in range(outputs)]
+  ins = blocks.streams_of(arrays)
+  outs = [blocks.Stream(i, None, out_dtype) for i in range(outputs)]
   operands = recurrence.kernel_operands(theta, arrays, carry, restart, flags)
   size = recurrence.operations(len(ins), carry.shape[0])
   config = tuning.diagonal(
@@ -266,7 +411,7 @@ def backward(recurrence: Recurrence, saved, cotangents):
   d_restart = None if restart is None else d_restart
   primals = theta, arrays, carry, restart
   d_primals = d_theta, d_arrays, d_carry, d_restart
-  return *jax.tree.map(sharding.like, d_primals, primals), None
+  return *jax.tree.map(devices.like, d_primals, primals), None
 
 
 def _run_bwd(recurrence: Recurrence, saved, cotangents):
@@ -289,17 +434,17 @@ def _linear_backward(
     recurrence: Recurrence, theta, arrays, carries, carry, restart, flags, given
 ):
   d_last, d_carries = given
-  outs = streams.streams_of(arrays)
-  others = [streams.Stream(0, None, x.dtype) for x in (*carries, *d_carries)]
+  outs = blocks.streams_of(arrays)
+  others = [blocks.Stream(0, None, x.dtype) for x in (*carries, *d_carries)]
   operands = recurrence.kernel_operands(theta, arrays, carry, restart, flags)
-  needed = linear_adjoint.needed(recurrence.step, recurrence.params, len(outs))
+  needed = linear.needed(recurrence.step, recurrence.params, len(outs))
   ins = [s for s, need in zip(outs, needed, strict=True) if need]
 
   def kernel(config):
     plan = recurrence.plan(config, carry, restart, flags)
 
     def summed(*operands):
-      *results, d_theta, d_restart = linear_adjoint.backward(plan, *operands)
+      *results, d_theta, d_restart = linear.backward(plan, *operands)
       # The cut decides over how many warpgroups and segments these are summed.
       return *results, d_theta.sum((0, 1)), d_restart.sum(1)
 
@@ -323,8 +468,8 @@ def _diagonal_backward(
     recurrence: Recurrence, theta, arrays, carries, carry, restart, flags, given
 ):
   d_last, d_carries = given
-  outs = streams.streams_of(arrays)
-  others = [streams.Stream(0, None, x.dtype) for x in (*carries, *d_carries)]
+  outs = blocks.streams_of(arrays)
+  others = [blocks.Stream(0, None, x.dtype) for x in (*carries, *d_carries)]
   operands = recurrence.kernel_operands(theta, arrays, carry, restart, flags)
   # A step is done again before its derivative.
   size = 2 * recurrence.operations(len(outs), carry.shape[0])
@@ -333,7 +478,7 @@ def _diagonal_backward(
       recurrence.layout, ins, outs, recurrence.target, size
   )
   plan = recurrence.plan(config, carry, restart, flags)
-  d_arrays, d_carry, d_theta, d_restart = diagonal_adjoint.backward(
+  d_arrays, d_carry, d_theta, d_restart = diagonal.backward(
       plan,
       operands.theta,
       arrays,

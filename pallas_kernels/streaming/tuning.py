@@ -15,13 +15,11 @@ benchmarks/tuning_streaming_h200.json.
 
 from collections.abc import Iterable, Sequence
 
-from pallas_kernels import targets
-from pallas_kernels.streaming import ring_buffers
-from pallas_kernels.streaming import streams
-from pallas_kernels.streaming import time_blocks
+from pallas_kernels import devices
+from pallas_kernels.streaming import blocks
 
-Config = time_blocks.Config
-Stream = streams.Stream
+Config = blocks.Config
+Stream = blocks.Stream
 
 # Ways to keep ever more steps of a tile in flight: (rows, warpgroups, stages)
 # of a forward kernel and of an adjoint.
@@ -74,10 +72,10 @@ _UNROLLED = 2600
 
 
 def linear(
-    layout: streams.Layout,
+    layout: blocks.Layout,
     inputs: Sequence[Stream],
     outputs: Sequence[Stream],
-    target: targets.Target,
+    target: devices.Target,
     adjoint: bool = False,
 ) -> Config:
   """Chooses the cut of a linear recurrence.
@@ -114,19 +112,19 @@ def _cut(
     size: int,
     inputs: Sequence[Stream],
     outputs: Sequence[Stream],
-    target: targets.Target,
+    target: devices.Target,
     adjoint: bool,
 ) -> Config:
   """Returns the cut of a sequence without segments."""
   cuts = _ADJOINT if adjoint else _FORWARD
   in_flight = _ADJOINT_IN_FLIGHT if adjoint else _FORWARD_IN_FLIGHT
-  wanted = in_flight / (tiles * size * streams.LANES)
+  wanted = in_flight / (tiles * size * blocks.LANES)
   every = [
       Config(rows=rows, warpgroups=groups, segments=1, stages=stages)
       for rows, groups, stages in cuts
   ]
   budget = _budget(tiles, target)
-  size_of = lambda c: ring_buffers.shared_bytes(inputs, outputs, c)
+  size_of = lambda c: blocks.shared_bytes(inputs, outputs, c)
   configs = [c for c in every if size_of(c) <= budget] or every[:1]
   steps = lambda c: c.rows * c.warpgroups * c.stages
   if tiles > target.cores:
@@ -140,15 +138,15 @@ def _cut(
 def _segment_rows(inputs: Sequence[Stream], outputs: Sequence[Stream]) -> int:
   """Returns as many rows of a block as fit, a multiple of 8."""
   row = Config(rows=1, warpgroups=1, segments=1, stages=_SEGMENT_STAGES)
-  most = _SHARED // ring_buffers.shared_bytes(inputs, outputs, row)
+  most = _SHARED // blocks.shared_bytes(inputs, outputs, row)
   return max(8, min(most // 8 * 8, _MAX_ROWS))
 
 
 def diagonal(
-    layout: streams.Layout,
+    layout: blocks.Layout,
     inputs: Sequence[Stream],
     outputs: Sequence[Stream],
-    target: targets.Target,
+    target: devices.Target,
     operations: int,
 ) -> Config:
   """Chooses the cut of a diagonal recurrence.
@@ -162,19 +160,19 @@ def diagonal(
   """
   rows = max(2, min(16, _UNROLLED // max(1, operations)))
   rows = 1 << (rows.bit_length() - 1)
-  block = rows * streams.LANES * sum(s.dtype.itemsize for s in inputs)
+  block = rows * blocks.LANES * sum(s.dtype.itemsize for s in inputs)
   stages = max(2, min(6, _DIAGONAL_IN_FLIGHT // block))
   config = Config(rows=rows, warpgroups=1, segments=1, stages=stages)
   return _fit(config, layout.time, inputs, outputs, _tiles(layout), target)
 
 
-def _budget(ctas: int, target: targets.Target) -> int:
+def _budget(ctas: int, target: devices.Target) -> int:
   """Returns the bytes of shared memory that a CTA may use."""
   return _SHARED // (2 if ctas > target.cores else 1)
 
 
-def _tiles(layout: streams.Layout) -> int:
-  return layout.batch * layout.padded // streams.LANES
+def _tiles(layout: blocks.Layout) -> int:
+  return layout.batch * layout.padded // blocks.LANES
 
 
 def _fit(
@@ -183,7 +181,7 @@ def _fit(
     inputs: Sequence[Stream],
     outputs: Sequence[Stream],
     ctas: int,
-    target: targets.Target,
+    target: devices.Target,
 ) -> Config:
   """Returns the largest cut up to a given one that fits.
 
@@ -197,7 +195,7 @@ def _fit(
   """
   budget = _budget(ctas, target)
   for smaller in _smaller(config, steps):
-    if ring_buffers.shared_bytes(inputs, outputs, smaller) <= budget:
+    if blocks.shared_bytes(inputs, outputs, smaller) <= budget:
       return smaller
   raise NotImplementedError(
       f'A GPU kernel cannot hold {len(inputs)} streams in and'

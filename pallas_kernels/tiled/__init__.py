@@ -4,16 +4,15 @@ carry[t] = update(theta, x[t], R h[t-1], carry[t-1]), as in `dense`. With
 hundreds of rows a step's product fills the device, and its tensor cores or the
 L2 cache are the limit instead of latency. So R does not stay on chip: it
 streams from the L2 cache through shared memory, as in any matrix product, and
-the update of a tile's elements follows where its product was summed. Of some
-hundred rows tiles are few: then each CTA has the same tile in all steps, and R
-on the chip.
+the update of a tile's elements follows where its product was summed. A few
+hundred rows make fewer tiles than CTAs. Each CTA then keeps one tile, and its
+part of R, on chip for the whole sequence.
 
     op.py            one differentiable operation
-    kept_gates.py    what the adjoint reads of the gates
     limits.py        which problems can run, and where it pays
     tuning.py        how large tiles are: a Config
-    config.py        tiles, and which CTA has which
-    plan.py          static facts of one kernel, where elements lie
+    cut.py           tiles, which CTA has which, and how CTAs wait for others
+    plan.py          static facts of one kernel, and what the adjoint keeps
     kernel_call.py   grid, scratch, counters
     forward.py       the kernels, with timelines of a step
     backward.py
@@ -29,7 +28,6 @@ on the chip.
     low_tiles.py          of both, tiles of 32 rows, for batches of so few;
     low_products.py       low_products.py has their product
 
-    row_blocks.py    how CTAs wait for each other
     fragments.py     which thread has which elements of a tile
 
 Glossary:

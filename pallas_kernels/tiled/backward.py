@@ -26,8 +26,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
+from pallas_kernels.mosaic import cells
 from pallas_kernels.mosaic import memory
-from pallas_kernels.mosaic import pointwise
 from pallas_kernels.mosaic import ptx
 from pallas_kernels.mosaic import step_flags
 from pallas_kernels.tiled import fragments
@@ -167,7 +167,7 @@ class _Warpgroup:
     # A larger error would show: derivatives multiply rounded values.
     self._accuracy = plan.accuracy(2**-22)
     linearise = lambda *args: jax.vjp(plan.update_of_kept, *args)[1]
-    self._linearise = pointwise.legalize(linearise, self._accuracy)
+    self._linearise = cells.legalize(linearise, self._accuracy)
 
   @property
   def _d_gates(self) -> Ref:
@@ -318,7 +318,7 @@ class _Warpgroup:
       d_carry = (*d_carry[:i], d_carry[i] + d, *d_carry[i + 1 :])
     d_new = step_flags.select(hold, zeros, d_carry)
     pull = self._linearise(theta, loaded.x, loaded.gates, loaded.start)
-    d_theta, d_x, d_gates, d_start = pointwise.pull(pull, d_new, self._accuracy)
+    d_theta, d_x, d_gates, d_start = cells.pull(pull, d_new, self._accuracy)
     d_x = self.plan.input_gates(d_x, d_gates)
     if hold is not None:
       passed = step_flags.select(hold, d_carry, zeros)

@@ -24,7 +24,7 @@ import jax
 from jax.experimental import pallas as pl
 import jax.numpy as jnp
 
-from pallas_kernels.mosaic import pointwise
+from pallas_kernels.mosaic import cells
 from pallas_kernels.mosaic import ptx
 from pallas_kernels.mosaic import step_flags
 from pallas_kernels.tiled import fragments
@@ -169,7 +169,7 @@ class _Warpgroup:
     )
     # A quarter of the error of rounding h to bfloat16.
     update = plan.update_of_kept if plan.depth else plan.update
-    self._update = pointwise.legalize(update, plan.accuracy(2**-11))
+    self._update = cells.legalize(update, plan.accuracy(2**-11))
 
   def _operand(self, step, tile, k):
     first = tile.head * self.plan.size + k * plan_lib.DEPTH

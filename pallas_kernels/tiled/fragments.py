@@ -25,7 +25,7 @@ import numpy as np
 from pallas_kernels.mosaic import instructions
 from pallas_kernels.mosaic import memory
 from pallas_kernels.mosaic import ptx
-from pallas_kernels.tiled import config as config_lib
+from pallas_kernels.tiled import cut
 
 Array = jax.Array
 Ref = Any
@@ -174,9 +174,9 @@ class Place:
     """
     thread = ptx.thread()
     warp, lane = thread >> 5, thread & 31
-    row = tile.row + warpgroup * config_lib.ROWS + warp * 16 + half * 8
+    row = tile.row + warpgroup * cut.ROWS + warp * 16 + half * 8
     row = row + (lane >> 2)
-    unit = tile.block * tiles.config.units + group * config_lib.GROUP
+    unit = tile.block * tiles.config.units + group * cut.GROUP
     feature = tile.head * tiles.size + unit + (lane & 3) * UNITS
     return cls(
         row=jnp.minimum(row, tiles.batch - 1),

@@ -9,14 +9,14 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.mosaic import compiler_params
 from pallas_kernels.mosaic import mailbox
+from pallas_kernels.tiled import cut
 from pallas_kernels.tiled import plan as plan_lib
-from pallas_kernels.tiled import row_blocks
 
 
 def kernel(
     plan: plan_lib.Plan,
     name: str,
-    body: Callable[[Any, Any, row_blocks.Counters, Any, Any], None],
+    body: Callable[[Any, Any, cut.Counters, Any, Any], None],
     inputs: Any,
     out_type: Any,
     buffers: Callable[..., Any],
@@ -41,7 +41,7 @@ def kernel(
   """
   config, tiles = plan.config, plan.tiles
   arrays, in_tree = jax.tree.flatten(inputs)
-  counters = row_blocks.Counters.type(tiles.counters)
+  counters = cut.Counters.type(tiles.counters)
   types, out_tree = jax.tree.flatten((out_type, counters))
   axes = tiles.grid
   options: dict[str, Any] = {}
@@ -52,7 +52,7 @@ def kernel(
   def flat_body(*refs):
     start, end = len(arrays), len(arrays) + len(types)
     outs, ref = jax.tree.unflatten(out_tree, refs[start:end])
-    counters = row_blocks.Counters(ref, tiles.counters)
+    counters = cut.Counters(ref, tiles.counters)
     mailbox.open_all([counters], tiles.ctas, config.warpgroups)
     body(
         jax.tree.unflatten(in_tree, refs[:start]),

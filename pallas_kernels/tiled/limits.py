@@ -9,7 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from pallas_kernels import call as call_lib
-from pallas_kernels import targets
+from pallas_kernels import devices
 
 # Depth of a slice of a product: a row of it is 128 bytes.
 DEPTH = 64
@@ -74,7 +74,7 @@ def rows_at_once(rows: int, time: int, gates: int, features: int) -> int:
 
 
 def pay(
-    target: targets.Target,
+    target: devices.Target,
     kernel: Any,
     *,
     rows: int,

@@ -16,16 +16,14 @@ from jax import lax
 import jax.numpy as jnp
 
 from pallas_kernels import auto_axes
+from pallas_kernels import devices
 from pallas_kernels import projection
-from pallas_kernels import sharding
 from pallas_kernels.dense import op as dense_op
-from pallas_kernels.dense import pieces
 from pallas_kernels.dense import plan as dense_plan
 from pallas_kernels.mosaic import autodiff
 from pallas_kernels.mosaic import step_flags
 from pallas_kernels.tiled import backward
 from pallas_kernels.tiled import forward
-from pallas_kernels.tiled import kept_gates
 from pallas_kernels.tiled import limits
 from pallas_kernels.tiled import plan as plan_lib
 from pallas_kernels.tiled import resident_forward
@@ -50,7 +48,7 @@ def run(
 ) -> tuple[Array, tuple[Array, ...]]:
   """Runs a recurrence that `limits` allows; as `dense.op.run`."""
   # A carry of zeros that was made here varies over no axis of a mesh yet.
-  theta, x, recurrent_kernel, carry, restart, reset, mask = sharding.alike(
+  theta, x, recurrent_kernel, carry, restart, reset, mask = devices.alike(
       (theta, x, recurrent_kernel, carry, restart, reset, mask)
   )
   flags = step_flags.pack(reset, mask)
@@ -85,9 +83,9 @@ def _run_fwd(
   elif not isinstance(x, projection.Product):
     plan = _make_plan(recurrence, inputs, recurrent_kernel, len(carry), False)
     # Instead of all inputs those that are in no sum.
-    x, alone = None, kept_gates.alone(plan, x)
+    x, alone = None, plan_lib.alone(plan, x)
   saved = h, others, gates, alone
-  of_inputs = kept_gates.Inputs(inputs.shape[2], inputs.dtype)
+  of_inputs = plan_lib.Inputs(inputs.shape[2], inputs.dtype)
   return (last, carries), ((theta, x, *operands[2:]), saved, of_inputs)
 
 
@@ -207,7 +205,7 @@ def _forward_part(
   if few or on_chip or not _many_rows(recurrence):
     given, x = x, projection.form(x)
     if isinstance(given, projection.Product):
-      alone = kept_gates.alone(plan, x)
+      alone = plan_lib.alone(plan, x)
   if few:
     last, carries, (h, others), _ = dense_op.forward_part(
         few,
@@ -221,7 +219,7 @@ def _forward_part(
     return (
         last,
         carries,
-        (h, others, kept_gates.kept(plan, h, x, recurrent_kernel), alone),
+        (h, others, plan_lib.kept(plan, h, x, recurrent_kernel), alone),
     )
   run_kernel = resident_forward.run if on_chip else forward.forward
   source = None
@@ -246,7 +244,7 @@ def _forward_part(
     alone = outs.alone.reshape(*outs.h.shape[:2], -1, plan.features)
   saved = (outs.h, outs.others, outs.gates, alone) if save else ()
   results = outs.last, outs.carries, saved
-  return jax.tree.map(lambda y: sharding.like(y, carry), results)
+  return jax.tree.map(lambda y: devices.like(y, carry), results)
 
 
 def _of_few_rows(
@@ -280,7 +278,7 @@ def _of_few_rows(
   part = dataclasses.replace(recurrence.of_batch(rows), holds=flags is not None)
   try:
     for options in ({'save': True}, {'adjoint': True}):
-      pieces.plan_pieces(
+      dense_plan.plan_pieces(
           part,
           x,
           recurrent_kernel,
@@ -325,7 +323,7 @@ def _run_bwd(recurrence: Recurrence, saved, cotangents):
       places,
   )
   d_theta, d_x, d_recurrent_kernel, d_carry, d_restart = adjoint(*operands)
-  d_x = sharding.like(d_x.astype(of_inputs.dtype), h)
+  d_x = devices.like(d_x.astype(of_inputs.dtype), h)
   results = (
       d_theta if recurrence.params else jnp.zeros_like(theta),
       d_recurrent_kernel.astype(recurrent_kernel.dtype),
@@ -333,7 +331,7 @@ def _run_bwd(recurrence: Recurrence, saved, cotangents):
       d_restart,
   )
   primals = theta, recurrent_kernel, carry, restart
-  d_theta, *others = jax.tree.map(sharding.like, results, primals)
+  d_theta, *others = jax.tree.map(devices.like, results, primals)
   d_x = d_x if x is None else projection.pull(x, d_x)
   return d_theta, d_x, *others, None
 
@@ -365,7 +363,7 @@ def _backward_part(
   )
   if few:
     if x is None:
-      x = kept_gates.inputs(
+      x = plan_lib.inputs(
           plan, h, gates, alone, recurrent_kernel, of_inputs.dtype
       )
     by_head = h.reshape(1, *h.shape[:2], 1, -1)
@@ -380,9 +378,9 @@ def _backward_part(
   shared = dense_plan.shared_gates(plan) == tuple(range(plan.gates))
   plan = dataclasses.replace(plan, shared=shared)
   if gates is None:
-    gates, alone = kept_gates.kept(
-        plan, h, x, recurrent_kernel
-    ), kept_gates.alone(plan, x)
+    gates, alone = plan_lib.kept(plan, h, x, recurrent_kernel), plan_lib.alone(
+        plan, x
+    )
   d_last, d_carries = cotangents
   on_chip = isinstance(plan, team_plan.Plan)
   run_kernel = team_backward.run if on_chip else backward.backward

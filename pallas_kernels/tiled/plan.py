@@ -12,12 +12,11 @@ import jax.numpy as jnp
 
 from pallas_kernels import call as call_lib
 from pallas_kernels.dense import plan as dense_plan
-from pallas_kernels.mosaic import dataflow
+from pallas_kernels.mosaic import cells
 from pallas_kernels.mosaic import instructions
 from pallas_kernels.mosaic import memory
-from pallas_kernels.mosaic import pointwise
 from pallas_kernels.mosaic import ptx
-from pallas_kernels.tiled import config as config_lib
+from pallas_kernels.tiled import cut
 from pallas_kernels.tiled import fragments
 from pallas_kernels.tiled import limits
 
@@ -108,7 +107,7 @@ class Plan:
   @property
   def tiles(self) -> Any:
     """All tiles of a step."""
-    return config_lib.Tiles(
+    return cut.Tiles(
         config=self.config, batch=self.batch, heads=self.heads, size=self.size
     )
 
@@ -165,9 +164,9 @@ class Plan:
       if not self.config.ahead and i + 1 < count:
         following = load(i + 1)
 
-  def accuracy(self, error: float) -> pointwise.Accuracy:
+  def accuracy(self, error: float) -> cells.Accuracy:
     """Returns the accuracy of pointwise functions."""
-    return pointwise.Accuracy(error, instructions.reciprocal)
+    return cells.Accuracy(error, instructions.reciprocal)
 
   def time_of(self, step):
     """Returns the time of a step of the kernel's loop."""
@@ -228,7 +227,7 @@ class Plan:
       return (True,) * self.states
     counts = self.params, self.gates, self.recurrent, self.states
     element = jax.ShapeDtypeStruct((ptx.LANES,), jnp.float32)
-    used = dataflow.used(self.update, *((element,) * n for n in counts))
+    used = cells.used(self.update, *((element,) * n for n in counts))
     return tuple(used[-self.states :])
 
   @functools.cached_property
@@ -449,3 +448,110 @@ class Plan:
     at = time * self.batch + place.row
     flags = memory.load_gmem(ref, at, jnp.int32)
     return (ptx.stack([flags] * (units or self.part)) & bit) != 0
+
+
+# What the forward pass keeps of its gates for the adjoint.
+#
+# Of a gate that is a sum x + R h the sum is kept; of others R h, and the input
+# alone. The kernels compute what is kept. Here are the same arrays for gates
+# that were not kept, and for a device whose rows are so few that it runs by the
+# kernels of the family 'dense'.
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class Inputs:
+  """The type of inputs of which the backward pass has no array.
+
+  Attributes:
+    gates: G.
+    dtype: of the inputs.
+  """
+
+  gates: int
+  dtype: Any
+
+  def beside(self, h: Any) -> jax.ShapeDtypeStruct:
+    """Returns the type of the inputs that belong to h, [B, T, F]."""
+    batch, time, features = h.shape
+    shape = batch, time, self.gates, features
+    return jax.ShapeDtypeStruct(shape, self.dtype)
+
+
+def alone(plan: Plan, x: Array) -> Array | None:
+  """Returns the inputs that are in no sum, [B, T, K, F], or None."""
+  if len(plan.alone) == plan.gates:
+    return x
+  if not plan.alone:
+    return None
+  return jnp.stack([x[:, :, i] for i in plan.alone], axis=2)
+
+
+def _h_gates(plan: Plan, h: Array, recurrent_kernel: Array) -> Array:
+  """Returns R h of all steps.
+
+  Args:
+    plan: of either pass.
+    h: that every step starts from, [B, T, F].
+    recurrent_kernel: R, [G', N, D, D].
+
+  Returns:
+    float32 [B, T, G', F].
+  """
+  lead = h.shape[:2]
+  product = jnp.einsum(
+      'abnd,gndk->abgnk',
+      h.reshape(*lead, plan.heads, plan.size),
+      recurrent_kernel.astype(plan.dtype),
+      preferred_element_type=jnp.float32,
+  )
+  return product.reshape(*lead, plan.recurrent, -1)
+
+
+def kept(plan: Plan, h: Array, x: Array, recurrent_kernel: Array) -> Array:
+  """Returns the gates as the forward kernel keeps them.
+
+  Args:
+    plan: as for `_h_gates`, and so are h and recurrent_kernel.
+    h: that every step starts from, [B, T, F].
+    x: inputs, [B, T, G, F].
+    recurrent_kernel: R.
+
+  Returns:
+    [B, T, G' F] in `Plan.kept_dtype`.
+  """
+  product = _h_gates(plan, h, recurrent_kernel)
+  split = lambda a: [a[:, :, i] for i in range(a.shape[2])]
+  gates = jnp.concatenate(plan.kept(split(x), split(product)), axis=-1)
+  most = float(jnp.finfo(plan.kept_dtype).max)
+  return jnp.clip(gates, -most, most).astype(plan.kept_dtype)
+
+
+def inputs(
+    plan: Plan,
+    h: Array,
+    gates: Array,
+    alone: Array | None,
+    recurrent_kernel: Array,
+    dtype: Any,
+) -> Array:
+  """Returns the inputs of all steps, which the sums have in them.
+
+  Args:
+    plan: as for `_h_gates`, and so are h and recurrent_kernel.
+    h: that every step starts from.
+    gates: from `kept`.
+    alone: from `alone`.
+    recurrent_kernel: R.
+    dtype: of the inputs.
+
+  Returns:
+    [B, T, G, F].
+  """
+  if alone is not None and len(plan.alone) == plan.gates:
+    return alone
+  sums = gates.reshape(*h.shape[:2], plan.recurrent, -1)
+  sums = sums - _h_gates(plan, h, recurrent_kernel)
+  split = lambda a: [a[:, :, i].astype(dtype) for i in range(a.shape[2])]
+  own = [] if alone is None else split(alone)
+  return jnp.stack(plan.input_gates(own, split(sums)), axis=2)

@@ -22,7 +22,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
 from pallas_kernels.mosaic import wgmma_smem
-from pallas_kernels.tiled import config as config_lib
+from pallas_kernels.tiled import cut
 from pallas_kernels.tiled import limits
 
 Array = jax.Array
@@ -46,9 +46,7 @@ class Buffers:
   consumed: Ref
 
   @classmethod
-  def types(
-      cls, config: config_lib.Config, columns: int, dtype
-  ) -> dict[str, Any]:
+  def types(cls, config: cut.Config, columns: int, dtype) -> dict[str, Any]:
     """Returns the types of the buffers by name."""
     matrices = functools.partial(wgmma_smem.matrices, dtype=dtype)
     stages = config.stages
@@ -88,8 +86,8 @@ class Products:
       which the others are added. None where there is nothing to take.
   """
 
-  config: config_lib.Config
-  tiles: config_lib.Tiles
+  config: cut.Config
+  tiles: cut.Tiles
   columns: int
   turns: int
   first: int
@@ -196,7 +194,7 @@ class Products:
     The product is zeros unless `own`.
     """
     turns = jnp.where(own, jnp.int32(self.turns), 0)
-    accumulator = plgpu.ACC((config_lib.ROWS, self.columns), jnp.float32)
+    accumulator = plgpu.ACC((cut.ROWS, self.columns), jnp.float32)
 
     def begin():
       for k in range(self._ahead):
@@ -249,7 +247,7 @@ class Products:
       The slots of the last slice, which is not free yet, and of the next one.
     """
     buffers = self.buffers
-    rows = pl.ds(self.warpgroup * config_lib.ROWS, config_lib.ROWS)
+    rows = pl.ds(self.warpgroup * cut.ROWS, cut.ROWS)
 
     def turn(k, slots):
       before, slot = slots

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from pallas_kernels.mosaic import instructions
 from pallas_kernels.mosaic import memory
 from pallas_kernels.mosaic import ptx
-from pallas_kernels.tiled import config as config_lib
+from pallas_kernels.tiled import cut
 from pallas_kernels.tiled import fragments
 from pallas_kernels.tiled import low_tiles
 from pallas_kernels.tiled import teams
@@ -36,7 +36,7 @@ UNITS, WARPGROUPS = teams.UNITS, teams.WARPGROUPS
 # Bytes of the sums of a group and eight rows.
 _BLOCK = 512
 
-# Pallas uses the first few of the sixteen barriers, `row_blocks` those from 12.
+# Pallas uses the first of the sixteen barriers, `cut.Counters` those from 12.
 _BARRIER = 11
 
 
@@ -55,7 +55,7 @@ class Config:
   units: int
   gates: int
   stages: int
-  rows: int = config_lib.ROWS
+  rows: int = cut.ROWS
   held: int = 0
 
   @property

@@ -25,7 +25,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 import jax.numpy as jnp
 
-from pallas_kernels.mosaic import pointwise
+from pallas_kernels.mosaic import cells
 from pallas_kernels.mosaic import ptx
 from pallas_kernels.mosaic import step_flags
 from pallas_kernels.mosaic import sync
@@ -106,7 +106,7 @@ class _Warpgroup:
         buffers=buffers,
     )
     # A quarter of the error of rounding h to bfloat16.
-    self._update = pointwise.legalize(plan.update, plan.accuracy(2**-11))
+    self._update = cells.legalize(plan.update, plan.accuracy(2**-11))
 
   def _operand(self, step, k):
     plan = self.plan

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.mosaic import ptx
 from pallas_kernels.mosaic import wgmma_smem
-from pallas_kernels.tiled import config as config_lib
+from pallas_kernels.tiled import cut
 from pallas_kernels.tiled import limits
 
 Array = jax.Array
@@ -111,7 +111,7 @@ class Products:
         self._copy(step, k, k)
       product = pl.run_scoped(
           functools.partial(self._product, step),
-          plgpu.ACC((config_lib.ROWS, self.columns), jnp.float32),
+          plgpu.ACC((cut.ROWS, self.columns), jnp.float32),
       )
       self._meet()
       self.send(product)

@@ -26,8 +26,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
+from pallas_kernels.mosaic import cells
 from pallas_kernels.mosaic import memory
-from pallas_kernels.mosaic import pointwise
 from pallas_kernels.mosaic import ptx
 from pallas_kernels.mosaic import step_flags
 from pallas_kernels.mosaic import sync
@@ -178,7 +178,7 @@ class _Warpgroup:
     # A larger error would show: derivatives multiply rounded values.
     self._accuracy = plan.accuracy(2**-22)
     linearise = lambda *args: jax.vjp(plan.update_of_kept, *args)[1]
-    self._linearise = pointwise.legalize(linearise, self._accuracy)
+    self._linearise = cells.legalize(linearise, self._accuracy)
 
   def _operand(self, step, k):
     plan = self.plan
@@ -341,7 +341,7 @@ class _Warpgroup:
     if plan.flags:
       hold = plan.read_flag(self.ins.flags, place, time, step_flags.HOLD)
     d_new = step_flags.select(hold, zeros, d_carry)
-    d_theta, d_x, d_gates, d_start = pointwise.pull(pull, d_new, self._accuracy)
+    d_theta, d_x, d_gates, d_start = cells.pull(pull, d_new, self._accuracy)
     d_x = plan.input_gates(d_x, d_gates)
     if hold is not None:
       passed = step_flags.select(hold, d_carry, zeros)

@@ -28,7 +28,7 @@ from pallas_kernels.mosaic import instructions
 from pallas_kernels.mosaic import memory
 from pallas_kernels.mosaic import ptx
 from pallas_kernels.mosaic import sync
-from pallas_kernels.tiled import config as config_lib
+from pallas_kernels.tiled import cut
 from pallas_kernels.tiled import fragments
 from pallas_kernels.tiled import low_tiles
 
@@ -64,7 +64,7 @@ class Config:
 
   units: int
   stages: int
-  rows: int = config_lib.ROWS
+  rows: int = cut.ROWS
   held: int = 0
 
   @property
@@ -159,11 +159,11 @@ class Tiles:
     """CTAs that publish a part of a row block in each step."""
     return self.unit_blocks * self.config.members
 
-  def find(self) -> config_lib.Tile:
+  def find(self) -> cut.Tile:
     """Returns the tile of this CTA."""
     index = lax.axis_index('team')
     counter = lax.div(index, jnp.int32(self.unit_blocks))
-    return config_lib.Tile(
+    return cut.Tile(
         counter=counter,
         head=jnp.int32(0),
         row=counter * self.config.rows,
@@ -171,11 +171,11 @@ class Tiles:
     )
 
 
-def publish(counters, tile: config_lib.Tile, warpgroups: int) -> None:
+def publish(counters, tile: cut.Tile, warpgroups: int) -> None:
   """Tells all that the warpgroups that update have stored their part.
 
   Args:
-    counters: `row_blocks.Counters`.
+    counters: `cut.Counters`.
     tile: of this CTA.
     warpgroups: that update.
   """

@@ -23,16 +23,16 @@ import dataclasses
 import math
 from typing import Any
 
-from pallas_kernels import targets
+from pallas_kernels import devices
 from pallas_kernels.mosaic import wgmma_smem
-from pallas_kernels.tiled import config as config_lib
+from pallas_kernels.tiled import cut
 from pallas_kernels.tiled import limits
 from pallas_kernels.tiled import low_products
 from pallas_kernels.tiled import low_tiles
 from pallas_kernels.tiled import resident
 from pallas_kernels.tiled import teams
 
-Config = config_lib.Config
+Config = cut.Config
 
 # Of one multiprocessor: products, copies to shared memory while all copy, the
 # update of a unit of a row, and the wait for others in a step.
@@ -84,7 +84,7 @@ def choose(
     size: int,
     recurrent: int,
     adjoint: bool,
-    target: targets.Target,
+    target: devices.Target,
     depth: int = 0,
 ) -> Config:
   """Returns the configuration with the least time by the model.
@@ -105,7 +105,7 @@ def choose(
   depth += size * (recurrent if adjoint else 1)
 
   def cost(config: Config) -> float:
-    tiles = config_lib.Tiles(config=config, batch=batch, heads=heads, size=size)
+    tiles = cut.Tiles(config=config, batch=batch, heads=heads, size=size)
     columns = gates * config.units
     flops = 2 * config.rows * columns * depth
     read = 2 * (config.rows + columns) * depth
@@ -118,14 +118,14 @@ def choose(
     raise NotImplementedError(
         'GPU kernels in tiles take heads of a multiple of'
         f' {limits.DEPTH} units and up to'
-        f' {_MOST_COLUMNS // config_lib.GROUP} recurrent gates, got {size}'
+        f' {_MOST_COLUMNS // cut.GROUP} recurrent gates, got {size}'
         f' units and {recurrent} gates.'
     )
   return min(configs, key=cost)
 
 
 def on_chip(
-    *, batch: int, heads: int, size: int, recurrent: int, target: targets.Target
+    *, batch: int, heads: int, size: int, recurrent: int, target: devices.Target
 ) -> bool:
   """Returns whether both passes of a recurrence can keep R on the chip.
 
@@ -143,7 +143,7 @@ def on_chip(
 
 
 def choose_resident(
-    *, batch: int, heads: int, size: int, recurrent: int, target: targets.Target
+    *, batch: int, heads: int, size: int, recurrent: int, target: devices.Target
 ) -> resident.Config | None:
   """Returns the cut of a forward pass with R on the chip, or None.
 
@@ -153,7 +153,7 @@ def choose_resident(
     return None
   if batch in limits.LOW_BATCHES:
     return _choose_low_resident(batch, size, recurrent, target)
-  row_blocks = math.ceil(batch / config_lib.ROWS)
+  row_blocks = math.ceil(batch / cut.ROWS)
   for units in range(_FEWEST_UNITS, size + 1, 8):
     columns = recurrent * units
     whole = not size % units and not columns % (4 * resident.UNITS)
@@ -164,7 +164,7 @@ def choose_resident(
     if not _has_registers(config, recurrent):
       return None
     left = _TEAM_SMEM - 2 * size * columns
-    slot = 2 * limits.DEPTH * config_lib.ROWS
+    slot = 2 * limits.DEPTH * cut.ROWS
     # Sums lie where slices were.
     fewest = max(_FEWEST_STAGES, -(-resident.Sums.size(config) // slot))
     stages = min(max(size // limits.DEPTH, fewest), left // slot)
@@ -174,7 +174,7 @@ def choose_resident(
 
 
 def choose_team(
-    *, batch: int, heads: int, size: int, recurrent: int, target: targets.Target
+    *, batch: int, heads: int, size: int, recurrent: int, target: devices.Target
 ) -> teams.Config | None:
   """Returns the cut of an adjoint with R' on the chip, or None.
 
@@ -186,11 +186,11 @@ def choose_team(
   turns = slices // teams.MEMBERS
   if batch in limits.LOW_BATCHES:
     return _choose_low_team(batch, size, turns, target)
-  unit_blocks = _teams(target) // math.ceil(batch / config_lib.ROWS)
+  unit_blocks = _teams(target) // math.ceil(batch / cut.ROWS)
   if not unit_blocks:
     return None
   units = teams.GROUP * math.ceil(size / (unit_blocks * teams.GROUP))
-  slot = 2 * limits.DEPTH * config_lib.ROWS
+  slot = 2 * limits.DEPTH * cut.ROWS
   config = teams.Config(units=units, stages=_FEWEST_STAGES)
   left = _TEAM_SMEM - 2 * turns * limits.DEPTH * units
   left -= 4 * teams.Sums.words(config)
@@ -203,7 +203,7 @@ def choose_team(
 
 
 def _choose_low_resident(
-    batch: int, size: int, recurrent: int, target: targets.Target
+    batch: int, size: int, recurrent: int, target: devices.Target
 ) -> resident.Config | None:
   """Returns the cut of `choose_resident` into low tiles, or None."""
   row_blocks = math.ceil(batch / low_tiles.ROWS)
@@ -224,7 +224,7 @@ def _choose_low_resident(
 
 
 def _choose_low_team(
-    batch: int, size: int, turns: int, target: targets.Target
+    batch: int, size: int, turns: int, target: devices.Target
 ) -> teams.Config | None:
   """Returns the cut of `choose_team` into low tiles, or None."""
   row_blocks = math.ceil(batch / low_tiles.ROWS)
@@ -262,7 +262,7 @@ def _has_registers(
   return config.parts * (recurrent + 1) <= _MOST_VALUES
 
 
-def _teams(target: targets.Target) -> int:
+def _teams(target: devices.Target) -> int:
   """Returns the clusters of four that are on the device at once.
 
   They have to fit however pairs of multiprocessors are dealt to 8 groups, each
@@ -271,16 +271,16 @@ def _teams(target: targets.Target) -> int:
   return (target.cores - 2 * 8) // teams.MEMBERS
 
 
-def _configs(size: int, gates: int, target: targets.Target) -> Iterator[Config]:
+def _configs(size: int, gates: int, target: devices.Target) -> Iterator[Config]:
   """Yields the configurations that fit."""
   for groups in _GROUPS:
-    columns = gates * groups * config_lib.GROUP
-    if size % limits.DEPTH or size % (groups * config_lib.GROUP):
+    columns = gates * groups * cut.GROUP
+    if size % limits.DEPTH or size % (groups * cut.GROUP):
       continue
     if columns > _MOST_COLUMNS or columns % wgmma_smem.WIDTH:
       continue
     for warpgroups in (1, 2, 3):
-      rows = warpgroups * config_lib.ROWS
+      rows = warpgroups * cut.ROWS
       registers = _registers_left(warpgroups, columns)
       if registers < _FEWEST_REGISTERS:
         continue

@@ -20,7 +20,7 @@ from jax import lax
 import jax.numpy as jnp
 
 import pallas_kernels
-from pallas_kernels import sharding
+from pallas_kernels import devices
 from rnnzoo import cell as cell_lib
 from rnnzoo.engines import associative
 from rnnzoo.engines import platforms
@@ -132,7 +132,7 @@ def over_time(compose: Callable[[Any, Any], Any], elements, *, reverse: bool):
     reverse: whether time runs from the last step to the first.
   """
   # Compositions vary over the devices of a `jax.shard_map` if any element does.
-  elements = sharding.alike(elements)
+  elements = devices.alike(elements)
   run = _in_blocks if on_cpu() else lax.associative_scan
   return run(compose, elements, reverse=reverse)
 

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import call as call_lib
-from pallas_kernels import dtypes
+from pallas_kernels import promotion
 from rnnzoo import cell as cell_lib
 from rnnzoo.engines import products
 
@@ -163,7 +163,7 @@ class Coefficients:
   def __call__(self, weights: Any, x: Array) -> cell_lib.Gates:
     params, weights = weights
     x_gates = self.project(weights, x)
-    dtype = dtypes.wide(x_gates[0].dtype)
+    dtype = promotion.wide(x_gates[0].dtype)
     x_gates = tuple(gate.astype(dtype) for gate in x_gates)
     coefficients = self.cell.coefficients(params, x_gates)
     # One may be free of the input, a learned decay for instance.

@@ -16,8 +16,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from pallas_kernels import api
 from pallas_kernels import auto_axes
-from pallas_kernels import recurrence_op
 from rnnzoo import cell as cell_lib
 from rnnzoo.engines import call as call_lib
 
@@ -124,7 +124,7 @@ def slower_kernel(
     return ''
   time = operands.x.shape[0 if call.time_major else 1]
   known = isinstance(time, int)
-  if known and recurrence_op.in_tiles(cell, (rows, time), kernel, call):
+  if known and api.in_tiles(cell, (rows, time), kernel, call):
     return ''
   if auto_axes.may_be_split(operands):
     return ''  # A device may have few of the rows.

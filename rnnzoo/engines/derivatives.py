@@ -27,7 +27,7 @@ from jax.interpreters import batching
 from jax.interpreters import mlir
 import jax.numpy as jnp
 
-from pallas_kernels import ranks
+from pallas_kernels import promotion
 
 
 def differentiable(
@@ -53,8 +53,8 @@ def differentiable(
       that `jax.vmap` maps over rows of residuals; unchanged if None.
   """
   # JAX calls them later than the caller, by which time its settings are back.
-  forward = ranks.promoted(forward)
-  tangent, adjoint = ranks.promoted(tangent), ranks.promoted(adjoint)
+  forward = promotion.of_ranks(forward)
+  tangent, adjoint = promotion.of_ranks(tangent), promotion.of_ranks(adjoint)
 
   def results_alone(static, operands):
     return forward(static, operands)[0]

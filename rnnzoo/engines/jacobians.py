@@ -19,7 +19,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels import sharding
+from pallas_kernels import devices
 from rnnzoo import cell as cell_lib
 from rnnzoo.engines import affine_maps
 from rnnzoo.engines import derivatives
@@ -206,7 +206,7 @@ class _Step:
     """Returns a row for each gate and each array, which moves alone."""
     count = len(self.h_gates) + len(self.start)
     rows = jnp.eye(count, dtype=self.start[0].dtype)
-    return sharding.like(rows, self.start[0])
+    return devices.like(rows, self.start[0])
 
   def _tangents(self, row, h_gates):
     shape = self.start[0].shape

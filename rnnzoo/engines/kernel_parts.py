@@ -13,8 +13,8 @@ from jax import lax
 import jax.numpy as jnp
 
 import pallas_kernels
-from pallas_kernels import linear_scan_op
-from pallas_kernels import sharding
+from pallas_kernels import api
+from pallas_kernels import devices
 from rnnzoo.engines import associative
 from rnnzoo.engines import selection
 from rnnzoo.engines import time_parts
@@ -45,7 +45,7 @@ def linear_scan(
   """
   if export.is_symbolic_dim(a.shape[1]):
     raise NotImplementedError('A GPU kernel needs sizes that are known.')
-  a, b, h0, reset = sharding.alike((a, b, h0, reset))
+  a, b, h0, reset = devices.alike((a, b, h0, reset))
   with selection.in_reverse_mode():
     return _run((reverse, over), a, b, h0, reset)
 
@@ -70,7 +70,7 @@ def _forward(static, a, b, h0, reset):
 
   def end(start, stop):
     own, forcing, flags = _steps((a, b, reset), start, stop, None)
-    last = linear_scan_op.last(own, forcing, reset=flags, reverse=reverse)
+    last = api.last(own, forcing, reset=flags, reverse=reverse)
     return last, _bits(own, flags)
 
   functions = associative.compose, read, run_from
@@ -85,7 +85,7 @@ def _backward(static, saved, d_h):
   reverse, over = static
 
   def run_from(d_last):
-    *d_arrays, d_before = linear_scan_op.adjoint(
+    *d_arrays, d_before = api.adjoint(
         a, b, before, h, d_last, d_h, reset=reset, reverse=reverse
     )
     return tuple(d_arrays) + (d_before,), d_before
@@ -101,7 +101,7 @@ def _backward(static, saved, d_h):
     own, *others, flags = _steps((a, b, h, d_h, reset), start, stop, None)
     forcing, own_h, g = others
     # The last result, d_first, does not depend on the h before these steps.
-    *_, d_first = linear_scan_op.adjoint(
+    *_, d_first = api.adjoint(
         own, forcing, zero, own_h, zero, g, reset=flags, reverse=reverse
     )
     return d_first, _bits(own, flags)

@@ -7,9 +7,8 @@ import jax
 import jax.numpy as jnp
 
 import pallas_kernels
-from pallas_kernels import dtypes
-from pallas_kernels import ranks
-from pallas_kernels import sharding
+from pallas_kernels import devices
+from pallas_kernels import promotion
 from rnnzoo import checks
 from rnnzoo import settings
 from rnnzoo.engines import associative
@@ -24,7 +23,7 @@ from rnnzoo.engines import time_parts
 Array = jax.Array
 
 
-@ranks.promoted
+@promotion.of_ranks
 def linear_scan(
     a: Array,
     b: Array,
@@ -84,7 +83,7 @@ def linear_scan(
     raise ValueError(f'a and b must be floating-point, got {out_dtype}.')
   *batch_shape, time, features = a.shape
   reset = checks.flags(reset, a.shape[:-1], 'reset')
-  dtype = dtypes.wide(out_dtype)
+  dtype = promotion.wide(out_dtype)
   if h0 is None:
     h0 = jnp.zeros((*batch_shape, features), dtype)
   h0 = checks.array(h0, 'h0')
@@ -114,7 +113,7 @@ def linear_scan(
         out_positions=axes.steps,
         over=names,
     )
-  a, b, h0 = sharding.alike([a, b, h0.astype(dtype)])
+  a, b, h0 = devices.alike([a, b, h0.astype(dtype)])
   if time == 0:
     return b.astype(out_dtype)
   shape, batch = a.shape, math.prod(batch_shape)

@@ -9,7 +9,7 @@ from jax import lax
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_kernels import sharding
+from pallas_kernels import devices
 from rnnzoo import cell as cell_lib
 from rnnzoo.engines import products
 
@@ -165,7 +165,7 @@ def _terms(equations, given, sizes) -> tuple[Carry, Carry]:
     tangents = map(lambda r, x: jnp.broadcast_to(r, x.shape), row, flat)
     return jax.jvp(equations, given, jax.tree.unflatten(tree, list(tangents)))
 
-  rows = sharding.like(jnp.eye(len(flat), dtype=flat[0].dtype), flat[0])
+  rows = devices.like(jnp.eye(len(flat), dtype=flat[0].dtype), flat[0])
   values, slopes = jax.vmap(push, out_axes=(None, 0))(rows)
   total = [jnp.abs(value) for value in values]
   for i, size in enumerate(jax.tree.leaves(sizes)):

@@ -33,7 +33,7 @@ from jax import lax
 import jax.numpy as jnp
 
 import pallas_kernels
-from pallas_kernels import sharding
+from pallas_kernels import devices
 from rnnzoo import cell as cell_lib
 from rnnzoo.engines import branches
 from rnnzoo.engines import call as call_lib
@@ -94,7 +94,7 @@ def unroll(
       not make them faster.
   """
   swap = lambda tree: jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), tree)
-  operands = sharding.alike(operands)
+  operands = devices.alike(operands)
   x, reset, mask = swap((operands.x, operands.reset, operands.mask))
   batch_major = operands._replace(x=x, reset=reset, mask=mask)
   problem = part_runs.Problem.of(steps, batch_major, rows)
@@ -182,11 +182,11 @@ def _solve(problem: part_runs.Problem, otherwise) -> tuple[Carry, Report]:
     else:
       right = size <= _SMALL * eps
       right |= (size <= _LARGE * eps) & (size > earlier / 2)
-    fell_back = sharding.like(jnp.bool(False), like)
+    fell_back = devices.like(jnp.bool(False), like)
     return _State(new, carries, right, runs, size, fell_back)
 
   def give_up(state):
-    yes = sharding.like(jnp.bool(True), like)
+    yes = devices.like(jnp.bool(True), like)
     return state._replace(carries=otherwise(), right=yes, fell_back=yes)
 
   def again(state):

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels import ranks
+from pallas_kernels import promotion
 from rnnzoo import cell as cell_lib
 from rnnzoo.engines import call as call_lib
 from rnnzoo.engines import newton_plan
@@ -93,7 +93,7 @@ def _mapped(function: Callable[[Operands], Results], rule: Any):
     leaves, tree = jax.tree.flatten(operands)
     axes = [0 if yes else None for yes in jax.tree.leaves(is_row)]
 
-    @ranks.promoted
+    @promotion.of_ranks
     def own(leaves):
       rows = next(
           x.shape[0]

@@ -22,8 +22,7 @@ from jax import lax
 import jax.numpy as jnp
 
 from pallas_kernels import auto_axes
-from pallas_kernels import sharding
-from pallas_kernels import targets
+from pallas_kernels import devices
 from rnnzoo import cell as cell_lib
 from rnnzoo.engines import affine_maps
 from rnnzoo.engines import branches
@@ -182,12 +181,12 @@ def _unroll_with_report(
     report = report._replace(in_turn=count)
     return (problem.last(carries), errors, report), carries
 
-  report = _no_report(sharding.like(jnp.zeros((), dtype), x))
+  report = _no_report(devices.like(jnp.zeros((), dtype), x))
 
   def unless_hopeless(state, xs):
     """Once rounding errors have grown too much, windows need not be solved."""
     empty = tuple(jnp.zeros((xs[0].shape[0], *c.shape), c.dtype) for c in carry)
-    empty = jax.tree.map(lambda a: sharding.like(a, x), empty)
+    empty = jax.tree.map(lambda a: devices.like(a, x), empty)
     return lax.cond(
         branches.for_all_mapped(state[2].sensitivity <= bound),
         window,
@@ -376,7 +375,7 @@ class _Joints:
     whole = auto_axes.WHOLE
     # Parts of time are next to the batch, where XLA could not split a kernel.
     run = auto_axes.over_batch(
-        targets.current(),
+        devices.current(),
         self._part,
         tuple(operands),
         (whole, whole, 1, whole, 0, 0, 1, 1),

@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 
 import pallas_kernels
+from pallas_kernels import devices
 from pallas_kernels import projection as kernel_projection
-from pallas_kernels import targets
 from rnnzoo import cell as cell_lib
 from rnnzoo.engines import call as call_lib
 from rnnzoo.engines import joint_cells
@@ -91,7 +91,7 @@ class Problem:
     diagonal = size == 1 and not isinstance(cell, cell_lib.TwoStageCell)
     flagged = reset is not None or mask is not None
     in_features = diagonal and features < 128 and not flagged
-    cores = targets.current().cores
+    cores = devices.current().cores
     if in_features:
       most = _TILES * cores * 128 // (batch * features)
     elif diagonal:

@@ -22,7 +22,7 @@ from jax.sharding import AxisType
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 
-from pallas_kernels import sharding as varying
+from pallas_kernels import devices
 
 Array = jax.Array
 Names = tuple[str, ...]
@@ -271,7 +271,7 @@ def spread(
     finally:
       _over.reset(token)
 
-  if varying.varies(leaves):
+  if devices.varies(leaves):
     # Inside the caller's `jax.shard_map` over other axes. The residuals of a
     # `jax.shard_map` name all axes that they vary over, the caller's too, which
     # JAX (0.10 to 0.12) cannot lower: there are none but the arguments.
@@ -311,7 +311,7 @@ def over_rows(
   if not any(over):
     return function(arrays)
   return spread(
-      lambda own: function(varying.alike(own)),
+      lambda own: function(devices.alike(own)),
       arrays,
       positions=positions,
       out_positions=(0,),

@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from pallas_kernels import targets
+from pallas_kernels import devices
 from rnnzoo.engines import partitioning
 from rnnzoo.engines import platforms
 from rnnzoo.engines import selection
@@ -114,7 +114,7 @@ def marked(x: jax.Array, implementation: selection.Implementation) -> jax.Array:
     implementation: as for `rnnzoo.unroll`.
   """
   if implementation is None:
-    on_cpu = targets.platform() == 'cpu'
+    on_cpu = devices.platform() == 'cpu'
     return platforms.without_kernels(x) if on_cpu else x
   names = selection.names(implementation, linear=False)
   if [selection.name_of(name) for name in names] == ['pallas']:
@@ -172,7 +172,7 @@ class Run:
           raise
         passed_over.append((str(name), str(error)))
         message = f'implementation={name!r} is passed over: {error}'
-        if is_kernel and targets.platform() == 'gpu':
+        if is_kernel and devices.platform() == 'gpu':
           selection.warn_once(f'{message} {rest[0]!r} is tried instead.')
         else:
           selection.log_once(message)
@@ -191,7 +191,7 @@ class Run:
     """
     path = functools.partial(self._path_of(name), *self.static)
     is_kernel = selection.name_of(name) == 'pallas'
-    if is_kernel and rest and not targets.is_interpreting():
+    if is_kernel and rest and not devices.is_interpreting():
       following = dataclasses.replace(self, names=rest)
       functions = platforms.Functions(on_gpu=path, elsewhere=following)
       return functools.partial(platforms.by_platform, functions)

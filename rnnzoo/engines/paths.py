@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 
 import pallas_kernels
-from pallas_kernels import dtypes
-from pallas_kernels import sharding
+from pallas_kernels import devices
+from pallas_kernels import promotion
 from rnnzoo import cell as cell_lib
 from rnnzoo.engines import associative
 from rnnzoo.engines import call as call_lib
@@ -72,7 +72,7 @@ def run(
     return _over_devices(cell, projection, operands, call, implementation)
   if isinstance(projection, call_lib.Given) and operands.x.ndim != 4:
     return _as_one_batch(cell, operands, call, implementation, over)
-  operands = sharding.alike(operands)
+  operands = devices.alike(operands)
   if operands.x.shape[axis] == 0:
     batch = operands.x.shape[1 - axis]
     carry = with_carries(cell, projection, operands, batch).carry
@@ -135,7 +135,7 @@ def run_levels(
   Raises:
     NotImplementedError: no kernel can run this.
   """
-  operands = sharding.alike(operands)
+  operands = devices.alike(operands)
   x = path_choice.marked(operands.x, implementation)
   choice = path_choice.Run(
       names=selection.names(implementation, linear=False),
@@ -296,7 +296,7 @@ def pallas(
   call = dataclasses.replace(call, keep_gates=options.keep == 'gates')
   inputs = projection.for_kernels(operands.weights, x)
   if call.out_dtype is None:
-    dtype = dtypes.wide(x.dtype)
+    dtype = promotion.wide(x.dtype)
     call = dataclasses.replace(call, out_dtype=dtype)
   params, inputs, recurrent_kernel, carry, restart = selection.for_kernel(
       (
@@ -362,9 +362,9 @@ def with_carries(cell, projection, operands: Operands, batch: int) -> Operands:
   if all(carry is not None for carry in given):
     return operands
   shape = (batch, projection.features(operands.weights, x))
-  dtype = dtypes.wide(x.dtype)
+  dtype = promotion.wide(x.dtype)
   zeros = (jnp.zeros(shape, dtype),) * len(cell.carry_names)
-  zeros = jax.tree.map(lambda zero: sharding.like(zero, x), zeros)
+  zeros = jax.tree.map(lambda zero: devices.like(zero, x), zeros)
   carry, restart = (zeros if carry is None else carry for carry in given)
   return operands._replace(carry=carry, restart=restart)
 

@@ -28,9 +28,8 @@ from jax.interpreters import batching
 from jax.interpreters import mlir
 import jax.numpy as jnp
 
-from pallas_kernels import ranks
-from pallas_kernels import sharding
-from pallas_kernels import targets
+from pallas_kernels import devices
+from pallas_kernels import promotion
 from rnnzoo.engines import derivatives
 from rnnzoo.engines import selection
 
@@ -126,7 +125,7 @@ def _forward(functions: Functions, operands):
   def elsewhere(operands):
     like = jax.tree.leaves(operands)[0]
     zeros = [
-        sharding.like(jnp.zeros(one.shape, one.dtype), like) for one in types
+        devices.like(jnp.zeros(one.shape, one.dtype), like) for one in types
     ]
     return functions.elsewhere(operands), zeros
 
@@ -201,9 +200,9 @@ def kernels_if_any(functions: Functions, operands):
     operands: a tree of arrays.
   """
   try:
-    if targets.is_interpreting():
+    if devices.is_interpreting():
       return functions.on_gpu(operands)
-    targets.current()
+    devices.current()
     return by_platform(functions, operands)
   except NotImplementedError:
     return functions.elsewhere(operands)
@@ -232,7 +231,7 @@ class _Elsewhere:
   types: tuple[Any, ...]
   precision: str | None
 
-  @ranks.promoted
+  @promotion.of_ranks
   def __call__(self, *flat):
     args = self.arguments.unflatten(flat)
     with jax.default_matmul_precision(self.precision):

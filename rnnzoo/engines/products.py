@@ -15,7 +15,7 @@ import string
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels import dtypes
+from pallas_kernels import promotion
 from rnnzoo.engines import derivatives
 from rnnzoo.engines import step_products
 
@@ -35,7 +35,7 @@ def project_forward(
     x: [..., I].
   """
   kernel, bias = weights
-  wide = dtypes.wide(x.dtype)
+  wide = promotion.wide(x.dtype)
   operand = kernel.astype(x.dtype)
   gates = [contract('...i,if->...f', x, w, wide) for w in operand]
   if bias is not None:
@@ -70,7 +70,7 @@ def project_step(
     x: as for `project_forward`.
   """
   kernel, bias = weights
-  wide = dtypes.wide(x.dtype)
+  wide = promotion.wide(x.dtype)
   operand = kernel.astype(x.dtype)
   if as_stored(kernel, x):
     x = jnp.broadcast_to(x, (len(kernel), *x.shape))
@@ -200,7 +200,7 @@ def _project_levels_tangent(static, saved, tangents):
 def _project_levels_adjoint(static, saved, d_gates):
   del static
   kernels, cast, x = saved
-  wide = dtypes.wide(x.dtype)
+  wide = promotion.wide(x.dtype)
   lead = tuple(range(1, x.ndim - 1))
   d_kernels = jax.lax.dot_general(
       x, d_gates, ((lead, lead), ((0,), (0,))), preferred_element_type=wide

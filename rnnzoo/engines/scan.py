@@ -16,7 +16,7 @@ import jax
 from jax import export
 from jax import lax
 
-from pallas_kernels import dtypes
+from pallas_kernels import promotion
 from rnnzoo import cell as cell_lib
 from rnnzoo.engines import call as call_lib
 from rnnzoo.engines import derivatives
@@ -203,7 +203,9 @@ def _forward(plan: scan_steps.Plan, operands: call_lib.Operands):
   reverse = plan.call.reverse
   bias = None
   # XLA's CPU backend would add it in a pass of its own, outside of the loop.
-  if jax.default_backend() == 'cpu' and carry[0].dtype == dtypes.wide(x.dtype):
+  if jax.default_backend() == 'cpu' and carry[0].dtype == promotion.wide(
+      x.dtype
+  ):
     weights, bias = plan.project.without_bias(weights)
 
   def body(carry, xs):

@@ -21,7 +21,7 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
-from pallas_kernels import dtypes
+from pallas_kernels import promotion
 from rnnzoo import cell as cell_lib
 from rnnzoo.engines import call as call_lib
 from rnnzoo.engines import products
@@ -284,4 +284,4 @@ def _zeros(tree):
 
 def _zero_sum(x: Array) -> Array:
   """Zeros to add gradients of x to: float32 or wider."""
-  return jnp.zeros_like(x, dtypes.wide(x.dtype))
+  return jnp.zeros_like(x, promotion.wide(x.dtype))

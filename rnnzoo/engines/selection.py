@@ -15,7 +15,7 @@ from absl import logging
 import jax
 from jax import export
 
-from pallas_kernels import targets
+from pallas_kernels import devices
 from rnnzoo import settings
 from rnnzoo.engines import derivatives
 
@@ -234,7 +234,7 @@ def names(implementation: Implementation, linear: bool) -> tuple[Path, ...]:
   """
   check_implementation(implementation)
   if implementation is None:
-    backend = targets.platform()
+    backend = devices.platform()
     # On a CPU, steps over time-major data in cache beat O(T log T) work.
     parallel = ('associative_scan',) if linear and backend != 'cpu' else ()
     kernels = ('pallas',) if backend == 'gpu' else ()

@@ -18,8 +18,7 @@ loop where the path can. The names of the paths:
 
 import jax
 
-from pallas_kernels import dtypes
-from pallas_kernels import ranks
+from pallas_kernels import promotion
 from rnnzoo import carries as carries_lib
 from rnnzoo import cell as cell_lib
 from rnnzoo import checks
@@ -171,7 +170,7 @@ def unroll_carries(
   recurrent_gradient_clip = checks.recurrent_gradient(
       cell, recurrent_gradient_clip, stop_recurrent_gradient
   )
-  dtype = dtypes.wide(x_gates.dtype)
+  dtype = promotion.wide(x_gates.dtype)
   if restart_carry is not None:
     restart_carry = checks.carry(
         cell.carry_names, restart_carry, shape, 'restart_carry'
@@ -193,7 +192,7 @@ def unroll_carries(
       recurrent_gradient_clip=recurrent_gradient_clip,
       stop_recurrent_gradient=stop_recurrent_gradient,
   )
-  with ranks.allowed():
+  with promotion.ranks_allowed():
     last, steps = paths.run(
         cell, call_lib.Given(), operands, call, implementation
     )

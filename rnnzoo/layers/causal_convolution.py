@@ -5,7 +5,7 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
-from pallas_kernels import dtypes
+from pallas_kernels import promotion
 from rnnzoo.layers import initializers
 
 Array = jax.Array
@@ -51,7 +51,7 @@ class CausalConvolution(nnx.Module):
     kernel, bias = self.kernel[...], self.bias[...]
     width, time = kernel.shape[0], x.shape[1]
     lagged = lags(x, window.astype(x.dtype), reset, mask)
-    wide = dtypes.wide(x.dtype)
+    wide = promotion.wide(x.dtype)
     y = bias.astype(wide) + kernel[-1].astype(wide) * x.astype(wide)
     for k, past in enumerate(lagged, start=1):
       y += kernel[width - 1 - k].astype(wide) * past[:, :time].astype(wide)

@@ -6,7 +6,7 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels import dtypes
+from pallas_kernels import promotion
 from rnnzoo.engines import products
 
 Array = jax.Array
@@ -43,7 +43,7 @@ class Gates(nnx.Module):
       inputs: one array [batch, time, features] for each gate.
     """
     kernel, dtype = self.kernel[...], inputs[0].dtype
-    wide = dtypes.wide(dtype)
+    wide = promotion.wide(dtype)
     _, heads, size, _ = kernel.shape
     gates = [
         products.contract(

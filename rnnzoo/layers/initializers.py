@@ -11,7 +11,7 @@ from flax.core import meta
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels import dtypes
+from pallas_kernels import promotion
 from rnnzoo import settings
 
 Initializer = jax.nn.initializers.Initializer
@@ -26,7 +26,7 @@ fan_in_normal = jax.nn.initializers.variance_scaling(1.0, 'fan_in', 'normal')
 
 def orthogonal(key, shape, dtype=jnp.float32, out_sharding=None):
   """Orthogonal; drawn in float32 or wider, since 16 bits have no QR."""
-  wide = dtypes.wide(dtype)
+  wide = promotion.wide(dtype)
   init = jax.nn.initializers.orthogonal()
   return init(key, shape, wide, out_sharding).astype(dtype)
 

@@ -5,13 +5,13 @@ from typing import Any
 from flax import nnx
 import jax
 
-from pallas_kernels import dtypes
+from pallas_kernels import promotion
 from rnnzoo.engines import partitioning
 
 Array = jax.Array
 
 
-@dtypes.promoted
+@promotion.of_dtypes
 def normalize(norm: nnx.Module, x: Array, **options: Any) -> Array:
   """Returns norm(x, **options).
 

@@ -11,8 +11,8 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels import ranks
-from pallas_kernels import targets
+from pallas_kernels import devices
+from pallas_kernels import promotion
 from rnnzoo import cell as cell_lib
 from rnnzoo.engines import call as call_lib
 from rnnzoo.engines import partitioning
@@ -62,7 +62,7 @@ def unroll(
     raise NotImplementedError('the layers differ in more than parameters')
   if not selection.is_first('pallas', first.implementation):
     raise NotImplementedError('another path is tried before the kernels')
-  targets.current()  # Nothing is put together where no kernel can run.
+  devices.current()  # Nothing is put together where no kernel can run.
   first._check_input(x, '[..., time, in_features]')
   batch_shape = x.shape[1:-1] if time_major else x.shape[:-2]
   for level, carry in zip((first, second), initial_carry, strict=True):
@@ -113,7 +113,7 @@ def unroll(
       recurrent_gradient_clip=first.recurrent_gradient_clip,
       stop_recurrent_gradient=first.stop_recurrent_gradient,
   )
-  with ranks.allowed():
+  with promotion.ranks_allowed():
     carry, (y,) = both._run(x, carry, reset, seq_lengths, mask, call)
   halves = [jnp.split(c, 2, axis=-1) for c in carry]
   own = [tuple(c[part] for c in halves) for part in (0, 1)]

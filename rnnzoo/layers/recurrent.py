@@ -20,9 +20,8 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels import dtypes
-from pallas_kernels import ranks
-from pallas_kernels import sharding
+from pallas_kernels import devices
+from pallas_kernels import promotion
 from rnnzoo import carries
 from rnnzoo import cell as cell_lib
 from rnnzoo import checks
@@ -264,7 +263,7 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
     initializers.check_rngs(rngs, None)
     call = self._call(reverse, time_major)
     given = x, initial_carry, reset, seq_lengths, mask
-    with ranks.allowed():
+    with promotion.ranks_allowed():
       carry, (h,) = self._run(*given, call)
     return self._named(carry, initial_carry), h
 
@@ -300,7 +299,7 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
     """
     call = self._call(reverse, time_major, len(self.cell.carry_names))
     given = x, initial_carry, reset, seq_lengths, mask
-    with ranks.allowed():
+    with promotion.ranks_allowed():
       carry, steps = self._run(*given, call, is_output=False)
     return self._named(carry, initial_carry), self._named(steps, initial_carry)
 
@@ -495,7 +494,7 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
     )
     return carry, steps
 
-  @ranks.promoted
+  @promotion.of_ranks
   def step(
       self, carry: carries.CarryT, x: Array, *, reset: Array | None = None
   ) -> tuple[carries.CarryT, Array]:
@@ -580,14 +579,14 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
     )
 
   def _dtype(self, x: Array):
-    return self.dtype or dtypes.both(x, self.param_dtype)
+    return self.dtype or promotion.both(x, self.param_dtype)
 
   def _state_dtype(self, x: Array | None = None):
     """The dtype of carries and sums."""
     dtype = self.dtype or self.param_dtype
     if x is not None:
       dtype = self._dtype(x)
-    return dtypes.wide(dtype)
+    return promotion.wide(dtype)
 
   def _initial_carry(self, batch_shape, dtype, like=None) -> Carry:
     shape = (*batch_shape, self.out_features)
@@ -597,7 +596,7 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
     if like is not None:
       # Before it has a batch axis and the dtype of state: under shard_map the
       # transpose of this sums over devices, and so it sums the least.
-      learned = [sharding.like(c, like) for c in learned]
+      learned = [devices.like(c, like) for c in learned]
     return tuple(jnp.broadcast_to(c.astype(dtype), shape) for c in learned)
 
   def _own_params(self) -> list[tuple[str, Any]]:
@@ -610,7 +609,7 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
     own = {name: value[...] for name, value in self._own_params()}
     if like is not None:
       # Before they are cast, like `_recurrent_kernel`.
-      own = {name: sharding.like(value, like) for name, value in own.items()}
+      own = {name: devices.like(value, like) for name, value in own.items()}
     return {name: value.astype(dtype) for name, value in own.items()}
 
   def _weights(self) -> tuple[Array, Array | None]:
@@ -623,14 +622,14 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
     kernel = self.recurrent_kernel[...]
     if like is not None:
       # Before it is cast: the sum over devices has the parameter's dtype.
-      kernel = sharding.like(kernel, like)
+      kernel = devices.like(kernel, like)
     return self._structured(kernel, dtype).astype(dtype)
 
   def _structured(self, kernel: Array, dtype) -> Array:
     """Returns the kernel that is used, rounded to no less than `dtype`."""
     if self.recurrent_structure is None:
       return kernel
-    kernel = kernel.astype(dtypes.both(kernel.dtype, dtype))
+    kernel = kernel.astype(promotion.both(kernel.dtype, dtype))
     return checks.same_kind(
         self.recurrent_structure(kernel), kernel, 'recurrent_structure'
     )

@@ -14,7 +14,7 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels import ranks
+from pallas_kernels import promotion
 from rnnzoo import checks
 from rnnzoo import settings
 from rnnzoo.engines import partitioning
@@ -96,7 +96,7 @@ class RowLayer(sequence_layer.SequenceLayer):
     carry, y = self._run(x, carry, reset, is_step=True)
     return carry, y[..., 0, :]
 
-  @ranks.promoted
+  @promotion.of_ranks
   def _run(
       self,
       x: Array,

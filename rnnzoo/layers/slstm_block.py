@@ -6,7 +6,7 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels import dtypes
+from pallas_kernels import promotion
 from rnnzoo import checks
 from rnnzoo import settings
 from rnnzoo.cells import slstm
@@ -221,10 +221,10 @@ class SLSTMBlock(rows.RowLayer):
     return (*state, *window), y
 
   def _dtype(self, x: Array):
-    return self.dtype or dtypes.both(x, self.param_dtype)
+    return self.dtype or promotion.both(x, self.param_dtype)
 
   def _initial_carry(self, batch_shape, dtype) -> Carry:
-    state = dtypes.wide(dtype)
+    state = promotion.wide(dtype)
     zeros = lambda *shape: jnp.zeros((*batch_shape, *shape), state)
     carry = tuple(zeros(self.out_features) for _ in self.cell.carry_names)
     if self.conv_width:

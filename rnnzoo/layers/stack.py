@@ -7,7 +7,7 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels import ranks
+from pallas_kernels import promotion
 from rnnzoo import checks
 from rnnzoo import settings
 from rnnzoo.engines import partitioning
@@ -446,7 +446,7 @@ def _batch_norm(norm, y, valid, use_running_average) -> Array:
   return y
 
 
-@ranks.promoted
+@promotion.of_ranks
 def _valid_steps(y, mask, seq_lengths, time_major, over) -> Array | None:
   """Returns bool [..., time], false in padding, or None without padding."""
   shape = y.shape[:-1]

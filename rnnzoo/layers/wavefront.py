@@ -25,12 +25,10 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
+from pallas_kernels import api
 from pallas_kernels import auto_axes
-from pallas_kernels import dtypes
-from pallas_kernels import ranks
-from pallas_kernels import recurrence_op
-from pallas_kernels import sharding
-from pallas_kernels import targets
+from pallas_kernels import devices
+from pallas_kernels import promotion
 from rnnzoo import cell as cell_lib
 from rnnzoo import checks
 from rnnzoo.engines import call as call_lib
@@ -97,7 +95,7 @@ def count(
 
   for number in range(min(len(levels), _MOST), 1, -1):
     params, bias, kernel = jax.eval_shape(functools.partial(types, number), own)
-    if recurrence_op.at_once(
+    if api.at_once(
         lowest.cell,
         params,
         bias,
@@ -165,7 +163,7 @@ def unroll(
   has_flags = any(flag is not None for flag in flags)
   levels: list[Any] = list(layers[: count(layers, x, call, has_flags)])
   initial_carry = initial_carry[: len(levels)]
-  with ranks.allowed():
+  with promotion.ranks_allowed():
     wave = _Wavefront.of(levels, x, call)
     carries, y = wave.run(x, initial_carry, flags, above)
   path = selection.names(first.implementation, linear=False)[0]
@@ -187,7 +185,7 @@ def unroll(
 
 def _alike(layers) -> list[recurrent.RecurrentLayer]:
   """Returns the first layers, as long as they are alike; at least two."""
-  targets.current()  # Nothing is put together where no kernel can run.
+  devices.current()  # Nothing is put together where no kernel can run.
   first = layers[0]
   if not paired.has_blocks(first):
     raise NotImplementedError('A layer has no recurrent kernel of blocks.')
@@ -325,7 +323,7 @@ class _Wavefront:
         biases=[
             None
             if level.bias is None
-            else sharding.like(level.bias[...], x).astype(state)
+            else devices.like(level.bias[...], x).astype(state)
             for level in levels
         ],
         params=[_params(level, state, x) for level in levels],
@@ -344,7 +342,7 @@ class _Wavefront:
     axis = 0 if self.call.time_major else 1
     reset, mask = arrays.flags
     if mask is None and self.lead[axis] % self.parts:
-      mask = sharding.like(jnp.ones(self.lead, bool), arrays.x)
+      mask = devices.like(jnp.ones(self.lead, bool), arrays.x)
     inputs, reset, masks = (
         _cut(array, self.parts, axis) for array in (arrays.x, reset, mask)
     )
@@ -501,14 +499,14 @@ def _params(level, state, x=None) -> dict[str, Array]:
 
 def _recurrent_kernel(level, dtype, x) -> Array:
   """Returns R as it is used, before it is cast to a dtype."""
-  kernel = sharding.like(level.recurrent_kernel[...], x)
-  return level._structured(kernel, dtype).astype(dtypes.wide(dtype))
+  kernel = devices.like(level.recurrent_kernel[...], x)
+  return level._structured(kernel, dtype).astype(promotion.wide(dtype))
 
 
 def _input_kernel(level, x) -> Array:
   """Returns W, [G, I, F]."""
-  kernel = sharding.like(level.kernel[...], x)
-  return kernel.astype(dtypes.wide(level._dtype(x)))
+  kernel = devices.like(level.kernel[...], x)
+  return kernel.astype(promotion.wide(level._dtype(x)))
 
 
 def _gates_side_by_side(kernels: Sequence[Array]) -> Array:

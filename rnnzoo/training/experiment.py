@@ -17,8 +17,7 @@ import ml_collections
 import numpy as np
 import optax
 
-from pallas_kernels import dtypes
-from pallas_kernels import ranks
+from pallas_kernels import promotion
 from rnnzoo import tasks
 from rnnzoo.tasks import backbones
 from rnnzoo.tasks import fields
@@ -98,8 +97,8 @@ class Experiment(NamedTuple):
   steps_per_epoch: int
 
 
-@dtypes.promoted
-@ranks.promoted
+@promotion.of_dtypes
+@promotion.of_ranks
 def prepare(
     config: ml_collections.ConfigDict,
     workdir: str,

@@ -12,8 +12,7 @@ from typing import Any
 
 import jax
 
-from pallas_kernels import dtypes
-from pallas_kernels import ranks
+from pallas_kernels import promotion
 from rnnzoo.tasks import protocol
 from rnnzoo.training import best_models
 from rnnzoo.training import epochs
@@ -29,8 +28,8 @@ from rnnzoo.training import samples
 from rnnzoo.training import seed_state
 
 
-@dtypes.promoted
-@ranks.promoted
+@promotion.of_dtypes
+@promotion.of_ranks
 def train_and_evaluate(experiment: experiments.Experiment) -> dict[str, Any]:
   """Trains and tests all seeds, and returns the report.
 

@@ -6,8 +6,7 @@ from typing import Any
 
 import jax
 
-from pallas_kernels import dtypes
-from pallas_kernels import ranks
+from pallas_kernels import promotion
 from rnnzoo.tasks import protocol
 from rnnzoo.training import experiment as experiments
 from rnnzoo.training import feed as feeds
@@ -21,8 +20,8 @@ NUM_STEPS = 5
 _LISTED = 20
 
 
-@dtypes.promoted
-@ranks.promoted
+@promotion.of_dtypes
+@promotion.of_ranks
 def profile(experiment: experiments.Experiment) -> str:
   """Returns a table of the operators of a few steps, and writes their trace.
 

@@ -14,8 +14,7 @@ from flax import nnx
 import jax
 import ml_collections
 
-from pallas_kernels import dtypes
-from pallas_kernels import ranks
+from pallas_kernels import promotion
 from rnnzoo import settings
 from rnnzoo import tasks
 from rnnzoo.tasks import fields
@@ -46,8 +45,8 @@ class Trained:
   seed: int
   task: tasks.Task
 
-  @dtypes.promoted
-  @ranks.promoted
+  @promotion.of_dtypes
+  @promotion.of_ranks
   def predict(self, inputs: Any) -> Any:
     """Returns predictions, by one compiled call for inputs of one shape.
 
@@ -254,8 +253,8 @@ class _Splits(Mapping):
     return len(self._read())
 
 
-@dtypes.promoted
-@ranks.promoted
+@promotion.of_dtypes
+@promotion.of_ranks
 def evaluate(
     experiment: experiments.Experiment, seed: int | None = None
 ) -> str:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from pallas_kernels import targets
+from pallas_kernels import devices
 import rnnzoo
 from rnnzoo.engines import path_choice
 from tests.testing import abstract_gpu
@@ -26,7 +26,7 @@ class SlowerKernelTest(parameterized.TestCase):
     graphdef, state = nnx.split(nnx.eval_shape(build))
     x = jax.ShapeDtypeStruct((batch, 4, 8), jnp.float32)
     call = lambda state, x: nnx.merge(graphdef, state)(x)
-    on_gpu = mock.patch.object(targets, 'platform', lambda: 'gpu')
+    on_gpu = mock.patch.object(devices, 'platform', lambda: 'gpu')
     with on_gpu, path_choice.noted() as choices:
       jax.eval_shape(call, state, x)
     return choices
@@ -70,7 +70,7 @@ class SlowerKernelTest(parameterized.TestCase):
   def test_kernels_in_tiles_are_faster(self):
     with abstract_gpu.device(self, 'NVIDIA H200'):
       if not abstract_gpu.RUNS:
-        targets.current()
+        devices.current()
       self.assertEqual([c.path for c in self.choices(2048)], ['pallas'])
       # Two stages: not in tiles.
       agru = self.choices(2048, make=rnnzoo.AGRU)

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import pallas_kernels
-from pallas_kernels import targets
+from pallas_kernels import devices
 import rnnzoo
 from rnnzoo.engines import call as call_lib
 from rnnzoo.engines import joint_cells
@@ -43,7 +43,7 @@ def on_gpu(test, fewest: int = 8):
   """Runs plain loops instead of kernels, in parts of so few steps."""
   test.assertTrue(abstract_gpu.RUNS)
   with contextlib.ExitStack() as stack:
-    stack.enter_context(targets.interpreted())
+    stack.enter_context(devices.interpreted())
     stack.enter_context(streaming_loops.instead())
     stack.enter_context(dense_loops.instead())
     stack.enter_context(mock.patch.object(part_runs, '_FEWEST_STEPS', fewest))

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import pallas_kernels
-from pallas_kernels import targets
+from pallas_kernels import devices
 import rnnzoo
 from rnnzoo.engines import newton_plan
 from rnnzoo.engines import selection
@@ -397,7 +397,7 @@ class ImplementationTest(parameterized.TestCase):
       kernels = mock.patch.object(
           pallas_kernels, 'linear_scan', side_effect=error
       )
-    found = mock.patch.object(targets, 'default_device', lambda: device)
+    found = mock.patch.object(devices, 'default_device', lambda: device)
     with found, kernels, version:
       with self.assertWarnsRegex(
           UserWarning, message + ".*'associative_scan' is tried instead"

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels import recurrence_op
-from pallas_kernels import targets
+from pallas_kernels import api
+from pallas_kernels import devices
 import rnnzoo
 from rnnzoo.engines import call as call_lib
 from rnnzoo.engines import costs
@@ -71,10 +71,10 @@ def in_parts(parts, runs=by_scan):
   with contextlib.ExitStack() as stack:
     patch = lambda *args: stack.enter_context(mock.patch.object(*args))
     patch(costs, 'parts_of_wavefront', lambda time, kernel: parts)
-    patch(recurrence_op, 'at_once', lambda *args, **options: True)
+    patch(api, 'at_once', lambda *args, **options: True)
     patch(selection, 'is_first', lambda *args: True)
     if runs is by_scan:
-      patch(targets, 'current', lambda: None)
+      patch(devices, 'current', lambda: None)
     yield patch(wavefront, '_run_levels', mock.Mock(side_effect=runs))
 
 
@@ -302,7 +302,7 @@ class WavefrontTest(parameterized.TestCase):
   def agrees_by_loops(self, layer, parts=4, num_layers=2, **options):
     with dense_loops.imitated(self):
       if not abstract_gpu.RUNS:
-        targets.current()
+        devices.current()
       runs = jax.jit(
           paths.run_levels, static_argnames=('cell', 'call', 'implementation')
       )
@@ -342,7 +342,7 @@ class WavefrontTest(parameterized.TestCase):
       found.append(wavefront.count(layers, x, call, False))
 
     with abstract_gpu.device(self, H200):
-      targets.current()
+      devices.current()
       if want:
         jax.eval_shape(count, state, x)
       else:

@@ -12,7 +12,7 @@ from unittest import mock
 
 import jax
 
-from pallas_kernels import targets
+from pallas_kernels import devices
 
 # Interpreted warpgroups wait for each other in threads of XLA's CPU backend, of
 # which it makes one a core. With too few they wait for ever. Read when the
@@ -30,7 +30,7 @@ def interpreted(test) -> Iterator[None]:
       yield
     return
   try:
-    with targets.interpreted():
+    with devices.interpreted():
       yield
   except BaseException:
     # An interrupted kernel would make those after it fail.

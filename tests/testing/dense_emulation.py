@@ -27,7 +27,6 @@ if abstract_gpu.RUNS:
 
   from pallas_kernels.mosaic import instructions
   from pallas_kernels.mosaic import mailbox
-  from pallas_kernels.mosaic import mailbox_lines
   from pallas_kernels.mosaic import memory
   from pallas_kernels.mosaic import ptx
   from pallas_kernels.mosaic import sync
@@ -526,8 +525,9 @@ def emulated(lockstep: int = 1024):
           'poll': poll,
           'open_all': _open_all,
           'one_at_a_time': lambda run: run,
+          'look': look,
+          'await_pieces': await_pieces,
       },
-      mailbox_lines: {'look': look, 'await_pieces': await_pieces},
       instructions: {
           'reciprocal': lambda x: 1 / x,
           'as_float': view(np.float32),

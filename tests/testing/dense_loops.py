@@ -13,13 +13,12 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
-from pallas_kernels import targets
+from pallas_kernels import devices
 from tests.testing import abstract_gpu
 
 if abstract_gpu.RUNS:
   from pallas_kernels.dense import backward
   from pallas_kernels.dense import forward
-  from pallas_kernels.dense import pieces as pieces_lib
   from pallas_kernels.dense import plan as plan_lib
   from pallas_kernels.mosaic import step_flags
 
@@ -297,10 +296,10 @@ def backward_loop(
 @contextlib.contextmanager
 def instead():
   """Loops take the place of the kernels inside, as if there was a GPU."""
-  target = targets.Target(132, False)
+  target = devices.Target(132, False)
   with contextlib.ExitStack() as stack:
     patch = lambda *args: stack.enter_context(mock.patch.object(*args))
-    patch(targets, 'current', lambda: target)
+    patch(devices, 'current', lambda: target)
     yield [
         patch(forward, 'forward', mock.Mock(side_effect=forward_loop)),
         patch(backward, 'backward', mock.Mock(side_effect=backward_loop)),
@@ -330,10 +329,10 @@ def imitated(test, pieces=1):
         for start in range(0, batch, rows):
           shape = (min(rows, batch - start), *rest)
           plan = make_plan(dataclasses.replace(recurrence, shape=shape))
-          found.append(pieces_lib.Piece(plan=plan, start=start))
+          found.append(plan_lib.Piece(plan=plan, start=start))
         return found
 
-      stack.enter_context(mock.patch.object(pieces_lib, 'cut_batch', cut))
+      stack.enter_context(mock.patch.object(plan_lib, 'cut_batch', cut))
     yield called
     for kernel in called:
       kernel.assert_called()

@@ -12,8 +12,7 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
-from pallas_kernels import sharding
-from pallas_kernels import targets
+from pallas_kernels import devices
 from rnnzoo.engines import associative
 from tests.testing import abstract_gpu
 
@@ -25,7 +24,7 @@ if abstract_gpu.RUNS:
 @contextlib.contextmanager
 def instead() -> Iterator[None]:
   """Runs recurrences by these loops, as if there were an H200."""
-  target = targets.Target(cores=132, interpret=False, wgmma=False)
+  target = devices.Target(cores=132, interpret=False, wgmma=False)
   loops = {
       '_linear_forward': forward,
       '_diagonal_forward': forward,
@@ -33,7 +32,7 @@ def instead() -> Iterator[None]:
       '_diagonal_backward': backward,
   }
   with contextlib.ExitStack() as stack:
-    stack.enter_context(mock.patch.object(targets, 'current', lambda: target))
+    stack.enter_context(mock.patch.object(devices, 'current', lambda: target))
     for name, loop in loops.items():
       stack.enter_context(mock.patch.object(op, name, loop))
     yield
@@ -78,7 +77,7 @@ def _loop(static, theta, arrays, carry, restart, flags):
     gates += [x] if x.ndim == 3 else [x[:, :, i] for i in range(x.shape[2])]
   states = 1 if static.linear else len(carry)
   zeros = jnp.zeros((states, batch, features), jnp.float32)
-  zeros = sharding.like(zeros, gates[0])
+  zeros = devices.like(zeros, gates[0])
   start, again = (
       zeros if c is None else c[..., :features] for c in (carry, restart)
   )

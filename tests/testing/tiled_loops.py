@@ -10,7 +10,7 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
-from pallas_kernels import targets
+from pallas_kernels import devices
 from pallas_kernels.tiled import limits
 from tests.testing import abstract_gpu
 from tests.testing import dense_loops
@@ -246,10 +246,10 @@ def imitated(test, on_chip: bool = True):
     with test.assertRaisesRegex(NotImplementedError, 'need jax >= 0.11'):
       yield []
     return
-  target = targets.Target(132, False, True)
+  target = devices.Target(132, False, True)
   with contextlib.ExitStack() as stack:
     patch = lambda *args: stack.enter_context(mock.patch.object(*args))
-    patch(targets, 'current', lambda: target)
+    patch(devices, 'current', lambda: target)
     patch(limits, 'pay', _can_run)
     if not on_chip:
       stack.enter_context(streamed())

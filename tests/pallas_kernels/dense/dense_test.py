@@ -26,10 +26,9 @@ from tests.testing import random_layers
 from tests.testing import reference
 
 if abstract_gpu.RUNS:
-  from pallas_kernels import targets
-  from pallas_kernels.dense import config as config_lib
-  from pallas_kernels.dense import head_gradients
-  from pallas_kernels.dense import pieces as pieces_lib
+  from pallas_kernels import devices
+  from pallas_kernels.dense import cut
+  from pallas_kernels.dense import gradients
   from pallas_kernels.dense import plan as plan_lib
   from pallas_kernels.dense import tuning
 
@@ -128,7 +127,7 @@ class LayersTest(comparison.ComparisonTestCase):
     if not abstract_gpu.RUNS:
       return
     case = dataclasses.replace(case, dtype='bfloat16', sizes=(3, 7, 64))
-    planned, needs = [], plan_lib.needs
+    planned, needs = [], plan_lib.resources
     noted = lambda plan, config: planned.append(plan) or needs(plan, config)
     with (
         mock.patch.object(tuning, '_AGAIN_COLUMNS', 0),
@@ -185,15 +184,15 @@ class LayersTest(comparison.ComparisonTestCase):
     case = dataclasses.replace(
         case, options=options, dtype='bfloat16', sizes=(3, 7, 2 * size)
     )
-    target = targets.Target(cores=132, interpret=False, wgmma=True)
+    target = devices.Target(cores=132, interpret=False, wgmma=True)
     called = mock.Mock(side_effect=d_kernel)
-    reads = pieces_lib._reads_in_place
+    reads = plan_lib._reads_in_place
     with (
-        mock.patch.object(head_gradients, '_FEWEST_ROWS', 1),
-        mock.patch.object(head_gradients, '_DIVISOR', 1),
-        mock.patch.object(head_gradients, 'd_kernel', called),
+        mock.patch.object(gradients, '_FEWEST_ROWS', 1),
+        mock.patch.object(gradients, '_DIVISOR', 1),
+        mock.patch.object(gradients, 'd_kernel', called),
         mock.patch.object(
-            pieces_lib, '_reads_in_place', lambda plan, _: reads(plan, target)
+            plan_lib, '_reads_in_place', lambda plan, _: reads(plan, target)
         ),
         dense_loops.imitated(self, pieces),
     ):
@@ -460,9 +459,7 @@ class SharedGatesTest(parameterized.TestCase):
         gates=cell.input_gates,
         recurrent=cell.recurrent_gates,
         states=len(cell.carry_names),
-        shape=config_lib.Shape(
-            batch=1, time=1, heads=1, size=8, time_major=False
-        ),
+        shape=cut.Shape(batch=1, time=1, heads=1, size=8, time_major=False),
         call=call_lib.Call(),
         flags=False,
         x_dtype=jnp.float32,

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from pallas_kernels import call as call_lib
-from pallas_kernels import targets
+from pallas_kernels import devices
 import rnnzoo
 from tests.testing import abstract_gpu
 from tests.testing import comparison
@@ -26,10 +26,9 @@ from tests.testing import dense_loops
 
 if abstract_gpu.RUNS:
   from pallas_kernels.dense import backward
-  from pallas_kernels.dense import config as config_lib
+  from pallas_kernels.dense import cut
   from pallas_kernels.dense import forward
   from pallas_kernels.dense import kernel_call
-  from pallas_kernels.dense import pieces
   from pallas_kernels.dense import plan as plan_lib
   from pallas_kernels.dense import tuning
 
@@ -149,11 +148,11 @@ class EmulationTest(parameterized.TestCase):
             time_major=time_major,
             levels=levels,
         ),
-        target=targets.Target(132, False),
+        target=devices.Target(132, False),
     )
 
     def plan(**options):
-      (piece,) = pieces.plan_pieces(
+      (piece,) = plan_lib.plan_pieces(
           *(recurrence, x, kernel),
           states=states,
           flags=flags,
@@ -278,7 +277,7 @@ class EmulationTest(parameterized.TestCase):
   def check_cut(self, cell, batch, size, name, **options):
     """`check` with one of `CUTS`."""
     if abstract_gpu.RUNS:
-      config = config_lib.Config(stages=6, **CUTS[name])
+      config = cut.Config(stages=6, **CUTS[name])
       self.check(cell, batch, size, config=config, **options)
 
   @parameterized.parameters(

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels import cell_rows
-from pallas_kernels import recurrence_op
-from pallas_kernels.dense import gate_sums
+from pallas_kernels import api
+from pallas_kernels import step
+from pallas_kernels.dense import forward
 import rnnzoo
 from rnnzoo import cell as cell_lib
 from tests.testing import abstract_gpu
@@ -58,14 +58,14 @@ class GateSumsTest(parameterized.TestCase):
     count = cell.input_gates
     states = len(cell.carry_names)
     params = {name: np.zeros(5) for name in cell.param_names}
-    rows = cell_rows.Rows.of(params, np.zeros((count, 5)), None, 5)
-    update = cell_rows.Gated('update', cell, rows)
+    rows = step.Rows.of(params, np.zeros((count, 5)), None, 5)
+    update = step.Gated('update', cell, rows)
     rng = np.random.default_rng(0)
     draw = lambda n: tuple(jnp.asarray(rng.standard_normal((n, 5)), 'float32'))
     theta, row = draw(rows.count), draw(count)
     gates = draw(cell.recurrent_gates)
     carry = draw(states)
-    sums = gate_sums.find(update, theta, row, gates, carry)
+    sums = forward.find(update, theta, row, gates, carry)
     starts = sums.starts(theta, row)
     self.assertEqual([start is not None for start in starts], want)
     added = [
@@ -82,7 +82,7 @@ class GateSumsTest(parameterized.TestCase):
     kernel = jax.ShapeDtypeStruct((3, 12, 64, 64), 'float32')
 
     def run(x, kernel):
-      _, ys = recurrence_op.recurrence(
+      _, ys = api.recurrence(
           _Constants(), {}, x, kernel, None, bias=jnp.zeros((2, 12 * 64))
       )
       return ys
@@ -98,12 +98,12 @@ class GateSumsTest(parameterized.TestCase):
       return (jnp.tanh(row[0] + gates[0]),)
 
     one = (jnp.ones(3),)
-    sums = gate_sums.find(update, one, one, one, one)
+    sums = forward.find(update, one, one, one, one)
     np.testing.assert_allclose(*sums.update(one, one, one, one), jnp.tanh(1.0))
 
   def test_none(self):
     one = (jnp.ones(3),)
-    found = gate_sums.find(
+    found = forward.find(
         lambda theta, x, h, c: (x[0] * h[0],), one, one, one, one
     )
     self.assertIsNone(found)

@@ -10,17 +10,16 @@ import numpy as np
 import pytest
 
 from pallas_kernels import call as call_lib
-from pallas_kernels import targets
+from pallas_kernels import devices
 import rnnzoo
 from tests.testing import abstract_gpu
 
 if abstract_gpu.RUNS:
-  from pallas_kernels.dense import config as config_lib
+  from pallas_kernels.dense import cut
+  from pallas_kernels.dense import memory
   from pallas_kernels.dense import operand
-  from pallas_kernels.dense import pieces
   from pallas_kernels.dense import plan as plan_lib
-  from pallas_kernels.dense import resident_matmul
-  from pallas_kernels.dense import smem_tiles
+  from pallas_kernels.dense import product as product_lib
 
 CORES = 132
 SHARED_MEMORY = 227 * 1024  # Bytes of a CTA on Hopper and Blackwell.
@@ -75,7 +74,7 @@ def plans(cell, dtype, batch, heads, size, *, cores=CORES, **options):
       params=len(cell.param_names),
       shape=(batch, 10, heads, size),
       call=call_lib.Call(out_dtype=jnp.dtype(dtype)),
-      target=targets.Target(cores, False),
+      target=devices.Target(cores, False),
   )
   gates = cell.input_gates
   x = jax.ShapeDtypeStruct((batch, 10, gates, heads * size), dtype)
@@ -83,7 +82,7 @@ def plans(cell, dtype, batch, heads, size, *, cores=CORES, **options):
       (cell.recurrent_gates, heads, size, size), dtype
   )
   options |= {'states': len(cell.carry_names), 'flags': True}
-  found = pieces.plan_pieces(recurrence, x, kernel, **options)
+  found = plan_lib.plan_pieces(recurrence, x, kernel, **options)
   return [piece.plan for piece in found]
 
 
@@ -92,7 +91,7 @@ class CutsTest(parameterized.TestCase):
   def check(self, plan):
     config, shape = plan.config, plan.shape
     products = plan.products(config)
-    registers, size = plan_lib.needs(plan, config)
+    registers, size = plan_lib.resources(plan, config)
     self.assertLessEqual(size, SHARED_MEMORY)
     # Each thread has 65536 / threads registers, and needs some for the rest.
     threads = 128 * config.warpgroups
@@ -104,7 +103,7 @@ class CutsTest(parameterized.TestCase):
     for i, product in enumerate(products):
       if product.late or config.direct:
         continue
-      sharing = resident_matmul.sharing(products, i)
+      sharing = product_lib.sharing(products, i)
       words = operand.Operand.words(config, shape, sharing, False)
       for each in sharing:
         parts = each.parts(config, shape)
@@ -272,11 +271,11 @@ class TilesTest(parameterized.TestCase):
 
   def tile(self, units, columns, size):
     """Returns a function (column, unit) -> byte, and the bytes of a tile."""
-    config = config_lib.Config(
+    config = cut.Config(
         exchange='shared', columns=columns, units=units, warpgroups=1
     )
-    place = lambda column, unit: smem_tiles.place(config, size, column, unit)
-    return place, smem_tiles.tile_bytes(config, size)
+    place = lambda column, unit: memory.place(config, size, column, unit)
+    return place, memory.tile_bytes(config, size)
 
   @parameterized.product(
       units=(*range(8, 72, 8), 104, 128), columns=(4, 8, 16, 64), size=(2, 4)

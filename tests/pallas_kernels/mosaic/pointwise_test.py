@@ -14,8 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.mosaic import dataflow
-from pallas_kernels.mosaic import pointwise
+from pallas_kernels.mosaic import cells
 import rnnzoo
 from tests.testing import comparison
 from tests.testing import random_layers
@@ -61,7 +60,7 @@ def double(f, *args):
 
 def vjp(f, *args):
   """`jax.vjp` as kernels compute it; `pointwise.pull` applies the pullback."""
-  return pointwise.legalize(lambda *args: jax.vjp(f, *args))(*args)
+  return cells.legalize(lambda *args: jax.vjp(f, *args))(*args)
 
 
 def close(got, want, rtol=TOLERANCE):
@@ -101,7 +100,7 @@ class FunctionsTest(parameterized.TestCase):
   def test_value(self, name):
     f, x = FUNCTIONS[name]
     check = functools.partial(close, rtol=TOLERANCES.get(name, TOLERANCE))
-    jax.tree.map(check, pointwise.legalize(f)(x), double(f, x))
+    jax.tree.map(check, cells.legalize(f)(x), double(f, x))
 
   @parameterized.parameters(*DERIVATIVES)
   @pytest.mark.slow
@@ -109,7 +108,7 @@ class FunctionsTest(parameterized.TestCase):
   def test_derivative(self, name):
     f, x = FUNCTIONS[name]
     value, pullback = vjp(f, x)
-    (got,) = pointwise.pull(pullback, jax.tree.map(jnp.ones_like, value))
+    (got,) = cells.pull(pullback, jax.tree.map(jnp.ones_like, value))
 
     def gradient(x):
       value, pull = jax.vjp(f, x)
@@ -122,25 +121,25 @@ class FunctionsTest(parameterized.TestCase):
   def test_division(self):
     x = both_signs(1e-10, 1e10)[:, None]
     y = both_signs(1e-10, 1e10)[None]
-    close(pointwise.legalize(lambda x, y: x / y)(x, y), double(np.divide, x, y))
+    close(cells.legalize(lambda x, y: x / y)(x, y), double(np.divide, x, y))
 
   @UNTAKEN_MAY_OVERFLOW
   def test_tanh_of_the_largest(self):
     x = np.array([0, 1e30, -1e30, np.inf, -np.inf, np.nan], np.float32)
-    y = pointwise.legalize(jnp.tanh)(x)
+    y = cells.legalize(jnp.tanh)(x)
     np.testing.assert_array_equal(y, [0, 1, -1, 1, -1, np.nan])
 
   def test_logistic_of_the_largest(self):
     x = np.array([200, -200, np.inf, -np.inf, 0], np.float32)
     pair = lambda x: (jax.nn.sigmoid(x), jax.nn.sigmoid(-x))
     for y, want in zip(
-        pointwise.legalize(pair)(x),
+        cells.legalize(pair)(x),
         ([1, 0, 1, 0, 0.5], [0, 1, 0, 1, 0.5]),
         strict=True,
     ):
       np.testing.assert_allclose(y, want, atol=1e-29)
     _, pullback = vjp(pair, x[:2])
-    (d_x,) = pointwise.pull(pullback, (np.ones(2, 'f'), np.ones(2, 'f')))
+    (d_x,) = cells.pull(pullback, (np.ones(2, 'f'), np.ones(2, 'f')))
     np.testing.assert_allclose(d_x, 0, atol=1e-29)
 
   def test_logistic_is_shared(self):
@@ -150,7 +149,7 @@ class FunctionsTest(parameterized.TestCase):
         lambda x: (jax.nn.sigmoid(x), jax.nn.sigmoid(-x)),
         lambda x: (jax.nn.sigmoid(-x), jax.nn.sigmoid(x)),
     ):
-      legal = pointwise.legalize(f)
+      legal = cells.legalize(f)
       check = functools.partial(close, rtol=EXPONENT)
       jax.tree.map(check, legal(x), double(f, x))
       names = [e.primitive.name for e in jax.make_jaxpr(legal)(x).eqns]
@@ -163,9 +162,9 @@ class FunctionsTest(parameterized.TestCase):
   def test_unknown_primitive(self, f, name):
     x = np.ones(4, np.float32)
     with self.assertRaisesRegex(NotImplementedError, f"primitive '{name}'"):
-      pointwise.legalize(f)(x)
+      cells.legalize(f)(x)
     with self.assertRaisesRegex(NotImplementedError, f"primitive '{name}'"):
-      pointwise.legalize(lambda x: jax.jit(f)(2 * x))(x)
+      cells.legalize(lambda x: jax.jit(f)(2 * x))(x)
 
 
 class UsedTest(parameterized.TestCase):
@@ -173,11 +172,11 @@ class UsedTest(parameterized.TestCase):
   def test_which_inputs_matter(self):
     x = np.ones(4, np.float32)
     both = lambda p, x: (p * x[0], x[1])
-    self.assertEqual(dataflow.used(both, x, (x, x)), [True, True, True])
+    self.assertEqual(cells.used(both, x, (x, x)), [True, True, True])
     first = lambda p, x: both(p, x)[0]
-    self.assertEqual(dataflow.used(first, x, (x, x)), [True, True, False])
-    self.assertEqual(dataflow.used(lambda x: x[1], (x, x)), [False, True])
-    self.assertEqual(dataflow.used(lambda x: 1.0, x), [False])
+    self.assertEqual(cells.used(first, x, (x, x)), [True, True, False])
+    self.assertEqual(cells.used(lambda x: x[1], (x, x)), [False, True])
+    self.assertEqual(cells.used(lambda x: 1.0, x), [False])
 
   def test_adjoint_of_a_plain_scan_reads_a_alone(self):
     x = np.ones(4, np.float32)
@@ -186,14 +185,14 @@ class UsedTest(parameterized.TestCase):
       (a, _), pull = jax.vjp(lambda row: row, row)
       return a, pull(cotangents)
 
-    used = dataflow.used(adjoint, (x, x), (x, x))
+    used = cells.used(adjoint, (x, x), (x, x))
     self.assertEqual(used, [True, True, True, False])
 
 
-FAST = pointwise.Accuracy(2**-11)
-NEAR = pointwise.Accuracy(2**-22)
+FAST = cells.Accuracy(2**-11)
+NEAR = cells.Accuracy(2**-22)
 # As a GPU has it.
-RECIPROCAL = pointwise.Accuracy(reciprocal=lambda x: np.float32(1) / x)
+RECIPROCAL = cells.Accuracy(reciprocal=lambda x: np.float32(1) / x)
 
 
 class InTurnTest(absltest.TestCase):
@@ -207,7 +206,7 @@ class InTurnTest(absltest.TestCase):
         return jnp.cos(x) + slow, jnp.log(x) * slow, known
 
       aval = jax.ShapeDtypeStruct(later.shape, later.dtype)
-      apply = pointwise.in_turn(step, [aval], 1)
+      apply = cells.in_turn(step, [aval], 1)
       now, rest = apply(jnp.tan(later))
       return *now, jnp.sqrt(later), *rest()
 
@@ -238,11 +237,11 @@ class AccuracyTest(parameterized.TestCase):
   def test_value_and_derivative(self, name, accuracy):
     # On a GPU a single instruction has an error of 2^-11 more.
     f, x = FUNCTIONS[name]
-    fast = pointwise.legalize(f, accuracy)
+    fast = cells.legalize(f, accuracy)
     np.testing.assert_allclose(fast(x), double(f, x), rtol=1e-6, atol=2**-22)
     make = lambda x: jax.vjp(f, x)
-    value, pullback = pointwise.legalize(make, accuracy)(x)
-    (got,) = pointwise.pull(pullback, jnp.ones_like(value), accuracy)
+    value, pullback = cells.legalize(make, accuracy)(x)
+    (got,) = cells.pull(pullback, jnp.ones_like(value), accuracy)
     want = double(lambda x: jax.vjp(f, x)[1](jnp.ones_like(x))[0], x)
     self.assertLess(comparison.relative_error(got, want), 1e-6)
 
@@ -255,12 +254,12 @@ class AccuracyTest(parameterized.TestCase):
         jnp.tanh(y) ** 2,
     )
     x = both_signs(1e-3, 60)
-    fast = pointwise.legalize(gates, FAST)
+    fast = cells.legalize(gates, FAST)
     names = [e.primitive.name for e in jax.make_jaxpr(fast)(x, x).eqns]
     self.assertEqual(names.count('tanh'), 2)
     slow = {'exp', 'exp2', 'rsqrt', 'logistic'}
     self.assertEmpty(slow.intersection(names))
-    near = pointwise.legalize(gates, NEAR)
+    near = cells.legalize(gates, NEAR)
     names = [e.primitive.name for e in jax.make_jaxpr(near)(x, x).eqns]
     self.assertEqual(names.count('exp2'), 2)
     self.assertNotIn('tanh', names)
@@ -272,15 +271,15 @@ class AccuracyTest(parameterized.TestCase):
   @UNTAKEN_MAY_OVERFLOW
   def test_infinities(self, accuracy):
     x = np.array([np.inf, -np.inf, np.nan, 1e30, -1e30], np.float32)
-    sigmoid = pointwise.legalize(jax.nn.sigmoid, accuracy)
+    sigmoid = cells.legalize(jax.nn.sigmoid, accuracy)
     np.testing.assert_allclose(sigmoid(x), [1, 0, np.nan, 1, 0], atol=2e-30)
-    tanh = pointwise.legalize(jnp.tanh, accuracy)
+    tanh = cells.legalize(jnp.tanh, accuracy)
     np.testing.assert_array_equal(tanh(x), [1, -1, np.nan, 1, -1])
 
   def test_reciprocal(self):
     f = lambda x: (2 / x, x / 3, x**-2, jax.nn.sigmoid(x))
     x = both_signs(1e-3, 60)
-    made = pointwise.legalize(f, RECIPROCAL)
+    made = cells.legalize(f, RECIPROCAL)
     names = [e.primitive.name for e in jax.make_jaxpr(made)(x).eqns]
     # One for the quotient and the power, one for the logistic function.
     self.assertEqual(names.count('div'), 2)
@@ -305,14 +304,14 @@ class ValueNumbersTest(parameterized.TestCase):
   )
   def test_equal(self, f, expected):
     x = np.ones(4, np.float32)
-    numbers = dataflow.value_numbers(f, x, x)
+    numbers = cells.value_numbers(f, x, x)
     seen: dict[int, int] = {}
     found = [seen.setdefault(n, len(seen)) for n in numbers]
     self.assertEqual(''.join(map(str, found)), expected)
 
   def test_of_arguments(self):
     x = np.ones(4, np.float32)
-    one, two = dataflow.value_numbers(lambda x, y: (y, x), x, x)
+    one, two = cells.value_numbers(lambda x, y: (y, x), x, x)
     self.assertNotEqual(one, two)
 
 
@@ -353,8 +352,8 @@ class CellsTest(parameterized.TestCase):
       f, args = cell.coefficients, args[:2]
     value, pullback = vjp(f, *args)
     cotangent = draw(len(value))
-    pulled = pointwise.pull(pullback, cotangent)
-    got = pointwise.legalize(f)(*args), value, pulled
+    pulled = cells.pull(pullback, cotangent)
+    got = cells.legalize(f)(*args), value, pulled
 
     def want(args, cotangent):
       value, pull = jax.vjp(f, *args)

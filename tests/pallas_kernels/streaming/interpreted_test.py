@@ -30,12 +30,10 @@ from tests.testing import comparison
 from tests.testing import random_layers
 
 if abstract_gpu.RUNS:
-  from pallas_kernels import targets
+  from pallas_kernels import devices
   from pallas_kernels.mosaic import affine_maps
-  from pallas_kernels.streaming import handoff_ctas
-  from pallas_kernels.streaming import ring_buffers
-  from pallas_kernels.streaming import streams
-  from pallas_kernels.streaming import time_blocks
+  from pallas_kernels.streaming import blocks
+  from pallas_kernels.streaming import handoffs
   from pallas_kernels.streaming import tuning
 
 # As layers_test.TOLERANCE, for more steps. Kernels read gates and, in the
@@ -200,7 +198,7 @@ def cut(rows, warpgroups, stages):
   """Makes the kernels for linear recurrences cut their work in this way."""
   if not abstract_gpu.RUNS:
     return contextlib.nullcontext()
-  config = time_blocks.Config(
+  config = blocks.Config(
       rows=rows, warpgroups=warpgroups, segments=1, stages=stages
   )
   return mock.patch.object(tuning, 'linear', lambda *_: config)
@@ -469,14 +467,14 @@ class SegmentsTest(absltest.TestCase):
   def test_places_are_distinct(self):
     if not abstract_gpu.RUNS:
       return
-    layout = streams.Layout(3, 4096, 256)
-    config = time_blocks.Config(8, 1, 4, 4, 2)
+    layout = blocks.Layout(3, 4096, 256)
+    config = blocks.Config(8, 1, 4, 4, 2)
     plan = types.SimpleNamespace(layout=layout, config=config)
-    shape = handoff_ctas.MapRing.shape(plan)
+    shape = handoffs.MapRing.shape(plan)
     found = []
     for batch, wave, pair in np.ndindex(3, shape[0], 2):
       walk = types.SimpleNamespace(layout=layout, batch=batch)
-      ring = handoff_ctas.MapRing.__new__(handoff_ctas.MapRing)
+      ring = handoffs.MapRing.__new__(handoffs.MapRing)
       ring.walk, ring.pairs, ring.lane = walk, 2, np.arange(256)
       found.append(ring._place(wave + 5, pair))
     # Each has two maps of two words.
@@ -486,21 +484,21 @@ class SegmentsTest(absltest.TestCase):
   def test_cut(self):
     if not abstract_gpu.RUNS:
       return
-    target = targets.Target(132, False)
+    target = devices.Target(132, False)
     found = set()
     for batch, time, tiles in itertools.product(
         (1, 3, 39, 40), (256, 511, 512, 600, 1023, 65537), (1, 8, 13, 132)
     ):
-      layout = streams.Layout(batch, time, 128 * tiles)
+      layout = blocks.Layout(batch, time, 128 * tiles)
       for dtype, ins, outs in itertools.product(
           ('float32', 'bfloat16'), (2, 3, 5), (1, 2, 3)
       ):
-        stream = streams.Stream(0, None, jnp.dtype(dtype))
+        stream = blocks.Stream(0, None, jnp.dtype(dtype))
         ins, outs = [stream] * ins, [stream] * outs
         is_adjoint = len(outs) > 1
         config = tuning.linear(layout, ins, outs, target, is_adjoint)
         found.add(config.segments > 1)
-        size = ring_buffers.shared_bytes(ins, outs, config)
+        size = blocks.shared_bytes(ins, outs, config)
         shared = 2 if batch * tiles > 132 else 1
         self.assertLessEqual(shared * size, 224 * 1024)
         steps = config.segments * config.rows * config.warpgroups
@@ -514,7 +512,7 @@ class SegmentsTest(absltest.TestCase):
         self.assertEqual(config.segments % 2, 0)
         self.assertEqual(config.warpgroups, 1)
         self.assertLess(config.ahead, config.stages)
-        self.assertLessEqual(config.ahead, handoff_ctas.MOST_AHEAD)
+        self.assertLessEqual(config.ahead, handoffs.MOST_AHEAD)
     self.assertEqual(found, {False, True})
 
 

@@ -18,10 +18,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pallas_kernels import api
 from pallas_kernels import auto_axes
 from pallas_kernels import call as call_lib
-from pallas_kernels import recurrence_op
-from pallas_kernels import targets
+from pallas_kernels import devices
 from pallas_kernels.tiled import limits
 import rnnzoo
 from tests.testing import abstract_gpu
@@ -30,7 +30,7 @@ from tests.testing import dense_loops
 from tests.testing import tiled_loops
 
 if abstract_gpu.RUNS:
-  from pallas_kernels.tiled import config as config_lib
+  from pallas_kernels.tiled import cut as cut_lib
   from pallas_kernels.tiled import fragments
   from pallas_kernels.tiled import low_products
   from pallas_kernels.tiled import low_tiles
@@ -42,8 +42,8 @@ if abstract_gpu.RUNS:
   from pallas_kernels.tiled import tuning
 
 TOLERANCE = {'float16': (2e-3, 3e-3), 'bfloat16': (1.6e-2, 2.4e-2)}
-H200 = targets.Target(132, False, True)
-H20 = targets.Target(78, False, True)
+H200 = devices.Target(132, False, True)
+H20 = devices.Target(78, False, True)
 SHARED_MEMORY = 227 * 1024
 
 case = functools.partial(
@@ -402,7 +402,7 @@ class LimitsTest(parameterized.TestCase):
       {'rows': 128, 'size': 1024, 'recurrent': 3},
       {'rows': 128, 'size': 512, 'recurrent': 3},
       {'rows': 128, 'size': 768, 'recurrent': 1},
-      {'rows': 192, 'size': 768, 'target': targets.Target(114, False, True)},
+      {'rows': 192, 'size': 768, 'target': devices.Target(114, False, True)},
   )
   def test_in_tiles_on_chip(self, **options):
     if abstract_gpu.RUNS:
@@ -460,8 +460,8 @@ class LimitsTest(parameterized.TestCase):
       {'call': call_lib.Call(both_directions=True)},
       {'time': 2**14},
       {'time': 2**30},
-      {'target': targets.Target(132, False, False)},
-      {'target': targets.Target(4, True, True)},
+      {'target': devices.Target(132, False, False)},
+      {'target': devices.Target(4, True, True)},
   )
   def test_not_in_tiles(self, **options):
     self.assertFalse(self.pays(**options))
@@ -486,9 +486,7 @@ class PartsTest(comparison.ComparisonTestCase):
   def test_agrees_with_reference(self, case):
     batch, time, features = case.sizes
     most = (batch - 1) * time * 4 * features
-    in_parts = mock.patch.object(
-        recurrence_op, '_in_parts', wraps=recurrence_op._in_parts
-    )
+    in_parts = mock.patch.object(api, '_in_parts', wraps=api._in_parts)
     with (
         tiled_loops.imitated(self),
         mock.patch.object(limits, 'ELEMENTS', most),
@@ -524,7 +522,7 @@ class ConfigTest(parameterized.TestCase):
       self.assertLessEqual(config.stages * stage, SHARED_MEMORY)
       self.assertGreaterEqual(config.stages, 2)
       self.assertLessEqual(columns, 256)
-      tiles = config_lib.Tiles(config=config, batch=batch, heads=1, size=size)
+      tiles = cut_lib.Tiles(config=config, batch=batch, heads=1, size=size)
       self.assertLessEqual(tiles.ctas, H200.cores)
       self.assertEqual(tiles.unit_blocks * config.units, size)
       self.assertGreaterEqual(tiles.row_blocks * config.rows, batch)
@@ -553,8 +551,8 @@ class ConfigTest(parameterized.TestCase):
   def test_on_chip_fits(self, batch, size, cores):
     if not abstract_gpu.RUNS:
       return
-    slot = 2 * config_lib.ROWS * limits.DEPTH
-    target = targets.Target(cores, False, True)
+    slot = 2 * cut_lib.ROWS * limits.DEPTH
+    target = devices.Target(cores, False, True)
     for recurrent in (1, 2, 3, 4):
       facts = {'batch': batch, 'heads': 1, 'size': size, 'target': target}
       facts['recurrent'] = recurrent

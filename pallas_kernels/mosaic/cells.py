@@ -1,29 +1,123 @@
-"""Pointwise functions and their derivatives as code that Mosaic GPU lowers.
+"""Evaluates jaxprs with a rule for equations, in place of JAX's own."""
 
-A cell's `update` is plain `jnp`, written for any device. Inside a kernel body
-it meets a compiler that knows fewer primitives, and some of those it knows are
-slow on a GPU. The functions here trace a function, replace these primitives
-(`approximations`) and leave the others alone:
-
-* `legalize(fn)` is fn, for calls inside a kernel body;
-* `map_rows` is the same for several steps at once;
-* `in_turn` evaluates urgent results first.
-
-fn may itself be a `jax.vjp`: the derivative is derived from the one definition,
-so no cell has one of its own. `pull` applies the pullback that it returned.
-
-A primitive that is neither replaced nor known to lower raises
-`NotImplementedError` while tracing, early enough to choose another path.
-"""
-
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
+from jax.extend import core as jex_core
 import jax.numpy as jnp
 
 from pallas_kernels.mosaic import approximations
-from pallas_kernels.mosaic import jaxpr_interpreter
+
+# (equation, values of its inputs) -> values of its outputs.
+Rule = Callable[[Any, list[Any]], Sequence[Any]]
+
+# Primitives that hold a function: it is evaluated in place.
+_CALLS = (
+    'jit',
+    'closed_call',
+    'custom_jvp_call',
+    'custom_vjp_call',
+    'remat2',
+    'checkpoint',
+)
+
+
+class Environment:
+  """Values of a jaxpr's variables, filled in as equations are evaluated.
+
+  Args:
+    rule: for each equation.
+    literal: maps a literal in the jaxpr to its value.
+  """
+
+  def __init__(self, rule: Rule, literal: Callable[[Any], Any]):
+    self._rule, self._literal = rule, literal
+    self._values: dict[Any, Any] = {}
+
+  def bind(self, variables: Sequence[Any], values: Sequence[Any]) -> None:
+    self._values.update(zip(variables, values, strict=True))
+
+  def read(self, atoms: Sequence[Any]) -> list[Any]:
+    return [
+        self._literal(atom.val)
+        if isinstance(atom, jex_core.Literal)
+        else self._values[atom]
+        for atom in atoms
+    ]
+
+  def evaluate(self, eqns: Iterable[Any]) -> None:
+    for eqn in eqns:
+      self.bind(eqn.outvars, self._rule(eqn, self.read(eqn.invars)))
+
+
+def interpret(
+    jaxpr,
+    consts: Sequence[Any],
+    args: Sequence[Any],
+    rule: Rule,
+    literal: Callable[[Any], Any] = lambda value: value,
+) -> list[Any]:
+  """Returns the results of a jaxpr; arguments as for `Environment`.
+
+  Args:
+    jaxpr: an open jaxpr.
+    consts: values of its constants.
+    args: values of its arguments.
+    rule: for each equation.
+    literal: maps a literal in the jaxpr to its value.
+  """
+  environment = Environment(rule, literal)
+  environment.bind(jaxpr.constvars, consts)
+  environment.bind(jaxpr.invars, args)
+  environment.evaluate(jaxpr.eqns)
+  return environment.read(jaxpr.outvars)
+
+
+def bind(eqn, inputs: Sequence[Any]) -> list[Any]:
+  """Rule of a primitive as JAX has it."""
+  outputs = eqn.primitive.bind(*inputs, **eqn.params)
+  return outputs if eqn.primitive.multiple_results else [outputs]
+
+
+def called(eqn) -> tuple[Any, Sequence[Any]] | None:
+  """Returns jaxpr and constants of a call, None of any other equation."""
+  inner = eqn.params.get('jaxpr') or eqn.params.get('call_jaxpr')
+  if inner is None or eqn.primitive.name not in _CALLS:
+    return None
+  return getattr(inner, 'jaxpr', inner), getattr(inner, 'consts', ())
+
+
+def bind_in_place(eqn, inputs: Sequence[Any]) -> Sequence[Any]:
+  """As `bind`; calls are evaluated in place, without rules of derivatives."""
+  function = called(eqn)
+  if function is not None:
+    return interpret(*function, inputs, bind_in_place)
+  return bind(eqn, inputs)
+
+
+def variables(atoms: Iterable[Any]) -> set[Any]:
+  """Returns the atoms that are no literals."""
+  return {v for v in atoms if not isinstance(v, jex_core.Literal)}
+
+
+# Pointwise functions and their derivatives as code that Mosaic GPU lowers.
+#
+# A cell's `update` is plain `jnp`, written for any device. Inside a kernel body
+# it meets a compiler that knows fewer primitives, and some of those it knows
+# are slow on a GPU. The functions here trace a function, replace these
+# primitives (`approximations`) and leave the others alone:
+#
+# * `legalize(fn)` is fn, for calls inside a kernel body; * `map_rows` is the
+# same for several steps at once; * `in_turn` evaluates urgent results first.
+#
+# fn may itself be a `jax.vjp`: the derivative is derived from the one
+# definition, so no cell has one of its own. `pull` applies the pullback that it
+# returned.
+#
+# A primitive that is neither replaced nor known to lower raises
+# `NotImplementedError` while tracing, early enough to choose another path.
+
 
 Array = jax.Array
 Accuracy = approximations.Accuracy
@@ -45,9 +139,7 @@ def legalize(
   def legal_fn(*args):
     closed, shape = jax.make_jaxpr(fn, return_shape=True)(*args)
     rule = _legal_rule(approximations.Approximations(accuracy))
-    leaves = jaxpr_interpreter.interpret(
-        closed.jaxpr, closed.consts, jax.tree.leaves(args), rule
-    )
+    leaves = interpret(closed.jaxpr, closed.consts, jax.tree.leaves(args), rule)
     return jax.tree.unflatten(jax.tree.structure(shape), leaves)
 
   return legal_fn
@@ -70,16 +162,16 @@ def _legal_rule(special: approximations.Approximations):
       return [approximations.RULES[name](special, *inputs, **params)]
     if name in _REPLACED:
       return [_REPLACED[name](*inputs, **eqn.params)]
-    function = jaxpr_interpreter.called(eqn)
+    function = called(eqn)
     if function is not None:
-      return jaxpr_interpreter.interpret(*function, inputs, rule)
+      return interpret(*function, inputs, rule)
     if name not in _NATIVE:
       known = sorted({*_NATIVE, *_REPLACED, *approximations.RULES})
       raise NotImplementedError(
           f'GPU kernels have no rule for the primitive {name!r} in a pointwise'
           f' function. They have rules for {known}.'
       )
-    outputs = jaxpr_interpreter.bind(eqn, inputs)
+    outputs = bind(eqn, inputs)
     if name == 'neg':
       special.note_negation(*inputs, *outputs)
     return outputs
@@ -132,7 +224,7 @@ def _run_rows(jaxpr, consts, args, count: int) -> list[list[Any]]:
 
   columns = [[const] * count for const in consts]
   literal = lambda value: [value] * count
-  return jaxpr_interpreter.interpret(jaxpr, columns, args, rule, literal)
+  return interpret(jaxpr, columns, args, rule, literal)
 
 
 def in_turn(
@@ -156,29 +248,29 @@ def in_turn(
   def rule(eqn, inputs):
     inner = eqn.params.get('jaxpr')
     if inner is None:
-      return jaxpr_interpreter.bind(eqn, inputs)
+      return bind(eqn, inputs)
     columns = [[x] for x in inputs]
     return [x for (x,) in _run_rows(inner.jaxpr, inner.consts, columns, 1)]
 
-  environment = jaxpr_interpreter.Environment(rule, lambda value: value)
+  environment = Environment(rule, lambda value: value)
   environment.bind(jaxpr.constvars, closed.consts)
   unknown = set(jaxpr.invars)
   waiting = []
   for eqn in jaxpr.eqns:
-    if unknown.isdisjoint(jaxpr_interpreter.variables(eqn.invars)):
+    if unknown.isdisjoint(variables(eqn.invars)):
       environment.evaluate([eqn])
     else:
       unknown.update(eqn.outvars)
       waiting.append(eqn)
 
-  live = jaxpr_interpreter.variables(jaxpr.outvars[:first])
+  live = variables(jaxpr.outvars[:first])
   now: list[Any] = []
   later: list[Any] = []
   for eqn in reversed(waiting):
     needed = not live.isdisjoint(eqn.outvars)
     (now if needed else later).insert(0, eqn)
     if needed:
-      live |= jaxpr_interpreter.variables(eqn.invars)
+      live |= variables(eqn.invars)
 
   def apply(*args):
     environment.bind(jaxpr.invars, args)
@@ -249,3 +341,56 @@ _NATIVE = frozenset(
         'xor',
     )
 )
+
+
+# Facts about a pointwise function, found in its jaxpr.
+
+
+def used(fn: Callable[..., Any], *args) -> list[bool]:
+  """Returns for each leaf of the arguments whether fn's value depends on it."""
+  jaxpr = jax.make_jaxpr(legalize(fn))(*args).jaxpr
+  live = variables(jaxpr.outvars)
+  for eqn in reversed(jaxpr.eqns):
+    if live.intersection(eqn.outvars):
+      live |= variables(eqn.invars)
+  return [v in live for v in jaxpr.invars]
+
+
+def value_numbers(fn: Callable[..., Any], *args) -> list[int]:
+  """Returns a number for each leaf of fn's value; equal means equal.
+
+  Two leaves have one number if they are the same operations of the same values,
+  additions of zero aside.
+  """
+  # Shapes without a mesh would be brought to one that is there.
+  with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
+    closed = jax.make_jaxpr(legalize(fn))(*args)
+  numbers: dict[Any, int] = {}
+  zeros: set[int] = set()
+
+  def number(key):
+    return numbers.setdefault(key, len(numbers))
+
+  def literal(value):
+    found = number(('literal', str(value)))
+    if jnp.ndim(value) == 0 and value == 0:
+      zeros.add(found)
+    return found
+
+  def run(jaxpr, inputs):
+    consts = [number(v) for v in jaxpr.constvars]
+    return interpret(jaxpr, consts, inputs, rule, literal)
+
+  def rule(eqn, inputs):
+    name, inner = eqn.primitive.name, eqn.params.get('jaxpr')
+    if inner is not None:
+      return run(inner.jaxpr, inputs)
+    if name == 'add' and zeros.intersection(inputs):
+      return [inputs[0] if inputs[1] in zeros else inputs[1]]
+    key = name, str(sorted(eqn.params.items())), tuple(inputs)
+    outs = [number((key, i)) for i in range(len(eqn.outvars))]
+    if name == 'broadcast_in_dim' and inputs[0] in zeros:
+      zeros.update(outs)
+    return outs
+
+  return run(closed.jaxpr, [number(v) for v in closed.jaxpr.invars])

@@ -1,16 +1,11 @@
-"""Tiles in shared memory: one gate of one step, columns of units.
+"""Reads and writes a thread's own elements in device memory, one by one.
 
-A column's units lie side by side, in chunks of 16 bytes. The chunks of a column
-are permuted (exclusive or with a function of the column), so that the 32 lanes
-of a warp hit different banks both when they copy chunks and when they read or
-write the elements of fragments:
-
-    column 0   chunk 0 1 2 3 4 5 6 7
-    column 1   chunk 4 5 6 7 0 1 2 3
-    column 2   chunk 1 0 3 2 5 4 7 6
-    ...
+The small arrays (parameters, first and last carry) go this way, and with an
+exchange through the device the outputs too. All other streams pass through
+shared memory, 16 bytes at a time (`ring.py`).
 """
 
+from collections.abc import Sequence
 import dataclasses
 from typing import Any
 
@@ -19,16 +14,96 @@ from jax import lax
 from jax.experimental import pallas as pl
 import jax.numpy as jnp
 
-from pallas_kernels.dense import config as config_lib
-from pallas_kernels.dense import thread_layout
+from pallas_kernels.dense import cut
+from pallas_kernels.dense import threads
+from pallas_kernels.mosaic import memory
 
 Array = jax.Array
 Ref = Any
-Config = config_lib.Config
-Cta = thread_layout.Cta
-Shape = config_lib.Shape
-Stream = config_lib.Stream
-flag = thread_layout.flag
+Cta = threads.Cta
+
+
+def read_param(cta: Cta, ref: Ref, i: int) -> Array:
+  """Returns this thread's elements of row i of an array float32 [P, F]."""
+  shape, own = cta.shape, cta.own
+  unit = jnp.minimum(cta.unit0 + own.unit, shape.size - 1)
+  at = i * shape.features + cta.head * shape.size + unit
+  return memory.load_gmem(ref, at, jnp.float32, count=own.count)
+
+
+def read_rows(cta: Cta, ref: Ref, count: int) -> tuple[Array, ...]:
+  """Returns this thread's elements of an array float32 [S, B, F]."""
+  return tuple(
+      memory.load_gmem(
+          ref, _row_offset(cta, i), jnp.float32, count=cta.own.count
+      )
+      for i in range(count)
+  )
+
+
+def write_rows(cta: Cta, ref: Ref, values: Sequence[Array]) -> None:
+  """Stores this thread's elements of an array float32 [S, B, F]."""
+  for i, value in enumerate(values):
+    at = _row_offset(cta, i)
+    memory.store_gmem(ref, at, value, jnp.float32, where=cta.own.valid)
+
+
+def _row_offset(cta: Cta, i: int) -> Array:
+  """Returns the offsets in an array [S, B, F], clamped to its edges."""
+  shape, own = cta.shape, cta.own
+  row = jnp.minimum(cta.row0 + own.column, shape.batch - 1)
+  unit = jnp.minimum(cta.unit0 + own.unit, shape.size - 1)
+  at = (i * shape.batch + row) * shape.features
+  return at + cta.head * shape.size + unit
+
+
+def write_step(
+    cta: Cta,
+    ref: Ref,
+    stream: cut.Stream,
+    time: Array,
+    values: Sequence[Array],
+) -> None:
+  """Stores this thread's elements of one time of a stream, one array a gate."""
+  for gate, value in enumerate(values):
+    at = _step_offset(cta, time, stream, gate)
+    memory.store_gmem(ref, at, value, stream.dtype, where=cta.own.valid)
+
+
+def _step_offset(cta: Cta, time, stream: cut.Stream, gate: int) -> Array:
+  """Returns the offsets of this thread's elements in a stream's array."""
+  shape, gates, own = cta.shape, stream.tiles, cta.own
+  row = shape.size if stream.by_head else shape.row
+  by_row, by_time = shape.time, 1
+  if shape.time_major:
+    by_row, by_time = 1, shape.batch
+  # The first term is the same for all steps.
+  fixed = (cta.row0 + own.column) * (by_row * gates * row) + gate * row
+  if stream.by_head:
+    head = cta.head * (shape.batch * shape.time * gates * row)
+    fixed = fixed + head + cta.unit0 + own.unit
+  else:
+    fixed = fixed + cta.first_of_head(gates) + cta.unit0 + own.unit
+  return fixed + time * (by_time * gates * row)
+
+
+# Tiles in shared memory: one gate of one step, columns of units.
+#
+# A column's units lie side by side, in chunks of 16 bytes. The chunks of a
+# column are permuted (exclusive or with a function of the column), so that the
+# 32 lanes of a warp hit different banks both when they copy chunks and when
+# they read or write the elements of fragments:
+#
+#     column 0   chunk 0 1 2 3 4 5 6 7
+#     column 1   chunk 4 5 6 7 0 1 2 3
+#     column 2   chunk 1 0 3 2 5 4 7 6
+#     ...
+
+
+Config = cut.Config
+Shape = cut.Shape
+Stream = cut.Stream
+flag = threads.flag
 
 
 def pitch(config: Config, size: int) -> int:

@@ -29,24 +29,22 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.dense import config as config_lib
-from pallas_kernels.dense import matmul_partition
+from pallas_kernels.dense import cut
 from pallas_kernels.dense import operand as operand_lib
-from pallas_kernels.dense import partial_sums
-from pallas_kernels.dense import polled_fragments
+from pallas_kernels.dense import partition
 from pallas_kernels.dense import sum_sharing
-from pallas_kernels.dense import thread_layout
+from pallas_kernels.dense import threads
 from pallas_kernels.mosaic import instructions
 from pallas_kernels.mosaic import memory
 from pallas_kernels.mosaic import ptx
 
 Array = jax.Array
-Config = config_lib.Config
-Cta = thread_layout.Cta
-Product = matmul_partition.Product
-Shape = config_lib.Shape
-Sums = partial_sums.Sums
-flag = thread_layout.flag
+Config = cut.Config
+Cta = threads.Cta
+Product = partition.Product
+Shape = cut.Shape
+Sums = partition.Sums
+flag = threads.flag
 
 
 class Smem(NamedTuple):
@@ -77,7 +75,7 @@ def smem_words(
     shape: sizes.
     split: whether factors have two bfloat16 parts.
   """
-  kept = matmul_partition.kept_blocks(products, config, shape, split)
+  kept = partition.kept_blocks(products, config, shape, split)
   found = []
   for i, (product, (blocks, _)) in enumerate(zip(products, kept, strict=True)):
     operand = signals = None
@@ -94,7 +92,7 @@ def smem_words(
         Smem(
             operand=operand,
             signals=signals,
-            partials=partial_sums.words(product, config),
+            partials=partition.words(product, config),
             rest=4 * config.threads * fragments,
         )
     )
@@ -124,18 +122,14 @@ def multipliers(
     matrix: see `Multiplier`.
     smem: references to the shared memory of each.
   """
-  kept = matmul_partition.kept_blocks(
-      products, cta.config, cta.shape, cta.split
-  )
+  kept = partition.kept_blocks(products, cta.config, cta.shape, cta.split)
   made: list[Multiplier] = []
   for i, (blocks, _) in enumerate(kept):
     operand: Any
     if products[i].late:
       operand = made[-1].operand
     elif cta.config.direct:
-      operand = polled_fragments.PolledFragments(
-          cta, products[i], smem[i].signals
-      )
+      operand = operand_lib.PolledFragments(cta, products[i], smem[i].signals)
     else:
       operand = operand_lib.Operand(
           cta, sharing(products, i), smem[i].operand, smem[i].signals
@@ -161,7 +155,7 @@ class Multiplier:
     matrix: R in device memory, [gates of all, N, D, D] indexed [gate, head,
       row, sum]; two references for the parts of float32.
     smem: references to shared memory.
-    kept: blocks that registers hold, see `matmul_partition.kept_blocks`.
+    kept: blocks that registers hold, see `partition.kept_blocks`.
   """
 
   def __init__(

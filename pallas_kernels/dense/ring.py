@@ -20,18 +20,18 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
-from pallas_kernels.dense import config as config_lib
+from pallas_kernels.dense import cut
 from pallas_kernels.dense import fragments
-from pallas_kernels.dense import smem_tiles
-from pallas_kernels.dense import thread_layout
+from pallas_kernels.dense import memory as memory_lib
+from pallas_kernels.dense import threads
 from pallas_kernels.mosaic import memory
 
 Array = jax.Array
 Ref = Any
-Config = config_lib.Config
-Cta = thread_layout.Cta
-Stream = config_lib.Stream
-flag = thread_layout.flag
+Config = cut.Config
+Cta = threads.Cta
+Stream = cut.Stream
+flag = threads.flag
 
 
 def _fragments(cta: Cta, stream: Stream, written: bool) -> Any:
@@ -40,8 +40,8 @@ def _fragments(cta: Cta, stream: Stream, written: bool) -> Any:
   if stream.flags or not usable:
     return None
   place = lambda gate, column, unit: (
-      gate * smem_tiles.tile_bytes(cta.config, 2)
-      + smem_tiles.place(cta.config, 2, column, unit)
+      gate * memory_lib.tile_bytes(cta.config, 2)
+      + memory_lib.place(cta.config, 2, column, unit)
   )
   return fragments.Matrices(cta, stream.tiles, place, written)
 
@@ -63,9 +63,9 @@ class Ring:
     self.cta, self.buffer = cta, buffer
     self.distance = cta.config.stages - 1
     flat, tree = jax.tree.flatten(streams)
-    offsets = smem_tiles.offsets(cta.config, flat)
-    self.slot_bytes = smem_tiles.slot_bytes(cta.config, flat)
-    self._copies = smem_tiles.copies(
+    offsets = memory_lib.offsets(cta.config, flat)
+    self.slot_bytes = memory_lib.slot_bytes(cta.config, flat)
+    self._copies = memory_lib.copies(
         cta, flat, jax.tree.leaves(refs), offsets, written=False
     )
     self.tiles = jax.tree.unflatten(
@@ -81,7 +81,7 @@ class Ring:
   @classmethod
   def words(cls, config: Config, streams) -> int:
     """Returns the shared memory for a tree of streams, in int32."""
-    size = smem_tiles.slot_bytes(config, jax.tree.leaves(streams))
+    size = memory_lib.slot_bytes(config, jax.tree.leaves(streams))
     return config.stages * size // 4
 
   def slot(self, step):
@@ -154,11 +154,11 @@ class RingTiles:
     if self.matrices is not None:
       return self.matrices.read(buffer, start, stream.dtype)
     size = jnp.dtype(stream.dtype).itemsize
-    at = start + smem_tiles.own_places(cta, size)
+    at = start + memory_lib.own_places(cta, size)
     return [
         memory.load_smem(
             buffer,
-            at + gate * smem_tiles.tile_bytes(cta.config, size),
+            at + gate * memory_lib.tile_bytes(cta.config, size),
             stream.dtype,
             count=count,
         )
@@ -187,9 +187,9 @@ class Staging:
   def __init__(self, cta: Cta, streams, refs, buffer: Ref):
     self.cta, self.buffer = cta, buffer
     self.streams = jax.tree.leaves(streams)
-    self.offsets = smem_tiles.offsets(cta.config, self.streams)
-    self.slot_bytes = smem_tiles.slot_bytes(cta.config, self.streams)
-    self._copies = smem_tiles.copies(
+    self.offsets = memory_lib.offsets(cta.config, self.streams)
+    self.slot_bytes = memory_lib.slot_bytes(cta.config, self.streams)
+    self._copies = memory_lib.copies(
         cta, self.streams, jax.tree.leaves(refs), self.offsets, written=True
     )
     self._fragments = [
@@ -200,7 +200,7 @@ class Staging:
   @classmethod
   def words(cls, config: Config, streams) -> int:
     """Returns the shared memory for a tree of streams, in int32."""
-    return 2 * smem_tiles.slot_bytes(config, jax.tree.leaves(streams)) // 4
+    return 2 * memory_lib.slot_bytes(config, jax.tree.leaves(streams)) // 4
 
   def put(
       self, step, arrays: Sequence[Sequence[Array]]
@@ -248,11 +248,11 @@ class Staging:
         matrices.write(self.buffer, start, values, stream.dtype)
         continue
       size = jnp.dtype(stream.dtype).itemsize
-      start = start + smem_tiles.own_places(cta, size)
+      start = start + memory_lib.own_places(cta, size)
       for gate, value in enumerate(values):
         memory.store_smem(
             self.buffer,
-            start + gate * smem_tiles.tile_bytes(cta.config, size),
+            start + gate * memory_lib.tile_bytes(cta.config, size),
             value,
             stream.dtype,
             where=cta.own.valid,

@@ -30,12 +30,12 @@ from jax.experimental import pallas as pl
 import jax.numpy as jnp
 
 from pallas_kernels import call as call_lib
-from pallas_kernels.dense import config as config_lib
+from pallas_kernels.dense import cut
 from pallas_kernels.mosaic import ptx
 from pallas_kernels.mosaic import sync
 
 Array = jax.Array
-Config = config_lib.Config
+Config = cut.Config
 LANES = ptx.LANES
 
 
@@ -121,7 +121,7 @@ class Cta:
   def __init__(
       self,
       config: Config,
-      shape: config_lib.Shape,
+      shape: cut.Shape,
       reverse: bool,
       call: call_lib.Call,
       dtype: Any,

@@ -8,7 +8,7 @@ kernels that run it:
   other recurrent kernels go to `dense/`, where a cell that has an `operand`
   gets a second product, or with many rows of one large head to `tiled/`.
 
-`cell_rows` makes of a cell the functions that kernels call.
+`step` makes of a cell the functions that kernels call.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,11 +22,9 @@ import jax.numpy as jnp
 from pallas_kernels import arguments
 from pallas_kernels import auto_axes
 from pallas_kernels import call as call_lib
-from pallas_kernels import cell_arguments
-from pallas_kernels import cell_rows
+from pallas_kernels import devices
 from pallas_kernels import projection
-from pallas_kernels import sharding
-from pallas_kernels import targets
+from pallas_kernels import step
 from pallas_kernels.tiled import limits
 
 Array = jax.Array
@@ -66,7 +64,7 @@ def in_tiles(
     call: static options.
   """
   try:
-    target = targets.current()
+    target = devices.current()
   except NotImplementedError:
     return False
   rows, time = lead
@@ -110,8 +108,8 @@ def at_once(
 
   kernel = recurrent_kernel
   features = kernel.shape[1] * kernel.shape[2]
-  rows = cell_rows.Rows.of(params, bias, None, features)
-  dense = _dense(cell, rows, lead, kernel, call, targets.current())
+  rows = step.Rows.of(params, bias, None, features)
+  dense = _dense(cell, rows, lead, kernel, call, devices.current())
   x = jax.ShapeDtypeStruct((*lead, cell.input_gates, features), kernel.dtype)
   return dense_op.at_once(
       dense, x, kernel, states=len(cell.carry_names), flags=flags
@@ -120,16 +118,16 @@ def at_once(
 
 def _dense(
     cell: Any,
-    rows: cell_rows.Rows,
+    rows: step.Rows,
     lead: tuple[int, int],
     recurrent_kernel: Any,
     call: call_lib.Call,
-    target: targets.Target,
+    target: devices.Target,
 ) -> Any:
   """Returns the static facts of a recurrence with a dense kernel."""
   from pallas_kernels.dense import op as dense_op
 
-  method = lambda name: cell_rows.Gated(name, cell, rows)
+  method = lambda name: step.Gated(name, cell, rows)
   return dense_op.Recurrence(
       update=method('update'),
       operand=method('operand') if hasattr(cell, 'operand') else None,
@@ -197,7 +195,7 @@ def recurrence(
       cell is one that the kernels cannot run; or a second derivative is asked
       for.
   """
-  target = targets.current()
+  target = devices.current()
   arrays = x_gates if isinstance(x_gates, (list, tuple)) else (x_gates,)
   if call.levels > 1:
     arrays = [_level_by_level(x_gates, input_kernel, call)]
@@ -207,14 +205,14 @@ def recurrence(
   weights = params, input_kernel, bias, recurrent_kernel
   operands = weights, arrays, carry, restart, reset, mask
   arguments.unsharded('recurrence', operands)
-  weights, arrays, carry, restart, reset, mask = sharding.alike(operands)
+  weights, arrays, carry, restart, reset, mask = devices.alike(operands)
   params, input_kernel, bias, recurrent_kernel = weights
-  shape = cell_arguments.checked_shape(
+  shape = arguments.checked_shape(
       cell, call, weights, arrays, carry, restart, reset, mask
   )
   batch, time, features = shape
   # Pallas's GPU backend is imported where it is known to work.
-  if cell_arguments.is_dense(cell, recurrent_kernel):
+  if arguments.is_dense(cell, recurrent_kernel):
     from pallas_kernels.dense import op as dense_op
     from pallas_kernels.tiled import op as tiled_op
 
@@ -248,7 +246,7 @@ def recurrence(
       x = projection.project(input_kernel, arrays[0])
     else:
       x = projection.Product(input_kernel, arrays[0])
-    rows = cell_rows.Rows.of(params, bias, None, features)
+    rows = step.Rows.of(params, bias, None, features)
     dense = dataclasses.replace(
         _dense(cell, rows, (batch, time), recurrent_kernel, call, target),
         restart_learns=restart is not None,
@@ -271,8 +269,8 @@ def recurrence(
   from pallas_kernels.streaming import op as streaming_op
 
   linear = hasattr(cell, 'coefficients')
-  rows = cell_rows.Rows.of(params, bias, recurrent_kernel, features)
-  equations = cell_rows.Coefficients if linear else cell_rows.Update
+  rows = step.Rows.of(params, bias, recurrent_kernel, features)
+  equations = step.Coefficients if linear else step.Update
   streaming = streaming_op.Recurrence(
       step=equations(cell, rows),
       linear=linear,
@@ -372,3 +370,154 @@ def _join(arrays: Sequence[Array]) -> Array:
     return arrays[0]
   whole = [x if x.ndim == 4 else x[:, :, None] for x in arrays]
   return jnp.concatenate(whole, axis=2)
+
+
+# `linear_scan`: h_t = a_t h_{t-1} + b_t as an operation of its own.
+
+
+def linear_scan(
+    a: Array,
+    b: Array,
+    h0: Array | None = None,
+    *,
+    reset: Array | None = None,
+    reverse: bool = False,
+    time_major: bool = False,
+) -> Array:
+  """Computes h_t = a_t h_{t-1} + b_t on the GPU.
+
+  One read of a and b, one write of h; the gradient reads a, h and its own
+  cotangent once and writes two. Sums are float32.
+
+  Args:
+    a: [B, T, F]; float32, bfloat16 or float16.
+    b: [B, T, F].
+    h0: h before the first step, [B, F]; zeros if None.
+    reset: bool [B, T], also where arrays are time-major; where true, h restarts
+      from zero before the step, in the order of the loop.
+    reverse: run from the last step to the first.
+    time_major: a, b and h are [T, B, F] instead.
+
+  Returns:
+    h, [B, T, F], in the dtype that a and b promote to.
+
+  Raises:
+    ValueError: an argument has the wrong shape or dtype.
+    NotImplementedError: the device, the jax version, a dtype or a size is one
+      that the kernels cannot run; or a second derivative is asked for.
+  """
+  _, (h,) = _run(a, b, h0, reset, reverse, time_major)
+  return h
+
+
+def last(
+    a: Array, b: Array, *, reset: Array | None = None, reverse: bool = False
+) -> Array:
+  """Computes h after the last step, from h = 0, for parts of a sequence.
+
+  Args:
+    a: [B, T, F], as for `linear_scan`, and so are the others.
+    b: [B, T, F].
+    reset: bool [B, T].
+    reverse: run from the last step to the first.
+
+  Returns:
+    h, float32 [B, F].
+  """
+  return _run(a, b, None, reset, reverse, False)[0][0]
+
+
+def adjoint(
+    a: Array,
+    b: Array,
+    h0: Array,
+    h: Array,
+    d_last: Array,
+    d_h: Array,
+    *,
+    reset: Array | None = None,
+    reverse: bool = False,
+) -> tuple[Array, Array, Array]:
+  """Computes the gradient of `linear_scan` alone, for parts of a sequence.
+
+  Args:
+    a: [B, T, F], as for `linear_scan`, and so are the others.
+    b: [B, T, F]; not read.
+    h0: [B, F].
+    h: the result, [B, T, F].
+    d_last: a further cotangent of h after the last step, [B, F].
+    d_h: cotangent of h, [B, T, F].
+    reset: bool [B, T].
+    reverse: whether the steps ran from the last to the first.
+
+  Returns:
+    The cotangents of a, b and h0, the last in float32.
+  """
+  operands = devices.alike((a, b, h0, reset, h, d_last, d_h))
+  a, b, h0, reset, h, d_last, d_h = operands
+  recurrence, theta, h0 = _checked(a, b, h0, reset, reverse, False)
+  from pallas_kernels.streaming import op as streaming_op
+
+  d_last = d_last.astype(jnp.float32)[None]
+  (d_a, d_b), d_h0 = streaming_op.linear_adjoint_of(
+      recurrence, theta, (a, b), h0, reset, h, d_last, d_h
+  )
+  return d_a, d_b, d_h0[0]
+
+
+def _run(a, b, h0, reset, reverse, time_major):
+  """Returns the last h, [1, B, F], and a tuple of all."""
+  a, b, h0, reset = devices.alike((a, b, h0, reset))
+  recurrence, theta, h0 = _checked(a, b, h0, reset, reverse, time_major)
+  # Pallas's GPU backend is imported where it is known to work.
+  from pallas_kernels.streaming import op as streaming_op
+
+  return streaming_op.run(
+      recurrence,
+      theta,
+      (a, b),
+      input_kernel=None,
+      carry=h0,
+      restart=None,
+      reset=reset,
+      mask=None,
+  )
+
+
+def _checked(a, b, h0, reset, reverse, time_major):
+  """Returns the static arguments, theta and h0 as `streaming.op` takes them."""
+  target = devices.current()
+  if a.ndim != 3:
+    raise ValueError(f'a must be [batch, time, features], got {a.shape}.')
+  arguments.shape('b', b, 'like a', a.shape)
+  arguments.dtypes('linear_scan', (a.dtype, b.dtype))
+  arguments.unsharded('linear_scan', (a, b, h0, reset))
+  from pallas_kernels.streaming import op as streaming_op
+
+  batch, time, features = a.shape
+  if time_major:
+    batch, time = time, batch
+  arguments.sizes('linear_scan', batch, time, features)
+  arguments.flags('reset', reset, batch, time)
+  if h0 is not None:
+    arguments.shape('h0', h0, '[batch, features]', (batch, features))
+    h0 = h0.astype(jnp.float32)[None]
+  recurrence = streaming_op.Recurrence(
+      step=_inputs,
+      linear=True,
+      params=0,
+      shape=(batch, time, features),
+      call=call_lib.Call(
+          reverse=reverse,
+          time_major=time_major,
+          out_dtype=jnp.result_type(a, b),
+      ),
+      target=target,
+  )
+  return recurrence, jnp.zeros((1, features), jnp.float32), h0
+
+
+def _inputs(theta, row):
+  """Returns the coefficients of a plain scan: its inputs."""
+  del theta
+  return tuple(row)

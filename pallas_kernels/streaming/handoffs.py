@@ -1,33 +1,131 @@
-"""Hand-off of a linear recurrence between the CTAs of one sequence.
+"""Hand-off of a linear recurrence between the warpgroups of one CTA.
 
-Where batch and features alone do not fill the device, several CTAs share a
-sequence. Each wave of blocks is dealt to them, one block each; the blocks of
-one CTA are a segment. A block amounts to one affine map h -> A h + B. A CTA
-composes the map of its block some waves before the recurrence gets there, and
-publishes it in a mailbox. When its turn comes it polls the maps of all segments
-of the wave, and applies those before its own to h. So polling takes no time
-unless another CTA is behind, and inputs are read from device memory once.
+Blocks are dealt round-robin to warpgroups. Each loads, computes gates and
+stores independently; only the recurrence itself, one multiplication and
+addition a step, is passed on in order: a warpgroup waits for the h that its
+predecessor ends with, runs through its block and hands its own h on. So h is
+computed in the order of time for any number of warpgroups.
 """
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+from jax import lax
 from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
 from pallas_kernels.mosaic import affine_maps
 from pallas_kernels.mosaic import instructions
 from pallas_kernels.mosaic import mailbox
 from pallas_kernels.mosaic import ptx
-from pallas_kernels.streaming import handoff_warpgroups
+from pallas_kernels.streaming import blocks
 from pallas_kernels.streaming import kernel_call
-from pallas_kernels.streaming import ring_buffers
-from pallas_kernels.streaming import streams
-from pallas_kernels.streaming import time_blocks
 
 Array = jax.Array
 Ref = Any
+
+
+class Alone:
+  """No hand-off: one warpgroup has all blocks of a sequence.
+
+  Args:
+    inputs: ring buffers of this warpgroup's blocks.
+  """
+
+  def __init__(self, inputs: blocks.Inputs):
+    self.inputs, self.walk = inputs, inputs.walk
+
+  def begin(self, h: Array) -> None:
+    """Takes h before the first block."""
+
+  def arrive(self, wave) -> None:
+    """Waits for the inputs of this warpgroup's block."""
+    self.inputs.wait(wave)
+
+  def before(self, wave, h: Array) -> Array:
+    """Returns h before this warpgroup's block.
+
+    Args:
+      wave: index of the wave.
+      h: the result of `after` for the wave before.
+    """
+    return h
+
+  def after(self, h: Array) -> Array:
+    """Takes h after this warpgroup's block; returns h to keep."""
+    return h
+
+  def end(self) -> None:
+    """Takes the last hand-off, which has no block.
+
+    Interpret mode wants each arrival at a barrier to be waited for.
+    """
+
+
+class Turns(Alone):
+  """Warpgroups hand h on through shared memory, in turn.
+
+  A place is written again only after all warpgroups have had their turn, so by
+  then it has been read.
+
+  Args:
+    inputs: ring buffers of this warpgroup's blocks.
+    places: h for each warpgroup, in shared memory.
+    turns: an mbarrier for each place.
+  """
+
+  def __init__(self, inputs: blocks.Inputs, places: Ref, turns: Ref):
+    super().__init__(inputs)
+    self.places, self.turns = places, turns
+
+  def begin(self, h: Array) -> None:
+    last = self.walk.config.warpgroups - 1
+    pl.when(self.walk.warpgroup == last)(lambda: self._hand_on(h))
+
+  def before(self, wave, h: Array) -> Array:
+    own = self.walk.warpgroup
+    plgpu.barrier_wait(self.turns.at[own])
+    return self.places[own]
+
+  def end(self) -> None:
+    wait = lambda: plgpu.barrier_wait(self.turns.at[0])
+    pl.when(self.walk.warpgroup == 0)(wait)
+
+  def after(self, h: Array) -> Array:
+    self._hand_on(h)
+    return h
+
+  def _hand_on(self, h: Array) -> None:
+    count = jnp.int32(self.walk.config.warpgroups)
+    following = lax.rem(self.walk.warpgroup + 1, count)
+    self.places[following] = h
+    plgpu.barrier_arrive(self.turns.at[following])
+
+
+def types(config: blocks.Config) -> list:
+  """Returns the scratch of `Turns`, none for one warpgroup."""
+  if config.warpgroups == 1:
+    return []
+  return [
+      plgpu.SMEM((config.warpgroups, blocks.LANES), jnp.float32),
+      plgpu.Barrier(num_barriers=config.warpgroups),
+  ]
+
+
+# Hand-off of a linear recurrence between the CTAs of one sequence.
+#
+# Where batch and features alone do not fill the device, several CTAs share a
+# sequence. Each wave of blocks is dealt to them, one block each; the blocks of
+# one CTA are a segment. A block amounts to one affine map h -> A h + B. A CTA
+# composes the map of its block some waves before the recurrence gets there, and
+# publishes it in a mailbox. When its turn comes it polls the maps of all
+# segments of the wave, and applies those before its own to h. So polling takes
+# no time unless another CTA is behind, and inputs are read from device memory
+# once.
+
+
 Plan = kernel_call.Plan
 
 
@@ -45,7 +143,7 @@ class MapRing(mailbox.MailboxRing):
   slots = 32
   steps_between_fences = 8
 
-  def __init__(self, walk: time_blocks.Walk, ref: Ref):
+  def __init__(self, walk: blocks.Walk, ref: Ref):
     self.walk, self.ref = walk, ref
     self.pairs = walk.config.segments // 2
     self.lane = ptx.thread() + walk.features.start
@@ -105,29 +203,29 @@ def mailboxes(plan: Plan) -> list[jax.ShapeDtypeStruct]:
 
 
 def handoff(
-    inputs: ring_buffers.Inputs,
+    inputs: blocks.Inputs,
     find: Callable[..., Any],
     scratch: Sequence[Ref],
     mailboxes: Sequence[Ref],
-) -> handoff_warpgroups.Alone:
+) -> Alone:
   """Returns the hand-off that the cut asks for.
 
   Args:
     inputs: ring buffers of this warpgroup's blocks.
     find: wave -> the map of each step in this warpgroup's block, once its
       inputs are there.
-    scratch: for warpgroups, as `handoff_warpgroups.types` lists it.
+    scratch: for warpgroups, as `types` lists it.
     mailboxes: for CTAs, as `mailboxes` lists them.
   """
   config = inputs.walk.config
   if config.segments > 1:
     return Relay(inputs, find, *mailboxes)
   if config.warpgroups > 1:
-    return handoff_warpgroups.Turns(inputs, *scratch)
-  return handoff_warpgroups.Alone(inputs)
+    return Turns(inputs, *scratch)
+  return Alone(inputs)
 
 
-class Relay(handoff_warpgroups.Alone):
+class Relay(Alone):
   """CTAs publish the maps of their blocks, some waves ahead.
 
   Args:
@@ -136,9 +234,7 @@ class Relay(handoff_warpgroups.Alone):
     ref: the mailbox.
   """
 
-  def __init__(
-      self, inputs: ring_buffers.Inputs, find: Callable[..., Any], ref: Ref
-  ):
+  def __init__(self, inputs: blocks.Inputs, find: Callable[..., Any], ref: Ref):
     super().__init__(inputs)
     self.find, walk = find, inputs.walk
     self.ahead, self.count = walk.config.ahead, walk.config.segments
@@ -146,7 +242,7 @@ class Relay(handoff_warpgroups.Alone):
       raise ValueError(f'ahead is at most {MOST_AHEAD}, got {self.ahead}')
     self.maps = MapRing(walk, ref)
     layout = walk.layout
-    tiles = layout.batch * layout.padded // streams.LANES
+    tiles = layout.batch * layout.padded // blocks.LANES
     mailbox.open_all([self.maps], tiles * self.count, 1)
     pl.loop(0, min(self.ahead, walk.waves))(self._publish)
 
