@@ -29,7 +29,7 @@ from rnnzoo.benchmark import machine
 from rnnzoo.benchmark import measurement
 from rnnzoo.benchmark import report
 from rnnzoo.benchmark import timing
-from rnnzoo.engines import path_choice
+from rnnzoo.engines import choice
 
 _REPEATS = flags.DEFINE_integer(
     'repeats', 7, 'Measurements of each program.', lower_bound=1
@@ -131,7 +131,7 @@ def build(case: Any, direction: str, way: str) -> tuple[Any, dict[str, Any]]:
   function, state = program(case, direction, way)
   x = jax.ShapeDtypeStruct(size(case, way), jnp.bfloat16)
   start = time.perf_counter()
-  with path_choice.noted() as choices:
+  with choice.noted() as choices:
     lowered = jax.jit(function).lower(state, x, x)
   compiled = lowered.compile()
   memory: Any = compiled.memory_analysis()

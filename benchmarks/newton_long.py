@@ -7,7 +7,7 @@ Cells without a projection, float32, heads as the cell's R has them, forward
 and, with `--gradients`, forward and backward, with gradients of gates and of R.
 A row of 'associative_scan' has the error against 'pallas', relative to the
 largest output, and how the joints between parts of time went
-(`rnnzoo.engines.newton_joints.Report`). `--together=4` also times so many calls
+(`engines.time.kernel_parts.Report`). `--together=4` also times so many calls
 in one program, each on gates of its own: a program that waits for its loop has
 the device wait for the next call too. `--iterations` also times the iteration
 over single steps. `--grid` has GRUs over steps, batch and units, beside 'scan'
@@ -35,9 +35,9 @@ from rnnzoo.benchmark import timing
 from rnnzoo.cells import elman
 from rnnzoo.cells import slstm
 from rnnzoo.engines import call as call_lib
-from rnnzoo.engines import newton_joints
-from rnnzoo.engines import newton_plan
 from rnnzoo.engines import selection
+from rnnzoo.engines.time import kernel_parts
+from rnnzoo.engines.time import plan as newton_plan
 
 _OUTPUT = flags.DEFINE_string('output', None, 'The JSON file to write.')
 _COMMIT = flags.DEFINE_string('commit', '', 'The commit that is measured.')
@@ -219,7 +219,7 @@ def joints(cell, params, x, kernel) -> dict[str, Any]:
     return operands.carry, (jnp.zeros(shape),) * len(cell.carry_names)
 
   report = jax.jit(
-      lambda operands: newton_joints.unroll(plan.steps, operands, otherwise)[2]
+      lambda operands: kernel_parts.unroll(plan.steps, operands, otherwise)[2]
   )(operands)
   return {
       'parts': int(report.parts),

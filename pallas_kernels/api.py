@@ -25,6 +25,7 @@ from pallas_kernels import call as call_lib
 from pallas_kernels import devices
 from pallas_kernels import projection
 from pallas_kernels import step
+from pallas_kernels.tiled import choice
 from pallas_kernels.tiled import limits
 
 Array = jax.Array
@@ -68,7 +69,7 @@ def in_tiles(
   except NotImplementedError:
     return False
   rows, time = lead
-  return limits.pay(
+  return choice.pay(
       target,
       recurrent_kernel,
       rows=rows,

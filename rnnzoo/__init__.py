@@ -16,8 +16,8 @@ import importlib as _importlib
 import types as _types
 import typing as _typing
 
-from rnnzoo.carries import HiddenCarry
 from rnnzoo.cell import Cell
+from rnnzoo.cell import HiddenCarry
 from rnnzoo.cell import LinearCell
 from rnnzoo.cell import TwoStageCell
 from rnnzoo.cells.agru import AGRU
@@ -43,27 +43,27 @@ from rnnzoo.cells.minlstm import MinLSTMCell
 from rnnzoo.cells.slstm import SLSTM
 from rnnzoo.cells.slstm import SLSTMCarry
 from rnnzoo.cells.slstm import SLSTMCell
-from rnnzoo.engines.linear_recurrence import linear_scan
+from rnnzoo.doors.flash import flashrnn
+from rnnzoo.doors.flash import FlashRNNConfig
+from rnnzoo.doors.scanned import ScannedRNN
+from rnnzoo.engines.linear import linear_scan
+from rnnzoo.engines.paths import unroll
+from rnnzoo.engines.paths import unroll_carries
 from rnnzoo.engines.selection import AssociativeScan
 from rnnzoo.engines.selection import Pallas
 from rnnzoo.engines.selection import Scan
-from rnnzoo.engines.unrolling import unroll
-from rnnzoo.engines.unrolling import unroll_carries
-from rnnzoo.flash_interface import flashrnn
-from rnnzoo.flash_interface import FlashRNNConfig
+from rnnzoo.inspect.planning import DryRun
+from rnnzoo.inspect.planning import dryrun
+from rnnzoo.inspect.verification import Verification
+from rnnzoo.inspect.verification import verify
 from rnnzoo.layers.bidirectional import Bidirectional
-from rnnzoo.layers.constraints import constrain
 from rnnzoo.layers.dense_stack import DenseStack
-from rnnzoo.layers.dropconnect import dropconnect
+from rnnzoo.layers.initializers import constrain
+from rnnzoo.layers.initializers import dropconnect
 from rnnzoo.layers.recurrent import RecurrentLayer
 from rnnzoo.layers.sequence_layer import SequenceLayer
-from rnnzoo.layers.slstm_block import SLSTMBlock
 from rnnzoo.layers.stack import Stack
-from rnnzoo.planning import DryRun
-from rnnzoo.planning import dryrun
-from rnnzoo.scanned import ScannedRNN
-from rnnzoo.verification import Verification
-from rnnzoo.verification import verify
+from rnnzoo.layers.xlstm_block import SLSTMBlock
 
 __version__ = '0.1.0.dev0'
 

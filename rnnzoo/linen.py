@@ -40,8 +40,8 @@ import jax
 import jax.numpy as jnp
 
 import rnnzoo
-from rnnzoo import scanned
 from rnnzoo import settings
+from rnnzoo.doors import scanned
 from rnnzoo.engines import selection
 from rnnzoo.layers import initializers
 from rnnzoo.layers import sequence_layer

@@ -5,6 +5,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 import functools
+import importlib.util
 import math
 import numbers
 from typing import Any
@@ -340,4 +341,23 @@ def factories(
     raise ValueError(
         f'{argument} must be a layer class such as rnnzoo.GRU, or a function'
         f' with its signature, got {got}{hint}.'
+    )
+
+
+# Says which extra to install for a part that needs more packages.
+
+
+def require(part: str, extra: str, packages: Sequence[str]) -> None:
+  """Raises ModuleNotFoundError unless packages of an extra are installed.
+
+  Args:
+    part: of the library, as 'rnnzoo.training'.
+    extra: of pyproject.toml, which has the packages.
+    packages: their names as they are imported.
+  """
+  missing = [name for name in packages if not importlib.util.find_spec(name)]
+  if missing:
+    raise ModuleNotFoundError(
+        f"{part} needs {', '.join(missing)}: pip install 'rnnzoo[{extra}]'",
+        name=missing[0],
     )

@@ -51,7 +51,7 @@ def _all(path: str, test: str, *mutants: tuple[str, str, str]) -> list[Mutant]:
 
 MUTANTS = (
     *_all(
-        'rnnzoo/scanned.py',
+        'rnnzoo/doors/scanned.py',
         'tests/scanned_test.py',
         ('resets != 0 if', 'resets > 0 if', 'resets_of_any_dtype'),
         ('_check_start(made)', 'pass', 'learned_carry_is_refused'),
@@ -63,7 +63,7 @@ MUTANTS = (
         ('part.dropout_rate = False, 0.0', 'x = False, 0.0', 'dropout_by_rngs'),
     ),
     *_all(
-        'rnnzoo/layers/wavefront.py',
+        'rnnzoo/layers/levels.py',
         'tests/layers/wavefront_test.py',
         (
             'valid if mask is None else mask & valid',
@@ -181,7 +181,7 @@ MUTANTS = (
         ('_reciprocal(n), _re', '1 / n, _re', 'second'),
     ),
     *_all(
-        'rnnzoo/layers/gated_mlp.py',
+        'rnnzoo/layers/xlstm_parts.py',
         'tests/layers/slstm_block_test.py',
         ('normal(2 / num_blocks / math', 'normal(2 / math', 'test_start'),
     ),
@@ -195,7 +195,7 @@ MUTANTS = (
         ),
     ),
     *_all(
-        'rnnzoo/engines/associative.py',
+        'rnnzoo/engines/time/maps.py',
         'tests/engines/linear_scan_test.py',
         (
             '_beside(b1, a2) * _beside(a2, b1) + b2',
@@ -247,7 +247,7 @@ MUTANTS = (
         ),
     ),
     *_all(
-        'rnnzoo/engines/scan_adjoint.py',
+        'rnnzoo/engines/scan/derivatives.py',
         'tests/cells/new_cell_test.py',
         (
             'd_restart = scan_steps.select(reset, d_start, _zeros(d_start))',
@@ -261,12 +261,12 @@ MUTANTS = (
         ),
     ),
     *_all(
-        'rnnzoo/engines/scan_adjoint.py',
+        'rnnzoo/engines/scan/derivatives.py',
         'tests/engines/recurrent_gradient_test.py',
         ('jnp.clip(d, -clip, clip)', 'jnp.clip(d, 0, clip)', 'test_gradients'),
     ),
     *_all(
-        'rnnzoo/engines/scan_steps.py',
+        'rnnzoo/engines/scan/steps.py',
         'tests/cells/new_cell_test.py',
         (
             'is_first = entry == (time if reverse else -1)',
@@ -295,7 +295,7 @@ MUTANTS = (
         ('lax.optimization_barrier((', '((', 'waits_for'),
     ),
     *_all(
-        'rnnzoo/engines/path_choice.py',
+        'rnnzoo/engines/choice.py',
         'tests/layers/errors_test.py',
         ('warn_once(f', 'log_once(f', 'warns_once'),
     ),
@@ -349,7 +349,7 @@ MUTANTS = (
         ('step(carry, x, reset=reset)', 'step(carry, x)', 'SequenceModel'),
     ),
     *_all(
-        'rnnzoo/engines/partitioning.py',
+        'rnnzoo/engines/sharding.py',
         'tests/planning_test.py',
         ('_over.reset(token)', 'pass', 'over_devices'),
         (
@@ -387,7 +387,7 @@ MUTANTS = (
         ),
     ),
     *_all(
-        'rnnzoo/layers/constraints.py',
+        'rnnzoo/layers/initializers.py',
         'tests/cells/cells_test.py',
         ('-bound, bound)', '0, bound)', 'Constrain or clips'),
     ),

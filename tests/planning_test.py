@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import rnnzoo
-from rnnzoo import planning
-from rnnzoo.engines import path_choice
+from rnnzoo.engines import choice as choice_lib
+from rnnzoo.inspect import planning
 from tests.testing import abstract_gpu
 
 HLO = """
@@ -253,7 +253,7 @@ class DryRunTest(parameterized.TestCase):
         axis_types=(jax.sharding.AxisType.Explicit,) * 2,
     )
     sharding = NamedSharding(mesh, P(None, 'time', 'model'))
-    with path_choice.noted() as choices, jax.sharding.use_abstract_mesh(mesh):
+    with choice_lib.noted() as choices, jax.sharding.use_abstract_mesh(mesh):
       a = x_of((2, 6, 4), sharding=sharding)
       jax.eval_shape(rnnzoo.linear_scan, a, a)
     (choice,) = choices

@@ -9,7 +9,7 @@ hundred rows make fewer tiles than CTAs. Each CTA then keeps one tile, and its
 part of R, on chip for the whole sequence.
 
     op.py            one differentiable operation
-    limits.py        which problems can run, and where it pays
+    choice.py        where it pays; limits.py: sizes that can run
     tuning.py        how large tiles are: a Config
     cut.py           tiles, which CTA has which, and how CTAs wait for others
     plan.py          static facts of one kernel, and what the adjoint keeps

@@ -1,15 +1,6 @@
-"""The recurrences that kernels in tiles can run, and where these pay.
-
-It imports no GPU backend.
-"""
+"""Sizes that kernels in tiles can run. It imports no GPU backend."""
 
 import math
-from typing import Any
-
-import jax.numpy as jnp
-
-from pallas_kernels import call as call_lib
-from pallas_kernels import devices
 
 # Depth of a slice of a product: a row of it is 128 bytes.
 DEPTH = 64
@@ -22,26 +13,8 @@ GATES = 4
 # streams too, and faster from 512 on.
 ROWS_TO_PROJECT = 512
 
-# Rows of a batch times the square of a head's units, from which tiles are
-# faster. Of one head, by benchmarks/tuning_large_batches_h200.json and
-# tuning_on_chip_h100.json: 256 rows of 768 units, 512 of 512, 2,048 of 256.
-WORK = 130_000_000
-
-# The same where both passes keep R on the chip, of more rows than a tile has,
-# heads of so many units and few arrays in a carry: with four, the adjoint has
-# too few registers. By benchmarks/tuning_on_chip_h100.json, of LSTM and GRU: 80
-# rows of 768 units, 128 of 512, 192 of 384.
-WORK_ON_CHIP = 28_000_000
-_ROWS, _SIZES_ON_CHIP, _STATES_ON_CHIP = 64, (384, 1024), 2
-
-# Cells with fewer gates were not measured below: they have less to multiply.
-_GATES_ON_CHIP, _WORK_OF_FEW_GATES, _SIZE_OF_FEW_GATES = 3, 75_000_000, 768
-
-# Rows of a batch of which kernels with R on the chip have tiles of 32 rows, and
-# units of such heads. With 16 rows, or 1,024 units, forward passes of other
-# kernels are faster, by benchmarks/tuning_low_tiles_h100.json, of LSTM and GRU.
+# Rows of a batch of which kernels with R on the chip have tiles of 32 rows.
 LOW_BATCHES = range(17, 33)
-_LOW_SIZES = 1088, 2048
 
 # Rows of the smallest tile.
 _TILE = 64
@@ -71,81 +44,3 @@ def rows_at_once(rows: int, time: int, gates: int, features: int) -> int:
   tiles = math.ceil(rows / _TILE)
   parts = math.ceil(tiles / (most // _TILE))
   return _TILE * math.ceil(tiles / parts)
-
-
-def pay(
-    target: devices.Target,
-    kernel: Any,
-    *,
-    rows: int,
-    time: int,
-    gates: int,
-    states: int,
-    two_stages: bool,
-    call: call_lib.Call,
-) -> bool:
-  """Returns whether kernels in tiles can run a recurrence, and pay.
-
-  Of a batch of more than `rows_at_once`, it says so of a part.
-
-  Args:
-    target: the device.
-    kernel: R, [G', N, D, D]; its shape and dtype are read.
-    rows: B.
-    time: T.
-    gates: G.
-    states: arrays of the carry.
-    two_stages: whether the cell has a second product in each step.
-    call: options of the run.
-  """
-  recurrent, heads, size, _ = kernel.shape
-  can_run = (
-      target.wgmma
-      and not target.interpret
-      and not two_stages
-      and call.groups == 1
-      and not call.cast_kernel
-      and jnp.dtype(kernel.dtype).itemsize == 2
-      and size % DEPTH == 0
-      and recurrent <= GATES
-  )
-  rows = rows_at_once(rows, time, max(gates, recurrent), heads * size)
-  if not can_run or heads > 1:
-    return False
-  if rows in LOW_BATCHES and _low_pay(recurrent, size, states, call):
-    # Pallas's GPU backend is imported where it is known to work.
-    from pallas_kernels.tiled import tuning
-
-    if tuning.on_chip(
-        batch=rows, heads=heads, size=size, recurrent=recurrent, target=target
-    ):
-      return True
-  work = rows * size**2
-  if work >= WORK:
-    return True
-  least, (smallest, largest) = WORK_ON_CHIP, _SIZES_ON_CHIP
-  if recurrent < _GATES_ON_CHIP:
-    least, smallest = _WORK_OF_FEW_GATES, _SIZE_OF_FEW_GATES
-  if work < least or rows <= _ROWS or states > _STATES_ON_CHIP:
-    return False
-  if not smallest <= size <= largest:
-    return False
-  # Pallas's GPU backend is imported where it is known to work.
-  from pallas_kernels.tiled import tuning
-
-  return tuning.on_chip(
-      batch=rows, heads=heads, size=size, recurrent=recurrent, target=target
-  )
-
-
-def _low_pay(
-    recurrent: int, size: int, states: int, call: call_lib.Call
-) -> bool:
-  """Returns whether tiles of 32 rows pay where they can run; as for `pay`."""
-  smallest, largest = _LOW_SIZES
-  return (
-      smallest <= size <= largest
-      and recurrent >= _GATES_ON_CHIP
-      and states <= _STATES_ON_CHIP
-      and not call.stop_recurrent_gradient
-  )

@@ -23,6 +23,7 @@ from pallas_kernels.dense import plan as dense_plan
 from pallas_kernels.mosaic import autodiff
 from pallas_kernels.mosaic import step_flags
 from pallas_kernels.tiled import backward
+from pallas_kernels.tiled import choice
 from pallas_kernels.tiled import forward
 from pallas_kernels.tiled import limits
 from pallas_kernels.tiled import plan as plan_lib
@@ -264,7 +265,7 @@ def _of_few_rows(
   rows = x.shape[recurrence.batch_axis]
   whole, time, *_ = recurrence.shape
   dtype = jnp.promote_types(x.dtype, recurrent_kernel.dtype)
-  if rows == whole or limits.pay(
+  if rows == whole or choice.pay(
       recurrence.target,
       jax.ShapeDtypeStruct(recurrent_kernel.shape, dtype),
       rows=rows,

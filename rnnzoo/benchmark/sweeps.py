@@ -25,7 +25,7 @@ from rnnzoo.benchmark import measurement
 from rnnzoo.benchmark import suites
 from rnnzoo.benchmark import timing
 from rnnzoo.benchmark import watchdog as watchdog_lib
-from rnnzoo.engines import path_choice
+from rnnzoo.engines import choice
 
 # As a share of the best path's time.
 _SLOWER = 1.05
@@ -105,7 +105,7 @@ def _note(case: cases.Case) -> dict[str, str]:
     options: Any = {'dtype': dtype, **shape.options}
     return make(*sizes, rngs=nnx.Rngs(0), **options)(x)
 
-  with path_choice.noted() as choices:
+  with choice.noted() as choices:
     jax.eval_shape(run, x)
   return {'path_of_none': choices[-1].path}
 

@@ -7,14 +7,13 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 
-from rnnzoo import carries
 from rnnzoo import cell
 from rnnzoo import checks
 from rnnzoo import settings
 from rnnzoo.cells import antisymmetric
 from rnnzoo.layers import initializers
-from rnnzoo.layers import options as options_lib
 from rnnzoo.layers import recurrent
+from rnnzoo.layers import sequence_layer
 
 sigmoid, tanh = jax.nn.sigmoid, jnp.tanh
 xavier_uniform = initializers.xavier_uniform
@@ -47,11 +46,11 @@ class AGRUCell(cell.TwoStageCell):
     return (h + params['epsilon'] * z * d,)
 
 
-class _Options(options_lib.Options, options_lib.BiasInit, total=False):
+class _Options(sequence_layer.Options, sequence_layer.BiasInit, total=False):
   """Options that AGRU passes on."""
 
 
-class AGRU(recurrent.RecurrentLayer[carries.HiddenCarry]):
+class AGRU(recurrent.RecurrentLayer[cell.HiddenCarry]):
   """Antisymmetric gated recurrent unit.
 
       A   = W - Wᵀ - γ I

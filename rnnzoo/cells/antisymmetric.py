@@ -11,12 +11,11 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 
-from rnnzoo import carries
 from rnnzoo import cell
 from rnnzoo import settings
 from rnnzoo.layers import initializers
-from rnnzoo.layers import options as options_lib
 from rnnzoo.layers import recurrent
+from rnnzoo.layers import sequence_layer
 
 sigmoid, tanh = jax.nn.sigmoid, jnp.tanh
 
@@ -91,15 +90,15 @@ class GatedAntisymmetricRNNCell(cell.Cell):
 
 
 class _Options(
-    options_lib.Options,
-    options_lib.ParamDtype,
-    options_lib.BiasInit,
+    sequence_layer.Options,
+    sequence_layer.ParamDtype,
+    sequence_layer.BiasInit,
     total=False,
 ):
   """Options that AntisymmetricRNN passes on."""
 
 
-class AntisymmetricRNN(recurrent.RecurrentLayer[carries.HiddenCarry]):
+class AntisymmetricRNN(recurrent.RecurrentLayer[cell.HiddenCarry]):
   """AntisymmetricRNN, plain or gated.
 
       A   = W - Wᵀ - γ I

@@ -7,11 +7,10 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 
-from rnnzoo import carries
 from rnnzoo import cell
 from rnnzoo import settings
-from rnnzoo.layers import options as options_lib
 from rnnzoo.layers import recurrent
+from rnnzoo.layers import sequence_layer
 
 ACTIVATIONS = {'tanh': jnp.tanh, 'relu': jax.nn.relu}
 
@@ -50,17 +49,17 @@ class ElmanCell(cell.Cell):
 
 
 class _Options(
-    options_lib.Options,
-    options_lib.ParamDtype,
-    options_lib.KernelInit,
-    options_lib.BiasInit,
-    options_lib.RecurrentKernel,
+    sequence_layer.Options,
+    sequence_layer.ParamDtype,
+    sequence_layer.KernelInit,
+    sequence_layer.BiasInit,
+    sequence_layer.RecurrentKernel,
     total=False,
 ):
   """Options that Elman passes on."""
 
 
-class Elman(recurrent.RecurrentLayer[carries.HiddenCarry]):
+class Elman(recurrent.RecurrentLayer[cell.HiddenCarry]):
   """Elman recurrent layer, also known as the simple or vanilla RNN.
 
       h_t = φ(W x_t + b + R h_{t-1})        y_t = h_t

@@ -7,12 +7,11 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 
-from rnnzoo import carries
 from rnnzoo import cell
 from rnnzoo import checks
 from rnnzoo import settings
-from rnnzoo.layers import options as options_lib
 from rnnzoo.layers import recurrent
+from rnnzoo.layers import sequence_layer
 
 sigmoid, tanh = jax.nn.sigmoid, jnp.tanh
 
@@ -49,16 +48,16 @@ class GRUCell(cell.Cell):
 
 
 class _Options(
-    options_lib.Options,
-    options_lib.KernelInit,
-    options_lib.BiasInit,
-    options_lib.RecurrentKernel,
+    sequence_layer.Options,
+    sequence_layer.KernelInit,
+    sequence_layer.BiasInit,
+    sequence_layer.RecurrentKernel,
     total=False,
 ):
   """Options that GRU passes on."""
 
 
-class GRU(recurrent.RecurrentLayer[carries.HiddenCarry]):
+class GRU(recurrent.RecurrentLayer[cell.HiddenCarry]):
   """Gated recurrent unit, reset after the product as in torch and cuDNN.
 
       r_t = σ(W_r x_t + b_r + R_r h_{t-1})

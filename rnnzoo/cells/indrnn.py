@@ -8,25 +8,25 @@ from typing import Unpack
 
 from flax import nnx
 
-from rnnzoo import carries
+from rnnzoo import cell
 from rnnzoo import settings
 from rnnzoo.cells import elman
 from rnnzoo.layers import initializers
-from rnnzoo.layers import options as options_lib
 from rnnzoo.layers import recurrent
+from rnnzoo.layers import sequence_layer
 
 
 class _Options(
-    options_lib.Options,
-    options_lib.ParamDtype,
-    options_lib.KernelInit,
-    options_lib.BiasInit,
+    sequence_layer.Options,
+    sequence_layer.ParamDtype,
+    sequence_layer.KernelInit,
+    sequence_layer.BiasInit,
     total=False,
 ):
   """Options that IndRNN passes on."""
 
 
-class IndRNN(recurrent.RecurrentLayer[carries.HiddenCarry]):
+class IndRNN(recurrent.RecurrentLayer[cell.HiddenCarry]):
   """Independently recurrent neural network.
 
       h_t = φ(W x_t + b + u h_{t-1}),  |u| <= max_abs       y_t = h_t

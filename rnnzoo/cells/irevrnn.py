@@ -7,14 +7,12 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 
-from rnnzoo import carries
 from rnnzoo import cell
 from rnnzoo import checks
 from rnnzoo import settings
-from rnnzoo.layers import constraints
 from rnnzoo.layers import initializers
-from rnnzoo.layers import options as options_lib
 from rnnzoo.layers import recurrent
+from rnnzoo.layers import sequence_layer
 
 ACTIVATIONS = {
     'relu': jax.nn.relu,
@@ -35,7 +33,7 @@ class IRevRNNCarry(NamedTuple):
   c: jax.Array
 
 
-carries.register(IRevRNNCarry)
+cell.register(IRevRNNCarry)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,9 +121,9 @@ _MOST_STEPS = 1000
 
 
 class _Options(
-    options_lib.Options,
-    options_lib.KernelInit,
-    options_lib.BiasInit,
+    sequence_layer.Options,
+    sequence_layer.KernelInit,
+    sequence_layer.BiasInit,
     total=False,
 ):
   """Options that IRevRNN passes on."""
@@ -213,7 +211,7 @@ class IRevRNN(recurrent.RecurrentLayer[IRevRNNCarry]):
       inner[name] = nnx.Param(float(inner_scale) * draw)
       if max_abs is not None:
         inner[name].set_metadata(max_abs=max_abs)
-        inner[name] = constraints.constrain(inner[name])
+        inner[name] = initializers.constrain(inner[name])
     super().__init__(
         IRevRNNCell(activation, inner_activation),
         in_features,

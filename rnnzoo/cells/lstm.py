@@ -7,12 +7,11 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 
-from rnnzoo import carries
 from rnnzoo import cell
 from rnnzoo import settings
 from rnnzoo.layers import initializers
-from rnnzoo.layers import options as options_lib
 from rnnzoo.layers import recurrent
+from rnnzoo.layers import sequence_layer
 
 sigmoid, tanh = jax.nn.sigmoid, jnp.tanh
 
@@ -29,7 +28,7 @@ class LSTMCarry(NamedTuple):
   c: jax.Array
 
 
-carries.register(LSTMCarry)
+cell.register(LSTMCarry)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,10 +62,10 @@ class LSTMCell(cell.Cell):
 
 
 class _Options(
-    options_lib.Options,
-    options_lib.ParamDtype,
-    options_lib.KernelInit,
-    options_lib.RecurrentKernel,
+    sequence_layer.Options,
+    sequence_layer.ParamDtype,
+    sequence_layer.KernelInit,
+    sequence_layer.RecurrentKernel,
     total=False,
 ):
   """Options that LSTM passes on."""

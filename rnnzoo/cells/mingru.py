@@ -7,11 +7,10 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 
-from rnnzoo import carries
 from rnnzoo import cell
 from rnnzoo import settings
-from rnnzoo.layers import options as options_lib
 from rnnzoo.layers import recurrent
+from rnnzoo.layers import sequence_layer
 
 sigmoid = jax.nn.sigmoid
 
@@ -56,16 +55,16 @@ class MinGRUCell(cell.LinearCell):
 
 
 class _Options(
-    options_lib.Options,
-    options_lib.ParamDtype,
-    options_lib.KernelInit,
-    options_lib.BiasInit,
+    sequence_layer.Options,
+    sequence_layer.ParamDtype,
+    sequence_layer.KernelInit,
+    sequence_layer.BiasInit,
     total=False,
 ):
   """Options that MinGRU passes on."""
 
 
-class MinGRU(recurrent.RecurrentLayer[carries.HiddenCarry]):
+class MinGRU(recurrent.RecurrentLayer[cell.HiddenCarry]):
   """Minimal GRU, linear in its memory.
 
       z_t = σ(W_z x_t + b_z)

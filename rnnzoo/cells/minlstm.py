@@ -7,13 +7,12 @@ from flax import nnx
 from jax import lax
 import jax.numpy as jnp
 
-from rnnzoo import carries
 from rnnzoo import cell
 from rnnzoo import settings
 from rnnzoo.cells import mingru
 from rnnzoo.layers import initializers
-from rnnzoo.layers import options as options_lib
 from rnnzoo.layers import recurrent
+from rnnzoo.layers import sequence_layer
 
 # Beyond it a sigmoid is what it is there: an infinity less itself is not 0.
 _LARGE = 1e30
@@ -54,15 +53,15 @@ class MinLSTMCell(cell.LinearCell):
 
 
 class _Options(
-    options_lib.Options,
-    options_lib.ParamDtype,
-    options_lib.KernelInit,
+    sequence_layer.Options,
+    sequence_layer.ParamDtype,
+    sequence_layer.KernelInit,
     total=False,
 ):
   """Options that MinLSTM passes on."""
 
 
-class MinLSTM(recurrent.RecurrentLayer[carries.HiddenCarry]):
+class MinLSTM(recurrent.RecurrentLayer[cell.HiddenCarry]):
   """Minimal LSTM, linear in its memory, with forget and input normalised.
 
       f_t, i_t = σ(W x_t + b)

@@ -8,12 +8,11 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 
-from rnnzoo import carries
 from rnnzoo import cell
 from rnnzoo import settings
 from rnnzoo.layers import initializers
-from rnnzoo.layers import options as options_lib
 from rnnzoo.layers import recurrent
+from rnnzoo.layers import sequence_layer
 
 sigmoid, tanh = jax.nn.sigmoid, jnp.tanh
 
@@ -102,7 +101,7 @@ class SLSTMCarry(NamedTuple):
   m: jax.Array
 
 
-carries.register(SLSTMCarry)
+cell.register(SLSTMCarry)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,9 +170,9 @@ class SLSTMCell(cell.Cell):
 
 
 class _Options(
-    options_lib.Options,
-    options_lib.ParamDtype,
-    options_lib.KernelInit,
+    sequence_layer.Options,
+    sequence_layer.ParamDtype,
+    sequence_layer.KernelInit,
     total=False,
 ):
   """Options that SLSTM passes on."""

@@ -16,19 +16,21 @@ import pallas_kernels
 from pallas_kernels import devices
 from pallas_kernels import promotion
 from rnnzoo import cell as cell_lib
-from rnnzoo.engines import associative
+from rnnzoo import checks
+from rnnzoo import contract
+from rnnzoo import settings
 from rnnzoo.engines import call as call_lib
-from rnnzoo.engines import costs
-from rnnzoo.engines import linear_parts
-from rnnzoo.engines import newton_plan
-from rnnzoo.engines import newton_windows
-from rnnzoo.engines import partitioning
-from rnnzoo.engines import path_choice
+from rnnzoo.engines import choice as choice_lib
 from rnnzoo.engines import products
-from rnnzoo.engines import scan as scan_lib
-from rnnzoo.engines import scan_steps
 from rnnzoo.engines import selection
-from rnnzoo.engines import time_parts
+from rnnzoo.engines import sharding
+from rnnzoo.engines.scan import loop as scan_loop
+from rnnzoo.engines.scan import steps as scan_steps
+from rnnzoo.engines.time import devices as time_devices
+from rnnzoo.engines.time import linear_parts
+from rnnzoo.engines.time import maps
+from rnnzoo.engines.time import path as newton_path
+from rnnzoo.engines.time import plan as newton_plan
 
 Call = call_lib.Call
 Carry = cell_lib.Carry
@@ -45,7 +47,7 @@ def run(
     operands: Operands,
     call: Call,
     implementation: selection.Implementation,
-    over: time_parts.Names = (),
+    over: time_devices.Names = (),
 ) -> tuple[Carry, Carry]:
   """Runs a cell over time, without checks.
 
@@ -68,7 +70,7 @@ def run(
     NotImplementedError: the implementation named cannot run this.
   """
   axis = 0 if call.time_major else 1
-  if partitioning.is_sharded(operands):
+  if sharding.is_sharded(operands):
     return _over_devices(cell, projection, operands, call, implementation)
   if isinstance(projection, call_lib.Given) and operands.x.ndim != 4:
     return _as_one_batch(cell, operands, call, implementation, over)
@@ -97,11 +99,11 @@ def run(
   if implementation is None and linear:
     lead = operands.x.shape[1 - axis], operands.x.shape[axis]
     features = projection.features(operands.weights, operands.x)
-    slower_kernel = costs.slower_linear_kernel(*lead, features)
+    slower_kernel = choice_lib.slower_linear_kernel(*lead, features)
   elif implementation is None:
-    slower_kernel = costs.slower_kernel(cell, operands, call)
-  x = path_choice.marked(operands.x, implementation)
-  choice = path_choice.Run(
+    slower_kernel = choice_lib.slower_kernel(cell, operands, call)
+  x = choice_lib.marked(operands.x, implementation)
+  choice = choice_lib.Run(
       names=selection.names(implementation, linear),
       paths=(scan, associative_scan, pallas),
       static=(cell, projection, call),
@@ -136,8 +138,8 @@ def run_levels(
     NotImplementedError: no kernel can run this.
   """
   operands = devices.alike(operands)
-  x = path_choice.marked(operands.x, implementation)
-  choice = path_choice.Run(
+  x = choice_lib.marked(operands.x, implementation)
+  choice = choice_lib.Run(
       names=selection.names(implementation, linear=False),
       paths=(scan, associative_scan, pallas),
       static=(cell, call_lib.Biased(), call),
@@ -170,7 +172,7 @@ def _over_devices(cell, projection, operands, call, implementation):
   linear = isinstance(cell, cell_lib.LinearCell)
   is_given = isinstance(projection, call_lib.Given)
   lead = operands.x.shape[: -2 if is_given else 2]
-  axes = partitioning.axes_of_run(lead, call.time_major, linear)
+  axes = sharding.axes_of_run(lead, call.time_major, linear)
   # In the order of Operands.
   positions = (
       *(axes.parameters, axes.parameters),
@@ -180,8 +182,8 @@ def _over_devices(cell, projection, operands, call, implementation):
   heads = projection.features(operands.weights, operands.x)
   if operands.recurrent_kernel is not None:
     heads = operands.recurrent_kernel.shape[1]
-  over = partitioning.choose(operands, positions, heads)
-  return partitioning.spread(
+  over = sharding.choose(operands, positions, heads)
+  return sharding.spread(
       lambda own: run(
           cell, projection, Operands(*own), call, implementation, over[-2]
       ),
@@ -215,10 +217,10 @@ def scan(
     weights = operands.params, operands.weights
     operands = operands._replace(params={}, weights=weights)
     cell = _Affine()
-  plan = scan_lib.make_plan(
+  plan = scan_loop.make_plan(
       cell, projection, operands, call, **dataclasses.asdict(options)
   )
-  carry, carries = scan_lib.unroll(plan, operands)
+  carry, carries = scan_loop.unroll(plan, operands)
   return carry, _swap(carries, call)
 
 
@@ -237,12 +239,12 @@ def associative_scan(
   operands = _swap(operands, call)
   operands = with_carries(cell, projection, operands, operands.x.shape[1])
   if isinstance(cell, cell_lib.LinearCell):
-    h = associative.unroll(cell, projection, operands, call.reverse)
+    h = maps.unroll(cell, projection, operands, call.reverse)
     return (h[0] if call.reverse else h[-1],), (_swap(h, call),)
   plan = newton_plan.make_plan(
       cell, projection, operands, call, **dataclasses.asdict(options)
   )
-  carry, carries = newton_windows.unroll(plan, operands)
+  carry, carries = newton_path.unroll(plan, operands)
   return carry, _swap(carries, call)
 
 
@@ -380,4 +382,191 @@ class _Affine(cell_lib.LinearCell):
     return x_gates
 
   def update(self, params, x_gates, h_gates, carry):
-    return (associative.affine(*x_gates, *carry),)
+    return (maps.affine(*x_gates, *carry),)
+
+
+# Unrolls a cell over input gates: the public functions, with their checks.
+#
+# Layers call `paths.run` itself, which also fuses the input projection into the
+# loop where the path can. The names of the paths:
+#
+#   'scan'              `lax.scan`; every cell, every device, the reference
+#   'associative_scan'  parallel in time: one pass for a cell that is linear in
+#                       its carry, Newton's method for the others; if that ends
+#                       in another trajectory than 'scan', the steps run in turn
+#   'pallas'            GPU kernels; dense, diagonal and linear recurrences,
+#                       first derivatives
+#
+# `None` takes the fastest that can run here. A path that cannot run raises
+# `NotImplementedError`; where others are left to try, the reason is logged
+# once. `recurrent_gradient_clip` and `stop_recurrent_gradient` are options of
+# 'scan', 'associative_scan' and, unless the recurrent kernel is diagonal,
+# 'pallas'.
+
+
+Array = jax.Array
+Implementation = selection.Implementation
+
+
+def unroll(
+    cell: cell_lib.Cell,
+    params: cell_lib.Params,
+    x_gates: Array,
+    recurrent_kernel: Array | None,
+    carry: Carry,
+    *,
+    reset: Array | None = None,
+    restart_carry: Carry | None = None,
+    mask: Array | None = None,
+    reverse: bool = False,
+    recurrent_gradient_clip: float | None = None,
+    stop_recurrent_gradient: bool = False,
+    implementation: Implementation = None,
+) -> tuple[Carry, Array]:
+  """Runs a cell over a sequence of input gates.
+
+  For a layer's parameters, projection and batch axes around this, see
+  `rnnzoo.RecurrentLayer`.
+
+  >>> import jax, jax.numpy as jnp, rnnzoo
+  >>> x_gates = jnp.ones((2, 5, 3, 8))        # batch, time, gates, features
+  >>> kernel = 0.1 * jnp.ones((3, 1, 8, 8))   # gates, heads, from, to
+  >>> carry = (jnp.zeros((2, 8)),)
+  >>> params = {'recurrent_bias': jnp.zeros(8)}
+  >>> carry, h = rnnzoo.unroll(rnnzoo.GRUCell(), params, x_gates, kernel, carry)
+  >>> h.shape, carry[0].shape
+  ((2, 5, 8), (2, 8))
+
+  Args:
+    cell: the equations, for instance `rnnzoo.LSTMCell()`.
+    params: the cell's own parameters by name, each [..., features]; {} for a
+      cell that has none.
+    x_gates: W x_t + b, [..., time, input_gates, features], with any batch axes
+      or none.
+    recurrent_kernel: R, [recurrent_gates, heads, head_dim, head_dim] indexed
+      [gate, head, from, to], with heads * head_dim = features; None for a cell
+      without recurrent gates. Its dtype is that of the product's operands; sums
+      and state are float32 or wider.
+    carry: state before the first step, one array [..., features] for each
+      of `cell.carry_names`.
+    reset: bool [..., time]; where true, the carry restarts before this step.
+      It is the boundary between t-1 and t: a reversed run restarts when it goes
+      from t to t-1.
+    restart_carry: state after a reset, shaped as `carry`; zeros if None.
+    mask: bool [..., time]; where false, the carry is held over the step and
+      the inputs there have no effect. A reset acts all the same.
+    reverse: run from the last step to the first; h stays in the order of x.
+    recurrent_gradient_clip: c > 0: in the backward pass, the cotangent of the
+      recurrent kernel's operand, R^T dgates, is clipped elementwise to [-c, c]
+      before it is added to the rest of the carry's. None: unclipped.
+    stop_recurrent_gradient: the recurrent kernel's operand counts as a
+      constant: its cotangent is zero. The recurrent kernel has its gradient all
+      the same, and `cell.update` is differentiated as ever.
+    implementation: 'scan', 'associative_scan', 'pallas', a sequence of these to
+      try in turn, or None for the fastest that can run. 'scan' can run
+      everything; this module's first lines say which cells the others can. An
+      `rnnzoo.AssociativeScan` is 'associative_scan' with settings; an
+      `rnnzoo.Scan` is 'scan' and an `rnnzoo.Pallas` is 'pallas' with settings
+      of memory.
+
+  Returns:
+    The final carry, each [..., features] and with the type of `carry`, and h
+    after every step, [..., time, features]; float32 or wider.
+
+  Raises:
+    ValueError: an argument has the wrong shape or dtype, or a cell without
+      recurrent gates was given an option for their gradient.
+    NotImplementedError: the implementation named cannot run this cell, these
+      options, sizes or dtypes, or not on this device or with this jax.
+  """
+  carry, carries = unroll_carries(
+      cell,
+      params,
+      x_gates,
+      recurrent_kernel,
+      carry,
+      reset=reset,
+      restart_carry=restart_carry,
+      mask=mask,
+      reverse=reverse,
+      recurrent_gradient_clip=recurrent_gradient_clip,
+      stop_recurrent_gradient=stop_recurrent_gradient,
+      implementation=implementation,
+      outputs=1,
+  )
+  return carry, carries[0]
+
+
+def unroll_carries(
+    cell: cell_lib.Cell,
+    params: cell_lib.Params,
+    x_gates: Array,
+    recurrent_kernel: Array | None,
+    carry: Carry,
+    *,
+    reset: Array | None = None,
+    restart_carry: Carry | None = None,
+    mask: Array | None = None,
+    reverse: bool = False,
+    recurrent_gradient_clip: float | None = None,
+    stop_recurrent_gradient: bool = False,
+    implementation: Implementation = None,
+    outputs: int | None = None,
+) -> tuple[Carry, Carry]:
+  """Like `unroll`, returning more of the carry than h for every step.
+
+  Arguments and errors are those of `unroll`; `outputs` is the number of the
+  carry's arrays to return for every step, all if None.
+
+  Returns:
+    The final carry, each [..., features], and the first `outputs` arrays of
+    the carry after every step, each [..., time, features].
+  """
+  contract.check(cell, params)
+  x_gates = checks.array(x_gates, 'x_gates')
+  checks.real(x_gates, 'x_gates')
+  if x_gates.ndim < 3 or x_gates.shape[-2] != cell.input_gates:
+    raise ValueError(
+        'x_gates must be [..., time, input_gates, features] with'
+        f' {cell.input_gates} input gates for {type(cell).__name__}, got shape'
+        f' {x_gates.shape}.'
+    )
+  lead, features = x_gates.shape[:-2], x_gates.shape[-1]
+  shape = (*lead[:-1], features)
+  recurrent_kernel = checks.kernel(cell, recurrent_kernel, features)
+  params = checks.params(cell, params, features)
+  outputs = checks.outputs(outputs, len(cell.carry_names))
+  settings.boolean(reverse, 'reverse')
+  arrays = checks.carry(cell.carry_names, carry, shape, 'carry')
+  reset = checks.flags(reset, lead, 'reset')
+  mask = checks.flags(mask, lead, 'mask')
+  recurrent_gradient_clip = checks.recurrent_gradient(
+      cell, recurrent_gradient_clip, stop_recurrent_gradient
+  )
+  dtype = promotion.wide(x_gates.dtype)
+  if restart_carry is not None:
+    restart_carry = checks.carry(
+        cell.carry_names, restart_carry, shape, 'restart_carry'
+    )
+    restart_carry = tuple(c.astype(dtype) for c in restart_carry)
+  operands = Operands(
+      params=params,
+      weights=(),
+      x=x_gates,
+      recurrent_kernel=recurrent_kernel,
+      carry=tuple(c.astype(dtype) for c in arrays),
+      restart=restart_carry,
+      reset=reset,
+      mask=mask,
+  )
+  call = Call(
+      reverse=reverse,
+      outputs=outputs,
+      recurrent_gradient_clip=recurrent_gradient_clip,
+      stop_recurrent_gradient=stop_recurrent_gradient,
+  )
+  with promotion.ranks_allowed():
+    last, steps = run(cell, call_lib.Given(), operands, call, implementation)
+  if outputs == len(cell.carry_names):
+    steps = cell_lib.like(carry, steps)
+  return cell_lib.like(carry, last), steps

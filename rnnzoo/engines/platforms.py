@@ -30,7 +30,7 @@ import jax.numpy as jnp
 
 from pallas_kernels import devices
 from pallas_kernels import promotion
-from rnnzoo.engines import derivatives
+from rnnzoo.engines import autodiff
 from rnnzoo.engines import selection
 
 Function = Callable[..., Any]
@@ -134,7 +134,7 @@ def _forward(functions: Functions, operands):
 
 
 def _tangent(functions: Functions, saved: _Saved, tangents):
-  _, d_results = derivatives.pushforward(
+  _, d_results = autodiff.pushforward(
       functions.elsewhere, (saved.operands,), (tangents,)
   )
   on_gpu = functools.partial(functions.on_gpu)
@@ -187,7 +187,7 @@ def _cast(x, like):
 
 # (functions, operands) -> results: those of functions.on_gpu in programs for
 # CUDA, else those of functions.elsewhere.
-by_platform = derivatives.differentiable(
+by_platform = autodiff.differentiable(
     _forward, _tangent, _adjoint, primal=_choose
 )
 
@@ -275,7 +275,7 @@ def _jvp(primals, tangents, **params):
   results = _by_platform_p.bind(*primals, **params)
   tangents = [None if type(d) is ad.Zero else d for d in tangents]
   # The other function knows no residuals but zeros, and reads none.
-  _, d_results = derivatives.pushforward(
+  _, d_results = autodiff.pushforward(
       lambda args: params['elsewhere'](*args), (list(primals),), (tangents,)
   )
   return results, d_results

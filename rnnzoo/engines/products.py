@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import promotion
-from rnnzoo.engines import derivatives
+from rnnzoo.engines import autodiff
 from rnnzoo.engines import step_products
 
 Array = jax.Array
@@ -133,7 +133,7 @@ def split(joint: Array, gates: int) -> tuple[Array, ...]:
 
 def _project_tangent(joint, operands, tangents):
   del joint
-  return derivatives.pushforward(project_forward, operands, tangents)[1]
+  return autodiff.pushforward(project_forward, operands, tangents)[1]
 
 
 def _project_adjoint(joint, operands, d_gates):
@@ -163,7 +163,7 @@ def _project_adjoint(joint, operands, d_gates):
   return (d_kernel.astype(kernel.dtype), d_bias), d_x.astype(x.dtype)
 
 
-_project = derivatives.differentiable(
+_project = autodiff.differentiable(
     _project_forward, _project_tangent, _project_adjoint
 )
 
@@ -194,7 +194,7 @@ def _project_levels_tangent(static, saved, tangents):
   del static
   kernels, _, x = saved
   product = lambda kernels, x: _levels(kernels.astype(x.dtype), x)
-  return derivatives.pushforward(product, (kernels, x), tangents)[1]
+  return autodiff.pushforward(product, (kernels, x), tangents)[1]
 
 
 def _project_levels_adjoint(static, saved, d_gates):
@@ -209,7 +209,7 @@ def _project_levels_adjoint(static, saved, d_gates):
   return d_kernels.astype(kernels.dtype), d_x
 
 
-_project_levels = derivatives.differentiable(
+_project_levels = autodiff.differentiable(
     _project_levels_forward, _project_levels_tangent, _project_levels_adjoint
 )
 

@@ -17,7 +17,7 @@ from jax import export
 
 from pallas_kernels import devices
 from rnnzoo import settings
-from rnnzoo.engines import derivatives
+from rnnzoo.engines import autodiff
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,9 +26,9 @@ class AssociativeScan:
 
   It is accepted wherever a name is. A cell that is linear in its carry takes
   one pass and has no use for any of them. The others are solved by Newton's
-  method (`rnnzoo/engines/newton.py`), whose defaults need no thought. A GPU may
+  method (`engines/time/newton.py`), whose defaults need no thought. A GPU may
   solve for the joints of parts of time first, unless `jacobian` or `window` is
-  given (`rnnzoo/engines/newton_joints.py`).
+  given (`engines/time/kernel_parts.py`).
 
   >>> import rnnzoo
   >>> from flax import nnx
@@ -180,7 +180,7 @@ def for_kernel(arrays: Any) -> Any:
   """
   # Each by itself: `jax.vmap` maps the tangents of all that go together.
   return jax.tree.map(
-      functools.partial(derivatives.in_reverse_mode_only, _REVERSE_MODE_ONLY),
+      functools.partial(autodiff.in_reverse_mode_only, _REVERSE_MODE_ONLY),
       arrays,
   )
 

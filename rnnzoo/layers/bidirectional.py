@@ -1,19 +1,200 @@
 """Layers in both directions of time."""
 
-from typing import Any
+from typing import Any, TypeGuard
 
 from flax import nnx
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels import devices
+from pallas_kernels import promotion
+from rnnzoo import cell as cell_lib
 from rnnzoo import checks
 from rnnzoo import settings
+from rnnzoo.engines import call as call_lib
 from rnnzoo.engines import selection
+from rnnzoo.engines import sharding
 from rnnzoo.layers import initializers
-from rnnzoo.layers import paired
+from rnnzoo.layers import recurrent
 from rnnzoo.layers import sequence_layer
 
+# Two layers in opposite directions, in one kernel.
+#
+# Both directions of a bidirectional layer read the same input and need nothing
+# of each other, so one GPU kernel runs them side by side: their heads become
+# those of one layer, of which the second half runs the other way.
+
+
 Array = jax.Array
+Carry = cell_lib.Carry
+
+
+def unroll(
+    first: sequence_layer.SequenceLayer,
+    second: sequence_layer.SequenceLayer,
+    x: Array,
+    initial_carry: tuple[Carry | None, Carry | None],
+    reset: Array | None,
+    seq_lengths: Array | None,
+    mask: Array | None,
+    reverse: bool,
+    time_major: bool,
+) -> tuple[tuple[Carry, Carry], Array]:
+  """Runs two layers in opposite directions at the same time, in one kernel.
+
+  Args:
+    first: a layer.
+    second: another one, which runs the other way.
+    x: as for `SequenceLayer.unroll`, and so are the arguments that follow.
+    initial_carry: one for each layer, or None for its own.
+    reset: bool [..., time] or None.
+    seq_lengths: int [...] or None.
+    mask: bool [..., time] or None.
+    reverse: whether the first layer runs from the last step to the first.
+    time_major: whether time is the first axis.
+
+  Returns:
+    The final carries of both layers, and their outputs side by side.
+
+  Raises:
+    ValueError: an argument has the wrong shape or dtype.
+    NotImplementedError: the two differ in more than parameters, or no kernel
+      can run them like this, or another implementation comes first.
+  """
+  if not (has_blocks(first) and has_blocks(second)):
+    raise NotImplementedError('a layer has no recurrent kernel of blocks')
+  if (static(first), first.in_features) != (static(second), second.in_features):
+    raise NotImplementedError('the layers differ in more than parameters')
+  if not selection.is_first('pallas', first.implementation):
+    raise NotImplementedError('another path is tried before the kernels')
+  devices.current()  # Nothing is put together where no kernel can run.
+  first._check_input(x, '[..., time, in_features]')
+  batch_shape = x.shape[1:-1] if time_major else x.shape[:-2]
+  for level, carry in zip((first, second), initial_carry, strict=True):
+    if carry is not None:
+      level._check_carry(carry, batch_shape, 'initial_carry')
+  given = x, initial_carry, reset, seq_lengths, mask
+  if sharding.is_sharded(first, second, given):
+    graphdef, *states = nnx.split(
+        (first, second), lambda path, _: path[-1] == 'recurrent_kernel', ...
+    )
+    axes = sharding.axes_of_run(x.shape[:-1], time_major)
+    split = *states, *given
+    positions = (
+        *(axes.heads, axes.parameters),
+        *(axes.flags, axes.carry, axes.flags, axes.lengths, axes.flags),
+    )
+    over = sharding.choose(split, positions, first.num_heads)
+    if over[-1]:
+      raise NotImplementedError('the heads of each layer are over devices')
+
+    def part(split):
+      kernels, rest, *given = split
+      arguments: list[Any] = [*nnx.merge(graphdef, kernels, rest), *given]
+      arguments += [reverse, time_major]
+      return unroll(*arguments)
+
+    return sharding.spread(
+        part,
+        split,
+        positions=positions,
+        out_positions=(axes.carry, axes.steps),
+        over=over,
+    )
+  both = _side_by_side(first, second, first._dtype(x))
+  carry = None
+  if any(c is not None for c in initial_carry):
+    carries = [
+        level.initial_carry(batch_shape)
+        if given is None
+        else level._check_carry(given, batch_shape, 'initial_carry')
+        for level, given in zip((first, second), initial_carry, strict=True)
+    ]
+    carry = jax.tree.map(_join, *map(tuple, carries))
+  call = call_lib.Call(
+      reverse=reverse,
+      both_directions=True,
+      time_major=time_major,
+      recurrent_gradient_clip=first.recurrent_gradient_clip,
+      stop_recurrent_gradient=first.stop_recurrent_gradient,
+  )
+  with promotion.ranks_allowed():
+    carry, (y,) = both._run(x, carry, reset, seq_lengths, mask, call)
+  halves = [jnp.split(c, 2, axis=-1) for c in carry]
+  own = [tuple(c[part] for c in halves) for part in (0, 1)]
+  return (
+      first._named(own[0], initial_carry[0]),
+      second._named(own[1], initial_carry[1]),
+  ), y
+
+
+def _side_by_side(first, second, dtype) -> recurrent.RecurrentLayer:
+  """Returns a layer with the heads of two, for one call in this dtype."""
+
+  def join(x, y):
+    return nnx.Param(_join(x[...], y[...]))
+
+  def of_features(x):
+    """A parameter that all features share is one for each."""
+    return jnp.broadcast_to(x[...], (*x.shape[:-1], first.out_features))
+
+  both = nnx.clone(first)
+  both.out_features = 2 * first.out_features
+  both.num_heads = 2 * first.num_heads
+  both.kernel = join(first.kernel, second.kernel)
+  if first.bias is not None:
+    both.bias = join(first.bias, second.bias)
+  own = lambda layer: layer._structured(layer.recurrent_kernel[...], dtype)
+  kernels = jnp.concatenate([own(first), own(second)], axis=1)
+  both.recurrent_kernel = nnx.Param(kernels)
+  both.recurrent_structure = None
+  both.cell_params = nnx.Dict(
+      {
+          k: join(of_features(v), of_features(second.cell_params[k]))
+          for k, v in first.cell_params.items()
+      }
+  )
+  both.learned_carry = nnx.List(
+      map(join, first.learned_carry, second.learned_carry)
+  )
+  return both
+
+
+def _join(x: Array, y: Array) -> Array:
+  with jax.named_scope('concatenation'):
+    return jnp.concatenate([x, y], axis=-1)
+
+
+def has_blocks(layer) -> TypeGuard[recurrent.RecurrentLayer]:
+  """Whether it is a layer whose recurrent kernel is not diagonal."""
+  return (
+      isinstance(layer, recurrent.RecurrentLayer)
+      and type(layer).unroll is recurrent.RecurrentLayer.unroll
+      and layer.recurrent_kernel is not None
+      and layer.recurrent_kernel.shape[-1] > 1
+  )
+
+
+def static(layer: recurrent.RecurrentLayer) -> tuple[Any, ...]:
+  """Returns all of a layer but its parameters and the size of its input."""
+  return (
+      type(layer),
+      layer.cell,
+      layer.out_features,
+      layer.num_heads,
+      layer.recurrent_structure,
+      layer.recurrent_gradient_clip,
+      layer.stop_recurrent_gradient,
+      layer.dtype and jnp.dtype(layer.dtype),
+      jnp.dtype(layer.param_dtype),
+      selection.names(layer.implementation, linear=False),
+      layer.bias is None,
+      len(layer.learned_carry),
+      sorted((k, v.shape) for k, v in layer.cell_params.items()),
+  )
+
+
+# ----------------------------------------------------------------------
 
 
 class Bidirectional(sequence_layer.SequenceLayer):
@@ -110,7 +291,7 @@ class Bidirectional(sequence_layer.SequenceLayer):
       )
 
     try:
-      return paired.unroll(
+      return unroll(
           self.forward,
           self.backward,
           x,

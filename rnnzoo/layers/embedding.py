@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 
 from rnnzoo import checks
-from rnnzoo.engines import partitioning
+from rnnzoo.engines import sharding
 
 Array = jax.Array
 
@@ -25,7 +25,7 @@ def vectors(embed: nnx.Embed, tokens: Array) -> Array:
   """
   shape = embed.num_embeddings, embed.features
   checks.parameter(embed.embedding.get_value(), shape, 'Embed.embedding')
-  if not partitioning.is_sharded(tokens) or embed.num_embeddings == 1:
+  if not sharding.is_sharded(tokens) or embed.num_embeddings == 1:
     return embed(tokens)
   (table,) = embed.promote_dtype(
       (embed.embedding[...],), dtype=embed.dtype, inexact=False
@@ -33,5 +33,5 @@ def vectors(embed: nnx.Embed, tokens: Array) -> Array:
   return table.at[tokens].get(
       mode='fill',
       fill_value=jnp.nan,
-      out_sharding=partitioning.sharding(tokens),
+      out_sharding=sharding.sharding(tokens),
   )

@@ -10,6 +10,7 @@ from flax import nnx
 from flax.core import meta
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from pallas_kernels import promotion
 from rnnzoo import settings
@@ -253,3 +254,142 @@ def draw(
   return nnx.Param(
       dataclasses.replace(notes[0], raw_value=value, metadata=metadata)
   )
+
+
+# Bounds on parameters, kept by a projection after each update.
+
+
+def constrain(params: Any) -> Any:
+  """Clips every bounded parameter into its bound; call it after each update.
+
+  A parameter is bounded when its `nnx.Param` has the metadata `max_abs`, as the
+  recurrent kernels of `IndRNN` and `IRevRNN` have, |u| <= max_abs, and the
+  inner weights a and b of `IRevRNN`. They start within the bound; only this
+  call keeps them there. train.py makes it itself.
+
+  >>> import optax, rnnzoo
+  >>> layer = rnnzoo.IndRNN(3, 8, max_abs=0.5, rngs=nnx.Rngs(0))
+  >>> optimizer = nnx.Optimizer(layer, optax.sgd(1.0), wrt=nnx.Param)
+  >>> x = jnp.ones((2, 5, 3))
+  >>> gradient = nnx.grad(lambda layer, x: -layer(x).sum())(layer, x)
+  >>> _ = optimizer.update(layer, gradient)
+  >>> bool(jnp.max(layer.recurrent_kernel[...]) <= 0.5)
+  False
+  >>> nnx.update(layer, rnnzoo.constrain(nnx.state(layer, nnx.Param)))
+  >>> bool(jnp.max(layer.recurrent_kernel[...]) <= 0.5)
+  True
+
+  Args:
+    params: any pytree of nnx variables, such as `nnx.state(model, nnx.Param)`.
+
+  Returns:
+    A tree of the same structure.
+
+  Raises:
+    ValueError: there is no nnx variable in the tree.
+  """
+
+  def clip(variable):
+    bound = getattr(variable, 'max_abs', None)
+    if bound is None:
+      return variable
+    value = variable[...]
+    bound = _below(bound, value.dtype)
+    return variable.replace(jnp.clip(value, -bound, bound))
+
+  is_variable = lambda x: isinstance(x, nnx.Variable)
+  leaves = jax.tree.leaves(params, is_leaf=is_variable)
+  if isinstance(params, nnx.State) and not leaves:
+    return params
+  if isinstance(params, nnx.Module) or not any(map(is_variable, leaves)):
+    raise ValueError(
+        'constrain needs nnx variables, which carry the bounds; pass'
+        ' nnx.state(model, nnx.Param), neither the model nor a tree of arrays.'
+    )
+  return jax.tree.map(clip, params, is_leaf=is_variable)
+
+
+def _below(bound: float, dtype: Any) -> np.ndarray:
+  """Returns the greatest number of a dtype that is no greater than `bound`.
+
+  Rounded to the nearest, 1.007 would be 1.0078 in bfloat16.
+  """
+  nearest = np.asarray(bound, dtype)
+  # In float64, which holds both as they are.
+  if np.float64(nearest) > np.float64(bound):
+    nearest = np.nextafter(nearest, np.zeros_like(nearest))
+  return nearest
+
+
+# DropConnect on recurrent matrices: training drops entries of R itself.
+#
+# The mask is drawn once a call, outside the time loop, so every path and kernel
+# runs as without it.
+#
+# References: Wan et al., Regularization of neural networks using DropConnect,
+# 2013. Merity, Keskar, Socher, Regularizing and optimizing LSTM language
+# models, 2018: DropConnect on an LSTM's R.
+
+
+def dropconnect(params: Any, rate: float, key: jax.Array) -> Any:
+  """Drops a share of the entries of every recurrent matrix.
+
+  Entries are zeroed with probability `rate`, and the others are divided by
+  1 - rate. All sequences of a batch and all steps share one mask, and gradients
+  reach the entries that stay. Recurrences of single units, as in `IndRNN`, have
+  no matrix and are left alone.
+
+  >>> from flax import nnx
+  >>> import rnnzoo
+  >>> layer = rnnzoo.LSTM(3, 8, rngs=nnx.Rngs(0))
+  >>> structure, params = nnx.split(layer, nnx.Param)
+  >>> def loss(params, x, key):
+  ...   layer = nnx.merge(structure, rnnzoo.dropconnect(params, 0.5, key))
+  ...   return jnp.mean(layer(x) ** 2)
+  >>> gradients = jax.grad(loss)(params, jnp.ones((2, 5, 3)), jax.random.key(1))
+
+  Args:
+    params: the state of a model, such as `nnx.state(model, nnx.Param)`.
+    rate: the share that is dropped, in [0, 1).
+    key: of the masks.
+
+  Returns:
+    A state of the same structure.
+
+  Raises:
+    ValueError: the rate is not in [0, 1), there is no recurrent matrix,
+      `params` is a model, or `key` is none.
+  """
+  settings.dropout_rate(rate, 'rate')
+  rate = float(rate)  # A numpy scalar would widen bfloat16; 0 is an int.
+  if isinstance(params, nnx.Module):
+    raise ValueError(
+        'params must be the state of a model, as nnx.state(model, nnx.Param);'
+        f' got {settings.a(type(params))} itself'
+    )
+  leaves, structure = jax.tree.flatten_with_path(params)
+  count = sum(_is_matrix(path, leaf) for path, leaf in leaves)
+  if not count:
+    raise ValueError(
+        'dropconnect needs a recurrent matrix, such as an LSTM has; there is'
+        ' none in this state.'
+    )
+  try:
+    keys = iter(jax.random.split(key, count))
+  except (TypeError, ValueError) as error:
+    raise ValueError(
+        f'key must be one key of JAX, got {key!r:.80}; jax.random.key(0) would'
+        ' work.'
+    ) from error
+  values = []
+  for path, leaf in leaves:
+    if _is_matrix(path, leaf):
+      kept = jax.random.bernoulli(next(keys), 1 - rate, leaf.shape)
+      leaf = jnp.where(kept, leaf / (1 - rate), 0)
+    values.append(leaf)
+  return jax.tree.unflatten(structure, values)
+
+
+def _is_matrix(path: Any, leaf: jax.Array) -> bool:
+  names = [getattr(entry, 'key', None) for entry in path]
+  return 'recurrent_kernel' in names and leaf.shape[-1] > 1

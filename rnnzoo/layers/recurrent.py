@@ -22,21 +22,18 @@ import jax.numpy as jnp
 
 from pallas_kernels import devices
 from pallas_kernels import promotion
-from rnnzoo import carries
 from rnnzoo import cell as cell_lib
 from rnnzoo import checks
 from rnnzoo import contract
 from rnnzoo import settings
 from rnnzoo.engines import call as call_lib
-from rnnzoo.engines import partitioning
 from rnnzoo.engines import paths
 from rnnzoo.engines import products
-from rnnzoo.engines import scan_steps
 from rnnzoo.engines import selection
-from rnnzoo.engines import time_parts
-from rnnzoo.layers import constraints
+from rnnzoo.engines import sharding
+from rnnzoo.engines.scan import steps as scan_steps
+from rnnzoo.engines.time import devices as time_devices
 from rnnzoo.layers import initializers
-from rnnzoo.layers import options as options_lib
 from rnnzoo.layers import sequence_layer
 
 Array = jax.Array
@@ -92,7 +89,7 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
       implementation: selection.Implementation = None,
       time_axis_name: str | Sequence[str] | None = None,
       rngs: nnx.Rngs,
-      **unknown: Unpack[options_lib.NoMore],
+      **unknown: Unpack[sequence_layer.NoMore],
   ):
     """Creates the parameters.
 
@@ -226,7 +223,7 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
       )
       if max_abs is not None:
         self.recurrent_kernel.set_metadata(max_abs=max_abs)
-        self.recurrent_kernel = constraints.constrain(self.recurrent_kernel)
+        self.recurrent_kernel = initializers.constrain(self.recurrent_kernel)
     self.cell_params = nnx.Dict(cell_params or {})
     self.learned_carry = nnx.List(
         nnx.Param(jnp.zeros((features,), param_dtype))
@@ -324,11 +321,11 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
     x, initial_carry, reset, seq_lengths, mask = given
     linear = isinstance(self.cell, cell_lib.LinearCell)
     lead = x.shape[:-1]
-    axes = partitioning.axes_of_run(lead, call.time_major, linear)
+    axes = sharding.axes_of_run(lead, call.time_major, linear)
     batch_shape, time = (
         (lead[1:], lead[0]) if call.time_major else (lead[:-1], lead[-1])
     )
-    steps = time_parts.whole(time, self.time_axis_name)
+    steps = time_devices.whole(time, self.time_axis_name)
     given = (
         x,
         initial_carry,
@@ -349,9 +346,9 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
       self,
       function: Callable[[Any, Any], Any],
       given: tuple[Any, ...],
-      axes: partitioning.Axes,
+      axes: sharding.Axes,
       *,
-      positions: tuple[partitioning.Positions, ...],
+      positions: tuple[sharding.Positions, ...],
       out_positions: Any,
   ) -> Any:
     """Returns a function's results, each device with its part of the layer.
@@ -362,7 +359,7 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
         over.
       given: x, and other arrays, trees of arrays, or None.
       axes: those that may be over devices.
-      positions: for each of `given`, as for `partitioning.spread`.
+      positions: for each of `given`, as for `sharding.spread`.
       out_positions: likewise.
     """
     graphdef, *states = nnx.split(
@@ -372,11 +369,11 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
     has_kernel = self.recurrent_kernel is not None
     heads = self.num_heads if has_kernel else self.out_features
     positions = axes.heads, axes.parameters, *positions
-    over = partitioning.choose((kernel, rest, *given), positions, heads)
+    over = sharding.choose((kernel, rest, *given), positions, heads)
     is_cut = bool(over[-1])
     if is_cut and self.recurrent_structure is not None:
       # It may be any function of all heads.
-      (kernel,) = partitioning.place([kernel], [axes.heads], over)
+      (kernel,) = sharding.place([kernel], [axes.heads], over)
       dtype = self._dtype(given[0])
       kernel = jax.tree.map(lambda k: self._structured(k, dtype), kernel)
 
@@ -391,7 +388,7 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
           layer.num_heads = layer.recurrent_kernel.shape[1]
       return function(layer, given)
 
-    return partitioning.spread(
+    return sharding.spread(
         part,
         (kernel, rest, *given),
         positions=positions,
@@ -430,13 +427,13 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
           initial_carry, batch_shape, 'initial_carry'
       )
     given = x, initial_carry, reset, seq_lengths, mask
-    time_parts.check_names(self.time_axis_name, given)
-    if partitioning.is_sharded(self, given):
+    time_devices.check_names(self.time_axis_name, given)
+    if sharding.is_sharded(self, given):
       return self._run_over_devices(given, call, is_output)
     over = self.time_axis_name
     reset = checks.flags(reset, lead, 'reset')
     mask = checks.flags(mask, lead, 'mask')
-    whole = time_parts.whole(time, over)
+    whole = time_devices.whole(time, over)
     seq_lengths = checks.lengths(seq_lengths, batch_shape, whole)
     dtype = self._dtype(x)
     state = self._state_dtype(x)
@@ -452,7 +449,7 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
     reset, mask = flat(reset), flat(mask)
     if seq_lengths is not None:
       lengths = seq_lengths.reshape(batch)
-      number = time_parts.steps(time, over)
+      number = time_devices.steps(time, over)
       if call.time_major:
         valid = number[:, None] < lengths
       else:
@@ -496,8 +493,8 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
 
   @promotion.of_ranks
   def step(
-      self, carry: carries.CarryT, x: Array, *, reset: Array | None = None
-  ) -> tuple[carries.CarryT, Array]:
+      self, carry: cell_lib.CarryT, x: Array, *, reset: Array | None = None
+  ) -> tuple[cell_lib.CarryT, Array]:
     """Takes one step, for streams and for acting in an environment.
 
     Args:
@@ -518,8 +515,8 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
     arrays = self._check_carry(carry, batch_shape, 'carry')
     reset = checks.flags(reset, batch_shape, 'reset')
     given = x, carry, reset
-    if partitioning.is_sharded(self, given):
-      axes = partitioning.axes_of_run((*batch_shape, 1))
+    if sharding.is_sharded(self, given):
+      axes = sharding.axes_of_run((*batch_shape, 1))
       return self._over_devices(
           lambda layer, given: layer.step(given[1], given[0], reset=given[2]),
           given,
@@ -552,7 +549,7 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
         clip=self.recurrent_gradient_clip,
         stop=self.stop_recurrent_gradient,
     )
-    return carries.like(carry, arrays), arrays[0].astype(dtype)
+    return cell_lib.like(carry, arrays), arrays[0].astype(dtype)
 
   # Parameters as the engines take them.
 
@@ -660,8 +657,8 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
   def _named(self, carry: Carry, given: Carry | None = None) -> Any:
     """Returns a carry with the type of the one given, or the cell's own."""
     if given is None:
-      return carries.of(self.cell)._make(carry)
-    return carries.like(given, carry)
+      return cell_lib.of(self.cell)._make(carry)
+    return cell_lib.like(given, carry)
 
   def _check_carry(self, carry: Carry, batch_shape, label: str) -> Carry:
     expected = (*batch_shape, self.out_features)

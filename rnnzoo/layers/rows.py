@@ -17,8 +17,8 @@ import jax.numpy as jnp
 from pallas_kernels import promotion
 from rnnzoo import checks
 from rnnzoo import settings
-from rnnzoo.engines import partitioning
 from rnnzoo.engines import selection
+from rnnzoo.engines import sharding
 from rnnzoo.layers import initializers
 from rnnzoo.layers import sequence_layer
 
@@ -118,13 +118,13 @@ class RowLayer(sequence_layer.SequenceLayer):
         checks.lengths(seq_lengths, batch_shape, time),
         checks.flags(mask, lead, 'mask'),
     )
-    if not partitioning.is_sharded(self, given):
+    if not sharding.is_sharded(self, given):
       return self._unroll(*given, **options)
     is_step = options.get('is_step', False)
     label = 'carry' if is_step else 'initial_carry'
     self._check_carry(carry, batch_shape, label, given[0])
     graphdef, state = nnx.split(self)
-    axes = partitioning.axes_of_run(lead, time_major)
+    axes = sharding.axes_of_run(lead, time_major)
     split = *given, state
     positions = (
         *(axes.flags, axes.lengths, axes.flags, axes.lengths, axes.flags),
@@ -136,12 +136,12 @@ class RowLayer(sequence_layer.SequenceLayer):
       layer: Any = nnx.merge(graphdef, state)
       return layer._unroll(*given, **options)
 
-    return partitioning.spread(
+    return sharding.spread(
         part,
         split,
         positions=positions,
         out_positions=(axes.lengths, axes.flags),
-        over=partitioning.choose(split, positions),
+        over=sharding.choose(split, positions),
     )
 
   def _unroll(

@@ -10,16 +10,51 @@ import jax.numpy as jnp
 from pallas_kernels import promotion
 from rnnzoo import checks
 from rnnzoo import settings
-from rnnzoo.engines import partitioning
 from rnnzoo.engines import selection
-from rnnzoo.engines import time_parts
+from rnnzoo.engines import sharding
+from rnnzoo.engines.time import devices as time_devices
 from rnnzoo.layers import initializers
-from rnnzoo.layers import normalization
+from rnnzoo.layers import levels as levels_lib
 from rnnzoo.layers import recurrent
 from rnnzoo.layers import sequence_layer
-from rnnzoo.layers import wavefront
+
+# flax's norms, wherever JAX is told to refuse promotions of dtypes.
+
 
 Array = jax.Array
+
+
+@promotion.of_dtypes
+def normalize(norm: nnx.Module, x: Array, **options: Any) -> Array:
+  """Returns norm(x, **options).
+
+  flax takes statistics in float32 and promotes x of 16 bits to it, as its
+  documentation promises; `jax_numpy_dtype_promotion='strict'` would refuse.
+
+  Parameters that are sharded over the mesh axis of x's batch, to save memory,
+  are gathered: JAX refuses their product with x on Explicit axes.
+  """
+  graphdef, state = nnx.split(norm)
+  if not sharding.is_sharded(state):
+    apply: Any = norm
+    return apply(x, **options)
+  whole = (None,) * (x.ndim - 1)
+  positions = (*range(x.ndim - 1), -1), (*whole, -1)
+  over = sharding.choose([x, state], positions, x.shape[-1])
+  (gathered,) = sharding.place([state], positions[1:], over)
+  own: Any = nnx.merge(graphdef, gathered)
+  y = own(x, **options)
+  if isinstance(norm, nnx.BatchNorm) and not options['use_running_average']:
+    for name in ('mean', 'var'):
+      average = getattr(norm, name)
+      new = getattr(own, name)[...]
+      average.set_value(sharding.as_sharded(new, average[...]))
+  return y
+
+
+# ----------------------------------------------------------------------
+
+
 LayerFactory = sequence_layer.LayerFactory
 
 NORMS = (None, 'layer', 'batch')
@@ -200,7 +235,7 @@ class Stack(sequence_layer.SequenceLayer):
       initial_carry = (None,) * len(self.layers)
     self._check_carry(initial_carry, 'initial_carry')
     given = x, initial_carry, reset, seq_lengths, mask
-    if partitioning.is_sharded(given) and self._is_by_rows(train):
+    if sharding.is_sharded(given) and self._is_by_rows(train):
       over_batch = self._over_batch(given, reverse, time_major)
       if over_batch is not None:
         return over_batch
@@ -269,7 +304,7 @@ class Stack(sequence_layer.SequenceLayer):
       return None
     _, initial_carry, *flags = given
     try:
-      return wavefront.unroll(
+      return levels_lib.unroll(
           self.layers[index:],
           (x, initial_carry[index:], *flags),
           lambda i, x, y, valid: self._above(
@@ -306,8 +341,8 @@ class Stack(sequence_layer.SequenceLayer):
     for level, carry in zip(levels, initial_carry, strict=True):
       if carry is not None:
         level._check_carry(carry, batch, 'initial_carry')
-    time_parts.check_names(self.time_axis_name, given)
-    steps = time_parts.whole(time, self.time_axis_name)
+    time_devices.check_names(self.time_axis_name, given)
+    steps = time_devices.whole(time, self.time_axis_name)
     given = (
         x,
         initial_carry,
@@ -315,12 +350,12 @@ class Stack(sequence_layer.SequenceLayer):
         checks.lengths(seq_lengths, batch, steps),
         checks.flags(mask, lead, 'mask'),
     )
-    axes = partitioning.axes_of_run(lead, time_major, linear=True)
+    axes = sharding.axes_of_run(lead, time_major, linear=True)
     flags = axes.flags
     positions = axes.gates, axes.carry, flags, axes.lengths, flags
     # Features count as any number of parts, so that nothing is gathered.
-    over = partitioning.choose(given, positions, parts=0)
-    if partitioning.is_sharded(state) or any(over[-2:]) or not any(over):
+    over = sharding.choose(given, positions, parts=0)
+    if sharding.is_sharded(state) or any(over[-2:]) or not any(over):
       return None
     options = {'reverse': reverse, 'time_major': time_major, 'rngs': None}
 
@@ -328,7 +363,7 @@ class Stack(sequence_layer.SequenceLayer):
       state, *given = split
       return nnx.merge(graphdef, state)._run(given, False, **options)
 
-    return partitioning.spread(
+    return sharding.spread(
         part,
         (state, *given),
         positions=(axes.whole, *positions),
@@ -404,7 +439,7 @@ class Stack(sequence_layer.SequenceLayer):
         stored = not train or bool(norm.use_running_average)
         y = _batch_norm(norm, y, valid, use_running_average=stored)
       else:
-        y = normalization.normalize(norm, y)
+        y = normalize(norm, y)
     is_last = index == len(self.layers) - 1
     if self.dropout_rate and train and not is_last:
       shared = (time_axis,) if self.share_dropout_over_time else ()
@@ -432,15 +467,13 @@ def _batch_norm(norm, y, valid, use_running_average) -> Array:
   NaN.
   """
   if use_running_average or 0 in y.shape:
-    return normalization.normalize(norm, y, use_running_average=True)
+    return normalize(norm, y, use_running_average=True)
   if valid is None:
-    return normalization.normalize(norm, y, use_running_average=False)
+    return normalize(norm, y, use_running_average=False)
   before = norm.mean[...], norm.var[...]
   is_batch = jnp.any(valid)
   statistics = (valid | ~is_batch)[..., None]
-  y = normalization.normalize(
-      norm, y, use_running_average=False, mask=statistics
-  )
+  y = normalize(norm, y, use_running_average=False, mask=statistics)
   norm.mean[...] = jnp.where(is_batch, norm.mean[...], before[0])
   norm.var[...] = jnp.where(is_batch, norm.var[...], before[1])
   return y
@@ -450,16 +483,16 @@ def _batch_norm(norm, y, valid, use_running_average) -> Array:
 def _valid_steps(y, mask, seq_lengths, time_major, over) -> Array | None:
   """Returns bool [..., time], false in padding, or None without padding."""
   shape = y.shape[:-1]
-  mask, seq_lengths = partitioning.flags_as_sharded(
+  mask, seq_lengths = sharding.flags_as_sharded(
       mask, seq_lengths, y, time_major
   )
   if seq_lengths is None:
     return mask
   if time_major:
-    steps = time_parts.steps(shape[0], over)
+    steps = time_devices.steps(shape[0], over)
     steps = steps.reshape(-1, *(1,) * (len(shape) - 1))
     valid = steps < seq_lengths
   else:
-    valid = time_parts.steps(shape[-1], over)
+    valid = time_devices.steps(shape[-1], over)
     valid = valid < seq_lengths[..., None]
   return valid if mask is None else mask & valid

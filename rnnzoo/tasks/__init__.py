@@ -15,9 +15,9 @@ from collections.abc import Callable, Mapping
 from importlib import metadata
 import types
 
-from rnnzoo import extras
+from rnnzoo import settings
 
-extras.require(
+settings.require(
     'rnnzoo.tasks',
     'train',
     ('ml_collections', 'optax', 'sklearn', 'matplotlib'),

@@ -44,9 +44,9 @@ meets them:
   trained         the trained model of a run
 """
 
-from rnnzoo import extras
+from rnnzoo import settings
 
-extras.require('rnnzoo.training', 'train', ('orbax', 'tensorboardX', 'tqdm'))
+settings.require('rnnzoo.training', 'train', ('orbax', 'tensorboardX', 'tqdm'))
 
 from rnnzoo.training.best_models import best_model
 from rnnzoo.training.experiment import Experiment

@@ -30,7 +30,7 @@ from rnnzoo.benchmark import report
 from rnnzoo.benchmark import suites
 from rnnzoo.benchmark import timing
 from rnnzoo.benchmark import watchdog as watchdog_lib
-from rnnzoo.engines import associative
+from rnnzoo.engines.time import maps
 from tests import documents_test
 
 ROOT = pathlib.Path(program.__file__).parents[2]
@@ -146,10 +146,10 @@ class BenchmarkTest(absltest.TestCase):
 
   @pytest.mark.slow
   def test_wrong_result_fails(self):
-    right = associative.unroll
+    right = maps.unroll
     wrong = lambda *args: right(*args) * 1.001
     path = self.output()
-    with mock.patch.object(associative, 'unroll', wrong):
+    with mock.patch.object(maps, 'unroll', wrong):
       code, out, _ = run(
           '--layers=MinGRU',
           '--implementations=scan,associative_scan',

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from pallas_kernels.tiled import limits
+from pallas_kernels.tiled import choice
 from pallas_kernels.tiled import tuning
 from tests.testing import tiled_loops
 
@@ -41,7 +41,7 @@ class TiledStagesTest(absltest.TestCase):
 
   def test_configs_fit(self):
     program = load()
-    before = tuning._MOST_STAGES, limits.WORK
+    before = tuning._MOST_STAGES, choice.WORK
     shape = 'LSTM', 128, 1024, 768
     stages = {}
     for most in (6, 8, 14):
@@ -54,7 +54,7 @@ class TiledStagesTest(absltest.TestCase):
     self.assertEqual(stages[6], [6, 6])
     self.assertEqual(stages[8], [8, 8])
     self.assertEqual(stages[14][1], 14)
-    self.assertEqual((tuning._MOST_STAGES, limits.WORK), before)
+    self.assertEqual((tuning._MOST_STAGES, choice.WORK), before)
 
   def test_errors(self):
     exact = {'a': jnp.ones(4), 'b': jnp.ones(2)}

@@ -17,8 +17,8 @@ import pytest
 
 import rnnzoo
 from rnnzoo.cells import slstm
-from rnnzoo.engines import associative
-from rnnzoo.layers import gated_mlp
+from rnnzoo.engines.time import maps
+from rnnzoo.layers import xlstm_parts
 
 ROWS, TIME = 400, 3
 
@@ -80,7 +80,7 @@ def linear_steps(*args):
 
 def linear_scan(solve, *args):
   a, b = jnp.stack(args[:TIME]), jnp.stack(args[TIME:-1])
-  return tuple(associative.linear_scan(solve, False, a, b, args[-1]))
+  return tuple(maps.linear_scan(solve, False, a, b, args[-1]))
 
 
 def linear_inputs(draw):
@@ -106,17 +106,17 @@ CASES = {
         slstm_inputs,
     ),
     'GELU': (
-        lambda x: (gated_mlp.ACTIVATIONS['gelu'](x),),
+        lambda x: (xlstm_parts.ACTIVATIONS['gelu'](x),),
         gelu,
         lambda draw: (saturated(draw, ROWS) / 5,),
     ),
     'LinearSteps': (
-        functools.partial(linear_scan, associative.step_scan),
+        functools.partial(linear_scan, maps.step_scan),
         linear_steps,
         linear_inputs,
     ),
     'LinearCompose': (
-        functools.partial(linear_scan, associative.compose_scan),
+        functools.partial(linear_scan, maps.compose_scan),
         linear_steps,
         linear_inputs,
     ),

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import rnnzoo
-from rnnzoo import extras
+from rnnzoo import settings
 from rnnzoo import tasks
 from rnnzoo.command import comparison
 from rnnzoo.command import program
@@ -221,7 +221,7 @@ class ConfigsTest(absltest.TestCase):
     with self.assertRaisesRegex(
         ModuleNotFoundError, r"x needs no_such_package: pip install 'rnnzoo\[t"
     ):
-      extras.require('x', 'train', ('jax', 'no_such_package'))
+      settings.require('x', 'train', ('jax', 'no_such_package'))
 
 
 class RegisterTest(parameterized.TestCase):

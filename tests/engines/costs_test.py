@@ -11,7 +11,7 @@ import pytest
 
 from pallas_kernels import devices
 import rnnzoo
-from rnnzoo.engines import path_choice
+from rnnzoo.engines import choice as choice_lib
 from tests.testing import abstract_gpu
 
 IS_FASTER = "'scan' is faster than the kernels"
@@ -27,7 +27,7 @@ class SlowerKernelTest(parameterized.TestCase):
     x = jax.ShapeDtypeStruct((batch, 4, 8), jnp.float32)
     call = lambda state, x: nnx.merge(graphdef, state)(x)
     on_gpu = mock.patch.object(devices, 'platform', lambda: 'gpu')
-    with on_gpu, path_choice.noted() as choices:
+    with on_gpu, choice_lib.noted() as choices:
       jax.eval_shape(call, state, x)
     return choices
 
@@ -119,7 +119,7 @@ class LinearTest(parameterized.TestCase):
 
     x = jax.ShapeDtypeStruct((batch, time, features), jnp.float32)
     mesh = abstract_gpu.mesh('NVIDIA H200', 'Explicit')
-    with path_choice.noted() as choices:
+    with choice_lib.noted() as choices:
       with jax.sharding.use_abstract_mesh(mesh):
         jax.eval_shape(run, state, x)
     self.assertEqual([choice.path for choice in choices], [path])

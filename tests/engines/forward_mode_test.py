@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import rnnzoo
-from rnnzoo.engines import scan
+from rnnzoo.engines.scan import loop as scan_loop
 from tests.testing import abstract_gpu
 from tests.testing import random_layers
 from tests.testing import reference
@@ -145,7 +145,9 @@ class ForwardModeTestCase(parameterized.TestCase):
     super().setUp()
     self.enter_context(jax.enable_x64(True))
     # In two chunks, with a remainder.
-    self.enter_context(mock.patch.object(scan, 'chunk_length', lambda *_: 3))
+    self.enter_context(
+        mock.patch.object(scan_loop, 'chunk_length', lambda *_: 3)
+    )
 
   def assert_close(self, got, want):
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):

@@ -19,13 +19,12 @@ import pallas_kernels
 from pallas_kernels import devices
 import rnnzoo
 from rnnzoo.engines import call as call_lib
-from rnnzoo.engines import joint_cells
-from rnnzoo.engines import newton_joints
-from rnnzoo.engines import newton_plan
-from rnnzoo.engines import newton_windows
-from rnnzoo.engines import part_runs
-from rnnzoo.engines import scan
-from rnnzoo.engines import time_folds
+from rnnzoo.engines.scan import loop as scan_loop
+from rnnzoo.engines.time import joint_cells
+from rnnzoo.engines.time import kernel_parts
+from rnnzoo.engines.time import parts as time_parts
+from rnnzoo.engines.time import path as newton_path
+from rnnzoo.engines.time import plan as newton_plan
 from tests.testing import abstract_gpu
 from tests.testing import dense_loops
 from tests.testing import several_devices
@@ -46,7 +45,9 @@ def on_gpu(test, fewest: int = 8):
     stack.enter_context(devices.interpreted())
     stack.enter_context(streaming_loops.instead())
     stack.enter_context(dense_loops.instead())
-    stack.enter_context(mock.patch.object(part_runs, '_FEWEST_STEPS', fewest))
+    stack.enter_context(
+        mock.patch.object(kernel_parts, '_FEWEST_STEPS', fewest)
+    )
     yield
 
 
@@ -117,11 +118,11 @@ def run(case: Case):
   """Returns the carries of 'scan', those of parts of time, and the report."""
   cell, operands = case.operands()
   plan = case.plan(cell, operands)
-  windows = newton_windows._Windows(plan)
+  windows = newton_path._Windows(plan)
   found = jax.jit(
-      lambda operands: newton_joints.unroll(plan.steps, operands, windows)
+      lambda operands: kernel_parts.unroll(plan.steps, operands, windows)
   )(operands)
-  wanted = jax.jit(lambda operands: scan.carries(plan.steps, operands))(
+  wanted = jax.jit(lambda operands: scan_loop.carries(plan.steps, operands))(
       operands
   )
   return wanted, found[:2], found[2]
@@ -163,11 +164,11 @@ class NewtonJointsTest(parameterized.TestCase):
     small = jnp.full((3, 2), 1e-3)
     with on_gpu(self):
       sizes = [
-          float(newton_joints._size(slope, starts, (small.at[where].set(1),)))
+          float(kernel_parts._size(slope, starts, (small.at[where].set(1),)))
           for where in ((1, 0), (1, 1), (2, 0))
       ]
       lost = small.at[0, 0].set(jnp.nan)
-      self.assertEqual(newton_joints._size(slope, starts, (lost,)), np.inf)
+      self.assertEqual(kernel_parts._size(slope, starts, (lost,)), np.inf)
     np.testing.assert_allclose(sizes, [1e-3, 1, 1], rtol=1e-6)
 
   # Before jax 0.11 there are no kernels, and so no parts.
@@ -224,11 +225,11 @@ class NewtonJointsTest(parameterized.TestCase):
     cell, operands = case.operands()
     operands = operands._replace(x=operands.x.at[60].set(jnp.nan))
     plan = case.plan(cell, operands)
-    windows = newton_windows._Windows(plan)
+    windows = newton_path._Windows(plan)
     with on_gpu(self):
-      _, (found,), report = newton_joints.unroll(plan.steps, operands, windows)
+      _, (found,), report = kernel_parts.unroll(plan.steps, operands, windows)
     self.assertTrue(report.fell_back)
-    _, (wanted,) = scan.carries(plan.steps, operands)
+    _, (wanted,) = scan_loop.carries(plan.steps, operands)
     np.testing.assert_array_equal(np.isnan(found), np.isnan(wanted))
     np.testing.assert_allclose(found[:60], wanted[:60], atol=TOLERANCE)
 
@@ -258,7 +259,7 @@ class NewtonJointsTest(parameterized.TestCase):
 
     with on_gpu(self, 32):
       with mock.patch.object(
-          newton_joints, '_solve', wraps=newton_joints._solve
+          kernel_parts, '_solve', wraps=kernel_parts._solve
       ) as solve:
         found = jax.jit(jax.value_and_grad(loss, (1, 2)), static_argnums=0)(
             'associative_scan', state, x
@@ -283,7 +284,7 @@ class NewtonJointsTest(parameterized.TestCase):
         rngs=nnx.Rngs(0),
     )
     with on_gpu(self):
-      with mock.patch.object(newton_joints, 'unroll') as unroll:
+      with mock.patch.object(kernel_parts, 'unroll') as unroll:
         layer(jnp.ones((2, 100, IN)))
     unroll.assert_not_called()
 
@@ -292,12 +293,12 @@ class NewtonJointsTest(parameterized.TestCase):
     cell, operands = case.operands()
     with on_gpu(self, 51):
       with self.assertRaisesRegex(NotImplementedError, 'not be faster'):
-        newton_joints.unroll(case.plan(cell, operands).steps, operands, None)
+        kernel_parts.unroll(case.plan(cell, operands).steps, operands, None)
 
   @parameterized.parameters(False, True)
   def test_folds_are_undone(self, in_features):
     for reverse in (False, True):
-      fold = time_folds.Fold(
+      fold = time_parts.Fold(
           batch=2,
           time=11,
           features=3,
@@ -382,7 +383,7 @@ class NewtonJointsTest(parameterized.TestCase):
     wide = jnp.ones((IN, case.sizes[-1]))
     with abstract_gpu.device(self, kind):
       text = abstract_gpu.lower(
-          lambda operands: newton_joints.unroll(steps, operands, given)[:2],
+          lambda operands: kernel_parts.unroll(steps, operands, given)[:2],
           operands,
       )
       self.assertTrue('mosaic_gpu' in text)

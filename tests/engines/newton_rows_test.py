@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import rnnzoo
-from rnnzoo.engines import newton_plan
+from rnnzoo.engines.time import plan as newton_plan
 from tests.testing import reference
 
 IN, FEATURES, ROWS, BATCH, TIME = 3, 4, 3, 2, 19

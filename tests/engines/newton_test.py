@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 import rnnzoo
-from rnnzoo.engines import affine_maps
 from rnnzoo.engines import call as call_lib
-from rnnzoo.engines import newton
-from rnnzoo.engines import newton_plan
-from rnnzoo.engines import newton_windows
-from rnnzoo.engines import scan
+from rnnzoo.engines.scan import loop as scan_loop
+from rnnzoo.engines.time import maps
+from rnnzoo.engines.time import newton
+from rnnzoo.engines.time import path as newton_path
+from rnnzoo.engines.time import plan as newton_plan
 from tests.testing import compilation
 from tests.testing import reference
 
@@ -97,9 +97,9 @@ def run(case):
   """Returns carries by Newton's method, those of 'scan', and the report."""
   cell, operands = case.operands()
   plan = case.plan(cell, operands)
-  unroll = functools.partial(newton_windows.unroll_with_report, plan)
+  unroll = functools.partial(newton_path.unroll_with_report, plan)
   _, found, report = reference.jit(unroll)(operands)
-  in_turn = functools.partial(scan.carries, plan.steps)
+  in_turn = functools.partial(scan_loop.carries, plan.steps)
   _, wanted = reference.jit(in_turn)(operands)
   return found, wanted, report
 
@@ -118,7 +118,7 @@ def gradients(case, unroll):
 
 
 def by_scan(plan, operands):
-  return scan.unroll(plan.steps, operands)
+  return scan_loop.unroll(plan.steps, operands)
 
 
 class NewtonTest(parameterized.TestCase):
@@ -139,7 +139,7 @@ class NewtonTest(parameterized.TestCase):
     self.assertFalse(report.fell_back)
     self.assertLessEqual(report.iterations, 8)
     self.assert_close(found, wanted, limit)
-    found = gradients(case, newton_windows.unroll)
+    found = gradients(case, newton_path.unroll)
     self.assert_close(found, gradients(case, by_scan), limit)
 
   @pytest.mark.slow
@@ -241,10 +241,10 @@ class NewtonTest(parameterized.TestCase):
     )
     cell, operands = case.operands()
     plan = case.plan(cell, operands)
-    unroll = functools.partial(newton_windows.unroll_with_report, plan)
+    unroll = functools.partial(newton_path.unroll_with_report, plan)
     _, bare, _ = reference.jit(unroll)(operands, jnp.int32(3))
     _, found, report = reference.jit(unroll)(operands)
-    _, wanted = reference.jit(functools.partial(scan.carries, plan.steps))(
+    _, wanted = reference.jit(functools.partial(scan_loop.carries, plan.steps))(
         operands
     )
     self.assertFalse(report.fell_back)
@@ -280,7 +280,7 @@ class NewtonTest(parameterized.TestCase):
   def test_diagonal_gradients(self, name):
     path = rnnzoo.AssociativeScan(jacobian='diagonal')
     case = Case(layer=name, options=CONTRACTIVE[name], path=path, time=9)
-    found = gradients(case, newton_windows.unroll)
+    found = gradients(case, newton_path.unroll)
     self.assert_close(found, gradients(case, by_scan), 1e-10)
 
   @parameterized.parameters('LSTM', 'AGRU')
@@ -317,11 +317,11 @@ class NewtonTest(parameterized.TestCase):
     x = operands.x.at[20, 0, 0].set(value)
     operands = operands._replace(x=x)
     plan = case.plan(cell, operands)
-    unroll = functools.partial(newton_windows.unroll_with_report, plan)
+    unroll = functools.partial(newton_path.unroll_with_report, plan)
     _, found, report = reference.jit(unroll)(operands)
     # Gates take an infinity to 0 or 1.
     self.assertEqual(bool(report.fell_back), np.isnan(value))
-    _, wanted = reference.jit(functools.partial(scan.carries, plan.steps))(
+    _, wanted = reference.jit(functools.partial(scan_loop.carries, plan.steps))(
         operands
     )
     same = functools.partial(np.testing.assert_allclose, rtol=1e-10)
@@ -441,7 +441,7 @@ class NewtonTest(parameterized.TestCase):
       )
       operands = jax.eval_shape(lambda: case.operands()[1])
       plan = case.plan(rnnzoo.GRUCell(), operands)
-      unroll = functools.partial(newton_windows.unroll, plan)
+      unroll = functools.partial(newton_path.unroll, plan)
       program = reference.jit(unroll).lower(operands).compile()
       return program.memory_analysis().temp_size_in_bytes
 
@@ -468,14 +468,14 @@ class NewtonTest(parameterized.TestCase):
           jax.vmap(jax.grad(loss), (0, None)), static_argnums=1
       )
 
-    run = program(newton_windows.unroll)
-    text = run.lower(xs, newton_windows.unroll).as_text()
+    run = program(newton_path.unroll)
+    text = run.lower(xs, newton_path.unroll).as_text()
     one = jax.jit(jax.grad(loss), static_argnums=1)
-    alone = one.lower(xs[0], newton_windows.unroll).as_text()
+    alone = one.lower(xs[0], newton_path.unroll).as_text()
     for operation in ('stablehlo.case', 'stablehlo.while'):
       self.assertEqual(text.count(operation), alone.count(operation))
     self.assert_close(
-        run(xs, newton_windows.unroll), program(by_scan)(xs, by_scan), 1e-12
+        run(xs, newton_path.unroll), program(by_scan)(xs, by_scan), 1e-12
     )
 
   @parameterized.parameters(12, 300)
@@ -502,8 +502,8 @@ class NewtonTest(parameterized.TestCase):
   @pytest.mark.few(1)
   def test_by_associative_scans(self, name):
     with (
-        mock.patch.object(affine_maps, 'over_time', lax.associative_scan),
-        mock.patch.object(affine_maps, 'on_cpu', lambda: False),
+        mock.patch.object(maps, 'over_time', lax.associative_scan),
+        mock.patch.object(maps, 'on_cpu', lambda: False),
     ):
       found, wanted, report = run(Case(layer=name, flags=True))
     self.assertFalse(report.fell_back)

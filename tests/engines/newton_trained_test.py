@@ -16,9 +16,9 @@ from sklearn import datasets
 import rnnzoo
 from rnnzoo import models
 from rnnzoo.engines import call as call_lib
-from rnnzoo.engines import newton_plan
-from rnnzoo.engines import newton_windows
-from rnnzoo.engines import scan
+from rnnzoo.engines.scan import loop as scan_loop
+from rnnzoo.engines.time import path as newton_path
+from rnnzoo.engines.time import plan as newton_plan
 from tests.testing import reference
 
 FEATURES, EPOCHS, BATCH = 32, 15, 64
@@ -186,9 +186,9 @@ class NewtonTrainedTest(parameterized.TestCase):
     plan, operands = Case(
         layer=name, time=time, dtype=dtype, packed=packed
     ).problem()
-    unroll = functools.partial(newton_windows.unroll_with_report, plan)
+    unroll = functools.partial(newton_path.unroll_with_report, plan)
     _, found, report = reference.jit(unroll)(operands)
-    in_turn = functools.partial(scan.carries, plan.steps)
+    in_turn = functools.partial(scan_loop.carries, plan.steps)
     _, wanted = reference.jit(in_turn)(operands)
     if time == 1000 and not packed and (name, dtype) in EXPANDING:
       self.assertTrue(report.fell_back)
@@ -199,8 +199,8 @@ class NewtonTrainedTest(parameterized.TestCase):
     limit = 1e-10 if dtype == 'float64' else 1e-6 * max(2, 0.2 * time**0.5)
     # In float32 both round in each step, which adds up like a random walk.
     self.assert_close(found, wanted, limit)
-    found = gradients(functools.partial(newton_windows.unroll, plan), operands)
-    in_turn = functools.partial(scan.unroll, plan.steps)
+    found = gradients(functools.partial(newton_path.unroll, plan), operands)
+    in_turn = functools.partial(scan_loop.unroll, plan.steps)
     wanted = gradients(in_turn, operands)
     # A derivative is as inexact as the trajectory that it is taken at.
     limit = max(limit, float(report.sensitivity))

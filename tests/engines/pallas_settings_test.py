@@ -18,7 +18,7 @@ import pytest
 from pallas_kernels import projection
 import rnnzoo
 from rnnzoo import linen
-from rnnzoo.engines import path_choice
+from rnnzoo.engines import choice as choice_lib
 from rnnzoo.engines import selection
 from tests.testing import abstract_gpu
 from tests.testing import comparison
@@ -102,7 +102,7 @@ class SameFunctionTest(parameterized.TestCase):
   @pytest.mark.slow
   def test_both_directions_in_one_kernel(self):
     make = functools.partial(rnnzoo.Bidirectional, rnnzoo.GRU, IN, FEATURES)
-    with on_gpu(self), path_choice.noted() as choices:
+    with on_gpu(self), choice_lib.noted() as choices:
       loss, state = loss_of(make, CARRIES)
       jax.eval_shape(loss, state, inputs(BATCH, TIME))
       self.assertEqual([choice.path for choice in choices], ['pallas'])
@@ -285,7 +285,7 @@ class NamesTest(parameterized.TestCase):
         IN, 8, implementation=path, rngs=nnx.Rngs(0)
     )
     x = inputs(BATCH, TIME)
-    with path_choice.noted() as choices:
+    with choice_lib.noted() as choices:
       y = jax.eval_shape(make((CARRIES, 'scan')), x)
     self.assertEqual(y.shape, (BATCH, TIME, 8))
     (choice,) = choices

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import rnnzoo
-from rnnzoo.engines import scan
+from rnnzoo.engines.scan import loop as scan_loop
 from tests.testing import random_layers
 from tests.testing import reference
 
@@ -159,7 +159,9 @@ class RecurrentGradientTest(parameterized.TestCase):
     super().setUp()
     self.enter_context(jax.enable_x64(True))
     # In two chunks.
-    self.enter_context(mock.patch.object(scan, 'chunk_length', lambda *_: 2))
+    self.enter_context(
+        mock.patch.object(scan_loop, 'chunk_length', lambda *_: 2)
+    )
 
   def assert_close(self, got, want, tolerance=1e-12):
     for name, a, b in zip(ARGUMENTS, got, want, strict=True):
@@ -208,7 +210,7 @@ class RecurrentGradientTest(parameterized.TestCase):
     name = 'AGRU'
     cell, _ = CELLS[name]
     if not saved:
-      self.enter_context(mock.patch.object(scan, '_SAVED_ELEMENTS', 0))
+      self.enter_context(mock.patch.object(scan_loop, '_SAVED_ELEMENTS', 0))
 
     def slope(run, given):
       square = lambda given: sum(

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import rnnzoo
-from rnnzoo.engines import path_choice
+from rnnzoo.engines import choice as choice_lib
 
 BATCH, TIME = 64, 256
 
@@ -93,7 +93,7 @@ class ScanTest(parameterized.TestCase):
         rnnzoo.GRU, 3, 4, implementation=path, rngs=nnx.Rngs(0)
     )
     x = jnp.ones((2, 5, 3))
-    with path_choice.noted() as choices:
+    with choice_lib.noted() as choices:
       y = make(rnnzoo.Scan(chunk=2))(x)
     self.assertEqual([choice.path for choice in choices], ['scan', 'scan'])
     np.testing.assert_allclose(y, make('scan')(x), rtol=1e-6)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import rnnzoo
-from rnnzoo import carries
+from rnnzoo import cell
 from rnnzoo import linen
 from rnnzoo.layers import recurrent
 
@@ -63,7 +63,7 @@ class CarriesTest(parameterized.TestCase):
     self.assertEqual(carry._fields, layer.cell.carry_names)
     self.assertIs(carry.h, carry[0])
     self.assertIsInstance(carry, tuple)
-    self.assertIs(type(carry), carries.of(layer.cell))
+    self.assertIs(type(carry), cell.of(layer.cell))
     self.assertIs(type(layer.step(carry, X[:, 0])[0]), type(carry))
 
   @traced

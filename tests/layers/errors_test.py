@@ -19,8 +19,8 @@ import pytest
 import pallas_kernels
 from pallas_kernels import devices
 import rnnzoo
-from rnnzoo.engines import newton_plan
 from rnnzoo.engines import selection
+from rnnzoo.engines.time import plan as newton_plan
 
 BATCH, TIME, IN, FEATURES = 2, 5, 3, 4
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import rnnzoo
-from rnnzoo import language_model
 from rnnzoo import models
+from rnnzoo.models import language as language_model
 
 
 def make(layer=rnnzoo.MinGRU, **options):

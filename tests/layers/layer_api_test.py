@@ -13,7 +13,7 @@ import pytest
 
 import rnnzoo
 from rnnzoo import models
-from rnnzoo.engines import scan
+from rnnzoo.engines.scan import loop as scan_loop
 from tests.testing import random_layers
 from tests.testing import reference
 
@@ -227,10 +227,10 @@ class ChunksTest(parameterized.TestCase):
       )
       return sum(jnp.sum(jnp.sin(a)) for a in (y, *final)), (final, y)
 
-    def run(length, saved=scan._SAVED_ELEMENTS):
+    def run(length, saved=scan_loop._SAVED_ELEMENTS):
       with (
-          mock.patch.object(scan, 'chunk_length', lambda *_: length),
-          mock.patch.object(scan, '_SAVED_ELEMENTS', saved),
+          mock.patch.object(scan_loop, 'chunk_length', lambda *_: length),
+          mock.patch.object(scan_loop, '_SAVED_ELEMENTS', saved),
       ):
         grad = jax.value_and_grad(loss, (0, 1, 2), has_aux=True)
         return reference.jit(lambda *a: grad(*a))(layer, x, carry)
@@ -248,7 +248,7 @@ class ChunksTest(parameterized.TestCase):
       time=(1, 2, 7, 28, 97, 784, 1024), width=(1, 512, 6144, 2**19, 2**30)
   )
   def test_length(self, time, width):
-    length = scan.chunk_length(time, width)
+    length = scan_loop.chunk_length(time, width)
     self.assertBetween(length, 1, time)
     if jax.default_backend() == 'cpu':
       # At most 8 MiB in float32, and one chunk where 2 MiB hold all.

@@ -13,7 +13,7 @@ import jax
 import pytest
 
 import rnnzoo
-from rnnzoo.engines import scan
+from rnnzoo.engines.scan import loop as scan_loop
 from tests.testing import comparison
 
 # Largest ||out - ref|| / ||ref|| over outputs and gradients. Operands of a
@@ -114,7 +114,7 @@ class CrossProduct(comparison.ComparisonTestCase):
     )
     with (
         jax.enable_x64(True),
-        mock.patch.object(scan, 'chunk_length', lambda *_: 3),
+        mock.patch.object(scan_loop, 'chunk_length', lambda *_: 3),
     ):
       self.compare(case, TOLERANCE[dtype])
 

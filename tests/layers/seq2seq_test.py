@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import rnnzoo
-from rnnzoo import decoding
 from rnnzoo import models
+from rnnzoo.models import decoding
 
 SOURCE_TOKENS, TARGET_TOKENS = 11, 9
 

@@ -12,8 +12,7 @@ import pytest
 from scipy import special
 
 import rnnzoo
-from rnnzoo.layers import causal_convolution
-from rnnzoo.layers import gated_mlp
+from rnnzoo.layers import xlstm_parts
 from tests.testing import random_layers
 from tests.testing import reference
 
@@ -407,7 +406,7 @@ class LagsTest(parameterized.TestCase):
         ((None, mask), [[-1, 1, 1, 3, 3, 5], [-2, -1, -1, 1, 1, 3]]),
         ((reset, mask), [[-1, 1, 1, 0, 0, 5], [-2, -1, -1, 0, 0, 0]]),
     ):
-      got = causal_convolution.lags(x, window, *flags)
+      got = xlstm_parts.lags(x, window, *flags)
       equal(np.stack(got)[:, 0, :, 0], want)
 
 
@@ -440,7 +439,7 @@ class GeluTest(absltest.TestCase):
   @pytest.mark.slow
   def test_derivative(self):
     z = jnp.linspace(-6, 6, 25)
-    gelu = gated_mlp.ACTIVATIONS['gelu']
+    gelu = xlstm_parts.ACTIVATIONS['gelu']
     exact = lambda z: jax.nn.gelu(z, approximate=False)
     close(gelu(z), exact(z))
     close(jax.vmap(jax.grad(gelu))(z), jax.vmap(jax.grad(exact))(z))

@@ -15,10 +15,10 @@ from pallas_kernels import api
 from pallas_kernels import devices
 import rnnzoo
 from rnnzoo.engines import call as call_lib
-from rnnzoo.engines import costs
+from rnnzoo.engines import choice
 from rnnzoo.engines import paths
 from rnnzoo.engines import selection
-from rnnzoo.layers import wavefront
+from rnnzoo.layers import levels as levels_lib
 from tests.testing import abstract_gpu
 from tests.testing import comparison
 from tests.testing import dense_loops
@@ -70,12 +70,12 @@ def in_parts(parts, runs=by_scan):
   """
   with contextlib.ExitStack() as stack:
     patch = lambda *args: stack.enter_context(mock.patch.object(*args))
-    patch(costs, 'parts_of_wavefront', lambda time, kernel: parts)
+    patch(choice, 'parts_of_wavefront', lambda time, kernel: parts)
     patch(api, 'at_once', lambda *args, **options: True)
     patch(selection, 'is_first', lambda *args: True)
     if runs is by_scan:
       patch(devices, 'current', lambda: None)
-    yield patch(wavefront, '_run_levels', mock.Mock(side_effect=runs))
+    yield patch(levels_lib, '_run_levels', mock.Mock(side_effect=runs))
 
 
 def results(stack, x, weights, carry=None, **options):
@@ -307,7 +307,7 @@ class WavefrontTest(parameterized.TestCase):
           paths.run_levels, static_argnames=('cell', 'call', 'implementation')
       )
       options = {'implementation': 'pallas', **options}
-      with mock.patch.object(costs, '_STEPS_OF_WAVEFRONT', 10**6):
+      with mock.patch.object(choice, '_STEPS_OF_WAVEFRONT', 10**6):
         self.agrees(layer, (6, 16), num_layers, parts, runs=runs, **options)
 
   @parameterized.parameters(
@@ -339,7 +339,7 @@ class WavefrontTest(parameterized.TestCase):
 
     def count(state, x):
       layers = nnx.merge(graphdef, state).layers
-      found.append(wavefront.count(layers, x, call, False))
+      found.append(levels_lib.count(layers, x, call, False))
 
     with abstract_gpu.device(self, H200):
       devices.current()
@@ -367,9 +367,9 @@ class WavefrontTest(parameterized.TestCase):
     def loss(state, x, reset):
       return jnp.sum(nnx.merge(graphdef, state)(x, reset=reset) ** 2)
 
-    runs = mock.Mock(side_effect=wavefront._run_levels)
+    runs = mock.Mock(side_effect=levels_lib._run_levels)
     with abstract_gpu.device(self, H200):
-      with mock.patch.object(wavefront, '_run_levels', runs):
+      with mock.patch.object(levels_lib, '_run_levels', runs):
         text = abstract_gpu.lower(jax.grad(loss, (0, 1)), state, x, reset)
       self.assertEqual(runs.call_count, 5)
       self.assertIn('mosaic_gpu', text)
@@ -393,9 +393,9 @@ class WavefrontTest(parameterized.TestCase):
     def loss(state, x):
       return jnp.sum(nnx.merge(graphdef, state)(x) ** 2)
 
-    runs = mock.Mock(side_effect=wavefront._run_levels)
+    runs = mock.Mock(side_effect=levels_lib._run_levels)
     with jax.sharding.use_abstract_mesh(mesh):
-      with mock.patch.object(wavefront, '_run_levels', runs):
+      with mock.patch.object(levels_lib, '_run_levels', runs):
         jax.jit(jax.grad(loss)).trace(state, x)
     # XLA could not split arrays that hold one layer after the other.
     self.assertEqual(runs.call_count, 5 if kind == 'Explicit' else 0)

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rnnzoo import decoding
 from rnnzoo import training
+from rnnzoo.models import decoding
 from rnnzoo.tasks import protocol
 from rnnzoo.tasks.text import parallel_text
 from rnnzoo.tasks.text import translation

@@ -15,8 +15,8 @@ from jax.sharding import AxisType
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from rnnzoo.engines import newton_windows
-from rnnzoo.engines import scan
+from rnnzoo.engines.scan import loop as scan_loop
+from rnnzoo.engines.time import path as newton_path
 from tests.engines import newton_joints_test
 
 Case = newton_joints_test.Case
@@ -35,8 +35,8 @@ def check(case: Case) -> None:
   mesh = jax.make_mesh((8,), ('data',), axis_types=(AxisType.Auto,))
   cell, operands = case.operands()
   plan = case.plan(cell, operands)
-  joints = newton_windows._Joints(newton_windows._Windows(plan))
-  wanted = jax.jit(lambda operands: scan.carries(plan.steps, operands))(
+  joints = newton_path._Joints(newton_path._Windows(plan))
+  wanted = jax.jit(lambda operands: scan_loop.carries(plan.steps, operands))(
       operands
   )
   axes = operands._replace(

@@ -50,7 +50,7 @@ def main():
     )
     for name, (h_spec, kernel_spec) in SPECS.items():
       if kind == AxisType.Explicit and name != 'batch':
-        continue  # The engine gathers these first: `partitioning`.
+        continue  # The engine gathers these first: `sharding`.
       check(jax.jit(gradients)(put(kernel, kernel_spec), put(h, h_spec)))
       print(kind, name)
   for check_vma in (True, False):

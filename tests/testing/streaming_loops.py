@@ -13,7 +13,7 @@ from jax import lax
 import jax.numpy as jnp
 
 from pallas_kernels import devices
-from rnnzoo.engines import associative
+from rnnzoo.engines.time import maps
 from tests.testing import abstract_gpu
 
 if abstract_gpu.RUNS:
@@ -93,7 +93,7 @@ def _loop(static, theta, arrays, carry, restart, flags):
     old = tuple(jnp.where(reset, x, y) for x, y in zip(again, old, strict=True))
     if static.linear:
       a, b = static.step(rows, row)
-      new = (associative.affine(a, b, old[0]),)
+      new = (maps.affine(a, b, old[0]),)
     else:
       new = static.step(rows, row, old)
     new = tuple(jnp.where(hold, x, y) for x, y in zip(old, new, strict=True))

@@ -11,6 +11,7 @@ from jax import lax
 import jax.numpy as jnp
 
 from pallas_kernels import devices
+from pallas_kernels.tiled import choice
 from pallas_kernels.tiled import limits
 from tests.testing import abstract_gpu
 from tests.testing import dense_loops
@@ -250,7 +251,7 @@ def imitated(test, on_chip: bool = True):
   with contextlib.ExitStack() as stack:
     patch = lambda *args: stack.enter_context(mock.patch.object(*args))
     patch(devices, 'current', lambda: target)
-    patch(limits, 'pay', _can_run)
+    patch(choice, 'pay', _can_run)
     if not on_chip:
       stack.enter_context(streamed())
     loop = lambda body: mock.Mock(side_effect=body)

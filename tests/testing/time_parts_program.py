@@ -26,7 +26,7 @@ from jax.sharding import PartitionSpec as P
 import numpy as np
 
 import rnnzoo
-from rnnzoo.engines import time_parts
+from rnnzoo.engines.time import devices as time_devices
 from tests.testing import devices_program
 from tests.testing import random_layers
 from tests.testing import reference
@@ -298,8 +298,8 @@ def run(name: str) -> None:
   )
   with contextlib.ExitStack() as stack:
     if forgets:
-      stack.enter_context(mock.patch.object(time_parts, 'FEW', 4))
-      stack.enter_context(mock.patch.object(time_parts, 'MORE', 8))
+      stack.enter_context(mock.patch.object(time_devices, 'FEW', 4))
+      stack.enter_context(mock.patch.object(time_devices, 'MORE', 8))
     if implementation == 'pallas':
       stack.enter_context(streaming_loops.instead())
     program = value(loss).lower(*spread).compile()

@@ -27,8 +27,8 @@ import ml_collections
 import numpy as np
 import optax
 
-from rnnzoo import language_model
 from rnnzoo import models
+from rnnzoo.models import language as language_model
 from rnnzoo.tasks import backbones
 from rnnzoo.tasks import fields
 from rnnzoo.tasks import protocol

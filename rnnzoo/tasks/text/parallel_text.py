@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from absl import logging
 import numpy as np
 
-from rnnzoo import decoding
 from rnnzoo import settings
+from rnnzoo.models import decoding
 from rnnzoo.tasks import padding
 from rnnzoo.tasks import tfds_sets
 from rnnzoo.tasks.text import text_files

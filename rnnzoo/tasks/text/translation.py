@@ -25,9 +25,9 @@ import numpy as np
 import optax
 
 import rnnzoo
-from rnnzoo import decoding
-from rnnzoo import extras
 from rnnzoo import models
+from rnnzoo import settings
+from rnnzoo.models import decoding
 from rnnzoo.tasks import backbones
 from rnnzoo.tasks import fields
 from rnnzoo.tasks import figures
@@ -188,7 +188,7 @@ class Translation(protocol.Task):
     }
 
   def _set_up(self, config: ml_collections.ConfigDict) -> None:
-    extras.require('task translation', 'text', ('tokenizers', 'sacrebleu'))
+    settings.require('task translation', 'text', ('tokenizers', 'sacrebleu'))
     fields.check(config.data, _DATA_RULES, 'config.data')
     backbones.check(config.model)
     if config.model.dense:

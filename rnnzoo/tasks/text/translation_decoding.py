@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rnnzoo import decoding
 from rnnzoo import models
+from rnnzoo.models import decoding
 from rnnzoo.tasks.text import parallel_text
 from rnnzoo.tasks.text import vocabularies
 

@@ -7,7 +7,7 @@ import functools
 import re
 from typing import Any
 
-from rnnzoo import decoding
+from rnnzoo.models import decoding
 
 # A word, the end of one after an apostrophe, or one other sign.
 _WORD = r"'\w+|\w+|[^\w\s]"

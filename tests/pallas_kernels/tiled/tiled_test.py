@@ -22,6 +22,7 @@ from pallas_kernels import api
 from pallas_kernels import auto_axes
 from pallas_kernels import call as call_lib
 from pallas_kernels import devices
+from pallas_kernels.tiled import choice
 from pallas_kernels.tiled import limits
 import rnnzoo
 from tests.testing import abstract_gpu
@@ -314,7 +315,7 @@ class FewRowsTest(comparison.ComparisonTestCase):
         dense_loops.instead() as dense,
         tiled_loops.imitated(self),
         mock.patch.object(auto_axes, 'over_batch', in_parts),
-        mock.patch.object(limits, 'pay', pay),
+        mock.patch.object(choice, 'pay', pay),
     ):
       self.compare(given, TOLERANCE['bfloat16'])
     self.assertEqual([loop.called for loop in dense], [True, True])
@@ -337,7 +338,7 @@ class FewRowsTest(comparison.ComparisonTestCase):
 
         def of_few_rows(*given, few=few, asked=asked):
           asked.append(None)
-          with mock.patch.object(limits, 'pay', lambda *_, **__: False):
+          with mock.patch.object(choice, 'pay', lambda *_, **__: False):
             return of(*given) if len(asked) - 1 in few else None
 
         with (
@@ -379,7 +380,7 @@ class LimitsTest(parameterized.TestCase):
     }
     dtype = options.pop('dtype', jnp.bfloat16)
     kernel = jax.ShapeDtypeStruct((recurrent, heads, size, size), dtype)
-    return limits.pay(target, kernel, **options)
+    return choice.pay(target, kernel, **options)
 
   @parameterized.parameters(
       {},

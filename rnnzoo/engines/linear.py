@@ -1,0 +1,168 @@
+"""The first-order linear recurrence as an operation of its own."""
+
+from collections.abc import Sequence
+import math
+
+import jax
+import jax.numpy as jnp
+
+import pallas_kernels
+from pallas_kernels import devices
+from pallas_kernels import promotion
+from rnnzoo import checks
+from rnnzoo import settings
+from rnnzoo.engines import choice as choice_lib
+from rnnzoo.engines import selection
+from rnnzoo.engines import sharding
+from rnnzoo.engines.scan import steps as scan_steps
+from rnnzoo.engines.time import devices as time_devices
+from rnnzoo.engines.time import linear_parts
+from rnnzoo.engines.time import maps
+
+Array = jax.Array
+
+
+@promotion.of_ranks
+def linear_scan(
+    a: Array,
+    b: Array,
+    h0: Array | None = None,
+    *,
+    reset: Array | None = None,
+    reverse: bool = False,
+    time_axis_name: str | Sequence[str] | None = None,
+    implementation: selection.Implementation = None,
+) -> Array:
+  """Returns h_t = a_t h_{t-1} + b_t, the first-order linear recurrence.
+
+  >>> import jax.numpy as jnp, rnnzoo
+  >>> a = jnp.full((1, 4, 1), 0.5)
+  >>> rnnzoo.linear_scan(a, jnp.ones_like(a))[0, :, 0].tolist()
+  [1.0, 1.5, 1.75, 1.875]
+
+  Batch, time and features may be sharded over Explicit axes of a mesh. Where
+  time is, the devices exchange the affine maps of their parts, [...,
+  features] each, and no steps. A product of `a` over steps of a part, as of all
+  steps in 'associative_scan', must not overflow, even where h stays finite; of
+  an infinite a, h behind it may be NaN where step by step it is infinite. Where
+  a is exactly 0, h starts anew, also after an infinity or NaN; docs/devices.md
+  has the exception where time is sharded.
+
+  Args:
+    a: [..., time, features], with any batch axes or none.
+    b: [..., time, features].
+    h0: h before the first step, [..., features]; zeros if None.
+    reset: bool [..., time]; where true, h restarts from zero before the step.
+    reverse: run from the last step to the first.
+    time_axis_name: inside `jax.shard_map`, the mesh axis that time is sharded
+      over, or several of them, major to minor. `a`, `b` and `reset` are then
+      this device's steps, and h0 is before the first of all steps.
+    implementation: as for `unroll`.
+
+  Returns:
+    h, [..., time, features], in the dtype of a and b; sums are float32 or
+    wider.
+
+  Raises:
+    ValueError: an argument has the wrong shape or dtype.
+    NotImplementedError: the implementation named cannot run this.
+  """
+  a, b = checks.array(a, 'a'), checks.array(b, 'b')
+  if a.ndim < 2 or a.shape != b.shape:
+    raise ValueError(
+        'a and b must both be [..., time, features], got shapes'
+        f' {a.shape} and {b.shape}.'
+    )
+  checks.number(a, 'a')
+  checks.number(b, 'b')
+  settings.boolean(reverse, 'reverse')
+  over = settings.axis_names(time_axis_name, 'time_axis_name')
+  out_dtype = jnp.result_type(a, b)
+  if not jnp.issubdtype(out_dtype, jnp.floating):
+    raise ValueError(f'a and b must be floating-point, got {out_dtype}.')
+  *batch_shape, time, features = a.shape
+  reset = checks.flags(reset, a.shape[:-1], 'reset')
+  dtype = promotion.wide(out_dtype)
+  if h0 is None:
+    h0 = jnp.zeros((*batch_shape, features), dtype)
+  h0 = checks.array(h0, 'h0')
+  checks.number(h0, 'h0')
+  if h0.shape != (*batch_shape, features):
+    raise ValueError(
+        f'h0 must be [..., features] = {(*batch_shape, features)}, got'
+        f' {h0.shape}.'
+    )
+  given = a, b, h0, reset
+  time_devices.check_names(over, given)
+  if sharding.is_sharded(given):
+    # Sequences and features are independent, and parts of time nearly so.
+    axes = sharding.axes_of_run(a.shape[:-1], linear=True)
+    positions = axes.steps, axes.steps, axes.carry, axes.flags
+    names = sharding.choose(given, positions, features)
+    return sharding.spread(
+        lambda own: linear_scan(
+            *own[:3],
+            reset=own[3],
+            reverse=reverse,
+            time_axis_name=(*over, *names[-2]),
+            implementation=implementation,
+        ),
+        given,
+        positions=positions,
+        out_positions=axes.steps,
+        over=names,
+    )
+  a, b, h0 = devices.alike([a, b, h0.astype(dtype)])
+  if time == 0:
+    return b.astype(out_dtype)
+  shape, batch = a.shape, math.prod(batch_shape)
+  a, b = (x.reshape(batch, time, features) for x in (a, b))
+  h0 = h0.reshape(batch, features)
+  if reset is not None:
+    reset = reset.reshape(batch, time)
+    if over and reverse:
+      reset = time_devices.boundary(reset, 1, over)
+    else:
+      reset = scan_steps.boundary(reset, reverse, axis=1)
+
+  b = choice_lib.marked(b, implementation)
+  choice = choice_lib.Run(
+      names=selection.names(implementation, linear=True),
+      paths=(_scan, _associative_scan, _pallas),
+      static=(reverse, over),
+      label='linear_scan',
+      slower_kernel=''
+      if implementation is not None or over
+      else choice_lib.slower_linear_kernel(batch, time, features),
+  )
+  h = choice.take((a, b, h0, reset), b.shape)
+  return h.reshape(shape).astype(out_dtype)
+
+
+def _scan(*arguments, **options):
+  return _by_xla(maps.step_scan, *arguments, **options)
+
+
+def _associative_scan(*arguments, **options):
+  return _by_xla(maps.compose_scan, *arguments, **options)
+
+
+def _pallas(reverse: bool, over, operands, options=None):
+  del options  # That of other recurrences: a and b are given.
+  *arrays, reset = operands
+  selection.check_known(arrays[1].shape)
+  a, b, h0 = selection.for_kernel(tuple(arrays))
+  if over:
+    return linear_parts.linear_scan(a, b, h0, reset, reverse, over)
+  with selection.in_reverse_mode():
+    return pallas_kernels.linear_scan(a, b, h0, reset=reset, reverse=reverse)
+
+
+def _by_xla(solve, reverse: bool, over, operands, options=None):
+  del options  # Those of other recurrences.
+  a, b, h0, reset = operands
+  a, b = a.astype(h0.dtype), b.astype(h0.dtype)
+  a, b = maps.restarted(a, b, reset, jnp.zeros_like(h0[:, None]))
+  a_t, b_t = jnp.swapaxes(a, 0, 1), jnp.swapaxes(b, 0, 1)
+  h = maps.linear_scan(solve, reverse, a_t, b_t, h0, over)
+  return jnp.swapaxes(h, 0, 1)

@@ -1,0 +1,1 @@
+"""Step by step: `lax.scan` and its derivatives."""

@@ -1,0 +1,1 @@
+"""All steps at once: parts of time, maps of steps, Newton's method."""

@@ -1,0 +1,215 @@
+"""A linear cell over time that is sharded over devices.
+
+Each device projects its own steps and runs them by the path that it would take
+alone, from the h that `devices.py` finds.
+"""
+
+import functools
+
+import jax
+from jax import export
+from jax import lax
+import jax.numpy as jnp
+
+import pallas_kernels
+from pallas_kernels import api
+from pallas_kernels import devices
+from rnnzoo import cell as cell_lib
+from rnnzoo.engines import call as call_lib
+from rnnzoo.engines import choice as choice_lib
+from rnnzoo.engines import selection
+from rnnzoo.engines.time import devices as time_devices
+from rnnzoo.engines.time import maps
+
+# Linear recurrences by GPU kernels, with time over devices.
+#
+# `devices.py` finds the h that a device's part begins with. The kernels then
+# run as they do where time is whole, with their own adjoint: a, b and h keep
+# their dtype, and each is read or written once.
+
+
+Array = jax.Array
+
+
+def linear_scan(
+    a: Array,
+    b: Array,
+    h0: Array,
+    reset: Array | None,
+    reverse: bool,
+    over: time_devices.Names,
+) -> Array:
+  """Returns h_t = a_t h_{t-1} + b_t for this device's steps.
+
+  Args:
+    a: [B, T, F].
+    b: [B, T, F].
+    h0: h before the first of all steps, float32 [B, F].
+    reset: bool [B, T], in the order of the loop, or None.
+    reverse: whether the recurrence runs from the last step to the first.
+    over: the mesh axes that time is over, inside `jax.shard_map`.
+
+  Returns:
+    h, [B, T, F], in the dtype of a and b.
+  """
+  if export.is_symbolic_dim(a.shape[1]):
+    raise NotImplementedError('A GPU kernel needs sizes that are known.')
+  a, b, h0, reset = devices.alike((a, b, h0, reset))
+  with selection.in_reverse_mode():
+    return _run((reverse, over), a, b, h0, reset)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _run(static, a, b, h0, reset):
+  return _forward(static, a, b, h0, reset)[0]
+
+
+def _forward(static, a, b, h0, reset):
+  reverse, over = static
+
+  def run_from(h):
+    out = pallas_kernels.linear_scan(a, b, h, reset=reset, reverse=reverse)
+    return out, out[:, 0 if reverse else -1].astype(h.dtype)
+
+  def read(start, stop):
+    own, forcing, flags = _steps((a, b, reset), start, stop, h0.dtype)
+    return maps.restarted(own, forcing, flags, jnp.zeros_like(own[:, :1]))
+
+  def end(start, stop):
+    own, forcing, flags = _steps((a, b, reset), start, stop, None)
+    last = api.last(own, forcing, reset=flags, reverse=reverse)
+    return last, _bits(own, flags)
+
+  functions = maps.compose, read, run_from
+  h, before = time_devices.run(
+      *functions, h0, a.shape[1], reverse, over, axis=1, end=end
+  )
+  return h, (a, b, before, reset, h)
+
+
+def _backward(static, saved, d_h):
+  a, b, before, reset, h = saved
+  reverse, over = static
+
+  def run_from(d_last):
+    *d_arrays, d_before = api.adjoint(
+        a, b, before, h, d_last, d_h, reset=reset, reverse=reverse
+    )
+    return tuple(d_arrays) + (d_before,), d_before
+
+  def read(start, stop):
+    own, g, flags = _steps((a, d_h, reset), start, stop, before.dtype)
+    own, _ = maps.restarted(own, g, flags, jnp.zeros_like(own[:, :1]))
+    return own, jnp.where(own == 0, 0, own * g)
+
+  zero = jnp.zeros_like(before)
+
+  def end(start, stop):
+    own, *others, flags = _steps((a, b, h, d_h, reset), start, stop, None)
+    forcing, own_h, g = others
+    # The last result, d_first, does not depend on the h before these steps.
+    *_, d_first = api.adjoint(
+        own, forcing, zero, own_h, zero, g, reset=flags, reverse=reverse
+    )
+    return d_first, _bits(own, flags)
+
+  functions = maps.compose, read, run_from
+  (d_a, d_b, d_before), _ = time_devices.run(
+      *functions, zero, a.shape[1], not reverse, over, axis=1, end=end
+  )
+  is_first = time_devices.is_first(reverse, over)
+  return d_a, d_b, jnp.where(is_first, d_before, 0), None
+
+
+_run.defvjp(_forward, _backward)
+
+
+def _bits(a, reset):
+  """Returns a bound of log2 |product of a|, [B, F]; it knows no underflow."""
+  bits = jnp.log2(jnp.abs(a.astype(jnp.float32)))
+  if reset is not None:
+    bits = jnp.where(reset[..., None], -jnp.inf, bits)
+  return jnp.sum(bits, 1)
+
+
+def _steps(arrays, start: int, stop: int, dtype):
+  """Returns some steps, in a dtype unless it is None; flags as they are."""
+  cut = [
+      None if x is None else lax.slice_in_dim(x, start, stop, axis=1)
+      for x in arrays
+  ]
+  return [
+      x if x is None or x.dtype == bool else x.astype(dtype or x.dtype)
+      for x in cut
+  ]
+
+
+# ----------------------------------------------------------------------
+
+
+Carry = cell_lib.Carry
+
+
+def run(
+    cell: cell_lib.LinearCell,
+    projection: call_lib.Projection,
+    operands: call_lib.Operands,
+    call: call_lib.Call,
+    implementation: selection.Implementation,
+    over: time_devices.Names,
+) -> tuple[Carry, Carry]:
+  """Runs a linear cell, of whose steps this device has a part.
+
+  Args:
+    cell: the equations.
+    projection: from `operands.x` to the input gates.
+    operands: the arrays; x and the flags are this device's steps, and the carry
+      is before the first of all steps. Carry and restart are arrays.
+    call: static options.
+    implementation: as for `rnnzoo.unroll`.
+    over: the mesh axes that time is over, major to minor.
+
+  Returns:
+    The final carry, each [B, F], which is the same on all devices, and h after
+    this device's steps, [B, T, F], or [T, B, F] if `call.time_major`.
+  """
+  shape = operands.x.shape
+  swap = lambda x: x if call.time_major else jnp.swapaxes(x, 0, 1)
+  x, reset, mask = jax.tree.map(
+      swap, (operands.x, operands.reset, operands.mask)
+  )
+  if reset is not None and call.reverse:
+    reset = time_devices.boundary(reset, 0, over)
+  operands = operands._replace(x=x, reset=reset, mask=mask)
+
+  choice = choice_lib.Run(
+      names=selection.names(implementation, linear=True),
+      paths=(_scan, _associative_scan, _pallas),
+      static=(cell, projection, call.reverse, over),
+      label=type(cell).__name__,
+  )
+  h = choice.take(operands, shape)
+  last = h[0] if call.reverse else h[-1]
+  return (time_devices.last_carry(last, call.reverse, over),), (swap(h),)
+
+
+def _scan(*arguments, **options):
+  return _by(maps.step_scan, *arguments, **options)
+
+
+def _associative_scan(*arguments, **options):
+  return _by(maps.compose_scan, *arguments, **options)
+
+
+def _pallas(cell, projection, reverse, over, operands, options=None):
+  del options  # Those of other recurrences.
+  # Where the caller's arrays are batch-major, XLA removes these transposes.
+  swap = lambda x: jnp.swapaxes(x, 0, 1)
+  a, b = map(swap, maps.coefficients(cell, projection, operands))
+  h0 = operands.carry[0]
+  return swap(linear_scan(a, b, h0, None, reverse, over))
+
+
+def _by(solve, cell, projection, reverse, over, operands, options=None):
+  del options  # Those of other recurrences.
+  return maps.unroll(cell, projection, operands, reverse, solve, over)

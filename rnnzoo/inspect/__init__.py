@@ -1,0 +1,1 @@
+"""How a layer will run, and whether Newton's method pays for it."""
