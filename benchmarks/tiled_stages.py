@@ -33,6 +33,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import devices
+from pallas_kernels.tiled import choice
 from pallas_kernels.tiled import cut
 from pallas_kernels.tiled import limits
 from pallas_kernels.tiled import products
@@ -119,7 +120,7 @@ def variant(
       mock.patch.object(tuning, '_MOST_STAGES', count),
       mock.patch.object(tuning, '_configs', with_tile),
       mock.patch.object(limits, 'ROWS_TO_PROJECT', rows),
-      mock.patch.object(limits, 'WORK', 0),
+      mock.patch.object(choice, 'WORK', 0),
       mock.patch.object(tuning, 'choose_resident', lambda **_: None),
       mock.patch.object(tuning, 'choose_team', lambda **_: None),
   ):

@@ -43,6 +43,7 @@ from rnnzoo.cells.minlstm import MinLSTMCell
 from rnnzoo.cells.slstm import SLSTM
 from rnnzoo.cells.slstm import SLSTMCarry
 from rnnzoo.cells.slstm import SLSTMCell
+from rnnzoo.cells.slstm_block import SLSTMBlock
 from rnnzoo.doors.flash import flashrnn
 from rnnzoo.doors.flash import FlashRNNConfig
 from rnnzoo.doors.scanned import ScannedRNN
@@ -63,7 +64,6 @@ from rnnzoo.layers.initializers import dropconnect
 from rnnzoo.layers.recurrent import RecurrentLayer
 from rnnzoo.layers.sequence_layer import SequenceLayer
 from rnnzoo.layers.stack import Stack
-from rnnzoo.layers.xlstm_block import SLSTMBlock
 
 __version__ = '0.1.0.dev0'
 

@@ -10,8 +10,8 @@ from typing import Any
 from flax import nnx
 import numpy as np
 
+from rnnzoo.cells import slstm_block
 from rnnzoo.convert import weights as weights_lib
-from rnnzoo.layers import xlstm_block
 
 # The projections of i, f, z, o. Both libraries feed i by the one that they call
 # fgate, and f by igate.
@@ -92,7 +92,7 @@ def cell_entries(
 
 
 def fill(
-    block: xlstm_block.SLSTMBlock, given: Mapping[str, Any], prefix: str
+    block: slstm_block.SLSTMBlock, given: Mapping[str, Any], prefix: str
 ) -> None:
   """Fills a block from a state dict, as `from_xlstm` says."""
   entries = weights_lib.Entries(given, 'state dict', prefix)
@@ -138,7 +138,7 @@ def fill(
 
 
 def state_dict(
-    block: xlstm_block.SLSTMBlock, backend: str
+    block: slstm_block.SLSTMBlock, backend: str
 ) -> dict[str, np.ndarray]:
   """Returns a block's weights by name; the reverse of `fill`."""
   is_rms, start, first, second = _names(block)
@@ -169,7 +169,7 @@ def state_dict(
   return state
 
 
-def _names(block: xlstm_block.SLSTMBlock) -> tuple[bool, str, str, str]:
+def _names(block: slstm_block.SLSTMBlock) -> tuple[bool, str, str, str]:
   """Says which library's a block is, or raises ValueError.
 
   Returns:

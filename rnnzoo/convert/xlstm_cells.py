@@ -10,16 +10,16 @@ import numpy as np
 
 from rnnzoo import settings
 from rnnzoo.cells import slstm
+from rnnzoo.cells import slstm_block
 from rnnzoo.convert import weights as weights_lib
 from rnnzoo.convert import xlstm_blocks
 from rnnzoo.layers import recurrent
-from rnnzoo.layers import xlstm_block
 
 Weights = weights_lib.Weights
 
 
 def from_xlstm(
-    layer: recurrent.RecurrentLayer | xlstm_block.SLSTMBlock,
+    layer: recurrent.RecurrentLayer | slstm_block.SLSTMBlock,
     state_dict: Mapping[str, Any],
     *,
     prefix: str = '',
@@ -51,7 +51,7 @@ def from_xlstm(
     ValueError: an entry is missing, left over or of another shape, or the
       module has a convolution, which an `SLSTM` has not.
   """
-  if isinstance(layer, xlstm_block.SLSTMBlock):
+  if isinstance(layer, slstm_block.SLSTMBlock):
     xlstm_blocks.fill(layer, state_dict, prefix)
     return
   heads, size = _sizes(layer)
@@ -80,7 +80,7 @@ def from_xlstm(
 
 
 def to_xlstm(
-    layer: recurrent.RecurrentLayer | xlstm_block.SLSTMBlock,
+    layer: recurrent.RecurrentLayer | slstm_block.SLSTMBlock,
     *,
     backend: str = 'cuda',
 ) -> dict[str, np.ndarray]:
@@ -95,7 +95,7 @@ def to_xlstm(
     ValueError: W is not zero between different heads, or the layer is another.
   """
   settings.choice(backend, ('cuda', 'vanilla'), 'backend')
-  if isinstance(layer, xlstm_block.SLSTMBlock):
+  if isinstance(layer, slstm_block.SLSTMBlock):
     return xlstm_blocks.state_dict(layer, backend)
   heads, size = _sizes(layer)
   weights = weights_lib.read(layer, 'xLSTM')
