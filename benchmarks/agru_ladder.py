@@ -27,8 +27,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import rnnzoo
-from rnnzoo.benchmark import command_line
-from rnnzoo.benchmark import machine
+from rnnzoo.benchmark import program
+from rnnzoo.benchmark import timing
 
 # Name: ((batch, time, in_features, features), repeats).
 SHAPES = {
@@ -224,15 +224,15 @@ def disagreement(got, expected) -> float:
 
 def main(argv: list[str]) -> int:
   """Prints and writes the times; returns the exit code."""
-  command_line.flags_alone(argv)
-  command_line.writable(_OUTPUT.value)
+  program.flags_alone(argv)
+  program.writable(_OUTPUT.value)
   if jax.default_backend() != 'cpu':
     raise app.UsageError('this times a CPU: set JAX_PLATFORMS=cpu')
   if ONE_THREAD not in os.environ.get('XLA_FLAGS', ''):
     raise app.UsageError(f'this times one thread: set XLA_FLAGS={ONE_THREAD}')
   result = {
       'command': f'XLA_FLAGS={ONE_THREAD} python benchmarks/agru_ladder.py',
-      **machine.environment(),
+      **timing.environment(),
       'rows': [],
   }
   for name in _SHAPES.value:

@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import rnnzoo
-from rnnzoo.benchmark import command_line
+from rnnzoo.benchmark import program as program_lib
 
 BATCH, TIME, FEATURES = 16, 200, 64
 FLAX = ('LSTMCell', 'OptimizedLSTMCell', 'GRUCell', 'SimpleCell')
@@ -95,8 +95,8 @@ def measure(program: str) -> dict[str, Any]:
 
 def main(argv) -> None:
   """Measures all programs, in turns."""
-  command_line.flags_alone(argv)
-  command_line.writable(_OUTPUT.value)
+  program_lib.flags_alone(argv)
+  program_lib.writable(_OUTPUT.value)
   if _ONE.value:
     print(json.dumps(measure(_ONE.value)))
     return

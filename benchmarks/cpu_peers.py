@@ -23,8 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import rnnzoo
-from rnnzoo.benchmark import command_line
-from rnnzoo.benchmark import machine
+from rnnzoo.benchmark import program as program_lib
 from rnnzoo.benchmark import timing
 
 try:
@@ -156,12 +155,12 @@ def disagreement(got: Sequence[Any], expected: Sequence[Any]) -> float:
 
 def main(argv: list[str]) -> int:
   """Prints and writes the comparison; returns the exit code."""
-  command_line.flags_alone(argv)
-  command_line.writable(_OUTPUT.value)
+  program_lib.flags_alone(argv)
+  program_lib.writable(_OUTPUT.value)
   cores = len(os.sched_getaffinity(0))
   result = {
       'command': 'python benchmarks/cpu_peers.py',
-      **machine.environment(),
+      **timing.environment(),
       'rows': [],
   }
   if torch is not None:

@@ -25,10 +25,10 @@ from absl import flags
 import torch
 
 from rnnzoo.benchmark import cases
-from rnnzoo.benchmark import command_line
-from rnnzoo.benchmark import machine
+from rnnzoo.benchmark import program
 from rnnzoo.benchmark import report
 from rnnzoo.benchmark import sweeps
+from rnnzoo.benchmark import timing
 
 _OUTPUT = flags.DEFINE_string('output', 'runs/cudnn.json', 'The JSON file.')
 _TIME_LIMIT = flags.DEFINE_float(
@@ -128,7 +128,7 @@ def new_result(shapes: dict[str, cases.Shape]) -> Row:
   return {
       'suite': 'cudnn',
       'date': now.isoformat(timespec='seconds'),
-      'commit': machine.commit(),
+      'commit': timing.commit(),
       'device': {'kind': torch.cuda.get_device_name() if on_gpu() else 'cpu'},
       'versions': {'torch': torch.__version__, 'cudnn': cudnn},
       'shapes': {name: dataclasses.asdict(s) for name, s in shapes.items()},
@@ -149,8 +149,8 @@ def resume(result: Row, path: pathlib.Path) -> None:
 
 def main(argv) -> None:
   """Times all shapes, or as many as the time allows."""
-  command_line.flags_alone(argv)
-  command_line.writable(_OUTPUT.value)
+  program.flags_alone(argv)
+  program.writable(_OUTPUT.value)
   end = time.monotonic() + _TIME_LIMIT.value
   path = pathlib.Path(_OUTPUT.value)
   shapes = dict(map(cases.parse_shape, _SHAPE.value))

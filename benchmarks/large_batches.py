@@ -22,11 +22,10 @@ import jax
 import jax.numpy as jnp
 
 import rnnzoo
-from rnnzoo.benchmark import arrays
 from rnnzoo.benchmark import cases as cases_lib
-from rnnzoo.benchmark import command_line
-from rnnzoo.benchmark import machine
 from rnnzoo.benchmark import measurement
+from rnnzoo.benchmark import problems
+from rnnzoo.benchmark import program as program_lib
 from rnnzoo.benchmark import report
 from rnnzoo.benchmark import timing
 from rnnzoo.engines import choice
@@ -159,7 +158,7 @@ def distance(found: Any, other: Any, way: str) -> float:
     found = found | turned
   pairs = zip(*map(jax.tree.leaves, (found, other)), strict=True)
   wide = lambda a: a.astype(jnp.float32)
-  return max(float(arrays.relative_error(wide(a), wide(b))) for a, b in pairs)
+  return max(float(problems.relative_error(wide(a), wide(b))) for a, b in pairs)
 
 
 def measure(case: Any, direction: str, built: Any) -> dict[str, Any]:
@@ -190,8 +189,8 @@ def measure(case: Any, direction: str, built: Any) -> dict[str, Any]:
 
 def main(argv: list[str]) -> int:
   """Writes the JSON file, prints a line for each row; returns the exit code."""
-  command_line.flags_alone(argv)
-  command_line.writable(_OUTPUT.value)
+  program_lib.flags_alone(argv)
+  program_lib.writable(_OUTPUT.value)
   try:
     cases = [parse(text) for text in _CASES.value or ()] or CASES
   except ValueError as error:
@@ -206,7 +205,7 @@ def main(argv: list[str]) -> int:
       'command': shlex.join(
           ['python', 'benchmarks/large_batches.py', *options]
       ),
-      **machine.environment(),
+      **timing.environment(),
       'threads': _THREADS.value,
       'rows': [],
   }

@@ -17,8 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import rnnzoo
-from rnnzoo.benchmark import command_line
-from rnnzoo.benchmark import machine
+from rnnzoo.benchmark import program as program_lib
 from rnnzoo.benchmark import timing
 
 _STEPS = flags.DEFINE_integer('steps', 2**20, 'T.', lower_bound=1)
@@ -77,8 +76,8 @@ def difference(x: jax.Array, y: jax.Array) -> jax.Array:
 
 def main(argv: list[str]) -> None:
   """Writes the JSON file, and prints a line for each row."""
-  command_line.flags_alone(argv)
-  command_line.writable(_OUTPUT.value)
+  program_lib.flags_alone(argv)
+  program_lib.writable(_OUTPUT.value)
   count = jax.device_count()
   alone_on = jax.sharding.SingleDeviceSharding(jax.devices()[0])
   mesh = jax.make_mesh((count,), ('time',))
@@ -131,7 +130,7 @@ def main(argv: list[str]) -> None:
       print(json.dumps(row), flush=True)
   result = {
       'command': 'python benchmarks/linear_over_time.py',
-      **machine.environment(),
+      **timing.environment(),
       'shape': [1, _STEPS.value, _FEATURES.value],
       'dtype': jnp.dtype(_DTYPE).name,
       'rows': rows,

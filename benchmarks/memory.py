@@ -28,7 +28,7 @@ import jax.numpy as jnp
 
 from pallas_kernels import devices
 import rnnzoo
-from rnnzoo.benchmark import command_line
+from rnnzoo.benchmark import program as program_lib
 from rnnzoo.benchmark import timing
 
 _OUTPUT = flags.DEFINE_string('output', None, 'The JSON file to write.')
@@ -178,8 +178,8 @@ def measure(cases) -> list[dict[str, Any]]:
 
 def main(argv) -> None:
   """Measures the parts that are wanted."""
-  command_line.flags_alone(argv)
-  command_line.writable(_OUTPUT.value)
+  program_lib.flags_alone(argv)
+  program_lib.writable(_OUTPUT.value)
   if 'kernels' in _PARTS.value:
     try:
       devices.current()

@@ -30,7 +30,7 @@ import jax
 import jax.numpy as jnp
 
 import rnnzoo
-from rnnzoo.benchmark import command_line
+from rnnzoo.benchmark import program as program_lib
 from rnnzoo.benchmark import timing
 from rnnzoo.cells import elman
 from rnnzoo.cells import slstm
@@ -314,8 +314,8 @@ def _difference(x, wanted) -> float:
 
 def main(argv) -> None:
   """Measures the cases that are wanted."""
-  command_line.flags_alone(argv)
-  command_line.writable(_OUTPUT.value)
+  program_lib.flags_alone(argv)
+  program_lib.writable(_OUTPUT.value)
   path = pathlib.Path(_OUTPUT.value) if _OUTPUT.value else None
   rows: list[dict[str, Any]] = []
   result: dict[str, Any] = {

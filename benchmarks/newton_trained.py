@@ -23,7 +23,7 @@ import numpy as np
 
 import rnnzoo
 from rnnzoo import training
-from rnnzoo.benchmark import command_line
+from rnnzoo.benchmark import program
 
 _OUTPUT = flags.DEFINE_string('output', None, 'The JSON file to write.')
 _COMMIT = flags.DEFINE_string('commit', '', 'The commit that is measured.')
@@ -62,7 +62,7 @@ def verify(layer, images, dtype: str) -> dict[str, object]:
 
 def main(argv) -> None:
   """Verifies the layers of the runs that are named."""
-  command_line.writable(_OUTPUT.value)
+  program.writable(_OUTPUT.value)
   rows = []
   for directory in argv[1:]:
     run = training.load(directory)

@@ -34,8 +34,8 @@ from jax.experimental import multihost_utils
 import numpy as np
 
 from rnnzoo.benchmark import cases
-from rnnzoo.benchmark import command_line
 from rnnzoo.benchmark import devices
+from rnnzoo.benchmark import program as program_lib
 
 _OUTPUT = flags.DEFINE_string('output', None, 'The JSON file to write.')
 _COMMIT = flags.DEFINE_string('commit', '', 'The commit that is measured.')
@@ -155,11 +155,11 @@ def work() -> None:
 
 def main(argv) -> None:
   """Starts a process for each device, and writes what the first one found."""
-  command_line.flags_alone(argv)
+  program_lib.flags_alone(argv)
   if _PROCESS_ID.value >= 0:
     work()
     return
-  command_line.writable(_OUTPUT.value)
+  program_lib.writable(_OUTPUT.value)
   with socket.socket() as free:
     free.bind(('localhost', 0))
     address = f'localhost:{free.getsockname()[1]}'

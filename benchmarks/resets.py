@@ -14,8 +14,7 @@ import jax
 import jax.numpy as jnp
 
 import rnnzoo
-from rnnzoo.benchmark import command_line
-from rnnzoo.benchmark import machine
+from rnnzoo.benchmark import program
 from rnnzoo.benchmark import timing
 
 _OUTPUT = flags.DEFINE_string(
@@ -43,8 +42,8 @@ def both(a, b, reset, d_h):
 
 def main(argv: list[str]) -> None:
   """Writes the JSON file, and prints a line for each row."""
-  command_line.flags_alone(argv)
-  command_line.writable(_OUTPUT.value)
+  program.flags_alone(argv)
+  program.writable(_OUTPUT.value)
   rows = []
   for shape in _SHAPES:
     keys = jax.random.split(jax.random.key(0), 4)
@@ -66,7 +65,7 @@ def main(argv: list[str]) -> None:
           {'shape': shape, 'resets': name, 'ms': times[2 * i : 2 * i + 2]}
       )
       print(json.dumps(rows[-1]), flush=True)
-  environment = machine.environment()
+  environment = timing.environment()
   result = {
       'device': environment['device']['kind'],
       'jax': jax.__version__,

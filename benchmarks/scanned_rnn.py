@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import rnnzoo
-from rnnzoo.benchmark import command_line
+from rnnzoo.benchmark import program as program_lib
 from rnnzoo.benchmark import timing
 
 _OUTPUT = flags.DEFINE_string('output', None, 'The JSON file to write.')
@@ -77,8 +77,8 @@ def programs(x, resets, h):
 
 def main(argv) -> None:
   """Times all programs, interleaved."""
-  command_line.flags_alone(argv)
-  command_line.writable(_OUTPUT.value)
+  program_lib.flags_alone(argv)
+  program_lib.writable(_OUTPUT.value)
   rng = np.random.default_rng(0)
   x = jnp.asarray(rng.standard_normal((TIME, BATCH, FEATURES)), jnp.float32)
   resets = jnp.asarray(rng.random((TIME, BATCH)) < RESETS)

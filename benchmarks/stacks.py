@@ -21,8 +21,7 @@ import jax
 import jax.numpy as jnp
 
 import rnnzoo
-from rnnzoo.benchmark import command_line
-from rnnzoo.benchmark import machine
+from rnnzoo.benchmark import program as program_lib
 from rnnzoo.benchmark import timing
 
 _REPEATS = flags.DEFINE_integer(
@@ -141,8 +140,8 @@ def difference(x: jax.Array, y: jax.Array) -> jax.Array:
 
 def main(argv: list[str]) -> None:
   """Writes the JSON file, and prints a line for each row."""
-  command_line.flags_alone(argv)
-  command_line.writable(_OUTPUT.value)
+  program_lib.flags_alone(argv)
+  program_lib.writable(_OUTPUT.value)
   if jax.default_backend() != 'gpu':
     raise app.UsageError('Layers run at the same time on a GPU; none is here.')
   keys = [(c, d, w) for c in _CASES for d in _DIRECTIONS for w in _WAYS]
@@ -174,7 +173,7 @@ def main(argv: list[str]) -> None:
       print(json.dumps(row), flush=True)
   result = {
       'command': 'python benchmarks/stacks.py',
-      **machine.environment(),
+      **timing.environment(),
       'rows': rows,
   }
   text = json.dumps(result, indent=2) + '\n'

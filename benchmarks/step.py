@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 
 import rnnzoo
-from rnnzoo.benchmark import command_line
+from rnnzoo.benchmark import program as program_lib
 from rnnzoo.benchmark import timing
 
 _OUTPUT = flags.DEFINE_string('output', None, 'The JSON file to write.')
@@ -132,8 +132,8 @@ def measure(name: str, dtype: str, batch: int) -> list[dict[str, Any]]:
 
 def main(argv) -> None:
   """Times all cases."""
-  command_line.flags_alone(argv)
-  command_line.writable(_OUTPUT.value)
+  program_lib.flags_alone(argv)
+  program_lib.writable(_OUTPUT.value)
   affinity = getattr(os, 'sched_getaffinity', None)  # Linux only.
   result: dict[str, Any] = {
       'device': jax.devices()[0].device_kind,

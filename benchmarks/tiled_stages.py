@@ -39,7 +39,7 @@ from pallas_kernels.tiled import limits
 from pallas_kernels.tiled import products
 from pallas_kernels.tiled import tuning
 import rnnzoo
-from rnnzoo.benchmark import command_line
+from rnnzoo.benchmark import program as program_lib
 from rnnzoo.benchmark import timing
 
 _OUTPUT = flags.DEFINE_string('output', None, 'The JSON file to write.')
@@ -313,8 +313,8 @@ def line(row: dict[str, Any]) -> str:
 
 def main(argv) -> None:
   """Lowers all programs, and on a GPU measures them."""
-  command_line.flags_alone(argv)
-  command_line.writable(_OUTPUT.value)
+  program_lib.flags_alone(argv)
+  program_lib.writable(_OUTPUT.value)
   start = time.perf_counter()
   shapes: tuple[Any, ...] = SHAPES
   if _SHAPES.value:

@@ -490,7 +490,7 @@ MUTANTS = (
         ('fold_in(key, step)', 'fold_in(key, 0)', 'depend_on_seed'),
     ),
     *_all(
-        'rnnzoo/training/program.py',
+        'rnnzoo/training/step.py',
         'tests/training/protocol_test.py',
         (
             'jnp.sum(weights * x) / jnp.sum(weights)',
@@ -548,7 +548,7 @@ MUTANTS = (
         ('and n == str(int(n))', '', 'names_that_no_run'),
     ),
     *_all(
-        'rnnzoo/training/epochs.py',
+        'rnnzoo/training/loop.py',
         'tests/training/training_test.py',
         ('(experiment, run, -1)', '(experiment, run)', 'of_the_last_step'),
         (
@@ -558,7 +558,7 @@ MUTANTS = (
         ),
     ),
     *_all(
-        'rnnzoo/training/samples.py',
+        'rnnzoo/training/records.py',
         'tests/training/samples_test.py',
         ('if epoch <= done', 'if epoch < done', 'damaged'),
     ),

@@ -46,7 +46,7 @@ def output(name: str, dtype) -> np.ndarray:
 
 def measure() -> dict:
   """Returns errors at `STEPS` by layer and dtype, relative to the largest h."""
-  from rnnzoo.benchmark import machine
+  from rnnzoo.benchmark import timing
 
   jax.config.update('jax_enable_x64', True)
   errors = {}
@@ -61,7 +61,7 @@ def measure() -> dict:
   return {
       'command': 'python docs/drawings/error_over_time.py',
       'date': datetime.datetime.now(datetime.UTC).date().isoformat(),
-      'commit': machine.commit(),
+      'commit': timing.commit(),
       'jax': jax.__version__,
       'device': jax.devices()[0].platform,
       'sizes': {

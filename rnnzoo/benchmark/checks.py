@@ -12,8 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rnnzoo.benchmark import arrays
-from rnnzoo.benchmark import baselines
 from rnnzoo.benchmark import problems
 
 # Layers whose derivative jumps, by a relu.
@@ -65,7 +63,7 @@ def limits(problem: problems.Problem, implementation: str) -> Limits:
   smooth = rounding(case.dtype, terms)
   if not case.drawn:
     return Limits(smooth, rounding(case.dtype, terms, kinked))
-  baseline = implementation in baselines.NAMES
+  baseline = implementation in problems.NAMES
   # A layer's kernels keep its input gates in 16 bits; 'scan' computes them in
   # float32.
   comparable = not baseline and (wide or case.projection == 'without')
@@ -111,7 +109,7 @@ def errors(results: Sequence[Any], expected: Mapping[str, Any]) -> Errors:
         name = jax.tree_util.keystr(path, simple=True, separator='.')
         before, _ = found.get(name, (0.0, 0))
         # Unlike max(), keeps NaN.
-        error = np.maximum(before, arrays.relative_error(a, b))
+        error = np.maximum(before, problems.relative_error(a, b))
         found[name] = float(error), a.size
   return found
 

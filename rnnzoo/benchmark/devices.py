@@ -29,7 +29,6 @@ import rnnzoo
 from rnnzoo.benchmark import cases
 from rnnzoo.benchmark import measurement
 from rnnzoo.benchmark import timing
-from rnnzoo.benchmark import watchdog as watchdog_lib
 
 # Layers, and how many are stacked.
 STACKS: Mapping[str, tuple[str, int]] = {
@@ -70,7 +69,7 @@ class _Step:
 def measure(
     selected: Iterable[cases.Case],
     timer: timing.Timer,
-    watchdog: watchdog_lib.Watchdog,
+    watchdog: timing.Watchdog,
 ) -> Iterator[dict[str, Any]]:
   """Checks the step of every case on all devices, then times it.
 

@@ -8,27 +8,231 @@ the other, so that the seconds it takes mean something.
 """
 
 import collections
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent import futures
 import contextlib
 import dataclasses
+import functools
+import importlib
 import itertools
+import multiprocessing
 import os
 import sys
+import threading
 import time
 import traceback
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+from jax import export
 
-from rnnzoo.benchmark import arrays
-from rnnzoo.benchmark import baselines
 from rnnzoo.benchmark import cases
 from rnnzoo.benchmark import checks
-from rnnzoo.benchmark import preparation
 from rnnzoo.benchmark import problems
 from rnnzoo.benchmark import timing
-from rnnzoo.benchmark import watchdog as watchdog_lib
+
+# Traces and lowers the programs of cases, here or in other processes.
+#
+# Tracing and lowering are Python, which one thread at a time can run, and take
+# longer than XLA where kernels are lowered. A process hands on a program that
+# is lowered; it is compiled here, where no two searches for the fastest product
+# disturb each other.
+
+
+# How many processes give way to threads that compile or time.
+_NICE = 10
+
+# Kernels are handed on as they are.
+_CHECKS = [export.DisabledSafetyCheck.custom_call('mosaic_gpu_v2')]
+
+# Facts of a case, for all of its rows.
+Note = Callable[[cases.Case], dict[str, Any]]
+
+
+def no_facts(case: cases.Case) -> dict[str, Any]:
+  """A `Note` without any; other processes are sent its name."""
+  del case
+  return {}
+
+
+class Way(NamedTuple):
+  """A program of a case.
+
+  Attributes:
+    exact: whether it is the reference, in `Case.exact_dtype`.
+  """
+
+  implementation: str
+  direction: str
+  exact: bool = False
+
+
+def function(problem: problems.Problem, way: Way) -> Callable[..., Any]:
+  """Returns a function of the problem's arguments."""
+  if not way.exact:
+    return problem.function(way.implementation, way.direction)
+  dtype = problem.case.exact_dtype
+  run = problem.function(way.implementation, way.direction, dtype)
+  widen = functools.partial(jax.tree.map, lambda x: x.astype(dtype))
+  return lambda *arguments: run(*widen(arguments))
+
+
+def precision(way: Way) -> contextlib.AbstractContextManager[Any]:
+  """Returns the context to trace and compile it in."""
+  stack = contextlib.ExitStack()
+  if way.exact:
+    stack.enter_context(jax.enable_x64(True))
+    stack.enter_context(jax.default_matmul_precision('highest'))
+  return stack
+
+
+def _read(arguments: tuple[Any, ...], way: Way) -> tuple[Any, ...]:
+  """Returns those arguments that a program reads.
+
+  One that is handed on keeps all its arguments; forward has no use of weights.
+  """
+  return arguments[:1] if way.direction == cases.DIRECTIONS[0] else arguments
+
+
+class Lowered(NamedTuple):
+  """A program of leaves to leaves: not every structure can be handed on.
+
+  Attributes:
+    text: of `jax.export`.
+    results: anything with the structure of the results.
+    seconds: that it took.
+  """
+
+  text: bytearray
+  results: Any
+  seconds: float
+
+
+def _lower(problem: problems.Problem, way: Way) -> Lowered:
+  """Traces and lowers a program of a problem."""
+  start = time.perf_counter()
+  results: list[Any] = []
+  leaves, structure = jax.tree.flatten(_read(problem.arguments, way))
+
+  def called(leaves):
+    read = jax.tree.unflatten(structure, leaves)
+    run = function(problem, way)
+    found, structure_of_results = jax.tree.flatten(run(*(*read, None)[:2]))
+    numbers = list(range(len(found)))
+    results.append(jax.tree.unflatten(structure_of_results, numbers))
+    return found
+
+  with precision(way):
+    program = export.export(jax.jit(called), disabled_checks=_CHECKS)
+    text = program(leaves).serialize()
+  return Lowered(text, results[-1], time.perf_counter() - start)
+
+
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+  """A case whose programs are lowered.
+
+  Attributes:
+    programs: each, or why it cannot be. Those of baselines are left out:
+      cuDNN's calls cannot be handed on.
+    arguments: shapes and dtypes.
+    facts: of a `Note`.
+  """
+
+  case: cases.Case
+  programs: Mapping[Way, Lowered | Exception]
+  arguments: Any
+  facts: dict[str, Any]
+
+  def lower(self, way: Way, quick: bool) -> Callable[[], timing.Program]:
+    """Returns the program's compilation, as `timing.lower` does."""
+    if way.implementation in problems.NAMES:
+      return Here(problems.abstract(self.case)).lower(way, quick)
+    found = self.programs[way]
+    if isinstance(found, Exception):
+      raise found
+    structure = jax.tree.structure(found.results)
+    # It says where the functions are that a kernel of another process calls.
+    with contextlib.suppress(ImportError):
+      importlib.import_module('jax.experimental.mosaic.gpu')
+
+    def run(*arguments):
+      call = export.deserialize(found.text).call
+      leaves = call(jax.tree.leaves(_read(arguments, way)))
+      return jax.tree.unflatten(structure, leaves)
+
+    def finish() -> timing.Program:
+      with precision(way):
+        program = timing.lower(run, *self.arguments, quick=quick)()
+      seconds = program.compile_s + found.seconds
+      return dataclasses.replace(program, compile_s=seconds)
+
+    return finish
+
+
+@dataclasses.dataclass(frozen=True)
+class Here:
+  """Like `Prepared`; traces and lowers in this thread, when it is asked to."""
+
+  problem: problems.Problem
+
+  def lower(self, way: Way, quick: bool) -> Callable[[], timing.Program]:
+    """Returns the program's compilation, as `timing.lower` does."""
+    with precision(way):
+      run = function(self.problem, way)
+      return timing.lower(run, *self.problem.arguments, quick=quick)
+
+
+def prepare(case: cases.Case, ways: list[Way], note: Note) -> Prepared:
+  """Traces and lowers programs of a case for the device that is here."""
+  problem = problems.abstract(case)
+  programs: dict[Way, Any] = {}
+  for way in ways:
+    if way.implementation in problems.NAMES:
+      continue
+    try:
+      programs[way] = _lower(problem, way)
+    except NotImplementedError as error:
+      programs[way] = NotImplementedError(str(error))
+    except Exception as error:
+      traceback.print_exception(error)
+      # Not every exception can be sent.
+      programs[way] = RuntimeError(f'{type(error).__name__}: {error}')
+  return Prepared(case, programs, problem.arguments, note(case))
+
+
+@contextlib.contextmanager
+def compiling_processes(count: int) -> Iterator[futures.Executor]:
+  """Gives processes that run `prepare`."""
+  # A process that is forked would have JAX's locks, and not their threads.
+  context = multiprocessing.get_context('spawn')
+  config: Any = jax.config  # Its attributes have no types.
+  platforms = (config.jax_platforms,)
+  pool = futures.ProcessPoolExecutor(count, context, _start, platforms)
+  try:
+    yield pool
+  finally:
+    pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _start(platforms: str | None) -> None:
+  """Begins a process, which sees the device and keeps none of its memory."""
+  threading.Thread(target=_end_with_parent, daemon=True).start()
+  os.environ['XLA_PYTHON_CLIENT_PREALLOCATE'] = 'false'
+  os.environ['XLA_PYTHON_CLIENT_ALLOCATOR'] = 'platform'
+  os.nice(_NICE)
+  jax.config.update('jax_platforms', platforms)
+  # The same jax reads a program: it is to be the one that would run here.
+  jax.config.update('jax_export_ignore_forward_compatibility', True)
+
+
+def _end_with_parent() -> None:
+  """Ends the process when its parent is no more, as after a watchdog."""
+  parent = multiprocessing.parent_process()
+  if parent is not None:
+    parent.join()
+    os._exit(1)
+
 
 Row = dict[str, Any]
 
@@ -48,7 +252,7 @@ _ROUND = 24
 _CALLS = 3
 
 # Implementations that are no kernels of ours.
-_LOOPS = ('scan', *baselines.NAMES)
+_LOOPS = ('scan', *problems.NAMES)
 
 
 @dataclasses.dataclass(eq=False)
@@ -61,7 +265,7 @@ class _Run:
     right: whether its errors are within their limits.
   """
 
-  way: preparation.Way
+  way: Way
   row: Row
   compiling: futures.Future[timing.Program] | None = None
   program: timing.Program | None = None
@@ -141,7 +345,7 @@ class _Group:
 def measure(
     selected: Iterable[cases.Case],
     timer: timing.Timer,
-    watchdog: watchdog_lib.Watchdog,
+    watchdog: timing.Watchdog,
 ) -> Iterator[Row]:
   """Checks every implementation of every case, then times those not wrong.
 
@@ -161,15 +365,15 @@ def measure(
 def by_case(
     selected: Iterable[cases.Case],
     timer: timing.Timer,
-    watchdog: watchdog_lib.Watchdog,
-    note: preparation.Note = preparation.no_facts,
+    watchdog: timing.Watchdog,
+    note: Note = no_facts,
 ) -> Iterator[list[Row]]:
   """Yields the rows of `measure` of a case, which have the facts of `note`."""
   threads = timer.threads if timer.repeats else os.cpu_count() or 1
   with futures.ThreadPoolExecutor(threads) as pool:
     session = _Session(timer, watchdog, note, pool, threads)
     if timer.processes:
-      with preparation.processes(timer.processes) as processes:
+      with compiling_processes(timer.processes) as processes:
         yield from session.in_rounds(selected, processes)
     else:
       yield from session.in_turn(selected)
@@ -182,8 +386,8 @@ class _Session:
   """The arguments of `by_case`, and threads that compile."""
 
   timer: timing.Timer
-  watchdog: watchdog_lib.Watchdog
-  note: preparation.Note
+  watchdog: timing.Watchdog
+  note: Note
   pool: futures.Executor
   threads: int
 
@@ -204,7 +408,7 @@ class _Session:
     Meanwhile processes trace the next one, with a low priority.
     """
     traced = (
-        (case, processes.submit(preparation.prepare, case, _ways(case), note))
+        (case, processes.submit(prepare, case, _ways(case), note))
         for note in [self.note]
         for case in selected
     )
@@ -224,9 +428,9 @@ class _Session:
           groups[-1] = self._compile(case, prepared, prepared.facts)
         if groups[-1] is group:
           continue
-        needed = arrays.operations(prepared.arguments, case.exact_dtype)
+        needed = problems.operations(prepared.arguments, case.exact_dtype)
         for operation in needed - known:
-          self.pool.submit(arrays.compile_ahead, *operation)
+          self.pool.submit(problems.compile_ahead, *operation)
         known |= needed
       for group in groups:
         self._wait(group)
@@ -242,7 +446,7 @@ class _Session:
     group = _Group(case, _runs(case))
     with _attempt(*group.runs):  # More than memory holds, say.
       problem = problems.build(case)
-      here = preparation.Here(problem)
+      here = Here(problem)
       group = self._compile(case, here, self.note(case))
       group.problem = problem
     return group
@@ -250,7 +454,7 @@ class _Session:
   def _compile(self, case, prepared, facts: Row) -> _Group:
     """Begins to compile programs that are, or can be, lowered."""
 
-    def begin(way: preparation.Way) -> _Run:
+    def begin(way: Way) -> _Run:
       row = case.row(way.implementation, way.direction) | facts
       run = _Run(way, row | ({'dtype': case.exact_dtype} if way.exact else {}))
       with self.watchdog(f'tracing {run}'), _attempt(run):
@@ -291,9 +495,9 @@ class _Session:
     return [run.row for run in group.runs]
 
 
-def _timed(case: cases.Case) -> list[preparation.Way]:
+def _timed(case: cases.Case) -> list[Way]:
   ways = itertools.product(case.implementations, cases.DIRECTIONS)
-  return [preparation.Way(*way) for way in ways]
+  return [Way(*way) for way in ways]
 
 
 def _runs(case: cases.Case) -> list[_Run]:
@@ -301,16 +505,16 @@ def _runs(case: cases.Case) -> list[_Run]:
   return [_Run(way, case.row(*way[:2])) for way in _timed(case)]
 
 
-def _references(case: cases.Case) -> list[preparation.Way]:
+def _references(case: cases.Case) -> list[Way]:
   """Returns the reference; and the yardstick of errors, if there is one."""
   scan = 'scan', cases.DIRECTIONS[1]
-  found = [preparation.Way(*scan, exact=True)]
-  if case.drawn and not set(case.implementations) <= set(baselines.NAMES):
-    found.append(preparation.Way(*scan))
+  found = [Way(*scan, exact=True)]
+  if case.drawn and not set(case.implementations) <= set(problems.NAMES):
+    found.append(Way(*scan))
   return found
 
 
-def _ways(case: cases.Case) -> list[preparation.Way]:
+def _ways(case: cases.Case) -> list[Way]:
   return list(dict.fromkeys([*_timed(case), *_references(case)]))
 
 
@@ -347,7 +551,7 @@ def _check(problem, group: _Group, watchdog) -> None:
 def _time(problem, runs: Sequence[_Run], timer, watchdog) -> None:
   """Notes times of runs of a problem."""
   programs: Any = [
-      (preparation.function(problem, run.way), run.program.call)  # type: ignore[union-attr]
+      (function(problem, run.way), run.program.call)  # type: ignore[union-attr]
       for run in runs
   ]
   begin = lambda index: watchdog.start(f'timing {runs[index]}')

@@ -16,7 +16,6 @@ import rnnzoo
 from rnnzoo.benchmark import cases
 from rnnzoo.benchmark import measurement
 from rnnzoo.benchmark import timing
-from rnnzoo.benchmark import watchdog as watchdog_lib
 
 PATH = 'associative_scan'
 
@@ -34,7 +33,7 @@ _LARGEST_ERROR = 1e-4
 def measure(
     selected: Iterable[cases.Case],
     timer: timing.Timer,
-    watchdog: watchdog_lib.Watchdog,
+    watchdog: timing.Watchdog,
 ) -> Iterator[dict[str, Any]]:
   """Verifies every case, then checks and times it as other suites do.
 

@@ -8,6 +8,8 @@ that the function is given.
 from collections.abc import Callable, Mapping
 import dataclasses
 import functools
+import json
+import pathlib
 from typing import Any
 
 from flax import nnx
@@ -16,11 +18,163 @@ import jax.numpy as jnp
 import numpy as np
 
 import rnnzoo
-from rnnzoo.benchmark import arrays as arrays_lib
-from rnnzoo.benchmark import baselines
 from rnnzoo.benchmark import cases
 from rnnzoo.engines import call as call_lib
 from rnnzoo.engines import paths
+
+# Draws arrays, shifts them in time and compares them.
+#
+# Each operation is compiled once for a shape: when it is called first, or
+# ahead, by any thread, so that the one that times has nothing to compile.
+
+
+# Arrays of steps, by name.
+SEQUENCES = ('x', 'x_gates', 'a', 'b')
+
+Shape = tuple[int, ...]
+
+
+def normal(seed: int, shape: Shape, dtype: str) -> jax.Array:
+  """Returns normal numbers."""
+  return _normal(shape, jnp.dtype(dtype))(np.uint32(seed))
+
+
+def later(x: jax.Array, steps: int) -> jax.Array:
+  """Returns x [batch, time, ...] some steps later, the last ones first."""
+  return _later(x.shape, x.dtype)(x, np.int32(steps))
+
+
+def relative_error(a: jax.Array, b: jax.Array) -> jax.Array:
+  """Returns ||a - b|| / ||b||, or ||a|| where b is zero."""
+  return _relative_error(a.shape, a.dtype, b.dtype)(a, b)
+
+
+def operations(arguments: Any, exact_dtype: str) -> set[tuple[Any, ...]]:
+  """Returns the operations that a case needs, for `compile_ahead`.
+
+  Args:
+    arguments: shapes and dtypes of arrays by name, and of weights.
+    exact_dtype: dtype of the results that others are compared with.
+  """
+  arrays, weights = arguments
+  sequences = [x for name, x in arrays.items() if name in SEQUENCES]
+  drawn = [*sequences, *jax.tree.leaves(weights)]
+  compared = jax.tree.leaves(arguments)
+  exact = jnp.dtype(exact_dtype)
+  return {
+      *((_normal, x.shape, x.dtype) for x in drawn),
+      *((_later, x.shape, x.dtype) for x in drawn),
+      *((_relative_error, x.shape, x.dtype, exact) for x in compared),
+  }
+
+
+def compile_ahead(operation: Callable[..., Any], *facts: Any) -> None:
+  """Compiles one of `operations`."""
+  with jax.enable_x64(operation is _relative_error):
+    operation(*facts)
+
+
+def _compiled(f: Callable[..., Any], *arguments: Any) -> Callable[..., Any]:
+  return jax.jit(f).lower(*arguments).compile()
+
+
+@functools.cache
+def _normal(shape: Shape, dtype: np.dtype) -> Callable[..., Any]:
+  draw = lambda seed: jax.random.normal(jax.random.key(seed), shape, dtype)
+  return _compiled(draw, np.uint32(0))
+
+
+@functools.cache
+def _later(shape: Shape, dtype: np.dtype) -> Callable[..., Any]:
+  # Steps of a matrix are its rows, as for the product of a projection alone.
+  axis = 1 if len(shape) > 2 else 0
+  roll = lambda x, steps: jnp.roll(x, steps, axis)
+  return _compiled(roll, jax.ShapeDtypeStruct(shape, dtype), np.int32(0))
+
+
+@functools.cache
+def _relative_error(
+    shape: Shape, dtype: np.dtype, exact_dtype: np.dtype
+) -> Callable[..., Any]:
+  norm = jnp.linalg.vector_norm
+
+  def error(a, b):
+    size = norm(b)
+    return norm(a.astype(b.dtype) - b) / jnp.where(size == 0, 1, size)
+
+  both = (jax.ShapeDtypeStruct(shape, each) for each in (dtype, exact_dtype))
+  return _compiled(error, *both)
+
+
+# Baselines of the suite 'dense': other LSTMs, and published times.
+#
+# They are an LSTM written by hand for `lax.scan`, JAX's own binding of cuDNN's
+# LSTM, and times of the public programs FlashRNN and torch (with cuDNN) on an
+# H100 or H200.
+
+
+# Steps of the hand-written loop that are unrolled, by implementation's name.
+LAX_SCANS: Mapping[str, int] = {'lax_scan': 1, 'lax_scan_8': 8}
+
+CUDNN = 'cudnn'
+
+NAMES = (*LAX_SCANS, CUDNN)
+
+# Milliseconds forward and forward+backward, batch 16 x time 1024, by heads x
+# head dim. FlashRNN (Pöppel et al., 2025) is its fused CUDA kernel, bfloat16,
+# without the input projection; cuDNN is torch's LSTM, float16, with it.
+PUBLISHED: Mapping[str, Mapping[str, tuple[float, float]]] = json.loads(
+    pathlib.Path(__file__).with_name('published_ms.json').read_text()
+)
+
+
+def lax_scan(unroll: int, arrays: Any) -> jax.Array:
+  """An LSTM on given gates: `lax.scan`, and autodiff backward.
+
+  h is kept in the gates' dtype, c in float32.
+  """
+  x_gates, kernel = arrays['x_gates'], arrays['kernel']
+  batch, time, gates, features = x_gates.shape
+  _, heads, size, _ = kernel.shape
+  packed = jnp.moveaxis(kernel, 0, 2).reshape(heads, size, gates * size)
+  xs = x_gates.reshape(batch, time, gates, heads, size)
+  xs = xs.transpose(1, 0, 3, 2, 4).reshape(time, batch, heads, gates * size)
+
+  def step(carry, x):
+    h, c = carry
+    sums = x + jnp.einsum('bnd,nde->bne', h, packed)
+    i, f, g, o = jnp.split(sums.astype(jnp.float32), gates, axis=-1)
+    c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
+    h = (jax.nn.sigmoid(o) * jnp.tanh(c)).astype(x.dtype)
+    return (h, c), h
+
+  h, c = (each.reshape(batch, heads, size) for each in arrays['carry'])
+  _, h = jax.lax.scan(step, (h.astype(xs.dtype), c), xs, unroll=unroll)
+  return jnp.swapaxes(h, 0, 1).reshape(batch, time, features)
+
+
+def cudnn(arrays: Any) -> jax.Array:
+  """The LSTM of cuDNN on x, with the state of an `rnnzoo.LSTM` of one head."""
+  x, state = arrays['x'], arrays['state']
+  if jax.default_backend() != 'gpu' or x.dtype != jnp.float32:
+    raise NotImplementedError("JAX's cuDNN LSTM needs a GPU and float32.")
+  from jax.experimental import rnn  # Warns where there is no GPU.
+
+  kernel, recurrent, bias = (
+      state[name][...] for name in ('kernel', 'recurrent_kernel', 'bias')
+  )
+  _, in_features, features = kernel.shape
+  # [gates, to, from], then two biases, which are added.
+  flat = [jnp.swapaxes(w, 1, 2).ravel() for w in (kernel, recurrent[:, 0])]
+  weights = jnp.concatenate([*flat, bias.ravel(), jnp.zeros(bias.size)])
+  batch, time, _ = x.shape
+  zero = jnp.zeros((1, batch, features), jnp.float32)
+  lengths = jnp.full((batch,), time, jnp.int32)
+  y, *_ = rnn.lstm(
+      x, zero, zero, weights, lengths, in_features, features, 1, 0.0, False
+  )
+  return y
+
 
 # Maps arrays to results.
 Run = Callable[[Any], Any]
@@ -76,7 +230,7 @@ class Problem:
 
 def build(case: cases.Case) -> Problem:
   """Draws a case's arrays."""
-  problem = _build(case, arrays_lib.normal)
+  problem = _build(case, normal)
   jax.block_until_ready(problem.arguments)
   return problem
 
@@ -166,8 +320,8 @@ def _on_input(case: cases.Case, normal: Draw) -> Problem:
   layer = _create(case, rng)
 
   def make(implementation, dtype):
-    if implementation == baselines.CUDNN:
-      return baselines.cudnn
+    if implementation == CUDNN:
+      return cudnn
     options = {'dtype': jnp.dtype(dtype), 'implementation': implementation}
     new = nnx.eval_shape(lambda: _make_layer(case, **options))
     merge: Any = functools.partial(nnx.merge, nnx.graphdef(new))
@@ -234,9 +388,9 @@ def _on_gates(case: cases.Case, normal: Draw) -> Problem:
 
 def _make_unroll(case, cell, flags, implementation, dtype) -> Run:
   """Returns a function that unrolls a cell, as a layer does."""
-  if implementation in baselines.LAX_SCANS:
-    unroll = baselines.LAX_SCANS[implementation]
-    return functools.partial(baselines.lax_scan, unroll)
+  if implementation in LAX_SCANS:
+    unroll = LAX_SCANS[implementation]
+    return functools.partial(lax_scan, unroll)
 
   call = call_lib.Call(reverse=cases.REVERSE in case.options, out_dtype=dtype)
 

@@ -20,7 +20,7 @@ gates. Backward is the gradient by everything that is given: parameters,
 recurrent kernel, and x or the input gates.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 import dataclasses
 import importlib.util
 import itertools
@@ -31,6 +31,7 @@ import os
 import pathlib
 import shlex
 import sys
+import tempfile
 import time
 from typing import Any, NoReturn
 
@@ -39,20 +40,69 @@ from absl import flags
 from absl import logging
 import jax
 
-from rnnzoo.benchmark import baselines
 from rnnzoo.benchmark import cases as cases_lib
-from rnnzoo.benchmark import command_line
 from rnnzoo.benchmark import figures
-from rnnzoo.benchmark import machine
 from rnnzoo.benchmark import measurement
 from rnnzoo.benchmark import newton
 from rnnzoo.benchmark import peers
 from rnnzoo.benchmark import peers_torch
+from rnnzoo.benchmark import problems
 from rnnzoo.benchmark import report
 from rnnzoo.benchmark import suites
 from rnnzoo.benchmark import sweeps
 from rnnzoo.benchmark import timing
-from rnnzoo.benchmark import watchdog as watchdog_lib
+
+# Checks what a program is given before it measures anything.
+
+
+def flags_alone(argv: Sequence[str]) -> None:
+  """Refuses words of a command line that are no flags.
+
+  Args:
+    argv: the program's name, and what its flags have left.
+
+  Raises:
+    app.UsageError: something is left.
+  """
+  if argv[1:]:
+    raise app.UsageError(
+        f'unknown argument {argv[1]!r}; options are --name=value'
+    )
+
+
+def writable(path: str | None) -> None:
+  """Makes the folder of a file that will be written.
+
+  A file that is there stays as it is.
+
+  Args:
+    path: the file's name; None if none will be written.
+
+  Raises:
+    app.UsageError: no file of this name can be written.
+  """
+  if path is None:
+    return
+  file = pathlib.Path(path)
+  try:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    if file.is_dir():
+      raise IsADirectoryError(f'{path!r} is a directory')
+    # Some programs write into a file that is there, others replace it.
+    if file.is_file():
+      file.open('a', encoding='utf-8').close()
+    elif file.exists():
+      raise OSError(f'{path!r} is no regular file')
+    tempfile.TemporaryFile(dir=file.parent).close()
+  except OSError as error:
+    raise app.UsageError(
+        f'--output={path}: {error}; the name of a file in a folder that can be'
+        ' written to would work'
+    ) from error
+
+
+# The program.
+
 
 SUITES = {**suites.SUITES, **sweeps.SUITES, 'peers': peers.SUITE}
 
@@ -124,7 +174,7 @@ def parse_flags(argv: list[str]) -> list[str]:
   except flags.Error as error:
     _give_up(error)
   try:
-    command_line.flags_alone(rest)
+    flags_alone(rest)
   except app.UsageError as error:
     _give_up(error)
   if math.isnan(_TIME_LIMIT.value):
@@ -187,7 +237,7 @@ def main(unused_argv: list[str]) -> int:
     return 0
   suite, output, selected = SUITES[_SUITE.value], _OUTPUT.value, _select()
   try:
-    command_line.writable(output)
+    writable(output)
   except app.UsageError as error:
     _give_up(error)
   if _SUITE.value == 'peers':  # Other processes and torch need memory too.
@@ -203,7 +253,7 @@ def main(unused_argv: list[str]) -> int:
   def save_hanging(work: str, reason: str) -> None:
     report.write({**result, 'hung': {'what': work, 'reason': reason}}, output)
 
-  watchdog = watchdog_lib.Watchdog(_TIMEOUT.value, save_hanging)
+  watchdog = timing.Watchdog(_TIMEOUT.value, save_hanging)
   table = report.Table(case.label for case in selected)
   titles = {
       (case.shape_name, case.dtype, case.param_dtype): case.title
@@ -298,13 +348,13 @@ def _keys(case: cases_lib.Case) -> set[tuple[str, ...]]:
 
 def _new_result(selected, repeats: int) -> dict[str, Any]:
   """Returns a result without rows."""
-  copy, torch_copy = machine.copy_bandwidth, peers_torch.copy_gb_per_s
+  copy, torch_copy = timing.copy_bandwidth, peers_torch.copy_gb_per_s
   # The name of the output says nothing about the result.
   options = [a for a in sys.argv[1:] if not a.startswith('--output')]
   result = {
       'suite': _SUITE.value,
       'command': shlex.join(['python', '-m', 'rnnzoo.benchmark', *options]),
-      **machine.environment(),
+      **timing.environment(),
       'copy': copy(repeats, torch_copy(repeats)) if repeats else None,
       'shapes': {
           case.shape_name: dataclasses.asdict(case.shape)
@@ -313,7 +363,7 @@ def _new_result(selected, repeats: int) -> dict[str, Any]:
       },
   }
   if _SUITE.value == 'dense':
-    result['published_ms'] = baselines.PUBLISHED
+    result['published_ms'] = problems.PUBLISHED
   return {**result, 'rows': []}
 
 

@@ -13,7 +13,6 @@ import dataclasses
 from typing import Any, TypeAlias
 
 import rnnzoo
-from rnnzoo.benchmark import baselines
 from rnnzoo.benchmark import cases
 from rnnzoo.benchmark import devices
 from rnnzoo.benchmark import measurement
@@ -60,10 +59,10 @@ class Entry:
 
 def _runs(implementation: str, case: cases.Case) -> bool:
   """Returns whether it can be tried: a baseline has one kind of LSTM only."""
-  if implementation not in baselines.NAMES:
+  if implementation not in problems.NAMES:
     return True
   kind = case.layer, case.projection
-  if implementation in baselines.LAX_SCANS:
+  if implementation in problems.LAX_SCANS:
     return kind == ('LSTM', _GATES)
   return (*kind, case.shape.num_heads, case.dtype) == ('LSTM', _LAYER, 1, F32)
 
@@ -183,7 +182,7 @@ def _dense() -> Suite:
       ],
       timer=timing.Timer(),
       default_shapes=(*whole, *batches, *mnist),
-      implementations=('pallas', 'scan', *baselines.NAMES),
+      implementations=('pallas', 'scan', *problems.NAMES),
       drawn=True,
       checks=cases.checks('dense'),
   )

@@ -24,7 +24,6 @@ from rnnzoo.benchmark import cases
 from rnnzoo.benchmark import measurement
 from rnnzoo.benchmark import suites
 from rnnzoo.benchmark import timing
-from rnnzoo.benchmark import watchdog as watchdog_lib
 from rnnzoo.engines import choice
 
 # As a share of the best path's time.
@@ -34,7 +33,7 @@ _SLOWER = 1.05
 def measure(
     selected: Iterable[cases.Case],
     timer: timing.Timer,
-    watchdog: watchdog_lib.Watchdog,
+    watchdog: timing.Watchdog,
 ) -> Iterator[dict[str, Any]]:
   """Yields the rows of `measurement.measure`, with the path of `None`.
 

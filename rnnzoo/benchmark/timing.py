@@ -9,18 +9,30 @@ are larger in all than any cache. And a call of 20 µs is shorter than its own
 dispatch, so one program may do all sets, one after the other.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+import contextlib
 import dataclasses
+import datetime
+import faulthandler
 import functools
+from importlib import metadata
 import itertools
 import math
+import os
+import pathlib
+import platform
+import re
+import subprocess
+import sys
+import threading
 import time
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from rnnzoo.benchmark import arrays as arrays_lib
+from rnnzoo.benchmark import problems
 
 MAX_CALLS = 20
 
@@ -258,7 +270,7 @@ def input_sets(arguments: tuple[Any, Any], max_sets: int) -> list[Any]:
   arrays, weights = arguments
 
   def later(steps: int):
-    shifted = functools.partial(arrays_lib.later, steps=steps)
+    shifted = functools.partial(problems.later, steps=steps)
     inputs = {k: shifted(v) for k, v in _sequences(arguments).items()}
     return {**arrays, **inputs}, jax.tree.map(shifted, weights)
 
@@ -266,7 +278,7 @@ def input_sets(arguments: tuple[Any, Any], max_sets: int) -> list[Any]:
 
 
 def _sequences(arguments: tuple[Any, Any]) -> dict[str, jax.Array]:
-  names = arrays_lib.SEQUENCES
+  names = problems.SEQUENCES
   return {k: v for k, v in arguments[0].items() if k in names}
 
 
@@ -292,3 +304,156 @@ def in_turn(function: Callable[..., Any], sets: Sequence[Any]) -> list[Any]:
     arguments, _ = jax.lax.optimization_barrier((arguments, results[-1]))
     results.append(once(*arguments))
   return results
+
+
+# The machine that a benchmark runs on: its description, and its bandwidth.
+
+
+_PACKAGES = ('jax', 'jaxlib', 'flax')
+
+
+def environment() -> dict[str, Any]:
+  """Returns the facts that a result depends on besides its own settings."""
+  device = jax.devices()[0]
+  kind = device.device_kind if device.platform != 'cpu' else _processor()
+  affinity = getattr(os, 'sched_getaffinity', None)  # Linux only.
+  return {
+      'date': datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds'),
+      'device': {
+          'platform': device.platform,
+          'kind': kind,
+          'count': jax.device_count(),
+      },
+      'host_cores': len(affinity(0)) if affinity else os.cpu_count(),
+      # Well above zero before the run, and the machine was shared.
+      'load_average': os.getloadavg()[0],
+      'versions': {
+          **{name: metadata.version(name) for name in _PACKAGES},
+          'python': platform.python_version(),
+          # Which CUDA jax has been installed for.
+          **{
+              found.name: found.version
+              for found in metadata.distributions()
+              if found.name in ('jax-cuda12-plugin', 'jax-cuda13-plugin')
+          },
+      },
+      'xla_flags': os.environ.get('XLA_FLAGS', ''),
+      'commit': commit(),
+  }
+
+
+def _processor() -> str:
+  try:
+    text = pathlib.Path('/proc/cpuinfo').read_text()
+  except OSError:
+    text = ''
+  found = re.search('model name\\s*: (.*)', text)
+  return found[1] if found else platform.processor() or platform.machine()
+
+
+def commit() -> str | None:
+  """Returns the commit of a checkout, with -dirty where it was changed."""
+  here = pathlib.Path(__file__)
+  options: Any = {'cwd': here.parent, 'text': True, 'capture_output': True}
+  git = lambda *words: subprocess.run(['git', *words], check=True, **options)
+  try:
+    # An installed copy may lie inside another repository, which ignores it.
+    git('ls-files', '--error-unmatch', here.name)
+    names = '--always', '--dirty', '--abbrev=40', '--exclude=*'
+    return git('describe', *names).stdout.strip()
+  except (OSError, subprocess.CalledProcessError):
+    return None
+
+
+def copy_bandwidth(repeats: int, theirs: float | None) -> dict[str, Any]:
+  """Measures the bytes that a large copy reads and writes per second.
+
+  Returns:
+    `gb_per_s`, the largest one; `jax_gb_per_s`, of a copy or of x + 1 in place
+    by XLA (on a CPU a large new array costs page faults that take longer than
+    the copy); `torch_gb_per_s`, theirs, of torch's copy_, which is cudaMemcpy,
+    or None; `array_bytes`, the size of the array.
+  """
+  size = 2**24 if jax.default_backend() == 'cpu' else 2**28
+  x = jnp.ones((size,), jnp.float32)
+  copy = build(jnp.copy, x).call
+  increment = jax.jit(lambda x: x + 1, donate_argnums=0)
+  current = jnp.copy(x)
+
+  def in_place():
+    nonlocal current
+    current = increment(current)
+    return current
+
+  times = interleave([lambda: copy(x), in_place], repeats)
+  ours = 2 * x.nbytes / min(t.median_ms for t in times) / 1e6
+  return {
+      'gb_per_s': max(ours, theirs or 0.0),
+      'array_bytes': x.nbytes,
+      'jax_gb_per_s': ours,
+      'torch_gb_per_s': theirs,
+  }
+
+
+# Ends a program that hangs, with a message.
+#
+# A kernel whose blocks wait for each other may wait for ever, and nothing in
+# the process can stop it. So a thread watches the clock.
+
+
+EXIT_CODE = 3
+
+# The thread needs the interpreter's lock. If the work that hangs holds it, the
+# process ends after so many seconds more, with a trace instead of a message.
+GRACE_S = 15
+
+
+class Watchdog:
+  """Watches one piece of work after the other.
+
+  Args:
+    seconds: how long each piece may take.
+    save: called before the process ends, with the work that hung and the reason
+      to state; keeps the results so far.
+  """
+
+  def __init__(self, seconds: float, save: Callable[[str, str], None]):
+    self.seconds = seconds
+    self._save = save
+    self._timer = threading.Timer(seconds, self._end)
+
+  @contextlib.contextmanager
+  def __call__(self, work: str) -> Iterator[None]:
+    """Ends the process with `EXIT_CODE` if the block does not end in time."""
+    self.start(work)
+    try:
+      yield
+    finally:
+      self.stop()
+
+  def start(self, work: str) -> None:
+    """Watches `work` from now on, instead of any before."""
+    self.stop()
+    if sys.__stderr__ is not None:
+      limit = self.seconds + GRACE_S
+      faulthandler.dump_traceback_later(limit, exit=True, file=sys.__stderr__)
+    self._timer = threading.Timer(self.seconds, self._end, (work,))
+    self._timer.daemon = True
+    self._timer.start()
+
+  def stop(self) -> None:
+    """Watches nothing."""
+    self._timer.cancel()
+    faulthandler.cancel_dump_traceback_later()
+
+  def _end(self, work: str) -> None:
+    reason = f'did not end within {self.seconds:g} s'
+    try:
+      text = (
+          f'rnnzoo.benchmark: {work}: {reason}; giving up. --timeout allows'
+          ' more, and --shape and --layers take less work.'
+      )
+      print(text, file=sys.stderr, flush=True)
+      self._save(work, reason)
+    finally:
+      os._exit(EXIT_CODE)

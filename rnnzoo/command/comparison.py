@@ -11,7 +11,7 @@ import numpy as np
 
 from rnnzoo.tasks import figures
 from rnnzoo.training import files
-from rnnzoo.training import reporting
+from rnnzoo.training import report as report_lib
 from rnnzoo.training import run_directory
 
 # Names of what a sweep or a comparison writes beside runs.
@@ -113,10 +113,10 @@ def read(path: pathlib.Path) -> Run:
     run_directory.read(path)
     report = files.read_signed(path / 'report.json')
     results = [
-        reporting.read_result(path, seed['seed'], report['dataset'])
+        report_lib.read_result(path, seed['seed'], report['dataset'])
         for seed in report['seeds']
     ]
-    if report['seeds'] != [reporting.of_seed(result) for result in results]:
+    if report['seeds'] != [report_lib.of_seed(result) for result in results]:
       raise files.RunFileError(
           f'{path / "report.json"} is not the report of the results there'
       )

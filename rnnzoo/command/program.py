@@ -17,10 +17,9 @@ from rnnzoo import tasks
 from rnnzoo.command import comparison
 from rnnzoo.command import sweep
 from rnnzoo.training import command_line
-from rnnzoo.training import configs
-from rnnzoo.training import endings
 from rnnzoo.training import experiment as experiments
 from rnnzoo.training import files
+from rnnzoo.training import processes
 from rnnzoo.training import run_directory
 from rnnzoo.training import trained
 
@@ -35,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     argv: the words after the program's name; None for those of this process.
   """
   words = list(sys.argv[1:] if argv is None else argv)
-  endings.set_name('rnnzoo')
+  processes.set_name('rnnzoo')
   parser = argparse.ArgumentParser(
       'rnnzoo',
       description='Recurrent networks in JAX.',
@@ -51,9 +50,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     if sys.stdout is not None:  # A shell's `>&-` closes it.
       sys.stdout.flush()
   except MemoryError as error:
-    endings.give_up(endings.needs_memory(error))
+    processes.give_up(processes.needs_memory(error))
   except BrokenPipeError:
-    endings.stop_printing()  # Whoever reads has enough, as `head`.
+    processes.stop_printing()  # Whoever reads has enough, as `head`.
 
 
 def _version() -> str:
@@ -89,10 +88,10 @@ def _interrupt(words: Sequence[str], number: int) -> None:
 def _list(words: list[str]) -> None:
   """Prints the configs by task, with the first lines of their docstrings."""
   argparse.ArgumentParser('rnnzoo list').parse_args(words)
-  configs.make_importable()
+  command_line.make_importable()
   by_task: dict[str, list[str]] = {}
-  for name in configs.names():
-    task, title = configs.describe(name)
+  for name in command_line.config_names():
+    task, title = command_line.describe_config(name)
     by_task.setdefault(task, []).append(f'  {name:<32} {title}')
   for task, lines in sorted(by_task.items()):
     print(f'{task}:', *sorted(lines), sep='\n')
@@ -111,7 +110,7 @@ def _experiment(directory: str) -> experiments.Experiment:
       with contextlib.redirect_stdout(sys.stderr):
         return experiments.prepare(config, str(path), name, mode='evaluate')
     except (FileNotFoundError, ConnectionError) as error:
-      endings.give_up(endings.needs_data(error))
+      processes.give_up(processes.needs_data(error))
 
 
 def _load(directory: str, seed: int | None) -> trained.Trained:
@@ -127,7 +126,7 @@ def _one_sentence() -> Iterator[None]:
   except BrokenPipeError:
     raise
   except (OSError, NotImplementedError, ValueError) as error:
-    endings.give_up(error)
+    processes.give_up(error)
 
 
 def _run_parser(name: str, text: str) -> argparse.ArgumentParser:
@@ -215,7 +214,7 @@ def _sweep(words: list[str]) -> None:
   try:
     failed = sweep.main(words)
   except (OSError, ValueError, files.RunFileError) as error:
-    endings.give_up(error)
+    processes.give_up(error)
   sys.exit(3 if failed else 0)
 
 

@@ -15,7 +15,7 @@ import time
 from typing import NamedTuple
 
 from rnnzoo.command import comparison
-from rnnzoo.training import configs
+from rnnzoo.training import command_line
 from rnnzoo.training import files
 
 # Exit code of a run that was interrupted, as Ctrl-C does.
@@ -93,7 +93,7 @@ def main(words: Sequence[str]) -> list[str]:
   deadline = time.monotonic() + parsed.time_limit
   runs = combinations(parsed.grid, read_cases(parsed.cases))
   for config in {case.config or parsed.config: None for case in runs.values()}:
-    configs.check(config)
+    command_line.check_config(config)
   directory = files.make_directory(parsed.workdir, '--workdir')
   signal.signal(signal.SIGTERM, signal.default_int_handler)
   with futures.ThreadPoolExecutor(parsed.parallel) as pool:

@@ -194,9 +194,6 @@ def static(layer: recurrent.RecurrentLayer) -> tuple[Any, ...]:
   )
 
 
-# ----------------------------------------------------------------------
-
-
 class Bidirectional(sequence_layer.SequenceLayer):
   """Two layers, one in each direction of time, with outputs side by side.
 

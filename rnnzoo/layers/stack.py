@@ -52,9 +52,6 @@ def normalize(norm: nnx.Module, x: Array, **options: Any) -> Array:
   return y
 
 
-# ----------------------------------------------------------------------
-
-
 LayerFactory = sequence_layer.LayerFactory
 
 NORMS = (None, 'layer', 'batch')

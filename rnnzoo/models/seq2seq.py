@@ -108,9 +108,6 @@ class AdditiveAttention(nnx.Module):
     return context, weights
 
 
-# ----------------------------------------------------------------------
-
-
 class Memory(NamedTuple):
   """The source, as the decoder sees it.
 

@@ -48,11 +48,11 @@ from rnnzoo import settings
 
 settings.require('rnnzoo.training', 'train', ('orbax', 'tensorboardX', 'tqdm'))
 
-from rnnzoo.training.best_models import best_model
 from rnnzoo.training.experiment import Experiment
 from rnnzoo.training.experiment import prepare
 from rnnzoo.training.files import RunFileError
 from rnnzoo.training.loop import train_and_evaluate
+from rnnzoo.training.trained import best_model
 from rnnzoo.training.trained import load
 from rnnzoo.training.trained import Trained
 

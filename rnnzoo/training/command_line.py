@@ -6,10 +6,17 @@ without a trace. `--verbosity=0` logs the trace as well.
 
 from collections.abc import Callable, Iterable, Mapping
 import contextlib
+import difflib
+import importlib
+import importlib.util
 import io
+import os
 import pathlib
 import re
 import sys
+import sysconfig
+import traceback
+import types
 from typing import Any
 
 from absl import flags
@@ -18,19 +25,137 @@ import jax
 import ml_collections
 from ml_collections import config_flags
 
+import rnnzoo
 from rnnzoo import settings
 from rnnzoo.tasks import fields
-from rnnzoo.training import config_errors
-from rnnzoo.training import configs
-from rnnzoo.training import endings
 from rnnzoo.training import experiment as experiments
 from rnnzoo.training import files
 from rnnzoo.training import loop
 from rnnzoo.training import processes
-from rnnzoo.training import profiling
-from rnnzoo.training import reporting
+from rnnzoo.training import profile
+from rnnzoo.training import report as report_lib
 from rnnzoo.training import run_directory
 from rnnzoo.training import trained
+
+# One sentence on a config, or an override of it, that cannot be read.
+
+
+def describe_error(error: Exception) -> str:
+  """Says where the fault is, and quotes the library that found it."""
+  causes: list[BaseException] = [error]
+  while inner := causes[0].__cause__ or causes[0].__context__:
+    causes.insert(0, inner)
+  libraries = tuple(
+      os.path.realpath(path)
+      for path in (*sysconfig.get_paths().values(), os.path.dirname(__file__))
+  )
+  for inner in causes:
+    for frame in reversed(traceback.extract_tb(inner.__traceback__)):
+      place = os.path.realpath(frame.filename)
+      if os.path.isfile(place) and not place.startswith(libraries):
+        return (
+            f'the config cannot be read: {place}, line {frame.lineno}:'
+            f' {_quoted(inner)}'
+        )
+  if isinstance(error, flags.Error):
+    return (
+        f'{_quoted(error)}; a field is set by --config.<field>=<value>, with'
+        " the type that it has in the config's file"
+    )
+  quotes = dict.fromkeys(map(_quoted, (error, causes[0])))
+  return (
+      'the config, or an override --config.<field>=<value>, cannot be read'
+      f' (configs/base.py explains the fields): {", from ".join(quotes)}'
+  )
+
+
+def _quoted(error: BaseException) -> str:
+  """Returns an error's type and text, on one line."""
+  # ml_collections lists the whole config behind its sentence.
+  text = ' '.join(str(error).partition(' Other fields present:')[0].split())
+  return f'{type(error).__name__}: {text}'
+
+
+# The configs that come with the project: in a checkout, and installed.
+#
+# A checkout has them in configs/, a wheel in rnnzoo/configs/. Everywhere they
+# import each other as `configs`, a name that a wheel does not take for itself.
+
+
+_PACKAGE = pathlib.Path(rnnzoo.__file__).resolve().parent
+
+
+def config_directory() -> pathlib.Path:
+  """Returns the directory of the configs."""
+  inside = _PACKAGE / 'configs'
+  return inside if inside.is_dir() else _PACKAGE.parent / 'configs'
+
+
+def config_names() -> list[str]:
+  """Returns the configs' names, those apart that others start from."""
+  return sorted(
+      path.stem
+      for path in config_directory().glob('*.py')
+      if path.stem != 'base' and not path.stem.startswith(('base_', '_'))
+  )
+
+
+def find_config(name: str) -> str:
+  """Returns the path of a config's file.
+
+  Args:
+    name: a path; or the name of a config that comes with the project, with or
+      without `configs/` and `.py`. A file of that path comes first. What is
+      neither is returned as it is.
+  """
+  if pathlib.Path(name).is_file():
+    return name
+  known = name.removeprefix('configs/').removesuffix('.py')
+  path = config_directory() / f'{known}.py'
+  is_known = '/' not in known and path.is_file()
+  return str(path) if is_known else name
+
+
+def check_config(name: str) -> None:
+  """Raises ValueError unless there is such a config; see `find`."""
+  if pathlib.Path(find_config(name)).is_file():
+    return
+  if name in ('', '.'):
+    raise ValueError('--config= names no file; `rnnzoo list` names the configs')
+  known = pathlib.Path(name).name.removesuffix('.py')
+  close = difflib.get_close_matches(known, config_names(), n=3)
+  hint = f' (did you mean {" or ".join(close)}?)' if close else ''
+  raise ValueError(
+      f'there is no config file {name}{hint}; `rnnzoo list` names the configs'
+  )
+
+
+def make_importable() -> None:
+  """Lets configs import each other as `configs`, and those of this directory.
+
+  Nothing changes where Python finds a package of that name already.
+  """
+  if 'configs' in sys.modules or importlib.util.find_spec('configs'):
+    return
+  package = types.ModuleType('configs', 'The configs of rnnzoo.')
+  here = pathlib.Path('configs').resolve()
+  package.__path__ = [str(here), str(config_directory())]
+  sys.modules['configs'] = package
+
+
+def describe_config(name: str) -> tuple[str, str]:
+  """Returns the task of a config, and the first line of its docstring.
+
+  Args:
+    name: one of `names()`; `make_importable` was called.
+  """
+  module = importlib.import_module(f'configs.{name}')
+  title = (module.__doc__ or '').splitlines()[0]
+  return module.get_config().task, title
+
+
+# The command line.
+
 
 _NO_CONFIG = {
     'train.py': 'pass --config=configs/<name>.py',
@@ -53,7 +178,7 @@ def _define_config() -> flags.FlagHolder:
         accept_new_attributes=True,
     )
   except flags.Error as error:  # It reads --flagfile already.
-    endings.give_up(error)
+    processes.give_up(error)
 
 
 _CONFIG = _define_config()
@@ -129,7 +254,7 @@ def _with_paths(argv: list[str]) -> list[str]:
     flag, separator, value = word.partition('=')
     name, value = (flag, value) if separator else (before, word)
     if name in ('--config', '-config'):
-      value = configs.find(value)
+      value = find_config(value)
     if name.lstrip('-') in ('config', 'flagfile'):
       files.check_ends(value)
     words.append(flag + separator + value if separator else value)
@@ -157,18 +282,18 @@ def parse_flags(argv: list[str]) -> list[str]:
   """
   # The program prints what matters; libraries log much besides.
   logging.get_absl_logger().setLevel('ERROR')
-  configs.make_importable()
+  make_importable()
   given = [arg for arg in argv if re.match('--?config(=|$)', arg)]
   if len(given) > 1:
-    endings.give_up(f'--config is given {len(given)} times; pass it once')
+    processes.give_up(f'--config is given {len(given)} times; pass it once')
   try:
     argv = _with_paths(argv)
   except (OSError, ValueError) as error:
-    endings.give_up(error)
+    processes.give_up(error)
   try:
     rest = flags.FLAGS(argv)
   except Exception as error:  # The config's file may raise any.
-    endings.give_up(config_errors.describe(error))
+    processes.give_up(describe_error(error))
   if flags.FLAGS['verbosity'].using_default_value:
     flags.FLAGS.verbosity = logging.WARNING  # type: ignore[assignment]
     # Where orbax fails, it logs a trace of what is told here in one sentence;
@@ -177,41 +302,41 @@ def parse_flags(argv: list[str]) -> list[str]:
     # So do TensorStore's threads, by errors that nobody can catch.
     sys.unraisablehook = lambda unused_unraisable: None
   if rest[1:]:
-    endings.give_up(
+    processes.give_up(
         f'unknown argument {rest[1]!r}; a config is --config=<file>, a field'
         ' --config.<field>=<value>'
     )
   if _PROFILE.value and _MODE.value != 'train':
-    endings.give_up(
+    processes.give_up(
         '--profile is of training steps; it would have no effect with'
         f' --mode={_MODE.value}'
     )
   for flag in (_PROMPT, _LENGTH, _TEMPERATURE, _SEED):
     if flag.present and _MODE.value != 'sample':
       hint = '; the first seed of a run is --config.seed'
-      endings.give_up(
+      processes.give_up(
           f'--{flag.name} is for samples, with --mode=sample'
           + (hint if flag is _SEED else '')
       )
   if _MODEL_SEED.present and _MODE.value == 'train':
-    endings.give_up(
+    processes.give_up(
         '--model_seed is for a run that is there, with --mode=evaluate, predict'
         ' or sample; the first seed of a run is --config.seed'
     )
   if not flags.FLAGS['config'].present:
-    names = ', '.join(configs.names())
-    endings.give_up(f'{_NO_CONFIG[endings.name()]}; there are {names}')
+    names = ', '.join(config_names())
+    processes.give_up(f'{_NO_CONFIG[processes.name()]}; there are {names}')
   try:
-    configs.check(str(_config_path()))
+    check_config(str(_config_path()))
   except ValueError as error:
-    endings.give_up(error)
+    processes.give_up(error)
   if not isinstance(_CONFIG.value, ml_collections.ConfigDict):
     try:
       # Raises what kept the file from being read, if something did.
       getattr(_CONFIG.value, 'task', None)
     except OSError as error:
-      endings.give_up(config_errors.describe(error))
-    endings.give_up(
+      processes.give_up(describe_error(error))
+    processes.give_up(
         f'get_config() of {_config_path()} must return a ConfigDict; got'
         f' {settings.a(type(_CONFIG.value))}'
     )
@@ -237,7 +362,7 @@ def load() -> trained.Trained:
     with contextlib.redirect_stdout(sys.stderr):
       return trained.load(workdir, _MODEL_SEED.value)
   except (ValueError, NotImplementedError, OSError) as error:
-    endings.give_up(error)
+    processes.give_up(error)
 
 
 def _check_run() -> pathlib.Path:
@@ -245,9 +370,9 @@ def _check_run() -> pathlib.Path:
   try:
     workdir = files.expand(_WORKDIR.value)
   except ValueError as error:
-    endings.give_up(error)
+    processes.give_up(error)
   if not _WORKDIR.value or not (workdir / 'config.json').is_file():
-    endings.give_up(
+    processes.give_up(
         f'--mode={_MODE.value} needs the --workdir of a run; got'
         f' {_WORKDIR.value!r}'
     )
@@ -275,17 +400,17 @@ def _prepare() -> experiments.Experiment:
         mode=_MODE.value,
     )
   except (FileNotFoundError, ConnectionError) as error:
-    endings.give_up(
-        endings.needs_data(error) if _MODE.value == 'evaluate' else error
+    processes.give_up(
+        processes.needs_data(error) if _MODE.value == 'evaluate' else error
     )
   except (ValueError, NotImplementedError, OSError) as error:
-    endings.give_up(error)
+    processes.give_up(error)
   except MemoryError:
     raise
   except Exception as error:  # Layers get any option that a config has.
     if processes.is_loss(error):
-      endings.tell_loss(error, _WORKDIR.value or '...')
-    endings.give_up(
+      processes.tell_loss(error, _WORKDIR.value or '...')
+    processes.give_up(
         f'this config cannot be run: {type(error).__name__}: {error}'
     )
 
@@ -302,12 +427,12 @@ def main(
   try:
     _main(on_workdir)
   except MemoryError as error:
-    endings.give_up(endings.needs_memory(error))
+    processes.give_up(processes.needs_memory(error))
   except BrokenPipeError:
-    endings.stop_printing()
+    processes.stop_printing()
     if _MODE.value in _ANSWERS:
       return  # Whoever reads has enough, as `head`.
-    endings.give_up(
+    processes.give_up(
         'nobody reads the output any more; a run goes on where its --workdir is'
         ' passed again'
     )
@@ -327,10 +452,10 @@ def _main(on_workdir: Callable[[str], None]) -> None:
     evaluate(experiment)
     return
   report = train(experiment)
-  processes.say(reporting.main_result(report, experiment.task.metrics))
+  processes.say(report_lib.main_result(report, experiment.task.metrics))
   if report['diverged']:
     if processes.is_first():
-      endings.tell(
+      processes.tell(
           f'the loss of seed {", ".join(map(str, report["diverged"]))} was not'
           ' finite; a smaller --config.optimizer.learning_rate or'
           ' --config.optimizer.clip_norm may help'
@@ -340,9 +465,9 @@ def _main(on_workdir: Callable[[str], None]) -> None:
 
 def _profile(experiment: experiments.Experiment) -> str:
   try:
-    return profiling.profile(experiment)
+    return profile.profile(experiment)
   except (OSError, ValueError) as error:
-    endings.give_up(error)
+    processes.give_up(error)
 
 
 def evaluate(experiment: experiments.Experiment) -> None:
@@ -350,7 +475,7 @@ def evaluate(experiment: experiments.Experiment) -> None:
   try:
     processes.say(trained.evaluate(experiment, _MODEL_SEED.value))
   except (OSError, NotImplementedError, ValueError) as error:
-    endings.give_up(error)
+    processes.give_up(error)
 
 
 def read_stdin() -> Iterable[str]:
@@ -382,7 +507,7 @@ def answer(loaded: trained.Trained) -> None:
         processes.say(piece, end='')
       processes.say('')
   except (OSError, NotImplementedError, ValueError) as error:
-    endings.give_up(error)
+    processes.give_up(error)
 
 
 def sample(
@@ -414,13 +539,13 @@ def train(experiment: experiments.Experiment) -> Mapping[str, Any]:
   try:
     return loop.train_and_evaluate(experiment)
   except (OSError, files.RunFileError) as error:
-    endings.give_up(error)
+    processes.give_up(error)
   except RuntimeError as error:  # JAX's own.
     if 'RESOURCE_EXHAUSTED' not in str(error):
       if processes.is_loss(error):
-        endings.tell_loss(error, experiment.workdir)
+        processes.tell_loss(error, experiment.workdir)
       raise
-    endings.give_up(
+    processes.give_up(
         'the device has not enough memory; a smaller --config.batch_size or'
         f' --config.model.features needs less ({str(error)[:200]})'
     )

@@ -27,9 +27,9 @@ from rnnzoo.training import loss_scaling
 from rnnzoo.training import optimization
 from rnnzoo.training import placement as placements
 from rnnzoo.training import processes
-from rnnzoo.training import program as programs
+from rnnzoo.training import records
 from rnnzoo.training import run_directory
-from rnnzoo.training import samples
+from rnnzoo.training import step
 from rnnzoo.training import visits
 
 # Rules for what training itself reads; a task checks its own sections.
@@ -91,7 +91,7 @@ class Experiment(NamedTuple):
   changed: Mapping[str, Any]
   task: tasks.Task
   placement: placements.Placement
-  program: programs.Program
+  program: step.Program
   schedule: optax.Schedule
   plateau: optax.GradientTransformationExtraArgs | None
   steps_per_epoch: int
@@ -142,7 +142,7 @@ def prepare(
         'config.model.label_smoothing must be 0 for the task'
         f' {config.task!r}, which smooths no labels; got {smoothing}'
     )
-  if config.sample_every and not samples.are_made_by(task):
+  if config.sample_every and not records.makes_samples(task):
     raise ValueError(
         f'config.sample_every must be 0 for the task {config.task!r}, which'
         f' makes no text; got {config.sample_every}'
@@ -174,7 +174,7 @@ def prepare(
         f' {num_steps}, the steps of all epochs, or nothing is ever updated;'
         f' got {config.optimizer.accumulate_steps}'
     )
-  program = programs.make_program(
+  program = step.make_program(
       task,
       optimization.make_optimizer(config.optimizer, num_steps, steps_per_epoch),
       config.eval_batch_size,
@@ -333,7 +333,7 @@ def data_digest(task: tasks.Task) -> str:
   return content.hexdigest()
 
 
-def _check_memory(state: programs.TrainState) -> None:
+def _check_memory(state: step.TrainState) -> None:
   """Raises ValueError if the device cannot even hold what is trained."""
   needed = sum(
       leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state)

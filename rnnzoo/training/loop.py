@@ -5,27 +5,266 @@ hold all the rest, is why a run that was killed and resumed gives, on CPU,
 bitwise what an uninterrupted run gives.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
+import dataclasses
 import functools
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from pallas_kernels import promotion
 from rnnzoo.tasks import protocol
-from rnnzoo.training import best_models
-from rnnzoo.training import epochs
+from rnnzoo.training import at_once
+from rnnzoo.training import checkpointing
 from rnnzoo.training import experiment as experiments
 from rnnzoo.training import feed as feeds
 from rnnzoo.training import files
-from rnnzoo.training import pieces
+from rnnzoo.training import loss_scaling
+from rnnzoo.training import metrics as metrics_lib
 from rnnzoo.training import processes
 from rnnzoo.training import records as records_lib
-from rnnzoo.training import reporting
+from rnnzoo.training import report as report_lib
 from rnnzoo.training import run_directory
-from rnnzoo.training import samples
 from rnnzoo.training import seed_state
+from rnnzoo.training import trained as trained_lib
+
+# An epoch: training, validation, conclusions, of one seed or several.
+
+
+@dataclasses.dataclass(eq=False)
+class Seed:
+  """One of the seeds that train at once.
+
+  Attributes:
+    seed: of initialisation, shuffling and dropout.
+    run: how far it has come.
+    feed: its training examples.
+    key: of dropout.
+    checkpoints: its checkpoints.
+    records: what is told and written of it.
+  """
+
+  seed: int
+  run: seed_state.SeedState
+  feed: feeds.Feed | feeds.Pieces
+  key: jax.Array
+  checkpoints: checkpointing.Checkpoints
+  records: records_lib.Records
+
+
+def find_active(
+    experiment: experiments.Experiment, group: Sequence[Seed]
+) -> list[Seed]:
+  """Returns the seeds that train next, in one compiled call; [] at the end.
+
+  A call has one lesson of a `Generator`. A process that was killed may have
+  left some seeds an epoch ahead of others: those that are in the next lesson
+  wait.
+  """
+  going = [one for one in group if not one.run.stopped]
+  lessons = [lesson(experiment, one) for one in going]
+  return [
+      one
+      for one, own in zip(going, lessons, strict=True)
+      if own == min(lessons)
+  ]
+
+
+def lesson(experiment: experiments.Experiment, one: Seed) -> int:
+  """Returns the index of the lesson that a seed's next epoch has."""
+  split = experiment.task.splits['train']
+  if not isinstance(split, protocol.Generator):
+    return 0
+  return split.lesson(len(one.run.history) + 1)
+
+
+def train(
+    experiment: experiments.Experiment,
+    group: Sequence[Seed],
+    active: Sequence[Seed],
+) -> tuple[Any, Any]:
+  """Trains for one epoch; returns parameters and statistics.
+
+  Args:
+    experiment: what `prepare` returned.
+    group: the seeds of the compiled call. Those of several have a leading axis.
+    active: the ones whose state changes, of `find_active`.
+  """
+  steps = experiment.steps_per_epoch
+
+  def tell(done, whole=False):
+    for one in active if whole else active[:1]:
+      one.records.update(len(one.run.history) * steps + done)
+
+  program = experiment.program
+  # The others take part in an epoch of these.
+  epochs: list[Any] = [
+      one.feed.epoch(len((one if one in active else active[0]).run.history) + 1)
+      for one in group
+  ]
+  if isinstance(group[0].feed, feeds.Pieces):
+    return _train_from_host(experiment, group[0], epochs[0], tell)
+  states = [one.run.state for one in group]
+  scales = [_scale(experiment, one.run) for one in group]
+  keys = [one.key for one in group]
+  if len(group) == 1:
+    examples, order = epochs[0]
+    state = feeds.run_epoch(
+        program, states[0], examples, order, scales[0], keys[0], tell
+    )
+    group[0].run.state = state
+    return state.params, state.statistics
+  examples, order = epochs[0]
+  if order is None:  # Of a generator, each seed has a key.
+    examples = at_once.stack([examples for examples, _ in epochs])
+  else:
+    order = at_once.stack([order for _, order in epochs])
+  state = feeds.run_epoch(
+      program.at_once,
+      at_once.stack(states),
+      examples,
+      order,
+      at_once.stack(scales),
+      at_once.stack(keys),
+      tell,
+  )
+  tell(steps, whole=True)
+  for one, own in zip(group, at_once.unstack(state, len(group)), strict=True):
+    if one in active:
+      one.run.state = own
+  return state.params, state.statistics
+
+
+def _train_from_host(
+    experiment: experiments.Experiment,
+    one: Seed,
+    epoch: Iterator[feeds.Piece],
+    tell: Callable[[int], None],
+) -> tuple[Any, Any]:
+  """Trains a seed for one epoch; returns parameters and statistics."""
+  state = feeds.run_pieces(
+      experiment.program,
+      one.run.state,
+      epoch,
+      _scale(experiment, one.run),
+      one.key,
+      tell,
+  )
+  one.run.state = state
+  return state.params, state.statistics
+
+
+def validate(
+    experiment: experiments.Experiment,
+    group: Sequence[Seed],
+    trained: tuple[Any, Any],
+    split: Any,
+) -> dict[int, protocol.Evaluation]:
+  """Returns the results of the validation by seed.
+
+  Args:
+    experiment: what `prepare` returned.
+    group: the seeds.
+    trained: what `train` returned of them.
+    split: on the devices.
+  """
+  program = experiment.program
+  if len(group) == 1:
+    return {group[0].seed: program.evaluate(*trained, split)}
+  whole = program.at_once.evaluate(*trained, split)
+  return {
+      one.seed: jax.tree.map(lambda x, place=place: x[place], whole)
+      for place, one in enumerate(group)
+  }
+
+
+def conclude(
+    experiment: experiments.Experiment,
+    run: seed_state.SeedState,
+    evaluation: protocol.Evaluation,
+) -> bool:
+  """Draws the conclusions of an epoch, and returns whether it is the best.
+
+  Args:
+    experiment: what `prepare` returned.
+    run: the seed.
+    evaluation: of its validation.
+  """
+  config, epoch = experiment.config, len(run.history) + 1
+  metrics = protocol.epoch_metrics(experiment.task)
+  validation = metrics_lib.of_examples(evaluation, metrics)
+  mean = lambda total: float(total) / experiment.steps_per_epoch
+  totals = run.state.scores | {'loss': run.state.loss}
+  train = metrics_lib.of_means(jax.tree.map(mean, totals), metrics)
+  scaling = run.state.loss_scaling
+  before = sum(row.get('skipped_steps', 0) for row in run.history)
+  skipped = loss_scaling.skipped_steps(scaling) - before
+  num_updates = max(experiment.steps_per_epoch - skipped, 1)
+  row = {
+      'epoch': epoch,
+      # Of the last step, without the digits that float32 makes up.
+      'learning_rate': float(f'{learning_rate(experiment, run, -1):.6g}'),
+      **{f'train_{name}': value for name, value in train.items()},
+      'gradient_norm': float(run.state.gradient_norm) / num_updates,
+      **{f'validation_{name}': value for name, value in validation.items()},
+      **learned_numbers(run.state.params),
+  }
+  if scaling is not None:
+    row |= {
+        'skipped_steps': skipped,
+        'loss_scale': float(scaling.dynamic.scale),
+    }
+  run.history.append(row)
+  warm = _steps(run) >= config.optimizer.warmup_steps
+  return run.conclude(
+      config,
+      experiment.plateau,
+      metrics,
+      functools.partial(learning_rate, experiment, run) if warm else None,
+      lesson_epochs=_lesson_epochs(experiment),
+  )
+
+
+def _lesson_epochs(experiment: experiments.Experiment) -> int:
+  """Returns how many epochs have lessons that come first."""
+  split = experiment.task.splits['train']
+  if not isinstance(split, protocol.Generator):
+    return 0
+  return sum(num_epochs for num_epochs, _ in split.lessons)
+
+
+def learned_numbers(params: Any) -> dict[str, float]:
+  """Returns the parameters that are one number, A-GRU's ε say, by path."""
+  name = lambda path: jax.tree_util.keystr(path, simple=True, separator='.')
+  return {
+      name(path).removesuffix('.value'): float(leaf)
+      for path, leaf in jax.tree.leaves_with_path(params)
+      if leaf.ndim == 0
+  }
+
+
+def _scale(
+    experiment: experiments.Experiment, run: seed_state.SeedState
+) -> jax.Array:
+  """Returns the plateau rule's factor of the learning rate."""
+  return run.plateau.scale if experiment.plateau else jnp.ones(())
+
+
+def learning_rate(
+    experiment: experiments.Experiment,
+    run: seed_state.SeedState,
+    offset: int = 0,
+) -> float:
+  """Returns the learning rate of the next step, or so many steps later."""
+  step = jnp.maximum(_steps(run) + offset, 0)
+  return float(experiment.schedule(step) * _scale(experiment, run))
+
+
+def _steps(run: seed_state.SeedState) -> jax.Array:
+  """Returns the steps that the optimiser knows of: none that was skipped."""
+  return run.state.step - loss_scaling.skipped_steps(run.state.loss_scaling)
 
 
 @promotion.of_dtypes
@@ -79,25 +318,27 @@ def train_and_evaluate(experiment: experiments.Experiment) -> dict[str, Any]:
       run_seeds(experiment, splits, group)
   results = []
   for seed in seeds:
-    read = functools.partial(reporting.read_result, workdir, seed, task.dataset)
+    read = functools.partial(
+        report_lib.read_result, workdir, seed, task.dataset
+    )
     results.append(processes.from_first(read))
   metrics = protocol.all_metrics(task)
   own = task.report(
-      results, functools.partial(best_models.best_model, experiment)
+      results, functools.partial(trained_lib.best_model, experiment)
   )
   report = files.signed(
-      reporting.summarize(
+      report_lib.summarize(
           experiment.name, experiment.changed, results, metrics, own.numbers
       )
   )
   processes.from_first(
-      lambda: reporting.write_report(
+      lambda: report_lib.write_report(
           workdir, report, results, metrics, own.files
       )
   )
   processes.say(
-      reporting.format_report(report, metrics)
-      + reporting.format_numbers(own.numbers),
+      report_lib.format_report(report, metrics)
+      + report_lib.format_numbers(own.numbers),
       end='',
   )
   return report
@@ -123,27 +364,25 @@ def run_seeds(
 
   Args:
     experiment: what `prepare` returned.
-    splits: what `program.load` made of the task's splits; the one to train on
+    splits: what `step.load` made of the task's splits; the one to train on
       as the feed takes it.
     seeds: which ones.
   """
   with contextlib.ExitStack() as stack:
     group = [_begin(experiment, splits, seed, stack) for seed in seeds]
-    while active := epochs.find_active(experiment, group):
+    while active := find_active(experiment, group):
       for one in active:
-        one.records.start(epochs.lesson(experiment, one))
-      trained = epochs.train(experiment, group, active)
+        one.records.start(lesson(experiment, one))
+      trained = train(experiment, group, active)
       for one in active:
         one.records.lap('training')
-      validations = epochs.validate(
-          experiment, group, trained, splits['validation']
-      )
+      validations = validate(experiment, group, trained, splits['validation'])
       for one in active:
-        is_best = epochs.conclude(experiment, one.run, validations[one.seed])
+        is_best = conclude(experiment, one.run, validations[one.seed])
         one.records.lap('validation')
         _record(experiment, one, is_best)
   for one in group:
-    tests = best_models.evaluate(experiment, one.run.best, splits['test'])
+    tests = trained_lib.evaluate_best(experiment, one.run.best, splits['test'])
     finish = functools.partial(_finish, experiment, one, tests)
     processes.from_first(finish)
 
@@ -153,7 +392,7 @@ def _begin(
     splits: Mapping[str, Any],
     seed: int,
     stack: contextlib.ExitStack,
-) -> epochs.Seed:
+) -> Seed:
   """Returns a seed as its last checkpoint has it, or at its start."""
   config, placement = experiment.config, experiment.placement
   directory = experiment.workdir / f'seed_{seed}'
@@ -175,7 +414,7 @@ def _begin(
   is_host = config.keep_data_on == 'host' and not isinstance(
       splits['train'], protocol.Generator
   )
-  feed = (pieces.Pieces if is_host else feeds.Feed)(
+  feed = (feeds.Pieces if is_host else feeds.Feed)(
       experiment.program, placement, splits['train'], keys[1], config.num_epochs
   )
   records = stack.enter_context(
@@ -190,11 +429,11 @@ def _begin(
           len(run.history),
       )
   )
-  return epochs.Seed(seed, run, feed, keys[2], checkpoints, records)
+  return Seed(seed, run, feed, keys[2], checkpoints, records)
 
 
 def _finish(
-    experiment: experiments.Experiment, one: epochs.Seed, tests: dict[str, Any]
+    experiment: experiments.Experiment, one: Seed, tests: dict[str, Any]
 ) -> None:
   """Writes the result of a seed, given those of the test and other splits."""
   task, seed, run, records = experiment.task, one.seed, one.run, one.records
@@ -202,7 +441,7 @@ def _finish(
   records.write_metrics(run.history)
   test, main = tests.pop('test'), task.metrics[0]
   records.close(f'test {main.name} {main.text(test[main.name])}, {run.stopped}')
-  reporting.write_result(
+  report_lib.write_result(
       experiment.workdir / f'seed_{seed}' / 'result.json',
       {
           **run_directory.owner(experiment.workdir, seed),
@@ -222,7 +461,7 @@ def _finish(
 
 
 def _record(
-    experiment: experiments.Experiment, one: epochs.Seed, is_best: bool
+    experiment: experiments.Experiment, one: Seed, is_best: bool
 ) -> None:
   """Writes an epoch's results, and its sample and checkpoint if due."""
   config, run, records = experiment.config, one.run, one.records
@@ -230,7 +469,10 @@ def _record(
   if config.sample_every and epoch % config.sample_every == 0:
     trained = run.state.params, run.state.statistics
     records.sample(
-        epoch, lambda: samples.make(experiment.task, trained, one.key, epoch)
+        epoch,
+        lambda: records_lib.make_samples(
+            experiment.task, trained, one.key, epoch
+        ),
     )
   unsaved_seconds = records.epoch(run.history, is_best)
   if run.stopped or (

@@ -6,18 +6,403 @@ the epoch's checkpoint: an epoch that a checkpoint counts as done is done for
 good.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 import contextlib
+import os
 import pathlib
+import re
+import sys
 import time
+from typing import Any
+
+from flax import nnx
+import jax
+import numpy as np
+import tqdm
 
 from rnnzoo.tasks import protocol
-from rnnzoo.training import events as events_lib
 from rnnzoo.training import files
 from rnnzoo.training import processes
-from rnnzoo.training import progress as progress_lib
-from rnnzoo.training import samples as samples_lib
-from rnnzoo.training import timing
+
+# The progress of training on the terminal.
+
+
+# Where no terminal shows a moving bar, a line this many seconds apart.
+_LINE_INTERVAL = 10.0
+
+
+class Progress:
+  """The progress of one seed on stderr: a bar, or lines where there is none.
+
+  Both show the mean rate and the time left. The time left assumes that all
+  epochs are run, which early stopping can only shorten, and that later lessons
+  of a generator take no longer than those so far.
+
+  Args:
+    label: what is in progress.
+    num_steps: how many steps there are in all.
+    metrics: that an epoch has.
+    done: how many of them an earlier process did.
+  """
+
+  def __init__(
+      self,
+      label: str,
+      num_steps: int,
+      metrics: Sequence[protocol.Metric],
+      done: int = 0,
+  ):
+    self._label, self._metrics = label, metrics
+    self._num_steps = num_steps
+    self._step = self._first_step = done
+    self._start = self._last_line = time.monotonic()
+    self._bar = tqdm.tqdm(
+        desc=label,
+        total=num_steps,
+        initial=done,
+        unit='step',
+        dynamic_ncols=True,
+        disable=not sys.stderr.isatty(),
+    )
+
+  def compiling(self) -> None:
+    """Tells that the next step is the first one of its kind."""
+    is_first = self._step == self._first_step
+    self._message(
+        f'compiling the first step{"" if is_first else " of the next lesson"}'
+    )
+
+  def update(self, step: int) -> None:
+    """Tells that `step` steps are done."""
+    self._bar.update(step - self._step)
+    self._step = step
+    if self._bar.disable and (
+        time.monotonic() - self._last_line > _LINE_INTERVAL
+    ):
+      self._message('')
+
+  def epoch(self, row: files.Row, num_epochs: int, is_best: bool) -> None:
+    """Tells the results of an epoch."""
+    train, validation = (
+        ' '.join(
+            f'{metric.name.replace("_", " ")}'
+            f' {metric.text(row[f"{split}_{metric.name}"])}'
+            for metric in self._metrics
+        )
+        for split in ('train', 'validation')
+    )
+    self._message(
+        f'epoch {row["epoch"]}/{num_epochs} train {train}'
+        f' gradient norm {row["gradient_norm"]:.2g} validation {validation}'
+        + (' (best)' if is_best else '')
+    )
+
+  def close(self, text: str) -> None:
+    """Ends the bar with a last message."""
+    self._bar.close()
+    self._message(text)
+
+  def _message(self, text: str) -> None:
+    if not self._bar.disable:
+      if text:
+        self._bar.write(f'{self._label}: {text}', file=sys.stderr)
+      return
+    self._last_line = time.monotonic()
+    meter = tqdm.tqdm.format_meter(
+        self._step,
+        self._num_steps,
+        self._last_line - self._start,
+        initial=self._first_step,
+        unit='step',
+        bar_format='{n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}]',
+    )
+    separator = ' ' if text else ''
+    print(
+        f'{self._label}: {text}{separator}{meter}', file=sys.stderr, flush=True
+    )
+
+
+# How long epochs take: in a file apart from results, which do not vary.
+
+
+_number = lambda text: float(text) if text else None
+_COLUMNS: dict[str, Callable[[str], Any]] = {
+    'epoch': int,
+    'seconds': float,
+    'training': float,
+    'validation': float,
+    'compiled': int,
+    'sequences_per_second': _number,
+    'peak_memory_mib': _number,
+}
+
+
+class EpochTimes:
+  """The seconds of each epoch of one seed, as a CSV file.
+
+  Its columns: `seconds`, all of the epoch; `training` and `validation`, parts
+  of it, the rest being checkpoints and reports; `compiled`, 1 for the first
+  epoch of a process, and for the first one of each lesson of a generator, which
+  may include compilation; `sequences_per_second`,
+  examples of the seed over the seconds of training; `peak_memory_mib`, the most
+  memory of the first device that the process has used so far, in MiB, empty
+  where the device does not say, as a CPU. Seeds that train at once share the
+  times and the memory.
+
+  Args:
+    path: the file; rows of an earlier process are kept.
+    dataset: the name of the data set.
+    done: how many epochs are done; rows of later ones are void.
+    num_examples: examples of an epoch.
+
+  Raises:
+    RunFileError: the file is not what was written there.
+  """
+
+  def __init__(
+      self, path: pathlib.Path, dataset: str, done: int, num_examples: int = 0
+  ):
+    self._path, self._dataset = path, dataset
+    self._num_examples = num_examples
+    self._rows: list[dict[str, Any]] = []
+    self._epoch = done + 1
+    self._lessons: set[int] = set()
+    # Those that have epochs without compilation.
+    self._timed: set[int] = set()
+    self._is_first = False
+    self._laps: dict[str, float] = {}
+    self._start = self._last = time.monotonic()
+    if path.exists():
+      rows = files.read_csv(path, _COLUMNS)
+      self._rows = [row for row in rows if row['epoch'] <= done]
+
+  def start(self, lesson: int = 0) -> bool:
+    """An epoch begins; returns whether it is the first one of its lesson.
+
+    Args:
+      lesson: which one, where a step is compiled for each.
+    """
+    self._is_first = lesson not in self._lessons
+    (self._lessons if self._is_first else self._timed).add(lesson)
+    self._start = self._last = time.monotonic()
+    return self._is_first
+
+  def lap(self, name: str) -> None:
+    """Names the time from the start, or from the last lap, until now."""
+    now = time.monotonic()
+    self._laps[name] = round(now - self._last, 6)
+    self._last = now
+
+  def elapsed(self) -> float:
+    """Returns the seconds since the epoch began."""
+    return time.monotonic() - self._start
+
+  def stop(self) -> None:
+    """All of the epoch but its checkpoint is done: writes the file."""
+    self._rows.append({'epoch': self._epoch})
+    self._epoch += 1
+    self.extend()
+
+  def extend(self) -> None:
+    """The checkpoint is done as well: counts its time to the same epoch."""
+    epoch = self._rows[-1]['epoch']
+    seconds = self._laps.get('training')
+    self._rows[-1] = {
+        'epoch': epoch,
+        'seconds': round(self.elapsed(), 6),
+        **self._laps,
+        'compiled': int(self._is_first),
+        'sequences_per_second': (
+            round(self._num_examples / seconds, 1) if seconds else None
+        ),
+        'peak_memory_mib': _peak_memory(),
+    }
+    files.write_csv(self._path, self._dataset, self._rows)
+
+  def summary(self) -> str:
+    """Returns the mean times in words; '' if every epoch may have compiled."""
+    rows = [row for row in self._rows if not row['compiled']]
+    if not rows:
+      return ''
+    mean = {
+        name: float(np.mean([row[name] for row in rows]))
+        for name in ('seconds', 'training', 'validation')
+    }
+    text = (
+        f'{mean["seconds"]:.3f} s an epoch, of which {mean["training"]:.3f}'
+        f' training and {mean["validation"]:.3f} validation (mean of'
+        f' {len(rows)}, without compilation'
+        f'{", over lessons of unlike steps" if len(self._timed) > 1 else ""})'
+    )
+    if self._num_examples and mean['training']:
+      text += (
+          f', {self._num_examples / mean["training"]:,.0f} sequences a second'
+      )
+    if peak := self._rows[-1]['peak_memory_mib']:
+      text += f', peak memory {peak:,.0f} MiB'
+    return text
+
+
+def _peak_memory() -> float | None:
+  """Returns the MiB of a device's memory that were used at most, or None."""
+  stats = jax.local_devices()[0].memory_stats() or {}
+  peak = stats.get('peak_bytes_in_use')
+  return None if peak is None else round(peak / 2**20, 1)
+
+
+# Events for TensorBoard, none of which is lost by a kill.
+
+
+class Events:
+  """TensorBoard events of one seed. Use as a context manager.
+
+  Every write is on disk when it returns, as tensorboardX's own SummaryWriter,
+  which has a thread for it, does not promise: what a checkpoint counts as done
+  must not be lost by a kill.
+
+  Args:
+    directory: where the event files go.
+    dataset: the name of the data set, written as a text.
+    first_epoch: events of an earlier process from this epoch on are void.
+  """
+
+  def __init__(self, directory: pathlib.Path, dataset: str, first_epoch: int):
+    # Slow to import.
+    from tensorboardX import event_file_writer
+    from tensorboardX import summary
+    from tensorboardX.proto import event_pb2
+
+    self._summary, self._event_type = summary, event_pb2.Event
+    self._path = directory
+    with files.naming(directory):
+      # Files are read in the order of their names, which begin with the second:
+      # a process that goes on waits for the next one.
+      while any(directory.glob(f'events.*.{int(time.time())}.*')):
+        time.sleep(0.05)
+      self._writer = event_file_writer.EventsWriter(
+          str(directory / 'events'), f'.{os.getpid()}'
+      )
+      start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+      self._write(first_epoch, session_log=start)
+      self._write(first_epoch, summary=summary.text('dataset', dataset))
+      self._writer.flush()
+
+  def __enter__(self) -> 'Events':
+    return self
+
+  def __exit__(self, *unused_exception) -> None:
+    self._writer.close()
+
+  def write(self, row: files.Row, **more: float) -> None:
+    """Writes one event for each number of an epoch."""
+    with files.naming(self._path):
+      for name, value in {**row, **more}.items():
+        if name != 'epoch':
+          # tensorboardX's own function logs a warning of its own of NaN.
+          scalar = {'tag': name, 'simple_value': value}
+          self._write(int(row['epoch']), summary={'value': [scalar]})
+      self._writer.flush()
+
+  def write_text(self, epoch: int, name: str, text: str) -> None:
+    """Writes a text of an epoch."""
+    with files.naming(self._path):
+      self._write(epoch, summary=self._summary.text(name, text))
+      self._writer.flush()
+
+  def _write(self, step: int, **content: Any) -> None:
+    self._writer.write_event(
+        self._event_type(wall_time=time.time(), step=step, **content)
+    )
+
+
+# Samples of text that a model makes while it trains.
+
+
+# Steps of training, by which dropout's key is folded in, stay below this.
+_STREAM = 2**31
+
+_HEAD = re.compile(r'epoch (\d+), (\d+) characters\n')
+
+
+class Samples:
+  """The file samples.txt of one seed.
+
+  Its first line names the data set. Each sample follows a line that says of
+  which epoch it is, and how many characters it has.
+
+  Args:
+    path: the file; samples of an earlier process are kept.
+    dataset: the name of the data set.
+    done: how many epochs are done; samples of later ones are void.
+
+  Raises:
+    RunFileError: the file is not what was written there.
+  """
+
+  def __init__(self, path: pathlib.Path, dataset: str, done: int):
+    self._path = path
+    self._text = f'{dataset}\n'
+    if path.exists():
+      self._text += ''.join(
+          _entry(epoch, text)
+          for epoch, text in _read(path, self._text)
+          if epoch <= done
+      )
+
+  def write(self, epoch: int, text: str) -> None:
+    """Adds the sample of an epoch."""
+    self._text += _entry(epoch, text)
+    files.write_atomically(self._path, self._text)
+
+
+def make_samples(
+    task: protocol.Task, parameters: tuple[Any, Any], key: jax.Array, epoch: int
+) -> str:
+  """Returns a sample of the model as it is after an epoch, without a prompt.
+
+  Args:
+    task: one that makes text.
+    parameters: (parameters, statistics), whole on each device.
+    key: of dropout in the seed's training; the sample is a function of it, of
+      the parameters and of the epoch.
+    epoch: which one.
+  """
+  abstract = nnx.eval_shape(lambda: task.build_model(nnx.Rngs(0)))
+  graphdef, _ = nnx.split(abstract)
+  # On one device of this process: the other processes do not sample.
+  here = jax.tree.map(lambda x: jax.device_put(np.asarray(x)), parameters)
+  model = nnx.merge(graphdef, *here)
+  key = jax.random.fold_in(jax.random.fold_in(key, _STREAM), epoch)
+  return ''.join(task.sample(model, '', key))
+
+
+def makes_samples(task: protocol.Task) -> bool:
+  """Returns whether a task makes text."""
+  return type(task).sample is not protocol.Task.sample
+
+
+def _entry(epoch: int, text: str) -> str:
+  return f'\nepoch {epoch}, {len(text)} characters\n{text}\n'
+
+
+def _read(path: pathlib.Path, first: str) -> Iterator[tuple[int, str]]:
+  """Yields epochs and samples of a file.
+
+  Raises:
+    RunFileError: it is not what was written there.
+  """
+  # Without the reader's newlines: a sample may have '\r'.
+  text = path.read_bytes().decode('utf-8', errors='replace')
+  place = len(first) if text.startswith(first) else len(text) + 1
+  while place != len(text):
+    head = _HEAD.match(text, place + 1)
+    if not head:
+      raise files.RunFileError(
+          f'{path} is damaged: it is not what was written there; delete it'
+      )
+    end = head.end() + int(head[2])
+    yield int(head[1]), text[head.end() : end]
+    place = end + 1
 
 
 class Records:
@@ -58,23 +443,23 @@ class Records:
     processes.from_first(lambda: self._open(done))
 
   def _open(self, done: int) -> None:
-    self._progress = progress_lib.Progress(
+    self._progress = Progress(
         self._label,
         self._num_epochs * self._steps,
         self._metrics,
         done * self._steps,
     )
-    self._times = timing.EpochTimes(
+    self._times = EpochTimes(
         self._directory / 'seconds.csv',
         self._dataset,
         done,
         self._num_examples,
     )
-    self._samples = samples_lib.Samples(
+    self._samples = Samples(
         self._directory / 'samples.txt', self._dataset, done
     )
     self._events = self._stack.enter_context(
-        events_lib.Events(self._directory, self._dataset, done + 1)
+        Events(self._directory, self._dataset, done + 1)
     )
 
   def __enter__(self) -> 'Records':

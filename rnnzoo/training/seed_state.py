@@ -21,7 +21,7 @@ from rnnzoo.training import experiment as experiments
 from rnnzoo.training import files
 from rnnzoo.training import metrics as metrics_lib
 from rnnzoo.training import optimization
-from rnnzoo.training import program as programs
+from rnnzoo.training import step
 
 
 @dataclasses.dataclass
@@ -40,7 +40,7 @@ class SeedState:
     num_devices: how many devices did the last epoch.
   """
 
-  state: programs.TrainState
+  state: step.TrainState
   plateau: optax.OptState
   best: Any
   stopper: early_stopping.EarlyStopping

@@ -19,13 +19,83 @@ from rnnzoo import settings
 from rnnzoo import tasks
 from rnnzoo.tasks import fields
 from rnnzoo.tasks import protocol
-from rnnzoo.training import best_models
 from rnnzoo.training import experiment as experiments
 from rnnzoo.training import files
+from rnnzoo.training import metrics as metrics_lib
 from rnnzoo.training import processes
-from rnnzoo.training import program as programs
-from rnnzoo.training import reporting
+from rnnzoo.training import report
 from rnnzoo.training import run_directory
+from rnnzoo.training import step
+
+# The models of best epochs: read from checkpoints, and tested.
+
+
+def best_model(experiment: experiments.Experiment, seed: int) -> nnx.Module:
+  """Returns the model of a seed's best epoch so far.
+
+  Args:
+    experiment: what `prepare` returned for the run directory.
+    seed: which of its seeds.
+
+  Raises:
+    FileNotFoundError: the seed has no checkpoint.
+  """
+  return restore_best(experiment.task, experiment.workdir, seed)
+
+
+def restore_best(
+    task: protocol.Task, workdir: pathlib.Path, seed: int
+) -> nnx.Module:
+  """Returns the model of a seed's best epoch so far.
+
+  Args:
+    task: whose model it is.
+    workdir: the run directory.
+    seed: which of its seeds.
+
+  Raises:
+    FileNotFoundError: the seed has no checkpoint.
+  """
+  directory = workdir / f'seed_{seed}' / 'checkpoints'
+  if not directory.is_dir():
+    parents = [found.parent for found in workdir.glob('seed_*/checkpoints')]
+    names = sorted(parent.name.removeprefix('seed_') for parent in parents)
+    there = f'those of seeds {", ".join(names)}' if names else 'none at all'
+    raise FileNotFoundError(
+        f'there is no checkpoint of seed {seed!r} in {workdir}; there are'
+        f' {there}'
+    )
+  abstract = nnx.eval_shape(lambda: task.build_model(nnx.Rngs(seed)))
+  graphdef, *state = step.split(abstract)
+  with run_directory.checkpoints(workdir, seed) as checkpoints:
+    best = checkpoints.restore_best(tuple(state))
+  if best is None:
+    raise FileNotFoundError(f'there is no checkpoint in {directory}')
+  return nnx.merge(graphdef, *best)
+
+
+def evaluate_best(
+    experiment: experiments.Experiment, best: Any, test: Any
+) -> dict[str, Any]:
+  """Returns the results of 'test', and of all splits that are further ones.
+
+  Args:
+    experiment: what `prepare` returned.
+    best: (parameters, statistics).
+    test: what `step.load` made of that split.
+  """
+  program, task = experiment.program, experiment.task
+  abstract = nnx.eval_shape(lambda: task.build_model(nnx.Rngs(0)))
+  model = nnx.merge(step.split(abstract)[0], *best, copy=True)
+  tests = {}
+  for name, split in task.splits.items():
+    if name not in ('train', 'validation'):
+      # One at a time: they may be long.
+      loaded = test if name == 'test' else program.load(split)
+      evaluation = program.evaluate(*best, loaded, predict=True)
+      measured = task.measure(model, name, evaluation.predictions)
+      tests[name] = metrics_lib.of_test(evaluation, measured, task)
+  return tests
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,7 +259,7 @@ def load(directory: str | os.PathLike[str], seed: int | None = None) -> Trained:
   else:
     task = read()
   seed = config.seed if seed is None else _seed(seed)
-  return Trained(best_models.restore(task, path, seed), config, seed, task)
+  return Trained(restore_best(task, path, seed), config, seed, task)
 
 
 def _seed(given: Any) -> int:
@@ -274,12 +344,12 @@ def evaluate(
   if seed is not None:
     seeds = [seed]
   for seed in seeds:
-    model = best_models.best_model(experiment, seed)
-    best = experiment.placement.replicate(programs.split(model)[1:])
-    results = best_models.evaluate(experiment, best, test)
+    model = best_model(experiment, seed)
+    best = experiment.placement.replicate(step.split(model)[1:])
+    results = evaluate_best(experiment, best, test)
     for name, values in results.items():
       numbers = ', '.join(f'{m.name} {m.text(values[m.name])}' for m in metrics)
       processes.say(f'seed {seed}: {name} {numbers}')
     tests.append(results['test'])
-  summary = {'test': reporting.summary(tests, metrics)}
-  return reporting.main_result(summary, metrics)
+  summary = {'test': report.summary(tests, metrics)}
+  return report.main_result(summary, metrics)

@@ -20,16 +20,13 @@ import pytest
 
 from rnnzoo.benchmark import cases
 from rnnzoo.benchmark import checks
-from rnnzoo.benchmark import machine
 from rnnzoo.benchmark import measurement
 from rnnzoo.benchmark import peers
-from rnnzoo.benchmark import preparation
 from rnnzoo.benchmark import problems
 from rnnzoo.benchmark import program
 from rnnzoo.benchmark import report
 from rnnzoo.benchmark import suites
 from rnnzoo.benchmark import timing
-from rnnzoo.benchmark import watchdog as watchdog_lib
 from rnnzoo.engines.time import maps
 from tests import documents_test
 
@@ -44,7 +41,7 @@ def run(*arguments):
       flagsaver.flagsaver(),
       contextlib.redirect_stdout(io.StringIO()) as out,
       contextlib.redirect_stderr(io.StringIO()) as err,
-      mock.patch.object(machine, 'copy_bandwidth', lambda *_: copy),
+      mock.patch.object(timing, 'copy_bandwidth', lambda *_: copy),
   ):
     try:
       code = program.main(program.parse_flags(['benchmark', *arguments]))
@@ -81,7 +78,7 @@ def doubling(case):
 
 def measure(*selected, repeats=0):
   """Returns the rows of cases."""
-  watchdog = watchdog_lib.Watchdog(60, lambda *_: None)
+  watchdog = timing.Watchdog(60, lambda *_: None)
   timer = timing.Timer(repeats)
   return list(measurement.measure(selected, timer, watchdog))
 
@@ -344,7 +341,7 @@ sys.exit(program.main(program.parse_flags([
         text=True,
         check=False,
     )
-    self.assertEqual(ended.returncode, watchdog_lib.EXIT_CODE)
+    self.assertEqual(ended.returncode, timing.EXIT_CODE)
     self.assertIn(
         'Elman pallas without forward: did not end within 0.5 s', ended.stderr
     )
@@ -435,12 +432,12 @@ sys.exit(program.main(program.parse_flags([
         'LSTM 1x4 B3 T7 bfloat16 layer reset mask',
     ):
       case = cases.check(text)
-      way = preparation.Way('scan', 'forward+backward')
-      prepared = preparation.prepare(case, [way], lambda case: {})
+      way = measurement.Way('scan', 'forward+backward')
+      prepared = measurement.prepare(case, [way], lambda case: {})
       problem = problems.build(case)
       results = [
           each.lower(way, True)().call(*problem.arguments)
-          for each in (prepared, preparation.Here(problem))
+          for each in (prepared, measurement.Here(problem))
       ]
       with self.subTest(text):
         chex.assert_trees_all_equal(*results)

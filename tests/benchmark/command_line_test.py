@@ -5,7 +5,7 @@ import pathlib
 from absl import app
 from absl.testing import absltest
 
-from rnnzoo.benchmark import command_line
+from rnnzoo.benchmark import program
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -13,18 +13,18 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 class CommandLineTest(absltest.TestCase):
 
   def test_flags_alone(self):
-    command_line.flags_alone(['program'])
+    program.flags_alone(['program'])
     with self.assertRaisesRegex(app.UsageError, "unknown argument 'GRU'"):
-      command_line.flags_alone(['program', 'GRU'])
+      program.flags_alone(['program', 'GRU'])
 
   def test_writable(self):
-    command_line.writable(None)
+    program.writable(None)
     folder = pathlib.Path(self.create_tempdir().full_path) / 'new'
     path = folder / 'out.json'
-    command_line.writable(str(path))
+    program.writable(str(path))
     self.assertEmpty(list(folder.iterdir()))
     path.write_text('earlier')
-    command_line.writable(str(path))
+    program.writable(str(path))
     self.assertEqual(path.read_text(), 'earlier')
     self.assertLen(list(folder.iterdir()), 1)
 
@@ -38,7 +38,7 @@ class CommandLineTest(absltest.TestCase):
     ):
       with self.subTest(path):
         with self.assertRaisesRegex(app.UsageError, expected):
-          command_line.writable(str(path))
+          program.writable(str(path))
 
   def test_programs_ask(self):
     asked = set()

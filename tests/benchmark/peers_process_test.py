@@ -6,7 +6,7 @@ import time
 from absl.testing import absltest
 import pytest
 
-from rnnzoo.benchmark import peers_process
+from rnnzoo.benchmark import peers
 
 
 def work(argument, lost, begins):
@@ -32,7 +32,7 @@ class PeersProcessTest(absltest.TestCase):
 
   @pytest.mark.exhaustive
   def test_what_hangs_or_crashes_is_left_out(self):
-    process = peers_process.Process(work, seconds=1)
+    process = peers.Process(work, seconds=1)
     self.addCleanup(process.stop)
     numbers = {'one': 1, 'hangs': 2, 'two': 3, 'crashes': 4, 'three': 5}
     done, lost = process(numbers)
@@ -49,7 +49,7 @@ class PeersProcessTest(absltest.TestCase):
 
   @pytest.mark.slow
   def test_a_process_that_ends_before_its_work_begins(self):
-    process = peers_process.Process(dead, seconds=1)
+    process = peers.Process(dead, seconds=1)
     self.addCleanup(process.stop)
     with self.assertRaisesRegex(ChildProcessError, 'exit code 4'):
       process(None)

@@ -17,10 +17,10 @@ from absl.testing import flagsaver
 import pytest
 
 from rnnzoo.benchmark import cases
-from rnnzoo.benchmark import machine
 from rnnzoo.benchmark import program
 from rnnzoo.benchmark import suites
 from rnnzoo.benchmark import sweeps
+from rnnzoo.benchmark import timing
 from tests import documents_test
 
 
@@ -30,7 +30,7 @@ def run(*arguments):
   with (
       flagsaver.flagsaver(),
       contextlib.redirect_stdout(io.StringIO()) as out,
-      mock.patch.object(machine, 'copy_bandwidth', lambda *_: copy),
+      mock.patch.object(timing, 'copy_bandwidth', lambda *_: copy),
   ):
     code = program.main(program.parse_flags(['benchmark', *arguments]))
   return code, out.getvalue()

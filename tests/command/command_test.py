@@ -24,7 +24,7 @@ from rnnzoo import tasks
 from rnnzoo.command import comparison
 from rnnzoo.command import program
 from rnnzoo.command import sweep
-from rnnzoo.training import configs
+from rnnzoo.training import command_line
 from rnnzoo.training import files
 from tests.testing import finished_run
 
@@ -201,11 +201,13 @@ class ConfigsTest(absltest.TestCase):
     path = str(ROOT / 'configs/gru_smnist.py')
     with contextlib.chdir(self.create_tempdir().full_path):
       for name in ('gru_smnist', 'configs/gru_smnist.py', 'gru_smnist.py'):
-        self.assertEqual(configs.find(name), path)
+        self.assertEqual(command_line.find_config(name), path)
       # A file that is there comes first.
       pathlib.Path('gru_smnist').write_text('')
-      self.assertEqual(configs.find('gru_smnist'), 'gru_smnist')
-      self.assertEqual(configs.find('other/gru_smnist'), 'other/gru_smnist')
+      self.assertEqual(command_line.find_config('gru_smnist'), 'gru_smnist')
+      self.assertEqual(
+          command_line.find_config('other/gru_smnist'), 'other/gru_smnist'
+      )
 
   def test_configs_import_each_other_where_python_does_not_find_them(self):
     modules = {k: v for k, v in sys.modules.items() if 'configs' not in k}
@@ -213,7 +215,7 @@ class ConfigsTest(absltest.TestCase):
     with mock.patch.dict(sys.modules, modules, clear=True):
       with mock.patch.object(sys, 'path', path):
         with mock.patch.object(importlib.util, 'find_spec', lambda _: None):
-          configs.make_importable()
+          command_line.make_importable()
         module = importlib.import_module('configs.gru_smnist')
         self.assertEqual(module.get_config().task, 'smnist')
 

@@ -24,7 +24,7 @@ import pytest
 
 import rnnzoo
 from rnnzoo import convert
-from rnnzoo.benchmark import machine
+from rnnzoo.benchmark import timing
 
 HERE = pathlib.Path(__file__).resolve().parent
 JSON = HERE.parents[1] / 'benchmarks' / 'conversions.json'
@@ -485,7 +485,7 @@ if __name__ == '__main__':
   if sys.argv[1:] == ['--write']:
     result = {
         'command': 'python tests/convert/libraries_test.py --write',
-        **machine.environment(),
+        **timing.environment(),
         'rows': differences(),
     }
     JSON.write_text(json.dumps(result, indent=1) + '\n')

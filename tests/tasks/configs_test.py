@@ -17,7 +17,7 @@ from rnnzoo import tasks
 from rnnzoo.tasks import backbones
 from rnnzoo.training import experiment
 from rnnzoo.training import optimization
-from rnnzoo.training import program
+from rnnzoo.training import step
 from tests.testing import sequence_files
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -78,7 +78,7 @@ class ConfigsTest(parameterized.TestCase):
     backbones._warn_once.cache_clear()
     optimizer = optimization.make_optimizer(config.optimizer, num_steps=10)
     optimization.make_plateau(config.optimizer)
-    init = program.make_program(task, optimizer, 100).init
+    init = step.make_program(task, optimizer, 100).init
     with self.assertNoLogs('absl', 'WARNING'):
       state = jax.eval_shape(init, jax.random.key(0))
     self.assertNotEmpty(jax.tree.leaves(state.params))

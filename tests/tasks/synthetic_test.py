@@ -19,7 +19,7 @@ from rnnzoo import tasks
 from rnnzoo import training
 from rnnzoo.tasks.synthetic import languages
 from rnnzoo.training import optimization
-from rnnzoo.training import program as programs
+from rnnzoo.training import step
 
 # configs/ is never installed.
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
@@ -475,7 +475,7 @@ class TrainingTest(parameterized.TestCase):
   @pytest.mark.few(1)
   def test_steps_and_predictions(self, name, inputs, metric):
     task = make(name)
-    program = programs.make_program(task, optax.adam(1e-2), 25)
+    program = step.make_program(task, optax.adam(1e-2), 25)
     key = jax.random.key(0)
     state = program.train_steps(program.init(key), key, None, 5, 1.0, key)
     self.assertTrue(math.isfinite(state.loss))
@@ -483,7 +483,7 @@ class TrainingTest(parameterized.TestCase):
     results = program.evaluate(
         state.params, state.statistics, program.load(test)
     )
-    graphdef, _, _ = programs.split(task.build_model(nnx.Rngs(0)))
+    graphdef, _, _ = step.split(task.build_model(nnx.Rngs(0)))
     model = nnx.merge(graphdef, state.params, state.statistics)
     answers = np.asarray(jax.jit(task.predict)(model, test[inputs]))
     if name == 'adding':
@@ -514,7 +514,7 @@ class TrainingTest(parameterized.TestCase):
     given.optimizer.update(name='adam', weight_decay=0.0)
     steps = 500
     task = tasks.TASKS['state_tracking'](given)
-    program = programs.make_program(
+    program = step.make_program(
         task, optimization.make_optimizer(given.optimizer, steps), 300
     )
     test = program.load(task.splits['test'])

@@ -20,7 +20,7 @@ import optax
 from rnnzoo import tasks
 from rnnzoo.training import feed as feeds
 from rnnzoo.training import placement as placements
-from rnnzoo.training import program as programs
+from rnnzoo.training import step as step_lib
 from tests.testing import made_up_data
 from tests.testing import made_up_task
 
@@ -41,7 +41,7 @@ def train(count: int, kind: str) -> dict:
   else:
     task = made_up_task.SignTask(num_layers=2, norm='batch', dropout_rate=0.2)
   placement = placements.choose(task.batch_size, count)
-  program = programs.make_program(task, optax.adam(1e-2), 4, placement)
+  program = step_lib.make_program(task, optax.adam(1e-2), 4, placement)
   train_split = task.splits['train']
   if placement.mesh is None:
     train_split = program.load(train_split)

@@ -7,7 +7,7 @@ from typing import Any
 import ml_collections
 
 from rnnzoo.training import files
-from rnnzoo.training import reporting
+from rnnzoo.training import report as report_lib
 from rnnzoo.training import run_directory
 
 
@@ -41,8 +41,8 @@ def write(
     }
     path = directory / f'seed_{seed}'
     path.mkdir()
-    reporting.write_result(path / 'result.json', result)
-    results.append(reporting.of_seed(result))
+    report_lib.write_result(path / 'result.json', result)
+    results.append(report_lib.of_seed(result))
   report = {
       'experiment': experiment,
       'dataset': dataset,

@@ -18,8 +18,8 @@ import pytest
 from rnnzoo import tasks
 from rnnzoo import training
 from rnnzoo.training import loss_scaling
-from rnnzoo.training import program as programs
 from rnnzoo.training import seed_state
+from rnnzoo.training import step
 from tests.testing import made_up_task
 
 
@@ -68,7 +68,7 @@ class LossScalingTest(parameterized.TestCase):
   @pytest.mark.slow
   def test_a_skipped_step_changes_nothing_else(self):
     task = made_up_task.SignTask(norm='batch', dtype=jnp.float16)
-    program = programs.make_program(
+    program = step.make_program(
         task, optax.adam(1e-2), 4, loss_scale_interval=100
     )
     key = jax.random.key(0)

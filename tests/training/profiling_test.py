@@ -11,8 +11,7 @@ import pytest
 
 from rnnzoo import tasks
 from rnnzoo import training
-from rnnzoo.training import profiling
-from rnnzoo.training import trace
+from rnnzoo.training import profile
 from tests.testing import made_up_data
 from tests.testing import made_up_task
 
@@ -52,7 +51,7 @@ class TraceTest(parameterized.TestCase):
     path.parent.mkdir(exist_ok=True)
     with gzip.open(path, 'wt') as file:
       json.dump({'traceEvents': [*events, {}]}, file)
-    return trace.read(self.directory, trace.scopes(HLO))
+    return profile.read(self.directory, profile.scopes(HLO))
 
   def test_on_a_cpu(self):
     found = self.read(
@@ -66,15 +65,15 @@ class TraceTest(parameterized.TestCase):
     self.assertSequenceEqual(
         found.operators,
         [
-            trace.Operator('add.2', 'recurrence', 'backward', 1, 30.0),
-            trace.Operator('dot.1', 'projection', 'forward', 2, 12.0),
-            trace.Operator('copy.3', 'other', 'forward', 1, 1.0),
+            profile.Operator('add.2', 'recurrence', 'backward', 1, 30.0),
+            profile.Operator('dot.1', 'projection', 'forward', 2, 12.0),
+            profile.Operator('copy.3', 'other', 'forward', 1, 1.0),
         ],
     )
     # Operators run from 10 to 15, 40 to 72 and 90 to 91.
     self.assertEqual((found.span, found.gaps), (81.0, 25.0 + 18.0))
     self.assertFalse(found.is_device)
-    lines = profiling.table(found, num_steps=2)
+    lines = profile.table(found, num_steps=2)
     self.assertEqual(
         lines[0],
         'traced: 0.041 ms a step, of which 0.021 ms (53%) without an operator;'
@@ -94,13 +93,13 @@ class TraceTest(parameterized.TestCase):
     )
     self.assertSequenceEqual(
         found.operators,
-        [trace.Operator('gemm_kernel', 'projection', 'forward', 1, 4.0)],
+        [profile.Operator('gemm_kernel', 'projection', 'forward', 1, 4.0)],
     )
-    self.assertIn('1 launches a step', profiling.table(found, 1)[0])
+    self.assertIn('1 launches a step', profile.table(found, 1)[0])
 
   def test_nothing_to_read(self):
     with self.assertRaisesRegex(ValueError, 'holds no .*trace.json.gz'):
-      trace.read(self.directory, {})
+      profile.read(self.directory, {})
     with self.assertRaisesRegex(ValueError, 'has no operator'):
       self.read(event('while.1', 0.0, 1.0))
 
@@ -119,7 +118,7 @@ class ProfileTest(parameterized.TestCase):
     config = made_up_task.base_config()
     config.update(task=task, eval_batch_size=4, keep_data_on=keep_data_on)
     experiment = training.prepare(config, str(workdir), task)
-    text = profiling.profile(experiment)
+    text = profile.profile(experiment)
     # The compiler may merge the directions of a part.
     for part in ('projection', 'recurrence', 'logits'):
       self.assertRegex(text, rf'\n{part} +(forward|backward) ')

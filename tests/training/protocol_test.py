@@ -21,8 +21,8 @@ from rnnzoo import training
 from rnnzoo.training import loop
 from rnnzoo.training import metrics as metrics_lib
 from rnnzoo.training import placement as placements
-from rnnzoo.training import program as programs
 from rnnzoo.training import seed_state
+from rnnzoo.training import step as step_lib
 from rnnzoo.training import visits as visits_lib
 from tests.testing import made_up_data
 from tests.testing import made_up_task
@@ -243,10 +243,10 @@ class WeightedStepTest(absltest.TestCase):
   @pytest.mark.slow
   def test_the_weighted_mean_is_minimised(self):
     task = made_up_data.SumTask()
-    program = programs.make_program(task, optax.sgd(0.1), 4)
+    program = step_lib.make_program(task, optax.sgd(0.1), 4)
     key = jax.random.key(3)
     start = program.init(jax.random.key(0))
-    graphdef, _, _ = programs.split(task.build_model(nnx.Rngs(0)))
+    graphdef, _, _ = step_lib.split(task.build_model(nnx.Rngs(0)))
     batch = task.splits['train'].make_batch(jax.random.fold_in(key, 0))
 
     def loss(params):

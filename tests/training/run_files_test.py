@@ -33,7 +33,7 @@ from rnnzoo import training
 from rnnzoo.training import checkpointing
 from rnnzoo.training import experiment as experiments
 from rnnzoo.training import files
-from rnnzoo.training import reporting
+from rnnzoo.training import report
 from rnnzoo.training import run_directory
 from rnnzoo.training import seed_state
 from tests.testing import made_up_task
@@ -332,7 +332,7 @@ class CheckpointsTest(RunFilesTestCase):
         wanted[name] = 'other'
       with mock.patch.object(run_directory, 'owner', return_value=wanted):
         with self.assertRaisesRegex(training.RunFileError, 'not the result of'):
-          reporting.read_result(self.workdir, seed, 'made up')
+          report.read_result(self.workdir, seed, 'made up')
         with run_directory.checkpoints(self.workdir, seed) as found:
           with self.assertRaisesRegex(training.RunFileError, message):
             found.restore_best({})

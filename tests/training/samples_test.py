@@ -11,7 +11,7 @@ import pytest
 from rnnzoo import tasks
 from rnnzoo import training
 from rnnzoo.training import files
-from rnnzoo.training import samples
+from rnnzoo.training import records
 from rnnzoo.training import seed_state
 from tests.testing import made_up_task
 
@@ -53,7 +53,7 @@ class SamplesTest(absltest.TestCase):
     path = self.workdir / 'whole/seed_0/samples.txt'
     whole = path.read_bytes().decode()
     self.assertStartsWith(whole, 'made up\n\nepoch 2, ')
-    found = dict(samples._read(path, 'made up\n'))
+    found = dict(records._read(path, 'made up\n'))
     self.assertSequenceEqual([*found], [2, 4])
     self.assertNotEqual(found[2], found[4])
     self.assertStartsWith(found[4], '\r\nepoch 1, 3 characters\n')
@@ -103,17 +103,17 @@ class SamplesTest(absltest.TestCase):
 
   def test_damaged(self):
     path = self.workdir / 'samples.txt'
-    written = samples.Samples(path, 'text', 0)
+    written = records.Samples(path, 'text', 0)
     written.write(1, 'abc')
     written.write(2, '')
-    self.assertEqual([*samples._read(path, 'text\n')], [(1, 'abc'), (2, '')])
-    samples.Samples(path, 'text', 1).write(2, 'de')  # That of epoch 2 is void.
-    self.assertEqual([*samples._read(path, 'text\n')], [(1, 'abc'), (2, 'de')])
+    self.assertEqual([*records._read(path, 'text\n')], [(1, 'abc'), (2, '')])
+    records.Samples(path, 'text', 1).write(2, 'de')  # That of epoch 2 is void.
+    self.assertEqual([*records._read(path, 'text\n')], [(1, 'abc'), (2, 'de')])
     content = path.read_bytes()
     for damaged in (content[:-9], content + b'x', b'other' + content, b'\xff'):
       path.write_bytes(damaged)
       with self.assertRaisesRegex(files.RunFileError, 'samples.txt is damaged'):
-        samples.Samples(path, 'text', 2)
+        records.Samples(path, 'text', 2)
 
 
 if __name__ == '__main__':

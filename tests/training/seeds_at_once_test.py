@@ -12,7 +12,7 @@ import pytest
 
 from rnnzoo import tasks
 from rnnzoo import training
-from rnnzoo.training import epochs
+from rnnzoo.training import loop
 from rnnzoo.training import seed_state
 from tests.testing import made_up_data
 from tests.testing import made_up_task
@@ -125,7 +125,7 @@ class SeedsAtOnceTest(parameterized.TestCase):
           mock.Mock(run=mock.Mock(history=[None] * done, stopped=stopped))
           for done, stopped in progress
       ]
-      return [group.index(x) for x in epochs.find_active(experiment, group)]
+      return [group.index(x) for x in loop.find_active(experiment, group)]
 
     self.assertSequenceEqual(active((0, ''), (1, '')), [0, 1])
     self.assertSequenceEqual(active((2, ''), (1, ''), (0, '')), [1, 2])

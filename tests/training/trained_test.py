@@ -19,7 +19,7 @@ import pytest
 from rnnzoo import tasks
 from rnnzoo import training
 from rnnzoo.training import command_line
-from rnnzoo.training import endings
+from rnnzoo.training import processes
 from rnnzoo.training import run_directory
 from tests.testing import made_up_task
 
@@ -62,8 +62,10 @@ class TrainedTest(absltest.TestCase):
   def setUp(self):
     super().setUp()
     flags.FLAGS.mark_as_parsed()
-    self.addCleanup(endings.set_name, endings.name())
-    endings.set_name('train.py')  # Another test of this process may be rnnzoo.
+    self.addCleanup(processes.set_name, processes.name())
+    processes.set_name(
+        'train.py'
+    )  # Another test of this process may be rnnzoo.
     self.enter_context(mock.patch.object(tasks, 'TASKS', dict(TASKS)))
     done, self.report = finished()
     self.workdir = pathlib.Path(self.create_tempdir().full_path) / 'run'
@@ -238,7 +240,7 @@ class TrainedTest(absltest.TestCase):
           'nobody reads the output' in errors.getvalue(), bool(code)
       )
     with self.assertRaises(BrokenPipeError):
-      endings.give_up(BrokenPipeError(32, 'pipe'))
+      processes.give_up(BrokenPipeError(32, 'pipe'))
 
   @pytest.mark.slow
   def test_a_task_without_text(self):

@@ -26,18 +26,16 @@ from rnnzoo import tasks
 from rnnzoo import training
 from rnnzoo.tasks import classification
 from rnnzoo.tasks import protocol
-from rnnzoo.training import calls
 from rnnzoo.training import checkpointing
-from rnnzoo.training import epochs
-from rnnzoo.training import events
+from rnnzoo.training import feed
 from rnnzoo.training import loop
 from rnnzoo.training import loss_scaling
 from rnnzoo.training import optimization
-from rnnzoo.training import program as programs
-from rnnzoo.training import reporting
+from rnnzoo.training import records
+from rnnzoo.training import report as report_lib
 from rnnzoo.training import run_directory
 from rnnzoo.training import seed_state
-from rnnzoo.training import timing
+from rnnzoo.training import step as step_lib
 from tests.testing import made_up_task
 
 
@@ -46,7 +44,7 @@ def make_program(learning_rate=1e-2):
   """Returns a task whose steps carry all there is to carry, and its program."""
   task = made_up_task.SignTask(num_layers=2, norm='batch', dropout_rate=0.2)
   optimizer = optax.adam(learning_rate)
-  return task, programs.make_program(task, optimizer, eval_batch_size=4)
+  return task, step_lib.make_program(task, optimizer, eval_batch_size=4)
 
 
 class OptimizationTest(parameterized.TestCase):
@@ -260,7 +258,7 @@ class ProgramTest(parameterized.TestCase):
     task, program = make_program()
     key, done = jax.random.key(2), []
     with mock.patch.object(jax, 'default_backend', return_value=backend):
-      state = calls.run_epoch(
+      state = feed.run_epoch(
           program,
           program.init(jax.random.key(0)),
           task.splits['train'],
@@ -295,7 +293,7 @@ class ProgramTest(parameterized.TestCase):
     with self.assertRaisesRegex(
         ValueError, 'config.model.dropconnect_rate=0.5: .* a recurrent matrix'
     ):
-      programs.make_program(task, optax.sgd(1.0), 4, dropconnect_rate=0.5)
+      step_lib.make_program(task, optax.sgd(1.0), 4, dropconnect_rate=0.5)
 
   def test_constraint_holds_before_the_first_step(self):
     _, program = make_program()
@@ -350,7 +348,7 @@ class ProgramTest(parameterized.TestCase):
       rngs = nnx.Rngs(dropout=jax.random.fold_in(jax.random.key(2), 0))
       return jnp.mean(task.evaluate(model, batch, rngs).losses)
 
-    graphdef, _, _ = programs.split(task.build_model(nnx.Rngs(0)))
+    graphdef, _, _ = step_lib.split(task.build_model(nnx.Rngs(0)))
     want = optax.tree.norm(jax.grad(loss)(start.params))
     self.assertAlmostEqual(state.gradient_norm, want, places=4)
 
@@ -499,7 +497,7 @@ class TrainAndEvaluateTest(parameterized.TestCase):
   @pytest.mark.slow
   def test_a_loss_that_is_not_finite(self):
     self.config.update(num_seeds=2, num_epochs=20)
-    make_program = programs.make_program
+    make_program = step_lib.make_program
 
     def poisoned(*args):
       program = make_program(*args)
@@ -514,7 +512,7 @@ class TrainAndEvaluateTest(parameterized.TestCase):
 
       return program._replace(train_steps=train_steps)
 
-    with mock.patch.object(programs, 'make_program', poisoned):
+    with mock.patch.object(step_lib, 'make_program', poisoned):
       report = self.train()
     self.assertEqual(report['diverged'], [0, 1])
     text = (self.workdir / 'report.json').read_text()
@@ -633,7 +631,7 @@ class TrainAndEvaluateTest(parameterized.TestCase):
           gradient_norm=jnp.float32(2.0),
           loss_scaling=loss_scaling.begin(9)._replace(skipped=skipped),
       )
-      epochs.conclude(experiment, run, evaluation)
+      loop.conclude(experiment, run, evaluation)
     rates, norms = (
         [row[name] for row in run.history]
         for name in ('learning_rate', 'gradient_norm')
@@ -712,13 +710,13 @@ class TrainAndEvaluateTest(parameterized.TestCase):
 
   def test_a_loss_that_is_not_finite_is_told_once(self):
     with self.assertNoLogs():  # tensorboardX has a warning of its own.
-      with events.Events(self.workdir, 'made up', 1) as written:
+      with records.Events(self.workdir, 'made up', 1) as written:
         written.write({'epoch': 1, 'train_loss': float('nan')})
 
   def test_numbers_of_a_task_are_printed(self):
     numbers = {'mse': 126.27, 'count': 3, 'no': None, 'text': 'a', 'is': True}
     self.assertEqual(
-        reporting.format_numbers(numbers), 'mse: 126.3\ncount: 3\n'
+        report_lib.format_numbers(numbers), 'mse: 126.3\ncount: 3\n'
     )
 
   def test_another_config_is_refused(self):
@@ -819,7 +817,7 @@ class TrainAndEvaluateTest(parameterized.TestCase):
 class EpochTimesTest(absltest.TestCase):
 
   def run_epochs(self, times, num_epochs, seconds):
-    with mock.patch.object(timing, 'time') as time:
+    with mock.patch.object(records, 'time') as time:
       for _ in range(num_epochs):
         time.monotonic.return_value = 0.0
         times.start()
@@ -831,12 +829,12 @@ class EpochTimesTest(absltest.TestCase):
 
   def test_resumed(self):
     path = pathlib.Path(self.create_tempdir().full_path) / 'seconds.csv'
-    times = timing.EpochTimes(path, 'a, b', done=0)
+    times = records.EpochTimes(path, 'a, b', done=0)
     self.run_epochs(times, 1, 9.0)
     self.assertEqual(times.summary(), '')
     self.run_epochs(times, 2, 2.0)
     # Epoch 3 was done, but is in no checkpoint.
-    times = timing.EpochTimes(path, 'a, b', done=2, num_examples=8)
+    times = records.EpochTimes(path, 'a, b', done=2, num_examples=8)
     self.run_epochs(times, 2, 4.0)
     self.assertEqual(
         path.read_text().splitlines()[1:],
@@ -855,8 +853,8 @@ class EpochTimesTest(absltest.TestCase):
 
   def test_each_lesson_is_compiled(self):
     path = pathlib.Path(self.create_tempdir().full_path) / 'seconds.csv'
-    times = timing.EpochTimes(path, 'a', done=0, num_examples=8)
-    with mock.patch.object(timing, 'time') as time:
+    times = records.EpochTimes(path, 'a', done=0, num_examples=8)
+    with mock.patch.object(records, 'time') as time:
       for lesson, seconds in ((0, 9.0), (0, 1.0), (1, 9.0), (1, 3.0)):
         time.monotonic.return_value = 0.0
         is_first = times.start(lesson)

@@ -102,9 +102,6 @@ def pull(pullbacks: Pullbacks, d_new: Carry, d_operand) -> tuple[Any, Any]:
   return (params, x_gates, h_gates, carry), d_operand
 
 
-# ----------------------------------------------------------------------
-
-
 def backward(
     plan: scan_steps.Plan,
     saved: scan_steps.Saved,

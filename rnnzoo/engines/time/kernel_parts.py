@@ -292,9 +292,6 @@ def _count(time: int, most: int) -> int:
   return most
 
 
-# ----------------------------------------------------------------------
-
-
 # Runs over all steps, before the joints are given up.
 _MOST_RUNS = 4
 

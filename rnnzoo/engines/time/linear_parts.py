@@ -144,9 +144,6 @@ def _steps(arrays, start: int, stop: int, dtype):
   ]
 
 
-# ----------------------------------------------------------------------
-
-
 Carry = cell_lib.Carry
 
 

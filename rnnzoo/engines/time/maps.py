@@ -274,9 +274,6 @@ def _before(x: Array, last: Array) -> Array:
 _linear_scan = autodiff.differentiable(_forward, _tangent, _adjoint)
 
 
-# ----------------------------------------------------------------------
-
-
 Carry = cell_lib.Carry
 
 

@@ -51,9 +51,6 @@ def _for_all_rows(args, dims):
 batching.primitive_batchers[_for_all_mapped_p] = _for_all_rows
 
 
-# ----------------------------------------------------------------------
-
-
 Carry = cell_lib.Carry
 
 # A part has about as many steps as there are parts, up to this.
