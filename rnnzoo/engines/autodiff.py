@@ -35,7 +35,6 @@ def differentiable(
     tangent: Callable[[Any, Any, Any], Any],
     adjoint: Callable[[Any, Any, Any], Any],
     primal: Callable[[Any, Any], Any] | None = None,
-    of_rows: Callable[[Any, Any], Any] | None = None,
 ) -> Callable[[Any, Any], Any]:
   """Returns the function (static, operands) -> results.
 
@@ -49,8 +48,6 @@ def differentiable(
       tree like `operands` with None for arrays that are not floating-point.
     primal: (static, operands) -> results, where no derivative is needed; the
       first result of `forward` if None.
-    of_rows: (static, number of rows) -> static, for a tangent and an adjoint
-      that `jax.vmap` maps over rows of residuals; unchanged if None.
   """
   # JAX calls them later than the caller, by which time its settings are back.
   forward = promotion.of_ranks(forward)
@@ -78,7 +75,6 @@ def differentiable(
         residuals=residual_tree,
         results=result_tree,
         moves=moves,
-        for_rows=of_rows,
     )
     d_results = _linear_map_p.bind(
         *residual_leaves,
@@ -172,7 +168,6 @@ class _LinearMap:
     residuals: structure of the residuals.
     results: structure of the results.
     moves: which leaves of the operands are inputs of the map.
-    for_rows: `of_rows` of `differentiable`.
   """
 
   tangent: Callable[[Any, Any, Any], Any]
@@ -182,19 +177,6 @@ class _LinearMap:
   residuals: Any
   results: Any
   moves: tuple[bool, ...]
-  for_rows: Callable[[Any, Any], Any] | None
-
-  @property
-  def knows_rows(self) -> bool:
-    """Whether the map depends on how many rows `jax.vmap` runs."""
-    return self.for_rows is not None
-
-  def of_rows(self, size: Any) -> '_LinearMap':
-    """Returns the map of one row, given the number of rows."""
-    if self.for_rows is None:
-      return self
-    static = self.for_rows(self.static, size)
-    return dataclasses.replace(self, static=static)
 
   def apply(self, residuals: Sequence[Any], inputs: Sequence[Any]):
     tangents = _merged([None] * len(self.moves), inputs, self.moves)
@@ -229,13 +211,6 @@ class _Batched:
   axes: tuple[int | None, ...]
   size: Any
   spmd_axis_name: Any
-
-  @property
-  def knows_rows(self) -> bool:
-    return self.one.knows_rows
-
-  def of_rows(self, size: Any) -> '_Batched':
-    return dataclasses.replace(self, one=self.one.of_rows(size))
 
   def apply(self, residuals: Sequence[Any], inputs: Sequence[Any]):
     return self._vmap(self.one.apply)(list(residuals), list(inputs))
@@ -278,10 +253,7 @@ def _transpose(cotangents, *args, linear_map, count, types):
   del types
   residuals, inputs = args[:count], args[count:]
   cotangents = [ad.instantiate_zeros(d) for d in cotangents]
-  if linear_map.knows_rows:
-    d_inputs = _bind_adjoint(linear_map, residuals, cotangents)
-  else:
-    d_inputs = linear_map.transpose(residuals, cotangents)
+  d_inputs = linear_map.transpose(residuals, cotangents)
   known = [None] * count
   return known + [
       d if ad.is_undefined_primal(x) else None
@@ -309,10 +281,20 @@ def _batch(axis_data, args, axes, *, linear_map, count, types):
     params = {'linear_map': linear_map, 'count': count, 'types': types}
     results = _linear_map_p.bind(*args, **params)
     return results, [None] * len(results)
-  batched, args = _rows(axis_data, args, axes, linear_map, count)
   size, mesh_axis = axis_data.size, axis_data.explicit_mesh_axis
+  inputs = [
+      batching.bdim_at_front(x, axis, size, mesh_axis)
+      for x, axis in zip(args[count:], axes[count:], strict=True)
+  ]
+  batched = _Batched(
+      one=linear_map,
+      axes=tuple(axes[:count]),
+      size=size,
+      spmd_axis_name=axis_data.spmd_name,
+  )
   results = _linear_map_p.bind(
-      *args,
+      *args[:count],
+      *inputs,
       linear_map=batched,
       count=count,
       types=tuple(core.unmapped_aval(size, 0, t, mesh_axis) for t in types),
@@ -320,85 +302,6 @@ def _batch(axis_data, args, axes, *, linear_map, count, types):
   return results, [0] * len(results)
 
 
-def _rows(axis_data, args, axes, linear_map, count):
-  """Returns the map for all rows, and its arguments."""
-  size, mesh_axis = axis_data.size, axis_data.explicit_mesh_axis
-  inputs = [
-      batching.bdim_at_front(x, axis, size, mesh_axis)
-      for x, axis in zip(args[count:], axes[count:], strict=True)
-  ]
-  is_shared = all(axis is None for axis in axes[:count])
-  batched = _Batched(
-      one=linear_map if is_shared else linear_map.of_rows(size),
-      axes=tuple(axes[:count]),
-      size=size,
-      spmd_axis_name=axis_data.spmd_name,
-  )
-  return batched, [*args[:count], *inputs]
-
-
 ad.primitive_transposes[_linear_map_p] = _transpose
 ad.primitive_jvps[_linear_map_p] = _jvp
 batching.fancy_primitive_batchers[_linear_map_p] = _batch
-
-
-# The transpose of a map that knows of rows, for `jax.vmap` of a gradient. Other
-# transposes are inlined. Arguments: `count` residuals, then cotangents; `jaxpr`
-# is the transpose, traced.
-_adjoint_p = core.Primitive('adjoint_map')
-_adjoint_p.multiple_results = True
-
-
-def _bind_adjoint(linear_map, residuals, cotangents):
-  jaxpr = jax.make_jaxpr(linear_map.transpose)(
-      list(residuals), list(cotangents)
-  )
-  return _adjoint_p.bind(
-      *residuals,
-      *cotangents,
-      linear_map=linear_map,
-      count=len(residuals),
-      jaxpr=jaxpr,
-  )
-
-
-@_adjoint_p.def_impl
-def _apply_adjoint(*args, linear_map, count, jaxpr):
-  del linear_map, count
-  return core.jaxpr_as_fun(jaxpr)(*args)
-
-
-mlir.register_lowering(
-    _adjoint_p, mlir.lower_fun(_apply_adjoint, multiple_results=True)
-)
-
-
-@_adjoint_p.def_abstract_eval
-def _(*args, linear_map, count, jaxpr):
-  del args, linear_map, count
-  return list(jaxpr.out_avals)
-
-
-def _adjoint_jvp(primals, tangents, *, linear_map, count, jaxpr):
-  # It need not be linear in the cotangents: they may be clipped.
-  del jaxpr
-  return pushforward(
-      lambda args: linear_map.transpose(args[:count], args[count:]),
-      [list(primals)],
-      [[None if type(d) is ad.Zero else d for d in tangents]],
-  )
-
-
-def _adjoint_batch(axis_data, args, axes, *, linear_map, count, jaxpr):
-  if all(axis is None for axis in axes):
-    results = _adjoint_p.bind(
-        *args, linear_map=linear_map, count=count, jaxpr=jaxpr
-    )
-    return results, [None] * len(results)
-  batched, args = _rows(axis_data, args, axes, linear_map, count)
-  results = _bind_adjoint(batched, args[:count], args[count:])
-  return results, [0] * len(results)
-
-
-ad.primitive_jvps[_adjoint_p] = _adjoint_jvp
-batching.fancy_primitive_batchers[_adjoint_p] = _adjoint_batch

@@ -98,15 +98,12 @@ class Problem:
   diagonal: bool
 
   @classmethod
-  def of(
-      cls, steps: scan_steps.Plan, operands: Operands, rows: int = 1
-  ) -> 'Problem':
+  def of(cls, steps: scan_steps.Plan, operands: Operands) -> 'Problem':
     """Folds operands.
 
     Args:
       steps: static arguments of path 1.
       operands: batch-major, with a carry.
-      rows: runs that share the memory.
     """
     cell, kernel = steps.cell, operands.recurrent_kernel
     x, reset, mask = operands.x, operands.reset, operands.mask
@@ -141,7 +138,7 @@ class Problem:
     projection: Any = steps.project
     inputs = projection.for_kernels(operands.weights, x)
     gates = inputs.x
-    if rows * batch * time * cell.input_gates * features * 4 > _MOST_BYTES:
+    if batch * time * cell.input_gates * features * 4 > _MOST_BYTES:
       raise NotImplementedError('Windows of time take less memory.')
     if inputs.input_kernel is not None:
       gates = kernel_projection.project(inputs.input_kernel, gates)
@@ -321,7 +318,6 @@ def unroll(
     steps: scan_steps.Plan,
     operands: Operands,
     otherwise: Callable[[Operands], tuple[Carry, Carry]],
-    rows: int = 1,
 ) -> tuple[Carry, Carry, Report]:
   """Runs a cell over time.
 
@@ -330,7 +326,6 @@ def unroll(
     operands: time-major, with a carry.
     otherwise: returns the last carry and all from operands, where the joints
       are given up.
-    rows: runs that share the memory.
 
   Returns:
     The carry after the last step, each [B, F], the carries after every step,
@@ -344,7 +339,7 @@ def unroll(
   operands = devices.alike(operands)
   x, reset, mask = swap((operands.x, operands.reset, operands.mask))
   batch_major = operands._replace(x=x, reset=reset, mask=mask)
-  problem = Problem.of(steps, batch_major, rows)
+  problem = Problem.of(steps, batch_major)
 
   def in_windows():
     # XLA removes pairs of transposes, and keeps this one in its branch.

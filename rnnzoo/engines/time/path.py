@@ -318,19 +318,14 @@ def _loop(plan: Plan, operands: Operands, transposed: bool) -> scan_steps.Loop:
   return loop
 
 
-def _of_rows(plan: Plan, rows: int) -> Plan:
-  """Returns the plan of one of some rows of a `jax.vmap`."""
-  return dataclasses.replace(plan, rows=plan.rows * rows)
-
-
 def _tangent(plan: Plan, saved: scan_steps.Saved, tangents: Operands):
-  plan = plan.again(saved.operands, plan.rows)
+  plan = plan.again(saved.operands)
   loop = _loop(plan, saved.operands, transposed=False)
   return scan_derivatives.forward(plan.steps, saved, tangents, loop)
 
 
 def _adjoint(plan: Plan, saved: scan_steps.Saved, cotangents):
-  plan = plan.again(saved.operands, plan.rows)
+  plan = plan.again(saved.operands)
   if plan.steps.call.recurrent_gradient_clip is not None:
     return scan_derivatives.backward(plan.steps, saved, cotangents)
   loop = _loop(plan, saved.operands, transposed=True)
@@ -385,7 +380,7 @@ class _Joints:
   def _part(self, *operands: Any) -> tuple[Carry, Carry]:
     """Runs the part of the batch that one device has."""
     plan, given = self.windows.plan, Operands(*operands)
-    return kernel_parts.unroll(plan.steps, given, self.windows, plan.rows)[:2]
+    return kernel_parts.unroll(plan.steps, given, self.windows)[:2]
 
 
 @_carries.defjvp
@@ -409,6 +404,4 @@ def _forward_with_residuals(plan: Plan, operands: Operands):
   return (carry, carries[: plan.steps.call.outputs]), saved
 
 
-_unroll = autodiff.differentiable(
-    _forward_with_residuals, _tangent, _adjoint, of_rows=_of_rows
-)
+_unroll = autodiff.differentiable(_forward_with_residuals, _tangent, _adjoint)

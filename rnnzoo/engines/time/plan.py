@@ -31,7 +31,6 @@ class Plan:
     max_iterations: of a window.
     tolerance: an error in the carry's scale that is small enough; 0 goes on to
       rounding.
-    rows: runs that share the memory, each with windows of its own.
   """
 
   steps: scan_steps.Plan
@@ -40,7 +39,6 @@ class Plan:
   window: int | None
   max_iterations: int
   tolerance: float
-  rows: int
 
   @property
   def joints(self) -> bool:
@@ -48,8 +46,8 @@ class Plan:
     # Settings of derivatives and windows ask for those.
     return self.jacobian is None and self.window is None
 
-  def again(self, operands: call_lib.Operands, rows: int) -> 'Plan':
-    """Returns the plan for other operands and rows, with these settings."""
+  def again(self, operands: call_lib.Operands) -> 'Plan':
+    """Returns the plan for other operands, with these settings."""
     return make_plan(
         self.steps.cell,
         self.steps.project,
@@ -59,7 +57,6 @@ class Plan:
         window=self.window,
         max_iterations=self.max_iterations,
         tolerance=self.tolerance,
-        rows=rows,
     )
 
 
@@ -73,7 +70,6 @@ def make_plan(
     window: int | None,
     max_iterations: int,
     tolerance: float,
-    rows: int = 1,
 ) -> Plan:
   """Chooses derivatives and the length of windows by the memory they need.
 
@@ -86,7 +82,6 @@ def make_plan(
     window: steps in parallel; None for as many as fit.
     max_iterations: as for `Plan`.
     tolerance: as for `Plan`.
-    rows: as for `Plan`.
 
   Raises:
     NotImplementedError: the number of steps is not known, or the derivatives of
@@ -99,7 +94,6 @@ def make_plan(
         f' known, got {time}: its rounds depend on it. The batch may be'
         " symbolic. implementation='scan' works."
     )
-  batch *= rows
   if export.is_symbolic_dim(batch):
     batch = _SYMBOLIC_BATCH
   count, features = len(cell.carry_names), operands.carry[0].shape[-1]
@@ -135,5 +129,4 @@ def make_plan(
       window=window,
       max_iterations=max_iterations,
       tolerance=tolerance,
-      rows=rows,
   )
