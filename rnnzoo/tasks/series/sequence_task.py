@@ -275,7 +275,7 @@ class SequenceTask(protocol.Task):
     return self.answers.predict(outputs)
 
   def in_units(self, predictions: Any) -> Any:
-    # float64 has steps of 256 at 1.7e18; `answers.shift` and these have not.
+    # As float64, which counts by 256 at 1.7e18. Metrics need no such sum.
     shift = self.answers.shift
     if not shift.any():
       return predictions
