@@ -74,6 +74,7 @@ class Metric(NamedTuple):
     of: computes it from the means of losses and scores by name, 'loss' being
       the loss: perplexity, say.
     at_test: whether it is no mean: `Task.measure` gives it, at the end.
+    unit: what scores of its name are counted in.
   """
 
   name: str
@@ -82,6 +83,7 @@ class Metric(NamedTuple):
   form: str = '.4f'
   of: Callable[[Mapping[str, float]], float] | None = None
   at_test: bool = False
+  unit: float = 1.0
 
   def text(self, value: float | None) -> str:
     """Returns a value for people; files hold None where it is not finite."""

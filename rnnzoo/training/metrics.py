@@ -39,7 +39,11 @@ def of_means(
 ) -> dict[str, float]:
   """Returns the metrics of means by name, without those `at_test`."""
   return {
-      metric.name: _derived(metric, means) if metric.of else means[metric.name]
+      metric.name: (
+          _derived(metric, means)
+          if metric.of
+          else means[metric.name] * metric.unit
+      )
       for metric in metrics
       if not metric.at_test
   }

@@ -53,7 +53,7 @@ class HarTest(parameterized.TestCase):
       found[name] = {
           person
           for person, row in zip(people, x.x, strict=True)
-          if row.tobytes() in rows
+          if row.astype(np.float32).tobytes() in rows
       }
     self.assertLen(found['validation'], 1)
     self.assertEmpty(found['train'] & found['validation'])

@@ -84,6 +84,14 @@ class NpzTest(parameterized.TestCase):
       ('nothing', {'y': [0]}, CLASSES, 'must hold either x .* or steps'),
       ('both', {'x': X, 'steps': X[0], 'y': [0]}, CLASSES, 'either x'),
       ('no_y', {'x': X}, CLASSES, 'must hold y'),
+      ('names', {'X': X, 'Y': [0]}, CLASSES, 'must hold .* it holds X, Y$'),
+      ('labels', {'x': X, 'labels': [0]}, CLASSES, 'hold y.* x, labels$'),
+      (
+          'y_surrogate',
+          {'x': X, 'y': ['a', '\udcff']},
+          CLASSES,
+          'UTF-8 can hold',
+      ),
       ('text', {'x': np.array(['a']), 'y': [0]}, CLASSES, 'x must hold real'),
       ('complex', {'x': X + 1j, 'y': [0]}, CLASSES, 'x must hold real'),
       ('axes', {'x': X[0, 0], 'y': [0, 1]}, CLASSES, r'\[N, T, F\].*\[2\]'),
@@ -169,9 +177,10 @@ class NpzTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, 'not a whole .npz file'):
       npz.read(self.path, CLASSES)
     # numpy calls a table of text a pickle, and says how to load it unsafely.
-    self.path.write_bytes(b'a,b,c\r\n1,2,3\r\n')
-    with self.assertRaisesRegex(ValueError, "begins with b'a,b,c.*savez"):
-      npz.read(self.path, CLASSES)
+    for content, begin in ((b'a,b,c\r\n1,2,3\r\n', 'a,b,c'), (b'PK', "PK'")):
+      self.path.write_bytes(content)
+      with self.assertRaisesRegex(ValueError, f"begins with b'{begin}.*savez"):
+        npz.read(self.path, CLASSES)
     with self.path.open('wb') as file:
       np.save(file, X)
     with self.assertRaisesRegex(ValueError, 'a single array'):
@@ -236,19 +245,24 @@ class NpzTest(parameterized.TestCase):
     self.assertRegex(read(x=0 * x), '5 of 5 sequences .* 40 of 40 steps')
 
   @parameterized.product(
-      value=(0, -1, -999.5, np.nan, 'vector'),
-      front=(False, True),
+      value=(0, -1, -999.5, np.nan, np.inf, 1e39, 'vector', 'NaN and 7'),
+      side=('behind', 'before', 'any'),
       columns=(1, 3),
   )
-  def test_padding_of_any_kind_is_told(self, value, front, columns):
+  def test_padding_of_any_kind_is_told(self, value, side, columns):
     rng = np.random.RandomState(0)
     lengths, steps = rng.randint(1, 9, 40), np.arange(8)
-    plain = rng.randn(40, 8, columns)
-    x, is_nan = plain.copy(), value is np.nan
-    padded = (
-        steps < 8 - lengths[:, None] if front else steps >= lengths[:, None]
-    )
-    x[padded] = np.arange(columns) + 0.5 if value == 'vector' else value
+    plain, halves = rng.randn(40, 8, columns), np.arange(40) % 3
+    x = plain.copy()
+    halves = {'behind': 0, 'before': 2, 'any': halves}[side]
+    starts = ((8 - lengths) * halves // 2)[:, None]
+    padded = (steps < starts) | (steps >= starts + lengths[:, None])
+    if value == 'vector':
+      value = np.arange(columns) + 0.5
+    elif value == 'NaN and 7':
+      value = np.array([np.nan, 7, 7])[:columns]
+    x[padded] = value
+    front = side != 'behind'
     y = np.arange(40) % 2
 
     def read(form=CLASSES, **arrays):
@@ -257,15 +271,17 @@ class NpzTest(parameterized.TestCase):
       return printed.getvalue().strip()
 
     self.assertEqual(read(x=plain), '')
-    if is_nan:
-      with self.assertRaisesRegex(ValueError, 'is nan .*lengths=') as caught:
+    if np.abs(value).max() < 1e38:
+      told = read(x=x)
+      self.assertStartsWith(told, 'WARNING')
+    else:
+      with self.assertRaisesRegex(ValueError, 'is (nan|inf) ') as caught:
         read(x=x)
-      self.assertNotIn('missing', str(caught.exception))
-    told = read(CLASSES._replace(missing='zero'), x=x)
-    self.assertRegex(
-        told,
-        f'^WARNING.* sequences {"begin" if front else "end in"}.* steps of',
-    )
+      told = str(caught.exception)
+      self.assertNotIn('missing', told)
+    told = told.splitlines()[-1]
+    words = 'begin' if front else 'end in'
+    self.assertRegex(told, f'[0-9] sequences {words}.* steps of')
     if front:
       starts = eval(told.partition('k=')[2].partition(', and')[0], {'x': x})
       x = np.stack([np.roll(s, -k, 0) for s, k in zip(x, starts, strict=True)])
@@ -283,10 +299,12 @@ class NpzTest(parameterized.TestCase):
 
   def test_chance_is_no_padding(self):
     rng = np.random.RandomState(0)
+    switch = rng.randint(1, 9, (200, 1))
     for x in (
         rng.randint(0, 9, (200, 9)),
         np.eye(5)[rng.randint(0, 5, (200, 9))],
         np.repeat(rng.randint(0, 50, (200, 5)), 4, axis=1),
+        1 + ((np.arange(9) < switch) ^ rng.randint(0, 2, (200, 1))),
     ):
       with contextlib.redirect_stdout(io.StringIO()) as printed:
         npz.read(self.write(x=x, y=np.arange(len(x)) % 2), CLASSES)
@@ -320,10 +338,17 @@ class NpzTest(parameterized.TestCase):
         npz.read(self.path, CLASSES)
     content = io.BytesIO()
     np.save(content, X)
-    with zipfile.ZipFile(self.path, 'w') as file:
-      file.writestr('x.npy', content.getvalue() + b'more')
-    with self.assertRaisesRegex(ValueError, 'x cannot be read: it is damaged'):
-      npz.read(self.path, CLASSES)
+    good = content.getvalue()
+    for entries, message in (
+        ({'x.npy': good + b'more'}, 'it is damaged'),
+        ({'x': good, 'x.npy': good}, 'its entry must be x.npy'),
+        ({'x': good}, 'its entry must be x.npy'),
+    ):
+      with zipfile.ZipFile(self.path, 'w') as file:
+        for name, content in {**entries, 'y.npy': good}.items():
+          file.writestr(name, content)
+      with self.assertRaisesRegex(ValueError, f'x cannot be read: {message}'):
+        npz.read(self.path, CLASSES)
 
 
 class FolderTest(parameterized.TestCase):

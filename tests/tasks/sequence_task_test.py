@@ -24,8 +24,11 @@ from rnnzoo.tasks.series import sequence_checks
 from rnnzoo.tasks.series import sequence_inputs
 from rnnzoo.tasks.series import sequence_task
 from rnnzoo.tasks.series import sequences
+from rnnzoo.training import metrics
 from rnnzoo.training import trained
 from tests.testing import sequence_files
+
+NOISE = np.random.RandomState(0).randn(240)
 
 
 def quietly(make):
@@ -149,14 +152,14 @@ class Float32Test(parameterized.TestCase):
 
   @parameterized.named_parameters(
       ('clock', np.int64(1.7e15), np.int64, 1000),
-      ('nanoseconds', np.int64(1.7e18), np.uint64, 1000),
+      ('nanoseconds', 2**63 + 101, np.uint64, 1),
       ('degrees', 48.1, np.float64, 1e-6),
   )
   @pytest.mark.few(2)
   @pytest.mark.slow
   def test_columns_are_centred_before_they_are_rounded(self, far, dtype, step):
     ticks = np.arange(40 * 6).reshape(40, 6, 1)
-    x = (far + step * ticks).astype(dtype)
+    x = far + ticks.astype(dtype) * dtype(step)
     task, loaded, printed = self.task(x, self.path())
     self.assertNotIn('WARNING', printed)
     near, near_loaded, _ = self.task(ticks, self.path())
@@ -174,6 +177,9 @@ class Float32Test(parameterized.TestCase):
     for ask in (loaded.predict, jax.jit(loaded.predict)):
       with self.assertWarnsRegex(UserWarning, 'few digits left of column 0'):
         ask(x.astype(np.float32))
+    if dtype == np.uint64:
+      with self.assertWarnsRegex(UserWarning, 'x is float64, .* of int64'):
+        loaded.predict(x.astype(np.float64))
 
   def test_answers_are_centred_before_they_are_rounded(self):
     x = np.random.RandomState(0).randn(40, 6, 1)
@@ -199,6 +205,52 @@ class Float32Test(parameterized.TestCase):
       loaded.predict(x)
     plain = self.task(x % 100 + 1e9, self.path(), standardize=False)
     self.assertRegex(plain[2], 'column 0: [0-9]+ of [0-9]+ steps that differ')
+
+  @parameterized.named_parameters(
+      ('two_modes', np.arange(240) - 1e9 + 2e9 * (np.arange(240) // 6 % 2)),
+      ('in_turn', np.arange(240) + 2e9 * (np.arange(240) % 2)),
+      ('not_standardized', np.arange(240) + 2e9 * (np.arange(240) % 2), False),
+      ('sentinel', np.where(np.arange(240) % 7, NOISE, -1e9)),
+      ('float32', np.where(np.arange(240) % 7, NOISE, -1e9).astype('f')),
+      ('int', np.where(np.arange(240) % 7, np.arange(240) % 99, -(2**31))),
+      ('answers', np.arange(40) + 2e9 * (np.arange(40) % 2)),
+  )
+  def test_what_far_values_erase_is_told(self, values, standardize=True):
+    data = {'standardize': standardize}
+    if len(values) == 40:
+      x, data['kind'] = NOISE.reshape(40, 6), 'regression'
+      printed = self.task(x, self.path(), values, **data)[2]
+      self.assertRegex(printed, 'column 0 of y: [0-9]+ of [0-9]+ steps that')
+      return
+    x = np.stack([NOISE, values], axis=-1).reshape(40, 6, 2)
+    printed = self.task(x.astype(values.dtype), self.path(), **data)[2]
+    self.assertRegex(printed, 'column 1: [0-9]{2,3} of 2[0-9]{2} steps that')
+    self.assertNotIn('column 0', printed)
+
+  @parameterized.parameters(1e38, 3e38, 1e-30)
+  def test_columns_of_any_size_are_standardized(self, size):
+    x = size * np.clip(NOISE, -1, 1).reshape(40, 6, 1)
+    task = self.task(x, self.path())[0]
+    z = task._outputs(lambda x, **_: x, task.splits['train']['x'])
+    self.assertAlmostEqual(np.std(z), 1, places=5)
+    self.assertAlmostEqual(np.mean(z), 0, places=5)
+
+  @parameterized.parameters(
+      (1_700_000_000_000_000_100, 1), (0.0, 1e25), (0.0, 8e36), (0.0, 1e-25)
+  )
+  def test_answers_of_any_size_are_measured(self, far, size):
+    y = far + np.arange(40) * size
+    x = NOISE.reshape(40, 6)
+    task = self.task(x, self.path(), y, kind='regression')[0]
+    model = lambda x, **_: jnp.zeros((len(x), 1))
+    found = task.evaluate(model, task.splits['train'])
+    found = jax.tree.map(np.asarray, found)
+    values = metrics.of_examples(found, task.metrics)
+    self.assertAlmostEqual(np.mean(found.losses), 1, places=5)
+    deviation = task.summary['splits']['train']['answers'][0]['deviation']
+    self.assertBetween(deviation / size, 11, 13)
+    self.assertAlmostEqual(values['mse'] / deviation**2, 1, places=5)
+    self.assertBetween(values['mae'] / deviation, 0.8, 1)
 
   def test_inputs_that_look_padded(self):
     x = np.random.RandomState(0).randn(40, 6, 1)

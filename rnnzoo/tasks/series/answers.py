@@ -16,6 +16,7 @@ import numpy as np
 
 from rnnzoo.tasks import classification
 from rnnzoo.tasks import protocol
+from rnnzoo.tasks.series import sequence_arrays
 
 Array = jax.Array | np.ndarray
 
@@ -110,15 +111,15 @@ class Numbers(Answers):
   """Numbers; y is float32 [..., D], less the shift.
 
   The model's outputs count in deviations from the mean of the training answers,
-  and so does the loss; metrics are in the units of the data.
+  and so does the loss; metrics are in the units of the data. So are scores, but
+  for answers so large or small that float32 has not their squares.
 
   Args:
-    mean: of the training answers, [D]; zeros for outputs in units of the data.
+    mean: of the training answers less the shift, [D]; zeros for outputs in
+      units of the data.
     deviation: likewise; ones.
     shift: taken away of answers before float32 rounds them, [D].
   """
-
-  metrics = METRICS
 
   def __init__(
       self,
@@ -126,28 +127,35 @@ class Numbers(Answers):
       deviation: np.ndarray,
       shift: np.ndarray | float = 0.0,
   ):
-    self._mean = np.asarray(mean, np.float64)
-    self.shift = np.zeros_like(self._mean) + shift
-    self.mean = np.asarray(self._mean - self.shift, np.float32)
+    self.mean = np.asarray(mean, np.float32)
+    self.shift = np.zeros(self.mean.shape) + shift
     self.deviation = np.asarray(deviation, np.float32)
     self.out_features = len(self.mean)
+    exponent = int(np.frexp(self.deviation.max())[1])
+    self._unit = 2.0 ** exponent if abs(exponent) > 40 else 1.0
+    mse, mae = METRICS
+    self.metrics = (
+        mse._replace(unit=self._unit**2),
+        mae._replace(unit=self._unit),
+    )
 
   def evaluate(self, outputs, y, smoothing) -> protocol.Evaluation:
     del smoothing
-    predictions = self.predict(outputs)
-    errors = predictions - y
+    y = sequence_arrays.standardized(y, self.mean, self.deviation)
+    deviations = jnp.asarray(outputs, jnp.float32) - y
+    errors = deviations * (self.deviation / np.float32(self._unit))
     return protocol.Evaluation(
-        jnp.mean((errors / self.deviation) ** 2, axis=-1),
+        jnp.mean(deviations**2, axis=-1),
         {
             'mse': jnp.mean(errors**2, axis=-1),
             'mae': jnp.mean(jnp.abs(errors), axis=-1),
         },
-        predictions=predictions,
+        predictions=self.predict(outputs),
     )
 
   def arguments(self) -> dict[str, list[Any]]:
     return {
-        'mean': self._mean.tolist(),
+        'mean': self.mean.tolist(),
         'deviation': self.deviation.tolist(),
         'shift': self.shift.tolist(),
     }
@@ -156,18 +164,7 @@ class Numbers(Answers):
     return outputs.astype(jnp.float32) * self.deviation + self.mean
 
   def describe(self, y) -> dict[str, Any]:
-    y = y.astype(np.float64)
-    return {
-        'answers': [
-            {
-                'mean': float(column.mean()),
-                'deviation': float(column.std()),
-                'min': float(column.min()),
-                'max': float(column.max()),
-            }
-            for column in y.T
-        ]
-    }
+    return {'answers': sequence_arrays.statistics(y)}
 
 
 def restore(arguments: Mapping[str, Any]) -> Answers:

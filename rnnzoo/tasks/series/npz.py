@@ -18,7 +18,7 @@ it is
 Python objects are not read: they can run any program.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 import math
 import os
 import pathlib
@@ -85,16 +85,7 @@ def parse(
   Raises:
     ValueError: they are not.
   """
-  if ('x' in arrays) == ('steps' in arrays):
-    raise ValueError(
-        f'{name} must hold either x [N, T, F] or steps [total, F]; it holds'
-        f' {", ".join(arrays) or "nothing"}'
-    )
-  if 'y' not in arrays:
-    raise ValueError(
-        f'{name} must hold y, the answers; it holds only '
-        f'{", ".join(arrays)}'
-    )
+  _check_names(list(arrays), name)
   if 'x' in arrays:
     x, lengths = _padded_x(arrays, name)
   else:
@@ -131,12 +122,11 @@ def checked(
     ValueError: a valid step has no finite number in float32.
   """
   remedy = "save x, y and, for the task 'sequences', "
-  told = sequence_checks.padding(x, lengths, remedy)
+  told, unheld = sequence_checks.padding(x, lengths, remedy)
   valid = np.arange(x.shape[1]) < lengths[:, None]
   advice = "--config.data.missing='zero' allows NaN in x"
   advice = advice if missing == 'refuse' else ''
-  advice = next((text for text in told if 'of NaN' in text), advice)
-  check_values(x, valid, name, missing == 'zero', advice)
+  check_values(x, valid, name, missing == 'zero', advice, unheld)
   for sentence in told:
     print(f'WARNING: data: {name}: {sentence}', flush=True)
   # Nothing may be left of values in the padding.
@@ -155,7 +145,7 @@ def _load(path: pathlib.Path, form: Form) -> dict[str, np.ndarray]:
         f'{path} is not an .npz file: it holds a single array; write it by'
         ' numpy.savez, with names'
     )
-  if head and not head.startswith(b'PK'):
+  if head and not head.startswith((b'PK\3\4', b'PK\5\6')):
     # numpy would take it for a pickle, and say how to load that unsafely.
     raise ValueError(
         f'{path} is not a whole .npz file: it begins with {head!r};'
@@ -167,6 +157,7 @@ def _load(path: pathlib.Path, form: Form) -> dict[str, np.ndarray]:
     raise
   except Exception as error:  # A damaged zip file can raise nearly any.
     raise ValueError(f'{path} is not a whole .npz file: {error}') from error
+  _check_names(file.files, str(path))
   for name in file.files:
     if name not in _NAMES:
       print(
@@ -177,7 +168,7 @@ def _load(path: pathlib.Path, form: Form) -> dict[str, np.ndarray]:
   arrays = {}
   with file:
     # Sizes first: a small file may hold very much.
-    for read in (_stand_in, lambda file, name: file[name]):
+    for read in (_stand_in, lambda file, name: file[f'{name}.npy']):
       for name in [name for name in file.files if name in _NAMES]:
         try:
           arrays[name] = read(file, name)
@@ -189,9 +180,23 @@ def _load(path: pathlib.Path, form: Form) -> dict[str, np.ndarray]:
   return arrays
 
 
+def _check_names(names: Sequence[str], name: str) -> None:
+  """Raises ValueError if one of the arrays that must be there is not."""
+  there = ', '.join(names[:8]) + ', ...' * (len(names) > 8) or 'nothing'
+  if ('x' in names) == ('steps' in names):
+    raise ValueError(
+        f'{name} must hold either x [N, T, F] or steps [total, F]; it holds'
+        f' {there}'
+    )
+  if 'y' not in names:
+    raise ValueError(f'{name} must hold y, the answers; it holds {there}')
+
+
 def _stand_in(file: np.lib.npyio.NpzFile, name: str) -> np.ndarray:
   """Returns ones in the shape of an array, which take no memory."""
   whole: Any = file.zip
+  if name in whole.namelist():
+    raise ValueError(f'its entry must be {name}.npy, as numpy.savez writes it')
   entry = whole.getinfo(f'{name}.npy')
   with whole.open(entry) as content:
     read = np.lib.format.read_array_header_1_0
@@ -329,7 +334,7 @@ def _labels(y: np.ndarray, name: str) -> np.ndarray:
     Text as str, integers as int64, booleans as they are.
 
   Raises:
-    ValueError: text is not UTF-8, or an integer is beyond int64.
+    ValueError: UTF-8 cannot hold text, or an integer is beyond int64.
   """
   if y.dtype.kind == 'S':
     try:
@@ -339,6 +344,14 @@ def _labels(y: np.ndarray, name: str) -> np.ndarray:
           f'{name}: y must hold UTF-8 where it holds bytes; got'
           f' {error.object!r}'
           " (numpy.char.decode(y, 'latin-1'), say, makes text of other bytes)"
+      ) from error
+  if y.dtype.kind == 'U':
+    try:
+      np.char.encode(y, 'utf-8')
+    except UnicodeEncodeError as error:
+      raise ValueError(
+          f'{name}: y must hold text that UTF-8 can hold; got {error.object!r}'
+          " (numpy.char.encode(y, 'utf-8', 'replace') makes such)"
       ) from error
   if y.dtype.kind == 'u' and y.max() > np.iinfo(np.int64).max:
     raise ValueError(
@@ -359,6 +372,7 @@ def check_values(
     name: str,
     allow_nan: bool = False,
     advice: str = '',
+    remedy: str = '',
     is_counted: bool = True,
 ) -> None:
   """Raises ValueError for a value that float32 cannot hold in a valid step.
@@ -369,6 +383,7 @@ def check_values(
     name: of the file and array.
     allow_nan: whether NaN is allowed.
     advice: what to do about NaN.
+    remedy: what to do about any such value, instead; '' for nothing.
     is_counted: whether to say how many values are wrong.
   """
   with np.errstate(over='ignore'):
@@ -378,7 +393,8 @@ def check_values(
   if not wrong.any():
     return
   place = tuple(np.argwhere(wrong)[0])
-  advice = f'; {advice}' if advice and np.isnan(values[place]) else ''
+  advice = remedy or (advice if np.isnan(values[place]) else '')
+  advice = f'; {advice}' if advice else ''
   number = f' ({int(wrong.sum())} such values)' if is_counted else ''
   axes: tuple[str, ...] = ('sequence', 'step', 'column')
   if len(place) == 2:

@@ -5,7 +5,7 @@ Dimensions: N sequences, T time, F columns.
 
 from collections.abc import Iterable, Mapping, Sequence
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,6 +13,8 @@ from rnnzoo.tasks import padding
 
 # float32 has a millionth of a deviation so many deviations from zero.
 _FAR_FROM_ZERO = 16
+# Steps among which close values are looked for: random ones rarely are.
+_NEARBY = 16
 
 
 class Sequences(NamedTuple):
@@ -86,9 +88,9 @@ def concatenate(parts: Iterable[Sequences], every_step: bool) -> Sequences:
 
 
 def standardization(
-    values: np.ndarray, valid: np.ndarray
+    values: np.ndarray, valid: np.ndarray, shift: np.ndarray | float = 0.0
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Returns (mean [F], deviation [F]) over valid steps, without NaN.
+  """Returns (mean less shift [F], deviation [F]) over valid steps, without NaN.
 
   The deviation is 1 for a column that is constant, or whose deviation float32
   cannot hold as a normal number.
@@ -96,6 +98,7 @@ def standardization(
   Args:
     values: [N, T, F], or [N, F].
     valid: bool [N, T], or [N].
+    shift: what `shift_of` returned.
   """
   steps = values[valid]
   origin = np.nan_to_num(np.fmax.reduce(steps).astype(np.float64))
@@ -104,13 +107,43 @@ def standardization(
   counts = np.maximum(known.sum(0), 1)
   mean = np.where(known, steps, 0.0).sum(0) / counts
   squares = np.where(known, (steps - mean) ** 2, 0.0).sum(0) / counts
-  mean, deviation = origin + mean, np.sqrt(squares)
+  offset, deviation = mean, np.sqrt(squares)
   # The rounding errors of a constant are no deviation. Integers have none.
   is_float = values.dtype.kind == 'f'
   epsilon = np.finfo(values.dtype).eps if is_float else 0.0
-  constant = deviation <= epsilon * np.abs(mean)
+  constant = deviation <= epsilon * np.abs(origin + offset)
   constant |= deviation < np.finfo(np.float32).tiny
-  return mean, np.where(constant, 1.0, deviation)
+  # Far from zero the sum of all three would be rounded.
+  return origin - shift + offset, np.where(constant, 1.0, deviation)
+
+
+def standardized(x: Any, mean: np.ndarray, deviation: np.ndarray) -> Any:
+  """Returns (x - mean) / deviation in float32, of arrays of numpy or JAX."""
+  # By a power of two, which is exact: float32 has no 1 / 1e38.
+  scale = np.exp2(-np.clip(np.frexp(deviation)[1], -126, 126))
+  mean, deviation = np.float64(mean) * scale, np.float64(deviation) * scale
+  centred = x * scale.astype(np.float32) - mean.astype(np.float32)
+  return centred / deviation.astype(np.float32)
+
+
+def statistics(steps: np.ndarray) -> list[dict[str, Any]]:
+  """Returns numbers about each column of steps [steps, F], for report.json."""
+  found = []
+  for column in steps.T:
+    known = column[~np.isnan(column)]
+    missing = len(column) - len(known)
+    known = known if len(known) else np.zeros(1)
+    offsets = differences(known, known.max().astype(np.float64))
+    found.append(
+        {
+            'mean': float(known.max() + offsets.mean()),
+            'deviation': float(offsets.std()),
+            'min': known.min().item(),
+            'max': known.max().item(),
+            'missing': missing,
+        }
+    )
+  return found
 
 
 def differences(values: np.ndarray, origin: np.ndarray) -> np.ndarray:
@@ -121,9 +154,10 @@ def differences(values: np.ndarray, origin: np.ndarray) -> np.ndarray:
 
 
 def narrow(values: np.ndarray, valid: np.ndarray) -> np.ndarray:
-  """Returns values as float32, or as they are where `shift_of` is not 0."""
-  loses = shift_of(values, valid).any()
-  return values if loses else values.astype(np.float32, copy=False)
+  """Returns values as float32 if nothing is lost, and `shift_of` is 0."""
+  found = values.astype(np.float32, copy=False)
+  is_same = ((found == values) | (values != values))[valid].all()
+  return found if is_same and not shift_of(values, valid).any() else values
 
 
 def shift_of(values: np.ndarray, valid: np.ndarray) -> np.ndarray:
@@ -160,12 +194,20 @@ def centre(
 def lost_steps(
     steps: np.ndarray, seen: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Returns how many of steps [S, F] (differ no more, differ) from the last.
+  """Returns how many of steps [S, F] (differ no more, differ) from one nearby.
 
   Args:
     steps: as they were read.
-    seen: as a model gets them.
+    seen: as a model gets them, in the same order of size.
   """
+
+  def ordered(values):
+    # Columns may alternate between values that are far from each other.
+    more = np.repeat(values[-1:], -len(values) % _NEARBY, axis=0)
+    parts = np.concatenate([values, more]).reshape(-1, _NEARBY, values.shape[1])
+    return np.sort(parts, axis=1).reshape(-1, values.shape[1])
+
+  steps, seen = ordered(steps), ordered(seen)
   changed = steps[1:] != steps[:-1]
   return (changed & (seen[1:] == seen[:-1])).sum(0), changed.sum(0)
 

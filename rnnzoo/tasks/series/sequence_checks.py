@@ -88,9 +88,12 @@ def check_splits(
         )
 
 
-def padding(x: np.ndarray, lengths: np.ndarray, remedy: str) -> list[str]:
+def padding(
+    x: np.ndarray, lengths: np.ndarray, remedy: str
+) -> tuple[list[str], str]:
   """Returns sentences on first or last steps that may be padding.
 
+  A second result is that on padding by NaN, or by what is infinite in float32.
   They hold one constant, or NaN, and their number differs between sequences.
 
   Args:
@@ -99,7 +102,10 @@ def padding(x: np.ndarray, lengths: np.ndarray, remedy: str) -> list[str]:
     remedy: what to do with lengths, before 'lengths='.
   """
   count, steps, columns = x.shape
-  found = []
+  found: list[str] = []
+  unheld = ''
+  if steps < 2:
+    return found, unheld
   for end, words in ((-1, 'end in'), (0, 'begin with')):
     rows = x[:, ::-1] if end else x
     runs, _ = _runs(rows, rows[:, :1])
@@ -108,17 +114,21 @@ def padding(x: np.ndarray, lengths: np.ndarray, remedy: str) -> list[str]:
     runs, inner = _runs(rows, value)
     number, total = np.count_nonzero(runs), int(runs.sum())
     what = f'{value[0]:g}' if (value == value[0]).all() else 'one constant'
-    what = 'NaN' if np.isnan(value).all() else 'zeros' if what == '0' else what
+    if np.isnan(value).any():
+      what = 'NaN' if np.isnan(value).all() else 'NaN and a constant'
+    what = 'zeros' if what == '0' else what
     # Data are zero more often by chance than they are another constant.
     is_told = inner * (1 if what in ('zeros', 'NaN') else 4) <= total
     is_told &= number >= max(1 + (count > 5), count / 20)
     is_told &= runs.max() > max(1, runs.min())
     # Zeros behind most of them need not differ.
-    is_told |= end and what == 'zeros' and steps > 1 and 2 * number > count
+    is_told |= end and what == 'zeros' and 2 * number > count
     if lengths.min() < steps:  # They count from the first step.
       is_told = not end and (runs >= steps - lengths).all()
       is_told &= runs.min() < steps
     code = '(x == x)' if what == 'NaN' else f'(x != x[{row}, {end}])'
+    if what == 'NaN and a constant':
+      code = f'({code} & (x == x))'
     code += '.any(-1)' if columns > 1 else '.reshape(x.shape[:2])'
     moved = ''
     if not end:
@@ -131,24 +141,38 @@ def padding(x: np.ndarray, lengths: np.ndarray, remedy: str) -> list[str]:
           f' they are padding, {moved}{remedy}lengths=({code} * range(1,'
           f' {steps + 1})).max(1)'
       )
-  return found
+      with np.errstate(over='ignore'):
+        is_held = np.isfinite(value.astype(np.float32)).all()
+      unheld = unheld if is_held else found[-1]
+  return found, unheld
 
 
 def _runs(rows: np.ndarray, value: np.ndarray) -> tuple[np.ndarray, int]:
-  """Returns how many first steps of each row equal `value`, and other such."""
+  """Returns how many first steps of each row equal `value`, and inner such.
+
+  The last steps are no inner ones, unless other values stay at ends, too.
+  """
   same = ((rows == value) | (rows != rows) & (value != value)).all(-1)
-  runs = np.where(same.all(1), rows.shape[1], same.argmin(1))
-  return runs, int(same.sum() - runs.sum())
+  whole = same.all(1)
+  runs, last = (
+      np.where(whole, rows.shape[1], part.argmin(1))
+      for part in (same, same[:, ::-1])
+  )
+  stays = (rows[:, [0, -1]] == rows[:, [1, -2]]).all(-1)
+  is_usual = 4 * (stays & ~same[:, [0, -1]]).sum() > stays.sum()
+  inner = same.sum() - runs.sum() - (0 if is_usual else last[~whole].sum())
+  return runs, int(inner)
 
 
 def rounding(lost: np.ndarray, changed: np.ndarray, of: str = '') -> list[str]:
   """Returns sentences on columns by what `sequence_arrays.lost_steps` gave."""
-  # Random numbers in float64 may be so close by chance.
-  told = np.flatnonzero(lost * 10**5 > changed)[:_MOST_NAMES]
+  # Random numbers may be so close by chance.
+  told = np.flatnonzero(lost * 10**4 > changed)[:_MOST_NAMES]
   return [
       f'column {i}{of}: {lost[i]:,} of {changed[i]:,} steps that differ from'
-      ' the one before are equal to it in float32; give the change from step to'
-      " step or since a sequence's first, or a coarse and a fine column"
+      ' one nearby are equal to it in float32, as a model sees them; clip what'
+      ' is far from all else, or give the change from step to step or since a'
+      " sequence's first, or a coarse and a fine column"
       for i in told
   ]
 
@@ -181,7 +205,7 @@ def summarize(
         **answers.describe(y),
     }
   train = splits['train']
-  found['columns'] = _columns(train.x[train.valid()])
+  found['columns'] = sequence_arrays.statistics(train.x[train.valid()])
   found['warnings'] = [
       *_column_warnings(found['columns'], '', train.x.dtype),
       *_column_warnings(
@@ -223,26 +247,6 @@ def lines(name: str, summary: Mapping[str, Any]) -> list[str]:
   return text + [f'WARNING: data: {text}' for text in summary['warnings']]
 
 
-def _columns(steps: np.ndarray) -> list[dict[str, Any]]:
-  """Returns statistics of each column of steps [steps, F]."""
-  found = []
-  for column in steps.T:
-    known = column[~np.isnan(column)].astype(np.float64)
-    missing = len(column) - len(known)
-    if not len(known):
-      known = np.zeros(1)
-    found.append(
-        {
-            'mean': float(known.mean()),
-            'deviation': float(known.std()),
-            'min': float(known.min()),
-            'max': float(known.max()),
-            'missing': missing,
-        }
-    )
-  return found
-
-
 def _column_warnings(
     columns: list[dict[str, Any]], of: str, dtype: np.dtype
 ) -> list[str]:
@@ -268,7 +272,7 @@ def _column_warnings(
         f'{_names("column", far)}{of}: so far from zero that float32 has few'
         ' digits left for what changes; subtract a constant first'
     )
-  if missing := sum(column.get('missing', 0) for column in columns):
+  if missing := sum(column['missing'] for column in columns):
     rows = [i for i, column in enumerate(columns) if column['missing']]
     found.append(
         f'{missing} values of train are missing, in {_names("column", rows)};'

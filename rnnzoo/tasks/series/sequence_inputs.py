@@ -72,11 +72,10 @@ def check(
     )
   valid = np.arange(x.shape[1]) < lengths[:, None]
   remedy = "give {'x': x, 'lengths': lengths}, with "
-  told = sequence_checks.padding(x, lengths, remedy)
+  told, unheld = sequence_checks.padding(x, lengths, remedy)
   advice = "a model trained with config.data.missing='zero' takes NaN"
   advice = advice if has_field else ''
-  advice = next((text for text in told if 'of NaN' in text), advice)
-  npz.check_values(x, valid, 'x', allow_nan, advice, is_counted=False)
+  npz.check_values(x, valid, 'x', allow_nan, advice, unheld, is_counted=False)
   x = np.where(valid[..., None], x, x.dtype.type(0))
   shift = np.zeros(columns) if shift is None else shift
   centred = sequence_arrays.centre(x, shift, valid)
@@ -94,12 +93,12 @@ def check(
 
 def warn_of_digits(dtype: Any, shift: np.ndarray) -> None:
   """Warns of x that float32 rounded before `shift` [F] was taken away."""
-  is_rounded = np.dtype(dtype).itemsize <= 4
-  for column in np.flatnonzero(shift * is_rounded):
+  is_narrow = np.dtype(dtype).itemsize <= 4
+  for column in np.flatnonzero(abs(shift) > (0 if is_narrow else 2**53)):
     warnings.warn(
         f'x is {np.dtype(dtype).name}, which has few digits left of column'
-        f' {column}, {shift[column]:g} from zero; give numpy arrays of float64'
-        ' or int64, and not inside jax.jit',
+        f' {column}, {shift[column]:g} from zero; give numpy arrays of'
+        f' {"float64 or " * is_narrow}int64, and not inside jax.jit',
         stacklevel=4,
     )
 

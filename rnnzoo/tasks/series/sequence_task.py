@@ -86,15 +86,16 @@ class SequenceTask(protocol.Task):
     self.shift = np.zeros(columns)
     if config.data.standardize:
       given = train.x, train.valid()
-      self._mean, self._deviation = sequence_arrays.standardization(*given)
       self.shift = sequence_arrays.shift_of(*given)
+      self._mean, self._deviation = sequence_arrays.standardization(
+          *given, self.shift
+      )
     lost: dict[str, Any] = {'': 0, ' of y': 0}
 
-    def centre(of, values, shift, valid):
+    def centre(of, values, valid, shift, *statistics):
       found = sequence_arrays.centre(values, shift, valid)
-      lost[of] += np.array(
-          sequence_arrays.lost_steps(values[valid], found[valid])
-      )
+      seen = sequence_arrays.standardized(found[valid], *statistics)
+      lost[of] += np.array(sequence_arrays.lost_steps(values[valid], seen))
       return found
 
     centred = {}
@@ -102,8 +103,10 @@ class SequenceTask(protocol.Task):
       valid, y = split.valid(), split.y
       if isinstance(answers, answers_lib.Numbers):
         known = valid if every_step else np.ones(len(y), bool)
-        y = centre(' of y', y, answers.shift, known)
-      x = centre('', split.x, self.shift, valid)
+        of_y = answers.shift, answers.mean, answers.deviation
+        y = centre(' of y', y, known, *of_y)
+      of_x = self.shift, self._mean, self._deviation
+      x = centre('', split.x, valid, *of_x)
       centred[name] = sequence_arrays.Sequences(x, split.lengths, y)
     self.splits: Mapping[str, protocol.Examples] = {
         name: split._asdict() for name, split in centred.items()
@@ -272,6 +275,7 @@ class SequenceTask(protocol.Task):
     return self.answers.predict(outputs)
 
   def in_units(self, predictions: Any) -> Any:
+    # As float64, which counts by 256 at 1.7e18. Metrics need no such sum.
     shift = self.answers.shift
     if not shift.any():
       return predictions
@@ -280,8 +284,9 @@ class SequenceTask(protocol.Task):
     return np.asarray(predictions, np.float64) + shift
 
   def _outputs(self, model, x, lengths=None, rngs=None) -> jax.Array:
-    mean = jnp.asarray(self._mean - self.shift, jnp.float32)
-    x = (x - mean) / jnp.asarray(self._deviation, jnp.float32)
+    x = sequence_arrays.standardized(
+        jnp.asarray(x), self._mean, self._deviation
+    )
     if self._have_missing:
       x = jnp.where(jnp.isnan(x), 0.0, x)
     return model(x, seq_lengths=lengths, rngs=rngs)

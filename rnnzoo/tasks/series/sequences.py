@@ -225,5 +225,5 @@ def _numbers(
     return answers.Numbers(np.zeros(size), np.ones(size))
   valid = train.valid() if every_step else np.ones(len(train.y), bool)
   shift = sequence_arrays.shift_of(train.y, valid)
-  statistics = sequence_arrays.standardization(train.y, valid)
+  statistics = sequence_arrays.standardization(train.y, valid, shift)
   return answers.Numbers(*statistics, shift)
