@@ -1,19 +1,33 @@
 """Checks of the settings of a layer: sizes, flags, names, numbers with bounds.
 
 `checks.py` has those of arrays and their dtypes.
+`warn` names the caller's line.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 import functools
 import importlib.util
+import inspect
 import math
 import numbers
 from typing import Any
+import warnings
 
 import numpy as np
 
 # Letters whose names begin with a vowel, as in 'an LSTM'.
 _SPOKEN_WITH_VOWEL = frozenset('AEFHILMNORSX')
+# Packages between a user's line and a warning about it.
+_BETWEEN = frozenset({'rnnzoo', 'pallas_kernels', 'jax', 'flax', 'contextlib'})
+
+
+def warn(message: str) -> None:
+  """Warns at the caller's line: the first outside of rnnzoo, JAX and flax."""
+  # From Python 3.12 on, `skip_file_prefixes` does this.
+  frame, level = inspect.currentframe(), 0
+  while frame and frame.f_globals.get('__name__', '').split('.')[0] in _BETWEEN:
+    frame, level = frame.f_back, level + 1
+  warnings.warn(message, stacklevel=level + 1)
 
 
 def a(thing: type | str) -> str:

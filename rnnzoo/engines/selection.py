@@ -9,7 +9,6 @@ import contextlib
 import dataclasses
 import functools
 from typing import Any
-import warnings
 
 from absl import logging
 import jax
@@ -247,7 +246,7 @@ def names(implementation: Implementation, linear: bool) -> tuple[Path, ...]:
 @functools.cache
 def warn_once(message: str) -> None:
   """Warns the first time that a message is given: a GPU could be faster."""
-  warnings.warn(f'rnnzoo: {message}', stacklevel=2)
+  settings.warn(f'rnnzoo: {message}')
 
 
 @functools.cache

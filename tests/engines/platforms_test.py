@@ -222,8 +222,10 @@ class PlatformsTest(parameterized.TestCase):
     with warnings.catch_warnings():
       warnings.simplefilter('error')
       traced.lower(lowering_platforms=('cpu',))
-    with self.assertWarnsRegex(UserWarning, 'compiled for CUDA: it has no GPU'):
+    words = 'compiled for CUDA: it has no GPU'
+    with self.assertWarnsRegex(UserWarning, words) as told:
       traced.lower(lowering_platforms=('cuda',))
+    self.assertEqual(told.filename, __file__)
 
   @pytest.mark.slow
   def test_device_of_arrays(self):

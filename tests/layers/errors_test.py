@@ -401,8 +401,9 @@ class ImplementationTest(parameterized.TestCase):
     with found, kernels, version:
       with self.assertWarnsRegex(
           UserWarning, message + ".*'associative_scan' is tried instead"
-      ):
+      ) as told:
         rnnzoo.linear_scan(x, x)
+      self.assertEqual(told.filename, __file__)
       with warnings.catch_warnings():
         warnings.simplefilter('error')
         rnnzoo.linear_scan(x, x)

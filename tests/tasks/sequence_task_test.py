@@ -175,8 +175,10 @@ class Float32Test(parameterized.TestCase):
     np.testing.assert_array_equal(*found)
     self.assertBetween(found[0].mean(), 0.3, 0.7)
     for ask in (loaded.predict, jax.jit(loaded.predict)):
-      with self.assertWarnsRegex(UserWarning, 'few digits left of column 0'):
+      words = 'few digits left of column 0'
+      with self.assertWarnsRegex(UserWarning, words) as told:
         ask(x.astype(np.float32))
+      self.assertEqual(told.filename, __file__)
     if dtype == np.uint64:
       with self.assertWarnsRegex(UserWarning, 'x is float64, .* of int64'):
         loaded.predict(x.astype(np.float64))

@@ -5,10 +5,10 @@ Dimensions: B batch, T time, F columns.
 
 from collections.abc import Mapping
 from typing import Any
-import warnings
 
 import numpy as np
 
+from rnnzoo import settings
 from rnnzoo.tasks import array_inputs
 from rnnzoo.tasks.series import npz
 from rnnzoo.tasks.series import sequence_arrays
@@ -85,7 +85,7 @@ def check(
   for sentence in (told if are_ragged else []) + sequence_checks.rounding(
       *lost
   ):
-    warnings.warn(f'x: {sentence}', stacklevel=4)
+    settings.warn(f'x: {sentence}')
   if shift.any():
     return {'centred': centred, **found}
   return {'x': centred, **found} if isinstance(inputs, Mapping) else centred
@@ -95,11 +95,10 @@ def warn_of_digits(dtype: Any, shift: np.ndarray) -> None:
   """Warns of x that float32 rounded before `shift` [F] was taken away."""
   is_narrow = np.dtype(dtype).itemsize <= 4
   for column in np.flatnonzero(abs(shift) > (0 if is_narrow else 2**53)):
-    warnings.warn(
+    settings.warn(
         f'x is {np.dtype(dtype).name}, which has few digits left of column'
         f' {column}, {shift[column]:g} from zero; give numpy arrays of'
-        f' {"float64 or " * is_narrow}int64, and not inside jax.jit',
-        stacklevel=4,
+        f' {"float64 or " * is_narrow}int64, and not inside jax.jit'
     )
 
 
