@@ -81,9 +81,12 @@ class Trained:
       NotImplementedError: the task reads no text; the message says so.
       ValueError: something is no line, or not UTF-8; the message says which.
     """
-    if isinstance(lines, str):
+    if isinstance(lines, str) or not isinstance(lines, Iterable):
+      one = isinstance(lines, str)
       raise ValueError(
-          f'lines must be several strings, got one; {[lines[:20]]!r} would work'
+          'lines must be several strings, got'
+          f' {"one" if one else settings.a(type(lines))};'
+          f' {[lines[:20] if one else "a line"]!r} would work'
       )
     ended = itertools.starmap(_without_end, enumerate(lines, 1))
     return iter(self.task.predict_lines(self.model, ended))

@@ -1,5 +1,6 @@
 """Files of NTU RGB+D: names, splits, the parser, and damaged files."""
 
+import codecs
 import os
 import pathlib
 import random
@@ -116,9 +117,9 @@ class ReadTest(parameterized.TestCase):
       content = content.encode()
     self.path.write_bytes(content)
 
-  @parameterized.parameters('\n', '\r\n')
-  def test_reads(self, end):
-    self.write(end.join([*LINES, '', ' ']))
+  @parameterized.product(end=('\n', '\r\n'), mark=(b'', codecs.BOM_UTF8))
+  def test_reads(self, end, mark):
+    self.write(mark + end.join([*LINES, '', ' ']).encode())
     recording = ntu_files.read(self.path)
     self.assertEqual(recording.num_frames, 2)
     (body,) = recording.bodies
@@ -133,7 +134,7 @@ class ReadTest(parameterized.TestCase):
 
   @parameterized.named_parameters(
       ('empty', '', 'ends after line 0, where the number of frames'),
-      ('binary', b'2\n\xff\xfe', 'line 2: is no text'),
+      ('binary', b'2\n\xff\xfe', 'line 2: is no text in ASCII; unpack'),
       ('zeros', bytes(100), 'line 1: the number of frames'),
       ('no_frames', ['0'], 'line 1: the number of frames must be from 1'),
       ('frames', ['two', *LINES[1:]], "line 1: .* got 'two'"),
@@ -194,6 +195,9 @@ class ReadTest(parameterized.TestCase):
       ntu_files.read(self.path)
     with self.assertRaises(FileNotFoundError):
       ntu_files.read(self.path.with_name('b.skeleton'))
+    for path in (None, 3, b'a.skeleton', 5000 * 'a'):
+      with self.assertRaisesRegex(ValueError, 'path must be a string or'):
+        ntu_files.read(path)
 
   def test_several_bodies_of_one_id(self):
     self.write(['1', '6', *BODY * 6])

@@ -20,6 +20,7 @@ References:
 """
 
 import bisect
+import codecs
 import itertools
 import math
 import os
@@ -28,6 +29,8 @@ import re
 from typing import NamedTuple
 
 import numpy as np
+
+from rnnzoo.tasks import fields
 
 JOINTS = 25
 # Bodies that a frame can have, as many as a Kinect tracks, and that are used.
@@ -130,7 +133,7 @@ def read(path: str | os.PathLike[str]) -> Recording:
       folder or a pipe; the message names the file and the line.
     OSError: it cannot be read.
   """
-  path = pathlib.Path(path)
+  path = fields.expand(path)
   # Opening a pipe would wait for whoever writes to it.
   if path.exists() and not path.is_file():
     raise ValueError(f'{path} is no regular file')
@@ -139,10 +142,12 @@ def read(path: str | os.PathLike[str]) -> Recording:
   if len(content) > _MOST_BYTES:
     raise ValueError(f'{path} has more than {_MOST_BYTES:,} bytes')
   try:
-    text = content.decode('ascii')
+    text = content.removeprefix(codecs.BOM_UTF8).decode('ascii')
   except UnicodeDecodeError as error:
     line = content.count(b'\n', 0, error.start) + 1
-    raise ValueError(f'{path}, line {line}: is no text') from None
+    raise ValueError(
+        f'{path}, line {line}: is no text in ASCII; unpack a packed file'
+    ) from None
   return _Reader(path, text).recording()
 
 
@@ -259,10 +264,10 @@ class _Reader:
 
   def _body(self) -> tuple[str, list[float]]:
     """Returns a body's id and its joints' x, y, z one after the other."""
-    fields = self._take(f'a body, {_BODY_FIELDS} fields').split()
-    if len(fields) != _BODY_FIELDS:
+    given = self._take(f'a body, {_BODY_FIELDS} fields').split()
+    if len(given) != _BODY_FIELDS:
       raise self._error(
-          f'a body must have {_BODY_FIELDS} fields; got {len(fields)}', -1
+          f'a body must have {_BODY_FIELDS} fields; got {len(given)}', -1
       )
     self._count('joints', JOINTS, JOINTS)
     numbers: list[float] = []
@@ -287,7 +292,7 @@ class _Reader:
             -1,
         )
       numbers += (x, y, z)
-    return fields[0], numbers
+    return given[0], numbers
 
   def _count(self, noun: str, least: int, most: int) -> int:
     text = self._take(f'the number of {noun}').strip()
