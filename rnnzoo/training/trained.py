@@ -237,7 +237,9 @@ def _read(
     )
   described = run_directory.as_described(task.describe())
   digest = experiments.data_digest(task)
-  run_directory.check_data(path, run, described, digest)
+  run_directory.check_data(
+      path, run, described, digest, lambda: experiments.data_summary(task)
+  )
   return task
 
 
