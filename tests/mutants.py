@@ -517,7 +517,8 @@ MUTANTS = (
             'seen = np.ones(len(body.frames), bool)',
             'in_no_frame',
         ),
-        ('or len(np.unique(both)) < len(both)', '', 'new_ids'),
+        ('or _are_apart(persons[i], persons[j])', '', 'new_ids'),
+        (' and not stays', '', 'change_persons'),
         ('in sorted(links)', 'in links', 'new_ids'),
     ),
     *_all(

@@ -45,6 +45,9 @@ MOST_METRES = 1e3
 # Bodies are one person where one begins this near to where the other was, on
 # average over joints: in metres, and in metres for each frame between them.
 _REACH, _STEP = 0.5, 0.1
+# Persons change their ids where one goes this far at once, to where another
+# was; two bodies are one where they are this near, on average over joints.
+_JUMP, _SAME = 1.0, 0.2
 # Real files have about ten ids. All pairs of them are compared.
 _MOST_IDS = 1000
 
@@ -82,7 +85,7 @@ class Name(NamedTuple):
 
 
 class Body(NamedTuple):
-  """One body, as a file has it.
+  """One body, as a file has it, even where it changes ids with another one.
 
   Attributes:
     frames: int [n], rising: the frames that it is in, counted from 0.
@@ -154,11 +157,11 @@ def read(path: str | os.PathLike[str]) -> Recording:
 def arrange(recording: Recording) -> np.ndarray:
   """Returns the two main persons, float32 [n, 2, 25, 3], zeros where absent.
 
-  A body whose joints are all zero is absent. Bodies that share no frame are one
-  person if one begins near to where the other was: a camera gives new ids to
-  persons that it lost. The main person is the one whose x, y and z vary most,
-  as the data set's authors chose it. Frames without one of the two are left
-  out; see `left_out`.
+  A body whose joints are all zero is absent. Bodies that share no frame, or lie
+  upon each other there, are one person if one begins near to where the other
+  was: a camera gives new ids to persons that it lost. The main person is the one
+  whose x, y and z vary most, as the data set's authors chose it. Frames without
+  one of the two are left out; see `left_out`.
 
   Args:
     recording: of a file.
@@ -207,15 +210,46 @@ def _persons(recording: Recording) -> list[Body]:
   owners = list(persons)
   for _, i, j in sorted(links):
     i, j = owners[i], owners[j]
-    both = np.concatenate([persons[i].frames, persons[j].frames])
-    if i == j or len(np.unique(both)) < len(both):
+    if i == j or _are_apart(persons[i], persons[j]):
       continue
-    joints = np.concatenate([persons[i].joints, persons.pop(j).joints])
-    order = np.argsort(both)
-    persons[i] = Body(both[order], joints[order])
+    both = persons[i], persons.pop(j)
+    frames_of_both, first = np.unique(
+        np.concatenate([body.frames for body in both]), return_index=True
+    )
+    joints = np.concatenate([body.joints for body in both])
+    persons[i] = Body(frames_of_both, joints[first])
     owners = [i if owner == j else owner for owner in owners]
   spread = lambda body: -float(np.sum(np.var(body.joints, axis=(0, 1))))
   return sorted(persons.values(), key=spread)
+
+
+def _are_apart(one: Body, other: Body) -> bool:
+  """Returns whether two bodies are two in a frame that has both."""
+  _, i, j = np.intersect1d(one.frames, other.frames, True, return_indices=True)
+  distances = np.linalg.norm(one.joints[i] - other.joints[j], axis=-1)
+  return bool((distances.mean(axis=1) > _SAME).any())
+
+
+def _change_back(owners: dict, last: dict, places: dict, frame: int) -> None:
+  """Changes whose body an id is where persons changed their ids.
+
+  Args:
+    owners: of each id, whose body it is.
+    last: of each body, the frame where it was last, and its place there.
+    places: of each id that the frame has, its place there.
+    frame: which one.
+  """
+  for one, place in places.items():
+    mine = owners.setdefault(one, one)
+    before, was = last.get(mine, (frame, place))
+    if math.dist(place, was) < _JUMP + _STEP * (frame - before):
+      continue
+    for other, body in owners.items():
+      was = last[body][1] if body in last else (math.inf,) * 3
+      stays = math.dist(places.get(other, (math.inf,) * 3), was) < _REACH
+      if math.dist(place, was) < _REACH and not stays:
+        owners[one], owners[other] = body, mine
+        break
 
 
 class _Reader:
@@ -229,28 +263,39 @@ class _Reader:
   def recording(self) -> Recording:
     num_frames = self._count('frames', 1, 10**6)
     bodies: dict[tuple[str, int], tuple[list, list]] = {}
+    owners: dict[tuple[str, int], tuple[str, int]] = {}
+    last: dict[tuple[str, int], tuple[int, list[float]]] = {}
     for frame in range(num_frames):
       ids: list[str] = []
+      here: dict[tuple[str, int], list[float]] = {}
       for _ in range(self._count('bodies', 0, MOST_BODIES)):
         body_id, joints = self._body()
         # A camera might give two bodies one id.
         key = body_id, ids.count(body_id)
         ids.append(body_id)
         if any(joints):
-          frames, positions = bodies.setdefault(key, ([], []))
-          frames.append(frame)
-          positions.append(joints)
+          here[key] = joints
+      places = {
+          key: [math.fsum(joints[axis::3]) / JOINTS for axis in range(3)]
+          for key, joints in here.items()
+      }
+      _change_back(owners, last, places, frame)
+      if len(owners) > _MOST_IDS:
+        raise ValueError(
+            f'{self._path} must have bodies of at most {_MOST_IDS:,} ids; it'
+            f' has more in frame {frame}'
+        )
+      for key, joints in here.items():
+        frames, positions = bodies.setdefault(owners[key], ([], []))
+        frames.append(frame)
+        positions.append(joints)
+        last[owners[key]] = frame, places[key]
     while self._next < len(self._lines):
       if self._lines[self._next].strip():
         raise self._error(f'comes after the last of {num_frames} frames')
       self._next += 1
     if not bodies:
       raise ValueError(f'{self._path}: none of {num_frames} frames has a body')
-    if len(bodies) > _MOST_IDS:
-      raise ValueError(
-          f'{self._path} must have bodies of at most {_MOST_IDS:,} ids; it has'
-          f' {len(bodies):,}'
-      )
     return Recording(
         num_frames,
         tuple(

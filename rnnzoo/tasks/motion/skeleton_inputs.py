@@ -271,7 +271,8 @@ def _check_origin(
     one_is_far = np.abs(one).max(-1, keepdims=True) > _NEAR
     spine = np.where(one_is_far, one, other).astype(np.float32)
   else:
-    spine = skeleton_frames.origins(frames, present).astype(np.float32)
+    spine = frames[..., ntu_files.CENTRE, :].astype(np.float32)
+    spine = skeleton_frames.origins(spine, present)
   if centre == 'sequence':
     spine, valid = spine[:, :1], valid[:, :1]
   far = valid & (np.abs(spine).max(-1) > _NEAR)
