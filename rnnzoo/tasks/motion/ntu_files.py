@@ -159,9 +159,9 @@ def arrange(recording: Recording) -> np.ndarray:
 
   A body whose joints are all zero is absent. Bodies that share no frame, or lie
   upon each other there, are one person if one begins near to where the other
-  was: a camera gives new ids to persons that it lost. The main person is the one
-  whose x, y and z vary most, as the data set's authors chose it. Frames without
-  one of the two are left out; see `left_out`.
+  was: a camera gives new ids to persons that it lost. The main person is the
+  one whose x, y and z vary most, as the data set's authors chose it. Frames
+  without one of the two are left out; see `left_out`.
 
   Args:
     recording: of a file.
