@@ -482,7 +482,7 @@ def read_stdin() -> Iterable[str]:
   """Returns the lines of stdin; `predict_lines` tells which is not UTF-8."""
   if isinstance(sys.stdin, io.TextIOWrapper):
     # Without the mark that some editors begin a file with. A carriage return
-    # inside of a line ends none, as in the files that are trained on.
+    # inside of a line ends none.
     sys.stdin.reconfigure(
         encoding='utf-8-sig', errors='surrogateescape', newline='\n'
     )
