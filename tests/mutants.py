@@ -499,7 +499,7 @@ MUTANTS = (
         ),
     ),
     *_all(
-        'rnnzoo/tasks/motion/skeleton_frames.py',
+        'rnnzoo/tasks/motion/skeleton_inputs.py',
         'tests/tasks/skeletons_test.py',
         (
             'product(about_z, product(about_y, about_x))',
@@ -522,7 +522,7 @@ MUTANTS = (
         ('in sorted(links)', 'in links', 'new_ids'),
     ),
     *_all(
-        'rnnzoo/tasks/classification.py',
+        'rnnzoo/tasks/protocol.py',
         'tests/training/training_test.py',
         ('(predictions == labels)', '(predictions >= labels)', 'metrics_are'),
     ),

@@ -2,7 +2,7 @@
 
 To add one, write a file with a subclass of `Task` and name it in `TASKS`; a
 config then chooses it with `config.task`. Tasks in which each example is of one
-of several classes inherit `classification.Classification`.
+of several classes inherit `protocol.Classification`.
 
 A task of another project needs no change here. Its config calls `register`, or
 its package has an entry point of the group 'rnnzoo.tasks':

@@ -16,10 +16,14 @@ from typing import Any, NamedTuple, Self
 
 from flax import nnx
 import jax
+import jax.numpy as jnp
 import ml_collections
 import numpy as np
+import optax
 
 from rnnzoo.tasks import array_inputs
+from rnnzoo.tasks import fields
+from rnnzoo.tasks import figures
 
 # Arrays by name. All have the same leading axis, one entry an example.
 Examples = Mapping[str, jax.Array | np.ndarray]
@@ -360,3 +364,162 @@ def num_examples(examples: Examples) -> int:
   if len(set(sizes.values())) != 1:
     raise ValueError(f'arrays of a split must be equally long; got {sizes}')
   return next(iter(sizes.values()))
+
+
+# Tasks in which each example is of one of several classes.
+#
+# Such a task inherits `Classification`, names its classes, and returns
+# `evaluation(logits, labels)` from its `evaluate`. Its splits have an entry
+# 'label' [N].
+#
+# Dimensions: N examples of a split, B batch.
+
+
+METRICS: tuple[Metric, ...] = (
+    Metric('accuracy'),
+    Metric('precision', at_test=True),
+    Metric('recall', at_test=True),
+    Metric('f1', at_test=True),
+)
+
+
+# A rule for `config.model` of tasks that smooth labels.
+RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
+    {'label_smoothing': fields.number(0, 1, below=True)}
+)
+
+
+class Classification(Task):
+  """A task with classes: its metrics, and the figure of confusions.
+
+  Attributes:
+    class_names: one name a class.
+  """
+
+  metrics = METRICS
+  class_names: tuple[str, ...]
+
+  def measure(self, model, split, predictions) -> dict[str, Any]:
+    """Returns macro precision, recall and F1, and the confusions."""
+    del model
+    parts = buckets(self.splits[split])
+    labels = np.concatenate([np.asarray(part['label']) for part in parts])
+    if len(parts) > 1:
+      predictions = np.concatenate(predictions)
+    return confusion_metrics(labels, predictions, len(self.class_names))
+
+  def report(self, results, best_model) -> Report:
+    """Returns the confusions of all seeds together."""
+    del best_model
+    return confusions_report(results, self.class_names)
+
+
+def evaluation(
+    logits: jax.Array, labels: jax.typing.ArrayLike, smoothing: float = 0.0
+) -> Evaluation:
+  """Returns cross entropies, hits and predicted classes.
+
+  Args:
+    logits: [B, classes].
+    labels: int [B].
+    smoothing: the share of each label that is given to all classes alike; zero
+      in evaluation.
+  """
+  logits = logits.astype(jnp.float32)
+  predictions = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+  if smoothing:
+    losses = optax.softmax_cross_entropy(
+        logits,
+        optax.smooth_labels(
+            jax.nn.one_hot(labels, logits.shape[-1]), smoothing
+        ),
+    )
+  else:
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+  hits = (predictions == labels).astype(jnp.float32)
+  return Evaluation(losses, {'accuracy': hits}, predictions=predictions)
+
+
+def confusion_metrics(
+    labels: np.ndarray, predictions: np.ndarray, num_classes: int
+) -> dict[str, Any]:
+  """Returns macro precision, recall and F1, and the confusions.
+
+  Args:
+    labels: the true classes [N].
+    predictions: the predicted ones [N].
+    num_classes: of which some may occur in neither.
+
+  Returns:
+    Numbers by name; 'confusion_matrix' is a list of rows, one a true class.
+  """
+  from sklearn import metrics  # Slow to import, and needed once, at the end.
+
+  classes = np.arange(num_classes)
+  precision, recall, f1, _ = metrics.precision_recall_fscore_support(
+      labels, predictions, labels=classes, average='macro', zero_division=0
+  )
+  return {
+      'precision': float(precision),
+      'recall': float(recall),
+      'f1': float(f1),
+      'confusion_matrix': metrics.confusion_matrix(
+          labels, predictions, labels=classes
+      ).tolist(),
+  }
+
+
+def confusions_report(
+    results: Sequence[Mapping[str, Any]], class_names: Sequence[str]
+) -> Report:
+  """Returns the confusions of all seeds together, and their figure.
+
+  Args:
+    results: of each seed, with those of `confusion_metrics` in 'test'.
+    class_names: one name a class.
+  """
+  confusions = [result['test']['confusion_matrix'] for result in results]
+  matrix = np.sum(confusions, axis=0).tolist()
+  return Report(
+      {'confusion_matrix': matrix},
+      {
+          'confusion_matrix.png': lambda path, title: figures.plot_confusions(
+              path,
+              f'{title}, test, {len(results)} seed(s)',
+              matrix,
+              class_names,
+          )
+      },
+  )
+
+
+# A bound on padding: one long sequence makes all beside it as long.
+
+
+# Arrays up to this size may be padding for the most part.
+_MANY_BYTES = 2**33
+# The least share of data of larger ones.
+_LEAST_SHARE = 0.1
+
+
+def check(
+    lengths: Sequence[int] | np.ndarray, step_bytes: int, remedy: str
+) -> None:
+  """Raises ValueError where more than 8 GiB would be padding for the most part.
+
+  Args:
+    lengths: of the sequences, which are padded to the longest.
+    step_bytes: the size of a step.
+    remedy: says what would work, without a full stop.
+  """
+  lengths = np.asarray(lengths, np.int64)
+  steps = len(lengths) * int(lengths.max())
+  share = int(lengths.sum()) / steps
+  if steps * step_bytes > _MANY_BYTES and share < _LEAST_SHARE:
+    raise ValueError(
+        f'{len(lengths):,} sequences, padded to the longest of'
+        f' {lengths.max():,} steps (number {lengths.argmax():,}, from 0), would'
+        f' have {steps * step_bytes:,} bytes, of which {share:.2%} hold data;'
+        f' half of the sequences have at most {int(np.median(lengths)):,}'
+        f' steps; {remedy}'
+    )

@@ -9,9 +9,9 @@ from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 
+from rnnzoo.tasks.motion import ntu_arrays
 from rnnzoo.tasks.motion import ntu_files
 from rnnzoo.tasks.motion import ntu_motions
-from rnnzoo.tasks.motion import ntu_splits
 from tests.testing import skeleton_files
 
 JOINT = '0.1 -0.2 3.5 256 212 960 540 0 0 0 1 2'
@@ -48,7 +48,7 @@ class NamesTest(parameterized.TestCase):
 class SplitsTest(parameterized.TestCase):
 
   def test_subjects(self):
-    subjects = ntu_splits.TRAINING_SUBJECTS
+    subjects = ntu_arrays.TRAINING_SUBJECTS
     self.assertLen(subjects, 53)
     self.assertLen([subject for subject in subjects if subject <= 40], 20)
     self.assertContainsSubset(subjects, range(1, 107))
@@ -61,19 +61,19 @@ class SplitsTest(parameterized.TestCase):
   )
   def test_by_name(self, name, subject, view, setup):
     name = ntu_files.parse_name(name)
-    answers = [ntu_splits.is_training(name, p) for p in ntu_splits.PROTOCOLS]
+    answers = [ntu_arrays.is_training(name, p) for p in ntu_arrays.PROTOCOLS]
     self.assertEqual(answers, [subject, view, setup])
 
   def test_protocols_of_data_sets(self):
-    ntu_splits.check_protocol('ntu60', 'cross_view')
-    ntu_splits.check_protocol('ntu120', 'cross_setup')
+    ntu_arrays.check_protocol('ntu60', 'cross_view')
+    ntu_arrays.check_protocol('ntu120', 'cross_setup')
     with self.assertRaisesRegex(ValueError, "has 'cross_subject' and 'cross_v"):
-      ntu_splits.check_protocol('ntu60', 'cross_setup')
+      ntu_arrays.check_protocol('ntu60', 'cross_setup')
     with self.assertRaisesRegex(ValueError, "no 'cross_view'"):
-      ntu_splits.check_protocol('ntu120', 'cross_view')
+      ntu_arrays.check_protocol('ntu120', 'cross_view')
     name = ntu_files.parse_name('S001C001P001R001A001')
     with self.assertRaisesRegex(ValueError, 'one of .*cross_subject'):
-      ntu_splits.is_training(name, 'random')
+      ntu_arrays.is_training(name, 'random')
     for names, counts in (
         ([name, name], '0 of 2 recordings to train and 2 to test'),
         ([name._replace(camera=2)], '1 of 1 recordings to train and 0 to test'),
@@ -82,7 +82,7 @@ class SplitsTest(parameterized.TestCase):
       with self.assertRaisesRegex(
           ValueError, f'config.data.protocol=cross_view takes {counts}'
       ):
-        ntu_splits.training_mask(names, 'cross_view')
+        ntu_arrays.training_mask(names, 'cross_view')
 
   def test_missing_list(self):
     directory = pathlib.Path(self.create_tempdir().full_path)
@@ -91,17 +91,17 @@ class SplitsTest(parameterized.TestCase):
         '2 of these:\n\nS001C002P005R002A008\nS017C003P020R001A059.skeleton'
     )
     self.assertEqual(
-        ntu_splits.read_missing(path),
+        ntu_arrays.read_missing(path),
         {'S001C002P005R002A008', 'S017C003P020R001A059'},
     )
     path.write_text('S٠٠١C002P005R002A008', encoding='utf-8')
     with self.assertRaisesRegex(ValueError, 'no name like'):
-      ntu_splits.read_missing(path)
+      ntu_arrays.read_missing(path)
     path.write_text('nothing')
     with self.assertRaisesRegex(ValueError, 'no name like'):
-      ntu_splits.read_missing(path)
+      ntu_arrays.read_missing(path)
     with self.assertRaisesRegex(FileNotFoundError, 'is no file'):
-      ntu_splits.read_missing(directory / 'none.txt')
+      ntu_arrays.read_missing(directory / 'none.txt')
 
 
 class ReadTest(parameterized.TestCase):

@@ -22,7 +22,6 @@ from rnnzoo.tasks.motion import ntu_arrays
 from rnnzoo.tasks.motion import ntu_conversion
 from rnnzoo.tasks.motion import ntu_files
 from rnnzoo.tasks.motion import ntu_motions
-from rnnzoo.tasks.motion import skeleton_frames
 from rnnzoo.tasks.motion import skeleton_inputs
 from rnnzoo.tasks.motion import skeletons
 from tests.testing import skeleton_files
@@ -64,11 +63,11 @@ class FramesTest(parameterized.TestCase):
 
   @parameterized.parameters((40, 20), (47, 20), (20, 20), (5, 4), (300, 4))
   def test_one_frame_of_each_segment(self, length, num_steps):
-    padded = skeleton_frames.pad(
+    padded = skeleton_inputs.pad(
         numbered([length, 3]), np.arange(2), 300, 'none', 'float32'
     )
-    where = skeleton_frames.offsets(2, 50, num_steps, seed=0)
-    x = skeleton_frames.sample(padded['frames'], padded['length'], where)
+    where = skeleton_inputs.offsets(2, 50, num_steps, seed=0)
+    x = skeleton_inputs.sample(padded['frames'], padded['length'], where)
     self.assertEqual(x.shape, (2, 50, num_steps, 2, 25, 3))
     chosen = np.asarray(x[0, ..., 0, 0, 0]) - 1
     starts = np.arange(num_steps) * length / num_steps
@@ -82,15 +81,15 @@ class FramesTest(parameterized.TestCase):
     np.testing.assert_array_equal(np.unique(x[1]), [1, 2, 3])
 
   def test_middle_of_each_segment(self):
-    padded = skeleton_frames.pad(
+    padded = skeleton_inputs.pad(
         numbered([50]), np.arange(1), 300, 'none', 'float32'
     )
-    where = skeleton_frames.offsets(1, 0, 5, seed=0)
-    x = skeleton_frames.sample(padded['frames'], padded['length'], where)
+    where = skeleton_inputs.offsets(1, 0, 5, seed=0)
+    x = skeleton_inputs.sample(padded['frames'], padded['length'], where)
     np.testing.assert_array_equal(x[0, 0, :, 0, 0, 0], [6, 16, 26, 36, 46])
 
   def test_long_recordings_are_thinned_out(self):
-    padded = skeleton_frames.pad(
+    padded = skeleton_inputs.pad(
         numbered([8, 100]), np.array([1, 0]), 10, 'none', 'float16'
     )
     self.assertEqual(padded['frames'].shape, (2, 10, 2, 25, 3))
@@ -108,7 +107,7 @@ class FramesTest(parameterized.TestCase):
     recordings = ntu_arrays.Recordings(
         [ntu_files.Name(1, 1, 1, 1, 1)], frames, np.array([0]), np.array([4])
     )
-    pad = lambda centre: skeleton_frames.pad(
+    pad = lambda centre: skeleton_inputs.pad(
         recordings, np.arange(1), 300, centre, 'float32'
     )['frames'][0]
     np.testing.assert_array_equal(pad('none'), frames)
@@ -135,7 +134,7 @@ class FramesTest(parameterized.TestCase):
   def test_turns_and_scales(self):
     x = np.random.RandomState(0).randn(5, 3, 2, 25, 3).astype(np.float32)
     key = jax.random.key(0)
-    turn = jax.jit(skeleton_frames.turn_and_scale)
+    turn = jax.jit(skeleton_inputs.turn_and_scale)
     turned = turn(x, key, 180.0, 0.2)
     factors = np.linalg.norm(turned, axis=-1) / np.linalg.norm(x, axis=-1)
     factor = factors[:, :1, :1, :1]
@@ -162,7 +161,7 @@ class FramesTest(parameterized.TestCase):
       angles = np.zeros((1, 3), np.float32)
       angles[0, axis] = 0.3
       np.testing.assert_allclose(
-          skeleton_frames._rotation(jnp.asarray(angles))[0],
+          skeleton_inputs._rotation(jnp.asarray(angles))[0],
           ntu_motions.rotations(0.3, letter),
           atol=1e-6,
       )
@@ -170,7 +169,7 @@ class FramesTest(parameterized.TestCase):
     angles = (0.3, -0.7, 1.1)
     x, y, z = map(ntu_motions.rotations, angles, 'xyz')
     np.testing.assert_allclose(
-        skeleton_frames._rotation(jnp.array([angles]))[0],
+        skeleton_inputs._rotation(jnp.array([angles]))[0],
         z @ y @ x,
         atol=1e-6,
     )
@@ -194,7 +193,7 @@ class TaskTest(parameterized.TestCase):
     model = lambda x: 9 * jnp.sum(x[:, :, 30:42] * x[:, ::-1, 40:52], axis=1)
     batch = {name: x[:3] for name, x in task.splits['test'].items()}
     result = jax.jit(lambda batch: task.evaluate(model, batch))(batch)
-    sample = jax.jit(skeleton_frames.sample)
+    sample = jax.jit(skeleton_inputs.sample)
     logits = []
     for s in range(7):
       x = sample(batch['frames'], batch['length'], batch['offsets'][:, [s]])

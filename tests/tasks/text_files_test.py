@@ -12,8 +12,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from rnnzoo.tasks.text import characters
-from rnnzoo.tasks.text import parallel_text
-from rnnzoo.tasks.text import text_files
+from rnnzoo.tasks.text import files as text_files
 
 TEXT = 'eins\u2028x\nzw\xf6lf\n\ndrei\n'
 
@@ -27,7 +26,7 @@ class TextFilesTest(parameterized.TestCase):
   def read(self, content):
     """Returns the text as one task reads it, and the lines of another."""
     self.path.write_bytes(content)
-    lines, _ = parallel_text.read_parallel(*[str(self.path)] * 2, ('a', 'b'))
+    lines, _ = text_files.read_parallel(*[str(self.path)] * 2, ('a', 'b'))
     return characters.read(str(self.path))[1], lines
 
   @parameterized.product(
@@ -78,7 +77,7 @@ class TextFilesTest(parameterized.TestCase):
   def test_refuses(self, content, message):
     self.path.write_bytes(content)
     path = str(self.path)
-    for read in (characters.read, lambda path: parallel_text._read(path, 'a')):
+    for read in (characters.read, lambda path: text_files._read(path, 'a')):
       with self.assertRaisesRegex(ValueError, f'{path}.*{message}'):
         read(path)
 
@@ -87,7 +86,7 @@ class TextFilesTest(parameterized.TestCase):
     self.enter_context(mock.patch.object(text_files, '_MOST_BYTES', 2**22))
     tracemalloc.start()
     with self.assertRaisesRegex(ValueError, 'more than .* bytes; a part of it'):
-      parallel_text._read(str(self.path), 'a')
+      text_files._read(str(self.path), 'a')
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     self.assertLess(most, 2**25 + 2**24)

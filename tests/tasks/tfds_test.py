@@ -14,7 +14,7 @@ import tensorflow_datasets as tfds
 
 from rnnzoo.tasks import tfds_sets
 from rnnzoo.tasks.series import sequences
-from rnnzoo.tasks.text import parallel_text
+from rnnzoo.tasks.text import files as text_files
 from rnnzoo.tasks.text import translation
 
 # configs/ is never installed.
@@ -197,7 +197,7 @@ class TfdsTest(parameterized.TestCase):
         ('de', 'en'),
         {'train': rows[:50], 'validation': rows[50:]},
     )
-    name, splits = parallel_text.read_tfds('tfds:made_lines', self.directory)
+    name, splits = text_files.read_tfds('tfds:made_lines', self.directory)
     self.assertEqual(name, f'made_lines/{VERSION}')
     sizes = {name: len(sides[0]) for name, sides in splits.items()}
     self.assertEqual(sizes, {'train': 48, 'validation': 10, 'test': 2})

@@ -16,11 +16,10 @@ import pytest
 from rnnzoo import training
 from rnnzoo.models import decoding
 from rnnzoo.tasks import protocol
-from rnnzoo.tasks.text import parallel_text
+from rnnzoo.tasks.text import files as text_files
 from rnnzoo.tasks.text import translation
 from rnnzoo.tasks.text import translation_decoding
 from rnnzoo.tasks.text import vocabularies
-from rnnzoo.tasks.text import written_dates
 
 # configs/ is never installed.
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
@@ -61,7 +60,7 @@ class TextTest(parameterized.TestCase):
     return str(path)
 
   def read(self, source, target):
-    return parallel_text.read_parallel(source, target, ('a', 'b'))
+    return text_files.read_parallel(source, target, ('a', 'b'))
 
   def test_reads_plain_and_compressed(self):
     source = self.write('a.gz', 'eins\u2028x\nzwei\r\n\ndrei\n'.encode())
@@ -150,11 +149,11 @@ class TextTest(parameterized.TestCase):
         [[5] * n for n in (1, 7, 3, 0, 2)],
         [[6] * n for n in (2, 2, 4, 1, 1)],
     )
-    lengths = parallel_text.longest(pairs)
+    lengths = text_files.longest(pairs)
     self.assertEqual(lengths.tolist(), [2, 7, 4, 1, 2])
-    cuts = parallel_text.boundaries(lengths, 3)
+    cuts = text_files.boundaries(lengths, 3)
     self.assertEqual(cuts, [2])
-    short, long = parallel_text.buckets(pairs, cuts)
+    short, long = text_files.buckets(pairs, cuts)
     self.assertEqual(short['source_length'].tolist(), [2, 1, 3])
     self.assertEqual(short['target_length'].tolist(), [3, 2, 2])
     np.testing.assert_array_equal(
@@ -162,22 +161,22 @@ class TextTest(parameterized.TestCase):
     )
     np.testing.assert_array_equal(long['source'][1], [5, 5, 5, 2, 0, 0, 0, 0])
     # A length that training never saw belongs to the last one.
-    (only,) = parallel_text.buckets(([[5] * 30], [[6]]), cuts)
+    (only,) = text_files.buckets(([[5] * 30], [[6]]), cuts)
     self.assertEqual(only['source'].shape, (1, 31))
 
   def test_shares_of_unknown_words(self):
     unknown = decoding.UNKNOWN
-    (part,) = parallel_text.buckets(([[unknown, 7], [7, 7]], [[7], []]), [])
+    (part,) = text_files.buckets(([[unknown, 7], [7, 7]], [[7], []]), [])
     task = object.__new__(translation.Translation)
     task.splits = {'test': part}
     # One of four words; the ends of lines are none.
     self.assertEqual(task._unknown('test'), {'source': 0.25, 'target': 0.0})
 
   def test_dates(self):
-    first, second = written_dates.dates(3, (300, 40))
-    self.assertEqual((first, second), tuple(written_dates.dates(3, (300, 40))))
+    first, second = text_files.dates(3, (300, 40))
+    self.assertEqual((first, second), tuple(text_files.dates(3, (300, 40))))
     self.assertEmpty(set(first[1]) & set(second[1]))
-    known = dict(zip(*written_dates.dates(0, (30000,))[0], strict=True))
+    known = dict(zip(*text_files.dates(0, (30000,))[0], strict=True))
     for text, date in (
         ('the third of march, nineteen ninety four', '1994-03-03'),
         ('july 22nd, 1911', '1911-07-22'),
@@ -185,7 +184,7 @@ class TextTest(parameterized.TestCase):
     ):
       self.assertEqual(known.get(text, date), date)
     self.assertEqual(
-        [written_dates._year(y) for y in (1900, 1907, 2000, 2008, 2010, 2090)],
+        [text_files._year(y) for y in (1900, 1907, 2000, 2008, 2010, 2090)],
         [
             'nineteen hundred',
             'nineteen oh seven',

@@ -27,7 +27,6 @@ import numpy as np
 from rnnzoo import models
 from rnnzoo.tasks import array_inputs
 from rnnzoo.tasks import backbones
-from rnnzoo.tasks import classification
 from rnnzoo.tasks import fields
 from rnnzoo.tasks import protocol
 from rnnzoo.tasks.images import cifar_files
@@ -53,7 +52,7 @@ _DATA_RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
 )
 
 
-class SequentialCifar(classification.Classification):
+class SequentialCifar(protocol.Classification):
   """Classifies color images that are read as sequences.
 
   Attributes:
@@ -117,7 +116,7 @@ class SequentialCifar(classification.Classification):
   def _set_up(self, config: ml_collections.ConfigDict) -> None:
     fields.check(config.data, _DATA_RULES, 'config.data')
     backbones.check(config.model)
-    fields.check(config.model, classification.RULES, 'config.model')
+    fields.check(config.model, protocol.RULES, 'config.model')
     self._model, self._data = config.model, config.data
     self.label_smoothing = config.model.label_smoothing
 
@@ -188,7 +187,7 @@ class SequentialCifar(classification.Classification):
     """
     logits = self._logits(model, examples, rngs)
     smoothing = self.label_smoothing if rngs is not None else 0.0
-    return classification.evaluation(logits, examples['label'], smoothing)
+    return protocol.evaluation(logits, examples['label'], smoothing)
 
   def check_inputs(self, inputs: Any) -> Any:
     """Returns inputs of `predict`, 'inputs' uint8 [B, T, in] among them.

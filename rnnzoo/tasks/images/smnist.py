@@ -25,7 +25,6 @@ import numpy as np
 
 from rnnzoo import models
 from rnnzoo.tasks import backbones
-from rnnzoo.tasks import classification
 from rnnzoo.tasks import fields
 from rnnzoo.tasks import protocol
 from rnnzoo.tasks.images import image_inputs
@@ -50,7 +49,7 @@ _DATA_RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
 )
 
 
-class SequentialMnist(classification.Classification):
+class SequentialMnist(protocol.Classification):
   """Classifies images of digits that are read as sequences.
 
   Attributes:
@@ -108,7 +107,7 @@ class SequentialMnist(classification.Classification):
   def _set_up(self, config: ml_collections.ConfigDict) -> None:
     fields.check(config.data, _DATA_RULES, 'config.data')
     backbones.check(config.model)
-    fields.check(config.model, classification.RULES, 'config.model')
+    fields.check(config.model, protocol.RULES, 'config.model')
     self._model, self._data = config.model, config.data
     self.label_smoothing = config.model.label_smoothing
     self.class_names = tuple(str(digit) for digit in range(10))
@@ -156,7 +155,7 @@ class SequentialMnist(classification.Classification):
     """
     logits = self._logits(model, examples['inputs'], rngs)
     smoothing = self.label_smoothing if rngs is not None else 0.0
-    return classification.evaluation(logits, examples['label'], smoothing)
+    return protocol.evaluation(logits, examples['label'], smoothing)
 
   def _sequences(self, images: np.ndarray) -> np.ndarray:
     data = self._data

@@ -1,11 +1,9 @@
 """Skeleton action recognition: NTU RGB+D 60 and 120.
 
 skeletons        the task
-skeleton_frames  sampling of frames, augmentation
-skeleton_inputs  of a trained model: from .skeleton files, or arrays, checked
-ntu_files        one .skeleton file
+skeleton_inputs  sampling of frames, augmentation, and what `predict` takes
+ntu_files        .skeleton files: found and read
 ntu_conversion   many of them to one array, `python -m`
-ntu_arrays       that array
-ntu_splits       who trains and who tests
+ntu_arrays       that array, and who trains and who tests
 ntu_motions      synthetic recordings
 """

@@ -13,7 +13,6 @@ import zipfile
 import numpy as np
 
 from rnnzoo.tasks.motion import ntu_files
-from rnnzoo.tasks.motion import ntu_search
 
 
 class Block(NamedTuple):
@@ -42,8 +41,8 @@ def listed_line(source: pathlib.Path, path: pathlib.Path, reason: str) -> str:
     path: of a file or link in it.
     reason: why it is skipped, or what of it is left out.
   """
-  name = ntu_search.printable(str(path.relative_to(source)))
-  return f'{name}\t{ntu_search.printable(" ".join(reason.split()))}'
+  name = ntu_files.printable(str(path.relative_to(source)))
+  return f'{name}\t{ntu_files.printable(" ".join(reason.split()))}'
 
 
 def convert(

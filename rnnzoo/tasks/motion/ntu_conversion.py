@@ -38,7 +38,6 @@ from rnnzoo.tasks import fields
 from rnnzoo.tasks.motion import ntu_arrays
 from rnnzoo.tasks.motion import ntu_blocks
 from rnnzoo.tasks.motion import ntu_files
-from rnnzoo.tasks.motion import ntu_search
 
 SKIPPED, LEFT_OUT = 'skipped.txt', 'left_out.txt'
 
@@ -96,8 +95,8 @@ def convert(
   _check_integer('block_files', block_files, 1)
   source, destination = map(fields.expand, (source, destination))
   _check_destination(destination)
-  found = ntu_search.find(source)
-  digest = ntu_search.digest(source, found.paths)
+  found = ntu_files.find(source)
+  digest = ntu_files.digest(source, found.paths)
   try:
     destination.mkdir(parents=True, exist_ok=True)
   except OSError as error:

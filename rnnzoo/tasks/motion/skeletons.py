@@ -26,18 +26,15 @@ import numpy as np
 
 from rnnzoo import models
 from rnnzoo.tasks import backbones
-from rnnzoo.tasks import classification
 from rnnzoo.tasks import fields
 from rnnzoo.tasks import protocol
 from rnnzoo.tasks.images import smnist
 from rnnzoo.tasks.motion import ntu_arrays
 from rnnzoo.tasks.motion import ntu_files
 from rnnzoo.tasks.motion import ntu_motions
-from rnnzoo.tasks.motion import ntu_splits
-from rnnzoo.tasks.motion import skeleton_frames
 from rnnzoo.tasks.motion import skeleton_inputs
 
-SOURCES = ('motions', *ntu_splits.CLASSES)
+SOURCES = ('motions', *ntu_arrays.CLASSES)
 
 # Numbers that choose frames in a split: 4 GiB.
 _MOST_OFFSETS = 2**30
@@ -50,11 +47,11 @@ _DATA_RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
         'data_dir': fields.text(),
         'missing_list': fields.text(),
         'motions_batch_size': fields.integer(1),
-        'protocol': fields.one_of(ntu_splits.PROTOCOLS),
+        'protocol': fields.one_of(ntu_arrays.PROTOCOLS),
         'num_steps': fields.integer(1, 10**4),
         'max_frames': fields.integer(1, 10**6),
         'frames_dtype': fields.one_of(('float16', 'float32')),
-        'centre': fields.one_of(skeleton_frames.CENTRES),
+        'centre': fields.one_of(skeleton_inputs.CENTRES),
         'rotation': fields.number(0, 180),
         'scale': fields.number(0, 1, below=True),
         'validation_samplings': fields.integer(0, 1000),
@@ -66,7 +63,7 @@ _DATA_RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
 )
 
 
-class SkeletonActions(classification.Classification):
+class SkeletonActions(protocol.Classification):
   """Classifies recordings of skeletons.
 
   Attributes:
@@ -79,7 +76,7 @@ class SkeletonActions(classification.Classification):
   """
 
   metrics = (
-      *classification.METRICS,
+      *protocol.METRICS,
       protocol.Metric('sampling_accuracy'),
   )
 
@@ -105,7 +102,7 @@ class SkeletonActions(classification.Classification):
       self.batch_size = min(self.batch_size, data.motions_batch_size)
     else:
       recordings = _read(data)
-      count = ntu_splits.CLASSES[data.source]
+      count = ntu_arrays.CLASSES[data.source]
       self.dataset = f'NTU RGB+D {count}, {data.protocol}'
       self.class_names = tuple(f'A{i:03}' for i in range(1, count + 1))
     print(
@@ -118,7 +115,7 @@ class SkeletonActions(classification.Classification):
   def _set_up(self, config: ml_collections.ConfigDict) -> None:
     fields.check(config.data, _DATA_RULES, 'config.data')
     backbones.check(config.model)
-    fields.check(config.model, classification.RULES, 'config.model')
+    fields.check(config.model, protocol.RULES, 'config.model')
     self._config = config
     self._model, self._data = config.model, config.data
     self.label_smoothing = config.model.label_smoothing
@@ -145,7 +142,7 @@ class SkeletonActions(classification.Classification):
           f' {len(self.class_names)} classes, but {data.data_dir} has'
           f' A{labels.max() + 1:03}'
       )
-    trains = ntu_splits.training_mask(recordings.names, data.protocol)
+    trains = ntu_arrays.training_mask(recordings.names, data.protocol)
     train, validation = smnist.split_validation(
         int(trains.sum()), data.validation_fraction, data.split_seed
     )
@@ -156,7 +153,7 @@ class SkeletonActions(classification.Classification):
         ('validation', training[validation], data.validation_samplings),
         ('test', np.nonzero(~trains)[0], data.test_samplings),
     ):
-      examples = skeleton_frames.pad(
+      examples = skeleton_inputs.pad(
           recordings, indices, data.max_frames, data.centre, data.frames_dtype
       )
       examples['label'] = labels[indices]
@@ -167,7 +164,7 @@ class SkeletonActions(classification.Classification):
               f'config.data.{split}_samplings={samplings} with num_steps='
               f'{data.num_steps} are too many for {len(indices):,} recordings'
           )
-        examples['offsets'] = skeleton_frames.offsets(
+        examples['offsets'] = skeleton_inputs.offsets(
             len(indices), samplings, data.num_steps, data.sampling_seed
         )
       splits[split] = examples
@@ -200,7 +197,7 @@ class SkeletonActions(classification.Classification):
     if rngs is not None:
       inputs = self._augmented(examples['frames'], examples['length'], rngs)
       logits = model(inputs, rngs=rngs)
-      result = classification.evaluation(logits, labels, self.label_smoothing)
+      result = protocol.evaluation(logits, labels, self.label_smoothing)
       hits = result.scores['accuracy']
       return result._replace(
           scores={'accuracy': hits, 'sampling_accuracy': hits}
@@ -208,8 +205,8 @@ class SkeletonActions(classification.Classification):
     logits = self._logits(
         model, examples['frames'], examples['length'], examples['offsets']
     )
-    each = jax.vmap(classification.evaluation, (1, None))(logits, labels)
-    whole = classification.evaluation(jnp.mean(logits, axis=1), labels)
+    each = jax.vmap(protocol.evaluation, (1, None))(logits, labels)
+    whole = protocol.evaluation(jnp.mean(logits, axis=1), labels)
     return whole._replace(
         losses=jnp.mean(each.losses, axis=0),
         scores={
@@ -287,17 +284,17 @@ class SkeletonActions(classification.Classification):
     data = self._data
     shape = (len(frames), 1, data.num_steps)
     where = jax.random.uniform(rngs.dropout(), shape)
-    x = skeleton_frames.sample(frames, length, where)[:, 0]
+    x = skeleton_inputs.sample(frames, length, where)[:, 0]
     x = x.astype(jnp.float32)
     if data.rotation or data.scale:
-      x = skeleton_frames.turn_and_scale(
+      x = skeleton_inputs.turn_and_scale(
           x, rngs.dropout(), data.rotation, data.scale
       )
     return x.reshape(len(frames), data.num_steps, IN_FEATURES)
 
   def _logits(self, model, frames, length, where) -> jax.Array:
     """Returns the logits of all samplings, float32 [B, S, classes]."""
-    x = skeleton_frames.sample(frames, length, where).astype(jnp.float32)
+    x = skeleton_inputs.sample(frames, length, where).astype(jnp.float32)
     batch, samplings, num_steps = where.shape
     logits = model(x.reshape(batch * samplings, num_steps, IN_FEATURES))
     logits = logits.astype(jnp.float32)
@@ -306,7 +303,7 @@ class SkeletonActions(classification.Classification):
 
 def _read(data: ml_collections.ConfigDict) -> ntu_arrays.Recordings:
   """Returns the recordings of NTU RGB+D that a config names."""
-  ntu_splits.check_protocol(data.source, data.protocol)
+  ntu_arrays.check_protocol(data.source, data.protocol)
   if not data.data_dir:
     raise FileNotFoundError(
         f'config.data.source={data.source} needs --config.data.data_dir, the'
@@ -317,7 +314,7 @@ def _read(data: ml_collections.ConfigDict) -> ntu_arrays.Recordings:
       fields.expand(data.data_dir, 'config.data.data_dir')
   )
   if data.missing_list:
-    missing = ntu_splits.read_missing(data.missing_list)
+    missing = ntu_arrays.read_missing(data.missing_list)
     keep = np.array([name.text() not in missing for name in recordings.names])
     print(
         f'data: {int(np.sum(~keep))} of the {len(missing)} recordings of'
@@ -333,7 +330,7 @@ def _read(data: ml_collections.ConfigDict) -> ntu_arrays.Recordings:
       )
     recordings = recordings.select(np.nonzero(keep)[0])
   files, missing_files = (
-      counts[data.source] for counts in (ntu_splits.FILES, ntu_splits.MISSING)
+      counts[data.source] for counts in (ntu_arrays.FILES, ntu_arrays.MISSING)
   )
   if len(recordings.names) != files - missing_files:
     print(

@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rnnzoo.tasks import classification
 from rnnzoo.tasks import protocol
 from rnnzoo.tasks.series import sequence_arrays
 
@@ -81,14 +80,14 @@ class Classes(Answers):
     names: of the classes.
   """
 
-  metrics = classification.METRICS
+  metrics = protocol.METRICS
 
   def __init__(self, names: Sequence[str]):
     self.names = tuple(names)
     self.out_features = len(self.names)
 
   def evaluate(self, outputs, y, smoothing) -> protocol.Evaluation:
-    return classification.evaluation(outputs, y, smoothing)
+    return protocol.evaluation(outputs, y, smoothing)
 
   def arguments(self) -> dict[str, list[Any]]:
     return {'names': list(self.names)}
@@ -97,14 +96,14 @@ class Classes(Answers):
     return jnp.argmax(outputs, axis=-1).astype(jnp.int32)
 
   def measure(self, y, predictions) -> dict[str, Any]:
-    return classification.confusion_metrics(y, predictions, len(self.names))
+    return protocol.confusion_metrics(y, predictions, len(self.names))
 
   def describe(self, y) -> dict[str, Any]:
     counts = np.bincount(y, minlength=len(self.names))
     return {'classes': dict(zip(self.names, counts.tolist(), strict=True))}
 
   def report(self, results) -> protocol.Report:
-    return classification.confusions_report(results, self.names)
+    return protocol.confusions_report(results, self.names)
 
 
 class Numbers(Answers):

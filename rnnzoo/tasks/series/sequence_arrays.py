@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rnnzoo.tasks import padding
+from rnnzoo.tasks import protocol
 
 # float32 has a millionth of a deviation so many deviations from zero.
 _FAR_FROM_ZERO = 16
@@ -56,7 +56,7 @@ def pad(
   time = int(lengths.max()) if length is None else length
   first = sequences[0]
   step_bytes = math.prod(first.shape[1:]) * first.dtype.itemsize
-  padding.check(lengths, step_bytes, 'cut or split the longest')
+  protocol.check(lengths, step_bytes, 'cut or split the longest')
   whole = np.zeros((len(sequences), time, *first.shape[1:]), first.dtype)
   for row, sequence in zip(whole, sequences, strict=True):
     row[: len(sequence)] = sequence

@@ -18,7 +18,6 @@ import numpy as np
 
 from rnnzoo import models
 from rnnzoo.tasks import backbones
-from rnnzoo.tasks import classification
 from rnnzoo.tasks import fields
 from rnnzoo.tasks import protocol
 from rnnzoo.tasks.series import answers as answers_lib
@@ -304,7 +303,7 @@ def check_model(
     are_classes: whether the answers are classes, whose labels may be smoothed.
   """
   backbones.check(config.model)
-  fields.check(config.model, classification.RULES, 'config.model')
+  fields.check(config.model, protocol.RULES, 'config.model')
   if not are_classes and config.model.label_smoothing:
     raise ValueError(
         'config.model.label_smoothing must be 0 for answers that are numbers;'

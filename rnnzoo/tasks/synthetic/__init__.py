@@ -2,7 +2,7 @@
 
 adding          the adding problem
 copying         copy memory, selective copying
-state_tracking  regular languages and word problems of groups
+state_tracking  regular languages and word problems of groups; accuracy over
+                length
 languages       their automata
-over_length     the report of accuracy over length
 """

@@ -19,8 +19,10 @@ that is sure of short strings to one whose states hold. With it each string of
 validation has noise of its own, the same in every epoch and run.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+import csv
 import functools
+import pathlib
 import types
 from typing import Any
 
@@ -34,10 +36,75 @@ import optax
 from rnnzoo import models
 from rnnzoo.tasks import backbones
 from rnnzoo.tasks import fields
+from rnnzoo.tasks import figures
 from rnnzoo.tasks import protocol
 from rnnzoo.tasks import token_inputs
 from rnnzoo.tasks.synthetic import languages
-from rnnzoo.tasks.synthetic import over_length
+
+# The report of tests at several lengths: accuracy over length.
+
+
+# Mean accuracy from which on a length counts as solved.
+SOLVED = 0.995
+
+
+def report(
+    accuracies: Mapping[int, Sequence[float]],
+    seeds: Sequence[int],
+    dataset: str,
+    chance: float,
+    trained_to: int,
+) -> protocol.Report:
+  """Returns numbers, a table and a figure.
+
+  In the numbers 'accuracy_over_length' has mean, std and the accuracy of each
+  seed for every length. 'solved_to' is the greatest length to which the mean is
+  at least `SOLVED` at all lengths, None where there is none.
+
+  Args:
+    accuracies: of each seed, by length, ascending.
+    seeds: their names.
+    dataset: the name of the data.
+    chance: the accuracy of a model that guesses.
+    trained_to: the greatest length in training.
+  """
+  rows = {
+      str(length): {
+          'mean': float(np.mean(of_seeds)),
+          'std': float(np.std(of_seeds)),
+          'seeds': list(of_seeds),
+      }
+      for length, of_seeds in accuracies.items()
+  }
+  solved_to = None
+  for length, of_seeds in accuracies.items():
+    if np.mean(of_seeds) < SOLVED:
+      break
+    solved_to = length
+  return protocol.Report(
+      {'accuracy_over_length': rows, 'chance': chance, 'solved_to': solved_to},
+      {
+          'accuracy_over_length.csv': lambda path, _: _write(
+              path, dataset, rows
+          ),
+          'accuracy_over_length.png': lambda path, title: (
+              figures.plot_over_length(
+                  path, title, accuracies, seeds, chance, trained_to
+              )
+          ),
+      },
+  )
+
+
+def _write(
+    path: pathlib.Path, dataset: str, rows: Mapping[str, Mapping[str, Any]]
+) -> None:
+  with path.open('w', encoding='utf-8', newline='') as file:
+    table = csv.writer(file, lineterminator='\n')
+    table.writerow(['dataset', 'length', 'mean', 'std'])
+    for length, row in rows.items():
+      table.writerow([dataset, length, row['mean'], row['std']])
+
 
 _MOST = 20_000
 # Tokens of all test strings, a byte each.
@@ -220,7 +287,7 @@ class StateTracking(protocol.Task):
   def report(self, results, best_model) -> protocol.Report:
     """Returns accuracies over length: numbers, a table and a figure."""
     del best_model
-    return over_length.report(
+    return report(
         {
             length: [_test(result, split)['accuracy'] for result in results]
             for length, split in self._split_of.items()

@@ -33,7 +33,7 @@ from rnnzoo.tasks import backbones
 from rnnzoo.tasks import fields
 from rnnzoo.tasks import protocol
 from rnnzoo.tasks import token_inputs
-from rnnzoo.tasks.text import text_files
+from rnnzoo.tasks.text import files as text_files
 
 # A text is a constant of the compiled training step.
 MAX_CHARACTERS = 2**26

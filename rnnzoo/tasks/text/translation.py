@@ -34,10 +34,9 @@ from rnnzoo.tasks import figures
 from rnnzoo.tasks import protocol
 from rnnzoo.tasks import tfds_sets
 from rnnzoo.tasks import token_inputs
-from rnnzoo.tasks.text import parallel_text
+from rnnzoo.tasks.text import files as text_files
 from rnnzoo.tasks.text import translation_decoding
 from rnnzoo.tasks.text import vocabularies
-from rnnzoo.tasks.text import written_dates
 
 BLEU = protocol.Metric('bleu', greatest=100.0, form='.2f', at_test=True)
 EXACT_MATCH = protocol.Metric('exact_match', at_test=True)
@@ -59,7 +58,7 @@ _DATA_RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
         ),
         'data_dir': fields.text(),
         **{name: fields.text() for name in _PATHS},
-        'num_dates': fields.integer(1, written_dates.NUM_DAYS - 2000),
+        'num_dates': fields.integer(1, text_files.NUM_DAYS - 2000),
         'dates_seed': fields.seed(),
         'source_tokens': fields.one_of(vocabularies.KINDS),
         'target_tokens': fields.one_of(vocabularies.KINDS),
@@ -111,7 +110,7 @@ class Translation(protocol.Task):
 
   Attributes:
     dataset: the names of the files, or of their stand-ins.
-    splits: 'train', 'validation' and 'test', each as `parallel_text.buckets`
+    splits: 'train', 'validation' and 'test', each as `files.buckets`
       has it, or where there is one bucket, that.
     batch_size: `config.batch_size`.
     metrics: exact match first for dates, BLEU for text.
@@ -173,13 +172,13 @@ class Translation(protocol.Task):
           len(self._lines['train'][0]),
           data.max_length,
       )
-    cuts = parallel_text.boundaries(
-        parallel_text.longest(pairs['train']), data.num_buckets
+    cuts = text_files.boundaries(
+        text_files.longest(pairs['train']), data.num_buckets
     )
     parts = {}
     for name, part in pairs.items():
       try:
-        parts[name] = parallel_text.buckets(part, cuts)
+        parts[name] = text_files.buckets(part, cuts)
       except ValueError as error:
         raise ValueError(f'lines of {name}: {error}') from error
     # One bucket is not a list of buckets: several seeds can train at once.
@@ -465,13 +464,13 @@ def _read(
         ', '.join(paths),
     )
   if data.source == 'dates':
-    parts = written_dates.dates(data.dates_seed, (data.num_dates, 1000, 1000))
+    parts = text_files.dates(data.dates_seed, (data.num_dates, 1000, 1000))
     dataset = f'{data.num_dates} made-up dates, seed {data.dates_seed}'
     return dataset, dict(zip(names, parts, strict=True))
   if data.source != 'files':
-    return parallel_text.read_tfds(data.source, data.data_dir)
+    return text_files.read_tfds(data.source, data.data_dir)
   lines = {
-      name: parallel_text.read_parallel(
+      name: text_files.read_parallel(
           data[f'{name}_source'],
           data[f'{name}_target'],
           (f'config.data.{name}_source', f'config.data.{name}_target'),
@@ -489,7 +488,7 @@ def _at_most(
   """Returns the pairs that are not longer, 0 for any, and how many are."""
   if not length:
     return pairs, 0
-  keeps = parallel_text.longest(pairs) <= length
+  keeps = text_files.longest(pairs) <= length
   kept = tuple(list(itertools.compress(side, keeps)) for side in pairs)
   return (kept[0], kept[1]), int(np.sum(~keeps))
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from rnnzoo import models
 from rnnzoo.models import decoding
-from rnnzoo.tasks.text import parallel_text
+from rnnzoo.tasks.text import files as text_files
 from rnnzoo.tasks.text import vocabularies
 
 # Sources that are decoded together are as long as a multiple of this, so that
@@ -65,9 +65,7 @@ class Decoder:
       rows += [[decoding.END]] * (size - len(rows))
       width = -(-max(map(len, rows)) // _WIDTH) * _WIDTH
       lengths = np.array(list(map(len, rows)), np.int32)
-      decoded = self._decode(
-          self._state, parallel_text.pad(rows, width), lengths
-      )
+      decoded = self._decode(self._state, text_files.pad(rows, width), lengths)
       tokens, ends = np.asarray(decoded.tokens), np.asarray(decoded.lengths)
       for place, row, end in zip(places, tokens, ends, strict=False):
         found[place] = row[:end].tolist()

@@ -1,0 +1,385 @@
+"""Parallel text: files, and buckets by length.
+
+Dimensions: N pairs of a bucket, S tokens of a source, T of a target.
+"""
+
+import codecs
+from collections.abc import Sequence
+import datetime
+import gzip
+import re
+from typing import Any
+import zlib
+
+from absl import logging
+import numpy as np
+
+from rnnzoo import settings
+from rnnzoo.models import decoding
+from rnnzoo.tasks import fields
+from rnnzoo.tasks import protocol
+from rnnzoo.tasks import tfds_sets
+
+# A text in a file: UTF-8, or UTF-16 or 32 with its mark, plain or .gz.
+
+
+# A .gz file may hold this many bytes, or this many times its own size.
+_MOST_BYTES, _MOST_TIMES = 2**28, 100
+_MARKS = (
+    (codecs.BOM_UTF8, 'utf-8'),
+    # The first of these begins as that of UTF-16 does.
+    (codecs.BOM_UTF32_LE, 'utf-32-le'),
+    (codecs.BOM_UTF32_BE, 'utf-32-be'),
+    (codecs.BOM_UTF16_LE, 'utf-16-le'),
+    (codecs.BOM_UTF16_BE, 'utf-16-be'),
+)
+# How files begin that gzip, bzip2, xz, zip and zstd packed.
+_PACKED = re.compile(
+    rb'\x1f\x8b|BZh[1-9]1AY&SY|\xfd7zXZ\0|PK\x03\x04|\x28\xb5\x2f\xfd'
+)
+
+
+def read(path: str, field: str, most: int | None = None) -> str:
+  """Returns a text without byte order marks, whose lines end in a newline.
+
+  In the file they may have a carriage return before it. Marks within it, as in
+  files that were joined, are left out as well.
+
+  Args:
+    path: of the file.
+    field: of the config that holds the path, for messages.
+    most: bytes that a text can have; None for any.
+
+  Raises:
+    FileNotFoundError: there is no such file.
+    ValueError: it is no such text, or larger than that, or a carriage return in
+      it has no newline behind.
+  """
+  file = fields.expand(path, field)
+  if not path or not file.is_file():
+    raise FileNotFoundError(
+        f'{field}: there is no file {path!r}; it must be a text in UTF-8, or in'
+        ' UTF-16 or UTF-32 with its mark, plain or .gz'
+    )
+  limit = max(_MOST_BYTES, _MOST_TIMES * file.stat().st_size)
+  limit = limit if most is None else min(limit, most)
+  content = bytearray()
+  with file.open('rb') as raw:
+    is_packed = raw.peek(2).startswith(b'\x1f\x8b')
+    stream: Any = gzip.open(raw) if is_packed else raw
+    try:
+      while part := stream.read(2**20):
+        content += part
+        if len(content) > limit:
+          raise ValueError(
+              f'{path} holds more than {limit:,} bytes; a part of it would work'
+          )
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+      raise ValueError(f'{path} is not a whole .gz file: {error}') from error
+  if _PACKED.match(content):
+    raise ValueError(
+        f'{path} holds what is packed; unpack it, and give it as a plain text'
+        ' or .gz'
+    )
+  marks = (pair for pair in _MARKS if content.startswith(pair[0]))
+  mark, encoding = next(marks, (b'', 'utf-8'))
+  content = content[len(mark) :]
+  try:
+    text = content.decode(encoding)
+  except UnicodeDecodeError as error:
+    *before, last = content[: error.start].decode(encoding).split('\n')
+    raise ValueError(
+        f'{path}, line {len(before) + 1}, is not {encoding.upper()}: byte'
+        f' {len(last.encode(encoding)) + 1} of the line is'
+        f' {content[error.start]:#04x}'
+    ) from error
+  if text.count('\0') > len(text) // 4:
+    raise ValueError(
+        f'{path} is full of zeros, as UTF-16 without its mark is; it must be'
+        ' UTF-8, or begin with a byte order mark'
+    )
+  text = text.replace('\r\n', '\n').removesuffix('\r').replace('\ufeff', '')
+  if '\r' in text:
+    line = text.count('\n', 0, text.index('\r')) + 1
+    raise ValueError(
+        f'{path}, line {line}, has a carriage return without a newline behind;'
+        ' lines must end with a newline'
+    )
+  return text
+
+
+def read_parallel(
+    source: str, target: str, fields: tuple[str, str]
+) -> tuple[list[str], list[str]]:
+  """Returns the lines of two files, each the other's translation.
+
+  An empty line beside one that is not stays; a warning tells of it.
+
+  Args:
+    source: path of a file that `text_files.read` reads.
+    target: the same.
+    fields: of the config that hold the paths, for messages.
+
+  Raises:
+    FileNotFoundError: there is no such file.
+    ValueError: one is no text, or has no lines, or not as many as the other.
+  """
+  sources, targets = _read(source, fields[0]), _read(target, fields[1])
+  if len(sources) != len(targets):
+    short, long = sorted(
+        ((len(sources), source), (len(targets), target)), key=lambda x: x[0]
+    )
+    raise ValueError(
+        f'{short[1]} has {short[0]:,} lines and {long[1]} {long[0]:,}: line'
+        f' {short[0] + 1} of {long[1]} has no translation'
+    )
+  for lines, others, path in (
+      (sources, targets, source),
+      (targets, sources, target),
+  ):
+    places = [
+        place
+        for place, (line, other) in enumerate(
+            zip(lines, others, strict=True), 1
+        )
+        if other.strip() and not line.strip()
+    ]
+    if places:
+      logging.warning(
+          '%s, line %d, is empty, and its translation is not; so are %d of %d'
+          ' lines. They stay in the data.',
+          path,
+          places[0],
+          len(places),
+          len(lines),
+      )
+  return sources, targets
+
+
+def _read(path: str, field: str) -> list[str]:
+  text = read(path, field)
+  if not text:
+    raise ValueError(f'{path} has no lines')
+  return text.removesuffix('\n').split('\n')
+
+
+def read_tfds(
+    source: str, data_dir: str
+) -> tuple[str, dict[str, tuple[list[str], list[str]]]]:
+  """Returns the name of a set of TFDS, and its pairs of lines by split.
+
+  A split for validation or for the test that the set lacks is the last
+  twentieth of the lines left to train on.
+
+  Args:
+    source: 'tfds:<name>'.
+    data_dir: where TFDS keeps its sets.
+
+  Raises:
+    ValueError: the set cannot be read, or has no text.
+  """
+  found = tfds_sets.read(source, data_dir)
+  splits = {}
+  for name, examples in found.splits.items():
+    sides = []
+    for side in examples:
+      if wrong := [one for one in side if not isinstance(one, bytes | str)]:
+        raise ValueError(
+            f'config.data.source={source!r} must have texts as inputs and'
+            f' targets; {name!r} has {settings.a(type(wrong[0]))}'
+        )
+      sides.append([_line(text) for text in side])
+    splits[name] = (sides[0], sides[1])
+  for name in ('test', 'validation'):
+    if name not in splits:
+      count = len(splits['train'][0]) // 20
+      if not count:
+        raise ValueError(
+            f'config.data.source={source!r} has no split {name!r}, and too few'
+            ' training examples to split it off'
+        )
+      sources, targets = splits['train']
+      splits[name] = sources[-count:], targets[-count:]
+      splits['train'] = sources[:-count], targets[:-count]
+  return found.name, splits
+
+
+def _line(text: bytes | str) -> str:
+  text = text if isinstance(text, str) else text.decode('utf-8')
+  return ' '.join(text.splitlines())
+
+
+def longest(pairs: tuple[list[list[int]], list[list[int]]]) -> np.ndarray:
+  """Returns the length of the longer one of each pair, int [N]."""
+  return np.array([max(map(len, pair)) for pair in zip(*pairs, strict=True)])
+
+
+def boundaries(lengths: np.ndarray, num_buckets: int) -> list[int]:
+  """Returns the greatest length of each bucket but the last, which has none.
+
+  Args:
+    lengths: of the pairs to train on, of which each bucket gets as many.
+    num_buckets: at most.
+  """
+  places = np.arange(1, num_buckets) / num_buckets
+  cuts = np.quantile(lengths, places, method='lower').astype(int)
+  return sorted({int(cut) for cut in cuts if cut < lengths.max()})
+
+
+def buckets(
+    pairs: tuple[list[list[int]], list[list[int]]], cuts: Sequence[int]
+) -> list[dict[str, np.ndarray]]:
+  """Returns pairs by length, each padded to the longest one of its bucket.
+
+  Args:
+    pairs: tokens of sources and of targets.
+    cuts: of `boundaries`.
+
+  Returns:
+    For each bucket that has pairs, 'source' int32 [N, S], its end included;
+    'source_length' int32 [N]; 'target' int32 [N, T + 1], from start to end; and
+    'target_length' int32 [N], tokens to predict, the end included.
+
+  Raises:
+    ValueError: nearly all of many bytes would be padding.
+  """
+  found = np.searchsorted(np.array(cuts, int), longest(pairs))
+  parts = []
+  for bucket in range(len(cuts) + 1):
+    places = np.flatnonzero(found == bucket)
+    if not len(places):
+      continue
+    for side in pairs:
+      protocol.check(
+          [len(side[i]) + 1 for i in places],
+          4,
+          'shorten or leave out the longest lines; of those to train on,'
+          ' config.data.max_length leaves them out',
+      )
+    sources = [[*pairs[0][i], decoding.END] for i in places]
+    targets = [[decoding.START, *pairs[1][i], decoding.END] for i in places]
+    parts.append(
+        {
+            'source': pad(sources),
+            'source_length': np.array(list(map(len, sources)), np.int32),
+            'target': pad(targets),
+            'target_length': np.array(list(map(len, targets)), np.int32) - 1,
+        }
+    )
+  return parts
+
+
+def pad(rows: Sequence[Sequence[int]], width: int = 0) -> np.ndarray:
+  """Returns tokens as one array [rows, at least width], padding behind them."""
+  width = max([width, *map(len, rows)])
+  array = np.full((len(rows), width), decoding.PAD, np.int32)
+  for row, tokens in zip(array, rows, strict=True):
+    row[: len(tokens)] = tokens
+  return array
+
+
+# Dates as people write them, and as ISO 8601 does; made from a seed.
+
+
+_FIRST_DAY = datetime.date(1900, 1, 1)
+NUM_DAYS = (datetime.date(2100, 1, 1) - _FIRST_DAY).days
+_MONTHS = (
+    'january february march april may june july august september october'
+    ' november december'
+).split()
+_WEEKDAYS = 'monday tuesday wednesday thursday friday saturday sunday'.split()
+_NUMBERS = (
+    'zero one two three four five six seven eight nine ten eleven twelve'
+    ' thirteen fourteen fifteen sixteen seventeen eighteen nineteen'
+).split()
+_TENS = '- - twenty thirty forty fifty sixty seventy eighty ninety'.split()
+_ORDINALS = {
+    'one': 'first',
+    'two': 'second',
+    'three': 'third',
+    'five': 'fifth',
+    'eight': 'eighth',
+    'nine': 'ninth',
+    'twelve': 'twelfth',
+    'twenty': 'twentieth',
+    'thirty': 'thirtieth',
+}
+
+
+def dates(
+    seed: int, counts: Sequence[int]
+) -> list[tuple[list[str], list[str]]]:
+  """Returns dates as people write them, and as ISO 8601 does.
+
+  No day is in two of the parts.
+
+  Args:
+    seed: of days and ways to write them.
+    counts: pairs of each part; together at most `NUM_DAYS`.
+  """
+  random = np.random.default_rng(seed)
+  days = random.permutation(NUM_DAYS)[: sum(counts)]
+  forms = random.integers(0, len(_FORMS), len(days))
+  pairs = []
+  for day, form in zip(days.tolist(), forms.tolist(), strict=True):
+    date = _FIRST_DAY + datetime.timedelta(days=day)
+    pairs.append((_FORMS[form](date), date.isoformat()))
+  parts, start = [], 0
+  for count in counts:
+    part = pairs[start : start + count]
+    parts.append(([pair[0] for pair in part], [pair[1] for pair in part]))
+    start += count
+  return parts
+
+
+def _cardinal(number: int) -> str:
+  """Returns a number below 100 in words: 'ninety four'."""
+  if number < 20:
+    return _NUMBERS[number]
+  tens, ones = divmod(number, 10)
+  return f'{_TENS[tens]} {_NUMBERS[ones]}' if ones else _TENS[tens]
+
+
+def _ordinal(number: int) -> str:
+  *before, last = _cardinal(number).split()
+  return ' '.join([*before, _ORDINALS.get(last, f'{last}th')])
+
+
+def _year(year: int) -> str:
+  century, rest = divmod(year, 100)
+  if year == 2000:
+    return 'two thousand'
+  if not rest:
+    return f'{_cardinal(century)} hundred'
+  if century == 20 and rest < 10:
+    return f'two thousand and {_cardinal(rest)}'
+  if rest < 10:
+    return f'{_cardinal(century)} oh {_cardinal(rest)}'
+  return f'{_cardinal(century)} {_cardinal(rest)}'
+
+
+def _suffixed(day: int) -> str:
+  suffix = {1: 'st', 2: 'nd', 3: 'rd'}.get(day % 10, 'th')
+  return f'{day}th' if 10 < day < 20 else f'{day}{suffix}'
+
+
+def _month(date: datetime.date) -> str:
+  return _MONTHS[date.month - 1]
+
+
+# Ways to write a date.
+_FORMS = (
+    lambda d: f'the {_ordinal(d.day)} of {_month(d)}, {_year(d.year)}',
+    lambda d: f'{_month(d)} the {_ordinal(d.day)}, {_year(d.year)}',
+    lambda d: f'{_year(d.year)}, {_month(d)} the {_ordinal(d.day)}',
+    lambda d: f'{_month(d)} {_suffixed(d.day)}, {d.year}',
+    lambda d: f'{d.day} {_month(d)} {d.year}',
+    lambda d: f'{_month(d)[:3]} {d.day}, {d.year}',
+    lambda d: (
+        f'{_WEEKDAYS[d.weekday()]}, {_month(d)} {_suffixed(d.day)}, {d.year}'
+    ),
+    lambda d: (
+        f'{_WEEKDAYS[d.weekday()]} the {_ordinal(d.day)} of {_month(d)},'
+        f' {d.year}'
+    ),
+)
