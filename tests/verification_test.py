@@ -5,7 +5,6 @@ import math
 from absl.testing import absltest
 from flax import nnx
 import jax
-import jax.numpy as jnp
 import pytest
 
 import rnnzoo
