@@ -416,7 +416,7 @@ class Seq2Seq(nnx.Module):
       )
     if batch_shape not in (None, batch):
       raise ValueError(
-          f"{name} must have the source's batch axes {batch}, got"
+          f"{name} must be integers with the source's batch axes {batch}, got"
           f' {batch_shape}.'
       )
 
