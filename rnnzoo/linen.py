@@ -20,12 +20,13 @@ an `rnnzoo.Stack` is params['layers']['0'] here. `nnx.restore_int_paths(params)`
 returns them as that stack's state has them.
 
 `apply(..., rngs={'dropout': key})` drops outputs in a `Stack`, and so does a
-call with `rngs=nnx.Rngs(...)`. `apply(..., mutable=['batch_stats'])` normalises
-by the batch and updates its running averages; else norm='batch' uses these.
-Initialisers of `linen.with_partitioning` and `linen.with_logical_partitioning`
-name the axes of the array that they are asked for; the axes of gates and heads
-come before them. `rnnzoo.constrain` does not see bounds (`max_abs`) here: they
-are metadata of nnx parameters.
+call with `rngs=nnx.Rngs(...)`; `step` does not.
+`apply(..., mutable=['batch_stats'])` normalises by the batch and updates its
+running averages; else norm='batch' uses these. Initialisers of
+`linen.with_partitioning` and `linen.with_logical_partitioning` name the axes of
+the array that they are asked for; the axes of gates and heads come before them.
+`rnnzoo.constrain` does not see bounds (`max_abs`) here: they are metadata of
+nnx parameters.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -193,7 +194,7 @@ class SequenceModule(linen.Module):
     return self._run('unroll', x, **options)
 
   def step(self, carry: Any, x: Array, **options: Any) -> tuple[Any, Array]:
-    """Takes one step, as the layer's `step` does."""
+    """Takes one step, as the layer's `step` does, without dropout."""
     return self._run('step', carry, x, **options)
 
   def initial_carry(self, batch_shape: tuple[int, ...] = ()) -> Any:

@@ -4,7 +4,9 @@ convert/record_flashrnn.py recorded them, gradients too.
 """
 
 import functools
+import math
 import pathlib
+import re
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -129,6 +131,7 @@ class FlashRNNTest(parameterized.TestCase):
         simple_agg=False,
         constants={},
     )
+    config(batch_size=np.int64(-1))
     hash(right)
     want = rnnzoo.flashrnn(*given, function='gru', dtype='float32')
     got = rnnzoo.flashrnn(*given, config=right)
@@ -235,6 +238,10 @@ class FlashRNNTest(parameterized.TestCase):
         (lambda: config(initial_val=None), 'number or a tuple .* got None'),
         (lambda: config(initial_val=(0, 'a')), r"tuple .* got \(0, 'a'\)"),
         (lambda: config(initial_val=np.zeros(2)), r'tuple .* got array\(\['),
+        *(
+            (lambda x=x: config(initial_val=x), re.escape(f'got {x}'))
+            for x in (math.nan, math.inf, 4e38, (0, -math.inf))
+        ),
         (lambda: config(gradient_recurrent_clipval=-1), 'above 0.* got -1'),
         (
             lambda: run(Wx[..., :0, :], R[:, :0], b[:, :0]),

@@ -4,6 +4,7 @@ import dataclasses
 from typing import Unpack
 
 from flax import nnx
+import jax
 from jax import lax
 import jax.numpy as jnp
 
@@ -16,6 +17,56 @@ from rnnzoo.layers import sequence_layer
 
 # Beyond it a sigmoid is what it is there: an infinity less itself is not 0.
 _LARGE = 1e30
+
+sigmoid = jax.nn.sigmoid
+
+
+def _values(f, i):
+  """Returns the values of `_shares` and `_slopes`, at the price of the first.
+
+  With σ(x) = 1 / (1 + exp(-x)), numerators and the denominator are sums of 1,
+  exp(-f) and exp(-i). The largest becomes 1: none of the sums overflows, and
+  not all terms underflow. No result depends on the scale.
+  """
+  scale = jnp.maximum(jnp.maximum(-f, -i), 0)
+  one, exp_f, exp_i = (jnp.exp(x - scale) for x in (0, -f, -i))
+  forget, admit = one + exp_i, one + exp_f
+  total = forget + admit
+  forget, admit = forget / total, admit / total
+  shares = forget, admit, (exp_f - exp_i) / total
+  return shares, (forget * (exp_f / total), admit * (exp_i / total))
+
+
+@jax.custom_jvp
+def _shares(f, i, shares, slopes):
+  """Returns `shares`, which are f', i' and i' - f', as functions of f and i."""
+  del f, i, slopes
+  return shares
+
+
+@_shares.defjvp
+def _shares_jvp(primals, tangents):
+  by_f, by_i = _slopes(*primals)
+  d = by_f * tangents[0] - by_i * tangents[1]
+  return _shares(*primals), (d, -d, -2 * d)
+
+
+@jax.custom_jvp
+def _slopes(f, i, shares, slopes):
+  """Returns `slopes`, those of f' by f and -i: f' i' σ(-f) and f' i' σ(-i)."""
+  del f, i, shares
+  return slopes
+
+
+@_slopes.defjvp
+def _slopes_jvp(primals, tangents):
+  # No difference of numbers near 1, of which a saturated gate leaves no digits.
+  f, i, _, _ = primals
+  d_f, d_i, _, _ = tangents
+  by_f, by_i = slopes = _slopes(*primals)
+  _, _, difference = _shares(*primals)
+  d = difference * (sigmoid(-f) * d_f - sigmoid(-i) * d_i)
+  return slopes, (by_f * (d - sigmoid(f) * d_f), by_i * (d - sigmoid(i) * d_i))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,16 +91,10 @@ class MinLSTMCell(cell.LinearCell):
   def coefficients(self, params, x_gates):
     del params
     f, i, h = x_gates
-    # With σ(x) = 1 / (1 + exp(-x)), numerators and the denominator are sums of
-    # 1, exp(-f) and exp(-i). The largest becomes 1: none of the sums overflows,
-    # and not all terms underflow. No result depends on the scale.
     f, i = (jnp.where(x < -_LARGE, -_LARGE, x) for x in (f, i))
-    scale = lax.stop_gradient(jnp.maximum(jnp.maximum(-f, -i), 0))
-    one, exp_f, exp_i = (jnp.exp(x - scale) for x in (0, -f, -i))
-    forget, admit = one + exp_i, one + exp_f
-    total = forget + admit
-    candidate = mingru.CANDIDATES[self.candidate](h)
-    return forget / total, admit / total * candidate
+    shares, slopes = _values(*lax.stop_gradient((f, i)))
+    forget, admit, _ = _shares(f, i, shares, slopes)
+    return forget, admit * mingru.CANDIDATES[self.candidate](h)
 
 
 class _Options(

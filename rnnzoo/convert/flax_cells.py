@@ -143,8 +143,14 @@ def _sides(cell: Any) -> tuple[list[Any], list[Any]]:
 
 def _with_bias(cell: Any) -> list[Any]:
   """Returns the parts that have the bias: those of one side."""
-  inputs, hidden = _sides(cell)
-  return inputs if inputs[0].bias is not None else hidden
+  sides = _sides(cell)
+  parts = [part for side in sides for part in side if part.bias is not None]
+  if parts not in sides:
+    raise ValueError(
+        f'cell must have one bias for each gate, as {type(cell).__name__} makes'
+        ' them; biases of this one were set to None or added.'
+    )
+  return parts
 
 
 def _check(layer: Any, cell: Any) -> None:

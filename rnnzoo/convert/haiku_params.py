@@ -92,6 +92,7 @@ def to_haiku(
     ValueError: haiku has no such layer.
   """
   _check(layer)
+  weights_lib.check_prefix(prefix)
   weights = weights_lib.read(layer, 'haiku')
   inputs, hidden = weights.kernel, weights.recurrent_kernel[:, 0]
   bias = np.array(weights.bias)

@@ -132,6 +132,7 @@ def to_torch(
   Raises:
     ValueError: torch has no such layer.
   """
+  weights_lib.check_prefix(prefix)
   state: dict[str, np.ndarray] = {}
   for part, level, backward in _parts(layer):
     if cell and part is not layer:

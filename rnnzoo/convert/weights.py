@@ -64,8 +64,7 @@ class Entries:
           f'{label} must be a mapping from names to arrays, got'
           f' {settings.a(type(given))}.{hint}'
       )
-    if not isinstance(prefix, str):
-      raise ValueError(f'prefix must be a str, got {prefix!r}.')
+    check_prefix(prefix)
     flat = _flatten(given, label)
     self._label, self._prefix, self._all = label, prefix, flat
     self._left = {
@@ -123,6 +122,12 @@ class Entries:
           f'The {self._label} has entries that the layer has no place for:'
           f' {sorted(self._prefix + name for name in self._left)}.'
       )
+
+
+def check_prefix(prefix: Any) -> None:
+  """Raises ValueError unless it is a str."""
+  if not isinstance(prefix, str):
+    raise ValueError(f'prefix must be a str, got {prefix!r}.')
 
 
 def _flatten(given: Mapping, label: str) -> dict[str, Any]:
@@ -246,12 +251,18 @@ def check_structure(layer: recurrent.RecurrentLayer) -> None:
 
 def check_alike(layers: Sequence[recurrent.RecurrentLayer], library: str):
   """Raises ValueError unless layers of one module of a library are alike."""
-  cells = list(dict.fromkeys(layer.cell for layer in layers))
-  if len(cells) > 1:
-    raise ValueError(
-        f'{library} has one cell in all levels and directions of a module, got'
-        f' {cells[0]} and {cells[1]}.'
-    )
+  of_module: dict[str, list[Any]] = {
+      'cell': [layer.cell for layer in layers],
+      'use_bias': [layer.bias is not None for layer in layers],
+      'number of features': [layer.out_features for layer in layers],
+  }
+  for name, values in of_module.items():
+    kinds = list(dict.fromkeys(values))
+    if len(kinds) > 1:
+      raise ValueError(
+          f'{library} has one {name} in all levels and directions of a module,'
+          f' got {kinds[0]} and {kinds[1]}.'
+      )
 
 
 def store(layer: recurrent.RecurrentLayer, weights: Weights) -> None:

@@ -152,11 +152,15 @@ class FlashRNNConfig:
       object.__setattr__(self, 'initial_val', tuple(self.initial_val))
     values = self.initial_val
     given = values if isinstance(values, (tuple, list)) else (values,)
+    # States are float32 or wider.
+    wide = 'float64' if self.dtype == 'float64' else 'float32'
+    most = float(jnp.finfo(wide).max)
     for value in given:
-      if not isinstance(value, numbers.Real) or isinstance(value, bool):
+      is_real = isinstance(value, numbers.Real) and not isinstance(value, bool)
+      if not (is_real and abs(value) <= most):
         raise ValueError(
-            'initial_val must be a number or a tuple of them, one for each'
-            f' state, got {values!r:.80}.'
+            f'initial_val must be a finite {wide} number or a tuple of them,'
+            f' one for each state, got {values!r:.80}.'
         )
     for name, known in _SHAPES.items():
       settings.choice(getattr(self, name), known, name)
@@ -196,7 +200,7 @@ class FlashRNNConfig:
     """Raises ValueError for a field that is set and says otherwise."""
     for name, value in wanted.items():
       given = getattr(self, name)
-      if given is None or type(given) is int and given == -1:
+      if given is None or isinstance(given, numbers.Integral) and given == -1:
         continue
       check = settings.boolean if isinstance(value, bool) else settings.positive
       check(given, name)

@@ -267,6 +267,8 @@ class LanguageModel(nnx.Module):
     settings.factories([make_layer], base, 'make_layer')
     settings.positive(num_tokens, 'num_tokens')
     settings.positive(features, 'features')
+    # The layer's own check would come after a minute of drawing embeddings.
+    settings.numbers_of((features, features), 'A kernel of a block')
     settings.positive(num_blocks, 'num_blocks')
     initializers.check_rngs(rngs, 'params', required=True)
     if mlp is not None and mlp not in MLPS:
@@ -307,6 +309,7 @@ class LanguageModel(nnx.Module):
     Args:
       batch_shape: leading axes of the tokens, those before time.
     """
+    batch_shape = checks.shape(batch_shape, 'batch_shape')
     return tuple(block.initial_carry(batch_shape) for block in self.blocks)
 
   def unroll(

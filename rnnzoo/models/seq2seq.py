@@ -211,6 +211,8 @@ class Seq2Seq(nnx.Module):
       settings.positive(size, name)
     settings.dropout_rate(dropout_rate)
     initializers.check_rngs(rngs, 'params', required=True)
+    if dtype is not None:
+      checks.floating(dtype, 'dtype')
     context = encoder.out_features
     embed_features = decoder.in_features - context
     if embed_features < 1:
@@ -277,6 +279,7 @@ class Seq2Seq(nnx.Module):
 
   def initial_carry(self, memory: Memory) -> Any:
     """Returns the decoder's state before the first token: (carry, h_0)."""
+    self._check_memory(memory)
     h = memory.context
     if self.has_bridge:
       h = jnp.tanh(self.bridge(h))
@@ -292,9 +295,20 @@ class Seq2Seq(nnx.Module):
       memory: of `encode`.
       carry: of `initial_carry` or the last step.
       tokens: int [B].
+
+    Raises:
+      ValueError: an argument has the wrong shape or dtype.
     """
     count = self.target_embedding.num_embeddings
     tokens = checks.tokens(tokens, count, axes='[...]')
+    self._check_memory(memory, tokens.shape, 'tokens')
+    shape = (*tokens.shape, self.decoder.out_features)
+    is_pair = isinstance(carry, (tuple, list)) and len(carry) == 2
+    if not is_pair or getattr(carry[1], 'shape', None) != shape:
+      raise ValueError(
+          'carry must be a pair (carry, h), as initial_carry(memory) returns'
+          f' it, with h of shape {shape}, got {carry!r:.80}.'
+      )
     x = embedding.vectors(self.target_embedding, tokens)
     carry, output, context, _ = self._step(memory, carry, x)
     return carry, self._logits(x, output, context)
@@ -322,11 +336,7 @@ class Seq2Seq(nnx.Module):
         made without `rngs`.
     """
     tokens = _check_tokens(tokens, self.target_embedding, 'target')
-    if tokens.shape[:-1] != (batch_shape := memory.context.shape[:-1]):
-      raise ValueError(
-          f'target must be integers [..., time] with batch axes {batch_shape},'
-          f" the source's; got shape {tokens.shape}."
-      )
+    self._check_memory(memory, tokens.shape[:-1], 'target')
     teacher_forcing = checks.share(
         teacher_forcing, 'teacher_forcing', tokens.shape
     )
@@ -440,6 +450,34 @@ class Seq2Seq(nnx.Module):
         out_positions=batch_first,
         over=sharding.choose(split, (batch_first,)),
     )
+
+  def _check_memory(self, memory, batch_shape=None, name='') -> None:
+    """Raises ValueError unless `encode` returned it, for such a batch.
+
+    Args:
+      memory: the caller's.
+      batch_shape: that of tokens beside it, or None.
+      name: of these tokens.
+    """
+    is_memory = isinstance(memory, Memory)
+    given = memory if is_memory else (None,) * 4
+    found = tuple(getattr(x, 'shape', ()) for x in given)
+    batch, size = found[0][:-1], self.encoder.out_features
+    wanted: Any = (*batch, size), (), (), ()
+    if self.has_attention:
+      steps = *batch, *found[3][-1:]
+      keys = *steps, self.attention.key.out_features
+      wanted = (*batch, size), keys, (*steps, size), steps
+    if found != wanted:
+      got = f'shapes {found}' if is_memory else settings.a(type(memory))
+      raise ValueError(
+          f'memory must be as encode of this model returns it, got {got}.'
+      )
+    if batch_shape not in (None, batch):
+      raise ValueError(
+          f"{name} must be integers with the source's batch axes {batch}, got"
+          f' {batch_shape}.'
+      )
 
   def _choose(self, memory, carry, tokens, keeps, scale) -> Outputs:
     """Runs over tokens, of which some are replaced by the model's own."""

@@ -6,6 +6,7 @@ own, in forward mode, of the equations as papers have them.
 """
 
 import functools
+import itertools
 import math
 
 from absl.testing import absltest
@@ -151,6 +152,41 @@ class DerivativesTest(parameterized.TestCase):
       want = jacobians(paper, twice, [np.float64(x) for x in inputs])
     got = jacobians(by_hand, twice, inputs)
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+  @pytest.mark.few(1)
+  @parameterized.parameters('scan', 'associative_scan')
+  def test_minlstm_hessian(self, implementation):
+    sizes = 0.3, -0.7, 30, -30, 100, -100
+    gates = np.array(list(itertools.product(sizes, repeat=3)), np.float32)
+
+    def last_h(gates):
+      carry, gates = (jnp.full((1, 1), 0.5),), gates.reshape(1, 1, 3, 1)
+      return rnnzoo.unroll(
+          rnnzoo.MinLSTMCell(),
+          {},
+          gates,
+          None,
+          carry,
+          implementation=implementation,
+      )[1].sum()
+
+    got = jax.jit(jax.vmap(jax.jacfwd(jax.grad(last_h))))(gates)
+    f, i, h = np.float64(gates.T)
+    sigmoid = lambda x: 1 / (1 + np.exp(-x))
+    total = 2 + np.exp(-f) + np.exp(-i)
+    slope = (1 + np.exp(-i)) * (1 + np.exp(-f)) / total**2
+    difference = (np.exp(-f) - np.exp(-i)) / total
+    past, less_f, less_i = 0.5 - h, sigmoid(-f), sigmoid(-i)
+    by_ff = less_f * (difference * less_f - sigmoid(f)) * past
+    by_fi = -less_f * less_i * difference * past
+    by_ii = less_i * (difference * less_i + sigmoid(i)) * past
+    want = slope * [
+        [by_ff, by_fi, -less_f],
+        [by_fi, by_ii, less_i],
+        [-less_f, less_i, 0 * h],
+    ]
+    # Numbers below 1e-37 are 0 on a CPU.
+    np.testing.assert_allclose(got, want.T, rtol=2e-5, atol=1e-37)
 
 
 if __name__ == '__main__':

@@ -214,6 +214,19 @@ class ErrorsTest(parameterized.TestCase):
       with self.assertRaisesRegex(ValueError, message):
         convert_cell(make(rnnzoo.LAYERS[name]), cell)
 
+  @parameterized.parameters(
+      ('Elman', nnx.SimpleCell), ('GRU', nnx.GRUCell), ('LSTM', nnx.LSTMCell)
+  )
+  def test_flax_biases_set_by_hand(self, name, cell):
+    cell = cell(IN, FEATURES, rngs=nnx.Rngs(0))
+    side = cell.io if name == 'LSTM' else cell.dense_i
+    other = cell.ho if name == 'LSTM' else cell.dense_h
+    bias, none = sorted((side.bias, other.bias), key=lambda b: b is None)
+    for side.bias, other.bias in ((none, none), (bias, bias)):
+      for convert_cell in convert.from_flax, convert.to_flax:
+        with self.assertRaisesRegex(ValueError, 'one bias for each gate'):
+          convert_cell(make(rnnzoo.LAYERS[name]), cell)
+
   def test_what_stands_beside_it(self):
     gru = make(rnnzoo.GRU)
     rnn = nnx.RNN(nnx.GRUCell(IN, FEATURES, rngs=nnx.Rngs(0)))
@@ -292,6 +305,16 @@ class ErrorsTest(parameterized.TestCase):
           'torch_cell_of_a_stack',
           lambda: convert.to_torch(make(STACK), cell=True),
           'no cell for a Stack',
+      ),
+      (
+          'prefix_to_torch',
+          lambda: convert.to_torch(make(rnnzoo.GRU), prefix=3),
+          'prefix must be a str, got 3',
+      ),
+      (
+          'prefix_to_haiku',
+          lambda: convert.to_haiku(make(rnnzoo.LSTM), prefix=None),
+          'prefix must be a str, got None',
       ),
       (
           'gru_of_haiku',
@@ -432,6 +455,10 @@ class ErrorsTest(parameterized.TestCase):
     )
     two_ways = make(ways)
     two_ways.forward, two_ways.backward = [make(cls) for cls in tanh_relu]
+    biases = rnnzoo.GRU, functools.partial(rnnzoo.GRU, use_bias=False)
+    sizes = rnnzoo.GRU, lambda n, m, rngs: rnnzoo.GRU(n, m + 1, rngs=rngs)
+    half_biased = make(ways)
+    half_biased.backward = make(biases[1])
     square = lambda cls, **options: cls(4, 4, rngs=nnx.Rngs(0), **options)
     slstm, block = rnnzoo.SLSTM, rnnzoo.SLSTMBlock
     tirex = {'conv_width': 0, 'norm': 'rms', 'mlp_activation': 'silu'}
@@ -448,6 +475,9 @@ class ErrorsTest(parameterized.TestCase):
         ('torch', make(STACK, norm='batch'), 'no normalisation between'),
         ('torch', stack(tanh_relu), 'one cell in all levels .*tanh.*relu'),
         ('torch', stack([rnnzoo.GRU, ways]), 'has 3 in 2 levels'),
+        ('torch', stack(biases), 'one use_bias in all levels .*True.*False'),
+        ('torch', stack(sizes), 'one number of features in all .*4 and 5'),
+        ('keras', half_biased, 'one use_bias in all levels .*True.*False'),
         ('keras', two_ways, 'one cell in all levels .*tanh.*relu'),
         ('FlashRNN', square(slstm, max_forget=15), 'no max_forget'),
         ('FlashRNN', square(slstm, min_normalizer=0), 'no max_forget'),

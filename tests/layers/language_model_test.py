@@ -17,8 +17,9 @@ from rnnzoo.models import language as language_model
 
 
 def make(layer=rnnzoo.MinGRU, **options):
+  options = {'features': 6} | options
   return models.LanguageModel(
-      layer, 7, 6, num_blocks=2, rngs=nnx.Rngs(0), **options
+      layer, 7, num_blocks=2, rngs=nnx.Rngs(0), **options
   )
 
 
@@ -170,6 +171,7 @@ class LanguageModelTest(parameterized.TestCase):
       ({'conv_width': -1}, 'conv_width must be'),
       ({'dropout_rate': 1.5}, 'dropout_rate must be in'),
       ({'is_tied': 'no'}, 'is_tied must be'),
+      ({'features': 10**9}, r'kernel of a block must have at most 2\^48'),
   )
   def test_errors(self, options, message):
     with self.assertRaisesRegex(ValueError, message):
@@ -230,6 +232,12 @@ class LanguageModelTest(parameterized.TestCase):
     for given in (carry, carry[:1], model.initial_carry((2,)), 3):
       with self.assertRaisesRegex(ValueError, 'carry must be as initial_carry'):
         model.step(given, TOKENS[:, 0])
+
+  def test_batch_shapes_that_cannot_be(self):
+    model = make(functools.partial(rnnzoo.SLSTMBlock, num_heads=2))
+    for shape in (-1,), 2, 'a', ('a',), (2.0,):
+      with self.assertRaisesRegex(ValueError, 'batch_shape must be a tuple of'):
+        model.initial_carry(shape)
 
   def test_tokens_out_of_range(self):
     with self.assertRaisesRegex(ValueError, 'from 0 to 6, got .* from 0 to 7'):

@@ -156,6 +156,10 @@ class Seq2SeqTest(parameterized.TestCase):
           'must be a recurrent layer or a stack of these.*DenseStack',
       ),
       ('dropout_rate', 1.5, r'dropout_rate must be in \[0, 1\), got 1.5'),
+      *(
+          ('dtype', dtype, 'dtype must (be a floating-point|have 16 to 64)')
+          for dtype in (int, 'int32', complex, 'float8_e4m3fn', 'foo', 3)
+      ),
   )
   def test_errors(self, name, given, message):
     rngs = nnx.Rngs(0)
@@ -250,6 +254,28 @@ class Seq2SeqTest(parameterized.TestCase):
       ):
         with self.assertRaisesRegex(ValueError, f'^{name} must be '):
           function(value)
+
+  def test_states_of_another_model_or_batch(self):
+    models = make_model(), make_model(attention=False)
+    memories = [jax.eval_shape(model.encode, SOURCE) for model in models]
+    wide = jax.eval_shape(make_model(bidirectional=True).encode, SOURCE)
+    tokens = TARGET[:, 0]
+    for index, model in enumerate(models):
+      memory, other = memories[index], memories[1 - index]
+      carry = jax.eval_shape(model.initial_carry, memory)
+      one = jax.eval_shape(
+          lambda carry: jax.tree.map(lambda x: x[:1], carry), carry
+      )
+      uses = ('initial_carry',), ('step', carry, tokens), ('unroll', TARGET)
+      wrong = None, 'a', carry, other, wide, memory._replace(context=3)
+      for given, (use, *rest) in itertools.product(wrong, uses):
+        with self.assertRaisesRegex(ValueError, '^memory must be as encode'):
+          getattr(model, use)(given, *rest)
+      for given in None, 'a', carry[::-1], carry[:1], one:
+        with self.assertRaisesRegex(ValueError, '^carry must be a pair '):
+          model.step(memory, given, tokens)
+      with self.assertRaisesRegex(ValueError, r"source's .* \(3,\), got \(2,"):
+        model.step(memory, carry, tokens[:2])
 
   @pytest.mark.slow
   def test_tokens_must_be_integers(self):
