@@ -18,7 +18,6 @@ import jax
 import numpy as np
 
 from pallas_kernels import promotion
-from rnnzoo.tasks import protocol
 from rnnzoo.training import experiment as experiments
 from rnnzoo.training import feed as feeds
 from rnnzoo.training import visits
@@ -148,7 +147,11 @@ def profile(experiment: experiments.Experiment) -> str:
   """
   program, config = experiment.program, experiment.config
   keys = jax.random.split(jax.random.key(config.seed), 3)
-  examples, order, most = _batches(experiment, keys[1])
+  train = feeds.training_split(experiment)
+  feed = feeds.Feed(
+      program, experiment.placement, train, keys[1], 1, config.keep_data_on
+  )
+  examples, order, most = next(feed.epoch(1))
   num_steps = min(NUM_STEPS, most)
   given = examples, order, num_steps, 1.0, keys[2]
   state = program.init(keys[0])
@@ -169,7 +172,9 @@ def profile(experiment: experiments.Experiment) -> str:
       f'trace: {directory}',
       f'a step takes {seconds / num_steps * 1e3:.3f} ms without the profiler',
   ]
-  if isinstance(examples, visits.Lesson):
+  if isinstance(examples, visits.Lesson) and examples.index < len(
+      train.lessons
+  ):
     lines.append('the steps are those of the first lesson; later ones differ')
   lines += table(*read(directory, compiled.as_text()), num_steps)
   return '\n'.join(lines) + '\n'
@@ -218,18 +223,3 @@ def table(
   if len(operators) > _LISTED:
     lines.append(f'and {len(operators) - _LISTED} more operators')
   return lines
-
-
-def _batches(
-    experiment: experiments.Experiment, key: jax.Array
-) -> tuple[Any, Any, int]:
-  """Returns examples and order of the first steps, and how many these are."""
-  config, placement = experiment.config, experiment.placement
-  train, steps = experiment.task.splits['train'], experiment.steps_per_epoch
-  given = experiment.program, placement
-  if isinstance(train, protocol.Generator) or config.keep_data_on == 'device':
-    if placement.mesh is None:
-      train = experiment.program.load(train)
-    return *feeds.Feed(*given, train, key, 1).epoch(1), steps
-  piece = next(feeds.Pieces(*given, train, key, 1).epoch(1))
-  return piece.examples, piece.order, piece.num_steps
