@@ -67,21 +67,48 @@ from rnnzoo.layers.stack import Stack
 
 __version__ = '0.1.0.dev0'
 
+_LAYERS: dict[str, type[RecurrentLayer]] = {
+    'Elman': Elman,
+    'LSTM': LSTM,
+    'GRU': GRU,
+    'SLSTM': SLSTM,
+    'AGRU': AGRU,
+    'AntisymmetricRNN': AntisymmetricRNN,
+    'IndRNN': IndRNN,
+    'IRevRNN': IRevRNN,
+    'MinGRU': MinGRU,
+    'MinLSTM': MinLSTM,
+}
+_OWN_NAMES = frozenset(_LAYERS)
+
 # Every layer by name, as configs name it.
-LAYERS: _Mapping[str, type[RecurrentLayer]] = _types.MappingProxyType(
-    {
-        'Elman': Elman,
-        'LSTM': LSTM,
-        'GRU': GRU,
-        'SLSTM': SLSTM,
-        'AGRU': AGRU,
-        'AntisymmetricRNN': AntisymmetricRNN,
-        'IndRNN': IndRNN,
-        'IRevRNN': IRevRNN,
-        'MinGRU': MinGRU,
-        'MinLSTM': MinLSTM,
-    }
-)
+LAYERS: _Mapping[str, type[RecurrentLayer]] = _types.MappingProxyType(_LAYERS)
+
+
+def register(layer: type[RecurrentLayer]) -> None:
+  """Adds a layer of another project to `LAYERS`, by the name of its class.
+
+  Configs then name it: `config.model.layer = 'MyLayer'`. A config's file calls
+  this, and so does a program that loads a run of such a config.
+
+  Args:
+    layer: its class. To register a name again, as a config that is loaded twice
+      does, replaces the class.
+
+  Raises:
+    TypeError: `layer` is no class of a recurrent layer.
+    ValueError: a layer of rnnzoo has this name.
+  """
+  if not isinstance(layer, type) or not issubclass(layer, RecurrentLayer):
+    raise TypeError(
+        f'a layer must be a subclass of rnnzoo.RecurrentLayer; got {layer!r}'
+    )
+  if layer.__name__ in _OWN_NAMES:
+    raise ValueError(
+        f'{layer.__name__!r} is a layer of rnnzoo; choose another name'
+    )
+  _LAYERS[layer.__name__] = layer
+
 
 # Modules that are imported when they are first asked for: they take time, and
 # some of them need an extra.

@@ -259,7 +259,8 @@ def find_layer(name: str) -> type[rnnzoo.RecurrentLayer]:
   hint = f'did you mean {lower[close[0]]!r}? ' if close else ''
   raise ValueError(
       f'unknown layer {fields.shorten(name)}: {hint}known layers are'
-      f' {", ".join(rnnzoo.LAYERS)}'
+      f' {", ".join(rnnzoo.LAYERS)}; a layer of another project needs'
+      ' rnnzoo.register'
   )
 
 

@@ -33,7 +33,7 @@ from rnnzoo.training import processes
 
 # Of what a checkpoint holds. Whoever changes that, or the meaning of a part of
 # it, counts up.
-VERSION = 2
+VERSION = 3
 
 MANIFEST = 'manifest.json'
 

@@ -24,7 +24,6 @@ from rnnzoo.tasks import fields
 from rnnzoo.tasks import protocol
 from rnnzoo.training import data_summaries
 from rnnzoo.training import files
-from rnnzoo.training import loss_scaling
 from rnnzoo.training import optimization
 from rnnzoo.training import placement as placements
 from rnnzoo.training import processes
@@ -180,7 +179,7 @@ def prepare(
       optimization.make_optimizer(config.optimizer, num_steps, steps_per_epoch),
       config.eval_batch_size,
       placement,
-      loss_scaling.interval(config),
+      optimization.make_loss_scale(config),
       config.keep_data_on,
       config.get('model', {}).get('dropconnect_rate', 0.0),
   )
@@ -188,7 +187,7 @@ def prepare(
   state = jax.eval_shape(program.init, key)
   _check_memory(state)
   # Tracing one step, without running it, finds what the model will not take.
-  for examples in _kinds(train, key):
+  for examples in _kinds(train):
     jax.eval_shape(
         program.train_steps,
         state,
@@ -229,16 +228,12 @@ def prepare(
   )
 
 
-def _kinds(train: protocol.Split, key: jax.Array) -> list[Any]:
+def _kinds(train: protocol.Split) -> list[Any]:
   """Returns the examples for which a step of training is compiled."""
   if not isinstance(train, protocol.Generator):
     return [train]
-  lessons = [
-      visits.Lesson(key, index)
-      for index, (num_epochs, _) in enumerate(train.lessons)
-      if num_epochs
-  ]
-  return [*lessons, key]
+  lengths = [num_epochs for num_epochs, _ in train.lessons] + [1]
+  return [visits.Lesson(i) for i, length in enumerate(lengths) if length]
 
 
 def _check(config: ml_collections.ConfigDict) -> None:

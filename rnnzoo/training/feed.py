@@ -1,13 +1,18 @@
-"""The training examples of each epoch, on the devices, in that epoch's order.
+"""The training examples of a seed, in the order of each epoch, on the devices.
 
-One device holds the whole split and picks the batches itself. Several devices
-get their parts of all batches once an epoch, while the epoch before it runs: so
-no step has to send examples from one device to another, and no device or
-process holds more than its part.
+An epoch comes in pieces: some steps, and the batches that they see. One device
+holds the whole split and picks the batches itself, and a generator makes them:
+then the epoch is one piece. Several devices get their parts of all batches of
+an epoch while the epoch before it runs, so that no step sends examples from one
+device to another. Of data that stay on the host a piece has a few batches, and
+the examples may lie on a disk (numpy's memmap). A thread gathers the next piece
+while the devices train, so they hold two pieces, however large the data are.
+
+Dimensions: S steps of an epoch, K steps of a piece, B batch.
 """
 
 import collections
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent import futures
 import functools
 import time
@@ -17,10 +22,40 @@ import jax
 import numpy as np
 
 from rnnzoo.tasks import protocol
+from rnnzoo.training import experiment as experiments
 from rnnzoo.training import placement as placements
-from rnnzoo.training import step
 from rnnzoo.training import step as step_lib
 from rnnzoo.training import visits
+
+# Seconds that one compiled call should take on a CPU: long enough for Python's
+# share to vanish, short enough for the progress bar to move.
+_SHORT_CALL, _LONG_CALL = 0.3, 1.5
+
+
+class Piece(NamedTuple):
+  """Some steps of an epoch.
+
+  Attributes:
+    examples: what `Visits.visit` takes as examples.
+    order: the order that belongs to them.
+    num_steps: how many steps there are; gathered batches may be more.
+  """
+
+  examples: Any
+  order: Any
+  num_steps: int
+
+
+def training_split(experiment: experiments.Experiment) -> Any:
+  """Returns the training split: on the device, if one holds the whole of it."""
+  split = experiment.task.splits['train']
+  if (
+      isinstance(split, protocol.Generator)
+      or experiment.config.keep_data_on == 'host'
+      or experiment.placement.mesh
+  ):
+    return split
+  return experiment.program.load(split)
 
 
 class Feed:
@@ -29,96 +64,10 @@ class Feed:
   Args:
     program: the compiled functions.
     placement: the devices.
-    examples: the training split: on one device, what it holds; else on the
-      host.
-    key: of all permutations.
+    examples: the training split, as `training_split` returns it.
+    key: the key of all permutations.
     num_epochs: the last epoch.
-  """
-
-  def __init__(
-      self,
-      program: step.Program,
-      placement: placements.Placement,
-      examples: Any,
-      key: jax.Array,
-      num_epochs: int,
-  ):
-    self._program = program
-    self._placement = placement
-    self._examples = examples
-    self._key = key
-    self._num_epochs = num_epochs
-    self._worker = futures.ThreadPoolExecutor(1)
-    self._next: futures.Future | None = None
-
-  def epoch(self, epoch: int) -> tuple[Any, Any]:
-    """Returns what `step.train_epoch` takes as examples and order.
-
-    Args:
-      epoch: which one; after the first call, the one after the last.
-    """
-    if isinstance(self._examples, protocol.Generator):
-      drawn = visits.generated(self._examples, self._key, epoch)
-      return self._placement.replicate(drawn), None
-    if self._placement.mesh is None:
-      return self._examples, self._program.shuffle(self._key, epoch)
-    batches = (self._next or self._prepare(epoch)).result()
-    self._next = None
-    if epoch < self._num_epochs:
-      self._next = self._prepare(epoch + 1)
-    return batches
-
-  def _prepare(self, epoch: int) -> futures.Future[Any]:
-    # The order is known before the devices are busy with an epoch.
-    order = jax.tree.map(np.asarray, self._program.shuffle(self._key, epoch))
-    return self._worker.submit(self._place, order)
-
-  def _place(self, order: Any) -> tuple[Any, Any]:
-    place = lambda *given: self._placement.batches(*given).examples
-    if not isinstance(order, visits.BucketOrder):
-      return place(self._examples, order), None
-    examples = tuple(map(place, self._examples, order.orders))
-    # The examples are in this order now; which bucket is next, is still one.
-    return examples, order._replace(orders=(None,) * len(examples))
-
-
-# Training examples that stay on the host: a few batches at a time.
-#
-# A thread gathers the batches of the next piece and sends them to the devices
-# while these train on the last one. So a device holds three pieces at most,
-# however large the data are, and their examples may lie on a disk (numpy's
-# memmap). Order and batches are those of data on the device.
-#
-# Dimensions: S steps of an epoch, K steps of a piece, B batch.
-
-
-# Pieces that are prepared ahead of the one in use.
-_AHEAD = 2
-
-
-class Piece(NamedTuple):
-  """Some steps of an epoch.
-
-  Attributes:
-    examples: arrays [K, B, ...] by name, or buckets of them, on the devices.
-    order: says so.
-    num_steps: how many of the K batches are to be used.
-  """
-
-  examples: Any
-  order: visits.PieceOrder
-  num_steps: int
-
-
-class Pieces:
-  """The training examples of one seed, from the host.
-
-  Args:
-    program: the compiled functions.
-    placement: the devices.
-    examples: the training split: arrays, or buckets of them.
-    key: of all permutations.
-    num_epochs: the last epoch.
+    keep_data_on: 'device', or 'host' for pieces of a few batches.
   """
 
   def __init__(
@@ -128,11 +77,12 @@ class Pieces:
       examples: Any,
       key: jax.Array,
       num_epochs: int,
+      keep_data_on: str = 'device',
   ):
     self._program, self._placement = program, placement
     self._examples, self._key = examples, key
-    self._num_epochs = num_epochs
-    self._blanks: list[Any] = []
+    self._num_epochs, self._keep_data_on = num_epochs, keep_data_on
+    self._blanks: dict[int, Any] = {}
     self._worker = futures.ThreadPoolExecutor(1)
     self._calls: Iterator[Callable[[], Piece]] | None = None
     self._ready: collections.deque[futures.Future[Piece]] = collections.deque()
@@ -144,139 +94,118 @@ class Pieces:
       epoch: which one; after the first call, the one after the last. The pieces
         of the last one have to be used up.
     """
+    program, examples = self._program, self._examples
+    steps = program.steps_per_epoch
+    if isinstance(examples, protocol.Generator):
+      lesson = visits.Lesson(examples.lesson(epoch))
+      order = self._placement.replicate(program.shuffle(self._key, epoch))
+      yield Piece(lesson, order, steps)
+      return
+    if self._keep_data_on == 'device' and self._placement.mesh is None:
+      yield Piece(examples, program.shuffle(self._key, epoch), steps)
+      return
     if self._calls is None:
       self._calls = self._of_epochs(epoch)
-    steps = 0
-    while steps < self._program.steps_per_epoch:
-      while len(self._ready) <= _AHEAD and (call := next(self._calls, None)):
+    while steps:
+      while len(self._ready) < 2 and (call := next(self._calls, None)):
         self._ready.append(self._worker.submit(call))
       piece = self._ready.popleft().result()
-      steps += piece.num_steps
+      steps -= piece.num_steps
       yield piece
 
   def _of_epochs(self, first: int) -> Iterator[Callable[[], Piece]]:
+    """Yields functions that gather the pieces from an epoch on."""
+    steps = self._program.steps_per_epoch
     for epoch in range(first, self._num_epochs + 1):
+      # The order is known before the devices are busy with an epoch.
       order = jax.tree.map(np.asarray, self._program.shuffle(self._key, epoch))
-      if isinstance(order, visits.BucketOrder):
-        for step in range(self._program.steps_per_epoch):
-          yield functools.partial(self._of_bucket, order, step)
-      else:
+      if self._keep_data_on == 'device':
+        length = steps
+      elif isinstance(self._examples, Mapping):
         length = placements.batches_of_piece(self._examples, *order.shape)
-        for step in range(0, len(order), length):
-          yield functools.partial(self._of_arrays, order, step, length)
+      else:
+        length = 1
+      for start in range(0, steps, length):
+        yield functools.partial(self._gather, order, start, length)
 
-  def _of_arrays(self, order: np.ndarray, first: int, length: int) -> Piece:
-    # The last piece is as long as the others: one program is compiled for all.
-    steps = np.arange(first, first + length)
-    rows = order[np.minimum(steps, len(order) - 1)]
-    examples = self._placement.batches(self._examples, rows).examples
-    num_steps = min(length, len(order) - first)
-    here = visits.PieceOrder(np.int32(first), None)
+  def _gather(self, order: Any, start: int, length: int) -> Piece:
+    """Returns a piece, whose examples are on the devices."""
+    examples: Any
+    if isinstance(order, visits.BucketOrder):
+      examples, of_buckets = self._of_buckets(order, start, length)
+    else:
+      rows = placements.rows_of_piece(order, start, length)
+      examples = self._placement.batches(self._examples, rows)
+      of_buckets = None
+    num_steps = min(length, self._program.steps_per_epoch - start)
+    here = visits.PieceOrder(np.int32(start), of_buckets)
     return Piece(jax.block_until_ready(examples), here, num_steps)
 
-  def _of_bucket(self, order: visits.BucketOrder, step: int) -> Piece:
-    bucket, place = int(order.bucket[step]), int(order.place[step])
-    examples = list(self._blanks or self._make_blanks(order))
-    examples[bucket] = self._placement.batches(
-        self._examples[bucket], order.orders[bucket][place][None]
-    ).examples
-    only = visits.BucketOrder(
-        np.full(1, bucket, np.int32),
-        np.zeros(1, np.int32),
-        (None,) * len(examples),
-    )
-    here = visits.PieceOrder(np.int32(step), only)
-    return Piece(jax.block_until_ready(tuple(examples)), here, 1)
-
-  def _make_blanks(self, order: visits.BucketOrder) -> list[Any]:
-    """Keeps a batch of each bucket, for the steps that use another one."""
-    self._blanks = [
-        self._placement.batches(examples, rows[:1]).examples
-        for examples, rows in zip(self._examples, order.orders, strict=True)
-    ]
-    return self._blanks
-
-
-# The calls of compiled functions in which an epoch is trained.
-
-
-# Seconds that one compiled call should take on a CPU: long enough for Python's
-# share to vanish, short enough for the progress bar to move.
-_SHORT_CALL, _LONG_CALL = 0.3, 1.5
+  def _of_buckets(
+      self, order: visits.BucketOrder, start: int, length: int
+  ) -> tuple[tuple[Any, ...], visits.BucketOrder]:
+    """Returns the batches of each bucket, and in which steps they are seen."""
+    steps = slice(start, start + length)
+    bucket, place = order.bucket[steps], np.zeros(length, np.int32)
+    found = []
+    for index, rows in enumerate(order.orders):
+      here = bucket == index
+      place[here] = np.arange(here.sum())
+      batches = functools.partial(
+          self._placement.batches, self._examples[index]
+      )
+      if here.any():
+        found.append(batches(rows[order.place[steps][here]]))
+        continue
+      # The compiled step has a branch for it all the same.
+      if index not in self._blanks:
+        self._blanks[index] = batches(rows[:1])
+      found.append(self._blanks[index])
+    empty = (None,) * len(found)
+    return tuple(found), visits.BucketOrder(bucket, place, empty)
 
 
 def run_epoch(
-    program: step.Program,
-    state: step.TrainState,
-    examples: Any,
-    order: Any,
-    scale: jax.typing.ArrayLike,
-    key: jax.Array,
-    on_progress: Callable[[int], None],
-) -> step.TrainState:
-  """Returns the state an epoch later: after one call, or on a CPU several.
-
-  Args:
-    program: the compiled functions.
-    state: is donated: it cannot be used afterwards.
-    examples: the training split, on the devices, as the feed gives it.
-    order: of the epoch, likewise.
-    scale: multiplies the learning rate.
-    key: of dropout.
-    on_progress: is told, from time to time, how many steps are done.
-  """
-  num_steps = program.steps_per_epoch
-  # Several processes have to make the same calls, however long these take.
-  if jax.default_backend() != 'cpu' or jax.process_count() > 1:
-    state = jax.block_until_ready(
-        program.train_epoch(state, examples, order, scale, key)
-    )
-    on_progress(num_steps)
-    return state
-  # An epoch may take minutes here, and another call costs next to nothing.
-  done, call_steps = 0, 1
-  while done < num_steps:
-    call_steps = min(call_steps, num_steps - done)
-    start = time.monotonic()
-    state = jax.block_until_ready(
-        program.train_steps(state, examples, order, call_steps, scale, key)
-    )
-    seconds = time.monotonic() - start
-    done += call_steps
-    on_progress(done)
-    if seconds < _SHORT_CALL:
-      call_steps *= 2
-    elif seconds > _LONG_CALL:
-      call_steps = max(call_steps // 2, 1)
-  return state
-
-
-def run_pieces(
-    program: step.Program,
-    state: step.TrainState,
+    program: step_lib.Program,
+    state: step_lib.TrainState,
     pieces: Iterable[Piece],
     scale: jax.typing.ArrayLike,
     key: jax.Array,
     on_progress: Callable[[int], None],
-) -> step.TrainState:
-  """Returns the state an epoch later, after one call for each of its pieces.
+) -> step_lib.TrainState:
+  """Returns the state an epoch later: one call a piece, or several on a CPU.
 
   Args:
     program: the compiled functions.
-    state: is donated: it cannot be used afterwards.
-    pieces: of the epoch.
+    state: the state before; it is donated and cannot be used afterwards.
+    pieces: the examples of the epoch.
     scale: multiplies the learning rate.
-    key: of dropout.
+    key: the key of dropout.
     on_progress: is told, from time to time, how many steps are done.
   """
-  done = 0
-  for piece in pieces:
-    # The next pieces are on their way meanwhile, and no more than these.
-    state = jax.block_until_ready(
-        program.train_steps(
-            state, piece.examples, piece.order, piece.num_steps, scale, key
-        )
-    )
-    done += piece.num_steps
-    on_progress(done)
+  # An epoch may take minutes on a CPU, and another call costs next to nothing.
+  # Several processes have to make the same calls, however long these take.
+  is_short = jax.default_backend() == 'cpu' and jax.process_count() == 1
+  done, call_steps = 0, 1
+  for examples, order, num_steps in pieces:
+    end = done + num_steps
+    if num_steps == program.steps_per_epoch and not is_short:
+      state = jax.block_until_ready(
+          program.train_epoch(state, examples, order, scale, key)
+      )
+      done = end
+      on_progress(done)
+    while done < end:
+      steps = min(call_steps, end - done) if is_short else num_steps
+      start = time.monotonic()
+      state = jax.block_until_ready(
+          program.train_steps(state, examples, order, steps, scale, key)
+      )
+      seconds = time.monotonic() - start
+      done += steps
+      on_progress(done)
+      if seconds < _SHORT_CALL:
+        call_steps = 2 * steps
+      elif seconds > _LONG_CALL:
+        call_steps = max(steps // 2, 1)
   return state

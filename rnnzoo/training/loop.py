@@ -5,7 +5,7 @@ hold all the rest, is why a run that was killed and resumed gives, on CPU,
 bitwise what an uninterrupted run gives.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 import contextlib
 import dataclasses
 import functools
@@ -16,12 +16,10 @@ import jax.numpy as jnp
 
 from pallas_kernels import promotion
 from rnnzoo.tasks import protocol
-from rnnzoo.training import at_once
 from rnnzoo.training import checkpointing
 from rnnzoo.training import experiment as experiments
 from rnnzoo.training import feed as feeds
 from rnnzoo.training import files
-from rnnzoo.training import loss_scaling
 from rnnzoo.training import metrics as metrics_lib
 from rnnzoo.training import processes
 from rnnzoo.training import records as records_lib
@@ -48,7 +46,7 @@ class Seed:
 
   seed: int
   run: seed_state.SeedState
-  feed: feeds.Feed | feeds.Pieces
+  feed: feeds.Feed
   key: jax.Array
   checkpoints: checkpointing.Checkpoints
   records: records_lib.Records
@@ -92,68 +90,53 @@ def train(
     group: the seeds of the compiled call. Those of several have a leading axis.
     active: the ones whose state changes, of `find_active`.
   """
-  steps = experiment.steps_per_epoch
+  program, steps = experiment.program, experiment.steps_per_epoch
 
-  def tell(done, whole=False):
-    for one in active if whole else active[:1]:
-      one.records.update(len(one.run.history) * steps + done)
+  def tell(done):
+    active[0].records.update(len(active[0].run.history) * steps + done)
 
-  program = experiment.program
-  # The others take part in an epoch of these.
-  epochs: list[Any] = [
+  # The others take part in an epoch of the active ones.
+  pieces = [
       one.feed.epoch(len((one if one in active else active[0]).run.history) + 1)
       for one in group
   ]
-  if isinstance(group[0].feed, feeds.Pieces):
-    return _train_from_host(experiment, group[0], epochs[0], tell)
   states = [one.run.state for one in group]
   scales = [_scale(experiment, one.run) for one in group]
   keys = [one.key for one in group]
   if len(group) == 1:
-    examples, order = epochs[0]
     state = feeds.run_epoch(
-        program, states[0], examples, order, scales[0], keys[0], tell
+        program, states[0], pieces[0], scales[0], keys[0], tell
     )
     group[0].run.state = state
     return state.params, state.statistics
-  examples, order = epochs[0]
-  if order is None:  # Of a generator, each seed has a key.
-    examples = at_once.stack([examples for examples, _ in epochs])
-  else:
-    order = at_once.stack([order for _, order in epochs])
+  # Their epochs are whole pieces of the same examples.
+  whole = [next(piece) for piece in pieces]
+  together = whole[0]._replace(order=stack([piece.order for piece in whole]))
   state = feeds.run_epoch(
       program.at_once,
-      at_once.stack(states),
-      examples,
-      order,
-      at_once.stack(scales),
-      at_once.stack(keys),
+      stack(states),
+      [together],
+      stack(scales),
+      stack(keys),
       tell,
   )
-  tell(steps, whole=True)
-  for one, own in zip(group, at_once.unstack(state, len(group)), strict=True):
+  for one, own in zip(group, unstack(state, len(group)), strict=True):
     if one in active:
       one.run.state = own
+      one.records.update((len(one.run.history) + 1) * steps)
   return state.params, state.statistics
 
 
-def _train_from_host(
-    experiment: experiments.Experiment,
-    one: Seed,
-    epoch: Iterator[feeds.Piece],
-    tell: Callable[[int], None],
-) -> tuple[Any, Any]:
-  """Trains a seed for one epoch; returns parameters and statistics."""
-  state = feeds.run_pieces(
-      experiment.program,
-      one.run.state,
-      epoch,
-      _scale(experiment, one.run),
-      one.key,
-      tell,
-  )
-  one.run.state = state
-  return state.params, state.statistics
+@jax.jit
+def stack(trees: Sequence[Any]) -> Any:
+  """Returns trees of arrays as one, with a leading axis."""
+  return jax.tree.map(lambda *arrays: jnp.stack(arrays), *trees)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def unstack(tree: Any, count: int) -> list[Any]:
+  """Returns the entries of a tree of arrays with a leading axis."""
+  return [jax.tree.map(lambda x, i=i: x[i], tree) for i in range(count)]
 
 
 def validate(
@@ -198,9 +181,8 @@ def conclude(
   mean = lambda total: float(total) / experiment.steps_per_epoch
   totals = run.state.scores | {'loss': run.state.loss}
   train = metrics_lib.of_means(jax.tree.map(mean, totals), metrics)
-  scaling = run.state.loss_scaling
   before = sum(row.get('skipped_steps', 0) for row in run.history)
-  skipped = loss_scaling.skipped_steps(scaling) - before
+  skipped = int(run.state.skipped) - before
   num_updates = max(experiment.steps_per_epoch - skipped, 1)
   row = {
       'epoch': epoch,
@@ -211,11 +193,9 @@ def conclude(
       **{f'validation_{name}': value for name, value in validation.items()},
       **learned_numbers(run.state.params),
   }
-  if scaling is not None:
-    row |= {
-        'skipped_steps': skipped,
-        'loss_scale': float(scaling.dynamic.scale),
-    }
+  if run.state.loss_scale is not None:
+    row['skipped_steps'] = skipped
+    row['loss_scale'] = float(run.state.loss_scale.scale)
   run.history.append(row)
   warm = _steps(run) >= config.optimizer.warmup_steps
   return run.conclude(
@@ -264,7 +244,7 @@ def learning_rate(
 
 def _steps(run: seed_state.SeedState) -> jax.Array:
   """Returns the steps that the optimiser knows of: none that was skipped."""
-  return run.state.step - loss_scaling.skipped_steps(run.state.loss_scaling)
+  return run.state.step - run.state.skipped
 
 
 @promotion.of_dtypes
@@ -300,12 +280,10 @@ def train_and_evaluate(experiment: experiments.Experiment) -> dict[str, Any]:
         ' (of a curriculum, or without noise): none trains on what comes after'
         ' these'
     )
-  splits: dict[str, Any] = {
+  splits = {
       name: experiment.program.load(task.splits[name])
-      for name in ('train', 'validation', 'test')
-      if name != 'train' or _is_on_device(experiment)
-  }
-  splits.setdefault('train', task.splits['train'])
+      for name in ('validation', 'test')
+  } | {'train': feeds.training_split(experiment)}
   seeds = range(config.seed, config.seed + config.num_seeds)
   paths = {s: workdir / f'seed_{s}' / 'result.json' for s in seeds}
   for first in range(0, len(seeds), config.seeds_at_once):
@@ -342,12 +320,6 @@ def train_and_evaluate(experiment: experiments.Experiment) -> dict[str, Any]:
       end='',
   )
   return report
-
-
-def _is_on_device(experiment: experiments.Experiment) -> bool:
-  """Returns whether one device holds the whole training split."""
-  on_device = experiment.config.keep_data_on == 'device'
-  return on_device and experiment.placement.mesh is None
 
 
 def run_seeds(
@@ -411,11 +383,13 @@ def _begin(
           ' from those of a run on either number'
       )
   run.num_devices = placement.num_devices
-  is_host = config.keep_data_on == 'host' and not isinstance(
-      splits['train'], protocol.Generator
-  )
-  feed = (feeds.Pieces if is_host else feeds.Feed)(
-      experiment.program, placement, splits['train'], keys[1], config.num_epochs
+  feed = feeds.Feed(
+      experiment.program,
+      placement,
+      splits['train'],
+      keys[1],
+      config.num_epochs,
+      config.keep_data_on,
   )
   records = stack.enter_context(
       records_lib.Records(

@@ -12,11 +12,14 @@ import math
 import re
 import types
 
+from flax.training import dynamic_scale
 import jax
+import jax.numpy as jnp
 import ml_collections
 import optax
 from optax import contrib
 
+from rnnzoo.tasks import backbones
 from rnnzoo.tasks import fields
 
 
@@ -205,6 +208,36 @@ def make_plateau(
   )
   # Uncompiled, its lax.cond would be traced and compiled anew each epoch.
   return rule._replace(update=jax.jit(rule.update))
+
+
+def make_loss_scale(
+    config: ml_collections.ConfigDict,
+) -> dynamic_scale.DynamicScale | None:
+  """Returns the factor of the loss before the first step; None for none.
+
+  Small gradients are zero in float16, large ones are infinite. So the loss is
+  multiplied by a factor, and the gradients are divided by it in float32. A step
+  whose gradients are not finite is skipped, and halves the factor. The factor
+  doubles after `optimizer.loss_scale_interval` steps that were not skipped.
+
+  Args:
+    config: the resolved config.
+
+  Raises:
+    ValueError: `model.dtype` is no dtype.
+
+  References:
+    Micikevicius et al., Mixed precision training, 2018, section 3.2.
+  """
+  model = config.get('model', {})
+  if 'dtype' not in model or backbones.find_dtype(model) != jnp.float16:
+    return None
+  return dynamic_scale.DynamicScale(
+      # flax doubles in the step after so many.
+      growth_interval=config.optimizer.loss_scale_interval - 1,
+      fin_steps=jnp.zeros((), jnp.int32),  # type: ignore[arg-type]
+      scale=jnp.asarray(2.0**16, jnp.float32),  # type: ignore[arg-type]
+  )
 
 
 def update_plateau(

@@ -9,7 +9,7 @@ its program knows nothing of all this.
 Dimensions: N examples of a split, S batches, B examples of the global batch.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -19,23 +19,13 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 import numpy as np
 
-from rnnzoo.tasks import protocol
-
 T = TypeVar('T')
 
 _AXIS = 'data'
 
 
-class Batches(NamedTuple):
-  """A split in batches, split over the devices.
-
-  Attributes:
-    examples: arrays [S, B, ...] by name.
-    size: N. What follows the first N examples only fills the last batch up.
-  """
-
-  examples: dict[str, jax.Array]
-  size: int
+# Bytes of a piece of a split that is too large for the device.
+_PIECE_BYTES = 2**26
 
 
 class Placement(NamedTuple):
@@ -51,7 +41,7 @@ class Placement(NamedTuple):
 
   @property
   def num_devices(self) -> int:
-    """How many devices there are, those of other processes included."""
+    """How many devices there are, other processes included."""
     return self.mesh.size if self.mesh else 1
 
   def outputs(self) -> dict[str, Any]:
@@ -73,10 +63,12 @@ class Placement(NamedTuple):
     sharding = NamedSharding(self.mesh, PartitionSpec(_AXIS))
     return jax.lax.with_sharding_constraint(batch, sharding)
 
-  def batches(self, examples: Mapping[str, Any], order: np.ndarray) -> Batches:
-    """Returns a split in batches. A process reads the rows of its devices only.
+  def batches(
+      self, examples: Mapping[str, Any], order: np.ndarray
+  ) -> dict[str, jax.Array]:
+    """Returns arrays [S, B, ...] by name, split over the devices.
 
-    The batches of one device are gathered by the host.
+    A process reads the rows of its devices only; the host gathers them.
 
     Args:
       examples: arrays [N, ...] by name.
@@ -84,7 +76,7 @@ class Placement(NamedTuple):
     """
     if self.mesh is None:
       rows = {name: np.asarray(x[order]) for name, x in examples.items()}
-      return Batches(jax.device_put(rows), protocol.num_examples(examples))
+      return jax.device_put(rows)
     sharding = NamedSharding(self.mesh, PartitionSpec(None, _AXIS))
 
     def place(array):
@@ -99,14 +91,26 @@ class Placement(NamedTuple):
           lambda index: array[order[index[:2]]],  # type: ignore[index]
       )
 
-    placed = {name: place(array) for name, array in examples.items()}
-    return Batches(placed, protocol.num_examples(examples))
+    return {name: place(array) for name, array in examples.items()}
+
+  def pieces(
+      self, examples: Mapping[str, Any], order: np.ndarray, keep_data_on: str
+  ) -> Iterator[dict[str, jax.Array]]:
+    """Yields the batches of an order: a few at a time, or all at once.
+
+    Args:
+      examples: arrays [N, ...] by name.
+      order: int [S, B], which examples each batch has.
+      keep_data_on: 'host' for a few, 'device' for all.
+    """
+    length = len(order)
+    if keep_data_on == 'host':
+      length = batches_of_piece(examples, *order.shape)
+    for first in range(0, len(order), length):
+      yield self.batches(examples, rows_of_piece(order, first, length))
 
 
 ONE_DEVICE = Placement()
-
-# Bytes of a piece of a split that is too large for the device.
-_PIECE_BYTES = 2**26
 
 
 def batches_of_piece(
@@ -121,6 +125,14 @@ def batches_of_piece(
   """
   batch = batch_size * sum(array[0].nbytes for array in examples.values())
   return min(max(_PIECE_BYTES // batch, 1), num_batches)
+
+
+def rows_of_piece(order: np.ndarray, first: int, length: int) -> np.ndarray:
+  """Returns so many rows of an order, the last one again beyond its end.
+
+  So all pieces have one shape, and one program is compiled for all.
+  """
+  return order[np.minimum(np.arange(first, first + length), len(order) - 1)]
 
 
 def choose(

@@ -4,19 +4,20 @@ One call of `train_steps` or `train_epoch` does many steps in a loop on the
 device. The state carries all that the next call needs, so it does not matter
 where calls of `train_steps` begin and end: the numbers are the same.
 
-On several devices the functions are the same. Each of them works on its part of
+On several devices the functions are the same. Each device works on its part of
 a batch, and they sum gradients, losses and BatchNorm's statistics: batches are
-global, and dropout masks are those of the global batch.
+global, and dropout draws its masks for the global batch.
 
 Dimensions: N examples of a split, S steps of an epoch, B batch.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 import dataclasses
 import functools
 from typing import Any, NamedTuple
 
 from flax import nnx
+from flax.training import dynamic_scale
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,115 +25,8 @@ import optax
 
 import rnnzoo
 from rnnzoo.tasks import protocol
-from rnnzoo.training import at_once
-from rnnzoo.training import loss_scaling as scaling_lib
 from rnnzoo.training import placement as placements
 from rnnzoo.training import visits as visits_lib
-
-# The results of all examples of a split, batch by batch.
-#
-# Dimensions: N examples of a split, S batches, B examples of a batch.
-
-
-class OnHost(NamedTuple):
-  """A split that stays on the host.
-
-  Attributes:
-    examples: arrays [N, ...] by name.
-    placement: the devices that evaluate.
-  """
-
-  examples: protocol.Examples
-  placement: placements.Placement
-
-
-def order(batch_size: int, num_devices: int, size: int) -> np.ndarray:
-  """Returns the examples of each batch, int32 [S, B].
-
-  The last batch is filled up with example 0, whose results are cut off.
-
-  Args:
-    batch_size: B, rounded up to a multiple of the number of devices.
-    num_devices: that share a batch.
-    size: N.
-  """
-  each = -(-min(size, batch_size) // num_devices)
-  batch = each * num_devices
-  num_batches = -(-size // batch)
-  indices = np.zeros(num_batches * batch, np.int32)
-  indices[:size] = np.arange(size)
-  return indices.reshape(num_batches, batch)
-
-
-def whole(
-    evaluation_order: Callable[[int], np.ndarray],
-    evaluate_batches: Callable[..., protocol.Evaluation],
-    axis: int,
-    params: nnx.State,
-    statistics: nnx.State,
-    split: Any,
-    predict: bool = False,
-) -> protocol.Evaluation:
-  """Returns the results of all examples of a split.
-
-  Args:
-    evaluation_order: (N) -> int32 [S, B], the examples of each batch.
-    evaluate_batches: the compiled function, which returns [..., S, B, ...].
-    axis: which axis of its results is the first of these.
-    params: the parameters.
-    statistics: all else that the model stores.
-    split: what `load` returned.
-    predict: whether predictions are wanted.
-  """
-
-  def join(size, x):
-    # Batches and the examples of each become one axis.
-    x = np.asarray(x)
-    x = x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :])
-    return x[(slice(None),) * axis + (slice(size),)]
-
-  def run_on_host(split):
-    # One piece is on its way while the results of the one before are read.
-    size, running, parts = protocol.num_examples(split.examples), [], []
-    indices = evaluation_order(size)
-    length = placements.batches_of_piece(split.examples, *indices.shape)
-    for first in range(0, len(indices), length):
-      steps = np.minimum(np.arange(first, first + length), len(indices) - 1)
-      piece = split.placement.batches(split.examples, indices[steps]).examples
-      running.append(
-          evaluate_batches(params, statistics, piece, None, predict=predict)
-      )
-      if len(running) > 1:
-        parts.append(jax.tree.map(np.asarray, running.pop(0)))
-    parts.append(jax.tree.map(np.asarray, running.pop()))
-    whole = jax.tree.map(lambda *x: np.concatenate(x, axis), *parts)
-    return jax.tree.map(functools.partial(join, size), whole)
-
-  def run(examples):
-    if isinstance(examples, OnHost):
-      return run_on_host(examples)
-    if isinstance(examples, placements.Batches):
-      (examples, size), indices = examples, None
-    else:
-      size = protocol.num_examples(examples)
-      indices = evaluation_order(size)
-    return jax.tree.map(
-        functools.partial(join, size),
-        evaluate_batches(
-            params, statistics, examples, indices, predict=predict
-        ),
-    )
-
-  if isinstance(split, Mapping | placements.Batches | OnHost):
-    return run(split)
-  parts = [run(bucket) for bucket in split]
-  predictions = [part.predictions for part in parts] if predict else None
-  joined = jax.tree.map(
-      lambda *arrays: np.concatenate(arrays, axis),
-      *[part._replace(predictions=None) for part in parts],
-  )
-  return joined._replace(predictions=predictions)
-
 
 # The masks of DropConnect have a key that no count of dropout's keys reaches.
 _DROPCONNECT = 2**31 - 1
@@ -147,10 +41,11 @@ class TrainState(NamedTuple):
     optimizer: the optimiser's state.
     step: int32 [], steps done since the start of training.
     loss: float32 [], sum of the mean losses of this epoch's steps so far.
-    scores: float32 [] each, likewise, of the scores that are metrics.
-    gradient_norm: float32 [], likewise, of the whole gradient before anything
-      is done to it, without those of steps that were skipped.
-    loss_scaling: the state of loss scaling, None without it.
+    scores: float32 [] each, the same sum of each score that is a metric.
+    gradient_norm: float32 [], the same sum of the whole gradient's norm before
+      anything is done to it, without steps that were skipped.
+    loss_scale: the factor of the loss in float16; None for none.
+    skipped: int32 [], steps that were skipped since the start of training.
   """
 
   params: nnx.State
@@ -160,7 +55,20 @@ class TrainState(NamedTuple):
   loss: jax.Array
   scores: dict[str, jax.Array]
   gradient_norm: jax.Array
-  loss_scaling: scaling_lib.LossScaling | None = None
+  loss_scale: dynamic_scale.DynamicScale | None
+  skipped: jax.Array
+
+
+class Loaded(NamedTuple):
+  """A split whose batches are gathered already, or on the host.
+
+  Attributes:
+    pieces: returns some batches at a time, arrays [K, B, ...] by name.
+    size: N; results of later examples are cut off.
+  """
+
+  pieces: Callable[[], Iterable[Mapping[str, jax.Array]]]
+  size: int
 
 
 class Program(NamedTuple):
@@ -169,22 +77,21 @@ class Program(NamedTuple):
   Attributes:
     steps_per_epoch: S.
     init: (key) -> TrainState.
-    load: (split) -> it on the devices, as `evaluate` takes it.
-    shuffle: (key, epoch) -> what `Visits.order` returns, int32 [S, B] for
-      arrays: which examples each step sees.
+    load: (split) -> the split as `evaluate` takes it, on the devices.
+    shuffle: (key, epoch) -> the order of an epoch, see `Visits.order`.
     train_steps: (state, examples, order, num_steps, scale, key) -> the state
       `num_steps` later. `scale` multiplies the learning rate. The given state
-      is donated: it cannot be used afterwards. Examples and order are those of
-      `Visits.visit`.
+      is donated: it cannot be used afterwards. `Visits.visit` explains examples
+      and order.
     train_epoch: (state, examples, order, scale, key) -> the state S steps
-      later, likewise. The compiler knows how many steps there are, so a GPU
-      need not ask the host after each whether to go on.
+      later. The compiler knows how many steps there are, so a GPU need not ask
+      the host after each whether to go on.
     evaluate: (params, statistics, split, predict=False) -> the results of all
       its examples, numpy arrays [N, ...]. Predictions are None unless asked
       for, and a list for buckets.
     at_once: a `Program` of the same functions for several seeds in one call:
       states, orders, scales, keys and results have a leading axis, one entry a
-      seed. Its `init` and `shuffle` are those of one seed.
+      seed. Its `init` and `shuffle` take one seed.
   """
 
   steps_per_epoch: int
@@ -202,19 +109,19 @@ def make_program(
     optimizer: optax.GradientTransformation,
     eval_batch_size: int,
     placement: placements.Placement = placements.ONE_DEVICE,
-    loss_scale_interval: int | None = None,
+    loss_scale: dynamic_scale.DynamicScale | None = None,
     keep_data_on: str = 'device',
     dropconnect_rate: float = 0.0,
 ) -> Program:
   """Returns the compiled functions of an experiment.
 
   Args:
-    task: what is learnt.
-    optimizer: how.
+    task: the data, the model and its loss.
+    optimizer: turns gradients into updates.
     eval_batch_size: B in evaluation, where no gradients need memory; rounded up
       to a multiple of the number of devices.
     placement: the devices.
-    loss_scale_interval: what `loss_scaling.interval` returned.
+    loss_scale: the factor of the loss at the start; None for none.
     keep_data_on: 'device', or 'host' for splits that are not to be loaded as a
       whole.
     dropconnect_rate: the share of entries of the recurrent matrices that a
@@ -236,7 +143,7 @@ def make_program(
       raise ValueError(
           f'config.model.dropconnect_rate={dropconnect_rate}: {error}'
       ) from error
-  training = _Training(
+  functions = _Functions(
       task=task,
       optimizer=optimizer,
       visits=visits,
@@ -246,72 +153,56 @@ def make_program(
           for metric in protocol.epoch_metrics(task)
           if not metric.of and metric.name != protocol.LOSS.name
       ),
-      loss_scale_interval=loss_scale_interval,
+      loss_scale=loss_scale,
       dropconnect_rate=dropconnect_rate,
   )
-  compiled = functools.partial(jax.jit, **placement.outputs())
-  init = jax.jit(training.init)
-  evaluate_batches = compiled(
-      training.evaluate_batches, static_argnames='predict'
+  init = jax.jit(functions.init)
+  batches_of = functools.partial(
+      evaluation_order, eval_batch_size, placement.num_devices
   )
+  jit = functools.partial(jax.jit, **placement.outputs())
 
-  # The number of steps is traced: calls of any length share one compilation.
-  def train_steps(state, examples, order, num_steps, scale, key):
-    return training.steps(state, examples, order, num_steps, scale, key)
-
-  def train_epoch(state, examples, order, scale, key):
-    num_steps = visits.steps_per_epoch
-    return training.steps(state, examples, order, num_steps, scale, key)
-
-  evaluation_order = functools.partial(
-      order, eval_batch_size, placement.num_devices
-  )
-
-  def load(examples):
-    if isinstance(examples, protocol.Generator):
-      return examples
-    if not isinstance(examples, Mapping):
-      return tuple(map(load, examples))
-    if keep_data_on == 'host':
-      return OnHost(examples, placement)
-    if placement.mesh is None:
-      return jax.device_put(dict(examples))
-    order = evaluation_order(protocol.num_examples(examples))
-    return placement.batches(examples, order)
-
-  evaluate = functools.partial(whole, evaluation_order)
-  program = Program(
-      steps_per_epoch=visits.steps_per_epoch,
-      init=lambda key: placement.replicate(init(key)),
-      load=load,
-      shuffle=jax.jit(visits.order),
-      train_steps=compiled(train_steps, donate_argnums=0),
-      train_epoch=compiled(train_epoch, donate_argnums=0),
-      evaluate=functools.partial(evaluate, evaluate_batches, 0),
-  )
-  return program._replace(
-      at_once=program._replace(
-          train_steps=at_once.train(train_steps),
-          train_epoch=at_once.train(train_epoch),
-          evaluate=functools.partial(
-              evaluate, at_once.evaluate(evaluate_batches), 1
-          ),
+  def program(axis, over_seeds):
+    def evaluate_batches(params, statistics, examples, order, predict):
+      one = functools.partial(functions.evaluate_batches, predict=predict)
+      return over_seeds(one, (0, 0, None, None))(
+          params, statistics, examples, order
       )
-  )
+
+    # The number of steps is traced: calls of any length share one compilation.
+    steps = over_seeds(functions.steps, (0, None, 0, None, 0, 0))
+    epoch = over_seeds(functions.epoch, (0, None, 0, 0, 0))
+    return Program(
+        steps_per_epoch=visits.steps_per_epoch,
+        init=lambda key: placement.replicate(init(key)),
+        load=functools.partial(load, placement, keep_data_on, batches_of),
+        shuffle=jax.jit(visits.order),
+        train_steps=jit(steps, donate_argnums=0),
+        train_epoch=jit(epoch, donate_argnums=0),
+        evaluate=functools.partial(
+            evaluate,
+            jit(evaluate_batches, static_argnames='predict'),
+            axis,
+            batches_of,
+        ),
+    )
+
+  one_seed = program(0, lambda function, unused_axes: function)
+  return one_seed._replace(at_once=program(1, jax.vmap))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class _Training:
+class _Functions:
   """The functions of an experiment before they are compiled.
 
   Attributes:
-    task: what is learnt.
-    optimizer: how.
+    task: the data, the model and its loss.
+    optimizer: turns gradients into updates.
     visits: which examples each step sees.
-    structure: of the model, without its arrays.
-    score_names: of the scores that are metrics.
-    loss_scale_interval: as for `make_program`.
-    dropconnect_rate: likewise.
+    structure: the model without its arrays.
+    score_names: the scores that are metrics.
+    loss_scale: the factor of the loss at the start, see `make_program`.
+    dropconnect_rate: the share of entries that a step drops.
   """
 
   task: protocol.Task
@@ -319,7 +210,7 @@ class _Training:
   visits: visits_lib.Visits
   structure: nnx.GraphDef
   score_names: tuple[str, ...]
-  loss_scale_interval: int | None
+  loss_scale: dynamic_scale.DynamicScale | None
   dropconnect_rate: float
 
   def init(self, key) -> TrainState:
@@ -336,7 +227,8 @@ class _Training:
         loss=zero,
         scores=dict.fromkeys(self.score_names, zero),
         gradient_norm=zero,
-        loss_scaling=scaling_lib.begin(self.loss_scale_interval),
+        loss_scale=self.loss_scale,
+        skipped=jnp.zeros((), jnp.int32),
     )
 
   def loss(self, params, statistics, batch, key):
@@ -359,17 +251,18 @@ class _Training:
     dropout_key = jax.random.fold_in(key, state.step)
 
     def differentiate(batch):
-      return scaling_lib.differentiate(
-          self.loss,
-          state.loss_scaling,
-          state.params,
-          state.statistics,
-          batch,
-          dropout_key,
-      )
+      given = state.params, state.statistics, batch, dropout_key
+      if state.loss_scale is None:
+        found = jax.value_and_grad(self.loss, has_aux=True)(*given)
+        return None, None, *found
+      return state.loss_scale.value_and_grad(self.loss, has_aux=True)(*given)
 
-    loss, (statistics, scores), gradients, scaling, finite = self.visits.visit(
-        differentiate, examples, order, state.step
+    loss_scale, finite, (loss, (statistics, scores)), gradients = (
+        self.visits.visit(differentiate, examples, order, state.step)
+    )
+    # flax has scaled ones in float32; an optimiser wants the parameters' dtype.
+    gradients = jax.tree.map(
+        lambda g, p: g.astype(p.dtype), gradients, state.params
     )
     with jax.named_scope('optimizer'):
       updates, optimizer_state = self.optimizer.update(
@@ -377,23 +270,35 @@ class _Training:
       )
       updates = optax.tree.scale(scale, updates)
       params = rnnzoo.constrain(optax.apply_updates(state.params, updates))
-    params, statistics, optimizer_state, norm = scaling_lib.choose(
-        finite,
-        (params, statistics, optimizer_state, optax.tree.norm(gradients)),
-        (state.params, state.statistics, state.optimizer, 0.0),
-    )
     first = state.step % self.visits.steps_per_epoch == 0
     total = lambda sum_, x: jnp.where(first, 0.0, sum_) + x
-    return TrainState(
+    new = TrainState(
         params,
         statistics,
         optimizer_state,
         state.step + 1,
         total(state.loss, loss),
         jax.tree.map(total, state.scores, scores),
-        total(state.gradient_norm, norm),
-        scaling,
+        total(state.gradient_norm, optax.tree.norm(gradients)),
+        loss_scale,
+        state.skipped,
     )
+    if finite is None:
+      return new
+    # A step whose gradients are not finite changes nothing but its counters.
+    skipped = new._replace(
+        params=state.params,
+        statistics=state.statistics,
+        optimizer=state.optimizer,
+        gradient_norm=total(state.gradient_norm, 0.0),
+        skipped=state.skipped + 1,
+    )
+    return jax.tree.map(functools.partial(jnp.where, finite), new, skipped)
+
+  def epoch(self, state, examples, order, scale, key) -> TrainState:
+    """Returns the state an epoch later."""
+    num_steps = self.visits.steps_per_epoch
+    return self.steps(state, examples, order, num_steps, scale, key)
 
   def steps(self, state, examples, order, num_steps, scale, key) -> TrainState:
     """Returns the state `num_steps` later."""
@@ -428,6 +333,105 @@ class _Training:
             ' which is one of the metrics'
         )
     return {name: results.scores[name] for name in self.score_names}
+
+
+def evaluation_order(
+    batch_size: int, num_devices: int, size: int
+) -> np.ndarray:
+  """Returns the examples of each batch of a test, int32 [S, B].
+
+  The last batch is filled up with example 0, whose results are cut off.
+
+  Args:
+    batch_size: B, rounded up to a multiple of the number of devices.
+    num_devices: how many devices share a batch.
+    size: N.
+  """
+  batch = -(-min(size, batch_size) // num_devices) * num_devices
+  indices = np.zeros(-(-size // batch) * batch, np.int32)
+  indices[:size] = np.arange(size)
+  return indices.reshape(-1, batch)
+
+
+def load(
+    placement: placements.Placement,
+    keep_data_on: str,
+    batches_of: Callable[[int], np.ndarray],
+    examples: Any,
+) -> Any:
+  """Returns a split as `evaluate` takes it, on the devices if it is to be.
+
+  Args:
+    placement: the devices.
+    keep_data_on: 'device' or 'host'.
+    batches_of: (N) -> int32 [S, B], the examples of each batch.
+    examples: the split.
+  """
+  if not isinstance(examples, Mapping):
+    rest = placement, keep_data_on, batches_of
+    return tuple(load(*rest, bucket) for bucket in examples)
+  if keep_data_on == 'device' and placement.mesh is None:
+    return jax.device_put(dict(examples))
+  size = protocol.num_examples(examples)
+  pieces = functools.partial(
+      placement.pieces, examples, batches_of(size), keep_data_on
+  )
+  if keep_data_on == 'host':
+    return Loaded(pieces, size)
+  held = list(pieces())
+  return Loaded(lambda: held, size)
+
+
+def evaluate(
+    evaluate_batches: Callable[..., protocol.Evaluation],
+    axis: int,
+    batches_of: Callable[[int], np.ndarray],
+    params: nnx.State,
+    statistics: nnx.State,
+    split: Any,
+    predict: bool = False,
+) -> protocol.Evaluation:
+  """Returns the results of all examples of a split.
+
+  Args:
+    evaluate_batches: the compiled function, which returns [..., S, B, ...].
+    axis: which axis of its results is S.
+    batches_of: (N) -> int32 [S, B], the examples of each batch.
+    params: the parameters.
+    statistics: all else that the model stores.
+    split: what `load` returned, or examples.
+    predict: whether predictions are wanted.
+  """
+  if not isinstance(split, Mapping | Loaded):
+    rest = evaluate_batches, axis, batches_of, params, statistics
+    of_buckets = [evaluate(*rest, bucket, predict) for bucket in split]
+    predictions = [part.predictions for part in of_buckets] if predict else None
+    joined = jax.tree.map(
+        lambda *arrays: np.concatenate(arrays, axis),
+        *[part._replace(predictions=None) for part in of_buckets],
+    )
+    return joined._replace(predictions=predictions)
+  order = None
+  if isinstance(split, Mapping):
+    order = batches_of(protocol.num_examples(split))
+    split = Loaded(
+        functools.partial(iter, [split]), protocol.num_examples(split)
+    )
+  parts: list[protocol.Evaluation] = []
+  for examples in split.pieces():
+    parts.append(
+        evaluate_batches(params, statistics, examples, order, predict=predict)
+    )
+    # One piece is on its way while the results of the one before are read.
+    parts[-2:-1] = [jax.tree.map(np.asarray, part) for part in parts[-2:-1]]
+
+  def join(*arrays):
+    # Batches and the examples of each become one axis.
+    x = np.concatenate(arrays, axis)
+    x = x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :])
+    return x[(slice(None),) * axis + (slice(split.size),)]
+
+  return jax.tree.map(join, *parts)
 
 
 def split(model: nnx.Module) -> tuple[nnx.GraphDef, nnx.State, nnx.State]:

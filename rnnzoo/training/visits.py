@@ -1,8 +1,8 @@
 """Which examples each step of an epoch sees, whatever the training split is.
 
   arrays     batches in an order that is a function of (seed, epoch);
-  buckets    the same for each, and the batches of all buckets in such an order:
-             the compiled step has one branch a bucket;
+  buckets    each is ordered as arrays are, and so are the batches of all: the
+             compiled step has one branch a bucket;
   generator  made in the step, by a key that is a function of (seed, step); the
              step is compiled for each of the generator's lessons.
 
@@ -44,37 +44,23 @@ class PieceOrder(NamedTuple):
 
   Attributes:
     first: int32 [], the steps of the epoch before the piece.
-    order: of buckets, with the K steps of the piece; None of arrays.
+    order: the order of buckets in the K steps of the piece; None for arrays.
   """
 
   first: jax.typing.ArrayLike
   order: BucketOrder | None
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=['key'],
-    meta_fields=['index'],
-)
+@jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class Lesson:
-  """The examples of a generator in an epoch of one of its lessons.
+  """The examples of a generator in an epoch: a constant for the compiler.
 
   Attributes:
-    key: of the seed.
-    index: which lesson; a constant for the compiler.
+    index: which lesson, or how many there are for the epochs after all.
   """
 
-  key: jax.Array
   index: int
-
-
-def generated(
-    generator: protocol.Generator, key: jax.Array, epoch: int
-) -> jax.Array | Lesson:
-  """Returns the examples of an epoch, counted from 1: the key after lessons."""
-  index = generator.lesson(epoch)
-  return key if index == len(generator.lessons) else Lesson(key, index)
 
 
 class Visits:
@@ -94,7 +80,7 @@ class Visits:
   ):
     self._batch_size, self._placement = batch_size, placement
     self._generator = None
-    self._sizes: tuple[int, ...] = ()
+    self._are_buckets = False
     if isinstance(split, protocol.Generator):
       self._generator = split
       self.steps_per_epoch = split.steps_per_epoch
@@ -105,28 +91,29 @@ class Visits:
       self.steps_per_epoch = sum(self._counts)
 
   def order(self, key: jax.Array, epoch: jax.typing.ArrayLike) -> Any:
-    """Returns the order of an epoch: int32 [S, B], or of buckets, or None.
+    """Returns the order of an epoch: int32 [S, B], or that of buckets.
 
     The last batch is filled up with the first examples of the same order, so
-    every example is seen in every epoch.
+    every example is seen in every epoch. A generator has the key itself.
 
     Args:
-      key: of the seed.
+      key: the key of the seed.
       epoch: which one.
     """
-    key = jax.random.fold_in(key, epoch)
     if self._generator:
-      return None
+      return key
+    key = jax.random.fold_in(key, epoch)
     if not self._are_buckets:
       return self._shuffle(key, 0)
+    count = len(self._sizes)
     orders = tuple(
         self._shuffle(jax.random.fold_in(key, bucket), bucket)
-        for bucket in range(len(self._sizes))
+        for bucket in range(count)
     )
-    bucket = np.repeat(np.arange(len(self._sizes)), self._counts)
+    bucket = np.repeat(np.arange(count), self._counts)
     place = np.concatenate([np.arange(count) for count in self._counts])
     visits = jax.random.permutation(
-        jax.random.fold_in(key, len(self._sizes)), self.steps_per_epoch
+        jax.random.fold_in(key, count), self.steps_per_epoch
     )
     return BucketOrder(
         jnp.asarray(bucket, jnp.int32)[visits],
@@ -150,20 +137,17 @@ class Visits:
     """Returns a function's value for the batch of a step; it is traced.
 
     Args:
-      function: of a batch, arrays [B, ...] by name.
-      examples: arrays [N, ...] by name, or where the order is None, arrays
-        [S, B, ...]; buckets of these; of a generator, the key of the seed,
-        or a `Lesson`.
+      function: takes a batch, arrays [B, ...] by name.
+      examples: arrays [N, ...] by name, or arrays [K, B, ...] with a
+        `PieceOrder`; buckets of these; the `Lesson` of a generator.
       order: what `order` returned, or a `PieceOrder`.
       step: the number of steps before.
     """
     if self._generator:
-      key, make_batch = examples, self._generator.make_batch
-      if isinstance(examples, Lesson):
-        key = examples.key
-        _, make_batch = self._generator.lessons[examples.index]
-      key = jax.random.fold_in(key, step)
-      return function(self._placement.split(make_batch(key)))
+      makers = [make for _, make in self._generator.lessons]
+      makers.append(self._generator.make_batch)
+      key = jax.random.fold_in(order, step)
+      return function(self._placement.split(makers[examples.index](key)))
     place = step % self.steps_per_epoch
     if isinstance(order, PieceOrder):
       place, order = place - order.first, order.order

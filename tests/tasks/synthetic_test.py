@@ -20,6 +20,7 @@ from rnnzoo import training
 from rnnzoo.tasks.synthetic import languages
 from rnnzoo.training import optimization
 from rnnzoo.training import step
+from rnnzoo.training import visits
 
 # configs/ is never installed.
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
@@ -477,7 +478,9 @@ class TrainingTest(parameterized.TestCase):
     task = make(name)
     program = step.make_program(task, optax.adam(1e-2), 25)
     key = jax.random.key(0)
-    state = program.train_steps(program.init(key), key, None, 5, 1.0, key)
+    state = program.train_steps(
+        program.init(key), visits.Lesson(0), key, 5, 1.0, key
+    )
     self.assertTrue(math.isfinite(state.loss))
     test = task.splits['test']
     results = program.evaluate(
@@ -522,7 +525,7 @@ class TrainingTest(parameterized.TestCase):
     for seed in range(3):
       key = jax.random.key(seed)
       state = program.init(key)
-      state = program.train_steps(state, key, None, steps, 1.0, key)
+      state = program.train_steps(state, visits.Lesson(0), key, steps, 1.0, key)
       results = program.evaluate(state.params, state.statistics, test)
       accuracies.append(results.scores['accuracy'].mean())
       if solves and accuracies[-1] > 0.99:

@@ -48,8 +48,8 @@ def train(count: int, kind: str) -> dict:
   feed = feeds.Feed(program, placement, train_split, jax.random.key(1), 2)
   state = program.init(jax.random.key(0))
   for epoch in (1, 2):
-    examples, order = feed.epoch(epoch)
-    rest = examples, order, program.steps_per_epoch, 1.0, jax.random.key(2)
+    (piece,) = feed.epoch(epoch)
+    rest = *piece, 1.0, jax.random.key(2)
     if epoch == 1:
       step = program.train_steps.lower(state, *rest).compile()
     state = step(state, *rest)

@@ -8,6 +8,7 @@ from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
+from flax.training import dynamic_scale
 import jax
 import jax.numpy as jnp
 import ml_collections
@@ -17,44 +18,13 @@ import pytest
 
 from rnnzoo import tasks
 from rnnzoo import training
-from rnnzoo.training import loss_scaling
+from rnnzoo.training import optimization
 from rnnzoo.training import seed_state
 from rnnzoo.training import step
 from tests.testing import made_up_task
 
 
 class LossScalingTest(parameterized.TestCase):
-
-  def test_the_factor_halves_and_doubles(self):
-    # The gradient of the product, in float16, is the factor times 0.7.
-    def loss(x, y):
-      return (x.astype(jnp.float16) * y.astype(jnp.float16)).astype(
-          jnp.float32
-      ) * 0.7, y
-
-    scaling = loss_scaling.begin(3)
-    factors, skipped = [], []
-    for y in (1.0, 1.0, 1.0, 0.1, 0.1, 0.1, 0.1):
-      found = loss_scaling.differentiate(
-          loss, scaling, jnp.float32(3.0), jnp.float32(y)
-      )
-      scaling = found.scaling
-      self.assertEqual(found.more, y)
-      self.assertAlmostEqual(float(found.loss), 2.1 * y, delta=2e-3)
-      self.assertEqual(found.gradients.dtype, jnp.float32)
-      if found.finite:
-        self.assertAlmostEqual(float(found.gradients), 0.7 * y, delta=1e-3)
-      factors.append(math.log2(scaling.dynamic.scale))
-      skipped.append(int(scaling.skipped))
-    # 2^16 * .7 is below the greatest number of float16, 2^17 * .7 is not.
-    self.assertEqual(factors, [16, 16, 17, 16, 16, 16, 17])
-    self.assertEqual(skipped, [0, 0, 0, 1, 1, 1, 1])
-
-  def test_without_scaling(self):
-    found = loss_scaling.differentiate(lambda x: (x**2, None), None, 3.0)
-    self.assertEqual((found.loss, found.gradients), (9.0, 6.0))
-    self.assertIsNone(found.scaling)
-    self.assertEqual(loss_scaling.choose(found.finite, 1, 2), 1)
 
   @parameterized.parameters(
       ('float16', 7), ('half', 7), ('bfloat16', None), (None, None)
@@ -63,29 +33,28 @@ class LossScalingTest(parameterized.TestCase):
     config = ml_collections.ConfigDict(
         {'model': {'dtype': dtype}, 'optimizer': {'loss_scale_interval': 7}}
     )
-    self.assertEqual(loss_scaling.interval(config), wanted)
+    found = optimization.make_loss_scale(config)
+    # flax doubles in the step after so many.
+    self.assertEqual(found and found.growth_interval + 1, wanted)
 
   @pytest.mark.slow
   def test_a_skipped_step_changes_nothing_else(self):
     task = made_up_task.SignTask(norm='batch', dtype=jnp.float16)
-    program = step.make_program(
-        task, optax.adam(1e-2), 4, loss_scale_interval=100
+    huge = dynamic_scale.DynamicScale(
+        growth_interval=99, fin_steps=jnp.int32(0), scale=jnp.float32(2.0**40)
     )
+    program = step.make_program(task, optax.adam(1e-2), 4, loss_scale=huge)
     key = jax.random.key(0)
     state = program.init(key)
-    huge = state.loss_scaling.dynamic.replace(scale=jnp.float32(2.0**40))
-    state = state._replace(
-        loss_scaling=state.loss_scaling._replace(dynamic=huge)
-    )
     before = jax.tree.map(np.asarray, state[:3])
     order = program.shuffle(key, 1)
     train = task.splits['train']
     state = program.train_steps(state, train, order, 1, 1.0, key)
     jax.tree.map(np.testing.assert_array_equal, before, state[:3])
-    self.assertEqual(int(state.loss_scaling.skipped), 1)
-    self.assertEqual((int(state.step), float(state.gradient_norm)), (1, 0.0))
+    self.assertEqual((int(state.skipped), int(state.step)), (1, 1))
+    self.assertEqual(float(state.gradient_norm), 0.0)
     self.assertTrue(np.isfinite(state.loss))
-    self.assertEqual(state.loss_scaling.dynamic.scale, 2.0**39)
+    self.assertEqual(state.loss_scale.scale, 2.0**39)
 
 
 @pytest.mark.slow

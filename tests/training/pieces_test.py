@@ -42,7 +42,9 @@ class PiecesTest(parameterized.TestCase):
         mock.patch.object(placements, '_PIECE_BYTES', piece_bytes)
     )
     key = jax.random.key(3)
-    feed = feed_lib.Pieces(program, placements.ONE_DEVICE, examples, key, 4)
+    feed = feed_lib.Feed(
+        program, placements.ONE_DEVICE, examples, key, 4, 'host'
+    )
     for epoch in (2, 3, 4):
       order = visits.order(key, epoch)
       found, step, sizes = [], 7 * (epoch - 1), set()
@@ -62,7 +64,7 @@ class PiecesTest(parameterized.TestCase):
     visits = visits_lib.Visits(train, 4, placements.ONE_DEVICE)
     program = mock.Mock(steps_per_epoch=9, shuffle=jax.jit(visits.order))
     key = jax.random.key(3)
-    feed = feed_lib.Pieces(program, placements.ONE_DEVICE, train, key, 1)
+    feed = feed_lib.Feed(program, placements.ONE_DEVICE, train, key, 1, 'host')
     order = visits.order(key, 1)
     for step, piece in enumerate(feed.epoch(1)):
       bucket = int(order.bucket[step])

@@ -51,10 +51,10 @@ class TraceTest(parameterized.TestCase):
     path.parent.mkdir(exist_ok=True)
     with gzip.open(path, 'wt') as file:
       json.dump({'traceEvents': [*events, {}]}, file)
-    return profile.read(self.directory, profile.scopes(HLO))
+    return profile.read(self.directory, HLO)
 
   def test_on_a_cpu(self):
-    found = self.read(
+    found, span, gaps = self.read(
         named('process_name', '/host:CPU'),
         event('while.4', 0.0, 100.0),
         event('dot.1', 10.0, 5.0),
@@ -63,7 +63,7 @@ class TraceTest(parameterized.TestCase):
         event('copy.3', 90.0, 1.0),
     )
     self.assertSequenceEqual(
-        found.operators,
+        found,
         [
             profile.Operator('add.2', 'recurrence', 'backward', 1, 30.0),
             profile.Operator('dot.1', 'projection', 'forward', 2, 12.0),
@@ -71,9 +71,8 @@ class TraceTest(parameterized.TestCase):
         ],
     )
     # Operators run from 10 to 15, 40 to 72 and 90 to 91.
-    self.assertEqual((found.span, found.gaps), (81.0, 25.0 + 18.0))
-    self.assertFalse(found.is_device)
-    lines = profile.table(found, num_steps=2)
+    self.assertEqual((span, gaps), (81.0, 25.0 + 18.0))
+    lines = profile.table(found, span, gaps, num_steps=2)
     self.assertEqual(
         lines[0],
         'traced: 0.041 ms a step, of which 0.021 ms (53%) without an operator;'
@@ -82,7 +81,7 @@ class TraceTest(parameterized.TestCase):
     self.assertRegex(lines[3], r'^recurrence +backward +0.5 +0.0150 +69.8%$')
 
   def test_on_a_gpu_kernels_count_once(self):
-    found = self.read(
+    found, *rest = self.read(
         named('process_name', '/host:CPU'),
         named('process_name', '/device:GPU:0', pid=2),
         named('thread_name', 'Stream #13(Compute)', pid=2, tid=5),
@@ -92,14 +91,14 @@ class TraceTest(parameterized.TestCase):
         event('dot.1', 0.0, 4.0, pid=2, tid=6),
     )
     self.assertSequenceEqual(
-        found.operators,
+        found,
         [profile.Operator('gemm_kernel', 'projection', 'forward', 1, 4.0)],
     )
-    self.assertIn('1 launches a step', profile.table(found, 1)[0])
+    self.assertIn('1 operators a step', profile.table(found, *rest, 1)[0])
 
   def test_nothing_to_read(self):
     with self.assertRaisesRegex(ValueError, 'holds no .*trace.json.gz'):
-      profile.read(self.directory, {})
+      profile.read(self.directory, '')
     with self.assertRaisesRegex(ValueError, 'has no operator'):
       self.read(event('while.1', 0.0, 1.0))
 

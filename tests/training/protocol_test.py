@@ -169,7 +169,10 @@ class RunTest(parameterized.TestCase):
     for seed in (0, 1):
       for step in (0, 1, 3):
         batch = visits.visit(
-            lambda batch: batch['key'], jax.random.key(seed), None, step
+            lambda batch: batch['key'],
+            visits_lib.Lesson(0),
+            jax.random.key(seed),
+            step,
         )
         seen.append(tuple(jax.random.key_data(batch).tolist()))
     self.assertLen(set(seen), 6)
@@ -201,11 +204,11 @@ class RunTest(parameterized.TestCase):
     key = jax.random.key(0)
     seen = []
     for epoch in range(1, 6):
-      examples = visits_lib.generated(split, key, epoch)
+      lesson = visits_lib.Lesson(split.lesson(epoch))
       visit = jax.jit(
-          lambda given: visits.visit(lambda b: b['x'], given, None, 7)
+          lambda lesson: visits.visit(lambda b: b['x'], lesson, key, 7)
       )
-      seen.append(int(visit(examples)))
+      seen.append(int(visit(lesson)))
     self.assertSequenceEqual(seen, [0, 0, 1, 2, 2])
 
 
@@ -257,7 +260,7 @@ class WeightedStepTest(absltest.TestCase):
 
     value, gradients = jax.value_and_grad(loss)(start.params)
     want = jax.tree.map(lambda p, g: p - 0.1 * g, start.params, gradients)
-    state = program.train_steps(start, key, None, 1, 1.0, key)
+    state = program.train_steps(start, visits_lib.Lesson(0), key, 1, 1.0, key)
     chex.assert_trees_all_close(state.params, want, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(state.loss, value, rtol=1e-5)
     np.testing.assert_allclose(

@@ -269,13 +269,13 @@ class CheckpointsTest(RunFilesTestCase):
   def test_another_version(self):
     self.copy()
     (self.workdir / 'seed_0/result.json').unlink()
-    with mock.patch.object(checkpointing, 'VERSION', 3):
+    with mock.patch.object(checkpointing, 'VERSION', 4):
       with self.assertRaisesRegex(
-          training.RunFileError, 'is of version 2, but this rnnzoo reads .* 3;'
+          training.RunFileError, 'is of version 3, but this rnnzoo reads .* 4;'
       ):
         self.resume()
       experiment = self.experiment._replace(workdir=self.workdir)
-      with self.assertRaisesRegex(training.RunFileError, 'is of version 2'):
+      with self.assertRaisesRegex(training.RunFileError, 'is of version 3'):
         training.best_model(experiment, seed=0)
 
   def test_the_version_is_in_the_file(self):

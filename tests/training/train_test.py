@@ -33,13 +33,13 @@ TINY = (
 # Runs the program and kills it, as nothing can be caught, in mid-epoch.
 KILLED = """
 import os, runpy, signal, sys
-from rnnzoo.training import progress
+from rnnzoo.training import records
 
 def update(self, step):
   if step >= 39 + 15:
     os.kill(os.getpid(), signal.SIGKILL)
 
-progress.Progress.update = update
+records.Progress.update = update
 runpy.run_path('train.py', run_name='__main__')
 """
 

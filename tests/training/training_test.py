@@ -28,7 +28,6 @@ from rnnzoo.tasks import protocol
 from rnnzoo.training import checkpointing
 from rnnzoo.training import feed
 from rnnzoo.training import loop
-from rnnzoo.training import loss_scaling
 from rnnzoo.training import optimization
 from rnnzoo.training import records
 from rnnzoo.training import report as report_lib
@@ -256,12 +255,12 @@ class ProgramTest(parameterized.TestCase):
   def test_an_epoch_in_any_number_of_calls(self, backend):
     task, program = make_program()
     key, done = jax.random.key(2), []
+    order = program.shuffle(jax.random.key(1), 1)
     with mock.patch.object(jax, 'default_backend', return_value=backend):
       state = feed.run_epoch(
           program,
           program.init(jax.random.key(0)),
-          task.splits['train'],
-          program.shuffle(jax.random.key(1), 1),
+          [feed.Piece(task.splits['train'], order, program.steps_per_epoch)],
           1.0,
           key,
           done.append,
@@ -628,7 +627,7 @@ class TrainAndEvaluateTest(parameterized.TestCase):
       run.state = run.state._replace(
           step=jnp.int32(done),
           gradient_norm=jnp.float32(2.0),
-          loss_scaling=loss_scaling.begin(9)._replace(skipped=skipped),
+          skipped=jnp.int32(skipped),
       )
       loop.conclude(experiment, run, evaluation)
     rates, norms = (
