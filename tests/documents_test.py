@@ -1,7 +1,6 @@
 """The documents are true: examples run, tables come from the committed JSON."""
 
 import ast
-import importlib.util
 import json
 import pathlib
 import re
@@ -15,6 +14,10 @@ from flax import nnx
 import jax.numpy as jnp
 import pytest
 
+from benchmarks import pivots
+from benchmarks import score_tables
+from benchmarks import tables
+from benchmarks import time_tables
 import rnnzoo
 from tests.testing import several_devices
 
@@ -54,14 +57,6 @@ def map_entries():
     yield top, names, text
     if not indent and names[0].endswith('/'):
       top = names[0]
-
-
-def readme_tables():
-  path = ROOT / 'benchmarks' / 'readme_tables.py'
-  spec = importlib.util.spec_from_file_location('readme_tables', path)
-  module = importlib.util.module_from_spec(spec)
-  spec.loader.exec_module(module)
-  return module
 
 
 def unknown_commits(data, known=False):
@@ -158,34 +153,29 @@ class DocumentsTest(absltest.TestCase):
           self.assertTrue(exists(name, folders))
 
   def test_tables_come_from_json(self):
-    tables = readme_tables()
     for document in tables.TABLES:
       with self.subTest(document):
         self.assertEqual(
             tables.render(document, read(document)),
             read(document),
-            'run python benchmarks/readme_tables.py',
+            'run python -m benchmarks.tables',
         )
 
   def test_columns_of_the_ladder_have_the_sizes_of_their_head(self):
-    lines = readme_tables().agru_ladder().split('\n')
+    lines = time_tables.agru_ladder().split('\n')
     table = [line[2:-2].split(' | ') for line in lines if ' | ' in line]
-    gpu = json.loads(read('benchmarks/dense_h200.json'))
+    sizes = 'batch', 'time', 'in_features', 'features'
     kernels = {
-        ' x '.join(map(str, list(gpu['shapes'][row['shape']].values())[:4])): (
-            f'{row["median_ms"]:.2f}'
-        )
-        for row in gpu['rows']
+        ' x '.join(str(row[size]) for size in sizes): f'{row["ms"]:.2f}'
+        for row in pivots.timed('dense_h200')
         if (row['layer'], row['projection']) == ('AGRU', 'with')
-        and (row['implementation'], row['direction'])
-        == ('pallas', 'forward+backward')
+        and (row['program'], row['direction']) == ('pallas', 'forward+backward')
     }
     last = zip(table[0][1:], table[2][1:], table[-1][1:], strict=True)
     found = {size: ms for size, unit, ms in last if unit == 'H200, ms'}
     self.assertEqual(found, kernels)
 
   def test_every_table_of_a_document_is_made(self):
-    tables = readme_tables()
     documents = [*(ROOT / 'docs').rglob('*.md'), ROOT / 'README.md']
     for path in documents:
       document = path.relative_to(ROOT).as_posix()
@@ -221,9 +211,9 @@ class DocumentsTest(absltest.TestCase):
 
   @pytest.mark.slow
   def test_decimals_of_prose_have_a_row(self):
-    tables = readme_tables()
-    used, load = set(), tables.load
-    tables.load = lambda name: used.add(name) or load(name)
+    used, load = set(), pivots.load
+    noted = lambda name: used.add(name) or load(name)
+    self.enter_context(mock.patch.object(pivots, 'load', noted))
     number = r'(?<![\w.,-])\d*\.\d+(?!\.?\d)'
     version = (
         r'[\d.]+ or newer|'
@@ -236,27 +226,28 @@ class DocumentsTest(absltest.TestCase):
       prose = re.sub(r'<!-- begin.*?<!-- end', '', text, flags=re.DOTALL)
       prose = re.sub(r'```.*?```|`[^`]*`', '', prose, flags=re.DOTALL)
       used.clear()
-      used.update(re.findall(r'\w[\w.]*\.json', text))
+      names = re.findall(r'\w[\w.]*\.json', text)
+      used.update(f'benchmarks/{name}' for name in names)
       made = [table() for table in tables.TABLES.get(document, {}).values()]
-      results = [ROOT / 'benchmarks' / name for name in used]
+      results = [ROOT / name for name in used]
       made += [path.read_text('utf-8') for path in results if path.exists()]
       given = {float(x) for x in re.findall(r'\d*\.?\d+', ' '.join(made))}
       for found in set(re.findall(number, re.sub(version, '', prose))):
         digits = len(found.split('.')[1])
         if len(found.replace('.', '').lstrip('0')) > 1:
-          scales = 1, 100, 1e3, 1e-3, 1e-6, 2**-20
+          # MiB are MB and GB in some sentences.
+          scales = 1, 100, 1e3, 1e-3, 1e-6, 2**20 / 1e6, 2**20 / 1e9
           near = {round(x * scale, digits) for x in given for scale in scales}
           with self.subTest(f'{found} in {document}'):
             self.assertIn(float(found), near)
 
   def test_published_numbers_name_their_source(self):
-    tables = readme_tables()
     source = (
         r'(et al\.|and\s[A-Z]\w+),\s20\d\d|agru_benchmark|\w+/[\w-]+,\snote'
     )
     for path in (ROOT / 'configs').glob('*.py'):
       text = ast.get_docstring(ast.parse(path.read_text('utf-8')))
-      if re.search(r'\d', tables.published_words(path.stem)):
+      if re.search(r'\d', score_tables.published(path.stem)):
         with self.subTest(path.name):
           self.assertRegex(text, source)
     used = json.loads(read('benchmarks/dense_h200.json'))['published_ms']
