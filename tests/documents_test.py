@@ -59,16 +59,13 @@ def map_entries():
       top = names[0]
 
 
-def unknown_commits(data, known=False):
-  """Yields parts of a result whose commit is missing, or in no history."""
-  for part in data if isinstance(data, list) else [data]:
-    if isinstance(part, dict):
-      named = known or '"commit": ' in json.dumps(part)
-      commit = str(part.get('commit', '0000000'))
-      if not (named and re.fullmatch('[0-9a-f]{7,40}', commit)):
-        yield part
-      for value in part.values() if named else ():
-        yield from unknown_commits(value, known or 'commit' in part)
+def unknown_commits(data):
+  """Yields rows of a result whose commit is missing, or in no history."""
+  head, rows = ({}, data) if isinstance(data, list) else (data, [])
+  for row in rows or data.get('rows', [{}]):
+    commit = str(row.get('commit', head.get('commit')))
+    if not re.fullmatch('[0-9a-f]{7,40}', commit):
+      yield row
 
 
 class DocumentsTest(absltest.TestCase):
@@ -171,7 +168,7 @@ class DocumentsTest(absltest.TestCase):
         if (row['layer'], row['projection']) == ('AGRU', 'with')
         and (row['program'], row['direction']) == ('pallas', 'forward+backward')
     }
-    last = zip(table[0][1:], table[2][1:], table[-1][1:], strict=True)
+    last = zip(table[0][1:], table[1][1:], table[-1][1:], strict=True)
     found = {size: ms for size, unit, ms in last if unit == 'H200, ms'}
     self.assertEqual(found, kernels)
 
@@ -201,13 +198,31 @@ class DocumentsTest(absltest.TestCase):
     texts = ' '.join(path.read_text('utf-8') for path in documents)
     patterns = re.findall(r'[\w.*{}]+\.json', texts)
     patterns = {re.sub(r'\{\w+\}', '*', name) for name in patterns} - {'*.json'}
-    # Of a test above, by name.
-    patterns |= {'smnist.json', 'time_series.json'}
+    # Tables and a test name them without the ending.
+    for path in (ROOT / 'benchmarks').glob('*.py'):
+      names = re.findall(r"'(\w+)'", path.read_text('utf-8'))
+      patterns |= {f'{name}.json' for name in names}
+    patterns |= {'time_series.json'}
     for path in (ROOT / 'benchmarks').glob('*.json'):
       with self.subTest(path.name):
         self.assertTrue(any(path.match(name) for name in patterns))
         data = json.loads(path.read_text('utf-8'))
         self.assertEmpty([*unknown_commits(data)])
+
+  def test_results_have_one_layout(self):
+    for path in (ROOT / 'benchmarks').glob('*.json'):
+      data = json.loads(path.read_text('utf-8'))
+      if isinstance(data, list) or path.stem == 'error_over_time':
+        continue
+      with self.subTest(path.name):
+        self.assertContainsSubset(('date', 'device', 'versions'), data)
+        self.assertIn('kind', data['device'])
+        for row in data['rows']:
+          if 'ms' in row:
+            self.assertIn(row['status'], ('ok', 'cannot', 'failed'))
+            self.assertIsInstance(row['ms'], float)
+          others = {'median_ms', 'implementation', 'path', 'temp_bytes'}
+          self.assertEmpty(others & row.keys())
 
   @pytest.mark.slow
   def test_decimals_of_prose_have_a_row(self):
