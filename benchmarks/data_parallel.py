@@ -21,11 +21,10 @@ GPU sums its eighth of the gradients with those of the other hosts.
 """
 
 import dataclasses
-import json
 import math
-import pathlib
 
-HERE = pathlib.Path(__file__).resolve().parent
+from benchmarks import pivots
+
 COUNTS = (2, 8, 16, 64, 256, 1024)
 HOST = 8
 
@@ -88,34 +87,26 @@ class Model:
 
 def models(count: int = 2) -> list[Model]:
   """Returns the models that were measured on a number of devices."""
-  path = HERE / f'devices_{count}_h200.json'
-  data = json.loads(path.read_text('utf-8'))
   found = []
+  index, columns = ('layer', 'batch', 'time', 'in_features'), ['program']
   rows = [
       row
-      for row in data['rows']
+      for row in pivots.timed(f'devices_{count}_h200')
       if row.get('param_dtype', 'float32') == 'float32'
   ]
-  ones = [row for row in rows if row['implementation'] == 'one device']
-  for one in ones:
-    case = one['layer'], one['shape']
-    many = min(
-        (
-            row
-            for row in rows
-            if (row['layer'], row['shape']) == case and row['devices'] == count
-        ),
-        key=lambda row: row['median_ms'],
-    )
-    sizes = data['shapes'][one['shape']]
-    x_bytes = 4 * sizes['batch'] * sizes['time'] * sizes['in_features']
+  for (name, batch, time, inputs), own in pivots.pivot(
+      rows, index, columns
+  ).items():
+    one = own.pop('one device')
+    many = min(own.values(), key=lambda row: row['ms'])
+    # Arguments are the parameters and x, both float32.
+    x_bytes = 4 * batch * time * inputs
     found.append(
         Model(
-            name=one['layer'],
-            one_ms=one['median_ms'],
-            many_ms=many['median_ms'],
-            # Arguments are the parameters and x, both float32.
-            gradient_bytes=one['argument_bytes'] - x_bytes,
+            name=name,
+            one_ms=one['ms'],
+            many_ms=many['ms'],
+            gradient_bytes=int(one['argument_mib'] * 2**20) - x_bytes,
             sums=many['collectives']['all-reduce'],
         )
     )

@@ -1,7 +1,6 @@
 """The documents are true: examples run, tables come from the committed JSON."""
 
 import ast
-import importlib.util
 import json
 import pathlib
 import re
@@ -15,6 +14,10 @@ from flax import nnx
 import jax.numpy as jnp
 import pytest
 
+from benchmarks import pivots
+from benchmarks import score_tables
+from benchmarks import tables
+from benchmarks import time_tables
 import rnnzoo
 from tests.testing import several_devices
 
@@ -56,24 +59,13 @@ def map_entries():
       top = names[0]
 
 
-def readme_tables():
-  path = ROOT / 'benchmarks' / 'readme_tables.py'
-  spec = importlib.util.spec_from_file_location('readme_tables', path)
-  module = importlib.util.module_from_spec(spec)
-  spec.loader.exec_module(module)
-  return module
-
-
-def unknown_commits(data, known=False):
-  """Yields parts of a result whose commit is missing, or in no history."""
-  for part in data if isinstance(data, list) else [data]:
-    if isinstance(part, dict):
-      named = known or '"commit": ' in json.dumps(part)
-      commit = str(part.get('commit', '0000000'))
-      if not (named and re.fullmatch('[0-9a-f]{7,40}', commit)):
-        yield part
-      for value in part.values() if named else ():
-        yield from unknown_commits(value, known or 'commit' in part)
+def unknown_commits(data):
+  """Yields rows of a result whose commit is missing, or in no history."""
+  head, rows = ({}, data) if isinstance(data, list) else (data, [])
+  for row in rows or data.get('rows', [{}]):
+    commit = str(row.get('commit', head.get('commit')))
+    if not re.fullmatch('[0-9a-f]{7,40}', commit):
+      yield row
 
 
 class DocumentsTest(absltest.TestCase):
@@ -158,34 +150,29 @@ class DocumentsTest(absltest.TestCase):
           self.assertTrue(exists(name, folders))
 
   def test_tables_come_from_json(self):
-    tables = readme_tables()
     for document in tables.TABLES:
       with self.subTest(document):
         self.assertEqual(
             tables.render(document, read(document)),
             read(document),
-            'run python benchmarks/readme_tables.py',
+            'run python -m benchmarks.tables',
         )
 
   def test_columns_of_the_ladder_have_the_sizes_of_their_head(self):
-    lines = readme_tables().agru_ladder().split('\n')
+    lines = time_tables.agru_ladder().split('\n')
     table = [line[2:-2].split(' | ') for line in lines if ' | ' in line]
-    gpu = json.loads(read('benchmarks/dense_h200.json'))
+    sizes = 'batch', 'time', 'in_features', 'features'
     kernels = {
-        ' x '.join(map(str, list(gpu['shapes'][row['shape']].values())[:4])): (
-            f'{row["median_ms"]:.2f}'
-        )
-        for row in gpu['rows']
+        ' x '.join(str(row[size]) for size in sizes): f'{row["ms"]:.2f}'
+        for row in pivots.timed('dense_h200')
         if (row['layer'], row['projection']) == ('AGRU', 'with')
-        and (row['implementation'], row['direction'])
-        == ('pallas', 'forward+backward')
+        and (row['program'], row['direction']) == ('pallas', 'forward+backward')
     }
-    last = zip(table[0][1:], table[2][1:], table[-1][1:], strict=True)
+    last = zip(table[0][1:], table[1][1:], table[-1][1:], strict=True)
     found = {size: ms for size, unit, ms in last if unit == 'H200, ms'}
     self.assertEqual(found, kernels)
 
   def test_every_table_of_a_document_is_made(self):
-    tables = readme_tables()
     documents = [*(ROOT / 'docs').rglob('*.md'), ROOT / 'README.md']
     for path in documents:
       document = path.relative_to(ROOT).as_posix()
@@ -211,19 +198,37 @@ class DocumentsTest(absltest.TestCase):
     texts = ' '.join(path.read_text('utf-8') for path in documents)
     patterns = re.findall(r'[\w.*{}]+\.json', texts)
     patterns = {re.sub(r'\{\w+\}', '*', name) for name in patterns} - {'*.json'}
-    # Of a test above, by name.
-    patterns |= {'smnist.json', 'time_series.json'}
+    # Tables and a test name them without the ending.
+    for path in (ROOT / 'benchmarks').glob('*.py'):
+      names = re.findall(r"'(\w+)'", path.read_text('utf-8'))
+      patterns |= {f'{name}.json' for name in names}
+    patterns |= {'time_series.json'}
     for path in (ROOT / 'benchmarks').glob('*.json'):
       with self.subTest(path.name):
         self.assertTrue(any(path.match(name) for name in patterns))
         data = json.loads(path.read_text('utf-8'))
         self.assertEmpty([*unknown_commits(data)])
 
+  def test_results_have_one_layout(self):
+    for path in (ROOT / 'benchmarks').glob('*.json'):
+      data = json.loads(path.read_text('utf-8'))
+      if isinstance(data, list) or path.stem == 'error_over_time':
+        continue
+      with self.subTest(path.name):
+        self.assertContainsSubset(('date', 'device', 'versions'), data)
+        self.assertIn('kind', data['device'])
+        for row in data['rows']:
+          if 'ms' in row:
+            self.assertIn(row['status'], ('ok', 'cannot', 'failed'))
+            self.assertIsInstance(row['ms'], float)
+          others = {'median_ms', 'implementation', 'path', 'temp_bytes'}
+          self.assertEmpty(others & row.keys())
+
   @pytest.mark.slow
   def test_decimals_of_prose_have_a_row(self):
-    tables = readme_tables()
-    used, load = set(), tables.load
-    tables.load = lambda name: used.add(name) or load(name)
+    used, load = set(), pivots.load
+    noted = lambda name: used.add(name) or load(name)
+    self.enter_context(mock.patch.object(pivots, 'load', noted))
     number = r'(?<![\w.,-])\d*\.\d+(?!\.?\d)'
     version = (
         r'[\d.]+ or newer|'
@@ -236,27 +241,28 @@ class DocumentsTest(absltest.TestCase):
       prose = re.sub(r'<!-- begin.*?<!-- end', '', text, flags=re.DOTALL)
       prose = re.sub(r'```.*?```|`[^`]*`', '', prose, flags=re.DOTALL)
       used.clear()
-      used.update(re.findall(r'\w[\w.]*\.json', text))
+      names = re.findall(r'\w[\w.]*\.json', text)
+      used.update(f'benchmarks/{name}' for name in names)
       made = [table() for table in tables.TABLES.get(document, {}).values()]
-      results = [ROOT / 'benchmarks' / name for name in used]
+      results = [ROOT / name for name in used]
       made += [path.read_text('utf-8') for path in results if path.exists()]
       given = {float(x) for x in re.findall(r'\d*\.?\d+', ' '.join(made))}
       for found in set(re.findall(number, re.sub(version, '', prose))):
         digits = len(found.split('.')[1])
         if len(found.replace('.', '').lstrip('0')) > 1:
-          scales = 1, 100, 1e3, 1e-3, 1e-6, 2**-20
+          # MiB are MB and GB in some sentences.
+          scales = 1, 100, 1e3, 1e-3, 1e-6, 2**20 / 1e6, 2**20 / 1e9
           near = {round(x * scale, digits) for x in given for scale in scales}
           with self.subTest(f'{found} in {document}'):
             self.assertIn(float(found), near)
 
   def test_published_numbers_name_their_source(self):
-    tables = readme_tables()
     source = (
         r'(et al\.|and\s[A-Z]\w+),\s20\d\d|agru_benchmark|\w+/[\w-]+,\snote'
     )
     for path in (ROOT / 'configs').glob('*.py'):
       text = ast.get_docstring(ast.parse(path.read_text('utf-8')))
-      if re.search(r'\d', tables.published_words(path.stem)):
+      if re.search(r'\d', score_tables.published(path.stem)):
         with self.subTest(path.name):
           self.assertRegex(text, source)
     used = json.loads(read('benchmarks/dense_h200.json'))['published_ms']

@@ -113,6 +113,7 @@ class Case:
       everything that it can.
     options: of a check.
     param_dtype: dtype of the parameters, in the suite 'devices'.
+    directions: what is timed.
   """
 
   layer: str
@@ -125,6 +126,7 @@ class Case:
   checked: bool = False
   options: Options = Options(0)
   param_dtype: str = F32
+  directions: Sequence[str] = DIRECTIONS
 
   @property
   def label(self) -> str:
@@ -153,14 +155,21 @@ class Case:
       dtypes += f', {self.param_dtype} parameters'
     return f'{self.shape_name} ({self.shape}), {dtypes}'
 
-  def row(self, implementation: str, direction: str) -> dict[str, Any]:
-    """Returns a row of results as it begins."""
+  def row(self, program: str, direction: str) -> dict[str, Any]:
+    """Returns a row of results as it begins.
+
+    Args:
+      program: an implementation, or a library.
+      direction: one of `directions`.
+    """
     return {
-        'shape': self.shape_name,
-        'dtype': self.dtype,
         'layer': self.label,
-        'implementation': implementation,
+        'shape': self.shape_name,
+        **dataclasses.asdict(self.shape),
+        'dtype': self.dtype,
+        'param_dtype': self.param_dtype,
         'projection': self.projection,
+        'program': program,
         'direction': direction,
         'status': 'ok',
         'reason': '',

@@ -39,6 +39,7 @@ STACKS: Mapping[str, tuple[str, int]] = {
 
 # The rows of a case: the device alone, and the kinds of the mesh's axis.
 ONE = 'one device'
+STEP = 'training step'
 KINDS = ('Explicit', 'Auto')
 
 # So large that an update is not lost where a parameter is rounded to 16 bits.
@@ -105,8 +106,7 @@ def measure(
 
 
 def _rows(case: cases.Case) -> list[dict[str, Any]]:
-  own = {'param_dtype': case.param_dtype}
-  return [case.row(way, 'training step') | own for way in case.implementations]
+  return [case.row(way, STEP) for way in case.implementations]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -160,7 +160,7 @@ def _measure(prepared: _Prepared, timer, watchdog) -> list[dict[str, Any]]:
     whole = prepared.whole.result()()
   steps: list[_Step] = []
   for row in rows:
-    kind = row['implementation']
+    kind = row['program']
     with watchdog(f'{case.layer}, {kind}'):
       own = prepared.ways[kind].result()
       if kind != ONE:
@@ -180,9 +180,9 @@ def _measure(prepared: _Prepared, timer, watchdog) -> list[dict[str, Any]]:
     )
   for row, found in zip(rows, times, strict=True):
     row |= dataclasses.asdict(found)
-    row['us_per_step'] = 1e3 * found.median_ms / shape.time
-    if row['implementation'] != ONE and rows[0]['implementation'] == ONE:
-      row['weak_scaling'] = times[0].median_ms / found.median_ms
+    row['us_per_step'] = 1e3 * found.ms / shape.time
+    if row['program'] != ONE and rows[0]['program'] == ONE:
+      row['weak_scaling'] = times[0].ms / found.ms
   return rows
 
 

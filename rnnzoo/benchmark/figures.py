@@ -21,7 +21,7 @@ def plot(path: str) -> str:
   result = json.loads(pathlib.Path(path).read_text())
   if not result['rows']:
     raise ValueError(f'{path!r} has no rows')
-  rows = [row for row in result['rows'] if 'median_ms' in row]
+  rows = [row for row in result['rows'] if 'ms' in row and 'part' not in row]
   panels = _by_path(rows, result.get('suite') == 'linear')
   if 'published_ms' in result:
     panels = _beside_published(rows, result['published_ms'])
@@ -62,7 +62,7 @@ def _by_path(rows, shares) -> Iterator[tuple[str, list[Row], str]]:
   """
   rows = [row for row in rows if 'copy_fraction' in row or not shares]
   for row in rows:
-    row['name'] = f'{row["implementation"]}, {row["projection"]} projection'
+    row['name'] = f'{row["program"]}, {row["projection"]} projection'
     row['group'] = f'{row["layer"]}\n{row["shape"]}'
   for dtype in _distinct(rows, 'dtype'):
     own = [row for row in rows if row['dtype'] == dtype]
@@ -81,13 +81,13 @@ def _beside_published(rows, published) -> Iterator[tuple[str, list[Row], str]]:
   # Shapes of the LSTM alone do not compare cells.
   several = {row['shape'] for row in rows if row['layer'] != 'LSTM'}
   for row in rows:
-    way, row['group'] = row['implementation'], row['shape']
+    way, row['group'] = row['program'], row['shape']
     if row['layer'] == 'LSTM':
       lstms.append({**row, 'name': _NAMES.get(way, f'rnnzoo, {way}')})
     if way == 'pallas' and row['shape'] in several:
       kernels.append({**row, 'name': row['layer']})
   lstms += [
-      {'name': name, 'group': shape, 'direction': direction, 'median_ms': ms}
+      {'name': name, 'group': shape, 'direction': direction, 'ms': ms}
       for name, own in published.items()
       for shape, times in own.items()
       for direction, ms in zip(cases.DIRECTIONS, times, strict=True)
@@ -101,18 +101,18 @@ def _panel(ax, rows: Sequence[Row], direction: str, scale: str) -> None:
   """Draws bars in groups, the first group on top."""
   names, groups = _distinct(rows, 'name'), _distinct(rows, 'group')
   rows = [row for row in rows if row['direction'] == direction]
-  times = [row['median_ms'] for row in rows]
+  times = [row['ms'] for row in rows]
   height = 0.8 / len(names)
   for k, name in enumerate(names):
     own = [row for row in rows if row['name'] == name]
     y = [groups.index(row['group']) + k * height for row in own]
-    ms = [row['median_ms'] for row in own]
+    ms = [row['ms'] for row in own]
     lengths, spread = ms, None
     if scale == 'share':
       lengths = [100 * row['copy_fraction'] for row in own]
     elif all('low_ms' in row for row in own):
-      low = [row['median_ms'] - row['low_ms'] for row in own]
-      spread = [low, [row['high_ms'] - row['median_ms'] for row in own]]
+      low = [row['ms'] - row['low_ms'] for row in own]
+      spread = [low, [row['high_ms'] - row['ms'] for row in own]]
     bars = ax.barh(y, lengths, height, xerr=spread, label=name)
     # Readable where a label lies on a line.
     behind = {'facecolor': 'white', 'edgecolor': 'none', 'pad': 0.3}

@@ -237,8 +237,9 @@ def _end_with_parent() -> None:
 Row = dict[str, Any]
 
 # Fields that say which row it is, with those that a table shows first.
-LABELS = ('layer', 'implementation', 'projection', 'direction')
-KEY = ('shape', 'dtype', *LABELS)
+LABELS = ('layer', 'program', 'projection', 'direction')
+_SIZES = (field.name for field in dataclasses.fields(cases.Shape))
+KEY = ('shape', *_SIZES, 'dtype', 'param_dtype', *LABELS)
 
 # Cases that are in memory at the same time if they are compiled ahead.
 _TOGETHER = 4
@@ -496,7 +497,7 @@ class _Session:
 
 
 def _timed(case: cases.Case) -> list[Way]:
-  ways = itertools.product(case.implementations, cases.DIRECTIONS)
+  ways = itertools.product(case.implementations, case.directions)
   return [Way(*way) for way in ways]
 
 
@@ -507,7 +508,7 @@ def _runs(case: cases.Case) -> list[_Run]:
 
 def _references(case: cases.Case) -> list[Way]:
   """Returns the reference; and the yardstick of errors, if there is one."""
-  scan = 'scan', cases.DIRECTIONS[1]
+  scan = 'scan', case.directions[-1]
   found = [Way(*scan, exact=True)]
   if case.drawn and not set(case.implementations) <= set(problems.NAMES):
     found.append(Way(*scan))
@@ -541,7 +542,7 @@ def _check(problem, group: _Group, watchdog) -> None:
         found = checks.errors(results, expected)
         del results
       fields, run.right, reasons = checks.judge(
-          problem, run.row['implementation'], found, scan_errors
+          problem, run.row['program'], found, scan_errors
       )
       run.row |= fields
       if reasons:
@@ -558,7 +559,7 @@ def _time(problem, runs: Sequence[_Run], timer, watchdog) -> None:
   with watchdog('timing'), _attempt(*runs):
     measured = timing.measure(timer, problem.arguments, programs, begin)
     for run, fields in zip(runs, measured, strict=True):
-      row, ms = run.row, fields['median_ms']
+      row, ms = run.row, fields['ms']
       row |= {**fields, 'us_per_step': 1e3 * ms / problem.case.shape.time}
       if problem.traffic:
         moved = problem.traffic[cases.DIRECTIONS.index(row['direction'])]

@@ -57,7 +57,7 @@ def measure(
         yield _row(case, found, failed)
       continue
     for row in measurement.measure([case], timer, watchdog):
-      if row['implementation'] == PATH:
+      if row['program'] == PATH:
         facts = {k: v for k, v in (found or {}).items() if k != 'error'}
         row |= facts if row['status'] != 'ok' else facts | failed
       yield row

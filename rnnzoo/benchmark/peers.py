@@ -268,7 +268,7 @@ def measure_one(
         status = 'failed' if name == OURS else 'cannot'
         row |= {'status': status, 'reason': _reason(error)}
   if timer.repeats:
-    pieces = [(row['implementation'], row['direction']) for row, _ in timed]
+    pieces = [(row['program'], row['direction']) for row, _ in timed]
     times = timing.interleave(
         [call for _, call in timed],
         timer.repeats,
@@ -276,7 +276,7 @@ def measure_one(
     )
     for (row, _), each in zip(timed, times, strict=True):
       row |= dataclasses.asdict(each)
-      row['us_per_step'] = 1e3 * each.median_ms / case.shape.time
+      row['us_per_step'] = 1e3 * each.ms / case.shape.time
   return rows
 
 

@@ -245,7 +245,7 @@ def main(unused_argv: list[str]) -> int:
   start = time.monotonic()
   repeats = 0 if _CHECK_ONLY.value else _REPEATS.value
   timer = _timer(suite, repeats, start + _TIME_LIMIT.value)
-  result = _new_result(selected, repeats)
+  result = _new_result(repeats)
   if _RESUME.value:
     selected = _resume(result, selected, repeats)
   print(report.header(result), flush=True)
@@ -262,11 +262,10 @@ def main(unused_argv: list[str]) -> int:
   in_time = lambda _: time.monotonic() < timer.until
   # A row of an earlier run stays until there is a new one.
   earlier = {_key(row): row for row in result['rows']}
-  new: dict[tuple[str, ...], Any] = {}
+  new: dict[tuple[Any, ...], Any] = {}
   cases = itertools.takewhile(in_time, selected)
   for row in suite.measure(cases, timer, watchdog):
-    param_dtype = row.get('param_dtype', cases_lib.F32)
-    table.title(titles[row['shape'], row['dtype'], param_dtype])
+    table.title(titles[row['shape'], row['dtype'], row['param_dtype']])
     if 'gb_per_s' in row:
       row['copy_fraction'] = row['gb_per_s'] / result['copy']['gb_per_s']
     new[_key(row)] = row
@@ -285,7 +284,7 @@ def main(unused_argv: list[str]) -> int:
   if not result['rows']:
     return 0
   print(sweeps.summary(result['rows']) + output)
-  # Bars of so many shapes say nothing; benchmarks/sweeps.py draws lines.
+  # Bars of so many shapes say nothing; benchmarks/figures.py draws lines.
   if repeats and _SUITE.value not in sweeps.SUITES:
     try:
       print(figures.plot(output))
@@ -322,31 +321,21 @@ def _timer(suite, repeats: int, until: float) -> timing.Timer:
   )
 
 
-# Says which row it is.
-def _key(row: Mapping[str, Any]) -> tuple[str, ...]:
-  """Returns what tells a row from all others of its suite."""
-  own = operator.itemgetter(*measurement.KEY)(row)
-  return *own, row.get('param_dtype', cases_lib.F32)
+def _key(row: Mapping[str, Any]) -> tuple[Any, ...]:
+  """Returns the fields that tell a row from all others of its suite."""
+  return operator.itemgetter(*measurement.KEY)(row)
 
 
-# Directions of the rows of suites that do not have those of `cases`.
-_DIRECTIONS = {'devices': ('training step',), 'newton': ('forward',)}
+def _keys(case: cases_lib.Case) -> set[tuple[Any, ...]]:
+  """Returns the keys of a case's rows."""
+  ways, directions = case.implementations, case.directions
+  if _SUITE.value == 'newton' and _CHECK_ONLY.value:
+    ways, directions = [way for way in ways if way == newton.PATH], ('forward',)
+  pairs = itertools.product(ways, directions)
+  return {_key(case.row(*pair)) for pair in pairs}
 
 
-def _keys(case: cases_lib.Case) -> set[tuple[str, ...]]:
-  """Returns those of the rows of a case."""
-  directions = _DIRECTIONS.get(_SUITE.value, cases_lib.DIRECTIONS)
-  own = {'param_dtype': case.param_dtype}
-  only_verified = _SUITE.value == 'newton' and _CHECK_ONLY.value
-  return {
-      _key(case.row(implementation, direction) | own)
-      for implementation in case.implementations
-      for direction in directions
-      if not only_verified or implementation == newton.PATH
-  }
-
-
-def _new_result(selected, repeats: int) -> dict[str, Any]:
+def _new_result(repeats: int) -> dict[str, Any]:
   """Returns a result without rows."""
   copy, torch_copy = timing.copy_bandwidth, peers_torch.copy_gb_per_s
   # The name of the output says nothing about the result.
@@ -356,11 +345,6 @@ def _new_result(selected, repeats: int) -> dict[str, Any]:
       'command': shlex.join(['python', '-m', 'rnnzoo.benchmark', *options]),
       **timing.environment(),
       'copy': copy(repeats, torch_copy(repeats)) if repeats else None,
-      'shapes': {
-          case.shape_name: dataclasses.asdict(case.shape)
-          for case in selected
-          if not case.checked
-      },
   }
   if _SUITE.value == 'dense':
     result['published_ms'] = problems.PUBLISHED
@@ -380,11 +364,6 @@ def _resume(result, selected, repeats: int) -> list[cases_lib.Case]:
         for fact in ('suite', 'device', 'versions', 'commit')
         if earlier[fact] != result[fact]
     ]
-    differences += [
-        f'{name} {earlier["shapes"][name]!r} (here {sizes!r})'
-        for name, sizes in result['shapes'].items()
-        if earlier['shapes'].get(name, sizes) != sizes
-    ]
     if differences:
       _give_up(f'--resume: {str(path)!r} is of {", ".join(differences)}')
     found = {_key(row): row for row in earlier['rows']}
@@ -392,9 +371,8 @@ def _resume(result, selected, repeats: int) -> list[cases_lib.Case]:
         name
         for name, row in found.items()
         if row['status'] == 'cannot'
-        or (row['status'] == 'ok' and (not repeats or 'median_ms' in row))
+        or (row['status'] == 'ok' and (not repeats or 'ms' in row))
     }
-    result['shapes'] = {**earlier['shapes'], **result['shapes']}
     result['copy'] = earlier['copy'] or result['copy']
   except (AttributeError, KeyError, TypeError, ValueError):
     _give_up(f"--resume: {str(path)!r} is not a benchmark's result")

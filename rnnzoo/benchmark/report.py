@@ -15,7 +15,7 @@ _COLUMNS = (
     ('error', 'error', '.1e', 1.0, 7),
     ("x scan's", 'ratio', '.2f', 1.0, 8),
     ('compile s', 'compile_s', '.2f', 1.0, 9),
-    ('temp MiB', 'temp_bytes', '.1f', 2**-20, 8),
+    ('temp MiB', 'mib', '.1f', 1.0, 8),
     ('us a step', 'us_per_step', '.2f', 1.0, 9),
     ('GB/s', 'gb_per_s', '.1f', 1.0, 6),
     ('% of copy', 'copy_fraction', '.0f', 100.0, 9),
@@ -70,14 +70,14 @@ class Table:
     """Prints a row of `measurement.measure`."""
     cells = [row[label] for label in measurement.LABELS]
     if row['status'] == 'cannot':
-      group = row['layer'], row['implementation'], row['reason']
+      group = row['layer'], row['program'], row['reason']
       if group in self._cannot:
         return
       self._cannot.add(group)
       cells[2:] = ['any', 'any']
     median, spread = row['status'], ''
-    if 'median_ms' in row:
-      median = f'{row["median_ms"]:.3f}'
+    if 'ms' in row:
+      median = f'{row["ms"]:.3f}'
       spread = f'{row["low_ms"]:.3f} - {row["high_ms"]:.3f}'
     known = len(self._reasons)
     if row['status'] != 'ok':

@@ -47,6 +47,7 @@ class Entry:
     dtypes: those measured unless a user gives others.
     implementations: likewise; None for all.
     param_dtypes: those of parameters, each in cases of its own.
+    directions: those of a case.
   """
 
   shapes: Names
@@ -55,6 +56,7 @@ class Entry:
   dtypes: Sequence[str] = (F32,)
   implementations: Names = None
   param_dtypes: Sequence[str] = (F32,)
+  directions: Sequence[str] = cases.DIRECTIONS
 
 
 def _runs(implementation: str, case: cases.Case) -> bool:
@@ -120,6 +122,7 @@ class Suite:
           (),
           self.drawn,
           param_dtype=param_dtype,
+          directions=entry.directions,
       )
       wanted = implementations or entry.implementations or self.implementations
       known = [way for way in self.implementations if self.runs(way, case)]
@@ -190,7 +193,14 @@ def _dense() -> Suite:
 
 def _steps(shapes: Names, *stacks: str) -> Entry:
   """Returns training steps: gradients are summed in the parameters' dtype."""
-  return Entry(shapes, stacks, _LAYER, (BF16,), param_dtypes=_BOTH)
+  return Entry(
+      shapes,
+      stacks,
+      _LAYER,
+      (BF16,),
+      param_dtypes=_BOTH,
+      directions=(devices.STEP,),
+  )
 
 
 SUITES: Mapping[str, Suite] = {

@@ -67,18 +67,18 @@ def _sentence(row: dict[str, Any]) -> str:
   text = (
       f'SLOWER: {row["layer"]} {row["shape"]} {row["dtype"]},'
       f' {row["direction"]}: None takes {row["path_of_none"]!r},'
-      f' {row["median_ms"]:.3f} ms, {row["of_best"]:.2f} times'
+      f' {row["ms"]:.3f} ms, {row["of_best"]:.2f} times'
       f' {row["best_path"]!r}'
   )
   return f'{text}; bound by dispatch' if timing.by_dispatch(row) else text
 
 
 def _compare(rows: Sequence[dict[str, Any]]) -> None:
-  timed = (row for row in rows if 'median_ms' in row)
-  times = {row['implementation']: row['median_ms'] for row in timed}
+  timed = (row for row in rows if 'ms' in row)
+  times = {row['program']: row['ms'] for row in timed}
   for row in rows:
     chosen = row.get('path_of_none')  # Not of a case that has no arrays.
-    if row['implementation'] == chosen in times:
+    if row['program'] == chosen in times:
       row['best_path'] = min(times, key=lambda name: times[name])
       row['of_best'] = times[chosen] / times[row['best_path']]
       if 'scan' in times:

@@ -91,7 +91,7 @@ class Timer:
 class Times:
   """Median and quartiles of samples, each of which is the mean of calls."""
 
-  median_ms: float
+  ms: float
   low_ms: float
   high_ms: float
   samples: int
@@ -104,12 +104,12 @@ class Program:
 
   Attributes:
     compile_s: seconds taken by tracing, lowering and compiling.
-    memory: bytes by use, or None where XLA does not tell.
+    memory: MiB by use (`mib`: temporary), or None where XLA does not tell.
   """
 
   call: Callable[..., Any]
   compile_s: float
-  memory: dict[str, int | None]
+  memory: dict[str, float | None]
 
 
 def build(function: Callable[..., Any], *arguments: Any) -> Program:
@@ -134,17 +134,22 @@ def lower(
     start = time.perf_counter()
     call = lowered.compile(compiler_options=options)
     seconds = traced + time.perf_counter() - start
-    # Not every backend analyses memory, nor every jax the peak.
     found = call.memory_analysis()
     memory = {
-        'temp_bytes': getattr(found, 'temp_size_in_bytes', None),
-        'argument_bytes': getattr(found, 'argument_size_in_bytes', None),
-        'output_bytes': getattr(found, 'output_size_in_bytes', None),
-        'peak_bytes': getattr(found, 'peak_memory_in_bytes', None),
+        'mib': _mib(found, 'temp_size_in_bytes'),
+        'argument_mib': _mib(found, 'argument_size_in_bytes'),
+        'output_mib': _mib(found, 'output_size_in_bytes'),
+        'peak_mib': _mib(found, 'peak_memory_in_bytes'),
     }
     return Program(call, seconds, memory)
 
   return finish
+
+
+def _mib(analysis: Any, name: str) -> float | None:
+  # Not every backend analyses memory, nor every jax the peak.
+  found = getattr(analysis, name, None)
+  return None if found is None else found / 2**20
 
 
 def interleave(
@@ -241,20 +246,20 @@ def measure(
     copied = [_from_host(call, arguments, host) for _, call in programs]
     times = interleave(copied, timer.repeats, before, timer.pace)
     for row, each in zip(rows, times, strict=True):
-      row['with_copy_ms'] = each.median_ms
+      row['with_copy_ms'] = each.ms
   for index, row in enumerate(rows):
-    if jax.default_backend() != 'cpu' and times[index].median_ms < 100:
+    if jax.default_backend() != 'cpu' and times[index].ms < 100:
       before(index)
       few = min(5, times[index].calls)
       row['dispatch_ms'] = 1e3 * _seconds(calls[index], few)[0]
-    for name in row.keys() & {'median_ms', 'low_ms', 'high_ms', 'dispatch_ms'}:
+    for name in row.keys() & {'ms', 'low_ms', 'high_ms', 'dispatch_ms'}:
       row[name] /= per_call
   return rows
 
 
 def by_dispatch(row: Mapping[str, Any]) -> bool:
   """Returns whether a row of `measure` says more of the host than of a path."""
-  return row.get('dispatch_ms', 0) > 0.7 * row['median_ms']
+  return row.get('dispatch_ms', 0) > 0.7 * row['ms']
 
 
 def input_sets(arguments: tuple[Any, Any], max_sets: int) -> list[Any]:
@@ -386,7 +391,7 @@ def copy_bandwidth(repeats: int, theirs: float | None) -> dict[str, Any]:
     return current
 
   times = interleave([lambda: copy(x), in_place], repeats)
-  ours = 2 * x.nbytes / min(t.median_ms for t in times) / 1e6
+  ours = 2 * x.nbytes / min(t.ms for t in times) / 1e6
   return {
       'gb_per_s': max(ours, theirs or 0.0),
       'array_bytes': x.nbytes,

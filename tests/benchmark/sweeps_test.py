@@ -1,13 +1,11 @@
 """Suites that ask whether `None` takes the fastest path."""
 
 import contextlib
-import dataclasses
 import importlib.util
 import io
 import itertools
 import json
 import pathlib
-import runpy
 import subprocess
 import sys
 from unittest import mock
@@ -16,12 +14,14 @@ from absl.testing import absltest
 from absl.testing import flagsaver
 import pytest
 
+from benchmarks import figures
+from benchmarks import path_tables
+from benchmarks import pivots
 from rnnzoo.benchmark import cases
 from rnnzoo.benchmark import program
 from rnnzoo.benchmark import suites
 from rnnzoo.benchmark import sweeps
 from rnnzoo.benchmark import timing
-from tests import documents_test
 
 
 def run(*arguments):
@@ -70,13 +70,13 @@ class SweepsTest(absltest.TestCase):
     self.assertLen(rows, 8)
     for row in rows:
       self.assertEqual(row['path_of_none'], 'scan')
-      taken = row['implementation'] == 'scan'
+      taken = row['program'] == 'scan'
       self.assertEqual(row.get('choice'), 'best' if taken else None)
       self.assertEqual(row.get('of_scan'), 1 if taken else None)
       if taken:
         self.assertEqual(row['compiled_together'], 2)
         self.assertGreater(row['compile_s'], 0)
-        self.assertIn('temp_bytes', row)
+        self.assertIn('mib', row)
     self.assertIn('in 0 of 4 programs', out)
 
     _, out = run(*arguments)
@@ -107,9 +107,7 @@ class SweepsTest(absltest.TestCase):
     times = {'scan': 2.0, 'pallas': 1.0}
     names = {'layer': 'GRU', 'shape': '2x3x4x4', 'dtype': 'bfloat16'}
     names |= {'direction': 'forward', 'path_of_none': 'scan'}
-    rows = [
-        names | {'implementation': k, 'median_ms': v} for k, v in times.items()
-    ]
+    rows = [names | {'program': k, 'ms': v} for k, v in times.items()]
     sweeps._compare(rows)
     self.assertEqual(rows[0]['choice'], '2.00 SLOWER')
     self.assertNotIn('choice', rows[1])
@@ -122,45 +120,43 @@ class SweepsTest(absltest.TestCase):
     )
     rows[0]['dispatch_ms'] = 1.9
     self.assertIn('bound by dispatch', sweeps.summary(rows))
-    self.assertEmpty(sweeps.summary([{'implementation': 'scan'}]))
+    self.assertEmpty(sweeps.summary([{'program': 'scan'}]))
 
   def test_table(self):
     rows, lines, ways = [], [], ('pallas', 'scan', 'cudnn')
-    for shape, chosen in (('2x3x4x4x2', 'pallas'), ('5x2x4x4', 'scan')):
-      case = cases.Case('LSTM', shape, None, 'bfloat16', 'with', ())
+    for text, chosen in (('2,3,4,4,2', 'pallas'), ('5,2,4,4', 'scan')):
+      shape = cases.parse_shape(text)
+      case = cases.Case('LSTM', *shape, 'bfloat16', 'with', ())
       times = {'pallas': 3.0, 'scan': 2.0, 'cudnn': 1.0}
       for way, direction in itertools.product(ways, cases.DIRECTIONS):
         row = case.row(way, direction) | {'path_of_none': chosen}
         if (way, chosen) == ('pallas', 'scan'):
           row['status'] = 'cannot'
         else:
-          row |= {'median_ms': times[way], 'compile_s': 4.0}
-          row |= {'temp_bytes': 2**21, 'compiled_together': 16}
+          row |= {'ms': times[way], 'compile_s': 4.0}
+          row |= {'mib': 2, 'compiled_together': 16}
+        if way == 'cudnn':  # Sizes say which shape it is, not the name.
+          row |= {'dtype': 'float16', 'shape': f'its {row["shape"]}'}
         (lines if way == 'cudnn' else rows).append(row)
       sweeps._compare(rows[-4::2])
       sweeps._compare(rows[-3::2])
-    shapes = map(cases.parse_shape, ('2,3,4,4,2', '5,2,4,4'))
     result = {
         'suite': 'batches',
         'device': {'kind': 'NVIDIA H100', 'platform': 'gpu'},
         'versions': {'jax': '1'},
         'date': '2026-01-01T',
         'commit': '12345678',
-        'shapes': {k: dataclasses.asdict(v) for k, v in shapes},
         'rows': rows,
     }
     line = result | {'suite': 'cudnn', 'rows': lines}
     line['versions'] = {'torch': '2', 'cudnn': 9}
-    # Sizes say which shape it is, not the name that another suite has for it.
-    line['shapes'] = {f'its {k}': v for k, v in result['shapes'].items()}
-    line['rows'] = [row | {'shape': f'its {row["shape"]}'} for row in lines]
     # The first part has one layer, and times that were taken again.
-    again = [row | {'median_ms': 9.0} for row in rows[:4]]
+    again = [row | {'ms': 9.0} for row in rows[:4]]
     part = result | {'commit': '87654321', 'rows': again + rows[4:]}
     rest = result | {'rows': rows[:4]}
     joined = self.join(part, rest, line)
-    self.assertLen(joined['rows'], 8)
-    self.assertEqual([row['median_ms'] for row in rows[:2]], [3.0, 3.0])
+    self.assertLen(joined['rows'], 12)
+    self.assertEqual([row['ms'] for row in rows[:2]], [3.0, 3.0])
     text = self.table('batches', joined)
     self.assertIn(
         "| 2 x 3 x 2 x 2 | `'pallas'` | 3.00 / 3.00 | **1.50** / **1.50** |"
@@ -174,25 +170,23 @@ class SweepsTest(absltest.TestCase):
         "slower than `'scan'` in 2 of 4 programs: ",
         'cuDNN is more than 5 % faster in 4 of 4 programs: ',
         "`None` takes `'pallas'` at LSTM 2 x 3 x 2 x 2. `None` takes `'scan'`",
-        'commit 1234567, 8765432. ',
-        'cuDNN 9 by torch 2',
-        '```{image} ../../benchmarks/batches_h100.png\n',
+        'commits 1234567, 8765432.',
     ):
       self.assertIn(sentence, text)
 
   @pytest.mark.slow
   def test_table_of_lengths(self):
-    shapes = dict(map(cases.parse_shape, ('1,64,8,8', '1,4,8,8')))
+    shapes = list(map(cases.parse_shape, ('1,64,8,8', '1,4,8,8')))
     rows = []
     times = {'pallas': 1.0, 'associative_scan': 2.0, 'scan': 0.5}
     for layer, shape in itertools.product(('linear_scan', 'MinGRU'), shapes):
-      case = cases.Case(layer, shape, None, 'float32', 'with', ())
+      case = cases.Case(layer, *shape, 'float32', 'with', ())
       for direction in cases.DIRECTIONS:
         own = [
             case.row(way, direction)
             | {
                 'path_of_none': 'pallas',
-                'median_ms': ms,
+                'ms': ms,
                 'with_copy_ms': 4 * ms,
             }
             for way, ms in times.items()
@@ -205,27 +199,21 @@ class SweepsTest(absltest.TestCase):
         'versions': {'jax': '1'},
         'date': '2026-01-01T',
         'commit': '12345678',
-        'shapes': {k: dataclasses.asdict(v) for k, v in shapes.items()},
         'rows': rows,
     }
     text = self.table('lengths', self.join(result))
-    self.assertStartsWith(text, '## From one step to 65,536\n')
     self.assertIn(
         "| `MinGRU` | 1 x 64 | `'pallas'` | 1.000 / 1.000 | 2.000 / 2.000 |"
         ' 0.500 / 0.500 | **2.00** / **2.00** | 4.000 / 4.000 |\n',
         text,
     )
     self.assertIn("`None` takes `'pallas'` at all of these.", text)
-    # There is no section before there is a result.
-    tables = documents_test.readme_tables()
-    with mock.patch.object(tables, 'ROOT', self.folder()):
-      self.assertEqual(tables.lengths(), '')
 
   if importlib.util.find_spec('torch'):
 
     def test_cudnn(self):
       path = self.folder() / 'cudnn.json'
-      program = str(documents_test.ROOT / 'benchmarks' / 'cudnn.py')
+      program = str(pivots.ROOT / 'benchmarks' / 'cudnn.py')
       arguments = ['--shape=2,3,4,5', '--shape=2,3,4,4,2', f'--output={path}']
       for _ in range(2):  # Rows that are there are kept.
         subprocess.run([sys.executable, program, *arguments], check=True)
@@ -233,7 +221,7 @@ class SweepsTest(absltest.TestCase):
         # Two layers in two directions; heads are not cuDNN's.
         self.assertLen(rows, 4)
         self.assertEqual({row['shape'] for row in rows}, {'2x3x4x5'})
-        self.assertTrue(all(row['median_ms'] > 0 for row in rows))
+        self.assertTrue(all(row['ms'] > 0 for row in rows))
 
   def folder(self):
     path = pathlib.Path(self.create_tempdir().full_path)
@@ -241,50 +229,39 @@ class SweepsTest(absltest.TestCase):
     return path
 
   def join(self, *parts):
-    """Joins files by benchmarks/sweeps.py, which draws them as well."""
+    """Joins files by benchmarks/figures.py, which draws them as well."""
     self.root = self.folder()
     names = []
     for number, part in enumerate(parts):
       path = self.root / f'{number}.json'
       path.write_text(json.dumps(part))
       names.append(str(path))
-    program = str(documents_test.ROOT / 'benchmarks' / 'sweeps.py')
-    main = runpy.run_path(program)['main']
     with contextlib.redirect_stdout(io.StringIO()):
-      main([f'--into={self.root / "benchmarks"}', *names])
+      figures.main([f'--into={self.root / "benchmarks"}', *names])
     (path,) = (self.root / 'benchmarks').glob('*.json')
     self.assertTrue(path.with_suffix('.png').exists())
     return json.loads(path.read_text())
 
   def table(self, name, joined):
     """Returns a table of a result that `join` has written."""
-    tables = documents_test.readme_tables()
-    with mock.patch.object(tables, 'ROOT', self.root):
-      self.assertEqual(tables.newest(f'{name}_*.json')[1], joined)
-      return getattr(tables, name)()
+    with mock.patch.object(pivots, 'load', lambda _: joined):
+      return getattr(path_tables, name)()
 
   def test_folders_to_join_in(self):
-    program = str(documents_test.ROOT / 'benchmarks' / 'sweeps.py')
     result = self.output()
     result.write_text('{"rows": [1]}')
     empty = result.with_name('empty.json')
     empty.write_text('{"rows": []}')
-    parts = [result.with_name(f'{time}.json') for time in (1, 2)]
-    for time, part in enumerate(parts, 1):  # One name of two shapes.
-      row = {'layer': 'GRU', 'shape': 'a', 'dtype': 'float32'}
-      named = {'device': {'kind': 'H100'}, 'suite': 'lengths', 'commit': ''}
-      named |= {'rows': [row], 'shapes': {'a': {'time': time}}}
-      part.write_text(json.dumps(named))
     for words, expected in {
-        (f'--into={result.parent}/no', str(result)): 'no folder of this name',
-        ('--into=', str(result)): 'no folder of this name',
-        ('--into=a', '--into=b', str(result)): 'once would work',
-        (f'--into={result.parent}', str(result)): 'not results of the suites',
+        (f'--into={result.parent}/no', str(result)): 'no folder has this name',
+        ('--into=', str(result)): 'no folder has this name',
+        (f'--into={result.parent}',): 'name the results',
+        (f'--into={result.parent}', str(result)): 'not results of batches or',
         (f'--into={result.parent}', str(empty)): 'has no rows',
-        (f'--into={result.parent}', *map(str, parts)): "{'time': 2}",
+        (f'{result.parent}/no.json',): 'No such file',
     }.items():
       with self.subTest(words), self.assertRaises(SystemExit) as refused:
-        runpy.run_path(program)['main'](words)
+        figures.main(words)
       self.assertIn(expected, str(refused.exception))
 
   def test_shapes(self):

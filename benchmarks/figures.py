@@ -1,0 +1,402 @@
+"""Draws the figures of README.md and docs/, and joins parts of long suites.
+
+  python -m benchmarks.figures
+  python -m benchmarks.figures runs/lengths.json
+  python -m benchmarks.figures --into=benchmarks runs/batches_*.json \
+      runs/cudnn.json runs/lengths_*.json
+
+Without arguments it draws the committed results. The figure of a file of the
+suites 'batches' and 'lengths' goes beside it, as .png. With --into, files of a
+suite and a GPU become one, as batches_h100.json, which takes the rows of the
+suite 'cudnn' as well; of a case that several have, the last is taken.
+
+'batches' has microseconds a step over the batch, by layer and features. A panel
+of 'lengths' has the steps of a layer at a batch; dotted lines copy their inputs
+from the host. Crosses are times of the path that `None` takes where another one
+is more than 5 % faster.
+"""
+
+import argparse
+from collections.abc import Callable, Iterable, Iterator, Sequence
+import json
+import pathlib
+import re
+import sys
+from typing import Any
+
+from matplotlib import figure as figures
+
+from benchmarks import pivots
+from rnnzoo.benchmark import report
+
+HERE = pathlib.Path(__file__).resolve().parent
+COLORS = {'pallas': 'C0', 'scan': 'C1', 'associative_scan': 'C2', 'cudnn': 'C3'}
+SIZES = 'batch', 'time', 'in_features', 'features', 'num_heads'
+
+Row = dict[str, Any]
+
+
+def source(result: Row) -> str:
+  """Returns device, version and date of a result."""
+  version = result['versions']['jax']
+  return f'{result["device"]["kind"]}, jax {version}, {result["date"][:10]}'
+
+
+def join(results: Iterable[Row]) -> dict[str, Row]:
+  """Returns results by the name of their file, one a suite and GPU.
+
+  Rows of another commit than the last file's say theirs.
+  """
+  joined: dict[str, Row] = {}
+  lines: dict[str, Row] = {}
+  sizes = lambda row: tuple(row[name] for name in SIZES)
+  case = lambda row: (row['layer'], row['dtype'], *sizes(row))
+  for result in results:
+    found = re.search('[HB][1-9]00', result['device']['kind'])
+    card = found[0].lower() if found else result['device']['platform']
+    if result['suite'] == 'cudnn':
+      lines[card] = result
+      continue
+    if result['suite'] not in SUITES:
+      raise ValueError(result['suite'])
+    name = f'{result["suite"]}_{card}'
+    new = {case(row) for row in result['rows']}
+    earlier = joined.get(name, {'rows': []})
+    kept = [
+        row | {'commit': row.get('commit', earlier['commit'])}
+        for row in earlier['rows']
+        if case(row) not in new
+    ]
+    joined[name] = result | {'rows': kept + result['rows']}
+  for card, line in lines.items():
+    if own := joined.get(f'batches_{card}'):
+      names = {sizes(row): row['shape'] for row in own['rows']}
+      facts = {'date': line['date'], 'commit': line['commit']}
+      own['versions'] = line['versions'] | own['versions']
+      own['rows'] += [
+          facts | row | {'shape': names[sizes(row)]}
+          for row in line['rows']
+          if sizes(row) in names
+      ]
+  return joined
+
+
+def timed_rows(result: Row, direction: str) -> list[Row]:
+  """Returns the rows of a direction that have times."""
+  return [
+      row
+      for row in result['rows']
+      if row['direction'] == direction and 'ms' in row
+  ]
+
+
+def lines(
+    rows: Sequence[Row], size: str, steps: bool = False
+) -> dict[tuple, dict[int, float]]:
+  """Returns milliseconds by size, for each path, with and without a copy.
+
+  Args:
+    rows: of a panel.
+    size: the one that varies.
+    steps: whether to return microseconds a step; of the longest sequences, if
+      there are several.
+  """
+  found: dict[tuple, dict[int, float]] = {}
+  for row in sorted(rows, key=lambda row: row['time']):
+    for copies, key in enumerate(('ms', 'with_copy_ms')):
+      if key in row:
+        label = row['program'], row['dtype'], bool(copies)
+        scale = 1e3 / row['time'] if steps else 1
+        found.setdefault(label, {})[row[size]] = scale * row[key]
+  return found
+
+
+def draw(ax, found: dict[tuple, dict[int, float]], size: str) -> None:
+  """Draws a line for each path."""
+  for (path, dtype, copies), own in found.items():
+    name = f'{path}, {dtype}{", with a copy" if copies else ""}'
+    style = {'color': COLORS[path], 'ls': ':' if copies else '-', 'marker': '.'}
+    x = sorted(own)
+    ax.plot(x, [own[k] for k in x], label=name, **style)
+  ax.set_xscale('log', base=2)
+  ax.set_yscale('log')
+  ax.set_xlabel(size)
+  ax.grid(alpha=0.3)
+
+
+def cross(ax, rows: Sequence[Row], size: str, steps: bool = False) -> None:
+  """Marks times of choices that are not the best."""
+  over = [row for row in rows if row.get('of_best', 1) > pivots.SLOWER]
+  for own in lines(over, size, steps).values():
+    ax.plot([*own], [*own.values()], 'kx')
+
+
+def batches(result: Row) -> figures.Figure:
+  """Returns the figure: a row a layer and direction, a column a head size."""
+  groups: dict[tuple, dict[tuple, list[Row]]] = {}
+  for direction in pivots.DIRECTIONS:
+    for row in timed_rows(result, direction):
+      own = groups.setdefault((row['layer'], direction), {})
+      size = row['num_heads'], row['features']
+      own.setdefault(size, []).append(row)
+  columns = sorted({size for own in groups.values() for size in own})
+  figure = figures.Figure(
+      figsize=(2.4 * max(1, len(columns)), 2.3 * max(1, len(groups))),
+      layout='constrained',
+  )
+  if not groups:
+    return figure
+  axes = figure.subplots(len(groups), len(columns), squeeze=False, sharex='col')
+  for line, ((layer, direction), own) in zip(
+      axes, sorted(groups.items()), strict=True
+  ):
+    for ax, (heads, features) in zip(line, columns, strict=True):
+      rows = own.get((heads, features), [])
+      draw(ax, lines(rows, 'batch', steps=True), 'batch')
+      cross(ax, rows, 'batch', steps=True)
+      sizes = f'{heads} x {features // heads}' if heads > 1 else features
+      ax.set_title(f'{layer} {sizes}\n{direction}', fontsize=8)
+    line[0].set_ylabel('µs a step')
+  axes[0, 0].legend(fontsize=6)
+  return figure
+
+
+def panels(result: Row) -> Iterator[tuple[str, dict[str, list[Row]]]]:
+  """Yields a title and the rows of each direction, which differ in steps."""
+  by_way = {way: timed_rows(result, way) for way in pivots.DIRECTIONS}
+  fixed = lambda row: (row['layer'], row['batch'], row['features'])
+  for key in sorted({fixed(row) for own in by_way.values() for row in own}):
+    layer, batch, features = key
+    rows = {
+        way: [row for row in own if fixed(row) == key]
+        for way, own in by_way.items()
+    }
+    yield f'{layer}, batch {batch}, {features} features', rows
+
+
+def lengths(result: Row) -> figures.Figure:
+  """Returns the figure; a row of it has times and speedups of a panel."""
+  found = list(panels(result))
+  height = 2.5 * max(1, len(found))
+  figure = figures.Figure(figsize=(16, height), layout='constrained')
+  if not found:
+    return figure
+  axes = figure.subplots(len(found), 4, squeeze=False)
+  for four, (title, by_way) in zip(axes, found, strict=True):
+    for way, (direction, rows) in enumerate(by_way.items()):
+      own = lines(rows, 'time')
+      # As many copies in both.
+      scans = {key[2]: line for key, line in own.items() if key[0] == 'scan'}
+      speedups = {
+          key: {k: scans[key[2]][k] / v for k, v in line.items()}
+          for key, line in own.items()
+          if line.keys() <= scans.get(key[2], {}).keys()
+      }
+      draw(four[way], own, 'steps')
+      cross(four[way], rows, 'time')
+      draw(four[2 + way], speedups, 'steps')
+      four[way].set_ylabel('milliseconds')
+      four[2 + way].set_ylabel("times as fast as 'scan'")
+      for ax in (four[way], four[2 + way]):
+        ax.set_title(f'{title}, {direction}', fontsize=8)
+    four[0].legend(fontsize=6)
+  return figure
+
+
+# (layer, implementation), its label, and how it is drawn.
+MEASURED = (
+    ('GRU', 'pallas', 'GRU, kernels', 'C0o-'),
+    ('LSTM', 'pallas', 'LSTM, kernels', 'C1o-'),
+    ('GRU', 'scan', "GRU, 'scan'", 'C0^:'),
+    ('LSTM', 'scan', "LSTM, 'scan'", 'C1^:'),
+    ('LSTM', 'lax_scan_8', 'LSTM, lax.scan unrolled by 8', 'C7v:'),
+)
+PUBLISHED = (
+    ('FlashRNN fused, bfloat16', 'LSTM, FlashRNN (published)', 'C2s-'),
+    (
+        'cuDNN, float16, with projection',
+        "LSTM, torch's cuDNN, float16, with W x (published)",
+        'C3D-',
+    ),
+)
+
+
+def curves(result: Row, way: int) -> dict[str, dict[int, float]]:
+  """Returns milliseconds by head dim, by label.
+
+  Args:
+    result: the content of dense_h200.json.
+    way: 0 for forward, 1 for forward and backward.
+  """
+  direction = pivots.DIRECTIONS[way]
+  dims = {
+      row['shape']: row['features'] // row['num_heads']
+      for row in result['rows']
+      if (row['batch'], row['time']) == (16, 1024)
+  }
+  found: dict[str, dict[int, float]] = {}
+  for layer, implementation, label, _ in MEASURED:
+    found[label] = {
+        dims[row['shape']]: row['ms']
+        for row in result['rows']
+        if row['shape'] in dims
+        and row['status'] == 'ok'
+        and (row['layer'], row['program']) == (layer, implementation)
+        and (row['dtype'], row['projection']) == ('bfloat16', 'without')
+        and row['direction'] == direction
+    }
+  for program, label, _ in PUBLISHED:
+    found[label] = {
+        dims[shape]: times[way]
+        for shape, times in result['published_ms'][program].items()
+        if shape in dims
+    }
+  return found
+
+
+def head_dim(result: Row) -> figures.Figure:
+  """Returns the figure: forward on the left, with backward on the right."""
+  figure = figures.Figure(figsize=(11, 4.4), layout='constrained')
+  axes = figure.subplots(1, 2)
+  styles = {label: style for *_, label, style in (*MEASURED, *PUBLISHED)}
+  for way, ax in enumerate(axes):
+    for label, points in curves(result, way).items():
+      x = sorted(points)
+      ax.plot(x, [points[d] for d in x], styles[label], label=label, ms=5)
+    ax.set_title(('forward', 'forward and backward')[way])
+    ax.set_xscale('log', base=2)
+    ax.set_yscale('log')
+    ticks = (16, 24, 64, 128, 256, 512, 1024)
+    ax.set_xticks(ticks, [str(d) for d in ticks])
+    ax.set_xlabel('head dim, units of one block of R')
+    ax.set_ylabel('milliseconds')
+    ax.grid(alpha=0.3)
+  figure.legend(
+      *axes[0].get_legend_handles_labels(),
+      loc='outside lower center',
+      ncols=3,
+      fontsize=8,
+  )
+  figure.suptitle(
+      f'1,024 steps, batch 16, bfloat16, gates given: {source(result)}\n'
+      '768 units in heads; 512 and 1,024: one head',
+      fontsize=10,
+  )
+  return figure
+
+
+# How each path is drawn.
+PATHS = {'scan': 'C7v:', 'pallas': 'C0s-', 'associative_scan': 'C1o-'}
+
+
+def newton_grid(result: Row) -> figures.Figure:
+  """Returns the figure: milliseconds over steps, for each batch and units."""
+  sizes = list(
+      dict.fromkeys((row['batch'], row['features']) for row in result['rows'])
+  )
+  figure = figures.Figure(figsize=(11, 3.6), layout='constrained')
+  axes = figure.subplots(1, len(sizes), sharey=True, squeeze=False)[0]
+  for (batch, units), ax in zip(sizes, axes, strict=True):
+    for path, style in PATHS.items():
+      points = {
+          row['time']: row['ms']
+          for row in result['rows']
+          if (row['batch'], row['features'], row['program'])
+          == (batch, units, path)
+          and row['status'] == 'ok'
+      }
+      ax.plot(list(points), list(points.values()), style, label=f"'{path}'")
+    ax.set_title(f'batch {batch}, units {units}', fontsize=10)
+    ax.set_xscale('log')
+    ax.set_yscale('log')
+    ax.set_xlabel('steps')
+    ax.grid(alpha=0.3)
+  axes[0].set_ylabel('milliseconds, forward')
+  axes[0].legend(fontsize=8)
+  figure.suptitle(
+      f'GRU, float32, gates given: {source(result)}',
+      fontsize=10,
+  )
+  return figure
+
+
+SUITES: dict[str, Callable[[Row], figures.Figure]] = {
+    'batches': batches,
+    'lengths': lengths,
+}
+
+# Committed results, and how they are drawn; dots an inch.
+COMMITTED = {
+    'head_dim_h200.png': ('dense_h200.json', head_dim, 130),
+    'newton_grid_h200.png': ('newton_grid_h200.json', newton_grid, 130),
+    'batches_h100.png': ('batches_h100.json', batches, 70),
+    'lengths_h200.png': ('lengths_h200.json', lengths, 70),
+}
+
+
+def plot(result: Row) -> figures.Figure:
+  """Returns the figure of a suite."""
+  figure = SUITES[result['suite']](result)
+  figure.suptitle(source(result))
+  return figure
+
+
+def read(name: str) -> Row:
+  """Returns a result that has rows; ends with a sentence otherwise."""
+  try:
+    result = json.loads(pathlib.Path(name).read_text(encoding='utf-8'))
+    if not result['rows']:
+      sys.exit(f'figures.py: {name!r} has no rows, so nothing is drawn')
+    return result
+  except OSError as error:
+    sys.exit(f'figures.py: {error}')
+  except (AttributeError, KeyError, TypeError, ValueError):
+    sys.exit(f"figures.py: {name!r} is not a benchmark's result")
+
+
+def draw_committed() -> None:
+  """Draws the figures of documents."""
+  for target, (name, draw_it, dots) in COMMITTED.items():
+    result = read(str(HERE / name))
+    figure = plot(result) if draw_it in SUITES.values() else draw_it(result)
+    figure.savefig(HERE / target, dpi=dots)
+    print(HERE / target)
+
+
+def main(words: Sequence[str]) -> None:
+  """Draws each file, or joins all."""
+  parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
+  parser.add_argument('results', nargs='*', help="of 'batches' or 'lengths'")
+  parser.add_argument('--into', help='folder for files of all parts')
+  parsed = parser.parse_args(words)
+  if not parsed.results:
+    if parsed.into is not None:
+      sys.exit('figures.py: name the results that --into joins')
+    draw_committed()
+    return
+  if parsed.into is not None:
+    if not parsed.into or not pathlib.Path(parsed.into).is_dir():
+      sys.exit(f'figures.py: --into={parsed.into}: no folder has this name')
+  results = {name: read(name) for name in parsed.results}
+  try:
+    if parsed.into is not None:
+      results = join(results.values())
+    drawn = {name: plot(result) for name, result in results.items()}
+  except (AttributeError, KeyError, TypeError, ValueError) as error:
+    suites = ' or '.join(SUITES)
+    sys.exit(f'figures.py: these are not results of {suites}: {error!r}')
+  for name, figure in drawn.items():
+    path = pathlib.Path(name)
+    try:
+      if parsed.into is not None:
+        path = pathlib.Path(parsed.into) / f'{name}.json'
+        report.write(results[name], str(path))
+        print(path)
+      figure.savefig(path.with_suffix('.png'), dpi=70)
+    except OSError as error:
+      sys.exit(f'figures.py: {error}')
+    print(path.with_suffix('.png'))
+
+
+if __name__ == '__main__':
+  main(sys.argv[1:])

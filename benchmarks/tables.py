@@ -1,0 +1,157 @@
+"""Writes the tables of README.md and docs/ from the JSON files in benchmarks/.
+
+  python -m benchmarks.tables
+
+`TABLES` says which document has which table. A table stands between
+`<!-- begin NAME -->` and `<!-- end NAME -->`; sentences about it stand in the
+document.
+"""
+
+from collections.abc import Callable
+import functools
+import re
+import sys
+
+from benchmarks import data_parallel
+from benchmarks import path_tables as paths
+from benchmarks import pivots
+from benchmarks import score_tables as scores
+from benchmarks import time_tables as times
+
+
+def conversions() -> str:
+  """The table of conversions and their largest differences."""
+  lines = [
+      [row['library'], f'`{row["class"]}`']
+      + [f'{row[key]:.0e}' for key in ('outputs', 'states')]
+      for row in pivots.load('benchmarks/conversions.json')['rows']
+  ]
+  heads = 'from and to', 'its class', 'largest difference of outputs'
+  return '\n'.join(pivots.table([*heads, 'of final states'], lines))
+
+
+def transformations() -> str:
+  """The table of transformations, with the reasons as notes."""
+  data = pivots.load('docs/transformations.json')
+  notes: dict[str, int] = {}
+
+  def cell(told):
+    if told == 'yes':
+      return told
+    return f'no ({notes.setdefault(told, len(notes) + 1)})'
+
+  lines = [
+      [name, *(cell(column[name]) for column in data.values())]
+      for name in next(iter(data.values()))
+  ]
+  lines = pivots.table(['', *(f'`{title}`' for title in data)], lines)
+  return '\n'.join([*lines, '', *(f'{i}. `{n}`' for n, i in notes.items())])
+
+
+def libraries() -> str:
+  """The table of features of recurrent libraries."""
+  data = pivots.load('docs/libraries.json')
+  lines = [[row['feature'], *row['cells']] for row in data['rows']]
+  versions = ', '.join(f'{k} {v}' for k, v in data['versions'].items())
+  lines = pivots.table(['', *data['libraries']], lines)
+  return '\n'.join([*lines, '', f'Looked at: {versions}.'])
+
+
+# Documents, and the tables in each.
+TABLES: dict[str, dict[str, Callable[[], str]]] = {
+    'README.md': {'row_smnist': scores.row_smnist, 'gpu_runs': scores.gpu_runs},
+    'docs/benchmarks/cpu.md': {
+        'cpu_peers': times.cpu_peers,
+        'compile_time': times.compile_time,
+    },
+    'docs/benchmarks/dense.md': {
+        'dense_h200': times.dense,
+        'small_heads': times.small_heads,
+        'stacks': times.stacks,
+        'large_batches': times.large_batches,
+        'batches': paths.batches,
+    },
+    'docs/benchmarks/index.md': {'units_and_batch': times.units_and_batch},
+    'docs/benchmarks/ladder.md': {'agru_ladder': times.agru_ladder},
+    'docs/benchmarks/linear.md': {
+        'linear_h200': times.linear,
+        'resets': times.resets,
+        'lengths': paths.lengths,
+    },
+    'docs/benchmarks/planning.md': {'planning': data_parallel.table},
+    'docs/benchmarks/rl.md': {'scanned_rnn': times.scanned},
+    'docs/choosing.md': {
+        'transformations': transformations,
+        'memory': paths.memory,
+        'inner_steps': paths.inner_steps,
+        'irevrnn_stacks': paths.irevrnn_stacks,
+        'kernel_memory': paths.kernel_memory,
+        'newton_h200': paths.newton_h200,
+        'newton_long': functools.partial(paths.newton_long, 'newton_long_h200'),
+        'newton_long_h100': functools.partial(
+            paths.newton_long, 'newton_long_h100'
+        ),
+        'newton': paths.newton,
+        'newton_trained': paths.newton_trained,
+    },
+    'docs/benchmarks/peers.md': {'peers': times.peers},
+    'docs/benchmarks/tasks.md': {
+        'text': scores.text,
+        'synthetic': scores.synthetic,
+        'state_tracking': scores.state_tracking,
+        'gpu_recipes': scores.gpu_recipes,
+        'agru_ablations': scores.agru_ablations,
+    },
+    'docs/converting.md': {'conversions': conversions},
+    'docs/devices.md': {
+        'linear_over_time_h100': functools.partial(
+            times.linear_over_time, 'linear_over_time_4_h100'
+        ),
+        'devices_two': functools.partial(times.devices, 'devices_2_h100'),
+        'devices_four': functools.partial(times.devices, 'devices_4_h100'),
+        'processes': times.processes,
+    },
+    'docs/libraries.md': {'libraries': libraries},
+}
+
+
+def render(document: str, text: str) -> str:
+  """Returns a document's text with every table made anew.
+
+  Args:
+    document: its path, a key of `TABLES`.
+    text: its text.
+
+  Raises:
+    ValueError: there is no place for a table.
+  """
+  for name, made in TABLES[document].items():
+    pattern = rf'(<!-- begin {name} -->\n).*?(<!-- end {name} -->)'
+    if not re.search(pattern, text, re.DOTALL):
+      raise ValueError(f'{document} has no place for the table {name!r}')
+    put = lambda match, made=made: f'{match[1]}{made()}\n{match[2]}'
+    text = re.sub(pattern, put, text, flags=re.DOTALL)
+  return text
+
+
+def main() -> int:
+  """Writes the documents; returns the exit code."""
+  if sys.argv[1:]:
+    print(__doc__, f'It takes no arguments: {sys.argv[1:]}.', sep='\n')
+    return 2
+  code = 0
+  for document, names in TABLES.items():
+    path = pivots.ROOT / document
+    try:
+      made = render(document, path.read_text(encoding='utf-8'))
+    except (OSError, ValueError) as error:
+      print(f'{document} stays as it is: {error}', file=sys.stderr)
+      code = 1
+      continue
+    path.write_text(made, encoding='utf-8')
+    print(f'{document}: {", ".join(names)}')
+  return code
+
+
+if __name__ == '__main__':
+  sys.exit(main())
