@@ -24,7 +24,7 @@ for N = 1, block-diagonal for N > 1 and diagonal for D = 1.
 
 To add a cell, write one file with a frozen dataclass derived from one of the
 three classes below and a layer derived from `rnnzoo.RecurrentLayer`, and
-name the layer in `rnnzoo/__init__.py`. WORKSPACE.md walks through an example.
+name the layer in `rnnzoo/__init__.py`. docs/own_cell.md has an example.
 """
 
 import abc

@@ -44,22 +44,6 @@ def load(path):
   return module
 
 
-def text_of(page):
-  """Returns a page with the parts that it includes."""
-
-  def included(match):
-    text = (DOCS / match[1]).read_text(encoding='utf-8')
-    start = text.index(match[2]) + len(match[2])
-    return text[start : text.index(match[3], start) if match[3] else None]
-
-  pattern = (
-      r'```\{include\} (\S+)\n:start-after: "(.*?)"\n'
-      r'(?::end-before: "(.*?)"\n)?```'
-  )
-  text = (DOCS / f'{page}.md').read_text(encoding='utf-8')
-  return re.sub(pattern, included, text)
-
-
 def run(page):
   """Runs a page's examples in turn; returns how many, and what went wrong.
 
@@ -72,7 +56,8 @@ def run(page):
 def _run(page):
   names, reports = {'__name__': 'guide'}, []
   runner = doctest.DocTestRunner(optionflags=_FLAGS)
-  blocks = re.findall(r'```(python|pycon)\n(.*?)```', text_of(page), re.DOTALL)
+  text = (DOCS / f'{page}.md').read_text(encoding='utf-8')
+  blocks = re.findall(r'```(python|pycon)\n(.*?)```', text, re.DOTALL)
   for kind, code in blocks:
     if kind == 'python':
       exec(compile(code, page, 'exec'), names)

@@ -88,22 +88,22 @@ class DocumentsTest(absltest.TestCase):
       self.assertIn(f'| `{name}` |', read('README.md'))
 
   def test_new_cell_of_the_walk_through_runs(self):
-    example, *_ = python_blocks('WORKSPACE.md')
+    example, *_ = python_blocks('docs/own_cell.md')
     names = {'__name__': 'rnnzoo.cells.mgu'}
-    exec(compile(example, 'WORKSPACE.md', 'exec'), names)
+    exec(compile(example, 'docs/own_cell.md', 'exec'), names)
     layer = names['MGU'](3, 8, num_heads=2, rngs=nnx.Rngs(0))
     self.assertEqual(layer(jnp.ones((2, 5, 3))).shape, (2, 5, 8))
 
   @pytest.mark.slow
   def test_new_task_of_the_walk_through_runs(self):
-    _, example, base, config = python_blocks('WORKSPACE.md')
+    example, base, config = python_blocks('docs/own_task.md')[:3]
     names = {'__name__': 'rnnzoo.tasks.parity'}
-    exec(compile(example, 'WORKSPACE.md', 'exec'), names)
+    exec(compile(example, 'docs/own_task.md', 'exec'), names)
     base_parity = types.ModuleType('configs.base_parity')
-    exec(compile(base, 'WORKSPACE.md', 'exec'), vars(base_parity))
+    exec(compile(base, 'docs/own_task.md', 'exec'), vars(base_parity))
     made: dict = {}
     with mock.patch.dict(sys.modules, {'configs.base_parity': base_parity}):
-      exec(compile(config, 'WORKSPACE.md', 'exec'), made)
+      exec(compile(config, 'docs/own_task.md', 'exec'), made)
     config = made['get_config']()
     config.model.features = 4
     task = names['Parity'](config)

@@ -1,4 +1,4 @@
-"""A new cell, as WORKSPACE.md adds one, through the whole suite untouched.
+"""A new cell, as docs/own_cell.md adds one, through the whole suite untouched.
 
 The cell and the layer below are all that a new cell takes, besides its entry in
 `rnnzoo.LAYERS`: every path and derivative comes from `update`.
