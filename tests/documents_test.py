@@ -38,7 +38,7 @@ def exists(name, folders=('.',)):
 
 
 def map_entries():
-  """Yields (folder that holds them, names, text) of WORKSPACE.md's map.
+  """Yields (folder that holds them, names) of WORKSPACE.md's map.
 
   An entry is a line that starts with paths, in its folder or two spaces further
   in, and the lines after it that start further to the right.
@@ -48,13 +48,11 @@ def map_entries():
   )
   top = '.'
   for entry in re.findall(r'^ {0,2}\S.*(?:\n {3,}.*)*', block, re.MULTILINE):
-    indent, names, text = re.match(
-        r'( *)((?:[\w./]+?(?:/|\.py) +)+)(.*)', entry, re.DOTALL
-    ).groups()
+    indent, names = re.match(r'( *)((?:[\w./]+?(?:/|\.py) +)+)', entry).groups()
     names = names.split()
     if not indent:
       top = '.'
-    yield top, names, text
+    yield top, names
     if not indent and names[0].endswith('/'):
       top = names[0]
 
@@ -120,17 +118,9 @@ class DocumentsTest(absltest.TestCase):
       self.assertIn(label, made['__doc__'])
 
   def test_paths_of_the_map_exist(self):
-    for top, names, text in map_entries():
+    for top, names in map_entries():
       for name in names:
         self.assertTrue(exists(name, (top,)), f'{top}/{name}')
-      inner = f'{top}/{names[0]}'
-      if top == '.' or not names[0].endswith('/'):
-        continue
-      # In the text of a folder, a word on its own is one of its modules.
-      text = re.sub(r'\([^)]*\)', '', text)
-      for phrase in re.split(r'->|[,;:.]\s|[.]$| and | or ', text):
-        if re.fullmatch(r'[a-z_]+', phrase.strip()):
-          self.assertTrue(exists(f'{phrase.strip()}.py', (inner,)), phrase)
 
   def test_paths_in_documents_exist(self):
     documents = ['CONTRIBUTING.md', 'README.md', 'WORKSPACE.md']
