@@ -26,7 +26,6 @@ from rnnzoo.training import files
 from rnnzoo.training import optimization
 from rnnzoo.training import placement as placements
 from rnnzoo.training import processes
-from rnnzoo.training import records
 from rnnzoo.training import run_directory
 from rnnzoo.training import step
 from rnnzoo.training import visits
@@ -141,7 +140,8 @@ def prepare(
         'config.model.label_smoothing must be 0 for the task'
         f' {config.task!r}, which smooths no labels; got {smoothing}'
     )
-  if config.sample_every and not records.makes_samples(task):
+  makes_text = type(task).sample is not protocol.Task.sample
+  if config.sample_every and not makes_text:
     raise ValueError(
         f'config.sample_every must be 0 for the task {config.task!r}, which'
         f' makes no text; got {config.sample_every}'

@@ -6,7 +6,8 @@ Where the others need to know what it found, `from_first` tells them, errors
 included, so that all processes take the same way.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+import contextlib
 import os
 import pickle
 import sys
@@ -296,6 +297,15 @@ def give_up(message: object) -> NoReturn:
   logging.info('The error was:', exc_info=True)  # For --verbosity=0.
   tell(' '.join(str(message).split()))
   _exit(2)
+
+
+@contextlib.contextmanager
+def one_sentence() -> Iterator[None]:
+  """Gives up where a caller's mistake is raised: no trace, one sentence."""
+  try:
+    yield
+  except (OSError, NotImplementedError, ValueError) as error:
+    give_up(error)
 
 
 def tell_loss(error: Exception, workdir: object) -> NoReturn:
