@@ -517,7 +517,8 @@ MUTANTS = (
             'seen = np.ones(len(body.frames), bool)',
             'in_no_frame',
         ),
-        ('or len(np.unique(both)) < len(both)', '', 'new_ids'),
+        ('or _are_apart(persons[i], persons[j])', '', 'new_ids'),
+        (' and not stays:', ':', 'change_persons'),
         ('in sorted(links)', 'in links', 'new_ids'),
     ),
     *_all(
@@ -535,8 +536,8 @@ MUTANTS = (
         'tests/training/run_files_test.py',
         ('all(owner == mine for owner in owners)', 'True', 'says_whose'),
         (
-            'if text := _differences(there, here, alike)',
-            'if text := ""',
+            'if text or (goes_on and other)',
+            'if goes_on and other',
             'other',
         ),
         ('.unlink(missing_ok=True)', '', 'killed_between'),

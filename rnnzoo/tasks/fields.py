@@ -173,8 +173,13 @@ def expand(path: str | os.PathLike[str], name: str = '') -> pathlib.Path:
     name: of the field that holds it, as 'config.data.path'; '' for none.
 
   Raises:
-    ValueError: nobody has that home.
+    ValueError: it is no path, or nobody has that home.
   """
+  if not isinstance(path, str | os.PathLike) or len(str(path)) >= 4096:
+    raise ValueError(
+        f'{name or "a path"} must be a string or a pathlib.Path, below 4096'
+        f' letters; got {shorten(path)}'
+    )
   try:
     return pathlib.Path(path).expanduser()
   except RuntimeError as error:

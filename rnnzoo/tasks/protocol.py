@@ -35,6 +35,8 @@ class Generator(NamedTuple):
     steps_per_epoch: how many batches count as an epoch.
     lessons: (epochs, make_batch) pairs that come first, in turn, such as those
       of shorter sequences.
+    source: arrays that batches are made of, such as a text. A run goes on with
+      the same ones alone.
   """
 
   make_batch: Callable[[jax.Array], Mapping[str, jax.Array]]
@@ -42,6 +44,7 @@ class Generator(NamedTuple):
   lessons: Sequence[
       tuple[int, Callable[[jax.Array], Mapping[str, jax.Array]]]
   ] = ()
+  source: Examples = types.MappingProxyType({})
 
   def lesson(self, epoch: int) -> int:
     """Returns the index of an epoch's lesson, or how many there are after all.

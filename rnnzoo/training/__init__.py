@@ -19,6 +19,7 @@ meets them:
   processes       several that train together, and what they agree on
   experiment      config -> checked experiment with its data
   run_directory   the directory of a run: new, or resumed
+  data_summaries  by which it tells other data
   placement       the devices, and which part of a batch each has
   visits          which examples each step sees
   program         the compiled functions: initialise, train, evaluate

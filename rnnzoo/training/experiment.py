@@ -4,7 +4,7 @@ Everything that can be wrong with a config, the data or the run directory is
 found here, before any training, and told in one sentence.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 import hashlib
 import os
 import pathlib
@@ -22,6 +22,7 @@ from rnnzoo import tasks
 from rnnzoo.tasks import backbones
 from rnnzoo.tasks import fields
 from rnnzoo.tasks import protocol
+from rnnzoo.training import data_summaries
 from rnnzoo.training import files
 from rnnzoo.training import optimization
 from rnnzoo.training import placement as placements
@@ -209,6 +210,7 @@ def prepare(
               full_name,
               prefix=f'{name}-changed' if differs else name,
               data_digest=digest,
+              data_summary=lambda: data_summary(task),
               described=task.describe(),
               mode=mode,
           )
@@ -309,23 +311,31 @@ def _check_same(config: ml_collections.ConfigDict, digest: str) -> None:
 
 
 def data_digest(task: tasks.Task) -> str:
-  """Returns the SHA-256 of what a task describes and of its arrays.
-
-  Those of a `Generator` are none.
-  """
-  splits = {
-      name: [dict(bucket) for bucket in protocol.buckets(split)]
-      for name, split in task.splits.items()
-      if not isinstance(split, protocol.Generator)
-  }
+  """Returns the SHA-256 of what a task describes and of its arrays."""
   described = files.digest(run_directory.as_described(task.describe()))
   content = hashlib.sha256(f'{task.dataset} {described}'.encode())
-  for path, array in jax.tree_util.tree_leaves_with_path(splits):
-    array = np.ascontiguousarray(array)
-    name = jax.tree_util.keystr(path)
+  for name, array in _arrays(task):
     content.update(f'{name} {array.dtype} {array.shape}'.encode())
     content.update(array.reshape(-1).view(np.uint8).data)
   return content.hexdigest()
+
+
+def data_summary(task: tasks.Task) -> dict[str, list[str]]:
+  """Returns the summary of each of a task's arrays, by its path."""
+  return {
+      name: data_summaries.summarise(array) for name, array in _arrays(task)
+  }
+
+
+def _arrays(task: tasks.Task) -> Iterator[tuple[str, np.ndarray]]:
+  """Yields a task's arrays with their paths; of a `Generator`, its source."""
+  splits = {}
+  for name, split in task.splits.items():
+    if isinstance(split, protocol.Generator):
+      split = split.source
+    splits[name] = [dict(bucket) for bucket in protocol.buckets(split)]
+  for path, array in jax.tree_util.tree_leaves_with_path(splits):
+    yield jax.tree_util.keystr(path), np.ascontiguousarray(array)
 
 
 def _check_memory(state: step.TrainState) -> None:

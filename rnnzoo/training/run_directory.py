@@ -4,7 +4,7 @@ It belongs to one config, which config.json holds, and to one process at a time,
 which holds a lock on it.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 import contextlib
 import datetime
 import fcntl
@@ -24,6 +24,7 @@ import ml_collections
 
 from rnnzoo.tasks import fields
 from rnnzoo.training import checkpointing
+from rnnzoo.training import data_summaries
 from rnnzoo.training import files
 from rnnzoo.training import processes
 
@@ -53,6 +54,14 @@ _OF_TESTS: Mapping[str, tuple[str, ...]] = types.MappingProxyType(
         'data.test_lengths': ('state_tracking',),
         'data.num_test': ('state_tracking',),
     }
+)
+
+# Those of them by which the data of tests are others.
+_OF_TEST_DATA = (
+    'data.test_samplings',
+    'data.test_context',
+    'data.test_lengths',
+    'data.num_test',
 )
 
 # How to go on where a run has another config, by mode.
@@ -95,6 +104,7 @@ def open_or_create(
     name: str,
     prefix: str = '',
     data_digest: str = '',
+    data_summary: Callable[[], Mapping[str, list[str]]] = dict,
     described: Mapping[str, Any] | None = None,
     mode: str = 'train',
 ) -> pathlib.Path:
@@ -108,7 +118,9 @@ def open_or_create(
     name: of the experiment.
     prefix: of a new directory's name; '' for the experiment's name.
     data_digest: of the data. If those of the run had another one, a line warns;
-      it may come from rounding on another machine, so the run goes on.
+      it may come from rounding on another machine, so the run goes on where
+      the summaries are alike.
+    data_summary: returns summaries of the arrays by name.
     described: what `Task.describe` returned, for task.json. Parameters belong
       to the data that they were trained on: a run with checkpoints keeps it.
     mode: why it is opened, see `check_same`.
@@ -136,10 +148,17 @@ def open_or_create(
     _check_free(path, mine, error)
   else:
     check_same(path, config, dataset, mode)
-    if _digest(there) != mine['config']:
-      data_digest = run['data_digest']  # A test may have other data.
+    own = [flatten(x).get(n) for n in _OF_TEST_DATA for x in (there, content)]
     try:
-      check_data(path, run, described, data_digest)
+      check_data(
+          path,
+          run,
+          described,
+          data_digest,
+          data_summary,
+          goes_on=mode == 'train',
+          has_own_tests=own[::2] != own[1::2],
+      )
       return path
     except files.RunFileError as error:
       if any(_owners(path)):
@@ -156,6 +175,7 @@ def open_or_create(
       'experiment': name,
       'dataset': dataset,
       'data_digest': data_digest,
+      'data_summary': data_summary(),
       'files': {name: files.digest(tree) for name, tree in contents.items()},
       'python': platform.python_version(),
       'jax': jax.__version__,
@@ -276,6 +296,9 @@ def check_data(
     run: Mapping[str, Any],
     described: Mapping[str, Any] | None,
     data_digest: str,
+    data_summary: Callable[[], Mapping[str, list[str]]],
+    goes_on: bool = False,
+    has_own_tests: bool = False,
 ) -> None:
   """Raises ValueError if a run was on other data; other bits get a warning.
 
@@ -284,9 +307,14 @@ def check_data(
     run: what run.json holds.
     described: what the task describes here, as `as_described` returns it.
     data_digest: of the data here.
+    data_summary: returns summaries of the arrays here by name.
+    goes_on: whether the run is to be trained on. Else other numbers, too, get a
+      warning.
+    has_own_tests: whether data that are tests alone may be others.
 
   Raises:
-    ValueError: the task describes them otherwise; the message says where.
+    ValueError: the task describes them otherwise, or numbers differ by more
+      than rounding; the message says where.
     RunFileError: task.json is not what was written there.
   """
   there, here = _leaves(None), _leaves(described)
@@ -300,15 +328,29 @@ def check_data(
       and isinstance(there.get(name), float)
       and math.isclose(there[name], value, rel_tol=1e-12, abs_tol=1e-15)
   ]
-  if text := _differences(there, here, alike):
-    raise ValueError(
-        f'{path} holds a run on {run["dataset"]!r} with other data ({text});'
-        ' put back the data that it was trained on, or pass another --workdir'
+  text, others = _differences(there, here, alike), []
+  is_same = run['data_digest'] == data_digest
+  if not text and not is_same:
+    numbers = data_summary()
+    others = data_summaries.differences(
+        run.get('data_summary', numbers), numbers
     )
-  if run['data_digest'] != data_digest:
+    if has_own_tests:
+      trained_on = ("['train']", "['validation']")
+      others = [name for name in others if name.startswith(trained_on)]
+  other = f'other numbers in {", ".join(others[:3])}' if others else ''
+  whose = f'{path} holds a run on {run["dataset"]!r}'
+  if text or (goes_on and other):
+    raise ValueError(
+        f'{whose} with other data ({text or other}); put back the data that it'
+        ' was trained on, or pass another --workdir'
+    )
+  if other:
+    print(f'WARNING: {whose} with other data ({other})', flush=True)
+  elif not is_same and not has_own_tests:
     print(
-        f'WARNING: {path} holds a run on {run["dataset"]!r} as it was; the data'
-        ' here are not the same in every bit',
+        f'WARNING: {whose} as it was; the data here are not the same in every'
+        ' bit',
         flush=True,
     )
 

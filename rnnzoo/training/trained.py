@@ -150,9 +150,12 @@ class Trained:
       NotImplementedError: the task reads no text; the message says so.
       ValueError: something is no line, or not UTF-8; the message says which.
     """
-    if isinstance(lines, str):
+    if isinstance(lines, str) or not isinstance(lines, Iterable):
+      one = isinstance(lines, str)
       raise ValueError(
-          f'lines must be several strings, got one; {[lines[:20]]!r} would work'
+          'lines must be several strings, got'
+          f' {"one" if one else settings.a(type(lines))};'
+          f' {[lines[:20] if one else "a line"]!r} would work'
       )
     ended = itertools.starmap(_without_end, enumerate(lines, 1))
     return iter(self.task.predict_lines(self.model, ended))
@@ -303,7 +306,9 @@ def _read(
     )
   described = run_directory.as_described(task.describe())
   digest = experiments.data_digest(task)
-  run_directory.check_data(path, run, described, digest)
+  run_directory.check_data(
+      path, run, described, digest, lambda: experiments.data_summary(task)
+  )
   return task
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from rnnzoo import training
 from rnnzoo.tasks.text import characters
+from rnnzoo.training import experiment
 
 # configs/ is never installed.
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
@@ -62,6 +63,15 @@ class CharactersTest(parameterized.TestCase):
     self.path.write_text('abcdefg\n' * 200)
     self.config.data.test_context = 40
     self.assertEqual(shapes(), {'validation': (5, 17), 'test': (2, 41)})
+
+  def test_a_run_is_bound_to_its_text(self):
+    task, digests = characters.Characters(self.config), []
+    tokens = task.splits['train'].source['tokens']
+    for text in ('abcdefg\n', 'abcdegf\n'):  # The same up to validation.
+      self.path.write_text(10 * text + 30 * 'abcdefg\n')
+      digests.append(experiment.data_digest(characters.Characters(self.config)))
+    self.assertNotEqual(*digests)
+    self.assertLen(tokens, 40 * 8 - 2 * 16)
 
   def test_random_windows_are_of_the_text(self):
     tokens = jnp.arange(10)

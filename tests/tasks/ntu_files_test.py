@@ -1,5 +1,6 @@
 """Files of NTU RGB+D: names, splits, the parser, and damaged files."""
 
+import codecs
 import os
 import pathlib
 import random
@@ -116,9 +117,9 @@ class ReadTest(parameterized.TestCase):
       content = content.encode()
     self.path.write_bytes(content)
 
-  @parameterized.parameters('\n', '\r\n')
-  def test_reads(self, end):
-    self.write(end.join([*LINES, '', ' ']))
+  @parameterized.product(end=('\n', '\r\n'), mark=(b'', codecs.BOM_UTF8))
+  def test_reads(self, end, mark):
+    self.write(mark + end.join([*LINES, '', ' ']).encode())
     recording = ntu_files.read(self.path)
     self.assertEqual(recording.num_frames, 2)
     (body,) = recording.bodies
@@ -133,7 +134,7 @@ class ReadTest(parameterized.TestCase):
 
   @parameterized.named_parameters(
       ('empty', '', 'ends after line 0, where the number of frames'),
-      ('binary', b'2\n\xff\xfe', 'line 2: is no text'),
+      ('binary', b'2\n\xff\xfe', 'line 2: is no text in ASCII; unpack'),
       ('zeros', bytes(100), 'line 1: the number of frames'),
       ('no_frames', ['0'], 'line 1: the number of frames must be from 1'),
       ('frames', ['two', *LINES[1:]], "line 1: .* got 'two'"),
@@ -158,7 +159,7 @@ class ReadTest(parameterized.TestCase):
                   for x in ('1', str(n) + BODY[0][17:], *BODY[1:])
               ),
           ],
-          'at most 1,000 ids; it has 1,001',
+          'at most 1,000 ids; it has more in frame 1000',
       ),
       ('negative', replaced(LINES, 1, '-1'), "line 2: .* got '-1'"),
       ('joints', replaced(LINES, 3, '20'), 'line 4: .* must be 25; got'),
@@ -194,10 +195,65 @@ class ReadTest(parameterized.TestCase):
       ntu_files.read(self.path)
     with self.assertRaises(FileNotFoundError):
       ntu_files.read(self.path.with_name('b.skeleton'))
+    for path in (None, 3, b'a.skeleton', 5000 * 'a'):
+      with self.assertRaisesRegex(ValueError, 'path must be a string or'):
+        ntu_files.read(path)
 
   def test_several_bodies_of_one_id(self):
     self.write(['1', '6', *BODY * 6])
     self.assertLen(ntu_files.read(self.path).bodies, 6)
+
+  @parameterized.parameters(
+      'exchanged',
+      'new ids too',
+      'exchanged in a gap',
+      'one id, any order',
+      'jumps beside the other',
+  )
+  def test_ids_that_change_persons(self, how):
+    rng = np.random.RandomState(0)
+    walk = np.cumsum(rng.uniform(0, 0.04, (30, 1, 3)), axis=0)
+    persons = np.zeros((30, 2, 25, 3))
+    persons[:, 0] = rng.rand(25, 3) + walk + (0, 0, 3)
+    persons[:, 1] = 0.5 * rng.rand(25, 3) + (2, 0, 3)
+    if how == 'jumps beside the other':
+      to = persons[15, 1].mean(0) - persons[15, 0].mean(0) + (0.3, 0, 0)
+      persons[15:, 0] += to
+    lines = ['30']
+    for frame, bodies in enumerate(persons.round(4)):
+      ids, order = ['1', '2'], [0, 1]
+      if how == 'one id, any order':
+        ids, order = ['7', '7'], rng.permutation(2)
+      elif how == 'jumps beside the other':
+        order = [1, 0]
+      elif frame >= 15:
+        ids = ['3', '1'] if how == 'new ids too' else ['2', '1']
+      if how == 'exchanged in a gap' and frame in (14, 15):
+        order = [1] if frame == 15 else []
+        bodies *= bool(order)
+      persons[frame] = bodies
+      lines.append(str(len(order)))
+      for n in order:
+        lines += [f'{ids[n]} 0 1 1 1 1 0 0 0 2', '25']
+        lines += [' '.join(map(str, x)) + 9 * ' 0' for x in bodies[n]]
+      persons[frame, [n for n in (0, 1) if n not in order]] = 0
+    self.write(lines)
+    frames = ntu_files.arrange(ntu_files.read(self.path))
+    shown = persons[persons.any(axis=(1, 2, 3))]
+    np.testing.assert_allclose(frames, shown, atol=1e-6)
+
+  def test_a_body_that_lingers_beside_its_new_id(self):
+    rng = np.random.RandomState(0)
+    walk = np.cumsum(rng.uniform(0, 0.01, (30, 1, 3)), axis=0)
+    joints = (rng.rand(25, 3) + walk).astype(np.float32)
+    old = ntu_files.Body(np.arange(17), joints[np.minimum(np.arange(17), 15)])
+    new = ntu_files.Body(np.arange(15, 30), joints[15:])
+    for bodies in ((old, new), (new, old)):
+      recording = ntu_files.Recording(30, bodies)
+      frames = ntu_files.arrange(recording)
+      np.testing.assert_array_equal(frames[:, 0], joints)
+      self.assertFalse(frames[:, 1].any())
+      self.assertEqual(ntu_files.left_out(recording), '')
 
   def test_main_body_is_the_one_that_varies_most(self):
     rng = np.random.RandomState(0)

@@ -123,6 +123,14 @@ class FramesTest(parameterized.TestCase):
     # The first frame that shows somebody has the origin.
     frames[0] = 0
     self.assertFalse(pad('sequence')[1, 0, 1].any())
+    # A joint that was not seen has no place: the others have the origin.
+    frames[:] = 3 + 0.1 * rng.randn(4, 2, 25, 3)
+    frames[:2, 0, 1] = 0
+    for centre in ('sequence', 'frame', 'body'):
+      padded = pad(centre)
+      self.assertLess(np.abs(padded).max(), 1)
+      self.assertFalse(padded[:2, 0, 1].any())
+      self.assertLess(np.abs(padded[0, 0].mean(axis=0)).max(), 1e-6)
 
   def test_turns_and_scales(self):
     x = np.random.RandomState(0).randn(5, 3, 2, 25, 3).astype(np.float32)

@@ -1,7 +1,9 @@
 """Files of text: one reader, whatever the task."""
 
+import bz2
 import codecs
 import gzip
+import lzma
 import pathlib
 import tracemalloc
 from unittest import mock
@@ -13,7 +15,7 @@ from rnnzoo.tasks.text import characters
 from rnnzoo.tasks.text import parallel_text
 from rnnzoo.tasks.text import text_files
 
-TEXT = 'eins\u2028x\nzw\xf6lf\n\ndr\rei\n'
+TEXT = 'eins\u2028x\nzw\xf6lf\n\ndrei\n'
 
 
 class TextFilesTest(parameterized.TestCase):
@@ -29,7 +31,14 @@ class TextFilesTest(parameterized.TestCase):
     return characters.read(str(self.path))[1], lines
 
   @parameterized.product(
-      mark=(b'', codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE),
+      mark=(
+          b'',
+          codecs.BOM_UTF8,
+          codecs.BOM_UTF16_LE,
+          codecs.BOM_UTF16_BE,
+          codecs.BOM_UTF32_LE,
+          codecs.BOM_UTF32_BE,
+      ),
       pack=(bytes, gzip.compress),
       end=('\n', '\r\n'),
   )
@@ -37,10 +46,14 @@ class TextFilesTest(parameterized.TestCase):
     encoding = {
         codecs.BOM_UTF16_LE: 'utf-16-le',
         codecs.BOM_UTF16_BE: 'utf-16-be',
+        codecs.BOM_UTF32_LE: 'utf-32-le',
+        codecs.BOM_UTF32_BE: 'utf-32-be',
     }.get(mark, 'utf-8')
     content = mark + TEXT.replace('\n', end).encode(encoding)
     lines = TEXT.split('\n')[:-1]
     self.assertEqual(self.read(pack(content)), (TEXT, lines))
+    # Two such files, joined by cat.
+    self.assertEqual(self.read(pack(2 * content)), (2 * TEXT, 2 * lines))
 
   @parameterized.parameters(
       (b'one\nt\xffo\n', 'line 2, is not UTF-8: byte 2 of the line is 0xff'),
@@ -50,8 +63,17 @@ class TextFilesTest(parameterized.TestCase):
           'line 2, is not UTF-16-LE: byte 3 of the line is 0x00',
       ),
       ('ab\n'.encode('utf-16-be'), 'is full of zeros, as UTF-16 without its'),
-      (b'one\rtwo\r', 'ends its lines with a carriage return alone'),
+      (b'one\rtwo\r', ', line 1, has a carriage return without a newline'),
+      (b'one\ntwo\rthree\n', ', line 2, has a carriage return without'),
+      (b'one\r\r\n', ', line 1, has a carriage return without'),
       (gzip.compress(b'one\ntwo\n')[:-9], 'is not a whole .gz file'),
+      (bz2.compress(b'one\n'), 'what is packed; .* as a plain text or .gz'),
+      (lzma.compress(b'one\n'), 'what is packed; .* as a plain text or .gz'),
+      (b'PK\3\4', 'what is packed; .* as a plain text or .gz'),
+      (
+          gzip.compress(gzip.compress(b'one\n')),
+          'what is packed; .* as a plain text',
+      ),
   )
   def test_refuses(self, content, message):
     self.path.write_bytes(content)

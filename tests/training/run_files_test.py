@@ -119,6 +119,7 @@ class RunFilesTestCase(parameterized.TestCase):
         str(self.workdir),
         'sign',
         data_digest='' if described else experiments.data_digest(task),
+        data_summary=lambda: experiments.data_summary(task),
         described=task.describe() | described,
         mode=mode,
     )
@@ -489,6 +490,46 @@ class LostFilesTest(RunFilesTestCase):
     text = (self.workdir / 'task.json').read_text()
     self.assertEqual(json.loads(text)['class_names'], ['a', 'b', 'c'])
     self.assertEqual(run['files']['task.json'], files.digest(json.loads(text)))
+
+  def test_other_numbers(self):
+    """Those that nothing describes: labels, a few inputs, a source of text."""
+    self.copy()
+    task = self.experiment.task
+    run = json.loads((self.workdir / 'run.json').read_text())
+
+    def opened(mode='train'):
+      with contextlib.redirect_stdout(io.StringIO()) as out:
+        run_directory.open_or_create(
+            self.experiment.config,
+            'made up',
+            str(self.workdir),
+            'sign',
+            data_digest=experiments.data_digest(other),
+            data_summary=lambda: experiments.data_summary(other),
+            described=task.describe(),
+            mode=mode,
+        )
+      return out.getvalue()
+
+    self.assertIn("['train'][0]['label']", run['data_summary'])
+    for name, change in {
+        'label': lambda x: 1 - x,
+        'inputs': lambda x: x * 1000 + 5000,
+        'inputs of another order': lambda x: x[::-1],
+        'inputs of which one is another': lambda x: np.where(x == x[3], 0, x),
+        'inputs in float64': np.float64,
+    }.items():
+      other, name = type(task)(), name.split()[0]
+      train = other.splits['train']
+      train[name] = change(train[name])
+      message = rf"other numbers in \['train'\]\[0\]\['{name}'\]"
+      with self.assertRaisesRegex(ValueError, f'{message}.; put back'):
+        opened()
+      self.assertRegex(opened('evaluate'), f'WARNING: .*{message}')
+    # As another machine might round them.
+    other = type(task)()
+    other.splits['train']['inputs'] *= np.float32(1 + 1e-6)
+    self.assertIn('not the same in every bit', opened())
 
   def test_killed_between_two_files(self):
     """Whichever file was the last one, the run goes on."""

@@ -99,8 +99,12 @@ class TrainedTest(absltest.TestCase):
     for inputs in (None, {}, 'text', [b'text'], [[1.0]], np.array(['text'])):
       with self.assertRaisesRegex(ValueError, 'inputs must be arrays'):
         loaded.predict(inputs)
+    for path in (None, 3, b'run', 5000 * 'a'):
+      with self.assertRaisesRegex(ValueError, 'path must be a string or'):
+        training.load(path)
     for lines, message in (
         ('-3', r"several strings, got one; \['-3'\] would work"),
+        (None, "several strings, got a NoneType; .'a line'. would work"),
         (['-3', 3], 'line 2 must be a string, got an int'),
         (
             ['-3', 'a\udcff'],

@@ -738,7 +738,7 @@ class TrainAndEvaluateTest(parameterized.TestCase):
     prepare()
     self.assertEqual(prepare(), '')
     changed = made_up_task.SignTask()
-    changed.splits['train']['inputs'][0, 0, 0] += 1
+    changed.splits['train']['inputs'][0, 0, 0] *= 1 + 1e-6
     with mock.patch.object(tasks, 'TASKS', {'sign': lambda _: changed}):
       self.assertIn('not the same in every bit', prepare())
 
@@ -748,9 +748,20 @@ class TrainAndEvaluateTest(parameterized.TestCase):
       run_directory.open_or_create(self.config, 'B', str(self.workdir), 'x')
 
   def test_a_test_may_have_fields_of_its_own(self):
-    open_as = lambda config, mode: run_directory.open_or_create(
-        config, 'A', str(self.workdir), 'x', data_digest='a', mode=mode
-    )
+    def open_as(config, mode, digest='a', **numbers):
+      arrays = {f"['{name}'][0]['x']": [str(n)] for name, n in numbers.items()}
+      with contextlib.redirect_stdout(io.StringIO()) as out:
+        run_directory.open_or_create(
+            config,
+            'A',
+            str(self.workdir),
+            'x',
+            data_digest=digest,
+            data_summary=lambda: {"['train'][0]['x']": ['0']} | arrays,
+            mode=mode,
+        )
+      return out.getvalue()
+
     open_as(self.config, 'train')
     there = self.config.eval_batch_size
     self.config.eval_batch_size = there + 1
@@ -760,17 +771,21 @@ class TrainAndEvaluateTest(parameterized.TestCase):
         ' --workdir, or, to go on with that run, the flags',
     ):
       open_as(self.config, 'train')
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out):
-      run_directory.open_or_create(
-          self.config,
-          'A',
-          str(self.workdir),
-          'x',
-          data_digest='b',
-          mode='evaluate',
-      )
-    self.assertEqual(out.getvalue(), '')
+    self.assertEqual(open_as(self.config, 'evaluate'), '')
+    self.assertIn('in every bit', open_as(self.config, 'evaluate', 'b'))
+    told = open_as(self.config, 'evaluate', 'b', test=1)
+    self.assertIn("(other numbers in ['test'][0]['x'])", told)
+    # Fields by which the tests are others, and they alone.
+    with self.config.unlocked():
+      self.config.data.num_test = 5
+    with mock.patch.object(
+        run_directory, '_OF_TESTS', {'eval_batch_size': (), 'data.num_test': ()}
+    ):
+      self.assertEqual(open_as(self.config, 'evaluate', 'b', test=1), '')
+      told = open_as(self.config, 'evaluate', 'b', test=1, train=1)
+    self.assertIn("(other numbers in ['train'][0]['x'])", told)
+    with self.config.unlocked():
+      del self.config.data.num_test
     self.config.seed += 1
     for mode in ('evaluate', 'predict', 'sample'):
       with self.assertRaisesRegex(

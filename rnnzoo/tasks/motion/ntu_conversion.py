@@ -34,6 +34,7 @@ from typing import NamedTuple
 import numpy as np
 import tqdm
 
+from rnnzoo.tasks import fields
 from rnnzoo.tasks.motion import ntu_arrays
 from rnnzoo.tasks.motion import ntu_blocks
 from rnnzoo.tasks.motion import ntu_files
@@ -93,7 +94,7 @@ def convert(
   if num_processes is not None:
     _check_integer('num_processes', num_processes, 0)
   _check_integer('block_files', block_files, 1)
-  source, destination = pathlib.Path(source), pathlib.Path(destination)
+  source, destination = map(fields.expand, (source, destination))
   _check_destination(destination)
   found = ntu_search.find(source)
   digest = ntu_search.digest(source, found.paths)

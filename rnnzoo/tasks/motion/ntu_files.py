@@ -20,6 +20,7 @@ References:
 """
 
 import bisect
+import codecs
 import itertools
 import math
 import os
@@ -28,6 +29,8 @@ import re
 from typing import NamedTuple
 
 import numpy as np
+
+from rnnzoo.tasks import fields
 
 JOINTS = 25
 # Bodies that a frame can have, as many as a Kinect tracks, and that are used.
@@ -42,6 +45,9 @@ MOST_METRES = 1e3
 # Bodies are one person where one begins this near to where the other was, on
 # average over joints: in metres, and in metres for each frame between them.
 _REACH, _STEP = 0.5, 0.1
+# Persons change their ids where one goes this far at once, to where another
+# was; two bodies are one where they are this near, on average over joints.
+_JUMP, _SAME = 1.0, 0.2
 # Real files have about ten ids. All pairs of them are compared.
 _MOST_IDS = 1000
 
@@ -79,7 +85,7 @@ class Name(NamedTuple):
 
 
 class Body(NamedTuple):
-  """One body, as a file has it.
+  """One body, as a file has it, even where it changes ids with another one.
 
   Attributes:
     frames: int [n], rising: the frames that it is in, counted from 0.
@@ -130,7 +136,7 @@ def read(path: str | os.PathLike[str]) -> Recording:
       folder or a pipe; the message names the file and the line.
     OSError: it cannot be read.
   """
-  path = pathlib.Path(path)
+  path = fields.expand(path)
   # Opening a pipe would wait for whoever writes to it.
   if path.exists() and not path.is_file():
     raise ValueError(f'{path} is no regular file')
@@ -139,21 +145,23 @@ def read(path: str | os.PathLike[str]) -> Recording:
   if len(content) > _MOST_BYTES:
     raise ValueError(f'{path} has more than {_MOST_BYTES:,} bytes')
   try:
-    text = content.decode('ascii')
+    text = content.removeprefix(codecs.BOM_UTF8).decode('ascii')
   except UnicodeDecodeError as error:
     line = content.count(b'\n', 0, error.start) + 1
-    raise ValueError(f'{path}, line {line}: is no text') from None
+    raise ValueError(
+        f'{path}, line {line}: is no text in ASCII; unpack a packed file'
+    ) from None
   return _Reader(path, text).recording()
 
 
 def arrange(recording: Recording) -> np.ndarray:
   """Returns the two main persons, float32 [n, 2, 25, 3], zeros where absent.
 
-  A body whose joints are all zero is absent. Bodies that share no frame are one
-  person if one begins near to where the other was: a camera gives new ids to
-  persons that it lost. The main person is the one whose x, y and z vary most,
-  as the data set's authors chose it. Frames without one of the two are left
-  out; see `left_out`.
+  A body whose joints are all zero is absent. Bodies that share no frame, or lie
+  upon each other there, are one person if one begins near to where the other
+  was: a camera gives new ids to persons that it lost. The main person is the
+  one whose x, y and z vary most, as the data set's authors chose it. Frames
+  without one of the two are left out; see `left_out`.
 
   Args:
     recording: of a file.
@@ -202,15 +210,46 @@ def _persons(recording: Recording) -> list[Body]:
   owners = list(persons)
   for _, i, j in sorted(links):
     i, j = owners[i], owners[j]
-    both = np.concatenate([persons[i].frames, persons[j].frames])
-    if i == j or len(np.unique(both)) < len(both):
+    if i == j or _are_apart(persons[i], persons[j]):
       continue
-    joints = np.concatenate([persons[i].joints, persons.pop(j).joints])
-    order = np.argsort(both)
-    persons[i] = Body(both[order], joints[order])
+    both = persons[i], persons.pop(j)
+    frames_of_both, first = np.unique(
+        np.concatenate([body.frames for body in both]), return_index=True
+    )
+    joints = np.concatenate([body.joints for body in both])
+    persons[i] = Body(frames_of_both, joints[first])
     owners = [i if owner == j else owner for owner in owners]
   spread = lambda body: -float(np.sum(np.var(body.joints, axis=(0, 1))))
   return sorted(persons.values(), key=spread)
+
+
+def _are_apart(one: Body, other: Body) -> bool:
+  """Returns whether two bodies are two in a frame that has both."""
+  _, i, j = np.intersect1d(one.frames, other.frames, True, return_indices=True)
+  distances = np.linalg.norm(one.joints[i] - other.joints[j], axis=-1)
+  return bool((distances.mean(axis=1) > _SAME).any())
+
+
+def _change_back(owners: dict, last: dict, places: dict, frame: int) -> None:
+  """Changes whose body an id is where persons changed their ids.
+
+  Args:
+    owners: of each id, whose body it is.
+    last: of each body, the frame where it was last, and its place there.
+    places: of each id that the frame has, its place there.
+    frame: which one.
+  """
+  for one, place in places.items():
+    mine = owners.setdefault(one, one)
+    before, was = last.get(mine, (frame, place))
+    if math.dist(place, was) < _JUMP + _STEP * (frame - before):
+      continue
+    for other, body in owners.items():
+      was = last[body][1] if body in last else (math.inf,) * 3
+      stays = math.dist(places.get(other, (math.inf,) * 3), was) < _REACH
+      if math.dist(place, was) < _REACH and not stays:
+        owners[one], owners[other] = body, mine
+        break
 
 
 class _Reader:
@@ -224,28 +263,39 @@ class _Reader:
   def recording(self) -> Recording:
     num_frames = self._count('frames', 1, 10**6)
     bodies: dict[tuple[str, int], tuple[list, list]] = {}
+    owners: dict[tuple[str, int], tuple[str, int]] = {}
+    last: dict[tuple[str, int], tuple[int, list[float]]] = {}
     for frame in range(num_frames):
       ids: list[str] = []
+      here: dict[tuple[str, int], list[float]] = {}
       for _ in range(self._count('bodies', 0, MOST_BODIES)):
         body_id, joints = self._body()
         # A camera might give two bodies one id.
         key = body_id, ids.count(body_id)
         ids.append(body_id)
         if any(joints):
-          frames, positions = bodies.setdefault(key, ([], []))
-          frames.append(frame)
-          positions.append(joints)
+          here[key] = joints
+      places = {
+          key: [math.fsum(joints[axis::3]) / JOINTS for axis in range(3)]
+          for key, joints in here.items()
+      }
+      _change_back(owners, last, places, frame)
+      if len(owners) > _MOST_IDS:
+        raise ValueError(
+            f'{self._path} must have bodies of at most {_MOST_IDS:,} ids; it'
+            f' has more in frame {frame}'
+        )
+      for key, joints in here.items():
+        frames, positions = bodies.setdefault(owners[key], ([], []))
+        frames.append(frame)
+        positions.append(joints)
+        last[owners[key]] = frame, places[key]
     while self._next < len(self._lines):
       if self._lines[self._next].strip():
         raise self._error(f'comes after the last of {num_frames} frames')
       self._next += 1
     if not bodies:
       raise ValueError(f'{self._path}: none of {num_frames} frames has a body')
-    if len(bodies) > _MOST_IDS:
-      raise ValueError(
-          f'{self._path} must have bodies of at most {_MOST_IDS:,} ids; it has'
-          f' {len(bodies):,}'
-      )
     return Recording(
         num_frames,
         tuple(
@@ -259,10 +309,10 @@ class _Reader:
 
   def _body(self) -> tuple[str, list[float]]:
     """Returns a body's id and its joints' x, y, z one after the other."""
-    fields = self._take(f'a body, {_BODY_FIELDS} fields').split()
-    if len(fields) != _BODY_FIELDS:
+    given = self._take(f'a body, {_BODY_FIELDS} fields').split()
+    if len(given) != _BODY_FIELDS:
       raise self._error(
-          f'a body must have {_BODY_FIELDS} fields; got {len(fields)}', -1
+          f'a body must have {_BODY_FIELDS} fields; got {len(given)}', -1
       )
     self._count('joints', JOINTS, JOINTS)
     numbers: list[float] = []
@@ -287,7 +337,7 @@ class _Reader:
             -1,
         )
       numbers += (x, y, z)
-    return fields[0], numbers
+    return given[0], numbers
 
   def _count(self, noun: str, least: int, most: int) -> int:
     text = self._take(f'the number of {noun}').strip()

@@ -60,29 +60,31 @@ def _centred(frames: np.ndarray, centre: str) -> np.ndarray:
   """Returns frames [n, 2, 25, 3] around another origin; absent stays zero."""
   if centre == 'none':
     return frames
-  present = np.any(frames != 0, axis=(2, 3))
-  if centre == 'body':
-    origin = frames[:, :, ntu_files.CENTRE]
-  else:
-    origin = origins(frames, present)[:, np.newaxis]
+  seen = np.any(frames != 0, axis=3, keepdims=True)
+  present = seen.any(axis=(2, 3))
+  # A spine that was not seen is in the middle of the joints that were.
+  middle = frames.sum(axis=2) / np.maximum(seen.sum(axis=2), 1)
+  spine = ntu_files.CENTRE
+  origin = np.where(seen[:, :, spine], frames[:, :, spine], middle)
+  if centre != 'body':
+    origin = origins(origin, present)[:, np.newaxis]
   if centre == 'sequence':
     # The first frame that shows somebody.
     origin = origin[[present.any(axis=1).argmax()]]
   moved = frames - origin[:, :, np.newaxis]
-  return np.where(present[..., np.newaxis, np.newaxis], moved, 0)
+  return np.where(seen, moved, 0).astype(frames.dtype)
 
 
-def origins(frames: np.ndarray, present: np.ndarray) -> np.ndarray:
+def origins(spines: np.ndarray, present: np.ndarray) -> np.ndarray:
   """Returns the middle of the main body's spine in each frame, [..., 3].
 
   Where the main body is not seen for a while, it is the other one's.
 
   Args:
-    frames: [..., 2, 25, 3].
+    spines: [..., 2, 3], their middle.
     present: bool [..., 2], whether a body is seen.
   """
-  spine = frames[..., ntu_files.CENTRE, :]
-  return np.where(present[..., :1], spine[..., 0, :], spine[..., 1, :])
+  return np.where(present[..., :1], spines[..., 0, :], spines[..., 1, :])
 
 
 def offsets(

@@ -11,9 +11,8 @@ Dimensions: B batch, L frames of the longest recording, T frames that a model
 sees, S samplings of one recording.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 import os
-import pathlib
 import sys
 from typing import Any
 
@@ -22,6 +21,7 @@ import numpy as np
 
 from rnnzoo import settings
 from rnnzoo.tasks import array_inputs
+from rnnzoo.tasks import fields
 from rnnzoo.tasks.motion import ntu_arrays
 from rnnzoo.tasks.motion import ntu_files
 from rnnzoo.tasks.motion import skeleton_frames
@@ -51,14 +51,14 @@ def read(
     A dict of 'frames', 'length' and 'offsets', as `prepare` returns it.
 
   Raises:
-    ValueError: a file is not whole, or a folder; there are none; or the config
-      is of another task.
+    ValueError: a file is not whole, or a folder, or no path; there are none; or
+      the config is of another task.
     OSError: a file cannot be read.
   """
-  if isinstance(paths, str | os.PathLike):
+  if isinstance(paths, str | bytes) or not isinstance(paths, Iterable):
     paths = [paths]
   recordings = []
-  for path in map(pathlib.Path, paths):
+  for path in map(fields.expand, paths):
     if path.is_dir():
       raise ValueError(
           f'{path} is a folder; name the files in it, as'
@@ -271,7 +271,8 @@ def _check_origin(
     one_is_far = np.abs(one).max(-1, keepdims=True) > _NEAR
     spine = np.where(one_is_far, one, other).astype(np.float32)
   else:
-    spine = skeleton_frames.origins(frames, present).astype(np.float32)
+    spine = frames[..., ntu_files.CENTRE, :].astype(np.float32)
+    spine = skeleton_frames.origins(spine, present)
   if centre == 'sequence':
     spine, valid = spine[:, :1], valid[:, :1]
   far = valid & (np.abs(spine).max(-1) > _NEAR)

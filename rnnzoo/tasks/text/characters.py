@@ -119,6 +119,7 @@ class Characters(protocol.Task):
                 random_windows, jnp.asarray(train), self.batch_size, context
             ),
             config.data.steps_per_epoch,
+            source={'tokens': train},
         ),
         'validation': windows(validation, context),
         'test': windows(test, test_context),

@@ -1,7 +1,8 @@
-"""A text in a file: UTF-8, or UTF-16 with its mark, plain or .gz."""
+"""A text in a file: UTF-8, or UTF-16 or 32 with its mark, plain or .gz."""
 
 import codecs
 import gzip
+import re
 from typing import Any
 import zlib
 
@@ -11,15 +12,23 @@ from rnnzoo.tasks import fields
 _MOST_BYTES, _MOST_TIMES = 2**28, 100
 _MARKS = (
     (codecs.BOM_UTF8, 'utf-8'),
+    # The first of these begins as that of UTF-16 does.
+    (codecs.BOM_UTF32_LE, 'utf-32-le'),
+    (codecs.BOM_UTF32_BE, 'utf-32-be'),
     (codecs.BOM_UTF16_LE, 'utf-16-le'),
     (codecs.BOM_UTF16_BE, 'utf-16-be'),
+)
+# How files begin that gzip, bzip2, xz, zip and zstd packed.
+_PACKED = re.compile(
+    rb'\x1f\x8b|BZh[1-9]1AY&SY|\xfd7zXZ\0|PK\x03\x04|\x28\xb5\x2f\xfd'
 )
 
 
 def read(path: str, field: str, most: int | None = None) -> str:
-  """Returns a text without a byte order mark, whose lines end in a newline.
+  """Returns a text without byte order marks, whose lines end in a newline.
 
-  In the file they may have a carriage return before it.
+  In the file they may have a carriage return before it. Marks within it, as in
+  files that were joined, are left out as well.
 
   Args:
     path: of the file.
@@ -28,14 +37,14 @@ def read(path: str, field: str, most: int | None = None) -> str:
 
   Raises:
     FileNotFoundError: there is no such file.
-    ValueError: it is no such text, or larger than that, or its lines end in a
-      carriage return alone.
+    ValueError: it is no such text, or larger than that, or a carriage return in
+      it has no newline behind.
   """
   file = fields.expand(path, field)
   if not path or not file.is_file():
     raise FileNotFoundError(
         f'{field}: there is no file {path!r}; it must be a text in UTF-8, or in'
-        ' UTF-16 with its mark, plain or .gz'
+        ' UTF-16 or UTF-32 with its mark, plain or .gz'
     )
   limit = max(_MOST_BYTES, _MOST_TIMES * file.stat().st_size)
   limit = limit if most is None else min(limit, most)
@@ -52,6 +61,11 @@ def read(path: str, field: str, most: int | None = None) -> str:
           )
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
       raise ValueError(f'{path} is not a whole .gz file: {error}') from error
+  if _PACKED.match(content):
+    raise ValueError(
+        f'{path} holds what is packed; unpack it, and give it as a plain text'
+        ' or .gz'
+    )
   marks = (pair for pair in _MARKS if content.startswith(pair[0]))
   mark, encoding = next(marks, (b'', 'utf-8'))
   content = content[len(mark) :]
@@ -69,9 +83,11 @@ def read(path: str, field: str, most: int | None = None) -> str:
         f'{path} is full of zeros, as UTF-16 without its mark is; it must be'
         ' UTF-8, or begin with a byte order mark'
     )
-  if '\r' in text and '\n' not in text:
+  text = text.replace('\r\n', '\n').removesuffix('\r').replace('\ufeff', '')
+  if '\r' in text:
+    line = text.count('\n', 0, text.index('\r')) + 1
     raise ValueError(
-        f'{path} ends its lines with a carriage return alone; they must end'
-        ' with a newline'
+        f'{path}, line {line}, has a carriage return without a newline behind;'
+        ' lines must end with a newline'
     )
-  return text.replace('\r\n', '\n').removesuffix('\r')
+  return text
