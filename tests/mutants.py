@@ -535,12 +535,16 @@ MUTANTS = (
         'rnnzoo/training/run_directory.py',
         'tests/training/run_files_test.py',
         ('all(owner == mine for owner in owners)', 'True', 'says_whose'),
+        ('.unlink(missing_ok=True)', '', 'killed_between'),
+    ),
+    *_all(
+        'rnnzoo/training/run_data.py',
+        'tests/training/run_files_test.py',
         (
             'if text or (goes_on and other)',
             'if goes_on and other',
             'other',
         ),
-        ('.unlink(missing_ok=True)', '', 'killed_between'),
     ),
     *_all(
         'rnnzoo/training/checkpointing.py',
