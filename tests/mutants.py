@@ -461,7 +461,7 @@ MUTANTS = (
         'rnnzoo/training/optimization.py',
         'tests/training/training_test.py',
         ('optax.clip(config.clip_value)', 'optax.clip(1e9)', 'clip_value'),
-        ("and config.name == 'adamw'", 'and False', 'adamw'),
+        ("elif config.name == 'adamw'", 'elif False', 'adamw'),
         (
             'patience=config.plateau_patience + 1',
             'patience=config.plateau_patience',
@@ -487,7 +487,7 @@ MUTANTS = (
     *_all(
         'rnnzoo/training/visits.py',
         'tests/training/protocol_test.py',
-        ('fold_in(key, step)', 'fold_in(key, 0)', 'depend_on_seed'),
+        ('fold_in(order, step)', 'fold_in(order, 0)', 'depend_on_seed'),
     ),
     *_all(
         'rnnzoo/training/step.py',
@@ -535,12 +535,16 @@ MUTANTS = (
         'rnnzoo/training/run_directory.py',
         'tests/training/run_files_test.py',
         ('all(owner == mine for owner in owners)', 'True', 'says_whose'),
+        ('.unlink(missing_ok=True)', '', 'killed_between'),
+    ),
+    *_all(
+        'rnnzoo/training/run_data.py',
+        'tests/training/run_files_test.py',
         (
             'if text or (goes_on and other)',
             'if goes_on and other',
             'other',
         ),
-        ('.unlink(missing_ok=True)', '', 'killed_between'),
     ),
     *_all(
         'rnnzoo/training/checkpointing.py',

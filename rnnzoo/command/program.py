@@ -1,7 +1,7 @@
 """The commands of `rnnzoo`, each a function of the rest of its words."""
 
 import argparse
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import contextlib
 import os
 import shlex
@@ -41,7 +41,8 @@ def main(argv: Sequence[str] | None = None) -> None:
       epilog=_HELP,
       formatter_class=argparse.RawDescriptionHelpFormatter,
   )
-  parser.add_argument('--version', action='version', version=_version())
+  version = f'rnnzoo {rnnzoo.__version__}, jax {jax.__version__}'
+  parser.add_argument('--version', action='version', version=version)
   parser.add_argument('command', choices=COMMANDS)
   # The command's own words come after it, whatever they are.
   parsed = parser.parse_args(words[:1])
@@ -53,10 +54,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     processes.give_up(processes.needs_memory(error))
   except BrokenPipeError:
     processes.stop_printing()  # Whoever reads has enough, as `head`.
-
-
-def _version() -> str:
-  return f'rnnzoo {rnnzoo.__version__}, jax {jax.__version__}'
 
 
 def _train(words: list[str]) -> None:
@@ -99,36 +96,6 @@ def _list(words: list[str]) -> None:
   print(f'tasks: {", ".join(tasks.known())}')
 
 
-def _experiment(directory: str) -> experiments.Experiment:
-  """Returns the experiment of a run directory, from its files."""
-  with _one_sentence():
-    path = files.expand(directory)
-    config, run = run_directory.read(path)
-    name = run.get('experiment', path.name)
-    try:
-      # Output is for results alone.
-      with contextlib.redirect_stdout(sys.stderr):
-        return experiments.prepare(config, str(path), name, mode='evaluate')
-    except (FileNotFoundError, ConnectionError) as error:
-      processes.give_up(processes.needs_data(error))
-
-
-def _load(directory: str, seed: int | None) -> trained.Trained:
-  """Returns the model of a run directory."""
-  with _one_sentence(), contextlib.redirect_stdout(sys.stderr):
-    return trained.load(directory, seed)
-
-
-@contextlib.contextmanager
-def _one_sentence() -> Iterator[None]:
-  try:
-    yield
-  except BrokenPipeError:
-    raise
-  except (OSError, NotImplementedError, ValueError) as error:
-    processes.give_up(error)
-
-
 def _run_parser(name: str, text: str) -> argparse.ArgumentParser:
   parser = argparse.ArgumentParser(f'rnnzoo {name}', description=text)
   parser.add_argument('run', help='the run directory')
@@ -141,25 +108,35 @@ def _run_parser(name: str, text: str) -> argparse.ArgumentParser:
   return parser
 
 
+def _load(parsed: argparse.Namespace) -> trained.Trained:
+  """Returns the model of the run that the words name."""
+  # Output is for results alone.
+  with processes.one_sentence(), contextlib.redirect_stdout(sys.stderr):
+    return trained.load(parsed.run, parsed.model_seed)
+
+
 def _evaluate(words: list[str]) -> None:
   """Tests the best models of a run once more."""
   parser = _run_parser(
       'evaluate', 'Tests the best model of each seed, or of one.'
   )
   parsed = parser.parse_args(words)
-  experiment = _experiment(parsed.run)
-  with _one_sentence():
-    print(trained.evaluate(experiment, parsed.model_seed))
+  with processes.one_sentence():
+    path = files.expand(parsed.run)
+    config, run = run_directory.read(path)
+    name = run.get('experiment', path.name)
+    try:
+      with contextlib.redirect_stdout(sys.stderr):
+        found = experiments.prepare(config, str(path), name, mode='evaluate')
+    except (FileNotFoundError, ConnectionError) as error:
+      processes.give_up(processes.needs_data(error))
+    print(trained.evaluate(found, parsed.model_seed))
 
 
 def _predict(words: list[str]) -> None:
   """Prints a line for each line of stdin."""
   parser = _run_parser('predict', 'Prints a line for each line of stdin.')
-  parsed = parser.parse_args(words)
-  loaded = _load(parsed.run, parsed.model_seed)
-  with _one_sentence():
-    for line in loaded.predict_lines(command_line.read_stdin()):
-      print(line, flush=True)
+  command_line.predict(_load(parser.parse_args(words)))
 
 
 def _sample(words: list[str]) -> None:
@@ -178,18 +155,8 @@ def _sample(words: list[str]) -> None:
       '--seed', type=int, help="of the random choices; the model's by default"
   )
   parsed = parser.parse_args(words)
-  loaded = _load(parsed.run, parsed.model_seed)
-  with _one_sentence():
-    pieces = command_line.sample(
-        loaded,
-        parsed.prompt,
-        parsed.seed,
-        length=parsed.length,
-        temperature=parsed.temperature,
-    )
-    for piece in pieces:
-      print(piece, end='', flush=True)
-    print()
+  options = {'length': parsed.length, 'temperature': parsed.temperature}
+  command_line.sample(_load(parsed), parsed.prompt, parsed.seed, **options)
 
 
 def _compare(words: list[str]) -> None:
@@ -204,17 +171,15 @@ def _compare(words: list[str]) -> None:
       help='directory for comparison.md and comparison.png',
   )
   parsed = parser.parse_args(words)
-  with _one_sentence():
+  with processes.one_sentence():
     print(comparison.compare(parsed.runs, parsed.output))
     print(f'written: comparison.md and comparison.png in {parsed.output}')
 
 
 def _sweep(words: list[str]) -> None:
   """Trains a config with all combinations of values, and compares the runs."""
-  try:
+  with processes.one_sentence():
     failed = sweep.main(words)
-  except (OSError, ValueError, files.RunFileError) as error:
-    processes.give_up(error)
   sys.exit(3 if failed else 0)
 
 

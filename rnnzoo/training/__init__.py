@@ -11,38 +11,28 @@ validated; plateau rule, early stopping and the choice of the best parameters
 follow the monitored value; a checkpoint is written if the last one is old
 enough. At the end the best parameters are tested. Several seeds run one after
 another and share all compiled code, or at once, in one compiled call
-(`config.seeds_at_once`). The modules, in the order in which a run
-meets them:
+(`config.seeds_at_once`). The modules, in the order in which a run meets
+them:
 
-  command_line    flags -> config; mistakes in one sentence
-  endings         that sentence, and exit codes
-  processes       several that train together, and what they agree on
+  command_line    flags -> config; a mistake is told in one sentence
+  processes       several that train together; how a program ends
   experiment      config -> checked experiment with its data
   run_directory   the directory of a run: new, or resumed
-  data_summaries  by which it tells other data
+  run_data        tells whether the data are still the same
   placement       the devices, and which part of a batch each has
   visits          which examples each step sees
-  program         the compiled functions: initialise, train, evaluate
-  calls           of these in an epoch
-  loss_scaling    for float16
-  optimization    optimiser, schedule, plateau rule
-  loop            seeds, epochs, validation, the final test
-  metrics         from results of examples to numbers of an epoch
-  best_models     of best epochs: read and tested
-  seed_state      how far a seed has come, and when it ends
+  step            the compiled functions: initialise, train, evaluate
+  optimization    optimiser, schedule, plateau rule, loss scale
   feed            the examples of each epoch, on the devices
-  pieces          likewise, of data that stay on the host
-  checkpointing   what a killed run goes on from
-  records         what is told and written after each epoch
-  samples         of text, while a model trains
-  progress        the bar on the terminal
-  timing          the seconds of each epoch
-  files           the files of a run directory: written whole, read with care
-  events          for TensorBoard
-  figures         curves
-  reporting       the results of seeds, the final report
-  profiling       where the time of a step goes; trace reads JAX's profiler
+  loop            seeds, epochs, validation, the final test
+  seed_state      how far a seed has come, and when it ends
+  metrics         from results of examples to numbers of an epoch
+  checkpointing   the state that a killed run goes on from
+  records         progress, events, seconds and samples of each epoch
+  report          results of seeds, the final report, curves
   trained         the trained model of a run
+  files           the files of a run directory: written whole, read with care
+  profile         where the time of a step goes
 """
 
 from rnnzoo import settings

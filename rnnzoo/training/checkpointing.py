@@ -1,16 +1,16 @@
 """Checkpoints of a training run: one orbax directory an epoch, all or nothing.
 
 A checkpoint holds everything that the rest of the run depends on: parameters,
-statistics, the optimiser's state, the plateau's state, the best parameters so
-far, and the history of all metrics. Since it is written as a whole, a killed
-run finds a consistent one, and since random numbers depend on (seed, epoch,
-step) only, going on from it gives what an uninterrupted run would have given.
+statistics, the optimiser's and the plateau's state, the best parameters so far,
+and the history of all metrics. It is written as a whole, and random numbers
+depend on (seed, epoch, step) only, so a killed run that goes on from it gives
+what an uninterrupted run would have given.
 
 Several processes write a checkpoint together: orbax shares the arrays out among
 them. The first one alone does the rest.
 
 The last two are kept. Beside orbax's files a checkpoint has a manifest.json,
-with the version of its contents, whose it is (config, data and seed) and the
+with the version of its contents, its owner (config, data and seed) and the
 digest of each file. It is written last and read first: orbax never sees a file
 that is not what was written.
 """
@@ -31,8 +31,7 @@ import orbax.checkpoint as ocp
 from rnnzoo.training import files
 from rnnzoo.training import processes
 
-# Of what a checkpoint holds. Whoever changes that, or the meaning of a part of
-# it, counts up.
+# Whoever changes what a checkpoint holds, or its meaning, counts up.
 VERSION = 3
 
 MANIFEST = 'manifest.json'
@@ -40,15 +39,14 @@ MANIFEST = 'manifest.json'
 # In the name of a checkpoint that orbax has not written to its end.
 _PARTIAL = '.orbax-checkpoint-tmp'
 
-
 # Errors that tell nothing of the files, which may be whole.
-_NO_ACCESS = {
+_NO_ACCESS = (
     errno.EACCES,
     errno.EPERM,
     errno.EMFILE,
     errno.ENFILE,
     errno.ENOMEM,
-}
+)
 
 
 class ForeignError(files.RunFileError):
@@ -59,7 +57,11 @@ class Checkpoints:
   """The checkpoints of one seed. Use as a context manager.
 
   Attributes:
-    directory: where they are.
+    directory: where they are, one subdirectory an epoch.
+
+  Args:
+    directory: the same; it need not exist.
+    owner: what their manifests name: digests of config and data, the seed.
   """
 
   def __init__(
@@ -67,12 +69,6 @@ class Checkpoints:
       directory: str | os.PathLike[str],
       owner: Mapping[str, Any] = types.MappingProxyType({}),
   ):
-    """Opens the directory, which need not exist.
-
-    Args:
-      directory: where the checkpoints are, one subdirectory an epoch.
-      owner: what their manifests name: digests of config and data, the seed.
-    """
     self.directory = pathlib.Path(directory).absolute()
     self._owner = owner
     # Without orbax's manager, which reads all checkpoints when it is made and
@@ -163,7 +159,7 @@ class Checkpoints:
     return restored['state'], restored['best'], restored['progress']
 
   def restore_best(self, best: Any) -> Any | None:
-    """Returns `best` of the latest good checkpoint, or None; as `restore`."""
+    """Returns `best` of the latest good checkpoint, or None; see `restore`."""
     restored = self._restore(repair=False, best=best)
     return restored and restored['best']
 
@@ -179,23 +175,24 @@ class Checkpoints:
       processes.from_first(self._move_unsealed)
     for epoch in processes.from_first(self._epochs):
       path = self.directory / str(epoch)
+      is_whole = False
       try:
         processes.from_first(functools.partial(_check, path, self._owner))
+        is_whole = True
+        restored = self._read(path, like)
       except (ForeignError, MemoryError):
         raise
       except Exception as error:  # Anything can be wrong with damaged files.
         if processes.is_loss(error):
           raise
-        if getattr(error, 'errno', None) in _NO_ACCESS:
-          raise files.RunFileError(_unreadable(path, error)) from error
-        damaged[epoch] = ' '.join(str(error).split())[:200]
+        reason = ' '.join(str(error).split())[:200]
+        if is_whole or getattr(error, 'errno', None) in _NO_ACCESS:
+          raise files.RunFileError(
+              f'the checkpoint {path} cannot be read here ({reason}); nothing'
+              ' says that it is damaged, so mend the cause and start again'
+          ) from error
+        damaged[epoch] = reason
         continue
-      try:
-        restored = self._read(path, like)
-      except Exception as error:
-        if isinstance(error, MemoryError) or processes.is_loss(error):
-          raise
-        raise files.RunFileError(_unreadable(path, error)) from error
       for bad, reason in damaged.items():
         processes.say(
             f'WARNING: the checkpoint {self.directory / str(bad)} is damaged'
@@ -233,14 +230,17 @@ class Checkpoints:
   def _read(self, path: pathlib.Path, like: dict[str, Any]) -> dict[str, Any]:
     """Returns the items of a checkpoint, and 'progress' in any case."""
     items: dict[str, Any] = {
-        name: ocp.args.StandardRestore(_by_path(_placed(tree)))
+        name: ocp.args.StandardRestore(_by_path(jax.tree.map(_placed, tree)))
         for name, tree in like.items()
     }
     restored = self._checkpointer.restore(
         path, ocp.args.Composite(progress=ocp.args.JsonRestore(), **items)
     )
     trees = {
-        name: _from_paths(restored[name], tree) for name, tree in like.items()
+        name: jax.tree_util.tree_map_with_path(
+            lambda path, _, name=name: restored[name][_name(path)], tree
+        )
+        for name, tree in like.items()
     }
     return trees | {'progress': restored['progress']}
 
@@ -252,15 +252,6 @@ class Checkpoints:
       count += 1
       target = target.with_name(f'damaged_checkpoint_{epoch}_{count}')
     (self.directory / str(epoch)).rename(target)
-
-
-def _unreadable(path: pathlib.Path, error: Exception) -> str:
-  """Says that a checkpoint, which may be whole, cannot be read here."""
-  reason = ' '.join(str(error).split())[:200]
-  return (
-      f'the checkpoint {path} cannot be read here ({reason}); nothing says that'
-      ' it is damaged, so mend the cause and start again'
-  )
 
 
 def _check(path: pathlib.Path, owner: Mapping[str, Any]) -> None:
@@ -301,24 +292,19 @@ def _digest(path: pathlib.Path) -> str:
     return hashlib.file_digest(file, 'sha256').hexdigest()
 
 
-def _by_path(tree: Any) -> dict[str, jax.Array]:
-  """Returns the leaves by name: what is on disk knows no class of ours."""
-  leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
-  return {jax.tree_util.keystr(path): leaf for path, leaf in leaves}
+def _by_path(tree: Any) -> dict[str, Any]:
+  """Returns the leaves by name: files on disk know no class of ours."""
+  leaves = jax.tree_util.tree_leaves_with_path(tree)
+  return {_name(path): leaf for path, leaf in leaves}
 
 
-def _placed(tree: Any) -> Any:
-  """Returns the tree; shapes without a device get one, not that of the file."""
+def _name(path: Any) -> str:
+  return jax.tree_util.keystr(path)
+
+
+def _placed(leaf: Any) -> Any:
+  """Returns a leaf; a shape without a device gets one, not that of the file."""
+  if getattr(leaf, 'sharding', None):
+    return leaf
   device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-  return jax.tree.map(
-      lambda leaf: leaf
-      if getattr(leaf, 'sharding', None)
-      else jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device),
-      tree,
-  )
-
-
-def _from_paths(leaves: dict[str, jax.Array], like: Any) -> Any:
-  return jax.tree_util.tree_map_with_path(
-      lambda path, _: leaves[jax.tree_util.keystr(path)], like
-  )
+  return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device)

@@ -37,11 +37,9 @@ from rnnzoo.training import report as report_lib
 from rnnzoo.training import run_directory
 from rnnzoo.training import trained
 
-# One sentence on a config, or an override of it, that cannot be read.
-
 
 def describe_error(error: Exception) -> str:
-  """Says where the fault is, and quotes the library that found it."""
+  """Says where a config's fault is, and quotes the library that found it."""
   causes: list[BaseException] = [error]
   while inner := causes[0].__cause__ or causes[0].__context__:
     causes.insert(0, inner)
@@ -76,27 +74,23 @@ def _quoted(error: BaseException) -> str:
   return f'{type(error).__name__}: {text}'
 
 
-# The configs that come with the project: in a checkout, and installed.
-#
-# A checkout has them in configs/, a wheel in rnnzoo/configs/. Everywhere they
-# import each other as `configs`, a name that a wheel does not take for itself.
-
-
+# A checkout has its configs in configs/, a wheel in rnnzoo/configs/. Everywhere
+# they import each other as `configs`, a name that a wheel does not take itself.
 _PACKAGE = pathlib.Path(rnnzoo.__file__).resolve().parent
 
 
 def config_directory() -> pathlib.Path:
-  """Returns the directory of the configs."""
+  """Returns the directory of the configs that come with the project."""
   inside = _PACKAGE / 'configs'
   return inside if inside.is_dir() else _PACKAGE.parent / 'configs'
 
 
 def config_names() -> list[str]:
-  """Returns the configs' names, those apart that others start from."""
+  """Returns the configs' names, without the bases that others start from."""
   return sorted(
       path.stem
       for path in config_directory().glob('*.py')
-      if path.stem != 'base' and not path.stem.startswith(('base_', '_'))
+      if not re.match('base$|base_|_', path.stem)
   )
 
 
@@ -104,9 +98,8 @@ def find_config(name: str) -> str:
   """Returns the path of a config's file.
 
   Args:
-    name: a path; or the name of a config that comes with the project, with or
-      without `configs/` and `.py`. A file of that path comes first. What is
-      neither is returned as it is.
+    name: a path, which comes first, or the name of a config that comes with the
+      project, with or without `configs/` and `.py`; else it is returned as is.
   """
   if pathlib.Path(name).is_file():
     return name
@@ -117,7 +110,7 @@ def find_config(name: str) -> str:
 
 
 def check_config(name: str) -> None:
-  """Raises ValueError unless there is such a config; see `find`."""
+  """Raises ValueError unless `find_config` finds a file."""
   if pathlib.Path(find_config(name)).is_file():
     return
   if name in ('', '.'):
@@ -147,14 +140,11 @@ def describe_config(name: str) -> tuple[str, str]:
   """Returns the task of a config, and the first line of its docstring.
 
   Args:
-    name: one of `names()`; `make_importable` was called.
+    name: one of `config_names()`; call `make_importable` first.
   """
   module = importlib.import_module(f'configs.{name}')
   title = (module.__doc__ or '').splitlines()[0]
   return module.get_config().task, title
-
-
-# The command line.
 
 
 _NO_CONFIG = {
@@ -189,7 +179,7 @@ _MODE = flags.DEFINE_enum(
     'mode',
     'train',
     ['train', 'evaluate', 'predict', 'sample'],
-    'Of a run that is there: evaluate tests its best models once more, predict'
+    'For a run that is there: evaluate tests its best models once more, predict'
     ' writes a line for each line of stdin, sample goes on from --prompt.'
     ' Only evaluate reads the data set.',
 )
@@ -212,13 +202,14 @@ _TEMPERATURE = flags.DEFINE_float(
 _SEED = flags.DEFINE_integer(
     'seed',
     None,
-    'Of the random choices of a sample; without it that of the model.',
+    'Seeds the random choices of a sample; without it the seed of the model'
+    ' does.',
 )
 _MODEL_SEED = flags.DEFINE_integer(
     'model_seed',
     None,
-    'Whose model of a run of several seeds predicts, samples or is tested; the'
-    ' first without it, and all are tested.',
+    'The seed whose model predicts, samples or is tested; without it the first'
+    ' one predicts and samples, and all are tested.',
 )
 _COORDINATOR_ADDRESS = flags.DEFINE_string(
     'coordinator_address',
@@ -230,7 +221,7 @@ _NUM_PROCESSES = flags.DEFINE_integer(
     'num_processes', None, 'How many processes train together.'
 )
 _PROCESS_ID = flags.DEFINE_integer(
-    'process_id', None, 'Which of them this is, from 0.'
+    'process_id', None, 'The number of this process, from 0.'
 )
 _DISTRIBUTED = flags.DEFINE_bool(
     'distributed',
@@ -278,7 +269,7 @@ def parse_flags(argv: list[str]) -> list[str]:
     argv: the command line with the program's name.
 
   Returns:
-    What is left of it: the program's name.
+    The rest of it, the program's name.
   """
   # The program prints what matters; libraries log much besides.
   logging.get_absl_logger().setLevel('ERROR')
@@ -286,10 +277,8 @@ def parse_flags(argv: list[str]) -> list[str]:
   given = [arg for arg in argv if re.match('--?config(=|$)', arg)]
   if len(given) > 1:
     processes.give_up(f'--config is given {len(given)} times; pass it once')
-  try:
+  with processes.one_sentence():
     argv = _with_paths(argv)
-  except (OSError, ValueError) as error:
-    processes.give_up(error)
   try:
     rest = flags.FLAGS(argv)
   except Exception as error:  # The config's file may raise any.
@@ -299,13 +288,20 @@ def parse_flags(argv: list[str]) -> list[str]:
     # Where orbax fails, it logs a trace of what is told here in one sentence;
     # asyncio logs one more for each file that orbax was writing.
     logging.get_absl_handler().addFilter(_is_not_told_here)
-    # So do TensorStore's threads, by errors that nobody can catch.
+    # TensorStore's threads do so, too, by errors that nobody can catch.
     sys.unraisablehook = lambda unused_unraisable: None
   if rest[1:]:
     processes.give_up(
         f'unknown argument {rest[1]!r}; a config is --config=<file>, a field'
         ' --config.<field>=<value>'
     )
+  _check_modes()
+  _check_config_flag()
+  return rest
+
+
+def _check_modes() -> None:
+  """Gives up on flags that would have no effect with this --mode."""
   if _PROFILE.value and _MODE.value != 'train':
     processes.give_up(
         '--profile is of training steps; it would have no effect with'
@@ -323,13 +319,15 @@ def parse_flags(argv: list[str]) -> list[str]:
         '--model_seed is for a run that is there, with --mode=evaluate, predict'
         ' or sample; the first seed of a run is --config.seed'
     )
+
+
+def _check_config_flag() -> None:
+  """Gives up unless --config is a file whose get_config() can be used."""
   if not flags.FLAGS['config'].present:
     names = ', '.join(config_names())
     processes.give_up(f'{_NO_CONFIG[processes.name()]}; there are {names}')
-  try:
+  with processes.one_sentence():
     check_config(str(_config_path()))
-  except ValueError as error:
-    processes.give_up(error)
   if not isinstance(_CONFIG.value, ml_collections.ConfigDict):
     try:
       # Raises what kept the file from being read, if something did.
@@ -340,7 +338,6 @@ def parse_flags(argv: list[str]) -> list[str]:
         f'get_config() of {_config_path()} must return a ConfigDict; got'
         f' {settings.a(type(_CONFIG.value))}'
     )
-  return rest
 
 
 def prepare() -> experiments.Experiment:
@@ -356,21 +353,17 @@ def prepare() -> experiments.Experiment:
 def load() -> trained.Trained:
   """Returns the model of --workdir; gives up where that is no such run."""
   workdir = _check_run()
-  try:
+  with processes.one_sentence():
     _initialize()
     run_directory.check_same(workdir, _CONFIG.value, mode=_MODE.value)
     with contextlib.redirect_stdout(sys.stderr):
       return trained.load(workdir, _MODEL_SEED.value)
-  except (ValueError, NotImplementedError, OSError) as error:
-    processes.give_up(error)
 
 
 def _check_run() -> pathlib.Path:
   """Returns --workdir, and gives up where it holds no run."""
-  try:
+  with processes.one_sentence():
     workdir = files.expand(_WORKDIR.value)
-  except ValueError as error:
-    processes.give_up(error)
   if not _WORKDIR.value or not (workdir / 'config.json').is_file():
     processes.give_up(
         f'--mode={_MODE.value} needs the --workdir of a run; got'
@@ -446,7 +439,8 @@ def _main(on_workdir: Callable[[str], None]) -> None:
   experiment = prepare()
   on_workdir(str(experiment.workdir))
   if _PROFILE.value:
-    processes.say(_profile(experiment), end='')
+    with processes.one_sentence():
+      processes.say(profile.profile(experiment), end='')
     return
   if _MODE.value == 'evaluate':
     evaluate(experiment)
@@ -463,19 +457,10 @@ def _main(on_workdir: Callable[[str], None]) -> None:
     sys.exit(3)
 
 
-def _profile(experiment: experiments.Experiment) -> str:
-  try:
-    return profile.profile(experiment)
-  except (OSError, ValueError) as error:
-    processes.give_up(error)
-
-
 def evaluate(experiment: experiments.Experiment) -> None:
   """Prints the test of the best models; gives up where there are none."""
-  try:
+  with processes.one_sentence():
     processes.say(trained.evaluate(experiment, _MODEL_SEED.value))
-  except (OSError, NotImplementedError, ValueError) as error:
-    processes.give_up(error)
 
 
 def read_stdin() -> Iterable[str]:
@@ -491,47 +476,39 @@ def read_stdin() -> Iterable[str]:
 
 def answer(loaded: trained.Trained) -> None:
   """Predicts or samples, as --mode says; gives up where the task cannot."""
-  try:
-    if _MODE.value == 'predict':
-      for line in loaded.predict_lines(read_stdin()):
-        processes.say(line)
-    else:
-      pieces = sample(
-          loaded,
-          _PROMPT.value,
-          _SEED.value,
-          length=_LENGTH.value,
-          temperature=_TEMPERATURE.value,
-      )
-      for piece in pieces:
-        processes.say(piece, end='')
-      processes.say('')
-  except (OSError, NotImplementedError, ValueError) as error:
-    processes.give_up(error)
+  if _MODE.value == 'predict':
+    predict(loaded)
+    return
+  options = {'length': _LENGTH.value, 'temperature': _TEMPERATURE.value}
+  sample(loaded, _PROMPT.value, _SEED.value, **options)
+
+
+def predict(loaded: trained.Trained) -> None:
+  """Prints a line for each line of stdin; gives up where the task cannot."""
+  with processes.one_sentence():
+    for line in loaded.predict_lines(read_stdin()):
+      processes.say(line)
 
 
 def sample(
     loaded: trained.Trained, prompt: str, seed: int | None, **options: Any
-) -> Iterable[str]:
-  """Returns pieces of a sample.
+) -> None:
+  """Prints a sample, piece by piece; gives up where the task cannot.
 
   Args:
     loaded: the model.
     prompt: how the text begins.
-    seed: of the random choices; None for that of the model.
-    **options: of `Trained.sample`.
-
-  Raises:
-    NotImplementedError: the task cannot; the message says so.
-    ValueError: an argument is out of its range.
+    seed: the seed of the random choices; None for the seed of the model.
+    **options: length and temperature, see `Trained.sample`.
   """
-  key = None
-  if seed is not None:
+  with processes.one_sentence():
     rule = fields.seed()
-    if not rule.allows(seed):
+    if seed is not None and not rule.allows(seed):
       raise ValueError(f'seed must be {rule.text}; got {fields.shorten(seed)}')
-    key = jax.random.key(seed)
-  return loaded.sample(prompt, key, **options)
+    key = None if seed is None else jax.random.key(seed)
+    for piece in loaded.sample(prompt, key, **options):
+      processes.say(piece, end='')
+    processes.say('')
 
 
 def train(experiment: experiments.Experiment) -> Mapping[str, Any]:

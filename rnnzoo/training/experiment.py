@@ -4,8 +4,7 @@ Everything that can be wrong with a config, the data or the run directory is
 found here, before any training, and told in one sentence.
 """
 
-from collections.abc import Iterator, Mapping
-import hashlib
+from collections.abc import Mapping
 import os
 import pathlib
 import types
@@ -14,7 +13,6 @@ from typing import Any, NamedTuple
 from flax import nnx
 import jax
 import ml_collections
-import numpy as np
 import optax
 
 from pallas_kernels import promotion
@@ -22,12 +20,11 @@ from rnnzoo import tasks
 from rnnzoo.tasks import backbones
 from rnnzoo.tasks import fields
 from rnnzoo.tasks import protocol
-from rnnzoo.training import data_summaries
 from rnnzoo.training import files
 from rnnzoo.training import optimization
 from rnnzoo.training import placement as placements
 from rnnzoo.training import processes
-from rnnzoo.training import records
+from rnnzoo.training import run_data
 from rnnzoo.training import run_directory
 from rnnzoo.training import step
 from rnnzoo.training import visits
@@ -132,8 +129,8 @@ def prepare(
   changed = {} if defaults is None else _changes(config, defaults)
   _check_layers(config)
   task = processes.one_after_first(lambda: tasks.find(config.task)(config))
-  digest = data_digest(task)
-  _check_same(config, digest)
+  data = run_data.of_task(task)
+  _check_same(config, data.digest)
   monitors = [f'validation_{m.name}' for m in protocol.epoch_metrics(task)]
   fields.check(config, {'monitor': fields.one_of(monitors)}, 'config')
   smoothing = config.get('model', {}).get('label_smoothing', 0.0)
@@ -142,7 +139,8 @@ def prepare(
         'config.model.label_smoothing must be 0 for the task'
         f' {config.task!r}, which smooths no labels; got {smoothing}'
     )
-  if config.sample_every and not records.makes_samples(task):
+  makes_text = type(task).sample is not protocol.Task.sample
+  if config.sample_every and not makes_text:
     raise ValueError(
         f'config.sample_every must be 0 for the task {config.task!r}, which'
         f' makes no text; got {config.sample_every}'
@@ -205,13 +203,10 @@ def prepare(
       workdir=processes.from_first(
           lambda: run_directory.open_or_create(
               config,
-              task.dataset,
+              data,
               workdir,
               full_name,
               prefix=f'{name}-changed' if differs else name,
-              data_digest=digest,
-              data_summary=lambda: data_summary(task),
-              described=task.describe(),
               mode=mode,
           )
       ),
@@ -308,34 +303,6 @@ def _check_same(config: ml_collections.ConfigDict, digest: str) -> None:
   compared = {k: v for k, v in here.items() if k not in elsewhere}
   processes.check_same(files.digest(compared), 'a config')
   processes.check_same(digest, 'data')
-
-
-def data_digest(task: tasks.Task) -> str:
-  """Returns the SHA-256 of what a task describes and of its arrays."""
-  described = files.digest(run_directory.as_described(task.describe()))
-  content = hashlib.sha256(f'{task.dataset} {described}'.encode())
-  for name, array in _arrays(task):
-    content.update(f'{name} {array.dtype} {array.shape}'.encode())
-    content.update(array.reshape(-1).view(np.uint8).data)
-  return content.hexdigest()
-
-
-def data_summary(task: tasks.Task) -> dict[str, list[str]]:
-  """Returns the summary of each of a task's arrays, by its path."""
-  return {
-      name: data_summaries.summarise(array) for name, array in _arrays(task)
-  }
-
-
-def _arrays(task: tasks.Task) -> Iterator[tuple[str, np.ndarray]]:
-  """Yields a task's arrays with their paths; of a `Generator`, its source."""
-  splits = {}
-  for name, split in task.splits.items():
-    if isinstance(split, protocol.Generator):
-      split = split.source
-    splits[name] = [dict(bucket) for bucket in protocol.buckets(split)]
-  for path, array in jax.tree_util.tree_leaves_with_path(splits):
-    yield jax.tree_util.keystr(path), np.ascontiguousarray(array)
 
 
 def _check_memory(state: step.TrainState) -> None:

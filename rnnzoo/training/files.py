@@ -4,7 +4,7 @@ What is written is replaced in one move, so that a kill leaves the old file or
 the new one. What is read is checked, and an error names the file.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 import contextlib
 import csv
 import hashlib
@@ -157,6 +157,23 @@ def read_csv(
         f'{path} is damaged: it is not the table that was written ({error});'
         ' delete it'
     ) from error
+
+
+def differences(
+    there: Mapping[str, Any],
+    here: Mapping[str, Any],
+    ignored: Collection[str] = (),
+) -> str:
+  """Returns where values by name differ; '' for nowhere."""
+  found = [
+      f'{key}: {fields.shorten(there.get(key))} there,'
+      f' {fields.shorten(here.get(key))} here'
+      for key in sorted(there.keys() | here.keys())
+      if key not in ignored and there.get(key) != here.get(key)
+  ]
+  if len(found) > 3:
+    found[3:] = [f'and {len(found) - 3} more']
+  return '; '.join(found)
 
 
 def check_ends(path: str | os.PathLike[str]) -> None:

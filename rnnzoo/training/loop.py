@@ -28,8 +28,6 @@ from rnnzoo.training import run_directory
 from rnnzoo.training import seed_state
 from rnnzoo.training import trained as trained_lib
 
-# An epoch: training, validation, conclusions, of one seed or several.
-
 
 @dataclasses.dataclass(eq=False)
 class Seed:
@@ -58,8 +56,7 @@ def find_active(
   """Returns the seeds that train next, in one compiled call; [] at the end.
 
   A call has one lesson of a `Generator`. A process that was killed may have
-  left some seeds an epoch ahead of others: those that are in the next lesson
-  wait.
+  left some seeds an epoch ahead of others: the seeds in the next lesson wait.
   """
   going = [one for one in group if not one.run.stopped]
   lessons = [lesson(experiment, one) for one in going]
@@ -87,8 +84,9 @@ def train(
 
   Args:
     experiment: what `prepare` returned.
-    group: the seeds of the compiled call. Those of several have a leading axis.
-    active: the ones whose state changes, of `find_active`.
+    group: the seeds of the compiled call; with several, results have a leading
+      axis.
+    active: the seeds whose state changes, from `find_active`.
   """
   program, steps = experiment.program, experiment.steps_per_epoch
 
@@ -150,8 +148,8 @@ def validate(
   Args:
     experiment: what `prepare` returned.
     group: the seeds.
-    trained: what `train` returned of them.
-    split: on the devices.
+    trained: the parameters and statistics from `train`.
+    split: the validation split on the devices.
   """
   program = experiment.program
   if len(group) == 1:
@@ -173,46 +171,40 @@ def conclude(
   Args:
     experiment: what `prepare` returned.
     run: the seed.
-    evaluation: of its validation.
+    evaluation: the results of its validation.
   """
-  config, epoch = experiment.config, len(run.history) + 1
+  config, state = experiment.config, run.state
   metrics = protocol.epoch_metrics(experiment.task)
   validation = metrics_lib.of_examples(evaluation, metrics)
   mean = lambda total: float(total) / experiment.steps_per_epoch
-  totals = run.state.scores | {'loss': run.state.loss}
+  totals = state.scores | {'loss': state.loss}
   train = metrics_lib.of_means(jax.tree.map(mean, totals), metrics)
   before = sum(row.get('skipped_steps', 0) for row in run.history)
-  skipped = int(run.state.skipped) - before
+  skipped = int(state.skipped) - before
   num_updates = max(experiment.steps_per_epoch - skipped, 1)
   row = {
-      'epoch': epoch,
+      'epoch': len(run.history) + 1,
       # Of the last step, without the digits that float32 makes up.
       'learning_rate': float(f'{learning_rate(experiment, run, -1):.6g}'),
       **{f'train_{name}': value for name, value in train.items()},
-      'gradient_norm': float(run.state.gradient_norm) / num_updates,
+      'gradient_norm': float(state.gradient_norm) / num_updates,
       **{f'validation_{name}': value for name, value in validation.items()},
-      **learned_numbers(run.state.params),
+      **learned_numbers(state.params),
   }
-  if run.state.loss_scale is not None:
+  if state.loss_scale is not None:
     row['skipped_steps'] = skipped
-    row['loss_scale'] = float(run.state.loss_scale.scale)
+    row['loss_scale'] = float(state.loss_scale.scale)
   run.history.append(row)
-  warm = _steps(run) >= config.optimizer.warmup_steps
+  is_warm = state.step - state.skipped >= config.optimizer.warmup_steps
+  split = experiment.task.splits['train']
+  lessons = split.lessons if isinstance(split, protocol.Generator) else ()
   return run.conclude(
       config,
       experiment.plateau,
       metrics,
-      functools.partial(learning_rate, experiment, run) if warm else None,
-      lesson_epochs=_lesson_epochs(experiment),
+      functools.partial(learning_rate, experiment, run) if is_warm else None,
+      lesson_epochs=sum(num_epochs for num_epochs, _ in lessons),
   )
-
-
-def _lesson_epochs(experiment: experiments.Experiment) -> int:
-  """Returns how many epochs have lessons that come first."""
-  split = experiment.task.splits['train']
-  if not isinstance(split, protocol.Generator):
-    return 0
-  return sum(num_epochs for num_epochs, _ in split.lessons)
 
 
 def learned_numbers(params: Any) -> dict[str, float]:
@@ -238,13 +230,10 @@ def learning_rate(
     offset: int = 0,
 ) -> float:
   """Returns the learning rate of the next step, or so many steps later."""
-  step = jnp.maximum(_steps(run) + offset, 0)
-  return float(experiment.schedule(step) * _scale(experiment, run))
-
-
-def _steps(run: seed_state.SeedState) -> jax.Array:
-  """Returns the steps that the optimiser knows of: none that was skipped."""
-  return run.state.step - run.state.skipped
+  # The optimiser knows of no step that was skipped.
+  known = run.state.step - run.state.skipped
+  rate = experiment.schedule(jnp.maximum(known + offset, 0))
+  return float(rate * _scale(experiment, run))
 
 
 @promotion.of_dtypes
@@ -265,32 +254,19 @@ def train_and_evaluate(experiment: experiments.Experiment) -> dict[str, Any]:
   """
   config, task = experiment.config, experiment.task
   workdir = experiment.workdir
-  processes.say(
-      f'run directory: {workdir} (to resume after a kill, pass it as --workdir)'
-  )
-  placement = experiment.placement
-  label = 'device' if placement.num_devices == 1 else 'devices'
-  processes.say(f'{label}: {placement.text}')
-  train = task.splits['train']
-  if isinstance(train, protocol.Generator) and (
-      train.lesson(config.num_epochs) < len(train.lessons)
-  ):
-    processes.say(
-        f'WARNING: all {config.num_epochs} epochs are lessons that come first'
-        ' (of a curriculum, or without noise): none trains on what comes after'
-        ' these'
-    )
+  _tell_start(experiment)
   splits = {
       name: experiment.program.load(task.splits[name])
       for name in ('validation', 'test')
   } | {'train': feeds.training_split(experiment)}
   seeds = range(config.seed, config.seed + config.num_seeds)
-  paths = {s: workdir / f'seed_{s}' / 'result.json' for s in seeds}
   for first in range(0, len(seeds), config.seeds_at_once):
     group = [
         seed
         for seed in seeds[first : first + config.seeds_at_once]
-        if not processes.from_first(paths[seed].exists)
+        if not processes.from_first(
+            (workdir / f'seed_{seed}' / 'result.json').exists
+        )
     ]
     if group:
       run_seeds(experiment, splits, group)
@@ -309,17 +285,32 @@ def train_and_evaluate(experiment: experiments.Experiment) -> dict[str, Any]:
           experiment.name, experiment.changed, results, metrics, own.numbers
       )
   )
-  processes.from_first(
-      lambda: report_lib.write_report(
-          workdir, report, results, metrics, own.files
-      )
+  write = functools.partial(
+      report_lib.write_report, workdir, report, results, metrics, own.files
   )
-  processes.say(
-      report_lib.format_report(report, metrics)
-      + report_lib.format_numbers(own.numbers),
-      end='',
-  )
+  processes.from_first(write)
+  text = report_lib.format_report(report, metrics)
+  processes.say(text + report_lib.format_numbers(own.numbers), end='')
   return report
+
+
+def _tell_start(experiment: experiments.Experiment) -> None:
+  """Prints where the run is, and which devices train."""
+  processes.say(
+      f'run directory: {experiment.workdir} (to resume after a kill, pass it as'
+      ' --workdir)'
+  )
+  placement, train = experiment.placement, experiment.task.splits['train']
+  label = 'device' if placement.num_devices == 1 else 'devices'
+  processes.say(f'{label}: {placement.text}')
+  num_epochs = experiment.config.num_epochs
+  if isinstance(train, protocol.Generator) and (
+      train.lesson(num_epochs) < len(train.lessons)
+  ):
+    processes.say(
+        f'WARNING: all {num_epochs} epochs are lessons that come first (of a'
+        ' curriculum, or without noise): none trains on what comes after these'
+    )
 
 
 def run_seeds(
@@ -330,14 +321,14 @@ def run_seeds(
   """Trains seeds, tests their best parameters and writes their result.json.
 
   Several seeds train in one compiled call. One that has stopped takes part in
-  it until the last one stops, and nothing comes of it: so the others' numbers
-  are the same whenever it stops. So does one that waits for the others' lesson
-  to end.
+  it until the last one stops, and its results are dropped: so the others'
+  numbers are the same whenever it stops. The same holds for a seed that waits
+  for the others' lesson to end.
 
   Args:
     experiment: what `prepare` returned.
-    splits: what `step.load` made of the task's splits; the one to train on
-      as the feed takes it.
+    splits: the training split as the feed takes it, the others from
+      `Program.load`.
     seeds: which ones.
   """
   with contextlib.ExitStack() as stack:
@@ -392,16 +383,7 @@ def _begin(
       config.keep_data_on,
   )
   records = stack.enter_context(
-      records_lib.Records(
-          directory,
-          experiment.task.dataset,
-          seed,
-          config.num_epochs,
-          experiment.steps_per_epoch,
-          experiment.task.batch_size,
-          protocol.epoch_metrics(experiment.task),
-          len(run.history),
-      )
+      records_lib.Records(experiment, seed, done=len(run.history))
   )
   return Seed(seed, run, feed, keys[2], checkpoints, records)
 
@@ -442,15 +424,10 @@ def _record(
   epoch = len(run.history)
   if config.sample_every and epoch % config.sample_every == 0:
     trained = run.state.params, run.state.statistics
-    records.sample(
-        epoch,
-        lambda: records_lib.make_samples(
-            experiment.task, trained, one.key, epoch
-        ),
-    )
+    records.sample(epoch, trained, one.key)
   unsaved_seconds = records.epoch(run.history, is_best)
   if run.stopped or (
-      len(run.history) % config.checkpoint_every == 0
+      epoch % config.checkpoint_every == 0
       and unsaved_seconds >= config.checkpoint_seconds
   ):
     run.save(one.checkpoints)

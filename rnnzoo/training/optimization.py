@@ -22,18 +22,17 @@ from optax import contrib
 from rnnzoo.tasks import backbones
 from rnnzoo.tasks import fields
 
-
-def _scale_by_adam(config):
-  return optax.scale_by_adam(config.b1, config.b2, nesterov=config.nesterov)
-
-
 # Each takes `config.optimizer` and returns the scaling by its moments.
 _MOMENTS: Mapping[
     str, Callable[[ml_collections.ConfigDict], optax.GradientTransformation]
 ] = types.MappingProxyType(
     {
-        'adam': lambda config: _scale_by_adam(config),
-        'adamw': lambda config: _scale_by_adam(config),
+        **dict.fromkeys(
+            ('adam', 'adamw'),
+            lambda config: optax.scale_by_adam(
+                config.b1, config.b2, nesterov=config.nesterov
+            ),
+        ),
         'adagrad': lambda config: optax.scale_by_rss(),
         'rmsprop': lambda config: optax.scale_by_rms(config.b2),
         'sgd': lambda config: optax.trace(config.b1, config.nesterov),
@@ -77,7 +76,7 @@ def make_optimizer(
   Args:
     config: `config.optimizer`; `configs/base.py` explains its fields.
     num_steps: steps of the whole training, for the schedule.
-    steps_per_epoch: steps of an epoch, likewise.
+    steps_per_epoch: steps of an epoch, for the schedule.
 
   Raises:
     ValueError: a name is unknown, or a number is out of range.
@@ -99,14 +98,17 @@ def make_optimizer(
     transformations.append(optax.clip(config.clip_value))
   if config.clip_norm:
     transformations.append(optax.clip_by_global_norm(config.clip_norm))
-  decay = optax.add_decayed_weights(
-      config.weight_decay, mask=decay_mask(config.weight_decay_exclude)
-  )
-  if config.weight_decay and config.name != 'adamw':
-    transformations.append(decay)
-  transformations.append(_MOMENTS[config.name](config))
-  if config.weight_decay and config.name == 'adamw':
-    transformations.append(decay)
+  steps = [
+      optax.add_decayed_weights(
+          config.weight_decay, mask=decay_mask(config.weight_decay_exclude)
+      ),
+      _MOMENTS[config.name](config),
+  ]
+  if not config.weight_decay:
+    del steps[0]
+  elif config.name == 'adamw':
+    steps.reverse()
+  transformations += steps
   schedule = make_schedule(config, num_steps, steps_per_epoch)
   every = config.accumulate_steps
   if every == 1:

@@ -6,7 +6,8 @@ Where the others need to know what it found, `from_first` tells them, errors
 included, so that all processes take the same way.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+import contextlib
 import os
 import pickle
 import sys
@@ -20,9 +21,6 @@ from jax.experimental import multihost_utils
 import numpy as np
 
 T = TypeVar('T')
-
-# Bytes of a message that is sent at once; its first eight say how long it is.
-_BLOCK = 1024
 
 # The first process serves the others' connection. It ends this many seconds
 # after a common error, so that they can tell it as well.
@@ -49,7 +47,7 @@ def initialize(
   Args:
     coordinator_address: host and port where process 0 listens.
     num_processes: how many processes there are.
-    process_id: which of them this is.
+    process_id: the number of this process.
     detect: whether JAX finds the three in the environment of a cluster.
     heartbeat_seconds: a process that is silent for so long has ended.
 
@@ -57,27 +55,23 @@ def initialize(
     ValueError: they do not fit, or JAX finds no cluster.
     OSError: the other processes cannot be reached.
   """
-  given = {
-      '--coordinator_address': coordinator_address,
-      '--num_processes': num_processes,
-      '--process_id': process_id,
-  }
-  missing = [name for name, value in given.items() if value is None]
-  if detect:
-    if len(missing) < 3:
-      raise ValueError(
-          f'--distributed finds {", ".join(given)} by itself; pass either the'
-          ' one or the other three'
-      )
-  elif len(missing) == 3:
-    return
-  elif missing:
+  names = '--coordinator_address', '--num_processes', '--process_id'
+  given = coordinator_address, num_processes, process_id
+  missing = [n for n, value in zip(names, given, strict=True) if value is None]
+  if detect and len(missing) < 3:
     raise ValueError(
-        f'{", ".join(given)} belong together; {" and ".join(missing)}'
-        f' {"is" if len(missing) == 1 else "are"} missing'
+        f'--distributed finds {", ".join(names)} by itself; pass either the one'
+        ' or the other three'
     )
-  else:
-    _check(coordinator_address, num_processes, process_id)
+  if not detect:
+    if len(missing) == 3:
+      return
+    if missing:
+      raise ValueError(
+          f'{", ".join(names)} belong together; {" and ".join(missing)}'
+          f' {"is" if len(missing) == 1 else "are"} missing'
+      )
+    _check(*given)
     # Whoever mistyped an address would see nothing for minutes.
     print(
         f'process {process_id} of {num_processes} waits for the others at'
@@ -91,9 +85,7 @@ def initialize(
   timer.start()
   try:
     jax.distributed.initialize(
-        coordinator_address,
-        num_processes,
-        process_id,
+        *given,
         initialization_timeout=2 * _CONNECT_SECONDS,
         heartbeat_timeout_seconds=heartbeat_seconds,
         shutdown_timeout_seconds=heartbeat_seconds,
@@ -101,7 +93,7 @@ def initialize(
   except ValueError as error:
     raise ValueError(
         f'--distributed finds no cluster that JAX knows ({error}); pass'
-        f' {", ".join(given)}'
+        f' {", ".join(names)}'
     ) from error
   except RuntimeError as error:
     raise ConnectionError(f'{_NOT_CONNECTED} ({str(error)[:200]})') from error
@@ -121,7 +113,7 @@ def initialize(
 def _end_alone() -> NoReturn:
   """Ends this process, which the others of its run have not found."""
   tell(f'{_NOT_CONNECTED} ({_CONNECT_SECONDS} s have passed)')
-  leave(2, common=False)
+  _leave(2, common=False)
 
 
 def _check(address: Any, num_processes: Any, process_id: Any) -> None:
@@ -225,47 +217,20 @@ def is_loss(error: Exception) -> bool:
   return are_connected() and isinstance(error, jax.errors.JaxRuntimeError)
 
 
-def leave(code: int, common: bool = True) -> NoReturn:
-  """Ends this process without waiting for the others.
-
-  The usual exit waits for all, who may be waiting for this one.
-
-  Args:
-    code: the exit code.
-    common: whether the others end by themselves, for the same reason.
-  """
-  sys.stdout.flush()
-  sys.stderr.flush()
-  if common and is_first():
-    time.sleep(_LAST_SECONDS)
-  os._exit(code)
-
-
 def _broadcast(message: bytes) -> bytes:
   """Returns the message of the first process."""
-  framed = len(message).to_bytes(8, 'little') + message
-
-  def send(size):
-    block = np.zeros(size, np.uint8)
-    content = np.frombuffer(framed[:size], np.uint8)
-    block[: len(content)] = content
-    return bytes(multihost_utils.broadcast_one_to_all(block))
-
-  head = send(_BLOCK)
-  length = 8 + int.from_bytes(head[:8], 'little')
-  if length <= _BLOCK:
-    return head[8:length]
-  # A power of two: a program is compiled for each size.
-  return send(1 << (length - 1).bit_length())[8:length]
+  size = int(multihost_utils.broadcast_one_to_all(np.int32(len(message))))
+  # A program is compiled for each size, so there are few.
+  block = np.zeros(1 << max(size - 1, 1023).bit_length(), np.uint8)
+  if is_first():
+    block[:size] = np.frombuffer(message, np.uint8)
+  return bytes(multihost_utils.broadcast_one_to_all(block)[:size])
 
 
 def _gather(row: np.ndarray) -> np.ndarray:
   """Returns the rows of all processes."""
   rows = np.asarray(multihost_utils.process_allgather(row))
   return rows.reshape(jax.process_count(), -1)
-
-
-# Endings of a program: one sentence on stderr, and an exit code.
 
 
 # The name of the program, before its messages.
@@ -296,6 +261,15 @@ def give_up(message: object) -> NoReturn:
   logging.info('The error was:', exc_info=True)  # For --verbosity=0.
   tell(' '.join(str(message).split()))
   _exit(2)
+
+
+@contextlib.contextmanager
+def one_sentence() -> Iterator[None]:
+  """Gives up where a caller's mistake is raised: no trace, one sentence."""
+  try:
+    yield
+  except (OSError, NotImplementedError, ValueError) as error:
+    give_up(error)
 
 
 def tell_loss(error: Exception, workdir: object) -> NoReturn:
@@ -337,12 +311,21 @@ def needs_memory(error: MemoryError) -> str:
 
 
 def _exit(code: int, common: bool = True) -> NoReturn:
-  """Ends, without waiting for other processes, which may wait for this one.
+  """Ends the program; in a run with others, without waiting for them."""
+  if are_connected():
+    _leave(code, common)
+  sys.exit(code)
+
+
+def _leave(code: int, common: bool) -> NoReturn:
+  """Ends this process at once: the others may be waiting for it.
 
   Args:
     code: the exit code.
-    common: whether they all end for the same reason.
+    common: whether the others end by themselves, for the same reason.
   """
-  if are_connected():
-    leave(code, common)
-  sys.exit(code)
+  sys.stdout.flush()
+  sys.stderr.flush()
+  if common and is_first():
+    time.sleep(_LAST_SECONDS)
+  os._exit(code)

@@ -21,11 +21,9 @@ import numpy as np
 import tqdm
 
 from rnnzoo.tasks import protocol
+from rnnzoo.training import experiment as experiments
 from rnnzoo.training import files
 from rnnzoo.training import processes
-
-# The progress of training on the terminal.
-
 
 # Where no terminal shows a moving bar, a line this many seconds apart.
 _LINE_INTERVAL = 10.0
@@ -39,10 +37,10 @@ class Progress:
   of a generator take no longer than those so far.
 
   Args:
-    label: what is in progress.
+    label: the name of the seed.
     num_steps: how many steps there are in all.
-    metrics: that an epoch has.
-    done: how many of them an earlier process did.
+    metrics: the metrics of an epoch.
+    done: how many steps an earlier process did.
   """
 
   def __init__(
@@ -122,9 +120,7 @@ class Progress:
     )
 
 
-# How long epochs take: in a file apart from results, which do not vary.
-
-
+# The columns of seconds.csv.
 _number = lambda text: float(text) if text else None
 _COLUMNS: dict[str, Callable[[str], Any]] = {
     'epoch': int,
@@ -140,14 +136,14 @@ _COLUMNS: dict[str, Callable[[str], Any]] = {
 class EpochTimes:
   """The seconds of each epoch of one seed, as a CSV file.
 
-  Its columns: `seconds`, all of the epoch; `training` and `validation`, parts
-  of it, the rest being checkpoints and reports; `compiled`, 1 for the first
-  epoch of a process, and for the first one of each lesson of a generator, which
-  may include compilation; `sequences_per_second`,
-  examples of the seed over the seconds of training; `peak_memory_mib`, the most
-  memory of the first device that the process has used so far, in MiB, empty
-  where the device does not say, as a CPU. Seeds that train at once share the
-  times and the memory.
+  It is apart from metrics.csv, which does not vary. Its columns: `seconds`, all
+  of the epoch; `training` and `validation`, parts of it, the rest being
+  checkpoints and reports; `compiled`, 1 for the first epoch of a process and
+  the first of each lesson of a generator, which may include compilation;
+  `sequences_per_second`, examples of the seed over the seconds of training;
+  `peak_memory_mib`, the most memory of the first device that the process has
+  used so far, empty where the device does not say, as a CPU. Seeds that train
+  at once share the times and the memory.
 
   Args:
     path: the file; rows of an earlier process are kept.
@@ -165,10 +161,9 @@ class EpochTimes:
     self._path, self._dataset = path, dataset
     self._num_examples = num_examples
     self._rows: list[dict[str, Any]] = []
-    self._epoch = done + 1
-    self._lessons: set[int] = set()
-    # Those that have epochs without compilation.
-    self._timed: set[int] = set()
+    self._epoch = done
+    # The lesson of each epoch of this process.
+    self._lessons: list[int] = []
     self._is_first = False
     self._laps: dict[str, float] = {}
     self._start = self._last = time.monotonic()
@@ -183,7 +178,7 @@ class EpochTimes:
       lesson: which one, where a step is compiled for each.
     """
     self._is_first = lesson not in self._lessons
-    (self._lessons if self._is_first else self._timed).add(lesson)
+    self._lessons.append(lesson)
     self._start = self._last = time.monotonic()
     return self._is_first
 
@@ -199,23 +194,23 @@ class EpochTimes:
 
   def stop(self) -> None:
     """All of the epoch but its checkpoint is done: writes the file."""
-    self._rows.append({'epoch': self._epoch})
     self._epoch += 1
+    self._rows.append({})
     self.extend()
 
   def extend(self) -> None:
     """The checkpoint is done as well: counts its time to the same epoch."""
-    epoch = self._rows[-1]['epoch']
     seconds = self._laps.get('training')
+    rate = round(self._num_examples / seconds, 1) if seconds else None
+    stats = jax.local_devices()[0].memory_stats() or {}
+    peak = stats.get('peak_bytes_in_use')
     self._rows[-1] = {
-        'epoch': epoch,
+        'epoch': self._epoch,
         'seconds': round(self.elapsed(), 6),
         **self._laps,
         'compiled': int(self._is_first),
-        'sequences_per_second': (
-            round(self._num_examples / seconds, 1) if seconds else None
-        ),
-        'peak_memory_mib': _peak_memory(),
+        'sequences_per_second': rate,
+        'peak_memory_mib': None if peak is None else round(peak / 2**20, 1),
     }
     files.write_csv(self._path, self._dataset, self._rows)
 
@@ -228,11 +223,13 @@ class EpochTimes:
         name: float(np.mean([row[name] for row in rows]))
         for name in ('seconds', 'training', 'validation')
     }
+    # Lessons that have epochs without compilation.
+    timed = {x for x in self._lessons if self._lessons.count(x) > 1}
     text = (
         f'{mean["seconds"]:.3f} s an epoch, of which {mean["training"]:.3f}'
         f' training and {mean["validation"]:.3f} validation (mean of'
         f' {len(rows)}, without compilation'
-        f'{", over lessons of unlike steps" if len(self._timed) > 1 else ""})'
+        f'{", over lessons of unlike steps" if len(timed) > 1 else ""})'
     )
     if self._num_examples and mean['training']:
       text += (
@@ -241,16 +238,6 @@ class EpochTimes:
     if peak := self._rows[-1]['peak_memory_mib']:
       text += f', peak memory {peak:,.0f} MiB'
     return text
-
-
-def _peak_memory() -> float | None:
-  """Returns the MiB of a device's memory that were used at most, or None."""
-  stats = jax.local_devices()[0].memory_stats() or {}
-  peak = stats.get('peak_bytes_in_use')
-  return None if peak is None else round(peak / 2**20, 1)
-
-
-# Events for TensorBoard, none of which is lost by a kill.
 
 
 class Events:
@@ -315,9 +302,6 @@ class Events:
     )
 
 
-# Samples of text that a model makes while it trains.
-
-
 # Steps of training, by which dropout's key is folded in, stay below this.
 _STREAM = 2**31
 
@@ -327,8 +311,8 @@ _HEAD = re.compile(r'epoch (\d+), (\d+) characters\n')
 class Samples:
   """The file samples.txt of one seed.
 
-  Its first line names the data set. Each sample follows a line that says of
-  which epoch it is, and how many characters it has.
+  Its first line names the data set. Each sample follows a line with its epoch
+  and how many characters it has.
 
   Args:
     path: the file; samples of an earlier process are kept.
@@ -363,8 +347,8 @@ def make_samples(
   Args:
     task: one that makes text.
     parameters: (parameters, statistics), whole on each device.
-    key: of dropout in the seed's training; the sample is a function of it, of
-      the parameters and of the epoch.
+    key: the key of dropout in the seed's training; the sample is a function of
+      it, of the parameters and of the epoch.
     epoch: which one.
   """
   abstract = nnx.eval_shape(lambda: task.build_model(nnx.Rngs(0)))
@@ -374,11 +358,6 @@ def make_samples(
   model = nnx.merge(graphdef, *here)
   key = jax.random.fold_in(jax.random.fold_in(key, _STREAM), epoch)
   return ''.join(task.sample(model, '', key))
-
-
-def makes_samples(task: protocol.Task) -> bool:
-  """Returns whether a task makes text."""
-  return type(task).sample is not protocol.Task.sample
 
 
 def _entry(epoch: int, text: str) -> str:
@@ -408,58 +387,39 @@ def _read(path: pathlib.Path, first: str) -> Iterator[tuple[int, str]]:
 class Records:
   """The records of one seed. Use as a context manager.
 
+  Every process has them and calls them alike; the first one alone writes.
+
   Args:
-    directory: of the seed.
-    dataset: the name of the data set.
-    seed: for the terminal.
-    num_epochs: epochs at most.
-    steps_per_epoch: steps of one.
-    batch_size: examples of a step.
-    metrics: that an epoch has, the loss first.
+    experiment: what `prepare` returned.
+    seed: which of its seeds.
     done: how many epochs an earlier process did.
 
   Raises:
     RunFileError: a file is not what was written there.
   """
 
-  def __init__(
-      self,
-      directory: pathlib.Path,
-      dataset: str,
-      seed: int,
-      num_epochs: int,
-      steps_per_epoch: int,
-      batch_size: int,
-      metrics: Sequence[protocol.Metric],
-      done: int,
-  ):
-    self._directory, self._dataset = directory, dataset
-    self._metrics = metrics
-    self._num_epochs, self._steps = num_epochs, steps_per_epoch
-    self._num_examples = steps_per_epoch * batch_size
-    self._label = f'seed {seed}'
+  def __init__(self, experiment: experiments.Experiment, seed: int, done: int):
+    self._task, self._label = experiment.task, f'seed {seed}'
+    self._directory = experiment.workdir / self._label.replace(' ', '_')
+    self._num_epochs = experiment.config.num_epochs
     self._saved = time.monotonic()
     self._stack = contextlib.ExitStack()
-    processes.from_first(lambda: self._open(done))
+    processes.from_first(lambda: self._open(done, experiment.steps_per_epoch))
 
-  def _open(self, done: int) -> None:
+  def _open(self, done: int, steps: int) -> None:
+    task, directory = self._task, self._directory
     self._progress = Progress(
         self._label,
-        self._num_epochs * self._steps,
-        self._metrics,
-        done * self._steps,
+        self._num_epochs * steps,
+        protocol.epoch_metrics(task),
+        done * steps,
     )
     self._times = EpochTimes(
-        self._directory / 'seconds.csv',
-        self._dataset,
-        done,
-        self._num_examples,
+        directory / 'seconds.csv', task.dataset, done, steps * task.batch_size
     )
-    self._samples = Samples(
-        self._directory / 'samples.txt', self._dataset, done
-    )
+    self._samples = Samples(directory / 'samples.txt', task.dataset, done)
     self._events = self._stack.enter_context(
-        Events(self._directory, self._dataset, done + 1)
+        Events(directory, task.dataset, done + 1)
     )
 
   def __enter__(self) -> 'Records':
@@ -474,9 +434,8 @@ class Records:
     Args:
       lesson: which one of the `Generator`; the step is compiled for each.
     """
-    if processes.is_first():
-      if self._times.start(lesson):
-        self._progress.compiling()
+    if processes.is_first() and self._times.start(lesson):
+      self._progress.compiling()
 
   def update(self, step: int) -> None:
     """Tells that `step` steps are done since the start of training."""
@@ -488,16 +447,13 @@ class Records:
     if processes.is_first():
       self._times.lap(name)
 
-  def sample(self, epoch: int, make: Callable[[], str]) -> None:
-    """Writes a sample of the model as it is after an epoch.
-
-    Args:
-      epoch: which one.
-      make: returns the sample; the first process alone calls it.
-    """
+  def sample(
+      self, epoch: int, parameters: tuple[Any, Any], key: jax.Array
+  ) -> None:
+    """Writes a sample of the model after an epoch; see `make_samples`."""
 
     def write():
-      text = make()
+      text = make_samples(self._task, parameters, key, epoch)
       self._samples.write(epoch, text)
       self._events.write_text(epoch, 'sample', text)
 
@@ -536,7 +492,7 @@ class Records:
   def write_metrics(self, history: Sequence[files.Row]) -> None:
     """Writes metrics.csv."""
     path = self._directory / 'metrics.csv'
-    files.write_csv(path, self._dataset, history)
+    files.write_csv(path, self._task.dataset, history)
 
   def close(self, text: str) -> None:
     """Ends the progress with a last message."""

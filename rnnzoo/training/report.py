@@ -15,8 +15,6 @@ from rnnzoo.tasks import protocol
 from rnnzoo.training import files
 from rnnzoo.training import run_directory
 
-# The figure of a run: its curves. It names its data set.
-
 
 def plot_curves(
     path: pathlib.Path,
@@ -56,7 +54,7 @@ def plot_curves(
   figure.savefig(path, dpi=120)
 
 
-# What result.json holds, and report.json does not.
+# In result.json, and not in report.json.
 _IN_RESULTS_ALONE = ('config', 'data', 'history')
 
 
@@ -151,10 +149,8 @@ def summary(
 def _mean_and_std(values: Sequence[float | None]) -> dict[str, float | None]:
   if None in values:
     return {'mean': None, 'std': None}
-  return {
-      'mean': float(np.mean(np.array(values))),
-      'std': float(np.std(np.array(values))),
-  }
+  array = np.array(values, np.float64)
+  return {'mean': float(np.mean(array)), 'std': float(np.std(array))}
 
 
 def main_result(
@@ -220,26 +216,22 @@ def write_report(
     more: the task's own files.
   """
   title = f'{report["experiment"]}, {report["dataset"]}'
-  histories = {
-      f'seed {result["seed"]}': result['history'] for result in results
-  }
-  quantities = ['loss', *(m.name for m in metrics if not m.at_test)]
-  drawn = {
-      'curves.png': lambda path, title: plot_curves(
-          path, title, histories, list(dict.fromkeys(quantities))
-      ),
-      **more,
-  }
   texts = {
       'report.json': files.json_text(report),
       'report.txt': format_report(report, metrics),
   }
-  paths = {name: directory / name for name in (*drawn, *texts)}
+  paths = {n: directory / n for n in ('curves.png', *more, *texts)}
   if all(path.exists() for path in paths.values()) and all(
       paths[name].read_bytes() == text.encode() for name, text in texts.items()
   ):
     return
-  for name, draw in drawn.items():
+  histories = {f'seed {one["seed"]}': one['history'] for one in results}
+  quantities = ['loss', *(m.name for m in metrics if not m.at_test)]
+  with files.naming(paths['curves.png']):
+    plot_curves(
+        paths['curves.png'], title, histories, list(dict.fromkeys(quantities))
+    )
+  for name, draw in more.items():
     with files.naming(paths[name]):
       draw(paths[name], title)
   for name, text in texts.items():

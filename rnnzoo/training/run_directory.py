@@ -4,12 +4,11 @@ It belongs to one config, which config.json holds, and to one process at a time,
 which holds a lock on it.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 import contextlib
 import datetime
 import fcntl
 import json
-import math
 import os
 import pathlib
 import platform
@@ -22,11 +21,10 @@ import flax
 import jax
 import ml_collections
 
-from rnnzoo.tasks import fields
 from rnnzoo.training import checkpointing
-from rnnzoo.training import data_summaries
 from rnnzoo.training import files
 from rnnzoo.training import processes
+from rnnzoo.training import run_data
 
 # Where data are found or kept, and how many devices share the work, says
 # nothing about the result.
@@ -85,7 +83,6 @@ _REMEDIES: Mapping[str, str] = types.MappingProxyType(
 # does that when the process ends, in whatever way.
 _LOCKS: dict[pathlib.Path, TextIO] = {}
 
-
 # The line in a lock; its beginning where the disk was full.
 _HOLDER = re.compile(r'process \d+ on [^\n]*\n?')
 
@@ -99,36 +96,29 @@ _NOT_IN_PATHS = re.compile(r'[*?\[\\]|:/')
 
 def open_or_create(
     config: ml_collections.ConfigDict,
-    dataset: str,
+    data: run_data.Data,
     workdir: str,
     name: str,
     prefix: str = '',
-    data_digest: str = '',
-    data_summary: Callable[[], Mapping[str, list[str]]] = dict,
-    described: Mapping[str, Any] | None = None,
     mode: str = 'train',
 ) -> pathlib.Path:
   """Returns the run directory, locked, with its first files written.
 
   Args:
     config: the resolved config.
-    dataset: the name of the data set that was really read.
+    data: the data here. Parameters belong to the data that they were trained
+      on: a run with checkpoints keeps task.json, and goes on only where the
+      data differ by no more than rounding on another machine.
     workdir: the directory; '' for a new one, `runs/<prefix>-<time>`. Such a
       name is never an old run's: to resume is to name the directory.
-    name: of the experiment.
-    prefix: of a new directory's name; '' for the experiment's name.
-    data_digest: of the data. If those of the run had another one, a line warns;
-      it may come from rounding on another machine, so the run goes on where
-      the summaries are alike.
-    data_summary: returns summaries of the arrays by name.
-    described: what `Task.describe` returned, for task.json. Parameters belong
-      to the data that they were trained on: a run with checkpoints keeps it.
+    name: the name of the experiment.
+    prefix: begins a new directory's name; '' for the experiment's name.
     mode: why it is opened, see `check_same`.
 
   Raises:
     ValueError: the directory is in use, holds a run with another config or on
-      other data, or does not say which run it holds; its path cannot hold
-      checkpoints; or JSON cannot hold what the task described.
+      other data, or does not say which run it holds; or its path cannot hold
+      checkpoints.
     OSError: the directory cannot be made or written to.
   """
   _check_path(files.expand(workdir or pathlib.Path('runs') / (prefix or name)))
@@ -137,8 +127,8 @@ def open_or_create(
   else:
     path = _new_directory(prefix or name)
   _lock(path)
-  described, content = as_described(described), as_json(config)
-  mine = {'config': _digest(content), 'data': data_digest}
+  content = as_json(config)
+  mine = {'config': _digest(content), 'data': data.digest}
   if mode != 'train':
     read(path)  # All of it must be there, since nothing is written.
   try:
@@ -147,18 +137,11 @@ def open_or_create(
   except (FileNotFoundError, files.RunFileError) as error:
     _check_free(path, mine, error)
   else:
-    check_same(path, config, dataset, mode)
+    check_same(path, config, data.dataset, mode)
     own = [flatten(x).get(n) for n in _OF_TEST_DATA for x in (there, content)]
+    has_own_tests = own[::2] != own[1::2]
     try:
-      check_data(
-          path,
-          run,
-          described,
-          data_digest,
-          data_summary,
-          goes_on=mode == 'train',
-          has_own_tests=own[::2] != own[1::2],
-      )
+      check_data(path, run, data, mode == 'train', has_own_tests)
       return path
     except files.RunFileError as error:
       if any(_owners(path)):
@@ -166,16 +149,27 @@ def open_or_create(
     except ValueError:
       if mode != 'train' or any(_owners(path)):
         raise
+  _write(path, name, content, data)
+  return path
+
+
+def _write(
+    path: pathlib.Path,
+    name: str,
+    config: Mapping[str, Any],
+    data: run_data.Data,
+) -> None:
+  """Writes the first files of a run."""
   # Where a config is, the directory is complete: it goes first and comes last.
   (path / 'config.json').unlink(missing_ok=True)
-  contents = {'task.json': described, 'config.json': content}
-  if described is None:
+  contents = {'task.json': data.described, 'config.json': config}
+  if data.described is None:
     del contents['task.json']
   run = {
       'experiment': name,
-      'dataset': dataset,
-      'data_digest': data_digest,
-      'data_summary': data_summary(),
+      'dataset': data.dataset,
+      'data_digest': data.digest,
+      'data_summary': data.summary(),
       'files': {name: files.digest(tree) for name, tree in contents.items()},
       'python': platform.python_version(),
       'jax': jax.__version__,
@@ -185,7 +179,6 @@ def open_or_create(
   files.write_json(path / 'run.json', files.signed(run))
   for name_of_file, tree in contents.items():
     files.write_json(path / name_of_file, tree)
-  return path
 
 
 def _check_free(
@@ -194,9 +187,9 @@ def _check_free(
   """Raises an error unless the files of a run may be written, anew or again.
 
   Args:
-    path: of the run directory.
-    mine: what its checkpoints must name, if there are any.
-    error: what is wrong with the files.
+    path: the run directory.
+    mine: the digests that its checkpoints must name, if there are any.
+    error: the fault of its files.
   """
   run_path = path / 'run.json'
   lacks = [n for n in ('run.json', 'config.json') if not (path / n).exists()]
@@ -263,10 +256,10 @@ def check_same(
     dataset: str | None = None,
     mode: str = 'train',
 ) -> None:
-  """Raises ValueError if a run has another config, or was on other data.
+  """Raises ValueError if a run has another config, or another data set.
 
   Args:
-    path: of the run directory.
+    path: the run directory.
     config: the resolved config.
     dataset: the name of the data set; None not to compare it.
     mode: why they are compared: 'train', 'evaluate', 'predict' or 'sample'.
@@ -284,7 +277,7 @@ def check_same(
   ignored = set(NOT_COMPARED)
   if mode == 'evaluate':
     ignored.update(of_tests(config.task))
-  if text := _differences(there, here, ignored):
+  if text := files.differences(there, here, ignored):
     raise ValueError(
         f'--workdir={path} holds a run with another config ({text});'
         f' {_REMEDIES[mode].format(path)}'
@@ -294,88 +287,30 @@ def check_same(
 def check_data(
     path: pathlib.Path,
     run: Mapping[str, Any],
-    described: Mapping[str, Any] | None,
-    data_digest: str,
-    data_summary: Callable[[], Mapping[str, list[str]]],
+    data: run_data.Data,
     goes_on: bool = False,
     has_own_tests: bool = False,
 ) -> None:
-  """Raises ValueError if a run was on other data; other bits get a warning.
+  """Raises an error if a run was on other data than these; see `run_data`.
 
   Args:
-    path: of the run directory.
+    path: the run directory.
     run: what run.json holds.
-    described: what the task describes here, as `as_described` returns it.
-    data_digest: of the data here.
-    data_summary: returns summaries of the arrays here by name.
-    goes_on: whether the run is to be trained on. Else other numbers, too, get a
-      warning.
+    data: the data here.
+    goes_on: whether the run is to be trained on.
     has_own_tests: whether data that are tests alone may be others.
 
   Raises:
-    ValueError: the task describes them otherwise, or numbers differ by more
-      than rounding; the message says where.
+    ValueError: the data are others; the message says where.
     RunFileError: task.json is not what was written there.
   """
-  there, here = _leaves(None), _leaves(described)
+  described = None
   if 'task.json' in run['files']:
-    there = _leaves(_read_listed(path, run, 'task.json'))
-  # Another machine may sum in another order.
-  alike = [
-      name
-      for name, value in here.items()
-      if isinstance(value, float)
-      and isinstance(there.get(name), float)
-      and math.isclose(there[name], value, rel_tol=1e-12, abs_tol=1e-15)
-  ]
-  text, others = _differences(there, here, alike), []
-  is_same = run['data_digest'] == data_digest
-  if not text and not is_same:
-    numbers = data_summary()
-    others = data_summaries.differences(
-        run.get('data_summary', numbers), numbers
-    )
-    if has_own_tests:
-      trained_on = ("['train']", "['validation']")
-      others = [name for name in others if name.startswith(trained_on)]
-  other = f'other numbers in {", ".join(others[:3])}' if others else ''
+    described = _read_listed(path, run, 'task.json')
+  summary = lambda: run.get('data_summary', {})
+  there = run_data.Data(run['dataset'], described, run['data_digest'], summary)
   whose = f'{path} holds a run on {run["dataset"]!r}'
-  if text or (goes_on and other):
-    raise ValueError(
-        f'{whose} with other data ({text or other}); put back the data that it'
-        ' was trained on, or pass another --workdir'
-    )
-  if other:
-    print(f'WARNING: {whose} with other data ({other})', flush=True)
-  elif not is_same and not has_own_tests:
-    print(
-        f'WARNING: {whose} as it was; the data here are not the same in every'
-        ' bit',
-        flush=True,
-    )
-
-
-def _differences(
-    there: Mapping[str, Any],
-    here: Mapping[str, Any],
-    ignored: Collection[str] = (),
-) -> str:
-  """Returns where values differ; '' for nowhere."""
-  found = [
-      f'{key}: {fields.shorten(there.get(key))} there,'
-      f' {fields.shorten(here.get(key))} here'
-      for key in sorted(there.keys() | here.keys())
-      if key not in ignored and there.get(key) != here.get(key)
-  ]
-  if len(found) > 3:
-    found[3:] = [f'and {len(found) - 3} more']
-  return '; '.join(found)
-
-
-def _leaves(tree: Any) -> dict[str, Any]:
-  """Returns what a tree of JSON holds by path, as "['mean'][0]"."""
-  leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda x: not x)
-  return {jax.tree_util.keystr(path): leaf for path, leaf in leaves}
+  run_data.check(there, data, whose, goes_on, has_own_tests)
 
 
 def of_tests(task: str) -> tuple[str, ...]:
@@ -430,19 +365,6 @@ def as_json(config: ml_collections.ConfigDict) -> dict[str, Any]:
     raise ValueError(
         'a config holds what JSON can: numbers, strings, True, False, None,'
         f' lists and sections; this one has something else ({error})'
-    ) from error
-
-
-def as_described(
-    described: Mapping[str, Any] | None,
-) -> dict[str, Any] | None:
-  """Returns what a task described as it is after a round trip."""
-  try:
-    return json.loads(json.dumps(described, allow_nan=False))
-  except (TypeError, ValueError, RecursionError) as error:
-    raise ValueError(
-        'Task.describe must return what JSON holds: finite numbers, strings,'
-        f' True, False, None, lists and dicts; this one has more ({error})'
     ) from error
 
 

@@ -36,7 +36,7 @@ class SeedState:
     stopper: the state of early stopping, which also knows the best value.
     history: one row of numbers an epoch.
     stopped: why training has ended, '' while it goes on.
-    diverged: whether that was a loss that is not finite.
+    diverged: whether it has ended by a loss that is not finite.
     num_devices: how many devices did the last epoch.
   """
 
@@ -52,15 +52,11 @@ class SeedState:
 
   def save(self, checkpoints: checkpointing.Checkpoints) -> None:
     """Writes the checkpoint of the last epoch."""
-    checkpoints.save(
-        len(self.history),
-        (self.state, self.plateau),
-        self.best,
-        self._progress(),
-    )
+    arrays = self.state, self.plateau
+    checkpoints.save(len(self.history), arrays, self.best, self._progress())
 
   def _progress(self) -> dict[str, Any]:
-    """Returns what is no array, by the name of its field."""
+    """Returns all but arrays, by the name of its field."""
     return {
         'best_epoch': self.best_epoch,
         'history': self.history,
@@ -89,8 +85,7 @@ class SeedState:
           ' start'
       )
     self.stopper = self.stopper.replace(**progress.pop('stopper'))
-    for name, value in progress.items():
-      setattr(self, name, value)
+    vars(self).update(progress)
     return True
 
   def conclude(
@@ -150,7 +145,7 @@ def begin(experiment: experiments.Experiment, key: jax.Array) -> SeedState:
 
   Args:
     experiment: what `prepare` returned.
-    key: of the parameters.
+    key: the key of the parameters.
   """
   state, rule = experiment.program.init(key), experiment.plateau
   return SeedState(

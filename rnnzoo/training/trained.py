@@ -24,6 +24,7 @@ from rnnzoo.training import files
 from rnnzoo.training import metrics as metrics_lib
 from rnnzoo.training import processes
 from rnnzoo.training import report
+from rnnzoo.training import run_data
 from rnnzoo.training import run_directory
 from rnnzoo.training import step
 
@@ -304,11 +305,7 @@ def _read(
         f'the run in {path} was on {run["dataset"]!r}, but the data here are'
         f' {task.dataset!r}'
     )
-  described = run_directory.as_described(task.describe())
-  digest = experiments.data_digest(task)
-  run_directory.check_data(
-      path, run, described, digest, lambda: experiments.data_summary(task)
-  )
+  run_directory.check_data(path, run, run_data.of_task(task))
   return task
 
 

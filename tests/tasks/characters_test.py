@@ -15,7 +15,7 @@ import pytest
 
 from rnnzoo import training
 from rnnzoo.tasks.text import characters
-from rnnzoo.training import experiment
+from rnnzoo.training import run_data
 
 # configs/ is never installed.
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
@@ -69,7 +69,9 @@ class CharactersTest(parameterized.TestCase):
     tokens = task.splits['train'].source['tokens']
     for text in ('abcdefg\n', 'abcdegf\n'):  # The same up to validation.
       self.path.write_text(10 * text + 30 * 'abcdefg\n')
-      digests.append(experiment.data_digest(characters.Characters(self.config)))
+      digests.append(
+          run_data.of_task(characters.Characters(self.config)).digest
+      )
     self.assertNotEqual(*digests)
     self.assertLen(tokens, 40 * 8 - 2 * 16)
 

@@ -8,6 +8,7 @@ import ml_collections
 
 from rnnzoo.training import files
 from rnnzoo.training import report as report_lib
+from rnnzoo.training import run_data
 from rnnzoo.training import run_directory
 
 
@@ -28,7 +29,9 @@ def write(
     history: the epochs of all seeds.
   """
   config = ml_collections.ConfigDict({'task': 'sign', 'name': str(directory)})
-  run_directory.open_or_create(config, dataset, str(directory), experiment)
+  run_directory.open_or_create(
+      config, run_data.Data(dataset), str(directory), experiment
+  )
   results = []
   for seed, test in enumerate(tests):
     result = {

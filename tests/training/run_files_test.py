@@ -31,9 +31,9 @@ from tensorboardX.proto import event_pb2
 from rnnzoo import tasks
 from rnnzoo import training
 from rnnzoo.training import checkpointing
-from rnnzoo.training import experiment as experiments
 from rnnzoo.training import files
 from rnnzoo.training import report
+from rnnzoo.training import run_data
 from rnnzoo.training import run_directory
 from rnnzoo.training import seed_state
 from tests.testing import made_up_task
@@ -97,6 +97,9 @@ def killed_after(count: int):
   return write_some
 
 
+MADE_UP = run_data.Data('made up')
+
+
 class RunFilesTestCase(parameterized.TestCase):
 
   def setUp(self):
@@ -112,15 +115,14 @@ class RunFilesTestCase(parameterized.TestCase):
 
   def open(self, config=None, mode='train', **described):
     """Opens the copy as `prepare` does; fields change what is described."""
-    task = self.experiment.task
+    data = run_data.of_task(self.experiment.task)
+    if described:
+      data = data._replace(described=data.described | described, digest='')
     return run_directory.open_or_create(
         config or self.experiment.config,
-        'made up',
+        data,
         str(self.workdir),
         'sign',
-        data_digest='' if described else experiments.data_digest(task),
-        data_summary=lambda: experiments.data_summary(task),
-        described=task.describe() | described,
         mode=mode,
     )
 
@@ -252,7 +254,7 @@ class CheckpointsTest(RunFilesTestCase):
     denied = PermissionError(errno.EACCES, 'Permission denied')
     elsewhere = {
         '_digest': mock.Mock(side_effect=denied),  # The files themselves.
-        '_from_paths': mock.Mock(side_effect=UnicodeError('ascii')),
+        '_name': mock.Mock(side_effect=UnicodeError('ascii')),
     }
     for name, failing in elsewhere.items():
       with (
@@ -280,7 +282,7 @@ class CheckpointsTest(RunFilesTestCase):
 
   def test_the_version_is_in_the_file(self):
     path = self.whole / 'seed_0/checkpoints/3/manifest.json'
-    self.assertEqual(json.loads(path.read_text())['version'], 2)
+    self.assertEqual(json.loads(path.read_text())['version'], 3)
 
   def test_names_that_no_run_wrote(self):
     self.copy()
@@ -501,12 +503,9 @@ class LostFilesTest(RunFilesTestCase):
       with contextlib.redirect_stdout(io.StringIO()) as out:
         run_directory.open_or_create(
             self.experiment.config,
-            'made up',
+            run_data.of_task(other)._replace(described=task.describe()),
             str(self.workdir),
             'sign',
-            data_digest=experiments.data_digest(other),
-            data_summary=lambda: experiments.data_summary(other),
-            described=task.describe(),
             mode=mode,
         )
       return out.getvalue()
@@ -590,7 +589,7 @@ class RunDirectoryTest(RunFilesTestCase):
 
   def open(self, workdir='', **fields):
     return run_directory.open_or_create(
-        config(**fields), 'made up', str(workdir), 'sign'
+        config(**fields), MADE_UP, str(workdir), 'sign'
     )
 
   def test_names_of_one_second(self):
@@ -700,9 +699,7 @@ class RunDirectoryTest(RunFilesTestCase):
       del section[last]
       section[last] = f'not {value}'
       with self.subTest(name), self.assertRaisesRegex(ValueError, name):
-        run_directory.open_or_create(
-            other, 'made up', str(self.workdir), 'sign'
-        )
+        run_directory.open_or_create(other, MADE_UP, str(self.workdir), 'sign')
 
   @pytest.mark.slow
   def test_one_process_at_a_time(self):

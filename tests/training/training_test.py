@@ -31,6 +31,7 @@ from rnnzoo.training import loop
 from rnnzoo.training import optimization
 from rnnzoo.training import records
 from rnnzoo.training import report as report_lib
+from rnnzoo.training import run_data
 from rnnzoo.training import run_directory
 from rnnzoo.training import seed_state
 from rnnzoo.training import step as step_lib
@@ -742,9 +743,12 @@ class TrainAndEvaluateTest(parameterized.TestCase):
       self.assertIn('not the same in every bit', prepare())
 
   def test_another_data_set_is_refused(self):
-    run_directory.open_or_create(self.config, 'A', str(self.workdir), 'x')
+    data = run_data.Data('A')
+    run_directory.open_or_create(self.config, data, str(self.workdir), 'x')
     with self.assertRaisesRegex(ValueError, "dataset: 'A' there, 'B' here"):
-      run_directory.open_or_create(self.config, 'B', str(self.workdir), 'x')
+      run_directory.open_or_create(
+          self.config, run_data.Data('B'), str(self.workdir), 'x'
+      )
 
   def test_a_test_may_have_fields_of_its_own(self):
     def open_as(config, mode, digest='a', **numbers):
@@ -752,11 +756,13 @@ class TrainAndEvaluateTest(parameterized.TestCase):
       with contextlib.redirect_stdout(io.StringIO()) as out:
         run_directory.open_or_create(
             config,
-            'A',
+            run_data.Data(
+                'A',
+                digest=digest,
+                summary=lambda: {"['train'][0]['x']": ['0']} | arrays,
+            ),
             str(self.workdir),
             'x',
-            data_digest=digest,
-            data_summary=lambda: {"['train'][0]['x']": ['0']} | arrays,
             mode=mode,
         )
       return out.getvalue()
