@@ -13,9 +13,7 @@ Dimensions: B batch, T time, I features of x, F features of h.
 """
 
 import functools
-import json
 import os
-import pathlib
 import statistics
 import time
 
@@ -28,6 +26,7 @@ import numpy as np
 
 import rnnzoo
 from rnnzoo.benchmark import program
+from rnnzoo.benchmark import report
 from rnnzoo.benchmark import timing
 
 # Name: ((batch, time, in_features, features), repeats).
@@ -235,6 +234,7 @@ def main(argv: list[str]) -> int:
       **timing.environment(),
       'rows': [],
   }
+  sizes = 'batch', 'time', 'in_features', 'features'
   for name in _SHAPES.value:
     shape, repeats = SHAPES[name]
     by_name, given = programs(shape)
@@ -250,24 +250,24 @@ def main(argv: list[str]) -> int:
     ):
       row = {
           'shape': name,
-          'sizes': dict(zip('BTIF', shape, strict=True)),
+          **dict(zip(sizes, shape, strict=True)),
           'program': way,
-          'processor_ms': statistics.median(measured),
+          'ms': statistics.median(measured),
+          'error': disagreement(output, outputs[-1]),
+          'status': 'ok',
           'least_ms': min(measured),
           'samples': len(measured),
           'first_call_processor_s': seconds,
-          'disagreement': disagreement(output, outputs[-1]),
       }
       result['rows'].append(row)
       print(
-          f'{name:12} {way:40} {row["processor_ms"]:9.2f} ms, first call'
-          f' {seconds:6.1f} s, differs by {row["disagreement"]:.1e}',
+          f'{name:12} {way:40} {row["ms"]:9.2f} ms, first call'
+          f' {seconds:6.1f} s, differs by {row["error"]:.1e}',
           flush=True,
       )
-  path = pathlib.Path(_OUTPUT.value)
-  path.write_text(json.dumps(result, indent=2) + '\n', encoding='utf-8')
-  print(path)
-  return int(any(row['disagreement'] > TOLERANCE for row in result['rows']))
+  report.write(result, _OUTPUT.value)
+  print(_OUTPUT.value)
+  return int(any(row['error'] > TOLERANCE for row in result['rows']))
 
 
 if __name__ == '__main__':

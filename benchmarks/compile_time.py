@@ -7,10 +7,8 @@ compiled in a process of its own; programs take turns. `cpu_s` is the time of
 all threads, which other programs disturb least.
 """
 
-import datetime
 import json
 import os
-import pathlib
 import re
 import subprocess
 import sys
@@ -26,12 +24,13 @@ import numpy as np
 
 import rnnzoo
 from rnnzoo.benchmark import program as program_lib
+from rnnzoo.benchmark import report
+from rnnzoo.benchmark import timing
 
 BATCH, TIME, FEATURES = 16, 200, 64
 FLAX = ('LSTMCell', 'OptimizedLSTMCell', 'GRUCell', 'SimpleCell')
 
 _OUTPUT = flags.DEFINE_string('output', None, 'The JSON file to write.')
-_COMMIT = flags.DEFINE_string('commit', '', 'The commit that is measured.')
 _REPEATS = flags.DEFINE_integer(
     'repeats', 5, 'Processes for each program.', lower_bound=1
 )
@@ -84,11 +83,10 @@ def measure(program: str) -> dict[str, Any]:
   compiled, wall, cpu = compile_gradient(program)
   memory = compiled.memory_analysis().temp_size_in_bytes
   return {
-      'wall_s': wall,
+      'mib': memory / 2**20,
+      'compile_s': wall,
       'cpu_s': cpu,
-      'temp_bytes': memory,
-      'jax': jax.__version__,
-      'device': jax.devices()[0].device_kind,
+      'status': 'ok',
       **count(compiled),
   }
 
@@ -111,27 +109,24 @@ def main(argv) -> None:
           command, env=environment, capture_output=True, text=True, check=True
       )
       runs[program].append(json.loads(done.stdout.splitlines()[-1]))
+  sizes = {'batch': BATCH, 'time': TIME}
+  sizes |= {'in_features': FEATURES, 'features': FEATURES}
   rows = []
   for program, results in runs.items():
     best = {
         key: min(result[key] for result in results)
-        for key in ('wall_s', 'cpu_s')
+        for key in ('compile_s', 'cpu_s')
     }
-    rows.append({'program': program} | results[0] | best)
+    rows.append(sizes | {'program': program} | results[0] | best)
     print(rows[-1], flush=True)
   if _OUTPUT.value:
     result = {
         'command': 'python benchmarks/compile_time.py',
-        'cores': len(os.sched_getaffinity(0)),
-        'date': datetime.datetime.now(datetime.UTC).date().isoformat(),
-        'commit': _COMMIT.value,
+        **timing.environment(),
         'repeats': _REPEATS.value,
-        'sizes': [BATCH, TIME, FEATURES, FEATURES],
         'rows': rows,
     }
-    pathlib.Path(_OUTPUT.value).write_text(
-        json.dumps(result, indent=2) + '\n', encoding='utf-8'
-    )
+    report.write(result, _OUTPUT.value)
 
 
 if __name__ == '__main__':

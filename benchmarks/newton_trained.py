@@ -10,7 +10,6 @@ file.
 """
 
 import dataclasses
-import datetime
 import json
 import pathlib
 
@@ -24,9 +23,10 @@ import numpy as np
 import rnnzoo
 from rnnzoo import training
 from rnnzoo.benchmark import program
+from rnnzoo.benchmark import report
+from rnnzoo.benchmark import timing
 
 _OUTPUT = flags.DEFINE_string('output', None, 'The JSON file to write.')
-_COMMIT = flags.DEFINE_string('commit', '', 'The commit that is measured.')
 
 # (steps, dtype, whether the weights are trained)
 CASES = [
@@ -63,45 +63,36 @@ def verify(layer, images, dtype: str) -> dict[str, object]:
 def main(argv) -> None:
   """Verifies the layers of the runs that are named."""
   program.writable(_OUTPUT.value)
-  rows = []
+  rows: list[dict] = []
   for directory in argv[1:]:
     run = training.load(directory)
     images = run.task.splits['test']['inputs'][:36] / np.float32(255)
     images = images.reshape(1, -1, images.shape[-1])
     fresh = run.task.build_model(nnx.Rngs(0))
-    report = (pathlib.Path(directory) / 'report.json').read_text('utf-8')
-    accuracy = json.loads(report)['test']['accuracy']['mean']
+    text = (pathlib.Path(directory) / 'report.json').read_text('utf-8')
+    accuracy = json.loads(text)['test']['accuracy']['mean']
     layers = [model.backbone.layers[0] for model in (fresh, run.model)]
-    cases = []
     for steps, dtype, trained in CASES:
       found = verify(layers[trained], images[:, :steps], dtype)
-      cases.append(
-          {'steps': steps, 'dtype': dtype, 'trained': trained, **found}
+      rows.append(
+          {
+              'layer': type(layers[0]).__name__,
+              'time': steps,
+              'features': layers[0].out_features,
+              'dtype': dtype,
+              'program': 'associative_scan',
+              'status': 'ok',
+              'epochs': run.config.num_epochs,
+              'test_accuracy': accuracy,
+              'trained': trained,
+              **found,
+          }
       )
-      print(type(layers[0]).__name__, cases[-1], flush=True)
-    rows.append(
-        {
-            'layer': type(layers[0]).__name__,
-            'epochs': run.config.num_epochs,
-            'features': layers[0].out_features,
-            'test_accuracy': accuracy,
-            'cases': cases,
-        }
-    )
+      print(rows[-1], flush=True)
     if _OUTPUT.value:
-      write(rows)
-
-
-def write(rows) -> None:
-  """Writes the rows so far."""
-  result = {
-      'jax': jax.__version__,
-      'date': datetime.datetime.now(datetime.UTC).date().isoformat(),
-      'commit': _COMMIT.value,
-      'rows': rows,
-  }
-  path = pathlib.Path(_OUTPUT.value)
-  path.write_text(json.dumps(result, indent=1) + '\n', encoding='utf-8')
+      result = {'command': 'python benchmarks/newton_trained.py'}
+      result |= timing.environment() | {'rows': rows}
+      report.write(result, _OUTPUT.value)
 
 
 if __name__ == '__main__':

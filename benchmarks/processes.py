@@ -15,17 +15,16 @@ of the gradients. Then all parameters have to be bitwise those of a run in which
 nobody slept.
 """
 
-import dataclasses
 import datetime
 import functools
 import hashlib
 import json
 import os
-import pathlib
 import socket
 import subprocess
 import sys
 import time
+from typing import Any
 
 from absl import app
 from absl import flags
@@ -36,9 +35,10 @@ import numpy as np
 from rnnzoo.benchmark import cases
 from rnnzoo.benchmark import devices
 from rnnzoo.benchmark import program as program_lib
+from rnnzoo.benchmark import report
+from rnnzoo.benchmark import timing
 
 _OUTPUT = flags.DEFINE_string('output', None, 'The JSON file to write.')
-_COMMIT = flags.DEFINE_string('commit', '', 'The commit that is measured.')
 _STACKS = flags.DEFINE_list('stacks', list(devices.STACKS), 'Stacks by name.')
 _PROCESSES = flags.DEFINE_integer(
     'processes', 2, 'How many processes.', lower_bound=1
@@ -89,8 +89,8 @@ def digest(parameters) -> str:
   return sums.hexdigest()
 
 
-def measure(stack: str) -> dict[str, object]:
-  """Returns the row of a stack."""
+def measure(stack: str) -> list[dict[str, Any]]:
+  """Returns the rows of a stack: alone, and together."""
   own = case(stack)
   step, parameters = devices.training_step(own)
   shape = own.shape
@@ -118,26 +118,28 @@ def measure(stack: str) -> dict[str, object]:
       for _ in range(_SAMPLES.value)
   ]
   median = lambda name: float(np.median([row[name] for row in samples]))
-  row = {
-      'stack': stack,
-      'shape': dataclasses.asdict(shape),
-      'dtype': own.dtype,
-      'processes': jax.process_count(),
-      'steps': _STEPS.value,
-      'alone_ms': 1e3 * median('alone'),
-      'together_ms': 1e3 * median('together'),
-      'weak_scaling': median('alone') / median('together'),
-  }
+  alone, together = (
+      own.row(name, devices.STEP)
+      | {
+          'processes': jax.process_count(),
+          'steps': _STEPS.value,
+          'ms': 1e3 * median(name),
+      }
+      for name in calls
+  )
+  together['weak_scaling'] = alone['ms'] / together['ms']
   if _LATE.value:
     punctual, _ = calls['together'](_STEPS.value)
     last = jax.process_index() == jax.process_count() - 1
     late, seconds = calls['together'](
         _STEPS.value, _LATE.value if last else 0.0
     )
-    row['late_s'] = _LATE.value
-    row['seconds_with_late'] = _STEPS.value * seconds
-    row['same_bits'] = digest(punctual) == digest(late)
-  return row
+    together |= {
+        'late_s': _LATE.value,
+        'seconds_with_late': _STEPS.value * seconds,
+        'same_bits': digest(punctual) == digest(late),
+    }
+  return [alone, together]
 
 
 def work() -> None:
@@ -146,10 +148,10 @@ def work() -> None:
       _ADDRESS.value, _PROCESSES.value, _PROCESS_ID.value
   )
   for stack in _STACKS.value:
-    row = measure(stack)
-    if jax.process_index() == 0 or not row.get('same_bits', True):
-      row['device'] = jax.devices()[0].device_kind
-      print(json.dumps(row), flush=True)
+    for row in measure(stack):
+      if jax.process_index() == 0 or not row.get('same_bits', True):
+        row['device'] = jax.devices()[0].device_kind
+        print(json.dumps(row), flush=True)
   multihost_utils.sync_global_devices('end')
 
 
@@ -183,15 +185,18 @@ def main(argv) -> None:
   if any(codes):
     sys.exit(f'processes ended with {codes}')
   if _OUTPUT.value:
+    device = {'kind': rows[0]['device'], 'count': _PROCESSES.value}
     result = {
-        'jax': jax.__version__,
-        'date': datetime.datetime.now(datetime.UTC).date().isoformat(),
-        'commit': _COMMIT.value,
+        'command': 'python benchmarks/processes.py',
+        # This process leaves the devices to the others.
+        'date': datetime.datetime.now(datetime.UTC).isoformat('T', 'seconds'),
+        'commit': timing.commit(),
+        'device': device,
+        'versions': {'jax': jax.__version__},
         'xla_flags': os.environ.get('XLA_FLAGS', ''),
         'rows': rows,
     }
-    path = pathlib.Path(_OUTPUT.value)
-    path.write_text(json.dumps(result, indent=2) + '\n', encoding='utf-8')
+    report.write(result, _OUTPUT.value)
 
 
 if __name__ == '__main__':

@@ -102,7 +102,7 @@ class Case:
   """A layer at a shape, to be computed by some implementations.
 
   Attributes:
-    layer: a name in `rnnzoo.LAYERS` or `problems.VARIANTS`, 'linear_scan', or
+    layer: a name that `problems.layer_class` knows, 'linear_scan', or
       'projection', which is the matrix product of MinGRU's projection alone.
     projection: 'with' for a layer on x, 'without' for a cell on input gates.
     implementations: to be compared with the reference and with each other.

@@ -14,7 +14,6 @@ from the whole batch, before anything is timed.
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent import futures
 import dataclasses
-import functools
 from typing import Any
 
 from flax import nnx
@@ -25,17 +24,12 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 import numpy as np
 
-import rnnzoo
 from rnnzoo.benchmark import cases
 from rnnzoo.benchmark import measurement
+from rnnzoo.benchmark import problems
 from rnnzoo.benchmark import timing
 
-# Layers, and how many are stacked.
-STACKS: Mapping[str, tuple[str, int]] = {
-    '2 x LSTM': ('LSTM', 2),
-    '4 x GRU': ('GRU', 4),
-    '4 x MinGRU': ('MinGRU', 4),
-}
+STACKS = ('2 x LSTM', '4 x GRU', '4 x MinGRU')
 
 # The rows of a case: the device alone, and the kinds of the mesh's axis.
 ONE = 'one device'
@@ -188,19 +182,14 @@ def _measure(prepared: _Prepared, timer, watchdog) -> list[dict[str, Any]]:
 
 def training_step(case: cases.Case) -> tuple[Callable[..., Any], Any]:
   """Returns a function (parameters, x) -> new parameters, and parameters."""
-  name, depth = STACKS[case.layer]
   shape = case.shape
-  stack = rnnzoo.Stack(
-      functools.partial(
-          rnnzoo.LAYERS[name],
-          dtype=jnp.dtype(case.dtype),
-          param_dtype=jnp.dtype(case.param_dtype),
-          **shape.options,
-      ),
+  stack = problems.layer_class(case.layer)(
       shape.in_features,
       shape.features,
-      num_layers=depth,
+      dtype=jnp.dtype(case.dtype),
+      param_dtype=jnp.dtype(case.param_dtype),
       rngs=nnx.Rngs(0),
+      **shape.options,
   )
   graphdef, parameters = nnx.split(stack)
 

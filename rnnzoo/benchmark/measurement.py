@@ -17,6 +17,7 @@ import importlib
 import itertools
 import multiprocessing
 import os
+import re
 import sys
 import threading
 import time
@@ -26,6 +27,7 @@ from typing import Any, NamedTuple
 import jax
 from jax import export
 
+from rnnzoo.benchmark import baselines
 from rnnzoo.benchmark import cases
 from rnnzoo.benchmark import checks
 from rnnzoo.benchmark import problems
@@ -146,7 +148,7 @@ class Prepared:
 
   def lower(self, way: Way, quick: bool) -> Callable[[], timing.Program]:
     """Returns the program's compilation, as `timing.lower` does."""
-    if way.implementation in problems.NAMES:
+    if way.implementation in baselines.NAMES:
       return Here(problems.abstract(self.case)).lower(way, quick)
     found = self.programs[way]
     if isinstance(found, Exception):
@@ -188,7 +190,7 @@ def prepare(case: cases.Case, ways: list[Way], note: Note) -> Prepared:
   problem = problems.abstract(case)
   programs: dict[Way, Any] = {}
   for way in ways:
-    if way.implementation in problems.NAMES:
+    if way.implementation in baselines.NAMES:
       continue
     try:
       programs[way] = _lower(problem, way)
@@ -253,7 +255,7 @@ _ROUND = 24
 _CALLS = 3
 
 # Implementations that are no kernels of ours.
-_LOOPS = ('scan', *problems.NAMES)
+_LOOPS = ('scan', *baselines.NAMES)
 
 
 @dataclasses.dataclass(eq=False)
@@ -481,6 +483,8 @@ class _Session:
           run.program = run.compiling.result()
           run.row |= {'compile_s': run.program.compile_s, **run.program.memory}
           run.row['compiled_together'] = self.threads
+          if group.case.layer.endswith(problems.STEP):
+            run.row |= kernels_of_loop(run.program)
         run.compiling = None
 
   def _finish(self, group: _Group) -> list[Row]:
@@ -494,6 +498,28 @@ class _Session:
         if self.timer.repeats and right:
           _time(problem, right, self.timer, self.watchdog)
     return [run.row for run in group.runs]
+
+
+# Instructions of XLA that are no kernel.
+_FREE = ('bitcast', 'constant', 'get-tuple-element', 'parameter', 'tuple')
+
+
+def kernels_of_loop(program: timing.Program) -> Row:
+  """Counts the kernels in the body of a program's first loop.
+
+  Returns:
+    `kernels`, how many there are, and `kinds`, how many of each kind: fusions,
+    products, calls and copies.
+  """
+  compiled: Any = program.call
+  text = compiled.as_text()
+  found = re.search(r'while\(.*body=(%[\w.\-]+)', text)
+  if found is None:
+    return {'kernels': 0, 'kinds': {}}
+  body = text.partition(f'\n{found[1]} (')[2].partition('\n}')[0]
+  names = re.findall(r'= .*? ([a-z\-]+)\(', body)
+  kinds = collections.Counter(name for name in names if name not in _FREE)
+  return {'kernels': kinds.total(), 'kinds': dict(kinds)}
 
 
 def _timed(case: cases.Case) -> list[Way]:
@@ -510,7 +536,7 @@ def _references(case: cases.Case) -> list[Way]:
   """Returns the reference; and the yardstick of errors, if there is one."""
   scan = 'scan', case.directions[-1]
   found = [Way(*scan, exact=True)]
-  if case.drawn and not set(case.implementations) <= set(problems.NAMES):
+  if case.drawn and not set(case.implementations) <= set(baselines.NAMES):
     found.append(Way(*scan))
   return found
 

@@ -28,6 +28,7 @@ from rnnzoo.benchmark import cases
 from rnnzoo.benchmark import measurement
 from rnnzoo.benchmark import peers_jax
 from rnnzoo.benchmark import peers_torch
+from rnnzoo.benchmark import problems
 from rnnzoo.benchmark import suites
 from rnnzoo.benchmark import timing
 
@@ -118,7 +119,7 @@ def _serve(work: Work, pipe: Any) -> None:
 
 
 OURS = 'rnnzoo'
-LAYERS = ('LSTM', 'GRU', 'MinGRU')
+LAYERS = ('LSTM', 'GRU', 'MinGRU', 'Elman')
 
 # Larger relative errors are mistakes, or digits that a program lost. A GPU
 # multiplies float32 in TF32 by default.
@@ -160,19 +161,28 @@ def _jax(package, module, layers, make) -> Peer:
   return Peer(package, module, layers, program)
 
 
-def _torch(package, module, layers, make) -> Peer:
-  program = functools.partial(peers_torch.program, make)
+def _torch(package, module, layers, make, **options) -> Peer:
+  program = functools.partial(peers_torch.program, make, **options)
   return Peer(package, module, layers, program)
 
 
-_BOTH, _LINEAR = LAYERS[:2], LAYERS[2:]
+_BOTH, _LINEAR = LAYERS[:2], LAYERS[2:3]
+_THREE = (*_BOTH, 'Elman')
+# Layers of cuDNN, some above each other.
+CUDNN = (*_BOTH, '2 x LSTM', '4 x LSTM', '4 x GRU')
 PEERS: Mapping[str, Peer] = {
     OURS: _jax(OURS, OURS, LAYERS, peers_jax.zoo),
-    'flax.nnx': _jax('flax', 'flax', _BOTH, peers_jax.flax_nnx),
+    'flax.nnx': _jax('flax', 'flax', _THREE, peers_jax.flax_nnx),
+    'flax.nnx.LSTMCell': _jax(
+        'flax', 'flax', _BOTH[:1], peers_jax.flax_lstm_cell
+    ),
     'flax.linen': _jax('flax', 'flax', _BOTH, peers_jax.flax_linen),
     'haiku': _jax('dm-haiku', 'haiku', _BOTH[:1], peers_jax.haiku),
     'keras': _jax('keras', 'keras', _BOTH, peers_jax.keras),
-    'torch': _torch('torch', 'torch', _BOTH, peers_torch.eager),
+    'torch': _torch('torch', 'torch', _THREE, peers_torch.eager),
+    'cudnn': _torch(
+        'torch', 'torch', CUDNN, peers_torch.cudnn, time_major=True
+    ),
     'torch, compiled': _torch('torch', 'torch', _BOTH, peers_torch.compiled),
     'torchrl': _torch('torchrl', 'torchrl', _BOTH, peers_torch.torchrl),
     'flashrnn': _torch('flashrnn', 'flashrnn', _BOTH, peers_torch.flashrnn),
@@ -288,24 +298,31 @@ def _problem(case) -> tuple[rnnzoo.RecurrentLayer, tuple[Any, ...]]:
     options = {'candidate': 'positive', 'use_bias': False}
   elif shape.num_heads > 1:
     options = {'num_heads': shape.num_heads}
-  make: Any = rnnzoo.LAYERS[case.layer]
+  make = problems.layer_class(case.layer)
   layer = make(shape.in_features, shape.features, rngs=nnx.Rngs(0), **options)
-  layer.dtype = jnp.dtype(case.dtype)
   # Programs start from numbers that the dtype has.
   fits = lambda a: np.asarray(jnp.asarray(a, case.dtype), np.float32)
   draw = lambda *size: rng.standard_normal(size)
-  if layer.bias is not None:
-    layer.bias[...] += 0.1 * draw(*layer.bias.shape)
+  for level in levels(layer):
+    level.dtype = jnp.dtype(case.dtype)
+    if level.bias is not None:
+      level.bias[...] += 0.1 * draw(*level.bias.shape)
   nnx.update(layer, jax.tree.map(fits, nnx.state(layer)))
   lead = shape.batch, shape.time
   arrays = draw(*lead, shape.in_features), draw(*lead, shape.features)
   return layer, tuple(map(fits, arrays))
 
 
+def levels(layer: Any) -> Sequence[Any]:
+  """Returns the layers of a stack, or the layer alone."""
+  return getattr(layer, 'layers', [layer])
+
+
 def _exact(ours, arrays, backward: bool) -> np.ndarray:
   """Returns y or the gradient by x, by 'scan' in float64."""
   layer = nnx.clone(ours)
-  layer.implementation, layer.dtype = 'scan', None
+  for level in levels(layer):
+    level.implementation, level.dtype = 'scan', None
   with jax.enable_x64(True):
     call, _ = peers_jax.program(
         peers_jax.zoo, layer, arrays, 'float64', backward
@@ -342,6 +359,7 @@ def _suite() -> suites.Suite:
       'heads_of_one': cases.heads(256, 1, time=256),
   }
   names = [name for name, peer in PEERS.items() if peer.installed]
+  names = [name for name in names if name != 'cudnn']  # It has a suite.
   return suites.Suite(
       layers=LAYERS,
       shapes=shapes,

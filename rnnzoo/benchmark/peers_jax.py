@@ -67,8 +67,17 @@ def zoo(ours: rnnzoo.RecurrentLayer) -> Parts:
 
 def flax_nnx(ours: rnnzoo.RecurrentLayer) -> Parts:
   """nnx.RNN of the cell with the fewest matrix products."""
-  makes = {'LSTM': nnx.OptimizedLSTMCell, 'GRU': nnx.GRUCell}
-  make: Any = makes[type(ours).__name__]
+  makes: Any = {'LSTM': nnx.OptimizedLSTMCell, 'GRU': nnx.GRUCell}
+  makes['Elman'] = nnx.SimpleCell
+  return _nnx(makes[type(ours).__name__], ours)
+
+
+def flax_lstm_cell(ours: rnnzoo.RecurrentLayer) -> Parts:
+  """nnx.RNN of the cell with a matrix product for each gate."""
+  return _nnx(nnx.LSTMCell, ours)
+
+
+def _nnx(make: Any, ours: rnnzoo.RecurrentLayer) -> Parts:
   cell = make(ours.in_features, ours.out_features, rngs=nnx.Rngs(0))
   convert.to_flax(ours, cell)
   rnn = nnx.RNN(cell)

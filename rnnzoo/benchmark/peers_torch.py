@@ -69,6 +69,8 @@ def program(
     arrays: tuple[np.ndarray, np.ndarray],
     dtype: str,
     backward: bool,
+    *,
+    time_major: bool = False,
 ) -> tuple[Callable[[], Any], dict[str, Any]]:
   """Returns a call and fields of a row, as `peers_jax.program` does.
 
@@ -81,6 +83,7 @@ def program(
     arrays: x and weights of the sum.
     dtype: of the computation.
     backward: whether to return gradients.
+    time_major: whether steps come first in memory; axes stay as they are.
   """
   # FlashRNN, when imported, asks where CUDA's compiler is, even for its Triton
   # kernels, which do without; torch looks for it once.
@@ -94,6 +97,8 @@ def program(
   torch.set_num_threads(len(os.sched_getaffinity(0)))
   function, params = make(ours, options)
   x, w = (torch.tensor(a, **options) for a in arrays)
+  if time_major:
+    x, w = (a.transpose(0, 1).contiguous().transpose(0, 1) for a in (x, w))
   x.requires_grad_(backward)
 
   def call():
@@ -117,11 +122,32 @@ def eager(ours: rnnzoo.RecurrentLayer, options: dict[str, Any]) -> Parts:
   """torch.nn.LSTM or GRU: cuDNN on a GPU."""
   import torch
 
-  make = getattr(torch.nn, type(ours).__name__)
-  module = make(ours.in_features, ours.out_features, batch_first=True)
-  _load(module, ours)
+  module = _module(torch, ours, batch_first=True)
   module.to(**options)
   return lambda x: module(x)[0], [*module.parameters()]
+
+
+def cudnn(ours: Any, options: dict[str, Any]) -> Parts:
+  """The same with steps first in memory, as is best for cuDNN."""
+  import torch
+
+  if options['device'] != 'cuda':
+    raise NotImplementedError('cuDNN needs a GPU.')
+  module = _module(torch, ours)
+  module.to(**options)
+  run = lambda x: module(x.transpose(0, 1))[0].transpose(0, 1)
+  return run, [*module.parameters()]
+
+
+def _module(torch: Any, ours: Any, **options: Any) -> Any:
+  """Returns torch's module of a layer or a stack, with its weights."""
+  layers = getattr(ours, 'layers', [ours])
+  name = type(layers[0]).__name__
+  make = getattr(torch.nn, {'Elman': 'RNN'}.get(name, name))
+  sizes = layers[0].in_features, layers[0].out_features
+  module = make(*sizes, num_layers=len(layers), **options)
+  _load(module, ours)
+  return module
 
 
 def compiled(ours: rnnzoo.RecurrentLayer, options: dict[str, Any]) -> Parts:
@@ -303,7 +329,7 @@ def _device(torch: Any) -> str:
   return 'cuda'
 
 
-def _load(module: Any, ours: rnnzoo.RecurrentLayer) -> None:
+def _load(module: Any, ours: Any) -> None:
   import torch
 
   weights = convert.to_torch(ours)

@@ -8,8 +8,7 @@ that the function is given.
 from collections.abc import Callable, Mapping
 import dataclasses
 import functools
-import json
-import pathlib
+import re
 from typing import Any
 
 from flax import nnx
@@ -18,6 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import rnnzoo
+from rnnzoo import convert
+from rnnzoo.benchmark import baselines
 from rnnzoo.benchmark import cases
 from rnnzoo.engines import call as call_lib
 from rnnzoo.engines import paths
@@ -106,81 +107,36 @@ def _relative_error(
   return _compiled(error, *both)
 
 
-# Baselines of the suite 'dense': other LSTMs, and published times.
-#
-# They are an LSTM written by hand for `lax.scan`, JAX's own binding of cuDNN's
-# LSTM, and times of the public programs FlashRNN and torch (with cuDNN) on an
-# H100 or H200.
-
-
-# Steps of the hand-written loop that are unrolled, by implementation's name.
-LAX_SCANS: Mapping[str, int] = {'lax_scan': 1, 'lax_scan_8': 8}
-
-CUDNN = 'cudnn'
-
-NAMES = (*LAX_SCANS, CUDNN)
-
-# Milliseconds forward and forward+backward, batch 16 x time 1024, by heads x
-# head dim. FlashRNN (Pöppel et al., 2025) is its fused CUDA kernel, bfloat16,
-# without the input projection; cuDNN is torch's LSTM, float16, with it.
-PUBLISHED: Mapping[str, Mapping[str, tuple[float, float]]] = json.loads(
-    pathlib.Path(__file__).with_name('published_ms.json').read_text()
-)
-
-
-def lax_scan(unroll: int, arrays: Any) -> jax.Array:
-  """An LSTM on given gates: `lax.scan`, and autodiff backward.
-
-  h is kept in the gates' dtype, c in float32.
-  """
-  x_gates, kernel = arrays['x_gates'], arrays['kernel']
-  batch, time, gates, features = x_gates.shape
-  _, heads, size, _ = kernel.shape
-  packed = jnp.moveaxis(kernel, 0, 2).reshape(heads, size, gates * size)
-  xs = x_gates.reshape(batch, time, gates, heads, size)
-  xs = xs.transpose(1, 0, 3, 2, 4).reshape(time, batch, heads, gates * size)
-
-  def step(carry, x):
-    h, c = carry
-    sums = x + jnp.einsum('bnd,nde->bne', h, packed)
-    i, f, g, o = jnp.split(sums.astype(jnp.float32), gates, axis=-1)
-    c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
-    h = (jax.nn.sigmoid(o) * jnp.tanh(c)).astype(x.dtype)
-    return (h, c), h
-
-  h, c = (each.reshape(batch, heads, size) for each in arrays['carry'])
-  _, h = jax.lax.scan(step, (h.astype(xs.dtype), c), xs, unroll=unroll)
-  return jnp.swapaxes(h, 0, 1).reshape(batch, time, features)
-
-
-def cudnn(arrays: Any) -> jax.Array:
-  """The LSTM of cuDNN on x, with the state of an `rnnzoo.LSTM` of one head."""
-  x, state = arrays['x'], arrays['state']
-  if jax.default_backend() != 'gpu' or x.dtype != jnp.float32:
-    raise NotImplementedError("JAX's cuDNN LSTM needs a GPU and float32.")
-  from jax.experimental import rnn  # Warns where there is no GPU.
-
-  kernel, recurrent, bias = (
-      state[name][...] for name in ('kernel', 'recurrent_kernel', 'bias')
-  )
-  _, in_features, features = kernel.shape
-  # [gates, to, from], then two biases, which are added.
-  flat = [jnp.swapaxes(w, 1, 2).ravel() for w in (kernel, recurrent[:, 0])]
-  weights = jnp.concatenate([*flat, bias.ravel(), jnp.zeros(bias.size)])
-  batch, time, _ = x.shape
-  zero = jnp.zeros((1, batch, features), jnp.float32)
-  lengths = jnp.full((batch,), time, jnp.int32)
-  y, *_ = rnn.lstm(
-      x, zero, zero, weights, lengths, in_features, features, 1, 0.0, False
-  )
-  return y
-
-
 # Maps arrays to results.
 Run = Callable[[Any], Any]
 
 # Maps seed, shape and dtype to normal numbers.
 Draw = Callable[[int, tuple[int, ...], str], jax.Array]
+
+# Paths with settings, by the names that results have for them.
+PATHS: Mapping[str, Any] = {
+    "Scan(keep='gates')": rnnzoo.Scan(keep='gates'),
+    "Scan(keep='carries')": rnnzoo.Scan(keep='carries'),
+    "Scan(keep='carries', chunk=16)": rnnzoo.Scan(keep='carries', chunk=16),
+    "Scan(keep='carries', chunk=4000)": rnnzoo.Scan(keep='carries', chunk=4000),
+    "Pallas(keep='gates')": rnnzoo.Pallas(keep='gates'),
+    "Pallas(keep='carries')": rnnzoo.Pallas(keep='carries'),
+    'in turn': rnnzoo.Pallas(wavefront=False),
+    'at once': rnnzoo.Pallas(),
+}
+
+# The end of the name of a layer that takes one step after the other.
+STEP = ' step'
+
+INNER_STEPS = (1, 2, 4, 8, 16)
+
+# Shares of the steps that reset, by the name of a linear recurrence.
+RESETS = {
+    f'linear_scan_{x}%_resets': float(x) / 100 for x in ('0.1', '3', '30')
+}
+
+# Factors of random input gates: of small ones a cell forgets little.
+_INPUTS = {'IndRNN_tanh_small': 0.01, 'IndRNN_relu_small': 0.01}
 
 # A-GRU's default γ is chaotic over hundreds of steps: rounding errors then grow
 # without bound, and no two correct results agree. The default scale of
@@ -188,12 +144,30 @@ Draw = Callable[[int, tuple[int, ...], str], jax.Array]
 _OPTIONS: Mapping[str, Mapping[str, Any]] = {
     'AGRU': {'gamma': 2.0},
     'IRevRNN': {'inner_scale': 1e-2},
-    'IRevRNN_8_inner_steps': {'inner_scale': 1e-2, 'inner_steps': 8},
+    **{
+        f'IRevRNN_{n}_inner_steps': {'inner_scale': 1e-2, 'inner_steps': n}
+        for n in INNER_STEPS
+    },
+    'IndRNN_tanh': {'activation': 'tanh'},
+    'IndRNN_tanh_small': {'activation': 'tanh'},
 }
 
-# Layers by other names. Between the passes nothing of the inner steps is kept,
-# so memory should not grow with their number.
-VARIANTS = {'IRevRNN_8_inner_steps': rnnzoo.IRevRNN}
+# Between the passes nothing of the inner steps is kept, so memory should not
+# grow with their number.
+VARIANTS = ('IRevRNN_8_inner_steps',)
+
+
+def layer_class(name: str) -> Any:
+  """Returns what makes the layer of a case, by its name in results.
+
+  Args:
+    name: a layer's, maybe with its options after _, as IRevRNN_8_inner_steps;
+      or a stack of them, as '4 x LSTM'.
+  """
+  if found := re.fullmatch(r'(\d+) x (.+)', name):
+    make = layer_class(found[2])
+    return functools.partial(rnnzoo.Stack, make, num_layers=int(found[1]))
+  return rnnzoo.LAYERS[name.split('_')[0]]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -249,7 +223,11 @@ def abstract(case: cases.Case) -> Problem:
 
 def _build(case: cases.Case, normal: Draw) -> Problem:
   of_layer = _on_input if case.projection == 'with' else _on_gates
-  others = {'linear_scan': _linear_scan, 'projection': _projection}
+  if case.layer.startswith('linear_scan'):
+    of_layer = _linear_scan
+  if case.layer.endswith(STEP):
+    of_layer = _steps
+  others = {'projection': _projection, 'ScannedRNN': _scanned}
   return others.get(case.layer, of_layer)(case, normal)
 
 
@@ -281,12 +259,13 @@ def _make_layer(case: cases.Case, **options) -> Any:
   """Returns the case's layer; that of a check on x learns its carry."""
   shape = case.shape
   learns = case.checked and case.projection == 'with'
-  layer: Any = VARIANTS.get(case.layer) or rnnzoo.LAYERS[case.layer]
+  layer = layer_class(case.layer)
   if cases.BOTH in case.options:
     layer = functools.partial(rnnzoo.Bidirectional, layer)
   options |= {**_OPTIONS.get(case.layer, {}), **shape.options}
-  sizes = shape.in_features, shape.features
-  return layer(*sizes, rngs=nnx.Rngs(0), learn_initial_carry=learns, **options)
+  if learns:
+    options['learn_initial_carry'] = True
+  return layer(shape.in_features, shape.features, rngs=nnx.Rngs(0), **options)
 
 
 def _flags(case: cases.Case, rng) -> dict[str, Any]:
@@ -320,9 +299,10 @@ def _on_input(case: cases.Case, normal: Draw) -> Problem:
   layer = _create(case, rng)
 
   def make(implementation, dtype):
-    if implementation == CUDNN:
-      return cudnn
-    options = {'dtype': jnp.dtype(dtype), 'implementation': implementation}
+    if implementation == baselines.CUDNN:
+      return baselines.cudnn
+    path = PATHS.get(implementation, implementation)
+    options = {'dtype': jnp.dtype(dtype), 'implementation': path}
     new = nnx.eval_shape(lambda: _make_layer(case, **options))
     merge: Any = functools.partial(nnx.merge, nnx.graphdef(new))
     return lambda arrays: merge(arrays['state'])(
@@ -359,7 +339,7 @@ def _on_gates(case: cases.Case, normal: Draw) -> Problem:
   by_feature = lambda v: v if v.ndim else jnp.broadcast_to(v, shape.features)
   kernel = layer._recurrent_kernel(case.dtype)
   arrays: dict[str, Any] = {
-      'x_gates': normal(0, size, case.dtype),
+      'x_gates': _INPUTS.get(case.layer, 1) * normal(0, size, case.dtype),
       'kernel': kernel,
       'params': {k: by_feature(v[...]) for k, v in layer.cell_params.items()},
   }
@@ -388,9 +368,9 @@ def _on_gates(case: cases.Case, normal: Draw) -> Problem:
 
 def _make_unroll(case, cell, flags, implementation, dtype) -> Run:
   """Returns a function that unrolls a cell, as a layer does."""
-  if implementation in LAX_SCANS:
-    unroll = LAX_SCANS[implementation]
-    return functools.partial(lax_scan, unroll)
+  if implementation in baselines.LAX_SCANS:
+    unroll = baselines.LAX_SCANS[implementation]
+    return functools.partial(baselines.lax_scan, unroll)
 
   call = call_lib.Call(reverse=cases.REVERSE in case.options, out_dtype=dtype)
 
@@ -418,10 +398,16 @@ def _linear_scan(case: cases.Case, normal: Draw) -> Problem:
   shape, dtype = case.shape, case.dtype
   size = (shape.batch, shape.time, shape.features)
   a, b = jax.nn.sigmoid(normal(0, size, dtype)), normal(1, size, dtype)
+  share = RESETS.get(case.layer)
+  reset = share and np.random.default_rng(0).random(size[:2]) < share
 
   def make(implementation, unused_dtype):
-    scan = functools.partial(rnnzoo.linear_scan, implementation=implementation)
-    return lambda arrays: scan(arrays['a'], arrays['b'])
+    return lambda arrays: rnnzoo.linear_scan(
+        arrays['a'],
+        arrays['b'],
+        reset=None if reset is None else jnp.asarray(reset),
+        implementation=implementation,
+    )
 
   traffic = 3 * b.nbytes, 8 * b.nbytes
   arguments = {'a': a, 'b': b}, normal(2, size, dtype)
@@ -436,3 +422,91 @@ def _projection(case: cases.Case, normal: Draw) -> Problem:
   arrays = {'x': x, 'kernel': normal(1, (shape.in_features, wide), dtype)}
   make = lambda *_: lambda arrays: jnp.dot(arrays['x'], arrays['kernel'])
   return Problem(case, (arrays, normal(2, (rows, wide), dtype)), make)
+
+
+def _scanned(case: cases.Case, normal: Draw) -> Problem:
+  """A GRU by `rnnzoo.ScannedRNN`: time-major, 3 % of the steps reset."""
+  shape = case.shape
+  lead = shape.time, shape.batch
+  reset = np.random.default_rng(0).random(lead) < 0.03
+  sizes = shape.in_features, shape.features
+  make_layer = lambda **options: rnnzoo.ScannedRNN(
+      *sizes, rngs=nnx.Rngs(0), **options
+  )
+  state = nnx.to_pure_dict(nnx.state(make_layer()))['layer']
+  arrays = {
+      'x': normal(0, (*lead, shape.in_features), 'float32'),
+      'state': _rounded(state, case.dtype),
+  }
+
+  def make(implementation, dtype):
+    resets = jnp.asarray(reset)
+    if implementation == baselines.FLAX:
+      return lambda arrays: baselines.flax_scanned(arrays, resets)
+    options = {'dtype': jnp.dtype(dtype), 'implementation': implementation}
+    make_gru = functools.partial(rnnzoo.GRU, **options)
+    new = nnx.eval_shape(lambda: make_layer(layer=make_gru))
+    merge: Any = functools.partial(nnx.merge, nnx.graphdef(new))
+
+    def run(arrays):
+      h = jnp.zeros((shape.batch, shape.features), jnp.float32)
+      rnn = merge({'layer': arrays['state']})
+      return rnn(h, (arrays['x'], resets))[1]
+
+    return run
+
+  weights = normal(1, (*lead, shape.features), 'float32')
+  return Problem(case, (arrays, weights), make)
+
+
+def _steps(case: cases.Case, normal: Draw) -> Problem:
+  """Steps of a stack in a loop: y of a step is x of the next one."""
+  shape, dtype = case.shape, jnp.dtype(case.dtype)
+  sizes = shape.in_features, shape.features
+  new_stack = layer_class(case.layer.removesuffix(STEP))
+  make_stack = lambda **options: new_stack(*sizes, rngs=nnx.Rngs(0), **options)
+  stack = make_stack()
+  cells = []
+  for layer in stack.layers:
+    make_cell: Any = baselines.FLAX_CELLS[type(layer).__name__]
+    own = layer.in_features, shape.features
+    cells.append(make_cell(*own, dtype=dtype, rngs=nnx.Rngs(0)))
+    convert.to_flax(layer, cells[-1])
+  flax = baselines.FlaxCells(cells, dtype)
+  # A cell counts its random numbers, which are no parameters.
+  parts: Any = nnx.split(flax, nnx.Param, ...)
+  flax_graph, flax_state, rest = parts
+  arrays = {
+      'x': normal(0, (shape.batch, shape.in_features), case.dtype),
+      'state': nnx.to_pure_dict(nnx.state(stack)),
+      'flax': nnx.to_pure_dict(flax_state),
+      'flax_carry': flax.initial_carry((shape.batch,)),
+  }
+
+  def make(implementation, dtype):
+    by_flax = implementation == baselines.FLAX
+    new = nnx.eval_shape(lambda: make_stack(dtype=jnp.dtype(dtype)))
+    graph: Any = flax_graph if by_flax else nnx.graphdef(new)
+
+    def loop(arrays):
+      own = (arrays['flax'], rest) if by_flax else (arrays['state'],)
+      model = nnx.merge(graph, *own, copy=True)
+      graphdef, state = nnx.split(model)
+
+      def body(past):
+        count, carry, x = past
+        model = nnx.merge(graphdef, state, copy=True)
+        carry, x = model.step(carry, x)
+        return count + 1, carry, x
+
+      carry = arrays['flax_carry']
+      if not by_flax:
+        carry = model.initial_carry((shape.batch,))
+      start = np.int32(0), carry, arrays['x']
+      more = lambda past: past[0] < shape.time
+      return jax.lax.while_loop(more, body, start)[2]
+
+    return loop
+
+  weights = normal(1, (shape.batch, shape.features), case.dtype)
+  return Problem(case, (arrays, weights), make)

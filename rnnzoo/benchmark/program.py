@@ -40,13 +40,13 @@ from absl import flags
 from absl import logging
 import jax
 
+from rnnzoo.benchmark import baselines
 from rnnzoo.benchmark import cases as cases_lib
 from rnnzoo.benchmark import figures
 from rnnzoo.benchmark import measurement
 from rnnzoo.benchmark import newton
 from rnnzoo.benchmark import peers
 from rnnzoo.benchmark import peers_torch
-from rnnzoo.benchmark import problems
 from rnnzoo.benchmark import report
 from rnnzoo.benchmark import suites
 from rnnzoo.benchmark import sweeps
@@ -240,7 +240,10 @@ def main(unused_argv: list[str]) -> int:
     writable(output)
   except app.UsageError as error:
     _give_up(error)
-  if _SUITE.value == 'peers':  # Other processes and torch need memory too.
+  if _SUITE.value in (
+      'peers',
+      'cudnn',
+  ):  # Other processes and torch need memory too.
     os.environ.setdefault('XLA_PYTHON_CLIENT_PREALLOCATE', 'false')
   start = time.monotonic()
   repeats = 0 if _CHECK_ONLY.value else _REPEATS.value
@@ -347,7 +350,7 @@ def _new_result(repeats: int) -> dict[str, Any]:
       'copy': copy(repeats, torch_copy(repeats)) if repeats else None,
   }
   if _SUITE.value == 'dense':
-    result['published_ms'] = problems.PUBLISHED
+    result['published_ms'] = baselines.PUBLISHED
   return {**result, 'rows': []}
 
 

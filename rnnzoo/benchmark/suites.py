@@ -4,8 +4,12 @@
 product R h: memory bandwidth is their limit, the time to read the input gates
 and to write h. 'dense' has cells with a product R h in every step: their limit
 is the latency of a step, times T. 'devices' has training steps of stacks on
-one device and on all. 'newton' has cells that are not linear, by an iteration
-that is parallel in time and step by step.
+one device and on all, 'time_devices' linear recurrences with time over devices.
+'newton' has cells that are not linear, by an iteration that is parallel in time
+and step by step; 'newton_long' long sequences of them. 'stacks' has layers of a
+stack in turn and at the same time, 'memory' what paths keep for a gradient,
+'resets' linear recurrences with resets, 'rollouts' `ScannedRNN`, and 'steps'
+single steps in a loop, both beside flax.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,11 +17,14 @@ import dataclasses
 from typing import Any, TypeAlias
 
 import rnnzoo
+from rnnzoo.benchmark import baselines
 from rnnzoo.benchmark import cases
 from rnnzoo.benchmark import devices
 from rnnzoo.benchmark import measurement
+from rnnzoo.benchmark import memory
 from rnnzoo.benchmark import newton
 from rnnzoo.benchmark import problems
+from rnnzoo.benchmark import time_devices
 from rnnzoo.benchmark import timing
 from rnnzoo.engines import selection
 
@@ -33,7 +40,6 @@ _BOTH = DTYPES[:2]
 
 _ALL = tuple(rnnzoo.LAYERS)
 _DENSE = ('LSTM', 'GRU', 'SLSTM', 'Elman', 'AntisymmetricRNN', 'AGRU')
-_WITH_HEADS = (*_DENSE, '2 x LSTM', '4 x GRU')
 _LINEAR = ('linear_scan', 'MinGRU', 'MinLSTM', 'IndRNN', 'IRevRNN')
 _MINGRU = ('MinGRU', 'projection')
 
@@ -61,10 +67,13 @@ class Entry:
 
 def _runs(implementation: str, case: cases.Case) -> bool:
   """Returns whether it can be tried: a baseline has one kind of LSTM only."""
-  if implementation not in problems.NAMES:
+  if implementation not in baselines.NAMES:
     return True
+  if implementation == baselines.FLAX:
+    steps = case.layer.endswith(problems.STEP)
+    return steps or (case.layer, case.dtype) == ('ScannedRNN', F32)
   kind = case.layer, case.projection
-  if implementation in problems.LAX_SCANS:
+  if implementation in baselines.LAX_SCANS:
     return kind == ('LSTM', _GATES)
   return (*kind, case.shape.num_heads, case.dtype) == ('LSTM', _LAYER, 1, F32)
 
@@ -110,7 +119,8 @@ class Suite:
         if (name in entry.shapes if entry.shapes else name not in named)
         and (dtypes or dtype in entry.dtypes)
         for layer in entry.layers
-        if layer in layers and (shape.num_heads == 1 or layer in _WITH_HEADS)
+        if layer in layers
+        and (shape.num_heads == 1 or layer.split(' x ')[-1] in _DENSE)
     ]
     for name, shape, dtype, entry, layer, param_dtype in rows:
       case = cases.Case(
@@ -185,7 +195,7 @@ def _dense() -> Suite:
       ],
       timer=timing.Timer(),
       default_shapes=(*whole, *batches, *mnist),
-      implementations=('pallas', 'scan', *problems.NAMES),
+      implementations=('pallas', 'scan', *baselines.NAMES),
       drawn=True,
       checks=cases.checks('dense'),
   )
@@ -203,7 +213,177 @@ def _steps(shapes: Names, *stacks: str) -> Entry:
   )
 
 
+def _stacks() -> Suite:
+  shapes = {
+      'small': heads(1, 8, batch=2, time=12),
+      '12x64': heads(12, 64),
+      '32x512x128': Shape(32, 512, 128, 128),
+      '64x784x28x128': Shape(64, 784, 28, 128),
+      '16x2048x256': Shape(16, 2048, 256, 256),
+      '16x1024x512': Shape(16, 1024, 512, 512),
+  }
+  layers = ('2 x LSTM', '4 x LSTM', '4 x GRU')
+  two = ('64x784x28x128', '16x2048x256', '16x1024x512')
+  return Suite(
+      layers=layers,
+      shapes=shapes,
+      entries=[
+          Entry(['12x64'], layers[1:], _LAYER, (BF16,)),
+          Entry(['32x512x128'], layers[:2], _LAYER, (BF16,)),
+          Entry(two, layers[:1], _LAYER, (BF16,)),
+          Entry(None, layers, _LAYER, (BF16,)),
+      ],
+      timer=timing.Timer(),
+      default_shapes=tuple(shapes)[1:],
+      implementations=('in turn', 'at once', 'scan'),
+  )
+
+
+def _memory() -> Suite:
+  inner = tuple(f'IRevRNN_{n}_inner_steps' for n in problems.INNER_STEPS)
+  # The cases of irevrnn's public code, where each sample has 10 features.
+  published = {
+      '2 x IRevRNN': Shape(32, 100, 10, 64),
+      '3 x IRevRNN': Shape(64, 200, 10, 128),
+      '4 x IRevRNN': Shape(128, 500, 10, 256),
+  }
+  kernels = {
+      'LSTM': ('1x768', heads(1, 768)),
+      'GRU': ('12x64', heads(12, 64)),
+      'IndRNN': ('512', Shape(16, 4096, 512, 512)),
+  }
+  scans = [name for name in problems.PATHS if name.startswith('Scan')]
+  keep = [name for name in problems.PATHS if name.startswith('Pallas')]
+  both = cases.DIRECTIONS[1:]
+  entry = lambda shape, layers, ways, dtypes=(F32,): Entry(
+      [shape], layers, _LAYER, dtypes, ways, directions=both
+  )
+  shapes = {
+      'small': _SMALL,
+      '4000_steps': Shape(16, 4000, in_features=64, features=128),
+      'inner_steps': Shape(32, 200, in_features=128, features=128),
+      **published,
+      **dict(kernels.values()),
+      # 256 rows of 768 units run in tiles.
+      '256x256x768': Shape(256, 256, 768, 768),
+  }
+  return Suite(
+      layers=('LSTM', 'GRU', *inner, *published)
+      + ('IndRNN', '4 x LSTM', '4 x GRU', '4 x IndRNN'),
+      shapes=shapes,
+      entries=[
+          entry('small', ('LSTM', *inner, '2 x IRevRNN'), ['scan', *scans]),
+          entry('4000_steps', ('LSTM', 'GRU'), ['scan', *scans]),
+          entry('inner_steps', inner, ['scan', 'associative_scan']),
+          *(entry(name, [name], ['scan']) for name in published),
+          *(
+              entry(shape, [layer], keep, _BOTH)
+              for layer, (shape, _) in kernels.items()
+          ),
+          *(
+              entry(shape, [f'4 x {layer}'], keep, (BF16,))
+              for layer, (shape, _) in kernels.items()
+          ),
+          entry('256x256x768', ['4 x LSTM'], keep, (BF16,)),
+          Entry(None, ('LSTM', 'GRU'), _LAYER, directions=both),
+      ],
+      timer=timing.Timer(max_sets=1),
+      default_shapes=tuple(shapes)[1:],
+      implementations=('scan', 'associative_scan', *scans, *keep),
+      measure=memory.measure,
+  )
+
+
+def _newton_long() -> Suite:
+  size = lambda batch, time, units: Shape(batch, time, units, units)
+  shapes = {
+      'small': _SMALL,
+      '16x100000x1': size(16, 100_000, 1),
+      '16x100000x8': size(16, 100_000, 8),
+      'heads_of_one': heads(256, 1, batch=8, time=4096),
+      'wide': size(1, 65536, 768),
+      'one_row': heads(256, 1, batch=1, time=2048),
+      'eight_rows': heads(256, 1, batch=8, time=2048),
+      **{
+          f'{time}x{batch}x{features}': size(batch, time, features)
+          for batch, features in ((1, 8), (16, 8), (1, 64), (16, 64))
+          for time in (1000, 10_000, 100_000)
+      },
+  }
+  inputs = ('IndRNN_tanh', 'IndRNN_tanh_small', 'IndRNN', 'IndRNN_relu_small')
+  return Suite(
+      layers=('GRU', 'SLSTM', *inputs, 'linear_scan'),
+      shapes=shapes,
+      entries=[
+          Entry(['small'], ('GRU', *inputs, 'linear_scan'), _GATES),
+          Entry(['wide'], (*inputs, 'linear_scan'), _GATES),
+          Entry(['one_row', 'eight_rows'], ['SLSTM'], _GATES),
+          Entry(None, ['GRU'], _GATES),
+      ],
+      timer=timing.Timer(max_sets=1),
+      default_shapes=tuple(shapes)[1:7],
+  )
+
+
+def _acting() -> dict[str, Suite]:
+  scanned, steps = ('ScannedRNN', 'GRU'), ('2 x LSTM step', '2 x GRU step')
+  rollouts = {'small': _SMALL, '128x128x256': Shape(128, 128, 256, 256)}
+  loops = {
+      'small': heads(1, 16, batch=3, time=4),
+      **{f'{batch}x512': Shape(batch, 256, 512, 512) for batch in (1, 1024)},
+  }
+  return {
+      'rollouts': Suite(
+          layers=scanned,
+          shapes=rollouts,
+          entries=[Entry(None, scanned, _LAYER, _BOTH)],
+          timer=timing.Timer(),
+          default_shapes=tuple(rollouts)[1:],
+          implementations=('pallas', 'scan', baselines.FLAX),
+      ),
+      'steps': Suite(
+          layers=steps,
+          shapes=loops,
+          entries=[
+              Entry(None, steps, _LAYER, _BOTH, directions=cases.DIRECTIONS[:1])
+          ],
+          timer=timing.Timer(max_sets=1),
+          default_shapes=tuple(loops)[1:],
+          implementations=('rnnzoo', baselines.FLAX),
+      ),
+  }
+
+
+_RESETS = ('linear_scan', *problems.RESETS)
+
 SUITES: Mapping[str, Suite] = {
+    **_acting(),
+    'stacks': _stacks(),
+    'memory': _memory(),
+    'newton_long': _newton_long(),
+    'resets': Suite(
+        layers=_RESETS,
+        shapes={
+            'small': _SMALL,
+            'longest': Shape(1, 2**20, 1024, 1024),
+            'thin': Shape(16, 1024, in_features=768, features=768),
+        },
+        entries=[Entry(None, _RESETS, _GATES, (BF16,), ('pallas',))],
+        timer=timing.Timer(max_sets=1),
+        default_shapes=('longest', 'thin'),
+    ),
+    'time_devices': Suite(
+        layers=tuple(time_devices.LAYERS),
+        shapes={
+            'small': Shape(1, 64, 8, 8),
+            'longest': Shape(1, 2**20, 1024, 1024),
+        },
+        entries=[Entry(None, tuple(time_devices.LAYERS), _GATES, (BF16,))],
+        timer=timing.Timer(),
+        default_shapes=('longest',),
+        implementations=time_devices.WAYS,
+        measure=time_devices.measure,
+    ),
     'cells': Suite(
         layers=_ALL,
         shapes={

@@ -6,7 +6,8 @@ without copying their inputs from the host. Rows of the path that `None` takes
 say how many times the time of the best path it is, and are marked where it is
 more than 5 % slower. `batches.txt` has the shapes of 'batches': first a middle,
 a large and a small batch of every number of features, so that a part of a run
-covers the range. cuDNN's line is that of benchmarks/cudnn.py.
+covers the range. cuDNN's line is the suite 'cudnn', by torch, with the same
+shapes of one head in float16.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,6 +23,7 @@ import jax.numpy as jnp
 import rnnzoo
 from rnnzoo.benchmark import cases
 from rnnzoo.benchmark import measurement
+from rnnzoo.benchmark import peers
 from rnnzoo.benchmark import suites
 from rnnzoo.benchmark import timing
 from rnnzoo.engines import choice
@@ -126,7 +128,21 @@ def _suites() -> dict[str, suites.Suite]:
       processes=max(1, cores - 2),  # The thread that times needs one.
       pace=timing.Pace(sample=0.01, program=0.05, enough=0.3),
   )
+  one_head = {k: v for k, v in batches.items() if v.num_heads == 1}
+  deep = suites.SUITES['stacks'].shapes
   return {
+      'cudnn': suites.Suite(
+          layers=peers.CUDNN,
+          shapes={**one_head, **deep},
+          entries=[
+              suites.Entry([*deep], peers.CUDNN[2:], 'with', (cases.F16,)),
+              suites.Entry(None, gated, 'with', (cases.F16,)),
+          ],
+          timer=timing.Timer(pace=timer.pace),
+          default_shapes=[*one_head],
+          implementations=('cudnn',),
+          measure=peers.measure,
+      ),
       'batches': suites.Suite(
           layers=gated,
           shapes=batches,

@@ -47,11 +47,11 @@ class CommandLineTest(absltest.TestCase):
       if "DEFINE_string('output'" in ' '.join(text.split()).replace('( ', '('):
         asked.add(path.name)
         with self.subTest(path.name):
-          self.assertIn('command_line.writable(_OUTPUT.value)', text)
+          self.assertIn('.writable(_OUTPUT.value)', text)
           if path.name not in ('collect_runs.py', 'newton_trained.py'):
             # These take directories of runs.
-            self.assertIn('command_line.flags_alone(argv)', text)
-    self.assertContainsSubset({'stacks.py', 'step.py', 'cpu_peers.py'}, asked)
+            self.assertIn('.flags_alone(argv)', text)
+    self.assertContainsSubset({'compile_time.py', 'processes.py'}, asked)
 
 
 if __name__ == '__main__':

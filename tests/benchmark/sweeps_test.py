@@ -1,13 +1,10 @@
 """Suites that ask whether `None` takes the fastest path."""
 
 import contextlib
-import importlib.util
 import io
 import itertools
 import json
 import pathlib
-import subprocess
-import sys
 from unittest import mock
 
 from absl.testing import absltest
@@ -208,20 +205,6 @@ class SweepsTest(absltest.TestCase):
         text,
     )
     self.assertIn("`None` takes `'pallas'` at all of these.", text)
-
-  if importlib.util.find_spec('torch'):
-
-    def test_cudnn(self):
-      path = self.folder() / 'cudnn.json'
-      program = str(pivots.ROOT / 'benchmarks' / 'cudnn.py')
-      arguments = ['--shape=2,3,4,5', '--shape=2,3,4,4,2', f'--output={path}']
-      for _ in range(2):  # Rows that are there are kept.
-        subprocess.run([sys.executable, program, *arguments], check=True)
-        rows = json.loads(path.read_text())['rows']
-        # Two layers in two directions; heads are not cuDNN's.
-        self.assertLen(rows, 4)
-        self.assertEqual({row['shape'] for row in rows}, {'2x3x4x5'})
-        self.assertTrue(all(row['ms'] > 0 for row in rows))
 
   def folder(self):
     path = pathlib.Path(self.create_tempdir().full_path)

@@ -1,0 +1,155 @@
+"""Programs that ours are compared with inside a suite, and published times.
+
+They are an LSTM written by hand for `lax.scan`, JAX's own binding of cuDNN's
+LSTM, flax's cells in loops, and times of the public programs FlashRNN and torch
+(with cuDNN) on an H100 or H200.
+"""
+
+from collections.abc import Mapping, Sequence
+import functools
+import json
+import pathlib
+from typing import Any
+
+from flax import linen
+from flax import nnx
+import jax
+import jax.numpy as jnp
+
+# Steps of the hand-written loop that are unrolled, by implementation's name.
+LAX_SCANS: Mapping[str, int] = {'lax_scan': 1, 'lax_scan_8': 8}
+
+CUDNN = 'cudnn'
+
+FLAX = 'flax'
+
+NAMES = (*LAX_SCANS, CUDNN, FLAX)
+
+# Milliseconds forward and forward+backward, batch 16 x time 1024, by heads x
+# head dim. FlashRNN (Pöppel et al., 2025) is its fused CUDA kernel, bfloat16,
+# without the input projection; cuDNN is torch's LSTM, float16, with it.
+PUBLISHED: Mapping[str, Mapping[str, tuple[float, float]]] = json.loads(
+    pathlib.Path(__file__).with_name('published_ms.json').read_text()
+)
+
+
+def lax_scan(unroll: int, arrays: Any) -> jax.Array:
+  """An LSTM on given gates: `lax.scan`, and autodiff backward.
+
+  h is kept in the gates' dtype, c in float32.
+  """
+  x_gates, kernel = arrays['x_gates'], arrays['kernel']
+  batch, time, gates, features = x_gates.shape
+  _, heads, size, _ = kernel.shape
+  packed = jnp.moveaxis(kernel, 0, 2).reshape(heads, size, gates * size)
+  xs = x_gates.reshape(batch, time, gates, heads, size)
+  xs = xs.transpose(1, 0, 3, 2, 4).reshape(time, batch, heads, gates * size)
+
+  def step(carry, x):
+    h, c = carry
+    sums = x + jnp.einsum('bnd,nde->bne', h, packed)
+    i, f, g, o = jnp.split(sums.astype(jnp.float32), gates, axis=-1)
+    c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
+    h = (jax.nn.sigmoid(o) * jnp.tanh(c)).astype(x.dtype)
+    return (h, c), h
+
+  h, c = (each.reshape(batch, heads, size) for each in arrays['carry'])
+  _, h = jax.lax.scan(step, (h.astype(xs.dtype), c), xs, unroll=unroll)
+  return jnp.swapaxes(h, 0, 1).reshape(batch, time, features)
+
+
+def cudnn(arrays: Any) -> jax.Array:
+  """The LSTM of cuDNN on x, with the state of an `rnnzoo.LSTM` of one head."""
+  x, state = arrays['x'], arrays['state']
+  if jax.default_backend() != 'gpu' or x.dtype != jnp.float32:
+    raise NotImplementedError("JAX's cuDNN LSTM needs a GPU and float32.")
+  from jax.experimental import rnn  # Warns where there is no GPU.
+
+  kernel, recurrent, bias = (
+      state[name][...] for name in ('kernel', 'recurrent_kernel', 'bias')
+  )
+  _, in_features, features = kernel.shape
+  # [gates, to, from], then two biases, which are added.
+  flat = [jnp.swapaxes(w, 1, 2).ravel() for w in (kernel, recurrent[:, 0])]
+  weights = jnp.concatenate([*flat, bias.ravel(), jnp.zeros(bias.size)])
+  batch, time, _ = x.shape
+  zero = jnp.zeros((1, batch, features), jnp.float32)
+  lengths = jnp.full((batch,), time, jnp.int32)
+  y, *_ = rnn.lstm(
+      x, zero, zero, weights, lengths, in_features, features, 1, 0.0, False
+  )
+  return y
+
+
+class FlaxScannedRNN(linen.Module):
+  """The class that programs for agents copy: GRUCell over time, with resets."""
+
+  features: int
+
+  @functools.partial(
+      linen.scan,
+      variable_broadcast='params',
+      in_axes=0,
+      out_axes=0,
+      split_rngs={'params': False},
+  )
+  @linen.compact
+  def __call__(self, carry, x):
+    inputs, resets = x
+    carry = jnp.where(resets[:, None], jnp.zeros_like(carry), carry)
+    return linen.GRUCell(features=self.features)(carry, inputs)
+
+
+def flax_scanned(arrays: Any, resets: jax.Array) -> jax.Array:
+  """`FlaxScannedRNN` with the state of an `rnnzoo.GRU`, time-major."""
+  state, x = arrays['state'], arrays['x']
+  kernel, recurrent, bias = (
+      state[name] for name in ('kernel', 'recurrent_kernel', 'bias')
+  )
+  last = state['cell_params']['recurrent_bias']
+  cell = {
+      f'{side}{gate}': {'kernel': weights[i]}
+      for i, gate in enumerate('rzn')
+      for side, weights in (('i', kernel), ('h', recurrent[:, 0]))
+  }
+  for i, gate in enumerate('rzn'):
+    cell[f'i{gate}']['bias'] = bias[i]
+  cell['hn']['bias'] = last
+  features = kernel.shape[-1]
+  h = jnp.zeros((x.shape[1], features), x.dtype)
+  params = {'params': {'GRUCell_0': cell}}
+  found: Any = FlaxScannedRNN(features).apply(params, h, (x, resets))
+  return found[1]
+
+
+class FlaxCells(nnx.Module):
+  """flax's cells, one above the other, which take a step at a time."""
+
+  def __init__(self, cells: Sequence[Any], dtype):
+    """Takes the cells.
+
+    Args:
+      cells: from the lowest level on.
+      dtype: of the carries.
+    """
+    self.cells = nnx.List(cells)
+    self.dtype = dtype
+
+  def initial_carry(self, batch_shape: tuple[int, ...]) -> Any:
+    """Returns zeros."""
+    carries = [
+        cell.initialize_carry((*batch_shape, cell.in_features), nnx.Rngs(0))
+        for cell in self.cells
+    ]
+    return jax.tree.map(lambda c: c.astype(self.dtype), tuple(carries))
+
+  def step(self, carry, x):
+    """Returns the carries after a step, and y."""
+    carries = []
+    for cell, own in zip(self.cells, carry, strict=True):
+      new, x = cell(own, x)
+      carries.append(new)
+    return tuple(carries), x
+
+
+FLAX_CELLS = {'LSTM': nnx.OptimizedLSTMCell, 'GRU': nnx.GRUCell}

@@ -1,0 +1,134 @@
+"""Suites of paths, stacks, loops and devices run, on shapes that are small."""
+
+import json
+import pathlib
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import pytest
+
+from rnnzoo.benchmark import measurement
+from rnnzoo.benchmark import peers
+from rnnzoo.benchmark import program
+from tests.benchmark import benchmark_test
+
+
+class SuitesTest(parameterized.TestCase):
+
+  def rows(self, suite, *arguments):
+    """Returns the rows of a suite, none of which fails."""
+    path = pathlib.Path(self.create_tempdir().full_path) / 'out.json'
+    code, out, err = benchmark_test.run(
+        f'--suite={suite}', *arguments, '--repeats=1', f'--output={path}'
+    )
+    self.assertEqual(code, 0, out + err)
+    rows = json.loads(path.read_text())['rows']
+    for row in rows:
+      self.assertContainsSubset(measurement.KEY, row)
+      if row['status'] == 'cannot':
+        self.assertIn('GPU', row['reason'])
+      elif '--check_only' not in arguments:
+        self.assertGreater(row['ms'], 0)
+    return rows
+
+  def test_every_suite_has_cases(self):
+    for name, suite in program.SUITES.items():
+      with self.subTest(name):
+        shapes = {key: suite.shapes[key] for key in suite.default_shapes}
+        found = list(suite.timed(shapes, suite.layers, None, None))
+        if name != 'cudnn' or peers.PEERS['cudnn'].installed:
+          self.assertNotEmpty(found)
+        keys = [
+            tuple(case.row(way, direction)[key] for key in measurement.KEY)
+            for case in found
+            for way in case.implementations
+            for direction in case.directions
+        ]
+        self.assertLen(set(keys), len(keys))
+
+  @pytest.mark.slow
+  def test_stacks(self):
+    rows = self.rows('stacks', '--shapes=small', '--layers=2 x LSTM')
+    found = {row['program']: row['status'] for row in rows}
+    cannot = dict.fromkeys(('in turn', 'at once'), 'cannot')
+    self.assertEqual(found, cannot | {'scan': 'ok'})
+
+  @pytest.mark.slow
+  def test_memory(self):
+    rows = self.rows('memory', '--shapes=small', '--layers=LSTM,2 x IRevRNN')
+    found = {(row['layer'], row['program']): row for row in rows}
+    self.assertLen(found, 10)
+    self.assertEqual({row['direction'] for row in rows}, {'forward+backward'})
+    kept = lambda keep: found['LSTM', f"Scan(keep='{keep}')"]['kept_mib']
+    self.assertGreater(kept('gates'), kept('carries'))
+    self.assertGreater(kept('carries'), 0)
+
+  @pytest.mark.slow
+  def test_newton_long(self):
+    layers = 'IndRNN_tanh_small,GRU,linear_scan'
+    rows = self.rows(
+        'newton_long',
+        '--shapes=small',
+        f'--layers={layers}',
+        '--implementations=scan,associative_scan',
+        '--check_only',
+    )
+    self.assertLen(rows, 3 * 2 * 2)
+
+  @pytest.mark.slow
+  def test_resets(self):
+    self.assertLen(
+        self.rows('resets', '--shapes=small', '--implementations=scan'), 8
+    )
+
+  @parameterized.parameters(('1,3,32,32', 'GRU'), ('40,3,32,32', 'LSTM'))
+  @pytest.mark.slow
+  def test_steps_have_no_more_kernels_than_flax(self, shape, name):
+    ours, flax = self.rows(
+        'steps',
+        f'--shape={shape}',
+        f'--layers=2 x {name} step',
+        '--dtypes=float32',
+    )
+    self.assertEqual((ours['program'], flax['program']), ('rnnzoo', 'flax'))
+    self.assertGreaterEqual(ours['kernels'], 6)  # Two products a layer.
+    self.assertLessEqual(ours['kernels'], flax['kernels'])
+
+  @pytest.mark.slow
+  def test_rollouts(self):
+    rows = self.rows('rollouts', '--shapes=small', '--layers=ScannedRNN')
+    found = {row['program'] for row in rows if row['status'] == 'ok'}
+    self.assertEqual(found, {'scan', 'flax'})
+
+  @pytest.mark.slow
+  def test_time_devices(self):
+    arguments = '--shapes=small', '--layers=linear_scan_slow_resets'
+    rows = self.rows('time_devices', *arguments, '--dtypes=float32')
+    self.assertLen(rows, 4)
+    self.assertEqual([row['error'] for row in rows[1::2]], [0.0, 0.0])
+    self.assertTrue(all(row['times'] > 0 and row['mib'] > 0 for row in rows))
+
+  @pytest.mark.slow
+  def test_peers_of_elman_and_both_cells_of_flax(self):
+    rows = self.rows(
+        'peers',
+        '--shapes=small',
+        '--layers=Elman,LSTM',
+        '--implementations=rnnzoo,flax.nnx,flax.nnx.LSTMCell',
+        '--check_only',
+    )
+    self.assertLen(rows, 2 * (2 + 3))
+    self.assertEqual({row['status'] for row in rows}, {'ok'})
+
+  @pytest.mark.skipif(
+      not peers.PEERS['cudnn'].installed, reason='torch is not installed'
+  )
+  @pytest.mark.slow
+  def test_cudnn_needs_a_gpu(self):
+    for layer in ('LSTM', '2 x LSTM'):
+      shape = '--shape=2,3,4,4' if layer == 'LSTM' else '--shapes=small'
+      self.rows('cudnn', shape, f'--layers={layer}')
+
+
+if __name__ == '__main__':
+  absltest.main()
