@@ -342,12 +342,33 @@ def _check_config_flag() -> None:
 
 def prepare() -> experiments.Experiment:
   """Returns the experiment of the flags; gives up where it cannot be run."""
-  if _MODE.value == 'train':
-    return _prepare()
-  _check_run()
-  # Output is for results alone.
-  with contextlib.redirect_stdout(sys.stderr):
-    return _prepare()
+  is_training = _MODE.value == 'train'
+  if not is_training:
+    _check_run()
+  # The output of other modes is for results alone.
+  output = sys.stdout if is_training else sys.stderr
+  try:
+    with contextlib.redirect_stdout(output):
+      _initialize()
+      return experiments.prepare(
+          _CONFIG.value,
+          _WORKDIR.value,
+          _config_path().stem,
+          defaults=flags.FLAGS['config'].parser.parse(str(_config_path())),
+          mode=_MODE.value,
+      )
+  except (FileNotFoundError, ConnectionError) as error:
+    processes.give_up(error if is_training else processes.needs_data(error))
+  except (ValueError, NotImplementedError, OSError) as error:
+    processes.give_up(error)
+  except MemoryError:
+    raise
+  except Exception as error:  # Layers get any option that a config has.
+    if processes.is_loss(error):
+      processes.tell_loss(error, _WORKDIR.value or '...')
+    processes.give_up(
+        f'this config cannot be run: {type(error).__name__}: {error}'
+    )
 
 
 def load() -> trained.Trained:
@@ -380,32 +401,6 @@ def _initialize() -> None:
       _DISTRIBUTED.value,
       _HEARTBEAT_SECONDS.value,
   )
-
-
-def _prepare() -> experiments.Experiment:
-  try:
-    _initialize()
-    return experiments.prepare(
-        _CONFIG.value,
-        _WORKDIR.value,
-        _config_path().stem,
-        defaults=flags.FLAGS['config'].parser.parse(str(_config_path())),
-        mode=_MODE.value,
-    )
-  except (FileNotFoundError, ConnectionError) as error:
-    processes.give_up(
-        processes.needs_data(error) if _MODE.value == 'evaluate' else error
-    )
-  except (ValueError, NotImplementedError, OSError) as error:
-    processes.give_up(error)
-  except MemoryError:
-    raise
-  except Exception as error:  # Layers get any option that a config has.
-    if processes.is_loss(error):
-      processes.tell_loss(error, _WORKDIR.value or '...')
-    processes.give_up(
-        f'this config cannot be run: {type(error).__name__}: {error}'
-    )
 
 
 def main(
