@@ -29,7 +29,7 @@ from rnnzoo.training import run_directory
 from rnnzoo.training import step
 from rnnzoo.training import visits
 
-# Rules for what training itself reads; a task checks its own sections.
+# Rules for the fields that training itself reads; tasks check their sections.
 _RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
     {
         'task': fields.text(),
@@ -73,7 +73,7 @@ class Experiment(NamedTuple):
     config: the resolved config.
     workdir: the run directory, which belongs to this config.
     name: the name of the experiment, with the changed fields in it.
-    changed: the fields whose values are not those of the config's file.
+    changed: the fields with other values than in the config's file.
     task: the task with its data.
     placement: the devices.
     program: the compiled functions.
@@ -224,7 +224,7 @@ def _check_steps(
 
 
 def _check_program(program: step.Program, train: protocol.Split) -> None:
-  """Raises what keeps a step of training from being made or held."""
+  """Raises ValueError if a step of training cannot be made or held."""
   key = jax.random.key(0)
   state = jax.eval_shape(program.init, key)
   _check_memory(state)
@@ -232,7 +232,7 @@ def _check_program(program: step.Program, train: protocol.Split) -> None:
   if isinstance(train, protocol.Generator):
     lengths = [num_epochs for num_epochs, _ in train.lessons] + [1]
     kinds = [visits.Lesson(i) for i, length in enumerate(lengths) if length]
-  # Tracing one step, without running it, finds what the model will not take.
+  # Tracing one step, without running it, finds inputs that the model refuses.
   order = jax.eval_shape(program.shuffle, key, 0)
   for examples in kinds:
     jax.eval_shape(program.train_steps, state, examples, order, 0, 1.0, key)
@@ -313,7 +313,7 @@ def _check_same(config: ml_collections.ConfigDict, digest: str) -> None:
 
 
 def _check_memory(state: step.TrainState) -> None:
-  """Raises ValueError if the device cannot even hold what is trained."""
+  """Raises ValueError if the device cannot even hold the parameters."""
   needed = sum(
       leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state)
   )

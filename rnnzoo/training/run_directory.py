@@ -231,7 +231,7 @@ def _owners(path: pathlib.Path) -> Iterator[dict[str, Any]]:
 
 
 def owner(path: pathlib.Path, seed: int) -> dict[str, Any]:
-  """Returns what checkpoints and results of a seed of a run name."""
+  """Returns the digests and the seed that a seed's checkpoints name."""
   run = files.read_signed(path / 'run.json')
   config = _digest(_read_listed(path, run, 'config.json'))
   return {'seed': seed, 'config': config, 'data': run['data_digest']}
@@ -267,7 +267,7 @@ def check_same(
 
   Raises:
     ValueError: they differ; the message says where.
-    RunFileError: a file is not what was written there.
+    RunFileError: a file is damaged.
   """
   there = flatten(files.read_json(path / 'config.json', dict))
   here = flatten(as_json(config))
@@ -295,14 +295,14 @@ def check_data(
 
   Args:
     path: the run directory.
-    run: what run.json holds.
+    run: the content of run.json.
     data: the data here.
     goes_on: whether the run is to be trained on.
     has_own_tests: whether data that are tests alone may be others.
 
   Raises:
     ValueError: the data are others; the message says where.
-    RunFileError: task.json is not what was written there.
+    RunFileError: task.json is damaged.
   """
   described = None
   if 'task.json' in run['files']:
@@ -321,11 +321,11 @@ def of_tests(task: str) -> tuple[str, ...]:
 def read(
     path: pathlib.Path,
 ) -> tuple[ml_collections.ConfigDict, dict[str, Any]]:
-  """Returns the config of a run, and what run.json holds.
+  """Returns the config of a run, and the content of run.json.
 
   Raises:
     FileNotFoundError: the directory holds no run.
-    RunFileError: a file, task.json included, is not what was written there.
+    RunFileError: a file, task.json included, is damaged.
   """
   for name in ('config.json', 'run.json'):
     if not (path / name).is_file():
@@ -338,10 +338,10 @@ def read(
 def _read_listed(
     path: pathlib.Path, run: Mapping[str, Any], name: str
 ) -> dict[str, Any]:
-  """Returns what is in a file of which run.json has the digest.
+  """Returns the content of a file whose digest is in run.json.
 
   Raises:
-    RunFileError: it is not what was written there.
+    RunFileError: it is damaged.
   """
   if not (path / name).is_file():
     raise files.RunFileError(f'{path / name} is missing')

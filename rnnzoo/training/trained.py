@@ -70,7 +70,7 @@ def evaluate_best(
   """Returns the results of 'test', and of all splits that are further ones.
 
   Args:
-    experiment: what `prepare` returned.
+    experiment: the experiment from `prepare`.
     best: parameters and statistics.
     test: the split 'test' from `Program.load`.
   """
@@ -239,7 +239,7 @@ def load(directory: str | os.PathLike[str], seed: int | None = None) -> Trained:
     FileNotFoundError: there is no run, or the seed has no checkpoint.
     ValueError: `seed` is no integer, or the run had another task or, where the
       data are read, other data than there are here.
-    RunFileError: a file is not what was written there.
+    RunFileError: a file is damaged.
   """
   path = files.expand(directory)
   config, run = run_directory.read(path)
