@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rnnzoo.tasks import fields
 from rnnzoo.tasks import figures
 from rnnzoo.training import files
 from rnnzoo.training import report as report_lib
@@ -73,12 +74,12 @@ def compare(directories: Sequence[str], output: str) -> str:
       path
       for path in directories
       if _BESIDE_RUNS.fullmatch(pathlib.Path(path).name)
-      and not (files.expand(path) / 'report.json').exists()
+      and not (fields.expand(path) / 'report.json').exists()
   ]
   if others and len(others) < len(directories):
     print(f'passed over, since no runs: {", ".join(others)}', file=sys.stderr)
     directories = [path for path in directories if path not in others]
-  runs = [read(files.expand(path)) for path in directories]
+  runs = [read(fields.expand(path)) for path in directories]
   if len({run.name for run in runs}) < len(runs):
     # Of different sweeps, say: then by their paths.
     runs = [

@@ -384,7 +384,7 @@ def load() -> trained.Trained:
 def _check_run() -> pathlib.Path:
   """Returns --workdir, and gives up where it holds no run."""
   with processes.one_sentence():
-    workdir = files.expand(_WORKDIR.value)
+    workdir = fields.expand(_WORKDIR.value)
   if not _WORKDIR.value or not (workdir / 'config.json').is_file():
     processes.give_up(
         f'--mode={_MODE.value} needs the --workdir of a run; got'

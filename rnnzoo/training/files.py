@@ -183,15 +183,6 @@ def check_ends(path: str | os.PathLike[str]) -> None:
     raise ValueError(f'{path} is a device, not a file')
 
 
-def expand(path: str | os.PathLike[str]) -> pathlib.Path:
-  """Returns a path with '~' replaced by the home directory.
-
-  Raises:
-    ValueError: nobody has that home.
-  """
-  return fields.expand(path)
-
-
 def make_directory(path: str, flag: str) -> pathlib.Path:
   """Returns a directory, made where it is not there.
 

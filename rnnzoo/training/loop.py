@@ -398,23 +398,22 @@ def _finish(
   records.write_metrics(run.history)
   test, main = tests.pop('test'), task.metrics[0]
   records.close(f'test {main.name} {main.text(test[main.name])}, {run.stopped}')
-  report_lib.write_result(
-      experiment.workdir / f'seed_{seed}' / 'result.json',
-      {
-          **run_directory.owner(experiment.workdir, seed),
-          'dataset': task.dataset,
-          'test': test,
-          **({'splits': tests} if tests else {}),
-          'best_epoch': run.best_epoch,
-          'num_epochs': len(run.history),
-          'stopped': run.stopped,
-          'diverged': run.diverged,
-          'num_parameters': sum(
-              leaf.size for leaf in jax.tree.leaves(run.state.params)
-          ),
-          'history': run.history,
-      },
-  )
+  result = {
+      **run_directory.owner(experiment.workdir, seed),
+      'dataset': task.dataset,
+      'test': test,
+      **({'splits': tests} if tests else {}),
+      'best_epoch': run.best_epoch,
+      'num_epochs': len(run.history),
+      'stopped': run.stopped,
+      'diverged': run.diverged,
+      'num_parameters': sum(
+          leaf.size for leaf in jax.tree.leaves(run.state.params)
+      ),
+      'history': run.history,
+  }
+  path = experiment.workdir / f'seed_{seed}' / 'result.json'
+  files.write_json(path, files.signed(result))
 
 
 def _record(

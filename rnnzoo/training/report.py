@@ -58,15 +58,10 @@ def plot_curves(
 _IN_RESULTS_ALONE = ('config', 'data', 'history')
 
 
-def write_result(path: pathlib.Path, result: Mapping[str, Any]) -> None:
-  """Writes a seed's result.json, with a digest of the rest at its end."""
-  files.write_json(path, files.signed(result))
-
-
 def read_result(
     directory: pathlib.Path, seed: int, dataset: str
 ) -> dict[str, Any]:
-  """Returns a result that `write_result` wrote.
+  """Returns the content of a seed's result.json.
 
   Args:
     directory: the run directory.

@@ -21,6 +21,7 @@ import flax
 import jax
 import ml_collections
 
+from rnnzoo.tasks import fields
 from rnnzoo.training import checkpointing
 from rnnzoo.training import files
 from rnnzoo.training import processes
@@ -60,23 +61,6 @@ _OF_TEST_DATA = (
     'data.test_context',
     'data.test_lengths',
     'data.num_test',
-)
-
-# How to go on where a run has another config, by mode.
-_REMEDIES: Mapping[str, str] = types.MappingProxyType(
-    {
-        'train': (
-            'pass another --workdir, or, to go on with that run, the flags that'
-            ' it was trained with'
-        ),
-        **{
-            mode: (
-                'pass the flags that it was trained with, or take its own'
-                f' config, by rnnzoo {mode} {{}}'
-            )
-            for mode in ('evaluate', 'predict', 'sample')
-        },
-    }
 )
 
 # The locks of this process, by directory. They are never let go: the system
@@ -121,7 +105,7 @@ def open_or_create(
       checkpoints.
     OSError: the directory cannot be made or written to.
   """
-  _check_path(files.expand(workdir or pathlib.Path('runs') / (prefix or name)))
+  _check_path(fields.expand(workdir or pathlib.Path('runs') / (prefix or name)))
   if workdir:
     path = files.make_directory(workdir, '--workdir')
   else:
@@ -278,9 +262,17 @@ def check_same(
   if mode == 'evaluate':
     ignored.update(of_tests(config.task))
   if text := files.differences(there, here, ignored):
+    remedy = (
+        'pass another --workdir, or, to go on with that run, the flags that it'
+        ' was trained with'
+    )
+    if mode != 'train':
+      remedy = (
+          'pass the flags that it was trained with, or take its own config, by'
+          f' rnnzoo {mode} {path}'
+      )
     raise ValueError(
-        f'--workdir={path} holds a run with another config ({text});'
-        f' {_REMEDIES[mode].format(path)}'
+        f'--workdir={path} holds a run with another config ({text}); {remedy}'
     )
 
 

@@ -241,7 +241,7 @@ def load(directory: str | os.PathLike[str], seed: int | None = None) -> Trained:
       data are read, other data than there are here.
     RunFileError: a file is damaged.
   """
-  path = files.expand(directory)
+  path = fields.expand(directory)
   config, run = run_directory.read(path)
   fields.check(config, {'task': fields.text()}, 'config')
   dataset = run['dataset']
