@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rnnzoo.tasks import fields
 from rnnzoo.tasks import figures
 from rnnzoo.training import files
 from rnnzoo.training import report as report_lib
@@ -25,9 +26,9 @@ class Run(NamedTuple):
   """A finished run.
 
   Attributes:
-    name: of its directory.
-    report: report.json.
-    histories: of each seed, the epochs.
+    name: the name of its directory.
+    report: the content of report.json.
+    histories: the epochs of each seed.
   """
 
   name: str
@@ -39,28 +40,28 @@ class Statistics(NamedTuple):
   """A metric over the seeds of a run; None where a seed has no finite value.
 
   Attributes:
-    num_seeds: how many.
-    mean: over the seeds.
-    std: of the population, as in report.json.
+    num_seeds: how many seeds there are.
+    mean: the mean over the seeds.
+    std: the standard deviation of the population, as in report.json.
     interval: half the width of the 95 % confidence interval of the mean, by
       Student's t; None for one seed.
     least: the smallest value.
-    greatest: the greatest one.
+    greatest: the greatest value.
   """
 
   num_seeds: int
-  mean: float | None
-  std: float | None
-  interval: float | None
-  least: float | None
-  greatest: float | None
+  mean: float | None = None
+  std: float | None = None
+  interval: float | None = None
+  least: float | None = None
+  greatest: float | None = None
 
 
 def compare(directories: Sequence[str], output: str) -> str:
   """Returns a table of runs in Markdown, and writes it with a figure.
 
   Args:
-    directories: of finished runs.
+    directories: finished runs.
     output: the directory for comparison.md and comparison.png.
 
   Raises:
@@ -73,12 +74,12 @@ def compare(directories: Sequence[str], output: str) -> str:
       path
       for path in directories
       if _BESIDE_RUNS.fullmatch(pathlib.Path(path).name)
-      and not (files.expand(path) / 'report.json').exists()
+      and not (fields.expand(path) / 'report.json').exists()
   ]
   if others and len(others) < len(directories):
     print(f'passed over, since no runs: {", ".join(others)}', file=sys.stderr)
     directories = [path for path in directories if path not in others]
-  runs = [read(files.expand(path)) for path in directories]
+  runs = [read(fields.expand(path)) for path in directories]
   if len({run.name for run in runs}) < len(runs):
     # Of different sweeps, say: then by their paths.
     runs = [
@@ -148,7 +149,7 @@ def statistics(run: Run, metric: str) -> Statistics:
     raise ValueError('it has no seeds')
   count = len(values)
   if None in values:
-    return Statistics(count, *[None] * 5)
+    return Statistics(count)
   interval = None
   if count > 1:
     from scipy import stats  # Slow to import.
@@ -168,22 +169,16 @@ def statistics(run: Run, metric: str) -> Statistics:
 def markdown(runs: Sequence[Run]) -> str:
   """Returns the table, and sentences that must not be overlooked."""
   metric = main_metric(runs[0])
-  heads = (
-      'run',
-      'experiment',
-      'seeds',
-      'parameters',
-      f'test {metric}',
-      '95 % interval',
-      'least',
-      'greatest',
-      'epochs',
-  )
+  names = ('run', 'experiment', 'seeds', 'parameters', f'test {metric}')
+  heads = (*names, '95 % interval', 'least', 'greatest', 'epochs')
   rows = [heads, ('---',) * len(heads)]
   for run in runs:
     of = statistics(run, metric)
     seeds = run.report['seeds']
-    half = of.interval
+    interval = '–'
+    if of.interval is not None and of.mean is not None:
+      bounds = of.mean - of.interval, of.mean + of.interval
+      interval = ' to '.join(map(_text, bounds))
     rows.append(
         (
             run.name,
@@ -191,9 +186,7 @@ def markdown(runs: Sequence[Run]) -> str:
             str(of.num_seeds),
             f'{seeds[0]["num_parameters"]:,}',
             f'{_text(of.mean)} ± {_text(of.std)}',
-            '–'
-            if half is None or of.mean is None
-            else f'{_text(of.mean - half)} to {_text(of.mean + half)}',
+            interval,
             _text(of.least),
             _text(of.greatest),
             ', '.join(str(seed['num_epochs']) for seed in seeds),

@@ -16,9 +16,9 @@ import rnnzoo
 from rnnzoo import tasks
 from rnnzoo.command import comparison
 from rnnzoo.command import sweep
+from rnnzoo.tasks import fields
 from rnnzoo.training import command_line
 from rnnzoo.training import experiment as experiments
-from rnnzoo.training import files
 from rnnzoo.training import processes
 from rnnzoo.training import run_directory
 from rnnzoo.training import trained
@@ -122,7 +122,7 @@ def _evaluate(words: list[str]) -> None:
   )
   parsed = parser.parse_args(words)
   with processes.one_sentence():
-    path = files.expand(parsed.run)
+    path = fields.expand(parsed.run)
     config, run = run_directory.read(path)
     name = run.get('experiment', path.name)
     try:

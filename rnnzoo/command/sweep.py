@@ -32,8 +32,8 @@ class Case(NamedTuple):
   """Flags that are taken with each combination of the grids.
 
   Attributes:
-    flags: of the run.
-    config: a name or file; None for that of the command line.
+    flags: the flags of the run.
+    config: a name or file; None for the one of the command line.
   """
 
   flags: list[str]
@@ -44,7 +44,7 @@ def main(words: Sequence[str]) -> list[str]:
   """Trains all combinations and compares them.
 
   Args:
-    words: of the command line.
+    words: the words of the command line after `sweep`.
 
   Returns:
     Names of runs that failed, or did not end within the time limit.
@@ -54,42 +54,7 @@ def main(words: Sequence[str]) -> list[str]:
     OSError: a file cannot be read or written.
     RunFileError: a finished run's files are damaged.
   """
-  parser = argparse.ArgumentParser(
-      'rnnzoo sweep',
-      description='Trains a config with all combinations of values of its'
-      ' fields, and compares the runs. Other flags go to each run. What is'
-      ' finished is not run again.',
-  )
-  parser.add_argument('config', help='name or file')
-  parser.add_argument('--workdir', required=True, help='directory of the runs')
-  parser.add_argument(
-      '--grid',
-      action='append',
-      default=[],
-      help='a field and its values, as'
-      ' config.optimizer.learning_rate=1e-3,3e-4; may be repeated',
-  )
-  parser.add_argument(
-      '--cases',
-      help='a file with one run a line: its name, a config if it is not that of'
-      ' the command line, then its flags; all of them are run with each'
-      ' combination of the grids',
-  )
-  parser.add_argument(
-      '--parallel', type=int, default=1, help='how many runs at a time'
-  )
-  parser.add_argument(
-      '--time_limit',
-      type=float,
-      default=float('inf'),
-      help='seconds after which runs are interrupted, as by Ctrl-C, and no more'
-      ' are begun; the same command goes on',
-  )
-  parsed, rest = parser.parse_known_args(words)
-  if parsed.parallel < 1:
-    raise ValueError(f'--parallel must be at least 1; got {parsed.parallel}')
-  if not parsed.time_limit > 0:
-    raise ValueError(f'--time_limit must be above 0; got {parsed.time_limit}')
+  parsed, rest = _parse(words)
   deadline = time.monotonic() + parsed.time_limit
   runs = combinations(parsed.grid, read_cases(parsed.cases))
   for config in {case.config or parsed.config: None for case in runs.values()}:
@@ -132,6 +97,47 @@ def main(words: Sequence[str]) -> list[str]:
   return failed
 
 
+def _parse(words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+  """Returns the sweep's own words, and the flags of each run."""
+  parser = argparse.ArgumentParser(
+      'rnnzoo sweep',
+      description='Trains a config with all combinations of values of its'
+      ' fields, and compares the runs. Other flags go to each run. What is'
+      ' finished is not run again.',
+  )
+  parser.add_argument('config', help='name or file')
+  parser.add_argument('--workdir', required=True, help='directory of the runs')
+  parser.add_argument(
+      '--grid',
+      action='append',
+      default=[],
+      help='a field and its values, as'
+      ' config.optimizer.learning_rate=1e-3,3e-4; may be repeated',
+  )
+  parser.add_argument(
+      '--cases',
+      help='a file with one run a line: its name, a config if it is not that of'
+      ' the command line, then its flags; all of them are run with each'
+      ' combination of the grids',
+  )
+  parser.add_argument(
+      '--parallel', type=int, default=1, help='how many runs at a time'
+  )
+  parser.add_argument(
+      '--time_limit',
+      type=float,
+      default=float('inf'),
+      help='seconds after which runs are interrupted, as by Ctrl-C, and no more'
+      ' are begun; the same command goes on',
+  )
+  parsed, rest = parser.parse_known_args(words)
+  if parsed.parallel < 1:
+    raise ValueError(f'--parallel must be at least 1; got {parsed.parallel}')
+  if not parsed.time_limit > 0:
+    raise ValueError(f'--time_limit must be above 0; got {parsed.time_limit}')
+  return parsed, rest
+
+
 def _by_metric(done: Sequence[str]) -> dict[str, list[str]]:
   """Returns directories of finished runs by the name of their main metric."""
   alike: dict[str, list[str]] = {}
@@ -145,8 +151,8 @@ def read_cases(path: str | None) -> dict[str, Case]:
   """Returns each case by its name.
 
   Args:
-    path: of a file with a line a case; None for one case without flags. Empty
-      lines and those that begin with # are passed over.
+    path: a file with a line a case; None for one case without flags. Empty
+      lines and comments that begin with # are passed over.
 
   Raises:
     ValueError: a line cannot be read, or a name occurs twice.

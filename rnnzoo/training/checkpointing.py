@@ -12,7 +12,7 @@ them. The first one alone does the rest.
 The last two are kept. Beside orbax's files a checkpoint has a manifest.json,
 with the version of its contents, its owner (config, data and seed) and the
 digest of each file. It is written last and read first: orbax never sees a file
-that is not what was written.
+that has changed.
 """
 
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ import orbax.checkpoint as ocp
 from rnnzoo.training import files
 from rnnzoo.training import processes
 
-# Whoever changes what a checkpoint holds, or its meaning, counts up.
+# Whoever changes the contents of a checkpoint, or their meaning, counts up.
 VERSION = 3
 
 MANIFEST = 'manifest.json'
@@ -61,7 +61,7 @@ class Checkpoints:
 
   Args:
     directory: the same; it need not exist.
-    owner: what their manifests name: digests of config and data, the seed.
+    owner: the entries of their manifests: digests of config and data, the seed.
   """
 
   def __init__(
@@ -89,9 +89,9 @@ class Checkpoints:
 
     Args:
       epoch: how many epochs are done.
-      state: pytree of arrays, what the next step needs.
+      state: pytree of arrays that the next step needs.
       best: pytree of arrays, the model to be tested.
-      progress: what JSON can hold.
+      progress: numbers and texts, in a form that JSON can hold.
 
     Raises:
       OSError: it cannot be written.
@@ -117,7 +117,7 @@ class Checkpoints:
       ) from error
 
   def _make_room(self) -> None:
-    """Makes the directory, and removes what a killed process left in it."""
+    """Makes the directory, and removes a killed process's remains."""
     self.directory.mkdir(parents=True, exist_ok=True)
     for path in self.directory.glob(f'*{_PARTIAL}*'):
       shutil.rmtree(path)
@@ -255,11 +255,11 @@ class Checkpoints:
 
 
 def _check(path: pathlib.Path, owner: Mapping[str, Any]) -> None:
-  """Raises an error unless a checkpoint is what was written.
+  """Raises an error unless a checkpoint is whole and belongs here.
 
   Raises:
     ForeignError: it is, but for another run or seed, or by another version.
-    ValueError: it is not what was written.
+    ValueError: it is damaged.
   """
   manifest = files.read_signed(path / MANIFEST)
   if manifest['version'] != VERSION:
@@ -303,7 +303,7 @@ def _name(path: Any) -> str:
 
 
 def _placed(leaf: Any) -> Any:
-  """Returns a leaf; a shape without a device gets one, not that of the file."""
+  """Returns a leaf; a shape without a device gets one of this process."""
   if getattr(leaf, 'sharding', None):
     return leaf
   device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])

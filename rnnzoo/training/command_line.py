@@ -124,7 +124,7 @@ def check_config(name: str) -> None:
 
 
 def make_importable() -> None:
-  """Lets configs import each other as `configs`, and those of this directory.
+  """Lets configs import each other, and configs/ here, as `configs`.
 
   Nothing changes where Python finds a package of that name already.
   """
@@ -271,7 +271,7 @@ def parse_flags(argv: list[str]) -> list[str]:
   Returns:
     The rest of it, the program's name.
   """
-  # The program prints what matters; libraries log much besides.
+  # Libraries log much beside the program's own lines.
   logging.get_absl_logger().setLevel('ERROR')
   make_importable()
   given = [arg for arg in argv if re.match('--?config(=|$)', arg)]
@@ -285,7 +285,7 @@ def parse_flags(argv: list[str]) -> list[str]:
     processes.give_up(describe_error(error))
   if flags.FLAGS['verbosity'].using_default_value:
     flags.FLAGS.verbosity = logging.WARNING  # type: ignore[assignment]
-    # Where orbax fails, it logs a trace of what is told here in one sentence;
+    # Where orbax fails, it logs a trace beside the one sentence told here;
     # asyncio logs one more for each file that orbax was writing.
     logging.get_absl_handler().addFilter(_is_not_told_here)
     # TensorStore's threads do so, too, by errors that nobody can catch.
@@ -330,7 +330,7 @@ def _check_config_flag() -> None:
     check_config(str(_config_path()))
   if not isinstance(_CONFIG.value, ml_collections.ConfigDict):
     try:
-      # Raises what kept the file from being read, if something did.
+      # Raises the error that kept the file from being read, if one did.
       getattr(_CONFIG.value, 'task', None)
     except OSError as error:
       processes.give_up(describe_error(error))
@@ -342,12 +342,33 @@ def _check_config_flag() -> None:
 
 def prepare() -> experiments.Experiment:
   """Returns the experiment of the flags; gives up where it cannot be run."""
-  if _MODE.value == 'train':
-    return _prepare()
-  _check_run()
-  # Output is for results alone.
-  with contextlib.redirect_stdout(sys.stderr):
-    return _prepare()
+  is_training = _MODE.value == 'train'
+  if not is_training:
+    _check_run()
+  # The output of other modes is for results alone.
+  output = sys.stdout if is_training else sys.stderr
+  try:
+    with contextlib.redirect_stdout(output):
+      _initialize()
+      return experiments.prepare(
+          _CONFIG.value,
+          _WORKDIR.value,
+          _config_path().stem,
+          defaults=flags.FLAGS['config'].parser.parse(str(_config_path())),
+          mode=_MODE.value,
+      )
+  except (FileNotFoundError, ConnectionError) as error:
+    processes.give_up(error if is_training else processes.needs_data(error))
+  except (ValueError, NotImplementedError, OSError) as error:
+    processes.give_up(error)
+  except MemoryError:
+    raise
+  except Exception as error:  # Layers get any option that a config has.
+    if processes.is_loss(error):
+      processes.tell_loss(error, _WORKDIR.value or '...')
+    processes.give_up(
+        f'this config cannot be run: {type(error).__name__}: {error}'
+    )
 
 
 def load() -> trained.Trained:
@@ -363,7 +384,7 @@ def load() -> trained.Trained:
 def _check_run() -> pathlib.Path:
   """Returns --workdir, and gives up where it holds no run."""
   with processes.one_sentence():
-    workdir = files.expand(_WORKDIR.value)
+    workdir = fields.expand(_WORKDIR.value)
   if not _WORKDIR.value or not (workdir / 'config.json').is_file():
     processes.give_up(
         f'--mode={_MODE.value} needs the --workdir of a run; got'
@@ -382,36 +403,10 @@ def _initialize() -> None:
   )
 
 
-def _prepare() -> experiments.Experiment:
-  try:
-    _initialize()
-    return experiments.prepare(
-        _CONFIG.value,
-        _WORKDIR.value,
-        _config_path().stem,
-        defaults=flags.FLAGS['config'].parser.parse(str(_config_path())),
-        mode=_MODE.value,
-    )
-  except (FileNotFoundError, ConnectionError) as error:
-    processes.give_up(
-        processes.needs_data(error) if _MODE.value == 'evaluate' else error
-    )
-  except (ValueError, NotImplementedError, OSError) as error:
-    processes.give_up(error)
-  except MemoryError:
-    raise
-  except Exception as error:  # Layers get any option that a config has.
-    if processes.is_loss(error):
-      processes.tell_loss(error, _WORKDIR.value or '...')
-    processes.give_up(
-        f'this config cannot be run: {type(error).__name__}: {error}'
-    )
-
-
 def main(
     unused_argv: list[str], on_workdir: Callable[[str], None] = lambda _: None
 ) -> None:
-  """Trains, or does what --mode says: after `parse_flags`.
+  """Trains, or does the work of --mode, after `parse_flags`.
 
   Args:
     unused_argv: the program's name.
@@ -432,7 +427,7 @@ def main(
 
 
 def _main(on_workdir: Callable[[str], None]) -> None:
-  """Does what --mode says."""
+  """Does the work of --mode."""
   if _MODE.value in _ANSWERS:
     answer(load())
     return

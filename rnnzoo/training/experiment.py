@@ -29,7 +29,7 @@ from rnnzoo.training import run_directory
 from rnnzoo.training import step
 from rnnzoo.training import visits
 
-# Rules for what training itself reads; a task checks its own sections.
+# Rules for the fields that training itself reads; tasks check their sections.
 _RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
     {
         'task': fields.text(),
@@ -72,8 +72,8 @@ class Experiment(NamedTuple):
   Attributes:
     config: the resolved config.
     workdir: the run directory, which belongs to this config.
-    name: of the experiment, with what was changed in it.
-    changed: the fields whose values are not those of the config's file.
+    name: the name of the experiment, with the changed fields in it.
+    changed: the fields with other values than in the config's file.
     task: the task with its data.
     placement: the devices.
     program: the compiled functions.
@@ -106,10 +106,10 @@ def prepare(
   """Reads the data and checks all that can be checked before training.
 
   Args:
-    config: what to do; `configs/base.py` explains the fields.
+    config: the config; `configs/base.py` explains the fields.
     workdir: the run directory, which is resumed if it holds a run; '' for a
       new one under runs/. No other process can use it while this one lives.
-    name: of the experiment, for the report.
+    name: the name of the experiment, for the report.
     defaults: the config that has this name. The report says where `config`
       differs.
     mode: 'train', or 'evaluate' for a run that is there, to be tested alone;
@@ -131,47 +131,16 @@ def prepare(
   task = processes.one_after_first(lambda: tasks.find(config.task)(config))
   data = run_data.of_task(task)
   _check_same(config, data.digest)
-  monitors = [f'validation_{m.name}' for m in protocol.epoch_metrics(task)]
-  fields.check(config, {'monitor': fields.one_of(monitors)}, 'config')
-  smoothing = config.get('model', {}).get('label_smoothing', 0.0)
-  if smoothing != task.label_smoothing:
-    raise ValueError(
-        'config.model.label_smoothing must be 0 for the task'
-        f' {config.task!r}, which smooths no labels; got {smoothing}'
-    )
-  makes_text = type(task).sample is not protocol.Task.sample
-  if config.sample_every and not makes_text:
-    raise ValueError(
-        f'config.sample_every must be 0 for the task {config.task!r}, which'
-        f' makes no text; got {config.sample_every}'
-    )
-  train = task.splits['train']
-  if not isinstance(train, protocol.Generator):
-    num_examples = sum(map(protocol.num_examples, protocol.buckets(train)))
-    if task.batch_size > num_examples:
-      raise ValueError(
-          f'config.batch_size must be at most {num_examples}, the number of'
-          f' training examples; got {task.batch_size}'
-      )
+  _check_task(config, task)
   placement = placements.choose(
       task.batch_size, config.num_devices, config.seeds_at_once
   )
-  _check_seeds(config, train, placement)
+  _check_seeds(config, task.splits['train'], placement)
   steps_per_epoch = visits.Visits(
-      train, task.batch_size, placement
+      task.splits['train'], task.batch_size, placement
   ).steps_per_epoch
   num_steps = config.num_epochs * steps_per_epoch
-  if num_steps >= 2**31:
-    raise ValueError(
-        f'config.num_epochs must be below {2**31 // steps_per_epoch}, since'
-        f' steps are counted in 32 bits; got {config.num_epochs}'
-    )
-  if config.optimizer.accumulate_steps > num_steps:
-    raise ValueError(
-        'config.optimizer.accumulate_steps must be at most'
-        f' {num_steps}, the steps of all epochs, or nothing is ever updated;'
-        f' got {config.optimizer.accumulate_steps}'
-    )
+  _check_steps(config, steps_per_epoch)
   program = step.make_program(
       task,
       optimization.make_optimizer(config.optimizer, num_steps, steps_per_epoch),
@@ -181,20 +150,7 @@ def prepare(
       config.keep_data_on,
       config.get('model', {}).get('dropconnect_rate', 0.0),
   )
-  key = jax.random.key(0)
-  state = jax.eval_shape(program.init, key)
-  _check_memory(state)
-  # Tracing one step, without running it, finds what the model will not take.
-  for examples in _kinds(train):
-    jax.eval_shape(
-        program.train_steps,
-        state,
-        examples,
-        jax.eval_shape(program.shuffle, key, 0),
-        0,
-        1.0,
-        key,
-    )
+  _check_program(program, task.splits['train'])
   full_name = name
   if differs := [key for key in changed if key not in _NOT_IN_THE_NAME]:
     full_name += ' with ' + ', '.join(f'{k}={changed[k]}' for k in differs)
@@ -223,12 +179,63 @@ def prepare(
   )
 
 
-def _kinds(train: protocol.Split) -> list[Any]:
-  """Returns the examples for which a step of training is compiled."""
+def _check_task(config: ml_collections.ConfigDict, task: tasks.Task) -> None:
+  """Raises ValueError for fields that do not fit the task or its data."""
+  monitors = [f'validation_{m.name}' for m in protocol.epoch_metrics(task)]
+  fields.check(config, {'monitor': fields.one_of(monitors)}, 'config')
+  smoothing = config.get('model', {}).get('label_smoothing', 0.0)
+  if smoothing != task.label_smoothing:
+    raise ValueError(
+        'config.model.label_smoothing must be 0 for the task'
+        f' {config.task!r}, which smooths no labels; got {smoothing}'
+    )
+  makes_text = type(task).sample is not protocol.Task.sample
+  if config.sample_every and not makes_text:
+    raise ValueError(
+        f'config.sample_every must be 0 for the task {config.task!r}, which'
+        f' makes no text; got {config.sample_every}'
+    )
+  train = task.splits['train']
   if not isinstance(train, protocol.Generator):
-    return [train]
-  lengths = [num_epochs for num_epochs, _ in train.lessons] + [1]
-  return [visits.Lesson(i) for i, length in enumerate(lengths) if length]
+    num_examples = sum(map(protocol.num_examples, protocol.buckets(train)))
+    if task.batch_size > num_examples:
+      raise ValueError(
+          f'config.batch_size must be at most {num_examples}, the number of'
+          f' training examples; got {task.batch_size}'
+      )
+
+
+def _check_steps(
+    config: ml_collections.ConfigDict, steps_per_epoch: int
+) -> None:
+  """Raises ValueError for a number of steps that cannot be."""
+  num_steps = config.num_epochs * steps_per_epoch
+  if num_steps >= 2**31:
+    raise ValueError(
+        f'config.num_epochs must be below {2**31 // steps_per_epoch}, since'
+        f' steps are counted in 32 bits; got {config.num_epochs}'
+    )
+  if config.optimizer.accumulate_steps > num_steps:
+    raise ValueError(
+        'config.optimizer.accumulate_steps must be at most'
+        f' {num_steps}, the steps of all epochs, or nothing is ever updated;'
+        f' got {config.optimizer.accumulate_steps}'
+    )
+
+
+def _check_program(program: step.Program, train: protocol.Split) -> None:
+  """Raises ValueError if a step of training cannot be made or held."""
+  key = jax.random.key(0)
+  state = jax.eval_shape(program.init, key)
+  _check_memory(state)
+  kinds: list[Any] = [train]
+  if isinstance(train, protocol.Generator):
+    lengths = [num_epochs for num_epochs, _ in train.lessons] + [1]
+    kinds = [visits.Lesson(i) for i, length in enumerate(lengths) if length]
+  # Tracing one step, without running it, finds inputs that the model refuses.
+  order = jax.eval_shape(program.shuffle, key, 0)
+  for examples in kinds:
+    jax.eval_shape(program.train_steps, state, examples, order, 0, 1.0, key)
 
 
 def _check(config: ml_collections.ConfigDict) -> None:
@@ -306,7 +313,7 @@ def _check_same(config: ml_collections.ConfigDict, digest: str) -> None:
 
 
 def _check_memory(state: step.TrainState) -> None:
-  """Raises ValueError if the device cannot even hold what is trained."""
+  """Raises ValueError if the device cannot even hold the parameters."""
   needed = sum(
       leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state)
   )

@@ -36,7 +36,7 @@ class Piece(NamedTuple):
   """Some steps of an epoch.
 
   Attributes:
-    examples: what `Visits.visit` takes as examples.
+    examples: the examples for `Visits.visit`.
     order: the order that belongs to them.
     num_steps: how many steps there are; gathered batches may be more.
   """

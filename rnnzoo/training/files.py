@@ -1,7 +1,7 @@
 """The files of a run directory: each whole or not there, none taken on trust.
 
-What is written is replaced in one move, so that a kill leaves the old file or
-the new one. What is read is checked, and an error names the file.
+A file is replaced in one move, so that a kill leaves the old file or the new
+one. Files are checked when they are read, and an error names the file.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -25,7 +25,7 @@ T = TypeVar('T')
 
 
 class RunFileError(ValueError):
-  """A file of a run is not what was written, or another version wrote it."""
+  """A file of a run is damaged, or another version wrote it."""
 
 
 @contextlib.contextmanager
@@ -60,7 +60,7 @@ def json_text(content: Any) -> str:
 
 
 def _without_nan(content: Any) -> Any:
-  """Returns what JSON can hold, with None for what is not finite."""
+  """Returns content for JSON, with None for numbers that are not finite."""
   if isinstance(content, Mapping):
     return {key: _without_nan(value) for key, value in content.items()}
   if isinstance(content, list | tuple):
@@ -71,7 +71,7 @@ def _without_nan(content: Any) -> Any:
 
 
 def digest(content: Any) -> str:
-  """Returns a digest of what JSON can hold, the same after a round trip."""
+  """Returns a digest of content, the same after a round trip by JSON."""
   # Keys that are numbers are sorted as the strings that they become.
   text = json.dumps(json.loads(json_text(content)), sort_keys=True)
   return hashlib.sha256(text.encode()).hexdigest()
@@ -86,7 +86,7 @@ def read_signed(path: pathlib.Path) -> dict[str, Any]:
   """Returns the content that `signed` got, from a JSON file.
 
   Raises:
-    RunFileError: it is not what was written there.
+    RunFileError: it is damaged.
   """
   content = read_json(path, dict)
   if content.pop('digest', None) != digest(content):
@@ -97,10 +97,10 @@ def read_signed(path: pathlib.Path) -> dict[str, Any]:
 
 
 def read_json(path: pathlib.Path, kind: type[T]) -> T:
-  """Returns what is in a JSON file of this kind, say a dict.
+  """Returns the content of a JSON file, which is of this kind.
 
   Raises:
-    RunFileError: it is not what was written there.
+    RunFileError: it is damaged.
   """
   try:
     content = json.loads(path.read_text(encoding='utf-8'))
@@ -129,14 +129,14 @@ def write_csv(path: pathlib.Path, dataset: str, history: Sequence[Row]) -> None:
 def read_csv(
     path: pathlib.Path, columns: Mapping[str, Callable[[str], Any]]
 ) -> list[dict[str, Any]]:
-  """Returns the rows of what `write_csv` wrote, without the data set.
+  """Returns the rows that `write_csv` wrote, without the data set.
 
   Args:
     path: the file.
     columns: the type of each column but the first, in order.
 
   Raises:
-    RunFileError: it is not what was written there.
+    RunFileError: it is damaged.
   """
   try:
     with path.open(encoding='utf-8', newline='') as file:
@@ -183,20 +183,11 @@ def check_ends(path: str | os.PathLike[str]) -> None:
     raise ValueError(f'{path} is a device, not a file')
 
 
-def expand(path: str | os.PathLike[str]) -> pathlib.Path:
-  """Returns a path with '~' replaced by the home directory.
-
-  Raises:
-    ValueError: nobody has that home.
-  """
-  return fields.expand(path)
-
-
 def make_directory(path: str, flag: str) -> pathlib.Path:
   """Returns a directory, made where it is not there.
 
   Args:
-    path: of the directory.
+    path: the directory.
     flag: by which it was given.
 
   Raises:

@@ -2,7 +2,7 @@
 
 All randomness is a function of (seed, epoch, step). That, and checkpoints that
 hold all the rest, is why a run that was killed and resumed gives, on CPU,
-bitwise what an uninterrupted run gives.
+bitwise the results of an uninterrupted run.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,12 +34,12 @@ class Seed:
   """One of the seeds that train at once.
 
   Attributes:
-    seed: of initialisation, shuffling and dropout.
+    seed: seeds initialisation, shuffling and dropout.
     run: how far it has come.
     feed: its training examples.
-    key: of dropout.
+    key: the key of dropout.
     checkpoints: its checkpoints.
-    records: what is told and written of it.
+    records: its lines on the terminal and its files.
   """
 
   seed: int
@@ -83,7 +83,7 @@ def train(
   """Trains for one epoch; returns parameters and statistics.
 
   Args:
-    experiment: what `prepare` returned.
+    experiment: the experiment from `prepare`.
     group: the seeds of the compiled call; with several, results have a leading
       axis.
     active: the seeds whose state changes, from `find_active`.
@@ -146,7 +146,7 @@ def validate(
   """Returns the results of the validation by seed.
 
   Args:
-    experiment: what `prepare` returned.
+    experiment: the experiment from `prepare`.
     group: the seeds.
     trained: the parameters and statistics from `train`.
     split: the validation split on the devices.
@@ -169,7 +169,7 @@ def conclude(
   """Draws the conclusions of an epoch, and returns whether it is the best.
 
   Args:
-    experiment: what `prepare` returned.
+    experiment: the experiment from `prepare`.
     run: the seed.
     evaluation: the results of its validation.
   """
@@ -184,7 +184,7 @@ def conclude(
   num_updates = max(experiment.steps_per_epoch - skipped, 1)
   row = {
       'epoch': len(run.history) + 1,
-      # Of the last step, without the digits that float32 makes up.
+      # The last step's, without the digits that float32 makes up.
       'learning_rate': float(f'{learning_rate(experiment, run, -1):.6g}'),
       **{f'train_{name}': value for name, value in train.items()},
       'gradient_norm': float(state.gradient_norm) / num_updates,
@@ -242,14 +242,15 @@ def train_and_evaluate(experiment: experiments.Experiment) -> dict[str, Any]:
   """Trains and tests all seeds, and returns the report.
 
   Args:
-    experiment: what `prepare` returned. Seeds that are done are not run again.
+    experiment: the experiment from `prepare`; seeds that are done are not run
+      again.
 
   Returns:
     The content of report.json: ['test'][metric]['mean'] is the result, and
     ['diverged'] says for which seeds it is worth nothing.
 
   Raises:
-    RunFileError: a file in the run directory is not what was written there.
+    RunFileError: a file in the run directory is damaged.
     OSError: a file cannot be written.
   """
   config, task = experiment.config, experiment.task
@@ -326,7 +327,7 @@ def run_seeds(
   for the others' lesson to end.
 
   Args:
-    experiment: what `prepare` returned.
+    experiment: the experiment from `prepare`.
     splits: the training split as the feed takes it, the others from
       `Program.load`.
     seeds: which ones.
@@ -391,29 +392,28 @@ def _begin(
 def _finish(
     experiment: experiments.Experiment, one: Seed, tests: dict[str, Any]
 ) -> None:
-  """Writes the result of a seed, given those of the test and other splits."""
+  """Writes the result of a seed, with its results on the test splits."""
   task, seed, run, records = experiment.task, one.seed, one.run, one.records
   # Once more: this process may have had no epoch to run.
   records.write_metrics(run.history)
   test, main = tests.pop('test'), task.metrics[0]
   records.close(f'test {main.name} {main.text(test[main.name])}, {run.stopped}')
-  report_lib.write_result(
-      experiment.workdir / f'seed_{seed}' / 'result.json',
-      {
-          **run_directory.owner(experiment.workdir, seed),
-          'dataset': task.dataset,
-          'test': test,
-          **({'splits': tests} if tests else {}),
-          'best_epoch': run.best_epoch,
-          'num_epochs': len(run.history),
-          'stopped': run.stopped,
-          'diverged': run.diverged,
-          'num_parameters': sum(
-              leaf.size for leaf in jax.tree.leaves(run.state.params)
-          ),
-          'history': run.history,
-      },
-  )
+  result = {
+      **run_directory.owner(experiment.workdir, seed),
+      'dataset': task.dataset,
+      'test': test,
+      **({'splits': tests} if tests else {}),
+      'best_epoch': run.best_epoch,
+      'num_epochs': len(run.history),
+      'stopped': run.stopped,
+      'diverged': run.diverged,
+      'num_parameters': sum(
+          leaf.size for leaf in jax.tree.leaves(run.state.params)
+      ),
+      'history': run.history,
+  }
+  path = experiment.workdir / f'seed_{seed}' / 'result.json'
+  files.write_json(path, files.signed(result))
 
 
 def _record(

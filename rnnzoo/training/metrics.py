@@ -15,7 +15,7 @@ def of_examples(
   """Returns the metrics of a split by name, without those `at_test`.
 
   Args:
-    evaluation: of all its examples.
+    evaluation: the results of all its examples.
     metrics: in the order wanted.
   """
   weights = None
@@ -65,9 +65,9 @@ def monitored(
   relative threshold means nothing below zero.
 
   Args:
-    name: of the metric, 'validation_accuracy'.
-    value: of the last epoch.
-    metrics: of the task.
+    name: the name of the metric, as 'validation_accuracy'.
+    value: its value in the last epoch.
+    metrics: the metrics of the task.
   """
   metric = find(name.removeprefix('validation_'), metrics)
   return metric.greatest - value if metric.higher_is_better else value
@@ -83,11 +83,11 @@ def of_test(
     measured: Mapping[str, Any],
     task: protocol.Task,
 ) -> dict[str, Any]:
-  """Returns what result.json holds of a split, the loss last.
+  """Returns the entries of a split in result.json, the loss last.
 
   Args:
-    evaluation: of all its examples.
-    measured: what `Task.measure` returned.
+    evaluation: the results of all its examples.
+    measured: numbers from `Task.measure`.
     task: whose metrics are wanted.
 
   Raises:

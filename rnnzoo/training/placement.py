@@ -141,7 +141,8 @@ def choose(
   """Returns the devices that a run takes: as many of each process.
 
   Args:
-    batch_size: of the global batch, which the number of devices divides.
+    batch_size: examples of the global batch, which the number of devices
+      divides.
     num_devices: how many, of all processes together; None for as many as there
       are and the batch can be split over, or one for several seeds at once.
     seeds_at_once: how many seeds train in one call, which has one device.

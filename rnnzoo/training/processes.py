@@ -1,8 +1,8 @@
-"""Several processes that train together: who they are, what they agree on.
+"""Several processes that train together: who they are, how they agree.
 
 All processes run the same program on the same numbers. The first one alone
 touches the files of a run, apart from checkpoints, and talks to the terminal.
-Where the others need to know what it found, `from_first` tells them, errors
+Where the others need its findings, `from_first` tells them, errors
 included, so that all processes take the same way.
 """
 
@@ -149,7 +149,7 @@ def say(text: str, end: str = '\n') -> None:
 
 
 def from_first(function: Callable[[], T]) -> T:
-  """Returns in all processes what a function returns in the first.
+  """Returns in all processes the first one's value of a function.
 
   Args:
     function: is called by the first process only. Its result, or the error that
@@ -170,11 +170,11 @@ def from_first(function: Callable[[], T]) -> T:
 
 
 def one_after_first(function: Callable[[], T]) -> T:
-  """Returns what a function returns in this process; the first one calls first.
+  """Returns this process's value of a function; the first one calls first.
 
   Args:
-    function: may leave on a shared disk what the others then find. If it raises
-      in one process, all raise.
+    function: may leave files on a shared disk for the others. If it raises in
+      one process, all raise.
   """
   results: list[T] = []
   from_first(lambda: results.append(function()))
@@ -199,7 +199,7 @@ def check_same(digest: str, name: str) -> None:
 
   Args:
     digest: hexadecimal digits, always as many.
-    name: of what it is the digest.
+    name: names the digested thing in the message.
   """
   if jax.process_count() == 1:
     return

@@ -139,7 +139,7 @@ def profile(experiment: experiments.Experiment) -> str:
   the run but its directory `profile` is touched.
 
   Args:
-    experiment: what `prepare` returned.
+    experiment: the experiment from `prepare`.
 
   Raises:
     ValueError: the profiler wrote no trace, or one without operators.

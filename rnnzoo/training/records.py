@@ -152,7 +152,7 @@ class EpochTimes:
     num_examples: examples of an epoch.
 
   Raises:
-    RunFileError: the file is not what was written there.
+    RunFileError: the file is damaged.
   """
 
   def __init__(
@@ -320,7 +320,7 @@ class Samples:
     done: how many epochs are done; samples of later ones are void.
 
   Raises:
-    RunFileError: the file is not what was written there.
+    RunFileError: the file is damaged.
   """
 
   def __init__(self, path: pathlib.Path, dataset: str, done: int):
@@ -368,7 +368,7 @@ def _read(path: pathlib.Path, first: str) -> Iterator[tuple[int, str]]:
   """Yields epochs and samples of a file.
 
   Raises:
-    RunFileError: it is not what was written there.
+    RunFileError: it is damaged.
   """
   # Without the reader's newlines: a sample may have '\r'.
   text = path.read_bytes().decode('utf-8', errors='replace')
@@ -390,12 +390,12 @@ class Records:
   Every process has them and calls them alike; the first one alone writes.
 
   Args:
-    experiment: what `prepare` returned.
+    experiment: the experiment from `prepare`.
     seed: which of its seeds.
     done: how many epochs an earlier process did.
 
   Raises:
-    RunFileError: a file is not what was written there.
+    RunFileError: a file is damaged.
   """
 
   def __init__(self, experiment: experiments.Experiment, seed: int, done: int):

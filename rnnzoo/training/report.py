@@ -26,10 +26,10 @@ def plot_curves(
 
   Args:
     path: the PNG file.
-    title: what is shown, with the name of the data set.
+    title: names the experiment and the data set.
     histories: the epochs of each seed by the seed's name.
-    quantities: of training and validation: 'loss', which gets a logarithmic
-      axis, and others.
+    quantities: numbers of training and validation: 'loss', which gets a
+      logarithmic axis, and others.
   """
   count = len(quantities)
   figure, (axes,) = figures.make_figure(count, (5.0 * count, 4.0), title)
@@ -58,23 +58,18 @@ def plot_curves(
 _IN_RESULTS_ALONE = ('config', 'data', 'history')
 
 
-def write_result(path: pathlib.Path, result: Mapping[str, Any]) -> None:
-  """Writes a seed's result.json, with a digest of the rest at its end."""
-  files.write_json(path, files.signed(result))
-
-
 def read_result(
     directory: pathlib.Path, seed: int, dataset: str
 ) -> dict[str, Any]:
-  """Returns what `write_result` wrote.
+  """Returns the content of a seed's result.json.
 
   Args:
-    directory: of the run.
+    directory: the run directory.
     seed: whose it must be.
     dataset: the name of the data set that it must be of.
 
   Raises:
-    RunFileError: it is not what was written there.
+    RunFileError: it is damaged.
   """
   path = directory / f'seed_{seed}' / 'result.json'
   wanted = run_directory.owner(directory, seed) | {'dataset': dataset}
@@ -101,14 +96,14 @@ def summarize(
   """Returns the report over all seeds: each number's mean and std.
 
   Args:
-    name: of the experiment.
+    name: the name of the experiment.
     changed: the fields in which it differs from the config of its name.
     results: one a seed, as the loop writes them to result.json.
-    metrics: of the task.
-    numbers: what the task adds.
+    metrics: the metrics of the task.
+    numbers: entries that the task adds.
 
   Returns:
-    The std is that of the population (divided by the number of seeds), as in
+    The std is the population's (divided by the number of seeds), as in
     the published tables that we compare with. Where a seed has no finite
     number, neither have mean and std: they are None. 'diverged' lists the seeds
     whose training ended with a loss that was not finite. 'splits' has what
@@ -132,7 +127,7 @@ def summarize(
 
 
 def of_seed(result: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns what report.json holds of a seed's result."""
+  """Returns the part of a seed's result that is in report.json."""
   return {k: result[k] for k in result if k not in _IN_RESULTS_ALONE}
 
 
@@ -210,9 +205,9 @@ def write_report(
 
   Args:
     directory: the run directory.
-    report: what `summarize` returned.
-    results: one a seed, what `report` was made of.
-    metrics: of the task.
+    report: the report from `summarize`.
+    results: the results in it, one a seed.
+    metrics: the metrics of the task.
     more: the task's own files.
   """
   title = f'{report["experiment"]}, {report["dataset"]}'

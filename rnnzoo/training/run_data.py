@@ -29,7 +29,7 @@ class Data(NamedTuple):
 
   Attributes:
     dataset: the name of the data set that was really read.
-    described: what `Task.describe` returned, as JSON gives it back.
+    described: the value of `Task.describe` after a round trip by JSON.
     digest: the SHA-256 of all this and of the arrays.
     summary: returns the summary of each array by its path.
   """
@@ -44,7 +44,7 @@ def of_task(task: tasks.Task) -> Data:
   """Returns the data of a task.
 
   Raises:
-    ValueError: JSON cannot hold what the task described.
+    ValueError: JSON cannot hold the task's description.
   """
   try:
     described = json.loads(json.dumps(task.describe(), allow_nan=False))
@@ -137,7 +137,7 @@ def _described_otherwise(there: Any, here: Any) -> str:
 
 
 def summarise(array: np.ndarray) -> list[str]:
-  """Returns an array's dtype and shape, and what `differences` compares.
+  """Returns an array's dtype and shape, and more for `differences`.
 
   That is a digest or, for floats, a line for each column of the last axis: the
   sums of several parts with random signs, which another order changes as well.

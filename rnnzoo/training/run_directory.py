@@ -21,6 +21,7 @@ import flax
 import jax
 import ml_collections
 
+from rnnzoo.tasks import fields
 from rnnzoo.training import checkpointing
 from rnnzoo.training import files
 from rnnzoo.training import processes
@@ -60,23 +61,6 @@ _OF_TEST_DATA = (
     'data.test_context',
     'data.test_lengths',
     'data.num_test',
-)
-
-# How to go on where a run has another config, by mode.
-_REMEDIES: Mapping[str, str] = types.MappingProxyType(
-    {
-        'train': (
-            'pass another --workdir, or, to go on with that run, the flags that'
-            ' it was trained with'
-        ),
-        **{
-            mode: (
-                'pass the flags that it was trained with, or take its own'
-                f' config, by rnnzoo {mode} {{}}'
-            )
-            for mode in ('evaluate', 'predict', 'sample')
-        },
-    }
 )
 
 # The locks of this process, by directory. They are never let go: the system
@@ -121,7 +105,7 @@ def open_or_create(
       checkpoints.
     OSError: the directory cannot be made or written to.
   """
-  _check_path(files.expand(workdir or pathlib.Path('runs') / (prefix or name)))
+  _check_path(fields.expand(workdir or pathlib.Path('runs') / (prefix or name)))
   if workdir:
     path = files.make_directory(workdir, '--workdir')
   else:
@@ -231,7 +215,7 @@ def _owners(path: pathlib.Path) -> Iterator[dict[str, Any]]:
 
 
 def owner(path: pathlib.Path, seed: int) -> dict[str, Any]:
-  """Returns what checkpoints and results of a seed of a run name."""
+  """Returns the digests and the seed that a seed's checkpoints name."""
   run = files.read_signed(path / 'run.json')
   config = _digest(_read_listed(path, run, 'config.json'))
   return {'seed': seed, 'config': config, 'data': run['data_digest']}
@@ -267,7 +251,7 @@ def check_same(
 
   Raises:
     ValueError: they differ; the message says where.
-    RunFileError: a file is not what was written there.
+    RunFileError: a file is damaged.
   """
   there = flatten(files.read_json(path / 'config.json', dict))
   here = flatten(as_json(config))
@@ -278,9 +262,17 @@ def check_same(
   if mode == 'evaluate':
     ignored.update(of_tests(config.task))
   if text := files.differences(there, here, ignored):
+    remedy = (
+        'pass another --workdir, or, to go on with that run, the flags that it'
+        ' was trained with'
+    )
+    if mode != 'train':
+      remedy = (
+          'pass the flags that it was trained with, or take its own config, by'
+          f' rnnzoo {mode} {path}'
+      )
     raise ValueError(
-        f'--workdir={path} holds a run with another config ({text});'
-        f' {_REMEDIES[mode].format(path)}'
+        f'--workdir={path} holds a run with another config ({text}); {remedy}'
     )
 
 
@@ -295,14 +287,14 @@ def check_data(
 
   Args:
     path: the run directory.
-    run: what run.json holds.
+    run: the content of run.json.
     data: the data here.
     goes_on: whether the run is to be trained on.
     has_own_tests: whether data that are tests alone may be others.
 
   Raises:
     ValueError: the data are others; the message says where.
-    RunFileError: task.json is not what was written there.
+    RunFileError: task.json is damaged.
   """
   described = None
   if 'task.json' in run['files']:
@@ -321,11 +313,11 @@ def of_tests(task: str) -> tuple[str, ...]:
 def read(
     path: pathlib.Path,
 ) -> tuple[ml_collections.ConfigDict, dict[str, Any]]:
-  """Returns the config of a run, and what run.json holds.
+  """Returns the config of a run, and the content of run.json.
 
   Raises:
     FileNotFoundError: the directory holds no run.
-    RunFileError: a file, task.json included, is not what was written there.
+    RunFileError: a file, task.json included, is damaged.
   """
   for name in ('config.json', 'run.json'):
     if not (path / name).is_file():
@@ -338,10 +330,10 @@ def read(
 def _read_listed(
     path: pathlib.Path, run: Mapping[str, Any], name: str
 ) -> dict[str, Any]:
-  """Returns what is in a file of which run.json has the digest.
+  """Returns the content of a file whose digest is in run.json.
 
   Raises:
-    RunFileError: it is not what was written there.
+    RunFileError: it is damaged.
   """
   if not (path / name).is_file():
     raise files.RunFileError(f'{path / name} is missing')

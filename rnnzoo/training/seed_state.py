@@ -29,7 +29,7 @@ class SeedState:
   """The training of one seed so far; all of it is in a checkpoint.
 
   Attributes:
-    state: what the next step needs.
+    state: the arrays that the next step needs.
     plateau: the plateau rule's state, or ().
     best: (params, statistics) of the best epoch so far.
     best_epoch: which one that was.
@@ -70,7 +70,7 @@ class SeedState:
     """Returns whether there was a checkpoint to go on from.
 
     Raises:
-      RunFileError: it is not what was written there.
+      RunFileError: it is damaged.
     """
     restored = checkpoints.restore((self.state, self.plateau), self.best)
     if restored is None:
@@ -101,7 +101,7 @@ class SeedState:
     Args:
       config: the resolved config.
       plateau: the rule that lowers the learning rate, or None.
-      metrics: of the task, one of which is monitored.
+      metrics: the metrics of the task, one of which is monitored.
       next_rate: returns the learning rate of the next step; None to go on
         whatever it is.
       lesson_epochs: how many epochs train on lessons that come first. No
@@ -144,7 +144,7 @@ def begin(experiment: experiments.Experiment, key: jax.Array) -> SeedState:
   """Returns the state before the first epoch.
 
   Args:
-    experiment: what `prepare` returned.
+    experiment: the experiment from `prepare`.
     key: the key of the parameters.
   """
   state, rule = experiment.program.init(key), experiment.plateau

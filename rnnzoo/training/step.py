@@ -135,14 +135,7 @@ def make_program(
   structure, params, _ = split(
       nnx.eval_shape(lambda: task.build_model(nnx.Rngs(0)))
   )
-  if dropconnect_rate:
-    drop = lambda params, key: rnnzoo.dropconnect(params, dropconnect_rate, key)
-    try:
-      jax.eval_shape(drop, params, jax.random.key(0))
-    except ValueError as error:
-      raise ValueError(
-          f'config.model.dropconnect_rate={dropconnect_rate}: {error}'
-      ) from error
+  _check_dropconnect(params, dropconnect_rate)
   functions = _Functions(
       task=task,
       optimizer=optimizer,
@@ -189,6 +182,18 @@ def make_program(
 
   one_seed = program(0, lambda function, unused_axes: function)
   return one_seed._replace(at_once=program(1, jax.vmap))
+
+
+def _check_dropconnect(params: nnx.State, rate: float) -> None:
+  """Raises ValueError if there is no matrix of which a share can be dropped."""
+  drop = lambda params, key: rnnzoo.dropconnect(params, rate, key)
+  try:
+    if rate:
+      jax.eval_shape(drop, params, jax.random.key(0))
+  except ValueError as error:
+    raise ValueError(
+        f'config.model.dropconnect_rate={rate}: {error}'
+    ) from error
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

@@ -28,8 +28,6 @@ from rnnzoo.training import run_data
 from rnnzoo.training import run_directory
 from rnnzoo.training import step
 
-# The models of best epochs: read from checkpoints, and tested.
-
 
 def best_model(experiment: experiments.Experiment, seed: int) -> nnx.Module:
   """Returns the model of a seed's best epoch so far.
@@ -47,16 +45,7 @@ def best_model(experiment: experiments.Experiment, seed: int) -> nnx.Module:
 def restore_best(
     task: protocol.Task, workdir: pathlib.Path, seed: int
 ) -> nnx.Module:
-  """Returns the model of a seed's best epoch so far.
-
-  Args:
-    task: whose model it is.
-    workdir: the run directory.
-    seed: which of its seeds.
-
-  Raises:
-    FileNotFoundError: the seed has no checkpoint.
-  """
+  """Does the same with the task and the directory of a run."""
   directory = workdir / f'seed_{seed}' / 'checkpoints'
   if not directory.is_dir():
     parents = [found.parent for found in workdir.glob('seed_*/checkpoints')]
@@ -81,9 +70,9 @@ def evaluate_best(
   """Returns the results of 'test', and of all splits that are further ones.
 
   Args:
-    experiment: what `prepare` returned.
-    best: (parameters, statistics).
-    test: what `step.load` made of that split.
+    experiment: the experiment from `prepare`.
+    best: parameters and statistics.
+    test: the split 'test' from `Program.load`.
   """
   program, task = experiment.program, experiment.task
   abstract = nnx.eval_shape(lambda: task.build_model(nnx.Rngs(0)))
@@ -104,10 +93,10 @@ class Trained:
   """The model of the best epoch of one seed.
 
   Attributes:
-    model: it.
-    config: of the run.
+    model: the model.
+    config: the config of the run.
     seed: which of the run's seeds.
-    task: it predicts. `task.splits` shows what inputs look like; where the
+    task: makes predictions. `task.splits` shows examples of inputs; where the
       task was restored, its data are read when they are first asked for.
   """
 
@@ -173,11 +162,11 @@ class Trained:
 
     Args:
       prompt: how the text begins.
-      key: of all random choices; None for one made of the seed.
-      length: how much follows the prompt, in characters; None for that of the
+      key: seeds all random choices; None for one made of the seed.
+      length: how many characters follow the prompt; None for the number in the
         run's config.
       temperature: divides the logits of a sample, 0 for the most likely
-        character; None for that of the run's config.
+        character; None for the one in the run's config.
 
     Raises:
       NotImplementedError: the task makes no text, or its samples have no length
@@ -250,14 +239,16 @@ def load(directory: str | os.PathLike[str], seed: int | None = None) -> Trained:
     FileNotFoundError: there is no run, or the seed has no checkpoint.
     ValueError: `seed` is no integer, or the run had another task or, where the
       data are read, other data than there are here.
-    RunFileError: a file is not what was written there.
+    RunFileError: a file is damaged.
   """
-  path = files.expand(directory)
+  path = fields.expand(directory)
   config, run = run_directory.read(path)
   fields.check(config, {'task': fields.text()}, 'config')
   dataset = run['dataset']
   read = lambda: _read(config, run, path)
-  if 'task.json' in run['files'] and _can_be_restored(config.task):
+  # `tasks.register` also takes functions, which have no `restore`.
+  make: Any = tasks.find(config.task)
+  if 'task.json' in run['files'] and hasattr(make, 'restore'):
     task = _restore(config, path / 'task.json')
     task.dataset, task.splits = dataset, _Splits(lambda: read().splits)
   else:
@@ -271,11 +262,6 @@ def _seed(given: Any) -> int:
   if isinstance(given, bool) or not isinstance(given, numbers.Integral):
     raise ValueError(f'seed must be an integer or None, got {given!r}')
   return int(given)
-
-
-def _can_be_restored(name: str) -> bool:
-  # `tasks.register` also takes functions, which have no `restore`.
-  return hasattr(tasks.find(name), 'restore')
 
 
 def _restore(

@@ -44,7 +44,7 @@ def write(
     }
     path = directory / f'seed_{seed}'
     path.mkdir()
-    report_lib.write_result(path / 'result.json', result)
+    files.write_json(path / 'result.json', files.signed(result))
     results.append(report_lib.of_seed(result))
   report = {
       'experiment': experiment,
