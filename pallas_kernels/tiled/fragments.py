@@ -47,7 +47,7 @@ def permute(matrix: Array, units: int = UNITS) -> Array:
 
   Args:
     matrix: [..., units].
-    units: of a part.
+    units: number of units of a part.
   """
   lead = matrix.shape[:-1]
   # [group, l mod 4, which eight columns, which of two]
@@ -105,7 +105,7 @@ def cleared(total: Array, groups: Sequence[int], negative: Array) -> Array:
 
   Args:
     total: the product.
-    groups: of 32 columns.
+    groups: numbers of groups of 32 columns.
     negative: int32, below zero.
   """
   results = {'ones': jnp.int32, 'zeros': jnp.int32}
@@ -147,7 +147,7 @@ class Place:
   """Where this thread's part of a tile lies.
 
   Attributes:
-    row: of the batch, int32 [128], within it.
+    row: a row of the batch, int32 [128].
     feature: the first one, int32 [128].
     valid: int32 [128], not 0 where the row exists.
   """
@@ -169,7 +169,7 @@ class Place:
       tiles: all tiles.
       tile: the tile.
       warpgroup: number of this warpgroup.
-      group: of units.
+      group: number of the group of units.
       half: which of a thread's two rows.
     """
     thread = ptx.thread()
@@ -191,11 +191,11 @@ def load(
   """Starts to read a part; `decode` makes float32 of the words.
 
   Args:
-    ref: in device memory.
-    offset: of its first element, a multiple of `units`.
-    dtype: of the elements.
+    ref: an array in device memory.
+    offset: the place of its first element, a multiple of `units`.
+    dtype: the elements' dtype.
     where: int32, not 0 in threads that read; zeros elsewhere. None for all.
-    units: of the part, 8 or 4.
+    units: number of units of the part, 8 or 4.
 
   Returns:
     An int32 [128] for two elements of 16 bits or one of float32; eight of
@@ -215,7 +215,7 @@ def decode(words: Sequence[Array], dtype) -> list[Array]:
 
   Args:
     words: all that `load` returned, or some where they have two units each.
-    dtype: of the elements.
+    dtype: the elements' dtype.
   """
   if jnp.dtype(dtype).itemsize == 4:
     floats = [instructions.as_float(word) for word in words]
@@ -296,8 +296,8 @@ def prefetch(ref: Ref, offset: Array, size: int, where: Array) -> None:
   """Brings the 128 bytes around an element to the L2 cache.
 
   Args:
-    ref: in device memory.
-    offset: of the element.
+    ref: an array in device memory.
+    offset: the element's place.
     size: bytes of an element.
     where: int32, not 0 in threads that do it.
   """

@@ -33,7 +33,7 @@ def rows_at_once(rows: int, time: int, gates: int, features: int) -> int:
     features: F.
 
   Returns:
-    The size of the parts, which is that of the batch where one suffices; 0
+    The rows of a part: the whole batch where one part suffices; 0
     where not even one row can run.
   """
   most = ELEMENTS // max(1, time * gates * features)

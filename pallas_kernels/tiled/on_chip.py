@@ -1,20 +1,28 @@
-"""Teams: CTAs of a cluster that share out the sum of a tile.
+"""Tiles whose matrix stays on chip: who has which part of a tile, and its sums.
 
-A matrix that stays in shared memory need not be read again in every step, but
-one CTA cannot hold it for a sum over all gates. So a team of four has a part of
-the sum each. Warp w of a product has its rows 16 w and following, and the sums
-of these rows are what CTA w of the team finishes:
+A CTA has one tile for all steps. One warpgroup multiplies and hands the sums
+on; others update. In the forward pass a CTA has all of its tile's matrix:
+
+    multiplies    product   [64 rows, columns]: the gates of a tile side by side
+                  put       -> shared memory, where slices of the operand were
+                            ==barrier==>
+    update        gates     [64 rows, units] of each gate
+
+In the adjoint the sum is over all gates, too long for one CTA. A team of four
+CTAs has a part of the sum each. Warp w of a product has its rows 16 w and
+following, and the sums of these rows are what CTA w of the team finishes:
 
     multiplies    product   [64 rows, units], a part of the sum
                   send      warp w: 16 rows -> shared memory of CTA w
                             ==mbarrier, which counts the bytes==>
     update        total     [16 rows, units], the whole sum
 
-A group is 16 units; of a group and eight rows a warp sends 512 bytes, 16 of
-each thread. What a CTA sends to itself lies where a slice of the operand was.
+A group is 16 columns. A warp leaves 512 bytes for a group and eight rows, 16 of
+each thread. Sums that a CTA of a team sends to itself lie where a slice of the
+operand was. `low_tiles` has the order of tiles of 32 rows.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 import dataclasses
 import functools
 from typing import Any
@@ -50,15 +58,18 @@ _HALF = 8
 # Bytes of the sums of a group and eight rows.
 _BLOCK = 512
 
+# Pallas uses the first of the sixteen barriers, `cut.Counters` those from 12.
+_BARRIER = 11
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
   """How the work is cut.
 
   Attributes:
-    units: of a tile.
+    units: number of units of a tile.
     stages: slots of the ring buffer for slices of the operand.
-    rows: of a tile, 64, or 32 as in `low_tiles`.
+    rows: number of rows of a tile, 64, or 32 as in `low_tiles`.
     held: slices of the matrix in registers, of low tiles only.
   """
 
@@ -69,13 +80,13 @@ class Config:
 
   @property
   def low(self) -> bool:
-    """Whether tiles have 32 rows, and 64 units."""
+    """Whether tiles have 32 rows, and 64 columns of the matrix."""
     return self.rows == low_tiles.ROWS
 
   @property
   def members(self) -> int:
     """CTAs that share out a tile."""
-    return MEMBERS
+    return 1
 
   @property
   def warpgroups(self) -> int:
@@ -87,6 +98,46 @@ class Config:
     """Warpgroups that update; of low tiles the last one copies."""
     return WARPGROUPS - self.low
 
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GateConfig(Config):
+  """How a forward pass is cut: a CTA has all gates of its tile.
+
+  Attributes:
+    gates: number of gates of a tile.
+  """
+
+  gates: int
+
+  @property
+  def columns(self) -> int:
+    """Columns of a product; of low tiles 16 a gate, and zeros behind them."""
+    return low_tiles.COLUMNS if self.low else self.gates * self.units
+
+  @property
+  def per_row(self) -> int:
+    """Parts of a row of a tile."""
+    return self.units // UNITS
+
+  @property
+  def parts(self) -> int:
+    """Parts of a tile that a thread has; the last one may be beyond it."""
+    return pl.cdiv(self.rows * self.per_row, self.updating * ptx.LANES)
+
+  @property
+  def sum_bytes(self) -> int:
+    """Bytes of the sums."""
+    return 4 * self.rows * self.columns
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TeamConfig(Config):
+  """How an adjoint is cut: a team of CTAs shares out the sum of a tile."""
+
+  @property
+  def members(self) -> int:
+    return MEMBERS
+
   @property
   def groups(self) -> int:
     """Groups of units of a tile."""
@@ -94,7 +145,7 @@ class Config:
 
   @property
   def blocks(self) -> int:
-    """Of a group and eight rows, those that a CTA finishes."""
+    """Blocks of a group and eight rows that a CTA finishes."""
     return self.rows * self.groups // (MEMBERS * _HALF)
 
   @property
@@ -107,25 +158,18 @@ class Config:
     """Bytes of the sums that a CTA receives from each of the team."""
     return self.blocks * _BLOCK
 
+  @property
+  def sum_words(self) -> int:
+    """Shared memory for sums of the others, in int32."""
+    return (MEMBERS - 1) * self.sum_bytes // 4
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Tiles:
-  """All tiles of a step, each with CTAs of its own in all steps.
-
-  Attributes:
-    config: how the work is cut; `resident.Config` has teams of a single CTA.
-    batch: B.
-    size: D, units of the only head.
-  """
+class Tiles(cut.Tiles):
+  """All tiles of the only head, each with CTAs of its own in all steps."""
 
   config: Any
-  batch: int
-  size: int
-
-  @property
-  def row_blocks(self) -> int:
-    """Tiles over the batch."""
-    return pl.cdiv(self.batch, self.config.rows)
+  heads: int = 1
 
   @property
   def unit_blocks(self) -> int:
@@ -133,34 +177,25 @@ class Tiles:
     return pl.cdiv(self.size, self.config.units)
 
   @property
-  def teams(self) -> int:
-    """Tiles of a step."""
-    return self.row_blocks * self.unit_blocks
-
-  @property
   def ctas(self) -> int:
     """CTAs of the grid; all are on the device at once."""
-    return self.teams * self.config.members
+    return self.total * self.config.members
 
   @property
   def grid(self) -> dict[str, dict[str, int]]:
     """Axes of the grid and of the cluster."""
     members = self.config.members
     cluster = {'member': members} if members > 1 else {}
-    return {'grid': {'team': self.teams}, 'cluster': cluster}
-
-  @property
-  def counters(self) -> int:
-    """Row blocks: each runs by itself."""
-    return self.row_blocks
+    return {'grid': {'team': self.total}, 'cluster': cluster}
 
   @property
   def arrivals(self) -> int:
     """CTAs that publish a part of a row block in each step."""
     return self.unit_blocks * self.config.members
 
-  def find(self) -> cut.Tile:
+  def find(self, i: int = 0) -> cut.Tile:
     """Returns the tile of this CTA."""
+    del i  # There is one.
     index = lax.axis_index('team')
     counter = lax.div(index, jnp.int32(self.unit_blocks))
     return cut.Tile(
@@ -176,21 +211,53 @@ def publish(counters, tile: cut.Tile, warpgroups: int) -> None:
 
   Args:
     counters: `cut.Counters`.
-    tile: of this CTA.
-    warpgroups: that update.
+    tile: the tile of this CTA.
+    warpgroups: how many update; the one before them multiplies.
   """
-  # The warpgroup before them multiplies.
   counters.publish(tile.counter, jnp.int32(1), warpgroups)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Part:
+  """A part of the tile that a thread updates, with all gates.
+
+  Attributes:
+    place: its place.
+    row: a row of the tile, int32 [128].
+    index: which part of the row, int32 [128].
+  """
+
+  place: fragments.Place
+  row: Array
+  index: Array
+
+  @classmethod
+  def of(cls, tiles: Tiles, tile, warpgroup, i: int) -> 'Part':
+    """Returns the i-th part of this thread of a warpgroup that updates."""
+    config: Any = tiles.config
+    first = i * config.updating
+    number = ptx.thread() + (first + warpgroup - 1) * ptx.LANES
+    own = lax.div(number, jnp.int32(config.per_row))
+    index = number - own * config.per_row
+    exists = own < config.rows
+    own = jnp.minimum(own, config.rows - 1)
+    row = tile.row + own
+    place = fragments.Place(
+        row=jnp.minimum(row, tiles.batch - 1),
+        feature=tile.block * config.units + index * UNITS,
+        valid=(exists & (row < tiles.batch)).astype(jnp.int32),
+    )
+    return cls(place=place, row=own, index=index)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TeamPart:
   """A part of the tile that a thread finishes.
 
   Attributes:
-    place: where it lies.
+    place: its place.
     block: its sums of a group and eight rows, int32 [128].
-    octet: eight rows of the batch that it is of, int32 [128].
+    octet: its eight rows of the batch, int32 [128].
     inside: int32 [128], not 0 where the tile has it and its units exist.
   """
 
@@ -200,10 +267,11 @@ class Part:
   inside: Array
 
   @classmethod
-  def of(cls, tiles: Tiles, tile, warpgroup, i: int) -> 'Part':
+  def of(cls, tiles: Tiles, tile, warpgroup, i: int) -> 'TeamPart':
     """Returns the i-th part of this thread of a warpgroup that updates."""
+    config: Any = tiles.config
     thread = ptx.thread()
-    lane, config = thread & 31, tiles.config
+    lane = thread & 31
     block = (i * config.updating + warpgroup - 1) * 4 + (thread >> 5)
     exists = block < config.blocks
     block = jnp.minimum(block, config.blocks - 1)
@@ -227,26 +295,102 @@ class Part:
     return cls(place=place, block=block, octet=octet, inside=inside)
 
 
+def _words(product: Array, low: bool) -> Iterator[Sequence[Array]]:
+  """Yields the four words that a thread leaves of each group and eight rows.
+
+  Args:
+    product: [64, columns], of low tiles [columns, 32].
+    low: whether it is of a low tile.
+  """
+  if low:
+    yield from low_tiles.words(product)
+    return
+  for part in fragments.parts(product, UNITS):
+    yield [instructions.as_word(x) for x in ptx.unstack(part)]
+
+
+def _read(ref: Ref, at: Array, low: bool) -> Array:
+  """Returns four units of a row from shared memory, float32 [4 * 128]."""
+  if low:
+    return low_tiles.read(ref, at)
+  words = memory.load_words_smem(ref, at)
+  return ptx.stack([instructions.as_float(word) for word in words])
+
+
 class Sums:
+  """Sums in shared memory, from one warpgroup to the others of its CTA.
+
+  Args:
+    config: how the work is cut.
+    ref: shared memory that nobody needs when sums are put.
+  """
+
+  def __init__(self, config: GateConfig, ref: Ref):
+    self.config, self.ref = config, ref
+
+  def put(self, product: Array) -> None:
+    """Stores a product, [64, columns], of low tiles [columns, 32]."""
+    thread, groups = ptx.thread(), self._groups
+    if self.config.low:
+      # A warp has a gate.
+      at = low_tiles.sender() + (thread >> 5) * self._gate_bytes
+    else:
+      at = (thread & 31) * 16 + (thread >> 5) * (2 * groups * _BLOCK)
+    for i, words in enumerate(_words(product, self.config.low)):
+      group, half = divmod(i, 2)
+      place = i if self.config.low else half * groups + group
+      memory.store_words_smem(self.ref, at + place * _BLOCK, words)
+    self._meet('arrive')
+
+  @property
+  def _groups(self) -> int:
+    return self.config.columns // GROUP
+
+  @property
+  def _gate_bytes(self) -> int:
+    """Bytes of the sums of a gate of a low tile."""
+    return low_tiles.ROWS // low_tiles.OCTET * _BLOCK
+
+  def wait(self) -> None:
+    """Waits until a product has been put."""
+    self._meet('sync')
+
+  def _meet(self, how: str) -> None:
+    threads = (1 + self.config.updating) * ptx.LANES
+    ptx.emit(f'bar.{how} {_BARRIER}, {threads};', {}, {})
+
+  def gates(self, part: Part) -> tuple[Array, ...]:
+    """Returns a part of each gate, float32 [4 * 128]."""
+    config, found = self.config, []
+    if config.low:
+      row = (part.row >> 3) * _BLOCK
+    else:
+      row = (part.row >> 3) * (self._groups * _BLOCK) + (part.row & 7) * 64
+    for gate in range(config.gates):
+      if config.low:
+        at = row + gate * self._gate_bytes
+      else:
+        number = part.index + gate * config.per_row
+        at = row + (number >> 2) * _BLOCK + (number & 3) * 16
+      found.append(_read(self.ref, at, config.low))
+    return tuple(found)
+
+
+class TeamSums:
   """Sums in shared memory of all CTAs of a team.
 
   Args:
     config: how the work is cut.
-    ref: int32 in shared memory, `words` of it.
+    ref: int32 in shared memory, `TeamConfig.sum_words` of it.
     signal: an mbarrier, int32 in shared memory, `SIGNAL_WORDS` of it.
     free: shared memory that no CTA of the team needs when it sends.
   """
 
   SIGNAL_WORDS = 2
 
-  def __init__(self, config: Config, ref: Ref, signal: Ref, free: Ref):
+  def __init__(self, config: TeamConfig, ref: Ref, signal: Ref, free: Ref):
     self.config, self.ref, self.signal = config, ref, signal
     self._own = sync.distance(ref, free)
-
-  @classmethod
-  def words(cls, config: Config) -> int:
-    """Returns the shared memory for sums of the others, in int32."""
-    return (MEMBERS - 1) * config.sum_bytes // 4
 
   def open(self, where) -> None:
     """Makes the mbarrier; before a barrier of the cluster.
@@ -272,16 +416,11 @@ class Sums:
     warp = thread >> 5
     start = self._start(warp, lax.axis_index('member'))
     all_threads = ptx.full(1, 1, jnp.int32)
-    all_words: Iterable[Sequence[Array]]
     if self.config.low:
-      at, all_words = low_tiles.sender() + start, low_tiles.words(product)
+      at = low_tiles.sender() + start
     else:
       at = (thread & 31) * 16 + start
-      all_words = (
-          [instructions.as_word(x) for x in ptx.unstack(part)]
-          for part in fragments.parts(product, UNITS)
-      )
-    for i, words in enumerate(all_words):
+    for i, words in enumerate(_words(product, self.config.low)):
       sync.send(
           *(self.ref, at + i * _BLOCK, words),
           *(self.signal, 0, warp, all_threads),
@@ -298,13 +437,13 @@ class Sums:
 
   def wait(self, count) -> None:
     """Waits until so many products have been sent by all, one or more."""
-    # Where a thread has several parts it comes late, and little is taken from
-    # the warps that multiply. Of 256 rows of 768 units that took 7.0 instead of
-    # 8.0 us a step, of 128 rows and one part 5.9 instead of 5.4.
+    # A thread with several parts comes late, and takes little from the warps
+    # that multiply. 256 rows of 768 units took 7.0 instead of 8.0 us a step;
+    # 128 rows and one part 5.9 instead of 5.4.
     busy = self.config.parts > 1
     sync.await_signal(self.signal, 0, (count - 1) & 1, busy)
 
-  def total(self, part: Part) -> Array:
+  def total(self, part: TeamPart) -> Array:
     """Returns the sum of all CTAs of a team for a part, float32 [4 * 128]."""
     at = part.block * _BLOCK
     if not self.config.low:
@@ -313,9 +452,5 @@ class Sums:
     all_sums = []
     for sender in range(MEMBERS):
       start = self._start(own, jnp.int32(sender))
-      if self.config.low:
-        all_sums.append(low_tiles.read(self.ref, at + start))
-        continue
-      words = memory.load_words_smem(self.ref, at + start)
-      all_sums.append(ptx.stack([instructions.as_float(w) for w in words]))
+      all_sums.append(_read(self.ref, at + start, self.config.low))
     return functools.reduce(jnp.add, all_sums)

@@ -1,4 +1,4 @@
-"""Static facts of a team's kernel, and where its arrays' elements lie."""
+"""Static facts of kernels whose matrix stays on chip."""
 
 from collections.abc import Callable
 import dataclasses
@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from pallas_kernels.tiled import fragments
 from pallas_kernels.tiled import limits
 from pallas_kernels.tiled import low_tiles
+from pallas_kernels.tiled import on_chip
 from pallas_kernels.tiled import plan as plan_lib
-from pallas_kernels.tiled import teams
 
 Array = jax.Array
 Ref = Any
@@ -22,22 +22,52 @@ DEPTH = limits.DEPTH
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan(plan_lib.Plan):
-  """Static (hashable) facts of one kernel, an adjoint by `teams.Config`."""
+  """Static (hashable) facts of a kernel of either pass."""
 
   @property
-  def tiles(self) -> teams.Tiles:
-    """All tiles of a step."""
-    return teams.Tiles(config=self.config, batch=self.batch, size=self.size)
+  def tiles(self) -> on_chip.Tiles:
+    return on_chip.Tiles(config=self.config, batch=self.batch, size=self.size)
+
+  @property
+  def part(self) -> int:
+    return on_chip.UNITS
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Forward(Plan):
+  """Static facts of a forward kernel; config is an `on_chip.GateConfig`."""
+
+  @property
+  def columns(self) -> int:
+    return self.config.columns
+
+  def arrange(self, kernel: Array) -> Array:
+    """Orders R, [G', 1, D, D], as [columns of all tiles, D]."""
+    gates, _, size, _ = kernel.shape
+    # [gate, from, to] -> [from, tile, gate, unit]
+    kernel = kernel[:, 0].astype(self.dtype)
+    kernel = kernel.reshape(gates, size, -1, self.config.units)
+    kernel = jnp.transpose(kernel, (1, 2, 0, 3))
+    if self.config.low:
+      missing = self.columns // self.config.units - gates
+      kernel = jnp.pad(kernel, ((0, 0), (0, 0), (0, missing), (0, 0)))
+      return low_tiles.order(kernel).reshape(size, -1).T
+    return fragments.permute(kernel.reshape(size, -1), on_chip.UNITS).T
+
+  def slice_of_tile(self, matrix: Ref, tile) -> Callable[[int], Ref]:
+    """Returns (k) -> a slice of a tile's part of the matrix of `arrange`."""
+    rows = pl.ds(tile.block * self.columns, self.columns)
+    return lambda k: matrix.at[rows, pl.ds(k * DEPTH, DEPTH)]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Adjoint(Plan):
+  """Static facts of an adjoint by teams; config is an `on_chip.TeamConfig`."""
 
   @property
   def turns(self) -> int:
     """Slices of a CTA's part of a sum."""
-    return self.recurrent * self.size // (DEPTH * teams.MEMBERS)
-
-  @property
-  def part(self) -> int:
-    """Units of a part."""
-    return teams.UNITS
+    return self.recurrent * self.size // (DEPTH * on_chip.MEMBERS)
 
   def arrange(self, kernel: Array) -> Array:
     """Orders R, [G', 1, D, D], as [D, G' D]: a row for each column of tiles."""
@@ -47,7 +77,7 @@ class Plan(plan_lib.Plan):
     if self.config.low:
       kernel = low_tiles.order(kernel)
     else:
-      kernel = fragments.permute(kernel, teams.UNITS)
+      kernel = fragments.permute(kernel, on_chip.UNITS)
     return jnp.transpose(kernel, (2, 0, 1)).reshape(size, gates * size)
 
   def slice_of_tile(self, matrix: Ref, tile) -> Callable[[int], Ref]:
@@ -63,8 +93,3 @@ class Plan(plan_lib.Plan):
       return matrix.at[rows, pl.ds(first, DEPTH)]
 
     return slice_of
-
-  def slice_of_rows(self, ref: Ref, step, tile, first) -> Ref:
-    """Returns a slice of a row block in one step of an array of all steps."""
-    rows = pl.ds(tile.row, self.config.rows)
-    return self.slice_of_step(ref, step, rows, pl.ds(first, DEPTH))
