@@ -115,7 +115,7 @@ def _partitioned(
 
   Args:
     run: the function.
-    axes: where the batch is in each operand.
+    axes: the batch's axis in each operand.
     out_axes: says where it is in each result, once `run` was traced.
   """
 

@@ -52,10 +52,7 @@ from pallas_kernels.dense import exchange as exchange_lib
 from pallas_kernels.dense import kernel_call
 from pallas_kernels.dense import memory
 from pallas_kernels.dense import plan as plan_lib
-from pallas_kernels.dense import product
-from pallas_kernels.dense import ring
 from pallas_kernels.dense import ring as ring_lib
-from pallas_kernels.dense import threads
 from pallas_kernels.mosaic import cells
 from pallas_kernels.mosaic import step_flags
 
@@ -204,7 +201,7 @@ class Outputs(NamedTuple):
   exchanges_gmem: tuple[Any, ...]
 
 
-class Steps:
+class Steps(kernel_call.Steps):
   """The parts of a step that both loops share, for one thread.
 
   Making it starts the ring buffer, loads the matrices and waits for the CTAs of
@@ -223,27 +220,15 @@ class Steps:
   """
 
   def __init__(self, plan: plan_lib.Plan, ins: Inputs, smem: plan_lib.Smem):
-    self.plan = plan
-    self.cta = cta = threads.Cta(
-        plan.config,
-        plan.shape,
-        plan.reverse,
-        plan.call,
-        plan.dtype,
-    )
-    self.ring = ring.Ring(cta, plan.streams.ins, ins.streams_gmem, smem.ring)
-    multipliers = product.multipliers(
-        cta, plan.products(plan.config), ins.matrix_gmem, smem.products
-    )
+    super().__init__(plan, ins.streams_gmem, ins.matrix_gmem, smem)
+    cta, multipliers = self.cta, self.multipliers
     self.first, self.last = multipliers[0], multipliers[-1]
     self.late = multipliers[1] if len(multipliers) > 2 else None
     self.ring.prologue()
-    # A quarter of the error of rounding h to bfloat16, twice that of float16.
+    # A quarter of the error of rounding h to bfloat16; twice that to float16.
     accuracy = plan.accuracy(2**-11)
     self._legalize = functools.partial(cells.legalize, accuracy=accuracy)
-    self._theta = tuple(
-        memory.read_param(cta, ins.theta_gmem, i) for i in range(plan.params)
-    )
+    self._theta = self.read_theta(ins.theta_gmem)
     self._sums = self._find_sums()
     self.restart: Any = None
     if plan.flags:
@@ -283,18 +268,6 @@ class Steps:
       return None
     return self._legalize(self._sums.starts)(self._theta, row)
 
-  def restarts(self, step) -> Any:
-    """Returns where the carry restarts before a step in the ring, or None."""
-    if not self.plan.flags:
-      return None
-    return (self.ring.tiles.flags.read(step)[0] & step_flags.RESET) != 0
-
-  def held(self, step) -> Any:
-    """Returns where the carry is held over a step in the ring, or None."""
-    if not self.plan.holds:
-      return None
-    return (self.ring.tiles.flags.read(step)[0] & step_flags.HOLD) != 0
-
   def operand(self, start: Carry, row: Carry, gates: Sequence[Array]) -> Array:
     """Returns the factor of the last product.
 
@@ -316,8 +289,8 @@ class Steps:
       start: the carry that the step starts from.
       row: the inputs.
       known: the first recurrent gates, those that are known.
-      hold: where the carry is held, or None.
-      again: where the carry restarts before the next step, or None.
+      hold: condition that the carry is held, or None.
+      again: condition that the next step starts from the restart, or None.
 
     Returns:
       A function of the other recurrent gates that ends it. It returns h of the
@@ -400,7 +373,7 @@ def within_cluster(
     """Multiplies the operand that all have put; `gather` ends it.
 
     Args:
-      step: of the operand.
+      step: the operand's step.
       meanwhile: () -> what can be done while others, or tensor cores, work.
 
     Returns:
@@ -586,8 +559,6 @@ def forward(
       last = within_cluster(steps, outs, smem)
     memory.write_rows(steps.cta, outs.last_gmem, last)
 
-  kernel = kernel_call.kernel(plan, 'dense_recurrence', body, inputs, out_type)
-  results = kernel(*jax.tree.leaves(inputs))
-  outs = jax.tree.unflatten(jax.tree.structure(out_type), results)
+  outs = kernel_call.run(plan, 'dense_recurrence', body, inputs, out_type)
   streams = outs.streams_gmem
   return streams.carries, outs.last_gmem, streams.starts, streams.operand

@@ -28,7 +28,7 @@ def usable(config: cut.Config, dtype, written: bool) -> bool:
 
   Args:
     config: the cut.
-    dtype: of the elements in shared memory.
+    dtype: the elements' dtype in shared memory.
     written: whether they are stored.
   """
   # With 4 columns a thread keeps one column of each pair. It can read both, but

@@ -309,7 +309,7 @@ def backward_part(
     u,
     *given,
 ):
-  """The cotangents of a part of the batch; those of theta and R in float32."""
+  """Returns the cotangents of a part of the batch; of theta, R in float32."""
   recurrence = recurrence.of_batch(x.shape[recurrence.batch_axis])
   d_last, d_carries = given
   starts = *h, *others

@@ -57,7 +57,7 @@ class Product:
     return config.team if self.operands % config.team == 0 else 1
 
   def units(self, config: Config) -> int:
-    """Returns the units that a CTA multiplies for: those of its team."""
+    """Returns the number of units of a team, which a CTA multiplies for."""
     return config.units * self.team(config)
 
   def sums(self, config: Config) -> int:

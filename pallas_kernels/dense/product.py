@@ -10,7 +10,7 @@ block, the 8 elements 8 p ... 8 p + 7 of row q:
     row q   | p=0: 0 1 2 3 | p=1: 0 1 2 3 | p=2: 0 1 2 3 | p=3: 0 1 2 3 |
     element   0 .........7   8 ........15   16 .......23   24 .......31
 
-and 16 bytes of column q of the operand likewise. Two mma consume a block: one
+and 16 bytes of column q of the operand. Two mma consume a block: one
 takes words 0, 1 of both factors, the other words 2, 3. This permutes the order
 of the sum alike in both. A lane then has row q of each half, columns 2 p and
 2 p + 1:
@@ -52,7 +52,7 @@ class Smem(NamedTuple):
 
   Attributes:
     operand: the operand, unless it goes straight to registers; None for a late
-      product, which has that of the product before it.
+      product, which shares the operand of the product before it.
     signals: mbarriers of the operand; None for a late product.
     partials: partial sums of the warps.
     rest: fragments of the matrix for which there are no registers.
@@ -233,7 +233,7 @@ class Multiplier:
     """Returns this thread's sums over this warp's blocks.
 
     Args:
-      step: of the operand.
+      step: the operand's step.
       starts: this thread's elements of each result that the sums start from, or
         None for zeros; only where `sharing.starts`.
     """
