@@ -417,7 +417,7 @@ def last(
   """Computes h after the last step, from h = 0, for parts of a sequence.
 
   Args:
-    a: [B, T, F], as for `linear_scan`, and so are the others.
+    a: factors of `linear_scan`, [B, T, F].
     b: [B, T, F].
     reset: bool [B, T].
     reverse: run from the last step to the first.
@@ -442,7 +442,7 @@ def adjoint(
   """Computes the gradient of `linear_scan` alone, for parts of a sequence.
 
   Args:
-    a: [B, T, F], as for `linear_scan`, and so are the others.
+    a: factors of `linear_scan`, [B, T, F].
     b: [B, T, F]; not read.
     h0: [B, F].
     h: the result, [B, T, F].

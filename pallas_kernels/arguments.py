@@ -127,7 +127,7 @@ def checked_shape(
     call: static options.
     weights: the arguments params, input_kernel, bias and recurrent_kernel.
     arrays: x_gates, as a sequence.
-    carry: as for `recurrence`, and so are the others.
+    carry: the carry before the first step, or None.
     restart: the carry after a reset, or None.
     reset: flags of steps that restart, or None.
     mask: flags of steps that are not held, or None.

@@ -133,8 +133,8 @@ class Gated:
     return jax.tree.map(lambda x: x.astype(jnp.float32), new)
 
 
-# A step of a recurrence with a kernel R, as the kernels of both families plan
-# it: what it reads, which gates are sums, and what is kept of them.
+# A step of a recurrence with a matrix R, as both families of kernels plan it:
+# arrays that it needs, gates that are sums, and gates that are kept.
 
 # Elements of an array that stands for one of each thread.
 _LANES = 128
@@ -211,7 +211,7 @@ class Step:
     """For each recurrent gate an input gate with the same cotangent, or None.
 
     A gate that is a sum x + R h has one cotangent for both terms, which need
-    not be written twice; and the sum is all that an adjoint needs of them.
+    not be written twice; and an adjoint needs only the sum.
     """
 
     def pull(theta, row, gates, start, d_new, d_u):

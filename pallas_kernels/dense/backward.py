@@ -30,7 +30,7 @@ device:
     add up d_c[t + 1]
 
 Where warps poll the operand straight into registers (`operand.py`),
-each polls while it multiplies, and the only barrier is that which gathers sums.
+each polls while it multiplies, and the only barrier is where sums are gathered.
 
 A cell with an operand u of its own has a first hand-off and product inside the
 pull, which give the cotangent of u.
@@ -134,7 +134,7 @@ class Pulled(NamedTuple):
     d_theta: cotangent of theta.
     d_row: cotangent of the inputs.
     d_gates: cotangent of the recurrent gates.
-    d_start: of the carry that the step starts from, without d_gates' share.
+    d_start: cotangent of the carry that the step starts from, but for d_gates.
     passed: cotangent that a held step passes on, or None without a mask.
     resets: condition that the carry restarts before the step, or None.
   """
@@ -460,11 +460,11 @@ def backward(
     plan: static facts of the kernel, with `adjoint`.
     theta: float32 [plan.params or 1, F].
     x: the inputs, [B, T, G, F].
-    h_gates: the recurrent gates of every step, [N, B, T, G', D], those of the
-      second product apart from those of the first, float32; none with
+    h_gates: the recurrent gates of every step, float32 [N, B, T, G', D], an
+      array for each product; none with
       `plan.again`.
     starts: the carries that every step starts from, as `forward` returns them.
-    matrix: R, [G', N, D, D] indexed [gate, head, from, to], as for `forward`.
+    matrix: R, [G', N, D, D] indexed [gate, head, from, to], or its two parts.
     again: with `plan.again`, R transposed as `forward` gets it, else nothing.
     flags: int32 [T, 1 or 2, B'], or None.
     d_carries: cotangents of the first of the carries, each [B, T, F].
@@ -472,7 +472,7 @@ def backward(
 
   Returns:
     The cotangents of x, [B, T, G, F]; of the recurrent gates, as `h_gates`, or
-    nothing where these are those of x in the same order; of the carry before
+    nothing where x has the same ones in the same order; of the carry before
     the first step, [S, B, F]; and, to be summed over the batch, of theta
     [P, B, F] and of the restart [S, B, F].
   """

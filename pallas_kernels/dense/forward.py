@@ -29,7 +29,7 @@ device it goes through an exchange, an array in device memory:
 
 Where warps poll the operand straight into registers (`operand.py`), h
 before the first step is published like all others, each warp polls while it
-multiplies, and the only barrier of a step is that which gathers the sums.
+multiplies, and the only barrier of a step is where the sums are gathered.
 
 Where a cell adds x + b to R h, and a warp has whole sums of eight columns in 16
 bits, these start from there.
@@ -94,8 +94,8 @@ def find(update: Callable[..., Any], *args) -> GateSums | None:
   first = len(jax.tree.leaves((theta, row)))
   given = jaxpr.invars[:first]
   own: list[Any] = jaxpr.invars[first:][: len(gates)]
-  # Variables that theta and the inputs determine, and those that nothing does:
-  # these are the same in all threads.
+  # Variables that theta and the inputs determine; and variables that nothing
+  # determines, which all threads share.
   known, constant = {*given}, {*jaxpr.constvars}
   uses: dict[Any, list[Any]] = {}
   for eqn in jaxpr.eqns:
@@ -288,7 +288,7 @@ class Steps(kernel_call.Steps):
     Args:
       start: the carry that the step starts from.
       row: the inputs.
-      known: the first recurrent gates, those that are known.
+      known: the first recurrent gates, as far as they are known.
       hold: condition that the carry is held, or None.
       again: condition that the next step starts from the restart, or None.
 

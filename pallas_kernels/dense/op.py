@@ -126,7 +126,7 @@ def at_once(
     recurrence: static facts.
     x: the inputs, or their type.
     recurrent_kernel: R, or its type.
-    **facts: states and flags, as for `plan.plan_pieces`.
+    **facts: states and flags of `plan.plan_pieces`.
 
   Raises:
     NotImplementedError: no kernel can run it.

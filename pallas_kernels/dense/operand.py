@@ -396,7 +396,7 @@ class PolledFragments:
       the sums of a team.
 
   Attributes:
-    team, operands, member, gate0: the same facts as in `Operand`.
+    team, operands, member, gate0: facts as in `Operand`.
   """
 
   def __init__(self, cta: Cta, product: partition.Product, signals: Ref):

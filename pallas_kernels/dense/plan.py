@@ -109,7 +109,7 @@ class Plan(step.Step):
 
     The adjoint has the transposed products, the last stage first. A forward
     kernel cuts its first product in two where the operand of the second depends
-    on some gates only: the others are multiplied while the operand is handed
+    on some gates only: later gates are multiplied while the operand is handed
     over. Within a CTA the hand-off is short, and fewer, fuller products are
     faster.
 
@@ -196,8 +196,8 @@ class Smem(NamedTuple):
     ring: ring buffer of the inputs.
     staging: staging of the outputs.
     products: one for each product of a step.
-    again: of the product R h that the adjoint multiplies again: its matrix;
-      None without that product.
+    again: the matrix of the product R h that the adjoint multiplies again, or
+      None.
   """
 
   ring: Any

@@ -43,7 +43,7 @@ Config = cut.Config
 Cta = threads.Cta
 Product = partition.Product
 Shape = cut.Shape
-Sums = partition.Sums
+Sums = sum_sharing.Sums
 flag = threads.flag
 
 

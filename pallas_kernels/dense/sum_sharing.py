@@ -20,14 +20,13 @@ the batch and different blocks of the operand:
     Lanes p and p + 2 exchange one column each and add up the parts.
 
 AcrossWarps: the warps of a CTA have different blocks. Each stores its sums in
-shared memory; after a barrier each thread adds up those of its elements.
+shared memory; after a barrier each thread adds up the sums of its elements.
 
 AcrossTeam: moreover, the CTAs of a team have different gates. Each adds up its
 warps' sums for the units of all, sends every CTA the sums of its units through
-distributed shared memory, and waits for those of the others on an mbarrier.
+distributed shared memory, and waits for the others' sums on an mbarrier.
 """
 
-import abc
 from collections.abc import Sequence
 from typing import Any
 
@@ -51,11 +50,12 @@ Cta = threads.Cta
 # `operand.Operand` or `operand.PolledFragments`.
 Operand = Any
 Product = partition.Product
-Sums = partition.Sums
+# Sums of one thread: [half][tile], each two float32 [128].
+Sums = list[list[Any]]
 flag = threads.flag
 
 
-class Sharing(abc.ABC):
+class Sharing:
   """One kind of sharing, for one thread.
 
   Args:
@@ -87,33 +87,31 @@ class Sharing(abc.ABC):
     """Returns sums that `collect` makes results of, zeros for None."""
     raise NotImplementedError
 
-  @abc.abstractmethod
   def rows(self, half: int) -> tuple[int, int]:
     """Returns the result and the octet of units that a half is."""
+    return divmod(half, self.octets)
 
-  @abc.abstractmethod
   def block(self, half: int, i: int) -> tuple[Any, Array, Array | None]:
     """Returns gate, first element and existence of a half's i-th block."""
+    raise NotImplementedError
 
-  @abc.abstractmethod
   def first_block(self, of_warp: Array) -> Array:
     """Returns the block of the operand that this thread's 0-th one is.
 
     Args:
       of_warp: the 0-th block of this warp.
     """
+    return of_warp
 
-  @abc.abstractmethod
   def spread(self, sums: Sums) -> None:
     """Puts this warp's sums where other warps find them after `meet`."""
 
-  @abc.abstractmethod
   def meet(self) -> None:
-    """Waits for the other warps' `spread`."""
+    """Waits for other warps' sums, if there are any."""
 
-  @abc.abstractmethod
   def collect(self, step, sums: Sums) -> list[Array]:
     """Returns this thread's elements of each result, after `meet`."""
+    raise NotImplementedError
 
 
 class Plain(Sharing):
@@ -123,20 +121,8 @@ class Plain(Sharing):
   def starts(self) -> bool:
     return not self.cta.config.twice
 
-  def rows(self, half: int) -> tuple[int, int]:
-    return divmod(half, self.octets)
-
   def block(self, half: int, i: int):
     return _block_of_gates(self.cta, self.operand, i)
-
-  def first_block(self, of_warp: Array) -> Array:
-    return of_warp
-
-  def spread(self, sums: Sums) -> None:
-    del sums  # They stay in this thread.
-
-  def meet(self) -> None:
-    pass
 
   def collect(self, step, sums: Sums) -> list[Array]:
     cta = self.cta
@@ -181,12 +167,6 @@ class Folded(Sharing):
     # Columns 0-3 and 4-7 of the operand.
     return (self.cta.thread.quad >> 2) * self.blocks
 
-  def spread(self, sums: Sums) -> None:
-    del sums  # They stay in this warp.
-
-  def meet(self) -> None:
-    pass
-
   def collect(self, step, sums: Sums) -> list[Array]:
     (low,), (high,) = sums
     upper = self.cta.thread.upper != 0
@@ -198,6 +178,10 @@ class Folded(Sharing):
 class _ThroughSmem(Sharing):
   """The warps of a CTA have different blocks and add up in shared memory.
 
+  Partial sums lie in [part of the sums][8 rows][tile], 8 x 8 float32 each: 8
+  rows of a tile take 256 bytes, and lane l stores bytes 8 l ... 8 l + 7, which
+  are row l / 4, columns 2 (l mod 4) and the next.
+
   Args:
     cta: coordinates.
     product: the product.
@@ -207,12 +191,8 @@ class _ThroughSmem(Sharing):
 
   def __init__(self, cta: Cta, product: Product, operand, partials: Ref):
     super().__init__(cta, product, operand)
-    self.partials = partition.PartialSums(
-        cta, product, partials, self.row_warp, self.sum_warp
-    )
-
-  def rows(self, half: int) -> tuple[int, int]:
-    return divmod(half, self.octets)
+    self.partials = partials
+    self.parts = product.sums(cta.config)
 
   def block(self, half: int, i: int):
     blocks = self.cta.shape.blocks
@@ -221,11 +201,24 @@ class _ThroughSmem(Sharing):
     first = 32 * (index - gate * blocks)
     return gate, first, gate < self.operand.operands
 
-  def first_block(self, of_warp: Array) -> Array:
-    return of_warp
-
   def spread(self, sums: Sums) -> None:
-    self.partials.write(sums)
+    cta = self.cta
+    where = flag(cta.thread.upper == 0) if cta.config.twice else None
+    for half, row in enumerate(sums):
+      result, sub = divmod(half, self.octets)
+      if result >= self.product.results:
+        continue
+      index = self.row_warp * self.octets + sub
+      index += result * self.octets * self.row_warps
+      for n, pair in enumerate(row):
+        at = self._place(self.sum_warp, index, n) + 8 * cta.thread.lane
+        memory.store_pair_smem(self.partials, at, pair, where)
+
+  def _place(self, part, index, tile):
+    """Returns the byte at which 8 rows of one tile start."""
+    config = self.cta.config
+    rows = self.product.halves(config) * self.row_warps
+    return ((part * rows + index) * config.tiles + tile) * 256
 
 
 class AcrossWarps(_ThroughSmem):
@@ -235,11 +228,19 @@ class AcrossWarps(_ThroughSmem):
     self.cta.barrier()
 
   def collect(self, step, sums: Sums) -> list[Array]:
+    return [self._total(result) for result in range(self.product.results)]
+
+  def _total(self, result: int) -> Array:
+    """Returns this thread's elements of a result, summed over all warps."""
     own = self.cta.own
-    return [
-        self.partials.total(result, own.unit, own.column, own.count)
-        for result in range(self.product.results)
-    ]
+    index = result * self.octets * self.row_warps + (own.unit >> 3)
+    within = ((own.unit & 7) << 5) + ((own.column & 7) << 2)
+    parts = []
+    for part in range(self.parts):
+      at = self._place(part, index, own.column >> 3) + within
+      found = memory.load_smem(self.partials, at, jnp.float32, count=own.count)
+      parts.append(found)
+    return _add_up(parts)
 
 
 class AcrossTeam(_ThroughSmem):
@@ -266,7 +267,7 @@ class AcrossTeam(_ThroughSmem):
     place = cta.own.unit * cta.config.columns + cta.own.column
     parts = [
         memory.load_smem(
-            self.partials.ref,
+            self.partials,
             4 * (base + member * own + place),
             jnp.float32,
             count=cta.own.count,
@@ -274,6 +275,16 @@ class AcrossTeam(_ThroughSmem):
         for member in range(operand.team)
     ]
     return [sum(parts[1:], parts[0])]
+
+  def _four_totals(self, unit, column) -> list[Array]:
+    """Returns the sums of four columns of the result, as int32 words."""
+    within = ((unit & 7) << 5) + ((column & 7) << 2)
+    parts = []
+    for part in range(self.parts):
+      at = self._place(part, unit >> 3, column >> 3) + within
+      words = memory.load_words_smem(self.partials, at)
+      parts.append([instructions.as_float(word) for word in words])
+    return [instructions.as_word(_add_up(x)) for x in zip(*parts, strict=True)]
 
   def _send(self, base: int) -> None:
     """Sends each CTA of the team the sums of its units, 4 columns at a time.
@@ -292,11 +303,11 @@ class AcrossTeam(_ThroughSmem):
       tile = lax.div(octet, jnp.int32(units))
       unit = octet - tile * units
       column = 8 * tile + (e & 7)
-      words = self.partials.four_totals(unit, column)
+      words = self._four_totals(unit, column)
       owner = lax.div(unit, jnp.int32(config.units))
       place = (unit - owner * config.units) * config.columns + column
       at = 4 * (base + operand.member * own + place)
-      sync.send(self.partials.ref, at, words, operand.signals, 2, owner, exists)
+      sync.send(self.partials, at, words, operand.signals, 2, owner, exists)
 
 
 def make(
@@ -318,3 +329,10 @@ def _block_of_gates(cta: Cta, operand: Operand, index: int):
   gate = min(index // blocks, operand.operands - 1)
   # Beyond the last gate's blocks, elements are beyond the head too.
   return gate, jnp.int32(32 * (index - gate * blocks)), None
+
+
+def _add_up(parts: Sequence[Array]) -> Array:
+  """Adds up a power of two of arrays, in pairs."""
+  while len(parts) > 1:
+    parts = [a + b for a, b in zip(parts[::2], parts[1::2], strict=True)]
+  return parts[0]

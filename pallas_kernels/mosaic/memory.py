@@ -122,7 +122,7 @@ def predicate(where: Array | None, operands: dict[str, Any]) -> tuple[str, str]:
 
   Args:
     where: int32, not 0 in threads that store; None for all threads.
-    operands: of the code; `where` is added to them.
+    operands: operands of the code; `where` is added to them.
   """
   if where is None:
     return '', ''
@@ -173,7 +173,7 @@ def _load_words(space: str, address: str, ref, offset, where, count: int = 4):
 def store_words_smem(
     ref: Ref, offset, words: Sequence[Array], where=None
 ) -> None:
-  """Stores four int32 [128], 16 bytes; arguments as for `store_smem`."""
+  """As `store_smem`, of four int32 [128] side by side, 16 bytes."""
   _store_words('shared', 'b32', _SMEM_ADDRESS, ref, offset, words, where)
 
 
@@ -188,7 +188,7 @@ def store_words_gmem(
 def store_pair_smem(
     ref: Ref, offset: Array, pair: Sequence[Array], where=None
 ) -> None:
-  """Stores two words [128] side by side; arguments as for `store_smem`."""
+  """As `store_smem`, of two float32 [128] side by side."""
   _store_words('shared', 'f32', _SMEM_ADDRESS, ref, offset, pair, where)
 
 
@@ -208,8 +208,8 @@ def load_matrices(ref: Ref, offset: Array, count: int) -> Sequence[Array]:
 
   Args:
     ref: an array in shared memory.
-    offset: of a matrix row, in bytes: of the first matrix in lanes 0 to 7, of
-      the second one in the next 8 lanes, and so on.
+    offset: places of matrix rows in bytes: the first matrix's in lanes 0 to 7,
+      the second one's in the next 8 lanes, and so on.
     count: number of matrices, 1, 2 or 4.
 
   Returns:
@@ -233,7 +233,7 @@ def store_matrices(
 
   Args:
     ref: an array in shared memory.
-    offset: bytes of matrix rows, by lane as for `load_matrices`.
+    offset: places of matrix rows, in the lanes of `load_matrices`.
     words: two elements of each of 1, 2 or 4 matrices.
     where: int32, not 0 in warps that store; None for all warps.
   """

@@ -80,12 +80,12 @@ def send(
   """Stores 16 bytes in another CTA's shared memory, counted by its mbarrier.
 
   Args:
-    ref: in shared memory; the other CTA has it at the same address.
+    ref: shared memory, which the other CTA has at the same address.
     offset: the place in bytes.
     words: four int32 [128].
     signals: mbarriers in shared memory.
     signal: index of the mbarrier.
-    rank: of the other CTA in this one's cluster; it may be this one.
+    rank: rank of the receiver in this CTA's cluster; it may be this CTA.
     where: int32, not 0 in threads that send.
   """
   code = (

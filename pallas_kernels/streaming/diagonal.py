@@ -42,7 +42,7 @@ def forward(
     operands: without `plan.has_flags` neither flags nor restart are read,
       without `plan.params` not theta.
     outputs: number of arrays of the carry that are returned for all steps.
-    out_dtype: dtype of these.
+    out_dtype: dtype of the carries.
 
   Returns:
     The first `outputs` carries, each [B, T, F], and the carry after the last
@@ -110,8 +110,8 @@ def backward(
   """Runs the adjoint of `forward`.
 
   Args:
-    plan: as for `forward`, except `config`.
-    operands: as for `forward`, with all carries.
+    plan: the plan of `forward`, except `config`.
+    operands: the operands of `forward`, and all carries.
     cotangents: cotangents of the first carries and of the last carry.
 
   Returns:

@@ -135,8 +135,8 @@ def backward(
   """Runs the adjoint of `forward`.
 
   Args:
-    plan: as for `forward`, except `config`.
-    operands: as for `forward`, with h, [B, T, F].
+    plan: the plan of `forward`, except `config`.
+    operands: the operands of `forward`, and h, [B, T, F].
     cotangents: cotangents of h and of the last h.
 
   Returns:

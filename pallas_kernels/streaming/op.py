@@ -221,8 +221,8 @@ def linear_adjoint_of(
 
   Args:
     recurrence: the static arguments.
-    theta: as for `run`, and so are all up to `reset`.
-    arrays: inputs.
+    theta: per-feature parameters, float32 [rows, F].
+    arrays: inputs, [B, T, F] or [B, T, g, F].
     carry: h before the first step, float32 [1, B, F].
     reset: bool [B, T] or None.
     h: after every step, [B, T, F].
@@ -247,7 +247,7 @@ def linear_adjoint_of(
 
 
 def _pad(recurrence: Recurrence, inputs: Inputs) -> tuple[Recurrence, Inputs]:
-  """Pads features to those that kernels can read."""
+  """Pads features, as far as kernels can read them."""
   aligned = recurrence.aligned(jax.eval_shape(projection.form, inputs))
   shape = *recurrence.shape[:2], aligned
   padded = tuple(_pad_inputs(gates, aligned) for gates in inputs)
@@ -264,7 +264,7 @@ def _pad_inputs(
 
 
 def forward(recurrence: Recurrence, theta, arrays, carry, restart, flags):
-  """Returns the last carry and carries; arguments as for `run`, padded.
+  """Returns the last carry and carries, for arguments of `run` with padding.
 
   Arrays may be products, which are then computed again in the backward pass
   instead of being kept.

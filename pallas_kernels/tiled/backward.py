@@ -47,9 +47,9 @@ class Inputs(NamedTuple):
     theta: float32 [P, F].
     x: inputs of all steps that are in no sum, [B, T, K F], or None.
     matrix: R transposed, as `plan.arrange` orders it.
-    h: as `forward.Outputs`, and so are others and gates.
-    others: each [B, T, F].
-    gates: [B, T, G' F].
+    h: h that every step starts from, 16 bits, [B, T, F].
+    others: other arrays that every step starts from, each [B, T, F].
+    gates: gates of every step in `Plan.kept_dtype`, [B, T, G' F].
     d_carries: cotangents of the outputs, each [B, T, F].
     d_last: cotangent of the last carry, float32 [S, B, F].
     flags: int32 [T, B], or None.
@@ -152,7 +152,7 @@ class Warpgroup:
     return self.outs.d_x if self.plan.shared else self.outs.d_gates
 
   def _streams(self) -> list[tuple[Any, int, int]]:
-    """Returns the arrays that a step reads, as for `Plan.prefetch`."""
+    """Returns the arrays that a step reads, for `Plan.prefetch`."""
     plan, ins = self.plan, self.ins
     out = jnp.dtype(plan.call.out_dtype).itemsize
     alone = len(plan.alone)

@@ -94,7 +94,7 @@ def pay(
 def _low_pay(
     recurrent: int, size: int, states: int, call: call_lib.Call
 ) -> bool:
-  """Returns whether tiles of 32 rows pay where they can run; as for `pay`."""
+  """Returns whether tiles of 32 rows pay, where they can run."""
   smallest, largest = _LOW_SIZES
   return (
       smallest <= size <= largest

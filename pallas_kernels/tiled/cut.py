@@ -25,7 +25,7 @@ class Config:
   """How the work is cut.
 
   Attributes:
-    warpgroups: that multiply, each 64 rows of a tile; one more loads.
+    warpgroups: number of warpgroups, each with 64 rows of a tile.
     groups: number of groups of 32 units of a tile.
     stages: slots of the ring buffer for slices of products.
     ahead: whether a part is read while the part before it is computed.

@@ -1,7 +1,7 @@
 """Where the elements of a tile lie: which thread has which rows and units.
 
-A tensor core leaves thread l of a warp two columns in each eight: those of 2 (l
-mod 4) and the next. The columns of R are put in such an order, `permute`, that
+A tensor core leaves thread l of a warp two columns in each eight: 2 (l mod 4)
+and the next. The columns of R are put in such an order, `permute`, that
 these are eight units in sequence in each group of 32. So a thread reads and
 writes 16 bytes at a time, and the four threads of a row 64.
 
@@ -59,8 +59,8 @@ def parts(total: Array, units: int = UNITS) -> list[Array]:
   """Splits a product [64, columns] into parts of so many units.
 
   Returns:
-    For each group of columns two parts: that of the thread's first row, and
-    that of the row eight further.
+    For each group of columns two parts: one of the thread's first row, and one
+    of the row eight further.
   """
   # Registers of two columns in a group, for each of two rows.
   columns = units // 2
@@ -228,12 +228,12 @@ def decode(words: Sequence[Array], dtype) -> list[Array]:
 
 
 def read(ref: Ref, offset: Array, dtype, units: int = UNITS) -> Array:
-  """Returns a part, float32; arguments as for `load`."""
+  """Returns a part, float32, from where `load` reads it."""
   return ptx.stack(decode(load(ref, offset, dtype, None, units), dtype))
 
 
 def write(ref: Ref, offset: Array, value: Array, dtype, where: Array) -> None:
-  """Stores a part; arguments as for `load`, and where it is stored."""
+  """Stores a part where `load` reads it, in threads with `where`."""
   values = ptx.unstack(laid_out(value))
   if jnp.dtype(dtype).itemsize == 4 and len(values) == 4:
     words = [instructions.as_word(x) for x in values]
@@ -311,7 +311,7 @@ def sum_rows(values: Sequence[Array]) -> Array:
   """Sums eight or four float32 [128] over the eight rows of a warp.
 
   Returns:
-    In each thread the sum of one of them: that whose number is `unit`.
+    In each thread one sum: the one whose number is `unit`.
   """
   lane = ptx.thread() & 31
   values = list(values)

@@ -13,7 +13,7 @@ GATES = 4
 # streams too, and faster from 512 on.
 ROWS_TO_PROJECT = 512
 
-# Rows of a batch of which kernels with R on the chip have tiles of 32 rows.
+# Rows of a batch for which kernels with R on chip have tiles of 32 rows.
 LOW_BATCHES = range(17, 33)
 
 # Rows of the smallest tile.

@@ -47,7 +47,7 @@ class _State(NamedTuple):
   Attributes:
     d_carry: cotangent of the carry that the step before began with.
     d_theta: sums over a warp's rows, of which the thread has one.
-    d_restart: as `backward.Outputs`; empty without flags.
+    d_restart: cotangent of the restart; empty without flags.
   """
 
   d_carry: tuple[tuple[Array, ...], ...]

@@ -54,7 +54,7 @@ class Buffers:
     matrix: this CTA's part of the matrix but for the first slices, which are
       in registers, transposed, [slices, columns, DEPTH].
     arrived: mbarriers, a slot is full.
-    consumed: mbarriers, a slot is free; those of low tiles as `sync` has them.
+    consumed: mbarriers, a slot is free; with low tiles, mbarriers of `sync`.
     loaded: mbarrier, the matrix is there.
     sums: a team's sums, see `on_chip.TeamSums`.
     signal: a team's mbarrier, see `on_chip.TeamSums`.
@@ -70,7 +70,7 @@ class Buffers:
 
   @classmethod
   def types(cls, plan) -> dict[str, Any]:
-    """Returns the types of the buffers by name, but for those of a team.
+    """Returns the types of the buffers by name, except for a team's sums.
 
     Args:
       plan: an `on_chip_plan.Plan`.

@@ -81,7 +81,7 @@ def _run_fwd(
     gates = alone = None
   elif not isinstance(x, projection.Product):
     plan = _make_plan(recurrence, inputs, recurrent_kernel, len(carry), False)
-    # Instead of all inputs those that are in no sum.
+    # Only inputs that are in no sum are kept.
     x, alone = None, plan_lib.alone(plan, x)
   saved = h, others, gates, alone
   of_inputs = plan_lib.Inputs(inputs.shape[2], inputs.dtype)

@@ -75,8 +75,8 @@ class Products:
     prefetch: (step, tile) -> None, brings inputs of `finish` to the L2 cache.
     buffers: shared memory.
     warpgroup: number of this warpgroup.
-    early_operand: as `operand`, for the first `plan.early` slices, whose
-      operands are there from the start.
+    early_operand: (step, tile, slice) -> reference, for the first `plan.early`
+      slices, whose operands are there from the start.
     between: (step, tile, product) -> (taken, product), called with the product
       of the early slices; returns what `finish` gets of it, and the product to
       which the others are added. None where there is nothing to take.

@@ -49,7 +49,7 @@ _SMEM = 224 * 1024
 _MOST_STAGES = 6
 
 # Registers of a thread, besides its product: the fewest for an update,
-# and those that suffice to read a part while another one is computed.
+# and enough to read a part while another one is computed.
 _FEWEST_REGISTERS, _MANY_REGISTERS = 72, 180
 
 # Columns of a product.
@@ -128,7 +128,7 @@ def on_chip(
 ) -> bool:
   """Returns whether both passes of a recurrence can keep R on the chip.
 
-  Arguments are as for `choose`.
+  It takes the arguments of `choose`.
   """
   facts: dict[str, Any] = {
       'batch': batch,
@@ -146,7 +146,7 @@ def choose_resident(
 ) -> on_chip_lib.GateConfig | None:
   """Returns the cut of a forward pass with R on the chip, or None.
 
-  Arguments are as for `choose`.
+  It takes the arguments of `choose`.
   """
   if heads > 1 or size % limits.DEPTH:
     return None
@@ -177,7 +177,7 @@ def choose_team(
 ) -> on_chip_lib.TeamConfig | None:
   """Returns the cut of an adjoint with R' on the chip, or None.
 
-  Arguments are as for `choose`.
+  It takes the arguments of `choose`.
   """
   slices = recurrent * size // limits.DEPTH
   if heads > 1 or size % limits.DEPTH or slices % on_chip_lib.MEMBERS:
@@ -296,5 +296,5 @@ def _configs(size: int, gates: int, target: devices.Target) -> Iterator[Config]:
 
 
 def _registers_left(warpgroups: int, columns: int) -> int:
-  """Returns a thread's registers besides those of its product."""
+  """Returns a thread's registers, less the registers of its product."""
   return min(255, 2**16 // (128 * warpgroups)) - columns // 2
