@@ -47,7 +47,6 @@ import jax.numpy as jnp
 from pallas_kernels.dense import cut
 from pallas_kernels.dense import exchange as exchange_lib
 from pallas_kernels.dense import kernel_call
-from pallas_kernels.dense import memory
 from pallas_kernels.dense import operand as operand_lib
 from pallas_kernels.dense import plan as plan_lib
 from pallas_kernels.dense import product as product_lib
@@ -183,7 +182,7 @@ class Steps(kernel_call.Steps):
     self._theta = self.read_theta(ins.theta_gmem)
     zero = cta.zeros()
     self.init = Cotangents(
-        d_carry=memory.read_rows(cta, ins.d_last_gmem, plan.states),
+        d_carry=ring_lib.read_rows(cta, ins.d_last_gmem, plan.states),
         d_theta=tuple(zero for _ in self._theta),
         d_restart=(zero,) * plan.states if plan.restart_learns else (),
     )
@@ -413,7 +412,7 @@ def over_device(steps: Steps, outs: Outputs) -> Cotangents:
       streams = jax.tree.leaves(plan.streams.outs)
       written = steps.outputs(pulled)
       for ref, stream, values in zip(refs, streams, written, strict=True):
-        memory.write_step(cta, ref, stream, time, values)
+        ring_lib.write_step(cta, ref, stream, time, values)
       ring.wait(2)
 
     def linearise():
@@ -503,9 +502,9 @@ def backward(
       sums = over_device(steps, outs)
     else:
       sums = within_cluster(steps, outs, smem)
-    memory.write_rows(steps.cta, outs.d_carry_gmem, sums.d_carry)
-    memory.write_rows(steps.cta, outs.d_theta_gmem, sums.d_theta)
-    memory.write_rows(steps.cta, outs.d_restart_gmem, sums.d_restart)
+    ring_lib.write_rows(steps.cta, outs.d_carry_gmem, sums.d_carry)
+    ring_lib.write_rows(steps.cta, outs.d_theta_gmem, sums.d_theta)
+    ring_lib.write_rows(steps.cta, outs.d_restart_gmem, sums.d_restart)
 
   name = 'dense_recurrence_adjoint'
   outs = kernel_call.run(plan, name, body, inputs, out_type)

@@ -50,7 +50,6 @@ import jax.numpy as jnp
 from pallas_kernels.dense import cut
 from pallas_kernels.dense import exchange as exchange_lib
 from pallas_kernels.dense import kernel_call
-from pallas_kernels.dense import memory
 from pallas_kernels.dense import plan as plan_lib
 from pallas_kernels.dense import ring as ring_lib
 from pallas_kernels.mosaic import cells
@@ -232,8 +231,8 @@ class Steps(kernel_call.Steps):
     self._sums = self._find_sums()
     self.restart: Any = None
     if plan.flags:
-      self.restart = memory.read_rows(cta, ins.restart_gmem, plan.states)
-    self.carry = memory.read_rows(cta, ins.carry_gmem, plan.states)
+      self.restart = ring_lib.read_rows(cta, ins.restart_gmem, plan.states)
+    self.carry = ring_lib.read_rows(cta, ins.carry_gmem, plan.states)
     self.ring.wait(plan.ahead)
     for multiplier in multipliers:
       if not multiplier.product.late:
@@ -491,7 +490,7 @@ def over_device(
     refs = jax.tree.leaves(outs.streams_gmem)
     streams = jax.tree.leaves(plan.streams.outs)
     for ref, stream, values in zip(refs, streams, written, strict=True):
-      memory.write_step(cta, ref, stream, time, values)
+      ring_lib.write_step(cta, ref, stream, time, values)
     return rest()[1]
 
   state = kernel_call.loop(plan.shape.time, body, steps.carry)
@@ -557,7 +556,7 @@ def forward(
       last = over_device(steps, ins, outs)
     else:
       last = within_cluster(steps, outs, smem)
-    memory.write_rows(steps.cta, outs.last_gmem, last)
+    ring_lib.write_rows(steps.cta, outs.last_gmem, last)
 
   outs = kernel_call.run(plan, 'dense_recurrence', body, inputs, out_type)
   streams = outs.streams_gmem

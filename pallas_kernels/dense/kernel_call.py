@@ -21,7 +21,6 @@ import jax.numpy as jnp
 
 from pallas_kernels.dense import cut
 from pallas_kernels.dense import exchange as exchange_lib
-from pallas_kernels.dense import memory
 from pallas_kernels.dense import plan as plan_lib
 from pallas_kernels.dense import product
 from pallas_kernels.dense import ring
@@ -113,7 +112,7 @@ class Steps:
   def read_theta(self, ref: Any) -> tuple[Array, ...]:
     """Returns this thread's elements of theta."""
     rows = range(self.plan.params)
-    return tuple(memory.read_param(self.cta, ref, i) for i in rows)
+    return tuple(ring.read_param(self.cta, ref, i) for i in rows)
 
   def restarts(self, step) -> Any:
     """Returns where the carry restarts before a step in the ring, or None."""

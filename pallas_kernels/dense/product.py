@@ -19,7 +19,7 @@ of the sum alike in both. A lane then has row q of each half, columns 2 p and
     half 0   row q:     p=0    p=1    p=2    p=3      acc[0], acc[1]
     half 1   row q:     p=0    p=1    p=2    p=3      acc[2], acc[3]
 
-`sum_sharing.py` says which rows and blocks a warp has.
+`partition.py` says which rows and blocks a warp has.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,6 @@ import jax.numpy as jnp
 from pallas_kernels.dense import cut
 from pallas_kernels.dense import operand as operand_lib
 from pallas_kernels.dense import partition
-from pallas_kernels.dense import sum_sharing
 from pallas_kernels.dense import threads
 from pallas_kernels.mosaic import instructions
 from pallas_kernels.mosaic import memory
@@ -43,7 +42,7 @@ Config = cut.Config
 Cta = threads.Cta
 Product = partition.Product
 Shape = cut.Shape
-Sums = sum_sharing.Sums
+Sums = partition.Sums
 flag = threads.flag
 
 
@@ -173,7 +172,7 @@ class Multiplier:
     self.halves = product.halves(cta.config)
     self.blocks = product.blocks(cta.config, cta.shape)
     self.unit0 = cta.unit0 - operand.member * cta.config.units
-    self.sharing = sum_sharing.make(cta, product, operand, smem.partials)
+    self.sharing = partition.make(cta, product, operand, smem.partials)
     rows = range(self.halves // 2)
     self.matrix = [
         [[self._load_pair(ref, row, i) for i in range(kept)] for row in rows]

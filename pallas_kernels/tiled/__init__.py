@@ -19,10 +19,10 @@ part of R, on chip for the whole sequence.
     products.py      the product of a tile, slice by slice
     fragments.py     which thread has which elements of a tile
 
-With R on chip a CTA has its tile, and its sums, by `on_chip`. The facts that
-differ are in `on_chip_plan`, the product in `on_chip_products`, and the adjoint
-in `on_chip_backward`, where several CTAs share out a sum. `low_tiles` has the
-order of tiles of 32 rows, for batches of so few.
+With R on chip, `on_chip` has the parts of a tile, their sums and the facts that
+differ; `on_chip_products` has the product, and `on_chip_backward` the adjoint,
+where several CTAs share out a sum. `low_tiles` has the order of tiles of 32
+rows, for batches of so few.
 
 Glossary:
 

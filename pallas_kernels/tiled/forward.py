@@ -47,7 +47,6 @@ from pallas_kernels.mosaic import sync
 from pallas_kernels.tiled import fragments
 from pallas_kernels.tiled import kernel_call
 from pallas_kernels.tiled import on_chip
-from pallas_kernels.tiled import on_chip_plan
 from pallas_kernels.tiled import on_chip_products
 from pallas_kernels.tiled import plan as plan_lib
 from pallas_kernels.tiled import products
@@ -119,7 +118,7 @@ def _out_type(plan: plan_lib.Plan) -> Outputs:
       if plan.save and plan.takes
       else None,
       last=state,
-      state=None if isinstance(plan, on_chip_plan.Plan) else state,
+      state=None if isinstance(plan, on_chip.Plan) else state,
   )
 
 
@@ -128,7 +127,7 @@ def forward(plan: plan_lib.Plan, inputs: Inputs) -> Outputs:
   """Runs the recurrence."""
   outs = _out_type(plan)
   run = functools.partial(kernel_call.run, plan, inputs=inputs, out_type=outs)
-  if isinstance(plan, on_chip_plan.Plan):
+  if isinstance(plan, on_chip.Plan):
     buffers = on_chip_products.Buffers
     types = buffers.types(plan)
     return run('resident_recurrence', _OnChip, buffers, types)

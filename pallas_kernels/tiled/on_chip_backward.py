@@ -33,7 +33,6 @@ from pallas_kernels.tiled import backward
 from pallas_kernels.tiled import fragments
 from pallas_kernels.tiled import kernel_call
 from pallas_kernels.tiled import on_chip
-from pallas_kernels.tiled import on_chip_plan
 from pallas_kernels.tiled import on_chip_products
 from pallas_kernels.tiled import plan as plan_lib
 
@@ -56,9 +55,7 @@ class _State(NamedTuple):
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def run(
-    plan: on_chip_plan.Adjoint, inputs: backward.Inputs
-) -> backward.Outputs:
+def run(plan: on_chip.AdjointPlan, inputs: backward.Inputs) -> backward.Outputs:
   """Runs the adjoint."""
   octets = plan.tiles.row_blocks * plan.config.rows // 8
   buffers = on_chip_products.Buffers

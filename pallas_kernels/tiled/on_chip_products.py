@@ -73,7 +73,7 @@ class Buffers:
     """Returns the types of the buffers by name, except for a team's sums.
 
     Args:
-      plan: an `on_chip_plan.Plan`.
+      plan: an `on_chip.Plan`.
     """
     config = plan.config
     matrices = functools.partial(wgmma_smem.matrices, dtype=plan.dtype)
@@ -95,7 +95,7 @@ class Products:
   """The products of a tile in all steps.
 
   Attributes:
-    plan: an `on_chip_plan.Plan`.
+    plan: an `on_chip.Plan`.
     first: the first step that has a product.
     steps: number of steps.
     operand: (step, slice) -> reference to the slice [rows, DEPTH].

@@ -26,8 +26,8 @@ from pallas_kernels.tiled import backward
 from pallas_kernels.tiled import choice
 from pallas_kernels.tiled import forward
 from pallas_kernels.tiled import limits
+from pallas_kernels.tiled import on_chip as on_chip_lib
 from pallas_kernels.tiled import on_chip_backward
-from pallas_kernels.tiled import on_chip_plan
 from pallas_kernels.tiled import plan as plan_lib
 from pallas_kernels.tiled import tuning
 
@@ -97,7 +97,7 @@ def _multiplies(
     return False
   inputs = jax.eval_shape(projection.form, x)
   plan = _make_plan(recurrence, inputs, recurrent_kernel, states, False)
-  streams = not isinstance(plan, on_chip_plan.Plan) and plan.heads == 1
+  streams = not isinstance(plan, on_chip_lib.Plan) and plan.heads == 1
   fits = len(plan.alone) == len(plan.apart)
   return streams and fits and plan.dtype == dtype and depth > 0
 
@@ -138,9 +138,9 @@ def _make_plan(
   make: Callable[..., plan_lib.Plan] = plan_lib.Plan
   config: Any = None
   if not adjoint:
-    make, config = on_chip_plan.Forward, tuning.choose_resident(**facts)
+    make, config = on_chip_lib.ForwardPlan, tuning.choose_resident(**facts)
   elif not recurrence.call.stop_recurrent_gradient:
-    make, config = on_chip_plan.Adjoint, tuning.choose_team(**facts)
+    make, config = on_chip_lib.AdjointPlan, tuning.choose_team(**facts)
   if config is None:
     make = plan_lib.Plan
     config = tuning.choose(adjoint=adjoint, depth=depth, **facts)
@@ -199,7 +199,7 @@ def _forward_part(
       save=save,
   )
   plan = make_plan()
-  on_chip = isinstance(plan, on_chip_plan.Plan)
+  on_chip = isinstance(plan, on_chip_lib.Plan)
   alone = None
   if few or on_chip or not _many_rows(recurrence):
     given, x = x, projection.form(x)
@@ -372,7 +372,7 @@ def _backward_part(
         plan, x
     )
   d_last, d_carries = cotangents
-  on_chip = isinstance(plan, on_chip_plan.Plan)
+  on_chip = isinstance(plan, on_chip_lib.Plan)
   run_kernel = on_chip_backward.run if on_chip else backward.backward
   outs = run_kernel(
       plan,

@@ -35,7 +35,6 @@ if abstract_gpu.RUNS:
   from pallas_kernels.tiled import fragments
   from pallas_kernels.tiled import low_tiles
   from pallas_kernels.tiled import on_chip
-  from pallas_kernels.tiled import on_chip_plan
   from pallas_kernels.tiled import on_chip_products
   from pallas_kernels.tiled import op
   from pallas_kernels.tiled import tuning
@@ -701,7 +700,7 @@ class FragmentsTest(absltest.TestCase):
     kernel = rng.integers(-4, 5, (4, 1, size, size))
     config = on_chip.TeamConfig(units=64, stages=4, rows=32)
     plan: Any = types.SimpleNamespace(config=config, dtype=jnp.int32)
-    matrix = np.asarray(on_chip_plan.Adjoint.arrange(plan, jnp.array(kernel)))
+    matrix = np.asarray(on_chip.AdjointPlan.arrange(plan, jnp.array(kernel)))
     d_gates = rng.integers(-4, 5, (32, 4 * size))
     want = np.einsum('bgk,guk->bu', d_gates.reshape(32, 4, size), kernel[:, 0])
     for block, unit in itertools.product(range(2), range(0, 64, 16)):
@@ -724,7 +723,7 @@ class FragmentsTest(absltest.TestCase):
     plan: Any = types.SimpleNamespace(
         config=config, dtype=jnp.int32, columns=config.columns
     )
-    matrix = np.asarray(on_chip_plan.Forward.arrange(plan, jnp.array(kernel)))
+    matrix = np.asarray(on_chip.ForwardPlan.arrange(plan, jnp.array(kernel)))
     self.assertEqual(matrix.shape, (size // 16 * 64, size))
     h = rng.integers(-4, 5, (8, size))
     want = np.einsum('bk,gku->gbu', h, kernel[:, 0])
