@@ -95,8 +95,8 @@ def at_once(
 
   Args:
     cell: the equations.
-    params: as for `recurrence`, or their types.
-    bias: likewise.
+    params: the cell's parameters, or their types.
+    bias: the bias of the input gates, or its type.
     lead: (B, T).
     recurrent_kernel: R, or its type; x has its dtype.
     call: static options.
@@ -311,7 +311,7 @@ def _in_parts(
   """Runs a recurrence for some rows of the batch after the others.
 
   Args:
-    rows: of a part.
+    rows: number of rows of a part.
     shared: cell, params, recurrent_kernel, input_kernel and bias.
     by_row: x_gates, carry, restart, reset and mask.
     call: static options.
@@ -417,7 +417,7 @@ def last(
   """Computes h after the last step, from h = 0, for parts of a sequence.
 
   Args:
-    a: [B, T, F], as for `linear_scan`, and so are the others.
+    a: factors of `linear_scan`, [B, T, F].
     b: [B, T, F].
     reset: bool [B, T].
     reverse: run from the last step to the first.
@@ -442,7 +442,7 @@ def adjoint(
   """Computes the gradient of `linear_scan` alone, for parts of a sequence.
 
   Args:
-    a: [B, T, F], as for `linear_scan`, and so are the others.
+    a: factors of `linear_scan`, [B, T, F].
     b: [B, T, F]; not read.
     h0: [B, F].
     h: the result, [B, T, F].

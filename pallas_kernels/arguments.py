@@ -60,7 +60,7 @@ def shape(name: str, x: Array, axes: str, expected: Sequence[int]) -> None:
   """Raises ValueError unless x has a shape.
 
   Args:
-    name: of the argument.
+    name: the argument's name.
     x: the argument.
     axes: names of the axes, for instance '[batch, features]'.
     expected: the shape it should have.
@@ -77,7 +77,7 @@ def flags(
   """Raises ValueError unless x is None or bool [batch, time].
 
   Args:
-    name: of x.
+    name: x's name.
     x: the flags.
     batch: B.
     time: T.
@@ -127,10 +127,10 @@ def checked_shape(
     call: static options.
     weights: the arguments params, input_kernel, bias and recurrent_kernel.
     arrays: x_gates, as a sequence.
-    carry: as for `recurrence`, and so are the others.
-    restart: likewise.
-    reset: likewise.
-    mask: likewise.
+    carry: the carry before the first step, or None.
+    restart: the carry after a reset, or None.
+    reset: flags of steps that restart, or None.
+    mask: flags of steps that are not held, or None.
   """
   batch, time, features = _checked_sizes(cell, call, weights, arrays)
   for name, given in (('carry', carry), ('restart', restart)):

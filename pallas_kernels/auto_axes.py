@@ -2,7 +2,7 @@
 
 There the type of an array says nothing about its sharding while a program is
 traced, and XLA would gather the operands of a kernel, which it cannot split.
-`over_batch` tells XLA that it can split one axis, that of the batch. It asks
+`over_batch` tells XLA that it can split one axis, the batch. It asks
 for the kernel of one device's part when it knows the sharding.
 
 With Explicit axes or inside `jax.shard_map` each device has its part already.
@@ -46,9 +46,9 @@ def over_batch(
     target: the device that the function is compiled for.
     function: takes any batch; static sizes come from its operands' shapes.
       Without batches of its own, a result is a sum over the batch.
-    operands: those it will get: arrays, trees of arrays or None.
-    positions: a tree of the batch's axes, a prefix of that of `operands`.
-    out_positions: the same for the results; `WHOLE` where they are summed.
+    operands: the arguments it will get: arrays, trees of arrays or None.
+    positions: a tree of the batch's axes, a prefix of the tree `operands`.
+    out_positions: a tree of axes of the results; `WHOLE` where they are summed.
   """
   if target.interpret or not may_be_split(operands):
     return function
@@ -115,7 +115,7 @@ def _partitioned(
 
   Args:
     run: the function.
-    axes: where the batch is in each operand.
+    axes: the batch's axis in each operand.
     out_axes: says where it is in each result, once `run` was traced.
   """
 

@@ -62,7 +62,7 @@ def is_interpreting() -> bool:
 def platform() -> str:
   """Returns the platform that programs are planned for: 'gpu', 'cpu', 'tpu'.
 
-  It is that of an abstract device, if programs are traced for one.
+  An abstract device has precedence, if programs are traced for one.
   """
   _, backend, *_ = _describe()
   return 'gpu' if backend == 'cuda' else backend

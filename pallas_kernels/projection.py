@@ -40,7 +40,7 @@ class Product:
     return gates if self.size is None else pad(gates, self.heads, self.size)
 
   def pull(self, d_gates: Array) -> 'Product':
-    """Returns the cotangents of W and x for that of the gates."""
+    """Returns the cotangents of W and x, given the cotangent of the gates."""
     if self.size is not None:
       own = self.kernel.shape[-1] // self.heads
       d_gates = cut(d_gates, self.heads, own)
@@ -146,8 +146,8 @@ def form_again(gates: Any, cotangents: Any) -> tuple[Any, Any, Any]:
 
   Args:
     gates: as they were kept.
-    cotangents: of the results. The products wait for them: XLA would otherwise
-      take them for those of the forward pass, and keep these.
+    cotangents: cotangents of the results. The products wait for them: else XLA
+      would find the same products in the forward pass, and keep their results.
 
   Returns:
     The gates; the argument `gates`, for `pull`; and the cotangents.

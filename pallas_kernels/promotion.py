@@ -37,10 +37,10 @@ def of_ranks(function: FunctionT) -> FunctionT:
   return within  # type: ignore[return-value]
 
 
-# Dtypes that hold two others, and those of state and sums.
+# Dtypes that hold two others, and dtypes of state and sums.
 #
 # The promotions that the library asks for itself. They work also where
-# `jax_numpy_dtype_promotion='strict'` refuses those that nobody asked for.
+# `jax_numpy_dtype_promotion='strict'` refuses promotions nobody asked for.
 
 
 Dtype = jax.typing.DTypeLike

@@ -15,13 +15,12 @@ which its CTAs exchange.
     forward.py        the kernels: timeline and loop, and one step
     backward.py
     product.py        products with R in registers
-    partition.py      how warps share a product; sum_sharing.py: its sums
+    partition.py      how warps share a product and its sums
     operand.py        h as tensor cores read it, in shared memory or polled
     exchange.py       where CTAs all over the device exchange h
     ring.py           inputs and outputs on their way, steps ahead
-    memory.py         where elements lie in shared and device memory
-    fragments.py      which thread has which elements of a product
-    threads.py        coordinates of CTAs and threads; cut.py: sizes
+    threads.py        coordinates of CTAs and threads, and who has which
+                      elements of a product; cut.py: sizes
 
 Three kinds of exchange, by the size of a head:
 

@@ -30,7 +30,7 @@ device:
     add up d_c[t + 1]
 
 Where warps poll the operand straight into registers (`operand.py`),
-each polls while it multiplies, and the only barrier is that which gathers sums.
+each polls while it multiplies, and the only barrier is where sums are gathered.
 
 A cell with an operand u of its own has a first hand-off and product inside the
 pull, which give the cotangent of u.
@@ -47,13 +47,10 @@ import jax.numpy as jnp
 from pallas_kernels.dense import cut
 from pallas_kernels.dense import exchange as exchange_lib
 from pallas_kernels.dense import kernel_call
-from pallas_kernels.dense import memory
 from pallas_kernels.dense import operand as operand_lib
 from pallas_kernels.dense import plan as plan_lib
 from pallas_kernels.dense import product as product_lib
-from pallas_kernels.dense import ring
 from pallas_kernels.dense import ring as ring_lib
-from pallas_kernels.dense import threads
 from pallas_kernels.mosaic import cells
 from pallas_kernels.mosaic import step_flags
 
@@ -103,9 +100,9 @@ class Cotangents(NamedTuple):
   """Cotangents that go from step to step, this thread's elements.
 
   Attributes:
-    d_carry: of the carry.
-    d_theta: of theta, summed up.
-    d_restart: of the restart, summed up; empty where nobody asks for it.
+    d_carry: cotangent of the carry.
+    d_theta: cotangent of theta, summed up.
+    d_restart: cotangent of the restart, summed up; empty if nobody asks for it.
   """
 
   d_carry: tuple[Array, ...]
@@ -119,8 +116,8 @@ class Linear(NamedTuple):
   Attributes:
     pulls: pullbacks of the update and, if there is one, of the operand.
     d_outputs: cotangents of the outputs.
-    held: where the carry is held, or None.
-    resets: where it restarts before the step, or None.
+    held: condition that the carry is held, or None.
+    resets: condition that it restarts before the step, or None.
   """
 
   pulls: list[Any]
@@ -133,12 +130,12 @@ class Pulled(NamedTuple):
   """Cotangents of a step's arguments, but for its products.
 
   Attributes:
-    d_theta: of theta.
-    d_row: of the inputs.
-    d_gates: of the recurrent gates.
-    d_start: of the carry that the step starts from, without d_gates' share.
+    d_theta: cotangent of theta.
+    d_row: cotangent of the inputs.
+    d_gates: cotangent of the recurrent gates.
+    d_start: cotangent of the carry that the step starts from, but for d_gates.
     passed: cotangent that a held step passes on, or None without a mask.
-    resets: where the carry restarts before the step, or None.
+    resets: condition that the carry restarts before the step, or None.
   """
 
   d_theta: Any
@@ -149,7 +146,7 @@ class Pulled(NamedTuple):
   resets: Any
 
 
-class Steps:
+class Steps(kernel_call.Steps):
   """The parts of a step that both loops share, for one thread.
 
   Args:
@@ -158,25 +155,12 @@ class Steps:
     smem: references to shared memory.
 
   Attributes:
-    cta: coordinates.
-    ring: ring buffer of the streams.
-    multipliers: the products of a step, that of the first stage last.
     init: cotangents before the first step of the loop.
   """
 
   def __init__(self, plan: plan_lib.Plan, ins: Inputs, smem: plan_lib.Smem):
-    self.plan = plan
-    self.cta = cta = threads.Cta(
-        plan.config,
-        plan.shape,
-        plan.reverse,
-        plan.call,
-        plan.dtype,
-    )
-    self.ring = ring.Ring(cta, plan.streams.ins, ins.streams_gmem, smem.ring)
-    self.multipliers = product_lib.multipliers(
-        cta, plan.products(plan.config), ins.matrix_gmem, smem.products
-    )
+    super().__init__(plan, ins.streams_gmem, ins.matrix_gmem, smem)
+    cta = self.cta
     self._again: Any = None
     if plan.again:
       (product,) = plan.stages
@@ -195,22 +179,15 @@ class Steps:
         cells.legalize(functools.partial(_linearise, f), self._accuracy)
         for f in functions
     ]
-    self._theta = tuple(
-        memory.read_param(cta, ins.theta_gmem, i) for i in range(plan.params)
-    )
+    self._theta = self.read_theta(ins.theta_gmem)
     zero = cta.zeros()
     self.init = Cotangents(
-        d_carry=memory.read_rows(cta, ins.d_last_gmem, plan.states),
+        d_carry=ring_lib.read_rows(cta, ins.d_last_gmem, plan.states),
         d_theta=tuple(zero for _ in self._theta),
         d_restart=(zero,) * plan.states if plan.restart_learns else (),
     )
     for multiplier in self.multipliers:
       multiplier.operand.clear()
-
-  def _flags(self, step, bit: int) -> Any:
-    if not (self.plan.holds if bit == step_flags.HOLD else self.plan.flags):
-      return None
-    return (self.ring.tiles.flags.read(step)[0] & bit) != 0
 
   def linear(self, step) -> Linear:
     """Reads and linearises a step."""
@@ -225,8 +202,7 @@ class Steps:
     pulls = [self._linearise[0](self._theta, row, gates, start)]
     if plan.operand is not None:
       pulls.append(self._linearise[1](self._theta, row, gates[:-1], start))
-    held = self._flags(step, step_flags.HOLD)
-    return Linear(pulls, d_outputs, held, self._flags(step, step_flags.RESET))
+    return Linear(pulls, d_outputs, self.held(step), self.restarts(step))
 
   def pull(
       self,
@@ -239,8 +215,8 @@ class Steps:
     Args:
       linear: the step.
       d_carry: cotangent of the carry after the step.
-      through: maps the last recurrent gate's cotangent to that of its factor,
-        by the second product.
+      through: maps the cotangent of the last recurrent gate to the cotangent of
+        its factor, with the second product.
     """
     plan, accuracy = self.plan, self._accuracy
     outputs = len(linear.d_outputs)
@@ -436,7 +412,7 @@ def over_device(steps: Steps, outs: Outputs) -> Cotangents:
       streams = jax.tree.leaves(plan.streams.outs)
       written = steps.outputs(pulled)
       for ref, stream, values in zip(refs, streams, written, strict=True):
-        memory.write_step(cta, ref, stream, time, values)
+        ring_lib.write_step(cta, ref, stream, time, values)
       ring.wait(2)
 
     def linearise():
@@ -481,21 +457,21 @@ def backward(
 
   Args:
     plan: static facts of the kernel, with `adjoint`.
-    theta: as for `forward`.
-    x: as for `forward`.
-    h_gates: the recurrent gates of every step, [N, B, T, G', D], those of the
-      second product apart from those of the first, float32; none with
+    theta: float32 [plan.params or 1, F].
+    x: the inputs, [B, T, G, F].
+    h_gates: the recurrent gates of every step, float32 [N, B, T, G', D], an
+      array for each product; none with
       `plan.again`.
     starts: the carries that every step starts from, as `forward` returns them.
-    matrix: R, [G', N, D, D] indexed [gate, head, from, to], as for `forward`.
+    matrix: R, [G', N, D, D] indexed [gate, head, from, to], or its two parts.
     again: with `plan.again`, R transposed as `forward` gets it, else nothing.
-    flags: as for `forward`.
+    flags: int32 [T, 1 or 2, B'], or None.
     d_carries: cotangents of the first of the carries, each [B, T, F].
     d_last: cotangent of the last carry, float32 [S, B, F].
 
   Returns:
     The cotangents of x, [B, T, G, F]; of the recurrent gates, as `h_gates`, or
-    nothing where these are those of x in the same order; of the carry before
+    nothing where x has the same ones in the same order; of the carry before
     the first step, [S, B, F]; and, to be summed over the batch, of theta
     [P, B, F] and of the restart [S, B, F].
   """
@@ -526,14 +502,12 @@ def backward(
       sums = over_device(steps, outs)
     else:
       sums = within_cluster(steps, outs, smem)
-    memory.write_rows(steps.cta, outs.d_carry_gmem, sums.d_carry)
-    memory.write_rows(steps.cta, outs.d_theta_gmem, sums.d_theta)
-    memory.write_rows(steps.cta, outs.d_restart_gmem, sums.d_restart)
+    ring_lib.write_rows(steps.cta, outs.d_carry_gmem, sums.d_carry)
+    ring_lib.write_rows(steps.cta, outs.d_theta_gmem, sums.d_theta)
+    ring_lib.write_rows(steps.cta, outs.d_restart_gmem, sums.d_restart)
 
   name = 'dense_recurrence_adjoint'
-  kernel = kernel_call.kernel(plan, name, body, inputs, out_type)
-  results = kernel(*jax.tree.leaves(inputs))
-  outs = jax.tree.unflatten(jax.tree.structure(out_type), results)
+  outs = kernel_call.run(plan, name, body, inputs, out_type)
   return (
       outs.streams_gmem.d_x,
       outs.streams_gmem.d_gates,

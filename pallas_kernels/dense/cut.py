@@ -99,7 +99,7 @@ class Config:
 class Shape:
   """Sizes of a recurrence: features are heads times size.
 
-  Arrays of all steps hold the features of one level after those of another.
+  Arrays of all steps hold the features of one level after another.
   """
 
   batch: int

@@ -11,8 +11,8 @@ cache without a flag or a fence.
                           is, put the sentinel back
     step t + 8            publish h[t+9] in the same slot
 
-(In the adjoint a step publishes and polls the same operand, and retires that of
-the step before.)
+(In the adjoint a step publishes and polls the same operand, and retires the
+operand of the step before.)
 """
 
 from collections.abc import Sequence

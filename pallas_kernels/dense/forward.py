@@ -29,7 +29,7 @@ device it goes through an exchange, an array in device memory:
 
 Where warps poll the operand straight into registers (`operand.py`), h
 before the first step is published like all others, each warp polls while it
-multiplies, and the only barrier of a step is that which gathers the sums.
+multiplies, and the only barrier of a step is where the sums are gathered.
 
 Where a cell adds x + b to R h, and a warp has whole sums of eight columns in 16
 bits, these start from there.
@@ -50,12 +50,8 @@ import jax.numpy as jnp
 from pallas_kernels.dense import cut
 from pallas_kernels.dense import exchange as exchange_lib
 from pallas_kernels.dense import kernel_call
-from pallas_kernels.dense import memory
 from pallas_kernels.dense import plan as plan_lib
-from pallas_kernels.dense import product
-from pallas_kernels.dense import ring
 from pallas_kernels.dense import ring as ring_lib
-from pallas_kernels.dense import threads
 from pallas_kernels.mosaic import cells
 from pallas_kernels.mosaic import step_flags
 
@@ -97,8 +93,8 @@ def find(update: Callable[..., Any], *args) -> GateSums | None:
   first = len(jax.tree.leaves((theta, row)))
   given = jaxpr.invars[:first]
   own: list[Any] = jaxpr.invars[first:][: len(gates)]
-  # Variables that theta and the inputs determine, and those that nothing does:
-  # these are the same in all threads.
+  # Variables that theta and the inputs determine; and variables that nothing
+  # determines, which all threads share.
   known, constant = {*given}, {*jaxpr.constvars}
   uses: dict[Any, list[Any]] = {}
   for eqn in jaxpr.eqns:
@@ -204,7 +200,7 @@ class Outputs(NamedTuple):
   exchanges_gmem: tuple[Any, ...]
 
 
-class Steps:
+class Steps(kernel_call.Steps):
   """The parts of a step that both loops share, for one thread.
 
   Making it starts the ring buffer, loads the matrices and waits for the CTAs of
@@ -223,32 +219,20 @@ class Steps:
   """
 
   def __init__(self, plan: plan_lib.Plan, ins: Inputs, smem: plan_lib.Smem):
-    self.plan = plan
-    self.cta = cta = threads.Cta(
-        plan.config,
-        plan.shape,
-        plan.reverse,
-        plan.call,
-        plan.dtype,
-    )
-    self.ring = ring.Ring(cta, plan.streams.ins, ins.streams_gmem, smem.ring)
-    multipliers = product.multipliers(
-        cta, plan.products(plan.config), ins.matrix_gmem, smem.products
-    )
+    super().__init__(plan, ins.streams_gmem, ins.matrix_gmem, smem)
+    cta, multipliers = self.cta, self.multipliers
     self.first, self.last = multipliers[0], multipliers[-1]
     self.late = multipliers[1] if len(multipliers) > 2 else None
     self.ring.prologue()
-    # A quarter of the error of rounding h to bfloat16, twice that of float16.
+    # A quarter of the error of rounding h to bfloat16; twice that to float16.
     accuracy = plan.accuracy(2**-11)
     self._legalize = functools.partial(cells.legalize, accuracy=accuracy)
-    self._theta = tuple(
-        memory.read_param(cta, ins.theta_gmem, i) for i in range(plan.params)
-    )
+    self._theta = self.read_theta(ins.theta_gmem)
     self._sums = self._find_sums()
     self.restart: Any = None
     if plan.flags:
-      self.restart = memory.read_rows(cta, ins.restart_gmem, plan.states)
-    self.carry = memory.read_rows(cta, ins.carry_gmem, plan.states)
+      self.restart = ring_lib.read_rows(cta, ins.restart_gmem, plan.states)
+    self.carry = ring_lib.read_rows(cta, ins.carry_gmem, plan.states)
     self.ring.wait(plan.ahead)
     for multiplier in multipliers:
       if not multiplier.product.late:
@@ -283,18 +267,6 @@ class Steps:
       return None
     return self._legalize(self._sums.starts)(self._theta, row)
 
-  def restarts(self, step) -> Any:
-    """Returns where the carry restarts before a step in the ring, or None."""
-    if not self.plan.flags:
-      return None
-    return (self.ring.tiles.flags.read(step)[0] & step_flags.RESET) != 0
-
-  def held(self, step) -> Any:
-    """Returns where the carry is held over a step in the ring, or None."""
-    if not self.plan.holds:
-      return None
-    return (self.ring.tiles.flags.read(step)[0] & step_flags.HOLD) != 0
-
   def operand(self, start: Carry, row: Carry, gates: Sequence[Array]) -> Array:
     """Returns the factor of the last product.
 
@@ -315,9 +287,9 @@ class Steps:
     Args:
       start: the carry that the step starts from.
       row: the inputs.
-      known: the first recurrent gates, those that are known.
-      hold: where the carry is held, or None.
-      again: where the carry restarts before the next step, or None.
+      known: the first recurrent gates, as far as they are known.
+      hold: condition that the carry is held, or None.
+      again: condition that the next step starts from the restart, or None.
 
     Returns:
       A function of the other recurrent gates that ends it. It returns h of the
@@ -400,7 +372,7 @@ def within_cluster(
     """Multiplies the operand that all have put; `gather` ends it.
 
     Args:
-      step: of the operand.
+      step: the operand's step.
       meanwhile: () -> what can be done while others, or tensor cores, work.
 
     Returns:
@@ -518,7 +490,7 @@ def over_device(
     refs = jax.tree.leaves(outs.streams_gmem)
     streams = jax.tree.leaves(plan.streams.outs)
     for ref, stream, values in zip(refs, streams, written, strict=True):
-      memory.write_step(cta, ref, stream, time, values)
+      ring_lib.write_step(cta, ref, stream, time, values)
     return rest()[1]
 
   state = kernel_call.loop(plan.shape.time, body, steps.carry)
@@ -584,10 +556,8 @@ def forward(
       last = over_device(steps, ins, outs)
     else:
       last = within_cluster(steps, outs, smem)
-    memory.write_rows(steps.cta, outs.last_gmem, last)
+    ring_lib.write_rows(steps.cta, outs.last_gmem, last)
 
-  kernel = kernel_call.kernel(plan, 'dense_recurrence', body, inputs, out_type)
-  results = kernel(*jax.tree.leaves(inputs))
-  outs = jax.tree.unflatten(jax.tree.structure(out_type), results)
+  outs = kernel_call.run(plan, 'dense_recurrence', body, inputs, out_type)
   streams = outs.streams_gmem
   return streams.carries, outs.last_gmem, streams.starts, streams.operand

@@ -101,7 +101,7 @@ def d_small_kernel(h: Array, d_gates: Array, cores: int) -> Array:
 
   Args:
     h: 16 bits.
-    d_gates: of the same dtype.
+    d_gates: cotangents of the gates, in the same dtype.
     cores: multiprocessors of the device.
   """
   heads, *lead, _, size = h.shape

@@ -7,7 +7,7 @@ device at the same time. Three places keep to that:
 
 * `tuning.py` chooses no more CTAs (`Shape.ctas`) than the device holds;
 * `device_barrier` counts as many CTAs;
-* `kernel` runs once for each member of a vmap axis, in sequence: a grid with
+* `run` takes the members of a vmap axis one after the other: a grid with
   one more axis would have more CTAs, that share one semaphore.
 """
 
@@ -22,9 +22,12 @@ import jax.numpy as jnp
 from pallas_kernels.dense import cut
 from pallas_kernels.dense import exchange as exchange_lib
 from pallas_kernels.dense import plan as plan_lib
+from pallas_kernels.dense import product
+from pallas_kernels.dense import ring
 from pallas_kernels.dense import threads
 from pallas_kernels.mosaic import compiler_params
 from pallas_kernels.mosaic import mailbox
+from pallas_kernels.mosaic import step_flags
 
 Array = jax.Array
 
@@ -63,13 +66,11 @@ def exchange_types(plan: plan_lib.Plan) -> tuple[Any, ...]:
     return ()
   return tuple(
       jax.ShapeDtypeStruct(
-          exchange_lib.Exchange.shape(
-              plan.config, plan.shape, product.operands
-          ),
+          exchange_lib.Exchange.shape(plan.config, plan.shape, own.operands),
           plan.dtype,
       )
-      for product in plan.products(plan.config)
-      if not product.late
+      for own in plan.products(plan.config)
+      if not own.late
   )
 
 
@@ -81,14 +82,58 @@ def device_barrier(
   mailbox.open_all(exchanges, ctas, cta.config.warpgroups)
 
 
-def kernel(
+class Steps:
+  """Parts of a step that both kernels share, for one thread.
+
+  Args:
+    plan: static facts of the kernel.
+    streams: references to the arrays that are read step by step.
+    matrix: references to the parts of R.
+    smem: references to shared memory.
+
+  Attributes:
+    cta: coordinates.
+    ring: ring buffer of the streams.
+    multipliers: the products of a step, in order.
+  """
+
+  def __init__(
+      self, plan: plan_lib.Plan, streams: Any, matrix: Any, smem: plan_lib.Smem
+  ):
+    self.plan = plan
+    self.cta = threads.Cta(
+        plan.config, plan.shape, plan.reverse, plan.call, plan.dtype
+    )
+    self.ring = ring.Ring(self.cta, plan.streams.ins, streams, smem.ring)
+    self.multipliers = product.multipliers(
+        self.cta, plan.products(plan.config), matrix, smem.products
+    )
+
+  def read_theta(self, ref: Any) -> tuple[Array, ...]:
+    """Returns this thread's elements of theta."""
+    rows = range(self.plan.params)
+    return tuple(ring.read_param(self.cta, ref, i) for i in rows)
+
+  def restarts(self, step) -> Any:
+    """Returns where the carry restarts before a step in the ring, or None."""
+    return self._flag(step, step_flags.RESET) if self.plan.flags else None
+
+  def held(self, step) -> Any:
+    """Returns where the carry is held over a step in the ring, or None."""
+    return self._flag(step, step_flags.HOLD) if self.plan.holds else None
+
+  def _flag(self, step, bit: int) -> Array:
+    return (self.ring.tiles.flags.read(step)[0] & bit) != 0
+
+
+def run(
     plan: plan_lib.Plan,
     name: str,
     body: Callable[[Any, Any, plan_lib.Smem], None],
     inputs: Any,
     out_type: Any,
-) -> Callable[..., Any]:
-  """Returns a kernel as a function of arrays.
+) -> Any:
+  """Runs a kernel; returns arrays in the tree of `out_type`.
 
   Args:
     plan: static facts of the kernel.
@@ -98,9 +143,6 @@ def kernel(
       `plan.smem_words`.
     inputs: a tree of arrays.
     out_type: a tree of types.
-
-  Returns:
-    A function from the leaves of `inputs` to the leaves of `out_type`.
   """
   config, shape = plan.config, plan.shape
   grid = {'slice': shape.slices(config), 'head': shape.heads}
@@ -124,7 +166,7 @@ def kernel(
     )
 
   flat_body.__name__ = name
-  run = plgpu.kernel(
+  kernel = plgpu.kernel(
       flat_body,
       out_type=tuple(types),
       grid=tuple(grid.values()),
@@ -133,4 +175,6 @@ def kernel(
       compiler_params=compiler_params.COMPILER_PARAMS,
       **options,
   )
-  return mailbox.one_at_a_time(run) if config.through_device else run
+  if config.through_device:
+    kernel = mailbox.one_at_a_time(kernel)
+  return jax.tree.unflatten(out_tree, kernel(*arrays))

@@ -126,7 +126,7 @@ def at_once(
     recurrence: static facts.
     x: the inputs, or their type.
     recurrent_kernel: R, or its type.
-    **facts: states and flags, as for `plan.plan_pieces`.
+    **facts: states and flags of `plan.plan_pieces`.
 
   Raises:
     NotImplementedError: no kernel can run it.
@@ -309,7 +309,7 @@ def backward_part(
     u,
     *given,
 ):
-  """The cotangents of a part of the batch; those of theta and R in float32."""
+  """Returns the cotangents of a part of the batch; of theta, R in float32."""
   recurrence = recurrence.of_batch(x.shape[recurrence.batch_axis])
   d_last, d_carries = given
   starts = *h, *others

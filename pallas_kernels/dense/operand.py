@@ -2,7 +2,7 @@
 
 Every CTA holds the whole operand of a step in its shared memory, 16 bits an
 element. Its layout is [slot][plane][column][gate, unit], with the chunks of a
-column permuted as in `memory.py`.
+column permuted as in `ring.py`.
 
     'shared', 'cluster':
       put     each thread stores its elements in its own CTA's operand
@@ -27,9 +27,8 @@ from jax.experimental import pallas as pl
 import jax.numpy as jnp
 
 from pallas_kernels.dense import exchange as exchange_lib
-from pallas_kernels.dense import fragments
-from pallas_kernels.dense import memory as memory_lib
 from pallas_kernels.dense import partition
+from pallas_kernels.dense import ring as ring_lib
 from pallas_kernels.dense import threads
 from pallas_kernels.mosaic import instructions
 from pallas_kernels.mosaic import mailbox
@@ -41,7 +40,7 @@ Array = jax.Array
 Ref = Any
 Cta = threads.Cta
 flag = threads.flag
-permutation = memory_lib.permutation
+permutation = ring_lib.permutation
 
 # Chunks of 16 bytes that a thread polls at once, each in six registers.
 _TOGETHER = 12
@@ -80,11 +79,11 @@ class Operand:
     self.rows = min(config.columns, shape.batch)
     self.plane_bytes = self._plane_bytes(config, shape, products)
     self._matrices = None
-    if fragments.usable(config, cta.short, written=True):
+    if threads.usable(config, cta.short, written=True):
       place = lambda i, column, unit: self._place(
           i % self.planes, i // self.planes, column, cta.unit0 + unit
       )
-      self._matrices = fragments.Matrices(
+      self._matrices = threads.Matrices(
           cta, self.operands * self.planes, place, written=True
       )
 
@@ -330,7 +329,7 @@ class TileOperand:
         cta.tile_column(tile, cta.thread.quad)
         for tile in range(cta.config.tiles)
     ]
-    places = [memory_lib.place(cta.config, 2, c, unit) for c in columns]
+    places = [ring_lib.place(cta.config, 2, c, unit) for c in columns]
     return [[memory.load_words_smem(ring.buffer, start + p) for p in places]]
 
 
@@ -396,7 +395,7 @@ class PolledFragments:
       the sums of a team.
 
   Attributes:
-    team, operands, member, gate0: as of `Operand`.
+    team, operands, member, gate0: facts as in `Operand`.
   """
 
   def __init__(self, cta: Cta, product: partition.Product, signals: Ref):

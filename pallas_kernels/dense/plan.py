@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from pallas_kernels import call as call_lib
 from pallas_kernels import devices
+from pallas_kernels import step
 from pallas_kernels.dense import cut
 from pallas_kernels.dense import cut as cut_lib
 from pallas_kernels.dense import gradients
@@ -23,8 +24,6 @@ from pallas_kernels.dense import product as product_lib
 from pallas_kernels.dense import ring as ring_lib
 from pallas_kernels.dense import tuning
 from pallas_kernels.mosaic import cells
-from pallas_kernels.mosaic import instructions
-from pallas_kernels.mosaic import ptx
 
 Array = jax.Array
 Config = cut.Config
@@ -68,60 +67,29 @@ class Recurrence:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Plan:
+class Plan(step.Step):
   """Static facts of one kernel.
 
   Attributes:
-    update: as in `Recurrence`.
-    operand: as in `Recurrence`.
-    params: rows of theta.
-    gates: input gates.
-    recurrent: recurrent gates.
-    states: arrays of the carry.
     shape: sizes.
-    call: options of the run.
-    flags: whether there are flags, which restart or hold the carry.
-    holds: whether flags may hold it.
+    holds: whether flags may hold the carry.
     restart_learns: whether flags may restart it from arrays that learn.
-    x_dtype: dtype of the inputs.
-    dtype: dtype of the products' factors; float32 becomes two bfloat16 parts.
-    adjoint: whether the kernel runs the adjoint.
-    save: whether the forward kernel returns the arrays that the adjoint reads.
     again: whether the adjoint multiplies R h again, in the one CTA of a head,
       instead of reading it.
     in_place: whether the gradient of R reads the cotangents of x where they
       lie, as `gradients.d_small_kernel` can.
-    config: how the work is cut, or None before `tuning.choose`.
   """
 
-  update: Callable[..., Any]
-  operand: Callable[..., Any] | None
-  params: int
-  gates: int
-  recurrent: int
-  states: int
   shape: cut.Shape
-  call: call_lib.Call
-  flags: bool
-  x_dtype: Any
-  dtype: Any
   holds: bool = True
   restart_learns: bool = True
-  adjoint: bool = False
-  save: bool = False
   again: bool = False
   in_place: bool = False
-  config: Any = None
 
   @property
   def split(self) -> bool:
     """Whether a factor has two bfloat16 parts."""
     return jnp.dtype(self.dtype) == jnp.float32
-
-  @property
-  def reverse(self) -> bool:
-    """Whether the kernel's loop runs from the last time to the first."""
-    return self.call.reverse != self.adjoint
 
   @property
   def ahead(self) -> int:
@@ -141,7 +109,7 @@ class Plan:
 
     The adjoint has the transposed products, the last stage first. A forward
     kernel cuts its first product in two where the operand of the second depends
-    on some gates only: the others are multiplied while the operand is handed
+    on some gates only: later gates are multiplied while the operand is handed
     over. Within a CTA the hand-off is short, and fewer, fuller products are
     faster.
 
@@ -167,19 +135,10 @@ class Plan:
     if self.operand is None:
       return self.recurrent
     counts = self.params, self.gates, self.recurrent - 1, self.states
-    used = cells.used(self.operand, *map(_elements, counts))
+    used = cells.used(self.operand, *map(step.elements, counts))
     start = self.params + self.gates
     gates = used[start : start + self.recurrent - 1]
     return max((i + 1 for i, needed in enumerate(gates) if needed), default=0)
-
-  def accuracy(self, error: float) -> cells.Accuracy:
-    """Returns the accuracy of pointwise functions.
-
-    Args:
-      error: absolute error that is allowed where h has 16 bits.
-    """
-    short = jnp.dtype(self.dtype).itemsize == 2
-    return cells.Accuracy(error if short else 0.0, instructions.reciprocal)
 
   @functools.cached_property
   def streams(self) -> cut.Streams:
@@ -224,45 +183,10 @@ def _adjoint_streams(plan: Plan) -> cut.Streams:
   # where `gradients.d_small_kernel` reads it.
   d_gates: tuple[Stream, ...] = ()
   apart = plan.shape.heads > 1 and not plan.in_place
-  if apart or shared_gates(plan) != tuple(range(plan.gates)):
+  if apart or not plan.shared:
     d_gates = _gates_by_head(plan, plan.dtype)
   outs = cut.AdjointOutputs(Stream(plan.dtype, plan.gates), d_gates)
   return cut.Streams(ins, outs)
-
-
-def shared_gates(plan: Any) -> tuple[int | None, ...]:
-  """Returns for each recurrent gate an input with the same cotangent, or None.
-
-  A gate that is a sum x + R h has one cotangent for both terms, which need not
-  be written twice. The plan may be one of another family of kernels.
-  """
-
-  def pull(theta, row, gates, start, d_new, d_u):
-    _, f = jax.vjp(plan.update, theta, row, gates, start)
-    _, d_row, d_gates, _ = f(d_new)
-    if plan.operand is not None:
-      _, f = jax.vjp(plan.operand, theta, row, gates[:-1], start)
-      more = f(d_u)
-      d_row = tuple(map(jnp.add, d_row, more[1]))
-      d_gates = (*map(jnp.add, d_gates[:-1], more[2]), d_gates[-1])
-    return d_row, d_gates
-
-  counts = plan.params, plan.gates, plan.recurrent, plan.states, plan.states
-  (d_u,) = _elements(1)
-  numbers = cells.value_numbers(pull, *map(_elements, counts), d_u)
-  d_row, d_gates = numbers[: plan.gates], numbers[plan.gates :]
-  taken: set[int] = set()
-  same: list[int | None] = []
-  for number in d_gates:
-    found = [j for j, n in enumerate(d_row) if n == number and j not in taken]
-    same.append(found[0] if found else None)
-    taken.update(found[:1])
-  return tuple(same)
-
-
-def _elements(count: int) -> tuple[jax.ShapeDtypeStruct, ...]:
-  """Returns the types of one element a thread, `count` of them."""
-  return (jax.ShapeDtypeStruct((ptx.LANES,), jnp.float32),) * count
 
 
 class Smem(NamedTuple):
@@ -272,8 +196,8 @@ class Smem(NamedTuple):
     ring: ring buffer of the inputs.
     staging: staging of the outputs.
     products: one for each product of a step.
-    again: of the product R h that the adjoint multiplies again: its matrix;
-      None without that product.
+    again: the matrix of the product R h that the adjoint multiplies again, or
+      None.
   """
 
   ring: Any
@@ -342,7 +266,7 @@ class Piece:
 
     Args:
       axis: the batch axis of all arrays.
-      arrays: of the whole batch.
+      arrays: arrays of the whole batch.
     """
     end = self.start + self.plan.shape.batch
     return jax.tree.map(
@@ -451,7 +375,7 @@ def _reads_in_place(plan: Plan, target: devices.Target) -> bool:
     return False
   if shape.levels > 1:
     return False
-  return shared_gates(plan) == tuple(range(plan.gates))
+  return plan.shared
 
 
 def cut_batch(

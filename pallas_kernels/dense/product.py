@@ -10,7 +10,7 @@ block, the 8 elements 8 p ... 8 p + 7 of row q:
     row q   | p=0: 0 1 2 3 | p=1: 0 1 2 3 | p=2: 0 1 2 3 | p=3: 0 1 2 3 |
     element   0 .........7   8 ........15   16 .......23   24 .......31
 
-and 16 bytes of column q of the operand likewise. Two mma consume a block: one
+and 16 bytes of column q of the operand. Two mma consume a block: one
 takes words 0, 1 of both factors, the other words 2, 3. This permutes the order
 of the sum alike in both. A lane then has row q of each half, columns 2 p and
 2 p + 1:
@@ -19,7 +19,7 @@ of the sum alike in both. A lane then has row q of each half, columns 2 p and
     half 0   row q:     p=0    p=1    p=2    p=3      acc[0], acc[1]
     half 1   row q:     p=0    p=1    p=2    p=3      acc[2], acc[3]
 
-`sum_sharing.py` says which rows and blocks a warp has.
+`partition.py` says which rows and blocks a warp has.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,6 @@ import jax.numpy as jnp
 from pallas_kernels.dense import cut
 from pallas_kernels.dense import operand as operand_lib
 from pallas_kernels.dense import partition
-from pallas_kernels.dense import sum_sharing
 from pallas_kernels.dense import threads
 from pallas_kernels.mosaic import instructions
 from pallas_kernels.mosaic import memory
@@ -52,7 +51,7 @@ class Smem(NamedTuple):
 
   Attributes:
     operand: the operand, unless it goes straight to registers; None for a late
-      product, which has that of the product before it.
+      product, which shares the operand of the product before it.
     signals: mbarriers of the operand; None for a late product.
     partials: partial sums of the warps.
     rest: fragments of the matrix for which there are no registers.
@@ -173,7 +172,7 @@ class Multiplier:
     self.halves = product.halves(cta.config)
     self.blocks = product.blocks(cta.config, cta.shape)
     self.unit0 = cta.unit0 - operand.member * cta.config.units
-    self.sharing = sum_sharing.make(cta, product, operand, smem.partials)
+    self.sharing = partition.make(cta, product, operand, smem.partials)
     rows = range(self.halves // 2)
     self.matrix = [
         [[self._load_pair(ref, row, i) for i in range(kept)] for row in rows]
@@ -233,7 +232,7 @@ class Multiplier:
     """Returns this thread's sums over this warp's blocks.
 
     Args:
-      step: of the operand.
+      step: the operand's step.
       starts: this thread's elements of each result that the sums start from, or
         None for zeros; only where `sharing.starts`.
     """

@@ -18,11 +18,10 @@ from typing import Any
 
 import jax
 from jax import lax
+from jax.experimental import pallas as pl
 import jax.numpy as jnp
 
 from pallas_kernels.dense import cut
-from pallas_kernels.dense import fragments
-from pallas_kernels.dense import memory as memory_lib
 from pallas_kernels.dense import threads
 from pallas_kernels.mosaic import memory
 
@@ -30,20 +29,195 @@ Array = jax.Array
 Ref = Any
 Config = cut.Config
 Cta = threads.Cta
+Shape = cut.Shape
 Stream = cut.Stream
 flag = threads.flag
 
 
+# Tiles in shared memory: one gate of one step, columns of units.
+#
+# A column's units lie side by side, in chunks of 16 bytes. The chunks of a
+# column are permuted (exclusive or with a function of the column), so that the
+# 32 lanes of a warp hit different banks both when they copy chunks and when
+# they read or write the elements of fragments:
+#
+#     column 0   chunk 0 1 2 3 4 5 6 7
+#     column 1   chunk 4 5 6 7 0 1 2 3
+#     column 2   chunk 1 0 3 2 5 4 7 6
+#     ...
+
+
+def pitch(config: Config, size: int) -> int:
+  """Returns bytes from one column of a tile to the next.
+
+  Args:
+    config: the cut.
+    size: bytes of an element.
+  """
+  row = config.units * size
+  if row > 64:
+    return pl.cdiv(row, 128) * 128
+  return next(size for size in (16, 32, 64) if row <= size)
+
+
+def tile_bytes(config: Config, size: int) -> int:
+  """Returns the bytes of a tile."""
+  return config.columns * pitch(config, size)
+
+
+def permutation(column):
+  """Returns the number that a column's chunk indices are xor-ed with."""
+  return ((column & 1) << 2) | ((column >> 1) & 3)
+
+
+def place(config: Config, size: int, column, unit):
+  """Returns the byte of an element in its tile."""
+  row = pitch(config, size)
+  byte = unit * size
+  chunk = (byte >> 4) ^ (permutation(column) & min(7, row // 16 - 1))
+  return column * row + (chunk << 4) + (byte & 15)
+
+
+def own_places(cta: Cta, size: int) -> Array:
+  """Returns the bytes of this thread's elements in a tile."""
+  return place(cta.config, size, cta.own.column, cta.own.unit)
+
+
+def slot_bytes(config: Config, streams) -> int:
+  """Returns the bytes that one step's tiles of some streams take."""
+  total = 0
+  for stream in streams:
+    if stream.flags:
+      total += max(128, 4 * config.columns)
+    else:
+      size = jnp.dtype(stream.dtype).itemsize
+      total += stream.tiles * tile_bytes(config, size)
+  return total
+
+
+def offsets(config: Config, streams) -> list[int]:
+  """Returns the byte in a slot at which each stream's tiles start."""
+  return [slot_bytes(config, streams[:i]) for i in range(len(streams))]
+
+
+def time_stride(shape: Shape, stream: Stream) -> int:
+  """Returns elements from one time to the next in a stream's array."""
+  if stream.flags:
+    return stream.tiles * pl.cdiv(shape.batch, 4) * 4
+  row = shape.size if stream.by_head else shape.row
+  return row * stream.tiles * (shape.batch if shape.time_major else 1)
+
+
+def chunks(cta: Cta, stream: Stream) -> list[tuple[Array, Array, Array]]:
+  """Deals the 16-byte chunks of a step's tiles to the threads of a CTA.
+
+  Returns:
+    For each chunk of a thread: its byte in the stream's tiles; its element in
+    the stream's array at time 0; and 2 if that element exists, 1 if it lies
+    beyond the array, 0 if the thread has no such chunk.
+  """
+  if stream.flags:
+    return [_chunk_of_flags(cta, stream)]
+  config, shape, thread = cta.config, cta.shape, cta.thread
+  size = jnp.dtype(stream.dtype).itemsize
+  per_row = pl.cdiv(config.units * size, 16)
+  per_tile = config.columns * per_row
+  total = stream.tiles * per_tile
+  found = []
+  for k in range(pl.cdiv(total, config.threads)):
+    q = thread.index + k * config.threads
+    gate = lax.div(q, jnp.int32(per_tile))
+    rest = q - gate * per_tile
+    row = lax.div(rest, jnp.int32(per_row))
+    chunk = rest - row * per_row
+    unit = cta.unit0 + chunk * (16 // size)
+    where = (unit < shape.size) & (cta.row0 + row < shape.batch)
+    where = flag(q < total) + flag(where & (q < total))
+    inner = gate * tile_bytes(config, size)
+    inner += place(config, size, row, chunk * (16 // size))
+    strides = (1 if shape.time_major else shape.time) * stream.tiles
+    at = (cta.row0 + row) * strides + gate
+    if stream.by_head:
+      before = cta.head * (shape.batch * shape.time * stream.tiles)
+      at = (before + at) * shape.size + unit
+    else:
+      at = at * shape.row + cta.first_of_head(stream.tiles) + unit
+    # No address may lie beyond the array, even where nothing is copied.
+    found.append((inner, jnp.where(where > 1, at, 0), where))
+  return found
+
+
+def _chunk_of_flags(cta: Cta, stream: Stream) -> tuple[Array, Array, Array]:
+  """Returns a thread's chunk of flags [T, G, B'], as `chunks` does."""
+  config, shape, thread = cta.config, cta.shape, cta.thread
+  count = pl.cdiv(config.columns, 4)
+  at = cta.row0 + 4 * thread.index
+  where = flag(thread.index < count) + flag(
+      (thread.index < count) & (at < shape.batch)
+  )
+  if stream.tiles > 1:
+    at += cta.part_of_heads * (pl.cdiv(shape.batch, 4) * 4)
+  return 16 * thread.index, jnp.where(where > 1, at, 0), where
+
+
+@dataclasses.dataclass(frozen=True)
+class Copy:
+  """A chunk of 16 bytes of every step that this thread copies.
+
+  Attributes:
+    ref: the stream's array in device memory.
+    stream: the stream.
+    smem_offset: byte in a slot.
+    gmem_offset: element in the array at time 0.
+    where: int32; inputs: 2 to copy, 1 to fill with zeros, 0 for no chunk;
+      outputs: 1 to copy, else 0.
+  """
+
+  ref: Ref
+  stream: Stream
+  smem_offset: Array
+  gmem_offset: Array
+  where: Array
+
+  @property
+  def itemsize(self) -> int:
+    return jnp.dtype(self.stream.dtype).itemsize
+
+  def gmem(self, cta: Cta, time) -> Array:
+    """Returns the element in the array at a time."""
+    return self.gmem_offset + time * time_stride(cta.shape, self.stream)
+
+
+def copies(cta: Cta, streams, refs, offsets, written: bool) -> list[Copy]:
+  """Returns all chunks of a step that this thread copies.
+
+  Args:
+    cta: coordinates.
+    streams: a list of streams.
+    refs: their arrays in device memory.
+    offsets: the byte in a slot at which each starts.
+    written: whether chunks go to device memory; then nothing is filled with
+      zeros, and `where` is 0 or 1.
+  """
+  return [
+      Copy(ref, stream, start + inner, at, where >> 1 if written else where)
+      for stream, ref, start in zip(streams, refs, offsets, strict=True)
+      for inner, at, where in chunks(cta, stream)
+  ]
+
+
+# The ring buffer and the staging.
+
+
 def _fragments(cta: Cta, stream: Stream, written: bool) -> Any:
   """Returns how threads hold a stream's tiles; None for element by element."""
-  usable = fragments.usable(cta.config, stream.dtype, written)
+  usable = threads.usable(cta.config, stream.dtype, written)
   if stream.flags or not usable:
     return None
-  place = lambda gate, column, unit: (
-      gate * memory_lib.tile_bytes(cta.config, 2)
-      + memory_lib.place(cta.config, 2, column, unit)
+  byte_of = lambda gate, column, unit: (
+      gate * tile_bytes(cta.config, 2) + place(cta.config, 2, column, unit)
   )
-  return fragments.Matrices(cta, stream.tiles, place, written)
+  return threads.Matrices(cta, stream.tiles, byte_of, written)
 
 
 class Ring:
@@ -63,10 +237,10 @@ class Ring:
     self.cta, self.buffer = cta, buffer
     self.distance = cta.config.stages - 1
     flat, tree = jax.tree.flatten(streams)
-    offsets = memory_lib.offsets(cta.config, flat)
-    self.slot_bytes = memory_lib.slot_bytes(cta.config, flat)
-    self._copies = memory_lib.copies(
-        cta, flat, jax.tree.leaves(refs), offsets, written=False
+    starts = offsets(cta.config, flat)
+    self.slot_bytes = slot_bytes(cta.config, flat)
+    self._copies = copies(
+        cta, flat, jax.tree.leaves(refs), starts, written=False
     )
     self.tiles = jax.tree.unflatten(
         tree,
@@ -74,14 +248,14 @@ class Ring:
             RingTiles(
                 self, stream, start, _fragments(cta, stream, written=False)
             )
-            for stream, start in zip(flat, offsets, strict=True)
+            for stream, start in zip(flat, starts, strict=True)
         ],
     )
 
   @classmethod
   def words(cls, config: Config, streams) -> int:
     """Returns the shared memory for a tree of streams, in int32."""
-    size = memory_lib.slot_bytes(config, jax.tree.leaves(streams))
+    size = slot_bytes(config, jax.tree.leaves(streams))
     return config.stages * size // 4
 
   def slot(self, step):
@@ -135,7 +309,7 @@ class RingTiles:
     ring: the ring buffer.
     stream: the stream.
     offset: byte in a slot at which they start.
-    matrices: `fragments.Matrices`, or None.
+    matrices: `threads.Matrices`, or None.
   """
 
   ring: Ring
@@ -154,11 +328,11 @@ class RingTiles:
     if self.matrices is not None:
       return self.matrices.read(buffer, start, stream.dtype)
     size = jnp.dtype(stream.dtype).itemsize
-    at = start + memory_lib.own_places(cta, size)
+    at = start + own_places(cta, size)
     return [
         memory.load_smem(
             buffer,
-            at + gate * memory_lib.tile_bytes(cta.config, size),
+            at + gate * tile_bytes(cta.config, size),
             stream.dtype,
             count=count,
         )
@@ -187,9 +361,9 @@ class Staging:
   def __init__(self, cta: Cta, streams, refs, buffer: Ref):
     self.cta, self.buffer = cta, buffer
     self.streams = jax.tree.leaves(streams)
-    self.offsets = memory_lib.offsets(cta.config, self.streams)
-    self.slot_bytes = memory_lib.slot_bytes(cta.config, self.streams)
-    self._copies = memory_lib.copies(
+    self.offsets = offsets(cta.config, self.streams)
+    self.slot_bytes = slot_bytes(cta.config, self.streams)
+    self._copies = copies(
         cta, self.streams, jax.tree.leaves(refs), self.offsets, written=True
     )
     self._fragments = [
@@ -200,7 +374,7 @@ class Staging:
   @classmethod
   def words(cls, config: Config, streams) -> int:
     """Returns the shared memory for a tree of streams, in int32."""
-    return 2 * memory_lib.slot_bytes(config, jax.tree.leaves(streams)) // 4
+    return 2 * slot_bytes(config, jax.tree.leaves(streams)) // 4
 
   def put(
       self, step, arrays: Sequence[Sequence[Array]]
@@ -248,11 +422,11 @@ class Staging:
         matrices.write(self.buffer, start, values, stream.dtype)
         continue
       size = jnp.dtype(stream.dtype).itemsize
-      start = start + memory_lib.own_places(cta, size)
+      start = start + own_places(cta, size)
       for gate, value in enumerate(values):
         memory.store_smem(
             self.buffer,
-            start + gate * memory_lib.tile_bytes(cta.config, size),
+            start + gate * tile_bytes(cta.config, size),
             value,
             stream.dtype,
             where=cta.own.valid,
@@ -276,3 +450,73 @@ class Staging:
       memory.store_words_gmem(
           copy.ref, at, words, size=copy.itemsize, where=where
       )
+
+
+# A thread's own elements in device memory, one by one.
+#
+# The small arrays (parameters, first and last carry) go this way, and with an
+# exchange through the device the outputs too.
+
+
+def read_param(cta: Cta, ref: Ref, i: int) -> Array:
+  """Returns this thread's elements of row i of an array float32 [P, F]."""
+  shape, own = cta.shape, cta.own
+  unit = jnp.minimum(cta.unit0 + own.unit, shape.size - 1)
+  at = i * shape.features + cta.head * shape.size + unit
+  return memory.load_gmem(ref, at, jnp.float32, count=own.count)
+
+
+def read_rows(cta: Cta, ref: Ref, count: int) -> tuple[Array, ...]:
+  """Returns this thread's elements of an array float32 [S, B, F]."""
+  return tuple(
+      memory.load_gmem(
+          ref, _row_offset(cta, i), jnp.float32, count=cta.own.count
+      )
+      for i in range(count)
+  )
+
+
+def write_rows(cta: Cta, ref: Ref, values: Sequence[Array]) -> None:
+  """Stores this thread's elements of an array float32 [S, B, F]."""
+  for i, value in enumerate(values):
+    at = _row_offset(cta, i)
+    memory.store_gmem(ref, at, value, jnp.float32, where=cta.own.valid)
+
+
+def _row_offset(cta: Cta, i: int) -> Array:
+  """Returns the offsets in an array [S, B, F], clamped to its edges."""
+  shape, own = cta.shape, cta.own
+  row = jnp.minimum(cta.row0 + own.column, shape.batch - 1)
+  unit = jnp.minimum(cta.unit0 + own.unit, shape.size - 1)
+  at = (i * shape.batch + row) * shape.features
+  return at + cta.head * shape.size + unit
+
+
+def write_step(
+    cta: Cta,
+    ref: Ref,
+    stream: Stream,
+    time: Array,
+    values: Sequence[Array],
+) -> None:
+  """Stores this thread's elements of one time of a stream, one array a gate."""
+  for gate, value in enumerate(values):
+    at = _step_offset(cta, time, stream, gate)
+    memory.store_gmem(ref, at, value, stream.dtype, where=cta.own.valid)
+
+
+def _step_offset(cta: Cta, time, stream: Stream, gate: int) -> Array:
+  """Returns the offsets of this thread's elements in a stream's array."""
+  shape, gates, own = cta.shape, stream.tiles, cta.own
+  row = shape.size if stream.by_head else shape.row
+  by_row, by_time = shape.time, 1
+  if shape.time_major:
+    by_row, by_time = 1, shape.batch
+  # The first term is the same for all steps.
+  fixed = (cta.row0 + own.column) * (by_row * gates * row) + gate * row
+  if stream.by_head:
+    head = cta.head * (shape.batch * shape.time * gates * row)
+    fixed = fixed + head + cta.unit0 + own.unit
+  else:
+    fixed = fixed + cta.first_of_head(gates) + cta.unit0 + own.unit
+  return fixed + time * (by_time * gates * row)

@@ -282,14 +282,7 @@ def _clusters_at_once(
 def _large_clusters(
     shape: Shape, kind: Kind, target: devices.Target, registers: int | None
 ) -> list[Config]:
-  """Returns clusters of as many CTAs as there can be.
-
-  Args:
-    shape: sizes.
-    kind: facts of the kernel.
-    target: the device.
-    registers: see `Config`.
-  """
+  """Returns clusters of as many CTAs as there can be."""
   units = 8 * -(-shape.size // (8 * _LARGEST_CLUSTER))
   parts = -(-shape.size // units)
   # A part of the kernel in shared memory makes two products want longer sums.
@@ -324,13 +317,7 @@ def _most_in_clusters(target: devices.Target) -> int:
 
 
 def _columns(shape: Shape, parts: int, most: int) -> int:
-  """Returns 4 if so many CTAs are resident at once, else 8.
-
-  Args:
-    shape: sizes.
-    parts: CTAs of a head.
-    most: CTAs that are resident at once.
-  """
+  """Returns 4 if all CTAs, `parts` a head, are resident at once, else 8."""
   return 4 if shape.heads * parts * -(-shape.batch // 4) <= most else 8
 
 
@@ -404,15 +391,7 @@ def _spread(
     units: int,
     warpgroups: int,
 ) -> Iterable[Config]:
-  """Returns configurations over the device, of one kind of CTA.
-
-  Args:
-    shape: sizes.
-    kind: facts of the kernel.
-    target: the device.
-    units: units of a CTA.
-    warpgroups: warpgroups of a CTA.
-  """
+  """Returns configurations over the device, with so many units a CTA."""
   rows = -(-shape.batch // 8)
   parts = -(-shape.size // units)
 

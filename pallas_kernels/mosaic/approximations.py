@@ -54,7 +54,7 @@ class Approximations:
   does not know that some of them share most of their work.
 
   Args:
-    accuracy: of the functions.
+    accuracy: the accuracy of the functions.
   """
 
   def __init__(self, accuracy: Accuracy):

@@ -130,7 +130,7 @@ def legalize(
 
   Args:
     fn: a pointwise function of pytrees of arrays.
-    accuracy: of the special functions in it.
+    accuracy: accuracy of the special functions in it.
 
   Raises:
     NotImplementedError: when called, where fn has a primitive without a rule.
@@ -195,7 +195,7 @@ def map_rows(
     fn: a pointwise function of pytrees of arrays.
     shared: its first argument.
     rows: second arguments, all of one structure.
-    accuracy: of the special functions in it.
+    accuracy: accuracy of the special functions in it.
   """
   legal = legalize(fn, accuracy)
   closed, shape = jax.make_jaxpr(legal, return_shape=True)(shared, rows[0])

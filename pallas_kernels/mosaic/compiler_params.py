@@ -2,7 +2,7 @@
 
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-# Barriers are placed by hand: those that Pallas would insert around accesses to
+# Barriers are placed by hand: barriers that Pallas would insert at accesses to
 # shared memory take several times as long as the arithmetic.
 COMPILER_PARAMS = plgpu.CompilerParams(
     approx_math=True,

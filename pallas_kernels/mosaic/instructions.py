@@ -97,7 +97,7 @@ def mma(
     a: four int32 [128], two elements each: rows as acc's first and third,
       columns 2 (l mod 4) and the next; then the same rows, 8 columns further.
     b: two int32 [128]: column l/4, rows 2 (l mod 4) and the next; 8 further.
-    dtype: of a and b, 16 bits.
+    dtype: the dtype of a and b, 16 bits.
   """
   short = ptx.SHORT[jnp.dtype(dtype).name]
   code = (

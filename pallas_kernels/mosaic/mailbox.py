@@ -87,9 +87,9 @@ def open_all(mailboxes: Sequence[Mailbox], ctas: int, warpgroups: int) -> None:
   """Clears mailboxes, and waits until all CTAs have cleared theirs.
 
   Args:
-    mailboxes: of this CTA.
+    mailboxes: this CTA's mailboxes.
     ctas: number of CTAs that call this.
-    warpgroups: of each CTA.
+    warpgroups: number of warpgroups of each CTA.
   """
   for mailbox in mailboxes:
     mailbox.clear()
@@ -143,10 +143,10 @@ def publish(
   """Stores elements that other CTAs poll.
 
   Args:
-    ref: in device memory.
-    offset: in elements.
+    ref: an array in device memory.
+    offset: the place in elements.
     value: float32; in 16 bits it must not become the sentinel.
-    dtype: of the elements, floating.
+    dtype: the elements' dtype, floating.
     where: int32, not 0 in threads that publish; None for all threads.
   """
   if jnp.dtype(dtype) != jnp.float32:
@@ -173,8 +173,8 @@ def fill(ref: Ref, offset, size: int, where) -> None:
   """Fills 16 bytes of device memory with the sentinel.
 
   Args:
-    ref: in device memory.
-    offset: in elements.
+    ref: an array in device memory.
+    offset: the place in elements.
     size: bytes of an element.
     where: int32, not 0 in threads that fill.
   """
@@ -298,8 +298,8 @@ class Line:
   """Places at fixed distances from each other, of one thread.
 
   Attributes:
-    ref: in device memory.
-    offset: of the place at distance 0, in elements, int32 [128].
+    ref: an array in device memory.
+    offset: the place at distance 0, in elements, int32 [128].
     instead: (int32 condition, reference, offset) to read at the same distances
       where the condition is not 0, after these have been published; or None.
   """
@@ -315,7 +315,7 @@ class Piece:
 
   Attributes:
     line: index of the line.
-    distance: in bytes.
+    distance: the distance in bytes.
     exists: int32 [128] and the bit of it that is set in threads for which the
       piece exists, others get zeros; None where it exists for all.
   """
@@ -402,8 +402,8 @@ def look(lines: Sequence[Line], pieces: Sequence[Piece]) -> list[Array]:
   """Reads pieces, published or not, for `await_pieces`.
 
   Args:
-    lines: where they lie; elements have 16 bits.
-    pieces: of these lines.
+    lines: the lines that they lie in; elements have 16 bits.
+    pieces: pieces of these lines.
 
   Returns:
     Four int32 [128] for each piece.
@@ -427,8 +427,8 @@ def await_pieces(
   is aborted with an error.
 
   Args:
-    lines: as for `look`.
-    pieces: as for `look`.
+    lines: the lines that they lie in.
+    pieces: pieces of these lines.
     seen: results of `look`, from the same step of a loop.
   """
   reader = _Lines(lines, pieces)

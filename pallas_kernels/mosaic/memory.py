@@ -42,9 +42,9 @@ def load_smem(ref: Ref, offset: Array, dtype, count: int = 1) -> Array:
   """Returns float32 of elements of `dtype`, or int32 as they are.
 
   Args:
-    ref: in shared memory, of any shape.
-    offset: in bytes, int32.
-    dtype: of the elements.
+    ref: an array in shared memory, of any shape.
+    offset: the place in bytes, int32.
+    dtype: the elements' dtype.
     count: elements a thread.
   """
   return _load('shared', _SMEM_ADDRESS, ref, offset, dtype, count)
@@ -77,10 +77,10 @@ def store_smem(
   """Stores float32 values as `dtype`, or int32 as they are.
 
   Args:
-    ref: in shared memory, of any shape.
-    offset: in bytes, int32.
+    ref: an array in shared memory, of any shape.
+    offset: the place in bytes, int32.
     value: float32 or int32.
-    dtype: of the elements.
+    dtype: the elements' dtype.
     where: int32, not 0 in threads that store; None for all threads.
   """
   _store('shared', _SMEM_ADDRESS, ref, offset, value, dtype, where)
@@ -122,7 +122,7 @@ def predicate(where: Array | None, operands: dict[str, Any]) -> tuple[str, str]:
 
   Args:
     where: int32, not 0 in threads that store; None for all threads.
-    operands: of the code; `where` is added to them.
+    operands: operands of the code; `where` is added to them.
   """
   if where is None:
     return '', ''
@@ -136,8 +136,8 @@ def load_words_smem(
   """Returns words as int32 [128], zeros where `where` is 0.
 
   Args:
-    ref: in shared memory, of any shape.
-    offset: in bytes, int32.
+    ref: an array in shared memory, of any shape.
+    offset: the place in bytes, int32.
     where: int32, not 0 in threads that load; None for all threads.
     count: words, 2 or 4.
   """
@@ -150,8 +150,8 @@ def load_words_gmem(
   """As `load_words_smem`, with an offset in elements of `size` bytes.
 
   Args:
-    ref: in device memory.
-    offset: in elements, int32.
+    ref: an array in device memory.
+    offset: the place in elements, int32.
     size: bytes of an element.
     where: int32, not 0 in threads that load; None for all threads.
     count: words, 2 or 4.
@@ -173,7 +173,7 @@ def _load_words(space: str, address: str, ref, offset, where, count: int = 4):
 def store_words_smem(
     ref: Ref, offset, words: Sequence[Array], where=None
 ) -> None:
-  """Stores four int32 [128], 16 bytes; arguments as for `store_smem`."""
+  """As `store_smem`, of four int32 [128] side by side, 16 bytes."""
   _store_words('shared', 'b32', _SMEM_ADDRESS, ref, offset, words, where)
 
 
@@ -188,7 +188,7 @@ def store_words_gmem(
 def store_pair_smem(
     ref: Ref, offset: Array, pair: Sequence[Array], where=None
 ) -> None:
-  """Stores two words [128] side by side; arguments as for `store_smem`."""
+  """As `store_smem`, of two float32 [128] side by side."""
   _store_words('shared', 'f32', _SMEM_ADDRESS, ref, offset, pair, where)
 
 
@@ -207,10 +207,10 @@ def load_matrices(ref: Ref, offset: Array, count: int) -> Sequence[Array]:
   """Loads transposed 8 x 8 matrices of 16-bit elements; whole warps do.
 
   Args:
-    ref: in shared memory.
-    offset: of a matrix row, in bytes: of the first matrix in lanes 0 to 7, of
-      the second one in the next 8 lanes, and so on.
-    count: of matrices, 1, 2 or 4.
+    ref: an array in shared memory.
+    offset: places of matrix rows in bytes: the first matrix's in lanes 0 to 7,
+      the second one's in the next 8 lanes, and so on.
+    count: number of matrices, 1, 2 or 4.
 
   Returns:
     Two elements of each matrix as an int32 [128]: lane l has column l/4 of rows
@@ -232,8 +232,8 @@ def store_matrices(
   """Stores transposed 8 x 8 matrices; undoes `load_matrices`.
 
   Args:
-    ref: in shared memory.
-    offset: as for `load_matrices`.
+    ref: an array in shared memory.
+    offset: places of matrix rows, in the lanes of `load_matrices`.
     words: two elements of each of 1, 2 or 4 matrices.
     where: int32, not 0 in warps that store; None for all warps.
   """
@@ -255,9 +255,9 @@ def fetch(
 
   Args:
     shared_ref: the destination, in shared memory.
-    shared_offset: in bytes.
+    shared_offset: the place in shared memory, in bytes.
     ref: the source, in device memory.
-    offset: in elements.
+    offset: the place in elements.
     size: bytes of an element.
     where: int32, 2 for a copy, 1 for zeros, 0 for nothing.
   """

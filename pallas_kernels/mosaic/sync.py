@@ -55,7 +55,7 @@ def make_signals(signals: Ref, arrivals: Sequence[int], where) -> None:
   """Initialises mbarriers; before a `cluster_barrier`.
 
   Args:
-    signals: in shared memory, 8 bytes for each mbarrier.
+    signals: shared memory, 8 bytes for each mbarrier.
     arrivals: for each mbarrier, how many complete its phase.
     where: int32, not 0 in the one thread that does it.
   """
@@ -80,12 +80,12 @@ def send(
   """Stores 16 bytes in another CTA's shared memory, counted by its mbarrier.
 
   Args:
-    ref: in shared memory; the other CTA has it at the same address.
-    offset: in bytes.
+    ref: shared memory, which the other CTA has at the same address.
+    offset: the place in bytes.
     words: four int32 [128].
     signals: mbarriers in shared memory.
     signal: index of the mbarrier.
-    rank: of the other CTA in this one's cluster; it may be this one.
+    rank: rank of the receiver in this CTA's cluster; it may be this CTA.
     where: int32, not 0 in threads that send.
   """
   code = (
@@ -137,7 +137,7 @@ def arrive(signals: Ref, signal, lane: Array) -> None:
   Args:
     signals: mbarriers in shared memory.
     signal: index of the mbarrier.
-    lane: of this thread.
+    lane: this thread's lane.
   """
   operands = {'signals': signals, 'lane': lane}
   if isinstance(signal, int):

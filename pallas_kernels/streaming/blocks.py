@@ -162,7 +162,7 @@ class Config:
   Attributes:
     rows: time steps in a block, at least 2: Pallas takes a single row for
       contiguous whatever its end.
-    warpgroups: of a CTA; 1 for a recurrence that is not linear.
+    warpgroups: warpgroups of a CTA; 1 for a recurrence that is not linear.
     segments: of a sequence: 1, or of a linear recurrence with 1 warpgroup any
       even number.
     stages: slots of each warpgroup's ring buffer of inputs.
@@ -284,7 +284,7 @@ class Inputs:
 
   Args:
     walk: over time.
-    streams: to be read.
+    streams: the streams to be read.
     arrays: references to device memory that hold the streams.
     rings: a ring buffer [slots, rows, LANES] for each stream.
     barriers: an mbarrier for each slot.
@@ -350,7 +350,7 @@ class Outputs:
 
   Args:
     walk: over time.
-    streams: to be written.
+    streams: the streams to be written.
     arrays: references to device memory that hold the streams.
     rings: a ring buffer [slots, rows, LANES] for each stream.
   """
@@ -416,9 +416,9 @@ def ring_types(streams: Sequence[Stream], config: Config, slots: int):
   """Returns the types of the ring buffers of a CTA.
 
   Args:
-    streams: that pass through them.
+    streams: the streams that pass through them.
     config: the cut.
-    slots: of each warpgroup.
+    slots: number of slots of each warpgroup.
   """
   shape = (config.warpgroups * slots, config.rows, LANES)
   return tuple(plgpu.SMEM(shape, stream.dtype) for stream in streams)

@@ -137,7 +137,7 @@ class MapRing(mailbox.MailboxRing):
 
   Args:
     walk: over time.
-    ref: in device memory, of `MapRing.shape`.
+    ref: an array in device memory, of `MapRing.shape`.
   """
 
   slots = 32

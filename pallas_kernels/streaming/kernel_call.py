@@ -20,6 +20,7 @@ from pallas_kernels.mosaic import instructions
 from pallas_kernels.mosaic import step_flags
 from pallas_kernels.streaming import blocks
 
+Array = jax.Array
 Ref = Any
 
 
@@ -31,7 +32,7 @@ class Plan:
     step: the equations, pointwise and in tuples: (params, inputs) -> (a, b) of
       a linear recurrence, (params, inputs, carry) -> carry of a diagonal one.
     params: number of per-feature parameters.
-    layout: of all streams.
+    layout: the layout of all streams.
     config: the cut.
     reverse: whether time runs from the last step to the first.
     has_flags: whether some steps restart or are held.
@@ -81,38 +82,176 @@ def walk(plan: Plan, reverse: bool) -> blocks.Walk:
   )
 
 
-def kernel(
-    plan: Plan,
-    body: Callable[..., None],
-    name: str,
-    ins: Sequence[blocks.Stream],
-    outs: Sequence[blocks.Stream],
-    out_type: Sequence[Any],
-    scratch: Sequence[Any] = (),
-) -> Callable[..., Any]:
-  """Returns a kernel as a function of arrays.
+class Operands(NamedTuple):
+  """Operands of a kernel. Those that it does not read may be any arrays.
+
+  Attributes:
+    theta: per-feature parameters, [plan.params, Fp], with Fp the padded
+      features.
+    arrays: inputs, each [B, T, F] or [B, T, G, F].
+    carries: for the adjoint, all arrays of the carry after every step, each
+      [B, T, F].
+    carry: before the first step, [B, Fp] if linear, else [S, B, Fp].
+    restart: the carry after a reset, of the same shape.
+    flags: int32 [B, T], bits RESET and HOLD.
+  """
+
+  theta: Array
+  arrays: tuple[Array, ...]
+  carries: tuple[Array, ...]
+  carry: Array
+  restart: Array
+  flags: Array
+
+
+class Cotangents(NamedTuple):
+  """Operands of an adjoint that the forward kernel has not.
+
+  Attributes:
+    carries: cotangents of the first of `Operands.carries`, each [B, T, F].
+    last: cotangent of the last carry, as `Operands.carry`, float32.
+  """
+
+  carries: tuple[Array, ...]
+  last: Array
+
+
+def streams(
+    plan: Plan, operands: Operands, cotangents: Cotangents
+) -> tuple[tuple[blocks.Stream, ...], list[blocks.Stream]]:
+  """Returns the streams of an adjoint.
+
+  Returns:
+    The streams of the inputs; and streams of the carry before each step, which
+    is the carry after the step before, and of its cotangents.
+  """
+  arrays, carries, given = operands.arrays, operands.carries, cotangents.carries
+  shifts = [1 if plan.reverse else -1] * len(carries) + [0] * len(given)
+  others = [
+      blocks.Stream(len(arrays) + i, None, x.dtype, shift)
+      for i, (x, shift) in enumerate(
+          zip((*carries, *given), shifts, strict=True)
+      )
+  ]
+  return blocks.streams_of(arrays), others
+
+
+class Loop:
+  """The blocks of one warpgroup on their way through a kernel.
 
   Args:
     plan: the static arguments.
-    body: takes references to operands and outputs, and the scratch that `split`
-      takes apart.
-    name: of the kernel, for profiles.
-    ins: streams that it reads.
-    outs: streams that it writes.
-    out_type: shapes and dtypes of all outputs.
+    reverse: direction of the loop.
+    ins: streams that are read.
+    outs: streams that are written.
+    flags: reference to the packed flags.
+    refs: references to arrays of `ins`, arrays of `outs`, other outputs, ring
+      buffers, mbarriers and further scratch.
+    counts: how many are arrays of `ins`, arrays of `outs` and other outputs.
+
+  Attributes:
+    walk: over time.
+    inputs: ring buffers of `ins`.
+    others: references to the other outputs.
+    scratch: further scratch.
+  """
+
+  def __init__(self, plan: Plan, reverse: bool, ins, outs, flags, refs, counts):
+    groups = []
+    for size in (*counts, len(ins), len(outs)):
+      groups.append(refs[:size])
+      refs = refs[size:]
+    sources, targets, self.others, in_rings, out_rings = groups
+    barriers, *self.scratch = refs
+    self.walk = walk(plan, reverse)
+    self.inputs = blocks.Inputs(self.walk, ins, sources, in_rings, barriers)
+    self._outputs = blocks.Outputs(self.walk, outs, targets, out_rings)
+    self._params, self._flags = plan.params, flags if plan.has_flags else None
+
+  def theta(self, ref: Ref) -> tuple[Array, ...]:
+    """Returns the per-feature parameters in registers."""
+    return tuple(self.walk.read(ref, k) for k in range(self._params))
+
+  def flags(self, wave) -> 'BlockFlags':
+    """Returns the flags of a wave's block."""
+    return BlockFlags(self.walk, self._flags, wave)
+
+  def run(self, wave: Callable[..., tuple[Any, Any]], state: Any) -> Any:
+    """Runs all waves, and writes what they return; returns the last state.
+
+    Args:
+      wave: (index, state) -> (state, rows of `outs`).
+      state: before the first wave.
+    """
+
+    def whole(k, state):
+      state, rows = wave(k, state)
+      self._outputs.write(k, rows)
+      self.inputs.refill(k)
+      return state
+
+    return lax.fori_loop(0, self.walk.waves, whole, state)
+
+
+def run(
+    plan: Plan,
+    name: str,
+    body: Callable[..., None],
+    operands: Operands,
+    cotangents: Cotangents | None,
+    ins: Sequence[blocks.Stream],
+    outs: Sequence[blocks.Stream],
+    others: Sequence[Any],
+    scratch: Sequence[Any] = (),
+) -> tuple[tuple[Array, ...], Sequence[Array]]:
+  """Runs a kernel.
+
+  Args:
+    plan: the static arguments.
+    name: the kernel's name, in profiles.
+    body: takes a `Loop` and references to theta, carry and restart, and to the
+      cotangent of the last carry.
+    operands: arrays that the kernel reads.
+    cotangents: of the adjoint, which runs against the order of the recurrence;
+      None for the forward kernel.
+    ins: streams that are read.
+    outs: streams that are written; of the adjoint the cotangents of inputs.
+    others: types of the other outputs.
     scratch: types of further scratch.
+
+  Returns:
+    The arrays that hold `outs`, and the other outputs.
   """
   config, layout = plan.config, plan.layout
+  theta, arrays, carries, carry, restart, flags = operands
+  last: tuple[Array, ...] = ()
+  if cotangents is None:
+    reverse, read = plan.reverse, list(map(layout.widen, arrays))
+    results = [jax.ShapeDtypeStruct(layout.shape, s.dtype) for s in outs]
+  else:
+    given = (*arrays, *carries, *cotangents.carries)
+    reverse, last = not plan.reverse, (cotangents.last,)
+    read = list(map(layout.widen, given))
+    of_inputs = read[: len(arrays)]
+    results = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in of_inputs]
+  counts = len(read), len(results), len(others)
+
+  def whole(theta, carry, restart, flags, *refs):
+    ends = len(last)
+    loop = Loop(plan, reverse, ins, outs, flags, refs[ends:], counts)
+    body(loop, theta, carry, restart, *refs[:ends])
+    plgpu.wait_smem_to_gmem(0)
+
   grid = {'batch': layout.batch, 'tile': layout.padded // blocks.LANES}
   if config.segments > 1:
     grid['segment'] = config.segments
   options: dict[str, Any] = {}
   if config.warpgroups > 1:
     options = {'num_threads': config.warpgroups, 'thread_name': 'warpgroup'}
-  body.__name__ = name
-  return plgpu.kernel(
-      body,
-      out_type=tuple(out_type),
+  whole.__name__ = name
+  kernel = plgpu.kernel(
+      whole,
+      out_type=(*results, *others),
       grid=tuple(grid.values()),
       grid_names=tuple(grid),
       scratch_types=[
@@ -125,76 +264,9 @@ def kernel(
       interpret=plan.interpret,
       **options,
   )
-
-
-class Refs(NamedTuple):
-  """References of a kernel, after those to its small operands.
-
-  Attributes:
-    arrays: those that hold the streams that are read.
-    outputs: of the kernel.
-    in_rings: ring buffers of the streams that are read.
-    out_rings: ring buffers of the streams that are written.
-    barriers: mbarriers of `in_rings`.
-    scratch: further scratch.
-  """
-
-  arrays: Sequence[Ref]
-  outputs: Sequence[Ref]
-  in_rings: Sequence[Ref]
-  out_rings: Sequence[Ref]
-  barriers: Ref
-  scratch: Sequence[Ref]
-
-
-def split(refs: Sequence[Ref], inputs: int, outputs: int, ins, outs) -> Refs:
-  """Names the references of a kernel.
-
-  Args:
-    refs: those after the small operands.
-    inputs: number of arrays that hold the streams that are read.
-    outputs: number of outputs.
-    ins: streams that are read.
-    outs: streams that are written.
-  """
-  groups = []
-  for size in (inputs, outputs, len(ins), len(outs)):
-    groups.append(refs[:size])
-    refs = refs[size:]
-  barriers, *scratch = refs
-  arrays, results, in_rings, out_rings = groups
-  return Refs(arrays, results, in_rings, out_rings, barriers, scratch)
-
-
-# Operands of a linear kernel that are read or written once.
-#
-# They are [B, Fp] or [rows, Fp], with Fp the features padded to whole tiles,
-# and stay in registers for the whole loop.
-
-
-Array = jax.Array
-Walk = blocks.Walk
-
-
-def read(plan: Plan, walk: Walk, params: Ref, restart: Ref, flags: Ref):
-  """Returns theta and restart in registers, and flags; None for no flags."""
-  theta = tuple(walk.read(params, k) for k in range(plan.params))
-  if not plan.has_flags:
-    return theta, None, None
-  return theta, initial(walk, restart, plan.has_restart), flags
-
-
-def initial(walk: Walk, ref: Ref, given: bool) -> Array:
-  """Returns h to start or restart from: zero if none is given."""
-  return walk.read(ref, walk.batch) if given else blocks.zeros()
-
-
-def write_last(walk: Walk, ref: Ref, h: Array):
-  """Writes h after the last wave."""
-
-  @pl.when((walk.segment == 0) & (walk.warpgroup == walk.config.warpgroups - 1))
-  def _():
-    ref[walk.batch, walk.features] = h
+  found = kernel(theta, carry, restart, pack(plan, flags), *last, *read)
+  count = len(results)
+  return tuple(map(layout.narrow, found[:count])), found[count:]
 
 
 # Flags of the steps of one block, and the maps of steps with flags.
@@ -212,7 +284,7 @@ def pack(plan: Plan, flags: Array) -> Array:
   """Returns the flags of all blocks as words.
 
   Args:
-    plan: of the kernel.
+    plan: the kernel's plan.
     flags: int32 [B, T]; returned as it is where the plan has no flags.
 
   Returns:
@@ -244,7 +316,7 @@ class BlockFlags:
   Args:
     walk: over time.
     ref: what `pack` returned, in device memory, or None without flags.
-    wave: of the block.
+    wave: the block's wave.
   """
 
   def __init__(self, walk: blocks.Walk, ref: Any, wave):

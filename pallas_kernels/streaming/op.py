@@ -11,7 +11,7 @@ each element.
 from collections.abc import Callable, Sequence
 import dataclasses
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from jax.experimental.pallas import mosaic_gpu as plgpu
@@ -81,7 +81,7 @@ class Recurrence:
     """Returns the features that streams are padded to, at least F.
 
     Args:
-      arrays: of the streams that are read.
+      arrays: arrays of the streams that are read.
     """
     batch, _, features = self.shape
     # TMA wants rows of device memory to start at multiples of 16 bytes.
@@ -105,8 +105,8 @@ class Recurrence:
 
     Args:
       config: the cut.
-      carry: of the caller, None for zeros; so is restart.
-      restart: likewise.
+      carry: the caller's carry, None for zeros.
+      restart: the caller's restart, None for zeros.
       flags: None for none.
     """
     layout, interpret = self.layout, None
@@ -134,9 +134,9 @@ class Recurrence:
     step = cells.legalize(self.step)
     return len(jax.make_jaxpr(step)(*args).eqns)
 
-  def kernel_operands(
-      self, theta, arrays, carry, restart, flags
-  ) -> 'KernelOperands':
+  def operands(
+      self, theta, arrays, carries, carry, restart, flags
+  ) -> kernel_call.Operands:
     """Returns operands as a kernel takes them.
 
     An operand that the kernel does not read is replaced by an array that
@@ -145,31 +145,14 @@ class Recurrence:
     unread = arrays[0]
     if self.linear:  # Then h is all of the carry.
       carry, restart = (None if x is None else x[0] for x in (carry, restart))
-    return KernelOperands(
+    return kernel_call.Operands(
         theta=theta if self.params else unread,
         arrays=arrays,
+        carries=carries,
         carry=unread if carry is None else carry,
         restart=unread if restart is None or flags is None else restart,
         flags=unread if flags is None else flags,
     )
-
-
-class KernelOperands(NamedTuple):
-  """Operands of a kernel, in its order.
-
-  Attributes:
-    theta: per-feature parameters, [rows, Fp], with Fp the padded features.
-    arrays: inputs, each [B, T, F] or [B, T, G, F].
-    carry: before the first step, [B, Fp] if linear, else [S, B, Fp].
-    restart: the carry after a reset, likewise.
-    flags: int32 [B, T].
-  """
-
-  theta: Array
-  arrays: tuple[Array, ...]
-  carry: Array
-  restart: Array
-  flags: Array
 
 
 # The operations on arrays, with their gradients.
@@ -238,8 +221,8 @@ def linear_adjoint_of(
 
   Args:
     recurrence: the static arguments.
-    theta: as for `run`, and so are all up to `reset`.
-    arrays: inputs.
+    theta: per-feature parameters, float32 [rows, F].
+    arrays: inputs, [B, T, F] or [B, T, g, F].
     carry: h before the first step, float32 [1, B, F].
     reset: bool [B, T] or None.
     h: after every step, [B, T, F].
@@ -264,7 +247,7 @@ def linear_adjoint_of(
 
 
 def _pad(recurrence: Recurrence, inputs: Inputs) -> tuple[Recurrence, Inputs]:
-  """Pads features to those that kernels can read."""
+  """Pads features, as far as kernels can read them."""
   aligned = recurrence.aligned(jax.eval_shape(projection.form, inputs))
   shape = *recurrence.shape[:2], aligned
   padded = tuple(_pad_inputs(gates, aligned) for gates in inputs)
@@ -281,7 +264,7 @@ def _pad_inputs(
 
 
 def forward(recurrence: Recurrence, theta, arrays, carry, restart, flags):
-  """Returns the last carry and carries; arguments as for `run`, padded.
+  """Returns the last carry and carries, for arguments of `run` with padding.
 
   Arrays may be products, which are then computed again in the backward pass
   instead of being kept.
@@ -291,8 +274,7 @@ def forward(recurrence: Recurrence, theta, arrays, carry, restart, flags):
 
   def part(theta, arrays, carry, restart, flags):
     own, arrays = _of_part(recurrence, arrays)
-    run_kernel = _linear_forward if recurrence.linear else _diagonal_forward
-    last, carries = run_kernel(own, theta, arrays, carry, restart, flags)
+    last, carries = _forward(own, theta, arrays, carry, restart, flags)
     return last, _cut_features(carries, recurrence)
 
   operands = theta, arrays, carry, restart, flags
@@ -324,38 +306,25 @@ def _cut_features(arrays, recurrence: Recurrence):
   return jax.tree.map(lambda x: x[..., : recurrence.shape[-1]], arrays)
 
 
-def _linear_forward(
-    recurrence: Recurrence, theta, arrays, carry, restart, flags
-):
+def _forward(recurrence: Recurrence, theta, arrays, carry, restart, flags):
+  """Runs the forward kernel; returns the last carry and carries."""
   out_dtype, outputs = recurrence.call.out_dtype, recurrence.call.outputs
   ins = blocks.streams_of(arrays)
   outs = [blocks.Stream(i, None, out_dtype) for i in range(outputs)]
-  operands = recurrence.kernel_operands(theta, arrays, carry, restart, flags)
+  operands = recurrence.operands(theta, arrays, (), carry, restart, flags)
+  options: dict[str, Any] = {'out_dtype': out_dtype}
+  if not recurrence.linear:
+    options['outputs'] = outputs
 
   def kernel(config):
+    run_kernel = linear.forward if recurrence.linear else diagonal.forward
     plan = recurrence.plan(config, carry, restart, flags)
-    return functools.partial(linear.forward, plan, out_dtype=out_dtype)
+    return functools.partial(run_kernel, plan, **options)
 
-  tuned = _tuned(recurrence, ins, outs, kernel)
-  h, last = tuned(*operands)
-  return last[None], (h,)[:outputs]
-
-
-def _diagonal_forward(
-    recurrence: Recurrence, theta, arrays, carry, restart, flags
-):
-  out_dtype, outputs = recurrence.call.out_dtype, recurrence.call.outputs
-  ins = blocks.streams_of(arrays)
-  outs = [blocks.Stream(i, None, out_dtype) for i in range(outputs)]
-  operands = recurrence.kernel_operands(theta, arrays, carry, restart, flags)
-  size = recurrence.operations(len(ins), carry.shape[0])
-  config = tuning.diagonal(
-      recurrence.layout, ins, outs, recurrence.target, size
-  )
-  plan = recurrence.plan(config, carry, restart, flags)
-  carries, last = diagonal.forward(
-      plan, *operands, outputs=outputs, out_dtype=out_dtype
-  )
+  states = 1 if recurrence.linear else carry.shape[0]
+  carries, last = _tuned(recurrence, ins, outs, kernel, states)(operands)
+  if recurrence.linear:
+    return last[None], (carries,)[:outputs]
   return last, carries
 
 
@@ -378,7 +347,7 @@ def backward(recurrence: Recurrence, saved, cotangents):
   Args:
     recurrence: the static arguments.
     saved: theta, arrays, carries of all steps, carry, restart, flags.
-    cotangents: of the last carry and of the carries.
+    cotangents: cotangents of the last carry and of the carries.
   """
   theta, arrays, carries, carry, restart, flags = saved
   axis = recurrence.batch_axis
@@ -388,8 +357,7 @@ def backward(recurrence: Recurrence, saved, cotangents):
     own, arrays, carries, d_carries = _of_part(
         recurrence, arrays, carries, d_carries
     )
-    run_kernel = _linear_backward if recurrence.linear else _diagonal_backward
-    d_arrays, *others = run_kernel(
+    d_arrays, *others = _backward(
         own, theta, arrays, carries, carry, restart, flags, (d_last, d_carries)
     )
     return _cut_features(d_arrays, recurrence), *others
@@ -430,70 +398,45 @@ _run = jax.custom_vjp(forward, nondiff_argnums=(0,))
 _run.defvjp(_run_fwd, _run_bwd)
 
 
-def _linear_backward(
+def _backward(
     recurrence: Recurrence, theta, arrays, carries, carry, restart, flags, given
 ):
+  """Runs the adjoint; returns cotangents of arrays, carry, theta, restart."""
   d_last, d_carries = given
   outs = blocks.streams_of(arrays)
-  others = [blocks.Stream(0, None, x.dtype) for x in (*carries, *d_carries)]
-  operands = recurrence.kernel_operands(theta, arrays, carry, restart, flags)
-  needed = linear.needed(recurrence.step, recurrence.params, len(outs))
-  ins = [s for s, need in zip(outs, needed, strict=True) if need]
+  ins = list(outs)
+  operands = recurrence.operands(theta, arrays, carries, carry, restart, flags)
+  if recurrence.linear:
+    needed = linear.needed(recurrence.step, recurrence.params, len(outs))
+    ins = [s for s, need in zip(outs, needed, strict=True) if need]
+    d_last = d_last[0]
+  ins += [blocks.Stream(0, None, x.dtype) for x in (*carries, *d_carries)]
 
   def kernel(config):
     plan = recurrence.plan(config, carry, restart, flags)
 
     def summed(*operands):
-      *results, d_theta, d_restart = linear.backward(plan, *operands)
       # The cut decides over how many warpgroups and segments these are summed.
-      return *results, d_theta.sum((0, 1)), d_restart.sum(1)
+      if recurrence.linear:
+        *results, d_theta, d_restart = linear.backward(plan, *operands)
+        return *results, d_theta.sum((0, 1)), d_restart.sum(1)
+      *results, d_theta, d_restart = diagonal.backward(plan, *operands)
+      return *results, d_theta.sum(0), d_restart
 
     return summed
 
-  tuned = _tuned(recurrence, [*ins, *others], outs, kernel, adjoint=True)
-  d_arrays, d_carry, d_theta, d_restart = tuned(
-      operands.theta,
-      arrays,
-      carries[0],
-      operands.carry,
-      operands.restart,
-      operands.flags,
-      d_carries[0],
-      d_last[0],
-  )
-  return d_arrays, d_carry[None], d_theta, d_restart[None]
+  tuned = _tuned(recurrence, ins, outs, kernel, len(carries), adjoint=True)
+  cotangents = kernel_call.Cotangents(d_carries, d_last)
+  d_arrays, d_carry, d_theta, d_restart = tuned(operands, cotangents)
+  if recurrence.linear:
+    return d_arrays, d_carry[None], d_theta, d_restart[None]
+  return d_arrays, d_carry, d_theta, d_restart
 
 
-def _diagonal_backward(
-    recurrence: Recurrence, theta, arrays, carries, carry, restart, flags, given
+def _tuned(
+    recurrence: Recurrence, ins, outs, kernel, states: int, adjoint=False
 ):
-  d_last, d_carries = given
-  outs = blocks.streams_of(arrays)
-  others = [blocks.Stream(0, None, x.dtype) for x in (*carries, *d_carries)]
-  operands = recurrence.kernel_operands(theta, arrays, carry, restart, flags)
-  # A step is done again before its derivative.
-  size = 2 * recurrence.operations(len(outs), carry.shape[0])
-  ins = [*outs, *others]
-  config = tuning.diagonal(
-      recurrence.layout, ins, outs, recurrence.target, size
-  )
-  plan = recurrence.plan(config, carry, restart, flags)
-  d_arrays, d_carry, d_theta, d_restart = diagonal.backward(
-      plan,
-      operands.theta,
-      arrays,
-      carries,
-      operands.carry,
-      operands.restart,
-      operands.flags,
-      d_carries,
-      d_last,
-  )
-  return d_arrays, d_carry, d_theta.sum(0), d_restart
-
-
-def _tuned(recurrence: Recurrence, ins, outs, kernel, adjoint=False):
-  """Returns a linear kernel as a function of its operands, with the best cut.
+  """Returns a kernel as a function of its operands, with the best cut.
 
   Args:
     recurrence: the static arguments.
@@ -501,13 +444,19 @@ def _tuned(recurrence: Recurrence, ins, outs, kernel, adjoint=False):
     outs: the streams that are written.
     kernel: returns the kernel of a cut. Under `vmap` that is the best for all
       elements together if it has one segment.
+    states: arrays of the carry.
     adjoint: whether it is for the backward pass.
   """
-  layout = recurrence.layout
+  layout, target = recurrence.layout, recurrence.target
 
   def choose(batch: int):
     many = dataclasses.replace(layout, batch=batch)
-    return tuning.linear(many, ins, outs, recurrence.target, adjoint)
+    if recurrence.linear:
+      return tuning.linear(many, ins, outs, target, adjoint)
+    # An adjoint runs a step again before its derivative.
+    gates = len(outs if adjoint else ins)
+    size = recurrence.operations(gates, states) * (2 if adjoint else 1)
+    return tuning.diagonal(many, ins, outs, target, size)
 
   config = choose(layout.batch)
   alone = kernel(config)

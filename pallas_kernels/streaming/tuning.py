@@ -81,7 +81,7 @@ def linear(
   """Chooses the cut of a linear recurrence.
 
   Args:
-    layout: of all streams.
+    layout: the layout of all streams.
     inputs: the streams that are read.
     outputs: the streams that are written.
     target: the device.
@@ -152,7 +152,7 @@ def diagonal(
   """Chooses the cut of a diagonal recurrence.
 
   Args:
-    layout: of all streams.
+    layout: the layout of all streams.
     inputs: the streams that are read.
     outputs: the streams that are written.
     target: the device.
@@ -183,16 +183,7 @@ def _fit(
     ctas: int,
     target: devices.Target,
 ) -> Config:
-  """Returns the largest cut up to a given one that fits.
-
-  Args:
-    config: the best one if it fits.
-    steps: in a segment.
-    inputs: the streams that are read.
-    outputs: the streams that are written.
-    ctas: number of CTAs.
-    target: the device.
-  """
+  """Returns the largest cut up to `config` that fits segments of `steps`."""
   budget = _budget(ctas, target)
   for smaller in _smaller(config, steps):
     if blocks.shared_bytes(inputs, outputs, smaller) <= budget:

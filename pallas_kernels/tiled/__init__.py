@@ -17,18 +17,12 @@ part of R, on chip for the whole sequence.
     forward.py       the kernels, with timelines of a step
     backward.py
     products.py      the product of a tile, slice by slice
-
-    resident_plan.py      the same with R on the chip; resident.py has its
-    resident_forward.py   Config, resident_products.py the product
-    resident_products.py
-    resident.py
-    team_plan.py          the adjoint, where several CTAs share out a sum;
-    team_backward.py      teams.py has its Config
-    teams.py
-    low_tiles.py          of both, tiles of 32 rows, for batches of so few;
-    low_products.py       low_products.py has their product
-
     fragments.py     which thread has which elements of a tile
+
+With R on chip, `on_chip` has the parts of a tile, their sums and the facts that
+differ; `on_chip_products` has the product, and `on_chip_backward` the adjoint,
+where several CTAs share out a sum. `low_tiles` has the order of tiles of 32
+rows, for batches of so few.
 
 Glossary:
 

@@ -1,4 +1,4 @@
-"""The kernel that runs the adjoint of a recurrence in tiles.
+"""The kernel that runs the adjoint of a recurrence in tiles, R' streaming.
 
 The loop runs against the order of the recurrence. A tile of step t is, for some
 rows and units, the cotangent of the carry that step t + 1 started from: R'
@@ -18,6 +18,7 @@ d_gates of that step, and the part that its update passed on. Downwards:
 After the first step one more product gives the cotangent of the carry before.
 """
 
+from collections.abc import Callable
 import functools
 from typing import Any, NamedTuple
 
@@ -46,9 +47,9 @@ class Inputs(NamedTuple):
     theta: float32 [P, F].
     x: inputs of all steps that are in no sum, [B, T, K F], or None.
     matrix: R transposed, as `plan.arrange` orders it.
-    h: as `forward.Outputs`, and so are others and gates.
-    others: each [B, T, F].
-    gates: [B, T, G' F].
+    h: h that every step starts from, 16 bits, [B, T, F].
+    others: other arrays that every step starts from, each [B, T, F].
+    gates: gates of every step in `Plan.kept_dtype`, [B, T, G' F].
     d_carries: cotangents of the outputs, each [B, T, F].
     d_last: cotangent of the last carry, float32 [S, B, F].
     flags: int32 [T, B], or None.
@@ -84,77 +85,154 @@ class Outputs(NamedTuple):
   d_restart: Any
 
 
-class _Loaded(NamedTuple):
-  """Parts of a step that are on their way.
+class Loaded(NamedTuple):
+  """A part of a step that is on its way.
 
   Attributes:
     x: inputs that are in no sum.
     gates: R h and sums.
     start: the carry that the step starts from.
     d_outputs: cotangents of its outputs.
-    d_carry: cotangent of the carry after it, but for its product.
   """
 
   x: Any
   gates: Any
   start: Any
   d_outputs: Any
-  d_carry: Any
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def backward(plan: plan_lib.Plan, inputs: Inputs) -> Outputs:
-  """Runs the adjoint."""
-  rows = jax.ShapeDtypeStruct(inputs.d_last.shape, jnp.float32)
-  warps = plan.tiles.row_blocks * plan.config.rows // 16
-  out_type = Outputs(
+def out_type(plan: plan_lib.Plan, sums: int) -> Outputs:
+  """Returns the types of what a kernel writes.
+
+  Args:
+    plan: static facts of the kernel.
+    sums: cotangents of theta that are left to be added up.
+  """
+  float32 = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
+  rows = float32(plan.states, plan.batch, plan.features)
+  return Outputs(
       d_x=plan.steps_type(plan.dtype, plan.gates),
       d_gates=None
       if plan.shared
       else plan.steps_type(plan.dtype, plan.recurrent),
       d_carry=rows,
-      d_theta=jax.ShapeDtypeStruct(
-          (warps, max(plan.params, 1), plan.features), jnp.float32
-      ),
+      d_theta=float32(sums, max(plan.params, 1), plan.features),
       d_restart=rows if plan.flags else None,
   )
-  name = 'tiled_recurrence_adjoint'
-  body = lambda *args: _Warpgroup(plan, *args).run()
-  types = products.Buffers.types(plan.config, plan.columns, plan.dtype)
-  kernel = kernel_call.kernel(
-      plan, name, body, inputs, out_type, products.Buffers, types
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def backward(plan: plan_lib.Plan, inputs: Inputs) -> Outputs:
+  """Runs the adjoint."""
+  warps = plan.tiles.row_blocks * plan.config.rows // 16
+  return kernel_call.run(
+      plan,
+      'tiled_recurrence_adjoint',
+      _Streamed,
+      products.Buffers,
+      products.Buffers.types(plan.config, plan.columns, plan.dtype),
+      inputs=inputs,
+      out_type=out_type(plan, warps),
   )
-  *results, _ = kernel(*jax.tree.leaves(inputs))
-  return jax.tree.unflatten(jax.tree.structure(out_type), results)
 
 
-def streams(plan: plan_lib.Plan, ins: Inputs) -> list[tuple[Any, int, int]]:
-  """Returns the arrays that a step reads, as for `Plan.prefetch`."""
-  out = jnp.dtype(plan.call.out_dtype).itemsize
-  alone = len(plan.alone)
-  inputs = [(ins.x, alone, jnp.dtype(plan.x_dtype).itemsize)] if alone else []
-  return [
-      *inputs,
-      (ins.gates, plan.recurrent, plan.kept_dtype.itemsize),
-      (ins.h, 1, 2),
-      *((ref, 1, 4) for ref in ins.others),
-      *((ref, 1, out) for ref in ins.d_carries),
-  ]
+class Warpgroup:
+  """The work of one warpgroup, as far as both kernels share it."""
+
+  def __init__(self, plan, ins: Inputs, outs: Outputs, counters, own):
+    self.plan, self.ins, self.outs = plan, ins, outs
+    self.counters, self.own = counters, own
+    # A larger error would show: derivatives multiply rounded values.
+    self._accuracy = plan.accuracy(2**-22)
+    linearise = lambda *args: jax.vjp(plan.update_of_kept, *args)[1]
+    self._linearise = cells.legalize(linearise, self._accuracy)
+
+  @property
+  def _d_gates(self) -> Ref:
+    return self.outs.d_x if self.plan.shared else self.outs.d_gates
+
+  def _streams(self) -> list[tuple[Any, int, int]]:
+    """Returns the arrays that a step reads, for `Plan.prefetch`."""
+    plan, ins = self.plan, self.ins
+    out = jnp.dtype(plan.call.out_dtype).itemsize
+    alone = len(plan.alone)
+    inputs = [(ins.x, alone, jnp.dtype(plan.x_dtype).itemsize)] if alone else []
+    return [
+        *inputs,
+        (ins.gates, plan.recurrent, plan.kept_dtype.itemsize),
+        (ins.h, 1, 2),
+        *((ref, 1, 4) for ref in ins.others),
+        *((ref, 1, out) for ref in ins.d_carries),
+    ]
+
+  def _load_step(self, time, place) -> Loaded:
+    """Starts to read the arrays of a part."""
+    plan, ins = self.plan, self.ins
+    load = lambda ref, gates, dtype: plan.load_steps(
+        ref, place, time, gates, dtype
+    )
+    return Loaded(
+        x=load(ins.x, len(plan.alone), plan.x_dtype),
+        gates=load(ins.gates, plan.recurrent, plan.kept_dtype),
+        start=(
+            *load(ins.h, 1, plan.dtype),
+            *(load(ref, 1, jnp.float32)[0] for ref in ins.others),
+        ),
+        d_outputs=tuple(
+            load(ref, 1, plan.call.out_dtype)[0] for ref in ins.d_carries
+        ),
+    )
+
+  def _restarts(self, s, place) -> Array:
+    """Returns where the carry restarted after step s of the loop."""
+    plan = self.plan
+    time = plan.time_of(jnp.maximum(s - 1, 0))
+    again = plan.read_flag(self.ins.flags, place, time, step_flags.RESET)
+    return again & (s > 0)
+
+  def _pull_step(
+      self, d_carry, d_outputs, hold: Callable[[], Any], pull: Callable[[], Any]
+  ) -> tuple[Any, Any, Any, Any]:
+    """Pulls the cotangent of a carry back through a step.
+
+    Args:
+      d_carry: cotangent of the carry after the step.
+      d_outputs: cotangents of the step's outputs.
+      hold: () -> where the carry is held, or None.
+      pull: () -> the pullback of the update.
+
+    Returns:
+      The cotangents of theta, of the inputs, of R h and of the carry before.
+    """
+    plan, zeros = self.plan, (0.0,) * self.plan.states
+    for i, d in enumerate(d_outputs):
+      d_carry = (*d_carry[:i], d_carry[i] + d, *d_carry[i + 1 :])
+    held = hold()
+    d_new = step_flags.select(held, zeros, d_carry)
+    d_theta, d_x, d_gates, d_start = cells.pull(pull(), d_new, self._accuracy)
+    d_x = plan.input_gates(d_x, d_gates)
+    if held is not None:
+      passed = step_flags.select(held, d_carry, zeros)
+      d_start = tuple(map(jnp.add, d_start, passed))
+    return d_theta, d_x, d_gates, d_start
+
+  def _write_gates(self, time, place, d_x, d_gates) -> None:
+    plan = self.plan
+    plan.write_steps(self.outs.d_x, place, time, d_x, plan.dtype)
+    if not plan.shared:
+      plan.write_steps(self.outs.d_gates, place, time, d_gates, plan.dtype)
 
 
-class _Warpgroup:
+class _Streamed(Warpgroup):
   """The work of one warpgroup."""
 
   def __init__(self, plan, ins: Inputs, outs: Outputs, counters, buffers, own):
-    self.plan, self.ins, self.outs = plan, ins, outs
-    self.tiles, self.counters, self.own = plan.tiles, counters, own
+    super().__init__(plan, ins, outs, counters, own)
+    self.tiles = plan.tiles
     arrivals = self.tiles.arrivals
     never = plan.call.stop_recurrent_gradient
     self.products = products.Products(
-        config=plan.config,
-        tiles=self.tiles,
-        columns=plan.columns,
-        turns=plan.turns,
+        plan=plan,
         first=plan.time + 1 if never else 1,
         steps=plan.time + 1,
         operand=self._operand,
@@ -164,14 +242,6 @@ class _Warpgroup:
         buffers=buffers,
         warpgroup=own,
     )
-    # A larger error would show: derivatives multiply rounded values.
-    self._accuracy = plan.accuracy(2**-22)
-    linearise = lambda *args: jax.vjp(plan.update_of_kept, *args)[1]
-    self._linearise = cells.legalize(linearise, self._accuracy)
-
-  @property
-  def _d_gates(self) -> Ref:
-    return self.outs.d_x if self.plan.shared else self.outs.d_gates
 
   def _operand(self, step, tile, k):
     plan = self.plan
@@ -187,7 +257,7 @@ class _Warpgroup:
     plan = self.plan
     # After the last step nothing is read.
     time = plan.time_of(jnp.minimum(step, plan.time - 1))
-    plan.prefetch(streams(plan, self.ins), tile, self.own, time)
+    plan.prefetch(self._streams(), tile, self.own, time)
 
   def run(self) -> None:
     plan, tiles = self.plan, self.tiles
@@ -234,8 +304,8 @@ class _Warpgroup:
         prepared, lambda i: self._load(s, place(i)), len(parts)
     )
     begins = s < plan.time
-    for i, loaded in all_loaded:
-      d_carry = self._close(s, place(i), parts[i][1][0], loaded)
+    for i, (loaded, d_carry) in all_loaded:
+      d_carry = self._close(s, place(i), parts[i][1][0], d_carry)
       pull = functools.partial(self._pull, s, tile, place(i), d_carry, loaded)
       end = functools.partial(
           plan.write_rows, self.outs.d_carry, place(i), d_carry
@@ -244,45 +314,31 @@ class _Warpgroup:
       pl.when(jnp.logical_not(begins))(end)
     self.counters.publish(tile.counter, self.own)
 
-  def _load(self, s, place) -> _Loaded:
-    """Starts to read the arrays of a part, for step s of the loop."""
-    plan, ins = self.plan, self.ins
-    time = plan.time_of(jnp.minimum(s, plan.time - 1))
-    load = lambda ref, gates, dtype: plan.load_steps(
-        ref, place, time, gates, dtype
-    )
-    first = ptx.full(1, 1, jnp.int32) * (s == 0).astype(jnp.int32)
-    return _Loaded(
-        x=load(ins.x, len(plan.alone), plan.x_dtype),
-        gates=load(ins.gates, plan.recurrent, plan.kept_dtype),
-        start=(
-            *load(ins.h, 1, plan.dtype),
-            *(load(ref, 1, jnp.float32)[0] for ref in ins.others),
-        ),
-        d_outputs=tuple(
-            load(ref, 1, plan.call.out_dtype)[0] for ref in ins.d_carries
-        ),
-        # An update that needs no such array passes no cotangent on.
-        d_carry=tuple(
-            plan.load_row(
-                self.outs.d_carry, place, i, None if needed else first
-            )
-            for i, needed in enumerate(plan.needed)
-        ),
-    )
+  def _load(self, s, place) -> tuple[Loaded, Any]:
+    """Starts to read a part for step s of the loop, and the carry's cotangent.
 
-  def _close(self, s, place, d_h, loaded) -> tuple[Array, ...]:
+    The product is still to be added to that.
+    """
+    plan = self.plan
+    time = plan.time_of(jnp.minimum(s, plan.time - 1))
+    first = ptx.full(1, 1, jnp.int32) * (s == 0).astype(jnp.int32)
+    loaded = self._load_step(time, place)
+    # An update that needs no such array passes no cotangent on.
+    d_carry = tuple(
+        plan.load_row(self.outs.d_carry, place, i, None if needed else first)
+        for i, needed in enumerate(plan.needed)
+    )
+    return loaded, d_carry
+
+  def _close(self, s, place, d_h, d_carry) -> tuple[Array, ...]:
     """Returns the cotangent of the carry after step s of the loop."""
     plan, outs = self.plan, self.outs
-    d_start = tuple(x.value() for x in loaded.d_carry)
+    d_start = tuple(x.value() for x in d_carry)
     if not plan.call.stop_recurrent_gradient:
-      d_start = (d_start[0] + self.plan.call.bounded(d_h), *d_start[1:])
+      d_start = (d_start[0] + plan.call.bounded(d_h), *d_start[1:])
     if not plan.flags:
       return d_start
-    before = jnp.maximum(s - 1, 0)
-    time = plan.time_of(before)
-    again = plan.read_flag(self.ins.flags, place, time, step_flags.RESET)
-    again = again & (s > 0)
+    again = self._restarts(s, place)
     d_restart = plan.read_rows(outs.d_restart, place, plan.states)
     zeros = (0.0,) * plan.states
     d_in = step_flags.select(again, d_start, zeros)
@@ -291,7 +347,7 @@ class _Warpgroup:
 
   def _pull(self, s, tile, place, d_carry, loaded) -> None:
     """Pulls a part's cotangents back through step s of the loop."""
-    plan, ins, outs = self.plan, self.ins, self.outs
+    plan, ins = self.plan, self.ins
     time = plan.time_of(s)
     theta = plan.read_theta(ins.theta, place)
     hold = None
@@ -300,32 +356,24 @@ class _Warpgroup:
           ins.flags, place, time, step_flags.HOLD, fragments.UNITS // 2
       )
     # Four units at a time have their intermediate results in registers.
-    halves = _in_halves((theta, d_carry, loaded._replace(d_carry=())))
+    halves = _in_halves((theta, d_carry, loaded))
     pulled = [self._pull_half(hold, *half) for half in halves]
     d_theta, d_x, d_gates, d_start = jax.tree.map(
         lambda *x: ptx.stack([v for y in x for v in _units(y)]), *pulled
     )
-    plan.write_steps(outs.d_x, place, time, d_x, plan.dtype)
-    if not plan.shared:
-      plan.write_steps(outs.d_gates, place, time, d_gates, plan.dtype)
-    plan.write_rows(outs.d_carry, place, d_start, plan.needed)
+    self._write_gates(time, place, d_x, d_gates)
+    plan.write_rows(self.outs.d_carry, place, d_start, plan.needed)
     self._add_theta(tile, place, d_theta)
 
   def _pull_half(self, hold, theta, d_carry, loaded) -> Any:
     """Returns the cotangents of four units' arguments."""
-    zeros = (0.0,) * self.plan.states
-    for i, d in enumerate(loaded.d_outputs):
-      d_carry = (*d_carry[:i], d_carry[i] + d, *d_carry[i + 1 :])
-    d_new = step_flags.select(hold, zeros, d_carry)
-    pull = self._linearise(theta, loaded.x, loaded.gates, loaded.start)
-    d_theta, d_x, d_gates, d_start = cells.pull(pull, d_new, self._accuracy)
-    d_x = self.plan.input_gates(d_x, d_gates)
-    if hold is not None:
-      passed = step_flags.select(hold, d_carry, zeros)
-      d_start = tuple(map(jnp.add, d_start, passed))
-    if self.plan.shared:
-      d_gates = ()
-    return d_theta, d_x, d_gates, d_start
+    d_theta, d_x, d_gates, d_start = self._pull_step(
+        d_carry,
+        loaded.d_outputs,
+        lambda: hold,
+        lambda: self._linearise(theta, loaded.x, loaded.gates, loaded.start),
+    )
+    return d_theta, d_x, () if self.plan.shared else d_gates, d_start
 
   def _add_theta(self, tile, place, d_theta) -> None:
     """Adds the sums over a warp's rows, of which this thread has one."""
@@ -334,13 +382,6 @@ class _Warpgroup:
       values = [jnp.where(place.valid != 0, v, 0) for v in ptx.unstack(d)]
       at = self._theta_at(tile, place, row)
       fragments.add(self.outs.d_theta, at, fragments.sum_rows(values))
-
-
-def values(tree: Any) -> Any:
-  """Returns a tree of parts, loaded or not, as arrays."""
-  is_leaf = lambda x: isinstance(x, plan_lib.Loaded)
-  value = lambda x: x.value() if is_leaf(x) else x
-  return jax.tree.map(value, tree, is_leaf=is_leaf)
 
 
 def _units(x: Array) -> list[Array]:

@@ -9,7 +9,7 @@ from pallas_kernels import devices
 from pallas_kernels.tiled import limits
 
 # Rows of a batch times the square of a head's units, from which tiles are
-# faster. Of one head, by benchmarks/tuning_large_batches_h200.json and
+# faster. With one head, by benchmarks/tuning_large_batches_h200.json and
 # tuning_on_chip_h100.json: 256 rows of 768 units, 512 of 512, 2,048 of 256.
 WORK = 130_000_000
 
@@ -68,13 +68,17 @@ def pay(
   rows = limits.rows_at_once(rows, time, max(gates, recurrent), heads * size)
   if not can_run or heads > 1:
     return False
-  if rows in limits.LOW_BATCHES and _low_pay(recurrent, size, states, call):
+
+  def on_chip() -> bool:
     # Pallas's GPU backend is imported where it is known to work.
     from pallas_kernels.tiled import tuning
 
-    if tuning.on_chip(
+    return tuning.on_chip(
         batch=rows, heads=heads, size=size, recurrent=recurrent, target=target
-    ):
+    )
+
+  if rows in limits.LOW_BATCHES and _low_pay(recurrent, size, states, call):
+    if on_chip():
       return True
   work = rows * size**2
   if work >= WORK:
@@ -84,20 +88,13 @@ def pay(
     least, smallest = _WORK_OF_FEW_GATES, _SIZE_OF_FEW_GATES
   if work < least or rows <= _ROWS or states > _STATES_ON_CHIP:
     return False
-  if not smallest <= size <= largest:
-    return False
-  # Pallas's GPU backend is imported where it is known to work.
-  from pallas_kernels.tiled import tuning
-
-  return tuning.on_chip(
-      batch=rows, heads=heads, size=size, recurrent=recurrent, target=target
-  )
+  return smallest <= size <= largest and on_chip()
 
 
 def _low_pay(
     recurrent: int, size: int, states: int, call: call_lib.Call
 ) -> bool:
-  """Returns whether tiles of 32 rows pay where they can run; as for `pay`."""
+  """Returns whether tiles of 32 rows pay, where they can run."""
   smallest, largest = _LOW_SIZES
   return (
       smallest <= size <= largest

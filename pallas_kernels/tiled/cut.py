@@ -25,8 +25,8 @@ class Config:
   """How the work is cut.
 
   Attributes:
-    warpgroups: that multiply, each 64 rows of a tile; one more loads.
-    groups: of 32 units of a tile.
+    warpgroups: number of warpgroups, each with 64 rows of a tile.
+    groups: number of groups of 32 units of a tile.
     stages: slots of the ring buffer for slices of products.
     ahead: whether a part is read while the part before it is computed.
     ctas: on the device at once.
@@ -124,7 +124,7 @@ class Tile:
   """Some rows and units of one head.
 
   Attributes:
-    counter: index of its row block, that of its head among them.
+    counter: index of its row block, among the row blocks of all heads.
     head: its head.
     row: the first row.
     block: which tile of the head's units.
@@ -183,11 +183,11 @@ class Counters(mailbox.Mailbox):
     One thread releases the stores of all, which the barrier orders before it.
 
     Args:
-      index: of the row block.
+      index: the row block's index.
       first: number of the first of the warpgroups in its CTA.
       warpgroups: how many, one after another.
     """
-    # Those of Pallas come first, and 15 is that of the whole CTA.
+    # Pallas's barriers come first, and 15 is the barrier of the whole CTA.
     barrier = first + 12
     code = (
         f'bar.sync %barrier, {warpgroups * ptx.LANES};'

@@ -1,6 +1,6 @@
-"""The kernel that runs a recurrence in tiles.
+"""The kernels that run a recurrence in tiles.
 
-A step of a CTA with one tile, downwards:
+Where R streams, a step of a CTA with one tile is, downwards:
 
     threads and tensor cores               under way meanwhile
     -------------------------------------  -----------------------------------
@@ -15,25 +15,45 @@ A step of a CTA with one tile, downwards:
       store h[t+1]
     add one to the counter
     store all else                         results -> device memory
+
+With fewer rows, a CTA has one tile for all steps, its part of R in shared
+memory and the carry in registers:
+
+    warpgroup that multiplies              warpgroups that update
+    -------------------------------------  -----------------------------------
+    wait: counter of the row block         read x[t]
+    slices of h[t] -> ring buffer          x[t + 1] -> L2 cache
+    multiply slices as they arrive         wait
+    leave the sums in shared memory
+                                           update
+                                           store h[t+1]
+                                           add one to the counter
+                                           store all else
 """
 
+from collections.abc import Callable
 import functools
 from typing import Any, NamedTuple
 
 import jax
+from jax import lax
 from jax.experimental import pallas as pl
 import jax.numpy as jnp
 
 from pallas_kernels.mosaic import cells
 from pallas_kernels.mosaic import ptx
 from pallas_kernels.mosaic import step_flags
+from pallas_kernels.mosaic import sync
 from pallas_kernels.tiled import fragments
 from pallas_kernels.tiled import kernel_call
+from pallas_kernels.tiled import on_chip
+from pallas_kernels.tiled import on_chip_products
 from pallas_kernels.tiled import plan as plan_lib
 from pallas_kernels.tiled import products
 
 Array = jax.Array
 Ref = Any
+Carry = tuple[Array, ...]
 
 
 class Inputs(NamedTuple):
@@ -71,7 +91,8 @@ class Outputs(NamedTuple):
       sums, in `Plan.kept_dtype`, [B, T, G' F].
     alone: if saved and multiplied here, inputs in no sum, [B, T, K F].
     last: float32 [S, B, F].
-    state: the carry that a step starts from, float32 [S, B, F].
+    state: the carry that a step starts from, float32 [S, B, F]; None where it
+      stays in registers.
   """
 
   carries: tuple[Any, ...]
@@ -83,7 +104,7 @@ class Outputs(NamedTuple):
   state: Any
 
 
-def out_type(plan: plan_lib.Plan) -> Outputs:
+def _out_type(plan: plan_lib.Plan) -> Outputs:
   """Returns the types of what a kernel writes."""
   steps, rows = plan.steps_type, (plan.batch, plan.features)
   state = jax.ShapeDtypeStruct((plan.states, *rows), jnp.float32)
@@ -97,69 +118,117 @@ def out_type(plan: plan_lib.Plan) -> Outputs:
       if plan.save and plan.takes
       else None,
       last=state,
-      state=state,
+      state=None if isinstance(plan, on_chip.Plan) else state,
   )
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def forward(plan: plan_lib.Plan, inputs: Inputs) -> Outputs:
   """Runs the recurrence."""
-  outs = out_type(plan)
-  body = lambda *args: _Warpgroup(plan, *args).run()
+  outs = _out_type(plan)
+  run = functools.partial(kernel_call.run, plan, inputs=inputs, out_type=outs)
+  if isinstance(plan, on_chip.Plan):
+    buffers = on_chip_products.Buffers
+    types = buffers.types(plan)
+    return run('resident_recurrence', _OnChip, buffers, types)
   types = products.Buffers.types(plan.config, plan.columns, plan.dtype)
-  kernel = kernel_call.kernel(
-      plan, 'tiled_recurrence', body, inputs, outs, products.Buffers, types
-  )
-  *results, _ = kernel(*jax.tree.leaves(inputs))
-  return jax.tree.unflatten(jax.tree.structure(outs), results)
-
-
-def restarted(plan: plan_lib.Plan, ins: Inputs, s, place, carry):
-  """Returns the carry of a part that step s starts from."""
-  if not plan.flags:
-    return carry
-  time = plan.time_of(jnp.minimum(s, plan.time - 1))
-  again = plan.read_flag(ins.flags, place, time, step_flags.RESET)
-  restart = plan.read_rows(ins.restart, place, plan.states)
-  return step_flags.select(again, restart, carry)
-
-
-def kept_gates(plan: plan_lib.Plan, x, h_gates) -> tuple[Any, ...]:
-  """Returns `Plan.kept` of a part for the adjoint, as `write_kept` stores it.
-
-  Where the kernel has multiplied W x the gates are sums already.
-
-  Beyond the range of that dtype a gate is saturated; an infinity would make NaN
-  of it. Words have half of a thread's registers that the gates have.
-  """
-  if not plan.save:
-    return ()
-  gates = h_gates if plan.depth else plan.kept(x, h_gates)
-  most = float(jnp.finfo(plan.kept_dtype).max)
-  bounded = lambda gate: jnp.minimum(jnp.maximum(gate, -most), most)
-  if plan.kept_dtype == jnp.float32:
-    return tuple(fragments.laid_out(bounded(gate)) for gate in gates)
-  # One gate after another: few registers hold both forms.
-  return tuple(fragments.pack(bounded(gate), jnp.float16) for gate in gates)
+  return run('tiled_recurrence', _Streamed, products.Buffers, types)
 
 
 class _Warpgroup:
-  """The work of one warpgroup."""
+  """The work of one warpgroup, as far as both kernels share it."""
+
+  def __init__(self, plan, ins: Inputs, outs: Outputs, counters, own):
+    self.plan, self.ins, self.outs = plan, ins, outs
+    self.counters, self.own = counters, own
+    # A quarter of the error of rounding h to bfloat16.
+    update = plan.update_of_kept if plan.depth else plan.update
+    self._update = cells.legalize(update, plan.accuracy(2**-11))
+
+  def _restarted(self, s, place, carry) -> Carry:
+    """Returns the carry of a part that step s starts from."""
+    plan, ins = self.plan, self.ins
+    if not plan.flags:
+      return carry
+    time = plan.time_of(jnp.minimum(s, plan.time - 1))
+    again = plan.read_flag(ins.flags, place, time, step_flags.RESET)
+    restart = plan.read_rows(ins.restart, place, plan.states)
+    return step_flags.select(again, restart, carry)
+
+  def _step(
+      self, s, time: Callable[[], Any], place, theta, x, h_gates, start
+  ) -> tuple[Carry, Carry]:
+    """Returns the carry after step s, and the one that the next starts from."""
+    plan = self.plan
+    new = self._update(theta, x, h_gates, start)
+    if plan.flags:
+      hold = plan.read_flag(self.ins.flags, place, time(), step_flags.HOLD)
+      new = step_flags.select(hold, start, new)
+    return new, self._restarted(s + 1, place, new)
+
+  def _kept(self, x, h_gates) -> tuple[Any, ...]:
+    """Returns `Plan.kept` of a part for the adjoint, as `write_kept` stores it.
+
+    Where the kernel has multiplied W x the gates are sums already. Beyond the
+    range of their dtype gates are saturated; an infinity would make NaN of
+    them. Words have half of a thread's registers that the gates have.
+    """
+    plan = self.plan
+    if not plan.save:
+      return ()
+    gates = h_gates if plan.depth else plan.kept(x, h_gates)
+    most = float(jnp.finfo(plan.kept_dtype).max)
+    bounded = lambda gate: jnp.minimum(jnp.maximum(gate, -most), most)
+    if plan.kept_dtype == jnp.float32:
+      return tuple(fragments.laid_out(bounded(gate)) for gate in gates)
+    # One gate after another: few registers hold both forms.
+    return tuple(fragments.pack(bounded(gate), jnp.float16) for gate in gates)
+
+  def _slice_of_h(self, step, tile, first) -> Ref:
+    """Returns a slice of the operand of a step, from a feature on."""
+    plan = self.plan
+    rows = pl.ds(tile.row, plan.config.rows)
+    columns = pl.ds(first, plan_lib.DEPTH)
+    if plan.save:
+      return plan.slice_of_step(self.outs.h, step, rows, columns)
+    return self.outs.h.at[step & 1, rows, columns]
+
+  def _store_h(self, s, time_of: Callable[[Any], Any], place, h) -> None:
+    """Stores the operand of step s."""
+    plan = self.plan
+    if plan.save:
+      plan.write_steps(self.outs.h, place, time_of(s), [h], plan.dtype)
+      return
+    at = ((s & 1) * plan.batch + place.row) * plan.features + place.feature
+    fragments.write(self.outs.h, at, h, plan.dtype, place.valid)
+
+  def _store_others(self, time: Callable[[], Any], place, start) -> None:
+    """Stores the carry that a step starts from for the adjoint, but for h."""
+    for ref, value in zip(self.outs.others, start[1:], strict=False):
+      self.plan.write_steps(ref, place, time(), [value], jnp.float32)
+
+  def _store_step(self, time, place, gates, new) -> None:
+    """Stores the results of a step that no other CTA waits for."""
+    plan, outs = self.plan, self.outs
+    if plan.save:
+      plan.write_kept(outs.gates, place, time, gates)
+    for ref, value in zip(outs.carries, new, strict=False):
+      plan.write_steps(ref, place, time, [value], plan.call.out_dtype)
+
+
+class _Streamed(_Warpgroup):
+  """The work of one warpgroup where R streams from the L2 cache."""
 
   def __init__(self, plan, ins: Inputs, outs: Outputs, counters, buffers, own):
-    self.plan, self.ins, self.outs = plan, ins, outs
-    self.tiles, self.counters, self.own = plan.tiles, counters, own
+    super().__init__(plan, ins, outs, counters, own)
+    self.tiles = plan.tiles
     arrivals = self.tiles.arrivals
     self.products = products.Products(
-        config=plan.config,
-        tiles=self.tiles,
-        columns=plan.columns,
-        turns=plan.turns,
+        plan=plan,
         first=0,
         steps=plan.time,
         operand=self._operand,
         matrix=plan.slice_of(ins.matrix),
-        early=plan.early,
         early_operand=self._source,
         between=self._take if plan.takes else None,
         wait=lambda s, tile: counters.wait(tile.counter, (s + 1) * arrivals),
@@ -167,17 +236,10 @@ class _Warpgroup:
         buffers=buffers,
         warpgroup=own,
     )
-    # A quarter of the error of rounding h to bfloat16.
-    update = plan.update_of_kept if plan.depth else plan.update
-    self._update = cells.legalize(update, plan.accuracy(2**-11))
 
-  def _operand(self, step, tile, k):
+  def _operand(self, step, tile, k) -> Ref:
     first = tile.head * self.plan.size + k * plan_lib.DEPTH
-    rows = pl.ds(tile.row, self.plan.config.rows)
-    columns = pl.ds(first, plan_lib.DEPTH)
-    if self.plan.save:
-      return self.plan.slice_of_step(self.outs.h, step, rows, columns)
-    return self.outs.h.at[step & 1, rows, columns]
+    return self._slice_of_h(step, tile, first)
 
   def _source(self, step, tile, k):
     rows = pl.ds(tile.row, self.plan.config.rows)
@@ -200,8 +262,8 @@ class _Warpgroup:
       for index in plan.parts:
         place = fragments.Place.of(tiles, tile, self.own, *index)
         carry = plan.read_rows(self.ins.carry, place, plan.states)
-        start = restarted(plan, self.ins, jnp.int32(0), place, carry)
-        self._store_h(jnp.int32(0), place, start[0])
+        start = self._restarted(jnp.int32(0), place, carry)
+        self._store_h(jnp.int32(0), plan.time_of, place, start[0])
         self._store_carry(jnp.int32(0), place, start)
       self.counters.publish(tile.counter, self.own)
 
@@ -268,49 +330,132 @@ class _Warpgroup:
 
     The h of that is stored.
     """
-    plan, ins = self.plan, self.ins
+    plan = self.plan
     zeros = ptx.full(fragments.UNITS, 0.0)
-    theta = plan.read_theta(ins.theta, place)
+    theta = plan.read_theta(self.ins.theta, place)
     x = tuple(gate.value() for gate in x)
     start = tuple(zeros if c is None else c.value() for c in start)
-    new = self._update(theta, x, h_gates, start)
-    if plan.flags:
-      time = plan.time_of(s)
-      hold = plan.read_flag(ins.flags, place, time, step_flags.HOLD)
-      new = step_flags.select(hold, start, new)
-    following = restarted(plan, self.ins, s + 1, place, new)
+    time = lambda: plan.time_of(s)
+    new, following = self._step(s, time, place, theta, x, h_gates, start)
     pl.when(s + 1 < plan.time)(
-        lambda: self._store_h(s + 1, place, following[0])
+        lambda: self._store_h(s + 1, plan.time_of, place, following[0])
     )
-    return kept_gates(plan, x, h_gates), new, following
-
-  def _store_h(self, s, place, h) -> None:
-    """Stores the operand of step s."""
-    plan = self.plan
-    if plan.save:
-      plan.write_steps(self.outs.h, place, plan.time_of(s), [h], plan.dtype)
-      return
-    at = ((s & 1) * plan.batch + place.row) * plan.features + place.feature
-    fragments.write(self.outs.h, at, h, plan.dtype, place.valid)
+    return self._kept(x, h_gates), new, following
 
   def _store_carry(self, s, place, start) -> None:
     """Stores the carry that step s starts from, but for the operand."""
     plan, outs = self.plan, self.outs
     own = [n and not (plan.save and i) for i, n in enumerate(plan.needed)]
     plan.write_rows(outs.state, place, start, own)
-    for ref, value in zip(outs.others, start[1:], strict=False):
-      plan.write_steps(ref, place, plan.time_of(s), [value], jnp.float32)
+    self._store_others(lambda: plan.time_of(s), place, start)
 
   def _store(self, s, place, gates, new, start) -> None:
     """Stores the results of step s that no other CTA waits for."""
-    plan, outs = self.plan, self.outs
-    time = plan.time_of(s)
-    if plan.save:
-      plan.write_kept(outs.gates, place, time, gates)
-    for ref, value in zip(outs.carries, new, strict=False):
-      plan.write_steps(ref, place, time, [value], plan.call.out_dtype)
+    plan = self.plan
+    self._store_step(plan.time_of(s), place, gates, new)
     last = s == plan.time - 1
-    pl.when(last)(lambda: plan.write_rows(outs.last, place, new))
+    pl.when(last)(lambda: plan.write_rows(self.outs.last, place, new))
     pl.when(jnp.logical_not(last))(
         lambda: self._store_carry(s + 1, place, start)
     )
+
+
+class _OnChip(_Warpgroup):
+  """The work of one warpgroup where a CTA has its part of R."""
+
+  def __init__(self, plan, ins: Inputs, outs: Outputs, counters, buffers, own):
+    super().__init__(plan, ins, outs, counters, own)
+    self.tile = tile = plan.tiles.find()
+    self.parts = [
+        on_chip.Part.of(plan.tiles, tile, own, i)
+        for i in range(plan.config.parts)
+    ]
+    arrivals = plan.tiles.arrivals
+    self.sums = on_chip.Sums(plan.config, buffers.operand.ref)
+    self.products = on_chip_products.Products(
+        plan=plan,
+        first=0,
+        steps=plan.time,
+        operand=lambda s, k: self._slice_of_h(s, tile, k * plan_lib.DEPTH),
+        matrix=plan.slice_of_tile(ins.matrix, tile),
+        wait=lambda s: counters.wait(tile.counter, (s + 1) * arrivals),
+        send=self.sums.put,
+        buffers=buffers,
+    )
+
+  def run(self) -> None:
+    if self.plan.config.low:
+      one = (ptx.thread() == 0) & (self.own == 0)
+      self.products.open(one.astype(jnp.int32))
+      sync.barrier(self.plan.config.warpgroups)
+    self.products.run(self.own, self._run_updates)
+
+  def _run_updates(self) -> None:
+    """The work of a warpgroup that updates."""
+    plan = self.plan
+    first = jnp.int32(0)
+    carries = []
+    for part in self.parts:
+      given = plan.read_rows(self.ins.carry, part.place, plan.states)
+      start = self._restarted(first, part.place, given)
+      self._store_h(first, self._time_of, part.place, start[0])
+      carries.append(tuple(map(fragments.laid_out, start)))
+    on_chip.publish(self.counters, self.tile, plan.config.updating)
+    for part, start in zip(self.parts, carries, strict=True):
+      self._store_carry(first, part.place, start)
+    lax.fori_loop(
+        0,
+        plan.time,
+        lambda s, carries: self._all_parts(s.astype(jnp.int32), carries),
+        tuple(carries),
+    )
+
+  def _time_of(self, s) -> Any:
+    """Returns the time of step s; behind the last step the time of that."""
+    return self.plan.time_of(jnp.minimum(s, self.plan.time - 1))
+
+  def _all_parts(self, s, carries: tuple[Carry, ...]) -> tuple[Carry, ...]:
+    """Runs step s; returns the carries that the next one starts from."""
+    plan, ins = self.plan, self.ins
+    time = plan.time_of(s)
+    all_loaded = [
+        (
+            plan.read_theta(ins.theta, part.place),
+            plan.load_steps(ins.x, part.place, time, plan.gates, plan.x_dtype),
+        )
+        for part in self.parts
+    ]
+    size = jnp.dtype(plan.x_dtype).itemsize
+    following = self._time_of(s + 1)
+    for part in self.parts:
+      plan.prefetch_part([(ins.x, plan.gates, size)], part.place, following)
+    self.sums.wait()
+    updated = []
+    for part, start, loaded in zip(
+        self.parts, carries, all_loaded, strict=True
+    ):
+      place, gates = part.place, self.sums.gates(part)
+      theta, x = loaded[0], tuple(gate.value() for gate in loaded[1])
+      new, start = self._step(s, lambda: time, place, theta, x, gates, start)
+      going_on = place.only(s + 1 < plan.time)
+      self._store_h(s + 1, self._time_of, going_on, start[0])
+      updated.append((self._kept(x, gates), new, start))
+    on_chip.publish(self.counters, self.tile, plan.config.updating)
+    for part, results in zip(self.parts, updated, strict=True):
+      self._store(s, part.place, *results)
+    return tuple(
+        tuple(map(fragments.laid_out, start)) for _, _, start in updated
+    )
+
+  def _store(self, s, place, gates, new, start) -> None:
+    """Stores the results of step s that no other CTA waits for."""
+    plan = self.plan
+    self._store_step(plan.time_of(s), place, gates, new)
+    last = s == plan.time - 1
+    plan.write_rows(self.outs.last, place.only(last), new)
+    self._store_carry(s + 1, place.only(jnp.logical_not(last)), start)
+
+  def _store_carry(self, s, place, start) -> None:
+    """Stores the carry that step s starts from, but for the operand."""
+    time = self._time_of(s)
+    self._store_others(lambda: time, place, start)

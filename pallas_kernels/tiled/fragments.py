@@ -1,7 +1,7 @@
 """Where the elements of a tile lie: which thread has which rows and units.
 
-A tensor core leaves thread l of a warp two columns in each eight: those of 2 (l
-mod 4) and the next. The columns of R are put in such an order, `permute`, that
+A tensor core leaves thread l of a warp two columns in each eight: 2 (l mod 4)
+and the next. The columns of R are put in such an order, `permute`, that
 these are eight units in sequence in each group of 32. So a thread reads and
 writes 16 bytes at a time, and the four threads of a row 64.
 
@@ -47,7 +47,7 @@ def permute(matrix: Array, units: int = UNITS) -> Array:
 
   Args:
     matrix: [..., units].
-    units: of a part.
+    units: number of units of a part.
   """
   lead = matrix.shape[:-1]
   # [group, l mod 4, which eight columns, which of two]
@@ -59,8 +59,8 @@ def parts(total: Array, units: int = UNITS) -> list[Array]:
   """Splits a product [64, columns] into parts of so many units.
 
   Returns:
-    For each group of columns two parts: that of the thread's first row, and
-    that of the row eight further.
+    For each group of columns two parts: one of the thread's first row, and one
+    of the row eight further.
   """
   # Registers of two columns in a group, for each of two rows.
   columns = units // 2
@@ -105,7 +105,7 @@ def cleared(total: Array, groups: Sequence[int], negative: Array) -> Array:
 
   Args:
     total: the product.
-    groups: of 32 columns.
+    groups: numbers of groups of 32 columns.
     negative: int32, below zero.
   """
   results = {'ones': jnp.int32, 'zeros': jnp.int32}
@@ -147,7 +147,7 @@ class Place:
   """Where this thread's part of a tile lies.
 
   Attributes:
-    row: of the batch, int32 [128], within it.
+    row: a row of the batch, int32 [128].
     feature: the first one, int32 [128].
     valid: int32 [128], not 0 where the row exists.
   """
@@ -169,7 +169,7 @@ class Place:
       tiles: all tiles.
       tile: the tile.
       warpgroup: number of this warpgroup.
-      group: of units.
+      group: number of the group of units.
       half: which of a thread's two rows.
     """
     thread = ptx.thread()
@@ -191,11 +191,11 @@ def load(
   """Starts to read a part; `decode` makes float32 of the words.
 
   Args:
-    ref: in device memory.
-    offset: of its first element, a multiple of `units`.
-    dtype: of the elements.
+    ref: an array in device memory.
+    offset: the place of its first element, a multiple of `units`.
+    dtype: the elements' dtype.
     where: int32, not 0 in threads that read; zeros elsewhere. None for all.
-    units: of the part, 8 or 4.
+    units: number of units of the part, 8 or 4.
 
   Returns:
     An int32 [128] for two elements of 16 bits or one of float32; eight of
@@ -215,7 +215,7 @@ def decode(words: Sequence[Array], dtype) -> list[Array]:
 
   Args:
     words: all that `load` returned, or some where they have two units each.
-    dtype: of the elements.
+    dtype: the elements' dtype.
   """
   if jnp.dtype(dtype).itemsize == 4:
     floats = [instructions.as_float(word) for word in words]
@@ -228,12 +228,12 @@ def decode(words: Sequence[Array], dtype) -> list[Array]:
 
 
 def read(ref: Ref, offset: Array, dtype, units: int = UNITS) -> Array:
-  """Returns a part, float32; arguments as for `load`."""
+  """Returns a part, float32, from where `load` reads it."""
   return ptx.stack(decode(load(ref, offset, dtype, None, units), dtype))
 
 
 def write(ref: Ref, offset: Array, value: Array, dtype, where: Array) -> None:
-  """Stores a part; arguments as for `load`, and where it is stored."""
+  """Stores a part where `load` reads it, in threads with `where`."""
   values = ptx.unstack(laid_out(value))
   if jnp.dtype(dtype).itemsize == 4 and len(values) == 4:
     words = [instructions.as_word(x) for x in values]
@@ -296,8 +296,8 @@ def prefetch(ref: Ref, offset: Array, size: int, where: Array) -> None:
   """Brings the 128 bytes around an element to the L2 cache.
 
   Args:
-    ref: in device memory.
-    offset: of the element.
+    ref: an array in device memory.
+    offset: the element's place.
     size: bytes of an element.
     where: int32, not 0 in threads that do it.
   """
@@ -311,7 +311,7 @@ def sum_rows(values: Sequence[Array]) -> Array:
   """Sums eight or four float32 [128] over the eight rows of a warp.
 
   Returns:
-    In each thread the sum of one of them: that whose number is `unit`.
+    In each thread one sum: the one whose number is `unit`.
   """
   lane = ptx.thread() & 31
   values = list(values)

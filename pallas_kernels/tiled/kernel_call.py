@@ -13,31 +13,29 @@ from pallas_kernels.tiled import cut
 from pallas_kernels.tiled import plan as plan_lib
 
 
-def kernel(
+def run(
     plan: plan_lib.Plan,
     name: str,
-    body: Callable[[Any, Any, cut.Counters, Any, Any], None],
-    inputs: Any,
-    out_type: Any,
+    body: Callable[..., Any],
     buffers: Callable[..., Any],
     buffer_types: Mapping[str, Any],
-) -> Callable[..., Any]:
-  """Returns a kernel as a function of arrays.
+    *,
+    inputs: Any,
+    out_type: Any,
+) -> Any:
+  """Runs a kernel; returns arrays in the tree of `out_type`.
 
   Args:
     plan: static facts of the kernel.
     name: the kernel's name, in profiles.
-    body: called once for each warpgroup with references to inputs and outputs,
-      in the trees of `inputs` and `out_type`; the counters, all zero; the
-      buffers; and the warpgroup's number.
-    inputs: a tree of arrays.
-    out_type: a tree of types.
+    body: makes an object with a method `run`, for each warpgroup. It takes the
+      plan; references to inputs and outputs, in the trees of `inputs` and
+      `out_type`; the counters, all zero; the buffers; and the warpgroup's
+      number.
     buffers: makes the buffers of references to them by name.
     buffer_types: types of the buffers by name.
-
-  Returns:
-    A function from the leaves of `inputs` to the leaves of `out_type`, and the
-    counters behind them.
+    inputs: a tree of arrays.
+    out_type: a tree of types.
   """
   config, tiles = plan.config, plan.tiles
   arrays, in_tree = jax.tree.flatten(inputs)
@@ -55,15 +53,16 @@ def kernel(
     counters = cut.Counters(ref, tiles.counters)
     mailbox.open_all([counters], tiles.ctas, config.warpgroups)
     body(
+        plan,
         jax.tree.unflatten(in_tree, refs[:start]),
         outs,
         counters,
         buffers(**dict(zip(buffer_types, refs[end:], strict=True))),
         lax.axis_index('warpgroup'),
-    )
+    ).run()
 
   flat_body.__name__ = name
-  run = plgpu.kernel(
+  kernel = plgpu.kernel(
       flat_body,
       out_type=tuple(types),
       grid=tuple(axes['grid'].values()),
@@ -74,4 +73,5 @@ def kernel(
       compiler_params=compiler_params.COMPILER_PARAMS,
       **options,
   )
-  return mailbox.one_at_a_time(run)
+  results = mailbox.one_at_a_time(kernel)(*arrays)
+  return jax.tree.unflatten(out_tree, results)[0]

@@ -13,7 +13,7 @@ GATES = 4
 # streams too, and faster from 512 on.
 ROWS_TO_PROJECT = 512
 
-# Rows of a batch of which kernels with R on the chip have tiles of 32 rows.
+# Rows of a batch for which kernels with R on chip have tiles of 32 rows.
 LOW_BATCHES = range(17, 33)
 
 # Rows of the smallest tile.
@@ -33,7 +33,7 @@ def rows_at_once(rows: int, time: int, gates: int, features: int) -> int:
     features: F.
 
   Returns:
-    The size of the parts, which is that of the batch where one suffices; 0
+    The rows of a part: the whole batch where one part suffices; 0
     where not even one row can run.
   """
   most = ELEMENTS // max(1, time * gates * features)

@@ -1,15 +1,15 @@
 """Tiles of 32 rows: the matrix is the first factor of their product.
 
-A tensor core multiplies 64 rows at a time. Of a batch of fewer rows half would
-be wasted, so the product of a low tile is transposed: 64 columns of the matrix
-are its rows, and the rows of the batch its columns.
+A tensor core multiplies 64 rows at a time. A batch of fewer rows would waste
+half of them, so the product of a low tile is transposed: 64 columns of the
+matrix are its rows, and the rows of the batch its columns.
 
     product      [64 columns, 32 rows], 16 columns a warp
 
 Lane l of a warp has the columns l/4 and l/4 + 8, each for rows 2 (l mod 4) and
 the next in every eight. The columns are put in such an order, `order`, that the
-two are units in sequence. Of eight rows and 16 units a warp leaves 512 bytes in
-shared memory, 16 of each thread: two units of one row, and of the next. A
+two are units in sequence. For eight rows and 16 units a warp leaves 512 bytes
+in shared memory, 16 of each thread: two units of one row, and of the next. A
 thread that updates has four units of one row and reads 8 bytes of two others.
 """
 
@@ -97,8 +97,8 @@ def read(ref: Ref, at: Array) -> Array:
   Lane l of a warp gets units 4 (l mod 4) and following of row l/4 of eight.
 
   Args:
-    ref: in shared memory.
-    at: where the sums of the eight rows start, in bytes.
+    ref: an array in shared memory.
+    at: the place of the sums of the eight rows, in bytes.
   """
   lane = ptx.thread() & 31
   row, quarter = lane >> 2, lane & 3

@@ -26,11 +26,9 @@ from pallas_kernels.tiled import backward
 from pallas_kernels.tiled import choice
 from pallas_kernels.tiled import forward
 from pallas_kernels.tiled import limits
+from pallas_kernels.tiled import on_chip as on_chip_lib
+from pallas_kernels.tiled import on_chip_backward
 from pallas_kernels.tiled import plan as plan_lib
-from pallas_kernels.tiled import resident_forward
-from pallas_kernels.tiled import resident_plan
-from pallas_kernels.tiled import team_backward
-from pallas_kernels.tiled import team_plan
 from pallas_kernels.tiled import tuning
 
 Array = jax.Array
@@ -83,7 +81,7 @@ def _run_fwd(
     gates = alone = None
   elif not isinstance(x, projection.Product):
     plan = _make_plan(recurrence, inputs, recurrent_kernel, len(carry), False)
-    # Instead of all inputs those that are in no sum.
+    # Only inputs that are in no sum are kept.
     x, alone = None, plan_lib.alone(plan, x)
   saved = h, others, gates, alone
   of_inputs = plan_lib.Inputs(inputs.shape[2], inputs.dtype)
@@ -99,7 +97,7 @@ def _multiplies(
     return False
   inputs = jax.eval_shape(projection.form, x)
   plan = _make_plan(recurrence, inputs, recurrent_kernel, states, False)
-  streams = not isinstance(plan, resident_plan.Plan) and plan.heads == 1
+  streams = not isinstance(plan, on_chip_lib.Plan) and plan.heads == 1
   fits = len(plan.alone) == len(plan.apart)
   return streams and fits and plan.dtype == dtype and depth > 0
 
@@ -140,9 +138,9 @@ def _make_plan(
   make: Callable[..., plan_lib.Plan] = plan_lib.Plan
   config: Any = None
   if not adjoint:
-    make, config = resident_plan.Plan, tuning.choose_resident(**facts)
+    make, config = on_chip_lib.ForwardPlan, tuning.choose_resident(**facts)
   elif not recurrence.call.stop_recurrent_gradient:
-    make, config = team_plan.Plan, tuning.choose_team(**facts)
+    make, config = on_chip_lib.AdjointPlan, tuning.choose_team(**facts)
   if config is None:
     make = plan_lib.Plan
     config = tuning.choose(adjoint=adjoint, depth=depth, **facts)
@@ -201,7 +199,7 @@ def _forward_part(
       save=save,
   )
   plan = make_plan()
-  on_chip = isinstance(plan, resident_plan.Plan)
+  on_chip = isinstance(plan, on_chip_lib.Plan)
   alone = None
   if few or on_chip or not _many_rows(recurrence):
     given, x = x, projection.form(x)
@@ -222,14 +220,13 @@ def _forward_part(
         carries,
         (h, others, plan_lib.kept(plan, h, x, recurrent_kernel), alone),
     )
-  run_kernel = resident_forward.run if on_chip else forward.forward
   source = None
   if isinstance(x, projection.Product):
     source, plan = x.x, make_plan(depth=x.x.shape[-1])
     matrix, x = plan.arrange_both(x.kernel, recurrent_kernel), None
   else:
     matrix, x = plan.arrange(recurrent_kernel), x.reshape(*x.shape[:2], -1)
-  outs = run_kernel(
+  outs = forward.forward(
       plan,
       forward.Inputs(
           theta=theta,
@@ -253,14 +250,8 @@ def _of_few_rows(
 ) -> Recurrence | None:
   """Returns the recurrence of a part of the batch whose rows are too few.
 
-  None where kernels in tiles are faster, or no others can run it.
-
-  Args:
-    recurrence: static facts of the whole batch, for which tiles are faster.
-    x: inputs of the part; their type is read, and so are those that follow.
-    recurrent_kernel: R.
-    carry: before the first step.
-    flags: of the steps, or None.
+  None where kernels in tiles are faster, or no others can run it. Tiles are
+  faster for the whole batch. Only the types of the arrays are read.
   """
   rows = x.shape[recurrence.batch_axis]
   whole, time, *_ = recurrence.shape
@@ -349,7 +340,7 @@ def _backward_part(
     saved,
     *cotangents,
 ):
-  """The cotangents of a part of the batch; those of theta and R in float32."""
+  """Returns the cotangents of a part of the batch; of theta, R in float32."""
   h, others, gates, alone = saved
   inputs = of_inputs.beside(h)
   few = _of_few_rows(recurrence, inputs, recurrent_kernel, carry, flags)
@@ -376,15 +367,13 @@ def _backward_part(
     )
     no_restart = flags is None or not recurrence.restart_learns
     return *results[:4], jnp.zeros_like(restart) if no_restart else results[4]
-  shared = dense_plan.shared_gates(plan) == tuple(range(plan.gates))
-  plan = dataclasses.replace(plan, shared=shared)
   if gates is None:
     gates, alone = plan_lib.kept(plan, h, x, recurrent_kernel), plan_lib.alone(
         plan, x
     )
   d_last, d_carries = cotangents
-  on_chip = isinstance(plan, team_plan.Plan)
-  run_kernel = team_backward.run if on_chip else backward.backward
+  on_chip = isinstance(plan, on_chip_lib.Plan)
+  run_kernel = on_chip_backward.run if on_chip else backward.backward
   outs = run_kernel(
       plan,
       backward.Inputs(
@@ -399,7 +388,7 @@ def _backward_part(
           flags=_flags_of(flags),
       ),
   )
-  d_gates = outs.d_x if shared else outs.d_gates
+  d_gates = outs.d_x if plan.shared else outs.d_gates
   return (
       outs.d_theta.sum(0),
       outs.d_x.reshape(inputs.shape),

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 import dataclasses
-import functools
 import itertools
 from typing import Any
 
@@ -10,10 +9,7 @@ import jax
 from jax.experimental import pallas as pl
 import jax.numpy as jnp
 
-from pallas_kernels import call as call_lib
-from pallas_kernels.dense import plan as dense_plan
-from pallas_kernels.mosaic import cells
-from pallas_kernels.mosaic import instructions
+from pallas_kernels import step
 from pallas_kernels.mosaic import memory
 from pallas_kernels.mosaic import ptx
 from pallas_kernels.tiled import cut
@@ -30,8 +26,8 @@ class Loaded:
   """A part that is on its way.
 
   Attributes:
-    words: as `fragments.load` returns them.
-    dtype: of the elements.
+    words: words that `fragments.load` returned.
+    dtype: the elements' dtype.
   """
 
   words: Sequence[Array]
@@ -51,53 +47,25 @@ class Loaded:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Plan:
-  """Static (hashable) facts of one kernel.
+class Plan(step.Step):
+  """Static (hashable) facts of one kernel, whose factors have 16 bits.
+
+  A step has one product. `config` is one of `cut` or, in subclasses, of
+  `on_chip`.
 
   Attributes:
-    update: (theta, inputs, h_gates, carry) -> carry, pointwise, on tuples.
-    params: rows of theta.
-    gates: input gates.
-    recurrent: recurrent gates.
-    states: arrays of the carry.
     batch: B.
     time: T.
     heads: N.
     size: D.
-    call: options of the run.
-    flags: whether there are flags, which restart or hold the carry.
-    x_dtype: dtype of the inputs.
-    dtype: dtype of the products' factors, 16 bits.
-    adjoint: whether the kernel runs the adjoint.
-    save: whether the forward kernel returns the arrays that the adjoint reads.
-    shared: whether the adjoint's cotangents of inputs are those of R h too.
     depth: I, if the forward kernel multiplies W x, or 0.
-    config: how the work is cut, a Config of `config` or, in subclasses, of
-      `resident` or `teams`.
   """
 
-  update: Callable[..., Any]
-  params: int
-  gates: int
-  recurrent: int
-  states: int
   batch: int
   time: int
   heads: int
   size: int
-  call: call_lib.Call
-  flags: bool
-  x_dtype: Any
-  dtype: Any
-  adjoint: bool = False
-  save: bool = False
-  shared: bool = False
   depth: int = 0
-  config: Any
-
-  @property
-  def operand(self) -> None:
-    """A step has one product."""
 
   @property
   def features(self) -> int:
@@ -153,7 +121,7 @@ class Plan:
     Args:
       first: the arrays of the first one.
       load: starts to read for a part.
-      count: of parts.
+      count: number of parts.
     """
     following = first
     for i in range(count):
@@ -164,14 +132,9 @@ class Plan:
       if not self.config.ahead and i + 1 < count:
         following = load(i + 1)
 
-  def accuracy(self, error: float) -> cells.Accuracy:
-    """Returns the accuracy of pointwise functions."""
-    return cells.Accuracy(error, instructions.reciprocal)
-
   def time_of(self, step):
     """Returns the time of a step of the kernel's loop."""
-    reverse = self.call.reverse != self.adjoint
-    return self.time - 1 - step if reverse else step
+    return self.time - 1 - step if self.reverse else step
 
   def arrange(self, kernel: Array) -> Array:
     """Orders R, [G', N, D, D], as the matrix of the products.
@@ -220,26 +183,6 @@ class Plan:
       return ref.at[time, rows, columns]
     return ref.at[rows, time, columns]
 
-  @functools.cached_property
-  def needed(self) -> tuple[bool, ...]:
-    """Which arrays of the carry a step needs besides R h."""
-    if self.flags:
-      return (True,) * self.states
-    counts = self.params, self.gates, self.recurrent, self.states
-    element = jax.ShapeDtypeStruct((ptx.LANES,), jnp.float32)
-    used = cells.used(self.update, *((element,) * n for n in counts))
-    return tuple(used[-self.states :])
-
-  @functools.cached_property
-  def sums(self) -> tuple[int | None, ...]:
-    """For each recurrent gate, the input gate that it is kept with as a sum."""
-    return dense_plan.shared_gates(self)
-
-  @property
-  def alone(self) -> tuple[int, ...]:
-    """The input gates that are in no sum."""
-    return tuple(i for i in range(self.gates) if i not in self.sums)
-
   @property
   def kept_dtype(self) -> Any:
     """The dtype of gates that the forward pass keeps.
@@ -256,11 +199,6 @@ class Plan:
     return self.depth > 0 and bool(self.alone)
 
   @property
-  def apart(self) -> tuple[int, ...]:
-    """The recurrent gates that are in no sum."""
-    return tuple(j for j, i in enumerate(self.sums) if i is None)
-
-  @property
   def projected(self) -> tuple[int, ...]:
     """For each recurrent gate, the input gate that has its columns before it.
 
@@ -268,45 +206,6 @@ class Plan:
     """
     inputs = dict(zip(self.apart, self.alone, strict=True))
     return tuple(inputs[j] if i is None else i for j, i in enumerate(self.sums))
-
-  def kept(self, x: Sequence[Any], h_gates: Sequence[Any]) -> tuple[Any, ...]:
-    """Returns what the forward pass keeps of the gates, besides those alone.
-
-    Args:
-      x: input gates.
-      h_gates: recurrent gates.
-    """
-    return tuple(
-        h if i is None else x[i] + h
-        for i, h in zip(self.sums, h_gates, strict=True)
-    )
-
-  def update_of_kept(self, theta, alone, kept, start):
-    """`update` of input gates that are in no sum, and of what `kept` returns.
-
-    A gate that is a sum has all of it in x.
-    """
-    x = self.input_gates(alone, kept)
-    h_gates = tuple(
-        h if i is None else jnp.zeros_like(h)
-        for i, h in zip(self.sums, kept, strict=True)
-    )
-    return self.update(theta, x, h_gates, start)
-
-  def input_gates(
-      self, alone: Sequence[Any], kept: Sequence[Any]
-  ) -> tuple[Any, ...]:
-    """Returns an array for each input gate: its own, or that of its sum.
-
-    Args:
-      alone: arrays of the input gates that are in no sum, or their cotangents.
-      kept: arrays of the recurrent gates and sums, or their cotangents.
-    """
-    found = dict(zip(self.alone, alone, strict=True))
-    for i, value in zip(self.sums, kept, strict=True):
-      if i is not None:
-        found[i] = value
-    return tuple(found[i] for i in range(self.gates))
 
   def shape_of_steps(self, gates: int = 1) -> tuple[int, int, int]:
     """Returns the shape of an array of all steps."""
@@ -348,7 +247,7 @@ class Plan:
       fragments.write(ref, at, value, dtype, place.valid)
 
   def write_kept(self, ref, place, time, gates) -> None:
-    """Stores a part of each gate of one time, from `forward.kept_gates`."""
+    """Stores a part of each gate of one time, kept for the adjoint."""
     if self.kept_dtype == jnp.float32:
       self.write_steps(ref, place, time, gates, jnp.float32)
     else:
@@ -370,7 +269,7 @@ class Plan:
         of an element.
       tile: the tile.
       warpgroup: number of this warpgroup.
-      time: of the rows.
+      time: the rows' time.
     """
     lines = [
         (ref, gates, gate, size, first)
@@ -392,14 +291,14 @@ class Plan:
     Args:
       streams: arrays of all steps, each with its number of gates and the bytes
         of an element.
-      place: of the part.
-      time: of the rows.
+      place: the part's place.
+      time: the rows' time.
     """
     lane = ptx.thread() & 3
     for ref, gates, size in streams:
       for gate in range(gates):
         at = self._at(place, time, gates, gate)
-        # Of float32 the four threads have two sectors.
+        # The four threads have two sectors of float32.
         where = lane == 0 if size == 2 else (lane & 1) == 0
         fragments.prefetch(ref, at, size, where.astype(jnp.int32))
 
@@ -440,22 +339,21 @@ class Plan:
 
     Args:
       ref: flags, [T, B].
-      place: of the part.
-      time: of the rows.
-      bit: of the flag.
-      units: None for those of a part.
+      place: the part's place.
+      time: the rows' time.
+      bit: the flag's bit.
+      units: number of units, None for all of a part.
     """
     at = time * self.batch + place.row
     flags = memory.load_gmem(ref, at, jnp.int32)
     return (ptx.stack([flags] * (units or self.part)) & bit) != 0
 
 
-# What the forward pass keeps of its gates for the adjoint.
+# Gates that the forward pass keeps for the adjoint.
 #
-# Of a gate that is a sum x + R h the sum is kept; of others R h, and the input
-# alone. The kernels compute what is kept. Here are the same arrays for gates
-# that were not kept, and for a device whose rows are so few that it runs by the
-# kernels of the family 'dense'.
+# It keeps the sum of a gate x + R h, else R h and the input alone. The
+# functions here compute the same arrays for gates that were not kept, and for a
+# device of so few rows that kernels of the family 'dense' run them.
 
 
 @jax.tree_util.register_static
@@ -465,7 +363,7 @@ class Inputs:
 
   Attributes:
     gates: G.
-    dtype: of the inputs.
+    dtype: the inputs' dtype.
   """
 
   gates: int
@@ -488,16 +386,7 @@ def alone(plan: Plan, x: Array) -> Array | None:
 
 
 def _h_gates(plan: Plan, h: Array, recurrent_kernel: Array) -> Array:
-  """Returns R h of all steps.
-
-  Args:
-    plan: of either pass.
-    h: that every step starts from, [B, T, F].
-    recurrent_kernel: R, [G', N, D, D].
-
-  Returns:
-    float32 [B, T, G', F].
-  """
+  """Returns R h of all steps, float32 [B, T, G', F]."""
   lead = h.shape[:2]
   product = jnp.einsum(
       'abnd,gndk->abgnk',
@@ -512,10 +401,10 @@ def kept(plan: Plan, h: Array, x: Array, recurrent_kernel: Array) -> Array:
   """Returns the gates as the forward kernel keeps them.
 
   Args:
-    plan: as for `_h_gates`, and so are h and recurrent_kernel.
-    h: that every step starts from, [B, T, F].
+    plan: the plan of either pass.
+    h: h that every step starts from, [B, T, F].
     x: inputs, [B, T, G, F].
-    recurrent_kernel: R.
+    recurrent_kernel: R, [G', N, D, D].
 
   Returns:
     [B, T, G' F] in `Plan.kept_dtype`.
@@ -538,12 +427,12 @@ def inputs(
   """Returns the inputs of all steps, which the sums have in them.
 
   Args:
-    plan: as for `_h_gates`, and so are h and recurrent_kernel.
-    h: that every step starts from.
-    gates: from `kept`.
-    alone: from `alone`.
+    plan: the plan of either pass.
+    h: h that every step starts from, [B, T, F].
+    gates: gates from `kept`.
+    alone: inputs from `alone`.
     recurrent_kernel: R.
-    dtype: of the inputs.
+    dtype: the inputs' dtype.
 
   Returns:
     [B, T, G, F].

@@ -65,10 +65,7 @@ class Products:
   """The products of all tiles in all steps, for one warpgroup.
 
   Attributes:
-    config: how the work is cut.
-    tiles: of a step.
-    columns: of a product.
-    turns: slices of a product.
+    plan: a `plan.Plan`.
     first: the first step that has products.
     steps: number of steps.
     operand: (step, tile, slice) -> reference to the slice [rows, DEPTH].
@@ -78,18 +75,14 @@ class Products:
     prefetch: (step, tile) -> None, brings inputs of `finish` to the L2 cache.
     buffers: shared memory.
     warpgroup: number of this warpgroup.
-    early: how many of the first slices have operands that are there from the
-      start.
-    early_operand: as `operand`, of these.
+    early_operand: (step, tile, slice) -> reference, for the first `plan.early`
+      slices, whose operands are there from the start.
     between: (step, tile, product) -> (taken, product), called with the product
       of the early slices; returns what `finish` gets of it, and the product to
       which the others are added. None where there is nothing to take.
   """
 
-  config: cut.Config
-  tiles: cut.Tiles
-  columns: int
-  turns: int
+  plan: Any
   first: int
   steps: int
   operand: Callable[..., Ref]
@@ -98,7 +91,6 @@ class Products:
   prefetch: Callable[..., None]
   buffers: Buffers
   warpgroup: Any
-  early: int = 0
   early_operand: Callable[..., Any] = lambda *_: None
   between: Callable[..., tuple[Any, Array]] | None = None
 
@@ -113,32 +105,33 @@ class Products:
         warpgroup's rows; zeros in steps before the first one with products.
       prepare: (step, tile) -> prepared, called before the product.
     """
-    count = self.tiles.count()
-    for slot in range(self.config.stages):
+    count = self.plan.tiles.count()
+    for slot in range(self.plan.config.stages):
       plgpu.barrier_arrive(self.buffers.consumed.at[slot])
     self._when(
-        self.first == 0, lambda: self._begin(self.tiles.find(0), jnp.int32(0))
+        self.first == 0,
+        lambda: self._begin(self.plan.tiles.find(0), jnp.int32(0)),
     )
 
     def body(n, slot):
       n = n.astype(jnp.int32)
       step = lax.div(n, count)
       i = n - step * count
-      tile = self.tiles.find(i)
+      tile = self.plan.tiles.find(i)
       own = step >= self.first
       self.prefetch(step, tile)
       prepared = prepare(step, tile)
       product, taken, slot = self._multiply(step, tile, slot, own)
       following = jnp.where(i == count - 1, step + 1, step)
       begins = (following >= self.first) & (following < self.steps)
-      another = self.tiles.find(jnp.where(i == count - 1, 0, i + 1))
+      another = self.plan.tiles.find(jnp.where(i == count - 1, 0, i + 1))
       self._when(begins, lambda: self._begin(another, slot))
       finish(step, tile, product, prepared, *taken)
       return slot
 
     lax.fori_loop(0, self.steps * count, body, jnp.int32(0))
     # No arrival is left over.
-    for slot in range(self.config.stages):
+    for slot in range(self.plan.config.stages):
       wait = functools.partial(
           plgpu.barrier_wait, self.buffers.consumed.at[slot]
       )
@@ -147,7 +140,7 @@ class Products:
   @property
   def _ahead(self) -> int:
     """Slices that are under way before a product begins."""
-    return min(self.config.stages, self.turns)
+    return min(self.plan.config.stages, self.plan.turns)
 
   def _when(self, condition, body: Callable[[], Any]) -> None:
     """Runs `body` in the warpgroup that copies, where a condition holds."""
@@ -179,26 +172,26 @@ class Products:
       )
 
     early = lambda: copy(self.early_operand(step, tile, k))
-    late = lambda: copy(self.operand(step, tile, k - self.early))
-    if not self.early:
+    late = lambda: copy(self.operand(step, tile, k - self.plan.early))
+    if not self.plan.early:
       late()
     elif isinstance(k, int):
-      early() if k < self.early else late()
+      early() if k < self.plan.early else late()
     else:
-      pl.when(k < self.early)(early)
-      pl.when(k >= self.early)(late)
+      pl.when(k < self.plan.early)(early)
+      pl.when(k >= self.plan.early)(late)
 
   def _multiply(self, step, tile, slot, own) -> tuple[Array, Any, Array]:
     """Returns a product, what was taken of it, and the following slot.
 
     The product is zeros unless `own`.
     """
-    turns = jnp.where(own, jnp.int32(self.turns), 0)
-    accumulator = plgpu.ACC((cut.ROWS, self.columns), jnp.float32)
+    turns = jnp.where(own, jnp.int32(self.plan.turns), 0)
+    accumulator = plgpu.ACC((cut.ROWS, self.plan.columns), jnp.float32)
 
     def begin():
       for k in range(self._ahead):
-        if k == self.early:
+        if k == self.plan.early:
           self.wait(step, tile)
         self._copy_operand(step, tile, k, self._after(slot, k))
 
@@ -215,7 +208,7 @@ class Products:
 
     def first(total):
       slots = self._add(
-          step, tile, total, 0, jnp.int32(self.early), (slot, slot)
+          step, tile, total, 0, jnp.int32(self.plan.early), (slot, slot)
       )
       return total[...], slots
 
@@ -223,28 +216,22 @@ class Products:
     taken, result = self.between(step, tile, result)
 
     def others(total):
-      start = jnp.int32(self.early)
+      start = jnp.int32(self.plan.early)
       before, _ = self._add(step, tile, total, start, turns, slots)
       plgpu.wgmma_wait(0)
       self._free(before)
 
     result = pl.run_state(others)(plgpu.ACC.init(result))
-    following = lax.rem(slot + self.turns, jnp.int32(self.config.stages))
+    following = lax.rem(
+        slot + self.plan.turns, jnp.int32(self.plan.config.stages)
+    )
     return result, (taken,), following
 
   def _add(self, step, tile, total, start, stop, slots) -> tuple[Array, Array]:
-    """Adds the products of some slices.
+    """Adds the products of slices from `start` up to `stop`.
 
-    Args:
-      step: the step.
-      tile: the tile.
-      total: the accumulator.
-      start: the first slice.
-      stop: the slice after the last one.
-      slots: of the slice before the first one and of that one.
-
-    Returns:
-      The slots of the last slice, which is not free yet, and of the next one.
+    Takes the slots of the slice before the first one and of the first one.
+    Returns the slots of the last one, which is not free yet, and of the next.
     """
     buffers = self.buffers
     rows = pl.ds(self.warpgroup * cut.ROWS, cut.ROWS)
@@ -258,15 +245,15 @@ class Products:
       # The product of the turn before is done.
       plgpu.wgmma_wait(1)
       pl.when(k > 0)(lambda: self._free(before))
-      later = k - 1 + self.config.stages
+      later = k - 1 + self.plan.config.stages
 
       def copy():
         self._copy_matrix(tile, later, before)
-        if self.early >= self._ahead:
-          pl.when(later == self.early)(lambda: self.wait(step, tile))
+        if self.plan.early >= self._ahead:
+          pl.when(later == self.plan.early)(lambda: self.wait(step, tile))
         self._copy_operand(step, tile, later, before)
 
-      self._when((k > 0) & (later < self.turns), copy)
+      self._when((k > 0) & (later < self.plan.turns), copy)
       return slot, self._after(slot, 1)
 
     return lax.fori_loop(start, stop, turn, slots)
@@ -277,5 +264,5 @@ class Products:
   def _after(self, slot, count: int):
     """Returns the slot `count` after another, at most all of them."""
     slot = slot + count
-    stages = self.config.stages
+    stages = self.plan.config.stages
     return jnp.where(slot >= stages, slot - stages, slot)

@@ -1,7 +1,7 @@
 """How large tiles are: the cut with the least time by a short model.
 
-A tile of M rows and C columns, K deep, takes the longer of two times: that of
-its product, and that of copying M and C vectors of K to shared memory. The
+A tile of M rows and C columns, K deep, takes the longer of two times: its
+product, or copying M and C vectors of K to shared memory. The
 update of its elements comes after it, mostly waiting for memory. CTAs take
 tiles in turn, so a last turn that is not full costs as much as a full one; all
 but the largest tiles leave registers for the update.
@@ -9,7 +9,7 @@ but the largest tiles leave registers for the update.
 The numbers below were fitted on one H200 in November 2026, to kernels that do
 not multiply W x; benchmarks/tuning_tiled_h200.json has the measurements. With W
 x large tiles take less than the model says (benchmarks/tuning_tiled_h100.json).
-Of cuts that it has nearly on a par, 128 x 64 units was the fastest with its
+Among cuts that it has nearly on a par, 128 x 64 units was the fastest with its
 gradient in four of four shapes (benchmarks/tuning_ties_h200.json).
 
 Where R is on the chip, batches of 17 to 32 rows are cut into tiles of 32 rows,
@@ -27,15 +27,14 @@ from pallas_kernels import devices
 from pallas_kernels.mosaic import wgmma_smem
 from pallas_kernels.tiled import cut
 from pallas_kernels.tiled import limits
-from pallas_kernels.tiled import low_products
 from pallas_kernels.tiled import low_tiles
-from pallas_kernels.tiled import resident
-from pallas_kernels.tiled import teams
+from pallas_kernels.tiled import on_chip as on_chip_lib
+from pallas_kernels.tiled import on_chip_products
 
 Config = cut.Config
 
-# Of one multiprocessor: products, copies to shared memory while all copy, the
-# update of a unit of a row, and the wait for others in a step.
+# Rates of one multiprocessor: products, copies to shared memory while all copy,
+# the update of a unit of a row, and the wait for others in a step.
 _FLOPS_PER_NS = 5000.0
 _BYTES_PER_NS = 70.0
 _UPDATE_NS = 1.4
@@ -49,8 +48,8 @@ _GROUPS = (1, 2)
 _SMEM = 224 * 1024
 _MOST_STAGES = 6
 
-# Registers of a thread, besides those of a product: the fewest for an update,
-# and those that suffice to read a part while another one is computed.
+# Registers of a thread, besides its product: the fewest for an update,
+# and enough to read a part while another one is computed.
 _FEWEST_REGISTERS, _MANY_REGISTERS = 72, 180
 
 # Columns of a product.
@@ -129,7 +128,7 @@ def on_chip(
 ) -> bool:
   """Returns whether both passes of a recurrence can keep R on the chip.
 
-  Arguments are as for `choose`.
+  It takes the arguments of `choose`.
   """
   facts: dict[str, Any] = {
       'batch': batch,
@@ -144,10 +143,10 @@ def on_chip(
 
 def choose_resident(
     *, batch: int, heads: int, size: int, recurrent: int, target: devices.Target
-) -> resident.Config | None:
+) -> on_chip_lib.GateConfig | None:
   """Returns the cut of a forward pass with R on the chip, or None.
 
-  Arguments are as for `choose`.
+  It takes the arguments of `choose`.
   """
   if heads > 1 or size % limits.DEPTH:
     return None
@@ -156,17 +155,17 @@ def choose_resident(
   row_blocks = math.ceil(batch / cut.ROWS)
   for units in range(_FEWEST_UNITS, size + 1, 8):
     columns = recurrent * units
-    whole = not size % units and not columns % (4 * resident.UNITS)
+    whole = not size % units and not columns % (on_chip_lib.GROUP)
     ctas = row_blocks * (size // units)
     if columns > _MOST_COLUMNS or not whole or ctas > target.cores:
       continue
-    config = resident.Config(units=units, gates=recurrent, stages=0)
+    config = on_chip_lib.GateConfig(units=units, gates=recurrent, stages=0)
     if not _has_registers(config, recurrent):
       return None
     left = _TEAM_SMEM - 2 * size * columns
     slot = 2 * limits.DEPTH * cut.ROWS
     # Sums lie where slices were.
-    fewest = max(_FEWEST_STAGES, -(-resident.Sums.size(config) // slot))
+    fewest = max(_FEWEST_STAGES, -(-config.sum_bytes // slot))
     stages = min(max(size // limits.DEPTH, fewest), left // slot)
     if stages >= fewest:
       return dataclasses.replace(config, stages=stages)
@@ -175,25 +174,27 @@ def choose_resident(
 
 def choose_team(
     *, batch: int, heads: int, size: int, recurrent: int, target: devices.Target
-) -> teams.Config | None:
+) -> on_chip_lib.TeamConfig | None:
   """Returns the cut of an adjoint with R' on the chip, or None.
 
-  Arguments are as for `choose`.
+  It takes the arguments of `choose`.
   """
   slices = recurrent * size // limits.DEPTH
-  if heads > 1 or size % limits.DEPTH or slices % teams.MEMBERS:
+  if heads > 1 or size % limits.DEPTH or slices % on_chip_lib.MEMBERS:
     return None
-  turns = slices // teams.MEMBERS
+  turns = slices // on_chip_lib.MEMBERS
   if batch in limits.LOW_BATCHES:
     return _choose_low_team(batch, size, turns, target)
   unit_blocks = _teams(target) // math.ceil(batch / cut.ROWS)
   if not unit_blocks:
     return None
-  units = teams.GROUP * math.ceil(size / (unit_blocks * teams.GROUP))
+  units = on_chip_lib.GROUP * math.ceil(
+      size / (unit_blocks * on_chip_lib.GROUP)
+  )
   slot = 2 * limits.DEPTH * cut.ROWS
-  config = teams.Config(units=units, stages=_FEWEST_STAGES)
+  config = on_chip_lib.TeamConfig(units=units, stages=_FEWEST_STAGES)
   left = _TEAM_SMEM - 2 * turns * limits.DEPTH * units
-  left -= 4 * teams.Sums.words(config)
+  left -= 4 * config.sum_words
   stages = min(max(turns, _FEWEST_STAGES), left // slot)
   if stages < _FEWEST_STAGES or units > _MOST_COLUMNS:
     return None
@@ -204,7 +205,7 @@ def choose_team(
 
 def _choose_low_resident(
     batch: int, size: int, recurrent: int, target: devices.Target
-) -> resident.Config | None:
+) -> on_chip_lib.GateConfig | None:
   """Returns the cut of `choose_resident` into low tiles, or None."""
   row_blocks = math.ceil(batch / low_tiles.ROWS)
   most = low_tiles.COLUMNS // low_tiles.GROUP
@@ -214,7 +215,7 @@ def _choose_low_resident(
   if stages < _FEWEST_STAGES:
     return None
   # Sums lie where slices were: the fewest slots have room for them.
-  return resident.Config(
+  return on_chip_lib.GateConfig(
       units=low_tiles.GROUP,
       gates=recurrent,
       stages=stages,
@@ -225,15 +226,15 @@ def _choose_low_resident(
 
 def _choose_low_team(
     batch: int, size: int, turns: int, target: devices.Target
-) -> teams.Config | None:
+) -> on_chip_lib.TeamConfig | None:
   """Returns the cut of `choose_team` into low tiles, or None."""
   row_blocks = math.ceil(batch / low_tiles.ROWS)
   if row_blocks * (size // low_tiles.COLUMNS) > _teams(target):
     return None
-  config = teams.Config(
+  config = on_chip_lib.TeamConfig(
       units=low_tiles.COLUMNS, stages=_FEWEST_STAGES, rows=low_tiles.ROWS
   )
-  stages, held = _low_stages(turns, 4 * teams.Sums.words(config))
+  stages, held = _low_stages(turns, 4 * config.sum_words)
   if stages < _FEWEST_STAGES:
     return None
   return dataclasses.replace(config, stages=stages, held=held)
@@ -252,11 +253,11 @@ def _low_stages(turns: int, sums: int) -> tuple[int, int]:
     stages = min(max(turns, _FEWEST_STAGES), left // (row * low_tiles.ROWS))
     if stages >= turns:
       break
-  return stages // low_products.TURNS * low_products.TURNS, held
+  return stages // on_chip_products.TURNS * on_chip_products.TURNS, held
 
 
 def _has_registers(
-    config: resident.Config | teams.Config, recurrent: int
+    config: on_chip_lib.GateConfig | on_chip_lib.TeamConfig, recurrent: int
 ) -> bool:
   """Returns whether a thread has registers for its parts of a tile."""
   return config.parts * (recurrent + 1) <= _MOST_VALUES
@@ -268,7 +269,7 @@ def _teams(target: devices.Target) -> int:
   They have to fit however pairs of multiprocessors are dealt to 8 groups, each
   of which may have a pair left over.
   """
-  return (target.cores - 2 * 8) // teams.MEMBERS
+  return (target.cores - 2 * 8) // on_chip_lib.MEMBERS
 
 
 def _configs(size: int, gates: int, target: devices.Target) -> Iterator[Config]:
@@ -295,5 +296,5 @@ def _configs(size: int, gates: int, target: devices.Target) -> Iterator[Config]:
 
 
 def _registers_left(warpgroups: int, columns: int) -> int:
-  """Returns a thread's registers besides those of its product."""
+  """Returns a thread's registers, less the registers of its product."""
   return min(255, 2**16 // (128 * warpgroups)) - columns // 2

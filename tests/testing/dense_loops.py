@@ -273,7 +273,7 @@ def backward_loop(
   )
   init = tuple(d_last), jax.tree.map(jnp.zeros_like, rows), zeros
   (d_carry, d_rows, d_restart), (d_x, d_gates) = lax.scan(step, init, xs)
-  same = plan_lib.shared_gates(plan) == tuple(range(plan.gates))
+  same = plan.shared
   d_of_gates = ()
   apart = shape.heads > 1 and not plan.in_place
   if apart or not same or not one_head:

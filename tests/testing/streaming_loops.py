@@ -25,12 +25,7 @@ if abstract_gpu.RUNS:
 def instead() -> Iterator[None]:
   """Runs recurrences by these loops, as if there were an H200."""
   target = devices.Target(cores=132, interpret=False, wgmma=False)
-  loops = {
-      '_linear_forward': forward,
-      '_diagonal_forward': forward,
-      '_linear_backward': backward,
-      '_diagonal_backward': backward,
-  }
+  loops = {'_forward': forward, '_backward': backward}
   with contextlib.ExitStack() as stack:
     stack.enter_context(mock.patch.object(devices, 'current', lambda: target))
     for name, loop in loops.items():

@@ -465,7 +465,7 @@ class SharedGatesTest(parameterized.TestCase):
         x_dtype=jnp.float32,
         dtype=jnp.float32,
     )
-    self.assertEqual(plan_lib.shared_gates(plan), expected)
+    self.assertEqual(plan.sums, expected)
 
 
 if __name__ == '__main__':

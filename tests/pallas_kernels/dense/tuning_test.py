@@ -16,10 +16,10 @@ from tests.testing import abstract_gpu
 
 if abstract_gpu.RUNS:
   from pallas_kernels.dense import cut
-  from pallas_kernels.dense import memory
   from pallas_kernels.dense import operand
   from pallas_kernels.dense import plan as plan_lib
   from pallas_kernels.dense import product as product_lib
+  from pallas_kernels.dense import ring
 
 CORES = 132
 SHARED_MEMORY = 227 * 1024  # Bytes of a CTA on Hopper and Blackwell.
@@ -274,8 +274,8 @@ class TilesTest(parameterized.TestCase):
     config = cut.Config(
         exchange='shared', columns=columns, units=units, warpgroups=1
     )
-    place = lambda column, unit: memory.place(config, size, column, unit)
-    return place, memory.tile_bytes(config, size)
+    place = lambda column, unit: ring.place(config, size, column, unit)
+    return place, ring.tile_bytes(config, size)
 
   @parameterized.product(
       units=(*range(8, 72, 8), 104, 128), columns=(4, 8, 16, 64), size=(2, 4)

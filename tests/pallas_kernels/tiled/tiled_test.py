@@ -33,13 +33,10 @@ from tests.testing import tiled_loops
 if abstract_gpu.RUNS:
   from pallas_kernels.tiled import cut as cut_lib
   from pallas_kernels.tiled import fragments
-  from pallas_kernels.tiled import low_products
   from pallas_kernels.tiled import low_tiles
+  from pallas_kernels.tiled import on_chip
+  from pallas_kernels.tiled import on_chip_products
   from pallas_kernels.tiled import op
-  from pallas_kernels.tiled import resident
-  from pallas_kernels.tiled import resident_plan
-  from pallas_kernels.tiled import team_plan
-  from pallas_kernels.tiled import teams
   from pallas_kernels.tiled import tuning
 
 TOLERANCE = {'float16': (2e-3, 3e-3), 'bfloat16': (1.6e-2, 2.4e-2)}
@@ -558,7 +555,7 @@ class ConfigTest(parameterized.TestCase):
       facts = {'batch': batch, 'heads': 1, 'size': size, 'target': target}
       facts['recurrent'] = recurrent
       if config := tuning.choose_resident(**facts):
-        tiles = teams.Tiles(config=config, batch=batch, size=size)
+        tiles = on_chip.Tiles(config=config, batch=batch, size=size)
         self.assertLessEqual(tiles.ctas, cores)
         self.assertLessEqual(config.parts, {1: 5, 2: 3}.get(recurrent, 2))
         self.assertEqual(tiles.unit_blocks * config.units, size)
@@ -566,22 +563,22 @@ class ConfigTest(parameterized.TestCase):
         used = 2 * size * config.columns + config.stages * slot
         self.assertLess(used, SHARED_MEMORY)
         # Sums lie where slices were.
-        sums = resident.Sums.size(config)
+        sums = config.sum_bytes
         self.assertLessEqual(sums, config.stages * slot)
         self.assertGreaterEqual(
             config.parts * 2 * 128, config.rows * config.per_row
         )
       if config := tuning.choose_team(**facts):
-        tiles = teams.Tiles(config=config, batch=batch, size=size)
+        tiles = on_chip.Tiles(config=config, batch=batch, size=size)
         # Clusters of four, with two multiprocessors left over in 8 groups.
-        self.assertLessEqual(tiles.teams * teams.MEMBERS, cores - 16)
+        self.assertLessEqual(tiles.total * on_chip.MEMBERS, cores - 16)
         self.assertLessEqual(config.parts, {1: 5, 2: 3}.get(recurrent, 2))
         self.assertGreaterEqual(tiles.unit_blocks * config.units, size)
         self.assertLess((tiles.unit_blocks - 1) * config.units, size)
-        depth = recurrent * size // teams.MEMBERS
+        depth = recurrent * size // on_chip.MEMBERS
         self.assertEqual(depth % limits.DEPTH, 0)
         used = 2 * depth * config.units + config.stages * slot
-        used += 4 * teams.Sums.words(config)
+        used += 4 * config.sum_words
         self.assertLess(used, SHARED_MEMORY)
         self.assertLessEqual(config.sum_bytes, config.stages * slot)
         self.assertGreaterEqual(config.parts * 2 * 4, 2 * config.groups)
@@ -600,22 +597,22 @@ class ConfigTest(parameterized.TestCase):
       forward = tuning.choose_resident(batch=batch, **facts)
       adjoint = tuning.choose_team(batch=batch, **facts)
     if forward:
-      tiles = teams.Tiles(config=forward, batch=batch, size=size)
+      tiles = on_chip.Tiles(config=forward, batch=batch, size=size)
       self.assertLessEqual(tiles.ctas, H200.cores)
       self.assertEqual((tiles.unit_blocks * 16, forward.parts), (size, 1))
       used = 2 * size * forward.columns + forward.stages * slot
       used -= 2 * slot * forward.held
       self.assertLess(used, SHARED_MEMORY)
-      self.assertEqual(forward.stages % low_products.TURNS, 0)
-      self.assertEqual(forward.held % low_products.TURNS, 0)
-      sums = resident.Sums.size(forward)
+      self.assertEqual(forward.stages % on_chip_products.TURNS, 0)
+      self.assertEqual(forward.held % on_chip_products.TURNS, 0)
+      sums = forward.sum_bytes
       self.assertLessEqual(sums, forward.stages * slot)
     if adjoint:
-      tiles = teams.Tiles(config=adjoint, batch=batch, size=size)
-      self.assertLessEqual(tiles.teams * teams.MEMBERS, H200.cores - 16)
+      tiles = on_chip.Tiles(config=adjoint, batch=batch, size=size)
+      self.assertLessEqual(tiles.total * on_chip.MEMBERS, H200.cores - 16)
       self.assertEqual((tiles.unit_blocks * 64, adjoint.parts), (size, 1))
-      used = 2 * recurrent * size // teams.MEMBERS * adjoint.units
-      used += adjoint.stages * slot + 4 * teams.Sums.words(adjoint)
+      used = 2 * recurrent * size // on_chip.MEMBERS * adjoint.units
+      used += adjoint.stages * slot + 4 * adjoint.sum_words
       used -= 2 * slot * adjoint.held
       self.assertLess(used, SHARED_MEMORY)
       self.assertLessEqual(adjoint.sum_bytes, slot)
@@ -625,10 +622,10 @@ class ConfigTest(parameterized.TestCase):
       return
     facts = {'heads': 1, 'size': 1536, 'recurrent': 4, 'target': H200}
     taken = tuning.choose_team(batch=32, **facts)
-    want = teams.Config(units=64, stages=12, rows=32, held=4)
+    want = on_chip.TeamConfig(units=64, stages=12, rows=32, held=4)
     self.assertEqual(taken, want)
     taken = tuning.choose_resident(batch=32, **facts)
-    want = resident.Config(units=16, gates=4, stages=16, rows=32, held=4)
+    want = on_chip.GateConfig(units=16, gates=4, stages=16, rows=32, held=4)
     self.assertEqual(taken, want)
 
   def test_on_chip_cuts(self):
@@ -636,9 +633,9 @@ class ConfigTest(parameterized.TestCase):
       return
     facts = {'heads': 1, 'size': 768, 'recurrent': 4, 'target': H200}
     taken = tuning.choose_team(batch=256, **facts)
-    self.assertEqual(taken, teams.Config(units=112, stages=4))
+    self.assertEqual(taken, on_chip.TeamConfig(units=112, stages=4))
     taken = tuning.choose_resident(batch=128, **facts)
-    self.assertEqual(taken, resident.Config(units=16, gates=4, stages=12))
+    self.assertEqual(taken, on_chip.GateConfig(units=16, gates=4, stages=12))
     for choose in (tuning.choose_team, tuning.choose_resident):
       self.assertIsNone(choose(batch=2048, **facts))
       self.assertIsNone(choose(batch=128, **(facts | {'heads': 2})))
@@ -701,9 +698,9 @@ class FragmentsTest(absltest.TestCase):
       return
     size, rng = 128, np.random.default_rng(0)
     kernel = rng.integers(-4, 5, (4, 1, size, size))
-    config = teams.Config(units=64, stages=4, rows=32)
+    config = on_chip.TeamConfig(units=64, stages=4, rows=32)
     plan: Any = types.SimpleNamespace(config=config, dtype=jnp.int32)
-    matrix = np.asarray(team_plan.Plan.arrange(plan, jnp.array(kernel)))
+    matrix = np.asarray(on_chip.AdjointPlan.arrange(plan, jnp.array(kernel)))
     d_gates = rng.integers(-4, 5, (32, 4 * size))
     want = np.einsum('bgk,guk->bu', d_gates.reshape(32, 4, size), kernel[:, 0])
     for block, unit in itertools.product(range(2), range(0, 64, 16)):
@@ -722,11 +719,11 @@ class FragmentsTest(absltest.TestCase):
       return
     size, rng = 128, np.random.default_rng(0)
     kernel = rng.integers(-4, 5, (3, 1, size, size))
-    config = resident.Config(units=16, gates=3, stages=4, rows=32)
+    config = on_chip.GateConfig(units=16, gates=3, stages=4, rows=32)
     plan: Any = types.SimpleNamespace(
         config=config, dtype=jnp.int32, columns=config.columns
     )
-    matrix = np.asarray(resident_plan.Plan.arrange(plan, jnp.array(kernel)))
+    matrix = np.asarray(on_chip.ForwardPlan.arrange(plan, jnp.array(kernel)))
     self.assertEqual(matrix.shape, (size // 16 * 64, size))
     h = rng.integers(-4, 5, (8, size))
     want = np.einsum('bk,gku->gbu', h, kernel[:, 0])

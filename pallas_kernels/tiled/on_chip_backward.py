@@ -16,7 +16,6 @@ each of them a part of R' in shared memory. A step of a CTA, downwards:
 Cotangents of the carry and of theta stay in registers.
 """
 
-import dataclasses
 import functools
 from typing import Any, NamedTuple
 
@@ -26,7 +25,6 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
-from pallas_kernels.mosaic import cells
 from pallas_kernels.mosaic import memory
 from pallas_kernels.mosaic import ptx
 from pallas_kernels.mosaic import step_flags
@@ -34,14 +32,12 @@ from pallas_kernels.mosaic import sync
 from pallas_kernels.tiled import backward
 from pallas_kernels.tiled import fragments
 from pallas_kernels.tiled import kernel_call
-from pallas_kernels.tiled import limits
-from pallas_kernels.tiled import low_products
-from pallas_kernels.tiled import resident_products
-from pallas_kernels.tiled import team_plan
-from pallas_kernels.tiled import teams
+from pallas_kernels.tiled import on_chip
+from pallas_kernels.tiled import on_chip_products
+from pallas_kernels.tiled import plan as plan_lib
 
 Array = jax.Array
-Ref = Any
+DEPTH = plan_lib.DEPTH
 
 
 class _State(NamedTuple):
@@ -50,7 +46,7 @@ class _State(NamedTuple):
   Attributes:
     d_carry: cotangent of the carry that the step before began with.
     d_theta: sums over a warp's rows, of which the thread has one.
-    d_restart: as `backward.Outputs`; empty without flags.
+    d_restart: cotangent of the restart; empty without flags.
   """
 
   d_carry: tuple[tuple[Array, ...], ...]
@@ -58,113 +54,43 @@ class _State(NamedTuple):
   d_restart: tuple[tuple[Array, ...], ...]
 
 
-class _Loaded(NamedTuple):
-  """A part of a step that is on its way.
-
-  Attributes:
-    theta: parameters.
-    x: inputs that are in no sum.
-    gates: R h and sums.
-    start: the carry that the step starts from.
-    d_outputs: cotangents of its outputs.
-  """
-
-  theta: Any
-  x: Any
-  gates: Any
-  start: Any
-  d_outputs: Any
-
-
 @functools.partial(jax.jit, static_argnums=0)
-def run(plan: team_plan.Plan, inputs: backward.Inputs) -> backward.Outputs:
+def run(plan: on_chip.AdjointPlan, inputs: backward.Inputs) -> backward.Outputs:
   """Runs the adjoint."""
-  rows = jax.ShapeDtypeStruct(inputs.d_last.shape, jnp.float32)
   octets = plan.tiles.row_blocks * plan.config.rows // 8
-  out_type = backward.Outputs(
-      d_x=plan.steps_type(plan.dtype, plan.gates),
-      d_gates=None
-      if plan.shared
-      else plan.steps_type(plan.dtype, plan.recurrent),
-      d_carry=rows,
-      d_theta=jax.ShapeDtypeStruct(
-          (octets, max(plan.params, 1), plan.features), jnp.float32
-      ),
-      d_restart=rows if plan.flags else None,
-  )
-  types = teams_types(plan)
-  body = lambda *args: _Warpgroup(plan, *args).run()
-  kernel = kernel_call.kernel(
+  buffers = on_chip_products.Buffers
+  types = {
+      **buffers.types(plan),
+      'sums': plgpu.SMEM((plan.config.sum_words,), jnp.int32),
+      'signal': plgpu.SMEM((on_chip.TeamSums.SIGNAL_WORDS,), jnp.int32),
+  }
+  return kernel_call.run(
       plan,
       'team_recurrence_adjoint',
-      body,
-      inputs,
-      out_type,
-      _Buffers,
+      _Warpgroup,
+      buffers,
       types,
+      inputs=inputs,
+      out_type=backward.out_type(plan, octets),
   )
-  *results, _ = kernel(*jax.tree.leaves(inputs))
-  return jax.tree.unflatten(jax.tree.structure(out_type), results)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Buffers(resident_products.Buffers):
-  """Shared memory of a CTA; that of low tiles as `low_products.Buffers`.
-
-  Attributes:
-    sums: as `teams.Sums`, and so is signal.
-  """
-
-  sums: Ref
-  signal: Ref
-
-
-def teams_types(plan: team_plan.Plan) -> dict[str, Any]:
-  """Returns the types of `_Buffers` by name."""
-  if plan.config.low:
-    types = low_products.Buffers.types(plan.config, plan.turns, plan.dtype)
-  else:
-    types = resident_products.Buffers.types(
-        plan.config, plan.config.units, plan.turns, plan.dtype
-    )
-  return {
-      **types,
-      'sums': plgpu.SMEM((teams.Sums.words(plan.config),), jnp.int32),
-      'signal': plgpu.SMEM((teams.Sums.SIGNAL_WORDS,), jnp.int32),
-  }
-
-
-class _Warpgroup:
+class _Warpgroup(backward.Warpgroup):
   """The work of one warpgroup."""
 
-  def __init__(
-      self,
-      plan,
-      ins: backward.Inputs,
-      outs: backward.Outputs,
-      counters,
-      buffers,
-      own,
-  ):
-    self.plan, self.ins, self.outs = plan, ins, outs
-    self.counters, self.own = counters, own
+  def __init__(self, plan, ins, outs, counters, buffers, own):
+    super().__init__(plan, ins, outs, counters, own)
     self.tile = plan.tiles.find()
     self.parts = [
-        teams.Part.of(plan.tiles, self.tile, own, i)
+        on_chip.TeamPart.of(plan.tiles, self.tile, own, i)
         for i in range(plan.config.parts)
     ]
     arrivals = plan.tiles.arrivals
-    self.sums = teams.Sums(
+    self.sums = on_chip.TeamSums(
         plan.config, buffers.sums, buffers.signal, buffers.operand.ref
     )
-    make: Any = functools.partial(
-        resident_products.Products, columns=plan.config.units
-    )
-    if plan.config.low:
-      make = low_products.Products
-    self.products = make(
-        config=plan.config,
-        turns=plan.turns,
+    self.products = on_chip_products.Products(
+        plan=plan,
         first=1,
         steps=plan.time + 1,
         operand=self._operand,
@@ -173,42 +99,32 @@ class _Warpgroup:
         send=self.sums.send,
         buffers=buffers,
     )
-    # Of all threads of the CTA one.
+    # 1 in exactly one thread of the CTA, else 0.
     self._one = ((ptx.thread() == 0) & (own == 1)).astype(jnp.int32)
-    # A larger error would show: derivatives multiply rounded values.
-    self._accuracy = plan.accuracy(2**-22)
-    linearise = lambda *args: jax.vjp(plan.update_of_kept, *args)[1]
-    self._linearise = cells.legalize(linearise, self._accuracy)
 
   def _operand(self, step, k):
     plan = self.plan
-    slices = plan.size // limits.DEPTH
+    slices = plan.size // DEPTH
     k = lax.axis_index('member') * plan.turns + k
     gate = lax.div(k, jnp.int32(slices))
-    first = gate * plan.features + (k - gate * slices) * limits.DEPTH
-    d_gates = self.outs.d_x if plan.shared else self.outs.d_gates
-    return plan.slice_of_rows(d_gates, step - 1, self.tile, first)
+    first = gate * plan.features + (k - gate * slices) * DEPTH
+    rows = pl.ds(self.tile.row, plan.config.rows)
+    columns = pl.ds(first, DEPTH)
+    return plan.slice_of_step(self._d_gates, step - 1, rows, columns)
 
   def run(self) -> None:
-    low = self.plan.config.low
     self.sums.open(self._one)
-    if low:
+    if self.plan.config.low:
       self.products.open(self._one)
     sync.cluster_barrier()
-    multiply = self.products.multiply if low else self.products.run
-    pl.when(self.own == 0)(multiply)
-    if low:
-      pl.when(self.own == 1)(self._update)
-      pl.when(self.own == 2)(self.products.copy)
-    else:
-      pl.when(self.own > 0)(self._update)
+    self.products.run(self.own, self._update)
     # No CTA ends while others send to it.
     sync.cluster_barrier()
 
   def _update(self) -> None:
     """The work of a warpgroup that updates."""
     plan, outs = self.plan, self.outs
-    zeros = ptx.full(teams.UNITS, 0.0)
+    zeros = ptx.full(on_chip.UNITS, 0.0)
     state = _State(
         d_carry=tuple(
             tuple(plan.read_rows(self.ins.d_last, part.place, plan.states))
@@ -228,10 +144,10 @@ class _Warpgroup:
         plan.write_rows(outs.d_restart, part.place, state.d_restart[i])
       self._write_theta(part, state.d_theta[i])
 
-  def _write_theta(self, part: teams.Part, sums) -> None:
+  def _write_theta(self, part: on_chip.TeamPart, sums) -> None:
     """Stores sums over eight rows, of rows that are not there too."""
     plan = self.plan
-    unit = fragments.unit(teams.UNITS)
+    unit = fragments.unit(on_chip.UNITS)
     for row, value in enumerate(sums):
       at = (part.octet * max(plan.params, 1) + row) * plan.features
       at = at + part.place.feature + unit
@@ -241,14 +157,14 @@ class _Warpgroup:
     plan, places = self.plan, [part.place for part in self.parts]
     begins = s < plan.time
     time = plan.time_of(jnp.minimum(s, plan.time - 1))
-    all_loaded = [self._load(time, place) for place in places]
+    all_loaded = [
+        (plan.read_theta(self.ins.theta, place), self._load_step(time, place))
+        for place in places
+    ]
     self._prefetch(s + 1)
     pulls = [
-        self._linearise(
-            loaded.theta,
-            *backward.values((loaded.x, loaded.gates, loaded.start)),
-        )
-        for loaded in all_loaded
+        self._linearise(theta, *_values((loaded.x, loaded.gates, loaded.start)))
+        for theta, loaded in all_loaded
     ]
     pl.when(s > 0)(lambda: self._receive(s))
     d_theta, d_restart, d_carry = [], [], []
@@ -256,7 +172,7 @@ class _Warpgroup:
       restart = state.d_restart[i] if plan.flags else ()
       d_new, restart = self._close(s, part, state.d_carry[i], restart)
       d_own, d_start = self._pull(
-          begins, time, part.place, d_new, pulls[i], all_loaded[i]
+          begins, time, part.place, d_new, pulls[i], all_loaded[i][1]
       )
       d_restart.append(restart)
       d_theta.append(d_own)
@@ -266,7 +182,7 @@ class _Warpgroup:
               for x, y in zip(d_start, d_new, strict=True)
           )
       )
-    teams.publish(self.counters, self.tile, plan.config.updating)
+    on_chip.publish(self.counters, self.tile, plan.config.updating)
     return _State(
         d_carry=tuple(d_carry),
         d_theta=tuple(
@@ -282,29 +198,10 @@ class _Warpgroup:
     self.sums.expect(self._one)
     self.sums.wait(s)
 
-  def _load(self, time, place) -> _Loaded:
-    """Starts to read the arrays of a part."""
-    plan, ins = self.plan, self.ins
-    load = lambda ref, gates, dtype: plan.load_steps(
-        ref, place, time, gates, dtype
-    )
-    return _Loaded(
-        theta=plan.read_theta(ins.theta, place),
-        x=load(ins.x, len(plan.alone), plan.x_dtype),
-        gates=load(ins.gates, plan.recurrent, plan.kept_dtype),
-        start=(
-            *load(ins.h, 1, plan.dtype),
-            *(load(ref, 1, jnp.float32)[0] for ref in ins.others),
-        ),
-        d_outputs=tuple(
-            load(ref, 1, plan.call.out_dtype)[0] for ref in ins.d_carries
-        ),
-    )
-
   def _prefetch(self, s) -> None:
     """Brings the arrays of a step to the L2 cache."""
     plan = self.plan
-    streams = backward.streams(plan, self.ins)
+    streams = self._streams()
     time = plan.time_of(jnp.minimum(s, plan.time - 1))
     for part in self.parts:
       plan.prefetch_part(streams, part.place, time)
@@ -312,14 +209,12 @@ class _Warpgroup:
   def _close(self, s, part, d_carry, d_restart) -> tuple[Any, Any]:
     """Returns the cotangents of the carry after step s, and of restarts."""
     plan = self.plan
-    # Before the first product there is anything.
+    # The buffer is uninitialised before the first product.
     total = jnp.where(s > 0, self.sums.total(part), 0)
     d_start = (d_carry[0] + plan.call.bounded(total), *d_carry[1:])
     if not plan.flags:
       return d_start, ()
-    time = plan.time_of(jnp.maximum(s - 1, 0))
-    again = plan.read_flag(self.ins.flags, part.place, time, step_flags.RESET)
-    again = again & (s > 0)
+    again = self._restarts(s, part.place)
     zeros = (0.0,) * plan.states
     d_in = step_flags.select(again, d_start, zeros)
     d_restart = tuple(
@@ -333,23 +228,17 @@ class _Warpgroup:
     Returns:
       The cotangents of theta, and of the carry that the step starts from.
     """
-    plan, outs = self.plan, self.outs
-    zeros = (0.0,) * plan.states
-    for i, d in enumerate(backward.values(loaded.d_outputs)):
-      d_carry = (*d_carry[:i], d_carry[i] + d, *d_carry[i + 1 :])
-    hold = None
-    if plan.flags:
-      hold = plan.read_flag(self.ins.flags, place, time, step_flags.HOLD)
-    d_new = step_flags.select(hold, zeros, d_carry)
-    d_theta, d_x, d_gates, d_start = cells.pull(pull, d_new, self._accuracy)
-    d_x = plan.input_gates(d_x, d_gates)
-    if hold is not None:
-      passed = step_flags.select(hold, d_carry, zeros)
-      d_start = tuple(map(jnp.add, d_start, passed))
-    place = place.only(begins)
-    plan.write_steps(outs.d_x, place, time, d_x, plan.dtype)
-    if not plan.shared:
-      plan.write_steps(outs.d_gates, place, time, d_gates, plan.dtype)
+
+    def hold():
+      if not self.plan.flags:
+        return None
+      flags = self.ins.flags
+      return self.plan.read_flag(flags, place, time, step_flags.HOLD)
+
+    d_theta, d_x, d_gates, d_start = self._pull_step(
+        d_carry, _values(loaded.d_outputs), hold, lambda: pull
+    )
+    self._write_gates(time, place.only(begins), d_x, d_gates)
     return d_theta, d_start
 
   def _add_theta(self, begins, part, sums, d_theta) -> tuple[Array, ...]:
@@ -362,3 +251,10 @@ class _Warpgroup:
       values = [jnp.where(valid != 0, x, 0) for x in values]
       added.append(fragments.laid_out(before + fragments.sum_rows(values)))
     return tuple(added)
+
+
+def _values(tree: Any) -> Any:
+  """Returns a tree of parts, loaded or not, as arrays."""
+  is_leaf = lambda x: isinstance(x, plan_lib.Loaded)
+  value = lambda x: x.value() if is_leaf(x) else x
+  return jax.tree.map(value, tree, is_leaf=is_leaf)
