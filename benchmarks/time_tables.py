@@ -7,9 +7,11 @@ from benchmarks import pivots
 
 def cpu_peers() -> str:
   """The table of CPU times beside flax and torch."""
-  found = pivots.timed('cpu_peers')
+  found = [
+      r for r in pivots.timed('cpu_peers') if r['direction'] == pivots.BOTH
+  ]
   for row in found:
-    row['library'] = row['program'].split()[0].split('.')[0]
+    row['library'] = row['program'].split('.')[0]
   index = 'batch', 'time', 'in_features', 'features', 'layer'
   lines = [
       [
@@ -268,9 +270,12 @@ def linear_over_time(name: str) -> str:
   count = max(row['devices'] for row in found)
   many = {2: 'two', 4: 'four'}[count]
   lines = []
-  for key, own in pivots.pivot(
-      found, ('case', 'direction'), ['devices']
-  ).items():
+  gates = {'': 'gates', 'resets': 'resets', 'slow': 'slow gates'}
+  gates['slow_resets'] = 'slow gates, resets'
+  for row in found:
+    row['gates'] = gates[row['layer'].removeprefix('linear_scan').strip('_')]
+  index, ways = ('gates', 'direction'), ['devices']
+  for key, own in pivots.pivot(found, index, ways).items():
     one, all_of = own[1], own[count]
     gb = (f'{row["mib"] * 2**20 / 1e9:.1f}' for row in (one, all_of))
     times = f'{one["ms"]:.2f}', f'{all_of["ms"]:.2f}'
@@ -283,10 +288,11 @@ def linear_over_time(name: str) -> str:
 def stacks() -> str:
   """The table of layers in depth, in turn and at the same time."""
   found = pivots.timed('stacks_h200')
-  index = 'layer', 'layers', 'batch', 'time', 'features', 'num_heads'
+  index = 'layer', 'batch', 'time', 'features', 'num_heads'
   lines = []
   for key, own in pivots.pivot(found, index).items():
-    layer, depth, batch, time, features, heads = key
+    name, batch, time, features, heads = key
+    depth, layer = name.split(' x ')
     of = lambda program, own=own: [
         own.get((program, d)) for d in pivots.DIRECTIONS
     ]
@@ -320,6 +326,10 @@ def _pair(found: Sequence[pivots.Row | None]) -> str:
 def resets() -> str:
   """The table of a linear recurrence with resets."""
   found = pivots.timed('resets_h100')
+  for row in found:
+    share = row['layer'].removeprefix('linear_scan').strip('_')
+    share = share.removesuffix('_resets').replace('%', ' %')
+    row['resets'] = share or 'none'
   index = 'batch', 'time', 'features', 'resets'
   lines = []
   for (*sizes, share), own in pivots.pivot(found, index).items():
@@ -384,9 +394,16 @@ def scanned() -> str:
   """The table of rollouts beside the class that programs copy."""
   found = pivots.timed('scanned_rnn_h200')
   lines = []
-  for (program,), own in pivots.pivot(
-      found, ['program'], ['direction']
-  ).items():
+  names = {
+      'ScannedRNN': 'rnnzoo.ScannedRNN',
+      'GRU': 'rnnzoo.GRU without resets',
+  }
+  for row in found:
+    row['name'] = f'{names[row["layer"]]}, {row["dtype"]}'
+    if row['program'] == 'flax':
+      row['name'] = 'flax nn.scan(GRUCell), where(reset)'
+  found = [row for row in found if row['program'] != 'scan']
+  for (program,), own in pivots.pivot(found, ['name'], ['direction']).items():
     cells = (
         f'{own[d]["ms"]:.2f}' if d in own else '-' for d in pivots.DIRECTIONS
     )
