@@ -1,6 +1,6 @@
 """Tables of times: layers beside other paths, other libraries and devices."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from benchmarks import pivots
 
@@ -88,74 +88,70 @@ def linear() -> str:
 
 def dense() -> str:
   """The tables of cells with a dense recurrent kernel on a GPU."""
-  data, found = pivots.load('benchmarks/dense_h200.json'), pivots.timed(
-      'dense_h200'
-  )
+  data = pivots.load('benchmarks/dense_h200.json')
+  found = pivots.timed('dense_h200')
   for row in found:
     row['sizes'] = pivots.heads_of(row)
-  index = 'sizes', 'shape', 'dtype'
-  columns = 'layer', 'program', 'direction'
-  given = [row for row in found if row['projection'] == 'without']
-  layers = list(dict.fromkeys(row['layer'] for row in given))
+  given, whole = (
+      [row for row in found if row['projection'] == projection]
+      for projection in ('without', 'with')
+  )
+  published = data['published_ms']
+  lines = _on_gates(given, published['FlashRNN fused, bfloat16'])
+  cudnn = published['cuDNN, float16, with projection']
+  lines += ['', *_with_projection(whole, cudnn)]
+  runs = f'{1 + len(data.get("later", ()))} runs'
+  return pivots.with_source(lines, found, runs)
 
-  def published(name, shape):
-    pair = data['published_ms'][name].get(shape)
-    return f'{pair[0]:.2f} / {pair[1]:.2f}' if pair else ''
 
-  def of_layer(own, layer, program):
+def _published(times: Mapping[str, Sequence[float]], shape: str) -> str:
+  pair = times.get(shape)
+  return f'{pair[0]:.2f} / {pair[1]:.2f}' if pair else ''
+
+
+def _on_gates(found: list[pivots.Row], flashrnn) -> list[str]:
+  """Returns the table of cells on given gates, a column a layer."""
+  index, columns = ('sizes', 'shape', 'dtype'), (
+      'layer',
+      'program',
+      'direction',
+  )
+  layers = list(dict.fromkeys(row['layer'] for row in found))
+
+  def cell(own, layer, program):
     own = {key[1:]: row for key, row in own.items() if key[0] == layer}
     return pivots.both(own, program, 2, '')
 
-  heads = 'batch x time x heads x head dim'
-  lines = pivots.table(
+  lines = [
       [
-          heads,
-          *(f'`{layer}`' for layer in layers),
-          'LSTM by hand, `lax.scan` unrolled by 8',
-          'LSTM of FlashRNN',
-      ],
-      [
-          [
-              sizes,
-              *(of_layer(own, layer, 'pallas') for layer in layers),
-              of_layer(own, 'LSTM', 'lax_scan_8'),
-              published('FlashRNN fused, bfloat16', shape),
-          ]
-          for (sizes, shape, _), own in pivots.pivot(
-              given, index, columns
-          ).items()
-      ],
-  )
-  whole = [row for row in found if row['projection'] == 'with']
-  lines += [
-      '',
-      *pivots.table(
-          [
-              *('layer, with its projection', heads, 'dtype', 'GPU kernel'),
-              *("`'scan'`", "JAX's cuDNN", "torch's cuDNN, float16"),
-          ],
-          [
-              [
-                  f'`{layer}`',
-                  sizes,
-                  dtype,
-                  *(
-                      pivots.both(own, p, 2, '')
-                      for p in ('pallas', 'scan', 'cudnn')
-                  ),
-                  published('cuDNN, float16, with projection', shape)
-                  if (layer, dtype) == ('LSTM', 'bfloat16')
-                  else '',
-              ]
-              for (sizes, shape, dtype, layer), own in pivots.pivot(
-                  whole, (*index, 'layer')
-              ).items()
-          ],
-      ),
+          sizes,
+          *(cell(own, layer, 'pallas') for layer in layers),
+          cell(own, 'LSTM', 'lax_scan_8'),
+          _published(flashrnn, shape),
+      ]
+      for (sizes, shape, _), own in pivots.pivot(found, index, columns).items()
   ]
-  return pivots.with_source(
-      lines, found, f'{1 + len(data.get("later", ()))} runs'
-  )
+  heads = [_HEADS, *(f'`{layer}`' for layer in layers)]
+  heads += ['LSTM by hand, `lax.scan` unrolled by 8', 'LSTM of FlashRNN']
+  return pivots.table(heads, lines)
+
+
+def _with_projection(found: list[pivots.Row], cudnn) -> list[str]:
+  """Returns the table of layers on x, a column a path."""
+  index = 'sizes', 'shape', 'dtype', 'layer'
+  lines = []
+  for (sizes, shape, dtype, layer), own in pivots.pivot(found, index).items():
+    paths = 'pallas', 'scan', 'cudnn'
+    cells = [pivots.both(own, path, 2, '') for path in paths]
+    same = (layer, dtype) == ('LSTM', 'bfloat16')
+    theirs = _published(cudnn, shape) if same else ''
+    lines.append([f'`{layer}`', sizes, dtype, *cells, theirs])
+  heads = 'layer, with its projection', _HEADS, 'dtype', 'GPU kernel'
+  heads = *heads, "`'scan'`", "JAX's cuDNN", "torch's cuDNN, float16"
+  return pivots.table(heads, lines)
+
+
+_HEADS = 'batch x time x heads x head dim'
 
 
 def units_and_batch() -> str:
