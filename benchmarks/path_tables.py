@@ -7,10 +7,15 @@ from benchmarks import pivots
 
 def memory() -> str:
   """The table of what is kept between forward and backward."""
-  found = pivots.timed('memory_cpu', 'settings')
+  found = _memory('memory_cpu', '4000_steps')
+  quoted = {'scan': "'scan'"}
   lines = [
-      [f'`{row["layer"]}`', f'`{row["program"]}`', f'{row["mib"]:.0f}']
-      + [f'{row["ms"]:.0f}']
+      [
+          f'`{row["layer"]}`',
+          f'`{quoted.get(row["program"], row["program"])}`',
+          f'{row["mib"]:.0f}',
+          f'{row["ms"]:.0f}',
+      ]
       for row in found
   ]
   return pivots.with_source(
@@ -20,16 +25,19 @@ def memory() -> str:
 
 def inner_steps() -> str:
   """The table of the iRevRNN over its inner steps."""
-  found = pivots.timed('memory_cpu', 'inner_steps')
+  found = _memory('memory_cpu', 'inner_steps')
   paths = list(dict.fromkeys(row['program'] for row in found))
   lines = []
-  for (count,), own in pivots.pivot(
-      found, ['inner_steps'], ['program']
-  ).items():
+  for (name,), own in pivots.pivot(found, ['layer'], ['program']).items():
     pairs = [(f'{own[p]["mib"]:.0f}', f'{own[p]["ms"]:.0f}') for p in paths]
-    lines.append([count, *sum(pairs, ())])
+    lines.append([name.split('_')[1], *sum(pairs, ())])
   heads = sum(((f"`'{p}'`, MiB", 'ms') for p in paths), ('inner steps',))
   return pivots.with_source(pivots.table(heads, lines), found)
+
+
+def _memory(name: str, shape: str | None = None) -> list[pivots.Row]:
+  """Returns rows of the suite 'memory', of a shape if one is named."""
+  return [row for row in pivots.timed(name) if shape in (None, row['shape'])]
 
 
 # MB, and sequences a second: irevrnn's README, on an RTX 3080.
@@ -38,10 +46,14 @@ _PUBLISHED_STACKS = (245, 1250), (892, 580), (3245, 140)
 
 def irevrnn_stacks() -> str:
   """The table of the cases that irevrnn's authors publish."""
-  found = pivots.timed('memory_cpu', 'stacks')
+  found = [
+      row
+      for row in _memory('memory_cpu')
+      if row['shape'].endswith(' x IRevRNN')
+  ]
   lines = [
       [
-          f'{row["layers"]} x {row["features"]}',
+          f'{row["shape"].split()[0]} x {row["features"]}',
           *(row['time'], row['batch']),
           f'{row["mib"] * 2**20 / 1e6:,.0f}',
           f'{1e3 * row["batch"] / row["ms"]:,.0f}',
@@ -54,24 +66,28 @@ def irevrnn_stacks() -> str:
   return pivots.with_source(pivots.table(heads, lines), found)
 
 
+KEEP = ('gates', 'carries')
+
+
 def kernel_memory() -> str:
   """The table of what GPU kernels keep between the two passes."""
-  found = pivots.timed('memory_gpu', 'kernels')
+  found = pivots.timed('memory_gpu')
   for row in found:
-    heads = row['num_heads'] or row['features']
+    *above, layer = row['layer'].split(' x ')
+    heads = row['features'] if layer == 'IndRNN' else row['num_heads']
     row['sizes'] = f'{row["batch"]} x {row["time"]:,} x {row["features"]}'
     row['sizes'] += f', {heads}'
-    row['name'] = f'`{row["layer"]}`'
+    row |= {'name': f'`{layer}`', 'layers': (above or [1])[0]}
   lines = []
   index = 'name', 'sizes', 'dtype', 'layers'
   for key, own in pivots.pivot(found, index, ['program']).items():
     cells = [
         (f'{row["kept_mib"]:.0f}', f'{row["mib"]:.0f}', f'{row["ms"]:.2f}')
-        for row in (own['gates'], own['carries'])
+        for row in (own[f"Pallas(keep='{keep}')"] for keep in KEEP)
     ]
     lines.append([*key, *sum(cells, ())])
   heads = ['layer', 'batch x time x features, heads', 'dtype', 'layers']
-  for keep in ('gates', 'carries'):
+  for keep in KEEP:
     heads += [f"`keep='{keep}'`: MiB kept", 'temporary', 'ms']
   return pivots.with_source(pivots.table(heads, lines), found)
 
@@ -129,17 +145,29 @@ def newton_h200() -> str:
   return pivots.with_source(pivots.table(heads, lines), found)
 
 
+# Names of layers in the table of long sequences.
+_LONG = {
+    'SLSTM': 'sLSTM',
+    'IndRNN': 'IndRNN, relu',
+    'IndRNN_tanh': 'IndRNN, tanh',
+    'IndRNN_relu_small': 'IndRNN, relu, x / 100',
+    'IndRNN_tanh_small': 'IndRNN, tanh, x / 100',
+}
+
+
 def newton_long(name: str) -> str:
   """The table of long sequences, all steps at once beside a kernel."""
   old = pivots.timed(name, 'before')
   found = pivots.timed(name) + old
   lines = []
-  index = 'case', 'batch', 'time', 'features', 'num_heads'
-  for (case, batch, time, features, heads), own in pivots.pivot(
+  index = 'layer', 'batch', 'time', 'features', 'num_heads'
+  for (layer, batch, time, features, heads), own in pivots.pivot(
       found, index
   ).items():
-    if case == 'linear_scan':
+    if layer == 'linear_scan':
       continue
+    if layer.startswith('IndRNN'):
+      heads = features
     kernel, at_once = (
         [own.get((path, way), {}) for way in pivots.DIRECTIONS]
         for path in ('pallas', 'associative_scan')
@@ -151,7 +179,7 @@ def newton_long(name: str) -> str:
     single = cell(own.get(('single steps', pivots.FORWARD)))
     lines.append(
         [
-            case,
+            _LONG.get(layer, layer),
             f'{batch} x {time:,} x {features}, {heads}',
             *(cell(kernel[0]), cell(at_once[0]), ratio, mib),
             *(cell(kernel[1]), cell(at_once[1])),

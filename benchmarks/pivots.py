@@ -44,7 +44,8 @@ def rows(name: str, part: str | None = None) -> list[Row]:
       'device': data['device']['kind'],
       'jax': data['versions'].get('jax'),
       'date': data['date'],
-      'commit': data['commit'],
+      # Several runs, whose rows do not say which commit is theirs.
+      'commit': None if 'later' in data else data.get('commit'),
   }
   count = data['device'].get('count', 1)
   if count > 1:

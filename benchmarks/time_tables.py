@@ -1,15 +1,17 @@
 """Tables of times: layers beside other paths, other libraries and devices."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from benchmarks import pivots
 
 
 def cpu_peers() -> str:
   """The table of CPU times beside flax and torch."""
-  found = pivots.timed('cpu_peers')
+  found = [
+      r for r in pivots.timed('cpu_peers') if r['direction'] == pivots.BOTH
+  ]
   for row in found:
-    row['library'] = row['program'].split()[0].split('.')[0]
+    row['library'] = row['program'].split('.')[0]
   index = 'batch', 'time', 'in_features', 'features', 'layer'
   lines = [
       [
@@ -86,74 +88,70 @@ def linear() -> str:
 
 def dense() -> str:
   """The tables of cells with a dense recurrent kernel on a GPU."""
-  data, found = pivots.load('benchmarks/dense_h200.json'), pivots.timed(
-      'dense_h200'
-  )
+  data = pivots.load('benchmarks/dense_h200.json')
+  found = pivots.timed('dense_h200')
   for row in found:
     row['sizes'] = pivots.heads_of(row)
-  index = 'sizes', 'shape', 'dtype'
-  columns = 'layer', 'program', 'direction'
-  given = [row for row in found if row['projection'] == 'without']
-  layers = list(dict.fromkeys(row['layer'] for row in given))
+  given, whole = (
+      [row for row in found if row['projection'] == projection]
+      for projection in ('without', 'with')
+  )
+  published = data['published_ms']
+  lines = _on_gates(given, published['FlashRNN fused, bfloat16'])
+  cudnn = published['cuDNN, float16, with projection']
+  lines += ['', *_with_projection(whole, cudnn)]
+  runs = f'{1 + len(data.get("later", ()))} runs'
+  return pivots.with_source(lines, found, runs)
 
-  def published(name, shape):
-    pair = data['published_ms'][name].get(shape)
-    return f'{pair[0]:.2f} / {pair[1]:.2f}' if pair else ''
 
-  def of_layer(own, layer, program):
+def _published(times: Mapping[str, Sequence[float]], shape: str) -> str:
+  pair = times.get(shape)
+  return f'{pair[0]:.2f} / {pair[1]:.2f}' if pair else ''
+
+
+def _on_gates(found: list[pivots.Row], flashrnn) -> list[str]:
+  """Returns the table of cells on given gates, a column a layer."""
+  index, columns = ('sizes', 'shape', 'dtype'), (
+      'layer',
+      'program',
+      'direction',
+  )
+  layers = list(dict.fromkeys(row['layer'] for row in found))
+
+  def cell(own, layer, program):
     own = {key[1:]: row for key, row in own.items() if key[0] == layer}
     return pivots.both(own, program, 2, '')
 
-  heads = 'batch x time x heads x head dim'
-  lines = pivots.table(
+  lines = [
       [
-          heads,
-          *(f'`{layer}`' for layer in layers),
-          'LSTM by hand, `lax.scan` unrolled by 8',
-          'LSTM of FlashRNN',
-      ],
-      [
-          [
-              sizes,
-              *(of_layer(own, layer, 'pallas') for layer in layers),
-              of_layer(own, 'LSTM', 'lax_scan_8'),
-              published('FlashRNN fused, bfloat16', shape),
-          ]
-          for (sizes, shape, _), own in pivots.pivot(
-              given, index, columns
-          ).items()
-      ],
-  )
-  whole = [row for row in found if row['projection'] == 'with']
-  lines += [
-      '',
-      *pivots.table(
-          [
-              *('layer, with its projection', heads, 'dtype', 'GPU kernel'),
-              *("`'scan'`", "JAX's cuDNN", "torch's cuDNN, float16"),
-          ],
-          [
-              [
-                  f'`{layer}`',
-                  sizes,
-                  dtype,
-                  *(
-                      pivots.both(own, p, 2, '')
-                      for p in ('pallas', 'scan', 'cudnn')
-                  ),
-                  published('cuDNN, float16, with projection', shape)
-                  if (layer, dtype) == ('LSTM', 'bfloat16')
-                  else '',
-              ]
-              for (sizes, shape, dtype, layer), own in pivots.pivot(
-                  whole, (*index, 'layer')
-              ).items()
-          ],
-      ),
+          sizes,
+          *(cell(own, layer, 'pallas') for layer in layers),
+          cell(own, 'LSTM', 'lax_scan_8'),
+          _published(flashrnn, shape),
+      ]
+      for (sizes, shape, _), own in pivots.pivot(found, index, columns).items()
   ]
-  return pivots.with_source(
-      lines, found, f'{1 + len(data.get("later", ()))} runs'
-  )
+  heads = [_HEADS, *(f'`{layer}`' for layer in layers)]
+  heads += ['LSTM by hand, `lax.scan` unrolled by 8', 'LSTM of FlashRNN']
+  return pivots.table(heads, lines)
+
+
+def _with_projection(found: list[pivots.Row], cudnn) -> list[str]:
+  """Returns the table of layers on x, a column a path."""
+  index = 'sizes', 'shape', 'dtype', 'layer'
+  lines = []
+  for (sizes, shape, dtype, layer), own in pivots.pivot(found, index).items():
+    paths = 'pallas', 'scan', 'cudnn'
+    cells = [pivots.both(own, path, 2, '') for path in paths]
+    same = (layer, dtype) == ('LSTM', 'bfloat16')
+    theirs = _published(cudnn, shape) if same else ''
+    lines.append([f'`{layer}`', sizes, dtype, *cells, theirs])
+  heads = 'layer, with its projection', _HEADS, 'dtype', 'GPU kernel'
+  heads = *heads, "`'scan'`", "JAX's cuDNN", "torch's cuDNN, float16"
+  return pivots.table(heads, lines)
+
+
+_HEADS = 'batch x time x heads x head dim'
 
 
 def units_and_batch() -> str:
@@ -268,9 +266,12 @@ def linear_over_time(name: str) -> str:
   count = max(row['devices'] for row in found)
   many = {2: 'two', 4: 'four'}[count]
   lines = []
-  for key, own in pivots.pivot(
-      found, ('case', 'direction'), ['devices']
-  ).items():
+  gates = {'': 'gates', 'resets': 'resets', 'slow': 'slow gates'}
+  gates['slow_resets'] = 'slow gates, resets'
+  for row in found:
+    row['gates'] = gates[row['layer'].removeprefix('linear_scan').strip('_')]
+  index, ways = ('gates', 'direction'), ['devices']
+  for key, own in pivots.pivot(found, index, ways).items():
     one, all_of = own[1], own[count]
     gb = (f'{row["mib"] * 2**20 / 1e9:.1f}' for row in (one, all_of))
     times = f'{one["ms"]:.2f}', f'{all_of["ms"]:.2f}'
@@ -283,10 +284,11 @@ def linear_over_time(name: str) -> str:
 def stacks() -> str:
   """The table of layers in depth, in turn and at the same time."""
   found = pivots.timed('stacks_h200')
-  index = 'layer', 'layers', 'batch', 'time', 'features', 'num_heads'
+  index = 'layer', 'batch', 'time', 'features', 'num_heads'
   lines = []
   for key, own in pivots.pivot(found, index).items():
-    layer, depth, batch, time, features, heads = key
+    name, batch, time, features, heads = key
+    depth, layer = name.split(' x ')
     of = lambda program, own=own: [
         own.get((program, d)) for d in pivots.DIRECTIONS
     ]
@@ -320,6 +322,10 @@ def _pair(found: Sequence[pivots.Row | None]) -> str:
 def resets() -> str:
   """The table of a linear recurrence with resets."""
   found = pivots.timed('resets_h100')
+  for row in found:
+    share = row['layer'].removeprefix('linear_scan').strip('_')
+    share = share.removesuffix('_resets').replace('%', ' %')
+    row['resets'] = share or 'none'
   index = 'batch', 'time', 'features', 'resets'
   lines = []
   for (*sizes, share), own in pivots.pivot(found, index).items():
@@ -384,9 +390,16 @@ def scanned() -> str:
   """The table of rollouts beside the class that programs copy."""
   found = pivots.timed('scanned_rnn_h200')
   lines = []
-  for (program,), own in pivots.pivot(
-      found, ['program'], ['direction']
-  ).items():
+  names = {
+      'ScannedRNN': 'rnnzoo.ScannedRNN',
+      'GRU': 'rnnzoo.GRU without resets',
+  }
+  for row in found:
+    row['name'] = f'{names[row["layer"]]}, {row["dtype"]}'
+    if row['program'] == 'flax':
+      row['name'] = 'flax nn.scan(GRUCell), where(reset)'
+  found = [row for row in found if row['program'] != 'scan']
+  for (program,), own in pivots.pivot(found, ['name'], ['direction']).items():
     cells = (
         f'{own[d]["ms"]:.2f}' if d in own else '-' for d in pivots.DIRECTIONS
     )

@@ -257,17 +257,42 @@ def main(unused_argv: list[str]) -> int:
     report.write({**result, 'hung': {'what': work, 'reason': reason}}, output)
 
   watchdog = timing.Watchdog(_TIMEOUT.value, save_hanging)
+  _measure(selected, result, timer, watchdog)
+  if not result['rows']:
+    return 0
+  print(sweeps.summary(result['rows']) + output)
+  # Bars of so many shapes say nothing; benchmarks/figures.py draws lines.
+  if repeats and _SUITE.value not in sweeps.SUITES:
+    try:
+      print(figures.plot(output))
+    except ModuleNotFoundError as error:
+      print(f'no plot: {error}; --plot_from makes it later', file=sys.stderr)
+  bad = [row for row in result['rows'] if row['status'] == 'failed']
+  if bad:
+    print(f'FAILED: {len(bad)} of {len(result["rows"])} rows', file=sys.stderr)
+  return int(bool(bad))
+
+
+def _measure(selected, result, timer: timing.Timer, watchdog) -> None:
+  """Measures cases while there is time; adds their rows, and writes them.
+
+  Args:
+    selected: the cases.
+    result: has the rows of an earlier run, which stay until there is a new one.
+    timer: says how to time, and until when cases begin.
+    watchdog: watches over every step.
+  """
+  output = _OUTPUT.value
   table = report.Table(case.label for case in selected)
   titles = {
       (case.shape_name, case.dtype, case.param_dtype): case.title
       for case in selected
   }
   in_time = lambda _: time.monotonic() < timer.until
-  # A row of an earlier run stays until there is a new one.
   earlier = {_key(row): row for row in result['rows']}
   new: dict[tuple[Any, ...], Any] = {}
   cases = itertools.takewhile(in_time, selected)
-  for row in suite.measure(cases, timer, watchdog):
+  for row in SUITES[_SUITE.value].measure(cases, timer, watchdog):
     table.title(titles[row['shape'], row['dtype'], row['param_dtype']])
     if 'gb_per_s' in row:
       row['copy_fraction'] = row['gb_per_s'] / result['copy']['gb_per_s']
@@ -284,19 +309,6 @@ def main(unused_argv: list[str]) -> int:
         ' were not begun; --resume goes on with them',
         file=sys.stderr,
     )
-  if not result['rows']:
-    return 0
-  print(sweeps.summary(result['rows']) + output)
-  # Bars of so many shapes say nothing; benchmarks/figures.py draws lines.
-  if repeats and _SUITE.value not in sweeps.SUITES:
-    try:
-      print(figures.plot(output))
-    except ModuleNotFoundError as error:
-      print(f'no plot: {error}; --plot_from makes it later', file=sys.stderr)
-  bad = [row for row in result['rows'] if row['status'] == 'failed']
-  if bad:
-    print(f'FAILED: {len(bad)} of {len(result["rows"])} rows', file=sys.stderr)
-  return int(bool(bad))
 
 
 def _timer(suite, repeats: int, until: float) -> timing.Timer:
