@@ -180,8 +180,9 @@ def _adjoint(
   walk, inputs = loop.walk, loop.inputs
   d_carry_ref, d_theta_ref, d_restart_ref, *mailbox = loop.others
   theta = loop.theta(theta)
+  again = None
   if plan.has_flags:
-    restart = _initial(walk, restart, plan.has_restart)
+    again = _initial(walk, restart, plan.has_restart)
   carry = _initial(walk, carry, plan.has_carry)
 
   def find(k):
@@ -194,8 +195,7 @@ def _adjoint(
   handoff = handoffs.handoff(inputs, find, loop.scratch, mailbox)
   first_time = plan.layout.time - 1 if plan.reverse else 0
 
-  def linearise(theta, row):
-    return jax.vjp(plan.step, theta, row)
+  linearise = functools.partial(jax.vjp, plan.step)
 
   def wave(k, state):
     mu, d_theta, d_restart = state
@@ -215,30 +215,11 @@ def _adjoint(
         jnp.where(walk.time(k, i) == first_time, carry, before)
         for i, before in enumerate(befores)
     ]
-
-    def with_flags():
-      d_pairs, d_sum = [], d_restart
-      for i, (mu_i, before) in enumerate(zip(lambdas, befores, strict=True)):
-        restarts, idle = block.restarts(i), block.idle(i)
-        (before,) = step_flags.select(restarts, (restart,), (before,))
-        d_pairs.append(
-            step_flags.select(idle, (0.0, 0.0), (mu_i * before, mu_i))
-        )
-        if plan.has_flags:
-          (a,) = step_flags.select(idle, (1.0,), (scales[i],))
-          d_in = step_flags.select(restarts, (a * mu_i,), (0.0,))
-          d_sum = d_sum + d_in[0]
-      return d_pairs, d_sum
-
-    def without():
-      pairs = zip(lambdas, befores, strict=True)
-      return [(mu_i * before, mu_i) for mu_i, before in pairs], d_restart
-
-    d_pairs, d_restart = block.either(with_flags, without)
-    given = [
-        (pullback, d_pair)
-        for (_, pullback), d_pair in zip(values, d_pairs, strict=True)
-    ]
+    d_pairs, d_restart = _pairs(
+        block, lambdas, befores, scales, again, d_restart
+    )
+    pullbacks = [pullback for _, pullback in values]
+    given = list(zip(pullbacks, d_pairs, strict=True))
     out = []
     for d_params, d_row in cells.map_rows(_pull, (), given, accuracy):
       d_theta = tuple(map(jnp.add, d_theta, d_params))
@@ -248,8 +229,7 @@ def _adjoint(
   mu = walk.read(d_last, walk.batch)
   handoff.begin(mu)
   zero = blocks.zeros()
-  d_theta = tuple(zero for _ in theta)
-  state = (mu, d_theta, zero if plan.has_flags else ())
+  state = (mu, (zero,) * len(theta), zero if plan.has_flags else ())
   mu, d_theta, d_restart = loop.run(wave, state)
   handoff.end()
   _write_last(walk, d_carry_ref, mu)
@@ -272,6 +252,39 @@ def _rows(inputs: blocks.Inputs, reads: Sequence[bool], wave):
     row = tuple(next(values) if read else zero for read in reads)
     whole.append((row, *values))
   return zip(*whole, strict=True)
+
+
+def _pairs(
+    block: kernel_call.BlockFlags, lambdas, befores, scales, restart, d_restart
+):
+  """Returns (da, db) of each step in a block, and the cotangent of restart.
+
+  Args:
+    block: the flags.
+    lambdas: cotangent of h after each step.
+    befores: h before each step.
+    scales: a of each step without flags.
+    restart: h after a reset, or None without flags.
+    d_restart: its cotangent so far.
+  """
+
+  def with_flags():
+    d_pairs, d_sum = [], d_restart
+    for i, (mu, before) in enumerate(zip(lambdas, befores, strict=True)):
+      restarts, idle = block.restarts(i), block.idle(i)
+      (before,) = step_flags.select(restarts, (restart,), (before,))
+      d_pairs.append(step_flags.select(idle, (0.0, 0.0), (mu * before, mu)))
+      if restart is not None:
+        (a,) = step_flags.select(idle, (1.0,), (scales[i],))
+        d_in = step_flags.select(restarts, (a * mu,), (0.0,))
+        d_sum = d_sum + d_in[0]
+    return d_pairs, d_sum
+
+  def without():
+    pairs = zip(lambdas, befores, strict=True)
+    return [(mu * before, mu) for mu, before in pairs], d_restart
+
+  return block.either(with_flags, without)
 
 
 def _maps(scales, cotangents, block: kernel_call.BlockFlags):
