@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import rnnzoo
-from rnnzoo.benchmark import program
+from rnnzoo.benchmark import command_line
 from rnnzoo.benchmark import report
 from rnnzoo.benchmark import timing
 
@@ -223,8 +223,8 @@ def disagreement(got, expected) -> float:
 
 def main(argv: list[str]) -> int:
   """Prints and writes the times; returns the exit code."""
-  program.flags_alone(argv)
-  program.writable(_OUTPUT.value)
+  command_line.flags_alone(argv)
+  command_line.writable(_OUTPUT.value)
   if jax.default_backend() != 'cpu':
     raise app.UsageError('this times a CPU: set JAX_PLATFORMS=cpu')
   if ONE_THREAD not in os.environ.get('XLA_FLAGS', ''):

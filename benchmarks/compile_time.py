@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import rnnzoo
-from rnnzoo.benchmark import program as program_lib
+from rnnzoo.benchmark import command_line
 from rnnzoo.benchmark import report
 from rnnzoo.benchmark import timing
 
@@ -93,8 +93,8 @@ def measure(program: str) -> dict[str, Any]:
 
 def main(argv) -> None:
   """Measures all programs, in turns."""
-  program_lib.flags_alone(argv)
-  program_lib.writable(_OUTPUT.value)
+  command_line.flags_alone(argv)
+  command_line.writable(_OUTPUT.value)
   if _ONE.value:
     print(json.dumps(measure(_ONE.value)))
     return

@@ -22,7 +22,7 @@ import numpy as np
 
 import rnnzoo
 from rnnzoo import training
-from rnnzoo.benchmark import program
+from rnnzoo.benchmark import command_line
 from rnnzoo.benchmark import report
 from rnnzoo.benchmark import timing
 
@@ -62,7 +62,7 @@ def verify(layer, images, dtype: str) -> dict[str, object]:
 
 def main(argv) -> None:
   """Verifies the layers of the runs that are named."""
-  program.writable(_OUTPUT.value)
+  command_line.writable(_OUTPUT.value)
   rows: list[dict] = []
   for directory in argv[1:]:
     run = training.load(directory)

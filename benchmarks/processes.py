@@ -33,8 +33,8 @@ from jax.experimental import multihost_utils
 import numpy as np
 
 from rnnzoo.benchmark import cases
+from rnnzoo.benchmark import command_line
 from rnnzoo.benchmark import devices
-from rnnzoo.benchmark import program as program_lib
 from rnnzoo.benchmark import report
 from rnnzoo.benchmark import timing
 
@@ -157,11 +157,11 @@ def work() -> None:
 
 def main(argv) -> None:
   """Starts a process for each device, and writes what the first one found."""
-  program_lib.flags_alone(argv)
+  command_line.flags_alone(argv)
   if _PROCESS_ID.value >= 0:
     work()
     return
-  program_lib.writable(_OUTPUT.value)
+  command_line.writable(_OUTPUT.value)
   with socket.socket() as free:
     free.bind(('localhost', 0))
     address = f'localhost:{free.getsockname()[1]}'

@@ -20,7 +20,7 @@ gates. Backward is the gradient by everything that is given: parameters,
 recurrent kernel, and x or the input gates.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 import dataclasses
 import importlib.util
 import itertools
@@ -31,7 +31,6 @@ import os
 import pathlib
 import shlex
 import sys
-import tempfile
 import time
 from typing import Any, NoReturn
 
@@ -42,6 +41,7 @@ import jax
 
 from rnnzoo.benchmark import baselines
 from rnnzoo.benchmark import cases as cases_lib
+from rnnzoo.benchmark import command_line
 from rnnzoo.benchmark import figures
 from rnnzoo.benchmark import measurement
 from rnnzoo.benchmark import newton
@@ -51,58 +51,6 @@ from rnnzoo.benchmark import report
 from rnnzoo.benchmark import suites
 from rnnzoo.benchmark import sweeps
 from rnnzoo.benchmark import timing
-
-# Checks what a program is given before it measures anything.
-
-
-def flags_alone(argv: Sequence[str]) -> None:
-  """Refuses words of a command line that are no flags.
-
-  Args:
-    argv: the program's name, and what its flags have left.
-
-  Raises:
-    app.UsageError: something is left.
-  """
-  if argv[1:]:
-    raise app.UsageError(
-        f'unknown argument {argv[1]!r}; options are --name=value'
-    )
-
-
-def writable(path: str | None) -> None:
-  """Makes the folder of a file that will be written.
-
-  A file that is there stays as it is.
-
-  Args:
-    path: the file's name; None if none will be written.
-
-  Raises:
-    app.UsageError: no file of this name can be written.
-  """
-  if path is None:
-    return
-  file = pathlib.Path(path)
-  try:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    if file.is_dir():
-      raise IsADirectoryError(f'{path!r} is a directory')
-    # Some programs write into a file that is there, others replace it.
-    if file.is_file():
-      file.open('a', encoding='utf-8').close()
-    elif file.exists():
-      raise OSError(f'{path!r} is no regular file')
-    tempfile.TemporaryFile(dir=file.parent).close()
-  except OSError as error:
-    raise app.UsageError(
-        f'--output={path}: {error}; the name of a file in a folder that can be'
-        ' written to would work'
-    ) from error
-
-
-# The program.
-
 
 SUITES = {**suites.SUITES, **sweeps.SUITES, 'peers': peers.SUITE}
 
@@ -174,7 +122,7 @@ def parse_flags(argv: list[str]) -> list[str]:
   except flags.Error as error:
     _give_up(error)
   try:
-    flags_alone(rest)
+    command_line.flags_alone(rest)
   except app.UsageError as error:
     _give_up(error)
   if math.isnan(_TIME_LIMIT.value):
@@ -237,7 +185,7 @@ def main(unused_argv: list[str]) -> int:
     return 0
   suite, output, selected = SUITES[_SUITE.value], _OUTPUT.value, _select()
   try:
-    writable(output)
+    command_line.writable(output)
   except app.UsageError as error:
     _give_up(error)
   if _SUITE.value in (

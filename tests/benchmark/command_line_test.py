@@ -5,7 +5,7 @@ import pathlib
 from absl import app
 from absl.testing import absltest
 
-from rnnzoo.benchmark import program
+from rnnzoo.benchmark import command_line
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -13,18 +13,18 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 class CommandLineTest(absltest.TestCase):
 
   def test_flags_alone(self):
-    program.flags_alone(['program'])
+    command_line.flags_alone(['program'])
     with self.assertRaisesRegex(app.UsageError, "unknown argument 'GRU'"):
-      program.flags_alone(['program', 'GRU'])
+      command_line.flags_alone(['program', 'GRU'])
 
   def test_writable(self):
-    program.writable(None)
+    command_line.writable(None)
     folder = pathlib.Path(self.create_tempdir().full_path) / 'new'
     path = folder / 'out.json'
-    program.writable(str(path))
+    command_line.writable(str(path))
     self.assertEmpty(list(folder.iterdir()))
     path.write_text('earlier')
-    program.writable(str(path))
+    command_line.writable(str(path))
     self.assertEqual(path.read_text(), 'earlier')
     self.assertLen(list(folder.iterdir()), 1)
 
@@ -38,7 +38,7 @@ class CommandLineTest(absltest.TestCase):
     ):
       with self.subTest(path):
         with self.assertRaisesRegex(app.UsageError, expected):
-          program.writable(str(path))
+          command_line.writable(str(path))
 
   def test_programs_ask(self):
     asked = set()
@@ -47,10 +47,10 @@ class CommandLineTest(absltest.TestCase):
       if "DEFINE_string('output'" in ' '.join(text.split()).replace('( ', '('):
         asked.add(path.name)
         with self.subTest(path.name):
-          self.assertIn('.writable(_OUTPUT.value)', text)
+          self.assertIn('command_line.writable(_OUTPUT.value)', text)
           if path.name not in ('collect_runs.py', 'newton_trained.py'):
             # These take directories of runs.
-            self.assertIn('.flags_alone(argv)', text)
+            self.assertIn('command_line.flags_alone(argv)', text)
     self.assertContainsSubset({'compile_time.py', 'processes.py'}, asked)
 
 
