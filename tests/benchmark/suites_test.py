@@ -120,15 +120,6 @@ class SuitesTest(parameterized.TestCase):
     self.assertLen(rows, 2 * (2 + 3))
     self.assertEqual({row['status'] for row in rows}, {'ok'})
 
-  @pytest.mark.skipif(
-      not peers.PEERS['cudnn'].installed, reason='torch is not installed'
-  )
-  @pytest.mark.slow
-  def test_cudnn_needs_a_gpu(self):
-    for layer in ('LSTM', '2 x LSTM'):
-      shape = '--shape=2,3,4,4' if layer == 'LSTM' else '--shapes=small'
-      self.rows('cudnn', shape, f'--layers={layer}')
-
 
 if __name__ == '__main__':
   absltest.main()

@@ -1,0 +1,61 @@
+"""The ledger: how many lines and files each folder may have.
+
+A change that needs more says so here and in CHANGELOG.md. PLACES are folders
+and the Python files in them, with all folders below.
+"""
+
+import pathlib
+
+from absl.testing import absltest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+# Folder: the most lines, the most files.
+PLACES = {
+    'rnnzoo': (42000, 174),
+    'rnnzoo/benchmark': (4750, 21),
+    'rnnzoo/cells': (1900, 12),
+    'rnnzoo/command': (800, 4),
+    'rnnzoo/convert': (1950, 11),
+    'rnnzoo/doors': (700, 3),
+    'rnnzoo/engines': (7850, 29),
+    'rnnzoo/inspect': (650, 3),
+    'rnnzoo/layers': (3400, 11),
+    'rnnzoo/models': (1450, 5),
+    'rnnzoo/tasks': (10950, 48),
+    'rnnzoo/training': (5800, 20),
+    'pallas_kernels': (15900, 61),
+    'pallas_kernels/dense': (5350, 15),
+    'pallas_kernels/mosaic': (2100, 13),
+    'pallas_kernels/streaming': (2400, 8),
+    'pallas_kernels/tiled': (4350, 16),
+    'tests': (38900, 168),
+    'benchmarks': (2900, 13),
+}
+
+# The most lines of a file, and files that are still longer.
+LINES = 600
+LONGER = {'rnnzoo/layers/recurrent.py': 710}
+
+
+class LedgerTest(absltest.TestCase):
+
+  def test_folders(self):
+    for folder, (most_lines, most_files) in PLACES.items():
+      files = list((ROOT / folder).rglob('*.py'))
+      lines = sum(len(path.read_text('utf-8').splitlines()) for path in files)
+      with self.subTest(folder):
+        self.assertLessEqual(lines, most_lines)
+        self.assertLessEqual(len(files), most_files)
+
+  def test_files(self):
+    for package in ('rnnzoo', 'pallas_kernels'):
+      for path in (ROOT / package).rglob('*.py'):
+        name = path.relative_to(ROOT).as_posix()
+        lines = len(path.read_text('utf-8').splitlines())
+        with self.subTest(name):
+          self.assertLessEqual(lines, LONGER.get(name, LINES))
+
+
+if __name__ == '__main__':
+  absltest.main()
