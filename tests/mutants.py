@@ -343,7 +343,7 @@ MUTANTS = (
         ('settings.frozen if settings', 'True if settings', 'refuses'),
     ),
     *_all(
-        'rnnzoo/models.py',
+        'rnnzoo/models/sequence.py',
         'tests/layers/stack_test.py',
         ('x, reset=reset, seq_lengths', 'x, seq_lengths', 'SequenceModel'),
         ('step(carry, x, reset=reset)', 'step(carry, x)', 'SequenceModel'),
