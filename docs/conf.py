@@ -62,8 +62,8 @@ nitpick_ignore_regex = [
         r'(abc|absl|builtins|collections|flax|jax|linen|ml_collections|nnx|np'
         r'|numpy|optax|orbax|os|pathlib|types|typing)(\..*)?',
     ),
-    (r'py:.*', r'rnnzoo\.training\.(placement|program)\..*'),
-    (r'py:.*', r'rnnzoo\.(planning\.Message|engines\.path_choice\.Choice)'),
+    (r'py:.*', r'rnnzoo\.training\.(placement|step)\..*'),
+    (r'py:.*', r'rnnzoo\.(inspect\.planning\.Message|engines\.choice\.Choice)'),
 ]
 
 copybutton_prompt_text = r'>>> |\.\.\. |\$ '
