@@ -43,7 +43,8 @@ def train(count: int, kind: str) -> dict:
   placement = placements.choose(task.batch_size, count)
   program = step_lib.make_program(task, optax.adam(1e-2), 4, placement)
   train_split = task.splits['train']
-  if placement.mesh is None:
+  is_generator = isinstance(train_split, tasks.Generator)
+  if placement.mesh is None and not is_generator:
     train_split = program.load(train_split)
   feed = feeds.Feed(program, placement, train_split, jax.random.key(1), 2)
   state = program.init(jax.random.key(0))
