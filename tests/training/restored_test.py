@@ -164,8 +164,10 @@ class RunTest(absltest.TestCase):
     train(config, self.run_path)
     x = sequence_files.arrays()['x'][:3]
     with contextlib.redirect_stdout(io.StringIO()):
-      # As of a task that cannot be restored.
-      with mock.patch.object(trained, '_can_be_restored', lambda _: False):
+      # A task that is a function cannot be restored.
+      make = tasks.find('sequences')
+      find = lambda _: lambda *args: make(*args)
+      with mock.patch.object(trained.tasks, 'find', find):
         old = training.load(self.run_path)
     self.assertIn('test', vars(old.task)['splits'])
     expected = old.predict(x)

@@ -131,7 +131,7 @@ class LayersTest(comparison.ComparisonTestCase):
     noted = lambda plan, config: planned.append(plan) or needs(plan, config)
     with (
         mock.patch.object(tuning, '_AGAIN_COLUMNS', 0),
-        mock.patch.object(plan_lib, 'needs', noted),
+        mock.patch.object(plan_lib, 'resources', noted),
         dense_loops.imitated(self, pieces),
     ):
       self.compare(case, TOLERANCE['bfloat16'])
@@ -190,7 +190,7 @@ class LayersTest(comparison.ComparisonTestCase):
     with (
         mock.patch.object(gradients, '_FEWEST_ROWS', 1),
         mock.patch.object(gradients, '_DIVISOR', 1),
-        mock.patch.object(gradients, 'd_kernel', called),
+        mock.patch.object(gradients, 'd_small_kernel', called),
         mock.patch.object(
             plan_lib, '_reads_in_place', lambda plan, _: reads(plan, target)
         ),
