@@ -42,7 +42,7 @@ def pay(
 ) -> bool:
   """Returns whether kernels in tiles can run a recurrence, and pay.
 
-  Of a batch of more than `limits.rows_at_once`, it says so of a part.
+  A batch of more than `limits.rows_at_once` is judged by one of its parts.
 
   Args:
     target: the device.

@@ -274,7 +274,7 @@ def measure_one(
         got = call()[0]
         row |= {**fields, **_compare(got, exact(backward), case.dtype)}
         timed.append((row, call))
-      except Exception as error:  # Of another library: the rest goes on.
+      except Exception as error:  # Another library's: the rest goes on.
         status = 'failed' if name == OURS else 'cannot'
         row |= {'status': status, 'reason': _reason(error)}
   if timer.repeats:

@@ -18,7 +18,7 @@ from rnnzoo.training import run_directory
 # Names of what a sweep or a comparison writes beside runs.
 _BESIDE_RUNS = re.compile(r'comparisons?|comparison\.(md|png)|.*\.log')
 
-# Of the two-sided interval of the mean.
+# The level of the two-sided interval of the mean.
 _CONFIDENCE = 0.95
 
 
@@ -81,7 +81,7 @@ def compare(directories: Sequence[str], output: str) -> str:
     directories = [path for path in directories if path not in others]
   runs = [read(fields.expand(path)) for path in directories]
   if len({run.name for run in runs}) < len(runs):
-    # Of different sweeps, say: then by their paths.
+    # Different sweeps, say: then by their paths.
     runs = [
         run._replace(name=str(pathlib.Path(path)))
         for run, path in zip(runs, directories, strict=True)

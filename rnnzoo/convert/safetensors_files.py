@@ -19,7 +19,7 @@ from rnnzoo import checks
 from rnnzoo import settings
 from rnnzoo.convert import weights as weights_lib
 
-# Of the names in a file; another one is refused.
+# The version of the names in a file; another one is refused.
 VERSION = 1
 
 # A file's names of dtypes, and those of numpy.

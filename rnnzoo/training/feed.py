@@ -4,7 +4,7 @@ An epoch comes in pieces: some steps, and the batches that they see. One device
 holds the whole split and picks the batches itself, and a generator makes them:
 then the epoch is one piece. Several devices get their parts of all batches of
 an epoch while the epoch before it runs, so that no step sends examples from one
-device to another. Of data that stay on the host a piece has a few batches, and
+device to another. Data that stay on the host have pieces of a few batches, and
 the examples may lie on a disk (numpy's memmap). A thread gathers the next piece
 while the devices train, so they hold two pieces, however large the data are.
 

@@ -52,7 +52,7 @@ def of_means(
 def _derived(metric: protocol.Metric, means: Mapping[str, float]) -> float:
   try:
     return float(metric.of(means))  # type: ignore[misc]
-  except OverflowError:  # Of a loss that makes no sense.
+  except OverflowError:  # The loss makes no sense.
     return math.inf
 
 

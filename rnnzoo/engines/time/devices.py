@@ -334,7 +334,7 @@ def _total(
     total = at(a, 0), at(b, 0)
     for step in range(1, size):
       total = compose(total, (at(a, step), at(b, step)))
-    # Of two rounds XLA would make one kernel, which reads some steps twice.
+    # XLA would make one kernel of two rounds, which reads some steps twice.
     a, b = lax.optimization_barrier(total)
     if bits is None:
       bits = jnp.sum(jnp.log2(jnp.abs(a)), axis)

@@ -166,7 +166,7 @@ def compose(first, second):
   tiny = jnp.copysign(jnp.finfo(product.dtype).tiny, product)
   return (
       jnp.where(is_lost, tiny, product),
-      # Of many steps: a2 may have overflowed where b1 is 0.
+      # After many steps a2 may have overflowed where b1 is 0.
       _beside(b1, a2) * _beside(a2, b1) + b2,
   )
 

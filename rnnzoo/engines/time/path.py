@@ -340,7 +340,7 @@ def _carries(plan: Plan, operands: Operands) -> tuple[Carry, Carry]:
 
 def _run(plan: Plan, operands: Operands) -> tuple[Carry, Carry]:
   """Returns the last carry and all."""
-  if operands.x.shape[1] == 0:  # Of no rows, as of no sequence; see `unroll`.
+  if operands.x.shape[1] == 0:  # No rows; see `unroll`.
     return scan_loop.carries(plan.steps, operands)
   windows = _Windows(plan)
   if not plan.joints:

@@ -96,7 +96,7 @@ class SequentialCifar(protocol.Classification):
     pixels = images.train_images[train]
     self._image = pixels.shape[1:]
     shift, scale = _scaling(data.scaling, pixels / np.float32(images.white))
-    # Of a step's features: one pixel's channels, or a row's.
+    # The features of a step: one pixel's channels, or a row's.
     repeats = pixels.shape[2] if self._reads_rows() else 1
     self._shift, self._scale = np.tile(shift, repeats), np.tile(scale, repeats)
     self.splits: Mapping[str, protocol.Examples] = {

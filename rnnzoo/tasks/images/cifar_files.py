@@ -28,7 +28,7 @@ from rnnzoo.tasks.images import mnist
 NAME = 'CIFAR-10'
 SOURCES = ('auto', 'cifar10', 'digits')
 DIGITS_NAME = 'scikit-learn digits (8 x 8), NOT CIFAR-10'
-# Of an image, [height, width, channels], by its greatest value.
+# The shape of an image, [height, width, channels], by its greatest value.
 SHAPES: Mapping[int, tuple[int, int, int]] = types.MappingProxyType(
     {255: (32, 32, 3), 16: (8, 8, 1)}
 )

@@ -22,7 +22,7 @@ from rnnzoo.tasks.images import idx
 
 DIGITS_NAME = 'scikit-learn digits (8 x 8), NOT MNIST'
 SOURCES = ('auto', 'mnist', 'digits')
-# Of an image, [height, width], by its greatest value.
+# The shape of an image, [height, width], by its greatest value.
 SHAPES: Mapping[int, tuple[int, int]] = types.MappingProxyType(
     {255: (28, 28), 16: (8, 8)}
 )

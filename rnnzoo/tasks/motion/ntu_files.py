@@ -210,7 +210,7 @@ def _persons(recording: Recording) -> list[Body]:
       if distance < _REACH + _STEP * (frames[i][0] - frames[j][before]):
         links.append((distance, i, j))
   persons = dict(enumerate(bodies))
-  # Of each body, its person.
+  # The person of each body.
   owners = list(persons)
   for _, i, j in sorted(links):
     i, j = owners[i], owners[j]

@@ -17,7 +17,7 @@ from rnnzoo.tasks.motion import ntu_files
 
 DATASET = 'synthetic motions, NOT NTU RGB+D'
 
-# Of every joint of a Kinect's skeleton: the joint it hangs on, and from there
+# For every joint of a Kinect's skeleton: the joint it hangs on, and from there
 # x (to its left, as it faces the camera), y (up) and z (away), in metres.
 _BONES = (
     (-1, (0, 0, 0)),  # 0, the spine's base
@@ -74,7 +74,7 @@ def _course(parts: Iterable, course: str) -> tuple:
   return tuple((*part, course) for part in parts)
 
 
-# Of each motion: its name, and its parts for the first and the second body.
+# The name of each motion, and its parts for the first and the second body.
 _MOTIONS = (
     ('wave, right', ((8, 'z', -2.2, 'hold'), (9, 'z', -0.7, 'swing')), None),
     ('wave, left', ((4, 'z', 2.2, 'hold'), (5, 'z', 0.7, 'swing')), None),

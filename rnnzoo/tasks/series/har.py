@@ -211,7 +211,7 @@ def _numbers(
     )
   try:
     with warnings.catch_warnings():
-      warnings.simplefilter('ignore')  # Of an empty file, which is told below.
+      warnings.simplefilter('ignore')  # An empty file is told below.
       found: np.ndarray = np.loadtxt(path, dtype=dtype, ndmin=axes)
   except ValueError as error:
     # numpy goes on about arguments of its own.

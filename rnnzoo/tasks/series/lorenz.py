@@ -30,7 +30,7 @@ _GREATEST_STEP = 0.01
 _BURN_IN = 10.0
 # Trajectories that are integrated together: as many as fit into a cache.
 _BLOCK = 4096
-# Of all trajectories, in float64.
+# Statistics of all trajectories, in float64.
 _MOST_BYTES = 2**32
 # Steps of blocks that take some ten seconds, which is told.
 _MANY_STEPS = 10**5

@@ -22,7 +22,7 @@ from rnnzoo.tasks.series import sequences
 from rnnzoo.tasks.series import uea
 
 SYNTHETIC = 'synthetic_eigenworms'
-# Of the synthetic set: sequences, steps, columns, classes.
+# Sizes of the synthetic set: sequences, steps, columns, classes.
 _SYNTHETIC_SHAPE = (259, 17_984, 6)
 _SYNTHETIC_CLASSES = 5
 

@@ -103,7 +103,7 @@ class Recall(protocol.Task):
 
   metrics = (protocol.Metric('accuracy'), protocol.Metric('exact_match'))
   num_tokens: int
-  # Of the fields of `config.data` that a task has beside the common.
+  # Fields of `config.data` that a task has beside the common ones.
   rules: Mapping[str, fields.Rule]
   # Whether the loss counts the steps before the answer, which is BLANK there.
   loss_on_all_steps = False

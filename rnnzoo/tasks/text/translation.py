@@ -274,7 +274,7 @@ class Translation(protocol.Task):
         logits, target[:, 1:]
     )
     if rngs is not None and self.label_smoothing:
-      # Of all tokens alike.
+      # All tokens count alike.
       uniform = jax.nn.logsumexp(logits, axis=-1) - jnp.mean(logits, axis=-1)
       losses += self.label_smoothing * (uniform - losses)
     lengths = jnp.asarray(examples['target_length'])
