@@ -172,7 +172,7 @@ class RowsTest(parameterized.TestCase):
   def test_gradients_are_those_of_scan(self):
     self.check('GRU', 'gradients')
 
-  @parameterized.parameters(WAYS)
+  @parameterized.parameters(*WAYS)
   @pytest.mark.slow
   @pytest.mark.few(3)
   def test_is_scan_in_every_way(self, way):
