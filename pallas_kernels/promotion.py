@@ -1,9 +1,8 @@
 """Ranks and dtypes that are promoted, whatever JAX is told.
 
-Functions may broadcast arrays of fewer axes against others.
-
-Equations of cells do, between parameters [F] and gates [B, F]. They work also
-where `jax_numpy_rank_promotion='raise'` refuses it in the caller's code.
+Equations of cells broadcast arrays of fewer axes, parameters [F], against
+others, gates [B, F]. They also work if `jax_numpy_rank_promotion='raise'`
+refuses this in the caller's code.
 """
 
 from collections.abc import Callable
@@ -27,7 +26,7 @@ def ranks_allowed() -> contextlib.AbstractContextManager[Any]:
 
 
 def of_ranks(function: FunctionT) -> FunctionT:
-  """Returns a function that runs where ranks are `allowed`."""
+  """Returns a function that runs where ranks may be promoted."""
 
   @functools.wraps(function)
   def within(*args: Any, **kwargs: Any) -> Any:

@@ -113,7 +113,7 @@ class Case:
       everything that it can.
     options: of a check.
     param_dtype: dtype of the parameters, in the suite 'devices'.
-    directions: what is timed.
+    directions: the passes that are timed.
   """
 
   layer: str

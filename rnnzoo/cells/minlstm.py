@@ -15,7 +15,7 @@ from rnnzoo.layers import initializers
 from rnnzoo.layers import recurrent
 from rnnzoo.layers import sequence_layer
 
-# Beyond it a sigmoid is what it is there: an infinity less itself is not 0.
+# Sigmoids are constant beyond it; an infinity less itself is no number.
 _LARGE = 1e30
 
 sigmoid = jax.nn.sigmoid

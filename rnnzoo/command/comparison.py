@@ -69,7 +69,7 @@ def compare(directories: Sequence[str], output: str) -> str:
       runs have different main metrics.
     OSError: a file cannot be read or written.
   """
-  # What a sweep or a comparison wrote beside its runs, as a shell's * names it.
+  # Files of a sweep or a comparison beside its runs, as a shell's * names them.
   others = [
       path
       for path in directories

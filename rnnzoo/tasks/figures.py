@@ -71,7 +71,7 @@ def plot_over_length(
 
   Args:
     path: of the file.
-    title: what is shown.
+    title: the figure's title.
     accuracies: of each seed, by length.
     seeds: their names.
     chance: the accuracy of a model that guesses.

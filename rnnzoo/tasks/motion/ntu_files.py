@@ -441,7 +441,7 @@ def digest(source: pathlib.Path, paths: Sequence[pathlib.Path]) -> str:
     source: the folder.
     paths: of files in it.
   """
-  # What was converted by other rules has another name.
+  # Arrays converted by other rules have another name.
   result = hashlib.sha256(b'persons')
   for path in paths:
     suffix = ''

@@ -345,7 +345,7 @@ def check(given: Any, data: ml_collections.ConfigDict) -> dict[str, np.ndarray]:
       row='recording',
   )
   valid = np.arange(most) < length[:, np.newaxis]
-  # Nothing reads what comes after a recording's end.
+  # Nothing reads frames after a recording's end.
   frames = np.where(valid[:, :, None, None, None], frames, 0)
   _check_positions(frames, 'frames')
   present = np.any(frames != 0, axis=(3, 4))

@@ -60,7 +60,7 @@ def read(path: pathlib.Path, form: Form) -> sequence_arrays.Sequences:
 
 
 def _hint(name: str) -> str:
-  """Returns what an array that nothing reads may have been meant for."""
+  """Returns the name that an array which nothing reads may be meant for."""
   words = name.lower().replace('_', ' ').replace('-', ' ').split()
   if any(word in ('mask', 'masks', 'valid', 'padding') for word in words):
     return (

@@ -93,8 +93,9 @@ def padding(
 ) -> tuple[list[str], str]:
   """Returns sentences on first or last steps that may be padding.
 
-  A second result is that on padding by NaN, or by what is infinite in float32.
-  They hold one constant, or NaN, and their number differs between sequences.
+  Such steps hold one constant, or NaN, and their number differs between
+  sequences. The second result is the sentence on padding that float32 cannot
+  hold: NaN, or numbers that are infinite there.
 
   Args:
     x: [N, T, F].
