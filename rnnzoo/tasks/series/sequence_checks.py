@@ -16,8 +16,7 @@ from rnnzoo.tasks.series import sequence_arrays
 _MOST_NAMES = 8
 # Deviations from zero beyond which float32 keeps few digits of a deviation.
 _FAR_FROM_ZERO = 1e4
-# A smaller one counts as none: float32 has no normal number for it.
-_LEAST_DEVIATION = float(np.finfo(np.float32).tiny)
+_LEAST_DEVIATION = float(np.finfo(np.float32).tiny)  # less counts as none
 
 
 def check_fit(
