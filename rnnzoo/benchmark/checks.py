@@ -62,6 +62,8 @@ def limits(problem: problems.Problem, implementation: str) -> Limits:
   projection = case.layer == 'projection'
   terms = case.shape.in_features if projection else case.shape.time
   smooth = rounding(case.dtype, terms)
+  if case.layer.endswith(problems.STEP):
+    smooth *= 2  # The answer is the next input: roundings of both layers.
   if not case.drawn:
     return Limits(smooth, rounding(case.dtype, terms, kinked))
   baseline = implementation in baselines.NAMES
@@ -71,6 +73,8 @@ def limits(problem: problems.Problem, implementation: str) -> Limits:
   ratio = 1.25 if comparable else None
   if wide:
     return Limits(smooth, smooth, 5, ratio)
+  if 'IRevRNN' in case.layer:  # Forgets nothing, so roundings add up over time.
+    return Limits(smooth, smooth, 5, 1.25)
   # Other people's loops add up the recurrent kernel's gradient in 16 bits.
   outputs, gradients = (2e-2, 0.2) if baseline else (1e-2, 2e-2)
   return Limits(outputs, gradients, 5, ratio)
