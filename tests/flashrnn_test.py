@@ -230,6 +230,7 @@ class FlashRNNTest(parameterized.TestCase):
     config = rnnzoo.FlashRNNConfig
     cases = (
         (lambda: run(Wx[0], R, b), 'Wx must have the axes BTGHD'),
+        (lambda: run(Wx[:, 0], R, b), r'One step has an axis too: Wx\[:, None'),
         (
             lambda: run(Wx[..., :0], R[:, :, :0, :0], b[..., :0]),
             'head dimension of at least 1',

@@ -79,6 +79,11 @@ def compare(directories: Sequence[str], output: str) -> str:
   if others and len(others) < len(directories):
     print(f'passed over, since no runs: {", ".join(others)}', file=sys.stderr)
     directories = [path for path in directories if path not in others]
+  resolved = [fields.expand(path).resolve() for path in directories]
+  if len(set(resolved)) < len(resolved):
+    raise files.RunFileError(
+        f'a run must be named once, got {", ".join(map(str, directories))}'
+    )
   runs = [read(fields.expand(path)) for path in directories]
   if len({run.name for run in runs}) < len(runs):
     # Different sweeps, say: then by their paths.
@@ -192,7 +197,9 @@ def markdown(runs: Sequence[Run]) -> str:
             ', '.join(str(seed['num_epochs']) for seed in seeds),
         )
     )
-  lines = [f'| {" | ".join(row)} |' for row in rows]
+  # A regular expression in a name would be two cells.
+  escaped = [[cell.replace('|', r'\|') for cell in row] for row in rows]
+  lines = [f'| {" | ".join(row)} |' for row in escaped]
   datasets = sorted({run.report['dataset'] for run in runs})
   lines += ['', f'Data: {", ".join(datasets)}. Mean ± standard deviation.']
   if len(datasets) > 1:

@@ -237,16 +237,17 @@ def _check_carry(
         f'carry must be as ScannedRNN.initialize_carry({size},'
         f' {layer.out_features}{inside}) returns it, {_described(want)}, for'
         f' ins of shape {ins_shape} with time first; got {_described(carry)}.'
-        f'{_order(carry, batch)}'
+        f'{_order(carry, (*batch, layer.out_features))}'
     )
   for array in jax.tree.leaves(carry):
     checks.number(array, 'carry')
 
 
-def _order(carry: Any, batch: tuple[int, ...]) -> str:
+def _order(carry: Any, wanted: tuple[int, ...]) -> str:
   """Returns a hint where a carry seems to be [hidden, *batch]."""
+  *batch, _ = wanted
   shape = getattr(carry, 'shape', ())
-  if not batch or shape[1:] != batch:
+  if not batch or shape == wanted or list(shape[1:]) != batch:
     return ''
   return (
       ' Its first axis seems to be the hidden size: a program that calls'

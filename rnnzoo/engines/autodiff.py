@@ -50,11 +50,11 @@ def differentiable(
       first result of `forward` if None.
   """
   # JAX calls them later than the caller, by which time its settings are back.
-  forward = promotion.of_ranks(forward)
   tangent, adjoint = promotion.of_ranks(tangent), promotion.of_ranks(adjoint)
 
   def results_alone(static, operands):
-    return forward(static, operands)[0]
+    with promotion.ranks_allowed():
+      return forward(static, operands)[0]
 
   # JAX calls `primal` itself: there is no function of ours between them.
   function = jax.custom_jvp(primal or results_alone, nondiff_argnums=(0,))
@@ -62,7 +62,8 @@ def differentiable(
   @functools.partial(function.defjvp, symbolic_zeros=True)
   def _(static, primals, tangents):
     (operands,), (d_operands,) = primals, tangents
-    results, residuals = forward(static, operands)
+    with promotion.ranks_allowed():
+      results, residuals = forward(static, operands)
     d_leaves, d_tree = jax.tree.flatten(d_operands)
     moves = tuple(type(d) is not SymbolicZero for d in d_leaves)
     residual_leaves, residual_tree = jax.tree.flatten(residuals)

@@ -153,12 +153,16 @@ class Run:
   slower_kernel: str = ''
   kernel_or_none: bool = False
 
-  def __call__(self, operands: Any) -> Any:
-    """Returns the result of the first path that can run."""
-    return self.take(operands)
+  def __call__(
+      self, operands: Any, shape: tuple[int, ...] | None = None
+  ) -> Any:
+    """Returns the result of the first path that can run.
 
-  def take(self, operands: Any, shape: tuple[int, ...] | None = None) -> Any:
-    """Likewise; the choice is noted where the shape of the inputs is given."""
+    Args:
+      operands: the arrays.
+      shape: of the inputs on a device, with which the choice is noted; None
+        notes nothing.
+    """
     passed_over: list[tuple[str, str]] = []
     for i, name in enumerate(self.names):
       rest = self.names[i + 1 :]

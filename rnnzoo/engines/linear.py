@@ -135,7 +135,7 @@ def linear_scan(
       if implementation is not None or over
       else choice_lib.slower_linear_kernel(batch, time, features),
   )
-  h = choice.take((a, b, h0, reset), b.shape)
+  h = choice((a, b, h0, reset), b.shape)
   return h.reshape(shape).astype(out_dtype)
 
 

@@ -112,7 +112,7 @@ def run(
       slower_kernel=slower_kernel,
       kernel_or_none=call.both_directions,
   )
-  return choice.take(operands._replace(x=x), x.shape)
+  return choice(operands._replace(x=x), x.shape)
 
 
 def run_levels(

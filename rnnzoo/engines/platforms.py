@@ -116,7 +116,7 @@ def _forward(functions: Functions, operands):
   types: list[Any] = []
 
   def on_gpu(operands):
-    results, pull = _vjp(functions.on_gpu, operands)
+    results, pull = jax.vjp(*_of_moving(functions.on_gpu, operands))
     residuals, structure = jax.tree.flatten(pull)
     structures.append(structure)
     types[:] = map(jax.typeof, residuals)
@@ -149,7 +149,7 @@ def _adjoint(functions: Functions, saved: _Saved, cotangents):
 
   def elsewhere(operands, residuals, cotangents):
     del residuals
-    results, pull = _vjp(functions.elsewhere, operands)
+    results, pull = jax.vjp(*_of_moving(functions.elsewhere, operands))
     return pull(jax.tree.map(_cast, cotangents, results))
 
   (moving,) = _choose(
@@ -165,8 +165,8 @@ def _adjoint(functions: Functions, saved: _Saved, cotangents):
   )
 
 
-def _vjp(function: Function, operands):
-  """`jax.vjp` by the floating-point arrays of a tree, as a list."""
+def _of_moving(function: Function, operands):
+  """Returns a function of a tree's floating-point arrays, and these arrays."""
   leaves, tree = jax.tree.flatten(operands)
 
   def of_moving(moving):
@@ -174,7 +174,7 @@ def _vjp(function: Function, operands):
     merged = [next(rest) if _moves(x) else x for x in leaves]
     return function(jax.tree.unflatten(tree, merged))
 
-  return jax.vjp(of_moving, [x for x in leaves if _moves(x)])
+  return of_moving, [x for x in leaves if _moves(x)]
 
 
 def _moves(x) -> bool:

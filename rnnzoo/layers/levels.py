@@ -164,7 +164,8 @@ def unroll(
   initial_carry = initial_carry[: len(levels)]
   with promotion.ranks_allowed():
     wave = _Wavefront.of(levels, x, call)
-    carries, y = wave.run(x, initial_carry, flags, above)
+    arrays = wave.arrays(x, batch_shape, initial_carry, flags)
+    carries, y = wave.run_in_parts(above, arrays)
   path = selection.names(first.implementation, linear=False)[0]
   for level in levels:
     shape = *wave.lead, level.in_features
@@ -175,8 +176,9 @@ def unroll(
         has_heads=True,
         at_once=len(levels),
     )
+  shape = *batch_shape, first.out_features
   named = tuple(
-      level._named(own, carry)
+      level._named(tuple(c.reshape(shape) for c in own), carry)
       for level, own, carry in zip(levels, carries, initial_carry, strict=True)
   )
   return named, y.reshape(*lead, y.shape[-1])
@@ -283,23 +285,15 @@ class _Wavefront:
         lead=(time, batch) if call.time_major else (batch, time),
     )
 
-  def run(self, x, initial_carry, flags, above) -> tuple[list[Carry], Array]:
-    """Returns the final carries, and outputs [B, T, F] of the last level.
+  def arrays(self, x, batch_shape, initial_carry, flags) -> _Arrays:
+    """Returns the arrays of a run.
 
     Args:
       x: inputs of the lowest level.
+      batch_shape: leading axes of the input.
       initial_carry: of each level, or None.
       flags: reset, seq_lengths and mask.
-      above: as for `unroll`.
     """
-    batch_shape = x.shape[1:-1] if self.call.time_major else x.shape[:-2]
-    arrays = self._arrays(x, batch_shape, initial_carry, flags)
-    carries, y = self._run_in_parts(above, arrays)
-    shape = *batch_shape, self.levels[0].out_features
-    return [tuple(c.reshape(shape) for c in own) for own in carries], y
-
-  def _arrays(self, x, batch_shape, initial_carry, flags) -> _Arrays:
-    """Returns the arrays of a run; arguments as for `run`."""
     levels, axis = self.levels, 0 if self.call.time_major else 1
     dtype, state = self.call.out_dtype, levels[0]._state_dtype(x)
     reset, lengths, mask = flags
@@ -330,7 +324,7 @@ class _Wavefront:
         flags=(reset, mask),
     )
 
-  def _run_in_parts(self, above, arrays: _Arrays) -> tuple[list[Carry], Array]:
+  def run_in_parts(self, above, arrays: _Arrays) -> tuple[list[Carry], Array]:
     """Returns the final carries, each [B, F], and the last level's outputs.
 
     Args:

@@ -332,8 +332,9 @@ class Seq2Seq(nnx.Module):
       rngs: for dropout and these choices while training; None to evaluate.
 
     Raises:
-      ValueError: an argument has the wrong shape or dtype, or choices are to be
-        made without `rngs`.
+      ValueError: an argument has the wrong shape or dtype, choices are to be
+        made without `rngs`, or with `rngs` a decoder that runs by single steps
+        has dropout or batch normalisation of its own.
     """
     tokens = _check_tokens(tokens, self.target_embedding, 'target')
     self._check_memory(memory, tokens.shape[:-1], 'target')
@@ -351,6 +352,8 @@ class Seq2Seq(nnx.Module):
     x = embedding.vectors(self.target_embedding, tokens)
     scale = self._dropout_scale(x, rngs)
     carry = self.initial_carry(memory)
+    if rngs is not None and (self.has_attention or not forced):
+      _check_single_steps(self.decoder)
     if not forced:
       keeps = jax.random.bernoulli(
           rngs.dropout(), teacher_forcing, tokens.shape  # type: ignore[union-attr]
@@ -551,6 +554,20 @@ def _with_h(layer: sequence_layer.SequenceLayer, carry: Any, h: Array) -> Any:
   rest = [sharding.as_sharded(c, h) for c in carry[1:]]
   rest = [devices.like(c, h) for c in rest]
   return cell.like(carry, (h.astype(carry[0].dtype), *rest))
+
+
+def _check_single_steps(decoder: sequence_layer.SequenceLayer) -> None:
+  """Raises ValueError for a decoder that trains otherwise in single steps."""
+  for _, part in nnx.iter_modules(decoder):
+    drops = isinstance(part, stack.Stack) and part._drops()
+    if drops or isinstance(part, nnx.BatchNorm):
+      raise ValueError(
+          'The decoder takes single steps, with attention or where'
+          ' teacher_forcing is not 1, and these drop nothing and update no'
+          f' averages, so it can train with no {type(part).__name__} that'
+          ' does; a decoder without dropout_rate and with norm=None or'
+          " 'layer' would work."
+      )
 
 
 def _last(

@@ -158,10 +158,10 @@ class Checkpoints:
       return None
     return restored['state'], restored['best'], restored['progress']
 
-  def restore_best(self, best: Any) -> Any | None:
-    """Returns `best` of the latest good checkpoint, or None; see `restore`."""
+  def restore_best(self, best: Any) -> tuple[Any, dict] | None:
+    """Returns (best, progress) of the latest good checkpoint; see `restore`."""
     restored = self._restore(repair=False, best=best)
-    return restored and restored['best']
+    return restored and (restored['best'], restored['progress'])
 
   def _restore(self, repair: bool, **like: Any) -> dict[str, Any] | None:
     """Returns the items of the latest good checkpoint, or None.

@@ -16,6 +16,7 @@ import ml_collections
 import optax
 
 from pallas_kernels import promotion
+from rnnzoo import settings
 from rnnzoo import tasks
 from rnnzoo.tasks import backbones
 from rnnzoo.tasks import fields
@@ -150,7 +151,7 @@ def prepare(
       config.keep_data_on,
       config.get('model', {}).get('dropconnect_rate', 0.0),
   )
-  _check_program(program, task.splits['train'])
+  _check_program(program, task.splits['train'], config.optimizer)
   full_name = name
   if differs := [key for key in changed if key not in _NOT_IN_THE_NAME]:
     full_name += ' with ' + ', '.join(f'{k}={changed[k]}' for k in differs)
@@ -221,13 +222,31 @@ def _check_steps(
         f' {num_steps}, the steps of all epochs, or nothing is ever updated;'
         f' got {config.optimizer.accumulate_steps}'
     )
+  if config.optimizer.warmup_steps >= num_steps:
+    settings.warn(
+        f'config.optimizer.warmup_steps={config.optimizer.warmup_steps} is not'
+        f' over at the end of training, after {num_steps} steps, so the'
+        ' learning rate never arrives'
+    )
 
 
-def _check_program(program: step.Program, train: protocol.Split) -> None:
+def _check_program(
+    program: step.Program,
+    train: protocol.Split,
+    optimizer: ml_collections.ConfigDict,
+) -> None:
   """Raises ValueError if a step of training cannot be made or held."""
   key = jax.random.key(0)
   state = jax.eval_shape(program.init, key)
   _check_memory(state)
+  exclude = optimizer.weight_decay_exclude
+  if optimizer.weight_decay and exclude:
+    decays = jax.tree.leaves(optimization.decay_mask(exclude)(state.params))
+    if all(decays) or not any(decays):
+      settings.warn(
+          f'config.optimizer.weight_decay_exclude={exclude!r} excludes'
+          f' {"no parameter" if all(decays) else "every parameter"} from decay'
+      )
   kinds: list[Any] = [train]
   if isinstance(train, protocol.Generator):
     lengths = [num_epochs for num_epochs, _ in train.lessons] + [1]

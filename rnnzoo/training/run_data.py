@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from rnnzoo import settings
 from rnnzoo import tasks
 from rnnzoo.tasks import protocol
 from rnnzoo.training import files
@@ -44,8 +45,13 @@ def of_task(task: tasks.Task) -> Data:
   """Returns the data of a task.
 
   Raises:
-    ValueError: JSON cannot hold the task's description.
+    ValueError: JSON cannot hold the task's description, or it is no task.
   """
+  if not isinstance(task, tasks.Task):
+    raise ValueError(
+        'what makes the task must return an rnnzoo.tasks.Task, got'
+        f' {settings.a(type(task))}'
+    )
   try:
     described = json.loads(json.dumps(task.describe(), allow_nan=False))
   except (TypeError, ValueError, RecursionError) as error:

@@ -9,10 +9,12 @@ import numbers
 import os
 import pathlib
 from typing import Any
+import warnings
 
 from flax import nnx
 import jax
 import ml_collections
+import numpy as np
 
 from pallas_kernels import promotion
 from rnnzoo import settings
@@ -58,9 +60,19 @@ def restore_best(
   abstract = nnx.eval_shape(lambda: task.build_model(nnx.Rngs(seed)))
   graphdef, *state = step.split(abstract)
   with run_directory.checkpoints(workdir, seed) as checkpoints:
-    best = checkpoints.restore_best(tuple(state))
-  if best is None:
+    found = checkpoints.restore_best(tuple(state))
+  if found is None:
     raise FileNotFoundError(f'there is no checkpoint in {directory}')
+  best, progress = found
+  result = directory.parent / 'result.json'
+  if result.is_file():
+    epoch = files.read_json(result, dict).get('best_epoch')
+    if epoch != progress['best_epoch']:
+      processes.say(
+          f'WARNING: {result} is of the model of epoch {epoch}, but the latest'
+          f' checkpoint in {directory} holds that of epoch'
+          f' {progress["best_epoch"]}; a later one is missing or damaged.'
+      )
   return nnx.merge(graphdef, *best)
 
 
@@ -115,7 +127,7 @@ class Trained:
 
     Args:
       inputs: arrays [B, ...], as in the task's splits; the task's
-        `check_inputs` says which, and sees all but traced ones.
+        `check_inputs` says which; of traced ones it sees names and shapes.
 
     Raises:
       ValueError: the task cannot use these inputs.
@@ -128,7 +140,14 @@ class Trained:
           'inputs must be arrays, as in the splits of the task, got'
           f' {settings.a(type((wrong or [inputs])[0]))}'
       )
-    if not any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+    is_traced = lambda leaf: isinstance(leaf, jax.core.Tracer)
+    if any(map(is_traced, leaves)):
+      # The values are not known, but names and shapes are.
+      ones = lambda x: np.ones(x.shape, x.dtype) if is_traced(x) else x
+      with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        self.task.check_inputs(jax.tree.map(ones, inputs))
+    else:
       inputs = self.task.check_inputs(inputs)
     found = self._compiled(nnx.state(self.model), inputs)
     return self.task.in_units(found)

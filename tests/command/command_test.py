@@ -332,8 +332,12 @@ class ComparisonTest(absltest.TestCase):
     self.assertIn('b/run |', text)
 
   def test_a_name_is_no_formula(self):
-    runs = [write_run(self.directory / name, [0.5]) for name in ('$^$', 'b')]
-    comparison.compare(runs, str(self.directory / 'out'))
+    runs = [write_run(self.directory / name, [0.5]) for name in ('$^$', 'a|b')]
+    text = comparison.compare(runs, str(self.directory / 'out'))
+    self.assertIn(r'| a\|b |', text)
+    (self.directory / 'again').symlink_to(self.directory / 'a|b')
+    with self.assertRaisesRegex(files.RunFileError, 'must be named once'):
+      comparison.compare([*runs, str(self.directory / 'again')], 'out')
     self.assertTrue((self.directory / 'out/comparison.png').exists())
 
   def test_a_seed_without_a_number(self):

@@ -106,6 +106,23 @@ class Seq2SeqTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, 'needs random numbers'):
       model.unroll(memory, TARGET, teacher_forcing=0.5)
 
+  def test_a_decoder_that_trains_otherwise_in_single_steps(self):
+    for options, name in (
+        ({'dropout_rate': 0.5}, 'Stack'),
+        ({'norm': 'batch'}, 'BatchNorm'),
+    ):
+      model = make_model(True)
+      model.decoder = rnnzoo.Stack(
+          rnnzoo.GRU,
+          model.decoder.in_features,
+          model.decoder.out_features,
+          num_layers=2,
+          rngs=nnx.Rngs(0),
+          **options,
+      )
+      with self.assertRaisesRegex(ValueError, f'with no {name} that does'):
+        model(SOURCE, TARGET, rngs=nnx.Rngs(0))
+
   @pytest.mark.slow
   def test_dropout_is_that_of_rngs(self):
     model = make_model(dropout_rate=0.5)

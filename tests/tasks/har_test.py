@@ -89,6 +89,12 @@ class HarTest(parameterized.TestCase):
           'one name to several activities',
       ),
       (
+          'two_names',
+          'activity_labels.txt',
+          '1 WALKING\n2 SITTING\n1 STANDING\n',
+          'several names to one activity',
+      ),
+      (
           'one_person',
           'train/subject_train.txt',
           '3\n' * 8,
@@ -111,6 +117,14 @@ class HarTest(parameterized.TestCase):
     sequence_files.write_har(self.directory)
     (self.directory / 'UCI HAR Dataset' / name).write_text(content)
     with self.assertRaisesRegex(ValueError, message):
+      self.load(self.directory)
+
+  def test_people_of_the_test_who_trained(self):
+    sequence_files.write_har(self.directory)
+    folder = self.directory / 'UCI HAR Dataset'
+    people = (folder / 'train/subject_train.txt').read_text().split()
+    (folder / 'test/subject_test.txt').write_text(f'{people[0]}\n' * 8)
+    with self.assertWarnsRegex(UserWarning, rf'people \[{people[0]}\] are in'):
       self.load(self.directory)
 
   def test_names_that_are_not_utf8(self):

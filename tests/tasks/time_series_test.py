@@ -91,6 +91,13 @@ class TimeSeriesTest(absltest.TestCase):
     with self.assertRaisesRegex(ValueError, message):
       load(name='Mine', manual_dir=str(self.directory))
 
+  def test_a_label_that_the_header_does_not_list(self):
+    self.write_text('TRAIN', '@dimension 2\n', '1,2:3,4:a\n1,2:3,4:B')
+    self.write_text('TEST', '@dimension 2\n', '1,2:3,4:a\n1,2:3,4:bb')
+    message = "TEST.ts: series 1 has the label 'bb', but the header lists a, b$"
+    with self.assertRaisesRegex(ValueError, message):
+      load(name='Mine', manual_dir=str(self.directory))
+
   def write_text(self, split, head, rows):
     """Writes a .ts file."""
     path = self.directory / 'Mine' / f'Mine_{split}.ts'

@@ -32,7 +32,8 @@ def write_archive(directory: pathlib.Path, name: str) -> None:
 def write_har(directory: pathlib.Path, windows: int = 8) -> pathlib.Path:
   """Writes the text files of UCI HAR, with windows of four steps.
 
-  The windows of activity k hold k; each person has two of them.
+  The windows of activity k hold k; each person has two of them, and those of
+  the test are 101 and more.
   """
   root = directory / 'UCI HAR Dataset'
   rng = np.random.default_rng(0)
@@ -40,7 +41,7 @@ def write_har(directory: pathlib.Path, windows: int = 8) -> pathlib.Path:
     folder = root / split / 'Inertial Signals'
     folder.mkdir(parents=True)
     labels = np.arange(windows) % 2 + 1
-    people = np.arange(windows) // 2 + 1
+    people = np.arange(windows) // 2 + {'train': 1, 'test': 101}[split]
     np.savetxt(root / split / f'y_{split}.txt', labels, '%d')
     np.savetxt(root / split / f'subject_{split}.txt', people, '%d')
     for signal in har.SIGNALS:

@@ -351,6 +351,17 @@ class CheckpointsTest(RunFilesTestCase):
     with self.assertRaisesRegex(training.RunFileError, 'that of epoch 2'):
       self.resume()
 
+  def test_the_last_is_gone(self):
+    self.copy()
+    result = json.loads((self.workdir / 'seed_0/result.json').read_text())
+    self.assertEqual(result['best_epoch'], 3)
+    shutil.rmtree(self.checkpoint(3))
+    experiment = self.experiment._replace(workdir=self.workdir)
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+      training.best_model(experiment, seed=0)
+    message = 'result.json is of the model of epoch 3, .* holds that of epoch 2'
+    self.assertRegex(out.getvalue(), message)
+
   @pytest.mark.slow
   def test_a_full_disk(self):
     self.copy()

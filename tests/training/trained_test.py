@@ -13,6 +13,8 @@ from unittest import mock
 from absl import flags
 from absl.testing import absltest
 from absl.testing import flagsaver
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -99,6 +101,8 @@ class TrainedTest(absltest.TestCase):
     for inputs in (None, {}, 'text', [b'text'], [[1.0]], np.array(['text'])):
       with self.assertRaisesRegex(ValueError, 'inputs must be arrays'):
         loaded.predict(inputs)
+    with self.assertRaisesRegex(ValueError, 'inputs must be arrays'):
+      jax.jit(loaded.predict)(jnp.float32(1))  # Shapes are known in a trace.
     for path in (None, 3, b'run', 5000 * 'a'):
       with self.assertRaisesRegex(ValueError, 'path must be a string or'):
         training.load(path)

@@ -621,7 +621,9 @@ class TrainAndEvaluateTest(parameterized.TestCase):
 
   def test_numbers_of_the_last_step_and_of_steps_that_were_not_skipped(self):
     self.config.optimizer.warmup_steps = 10
-    experiment = training.prepare(self.config, str(self.workdir), 'sign')
+    self.config.optimizer.update(weight_decay=0.1, weight_decay_exclude='biass')
+    with self.assertWarnsRegex(UserWarning, "'biass' excludes no parameter"):
+      experiment = training.prepare(self.config, str(self.workdir), 'sign')
     run = seed_state.begin(experiment, jax.random.key(0))
     evaluation = protocol.Evaluation(np.ones(2), {'accuracy': np.ones(2)})
     for done, skipped in ((7, 0), (14, 3), (21, 10)):

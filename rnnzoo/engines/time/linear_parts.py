@@ -185,7 +185,7 @@ def run(
       static=(cell, projection, call.reverse, over),
       label=type(cell).__name__,
   )
-  h = choice.take(operands, shape)
+  h = choice(operands, shape)
   last = h[0] if call.reverse else h[-1]
   return (time_devices.last_carry(last, call.reverse, over),), (swap(h),)
 

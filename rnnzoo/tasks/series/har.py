@@ -30,6 +30,7 @@ import warnings
 import ml_collections
 import numpy as np
 
+from rnnzoo import settings
 from rnnzoo.tasks import fields
 from rnnzoo.tasks.series import answers
 from rnnzoo.tasks.series import npz
@@ -136,7 +137,12 @@ def _human_activity(data: ml_collections.ConfigDict):
   """Returns (the three splits, classes)."""
   directory = fields.expand_directory(data.manual_dir, 'config.data.manual_dir')
   train, people = read(directory, 'train')
-  test, _ = read(directory, 'test')
+  test, others = read(directory, 'test')
+  if both := sorted(set(people.tolist()) & set(others.tolist())):
+    settings.warn(
+        f'{directory}: the people {both} are in train and in test, so the test'
+        ' does not tell how well the model does on people that it never saw'
+    )
   if train.x.shape[1] != test.x.shape[1]:
     raise ValueError(
         f'{directory}: windows have {test.x.shape[1]} numbers a line in test,'
@@ -188,7 +194,10 @@ def _activities(directory: pathlib.Path, labels: tuple[str, ...]) -> list[str]:
         ' iconv -f latin1 -t utf-8 makes UTF-8 of Latin-1, say'
     ) from error
   words = [line.split(None, 1) for line in lines]
-  names = {pair[0]: pair[1].strip().lower() for pair in words if len(pair) == 2}
+  pairs = [pair for pair in words if len(pair) == 2]
+  names = {number: name.strip().lower() for number, name in pairs}
+  if len(names) < len(pairs):
+    raise ValueError(f'{path} gives several names to one activity: {pairs}')
   if unknown := [label for label in labels if label not in names]:
     raise ValueError(
         f'{path} has no name for the activity {unknown[0]}; a line must be a'

@@ -68,7 +68,9 @@ def read(
       cases, labels = _load(name, split, folder)
       place = f'{name} {split}'
       if folder:
-        place = str(folder / _text_file(name, split))
+        file = folder / _text_file(name, split)
+        place = str(file)
+        _check_labels(file, labels)
       parts[place] = npz.parse(_arrays(cases, labels, place), form, place)
   (first_name, first), (other_name, other) = parts.items()
   sequence_checks.check_fit(
@@ -106,6 +108,22 @@ def convert(name: str, directory: str | os.PathLike[str]) -> None:
 
 def _text_file(name: str, split: str) -> str:
   return f'{name}_{split.upper()}.ts'
+
+
+def _check_labels(file: pathlib.Path, labels) -> None:
+  """Raises ValueError for a label that the file's header does not list."""
+  with file.open(encoding='utf-8', errors='replace') as lines:
+    for line in lines:
+      words = line.lower().split()
+      if words[:1] == ['@data']:
+        return
+      if words[:2] == ['@classlabel', 'true'] and words[2:]:
+        odd = [i for i, y in enumerate(labels) if y.lower() not in words[2:]]
+        if odd:
+          raise ValueError(
+              f'{file}: series {odd[0]} has the label {labels[odd[0]]!r}, but'
+              f' the header lists {", ".join(words[2:])}'
+          )
 
 
 def _missing(name: str, folder: pathlib.Path) -> str:

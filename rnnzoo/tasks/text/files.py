@@ -56,7 +56,11 @@ def read(path: str, field: str, most: int | None = None) -> str:
       it has no newline behind.
   """
   file = fields.expand(path, field)
-  if not path or not file.is_file():
+  if not path:
+    raise FileNotFoundError(
+        f'{field} must name a text file, and is empty; each split has its own'
+    )
+  if not file.is_file():
     raise FileNotFoundError(
         f'{field}: there is no file {path!r}; it must be a text in UTF-8, or in'
         ' UTF-16 or UTF-32 with its mark, plain or .gz'
