@@ -13,6 +13,7 @@ from absl.testing import parameterized
 from flax import nnx
 import jax
 import jax.numpy as jnp
+import pytest
 
 import rnnzoo
 from tests.testing import abstract_gpu as gpu
@@ -20,7 +21,8 @@ from tests.testing import abstract_gpu as gpu
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 OURS = tuple(str(ROOT / folder) for folder in ('rnnzoo', 'pallas_kernels'))
 
-given = lambda: {'dtype': jnp.bfloat16, 'rngs': nnx.Rngs(0)}
+# A layer, the batch and time of its input; functions and files forward, and with
+# the gradient.
 # A layer, the batch and time of its input, functions and files: forward, and with the gradient.
 DEEPEST = {
     'streaming': (rnnzoo.MinGRU, {}, (16, 1024), (14, 9), (19, 10)),
@@ -59,6 +61,7 @@ class HopsTest(parameterized.TestCase):
       self.assertLessEqual(len({f.filename for f in deepest}), most[1])
 
   @parameterized.named_parameters((k, *v) for k, v in DEEPEST.items())
+  @pytest.mark.slow
   def test_layer(self, make, options, lead, forward, gradient):
     with gpu.device(self, 'NVIDIA H200'):
       layer = lambda: make(768, 768, **options, **given())
