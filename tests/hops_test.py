@@ -21,9 +21,13 @@ from tests.testing import abstract_gpu as gpu
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 OURS = tuple(str(ROOT / folder) for folder in ('rnnzoo', 'pallas_kernels'))
 
-# A layer, the batch and time of its input; functions and files forward, and with
-# the gradient.
-# A layer, the batch and time of its input, functions and files: forward, and with the gradient.
+
+def given():
+  return {'dtype': jnp.bfloat16, 'rngs': nnx.Rngs(0)}
+
+
+# A layer, the batch and time of its input; the functions and files forward, and
+# with the gradient.
 DEEPEST = {
     'streaming': (rnnzoo.MinGRU, {}, (16, 1024), (14, 9), (19, 10)),
     'dense': (rnnzoo.LSTM, {'num_heads': 12}, (16, 1024), (13, 9), (17, 10)),
