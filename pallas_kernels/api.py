@@ -11,7 +11,7 @@ kernels that run it:
 `step` makes of a cell the functions that kernels call.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 from typing import Any, Protocol
 
@@ -211,66 +211,79 @@ def recurrence(
   shape = arguments.checked_shape(
       cell, call, weights, arrays, carry, restart, reset, mask
   )
-  batch, time, features = shape
-  # Pallas's GPU backend is imported where it is known to work.
-  if arguments.is_dense(cell, recurrent_kernel):
-    from pallas_kernels.dense import op as dense_op
-    from pallas_kernels.tiled import op as tiled_op
+  is_dense = arguments.is_dense(cell, recurrent_kernel)
+  prepare = _prepare_dense if is_dense else _prepare_streaming
+  given = weights, arrays, carry, restart, reset, mask
+  run, operands = prepare(cell, call, target, shape, *given)
+  last, carries = run(*operands)
+  if call.levels > 1:
+    lead = call.levels, *arrays[0].shape[:2]
+    carries = tuple(y.reshape(*lead, -1) for y in carries)
+  return tuple(last), carries
 
-    if target.interpret:
+
+def _prepare_dense(
+    cell, call, target, shape, weights, arrays, carry, restart, reset, mask
+) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+  """Returns the function that runs a dense recurrence, and its operands."""
+  # Pallas's GPU backend is imported where it is known to work.
+  from pallas_kernels.dense import op as dense_op
+  from pallas_kernels.tiled import op as tiled_op
+
+  if target.interpret:
+    raise NotImplementedError(
+        'The kernels for dense recurrences cannot be interpreted on a CPU.'
+    )
+  params, input_kernel, bias, recurrent_kernel = weights
+  batch, time, features = shape
+  dtype = jnp.promote_types(arrays[0].dtype, recurrent_kernel.dtype)
+  widest = jax.ShapeDtypeStruct(recurrent_kernel.shape, dtype)
+  tiled = in_tiles(cell, (batch, time), widest, call)
+  gates = max(cell.input_gates, recurrent_kernel.shape[0])
+  most = limits.rows_at_once(batch, time, gates, features)
+  if tiled and most < batch:
+    by_row = arrays, carry, restart, reset, mask
+    if auto_axes.may_be_split((weights, by_row)):
       raise NotImplementedError(
-          'The kernels for dense recurrences cannot be interpreted on a CPU.'
+          f'GPU kernels in tiles take {most:,} rows of this recurrence at'
+          f' once, got {batch:,}. They split a batch on one device, not one'
+          ' that XLA may shard: use shard_map or Explicit axes.'
       )
-    dtype = jnp.promote_types(arrays[0].dtype, recurrent_kernel.dtype)
-    widest = jax.ShapeDtypeStruct(recurrent_kernel.shape, dtype)
-    tiled = in_tiles(cell, (batch, time), widest, call)
-    gates = max(cell.input_gates, recurrent_kernel.shape[0])
-    most = limits.rows_at_once(batch, time, gates, features)
-    if tiled and most < batch:
-      if auto_axes.may_be_split(operands):
-        raise NotImplementedError(
-            f'GPU kernels in tiles take {most:,} rows of this recurrence at'
-            f' once, got {batch:,}. They split a batch on one device, not one'
-            ' that XLA may shard: use shard_map or Explicit axes.'
-        )
-      by_row = arrays, carry, restart, reset, mask
-      return _in_parts(
-          most,
-          (cell, params, recurrent_kernel, input_kernel, bias),
-          by_row,
-          call,
-      )
-    x: Array | projection.Product
-    if input_kernel is None:
-      x = _join(arrays)
-    elif call.keep_gates and not tiled:
-      x = projection.project(input_kernel, arrays[0])
-    else:
-      x = projection.Product(input_kernel, arrays[0])
-    rows = step.Rows.of(params, bias, None, features)
-    dense = dataclasses.replace(
-        _dense(cell, rows, (batch, time), recurrent_kernel, call, target),
-        restart_learns=restart is not None,
-    )
-    run_dense = tiled_op.run if tiled else dense_op.run
-    last, carries = run_dense(
-        dense,
-        rows.pack(params, bias, None),
-        x,
-        recurrent_kernel,
-        _stacked(cell, carry, shape),
-        _stacked(cell, restart, shape),
-        reset,
-        mask,
-    )
-    if call.levels > 1:
-      lead = call.levels, *arrays[0].shape[:2]
-      carries = tuple(y.reshape(*lead, -1) for y in carries)
-    return tuple(last), carries
+    shared = cell, params, recurrent_kernel, input_kernel, bias
+    return _in_parts, (most, shared, by_row, call)
+  x: Array | projection.Product
+  if input_kernel is None:
+    x = _join(arrays)
+  elif call.keep_gates and not tiled:
+    x = projection.project(input_kernel, arrays[0])
+  else:
+    x = projection.Product(input_kernel, arrays[0])
+  rows = step.Rows.of(params, bias, None, features)
+  dense = dataclasses.replace(
+      _dense(cell, rows, (batch, time), recurrent_kernel, call, target),
+      restart_learns=restart is not None,
+  )
+  return tiled_op.run if tiled else dense_op.run, (
+      dense,
+      rows.pack(params, bias, None),
+      x,
+      recurrent_kernel,
+      _stacked(cell, carry, shape),
+      _stacked(cell, restart, shape),
+      reset,
+      mask,
+  )
+
+
+def _prepare_streaming(
+    cell, call, target, shape, weights, arrays, carry, restart, reset, mask
+) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+  """Returns the function that runs any other recurrence, and its operands."""
   from pallas_kernels.streaming import op as streaming_op
 
+  params, input_kernel, bias, recurrent_kernel = weights
   linear = hasattr(cell, 'coefficients')
-  rows = step.Rows.of(params, bias, recurrent_kernel, features)
+  rows = step.Rows.of(params, bias, recurrent_kernel, shape[-1])
   equations = step.Coefficients if linear else step.Update
   streaming = streaming_op.Recurrence(
       step=equations(cell, rows),
@@ -280,7 +293,7 @@ def recurrence(
       call=call,
       target=target,
   )
-  last, carries = streaming_op.run(
+  return streaming_op.run, (
       streaming,
       rows.pack(params, bias, recurrent_kernel),
       tuple(arrays),
@@ -290,7 +303,6 @@ def recurrence(
       reset,
       mask,
   )
-  return tuple(last), carries
 
 
 def _level_by_level(x_gates: Any, input_kernel: Any, call: call_lib.Call):
