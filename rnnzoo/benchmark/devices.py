@@ -11,8 +11,7 @@ The new parameters of all devices are compared with those that one device gets
 from the whole batch, before anything is timed.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent import futures
+from collections.abc import Callable, Iterable, Iterator
 import dataclasses
 from typing import Any
 
@@ -45,22 +44,6 @@ _OTHERS = ('all-gather', 'all-to-all', 'collective-permute', 'reduce-scatter')
 _LIMITS = {'float32': 1e-3, 'bfloat16': 2e-2, 'float16': 2e-2}
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Step:
-  """A training step, with the arrays that it is called on.
-
-  Attributes:
-    program: the compiled function.
-    arguments: parameters and x, on their devices.
-  """
-
-  program: timing.Program
-  arguments: tuple[Any, Any]
-
-  def __call__(self) -> Any:
-    return self.program.call(*self.arguments)
-
-
 def measure(
     selected: Iterable[cases.Case],
     timer: timing.Timer,
@@ -68,116 +51,49 @@ def measure(
 ) -> Iterator[dict[str, Any]]:
   """Checks the step of every case on all devices, then times it.
 
-  A timer with several threads compiles the steps of all cases first.
-
-  Args:
-    selected: the cases; `shape.batch` is that of each device.
-    timer: how to time.
-    watchdog: watches over every step.
-
   Yields:
     One row for each case and implementation, with the labels of
     `measurement.measure`. `error` is the largest relative difference of an
-    array's update; `collectives` counts those of the compiled program;
-    `param_dtype` is the dtype of the parameters.
+    array's update; `collectives` counts those of the compiled program.
   """
-  with futures.ThreadPoolExecutor(timer.threads) as pool:
-    quick = not timer.repeats
-    begun: Iterable[tuple[cases.Case, Any, dict[str, Any]]] = (
-        (case, *measurement.attempt(_begin, case, pool, quick))
-        for case in selected
-    )
-    if timer.threads > 1:
-      begun = list(begun)
-      steps = [step for _, each, _ in begun if each for step in each.steps()]
-      with watchdog('compiling all steps'):
-        futures.wait(steps)
-    for case, prepared, failed in begun:
-      rows: Any = None
-      if not failed:
-        rows, failed = measurement.attempt(_measure, prepared, timer, watchdog)
-      yield from rows or [row | failed for row in _rows(case)]
+  for case in selected:
+    rows = [case.row(way, STEP) for way in case.implementations]
+    with watchdog(f'{case.layer} on all devices'):
+      _, failed = measurement.attempt(_measure, case, rows, timer, watchdog)
+    yield from (row | failed for row in rows)
 
 
-def _rows(case: cases.Case) -> list[dict[str, Any]]:
-  return [case.row(way, STEP) for way in case.implementations]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Prepared:
-  """A case whose steps are being compiled.
-
-  Attributes:
-    case: the case.
-    parameters: those that a step begins with.
-    whole: the step on one device, with the batch of all.
-    ways: the step in each of the case's ways.
-  """
-
-  case: cases.Case
-  parameters: Any
-  whole: futures.Future[_Step]
-  ways: Mapping[str, futures.Future[_Step]]
-
-  def steps(self) -> list[futures.Future[_Step]]:
-    return [self.whole, *self.ways.values()]
-
-
-def _begin(case: cases.Case, pool: futures.Executor, quick: bool) -> _Prepared:
+def _measure(case: cases.Case, rows, timer: timing.Timer, watchdog) -> None:
+  """Adds errors, memory and times to the rows of a case."""
   step, parameters = training_step(case)
-  rng = np.random.default_rng(0)
-  shape = case.shape
-  size = (jax.device_count() * shape.batch, shape.time, shape.in_features)
-  x = rng.standard_normal(size).astype(np.float32)
-  one = jax.devices()[0]
-
-  def build(x, *places) -> futures.Future[_Step]:
-    return pool.submit(_build, step, parameters, x, *places, quick=quick)
-
-  def begin(way: str) -> futures.Future[_Step]:
-    if way == ONE:
-      return build(x[: shape.batch], one, one)
-    return build(x, *shardings(way))
-
-  return _Prepared(
-      case,
-      parameters,
-      build(x, one, one),
-      {way: begin(way) for way in case.implementations},
-  )
-
-
-def _measure(prepared: _Prepared, timer, watchdog) -> list[dict[str, Any]]:
-  case, shape = prepared.case, prepared.case.shape
-  rows = _rows(case)
-  with watchdog(f'{case.layer} on one device'):
-    whole = prepared.whole.result()()
-  steps: list[_Step] = []
+  shape, count, one = case.shape, jax.device_count(), jax.devices()[0]
+  size = count * shape.batch, shape.time, shape.in_features
+  x = np.random.default_rng(0).standard_normal(size).astype(np.float32)
+  _, whole = _build(step, parameters, x, one, one)
+  expected = whole()
+  calls: list[Callable[[], Any]] = []
   for row in rows:
     kind = row['program']
-    with watchdog(f'{case.layer}, {kind}'):
-      own = prepared.ways[kind].result()
-      if kind != ONE:
-        row |= _compare(own(), whole, prepared.parameters, case)
-        row['collectives'] = _collectives(own)
-      row |= {'compile_s': own.program.compile_s, **own.program.memory}
-    row['devices'] = 1 if kind == ONE else jax.device_count()
-    steps.append(own)
+    watchdog.start(f'{case.layer}, {kind}')
+    alone = kind == ONE
+    given = x[: shape.batch] if alone else x
+    places = (one, one) if alone else shardings(kind)
+    program, call = _build(step, parameters, given, *places)
+    calls.append(call)
+    row |= {'compile_s': program.compile_s, **program.memory}
+    row['devices'] = 1 if alone else count
+    if not alone:
+      row |= _compare(call(), expected, parameters, case)
+      row['collectives'] = _collectives(program)
   if not timer.repeats:
-    return rows
-  with watchdog('timing'):
-    times = timing.interleave(
-        steps,
-        timer.repeats,
-        lambda index: watchdog.start(f'timing {case.layer} {index}'),
-        timer.pace,
-    )
+    return
+  begin = lambda index: watchdog.start(f'timing {case.layer} {index}')
+  times = timing.interleave(calls, timer.repeats, begin, timer.pace)
   for row, found in zip(rows, times, strict=True):
     row |= dataclasses.asdict(found)
     row['us_per_step'] = 1e3 * found.ms / shape.time
     if row['program'] != ONE and rows[0]['program'] == ONE:
       row['weak_scaling'] = times[0].ms / found.ms
-  return rows
 
 
 def training_step(case: cases.Case) -> tuple[Callable[..., Any], Any]:
@@ -215,12 +131,16 @@ def shardings(kind: str) -> tuple[NamedSharding, NamedSharding]:
   )
 
 
-def _build(step, parameters, x, for_parameters, for_x, *, quick) -> _Step:
+def _build(
+    step, parameters, x, for_parameters, for_x
+) -> tuple[timing.Program, Callable[[], Any]]:
+  """Returns a step compiled for its devices, and a call of it."""
   arguments = (
       jax.device_put(parameters, for_parameters),
       jax.device_put(x, for_x),
   )
-  return _Step(timing.lower(step, *arguments, quick=quick)(), arguments)
+  program = timing.build(step, *arguments)
+  return program, lambda: program.call(*arguments)
 
 
 def _compare(got, want, start, case: cases.Case) -> dict[str, Any]:
@@ -247,9 +167,9 @@ def _compare(got, want, start, case: cases.Case) -> dict[str, Any]:
   return fields
 
 
-def _collectives(step: _Step) -> dict[str, int]:
+def _collectives(program: timing.Program) -> dict[str, int]:
   """Counts the collectives of a compiled step."""
-  compiled: Any = step.program.call
+  compiled: Any = program.call
   text = compiled.as_text()
   found = {
       name: text.count(f' {name}(') + text.count(f' {name}-start(')

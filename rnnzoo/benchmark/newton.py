@@ -37,11 +37,6 @@ def measure(
 ) -> Iterator[dict[str, Any]]:
   """Verifies every case, then checks and times it as other suites do.
 
-  Args:
-    selected: the cases.
-    timer: how to time; with no repeats, cases are verified only.
-    watchdog: watches over every step.
-
   Yields:
     The rows of `measurement.measure`; those of 'associative_scan' also have
     what `rnnzoo.Verification` describes.

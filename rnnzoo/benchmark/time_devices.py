@@ -6,6 +6,7 @@ Each result is compared with that of one device, whose time takes turns with it.
 
 from collections.abc import Callable, Iterable, Iterator
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -40,11 +41,6 @@ def measure(
 ) -> Iterator[dict[str, Any]]:
   """Compares all devices with one, then times both.
 
-  Args:
-    selected: the cases; `shape.time` is that of all devices together.
-    timer: says how to time.
-    watchdog: watches over every step.
-
   Yields:
     One row for each case, way and direction, with the labels of
     `measurement.measure`. `error` is the largest relative difference of a
@@ -78,15 +74,12 @@ def draw(case: cases.Case) -> Arrays:
 
 
 def _function(direction: str) -> Callable[[Arrays], Any]:
-  def forward(a, b, reset):
-    return rnnzoo.linear_scan(a, b, reset=reset)
-
   def run(arrays):
+    forward = functools.partial(rnnzoo.linear_scan, reset=arrays['reset'])
     given = arrays['a'], arrays['b']
     if direction == cases.DIRECTIONS[0]:
-      return forward(*given, arrays['reset'])
-    pull = jax.vjp(lambda a, b: forward(a, b, arrays['reset']), *given)[1]
-    return pull(arrays['d_h'])
+      return forward(*given)
+    return jax.vjp(forward, *given)[1](arrays['d_h'])
 
   return run
 

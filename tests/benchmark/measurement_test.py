@@ -21,7 +21,7 @@ from tests.benchmark import benchmark_test
 
 def measure(*selected, repeats=0):
   """Returns the rows of cases."""
-  watchdog = timing.Watchdog(60, lambda *_: None)
+  watchdog = timing.Watchdog(60)
   timer = timing.Timer(repeats)
   return list(measurement.measure(selected, timer, watchdog))
 

@@ -48,7 +48,6 @@ class SweepsTest(absltest.TestCase):
         '--layers=GRU',
         '--repeats=1',
         '--compile_threads=2',
-        '--processes=1',
         '--resume',
         f'--output={path}',
     )
@@ -61,7 +60,6 @@ class SweepsTest(absltest.TestCase):
     with contextlib.redirect_stderr(io.StringIO()) as err:
       code, out = run(*arguments)
     self.assertEqual(code, 0, out)
-    self.assertIn('1 cases are compiled, after ', err.getvalue())
     rows = json.loads(path.read_text())['rows']
     # 2 shapes, 2 paths, 2 directions.
     self.assertLen(rows, 8)
