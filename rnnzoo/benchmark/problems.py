@@ -17,7 +17,6 @@ import jax.numpy as jnp
 import numpy as np
 
 import rnnzoo
-from rnnzoo import convert
 from rnnzoo.benchmark import baselines
 from rnnzoo.benchmark import cases
 from rnnzoo.engines import call as call_lib
@@ -68,8 +67,6 @@ PATHS: Mapping[str, Any] = {
 # The end of the name of a layer that takes one step after the other.
 STEP = ' step'
 
-INNER_STEPS = (1, 2, 4, 8, 16)
-
 # Shares of the steps that reset, by the name of a linear recurrence.
 RESETS = {
     f'linear_scan_{x}%_resets': float(x) / 100 for x in ('0.1', '3', '30')
@@ -86,15 +83,11 @@ _OPTIONS: Mapping[str, Mapping[str, Any]] = {
     'IRevRNN': {'inner_scale': 1e-2},
     **{
         f'IRevRNN_{n}_inner_steps': {'inner_scale': 1e-2, 'inner_steps': n}
-        for n in INNER_STEPS
+        for n in (1, 2, 4, 8, 16)
     },
     'IndRNN_tanh': {'activation': 'tanh'},
     'IndRNN_tanh_small': {'activation': 'tanh'},
 }
-
-# Between the passes nothing of the inner steps is kept, so memory should not
-# grow with their number.
-VARIANTS = ('IRevRNN_8_inner_steps',)
 
 
 def layer_class(name: str) -> Any:
@@ -353,9 +346,8 @@ def _scanned(case: cases.Case) -> Problem:
   shape = case.shape
   lead = shape.time, shape.batch
   reset = np.random.default_rng(0).random(lead) < 0.03
-  sizes = shape.in_features, shape.features
   make_layer = lambda **options: rnnzoo.ScannedRNN(
-      *sizes, rngs=nnx.Rngs(0), **options
+      shape.in_features, shape.features, rngs=nnx.Rngs(0), **options
   )
   state = nnx.to_pure_dict(nnx.state(make_layer()))['layer']
   arrays = {
@@ -364,18 +356,18 @@ def _scanned(case: cases.Case) -> Problem:
   }
 
   def make(implementation, dtype):
-    resets = jnp.asarray(reset)
     if implementation == baselines.FLAX:
-      return lambda arrays: baselines.flax_scanned(arrays, resets)
+      return lambda arrays: baselines.flax_scanned(arrays, jnp.asarray(reset))
     options = {'dtype': jnp.dtype(dtype), 'implementation': implementation}
     make_gru = functools.partial(rnnzoo.GRU, **options)
-    new = nnx.eval_shape(lambda: make_layer(layer=make_gru))
-    merge: Any = functools.partial(nnx.merge, nnx.graphdef(new))
+    graph: Any = nnx.graphdef(
+        nnx.eval_shape(lambda: make_layer(layer=make_gru))
+    )
 
     def run(arrays):
       h = jnp.zeros((shape.batch, shape.features), jnp.float32)
-      rnn = merge({'layer': arrays['state']})
-      return rnn(h, (arrays['x'], resets))[1]
+      rnn = nnx.merge(graph, {'layer': arrays['state']})
+      return rnn(h, (arrays['x'], jnp.asarray(reset)))[1]
 
     return run
 
@@ -385,18 +377,13 @@ def _scanned(case: cases.Case) -> Problem:
 
 def _steps(case: cases.Case) -> Problem:
   """Steps of a stack in a loop: y of a step is x of the next one."""
-  shape, dtype = case.shape, jnp.dtype(case.dtype)
-  sizes = shape.in_features, shape.features
+  shape = case.shape
   new_stack = layer_class(case.layer.removesuffix(STEP))
-  make_stack = lambda **options: new_stack(*sizes, rngs=nnx.Rngs(0), **options)
-  stack = make_stack()
-  cells = []
-  for layer in stack.layers:
-    make_cell: Any = baselines.FLAX_CELLS[type(layer).__name__]
-    own = layer.in_features, shape.features
-    cells.append(make_cell(*own, dtype=dtype, rngs=nnx.Rngs(0)))
-    convert.to_flax(layer, cells[-1])
-  flax = baselines.FlaxCells(cells, dtype)
+  make_stack = lambda dtype: new_stack(
+      shape.in_features, shape.features, dtype=dtype, rngs=nnx.Rngs(0)
+  )
+  stack = make_stack(None)
+  flax = baselines.FlaxCells(stack, jnp.dtype(case.dtype))
   # A cell counts its random numbers, which are no parameters.
   parts: Any = nnx.split(flax, nnx.Param, ...)
   flax_graph, flax_state, rest = parts
@@ -404,30 +391,25 @@ def _steps(case: cases.Case) -> Problem:
       'x': normal(0, (shape.batch, shape.in_features), case.dtype),
       'state': nnx.to_pure_dict(nnx.state(stack)),
       'flax': nnx.to_pure_dict(flax_state),
-      'flax_carry': flax.initial_carry((shape.batch,)),
   }
 
   def make(implementation, dtype):
     by_flax = implementation == baselines.FLAX
-    new = nnx.eval_shape(lambda: make_stack(dtype=jnp.dtype(dtype)))
+    new = nnx.eval_shape(lambda: make_stack(jnp.dtype(dtype)))
     graph: Any = flax_graph if by_flax else nnx.graphdef(new)
 
     def loop(arrays):
-      own = (arrays['flax'], rest) if by_flax else (arrays['state'],)
-      model = nnx.merge(graph, *own, copy=True)
-      graphdef, state = nnx.split(model)
+      states = (arrays['flax'], rest) if by_flax else (arrays['state'],)
+      merge = lambda: nnx.merge(graph, *states, copy=True)
 
       def body(past):
         count, carry, x = past
-        model = nnx.merge(graphdef, state, copy=True)
-        carry, x = model.step(carry, x)
+        carry, x = merge().step(carry, x)
         return count + 1, carry, x
 
-      carry = arrays['flax_carry']
-      if not by_flax:
-        carry = model.initial_carry((shape.batch,))
-      start = np.int32(0), carry, arrays['x']
+      carry = merge().initial_carry((shape.batch,))
       more = lambda past: past[0] < shape.time
+      start = np.int32(0), carry, arrays['x']
       return jax.lax.while_loop(more, body, start)[2]
 
     return loop

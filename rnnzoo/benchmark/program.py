@@ -41,7 +41,6 @@ from rnnzoo.benchmark import baselines
 from rnnzoo.benchmark import cases as cases_lib
 from rnnzoo.benchmark import command_line
 from rnnzoo.benchmark import measurement
-from rnnzoo.benchmark import newton
 from rnnzoo.benchmark import peers
 from rnnzoo.benchmark import peers_torch
 from rnnzoo.benchmark import report
@@ -68,7 +67,7 @@ _CHECK_ONLY = flags.DEFINE_bool(
     'check_only',
     False,
     'Time nothing. Without shapes, the suites linear and dense check many odd'
-    ' sizes. The suite newton counts iterations only.',
+    ' sizes.',
 )
 _TIMEOUT = flags.DEFINE_float(
     'timeout',
@@ -200,12 +199,12 @@ def _measure(selected, result, repeats: int, until: float) -> None:
   new: dict[tuple[Any, ...], Any] = {}
   cases = itertools.takewhile(lambda _: time.monotonic() < until, selected)
   for row in suite.measure(cases, timer, watchdog):
-    table.title(titles[row['shape'], row['dtype'], row['param_dtype']])
     if 'gb_per_s' in row:
       row['copy_fraction'] = row['gb_per_s'] / result['copy']['gb_per_s']
     new[_key(row)] = row
     result['rows'] = list({**earlier, **new}.values())
-    table.row(row)
+    title = titles[row['shape'], row['dtype'], row['param_dtype']]
+    table.row(title, row)
     # A run that is cut off has lost nothing.
     report.write(result, output)
   if not pathlib.Path(output).exists():
@@ -225,10 +224,7 @@ def _key(row: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def _keys(case: cases_lib.Case) -> set[tuple[Any, ...]]:
   """Returns the keys of a case's rows."""
-  ways, directions = case.implementations, case.directions
-  if _SUITE.value == 'newton' and _CHECK_ONLY.value:
-    ways, directions = [way for way in ways if way == newton.PATH], ('forward',)
-  pairs = itertools.product(ways, directions)
+  pairs = itertools.product(case.implementations, case.directions)
   return {_key(case.row(*pair)) for pair in pairs}
 
 

@@ -3,11 +3,10 @@
 'batches' has LSTM and GRU from few rows to thousands, and FlashRNN's own
 sweeps; 'lengths' has linear recurrences from one step to 65,536, with and
 without copying their inputs from the host. Rows of the path that `None` takes
-say how many times the time of the best path it is, and are marked where it is
-more than 5 % slower. `batches.txt` has the shapes of 'batches': first a middle,
-a large and a small batch of every number of features, so that a part of a run
-covers the range. cuDNN's line is the suite 'cudnn', by torch, with the same
-shapes of one head in float16.
+say how many times the time of the best path it is. `batches.txt` has the shapes
+of 'batches': first a middle, a large and a small batch of every number of
+features, so that a part of a run covers the range. cuDNN's line is the suite
+'cudnn', by torch, with the same shapes of one head in float16.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -59,23 +58,20 @@ def summary(rows: Sequence[dict[str, Any]]) -> str:
   over = [row for row in taken if row['of_best'] > _SLOWER]
   over.sort(key=lambda row: -row['of_best'])
   scan = [row for row in taken if row.get('of_scan', 0) > _SLOWER]
-  share = f'by more than {_SLOWER - 1:.0%}'
-  lines = [_sentence(row) for row in over] + [
-      f'None is slower than the best path {share} in {len(over)} of'
-      f" {len(taken)} programs, and slower than 'scan' in {len(scan)}."
-  ]
-  return ''.join(f'{line}\n' for line in lines)
-
-
-def _sentence(row: dict[str, Any]) -> str:
-  """Returns what there is to say about a choice that was not the best."""
-  text = (
-      f'SLOWER: {row["layer"]} {row["shape"]} {row["dtype"]},'
-      f' {row["direction"]}: None takes {row["path_of_none"]!r},'
-      f' {row["ms"]:.3f} ms, {row["of_best"]:.2f} times'
-      f' {row["best_path"]!r}'
+  text = ''
+  for row in over:
+    text += (
+        f'SLOWER: {row["layer"]} {row["shape"]} {row["dtype"]},'
+        f' {row["direction"]}: None takes {row["path_of_none"]!r},'
+        f' {row["ms"]:.3f} ms, {row["of_best"]:.2f} times'
+        f' {row["best_path"]!r}'
+    )
+    text += '; bound by dispatch\n' if timing.by_dispatch(row) else '\n'
+  return (
+      f'{text}None is slower than the best path by more than'
+      f' {_SLOWER - 1:.0%} in {len(over)} of {len(taken)} programs, and slower'
+      f" than 'scan' in {len(scan)}.\n"
   )
-  return f'{text}; bound by dispatch' if timing.by_dispatch(row) else text
 
 
 def _compare(rows: Sequence[dict[str, Any]]) -> None:

@@ -347,7 +347,7 @@ sys.exit(program.main(program.parse_flags([
         '--time_limit=nan': 'a number of seconds would work',
         'GRU': "unknown argument 'GRU'",
         '--output=x.txt': 'must be the name of a .json file',
-        f'--output={folder}': 'is a directory',
+        f'--output={folder}': 'Is a directory',
         '--output=/proc/no/x.json': 'in a folder that can be written to',
         '--layers=': 'nothing is given',
         '--shape=1,1000000000000000,8,8': 'at most 2^48 are accepted',
@@ -397,8 +397,8 @@ sys.exit(program.main(program.parse_flags([
     self.enter_context(mock.patch.object(problems, 'build', doubling))
     written, right = [], report.Table.row
 
-    def row(table, row):
-      right(table, row)
+    def row(table, title, row):
+      right(table, title, row)
       before = json.loads(path.read_text())['rows'] if path.exists() else []
       written.append(len(before))
 
@@ -415,7 +415,7 @@ sys.exit(program.main(program.parse_flags([
     report.write(result, path)
     measured = []
     with mock.patch.object(
-        report.Table, 'row', lambda table, row: measured.append(row)
+        report.Table, 'row', lambda table, title, row: measured.append(row)
     ):
       code, _, err = run(*arguments)
     self.assertEqual(code, 0)
