@@ -455,7 +455,7 @@ sys.exit(program.main(program.parse_flags([
         '--check_only',
         f'--output={path}',
     )
-    for suite, number in ('dense', 4), ('lengths', 2), ('newton', 1):
+    for suite, number in ('dense', 4), ('lengths', 2), ('newton', 2):
       with self.subTest(suite):
         own = (f'--suite={suite}', *arguments)
         if suite == 'lengths':
