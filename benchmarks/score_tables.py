@@ -96,7 +96,7 @@ def agru_ablations() -> str:
   """The table of the A-GRU's ablations."""
   data = pivots.load('benchmarks/agru_ablations.json')
   count = data['rows'][0]['seeds']
-  text = ablations.table(data).rstrip()
+  text = ablations.table(data)
   return (
       f'{text} {pivots.source(pivots.rows("agru_ablations"), f"{count} seeds")}'
   )
