@@ -87,28 +87,21 @@ class Model:
 
 def models(count: int = 2) -> list[Model]:
   """Returns the models that were measured on a number of devices."""
-  found = []
-  index, columns = ('layer', 'batch', 'time', 'in_features'), ['program']
   rows = [
       row
       for row in pivots.timed(f'devices_{count}_h200')
       if row.get('param_dtype', 'float32') == 'float32'
   ]
-  for item in pivots.pivot(rows, index, columns):
-    own = item['own']
-    one = own.pop('one device')
-    many = min(own.values(), key=lambda row: row['ms'])
+  found = []
+  index = 'layer', 'batch', 'time', 'in_features'
+  for item in pivots.pivot(rows, index, ['program']):
+    one = item['own'].pop('one device')
+    many = min(item['own'].values(), key=lambda row: row['ms'])
     # Arguments are the parameters and x, both float32.
     x_bytes = 4 * item['batch'] * item['time'] * item['in_features']
-    found.append(
-        Model(
-            name=item['layer'],
-            one_ms=one['ms'],
-            many_ms=many['ms'],
-            gradient_bytes=int(one['argument_mib'] * 2**20) - x_bytes,
-            sums=many['collectives']['all-reduce'],
-        )
-    )
+    size = int(one['argument_mib'] * 2**20) - x_bytes
+    sums = many['collectives']['all-reduce']
+    found.append(Model(item['layer'], one['ms'], many['ms'], size, sums))
   return found
 
 
@@ -159,14 +152,14 @@ def table() -> str:
       ' {cells} | {most:,}',
       items,
   )
-  checks = {
-      count: ', '.join(
+  checks = [
+      ', '.join(
           f'{m.name} {m.many_ms:.2f} measured,'
           f' {step_ms(m, count, overhead, ring_ms):.2f} by the formula'
           for m in models(count)
       )
       for count in (2, 4)
-  }
+  ]
   lines += [
       '',
       'Milliseconds a training step on this many GPUs (in brackets: throughput'
@@ -174,8 +167,8 @@ def table() -> str:
       f' {NVLINK.gb_per_s:g} GB/s a direction and {NVLINK.latency_us:g} us a'
       f' message, a network of {NETWORK.gb_per_s:g} GB/s a GPU and'
       f' {NETWORK.latency_us:g} us a message, {HOST} GPUs a host. Fitted to two'
-      f' GPUs: {overhead:.3f} ms for each sum. Two GPUs, ms: {checks[2]}.'
-      f' Four GPUs, with fewer sums since, ms: {checks[4]}.',
+      f' GPUs: {overhead:.3f} ms for each sum. Two GPUs, ms: {checks[0]}.'
+      f' Four GPUs, with fewer sums since, ms: {checks[1]}.',
   ]
   return '\n'.join(lines)
 

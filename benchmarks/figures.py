@@ -238,22 +238,21 @@ PATHS = {'scan': 'C7v:', 'pallas': 'C0s-', 'associative_scan': 'C1o-'}
 
 def newton_grid(result: Row) -> figures.Figure:
   """Returns the figure: milliseconds over steps, for each batch and units."""
-  sizes = list(
-      dict.fromkeys((row['batch'], row['features']) for row in result['rows'])
+  items = pivots.pivot(
+      [row for row in result['rows'] if row['status'] == 'ok'],
+      ('batch', 'features'),
+      ('program', 'time'),
   )
   figure = figures.Figure(figsize=(11, 3.6), layout='constrained')
-  axes = figure.subplots(1, len(sizes), sharey=True, squeeze=False)[0]
-  for (batch, units), ax in zip(sizes, axes, strict=True):
+  axes = figure.subplots(1, len(items), sharey=True, squeeze=False)[0]
+  for item, ax in zip(items, axes, strict=True):
     for path, style in PATHS.items():
-      points = {
-          row['time']: row['ms']
-          for row in result['rows']
-          if (row['batch'], row['features'], row['program'])
-          == (batch, units, path)
-          and row['status'] == 'ok'
-      }
-      ax.plot(list(points), list(points.values()), style, label=f"'{path}'")
-    ax.set_title(f'batch {batch}, units {units}', fontsize=10)
+      own = item['own'][path]
+      ms = [row['ms'] for row in own.values()]
+      ax.plot(list(own), ms, style, label=f"'{path}'")
+    ax.set_title(
+        f'batch {item["batch"]}, units {item["features"]}', fontsize=10
+    )
     ax.set_xscale('log')
     ax.set_yscale('log')
     ax.set_xlabel('steps')
@@ -298,17 +297,10 @@ def main(names: Sequence[str]) -> None:
       save(result, draw_it, HERE / target, dots)
   for name in names:
     path = pathlib.Path(name)
-    try:
-      result = json.loads(path.read_text(encoding='utf-8'))
-      draw_it = SUITES[result['suite']]
-      if not result['rows']:
-        raise ValueError('it has no rows')
-    except OSError as error:
-      sys.exit(f'figures.py: {error}')
-    except (KeyError, TypeError, ValueError) as error:
-      suites = ' or '.join(SUITES)
-      sys.exit(f'figures.py: {name!r} is no result of {suites}: {error!r}')
-    save(result, draw_it, path.with_suffix('.png'), 70)
+    result = json.loads(path.read_text(encoding='utf-8'))
+    if result['suite'] not in SUITES or not result['rows']:
+      sys.exit(f'{name} has no rows of the suites {" and ".join(SUITES)}')
+    save(result, SUITES[result['suite']], path.with_suffix('.png'), 70)
 
 
 if __name__ == '__main__':
