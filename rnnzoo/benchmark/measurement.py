@@ -16,7 +16,7 @@ import os
 import re
 import sys
 import traceback
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
@@ -44,46 +44,35 @@ _CALLS = 3
 _LOOPS = ('scan', *baselines.NAMES)
 
 
-class Way(NamedTuple):
-  """A program of a case.
-
-  Attributes:
-    exact: whether it is the reference, in `Case.exact_dtype`.
-  """
-
-  implementation: str
-  direction: str
-  exact: bool = False
-
-
-def function(problem: problems.Problem, way: Way) -> Callable[..., Any]:
-  """Returns a function of the problem's arguments."""
-  if not way.exact:
-    return problem.function(way.implementation, way.direction)
-  dtype = problem.case.exact_dtype
-  run = problem.function(way.implementation, way.direction, dtype)
-  widen = functools.partial(jax.tree.map, lambda x: x.astype(dtype))
-  return lambda *arguments: run(*widen(arguments))
-
-
 @dataclasses.dataclass(eq=False)
 class _Run:
   """One program of a case, and its results so far.
 
   Attributes:
+    exact: whether it is the reference, in `Case.exact_dtype`.
     compiling: None if it cannot be traced.
     program: None until it is compiled.
     right: whether its errors are within their limits.
   """
 
-  way: Way
   row: Row
+  exact: bool = False
   compiling: futures.Future[timing.Program] | None = None
   program: timing.Program | None = None
   right: bool = False
 
   def __str__(self):
     return ' '.join(str(self.row[label]) for label in LABELS)
+
+  def function(self, problem: problems.Problem) -> Callable[..., Any]:
+    """Returns a function of the problem's arguments."""
+    way = self.row['program'], self.row['direction']
+    if not self.exact:
+      return problem.function(*way)
+    dtype = problem.case.exact_dtype
+    run = problem.function(*way, dtype)
+    widen = functools.partial(jax.tree.map, lambda x: x.astype(dtype))
+    return lambda *arguments: run(*widen(arguments))
 
   def call(self, arguments: Any) -> Any:
     """Returns its results."""
@@ -209,8 +198,7 @@ class _Session:
   def begin(self, case: cases.Case) -> _Group:
     """Traces a case's programs, and begins to compile them."""
     ways = itertools.product(case.implementations, case.directions)
-    timed = [Way(*way) for way in ways]
-    runs = {way: _Run(way, case.row(*way[:2])) for way in timed}
+    runs = {way: _Run(case.row(*way)) for way in ways}
     group = _Group(case, list(runs.values()))
     with _attempt(*group.runs):  # More than memory holds, say.
       group.problem = problems.build(case)
@@ -220,12 +208,12 @@ class _Session:
       self._compile(run, group.problem, not self.timer.repeats)
     if any(run.compiling for run in group.runs):
       last = 'scan', case.directions[-1]
-      group.exact = _Run(Way(*last, exact=True), case.row(*last))
+      group.exact = _Run(case.row(*last), exact=True)
       self._compile(group.exact, group.problem, True)
       if case.drawn and not set(case.implementations) <= set(baselines.NAMES):
-        group.scan = runs.get(Way(*last))
+        group.scan = runs.get(last)
         if group.scan is None:
-          group.scan = _Run(Way(*last), case.row(*last))
+          group.scan = _Run(case.row(*last))
           self._compile(group.scan, group.problem, True)
     return group
 
@@ -234,11 +222,11 @@ class _Session:
     with contextlib.ExitStack() as stack:
       stack.enter_context(self.watchdog(f'tracing {run}'))
       stack.enter_context(_attempt(run))
-      if run.way.exact:
+      if run.exact:
         run.row['dtype'] = problem.case.exact_dtype
         stack.enter_context(jax.enable_x64(True))
         stack.enter_context(jax.default_matmul_precision('highest'))
-      traced = function(problem, run.way)
+      traced = run.function(problem)
       lowered = timing.lower(traced, *problem.arguments, quick=quick)
       run.compiling = self.pool.submit(lowered)
 
@@ -306,7 +294,7 @@ def _check(group: _Group, watchdog) -> None:
       if run is group.scan:
         found = scan_errors
       else:
-        calls = 1 if run.way.implementation in _LOOPS else _CALLS
+        calls = 1 if run.row['program'] in _LOOPS else _CALLS
         results = [run.call(problem.arguments) for _ in range(calls)]
         found = checks.errors(results, expected)
         del results
@@ -321,7 +309,7 @@ def _check(group: _Group, watchdog) -> None:
 def _time(problem, runs: Sequence[_Run], timer, watchdog) -> None:
   """Notes times of runs of a problem."""
   programs: Any = [
-      (function(problem, run.way), run.program.call)  # type: ignore[union-attr]
+      (run.function(problem), run.program.call)  # type: ignore[union-attr]
       for run in runs
   ]
   begin = lambda index: watchdog.start(f'timing {runs[index]}')

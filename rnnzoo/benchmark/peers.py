@@ -66,47 +66,39 @@ class Peer:
       return None
 
 
-def _jax(package, module, layers, make) -> Peer:
+def _jax(package, layers, make, module='') -> Peer:
   program = functools.partial(peers_jax.program, make)
-  return Peer(package, module, layers, program)
+  return Peer(package, module or package, layers, program)
 
 
-def _torch(package, module, layers, make, **options) -> Peer:
+def _torch(package, layers, make, module='', **options) -> Peer:
   program = functools.partial(peers_torch.program, make, **options)
-  return Peer(package, module, layers, program)
+  return Peer(package, module or package, layers, program)
 
 
 _BOTH, _LINEAR = LAYERS[:2], LAYERS[2:3]
 _THREE = (*_BOTH, 'Elman')
 # Layers of cuDNN, some above each other.
 CUDNN = (*_BOTH, '2 x LSTM', '4 x LSTM', '4 x GRU')
+_scan = peers_torch.accelerated_scan
 PEERS: Mapping[str, Peer] = {
-    OURS: _jax(OURS, OURS, LAYERS, peers_jax.zoo),
-    'flax.nnx': _jax('flax', 'flax', _THREE, peers_jax.flax_nnx),
-    'flax.nnx.LSTMCell': _jax(
-        'flax', 'flax', _BOTH[:1], peers_jax.flax_lstm_cell
-    ),
-    'flax.linen': _jax('flax', 'flax', _BOTH, peers_jax.flax_linen),
-    'haiku': _jax('dm-haiku', 'haiku', _BOTH[:1], peers_jax.haiku),
-    'keras': _jax('keras', 'keras', _BOTH, peers_jax.keras),
-    'torch': _torch('torch', 'torch', _THREE, peers_torch.eager),
-    'cudnn': _torch(
-        'torch', 'torch', CUDNN, peers_torch.cudnn, time_major=True
-    ),
-    'torch, compiled': _torch('torch', 'torch', _BOTH, peers_torch.compiled),
-    'flashrnn': _torch('flashrnn', 'flashrnn', _BOTH, peers_torch.flashrnn),
+    OURS: _jax(OURS, LAYERS, peers_jax.zoo),
+    'flax.nnx': _jax('flax', _THREE, peers_jax.flax_nnx),
+    'flax.nnx.LSTMCell': _jax('flax', ['LSTM'], peers_jax.flax_lstm_cell),
+    'flax.linen': _jax('flax', _BOTH, peers_jax.flax_linen),
+    'haiku': _jax('dm-haiku', ['LSTM'], peers_jax.haiku, 'haiku'),
+    'keras': _jax('keras', _BOTH, peers_jax.keras),
+    'torch': _torch('torch', _THREE, peers_torch.eager),
+    'cudnn': _torch('torch', CUDNN, peers_torch.cudnn, time_major=True),
+    'torch, compiled': _torch('torch', _BOTH, peers_torch.compiled),
+    'flashrnn': _torch('flashrnn', _BOTH, peers_torch.flashrnn),
     'minGRU-pytorch': _torch(
-        'minGRU-pytorch', 'minGRU_pytorch', _LINEAR, peers_torch.mingru
+        'minGRU-pytorch', _LINEAR, peers_torch.mingru, 'minGRU_pytorch'
     ),
     'accelerated-scan': _torch(
-        'accelerated-scan',
-        'accelerated_scan',
-        _LINEAR,
-        peers_torch.accelerated_scan,
+        'accelerated-scan', _LINEAR, _scan, 'accelerated_scan'
     ),
-    'pararnn': _torch(
-        'pararnn-torch', 'pararnn', _BOTH[1:], peers_torch.pararnn
-    ),
+    'pararnn': _torch('pararnn-torch', ['GRU'], peers_torch.pararnn, 'pararnn'),
 }
 
 

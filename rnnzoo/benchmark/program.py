@@ -4,15 +4,12 @@
   python -m rnnzoo.benchmark --layers=GRU,LSTM --shapes=pixel_mnist,long
   python -m rnnzoo.benchmark --suite=dense --shape=16,1024,64,768,12
   python -m rnnzoo.benchmark --suite=dense --check_only
-  python -m rnnzoo.benchmark --suite=newton --shapes=1000x16x8,10000x16x8
-  python -m rnnzoo.benchmark --suite=peers --layers=LSTM
   python -m rnnzoo.benchmark --suite=batches --time_limit=450 --resume
 
 Each combination of layer, implementation, shape, dtype, direction and
 projection is a row. A row is `ok`; or `cannot`, if the implementation says so;
 or `failed`, if its result is not the result of 'scan' in float64, and the exit
-code is 1. Rows are printed and written as JSON as soon as they are known. The
-module `suites` lists the cases.
+code is 1. Rows are printed and written as JSON as soon as they are known.
 
 With the projection, a row is a layer on x; without it, a cell on given input
 gates. Backward is the gradient by everything that is given: parameters,

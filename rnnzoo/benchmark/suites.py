@@ -1,19 +1,20 @@
 """The suites of `python -m rnnzoo.benchmark`: the cases that each has.
 
 'cells' has every layer, at shapes of tasks. 'linear' has recurrences without a
-product R h: memory bandwidth is their limit, the time to read the input gates
-and to write h. 'dense' has cells with a product R h in every step: their limit
-is the latency of a step, times T. 'devices' has training steps of stacks on
-one device and on all, 'time_devices' linear recurrences with time over devices.
-'newton' has cells that are not linear, by an iteration that is parallel in time
-and step by step; 'newton_long' long sequences of them. 'stacks' has layers of a
-stack in turn and at the same time, 'memory' what paths keep for a gradient,
-'resets' linear recurrences with resets, 'rollouts' `ScannedRNN`, and 'steps'
+product R h: their limit is the time to read the input gates and to write h.
+'dense' has cells with a product R h in every step: their limit is the latency
+of a step, times T. 'stacks' has layers of a stack in turn and at the same time,
+'devices' training steps of stacks on one device and on all, 'time_devices'
+linear recurrences with time over devices, 'resets' linear recurrences with
+resets. 'newton' has cells that are not linear, by an iteration that is parallel
+in time and step by step; 'newton_long' long sequences of them. 'memory' has the
+arrays that paths keep for a gradient, 'rollouts' `ScannedRNN`, and 'steps'
 single steps in a loop, both beside flax.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
+import itertools
 from typing import Any, TypeAlias
 
 import rnnzoo
@@ -123,37 +124,37 @@ class Suite:
   ) -> Iterator[cases.Case]:
     """Yields cases by shape and dtype; None leaves the choice to entries."""
     named = {name for entry in self.entries for name in entry.shapes or ()}
-    rows = [
-        (name, shape, dtype, entry, layer, param_dtype)
-        for name, shape in shapes.items()
-        for dtype in dtypes or DTYPES
-        for entry in self.entries
-        for param_dtype in entry.param_dtypes
-        if (name in entry.shapes if entry.shapes else name not in named)
-        and (dtypes or dtype in entry.dtypes)
-        for layer in entry.layers
-        if layer in layers
-        and (shape.num_heads == 1 or layer.split(' x ')[-1] in _DENSE)
-    ]
-    for name, shape, dtype, entry, layer, param_dtype in rows:
-      case = cases.Case(
-          layer,
-          name,
-          shape,
-          dtype,
-          entry.projection,
-          (),
-          self.drawn,
-          param_dtype=param_dtype,
-          directions=entry.directions,
-      )
-      wanted = implementations or entry.implementations or self.implementations
-      known = [way for way in self.implementations if self.runs(way, case)]
-      ways = [way for way in known if way in wanted]
-      if layer == 'projection':
-        ways = ['dot']
-      if ways:
-        yield dataclasses.replace(case, implementations=ways)
+    keys = itertools.product(shapes, dtypes or DTYPES, self.entries)
+    for name, dtype, entry in keys:
+      measured = name in entry.shapes if entry.shapes else name not in named
+      if not measured or not (dtypes or dtype in entry.dtypes):
+        continue
+      for param_dtype, layer in itertools.product(
+          entry.param_dtypes, entry.layers
+      ):
+        dense = layer.split(' x ')[-1] in _DENSE
+        if layer not in layers or (shapes[name].num_heads > 1 and not dense):
+          continue
+        case = cases.Case(
+            layer,
+            name,
+            shapes[name],
+            dtype,
+            entry.projection,
+            (),
+            self.drawn,
+            param_dtype=param_dtype,
+            directions=entry.directions,
+        )
+        wanted = (
+            implementations or entry.implementations or self.implementations
+        )
+        ways = [way for way in self.implementations if way in wanted]
+        ways = [way for way in ways if self.runs(way, case)]
+        if layer == 'projection':
+          ways = ['dot']
+        if ways:
+          yield dataclasses.replace(case, implementations=ways)
 
   def checked(
       self, layers: Sequence[str], implementations: Names, dtypes: Names
